@@ -276,10 +276,10 @@ func (f *fallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 
 // Sweep removes what sessions of dead processes left, on all backends, and returns what
 // it found.
-func (h *Host) Sweep(ctx context.Context) []sandbox.Leftover {
+func (h *Host) Sweep(ctx context.Context) []sandbox.Orphan {
 	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
 	defer cancel()
-	var all []sandbox.Leftover
+	var all []sandbox.Orphan
 	for _, name := range []string{docker.Name, string(oci.GVisor), string(oci.Runc)} {
 		h.mu.Lock()
 		_, used := h.backends[name]

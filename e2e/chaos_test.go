@@ -477,7 +477,7 @@ func (c *chaos) listing(t *testing.T) map[string][]string {
 	}
 	list := map[string][]string{
 		"cgroups": cgroupsNaming(t, ids...), "mounts": mountPoints(t, append(words, ids...)...), "processes": pids(t, append(words, ids...)...),
-		"temporary files": tree(t, c.tmp), "journals": glob(t, c.m.stateDir(), "journal/*.json"), "damaged journals": glob(t, c.m.stateDir(), "journal/*.damaged"),
+		"temporary files": tree(t, c.tmp), "cleanup lists": glob(t, c.m.stateDir(), "cleanup/*.json"), "damaged cleanup lists": glob(t, c.m.stateDir(), "cleanup/*.damaged"),
 		"sandbox folders": glob(t, c.m.stateDir(), "sessions/*/sandbox"), "bundles": c.m.bundles(t),
 		"runtime state":      append(glob(t, c.m.stateDir(), "oci/runc/*"), glob(t, c.m.stateDir(), "oci/gvisor/*")...),
 		"network namespaces": append(glob(t, c.engine.Dir(), "exec/netns/*"), glob(t, "/", "run/netns/*")...),

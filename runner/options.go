@@ -109,7 +109,7 @@ type Options struct {
 	// Sources, Ignored and Removed are facts for session.created.
 	Sources []record.Source
 	Ignored []record.Ignored
-	Removed []sandbox.Leftover
+	Removed []sandbox.Orphan
 	// Version is the program's.
 	Version string
 

@@ -179,7 +179,7 @@ func prunable(stateDir, dir string) (release func(), err error) {
 		return nil, notPrunedError("it runs")
 	}
 	for _, note := range []string{name + ".json", name + ".json.damaged"} {
-		if _, err := os.Lstat(filepath.Join(stateDir, "journal", note)); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Lstat(filepath.Join(stateDir, "cleanup", note)); !errors.Is(err, fs.ErrNotExist) {
 			return nil, notPrunedError("its sandbox is not gone: caisson sandbox gc removes it")
 		}
 	}

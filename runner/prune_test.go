@@ -223,7 +223,7 @@ func TestPruneLeavesWhole(t *testing.T) {
 			write(t, filepath.Join(dir, sandboxDir, "bundle"), "")
 		}, "its sandbox is not gone: caisson sandbox gc removes it"},
 		"one with a note": {func(t *testing.T, state, dir string) {
-			write(t, filepath.Join(state, "journal", filepath.Base(dir)+".json"), "{}")
+			write(t, filepath.Join(state, "cleanup", filepath.Base(dir)+".json"), "{}")
 		}, "its sandbox is not gone: caisson sandbox gc removes it"},
 		"one with a patch that was cut off": {func(t *testing.T, _, dir string) {
 			write(t, filepath.Join(dir, patchMarkFile), fmt.Sprintf(`{"workspace":%q,"mode":"bind"}`, t.TempDir()))

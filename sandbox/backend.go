@@ -26,7 +26,7 @@ type Backend interface {
 	Check(ctx context.Context) (Info, error)
 	// Sweep removes what sandboxes of dead owners left, and nothing that a live
 	// Caisson owns. It returns what it removed, and continues after an error.
-	Sweep(ctx context.Context) ([]Leftover, error)
+	Sweep(ctx context.Context) ([]Orphan, error)
 	// List returns the existing sandboxes of live and of dead owners, and
 	// changes nothing. It returns those that it found along with an error.
 	List(ctx context.Context) ([]Listing, error)
@@ -94,8 +94,8 @@ type Info struct {
 	Lost []string `json:"lost,omitempty"`
 }
 
-// Leftover is one thing that Sweep removed because its owner is dead.
-type Leftover struct {
+// Orphan is one thing that Sweep removed because its owner is dead.
+type Orphan struct {
 	Kind    string `json:"kind"` // container, mount, cgroup, folder, placeholder, process
 	Name    string `json:"name"`
 	Session string `json:"session,omitempty"`

@@ -129,7 +129,7 @@ func (c *chooser) pooled(b sandbox.Backend) (sandbox.Backend, error) {
 type readyBackend struct {
 	backend sandbox.Creator
 	choice  record.BackendChoice
-	removed []sandbox.Leftover
+	removed []sandbox.Orphan
 }
 
 // makeReady chooses the backend and removes what dead owners left.
@@ -237,10 +237,10 @@ func (a *autoBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 }
 
 // sweep removes what dead owners left, with every backend that is known.
-func (c *chooser) sweep(ctx context.Context) []sandbox.Leftover {
+func (c *chooser) sweep(ctx context.Context) []sandbox.Orphan {
 	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
 	defer cancel()
-	var all []sandbox.Leftover
+	var all []sandbox.Orphan
 	for _, name := range []string{"docker", "gvisor", "runc"} {
 		c.mu.Lock()
 		b, ok := c.made[name]

@@ -260,7 +260,7 @@ func (k *keptChanges) settle(ctx context.Context, running bool) error {
 
 // settle is what [keptChanges.settle] does, for the session of an id.
 func (s *setup) settle(ctx context.Context, session string, running bool) error {
-	note := filepath.Join(s.environ.stateDir(), "journal", session+".json")
+	note := filepath.Join(s.environ.stateDir(), "cleanup", session+".json")
 	noted := func() bool {
 		_, err := os.Lstat(note)
 		_, damaged := os.Lstat(note + ".damaged")

@@ -29,7 +29,7 @@ type fakeBackend struct {
 	// env names a variable that has what Check and Create fail with, "" where they
 	// work.
 	env       string
-	leftovers []sandbox.Leftover
+	leftovers []sandbox.Orphan
 	listed    []sandbox.Listing
 	// waiting is what each start says that it waits for; created is a file that
 	// gets a line for each.
@@ -63,7 +63,7 @@ func (f *fakeBackend) unavailable() error {
 }
 
 // Sweep forgets the sessions in journal, if there is one.
-func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) {
+func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Orphan, error) {
 	if f.journal != "" {
 		return f.leftovers, os.RemoveAll(f.journal)
 	}

@@ -62,10 +62,10 @@ func fakeBackends(name string, s backendSettings) (sandbox.Backend, error) {
 	b.network, b.lost, b.runtime = os.Getenv("FAKE_NETWORK"), os.Getenv("FAKE_LOST"), os.Getenv("FAKE_RUNTIME")
 	b.refuses = os.Getenv("FAKE_REFUSES")
 	if os.Getenv("FAKE_SWEEPS") != "" {
-		b.journal = filepath.Join(s.stateDir, "journal")
+		b.journal = filepath.Join(s.stateDir, "cleanup")
 	}
 	if left := os.Getenv("FAKE_LEFT"); left != "" && name == "gvisor" {
-		b.leftovers = []sandbox.Leftover{{Kind: "container", Name: left, Owner: "pid 7"}}
+		b.leftovers = []sandbox.Orphan{{Kind: "container", Name: left, Owner: "pid 7"}}
 	}
 	if session := os.Getenv("FAKE_LISTED"); session != "" && name == "gvisor" {
 		b.listed = []sandbox.Listing{

@@ -148,7 +148,7 @@ func reasons(err error) []string {
 			return all
 		}
 		// The outermost words name the backend, not the file.
-		if inner := errors.Unwrap(e); inner != nil && strings.Contains(inner.Error(), "journal") {
+		if inner := errors.Unwrap(e); inner != nil && strings.Contains(inner.Error(), "cleanup") {
 			continue
 		}
 		return []string{e.Error()}
@@ -176,7 +176,7 @@ func (c *chooser) list(ctx context.Context) ([]sandbox.Listing, []string) {
 
 // collection is what one gc did.
 type collection struct {
-	Removed []sandbox.Leftover `json:"removed"`
+	Removed []sandbox.Orphan `json:"removed"`
 	// Left is what there still is, and why.
 	Left     []leftAlone `json:"left"`
 	Failures []string    `json:"failures"`
@@ -191,7 +191,7 @@ type leftAlone struct {
 
 // collect sweeps with every backend, and says what there still is.
 func (c *chooser) collect(ctx context.Context) collection {
-	out := collection{Removed: []sandbox.Leftover{}, Left: []leftAlone{}, Failures: []string{}}
+	out := collection{Removed: []sandbox.Orphan{}, Left: []leftAlone{}, Failures: []string{}}
 	failures := c.each(ctx, func(ctx context.Context, b sandbox.Backend) error {
 		removed, err := b.Sweep(ctx)
 		out.Removed = append(out.Removed, removed...)
@@ -210,7 +210,7 @@ func (c *chooser) collect(ctx context.Context) collection {
 	for _, l := range slices.DeleteFunc(found, others) {
 		out.Left = append(out.Left, leftAlone{Session: l.Session, Backend: l.Backend, Why: whyLeft(l)})
 	}
-	damaged, err := filepath.Glob(filepath.Join(c.environ.stateDir(), "journal", "*.damaged"))
+	damaged, err := filepath.Glob(filepath.Join(c.environ.stateDir(), "cleanup", "*.damaged"))
 	if err == nil {
 		for _, file := range damaged {
 			out.Left = append(out.Left, leftAlone{File: file, Why: "a damaged note of what a session made: nothing was removed by it; look for what it names, then remove the file"})

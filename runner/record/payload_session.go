@@ -40,7 +40,7 @@ type SessionCreated struct {
 	MCPServers  []string     `json:"mcp_servers"`
 	MCPSkipped  []Ignored    `json:"mcp_skipped"`
 	// Removed is what dead owners had left on this machine.
-	Removed []sandbox.Leftover `json:"removed,omitempty"`
+	Removed []sandbox.Orphan `json:"removed,omitempty"`
 }
 
 // BackendChoice says which backend was asked for, which was taken, and why.

@@ -37,7 +37,7 @@ func samples() []Payload {
 			},
 			Ignored:     []Ignored{{Name: ".caisson/config.yaml", Why: "the workspace is not trusted"}},
 			FilesLoaded: []LoadedFile{{Path: "AGENTS.md", Bytes: 40_000, SHA256: "9f86", Truncated: true, Trust: "untrusted"}}, MCPServers: []string{}, MCPSkipped: []Ignored{},
-			Removed: []sandbox.Leftover{{Kind: "container", Name: "caisson-ses_0", Owner: "pid 12"}},
+			Removed: []sandbox.Orphan{{Kind: "container", Name: "caisson-ses_0", Owner: "pid 12"}},
 		},
 		TurnStarted{Client: "http:alice"},
 		Message{Role: loop.RoleAssistant, Blocks: []loop.Block{

@@ -41,8 +41,8 @@ func (f *fakeBackend) Name() string { return "fake" }
 func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
 	return sandbox.Info{Backend: "fake", Local: true}, nil
 }
-func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Leftover, error) { return nil, nil }
-func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error)   { return nil, nil }
+func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Orphan, error) { return nil, nil }
+func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error) { return nil, nil }
 
 func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if f.create != nil {

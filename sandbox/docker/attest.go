@@ -19,7 +19,7 @@ import (
 // asked for, and describes it.
 func (c *engineContainer) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Attestation) error {
 	hello := conn.Hello()
-	got, err := c.remote.inspect(ctx, c.id)
+	got, err := c.remote.inspectContainer(ctx, c.id)
 	if err != nil {
 		return err
 	}

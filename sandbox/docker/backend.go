@@ -26,7 +26,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // Name is what this backend is called in configuration and records.
@@ -69,7 +69,7 @@ type Backend struct {
 	options  Options
 	endpoint endpoint
 	times    deadlines
-	self     owner.Identity
+	self     ownership.Identity
 	life     *lifecycle.Backend
 
 	mu     sync.Mutex // held while connecting
@@ -123,7 +123,7 @@ func New(o Options) (*Backend, error) {
 	b := &Backend{options: o, endpoint: e, times: defaultDeadlines()}
 	b.life = lifecycle.New(lifecycle.Options{
 		Name: Name, StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.HostImage, Images: o.Images,
-		Semaphore: semaphore, EngineMounts: e.local(), GIDBase: markGIDs, Probe: true, Silence: silence, Logger: o.Logger,
+		Semaphore: semaphore, EngineMounts: e.isLocal(), GIDBase: markGIDs, Probe: true, Silence: silence, Logger: o.Logger,
 	}, driver{b})
 	if b.self, err = b.life.Owner(); err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
@@ -148,7 +148,7 @@ const silence = 15 * time.Minute
 func admissionOptions(e endpoint, stateDir string) admission.Options {
 	sum := sha256.Sum256([]byte(e.host))
 	o := admission.Options{StateDir: stateDir, Group: Name + "-" + hex.EncodeToString(sum[:4])}
-	if e.local() {
+	if e.isLocal() {
 		o.Memory = admission.ReadMemory
 	}
 	return o
@@ -182,7 +182,7 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 
 // Sweep removes the containers and volumes of dead owners, found by their
 // labels, and then what else their cleanup lists contain; see sandbox.Backend.
-func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
+func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	if _, _, err := b.connect(ctx); err != nil {
 		return nil, fmt.Errorf("sweep: %w", err)
 	}
@@ -197,7 +197,7 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return 
 // Pending reports whether sessions of this backend left cleanup lists below the
 // state directory, so that a Sweep is worth connecting to the engine even if
 // another backend is in use. It does not contact an engine.
-func Pending(stateDir string) bool { return owner.Pending(stateDir, Name) }
+func Pending(stateDir string) bool { return ownership.Pending(stateDir, Name) }
 
 // Check asks the engine what it is and whether it can do what Caisson needs.
 // It starts nothing.
@@ -211,7 +211,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	}
 	info := sandbox.Info{
 		Backend: Name, Runtime: f.runtime.name, RuntimeVersion: f.runtime.version, RuntimePath: f.runtime.path,
-		EngineVersion: f.version, Local: b.endpoint.local(),
+		EngineVersion: f.version, Local: b.endpoint.isLocal(),
 	}
 	if os.Geteuid() != 0 && runtime.GOOS == "linux" {
 		info.Lost = append(info.Lost, "workspaces are mounted without nosuid and nodev, because only root can set them")
@@ -229,19 +229,19 @@ func (b *Backend) connect(ctx context.Context) (*remote, facts, error) {
 	}
 	r, err := dial(ctx, b.endpoint, b.times)
 	if err != nil {
-		return nil, facts{}, b.endpoint.fault(err)
+		return nil, facts{}, b.endpoint.wrapError(err)
 	}
-	f, err := examine(ctx, r, b.options.Runtime)
+	f, err := examineEngine(ctx, r, b.options.Runtime)
 	if err != nil {
 		r.engine.Close() //nolint:errcheck // nothing was done with it
-		return nil, facts{}, b.endpoint.fault(err)
+		return nil, facts{}, b.endpoint.wrapError(err)
 	}
 	b.remote, b.facts = r, f
 	return r, f, nil
 }
 
 // examine asks an engine what it is and refuses one that can't isolate.
-func examine(ctx context.Context, r *remote, runtime string) (facts, error) {
+func examineEngine(ctx context.Context, r *remote, runtime string) (facts, error) {
 	var info system.Info
 	var version types.Version
 	var both errgroup.Group
@@ -250,20 +250,20 @@ func examine(ctx context.Context, r *remote, runtime string) (facts, error) {
 	if err := both.Wait(); err != nil {
 		return facts{}, err
 	}
-	if err := isolates(info); err != nil {
+	if err := checkIsolation(info); err != nil {
 		return facts{}, err
 	}
 	f := facts{version: info.ServerVersion, info: info}
 	var err error
 	f.runtime, err = findRuntime(info, version, runtime)
-	if err == nil && f.runtime.version == "" && r.endpoint.local() {
-		f.runtime.version = askVersion(ctx, f.runtime.path)
+	if err == nil && f.runtime.version == "" && r.endpoint.isLocal() {
+		f.runtime.version = queryVersion(ctx, f.runtime.path)
 	}
 	return f, err
 }
 
 // isolates says what an engine must have.
-func isolates(info system.Info) error {
+func checkIsolation(info system.Info) error {
 	var missing []error
 	if info.OSType != "linux" {
 		missing = append(missing, fmt.Errorf("%w: it runs %s containers: switch it to Linux containers", sandbox.ErrUnsupported, info.OSType))
@@ -314,11 +314,11 @@ func findRuntime(info system.Info, version types.Version, name string) (runtimeF
 
 // askVersion asks a runtime that the engine says nothing about. Its path is
 // from the engine's own configuration, which only root writes.
-func askVersion(ctx context.Context, program string) string {
+func queryVersion(ctx context.Context, program string) string {
 	if !filepath.IsAbs(program) {
 		return ""
 	}
-	ctx, cancel := deadline(ctx, versionTime)
+	ctx, cancel := withDeadline(ctx, versionTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "--version")
 	cmd.Env, cmd.Dir, cmd.WaitDelay = []string{}, "/", versionTime

@@ -39,12 +39,12 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer)
 	}
 	defer folder.close()
 	name := builtTag(dir)
-	before, err := r.image(ctx, name)
+	before, err := r.findImage(ctx, name)
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return "", err
 	}
 	output := &buildOutput{progress: progress}
-	if err := r.build(ctx, folder, name, output); err != nil {
+	if err := r.buildImage(ctx, folder, name, output); err != nil {
 		return "", errors.Join(err, r.removeUnfinished(ctx, output.made))
 	}
 	if before.ID != "" && before.ID != output.id {
@@ -63,13 +63,13 @@ func builtTag(dir string) string {
 }
 
 // build sends the folder and follows the builder to its end.
-func (r *remote) build(ctx context.Context, folder *buildContext, name string, output *buildOutput) error {
-	ctx, cancel := deadline(ctx, r.transfer)
+func (r *remote) buildImage(ctx context.Context, folder *buildContext, name string, output *buildOutput) error {
+	ctx, cancel := withDeadline(ctx, r.transfer)
 	defer cancel()
 	read, write := io.Pipe()
 	sent := make(chan error, 1)
 	go func() {
-		err := folder.write(ctx, write)
+		err := folder.writeTar(ctx, write)
 		write.CloseWithError(err)
 		sent <- err
 	}()
@@ -86,11 +86,11 @@ func (r *remote) build(ctx context.Context, folder *buildContext, name string, o
 	case errdefs.IsInvalidArgument(err):
 		return fmt.Errorf("%w: the builder says: %w", images.ErrInvalid, err)
 	case err != nil:
-		return fault(ctx, "build image", err)
+		return classifyError(ctx, "build image", err)
 	}
-	err = errors.Join(output.read(answer.Body), closeBody(answer.Body))
+	err = errors.Join(output.readLines(answer.Body), closeBody(answer.Body))
 	if context.Cause(ctx) != nil {
-		return fault(ctx, "build image", err)
+		return classifyError(ctx, "build image", err)
 	}
 	return err
 }
@@ -111,13 +111,13 @@ var errUnread = errors.New("the engine reads no more")
 // container of a step that was broken off holds them until the engine has
 // removed it. What something else uses by then stays.
 func (r *remote) removeUnfinished(ctx context.Context, made []string) error {
-	ctx, cancel := deadline(context.WithoutCancel(ctx), r.ask)
+	ctx, cancel := withDeadline(context.WithoutCancel(ctx), r.ask)
 	defer cancel()
 	var errs []error
 	for _, id := range slices.Backward(made) {
 		for {
 			gone, err := r.removeImage(ctx, id, false)
-			if err == nil && !gone && r.has(ctx, id) {
+			if err == nil && !gone && r.hasImage(ctx, id) {
 				select {
 				case <-time.After(50 * time.Millisecond):
 					continue
@@ -131,7 +131,7 @@ func (r *remote) removeUnfinished(ctx context.Context, made []string) error {
 	return errors.Join(errs...)
 }
 
-func (r *remote) has(ctx context.Context, id string) bool {
-	_, err := r.image(ctx, id)
+func (r *remote) hasImage(ctx context.Context, id string) bool {
+	_, err := r.findImage(ctx, id)
 	return err == nil
 }

@@ -51,14 +51,14 @@ func openContext(dir string) (*buildContext, error) {
 		return nil, fmt.Errorf("%w: %w", images.ErrInvalid, err)
 	}
 	c := &buildContext{root: root, left: maxContextBytes}
-	if err := c.prepare(dir); err != nil {
+	if err := c.openDir(dir); err != nil {
 		root.Close() //nolint:errcheck // only read
 		return nil, err
 	}
 	return c, nil
 }
 
-func (c *buildContext) prepare(dir string) error {
+func (c *buildContext) openDir(dir string) error {
 	info, err := c.root.Stat(dockerfile)
 	switch {
 	case err != nil:
@@ -66,7 +66,7 @@ func (c *buildContext) prepare(dir string) error {
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%w: its %s is no file", images.ErrInvalid, dockerfile)
 	}
-	patterns, err := c.patterns()
+	patterns, err := c.readPatterns()
 	if err == nil {
 		c.ignore, err = patternmatcher.New(patterns)
 	}
@@ -76,7 +76,7 @@ func (c *buildContext) prepare(dir string) error {
 	return nil
 }
 
-func (c *buildContext) patterns() ([]string, error) {
+func (c *buildContext) readPatterns() ([]string, error) {
 	f, err := c.root.OpenFile(ignoreFile, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -95,7 +95,7 @@ func (c *buildContext) close() { c.root.Close() } //nolint:errcheck // only read
 // write sends the folder as a tar archive: files, folders and links, owned by
 // root, without what .dockerignore names. Devices, sockets and pipes are left
 // out.
-func (c *buildContext) write(ctx context.Context, w io.Writer) error {
+func (c *buildContext) writeTar(ctx context.Context, w io.Writer) error {
 	tw := tar.NewWriter(w)
 	entries := 0
 	err := fs.WalkDir(c.root.FS(), ".", func(name string, e fs.DirEntry, err error) error {
@@ -110,7 +110,7 @@ func (c *buildContext) write(ctx context.Context, w io.Writer) error {
 		if entries++; entries > maxContextEntries {
 			return fmt.Errorf("%w: more than %d entries: leave some out by a %s", images.ErrInvalid, maxContextEntries, ignoreFile)
 		}
-		ignored, err := c.ignored(name)
+		ignored, err := c.isIgnored(name)
 		if err != nil {
 			return err
 		}
@@ -120,7 +120,7 @@ func (c *buildContext) write(ctx context.Context, w io.Writer) error {
 			}
 			return nil
 		}
-		return c.add(tw, name)
+		return c.addEntry(tw, name)
 	})
 	if err == nil {
 		err = tw.Close()
@@ -131,7 +131,7 @@ func (c *buildContext) write(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-func (c *buildContext) ignored(name string) (bool, error) {
+func (c *buildContext) isIgnored(name string) (bool, error) {
 	if slices.Contains([]string{dockerfile, ignoreFile}, name) {
 		return false, nil
 	}
@@ -143,7 +143,7 @@ func (c *buildContext) ignored(name string) (bool, error) {
 }
 
 // add sends one entry as it is now.
-func (c *buildContext) add(tw *tar.Writer, name string) error {
+func (c *buildContext) addEntry(tw *tar.Writer, name string) error {
 	info, err := c.root.Lstat(name)
 	if err != nil {
 		return err
@@ -160,7 +160,7 @@ func (c *buildContext) add(tw *tar.Writer, name string) error {
 	default:
 		return nil
 	}
-	h, err := header(name, target, info)
+	h, err := tarHeader(name, target, info)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (c *buildContext) addFile(tw *tar.Writer, name string, seen fs.FileInfo) er
 	if c.left -= info.Size(); c.left < 0 {
 		return fmt.Errorf("%w: more than %d GiB: leave some out by a %s", images.ErrInvalid, maxContextBytes>>30, ignoreFile)
 	}
-	h, err := header(name, "", info)
+	h, err := tarHeader(name, "", info)
 	if err != nil {
 		return err
 	}
@@ -200,7 +200,7 @@ func (c *buildContext) addFile(tw *tar.Writer, name string, seen fs.FileInfo) er
 
 // header describes an entry without its owner: in an image everything that is
 // copied belongs to root, whoever has it here.
-func header(name, target string, info fs.FileInfo) (*tar.Header, error) {
+func tarHeader(name, target string, info fs.FileInfo) (*tar.Header, error) {
 	h, err := tar.FileInfoHeader(plain{info}, target)
 	if err != nil {
 		return nil, err

@@ -28,7 +28,7 @@ func contextOf(t *testing.T, dir string) (map[string]string, error) {
 	}
 	defer c.close()
 	var buffer bytes.Buffer
-	if err := c.write(t.Context(), &buffer); err != nil {
+	if err := c.writeTar(t.Context(), &buffer); err != nil {
 		return nil, err
 	}
 	got := map[string]string{}

@@ -60,8 +60,8 @@ func eachLine(r io.Reader, gaveUp error, take func(line)) error {
 }
 
 // read reads to the end.
-func (b *buildOutput) read(r io.Reader) error {
-	if err := eachLine(r, images.ErrInvalid, b.take); err != nil {
+func (b *buildOutput) readLines(r io.Reader) error {
+	if err := eachLine(r, images.ErrInvalid, b.addLine); err != nil {
 		return err
 	}
 	if !imageID.MatchString(b.id) {
@@ -72,7 +72,7 @@ func (b *buildOutput) read(r io.Reader) error {
 
 var imageID = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
-func (b *buildOutput) take(l line) {
+func (b *buildOutput) addLine(l line) {
 	if l.Aux.ID != "" {
 		b.id = l.Aux.ID
 	}

@@ -47,7 +47,7 @@ func TestBuildOutput(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var shown strings.Builder
 			b := &buildOutput{progress: &shown}
-			err := b.read(strings.NewReader(tt.stream))
+			err := b.readLines(strings.NewReader(tt.stream))
 			if !errors.Is(err, tt.err) || (err != nil) != (tt.says != "") || err != nil && !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("error %v, want %v that says %q", err, tt.err, tt.says)
 			}

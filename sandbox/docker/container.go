@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -28,14 +28,13 @@ type engineContainer struct {
 	facts   facts
 	prep    *lifecycle.Preparation
 
-	seccomp   harden.Seccomp
-	image     rootImage
-	volume    int // its entry in the cleanup list, 0 without one
-	requested bool
-	asked     request
-	id        string // "" until the engine returned it
-	stream    *stream
-	started   bool
+	seccomp harden.Seccomp
+	image   rootImage
+	volume  int // its entry in the cleanup list, 0 without one
+	asked   request
+	id      string // "" until the engine returned it
+	stream  *stream
+	started bool
 }
 
 var _ lifecycle.Container = (*engineContainer)(nil)
@@ -44,7 +43,7 @@ var _ lifecycle.Container = (*engineContainer)(nil)
 // machine can't mount.
 func (d driver) NewContainer(ctx context.Context, p *lifecycle.Preparation) (lifecycle.Container, error) {
 	b := d.backend
-	if !b.endpoint.local() {
+	if !b.endpoint.isLocal() {
 		switch {
 		case p.Spec.Workspace.Mode == sandbox.ModeOverlay:
 			return nil, fmt.Errorf("workspace %s: %w: the engine at %s is not on this machine, and can't mount an overlay of its directories: "+
@@ -79,7 +78,7 @@ func (c *engineContainer) FetchImage(ctx context.Context) (fetched bool, err err
 			return true, err
 		}
 	}
-	if b.endpoint.local() {
+	if b.endpoint.isLocal() {
 		return false, nil
 	}
 	c.image, err = b.loadedImage(ctx, c.remote, c.facts, ref)
@@ -88,11 +87,11 @@ func (c *engineContainer) FetchImage(ctx context.Context) (fetched bool, err err
 }
 
 // Plan chooses the seccomp profile. The engine makes the container alone.
-func (c *engineContainer) Plan(context.Context) (_ []owner.Entry, err error) {
+func (c *engineContainer) Plan(context.Context) (_ []ownership.Entry, err error) {
 	if c.seccomp, err = harden.SeccompFor(c.facts.info.Architecture); err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
 	}
-	return []owner.Entry{{Kind: owner.KindContainer, Name: c.prep.Name}}, nil
+	return []ownership.Entry{{Kind: ownership.KindContainer, Name: c.prep.Name}}, nil
 }
 
 // hostsFile is /etc/hosts of a container whose image has none of Caisson's:
@@ -108,7 +107,7 @@ func (c *engineContainer) Begin(context.Context) error {
 }
 
 // Identity returns the identity that the workspace's mounts need.
-func (c *engineContainer) Identity(m *workmount.Prepared) lifecycle.Identity {
+func (c *engineContainer) Identity(m *workmount.Mounts) lifecycle.Identity {
 	return lifecycle.Identity{CommandUID: m.CommandUID, CommandGID: m.CommandGID}
 }
 
@@ -118,7 +117,6 @@ func (c *engineContainer) Create(ctx context.Context) (lifecycle.Connection, err
 	if err := c.makeRequest(ctx); err != nil {
 		return nil, err
 	}
-	c.requested = true
 	if err := c.makeVolume(ctx); err != nil {
 		return nil, err
 	}
@@ -156,7 +154,7 @@ func (c *engineContainer) makeRequest(ctx context.Context) error {
 	c.asked = plan{
 		spec: p.Spec, image: c.image, volumes: volumes, work: p.Mounts, files: p.FileBinds(), hostsPath: p.Files.Path(hostsFile), seccomp: c.seccomp,
 		runtime: c.facts.runtime, cpus: c.facts.info.NCPU, labels: c.backend.labels(p.Spec), noSwapLimit: !c.facts.info.SwapLimit,
-	}.build()
+	}.buildRequest()
 	return nil
 }
 
@@ -189,7 +187,7 @@ func (c *engineContainer) ExplainFailure(ctx context.Context, err error) error {
 	if !c.started || context.Cause(ctx) != nil {
 		return err
 	}
-	got, inspectErr := c.remote.inspect(ctx, c.id)
+	got, inspectErr := c.remote.inspectContainer(ctx, c.id)
 	if inspectErr == nil && got.State != nil && !got.State.Running {
 		err = fmt.Errorf("%w: the container ended with %d %s", err, got.State.ExitCode, got.State.Error)
 	}

@@ -26,13 +26,13 @@ type endpoint struct {
 }
 
 // fault says which engine it is that failed.
-func (e endpoint) fault(err error) error {
+func (e endpoint) wrapError(err error) error {
 	return fmt.Errorf("engine at %s (from %s): %w", e.host, e.from, err)
 }
 
 // local says that the engine may share this machine's file system; that it
 // does, the guest proves.
-func (e endpoint) local() bool {
+func (e endpoint) isLocal() bool {
 	return strings.HasPrefix(e.host, "unix://") || strings.HasPrefix(e.host, "npipe://")
 }
 

@@ -62,8 +62,8 @@ func TestResolveEndpoint(t *testing.T) {
 			if !errors.Is(err, tt.err) || got.host != tt.want || !strings.Contains(got.from, tt.from) {
 				t.Errorf("%q from %q, error %v", got.host, got.from, err)
 			}
-			if err == nil && got.local() != strings.HasPrefix(tt.want, "unix") {
-				t.Errorf("local is %v", got.local())
+			if err == nil && got.isLocal() != strings.HasPrefix(tt.want, "unix") {
+				t.Errorf("local is %v", got.isLocal())
 			}
 		})
 	}

@@ -68,7 +68,7 @@ func dial(ctx context.Context, e endpoint, times deadlines) (*remote, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: engine address %s (from %s): %w", sandbox.ErrInvalid, e.host, e.from, err)
 	}
-	ping, err := within(ctx, times.ask, "ask the engine", c.Ping)
+	ping, err := callWithin(ctx, times.ask, "ask the engine", c.Ping)
 	if err != nil {
 		c.Close()
 		return nil, err
@@ -87,7 +87,7 @@ func dial(ctx context.Context, e endpoint, times deadlines) (*remote, error) {
 // stopped engine would hold it for ever; so it gets a dialler whose connection
 // fails when ctx ends. Cancelling ctx after attach returned does nothing.
 func (r *remote) attach(ctx context.Context, id string) (*types.HijackedResponse, error) {
-	ctx, cancel := deadline(ctx, r.deadlines.attach)
+	ctx, cancel := withDeadline(ctx, r.deadlines.attach)
 	defer cancel()
 	var stop func() bool
 	dialler := func(_ context.Context, _, _ string) (net.Conn, error) {
@@ -107,7 +107,7 @@ func (r *remote) attach(ctx context.Context, id string) (*types.HijackedResponse
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return nil, fault(ctx, "attach to container", err)
+		return nil, classifyError(ctx, "attach to container", err)
 	}
 	return &response, nil
 }

@@ -26,25 +26,25 @@ var ErrNotShared = lifecycle.ErrNotShared
 var errDeadline = errors.New("no answer in time")
 
 // within makes one call with a deadline.
-func within[T any](ctx context.Context, limit time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
-	limited, cancel := deadline(ctx, limit)
+func callWithin[T any](ctx context.Context, limit time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
+	limited, cancel := withDeadline(ctx, limit)
 	defer cancel()
 	value, err := call(limited)
 	if err != nil {
-		return value, fault(limited, what, err)
+		return value, classifyError(limited, what, err)
 	}
 	return value, nil
 }
 
 // do is within for a call that gives nothing but an error.
-func do(ctx context.Context, limit time.Duration, what string, call func(context.Context) error) error {
-	_, err := within(ctx, limit, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
+func callNoResult(ctx context.Context, limit time.Duration, what string, call func(context.Context) error) error {
+	_, err := callWithin(ctx, limit, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
 	return err
 }
 
 // patiently is within for a call that makes something: when ctx ends, it waits
 // as long as grace for the answer.
-func patiently[T any](ctx context.Context, limit, grace time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
+func callToEnd[T any](ctx context.Context, limit, grace time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	defer context.AfterFunc(ctx, func() {
@@ -56,7 +56,7 @@ func patiently[T any](ctx context.Context, limit, grace time.Duration, what stri
 		case <-inner.Done():
 		}
 	})()
-	return within(inner, limit, what, call)
+	return callWithin(inner, limit, what, call)
 }
 
 // tooOld is how an engine answers, with 400, a version of the API below the
@@ -66,7 +66,7 @@ const tooOld = "Minimum supported API version is"
 
 // fault turns the error of a call into one of the sandbox's classes. A missing
 // object is ErrNotFound; the caller says what would mend it.
-func fault(ctx context.Context, what string, err error) error {
+func classifyError(ctx context.Context, what string, err error) error {
 	cause := context.Cause(ctx)
 	switch {
 	case cause != nil && errors.Is(cause, errDeadline):

@@ -155,7 +155,7 @@ func TestCreateFaults(t *testing.T) {
 			if b.engine.left() > 0 {
 				t.Error("a container is left")
 			}
-			for _, dir := range []string{spec.Dir, filepath.Join(b.state, "journal", spec.Session+".json"), filepath.Join(b.workspace, ".git")} {
+			for _, dir := range []string{spec.Dir, filepath.Join(b.state, "cleanup", spec.Session+".json"), filepath.Join(b.workspace, ".git")} {
 				if names, err := os.ReadDir(dir); len(names) > 0 || err == nil && dir != spec.Dir {
 					t.Errorf("left in %s: %v", dir, names)
 				}
@@ -273,7 +273,7 @@ func TestRemovalRaces(t *testing.T) {
 	}
 }
 
-// What can't be removed is reported, stays in the journal, and the next sweep
+// What can't be removed is reported, stays in the cleanup list, and the next sweep
 // removes it.
 func TestDestroyThatFails(t *testing.T) {
 	b := newFakeBed(t)

@@ -68,7 +68,7 @@ func (c *engineContainer) needShell(ctx context.Context, conn *guest.Conn) error
 
 // engineImage looks an image up by name or id. It never pulls.
 func engineImage(ctx context.Context, r *remote, f facts, ref images.Reference) (rootImage, error) {
-	found, err := r.image(ctx, ref.Value)
+	found, err := r.findImage(ctx, ref.Value)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return rootImage{}, fmt.Errorf("image %s: %w on the engine: docker pull %s, or use image host", ref.Value, sandbox.ErrNotFound, ref.Value)
 	}
@@ -157,7 +157,7 @@ func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 // what its name says.
 func skeletonID(ctx context.Context, r *remote, hash string) (string, error) {
 	name := skeletonName + ":" + hash
-	found, err := r.image(ctx, name)
+	found, err := r.findImage(ctx, name)
 	if err != nil {
 		return "", err
 	}

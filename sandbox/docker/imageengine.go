@@ -60,12 +60,12 @@ func (e *ImageEngine) connect(ctx context.Context) (*remote, error) {
 	}
 	r, err := dial(ctx, e.endpoint, e.times)
 	if err != nil {
-		return nil, e.endpoint.fault(err)
+		return nil, e.endpoint.wrapError(err)
 	}
 	// An engine says by its first answer whether it takes this version of its API.
 	if _, err := r.version(ctx); err != nil {
 		r.engine.Close() //nolint:errcheck // nothing was done with it
-		return nil, e.endpoint.fault(err)
+		return nil, e.endpoint.wrapError(err)
 	}
 	e.remote = r
 	return r, nil
@@ -77,9 +77,9 @@ func (e *ImageEngine) ImageID(ctx context.Context, name string) (string, error) 
 	if err != nil {
 		return "", err
 	}
-	found, err := r.image(ctx, name)
+	found, err := r.findImage(ctx, name)
 	if err != nil {
-		return "", notThere(err)
+		return "", asImageError(err)
 	}
 	return found.ID, nil
 }
@@ -91,18 +91,18 @@ func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error
 		return nil, err
 	}
 	// Asked for an image that it lacks, Docker 20.10 answers that it is ill.
-	if _, err := r.image(ctx, id); err != nil {
-		return nil, notThere(err)
+	if _, err := r.findImage(ctx, id); err != nil {
+		return nil, asImageError(err)
 	}
 	archive, err := r.engine.ImageSave(ctx, []string{id})
 	if err != nil {
-		return nil, fault(ctx, "save image "+id, err)
+		return nil, classifyError(ctx, "save image "+id, err)
 	}
 	return archive, nil
 }
 
 // notThere says in the words of package images that an image is missing.
-func notThere(err error) error {
+func asImageError(err error) error {
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return fmt.Errorf("%w: %w", images.ErrNotFound, err)
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // Inspect completes what is listed with what the engine says.
@@ -20,7 +20,7 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 	if err != nil {
 		return err
 	}
-	list, err := r.list(ctx)
+	list, err := r.listContainers(ctx)
 	if err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 		l.State = sandbox.ListedGone
 	}
 	for _, c := range list {
-		id, session, err := owner.FromLabels(c.Labels)
+		id, session, err := ownership.FromLabels(c.Labels)
 		if err != nil {
 			continue // another version's
 		}
@@ -36,13 +36,13 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 		if l == nil {
 			l = &lifecycle.Listed{Listing: sandbox.Listing{
 				Session: session, Backend: Name, Image: c.Labels[labelImage], Workspace: c.Labels[labelWorkspace],
-				Since: time.Unix(c.Created, 0).UTC(), Owner: id.Listed(b.self.Instance), Foreign: id.Instance != b.self.Instance,
+				Since: time.Unix(c.Created, 0).UTC(), Owner: id.ListedOwner(b.self.Instance), Foreign: id.Instance != b.self.Instance,
 			}}
 			listed[session] = l
 		}
 		l.Container, l.State = lifecycle.ContainerName(session), listedState(c.State)
 		if l.State == sandbox.ListedRunning {
-			l.MemoryBytes = r.memory(ctx, c.ID)
+			l.MemoryBytes = r.usedMemory(ctx, c.ID)
 		}
 	}
 	return nil
@@ -64,8 +64,8 @@ func listedState(s container.ContainerState) sandbox.ListedState {
 
 // memory is what a container's cgroup is charged with, 0 where the engine does
 // not say.
-func (r *remote) memory(ctx context.Context, id string) int64 {
-	used, err := within(ctx, r.ask, "ask for memory", func(ctx context.Context) (uint64, error) {
+func (r *remote) usedMemory(ctx context.Context, id string) int64 {
+	used, err := callWithin(ctx, r.ask, "ask for memory", func(ctx context.Context) (uint64, error) {
 		answer, err := r.engine.ContainerStatsOneShot(ctx, id)
 		if err != nil {
 			return 0, err

@@ -49,9 +49,9 @@ func (b *Backend) loadedImage(ctx context.Context, r *remote, f facts, ref image
 // findLoaded gives the id that the engine has an image of the store by: the
 // store's own, or that of what was loaded under its name.
 func (r *remote) findLoaded(ctx context.Context, id string) (string, error) {
-	found, err := r.image(ctx, id)
+	found, err := r.findImage(ctx, id)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		found, err = r.image(ctx, loadedTag(id))
+		found, err = r.findImage(ctx, loadedTag(id))
 	}
 	return found.ID, err
 }
@@ -60,7 +60,7 @@ func (r *remote) findLoaded(ctx context.Context, id string) (string, error) {
 // engine has it by. An engine whose images are containerd's has another than
 // the digest of the configuration.
 func (r *remote) loadImage(ctx context.Context, source images.Source, ref images.Reference) (string, error) {
-	ctx, cancel := deadline(ctx, r.transfer)
+	ctx, cancel := withDeadline(ctx, r.transfer)
 	defer cancel()
 	read, write := io.Pipe()
 	type result struct {
@@ -85,13 +85,13 @@ func (r *remote) loadImage(ctx context.Context, source images.Source, ref images
 	case got.err != nil && !errors.Is(got.err, errUnread):
 		return "", sandbox.ImageError(got.err)
 	case err != nil:
-		return "", fault(ctx, "load image "+ref.String(), err)
+		return "", classifyError(ctx, "load image "+ref.String(), err)
 	}
 	id := got.id
 	if named != "" {
 		id = named
 	}
-	return id, do(ctx, r.ask, "name image "+ref.String(), func(ctx context.Context) error {
+	return id, callNoResult(ctx, r.ask, "name image "+ref.String(), func(ctx context.Context) error {
 		return r.engine.ImageTag(ctx, id, loadedTag(got.id))
 	})
 }
@@ -109,8 +109,8 @@ func loadedID(body io.Reader) (string, error) {
 
 // ours lists the images that Caisson made on the engine, but for skeletons:
 // what it loaded and what it built.
-func (r *remote) ours(ctx context.Context) ([]image.Summary, error) {
-	return within(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
+func (r *remote) listOwnImages(ctx context.Context) ([]image.Summary, error) {
+	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
 		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(
 			filters.Arg("reference", loadedName), filters.Arg("reference", builtName))})
 	})
@@ -120,14 +120,14 @@ func (r *remote) ours(ctx context.Context) ([]image.Summary, error) {
 // container uses, and gives how many. The engine does not say when an image was
 // used last; when it got its name comes closest.
 func pruneImages(ctx context.Context, r *remote, unused time.Duration) (int, error) {
-	list, err := r.ours(ctx)
+	list, err := r.listOwnImages(ctx)
 	if err != nil {
 		return 0, err
 	}
 	removed := 0
 	var errs []error
 	for _, i := range list {
-		found, err := r.image(ctx, i.ID)
+		found, err := r.findImage(ctx, i.ID)
 		if errors.Is(err, sandbox.ErrNotFound) {
 			continue
 		}

@@ -18,7 +18,7 @@ import (
 // ExplainLoss adds the cause of a loss where the engine knows it. The container
 // is killed by its removal.
 func (c *engineContainer) ExplainLoss(ctx context.Context, loss error) error {
-	ctx, cancel := deadline(ctx, c.remote.loss)
+	ctx, cancel := withDeadline(ctx, c.remote.loss)
 	defer cancel()
 	state, err := c.lastState(ctx)
 	switch {
@@ -48,7 +48,7 @@ func (c *engineContainer) lastState(ctx context.Context) (*container.State, erro
 	defer tick.Stop()
 	var state *container.State
 	for {
-		got, err := c.remote.inspect(ctx, c.id)
+		got, err := c.remote.inspectContainer(ctx, c.id)
 		if err != nil && context.Cause(ctx) == nil {
 			return nil, err
 		}
@@ -62,7 +62,7 @@ func (c *engineContainer) lastState(ctx context.Context) (*container.State, erro
 		case <-tick.C:
 		case <-ctx.Done():
 			if state == nil {
-				return nil, fault(ctx, "inspect container", context.Cause(ctx))
+				return nil, classifyError(ctx, "inspect container", context.Cause(ctx))
 			}
 			return state, nil // it still runs
 		}
@@ -78,7 +78,7 @@ type ending struct {
 // lastEvents asks for past events. The engine keeps a few hundred, which is
 // enough for what just happened, also after the container was removed.
 func (c *engineContainer) lastEvents(ctx context.Context) ending {
-	ctx, cancel := deadline(ctx, c.remote.loss)
+	ctx, cancel := withDeadline(ctx, c.remote.loss)
 	defer cancel()
 	messages, errs := c.remote.engine.Events(ctx, events.ListOptions{
 		Since: strconv.FormatInt(time.Now().Add(-time.Minute).Unix(), 10),

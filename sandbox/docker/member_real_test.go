@@ -16,7 +16,7 @@ import (
 	"github.com/docker/docker/api/types/volume"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
@@ -144,12 +144,12 @@ func sweepVolumeOfDead(t *testing.T) {
 		_, err = r.createVolume(t.Context(), volume.CreateOptions{Name: volumeName(session), Driver: localDriver, Labels: id.Labels(session)})
 		must(t, err)
 		t.Cleanup(func() {
-			_, err := removeVolume(context.Background(), r, volumeName(session), func(owner.Identity, string) bool { return true })
+			_, err := removeVolume(context.Background(), r, volumeName(session), func(ownership.Identity, string) bool { return true })
 			must(t, err)
 		})
 		_, err := b.backend.Sweep(t.Context())
 		must(t, err)
-		_, err = r.volume(t.Context(), volumeName(session))
+		_, err = r.findVolume(t.Context(), volumeName(session))
 		if gone := errors.Is(err, sandbox.ErrNotFound); gone != dead {
 			t.Errorf("owner dead %v, volume gone %v: %v", dead, gone, err)
 		}

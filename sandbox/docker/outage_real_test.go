@@ -20,7 +20,7 @@ import (
 	"github.com/docker/docker/api/types/filters"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/privateengine"
 )
 
@@ -350,19 +350,19 @@ func (b *bed) sweepsClean(t *testing.T, session string) {
 }
 
 // removeLate removes a container that the engine made after the sweep that
-// undid its journal; its owner, this process, would have to be dead or ten
+// undid its cleanup list; its owner, this process, would have to be dead or ten
 // minutes older for a sweep to do so.
 func (b *bed) removeLate(t *testing.T, session string) {
 	t.Helper()
-	list, err := b.backend.remote.list(t.Context())
+	list, err := b.backend.remote.listContainers(t.Context())
 	must(t, err)
 	for _, c := range list {
-		id, of, err := owner.FromLabels(c.Labels)
+		id, of, err := ownership.FromLabels(c.Labels)
 		must(t, err)
 		if of != session || c.State != container.StateCreated {
 			continue
 		}
-		if b.backend.abandoned(id, c.State, time.Now()) || !b.backend.abandoned(id, c.State, time.Now().Add(-2*neverStarted)) {
+		if b.backend.isOrphan(id, c.State, time.Now()) || !b.backend.isOrphan(id, c.State, time.Now().Add(-2*neverStarted)) {
 			t.Error("a container that was never started is not swept in time")
 		}
 		must(t, removeContainer(t.Context(), b.backend.remote, c.ID))
@@ -376,7 +376,7 @@ func (b *bed) creations(t *testing.T, session string) int {
 	defer cancel()
 	messages, errs := b.backend.remote.engine.Events(ctx, events.ListOptions{
 		Since: "0", Until: time.Now().Add(time.Second).Format(time.RFC3339Nano),
-		Filters: filters.NewArgs(filters.Arg("label", owner.LabelSession+"="+session), filters.Arg("event", string(events.ActionCreate))),
+		Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSession+"="+session), filters.Arg("event", string(events.ActionCreate))),
 	})
 	n := 0
 	for {
@@ -487,7 +487,7 @@ func TestOperator(t *testing.T) {
 		o.Wait() //nolint:errcheck // it was killed
 		left, err := b.backend.Sweep(t.Context())
 		must(t, err)
-		if len(left) == 0 || left[0].Kind != string(owner.KindContainer) {
+		if len(left) == 0 || left[0].Kind != string(ownership.KindContainer) {
 			t.Errorf("swept %+v, want the container first", left)
 		}
 		b.nothingLeft(t, session)

@@ -46,7 +46,7 @@ func readBack(asked request, got container.InspectResponse) error {
 		{"memory and swap", want.MemorySwap, have.MemorySwap},
 		{"cpus", want.NanoCPUs, have.NanoCPUs},
 		{"shared memory", want.ShmSize, have.ShmSize},
-		{"pids", number(want.PidsLimit), number(have.PidsLimit)},
+		{"pids", valueOf(want.PidsLimit), valueOf(have.PidsLimit)},
 		{"out-of-memory killer off", false, have.OomKillDisable != nil && *have.OomKillDisable},
 		{"engine's init", false, have.Init != nil && *have.Init},
 		{"entry point", strings.Join(asked.config.Entrypoint, " "), strings.Join(got.Config.Entrypoint, " ")},
@@ -68,7 +68,7 @@ func readBack(asked request, got container.InspectResponse) error {
 	return nil
 }
 
-func number(p *int64) int64 {
+func valueOf(p *int64) int64 {
 	if p == nil {
 		return 0
 	}

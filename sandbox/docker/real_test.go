@@ -29,7 +29,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -198,23 +198,23 @@ func (b *bed) leftovers(session string) ([]string, error) {
 		return nil, err
 	}
 	var left []string
-	list, err := r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", owner.LabelSession+"="+session))})
+	list, err := r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSession+"="+session))})
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range list {
 		left = append(left, "container "+c.ID+" "+c.Status)
 	}
-	volumes, err := r.volumes(ctx)
+	volumes, err := r.listVolumes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, v := range volumes {
-		if v.Labels[owner.LabelSession] == session {
+		if v.Labels[ownership.LabelSession] == session {
 			left = append(left, "volume "+v.Name)
 		}
 	}
-	for _, pattern := range []string{"sessions/" + session + "/*", "journal/*" + session + "*"} {
+	for _, pattern := range []string{"sessions/" + session + "/*", "cleanup/*" + session + "*"} {
 		files, err := filepath.Glob(filepath.Join(b.state, pattern))
 		if err != nil {
 			return nil, err

@@ -13,7 +13,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/system"
 
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // deadlines are how long calls may take.
@@ -48,23 +48,23 @@ type remote struct {
 }
 
 func (r *remote) info(ctx context.Context) (system.Info, error) {
-	return within(ctx, r.ask, "ask the engine", r.engine.Info)
+	return callWithin(ctx, r.ask, "ask the engine", r.engine.Info)
 }
 
 func (r *remote) version(ctx context.Context) (types.Version, error) {
-	return within(ctx, r.ask, "ask the engine", r.engine.ServerVersion)
+	return callWithin(ctx, r.ask, "ask the engine", r.engine.ServerVersion)
 }
 
 // image looks an image up by name or id.
-func (r *remote) image(ctx context.Context, name string) (image.InspectResponse, error) {
-	return within(ctx, r.ask, "look up image "+name, func(ctx context.Context) (image.InspectResponse, error) {
+func (r *remote) findImage(ctx context.Context, name string) (image.InspectResponse, error) {
+	return callWithin(ctx, r.ask, "look up image "+name, func(ctx context.Context) (image.InspectResponse, error) {
 		return r.engine.ImageInspect(ctx, name)
 	})
 }
 
 // importImage makes an image of a tar archive.
 func (r *remote) importImage(ctx context.Context, content io.Reader, name, change string) error {
-	return do(ctx, r.load, "import image "+name, func(ctx context.Context) error {
+	return callNoResult(ctx, r.load, "import image "+name, func(ctx context.Context) error {
 		answer, err := r.engine.ImageImport(ctx, image.ImportSource{Source: content, SourceName: "-"}, name, image.ImportOptions{Changes: []string{change}})
 		if err != nil {
 			return err
@@ -77,8 +77,8 @@ func (r *remote) importImage(ctx context.Context, content io.Reader, name, chang
 }
 
 // skeletons gives every image that was imported for a skeleton.
-func (r *remote) skeletons(ctx context.Context) ([]image.Summary, error) {
-	return within(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
+func (r *remote) listSkeletons(ctx context.Context) ([]image.Summary, error) {
+	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
 		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelSkeleton))})
 	})
 }
@@ -87,7 +87,7 @@ func (r *remote) skeletons(ctx context.Context) ([]image.Summary, error) {
 // others, with those that it was made from if parents says so and nothing else
 // needs them. One that a container uses stays, and gone is false.
 func (r *remote) removeImage(ctx context.Context, name string, parents bool) (gone bool, err error) {
-	return within(ctx, r.remove, "remove image", func(ctx context.Context) (bool, error) {
+	return callWithin(ctx, r.remove, "remove image", func(ctx context.Context) (bool, error) {
 		_, err := r.engine.ImageRemove(ctx, name, image.RemoveOptions{PruneChildren: parents})
 		if err == nil || errdefs.IsConflict(err) || errdefs.IsNotFound(err) {
 			return err == nil, nil
@@ -103,32 +103,32 @@ func (r *remote) removeImage(ctx context.Context, name string, parents bool) (go
 
 // createContainer waits for the answer a little longer than ctx does.
 func (r *remote) createContainer(ctx context.Context, asked request) (container.CreateResponse, error) {
-	return patiently(ctx, r.create, r.cancel, "create container", func(ctx context.Context) (container.CreateResponse, error) {
+	return callToEnd(ctx, r.create, r.cancel, "create container", func(ctx context.Context) (container.CreateResponse, error) {
 		return r.engine.ContainerCreate(ctx, asked.config, asked.host, nil, nil, asked.name)
 	})
 }
 
 func (r *remote) startContainer(ctx context.Context, id string) error {
-	return do(ctx, r.start, "start container", func(ctx context.Context) error {
+	return callNoResult(ctx, r.start, "start container", func(ctx context.Context) error {
 		return r.engine.ContainerStart(ctx, id, container.StartOptions{})
 	})
 }
 
 // inspect describes a container, by id or name.
-func (r *remote) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
-	return within(ctx, r.ask, "inspect container", func(ctx context.Context) (container.InspectResponse, error) {
+func (r *remote) inspectContainer(ctx context.Context, id string) (container.InspectResponse, error) {
+	return callWithin(ctx, r.ask, "inspect container", func(ctx context.Context) (container.InspectResponse, error) {
 		return r.engine.ContainerInspect(ctx, id)
 	})
 }
 
 // list gives every container that has Caisson's labels.
-func (r *remote) list(ctx context.Context) ([]container.Summary, error) {
-	return within(ctx, r.ask, "list containers", func(ctx context.Context) ([]container.Summary, error) {
-		return r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", owner.LabelSchema))})
+func (r *remote) listContainers(ctx context.Context) ([]container.Summary, error) {
+	return callWithin(ctx, r.ask, "list containers", func(ctx context.Context) ([]container.Summary, error) {
+		return r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})
 	})
 }
 
 // deadline bounds several calls together.
-func deadline(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+func withDeadline(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w (%s)", errDeadline, limit))
 }

@@ -11,16 +11,13 @@ import (
 	"github.com/docker/docker/client"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // Remove removes this session's container and volume.
 func (c *engineContainer) Remove(ctx context.Context) error {
 	if c.stream != nil {
 		_ = c.stream.Close() // the engine kills what does not exit
-	}
-	if !c.requested {
-		return nil
 	}
 	id := c.id
 	if id == "" {
@@ -41,15 +38,15 @@ func (c *engineContainer) Remove(ctx context.Context) error {
 
 // owns reports whether labels with this owner and session are those of the
 // container's session.
-func (c *engineContainer) owns(id owner.Identity, session string) bool {
+func (c *engineContainer) owns(id ownership.Identity, session string) bool {
 	self := c.backend.self
 	return session == c.prep.Spec.Session && id.PID == self.PID && id.Start == self.Start
 }
 
 // findOwned returns the id of the container of that name if its labels say
 // that it is ours to remove, and "" if there is none such.
-func findOwned(ctx context.Context, r *remote, name string, ours func(owner.Identity, string) bool) (string, error) {
-	found, err := r.inspect(ctx, name)
+func findOwned(ctx context.Context, r *remote, name string, ours func(ownership.Identity, string) bool) (string, error) {
+	found, err := r.inspectContainer(ctx, name)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return "", nil
 	}
@@ -59,7 +56,7 @@ func findOwned(ctx context.Context, r *remote, name string, ours func(owner.Iden
 	if found.ContainerJSONBase == nil || found.Config == nil {
 		return "", fmt.Errorf("look for container %s: %w: the engine's answer is incomplete", name, sandbox.ErrUnavailable)
 	}
-	id, session, err := owner.FromLabels(found.Config.Labels)
+	id, session, err := ownership.FromLabels(found.Config.Labels)
 	if err != nil || !ours(id, session) {
 		return "", nil //nolint:nilerr // without labels of ours it is somebody else's
 	}
@@ -72,7 +69,7 @@ func findOwned(ctx context.Context, r *remote, name string, ours func(owner.Iden
 // was asked to at the container's end, and the two get into each other's way
 // (409, or 500 "directory not empty").
 func removeContainer(ctx context.Context, r *remote, id string) error {
-	ctx, cancel := deadline(ctx, r.remove)
+	ctx, cancel := withDeadline(ctx, r.remove)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -83,19 +80,19 @@ func removeContainer(ctx context.Context, r *remote, id string) error {
 			if refused == nil || errdefs.IsNotFound(refused) {
 				return nil
 			}
-			if !answered(ctx, refused) {
-				return fault(ctx, "remove container", refused)
+			if !isAnswer(ctx, refused) {
+				return classifyError(ctx, "remove container", refused)
 			}
 		}
 		if _, err := r.engine.ContainerInspect(ctx, id); errdefs.IsNotFound(err) {
 			return nil
 		} else if err != nil {
-			return fault(ctx, "wait for the removal of container", errors.Join(err, refused))
+			return classifyError(ctx, "wait for the removal of container", errors.Join(err, refused))
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fault(ctx, "wait for the removal of container", errors.Join(context.Cause(ctx), refused))
+			return classifyError(ctx, "wait for the removal of container", errors.Join(context.Cause(ctx), refused))
 		}
 	}
 }
@@ -104,6 +101,6 @@ func removeContainer(ctx context.Context, r *remote, id string) error {
 const asks = 25
 
 // answered says that the engine itself refused, so that it is there.
-func answered(ctx context.Context, err error) bool {
+func isAnswer(ctx context.Context, err error) bool {
 	return context.Cause(ctx) == nil && !client.IsErrConnectionFailed(err)
 }

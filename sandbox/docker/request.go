@@ -27,7 +27,7 @@ type plan struct {
 	spec      sandbox.Spec
 	image     rootImage
 	volumes   []harden.Tmpfs // in the place of the image's VOLUMEs
-	work      *workmount.Prepared
+	work      *workmount.Mounts
 	files     []images.Bind // of every container
 	hostsPath string
 	seccomp   harden.Seccomp
@@ -49,7 +49,7 @@ const (
 
 // build makes the request. It is a pure function: what is asked for can be
 // compared with what the engine says it did.
-func (p plan) build() request {
+func (p plan) buildRequest() request {
 	stopNow := 1 // seconds; nothing is gained by waiting for PID 1
 	return request{
 		name: lifecycle.ContainerName(p.spec.Session),
@@ -98,7 +98,7 @@ func (p plan) hostConfig() *container.HostConfig {
 		// Nothing of the host's resolver: there is no network to resolve in.
 		DNS: []string{"127.0.0.1"}, DNSSearch: []string{"."}, DNSOptions: []string{},
 		ShmSize:     p.shmBytes(),
-		Tmpfs:       p.tmpfs(),
+		Tmpfs:       p.tmpfsMounts(),
 		Mounts:      p.mounts(),
 		Runtime:     p.runtime.name,
 		OomScoreAdj: oomScoreAdj,
@@ -166,7 +166,7 @@ func (p plan) hostPIDs() int64 {
 
 // tmpfs are the tmpfs mounts but for /dev/shm, which the engine makes itself,
 // with the size that it is given.
-func (p plan) tmpfs() map[string]string {
+func (p plan) tmpfsMounts() map[string]string {
 	list := map[string]string{}
 	for _, t := range harden.TmpfsMounts(p.spec.Resources, p.work.CommandUID, p.work.CommandGID) {
 		if t.Path != "/dev/shm" {
@@ -227,7 +227,7 @@ func bind(source, target string, readOnly bool) mount.Mount {
 
 // labels are the owner's, and what a person wants to see in `docker ps`.
 func (b *Backend) labels(spec sandbox.Spec) map[string]string {
-	labels := b.self.Renewed().Labels(spec.Session)
+	labels := b.self.WithNewLease().Labels(spec.Session)
 	labels[labelWorkspace] = spec.Workspace.Path
 	labels[labelImage] = spec.Image.String()
 	return labels

@@ -32,7 +32,7 @@ func testPlan() plan {
 			id: "sha256:11", binds: []images.Bind{{Source: "/usr", Path: "/usr", IsDir: true}}, masks: []string{"/usr/secret"},
 			volumes: []string{"/data", "/data/", "/tmp", "/workspace"},
 		},
-		work: &workmount.Prepared{CommandUID: 10001, CommandGID: 10001, Binds: []workmount.Bind{
+		work: &workmount.Mounts{CommandUID: 10001, CommandGID: 10001, Binds: []workmount.Bind{
 			{Source: "/state/mounts/1", Target: "/workspace", Dir: true},
 			{Source: "/state/mounts/2", Target: "/workspace/.git", ReadOnly: true, Dir: true},
 		}},
@@ -47,7 +47,7 @@ func testPlan() plan {
 
 // The whole request, as JSON: every change of it is seen in a review.
 func TestRequestGolden(t *testing.T) {
-	r := testPlan().build()
+	r := testPlan().buildRequest()
 	got, err := json.MarshalIndent(map[string]any{"name": r.name, "config": r.config, "host": r.host}, "", "  ")
 	must(t, err)
 	golden := filepath.Join("testdata", "request.json")
@@ -73,7 +73,7 @@ func made(t *testing.T, r request) container.InspectResponse {
 }
 
 func TestReadBack(t *testing.T) {
-	asked := testPlan().build()
+	asked := testPlan().buildRequest()
 	// Positive control: what was made as asked passes.
 	if err := readBack(asked, made(t, asked)); err != nil {
 		t.Fatalf("control: %v", err)

@@ -138,7 +138,7 @@ func overTCP(t *testing.T) string {
 	t.Helper()
 	e, err := resolveEndpoint("", os.Getenv)
 	must(t, err)
-	if !e.local() {
+	if !e.isLocal() {
 		t.Skip("needs an engine on this machine")
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -357,7 +357,7 @@ func TestSkeletonsThatMeet(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			_, err = r.image(t.Context(), made.id)
+			_, err = r.findImage(t.Context(), made.id)
 			return err
 		})
 	}
@@ -370,7 +370,7 @@ func TestSkeletonsThatMeet(t *testing.T) {
 	must(t, err)
 	made, err := b.backend.skeletonImage(t.Context(), r, folder)
 	must(t, err)
-	found, err := r.image(t.Context(), made.id)
+	found, err := r.findImage(t.Context(), made.id)
 	must(t, err)
 	hash := found.Config.Labels[labelSkeleton]
 	_, err = pruneSkeletons(t.Context(), r, skeletonTime)

@@ -54,7 +54,7 @@ func newStream(r *types.HijackedResponse) *stream {
 func (s *stream) Read(p []byte) (int, error) {
 	for {
 		for s.left == 0 {
-			if err := s.next(); err != nil {
+			if err := s.readHeader(); err != nil {
 				return 0, err
 			}
 		}
@@ -63,14 +63,14 @@ func (s *stream) Read(p []byte) (int, error) {
 			s.left -= uint32(n)
 			return n, err
 		}
-		if err := s.other(); err != nil {
+		if err := s.readOther(); err != nil {
 			return 0, err
 		}
 	}
 }
 
 // next reads the header of a frame.
-func (s *stream) next() error {
+func (s *stream) readHeader() error {
 	var header [frameHeader]byte
 	if _, err := io.ReadFull(s.reader, header[:]); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (s *stream) next() error {
 }
 
 // other takes a frame that is not standard output.
-func (s *stream) other() error {
+func (s *stream) readOther() error {
 	chunk := make([]byte, min(s.left, 4096))
 	n, err := io.ReadFull(s.reader, chunk)
 	s.left -= uint32(n)

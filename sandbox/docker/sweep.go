@@ -10,12 +10,12 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // RemoveUnlisted removes the containers and volumes of dead owners, found by
 // their labels.
-func (d driver) RemoveUnlisted(ctx context.Context) ([]sandbox.Leftover, error) {
+func (d driver) RemoveUnlisted(ctx context.Context) ([]sandbox.Orphan, error) {
 	r, _, err := d.backend.connect(ctx)
 	if err != nil {
 		return nil, err
@@ -45,7 +45,7 @@ func (d driver) Prune(ctx context.Context) error {
 // their name to another import of the same, unless a container uses them. It
 // gives how many. A sibling that is just about to use one imports it again.
 func pruneSkeletons(ctx context.Context, r *remote, unused time.Duration) (int, error) {
-	list, err := r.skeletons(ctx)
+	list, err := r.listSkeletons(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -63,23 +63,23 @@ func pruneSkeletons(ctx context.Context, r *remote, unused time.Duration) (int, 
 	return removed, errors.Join(errs...)
 }
 
-func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Leftover, error) {
-	list, err := r.list(ctx)
+func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Orphan, error) {
+	list, err := r.listContainers(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("sweep: %w", err)
 	}
-	var left []sandbox.Leftover
+	var left []sandbox.Orphan
 	var errs []error
 	for _, c := range list {
-		id, session, err := owner.FromLabels(c.Labels)
-		if err != nil || !b.abandoned(id, c.State, time.Unix(c.Created, 0)) {
+		id, session, err := ownership.FromLabels(c.Labels)
+		if err != nil || !b.isOrphan(id, c.State, time.Unix(c.Created, 0)) {
 			continue
 		}
 		if err := removeContainer(ctx, r, c.ID); err != nil {
 			errs = append(errs, fmt.Errorf("sweep %s: %w", lifecycle.ContainerName(session), err))
 			continue
 		}
-		left = append(left, sandbox.Leftover{Kind: string(owner.KindContainer), Name: lifecycle.ContainerName(session), Session: session, Owner: id.String()})
+		left = append(left, sandbox.Orphan{Kind: string(ownership.KindContainer), Name: lifecycle.ContainerName(session), Session: session, Owner: id.String()})
 	}
 	return left, errors.Join(errs...)
 }
@@ -91,11 +91,11 @@ const neverStarted = 10 * time.Minute
 // abandoned says that a container's owner is dead, or that nobody can tell and
 // the container has been stopped for longer than its lease; or that its owner
 // never started it: an engine that hung made it when nobody waited any more.
-func (b *Backend) abandoned(id owner.Identity, state container.ContainerState, created time.Time) bool {
+func (b *Backend) isOrphan(id ownership.Identity, state container.ContainerState, created time.Time) bool {
 	switch id.Fate(b.self.Instance) {
-	case owner.Dead:
+	case ownership.Dead:
 		return true
-	case owner.Unknown:
+	case ownership.Unknown:
 		return state != container.StateRunning && id.Expired(time.Now())
 	default:
 		return state == container.StateCreated && time.Since(created) > neverStarted
@@ -104,21 +104,21 @@ func (b *Backend) abandoned(id owner.Identity, state container.ContainerState, c
 
 // RemoveEntry removes what a cleanup list contains: a container or volume of that
 // session whose labels name no living owner.
-func (d driver) RemoveEntry(ctx context.Context, session string, entry owner.Entry) (bool, error) {
+func (d driver) RemoveEntry(ctx context.Context, session string, entry ownership.Entry) (bool, error) {
 	b := d.backend
 	r, _, err := b.connect(ctx)
 	if err != nil {
 		return false, err
 	}
-	if entry.Kind == owner.KindVolume && entry.Name == volumeName(session) {
-		return removeVolume(ctx, r, entry.Name, func(id owner.Identity, of string) bool { return of == session && b.deadOrMine(id) })
+	if entry.Kind == ownership.KindVolume && entry.Name == volumeName(session) {
+		return removeVolume(ctx, r, entry.Name, func(id ownership.Identity, of string) bool { return of == session && b.isDeadOrOwn(id) })
 	}
-	if entry.Kind != owner.KindContainer || entry.Name != lifecycle.ContainerName(session) {
-		return false, fmt.Errorf("journal names a %s %q, which this backend never makes: %w", entry.Kind, entry.Name, sandbox.ErrInvalid)
+	if entry.Kind != ownership.KindContainer || entry.Name != lifecycle.ContainerName(session) {
+		return false, fmt.Errorf("cleanup list names a %s %q, which this backend never makes: %w", entry.Kind, entry.Name, sandbox.ErrInvalid)
 	}
 	living := ""
-	id, err := findOwned(ctx, r, entry.Name, func(id owner.Identity, of string) bool {
-		if of == session && !b.deadOrMine(id) {
+	id, err := findOwned(ctx, r, entry.Name, func(id ownership.Identity, of string) bool {
+		if of == session && !b.isDeadOrOwn(id) {
 			living = id.String()
 		}
 		return of == session && living == ""
@@ -133,8 +133,8 @@ func (d driver) RemoveEntry(ctx context.Context, session string, entry owner.Ent
 	return true, removeContainer(ctx, r, id)
 }
 
-// deadOrMine accepts this process's own containers too: a session of its own
-// that could not be destroyed has given up its journal.
-func (b *Backend) deadOrMine(id owner.Identity) bool {
-	return id.Fate(b.self.Instance) == owner.Dead || id.PID == b.self.PID && id.Start == b.self.Start && id.Boot == b.self.Boot
+// isDeadOrOwn accepts this process's own containers too: a session of its own
+// that could not be destroyed has given up its cleanup list.
+func (b *Backend) isDeadOrOwn(id ownership.Identity) bool {
+	return id.Fate(b.self.Instance) == ownership.Dead || id.PID == b.self.PID && id.Start == b.self.Start && id.Boot == b.self.Boot
 }

@@ -156,7 +156,7 @@ func TestOwnerKilled(t *testing.T) {
 		}
 		kinds[l.Kind]++
 	}
-	if kinds["folder"] != 1 || kinds["placeholder"] != 1 {
+	if kinds["directory"] != 1 || kinds["placeholder"] != 1 {
 		t.Errorf("swept %+v, want the nonce's folder and .git", left)
 	}
 	if _, err := os.Lstat(filepath.Join(dead.workspace, ".git")); err == nil {

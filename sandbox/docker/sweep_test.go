@@ -6,7 +6,7 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // TestAbandoned: whose container a sweep may remove, by its labels, its state
@@ -14,37 +14,37 @@ import (
 // stopped until its lease is over.
 func TestAbandoned(t *testing.T) {
 	state := t.TempDir()
-	instance, err := owner.Instance(state)
+	instance, err := ownership.Instance(state)
 	if err != nil {
 		t.Fatal(err)
 	}
-	self, err := owner.Self(instance)
+	self, err := ownership.Self(instance)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := &Backend{self: self}
-	change := func(f func(*owner.Identity)) owner.Identity {
+	change := func(f func(*ownership.Identity)) ownership.Identity {
 		id := self
 		f(&id)
 		return id
 	}
-	dead := change(func(id *owner.Identity) { id.PID = 1<<22 + 1 }) // above every pid_max
-	reused := change(func(id *owner.Identity) { id.Start++ })
-	restarted := change(func(id *owner.Identity) { id.Boot = "another" })
-	elsewhere := change(func(id *owner.Identity) { id.Boot, id.Instance = "another", "another" })
-	nested := change(func(id *owner.Identity) { id.PIDNamespace = "pid:[1]" })
-	over := func(id owner.Identity) owner.Identity {
+	dead := change(func(id *ownership.Identity) { id.PID = 1<<22 + 1 }) // above every pid_max
+	reused := change(func(id *ownership.Identity) { id.Start++ })
+	restarted := change(func(id *ownership.Identity) { id.Boot = "another" })
+	elsewhere := change(func(id *ownership.Identity) { id.Boot, id.Instance = "another", "another" })
+	nested := change(func(id *ownership.Identity) { id.PIDNamespace = "pid:[1]" })
+	over := func(id ownership.Identity) ownership.Identity {
 		id.Lease = time.Now().Add(-time.Second)
 		return id
 	}
-	skewed := func(id owner.Identity) owner.Identity { // its clock is an hour behind
+	skewed := func(id ownership.Identity) ownership.Identity { // its clock is an hour behind
 		id.Lease = id.Lease.Add(-time.Hour)
 		return id
 	}
 	const running, exited, created, paused = container.StateRunning, container.StateExited, container.StateCreated, container.StatePaused
 	for _, tt := range []struct {
 		name  string
-		id    owner.Identity
+		id    ownership.Identity
 		state container.ContainerState
 		age   time.Duration
 		want  bool
@@ -67,7 +67,7 @@ func TestAbandoned(t *testing.T) {
 		{"another PID namespace's, lease over", over(nested), exited, time.Hour, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := b.abandoned(tt.id, tt.state, time.Now().Add(-tt.age)); got != tt.want {
+			if got := b.isOrphan(tt.id, tt.state, time.Now().Add(-tt.age)); got != tt.want {
 				t.Errorf("abandoned: %v, want %v", got, tt.want)
 			}
 		})

@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // localDriver is the engine's own driver of volumes, which mounts what it is
@@ -35,13 +35,13 @@ func (c *engineContainer) makeVolume(ctx context.Context) error {
 		return nil
 	}
 	name := volumeName(c.prep.Spec.Session)
-	ids, err := c.prep.Cleanup.Add(owner.Entry{Kind: owner.KindVolume, Name: name})
+	ids, err := c.prep.Cleanup.Add(ownership.Entry{Kind: ownership.KindVolume, Name: name})
 	if err != nil {
 		return err
 	}
 	c.volume = ids[0]
 	asked := volume.CreateOptions{
-		Name: name, Driver: localDriver, Labels: c.backend.self.Renewed().Labels(c.prep.Spec.Session),
+		Name: name, Driver: localDriver, Labels: c.backend.self.WithNewLease().Labels(c.prep.Spec.Session),
 		DriverOpts: map[string]string{"type": "overlay", "device": "overlay", "o": c.prep.Mounts.Volume.Options},
 	}
 	made, err := c.remote.createVolume(ctx, asked)
@@ -113,18 +113,18 @@ func (c *engineContainer) removeVolume(ctx context.Context) error {
 // removeVolume removes the volume of that name if its labels say that it is
 // ours to remove. The engine may still be unmounting it from a container that
 // has just gone.
-func removeVolume(ctx context.Context, r *remote, name string, ours func(owner.Identity, string) bool) (bool, error) {
-	found, err := r.volume(ctx, name)
+func removeVolume(ctx context.Context, r *remote, name string, ours func(ownership.Identity, string) bool) (bool, error) {
+	found, err := r.findVolume(ctx, name)
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	if id, session, err := owner.FromLabels(found.Labels); err != nil || !ours(id, session) {
+	if id, session, err := ownership.FromLabels(found.Labels); err != nil || !ours(id, session) {
 		return false, nil //nolint:nilerr // without labels of ours it is somebody else's
 	}
-	ctx, cancel := deadline(ctx, r.remove)
+	ctx, cancel := withDeadline(ctx, r.remove)
 	defer cancel()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -133,57 +133,57 @@ func removeVolume(ctx context.Context, r *remote, name string, ours func(owner.I
 		if err == nil || errdefs.IsNotFound(err) {
 			return true, nil
 		}
-		if !answered(ctx, err) || !errdefs.IsConflict(err) {
-			return false, fault(ctx, "remove volume", err)
+		if !isAnswer(ctx, err) || !errdefs.IsConflict(err) {
+			return false, classifyError(ctx, "remove volume", err)
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return false, fault(ctx, "wait for the release of volume "+name, errors.Join(context.Cause(ctx), err))
+			return false, classifyError(ctx, "wait for the release of volume "+name, errors.Join(context.Cause(ctx), err))
 		}
 	}
 }
 
 // sweepVolumes removes the volumes of dead owners whose containers are gone.
-func (b *Backend) sweepVolumes(ctx context.Context, r *remote) ([]sandbox.Leftover, error) {
-	list, err := r.volumes(ctx)
+func (b *Backend) sweepVolumes(ctx context.Context, r *remote) ([]sandbox.Orphan, error) {
+	list, err := r.listVolumes(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("sweep: %w", err)
 	}
-	var left []sandbox.Leftover
+	var left []sandbox.Orphan
 	var errs []error
 	for _, v := range list {
-		id, session, err := owner.FromLabels(v.Labels)
-		if err != nil || v.Name != volumeName(session) || id.Fate(b.self.Instance) != owner.Dead {
+		id, session, err := ownership.FromLabels(v.Labels)
+		if err != nil || v.Name != volumeName(session) || id.Fate(b.self.Instance) != ownership.Dead {
 			continue
 		}
-		was, err := removeVolume(ctx, r, v.Name, func(owner.Identity, string) bool { return true })
+		was, err := removeVolume(ctx, r, v.Name, func(ownership.Identity, string) bool { return true })
 		if err != nil {
 			errs = append(errs, fmt.Errorf("sweep %s: %w", v.Name, err))
 		}
 		if was {
-			left = append(left, sandbox.Leftover{Kind: string(owner.KindVolume), Name: v.Name, Session: session, Owner: id.String()})
+			left = append(left, sandbox.Orphan{Kind: string(ownership.KindVolume), Name: v.Name, Session: session, Owner: id.String()})
 		}
 	}
 	return left, errors.Join(errs...)
 }
 
 func (r *remote) createVolume(ctx context.Context, asked volume.CreateOptions) (volume.Volume, error) {
-	return patiently(ctx, r.create, r.cancel, "make volume", func(ctx context.Context) (volume.Volume, error) {
+	return callToEnd(ctx, r.create, r.cancel, "make volume", func(ctx context.Context) (volume.Volume, error) {
 		return r.engine.VolumeCreate(ctx, asked)
 	})
 }
 
-func (r *remote) volume(ctx context.Context, name string) (volume.Volume, error) {
-	return within(ctx, r.ask, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) {
+func (r *remote) findVolume(ctx context.Context, name string) (volume.Volume, error) {
+	return callWithin(ctx, r.ask, "look up volume "+name, func(ctx context.Context) (volume.Volume, error) {
 		return r.engine.VolumeInspect(ctx, name)
 	})
 }
 
 // volumes gives every volume that has Caisson's labels.
-func (r *remote) volumes(ctx context.Context) ([]*volume.Volume, error) {
-	return within(ctx, r.ask, "list volumes", func(ctx context.Context) ([]*volume.Volume, error) {
-		list, err := r.engine.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", owner.LabelSchema))})
+func (r *remote) listVolumes(ctx context.Context) ([]*volume.Volume, error) {
+	return callWithin(ctx, r.ask, "list volumes", func(ctx context.Context) ([]*volume.Volume, error) {
+		list, err := r.engine.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})
 		return list.Volumes, err
 	})
 }

@@ -19,7 +19,7 @@ import (
 // Attest adds what the kernel says of the process, and refuses a container that
 // is weaker than it must be.
 func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Attestation) error {
-	v, err := c.backend.runtime.version(ctx)
+	v, err := c.backend.runtime.queryVersion(ctx)
 	if err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 		a.SeccompProfile = c.plan.seccomp.SHA256
 	}
 	if c.plan.cgroup.path != "" {
-		l := c.cgroup.limits()
+		l := c.cgroup.readLimits()
 		a.Limits.MemoryBytes, a.Limits.PIDs, a.Limits.MilliCPUs = l.MemoryBytes, l.PIDs, l.MilliCPUs
 	}
 	if c.plan.traits.ownKernel {
@@ -42,7 +42,7 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 	if c.hasMountFlags(hello) {
 		a.Lost = slices.DeleteFunc(a.Lost, func(text string) bool { return text == workmount.LostFlags })
 	}
-	a.Lost = slices.Concat(a.Lost, c.lost, c.backend.lost())
+	a.Lost = slices.Concat(a.Lost, c.lost, c.backend.listLost())
 	return c.verify(hello, private)
 }
 
@@ -108,7 +108,7 @@ func (c *container) verifyLimits(hello wire.Hello) error {
 	if c.plan.cgroup.path == "" {
 		return errors.Join(errs...)
 	}
-	got := c.cgroup.limits()
+	got := c.cgroup.readLimits()
 	for _, l := range []struct {
 		name      string
 		got, want int64
@@ -122,7 +122,7 @@ func (c *container) verifyLimits(hello wire.Hello) error {
 			errs = append(errs, fmt.Errorf("its limit of %s is %d, not %d", l.name, l.got, l.want))
 		}
 	}
-	if swap := c.cgroup.swap(); c.plan.cgroup.swap && swap > r.MemoryBytes {
+	if swap := c.cgroup.readSwap(); c.plan.cgroup.swap && swap > r.MemoryBytes {
 		errs = append(errs, fmt.Errorf("its limit of memory and swap is %d, not %d", swap, r.MemoryBytes))
 	}
 	return errors.Join(errs...)

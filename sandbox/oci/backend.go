@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/admission"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // Backend makes sandboxes with one OCI runtime. It need not be closed: what it
@@ -29,10 +29,10 @@ var _ sandbox.Backend = (*Backend)(nil)
 // New returns a backend. It fails with sandbox.ErrInvalid for options that
 // can't be right; whether the runtime is there and works is for Check to say.
 func New(o Options) (*Backend, error) {
-	if err := o.fill(); err != nil {
+	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}
-	t, _ := kinds(o.Kind)
+	t, _ := traitsOf(o.Kind)
 	semaphore, err := admission.New(admission.Options{StateDir: o.StateDir, Group: "oci", Memory: admission.ReadMemory})
 	if err != nil {
 		return nil, fmt.Errorf("make oci backend: %w", err)
@@ -44,7 +44,7 @@ func New(o Options) (*Backend, error) {
 	}
 	b.life = lifecycle.New(lifecycle.Options{
 		Name: b.Name(), StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.Host, Images: o.Images,
-		Semaphore: semaphore, RuntimeEnters: b.rootless, StartTime: o.StartTime, DestroyTime: destroyTime,
+		Semaphore: semaphore, RuntimeJoins: b.rootless, StartTime: o.StartTime, DestroyTime: destroyTime,
 		GIDBase: gidBase, GIDCount: gidCount, Probe: o.Probe, Logger: log,
 	}, driver{b})
 	return b, nil
@@ -78,7 +78,7 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 // Sweep removes what sandboxes of dead owners left: the runtime's state of
 // their containers, cgroups with what still runs in them, mounts, directories
 // and placeholders. Sandboxes of other live processes are not touched.
-func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) { return b.life.Sweep(ctx) }
+func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) { return b.life.Sweep(ctx) }
 
 // List lists the sandboxes of this user's cleanup lists and asks the runtime
 // about each; see sandbox.Backend.
@@ -86,7 +86,7 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return 
 
 // Pending reports whether sessions of this kind left cleanup lists below the
 // state directory, so that a Sweep has anything to do. It runs no runtime.
-func Pending(stateDir string, k Kind) bool { return owner.Pending(stateDir, string(k)) }
+func Pending(stateDir string, k Kind) bool { return ownership.Pending(stateDir, string(k)) }
 
 // Check asks the runtime for its version and the system for what the backend
 // needs of it. It starts no container and writes nothing.
@@ -98,18 +98,18 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	if err := b.life.CheckGuest(); err != nil {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
-	v, err := b.runtime.version(ctx)
+	v, err := b.runtime.queryVersion(ctx)
 	if err != nil {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
 	info.Runtime, info.RuntimeVersion = v.name, v.number
 	_, lost := planCgroup("", b.rootless, b.traits)
-	info.Lost = append(lost, b.lost()...)
+	info.Lost = append(lost, b.listLost()...)
 	return info, nil
 }
 
 // lost names what this backend can't give to this user, limits apart.
-func (b *Backend) lost() []string {
+func (b *Backend) listLost() []string {
 	switch {
 	case b.rootless && b.options.Kind == Runc:
 		return []string{"Separate uids: without subordinate ids an ordinary user has one in the container, so guest and commands share it."}

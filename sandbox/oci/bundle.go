@@ -18,7 +18,7 @@ func (b bundle) pidFile() string { return filepath.Join(b.dir, "pid") }
 func (b bundle) logPath() string { return filepath.Join(b.dir, "log.json") }
 
 // write writes config.json.
-func (b bundle) write(s *specs.Spec) error {
+func (b bundle) writeConfig(s *specs.Spec) error {
 	data, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("write bundle: %w", err)
@@ -31,7 +31,7 @@ func (b bundle) write(s *specs.Spec) error {
 
 // pid reads what the runtime wrote: the container's first process, or the
 // sandbox's for gVisor, on the host.
-func (b bundle) pid() (int, error) {
+func (b bundle) readPID() (int, error) {
 	data, err := os.ReadFile(b.pidFile())
 	if err != nil {
 		return 0, fmt.Errorf("read container's pid: %w", err)

@@ -84,8 +84,8 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 	p := cgroupPlan{path: name, swap: true}
 	var have []string
 	for _, t := range trees {
-		at, ok := t.dir(own)
-		if t.v2() && len(trees) > 1 {
+		at, ok := t.dirOf(own)
+		if t.isV2() && len(trees) > 1 {
 			if !ok {
 				at = t.mount
 			}
@@ -96,20 +96,20 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 			continue
 		}
 		current := at
-		if t.v2() {
+		if t.isV2() {
 			if at != t.mount {
 				at = filepath.Dir(at)
 			}
 			p.path = path.Join("/", path.Dir(own[""]), name)
-			if crowded(at) {
+			if isCrowded(at) {
 				p.crowded, p.dirs = at, append(p.dirs, filepath.Join(at, name))
 				continue
 			}
 		}
-		if !writable(at) {
+		if !isWritable(at) {
 			continue
 		}
-		have = append(have, t.has()...)
+		have = append(have, t.listControllers()...)
 		p.own, p.joined = current, filepath.Join(at, name)
 		p.dirs = append(p.dirs, p.joined)
 		if slices.Contains(t.controllers, "memory") {
@@ -128,7 +128,7 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 func hybridDirs(mount, at, name string) []string {
 	var dirs []string
 	for _, parent := range slices.Compact([]string{mount, at}) {
-		if writable(parent) {
+		if isWritable(parent) {
 			dirs = append(dirs, filepath.Join(parent, name))
 		}
 	}
@@ -140,16 +140,16 @@ func hybridDirs(mount, at, name string) []string {
 // enables no controller of memory below it ("no internal process constraint",
 // cgroup-v2.rst). The hierarchy's own root is free of that, and alone has no
 // cgroup.type.
-func crowded(dir string) bool {
+func isCrowded(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "cgroup.type"))
 	return err == nil && readText(dir, "cgroup.procs") != ""
 }
 
-func (t tree) v2() bool { return t.controllers == nil }
+func (t tree) isV2() bool { return t.controllers == nil }
 
 // has lists the controllers of a tree.
-func (t tree) has() []string {
-	if !t.v2() {
+func (t tree) listControllers() []string {
+	if !t.isV2() {
 		return t.controllers
 	}
 	data, err := os.ReadFile(filepath.Join(t.mount, "cgroup.controllers"))
@@ -161,9 +161,9 @@ func (t tree) has() []string {
 
 // dir gives the folder of a process's cgroup in this tree; groups is what
 // processCgroups returned.
-func (t tree) dir(groups map[string]string) (string, bool) {
+func (t tree) dirOf(groups map[string]string) (string, bool) {
 	key := ""
-	if !t.v2() {
+	if !t.isV2() {
 		key = t.controllers[0]
 	}
 	group, ok := groups[key]

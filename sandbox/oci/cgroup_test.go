@@ -171,13 +171,13 @@ func TestCgroupReadBack(t *testing.T) {
 		{"none", cgroup{memory: none, pids: none, cpu: none, v2: true}, sandbox.AttestedLimits{}, 0, nil},
 		{"zero", cgroup{}, sandbox.AttestedLimits{}, -1, nil},
 	} {
-		if diff := cmp.Diff(tt.want, tt.c.limits()); diff != "" {
+		if diff := cmp.Diff(tt.want, tt.c.readLimits()); diff != "" {
 			t.Errorf("%s: limits (-want +got):\n%s", tt.name, diff)
 		}
-		if got := tt.c.swap(); got != tt.swap {
+		if got := tt.c.readSwap(); got != tt.swap {
 			t.Errorf("%s: swap %d, want %d", tt.name, got, tt.swap)
 		}
-		if diff := cmp.Diff(tt.exceeded, tt.c.exceeded()); diff != "" {
+		if diff := cmp.Diff(tt.exceeded, tt.c.findExceeded()); diff != "" {
 			t.Errorf("%s: exceeded (-want +got):\n%s", tt.name, diff)
 		}
 	}

@@ -28,13 +28,13 @@ func Cgroups() (CgroupInfo, error) {
 	if err != nil {
 		return CgroupInfo{}, err
 	}
-	return describe(trees, own), nil
+	return describeCgroups(trees, own), nil
 }
 
 // describe is Cgroups without the system.
-func describe(trees []tree, own map[string]string) CgroupInfo {
+func describeCgroups(trees []tree, own map[string]string) CgroupInfo {
 	info := CgroupInfo{Version: "none"}
-	v2 := slices.ContainsFunc(trees, tree.v2)
+	v2 := slices.ContainsFunc(trees, tree.isV2)
 	switch {
 	case v2 && len(trees) > 1:
 		info.Version = "hybrid"

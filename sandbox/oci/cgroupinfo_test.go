@@ -28,7 +28,7 @@ func TestCgroupInfo(t *testing.T) {
 		{"v2 in a container", []tree{{at("container"), "/", nil}}, CgroupInfo{Version: "v2", Missing: needed, Crowded: at("container")}},
 		{"v2 with cpu alone", []tree{{at("poor"), "/", nil}}, CgroupInfo{Version: "v2", Missing: []string{"memory", "pids"}, Swap: true}},
 	} {
-		got := describe(tt.trees, parseCgroups("1:memory:/\n2:pids:/\n3:cpu:/\n0::/\n"))
+		got := describeCgroups(tt.trees, parseCgroups("1:memory:/\n2:pids:/\n3:cpu:/\n0::/\n"))
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}

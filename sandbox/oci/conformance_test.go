@@ -45,7 +45,7 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 	}
 	if !b.backend.rootless {
 		target.Pause = func(ctx context.Context, sb sandbox.Sandbox) error {
-			_, err := b.backend.runtime.call(ctx, b.backend.runtime.root, "pause", sb.ID())
+			_, err := b.backend.runtime.callRuntime(ctx, b.backend.runtime.root, "pause", sb.ID())
 			return err
 		}
 	}

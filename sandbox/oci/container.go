@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -27,16 +27,16 @@ type container struct {
 	prep    *lifecycle.Preparation
 	id      string
 
-	plan    plan
-	lost    []string // limits that can't be set
-	bundle  bundle
-	log     *runtimeLog
-	stdio   *stdio
-	theirs  streams
-	launch  *launch
-	process *hostProcess
-	cgroup  cgroup
-	cut     bool // disconnect was called
+	plan         plan
+	lost         []string // limits that can't be set
+	bundle       bundle
+	log          *runtimeLog
+	stdio        *stdio
+	theirs       streams
+	launch       *launch
+	process      *hostProcess
+	cgroup       cgroup
+	disconnected bool // disconnect was called
 }
 
 var _ lifecycle.Container = (*container)(nil)
@@ -60,11 +60,11 @@ func (c *container) ID() string { return c.id }
 func (c *container) FetchImage(context.Context) (bool, error) { return false, nil }
 
 // Plan chooses the container's cgroup.
-func (c *container) Plan(context.Context) ([]owner.Entry, error) {
+func (c *container) Plan(context.Context) ([]ownership.Entry, error) {
 	c.plan.cgroup, c.lost = planCgroup(c.prep.Spec.Session, c.backend.rootless, c.backend.traits)
-	list := []owner.Entry{{Kind: owner.KindContainer, Name: c.id}}
+	list := []ownership.Entry{{Kind: ownership.KindContainer, Name: c.id}}
 	for _, dir := range c.plan.cgroup.dirs {
-		list = append(list, owner.Entry{Kind: owner.KindCgroup, Name: strings.TrimPrefix(dir, "/")})
+		list = append(list, ownership.Entry{Kind: ownership.KindCgroup, Name: strings.TrimPrefix(dir, "/")})
 	}
 	return list, nil
 }
@@ -85,23 +85,23 @@ func (c *container) Begin(ctx context.Context) (err error) {
 	if entered := c.backend.rootless && c.prep.Spec.Workspace.Mode == sandbox.ModeOverlay; entered || !c.log.held || !c.backend.runtime.waitsForLog(c.backend.traits) {
 		return nil
 	}
-	return c.begin(ctx)
+	return c.startRuntime(ctx)
 }
 
 // begin starts the runtime, which then has the container's ends of the standard
 // streams alone: the guest's end would not end the pipes otherwise.
-func (c *container) begin(ctx context.Context) (err error) {
-	var entrance *workmount.Entrance
+func (c *container) startRuntime(ctx context.Context) (err error) {
+	var entrance *workmount.MountNamespace
 	if c.prep.Mounts != nil {
-		entrance = c.prep.Mounts.Entrance
+		entrance = c.prep.Mounts.Namespace
 	}
-	c.launch, err = c.backend.runtime.begin(ctx, c.bundle, c.id, c.plan.cgroup.path != "", c.theirs, entrance)
+	c.launch, err = c.backend.runtime.startRun(ctx, c.bundle, c.id, c.plan.cgroup.path != "", c.theirs, entrance)
 	return errors.Join(err, c.theirs.close())
 }
 
 // Identity returns who is who in the container: [Backend.identity], and what
 // one id can do to another process of its own.
-func (c *container) Identity(m *workmount.Prepared) lifecycle.Identity {
+func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 	id := c.backend.identity(m)
 	out := lifecycle.Identity{CommandUID: id.commandUID, CommandGID: id.commandGID, SingleUID: id.single}
 	switch {
@@ -116,7 +116,7 @@ func (c *container) Identity(m *workmount.Prepared) lifecycle.Identity {
 }
 
 // identity says who is who, from what the workspace needs and who we are.
-func (b *Backend) identity(w *workmount.Prepared) identity {
+func (b *Backend) identity(w *workmount.Mounts) identity {
 	switch {
 	case !b.rootless:
 		return identity{commandUID: w.CommandUID, commandGID: w.CommandGID}
@@ -138,13 +138,13 @@ func (c *container) Create(ctx context.Context) (lifecycle.Connection, error) {
 	if err := c.writeBundle(); err != nil {
 		return nil, err
 	}
-	if err := c.log.release(); err != nil {
+	if err := c.log.releaseLease(); err != nil {
 		return nil, err
 	}
 	if c.launch != nil {
 		return c.stdio, nil
 	}
-	return c.stdio, c.begin(ctx)
+	return c.stdio, c.startRuntime(ctx)
 }
 
 func (c *container) writeBundle() (err error) {
@@ -162,16 +162,16 @@ func (c *container) writeBundle() (err error) {
 			return fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
 		}
 	}
-	return c.bundle.write(c.plan.spec())
+	return c.bundle.writeConfig(c.plan.spec())
 }
 
 // Start waits for the runtime's end, opens the container's process and finds its
 // cgroup.
 func (c *container) Start(ctx context.Context) error {
-	if err := c.launch.wait(ctx, c.log); err != nil {
+	if err := c.launch.waitRunning(ctx, c.log); err != nil {
 		return err
 	}
-	pid, err := c.bundle.pid()
+	pid, err := c.bundle.readPID()
 	if err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
 	}
@@ -192,15 +192,15 @@ func (c *container) ExplainFailure(_ context.Context, err error) error { return 
 // settle is how long a dying container may take to be dead, so that the
 // kernel's counters are final. A guest that only broke the protocol lives on
 // and is killed then.
-const settle = 500 * time.Millisecond
+const settleTime = 500 * time.Millisecond
 
 // ExplainLoss adds the limit that ended the sandbox, by the kernel's counters,
 // and kills what still runs.
 func (c *container) ExplainLoss(_ context.Context, err error) error {
-	c.process.wait(settle)
+	c.process.waitFor(settleTime)
 	// With the host's kernel a limit kills a command, not the sandbox.
 	if c.plan.traits.ownKernel {
-		if reached := c.cgroup.exceeded(); reached != nil {
+		if reached := c.cgroup.findExceeded(); reached != nil {
 			err = fmt.Errorf("%w: %w", err, reached)
 		}
 	}
@@ -212,7 +212,7 @@ func (c *container) ExplainLoss(_ context.Context, err error) error {
 // the cgroups. Each is removed only when the previous one is gone.
 func (c *container) Remove(ctx context.Context) error {
 	c.disconnect()
-	if _, err := c.backend.runtime.delete(ctx, c.id); err != nil {
+	if _, err := c.backend.runtime.deleteContainer(ctx, c.id); err != nil {
 		return err
 	}
 	var errs []error
@@ -226,21 +226,21 @@ func (c *container) Remove(ctx context.Context) error {
 // disconnect ends the guest, kills what is left and closes all descriptors,
 // once.
 func (c *container) disconnect() {
-	if c.cut {
+	if c.disconnected {
 		return
 	}
-	c.cut = true
+	c.disconnected = true
 	if c.stdio != nil {
 		_ = c.stdio.Close()  // the lifecycle may have closed it
 		_ = c.theirs.close() // the same, begin
 	}
 	if c.launch != nil {
-		c.launch.finish(c.log.held)
+		c.launch.waitUnused(c.log.held)
 	}
-	if c.process != nil && !c.process.wait(exitTime) {
+	if c.process != nil && !c.process.waitFor(exitTime) {
 		c.process.kill()
-		thaw(c.plan.cgroup.dirs)
-		c.process.wait(destroyTime / 2)
+		thawCgroups(c.plan.cgroup.dirs)
+		c.process.waitFor(destroyTime / 2)
 	}
 	if c.stdio != nil {
 		c.stdio.stderr.close()

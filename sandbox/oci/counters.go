@@ -31,11 +31,11 @@ func cgroupOf(pid int, session string) (cgroup, error) {
 	}
 	var c cgroup
 	for _, t := range trees {
-		dir, ok := t.dir(groups)
+		dir, ok := t.dirOf(groups)
 		if !ok || filepath.Base(dir) != cgroupPrefix+session {
 			continue
 		}
-		if t.v2() && len(trees) == 1 {
+		if t.isV2() && len(trees) == 1 {
 			return cgroup{memory: dir, pids: dir, cpu: dir, v2: true}, nil
 		}
 		for name, field := range map[string]*string{"memory": &c.memory, "pids": &c.pids, "cpu": &c.cpu} {
@@ -52,24 +52,24 @@ func cgroupOf(pid int, session string) (cgroup, error) {
 
 // limits reads back what the kernel holds; 0 is "could not be read" and
 // "none".
-func (c cgroup) limits() sandbox.AttestedLimits {
+func (c cgroup) readLimits() sandbox.AttestedLimits {
 	if c.v2 {
 		l := sandbox.AttestedLimits{MemoryBytes: readNumber(c.memory, "memory.max"), PIDs: readNumber(c.pids, "pids.max")}
 		if f := strings.Fields(readText(c.cpu, "cpu.max")); len(f) == 2 {
-			l.MilliCPUs = ratio(parseNumber(f[0]), parseNumber(f[1]))
+			l.MilliCPUs = milliCPUs(parseNumber(f[0]), parseNumber(f[1]))
 		}
 		return l
 	}
 	return sandbox.AttestedLimits{
 		MemoryBytes: readNumber(c.memory, "memory.limit_in_bytes"),
 		PIDs:        readNumber(c.pids, "pids.max"),
-		MilliCPUs:   ratio(readNumber(c.cpu, "cpu.cfs_quota_us"), readNumber(c.cpu, "cpu.cfs_period_us")),
+		MilliCPUs:   milliCPUs(readNumber(c.cpu, "cpu.cfs_quota_us"), readNumber(c.cpu, "cpu.cfs_period_us")),
 	}
 }
 
 // swap reads back how much memory and swap together may be used, or -1 where
 // the kernel does not say.
-func (c cgroup) swap() int64 {
+func (c cgroup) readSwap() int64 {
 	name := "memory.memsw.limit_in_bytes"
 	if c.v2 {
 		name = "memory.swap.max"
@@ -85,7 +85,7 @@ func (c cgroup) swap() int64 {
 	return n
 }
 
-func ratio(quota, period int64) int64 {
+func milliCPUs(quota, period int64) int64 {
 	if quota <= 0 || period <= 0 {
 		return 0
 	}
@@ -94,26 +94,26 @@ func ratio(quota, period int64) int64 {
 
 // exceeded says which limit the kernel's counters show to have been hit, or
 // nil. Ask before the cgroup is removed.
-func (c cgroup) exceeded() *limits.ExceededError {
+func (c cgroup) findExceeded() *limits.ExceededError {
 	if c.memory == "" {
 		return nil
 	}
-	l := c.limits()
-	kills, peak := counter(readText(c.memory, "memory.oom_control"), "oom_kill"), readNumber(c.memory, "memory.max_usage_in_bytes")
+	l := c.readLimits()
+	kills, peak := readCounter(readText(c.memory, "memory.oom_control"), "oom_kill"), readNumber(c.memory, "memory.max_usage_in_bytes")
 	if c.v2 {
-		kills, peak = counter(readText(c.memory, "memory.events"), "oom_kill"), readNumber(c.memory, "memory.peak")
+		kills, peak = readCounter(readText(c.memory, "memory.events"), "oom_kill"), readNumber(c.memory, "memory.peak")
 	}
 	if kills > 0 {
 		return &limits.ExceededError{Kind: limits.KindMemory, Limit: l.MemoryBytes, Used: max(peak, l.MemoryBytes)}
 	}
-	if counter(readText(c.pids, "pids.events"), "max") > 0 {
+	if readCounter(readText(c.pids, "pids.events"), "max") > 0 {
 		return &limits.ExceededError{Kind: limits.KindPIDs, Limit: l.PIDs, Used: max(readNumber(c.pids, "pids.peak"), l.PIDs)}
 	}
 	return nil
 }
 
 // counter reads "name 7" from a file of such lines.
-func counter(text, name string) int64 {
+func readCounter(text, name string) int64 {
 	for line := range strings.Lines(text) {
 		if f := strings.Fields(line); len(f) == 2 && f[0] == name {
 			return parseNumber(f[1])

@@ -60,7 +60,7 @@ func TestLoss(t *testing.T) {
 func runtimeCall(t *testing.T, c *container, args ...string) {
 	t.Helper()
 	r := c.backend.runtime
-	if _, err := r.call(t.Context(), r.root, args...); err != nil {
+	if _, err := r.callRuntime(t.Context(), r.root, args...); err != nil {
 		t.Error(err)
 	}
 }
@@ -304,7 +304,7 @@ func hunt(ctx context.Context, name string, later time.Duration) int {
 	for ctx.Err() == nil {
 		processes, err := processesNaming(name)
 		if err != nil || len(processes) == 0 {
-			pause()
+			pauseBriefly()
 			continue
 		}
 		time.Sleep(later)

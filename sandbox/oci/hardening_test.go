@@ -84,12 +84,12 @@ func (b *bed) readBack(_ context.Context, sb sandbox.Sandbox) (sandboxtest.Setti
 	return out, err
 }
 
-// journalWords are a session's owner as its journal says, by the names that
+// journalWords are a session's owner as its cleanup list says, by the names that
 // labels have.
 func (b *bed) journalWords(session string) (map[string]string, error) {
-	files, err := filepath.Glob(filepath.Join(b.state, "journal", "*"+session+"*.json"))
+	files, err := filepath.Glob(filepath.Join(b.state, "cleanup", "*"+session+"*.json"))
 	if err != nil || len(files) != 1 {
-		return nil, fmt.Errorf("journals %q: %w", files, err)
+		return nil, fmt.Errorf("cleanup lists %q: %w", files, err)
 	}
 	data, err := os.ReadFile(files[0])
 	if err != nil {

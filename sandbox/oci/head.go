@@ -23,11 +23,11 @@ const maxHead = 8 << 10
 // readHead begins to read.
 func readHead(f *os.File) *head {
 	h := &head{file: f, done: make(chan struct{})}
-	go h.read()
+	go h.readAll()
 	return h
 }
 
-func (h *head) read() {
+func (h *head) readAll() {
 	defer close(h.done)
 	buf := make([]byte, 4<<10)
 	for {

@@ -44,7 +44,7 @@ type runtimeFlags struct {
 }
 
 // kinds is the table of what differs.
-func kinds(k Kind) (traits, bool) {
+func traitsOf(k Kind) (traits, bool) {
 	switch k {
 	case GVisor:
 		return traits{

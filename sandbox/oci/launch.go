@@ -36,13 +36,13 @@ func (r *runtimeClient) waitsForLog(t traits) bool {
 // begin starts the runtime. streams become the container's standard
 // streams; the runtime keeps none of them. entrance, if not nil, is where the
 // runtime has to be started to see the workspace.
-func (r *runtimeClient) begin(ctx context.Context, b bundle, id string, cgroups bool, streams streams, entrance *workmount.Entrance) (*launch, error) {
+func (r *runtimeClient) startRun(ctx context.Context, b bundle, id string, cgroups bool, streams streams, entrance *workmount.MountNamespace) (*launch, error) {
 	if err := os.MkdirAll(r.root, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime folder: %w", err)
 	}
 	args := append(r.flags(runtimeFlags{root: r.root, log: b.logPath(), cgroups: cgroups}),
 		"run", "--detach", "--bundle", b.dir, "--pid-file", b.pidFile(), id)
-	cmd := r.command(ctx, args)
+	cmd := r.newCommand(ctx, args)
 	// A runtime that is killed half-way leaves what it can't be asked about
 	// any more. So a cancellation lets it finish, which takes the guest, whose
 	// stdin is closed then, with it; only one that hangs is killed.
@@ -50,7 +50,7 @@ func (r *runtimeClient) begin(ctx context.Context, b bundle, id string, cgroups 
 	cmd.WaitDelay = callTime
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = streams.stdin, streams.stdout, streams.stderr
 	if entrance != nil {
-		entrance.Wrap(cmd)
+		entrance.WrapCommand(cmd)
 	}
 	l := &launch{cmd: cmd, name: filepath.Base(r.path)}
 	if err := cmd.Start(); err != nil {
@@ -60,14 +60,14 @@ func (r *runtimeClient) begin(ctx context.Context, b bundle, id string, cgroups 
 }
 
 // wait returns once the container runs. log is the bundle's.
-func (l *launch) wait(ctx context.Context, log *runtimeLog) error {
+func (l *launch) waitRunning(ctx context.Context, log *runtimeLog) error {
 	l.done = true
 	err := l.cmd.Wait()
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("%s run: %w: %w: %s", l.name, sandbox.ErrUnavailable, err, log.messages())
+		return fmt.Errorf("%s run: %w: %w: %s", l.name, sandbox.ErrUnavailable, err, log.readErrors())
 	}
 	return nil
 }
@@ -75,7 +75,7 @@ func (l *launch) wait(ctx context.Context, log *runtimeLog) error {
 // finish waits for a runtime that is of no use, unless wait did. It kills one
 // whose log is still held, and which therefore has done nothing yet; any other
 // must end by itself, see begin.
-func (l *launch) finish(held bool) {
+func (l *launch) waitUnused(held bool) {
 	if l.done {
 		return
 	}
@@ -103,23 +103,23 @@ func (b bundle) makeLog() (*runtimeLog, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make runtime's log: %w", err)
 	}
-	return &runtimeLog{file: f, held: hold(f) == nil}, nil
+	return &runtimeLog{file: f, held: takeLease(f) == nil}, nil
 }
 
 // release lets the runtime go on.
-func (l *runtimeLog) release() error {
+func (l *runtimeLog) releaseLease() error {
 	if !l.held {
 		return nil
 	}
 	l.held = false
-	if err := unhold(l.file); err != nil {
+	if err := dropLease(l.file); err != nil {
 		return fmt.Errorf("let the runtime go on: %w", err)
 	}
 	return nil
 }
 
 // messages are the runtime's own errors, for an error of ours.
-func (l *runtimeLog) messages() string {
+func (l *runtimeLog) readErrors() string {
 	said := make([]byte, maxHead)
 	n, err := l.file.ReadAt(said, 0)
 	if err != nil && !errors.Is(err, io.EOF) {

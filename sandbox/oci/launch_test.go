@@ -31,9 +31,9 @@ func TestHeldLog(t *testing.T) {
 		t.Fatalf("control: a held log was opened: %v", err)
 	case <-time.After(200 * time.Millisecond):
 	}
-	must(t, log.release())
+	must(t, log.releaseLease())
 	must(t, <-ended)
-	if said := log.messages(); said != "it says so" {
+	if said := log.readErrors(); said != "it says so" {
 		t.Errorf("messages: %q", said)
 	}
 	must(t, os.Remove(b.logPath()))
@@ -69,7 +69,7 @@ func TestKilledWhileItStarts(t *testing.T) {
 				if time.Now().After(deadline) {
 					t.Fatalf("after %d ms a process waits for ever: %q", 20+i*4, left)
 				}
-				pause()
+				pauseBriefly()
 			}
 			_, err := b.backend.Sweep(t.Context())
 			must(t, err)

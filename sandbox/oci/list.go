@@ -9,7 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // Inspect asks the runtime about each sandbox.
@@ -17,7 +17,7 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 	var errs []error
 	for _, l := range listed {
 		var err error
-		l.State, err = d.backend.runtime.state(ctx, l.Container)
+		l.State, err = d.backend.runtime.queryState(ctx, l.Container)
 		errs = append(errs, err)
 		if l.State == sandbox.ListedRunning || l.State == sandbox.ListedPaused {
 			l.MemoryBytes = chargedMemory(l.Entries)
@@ -28,9 +28,9 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 
 // chargedMemory is what the session's cgroup is charged with, 0 where it has
 // none.
-func chargedMemory(entries []owner.Entry) int64 {
+func chargedMemory(entries []ownership.Entry) int64 {
 	for _, e := range entries {
-		if e.Kind != owner.KindCgroup {
+		if e.Kind != ownership.KindCgroup {
 			continue
 		}
 		for _, file := range []string{"memory.current", "memory.usage_in_bytes"} {
@@ -44,13 +44,13 @@ func chargedMemory(entries []owner.Entry) int64 {
 
 // state asks the runtime where a container is in its life. One that it doesn't
 // know is gone; one whose files it can't make sense of is unknown.
-func (r *runtimeClient) state(ctx context.Context, id string) (sandbox.ListedState, error) {
-	if len(r.files(id)) == 0 {
+func (r *runtimeClient) queryState(ctx context.Context, id string) (sandbox.ListedState, error) {
+	if len(r.listFiles(id)) == 0 {
 		return sandbox.ListedGone, nil
 	}
-	out, err := r.call(ctx, r.root, "state", id)
+	out, err := r.callRuntime(ctx, r.root, "state", id)
 	if err != nil {
-		if len(r.files(id)) == 0 {
+		if len(r.listFiles(id)) == 0 {
 			return sandbox.ListedGone, nil // it ended meanwhile
 		}
 		return sandbox.ListedUnknown, fmt.Errorf("container %s: %w", id, err)

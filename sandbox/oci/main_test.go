@@ -168,7 +168,7 @@ func (b *bed) nothingLeft(t testing.TB, session string) {
 }
 
 // leftovers lists what is still there of a session: entries of the runtime's
-// folder, journals, folders, mounts, cgroups and processes.
+// folder, cleanup lists, folders, mounts, cgroups and processes.
 func (b *bed) leftovers(session string) ([]string, error) {
 	var left []string
 	err := filepath.WalkDir(b.state, func(p string, d os.DirEntry, err error) error {
@@ -176,7 +176,7 @@ func (b *bed) leftovers(session string) ([]string, error) {
 			return err
 		}
 		mine := strings.Contains(filepath.Base(p), session) || strings.Contains(p, session+"/")
-		// The session's own folder is its maker's, and the lock of a journal stays as an empty file.
+		// The session's own folder is its maker's, and the lock of a cleanup list stays as an empty file.
 		if mine && p != filepath.Join(b.state, "sessions", session) && !strings.HasSuffix(p, ".lock") {
 			left = append(left, "file "+p)
 		}

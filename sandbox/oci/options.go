@@ -47,8 +47,8 @@ type Options struct {
 // gVisor takes on an idle machine, for one that is loaded.
 const DefaultStartTime = time.Minute
 
-func (o *Options) fill() error {
-	if _, ok := kinds(o.Kind); !ok {
+func (o *Options) setDefaults() error {
+	if _, ok := traitsOf(o.Kind); !ok {
 		return fmt.Errorf("make oci backend: kind %q: %w", o.Kind, sandbox.ErrInvalid)
 	}
 	for _, p := range []struct{ name, path string }{
@@ -69,7 +69,7 @@ func (o *Options) fill() error {
 
 // RuntimeName is the name of a kind's binary: runsc or runc.
 func RuntimeName(k Kind) string {
-	t, _ := kinds(k)
+	t, _ := traitsOf(k)
 	return t.binary
 }
 

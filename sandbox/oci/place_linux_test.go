@@ -22,7 +22,7 @@ func TestOwnPlaceInV2(t *testing.T) {
 	runtimePath(t, Runc)
 	trees, err := cgroupTrees()
 	must(t, err)
-	i := slices.IndexFunc(trees, tree.v2)
+	i := slices.IndexFunc(trees, tree.isV2)
 	if i < 0 {
 		t.Skip("needs a cgroup v2 hierarchy: this machine has mounted none")
 	}

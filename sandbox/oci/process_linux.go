@@ -35,7 +35,7 @@ func (p *hostProcess) kill() {
 }
 
 // wait waits for the end and says whether it came in time.
-func (p *hostProcess) wait(most time.Duration) bool {
+func (p *hostProcess) waitFor(most time.Duration) bool {
 	deadline := time.Now().Add(most)
 	for {
 		left := time.Until(deadline)

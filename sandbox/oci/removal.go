@@ -59,15 +59,15 @@ func killCgroup(dir string) {
 		}
 	}
 	for _, p := range found {
-		p.wait(settle)
+		p.waitFor(settleTime)
 		p.close()
 	}
-	pause()
+	pauseBriefly()
 }
 
 // thaw lets a cgroup run that somebody froze: on cgroup v1 a frozen process
 // does not even die of SIGKILL.
-func thaw(dirs []string) {
+func thawCgroups(dirs []string) {
 	for _, dir := range dirs {
 		for name, value := range map[string]string{"freezer.state": "THAWED", "cgroup.freeze": "0"} {
 			file := filepath.Join(dir, name)

@@ -39,7 +39,7 @@ type runtimeVersion struct{ name, number string }
 const callTime = 20 * time.Second
 
 // version asks the runtime once, and again if its file changed.
-func (r *runtimeClient) version(ctx context.Context) (runtimeVersion, error) {
+func (r *runtimeClient) queryVersion(ctx context.Context) (runtimeVersion, error) {
 	info, err := os.Stat(r.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -52,7 +52,7 @@ func (r *runtimeClient) version(ctx context.Context) (runtimeVersion, error) {
 	if r.known.name != "" && r.stamp.Equal(info.ModTime()) {
 		return r.known, nil
 	}
-	out, err := r.call(ctx, "", "--version")
+	out, err := r.callRuntime(ctx, "", "--version")
 	if err != nil {
 		return runtimeVersion{}, err
 	}
@@ -78,12 +78,12 @@ func parseVersion(out string) (runtimeVersion, error) {
 // dies now. A container that it doesn't know is no error: removed is false.
 // Where the runtime can't make sense of its own files (they were damaged), they
 // are removed; what may still run is then for the cgroup's removal to kill.
-func (r *runtimeClient) delete(ctx context.Context, id string) (removed bool, err error) {
-	files := r.files(id)
+func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed bool, err error) {
+	files := r.listFiles(id)
 	if len(files) == 0 {
 		return false, nil
 	}
-	if _, err := r.call(ctx, r.root, "delete", "--force", id); err != nil {
+	if _, err := r.callRuntime(ctx, r.root, "delete", "--force", id); err != nil {
 		var exit *exec.ExitError
 		if ctx.Err() != nil || !errors.As(err, &exit) || !exit.Exited() {
 			return false, fmt.Errorf("delete container %s: %w", id, err)
@@ -92,7 +92,7 @@ func (r *runtimeClient) delete(ctx context.Context, id string) (removed bool, er
 	}
 	// What a start that failed early left: a lock, an empty folder.
 	var errs []error
-	for _, name := range r.files(id) {
+	for _, name := range r.listFiles(id) {
 		errs = append(errs, os.RemoveAll(filepath.Join(r.root, name)))
 	}
 	return true, errors.Join(errs...)
@@ -100,7 +100,7 @@ func (r *runtimeClient) delete(ctx context.Context, id string) (removed bool, er
 
 // files lists what the runtime's folder has of a container: runc keeps a
 // folder of the container's name, runsc a state, a lock and a socket.
-func (r *runtimeClient) files(id string) []string {
+func (r *runtimeClient) listFiles(id string) []string {
 	entries, err := os.ReadDir(r.root)
 	if err != nil {
 		return nil
@@ -115,13 +115,13 @@ func (r *runtimeClient) files(id string) []string {
 }
 
 // call runs the runtime, for at most callTime, and returns its standard output.
-func (r *runtimeClient) call(ctx context.Context, root string, args ...string) (string, error) {
+func (r *runtimeClient) callRuntime(ctx context.Context, root string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, callTime, fmt.Errorf("%s did not answer within %s", filepath.Base(r.path), callTime))
 	defer cancel()
 	if root != "" {
 		args = append([]string{"--root", root}, args...)
 	}
-	cmd := r.command(ctx, args)
+	cmd := r.newCommand(ctx, args)
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -136,7 +136,7 @@ func (r *runtimeClient) call(ctx context.Context, root string, args ...string) (
 // command makes a call of the runtime in a session of its own, so that a
 // terminal's signals don't reach what it starts, and with nothing of our
 // environment.
-func (r *runtimeClient) command(ctx context.Context, args []string) *exec.Cmd {
+func (r *runtimeClient) newCommand(ctx context.Context, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, r.path, args...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	cmd.Dir = "/"

@@ -55,7 +55,7 @@ func plans(t *testing.T) map[string]plan {
 	} {
 		p := base
 		kind, who, _ := strings.Cut(name, "-")
-		p.traits, _ = kinds(Kind(kind))
+		p.traits, _ = traitsOf(Kind(kind))
 		if !p.traits.ownKernel {
 			p.seccomp = profile
 		}

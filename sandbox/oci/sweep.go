@@ -11,28 +11,28 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // RemoveUnlisted removes nothing: a runtime keeps no notes of owners.
-func (driver) RemoveUnlisted(context.Context) ([]sandbox.Leftover, error) { return nil, nil }
+func (driver) RemoveUnlisted(context.Context) ([]sandbox.Orphan, error) { return nil, nil }
 
 // Prune removes nothing: the lifecycle prunes the cache.
 func (driver) Prune(context.Context) error { return nil }
 
 // RemoveEntry removes one thing of a dead session. Names are checked against the
 // session: a cleanup list is a file, and files can be damaged.
-func (d driver) RemoveEntry(ctx context.Context, session string, e owner.Entry) (bool, error) {
+func (d driver) RemoveEntry(ctx context.Context, session string, e ownership.Entry) (bool, error) {
 	switch e.Kind {
-	case owner.KindContainer:
+	case ownership.KindContainer:
 		if e.Name != cgroupPrefix+session {
 			return false, fmt.Errorf("remove container %q: not the one of session %s", e.Name, session)
 		}
 		if err := d.backend.runtime.waitForRun(ctx, e.Name, callTime); err != nil {
 			return false, fmt.Errorf("remove container %q: %w", e.Name, err)
 		}
-		return d.backend.runtime.delete(ctx, e.Name)
-	case owner.KindCgroup:
+		return d.backend.runtime.deleteContainer(ctx, e.Name)
+	case ownership.KindCgroup:
 		return removeCgroup("/"+e.Name, session)
 	default:
 		return false, fmt.Errorf("remove %s %s: this backend makes none", e.Kind, e)
@@ -50,15 +50,15 @@ func (r *runtimeClient) waitForRun(ctx context.Context, id string, most time.Dur
 	}
 	for _, f := range files {
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(f)))
-		if err != nil || !r.starts(pid, id) {
+		if err != nil || !r.isStarting(pid, id) {
 			continue
 		}
 		p, err := openProcess(pid)
 		if err != nil {
 			continue // it has ended
 		}
-		if r.starts(pid, id) { // the number is still its own
-			err = p.outlast(ctx, deadline)
+		if r.isStarting(pid, id) { // the number is still its own
+			err = p.waitOrKill(ctx, deadline)
 		}
 		p.close()
 		if err != nil {
@@ -72,14 +72,14 @@ func (r *runtimeClient) waitForRun(ctx context.Context, id string, most time.Dur
 const step = 50 * time.Millisecond
 
 // outlast waits for the end, and kills the process at the deadline.
-func (p *hostProcess) outlast(ctx context.Context, deadline time.Time) error {
-	for !p.wait(min(step, time.Until(deadline))) {
+func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error {
+	for !p.waitFor(min(step, time.Until(deadline))) {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
 		if time.Now().After(deadline) {
 			p.kill()
-			p.wait(settle)
+			p.waitFor(settleTime)
 			return nil
 		}
 	}
@@ -89,7 +89,7 @@ func (p *hostProcess) outlast(ctx context.Context, deadline time.Time) error {
 // starts says whether a process is the runtime that starts a container, or what
 // becomes it. A command line alone proves nothing: every process chooses its own,
 // those in sandboxes too, which have a PID namespace of their own.
-func (r *runtimeClient) starts(pid int, id string) bool {
+func (r *runtimeClient) isStarting(pid int, id string) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 	if err != nil || !strings.HasSuffix(string(line), "\x00"+id+"\x00") || !strings.Contains(string(line), "\x00--detach\x00") {

@@ -90,7 +90,7 @@ func TestWaitForRun(t *testing.T) {
 		if err := r.waitForRun(ctx, id, long); !errors.Is(err, cause) {
 			t.Errorf("error %v", err)
 		}
-		if !r.starts(cmd.Process.Pid, id) {
+		if !r.isStarting(cmd.Process.Pid, id) {
 			t.Error("it was killed")
 		}
 	})
@@ -100,12 +100,12 @@ func TestWaitForRun(t *testing.T) {
 			"another program":   runtimeLike(t, "/bin/sh", "read x; :", id),
 			"another container": runtimeLike(t, r.path, "read x; :", id+"2"),
 		} {
-			if r.starts(cmd.Process.Pid, id) {
+			if r.isStarting(cmd.Process.Pid, id) {
 				t.Errorf("%s is taken for the runtime", name)
 			}
 		}
 		// The control.
-		if cmd := runtimeLike(t, r.path, "read x; :", id); !r.starts(cmd.Process.Pid, id) {
+		if cmd := runtimeLike(t, r.path, "read x; :", id); !r.isStarting(cmd.Process.Pid, id) {
 			t.Error("the runtime is not seen")
 		}
 	})

@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
@@ -90,7 +90,7 @@ func TestKilledOwnerOfAnOverlay(t *testing.T) {
 			t.Errorf("a second sandbox on the layers of a live one: %v", err)
 		}
 		kill()
-		if !container.wait(time.Minute) {
+		if !container.waitFor(time.Minute) {
 			t.Fatal("the container outlives its owner")
 		}
 		_, err = b.backend.Sweep(t.Context())
@@ -123,7 +123,7 @@ func TestKilledOwner(t *testing.T) {
 			t.Errorf("sweep while the owner lives: %v, %v", left, err)
 		}
 		kill()
-		if !container.wait(time.Minute) {
+		if !container.waitFor(time.Minute) {
 			t.Fatal("the container outlives its owner")
 		}
 		left, err := b.backend.Sweep(t.Context())
@@ -135,7 +135,7 @@ func TestKilledOwner(t *testing.T) {
 				t.Errorf("leftover %+v", l)
 			}
 		}
-		if !kinds["container"] || !kinds["folder"] {
+		if !kinds["container"] || !kinds["directory"] {
 			t.Errorf("sweep found %+v, want a container and a folder at least", left)
 		}
 		b.nothingLeft(t, "ses_orphan")
@@ -174,7 +174,7 @@ func (b *bed) startOwner(t *testing.T) (int, func()) {
 	}
 }
 
-// TestSweepChecksNames: a journal is a file, and names nothing that is not its
+// TestSweepChecksNames: a cleanup list is a file, and names nothing that is not its
 // session's.
 func TestSweepChecksNames(t *testing.T) {
 	b, err := New(Options{Kind: Runc, RuntimePath: "/absent", GuestPath: "/absent", StateDir: t.TempDir(), Logger: zaptest.NewLogger(t)})
@@ -186,10 +186,10 @@ func TestSweepChecksNames(t *testing.T) {
 	}
 }
 
-var undoCases = []owner.Entry{
-	{Kind: owner.KindContainer, Name: "caisson-ses_2"},
-	{Kind: owner.KindContainer, Name: "web"},
-	{Kind: owner.KindCgroup, Name: "sys/fs/cgroup/memory"},
-	{Kind: owner.KindCgroup, Name: "sys/fs/cgroup/memory/caisson-ses_2"},
-	{Kind: owner.KindProcess, PID: 4711, Start: 1},
+var undoCases = []ownership.Entry{
+	{Kind: ownership.KindContainer, Name: "caisson-ses_2"},
+	{Kind: ownership.KindContainer, Name: "web"},
+	{Kind: ownership.KindCgroup, Name: "sys/fs/cgroup/memory"},
+	{Kind: ownership.KindCgroup, Name: "sys/fs/cgroup/memory/caisson-ses_2"},
+	{Kind: ownership.KindProcess, PID: 4711, Start: 1},
 }

@@ -15,18 +15,18 @@ func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: tru
 
 // hold makes every other open of a file wait until it is let go, or its holder
 // ends. Not every file system can.
-func hold(f *os.File) error {
+func takeLease(f *os.File) error {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
 	return err
 }
 
-func unhold(f *os.File) error {
+func dropLease(f *os.File) error {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 	return err
 }
 
 // writable says whether this process may make entries in a folder.
-func writable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
+func isWritable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
 
 // onCgroupFS says whether a folder is a cgroup. What is not there is
 // fs.ErrNotExist.
@@ -41,7 +41,7 @@ func onCgroupFS(dir string) (bool, error) {
 }
 
 // pause waits for a millisecond: what is dead may be counted a moment longer.
-func pause() {
+func pauseBriefly() {
 	unix.Poll(nil, 1) //nolint:errcheck // a bounded pause
 }
 

@@ -16,15 +16,15 @@ import (
 
 func ownSession() *syscall.SysProcAttr { return nil }
 
-func hold(*os.File) error { return sandbox.ErrUnsupported }
+func takeLease(*os.File) error { return sandbox.ErrUnsupported }
 
-func unhold(*os.File) error { return sandbox.ErrUnsupported }
+func dropLease(*os.File) error { return sandbox.ErrUnsupported }
 
-func writable(string) bool { return false }
+func isWritable(string) bool { return false }
 
 func onCgroupFS(string) (bool, error) { return false, fs.ErrNotExist }
 
-func pause() {}
+func pauseBriefly() {}
 
 func (b *Backend) hardLimit(string) int64 { return -1 }
 
@@ -34,6 +34,6 @@ func openProcess(int) (*hostProcess, error) { return nil, sandbox.ErrUnsupported
 
 func (p *hostProcess) kill() {}
 
-func (p *hostProcess) wait(time.Duration) bool { return true }
+func (p *hostProcess) waitFor(time.Duration) bool { return true }
 
 func (p *hostProcess) close() {}

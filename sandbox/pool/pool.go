@@ -107,7 +107,7 @@ func (p *Pool) List(ctx context.Context) ([]sandbox.Listing, error) { return p.b
 
 // Sweep calls the backend. It also removes the empty directories of ready
 // sandboxes whose owners are dead.
-func (p *Pool) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
+func (p *Pool) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	left, err := p.backend.Sweep(ctx)
 	return left, errors.Join(err, removeEmpty(p.dir, time.Now().Add(-p.opts.Forget)))
 }

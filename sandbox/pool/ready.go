@@ -65,7 +65,7 @@ func (p *Pool) startReady(template sandbox.Spec) (_ *readySandbox, err error) {
 	if err != nil {
 		return nil, p.cleanUpStart(r, err)
 	}
-	if !before.Reserves(r.layout) {
+	if !before.AllowsFrom(r.layout) {
 		return nil, p.cleanUpStart(r, errChanged)
 	}
 	return r, nil

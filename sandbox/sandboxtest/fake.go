@@ -38,13 +38,13 @@ func (f *Fake) Check(context.Context) (sandbox.Info, error) {
 }
 
 // Sweep finds nothing: a fake's sandboxes die with the process.
-func (f *Fake) Sweep(context.Context) ([]sandbox.Leftover, error) {
+func (f *Fake) Sweep(context.Context) ([]sandbox.Orphan, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var removed []sandbox.Leftover
+	var removed []sandbox.Orphan
 	for session := range f.alive {
 		if f.Fault == FaultSweepsLiving {
-			removed = append(removed, sandbox.Leftover{Session: session})
+			removed = append(removed, sandbox.Orphan{Session: session})
 		}
 	}
 	return removed, nil

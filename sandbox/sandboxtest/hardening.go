@@ -385,7 +385,7 @@ func lifeRows() []row {
 		},
 		{
 			setting: "Labels",
-			decided: "with a runtime there are none: the journal of the session has the same words",
+			decided: "with a runtime there are none: the cleanup list of the session has the same words",
 			asked: func(e *env, s Settings) error {
 				for _, name := range []string{"session", "instance", "boot", "pid", "start", "lease", "schema"} {
 					if s.Labels[name] == "" {

@@ -21,13 +21,13 @@ func (s *Sandbox) attest(ctx context.Context) error {
 	if err := s.Verify(hello); err != nil {
 		return err
 	}
-	s.attestation = s.describe(hello)
+	s.attestation = s.describeSandbox(hello)
 	return s.container.Attest(ctx, s.conn, &s.attestation)
 }
 
 // describe returns the parts of the attestation that the guest observed and
 // that this process made.
-func (s *Sandbox) describe(hello wire.Hello) sandbox.Attestation {
+func (s *Sandbox) describeSandbox(hello wire.Hello) sandbox.Attestation {
 	p := &s.prep
 	a := guest.Attest(hello)
 	a.Backend, a.Container = s.backend.Name, s.container.ID()

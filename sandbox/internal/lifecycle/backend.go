@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/admission"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -37,7 +37,7 @@ type Options struct {
 	// Semaphore admits starts.
 	Semaphore *admission.Semaphore
 	// EngineMounts and RuntimeEnters are passed to workmount.Prepare.
-	EngineMounts, RuntimeEnters bool
+	EngineMounts, RuntimeJoins bool
 	// StartTime is the longest time for a start, from its admission on.
 	// DestroyTime is the longest time for one Destroy. Zero means that each
 	// call of the driver has its own limit.
@@ -61,7 +61,7 @@ type Options struct {
 type Backend struct {
 	Options
 	driver     Driver
-	namespaces workmount.Namespaces
+	namespaces workmount.UserNamespaces
 
 	mu    sync.Mutex
 	guest GuestCopy // the latest copy
@@ -74,16 +74,16 @@ func New(o Options, d Driver) *Backend { return &Backend{Options: o, driver: d} 
 func (b *Backend) Close() { b.namespaces.Close() }
 
 // Owner returns the identity of this process as the owner of what it makes.
-func (b *Backend) Owner() (owner.Identity, error) {
-	instance, err := owner.Instance(b.StateDir)
+func (b *Backend) Owner() (ownership.Identity, error) {
+	instance, err := ownership.Instance(b.StateDir)
 	if err != nil {
-		return owner.Identity{}, err
+		return ownership.Identity{}, err
 	}
-	return owner.Self(instance)
+	return ownership.Self(instance)
 }
 
 // validate refuses specs that no backend could run.
-func (b *Backend) validate(spec sandbox.Spec) error {
+func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	if err := spec.Resources.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
 	}

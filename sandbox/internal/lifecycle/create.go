@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sync/errgroup"
@@ -11,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/internal/admission"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -29,7 +30,7 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (*Sandbox, erro
 
 // newSandbox refuses what can be refused before anything is made.
 func (b *Backend) newSandbox(ctx context.Context, spec sandbox.Spec) (*Sandbox, error) {
-	if err := b.validate(spec); err != nil {
+	if err := b.validateSpec(spec); err != nil {
 		return nil, err
 	}
 	s := &Sandbox{
@@ -47,6 +48,9 @@ func (s *Sandbox) create(ctx context.Context) (err error) {
 	defer func() {
 		if err == nil {
 			return
+		}
+		if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+			<-ctx.Done() // a dialler gives up a little earlier
 		}
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 			err = fmt.Errorf("%w: %w", cause, err) // what was interrupted need not name the cause
@@ -69,7 +73,7 @@ func (s *Sandbox) create(ctx context.Context) (err error) {
 		defer cancel()
 	}
 	for _, step := range []func(context.Context) error{
-		s.claim, s.container.Begin, s.prepareMounts, s.startContainer, s.attest,
+		s.claimOwnership, s.container.Begin, s.prepareMounts, s.startContainer, s.attest,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -80,7 +84,7 @@ func (s *Sandbox) create(ctx context.Context) (err error) {
 
 // claim opens the session's cleanup list, notes in it what the container
 // consists of, and writes the session's files.
-func (s *Sandbox) claim(ctx context.Context) error {
+func (s *Sandbox) claimOwnership(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
 	self, err := b.Owner()
 	if err != nil {
@@ -93,14 +97,14 @@ func (s *Sandbox) claim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.prep.Cleanup, err = owner.OpenJournal(owner.JournalOptions{
+	s.prep.Cleanup, err = ownership.OpenCleanupList(ownership.CleanupOptions{
 		StateDir: b.StateDir, Backend: b.Name, Session: spec.Session, Owner: self, Dir: spec.Dir,
 		Image: spec.Image.String(), Workspace: spec.Workspace.Path,
 	})
 	if err != nil {
 		return err
 	}
-	entries = append(entries, owner.Entry{Kind: owner.KindFolder, Path: filesDir})
+	entries = append(entries, ownership.Entry{Kind: ownership.KindDirectory, Path: filesDir})
 	if s.entries, err = s.prep.Cleanup.Add(entries...); err != nil {
 		return err
 	}
@@ -113,13 +117,13 @@ func (s *Sandbox) claim(ctx context.Context) error {
 // change from the usual one; the image is then described again.
 func (s *Sandbox) prepareMounts(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
-	usual := s.container.Identity(workmount.Usual())
+	usual := s.container.Identity(workmount.UsualMounts())
 	var both errgroup.Group
 	both.Go(func() (err error) {
 		s.prep.Mounts, err = workmount.Prepare(ctx, workmount.Options{
 			Workspace: spec.Workspace, Git: spec.Git, Dir: spec.Dir, StateDir: b.StateDir, Protect: b.Protect,
-			Journal: s.prep.Cleanup, Holder: s.prep.Guest.Path, Namespaces: &b.namespaces, CallerOwnsFiles: spec.CallerOwnsFiles,
-			EngineMounts: b.EngineMounts, RuntimeEnters: b.RuntimeEnters, Log: s.prep.Log,
+			Cleanup: s.prep.Cleanup, Holder: s.prep.Guest.Path, UserNamespaces: &b.namespaces, CallerOwnsFiles: spec.CallerOwnsFiles,
+			EngineMounts: b.EngineMounts, RuntimeJoins: b.RuntimeJoins, Log: s.prep.Log,
 		})
 		return err
 	})
@@ -147,15 +151,15 @@ func (s *Sandbox) startContainer(ctx context.Context) error {
 	if err := s.dialGuest(ctx); err != nil {
 		return s.quoteStderr(err)
 	}
-	s.watch()
+	s.watchGuest()
 	return nil
 }
 
 // openView opens the host's view of the workspace, once it is mounted.
 func (s *Sandbox) openView(ctx context.Context) error {
 	m := s.prep.Mounts
-	if m.Entrance != nil {
-		if err := m.Entrance.Opened(ctx); err != nil {
+	if m.Namespace != nil {
+		if err := m.Namespace.WaitMounted(ctx); err != nil {
 			return err
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/internal/admission"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -25,7 +25,7 @@ import (
 type fakeDriver struct {
 	failing string
 	calls   []string
-	listed  [][]owner.Entry // the cleanup list at each call of Remove
+	listed  [][]ownership.Entry // the cleanup list at each call of Remove
 }
 
 var errFake = errors.New("fake failure")
@@ -42,11 +42,11 @@ func (d *fakeDriver) NewContainer(_ context.Context, p *Preparation) (Container,
 	return &fakeContainer{fakeDriver: d, prep: p}, d.call("NewContainer")
 }
 
-func (d *fakeDriver) RemoveEntry(context.Context, string, owner.Entry) (bool, error) {
+func (d *fakeDriver) RemoveEntry(context.Context, string, ownership.Entry) (bool, error) {
 	return true, d.call("RemoveEntry")
 }
 
-func (d *fakeDriver) RemoveUnlisted(context.Context) ([]sandbox.Leftover, error) {
+func (d *fakeDriver) RemoveUnlisted(context.Context) ([]sandbox.Orphan, error) {
 	return nil, d.call("RemoveUnlisted")
 }
 
@@ -68,13 +68,13 @@ func (c *fakeContainer) ID() string { return c.prep.Name }
 
 func (c *fakeContainer) FetchImage(context.Context) (bool, error) { return false, c.call("FetchImage") }
 
-func (c *fakeContainer) Plan(context.Context) ([]owner.Entry, error) {
-	return []owner.Entry{{Kind: owner.KindContainer, Name: c.prep.Name}}, c.call("Plan")
+func (c *fakeContainer) Plan(context.Context) ([]ownership.Entry, error) {
+	return []ownership.Entry{{Kind: ownership.KindContainer, Name: c.prep.Name}}, c.call("Plan")
 }
 
 func (c *fakeContainer) Begin(context.Context) error { return c.call("Begin") }
 
-func (c *fakeContainer) Identity(m *workmount.Prepared) Identity {
+func (c *fakeContainer) Identity(m *workmount.Mounts) Identity {
 	return Identity{CommandUID: m.CommandUID, CommandGID: m.CommandGID}
 }
 
@@ -153,7 +153,7 @@ func TestCreateFailures(t *testing.T) {
 				t.Errorf("calls (-want +got):\n%s", diff)
 			}
 			for _, l := range d.listed {
-				if !slices.ContainsFunc(l, func(e owner.Entry) bool { return e.Kind == owner.KindContainer && e.Name == "caisson-ses_1" }) {
+				if !slices.ContainsFunc(l, func(e ownership.Entry) bool { return e.Kind == ownership.KindContainer && e.Name == "caisson-ses_1" }) {
 					t.Errorf("the container is removed, but the cleanup list has only %+v", l)
 				}
 			}
@@ -181,7 +181,7 @@ func TestCreateThatCannotBeUndone(t *testing.T) {
 	for _, o := range orphans {
 		kinds = append(kinds, o.Kind)
 	}
-	if len(kinds) == 0 || kinds[0] != "container" || !slices.Contains(kinds, "folder") {
+	if len(kinds) == 0 || kinds[0] != "container" || !slices.Contains(kinds, "directory") {
 		t.Errorf("swept %v", kinds)
 	}
 	nothingLeft(t, b, spec)

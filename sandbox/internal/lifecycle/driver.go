@@ -7,7 +7,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -25,10 +25,10 @@ type Driver interface {
 	// RemoveEntry removes one entry of a dead session's cleanup list and
 	// reports whether it existed. It must check that it belongs to the session,
 	// because the list is a file.
-	RemoveEntry(ctx context.Context, session string, e owner.Entry) (bool, error)
+	RemoveEntry(ctx context.Context, session string, e ownership.Entry) (bool, error)
 	// RemoveUnlisted removes the orphans that the engine itself knows. It
 	// returns those that it removed along with an error.
-	RemoveUnlisted(ctx context.Context) ([]sandbox.Leftover, error)
+	RemoveUnlisted(ctx context.Context) ([]sandbox.Orphan, error)
 	// Prune removes what was cached for further starts and has been unused for
 	// long.
 	Prune(ctx context.Context) error
@@ -49,11 +49,11 @@ type Container interface {
 	FetchImage(ctx context.Context) (bool, error)
 	// Plan decides what the container consists of on the host and returns the
 	// entries for the cleanup list.
-	Plan(ctx context.Context) ([]owner.Entry, error)
+	Plan(ctx context.Context) ([]ownership.Entry, error)
 	// Begin begins what need not wait for the workspace's mounts.
 	Begin(ctx context.Context) error
 	// Identity returns who is who in a container with these mounts.
-	Identity(m *workmount.Prepared) Identity
+	Identity(m *workmount.Mounts) Identity
 	// Create creates the container and returns its standard streams. It need
 	// not have been created completely before Start returns.
 	Create(ctx context.Context) (Connection, error)

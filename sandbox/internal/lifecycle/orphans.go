@@ -10,18 +10,18 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // Sweep removes what sandboxes of dead owners left; see sandbox.Backend.
-func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
+func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	self, err := b.Owner()
 	if err != nil {
 		return nil, fmt.Errorf("sweep %s sandboxes: %w", b.Name, err)
 	}
 	orphans, unlistedErr := b.driver.RemoveUnlisted(ctx)
-	listed, listedErr := owner.Sweep(ctx, owner.SweepOptions{
-		StateDir: b.StateDir, Backend: b.Name, Instance: self.Instance, Undo: b.driver.RemoveEntry,
+	listed, listedErr := ownership.Sweep(ctx, ownership.SweepOptions{
+		StateDir: b.StateDir, Backend: b.Name, Instance: self.Instance, RemoveEntry: b.driver.RemoveEntry,
 	})
 	orphans = append(orphans, listed...)
 	if err := errors.Join(unlistedErr, listedErr, b.driver.Prune(ctx), pruneCache(CacheDir(b.StateDir), time.Now())); err != nil {
@@ -33,7 +33,7 @@ func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Leftover, error) {
 // Listed is a listed sandbox, with the entries of its cleanup list.
 type Listed struct {
 	sandbox.Listing
-	Entries []owner.Entry
+	Entries []ownership.Entry
 }
 
 // List returns the sandboxes of cleanup lists, and those that the engine alone
@@ -43,7 +43,7 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list %s sandboxes: %w", b.Name, err)
 	}
-	noted, err := owner.List(b.StateDir, b.Name)
+	noted, err := ownership.ReadLists(b.StateDir, b.Name)
 	listed := map[string]*Listed{}
 	for _, n := range noted {
 		listed[n.Session] = &Listed{Listing: n.Listing(self.Instance), Entries: n.Entries}

@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -33,14 +33,14 @@ type Preparation struct {
 	// Guest is the guest's binary. Set before Plan.
 	Guest GuestCopy
 	// Cleanup is the session's cleanup list. Set, as Files, before Begin.
-	Cleanup *owner.Journal
+	Cleanup *ownership.CleanupList
 	Files   *Files
 
 	// Mounts are the workspace's mounts, Identity who is who with them. Image
 	// is the root file system, nil for an image of the engine's own, and Env
 	// the environment of commands, which the container sets for such an image.
 	// Set before Create.
-	Mounts   *workmount.Prepared
+	Mounts   *workmount.Mounts
 	Identity Identity
 	Image    *images.RootFS
 	Env      []string
@@ -200,7 +200,7 @@ func (s *Sandbox) removeFiles() error {
 		return fmt.Errorf("remove session files: %w", err)
 	}
 	defer base.Close()
-	if err := owner.RemoveTree(base, filesDir); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := ownership.RemoveTree(base, filesDir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove session files: %w", err)
 	}
 	return nil

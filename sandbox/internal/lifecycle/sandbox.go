@@ -120,7 +120,7 @@ func (s *Sandbox) checkEnded() error {
 
 // watch watches the guest's connection, and removes in the background what only
 // the start needed.
-func (s *Sandbox) watch() {
+func (s *Sandbox) watchGuest() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	s.stopWatching = cancel
 	s.watching.Go(func() {
@@ -133,7 +133,7 @@ func (s *Sandbox) watch() {
 		}
 	})
 	s.watching.Go(func() {
-		if err := s.prep.Mounts.Started(); err != nil {
+		if err := s.prep.Mounts.RemoveStaging(); err != nil {
 			s.prep.Log.Warn("staging mounts stay until the end", zap.Error(err))
 		}
 	})
@@ -185,7 +185,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 		ctx, cancel = context.WithTimeoutCause(ctx, limit, fmt.Errorf("not destroyed within %s", limit))
 		defer cancel()
 	}
-	if err := s.remove(ctx); err != nil {
+	if err := s.undoCreate(ctx); err != nil {
 		if s.prep.Cleanup != nil {
 			err = errors.Join(err, s.prep.Cleanup.GiveUp())
 		}
@@ -201,7 +201,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 
 // remove undoes every step of create, the last one first. It stops at the first
 // error: nothing is removed that the container may still use.
-func (s *Sandbox) remove(ctx context.Context) error {
+func (s *Sandbox) undoCreate(ctx context.Context) error {
 	// The guest kills everything and exits when its connection closes; the
 	// driver kills what does not exit.
 	if s.conn != nil {

@@ -12,15 +12,15 @@ import (
 // openBelow opens something in the workspace by the held descriptor: through
 // no link, over no mount, and never out.
 func openBelow(workspace *os.File, name string, flags uint64) (*os.File, error) {
-	return resolve(workspace, name, flags, unix.RESOLVE_NO_XDEV)
+	return openBeneath(workspace, name, flags, unix.RESOLVE_NO_XDEV)
 }
 
 // openMounted is openBelow for a named submount, which is a mount.
 func openMounted(workspace *os.File, name string, flags uint64) (*os.File, error) {
-	return resolve(workspace, name, flags, 0)
+	return openBeneath(workspace, name, flags, 0)
 }
 
-func resolve(workspace *os.File, name string, flags, extra uint64) (*os.File, error) {
+func openBeneath(workspace *os.File, name string, flags, extra uint64) (*os.File, error) {
 	how := &unix.OpenHow{
 		// Without O_NOFOLLOW: with it, and O_PATH, a link at the end is no error
 		// but is opened itself, RESOLVE_NO_SYMLINKS or not (openat2(2)).

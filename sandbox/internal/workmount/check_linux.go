@@ -56,7 +56,7 @@ func checkPlace(workspace *os.File, path string, o Options) error {
 		return fmt.Errorf("workspace %s: %w: the folder was removed", o.Workspace.Path, sandbox.ErrInvalid)
 	}
 	self := node{st.Dev, st.Ino}
-	up, err := ancestors(int(workspace.Fd()))
+	up, err := listAncestors(int(workspace.Fd()))
 	if err != nil {
 		return fmt.Errorf("examine workspace: %w", err)
 	}
@@ -64,7 +64,7 @@ func checkPlace(workspace *os.File, path string, o Options) error {
 		return fmt.Errorf("workspace %s: %w: it is the root folder, which can't be a workspace", path, sandbox.ErrInvalid)
 	}
 	for _, name := range append([]string{o.StateDir}, o.Protect...) {
-		above, err := ancestorsOf(name)
+		above, err := listAncestorsOf(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -83,17 +83,17 @@ func checkPlace(workspace *os.File, path string, o Options) error {
 	return nil
 }
 
-func ancestorsOf(path string) ([]node, error) {
+func listAncestorsOf(path string) ([]node, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
 	}
 	defer unix.Close(fd)
-	return ancestors(fd)
+	return listAncestors(fd)
 }
 
 // ancestors lists a folder and those above it, up to and with the root.
-func ancestors(dir int) ([]node, error) {
+func listAncestors(dir int) ([]node, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/", &st); err != nil {
 		return nil, err
@@ -125,7 +125,7 @@ func ancestors(dir int) ([]node, error) {
 
 // submounts lists what is mounted below the workspace, relative to it, and
 // refuses what is not named.
-func submounts(path string, named []string) ([]string, error) {
+func listSubmounts(path string, named []string) ([]string, error) {
 	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(path))
 	if err != nil {
 		return nil, fmt.Errorf("list mounts below the workspace: %w", err)

@@ -39,7 +39,7 @@ func lostConfigured(workspace *os.File, base, repo string) []string {
 		} else if key == "fsmonitor" {
 			continue // a switch, or a program of PATH
 		}
-		if inside := writable(base, repo, value); inside != "" {
+		if inside := pathInWorkspace(base, repo, value); inside != "" {
 			lost = append(lost, fmt.Sprintf("git on this machine runs what is in %q (core.%s of the repository), which commands can write: look at it before you use git", inside, key))
 		}
 	}
@@ -71,7 +71,7 @@ func coreValue(config, key string) (value string) {
 
 // writable gives the path in the workspace that value leads to, "" where that is
 // outside, or in the repository's folder.
-func writable(base, repo, value string) string {
+func pathInWorkspace(base, repo, value string) string {
 	if value == "" || strings.HasPrefix(value, "~") {
 		return ""
 	}

@@ -18,7 +18,7 @@ type guard struct {
 	name     string // relative to the workspace
 	readOnly bool
 	// place is set where a placeholder has to be made for it first.
-	place bool
+	reserve bool
 	// worktree is set for the .git file of a linked worktree.
 	worktree worktree
 	// from is the host's path of what is bound in its place, target where that
@@ -39,7 +39,7 @@ var gitExecutable = [...]string{"config", "config.worktree", "commondir", "hooks
 
 // guards lists what is bound on itself, parents first, and what is lost.
 // The nested repositories are paths relative to the workspace.
-func guards(workspace *os.File, base string, mode sandbox.GitMode, nested []string) (list []guard, lost []string, err error) {
+func listGuards(workspace *os.File, base string, mode sandbox.GitMode, nested []string) (list []guard, lost []string, err error) {
 	kind, err := kindOf(workspace, gitName)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -51,7 +51,7 @@ func guards(workspace *os.File, base string, mode sandbox.GitMode, nested []stri
 	case kind == unix.S_IFREG:
 		list, lost, err = linkGuards(workspace, base)
 	default:
-		err = unprotectable(gitName)
+		err = unprotectableError(gitName)
 	}
 	if err != nil {
 		return nil, nil, err
@@ -77,8 +77,8 @@ func existingGuards(workspace *os.File, name string) ([]guard, error) {
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("examine %s: %w", name, err)
-	case !bindable(kind):
-		return nil, unprotectable(name)
+	case !isBindable(kind):
+		return nil, unprotectableError(name)
 	}
 	if name == mercurialName {
 		if second, err := secondName(workspace, name, mercurialObeyed); err != nil || second != "" {
@@ -98,12 +98,12 @@ func absentGuards(workspace *os.File) (list []guard, lost []string, err error) {
 	if inside {
 		return nil, []string{"the workspace lies in a repository, so that a .git of its own is not reserved"}, nil
 	}
-	return []guard{{name: gitName, readOnly: true, place: true}}, nil, nil
+	return []guard{{name: gitName, readOnly: true, reserve: true}}, nil, nil
 }
 
-func bindable(kind uint32) bool { return kind == unix.S_IFDIR || kind == unix.S_IFREG }
+func isBindable(kind uint32) bool { return kind == unix.S_IFDIR || kind == unix.S_IFREG }
 
-func unprotectable(name string) error {
+func unprotectableError(name string) error {
 	return fmt.Errorf("%w: %s is a link or a special file, which can't be protected: replace it by what it leads to", sandbox.ErrInvalid, name)
 }
 
@@ -126,10 +126,10 @@ func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list [
 		switch {
 		case err != nil && !missing:
 			return nil, nil, fmt.Errorf("examine %s: %w", name, err)
-		case !missing && !bindable(kind):
-			return nil, nil, unprotectable(name)
+		case !missing && !isBindable(kind):
+			return nil, nil, unprotectableError(name)
 		}
-		list = append(list, guard{name: name, readOnly: true, place: missing})
+		list = append(list, guard{name: name, readOnly: true, reserve: missing})
 	}
 	return list, append(lostConfigured(workspace, base, gitName), lostRebase), nil
 }
@@ -145,14 +145,14 @@ func checkLinks(workspace *os.File, base, repo string) error {
 	for _, entry := range gitExecutable {
 		name := path.Join(repo, entry)
 		kind, err := kindOf(workspace, name)
-		if errors.Is(err, unix.ENOENT) || err == nil && bindable(kind) {
+		if errors.Is(err, unix.ENOENT) || err == nil && isBindable(kind) {
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("examine %s: %w", name, err)
 		}
 		if kind != unix.S_IFLNK {
-			return unprotectable(name)
+			return unprotectableError(name)
 		}
 		leads := linkEnd(workspace, base, name)
 		inside, err := filepath.Rel(base, leads)
@@ -186,7 +186,7 @@ func checkCommonDir(workspace *os.File, repo string) error {
 		return nil
 	}
 	if errors.Is(err, unix.ELOOP) {
-		return unprotectable(name)
+		return unprotectableError(name)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", name, err)

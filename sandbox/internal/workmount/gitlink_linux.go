@@ -38,7 +38,7 @@ func linkGuards(workspace *os.File, base string) (list []guard, lost []string, e
 		return list, lost, nil //nolint:nilerr // no relative path: elsewhere
 	}
 	kind, err := kindOf(workspace, inside)
-	if err != nil || !bindable(kind) || inside == "." || strings.ContainsRune(inside, filepath.Separator) {
+	if err != nil || !isBindable(kind) || inside == "." || strings.ContainsRune(inside, filepath.Separator) {
 		return nil, nil, fmt.Errorf("%w: %s leads to %q in the workspace, where it can't be protected: make .git a folder", sandbox.ErrInvalid, gitName, inside)
 	}
 	if err := errors.Join(checkCommonDir(workspace, inside), checkLinks(workspace, base, inside)); err != nil {

@@ -18,19 +18,19 @@ var commandIDs = ids{sandbox.CommandUID, sandbox.CommandGID}
 
 // Usual returns mounts with the identity of commands that a workspace nearly
 // always has, and nothing else.
-func Usual() *Prepared {
+func UsualMounts() *Mounts {
 	id := commandIDs
 	if runtime.GOOS == "linux" && os.Geteuid() != 0 {
 		id = ids{os.Geteuid(), os.Getegid()}
 	}
-	return &Prepared{CommandUID: id.uid, CommandGID: id.gid}
+	return &Mounts{CommandUID: id.uid, CommandGID: id.gid}
 }
 
 func (i ids) String() string { return fmt.Sprintf("%d:%d", i.uid, i.gid) }
 
 // plan is how a workspace's owner and the commands' identity are brought
 // together.
-type plan struct {
+type identityPlan struct {
 	command ids  // in the container
 	files   ids  // whom new files belong to on the host
 	stage   bool // mounts of our own
@@ -40,22 +40,22 @@ type plan struct {
 
 // decide is the table of the package comment. writable is asked only where the
 // answer matters.
-func decide(runner, owner ids, path string, callerOwns bool, writable func() bool) (plan, error) {
+func decideIdentity(runner, owner ids, path string, callerOwns bool, writable func() bool) (identityPlan, error) {
 	switch {
 	case runner.uid == 0:
-		return plan{command: commandIDs, files: owner, stage: true, idmap: owner != commandIDs}, nil
+		return identityPlan{command: commandIDs, files: owner, stage: true, idmap: owner != commandIDs}, nil
 	case owner.uid == runner.uid:
-		return plan{command: runner, files: runner, lost: []string{LostFlags}}, nil
+		return identityPlan{command: runner, files: runner, lost: []string{LostFlags}}, nil
 	case callerOwns && writable():
-		return plan{command: runner, files: runner, lost: []string{
+		return identityPlan{command: runner, files: runner, lost: []string{
 			LostFlags,
 			fmt.Sprintf("the workspace belongs to uid %d, but files that commands make belong to uid %d", owner.uid, runner.uid),
 		}}, nil
 	case callerOwns:
-		return plan{}, fmt.Errorf("workspace %s: %w: it belongs to uid %d and uid %d can't write to it: run as its owner or as root",
+		return identityPlan{}, fmt.Errorf("workspace %s: %w: it belongs to uid %d and uid %d can't write to it: run as its owner or as root",
 			path, sandbox.ErrInvalid, owner.uid, runner.uid)
 	}
-	return plan{}, fmt.Errorf("workspace %s: %w: it belongs to uid %d, and files that uid %d makes in it would not: "+
+	return identityPlan{}, fmt.Errorf("workspace %s: %w: it belongs to uid %d, and files that uid %d makes in it would not: "+
 		"run as its owner or as root, or let new files belong to the caller", path, sandbox.ErrInvalid, owner.uid, runner.uid)
 }
 
@@ -66,13 +66,13 @@ const LostFlags = "the workspace is mounted without nosuid and nodev, because on
 // withoutIDMap is the plan of root where the kernel, or the file system that
 // the workspace is on, has no id-mapped mounts: commands then run as the
 // workspace's owner, which must not be root.
-func (p plan) withoutIDMap(path string, cause error) (plan, error) {
+func (p identityPlan) withoutIDMap(path string, cause error) (identityPlan, error) {
 	if p.files.uid == 0 {
 		hint := "use Linux 5.12 or newer and a file system with id-mapped mounts"
 		if errors.Is(cause, fs.ErrPermission) {
 			hint = "run where this process may mount, or as an ordinary user who owns the folder"
 		}
-		return plan{}, fmt.Errorf("workspace %s: %w: it belongs to root, commands never run as root, and it can't be id-mapped (%w): "+
+		return identityPlan{}, fmt.Errorf("workspace %s: %w: it belongs to root, commands never run as root, and it can't be id-mapped (%w): "+
 			"give the folder to another user, or %s", path, sandbox.ErrUnsupported, cause, hint)
 	}
 	p.command, p.idmap = p.files, false
@@ -90,7 +90,7 @@ const lastID = 1<<32 - 2
 // swap maps the full range to itself, but for a and b, which change places. It
 // is its own inverse. A two-entry map would leave files of third ids without an
 // owner, and a one-way map could not be inverted.
-func swap(a, b int64) []idRange {
+func swapIDs(a, b int64) []idRange {
 	if a == b {
 		return []idRange{{0, 0, lastID + 1}}
 	}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // The folders of an overlay's layers; see package sandbox/overlay.
@@ -20,7 +20,7 @@ const (
 )
 
 // layers are the held layers of one overlay. Whoever opened them closes them.
-type layers struct {
+type overlayLayers struct {
 	path string
 	// dir holds upper and work. Its lock says that a sandbox uses them.
 	dir *os.File
@@ -31,7 +31,7 @@ type layers struct {
 // layers takes too: an overlay whose upper layer changes by another way than
 // itself is undefined (overlayfs.rst, "Changes to underlying filesystems"), and
 // two overlays with one upper layer are no better.
-func openLayers(o Options, uid int) (_ *layers, err error) {
+func openLayers(o Options, uid int) (_ *overlayLayers, err error) {
 	where := o.Workspace.Layers
 	dir, err := os.OpenFile(where, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -52,12 +52,12 @@ func openLayers(o Options, uid int) (_ *layers, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock layers %s: %w", where, err)
 	}
-	l := &layers{path: where, dir: dir}
-	if err := l.check(uid); err != nil {
+	l := &overlayLayers{path: where, dir: dir}
+	if err := l.checkDirs(uid); err != nil {
 		return nil, err
 	}
-	l.clean()
-	if err := l.probe(); err != nil {
+	l.cleanWork()
+	if err := l.probeFileSystem(); err != nil {
 		return nil, fmt.Errorf("layers %s: %w: their file system can't hold what an overlay writes (%w): "+
 			"use bind mode, or a state folder (XDG_STATE_HOME) on a local disk, such as ext4, xfs or btrfs", where, sandbox.ErrUnsupported, err)
 	}
@@ -67,11 +67,11 @@ func openLayers(o Options, uid int) (_ *layers, err error) {
 // belowState refuses layers that are not below the state folder: anywhere else
 // commands or other users might reach them.
 func belowState(dir *os.File, where, stateDir string) error {
-	up, err := ancestors(int(dir.Fd()))
+	up, err := listAncestors(int(dir.Fd()))
 	if err != nil {
 		return fmt.Errorf("examine layers: %w", err)
 	}
-	state, err := ancestorsOf(stateDir)
+	state, err := listAncestorsOf(stateDir)
 	if err != nil {
 		return fmt.Errorf("examine state folder: %w", err)
 	}
@@ -82,7 +82,7 @@ func belowState(dir *os.File, where, stateDir string) error {
 }
 
 // check says whether the layers are there, on one mount, and whose they are.
-func (l *layers) check(uid int) error {
+func (l *overlayLayers) checkDirs(uid int) error {
 	for _, name := range []string{upperName, workName} {
 		f, err := openBelow(l.dir, name, unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
@@ -106,7 +106,7 @@ func (l *layers) check(uid int) error {
 // others of, and of what a session left that died in the middle of a change. It
 // is for layers that are not mounted. What it may not remove (as a user, what the engine's kernel
 // made) is left: the kernel cleans it when it mounts.
-func (l *layers) clean() {
+func (l *overlayLayers) cleanWork() {
 	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return
@@ -121,13 +121,13 @@ func (l *layers) clean() {
 		if unix.Unlinkat(int(work.Fd()), name, unix.AT_REMOVEDIR) == nil {
 			continue
 		}
-		unlock(work, name)
-		owner.RemoveTree(work, name) //nolint:errcheck // as the comment says
+		makeReadable(work, name)
+		ownership.RemoveTree(work, name) //nolint:errcheck // as the comment says
 	}
 }
 
 // unlock opens a folder to its owner, where it can.
-func unlock(work *os.File, name string) {
+func makeReadable(work *os.File, name string) {
 	f, err := openBelow(work, name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return
@@ -139,7 +139,7 @@ func unlock(work *os.File, name string) {
 // probe does in the work folder what overlayfs does in it: attributes of user's,
 // unnamed files, whiteouts, and renames that leave one. The kernel itself would
 // mount without some of these, and lose changes of folders later.
-func (l *layers) probe() error {
+func (l *overlayLayers) probeFileSystem() error {
 	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return err
@@ -173,7 +173,7 @@ func (l *layers) probe() error {
 // probeAttribute is of the namespace that `userxattr` makes overlayfs use.
 const probeAttribute = "user.overlay.caisson"
 
-func (l *layers) close() error {
+func (l *overlayLayers) unlock() error {
 	if err := l.dir.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
 		return fmt.Errorf("close layers: %w", err)
 	}

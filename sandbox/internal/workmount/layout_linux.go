@@ -17,11 +17,11 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	if err != nil {
 		return Layout{}, err
 	}
-	mounts, err := submounts(path, w.Submounts)
+	mounts, err := listSubmounts(path, w.Submounts)
 	if err != nil {
 		return Layout{}, err
 	}
-	list, lost, err := guards(w.Dir, path, git, w.Repositories)
+	list, lost, err := listGuards(w.Dir, path, git, w.Repositories)
 	if err != nil {
 		return Layout{}, fmt.Errorf("workspace %s: %w", path, err)
 	}
@@ -35,8 +35,8 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 		lost:   fmt.Sprintf("%q", lost),
 	}
 	for _, g := range list {
-		s := seen{name: g.name, how: fmt.Sprintf("%+v", g), which: which(dir, g.name)}
-		s.empty = s.which != "" && empty(w.Dir, g.name)
+		s := guardState{name: g.name, binding: fmt.Sprintf("%+v", g), fileID: identifyFile(dir, g.name)}
+		s.empty = s.fileID != "" && isEmpty(w.Dir, g.name)
 		l.guards = append(l.guards, s)
 	}
 	return l, nil
@@ -44,7 +44,7 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 
 // empty says whether a guarded name is a file or folder with no more in it than
 // a placeholder.
-func empty(workspace *os.File, name string) bool {
+func isEmpty(workspace *os.File, name string) bool {
 	f, err := openBelow(workspace, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
 		return false
@@ -62,7 +62,7 @@ func empty(workspace *os.File, name string) bool {
 // inode's number is used again, often for what is made next, so that the time
 // of its birth belongs to it; where the file system has none, the time of its last
 // change.
-func which(dir int, name string) string {
+func identifyFile(dir int, name string) string {
 	var st unix.Statx_t
 	if err := unix.Statx(dir, name, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st); err != nil {
 		return "" // reserved, and not there yet

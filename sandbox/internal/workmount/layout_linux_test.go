@@ -116,7 +116,7 @@ func TestLayoutReserves(t *testing.T) {
 			tt.after(t, f.dir)
 			after, err := LayoutOf(f.Workspace, tt.git)
 			must(t, err)
-			if before.Reserves(after) != tt.reserves {
+			if before.AllowsFrom(after) != tt.reserves {
 				t.Errorf("before:\n%+v\nafter:\n%+v", before, after)
 			}
 		})

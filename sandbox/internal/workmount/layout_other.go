@@ -23,7 +23,7 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	l := Layout{folder: fmt.Sprintf("%q %s", path, git)}
 	for _, name := range []string{".", gitName, mercurialName, ownConfig} {
 		if info, err := os.Lstat(filepath.Join(path, name)); err == nil {
-			l.guards = append(l.guards, seen{name: name, which: fmt.Sprintf("%+v", info.Sys())})
+			l.guards = append(l.guards, guardState{name: name, fileID: fmt.Sprintf("%+v", info.Sys())})
 		}
 	}
 	return l, nil

@@ -40,7 +40,7 @@ func nestedGuards(workspace *os.File, base string, mode sandbox.GitMode, nested 
 		switch {
 		case errors.Is(err, unix.ENOENT):
 			continue
-		case err != nil || !bindable(kind) || !mountable(name) || !isRepository(workspace, name, kind):
+		case err != nil || !isBindable(kind) || !isMountable(name) || !isRepository(workspace, name, kind):
 			odd = append(odd, name)
 			continue
 		case guarded == maxNested:
@@ -94,7 +94,7 @@ func nestedGuard(workspace *os.File, name string, kind uint32, mode sandbox.GitM
 	}
 	list := []guard{{name: name}}
 	for _, entry := range gitExecutable {
-		if kind, err := kindOf(workspace, path.Join(name, entry)); err == nil && bindable(kind) {
+		if kind, err := kindOf(workspace, path.Join(name, entry)); err == nil && isBindable(kind) {
 			list = append(list, guard{name: path.Join(name, entry), readOnly: true})
 		}
 	}
@@ -113,7 +113,7 @@ func isRepository(workspace *os.File, name string, kind uint32) bool {
 }
 
 // mountable reports whether every engine takes a name as a mount's target.
-func mountable(name string) bool {
+func isMountable(name string) bool {
 	return utf8.ValidString(name) && !strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) || strings.ContainsRune(`\:,"`, r) })
 }
 

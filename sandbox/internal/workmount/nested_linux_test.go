@@ -14,7 +14,7 @@ import (
 )
 
 // targets are the guards of prepared mounts: their paths in the workspace.
-func targets(p *Prepared) (readOnly, writable []string) {
+func targets(p *Mounts) (readOnly, writable []string) {
 	for _, b := range p.Binds[1:] {
 		name := strings.TrimPrefix(b.Target, sandbox.WorkspaceDir+"/")
 		if b.ReadOnly {
@@ -103,11 +103,11 @@ func TestSecondNamesAreRefused(t *testing.T) {
 		gitIn(t, filepath.Join(f.dir, ".git"))
 		must(t, os.MkdirAll(filepath.Join(f.dir, path.Dir(name)), 0o755))
 		write(t, filepath.Join(f.dir, name), "")
-		if _, _, err := guards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil); err != nil {
+		if _, _, err := listGuards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil); err != nil {
 			t.Errorf("control: %s with one name: %v", name, err)
 		}
 		must(t, os.Link(filepath.Join(f.dir, name), filepath.Join(f.dir, "second")))
-		_, _, err := guards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil)
+		_, _, err := listGuards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil)
 		if (err != nil) != refused || refused && (!errors.Is(err, sandbox.ErrInvalid) || !strings.Contains(err.Error(), name)) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -124,7 +124,7 @@ func TestSecondNamesAreRefused(t *testing.T) {
 func TestMercurialIsGuarded(t *testing.T) {
 	f := newFixture(t, os.Geteuid(), os.Getegid())
 	names := func() (names []string) {
-		list, _, err := guards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil)
+		list, _, err := listGuards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil)
 		must(t, err)
 		for _, g := range list {
 			if !g.readOnly {
@@ -143,7 +143,7 @@ func TestMercurialIsGuarded(t *testing.T) {
 	}
 	must(t, os.Rename(filepath.Join(f.dir, ".hg"), filepath.Join(f.dir, "elsewhere")))
 	must(t, os.Symlink("elsewhere", filepath.Join(f.dir, ".hg")))
-	if _, _, err := guards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil); !errors.Is(err, sandbox.ErrInvalid) {
+	if _, _, err := listGuards(f.Workspace.Dir, f.dir, sandbox.GitReadOnly, nil); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("a symlink: %v", err)
 	}
 }

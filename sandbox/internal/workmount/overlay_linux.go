@@ -15,13 +15,13 @@ import (
 
 // stageOverlay mounts the overlay and attaches it as the first of the binds,
 // with the guards in it after it.
-func (p *Prepared) stageOverlay(s *stage, guards []guard) error {
-	lower, err := s.clone(int(p.undo.workspace.Fd()), true, s.userns)
+func (p *Mounts) stageOverlay(s *stager, guards []guard) error {
+	lower, err := s.cloneMount(int(p.cleanup.workspace.Fd()), true, s.userns)
 	if err != nil {
 		return err
 	}
 	defer lower.Close()
-	own, err := s.clone(int(p.undo.layers.dir.Fd()), false, s.userns)
+	own, err := s.cloneMount(int(p.cleanup.layers.dir.Fd()), false, s.userns)
 	if err != nil {
 		return err
 	}
@@ -34,7 +34,7 @@ func (p *Prepared) stageOverlay(s *stage, guards []guard) error {
 	if err := p.checkOverlay(merged); err != nil {
 		return err
 	}
-	source, err := s.attach(merged, true)
+	source, err := s.attachMount(merged, true)
 	if err != nil {
 		return err
 	}
@@ -42,12 +42,12 @@ func (p *Prepared) stageOverlay(s *stage, guards []guard) error {
 	if err != nil {
 		return err
 	}
-	p.undo.view = root
-	p.undo.upper, err = openBelow(p.undo.layers.dir, upperName, unix.O_RDONLY|unix.O_DIRECTORY)
+	p.cleanup.view = root
+	p.cleanup.upper, err = openBelow(p.cleanup.layers.dir, upperName, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
-	if err := p.add(root, guard{name: "."}, source); err != nil {
+	if err := p.addBind(root, guard{name: "."}, source); err != nil {
 		return err
 	}
 	for _, g := range guards {
@@ -59,8 +59,8 @@ func (p *Prepared) stageOverlay(s *stage, guards []guard) error {
 }
 
 // guardIn binds something in the overlay on itself.
-func (p *Prepared) guardIn(s *stage, root *os.File, g guard) error {
-	f, err := openGuard(root, g)
+func (p *Mounts) guardIn(s *stager, root *os.File, g guard) error {
+	f, err := openGuardIn(root, g)
 	if err != nil {
 		return err
 	}
@@ -69,10 +69,10 @@ func (p *Prepared) guardIn(s *stage, root *os.File, g guard) error {
 	if g.from != "" {
 		userns = s.userns
 	}
-	return p.attach(s, f, g, userns)
+	return p.stageFile(s, f, g, userns)
 }
 
-func openGuard(root *os.File, g guard) (*os.File, error) {
+func openGuardIn(root *os.File, g guard) (*os.File, error) {
 	if g.from != "" {
 		return os.OpenFile(g.from, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	}
@@ -81,7 +81,7 @@ func openGuard(root *os.File, g guard) (*os.File, error) {
 
 // overlayGuards are those of the workspace's own configuration, and of a linked
 // worktree, whose repository is elsewhere and not in the overlay.
-func (p *Prepared) overlayGuards(o Options, decided plan) ([]guard, error) {
+func (p *Mounts) overlayGuards(o Options, decided identityPlan) ([]guard, error) {
 	list, err := existingGuards(o.Workspace.Dir, ownConfig)
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (p *Prepared) overlayGuards(o Options, decided plan) ([]guard, error) {
 // mountOverlay mounts an overlay of two unattached mounts and attaches it
 // nowhere. Kernels before 6.15 want the layers attached: below the session's
 // folder, until the overlay, which holds clones of its own, is there.
-func (s *stage) mountOverlay(lower, own *os.File) (*os.File, error) {
+func (s *stager) mountOverlay(lower, own *os.File) (*os.File, error) {
 	l, err := openLayersOf(lower, own)
 	if err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func (s *stage) mountOverlay(lower, own *os.File) (*os.File, error) {
 		}
 	}
 	for _, m := range []*os.File{lower, own} {
-		if _, err := s.attach(m, true); err != nil {
+		if _, err := s.attachMount(m, true); err != nil {
 			return nil, err
 		}
 	}
@@ -159,7 +159,7 @@ func closeAll(files ...*os.File) {
 }
 
 // overlayError says what would help where an overlay can't be mounted.
-func overlayError(path string, l *layers, err error) error {
+func overlayError(path string, l *overlayLayers, err error) error {
 	switch {
 	case errors.Is(err, errNoMounts):
 		return fmt.Errorf("workspace %s: %w: this process may not mount an overlay (%w): run as root, use the docker or gvisor backend, or bind mode",
@@ -173,14 +173,14 @@ func overlayError(path string, l *layers, err error) error {
 
 // checkOverlay refuses an overlay that the kernel made read-only because it
 // could not use the work folder.
-func (p *Prepared) checkOverlay(merged *os.File) error {
+func (p *Mounts) checkOverlay(merged *os.File) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(merged.Fd()), &st); err != nil {
 		return fmt.Errorf("examine overlay: %w", err)
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		return fmt.Errorf("layers %s: %w: the kernel mounts them read-only: use bind mode, or another state folder (XDG_STATE_HOME)",
-			p.undo.layers.path, sandbox.ErrUnsupported)
+			p.cleanup.layers.path, sandbox.ErrUnsupported)
 	}
 	return nil
 }
@@ -193,9 +193,9 @@ const overlayMounts = 2
 // guarded in it: the host's own is untouched whatever is committed. Its
 // .caisson is, as it is in the folder itself: one that a command made is not
 // read by anybody.
-func (p *Prepared) overlay(ctx context.Context, o Options, decided plan) error {
+func (p *Mounts) prepareOverlay(ctx context.Context, o Options, decided identityPlan) error {
 	var err error
-	if p.undo.layers, err = openLayers(o, decided.files.uid); err != nil {
+	if p.cleanup.layers, err = openLayers(o, decided.files.uid); err != nil {
 		return err
 	}
 	list, err := p.overlayGuards(o, decided)
@@ -206,45 +206,45 @@ func (p *Prepared) overlay(ctx context.Context, o Options, decided plan) error {
 		return fmt.Errorf("prepare workspace: %w", err)
 	}
 	if !decided.stage && o.EngineMounts {
-		return p.volume(decided, list)
+		return p.planVolume(decided, list)
 	}
-	if !decided.stage && o.RuntimeEnters {
-		return p.entrance(o, decided, list)
+	if !decided.stage && o.RuntimeJoins {
+		return p.planNamespace(o, decided, list)
 	}
 	if !decided.stage {
-		return overlayError(p.Path, p.undo.layers, errNoMounts)
+		return overlayError(p.Path, p.cleanup.layers, errNoMounts)
 	}
 	if err := p.stageAll(o, &decided, append([]guard{{name: "."}}, list...), 0); err != nil {
-		return overlayError(p.Path, p.undo.layers, err)
+		return overlayError(p.Path, p.cleanup.layers, err)
 	}
-	p.settle(decided)
+	p.setIdentity(decided)
 	return nil
 }
 
 // volume leaves the overlay to an engine. A .caisson in it is covered, as it is
 // wherever nothing can be staged.
-func (p *Prepared) volume(decided plan, list []guard) error {
+func (p *Mounts) planVolume(decided identityPlan, list []guard) error {
 	v, err := p.engineVolume()
 	if err != nil {
 		return fmt.Errorf("describe overlay: %w", err)
 	}
-	p.Volume, p.undo.volume = v, v
+	p.Volume, p.cleanup.volume = v, v
 	p.Binds = []Bind{{Target: sandbox.WorkspaceDir, Dir: true, Inode: v.root.ino}}
-	return p.unstaged(decided, list)
+	return p.bindUnstaged(decided, list)
 }
 
 // unstaged covers the guards of an overlay that this process doesn't mount, and
 // takes over what the plan came to. The flags are the overlay's own.
-func (p *Prepared) unstaged(decided plan, list []guard) error {
+func (p *Mounts) bindUnstaged(decided identityPlan, list []guard) error {
 	for _, g := range list {
-		f, err := openGuard(p.undo.workspace, g)
+		f, err := openGuardIn(p.cleanup.workspace, g)
 		if err != nil {
 			return err
 		}
 		if g.from != "" {
-			err = p.add(f, g, g.from)
+			err = p.addBind(f, g, g.from)
 		} else {
-			err = p.cover(f, g)
+			err = p.coverGuard(f, g)
 		}
 		f.Close()
 		if err != nil {
@@ -252,6 +252,6 @@ func (p *Prepared) unstaged(decided plan, list []guard) error {
 		}
 	}
 	decided.lost = slices.DeleteFunc(decided.lost, func(text string) bool { return text == LostFlags })
-	p.settle(decided)
+	p.setIdentity(decided)
 	return nil
 }

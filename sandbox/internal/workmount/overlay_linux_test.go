@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -73,12 +73,12 @@ func TestOverlayOfEveryOwner(t *testing.T) {
 
 // seesChange checks that the view of the host is what commands left, also once
 // nothing is staged any more.
-func (f *fixture) seesChange(t *testing.T, p *Prepared) {
+func (f *fixture) seesChange(t *testing.T, p *Mounts) {
 	t.Helper()
 	var ended error
 	v, err := p.View(f.dir, func() error { return ended })
 	must(t, err)
-	must(t, p.Started())
+	must(t, p.RemoveStaging())
 	missing(t, filepath.Join(f.Dir, mountsDir))
 	for name, want := range map[string]string{
 		"made": "new\n", "keep/deep/f": "kept\nmore\n", "linked": "one\ntwo\n", "hard": "one\ntwo\n", "elsewhere/sub/f": "m\n", "opaque/fresh": "y\n",
@@ -111,12 +111,12 @@ func (f *fixture) seesChange(t *testing.T, p *Prepared) {
 
 // searchesLayers is the control of SearchSeesWalk: a view that is told that
 // nothing has changed reads what was there before, so the lower layer is read.
-func (f *fixture) searchesLayers(t *testing.T, p *Prepared) {
+func (f *fixture) searchesLayers(t *testing.T, p *Mounts) {
 	t.Helper()
 	empty, err := os.Open(t.TempDir())
 	must(t, err)
 	defer empty.Close()
-	root, layers := p.undo.root()
+	root, layers := p.cleanup.overlayRoot()
 	layers.Upper = empty
 	r, err := workspace.NewReader(root, workspace.ReaderOptions{Layers: layers})
 	must(t, err)
@@ -188,13 +188,13 @@ func (f *fixture) another(t *testing.T) Options {
 	const other = session + "2"
 	o.Dir = filepath.Join(f.StateDir, "sessions", other)
 	must(t, os.MkdirAll(o.Dir, 0o700))
-	instance, err := owner.Instance(f.StateDir)
+	instance, err := ownership.Instance(f.StateDir)
 	must(t, err)
-	self, err := owner.Self(instance)
+	self, err := ownership.Self(instance)
 	must(t, err)
-	o.Journal, err = owner.OpenJournal(owner.JournalOptions{StateDir: f.StateDir, Backend: "docker", Session: other, Owner: self, Dir: o.Dir})
+	o.Cleanup, err = ownership.OpenCleanupList(ownership.CleanupOptions{StateDir: f.StateDir, Backend: "docker", Session: other, Owner: self, Dir: o.Dir})
 	must(t, err)
-	t.Cleanup(func() { o.Journal.Close() })
+	t.Cleanup(func() { o.Cleanup.Close() })
 	return o
 }
 
@@ -335,7 +335,7 @@ func TestVolumeCheck(t *testing.T) {
 	p := f.prepare(t)
 	asked, err := p.engineVolume()
 	must(t, err)
-	t.Cleanup(asked.close)
+	t.Cleanup(asked.closeLayers)
 	for name, script := range map[string]string{
 		"nothing else": "", "one more": "echo >more", "one less": "rm fifo", "another kind": "rm link; mkdir link", "another size": "echo >>script",
 		"another time": "touch script",
@@ -363,7 +363,7 @@ func TestVolumeCheck(t *testing.T) {
 	}
 }
 
-func viewOf(t *testing.T, p *Prepared) workspace.View {
+func viewOf(t *testing.T, p *Mounts) workspace.View {
 	t.Helper()
 	v, err := p.View("", func() error { return nil })
 	must(t, err)

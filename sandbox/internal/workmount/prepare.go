@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // Options says what to prepare. Workspace, Dir, StateDir, Journal and Holder
@@ -30,13 +30,13 @@ type Options struct {
 	Protect []string
 	// Journal gets a note of each mount, folder and placeholder before it is
 	// made.
-	Journal *owner.Journal
+	Cleanup *ownership.CleanupList
 	// Holder is a program that is loaded and killed before its first
 	// instruction, to hold a user namespace open: the guest's binary.
 	Holder string
 	// Namespaces keeps what Holder made for the next workspace; nil keeps
 	// nothing.
-	Namespaces *Namespaces
+	UserNamespaces *UserNamespaces
 	// CallerOwnsFiles accepts that files belong to the user who runs Caisson
 	// although another owns the workspace.
 	CallerOwnsFiles bool
@@ -45,14 +45,14 @@ type Options struct {
 	EngineMounts bool
 	// RuntimeEnters says that the runtime can be started by [Entrance.Wrap],
 	// for a process that may mount in a user namespace of its own only.
-	RuntimeEnters bool
+	RuntimeJoins bool
 	// Log is for what can't be returned; nil discards.
 	Log *zap.Logger
 
 	attachLayers bool // see stage
 }
 
-func (o Options) overlay() bool { return o.Workspace.Mode == sandbox.ModeOverlay }
+func (o Options) isOverlay() bool { return o.Workspace.Mode == sandbox.ModeOverlay }
 
 // Bind is one bind mount of a container. It is never recursive, and its
 // propagation is private.
@@ -78,7 +78,7 @@ func (b Bind) Inside() bool {
 
 // Prepared is a workspace that is ready to be mounted. Whoever called
 // [Prepare] calls [Prepared.Close]. It is safe for concurrent use.
-type Prepared struct {
+type Mounts struct {
 	// Binds are the mounts, the workspace first.
 	Binds []Bind
 	// Path is the workspace's host path with links resolved, for messages.
@@ -92,7 +92,7 @@ type Prepared struct {
 	Mode sandbox.WorkspaceMode
 	// Entrance is how the runtime must be started to see the first of Binds; nil
 	// where it can be started as it is.
-	Entrance *Entrance
+	Namespace *MountNamespace
 	// Volume is what an engine must mount in the place of the first of Binds;
 	// nil where that has a source.
 	Volume *Volume
@@ -104,29 +104,29 @@ type Prepared struct {
 	// Lost names protections that can't be had here, one sentence each.
 	Lost []string
 
-	undo *undo
+	cleanup *cleanup
 }
 
 // Prepare checks the workspace and makes what its mounts need. On an error
 // nothing is left. The errors are ErrInvalid for a workspace that is refused,
 // ErrUnsupported for one that this system can't mount so that its files keep
 // their owner.
-func Prepare(ctx context.Context, o Options) (*Prepared, error) {
+func Prepare(ctx context.Context, o Options) (*Mounts, error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
 	switch w := o.Workspace; {
 	case w.Mode != "" && w.Mode != sandbox.ModeBind && w.Mode != sandbox.ModeOverlay:
 		return nil, fmt.Errorf("workspace %s: %w: mode %q", w.Path, sandbox.ErrInvalid, w.Mode)
-	case o.overlay() && !filepath.IsAbs(w.Layers):
+	case o.isOverlay() && !filepath.IsAbs(w.Layers):
 		return nil, fmt.Errorf("workspace %s: %w: an overlay needs a folder for its layers, %q is no absolute path", w.Path, sandbox.ErrInvalid, w.Layers)
 	}
-	p, err := prepare(ctx, o)
+	p, err := prepareMounts(ctx, o)
 	if err != nil {
 		return nil, err
 	}
 	p.Mode = sandbox.ModeBind
-	if o.overlay() {
+	if o.isOverlay() {
 		p.Mode = sandbox.ModeOverlay
 	}
 	return p, nil
@@ -134,9 +134,9 @@ func Prepare(ctx context.Context, o Options) (*Prepared, error) {
 
 // Started removes the staging mounts: call it once the container runs and
 // holds mounts of its own. A second call does nothing.
-func (p *Prepared) Started() error { return p.undo.unstage() }
+func (p *Mounts) RemoveStaging() error { return p.cleanup.removeStaging() }
 
 // Close undoes everything, and removes placeholders that are unchanged. Call
 // it when the container is gone. It is idempotent; after an error it may be
-// called again, and what is left stays in the journal.
-func (p *Prepared) Close(ctx context.Context) error { return p.undo.close(ctx) }
+// called again, and what is left stays in the cleanup list.
+func (p *Mounts) Close(ctx context.Context) error { return p.cleanup.closeAll(ctx) }

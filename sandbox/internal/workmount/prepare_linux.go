@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
+func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 	path, err := resolvedPath(o.Workspace.Dir)
 	if err != nil {
 		return nil, err
@@ -25,15 +25,15 @@ func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
 	if err := checkPlace(o.Workspace.Dir, path, o); err != nil {
 		return nil, err
 	}
-	mounts, err := submounts(path, o.Workspace.Submounts)
+	mounts, err := listSubmounts(path, o.Workspace.Submounts)
 	if err != nil {
 		return nil, err
 	}
-	if o.overlay() && len(mounts) > 0 {
+	if o.isOverlay() && len(mounts) > 0 {
 		return nil, fmt.Errorf("workspace %s: %w: other file systems are mounted in it (%s), which an overlay would not show: unmount them, or use bind mode",
 			path, sandbox.ErrUnsupported, strings.Join(mounts, ", "))
 	}
-	p, plan, err := begin(o, path)
+	p, plan, err := newMounts(o, path)
 	if err != nil {
 		return nil, err
 	}
@@ -42,8 +42,8 @@ func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
 			err = errors.Join(err, p.Close(context.WithoutCancel(ctx)))
 		}
 	}()
-	if o.overlay() {
-		if err := p.overlay(ctx, o, plan); err != nil {
+	if o.isOverlay() {
+		if err := p.prepareOverlay(ctx, o, plan); err != nil {
 			return nil, err
 		}
 		return p, nil
@@ -51,12 +51,12 @@ func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
 	var list []guard
 	if !o.Workspace.Unguarded {
 		var lost []string
-		if list, lost, err = guards(o.Workspace.Dir, path, o.Git, o.Workspace.Repositories); err != nil {
+		if list, lost, err = listGuards(o.Workspace.Dir, path, o.Git, o.Workspace.Repositories); err != nil {
 			return nil, fmt.Errorf("workspace %s: %w", path, err)
 		}
 		p.Lost = append(p.Lost, lost...)
 	}
-	if err := p.reserve(ctx, list, plan); err != nil {
+	if err := p.reserveNames(ctx, list, plan); err != nil {
 		return nil, err
 	}
 	if list, err = p.linkWorktrees(list, plan); err != nil {
@@ -72,49 +72,49 @@ func prepare(ctx context.Context, o Options) (_ *Prepared, err error) {
 }
 
 // begin decides who is who and opens what everything else needs.
-func begin(o Options, path string) (*Prepared, plan, error) {
+func newMounts(o Options, path string) (*Mounts, identityPlan, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(o.Workspace.Dir.Fd()), &st); err != nil {
-		return nil, plan{}, fmt.Errorf("examine workspace: %w", err)
+		return nil, identityPlan{}, fmt.Errorf("examine workspace: %w", err)
 	}
 	runner, folder := ids{os.Geteuid(), os.Getegid()}, ids{int(st.Uid), int(st.Gid)}
-	decided, err := decide(runner, folder, path, o.CallerOwnsFiles, func() bool {
+	decided, err := decideIdentity(runner, folder, path, o.CallerOwnsFiles, func() bool {
 		return unix.Faccessat(int(o.Workspace.Dir.Fd()), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil
 	})
 	if err != nil {
-		return nil, plan{}, err
+		return nil, identityPlan{}, err
 	}
 	dir, err := os.OpenFile(o.Dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, plan{}, fmt.Errorf("open session folder: %w", err)
+		return nil, identityPlan{}, fmt.Errorf("open session folder: %w", err)
 	}
-	return &Prepared{
-		Path: path,
-		undo: &undo{journal: o.Journal, base: o.Dir, dir: dir, workspace: o.Workspace.Dir},
+	return &Mounts{
+		Path:    path,
+		cleanup: &cleanup{list: o.Cleanup, base: o.Dir, dir: dir, workspace: o.Workspace.Dir},
 	}, decided, nil
 }
 
 // reserve makes the placeholders, as the owner of what they are put into. Of
 // what exists already it shares what another session reserved.
-func (p *Prepared) reserve(ctx context.Context, list []guard, decided plan) error {
-	workspace := p.undo.workspace
+func (p *Mounts) reserveNames(ctx context.Context, list []guard, decided identityPlan) error {
+	workspace := p.cleanup.workspace
 	var st unix.Stat_t
 	if err := unix.Fstat(int(workspace.Fd()), &st); err != nil {
 		return fmt.Errorf("examine workspace: %w", err)
 	}
 	for _, g := range list {
-		place := owner.Placeholder{
+		place := ownership.Placeholder{
 			Workspace: p.Path, WorkspaceDev: st.Dev, WorkspaceIno: st.Ino, Name: g.name,
 			UID: decided.files.uid, GID: decided.files.gid,
 		}
-		if !place.Known() {
+		if !place.IsReservable() {
 			continue
 		}
-		id, err := p.undo.journal.Reserve(ctx, workspace, place)
+		id, err := p.cleanup.list.Reserve(ctx, workspace, place)
 		switch {
 		case err == nil:
-			p.undo.placeholders = append(p.undo.placeholders, id)
-		case !g.place && errors.Is(err, fs.ErrExist): // the user's own
+			p.cleanup.placeholders = append(p.cleanup.placeholders, id)
+		case !g.reserve && errors.Is(err, fs.ErrExist): // the user's own
 		default:
 			return reserveError(p.Path, err)
 		}
@@ -134,20 +134,20 @@ func reserveError(path string, err error) error {
 
 // bindAll makes the binds: staged where the plan says so, and by path where
 // this process turns out not to be allowed to mount.
-func (p *Prepared) bindAll(o Options, decided plan, submounts []string, list []guard) error {
+func (p *Mounts) bindAll(o Options, decided identityPlan, submounts []string, list []guard) error {
 	wanted := append([]guard{{name: "."}}, submountGuards(submounts)...)
 	wanted = append(wanted, list...)
 	if decided.stage {
 		err := p.stageAll(o, &decided, wanted, len(submounts))
 		if err == nil {
-			p.settle(decided)
+			p.setIdentity(decided)
 			return nil
 		}
 		if !errors.Is(err, errNoMounts) {
 			return fmt.Errorf("mount workspace: %w", err)
 		}
 		o.Log.Info("staging mounts are not possible", zap.Error(err))
-		if err := p.undo.restart(); err != nil {
+		if err := p.cleanup.discardStaging(); err != nil {
 			return err
 		}
 		p.Binds = nil
@@ -159,24 +159,24 @@ func (p *Prepared) bindAll(o Options, decided plan, submounts []string, list []g
 		decided.stage, decided.lost = false, append(decided.lost, LostFlags)
 	}
 	for i, g := range wanted {
-		f, err := p.open(g, i, len(submounts))
+		f, err := p.openGuard(g, i, len(submounts))
 		if err != nil {
 			return err
 		}
 		switch {
 		case g.name == ownConfig:
-			err = p.cover(f, g)
+			err = p.coverGuard(f, g)
 		case g.from != "":
-			err = p.add(f, g, g.from)
+			err = p.addBind(f, g, g.from)
 		default:
-			err = p.add(f, g, path.Join(p.Path, g.name))
+			err = p.addBind(f, g, path.Join(p.Path, g.name))
 		}
 		f.Close()
 		if err != nil {
 			return err
 		}
 	}
-	p.settle(decided)
+	p.setIdentity(decided)
 	return nil
 }
 
@@ -188,17 +188,17 @@ const coverDir = "cover"
 // only where it existed, so that a command of another session may just have
 // made it and may be exchanging it for a link, and gVisor can't tell afterwards
 // what was mounted.
-func (p *Prepared) cover(f *os.File, g guard) error {
+func (p *Mounts) coverGuard(f *os.File, g guard) error {
 	info, err := f.Stat()
 	if err != nil {
 		return fmt.Errorf("examine %s: %w", g.name, err)
 	}
-	ids, err := p.undo.journal.Add(owner.Entry{Kind: owner.KindFolder, Path: coverDir})
+	ids, err := p.cleanup.list.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: coverDir})
 	if err != nil {
 		return fmt.Errorf("cover %s: %w", g.name, err)
 	}
-	p.undo.folders = append(p.undo.folders, noted{id: ids[0], name: coverDir})
-	place := filepath.Join(p.undo.base, coverDir, "empty")
+	p.cleanup.folders = append(p.cleanup.folders, listedDir{id: ids[0], name: coverDir})
+	place := filepath.Join(p.cleanup.base, coverDir, "empty")
 	if err := os.Mkdir(filepath.Dir(place), 0o755); err != nil {
 		return fmt.Errorf("cover %s: %w", g.name, err)
 	}
@@ -215,7 +215,7 @@ func (p *Prepared) cover(f *os.File, g guard) error {
 		return fmt.Errorf("cover %s: %w", g.name, err)
 	}
 	defer empty.Close()
-	return p.add(empty, g, place)
+	return p.addBind(empty, g, place)
 }
 
 func submountGuards(names []string) []guard {
@@ -227,7 +227,7 @@ func submountGuards(names []string) []guard {
 }
 
 // settle takes over what the plan came to.
-func (p *Prepared) settle(decided plan) {
+func (p *Mounts) setIdentity(decided identityPlan) {
 	p.CommandUID, p.CommandGID = decided.command.uid, decided.command.gid
 	p.OwnerUID, p.OwnerGID = decided.files.uid, decided.files.gid
 	p.IDMapped, p.Staged = decided.idmap, decided.stage
@@ -236,10 +236,10 @@ func (p *Prepared) settle(decided plan) {
 
 // stageAll stages every bind. Where ids can't be mapped it changes the plan
 // once and begins again.
-func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts int) (err error) {
-	s := &stage{dir: p.undo.dir, journal: o.Journal, undo: p.undo, attachLayers: o.attachLayers}
+func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard, submounts int) (err error) {
+	s := &stager{dir: p.cleanup.dir, list: o.Cleanup, cleanup: p.cleanup, attachLayers: o.attachLayers}
 	if decided.idmap {
-		s.userns, err = o.Namespaces.open(o.Holder, decided.files)
+		s.userns, err = o.UserNamespaces.openFor(o.Holder, decided.files)
 		if err != nil {
 			err = fmt.Errorf("%w: %w", errNoIDMap, err)
 		} else {
@@ -247,7 +247,7 @@ func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts 
 		}
 	}
 	if err == nil {
-		if err = s.open(len(wanted) + overlayMounts); err != nil {
+		if err = s.makeMountsDir(len(wanted) + overlayMounts); err != nil {
 			return err
 		}
 		err = p.stageWanted(s, wanted, submounts)
@@ -255,7 +255,7 @@ func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts 
 	if !errors.Is(err, errNoIDMap) {
 		return err
 	}
-	if err := p.undo.restart(); err != nil {
+	if err := p.cleanup.discardStaging(); err != nil {
 		return err
 	}
 	p.Binds = nil
@@ -265,8 +265,8 @@ func (p *Prepared) stageAll(o Options, decided *plan, wanted []guard, submounts 
 	return p.stageAll(o, decided, wanted, submounts)
 }
 
-func (p *Prepared) stageWanted(s *stage, wanted []guard, submounts int) error {
-	if p.undo.layers != nil {
+func (p *Mounts) stageWanted(s *stager, wanted []guard, submounts int) error {
+	if p.cleanup.layers != nil {
 		return p.stageOverlay(s, wanted[1:])
 	}
 	for i, g := range wanted {
@@ -277,18 +277,18 @@ func (p *Prepared) stageWanted(s *stage, wanted []guard, submounts int) error {
 	return nil
 }
 
-func (p *Prepared) stageOne(s *stage, g guard, index, submounts int) error {
-	f, err := p.open(g, index, submounts)
+func (p *Mounts) stageOne(s *stager, g guard, index, submounts int) error {
+	f, err := p.openGuard(g, index, submounts)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return p.attach(s, f, g, s.userns)
+	return p.stageFile(s, f, g, s.userns)
 }
 
 // attach stages what f holds, with the ids of userns, and adds it to the binds.
-func (p *Prepared) attach(s *stage, f *os.File, g guard, userns *os.File) error {
-	mount, err := s.clone(int(f.Fd()), g.readOnly, userns)
+func (p *Mounts) stageFile(s *stager, f *os.File, g guard, userns *os.File) error {
+	mount, err := s.cloneMount(int(f.Fd()), g.readOnly, userns)
 	if err != nil {
 		return err
 	}
@@ -297,26 +297,26 @@ func (p *Prepared) attach(s *stage, f *os.File, g guard, userns *os.File) error 
 	if err != nil {
 		return err
 	}
-	source, err := s.attach(mount, info.IsDir())
+	source, err := s.attachMount(mount, info.IsDir())
 	if err != nil {
 		return err
 	}
-	return p.add(f, g, source)
+	return p.addBind(f, g, source)
 }
 
 // open opens one of the wanted things: the workspace itself, then the named
 // submounts, then the guards.
-func (p *Prepared) open(g guard, index, submounts int) (*os.File, error) {
+func (p *Mounts) openGuard(g guard, index, submounts int) (*os.File, error) {
 	if g.from != "" {
 		return os.OpenFile(g.from, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	}
 	if index > 0 && index <= submounts {
-		return openMounted(p.undo.workspace, g.name, unix.O_PATH)
+		return openMounted(p.cleanup.workspace, g.name, unix.O_PATH)
 	}
-	return openBelow(p.undo.workspace, g.name, unix.O_PATH)
+	return openBelow(p.cleanup.workspace, g.name, unix.O_PATH)
 }
 
-func (p *Prepared) add(f *os.File, g guard, source string) error {
+func (p *Mounts) addBind(f *os.File, g guard, source string) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return fmt.Errorf("examine %s: %w", g.name, err)

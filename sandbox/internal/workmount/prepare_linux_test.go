@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 const session = "ses_workmount"
@@ -41,13 +41,13 @@ func newFixture(t *testing.T, uid, gid int) *fixture {
 	if uid != os.Geteuid() || gid != os.Getegid() {
 		must(t, os.Chown(f.dir, uid, gid))
 	}
-	instance, err := owner.Instance(f.StateDir)
+	instance, err := ownership.Instance(f.StateDir)
 	must(t, err)
-	self, err := owner.Self(instance)
+	self, err := ownership.Self(instance)
 	must(t, err)
-	f.Journal, err = owner.OpenJournal(owner.JournalOptions{StateDir: f.StateDir, Backend: "docker", Session: session, Owner: self, Dir: f.Dir})
+	f.Cleanup, err = ownership.OpenCleanupList(ownership.CleanupOptions{StateDir: f.StateDir, Backend: "docker", Session: session, Owner: self, Dir: f.Dir})
 	must(t, err)
-	t.Cleanup(func() { f.Journal.Close() })
+	t.Cleanup(func() { f.Cleanup.Close() })
 	f.Holder, err = os.Executable()
 	must(t, err)
 	f.hold(t)
@@ -63,7 +63,7 @@ func (f *fixture) hold(t *testing.T) {
 }
 
 // prepare prepares, and checks at the end that nothing is left.
-func (f *fixture) prepare(t *testing.T) *Prepared {
+func (f *fixture) prepare(t *testing.T) *Mounts {
 	t.Helper()
 	p, err := Prepare(t.Context(), f.Options)
 	must(t, err)
@@ -71,7 +71,7 @@ func (f *fixture) prepare(t *testing.T) *Prepared {
 	return p
 }
 
-func (f *fixture) closed(t *testing.T, p *Prepared) {
+func (f *fixture) closed(t *testing.T, p *Mounts) {
 	t.Helper()
 	for range 2 { // idempotent
 		if err := p.Close(context.WithoutCancel(t.Context())); err != nil {
@@ -83,8 +83,8 @@ func (f *fixture) closed(t *testing.T, p *Prepared) {
 
 func (f *fixture) clean(t *testing.T) {
 	t.Helper()
-	if left := f.Journal.Entries(); len(left) > 0 {
-		t.Errorf("the journal still has %v", left)
+	if left := f.Cleanup.Entries(); len(left) > 0 {
+		t.Errorf("the cleanup list still has %v", left)
 	}
 	missing(t, filepath.Join(f.Dir, mountsDir))
 	data, err := os.ReadFile("/proc/self/mountinfo")
@@ -202,14 +202,14 @@ func TestMountFlags(t *testing.T) {
 			t.Errorf("%s has flags %#x, want %#x", b.Target, st.Flags, flags)
 		}
 	}
-	must(t, p.Started())
-	must(t, p.Started())
+	must(t, p.RemoveStaging())
+	must(t, p.RemoveStaging())
 	f.clean(t)
 }
 
 // inNamespace runs a script with the binds mounted over an empty folder at
 // $W, in a mount namespace of its own, as the commands' user.
-func inNamespace(t *testing.T, p *Prepared, script string) error {
+func inNamespace(t *testing.T, p *Mounts, script string) error {
 	t.Helper()
 	var s strings.Builder
 	root := t.TempDir()
@@ -269,7 +269,7 @@ func TestGitIsPinned(t *testing.T) {
 				}
 			}
 			// Positive control: with the workspace alone bound, the attack works.
-			naive := &Prepared{Binds: p.Binds[:1]}
+			naive := &Mounts{Binds: p.Binds[:1]}
 			if err := inNamespace(t, naive, "mv .git .git2 && mkdir -p .git/hooks && touch .git/hooks/x && rm -rf .git && mv .git2 .git"); err != nil {
 				t.Errorf("control: the naive mount withstood the attack: %v", err)
 			}
@@ -449,13 +449,13 @@ func TestPlaceholderIsShared(t *testing.T) {
 	*second = *f
 	second.Dir = filepath.Join(f.StateDir, "sessions", "ses_second")
 	must(t, os.Mkdir(second.Dir, 0o700))
-	instance, err := owner.Instance(f.StateDir)
+	instance, err := ownership.Instance(f.StateDir)
 	must(t, err)
-	self, err := owner.Self(instance)
+	self, err := ownership.Self(instance)
 	must(t, err)
-	second.Journal, err = owner.OpenJournal(owner.JournalOptions{StateDir: f.StateDir, Backend: "docker", Session: "ses_second", Owner: self, Dir: second.Dir})
+	second.Cleanup, err = ownership.OpenCleanupList(ownership.CleanupOptions{StateDir: f.StateDir, Backend: "docker", Session: "ses_second", Owner: self, Dir: second.Dir})
 	must(t, err)
-	t.Cleanup(func() { second.Journal.Close() })
+	t.Cleanup(func() { second.Cleanup.Close() })
 	for range 2 { // either may be the first to end
 		f, second = second, f
 		a, err := Prepare(t.Context(), f.Options)
@@ -508,16 +508,16 @@ func TestSweepAfterAKill(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(p.Binds[0].Source, "work")); err != nil {
 		t.Fatalf("control: %v", err)
 	}
-	must(t, f.Journal.Close()) // with entries left: given up, as by the dead
-	instance, err := owner.Instance(f.StateDir)
+	must(t, f.Cleanup.Close()) // with entries left: given up, as by the dead
+	instance, err := ownership.Instance(f.StateDir)
 	must(t, err)
-	left, err := owner.Sweep(t.Context(), owner.SweepOptions{StateDir: f.StateDir, Backend: "docker", Instance: instance})
+	left, err := ownership.Sweep(t.Context(), ownership.SweepOptions{StateDir: f.StateDir, Backend: "docker", Instance: instance})
 	must(t, err)
 	kinds := map[string]int{}
 	for _, l := range left {
 		kinds[l.Kind]++
 	}
-	if diff := cmp.Diff(map[string]int{"mount": 2, "folder": 1, "placeholder": 1}, kinds); diff != "" {
+	if diff := cmp.Diff(map[string]int{"mount": 2, "directory": 1, "placeholder": 1}, kinds); diff != "" {
 		t.Errorf("swept (-want +got):\n%s", diff)
 	}
 	missing(t, filepath.Join(f.Dir, mountsDir))
@@ -595,10 +595,10 @@ func TestConfigurationIsCovered(t *testing.T) {
 			name = filepath.Join(name, "config.yaml")
 		}
 		write(t, name, "secret")
-		p, _, err := begin(f.Options, f.dir)
+		p, _, err := newMounts(f.Options, f.dir)
 		must(t, err)
 		p.Path = f.dir
-		must(t, p.bindAll(f.Options, plan{}, nil, []guard{{name: ownConfig, readOnly: true}}))
+		must(t, p.bindAll(f.Options, identityPlan{}, nil, []guard{{name: ownConfig, readOnly: true}}))
 		b := p.Binds[1]
 		if b.Target != "/workspace/.caisson" || !b.ReadOnly || b.Dir != isDir || !strings.HasPrefix(b.Source, f.Dir) {
 			t.Errorf("bind %+v", b)

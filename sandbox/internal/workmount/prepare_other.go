@@ -14,19 +14,19 @@ import (
 )
 
 // undo has nothing to undo where nothing is mounted.
-type undo struct{}
+type cleanup struct{}
 
-func (*undo) unstage() error { return nil }
+func (*cleanup) removeStaging() error { return nil }
 
-func (*undo) close(context.Context) error { return nil }
+func (*cleanup) closeAll(context.Context) error { return nil }
 
-func (*undo) root() (*os.File, workspace.Layers) { return nil, workspace.Layers{} }
+func (*cleanup) overlayRoot() (*os.File, workspace.Layers) { return nil, workspace.Layers{} }
 
 // prepare hands out the folder's own path: the engine runs in a virtual
 // machine, whose file sharing gives every file to the user who runs it. Only
 // an existing .git, .hg and .caisson are guarded.
-func prepare(_ context.Context, o Options) (*Prepared, error) {
-	if o.overlay() {
+func prepareMounts(_ context.Context, o Options) (*Mounts, error) {
+	if o.isOverlay() {
 		return nil, fmt.Errorf("workspace %s: %w: overlay mode needs Linux: use bind mode", o.Workspace.Path, sandbox.ErrUnsupported)
 	}
 	held, err := o.Workspace.Dir.Stat()
@@ -50,9 +50,9 @@ func prepare(_ context.Context, o Options) (*Prepared, error) {
 	if o.Git == sandbox.GitCommit {
 		return nil, fmt.Errorf("workspace %s: %w: git mode commit needs Linux", path, sandbox.ErrUnsupported)
 	}
-	p := &Prepared{
+	p := &Mounts{
 		Path: path, CommandUID: sandbox.CommandUID, CommandGID: sandbox.CommandGID, OwnerUID: os.Getuid(), OwnerGID: os.Getgid(),
-		Binds: []Bind{{Source: path, Target: sandbox.WorkspaceDir, Dir: true}}, undo: &undo{},
+		Binds: []Bind{{Source: path, Target: sandbox.WorkspaceDir, Dir: true}}, cleanup: &cleanup{},
 		Lost: []string{
 			"the workspace is mounted without nosuid and nodev, which this system can't set",
 			"a .git that is not there is not reserved on this system",
@@ -104,7 +104,7 @@ func checkPlace(path string, o Options) error {
 func FileIdentity(string) (device, inode uint64, err error) { return 0, 0, sandbox.ErrUnsupported }
 
 // Namespaces keeps nothing here: there are no id maps.
-type Namespaces struct{}
+type UserNamespaces struct{}
 
 // Close does nothing.
-func (*Namespaces) Close() {}
+func (*UserNamespaces) Close() {}

@@ -12,8 +12,8 @@ import (
 // View gives an overlay as commands see it, for sandbox.Sandbox.View; nil where
 // this process mounted none. Ended says why the sandbox can't be used any more,
 // nil as long as it can. Close ends the view.
-func (p *Prepared) View(hostPath string, ended func() error) (workspace.View, error) {
-	root, layers := p.undo.root()
+func (p *Mounts) View(hostPath string, ended func() error) (workspace.View, error) {
+	root, layers := p.cleanup.overlayRoot()
 	if root == nil {
 		return nil, nil
 	}
@@ -32,7 +32,7 @@ type view struct {
 
 // during does one read, unless the sandbox has ended. One that fails while it
 // ends says so: its folder is closed then.
-func during[T any](v *view, read func() (T, error)) (T, error) {
+func readUnlessEnded[T any](v *view, read func() (T, error)) (T, error) {
 	var none T
 	if err := v.ended(); err != nil {
 		return none, fmt.Errorf("read workspace: %w", err)
@@ -49,30 +49,30 @@ func during[T any](v *view, read func() (T, error)) (T, error) {
 func (v *view) Relative(path string) (string, error) { return v.reader.Relative(path) }
 
 func (v *view) Scope(ctx context.Context, path string) error {
-	_, err := during(v, func() (struct{}, error) { return struct{}{}, v.reader.Scope(ctx, path) })
+	_, err := readUnlessEnded(v, func() (struct{}, error) { return struct{}{}, v.reader.Scope(ctx, path) })
 	return err
 }
 
 func (v *view) Exists(ctx context.Context, path string) (bool, error) {
-	return during(v, func() (bool, error) { return v.reader.Exists(ctx, path) })
+	return readUnlessEnded(v, func() (bool, error) { return v.reader.Exists(ctx, path) })
 }
 
 func (v *view) Stat(ctx context.Context, path string) (workspace.Info, error) {
-	return during(v, func() (workspace.Info, error) { return v.reader.Stat(ctx, path) })
+	return readUnlessEnded(v, func() (workspace.Info, error) { return v.reader.Stat(ctx, path) })
 }
 
 func (v *view) Lstat(ctx context.Context, path string) (workspace.Info, error) {
-	return during(v, func() (workspace.Info, error) { return v.reader.Lstat(ctx, path) })
+	return readUnlessEnded(v, func() (workspace.Info, error) { return v.reader.Lstat(ctx, path) })
 }
 
 func (v *view) List(ctx context.Context, path string, depth int) (workspace.Listing, error) {
-	return during(v, func() (workspace.Listing, error) { return v.reader.List(ctx, path, depth) })
+	return readUnlessEnded(v, func() (workspace.Listing, error) { return v.reader.List(ctx, path, depth) })
 }
 
 // Walk ends with what visit returned, also where the sandbox ends meanwhile.
 func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.Walked, error) {
 	var last error
-	walked, err := during(v, func() (workspace.Walked, error) {
+	walked, err := readUnlessEnded(v, func() (workspace.Walked, error) {
 		return v.reader.Walk(ctx, path, o, func(e workspace.Entry) error {
 			last = visit(e)
 			return last
@@ -92,7 +92,7 @@ func (v *view) Search(ctx context.Context, path string, o workspace.SearchOption
 		last = visit(name, f)
 		return last
 	}
-	walked, err := during(v, func() (workspace.Walked, error) { return v.reader.Search(ctx, path, o) })
+	walked, err := readUnlessEnded(v, func() (workspace.Walked, error) { return v.reader.Search(ctx, path, o) })
 	if err != nil && last != nil {
 		return walked, last
 	}
@@ -100,9 +100,9 @@ func (v *view) Search(ctx context.Context, path string, o workspace.SearchOption
 }
 
 func (v *view) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
-	return during(v, func() (workspace.File, error) { return v.reader.ReadFile(ctx, path, offset, most) })
+	return readUnlessEnded(v, func() (workspace.File, error) { return v.reader.ReadFile(ctx, path, offset, most) })
 }
 
 func (v *view) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (workspace.File, error) {
-	return during(v, func() (workspace.File, error) { return v.reader.ReadInto(ctx, path, offset, buf) })
+	return readUnlessEnded(v, func() (workspace.File, error) { return v.reader.ReadInto(ctx, path, offset, buf) })
 }

@@ -27,15 +27,15 @@ type Volume struct {
 }
 
 // engineVolume makes the description of an overlay that an engine mounts.
-func (p *Prepared) engineVolume() (_ *Volume, err error) {
-	v := &Volume{lower: p.undo.workspace}
+func (p *Mounts) engineVolume() (_ *Volume, err error) {
+	v := &Volume{lower: p.cleanup.workspace}
 	defer func() {
 		if err != nil {
-			v.close()
+			v.closeLayers()
 		}
 	}()
 	for name, file := range map[string]**os.File{upperName: &v.upper, workName: &v.work} {
-		if *file, err = openBelow(p.undo.layers.dir, name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
+		if *file, err = openBelow(p.cleanup.layers.dir, name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
 			return nil, err
 		}
 	}
@@ -55,7 +55,7 @@ func (p *Prepared) engineVolume() (_ *Volume, err error) {
 	return v, nil
 }
 
-func (v *Volume) close() {
+func (v *Volume) closeLayers() {
 	closeAll(v.upper, v.work)
 }
 
@@ -74,7 +74,7 @@ func (v *Volume) Clean() bool {
 // more: names, kinds, sizes and times of change, and inodes where the layers
 // are on one file system and the kernel is the host's.
 func (v *Volume) Check(ctx context.Context, view workspace.View, ownKernel bool) error {
-	want, sameFS, err := v.expected(ctx)
+	want, sameFS, err := v.expectedEntries(ctx)
 	if err != nil {
 		return fmt.Errorf("examine layers: %w", err)
 	}
@@ -88,25 +88,25 @@ func (v *Volume) Check(ctx context.Context, view workspace.View, ownKernel bool)
 		case !ok, w.Type != e.Type, w.Size != e.Size, !w.ModTime.Equal(e.ModTime) && e.Type == workspace.TypeFile,
 			// The upper bits tell layers apart, where there are any (xino).
 			sameFS && !ownKernel && w.Inode != 0 && uint32(w.Inode) != uint32(e.Inode):
-			return v.another(e.Path)
+			return v.otherOverlayError(e.Path)
 		}
 		delete(want, e.Path)
 	}
 	for name := range want {
 		if !got.Truncated {
-			return v.another(name)
+			return v.otherOverlayError(name)
 		}
 	}
 	return nil
 }
 
-func (v *Volume) another(name string) error {
+func (v *Volume) otherOverlayError(name string) error {
 	return fmt.Errorf("%w: the engine mounted another overlay than was asked for, or the workspace was changed meanwhile (%q differs): "+
 		"try again, use the gvisor backend, or bind mode", sandbox.ErrUnavailable, name)
 }
 
 // expected is what the overlay's top level must hold.
-func (v *Volume) expected(ctx context.Context) (_ map[string]workspace.Entry, sameFS bool, err error) {
+func (v *Volume) expectedEntries(ctx context.Context) (_ map[string]workspace.Entry, sameFS bool, err error) {
 	var lower unix.Stat_t
 	if err := unix.Fstat(int(v.lower.Fd()), &lower); err != nil {
 		return nil, false, err

@@ -19,27 +19,27 @@ func TestDecide(t *testing.T) {
 		runner, owner ids
 		allow         bool
 		writable      func() bool
-		want          plan
+		want          identityPlan
 		err           error
 	}{
-		{name: "root, other owner", runner: ids{0, 0}, owner: ids{1000, 1000}, want: plan{command: commandIDs, files: ids{1000, 1000}, stage: true, idmap: true}},
-		{name: "root, root's", runner: ids{0, 0}, owner: ids{0, 0}, want: plan{command: commandIDs, files: ids{0, 0}, stage: true, idmap: true}},
-		{name: "root, already the commands'", runner: ids{0, 0}, owner: commandIDs, want: plan{command: commandIDs, files: commandIDs, stage: true}},
-		{name: "root, group differs", runner: ids{0, 0}, owner: ids{10001, 5}, want: plan{command: commandIDs, files: ids{10001, 5}, stage: true, idmap: true}},
-		{name: "own", runner: ids{1000, 100}, owner: ids{1000, 1000}, want: plan{command: ids{1000, 100}, files: ids{1000, 100}, lost: []string{LostFlags}}},
+		{name: "root, other owner", runner: ids{0, 0}, owner: ids{1000, 1000}, want: identityPlan{command: commandIDs, files: ids{1000, 1000}, stage: true, idmap: true}},
+		{name: "root, root's", runner: ids{0, 0}, owner: ids{0, 0}, want: identityPlan{command: commandIDs, files: ids{0, 0}, stage: true, idmap: true}},
+		{name: "root, already the commands'", runner: ids{0, 0}, owner: commandIDs, want: identityPlan{command: commandIDs, files: commandIDs, stage: true}},
+		{name: "root, group differs", runner: ids{0, 0}, owner: ids{10001, 5}, want: identityPlan{command: commandIDs, files: ids{10001, 5}, stage: true, idmap: true}},
+		{name: "own", runner: ids{1000, 100}, owner: ids{1000, 1000}, want: identityPlan{command: ids{1000, 100}, files: ids{1000, 100}, lost: []string{LostFlags}}},
 		{name: "another's", runner: ids{1000, 1000}, owner: ids{0, 0}, writable: yes, err: sandbox.ErrInvalid},
-		{name: "another's, allowed", runner: ids{1000, 1000}, owner: ids{0, 0}, allow: true, writable: yes, want: plan{
+		{name: "another's, allowed", runner: ids{1000, 1000}, owner: ids{0, 0}, allow: true, writable: yes, want: identityPlan{
 			command: ids{1000, 1000}, files: ids{1000, 1000},
 			lost: []string{LostFlags, "the workspace belongs to uid 0, but files that commands make belong to uid 1000"},
 		}},
 		{name: "another's, allowed, not writable", runner: ids{1000, 1000}, owner: ids{0, 0}, allow: true, writable: no, err: sandbox.ErrInvalid},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := decide(tt.runner, tt.owner, "/w", tt.allow, tt.writable)
+			got, err := decideIdentity(tt.runner, tt.owner, "/w", tt.allow, tt.writable)
 			if !errors.Is(err, tt.err) {
 				t.Fatalf("error %v, want %v", err, tt.err)
 			}
-			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(plan{}, ids{})); diff != "" {
+			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(identityPlan{}, ids{})); diff != "" {
 				t.Errorf("plan (-want +got):\n%s", diff)
 			}
 		})
@@ -48,7 +48,7 @@ func TestDecide(t *testing.T) {
 
 func TestWithoutIDMap(t *testing.T) {
 	cause := errors.New("the cause")
-	p := plan{command: commandIDs, files: ids{1000, 1001}, stage: true, idmap: true}
+	p := identityPlan{command: commandIDs, files: ids{1000, 1001}, stage: true, idmap: true}
 	got, err := p.withoutIDMap("/w", cause)
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +64,7 @@ func TestWithoutIDMap(t *testing.T) {
 
 func TestSwapIsItsOwnInverse(t *testing.T) {
 	for _, pair := range [][2]int64{{0, 10001}, {1000, 10001}, {10001, 10001}, {10001, 10002}, {65534, 10001}, {lastID, 10001}, {lastID - 1, 0}} {
-		ranges := swap(pair[0], pair[1])
+		ranges := swapIDs(pair[0], pair[1])
 		apply := func(id int64) int64 {
 			for _, r := range ranges {
 				if id >= r.inside && id < r.inside+r.size {

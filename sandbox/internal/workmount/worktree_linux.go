@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/caisson-run/caisson/sandbox/internal/owner"
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
 // A linked worktree (git-worktree(1)) has a .git file that names its folder in a
@@ -77,17 +77,17 @@ func readOutside(name string) (string, error) {
 }
 
 // linkWorktrees makes what the guards of a linked worktree are bound from.
-func (p *Prepared) linkWorktrees(list []guard, decided plan) ([]guard, error) {
+func (p *Mounts) linkWorktrees(list []guard, decided identityPlan) ([]guard, error) {
 	for i, g := range list {
 		if g.worktree.common == "" {
 			continue
 		}
-		ids, err := p.undo.journal.Add(owner.Entry{Kind: owner.KindFolder, Path: worktreeDir})
+		ids, err := p.cleanup.list.Add(ownership.Entry{Kind: ownership.KindDirectory, Path: worktreeDir})
 		if err != nil {
 			return nil, fmt.Errorf("cover %s: %w", g.name, err)
 		}
-		p.undo.folders = append(p.undo.folders, noted{id: ids[0], name: worktreeDir})
-		place := filepath.Join(p.undo.base, worktreeDir, "git")
+		p.cleanup.folders = append(p.cleanup.folders, listedDir{id: ids[0], name: worktreeDir})
+		place := filepath.Join(p.cleanup.base, worktreeDir, "git")
 		err = os.Mkdir(filepath.Dir(place), 0o755)
 		if err == nil {
 			err = os.WriteFile(place, []byte("gitdir: "+path.Join(repositoryTarget, g.worktree.name)+"\n"), 0o644)

@@ -36,7 +36,7 @@ type closedFolder struct {
 
 // plant makes a repository whose configuration runs $M in the last of the folders,
 // and closes them.
-func plant(folders []closedFolder) string {
+func plantScript(folders []closedFolder) string {
 	dir := folders[len(folders)-1].path
 	script := []string{"mkdir -p " + dir, "git init -q " + dir, "git config -f " + dir + `/.git/config core.fsmonitor "$M"`}
 	for _, f := range slices.Backward(folders) {
@@ -67,7 +67,7 @@ func lookIn(folders []closedFolder) string {
 func ClosedFolders(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
 	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedFolder) {
 		s := open(t, dir)
-		if out, exit := gitInside(t, s, "set -e; cd /workspace\n"+m.script(plant(folders))); !exit.Status.Success() {
+		if out, exit := gitInside(t, s, "set -e; cd /workspace\n"+m.writeScript(plantScript(folders))); !exit.Status.Success() {
 			t.Fatalf("plant: %v %s", exit.Status, out)
 		}
 		repo := path.Join(folders[len(folders)-1].path, ".git")
@@ -98,7 +98,7 @@ func ClosedFolders(t *testing.T, uid int, open func(t *testing.T, dir string) sa
 			}
 		}
 		out, _ := hostGit(t, dir, uid, lookIn(folders)) //nolint:errcheck // only the marker counts
-		if m.take(t) {
+		if m.checkFired(t) {
 			t.Errorf("the host's git ran a session's program: %s", out)
 		}
 	})
@@ -107,9 +107,9 @@ func ClosedFolders(t *testing.T, uid int, open func(t *testing.T, dir string) sa
 // ClosedControls plants on the host: each must run the marker.
 func ClosedControls(t *testing.T, uid int) {
 	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedFolder) {
-		HostGit(t, dir, uid, "set -e\n"+m.script(plant(folders)))
+		HostGit(t, dir, uid, "set -e\n"+m.writeScript(plantScript(folders)))
 		out, _ := hostGit(t, dir, uid, lookIn(folders)) //nolint:errcheck // only the marker counts
-		if !m.take(t) {
+		if !m.checkFired(t) {
 			t.Errorf("the marker does not fire: %s", out)
 		}
 	})

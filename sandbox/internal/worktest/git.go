@@ -189,7 +189,7 @@ func newMarker(t *testing.T, folder string) marker {
 }
 
 // take says whether the marker fired since it was last asked.
-func (m marker) take(t *testing.T) bool {
+func (m marker) checkFired(t *testing.T) bool {
 	t.Helper()
 	data, err := os.ReadFile(m.fired)
 	must(t, err)
@@ -199,7 +199,7 @@ func (m marker) take(t *testing.T) bool {
 
 // script is a hostile session in a folder. The marker's program is not in the
 // sandbox: it is written there first, as a session would.
-func (m marker) script(hostile string) string {
+func (m marker) writeScript(hostile string) string {
 	return "M=" + m.program + "\ncat >prog <<'EOF'\n#!/bin/sh\necho fired >>" + m.fired + "\nexit 1\nEOF\nchmod 755 prog\n" +
 		"cp() { if [ \"$1\" = \"$M\" ]; then command cp prog \"$2\"; else command cp \"$@\"; fi; }\n" + hostile + "\n"
 }
@@ -210,12 +210,12 @@ func (m marker) script(hostile string) string {
 func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
 	eachHostile(t, uid, func(t *testing.T, m marker, dir, _, script string) {
 		s := open(t, dir)
-		gitInside(t, s, "cd /workspace\n"+m.script(script))
+		gitInside(t, s, "cd /workspace\n"+m.writeScript(script))
 		// While the session lasts, and after it.
 		for _, wait := range []func(){func() {}, func() { must(t, s.Destroy(context.WithoutCancel(t.Context()))) }} {
 			wait()
 			out, err := hostGit(t, dir, uid, look)
-			if m.take(t) {
+			if m.checkFired(t) {
 				t.Errorf("the host's git ran a session's program: %v %s", err, out)
 			}
 			if _, gone := os.Stat(filepath.Join(dir, ".git/HEAD")); gone != nil {
@@ -234,13 +234,13 @@ func Controls(t *testing.T, uid int) {
 	eachHostile(t, uid, func(t *testing.T, m marker, dir, name, script string) {
 		_, fires := hostile[name]
 		hostGit(t, dir, uid, look) //nolint:errcheck // only the marker counts
-		if m.take(t) {
+		if m.checkFired(t) {
 			t.Error("the marker fires without a hostile session")
 		}
-		hostGit(t, dir, uid, m.script(script)) //nolint:errcheck // the look tells
-		m.take(t)
+		hostGit(t, dir, uid, m.writeScript(script)) //nolint:errcheck // the look tells
+		m.checkFired(t)
 		hostGit(t, dir, uid, look) //nolint:errcheck // a git that was led astray may fail
-		if got := m.take(t); got != fires {
+		if got := m.checkFired(t); got != fires {
 			t.Errorf("fired %v, want %v", got, fires)
 		}
 	})

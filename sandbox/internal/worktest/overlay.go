@@ -60,7 +60,7 @@ func Overlay(t *testing.T, c Cell) {
 		t.Error(err)
 	}
 	SeesChange(t, c)
-	c.upper(t)
+	c.checkUpper(t)
 }
 
 // SeesChange checks that commands and the host's view see what Overlay left.
@@ -112,10 +112,10 @@ func SeesChange(t *testing.T, c Cell) {
 	if !c.OwnKernel {
 		more = append(more, "pipe")
 	}
-	c.list(t, v, more...)
+	c.checkList(t, v, more...)
 }
 
-func (c Cell) list(t *testing.T, v workspace.View, more ...string) {
+func (c Cell) checkList(t *testing.T, v workspace.View, more ...string) {
 	t.Helper()
 	want := map[string]bool{}
 	for _, name := range append(more, "big", "by", "elsewhere", "fifo", "hard", "keep", "link", "link2", "linked", "linked2", "made", "opaque",
@@ -138,7 +138,7 @@ func (c Cell) list(t *testing.T, v workspace.View, more ...string) {
 }
 
 // upper checks whose what commands wrote is, and how removals are noted.
-func (c Cell) upper(t *testing.T) {
+func (c Cell) checkUpper(t *testing.T) {
 	t.Helper()
 	upper := filepath.Join(c.Layers, "upper")
 	own := [2]int{c.UID, c.GID}

@@ -23,7 +23,7 @@ var touched = []string{".", "set", "third", "new", "folder", "folder/in", "set/i
 // nothing else there was touched: no owner, no mode, no time of change.
 func Ownership(t *testing.T, c Cell) {
 	t.Helper()
-	before := rest(t, c.Dir)
+	before := listRest(t, c.Dir)
 	script := "set -e; umask 022; cd /workspace; echo x >new; mkdir folder; echo x >folder/in; chmod 640 new"
 	if !c.NoSetgid {
 		script += "; echo g >set/in; mkdir set/sub"
@@ -71,13 +71,13 @@ func Ownership(t *testing.T, c Cell) {
 	} else if must(t, unix.Lstat(c.Dir+"/set/sub", &st)); st.Mode&unix.S_ISGID == 0 {
 		t.Errorf("a folder in a setgid folder has mode %o", st.Mode)
 	}
-	if diff := cmp.Diff(before, rest(t, c.Dir)); diff != "" {
+	if diff := cmp.Diff(before, listRest(t, c.Dir)); diff != "" {
 		t.Errorf("what no command changed was changed: %s", diff)
 	}
 }
 
 // rest is a workspace without what Ownership changes.
-func rest(t *testing.T, dir string) map[string]string {
+func listRest(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := Tree(t, dir)
 	maps.DeleteFunc(all, func(name, _ string) bool {

@@ -28,7 +28,7 @@ func Tree(t testing.TB, dir string) map[string]string {
 		}
 		rel, err := filepath.Rel(dir, path)
 		if err == nil {
-			out[rel], err = describe(path, d)
+			out[rel], err = describeEntry(path, d)
 		}
 		return err
 	})
@@ -38,7 +38,7 @@ func Tree(t testing.TB, dir string) map[string]string {
 	return out
 }
 
-func describe(path string, d fs.DirEntry) (string, error) {
+func describeEntry(path string, d fs.DirEntry) (string, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
 		return "", err

@@ -141,47 +141,47 @@ func View(t *testing.T, dir string, v workspace.View) {
 					t.Errorf("read: %v", err)
 				}
 			} else {
-				same(t, "read", p, v.ReadFile, r.ReadFile)
+				compareReads(t, "read", p, v.ReadFile, r.ReadFile)
 			}
 			sameOne(t, "stat", p, v.Stat, r.Stat)
 			sameOne(t, "lstat", p, v.Lstat, r.Lstat)
 			sameOne(t, "exists", p, v.Exists, r.Exists)
 			sameOne(t, "scope", p, errorOnly(v.Scope), errorOnly(r.Scope))
-			sameOne(t, "relative", p, spelled(v), spelled(r))
+			sameOne(t, "relative", p, spellWith(v), spellWith(r))
 			for _, depth := range []int{0, 1, 3, 1000} {
-				sameOne(t, fmt.Sprintf("list %d deep", depth), p, lister(v, depth), lister(r, depth))
+				sameOne(t, fmt.Sprintf("list %d deep", depth), p, listWith(v, depth), listWith(r, depth))
 			}
 			for _, o := range []workspace.WalkOptions{{}, {MaxEntries: 7}, {MaxDepth: 1}, {MaxEntries: 320, MaxDepth: 3}} {
-				sameOne(t, fmt.Sprintf("walk %+v", o), p, walker(v, o), walker(r, o))
+				sameOne(t, fmt.Sprintf("walk %+v", o), p, walkWith(v, o), walkWith(r, o))
 			}
 		})
 	}
-	t.Run("pieces", func(t *testing.T) { pieces(t, v, r) })
-	t.Run("walks", func(t *testing.T) { walks(t, v) })
+	t.Run("pieces", func(t *testing.T) { comparePieces(t, v, r) })
+	t.Run("walks", func(t *testing.T) { compareWalks(t, v) })
 	t.Run("search", func(t *testing.T) { SearchSeesWalk(t, v) })
-	t.Run("cancelled", func(t *testing.T) { cancelled(t, v) })
+	t.Run("cancelled", func(t *testing.T) { checkCancelled(t, v) })
 }
 
 // pieces reads parts of files.
-func pieces(t *testing.T, v, r workspace.View) {
+func comparePieces(t *testing.T, v, r workspace.View) {
 	for _, p := range []string{"large", "a/f", "empty", "big"} {
 		for _, at := range [][2]int64{{0, 0}, {0, 1}, {3, 2}, {3, 1 << 20}, {1 << 22, 0}, {1 << 22, 1 << 22}, {1 << 40, 5}, {1<<63 - 1, 1<<63 - 1}, {-1, 0}, {0, -1}} {
 			name := fmt.Sprintf("%s at %v", p, at)
 			got, err := v.ReadFile(t.Context(), p, at[0], at[1])
 			want, wantErr := r.ReadFile(t.Context(), p, at[0], at[1])
-			compare(t, name, got, err, want, wantErr)
+			compareResults(t, name, got, err, want, wantErr)
 			if at[1] < 0 || at[1] > 1<<23 {
 				continue
 			}
 			got, err = v.ReadInto(t.Context(), p, at[0], make([]byte, at[1]))
 			want, wantErr = r.ReadInto(t.Context(), p, at[0], make([]byte, at[1]))
-			compare(t, name+" into", got, err, want, wantErr)
+			compareResults(t, name+" into", got, err, want, wantErr)
 		}
 	}
 }
 
 // walks checks what a walk's own function decides.
-func walks(t *testing.T, v workspace.View) {
+func compareWalks(t *testing.T, v workspace.View) {
 	var seen []string
 	walked, err := v.Walk(t.Context(), ".", workspace.WalkOptions{}, func(e workspace.Entry) error {
 		seen = append(seen, e.Path)
@@ -210,7 +210,7 @@ func walks(t *testing.T, v workspace.View) {
 	}
 }
 
-func cancelled(t *testing.T, v workspace.View) {
+func checkCancelled(t *testing.T, v workspace.View) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("why")
 	n := 0
@@ -231,7 +231,7 @@ func cancelled(t *testing.T, v workspace.View) {
 	}
 }
 
-func same(t *testing.T, what, p string, got, want func(context.Context, string, int64, int64) (workspace.File, error)) {
+func compareReads(t *testing.T, what, p string, got, want func(context.Context, string, int64, int64) (workspace.File, error)) {
 	t.Helper()
 	sameOne(t, what, p,
 		func(ctx context.Context, p string) (workspace.File, error) { return got(ctx, p, 0, 1<<20) },
@@ -242,12 +242,12 @@ func sameOne[T any](t *testing.T, what, p string, got, want func(context.Context
 	t.Helper()
 	g, gErr := got(t.Context(), p)
 	w, wErr := want(t.Context(), p)
-	compare(t, what, g, gErr, w, wErr)
+	compareResults(t, what, g, gErr, w, wErr)
 }
 
 // compare leaves out the numbers of inodes and the times at which they changed:
 // an overlay has its own.
-func compare(t *testing.T, what string, got any, gotErr error, want any, wantErr error) {
+func compareResults(t *testing.T, what string, got any, gotErr error, want any, wantErr error) {
 	t.Helper()
 	if kindOf(gotErr) != kindOf(wantErr) || gotErr != nil && gotErr.Error() != wantErr.Error() {
 		t.Errorf("%s: error %v, want %v", what, gotErr, wantErr)
@@ -278,11 +278,11 @@ func errorOnly(f func(context.Context, string) error) func(context.Context, stri
 	return func(ctx context.Context, p string) (bool, error) { return true, f(ctx, p) }
 }
 
-func spelled(v workspace.View) func(context.Context, string) (string, error) {
+func spellWith(v workspace.View) func(context.Context, string) (string, error) {
 	return func(_ context.Context, p string) (string, error) { return v.Relative(p) }
 }
 
-func lister(v workspace.View, depth int) func(context.Context, string) (workspace.Listing, error) {
+func listWith(v workspace.View, depth int) func(context.Context, string) (workspace.Listing, error) {
 	return func(ctx context.Context, p string) (workspace.Listing, error) { return v.List(ctx, p, depth) }
 }
 
@@ -292,7 +292,7 @@ type stroll struct {
 	End     workspace.Walked
 }
 
-func walker(v workspace.View, o workspace.WalkOptions) func(context.Context, string) (stroll, error) {
+func walkWith(v workspace.View, o workspace.WalkOptions) func(context.Context, string) (stroll, error) {
 	return func(ctx context.Context, p string) (s stroll, err error) {
 		s.End, err = v.Walk(ctx, p, o, func(e workspace.Entry) error {
 			s.Entries = append(s.Entries, e)

@@ -1,0 +1,383 @@
+package ownership
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+const (
+	// journalDir is where the cleanup lists lie below the state folder.
+	listDir = "cleanup"
+	// journalVersion changes when an old reader could misread a new cleanup list,
+	// or would not know a field of it.
+	listVersion = 2
+	// maxJournal bounds what is read; a session has a dozen entries of about
+	// 200 bytes.
+	maxListSize = 1 << 20
+)
+
+// errVersion says that another version of Caisson wrote a cleanup list, which alone
+// can undo it.
+var errOtherVersion = errors.New("written by another version of Caisson")
+
+// Journal is the list of what one session made, kept in one file below the
+// state folder:
+//
+//	{"version":2,"backend":"docker","session":"ses_…","owner":{…},"dir":"sessions/ses_…/sandbox","began":"2026-11-20T10:00:00Z","image":"host","workspace":"/home/me/p","entries":[{"id":1,"kind":"mount","path":"workspace"}]}
+//
+// An entry is written before the thing is made. That is enough for a process
+// that is killed; a file that notes a placeholder is also synced to the disk,
+// because a placeholder alone outlives a loss of power. A lock beside
+// the file is held as long as the cleanup list is open: it tells a sweep in another
+// PID namespace, which can't see the owner, that the owner lives. Whoever
+// opened the cleanup list calls [CleanupList.Close] when everything is undone. It is
+// safe for concurrent use.
+type CleanupList struct {
+	mu     sync.Mutex
+	root   *os.Root // nil once closed
+	folder string   // its path, for locks
+	lock   *flock.Flock
+	doc    document
+	next   int
+	synced bool // whether the folder was, since it notes a placeholder
+}
+
+// document is the content of a cleanup list's file.
+type document struct {
+	Version int      `json:"version"`
+	Backend string   `json:"backend"`
+	Session string   `json:"session"`
+	Owner   Identity `json:"owner"`
+	Dir     string   `json:"dir"`
+	// Began, Image and Workspace are for people who list sandboxes.
+	Began     time.Time `json:"began"`
+	Image     string    `json:"image"`
+	Workspace string    `json:"workspace"`
+	// Abandoned says that the owner closed the cleanup list although it could not
+	// undo everything: anybody may, although the owner may still live.
+	Abandoned bool            `json:"abandoned,omitempty"`
+	Entries   []numberedEntry `json:"entries"`
+}
+
+// record is an entry with its number in the cleanup list.
+type numberedEntry struct {
+	ID int `json:"id"`
+	Entry
+}
+
+// CleanupOptions says whose cleanup list to begin. All fields but Image and
+// Workspace, which are for a list, are required.
+type CleanupOptions struct {
+	// StateDir is the state folder; see [CheckStateDir].
+	StateDir string
+	// Backend is the name of the backend that will sweep it.
+	Backend string
+	Session string
+	Owner   Identity
+	// Dir is the session's own folder: absolute, below StateDir, with the
+	// session's id as one of its elements.
+	Dir string
+	// Image and Workspace are as the session asked for them.
+	Image, Workspace string
+}
+
+// OpenCleanupList begins the cleanup list of a session and writes it. It fails with
+// sandbox.ErrInvalid for a folder that is not the session's and where the
+// session has a cleanup list already, with [ErrStateDir] for an unsafe state folder.
+func OpenCleanupList(o CleanupOptions) (*CleanupList, error) {
+	if !isPlainWord(o.Session) || !isPlainWord(o.Backend) {
+		return nil, fmt.Errorf("open cleanup list: %w: session %q or backend %q is not a plain word", sandbox.ErrInvalid, o.Session, o.Backend)
+	}
+	dir, err := relativeDir(o.StateDir, o.Dir)
+	if err != nil {
+		return nil, fmt.Errorf("open cleanup list: %w", err)
+	}
+	if err := checkSessionDir(dir, o.Session); err != nil {
+		return nil, fmt.Errorf("open cleanup list: %w: %w", sandbox.ErrInvalid, err)
+	}
+	root, err := openListDir(o.StateDir, true)
+	if err != nil {
+		return nil, fmt.Errorf("open cleanup list: %w", err)
+	}
+	j := &CleanupList{root: root, folder: filepath.Join(o.StateDir, listDir), lock: ownerLock(o.StateDir, o.Session), doc: document{
+		Version: listVersion, Backend: o.Backend, Session: o.Session, Owner: o.Owner, Dir: dir,
+		Began: time.Now().UTC().Truncate(time.Second), Image: limitText(o.Image), Workspace: limitText(o.Workspace),
+	}}
+	if err := j.createFile(); err != nil {
+		return nil, errors.Join(fmt.Errorf("open cleanup list: %w", err), j.lock.Close(), root.Close())
+	}
+	return j, nil
+}
+
+func (j *CleanupList) createFile() error {
+	locked, err := j.lock.TryLock()
+	if err != nil {
+		return err
+	}
+	if _, err := j.root.Lstat(j.fileName()); err == nil || !locked {
+		return fmt.Errorf("%w: session %s has one: %w", sandbox.ErrInvalid, j.doc.Session, fs.ErrExist)
+	}
+	return j.writeFile()
+}
+
+// ownerLock is the lock that the owner of a session's cleanup list holds.
+func ownerLock(stateDir, session string) *flock.Flock {
+	return flock.New(filepath.Join(stateDir, listDir, lockName(session)))
+}
+
+func lockName(session string) string { return "." + session + ".lock" }
+
+// relativeDir gives dir relative to base, links in both resolved, so that a
+// state folder behind a link (/var/run) is no obstacle.
+func relativeDir(base, dir string) (string, error) {
+	base, err := filepath.EvalSymlinks(base)
+	if err != nil {
+		return "", err
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return "", err
+	}
+	rel, err := filepath.Rel(base, dir)
+	if err != nil {
+		return "", err
+	}
+	return filepath.ToSlash(rel), nil
+}
+
+// Session is the session's id, Owner who made it, Dir its folder relative to
+// the state folder.
+func (j *CleanupList) Session() string { return j.doc.Session }
+
+// Owner is the process that began the cleanup list.
+func (j *CleanupList) Owner() Identity { return j.doc.Owner }
+
+// Dir is the session's folder, relative to the state folder, with slashes.
+func (j *CleanupList) Dir() string { return j.doc.Dir }
+
+// Add notes entries and returns their numbers once they are written. Make the
+// things after it, never before.
+func (j *CleanupList) Add(entries ...Entry) ([]int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	before := j.doc.Entries
+	var ids []int
+	for _, e := range entries {
+		if err := e.Validate(j.doc.Session); err != nil {
+			j.doc.Entries = before
+			return nil, fmt.Errorf("note %s: %w", e.Kind, err)
+		}
+		j.next++
+		ids = append(ids, j.next)
+		j.doc.Entries = append(slices.Clip(j.doc.Entries), numberedEntry{ID: j.next, Entry: e})
+	}
+	if err := j.writeFile(); err != nil {
+		j.doc.Entries = before
+		return nil, fmt.Errorf("add to cleanup list: %w", err)
+	}
+	return ids, nil
+}
+
+// Update replaces an entry, such as a placeholder whose inode is known now.
+func (j *CleanupList) Update(id int, e Entry) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	i := j.indexOf(id)
+	if i < 0 {
+		return fmt.Errorf("update cleanup list: no entry %d", id)
+	}
+	if err := e.Validate(j.doc.Session); err != nil {
+		return fmt.Errorf("update cleanup list: %w", err)
+	}
+	entries := slices.Clone(j.doc.Entries)
+	entries[i].Entry = e
+	return j.replaceEntries(entries)
+}
+
+// Forget removes entries whose things are undone. An unknown number is no error.
+func (j *CleanupList) Forget(ids ...int) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.replaceEntries(slices.DeleteFunc(slices.Clone(j.doc.Entries), func(r numberedEntry) bool {
+		return slices.Contains(ids, r.ID)
+	}))
+}
+
+// Entries returns a copy of what is noted, in the order of Add.
+func (j *CleanupList) Entries() []Entry {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var out []Entry
+	for _, r := range j.doc.Entries {
+		out = append(out, r.Entry)
+	}
+	return out
+}
+
+// GiveUp says that the owner could not undo everything: any [Sweep] may, also
+// while the owner lives, which may try again too.
+func (j *CleanupList) GiveUp() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.giveUpLocked()
+}
+
+func (j *CleanupList) giveUpLocked() error {
+	if j.root == nil {
+		return nil
+	}
+	j.doc.Abandoned = true
+	if err := errors.Join(j.writeFile(), j.lock.Unlock()); err != nil {
+		return fmt.Errorf("give up cleanup list: %w", err)
+	}
+	return nil
+}
+
+// Close removes the file if no entry is left, and gives it up to [Sweep]
+// otherwise. A second call does nothing.
+func (j *CleanupList) Close() error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.root == nil {
+		return nil
+	}
+	defer func() {
+		j.lock.Close()
+		j.root.Close()
+		j.root = nil
+	}()
+	if len(j.doc.Entries) > 0 {
+		return j.giveUpLocked()
+	}
+	return removeListFiles(j.root, j.doc.Session)
+}
+
+func removeListFiles(root *os.Root, session string) error {
+	for _, name := range []string{session + ".json", lockName(session)} {
+		if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove cleanup list: %w", err)
+		}
+	}
+	return nil
+}
+
+func (j *CleanupList) fileName() string { return j.doc.Session + ".json" }
+
+func (j *CleanupList) indexOf(id int) int {
+	return slices.IndexFunc(j.doc.Entries, func(r numberedEntry) bool { return r.ID == id })
+}
+
+func (j *CleanupList) replaceEntries(entries []numberedEntry) error {
+	before := j.doc.Entries
+	j.doc.Entries = entries
+	if err := j.writeFile(); err != nil {
+		j.doc.Entries = before
+		return fmt.Errorf("update cleanup list: %w", err)
+	}
+	return nil
+}
+
+// save writes the whole file beside the old one and renames it, so that a
+// reader sees one or the other. The folder is synced when the file first notes
+// a placeholder: later renames may be lost, as each file notes it too.
+func (j *CleanupList) writeFile() error {
+	if j.root == nil {
+		return fs.ErrClosed
+	}
+	data, err := json.Marshal(j.doc)
+	if err != nil {
+		return err
+	}
+	temp := "." + j.fileName() + ".new"
+	f, err := j.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	durable := slices.ContainsFunc(j.doc.Entries, func(r numberedEntry) bool { return r.Kind == KindPlaceholder })
+	_, err = f.Write(append(data, '\n'))
+	if err == nil && durable {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, j.root.Remove(temp)) // half written, on a full disk
+	}
+	if err := j.root.Rename(temp, j.fileName()); err != nil {
+		return err
+	}
+	if durable && !j.synced {
+		err = syncDir(j.root)
+	}
+	j.synced = durable
+	return err
+}
+
+func syncDir(root *os.Root) error {
+	d, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// text makes what a user named fit for a cleanup list, which is read back exactly.
+func limitText(s string) string {
+	return strings.ToValidUTF8(s[:min(len(s), 4096)], "?")
+}
+
+// parseJournal decodes and checks a cleanup list whose file is called name. A
+// cleanup list is what [CleanupList] writes, byte for byte: a repeated key, another
+// spelling of one, an unknown field or text behind the document is damage. Of
+// another version's ([errVersion]) it gives the backend alone.
+func parseList(name string, data []byte) (document, error) {
+	var head struct {
+		Version int    `json:"version"`
+		Backend string `json:"backend"`
+	}
+	// The version first: another version's other fields may mean anything.
+	if json.Unmarshal(data, &head) == nil && head.Version > 0 && head.Version != listVersion {
+		return document{Backend: head.Backend}, fmt.Errorf("version %d: %w", head.Version, errOtherVersion)
+	}
+	var doc document
+	if err := json.Unmarshal(data, &doc); err != nil {
+		return document{}, err
+	}
+	again, err := json.Marshal(doc)
+	if err != nil {
+		return document{}, err
+	}
+	if !bytes.Equal(again, bytes.TrimSuffix(data, []byte("\n"))) {
+		return document{}, errors.New("it is not as Caisson writes it: a field is repeated, unknown or spelled otherwise")
+	}
+	switch {
+	case doc.Version != listVersion:
+		return document{}, fmt.Errorf("version %d", doc.Version)
+	case !isPlainWord(doc.Session) || doc.Session+".json" != name:
+		return document{}, fmt.Errorf("session %q does not fit the file's name", doc.Session)
+	case !isPlainWord(doc.Backend):
+		return document{}, fmt.Errorf("backend %q", doc.Backend)
+	}
+	if err := checkSessionDir(doc.Dir, doc.Session); err != nil {
+		return document{}, err
+	}
+	for i, r := range doc.Entries {
+		if err := r.Validate(doc.Session); err != nil {
+			return document{}, fmt.Errorf("entry %d: %w", r.ID, err)
+		}
+		if r.ID <= 0 || slices.ContainsFunc(doc.Entries[:i], func(o numberedEntry) bool { return o.ID == r.ID }) {
+			return document{}, fmt.Errorf("entry %d: its number is not its own", r.ID)
+		}
+	}
+	return doc, nil
+}

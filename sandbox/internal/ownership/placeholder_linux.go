@@ -1,0 +1,192 @@
+package ownership
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// beneath are the openat2 flags for everything below a folder that others can
+// write to: no link, no mount, no way out.
+const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+
+// Make puts the placeholder into the workspace, as its owner, and returns it
+// with its inode. It fails with fs.ErrExist where the name is taken.
+func (p Placeholder) Make(workspace *os.File) (Placeholder, error) {
+	what, ok := shapeOf(p.Name)
+	if !ok {
+		return p, fmt.Errorf("make placeholder: %w", p.validateFields())
+	}
+	parent, err := openParent(workspace, p.Name)
+	if err != nil {
+		return p, fmt.Errorf("make placeholder %s: %w", p.Name, err)
+	}
+	defer unix.Close(parent)
+	err = actAsOwner(p.UID, p.GID, func() error { return what.makeAt(parent, path.Base(p.Name)) })
+	if err != nil {
+		return p, fmt.Errorf("make placeholder %s as uid %d: %w", p.Name, p.UID, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(parent, path.Base(p.Name), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return p, fmt.Errorf("make placeholder %s: %w", p.Name, err)
+	}
+	p.Ino = st.Ino
+	return p, nil
+}
+
+func (s shape) makeAt(parent int, name string) error {
+	if s.dir {
+		return unix.Mkdirat(parent, name, 0o755)
+	}
+	fd, err := unix.Openat(parent, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	_, err = f.WriteString(s.content)
+	return errors.Join(err, f.Close())
+}
+
+// inodeIn gives the inode of what has the placeholder's name in the workspace.
+func (p Placeholder) findInode(workspace *os.File) (uint64, error) {
+	parent, err := openParent(workspace, p.Name)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(parent)
+	var st unix.Stat_t
+	if err := unix.Fstatat(parent, path.Base(p.Name), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return 0, err
+	}
+	return st.Ino, nil
+}
+
+// Remove removes the placeholder if it is unchanged. It fails with
+// [ErrChanged] where it isn't, and with fs.ErrNotExist where it is gone.
+func (p Placeholder) Remove(workspace *os.File) error {
+	what, ok := shapeOf(p.Name)
+	if !ok {
+		return fmt.Errorf("remove placeholder: %w", p.validateFields())
+	}
+	parent, err := openParent(workspace, p.Name)
+	if err != nil {
+		return fmt.Errorf("remove placeholder %s: %w", p.Name, err)
+	}
+	defer unix.Close(parent)
+	name, flags := path.Base(p.Name), 0
+	if err := p.checkUnchanged(parent, name, what); err != nil {
+		return fmt.Errorf("remove placeholder %s: %w", p.Name, err)
+	}
+	if what.dir {
+		flags = unix.AT_REMOVEDIR // removes nothing but an empty folder
+	}
+	err = unix.Unlinkat(parent, name, flags)
+	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTDIR) {
+		err = ErrChanged
+	}
+	if err != nil {
+		return fmt.Errorf("remove placeholder %s: %w", p.Name, err)
+	}
+	return nil
+}
+
+func (p Placeholder) checkUnchanged(parent int, name string, what shape) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(parent, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if p.Ino != 0 && st.Ino != p.Ino {
+		return ErrChanged
+	}
+	switch kind := st.Mode & unix.S_IFMT; {
+	case what.dir && kind == unix.S_IFDIR:
+		return nil // that it is empty, rmdir says
+	case what.dir || kind != unix.S_IFREG || st.Size != int64(len(what.content)):
+		return ErrChanged
+	}
+	fd, err := unix.Openat(parent, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, int64(len(what.content))+1))
+	if err != nil {
+		return err
+	}
+	if string(data) != what.content {
+		return ErrChanged
+	}
+	return nil
+}
+
+// removeElsewhere finds the workspace of a dead session again and removes the
+// placeholder. A workspace that isn't the same folder any more counts as gone.
+func (p Placeholder) removeByPath() error {
+	fd, err := unix.Openat2(unix.AT_FDCWD, p.Workspace, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if errors.Is(err, unix.ELOOP) || errors.Is(err, unix.ENOTDIR) {
+		return fs.ErrNotExist
+	}
+	if err != nil {
+		return fmt.Errorf("open workspace %s: %w", p.Workspace, err)
+	}
+	workspace := os.NewFile(uintptr(fd), p.Workspace)
+	defer workspace.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return fmt.Errorf("open workspace %s: %w", p.Workspace, err)
+	}
+	if st.Dev != p.WorkspaceDev || st.Ino != p.WorkspaceIno {
+		return fs.ErrNotExist
+	}
+	return p.Remove(workspace)
+}
+
+func openParent(workspace *os.File, name string) (int, error) {
+	return openBeneath(int(workspace.Fd()), path.Dir(name))
+}
+
+// openBeneath opens a folder below dir for use as a base of further calls.
+func openBeneath(dir int, name string) (int, error) {
+	return unix.Openat2(dir, name, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: beneath,
+	})
+}
+
+// asOwner runs make with the file system identity of uid and gid, on a thread
+// of its own: what it makes is theirs from the first moment, and it can't make
+// what they couldn't. Only root needs and can do so; others act as themselves.
+func actAsOwner(uid, gid int, do func() error) error {
+	if os.Geteuid() != 0 || uid == 0 && gid == 0 {
+		return do()
+	}
+	result := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread ends with the goroutine, and its
+		// identity with it. Setfsgid comes first, while the thread may.
+		runtime.LockOSThread()
+		if _, err := unix.SetfsgidRetGid(gid); err != nil {
+			result <- err
+			return
+		}
+		if _, err := unix.SetfsuidRetUid(uid); err != nil {
+			result <- err
+			return
+		}
+		if now, err := unix.SetfsuidRetUid(-1); err != nil || now != uid {
+			result <- fmt.Errorf("change file system identity to uid %d: %w", uid, unix.EPERM)
+			return
+		}
+		result <- do()
+	}()
+	return <-result
+}

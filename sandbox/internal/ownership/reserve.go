@@ -1,0 +1,148 @@
+package ownership
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// placeholderLock serialises what is done with placeholders by all sessions of
+// a state folder.
+const placeholderLock = ".placeholders.lock"
+
+// Reserve makes a placeholder in the workspace, noted first, and returns its
+// number. Where another session's placeholder is there already, it is shared:
+// it stays until the last of them lets go of it. (To remove it earlier would
+// detach it from the other's container, see rmdir in mount_namespaces(7).) It
+// fails with fs.ErrExist where something else has the name.
+func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeholder) (int, error) {
+	unlock, err := j.lockPlaceholders(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer unlock()
+	if ino, err := p.findInode(workspace); err == nil {
+		p.Ino = ino
+		shared, err := isShared(j.root, j.doc.Session, p)
+		if err != nil {
+			return 0, err
+		}
+		if !shared {
+			return 0, fmt.Errorf("reserve %s: %w", p.Name, fs.ErrExist)
+		}
+		ids, err := j.Add(Entry{Kind: KindPlaceholder, Placeholder: &p})
+		if err != nil {
+			return 0, err
+		}
+		return ids[0], nil
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return 0, fmt.Errorf("reserve %s: %w", p.Name, err)
+	}
+	ids, err := j.Add(Entry{Kind: KindPlaceholder, Placeholder: &p})
+	if err != nil {
+		return 0, err
+	}
+	made, err := p.Make(workspace)
+	if err != nil {
+		// Not made, or somebody else's: not ours to remove.
+		return 0, errors.Join(err, j.Forget(ids[0]))
+	}
+	return ids[0], j.Update(ids[0], Entry{Kind: KindPlaceholder, Placeholder: &made})
+}
+
+// Release lets go of a placeholder: the last session that shares it removes it
+// if it is unchanged. A changed one is the user's now and stays.
+func (j *CleanupList) Release(ctx context.Context, workspace *os.File, id int) error {
+	unlock, err := j.lockPlaceholders(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	p, ok := j.findPlaceholder(id)
+	if !ok {
+		return nil
+	}
+	shared, err := isShared(j.root, j.doc.Session, p)
+	if err != nil {
+		return err
+	}
+	if !shared {
+		if err := p.Remove(workspace); err != nil && !errors.Is(err, ErrChanged) && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return j.Forget(id)
+}
+
+// placeholder gives the placeholder of an entry.
+func (j *CleanupList) findPlaceholder(id int) (Placeholder, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	i := j.indexOf(id)
+	if i < 0 || j.doc.Entries[i].Placeholder == nil {
+		return Placeholder{}, false
+	}
+	return *j.doc.Entries[i].Placeholder, true
+}
+
+func (j *CleanupList) lockPlaceholders(ctx context.Context) (func(), error) {
+	return lockPlaceholders(ctx, j.folder)
+}
+
+func lockPlaceholders(ctx context.Context, journals string) (func(), error) {
+	lock := flock.New(filepath.Join(journals, placeholderLock))
+	if _, err := lock.TryLockContext(ctx, 5*time.Millisecond); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return nil, fmt.Errorf("wait for another session's placeholders: %w", err)
+	}
+	return func() { lock.Close() }, nil //nolint:errcheck // a lock that is not given up ends with the process
+}
+
+// sharedPlaceholder says whether a cleanup list of another session notes the same
+// placeholder. A cleanup list that can't be read counts as one that does: to remove
+// a placeholder too early opens a running container, to leave it is harmless.
+func isShared(root *os.Root, session string, p Placeholder) (bool, error) {
+	names, err := listFileNames(root)
+	if err != nil {
+		return false, fmt.Errorf("read cleanup lists: %w", err)
+	}
+	for _, name := range names {
+		if strings.TrimSuffix(name, ".json") == session {
+			continue
+		}
+		data, err := readListFile(root, name)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // its session ended meanwhile
+		}
+		// Not the strict parser: another version's cleanup list counts too.
+		var doc struct {
+			Entries []struct {
+				Placeholder *Placeholder `json:"placeholder"`
+			} `json:"entries"`
+		}
+		if err != nil || json.Unmarshal(data, &doc) != nil {
+			return true, nil //nolint:nilerr // as the comment says
+		}
+		for _, e := range doc.Entries {
+			if e.Placeholder != nil && e.Placeholder.isSame(p) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// same says that two sessions mean one file or folder.
+func (p Placeholder) isSame(q Placeholder) bool {
+	return p.WorkspaceDev == q.WorkspaceDev && p.WorkspaceIno == q.WorkspaceIno && p.Name == q.Name && p.Ino == q.Ino && p.Ino != 0
+}

@@ -1,0 +1,104 @@
+package ownership
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+
+	"golang.org/x/sys/unix"
+)
+
+// Unmount removes a mount below base and the empty file or folder that it was
+// on. Nothing on the way may be a link. What isn't mounted is no error.
+func Unmount(base *os.File, name string) error {
+	parent, err := openBeneath(int(base.Fd()), path.Dir(name))
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("unmount %s: %w", name, err)
+	}
+	defer unix.Close(parent)
+	target := fmt.Sprintf("/proc/self/fd/%d/%s", parent, path.Base(name))
+	for {
+		// MNT_DETACH: a container that still starts may hold it for a moment.
+		err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
+			break // no mount, or none any more; one that may not be removed fails below with EBUSY
+		}
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", name, err)
+		}
+	}
+	err = unix.Unlinkat(parent, path.Base(name), unix.AT_REMOVEDIR)
+	if errors.Is(err, unix.ENOTDIR) {
+		err = removeEmptyFile(parent, path.Base(name))
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove mount point %s: %w", name, err)
+	}
+	return nil
+}
+
+// removeEmptyFile removes the mount point of a bound file and nothing else.
+func removeEmptyFile(parent int, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(parent, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != 0 {
+		return fmt.Errorf("is not an empty file")
+	}
+	return unix.Unlinkat(parent, name, 0)
+}
+
+// RemoveTree removes a folder below base and all that is in it. It never
+// follows a link and never enters a mount: with one inside, it stops with
+// EXDEV or EBUSY, because what is mounted may be the user's workspace.
+func RemoveTree(base *os.File, name string) error {
+	parent, err := openBeneath(int(base.Fd()), path.Dir(name))
+	if err != nil {
+		return fmt.Errorf("remove folder %s: %w", name, err)
+	}
+	defer unix.Close(parent)
+	if err := removeTree(parent, path.Base(name), 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("remove folder %s: %w", name, err)
+	}
+	return nil
+}
+
+// maxDepth bounds the recursion: what backends put into their folders is a few
+// levels deep.
+const maxDepth = 64
+
+func removeTree(parent int, name string, depth int) error {
+	if depth > maxDepth {
+		return fmt.Errorf("deeper than %d folders", maxDepth)
+	}
+	err := unix.Unlinkat(parent, name, 0)
+	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {
+		return err
+	}
+	fd, err := unix.Openat2(parent, name, &unix.OpenHow{
+		Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: beneath,
+	})
+	if err != nil {
+		return err
+	}
+	dir := os.NewFile(uintptr(fd), name)
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	for _, n := range names {
+		if err := removeTree(fd, n, depth+1); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%s: %w", n, err)
+		}
+	}
+	return unix.Unlinkat(parent, name, unix.AT_REMOVEDIR)
+}

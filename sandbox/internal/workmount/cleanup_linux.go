@@ -1,0 +1,137 @@
+package workmount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// noted is a thing that was made, and its number in the cleanup list.
+type listedDir struct {
+	id   int
+	name string
+}
+
+// undo knows what Prepare made.
+type cleanup struct {
+	mu           sync.Mutex
+	list         *ownership.CleanupList
+	base         string         // the path of Options.Dir
+	dir          *os.File       // Options.Dir, closed by close
+	workspace    *os.File       // the caller's
+	layers       *overlayLayers // of an overlay, closed by close
+	view         *os.File       // the overlay's root, closed by close
+	upper        *os.File       // the layer below it that changes, closed by close
+	volume       *Volume        // of an engine, closed by close
+	namespace    *MountNamespace
+	mounts       []listedDir
+	folder       *listedDir
+	folders      []listedDir // of what is bound in other things' place
+	placeholders []int       // their numbers in the cleanup list
+}
+
+// unstage removes the staging mounts, the last one first, and their folder.
+func (u *cleanup) removeStaging() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.removeStagingLocked()
+}
+
+// restart takes back what was staged, so that it can be staged in another way.
+func (u *cleanup) discardStaging() error {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.closeView()
+	return u.removeStagingLocked()
+}
+
+// root returns the overlay's root and its layers, if this process mounted one.
+func (u *cleanup) overlayRoot() (*os.File, workspace.Layers) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.view, workspace.Layers{Upper: u.upper, Lower: u.workspace}
+}
+
+func (u *cleanup) closeView() {
+	closeAll(u.view, u.upper)
+	u.view, u.upper = nil, nil
+}
+
+func (u *cleanup) removeStagingLocked() error {
+	var errs []error
+	var done []int
+	u.mounts = slices.DeleteFunc(u.mounts, func(m listedDir) bool {
+		err := ownership.Unmount(u.dir, m.name)
+		if err != nil {
+			errs = append(errs, err)
+			return false
+		}
+		done = append(done, m.id)
+		return true
+	})
+	if u.folder != nil && len(u.mounts) == 0 {
+		// RemoveTree enters no mount, so that it can't reach the workspace.
+		if err := ownership.RemoveTree(u.dir, u.folder.name); err != nil {
+			errs = append(errs, err)
+		} else {
+			done = append(done, u.folder.id)
+			u.folder = nil
+		}
+	}
+	if len(done) > 0 {
+		errs = append(errs, u.list.Forget(done...))
+	}
+	return errors.Join(errs...)
+}
+
+// close undoes everything that is left. It does not wait for anything, so that
+// ctx only says whether to begin.
+func (u *cleanup) closeAll(ctx context.Context) error {
+	if err := context.Cause(ctx); err != nil {
+		return fmt.Errorf("close workspace mounts: %w", err)
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.dir == nil {
+		return nil
+	}
+	u.closeView()
+	errs := []error{u.removeStagingLocked()}
+	u.folders = slices.DeleteFunc(u.folders, func(f listedDir) bool {
+		err := ownership.RemoveTree(u.dir, f.name)
+		if err == nil {
+			err = u.list.Forget(f.id)
+		}
+		errs = append(errs, err)
+		return err == nil
+	})
+	for _, id := range slices.Backward(slices.Clone(u.placeholders)) { // those inside .git first
+		if err := u.list.Release(ctx, u.workspace, id); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		u.placeholders = slices.DeleteFunc(u.placeholders, func(have int) bool { return have == id })
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("close workspace mounts: %w", err)
+	}
+	u.dir.Close()
+	u.dir = nil
+	if u.namespace != nil {
+		u.namespace.closeSockets()
+	}
+	if u.volume != nil {
+		u.volume.closeLayers()
+	}
+	if u.layers != nil {
+		u.layers.cleanWork()     // so that their owner can remove them
+		return u.layers.unlock() // last: it gives up the lock
+	}
+	return nil
+}

@@ -1,0 +1,114 @@
+package workmount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+)
+
+// mountsDir is the folder of the mount points, below Options.Dir.
+const mountsDir = "mounts"
+
+// errNoIDMap says that the kernel or the file system has no id-mapped mounts.
+var errNoIDMap = errors.New("no id-mapped mounts")
+
+// errNoMounts says that this process may not mount at all.
+var errNoMounts = errors.New("may not mount")
+
+// stage makes mounts below the session's folder.
+type stager struct {
+	dir     *os.File // Options.Dir
+	list    *ownership.CleanupList
+	userns  *os.File // nil without an id map
+	cleanup *cleanup
+	next    int // of undo.mounts
+	// attachLayers mounts overlays as kernels before 6.15 want it.
+	attachLayers bool
+}
+
+// clone gives the folder or file that fd names a mount of its own, not
+// attached anywhere yet: one file system, no submounts, private, nosuid,
+// nodev, and id-mapped as userns says, where that is not nil.
+func (s *stager) cloneMount(fd int, readOnly bool, userns *os.File) (*os.File, error) {
+	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	switch {
+	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS):
+		return nil, fmt.Errorf("clone mount: %w: %w", errNoMounts, err)
+	case err != nil:
+		return nil, fmt.Errorf("clone mount: %w", err)
+	}
+	mount := os.NewFile(uintptr(tree), "mount")
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV, Propagation: unix.MS_PRIVATE}
+	if readOnly {
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+	}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		mount.Close()
+		if errors.Is(err, unix.ENOSYS) { // before Linux 5.12
+			return nil, fmt.Errorf("set mount flags: %w: %w", errNoMounts, err)
+		}
+		return nil, fmt.Errorf("set mount flags: %w", err)
+	}
+	if userns == nil {
+		return mount, nil
+	}
+	attr = unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(userns.Fd())}
+	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		mount.Close()
+		// EINVAL: the file system can't; EPERM: it, or this process's user
+		// namespace, may not (mount_setattr(2)).
+		return nil, fmt.Errorf("map ids of mount: %w: %w", errNoIDMap, err)
+	}
+	return mount, nil
+}
+
+// attach puts a cloned mount at the next mount point and returns its path.
+func (s *stager) attachMount(mount *os.File, isDir bool) (string, error) {
+	name := s.cleanup.mounts[s.next].name
+	s.next++
+	if err := s.makeMountPoint(name, isDir); err != nil {
+		return "", fmt.Errorf("make mount point: %w", err)
+	}
+	if err := unix.MoveMount(int(mount.Fd()), "", int(s.dir.Fd()), name, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return "", fmt.Errorf("attach mount: %w", err)
+	}
+	return filepath.Join(s.cleanup.base, name), nil
+}
+
+// makePoint makes a mount point that nobody can use while nothing is on it.
+func (s *stager) makeMountPoint(name string, isDir bool) error {
+	if isDir {
+		return unix.Mkdirat(int(s.dir.Fd()), name, 0)
+	}
+	fd, err := unix.Openat(int(s.dir.Fd()), name, unix.O_CREAT|unix.O_EXCL|unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	return unix.Close(fd)
+}
+
+// open makes the folder of the mount points, once it and count mounts are
+// noted.
+func (s *stager) makeMountsDir(count int) error {
+	entries := []ownership.Entry{{Kind: ownership.KindDirectory, Path: mountsDir}}
+	for i := range count {
+		entries = append(entries, ownership.Entry{Kind: ownership.KindMount, Path: fmt.Sprintf("%s/%d", mountsDir, i+1)})
+	}
+	ids, err := s.list.Add(entries...)
+	if err != nil {
+		return err
+	}
+	s.cleanup.folder = &listedDir{id: ids[0], name: mountsDir}
+	for i, e := range entries[1:] {
+		s.cleanup.mounts = append(s.cleanup.mounts, listedDir{id: ids[i+1], name: e.Path})
+	}
+	if err := unix.Mkdirat(int(s.dir.Fd()), mountsDir, 0o700); err != nil {
+		return fmt.Errorf("make folder of mount points: %w", err)
+	}
+	return nil
+}
