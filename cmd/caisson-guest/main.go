@@ -1,11 +1,10 @@
 // Command caisson-guest is PID 1 of every container that Caisson makes. It
-// starts and ends commands and changes the workspace for the host, to which it
-// speaks over its standard input and output (package sandbox/guest/wire).
-// Nobody else starts it.
-//
-// It is static and small, runs as another user than commands, can't be traced
-// or signalled by them, needs no new thread once they run, and leaves when its
-// standard input ends, and the container with it.
+// starts and ends commands and changes the workspace for the host, with which
+// it communicates over its standard input and output (package
+// sandbox/guest/wire). It is only started by Caisson. It is static and small,
+// runs as another user than commands, can't be traced or signalled by them,
+// needs no new thread once they run, and exits when its standard input ends,
+// and the container with it.
 package main
 
 import (
@@ -22,9 +21,9 @@ import (
 // version is stamped by the linker (-X main.version).
 var version = "devel"
 
-func main() { os.Exit(run(os.Args[1:])) }
+func main() { os.Exit(runMode(os.Args[1:])) }
 
-func run(args []string) int {
+func runMode(args []string) int {
 	word := ""
 	if len(args) > 0 {
 		word = args[0]

@@ -41,7 +41,7 @@ type change struct {
 // The Change is meaningful after a *workspace.Error too.
 func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	none := workspace.Change{Kind: op.Kind}
-	body, err := encode(op)
+	body, err := encodeOp(op)
 	if err != nil {
 		return none, err
 	}
@@ -49,7 +49,7 @@ func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, er
 		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
 	}
 	a := &change{c: c, credit: wire.NewCredit(), reply: wire.NewQueue(), done: make(chan struct{})}
-	err = c.open(wire.Open{Apply: &wire.Apply{Size: int64(len(body))}}, func(id uint32) call {
+	err = c.openStream(wire.Open{Apply: &wire.Apply{Size: int64(len(body))}}, func(id uint32) call {
 		a.id = id
 		a.watch = time.AfterFunc(changeTime(c.o.AnswerTime), func() {
 			c.lose(errors.New("no answer about a change in its time"))
@@ -60,20 +60,20 @@ func (c *Conn) Apply(ctx context.Context, op workspace.Op) (workspace.Change, er
 		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, err)
 	}
 	defer context.AfterFunc(ctx, a.cancel)()
-	go a.send(body)
-	text := a.receive()
+	go a.sendOp(body)
+	text := a.receiveChange()
 	if a.err != nil {
 		return none, fmt.Errorf("%s %q: %w", op.Kind, op.Path, a.err)
 	}
-	return a.result(ctx, op, text)
+	return a.resultOf(ctx, op, text)
 }
 
-// changeTime is how long a change may take that nobody cancels: a delete of a
-// million files on a slow disk takes minutes.
+// changeTime bounds a change that is not cancelled: a delete of a million files
+// on a slow disk takes minutes.
 func changeTime(answer time.Duration) time.Duration { return 20 * answer }
 
-// encode turns an operation into JSON, if JSON can carry it.
-func encode(op workspace.Op) ([]byte, error) {
+// encodeOp encodes an operation as JSON, if JSON can carry it.
+func encodeOp(op workspace.Op) ([]byte, error) {
 	if !utf8.ValidString(op.Old) || !utf8.ValidString(op.New) {
 		return nil, &workspace.Error{Kind: workspace.KindInvalid, Path: op.Path, Detail: "a text is not valid UTF-8"}
 	}
@@ -87,8 +87,9 @@ func encode(op workspace.Op) ([]byte, error) {
 	return body, nil
 }
 
-// send sends the operation on its credit. The stream's end closes the credit.
-func (a *change) send(body []byte) {
+// sendOp sends the operation on its credit. The end of the stream closes the
+// credit.
+func (a *change) sendOp(body []byte) {
 	for len(body) > 0 {
 		n := a.credit.Take(min(len(body), wire.MaxData), nil)
 		if n == 0 {
@@ -100,47 +101,47 @@ func (a *change) send(body []byte) {
 	a.c.send(wire.Frame{Stream: a.id, Type: wire.TypeEOF, Channel: wire.Stdin})
 }
 
-// receive collects the change and waits for the end of the stream.
-func (a *change) receive() []byte {
+// receiveChange collects the change and waits for the end of the stream.
+func (a *change) receiveChange() []byte {
 	var text []byte
 	for b := a.reply.Next(); b != nil; b = a.reply.Next() {
 		text = append(text, b...)
-		a.c.grant(a.id, wire.Stdout, a.reply.Done(len(b)))
+		a.c.grantCredit(a.id, wire.Stdout, a.reply.Done(len(b)))
 	}
 	<-a.done
 	return text
 }
 
-// result turns the guest's account into what Apply returns.
-func (a *change) result(ctx context.Context, op workspace.Op, text []byte) (workspace.Change, error) {
+// resultOf turns the guest's answer into the results of Apply.
+func (a *change) resultOf(ctx context.Context, op workspace.Op, text []byte) (workspace.Change, error) {
 	done := workspace.Change{Kind: op.Kind}
 	if len(text) > 0 {
 		if err := wire.Decode(text, &done); err != nil {
-			return a.lie(op, err)
+			return a.failProtocol(op, err)
 		}
 		done = done.Received()
 		if err := checkChange(op, done, a.applied != wire.Applied{}); err != nil {
-			return a.lie(op, err)
+			return a.failProtocol(op, err)
 		}
 	} else if a.applied == (wire.Applied{}) {
-		return a.lie(op, fmt.Errorf("%w: done without saying what", wire.ErrProtocol))
+		return a.failProtocol(op, fmt.Errorf("%w: done without saying what", wire.ErrProtocol))
 	}
 	switch e := a.applied.Error; {
 	case a.applied.Cancelled:
 		return done, fmt.Errorf("%s %q: %w", op.Kind, op.Path, context.Cause(ctx))
 	case e != nil:
-		return done, &workspace.Error{Kind: workspace.Kind(e.Kind), Path: e.Path, Detail: clean(e.Detail)}
+		return done, &workspace.Error{Kind: workspace.Kind(e.Kind), Path: e.Path, Detail: cleanText(e.Detail)}
 	}
 	return done, nil
 }
 
-// lie ends the connection to a guest that told what can't be.
-func (a *change) lie(op workspace.Op, err error) (workspace.Change, error) {
+// failProtocol ends the connection to a guest whose answer is impossible.
+func (a *change) failProtocol(op workspace.Op, err error) (workspace.Change, error) {
 	a.c.lose(err)
 	return workspace.Change{Kind: op.Kind}, fmt.Errorf("%s %q: %w", op.Kind, op.Path, a.c.lostError())
 }
 
-// cancel asks the guest to stop. It is called once.
+// cancel asks the guest to stop. It must be called at most once.
 func (a *change) cancel() {
 	a.mu.Lock()
 	ended := a.ended
@@ -158,8 +159,8 @@ func (a *change) cancel() {
 	}
 }
 
-// frame takes one frame of the guest's.
-func (a *change) frame(f wire.Frame) (last bool, err error) {
+// takeFrame processes one frame from the guest.
+func (a *change) takeFrame(f wire.Frame) (last bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.ended { // the connection was lost meanwhile
@@ -180,15 +181,15 @@ func (a *change) frame(f wire.Frame) (last bool, err error) {
 		if err := wire.Decode(f.Payload, &r); err != nil {
 			return false, err
 		}
-		a.conclude(fmt.Errorf("%w: guest: %s", sandbox.ErrUnavailable, clean(r.Text)))
+		a.conclude(fmt.Errorf("%w: guest: %s", sandbox.ErrUnavailable, cleanText(r.Text)))
 		return true, nil
 	case f.Type == wire.TypeEnd:
-		return true, a.end(f)
+		return true, a.takeEnd(f)
 	}
 	return false, fmt.Errorf("%w: a guest doesn't send this for a change", wire.ErrProtocol)
 }
 
-func (a *change) end(f wire.Frame) error {
+func (a *change) takeEnd(f wire.Frame) error {
 	if err := wire.Decode(f.Payload, &a.applied); err != nil {
 		return err
 	}
@@ -205,8 +206,8 @@ func (a *change) end(f wire.Frame) error {
 	return nil
 }
 
-// lost is called when the connection has ended.
-func (a *change) lost(err error) {
+// connectionLost is called when the connection has ended.
+func (a *change) connectionLost(err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.ended {
@@ -254,8 +255,8 @@ func checkChange(op workspace.Op, c workspace.Change, failed bool) error {
 	return nil
 }
 
-// samePath says whether the guest's relative path is what was asked for, with
-// or without one of the workspace's absolute prefixes.
+// samePath reports whether the guest's relative path is the one of the
+// operation, with or without one of the workspace's absolute prefixes.
 func samePath(asked, got string) bool {
 	cleaned := path.Clean(asked)
 	if got == "." {

@@ -26,7 +26,7 @@ func TestApply(t *testing.T) {
 	if err := os.Symlink("/etc", filepath.Join(g.Workspace, "out")); err != nil {
 		t.Fatal(err)
 	}
-	write(t, g, "roots", "root's own\n", 0o644) // in a folder of the commands' user
+	write(t, g, "roots", "root's own\n", 0o644) // in a directory of the commands' user
 	for _, tt := range []struct {
 		name string
 		op   workspace.Op
@@ -74,7 +74,7 @@ func TestApply(t *testing.T) {
 }
 
 // TestApplyAsCommand: the guest is uid 0 and may not use it. The control is the
-// same folder that opens once it is the commands'.
+// same directory that opens once it is the commands'.
 func TestApplyAsCommand(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	closed := filepath.Join(g.Workspace, "closed")
@@ -84,13 +84,13 @@ func TestApplyAsCommand(t *testing.T) {
 	op := workspace.Op{Kind: workspace.OpWrite, Path: "closed/f", Content: []byte("x")}
 	var e *workspace.Error
 	if _, err := c.Apply(t.Context(), op); !errors.As(err, &e) || e.Kind != workspace.KindPermission {
-		t.Errorf("into root's folder: %v", err)
+		t.Errorf("into root's directory: %v", err)
 	}
 	if err := os.Chown(closed, sandbox.CommandUID, sandbox.CommandGID); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Apply(t.Context(), op); err != nil {
-		t.Errorf("into the commands' folder: %v", err)
+		t.Errorf("into the commands' directory: %v", err)
 	}
 }
 

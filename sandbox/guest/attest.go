@@ -18,41 +18,41 @@ import (
 // in any of a process's five sets.
 func Attest(h wire.Hello) sandbox.Attestation {
 	a := sandbox.Attestation{
-		Kernel:            clean(h.Kernel),
-		GuestVersion:      clean(h.Version),
-		User:              user(h.Command),
-		GuestUser:         user(h.Guest),
-		Capabilities:      capabilities(allSets(h.Command)),
-		GuestCapabilities: capabilities(allSets(h.Guest)),
+		Kernel:            cleanText(h.Kernel),
+		GuestVersion:      cleanText(h.Version),
+		User:              userName(h.Command),
+		GuestUser:         userName(h.Guest),
+		Capabilities:      listCapabilities(allSets(h.Command)),
+		GuestCapabilities: listCapabilities(allSets(h.Guest)),
 		NoNewPrivileges:   h.Command.NoNewPrivs,
-		Seccomp:           seccomp(h.Command.Seccomp),
-		Network:           network(h.Interfaces),
+		Seccomp:           seccompMode(h.Command.Seccomp),
+		Network:           networkName(h.Interfaces),
 		RootReadOnly:      slices.Contains(h.Root.Options, "ro"),
 		Namespaces:        slices.Sorted(maps.Keys(h.Namespaces)),
 		KillMethod:        h.KillMethod,
 		Limits: sandbox.AttestedLimits{
-			MemoryBytes: known(h.Limits.MemoryBytes), PIDs: known(h.Limits.PIDs),
-			MilliCPUs: known(h.Limits.MilliCPUs), OpenFiles: known(h.Limits.OpenFiles),
+			MemoryBytes: knownLimit(h.Limits.MemoryBytes), PIDs: knownLimit(h.Limits.PIDs),
+			MilliCPUs: knownLimit(h.Limits.MilliCPUs), OpenFiles: knownLimit(h.Limits.OpenFiles),
 		},
 	}
 	for _, m := range h.Tmpfs {
 		if m.Path == "/tmp" {
-			a.Limits.TmpBytes = known(m.Bytes)
+			a.Limits.TmpBytes = knownLimit(m.Bytes)
 		}
 	}
 	for _, text := range h.Lost {
-		a.Lost = append(a.Lost, clean(text))
+		a.Lost = append(a.Lost, cleanText(text))
 	}
 	return a
 }
 
-func user(id wire.Identity) string { return fmt.Sprintf("%d:%d", id.UID[1], id.GID[1]) }
+func userName(id wire.Identity) string { return fmt.Sprintf("%d:%d", id.UID[1], id.GID[1]) }
 
 func allSets(id wire.Identity) uint64 {
 	return id.Inheritable | id.Permitted | id.Effective | id.Bounding | id.Ambient
 }
 
-func seccomp(mode int) string {
+func seccompMode(mode int) string {
 	switch mode {
 	case 1:
 		return "strict"
@@ -62,14 +62,14 @@ func seccomp(mode int) string {
 	return "none"
 }
 
-// network is "none" where there is no interface but the loopback.
-func network(interfaces []string) string {
+// networkName returns "none" if there is no interface but the loopback.
+func networkName(interfaces []string) string {
 	if slices.ContainsFunc(interfaces, func(name string) bool { return name != "lo" }) {
-		return clean(strings.Join(interfaces, ","))
+		return cleanText(strings.Join(interfaces, ","))
 	}
 	return "none"
 }
 
-// known turns "no limit" into "not known": an attestation claims no limit that
-// was not read.
-func known(n int64) int64 { return max(n, 0) }
+// knownLimit turns "no limit" into "not known": an attestation contains no
+// limit that was not read.
+func knownLimit(n int64) int64 { return max(n, 0) }

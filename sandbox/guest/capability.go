@@ -21,9 +21,9 @@ var capabilityNames = [...]string{
 // The capabilities that the guest needs, as bits.
 const guestCapabilities = 1<<5 | 1<<6 | 1<<7 | 1<<8 // KILL, SETGID, SETUID, SETPCAP
 
-// capabilities names the bits of a set, in order. It is not nil, so that "none"
-// is told apart from "unknown" where it is written as JSON.
-func capabilities(set uint64) []string {
+// listCapabilities returns the names of the bits of a set, in order. It is never
+// nil, so that JSON distinguishes "none" from "unknown".
+func listCapabilities(set uint64) []string {
 	out := []string{}
 	for ; set != 0; set &= set - 1 {
 		n := bits.TrailingZeros64(set)

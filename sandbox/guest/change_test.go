@@ -67,16 +67,16 @@ func TestCheckChange(t *testing.T) {
 // TestLargestOperation: one of exactly what a frame's stream may hold is sent.
 func TestLargestOperation(t *testing.T) {
 	op := workspace.Op{Kind: workspace.OpPatch, Path: "f", Old: "x"}
-	body, err := encode(op)
+	body, err := encodeOp(op)
 	if err != nil {
 		t.Fatal(err)
 	}
 	op.Old = strings.Repeat("x", wire.MaxOp-len(body)+1)
-	if body, err := encode(op); err != nil || len(body) != wire.MaxOp {
+	if body, err := encodeOp(op); err != nil || len(body) != wire.MaxOp {
 		t.Errorf("%d bytes, %v", len(body), err)
 	}
 	op.Old += "x"
-	if _, err := encode(op); err == nil {
+	if _, err := encodeOp(op); err == nil {
 		t.Error("one more is sent")
 	}
 }

@@ -43,7 +43,7 @@ func TestCommandOutcomes(t *testing.T) {
 		{name: "not found", cmd: sandbox.Command{Argv: []string{"no-such-program"}}, status: sandbox.ExitStatus{Code: 127}, stderr: "not found"},
 		{name: "path not found", cmd: sandbox.Command{Argv: []string{"./none"}}, status: sandbox.ExitStatus{Code: 127}, stderr: "not found"},
 		{name: "not executable", cmd: sandbox.Command{Argv: []string{"./text"}}, status: sandbox.ExitStatus{Code: 126}, stderr: "permission denied"},
-		{name: "a folder", cmd: sandbox.Command{Argv: []string{"/workspace"}}, status: sandbox.ExitStatus{Code: 126}, stderr: "permission denied"},
+		{name: "a directory", cmd: sandbox.Command{Argv: []string{"/workspace"}}, status: sandbox.ExitStatus{Code: 126}, stderr: "permission denied"},
 		{name: "exec format", cmd: sandbox.Command{Argv: []string{"./script"}}, status: sandbox.ExitStatus{Code: 126}, stderr: "exec format"},
 		{name: "no interpreter", cmd: sandbox.Command{Argv: []string{"./orphan"}}, status: sandbox.ExitStatus{Code: 126}, stderr: "interpreter"},
 		{name: "too many arguments", cmd: sandbox.Command{Argv: append([]string{"true"}, slicesOf(strings.Repeat("x", 120<<10), 20)...)}, status: sandbox.ExitStatus{Code: 126}, stderr: "too long"},
@@ -104,28 +104,28 @@ func TestCommandInvalid(t *testing.T) {
 		}
 	}
 	for name, cmd := range map[string]sandbox.Command{
-		"no program":        {},
-		"empty program":     {Argv: []string{""}},
-		"NUL":               {Argv: []string{"echo", "a\x00b"}},
-		"long argument":     {Argv: []string{"true", strings.Repeat("x", 128<<10+1)}},
-		"all too long":      {Argv: append([]string{"true"}, slicesOf(strings.Repeat("x", 100<<10), 30)...)},
-		"variable":          {Argv: []string{"true"}, Env: []string{"NOVALUE"}},
-		"variable's name":   {Argv: []string{"true"}, Env: []string{"=x"}},
-		"variable with NUL": {Argv: []string{"true"}, Env: []string{"A=\x00"}},
-		"relative folder":   {Argv: []string{"true"}, Dir: "sub"},
-		"folder elsewhere":  {Argv: []string{"true"}, Dir: "/etc"},
-		"folder's sibling":  {Argv: []string{"true"}, Dir: "/workspacex"},
-		"folder by dots":    {Argv: []string{"true"}, Dir: "/workspace/../etc"},
-		"folder by link":    {Argv: []string{"true"}, Dir: "/workspace/out"},
-		"folder above":      {Argv: []string{"true"}, Dir: "/workspace/up"},
-		"magic link":        {Argv: []string{"true"}, Dir: "/workspace/proc/0"},
-		"no such folder":    {Argv: []string{"true"}, Dir: "/workspace/none"},
-		"folder is a file":  {Argv: []string{"true"}, Dir: "/workspace/file"},
-		"folder with NUL":   {Argv: []string{"true"}, Dir: "/workspace/\x00"},
-		"negative timeout":  {Argv: []string{"true"}, Timeout: -1},
-		"negative grace":    {Argv: []string{"true"}, Grace: -1},
-		"negative live":     {Argv: []string{"true"}, Output: sandbox.OutputLimits{Live: -1}},
-		"huge tail":         {Argv: []string{"true"}, Output: sandbox.OutputLimits{Tail: 1 << 30}},
+		"no program":          {},
+		"empty program":       {Argv: []string{""}},
+		"NUL":                 {Argv: []string{"echo", "a\x00b"}},
+		"long argument":       {Argv: []string{"true", strings.Repeat("x", 128<<10+1)}},
+		"all too long":        {Argv: append([]string{"true"}, slicesOf(strings.Repeat("x", 100<<10), 30)...)},
+		"variable":            {Argv: []string{"true"}, Env: []string{"NOVALUE"}},
+		"variable's name":     {Argv: []string{"true"}, Env: []string{"=x"}},
+		"variable with NUL":   {Argv: []string{"true"}, Env: []string{"A=\x00"}},
+		"relative directory":  {Argv: []string{"true"}, Dir: "sub"},
+		"directory elsewhere": {Argv: []string{"true"}, Dir: "/etc"},
+		"directory's sibling": {Argv: []string{"true"}, Dir: "/workspacex"},
+		"directory by dots":   {Argv: []string{"true"}, Dir: "/workspace/../etc"},
+		"directory by link":   {Argv: []string{"true"}, Dir: "/workspace/out"},
+		"directory above":     {Argv: []string{"true"}, Dir: "/workspace/up"},
+		"magic link":          {Argv: []string{"true"}, Dir: "/workspace/proc/0"},
+		"no such directory":   {Argv: []string{"true"}, Dir: "/workspace/none"},
+		"directory is a file": {Argv: []string{"true"}, Dir: "/workspace/file"},
+		"directory with NUL":  {Argv: []string{"true"}, Dir: "/workspace/\x00"},
+		"negative timeout":    {Argv: []string{"true"}, Timeout: -1},
+		"negative grace":      {Argv: []string{"true"}, Grace: -1},
+		"negative live":       {Argv: []string{"true"}, Output: sandbox.OutputLimits{Live: -1}},
+		"huge tail":           {Argv: []string{"true"}, Output: sandbox.OutputLimits{Tail: 1 << 30}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := c.Start(t.Context(), cmd); !errors.Is(err, sandbox.ErrInvalid) {
@@ -218,7 +218,7 @@ func TestLastByte(t *testing.T) {
 }
 
 // The sandbox's own environment is that of commands that name none, in the
-// folder that each has.
+// directory that each has.
 func TestEnvironmentOfTheSandbox(t *testing.T) {
 	env := sandbox.Environment([]string{"FROM_IMAGE=yes", "HOME=/evil"}, []string{"/opt/tool/bin"})
 	c, g := dial(t, guesttest.Options{}, func(o *guest.Options) { o.Env = env })
@@ -234,6 +234,6 @@ func TestEnvironmentOfTheSandbox(t *testing.T) {
 	}
 	r := start(t.Context(), t, c, sandbox.Command{Argv: []string{"/usr/bin/env"}, Dir: sandbox.WorkspaceDir + "/sub"})()
 	if want := strings.Replace(want, "PWD=/workspace\n", "PWD=/workspace/sub\n", 1); r.stdout != want {
-		t.Errorf("environment in a folder (-want +got):\n%s", cmp.Diff(want, r.stdout))
+		t.Errorf("environment in a directory (-want +got):\n%s", cmp.Diff(want, r.stdout))
 	}
 }

@@ -6,8 +6,8 @@ import (
 )
 
 // The range of supplementary gids that mark commands, unless a backend's user
-// namespace maps another: above what distributions give out, below 65536, so
-// that the usual range of one namespace holds it.
+// namespace maps another: above those that distributions assign, below 65536,
+// so that the usual range of one namespace contains it.
 const (
 	DefaultGIDBase  = 30000
 	DefaultGIDCount = 20000

@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Conn is a connection to one guest. Whoever called Dial closes it. Its
-// methods are safe for concurrent use.
+// Conn is a connection to one guest. The caller of Dial closes it. Its methods
+// are safe for concurrent use.
 type Conn struct {
 	o      Options
 	hello  wire.Hello
@@ -34,7 +34,7 @@ type Conn struct {
 	calls   map[uint32]call
 	nextID  uint32
 	pings   map[uint64]chan<- struct{} // those that a Ping waits for
-	unasked int                        // pings that nobody waits for and that have no answer yet
+	unasked int                        // pings without an answer and without a waiting caller
 	nextNo  uint64
 	closing bool
 	ended   bool
@@ -44,11 +44,11 @@ type Conn struct {
 // call is an open stream. Its methods are called by the reading goroutine and
 // must not wait for anything.
 type call interface {
-	// frame takes a frame of the stream. An error is a violation of the
-	// protocol; last says that the stream has ended.
-	frame(f wire.Frame) (last bool, err error)
-	// lost says that the connection has ended before the stream.
-	lost(err error)
+	// takeFrame processes a frame of the stream. An error is a violation of the
+	// protocol; last reports whether the stream has ended.
+	takeFrame(f wire.Frame) (last bool, err error)
+	// connectionLost is called if the connection ends before the stream.
+	connectionLost(err error)
 }
 
 // Dial sends the configuration, waits for the guest's hello and returns the
@@ -71,7 +71,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 	}
 	stop := context.AfterFunc(ctx, func() { _ = c.hangUp() })
 	frames := wire.NewReader(bufio.NewReaderSize(o.Conn, wire.MaxData))
-	hello, err := c.greet(frames)
+	hello, err := c.exchangeHello(frames)
 	if !stop() { // the context ended and the stream is closed
 		return nil, fmt.Errorf("dial guest: %w", context.Cause(ctx))
 	}
@@ -79,15 +79,15 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 		return nil, errors.Join(fmt.Errorf("dial guest: %w: %w", sandbox.ErrUnavailable, err), c.hangUp())
 	}
 	c.hello = hello
-	go c.receive(frames)
+	go c.receiveFrames(frames)
 	if silence := time.Duration(o.Config.SilenceMS) * time.Millisecond; silence > 0 {
-		c.beating.Go(func() { c.beat(silence / 3) })
+		c.beating.Go(func() { c.sendBeats(silence / 3) })
 	}
 	return c, nil
 }
 
-// greet exchanges configuration and hello.
-func (c *Conn) greet(frames *wire.Reader) (wire.Hello, error) {
+// exchangeHello exchanges configuration and hello.
+func (c *Conn) exchangeHello(frames *wire.Reader) (wire.Hello, error) {
 	var h wire.Hello
 	if err := c.writer.SendJSON(0, wire.TypeConfig, c.o.Config); err != nil {
 		return h, err
@@ -108,18 +108,18 @@ func (c *Conn) greet(frames *wire.Reader) (wire.Hello, error) {
 	if h.Protocol != wire.Version {
 		return h, fmt.Errorf("it speaks protocol %d, this build %d: they must be of one build", h.Protocol, wire.Version)
 	}
-	if h.Fault != "" {
-		return h, fmt.Errorf("it can't serve: %s", clean(h.Fault))
+	if h.Error != "" {
+		return h, fmt.Errorf("it can't serve: %s", cleanText(h.Error))
 	}
 	return h, nil
 }
 
-// Hello is what the guest said about itself and the container.
+// Hello returns what the guest reported about itself and the container.
 func (c *Conn) Hello() wire.Hello { return c.hello }
 
-// Done is closed when the connection has ended; Err then says why: nil after
-// Close, an error wrapping sandbox.ErrLost otherwise. A backend that sees Done
-// kills the container.
+// Done is closed when the connection has ended. Err then returns the reason:
+// nil after Close, otherwise an error that wraps sandbox.ErrLost. A backend
+// then kills the container.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
 // Err is nil until Done is closed.
@@ -147,7 +147,7 @@ func (c *Conn) Close() error {
 // Options.AnswerTime is lost.
 func (c *Conn) Ping(ctx context.Context) error {
 	answered := make(chan struct{}, 1)
-	defer c.giveUp(c.ping(answered))
+	defer c.giveUp(c.sendPing(answered))
 	select {
 	case <-answered:
 		return nil
@@ -161,9 +161,9 @@ func (c *Conn) Ping(ctx context.Context) error {
 	}
 }
 
-// ping sends one. Its answer is told to answered, which has room for it and is
-// nil where nothing waits. A failure is the loss of the connection.
-func (c *Conn) ping(answered chan<- struct{}) (number uint64) {
+// sendPing sends a ping. Its number is sent to answered, which is buffered, or
+// nil if the answer is not awaited. A failure loses the connection.
+func (c *Conn) sendPing(answered chan<- struct{}) (number uint64) {
 	c.mu.Lock()
 	c.nextNo++
 	number = c.nextNo
@@ -187,22 +187,22 @@ func (c *Conn) giveUp(number uint64) {
 	}
 }
 
-// beat tells the guest that its host is there, until the connection ends. It
-// waits for no answer: a container that is paused may go on later.
-func (c *Conn) beat(every time.Duration) {
+// sendBeats tells the guest that its host is alive, until the connection ends.
+// It waits for no answer: a container that is paused may go on later.
+func (c *Conn) sendBeats(every time.Duration) {
 	tick := time.Tick(every)
 	for {
 		select {
 		case <-c.done:
 			return
 		case <-tick:
-			c.ping(nil)
+			c.sendPing(nil)
 		}
 	}
 }
 
-// receive is the goroutine that reads. It ends with the connection.
-func (c *Conn) receive(frames *wire.Reader) {
+// receiveFrames is the goroutine that reads. It ends with the connection.
+func (c *Conn) receiveFrames(frames *wire.Reader) {
 	defer close(c.read)
 	for {
 		f, err := frames.Next()
@@ -210,7 +210,7 @@ func (c *Conn) receive(frames *wire.Reader) {
 			err = errors.New("the guest ended")
 		}
 		if err == nil {
-			err = c.frame(f)
+			err = c.takeFrame(f)
 		}
 		if err != nil {
 			c.lose(err)
@@ -219,10 +219,10 @@ func (c *Conn) receive(frames *wire.Reader) {
 	}
 }
 
-func (c *Conn) frame(f wire.Frame) error {
+func (c *Conn) takeFrame(f wire.Frame) error {
 	switch f.Type {
 	case wire.TypePong:
-		return c.pong(binary.BigEndian.Uint64(f.Payload))
+		return c.takePong(binary.BigEndian.Uint64(f.Payload))
 	case wire.TypePing, wire.TypeConfig, wire.TypeHello:
 		return fmt.Errorf("%w: frame type %d from a guest", wire.ErrProtocol, f.Type)
 	case wire.TypeOpen:
@@ -235,7 +235,7 @@ func (c *Conn) frame(f wire.Frame) error {
 	if !ok {
 		return fmt.Errorf("%w: frame type %d of stream %d, which is not open", wire.ErrProtocol, f.Type, f.Stream)
 	}
-	last, err := stream.frame(f)
+	last, err := stream.takeFrame(f)
 	if err != nil {
 		return fmt.Errorf("frame type %d of stream %d: %w", f.Type, f.Stream, err)
 	}
@@ -247,7 +247,7 @@ func (c *Conn) frame(f wire.Frame) error {
 	return nil
 }
 
-func (c *Conn) pong(number uint64) error {
+func (c *Conn) takePong(number uint64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	answered, ok := c.pings[number]
@@ -256,7 +256,7 @@ func (c *Conn) pong(number uint64) error {
 		delete(c.pings, number)
 		answered <- struct{}{}
 	case c.unasked > 0 && number > 0 && number <= c.nextNo:
-		// Which ones nobody waits for is not kept, only how many.
+		// Only the number of pings without a waiting caller is kept.
 		c.unasked--
 	default:
 		return fmt.Errorf("%w: answer to a ping that was not sent", wire.ErrProtocol)
@@ -264,9 +264,9 @@ func (c *Conn) pong(number uint64) error {
 	return nil
 }
 
-// open assigns a stream its id and sends its first frame. If that fails, the
-// stream is notified that it is lost.
-func (c *Conn) open(request wire.Open, make func(id uint32) call) error {
+// openStream assigns a stream its id and sends its first frame. If that fails,
+// the stream is notified that it is lost.
+func (c *Conn) openStream(request wire.Open, make func(id uint32) call) error {
 	c.opening.Lock()
 	defer c.opening.Unlock()
 	c.mu.Lock()
@@ -285,7 +285,7 @@ func (c *Conn) open(request wire.Open, make func(id uint32) call) error {
 			delete(c.calls, id)
 			c.mu.Unlock()
 			err = fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
-			stream.lost(err)
+			stream.connectionLost(err)
 			return err
 		}
 		c.lose(err)
@@ -294,15 +294,15 @@ func (c *Conn) open(request wire.Open, make func(id uint32) call) error {
 	return nil
 }
 
-// send writes a frame; a failure is the loss of the connection, which closes
-// the credit of every stream.
+// send writes a frame. A failure loses the connection, which closes the credit
+// of every stream.
 func (c *Conn) send(f wire.Frame) {
 	if err := c.writer.Send(f); err != nil {
 		c.lose(err)
 	}
 }
 
-func (c *Conn) grant(id uint32, channel uint8, n uint32) {
+func (c *Conn) grantCredit(id uint32, channel uint8, n uint32) {
 	if n == 0 {
 		return
 	}
@@ -311,7 +311,7 @@ func (c *Conn) grant(id uint32, channel uint8, n uint32) {
 	}
 }
 
-// lose ends the connection, once. Every open stream hears of it.
+// lose ends the connection, once, and notifies every open stream.
 func (c *Conn) lose(cause error) {
 	c.mu.Lock()
 	if c.ended {
@@ -331,12 +331,12 @@ func (c *Conn) lose(cause error) {
 	}
 	_ = c.hangUp()
 	for _, stream := range calls {
-		stream.lost(c.lostError())
+		stream.connectionLost(c.lostError())
 	}
 	close(c.done)
 }
 
-// lostError is what a call on a connection that has ended fails with.
+// lostError is the error of a call on a connection that has ended.
 func (c *Conn) lostError() error {
 	if err := c.Err(); err != nil {
 		return err

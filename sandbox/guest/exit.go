@@ -15,9 +15,9 @@ const maxSignal = 64
 // maxProcesses bounds the counts of a kill report: Linux has no more pids.
 const maxProcesses = 1 << 22
 
-// check turns the guest's account into an exit, and refuses one that can't be
-// true of this command.
-func (p *process) check(x wire.Exit) (sandbox.Exit, error) {
+// checkExit turns the guest's answer into an exit, and refuses one that can't
+// be true of this command.
+func (p *process) checkExit(x wire.Exit) (sandbox.Exit, error) {
 	status := sandbox.ExitStatus{
 		Code: x.Code, Signal: x.Signal, OOMKilled: x.OOMKilled,
 		TimedOut: x.TimedOut, Cancelled: x.Cancelled,
@@ -60,8 +60,8 @@ func (p *process) check(x wire.Exit) (sandbox.Exit, error) {
 	}, nil
 }
 
-// isTmpfs says whether the guest named path as a file system in memory when the
-// connection began.
+// isTmpfs reports whether the guest listed path as a file system in memory when
+// the connection began.
 func (c *Conn) isTmpfs(path string) bool {
 	return slices.ContainsFunc(c.hello.Tmpfs, func(m wire.Mount) bool { return m.Path == path })
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Expectation says what a container must look like from inside. Its zero value
-// is the strict one.
+// Expectation describes what a container must look like from inside. Its zero
+// value is the strictest.
 type Expectation struct {
 	// UID and GID are the commands' identity; zero means that of the contract.
 	UID, GID uint32
@@ -24,8 +24,8 @@ type Expectation struct {
 	// kernel tells it: 2 with a profile of the runtime's, 1 without; zero
 	// means 1.
 	Filters int
-	// HostNamespaces are those of the host, as HostNamespaces gives them, that
-	// the container must not be in; nil compares none.
+	// HostNamespaces are those of the host, as HostNamespaces returns them,
+	// that the container must not be in. If it is nil, none are compared.
 	HostNamespaces map[string]uint64
 	// Accepted names the attempts of the probe that may succeed here, because
 	// the backend knows why they do no harm or has attested the loss.
@@ -47,11 +47,11 @@ func VerifyHardening(h wire.Hello, want Expectation) error {
 		want.GID = sandbox.CommandGID
 	}
 	v := &violations{}
-	v.command(h.Command, want)
-	v.guest(h, want)
-	v.mounts(h, want)
-	v.namespaces(h, want)
-	v.probe(h.Probe, want)
+	v.checkCommand(h.Command, want)
+	v.checkGuest(h, want)
+	v.checkMounts(h, want)
+	v.checkNamespaces(h, want)
+	v.checkProbe(h.Probe, want)
 	return errors.Join(v.list...)
 }
 
@@ -60,32 +60,32 @@ type violations struct{ list []error }
 
 func (v *violations) add(bad bool, format string, args ...any) {
 	if bad {
-		text := clean(fmt.Sprintf(format, args...))
+		text := cleanText(fmt.Sprintf(format, args...))
 		v.list = append(v.list, fmt.Errorf("verify container: %w: %s", sandbox.ErrUnavailable, text))
 	}
 }
 
-// command checks what a real command was.
-func (v *violations) command(id wire.Identity, want Expectation) {
+// checkCommand checks the identity of a real command.
+func (v *violations) checkCommand(id wire.Identity, want Expectation) {
 	for i, kind := range []string{"real", "effective", "saved", "file system"} {
 		v.add(id.UID[i] != want.UID && !want.SingleUID, "a command's %s uid is %d, not %d", kind, id.UID[i], want.UID)
 		v.add(id.GID[i] != want.GID && !want.SingleUID, "a command's %s gid is %d, not %d", kind, id.GID[i], want.GID)
 	}
 	v.add(len(id.Groups) > 1 && !want.SingleUID, "a command has the groups %v, not only its mark", id.Groups)
 	v.add(slices.Contains(id.Groups, 0) && !want.SingleUID, "a command is in group 0")
-	v.add(allSets(id) != 0, "a command has capabilities: %v", capabilities(allSets(id)))
+	v.add(allSets(id) != 0, "a command has capabilities: %v", listCapabilities(allSets(id)))
 	v.add(!id.NoNewPrivs, "a command may gain privileges: no_new_privs is not set")
 	v.add(id.Seccomp != 2, "a command runs without a seccomp filter (mode %d)", id.Seccomp)
 	v.add(id.Filters != 0 && id.Filters < max(want.Filters, 1), "a command has %d seccomp filters, not %d", id.Filters, max(want.Filters, 1))
 }
 
-// guest checks the guest itself.
-func (v *violations) guest(h wire.Hello, want Expectation) {
+// checkGuest checks the guest itself.
+func (v *violations) checkGuest(h wire.Hello, want Expectation) {
 	v.add(h.PID != 1, "the guest is PID %d, not 1", h.PID)
 	v.add(h.Dumpable, "the guest can be traced by its own user")
 	v.add(!h.Guest.NoNewPrivs, "the guest may gain privileges: no_new_privs is not set")
 	excess := (allSets(h.Guest) &^ guestCapabilities)
-	v.add(excess != 0, "the guest has capabilities that it doesn't need: %v", capabilities(excess))
+	v.add(excess != 0, "the guest has capabilities that it doesn't need: %v", listCapabilities(excess))
 	v.add(!want.SingleUID && h.Guest.UID[0] == h.Command.UID[0], "guest and commands are the same user %d", h.Guest.UID[0])
 	methods := []string{"gid", "cgroup.kill"}
 	if want.SingleUID {
@@ -95,8 +95,8 @@ func (v *violations) guest(h wire.Hello, want Expectation) {
 	v.add(h.Limits.CoreBytes < 0 || h.Limits.CoreBytes > 1, "core files are allowed: a core pattern may run a program on the host")
 }
 
-// mounts checks the mount table.
-func (v *violations) mounts(h wire.Hello, want Expectation) {
+// checkMounts checks the mount table.
+func (v *violations) checkMounts(h wire.Hello, want Expectation) {
 	v.add(!want.WritableRoot && !slices.Contains(h.Root.Options, "ro"), "the root file system is writable")
 	v.add(h.Workspace.Type == "", "the workspace is not a mount of its own")
 	for _, m := range h.Submounts {
@@ -107,9 +107,9 @@ func (v *violations) mounts(h wire.Hello, want Expectation) {
 	}
 }
 
-// namespaces checks the isolation from the host's.
-func (v *violations) namespaces(h wire.Hello, want Expectation) {
-	v.add(network(h.Interfaces) != "none", "there are network interfaces beside the loopback: %v", h.Interfaces)
+// checkNamespaces checks the isolation from the host's namespaces.
+func (v *violations) checkNamespaces(h wire.Hello, want Expectation) {
+	v.add(networkName(h.Interfaces) != "none", "there are network interfaces beside the loopback: %v", h.Interfaces)
 	for _, kind := range slices.Sorted(maps.Keys(want.HostNamespaces)) {
 		inode, ok := h.Namespaces[kind]
 		v.add(!ok || inode == want.HostNamespaces[kind], "the %s namespace is the host's, or can't be told", kind)
@@ -119,8 +119,8 @@ func (v *violations) namespaces(h wire.Hello, want Expectation) {
 // refusals are the answers that a probe may get.
 var refusals = [...]string{"EPERM", "EACCES", "ENOSYS", "EAFNOSUPPORT", "EROFS", "ENOENT", "ESRCH"}
 
-// probe checks what a command found that it may do.
-func (v *violations) probe(p *wire.Probe, want Expectation) {
+// checkProbe checks what a command found that it may do.
+func (v *violations) checkProbe(p *wire.Probe, want Expectation) {
 	if p == nil {
 		v.add(want.Probe, "no command probed what it may do, though that was asked for")
 		return

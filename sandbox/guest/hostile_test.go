@@ -291,7 +291,7 @@ func TestDialFailures(t *testing.T) {
 		"ends":          {func(l *liar) { _ = l.raw.Close() }, "ended before"},
 		"other frame":   {func(l *liar) { l.frame(0, wire.TypePong, 0, "12345678") }, "instead of a hello"},
 		"other version": {func(l *liar) { l.json(0, wire.TypeHello, wire.Hello{Protocol: 9}) }, "of one build"},
-		"can't serve":   {func(l *liar) { l.json(0, wire.TypeHello, wire.Hello{Protocol: wire.Version, Fault: "no \x07groups"}) }, "no ?groups"},
+		"can't serve":   {func(l *liar) { l.json(0, wire.TypeHello, wire.Hello{Protocol: wire.Version, Error: "no \x07groups"}) }, "no ?groups"},
 		"no JSON":       {func(l *liar) { l.frame(0, wire.TypeHello, 0, "{") }, "decode"},
 		"says nothing":  {func(*liar) {}, "no answer within"},
 	} {

@@ -42,7 +42,7 @@ func (s signalled) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestCancelDaemons is the case that process groups and parent links miss.
+// TestCancelDaemons is the case that process groups and parent symlinks miss.
 func TestCancelDaemons(t *testing.T) {
 	c, g := dial(t, guesttest.Options{})
 	up := signalled{make(chan struct{})}

@@ -28,7 +28,7 @@ func cgroup(t *testing.T, controller, file, limit string) string {
 	if _, err := os.Stat(filepath.Join(parent, "cgroup.procs")); err != nil {
 		t.Skipf("needs the %s controller of cgroup v1 at %s", controller, parent)
 	}
-	dir, err := os.MkdirTemp(parent, "caisson-guest-test-") //nolint:usetesting // a cgroup, no temporary folder
+	dir, err := os.MkdirTemp(parent, "caisson-guest-test-") //nolint:usetesting // a cgroup, no temporary directory
 	if err != nil {
 		t.Skipf("needs a writable cgroup: %v", err)
 	}

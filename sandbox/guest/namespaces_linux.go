@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// HostNamespaces gives the inode numbers of the calling process's namespaces
+// HostNamespaces returns the inode numbers of the calling process's namespaces,
 // of the kinds that every container must have to itself, for [Expectation].
 func HostNamespaces() map[string]uint64 {
 	out := map[string]uint64{}

@@ -2,5 +2,6 @@
 
 package guest
 
-// HostNamespaces gives nil: the containers of this host run on another kernel.
+// HostNamespaces returns nil: the containers of this host run on another
+// kernel.
 func HostNamespaces() map[string]uint64 { return nil }

@@ -27,7 +27,7 @@ var modes = map[workspace.Type][]fs.FileMode{
 const otherBits = fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky
 
 // checkNode refuses what no file can be.
-func checkNode(kind string, size int64, mode uint32, modified *wire.LookTime) error {
+func checkNode(kind string, size int64, mode uint32, modified *wire.Timestamp) error {
 	for _, bits := range modes[workspace.Type(kind)] {
 		if modeOf(mode)&^otherBits == bits && size >= 0 {
 			return checkTime(modified)
@@ -38,7 +38,7 @@ func checkNode(kind string, size int64, mode uint32, modified *wire.LookTime) er
 
 // checkTime refuses what no file system can store: seconds are 64 bits at most,
 // and time.Time holds some less.
-func checkTime(t *wire.LookTime) error {
+func checkTime(t *wire.Timestamp) error {
 	const most = 1 << 53
 	if t != nil && (t[0] < -most || t[0] > most || t[1] < 0 || t[1] >= int64(time.Second)) {
 		return fmt.Errorf("%w: time %v", wire.ErrProtocol, *t)
@@ -48,13 +48,13 @@ func checkTime(t *wire.LookTime) error {
 
 func modeOf(mode uint32) fs.FileMode { return fs.FileMode(mode) }
 
-func instant(t *wire.LookTime) time.Time {
+func timeOf(t *wire.Timestamp) time.Time {
 	if t == nil {
 		return time.Time{}
 	}
 	return time.Unix(t[0], t[1])
 }
 
-func infoOf(i wire.LookedInfo) workspace.Info {
-	return workspace.Info{Type: workspace.Type(i.Type), Size: i.Size, Mode: modeOf(i.Mode), ModTime: instant(&i.Modified), Inode: i.Inode}
+func infoOf(i wire.FileInfo) workspace.Info {
+	return workspace.Info{Type: workspace.Type(i.Type), Size: i.Size, Mode: modeOf(i.Mode), ModTime: timeOf(&i.Modified), Inode: i.Inode}
 }

@@ -11,16 +11,15 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// Options says how to speak to a guest.
+// Options configure a connection to a guest.
 type Options struct {
 	// Conn is the container's standard input (Write) and output (Read), each
-	// one plain byte stream without the engine's own framing. Dial takes it
-	// over in every case: Conn.Close, a failed Dial and the loss of the
-	// connection close it. Its Close must unblock Read and Write; closing it is what
-	// makes the guest exit.
+	// one plain byte stream without the engine's own framing. Dial always takes
+	// ownership: Conn.Close, a failed Dial and the loss of the connection close
+	// it. Its Close must unblock Read and Write; closing it makes the guest
+	// exit.
 	Conn io.ReadWriteCloser
-	// Config is what the guest is told; see [NewConfig] for one made from a
-	// spec. Its Protocol is filled in.
+	// Config is sent to the guest; see [NewConfig]. Its Protocol is filled in.
 	Config wire.Config
 	// Env is the environment of a command that names none, as NAME=value; nil
 	// means sandbox.DefaultEnv. PWD is each command's own.
@@ -37,8 +36,9 @@ type Options struct {
 	Logger *zap.Logger
 }
 
-// DefaultAnswerTime is when a guest counts as lost: long enough for a machine
-// under a fork bomb, and the bound that the design gives for cancelling.
+// DefaultAnswerTime is how long a guest may take to answer before it counts as
+// lost: long enough for a machine under a fork bomb, and the bound of the
+// design for cancelling.
 const DefaultAnswerTime = 30 * time.Second
 
 // withDefaults fills in what is zero.

@@ -40,11 +40,11 @@ type process struct {
 	err       error
 }
 
-// Start starts a command, as sandbox.Sandbox.Start says. It returns when the
-// guest has started it or said why not. A Read of Command.Stdin that blocks
-// when the process has ended is not waited for.
+// Start starts a command, see sandbox.Sandbox.Start. It returns when the guest
+// has started it or refused to. A Read of Command.Stdin that blocks when the
+// process has ended is not waited for.
 func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
-	request, err := c.o.request(cmd)
+	request, err := c.o.newRequest(cmd)
 	if err != nil {
 		return nil, err
 	}
@@ -55,29 +55,29 @@ func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process,
 		c: c, request: request, stdin: wire.NewCredit(),
 		answer: make(chan struct{}), done: make(chan struct{}),
 	}
-	p.out[0] = newSink(cmd.Stdout, func(n uint32) { c.grant(p.id, wire.Stdout, n) })
-	p.out[1] = newSink(cmd.Stderr, func(n uint32) { c.grant(p.id, wire.Stderr, n) })
-	err = c.open(wire.Open{Exec: &request}, func(id uint32) call {
+	p.out[0] = newSink(cmd.Stdout, func(n uint32) { c.grantCredit(p.id, wire.Stdout, n) })
+	p.out[1] = newSink(cmd.Stderr, func(n uint32) { c.grantCredit(p.id, wire.Stderr, n) })
+	err = c.openStream(wire.Open{Exec: &request}, func(id uint32) call {
 		p.id = id
 		p.watch = time.AfterFunc(c.o.AnswerTime, func() {
 			c.lose(errors.New("no answer about a command in its time"))
 		})
-		p.out[0].run()
-		p.out[1].run()
+		p.out[0].start()
+		p.out[1].start()
 		return p
 	})
 	if err != nil {
 		return nil, fmt.Errorf("start command: %w", err)
 	}
 	if cmd.Stdin != nil {
-		go p.feed(cmd.Stdin)
+		go p.copyInput(cmd.Stdin)
 	}
 	p.watchContext(context.AfterFunc(ctx, func() { p.cancel(wire.Cancel{Kill: harmsHost(context.Cause(ctx))}) }))
 	<-p.answer
-	return p.result()
+	return p.startResult()
 }
 
-// watchContext says how to stop watching the caller's context.
+// stopWatching stops watching the caller's context.
 func (p *process) watchContext(stop func() bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,8 +87,8 @@ func (p *process) watchContext(stop func() bool) {
 	}
 }
 
-// release stops watching the caller's context.
-func (p *process) release() {
+// stopWatching stops watching the caller's context.
+func (p *process) stopWatching() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.unwatch != nil {
@@ -96,15 +96,15 @@ func (p *process) release() {
 	}
 }
 
-// result is what Start returns once the guest has answered.
-func (p *process) result() (sandbox.Process, error) {
+// startResult returns the results of Start, once the guest has answered.
+func (p *process) startResult() (sandbox.Process, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case p.refused != nil && p.refused.Code == wire.RefusedInvalid:
-		return nil, fmt.Errorf("start command: %w: %s", sandbox.ErrInvalid, clean(p.refused.Text))
+		return nil, fmt.Errorf("start command: %w: %s", sandbox.ErrInvalid, cleanText(p.refused.Text))
 	case p.refused != nil:
-		return nil, fmt.Errorf("start command: %w: guest: %s", sandbox.ErrUnavailable, clean(p.refused.Text))
+		return nil, fmt.Errorf("start command: %w: guest: %s", sandbox.ErrUnavailable, cleanText(p.refused.Text))
 	case !p.started:
 		return nil, fmt.Errorf("start command: %w", p.c.lostError())
 	}
@@ -124,7 +124,7 @@ func harmsHost(cause error) bool {
 	return ok && e.Kind == limits.KindDisk
 }
 
-// cancel asks the guest to end the command. It is called once.
+// cancel asks the guest to end the command. It must be called at most once.
 func (p *process) cancel(request wire.Cancel) {
 	p.mu.Lock()
 	ended := p.ended
@@ -141,8 +141,8 @@ func (p *process) cancel(request wire.Cancel) {
 	}
 }
 
-// feed copies the caller's input to the command.
-func (p *process) feed(r io.Reader) {
+// copyInput copies the caller's input to the command.
+func (p *process) copyInput(r io.Reader) {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := r.Read(buf)
@@ -162,8 +162,8 @@ func (p *process) feed(r io.Reader) {
 	}
 }
 
-// frame takes one frame of the guest's.
-func (p *process) frame(f wire.Frame) (last bool, err error) {
+// takeFrame processes one frame from the guest.
+func (p *process) takeFrame(f wire.Frame) (last bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended { // the connection was lost meanwhile
@@ -171,9 +171,9 @@ func (p *process) frame(f wire.Frame) (last bool, err error) {
 	}
 	switch f.Type {
 	case wire.TypeStarted, wire.TypeRefused:
-		return p.begin(f)
+		return p.takeAnswer(f)
 	case wire.TypeCredit, wire.TypeStop:
-		return false, p.input(f)
+		return false, p.takeInputFrame(f)
 	}
 	if !p.started {
 		return false, fmt.Errorf("%w: before the command was started", wire.ErrProtocol)
@@ -183,15 +183,15 @@ func (p *process) frame(f wire.Frame) (last bool, err error) {
 		if f.Channel == wire.Stdin {
 			return false, fmt.Errorf("%w: output on the channel of input", wire.ErrProtocol)
 		}
-		return false, p.output(p.out[f.Channel-1], f)
+		return false, p.takeOutput(p.out[f.Channel-1], f)
 	case wire.TypeEnd:
-		return true, p.end(f)
+		return true, p.takeEnd(f)
 	}
 	return false, fmt.Errorf("%w: a guest doesn't send this", wire.ErrProtocol)
 }
 
-// begin takes the guest's answer to the request.
-func (p *process) begin(f wire.Frame) (last bool, err error) {
+// takeAnswer processes the guest's answer to the request.
+func (p *process) takeAnswer(f wire.Frame) (last bool, err error) {
 	if p.answered {
 		return false, fmt.Errorf("%w: a second answer", wire.ErrProtocol)
 	}
@@ -217,7 +217,7 @@ func (p *process) begin(f wire.Frame) (last bool, err error) {
 	return p.refused != nil, nil
 }
 
-func (p *process) input(f wire.Frame) error {
+func (p *process) takeInputFrame(f wire.Frame) error {
 	if !p.request.Stdin || f.Channel != wire.Stdin {
 		return fmt.Errorf("%w: channel %d of a command", wire.ErrProtocol, f.Channel)
 	}
@@ -228,7 +228,7 @@ func (p *process) input(f wire.Frame) error {
 	return p.stdin.Grant(wire.CreditOf(f))
 }
 
-func (p *process) output(s *sink, f wire.Frame) error {
+func (p *process) takeOutput(s *sink, f wire.Frame) error {
 	if f.Type == wire.TypeEOF {
 		return s.queue.End()
 	}
@@ -238,13 +238,13 @@ func (p *process) output(s *sink, f wire.Frame) error {
 	return s.queue.Push(f.Payload)
 }
 
-// end takes the guest's last frame.
-func (p *process) end(f wire.Frame) error {
+// takeEnd processes the guest's last frame.
+func (p *process) takeEnd(f wire.Frame) error {
 	var x wire.Exit
 	if err := wire.Decode(f.Payload, &x); err != nil {
 		return err
 	}
-	exit, err := p.check(x)
+	exit, err := p.checkExit(x)
 	if err != nil {
 		return err
 	}
@@ -253,8 +253,8 @@ func (p *process) end(f wire.Frame) error {
 	return nil
 }
 
-// lost is called when the connection has ended.
-func (p *process) lost(err error) {
+// connectionLost is called when the connection has ended.
+func (p *process) connectionLost(err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.answered {
@@ -269,8 +269,8 @@ func (p *process) lost(err error) {
 	}
 }
 
-// conclude ends the process: nothing more comes for it. The writers are waited
-// for elsewhere, since they may block.
+// conclude ends the process: no more frames follow. The writers are waited for
+// elsewhere, because they may block.
 func (p *process) conclude(err error) {
 	p.ended = true
 	p.watch.Stop()
@@ -279,7 +279,7 @@ func (p *process) conclude(err error) {
 	status := p.exit.Status
 	forced := err != nil || status.Cancelled || status.TimedOut
 	go func() {
-		p.release()
+		p.stopWatching()
 		for i, s := range []*sandbox.Stream{&p.exit.Stdout, &p.exit.Stderr} {
 			if err != nil {
 				p.out[i].queue.Break()

@@ -20,17 +20,17 @@ const (
 	maxDir       = 4096 // PATH_MAX
 )
 
-// request checks a command and turns it into what is sent. It fails with
+// newRequest checks a command and returns the request for it. Its error wraps
 // sandbox.ErrInvalid.
-func (o Options) request(cmd sandbox.Command) (wire.Exec, error) {
+func (o Options) newRequest(cmd sandbox.Command) (wire.Exec, error) {
 	r := wire.Exec{
 		Stdin: cmd.Stdin != nil, Live: cmd.Output.Live, Tail: cmd.Output.Tail,
 		Timeout: cmd.Timeout, Grace: cmd.Grace,
 	}
 	if len(cmd.Argv) == 0 || cmd.Argv[0] == "" {
-		return r, invalid("no program is named")
+		return r, invalidError("no program is named")
 	}
-	rel, err := relative(cmd.Dir)
+	rel, err := relativeDir(cmd.Dir)
 	if err != nil {
 		return r, err
 	}
@@ -40,22 +40,22 @@ func (o Options) request(cmd sandbox.Command) (wire.Exec, error) {
 		env = o.ownEnv(cmd.Dir)
 	}
 	total := 0
-	if r.Argv, err = arguments("argument", cmd.Argv, &total); err != nil {
+	if r.Argv, err = checkArguments("argument", cmd.Argv, &total); err != nil {
 		return r, err
 	}
-	if r.Env, err = arguments("environment variable", env, &total); err != nil {
+	if r.Env, err = checkArguments("environment variable", env, &total); err != nil {
 		return r, err
 	}
 	for i, e := range env {
 		if strings.IndexByte(e, '=') < 1 {
-			return r, invalid(fmt.Sprintf("environment variable %d has no name or no =", i))
+			return r, invalidError(fmt.Sprintf("environment variable %d has no name or no =", i))
 		}
 	}
-	return o.bounds(r)
+	return o.withBounds(r)
 }
 
-// bounds fills in and checks times and output limits.
-func (o Options) bounds(r wire.Exec) (wire.Exec, error) {
+// withBounds fills in and checks times and output limits.
+func (o Options) withBounds(r wire.Exec) (wire.Exec, error) {
 	if r.Live == 0 {
 		r.Live = sandbox.DefaultLiveBytes
 	}
@@ -70,24 +70,24 @@ func (o Options) bounds(r wire.Exec) (wire.Exec, error) {
 	}
 	switch {
 	case r.Live < 0 || r.Tail < 0:
-		return r, invalid("an output limit is negative")
+		return r, invalidError("an output limit is negative")
 	case r.Tail > wire.MaxTail:
-		return r, invalid(fmt.Sprintf("a tail of %d bytes is over %d", r.Tail, wire.MaxTail))
+		return r, invalidError(fmt.Sprintf("a tail of %d bytes is over %d", r.Tail, wire.MaxTail))
 	case r.Timeout < 0 || r.Grace < 0:
-		return r, invalid("a timeout or grace period is negative")
+		return r, invalidError("a timeout or grace period is negative")
 	}
 	return r, nil
 }
 
-// relative gives the working folder relative to the workspace. What it leads
-// to is the guest's kernel to decide.
-func relative(dir string) (string, error) {
+// relativeDir returns the working directory relative to the workspace. The
+// guest's kernel resolves it.
+func relativeDir(dir string) (string, error) {
 	if len(dir) > maxDir || strings.ContainsRune(dir, 0) {
-		return "", invalid("the working folder's path is too long or holds a NUL")
+		return "", invalidError("the working directory's path is too long or holds a NUL")
 	}
 	rest, ok := strings.CutPrefix(dir, sandbox.WorkspaceDir)
 	if dir != "" && (!ok || rest != "" && rest[0] != '/') {
-		return "", invalid(fmt.Sprintf("working folder %q is not below %s", dir, sandbox.WorkspaceDir))
+		return "", invalidError(fmt.Sprintf("working directory %q is not below %s", dir, sandbox.WorkspaceDir))
 	}
 	return strings.TrimLeft(rest, "/"), nil
 }
@@ -104,23 +104,23 @@ func (o Options) ownEnv(dir string) []string {
 	return env
 }
 
-func arguments(what string, list []string, total *int) ([][]byte, error) {
+func checkArguments(what string, list []string, total *int) ([][]byte, error) {
 	out := make([][]byte, len(list))
 	for i, s := range list {
 		if len(s) > maxArgument {
-			return nil, invalid(fmt.Sprintf("%s %d has %d bytes, may have %d; pass long text on standard input or in a file", what, i, len(s), maxArgument))
+			return nil, invalidError(fmt.Sprintf("%s %d has %d bytes, may have %d; pass long text on standard input or in a file", what, i, len(s), maxArgument))
 		}
 		if strings.ContainsRune(s, 0) {
-			return nil, invalid(fmt.Sprintf("%s %d holds a NUL byte", what, i))
+			return nil, invalidError(fmt.Sprintf("%s %d holds a NUL byte", what, i))
 		}
 		if *total += len(s) + 1; *total > maxArguments {
-			return nil, invalid(fmt.Sprintf("arguments and environment are over %d bytes; pass long text on standard input or in a file", maxArguments))
+			return nil, invalidError(fmt.Sprintf("arguments and environment are over %d bytes; pass long text on standard input or in a file", maxArguments))
 		}
 		out[i] = []byte(s)
 	}
 	return out, nil
 }
 
-func invalid(text string) error {
+func invalidError(text string) error {
 	return fmt.Errorf("start command: %w: %s", sandbox.ErrInvalid, text)
 }

@@ -51,15 +51,15 @@ func TestRequest(t *testing.T) {
 			cmd:    sandbox.Command{Dir: "/workspace"},
 			beyond: func(c *sandbox.Command) { c.Dir += "x" },
 		},
-		"a folder": {
+		"a directory": {
 			cmd: sandbox.Command{Dir: "/workspace/d"},
 			want: func(x *wire.Exec) {
 				x.Dir, x.Env[0] = []byte("d"), []byte("PWD=/workspace/d")
 			},
 			beyond: func(c *sandbox.Command) { c.Dir += "\x00" },
 		},
-		"folder with a NUL": {
-			cmd:    sandbox.Command{Env: []string{}}, // none that holds the folder too
+		"directory with a NUL": {
+			cmd:    sandbox.Command{Env: []string{}}, // none that holds the directory too
 			want:   func(x *wire.Exec) { x.Env = [][]byte{} },
 			beyond: func(c *sandbox.Command) { c.Dir = "/workspace/\x00" },
 		},
@@ -80,7 +80,7 @@ func TestRequest(t *testing.T) {
 			},
 			beyond: func(c *sandbox.Command) { c.Env[1] += "x" },
 		},
-		"longest folder": {
+		"longest directory": {
 			cmd:    sandbox.Command{Dir: dir, Env: []string{}},
 			want:   func(x *wire.Exec) { x.Env, x.Dir = [][]byte{}, []byte(dir[len("/workspace/"):]) },
 			beyond: func(c *sandbox.Command) { c.Dir += "x" },
@@ -105,12 +105,12 @@ func TestRequest(t *testing.T) {
 			if tt.want != nil {
 				tt.want(&want)
 			}
-			got, err := o.request(tt.cmd)
+			got, err := o.newRequest(tt.cmd)
 			if !reflect.DeepEqual(got, want) || err != nil { // cmp takes seconds for so many bytes
 				t.Errorf("%v, request (-want +got):\n%.1000s", err, cmp.Diff(want, got))
 			}
 			tt.beyond(&tt.cmd)
-			if _, err := o.request(tt.cmd); !errors.Is(err, sandbox.ErrInvalid) {
+			if _, err := o.newRequest(tt.cmd); !errors.Is(err, sandbox.ErrInvalid) {
 				t.Errorf("beyond it: error is %v, want one of ErrInvalid", err)
 			}
 		})

@@ -24,10 +24,10 @@ func newSink(dst io.Writer, grant func(n uint32)) *sink {
 	return &sink{queue: wire.NewQueue(), dst: dst, grant: grant, done: make(chan struct{})}
 }
 
-// run starts the stream's goroutine, which ends with the stream. A writer that
-// fails gets no more; what comes is then taken and dropped, so that the
+// start starts the stream's goroutine, which ends with the stream. After an
+// error the writer gets no more bytes; later ones are dropped, so that the
 // command goes on as it would with a closed pager.
-func (s *sink) run() {
+func (s *sink) start() {
 	go func() {
 		defer close(s.done)
 		broken := false
@@ -46,8 +46,8 @@ func (s *sink) run() {
 	}()
 }
 
-// wait waits for the writer to have taken everything, or not longer than
-// settleTime if forced. It returns how much it took.
+// wait waits until the writer has taken everything, at most settleTime if
+// forced. It returns how many bytes it took.
 func (s *sink) wait(forced bool) int64 {
 	var over <-chan time.Time
 	if forced {

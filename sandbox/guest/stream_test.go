@@ -19,15 +19,15 @@ func TestFramesAfterLoss(t *testing.T) {
 	p := &process{c: c, answered: true, started: true, stdin: wire.NewCredit(), done: make(chan struct{}), watch: timer()}
 	for i := range p.out {
 		p.out[i] = newSink(nil, func(uint32) {})
-		p.out[i].run()
+		p.out[i].start()
 	}
 	for name, stream := range map[string]call{
 		"command": p,
 		"change":  &change{c: c, credit: wire.NewCredit(), reply: wire.NewQueue(), done: make(chan struct{}), watch: timer()},
-		"read":    &look{c: c, kind: wire.LookFolder, reply: wire.NewQueue(), done: make(chan struct{})},
+		"read":    &readCall{c: c, kind: wire.ReadDirectory, reply: wire.NewQueue(), done: make(chan struct{})},
 	} {
 		cause := errors.New("lost")
-		stream.lost(cause)
+		stream.connectionLost(cause)
 		end := "{}"
 		if name == "command" {
 			none := `{"total":0,"live":0,"sha256":"` + strings.Repeat("00", 32) + `"}`
@@ -38,11 +38,11 @@ func TestFramesAfterLoss(t *testing.T) {
 			{Type: wire.TypeEOF, Channel: wire.Stderr},
 			{Type: wire.TypeEnd, Payload: []byte(end)},
 		} {
-			if last, err := stream.frame(f); last || err != nil {
+			if last, err := stream.takeFrame(f); last || err != nil {
 				t.Errorf("%s, frame type %d: %t, %v", name, f.Type, last, err)
 			}
 		}
-		stream.lost(errors.New("again"))
+		stream.connectionLost(errors.New("again"))
 	}
 	if _, err := p.Wait(); err == nil || err.Error() != "wait for command: lost" {
 		t.Errorf("the command's error is %v", err)
@@ -68,21 +68,21 @@ func TestWatchAfterTheEnd(t *testing.T) {
 // heard is a stream that keeps what it is lost by.
 type heard struct{ errs []error }
 
-func (*heard) frame(wire.Frame) (bool, error) { return false, nil }
+func (*heard) takeFrame(wire.Frame) (bool, error) { return false, nil }
 
-func (h *heard) lost(err error) { h.errs = append(h.errs, err) }
+func (h *heard) connectionLost(err error) { h.errs = append(h.errs, err) }
 
 // TestOpenTooLarge: a request that no frame holds loses its own stream alone.
 func TestOpenTooLarge(t *testing.T) {
 	c := &Conn{writer: wire.NewWriter(io.Discard), calls: map[uint32]call{}, nextID: 1}
 	h := &heard{}
 	large := wire.Open{Exec: &wire.Exec{Dir: make([]byte, wire.MaxControl)}}
-	err := c.open(large, func(uint32) call { return h })
+	err := c.openStream(large, func(uint32) call { return h })
 	if !errors.Is(err, sandbox.ErrInvalid) || len(h.errs) != 1 || !errors.Is(h.errs[0], sandbox.ErrInvalid) || len(c.calls) != 0 {
 		t.Errorf("error %v, the stream hears %v, open are %v", err, h.errs, c.calls)
 	}
 	var got uint32
-	if err := c.open(wire.Open{}, func(id uint32) call { got = id; return h }); err != nil || got != 3 || len(c.calls) != 1 {
+	if err := c.openStream(wire.Open{}, func(id uint32) call { got = id; return h }); err != nil || got != 3 || len(c.calls) != 1 {
 		t.Errorf("the next: stream %d, %v", got, err)
 	}
 }

@@ -9,9 +9,9 @@ import (
 // maxText bounds a message of the guest's that becomes part of an error.
 const maxText = 500
 
-// clean makes a message of the guest's fit for an error and a terminal: one
+// cleanText makes a message of the guest fit for an error and a terminal: one
 // line, no control or invisible characters, bounded.
-func clean(s string) string {
+func cleanText(s string) string {
 	if len(s) > maxText {
 		s = s[:maxText] + "…"
 	}

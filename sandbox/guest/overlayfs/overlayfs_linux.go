@@ -19,8 +19,8 @@ import (
 // named because a kernel may be built with other defaults (overlayfs.rst).
 func Settings() []string { return []string{"userxattr", "index=off", "metacopy=off"} }
 
-// Layers are the folders of an overlay. Upper and Work must be on one mount. They
-// stay their opener's.
+// Layers are the directories of an overlay. Upper and Work must be on one
+// mount. They stay their opener's.
 type Layers struct{ Lower, Upper, Work *os.File }
 
 // How says in which way a kernel is given the layers.
@@ -28,18 +28,18 @@ type How int
 
 // The ways.
 const (
-	// ByDescriptor needs Linux 6.13, and takes folders of unattached mounts
+	// ByDescriptor needs Linux 6.13, and takes directories of unattached mounts
 	// from 6.15 on.
 	ByDescriptor How = iota
 	// ByPath names the same descriptors by /proc/self/fd, the one path to a
-	// folder that nobody can change on the way. Their mounts must be attached
+	// directory that can't be changed on the way. Their mounts must be attached
 	// in this mount namespace.
 	ByPath
 )
 
-// Mount makes an overlay and gives its mount, nosuid and nodev, which is attached
-// nowhere. The caller closes it. Errors wrap the kernel's: EPERM, ENOSYS or
-// ENODEV where overlays can't be mounted at all, EINVAL where not of these layers.
+// Mount makes an overlay and returns its mount, nosuid and nodev, which is not
+// attached. The caller closes it. Errors wrap the kernel's: EPERM, ENOSYS or
+// ENODEV if overlays can't be mounted at all, EINVAL if not of these layers.
 func Mount(l Layers, how How) (*os.File, error) {
 	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -47,8 +47,8 @@ func Mount(l Layers, how How) (*os.File, error) {
 	}
 	overlay := os.NewFile(uintptr(fd), "overlay")
 	defer overlay.Close()
-	if err := configure(fd, l, how); err != nil {
-		return nil, fmt.Errorf("%w%s", err, complaints(fd))
+	if err := configureOverlay(fd, l, how); err != nil {
+		return nil, fmt.Errorf("%w%s", err, kernelMessages(fd))
 	}
 	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
 	if err != nil {
@@ -57,7 +57,7 @@ func Mount(l Layers, how How) (*os.File, error) {
 	return os.NewFile(uintptr(mount), "mount"), nil
 }
 
-func configure(overlay int, l Layers, how How) error {
+func configureOverlay(overlay int, l Layers, how How) error {
 	for _, s := range Settings() {
 		key, value, isString := strings.Cut(s, "=")
 		err := error(nil)
@@ -74,7 +74,7 @@ func configure(overlay int, l Layers, how How) error {
 		key  string
 		file *os.File
 	}{{"lowerdir", l.Lower}, {"upperdir", l.Upper}, {"workdir", l.Work}} {
-		if err := how.set(overlay, layer.key, layer.file); err != nil {
+		if err := how.setLayer(overlay, layer.key, layer.file); err != nil {
 			return fmt.Errorf("set overlay's %s: %w", layer.key, err)
 		}
 	}
@@ -84,8 +84,8 @@ func configure(overlay int, l Layers, how How) error {
 	return nil
 }
 
-// set gives an overlay in the making one of its layers.
-func (how How) set(overlay int, key string, layer *os.File) error {
+// setLayer sets one of the layers of an overlay that is being configured.
+func (how How) setLayer(overlay int, key string, layer *os.File) error {
 	switch {
 	case how == ByPath:
 		return unix.FsconfigSetString(overlay, key, fmt.Sprintf("/proc/self/fd/%d", layer.Fd()))
@@ -95,12 +95,13 @@ func (how How) set(overlay int, key string, layer *os.File) error {
 	return unix.FsconfigSetFd(overlay, key, int(layer.Fd()))
 }
 
-// Refused says that a kernel didn't take the layers as they were given.
+// Refused reports whether the kernel refused the layers in this form.
 func Refused(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EBADF) }
 
-// complaints are what the kernel says about a file system in the making: one
-// message a read, with a letter for its level before (fsopen(2)).
-func complaints(overlay int) string {
+// kernelMessages returns the kernel's messages about a file system that is
+// being configured: one per read, with a letter for its level before
+// (fsopen(2)).
+func kernelMessages(overlay int) string {
 	var out strings.Builder
 	buf := make([]byte, 512)
 	for range 8 {
@@ -113,7 +114,7 @@ func complaints(overlay int) string {
 	return out.String()
 }
 
-// OpenFolder opens for reading the folder that a descriptor names, such as the
+// OpenFolder opens for reading the directory that a descriptor names, such as the
 // root of a mount that is attached nowhere.
 func OpenFolder(at *os.File) (*os.File, error) {
 	fd, err := unix.Openat(int(at.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -123,7 +124,7 @@ func OpenFolder(at *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), at.Name()), nil
 }
 
-// Attach attaches a mount to a folder.
+// Attach attaches a mount to a directory.
 func Attach(mount *os.File, at int, name string) error {
 	if err := unix.MoveMount(int(mount.Fd()), "", at, name, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach mount: %w", err)

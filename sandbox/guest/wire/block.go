@@ -21,8 +21,8 @@ func (b *Block) Size() int { return b.size }
 // pieceStride is the distance between the headers of a Block.
 const pieceStride = HeaderSize + MaxData
 
-// Pieces gives the places of the first n bytes of payload, in order, each of at
-// most MaxData bytes: what to read into, and what was read.
+// Pieces returns the parts of the block for the first n bytes of payload, in
+// order, each of at most MaxData bytes: to read into, or that were read.
 func (b *Block) Pieces(n int) [][]byte { return b.Range(0, n) }
 
 // Range is Pieces from byte at on: its first piece is the rest of the one that
@@ -39,13 +39,13 @@ func (b *Block) Range(at, n int) [][]byte {
 	return pieces
 }
 
-// frames encodes n bytes from at on as data frames in place and returns them.
+// encodeFrames encodes n bytes from at on as data frames in place and returns them.
 // At must be at the begin of a piece.
-func (b *Block) frames(stream uint32, channel uint8, at, n int) []byte {
+func (b *Block) encodeFrames(stream uint32, channel uint8, at, n int) []byte {
 	first := at / MaxData * pieceStride
 	end := first
 	for _, piece := range b.Range(at, n) {
-		h := Frame{Stream: stream, Type: TypeData, Channel: channel, Payload: piece}.header()
+		h := Frame{Stream: stream, Type: TypeData, Channel: channel, Payload: piece}.encodeHeader()
 		copy(b.buf[end:], h[:])
 		end += HeaderSize + len(piece)
 	}
@@ -71,5 +71,5 @@ func (w *Writer) SendBlock(stream uint32, channel uint8, b *Block, at, n int) er
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.write(b.frames(stream, channel, at, n))
+	return w.writeFrames(b.encodeFrames(stream, channel, at, n))
 }

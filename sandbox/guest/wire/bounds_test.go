@@ -25,17 +25,17 @@ func TestBounds(t *testing.T) {
 		TypeData: {stream: stream, bound: MaxData}, TypeCredit: {stream: stream, bound: 4, exact: true},
 		TypeEOF: {stream: stream}, TypeStop: {stream: stream},
 	} {
-		if err := check(tt.bound, tt.stream, typ, 2); err != nil {
+		if err := checkHeader(tt.bound, tt.stream, typ, 2); err != nil {
 			t.Errorf("type %d with %d bytes: %v", typ, tt.bound, err)
 		}
 		for _, err := range []error{
-			check(tt.bound+1, tt.stream, typ, 0), check(tt.bound, stream-tt.stream, typ, 0), check(tt.bound, tt.stream, typ, 3),
+			checkHeader(tt.bound+1, tt.stream, typ, 0), checkHeader(tt.bound, stream-tt.stream, typ, 0), checkHeader(tt.bound, tt.stream, typ, 3),
 		} {
 			if !errors.Is(err, ErrProtocol) {
 				t.Errorf("type %d is taken beyond its bounds", typ)
 			}
 		}
-		if tt.bound > 0 && (check(tt.bound-1, tt.stream, typ, 0) != nil) != tt.exact {
+		if tt.bound > 0 && (checkHeader(tt.bound-1, tt.stream, typ, 0) != nil) != tt.exact {
 			t.Errorf("type %d with a byte less", typ)
 		}
 	}
@@ -57,7 +57,7 @@ func TestReaderSpace(t *testing.T) {
 		{MaxData + 5, MaxData + 5},
 		{10, 512},
 	} {
-		if got := r.space(tt.n); len(got) != tt.n || cap(got) != tt.capacity {
+		if got := r.buffer(tt.n); len(got) != tt.n || cap(got) != tt.capacity {
 			t.Errorf("%d: %d bytes of %d, want %+v", i, len(got), cap(got), tt)
 		}
 	}

@@ -1,7 +1,7 @@
 // Package wire is the protocol between Caisson and its guest, the PID 1 of
 // every container. It is spoken over the container's own standard input and
 // output: one ordered byte stream in each direction, on which frames of many
-// streams are interleaved. Both ends link this package; it imports the
+// streams are interleaved. Both ends symlink this package; it imports the
 // standard library only (rank 0).
 //
 //	host (sandbox/guest)                            guest (cmd/caisson-guest)
@@ -28,8 +28,8 @@
 //	                                         ◀─     eof     3.1
 //	                                         ◀─     end       3  {error}
 //
-//	open      5  {look: kind, path, most}    ─▶                                      one read, if config.view
-//	                                         ◀─     data    5.1  a file's bytes, or a folder's entries, one a line
+//	open      5  {read: kind, path, most}    ─▶                                      one read, if config.view
+//	                                         ◀─     data    5.1  a file's bytes, or a directory's entries, one a line
 //	credit  5.1  n more bytes may be sent    ─▶
 //	cancel    5  {}                          ─▶
 //	                                         ◀─     eof     5.1
@@ -49,24 +49,24 @@
 // The length is checked against the bound of its type before anything is
 // allocated. Control payloads are JSON, data is raw.
 //
-// Stream 0 is the connection itself. The host opens odd streams, the guest
-// even ones; ids of one side strictly increase and are never used again, so a
-// late frame can be told from a forged one. A stream is opened by "open" and
-// ended by "end" (or "refused", if it never began), which its server sends
-// last. The server of a stream is the side that did not open it.
+// Stream 0 is the connection itself. The host opens odd streams, the guest even
+// ones; ids of one side strictly increase and are never used again, so a late
+// frame can be told from a forged one. A stream is opened by "open" and ended
+// by "end" (or "refused", if it never began), which its server sends last. The
+// server of a stream is the side that did not open it.
 //
 // A stream has up to three channels, each with one direction: 0 carries bytes
 // from the host to the guest, 1 and 2 from the guest to the host. Long-lived
-// commands (an MCP server's stdin and stdout) are exec streams with no bound
-// on their live output; a connection that the guest accepts on the container's
+// commands (an MCP server's stdin and stdout) are exec streams with no bound on
+// their live output; a connection that the guest accepts on the container's
 // loopback is a stream that the guest opens, with channels 0 and 1.
 //
 // Each channel starts with a credit of [Window] bytes. Its sender never has
-// more than its credit outstanding; its receiver grants more as it consumes.
-// So neither side's reader ever waits for a consumer: a stalled one holds its
-// own channel only, and a cancel or a ping is never behind more than the
-// frames that are already in the pipe. What exceeds its credit is a protocol
-// error, and a protocol error is the loss of the connection.
+// more than its credit outstanding; its receiver grants more as it consumes. So
+// neither side's reader ever waits for a consumer: a stalled one holds its own
+// channel only, and a cancel or a ping is never behind more than the frames
+// that are already in the pipe. What exceeds its credit is a protocol error,
+// and a protocol error is the loss of the connection.
 //
 // The sender of control frames can be made to wait by the pipe alone; data is
 // cut into frames of [MaxData] bytes so that this wait is short.

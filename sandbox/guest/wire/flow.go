@@ -49,7 +49,7 @@ func (c *Credit) signal() {
 // returns 0 once the credit is closed or stop is.
 func (c *Credit) Take(most int, stop <-chan struct{}) int {
 	for {
-		n, closed := c.take(most)
+		n, closed := c.takeCredit(most)
 		if n > 0 || closed {
 			return n
 		}
@@ -61,7 +61,7 @@ func (c *Credit) Take(most int, stop <-chan struct{}) int {
 	}
 }
 
-func (c *Credit) take(most int) (n int, closed bool) {
+func (c *Credit) takeCredit(most int) (n int, closed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -113,7 +113,7 @@ func (q *Queue) Push(p []byte) error {
 	return nil
 }
 
-// End says that no more bytes come. A second time is [ErrProtocol].
+// End marks that no more bytes come. A second call returns [ErrProtocol].
 func (q *Queue) End() error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -149,9 +149,9 @@ func (q *Queue) Next() []byte {
 	return q.taken
 }
 
-// Done says that n bytes were consumed. It returns how many to grant to the
-// sender now: grants are saved up to half the window, and pointless
-// after the end.
+// Done records that n bytes were consumed. It returns how many to grant to the
+// sender now: grants are saved up to half the window, and are pointless after
+// the end.
 func (q *Queue) Done(n int) (grant uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

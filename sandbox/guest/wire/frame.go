@@ -12,7 +12,7 @@ const (
 	// HeaderSize is the fixed header before every payload.
 	HeaderSize = 10
 	// MaxData bounds one data frame: as much as one read of a default pipe
-	// gives. It is what another stream's frame may have to wait for.
+	// returns. Frames of another stream may have to wait for one.
 	MaxData = 64 << 10
 	// MaxControl bounds a JSON payload. The largest is an open with all the
 	// arguments that Linux takes (2 MiB, a quarter of the default stack), in
@@ -26,7 +26,7 @@ const (
 	Window = 2 << 20
 )
 
-// Type says what a frame means. Values are never used again for anything else.
+// Type is the type of a frame. Values are never reused.
 type Type uint8
 
 // The frame types; the sender is named first.
@@ -43,11 +43,12 @@ const (
 	TypeCredit  Type = 10 // receiver of a channel: u32, that many bytes more may be sent
 	TypeStop    Type = 11 // receiver of a channel: it reads no more, what comes is dropped
 	TypeCancel  Type = 12 // opener: [Cancel], end the stream's work
-	TypeEnd     Type = 13 // server: [Exit], [Applied] or [Looked], the stream's last frame
+	TypeEnd     Type = 13 // server: [Exit], [Applied] or [ReadResult], the stream's last frame
 )
 
-// bound is the largest payload of a type; ok is false for an unknown type.
-func (t Type) bound() (n int, ok bool) {
+// maxPayload returns the largest payload of a type; ok is false for an unknown
+// type.
+func (t Type) maxPayload() (n int, ok bool) {
 	switch t {
 	case TypeConfig, TypeHello, TypeOpen, TypeEnd:
 		return MaxControl, true
@@ -65,12 +66,12 @@ func (t Type) bound() (n int, ok bool) {
 	return 0, false
 }
 
-// ErrProtocol is what every violation of the protocol wraps. The connection on
-// which it happened is of no further use.
+// ErrProtocol is wrapped by the error of every violation of the protocol. The
+// connection on which it happened must not be used further.
 var ErrProtocol = errors.New("guest protocol violated")
 
-// Frame is one frame. Payload is only valid as long as whoever produced the
-// frame says.
+// Frame is one frame. Payload is only valid for as long as the producer of the
+// frame documents.
 type Frame struct {
 	Stream  uint32
 	Type    Type
@@ -78,8 +79,8 @@ type Frame struct {
 	Payload []byte
 }
 
-// Header gives the frame's header.
-func (f Frame) header() (h [HeaderSize]byte) {
+// encodeHeader returns the frame's header.
+func (f Frame) encodeHeader() (h [HeaderSize]byte) {
 	binary.BigEndian.PutUint32(h[0:], uint32(len(f.Payload)))
 	binary.BigEndian.PutUint32(h[4:], f.Stream)
 	h[8] = byte(f.Type)
@@ -87,9 +88,9 @@ func (f Frame) header() (h [HeaderSize]byte) {
 	return h
 }
 
-// check is what can be said of a header without knowing the streams.
-func check(length int, stream uint32, typ Type, channel uint8) error {
-	bound, ok := typ.bound()
+// checkHeader checks a header without knowing the streams.
+func checkHeader(length int, stream uint32, typ Type, channel uint8) error {
+	bound, ok := typ.maxPayload()
 	switch {
 	case !ok:
 		return fmt.Errorf("%w: unknown frame type %d", ErrProtocol, typ)
@@ -143,10 +144,10 @@ func (r *Reader) Next() (Frame, error) {
 	if length > MaxControl {
 		return Frame{}, fmt.Errorf("%w: frame of %d bytes", ErrProtocol, length)
 	}
-	if err := check(int(length), f.Stream, f.Type, f.Channel); err != nil {
+	if err := checkHeader(int(length), f.Stream, f.Type, f.Channel); err != nil {
 		return Frame{}, err
 	}
-	f.Payload = r.space(int(length))
+	f.Payload = r.buffer(int(length))
 	if _, err := io.ReadFull(r.src, f.Payload); err != nil {
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
@@ -156,9 +157,9 @@ func (r *Reader) Next() (Frame, error) {
 	return f, nil
 }
 
-// space gives n bytes that are the Reader's own. What a rare large frame
-// needed is let go at the next one, so that an idle Reader stays small.
-func (r *Reader) space(n int) []byte {
+// buffer returns n bytes that belong to the Reader. The buffer of a rare large
+// frame is released at the next one, so that an idle Reader stays small.
+func (r *Reader) buffer(n int) []byte {
 	const keep = MaxData
 	if cap(r.buf) >= n && (cap(r.buf) <= keep || n > keep) {
 		r.buf = r.buf[:n]

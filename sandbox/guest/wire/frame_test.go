@@ -75,7 +75,7 @@ func TestBadFrames(t *testing.T) {
 			if err := NewWriter(&out).Send(good, f); !errors.Is(err, ErrProtocol) || out.Len() != 0 {
 				t.Errorf("sent with %v, %d bytes", err, out.Len())
 			}
-			h := f.header()
+			h := f.encodeHeader()
 			if _, err := NewReader(bytes.NewReader(append(h[:], f.Payload...))).Next(); !errors.Is(err, ErrProtocol) {
 				t.Errorf("read with %v", err)
 			}
@@ -86,7 +86,7 @@ func TestBadFrames(t *testing.T) {
 // TestLengthBeforeAllocation: a length that is too large costs nothing.
 func TestLengthBeforeAllocation(t *testing.T) {
 	for _, length := range []uint32{MaxControl + 1, 1 << 31, 1<<32 - 1} {
-		h := Frame{Stream: 1, Type: TypeOpen}.header()
+		h := Frame{Stream: 1, Type: TypeOpen}.encodeHeader()
 		binary.BigEndian.PutUint32(h[:], length)
 		allocated := testing.AllocsPerRun(10, func() {
 			if _, err := NewReader(bytes.NewReader(h[:])).Next(); !errors.Is(err, ErrProtocol) {

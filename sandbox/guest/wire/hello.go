@@ -17,9 +17,9 @@ type Config struct {
 	// SingleUID they are not used: commands then have the guest's.
 	CommandUID uint32 `json:"command_uid"`
 	CommandGID uint32 `json:"command_gid"`
-	// SingleUID says that this container has one id only, so that guest and
-	// commands share it: no separation of identities, no supplementary
-	// groups. It is lost protection, and the hello says so.
+	// SingleUID reports whether this container has one id only, so that guest
+	// and commands share it: no separation of identities, no supplementary
+	// groups. That is lost protection, and the hello reports it.
 	SingleUID bool `json:"single_uid,omitempty"`
 	// GIDBase and GIDCount are the range of supplementary gids, one of which
 	// marks every process of one command. They must be mapped in the
@@ -36,8 +36,8 @@ type Config struct {
 	MemoryBytes int64 `json:"memory_bytes"`
 	PIDs        int64 `json:"pids"`
 	MilliCPUs   int64 `json:"milli_cpus"`
-	// View says that the host can't see the workspace and will ask for looks,
-	// which costs two threads.
+	// View reports whether the host can't see the workspace and will send read
+	// requests, which costs two threads.
 	View bool `json:"view,omitempty"`
 	// SilenceMS is after how many milliseconds without a byte from its host the
 	// guest ends, and the container with it: for connections whose end may never
@@ -47,7 +47,7 @@ type Config struct {
 	Probe bool `json:"probe,omitempty"`
 }
 
-// Validate says what is wrong with a configuration, as the guest sees it.
+// Validate returns what is wrong with a configuration, as the guest sees it.
 func (c Config) Validate() error {
 	switch {
 	case c.Protocol != Version:
@@ -66,12 +66,13 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Hello is what the guest observes of itself, of a real command, and of the
-// container. It is untrusted input to the host like all the rest: it proves a
+// Hello holds the guest's observations of itself, of a real command, and of the
+// container. It is untrusted input to the host like all the rest: it reveals a
 // container that was made wrong, not a guest that lies.
 type Hello struct {
-	// Fault says why the guest can't serve; nothing but the versions is then set.
-	Fault string `json:"fault,omitempty"`
+	// Error is the reason why the guest can't serve. Then only the versions are
+	// set.
+	Error string `json:"error,omitempty"`
 
 	Protocol int    `json:"protocol"`
 	Version  string `json:"version"` // of the guest's build
@@ -81,7 +82,8 @@ type Hello struct {
 	// was started for this purpose had.
 	Guest   Identity `json:"guest"`
 	Command Identity `json:"command"`
-	// Dumpable says that another process of the guest's uid could trace it.
+	// Dumpable reports whether another process of the guest's uid could trace
+	// it.
 	Dumpable bool `json:"dumpable"`
 	// Namespaces maps a kind (pid, mnt, net, …) to its inode number.
 	Namespaces map[string]uint64 `json:"namespaces"`
@@ -109,7 +111,7 @@ type Hello struct {
 	PIDsCounter string `json:"pids_counter,omitempty"`
 	// Lost names protections that are missing, one sentence each.
 	Lost []string `json:"lost,omitempty"`
-	// Probe is what a command could do that it must not be able to; nil
+	// Probe lists what a command could do that it must not be able to; nil
 	// unless Config.Probe.
 	Probe *Probe `json:"probe,omitempty"`
 }
@@ -143,7 +145,7 @@ type Mount struct {
 	Type string `json:"type"` // tmpfs, overlay, 9p, …
 	// Options are those of the mount and of the file system: ro, nosuid, …
 	Options []string `json:"options"`
-	// Device and Inode identify the mount's root folder (stat).
+	// Device and Inode identify the mount's root directory (stat).
 	Device uint64 `json:"device"`
 	Inode  uint64 `json:"inode"`
 	// Bytes is the file system's size (statfs), for tmpfs only.
@@ -164,8 +166,8 @@ type Limits struct {
 	UserPIDs    int64  `json:"user_pids"`  // RLIMIT_NPROC, soft, of commands
 }
 
-// Probe is what a command found that it may do. Everything but Exited and the
-// descriptors should be an errno: "EPERM", "ENOSYS", …; "ok" is a hole.
+// Probe holds the results of what a command tried. Everything but Exited and
+// the descriptors should be an errno: "EPERM", "ENOSYS", …; "ok" is a hole.
 type Probe struct {
 	// Results maps an attempt, such as "clone3" or "kill-guest", to its outcome.
 	Results map[string]string `json:"results"`

@@ -24,12 +24,12 @@ const (
 //
 //	{"exec":{"argv":["c2g=","LWM="],"env":[],"dir":"c3Jj","stdin":false,"live":16777216,"tail":32768,…}}
 //	{"apply":{"size":213}}
-//	{"look":{"kind":"file","path":"YS5nbw==","most":65536}}
+//	{"read":{"kind":"file","path":"YS5nbw==","most":65536}}
 type Open struct {
-	Exec   *Exec   `json:"exec,omitempty"`   // host: run a command
-	Apply  *Apply  `json:"apply,omitempty"`  // host: change the workspace
-	Look   *Look   `json:"look,omitempty"`   // host: read the workspace
-	Accept *Accept `json:"accept,omitempty"` // guest: a connection came in
+	Exec   *Exec        `json:"exec,omitempty"`   // host: run a command
+	Apply  *Apply       `json:"apply,omitempty"`  // host: change the workspace
+	Read   *ReadRequest `json:"read,omitempty"`   // host: read the workspace
+	Accept *Accept      `json:"accept,omitempty"` // guest: a connection came in
 }
 
 // Exec asks the guest to run one command. Arguments are byte strings, as they
@@ -41,7 +41,8 @@ type Exec struct {
 	Dir []byte `json:"dir,omitempty"`
 	// NoLinks forbids symlinks in Dir.
 	NoLinks bool `json:"no_links,omitempty"`
-	// Stdin says that channel 0 will be written; otherwise it is /dev/null.
+	// Stdin reports whether channel 0 will be written; otherwise it is
+	// /dev/null.
 	Stdin bool `json:"stdin,omitempty"`
 	// Live and Tail bound each output stream, in bytes; see
 	// sandbox.OutputLimits. Tail is at most [MaxTail].
@@ -69,23 +70,21 @@ const MaxOp = 48 << 20
 // file as it was (1 MiB) in base64, and paths.
 const MaxChange = 2 << 20
 
-// Accept says that the guest accepted a connection for a listener. No host
-// asks for listeners yet, so each host refuses it; it is here because the ids
-// and channels of the protocol are made for it.
+// Accept announces that the guest accepted a connection for a listener. Hosts
+// do not open listeners yet and refuse it; it exists because the ids and
+// channels of the protocol are designed for it.
 type Accept struct {
 	Listener uint32 `json:"listener"`
 }
 
-// Started says that the command runs.
-//
-//	{"pid":7}
+// Started announces that the command runs. {"pid":7}
 type Started struct {
 	PID int `json:"pid"`
 }
 
-// Refused says why a stream never began.
-//
-//	{"code":"invalid","text":"working folder \"../x\" leads outside the workspace"}
+// Refused is the reason why a stream never began.
+// {"code":"invalid","text":"working directory \"../x\" leads outside the
+// workspace"}
 type Refused struct {
 	Code RefusalCode `json:"code"`
 	Text string      `json:"text"`

@@ -12,9 +12,8 @@ import (
 // connect to targets, and writes a Reach.
 const ReachWord = "reach"
 
-// Reach is what a command could connect to.
-//
-//	{"interfaces":["lo"],"results":{"tcp:7f000001:4711":"ECONNREFUSED"}}
+// Reach reports the targets to which a command could connect.
+// {"interfaces":["lo"],"results":{"tcp:7f000001:4711":"ECONNREFUSED"}}
 type Reach struct {
 	// Interfaces are the names of the network interfaces that it has.
 	Interfaces []string `json:"interfaces"`
@@ -31,7 +30,8 @@ type Target struct {
 	Abstract string
 }
 
-// String gives the target as an argument: "tcp:7f000001:4711", "abstract:name".
+// String returns the target as an argument: "tcp:7f000001:4711",
+// "abstract:name".
 func (t Target) String() string {
 	if t.IP == nil {
 		return "abstract:" + t.Abstract
@@ -39,7 +39,7 @@ func (t Target) String() string {
 	return fmt.Sprintf("tcp:%x:%d", t.IP, t.Port)
 }
 
-// ParseTarget reads what String gives.
+// ParseTarget parses the result of String.
 func ParseTarget(s string) (Target, error) {
 	if name, ok := strings.CutPrefix(s, "abstract:"); ok && name != "" {
 		return Target{Abstract: name}, nil

@@ -25,7 +25,7 @@ func NewWriter(dst io.Writer) *Writer { return &Writer{dst: dst} }
 // nothing; after the destination failed, every call fails with its error.
 func (w *Writer) Send(frames ...Frame) error {
 	for _, f := range frames {
-		if err := check(len(f.Payload), f.Stream, f.Type, f.Channel); err != nil {
+		if err := checkHeader(len(f.Payload), f.Stream, f.Type, f.Channel); err != nil {
 			return err
 		}
 	}
@@ -33,18 +33,18 @@ func (w *Writer) Send(frames ...Frame) error {
 	defer w.mu.Unlock()
 	w.buf = w.buf[:0]
 	for _, f := range frames {
-		h := f.header()
+		h := f.encodeHeader()
 		w.buf = append(append(w.buf, h[:]...), f.Payload...)
 	}
-	err := w.write(w.buf)
+	err := w.writeFrames(w.buf)
 	if cap(w.buf) > HeaderSize+MaxData {
 		w.buf = nil
 	}
 	return err
 }
 
-// write writes encoded frames. The lock is held.
-func (w *Writer) write(encoded []byte) error {
+// writeFrames writes encoded frames. The lock is held.
+func (w *Writer) writeFrames(encoded []byte) error {
 	if w.err != nil {
 		return w.err
 	}

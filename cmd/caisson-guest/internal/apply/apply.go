@@ -19,19 +19,20 @@ const Threads = 2
 // Options says as whom and where changes are made.
 type Options struct {
 	UID, GID uint32
-	// Separate says that the guest is another user and may become this one.
+	// Separate reports whether the guest is another user and may become this
+	// one.
 	Separate bool
 	// Workspace is the path in the container and HostWorkspace the one by
 	// which the host calls it.
 	Workspace, HostWorkspace string
 }
 
-func (o Options) pool() (*identity.Pool, error) {
+func (o Options) newPool() (*identity.Pool, error) {
 	return identity.NewPool(identity.PoolOptions{UID: o.UID, GID: o.GID, Separate: o.Separate, Threads: Threads})
 }
 
-// open opens the workspace as a command would.
-func (o Options) open(p *identity.Pool) (dir *os.File, err error) {
+// openWorkspace opens the workspace as a command would.
+func (o Options) openWorkspace(p *identity.Pool) (dir *os.File, err error) {
 	p.Do(func() { dir, err = os.Open(o.Workspace) })
 	if err != nil {
 		return nil, fmt.Errorf("open workspace: %w", err)
@@ -48,11 +49,11 @@ type Appliers struct {
 
 // New starts the threads and opens the workspace.
 func New(o Options) (*Appliers, error) {
-	threads, err := o.pool()
+	threads, err := o.newPool()
 	if err != nil {
 		return nil, err
 	}
-	dir, err := o.open(threads)
+	dir, err := o.openWorkspace(threads)
 	if err != nil {
 		return nil, err
 	}

@@ -14,11 +14,11 @@ type Readers struct {
 
 // NewReaders starts the threads and opens the workspace.
 func NewReaders(o Options) (*Readers, error) {
-	threads, err := o.pool()
+	threads, err := o.newPool()
 	if err != nil {
 		return nil, err
 	}
-	dir, err := o.open(threads)
+	dir, err := o.openWorkspace(threads)
 	if err != nil {
 		return nil, err
 	}

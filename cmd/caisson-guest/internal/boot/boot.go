@@ -1,5 +1,5 @@
-// Package boot brings the guest up: it takes over the connection, hears the
-// configuration, restricts itself, tells what it observes, and serves.
+// Package boot brings the guest up: it takes over the connection, reads the
+// configuration, restricts itself, reports what it observes, and serves.
 package boot
 
 import (
@@ -29,12 +29,13 @@ const (
 )
 
 // connectionSize is the pipe's buffer in each direction, the largest that an
-// unprivileged process may ask for by default (fs.pipe-max-size). It is what a
-// cancel or a pong may have to wait for: 2 ms of docker's throughput. A quarter
-// of it cost docker a tenth of that, by switches between the processes on the way.
+// unprivileged process may ask for by default (fs.pipe-max-size). A cancel or a
+// pong may have to wait for that much data: 2 ms of docker's throughput. A
+// quarter of it cost docker a tenth of that, by switches between the processes
+// on the way.
 const connectionSize = 1 << 20
 
-// Options says what the guest is.
+// Options describe the guest.
 type Options struct {
 	Version string
 	// Executable is the path of the guest's own binary.
@@ -69,7 +70,7 @@ func Run(o Options) error {
 	session, hello, err := prepare(o, config, null)
 	if err != nil {
 		// The host fails closed on it, with the reason at hand.
-		fault := wire.Hello{Protocol: wire.Version, Version: o.Version, Fault: err.Error()}
+		fault := wire.Hello{Protocol: wire.Version, Version: o.Version, Error: err.Error()}
 		return errors.Join(err, writer.SendJSON(0, wire.TypeHello, fault))
 	}
 	if err := writer.SendJSON(0, wire.TypeHello, hello); err != nil {

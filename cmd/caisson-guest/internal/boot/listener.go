@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// firstSilence is how long the guest waits for its configuration: five times
-// what a host gives a whole start.
+// firstSilence is how long the guest waits for its configuration: five times as
+// long as a host waits for a whole start.
 const firstSilence = 5 * time.Minute
 
-// listener reads the connection and fails where nothing arrives for too long.
-// An engine that was killed in the middle of a start can leave a container of
-// which nobody knows, whose standard input its shim holds open for ever.
+// listener reads the connection and fails if nothing arrives for too long. An
+// engine that was killed in the middle of a start can leave a container that is
+// not recorded anywhere, whose standard input its shim holds open for ever.
 type listener struct {
 	in *os.File
 	// silence bounds each wait; zero does not.

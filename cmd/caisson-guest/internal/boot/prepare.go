@@ -37,7 +37,7 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 	go p.session.Reaper.Run()
 	var all sync.WaitGroup
 	var errs [3]error
-	for i, part := range []func() error{p.commands, p.changes, p.look} {
+	for i, part := range []func() error{p.makeCommands, p.makeAppliers, p.observe} {
 		all.Go(func() { errs[i] = part() })
 	}
 	all.Go(func() { warm.Up(warm.Threads) })
@@ -50,18 +50,18 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 	if err := identity.SetDumpable(false); err != nil {
 		return fail(err)
 	}
-	h := p.describe()
+	h := p.hello()
 	if c.Probe {
 		var err error
-		if h.Probe, err = p.trial().probe(); err != nil {
+		if h.Probe, err = p.newTrial().runProbe(); err != nil {
 			return fail(err)
 		}
 	}
 	return p.session, h, nil
 }
 
-// preparation is what the parts of prepare make. Each part sets fields that no
-// other one uses.
+// preparation holds what the parts of prepare make. Each part sets fields that
+// no other one uses.
 type preparation struct {
 	o       Options
 	c       wire.Config
@@ -74,8 +74,8 @@ type preparation struct {
 	submounts []wire.Mount
 }
 
-// commands makes what starts and ends them, and tries it.
-func (p *preparation) commands() error {
+// makeCommands makes what starts and ends commands, and tests it.
+func (p *preparation) makeCommands() error {
 	spawner, err := spawn.New(spawn.Options{
 		UID: p.c.CommandUID, GID: p.c.CommandGID, Separate: !p.c.SingleUID,
 		Workspace: p.c.Workspace, Null: p.null, MilliCPUs: p.c.MilliCPUs,
@@ -91,16 +91,16 @@ func (p *preparation) commands() error {
 		p.session.Killer = kill.New(kill.MethodSubreaper, p.session.Reaper, shims)
 		p.session.Launcher = launch.Shimmed{Direct: direct, Shims: shims, Executable: p.o.Executable}
 	}
-	p.command, err = p.trial().look()
+	p.command, err = p.newTrial().observeCommand()
 	return err
 }
 
-func (p *preparation) trial() trial {
-	return trial{executable: p.o.Executable, launcher: p.session.Launcher, killer: p.session.Killer, gid: p.c.GIDBase}
+func (p *preparation) newTrial() smokeTest {
+	return smokeTest{executable: p.o.Executable, launcher: p.session.Launcher, killer: p.session.Killer, gid: p.c.GIDBase}
 }
 
-// changes makes what changes and reads the workspace.
-func (p *preparation) changes() error {
+// makeAppliers makes what changes and reads the workspace.
+func (p *preparation) makeAppliers() error {
 	o := apply.Options{
 		UID: p.c.CommandUID, GID: p.c.CommandGID, Separate: !p.c.SingleUID,
 		Workspace: p.c.Workspace, HostWorkspace: p.c.HostWorkspace,
@@ -118,9 +118,9 @@ func (p *preparation) changes() error {
 	return nil
 }
 
-// look observes the container.
-func (p *preparation) look() (err error) {
-	if p.submounts, err = below(p.c); err != nil {
+// observe observes the container.
+func (p *preparation) observe() (err error) {
+	if p.submounts, err = mountsBelow(p.c); err != nil {
 		return err
 	}
 	p.session.OOM, p.session.PIDs, p.session.Volumes = observe.OpenOOM(), observe.OpenPIDs(), observe.OpenVolumes()
@@ -128,8 +128,8 @@ func (p *preparation) look() (err error) {
 	return nil
 }
 
-// describe puts together what the parts found.
-func (p *preparation) describe() wire.Hello {
+// hello combines the results of the parts.
+func (p *preparation) hello() wire.Hello {
 	h := p.seen
 	h.Version, h.Dumpable = p.o.Version, identity.Dumpable()
 	h.Submounts, h.Command = p.submounts, p.command
@@ -141,20 +141,20 @@ func (p *preparation) describe() wire.Hello {
 	return h
 }
 
-// below looks at the mounts below the workspace as a command would. No command
-// runs yet, so that the thread may lend itself.
-func below(c wire.Config) ([]wire.Mount, error) {
+// mountsBelow observes the mounts below the workspace as a command would. No
+// command runs yet, so the thread can take that identity.
+func mountsBelow(c wire.Config) ([]wire.Mount, error) {
 	if c.SingleUID {
 		return observe.Below(c.Workspace), nil
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := identity.SetEffective(c.CommandUID, c.CommandGID); err != nil {
-		return nil, fmt.Errorf("look at the workspace as a command: %w", err)
+		return nil, fmt.Errorf("observe the workspace as a command: %w", err)
 	}
 	mounts := observe.Below(c.Workspace)
 	if err := identity.Restore(0, 0); err != nil {
-		return nil, fmt.Errorf("look at the workspace as a command: %w", err)
+		return nil, fmt.Errorf("observe the workspace as a command: %w", err)
 	}
 	return mounts, nil
 }

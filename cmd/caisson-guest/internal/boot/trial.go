@@ -17,16 +17,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// trial starts the guest's own binary as a command, by the way that commands
+// smokeTest starts the guest's own binary as a command, by the way that commands
 // go: it is the one program that every container has.
-type trial struct {
+type smokeTest struct {
 	executable string // the guest's own
 	launcher   serve.Launcher
 	killer     *kill.Killer
 	gid        uint32
 }
 
-func (t trial) launch(word string) (launch.Process, error) {
+func (t smokeTest) launchWord(word string) (launch.Process, error) {
 	p, err := t.launcher.Launch(spawn.Request{
 		Argv: []string{t.executable, word}, Env: []string{"PATH=" + path.Dir(t.executable)},
 		Stdin: true, Group: t.gid,
@@ -37,17 +37,17 @@ func (t trial) launch(word string) (launch.Process, error) {
 	return p, nil
 }
 
-// tries is how often look begins again because somebody outside, an operator or
-// the kernel that is out of memory, killed its process first.
+// tries is how often observeCommand starts again because its process was killed
+// from outside, by an operator or by the kernel when it is out of memory.
 const tries = 3
 
-// errGone says that the process ended although nobody here ended it.
+// errGone means that the process ended although the guest did not end it.
 var errGone = errors.New("it was killed from outside")
 
-// look starts a command that waits, reads what it is from /proc, and kills it
-// by the method that commands are killed by. So the method is proven on a real
-// process in a session of its own before anything relies on it.
-func (t trial) look() (id wire.Identity, err error) {
+// observeCommand starts a command that waits, reads its identity from /proc,
+// and kills it by the method that is used for commands. So the method is proven
+// on a real process in a session of its own before anything relies on it.
+func (t smokeTest) observeCommand() (id wire.Identity, err error) {
 	for range tries {
 		if id, err = t.lookOnce(); !errors.Is(err, errGone) {
 			break
@@ -56,8 +56,8 @@ func (t trial) look() (id wire.Identity, err error) {
 	return id, err
 }
 
-func (t trial) lookOnce() (wire.Identity, error) {
-	p, err := t.launch(probe.IdleWord)
+func (t smokeTest) lookOnce() (wire.Identity, error) {
+	p, err := t.launchWord(probe.IdleWord)
 	if err != nil {
 		return wire.Identity{}, err
 	}
@@ -65,10 +65,10 @@ func (t trial) lookOnce() (wire.Identity, error) {
 	defer p.Close()
 	command, err := identity.Read("/proc/" + strconv.Itoa(p.PID) + "/status")
 	if err != nil {
-		return wire.Identity{}, fmt.Errorf("look at a command: %w", ended(p, err))
+		return wire.Identity{}, fmt.Errorf("observe a command: %w", goneOr(p, err))
 	}
 	if n := t.killer.Alive(p.Mark); n != 1 {
-		return wire.Identity{}, ended(p, fmt.Errorf("try kill method %s: it finds %d of 1 process", t.killer.Method(), n))
+		return wire.Identity{}, goneOr(p, fmt.Errorf("try kill method %s: it finds %d of 1 process", t.killer.Method(), n))
 	}
 	var report kill.Report
 	t.killer.Kill(p.Mark, &report)
@@ -83,9 +83,9 @@ func (t trial) lookOnce() (wire.Identity, error) {
 	return command.Identity, nil
 }
 
-// ended is err, or errGone where the process has ended, of which the wait loop
-// may be about to tell.
-func ended(p launch.Process, err error) error {
+// goneOr returns errGone if the process has ended, which the wait loop may be
+// about to report, and err otherwise.
+func goneOr(p launch.Process, err error) error {
 	select {
 	case <-p.Exit:
 		return errGone
@@ -97,9 +97,9 @@ func ended(p launch.Process, err error) error {
 // probeTime bounds the probe: it makes thirty system calls.
 const probeTime = 10 * time.Second
 
-// probe starts a command that tries what it must not be able to do.
-func (t trial) probe() (*wire.Probe, error) {
-	p, err := t.launch(probe.Word)
+// runProbe starts a command that tries what it must not be able to do.
+func (t smokeTest) runProbe() (*wire.Probe, error) {
+	p, err := t.launchWord(probe.Word)
 	if err != nil {
 		return nil, err
 	}

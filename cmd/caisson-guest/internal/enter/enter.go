@@ -5,7 +5,7 @@
 //	caisson (sandbox/internal/workmount)            caisson-guest overlay
 //	------------------------------------            ---------------------
 //	start it in new namespaces, with the     ─▶
-//	folders and a socket
+//	directories and a socket
 //	                                         ◀─     the overlay's root, or what is wrong
 //	                                                executes the runtime
 //
@@ -26,10 +26,10 @@ import (
 )
 
 // Word is the argument that asks for it. After it come the mount point, the
-// workspace, the folder of the layers, and the program with its arguments.
+// workspace, the directory of the layers, and the program with its arguments.
 const Word = "overlay"
 
-// The descriptors that come with it: the folders as they were opened, and a
+// The descriptors that come with it: the directories as they were opened, and a
 // socket for the answer.
 const (
 	workspaceFD = 3 + iota
@@ -43,48 +43,49 @@ func Run(args []string) int {
 		unix.CloseOnExec(fd)
 	}
 	if len(args) < 4 {
-		return fail(errors.New("arguments are missing"))
+		return reportError(errors.New("arguments are missing"))
 	}
-	root, err := mount(args[0], args[1], args[2])
+	root, err := mountOverlay(args[0], args[1], args[2])
 	if err != nil {
-		return fail(err)
+		return reportError(err)
 	}
 	if err := unix.Sendmsg(socketFD, []byte{0}, unix.UnixRights(int(root.Fd())), nil, 0); err != nil {
-		return fail(fmt.Errorf("hand over the overlay: %w", err))
+		return reportError(fmt.Errorf("hand over the overlay: %w", err))
 	}
 	identity.ClearAmbient()
 	if err := identity.LimitCapabilities(0); err != nil {
-		return fail(err)
+		return reportError(err)
 	}
-	return fail(syscall.Exec(args[3], args[3:], os.Environ()))
+	return reportError(syscall.Exec(args[3], args[3:], os.Environ()))
 }
 
-// fail says what is wrong, where it is heard: on the socket before the answer,
-// on standard error after it.
-func fail(err error) int {
+// reportError reports err where it is read: on the socket before the answer, on
+// standard error after it.
+func reportError(err error) int {
 	text := []byte(err.Error())
 	_ = unix.Sendmsg(socketFD, text[:min(len(text), 4<<10)], nil, nil, unix.MSG_NOSIGNAL)
 	fmt.Fprintln(os.Stderr, "caisson-guest:", err)
 	return 1
 }
 
-// mount mounts the overlay at a folder of this namespace and gives its root.
-func mount(at, workspace, layers string) (*os.File, error) {
+// mountOverlay mounts the overlay at a directory of this namespace and returns
+// its root.
+func mountOverlay(at, workspace, layers string) (*os.File, error) {
 	// What is mounted here stays here.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return nil, fmt.Errorf("keep mounts in a namespace: %w", err)
 	}
-	lower, err := again(workspace, workspaceFD)
+	lower, err := reopen(workspace, workspaceFD)
 	if err != nil {
 		return nil, err
 	}
-	own, err := again(layers, layersFD)
+	own, err := reopen(layers, layersFD)
 	if err != nil {
 		return nil, err
 	}
 	l := overlayfs.Layers{Lower: lower}
 	for name, file := range map[string]**os.File{"upper": &l.Upper, "work": &l.Work} {
-		if *file, err = below(own, name); err != nil {
+		if *file, err = openBelow(own, name); err != nil {
 			return nil, err
 		}
 	}
@@ -98,10 +99,10 @@ func mount(at, workspace, layers string) (*os.File, error) {
 	return overlayfs.OpenFolder(merged)
 }
 
-// again opens in this namespace the folder that fd is of another: a mount of
-// another namespace can't become a layer. By its path, which may have come to
-// lead elsewhere, so that it is compared.
-func again(path string, fd int) (*os.File, error) {
+// reopen opens in this namespace the directory that fd is of another: a mount
+// of another namespace can't become a layer. It opens the directory by its
+// path, which may lead elsewhere by now, so it compares the two.
+func reopen(path string, fd int) (*os.File, error) {
 	f, err := os.OpenFile(path, unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, err
@@ -111,12 +112,12 @@ func again(path string, fd int) (*os.File, error) {
 		return nil, fmt.Errorf("examine %s: %w", path, err)
 	}
 	if have.Dev != want.Dev || have.Ino != want.Ino {
-		return nil, fmt.Errorf("%s is not the folder that was opened", path)
+		return nil, fmt.Errorf("%s is not the directory that was opened", path)
 	}
 	return f, nil
 }
 
-func below(dir *os.File, name string) (*os.File, error) {
+func openBelow(dir *os.File, name string) (*os.File, error) {
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open layer %s: %w", name, err)

@@ -143,11 +143,11 @@ func TestRunFails(t *testing.T) {
 		"no mount point":    {change: func(s *stage) { s.at += "/none" }, want: "attach mount"},
 		"no workspace":      {change: func(s *stage) { s.workspace += "/none" }, want: "no such file"},
 		"no layers":         {change: func(s *stage) { s.layers += "/none" }, want: "no such file"},
-		"another workspace": {change: func(s *stage) { s.workspace = s.at }, want: "not the folder"},
-		"other layers":      {change: func(s *stage) { s.layers = s.workspace }, want: "not the folder"},
+		"another workspace": {change: func(s *stage) { s.workspace = s.at }, want: "not the directory"},
+		"other layers":      {change: func(s *stage) { s.layers = s.workspace }, want: "not the directory"},
 
-		"no upper layer": {change: func(s *stage) { s.remove("upper") }, want: "open layer upper"},
-		"no work folder": {change: func(s *stage) { s.remove("work") }, want: "open layer work"},
+		"no upper layer":    {change: func(s *stage) { s.remove("upper") }, want: "open layer upper"},
+		"no work directory": {change: func(s *stage) { s.remove("work") }, want: "open layer work"},
 		"upper is a link": {change: func(s *stage) {
 			s.remove("upper")
 			if err := os.Symlink(s.workspace, s.layers+"/upper"); err != nil {
@@ -162,7 +162,7 @@ func TestRunFails(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = f.Close() })
 			s.files[1] = f
-		}, want: "not the folder"},
+		}, want: "not the directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStage(t)

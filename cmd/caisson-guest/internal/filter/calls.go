@@ -5,7 +5,7 @@ import "golang.org/x/sys/unix"
 // tioclinux is TIOCLINUX, which x/sys does not name for every processor.
 const tioclinux = 0x541c
 
-// refused is what every processor has and no command needs.
+// refused lists the system calls of every processor that no command needs.
 var refused = []uint32{
 	// Namespaces, mounts and roots.
 	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_CHROOT, unix.SYS_PIVOT_ROOT,

@@ -9,7 +9,7 @@ const auditArch = unix.AUDIT_ARCH_AARCH64
 // foreignBit is zero: there is no second ABI with the same audit value.
 const foreignBit = 0
 
-// refusedHere is what only this processor has.
+// refusedHere lists those of this processor only.
 var refusedHere []uint32
 
 // Calls that only this processor has: none.

@@ -22,8 +22,8 @@ const (
 const namespaceFlags = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS |
 	unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
-// rule is what happens to one system call: body is run with the accumulator
-// undefined and must return in every path.
+// rule decides one system call: body is run with the accumulator undefined and
+// must return in every path.
 type rule struct {
 	number uint32
 	body   []unix.SockFilter
@@ -47,21 +47,21 @@ const (
 // Program returns the filter for the processor that this binary is built for.
 func Program(setID SetID) []unix.SockFilter {
 	p := []unix.SockFilter{
-		load(offsetArch),
+		loadWord(offsetArch),
 		jump(unix.BPF_JEQ, auditArch, 1, 0),
-		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_KILL_PROCESS),
-		load(offsetNumber),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_KILL_PROCESS),
+		loadWord(offsetNumber),
 	}
 	if foreignBit != 0 {
-		p = append(p, jump(unix.BPF_JGE, foreignBit, 0, 1), refuse())
+		p = append(p, jump(unix.BPF_JGE, foreignBit, 0, 1), returnRefusal())
 	}
-	return append(p, search(rulesOf(setID))...)
+	return append(p, searchRules(rulesOf(setID))...)
 }
 
 // rulesOf returns the rules in the order of their numbers.
 func rulesOf(setID SetID) []rule {
 	rules := []rule{
-		{unix.SYS_CLONE3, ret(errno(unix.ENOSYS))},
+		{unix.SYS_CLONE3, returnValue(returnErrno(unix.ENOSYS))},
 		{unix.SYS_CLONE, refuseBits(0, namespaceFlags)},
 		{unix.SYS_PERSONALITY, allowValues(0, 0, 0xffffffff)},
 		{unix.SYS_SOCKETPAIR, allowValues(0, unix.AF_UNIX)},
@@ -70,32 +70,32 @@ func rulesOf(setID SetID) []rule {
 		{unix.SYS_SETRLIMIT, keepCore()},
 		{unix.SYS_PRLIMIT64, keepCoreOf()},
 		// The mode is in memory, where no filter sees it.
-		{unix.SYS_OPENAT2, ret(errno(unix.ENOSYS))},
+		{unix.SYS_OPENAT2, returnValue(returnErrno(unix.ENOSYS))},
 	}
 	rules = append(rules, setIDRules(setID)...)
 	for _, n := range slices.Concat(refused, refusedHere) {
-		rules = append(rules, rule{n, ret(errno(unix.EPERM))})
+		rules = append(rules, rule{n, returnValue(returnErrno(unix.EPERM))})
 	}
 	slices.SortFunc(rules, func(a, b rule) int { return cmp.Compare(a.number, b.number) })
 	return rules
 }
 
-// search finds the rule by bisection, so that an ordinary call costs about
+// searchRules finds the rule by bisection, so that an ordinary call costs about
 // seven comparisons also where the filter is interpreted (gVisor).
-func search(rules []rule) []unix.SockFilter {
+func searchRules(rules []rule) []unix.SockFilter {
 	if len(rules) <= 2 {
 		var p []unix.SockFilter
 		for _, r := range rules {
 			p = append(p, jump(unix.BPF_JEQ, r.number, 0, uint8(len(r.body))))
 			p = append(p, r.body...)
 		}
-		return append(p, ret(unix.SECCOMP_RET_ALLOW)...)
+		return append(p, returnValue(unix.SECCOMP_RET_ALLOW)...)
 	}
 	middle := len(rules) / 2
-	below, above := search(rules[:middle]), search(rules[middle:])
+	below, above := searchRules(rules[:middle]), searchRules(rules[middle:])
 	p := []unix.SockFilter{
 		jump(unix.BPF_JGE, rules[middle].number, 0, 1),
-		stmt(unix.BPF_JMP|unix.BPF_JA, uint32(len(below))),
+		statement(unix.BPF_JMP|unix.BPF_JA, uint32(len(below))),
 	}
 	return slices.Concat(p, below, above)
 }
@@ -111,25 +111,25 @@ func socketRule() []unix.SockFilter {
 		jump(unix.BPF_JEQ, unix.AF_NETLINK, 0, 2),
 		loadArg(2),
 		jump(unix.BPF_JEQ, unix.NETLINK_ROUTE, 1, 0),
-		refuse(),
-		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		returnRefusal(),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
 	}
 }
 
 // done is the answer "it worked" to a call that is not made.
 const done = unix.SECCOMP_RET_ERRNO
 
-// keepCore leaves the limit of core files at what it is, 1 byte, and says that
-// it was set: the only value at which a core pattern that is a pipe does not run
-// its program, as root on the host (coredump_pipe in fs/coredump.c). With 0, to
+// keepCore leaves the limit of core files at 1 byte and reports success: that
+// is the only value at which a core pattern that is a pipe does not run its
+// program, as root on the host (coredump_pipe in fs/coredump.c). With 0, to
 // which a command may lower its own, it runs. An error would end programs that
 // switch core files off before they touch a secret, such as GnuPG.
 func keepCore() []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(0),
 		jump(unix.BPF_JEQ, unix.RLIMIT_CORE, 0, 1),
-		stmt(unix.BPF_RET|unix.BPF_K, done),
-		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		statement(unix.BPF_RET|unix.BPF_K, done),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
 	}
 }
 
@@ -141,10 +141,10 @@ func keepCoreOf() []unix.SockFilter {
 		jump(unix.BPF_JEQ, unix.RLIMIT_CORE, 0, 4),
 		loadArg(2),
 		jump(unix.BPF_JEQ, 0, 0, 3),
-		load(offsetArgs + 8*2 + 4),
+		loadWord(offsetArgs + 8*2 + 4),
 		jump(unix.BPF_JEQ, 0, 0, 1),
-		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
-		stmt(unix.BPF_RET|unix.BPF_K, done),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		statement(unix.BPF_RET|unix.BPF_K, done),
 	}
 }
 
@@ -156,8 +156,8 @@ func refuseBits(arg int, bits uint32) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(arg),
 		jump(unix.BPF_JSET, bits, 0, 1),
-		refuse(),
-		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		returnRefusal(),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
 	}
 }
 
@@ -166,7 +166,7 @@ func allowValues(arg int, values ...uint32) []unix.SockFilter {
 	for i, v := range values {
 		p = append(p, jump(unix.BPF_JEQ, v, uint8(len(values)-i), 0))
 	}
-	return append(p, refuse(), stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW))
+	return append(p, returnRefusal(), statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW))
 }
 
 func refuseValues(arg int, values ...uint32) []unix.SockFilter {
@@ -174,25 +174,27 @@ func refuseValues(arg int, values ...uint32) []unix.SockFilter {
 	for i, v := range values {
 		p = append(p, jump(unix.BPF_JEQ, v, uint8(len(values)-i), 0))
 	}
-	return append(p, stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW), refuse())
+	return append(p, statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW), returnRefusal())
 }
 
-func errno(e unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(e) }
+func returnErrno(e unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(e) }
 
-func refuse() unix.SockFilter { return stmt(unix.BPF_RET|unix.BPF_K, errno(unix.EPERM)) }
-
-func ret(value uint32) []unix.SockFilter {
-	return []unix.SockFilter{stmt(unix.BPF_RET|unix.BPF_K, value)}
+func returnRefusal() unix.SockFilter {
+	return statement(unix.BPF_RET|unix.BPF_K, returnErrno(unix.EPERM))
 }
 
-func load(offset uint32) unix.SockFilter {
-	return stmt(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, offset)
+func returnValue(value uint32) []unix.SockFilter {
+	return []unix.SockFilter{statement(unix.BPF_RET|unix.BPF_K, value)}
+}
+
+func loadWord(offset uint32) unix.SockFilter {
+	return statement(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, offset)
 }
 
 // loadArg loads the low word of an argument; both processors are little-endian.
-func loadArg(n int) unix.SockFilter { return load(uint32(offsetArgs + 8*n)) }
+func loadArg(n int) unix.SockFilter { return loadWord(uint32(offsetArgs + 8*n)) }
 
-func stmt(code uint16, k uint32) unix.SockFilter { return unix.SockFilter{Code: code, K: k} }
+func statement(code uint16, k uint32) unix.SockFilter { return unix.SockFilter{Code: code, K: k} }
 
 func jump(test uint16, k uint32, yes, no uint8) unix.SockFilter {
 	return unix.SockFilter{Code: unix.BPF_JMP | test | unix.BPF_K, K: k, Jt: yes, Jf: no}

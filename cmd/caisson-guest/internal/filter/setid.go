@@ -42,10 +42,10 @@ func changeMode(arg int, action SetID) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(arg),
 		jump(unix.BPF_JSET, unix.S_ISUID, 0, 1),
-		refuse(),
+		returnRefusal(),
 		jump(unix.BPF_JSET, unix.S_ISGID, 0, 1),
-		stmt(unix.BPF_RET|unix.BPF_K, uint32(action)),
-		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		statement(unix.BPF_RET|unix.BPF_K, uint32(action)),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
 	}
 }
 
@@ -54,8 +54,8 @@ func createFile(arg int, action SetID) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(arg),
 		jump(unix.BPF_JSET, setIDBits, 0, 1),
-		stmt(unix.BPF_RET|unix.BPF_K, uint32(action)),
-		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		statement(unix.BPF_RET|unix.BPF_K, uint32(action)),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
 	}
 }
 
@@ -65,6 +65,6 @@ func openFile(flags int, action SetID) []unix.SockFilter {
 	return append([]unix.SockFilter{
 		loadArg(flags),
 		jump(unix.BPF_JSET, creating, 1, 0),
-		stmt(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
+		statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW),
 	}, createFile(flags+1, action)...)
 }

@@ -99,7 +99,7 @@ func LimitCapabilities(wanted uint64) error {
 	return nil
 }
 
-// Capabilities gives a bit mask of capability numbers.
+// Capabilities returns a bit mask of capability numbers.
 func Capabilities(numbers ...uint) (mask uint64) {
 	for _, n := range numbers {
 		mask |= 1 << n
@@ -156,13 +156,14 @@ func SetDumpable(on bool) error {
 	return nil
 }
 
-// Dumpable says what SetDumpable set. A kernel that can't say counts as yes.
+// Dumpable returns what SetDumpable set. A kernel that can't report it counts
+// as dumpable.
 func Dumpable() bool {
 	v, _, errno := unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_GET_DUMPABLE, 0, 0, 0, 0, 0)
 	return errno != 0 || v == 1
 }
 
-// Process is what /proc says about one process.
+// Process describes a process, as /proc does.
 type Process struct {
 	Identity wire.Identity
 	State    byte // R, S, D, T, t, Z, X
@@ -179,19 +180,19 @@ func Read(path string) (Process, error) {
 	return Parse(data), nil
 }
 
-// Parse reads the text of a status file. A line that is missing or strange
+// Parse parses the text of a status file. A line that is missing or malformed
 // leaves its field zero, except that seccomp and no_new_privs then count as
-// absent, which is what the check of a container refuses.
+// absent, which the check of a container refuses.
 func Parse(status []byte) Process {
 	var p Process
 	for line := range bytes.Lines(status) {
 		key, value, _ := strings.Cut(string(line), ":")
-		p.set(key, strings.TrimSpace(value))
+		p.setField(key, strings.TrimSpace(value))
 	}
 	return p
 }
 
-func (p *Process) set(key, value string) {
+func (p *Process) setField(key, value string) {
 	id := &p.Identity
 	switch key {
 	case "State":
@@ -203,21 +204,21 @@ func (p *Process) set(key, value string) {
 	case "Threads":
 		p.Threads, _ = strconv.Atoi(value)
 	case "Uid":
-		copy(id.UID[:], ids(value))
+		copy(id.UID[:], parseIDs(value))
 	case "Gid":
-		copy(id.GID[:], ids(value))
+		copy(id.GID[:], parseIDs(value))
 	case "Groups":
-		id.Groups = ids(value)
+		id.Groups = parseIDs(value)
 	case "CapInh":
-		id.Inheritable = mask(value)
+		id.Inheritable = parseMask(value)
 	case "CapPrm":
-		id.Permitted = mask(value)
+		id.Permitted = parseMask(value)
 	case "CapEff":
-		id.Effective = mask(value)
+		id.Effective = parseMask(value)
 	case "CapBnd":
-		id.Bounding = mask(value)
+		id.Bounding = parseMask(value)
 	case "CapAmb":
-		id.Ambient = mask(value)
+		id.Ambient = parseMask(value)
 	case "NoNewPrivs":
 		id.NoNewPrivs = value == "1"
 	case "Seccomp":
@@ -227,7 +228,7 @@ func (p *Process) set(key, value string) {
 	}
 }
 
-func ids(text string) []uint32 {
+func parseIDs(text string) []uint32 {
 	out := []uint32{}
 	for field := range strings.FieldsSeq(text) {
 		n, err := strconv.ParseUint(field, 10, 32)
@@ -239,7 +240,7 @@ func ids(text string) []uint32 {
 	return out
 }
 
-func mask(text string) uint64 {
+func parseMask(text string) uint64 {
 	n, err := strconv.ParseUint(text, 16, 64)
 	if err != nil {
 		return math.MaxUint64 // strange is worse than full

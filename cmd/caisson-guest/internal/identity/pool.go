@@ -9,7 +9,8 @@ type Pool struct{ work chan func() }
 // PoolOptions says as whom the threads act.
 type PoolOptions struct {
 	UID, GID uint32
-	// Separate says that the guest is another user and may become this one.
+	// Separate reports whether the guest is another user and may become this
+	// one.
 	Separate bool
 	// Threads is how many there are, and so how many calls of Do work at once.
 	Threads int
@@ -20,7 +21,7 @@ func NewPool(o PoolOptions) (*Pool, error) {
 	p := &Pool{work: make(chan func())}
 	ready := make(chan error)
 	for range o.Threads {
-		Dedicate(func() { p.run(o, ready) })
+		Dedicate(func() { p.runThread(o, ready) })
 		if err := <-ready; err != nil {
 			return nil, err
 		}
@@ -28,7 +29,7 @@ func NewPool(o PoolOptions) (*Pool, error) {
 	return p, nil
 }
 
-func (p *Pool) run(o PoolOptions, ready chan<- error) {
+func (p *Pool) runThread(o PoolOptions, ready chan<- error) {
 	if o.Separate {
 		if err := ClearGroups(); err != nil {
 			ready <- err

@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dedicate runs f on a thread of its own. Where f returns the thread ends,
-// since nobody else may use what f made of it. It is never the process's main
-// thread, whose credentials are the ones that /proc/PID shows.
+// Dedicate runs f on a thread of its own. When f returns the thread ends,
+// because f may have changed its state. It is never the process's main thread,
+// whose credentials are the ones that /proc/PID shows.
 func Dedicate(f func()) {
 	go func() {
 		runtime.LockOSThread()

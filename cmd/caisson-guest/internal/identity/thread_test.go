@@ -430,7 +430,7 @@ func TestPoolFails(t *testing.T) {
 			p := &Pool{work: make(chan func(), 1)}
 			p.work <- func() { t.Errorf("without %s it works", name) }
 			ready := make(chan error, 1)
-			p.run(PoolOptions{UID: 10001, GID: 10002, Separate: true, Threads: 1}, ready)
+			p.runThread(PoolOptions{UID: 10001, GID: 10002, Separate: true, Threads: 1}, ready)
 			if err := <-ready; err == nil {
 				t.Errorf("without %s: no error", name)
 			}

@@ -6,19 +6,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// only says that one command runs and no other.
-func (k *Killer) only() bool {
+// isOnly reports whether exactly one command runs.
+func (k *Killer) isOnly() bool {
 	return k.method == MethodGroup && k.self == 1 && k.commands.Load() == 1
 }
 
-// alone runs f while one command runs and none can be launched. It is false,
-// and f is not run, where that can't be had at once.
-func (k *Killer) alone(f func()) bool {
-	if !k.only() || !k.launching.TryLock() {
+// runAlone runs f while one command runs and none can be launched. It returns
+// false, without running f, if that is not possible at once.
+func (k *Killer) runAlone(f func()) bool {
+	if !k.isOnly() || !k.launching.TryLock() {
 		return false
 	}
 	defer k.launching.Unlock()
-	if !k.only() {
+	if !k.isOnly() {
 		return false
 	}
 	f()
@@ -29,8 +29,8 @@ func (k *Killer) alone(f func()) bool {
 // stopped, if that is one command's. What is forked between the listing and the
 // signal gets it too, but is not counted.
 func (k *Killer) terminateAll(r *Report) bool {
-	return k.alone(func() {
-		_ = list(k.proc, k.self, func(_, pid int, _ string) { r.terminate(pid) })
+	return k.runAlone(func() {
+		_ = listProcesses(k.proc, k.self, func(_, pid int, _ string) { r.addTerminated(pid) })
 		_ = unix.Kill(-1, unix.SIGTERM)
 		_ = unix.Kill(-1, unix.SIGCONT)
 	})
@@ -43,7 +43,7 @@ func (k *Killer) terminateAll(r *Report) bool {
 // signals what there was when the call began: the call is repeated until the
 // guest has no children, and each one takes far less than a fork does.
 func (k *Killer) killAll(r *Report, start time.Time) bool {
-	return k.alone(func() {
+	return k.runAlone(func() {
 		before := k.children.Killed()
 		for wait := 500 * time.Microsecond; ; wait = min(2*wait, 5*time.Millisecond) {
 			next := k.children.Next()
@@ -53,7 +53,7 @@ func (k *Killer) killAll(r *Report, start time.Time) bool {
 				break
 			}
 			if time.Since(start) > killBound {
-				r.left = max(1, count(k.proc, k.self))
+				r.left = max(1, countProcesses(k.proc, k.self))
 				break
 			}
 			pause(next, wait)

@@ -1,7 +1,7 @@
 // Package kill finds every process that a command started, ends it, and proves
 // that none is left.
 //
-// Process groups and parent links both miss a daemon that forked twice and
+// Process groups and parent symlinks both miss a daemon that forked twice and
 // made its own session. What no process can shed is a supplementary group:
 // each command gets one of its own, its descendants inherit it, and without
 // CAP_SETGID and user namespaces none can drop it. So the processes of a

@@ -142,8 +142,8 @@ func TestKillStops(t *testing.T) {
 	launch(t, k, 2)
 	var r Report
 	k.Kill(Mark{Group: 5}, &r)
-	if !stopped || r.Left() != 0 || r.kills() != gentlePasses+1 {
-		t.Errorf("stopped %t, %d left, %d killed, want %d", stopped, r.Left(), r.kills(), gentlePasses+1)
+	if !stopped || r.Left() != 0 || r.killCount() != gentlePasses+1 {
+		t.Errorf("stopped %t, %d left, %d killed, want %d", stopped, r.Left(), r.killCount(), gentlePasses+1)
 	}
 	if !other.continued(t) {
 		t.Error("the process of another command does not go on")
@@ -209,8 +209,8 @@ func TestKillAll(t *testing.T) {
 			if tt.all {
 				calls, kills = 3, 3
 			}
-			if children.calls != calls || r.kills() != kills || r.Left() != 0 {
-				t.Errorf("%d looks, %d killed, %d left, want %d and %d", children.calls, r.kills(), r.Left(), calls, kills)
+			if children.calls != calls || r.killCount() != kills || r.Left() != 0 {
+				t.Errorf("%d looks, %d killed, %d left, want %d and %d", children.calls, r.killCount(), r.Left(), calls, kills)
 			}
 			if !tt.all {
 				if err := unix.Kill(int(c), unix.SIGKILL); err != nil {

@@ -17,7 +17,7 @@ const (
 	MethodSubreaper = "subreaper"
 )
 
-// Mark is what tells one command's processes from all others.
+// Mark distinguishes one command's processes from all others.
 type Mark struct {
 	// Group is the supplementary group, for MethodGroup.
 	Group uint32
@@ -25,10 +25,10 @@ type Mark struct {
 	Shim int
 }
 
-// Children is what the guest's wait loop knows of its children.
+// Children is the interface to the guest's wait loop.
 type Children interface {
-	// Drain reaps what has ended, and says that the guest has no children, and
-	// so is the container's only process.
+	// Drain reaps what has ended, and reports whether the guest has no
+	// children, and so is the container's only process.
 	Drain() (childless bool)
 	// Next is closed when the next process has been reaped.
 	Next() <-chan struct{}
@@ -42,8 +42,9 @@ type Killer struct {
 	method   string
 	self     int
 	children Children
-	// byDescriptor says that the kernel sends signals through a descriptor of
-	// /proc/PID (Linux 5.1; not gVisor), which can't meet a reused pid.
+	// byDescriptor reports whether the kernel sends signals through a
+	// descriptor of /proc/PID (Linux 5.1; not gVisor), which can't meet a
+	// reused pid.
 	byDescriptor bool
 	shims        *Shims
 	// scanning makes scans take turns, so that they need one thread.
@@ -61,7 +62,7 @@ func New(method string, children Children, shims *Shims) *Killer {
 	return NewAt("/proc", method, children, shims)
 }
 
-// NewAt is New with another folder in place of /proc, for tests.
+// NewAt is New with another directory in place of /proc, for tests.
 func NewAt(proc, method string, children Children, shims *Shims) *Killer {
 	k := &Killer{proc: proc, method: method, self: os.Getpid(), children: children, shims: shims}
 	if dir, err := unix.Open(proc+"/self", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err == nil {
@@ -74,14 +75,14 @@ func NewAt(proc, method string, children Children, shims *Shims) *Killer {
 // Method is how processes are found.
 func (k *Killer) Method() string { return k.method }
 
-// each visits the living processes of a command.
-func (k *Killer) each(m Mark, visit func(*process)) error {
+// visitProcesses visits the living processes of a command.
+func (k *Killer) visitProcesses(m Mark, visit func(*process)) error {
 	k.scanning.Lock()
 	defer k.scanning.Unlock()
 	if k.method == MethodSubreaper {
-		return k.shims.each(k.proc, k.self, m, visit)
+		return k.shims.visitDescendants(k.proc, k.self, m, visit)
 	}
-	return scan(k.proc, k.self, func(p *process) {
+	return scanProcesses(k.proc, k.self, func(p *process) {
 		if !p.dead && p.hasGroup(m.Group) {
 			visit(p)
 		}
@@ -98,13 +99,13 @@ const emptyScans = 2
 // processes come and go; a parallel build beside it makes one in ten such.
 const steadyScans = 20
 
-// Gone says whether nothing of a command is left. Where it is the only command
-// that asks for no scan.
+// Gone reports whether nothing of a command is left. If it is the only command
+// that needs no scan.
 func (k *Killer) Gone(m Mark) bool {
 	if k.self == 1 && k.children.Drain() {
 		return true
 	}
-	return !k.only() && k.Alive(m) == 0
+	return !k.isOnly() && k.Alive(m) == 0
 }
 
 // Alive is the number of a command's living processes, or -1 where that can't
@@ -113,7 +114,7 @@ func (k *Killer) Alive(m Mark) int {
 	empty := 0
 	for range steadyScans {
 		n := 0
-		err := k.each(m, func(*process) { n++ })
+		err := k.visitProcesses(m, func(*process) { n++ })
 		switch {
 		case n > 0:
 			return n
@@ -129,10 +130,10 @@ func (k *Killer) Alive(m Mark) int {
 	return -1
 }
 
-// signal sends a signal to a process that a scan met. It looks again through a
-// descriptor first, so that a pid that was given to another command's process
-// meanwhile is not hit.
-func (k *Killer) signal(p *process, sig unix.Signal) {
+// sendSignal sends a signal to a process that a scan met. It checks the process
+// again through a descriptor first, so that a pid that was reused by another
+// command's process meanwhile is not hit.
+func (k *Killer) sendSignal(p *process, sig unix.Signal) {
 	if k.method != MethodGroup || !k.byDescriptor {
 		_ = unix.Kill(p.pid, sig) // it is gone, which is as good
 		return
@@ -142,7 +143,7 @@ func (k *Killer) signal(p *process, sig unix.Signal) {
 		return
 	}
 	defer unix.Close(dir)
-	now, ok := read(dir, p.pid, "status", make([]byte, 4096))
+	now, ok := readStatus(dir, p.pid, "status", make([]byte, 4096))
 	if ok && string(now.groups) == string(p.groups) {
 		_ = unix.PidfdSendSignal(dir, sig, nil, 0)
 	}
@@ -157,13 +158,13 @@ func (k *Killer) Terminate(m Mark, r *Report) {
 	}
 	for range terminatePasses {
 		fresh := 0
-		err := k.each(m, func(p *process) {
-			if r.terminate(p.pid) {
+		err := k.visitProcesses(m, func(p *process) {
+			if r.addTerminated(p.pid) {
 				fresh++
-				k.signal(p, unix.SIGTERM)
+				k.sendSignal(p, unix.SIGTERM)
 			}
 			if p.stopped {
-				k.signal(p, unix.SIGCONT)
+				k.sendSignal(p, unix.SIGCONT)
 			}
 		})
 		if fresh == 0 || errors.Is(err, errChased) {
@@ -181,16 +182,16 @@ func (k *Killer) Terminate(m Mark, r *Report) {
 // would die of a SIGTERM and lives is sent another, all others get one only.
 // What a living process starts to clean up after itself is left alone.
 func (k *Killer) TerminateOrphans(m Mark, leader int, r *Report) {
-	_ = k.each(m, func(p *process) {
+	_ = k.visitProcesses(m, func(p *process) {
 		if p.pid == leader || p.parent != k.self && p.parent != m.Shim {
 			return
 		}
-		if !r.terminate(p.pid) && !p.mortal {
+		if !r.addTerminated(p.pid) && !p.mortal {
 			return
 		}
-		k.signal(p, unix.SIGTERM)
+		k.sendSignal(p, unix.SIGTERM)
 		if p.stopped {
-			k.signal(p, unix.SIGCONT)
+			k.sendSignal(p, unix.SIGCONT)
 		}
 	})
 }
@@ -201,12 +202,12 @@ const terminatePasses = 4
 
 // Continue wakes a command's stopped processes.
 func (k *Killer) Continue(m Mark) {
-	_ = k.each(m, func(p *process) { k.signal(p, unix.SIGCONT) })
+	_ = k.visitProcesses(m, func(p *process) { k.sendSignal(p, unix.SIGCONT) })
 }
 
 // Bounds of Kill.
 const (
-	// killBound is when it gives up: only a process that hangs in the kernel (a
+	// killBound bounds the killing: only a process that hangs in the kernel (a
 	// stuck file system) outlives SIGKILL for so long.
 	killBound = 5 * time.Second
 	// gentlePasses is how many passes may find something new before everything
@@ -229,19 +230,19 @@ func (k *Killer) Kill(m Mark, r *Report) {
 		k.killStopped(m, r, start)
 		k.launching.Unlock()
 	}
-	r.finish(start)
+	r.setDuration(start)
 }
 
-// pass is one scan that kills what it finds. It says how many those were and
-// how many of them it met for the first time, whether it proves that there are
-// no others, and whether it came to no end.
-func (k *Killer) pass(m Mark, r *Report) (alive, fresh int, steady, chased bool) {
-	err := k.each(m, func(p *process) {
+// killPass is one scan that kills the processes it finds. It returns how many
+// those were and how many of them it met for the first time, whether it proves
+// that there are no others, and whether it was given up.
+func (k *Killer) killPass(m Mark, r *Report) (alive, fresh int, steady, chased bool) {
+	err := k.visitProcesses(m, func(p *process) {
 		alive++
-		if r.kill(p.pid) {
+		if r.addKilled(p.pid) {
 			fresh++
 		}
-		k.signal(p, unix.SIGKILL)
+		k.sendSignal(p, unix.SIGKILL)
 	})
 	r.left = alive
 	return alive, fresh, err == nil, errors.Is(err, errChased)
@@ -251,8 +252,8 @@ func (k *Killer) pass(m Mark, r *Report) (alive, fresh int, steady, chased bool)
 func (k *Killer) killGently(m Mark, r *Report, start time.Time) bool {
 	found, empty := 0, 0
 	for looks := 0; looks < steadyScans; {
-		next := k.reaped()
-		alive, fresh, steady, chased := k.pass(m, r)
+		next := k.nextReaped()
+		alive, fresh, steady, chased := k.killPass(m, r)
 		switch {
 		case alive == 0 && k.self == 1 && k.children.Drain():
 			return true
@@ -285,11 +286,11 @@ func (k *Killer) killStopped(m Mark, r *Report, start time.Time) {
 	defer k.toAll(unix.SIGCONT)
 	wait := 200 * time.Microsecond
 	for empty := 0; empty < emptyScans; {
-		next := k.reaped()
+		next := k.nextReaped()
 		for range stops {
 			k.toAll(unix.SIGSTOP)
 		}
-		alive, _, steady, _ := k.pass(m, r)
+		alive, _, steady, _ := k.killPass(m, r)
 		if alive == 0 && steady {
 			empty++
 			continue
@@ -333,15 +334,16 @@ func (k *Killer) Launch(start func() error) error {
 	return err
 }
 
-// Over says that a command that was launched is over. It is not called for one
-// of which something could not be killed.
+// Over records that a command that was launched has ended. It must not be
+// called if a process of it could not be killed.
 func (k *Killer) Over() { k.commands.Add(-1) }
 
 // Launches is how many commands were launched ever, and whether one runs now.
 func (k *Killer) Launches() (n int64, one bool) { return k.launches.Load(), k.commands.Load() == 1 }
 
-// reaped is closed when the next process has been reaped.
-func (k *Killer) reaped() <-chan struct{} {
+// nextReaped returns a channel that is closed when the next process has been
+// reaped.
+func (k *Killer) nextReaped() <-chan struct{} {
 	if k.children == nil {
 		return nil
 	}

@@ -25,7 +25,7 @@ import (
 // noPID is more than any pid, so that signals to it and the next ones hit nothing.
 const noPID = 1 << 23
 
-// fakeProc makes a folder like /proc with these status files.
+// fakeProc makes a directory like /proc with these status files.
 func fakeProc(t *testing.T, status map[int]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -59,19 +59,19 @@ func descriptors(t *testing.T) int {
 
 func TestScan(t *testing.T) {
 	status := map[int]string{7: "State:\tS\n", 1: "x"}
-	for pid := range 400 { // more than one reading of the folder returns
+	for pid := range 400 { // more than one reading of the directory returns
 		status[1000+pid] = "PPid:\t" + strconv.Itoa(pid) + "\n"
 	}
 	proc := fakeProc(t, status)
 	before := descriptors(t)
 	got := map[int]int{}
-	if err := scan(proc, 7, func(p *process) { got[p.pid] = p.parent }); err != nil {
+	if err := scanProcesses(proc, 7, func(p *process) { got[p.pid] = p.parent }); err != nil {
 		t.Error(err)
 	}
 	if len(got) != 401 || got[1399] != 399 || got[1] != 0 {
 		t.Errorf("%d processes were visited: %v", len(got), got)
 	}
-	if n := count(proc, 7); n != 401 {
+	if n := countProcesses(proc, 7); n != 401 {
 		t.Errorf("%d processes are counted", n)
 	}
 	if now := descriptors(t); now != before {
@@ -94,19 +94,19 @@ func TestScanProvesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []int
-		err := scan(proc, 1, func(p *process) { got = append(got, p.pid) })
+		err := scanProcesses(proc, 1, func(p *process) { got = append(got, p.pid) })
 		if !errors.Is(err, errUnsteady) || errors.Is(err, errChased) || !slices.Equal(got, []int{2}) {
 			t.Errorf("%s: %v, visited %v", name, err, got)
 		}
 	}
-	for _, folder := range []string{"/nonexistent", "/proc/self/status"} {
-		if err := scan(folder, 1, func(*process) {}); err == nil || errors.Is(err, errUnsteady) {
-			t.Errorf("scan of %s: %v", folder, err)
+	for _, directory := range []string{"/nonexistent", "/proc/self/status"} {
+		if err := scanProcesses(directory, 1, func(*process) {}); err == nil || errors.Is(err, errUnsteady) {
+			t.Errorf("scan of %s: %v", directory, err)
 		}
 	}
 }
 
-// TestScanOfFolderThatFails: a folder that can't be listed to its end proves
+// TestScanOfFolderThatFails: a directory that can't be listed to its end proves
 // nothing.
 func TestScanOfFolderThatFails(t *testing.T) {
 	proc := fakeProc(t, map[int]string{2: "State:\tS\n"})
@@ -116,7 +116,7 @@ func TestScanOfFolderThatFails(t *testing.T) {
 			if err := errors.Join(identity.NoNewPrivileges(), identity.SetFilter(filtertest.Refuse(failure, unix.SYS_GETDENTS64))); err != nil {
 				t.Error(err)
 			}
-			done <- scan(proc, 1, func(p *process) { t.Errorf("%v: visited %d", failure, p.pid) })
+			done <- scanProcesses(proc, 1, func(p *process) { t.Errorf("%v: visited %d", failure, p.pid) })
 		})
 		if err := <-done; !errors.Is(err, want) {
 			t.Errorf("%v: error is %v, want %v", failure, err, want)
@@ -149,7 +149,7 @@ func TestScanIsBounded(t *testing.T) {
 			status[1000+pid] = "State:\tS\n"
 		}
 		visited := 0
-		err := scan(fakeProc(t, status), 1, func(*process) {
+		err := scanProcesses(fakeProc(t, status), 1, func(*process) {
 			visited++
 			time.Sleep(scanBound / 10)
 		})
@@ -162,14 +162,14 @@ func TestScanIsBounded(t *testing.T) {
 func TestReport(t *testing.T) {
 	var r Report
 	for _, want := range []bool{true, false} {
-		if r.terminate(5) != want || r.kill(6) != want {
+		if r.addTerminated(5) != want || r.addKilled(6) != want {
 			t.Errorf("a process is new: want %t", want)
 		}
 	}
 	r.allKilled = 3
 	r.left = 1
-	r.finish(time.Now().Add(-time.Hour))
-	r.finish(time.Now().Add(-time.Hour))
+	r.setDuration(time.Now().Add(-time.Hour))
+	r.setDuration(time.Now().Add(-time.Hour))
 	got := r.Wire("gid")
 	if got.KillTime < 2*time.Hour || got.KillTime > 3*time.Hour {
 		t.Errorf("kill time %v", got.KillTime)
@@ -179,7 +179,7 @@ func TestReport(t *testing.T) {
 		t.Errorf("report is %+v, want %+v", got, want)
 	}
 	var none Report
-	none.finish(time.Now().Add(-time.Hour))
+	none.setDuration(time.Now().Add(-time.Hour))
 	if got := none.Wire("gid"); got != (wire.Kill{}) {
 		t.Errorf("a report of nothing is %+v", got)
 	}
@@ -214,10 +214,10 @@ func TestReportAfterExit(t *testing.T) {
 func TestReportIsBounded(t *testing.T) {
 	var r Report
 	for pid := range maxReported {
-		r.terminate(pid)
-		r.kill(pid)
+		r.addTerminated(pid)
+		r.addKilled(pid)
 	}
-	if r.terminate(maxReported) || !r.kill(maxReported) || r.kill(0) || len(r.terminated) != maxReported || len(r.killed) != maxReported {
+	if r.addTerminated(maxReported) || !r.addKilled(maxReported) || r.addKilled(0) || len(r.terminated) != maxReported || len(r.killed) != maxReported {
 		t.Errorf("%d and %d processes are remembered", len(r.terminated), len(r.killed))
 	}
 }
@@ -240,7 +240,7 @@ func TestShims(t *testing.T) {
 	k := &Killer{proc: proc, method: MethodSubreaper, self: 1, shims: s}
 	for range 2 {
 		got := map[int]bool{}
-		if err := k.each(Mark{Shim: 10}, func(p *process) {
+		if err := k.visitProcesses(Mark{Shim: 10}, func(p *process) {
 			got[p.pid] = true
 			if p.groups != nil {
 				t.Errorf("process %d has groups of another scan: %s", p.pid, p.groups)
@@ -255,12 +255,12 @@ func TestShims(t *testing.T) {
 	if err := os.Remove(filepath.Join(proc, "30", "status")); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.each(Mark{Shim: 10}, func(p *process) { t.Errorf("visited %d after a scan that proves nothing", p.pid) }); !errors.Is(err, errUnsteady) {
+	if err := k.visitProcesses(Mark{Shim: 10}, func(p *process) { t.Errorf("visited %d after a scan that proves nothing", p.pid) }); !errors.Is(err, errUnsteady) {
 		t.Errorf("each() = %v", err)
 	}
 }
 
-// reaper is the wait loop of a guest that removes a process from a folder like
+// reaper is the wait loop of a guest that removes a process from a directory like
 // /proc after some passes.
 type reaper struct {
 	passes int
@@ -304,7 +304,7 @@ func TestAlive(t *testing.T) {
 func TestKillWaits(t *testing.T) {
 	const member = "State:\tS\nGroups:\t5\n"
 	for name, tt := range map[string]struct {
-		// after changes the folder once that pass begins.
+		// after changes the directory once that pass begins.
 		after        func(t *testing.T, proc string, pass int)
 		left, killed int
 		passes       int
@@ -375,8 +375,8 @@ func TestKillWaits(t *testing.T) {
 				start := time.Now()
 				k.Kill(Mark{Group: 5}, &r)
 				took := time.Since(start)
-				if r.Left() != tt.left || r.kills() != tt.killed {
-					t.Errorf("%d killed and %d left, want %d and %d", r.kills(), r.Left(), tt.killed, tt.left)
+				if r.Left() != tt.left || r.killCount() != tt.killed {
+					t.Errorf("%d killed and %d left, want %d and %d", r.killCount(), r.Left(), tt.killed, tt.left)
 				}
 				if children.passes != tt.passes || took != tt.took {
 					t.Errorf("%d passes in %v, want %d in %v", children.passes, took, tt.passes, tt.took)
@@ -472,10 +472,10 @@ func TestSignalOfAReusedPID(t *testing.T) {
 	if err != nil {
 		t.Skip("the kernel sends no signals by descriptor")
 	}
-	k.signal(&process{pid: c.Process.Pid, groups: []byte("54323")}, unix.SIGSTOP)
+	k.sendSignal(&process{pid: c.Process.Pid, groups: []byte("54323")}, unix.SIGSTOP)
 	time.Sleep(20 * time.Millisecond)
 	waitState(t, c.Process.Pid, "SR")
-	k.signal(&process{pid: c.Process.Pid, groups: []byte(strconv.Itoa(group))}, unix.SIGSTOP)
+	k.sendSignal(&process{pid: c.Process.Pid, groups: []byte(strconv.Itoa(group))}, unix.SIGSTOP)
 	waitState(t, c.Process.Pid, "T")
 	if now := descriptors(t); now != before {
 		t.Errorf("%d descriptors are open, %d were before", now, before)
@@ -484,7 +484,7 @@ func TestSignalOfAReusedPID(t *testing.T) {
 	waitState(t, c.Process.Pid, "SR")
 	// Without a descriptor, and for the other method, the pid decides.
 	k.byDescriptor = false
-	k.signal(&process{pid: c.Process.Pid}, unix.SIGSTOP)
+	k.sendSignal(&process{pid: c.Process.Pid}, unix.SIGSTOP)
 	waitState(t, c.Process.Pid, "T")
 }
 
@@ -618,7 +618,7 @@ func TestTerminateOrphans(t *testing.T) {
 	}
 	var r Report
 	for _, c := range []*exec.Cmd{orphan, stopped, cleaning} {
-		r.terminate(c.Process.Pid)
+		r.addTerminated(c.Process.Pid)
 	}
 	k.TerminateOrphans(mark, leader.Process.Pid, &r)
 	waitState(t, orphan.Process.Pid, "Z")

@@ -21,8 +21,8 @@ type Report struct {
 // maxReported bounds the pids that a report remembers; a chain of forks has no end.
 const maxReported = 1 << 16
 
-// terminate is true for a process that was not listed before.
-func (r *Report) terminate(pid int) bool {
+// addTerminated returns true for a process that was not listed before.
+func (r *Report) addTerminated(pid int) bool {
 	if _, ok := r.terminated[pid]; ok || len(r.terminated) == maxReported {
 		return false
 	}
@@ -33,8 +33,8 @@ func (r *Report) terminate(pid int) bool {
 	return true
 }
 
-// kill is true for a process that was not met before.
-func (r *Report) kill(pid int) bool {
+// addKilled returns true for a process that was not met before.
+func (r *Report) addKilled(pid int) bool {
 	if _, ok := r.killed[pid]; ok || len(r.killed) == maxReported {
 		return !ok
 	}
@@ -45,11 +45,11 @@ func (r *Report) kill(pid int) bool {
 	return true
 }
 
-// kills is how many processes were killed.
-func (r *Report) kills() int { return len(r.killed) + r.allKilled }
+// killCount returns how many processes were killed.
+func (r *Report) killCount() int { return len(r.killed) + r.allKilled }
 
-func (r *Report) finish(start time.Time) {
-	if r.kills() > 0 {
+func (r *Report) setDuration(start time.Time) {
+	if r.killCount() > 0 {
 		r.time += time.Since(start)
 	}
 }
@@ -57,17 +57,17 @@ func (r *Report) finish(start time.Time) {
 // Left is the number of processes that could not be killed.
 func (r *Report) Left() int { return r.left }
 
-// Unreaped says that the command's own process was killed but did not end.
+// Unreaped records that the command's own process was killed but did not end.
 func (r *Report) Unreaped() { r.left = max(r.left, 1) }
 
-// AfterExit says that what was killed had been left when the command itself had
-// ended.
-func (r *Report) AfterExit() { r.afterExit = r.kills() > 0 || r.left > 0 }
+// AfterExit records that the processes that were killed had been left when the
+// command itself had ended.
+func (r *Report) AfterExit() { r.afterExit = r.killCount() > 0 || r.left > 0 }
 
-// Wire gives the report; the method is named where anything was signalled.
+// Wire returns the report. The method is set if anything was signalled.
 func (r *Report) Wire(method string) wire.Kill {
 	k := wire.Kill{
-		Terminated: len(r.terminated), Killed: r.kills(),
+		Terminated: len(r.terminated), Killed: r.killCount(),
 		AfterExit: r.afterExit, Left: r.left, KillTime: r.time,
 	}
 	if k.Terminated > 0 || k.Killed > 0 || k.Left > 0 {

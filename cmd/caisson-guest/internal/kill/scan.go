@@ -13,17 +13,18 @@ import (
 // process is one entry of /proc, as its status file said a moment ago.
 type process struct {
 	pid, parent int
-	// dead says that nothing of it runs: a zombie without threads. A leader
-	// that left while other threads run is a zombie too, but has threads.
+	// dead reports whether nothing of it runs: a zombie without threads. A
+	// leader that left while other threads run is a zombie too, but has
+	// threads.
 	dead    bool
 	stopped bool
-	// mortal says that SIGTERM is neither caught nor ignored nor held back.
-	// gVisor doesn't tell (runsc 20260905), and it is false there.
+	// mortal reports whether SIGTERM is neither caught nor ignored nor blocked.
+	// gVisor doesn't report it (runsc 20260905), and it is false there.
 	mortal bool
 	groups []byte // the text of its supplementary groups
 }
 
-// hasGroup says whether the process has the supplementary group gid.
+// hasGroup reports whether the process has the supplementary group gid.
 func (p *process) hasGroup(gid uint32) bool {
 	var digits [10]byte
 	want := strconv.AppendUint(digits[:0], uint64(gid), 10)
@@ -40,22 +41,22 @@ func (p *process) hasGroup(gid uint32) bool {
 // in gVisor 150.
 const scanBound = 500 * time.Millisecond
 
-// errUnsteady says that a scan was no proof of anything: what it met went away
-// before it was looked at, and may have left a child.
+// errUnsteady means that a scan was no proof of anything: a process that it met
+// ended before it was read, and may have left a child.
 var errUnsteady = errors.New("processes come and go")
 
-// errChased says that a scan was given up at scanBound.
+// errChased means that a scan was given up at scanBound.
 var errChased = fmt.Errorf("%w without end", errUnsteady)
 
-// scan visits the processes of folder, which is /proc, but for the guest itself,
-// in the order of their pids: what is forked while it runs mostly comes later and
-// is met too. The process is valid during the visit only. It fails with errUnsteady if a
-// process ended between its listing and the look at it.
-func scan(folder string, self int, visit func(*process)) error {
+// scanProcesses visits the processes of proc, except the guest itself, in the
+// order of their pids: what is forked while it runs mostly comes later and is
+// met too. The process is valid during the visit only. It fails with
+// errUnsteady if a process ended between its listing and its reading.
+func scanProcesses(directory string, self int, visit func(*process)) error {
 	text := make([]byte, 4096)
 	var unsteady error
-	err := list(folder, self, func(proc, pid int, name string) {
-		if p, ok := read(proc, pid, name+"/status", text); ok {
+	err := listProcesses(directory, self, func(proc, pid int, name string) {
+		if p, ok := readStatus(proc, pid, name+"/status", text); ok {
 			visit(&p)
 		} else {
 			unsteady = errUnsteady
@@ -67,17 +68,17 @@ func scan(folder string, self int, visit func(*process)) error {
 	return unsteady
 }
 
-// count is the number of processes but for the guest, those included that ended
-// and were not reaped yet.
-func count(folder string, self int) (n int) {
-	_ = list(folder, self, func(int, int, string) { n++ })
+// countProcesses returns the number of processes except the guest, including
+// those that ended and were not reaped yet.
+func countProcesses(directory string, self int) (n int) {
+	_ = listProcesses(directory, self, func(int, int, string) { n++ })
 	return n
 }
 
-// list gives the processes of folder but for the guest itself. Proc is the
-// folder's descriptor.
-func list(folder string, self int, visit func(proc, pid int, name string)) error {
-	proc, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// listProcesses lists the processes of the directory, except the guest itself.
+// Proc is the directory's descriptor.
+func listProcesses(directory string, self int, visit func(proc, pid int, name string)) error {
+	proc, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
@@ -106,8 +107,8 @@ func list(folder string, self int, visit func(proc, pid int, name string)) error
 	return errChased
 }
 
-// read reads a status file. It is not ok if the process is gone.
-func read(dir, pid int, name string, text []byte) (process, bool) {
+// readStatus reads a status file. It returns false if the process is gone.
+func readStatus(dir, pid int, name string, text []byte) (process, bool) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return process{}, false
@@ -117,11 +118,11 @@ func read(dir, pid int, name string, text []byte) (process, bool) {
 	if err != nil || n <= 0 {
 		return process{}, false
 	}
-	return parse(pid, text[:n]), true
+	return parseStatus(pid, text[:n]), true
 }
 
-// parse takes from a status file what decides about a process.
-func parse(pid int, status []byte) process {
+// parseStatus parses the fields of a status file that are needed.
+func parseStatus(pid int, status []byte) process {
 	p := process{pid: pid}
 	zombie, threads := false, 1
 	masks, spared := 0, false

@@ -35,7 +35,7 @@ func TestParse(t *testing.T) {
 		{name: "no groups", status: "State:\tS\nGroups:\t \n"},
 		{name: "a name that looks like it", status: "Name:\tGroups:30000\nState:\tS\nGroups:\t\n"},
 	} {
-		p := parse(1, []byte(tt.status))
+		p := parseStatus(1, []byte(tt.status))
 		if p.dead != tt.dead || p.stopped != tt.stopped || p.parent != tt.parent || p.hasGroup(30000) != tt.group || p.mortal != tt.mortal {
 			t.Errorf("%s: %+v, in group %v", tt.name, p, p.hasGroup(30000))
 		}
@@ -100,16 +100,16 @@ func TestOwner(t *testing.T) {
 		50: {pid: 50, parent: 51}, 51: {pid: 51, parent: 50},
 	}
 	for pid, want := range map[int]int{11: 10, 12: 10, 21: 20, 30: 1, 31: 1, 40: 0, 50: 0} {
-		if got := s.owner(all, 1, pid); got != want {
+		if got := s.ownerOf(all, 1, pid); got != want {
 			t.Errorf("process %d belongs to %d, want %d", pid, got, want)
 		}
 	}
 	chain := map[int]process{2: {pid: 2, parent: 1}, 3: {pid: 3, parent: 2}, 4: {pid: 4, parent: 3}}
-	if got := s.owner(chain, 1, 4); got != 1 {
+	if got := s.ownerOf(chain, 1, 4); got != 1 {
 		t.Errorf("the last of a chain belongs to %d", got)
 	}
 	s.Remove(10)
-	if got := s.owner(all, 1, 12); got != 1 {
+	if got := s.ownerOf(all, 1, 12); got != 1 {
 		t.Errorf("without its shim it belongs to %d", got)
 	}
 }

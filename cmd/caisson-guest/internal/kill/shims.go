@@ -16,7 +16,7 @@ type Shims struct {
 // NewShims returns a Shims that knows none.
 func NewShims() *Shims { return &Shims{pids: map[int]struct{}{}} }
 
-// Add says that pid is the subreaper of a command.
+// Add records that pid is the subreaper of a command.
 func (s *Shims) Add(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,7 +34,7 @@ func (s *Shims) Start(start func() (pid int, err error)) error {
 	return err
 }
 
-// Remove says that it is no more.
+// Remove removes it.
 func (s *Shims) Remove(pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,15 +48,15 @@ func (s *Shims) has(pid int) bool {
 	return ok
 }
 
-// each visits the living descendants of m's shim, the shim itself left out,
-// and the strays: processes that the guest inherited because their own shim
-// was killed. Nobody can tell whose they were, so the first command that ends
-// takes them along.
-func (s *Shims) each(proc string, self int, m Mark, visit func(*process)) error {
+// visitDescendants visits the living descendants of m's shim, without the shim
+// itself, and the strays: processes that the guest inherited because their own
+// shim was killed. It is unknown whose they were, so the first command that
+// ends kills them too.
+func (s *Shims) visitDescendants(proc string, self int, m Mark, visit func(*process)) error {
 	s.starting.Lock()
 	defer s.starting.Unlock()
 	all := map[int]process{}
-	err := scan(proc, self, func(p *process) {
+	err := scanProcesses(proc, self, func(p *process) {
 		c := *p
 		c.groups = nil
 		all[p.pid] = c
@@ -68,17 +68,17 @@ func (s *Shims) each(proc string, self int, m Mark, visit func(*process)) error 
 		if p.dead || s.has(pid) {
 			continue
 		}
-		if s.owner(all, self, pid) == m.Shim || s.owner(all, self, pid) == self {
+		if s.ownerOf(all, self, pid) == m.Shim || s.ownerOf(all, self, pid) == self {
 			visit(&p)
 		}
 	}
 	return nil
 }
 
-// owner walks up from pid to the first shim, or to the guest. A chain that
-// changed under the scan ends at a pid that is not there; the next pass sees
+// ownerOf walks up from pid to the first shim, or to the guest. A chain that
+// changed during the scan ends at a pid that is not there; the next pass sees
 // it whole.
-func (s *Shims) owner(all map[int]process, self, pid int) int {
+func (s *Shims) ownerOf(all map[int]process, self, pid int) int {
 	for range all {
 		parent := all[pid].parent
 		if parent == self || s.has(parent) {

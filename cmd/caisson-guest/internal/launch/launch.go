@@ -23,7 +23,8 @@ type Process struct {
 	Exit <-chan reap.Exit
 	// Mark tells its processes from others.
 	Mark kill.Mark
-	// Release gives back what kept it; call it when nothing of the command is left.
+	// Release releases what is held for the process; call it when nothing of
+	// the command is left.
 	Release func()
 }
 
@@ -31,12 +32,12 @@ type Process struct {
 func (d Direct) Launch(r spawn.Request) (Process, error) {
 	p := Process{Mark: kill.Mark{Group: r.Group}, Release: func() {}}
 	var err error
-	p.Exit, err = d.start(r, &p.Child)
+	p.Exit, err = d.startChild(r, &p.Child)
 	return p, err
 }
 
-// start makes the process while the wait loop can't miss its exit.
-func (d Direct) start(r spawn.Request, child *spawn.Child) (<-chan reap.Exit, error) {
+// startChild makes the process while the wait loop can't miss its exit.
+func (d Direct) startChild(r spawn.Request, child *spawn.Child) (<-chan reap.Exit, error) {
 	return d.Reaper.Start(func() (pid int, err error) {
 		*child, err = d.Spawner.Spawn(r)
 		return child.PID, err

@@ -38,8 +38,8 @@ type Shimmed struct {
 	Executable string
 }
 
-// shimmed is what a shim reports, one JSON value a line: first the pid or the
-// error number, then the exit.
+// shimmed is the report of a shim, one JSON value per line: first the pid or
+// the error number, then the exit.
 type shimmed struct {
 	PID    int            `json:"pid,omitempty"`
 	Errno  int            `json:"errno,omitempty"`
@@ -69,7 +69,7 @@ func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 	var p Process
 	var gone <-chan reap.Exit
 	err = s.Shims.Start(func() (pid int, err error) {
-		gone, err = s.start(inner, &p.Child)
+		gone, err = s.startChild(inner, &p.Child)
 		return p.PID, err
 	})
 	err = errors.Join(err, child.Close(), childControl.Close())
@@ -78,7 +78,7 @@ func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 	}
 	shim := p.PID
 	p.Mark = kill.Mark{Shim: shim}
-	p.Release = func() { s.release(shim, control, gone) }
+	p.Release = func() { s.releaseShim(shim, control, gone) }
 	lines := json.NewDecoder(io.LimitReader(report, 64<<10))
 	var first shimmed
 	if err := lines.Decode(&first); err != nil || first.Errno != 0 {
@@ -102,8 +102,8 @@ func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 	return p, nil
 }
 
-// release lets the shim leave, and makes sure that it does.
-func (s Shimmed) release(shim int, control io.Closer, gone <-chan reap.Exit) {
+// releaseShim lets the shim exit, and makes sure that it does.
+func (s Shimmed) releaseShim(shim int, control io.Closer, gone <-chan reap.Exit) {
 	_ = control.Close()
 	select {
 	case <-gone:
@@ -114,8 +114,8 @@ func (s Shimmed) release(shim int, control io.Closer, gone <-chan reap.Exit) {
 	s.Shims.Remove(shim)
 }
 
-// exit gives the command's exit. A shim that was killed told none; its command
-// then counts as killed, which it will be.
+// exit returns the command's exit. If its shim was killed, the command counts
+// as killed, which it will be.
 func (s shimmed) exit() reap.Exit {
 	e := reap.Exit{Time: time.Now(), Status: unix.WaitStatus(unix.SIGKILL)}
 	if s.Status != nil {

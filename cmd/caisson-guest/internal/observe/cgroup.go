@@ -14,13 +14,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// cgroups gives the folder in which each controller's files of this container
-// lie, where they are mounted. The unified hierarchy is named "unified".
+// cgroups maps each controller of this container to the directory of its files,
+// where they are mounted. The unified hierarchy is named "unified".
 type cgroups map[string]string
 
 // readCgroups matches the mount table with /proc/self/cgroup. In a cgroup
-// namespace the container's own cgroup is "/"; elsewhere the mount's root
-// says how much of the path the mount shows.
+// namespace the container's own cgroup is "/"; elsewhere the mount's root shows
+// how much of the path the mount contains.
 func readCgroups(table mountinfo) cgroups {
 	data, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -54,8 +54,8 @@ func findCgroups(table mountinfo, own string) cgroups {
 	return out
 }
 
-// isCgroup says whether the mount is the hierarchy of a controller; "" is the
-// unified one.
+// isCgroup reports whether the mount is the hierarchy of a controller; "" is
+// the unified one.
 func (m mountLine) isCgroup(controller string) bool {
 	if controller == "" {
 		return m.kind == "cgroup2"
@@ -66,8 +66,8 @@ func (m mountLine) isCgroup(controller string) bool {
 	return slices.Contains(m.options, controller)
 }
 
-// read gives the text of a controller's file.
-func (c cgroups) read(controller, file string) (string, bool) {
+// readFile returns the text of a controller's file.
+func (c cgroups) readFile(controller, file string) (string, bool) {
 	dir, ok := c[controller]
 	if !ok {
 		return "", false
@@ -76,16 +76,16 @@ func (c cgroups) read(controller, file string) (string, bool) {
 	return strings.TrimSpace(string(data)), err == nil
 }
 
-// number reads a limit: -1 for none, 0 where it can't be read.
-func (c cgroups) number(controller, file string) int64 {
-	text, ok := c.read(controller, file)
+// readLimit reads a limit: -1 for none, 0 if it can't be read.
+func (c cgroups) readLimit(controller, file string) int64 {
+	text, ok := c.readFile(controller, file)
 	if !ok {
 		return 0
 	}
-	return limit(text)
+	return parseLimit(text)
 }
 
-func limit(text string) int64 {
+func parseLimit(text string) int64 {
 	if text == "max" {
 		return -1
 	}
@@ -111,28 +111,28 @@ func milliCPUs(quota, period int64) int64 {
 	return quota * 1000 / period
 }
 
-// limits reads the limits of the container.
-func (c cgroups) limits() wire.Limits {
+// readLimits reads the limits of the container.
+func (c cgroups) readLimits() wire.Limits {
 	var l wire.Limits
-	if _, ok := c.read("unified", "memory.max"); ok {
+	if _, ok := c.readFile("unified", "memory.max"); ok {
 		l.Source = "cgroup2"
-		l.MemoryBytes = c.number("unified", "memory.max")
-		if swap := c.number("unified", "memory.swap.max"); swap >= 0 && l.MemoryBytes > 0 {
+		l.MemoryBytes = c.readLimit("unified", "memory.max")
+		if swap := c.readLimit("unified", "memory.swap.max"); swap >= 0 && l.MemoryBytes > 0 {
 			l.SwapBytes = l.MemoryBytes + swap
 		}
-		l.PIDs = c.number("unified", "pids.max")
-		text, _ := c.read("unified", "cpu.max")
+		l.PIDs = c.readLimit("unified", "pids.max")
+		text, _ := c.readFile("unified", "cpu.max")
 		if quota, period, ok := strings.Cut(text, " "); ok {
-			l.MilliCPUs = milliCPUs(limit(quota), limit(period))
+			l.MilliCPUs = milliCPUs(parseLimit(quota), parseLimit(period))
 		}
 		return l
 	}
 	if _, ok := c["memory"]; ok {
 		l.Source = "cgroup1"
-		l.MemoryBytes = c.number("memory", "memory.limit_in_bytes")
-		l.SwapBytes = c.number("memory", "memory.memsw.limit_in_bytes")
-		l.PIDs = c.number("pids", "pids.max")
-		l.MilliCPUs = milliCPUs(c.number("cpu", "cpu.cfs_quota_us"), c.number("cpu", "cpu.cfs_period_us"))
+		l.MemoryBytes = c.readLimit("memory", "memory.limit_in_bytes")
+		l.SwapBytes = c.readLimit("memory", "memory.memsw.limit_in_bytes")
+		l.PIDs = c.readLimit("pids", "pids.max")
+		l.MilliCPUs = milliCPUs(c.readLimit("cpu", "cpu.cfs_quota_us"), c.readLimit("cpu", "cpu.cfs_period_us"))
 	}
 	return l
 }
@@ -149,7 +149,7 @@ type Counter struct {
 func OpenOOM() *Counter { return openOOM(readCgroups(readMounts())) }
 
 func openOOM(c cgroups) *Counter {
-	return c.counter("oom_kill ", [2]string{"unified", "memory.events"}, [2]string{"memory", "memory.oom_control"})
+	return c.openCounter("oom_kill ", [2]string{"unified", "memory.events"}, [2]string{"memory", "memory.oom_control"})
 }
 
 // OpenPIDs finds the count of forks that the limit of processes refused; nil if
@@ -157,12 +157,12 @@ func openOOM(c cgroups) *Counter {
 func OpenPIDs() *Counter { return openPIDs(readCgroups(readMounts())) }
 
 func openPIDs(c cgroups) *Counter {
-	return c.counter("max ", [2]string{"unified", "pids.events"}, [2]string{"pids", "pids.events"})
+	return c.openCounter("max ", [2]string{"unified", "pids.events"}, [2]string{"pids", "pids.events"})
 }
 
-// counter opens the first of files, a controller and a name each, that has a
-// line which begins with key.
-func (c cgroups) counter(key string, files ...[2]string) *Counter {
+// openCounter opens the first of files, each a controller and a name, that has
+// a line beginning with key.
+func (c cgroups) openCounter(key string, files ...[2]string) *Counter {
 	for _, at := range files {
 		dir, ok := c[at[0]]
 		if !ok {
@@ -188,7 +188,7 @@ func (c *Counter) Path() string {
 	return c.f.Name()
 }
 
-// Read gives the number of events so far, -1 where it can't be read.
+// Read returns the number of events so far, or -1 if it can't be read.
 func (c *Counter) Read() int64 {
 	if c == nil {
 		return -1

@@ -15,8 +15,9 @@ type Volumes []string
 // OpenVolumes finds them.
 func OpenVolumes() Volumes { return readMounts().volumes() }
 
-// volumes leaves out what a runtime makes of a tmpfs for itself: /dev, the
-// folder of cgroups, the masks over files of /proc and /sys.
+// volumes returns the file systems in memory, without those that a runtime
+// mounts for itself: /dev, the directory of cgroups, the masks over files of
+// /proc and /sys.
 func (t mountinfo) volumes() Volumes {
 	var out Volumes
 	for _, m := range t {
@@ -28,7 +29,7 @@ func (t mountinfo) volumes() Volumes {
 	return out
 }
 
-// Full gives those that have no page or no inode left.
+// Full returns those that have no page or no inode left.
 func (v Volumes) Full() []string {
 	var out []string
 	for _, path := range v {

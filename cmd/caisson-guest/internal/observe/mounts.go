@@ -12,7 +12,7 @@ import (
 )
 
 // mountinfo is the mount table, in the order of the kernel: of several mounts
-// on one path the last is what is seen.
+// on one path the last is visible.
 type mountinfo []mountLine
 
 // mountLine is one line of /proc/self/mountinfo (proc(5)).
@@ -72,23 +72,24 @@ func unescape(s string) string {
 	return b.String()
 }
 
-// at gives the mount that is seen at path, which must be a mount point.
-func (t mountinfo) at(path string) wire.Mount {
+// mountAt returns the mount that is visible at path, which must be a mount
+// point.
+func (t mountinfo) mountAt(path string) wire.Mount {
 	out := wire.Mount{Path: path}
 	for _, m := range t {
 		if m.path == path {
 			out.Type, out.Options = m.kind, m.options
 		}
 	}
-	return fill(out)
+	return withFileSystem(out)
 }
 
-// below gives the mounts below path.
-func (t mountinfo) below(path string) []wire.Mount {
+// mountsBelow returns the mounts below path.
+func (t mountinfo) mountsBelow(path string) []wire.Mount {
 	var out []wire.Mount
 	for _, m := range t {
 		if strings.HasPrefix(m.path, strings.TrimSuffix(path, "/")+"/") {
-			out = append(out, fill(wire.Mount{Path: m.path, Type: m.kind, Options: m.options}))
+			out = append(out, withFileSystem(wire.Mount{Path: m.path, Type: m.kind, Options: m.options}))
 		}
 	}
 	return out
@@ -98,7 +99,7 @@ func (t mountinfo) ofType(kind string) []wire.Mount {
 	var out []wire.Mount
 	for _, m := range t {
 		if m.kind == kind {
-			out = append(out, fill(wire.Mount{Path: m.path, Type: m.kind, Options: m.options}))
+			out = append(out, withFileSystem(wire.Mount{Path: m.path, Type: m.kind, Options: m.options}))
 		}
 	}
 	return out
@@ -118,9 +119,9 @@ func (t mountinfo) paths() []string {
 	return out
 }
 
-// fill adds what the file system says. Only a tmpfs is asked for its size: a
-// statfs on a network file system can hang.
-func fill(m wire.Mount) wire.Mount {
+// withFileSystem adds the properties of the file system. Only a tmpfs is asked
+// for its size: a statfs on a network file system can hang.
+func withFileSystem(m wire.Mount) wire.Mount {
 	var st unix.Stat_t
 	if unix.Lstat(m.Path, &st) == nil {
 		m.Device, m.Inode = uint64(st.Dev), st.Ino //nolint:unconvert // 32 bits on some systems

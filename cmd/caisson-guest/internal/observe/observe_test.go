@@ -23,16 +23,16 @@ broken
 
 func TestMounts(t *testing.T) {
 	m := parseMounts(table)
-	if root := m.at("/"); root.Type != "ext4" || !cmp.Equal(root.Options, []string{"ro", "relatime", "rw", "errors=remount-ro"}) {
+	if root := m.mountAt("/"); root.Type != "ext4" || !cmp.Equal(root.Options, []string{"ro", "relatime", "rw", "errors=remount-ro"}) {
 		t.Errorf("root is %+v", root)
 	}
-	if tmp := m.at("/tmp"); tmp.Type != "overlay" {
+	if tmp := m.mountAt("/tmp"); tmp.Type != "overlay" {
 		t.Errorf("of two mounts on one path the last is seen, not %+v", tmp)
 	}
-	if none := m.at("/home"); none.Type != "" {
+	if none := m.mountAt("/home"); none.Type != "" {
 		t.Errorf("no mount is %+v", none)
 	}
-	if below := m.below("/work space"); len(below) != 1 || below[0].Path != "/work space/sub" {
+	if below := m.mountsBelow("/work space"); len(below) != 1 || below[0].Path != "/work space/sub" {
 		t.Errorf("below the workspace are %+v", below)
 	}
 	if len(m) != 7 {
@@ -83,12 +83,12 @@ func TestLimits(t *testing.T) {
 		{"version 1", cgroups{"memory": v1, "pids": v1, "cpu": v1}, wire.Limits{Source: "cgroup1", MemoryBytes: -1, SwapBytes: 64 << 20, PIDs: 64, MilliCPUs: -1}},
 		{"nothing", cgroups{}, wire.Limits{}},
 	} {
-		if diff := cmp.Diff(tt.want, tt.c.limits()); diff != "" {
+		if diff := cmp.Diff(tt.want, tt.c.readLimits()); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
 	}
 	for text, want := range map[string]int64{"": 0, "x": 0, "max": -1, "-1": -1, "5": 5, "9223372036854775807": -1} {
-		if got := limit(text); got != want {
+		if got := parseLimit(text); got != want {
 			t.Errorf("limit %q is %d, want %d (of %d)", text, got, want, math.MaxInt64)
 		}
 	}
@@ -116,7 +116,7 @@ func TestOOMCounter(t *testing.T) {
 
 func TestInterfaces(t *testing.T) {
 	const dev = "Inter-|   Receive                |  Transmit\n face |bytes    packets|bytes\n    lo:     100 1\n  eth0: 5\n"
-	if diff := cmp.Diff([]string{"lo", "eth0"}, interfaces(dev)); diff != "" {
+	if diff := cmp.Diff([]string{"lo", "eth0"}, interfaceNames(dev)); diff != "" {
 		t.Errorf("interfaces (-want +got):\n%s", diff)
 	}
 }
@@ -161,7 +161,7 @@ func TestRecorded(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			table, groups := recorded(t, tt.name)
-			if diff := cmp.Diff(tt.limits, groups.limits()); diff != "" {
+			if diff := cmp.Diff(tt.limits, groups.readLimits()); diff != "" {
 				t.Errorf("limits (-want +got):\n%s", diff)
 			}
 			if n := openOOM(groups).Read(); n != tt.oom {

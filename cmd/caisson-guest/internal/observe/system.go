@@ -18,33 +18,33 @@ func Container(workspace string) wire.Hello {
 	groups := readCgroups(table)
 	h := wire.Hello{
 		Protocol:   wire.Version,
-		Kernel:     text("/proc/version"),
+		Kernel:     readText("/proc/version"),
 		PID:        os.Getpid(),
 		Namespaces: namespaces(),
-		Root:       table.at("/"),
-		Workspace:  table.at(workspace),
+		Root:       table.mountAt("/"),
+		Workspace:  table.mountAt(workspace),
 		Tmpfs:      table.ofType("tmpfs"),
 		Mounts:     table.paths(),
-		Limits:     groups.limits(),
-		Interfaces: interfaces(text("/proc/net/dev")),
-		Nonce:      text(wire.NoncePath),
+		Limits:     groups.readLimits(),
+		Interfaces: interfaceNames(readText("/proc/net/dev")),
+		Nonce:      readText(wire.NoncePath),
 	}
-	h.Limits.OpenFiles = rlimit(unix.RLIMIT_NOFILE)
-	h.Limits.CoreBytes = rlimit(unix.RLIMIT_CORE)
-	h.Limits.UserPIDs = rlimit(unix.RLIMIT_NPROC)
+	h.Limits.OpenFiles = softLimit(unix.RLIMIT_NOFILE)
+	h.Limits.CoreBytes = softLimit(unix.RLIMIT_CORE)
+	h.Limits.UserPIDs = softLimit(unix.RLIMIT_NPROC)
 	if p, err := identity.Read("/proc/self/status"); err == nil {
 		h.Guest, h.Threads = p.Identity, p.Threads
 	}
 	return h
 }
 
-// Below gives the mounts below the workspace. Its caller has the identity of
-// commands: the guest's own may not look into a workspace that is private to
-// its owner.
-func Below(workspace string) []wire.Mount { return readMounts().below(workspace) }
+// Below returns the mounts below the workspace. Its caller has the identity of
+// commands: the guest's own must not enter a workspace that is private to its
+// owner.
+func Below(workspace string) []wire.Mount { return readMounts().mountsBelow(workspace) }
 
-// text is a small file's content, trimmed; empty where there is none.
-func text(name string) string {
+// readText returns a small file's content, trimmed, or "" if there is none.
+func readText(name string) string {
 	f, err := os.Open(name)
 	if err != nil {
 		return ""
@@ -71,9 +71,9 @@ func namespaces() map[string]uint64 {
 	return out
 }
 
-// interfaces takes the names from /proc/net/dev: two lines of headings, then
-// "name: counters".
-func interfaces(table string) []string {
+// interfaceNames parses /proc/net/dev: two lines of headings, then "name:
+// counters".
+func interfaceNames(table string) []string {
 	var out []string
 	for line := range strings.Lines(table) {
 		if name, _, ok := strings.Cut(line, ":"); ok && !strings.Contains(name, "|") {
@@ -83,8 +83,8 @@ func interfaces(table string) []string {
 	return out
 }
 
-// rlimit is a soft limit, -1 for none.
-func rlimit(resource int) int64 {
+// softLimit returns a soft limit, -1 for none.
+func softLimit(resource int) int64 {
 	var l unix.Rlimit
 	if unix.Getrlimit(resource, &l) != nil {
 		return 0

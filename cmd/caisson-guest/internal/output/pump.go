@@ -35,7 +35,7 @@ type Options struct {
 	Tail int
 	// Send sends n bytes of a block, from byte at on. It must not keep them.
 	Send func(b *wire.Block, at, n int) error
-	// Credit says how much may be sent. Closing it ends the live part.
+	// Credit bounds how much may be sent. Closing it ends the live part.
 	Credit *wire.Credit
 	// Slots bounds how many streams are read at the same moment.
 	Slots Slots
@@ -88,23 +88,23 @@ func (p *Pump) Run() {
 	}
 	block := wire.NewBlock(smallRead)
 	for {
-		n, err := p.read(raw, block, true)
-		p.take(block, n)
+		n, err := p.readOnce(raw, block, true)
+		p.takeBlock(block, n)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			p.rest(raw, block)
+			p.readRest(raw, block)
 		}
 		if err != nil {
 			return
 		}
 		if n == smallRead && block.Size() == smallRead {
 			block = wire.NewBlock(largeRead)
-			p.grow()
+			p.growPipe()
 		}
 	}
 }
 
-// read reads once. It waits for bytes, if it shall, without a slot.
-func (p *Pump) read(raw syscall.RawConn, block *wire.Block, wait bool) (n int, err error) {
+// readOnce reads once. If wait is set it waits for bytes, without a slot.
+func (p *Pump) readOnce(raw syscall.RawConn, block *wire.Block, wait bool) (n int, err error) {
 	places := block.Pieces(block.Size())
 	waited := raw.Read(func(fd uintptr) bool {
 		p.o.Slots.Do(func() {
@@ -124,8 +124,8 @@ func (p *Pump) read(raw syscall.RawConn, block *wire.Block, wait bool) (n int, e
 	return n, nil
 }
 
-// grow asks for a larger pipe. It is a matter of speed alone.
-func (p *Pump) grow() {
+// growPipe asks for a larger pipe, for speed alone.
+func (p *Pump) growPipe() {
 	raw, err := p.src.SyscallConn()
 	if err != nil {
 		return
@@ -133,22 +133,23 @@ func (p *Pump) grow() {
 	_ = raw.Control(func(fd uintptr) { _, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) })
 }
 
-// rest takes what is in the pipe now, when nobody waits for more: at most
-// twice what a pipe can hold, since a writer may be there still.
-func (p *Pump) rest(raw syscall.RawConn, block *wire.Block) {
+// readRest reads what is in the pipe now, without waiting for more: at most
+// twice the capacity of a pipe, because a writer may still be there.
+func (p *Pump) readRest(raw syscall.RawConn, block *wire.Block) {
 	_ = p.src.SetReadDeadline(time.Time{})
 	for budget := 2 * pipeSize; budget > 0; {
-		n, err := p.read(raw, block, false)
+		n, err := p.readOnce(raw, block, false)
 		if err != nil {
 			return
 		}
-		p.take(block, n)
+		p.takeBlock(block, n)
 		budget -= n
 	}
 }
 
-// take counts and hashes the first n bytes of a block and sends or keeps them.
-func (p *Pump) take(b *wire.Block, n int) {
+// takeBlock counts and hashes the first n bytes of a block and sends or keeps
+// them.
+func (p *Pump) takeBlock(b *wire.Block, n int) {
 	p.total += int64(n)
 	for _, piece := range b.Pieces(n) {
 		p.sum.Write(piece)
@@ -177,11 +178,12 @@ func (p *Pump) Add(text string) {
 	for _, piece := range b.Pieces(len(text)) {
 		text = text[copy(piece, text):]
 	}
-	p.take(b, b.Size())
+	p.takeBlock(b, b.Size())
 }
 
-// Finish says that no process of the command is left: the end of the pipe must
-// be near, and what holds it open longer than wait is not waited for.
+// Finish announces that no process of the command is left: the end of the pipe
+// must be near. If something holds it open for longer than wait, it is not
+// waited for.
 func (p *Pump) Finish(wait time.Duration) {
 	_ = p.src.SetReadDeadline(time.Now().Add(wait))
 }
@@ -189,7 +191,7 @@ func (p *Pump) Finish(wait time.Duration) {
 // Abandon ends the live part: what comes now is kept as the tail.
 func (p *Pump) Abandon() { p.once.Do(func() { close(p.abandon) }) }
 
-// Result says what the stream held, once Run has returned.
+// Result describes the content of the stream, once Run has returned.
 func (p *Pump) Result() wire.Output {
 	return wire.Output{
 		Total: p.total, SHA256: hex.EncodeToString(p.sum.Sum(nil)),

@@ -1,5 +1,5 @@
-// Package probe is what the guest's binary does when it is started as a
-// command: it tries what a command must not be able to do, and tells.
+// Package probe runs when the guest's binary is started as a command: it tries
+// what a command must not be able to do, and reports the results.
 package probe
 
 import (
@@ -24,12 +24,12 @@ const (
 
 // Run tries everything and writes the findings. It returns an exit status.
 func Run() int {
-	p := wire.Probe{Results: map[string]string{}, Descriptors: descriptors()}
+	p := wire.Probe{Results: map[string]string{}, Descriptors: openDescriptors()}
 	if self, err := identity.Read("/proc/self/status"); err == nil {
 		p.Identity = self.Identity
 	}
-	for _, a := range attempts() {
-		p.Results[a.name] = outcome(a.try())
+	for _, a := range allAttempts() {
+		p.Results[a.name] = errnoName(a.try())
 	}
 	if json.NewEncoder(os.Stdout).Encode(p) != nil {
 		return 1
@@ -47,7 +47,7 @@ func Idle() int {
 	}
 }
 
-func outcome(errno unix.Errno) string {
+func errnoName(errno unix.Errno) string {
 	if errno == 0 {
 		return "ok"
 	}
@@ -57,9 +57,9 @@ func outcome(errno unix.Errno) string {
 	return strconv.Itoa(int(errno))
 }
 
-// descriptors are the open ones below 64, found by asking each: listing them
-// would open another.
-func descriptors() []int {
+// openDescriptors returns the open descriptors below 64. It tests each, because
+// listing them would open another.
+func openDescriptors() []int {
 	var out []int
 	for fd := range 64 {
 		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
@@ -77,14 +77,14 @@ type attempt struct {
 	try  func() unix.Errno
 }
 
-func call(number, a, b uintptr) func() unix.Errno {
+func tryCall(number, a, b uintptr) func() unix.Errno {
 	return func() unix.Errno {
 		_, _, errno := unix.RawSyscall6(number, a, b, 0, 0, 0, 0)
 		return errno
 	}
 }
 
-func open(name string, flags int) func() unix.Errno {
+func tryOpen(name string, flags int) func() unix.Errno {
 	return func() unix.Errno {
 		fd, err := unix.Open(name, flags|unix.O_CLOEXEC, 0)
 		if err == nil {
@@ -101,38 +101,39 @@ func errnoOf(err error) unix.Errno {
 	return errno
 }
 
-func attempts() []attempt {
+func allAttempts() []attempt {
 	guest := "/proc/" + strconv.Itoa(os.Getppid())
 	pid := uintptr(os.Getppid())
 	return []attempt{
-		// With these arguments a kernel that takes the call answers EINVAL,
-		// EFAULT or the like, so that only a filter gives ENOSYS or EPERM.
-		{"clone3", call(unix.SYS_CLONE3, 0, 0)},
-		{"clone-newuser", call(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_FS, 0)},
-		{"unshare-newuser", call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0)},
-		{"setns", call(unix.SYS_SETNS, ^uintptr(0), 0)},
-		{"setuid-root", call(unix.SYS_SETUID, 0, 0)},
-		{"setgroups", call(unix.SYS_SETGROUPS, 0, 0)},
-		{"kill-guest", call(unix.SYS_KILL, pid, 0)},
-		{"ptrace-guest", call(unix.SYS_PTRACE, unix.PTRACE_ATTACH, pid)},
-		{"read-guest-memory", open(guest+"/mem", unix.O_RDONLY)},
-		{"read-guest-environ", open(guest+"/environ", unix.O_RDONLY)},
-		{"list-guest-descriptors", open(guest+"/fd", unix.O_RDONLY|unix.O_DIRECTORY)},
-		{"guest-root", open(guest+"/root", unix.O_PATH)},
-		{"io-uring", call(unix.SYS_IO_URING_SETUP, 1, 0)},
-		{"bpf", call(unix.SYS_BPF, 0, 0)},
-		{"userfaultfd", call(unix.SYS_USERFAULTFD, 0, 0)},
-		{"perf-event-open", call(unix.SYS_PERF_EVENT_OPEN, 0, 0)},
-		{"keyctl", call(unix.SYS_KEYCTL, 0, 0)},
-		{"add-key", call(unix.SYS_ADD_KEY, 0, 0)},
-		{"mount", call(unix.SYS_MOUNT, 0, 0)},
-		{"fsopen", call(unix.SYS_FSOPEN, 0, 0)},
-		{"open-by-handle-at", call(unix.SYS_OPEN_BY_HANDLE_AT, 0, 0)},
-		{"kexec-load", call(unix.SYS_KEXEC_LOAD, 0, 0)},
-		{"personality", call(unix.SYS_PERSONALITY, 0x0040000, 0)},
-		{"socket-vsock", call(unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM)},
-		{"socket-alg", call(unix.SYS_SOCKET, unix.AF_ALG, unix.SOCK_SEQPACKET)},
-		{"socket-packet", call(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_RAW)},
-		{"write-root", open("/caisson-probe", unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)},
+		// With these arguments a kernel that accepts the call answers EINVAL,
+		// EFAULT or the like, so that ENOSYS or EPERM can only come from a
+		// filter.
+		{"clone3", tryCall(unix.SYS_CLONE3, 0, 0)},
+		{"clone-newuser", tryCall(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_FS, 0)},
+		{"unshare-newuser", tryCall(unix.SYS_UNSHARE, unix.CLONE_NEWUSER, 0)},
+		{"setns", tryCall(unix.SYS_SETNS, ^uintptr(0), 0)},
+		{"setuid-root", tryCall(unix.SYS_SETUID, 0, 0)},
+		{"setgroups", tryCall(unix.SYS_SETGROUPS, 0, 0)},
+		{"kill-guest", tryCall(unix.SYS_KILL, pid, 0)},
+		{"ptrace-guest", tryCall(unix.SYS_PTRACE, unix.PTRACE_ATTACH, pid)},
+		{"read-guest-memory", tryOpen(guest+"/mem", unix.O_RDONLY)},
+		{"read-guest-environ", tryOpen(guest+"/environ", unix.O_RDONLY)},
+		{"list-guest-descriptors", tryOpen(guest+"/fd", unix.O_RDONLY|unix.O_DIRECTORY)},
+		{"guest-root", tryOpen(guest+"/root", unix.O_PATH)},
+		{"io-uring", tryCall(unix.SYS_IO_URING_SETUP, 1, 0)},
+		{"bpf", tryCall(unix.SYS_BPF, 0, 0)},
+		{"userfaultfd", tryCall(unix.SYS_USERFAULTFD, 0, 0)},
+		{"perf-event-open", tryCall(unix.SYS_PERF_EVENT_OPEN, 0, 0)},
+		{"keyctl", tryCall(unix.SYS_KEYCTL, 0, 0)},
+		{"add-key", tryCall(unix.SYS_ADD_KEY, 0, 0)},
+		{"mount", tryCall(unix.SYS_MOUNT, 0, 0)},
+		{"fsopen", tryCall(unix.SYS_FSOPEN, 0, 0)},
+		{"open-by-handle-at", tryCall(unix.SYS_OPEN_BY_HANDLE_AT, 0, 0)},
+		{"kexec-load", tryCall(unix.SYS_KEXEC_LOAD, 0, 0)},
+		{"personality", tryCall(unix.SYS_PERSONALITY, 0x0040000, 0)},
+		{"socket-vsock", tryCall(unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM)},
+		{"socket-alg", tryCall(unix.SYS_SOCKET, unix.AF_ALG, unix.SOCK_SEQPACKET)},
+		{"socket-packet", tryCall(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_RAW)},
+		{"write-root", tryOpen("/caisson-probe", unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL)},
 	}
 }

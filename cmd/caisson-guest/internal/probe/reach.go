@@ -11,16 +11,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// reachTime bounds the wait for one answer, in milliseconds: whoever asks
-// listens on this machine.
+// reachTime bounds the wait for one answer, in milliseconds: the listener is on
+// this machine.
 const reachTime = 1000
 
 // Reach tries each target and writes what came of it. It returns an exit
 // status.
 func Reach(targets []string) int {
-	r := wire.Reach{Interfaces: interfaces(), Results: map[string]string{}}
+	r := wire.Reach{Interfaces: interfaceNames(), Results: map[string]string{}}
 	for _, target := range targets {
-		r.Results[target] = outcome(connect(target))
+		r.Results[target] = errnoName(tryConnect(target))
 	}
 	if json.NewEncoder(os.Stdout).Encode(r) != nil {
 		return 1
@@ -28,8 +28,9 @@ func Reach(targets []string) int {
 	return 0
 }
 
-// interfaces are the names of the network interfaces (proc(5), net/dev).
-func interfaces() []string {
+// interfaceNames returns the names of the network interfaces (proc(5),
+// net/dev).
+func interfaceNames() []string {
 	text, err := os.ReadFile("/proc/net/dev")
 	if err != nil {
 		return nil
@@ -43,9 +44,9 @@ func interfaces() []string {
 	return names
 }
 
-// connect tries one target and says what a system call answered; 0 is a
-// connection.
-func connect(target string) unix.Errno {
+// tryConnect connects to one target and returns the error of the system call; 0
+// is a connection.
+func tryConnect(target string) unix.Errno {
 	address, err := wire.ParseTarget(target)
 	if err != nil {
 		return unix.EINVAL

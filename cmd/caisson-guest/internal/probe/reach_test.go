@@ -27,21 +27,21 @@ func TestReaches(t *testing.T) {
 	}
 	abstract := wire.Target{Abstract: name}.String()
 	for _, to := range []string{target, abstract} {
-		if errno := connect(to); errno != 0 {
-			t.Errorf("%s: %s", to, outcome(errno))
+		if errno := tryConnect(to); errno != 0 {
+			t.Errorf("%s: %s", to, errnoName(errno))
 		}
 	}
 	tcp.Close()
 	unixSocket.Close()
 	for _, to := range []string{target, abstract} {
-		if errno := connect(to); errno != unix.ECONNREFUSED {
-			t.Errorf("%s, closed: %s", to, outcome(errno))
+		if errno := tryConnect(to); errno != unix.ECONNREFUSED {
+			t.Errorf("%s, closed: %s", to, errnoName(errno))
 		}
 	}
-	if errno := connect("nonsense"); errno != unix.EINVAL {
-		t.Errorf("nonsense: %s", outcome(errno))
+	if errno := tryConnect("nonsense"); errno != unix.EINVAL {
+		t.Errorf("nonsense: %s", errnoName(errno))
 	}
-	if names := interfaces(); !slices.Contains(names, "lo") {
+	if names := interfaceNames(); !slices.Contains(names, "lo") {
 		t.Errorf("interfaces %q", names)
 	}
 }

@@ -25,7 +25,7 @@ type Loop struct {
 	waiting map[int]chan<- Exit
 	killed  int
 	orphans Usage
-	next    chan struct{} // closed at the next reaped process; nil if nobody waits
+	next    chan struct{} // closed at the next reaped process; nil without a waiter
 	signals chan os.Signal
 }
 
@@ -47,9 +47,10 @@ func (l *Loop) Run() {
 	}
 }
 
-// reapOne takes one process that has ended, if there is one; more says that
-// there was, childless that the guest has no children at all. The lock is held
-// over the wait, so that Start can't return a pid whose exit was thrown away.
+// reapOne reaps one process that has ended, if there is one. The result more
+// reports whether there was, childless whether the guest has no children at
+// all. The lock is held over the wait, so that Start can't return a pid whose
+// exit was thrown away.
 func (l *Loop) reapOne() (more, childless bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,7 +67,7 @@ func (l *Loop) reapOne() (more, childless bool) {
 		delete(l.waiting, pid)
 		exit <- e
 	} else {
-		l.orphans.add(e.Usage)
+		l.orphans.addRusage(e.Usage)
 	}
 	if e.Status.Signaled() && e.Status.Signal() == unix.SIGKILL {
 		l.killed++
@@ -81,11 +82,11 @@ func (l *Loop) reapOne() (more, childless bool) {
 // drainBound is how long Drain reaps: a chain of forks has no end.
 const drainBound = 5 * time.Millisecond
 
-// Drain reaps what has ended, and says whether the guest then has no children.
-// Every process of the container descends from the guest, the PID 1 to which
-// orphans fall, so that it is the only one then. The kernel answers that in one
-// step, whatever forks meanwhile. What the engine's own exec put into the
-// container is no descendant.
+// Drain reaps what has ended, and reports whether the guest then has no
+// children. Every process of the container descends from the guest, the PID 1
+// to which orphans are reparented, so that it is the only one then. The kernel
+// answers that in one step, whatever forks meanwhile. Processes that the
+// engine's own exec put into the container are no descendants.
 func (l *Loop) Drain() (childless bool) {
 	for until := time.Now().Add(drainBound); time.Now().Before(until); {
 		more, childless := l.reapOne()
@@ -96,7 +97,7 @@ func (l *Loop) Drain() (childless bool) {
 	return false
 }
 
-// Next gives a channel that is closed when the next process has been reaped.
+// Next returns a channel that is closed when the next process has been reaped.
 func (l *Loop) Next() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,7 +107,8 @@ func (l *Loop) Next() <-chan struct{} {
 	return l.next
 }
 
-// Usage is what processes used that the guest reaped in place of their parents.
+// Usage is the resource usage of processes that the guest reaped in place of
+// their parents.
 type Usage struct {
 	Processes int
 	CPU       time.Duration
@@ -114,13 +116,13 @@ type Usage struct {
 	Peak int64
 }
 
-func (u *Usage) add(r unix.Rusage) {
+func (u *Usage) addRusage(r unix.Rusage) {
 	u.Processes++
 	u.CPU += time.Duration(r.Utime.Nano() + r.Stime.Nano())
 	u.Peak = max(u.Peak, r.Maxrss<<10) // the kernel counts KiB
 }
 
-// Orphans gives what orphans used since the last time that it was asked.
+// Orphans returns the usage of orphans since the last call.
 func (l *Loop) Orphans() Usage {
 	l.mu.Lock()
 	defer l.mu.Unlock()

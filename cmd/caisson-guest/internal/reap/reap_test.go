@@ -259,7 +259,7 @@ func TestUsage(t *testing.T) {
 		{Utime: unix.Timeval{Sec: 2}, Stime: unix.Timeval{Usec: 5}, Maxrss: 7},
 		{Maxrss: 5},
 	} {
-		u.add(r)
+		u.addRusage(r)
 	}
 	if want := (Usage{Processes: 3, CPU: 3*time.Second + 7*time.Microsecond, Peak: 7 << 10}); u != want {
 		t.Errorf("usage is %+v, want %+v", u, want)

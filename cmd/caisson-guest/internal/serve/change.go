@@ -30,28 +30,28 @@ func newChange(s *Session, id uint32, size int64) *change {
 	}
 }
 
-func (c *change) data(channel uint8, p []byte) error {
+func (c *change) takeData(channel uint8, p []byte) error {
 	if channel != wire.Stdin {
 		return badChannel(channel)
 	}
 	return c.body.Push(p)
 }
 
-func (c *change) eof(channel uint8) error {
+func (c *change) takeEOF(channel uint8) error {
 	if channel != wire.Stdin {
 		return badChannel(channel)
 	}
 	return c.body.End()
 }
 
-func (c *change) credit(channel uint8, n uint32) error {
+func (c *change) addCredit(channel uint8, n uint32) error {
 	if channel != wire.Stdout {
 		return badChannel(channel)
 	}
 	return c.reply.Grant(n)
 }
 
-func (c *change) stop(uint8) { c.reply.Close() }
+func (c *change) stopReading(uint8) { c.reply.Close() }
 
 func (c *change) cancel(wire.Cancel) {
 	c.once.Do(func() { close(c.cancelled) })
@@ -63,15 +63,15 @@ var errCancelled = errors.New("cancelled by the host")
 
 // run is the change's goroutine. It sends the stream's last frame.
 func (c *change) run() {
-	answer := c.serve()
-	c.s.remove(c.id)
-	c.s.end(c.id, answer, wire.Stdout)
+	answer := c.applyChange()
+	c.s.removeStream(c.id)
+	c.s.endStream(c.id, answer, wire.Stdout)
 	if c.size > wire.MaxData {
 		debug.FreeOSMemory() // the operation's text may have been large
 	}
 }
 
-func (c *change) serve() wire.Applied {
+func (c *change) applyChange() wire.Applied {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	go func() {
@@ -81,33 +81,33 @@ func (c *change) serve() wire.Applied {
 		case <-ctx.Done():
 		}
 	}()
-	op, err := c.receive()
+	op, err := c.receiveOp()
 	if err != nil {
 		if ctx.Err() != nil || errors.Is(err, errCancelled) {
 			return wire.Applied{Cancelled: true}
 		}
-		return failed(workspace.KindInvalid, op.Path, err.Error())
+		return failedChange(workspace.KindInvalid, op.Path, err.Error())
 	}
 	done, err := c.s.o.Appliers.Apply(ctx, op)
-	c.send(done)
+	c.sendChange(done)
 	var e *workspace.Error
 	switch {
 	case err == nil:
 		return wire.Applied{}
 	case errors.As(err, &e):
-		return failed(e.Kind, e.Path, e.Detail)
+		return failedChange(e.Kind, e.Path, e.Detail)
 	case errors.Is(err, errCancelled):
 		return wire.Applied{Cancelled: true}
 	}
-	return failed(workspace.KindIO, op.Path, err.Error())
+	return failedChange(workspace.KindIO, op.Path, err.Error())
 }
 
-func failed(kind workspace.Kind, path, detail string) wire.Applied {
+func failedChange(kind workspace.Kind, path, detail string) wire.Applied {
 	return wire.Applied{Error: &wire.OpError{Kind: string(kind), Path: path, Detail: detail}}
 }
 
-// receive reads the operation.
-func (c *change) receive() (workspace.Op, error) {
+// receiveOp reads the operation.
+func (c *change) receiveOp() (workspace.Op, error) {
 	var op workspace.Op
 	body := make([]byte, 0, min(c.size, wire.MaxData)) // more when it comes
 	for {
@@ -137,8 +137,8 @@ func (c *change) receive() (workspace.Op, error) {
 	return op.Received(), nil
 }
 
-// send answers with the change, on its credit.
-func (c *change) send(done workspace.Change) {
+// sendChange answers with the change, on its credit.
+func (c *change) sendChange(done workspace.Change) {
 	text, err := json.Marshal(done.Sent())
 	if err != nil {
 		panic(fmt.Sprintf("caisson-guest: encode change: %v", err)) // plain values always encode

@@ -33,7 +33,7 @@ func TestChangeFrames(t *testing.T) {
 		{"more credit than ever", on(1, wire.TypeCredit, wire.Stdout, "\x00\x00\x00\x01"), false},
 		{"stop of stdout", on(1, wire.TypeStop, wire.Stdout, ""), true},
 	} {
-		err := deliver(c, tt.f)
+		err := deliverFrame(c, tt.f)
 		if tt.ok != (err == nil) || err != nil && !errors.Is(err, wire.ErrProtocol) {
 			t.Errorf("%s: %v", tt.name, err)
 		}
@@ -50,10 +50,10 @@ func TestChangeEndsItsGoroutine(t *testing.T) {
 		const body = `{"kind":"mkdir","path":"d"}`
 		s := &Session{o: Options{Writer: wire.NewWriter(io.Discard), Appliers: noChange{}}}
 		c := newChange(s, 1, int64(len(body)))
-		if err := errors.Join(c.data(wire.Stdin, []byte(body)), c.eof(wire.Stdin)); err != nil {
+		if err := errors.Join(c.takeData(wire.Stdin, []byte(body)), c.takeEOF(wire.Stdin)); err != nil {
 			t.Fatal(err)
 		}
-		if a := c.serve(); a.Error != nil || a.Cancelled {
+		if a := c.applyChange(); a.Error != nil || a.Cancelled {
 			t.Errorf("outcome is %+v", a)
 		}
 	})

@@ -29,11 +29,11 @@ func newClock(timeout time.Duration, wake func()) *clock {
 	c := &clock{expired: make(chan struct{}), timeout: timeout, began: time.Now(), starting: true}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.timer = time.AfterFunc(stuckTime, func() { c.fire(wake) })
+	c.timer = time.AfterFunc(stuckTime, func() { c.fireAfter(wake) })
 	return c
 }
 
-func (c *clock) fire(wake func()) {
+func (c *clock) fireAfter(wake func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
@@ -46,8 +46,9 @@ func (c *clock) fire(wake func()) {
 	}
 }
 
-// launched says that the start is over: from now on it is the command's timeout.
-func (c *clock) launched() {
+// startTimeout records that the start is over: from now on the command's
+// timeout counts.
+func (c *clock) startTimeout() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.starting {

@@ -17,8 +17,8 @@ func TestClock(t *testing.T) {
 		if wakes.Load() != 3 {
 			t.Errorf("a start that takes 3.5 s was woken %d times", wakes.Load())
 		}
-		c.launched()
-		c.fire(nil) // late, from before launched
+		c.startTimeout()
+		c.fireAfter(nil) // late, from before launched
 		select {
 		case <-c.expired:
 			t.Error("a late call expired it")
@@ -28,7 +28,7 @@ func TestClock(t *testing.T) {
 		if took := time.Since(began); took != 10*time.Second || wakes.Load() != 3 {
 			t.Errorf("expired after %v, woken %d times", took, wakes.Load())
 		}
-		c.fire(nil) // expired once
+		c.fireAfter(nil) // expired once
 		c.stop()
 	})
 }
@@ -36,7 +36,7 @@ func TestClock(t *testing.T) {
 func TestClockStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClock(time.Second, func() {})
-		c.launched()
+		c.startTimeout()
 		c.stop()
 		time.Sleep(time.Hour)
 		synctest.Wait()
@@ -53,7 +53,7 @@ func TestClockLaunchedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newClock(time.Second/2, func() {})
 		time.Sleep(time.Second / 4 * 3)
-		c.launched()
+		c.startTimeout()
 		<-c.expired
 	})
 }

@@ -60,28 +60,28 @@ func newCommand(s *Session, id uint32, r wire.Exec) (*command, error) {
 	return c, nil
 }
 
-func (c *command) data(channel uint8, p []byte) error {
+func (c *command) takeData(channel uint8, p []byte) error {
 	if channel != wire.Stdin || c.stdin == nil {
 		return badChannel(channel)
 	}
 	return c.stdin.Push(p)
 }
 
-func (c *command) eof(channel uint8) error {
+func (c *command) takeEOF(channel uint8) error {
 	if channel != wire.Stdin || c.stdin == nil {
 		return badChannel(channel)
 	}
 	return c.stdin.End()
 }
 
-func (c *command) credit(channel uint8, n uint32) error {
+func (c *command) addCredit(channel uint8, n uint32) error {
 	if channel == wire.Stdin {
 		return badChannel(channel)
 	}
 	return c.credits[channel-1].Grant(n)
 }
 
-func (c *command) stop(channel uint8) {
+func (c *command) stopReading(channel uint8) {
 	if channel != wire.Stdin {
 		c.credits[channel-1].Close()
 	}
@@ -96,56 +96,56 @@ func (c *command) cancel(request wire.Cancel) {
 
 // run is the command's goroutine. It sends the stream's last frame.
 func (c *command) run() {
-	exit, refused := c.execute()
-	c.s.remove(c.id)
+	exit, refused := c.runToEnd()
+	c.s.removeStream(c.id)
 	if refused != nil {
-		_ = c.s.refuse(c.id, refused.Code, refused.Text)
+		_ = c.s.refuseStream(c.id, refused.Code, refused.Text)
 		return
 	}
-	c.s.end(c.id, exit, wire.Stdout, wire.Stderr)
+	c.s.endStream(c.id, exit, wire.Stdout, wire.Stderr)
 }
 
-// execute runs the command to its end.
-func (c *command) execute() (*wire.Exit, *wire.Refused) {
-	gid, ok := c.s.gids.take()
+// runToEnd runs the command to its end.
+func (c *command) runToEnd() (*wire.Exit, *wire.Refused) {
+	gid, ok := c.s.gids.acquire()
 	if !ok {
 		return nil, &wire.Refused{Code: wire.RefusedBusy, Text: "no group is left to mark the command"}
 	}
-	before := c.s.facts()
+	before := c.s.readCounters()
 	began := time.Now()
 	clock := newClock(c.request.Timeout, func() { c.s.o.Killer.Continue(kill.Mark{Group: gid}) })
 	defer clock.stop()
-	p, err := c.launch(gid)
-	clock.launched()
+	p, err := c.launchProcess(gid)
+	clock.startTimeout()
 	if err != nil {
-		c.s.gids.free(gid)
+		c.s.gids.release(gid)
 		return c.notStarted(err)
 	}
 	defer p.Release()
 	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{PID: p.PID})
 
-	ended := c.stream(p)
-	e := c.await(p, clock.expired)
+	ended := c.startStreams(p)
+	e := c.awaitEnd(p, clock.expired)
 	wall := time.Since(began)
-	after := c.s.facts() // before another command counts
+	after := c.s.readCounters() // before another command counts
 	if e.report.Left() == 0 {
 		c.s.o.Killer.Over()
-		c.s.gids.free(gid)
+		c.s.gids.release(gid)
 	}
-	c.settle(ended, p.Stdin, e.forced(), c.request.Timeout-wall)
-	x := e.wire(wall, c.s.o.Killer.Method())
+	c.waitStreams(ended, p.Stdin, e.isForced(), c.request.Timeout-wall)
+	x := e.toWire(wall, c.s.o.Killer.Method())
 	x.Stdout, x.Stderr = c.out[0].Result(), c.out[1].Result()
-	before.tell(after, x)
+	before.addTo(after, x)
 	if x.Code != 0 {
 		x.Full = c.s.o.Volumes.Full()
 	}
 	return x, nil
 }
 
-func (c *command) launch(gid uint32) (p launch.Process, err error) {
+func (c *command) launchProcess(gid uint32) (p launch.Process, err error) {
 	err = c.s.o.Killer.Launch(func() (err error) {
 		p, err = c.s.o.Launcher.Launch(spawn.Request{
-			Argv: texts(c.request.Argv), Env: texts(c.request.Env),
+			Argv: toStrings(c.request.Argv), Env: toStrings(c.request.Env),
 			Dir: string(c.request.Dir), NoLinks: c.request.NoLinks, Stdin: c.stdin != nil, Group: gid,
 		})
 		return err
@@ -153,13 +153,13 @@ func (c *command) launch(gid uint32) (p launch.Process, err error) {
 	return p, err
 }
 
-// stream starts the goroutines that move the command's bytes. The channel is
-// closed when all have ended.
-func (c *command) stream(p launch.Process) <-chan struct{} {
-	c.out = [2]*output.Pump{c.pump(p.Stdout, wire.Stdout), c.pump(p.Stderr, wire.Stderr)}
+// startStreams starts the goroutines that move the command's bytes. The channel
+// is closed when all have ended.
+func (c *command) startStreams(p launch.Process) <-chan struct{} {
+	c.out = [2]*output.Pump{c.startPump(p.Stdout, wire.Stdout), c.startPump(p.Stderr, wire.Stderr)}
 	moves := []func(){c.out[0].Run, c.out[1].Run}
 	if c.stdin != nil {
-		moves = append(moves, func() { c.feed(p.Stdin) })
+		moves = append(moves, func() { c.copyInput(p.Stdin) })
 	}
 	ended := make(chan struct{})
 	var left atomic.Int32
@@ -175,14 +175,14 @@ func (c *command) stream(p launch.Process) <-chan struct{} {
 	return ended
 }
 
-func (c *command) pump(src *os.File, channel uint8) *output.Pump {
+func (c *command) startPump(src *os.File, channel uint8) *output.Pump {
 	return output.NewPump(src, output.Options{
 		Live: c.request.Live, Tail: c.request.Tail, Credit: c.credits[channel-1], Slots: c.s.slots,
 		Send: func(b *wire.Block, at, n int) error { return c.s.o.Writer.SendBlock(c.id, channel, b, at, n) },
 	})
 }
 
-func texts(bytes [][]byte) []string {
+func toStrings(bytes [][]byte) []string {
 	out := make([]string, len(bytes))
 	for i, b := range bytes {
 		out[i] = string(b)
@@ -190,12 +190,12 @@ func texts(bytes [][]byte) []string {
 	return out
 }
 
-// notStarted says what a start failed with: a program that can't be run is an
-// exit status with a line on stderr, as in a shell.
+// notStarted returns the answer for a start that failed. A program that can't
+// be run is an exit status with a line on stderr, as in a shell.
 func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 	if failure, ok := errors.AsType[*spawn.Failure](err); ok {
 		_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{})
-		stdout, stderr := c.pump(nil, wire.Stdout), c.pump(nil, wire.Stderr)
+		stdout, stderr := c.startPump(nil, wire.Stdout), c.startPump(nil, wire.Stderr)
 		stderr.Add("caisson: " + failure.Text + "\n")
 		return &wire.Exit{Code: failure.Code, PIDsLimitHit: failure.Limit, Stdout: stdout.Result(), Stderr: stderr.Result()}, nil
 	}
@@ -206,15 +206,15 @@ func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 	return nil, &wire.Refused{Code: code, Text: err.Error()}
 }
 
-// feed copies what the host sends to the command's standard input.
-func (c *command) feed(stdin *os.File) {
+// copyInput copies what the host sends to the command's standard input.
+func (c *command) copyInput(stdin *os.File) {
 	defer stdin.Close()
 	for {
 		b := c.stdin.Next()
 		if b == nil {
 			return
 		}
-		if err := c.pour(stdin, b); err != nil {
+		if err := c.writeAll(stdin, b); err != nil {
 			c.stdin.Break()
 			_ = c.s.o.Writer.Send(wire.Frame{Stream: c.id, Type: wire.TypeStop, Channel: wire.Stdin})
 			return
@@ -225,8 +225,8 @@ func (c *command) feed(stdin *os.File) {
 	}
 }
 
-// pour writes all of b. It waits for room, if it must, without a slot.
-func (c *command) pour(stdin *os.File, b []byte) error {
+// writeAll writes all of b. If it must wait for space, it waits without a slot.
+func (c *command) writeAll(stdin *os.File, b []byte) error {
 	raw, err := stdin.SyscallConn()
 	if err != nil {
 		return err

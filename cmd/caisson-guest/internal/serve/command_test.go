@@ -169,26 +169,26 @@ func TestCommandFrames(t *testing.T) {
 			err error
 			ok  bool
 		}{
-			"data on stdin":    {c.data(wire.Stdin, []byte("x")), stdin},
-			"end of stdin":     {c.eof(wire.Stdin), stdin},
-			"data on stdout":   {c.data(wire.Stdout, []byte("x")), false},
-			"end of stderr":    {c.eof(wire.Stderr), false},
-			"credit on stdin":  {c.credit(wire.Stdin, 1), false},
-			"credit on stdout": {c.credit(wire.Stdout, 0), true},
-			"credit on stderr": {c.credit(wire.Stderr, wire.Window), false},
+			"data on stdin":    {c.takeData(wire.Stdin, []byte("x")), stdin},
+			"end of stdin":     {c.takeEOF(wire.Stdin), stdin},
+			"data on stdout":   {c.takeData(wire.Stdout, []byte("x")), false},
+			"end of stderr":    {c.takeEOF(wire.Stderr), false},
+			"credit on stdin":  {c.addCredit(wire.Stdin, 1), false},
+			"credit on stdout": {c.addCredit(wire.Stdout, 0), true},
+			"credit on stderr": {c.addCredit(wire.Stderr, wire.Window), false},
 		} {
 			if tt.ok != (tt.err == nil) || tt.err != nil && !errors.Is(tt.err, wire.ErrProtocol) {
 				t.Errorf("with input %t, %s: %v", stdin, name, tt.err)
 			}
 		}
 		if stdin {
-			again := c.eof(wire.Stdin)
-			if more := c.data(wire.Stdin, []byte("x")); !errors.Is(again, wire.ErrProtocol) || !errors.Is(more, wire.ErrProtocol) {
+			again := c.takeEOF(wire.Stdin)
+			if more := c.takeData(wire.Stdin, []byte("x")); !errors.Is(again, wire.ErrProtocol) || !errors.Is(more, wire.ErrProtocol) {
 				t.Errorf("after the end of stdin: another end is %v, data are %v", again, more)
 			}
 		}
-		c.stop(wire.Stdin)
-		c.stop(wire.Stderr)
+		c.stopReading(wire.Stdin)
+		c.stopReading(wire.Stderr)
 		if out, errs := c.credits[0].Take(1, nil), c.credits[1].Take(1, nil); out != 1 || errs != 0 {
 			t.Errorf("after a stop of stderr %d and %d bytes may be sent", out, errs)
 		}
@@ -229,10 +229,10 @@ func TestEnding(t *testing.T) {
 		"not reaped": {ending{timedOut: true}, wire.Exit{Code: -1, Signal: 9, TimedOut: true}},
 	} {
 		tt.want.Wall = time.Minute
-		if diff := cmp.Diff(&tt.want, tt.e.wire(time.Minute, "gid")); diff != "" {
+		if diff := cmp.Diff(&tt.want, tt.e.toWire(time.Minute, "gid")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		if forced := tt.e.cancelled || tt.e.timedOut; tt.e.forced() != forced {
+		if forced := tt.e.cancelled || tt.e.timedOut; tt.e.isForced() != forced {
 			t.Errorf("%s: forced %t", name, !forced)
 		}
 	}
@@ -336,7 +336,7 @@ func TestLaunchedAsRequested(t *testing.T) {
 			got = r
 			return launch.Process{}, errBroken
 		})
-		if _, refused := c.execute(); refused == nil || refused.Code != wire.RefusedInternal {
+		if _, refused := c.runToEnd(); refused == nil || refused.Code != wire.RefusedInternal {
 			t.Errorf("refused: %+v", refused)
 		}
 		want := spawn.Request{Argv: []string{"x"}, Env: []string{"A=b"}, Dir: "d", NoLinks: true, Stdin: stdin, Group: fuzzGroups}
@@ -362,7 +362,7 @@ func TestTimeToSettle(t *testing.T) {
 		c.credits[0].Take(wire.Window, nil)
 		began := time.Now()
 		time.AfterFunc(runs, func() { exit <- reap.Exit{} })
-		x, refused := c.execute()
+		x, refused := c.runToEnd()
 		if refused != nil {
 			t.Fatal(refused.Text)
 		}
@@ -400,7 +400,7 @@ func TestFullVolumes(t *testing.T) {
 				return p, err
 			})
 			c.s.o.Volumes = observe.Volumes{dir}
-			x, _ := c.execute()
+			x, _ := c.runToEnd()
 			if diff := cmp.Diff(want, x.Full); diff != "" {
 				t.Errorf("exit status %d, full volumes (-want +got):\n%s", code, diff)
 			}
@@ -424,7 +424,7 @@ func TestDaemonsOfACommand(t *testing.T) {
 		}
 		return noProcess{}.Launch(r)
 	})
-	x, refused := c.execute()
+	x, refused := c.runToEnd()
 	if refused != nil {
 		t.Fatal(refused.Text)
 	}
@@ -437,7 +437,7 @@ func TestDaemonsOfACommand(t *testing.T) {
 func TestCommandIsForgotten(t *testing.T) {
 	c := bareCommand(t, wire.Exec{Timeout: time.Hour}, noProcess{}.Launch)
 	left := weak.Make(c)
-	if _, refused := c.execute(); refused != nil {
+	if _, refused := c.runToEnd(); refused != nil {
 		t.Fatal(refused.Text)
 	}
 	for range 100 {
@@ -454,7 +454,7 @@ func TestCommandIsForgotten(t *testing.T) {
 func TestOutputToBrokenConnection(t *testing.T) {
 	c := bareCommand(t, wire.Exec{Live: 100, Tail: 100, Timeout: time.Hour}, nil)
 	c.s.o.Writer = wire.NewWriter(brokenWriter{})
-	p := c.pump(nil, wire.Stdout)
+	p := c.startPump(nil, wire.Stdout)
 	p.Add("text")
 	if out := p.Result(); out.Live != 0 || string(out.Tail) != "text" {
 		t.Errorf("output is %+v", out)
@@ -473,13 +473,13 @@ func TestFeed(t *testing.T) {
 		if !read {
 			_ = r.Close()
 		}
-		if err := c.data(wire.Stdin, []byte("x")); err != nil {
+		if err := c.takeData(wire.Stdin, []byte("x")); err != nil {
 			t.Fatal(err)
 		}
 		if read {
-			_ = c.eof(wire.Stdin)
+			_ = c.takeEOF(wire.Stdin)
 		}
-		c.feed(w)
+		c.copyInput(w)
 		if read {
 			if got, err := io.ReadAll(r); err != nil || string(got) != "x" {
 				t.Errorf("%s: %q, %v", name, got, err)
@@ -487,13 +487,13 @@ func TestFeed(t *testing.T) {
 			_ = r.Close()
 			continue
 		}
-		if err := c.data(wire.Stdin, []byte("more")); err != nil {
+		if err := c.takeData(wire.Stdin, []byte("more")); err != nil {
 			t.Error(err)
 		}
 		if got := c.stdin.Next(); got != nil {
 			t.Errorf("%s: %q is kept", name, got)
 		}
-		if c.pour(nil, []byte("x")) == nil {
+		if c.writeAll(nil, []byte("x")) == nil {
 			t.Error("no file can be written")
 		}
 	}

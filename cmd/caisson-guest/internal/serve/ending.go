@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// await waits for the end of the command and of everything that it started.
-func (c *command) await(p launch.Process, timeout <-chan struct{}) ending {
+// awaitEnd waits for the end of the command and of everything that it started.
+func (c *command) awaitEnd(p launch.Process, timeout <-chan struct{}) ending {
 	e := ending{}
 	select {
 	case e.exit = <-p.Exit:
@@ -34,7 +34,7 @@ func (c *command) await(p launch.Process, timeout <-chan struct{}) ending {
 	default:
 		c.s.o.Killer.Terminate(p.Mark, &e.report)
 	}
-	if !c.grace(&e, p) {
+	if !c.waitGrace(&e, p) {
 		c.s.o.Killer.Kill(p.Mark, &e.report)
 	}
 	if !e.reaped {
@@ -48,8 +48,9 @@ func (c *command) await(p launch.Process, timeout <-chan struct{}) ending {
 	return e
 }
 
-// grace waits for the processes to end by themselves; false if they did not.
-func (c *command) grace(e *ending, p launch.Process) bool {
+// waitGrace waits for the processes to end by themselves, and returns false if
+// they did not.
+func (c *command) waitGrace(e *ending, p launch.Process) bool {
 	done := p.Exit
 	over := time.NewTimer(c.request.Grace)
 	defer over.Stop()
@@ -85,9 +86,9 @@ type ending struct {
 	report                      kill.Report
 }
 
-func (e *ending) forced() bool { return e.cancelled || e.timedOut }
+func (e *ending) isForced() bool { return e.cancelled || e.timedOut }
 
-func (e *ending) wire(wall time.Duration, method string) *wire.Exit {
+func (e *ending) toWire(wall time.Duration, method string) *wire.Exit {
 	x := &wire.Exit{
 		Code: -1, Cancelled: e.cancelled, TimedOut: e.timedOut,
 		Wall: wall, Kill: e.report.Wire(method),
@@ -107,10 +108,10 @@ func (e *ending) wire(wall time.Duration, method string) *wire.Exit {
 	return x
 }
 
-// settle waits for the end of the streams, now that no process is left. A slow
-// consumer has what is left of the command's time, or liveWait if the command
-// was or is ended by force; then the rest becomes the tail.
-func (c *command) settle(ended <-chan struct{}, stdin io.Closer, forced bool, left time.Duration) {
+// waitStreams waits for the end of the streams, when no process is left. A slow
+// consumer has the rest of the command's time, or liveWait if the command was
+// or is ended by force; then the rest becomes the tail.
+func (c *command) waitStreams(ended <-chan struct{}, stdin io.Closer, forced bool, left time.Duration) {
 	if c.stdin != nil {
 		c.stdin.Break()
 		_ = stdin.Close()

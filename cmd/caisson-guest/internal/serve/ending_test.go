@@ -108,7 +108,7 @@ func TestGrace(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if c.grace(&e, launch.Process{Mark: kill.Mark{Group: 5}, Exit: exit}) != tt.gone || e.reaped != tt.exits {
+				if c.waitGrace(&e, launch.Process{Mark: kill.Mark{Group: 5}, Exit: exit}) != tt.gone || e.reaped != tt.exits {
 					t.Errorf("it ends with %+v", e)
 				}
 				if took, k := time.Since(began), e.report.Wire("gid"); took != want || k.Terminated != tt.terminated {
@@ -141,7 +141,7 @@ func TestSettle(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				c.out = [2]*output.Pump{c.pump(nil, wire.Stdout), c.pump(nil, wire.Stderr)}
+				c.out = [2]*output.Pump{c.startPump(nil, wire.Stdout), c.startPump(nil, wire.Stderr)}
 				const closing = time.Second // what the streams take to end
 				ended := make(chan struct{})
 				if tt.want == 0 {
@@ -164,7 +164,7 @@ func TestSettle(t *testing.T) {
 				}
 				defer r.Close()
 				began := time.Now()
-				c.settle(ended, w, tt.forced, tt.left)
+				c.waitStreams(ended, w, tt.forced, tt.left)
 				if took := time.Since(began); took != tt.want {
 					t.Errorf("it took %v, want %v", took, tt.want)
 				}
@@ -188,14 +188,14 @@ func TestSettlePipe(t *testing.T) {
 	}
 	defer unix.Close(fds[1])
 	src := os.NewFile(uintptr(fds[0]), "pipe")
-	c.out = [2]*output.Pump{c.pump(src, wire.Stdout), c.pump(src, wire.Stderr)}
+	c.out = [2]*output.Pump{c.startPump(src, wire.Stdout), c.startPump(src, wire.Stderr)}
 	ended := make(chan struct{})
 	go func() {
 		c.out[0].Run()
 		close(ended)
 	}()
 	began := time.Now()
-	c.settle(ended, nil, false, time.Minute)
+	c.waitStreams(ended, nil, false, time.Minute)
 	if took := time.Since(began); took < pipeWait || took > time.Minute {
 		t.Errorf("it took %v", took)
 	}
@@ -283,7 +283,7 @@ func TestAwait(t *testing.T) {
 			if tt.end != nil {
 				tt.end(c, timeout)
 			}
-			got := c.await(p, timeout)
+			got := c.awaitEnd(p, timeout)
 			if got.exit.Status != tt.want.exit.Status || got.cancelled != tt.want.cancelled || got.timedOut != tt.want.timedOut || !got.reaped {
 				t.Errorf("it ends with %+v, want %+v", got, tt.want)
 			}

@@ -2,8 +2,8 @@ package serve
 
 import "sync"
 
-// gids gives out supplementary groups that mark commands. It goes round, so
-// that a group is used again as late as possible.
+// gids assigns supplementary groups that mark commands. It goes round, so that
+// a group is reused as late as possible.
 type gids struct {
 	mu          sync.Mutex
 	base, count uint32
@@ -15,8 +15,8 @@ func newGIDs(base, count uint32) *gids {
 	return &gids{base: base, count: count, used: map[uint32]struct{}{}}
 }
 
-// take gives a group that no command has; ok is false if all are in use.
-func (g *gids) take() (gid uint32, ok bool) {
+// acquire returns a group that no command has; ok is false if all are in use.
+func (g *gids) acquire() (gid uint32, ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for range g.count {
@@ -30,9 +30,9 @@ func (g *gids) take() (gid uint32, ok bool) {
 	return 0, false
 }
 
-// free gives a group back. One whose processes could not all be killed is
-// never given back.
-func (g *gids) free(gid uint32) {
+// release makes a group available again. It must not be called for a group
+// whose processes could not all be killed.
+func (g *gids) release(gid uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.used, gid)

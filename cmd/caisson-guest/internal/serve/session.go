@@ -31,7 +31,7 @@ const movingStreams = 4
 // idleTime is how long nothing must be open before memory is given back.
 const idleTime = 2 * time.Second
 
-// Options is what a session works with.
+// Options configure a session.
 type Options struct {
 	Frames   *wire.Reader
 	Writer   *wire.Writer
@@ -68,13 +68,13 @@ type Session struct {
 	idle    *time.Timer
 }
 
-// stream is what is behind an id. Its methods are called by the goroutine that
-// reads frames, and must not wait.
+// stream is one open stream. Its methods are called by the goroutine that reads
+// frames, and must not wait.
 type stream interface {
-	data(channel uint8, p []byte) error
-	eof(channel uint8) error
-	credit(channel uint8, n uint32) error
-	stop(channel uint8)
+	takeData(channel uint8, p []byte) error
+	takeEOF(channel uint8) error
+	addCredit(channel uint8, n uint32) error
+	stopReading(channel uint8)
 	cancel(request wire.Cancel)
 }
 
@@ -100,38 +100,38 @@ func (s *Session) Run() error {
 		if err != nil {
 			return err
 		}
-		if err := s.frame(f); err != nil {
+		if err := s.takeFrame(f); err != nil {
 			return fmt.Errorf("frame type %d of stream %d: %w", f.Type, f.Stream, err)
 		}
 	}
 }
 
-func (s *Session) frame(f wire.Frame) error {
+func (s *Session) takeFrame(f wire.Frame) error {
 	switch f.Type {
 	case wire.TypePing:
 		return s.o.Writer.Send(wire.Frame{Type: wire.TypePong, Payload: f.Payload})
 	case wire.TypeOpen:
-		return s.open(f)
+		return s.openStream(f)
 	case wire.TypeData, wire.TypeEOF, wire.TypeCredit, wire.TypeStop, wire.TypeCancel:
-		st, err := s.find(f.Stream)
+		st, err := s.findStream(f.Stream)
 		if st == nil {
 			return err
 		}
-		return deliver(st, f)
+		return deliverFrame(st, f)
 	}
 	return fmt.Errorf("%w: a host doesn't send this", wire.ErrProtocol)
 }
 
-func deliver(st stream, f wire.Frame) error {
+func deliverFrame(st stream, f wire.Frame) error {
 	switch f.Type {
 	case wire.TypeData:
-		return st.data(f.Channel, f.Payload)
+		return st.takeData(f.Channel, f.Payload)
 	case wire.TypeEOF:
-		return st.eof(f.Channel)
+		return st.takeEOF(f.Channel)
 	case wire.TypeCredit:
-		return st.credit(f.Channel, wire.CreditOf(f))
+		return st.addCredit(f.Channel, wire.CreditOf(f))
 	case wire.TypeStop:
-		st.stop(f.Channel)
+		st.stopReading(f.Channel)
 	case wire.TypeCancel:
 		var request wire.Cancel
 		if err := wire.Decode(f.Payload, &request); err != nil {
@@ -142,9 +142,9 @@ func deliver(st stream, f wire.Frame) error {
 	return nil
 }
 
-// find gives an open stream, or nil for one that has ended: the host may not
-// have seen its end yet.
-func (s *Session) find(id uint32) (stream, error) {
+// findStream returns an open stream, or nil for one that has ended: the host
+// may not have seen its end yet.
+func (s *Session) findStream(id uint32) (stream, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if id%2 == 0 || id > s.last {
@@ -156,7 +156,7 @@ func (s *Session) find(id uint32) (stream, error) {
 	return nil, nil
 }
 
-func (s *Session) open(f wire.Frame) error {
+func (s *Session) openStream(f wire.Frame) error {
 	var open wire.Open
 	if err := wire.Decode(f.Payload, &open); err != nil {
 		return err
@@ -171,39 +171,39 @@ func (s *Session) open(f wire.Frame) error {
 	s.mu.Unlock()
 	switch {
 	case busy:
-		return s.refuse(f.Stream, wire.RefusedBusy, fmt.Sprintf("%d streams are open", maxStreams))
+		return s.refuseStream(f.Stream, wire.RefusedBusy, fmt.Sprintf("%d streams are open", maxStreams))
 	case open.Exec != nil:
 		c, err := newCommand(s, f.Stream, *open.Exec)
 		if err != nil {
-			return s.refuse(f.Stream, wire.RefusedInvalid, err.Error())
+			return s.refuseStream(f.Stream, wire.RefusedInvalid, err.Error())
 		}
-		s.add(f.Stream, c)
+		s.addStream(f.Stream, c)
 		go c.run()
 		return nil
 	case open.Apply != nil:
 		if open.Apply.Size <= 0 || open.Apply.Size > wire.MaxOp {
-			return s.refuse(f.Stream, wire.RefusedInvalid, "the operation is empty or too large")
+			return s.refuseStream(f.Stream, wire.RefusedInvalid, "the operation is empty or too large")
 		}
 		c := newChange(s, f.Stream, open.Apply.Size)
-		s.add(f.Stream, c)
+		s.addStream(f.Stream, c)
 		go c.run()
 		return nil
-	case open.Look != nil && s.o.Readers != nil:
-		l := newLook(s, f.Stream, *open.Look)
-		s.add(f.Stream, l)
+	case open.Read != nil && s.o.Readers != nil:
+		l := newLook(s, f.Stream, *open.Read)
+		s.addStream(f.Stream, l)
 		go l.run()
 		return nil
 	}
-	return s.refuse(f.Stream, wire.RefusedUnsupported, "this guest serves no such stream")
+	return s.refuseStream(f.Stream, wire.RefusedUnsupported, "this guest serves no such stream")
 }
 
-func (s *Session) refuse(id uint32, code wire.RefusalCode, text string) error {
+func (s *Session) refuseStream(id uint32, code wire.RefusalCode, text string) error {
 	return s.o.Writer.SendJSON(id, wire.TypeRefused, wire.Refused{Code: code, Text: text})
 }
 
-// end sends a stream's last frames, after the ends of its channels. A failure
-// to send is met by the goroutine that reads.
-func (s *Session) end(id uint32, answer any, channels ...uint8) {
+// endStream sends a stream's last frames, after the ends of its channels. A
+// failure to send is met by the goroutine that reads.
+func (s *Session) endStream(id uint32, answer any, channels ...uint8) {
 	var frames []wire.Frame
 	for _, channel := range channels {
 		frames = append(frames, wire.Frame{Stream: id, Type: wire.TypeEOF, Channel: channel})
@@ -215,15 +215,15 @@ func (s *Session) end(id uint32, answer any, channels ...uint8) {
 	_ = s.o.Writer.Send(append(frames, last)...)
 }
 
-func (s *Session) add(id uint32, st stream) {
+func (s *Session) addStream(id uint32, st stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.streams[id] = st
 	s.idle.Stop()
 }
 
-// remove forgets a stream, before its last frame is sent.
-func (s *Session) remove(id uint32) {
+// removeStream forgets a stream, before its last frame is sent.
+func (s *Session) removeStream(id uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.streams, id)
@@ -232,7 +232,8 @@ func (s *Session) remove(id uint32) {
 	}
 }
 
-// badChannel is what a frame for a channel that a stream doesn't have is.
+// badChannel returns the error for a frame on a channel that a stream doesn't
+// have.
 func badChannel(channel uint8) error {
 	return fmt.Errorf("%w: channel %d of this stream", wire.ErrProtocol, channel)
 }

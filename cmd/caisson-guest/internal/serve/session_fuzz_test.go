@@ -137,9 +137,9 @@ func FuzzSession(f *testing.F) {
 		for _, st := range open {
 			st.cancel(wire.Cancel{})
 			for channel := range uint8(3) {
-				st.stop(channel)
+				st.stopReading(channel)
 			}
-			_ = st.eof(wire.Stdin)
+			_ = st.takeEOF(wire.Stdin)
 		}
 		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 			s.mu.Lock()

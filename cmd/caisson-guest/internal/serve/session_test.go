@@ -179,7 +179,7 @@ func TestSessionRefuses(t *testing.T) {
 		"no output":         {exec(func(x *wire.Exec) { x.Live, x.Tail = 0, 0 }), ""},
 		"longest tail":      {exec(func(x *wire.Exec) { x.Tail = wire.MaxTail }), ""},
 		"longer tail":       {exec(func(x *wire.Exec) { x.Tail = wire.MaxTail + 1 }), wire.RefusedInvalid},
-		"folder":            {exec(func(x *wire.Exec) { x.Dir = []byte("gone") }), wire.RefusedInvalid},
+		"directory":         {exec(func(x *wire.Exec) { x.Dir = []byte("gone") }), wire.RefusedInvalid},
 		"fault":             {exec(func(x *wire.Exec) { x.Dir = []byte("fault") }), wire.RefusedInternal},
 		"empty operation":   {`{"apply":{"size":0}}`, wire.RefusedInvalid},
 		"large operation":   {`{"apply":{"size":50331649}}`, wire.RefusedInvalid},
@@ -368,15 +368,15 @@ func TestSessionFails(t *testing.T) {
 	}
 }
 
-// TestLookIsServed: a session with Readers serves reads, and refuses what is none.
-func TestLookIsServed(t *testing.T) {
+// TestReadIsServed: a session with Readers serves reads, and refuses what is none.
+func TestReadIsServed(t *testing.T) {
 	readers, err := apply.NewReaders(apply.Options{Workspace: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	h := serveHost(t, func(o *Options) { o.Readers = readers })
 	h.send(openFrame(1, `{"look":{"kind":"info","path":"Lg=="}}`))
-	var got wire.Looked
+	var got wire.ReadResult
 	if h.until(wire.TypeEnd, &got); got.Info == nil || got.Error != nil {
 		t.Errorf("answer is %+v, error %+v", got, got.Error)
 	}
@@ -424,12 +424,12 @@ func TestIdle(t *testing.T) {
 				t.Errorf("%s: idle %d times, want %d", name, n, want)
 			}
 		}
-		s.add(1, nil)
-		s.add(3, nil)
+		s.addStream(1, nil)
+		s.addStream(3, nil)
 		expect("two streams", 2*idleTime, 0)
-		s.remove(1)
+		s.removeStream(1)
 		expect("one stream", 2*idleTime, 0)
-		s.remove(3)
+		s.removeStream(3)
 		expect("no stream", idleTime-1, 0)
 		expect("no stream for long", 2*idleTime, 1)
 	})

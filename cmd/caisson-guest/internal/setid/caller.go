@@ -17,7 +17,7 @@ const setIDBits = unix.S_ISUID | unix.S_ISGID
 
 // caller is a thread of a command that waits for the answer to a call.
 //
-// Whatever it names is resolved once, to a descriptor, without the magic links
+// Whatever it names is resolved once, to a descriptor, without the magic symlinks
 // of /proc, which would lead to what the guest has open. What happens then is
 // done to the descriptor. All of it is done with the commands' identity, so
 // that the caller gains nothing by exchanging things meanwhile.
@@ -37,27 +37,27 @@ type result struct {
 
 var nothing = result{fd: -1}
 
-// perform makes the call without the bits, or with the set-group-ID bit where it
+// performCall makes the call without the bits, or with the set-group-ID bit where it
 // changes a directory.
-func (c *caller) perform(call int, args [6]uint64) (result, error) {
+func (c *caller) performCall(call int, args [6]uint64) (result, error) {
 	switch call {
 	case unix.SYS_FCHMOD:
 		return nothing, c.fchmod(int32(args[0]), args[1])
 	case unix.SYS_FCHMODAT:
-		return nothing, c.chmod(int32(args[0]), args[1], args[2], 0)
+		return nothing, c.changeMode(int32(args[0]), args[1], args[2], 0)
 	case unix.SYS_FCHMODAT2:
-		return nothing, c.chmod(int32(args[0]), args[1], args[2], uint32(args[3]))
+		return nothing, c.changeMode(int32(args[0]), args[1], args[2], uint32(args[3]))
 	case unix.SYS_OPENAT:
-		return c.open(int32(args[0]), args[1], args[2], args[3])
+		return c.openFile(int32(args[0]), args[1], args[2], args[3])
 	case unix.SYS_MKNODAT:
-		return nothing, c.mknod(int32(args[0]), args[1], args[2])
+		return nothing, c.makeNode(int32(args[0]), args[1], args[2])
 	}
 	return c.performHere(call, args)
 }
 
 // fchmod changes the mode of the directory that the caller has open.
 func (c *caller) fchmod(fd int32, mode uint64) error {
-	dir, err := c.descriptor(fd)
+	dir, err := c.openDescriptor(fd)
 	if err != nil {
 		return err
 	}
@@ -65,16 +65,16 @@ func (c *caller) fchmod(fd int32, mode uint64) error {
 	return c.chmodDir(dir, mode)
 }
 
-// chmod changes the mode of the directory that the caller names.
-func (c *caller) chmod(at int32, addr, mode uint64, flags uint32) error {
+// changeMode changes the mode of the directory that the caller names.
+func (c *caller) changeMode(at int32, addr, mode uint64, flags uint32) error {
 	if flags&^(unix.AT_SYMLINK_NOFOLLOW|unix.AT_EMPTY_PATH) != 0 {
 		return unix.EINVAL
 	}
-	base, name, err := c.resolve(at, addr)
+	base, name, err := c.resolvePath(at, addr)
 	if err != nil {
 		return err
 	}
-	defer c.close(base)
+	defer c.closeBase(base)
 	if fd, ok := ownDescriptor(name); ok && flags&unix.AT_SYMLINK_NOFOLLOW == 0 {
 		return c.fchmod(fd, mode)
 	}
@@ -125,36 +125,36 @@ const known = unix.O_ACCMODE | unix.O_CREAT | unix.O_EXCL | unix.O_NOCTTY | unix
 	unix.O_NONBLOCK | unix.O_DSYNC | unix.O_DIRECT | unix.O_LARGEFILE | unix.O_DIRECTORY | unix.O_NOFOLLOW |
 	unix.O_NOATIME | unix.O_CLOEXEC | unix.O_SYNC | unix.O_TMPFILE
 
-// open creates a regular file without the bits, or opens the one that is there.
-func (c *caller) open(at int32, addr, flags, mode uint64) (result, error) {
+// openFile creates a regular file without the bits, or opens the one that is there.
+func (c *caller) openFile(at int32, addr, flags, mode uint64) (result, error) {
 	if flags&unix.O_PATH != 0 {
 		return nothing, unix.EINVAL
 	}
 	flags &= known
-	base, name, err := c.resolve(at, addr)
+	base, name, err := c.resolvePath(at, addr)
 	if err != nil {
 		return nothing, err
 	}
-	defer c.close(base)
-	mask, err := c.umask()
+	defer c.closeBase(base)
+	mask, err := c.readUmask()
 	if err != nil || !c.waits() {
 		return nothing, unix.EPERM
 	}
 	mode = mode & 0o7777 &^ setIDBits &^ mask
 	// A FIFO or a lease must not hold the supervisor.
-	fd, created, err := create(base, name, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, mode)
+	fd, created, err := createFile(base, name, flags|unix.O_NONBLOCK|unix.O_CLOEXEC, mode)
 	if err != nil {
 		return nothing, err
 	}
-	if err := finish(fd, created, flags, mode); err != nil {
+	if err := finishFile(fd, created, flags, mode); err != nil {
 		_ = unix.Close(fd)
 		return nothing, err
 	}
 	return result{fd: fd, closeOnExec: uint32(flags & unix.O_CLOEXEC)}, nil
 }
 
-// create opens a file and reports whether it created it.
-func create(base int, name string, flags, mode uint64) (fd int, created bool, err error) {
+// createFile opens a file and reports whether it created it.
+func createFile(base int, name string, flags, mode uint64) (fd int, created bool, err error) {
 	if flags&unix.O_TMPFILE == unix.O_TMPFILE {
 		fd, err = openat(base, name, flags, mode)
 		return fd, true, err
@@ -174,8 +174,8 @@ func create(base int, name string, flags, mode uint64) (fd int, created bool, er
 	return -1, false, unix.EPERM // a symlink that leads nowhere
 }
 
-// finish makes an open file what the caller asked for.
-func finish(fd int, created bool, flags, mode uint64) error {
+// finishFile makes an open file what the caller asked for.
+func finishFile(fd int, created bool, flags, mode uint64) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
@@ -208,19 +208,19 @@ func finish(fd int, created bool, flags, mode uint64) error {
 // supervisor creates.
 const guestMask = 0o022
 
-// mknod creates a regular file, a FIFO or a socket without the bits. The
+// makeNode creates a regular file, a FIFO or a socket without the bits. The
 // guest's umask applies besides the caller's.
-func (c *caller) mknod(at int32, addr, mode uint64) error {
+func (c *caller) makeNode(at int32, addr, mode uint64) error {
 	switch mode & unix.S_IFMT {
 	case 0, unix.S_IFREG, unix.S_IFIFO, unix.S_IFSOCK:
 	default:
 		return unix.EPERM
 	}
-	base, name, err := c.resolve(at, addr)
+	base, name, err := c.resolvePath(at, addr)
 	if err != nil {
 		return err
 	}
-	defer c.close(base)
+	defer c.closeBase(base)
 	dir, file := path.Split(name)
 	if file == "" {
 		return unix.ENOENT
@@ -233,7 +233,7 @@ func (c *caller) mknod(at int32, addr, mode uint64) error {
 		defer unix.Close(parent)
 		base = parent
 	}
-	mask, err := c.umask()
+	mask, err := c.readUmask()
 	if err != nil || !c.waits() {
 		return unix.EPERM
 	}
@@ -245,10 +245,10 @@ func openat(base int, name string, flags, mode uint64) (int, error) {
 	return unix.Openat2(base, name, &unix.OpenHow{Flags: flags, Mode: mode, Resolve: unix.RESOLVE_NO_MAGICLINKS})
 }
 
-// resolve returns the directory that a path begins at, O_PATH, and the path.
+// resolvePath returns the directory that a path begins at, O_PATH, and the path.
 // Release it by close.
-func (c *caller) resolve(at int32, addr uint64) (base int, name string, err error) {
-	if name, err = c.text(addr); err != nil {
+func (c *caller) resolvePath(at int32, addr uint64) (base int, name string, err error) {
+	if name, err = c.readPath(addr); err != nil {
 		return -1, "", err
 	}
 	switch {
@@ -257,20 +257,20 @@ func (c *caller) resolve(at int32, addr uint64) (base int, name string, err erro
 	case at == unix.AT_FDCWD:
 		base, err = c.openProc("cwd")
 	default:
-		base, err = c.descriptor(at)
+		base, err = c.openDescriptor(at)
 	}
 	return base, name, err
 }
 
-// close closes what resolve returned.
-func (c *caller) close(base int) {
+// closeBase closes what resolve returned.
+func (c *caller) closeBase(base int) {
 	if base != c.root {
 		_ = unix.Close(base)
 	}
 }
 
-// descriptor returns what the caller has open, O_PATH.
-func (c *caller) descriptor(fd int32) (int, error) {
+// openDescriptor returns what the caller has open, O_PATH.
+func (c *caller) openDescriptor(fd int32) (int, error) {
 	held, err := c.openProc("fd/" + strconv.Itoa(int(fd)))
 	if errors.Is(err, unix.ENOENT) {
 		err = unix.EBADF
@@ -278,16 +278,16 @@ func (c *caller) descriptor(fd int32) (int, error) {
 	return held, err
 }
 
-// openProc opens a magic link of the caller.
+// openProc opens a magic symlink of the caller.
 func (c *caller) openProc(name string) (int, error) {
-	return unix.Open(c.proc(name), unix.O_PATH|unix.O_CLOEXEC, 0)
+	return unix.Open(c.procPath(name), unix.O_PATH|unix.O_CLOEXEC, 0)
 }
 
-func (c *caller) proc(name string) string { return fmt.Sprintf("/proc/%d/%s", c.thread, name) }
+func (c *caller) procPath(name string) string { return fmt.Sprintf("/proc/%d/%s", c.thread, name) }
 
-// text reads a path from the caller's memory.
-func (c *caller) text(addr uint64) (string, error) {
-	mem, err := os.Open(c.proc("mem"))
+// readPath reads a path from the caller's memory.
+func (c *caller) readPath(addr uint64) (string, error) {
+	mem, err := os.Open(c.procPath("mem"))
 	if err != nil {
 		return "", unix.EPERM
 	}
@@ -312,9 +312,9 @@ func (c *caller) text(addr uint64) (string, error) {
 	return string(text), nil
 }
 
-// umask reads the caller's mask for new files.
-func (c *caller) umask() (uint64, error) {
-	status, err := os.ReadFile(c.proc("status"))
+// readUmask reads the caller's mask for new files.
+func (c *caller) readUmask() (uint64, error) {
+	status, err := os.ReadFile(c.procPath("status"))
 	if err != nil {
 		return 0, err
 	}

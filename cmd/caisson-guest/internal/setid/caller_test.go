@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tree is a folder with a directory, a file, a FIFO, and symlinks to them and to
-// nothing, all without the bits.
+// tree is a directory with a directory, a file, a FIFO, and symlinks to them
+// and to nothing, all without the bits.
 type tree struct {
 	t    *testing.T
 	root string
@@ -105,7 +105,7 @@ func TestModes(t *testing.T) {
 		"own descriptor":               {call: func(r tree) error { return fchmodat2(here, own("/proc/self/fd/", r.open("dir")), 0o2755, 0) }},
 		"the thread's descriptor":      {call: func(r tree) error { return fchmodat2(here, own("/proc/thread-self/fd/", r.open("dir")), 0o2755, 0) }},
 		"descriptor below /dev":        {call: func(r tree) error { return fchmodat2(here, own("/dev/fd/", r.open("dir")), 0o2755, 0) }},
-		"working folder":               {call: func(r tree) error { return errors.Join(unix.Chdir(r.root), fchmodat2(here, "dir", 0o2755, 0)) }},
+		"working directory":            {call: func(r tree) error { return errors.Join(unix.Chdir(r.root), fchmodat2(here, "dir", 0o2755, 0)) }},
 		"set-user-ID":                  {call: func(r tree) error { return fchmodat2(here, r.path("dir"), 0o4755, 0) }, want: unix.EPERM},
 		"both":                         {call: func(r tree) error { return unix.Fchmod(r.open("dir"), 0o6755) }, want: unix.EPERM},
 		"file":                         {call: func(r tree) error { return fchmodat2(here, r.path("file"), 0o2600, 0) }, file: "file", want: unix.EPERM},
@@ -339,7 +339,7 @@ func TestGoneCaller(t *testing.T) {
 			"open":  {unix.SYS_OPENAT, [6]uint64{uint64(at), addr(file), unix.O_CREAT | unix.O_RDWR, 0o2755}},
 			"mknod": {unix.SYS_MKNODAT, [6]uint64{uint64(at), addr(file), unix.S_IFIFO | 0o2755}},
 		} {
-			made, err := c.perform(call.number, call.args)
+			made, err := c.performCall(call.number, call.args)
 			if waits != (err == nil) || !waits && !errors.Is(err, unix.EPERM) {
 				t.Errorf("%s, waits %t: %v", name, waits, err)
 			}
@@ -353,7 +353,7 @@ func TestGoneCaller(t *testing.T) {
 			_, _ = os.Chmod(r.path("dir"), 0o755), os.Remove(r.path("new"))
 		}
 	}
-	if _, err := (&caller{}).perform(unix.SYS_GETPID, [6]uint64{}); !errors.Is(err, unix.EPERM) {
+	if _, err := (&caller{}).performCall(unix.SYS_GETPID, [6]uint64{}); !errors.Is(err, unix.EPERM) {
 		t.Errorf("another call: %v", err)
 	}
 }

@@ -33,7 +33,7 @@ func under(t *testing.T, program []unix.SockFilter, f func()) {
 func TestFinishFails(t *testing.T) {
 	r := newTree(t)
 	file := uint32(r.open("file"))
-	if err := finish(-1, false, 0, 0); !errors.Is(err, unix.EBADF) {
+	if err := finishFile(-1, false, 0, 0); !errors.Is(err, unix.EBADF) {
 		t.Errorf("a closed file: %v", err)
 	}
 	for name, program := range map[string][]unix.SockFilter{
@@ -43,7 +43,7 @@ func TestFinishFails(t *testing.T) {
 		"change flags": filtertest.Refuse(unix.EIO, unix.SYS_FCNTL, file, unix.F_SETFL),
 	} {
 		under(t, program, func() {
-			if err := finish(int(file), true, 0, 0o666); !errors.Is(err, unix.EIO) {
+			if err := finishFile(int(file), true, 0, 0o666); !errors.Is(err, unix.EIO) {
 				t.Errorf("%s: %v", name, err)
 			}
 		})
@@ -53,10 +53,10 @@ func TestFinishFails(t *testing.T) {
 // TestUnreadableCaller: nothing is done for a caller that can't be read.
 func TestUnreadableCaller(t *testing.T) {
 	gone := &caller{thread: 1 << 30, waits: func() bool { return true }}
-	if text, err := gone.text(1); text != "" || !errors.Is(err, unix.EPERM) {
+	if text, err := gone.readPath(1); text != "" || !errors.Is(err, unix.EPERM) {
 		t.Errorf("memory of a thread that is gone: %q, %v", text, err)
 	}
-	if mask, err := gone.umask(); mask != 0 || !errors.Is(err, os.ErrNotExist) {
+	if mask, err := gone.readUmask(); mask != 0 || !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("umask of a thread that is gone: %o, %v", mask, err)
 	}
 	if err := gone.chmodDir(-1, 0o755); !errors.Is(err, unix.EBADF) {
@@ -70,7 +70,7 @@ func TestUnreadableCaller(t *testing.T) {
 	if err := unix.Waitid(unix.P_PID, zombie.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
 		t.Error(err)
 	}
-	if mask, err := (&caller{thread: zombie.Process.Pid}).umask(); mask != 0 || !errors.Is(err, unix.ENOTSUP) {
+	if mask, err := (&caller{thread: zombie.Process.Pid}).readUmask(); mask != 0 || !errors.Is(err, unix.ENOTSUP) {
 		t.Errorf("umask of a zombie: %o, %v", mask, err)
 	}
 	if err := zombie.Wait(); err != nil {
@@ -82,7 +82,7 @@ func TestUnreadableCaller(t *testing.T) {
 		unix.SYS_OPENAT:  {uint64(at), 1, unix.O_CREAT | unix.O_RDWR, 0o6755},
 		unix.SYS_MKNODAT: {uint64(at), 1, unix.S_IFIFO | 0o6755},
 	} {
-		if made, err := self.perform(call, args); made != nothing || !errors.Is(err, unix.EFAULT) {
+		if made, err := self.performCall(call, args); made != nothing || !errors.Is(err, unix.EFAULT) {
 			t.Errorf("call %d of a path that can't be read: %+v, %v", call, made, err)
 		}
 	}
@@ -138,16 +138,16 @@ func TestReady(t *testing.T) {
 	}
 	defer unix.Close(fds[0])
 	s := &supervisor{listener: uintptr(fds[0])}
-	if s.ready() {
+	if s.isReady() {
 		t.Error("ready with nothing to read")
 	}
-	if _, err := unix.Write(fds[1], []byte("x")); err != nil || !s.ready() {
+	if _, err := unix.Write(fds[1], []byte("x")); err != nil || !s.isReady() {
 		t.Error("not ready with something to read", err)
 	}
 	if _, err := unix.Read(fds[0], make([]byte, 1)); err != nil {
 		t.Error(err)
 	}
-	if err := unix.Close(fds[1]); err != nil || s.ready() {
+	if err := unix.Close(fds[1]); err != nil || s.isReady() {
 		t.Error("ready at the end", err)
 	}
 }

@@ -48,7 +48,7 @@ func Choose() filter.SetID {
 	if kernelRefuses() {
 		return filter.AllowSetID
 	}
-	if notifies() {
+	if hasNotifications() {
 		return filter.NotifySetID
 	}
 	return filter.RefuseSetID
@@ -70,9 +70,9 @@ func kernelRefuses() bool {
 	return unix.Fchmod(fd, 0o755) == nil
 }
 
-// notifies reports whether the kernel has notifications, of the size that is
+// hasNotifications reports whether the kernel has notifications, of the size that is
 // known here.
-func notifies() bool {
+func hasNotifications() bool {
 	var sizes struct{ notification, response, data uint16 }
 	_, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_NOTIF_SIZES, 0, uintptr(unsafe.Pointer(&sizes)))
 	return errno == 0 && uintptr(sizes.notification) == unsafe.Sizeof(notification{}) &&
@@ -102,7 +102,7 @@ func Supervise(listener int, do func(func())) error {
 			received := false
 			// The runtime's poller waits, so that no thread has to.
 			err := conn.Read(func(uintptr) bool {
-				if !s.ready() {
+				if !s.isReady() {
 					return false
 				}
 				received = s.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n)) == 0
@@ -112,15 +112,15 @@ func Supervise(listener int, do func(func())) error {
 				return // the kernel then answers ENOSYS to all callers
 			}
 			if received { // otherwise the caller is gone
-				do(func() { s.answer(&n) })
+				do(func() { s.answerCall(&n) })
 			}
 		}
 	}()
 	return nil
 }
 
-// ready reports whether a notification waits: receiving one blocks otherwise.
-func (s *supervisor) ready() bool {
+// isReady reports whether a notification waits: receiving one blocks otherwise.
+func (s *supervisor) isReady() bool {
 	p := []unix.PollFd{{Fd: int32(s.listener), Events: unix.POLLIN}}
 	_, _ = unix.Poll(p, 0) // no events where it fails
 	return p[0].Revents&unix.POLLIN != 0
@@ -131,12 +131,12 @@ func (s *supervisor) ioctl(request uintptr, arg unsafe.Pointer) unix.Errno {
 	return errno
 }
 
-// answer makes the call of one notification and answers it.
-func (s *supervisor) answer(n *notification) {
+// answerCall makes the call of one notification and answers it.
+func (s *supervisor) answerCall(n *notification) {
 	c := caller{thread: int(n.pid), root: s.root, waits: func() bool {
 		return s.ioctl(unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&n.id)) == 0
 	}}
-	made, err := c.perform(int(n.call), n.args)
+	made, err := c.performCall(int(n.call), n.args)
 	if err == nil && made.fd != nothing.fd {
 		// The descriptor and the answer arrive together, or neither does.
 		d := descriptor{id: n.id, flags: unix.SECCOMP_ADDFD_FLAG_SEND, source: uint32(made.fd), how: made.closeOnExec}

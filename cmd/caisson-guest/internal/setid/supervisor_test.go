@@ -25,7 +25,7 @@ func filtered(t *testing.T) func(f func() error) error {
 	}
 	work, ready := make(chan func()), make(chan error)
 	identity.Dedicate(func() {
-		// A working folder and a umask of its own, as a command has.
+		// A working directory and a umask of its own, as a command has.
 		if err := errors.Join(unix.Unshare(unix.CLONE_FS), identity.NoNewPrivileges()); err != nil {
 			ready <- err
 			return

@@ -34,26 +34,26 @@ func newAffinity(milliCPUs int64) *affinity {
 	return a
 }
 
-// restrict limits the calling thread, and so the next child, to the processors
+// restrictThread limits the calling thread, and so the next child, to the processors
 // from the one on that it runs on: the kernel has just chosen that one, so that
 // commands and sessions spread as the kernel spreads them. Call restore then.
-func (a *affinity) restrict() {
+func (a *affinity) restrictThread() {
 	if a == nil {
 		return
 	}
-	set := a.window(current())
+	set := a.cpuWindow(currentCPU())
 	_ = unix.SchedSetaffinity(0, &set) // a matter of speed, and of what programs see
 }
 
-// restore undoes restrict.
-func (a *affinity) restore() {
+// restoreThread undoes restrict.
+func (a *affinity) restoreThread() {
 	if a != nil {
 		_ = unix.SchedSetaffinity(0, &a.all)
 	}
 }
 
-// window is n processors, from cpu on and around.
-func (a *affinity) window(cpu int) (set unix.CPUSet) {
+// cpuWindow is n processors, from cpu on and around.
+func (a *affinity) cpuWindow(cpu int) (set unix.CPUSet) {
 	at := 0
 	for i, c := range a.list {
 		if c == cpu {
@@ -66,8 +66,8 @@ func (a *affinity) window(cpu int) (set unix.CPUSet) {
 	return set
 }
 
-// current returns the processor that the calling thread runs on.
-func current() int {
+// currentCPU returns the processor that the calling thread runs on.
+func currentCPU() int {
 	var cpu uint32 // stays 0 if the call fails
 	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0)
 	return int(cpu)

@@ -10,7 +10,7 @@ import (
 func TestWindow(t *testing.T) {
 	a := &affinity{list: []int{1, 3, 5, 70}, n: 2}
 	for cpu, want := range map[int][]int{1: {1, 3}, 5: {5, 70}, 70: {70, 1}, 2: {1, 3}} {
-		set := a.window(cpu)
+		set := a.cpuWindow(cpu)
 		if set.Count() != 2 || !set.IsSet(want[0]) || !set.IsSet(want[1]) {
 			t.Errorf("from %d on: %v", cpu, set)
 		}
@@ -42,9 +42,9 @@ func TestAffinity(t *testing.T) {
 		t.Errorf("a thousandth of a CPU: %+v", a)
 	}
 	a := newAffinity(int64(have-1)*1000 - 1)
-	a.restrict()
+	a.restrictThread()
 	n := count(&during)
-	a.restore()
+	a.restoreThread()
 	if n != have-1 || count(&after) != have || after != before {
 		t.Errorf("of %d processors %d, then %d", have, n, after.Count())
 	}
@@ -55,7 +55,7 @@ func TestAffinity(t *testing.T) {
 	if err := unix.SchedSetaffinity(0, &one); err != nil {
 		t.Fatal(err)
 	}
-	a, cpu := newAffinity(1), current()
+	a, cpu := newAffinity(1), currentCPU()
 	if err := unix.SchedSetaffinity(0, &before); err != nil {
 		t.Error(err)
 	}

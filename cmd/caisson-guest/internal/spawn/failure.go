@@ -9,29 +9,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Failure is a program that could not be executed: no error of the guest's but
-// an exit status, as a shell gives one.
+// Failure is a program that could not be executed. It is not an error of the
+// guest but an exit status, as in a shell.
 type Failure struct {
 	// Code is 127 for a program that is not there, 126 for one that can't be run.
 	Code int
-	// Text says why, in one line.
+	// Text is the reason, in one line.
 	Text string
-	// Limit says that the limit of processes refused it.
+	// Limit reports whether the limit of processes refused it.
 	Limit bool
 }
 
-// Error gives the text.
+// Error returns the text.
 func (f *Failure) Error() string { return f.Text }
 
-// Explain says what an exec or a fork of a program failed with: mostly a
+// Explain returns the error of an exec or a fork of a program: mostly a
 // [*Failure].
 func (s *Spawner) Explain(name, program string, err error) (out error) {
-	s.do(func() { out = s.explain(name, program, err) })
+	s.onThread(func() { out = s.explainError(name, program, err) })
 	return out
 }
 
-func (s *Spawner) explain(name, program string, err error) error {
-	exists := s.as(func() error {
+func (s *Spawner) explainError(name, program string, err error) error {
+	exists := s.withIdentity(func() error {
 		_, err := os.Lstat(program)
 		return err
 	}) == nil
@@ -57,11 +57,11 @@ func (s *Spawner) explain(name, program string, err error) error {
 	default:
 		text = errno.Error()
 	}
-	return &Failure{Code: code, Text: fmt.Sprintf("%s: %s", short(name), text), Limit: errno == unix.EAGAIN}
+	return &Failure{Code: code, Text: fmt.Sprintf("%s: %s", quoteShort(name), text), Limit: errno == unix.EAGAIN}
 }
 
-// short quotes a name for one line of a message.
-func short(name string) string {
+// quoteShort quotes a name for one line of a message.
+func quoteShort(name string) string {
 	const most = 200
 	if len(name) > most {
 		return fmt.Sprintf("%q…", name[:most])

@@ -6,10 +6,10 @@ import (
 )
 
 // oomScore makes commands the first that the kernel kills when the container's
-// memory runs out: they would inherit the guest's own score, and where a file
-// system in memory is what is full, the guest can be the largest process. A
-// score can be raised without a capability, and lowered again to what it was. The
-// zero value does nothing.
+// memory runs out. They would inherit the guest's own score, and if a file
+// system in memory is full, the guest can be the largest process. A score can
+// be raised without a capability, and lowered again to the old value. The zero
+// value does nothing.
 type oomScore struct {
 	file *os.File
 	own  []byte
@@ -31,28 +31,28 @@ func openOOMScore(file string) oomScore {
 	own := make([]byte, 16)
 	n, _ := f.ReadAt(own, 0)
 	o := oomScore{file: f, own: bytes.TrimSpace(own[:n])}
-	if n == 0 || !o.set(highestScore) || !o.set(o.own) {
+	if n == 0 || !o.setScore(highestScore) || !o.setScore(o.own) {
 		_ = f.Close()
 		return oomScore{}
 	}
 	return o
 }
 
-func (o oomScore) set(score []byte) bool {
+func (o oomScore) setScore(score []byte) bool {
 	_, err := o.file.WriteAt(score, 0)
 	return err == nil
 }
 
-// raise raises the guest's score, which the next child inherits. Call restore then.
-func (o oomScore) raise() {
+// raiseScore raises the guest's score, which the next child inherits. Call restore then.
+func (o oomScore) raiseScore() {
 	if o.file != nil {
-		o.set(highestScore)
+		o.setScore(highestScore)
 	}
 }
 
-// restore undoes raise.
-func (o oomScore) restore() {
+// restoreScore undoes raise.
+func (o oomScore) restoreScore() {
 	if o.file != nil {
-		o.set(o.own)
+		o.setScore(o.own)
 	}
 }

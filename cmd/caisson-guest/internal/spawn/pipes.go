@@ -15,9 +15,9 @@ type pipes struct {
 	made  []int       // those of them that are ours to close
 }
 
-// open makes the pipes. They are made by the commands' identity: a pipe belongs
+// openPipes makes the pipes. They are made by the commands' identity: a pipe belongs
 // to who made it, and a command opens its own again by /dev/stdout.
-func (p *pipes) open(null uintptr, stdin bool) error {
+func (p *pipes) openPipes(null uintptr, stdin bool) error {
 	p.files = []uintptr{null}
 	for n := range p.ours {
 		if n == 0 && !stdin {

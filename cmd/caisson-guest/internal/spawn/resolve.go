@@ -11,17 +11,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// enterTries bounds how often a folder is resolved. The kernel does not follow
+// enterTries bounds how often a directory is resolved. The kernel does not follow
 // ".." while anything on the machine is renamed or mounted, and returns EAGAIN.
 const enterTries = 100
 
-// enter makes dir, below the workspace, the process's working folder, so that
-// the next child starts in it. It runs with the commands' identity. The kernel
-// resolves the path without leaving the workspace, and what was resolved is
-// entered by its descriptor, so that nothing can be exchanged in between. The
-// working folder belongs to the whole process; nothing else in the guest uses it.
-// With noLinks no symlink is followed at all.
-func (s *Spawner) enter(dir string, noLinks bool) error {
+// enterDirectory makes dir, below the workspace, the process's working
+// directory, so that the next child starts in it. It runs with the commands'
+// identity. The kernel resolves the path without leaving the workspace, and
+// what was resolved is entered by its descriptor, so that nothing can be
+// exchanged in between. The working directory belongs to the whole process;
+// nothing else in the guest uses it. With noLinks no symlink is followed at
+// all.
+func (s *Spawner) enterDirectory(dir string, noLinks bool) error {
 	if dir == "" {
 		dir = "."
 	}
@@ -102,7 +103,7 @@ func (s *Spawner) enterByName(dir string) error {
 	return nil
 }
 
-// dirError says what is wrong with a working folder.
+// dirError describes what is wrong with a working directory.
 func dirError(dir string, err error) error {
 	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		switch errno {
@@ -118,20 +119,20 @@ func dirError(dir string, err error) error {
 	} else {
 		err = errors.New("leads outside the workspace")
 	}
-	return fmt.Errorf("%w %s: %w", ErrDir, short(dir), err)
+	return fmt.Errorf("%w %s: %w", ErrDir, quoteShort(dir), err)
 }
 
-// find looks a program up as a shell does, with the identity of commands and
-// in the working folder that they will have.
-func find(name string, env []string) (string, error) {
+// findProgram looks a program up as a shell does, with the identity of commands
+// and in the working directory that they will have.
+func findProgram(name string, env []string) (string, error) {
 	if name == "" {
 		return "", &Failure{Code: 127, Text: "no program is named"}
 	}
 	if strings.Contains(name, "/") {
-		return name, nil // exec itself says what is wrong with it
+		return name, nil // exec itself reports what is wrong with it
 	}
 	denied := false
-	for dir := range strings.SplitSeq(lookup(env, "PATH"), ":") {
+	for dir := range strings.SplitSeq(lookupEnv(env, "PATH"), ":") {
 		candidate := path.Join(dir, name) // name alone for an empty dir
 		if !strings.Contains(candidate, "/") {
 			candidate = "./" + candidate
@@ -146,13 +147,14 @@ func find(name string, env []string) (string, error) {
 		denied = true
 	}
 	if denied {
-		return "", &Failure{Code: 126, Text: short(name) + ": permission denied"}
+		return "", &Failure{Code: 126, Text: quoteShort(name) + ": permission denied"}
 	}
-	return "", &Failure{Code: 127, Text: short(name) + ": not found"}
+	return "", &Failure{Code: 127, Text: quoteShort(name) + ": not found"}
 }
 
-// lookup returns the last value of a variable, as getenv of a shell would set it.
-func lookup(env []string, name string) (value string) {
+// lookupEnv returns the last value of a variable, as getenv of a shell would
+// set it.
+func lookupEnv(env []string, name string) (value string) {
 	for _, e := range env {
 		if v, ok := strings.CutPrefix(e, name+"="); ok {
 			value = v

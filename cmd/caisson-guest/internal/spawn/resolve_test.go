@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 )
 
-// TestEnter enters working folders by each way that a kernel may have. None
+// TestEnter enters working directories by each way that a kernel may have. None
 // leads outside the workspace, and with noLinks none follows a symlink.
 func TestEnter(t *testing.T) {
 	outside := t.TempDir()
@@ -31,18 +31,18 @@ func TestEnter(t *testing.T) {
 	t.Chdir(outside) // and back
 	s := entering(t, workspace, 0)
 	busy := entering(t, workspace, unix.EAGAIN)
-	if err := busy.enter("a", false); !errors.Is(err, ErrDir) || !errors.Is(err, unix.EAGAIN) {
-		t.Errorf("a folder that is never resolved: %v", err)
+	if err := busy.enterDirectory("a", false); !errors.Is(err, ErrDir) || !errors.Is(err, unix.EAGAIN) {
+		t.Errorf("a directory that is never resolved: %v", err)
 	}
 	absent, refused := entering(t, workspace, unix.ENOSYS), entering(t, workspace, unix.EPERM)
 	ways := map[string]struct {
 		s     *Spawner
 		enter func(string) error
 	}{
-		"openat2": {s, func(dir string) error { return s.enter(dir, false) }},
-		"nolinks": {s, func(dir string) error { return s.enter(dir, true) }},
-		"absent":  {absent, func(dir string) error { return absent.enter(dir, false) }},
-		"refused": {refused, func(dir string) error { return refused.enter(dir, true) }},
+		"openat2": {s, func(dir string) error { return s.enterDirectory(dir, false) }},
+		"nolinks": {s, func(dir string) error { return s.enterDirectory(dir, true) }},
+		"absent":  {absent, func(dir string) error { return absent.enterDirectory(dir, false) }},
+		"refused": {refused, func(dir string) error { return refused.enterDirectory(dir, true) }},
 		"root":    {s, s.enterByRoot},
 		"names":   {s, s.enterByName},
 	}
@@ -97,13 +97,13 @@ func TestEnter(t *testing.T) {
 			}
 		}
 	}
-	// The workspace is entered again after another folder, or after a failure.
+	// The workspace is entered again after another directory, or after a failure.
 	for _, dir := range []string{"a", "none"} {
-		_ = s.enter(dir, false)
+		_ = s.enterDirectory(dir, false)
 		if dir == "none" {
 			t.Chdir(outside)
 		}
-		if err := s.enter("", false); err != nil {
+		if err := s.enterDirectory("", false); err != nil {
 			t.Error(err)
 		}
 		if at, _ := os.Getwd(); at != workspace {
@@ -112,8 +112,8 @@ func TestEnter(t *testing.T) {
 	}
 }
 
-// entering returns a Spawner that enters folders of the workspace, without its
-// thread. Openat2 fails with errno, unless that is 0.
+// entering returns a Spawner that enters directories of the workspace, without
+// its thread. Openat2 fails with errno, unless that is 0.
 func entering(t *testing.T, workspace string, errno unix.Errno) *Spawner {
 	t.Helper()
 	helper, err := identity.NewPool(identity.PoolOptions{Threads: 1})
@@ -155,7 +155,7 @@ func TestFind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.MkdirAll("one/folder", 0o755); err != nil {
+	if err := os.MkdirAll("one/directory", 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -170,12 +170,12 @@ func TestFind(t *testing.T) {
 		{name: "here", path: "one:", want: "./here"},
 		{name: "here", path: "", want: "./here"},
 		{name: "here", path: "one", code: 127},
-		{name: "folder", path: "one", code: 127},
+		{name: "directory", path: "one", code: 127},
 		{name: "text", path: "one:two", code: 126},
 		{name: "", path: "one", code: 127},
 		{name: "any/thing", path: "one", want: "any/thing"},
 	} {
-		got, err := find(tt.name, []string{"PATH=/none", "PATHS=x", "PATH=" + tt.path})
+		got, err := findProgram(tt.name, []string{"PATH=/none", "PATHS=x", "PATH=" + tt.path})
 		failure, _ := errors.AsType[*Failure](err)
 		if got != tt.want || (failure != nil) != (tt.code != 0) || failure != nil && failure.Code != tt.code {
 			t.Errorf("%q in %q: %q, %v, want %q or code %d", tt.name, tt.path, got, err, tt.want, tt.code)
@@ -201,16 +201,16 @@ func TestExplain(t *testing.T) {
 		{there, unix.EAGAIN, &Failure{Code: 126, Text: `"tool": can't start another process: the sandbox's limit of processes is reached`, Limit: true}},
 		{there, errors.New("strange"), nil},
 	} {
-		err := s.explain("tool", tt.program, tt.err)
+		err := s.explainError("tool", tt.program, tt.err)
 		got, ok := errors.AsType[*Failure](err)
 		if err == nil || ok != (tt.want != nil) || ok && *got != *tt.want {
 			t.Errorf("%v of %s: %#v, want %+v", tt.err, tt.program, err, tt.want)
 		}
 	}
-	if got := short(strings.Repeat("x", 200)); got != `"`+strings.Repeat("x", 200)+`"` {
+	if got := quoteShort(strings.Repeat("x", 200)); got != `"`+strings.Repeat("x", 200)+`"` {
 		t.Errorf("200 bytes: %s", got)
 	}
-	if got := short(strings.Repeat("x", 201)); got != `"`+strings.Repeat("x", 200)+`"…` {
+	if got := quoteShort(strings.Repeat("x", 201)); got != `"`+strings.Repeat("x", 200)+`"…` {
 		t.Errorf("201 bytes: %s", got)
 	}
 }
@@ -220,7 +220,7 @@ func TestExplain(t *testing.T) {
 func TestPipes(t *testing.T) {
 	for _, stdin := range []bool{false, true} {
 		var p pipes
-		if err := p.open(99, stdin); err != nil {
+		if err := p.openPipes(99, stdin); err != nil {
 			t.Fatal(err)
 		}
 		if len(p.files) != 3 || (p.files[0] == 99) == stdin || (p.ours[0] != nil) != stdin {
@@ -298,16 +298,16 @@ func TestOOMScore(t *testing.T) {
 	if score() != before {
 		t.Errorf("opening it makes it %s", score())
 	}
-	o.raise()
+	o.raiseScore()
 	if score() != string(highestScore) {
 		t.Errorf("raised to %s", score())
 	}
-	o.restore()
+	o.restoreScore()
 	if score() != before {
 		t.Errorf("restored to %s, was %s", score(), before)
 	}
-	oomScore{}.raise()
-	oomScore{}.restore()
+	oomScore{}.raiseScore()
+	oomScore{}.restoreScore()
 }
 
 // TestOOMScoreFile: the score is written to the beginning of its file. A file
@@ -319,7 +319,7 @@ func TestOOMScoreFile(t *testing.T) {
 	}
 	before := descriptors(t)
 	o := openOOMScore(file)
-	for want, set := range map[string]func(){"1000": o.raise, "7000": o.restore} {
+	for want, set := range map[string]func(){"1000": o.raiseScore, "7000": o.restoreScore} {
 		set()
 		if got, err := os.ReadFile(file); err != nil || string(got) != want {
 			t.Errorf("the file has %q, %v, want %q", got, err, want)
@@ -347,7 +347,7 @@ func TestPipesFail(t *testing.T) {
 			t.Error(err)
 		}
 		var p pipes
-		done <- p.open(99, true)
+		done <- p.openPipes(99, true)
 	})
 	if err := <-done; !errors.Is(err, unix.EPERM) {
 		t.Errorf("a pipe that blocks: %v", err)

@@ -17,8 +17,8 @@ import (
 type Options struct {
 	// UID and GID are the commands' identity.
 	UID, GID uint32
-	// Separate says that the guest is another user than the commands and may
-	// become them. Otherwise commands keep the guest's ids.
+	// Separate reports whether the guest is another user than the commands and
+	// may become them. Otherwise commands keep the guest's ids.
 	Separate bool
 	// Workspace is the workspace's absolute path.
 	Workspace string
@@ -45,8 +45,8 @@ type Request struct {
 	Program string
 }
 
-// Child is a process that was started. Whoever started it closes the files,
-// which do not block and honour deadlines.
+// Child is a process that was started. The caller closes the files, which do
+// not block and honour deadlines.
 type Child struct {
 	PID int
 	// Stdin is nil unless asked for.
@@ -60,8 +60,8 @@ func (c Child) Close() {
 	}
 }
 
-// ErrDir says that the working folder can't be used as given.
-var ErrDir = errors.New("working folder")
+// ErrDir means that the working directory can't be used as given.
+var ErrDir = errors.New("working directory")
 
 // Spawner starts commands, one at a time. It is safe for concurrent use. It
 // lives as long as the process: its thread can't be given back.
@@ -71,7 +71,7 @@ type Spawner struct {
 	dir   int // the workspace, O_PATH
 	work  chan func()
 	lost  []string
-	inDir string // the folder that the process is in, relative to the workspace
+	inDir string // the directory that the process is in, relative to the workspace
 	// helper has the commands' identity without their filter.
 	helper *identity.Pool
 	cpus   *affinity
@@ -87,7 +87,7 @@ func New(o Options) (*Spawner, error) {
 	}
 	s := &Spawner{o: o, work: make(chan func()), helper: helper}
 	ready := make(chan error)
-	identity.Dedicate(func() { s.run(ready) })
+	identity.Dedicate(func() { s.runThread(ready) })
 	if err := <-ready; err != nil {
 		return nil, err
 	}
@@ -97,9 +97,9 @@ func New(o Options) (*Spawner, error) {
 // Lost names what this kernel or container didn't let the spawner do.
 func (s *Spawner) Lost() []string { return s.lost }
 
-// run is what the spawner's thread does.
-func (s *Spawner) run(ready chan<- error) {
-	if err := s.prepare(); err != nil {
+// runThread is the function of the spawner's thread.
+func (s *Spawner) runThread(ready chan<- error) {
+	if err := s.prepareThread(); err != nil {
 		ready <- err
 		return
 	}
@@ -109,8 +109,8 @@ func (s *Spawner) run(ready chan<- error) {
 	}
 }
 
-// prepare restricts the thread and opens what it needs.
-func (s *Spawner) prepare() error {
+// prepareThread restricts the thread and opens what it needs.
+func (s *Spawner) prepareThread() error {
 	if err := identity.DropBounding(); err != nil {
 		if s.o.Separate {
 			return err
@@ -134,7 +134,7 @@ func (s *Spawner) prepare() error {
 	}
 	s.cpus = newAffinity(s.o.MilliCPUs)
 	s.oom = openOOMScore(ownOOMScore)
-	return s.as(func() error { return s.openWorkspace() })
+	return s.withIdentity(func() error { return s.openWorkspace() })
 }
 
 // setFilter installs the filter of commands, and answers what it can't decide.
@@ -166,9 +166,10 @@ func (s *Spawner) openWorkspace() error {
 	return nil
 }
 
-// as runs f with the commands' effective identity. It panics if the thread
-// can't come back: it would be of no further use, and so would the guest.
-func (s *Spawner) as(f func() error) error {
+// withIdentity runs f with the commands' effective identity. It panics if the
+// thread can't come back: it would be of no further use, and so would the
+// guest.
+func (s *Spawner) withIdentity(f func() error) error {
 	if !s.o.Separate {
 		return f()
 	}
@@ -182,8 +183,8 @@ func (s *Spawner) as(f func() error) error {
 	return err
 }
 
-// do runs f on the spawner's thread.
-func (s *Spawner) do(f func()) {
+// onThread runs f on the spawner's thread.
+func (s *Spawner) onThread(f func()) {
 	done := make(chan struct{})
 	s.work <- func() {
 		defer close(done)
@@ -195,41 +196,41 @@ func (s *Spawner) do(f func()) {
 // Spawn starts a program. It fails with [ErrDir], or with a [*Failure] for a
 // program that can't be executed.
 func (s *Spawner) Spawn(r Request) (child Child, err error) {
-	s.do(func() { child, err = s.spawn(r) })
+	s.onThread(func() { child, err = s.spawnChild(r) })
 	return child, err
 }
 
-// Find enters the working folder and looks the program up, without starting
+// Find enters the working directory and looks the program up, without starting
 // it. It fails as Spawn does.
 func (s *Spawner) Find(r Request) (program string, err error) {
-	s.do(func() {
-		err = s.as(func() (err error) {
-			program, err = s.find(r)
+	s.onThread(func() {
+		err = s.withIdentity(func() (err error) {
+			program, err = s.resolveProgram(r)
 			return err
 		})
 	})
 	return program, err
 }
 
-// find runs with the commands' identity.
-func (s *Spawner) find(r Request) (program string, err error) {
-	if err := s.enter(r.Dir, r.NoLinks); err != nil {
+// resolveProgram runs with the commands' identity.
+func (s *Spawner) resolveProgram(r Request) (program string, err error) {
+	if err := s.enterDirectory(r.Dir, r.NoLinks); err != nil {
 		return "", err
 	}
 	if r.Program != "" {
 		return r.Program, nil
 	}
-	return find(r.Argv[0], r.Env)
+	return findProgram(r.Argv[0], r.Env)
 }
 
-func (s *Spawner) spawn(r Request) (Child, error) {
+func (s *Spawner) spawnChild(r Request) (Child, error) {
 	var program string
 	var p pipes
-	err := s.as(func() (err error) {
-		if program, err = s.find(r); err != nil {
+	err := s.withIdentity(func() (err error) {
+		if program, err = s.resolveProgram(r); err != nil {
 			return err
 		}
-		return p.open(s.o.Null.Fd(), r.Stdin)
+		return p.openPipes(s.o.Null.Fd(), r.Stdin)
 	})
 	if err != nil {
 		return Child{}, err
@@ -242,15 +243,15 @@ func (s *Spawner) spawn(r Request) (Child, error) {
 	if s.o.Separate {
 		attr.Sys.Credential = &syscall.Credential{Uid: s.o.UID, Gid: s.o.GID, Groups: []uint32{r.Group}}
 	}
-	s.cpus.restrict()
-	s.oom.raise()
+	s.cpus.restrictThread()
+	s.oom.raiseScore()
 	pid, err := syscall.ForkExec(program, r.Argv, &attr)
-	s.oom.restore()
-	s.cpus.restore()
+	s.oom.restoreScore()
+	s.cpus.restoreThread()
 	p.closeChild()
 	if err != nil {
 		p.closeOurs()
-		return Child{}, s.explain(r.Argv[0], program, err)
+		return Child{}, s.explainError(r.Argv[0], program, err)
 	}
 	return Child{PID: pid, Stdin: p.ours[0], Stdout: p.ours[1], Stderr: p.ours[2]}, nil
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/setid"
 )
 
-// newSpawner starts a spawner for a folder that the commands' user may enter.
+// newSpawner starts a spawner for a directory that the commands' user may enter.
 func newSpawner(t *testing.T, separate bool) (*Spawner, string) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -113,11 +113,11 @@ func TestSpawn(t *testing.T) {
 			t.Errorf("the guest's own score is %q, %v", text, err)
 		}
 		var all unix.CPUSet
-		s.do(func() { _ = unix.SchedGetaffinity(0, &all) })
+		s.onThread(func() { _ = unix.SchedGetaffinity(0, &all) })
 		if all.Count() != runtime.NumCPU() {
 			t.Errorf("the spawner has %d processors", all.Count())
 		}
-		s.do(func() {
+		s.onThread(func() {
 			if uid, gid := unix.Geteuid(), unix.Getegid(); uid != 0 || gid != 0 {
 				t.Errorf("the spawner is user %d and group %d", uid, gid)
 			}
@@ -139,7 +139,7 @@ func inherited(t *testing.T) (n int) {
 	return n
 }
 
-// TestSpawnFails: folders and programs are looked for as the commands' user,
+// TestSpawnFails: directories and programs are looked for as the commands' user,
 // and what does not start leaves no descriptor.
 func TestSpawnFails(t *testing.T) {
 	s, dir := newSpawner(t, true)
@@ -231,7 +231,8 @@ func TestSpawnWithoutDescriptors(t *testing.T) {
 	t.Error("nothing is started with 99 descriptors")
 }
 
-// TestEnterClosed: a folder that commands can read and not search is not entered.
+// TestEnterClosed: a directory that commands can read and not search is not
+// entered.
 func TestEnterClosed(t *testing.T) {
 	s, dir := newSpawner(t, true)
 	if err := os.Mkdir("closed", 0o744); err != nil {
@@ -239,10 +240,10 @@ func TestEnterClosed(t *testing.T) {
 	}
 	before := descriptors(t)
 	for name, enter := range map[string]func(string) error{
-		"openat2": func(dir string) error { return s.enter(dir, false) }, "root": s.enterByRoot, "names": s.enterByName,
+		"openat2": func(dir string) error { return s.enterDirectory(dir, false) }, "root": s.enterByRoot, "names": s.enterByName,
 	} {
 		var err error
-		s.do(func() { err = s.as(func() error { return enter("closed") }) })
+		s.onThread(func() { err = s.withIdentity(func() error { return enter("closed") }) })
 		if !errors.Is(err, ErrDir) || !strings.Contains(err.Error(), "permission denied") {
 			t.Errorf("%s: error is %v", name, err)
 		}
@@ -284,7 +285,7 @@ func TestNewFails(t *testing.T) {
 // the guest. It runs again as another user.
 func TestNewUnprivileged(t *testing.T) {
 	if os.Getuid() == 0 {
-		c := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v") // in a folder that the user can't enter
+		c := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v") // in a directory that the user can't enter
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 10001, Gid: 10002}}
 		if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "PASS: "+t.Name()) {
 			t.Errorf("as another user: %v\n%s", err, out)
@@ -350,7 +351,7 @@ func TestPrepareFails(t *testing.T) {
 			filters = append(filters, tt.filter)
 		}
 		var err error
-		onThread(t, tt.capabilities, func() { err = s.prepare() }, filters...)
+		onThread(t, tt.capabilities, func() { err = s.prepareThread() }, filters...)
 		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: error is %v, want one with %q", name, err, tt.want)
 		}

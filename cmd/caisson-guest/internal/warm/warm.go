@@ -15,8 +15,8 @@ import (
 // idle one costs 20 KiB. MinPIDs in package limits leaves room for all.
 const Threads = 12
 
-// Up makes n goroutines hold a thread each at the same time. When they let go
-// the threads stay, idle: the runtime gives none back.
+// Up makes n goroutines hold a thread each at the same time. When they end the
+// threads stay, idle: the runtime keeps them.
 func Up(n int) {
 	var held sync.WaitGroup
 	release := make(chan struct{})

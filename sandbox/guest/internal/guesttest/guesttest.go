@@ -22,12 +22,12 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest/plan"
 )
 
-// Options says what container to make around the guest; its zero value is one
-// without limits and with an empty workspace.
+// Options describe the container to make around the guest. The zero value is
+// one without limits and with an empty workspace.
 type Options struct {
-	// Workspace is the host folder; empty makes one.
+	// Workspace is the host directory; empty makes one.
 	Workspace string
-	// Cgroups are folders of cgroup v1 or v2 that the container is put into.
+	// Cgroups are directories of cgroup v1 or v2 that the container is put into.
 	Cgroups []string
 	// Binds are further mounts.
 	Binds []plan.Bind
@@ -42,9 +42,9 @@ type Guest struct {
 	Conn io.ReadWriteCloser
 	// PID is the guest's on the host.
 	PID int
-	// Workspace is the host folder behind /workspace.
+	// Workspace is the host directory behind /workspace.
 	Workspace string
-	// Stderr is what it said outside the protocol, once it has ended.
+	// Stderr returns the guest's standard error, once it has ended.
 	Stderr *Log
 	exited chan struct{}
 	state  *os.ProcessState
@@ -57,7 +57,7 @@ func Start(t testing.TB, o Options) *Guest {
 	if o.Workspace == "" {
 		o.Workspace = Workspace(t)
 	}
-	guest, stage := binaries(t)
+	guest, stage := builtBinaries(t)
 	if o.Stage {
 		o.Binds = append(o.Binds, plan.Bind{Source: stage, Path: ".caisson/stage", File: true, ReadOnly: true})
 	}
@@ -70,9 +70,9 @@ func Start(t testing.TB, o Options) *Guest {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gate, open := pipe(t)
-	in, hostOut := pipe(t)
-	hostIn, out := pipe(t)
+	gate, open := newPipe(t)
+	in, hostOut := newPipe(t)
+	hostIn, out := newPipe(t)
 	g := &Guest{
 		Conn: &duplex{Reader: hostIn, WriteCloser: hostOut, in: hostIn}, Workspace: o.Workspace,
 		Stderr: &Log{}, exited: make(chan struct{}),
@@ -155,8 +155,9 @@ func (g *Guest) Processes(t testing.TB) []string {
 	return out
 }
 
-// Race says that the guest is built with the race detector, by the variable
-// CAISSON_GUEST_RACE. It is larger then, and needs a C compiler to be built.
+// Race reports whether the guest is built with the race detector, by the
+// variable CAISSON_GUEST_RACE. It is larger then, and needs a C compiler to be
+// built.
 func Race() bool { return os.Getenv("CAISSON_GUEST_RACE") != "" }
 
 // Living is Processes without those that only wait to be reaped.
@@ -176,7 +177,7 @@ func Require(t testing.TB) {
 	}
 }
 
-// Workspace makes a folder that commands own.
+// Workspace makes a directory that commands own.
 func Workspace(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "workspace")
@@ -190,7 +191,7 @@ func Workspace(t testing.TB) string {
 	return dir
 }
 
-// built is the folder of the two binaries, which are the same for all tests of
+// built is the directory of the two binaries, which are the same for all tests of
 // a process.
 var built struct {
 	once sync.Once
@@ -198,7 +199,7 @@ var built struct {
 	err  error
 }
 
-func build() (dir string, err error) {
+func buildBinaries() (dir string, err error) {
 	dir, err = os.MkdirTemp("", "guesttest")
 	if err != nil {
 		return "", err
@@ -232,10 +233,10 @@ func (e *buildError) Error() string {
 	return "build " + e.pkg + ": " + e.err.Error() + "\n" + string(e.text)
 }
 
-// binaries builds once.
-func binaries(t testing.TB) (guest, stage string) {
+// builtBinaries builds once.
+func builtBinaries(t testing.TB) (guest, stage string) {
 	t.Helper()
-	built.once.Do(func() { built.dir, built.err = build() })
+	built.once.Do(func() { built.dir, built.err = buildBinaries() })
 	if built.err != nil {
 		t.Fatal(built.err)
 	}
@@ -245,7 +246,7 @@ func binaries(t testing.TB) (guest, stage string) {
 // Binary is the guest's binary.
 func Binary(t testing.TB) string {
 	t.Helper()
-	guest, _ := binaries(t)
+	guest, _ := builtBinaries(t)
 	return guest
 }
 
@@ -256,7 +257,7 @@ func Clean() {
 	}
 }
 
-func pipe(t testing.TB) (r, w *os.File) {
+func newPipe(t testing.TB) (r, w *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {

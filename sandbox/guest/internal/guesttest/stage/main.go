@@ -19,9 +19,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/internal/guesttest/plan"
 )
 
-// leaderless ends its first thread and lives on in another, so that its status
-// says zombie.
-func leaderless() {
+// exitLeader ends the first thread of the process, which lives on in another,
+// so that its status is zombie.
+func exitLeader() {
 	runtime.LockOSThread()
 	if unix.Gettid() != unix.Getpid() {
 		panic("not on the first thread")
@@ -41,7 +41,7 @@ func leaderless() {
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "leaderless" {
-		leaderless()
+		exitLeader()
 	}
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "stage:", err)
@@ -59,17 +59,17 @@ func run() error {
 	if _, err := os.NewFile(plan.Gate, "gate").Read(make([]byte, 1)); err != nil {
 		return fmt.Errorf("wait for the test: %w", err)
 	}
-	if err := build(p); err != nil {
+	if err := buildRoot(p); err != nil {
 		return err
 	}
-	if err := restrict(); err != nil {
+	if err := dropCapabilities(); err != nil {
 		return err
 	}
 	return unix.Exec("/.caisson/guest", []string{"caisson-guest"}, []string{"PATH=/.caisson"})
 }
 
-// build makes the root and enters it.
-func build(p plan.Plan) error {
+// buildRoot makes the root and enters it.
+func buildRoot(p plan.Plan) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -98,7 +98,7 @@ func build(p plan.Plan) error {
 		binds = append(binds, plan.Bind{Source: "/dev/" + dev, Path: "dev/" + dev, File: true})
 	}
 	for _, b := range append(binds, p.Binds...) {
-		if err := bind(b, in(b.Path)); err != nil {
+		if err := bindMount(b, in(b.Path)); err != nil {
 			return err
 		}
 	}
@@ -113,10 +113,10 @@ func build(p plan.Plan) error {
 	if err := os.WriteFile(in("etc/passwd"), []byte("root:x:0:0::/:/bin/false\nagent:x:10001:10001::/home/agent:/bin/sh\n"), 0o644); err != nil {
 		return err
 	}
-	return enter(p.Root)
+	return enterRoot(p.Root)
 }
 
-func enter(root string) error {
+func enterRoot(root string) error {
 	if err := unix.Chdir(root); err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func enter(root string) error {
 	return mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
 }
 
-func bind(b plan.Bind, target string) error {
+func bindMount(b plan.Bind, target string) error {
 	if b.File {
 		f, err := os.Create(target)
 		if err != nil {
@@ -164,8 +164,9 @@ func mount(source, target, kind string, flags uintptr, data string) error {
 	return nil
 }
 
-// restrict leaves the capabilities that a backend gives to the guest.
-func restrict() error {
+// dropCapabilities keeps only the capabilities that a backend assigns to the
+// guest.
+func dropCapabilities() error {
 	wanted := uint64(1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP)
 	for c := range uintptr(unix.CAP_LAST_CAP + 1) {
 		if wanted>>c&1 == 0 {

@@ -23,7 +23,7 @@ import (
 
 func viewing(o *guest.Options) { o.Config.View = true }
 
-// TestView: the guest's view gives what a Reader of the folder does.
+// TestView: the guest's view gives what a Reader of the directory does.
 func TestView(t *testing.T) {
 	guesttest.Require(t)
 	dir := filepath.Join(guesttest.Workspace(t), "ws")
@@ -108,8 +108,8 @@ func TestViewUnasked(t *testing.T) {
 	}
 }
 
-// TestViewOfLongLinks: a folder's text is bounded before the guest holds it.
-// The control is a folder of which there is less.
+// TestViewOfLongLinks: a directory's text is bounded before the guest holds it.
+// The control is a directory of which there is less.
 func TestViewOfLongLinks(t *testing.T) {
 	c, g := dial(t, guesttest.Options{}, viewing)
 	const links, few = 10_000, 1000
@@ -125,10 +125,10 @@ func TestViewOfLongLinks(t *testing.T) {
 	}
 	v := c.View()
 	list, err := v.List(t.Context(), "many", 1)
-	if got := len(list.Entries); err != nil || !list.Truncated || got*4010 > wire.MaxLookText || got*4010 < wire.MaxLookText-4010 {
+	if got := len(list.Entries); err != nil || !list.Truncated || got*4010 > wire.MaxReadText || got*4010 < wire.MaxReadText-4010 {
 		t.Errorf("%d entries, truncated %v, %v", got, list.Truncated, err)
 	}
-	// What is held of the folder, lines of it that are sent, and as much again
+	// What is held of the directory, lines of it that are sent, and as much again
 	// until the collector runs.
 	peak := statusField(t, g.PID, "VmHWM") << 10
 	t.Logf("the guest's peak is %d MiB", peak>>20)

@@ -7,9 +7,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// TestLookFrames: a read takes no input; it can be stopped and cancelled.
-func TestLookFrames(t *testing.T) {
-	l := newLook(nil, 1, wire.Look{})
+// TestReadFrames: a read takes no input; it can be stopped and cancelled.
+func TestReadFrames(t *testing.T) {
+	l := newLook(nil, 1, wire.ReadRequest{})
 	for _, tt := range []struct {
 		name string
 		f    wire.Frame
@@ -24,7 +24,7 @@ func TestLookFrames(t *testing.T) {
 		{"cancel", on(1, wire.TypeCancel, 0, "{}"), true},
 		{"another cancel", on(1, wire.TypeCancel, 0, "{}"), true},
 	} {
-		err := deliver(l, tt.f)
+		err := deliverFrame(l, tt.f)
 		if tt.ok != (err == nil) || err != nil && !errors.Is(err, wire.ErrProtocol) {
 			t.Errorf("%s: %v", tt.name, err)
 		}

@@ -17,30 +17,30 @@ func fileLine(size, length int) string {
 
 const goneLine = `{"error":{"kind":"not_found","path":"/etc/x","detail":"gone"}}` + "\n"
 
-// TestFilesOfALook: an answer is taken in whatever pieces it comes.
-func TestFilesOfALook(t *testing.T) {
+// TestFilesOfARead: an answer may come in any pieces.
+func TestFilesOfARead(t *testing.T) {
 	answer := fileLine(5, 5) + "one\n\n" + goneLine + fileLine(0, 0) + fileLine(100, 0)
 	for piece := 1; piece <= len(answer); piece++ {
 		var got []string
-		f := files{count: 4, most: 10, each: func(i int, f workspace.File, err error) {
+		f := filesReader{count: 4, most: 10, each: func(i int, f workspace.File, err error) {
 			got = append(got, fmt.Sprintf("%d %q %d %v", i, f.Data, f.Size, err != nil))
 		}}
 		for rest := answer; rest != ""; {
 			n := min(piece, len(rest))
-			if err := f.take([]byte(rest[:n])); err != nil {
+			if err := f.takeData([]byte(rest[:n])); err != nil {
 				t.Fatal(err)
 			}
 			rest = rest[n:]
 		}
 		want := `0 "one\n\n" 5 false, 1 "" 0 true, 2 "" 0 false, 3 "" 100 false`
-		if err := f.whole(false); err != nil || strings.Join(got, ", ") != want {
+		if err := f.checkWhole(false); err != nil || strings.Join(got, ", ") != want {
 			t.Fatalf("in pieces of %d: %s, %v", piece, strings.Join(got, ", "), err)
 		}
 	}
 }
 
-// TestFilesOfALookLie: the control is the test above.
-func TestFilesOfALookLie(t *testing.T) {
+// TestFilesOfAReadLie: the control is the test above.
+func TestFilesOfAReadLie(t *testing.T) {
 	one := fileLine(1, 1) + "x"
 	for name, tt := range map[string]struct {
 		answer string
@@ -56,7 +56,7 @@ func TestFilesOfALookLie(t *testing.T) {
 		"negative size":                     {fileLine(-1, 0), true},
 		"cut off":                           {one + fileLine(3, 3) + "xx", true},
 		"cut off in a line":                 {one + `{"info"`, true},
-		"a long line":                       {strings.Repeat(" ", wire.MaxLookLine+1), true},
+		"a long line":                       {strings.Repeat(" ", wire.MaxEntryLine+1), true},
 		"neither file nor error":            {"{}\n", true},
 		"not JSON":                          {"{\n", true},
 		"both":                              {strings.Replace(goneLine, "{", `{"info":{"type":"file","mode":420,"modified":[0,0]},`, 1), true},
@@ -66,10 +66,10 @@ func TestFilesOfALookLie(t *testing.T) {
 		"a directory":                       {`{"info":{"type":"dir","mode":2147483648,"modified":[0,0]}}` + "\n", true},
 		"a directory's mode":                {`{"info":{"type":"file","mode":2147483648,"modified":[0,0]}}` + "\n", true},
 	} {
-		f := files{count: 2, most: 10, each: func(int, workspace.File, error) {}}
-		err := f.take([]byte(tt.answer))
+		f := filesReader{count: 2, most: 10, each: func(int, workspace.File, error) {}}
+		err := f.takeData([]byte(tt.answer))
 		if err == nil {
-			err = f.whole(tt.more)
+			err = f.checkWhole(tt.more)
 		}
 		if !errors.Is(err, wire.ErrProtocol) {
 			t.Errorf("%s: error is %v", name, err)

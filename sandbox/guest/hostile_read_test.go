@@ -18,51 +18,51 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// looked ends the answer to a look.
-func (l *liar) looked(told wire.Looked) {
+// sendResult ends the answer to a read.
+func (l *liar) sendResult(r wire.ReadResult) {
 	l.frame(1, wire.TypeEOF, 1, "")
-	l.json(1, wire.TypeEnd, told)
+	l.json(1, wire.TypeEnd, r)
 }
 
-// entries sends a folder's lines and ends it.
-func entries(list ...wire.LookEntry) func(*liar) {
+// entries sends a directory's lines and ends it.
+func entries(list ...wire.DirEntry) func(*liar) {
 	return func(l *liar) {
 		for _, e := range list {
 			line, _ := json.Marshal(e)
 			l.frame(1, wire.TypeData, 1, string(line)+"\n")
 		}
-		l.looked(wire.Looked{})
+		l.sendResult(wire.ReadResult{})
 	}
 }
 
-func plainFile(size int64) *wire.LookedInfo {
-	return &wire.LookedInfo{Type: "file", Size: size, Mode: 0o644, Modified: wire.LookTime{1_700_000_000, 5}}
+func plainFile(size int64) *wire.FileInfo {
+	return &wire.FileInfo{Type: "file", Size: size, Mode: 0o644, Modified: wire.Timestamp{1_700_000_000, 5}}
 }
 
-func TestLookLies(t *testing.T) {
+func TestReadLies(t *testing.T) {
 	const info, list, file = "info", "list", "file"
-	name := func(n string) wire.LookEntry { return wire.LookEntry{Name: []byte(n), Type: "file"} }
+	name := func(n string) wire.DirEntry { return wire.DirEntry{Name: []byte(n), Type: "file"} }
 	for _, tt := range []struct {
 		name string
 		kind string
 		lie  func(*liar)
 	}{
-		{"no info", info, func(l *liar) { l.looked(wire.Looked{}) }},
-		{"data in an info", info, func(l *liar) { l.frame(1, wire.TypeData, 1, "x"); l.looked(wire.Looked{Info: plainFile(1)}) }},
-		{"unknown type", info, func(l *liar) { i := plainFile(1); i.Type = "door"; l.looked(wire.Looked{Info: i}) }},
-		{"folder's mode of a file", info, func(l *liar) { i := plainFile(1); i.Mode |= 1 << 31; l.looked(wire.Looked{Info: i}) }},
-		{"bits that no mode has", info, func(l *liar) { i := plainFile(1); i.Mode |= 1 << 12; l.looked(wire.Looked{Info: i}) }},
-		{"negative size", info, func(l *liar) { l.looked(wire.Looked{Info: plainFile(-1)}) }},
-		{"nanoseconds", info, func(l *liar) { i := plainFile(1); i.Modified[1] = 1e9; l.looked(wire.Looked{Info: i}) }},
-		{"far future", info, func(l *liar) { i := plainFile(1); i.Modified[0] = 1 << 60; l.looked(wire.Looked{Info: i}) }},
-		{"more of an info", info, func(l *liar) { l.looked(wire.Looked{Info: plainFile(1), More: true}) }},
+		{"no info", info, func(l *liar) { l.sendResult(wire.ReadResult{}) }},
+		{"data in an info", info, func(l *liar) { l.frame(1, wire.TypeData, 1, "x"); l.sendResult(wire.ReadResult{Info: plainFile(1)}) }},
+		{"unknown type", info, func(l *liar) { i := plainFile(1); i.Type = "door"; l.sendResult(wire.ReadResult{Info: i}) }},
+		{"directory's mode of a file", info, func(l *liar) { i := plainFile(1); i.Mode |= 1 << 31; l.sendResult(wire.ReadResult{Info: i}) }},
+		{"bits that no mode has", info, func(l *liar) { i := plainFile(1); i.Mode |= 1 << 12; l.sendResult(wire.ReadResult{Info: i}) }},
+		{"negative size", info, func(l *liar) { l.sendResult(wire.ReadResult{Info: plainFile(-1)}) }},
+		{"nanoseconds", info, func(l *liar) { i := plainFile(1); i.Modified[1] = 1e9; l.sendResult(wire.ReadResult{Info: i}) }},
+		{"far future", info, func(l *liar) { i := plainFile(1); i.Modified[0] = 1 << 60; l.sendResult(wire.ReadResult{Info: i}) }},
+		{"more of an info", info, func(l *liar) { l.sendResult(wire.ReadResult{Info: plainFile(1), More: true}) }},
 		{"info and error", info, func(l *liar) {
-			l.looked(wire.Looked{Info: plainFile(1), Error: &wire.OpError{Kind: "escape"}})
+			l.sendResult(wire.ReadResult{Info: plainFile(1), Error: &wire.OpError{Kind: "escape"}})
 		}},
-		{"unknown error", info, func(l *liar) { l.looked(wire.Looked{Error: &wire.OpError{Kind: "root"}}) }},
-		{"mount without an error", info, func(l *liar) { l.looked(wire.Looked{Info: plainFile(1), Mount: true}) }},
-		{"cancelled", info, func(l *liar) { l.looked(wire.Looked{Cancelled: true}) }},
-		{"no end of the channel", info, func(l *liar) { l.json(1, wire.TypeEnd, wire.Looked{Info: plainFile(1)}) }},
+		{"unknown error", info, func(l *liar) { l.sendResult(wire.ReadResult{Error: &wire.OpError{Kind: "root"}}) }},
+		{"mount without an error", info, func(l *liar) { l.sendResult(wire.ReadResult{Info: plainFile(1), Mount: true}) }},
+		{"cancelled", info, func(l *liar) { l.sendResult(wire.ReadResult{Cancelled: true}) }},
+		{"no end of the channel", info, func(l *liar) { l.json(1, wire.TypeEnd, wire.ReadResult{Info: plainFile(1)}) }},
 		{"starts", info, func(l *liar) { l.json(1, wire.TypeStarted, wire.Started{}) }},
 		{"standard error", info, func(l *liar) { l.frame(1, wire.TypeData, 2, "x") }},
 		{"credit", info, func(l *liar) { _ = l.writer.SendCredit(1, 0, 1) }},
@@ -81,31 +81,37 @@ func TestLookLies(t *testing.T) {
 		{"out of order", list, entries(name("b"), name("a"))},
 		{"more than asked for", list, entries(name("a"), name("b"), name("c"), name("d"))},
 		{"longer than asked for", list, entries(
-			wire.LookEntry{Name: []byte("a"), Type: "symlink", Mode: 1 << 27, Target: make([]byte, 600)},
-			wire.LookEntry{Name: []byte("b"), Type: "symlink", Mode: 1 << 27, Target: make([]byte, 600)},
+			wire.DirEntry{Name: []byte("a"), Type: "symlink", Mode: 1 << 27, Target: make([]byte, 600)},
+			wire.DirEntry{Name: []byte("b"), Type: "symlink", Mode: 1 << 27, Target: make([]byte, 600)},
 		)},
-		{"a file leads somewhere", list, entries(wire.LookEntry{Name: []byte("a"), Type: "file", Target: []byte("x")})},
-		{"a long link", list, entries(wire.LookEntry{Name: []byte("a"), Type: "symlink", Mode: 1 << 27, Target: make([]byte, workspace.MaxPathBytes+1)})},
-		{"a link with a file's mode", list, entries(wire.LookEntry{Name: []byte("a"), Type: "symlink"})},
-		{"time of change", list, entries(wire.LookEntry{Name: []byte("a"), Type: "file", Changed: &wire.LookTime{0, -1}})},
-		{"info of a folder", list, func(l *liar) { l.looked(wire.Looked{Info: plainFile(1)}) }},
-		{"not JSON", list, func(l *liar) { l.frame(1, wire.TypeData, 1, "{\n"); l.looked(wire.Looked{}) }},
-		{"cut off", list, func(l *liar) { l.frame(1, wire.TypeData, 1, `{"name":"YQ=="`); l.looked(wire.Looked{}) }},
-		{"long line", list, func(l *liar) { l.frame(1, wire.TypeData, 1, strings.Repeat(" ", wire.MaxLookLine+1)) }},
+		{"a file leads somewhere", list, entries(wire.DirEntry{Name: []byte("a"), Type: "file", Target: []byte("x")})},
+		{"a long link", list, entries(wire.DirEntry{Name: []byte("a"), Type: "symlink", Mode: 1 << 27, Target: make([]byte, workspace.MaxPathBytes+1)})},
+		{"a link with a file's mode", list, entries(wire.DirEntry{Name: []byte("a"), Type: "symlink"})},
+		{"time of change", list, entries(wire.DirEntry{Name: []byte("a"), Type: "file", Changed: &wire.Timestamp{0, -1}})},
+		{"info of a directory", list, func(l *liar) { l.sendResult(wire.ReadResult{Info: plainFile(1)}) }},
+		{"not JSON", list, func(l *liar) { l.frame(1, wire.TypeData, 1, "{\n"); l.sendResult(wire.ReadResult{}) }},
+		{"cut off", list, func(l *liar) { l.frame(1, wire.TypeData, 1, `{"name":"YQ=="`); l.sendResult(wire.ReadResult{}) }},
+		{"long line", list, func(l *liar) { l.frame(1, wire.TypeData, 1, strings.Repeat(" ", wire.MaxEntryLine+1)) }},
 		{"endless", list, func(l *liar) {
-			for range wire.MaxFolder/wire.MaxData + 1 {
+			for range wire.MaxDirectoryBytes/wire.MaxData + 1 {
 				l.frame(1, wire.TypeData, 1, strings.Repeat("\n", wire.MaxData))
 			}
 		}},
 
-		{"no info of a file", file, func(l *liar) { l.looked(wire.Looked{}) }},
-		{"more than was asked for", file, func(l *liar) { l.frame(1, wire.TypeData, 1, "12345678901"); l.looked(wire.Looked{Info: plainFile(11)}) }},
-		{"smaller than what came", file, func(l *liar) { l.frame(1, wire.TypeData, 1, "12345"); l.looked(wire.Looked{Info: plainFile(6)}) }},
+		{"no info of a file", file, func(l *liar) { l.sendResult(wire.ReadResult{}) }},
+		{"more than was asked for", file, func(l *liar) {
+			l.frame(1, wire.TypeData, 1, "12345678901")
+			l.sendResult(wire.ReadResult{Info: plainFile(11)})
+		}},
+		{"smaller than what came", file, func(l *liar) {
+			l.frame(1, wire.TypeData, 1, "12345")
+			l.sendResult(wire.ReadResult{Info: plainFile(6)})
+		}},
 		{"cut off without cause", file, func(l *liar) {
 			l.frame(1, wire.TypeData, 1, "12345")
-			l.looked(wire.Looked{Info: plainFile(100), More: true})
+			l.sendResult(wire.ReadResult{Info: plainFile(100), More: true})
 		}},
-		{"a folder", file, func(l *liar) { l.looked(wire.Looked{Info: &wire.LookedInfo{Type: "dir", Mode: 1 << 31}}) }},
+		{"a directory", file, func(l *liar) { l.sendResult(wire.ReadResult{Info: &wire.FileInfo{Type: "dir", Mode: 1 << 31}}) }},
 		{"gone", file, func(l *liar) { l.frame(1, wire.TypeData, 1, "12345"); _ = l.raw.Close() }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -132,8 +138,8 @@ func TestLookLies(t *testing.T) {
 	}
 }
 
-// TestLookTruths: answers that can be true are taken as they are.
-func TestLookTruths(t *testing.T) {
+// TestReadTruths: answers that can be true are taken as they are.
+func TestReadTruths(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		tell func(*liar)
@@ -142,7 +148,7 @@ func TestLookTruths(t *testing.T) {
 		kind workspace.Kind
 	}{
 		{
-			name: "info", tell: func(l *liar) { l.looked(wire.Looked{Info: plainFile(7)}) },
+			name: "info", tell: func(l *liar) { l.sendResult(wire.ReadResult{Info: plainFile(7)}) },
 			call: func(v workspace.View, ctx context.Context) (any, error) { return v.Stat(ctx, "/workspace/d//f") },
 			want: workspace.Info{Path: "d/f", Type: workspace.TypeFile, Size: 7, Mode: 0o644, ModTime: time.Unix(1_700_000_000, 5)},
 		},
@@ -150,7 +156,7 @@ func TestLookTruths(t *testing.T) {
 			name: "file", tell: func(l *liar) {
 				l.frame(1, wire.TypeData, 1, "12345")
 				l.frame(1, wire.TypeData, 1, "67890")
-				l.looked(wire.Looked{Info: plainFile(13), More: true})
+				l.sendResult(wire.ReadResult{Info: plainFile(13), More: true})
 			},
 			call: func(v workspace.View, ctx context.Context) (any, error) { return v.ReadFile(ctx, "f", 2, 10) },
 			want: workspace.File{
@@ -159,17 +165,17 @@ func TestLookTruths(t *testing.T) {
 			},
 		},
 		{
-			name: "folder", tell: func(l *liar) {
+			name: "directory", tell: func(l *liar) {
 				l.frame(1, wire.TypeData, 1, `{"name":"YQ==","type":"fi`)
 				l.frame(1, wire.TypeData, 1, "le\",\"size\":3,\"inode\":9}\n")
-				l.looked(wire.Looked{More: true})
+				l.sendResult(wire.ReadResult{More: true})
 			},
 			call: func(v workspace.View, ctx context.Context) (any, error) { return v.List(ctx, "d", 1) },
 			want: workspace.Listing{Path: "d", Truncated: true, Entries: []workspace.Entry{{Path: "d/a", Depth: 1, Type: workspace.TypeFile, Size: 3, Inode: 9}}},
 		},
 		{
 			name: "failure", tell: func(l *liar) {
-				l.looked(wire.Looked{Error: &wire.OpError{Kind: "escape", Path: "/etc/shadow", Detail: "\x1bd"}})
+				l.sendResult(wire.ReadResult{Error: &wire.OpError{Kind: "escape", Path: "/etc/shadow", Detail: "\x1bd"}})
 			},
 			call: func(v workspace.View, ctx context.Context) (any, error) { return v.Stat(ctx, "d") }, kind: workspace.KindEscape,
 		},
@@ -193,9 +199,9 @@ func TestLookTruths(t *testing.T) {
 	}
 }
 
-// TestLookSilence: a read is given up at its deadline, one that is cancelled at
+// TestReadSilence: a read is given up at its deadline, one that is cancelled at
 // once; a guest that then says nothing is lost.
-func TestLookSilence(t *testing.T) {
+func TestReadSilence(t *testing.T) {
 	for name, tt := range map[string]struct {
 		cancel, after time.Duration
 		says          string
@@ -226,9 +232,9 @@ func TestLookSilence(t *testing.T) {
 	}
 }
 
-// FuzzLook feeds the host's end with arbitrary bytes while it reads. The read
+// FuzzRead feeds the host's end with arbitrary bytes while it reads. The read
 // must end, and so must the connection.
-func FuzzLook(f *testing.F) {
+func FuzzRead(f *testing.F) {
 	frame := func(typ wire.Type, channel uint8, payload string) []byte {
 		var b bytes.Buffer
 		_ = wire.NewWriter(&b).Send(wire.Frame{Stream: 1, Type: typ, Channel: channel, Payload: []byte(payload)})

@@ -10,24 +10,24 @@ import (
 )
 
 func (r remote) ReadFiles(ctx context.Context, dir string, names []string, most int64, each func(i int, f workspace.File, err error)) (int, error) {
-	names = names[:min(len(names), wire.MaxLookNames)]
-	most = min(most, wire.MaxLookBytes)
-	request := wire.Look{Kind: wire.LookFiles, Path: []byte(dir), Most: most}
+	names = names[:min(len(names), wire.MaxReadNames)]
+	most = min(most, wire.MaxReadBytes)
+	request := wire.ReadRequest{Kind: wire.ReadFiles, Path: []byte(dir), Most: most}
 	for _, name := range names {
 		request.Names = append(request.Names, []byte(name))
 	}
-	f := files{count: len(names), most: most, each: each}
-	looked, err := r.c.look(ctx, request, f.take)
+	f := filesReader{count: len(names), most: most, each: each}
+	answer, err := r.c.readWorkspace(ctx, request, f.takeData)
 	if err == nil {
-		if err = f.whole(looked.More); err != nil {
-			err = r.c.caught(err)
+		if err = f.checkWhole(answer.More); err != nil {
+			err = r.c.protocolError(err)
 		}
 	}
 	return f.done, err
 }
 
-// files takes several files as they come.
-type files struct {
+// filesReader takes several files as they come.
+type filesReader struct {
 	count int // of the names
 	most  int64
 	each  func(i int, f workspace.File, err error)
@@ -37,14 +37,14 @@ type files struct {
 	left  int64 // bytes of file
 }
 
-func (f *files) take(b []byte) error {
+func (f *filesReader) takeData(b []byte) error {
 	for len(b) > 0 {
 		if f.file != nil {
 			n := min(f.left, int64(len(b)))
 			f.file.Data = append(f.file.Data, b[:n]...)
 			f.left -= n
 			b = b[n:]
-			f.end()
+			f.endFile()
 			continue
 		}
 		i := bytes.IndexByte(b, '\n')
@@ -52,14 +52,14 @@ func (f *files) take(b []byte) error {
 		if i < 0 {
 			end = len(b)
 		}
-		if f.line = append(f.line, b[:end]...); len(f.line) > wire.MaxLookLine {
-			return fmt.Errorf("%w: a line of more than %d bytes", wire.ErrProtocol, wire.MaxLookLine)
+		if f.line = append(f.line, b[:end]...); len(f.line) > wire.MaxEntryLine {
+			return fmt.Errorf("%w: a line of more than %d bytes", wire.ErrProtocol, wire.MaxEntryLine)
 		}
 		b = b[end:]
 		if i < 0 {
 			return nil
 		}
-		if err := f.begin(); err != nil {
+		if err := f.beginFile(); err != nil {
 			return err
 		}
 		f.line = f.line[:0]
@@ -67,9 +67,9 @@ func (f *files) take(b []byte) error {
 	return nil
 }
 
-// begin takes the line before a file.
-func (f *files) begin() error {
-	var told wire.LookedFile
+// beginFile parses the line before a file.
+func (f *filesReader) beginFile() error {
+	var told wire.FileHeader
 	if err := wire.Decode(f.line, &told); err != nil {
 		return err
 	}
@@ -90,12 +90,12 @@ func (f *files) begin() error {
 		return err
 	}
 	f.file, f.left = &workspace.File{Info: infoOf(*i)}, told.Length
-	f.end()
+	f.endFile()
 	return nil
 }
 
-// end calls each if the file is whole.
-func (f *files) end() {
+// endFile calls each if the file is whole.
+func (f *filesReader) endFile() {
 	if f.left > 0 {
 		return
 	}
@@ -105,9 +105,9 @@ func (f *files) end() {
 	f.each(f.done-1, file, nil)
 }
 
-// whole reports what is wrong with an answer that has ended; more reports whether
-// the guest left out the last files.
-func (f *files) whole(more bool) error {
+// checkWhole returns what is wrong with an answer that has ended; more reports
+// whether the guest left out the last files.
+func (f *filesReader) checkWhole(more bool) error {
 	if f.file != nil || len(f.line) > 0 || f.done == 0 && f.count > 0 || more != (f.done < f.count) {
 		return fmt.Errorf("%w: %d of %d files", wire.ErrProtocol, f.done, f.count)
 	}

@@ -14,21 +14,21 @@ import (
 // TestTell: what was counted while a command ran is told of it; what orphans
 // used counts as its own if no other command ran beside it.
 func TestTell(t *testing.T) {
-	before := facts{oom: 5, pids: 6, launches: 7}
+	before := counters{oom: 5, pids: 6, launches: 7}
 	orphans := reap.Usage{CPU: time.Second, Peak: 300}
 	for name, tt := range map[string]struct {
-		then facts
+		then counters
 		want wire.Exit
 	}{
-		"nothing":           {facts{oom: 5, pids: 6, launches: 8}, wire.Exit{CPU: time.Minute, PeakMemory: 200}},
-		"memory":            {facts{oom: 6, pids: 6, launches: 8}, wire.Exit{OOMKilled: true, CPU: time.Minute, PeakMemory: 200}},
-		"processes":         {facts{oom: 5, pids: 7, launches: 8}, wire.Exit{PIDsLimitHit: true, CPU: time.Minute, PeakMemory: 200}},
-		"alone":             {facts{oom: 5, pids: 6, launches: 8, alone: true, orphans: orphans}, wire.Exit{CPU: time.Minute + time.Second, PeakMemory: 300}},
-		"beside one":        {facts{oom: 5, pids: 6, launches: 8, orphans: orphans}, wire.Exit{CPU: time.Minute, PeakMemory: 200}},
-		"beside one before": {facts{oom: 5, pids: 6, launches: 9, alone: true, orphans: orphans}, wire.Exit{CPU: time.Minute, PeakMemory: 200}},
+		"nothing":           {counters{oom: 5, pids: 6, launches: 8}, wire.Exit{CPU: time.Minute, PeakMemory: 200}},
+		"memory":            {counters{oom: 6, pids: 6, launches: 8}, wire.Exit{OOMKilled: true, CPU: time.Minute, PeakMemory: 200}},
+		"processes":         {counters{oom: 5, pids: 7, launches: 8}, wire.Exit{PIDsLimitHit: true, CPU: time.Minute, PeakMemory: 200}},
+		"alone":             {counters{oom: 5, pids: 6, launches: 8, alone: true, orphans: orphans}, wire.Exit{CPU: time.Minute + time.Second, PeakMemory: 300}},
+		"beside one":        {counters{oom: 5, pids: 6, launches: 8, orphans: orphans}, wire.Exit{CPU: time.Minute, PeakMemory: 200}},
+		"beside one before": {counters{oom: 5, pids: 6, launches: 9, alone: true, orphans: orphans}, wire.Exit{CPU: time.Minute, PeakMemory: 200}},
 	} {
 		x := wire.Exit{CPU: time.Minute, PeakMemory: 200}
-		before.tell(tt.then, &x)
+		before.addTo(tt.then, &x)
 		if diff := cmp.Diff(tt.want, x); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
@@ -43,7 +43,7 @@ func TestFacts(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &Session{o: Options{Killer: killer, Reaper: loop}}
-	if f := s.facts(); f.launches != 1 || !f.alone {
+	if f := s.readCounters(); f.launches != 1 || !f.alone {
 		t.Errorf("facts are %+v", f)
 	}
 }

@@ -1,0 +1,230 @@
+package serve
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// workspaceRead is a look stream: one read of the workspace.
+type workspaceRead struct {
+	s         *Session
+	id        uint32
+	request   wire.ReadRequest
+	reply     *wire.Credit
+	cancelled chan struct{}
+	once      sync.Once
+	sent      int64
+	chunk     []byte
+}
+
+func newLook(s *Session, id uint32, request wire.ReadRequest) *workspaceRead {
+	return &workspaceRead{s: s, id: id, request: request, reply: wire.NewCredit(), cancelled: make(chan struct{})}
+}
+
+func (l *workspaceRead) takeData(channel uint8, _ []byte) error { return badChannel(channel) }
+
+func (l *workspaceRead) takeEOF(channel uint8) error { return badChannel(channel) }
+
+func (l *workspaceRead) addCredit(channel uint8, n uint32) error {
+	if channel != wire.Stdout {
+		return badChannel(channel)
+	}
+	return l.reply.Grant(n)
+}
+
+func (l *workspaceRead) stopReading(uint8) { l.reply.Close() }
+
+func (l *workspaceRead) cancel(wire.Cancel) { l.once.Do(func() { close(l.cancelled) }) }
+
+// run is the goroutine of a read. It sends the stream's last frame.
+func (l *workspaceRead) run() {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	go func() {
+		select {
+		case <-l.cancelled:
+			cancel(errCancelled)
+		case <-ctx.Done():
+		}
+	}()
+	var answer wire.ReadResult
+	// The answer is sent from the reading thread too: so no more is held in
+	// memory than that many answers.
+	l.s.o.Readers.Do(func(r *workspace.Reader) { answer = l.answer(ctx, r) })
+	cancel(nil)
+	l.s.removeStream(l.id)
+	l.s.endStream(l.id, answer, wire.Stdout)
+	if l.sent > wire.MaxData {
+		l.chunk = nil
+		debug.FreeOSMemory()
+	}
+}
+
+func (l *workspaceRead) answer(ctx context.Context, r *workspace.Reader) (answer wire.ReadResult) {
+	var err error
+	switch p := string(l.request.Path); l.request.Kind {
+	case wire.ReadInfo:
+		answer, err = lookInfo(ctx, r, p, l.request.Follow)
+	case wire.ReadDirectory:
+		answer, err = l.sendDirectory(ctx, r, p)
+	case wire.ReadFile:
+		answer, err = l.sendFile(ctx, r, p)
+	case wire.ReadFiles:
+		answer, err = l.sendFiles(ctx, r, p)
+	default:
+		err = &workspace.Error{Kind: workspace.KindInvalid, Detail: "there is no such read"}
+	}
+	switch e, ok := errors.AsType[*workspace.Error](err); {
+	case err == nil:
+		return answer
+	case ctx.Err() != nil, errors.Is(err, errCancelled):
+		return wire.ReadResult{Cancelled: true}
+	case ok:
+		return wire.ReadResult{Error: opError(e), Mount: errors.Is(err, workspace.ErrMount)}
+	}
+	return wire.ReadResult{Error: &wire.OpError{Kind: string(workspace.KindIO), Detail: err.Error()}}
+}
+
+func opError(e *workspace.Error) *wire.OpError {
+	return &wire.OpError{Kind: string(e.Kind), Detail: e.Detail}
+}
+
+func lookInfo(ctx context.Context, r *workspace.Reader, p string, follow bool) (wire.ReadResult, error) {
+	stat := r.Lstat
+	if follow {
+		stat = r.Stat
+	}
+	info, err := stat(ctx, p)
+	if err != nil {
+		return wire.ReadResult{}, err
+	}
+	return wire.ReadResult{Info: infoOf(info)}, nil
+}
+
+func infoOf(info workspace.Info) *wire.FileInfo {
+	return &wire.FileInfo{Type: string(info.Type), Size: info.Size, Mode: uint32(info.Mode), Modified: wire.Timestamp{info.ModTime.Unix(), int64(info.ModTime.Nanosecond())}, Inode: info.Inode}
+}
+
+func timeOf(t time.Time) *wire.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return &wire.Timestamp{t.Unix(), int64(t.Nanosecond())}
+}
+
+// sendDirectory sends the entries of a directory.
+func (l *workspaceRead) sendDirectory(ctx context.Context, r *workspace.Reader, p string) (wire.ReadResult, error) {
+	room := workspace.Capacity{
+		Entries: int(min(max(l.request.Most, 0), wire.MaxReadEntries)),
+		Bytes:   min(max(l.request.Text, 0), wire.MaxReadText),
+	}
+	if room.Entries == 0 || room.Bytes == 0 {
+		// To a Reader 0 is its own bound; here it asks whether there is anything.
+		entries, more, err := r.ReadDir(ctx, p, l.request.Follow, workspace.Capacity{Entries: 1})
+		return wire.ReadResult{More: more || len(entries) > 0}, err
+	}
+	entries, more, err := r.ReadDir(ctx, p, l.request.Follow, room)
+	if err != nil {
+		return wire.ReadResult{}, err
+	}
+	for i, e := range entries {
+		line := lineOf(entryOf(e))
+		if l.sent+int64(len(l.chunk)+len(line)) > wire.MaxDirectoryBytes {
+			more = true
+			break
+		}
+		l.chunk = append(l.chunk, line...)
+		entries[i] = workspace.Entry{}
+		if len(l.chunk) >= wire.MaxData {
+			if err := l.sendData(l.chunk); err != nil {
+				return wire.ReadResult{}, err
+			}
+			l.chunk = l.chunk[:0]
+		}
+	}
+	return wire.ReadResult{More: more}, l.sendData(l.chunk)
+}
+
+func entryOf(e workspace.Entry) wire.DirEntry {
+	return wire.DirEntry{
+		Name: []byte(path.Base(e.Path)), Type: string(e.Type), Size: e.Size, Target: []byte(e.Target), Mode: uint32(e.Mode),
+		Modified: timeOf(e.ModTime), Changed: timeOf(e.ChangeTime), Inode: e.Inode,
+	}
+}
+
+func lineOf(v any) []byte {
+	line, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("caisson-guest: encode answer: %v", err)) // plain values always encode
+	}
+	return append(line, '\n')
+}
+
+// sendFile sends a piece of a file.
+func (l *workspaceRead) sendFile(ctx context.Context, r *workspace.Reader, p string) (wire.ReadResult, error) {
+	var f workspace.File
+	var err error
+	if l.request.Most == 0 {
+		f, err = r.ReadInto(ctx, p, l.request.Offset, nil)
+	} else {
+		f, err = r.ReadFile(ctx, p, l.request.Offset, min(l.request.Most, wire.MaxReadBytes))
+	}
+	if err != nil {
+		return wire.ReadResult{}, err
+	}
+	return wire.ReadResult{Info: infoOf(f.Info), More: f.Truncated}, l.sendData(f.Data)
+}
+
+// sendFiles sends files of one directory, each after a line about it.
+func (l *workspaceRead) sendFiles(ctx context.Context, r *workspace.Reader, dir string) (wire.ReadResult, error) {
+	most := min(max(l.request.Most, 1), wire.MaxReadBytes)
+	for i, name := range l.request.Names {
+		if i == wire.MaxReadNames || l.sent+int64(len(l.chunk)) >= wire.MaxReadBytes {
+			return wire.ReadResult{More: true}, l.sendData(l.chunk)
+		}
+		f, err := r.ReadFile(ctx, path.Join(dir, string(name)), 0, most)
+		var told wire.FileHeader
+		switch e, ok := errors.AsType[*workspace.Error](err); {
+		case err == nil && f.Size > most:
+			told.Info, f.Data = infoOf(f.Info), nil
+		case err == nil:
+			told.Info, told.Length = infoOf(f.Info), int64(len(f.Data))
+		case ok:
+			told.Error, told.Mount = opError(e), errors.Is(err, workspace.ErrMount)
+		default:
+			return wire.ReadResult{}, err
+		}
+		l.chunk = append(append(l.chunk, lineOf(told)...), f.Data...)
+		if len(l.chunk) >= wire.MaxData {
+			if err := l.sendData(l.chunk); err != nil {
+				return wire.ReadResult{}, err
+			}
+			l.chunk = l.chunk[:0]
+		}
+	}
+	return wire.ReadResult{}, l.sendData(l.chunk)
+}
+
+// sendData sends bytes of the answer, on its credit.
+func (l *workspaceRead) sendData(text []byte) error {
+	for len(text) > 0 {
+		n := l.reply.Take(min(len(text), wire.MaxData), l.cancelled)
+		if n == 0 {
+			return errCancelled
+		}
+		if err := l.s.o.Writer.Send(wire.Frame{Stream: l.id, Type: wire.TypeData, Channel: wire.Stdout, Payload: text[:n]}); err != nil {
+			return err
+		}
+		l.sent += int64(n)
+		text = text[n:]
+	}
+	return nil
+}
