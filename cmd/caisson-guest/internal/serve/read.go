@@ -26,7 +26,7 @@ type workspaceRead struct {
 	chunk     []byte
 }
 
-func newLook(s *Session, id uint32, request wire.ReadRequest) *workspaceRead {
+func newRead(s *Session, id uint32, request wire.ReadRequest) *workspaceRead {
 	return &workspaceRead{s: s, id: id, request: request, reply: wire.NewCredit(), cancelled: make(chan struct{})}
 }
 

@@ -9,7 +9,7 @@ import (
 
 // TestReadFrames: a read takes no input; it can be stopped and cancelled.
 func TestReadFrames(t *testing.T) {
-	l := newLook(nil, 1, wire.ReadRequest{})
+	l := newRead(nil, 1, wire.ReadRequest{})
 	for _, tt := range []struct {
 		name string
 		f    wire.Frame

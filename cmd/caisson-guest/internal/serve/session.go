@@ -189,7 +189,7 @@ func (s *Session) openStream(f wire.Frame) error {
 		go c.run()
 		return nil
 	case open.Read != nil && s.o.Readers != nil:
-		l := newLook(s, f.Stream, *open.Read)
+		l := newRead(s, f.Stream, *open.Read)
 		s.addStream(f.Stream, l)
 		go l.run()
 		return nil

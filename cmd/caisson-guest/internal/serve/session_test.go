@@ -184,7 +184,7 @@ func TestSessionRefuses(t *testing.T) {
 		"empty operation":   {`{"apply":{"size":0}}`, wire.RefusedInvalid},
 		"large operation":   {`{"apply":{"size":50331649}}`, wire.RefusedInvalid},
 		"largest operation": {`{"apply":{"size":50331648}}`, ""},
-		"read":              {`{"look":{"kind":"info","path":""}}`, wire.RefusedUnsupported},
+		"read":              {`{"read":{"kind":"info","path":""}}`, wire.RefusedUnsupported},
 		"listener":          {`{"accept":{"listener":1}}`, wire.RefusedUnsupported},
 		"nothing":           {`{}`, wire.RefusedUnsupported},
 	} {
@@ -375,7 +375,7 @@ func TestReadIsServed(t *testing.T) {
 		t.Fatal(err)
 	}
 	h := serveHost(t, func(o *Options) { o.Readers = readers })
-	h.send(openFrame(1, `{"look":{"kind":"info","path":"Lg=="}}`))
+	h.send(openFrame(1, `{"read":{"kind":"info","path":"Lg=="}}`))
 	var got wire.ReadResult
 	if h.until(wire.TypeEnd, &got); got.Info == nil || got.Error != nil {
 		t.Errorf("answer is %+v, error %+v", got, got.Error)
@@ -397,7 +397,7 @@ func TestReadIsServed(t *testing.T) {
 		})
 		<-taken
 	}
-	h.send(openFrame(5, `{"look":{"kind":"info","path":"Lg=="}}`), on(5, wire.TypeEOF, wire.Stdin, ""))
+	h.send(openFrame(5, `{"read":{"kind":"info","path":"Lg=="}}`), on(5, wire.TypeEOF, wire.Stdin, ""))
 	select {
 	case err := <-h.ended:
 		if !errors.Is(err, wire.ErrProtocol) {
