@@ -24,6 +24,8 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // Options configure a session. Workspace and Model are required; the zero value of
@@ -35,7 +37,7 @@ type Options struct {
 	Model loop.Model
 	// Policy decides which tool calls run; the zero value is the preset "ci": what runs
 	// in the sandbox or only reads is allowed, everything else is refused.
-	Policy tools.Policy
+	Policy policy.Policy
 	// Budget bounds each turn, and SessionBudget all turns together. A nil field is no
 	// limit.
 	Budget, SessionBudget limits.Budget
@@ -114,7 +116,7 @@ func Open(ctx context.Context, o Options) (*Session, error) {
 
 func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 	if o.Policy.Classes == nil {
-		if o.Policy, err = tools.Preset("ci"); err != nil {
+		if o.Policy, err = policy.Preset("ci"); err != nil {
 			return err
 		}
 	}
@@ -141,7 +143,7 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 	s.session, err = runner.Open(ctx, runner.Options{
 		Folder: s.folder, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.work,
 		Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Mode: o.Mode, Resources: resources,
-		Model: o.Model, Budget: o.Budget, SessionBudget: o.SessionBudget, Policy: o.Policy, OnPrompt: tools.OnPromptDeny,
+		Model: o.Model, Budget: o.Budget, SessionBudget: o.SessionBudget, Policy: o.Policy, OnPrompt: dispatch.OnPromptDeny,
 		Instructions: o.Instructions, Tools: o.Tools, Secrets: secrets, Removed: removed,
 	})
 	return err

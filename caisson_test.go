@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // options returns options with a backend that runs here, or skips the test.
@@ -139,7 +140,7 @@ func TestRun(t *testing.T) {
 // TestRunRefusesWhatAsks: nobody can be asked, so that a policy that asks refuses.
 func TestRunRefusesWhatAsks(t *testing.T) {
 	o := options(t)
-	policy, err := tools.Preset("default")
+	policy, err := policy.Preset("default")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ measure ./e2e '^BenchmarkSearch$' "$SEARCHES"
 measure ./e2e '^BenchmarkSession$' 3x
 measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"
 measure ./e2e '^BenchmarkIdle$' 1x
-measure ./tools '^BenchmarkRound$' "$BENCHTIME"
+measure ./tools/dispatch '^BenchmarkRound$' "$BENCHTIME"
 measure ./runner '^BenchmarkRecorder$' 5000x
 measure ./runner/server '^BenchmarkReconnect$' "$BENCHTIME"
 measure ./sandbox/docker '^BenchmarkStart$' "$STARTS"

@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/oci"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 	toolshell "github.com/caisson-run/caisson/tools/shell"
 )
 
@@ -58,7 +58,7 @@ func TestAToolOfAServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer folder.Close() //nolint:errcheck // its end is not what is tested
-	policy, err := tools.Preset("ci")
+	policy, err := policy.Preset("ci")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,8 +105,8 @@ func TestAcceptanceTable(t *testing.T) {
 // TestTablesSeeFaults is the control of the two: names that are not there.
 func TestTablesSeeFaults(t *testing.T) {
 	for text, bad := range map[string]int{
-		"`tools TestSpecification9_1SimpleRead`, `tools Dispatcher.Round`, `tools Options.Concurrency`, `tools/round.go`, `tool.called`": 0,
-		"`tools TestNothing`": 1, "`tools Dispatcher.Rounds`": 1, "`tools Options.Nothing`": 1, "`tools/rounds.go`": 1, "`nowhere New`": 1, "`tool.calls`": 1,
+		"`tools/dispatch TestSpecification9_1SimpleRead`, `tools/dispatch Dispatcher.Round`, `tools/dispatch Options.Concurrency`, `tools/dispatch/round.go`, `tool.called`": 0,
+		"`tools TestNothing`": 1, "`tools/dispatch Dispatcher.Rounds`": 1, "`tools/dispatch Options.Nothing`": 1, "`tools/dispatch/rounds.go`": 1, "`nowhere New`": 1, "`tool.calls`": 1,
 	} {
 		p := page{text: text}
 		if got := p.faults(); len(got) != bad {

@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // probeTool is a tool that counts its concurrent calls.
@@ -30,7 +32,7 @@ func (p *probeTool) Execute(ctx context.Context, _ *tools.Call) (tools.Output, e
 	defer p.running.Add(-1)
 	for most := p.peak.Load(); n > most && !p.peak.CompareAndSwap(most, n); most = p.peak.Load() {
 	}
-	if n == tools.DefaultConcurrency {
+	if n == dispatch.DefaultConcurrency {
 		select { // all slots are taken
 		case p.full <- struct{}{}:
 		default:
@@ -51,18 +53,18 @@ func (p *probeTool) Execute(ctx context.Context, _ *tools.Call) (tools.Output, e
 // TestToolCallConfusion is acceptance case 50 with the real dispatcher: each call
 // of a model, valid or not, has one typed result, and parallelism is bounded.
 func TestToolCallConfusion(t *testing.T) {
-	policy, err := tools.Preset("ci")
+	policy, err := policy.Preset("ci")
 	if err != nil {
 		t.Fatal(err)
 	}
 	terminal := map[string]int{}
-	d, err := tools.New(tools.Options{Policy: policy, Emit: func(e tools.Event) error {
+	d, err := dispatch.New(dispatch.Options{Policy: policy, Emit: func(e dispatch.Event) error {
 		switch e := e.(type) {
-		case tools.Completed:
+		case dispatch.Completed:
 			terminal[e.CallID]++
-		case tools.Failed:
+		case dispatch.Failed:
 			terminal[e.CallID]++
-		case tools.InputInvalid:
+		case dispatch.InputInvalid:
 			terminal[e.CallID]++
 		}
 		return nil
@@ -102,8 +104,8 @@ func TestToolCallConfusion(t *testing.T) {
 	if got := ran.Load(); got != 203 {
 		t.Errorf("%d probes ran, want the 203 valid ones", got)
 	}
-	if got := most.Load(); got != tools.DefaultConcurrency {
-		t.Errorf("%d ran at once, want %d", got, tools.DefaultConcurrency)
+	if got := most.Load(); got != dispatch.DefaultConcurrency {
+		t.Errorf("%d ran at once, want %d", got, dispatch.DefaultConcurrency)
 	}
 	bad := 0
 	for _, m := range out.History {
@@ -142,14 +144,14 @@ func TestEndlessLoop(t *testing.T) {
 // TestCancelWithTheRealDispatcher checks that cancellation stops the tool and that
 // its call has a result.
 func TestCancelWithTheRealDispatcher(t *testing.T) {
-	policy, err := tools.Preset("ci")
+	policy, err := policy.Preset("ci")
 	if err != nil {
 		t.Fatal(err)
 	}
 	why := errors.New("interrupted")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	d, err := tools.New(tools.Options{Policy: policy, Emit: func(e tools.Event) error {
-		if _, ok := e.(tools.Called); ok {
+	d, err := dispatch.New(dispatch.Options{Policy: policy, Emit: func(e dispatch.Event) error {
+		if _, ok := e.(dispatch.Called); ok {
 			cancel(why)
 		}
 		return nil

@@ -5,6 +5,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 // endingForCause returns the ending for the cause of a cancelled context or for an
@@ -21,7 +22,7 @@ func endingForCause(cause error) ending {
 		reason = StopSandboxStart
 	case errors.Is(cause, tools.ErrSandboxLost):
 		reason = StopSandboxLost
-	case errors.Is(cause, tools.ErrNoApprover):
+	case errors.Is(cause, dispatch.ErrNoApprover):
 		reason = StopNoApprover
 	}
 	return ending{reason: reason, err: cause}

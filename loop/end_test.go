@@ -9,6 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 func TestCancelled(t *testing.T) {
@@ -76,7 +77,7 @@ func TestDispatcherErrors(t *testing.T) {
 	}{
 		"start":    {err: fmt.Errorf("image: %w", tools.ErrSandboxStart), want: StopSandboxStart},
 		"lost":     {err: fmt.Errorf("gone: %w", tools.ErrSandboxLost), want: StopSandboxLost},
-		"approver": {err: tools.ErrNoApprover, want: StopNoApprover},
+		"approver": {err: dispatch.ErrNoApprover, want: StopNoApprover},
 		"record":   {err: errors.Join(errors.New("disk full"), tools.ErrRecord), want: StopTraceUnwritable},
 		"limit":    {err: &limits.ExceededError{Kind: limits.KindPIDs}, want: StopLimit},
 		"nameless": {err: errors.New("what?"), want: StopProviderFailed},

@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// dispatcher is the part of tools.Dispatcher that the loop needs.
+// dispatcher is the part of dispatch.Dispatcher that the loop needs.
 type dispatcher interface {
 	// Definitions returns the tools that the session may use, in a stable order.
 	Definitions() []tools.Definition

@@ -17,6 +17,9 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // twisted is a model whose calls get ids of a provider's making: none, the same
@@ -78,7 +81,7 @@ type wildSession struct {
 	IDs      []string
 	Preset   string
 	Asked    string // who answers: nobody, or a person who says this
-	OnPrompt tools.OnPrompt
+	OnPrompt dispatch.OnPrompt
 	CancelAt int // records until the session is cancelled; 0 is never
 }
 
@@ -89,7 +92,7 @@ func drawSession(rt *rapid.T) wildSession {
 		IDs:      rapid.SliceOfN(rapid.SampledFrom([]string{"", "call_1", "call_1", "call_2", "\x00", strings.Repeat("x", 300)}), 0, 4).Draw(rt, "ids"),
 		Preset:   rapid.SampledFrom([]string{"ci", "ci", "default", "strict", "readonly"}).Draw(rt, "preset"),
 		Asked:    rapid.SampledFrom([]string{"", "allow", "allow", "deny", "odd"}).Draw(rt, "asked"),
-		OnPrompt: rapid.SampledFrom([]tools.OnPrompt{tools.OnPromptDeny, tools.OnPromptAllow, tools.OnPromptFail}).Draw(rt, "on prompt"),
+		OnPrompt: rapid.SampledFrom([]dispatch.OnPrompt{dispatch.OnPromptDeny, dispatch.OnPromptAllow, dispatch.OnPromptFail}).Draw(rt, "on prompt"),
 		CancelAt: rapid.SampledFrom([]int{0, 0, 0, 5, 9, 14, 20, 30}).Draw(rt, "cancel at"),
 	}
 }
@@ -126,7 +129,7 @@ func TestAnySessionEndsEveryCallOnce(t *testing.T) {
 		{Turns: shell("ok"), Preset: "ci"},
 		{Turns: shell("hang"), Preset: "ci"},
 		{Turns: shell("dies"), Preset: "ci"},
-		{Turns: shell("ok"), Preset: "default", OnPrompt: tools.OnPromptFail},
+		{Turns: shell("ok"), Preset: "default", OnPrompt: dispatch.OnPromptFail},
 		{Turns: shell("ok"), Preset: "default", Asked: "deny"},
 		{Turns: [][]wildCall{{{"read_file", `{"path":"missing"}`}}}, Preset: "ci"},
 	} {
@@ -167,12 +170,12 @@ func playWild(t *testing.T, rt fataler, w wildSession) []record.Record {
 		rt.Fatal(err)
 	}
 	var err error
-	if b.opts.Policy, err = tools.Preset(w.Preset); err != nil {
+	if b.opts.Policy, err = policy.Preset(w.Preset); err != nil {
 		rt.Fatal(err)
 	}
 	b.opts.OnPrompt = w.OnPrompt
 	if w.Asked != "" {
-		b.opts.Broker = tools.NewBroker(tools.BrokerOptions{})
+		b.opts.Broker = approval.NewBroker(approval.BrokerOptions{})
 		b.opts.Broker.Attach("test", answerer(w.Asked))
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -214,11 +217,11 @@ func playWild(t *testing.T, rt fataler, w wildSession) []record.Record {
 // answerer is a person who always says the same, or something odd.
 type answerer string
 
-func (a answerer) Approve(context.Context, tools.Confirmation) (tools.Answer, error) {
+func (a answerer) Approve(context.Context, approval.Confirmation) (approval.Answer, error) {
 	if a == "odd" {
-		return tools.Answer{Decision: "perhaps", Scope: "for ever"}, nil
+		return approval.Answer{Decision: "perhaps", Scope: "for ever"}, nil
 	}
-	return tools.Answer{Decision: tools.Decision(a), Scope: tools.ScopeOnce}, nil
+	return approval.Answer{Decision: approval.Decision(a), Scope: approval.ScopeOnce}, nil
 }
 
 // callProblems says where records have a call without exactly one terminal
@@ -237,8 +240,8 @@ func callProblems(records []record.Record) []string {
 	var open []string // asked, and not answered yet
 	for _, r := range records {
 		var p struct {
-			CallID   string         `json:"tool_use_id"`
-			Decision tools.Decision `json:"decision"`
+			CallID   string            `json:"tool_use_id"`
+			Decision approval.Decision `json:"decision"`
 		}
 		if err := json.Unmarshal(r.Payload, &p); err != nil {
 			bad("record %d: %v", r.Seq, err)
@@ -263,7 +266,7 @@ func callProblems(records []record.Record) []string {
 				bad("call %s completed and was called %d times", p.CallID, c.called)
 			}
 		case record.KindConfirmationResolved:
-			c.denied = p.Decision != tools.DecisionAllow
+			c.denied = p.Decision != approval.DecisionAllow
 		case record.KindMessage:
 			var m record.Message
 			if err := json.Unmarshal(r.Payload, &m); err != nil {

@@ -7,6 +7,8 @@ import (
 
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // nothing is a tool of class none that does nothing.
@@ -34,11 +36,11 @@ func BenchmarkDispatch(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer rec.Close()
-			policy, err := tools.Preset("default")
+			policy, err := policy.Preset("default")
 			if err != nil {
 				b.Fatal(err)
 			}
-			d, err := tools.New(tools.Options{Policy: policy, Emit: newJournal(rec, nil).toolEvent})
+			d, err := dispatch.New(dispatch.Options{Policy: policy, Emit: newJournal(rec, nil).toolEvent})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -20,6 +20,9 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 func TestSandboxIsAwaitedWhereNoToolNeedsIt(t *testing.T) {
@@ -179,22 +182,22 @@ func TestForceDestroysTheSandboxAtOnce(t *testing.T) {
 func TestNobodyToAsk(t *testing.T) {
 	turns := "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: went on\n"
 	for name, tc := range map[string]struct {
-		onPrompt tools.OnPrompt
+		onPrompt dispatch.OnPrompt
 		status   int
 		reason   loop.StopReason
 		ran      int
 		denials  int
 	}{
-		"deny":  {tools.OnPromptDeny, 56, loop.StopAnswered, 0, 1},
-		"fail":  {tools.OnPromptFail, 56, loop.StopNoApprover, 0, 1},
-		"allow": {tools.OnPromptAllow, 0, loop.StopAnswered, 1, 0},
+		"deny":  {dispatch.OnPromptDeny, 56, loop.StopAnswered, 0, 1},
+		"fail":  {dispatch.OnPromptFail, 56, loop.StopNoApprover, 0, 1},
+		"allow": {dispatch.OnPromptAllow, 0, loop.StopAnswered, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, turns)
 			b.backend.scripts["echo"] = says("hi")
 			b.opts.OnPrompt = tc.onPrompt
 			var err error
-			if b.opts.Policy, err = tools.Preset("default"); err != nil {
+			if b.opts.Policy, err = policy.Preset("default"); err != nil {
 				t.Fatal(err)
 			}
 			r, _ := b.run(t.Context())
@@ -208,7 +211,7 @@ func TestNobodyToAsk(t *testing.T) {
 
 func TestAPolicyThatDeniesIsNoMissingApprover(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: went on\n")
-	b.opts.Policy.Tools = map[string]tools.Mode{"shell": tools.ModeDeny, "shel": tools.ModeDeny}
+	b.opts.Policy.Tools = map[string]policy.Mode{"shell": policy.ModeDeny, "shel": policy.ModeDeny}
 	r, records := b.run(t.Context())
 	if w := of[record.Warning](t, records); len(w) != 1 || !strings.Contains(w[0].Message, `"shel" matches no tool`) {
 		t.Errorf("warnings %+v", w)
@@ -329,10 +332,10 @@ func TestNothingRunsWhoseApprovalCannotBeRecorded(t *testing.T) {
 			b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: went on\n")
 			b.backend.scripts["echo"] = says("hi")
 			var err error
-			if b.opts.Policy, err = tools.Preset("strict"); err != nil {
+			if b.opts.Policy, err = policy.Preset("strict"); err != nil {
 				t.Fatal(err)
 			}
-			b.opts.Broker = tools.NewBroker(tools.BrokerOptions{})
+			b.opts.Broker = approval.NewBroker(approval.BrokerOptions{})
 			defer b.opts.Broker.Attach("terminal", answerer("allow"))()
 			var asked atomic.Bool
 			b.opts.Mirror = func(r record.Record, _ []byte) {

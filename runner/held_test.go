@@ -12,6 +12,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
@@ -25,7 +27,7 @@ func TestAToolOfAServer(t *testing.T) {
 		return shell.Declared{Name: name, Description: "Does it.", InputSchema: json.RawMessage(`{"type":"object","properties":{}}`), Template: shell.Template{Script: script}}
 	}
 	b.opts.Declared = []shell.Declared{declare("srv/do_it", "do it"), declare("srv/refused", "refused")}
-	b.opts.Policy.Tools = map[string]tools.Mode{"srv/refused": tools.ModeDeny}
+	b.opts.Policy.Tools = map[string]policy.Mode{"srv/refused": policy.ModeDeny}
 	b.backend.scripts["do it"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus { return sandbox.ExitStatus{} }
 	report, records := b.run(t.Context())
 	called, completed := of[record.ToolCalled](t, records), of[record.ToolCompleted](t, records)
@@ -67,11 +69,11 @@ func TestAnAbandonedCallLosesItsSandbox(t *testing.T) {
 		turn.Report()
 		box := b.backend.boxes[0]
 		o := s.dispatcherOptions()
-		if o.Abandon < tools.DefaultAbandon || o.OnAbandon == nil {
+		if o.Abandon < dispatch.DefaultAbandon || o.OnAbandon == nil {
 			t.Fatalf("a call is given up after %v, told %t", o.Abandon, o.OnAbandon != nil)
 		}
-		o.Abandon, o.Broker, o.Allow, o.Emit = time.Millisecond, nil, nil, func(tools.Event) error { return nil }
-		d, err := tools.New(o)
+		o.Abandon, o.Broker, o.Allow, o.Emit = time.Millisecond, nil, nil, func(dispatch.Event) error { return nil }
+		d, err := dispatch.New(o)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 // journal turns events into records: it knows which record caused which. It is
@@ -31,7 +32,7 @@ type journal struct {
 	// attested says that sandbox.started is written; waiting are calls that
 	// hold a slot and wait for it.
 	attested bool
-	waiting  []tools.Called
+	waiting  []dispatch.Called
 }
 
 // tally is what is counted while records are written.
@@ -120,7 +121,7 @@ func (j *journal) user(p record.Payload, parent string) (string, error) {
 // admit records that calls which waited for the sandbox have begun: one, or all
 // of them. The caller holds mu.
 func (j *journal) admit(call string) (due bool, _ error) {
-	var left []tools.Called
+	var left []dispatch.Called
 	for _, e := range j.waiting {
 		if call != "" && e.CallID != call {
 			left = append(left, e)
@@ -138,7 +139,7 @@ func (j *journal) admit(call string) (due bool, _ error) {
 
 // begun records that a call begins; what writes, executes or reaches a network
 // is due on the disk before it does. The caller holds mu.
-func (j *journal) begun(e tools.Called) (due bool, _ error) {
+func (j *journal) begun(e dispatch.Called) (due bool, _ error) {
 	err := j.putCall(e.CallID, record.ActorAgent, called(e))
 	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
@@ -185,7 +186,7 @@ func (j *journal) loopEvent(e loop.Event) error {
 		}
 		return j.put(&j.answer, j.asked, record.ActorAgent, j.tally.modelFailure)
 	case loop.CallRefused:
-		f := tools.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}
+		f := dispatch.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}
 		j.deny(f)
 		return j.putCall(e.CallID, record.ActorTool, failed(f))
 	case loop.BudgetWarning:
@@ -254,18 +255,18 @@ func (j *journal) putCall(call string, actor record.Actor, p record.Payload) err
 // toolEvent records what the dispatcher reports. A call of the sandbox that
 // comes before the sandbox runs waits for it, and is recorded behind
 // sandbox.started, or with its own end where that is first.
-func (j *journal) toolEvent(e tools.Event) error {
-	if d, ok := e.(tools.OutputDelta); ok {
+func (j *journal) toolEvent(e dispatch.Event) error {
+	if d, ok := e.(dispatch.OutputDelta); ok {
 		j.live(Delta{CallID: d.CallID, Stream: d.Stream, Text: d.Text})
 		return nil
 	}
 	return j.synced(func() (due bool, err error) {
 		switch e := e.(type) {
-		case tools.Called:
+		case dispatch.Called:
 			return j.called(e)
-		case tools.Completed:
+		case dispatch.Completed:
 			_, err = j.admit(e.CallID)
-		case tools.Failed:
+		case dispatch.Failed:
 			_, err = j.admit(e.CallID)
 		}
 		if err != nil {
@@ -277,7 +278,7 @@ func (j *journal) toolEvent(e tools.Event) error {
 
 // called records that a call holds its slot, or keeps it until the sandbox runs.
 // The caller holds mu.
-func (j *journal) called(e tools.Called) (due bool, _ error) {
+func (j *journal) called(e dispatch.Called) (due bool, _ error) {
 	j.tally.toolCalls++
 	if sandboxed(e.Class) && !j.attested {
 		j.waiting = append(j.waiting, e)
@@ -288,29 +289,29 @@ func (j *journal) called(e tools.Called) (due bool, _ error) {
 
 // answered says whether an event is a client's answer: it is on the disk before
 // the client is told what became of it.
-func answered(e tools.Event) bool {
+func answered(e dispatch.Event) bool {
 	switch e := e.(type) {
-	case tools.ConfirmationResolved:
+	case dispatch.ConfirmationResolved:
 		return e.By == "user"
-	case tools.ConfirmationAttempted:
+	case dispatch.ConfirmationAttempted:
 		return true
 	}
 	return false
 }
 
 // toolRecord records one event. The caller holds mu.
-func (j *journal) toolRecord(e tools.Event) error {
+func (j *journal) toolRecord(e dispatch.Event) error {
 	switch e := e.(type) {
-	case tools.Completed:
+	case dispatch.Completed:
 		return j.putCall(e.CallID, record.ActorTool, completed(e))
-	case tools.Failed:
+	case dispatch.Failed:
 		j.deny(e)
 		return j.putCall(e.CallID, record.ActorTool, failed(e))
-	case tools.InputInvalid:
+	case dispatch.InputInvalid:
 		return j.putCall(e.CallID, record.ActorTool, record.ToolInputInvalid{CallID: e.CallID, Name: e.Name, Errors: record.NonNil(e.Messages)})
-	case tools.ConfirmationRequested:
+	case dispatch.ConfirmationRequested:
 		return j.putCall(e.Confirmation.CallID, record.ActorSystem, requested(e.Confirmation))
-	case tools.ConfirmationResolved:
+	case dispatch.ConfirmationResolved:
 		actor := record.ActorSystem
 		if e.By == "user" {
 			actor = record.ActorUser
@@ -318,9 +319,9 @@ func (j *journal) toolRecord(e tools.Event) error {
 		return j.putCall(e.CallID, actor, record.ConfirmationResolved{
 			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By, Client: e.Client,
 		})
-	case tools.ConfirmationAttempted:
+	case dispatch.ConfirmationAttempted:
 		return j.put(nil, j.cause(e.CallID), record.ActorUser, attempted(e))
-	case tools.Warning:
+	case dispatch.Warning:
 		return j.put(nil, j.cause(e.CallID), record.ActorSystem, record.Warning{CallID: e.CallID, Message: e.Message})
 	}
 	return nil
@@ -334,7 +335,7 @@ func (j *journal) cause(call string) string {
 	return j.answer
 }
 
-func (j *journal) deny(e tools.Failed) {
+func (j *journal) deny(e dispatch.Failed) {
 	switch e.Class {
 	case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
 		j.tally.denials = append(j.tally.denials, record.Denial{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason})

@@ -18,6 +18,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 // TestCallsOfTheSandboxAreRecordedBehindIt: one waits and then runs, one is
@@ -32,14 +34,14 @@ func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 		}
 	}
 	do(j.write(record.SessionCreated{}))
-	do(j.toolEvent(tools.Called{CallID: "tu_run", Name: "shell", Class: tools.ClassExecute}))
-	do(j.toolEvent(tools.Called{CallID: "tu_gone", Name: "write_file", Class: tools.ClassWrite}))
-	do(j.toolEvent(tools.Called{CallID: "tu_read", Name: "read_file", Class: tools.ClassRead}))
-	do(j.toolEvent(tools.Completed{CallID: "tu_read", Name: "read_file"}))
-	do(j.toolEvent(tools.Failed{CallID: "tu_gone", Name: "write_file", Class: tools.ErrorCancelled}))
+	do(j.toolEvent(dispatch.Called{CallID: "tu_run", Name: "shell", Class: tools.ClassExecute}))
+	do(j.toolEvent(dispatch.Called{CallID: "tu_gone", Name: "write_file", Class: tools.ClassWrite}))
+	do(j.toolEvent(dispatch.Called{CallID: "tu_read", Name: "read_file", Class: tools.ClassRead}))
+	do(j.toolEvent(dispatch.Completed{CallID: "tu_read", Name: "read_file"}))
+	do(j.toolEvent(dispatch.Failed{CallID: "tu_gone", Name: "write_file", Class: tools.ErrorCancelled}))
 	do(j.write(record.SandboxStarted{}))
-	do(j.toolEvent(tools.Completed{CallID: "tu_run", Name: "shell"}))
-	do(j.toolEvent(tools.Called{CallID: "tu_next", Name: "shell", Class: tools.ClassExecute}))
+	do(j.toolEvent(dispatch.Completed{CallID: "tu_run", Name: "shell"}))
+	do(j.toolEvent(dispatch.Called{CallID: "tu_next", Name: "shell", Class: tools.ClassExecute}))
 
 	var got []string
 	for _, r := range recordsOf(t, rec) {
@@ -65,12 +67,12 @@ func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
 	j := newJournal(rec, nil)
 	stranger := strings.Repeat("é", 1000)
-	for _, e := range []tools.Attempt{
-		{ConfirmationID: "00ff", CallID: "tu_1", Decision: tools.DecisionDeny, Client: "http", Recorded: tools.DecisionAllow, By: "user"},
-		{ConfirmationID: "00ff", CallID: "tu_1", Decision: tools.DecisionAllow, Scope: tools.ScopeSession, Client: "http", Recorded: tools.DecisionTimeout, By: "timeout"},
-		{ConfirmationID: stranger, Decision: tools.DecisionAllow, Client: "http"},
+	for _, e := range []approval.Attempt{
+		{ConfirmationID: "00ff", CallID: "tu_1", Decision: approval.DecisionDeny, Client: "http", Recorded: approval.DecisionAllow, By: "user"},
+		{ConfirmationID: "00ff", CallID: "tu_1", Decision: approval.DecisionAllow, Scope: approval.ScopeSession, Client: "http", Recorded: approval.DecisionTimeout, By: "timeout"},
+		{ConfirmationID: stranger, Decision: approval.DecisionAllow, Client: "http"},
 	} {
-		if err := j.toolEvent(tools.ConfirmationAttempted{Attempt: e}); err != nil {
+		if err := j.toolEvent(dispatch.ConfirmationAttempted{Attempt: e}); err != nil {
 			t.Fatal(err)
 		}
 		if last := len(recordsOf(t, rec)); rec.Synced() != int64(last) {
@@ -120,7 +122,7 @@ func TestCallsShareTheirSync(t *testing.T) {
 	held = true
 	var calls sync.WaitGroup
 	call := func(id string) {
-		if err := j.toolEvent(tools.Called{CallID: id, Name: "shell", Class: tools.ClassExecute}); err != nil {
+		if err := j.toolEvent(dispatch.Called{CallID: id, Name: "shell", Class: tools.ClassExecute}); err != nil {
 			t.Error(err)
 		}
 		if rec.Synced() < 3 {
@@ -130,7 +132,7 @@ func TestCallsShareTheirSync(t *testing.T) {
 	calls.Go(func() { call("tu_1") })
 	<-entered
 	// A read would wait for ever, were it behind the first call's sync.
-	if err := j.toolEvent(tools.Called{CallID: "tu_2", Name: "read_file", Class: tools.ClassRead}); err != nil {
+	if err := j.toolEvent(dispatch.Called{CallID: "tu_2", Name: "read_file", Class: tools.ClassRead}); err != nil {
 		t.Error(err)
 	}
 	calls.Go(func() { call("tu_3") })
@@ -148,12 +150,12 @@ func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	full = syscall.ENOSPC
-	err := j.toolEvent(tools.ConfirmationResolved{CallID: "tu_1", ConfirmationID: "00ff", Decision: tools.DecisionAllow, By: "user"})
+	err := j.toolEvent(dispatch.ConfirmationResolved{CallID: "tu_1", ConfirmationID: "00ff", Decision: approval.DecisionAllow, By: "user"})
 	if !errors.Is(err, tools.ErrRecord) || !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("resolved: %v", err)
 	}
 	full = nil // room again: too late
-	if err := j.toolEvent(tools.Called{CallID: "tu_1", Name: "shell", Class: tools.ClassExecute}); !errors.Is(err, tools.ErrRecord) {
+	if err := j.toolEvent(dispatch.Called{CallID: "tu_1", Name: "shell", Class: tools.ClassExecute}); !errors.Is(err, tools.ErrRecord) {
 		t.Errorf("called: %v", err)
 	}
 	if n := len(recordsOf(t, rec)); n != 3 {
@@ -169,7 +171,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 	j := newJournal(rec, func(d Delta) { live = append(live, d) })
 	own := func(p record.Payload) func() error { return func() error { return j.write(p) } }
 	ofLoop := func(e loop.Event) func() error { return func() error { return j.loopEvent(e) } }
-	ofTools := func(e tools.Event) func() error { return func() error { return j.toolEvent(e) } }
+	ofTools := func(e dispatch.Event) func() error { return func() error { return j.toolEvent(e) } }
 	message := func(role loop.Role, blocks ...loop.Block) func() error {
 		return ofLoop(loop.MessageAdded{Message: loop.Message{Role: role, Blocks: blocks}})
 	}
@@ -189,35 +191,35 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofLoop(loop.TextDelta{Text: "so"}),
 		ofLoop(loop.ModelCallCompleted{}),
 		message(loop.RoleAssistant),
-		ofTools(tools.ConfirmationRequested{Confirmation: tools.Confirmation{CallID: "a"}}),
-		ofTools(tools.ConfirmationResolved{CallID: "a", By: "user"}),
-		ofTools(tools.ConfirmationAttempted{Attempt: tools.Attempt{CallID: "a"}}),
-		ofTools(tools.Called{CallID: "a", Class: tools.ClassExecute}),
-		ofTools(tools.OutputDelta{CallID: "a"}),
+		ofTools(dispatch.ConfirmationRequested{Confirmation: approval.Confirmation{CallID: "a"}}),
+		ofTools(dispatch.ConfirmationResolved{CallID: "a", By: "user"}),
+		ofTools(dispatch.ConfirmationAttempted{Attempt: approval.Attempt{CallID: "a"}}),
+		ofTools(dispatch.Called{CallID: "a", Class: tools.ClassExecute}),
+		ofTools(dispatch.OutputDelta{CallID: "a"}),
 		func() error { return j.denied(record.NetworkDenied{CallID: "a"}) },
-		ofTools(tools.Warning{CallID: "a"}),
-		ofTools(tools.Completed{CallID: "a"}),
+		ofTools(dispatch.Warning{CallID: "a"}),
+		ofTools(dispatch.Completed{CallID: "a"}),
 		message(loop.RoleTool, loop.Block{ToolResult: &loop.ToolResult{ToolUseID: "a"}}),
 		func() error { return j.background(record.BackgroundEnded{CallID: "a"}) },
-		ofTools(tools.ConfirmationResolved{CallID: "b", By: "session"}),
-		ofTools(tools.InputInvalid{CallID: "b"}),
+		ofTools(dispatch.ConfirmationResolved{CallID: "b", By: "session"}),
+		ofTools(dispatch.InputInvalid{CallID: "b"}),
 		ofLoop(loop.CallRefused{CallID: "c", Class: tools.ErrorPermissionDenied}),
 		message(loop.RoleTool, loop.Block{Text: &loop.Text{}}, loop.Block{ToolResult: &loop.ToolResult{ToolUseID: "none"}}),
 		ofLoop(loop.BudgetWarning{}),
 		ofLoop(loop.ContextShortened{}),
 		ofLoop(loop.ModelCallStarted{}),
 		ofLoop(loop.ModelCallFailed{Message: "down"}),
-		ofTools(tools.Failed{CallID: "d", Class: tools.ErrorUserDenied}),
+		ofTools(dispatch.Failed{CallID: "d", Class: tools.ErrorUserDenied}),
 		ofLoop(loop.TurnEnded{Reason: loop.StopAnswered}),
 		own(record.Warning{}),
 		ofLoop(loop.TurnStarted{Turn: "2"}),
 		ofLoop(loop.ModelCallStarted{}),
 		ofLoop(loop.ModelCallCompleted{FirstDelta: time.Second}),
-		ofTools(tools.Failed{CallID: "e", Class: tools.ErrorCancelled}),
-		ofTools(tools.Called{CallID: "f", Class: tools.ClassWrite}), // which waits
-		ofTools(tools.Completed{CallID: "f"}),
-		ofTools(tools.Called{CallID: "g", Class: tools.ClassWrite}),
-		ofTools(tools.Failed{CallID: "g"}),
+		ofTools(dispatch.Failed{CallID: "e", Class: tools.ErrorCancelled}),
+		ofTools(dispatch.Called{CallID: "f", Class: tools.ClassWrite}), // which waits
+		ofTools(dispatch.Completed{CallID: "f"}),
+		ofTools(dispatch.Called{CallID: "g", Class: tools.ClassWrite}),
+		ofTools(dispatch.Failed{CallID: "g"}),
 		ofLoop(loop.TurnEnded{Reason: loop.StopCancelled, Usage: limits.Usage{Rounds: 7}, Wall: time.Second}),
 	}
 	for i, step := range do {
@@ -307,7 +309,7 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 		"its own":      func(j *journal) error { return j.write(record.Warning{}) },
 		"a connection": func(j *journal) error { return j.denied(record.NetworkDenied{}) },
 		"a connection of a call that waits": func(j *journal) error {
-			j.waiting = []tools.Called{{CallID: "a"}}
+			j.waiting = []dispatch.Called{{CallID: "a"}}
 			return j.denied(record.NetworkDenied{CallID: "a"})
 		},
 		"a background command": func(j *journal) error { return j.background(record.BackgroundEnded{}) },
@@ -327,21 +329,21 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 	} {
 		do[fmt.Sprintf("%T%+v", e, e)] = func(j *journal) error { return j.loopEvent(e) }
 	}
-	for _, e := range []tools.Event{
-		tools.Called{Class: tools.ClassRead},
-		tools.Completed{},
-		tools.Failed{},
-		tools.InputInvalid{},
-		tools.ConfirmationRequested{},
-		tools.ConfirmationResolved{},
-		tools.ConfirmationAttempted{},
-		tools.Warning{},
+	for _, e := range []dispatch.Event{
+		dispatch.Called{Class: tools.ClassRead},
+		dispatch.Completed{},
+		dispatch.Failed{},
+		dispatch.InputInvalid{},
+		dispatch.ConfirmationRequested{},
+		dispatch.ConfirmationResolved{},
+		dispatch.ConfirmationAttempted{},
+		dispatch.Warning{},
 	} {
 		do[fmt.Sprintf("%T", e)] = func(j *journal) error { return j.toolEvent(e) }
 	}
-	for name, e := range map[string]tools.Event{"completed": tools.Completed{CallID: "a"}, "failed": tools.Failed{CallID: "a"}} {
+	for name, e := range map[string]dispatch.Event{"completed": dispatch.Completed{CallID: "a"}, "failed": dispatch.Failed{CallID: "a"}} {
 		do["a call that waits and has "+name] = func(j *journal) error {
-			j.waiting = []tools.Called{{CallID: "a"}}
+			j.waiting = []dispatch.Called{{CallID: "a"}}
 			return j.toolEvent(e)
 		}
 	}
@@ -357,7 +359,7 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 	}
 	rec := newJournalRecorder(t, o)
 	j := newJournal(rec, nil)
-	j.waiting = []tools.Called{{CallID: "a"}}
+	j.waiting = []dispatch.Called{{CallID: "a"}}
 	if err := j.write(record.SandboxStarted{}); !errors.Is(err, tools.ErrRecord) {
 		t.Errorf("a call that waited for the sandbox: %v", err)
 	}
@@ -385,17 +387,17 @@ func TestJournalSyncsWhatActs(t *testing.T) {
 		do   func() error
 	}{
 		{"the session", false, func() error { return j.write(record.SessionCreated{}) }},
-		{"a call that waits", false, func() error { return j.toolEvent(tools.Called{CallID: "a", Class: tools.ClassExecute}) }},
-		{"another one", false, func() error { return j.toolEvent(tools.Called{CallID: "b", Class: tools.ClassWrite}) }},
+		{"a call that waits", false, func() error { return j.toolEvent(dispatch.Called{CallID: "a", Class: tools.ClassExecute}) }},
+		{"another one", false, func() error { return j.toolEvent(dispatch.Called{CallID: "b", Class: tools.ClassWrite}) }},
 		{"the sandbox", true, func() error { return j.write(record.SandboxStarted{}) }},
 		{"another sandbox", false, func() error { return j.write(record.SandboxRestarted{}) }},
-		{"a call that reads", false, func() error { return j.toolEvent(tools.Called{CallID: "c", Class: tools.ClassRead}) }},
-		{"a call that does nothing", false, func() error { return j.toolEvent(tools.Called{CallID: "d", Class: tools.ClassNone}) }},
-		{"a call that writes", true, func() error { return j.toolEvent(tools.Called{CallID: "e", Class: tools.ClassWrite}) }},
-		{"its end", false, func() error { return j.toolEvent(tools.Completed{CallID: "e"}) }},
-		{"a call of the network", true, func() error { return j.toolEvent(tools.Called{CallID: "f", Class: tools.ClassNetwork}) }},
-		{"an answer of the policy", false, func() error { return j.toolEvent(tools.ConfirmationResolved{CallID: "g", By: "session"}) }},
-		{"an answer of a user", true, func() error { return j.toolEvent(tools.ConfirmationResolved{CallID: "g", By: "user"}) }},
+		{"a call that reads", false, func() error { return j.toolEvent(dispatch.Called{CallID: "c", Class: tools.ClassRead}) }},
+		{"a call that does nothing", false, func() error { return j.toolEvent(dispatch.Called{CallID: "d", Class: tools.ClassNone}) }},
+		{"a call that writes", true, func() error { return j.toolEvent(dispatch.Called{CallID: "e", Class: tools.ClassWrite}) }},
+		{"its end", false, func() error { return j.toolEvent(dispatch.Completed{CallID: "e"}) }},
+		{"a call of the network", true, func() error { return j.toolEvent(dispatch.Called{CallID: "f", Class: tools.ClassNetwork}) }},
+		{"an answer of the policy", false, func() error { return j.toolEvent(dispatch.ConfirmationResolved{CallID: "g", By: "session"}) }},
+		{"an answer of a user", true, func() error { return j.toolEvent(dispatch.ConfirmationResolved{CallID: "g", By: "user"}) }},
 	} {
 		if err := step.do(); err != nil {
 			t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
@@ -28,7 +29,7 @@ func TestNotesReachTheNextSession(t *testing.T) {
 	}
 	first := newBench(t, "  - calls: [{tool: memory_add, input: "+string(raw)+"}]\n  - text: done\n")
 	first.opts.Memory = store
-	first.opts.Policy.Tools = map[string]tools.Mode{"memory_add": tools.ModeAuto}
+	first.opts.Policy.Tools = map[string]policy.Mode{"memory_add": policy.ModeAuto}
 	_, records := first.run(t.Context())
 	if text := told(records); !strings.Contains(text, "Kept. The notes are now (1 of 100)") {
 		t.Fatalf("the note was not kept: %s", text)

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -47,7 +48,7 @@ func countStarts(t *testing.T, turns string, err error) (*bench, *atomic.Int32) 
 
 func usePolicy(t *testing.T, b *bench, name string) {
 	t.Helper()
-	policy, err := tools.Preset(name)
+	policy, err := policy.Preset(name)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,10 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/memory"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
@@ -70,17 +73,17 @@ type Options struct {
 	SessionBudget limits.Budget
 	// Policy decides what is asked about; Broker gets the answers, nil where
 	// nobody can be asked, and OnPrompt says what then becomes of it.
-	Policy   tools.Policy
-	Broker   *tools.Broker
-	OnPrompt tools.OnPrompt
+	Policy   policy.Policy
+	Broker   *approval.Broker
+	OnPrompt dispatch.OnPrompt
 	// ConfirmTimeout is how long an answer is waited for; zero means
-	// tools.DefaultConfirmTimeout.
+	// dispatch.DefaultConfirmTimeout.
 	ConfirmTimeout time.Duration
 	// Concurrency is how many tool calls run at once; zero means
-	// tools.DefaultConcurrency.
+	// dispatch.DefaultConcurrency.
 	Concurrency int
 	// Grants keeps answers of scope always; nil offers no such scope.
-	Grants *tools.Grants
+	Grants *approval.Grants
 	// Fetch is what may be fetched; the zero value is nothing.
 	Fetch FetchOptions
 

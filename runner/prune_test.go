@@ -19,7 +19,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // pruneClock is the present of these tests.
@@ -44,7 +44,7 @@ func oldSession(t *testing.T, state string, age time.Duration) string {
 		record.TurnStarted{},
 		record.Warning{Message: strings.Repeat("bulk ", 20_000)},
 		record.ConfirmationRequested{CallID: "tu_1", RequestID: "00ff", Diff: strings.Repeat("+line\n", 20_000)},
-		record.ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, By: "user"},
+		record.ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: approval.DecisionAllow, By: "user"},
 		record.ToolCalled{CallID: "tu_1"},
 		record.TurnCompleted{},
 		record.SessionEnded{Reason: "answered"},

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
@@ -23,7 +24,7 @@ func TestRestrictionsBindTheBuiltInTools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	auto := map[tools.Class]tools.Mode{tools.ClassRead: tools.ModeAuto, tools.ClassWrite: tools.ModeAuto, tools.ClassExecute: tools.ModeAuto}
+	auto := map[tools.Class]policy.Mode{tools.ClassRead: policy.ModeAuto, tools.ClassWrite: policy.ModeAuto, tools.ClassExecute: policy.ModeAuto}
 	for restricted, want := range map[string]struct {
 		input string
 		bound []tools.Name
@@ -31,14 +32,14 @@ func TestRestrictionsBindTheBuiltInTools(t *testing.T) {
 		"shell":     {`{}`, []tools.Name{"format_code", "run_tests", "shell", "verify_shell"}},
 		"read_file": {`{"checks":[{"kind":"contains","path":"a","value":"x"}]}`, []tools.Name{"grep", "read_file", "verify", "verify_shell"}},
 	} {
-		own := map[string]tools.Mode{restricted: tools.ModeDeny}
-		for name, policy := range map[string]tools.Policy{
+		own := map[string]policy.Mode{restricted: policy.ModeDeny}
+		for name, rules := range map[string]policy.Policy{
 			"a rule":        {Classes: auto, Tools: own},
-			"a requirement": {Classes: auto, Tighten: []tools.Policy{{Classes: auto, Tools: own}}},
+			"a requirement": {Classes: auto, Tighten: []policy.Policy{{Classes: auto, Tools: own}}},
 		} {
 			var bound []tools.Name
 			for _, def := range defs {
-				if policy.DecideCall(def, "", json.RawMessage(want.input)).Mode == tools.ModeDeny {
+				if rules.DecideCall(def, "", json.RawMessage(want.input)).Mode == policy.ModeDeny {
 					bound = append(bound, def.Name)
 				}
 			}

@@ -24,7 +24,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -53,7 +53,7 @@ func newBench(t *testing.T, turns string) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.Close() })
-	policy, err := tools.Preset("ci")
+	policy, err := policy.Preset("ci")
 	if err != nil {
 		t.Fatal(err)
 	}

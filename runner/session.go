@@ -24,6 +24,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -44,7 +46,7 @@ type Session struct {
 	reader   workspace.View
 	original *workspace.Reader
 	box      *container
-	tools    *tools.Dispatcher
+	tools    *dispatch.Dispatcher
 	exec     *executor
 
 	// ctx is the session's: it ends by end, with the cause.
@@ -223,12 +225,12 @@ func (s *Session) guardRepositories(ctx context.Context, spec *sandbox.Spec) {
 }
 
 // dispatcherOptions returns the options of the session's dispatcher.
-func (s *Session) dispatcherOptions() tools.Options {
-	return tools.Options{
+func (s *Session) dispatcherOptions() dispatch.Options {
+	return dispatch.Options{
 		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
 		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
 		Allow:  s.allow,
-		Grants: s.opts.Grants.As(tools.Author{By: "session " + s.opts.Folder.Session, Redact: redact.New(s.opts.Secrets).JSON}),
+		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Folder.Session, Redact: redact.New(s.opts.Secrets).JSON}),
 		Emit:   s.journal.toolEvent, Abandon: s.abandon(),
 		Scope: func(path string) error {
 			return s.reader.Scope(context.Background(), path)
@@ -244,8 +246,8 @@ func (s *Session) dispatcherOptions() tools.Options {
 }
 
 // dispatcher makes the dispatcher with the built-in tools.
-func (s *Session) dispatcher() (*tools.Dispatcher, error) {
-	d, err := tools.New(s.dispatcherOptions())
+func (s *Session) dispatcher() (*dispatch.Dispatcher, error) {
+	d, err := dispatch.New(s.dispatcherOptions())
 	if err != nil {
 		return nil, err
 	}
@@ -271,7 +273,7 @@ func (s *Session) abandon() time.Duration {
 	if grace == 0 {
 		grace = sandbox.DefaultGrace
 	}
-	return max(tools.DefaultAbandon, grace+35*time.Second)
+	return max(dispatch.DefaultAbandon, grace+35*time.Second)
 }
 
 // drain ends what tools still do. After it nothing uses the container.

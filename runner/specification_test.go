@@ -16,6 +16,8 @@ import (
 
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // TestSpecification9InRecords has the examples of the dispatcher specification
@@ -25,12 +27,12 @@ import (
 // null. Example 9.4 is e2e
 // TestSpecification9_4OnEachBackend.
 func TestSpecification9InRecords(t *testing.T) {
-	deny := tools.NewBroker(tools.BrokerOptions{})
+	deny := approval.NewBroker(approval.BrokerOptions{})
 	deny.Attach("http", answerer("deny"))
 	const readme = `{"path":"README.md"}`
 	for name, tc := range map[string]struct {
 		calls  string
-		broker *tools.Broker
+		broker *approval.Broker
 		want   []string
 	}{
 		"9.1 a read": {`{tool: read_file, input: {path: README.md}}`, nil, []string{
@@ -62,7 +64,7 @@ func TestSpecification9InRecords(t *testing.T) {
 			b.file("README.md", "# Project Foo\n")
 			if tc.broker != nil {
 				b.opts.Broker = tc.broker
-				b.opts.Policy = tools.Policy{Name: "default", Classes: map[tools.Class]tools.Mode{tools.ClassRead: tools.ModeAuto}}
+				b.opts.Policy = policy.Policy{Name: "default", Classes: map[tools.Class]policy.Mode{tools.ClassRead: policy.ModeAuto}}
 			}
 			_, records := b.run(t.Context())
 			got := toolRecords(t, records)

@@ -10,18 +10,20 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 // TestRecordsSayWhatWasShown: every field of the records of a confirmation and of
 // a completed call is filled from its event. The control is an event that says
 // nothing, whose fields are seen to be empty.
 func TestRecordsSayWhatWasShown(t *testing.T) {
-	shown := requested(tools.Confirmation{
+	shown := requested(approval.Confirmation{
 		ID: "00ff", CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Dangerous: "rm -rf /", Input: "{}", Summary: "rm -rf /",
 		Exact: json.RawMessage(`{}`), InputHash: "cd", Projected: []string{"a"}, Diff: "+a", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Hidden: true, Changed: true,
-		Scopes: []tools.Scope{tools.ScopeOnce}, Phrase: "rm -rf /", Expires: time.Unix(1, 0),
+		Scopes: []approval.Scope{approval.ScopeOnce}, Phrase: "rm -rf /", Expires: time.Unix(1, 0),
 	})
-	ended := completed(tools.Completed{
+	ended := completed(dispatch.Completed{
 		CallID: "tu_1", Name: "shell", Success: true, OutputBytes: 1, Truncated: true, Latency: time.Second, FilesModified: []string{"a"}, Command: "ls", Metadata: map[string]any{"a": 1},
 	})
 	for _, record := range []any{shown, ended} {
@@ -29,13 +31,13 @@ func TestRecordsSayWhatWasShown(t *testing.T) {
 			t.Errorf("%T says nothing of %q", record, empty)
 		}
 	}
-	if shown.Command == nil || *shown.Command != "rm -rf /" || requested(tools.Confirmation{Class: tools.ClassWrite, Summary: "a"}).Command != nil {
+	if shown.Command == nil || *shown.Command != "rm -rf /" || requested(approval.Confirmation{Class: tools.ClassWrite, Summary: "a"}).Command != nil {
 		t.Error("a command is recorded of each call that executes one, and of no other")
 	}
-	if completed(tools.Completed{}).Command != nil {
+	if completed(dispatch.Completed{}).Command != nil {
 		t.Error("a command is recorded of a call that had none")
 	}
-	if empty := emptyFields(requested(tools.Confirmation{})); len(empty) < 15 {
+	if empty := emptyFields(requested(approval.Confirmation{})); len(empty) < 15 {
 		t.Errorf("of an event that says nothing only %q are empty", empty)
 	}
 }
@@ -55,13 +57,13 @@ func emptyFields(record any) []string {
 
 func TestAttemptsAreRecordedWithTheirOutcome(t *testing.T) {
 	long := strings.Repeat("x", 127)
-	for want, e := range map[record.AttemptOutcome]tools.Attempt{
-		record.AttemptForbidden: {ConfirmationID: "00ff", Forbidden: true, Recorded: tools.DecisionAllow, By: "timeout"},
+	for want, e := range map[record.AttemptOutcome]approval.Attempt{
+		record.AttemptForbidden: {ConfirmationID: "00ff", Forbidden: true, Recorded: approval.DecisionAllow, By: "timeout"},
 		record.AttemptUnknown:   {ConfirmationID: long + "é and more"},
-		record.AttemptExpired:   {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "timeout"},
-		record.AttemptResolved:  {ConfirmationID: "00ff", Recorded: tools.DecisionDeny, By: "http:alice"},
+		record.AttemptExpired:   {ConfirmationID: "00ff", Recorded: approval.DecisionDeny, By: "timeout"},
+		record.AttemptResolved:  {ConfirmationID: "00ff", Recorded: approval.DecisionDeny, By: "http:alice"},
 	} {
-		got := attempted(tools.ConfirmationAttempted{Attempt: e})
+		got := attempted(dispatch.ConfirmationAttempted{Attempt: e})
 		if got.Outcome != want {
 			t.Errorf("%+v: %q, want %q", e, got.Outcome, want)
 		}

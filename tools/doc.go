@@ -1,9 +1,11 @@
-// Package tools is the contract of tools and the dispatcher that runs them:
-// names, schemas, side-effect classes, confirmation policy, slots, results and
-// events. It implements the dispatcher specification (docs/specification.md),
-// with the differences that docs/design/dispatch.md describes.
+// Package tools is the contract of tools: the interface that a tool implements,
+// its definition with name, schema and side-effect class, and its results. It also
+// holds the registry of tools and what makes their text safe to show.
+//
+// tools/policy decides which calls run, tools/approval asks people, and
+// tools/dispatch runs the calls. The concrete tools are in sub-packages too.
 //
 // It is rank 1 and knows neither sandbox nor loop: a tool that needs a
 // container declares the one to three methods that it needs, and runner adapts
-// a sandbox to them. The concrete tools are in sub-packages.
+// a sandbox to them.
 package tools

@@ -16,6 +16,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // anything is what --tool and --workspace take for every one of them.
@@ -131,7 +133,7 @@ func (f approvalFlags) toolName() (tools.Name, error) {
 
 // filter matches what --tool and --workspace say; folder is taken where
 // --workspace is not given, "" is every one.
-func (f approvalFlags) filter(env environ, folder string) (func(tools.Grant) bool, error) {
+func (f approvalFlags) filter(env environ, folder string) (func(approval.Grant) bool, error) {
 	name, err := f.toolName()
 	if err != nil {
 		return nil, err
@@ -148,22 +150,22 @@ func (f approvalFlags) filter(env environ, folder string) (func(tools.Grant) boo
 			return nil, err
 		}
 	}
-	return func(g tools.Grant) bool {
+	return func(g approval.Grant) bool {
 		return (name == "" || g.Tool.Same(name)) && (workspace == "" || g.Workspace == workspace)
 	}, nil
 }
 
-func listApprovals(a *app, match func(tools.Grant) bool, asJSON bool) error {
+func listApprovals(a *app, match func(approval.Grant) bool, asJSON bool) error {
 	list, err := a.environ.grantStore().List()
 	if err := warnCorrupt(a, err); err != nil {
 		return err
 	}
-	list = slices.DeleteFunc(list, func(g tools.Grant) bool { return !match(g) })
-	slices.SortStableFunc(list, func(a, b tools.Grant) int {
+	list = slices.DeleteFunc(list, func(g approval.Grant) bool { return !match(g) })
+	slices.SortStableFunc(list, func(a, b approval.Grant) int {
 		return cmp.Or(strings.Compare(a.Workspace, b.Workspace), strings.Compare(string(a.Tool), string(b.Tool)), strings.Compare(a.Phrase, b.Phrase))
 	})
 	if asJSON {
-		return writeJSON(a.stdout, append([]tools.Grant{}, list...))
+		return writeJSON(a.stdout, append([]approval.Grant{}, list...))
 	}
 	if len(list) == 0 {
 		_, err := fmt.Fprintln(a.stdout, "Nothing is approved or refused for good.")
@@ -173,7 +175,7 @@ func listApprovals(a *app, match func(tools.Grant) bool, asJSON bool) error {
 }
 
 // printGrants writes a list, a workspace after the other.
-func printGrants(a *app, list []tools.Grant) error {
+func printGrants(a *app, list []approval.Grant) error {
 	var errs []error
 	say := func(text string) {
 		safe, _ := tools.Display(text)
@@ -218,7 +220,7 @@ func revokeApprovals(a *app, f approvalFlags, args []string) error {
 		if len(args) > 0 {
 			phrase = storedForm(args[0])
 		}
-		match = func(g tools.Grant) bool { return named(g) && g.Phrase == phrase }
+		match = func(g approval.Grant) bool { return named(g) && g.Phrase == phrase }
 	}
 	if !slices.ContainsFunc(list, match) {
 		return nothingMatched(list, named, args)
@@ -228,7 +230,7 @@ func revokeApprovals(a *app, f approvalFlags, args []string) error {
 		return stateProblem(err)
 	}
 	if f.json {
-		return writeJSON(a.stdout, append([]tools.Grant{}, removed...))
+		return writeJSON(a.stdout, append([]approval.Grant{}, removed...))
 	}
 	_, err = fmt.Fprintf(a.stdout, "Revoked %d:\n", len(removed))
 	return errors.Join(err, printGrants(a, removed))
@@ -237,14 +239,14 @@ func revokeApprovals(a *app, f approvalFlags, args []string) error {
 // storedForm is a phrase as it is stored; what can't be stored stays as it is,
 // and matches nothing.
 func storedForm(phrase string) string {
-	if canonical, err := tools.StaticPhrase(phrase); err == nil {
+	if canonical, err := policy.StaticPhrase(phrase); err == nil {
 		return canonical
 	}
 	return phrase
 }
 
 // nothingMatched says why nothing was revoked.
-func nothingMatched(list []tools.Grant, named func(tools.Grant) bool, args []string) error {
+func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args []string) error {
 	p := record.Problem{Cause: "nothing matched, and nothing was revoked", Mend: "caisson approvals list shows what is stored."}
 	others := 0
 	for _, g := range list {
@@ -263,7 +265,7 @@ func nothingMatched(list []tools.Grant, named func(tools.Grant) bool, args []str
 
 // trusted is what caisson approvals trust --json writes.
 type trustedPhrase struct {
-	tools.Grant
+	approval.Grant
 	// Changed is false where it was approved already.
 	Changed bool `json:"changed"`
 }
@@ -298,13 +300,13 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 		return err
 	}
 	defer func() { _ = w.Close() }()
-	answer := trustedPhrase{Grant: tools.Grant{Tool: name, Workspace: w.Path, Phrase: phrase, Decision: tools.DecisionAllow}}
+	answer := trustedPhrase{Grant: approval.Grant{Tool: name, Workspace: w.Path, Phrase: phrase, Decision: approval.DecisionAllow}}
 	store := a.environ.grantStore()
 	decision, known, err := store.Find(answer.Grant)
 	if err := warnCorrupt(a, err); err != nil {
 		return err
 	}
-	if answer.Changed = !known || decision != tools.DecisionAllow; answer.Changed {
+	if answer.Changed = !known || decision != approval.DecisionAllow; answer.Changed {
 		if err := store.As(author(a, "caisson approvals trust")).Add(answer.Grant); err != nil {
 			return stateProblem(err)
 		}
@@ -331,7 +333,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 // trustablePhrase is a phrase as it is stored. It refuses what could never take
 // effect: no call would ever be found to be it, or it would be asked about anyway.
 func trustablePhrase(conf *config.Config, text string) (string, error) {
-	phrase, err := tools.StaticPhrase(text)
+	phrase, err := policy.StaticPhrase(text)
 	if err != nil {
 		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("%q can't be approved for good: %v", text, err),
@@ -374,8 +376,8 @@ func takesPhrases(conf *config.Config, name tools.Name) error {
 }
 
 // author is on whose behalf a command changes what is decided for good.
-func author(a *app, by string) tools.Author {
-	return tools.Author{By: by, Redact: redact.New(knownSecrets(a)).JSON}
+func author(a *app, by string) approval.Author {
+	return approval.Author{By: by, Redact: redact.New(knownSecrets(a)).JSON}
 }
 
 const approvalsLogLong = `Show each change of lasting approvals and of trusted workspaces, the oldest first: when, who, by which
@@ -404,14 +406,14 @@ func newApprovalsLogCommand(a *app) *cobra.Command {
 }
 
 func showChanges(a *app, asJSON bool) error {
-	changes, err := tools.ReadChanges(a.environ.stateDir())
+	changes, err := approval.ReadChanges(a.environ.stateDir())
 	if err != nil {
 		err = stateProblem(err)
 	}
 	var shown error
 	switch {
 	case asJSON:
-		shown = writeJSON(a.stdout, append([]tools.Change{}, changes...))
+		shown = writeJSON(a.stdout, append([]approval.Change{}, changes...))
 	case len(changes) > 0:
 		shown = printChanges(a, changes)
 	case err == nil:
@@ -420,7 +422,7 @@ func showChanges(a *app, asJSON bool) error {
 	return errors.Join(shown, err)
 }
 
-func printChanges(a *app, changes []tools.Change) error {
+func printChanges(a *app, changes []approval.Change) error {
 	var errs []error
 	printLine := func(format string, args ...any) {
 		text, _ := tools.Display(fmt.Sprintf(format, args...))
@@ -439,7 +441,7 @@ func printChanges(a *app, changes []tools.Change) error {
 	return errors.Join(errs...)
 }
 
-func whoText(c tools.Change) string {
+func whoText(c approval.Change) string {
 	if c.User == "" {
 		return fmt.Sprintf("uid %d", c.UID)
 	}
@@ -451,12 +453,12 @@ func whoText(c tools.Change) string {
 func entryText(file string, entry json.RawMessage) string {
 	switch file {
 	case approvalsFile:
-		var g tools.Grant
+		var g approval.Grant
 		if json.Unmarshal(entry, &g) == nil {
 			return strings.TrimRight(fmt.Sprintf("%-5s %s  %s", g.Decision, g.Tool, g.Phrase), " ") + "  in " + g.Workspace
 		}
 	case trustFile:
-		var w tools.TrustedWorkspace
+		var w approval.TrustedWorkspace
 		if json.Unmarshal(entry, &w) == nil {
 			text := []string{"trust " + w.Workspace}
 			for _, f := range w.Files {

@@ -23,7 +23,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/oci"
 	"github.com/caisson-run/caisson/sandbox/pool"
 	"github.com/caisson-run/caisson/sandbox/programs"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 const (
@@ -336,7 +336,7 @@ func (l *lateBackend) backend(ctx context.Context) (_ sandbox.Creator, err error
 
 // mayNeedSandbox reports whether a call of a session may need a sandbox before
 // anything else asks for one.
-func (s *setup) mayNeedSandbox(policy tools.Policy) (bool, error) {
+func (s *setup) mayNeedSandbox(policy policy.Policy) (bool, error) {
 	defs, err := toolsOf(&s.conf)
 	return !s.reads && policy.AllowsSandboxed(defs, s.workspace.Path), err
 }

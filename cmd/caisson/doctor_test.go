@@ -20,7 +20,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/oci"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // files writes files below a new folder and gives it.
@@ -231,16 +232,16 @@ func TestDoctorApprovals(t *testing.T) {
 	there := t.TempDir()
 	for _, tt := range []struct {
 		name, text    string
-		grant         tools.Grant
+		grant         approval.Grant
 		result, words string
 	}{
-		{"a good one", "{}", tools.Grant{Tool: "shell", Workspace: there, Decision: tools.DecisionAllow}, resultOK, "1 stored"},
-		{"of no tool", "{}", tools.Grant{Tool: "shel", Workspace: there, Decision: tools.DecisionAllow}, resultWarning, "shel, which is no tool"},
-		{"of a folder that is gone", "{}", tools.Grant{Tool: "shell", Workspace: "/nowhere", Decision: tools.DecisionDeny}, resultWarning, "1 hold for /nowhere"},
-		{"of a tool that is denied", "{policy: {preset: readonly}}", tools.Grant{Tool: "shell", Workspace: there, Decision: tools.DecisionAllow}, resultWarning, "which the policy denies"},
-		{"of what is dangerous", "{}", tools.Grant{Tool: "shell", Workspace: there, Phrase: "rm -rf /", Decision: tools.DecisionAllow}, resultWarning, "which the policy calls dangerous"},
-		{"a refusal of what is dangerous", "{}", tools.Grant{Tool: "shell", Workspace: there, Phrase: "rm -rf /", Decision: tools.DecisionDeny}, "", "which the policy calls dangerous"},
-		{"a denial of a tool that is denied", "{policy: {preset: readonly}}", tools.Grant{Tool: "shell", Workspace: there, Decision: tools.DecisionDeny}, "", "which the policy denies"},
+		{"a good one", "{}", approval.Grant{Tool: "shell", Workspace: there, Decision: approval.DecisionAllow}, resultOK, "1 stored"},
+		{"of no tool", "{}", approval.Grant{Tool: "shel", Workspace: there, Decision: approval.DecisionAllow}, resultWarning, "shel, which is no tool"},
+		{"of a folder that is gone", "{}", approval.Grant{Tool: "shell", Workspace: "/nowhere", Decision: approval.DecisionDeny}, resultWarning, "1 hold for /nowhere"},
+		{"of a tool that is denied", "{policy: {preset: readonly}}", approval.Grant{Tool: "shell", Workspace: there, Decision: approval.DecisionAllow}, resultWarning, "which the policy denies"},
+		{"of what is dangerous", "{}", approval.Grant{Tool: "shell", Workspace: there, Phrase: "rm -rf /", Decision: approval.DecisionAllow}, resultWarning, "which the policy calls dangerous"},
+		{"a refusal of what is dangerous", "{}", approval.Grant{Tool: "shell", Workspace: there, Phrase: "rm -rf /", Decision: approval.DecisionDeny}, "", "which the policy calls dangerous"},
+		{"a denial of a tool that is denied", "{policy: {preset: readonly}}", approval.Grant{Tool: "shell", Workspace: there, Decision: approval.DecisionDeny}, "", "which the policy denies"},
 	} {
 		s := doctored(t, tt.text)
 		if err := s.environ.grantStore().Add(tt.grant); err != nil {
@@ -285,9 +286,9 @@ func TestDoctorTrust(t *testing.T) {
 		}
 		tt.change()
 		// The folder is below one for temporary files, which is said of its own.
-		found := slices.DeleteFunc(s.folderFindings(tools.Policy{}), func(f finding) bool { return strings.Contains(f.Detail, "make folders") })
+		found := slices.DeleteFunc(s.folderFindings(policy.Policy{}), func(f finding) bool { return strings.Contains(f.Detail, "make folders") })
 		if tt.result == resultWarning && tt.name == "changed" {
-			if s.covered(tools.TrustedWorkspace{Workspace: work, Files: own.files}) {
+			if s.covered(approval.TrustedWorkspace{Workspace: work, Files: own.files}) {
 				t.Error("changed settings are covered")
 			}
 			continue

@@ -12,6 +12,8 @@ import (
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // The checks of what may run.
@@ -44,7 +46,7 @@ func (s *setup) examinePolicy() []finding {
 	return append(findings, s.grantFindings(p, defs)...)
 }
 
-func (s *setup) policyFinding(p tools.Policy) finding {
+func (s *setup) policyFinding(p policy.Policy) finding {
 	detail := p.Name + " without a terminal, default on one"
 	if s.conf.Policy != nil && s.conf.Policy.Preset != nil {
 		detail = p.Name
@@ -71,7 +73,7 @@ func toolsFinding(defs []tools.Definition) finding {
 
 // ruleFindings are about rules that do nothing: a misspelt deny protects
 // nothing.
-func ruleFindings(p tools.Policy, defs []tools.Definition) []finding {
+func ruleFindings(p policy.Policy, defs []tools.Definition) []finding {
 	var findings []finding
 	for _, key := range p.Unmatched(defs) {
 		f := finding{Check: checkPolicy, Result: resultWarning, Detail: fmt.Sprintf("the rule for %q matches no tool and does nothing", key), Mend: "Take it out of policy.tools; the tools are " + names(defs) + "."}
@@ -105,7 +107,7 @@ const notBindingHint = "Set execute: deny under policy.default, where commands m
 
 // describeNotBinding names the tools whose restrictions don't keep commands from
 // doing the same; "" where there are none.
-func describeNotBinding(p tools.Policy, defs []tools.Definition) string {
+func describeNotBinding(p policy.Policy, defs []tools.Definition) string {
 	var restricted []string
 	for _, name := range p.NotBinding(defs, "") {
 		restricted = append(restricted, string(name))
@@ -174,7 +176,7 @@ func distance(a, b string) int {
 }
 
 // askFindings are about what leaves the sandbox unasked.
-func askFindings(p tools.Policy, defs []tools.Definition) []finding {
+func askFindings(p policy.Policy, defs []tools.Definition) []finding {
 	var findings []finding
 	unasked := func(def tools.Definition, what string) {
 		for _, where := range []string{"", "trusted"} {
@@ -182,7 +184,7 @@ func askFindings(p tools.Policy, defs []tools.Definition) []finding {
 			if where != "" && len(p.TrustedWorkspaces) > 0 {
 				workspace = p.TrustedWorkspaces[0]
 			}
-			if v := p.Decide(def, workspace); v.Mode == tools.ModeAuto {
+			if v := p.Decide(def, workspace); v.Mode == policy.ModeAuto {
 				findings = append(findings, finding{
 					Check: checkPolicy, Result: resultWarning, Detail: fmt.Sprintf("%s runs without asking (%s)", what, v.Rule),
 					Mend: "Make it prompt or deny, unless what it can reach is bounded otherwise.",
@@ -225,7 +227,7 @@ func promptFinding(mode string) finding {
 
 // folderFindings are about folders in which writes are not asked about, and
 // those whose own configuration counts.
-func (s *setup) folderFindings(p tools.Policy) []finding {
+func (s *setup) folderFindings(p policy.Policy) []finding {
 	var findings []finding
 	for _, folder := range p.TrustedWorkspaces {
 		for _, why := range doubts(folder, s.environ) {
@@ -255,7 +257,7 @@ func (s *setup) folderFindings(p tools.Policy) []finding {
 }
 
 // covered says whether a workspace's own settings are those that were trusted.
-func (s *setup) covered(w tools.TrustedWorkspace) bool {
+func (s *setup) covered(w approval.TrustedWorkspace) bool {
 	ws, err := runner.OpenWorkspace(w.Workspace, s.environ.protected())
 	if err != nil {
 		return false
@@ -318,14 +320,14 @@ func resolved(path string) string {
 
 // corrupt is a file of lasting answers that could not be read.
 func corrupt(check string, err error, mend string) finding {
-	if e, ok := errors.AsType[*tools.CorruptError](err); ok {
+	if e, ok := errors.AsType[*approval.CorruptError](err); ok {
 		return finding{Check: check, Result: resultWarning, Detail: fmt.Sprintf("%s was damaged and counts as empty: %v; it is now %s", e.Path, e.Err, e.Quarantine), Mend: "Look at what it holds; " + mend}
 	}
 	return finding{Check: check, Result: resultWarning, Detail: err.Error(), Mend: "Make it a file that you can read."}
 }
 
 // grantFindings are about stored approvals that do nothing any more.
-func (s *setup) grantFindings(p tools.Policy, defs []tools.Definition) []finding {
+func (s *setup) grantFindings(p policy.Policy, defs []tools.Definition) []finding {
 	list, err := s.environ.grantStore().List()
 	if err != nil {
 		return []finding{corrupt(checkApprovals, err, "what it allowed is asked again.")}
@@ -340,9 +342,9 @@ func (s *setup) grantFindings(p tools.Policy, defs []tools.Definition) []finding
 		switch {
 		case i < 0:
 			warn(fmt.Sprintf("one is stored for %s, which is no tool", g.Tool), fmt.Sprintf("caisson approvals revoke --tool %s removes it.", g.Tool))
-		case g.Decision == tools.DecisionAllow && p.Decide(defs[i], g.Workspace).Mode == tools.ModeDeny && !p.NoPrompts:
+		case g.Decision == approval.DecisionAllow && p.Decide(defs[i], g.Workspace).Mode == policy.ModeDeny && !p.NoPrompts:
 			warn(fmt.Sprintf("one allows %s in %s, which the policy denies: it has no effect", g.Tool, g.Workspace), "Change the policy, or revoke it with caisson approvals revoke.")
-		case g.Decision == tools.DecisionAllow && isDangerous(p, g.Phrase):
+		case g.Decision == approval.DecisionAllow && isDangerous(p, g.Phrase):
 			warn(fmt.Sprintf("one allows %q in %s, which the policy calls dangerous: it is asked about each time all the same", g.Phrase, g.Workspace), "Revoke it with caisson approvals revoke.")
 		}
 		if info, err := os.Stat(g.Workspace); err != nil || !info.IsDir() {
@@ -355,7 +357,7 @@ func (s *setup) grantFindings(p tools.Policy, defs []tools.Definition) []finding
 	return append([]finding{{Check: checkApprovals, Result: resultOK, Detail: cmp.Or(counted(len(list)), "none are stored")}}, findings...)
 }
 
-func isDangerous(p tools.Policy, phrase string) bool {
+func isDangerous(p policy.Policy, phrase string) bool {
 	danger, err := p.DangerousIn(phrase)
 	return err == nil && danger != ""
 }

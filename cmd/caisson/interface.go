@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // sigpipe is the number of SIGPIPE: the status of a program whose reader went
@@ -104,11 +105,11 @@ func (u *userInterface) preset(appliedLater bool) string {
 }
 
 // broker asks the person at the terminal; nil where there is none.
-func (u *userInterface) broker() *tools.Broker {
+func (u *userInterface) broker() *approval.Broker {
 	if !u.interactive {
 		return nil
 	}
-	b := tools.NewBroker(tools.BrokerOptions{})
+	b := approval.NewBroker(approval.BrokerOptions{})
 	b.Attach("terminal", &orderedApprover{u.out, &ui.Prompt{
 		In: u.app.stdin, Out: u.render, Pressed: u.app.pressed, Pending: b.Pending,
 	}})
@@ -118,16 +119,16 @@ func (u *userInterface) broker() *tools.Broker {
 // orderedApprover asks once everything that happened before is shown.
 type orderedApprover struct {
 	out    *ui.AsyncWriter
-	person tools.Approver
+	person approval.Approver
 }
 
-// Approve implements tools.Approver.
-func (a *orderedApprover) Approve(ctx context.Context, c tools.Confirmation) (tools.Answer, error) {
+// Approve implements approval.Approver.
+func (a *orderedApprover) Approve(ctx context.Context, c approval.Confirmation) (approval.Answer, error) {
 	if err := a.out.Drain(ctx); err != nil {
-		return tools.Answer{}, fmt.Errorf("ask: %w", err)
+		return approval.Answer{}, fmt.Errorf("ask: %w", err)
 	}
 	type reply struct {
-		answer tools.Answer
+		answer approval.Answer
 		err    error
 	}
 	// The question may wait for a terminal that is held: it must not hold the
@@ -141,7 +142,7 @@ func (a *orderedApprover) Approve(ctx context.Context, c tools.Confirmation) (to
 	case r := <-asked:
 		return r.answer, r.err
 	case <-ctx.Done():
-		return tools.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
+		return approval.Answer{}, fmt.Errorf("ask: %w", context.Cause(ctx))
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -31,13 +31,13 @@ const (
 )
 
 // trustStore is the file of trusted workspaces.
-func (e environ) trustStore() *tools.Trust {
-	return tools.NewTrust(filepath.Join(e.stateDir(), trustFile))
+func (e environ) trustStore() *approval.Trust {
+	return approval.NewTrust(filepath.Join(e.stateDir(), trustFile))
 }
 
 // grantStore is the file of lasting approvals.
-func (e environ) grantStore() *tools.Grants {
-	return tools.NewGrants(filepath.Join(e.stateDir(), approvalsFile))
+func (e environ) grantStore() *approval.Grants {
+	return approval.NewGrants(filepath.Join(e.stateDir(), approvalsFile))
 }
 
 // projectFiles are the files of a workspace that count once it is trusted. A
@@ -50,7 +50,7 @@ type ownSettings struct {
 	// config is nil where there is none.
 	config *config.ProjectFile
 	// files are all that are there, in the order of their names.
-	files []tools.TrustedFile
+	files []approval.TrustedFile
 }
 
 // readOwn reads a workspace's own settings, and looks into none of them.
@@ -69,7 +69,7 @@ func readOwn(w *runner.Workspace) (ownSettings, error) {
 			continue
 		}
 		f := config.ProjectFile{Path: name, Text: text}
-		own.files = append(own.files, tools.TrustedFile{Path: name, SHA256: f.SHA256()})
+		own.files = append(own.files, approval.TrustedFile{Path: name, SHA256: f.SHA256()})
 		if name == config.ProjectPath {
 			own.config = &f
 		}

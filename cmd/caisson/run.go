@@ -19,7 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 // runFlags is what only caisson run takes.
@@ -246,7 +246,7 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 		Concurrency: int(*s.conf.Concurrency), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout),
 		Notify:   func(waiting string) { u.say("the sandbox is " + waiting) },
 		Declared: s.conf.Declared(), Memory: s.memory(),
-		Fetch: fetching, Policy: policy, OnPrompt: tools.OnPrompt(*s.conf.OnPrompt), Grants: s.environ.grantStore(),
+		Fetch: fetching, Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), Grants: s.environ.grantStore(),
 		Warnings: warnings, Sources: s.sources(), Ignored: s.ignored, InstructionFiles: *s.conf.File.InstructionFiles,
 		Removed: ready.removed, Version: programVersion(),
 	}, nil

@@ -24,7 +24,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/server"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // served is one caisson serve in this process, on a fake sandbox.
@@ -320,19 +320,19 @@ func TestServeKeepsToTheWorkspacesOwnSettings(t *testing.T) {
 }
 
 // settings writes the own settings of the workspace one; trust trusts them.
-func (s *served) settings(text string) []tools.TrustedFile {
+func (s *served) settings(text string) []approval.TrustedFile {
 	s.t.Helper()
 	path := filepath.Join(s.root, "one", config.ProjectPath)
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
 		s.t.Fatal(err)
 	}
 	sum := sha256.Sum256([]byte(text))
-	return []tools.TrustedFile{{Path: config.ProjectPath, SHA256: hex.EncodeToString(sum[:])}}
+	return []approval.TrustedFile{{Path: config.ProjectPath, SHA256: hex.EncodeToString(sum[:])}}
 }
 
-func (s *served) trust(files []tools.TrustedFile) {
+func (s *served) trust(files []approval.TrustedFile) {
 	s.t.Helper()
-	if err := tools.NewTrust(filepath.Join(s.home, ".local/state/caisson/trust.json")).Add(filepath.Join(s.root, "one"), files); err != nil {
+	if err := approval.NewTrust(filepath.Join(s.home, ".local/state/caisson/trust.json")).Add(filepath.Join(s.root, "one"), files); err != nil {
 		s.t.Fatal(err)
 	}
 }

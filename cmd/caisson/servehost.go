@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // serverHost makes the sessions of a server. Its methods are safe for concurrent use.
@@ -180,7 +181,7 @@ func (h *serverHost) prepare(ctx context.Context, in server.NewSession) (runner.
 		return none, nil, prepareError(err)
 	}
 	if in.Policy != "" {
-		stricter, err := tools.Preset(in.Policy)
+		stricter, err := policy.Preset(in.Policy)
 		if err != nil {
 			done()
 			s.close()
@@ -210,7 +211,7 @@ func (h *serverHost) prepare(ctx context.Context, in server.NewSession) (runner.
 
 // notGranted returns the first class of calls for which the policy that would be
 // in effect has another mode than the preset, or "".
-func notGranted(preset, effective tools.Policy, workspace string) string {
+func notGranted(preset, effective policy.Policy, workspace string) string {
 	for _, class := range []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork} {
 		def := tools.Definition{Class: class, Runs: tools.PlaceHost}
 		if class == tools.ClassWrite || class == tools.ClassExecute {

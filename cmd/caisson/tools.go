@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 func newToolsCommand(a *app) *cobra.Command {
@@ -57,7 +58,7 @@ type listedTool struct {
 	Class       tools.Class       `json:"class"`
 	Runs        tools.Place       `json:"runs"`
 	Enabled     bool              `json:"enabled"`
-	Mode        tools.Mode        `json:"mode"`
+	Mode        policy.Mode       `json:"mode"`
 	Rule        string            `json:"rule"`
 	Declared    bool              `json:"declared"`
 	Description string            `json:"description"`

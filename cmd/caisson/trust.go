@@ -12,6 +12,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 const trustLong = `Let a workspace's own settings (.caisson/config.yaml) count, as they are now: the workspace is
@@ -27,7 +28,7 @@ folder without it.
 type trustedAnswer struct {
 	Workspace string                  `json:"workspace"`
 	Trusted   bool                    `json:"trusted"`
-	Files     []tools.TrustedFile     `json:"files"`
+	Files     []approval.TrustedFile  `json:"files"`
 	Settings  []config.ProjectSetting `json:"settings"`
 }
 
@@ -104,7 +105,7 @@ func trust(a *app, folder string, dryRun, asJSON bool) error {
 	}
 	answer := trustedAnswer{Workspace: w.Path, Trusted: !dryRun, Files: own.files, Settings: conf.ProjectSettings()}
 	if answer.Files == nil {
-		answer.Files = []tools.TrustedFile{}
+		answer.Files = []approval.TrustedFile{}
 	}
 	store := a.environ.trustStore()
 	if dryRun {
@@ -123,7 +124,7 @@ func trust(a *app, folder string, dryRun, asJSON bool) error {
 }
 
 // storeTrust stores, and tells of a file that could not be read before.
-func storeTrust(a *app, store *tools.Trust, workspace string, files []tools.TrustedFile) error {
+func storeTrust(a *app, store *approval.Trust, workspace string, files []approval.TrustedFile) error {
 	if _, err := store.List(); err != nil {
 		if err := warnCorrupt(a, err); err != nil {
 			return err
@@ -202,7 +203,7 @@ func listTrusted(a *app, asJSON bool) error {
 	}
 	if asJSON {
 		if list == nil {
-			list = []tools.TrustedWorkspace{}
+			list = []approval.TrustedWorkspace{}
 		}
 		return writeJSON(a.stdout, list)
 	}
@@ -238,7 +239,7 @@ func namedWorkspace(env environ, folder string) (string, error) {
 // warnCorrupt tells of a file of answers that was moved aside, and goes on; any
 // other error it gives back as a problem.
 func warnCorrupt(a *app, err error) error {
-	corrupt, ok := errors.AsType[*tools.CorruptError](err)
+	corrupt, ok := errors.AsType[*approval.CorruptError](err)
 	if !ok {
 		if err == nil {
 			return nil

@@ -8,6 +8,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // TurnStarted opens a turn; the user's message follows.
@@ -150,19 +151,19 @@ type ConfirmationRequested struct {
 	Changed bool `json:"changed,omitempty"`
 	// Scopes are how long an answer could hold, and Phrase the command that an
 	// answer for good would have been bound to.
-	Scopes    []tools.Scope `json:"scopes,omitempty"`
-	Phrase    string        `json:"phrase,omitempty"`
-	ExpiresAt string        `json:"expires_at"` // RFC 3339
+	Scopes    []approval.Scope `json:"scopes,omitempty"`
+	Phrase    string           `json:"phrase,omitempty"`
+	ExpiresAt string           `json:"expires_at"` // RFC 3339
 }
 
 // ConfirmationResolved says how it was answered.
 type ConfirmationResolved struct {
-	CallID    string         `json:"tool_use_id"`
-	RequestID string         `json:"confirmation_request_id"`
-	Decision  tools.Decision `json:"decision"`
-	Scope     tools.Scope    `json:"scope,omitempty"`
-	By        string         `json:"by"`               // user, session, grant, on_prompt, timeout, cancel
-	Client    string         `json:"client,omitempty"` // the label of the client that a user answered at
+	CallID    string            `json:"tool_use_id"`
+	RequestID string            `json:"confirmation_request_id"`
+	Decision  approval.Decision `json:"decision"`
+	Scope     approval.Scope    `json:"scope,omitempty"`
+	By        string            `json:"by"`               // user, session, grant, on_prompt, timeout, cancel
+	Client    string            `json:"client,omitempty"` // the label of the client that a user answered at
 }
 
 // ConfirmationAttempted is an answer that changed nothing: the decision that
@@ -171,16 +172,16 @@ type ConfirmationResolved struct {
 //	{"confirmation_request_id":"00ff…","tool_use_id":"tu_…","decision":"allow","scope":"once","by":"http","outcome":"resolved_already","recorded_decision":"deny","recorded_by":"user"}
 type ConfirmationAttempted struct {
 	// RequestID is as the client gave it, cut to 128 bytes.
-	RequestID string         `json:"confirmation_request_id"`
-	CallID    string         `json:"tool_use_id,omitempty"`
-	Decision  tools.Decision `json:"decision"` // what the client wanted
-	Scope     tools.Scope    `json:"scope,omitempty"`
-	By        string         `json:"by"` // the client's label
-	Outcome   AttemptOutcome `json:"outcome"`
+	RequestID string            `json:"confirmation_request_id"`
+	CallID    string            `json:"tool_use_id,omitempty"`
+	Decision  approval.Decision `json:"decision"` // what the client wanted
+	Scope     approval.Scope    `json:"scope,omitempty"`
+	By        string            `json:"by"` // the client's label
+	Outcome   AttemptOutcome    `json:"outcome"`
 	// Recorded is the decision that stands and RecordedBy who made it, as in
 	// [ConfirmationResolved]; absent where the question is unknown.
-	Recorded   tools.Decision `json:"recorded_decision,omitempty"`
-	RecordedBy string         `json:"recorded_by,omitempty"`
+	Recorded   approval.Decision `json:"recorded_decision,omitempty"`
+	RecordedBy string            `json:"recorded_by,omitempty"`
 	// Omitted counts attempts before this one that have no record, because
 	// there were too many.
 	Omitted int `json:"omitted,omitempty"`

@@ -9,6 +9,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // samples holds one filled payload of each kind, for the golden files.
@@ -66,12 +67,12 @@ func samples() []Payload {
 			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, RequestID: "00ff", Summary: "rm -r build", Command: new("rm -r build"),
 			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, Diff: "-a\n+b\n", ExpiresAt: "2026-11-20T10:05:00Z",
 			Runs: tools.PlaceSandbox, Dangerous: "rm -r build", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Changed: true,
-			Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeAlways}, Phrase: "rm -r build",
+			Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways}, Phrase: "rm -r build",
 		},
-		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user", Client: "terminal"},
+		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, By: "user", Client: "terminal"},
 		ConfirmationAttempted{
-			RequestID: "00ff", CallID: "tu_1", Decision: tools.DecisionDeny, Scope: tools.ScopeSession, By: "http",
-			Outcome: AttemptResolved, Recorded: tools.DecisionAllow, RecordedBy: "user", Omitted: 3,
+			RequestID: "00ff", CallID: "tu_1", Decision: approval.DecisionDeny, Scope: approval.ScopeSession, By: "http",
+			Outcome: AttemptResolved, Recorded: approval.DecisionAllow, RecordedBy: "user", Omitted: 3,
 		},
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
 		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true},

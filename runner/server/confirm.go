@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // Confirmation is a call that waits for an answer. What is executed is what is
@@ -26,39 +27,39 @@ type Confirmation struct {
 	Runs   tools.Place `json:"runs" enum:"host,sandbox" doc:"where it would run"`
 	// Summary, Display, Projected and Diff are safe to show anywhere; Exact is
 	// the input itself.
-	Summary   string        `json:"summary" doc:"the call in one line, safe to show"`
-	Display   string        `json:"display" doc:"the input, safe to show, elided in the middle where it is long"`
-	Exact     any           `json:"input" doc:"the input itself: never for a terminal as it is"`
-	InputHash string        `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
-	Projected []string      `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
-	Diff      string        `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
-	Dangerous string        `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
-	Phrase    string        `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
-	Elided    bool          `json:"diff_elided,omitempty" doc:"the middle of the diff is left out; input is whole"`
-	Notices   []string      `json:"notices,omitempty" doc:"facts about the input that might be overlooked, such as letters that pass for others; safe to show"`
-	Covers    []string      `json:"covers,omitempty" doc:"workspace files whose content the answer covers; what else a command reads is not covered"`
-	Hidden    bool          `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
-	Changed   bool          `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
-	Admin     bool          `json:"requires_admin,omitempty" doc:"only the role admin may allow it"`
-	Scopes    []tools.Scope `json:"scopes" nullable:"false" doc:"how long an answer may hold"`
-	Expires   time.Time     `json:"expires_at" doc:"when it is refused by itself"`
+	Summary   string           `json:"summary" doc:"the call in one line, safe to show"`
+	Display   string           `json:"display" doc:"the input, safe to show, elided in the middle where it is long"`
+	Exact     any              `json:"input" doc:"the input itself: never for a terminal as it is"`
+	InputHash string           `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
+	Projected []string         `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
+	Diff      string           `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
+	Dangerous string           `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
+	Phrase    string           `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
+	Elided    bool             `json:"diff_elided,omitempty" doc:"the middle of the diff is left out; input is whole"`
+	Notices   []string         `json:"notices,omitempty" doc:"facts about the input that might be overlooked, such as letters that pass for others; safe to show"`
+	Covers    []string         `json:"covers,omitempty" doc:"workspace files whose content the answer covers; what else a command reads is not covered"`
+	Hidden    bool             `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
+	Changed   bool             `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
+	Admin     bool             `json:"requires_admin,omitempty" doc:"only the role admin may allow it"`
+	Scopes    []approval.Scope `json:"scopes" nullable:"false" doc:"how long an answer may hold"`
+	Expires   time.Time        `json:"expires_at" doc:"when it is refused by itself"`
 }
 
 // Answer is a client's answer to a confirmation.
 type Answer struct {
-	Decision tools.Decision `json:"decision" enum:"allow,deny"`
-	Scope    tools.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it holds: this call (default), this tool for the session, or this workspace, which needs the role admin; a scope that the confirmation does not offer counts as once"`
+	Decision approval.Decision `json:"decision" enum:"allow,deny"`
+	Scope    approval.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it holds: this call (default), this tool for the session, or this workspace, which needs the role admin; a scope that the confirmation does not offer counts as once"`
 }
 
 // Resolution is what became of a confirmation, as it was recorded.
 type Resolution struct {
-	Confirmation string         `json:"id"`
-	Turn         string         `json:"turn"`
-	CallID       string         `json:"tool_use_id"`
-	Decision     tools.Decision `json:"decision" enum:"allow,deny,timeout"`
-	Scope        tools.Scope    `json:"scope,omitempty"`
-	By           string         `json:"by" doc:"user, timeout, or cancel" example:"user"`
-	Client       string         `json:"client,omitempty" doc:"the client that answered" example:"http:alice"`
+	Confirmation string            `json:"id"`
+	Turn         string            `json:"turn"`
+	CallID       string            `json:"tool_use_id"`
+	Decision     approval.Decision `json:"decision" enum:"allow,deny,timeout"`
+	Scope        approval.Scope    `json:"scope,omitempty"`
+	By           string            `json:"by" doc:"user, timeout, or cancel" example:"user"`
+	Client       string            `json:"client,omitempty" doc:"the client that answered" example:"http:alice"`
 }
 
 // confirmationID is what ids of confirmations look like.
@@ -95,7 +96,7 @@ func listed[T any](s []T) []T {
 func (s *session) answer(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
 	unknown := problem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
 	asked := s.turnOf(id)
-	given := tools.Answer{Decision: a.Decision, Scope: a.Scope}
+	given := approval.Answer{Decision: a.Decision, Scope: a.Scope}
 	if !confirmationID().MatchString(id) || asked != "" && asked != turn {
 		// It is a record as well. The broker bounds those: nobody fills a trace.
 		if err := s.broker.Misdirected(id, given, from.name()); errors.Is(err, tools.ErrRecord) {
@@ -111,13 +112,13 @@ func (s *session) answer(ctx context.Context, turn, id string, a Answer, from cl
 	}
 	// It is decided whether the client waits for it or not.
 	got, err := s.broker.Answer(context.WithoutCancel(ctx), id, given, from.name())
-	if late, ok := errors.AsType[*tools.ResolvedError](err); ok {
+	if late, ok := errors.AsType[*approval.ResolvedError](err); ok {
 		p := problem(http.StatusConflict, "resolved", "it was answered before: "+string(late.Resolution.Decision)+", by "+by(late.Resolution), "That decision stands")
 		p.Resolution = new(resolution(late.Resolution, asked))
 		return Resolution{}, p
 	}
 	switch {
-	case errors.Is(err, tools.ErrUnknownConfirmation):
+	case errors.Is(err, approval.ErrUnknownConfirmation):
 		return Resolution{}, unknown
 	case errors.Is(err, tools.ErrRecord):
 		return Resolution{}, s.server.internal("record an answer: nothing was allowed", err)
@@ -130,22 +131,22 @@ func (s *session) answer(ctx context.Context, turn, id string, a Answer, from cl
 }
 
 // needsAdmin reports whether only an administrator may give an answer.
-func (s *session) needsAdmin(id string, a tools.Answer) bool {
-	if a.Scope == tools.ScopeAlways {
+func (s *session) needsAdmin(id string, a approval.Answer) bool {
+	if a.Scope == approval.ScopeAlways {
 		return true
 	}
-	return a.Decision == tools.DecisionAllow && slices.ContainsFunc(s.broker.Pending(), func(c tools.Confirmation) bool {
+	return a.Decision == approval.DecisionAllow && slices.ContainsFunc(s.broker.Pending(), func(c approval.Confirmation) bool {
 		return c.ID == id && c.RequiresAdmin
 	})
 }
 
-func by(r tools.Resolution) string {
+func by(r approval.Resolution) string {
 	if r.Client != "" {
 		return r.Client
 	}
 	return r.By
 }
 
-func resolution(r tools.Resolution, turn string) Resolution {
+func resolution(r approval.Resolution, turn string) Resolution {
 	return Resolution{Confirmation: r.ConfirmationID, Turn: turn, CallID: r.CallID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client}
 }

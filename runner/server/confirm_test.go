@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 const asks = `
@@ -108,7 +109,7 @@ func (w *world) race(t *testing.T) {
 	var got Resolution
 	results[winner].want(t, 200).into(t, &got)
 	p := results[loser].problem(t, 409, "resolved")
-	want := Resolution{Confirmation: c.ID, Turn: turn, CallID: c.CallID, Decision: tools.Decision(winner), Scope: tools.ScopeOnce, By: "user", Client: clients[winner]}
+	want := Resolution{Confirmation: c.ID, Turn: turn, CallID: c.CallID, Decision: approval.Decision(winner), Scope: approval.ScopeOnce, By: "user", Client: clients[winner]}
 	if got != want || p.Resolution == nil || *p.Resolution != want {
 		t.Errorf("the first answer is told as %+v, the second as %+v, want %+v", got, p.Resolution, want)
 	}
@@ -256,7 +257,7 @@ func TestNobodyAnswers(t *testing.T) {
 		t.Errorf("the turn ended %+v", got)
 	}
 	p := w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+request, `{"decision":"allow"}`).problem(t, 409, "resolved")
-	if p.Resolution.Decision != tools.DecisionTimeout || p.Resolution.By != "timeout" {
+	if p.Resolution.Decision != approval.DecisionTimeout || p.Resolution.By != "timeout" {
 		t.Errorf("after its time: %+v", p.Resolution)
 	}
 	if ran := w.backend.commands(); len(ran) != 0 {
@@ -282,7 +283,7 @@ func TestFloodOfAnswers(t *testing.T) {
 		case 2:
 			guess = strings.Repeat("\x1b", 1000) // what no question is called
 		}
-		_, err := live.answer(context.Background(), turn+strings.Repeat("x", i%3), guess, Answer{Decision: tools.DecisionAllow}, client{label: "mallory", roles: AllRoles()})
+		_, err := live.answer(context.Background(), turn+strings.Repeat("x", i%3), guess, Answer{Decision: approval.DecisionAllow}, client{label: "mallory", roles: AllRoles()})
 		if p, ok := errors.AsType[*Problem](err); ok {
 			got[p.Status]++
 		}

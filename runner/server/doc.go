@@ -9,6 +9,6 @@
 //	POST /sessions ──────────────────────▶ runner.Open
 //	POST /sessions/{id}/turns ───────────▶ Session.Start
 //	GET  /sessions/{id}/events ◀────────── trace.jsonl, followed; live output beside it
-//	POST …/confirmations/{request} ──────▶ tools.Broker.Answer: the first answer wins
+//	POST …/confirmations/{request} ──────▶ approval.Broker.Answer: the first answer wins
 //	DELETE /sessions/{id} ───────────────▶ Session.Close: container gone, records kept
 package server

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 const hour = int64(time.Hour)
@@ -93,7 +93,7 @@ func TestMachineSleeps(t *testing.T) {
 func (w *world) timedOut(path string) {
 	w.t.Helper()
 	p := w.post(path, `{"decision":"allow","scope":"session"}`).problem(w.t, 409, "resolved")
-	if p.Resolution == nil || p.Resolution.Decision != tools.DecisionTimeout {
+	if p.Resolution == nil || p.Resolution.Decision != approval.DecisionTimeout {
 		w.t.Errorf("what stands is %+v", p.Resolution)
 	}
 	if w.made() {

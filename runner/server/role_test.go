@@ -20,6 +20,8 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 // roleToken returns the token of a test's client that has the given roles.
@@ -128,7 +130,7 @@ func TestRouteWithoutRoleIsRefused(t *testing.T) {
 // TestRolesOfAnswers answers one question with each role: only approve and admin
 // count, and only admin for good.
 func TestRolesOfAnswers(t *testing.T) {
-	grants := tools.NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
+	grants := approval.NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
 	w := newWorld(t, "  - calls: [{tool: write_file, input: {path: a, content: x}}]\n  - text: Done.\n", func(o *Options) { o.Tokens = roleTokens() })
 	w.opts = func(o *runner.Options) { o.Grants = grants }
 	post := func(label, path, body string) answer { return w.do(roleToken(label).Value, "POST", path, body) }
@@ -149,7 +151,7 @@ func TestRolesOfAnswers(t *testing.T) {
 		return "/sessions/" + id.ID + "/turns/" + turn, w.asked(id.ID, f)
 	}
 	turn, c := ask()
-	if !slices.Contains(c.Scopes, tools.ScopeAlways) {
+	if !slices.Contains(c.Scopes, approval.ScopeAlways) {
 		t.Fatalf("offered %v", c.Scopes)
 	}
 	at := turn + "/confirmations/" + c.ID
@@ -244,9 +246,9 @@ func (adminTool) Execute(context.Context, *tools.Call) (tools.Output, error) {
 // administrator.
 func TestAdminToolsAreAnsweredByAdmins(t *testing.T) {
 	for _, requires := range []bool{true, false} {
-		s := &session{broker: tools.NewBroker(tools.BrokerOptions{Attended: true})}
-		d, err := tools.New(tools.Options{
-			Broker: s.broker, Allow: func(tools.Definition) bool { return true }, Emit: func(tools.Event) error { return nil }, ConfirmTimeout: time.Hour,
+		s := &session{broker: approval.NewBroker(approval.BrokerOptions{Attended: true})}
+		d, err := dispatch.New(dispatch.Options{
+			Broker: s.broker, Allow: func(tools.Definition) bool { return true }, Emit: func(dispatch.Event) error { return nil }, ConfirmTimeout: time.Hour,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -264,18 +266,18 @@ func TestAdminToolsAreAnsweredByAdmins(t *testing.T) {
 		}
 		id := s.broker.Pending()[0].ID
 		for _, c := range []struct {
-			answer tools.Answer
+			answer approval.Answer
 			want   bool
 		}{
-			{tools.Answer{Decision: tools.DecisionAllow}, requires},
-			{tools.Answer{Decision: tools.DecisionDeny}, false},
-			{tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeAlways}, true},
+			{approval.Answer{Decision: approval.DecisionAllow}, requires},
+			{approval.Answer{Decision: approval.DecisionDeny}, false},
+			{approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeAlways}, true},
 		} {
 			if got := s.needsAdmin(id, c.answer); got != c.want {
 				t.Errorf("requires an administrator %v, answer %+v: needs one %v", requires, c.answer, got)
 			}
 		}
-		if _, err := s.broker.Answer(t.Context(), id, tools.Answer{Decision: tools.DecisionDeny}, "test"); err != nil {
+		if _, err := s.broker.Answer(t.Context(), id, approval.Answer{Decision: approval.DecisionDeny}, "test"); err != nil {
 			t.Error(err)
 		}
 		<-done

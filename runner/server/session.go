@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 const (
@@ -35,7 +35,7 @@ type session struct {
 	client client // who started it
 	begun  time.Time
 	run    *runner.Session
-	broker *tools.Broker
+	broker *approval.Broker
 	feed   *feed
 	tally  *tallied
 	// done ends what Prepare made.
@@ -71,7 +71,7 @@ func (s *Server) start(ctx context.Context, in NewSession, from client) (*sessio
 	}
 	live := &session{
 		server: s, asked: in, client: from, begun: time.Now(), title: shown(in.Title), feed: newFeed(), closed: make(chan struct{}),
-		tally: &tallied{m: s.metrics, classes: map[string]string{}}, broker: tools.NewBroker(tools.BrokerOptions{Attended: true}),
+		tally: &tallied{m: s.metrics, classes: map[string]string{}}, broker: approval.NewBroker(approval.BrokerOptions{Attended: true}),
 		turns: map[string]*runner.Turn{}, inTurn: map[string]string{},
 	}
 	err := live.open(ctx)

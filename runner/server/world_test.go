@@ -23,7 +23,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 func TestMain(m *testing.M) {
@@ -124,7 +124,7 @@ func (w *world) prepare(_ context.Context, in NewSession) (runner.Options, func(
 	return prepare(w.state, w.turns, w.policy, in, w.backend, w.openWorkspace, w.opts)
 }
 
-func prepare(state, turns, policy string, in NewSession, backend sandbox.Backend, open func(string) (*runner.Workspace, error), change func(*runner.Options)) (runner.Options, func(), error) {
+func prepare(state, turns, rules string, in NewSession, backend sandbox.Backend, open func(string) (*runner.Workspace, error), change func(*runner.Options)) (runner.Options, func(), error) {
 	ws, err := open(in.Workspace)
 	if err != nil {
 		return runner.Options{}, nil, err
@@ -141,7 +141,7 @@ func prepare(state, turns, policy string, in NewSession, backend sandbox.Backend
 	if err != nil {
 		return runner.Options{}, nil, err
 	}
-	preset, err := tools.Preset(policy)
+	preset, err := policy.Preset(rules)
 	if err != nil {
 		return runner.Options{}, nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // hostile are texts that would be elements, attributes, styles, escapes of a
@@ -67,8 +68,8 @@ func about(t *testing.T, text string) Session {
 	}})
 	w.put(0, record.ActorSystem, record.SandboxStarted{Attestation: att})
 	w.put(0, record.ActorSystem, record.ConfirmationRequested{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Summary: text, Diff: "+" + text, Hidden: true})
-	w.put(time.Second, record.ActorUser, record.ConfirmationResolved{CallID: text, Decision: tools.Decision(text), Scope: tools.Scope(text), By: text, Client: text})
-	w.put(0, record.ActorUser, record.ConfirmationAttempted{RequestID: text, Decision: tools.Decision(text), By: text, Outcome: record.AttemptOutcome(text)})
+	w.put(time.Second, record.ActorUser, record.ConfirmationResolved{CallID: text, Decision: approval.Decision(text), Scope: approval.Scope(text), By: text, Client: text})
+	w.put(0, record.ActorUser, record.ConfirmationAttempted{RequestID: text, Decision: approval.Decision(text), By: text, Outcome: record.AttemptOutcome(text)})
 	w.put(0, record.ActorAgent, record.ToolCalled{CallID: text, Name: tools.Name(text), Class: tools.Class(text), Rule: text, Summary: text})
 	w.put(0, record.ActorTool, record.NetworkDenied{CallID: text, URL: text, Host: text, Reason: text})
 	w.put(time.Second, record.ActorTool, record.ToolFailed{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text, Message: text, FilesModified: []string{text}})

@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // writer makes a session's folder as a session does, with a clock of its own.
@@ -163,8 +164,8 @@ func shop(t *testing.T, state string) Session {
 	w.called("tu_6", "fetch", tools.ClassRead, "http://169.254.169.254/latest/meta-data/")
 	w.put(0, record.ActorTool, record.NetworkDenied{CallID: "tu_6", URL: "http://169.254.169.254/latest/meta-data/", Host: "169.254.169.254:80", Reason: "no entry of the allowlist permits it"})
 	w.put(time.Millisecond, record.ActorTool, record.ToolFailed{CallID: "tu_6", Name: "fetch", Class: tools.ErrorPermissionDenied, Reason: "egress", Message: "The operator's policy does not permit this address.", LatencyMS: 1})
-	w.put(4200*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_5", RequestID: "00ff", Decision: tools.DecisionAllow, Scope: tools.ScopeOnce, By: "user", Client: "terminal"})
-	w.put(20*time.Millisecond, record.ActorUser, record.ConfirmationAttempted{CallID: "tu_5", RequestID: "00ff", Decision: tools.DecisionDeny, By: "http", Outcome: record.AttemptResolved, Recorded: tools.DecisionAllow, RecordedBy: "user"})
+	w.put(4200*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_5", RequestID: "00ff", Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, By: "user", Client: "terminal"})
+	w.put(20*time.Millisecond, record.ActorUser, record.ConfirmationAttempted{CallID: "tu_5", RequestID: "00ff", Decision: approval.DecisionDeny, By: "http", Outcome: record.AttemptResolved, Recorded: approval.DecisionAllow, RecordedBy: "user"})
 	w.called("tu_5", "patch_file", tools.ClassWrite, "checkout/total.go")
 	w.done("tu_5", "patch_file", 14*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 61, FilesModified: []string{"checkout/total.go"}})
 	w.result("tu_5", "Patched checkout/total.go: replaced 1 place.", false)
@@ -182,7 +183,7 @@ func shop(t *testing.T, state string) Session {
 	w.put(0, record.ActorTool, record.ToolInputInvalid{CallID: "tu_8", Name: "shell", Errors: []string{"/timeout_seconds: got string, want integer"}})
 	w.result("tu_8", "The input is invalid:\n/timeout_seconds: got string, want integer", true)
 	w.put(0, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_9", Name: "shell", Class: tools.ClassExecute, RequestID: "00fe", Summary: "git push origin HEAD"})
-	w.put(2600*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_9", RequestID: "00fe", Decision: tools.DecisionDeny, Scope: tools.ScopeOnce, By: "user", Client: "terminal"})
+	w.put(2600*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_9", RequestID: "00fe", Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: "user", Client: "terminal"})
 	w.put(0, record.ActorTool, record.ToolFailed{CallID: "tu_9", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation."})
 	w.result("tu_9", "The user denied this operation.", true)
 	w.model(2, 700*time.Millisecond, "You denied the push; nothing was published. The change waits in the overlay.")

@@ -8,6 +8,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // StepKind is what a [Step] is.
@@ -103,8 +104,8 @@ const (
 // Question is one confirmation, or an earlier answer that was used again.
 type Question struct {
 	At, Answered     time.Time // Answered is zero while it is open
-	Decision         tools.Decision
-	Scope            tools.Scope
+	Decision         approval.Decision
+	Scope            approval.Scope
 	By, Client, Diff string
 	Display          string
 	Hidden           bool

@@ -18,6 +18,8 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -280,8 +282,8 @@ func TestApplyPatchDefinition(t *testing.T) {
 func TestApplyPatchThroughTheDispatcher(t *testing.T) {
 	f := newFixture(t)
 	f.file("a", "x\n")
-	d, err := tools.New(tools.Options{
-		Emit: func(tools.Event) error { return nil }, OnPrompt: tools.OnPromptAllow,
+	d, err := dispatch.New(dispatch.Options{
+		Emit: func(dispatch.Event) error { return nil }, OnPrompt: dispatch.OnPromptAllow,
 		Scope: func(p string) error { return f.reader.Scope(context.Background(), p) },
 	})
 	f.must(err)
@@ -749,16 +751,16 @@ func TestPatchPartsAreRestricted(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, restricted := range []tools.Name{"write_file", "patch_file", "delete_file"} {
-			for _, mode := range []tools.Mode{tools.ModePromptOnce, tools.ModePrompt, tools.ModeDeny} {
-				own := map[string]tools.Mode{string(restricted): mode, "apply_patch": tools.ModeAuto}
-				auto := tools.Policy{Classes: map[tools.Class]tools.Mode{tools.ClassWrite: tools.ModeAuto}}
+			for _, mode := range []policy.Mode{policy.ModePromptOnce, policy.ModePrompt, policy.ModeDeny} {
+				own := map[string]policy.Mode{string(restricted): mode, "apply_patch": policy.ModeAuto}
+				auto := policy.Policy{Classes: map[tools.Class]policy.Mode{tools.ClassWrite: policy.ModeAuto}}
 				direct, required := auto, auto
-				direct.Tools, required.Tighten = own, []tools.Policy{{Classes: auto.Classes, Tools: own}}
-				want := tools.ModeAuto
+				direct.Tools, required.Tighten = own, []policy.Policy{{Classes: auto.Classes, Tools: own}}
+				want := policy.ModeAuto
 				if slices.Contains(tc.want, restricted) {
 					want = mode
 				}
-				for _, p := range []tools.Policy{direct, required} {
+				for _, p := range []policy.Policy{direct, required} {
 					if got := p.DecideCall(def, "", input); got.Mode != want {
 						t.Errorf("%s, %s: %s: %+v, want %s", name, restricted, mode, got, want)
 					}

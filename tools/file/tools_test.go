@@ -18,12 +18,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 func TestDefinitions(t *testing.T) {
 	f := newFixture(t)
-	d, err := tools.New(tools.Options{Emit: func(tools.Event) error { return nil }})
+	d, err := dispatch.New(dispatch.Options{Emit: func(dispatch.Event) error { return nil }})
 	f.must(err)
 	var names []tools.Name
 	for _, factory := range f.all {
@@ -93,8 +94,8 @@ func TestSummaries(t *testing.T) {
 func TestThroughTheDispatcher(t *testing.T) {
 	f := newFixture(t)
 	f.must(os.Symlink("/etc/passwd", filepath.Join(f.root, "passwd")))
-	d, err := tools.New(tools.Options{
-		Emit: func(tools.Event) error { return nil }, OnPrompt: tools.OnPromptAllow,
+	d, err := dispatch.New(dispatch.Options{
+		Emit: func(dispatch.Event) error { return nil }, OnPrompt: dispatch.OnPromptAllow,
 		Scope: func(p string) error { return f.reader.Scope(context.Background(), p) },
 	})
 	f.must(err)

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -23,7 +24,7 @@ type fixture struct {
 	t        *testing.T
 	dir      string
 	store    *Store
-	d        *tools.Dispatcher
+	d        *dispatch.Dispatcher
 	warnings []string
 }
 
@@ -32,8 +33,8 @@ func newFixture(t *testing.T) *fixture {
 	b := &fixture{t: t, dir: filepath.Join(t.TempDir(), "memory")}
 	b.store = NewStore(b.dir, "/home/me/project")
 	var err error
-	b.d, err = tools.New(tools.Options{
-		Emit: func(tools.Event) error { return nil }, OnPrompt: tools.OnPromptAllow, Session: "ses_1", Workspace: "/home/me/project",
+	b.d, err = dispatch.New(dispatch.Options{
+		Emit: func(dispatch.Event) error { return nil }, OnPrompt: dispatch.OnPromptAllow, Session: "ses_1", Workspace: "/home/me/project",
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -282,7 +283,7 @@ func TestMemoryIsOffByDefault(t *testing.T) {
 			t.Errorf("%+v", def)
 		}
 	}
-	d, err := tools.New(tools.Options{Emit: func(tools.Event) error { return nil }})
+	d, err := dispatch.New(dispatch.Options{Emit: func(dispatch.Event) error { return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}

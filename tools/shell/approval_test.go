@@ -10,22 +10,25 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // approver approves every confirmation, and calls a function first.
 type approver struct {
-	asked  []tools.Confirmation
+	asked  []approval.Confirmation
 	before func() error
 	err    error
 }
 
-func (a *approver) Approve(_ context.Context, c tools.Confirmation) (tools.Answer, error) {
+func (a *approver) Approve(_ context.Context, c approval.Confirmation) (approval.Answer, error) {
 	a.asked = append(a.asked, c)
 	if len(a.asked) == 1 && a.before != nil {
 		a.err = a.before()
 	}
-	return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeOnce}, nil
+	return approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, nil
 }
 
 // TestWhatRunsIsWhatWasApproved exchanges a script or a directory during an
@@ -71,13 +74,13 @@ func TestWhatRunsIsWhatWasApproved(t *testing.T) {
 			t.Fatal(err)
 		}
 		who := &approver{before: func() error { return tc.before(dir) }}
-		broker := tools.NewBroker(tools.BrokerOptions{})
+		broker := approval.NewBroker(approval.BrokerOptions{})
 		defer broker.Attach("test", who)()
-		policy, err := tools.Preset("strict")
+		policy, err := policy.Preset("strict")
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := tools.New(tools.Options{Policy: policy, Broker: broker, Emit: func(tools.Event) error { return nil }})
+		d, err := dispatch.New(dispatch.Options{Policy: policy, Broker: broker, Emit: func(dispatch.Event) error { return nil }})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 const oneArgument = `{"type":"object","properties":{"x":{"type":"string"},"flag":{"type":"boolean"},"n":{"type":"number"},"list":{"type":"array","items":{"type":"string"}},"file":{"type":"string"}}}`
@@ -37,11 +39,11 @@ func declaredResult(t *testing.T, d Declared, in map[string]any) (result tools.R
 	if err != nil {
 		t.Fatal(err)
 	}
-	policy, err := tools.Preset("sandboxed")
+	policy, err := policy.Preset("sandboxed")
 	if err != nil {
 		t.Fatal(err)
 	}
-	disp, err := tools.New(tools.Options{Workspace: "/host/ws", Mount: "/workspace", Policy: policy, Emit: func(tools.Event) error { return nil }})
+	disp, err := dispatch.New(dispatch.Options{Workspace: "/host/ws", Mount: "/workspace", Policy: policy, Emit: func(dispatch.Event) error { return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -66,14 +68,14 @@ func wholeCapture(text []byte) Capture {
 
 // dispatcherFor returns a dispatcher with only the shell tool, which needs no
 // approval, and a function that returns its events.
-func dispatcherFor(t *testing.T, r commandRunner, opts Options) (*tools.Dispatcher, func() []tools.Event) {
+func dispatcherFor(t *testing.T, r commandRunner, opts Options) (*dispatch.Dispatcher, func() []dispatch.Event) {
 	t.Helper()
-	policy, err := tools.Preset("sandboxed")
+	policy, err := policy.Preset("sandboxed")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var events []tools.Event // Emit is called one at a time, and read after Round
-	d, err := tools.New(tools.Options{Policy: policy, Emit: func(ev tools.Event) error {
+	var events []dispatch.Event // Emit is called one at a time, and read after Round
+	d, err := dispatch.New(dispatch.Options{Policy: policy, Emit: func(ev dispatch.Event) error {
 		events = append(events, ev)
 		return nil
 	}})
@@ -92,7 +94,7 @@ func dispatcherFor(t *testing.T, r commandRunner, opts Options) (*tools.Dispatch
 			t.Error(err)
 		}
 	})
-	return d, func() []tools.Event { return events }
+	return d, func() []dispatch.Event { return events }
 }
 
 func shellCalls(input string) []tools.Call {

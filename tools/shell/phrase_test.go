@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // TestLastingAnswersAreForTheWorkspaceItself checks that an approved command is
@@ -24,14 +24,14 @@ func TestLastingAnswersAreForTheWorkspaceItself(t *testing.T) {
 	} {
 		got := ""
 		if list := approvalCommands(json.RawMessage(input)); len(list) == 1 { // more than one are never covered
-			got, _ = tools.StaticPhrase(list[0])
+			got, _ = policy.StaticPhrase(list[0])
 		}
 		if got != want {
 			t.Errorf("%s is kept as %q, want %q", input, got, want)
 		}
 	}
 	// The control: by its command alone each would be covered.
-	if got, err := tools.StaticPhrase(inputCommand(json.RawMessage(`{"command":"git status","cwd":"sub","background":true}`))); got != "git status" || err != nil {
+	if got, err := policy.StaticPhrase(inputCommand(json.RawMessage(`{"command":"git status","cwd":"sub","background":true}`))); got != "git status" || err != nil {
 		t.Errorf("control: %q, %v", got, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -178,7 +179,7 @@ func (s *shellTool) projectCommand(ctx context.Context, cwd, command string) (to
 		return tools.Projection{}, fmt.Errorf("cwd %q is outside the workspace", cwd)
 	}
 	rel := path.Join(".", strings.TrimPrefix(dir, s.opts.Mount))
-	return tools.ProjectCommands(ctx, s.opts.View, strings.TrimPrefix(rel, "/"), []string{command})
+	return policy.ProjectCommands(ctx, s.opts.View, strings.TrimPrefix(rel, "/"), []string{command})
 }
 
 // Execute runs the command. For a command that fails, times out or is killed, it

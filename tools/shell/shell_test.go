@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 func TestInputBecomesACommand(t *testing.T) {
@@ -137,7 +138,7 @@ func TestRealCommands(t *testing.T) {
 			if len(resultText(r)) > tools.DefaultResultBytes {
 				t.Errorf("%d bytes for the model", len(resultText(r)))
 			}
-			last, ok := events()[len(events())-1].(tools.Completed)
+			last, ok := events()[len(events())-1].(dispatch.Completed)
 			if !ok || last.Success != tt.success || last.Truncated != (tt.name == "long output") {
 				t.Errorf("last event %+v", events()[len(events())-1])
 			}
@@ -170,7 +171,7 @@ func TestCancelledCommandKeepsWhatThereIs(t *testing.T) {
 	if diff := cmp.Diff(want, resultText(results[0])); diff != "" || results[0].Class != tools.ErrorCancelled {
 		t.Errorf("class %q, text (-want +got):\n%s", results[0].Class, diff)
 	}
-	failed, ok := events()[len(events())-1].(tools.Failed)
+	failed, ok := events()[len(events())-1].(dispatch.Failed)
 	if !ok || !strings.Contains(failed.Partial, "part\n") || failed.Class != tools.ErrorCancelled {
 		t.Errorf("last event %+v", events()[len(events())-1])
 	}
@@ -212,7 +213,7 @@ func TestOwnTimeoutComesFirst(t *testing.T) {
 			if err != nil || results[0].Class != "" || !strings.Contains(resultText(results[0]), "timed out after 600 s") {
 				t.Errorf("grace %v: %v, class %q, text %q", grace, err, results[0].Class, resultText(results[0]))
 			}
-			if done, ok := events()[len(events())-1].(tools.Completed); !ok || done.Success || done.Metadata["timed_out"] != true {
+			if done, ok := events()[len(events())-1].(dispatch.Completed); !ok || done.Success || done.Metadata["timed_out"] != true {
 				t.Errorf("grace %v: last event %+v", grace, events()[len(events())-1])
 			}
 		})
@@ -226,7 +227,7 @@ func TestLiveOutputReachesTheEvents(t *testing.T) {
 	}
 	streams := map[string]string{}
 	for _, ev := range events() {
-		if delta, ok := ev.(tools.OutputDelta); ok {
+		if delta, ok := ev.(dispatch.OutputDelta); ok {
 			streams[delta.Stream] += delta.Text
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -217,7 +218,7 @@ func (t *tool) Project(ctx context.Context, call *tools.Call) (tools.Projection,
 	if t.engine.runner == nil {
 		return tools.Projection{}, nil
 	}
-	return tools.ProjectCommands(ctx, t.engine.view, ".", inputCommands(call.Input))
+	return policy.ProjectCommands(ctx, t.engine.view, ".", inputCommands(call.Input))
 }
 
 // Execute makes the checks. If some did not pass, the call completes without

@@ -15,6 +15,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -24,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fixture struct {
 	t    *testing.T
 	root string
-	d    *tools.Dispatcher
+	d    *dispatch.Dispatcher
 }
 
 func newFixture(t *testing.T, r commandRunner) *fixture {
@@ -51,11 +53,11 @@ func newFixture(t *testing.T, r commandRunner) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	policy, err := tools.Preset("sandboxed")
+	policy, err := policy.Preset("sandboxed")
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.d, err = tools.New(tools.Options{Policy: policy, Emit: func(tools.Event) error { return nil }})
+	f.d, err = dispatch.New(dispatch.Options{Policy: policy, Emit: func(dispatch.Event) error { return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 func write(t *testing.T, name, text string) string {
@@ -195,13 +196,13 @@ func TestRequirementsOnlyTighten(t *testing.T) {
 		}
 		for name, tc := range map[string]struct {
 			class tools.Class
-			want  tools.Mode
+			want  policy.Mode
 		}{
-			"shell":      {tools.ClassExecute, tools.ModePrompt},
-			"write_file": {tools.ClassWrite, tools.ModeDeny},
-			"patch_file": {tools.ClassWrite, tools.ModeAuto},
-			"read_file":  {tools.ClassRead, tools.ModeAuto},
-			"fetch":      {tools.ClassNetwork, tools.ModePrompt},
+			"shell":      {tools.ClassExecute, policy.ModePrompt},
+			"write_file": {tools.ClassWrite, policy.ModeDeny},
+			"patch_file": {tools.ClassWrite, policy.ModeAuto},
+			"read_file":  {tools.ClassRead, policy.ModeAuto},
+			"fetch":      {tools.ClassNetwork, policy.ModePrompt},
 		} {
 			got := p.Decide(tools.Definition{Name: tools.Name(name), Class: tc.class, Runs: tools.PlaceSandbox}, "")
 			if got.Mode != tc.want {

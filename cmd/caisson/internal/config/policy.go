@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // over lays a policy over another, key by key. One that names a preset starts
@@ -33,17 +34,17 @@ func (p *Policy) over(upper *Policy) *Policy {
 
 func denials(modes map[string]string) map[string]string {
 	kept := maps.Clone(modes)
-	maps.DeleteFunc(kept, func(_, mode string) bool { return mode != string(tools.ModeDeny) })
+	maps.DeleteFunc(kept, func(_, mode string) bool { return mode != string(policy.ModeDeny) })
 	return kept
 }
 
 // ToolPolicy gives the policy. Without a preset of the user's, preset counts.
-func (c *Config) ToolPolicy(preset string) (tools.Policy, error) {
+func (c *Config) ToolPolicy(preset string) (policy.Policy, error) {
 	p, err := c.toolPolicy(preset)
 	return p, c.locate(err)
 }
 
-func (c *Config) toolPolicy(preset string) (tools.Policy, error) {
+func (c *Config) toolPolicy(preset string) (policy.Policy, error) {
 	p, err := c.Policy.build(preset, c.home)
 	if err != nil {
 		return p, err
@@ -56,7 +57,7 @@ func (c *Config) toolPolicy(preset string) (tools.Policy, error) {
 	p.Tighten = append(p.Tighten, c.Project.Policy.policies()...)
 	if r := c.Requirements.Policy; r != nil {
 		if r.Preset != nil {
-			if _, err := tools.Preset(*r.Preset); err != nil {
+			if _, err := policy.Preset(*r.Preset); err != nil {
 				return p, &Error{Where: "requirements.policy.preset", Message: err.Error()}
 			}
 		}
@@ -68,11 +69,11 @@ func (c *Config) toolPolicy(preset string) (tools.Policy, error) {
 	return p, nil
 }
 
-func (p *Policy) build(preset, home string) (tools.Policy, error) {
+func (p *Policy) build(preset, home string) (policy.Policy, error) {
 	if p != nil && p.Preset != nil {
 		preset = *p.Preset
 	}
-	base, err := tools.Preset(preset)
+	base, err := policy.Preset(preset)
 	if err != nil || p == nil {
 		if err != nil {
 			err = &Error{Where: "policy.preset", Message: err.Error()}
@@ -93,10 +94,10 @@ func (p *Policy) build(preset, home string) (tools.Policy, error) {
 
 // tightening gives a policy as layers that tighten: its preset, then its own
 // entries. What they don't speak of stays as mild as it is.
-func (p *Policy) tightening(name string) []tools.Policy {
-	var layers []tools.Policy
+func (p *Policy) tightening(name string) []policy.Policy {
+	var layers []policy.Policy
 	if p.Preset != nil {
-		if base, err := tools.Preset(*p.Preset); err == nil {
+		if base, err := policy.Preset(*p.Preset); err == nil {
 			base.Name, base.Dangerous = name+", preset "+*p.Preset, nil
 			layers = append(layers, base)
 		}
@@ -105,24 +106,24 @@ func (p *Policy) tightening(name string) []tools.Policy {
 	stricter.Name = name
 	for _, class := range []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork} {
 		if _, ok := stricter.Classes[class]; !ok {
-			stricter.Classes[class] = tools.ModeAuto
+			stricter.Classes[class] = policy.ModeAuto
 		}
 	}
 	return append(layers, stricter)
 }
 
 // rules gives the policy's own entries, without its preset.
-func (p *Policy) rules() tools.Policy {
-	return tools.Policy{
+func (p *Policy) rules() policy.Policy {
+	return policy.Policy{
 		Classes: modes[tools.Class](p.Default), Tools: modes[string](p.Tools), Dangerous: p.DangerousCommands,
 		TrustedWorkspaces: p.TrustedWorkspaces, TrustedOverrides: modes[tools.Class](p.TrustedOverrides),
 	}
 }
 
-func modes[K ~string](in map[string]string) map[K]tools.Mode {
-	out := make(map[K]tools.Mode, len(in))
+func modes[K ~string](in map[string]string) map[K]policy.Mode {
+	out := make(map[K]policy.Mode, len(in))
 	for k, v := range in {
-		out[K(k)] = tools.Mode(v)
+		out[K(k)] = policy.Mode(v)
 	}
 	return out
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // TestPresetAboveKeepsDenialsAlone: --policy starts anew, and loses no deny.
@@ -56,16 +57,16 @@ func TestTrustedWorkspacesAreResolved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for workspace, want := range map[string]tools.Mode{
-		"src": tools.ModeAuto, "src/app": tools.ModeAuto, "elsewhere": tools.ModeAuto, "later": tools.ModeAuto,
-		"link": tools.ModePrompt, "src-evil": tools.ModePrompt, ".": tools.ModePrompt,
+	for workspace, want := range map[string]policy.Mode{
+		"src": policy.ModeAuto, "src/app": policy.ModeAuto, "elsewhere": policy.ModeAuto, "later": policy.ModeAuto,
+		"link": policy.ModePrompt, "src-evil": policy.ModePrompt, ".": policy.ModePrompt,
 	} {
 		got := p.Decide(tools.Definition{Name: "write_file", Class: tools.ClassWrite, Runs: tools.PlaceSandbox}, filepath.Join(home, workspace)).Mode
 		if got != want {
 			t.Errorf("write in %s: %s, want %s", workspace, got, want)
 		}
 	}
-	if got := p.Decide(tools.Definition{Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox}, filepath.Join(home, "src")).Mode; got != tools.ModePromptOnce {
+	if got := p.Decide(tools.Definition{Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox}, filepath.Join(home, "src")).Mode; got != policy.ModePromptOnce {
 		t.Errorf("execute: %s", got)
 	}
 	for _, text := range []string{"[src]", "['~other/src']", "['']"} {
@@ -92,13 +93,13 @@ func TestOnPromptAsksForPrompts(t *testing.T) {
 	def := tools.Definition{Name: "fetch", Class: tools.ClassNetwork, Runs: tools.PlaceHost}
 	for name, tc := range map[string]struct {
 		opts Options
-		want tools.Mode
+		want policy.Mode
 	}{
-		"ci":                {Options{}, tools.ModeDeny},
-		"a flag":            {Options{Flags: File{Bounds: Bounds{OnPrompt: new("fail")}}}, tools.ModePrompt},
-		"the environment":   {Options{Environ: []string{"CAISSON_ON_PROMPT=fail"}}, tools.ModePrompt},
-		"a file says less":  {Options{Path: write(t, "c.yaml", "on_prompt: fail")}, tools.ModeDeny},
-		"a project refuses": {Options{Flags: File{Bounds: Bounds{OnPrompt: new("fail")}}, Project: project("policy: {preset: ci}")}, tools.ModeDeny},
+		"ci":                {Options{}, policy.ModeDeny},
+		"a flag":            {Options{Flags: File{Bounds: Bounds{OnPrompt: new("fail")}}}, policy.ModePrompt},
+		"the environment":   {Options{Environ: []string{"CAISSON_ON_PROMPT=fail"}}, policy.ModePrompt},
+		"a file says less":  {Options{Path: write(t, "c.yaml", "on_prompt: fail")}, policy.ModeDeny},
+		"a project refuses": {Options{Flags: File{Bounds: Bounds{OnPrompt: new("fail")}}, Project: project("policy: {preset: ci}")}, policy.ModeDeny},
 	} {
 		c, err := Load(tc.opts)
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // ProjectPath is where a workspace keeps its own settings.
@@ -121,7 +121,7 @@ func (p Project) check(where string) error {
 		modes map[string]string
 	}{{"policy.default", p.Policy.Default}, {"policy.tools", p.Policy.Tools}} {
 		for _, name := range sorted(group.modes) {
-			if group.modes[name] == string(tools.ModeAuto) {
+			if group.modes[name] == string(policy.ModeAuto) {
 				return loosens(group.key+"."+name, "auto", "prompt_once, prompt or deny")
 			}
 		}
@@ -132,7 +132,7 @@ func (p Project) check(where string) error {
 		}
 	}
 	if p.Policy.Preset != nil {
-		if _, err := tools.Preset(*p.Policy.Preset); err != nil {
+		if _, err := policy.Preset(*p.Policy.Preset); err != nil {
 			return &Error{Where: where, Message: "policy.preset: " + err.Error()}
 		}
 	}
@@ -151,7 +151,7 @@ func (c *Config) tightenBy(p Project) error {
 }
 
 // policies are the rules as layers that tighten: the preset, and the entries.
-func (p *PolicyRules) policies() []tools.Policy {
+func (p *PolicyRules) policies() []policy.Policy {
 	if p == nil {
 		return nil
 	}

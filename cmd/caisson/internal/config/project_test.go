@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 func project(text string) *ProjectFile {
@@ -108,12 +109,12 @@ policy: {tools: {write_file: deny, fetch: prompt}, default: {execute: prompt}, d
 	}
 	for name, tc := range map[string]struct {
 		class tools.Class
-		want  tools.Verdict
+		want  policy.Verdict
 	}{
-		"shell":       {tools.ClassExecute, tools.Verdict{Mode: tools.ModePrompt, Rule: ProjectPath + ": class execute"}},
-		"write_file":  {tools.ClassWrite, tools.Verdict{Mode: tools.ModeDeny, Rule: ProjectPath + ": tool write_file"}},
-		"patch_file":  {tools.ClassWrite, tools.Verdict{Mode: tools.ModeAuto, Rule: "sandboxed write"}},
-		"delete_file": {tools.ClassWrite, tools.Verdict{Mode: tools.ModeDeny, Rule: "tool delete_file"}},
+		"shell":       {tools.ClassExecute, policy.Verdict{Mode: policy.ModePrompt, Rule: ProjectPath + ": class execute"}},
+		"write_file":  {tools.ClassWrite, policy.Verdict{Mode: policy.ModeDeny, Rule: ProjectPath + ": tool write_file"}},
+		"patch_file":  {tools.ClassWrite, policy.Verdict{Mode: policy.ModeAuto, Rule: "sandboxed write"}},
+		"delete_file": {tools.ClassWrite, policy.Verdict{Mode: policy.ModeDeny, Rule: "tool delete_file"}},
 	} {
 		got := p.Decide(tools.Definition{Name: tools.Name(name), Class: tc.class, Runs: tools.PlaceSandbox}, "")
 		if diff := cmp.Diff(tc.want, got); diff != "" {
@@ -141,7 +142,7 @@ func TestFlagsAreAboveTheProject(t *testing.T) {
 		t.Fatal(err)
 	}
 	mode := p.Decide(tools.Definition{Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox}, "").Mode
-	if *c.Mode != "bind" || *c.Limits.Rounds != 9 || mode != tools.ModeDeny {
+	if *c.Mode != "bind" || *c.Limits.Rounds != 9 || mode != policy.ModeDeny {
 		t.Errorf("mode %s, rounds %d, shell %s", *c.Mode, *c.Limits.Rounds, mode)
 	}
 }
@@ -159,25 +160,25 @@ func TestHostileDepth(t *testing.T) {
 // TestTighteningIsNeverMilder: whatever a user's file and a project say, the
 // project and the requirements make nothing milder, and each denial holds.
 func TestTighteningIsNeverMilder(t *testing.T) {
-	modes := []tools.Mode{tools.ModeAuto, tools.ModePromptOnce, tools.ModePrompt, tools.ModeDeny}
+	modes := []policy.Mode{policy.ModeAuto, policy.ModePromptOnce, policy.ModePrompt, policy.ModeDeny}
 	names := []string{"shell", "write_file", "read_file", "srv/x"}
 	classes := map[string]tools.Class{"shell": tools.ClassExecute, "write_file": tools.ClassWrite, "read_file": tools.ClassRead, "srv/x": tools.ClassNetwork}
 	rapid.Check(t, func(rt *rapid.T) {
-		pick := func(from []tools.Mode, label string) map[string]string {
+		pick := func(from []policy.Mode, label string) map[string]string {
 			out := map[string]string{}
 			for _, n := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"shell", "write_file", "srv/x", "srv__x", "srv/*", "srv__*"}), func(s string) string { return s }).Draw(rt, label) {
 				out[n] = string(rapid.SampledFrom(from).Draw(rt, label+" "+n))
 			}
 			return out
 		}
-		defaults := func(from []tools.Mode, label string) map[string]string {
+		defaults := func(from []policy.Mode, label string) map[string]string {
 			out := map[string]string{}
 			for _, n := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"none", "read", "write", "execute", "network"}), func(s string) string { return s }).Draw(rt, label) {
 				out[n] = string(rapid.SampledFrom(from).Draw(rt, label+" "+n))
 			}
 			return out
 		}
-		preset := rapid.OneOf(rapid.Just((*string)(nil)), rapid.Map(rapid.SampledFrom(tools.PresetNames()), func(s string) *string { return &s }))
+		preset := rapid.OneOf(rapid.Just((*string)(nil)), rapid.Map(rapid.SampledFrom(policy.PresetNames()), func(s string) *string { return &s }))
 		user := &Policy{
 			PolicyRules:      PolicyRules{Preset: preset.Draw(rt, "user preset"), Default: defaults(modes, "user classes"), Tools: pick(modes, "user tools")},
 			TrustedOverrides: defaults(modes, "trusted"), TrustedWorkspaces: rapid.SampledFrom([][]string{nil, {"/ws"}}).Draw(rt, "trusted in"),
@@ -206,7 +207,7 @@ func TestTighteningIsNeverMilder(t *testing.T) {
 					rt.Fatalf("%s: %s, %s with the project, %s with the requirements", n, a, b, d)
 				}
 				for _, denied := range []string{user.Tools[n], mine.Tools[n], c.Requirements.Policy.Tools[n], mine.Default[string(classes[n])]} {
-					if denied == "deny" && d != tools.ModeDeny {
+					if denied == "deny" && d != policy.ModeDeny {
 						rt.Fatalf("%s is denied, and %s", n, d)
 					}
 				}
@@ -272,7 +273,7 @@ func FuzzProject(f *testing.F) {
 		if err != nil {
 			t.Fatalf("a file that was accepted gives no policy: %v", err)
 		}
-		order := []tools.Mode{tools.ModeAuto, tools.ModePromptOnce, tools.ModePrompt, tools.ModeDeny}
+		order := []policy.Mode{policy.ModeAuto, policy.ModePromptOnce, policy.ModePrompt, policy.ModeDeny}
 		for _, class := range []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork} {
 			def := tools.Definition{Name: "shell", Class: class, Runs: tools.PlaceSandbox}
 			if slices.Index(order, after.Decide(def, "").Mode) < slices.Index(order, before.Decide(def, "").Mode) {

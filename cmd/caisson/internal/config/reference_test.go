@@ -10,7 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 var update = flag.Bool("update", false, "write docs/settings.md")
@@ -100,7 +100,7 @@ func TestTags(t *testing.T) {
 		}
 		flags[s.Flag] = s.Key
 		if s.Key == "policy.preset" {
-			if diff := cmp.Diff(tools.PresetNames(), s.Words); diff != "" {
+			if diff := cmp.Diff(policy.PresetNames(), s.Words); diff != "" {
 				t.Errorf("presets (-tools +tag):\n%s", diff)
 			}
 		}

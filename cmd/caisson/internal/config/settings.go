@@ -5,7 +5,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/fetch"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -277,7 +277,7 @@ type Requirements struct {
 func builtin() File {
 	r, e := limits.DefaultResources(), limits.DefaultEgressBudget()
 	f := File{
-		Concurrency: new(Count(tools.DefaultConcurrency)), ConfirmTimeout: new(Duration(tools.DefaultConfirmTimeout)), Grace: new(Duration(sandbox.DefaultGrace)),
+		Concurrency: new(Count(dispatch.DefaultConcurrency)), ConfirmTimeout: new(Duration(dispatch.DefaultConfirmTimeout)), Grace: new(Duration(sandbox.DefaultGrace)),
 		Bounds: Bounds{Resources: Resources{
 			Memory: new(Size(r.MemoryBytes)), CPUs: new(CPUs(r.MilliCPUs)), PIDs: new(Count(r.PIDs)),
 			Tmp: new(Size(r.TmpBytes)), Home: new(Size(r.HomeBytes)), Shm: new(Size(r.ShmBytes)),

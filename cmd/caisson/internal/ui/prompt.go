@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // Prompt asks a person at the terminal for approvals, one at a time, the oldest
@@ -26,7 +26,7 @@ type Prompt struct {
 	// Pending gives the questions that wait, the oldest first, as a broker
 	// does: the order and the count come from it. Nil knows of those alone
 	// that Approve was called with.
-	Pending func() []tools.Confirmation
+	Pending func() []approval.Confirmation
 
 	queue queue
 	start sync.Once
@@ -58,14 +58,14 @@ var errInputEnded = errors.New("standard input ended")
 // is shown and the keyboard was quiet for a while. The end of input is an error, and
 // no later question is shown. If another client or the timeout is first, the question
 // reports it.
-func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answer, error) {
+func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval.Answer, error) {
 	place, err := p.queue.enter(ctx, &c, p.Pending)
 	defer p.queue.leave(&c)
 	if err != nil {
-		return tools.Answer{}, fmt.Errorf("ask: %w", err)
+		return approval.Answer{}, fmt.Errorf("ask: %w", err)
 	}
 	if p.ended {
-		return tools.Answer{}, fmt.Errorf("ask: %w", errInputEnded)
+		return approval.Answer{}, fmt.Errorf("ask: %w", errInputEnded)
 	}
 	resume := p.Out.Suspend()
 	defer resume()
@@ -79,27 +79,27 @@ func (p *Prompt) Approve(ctx context.Context, c tools.Confirmation) (tools.Answe
 		p.Out.direct("", p.Out.view.style.dim("  standard input ended: nobody is asked any more"))
 	}
 	if err != nil {
-		return tools.Answer{}, fmt.Errorf("ask: %w", err)
+		return approval.Answer{}, fmt.Errorf("ask: %w", err)
 	}
 	return answer, nil
 }
 
 // ask shows the question until it is answered.
-func (p *Prompt) ask(ctx context.Context, q question) (tools.Answer, error) {
+func (p *Prompt) ask(ctx context.Context, q question) (approval.Answer, error) {
 	c := q.Confirmation
 	columns, rows := p.Out.size()
 	choiceRows := len(WrapWords(choices(c, true), columns-answerCells, "  "))
 	lines, seen := q.lines(time.Now(), columns, rows-choiceRows)
 	p.Out.direct(lines...)
 	if err := p.awaitQuiet(ctx); err != nil {
-		return tools.Answer{}, err
+		return approval.Answer{}, err
 	}
 	shown := time.Now()
 	for {
 		p.Out.choose(choices(c, seen))
 		text, err := p.typed(ctx, shown)
 		if err != nil {
-			return tools.Answer{}, err
+			return approval.Answer{}, err
 		}
 		switch text {
 		case "?":
@@ -108,14 +108,14 @@ func (p *Prompt) ask(ctx context.Context, q question) (tools.Answer, error) {
 		case "v":
 			whole, err := p.page(ctx, q, shown)
 			if err != nil {
-				return tools.Answer{}, err
+				return approval.Answer{}, err
 			}
 			seen = seen || whole
 			p.Out.direct(lines...)
 			continue
 		}
 		answer, known := decide(text, c)
-		if answer.Decision == tools.DecisionAllow && !seen {
+		if answer.Decision == approval.DecisionAllow && !seen {
 			p.Out.direct(q.style.yellow("  not all of it was shown: nothing is allowed before v has shown the whole"))
 			continue
 		}
@@ -206,25 +206,25 @@ func (p *Prompt) read() <-chan typedLine {
 // decide takes a typed line for an answer, and says whether it was one that was
 // asked for; every other one is no. Only what was offered allows: "A" is more
 // than "a", so their case counts, and nothing else's does.
-func decide(text string, c tools.Confirmation) (answer tools.Answer, known bool) {
-	session, always := offers(c, tools.ScopeSession), offers(c, tools.ScopeAlways)
+func decide(text string, c approval.Confirmation) (answer approval.Answer, known bool) {
+	session, always := offers(c, approval.ScopeSession), offers(c, approval.ScopeAlways)
 	word := strings.ToLower(text)
 	switch {
 	case word == "y" || word == "yes":
-		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeOnce}, true
+		return approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, true
 	case text == "a" && session:
-		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeSession}, true
+		return approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeSession}, true
 	case (text == "A" || word == "always") && always:
-		return tools.Answer{Decision: tools.DecisionAllow, Scope: tools.ScopeAlways}, true
+		return approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeAlways}, true
 	case (word == "d" || word == "never") && always:
-		return tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeAlways}, true
+		return approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeAlways}, true
 	}
-	return tools.Answer{Decision: tools.DecisionDeny, Scope: tools.ScopeOnce}, word == "n" || word == "no" || word == ""
+	return approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, word == "n" || word == "no" || word == ""
 }
 
 // withdrawn says why a question needs no answer any more.
 func withdrawn(cause error) string {
-	resolved, ok := errors.AsType[*tools.ResolvedError](cause)
+	resolved, ok := errors.AsType[*approval.ResolvedError](cause)
 	if !ok {
 		return "withdrawn"
 	}

@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
-func confirmation() tools.Confirmation {
-	return tools.Confirmation{
+func confirmation() approval.Confirmation {
+	return approval.Confirmation{
 		Name: "shell", Class: tools.ClassExecute, Input: `{"command":"rm -r build"}`,
 		Projected: []string{"build"}, Diff: "--- a\n+++ b\n-old\n+new\n", Hidden: true,
-		Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeSession},
+		Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession},
 	}
 }
 
@@ -49,34 +50,38 @@ func (p *person) types(text string) {
 }
 
 func TestAnswers(t *testing.T) {
-	once, session := []tools.Scope{tools.ScopeOnce}, confirmation().Scopes
-	all := append(slices.Clone(session), tools.ScopeAlways)
-	allow := func(s tools.Scope) tools.Answer { return tools.Answer{Decision: tools.DecisionAllow, Scope: s} }
-	deny := func(s tools.Scope) tools.Answer { return tools.Answer{Decision: tools.DecisionDeny, Scope: s} }
+	once, session := []approval.Scope{approval.ScopeOnce}, confirmation().Scopes
+	all := append(slices.Clone(session), approval.ScopeAlways)
+	allow := func(s approval.Scope) approval.Answer {
+		return approval.Answer{Decision: approval.DecisionAllow, Scope: s}
+	}
+	deny := func(s approval.Scope) approval.Answer {
+		return approval.Answer{Decision: approval.DecisionDeny, Scope: s}
+	}
 	for _, tc := range []struct {
 		typed  string
-		scopes []tools.Scope
-		want   tools.Answer
+		scopes []approval.Scope
+		want   approval.Answer
 	}{
-		{"y", once, allow(tools.ScopeOnce)},
-		{" YES ", all, allow(tools.ScopeOnce)},
-		{"a", session, allow(tools.ScopeSession)},
-		{"a", all, allow(tools.ScopeSession)},
-		{"a", once, deny(tools.ScopeOnce)},
-		{"A", all, allow(tools.ScopeAlways)},
-		{"Always", all, allow(tools.ScopeAlways)},
-		{"A", session, deny(tools.ScopeOnce)}, // not offered, and not the same as a
-		{"always", once, deny(tools.ScopeOnce)},
-		{"d", all, deny(tools.ScopeAlways)},
-		{"never", all, deny(tools.ScopeAlways)},
-		{"d", session, deny(tools.ScopeOnce)},
-		{"n", all, deny(tools.ScopeOnce)},
-		{"", all, deny(tools.ScopeOnce)},
-		{"yy", all, deny(tools.ScopeOnce)},
-		{"y\x1b[A", all, deny(tools.ScopeOnce)},
-		{"y\x00", all, deny(tools.ScopeOnce)},
-		{"у", all, deny(tools.ScopeOnce)}, // a Cyrillic letter
-		{strings.Repeat("y", 3000), all, deny(tools.ScopeOnce)},
+		{"y", once, allow(approval.ScopeOnce)},
+		{" YES ", all, allow(approval.ScopeOnce)},
+		{"a", session, allow(approval.ScopeSession)},
+		{"a", all, allow(approval.ScopeSession)},
+		{"a", once, deny(approval.ScopeOnce)},
+		{"A", all, allow(approval.ScopeAlways)},
+		{"Always", all, allow(approval.ScopeAlways)},
+		{"A", session, deny(approval.ScopeOnce)}, // not offered, and not the same as a
+		{"always", once, deny(approval.ScopeOnce)},
+		{"d", all, deny(approval.ScopeAlways)},
+		{"never", all, deny(approval.ScopeAlways)},
+		{"d", session, deny(approval.ScopeOnce)},
+		{"n", all, deny(approval.ScopeOnce)},
+		{"", all, deny(approval.ScopeOnce)},
+		{"yy", all, deny(approval.ScopeOnce)},
+		{"y\x1b[A", all, deny(approval.ScopeOnce)},
+		{"y\x00", all, deny(approval.ScopeOnce)},
+		{"у", all, deny(approval.ScopeOnce)}, // a Cyrillic letter
+		{strings.Repeat("y", 3000), all, deny(approval.ScopeOnce)},
 	} {
 		p := newPerson(t)
 		p.types(tc.typed)
@@ -138,7 +143,7 @@ func TestWhatWasTypedBeforeIsNoAnswer(t *testing.T) {
 	for i := range 3 {
 		keyboard.lines <- "y\n"
 		keyboard.lines <- "a\n"
-		if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != tools.DecisionDeny {
+		if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != approval.DecisionDeny {
 			t.Errorf("question %d: %+v, %v", i, got, err)
 		}
 	}
@@ -171,7 +176,7 @@ func TestWhatWasTypedAfterAWithdrawnQuestionIsNoAnswer(t *testing.T) {
 			keyboard.lines <- "n\n"
 		}
 	}
-	if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != tools.DecisionDeny {
+	if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != approval.DecisionDeny {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -202,7 +207,7 @@ func TestQuestionsComeOneAtATime(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != tools.DecisionAllow {
+			if got, err := p.Approve(t.Context(), confirmation()); err != nil || got.Decision != approval.DecisionAllow {
 				t.Errorf("%+v, %v", got, err)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // minShare is the least number of rows that a part of a question is cut to: its
@@ -16,7 +17,7 @@ const minShare = 3
 // question is how a confirmation stands on the terminal. Everything of it that
 // isn't ours goes through line, although the dispatcher made it safe.
 type question struct {
-	tools.Confirmation
+	approval.Confirmation
 	place place
 	style style
 }
@@ -54,7 +55,7 @@ func (q question) sections(now time.Time, columns int, whole bool) []section {
 	if len(q.Covers) > 0 {
 		all = append(all, ours(nil, "  the answer covers what is in "+strings.Join(q.Covers, ", ")+" now, and no other file that it reads"))
 	}
-	if offers(q.Confirmation, tools.ScopeAlways) {
+	if offers(q.Confirmation, approval.ScopeAlways) {
 		all = append(all, ours(q.style.dim, "  A and d are kept for "+q.lasting()))
 	}
 	if !q.Expires.IsZero() {
@@ -176,16 +177,16 @@ func paintDiff(s style, row string) string {
 	return row
 }
 
-func offers(c tools.Confirmation, s tools.Scope) bool { return slices.Contains(c.Scopes, s) }
+func offers(c approval.Confirmation, s approval.Scope) bool { return slices.Contains(c.Scopes, s) }
 
 // keys says what each key means.
-func keys(c tools.Confirmation) []string {
+func keys(c approval.Confirmation) []string {
 	name := line(string(c.Name))
 	lines := []string{"  y  allow this call, and nothing else"}
-	if offers(c, tools.ScopeSession) {
+	if offers(c, approval.ScopeSession) {
 		lines = append(lines, "  a  allow "+name+" until the end of this session")
 	}
-	if offers(c, tools.ScopeAlways) {
+	if offers(c, approval.ScopeAlways) {
 		q := question{Confirmation: c}
 		lines = append(lines, "  A  allow for good: "+line(q.lasting()), "  d  refuse for good: the same; caisson approvals takes both back")
 	}
@@ -195,21 +196,21 @@ func keys(c tools.Confirmation) []string {
 }
 
 // choices names the keys that mean something. Before the whole was seen, none allows.
-func choices(c tools.Confirmation, seen bool) string {
+func choices(c approval.Confirmation, seen bool) string {
 	var keys []string
 	if seen {
 		keys = append(keys, "y once")
-		if offers(c, tools.ScopeSession) {
+		if offers(c, approval.ScopeSession) {
 			keys = append(keys, "a this session")
 		}
-		if offers(c, tools.ScopeAlways) {
+		if offers(c, approval.ScopeAlways) {
 			keys = append(keys, "A always")
 		}
 	} else {
 		keys = append(keys, "v whole, then y")
 	}
 	keys = append(keys, "n no")
-	if offers(c, tools.ScopeAlways) {
+	if offers(c, approval.ScopeAlways) {
 		keys = append(keys, "d never")
 	}
 	return "  " + strings.Join(append(keys, "? help"), ", ") + " > "

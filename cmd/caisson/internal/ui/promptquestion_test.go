@@ -18,14 +18,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 func TestAWholeQuestion(t *testing.T) {
 	now := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
-	c := tools.Confirmation{
+	c := approval.Confirmation{
 		Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Workspace: "/home/me/project", Input: `{"command":"git status"}`,
 		Dangerous: "rm -r /", Phrase: "git status", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Expires: now.Add(5*time.Minute - 400*time.Millisecond), Changed: true,
-		Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeSession, tools.ScopeAlways},
+		Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession, approval.ScopeAlways},
 	}
 	got, whole := question{c, place{2, 3}, style{}}.lines(now, 120, 30)
 	want := []string{
@@ -75,7 +78,7 @@ func TestArgumentsOfAQuestion(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, s := range (question{tools.Confirmation{Exact: exact, Diff: tt.diff}, place{}, style{}}).arguments(100, false) {
+		for _, s := range (question{approval.Confirmation{Exact: exact, Diff: tt.diff}, place{}, style{}}).arguments(100, false) {
 			got = append(got, s.rows...)
 		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -184,15 +187,15 @@ func (p *person) answers(texts ...string) {
 // key was enough, and is where all is shown.
 func TestNothingIsAllowedThatWasNotSeen(t *testing.T) {
 	long := confirmation()
-	long.Scopes = append(long.Scopes, tools.ScopeAlways)
+	long.Scopes = append(long.Scopes, approval.ScopeAlways)
 	long.Exact, _ = json.Marshal(map[string]string{"command": strings.Repeat("true\n", 400) + "rm -rf /important"})
 	short := confirmation()
-	allow, deny := tools.DecisionAllow, tools.DecisionDeny
+	allow, deny := approval.DecisionAllow, approval.DecisionDeny
 	pages := slices.Repeat([]string{""}, 17) // of 24 rows
 	for name, tt := range map[string]struct {
-		c     tools.Confirmation
+		c     approval.Confirmation
 		typed []string
-		want  tools.Decision
+		want  approval.Decision
 	}{
 		"the whole question":    {short, []string{"y"}, allow},
 		"y alone, then no":      {long, []string{"y", "a", "A", "always", "yes", "n"}, deny},
@@ -239,7 +242,7 @@ func TestKeysCountOnceTheKeyboardIsQuiet(t *testing.T) {
 	}
 	p.types("y")
 	got, err := p.Approve(t.Context(), confirmation())
-	if err != nil || got.Decision != tools.DecisionAllow || early != -1 {
+	if err != nil || got.Decision != approval.DecisionAllow || early != -1 {
 		t.Errorf("%+v, %v, %d", got, err, early)
 	}
 	if n := strings.Count(p.out.String(), "keys count once none was pressed"); n != 1 {
@@ -269,9 +272,9 @@ func TestHelpAndOtherLines(t *testing.T) {
 		}
 	}
 	c := confirmation()
-	c.Scopes, c.Workspace, c.Phrase = append(c.Scopes, tools.ScopeAlways), "/p", "rm -r build"
+	c.Scopes, c.Workspace, c.Phrase = append(c.Scopes, approval.ScopeAlways), "/p", "rm -r build"
 	got, err := p.Approve(t.Context(), c)
-	if err != nil || got.Decision != tools.DecisionDeny || len(typed) != 0 {
+	if err != nil || got.Decision != approval.DecisionDeny || len(typed) != 0 {
 		t.Errorf("%+v, %v, not typed: %q", got, err, typed)
 	}
 	for _, want := range []string{"a  allow shell until the end of this session", "A  allow for good: exactly `rm -r build` in this folder", "none of these keys, so it is no"} {
@@ -284,11 +287,11 @@ func TestHelpAndOtherLines(t *testing.T) {
 // Whoever answers elsewhere, the person at the terminal is told of it.
 func TestAQuestionThatIsSettledElsewhere(t *testing.T) {
 	for want, cause := range map[string]error{
-		"answered elsewhere: allow (once) by http:ali\\x1bce": &tools.ResolvedError{Resolution: tools.Resolution{Decision: "allow", Scope: "once", By: "user", Client: "http:ali\x1bce"}},
-		"settled by another answer for this session: deny":    &tools.ResolvedError{Resolution: tools.Resolution{Decision: "deny", By: "session"}},
-		"the time is over: refused":                           &tools.ResolvedError{Resolution: tools.Resolution{Decision: "timeout", By: "timeout"}},
-		"cancelled":                                           &tools.ResolvedError{Resolution: tools.Resolution{Decision: "deny", By: "cancel"}},
-		"settled: deny by on_prompt":                          &tools.ResolvedError{Resolution: tools.Resolution{Decision: "deny", By: "on_prompt"}},
+		"answered elsewhere: allow (once) by http:ali\\x1bce": &approval.ResolvedError{Resolution: approval.Resolution{Decision: "allow", Scope: "once", By: "user", Client: "http:ali\x1bce"}},
+		"settled by another answer for this session: deny":    &approval.ResolvedError{Resolution: approval.Resolution{Decision: "deny", By: "session"}},
+		"the time is over: refused":                           &approval.ResolvedError{Resolution: approval.Resolution{Decision: "timeout", By: "timeout"}},
+		"cancelled":                                           &approval.ResolvedError{Resolution: approval.Resolution{Decision: "deny", By: "cancel"}},
+		"settled: deny by on_prompt":                          &approval.ResolvedError{Resolution: approval.Resolution{Decision: "deny", By: "on_prompt"}},
 		"withdrawn":                                           io.EOF,
 	} {
 		p := newPerson(t)
@@ -310,14 +313,14 @@ func TestAQuestionThatIsSettledElsewhere(t *testing.T) {
 // Several questions come in their order, and each says how many there are.
 func TestQuestionsSayHowManyWait(t *testing.T) {
 	p := newPerson(t)
-	var list []tools.Confirmation
+	var list []approval.Confirmation
 	for i := range 4 {
 		c := confirmation()
 		c.ID, c.Seq, c.Input = fmt.Sprint(i), i, fmt.Sprintf("question %d", i)
 		list = append(list, c)
 	}
 	var mu sync.Mutex
-	p.Pending = func() []tools.Confirmation {
+	p.Pending = func() []approval.Confirmation {
 		mu.Lock()
 		defer mu.Unlock()
 		return slices.Clone(list)
@@ -329,9 +332,9 @@ func TestQuestionsSayHowManyWait(t *testing.T) {
 			return
 		}
 		if answered++; answered == 2 { // the third is answered elsewhere while the second stands there
-			settle(&tools.ResolvedError{Resolution: tools.Resolution{Decision: "allow", By: "user"}})
+			settle(&approval.ResolvedError{Resolution: approval.Resolution{Decision: "allow", By: "user"}})
 			mu.Lock()
-			list = slices.DeleteFunc(list, func(c tools.Confirmation) bool { return c.Seq == 2 })
+			list = slices.DeleteFunc(list, func(c approval.Confirmation) bool { return c.Seq == 2 })
 			mu.Unlock()
 		}
 		go func() { _, _ = io.WriteString(p.typing, "y\n") }()
@@ -343,7 +346,7 @@ func TestQuestionsSayHowManyWait(t *testing.T) {
 			if i == 2 {
 				ctx = elsewhere
 			}
-			_, err := p.Approve(ctx, func() tools.Confirmation {
+			_, err := p.Approve(ctx, func() approval.Confirmation {
 				c := confirmation()
 				c.ID, c.Seq, c.Input = fmt.Sprint(i), i, fmt.Sprintf("question %d", i)
 				return c
@@ -377,7 +380,7 @@ func TestAQuestionThatWasGivenUpHoldsNobodyUp(t *testing.T) {
 	p := newPerson(t)
 	first, second := confirmation(), confirmation()
 	first.ID, first.Seq, second.ID, second.Seq = "1", 1, "2", 2
-	p.Pending = func() []tools.Confirmation { return []tools.Confirmation{first, second} }
+	p.Pending = func() []approval.Confirmation { return []approval.Confirmation{first, second} }
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := p.Approve(gone, first); err == nil {
@@ -385,7 +388,7 @@ func TestAQuestionThatWasGivenUpHoldsNobodyUp(t *testing.T) {
 	}
 	p.types("y")
 	for range 2 {
-		if got, err := p.Approve(t.Context(), second); err != nil || got.Decision != tools.DecisionAllow {
+		if got, err := p.Approve(t.Context(), second); err != nil || got.Decision != approval.DecisionAllow {
 			t.Errorf("%+v, %v", got, err)
 		}
 	}
@@ -432,15 +435,15 @@ func (*echo) Definition() tools.Definition {
 func (*echo) Execute(context.Context, *tools.Call) (tools.Output, error) { return tools.Output{}, nil }
 
 // asked runs a command under a policy that prompts, with one client to ask.
-func asked(t *testing.T, command string, client tools.Approver) {
+func asked(t *testing.T, command string, client approval.Approver) {
 	t.Helper()
-	policy, err := tools.Preset("default")
+	policy, err := policy.Preset("default")
 	if err != nil {
 		t.Fatal(err)
 	}
-	broker := tools.NewBroker(tools.BrokerOptions{})
+	broker := approval.NewBroker(approval.BrokerOptions{})
 	broker.Attach("terminal", client)
-	d, err := tools.New(tools.Options{Policy: policy, Broker: broker, Emit: func(tools.Event) error { return nil }})
+	d, err := dispatch.New(dispatch.Options{Policy: policy, Broker: broker, Emit: func(dispatch.Event) error { return nil }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -459,11 +462,11 @@ func asked(t *testing.T, command string, client tools.Approver) {
 // naive prints what it is asked as it is.
 type naive struct{ out *bytes.Buffer }
 
-func (n naive) Approve(_ context.Context, c tools.Confirmation) (tools.Answer, error) {
+func (n naive) Approve(_ context.Context, c approval.Confirmation) (approval.Answer, error) {
 	var in struct{ Command string }
 	_ = json.Unmarshal(c.Exact, &in)
 	fmt.Fprintf(n.out, "run %s? [y/N] ", in.Command)
-	return tools.Answer{}, nil
+	return approval.Answer{}, nil
 }
 
 // No sequence of a command reaches the terminal, with colours or without; a
@@ -503,10 +506,10 @@ func (w *writer) Write(p []byte) (int, error) {
 // Not even a confirmation that nobody made safe reaches the terminal raw.
 func TestEveryFieldIsMadeSafe(t *testing.T) {
 	for _, sequence := range escapes {
-		c := tools.Confirmation{
+		c := approval.Confirmation{
 			Name: tools.Name(sequence), Class: tools.Class(sequence), Runs: tools.PlaceHost, Workspace: sequence, Dangerous: sequence,
 			Input: sequence, Projected: []string{sequence}, Diff: "+" + sequence + "\n", Phrase: sequence, Notices: []string{sequence}, Covers: []string{sequence},
-			Scopes: []tools.Scope{tools.ScopeOnce, tools.ScopeAlways},
+			Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways},
 		}
 		shown := strings.Join(question{c, place{1, 1}, style{on: true}}.whole(time.Now(), 80), "\n")
 		if found := raw(shown); len(found) > 0 {

@@ -5,15 +5,15 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // queue lets one question stand on the terminal at a time, the oldest first.
 // The zero value is empty.
 type queue struct {
 	mu      sync.Mutex
-	shown   *tools.Confirmation   // the question that stands there, or nil
-	waiting []*tools.Confirmation // of every Approve under way, the shown one included
+	shown   *approval.Confirmation   // the question that stands there, or nil
+	waiting []*approval.Confirmation // of every Approve under way, the shown one included
 	// left are questions that are done here and may wait elsewhere still; they
 	// hold nobody up.
 	left map[string]bool
@@ -26,7 +26,7 @@ type queue struct {
 type place struct{ nth, of int }
 
 // enter waits until a question may be shown. Whatever it returns, leave follows.
-func (q *queue) enter(ctx context.Context, c *tools.Confirmation, pending func() []tools.Confirmation) (place, error) {
+func (q *queue) enter(ctx context.Context, c *approval.Confirmation, pending func() []approval.Confirmation) (place, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, c)
@@ -54,8 +54,8 @@ func (q *queue) enter(ctx context.Context, c *tools.Confirmation, pending func()
 
 // others counts the questions beside c, and those of them that come before it.
 // The caller holds mu.
-func (q *queue) others(c *tools.Confirmation, pending func() []tools.Confirmation) (ahead, others int) {
-	var list []tools.Confirmation
+func (q *queue) others(c *approval.Confirmation, pending func() []approval.Confirmation) (ahead, others int) {
+	var list []approval.Confirmation
 	if pending != nil {
 		list = pending()
 	} else {
@@ -81,10 +81,10 @@ func (q *queue) others(c *tools.Confirmation, pending func() []tools.Confirmatio
 }
 
 // leave takes a question away: answered, or not to be answered here.
-func (q *queue) leave(c *tools.Confirmation) {
+func (q *queue) leave(c *approval.Confirmation) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.waiting = slices.DeleteFunc(q.waiting, func(o *tools.Confirmation) bool { return o == c })
+	q.waiting = slices.DeleteFunc(q.waiting, func(o *approval.Confirmation) bool { return o == c })
 	if q.left == nil {
 		q.left = map[string]bool{}
 	}

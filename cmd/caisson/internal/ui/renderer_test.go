@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 func TestMain(m *testing.M) {
@@ -300,7 +301,7 @@ func TestARefusalIsToldOnce(t *testing.T) {
 		r := New(Options{Out: &out})
 		var records []any
 		if p := tc.asked; p != nil {
-			p.CallID, p.Decision, p.Scope = "tu_1", tools.DecisionDeny, tools.ScopeOnce
+			p.CallID, p.Decision, p.Scope = "tu_1", approval.DecisionDeny, approval.ScopeOnce
 			records = []any{record.ConfirmationRequested{CallID: "tu_1", Name: "shell", Summary: "rm x"}, *p}
 			want = "rm x  " + want
 		} else {

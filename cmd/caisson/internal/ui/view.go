@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 const (
@@ -163,7 +164,7 @@ func (v *view) resolved(p record.ConfirmationResolved) []string {
 		return nil // as its call says
 	}
 	by := answeredBy(p)
-	if p.Decision != tools.DecisionAllow {
+	if p.Decision != approval.DecisionAllow {
 		v.refused[p.CallID] = "refused" + by
 		return nil
 	}

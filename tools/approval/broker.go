@@ -1,0 +1,304 @@
+package approval
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
+)
+
+// Errors of [Broker.Answer], for errors.Is; [ErrRecord] is the third.
+var (
+	// ErrUnknownConfirmation is an ID that the session never used, or so long ago that
+	// it is forgotten.
+	ErrUnknownConfirmation = errors.New("no such confirmation")
+	// ErrResolved is an answer to a confirmation that another client or the clock has
+	// resolved. The error is a [*ResolvedError].
+	ErrResolved = errors.New("confirmation is resolved already")
+)
+
+// ResolvedError is an answer that came too late: the decision that was recorded
+// stands. It is also the cause with which an [Approver]'s context ends.
+type ResolvedError struct{ Resolution Resolution }
+
+// Error names the decision and who made it.
+func (e *ResolvedError) Error() string {
+	by := e.Resolution.By
+	if e.Resolution.Client != "" {
+		by += " at " + e.Resolution.Client
+	}
+	return fmt.Sprintf("%v: %s by %s", ErrResolved, e.Resolution.Decision, by)
+}
+
+// Unwrap gives [ErrResolved].
+func (e *ResolvedError) Unwrap() error { return ErrResolved }
+
+// Resolution is the recorded result of a confirmation.
+type Resolution struct {
+	ConfirmationID string
+	CallID         string
+	Decision       Decision
+	// Scope is how long the answer holds; it may be less than was asked for.
+	Scope Scope
+	// By is who answered: ByUser; BySession or ByGrant, an earlier answer that was kept
+	// for the session or stored (ConfirmationID is then ""); ByOnPrompt if no one could
+	// be asked; ByTimeout; ByCancel.
+	By string
+	// Client is the label of the client that answered, "" for none.
+	Client string
+}
+
+// Attempt is an answer that changed nothing: it came after another one, after the end
+// of the time, or for a confirmation that does not exist.
+type Attempt struct {
+	// ConfirmationID is that of the answer; CallID is "" if it is unknown.
+	ConfirmationID, CallID string
+	// Decision, Scope and Client are those of the answer.
+	Decision Decision
+	Scope    Scope
+	Client   string
+	// Forbidden reports whether the client lacked the permission for this answer.
+	Forbidden bool
+	// Recorded is the decision that stands and By who made it; "" if the confirmation
+	// is unknown.
+	Recorded Decision
+	By       string
+	// Omitted is the number of attempts before this one that were not reported,
+	// because there were too many.
+	Omitted int
+}
+
+// maxPast bounds the resolved confirmations that a broker remembers, so that late
+// answers learn the decision. A round asks at most 256 times.
+const maxPast = 4096
+
+// maxLabelBytes bounds the label of a client and the IDs that it names: both go into
+// records.
+const maxLabelBytes = 128
+
+// BrokerOptions configure a [Broker]. The zero value asks the attached clients
+// alone.
+type BrokerOptions struct {
+	// Attended reports that clients may still come: a confirmation waits for its time
+	// even if no client is attached, or none could ask anyone.
+	Attended bool
+	// Uptime is a clock that nothing sets and that runs while the machine sleeps; nil
+	// means CLOCK_BOOTTIME on Linux and none elsewhere. It must not call the broker.
+	Uptime func() time.Duration
+}
+
+// Broker resolves the confirmations of one session. Clients that ask a person are
+// attached; others read [Broker.Pending] and call [Broker.Answer]. The first answer
+// wins; the end of the time and a cancellation are answers too. Clients learn of an
+// answer only after it is recorded. A broker serves one dispatcher, whose Close waits
+// for the clients that are still asking. It is safe for concurrent use, and needs no
+// closing. The zero value is not useful; use [NewBroker].
+//
+//	dispatcher                     broker                          clients
+//	──────────                     ──────                          ───────
+//	                 Request ────▶ pending ◀──── Answer ────────── HTTP
+//	ConfirmationRequested             │
+//	                 Deliver ────▶    ├───── Approve ────────────▶ terminal
+//	                                  ▼
+//	ConfirmationResolved ◀─ Wait ── resolved
+//	        └─ Record ───────────▶ past ────── 200, or 409 ──────▶ the client that answered
+//	                                  └─────── ResolvedError ────▶ clients that still ask
+type Broker struct {
+	opts BrokerOptions
+
+	mu       sync.Mutex
+	bound    Binding
+	clients  []*client
+	pending  []*Request // oldest first
+	past     map[string]outcome
+	pastIDs  []string // keys of past, oldest first
+	attempts attempts
+}
+
+// Binding is what a broker needs of its dispatcher.
+type Binding struct {
+	// RecordAttempt reports an answer that changed nothing.
+	RecordAttempt func(Attempt) error
+	// Warn reports a fact that a user should know.
+	Warn func(message string)
+	// Go starts a goroutine that the dispatcher's Close waits for.
+	Go func(func())
+	// Logger is never nil.
+	Logger *zap.Logger
+}
+
+// client is one attached approver.
+type client struct {
+	label    string
+	approver Approver
+}
+
+// NewBroker makes a broker without clients.
+func NewBroker(opts BrokerOptions) *Broker {
+	if opts.Uptime == nil {
+		opts.Uptime = sinceBoot
+	}
+	return &Broker{opts: opts, past: map[string]outcome{}}
+}
+
+// Bind makes the broker serve a dispatcher. It fails if it serves one already.
+func (b *Broker) Bind(to Binding) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.bound.RecordAttempt != nil {
+		return errors.New("Options.Broker serves another dispatcher")
+	}
+	b.bound = to
+	return nil
+}
+
+// Attach adds a client, whose Approve is called for every pending and later
+// confirmation. The label is recorded with its answers. detach cancels what it is
+// asking and removes it; it may be called twice.
+func (b *Broker) Attach(label string, a Approver) (detach func()) {
+	c := &client{label: cleanLabel(label), approver: a}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.clients = append(b.clients, c)
+	for _, q := range b.pending {
+		b.showRequest(q, c)
+	}
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.clients = slices.DeleteFunc(b.clients, func(other *client) bool { return other == c })
+		for _, q := range b.pending {
+			b.removeClient(q, c)
+		}
+	}
+}
+
+// Pending returns the confirmations that wait for an answer, the oldest first. The
+// caller must not change what they point to.
+func (b *Broker) Pending() []Confirmation {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var list []Confirmation
+	for _, q := range b.pending {
+		if !q.resolved && b.endedBy(q) == "" {
+			list = append(list, q.Confirmation)
+		}
+	}
+	return list
+}
+
+// Unrecorded returns the number of confirmations that are not recorded as resolved.
+func (b *Broker) Unrecorded() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.pending)
+}
+
+// Answer answers one confirmation in the name of a client, and returns the recorded
+// resolution. It waits until that is recorded, so that no client learns of an answer
+// that a crash could still lose; ctx bounds that wait alone, and the answer stands.
+// Its errors wrap [ErrUnknownConfirmation], [ErrResolved], or [ErrRecord]: the
+// decision could not be recorded, and nothing was allowed. The first two are reported
+// as an [Attempt].
+func (b *Broker) Answer(ctx context.Context, id string, a Answer, label string) (Resolution, error) {
+	label = cleanLabel(label)
+	b.mu.Lock()
+	at := slices.IndexFunc(b.pending, func(q *Request) bool { return q.ID == id })
+	if at < 0 {
+		past, known := b.past[id]
+		b.mu.Unlock()
+		return b.rejectAnswer(id, a, label, past, known)
+	}
+	q := b.pending[at]
+	first := b.resolve(q, Reply{a, label, ByUser})
+	b.mu.Unlock()
+	select {
+	case <-q.recorded:
+	case <-ctx.Done():
+		select {
+		case <-q.recorded:
+		default:
+			return Resolution{}, fmt.Errorf("wait for the record: %w", context.Cause(ctx))
+		}
+	}
+	if !first || q.outcome.err != nil {
+		return b.rejectAnswer(id, a, label, q.outcome, true)
+	}
+	return q.outcome.resolution, nil
+}
+
+// Misdirected reports an answer whose client named another turn than the
+// confirmation's, or an ID that cannot exist. It changes nothing. The error is that of
+// [Broker.Answer] for an unknown ID.
+func (b *Broker) Misdirected(id string, a Answer, label string) error {
+	_, err := b.rejectAnswer(id, a, cleanLabel(label), outcome{}, false)
+	return err
+}
+
+// Forbidden reports an answer from a client without the permission for it. The
+// confirmation stays pending. The error is that of the recorder.
+func (b *Broker) Forbidden(id string, a Answer, label string) error {
+	attempt := newAttempt(id, a, cleanLabel(label))
+	attempt.Forbidden = true
+	return b.reportAttempt(attempt)
+}
+
+// cleanLabel bounds text from a client.
+func cleanLabel(s string) string { return utf8text.Clip(utf8text.Repair(s), maxLabelBytes) }
+
+// newAttempt returns the report of an answer that changes nothing, bounded.
+func newAttempt(id string, a Answer, label string) Attempt {
+	return Attempt{
+		ConfirmationID: cleanLabel(id), Client: label,
+		Decision: Decision(cleanLabel(string(a.Decision))),
+		Scope:    Scope(cleanLabel(string(a.Scope))),
+	}
+}
+
+// rejectAnswer reports an answer that changes nothing, and returns the resolution that
+// stands.
+func (b *Broker) rejectAnswer(id string, a Answer, label string, past outcome, known bool) (Resolution, error) {
+	id = cleanLabel(id)
+	if past.err != nil {
+		return Resolution{}, fmt.Errorf("answer %q: %w", id, past.err)
+	}
+	attempt := newAttempt(id, a, label)
+	var err error = &ResolvedError{past.resolution}
+	if known {
+		attempt.CallID, attempt.Recorded, attempt.By = past.resolution.CallID, past.resolution.Decision, past.resolution.By
+	} else {
+		err = fmt.Errorf("answer %q: %w", id, ErrUnknownConfirmation)
+	}
+	return past.resolution, errors.Join(err, b.reportAttempt(attempt))
+}
+
+// reportAttempt reports an answer that changed nothing, unless there are too many.
+func (b *Broker) reportAttempt(attempt Attempt) error {
+	b.mu.Lock()
+	record := b.bound.RecordAttempt
+	omitted, ok := b.attempts.take(time.Now())
+	b.mu.Unlock()
+	if record == nil || !ok {
+		return nil
+	}
+	attempt.Omitted = omitted
+	return record(attempt) // a failure to record ends the session by itself
+}
+
+// Close reports the attempts that were not reported one by one. The dispatcher calls
+// it.
+func (b *Broker) Close() {
+	b.mu.Lock()
+	omitted := b.attempts.omitted
+	b.attempts.omitted = 0
+	b.mu.Unlock()
+	if omitted > 0 {
+		b.bound.Warn(fmt.Sprintf("%d more answers to confirmations changed nothing and were not recorded one by one", omitted))
+	}
+}

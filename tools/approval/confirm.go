@@ -1,0 +1,107 @@
+package approval
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Decision is an answer to a confirmation.
+type Decision string
+
+// The decisions. DecisionTimeout is never given by a person.
+const (
+	DecisionAllow   Decision = "allow"
+	DecisionDeny    Decision = "deny"
+	DecisionTimeout Decision = "timeout"
+)
+
+// Scope is how long an answer holds.
+type Scope string
+
+// The scopes: this call; this tool for the session; stored for the workspace.
+const (
+	ScopeOnce    Scope = "once"
+	ScopeSession Scope = "session"
+	ScopeAlways  Scope = "always"
+)
+
+// Confirmation is what a person is asked. What is executed is what was shown:
+// it is bound to the bytes by InputHash.
+type Confirmation struct {
+	// ID is 128 random bits in hex.
+	ID     string
+	CallID string
+	// Seq counts the questions of the session from 1, in the order of the calls.
+	Seq   int
+	Name  tools.Name
+	Class tools.Class
+	// Runs is where it would run, and Workspace the folder on the host, safe
+	// for display, that a lasting answer is for.
+	Runs      tools.Place
+	Workspace string
+	// Dangerous says what of the command the policy finds dangerous, safe for
+	// display; "" for nothing.
+	Dangerous string
+	// Input is the canonical JSON, made safe for display, elided in the middle
+	// with a count where it is long; Summary one line of it. Exact is the JSON
+	// itself, for clients that do their own rendering: never for a terminal.
+	Input   string
+	Summary string
+	Exact   json.RawMessage
+	// InputHash is the hex SHA-256 of the canonical JSON.
+	InputHash string
+	// Projected are the workspace paths that would change; Diff is a unified
+	// diff where one can be made. Both are safe for display.
+	Projected []string
+	Diff      string
+	// DiffElided reports that the middle of Diff is left out because it is
+	// longer than 256 KiB. Exact is always whole: who can't show the change as a
+	// diff can show that.
+	DiffElided bool
+	// Notices are facts about the input that a person might overlook, each a
+	// phrase, safe for display: long runs of blanks, letters that pass for others.
+	Notices []string
+	// Covers are the workspace files, safe for display, whose content the answer
+	// covers beside the input: where one changes before the call runs, it is asked
+	// again. What else a command reads is not covered.
+	Covers []string
+	// Hidden says that Input, a path or Diff holds characters that a terminal
+	// would not show; they are written as escapes.
+	Hidden bool
+	// Changed says that this was asked before, and that what Diff was made
+	// from has changed since the answer.
+	Changed bool
+	// Scopes are the scopes that an answer may have, ScopeOnce always among
+	// them. Another scope counts as ScopeOnce.
+	Scopes []Scope
+	// Phrase is the exact command that a lasting answer about an execute tool
+	// would be bound to, safe for display; "" for other classes, and where
+	// ScopeAlways is not offered.
+	Phrase string
+	// RequiresAdmin reports that only an administrator may allow it.
+	RequiresAdmin bool
+	// Expires is when nobody's answer counts any more. It holds a monotonic
+	// reading: compare it with time.Now, and show people what is left.
+	Expires time.Time
+}
+
+// Answer is what an Approver decided. Anything but DecisionAllow refuses.
+type Answer struct {
+	Decision Decision
+	Scope    Scope
+}
+
+// Approver is a client that asks somebody; see [Broker.Attach]. It is safe for
+// concurrent use: the confirmations of one round are asked at the same time.
+// Implementations must return when ctx ends; an answer that comes later counts
+// for nothing. The cause of ctx is a [*ResolvedError] where the question was
+// settled without this client: it says what was recorded, the end of the time
+// and a cancellation included.
+type Approver interface {
+	// Approve shows one confirmation and returns the answer. An error means
+	// that nobody could be asked there; where no client is left, OnPrompt decides.
+	Approve(ctx context.Context, c Confirmation) (Answer, error)
+}

@@ -1,0 +1,154 @@
+package approval
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Grant is one answer that was stored for good.
+//
+//	{"tool":"shell","workspace":"/home/me/project","phrase":"git status","decision":"allow","created":"2026-11-20T10:00:00Z"}
+type Grant struct {
+	// Tool is canonical. A file may also hold the wire form: it names the same
+	// tool.
+	Tool tools.Name `json:"tool"`
+	// Workspace is the absolute host path that it holds for.
+	Workspace string `json:"workspace"`
+	// Phrase is the exact command of an execute tool, as [StaticPhrase] gives
+	// it; "" for other classes.
+	Phrase string `json:"phrase,omitempty"`
+	// Decision is DecisionAllow or DecisionDeny.
+	Decision Decision `json:"decision"`
+	// Created is when it was stored, UTC.
+	Created time.Time `json:"created"`
+}
+
+// SameKey says whether two grants answer the same question.
+func (g Grant) SameKey(o Grant) bool {
+	return g.Tool.Same(o.Tool) && g.Workspace == o.Workspace && g.Phrase == o.Phrase
+}
+
+func (g Grant) complete() bool {
+	return g.Tool != "" && g.Workspace != "" && (g.Decision == DecisionAllow || g.Decision == DecisionDeny)
+}
+
+// Grants is the file of lasting answers. It belongs outside every workspace
+// ($XDG_STATE_HOME/caisson/approvals.json). It is read anew for each question,
+// so that a change holds at once. It is safe for concurrent use, by several
+// processes too. A file that is not what this package writes is moved aside and
+// counts as empty: everything prompts again, and the error is a [CorruptError].
+// The zero value is not useful.
+type Grants struct{ file stateFile[grantsFile] }
+
+type grantsFile struct {
+	Version int     `json:"version"`
+	Grants  []Grant `json:"grants"`
+}
+
+// NewGrants names the file; it need not exist, nor its folder.
+func NewGrants(path string) *Grants {
+	return &Grants{stateFile[grantsFile]{
+		path: path, what: "approvals", now: time.Now, parse: parseGrants,
+		entries: func(f grantsFile) []any { return anyOf(f.Grants) },
+	}}
+}
+
+// As is the same file, changed on behalf of an author. Nil stays nil.
+func (g *Grants) As(a Author) *Grants {
+	if g == nil {
+		return nil
+	}
+	other := *g
+	other.file.author = a
+	return &other
+}
+
+// AnsweredBy returns the same file with the client that answered as part of the
+// author of changes.
+func (g *Grants) AnsweredBy(client string) *Grants {
+	if client == "" {
+		return g
+	}
+	a := g.file.author
+	a.By += ", answered at " + client
+	return g.As(a)
+}
+
+func anyOf[E any](list []E) []any {
+	all := make([]any, len(list))
+	for i, e := range list {
+		all[i] = e
+	}
+	return all
+}
+
+// Find looks for the stored answer to a tool, workspace and phrase. A deny
+// beats an allow. With an error the answer is none.
+func (g *Grants) Find(key Grant) (Decision, bool, error) {
+	list, err := g.List()
+	decision := Decision("")
+	for _, grant := range list {
+		if !grant.SameKey(key) {
+			continue
+		}
+		if decision = grant.Decision; decision == DecisionDeny {
+			break
+		}
+	}
+	return decision, decision != "", err
+}
+
+// List gives all grants in the order in which they were stored.
+func (g *Grants) List() ([]Grant, error) {
+	file, err := g.file.load()
+	return file.Grants, err
+}
+
+// Add stores an answer in the place of an earlier one to the same.
+func (g *Grants) Add(grant Grant) error {
+	if !grant.complete() {
+		return fmt.Errorf("store approval of %q: tool, workspace and a decision of allow or deny are needed", grant.Tool)
+	}
+	grant.Created = g.file.now().UTC().Truncate(time.Second)
+	return g.change(func(list []Grant) []Grant {
+		return append(slices.DeleteFunc(list, grant.SameKey), grant)
+	})
+}
+
+// Revoke removes the grants that match and gives them.
+func (g *Grants) Revoke(match func(Grant) bool) ([]Grant, error) {
+	var removed []Grant
+	err := g.change(func(list []Grant) []Grant {
+		return slices.DeleteFunc(list, func(grant Grant) bool {
+			gone := match(grant)
+			if gone {
+				removed = append(removed, grant)
+			}
+			return gone
+		})
+	})
+	return removed, err
+}
+
+func (g *Grants) change(edit func([]Grant) []Grant) error {
+	return g.file.change(func(file grantsFile) grantsFile {
+		return grantsFile{Version: 1, Grants: edit(file.Grants)}
+	})
+}
+
+func parseGrants(text []byte) (grantsFile, error) {
+	file, err := decodeState[grantsFile](text)
+	switch {
+	case err != nil:
+		return file, err
+	case file.Version != 1:
+		return file, fmt.Errorf("version is %d, must be 1", file.Version)
+	case slices.ContainsFunc(file.Grants, func(g Grant) bool { return !g.complete() }):
+		return file, errors.New("an entry has no tool, workspace or decision")
+	}
+	return file, nil
+}

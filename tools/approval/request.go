@@ -1,0 +1,236 @@
+package approval
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// Who resolved a confirmation; see [Resolution].By.
+const (
+	ByUser     = "user"
+	BySession  = "session"
+	ByGrant    = "grant"
+	ByOnPrompt = "on_prompt"
+	ByTimeout  = "timeout"
+	ByCancel   = "cancel"
+)
+
+// errConfirmTimeout is the cause of a request whose time is over.
+var errConfirmTimeout = errors.New("confirmation timed out")
+
+// errClientExit is the error of a client that ended its goroutine.
+var errClientExit = errors.New("the client ended its goroutine without returning")
+
+// Request is one confirmation that was requested and is not resolved yet, or just
+// was. The lock of its broker guards it; what is set before a channel is closed may
+// be read after that.
+type Request struct {
+	Confirmation
+	ctx    context.Context //nolint:containedctx // a request lives as long as the call that waits for it
+	cancel context.CancelFunc
+	// until is Expires on the clock that runs while the machine sleeps.
+	until time.Duration
+	// delivered reports that clients may be shown the request: it is recorded.
+	delivered bool
+	// asking holds the clients that were shown it and have not given up.
+	asking   map[*client]context.CancelCauseFunc
+	resolved bool
+	reply    Reply
+	// answered is closed when reply is set, alone when no client is left and none may
+	// come, recorded when outcome is set: the dispatcher has recorded the resolution,
+	// or could not.
+	answered, alone, recorded chan struct{}
+	outcome                   outcome
+}
+
+// Reply is the first answer to a request.
+type Reply struct {
+	Answer Answer
+	// Client is the label of the client that answered, "" for none.
+	Client string
+	// By is as in [Resolution].
+	By string
+}
+
+// outcome is what is remembered of a confirmation: the recorded resolution, or why
+// none could be recorded.
+type outcome struct {
+	resolution Resolution
+	err        error
+}
+
+// Request makes a confirmation known, so that an answer finds it from the moment at
+// which anyone can know of it. The caller reports it, calls [Broker.Deliver] and
+// [Broker.Wait], and ends it with [Broker.Record].
+func (b *Broker) Request(ctx context.Context, c Confirmation) *Request {
+	ctx, cancel := context.WithDeadlineCause(ctx, c.Expires, errConfirmTimeout)
+	q := &Request{
+		Confirmation: c, ctx: ctx, cancel: cancel, asking: map[*client]context.CancelCauseFunc{},
+		answered: make(chan struct{}), alone: make(chan struct{}), recorded: make(chan struct{}),
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	q.until = b.opts.Uptime() + time.Until(c.Expires)
+	b.pending = append(b.pending, q)
+	return q
+}
+
+// Deliver shows requests to the attached clients, in order, and to clients that are
+// attached later.
+func (b *Broker) Deliver(requests ...*Request) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, q := range requests {
+		q.delivered = true
+		for _, c := range b.clients {
+			b.showRequest(q, c)
+		}
+		b.checkAlone(q)
+	}
+}
+
+// showRequest asks a client. The caller holds mu. The client's context ends when the
+// resolution is recorded, so that its cause is the recorded resolution.
+func (b *Broker) showRequest(q *Request, c *client) {
+	if !q.delivered || q.resolved || q.ctx.Err() != nil {
+		return
+	}
+	ctx, stop := context.WithCancelCause(context.WithoutCancel(q.ctx))
+	q.asking[c] = stop
+	b.bound.Go(func() {
+		var a Answer
+		err := errClientExit
+		defer func() { // also where the client ends this goroutine
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			if err == nil && ctx.Err() == nil {
+				b.resolve(q, Reply{a, c.label, ByUser})
+			}
+			b.removeClient(q, c)
+		}()
+		a, err = callApprover(ctx, c.approver, q.Confirmation)
+		if err != nil && ctx.Err() == nil {
+			b.bound.Logger.Warn("a client could not ask", zap.String("client", c.label), zap.String("confirmation", q.ID), zap.Error(err))
+		}
+	})
+}
+
+// callApprover returns the answer of an approver, or its panic as an error.
+func callApprover(ctx context.Context, a Approver, c Confirmation) (answer Answer, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
+		}
+	}()
+	return a.Approve(ctx, c)
+}
+
+// removeClient removes a client from a request. The caller holds mu.
+func (b *Broker) removeClient(q *Request, c *client) {
+	if stop, ok := q.asking[c]; ok {
+		stop(context.Canceled)
+		delete(q.asking, c)
+		b.checkAlone(q)
+	}
+}
+
+// checkAlone closes q.alone if no client is left and none is expected. The caller
+// holds mu.
+func (b *Broker) checkAlone(q *Request) {
+	if q.resolved || b.opts.Attended || !q.delivered || len(q.asking) > 0 {
+		return
+	}
+	select {
+	case <-q.alone:
+	default:
+		close(q.alone)
+	}
+}
+
+// endedBy returns ByTimeout or ByCancel if a request is over without an answer,
+// otherwise "". The time is over when it is on either clock, so that neither a change
+// of the clock nor a sleep of the machine extends it. The caller holds mu.
+func (b *Broker) endedBy(q *Request) string {
+	switch {
+	case q.ctx.Err() != nil && !errors.Is(context.Cause(q.ctx), errConfirmTimeout):
+		return ByCancel
+	case q.ctx.Err() != nil, !time.Now().Before(q.Expires), b.opts.Uptime() >= q.until:
+		return ByTimeout
+	}
+	return ""
+}
+
+// resolve makes r the reply of a request if it is the first and in time, and reports
+// whether it is. A reply that is too late resolves the request by its end. The caller
+// holds mu.
+func (b *Broker) resolve(q *Request, r Reply) bool {
+	if q.resolved {
+		return false
+	}
+	wanted := r.By
+	if by := b.endedBy(q); by != "" {
+		r = Reply{By: by}
+	}
+	q.resolved, q.reply = true, r
+	close(q.answered)
+	return r.By == wanted
+}
+
+// resolveAlone resolves a request without a client, unless a reply came first.
+func (b *Broker) resolveAlone(q *Request, a Answer, by string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.resolve(q, Reply{Answer: a, By: by})
+}
+
+// Wait returns the first reply to a request: a client's, the end of the time, a
+// cancellation, that no client is left, or an answer to another request that holds for
+// the session. earlier returns such an answer; it is called again each time answers
+// change.
+func (b *Broker) Wait(q *Request, answers *SessionAnswers, earlier func() (Decision, bool)) Reply {
+	for {
+		changed := answers.Changed()
+		if d, ok := earlier(); ok {
+			b.resolveAlone(q, Answer{d, ScopeSession}, BySession)
+		}
+		select {
+		case <-q.answered:
+			return q.reply
+		case <-changed:
+			continue
+		case <-q.ctx.Done():
+			b.resolveAlone(q, Answer{}, ByCancel) // or by the timeout, which resolve finds
+		case <-q.alone:
+			b.resolveAlone(q, Answer{}, ByOnPrompt)
+		}
+		return q.reply
+	}
+}
+
+// Record ends a request with its recorded resolution, or with the error that kept it
+// from being recorded, and tells all clients.
+func (b *Broker) Record(q *Request, r Resolution, err error) {
+	q.cancel()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.pending = slices.DeleteFunc(b.pending, func(other *Request) bool { return other == q })
+	q.outcome = outcome{r, err}
+	b.past[q.ID] = q.outcome
+	if b.pastIDs = append(b.pastIDs, q.ID); len(b.pastIDs) > maxPast {
+		delete(b.past, b.pastIDs[0])
+		b.pastIDs = b.pastIDs[1:]
+	}
+	cause := err
+	if cause == nil {
+		cause = &ResolvedError{r}
+	}
+	for _, stop := range q.asking {
+		stop(cause)
+	}
+	close(q.recorded)
+}

@@ -1,0 +1,67 @@
+package approval
+
+import (
+	"sync"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// AnswerKey identifies the confirmations that one answer for the session covers: a
+// tool, and the other tool whose rule asked. An answer to an apply_patch that only
+// adds files does not cover one that deletes, if deletes are asked about.
+type AnswerKey struct{ Tool, As tools.Name }
+
+// SessionAnswers are the answers that hold for a session, one per key. The last one
+// stays, but an allow never replaces a deny. It is safe for concurrent use. The zero
+// value is empty.
+type SessionAnswers struct {
+	keeping sync.Mutex // one answer at a time is recorded and kept
+	mu      sync.Mutex
+	answers map[AnswerKey]Decision
+	changed chan struct{}
+}
+
+// Find returns the answer for a key, and reports whether there is one.
+func (m *SessionAnswers) Find(key AnswerKey) (Decision, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d, ok := m.answers[key]
+	return d, ok
+}
+
+// Keep stores an answer if record returns true. Its argument is the scope that the
+// answer gets: an allow that comes after a deny holds for its call alone.
+func (m *SessionAnswers) Keep(key AnswerKey, d Decision, record func(Scope) bool) {
+	m.keeping.Lock()
+	defer m.keeping.Unlock()
+	scope := ScopeSession
+	if before, _ := m.Find(key); before == DecisionDeny && d == DecisionAllow {
+		scope = ScopeOnce
+	}
+	if record(scope) && scope == ScopeSession {
+		m.set(key, d)
+	}
+}
+
+func (m *SessionAnswers) set(key AnswerKey, d Decision) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.answers == nil {
+		m.answers = map[AnswerKey]Decision{}
+	}
+	m.answers[key] = d
+	if m.changed != nil {
+		close(m.changed)
+		m.changed = nil
+	}
+}
+
+// Changed returns a channel that is closed when the next answer is kept.
+func (m *SessionAnswers) Changed() <-chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.changed == nil {
+		m.changed = make(chan struct{})
+	}
+	return m.changed
+}

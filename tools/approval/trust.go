@@ -1,0 +1,144 @@
+package approval
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"time"
+)
+
+// TrustedWorkspace is a workspace whose own configuration counts, bound to the
+// files that were looked at.
+//
+//	{"workspace":"/home/me/project","files":[{"path":".caisson/config.yaml","sha256":"9f86…"}],"created":"2026-11-20T10:00:00Z"}
+type TrustedWorkspace struct {
+	// Workspace is its absolute host path.
+	Workspace string `json:"workspace"`
+	// Files are all of its files that count, in the order of their names; none
+	// where there was none. A file that comes, goes or changes ends the trust.
+	Files []TrustedFile `json:"files"`
+	// Created is when it was stored, UTC.
+	Created time.Time `json:"created"`
+}
+
+// TrustedFile is one file of a workspace as it was when it was trusted.
+type TrustedFile struct {
+	// Path is relative to the workspace, slash-separated.
+	Path string `json:"path"`
+	// SHA256 is that of its content, hex.
+	SHA256 string `json:"sha256"`
+}
+
+// Covers says whether the trust is for exactly these files.
+func (t TrustedWorkspace) Covers(files []TrustedFile) bool { return slices.Equal(t.Files, files) }
+
+// Trust is the file of trusted workspaces. It belongs outside every workspace
+// ($XDG_STATE_HOME/caisson/trust.json), and is kept with the care of [Grants]:
+// read anew for each question, under a lock, replaced whole; a corrupt file is
+// moved aside and counts as empty, with a [CorruptError]. The zero value is not
+// useful.
+type Trust struct{ file stateFile[trustFile] }
+
+type trustFile struct {
+	Version    int                `json:"version"`
+	Workspaces []TrustedWorkspace `json:"workspaces"`
+}
+
+// NewTrust names the file; it need not exist, nor its folder.
+func NewTrust(path string) *Trust {
+	return &Trust{stateFile[trustFile]{
+		path: path, what: "trusted workspaces", now: time.Now, parse: parseTrust,
+		entries: func(f trustFile) []any { return anyOf(f.Workspaces) },
+	}}
+}
+
+// As is the same file, changed on behalf of an author.
+func (t *Trust) As(a Author) *Trust {
+	other := *t
+	other.file.author = a
+	return &other
+}
+
+// Find gives what is stored of a workspace. With an error there is nothing.
+func (t *Trust) Find(workspace string) (TrustedWorkspace, bool, error) {
+	list, err := t.List()
+	i := slices.IndexFunc(list, func(w TrustedWorkspace) bool { return w.Workspace == workspace })
+	if i < 0 {
+		return TrustedWorkspace{}, false, err
+	}
+	return list[i], true, nil
+}
+
+// List gives all trusted workspaces, in the order in which they were stored.
+func (t *Trust) List() ([]TrustedWorkspace, error) {
+	file, err := t.file.load()
+	return file.Workspaces, err
+}
+
+// Add binds a workspace to files, in the place of what was stored of it.
+func (t *Trust) Add(workspace string, files []TrustedFile) error {
+	entry := TrustedWorkspace{Workspace: workspace, Files: append([]TrustedFile{}, files...), Created: t.file.now().UTC().Truncate(time.Second)}
+	if err := entry.check(); err != nil {
+		return fmt.Errorf("trust %q: %w", workspace, err)
+	}
+	return t.change(func(list []TrustedWorkspace) []TrustedWorkspace {
+		return append(slices.DeleteFunc(list, func(w TrustedWorkspace) bool { return w.Workspace == workspace }), entry)
+	})
+}
+
+// Remove forgets a workspace and says whether it was there.
+func (t *Trust) Remove(workspace string) (bool, error) {
+	var found bool
+	err := t.change(func(list []TrustedWorkspace) []TrustedWorkspace {
+		kept := slices.DeleteFunc(slices.Clone(list), func(w TrustedWorkspace) bool { return w.Workspace == workspace })
+		found = len(kept) < len(list)
+		return kept
+	})
+	return found, err
+}
+
+func (t *Trust) change(edit func([]TrustedWorkspace) []TrustedWorkspace) error {
+	return t.file.change(func(file trustFile) trustFile {
+		return trustFile{Version: 1, Workspaces: edit(file.Workspaces)}
+	})
+}
+
+func parseTrust(text []byte) (trustFile, error) {
+	file, err := decodeState[trustFile](text)
+	if err != nil {
+		return file, err
+	}
+	if file.Version != 1 {
+		return file, fmt.Errorf("version is %d, must be 1", file.Version)
+	}
+	seen := map[string]bool{}
+	for _, w := range file.Workspaces {
+		if err := w.check(); err != nil {
+			return file, err
+		}
+		if seen[w.Workspace] {
+			return file, fmt.Errorf("workspace %q is there twice", w.Workspace)
+		}
+		seen[w.Workspace] = true
+	}
+	return file, nil
+}
+
+var hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+func (t TrustedWorkspace) check() error {
+	if !filepath.IsAbs(t.Workspace) {
+		return errors.New("the workspace is no absolute path")
+	}
+	if t.Files == nil {
+		return errors.New("the list of files is missing")
+	}
+	for i, f := range t.Files {
+		if f.Path == "" || !hexSHA256.MatchString(f.SHA256) || i > 0 && f.Path <= t.Files[i-1].Path {
+			return errors.New("a file has no path or hash, or they are not in order")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+package dispatch
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
+)
+
+// Bounds of a result's blocks: one picture (what providers accept), how many
+// and how much of them together, and how many blocks.
+const (
+	maxImageBytes  = 5 << 20
+	maxImages      = 8
+	maxImagesBytes = 16 << 20
+	maxBlocks      = 64
+)
+
+// room is what is left for the rest of a result.
+type room struct{ bytes, chars, images, imageBytes int }
+
+// text takes what there is room for.
+func (r *room) text(s string) (text string, cut bool) {
+	text = s
+	head, tail := utf8text.SplitChars(s, r.chars)
+	switch kept := len(head) + len(tail); {
+	case kept > r.bytes:
+		text, cut = utf8text.Bound(s, r.bytes)
+	case kept < len(s):
+		all := utf8.RuneCountInString(s)
+		text, cut = fmt.Sprintf("%s\n[… %d of %d characters left out …]\n%s", head, all-r.chars, all, tail), true
+	}
+	r.bytes -= min(r.bytes, len(text))
+	r.chars -= min(r.chars, utf8.RuneCountInString(text))
+	return text, cut
+}
+
+func (r *room) full() bool { return r.bytes == 0 || r.chars == 0 }
+
+// picture says why a picture is left out, or "" where there is room for it.
+func (r *room) picture(b tools.Block) string {
+	switch {
+	case len(b.Image) > maxImageBytes:
+		return fmt.Sprintf("[a picture of %d bytes was left out, at most %d are shown]", len(b.Image), maxImageBytes)
+	case !slices.Contains([]string{"image/png", "image/jpeg", "image/gif", "image/webp"}, b.MediaType):
+		kind, _ := tools.Display(utf8text.Clip(b.MediaType, 40))
+		return fmt.Sprintf("[a picture of type %q was left out; PNG, JPEG, GIF and WebP are shown]", kind)
+	case r.images == 0 || r.imageBytes < len(b.Image):
+		return fmt.Sprintf("[a picture of %d bytes was left out: at most %d pictures and %d bytes of them are shown]",
+			len(b.Image), maxImages, maxImagesBytes)
+	}
+	r.images--
+	r.imageBytes -= len(b.Image)
+	return ""
+}
+
+// boundBlocks repairs and bounds what the model gets: all text together is at
+// most limit bytes, and chars characters where that is not 0, plus the notes of
+// what was cut. A picture that there is no room for becomes a sentence. Text
+// that is empty is left out, because providers refuse it.
+func boundBlocks(blocks []tools.Block, limit, chars int) (bounded []tools.Block, cut bool) {
+	left := room{bytes: limit, chars: chars, images: maxImages, imageBytes: maxImagesBytes}
+	if chars == 0 {
+		left.chars = math.MaxInt
+	}
+	for i, b := range blocks {
+		if len(b.Image) == 0 && b.Text == "" {
+			continue
+		}
+		if len(bounded) == maxBlocks || left.full() && len(b.Image) == 0 {
+			note := fmt.Sprintf("[… %d more blocks left out …]", len(blocks)-i)
+			return append(bounded, tools.Block{Text: note}), true
+		}
+		if len(b.Image) > 0 {
+			why := left.picture(b)
+			if why == "" {
+				bounded = append(bounded, tools.Block{Image: b.Image, MediaType: b.MediaType})
+				continue
+			}
+			bounded, cut = append(bounded, tools.Block{Text: why}), true
+			continue
+		}
+		text, short := left.text(utf8text.Repair(b.Text))
+		cut = cut || short
+		bounded = append(bounded, tools.Block{Text: text})
+	}
+	return bounded, cut
+}
+
+// blocksSize is the number of bytes of a result.
+func blocksSize(blocks []tools.Block) int {
+	n := 0
+	for _, b := range blocks {
+		n += len(b.Text) + len(b.Image)
+	}
+	return n
+}
+
+// blocksText is all the text of a result.
+func blocksText(blocks []tools.Block) string {
+	var texts []string
+	for _, b := range blocks {
+		if b.Text != "" {
+			texts = append(texts, b.Text)
+		}
+	}
+	return strings.Join(texts, "\n")
+}

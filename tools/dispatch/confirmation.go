@@ -1,0 +1,385 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
+	"github.com/caisson-run/caisson/tools/policy"
+)
+
+// confirmation is one call's need for an answer. Its result is read after done is
+// closed.
+type confirmation struct {
+	once bool // the answer holds for the session
+	// leader is an earlier confirmation of the same round whose answer this one shares.
+	leader *confirmation
+	shown  tools.Projection
+	again  bool
+
+	id      string            // of the request
+	request *approval.Request // nil if no one was asked
+
+	done chan struct{}
+	fail *tools.Error // nil: allowed
+	// decision and by are those of the recorded resolution.
+	decision approval.Decision
+	by       string
+}
+
+func newConfirmation(p *pending) *confirmation {
+	return &confirmation{once: p.verdict.Mode == policy.ModePromptOnce, done: make(chan struct{})}
+}
+
+// resolve sets the result of a confirmation. A nil failure allows the call.
+func (c *confirmation) resolve(fail *tools.Error) {
+	c.fail = fail
+	close(c.done)
+}
+
+func (c *confirmation) isResolved() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// resolveWithoutAsking resolves the confirmations of a round that have an earlier
+// answer, and all of them if no one can be asked.
+func (r *round) resolveWithoutAsking(all []*pending) {
+	leaders := map[approval.AnswerKey]*confirmation{}
+	for _, p := range all {
+		if p.ended || p.confirm == nil {
+			continue
+		}
+		if fail, found := r.applyEarlierAnswer(p); found {
+			p.confirm.resolve(fail)
+			continue
+		}
+		if r.d.opts.Broker == nil {
+			c := r.describeCall(p)
+			p.confirm.id = c.ID
+			_ = r.emit(ConfirmationRequested{c})
+			p.confirm.resolve(r.applyOnPrompt(p))
+			continue
+		}
+		if p.confirm.once && p.dangerous == "" {
+			if leader := leaders[p.remember]; leader != nil {
+				p.confirm.leader = leader
+			} else {
+				leaders[p.remember] = p.confirm
+			}
+		}
+	}
+}
+
+// applyEarlierAnswer applies an answer that holds for the session, or a stored one, and
+// reports whether there is one.
+func (r *round) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool) {
+	decision, by, scope := approval.Decision(""), approval.BySession, approval.ScopeSession
+	if d, ok := r.sessionAnswer(p); ok {
+		decision = d
+	} else if d, ok := r.storedAnswer(p); ok {
+		decision, by, scope = d, approval.ByGrant, approval.ScopeAlways
+	} else {
+		return nil, false
+	}
+	if err := r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: decision, Scope: scope, By: by}); err != nil {
+		return r.cancelled(err), true
+	}
+	return denialOf(decision), true
+}
+
+// sessionAnswer returns the answer for the session that covers a call. An allow does
+// not cover a dangerous command.
+func (r *round) sessionAnswer(p *pending) (approval.Decision, bool) {
+	d, ok := r.d.answers.Find(p.remember)
+	return d, ok && (d != approval.DecisionAllow || p.dangerous == "")
+}
+
+// storedAnswer returns the stored answer that covers a call. A dangerous command may
+// have an allow from before it was called dangerous, or by hand: that does not count, and
+// a deny does.
+func (r *round) storedAnswer(p *pending) (approval.Decision, bool) {
+	key, ok := grantKey(p, r.d.opts.Workspace)
+	if !ok || r.d.opts.Grants == nil {
+		return "", false
+	}
+	decision, found, err := r.d.opts.Grants.Find(key)
+	if err != nil {
+		r.warn(p, "stored approvals could not be read and were ignored: "+err.Error())
+	}
+	return decision, found && (decision != approval.DecisionAllow || p.dangerous == "")
+}
+
+// grantKey returns the key of a stored answer to this call, and reports whether it can
+// have one.
+func grantKey(p *pending, workspace string) (approval.Grant, bool) {
+	key := approval.Grant{Tool: p.call.Name, Workspace: workspace}
+	if workspace == "" {
+		return key, false
+	}
+	if p.tool.Definition.Class != tools.ClassExecute {
+		// A stored answer can't name the part of the tool that was asked about.
+		return key, p.verdict.As == ""
+	}
+	if p.tool.Definition.Commands == nil {
+		return key, false
+	}
+	commands := p.tool.Definition.Commands(p.call.Input)
+	if len(commands) != 1 {
+		return key, false
+	}
+	phrase, err := policy.StaticPhrase(commands[0])
+	key.Phrase = phrase
+	return key, err == nil
+}
+
+// denialOf returns the failure of a call that a person did not allow, nil for an allow.
+func denialOf(d approval.Decision) *tools.Error {
+	if d == approval.DecisionAllow {
+		return nil
+	}
+	return &tools.Error{Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation.", Visible: true}
+}
+
+// describeCall returns what a person is asked about a call.
+func (r *round) describeCall(p *pending) approval.Confirmation {
+	input, hidden := inputForDisplay(p.call.Input)
+	paths, hiddenPath := p.pathsForDisplay()
+	diff, hiddenDiff := tools.DisplayLines(p.confirm.shown.Diff)
+	shownDiff := tools.Elide(diff, maxShownDiff)
+	dir, _ := tools.Display(r.d.opts.Workspace)
+	danger, _ := tools.Display(p.dangerous)
+	c := approval.Confirmation{
+		ID: randomHex(16), CallID: p.call.ID, Seq: int(r.d.confirmations.Add(1)), Name: p.call.Name, Class: p.tool.Definition.Class,
+		Runs: p.tool.Definition.Runs, Workspace: dir, Dangerous: danger,
+		Input: input, Summary: p.summary, Exact: bytes.Clone(p.call.Input), InputHash: p.hash,
+		RequiresAdmin: p.tool.Definition.RequiresAdmin, Changed: p.confirm.again, Scopes: []approval.Scope{approval.ScopeOnce}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
+		Projected: paths, Diff: shownDiff, DiffElided: shownDiff != diff, Notices: tools.InputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
+	}
+	for _, phrase := range p.confirm.shown.NotCovered {
+		safe, _ := tools.Display(utf8text.Clip(phrase, maxSummaryBytes))
+		c.Notices = append(c.Notices, "this answer does not cover the content of "+safe)
+	}
+	for _, path := range p.confirm.shown.Covers {
+		safe, hiddenName := tools.Display(path)
+		c.Covers, c.Hidden = append(c.Covers, safe), c.Hidden || hiddenName
+	}
+	// An answer about a dangerous command covers this call alone.
+	if p.dangerous == "" {
+		c.Scopes = append(c.Scopes, approval.ScopeSession)
+	}
+	if key, ok := grantKey(p, r.d.opts.Workspace); ok && r.d.opts.Grants != nil && p.dangerous == "" {
+		c.Scopes = append(c.Scopes, approval.ScopeAlways)
+		c.Phrase, _ = tools.Display(key.Phrase)
+	}
+	return c
+}
+
+// requestConfirmations requests the unresolved confirmations of a round together: all
+// are reported, in the order of the calls, before the first one is delivered.
+func (r *round) requestConfirmations(open []*pending) {
+	var asking []*pending
+	for _, p := range open {
+		if p.confirm != nil && p.confirm.leader == nil && !p.confirm.isResolved() {
+			asking = append(asking, p)
+		}
+	}
+	if len(asking) == 0 {
+		return
+	}
+	r.projectCalls(asking)
+	asking = slices.DeleteFunc(asking, func(p *pending) bool {
+		if p.intact() {
+			return false
+		}
+		p.confirm.resolve(r.tampered(p))
+		return true
+	})
+	if err := context.Cause(r.ctx); err != nil {
+		for _, p := range asking {
+			p.confirm.resolve(r.cancelled(err))
+		}
+		return
+	}
+	requests := make([]*approval.Request, len(asking))
+	for i, p := range asking {
+		requests[i] = r.requestConfirmation(p)
+	}
+	r.d.opts.Broker.Deliver(requests...)
+	for _, p := range asking {
+		go func() { p.confirm.resolve(r.waitForReply(p)) }() // its call waits for it
+	}
+}
+
+// requestConfirmation requests the confirmation of a call and reports it. An answer may
+// come from then on.
+func (r *round) requestConfirmation(p *pending) *approval.Request {
+	c := r.describeCall(p)
+	p.confirm.id = c.ID
+	p.confirm.request = r.d.opts.Broker.Request(r.ctx, c)
+	_ = r.emit(ConfirmationRequested{c})
+	return p.confirm.request
+}
+
+// waitForConfirmation waits until a call is confirmed. It returns nil if the call may
+// run.
+func (r *round) waitForConfirmation(p *pending) *tools.Error {
+	if p.confirm == nil {
+		return nil
+	}
+	if leader := p.confirm.leader; leader != nil {
+		<-leader.done
+		return r.followLeader(p, leader)
+	}
+	<-p.confirm.done
+	return p.confirm.fail
+}
+
+// followLeader applies the answer to an earlier call of the round.
+func (r *round) followLeader(p *pending, leader *confirmation) *tools.Error {
+	by := leader.by
+	switch by {
+	case approval.ByUser:
+		by = approval.BySession
+	case approval.ByOnPrompt, approval.ByTimeout:
+		r.countUnapproved(leader.decision)
+	case "":
+		return leader.fail // cancelled before it was requested
+	}
+	if err := r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: leader.decision, Scope: approval.ScopeSession, By: by}); err != nil {
+		return r.cancelled(err)
+	}
+	return leader.fail
+}
+
+// confirmAgain requests a call's confirmation once more, with what it would change now.
+func (r *round) confirmAgain(p *pending) {
+	p.call.Projected = ""
+	p.confirm = newConfirmation(p)
+	p.confirm.again = true
+	p.confirm.shown = r.projectCall(p)
+	r.d.opts.Broker.Deliver(r.requestConfirmation(p))
+	p.confirm.resolve(r.waitForReply(p))
+}
+
+// waitForReply waits for the first reply to a call's request and applies it. It returns
+// nil if the call may run.
+func (r *round) waitForReply(p *pending) *tools.Error {
+	first := r.d.opts.Broker.Wait(p.confirm.request, &r.d.answers, func() (approval.Decision, bool) { return r.sessionAnswer(p) })
+	switch first.By {
+	case approval.BySession:
+		p.confirm.shown = tools.Projection{} // the answer was not to this diff
+		return firstOf(r.recordResolution(p, first, first.Answer.Decision, approval.ScopeSession), denialOf(first.Answer.Decision))
+	case approval.ByTimeout:
+		message := fmt.Sprintf("Nobody confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
+		timeout := &tools.Error{Class: tools.ErrorConfirmationTimeout, Message: message, Visible: true}
+		r.countUnapproved(approval.DecisionTimeout)
+		return firstOf(r.recordResolution(p, first, approval.DecisionTimeout, approval.ScopeOnce), timeout)
+	case approval.ByCancel:
+		return firstOf(r.recordResolution(p, first, approval.DecisionDeny, approval.ScopeOnce), r.cancelled(context.Cause(r.ctx)))
+	case approval.ByOnPrompt:
+		return r.applyOnPrompt(p)
+	}
+	return r.applyUserAnswer(p, first)
+}
+
+// firstOf returns the first failure that is not nil.
+func firstOf(fails ...*tools.Error) *tools.Error {
+	for _, fail := range fails {
+		if fail != nil {
+			return fail
+		}
+	}
+	return nil
+}
+
+// applyUserAnswer applies and records a person's answer.
+func (r *round) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
+	a := first.Answer
+	if a.Decision != approval.DecisionAllow {
+		a.Decision = approval.DecisionDeny
+	}
+	if !slices.Contains(p.confirm.request.Scopes, a.Scope) {
+		a.Scope = approval.ScopeOnce
+	}
+	var stored approval.Grant
+	if a.Scope == approval.ScopeAlways {
+		stored, _ = grantKey(p, r.d.opts.Workspace)
+		stored.Decision = a.Decision
+		if err := r.d.opts.Grants.AnsweredBy(first.Client).Add(stored); err != nil {
+			r.warn(p, "the answer could not be stored and holds for this call only: "+err.Error())
+			a.Scope = approval.ScopeOnce
+		}
+	}
+	if p.confirm.once && a.Scope == approval.ScopeOnce && p.dangerous == "" {
+		a.Scope = approval.ScopeSession
+	}
+	fail := r.recordUserAnswer(p, first, a)
+	if fail != nil && a.Scope == approval.ScopeAlways && a.Decision == approval.DecisionAllow {
+		_, _ = r.d.opts.Grants.AnsweredBy(first.Client).Revoke(stored.SameKey) // an answer that no client learns of must not last
+	}
+	return firstOf(fail, denialOf(a.Decision))
+}
+
+// recordUserAnswer records a person's answer, and keeps it if it holds for the session.
+func (r *round) recordUserAnswer(p *pending, first approval.Reply, a approval.Answer) (fail *tools.Error) {
+	if a.Scope != approval.ScopeSession {
+		return r.recordResolution(p, first, a.Decision, a.Scope)
+	}
+	r.d.answers.Keep(p.remember, a.Decision, func(s approval.Scope) bool {
+		fail = r.recordResolution(p, first, a.Decision, s)
+		return fail == nil
+	})
+	return fail
+}
+
+// applyOnPrompt applies OnPrompt to a call about which no one can be asked.
+func (r *round) applyOnPrompt(p *pending) *tools.Error {
+	first := approval.Reply{By: approval.ByOnPrompt}
+	if r.d.opts.OnPrompt == OnPromptAllow {
+		p.confirm.shown = tools.Projection{} // no one saw it
+		return r.recordResolution(p, first, approval.DecisionAllow, approval.ScopeOnce)
+	}
+	fail := r.recordResolution(p, first, approval.DecisionDeny, approval.ScopeOnce)
+	r.countUnapproved(approval.DecisionDeny)
+	if r.d.opts.OnPrompt == OnPromptFail {
+		r.stop(fmt.Errorf("tool %s: %w", p.call.Name, ErrNoApprover))
+	}
+	message := fmt.Sprintf("Tool %q (class %s) needs an approval, and nobody can be asked in this session.", p.tool.Wire, p.tool.Definition.Class)
+	return firstOf(fail, &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true})
+}
+
+// countUnapproved counts a call that was refused for want of an approver.
+func (r *round) countUnapproved(d approval.Decision) {
+	if d == approval.DecisionAllow {
+		return
+	}
+	r.d.mu.Lock()
+	defer r.d.mu.Unlock()
+	r.d.unapproved++
+}
+
+// recordResolution records the resolution of a confirmation, and then lets the clients
+// know. An answer that can't be recorded does not count: the call fails.
+func (r *round) recordResolution(p *pending, first approval.Reply, d approval.Decision, s approval.Scope) *tools.Error {
+	p.confirm.decision, p.confirm.by = d, first.By
+	err := r.emit(ConfirmationResolved{
+		CallID: p.call.ID, ConfirmationID: p.confirm.id, Decision: d, Scope: s, By: first.By, Client: first.Client,
+	})
+	if q := p.confirm.request; q != nil {
+		r.d.opts.Broker.Record(q, approval.Resolution{ConfirmationID: q.ID, CallID: q.CallID, Decision: d, Scope: s, By: first.By, Client: first.Client}, err)
+	}
+	if err != nil {
+		return r.cancelled(err)
+	}
+	return nil
+}

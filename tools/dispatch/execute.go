@@ -1,0 +1,343 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// timeoutCause is the cause of a context that ended by its tool's own timeout.
+type timeoutCause struct{ after time.Duration }
+
+func (t *timeoutCause) Error() string { return fmt.Sprintf("timed out after %v", t.after) }
+
+// panicError is a tool's panic, as an error.
+type panicError struct {
+	value any
+	stack []byte
+}
+
+func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
+
+// guard runs code that isn't ours to trust and turns its panic into an error.
+func guard(f func()) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &panicError{value: v, stack: debug.Stack()}
+		}
+	}()
+	f()
+	return nil
+}
+
+// errAbandoned is the outcome of a tool that didn't return after it was cancelled.
+var errAbandoned = errors.New("tool did not stop in time and was abandoned")
+
+// errNoReturn is the outcome of a tool that ended its goroutine.
+var errNoReturn = errors.New("tool ended its goroutine without returning")
+
+// execute runs a call that holds its slot, and ends it.
+func (r *round) execute(p *pending) {
+	<-p.ticket.after
+	if err := context.Cause(r.ctx); err != nil {
+		r.refuse(p, r.cancelled(err))
+		return
+	}
+	// What runs is what was checked, shown and approved, whatever had the bytes
+	// in its hands since then; nobody else has these.
+	p.call.Input = bytes.Clone(p.call.Input)
+	if !p.intact() {
+		r.refuse(p, r.tampered(p))
+		return
+	}
+	called := Called{
+		CallID: p.call.ID, Name: p.call.Name, InputHash: p.hash, InputBytes: len(p.call.Input),
+		Class: p.tool.Definition.Class, Rule: p.verdict.Rule, Summary: p.summary,
+	}
+	if err := r.emit(called); err != nil {
+		r.refuse(p, r.cancelled(err))
+		return
+	}
+	p.ticket.tell()
+	p.ran = true
+	start := time.Now()
+	out, err, cause := r.perform(p)
+	took := time.Since(start)
+	if fatal(err) {
+		r.stop(fmt.Errorf("run tool %s: %w", p.call.Name, err))
+	}
+	switch {
+	case cause != nil:
+		r.fail(p, r.interrupted(err, cause), out, took)
+	case err != nil:
+		r.fail(p, classify(err), out, took)
+	default:
+		r.complete(p, out, took)
+	}
+}
+
+// perform executes a tool under its timeout. The cause is why its context
+// ended before it returned, nil where it didn't.
+func (r *round) perform(p *pending) (out tools.Output, err, cause error) {
+	def := p.tool.Definition
+	ctx, cancel := context.WithTimeoutCause(r.ctx, def.Timeout, &timeoutCause{def.Timeout})
+	defer cancel()
+	events := &callEvents{out: &r.d.out, callID: p.call.ID}
+	defer events.close()
+	call := p.call
+	call.Delta, call.Asked, call.ResultBytes = events.delta, p.confirm != nil, r.resultBytes(p)
+
+	type outcome struct {
+		out tools.Output
+		err error
+	}
+	done := make(chan outcome, 1)
+	r.d.running.Go(func() {
+		o := outcome{err: errNoReturn}
+		defer func() { done <- o }()
+		if err := guard(func() { o.out, o.err = p.tool.New().Execute(ctx, &call) }); err != nil {
+			o.err = err
+		}
+	})
+	var o outcome
+	select {
+	case o = <-done:
+	case <-ctx.Done():
+		select {
+		case o = <-done:
+		case <-time.After(r.d.opts.Abandon):
+			o.err = errAbandoned
+			r.warn(p, "tool did not stop after it was cancelled; it was abandoned", zap.Duration("waited", r.d.opts.Abandon))
+			if r.d.opts.OnAbandon != nil {
+				r.d.opts.OnAbandon(p.call.ID, def)
+			}
+		}
+	}
+	return o.out, o.err, context.Cause(ctx)
+}
+
+// interrupted is the failure of a call whose context ended while it ran: by
+// its own timeout, or by a cancellation.
+func (r *round) interrupted(err, cause error) *tools.Error {
+	fail := r.cancelled(cause)
+	if timeout, ok := errors.AsType[*timeoutCause](cause); ok {
+		fail = &tools.Error{Class: tools.ErrorTimeout, Visible: true, Err: err, Message: fmt.Sprintf("Timed out after %v.", timeout.after)}
+	}
+	if own, ok := errors.AsType[*tools.Error](err); ok {
+		fail.Partial = own.Partial
+	}
+	if errors.Is(err, errAbandoned) {
+		fail.Reason = "abandoned"
+		fail.Message += " The tool did not stop; it may still have an effect."
+	}
+	return fail
+}
+
+// fatal says whether an error ends the run.
+func fatal(err error) bool {
+	return errors.Is(err, tools.ErrSandboxStart) || errors.Is(err, tools.ErrSandboxLost) ||
+		errors.Is(err, ErrNoApprover) || errors.Is(err, tools.ErrRecord)
+}
+
+// classify turns what a tool returned into a failure of the closed set. Only
+// what was written for the model is visible.
+func classify(err error) *tools.Error {
+	var own *tools.Error
+	var path *workspace.Error
+	var limit *limits.ExceededError
+	switch {
+	case errors.Is(err, tools.ErrSandboxStart):
+		return &tools.Error{Class: tools.ErrorExecution, Reason: "sandbox_start", Message: "The sandbox could not start.", Visible: true, Err: err}
+	case errors.Is(err, tools.ErrSandboxLost):
+		return &tools.Error{Class: tools.ErrorExecution, Reason: "sandbox_lost", Message: "The sandbox was lost.", Visible: true, Err: err}
+	case errors.As(err, &own):
+		return ownFailure(own, err)
+	case errors.As(err, &path):
+		class := tools.ErrorExecution
+		if path.Kind == workspace.KindEscape || path.Kind == workspace.KindPermission {
+			class = tools.ErrorPermissionDenied
+		}
+		return &tools.Error{Class: class, Reason: pathReason(path.Kind), Message: path.Error(), Visible: true, Err: err}
+	case errors.As(err, &limit):
+		return &tools.Error{Class: tools.ErrorExecution, Reason: "limit_" + string(limit.Kind), Message: limit.Error(), Visible: true, Err: err}
+	}
+	return &tools.Error{Class: tools.ErrorExecution, Err: err}
+}
+
+// pathReason is the reason of a path that was refused; an escape has the same
+// one whether the scope check or the tool itself saw it.
+func pathReason(kind workspace.Kind) string {
+	if kind == workspace.KindEscape {
+		return "workspace_escape"
+	}
+	return string(kind)
+}
+
+// ownFailure keeps a tool's own failure to the classes that a tool can give:
+// the others speak of what happens before it runs.
+func ownFailure(own *tools.Error, err error) *tools.Error {
+	fail := *own
+	switch own.Class {
+	case tools.ErrorPermissionDenied, tools.ErrorTimeout, tools.ErrorExecution, tools.ErrorCancelled:
+	default:
+		fail.Class = tools.ErrorExecution
+	}
+	fail.Err = err
+	return &fail
+}
+
+// complete ends a call that ran to its end.
+func (r *round) complete(p *pending, out tools.Output, took time.Duration) {
+	content, cut := boundBlocks(out.Content, r.resultBytes(p), r.d.opts.ResultCharacters)
+	out.Content, out.Metadata = nil, r.recordable(p, out.Metadata)
+	if len(content) == 0 {
+		content = []tools.Block{{Text: "(no output)"}} // some providers refuse an empty result
+	}
+	p.result.Content, p.result.IsError = content, !out.Success
+	p.result.Output, p.result.Duration = out, took
+	_ = r.emit(Completed{
+		CallID: p.call.ID, Name: p.call.Name, Success: out.Success, OutputBytes: blocksSize(content),
+		Truncated: cut || out.Truncated, Latency: took, FilesModified: out.FilesModified, Command: out.Command,
+		Metadata: out.Metadata,
+	})
+}
+
+// refuse ends a call that did not run.
+func (r *round) refuse(p *pending, fail *tools.Error) { r.fail(p, fail, tools.Output{}, 0) }
+
+// fail ends a call that did not run to its end.
+func (r *round) fail(p *pending, fail *tools.Error, out tools.Output, took time.Duration) {
+	p.ended = true
+	message, id := r.visible(p, fail)
+	partial := fail.Partial
+	if partial == "" {
+		partial = blocksText(out.Content)
+	}
+	partial = r.bounded(p, partial)
+	out.Content, out.Metadata = nil, r.recordable(p, out.Metadata)
+	text := message
+	if len(out.FilesModified) > 0 {
+		text += " Files changed before that: " + utf8text.Clip(strings.Join(out.FilesModified, ", "), maxMessageBytes) + "."
+	}
+	if partial != "" {
+		text += "\nOutput until then:\n" + partial
+	}
+	p.result.IsError, p.result.Class = true, fail.Class
+	text = utf8text.Repair(text)
+	p.result.Content = []tools.Block{{Text: text}}
+	p.result.Output, p.result.Duration = out, took
+	_ = r.emit(Failed{
+		CallID: p.call.ID, Name: p.call.Name, Class: fail.Class, Reason: fail.Reason, Message: message, ErrorID: id,
+		Latency: took, FilesModified: out.FilesModified, Partial: partial, OutputBytes: len(text), Ran: p.ran,
+	})
+}
+
+// maxMessageBytes bounds a failure's sentence; the rest of a result has bounds
+// of its own.
+const maxMessageBytes = 4 << 10
+
+// maxMessagePartBytes bounds one of several problems in a message.
+const maxMessagePartBytes = 400
+
+// visible is what the model and the user see of a failure. What isn't visible
+// goes to the log under an id.
+func (r *round) visible(p *pending, fail *tools.Error) (message, id string) {
+	if fail.Visible {
+		return utf8text.Clip(utf8text.Repair(fail.Error()), maxMessageBytes), ""
+	}
+	id = "err_" + randomHex(8)
+	fields := []zap.Field{
+		zap.String("error_id", id), zap.String("call", p.call.ID), zap.String("tool", string(p.call.Name)),
+		zap.String("class", string(fail.Class)), zap.String("message", fail.Message), zap.Error(fail.Err),
+	}
+	if crash, ok := errors.AsType[*panicError](fail.Err); ok {
+		fields = append(fields, zap.ByteString("stack", crash.stack))
+	}
+	r.d.log.Error("tool failed", fields...)
+	return "Tool execution failed (error id " + id + ").", id
+}
+
+// resultBytes bounds a call's result: by its tool, its session and the room
+// that the model has left.
+func (r *round) resultBytes(p *pending) int {
+	limit := tools.DefaultResultBytes
+	if p.tool != nil {
+		limit = p.tool.Definition.ResultBytes
+	}
+	for _, bound := range []int{r.d.opts.ResultBytes, p.call.ResultBytes} {
+		if bound > 0 {
+			limit = min(limit, bound)
+		}
+	}
+	return limit
+}
+
+// bounded repairs and bounds one text of a call's result.
+func (r *round) bounded(p *pending, s string) string {
+	if s == "" {
+		return ""
+	}
+	blocks, _ := boundBlocks([]tools.Block{{Text: s}}, r.resultBytes(p), r.d.opts.ResultCharacters)
+	return blocksText(blocks)
+}
+
+// maxMetadataBytes bounds what a tool has recorded of itself.
+const maxMetadataBytes = 64 << 10
+
+// recordable is a tool's metadata, or nil where it can't be a record: one tool's
+// fault must not end a session.
+func (r *round) recordable(p *pending, metadata map[string]any) map[string]any {
+	if len(metadata) == 0 {
+		return metadata
+	}
+	var text []byte
+	var err error
+	if broken := guard(func() { text, err = json.Marshal(metadata) }); broken != nil {
+		err = broken
+	}
+	if err == nil && len(text) > maxMetadataBytes {
+		err = fmt.Errorf("%d bytes, at most %d are recorded", len(text), maxMetadataBytes)
+	}
+	if err != nil {
+		r.warn(p, "the tool's metadata was left out: "+utf8text.Clip(utf8text.Repair(err.Error()), maxMessagePartBytes))
+		return nil
+	}
+	return metadata
+}
+
+// tampered is the failure of a call whose input is not what it was.
+func (r *round) tampered(p *pending) *tools.Error {
+	err := fmt.Errorf("input has the hash %s, %s was checked and shown", hashInput(p.call.Input), p.hash)
+	return &tools.Error{Class: tools.ErrorExecution, Reason: "input_changed", Message: "The input was changed before the call ran.", Err: err}
+}
+
+// intact says whether a call's input is still what was checked.
+func (p *pending) intact() bool { return hashInput(p.call.Input) == p.hash }
+
+// randomHex gives n random bytes in hex; crypto/rand never fails.
+func randomHex(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b)
+	return hex.EncodeToString(b)
+}
+
+// hashInput returns the hex SHA-256 of a canonical input.
+func hashInput(canonical []byte) string {
+	sum := sha256.Sum256(canonical)
+	return hex.EncodeToString(sum[:])
+}

@@ -1,0 +1,97 @@
+package dispatch
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+)
+
+// countingTool counts its own executions in a field, as a tool may.
+type countingTool struct {
+	def  tools.Definition
+	runs int
+}
+
+func (c *countingTool) Definition() tools.Definition { return c.def }
+
+func (c *countingTool) Execute(context.Context, *tools.Call) (tools.Output, error) {
+	c.runs++
+	return textOutput(fmt.Sprint(c.runs)), nil
+}
+
+// TestEveryCallHasAnInstanceOfItsOwn: a tool finds its fields as the factory made
+// them, in rounds one after the other and within one. The control is one instance
+// that is used twice.
+func TestEveryCallHasAnInstanceOfItsOwn(t *testing.T) {
+	factory := func() tools.Tool { return &countingTool{def: testDefinition("count", tools.ClassRead)} }
+	d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "sandboxed")})
+	if err := d.Register(factory); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		for _, r := range roundOK(t, d, call("a", "count", `{}`), call("b", "count", `{}`)) {
+			wantText(t, r, false, "1")
+		}
+	}
+	one := factory()
+	for _, want := range []string{"1", "2"} {
+		if out, err := one.Execute(t.Context(), &tools.Call{}); err != nil || blocksText(out.Content) != want {
+			t.Errorf("control: %q, %v, want %s", blocksText(out.Content), err, want)
+		}
+	}
+}
+
+// TestConfirmationWaitsFiveMinutes holds the default in minutes, not by its name.
+// The control is another timeout, which is seen to be kept.
+func TestConfirmationWaitsFiveMinutes(t *testing.T) {
+	for given, want := range map[time.Duration]time.Duration{0: 5 * time.Minute, time.Minute: time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDispatcher(t, &recorder{}, Options{
+				Policy: preset(t, "strict"), Broker: approval.NewBroker(approval.BrokerOptions{Attended: true}), ConfirmTimeout: given,
+			}, fakeTool{def: testDefinition("shell", tools.ClassExecute)})
+			begun := time.Now()
+			r := roundOK(t, d, call("a", "shell", `{}`))[0]
+			wantText(t, r, true, fmt.Sprintf("Nobody confirmed this operation within %v.", want))
+			if took := time.Since(begun); took != want || r.Class != tools.ErrorConfirmationTimeout {
+				t.Errorf("with a timeout of %v the question ended as %s after %v, want %v", given, r.Class, took, want)
+			}
+		})
+	}
+}
+
+// TestAbandonedCallsAreReported: a call that does not end is reported to the owner
+// of the container, with the call and the tool. The control ends in time.
+func TestAbandonedCallsAreReported(t *testing.T) {
+	for name, want := range map[string]int{"deaf": 1, "obedient": 0} {
+		synctest.Test(t, func(t *testing.T) {
+			var mu sync.Mutex
+			var told []string
+			over := make(chan struct{})
+			tool := fakeTool{def: testDefinition("shell", tools.ClassExecute), execute: func(ctx context.Context, _ *tools.Call) (tools.Output, error) {
+				<-ctx.Done()
+				if name == "deaf" {
+					<-over
+				}
+				return tools.Output{}, context.Cause(ctx)
+			}}
+			d := newDispatcher(t, &recorder{}, Options{Policy: preset(t, "sandboxed"), OnAbandon: func(id string, def tools.Definition) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, id+" "+string(def.Name))
+				close(over)
+			}}, tool)
+			roundOK(t, d, call("a", "shell", `{}`))
+			mu.Lock()
+			defer mu.Unlock()
+			if len(told) != want || want > 0 && told[0] != "a shell" {
+				t.Errorf("%s: told of %q, want %d", name, told, want)
+			}
+		})
+	}
+}

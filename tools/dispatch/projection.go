@@ -1,0 +1,90 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// projectTimeout bounds making a diff; reading a file takes milliseconds.
+const projectTimeout = 10 * time.Second
+
+// projectCalls makes the diffs of calls, a few at a time: each may hold two versions of
+// a large file.
+func (r *round) projectCalls(all []*pending) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, r.d.opts.Concurrency)
+	for _, p := range all {
+		slots <- struct{}{}
+		wg.Go(func() {
+			p.confirm.shown = r.projectCall(p)
+			<-slots
+		})
+	}
+	wg.Wait()
+}
+
+// projectCall returns the diff of a call, an empty one if there is none or it fails. It
+// does not wait for a tool that hangs; Close does.
+func (r *round) projectCall(p *pending) tools.Projection {
+	if r.ctx.Err() != nil {
+		return tools.Projection{} // a round of a closed dispatcher starts nothing
+	}
+	ctx, cancel := context.WithTimeoutCause(r.ctx, projectTimeout, errors.New("projection timed out"))
+	defer cancel()
+	call := p.call
+	call.Input, call.Delta = bytes.Clone(p.call.Input), func(string, string) {}
+	done := make(chan tools.Projection, 1)
+	r.d.running.Go(func() {
+		var shown tools.Projection
+		err := errNoReturn
+		defer func() {
+			if err != nil {
+				r.logProjectionError(call, err)
+				shown = tools.Projection{}
+			}
+			done <- shown
+		}()
+		if broken := guard(func() {
+			projector, ok := p.tool.New().(tools.Projector)
+			if !ok {
+				err = nil
+				return
+			}
+			shown, err = projector.Project(ctx, &call)
+		}); broken != nil {
+			err = broken
+		}
+	})
+	select {
+	case shown := <-done:
+		return shown
+	case <-ctx.Done():
+		return tools.Projection{}
+	}
+}
+
+// logProjectionError logs why a call has no diff. Many tools have none.
+func (r *round) logProjectionError(call tools.Call, err error) {
+	level := zap.DebugLevel
+	if _, broken := errors.AsType[*panicError](err); broken || errors.Is(err, errNoReturn) {
+		level = zap.ErrorLevel
+	}
+	r.d.log.Log(level, "no projection", zap.String("call", call.ID), zap.String("tool", string(call.Name)), zap.Error(err))
+}
+
+// isStillAsShown reports whether a call would still change what was shown and approved.
+func (r *round) isStillAsShown(p *pending) bool {
+	if p.confirm == nil || p.confirm.shown.State == "" {
+		return true
+	}
+	p.ticket.tell() // others don't wait for the file system
+	p.call.Projected = p.confirm.shown.State
+	return r.projectCall(p).State == p.confirm.shown.State || r.ctx.Err() != nil
+}

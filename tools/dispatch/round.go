@@ -1,0 +1,338 @@
+package dispatch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
+	"github.com/caisson-run/caisson/tools/policy"
+)
+
+// round is the calls of one assistant message on their way.
+type round struct {
+	d      *Dispatcher
+	ctx    context.Context //nolint:containedctx // a round is one call of Round and lives no longer
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex
+	fatal error
+}
+
+// pending is one call of a round. Until its goroutine starts it belongs to the
+// scan, then to that goroutine.
+type pending struct {
+	call    tools.Call
+	tool    *tools.RegisteredTool
+	hash    string
+	paths   []string
+	summary string
+	verdict policy.Verdict
+	// remember is the key of an answer that holds for the session.
+	remember approval.AnswerKey
+	// dangerous is what of a command is dangerous, safe for display, "" where
+	// nothing is: an answer that was not given to this very command does not
+	// allow it.
+	dangerous string
+	// confirm is set if an answer is needed.
+	confirm *confirmation
+	ticket  *ticket
+	// ran reports that Called was reported, ended that the scan ended the call.
+	ran, ended bool
+	result     tools.Result
+}
+
+// Round runs all calls of one assistant message and returns one result each,
+// in request order. Before any of them runs, the name, input and paths of
+// every call are checked, and the policy is asked. Its error ends the run and
+// wraps [ErrSandboxStart], [ErrSandboxLost], [ErrNoApprover] or [ErrRecord];
+// the results are complete even then. Cancelling ctx cancels every call, each
+// with tool.failed{cancelled}, and is no error of Round.
+func (d *Dispatcher) Round(ctx context.Context, calls []tools.Call) ([]tools.Result, error) {
+	r := d.begin(ctx)
+	defer d.finish(r)
+	all := make([]*pending, len(calls))
+	for i, call := range calls {
+		all[i] = &pending{call: call, result: tools.Result{CallID: call.ID, Name: call.Name}}
+		r.scan(all[i])
+	}
+	r.resolveWithoutAsking(all)
+	r.runAll(all)
+	results := make([]tools.Result, len(all))
+	for i, p := range all {
+		results[i] = p.result
+	}
+	return results, r.stopped()
+}
+
+func (d *Dispatcher) begin(ctx context.Context) *round {
+	ctx, cancel := context.WithCancelCause(ctx)
+	r := &round{d: d, ctx: ctx, cancel: cancel}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		cancel(errClosed)
+		return r
+	}
+	d.rounds[r] = struct{}{}
+	d.running.Add(1) // so that nothing is added to zero while Close waits
+	return r
+}
+
+func (d *Dispatcher) finish(r *round) {
+	r.cancel(nil)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, open := d.rounds[r]; open {
+		delete(d.rounds, r)
+		d.running.Done()
+	}
+}
+
+// stop ends the run: the first cause stays, and everything that is under way
+// is cancelled.
+func (r *round) stop(err error) {
+	r.mu.Lock()
+	if r.fatal == nil {
+		r.fatal = err
+	}
+	r.mu.Unlock()
+	r.cancel(err)
+}
+
+func (r *round) stopped() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.fatal
+}
+
+// emit reports an event; one that can't be recorded ends the run.
+func (r *round) emit(ev Event) error {
+	err := r.d.out.emit(ev)
+	if err != nil {
+		r.stop(err)
+	}
+	return err
+}
+
+// scan takes a call through name, schema, scope and policy. A call that fails
+// has ended afterwards.
+func (r *round) scan(p *pending) {
+	var fail *tools.Error
+	if err := guard(func() { fail = r.check(p) }); err != nil {
+		fail = &tools.Error{Class: tools.ErrorExecution, Reason: "definition_panic", Err: err}
+	}
+	if fail != nil && !p.ended {
+		r.refuse(p, fail)
+	}
+}
+
+func (r *round) check(p *pending) *tools.Error {
+	tool, found := r.d.tools.Find(string(p.call.Name))
+	if !found {
+		name := tools.Name(utf8text.Clip(utf8text.Repair(string(p.call.Name)), tools.MaxNameBytes)) // it goes into records
+		p.call.Name, p.result.Name = name, name
+		return r.unknownTool(name)
+	}
+	p.tool = tool
+	p.call.Name, p.result.Name = tool.Definition.Name, tool.Definition.Name
+	if !r.d.opts.Allow(tool.Definition) {
+		message := fmt.Sprintf("Tool %q is not permitted in this session.", tool.Wire)
+		return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "not_permitted", Message: message, Visible: true}
+	}
+	if p.call.InputError != "" {
+		r.invalid(p, []string{p.call.InputError})
+		return nil
+	}
+	canonical, problems := tool.AcceptInput(p.call.Input)
+	if len(problems) > 0 {
+		r.invalid(p, problems)
+		return nil
+	}
+	p.call.Input, p.hash = canonical, hashInput(canonical)
+	p.summary = summary(tool.Definition, canonical)
+	if fail := r.checkPaths(p); fail != nil {
+		return fail
+	}
+	return r.checkPolicy(p)
+}
+
+func (r *round) unknownTool(name tools.Name) *tools.Error {
+	offered := r.d.Definitions()
+	var known []string
+	for _, def := range offered {
+		if wire, err := def.Name.LLM(); err == nil {
+			known = append(known, string(wire))
+		}
+	}
+	shown, _ := tools.Display(string(name))
+	message := fmt.Sprintf("There is no tool %q.%s The tools are: %s.", shown, hintAtTools(name, offered), strings.Join(known, ", "))
+	return &tools.Error{Class: tools.ErrorNotFound, Reason: "unknown_tool", Message: message, Visible: true}
+}
+
+func (r *round) checkPaths(p *pending) *tools.Error {
+	if p.tool.Definition.Paths == nil {
+		return nil
+	}
+	paths := p.tool.Definition.Paths(p.call.Input)
+	for _, path := range paths {
+		if fail := scopeFailure(r.d.opts.Scope(path)); fail != nil {
+			return fail
+		}
+	}
+	p.paths = claimPaths(paths, r.d.opts.Workspace, r.d.opts.Mount)
+	return nil
+}
+
+func (r *round) checkPolicy(p *pending) *tools.Error {
+	p.verdict = r.raise(p, r.d.opts.Policy.DecideCall(p.tool.Definition, r.d.opts.Workspace, p.call.Input))
+	switch p.verdict.Mode {
+	case policy.ModeAuto:
+		return nil
+	case policy.ModePrompt, policy.ModePromptOnce:
+		p.remember = approval.AnswerKey{Tool: p.call.Name, As: p.verdict.As}
+		p.confirm = newConfirmation(p)
+		return nil
+	}
+	message := fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", p.tool.Wire, p.tool.Definition.Class)
+	if p.verdict.As != "" {
+		message = fmt.Sprintf("The policy refuses what this call of %q does, by its rule for %q; don't try that again in this session.", p.tool.Wire, p.verdict.As)
+	}
+	return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
+}
+
+// raise makes a dangerous command asked about, each time, where somebody can be
+// asked; where nobody can, it runs as the policy says, and a warning tells of it.
+func (r *round) raise(p *pending, v policy.Verdict) policy.Verdict {
+	if p.tool.Definition.Commands == nil || v.Mode != policy.ModeAuto && v.Mode != policy.ModePromptOnce && v.Mode != policy.ModePrompt {
+		return v
+	}
+	for _, command := range p.tool.Definition.Commands(p.call.Input) {
+		if p.dangerous = r.d.danger.Find(command); p.dangerous != "" {
+			break
+		}
+	}
+	switch {
+	case p.dangerous == "" || v.Mode == policy.ModePrompt:
+		return v
+	case r.d.opts.Broker != nil && !r.d.opts.Policy.NoPrompts:
+		return policy.Verdict{Mode: policy.ModePrompt, Rule: "dangerous command " + p.dangerous + ", " + v.Rule, As: v.As}
+	case v.Mode == policy.ModeAuto:
+		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because nobody can be asked: %s", p.dangerous))
+	}
+	return v
+}
+
+// runAll runs what has not ended yet, each call in its own goroutine, and
+// waits for all.
+func (r *round) runAll(all []*pending) {
+	var open []*pending
+	var arrivals []arrival
+	for _, p := range all {
+		if !p.ended {
+			open = append(open, p)
+			needs := claim{class: p.tool.Definition.Class, parallel: p.tool.Definition.Parallel, paths: p.paths}
+			arrivals = append(arrivals, arrival{claim: needs, ready: p.confirm == nil || p.confirm.isResolved()})
+		}
+	}
+	tickets := r.d.slots.arrive(arrivals)
+	for i, p := range open {
+		p.ticket = tickets[i]
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { r.requestConfirmations(open) })
+	for _, p := range open {
+		wg.Go(func() { r.run(p) })
+	}
+	wg.Wait()
+}
+
+// run takes one call from its answer to its result.
+func (r *round) run(p *pending) {
+	defer r.d.slots.giveBack(p.ticket)
+	for {
+		if fail := r.waitForConfirmation(p); fail != nil {
+			r.refuse(p, fail)
+			return
+		}
+		if err := r.d.slots.acquire(r.ctx, p.ticket); err != nil {
+			r.refuse(p, r.cancelled(err))
+			return
+		}
+		if r.isStillAsShown(p) {
+			break
+		}
+		r.d.slots.hold(p.ticket)
+		r.confirmAgain(p)
+	}
+	r.execute(p)
+}
+
+// cancelled is the failure of a call that was stopped from outside.
+func (r *round) cancelled(cause error) *tools.Error {
+	fail := &tools.Error{Class: tools.ErrorCancelled, Message: "Cancelled.", Visible: true, Err: cause}
+	if r.stopped() != nil {
+		fail.Reason, fail.Message = "run_ended", "Cancelled: the run has ended."
+	}
+	return fail
+}
+
+// invalid ends a call whose input the schema refuses.
+func (r *round) invalid(p *pending, problems []string) {
+	p.ended = true
+	for i, problem := range problems {
+		problems[i] = utf8text.Clip(utf8text.Repair(problem), maxMessagePartBytes)
+	}
+	text := "The input is not valid:\n- " + strings.Join(problems, "\n- ")
+	p.result.IsError, p.result.Class = true, tools.ErrorValidation
+	p.result.Content = []tools.Block{{Text: r.bounded(p, text)}}
+	_ = r.emit(InputInvalid{CallID: p.call.ID, Name: p.call.Name, Messages: problems})
+}
+
+// warn tells operators and users of a fact.
+func (r *round) warn(p *pending, message string, fields ...zap.Field) {
+	r.d.log.Warn(message, append(fields, zap.String("call", p.call.ID), zap.String("tool", string(p.call.Name)))...)
+	_ = r.emit(Warning{CallID: p.call.ID, Message: message})
+}
+
+// pathsForDisplay are the projected changes of a call, safe for display.
+func (p *pending) pathsForDisplay() (paths []string, hidden bool) {
+	if p.tool.Definition.Class != tools.ClassWrite {
+		return nil, false
+	}
+	for _, path := range p.paths {
+		safe, h := tools.Display(path)
+		paths, hidden = append(paths, safe), hidden || h
+	}
+	return paths, hidden
+}
+
+// inputForDisplay returns a call's input, safe and elided. Its strings may hide
+// something though the JSON, which writes it as an escape, does not.
+func inputForDisplay(input json.RawMessage) (text string, hidden bool) {
+	safe, _ := tools.Display(string(input))
+	return tools.Elide(safe, maxShownInput), hiddenInJSON(input)
+}
+
+// hiddenInJSON reports whether a string of valid JSON holds a character that a
+// terminal would not show, other than newlines and tabs.
+func hiddenInJSON(input []byte) bool {
+	dec := json.NewDecoder(bytes.NewReader(input))
+	for {
+		token, err := dec.Token()
+		if err != nil {
+			return false // the end
+		}
+		text, _ := token.(string)
+		if _, hidden := tools.DisplayLines(text); hidden {
+			return true
+		}
+	}
+}

@@ -1,0 +1,214 @@
+package dispatch
+
+import (
+	"context"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// claim is what a call needs to itself while it runs.
+type claim struct {
+	class    tools.Class
+	parallel bool
+	// paths are relative to the workspace, clean, with slashes.
+	paths []string
+}
+
+// conflicts says whether two calls may not run at the same time, and so run in
+// the order in which they were asked for: reads share; a write excludes calls
+// on the same path; an execute excludes every write and execute unless it is
+// parallel.
+func (c claim) conflicts(o claim) bool {
+	if c.alone() && o.changes() || o.alone() && c.changes() {
+		return true
+	}
+	return c.class == tools.ClassWrite && c.overlaps(o) || o.class == tools.ClassWrite && o.overlaps(c)
+}
+
+func (c claim) alone() bool { return c.class == tools.ClassExecute && !c.parallel }
+
+func (c claim) changes() bool { return c.class == tools.ClassWrite || c.class == tools.ClassExecute }
+
+// overlaps says whether a write touches what another call names: the same
+// path, or one above or below it. A write that names nothing may touch
+// anything that is named, and anything that another write does.
+func (c claim) overlaps(o claim) bool {
+	if len(c.paths) == 0 {
+		return len(o.paths) > 0 || o.class == tools.ClassWrite
+	}
+	for _, a := range c.paths {
+		for _, b := range o.paths {
+			if within(a, b) || within(b, a) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// within says whether the clean path p is base or below it.
+func within(p, base string) bool {
+	return base == "." || p == base || strings.HasPrefix(p, base+"/")
+}
+
+// claimPaths brings paths to the form that claims compare: relative to the
+// workspace, whether they were given so or absolute below one of its roots. Links are
+// not followed: two names of one file are ordered by the file system.
+func claimPaths(paths []string, roots ...string) []string {
+	clean := make([]string, 0, len(paths))
+	for _, p := range paths {
+		for _, root := range roots {
+			if root != "" && within(path.Clean(p), root) {
+				p = strings.TrimPrefix(path.Clean(p), root)
+				break
+			}
+		}
+		clean = append(clean, path.Clean("./"+p))
+	}
+	return clean
+}
+
+// ticket is one call's place in the scheduler.
+type ticket struct {
+	claim   claim
+	state   ticketState
+	started chan struct{} // closed when it holds a slot
+
+	// after is closed when the call that started before has said so, told when
+	// this one has: calls are reported in the order in which they start.
+	after, told chan struct{}
+}
+
+type ticketState int
+
+const (
+	ticketHeld    ticketState = iota // not yet allowed to start
+	ticketReady                      // waits for its turn and a slot
+	ticketRunning                    // holds a slot
+)
+
+// scheduler gives the slots of a session to calls, in the order in which they
+// arrived, and keeps calls that conflict in that order.
+type scheduler struct {
+	mu      sync.Mutex
+	slots   int
+	tickets []*ticket // in order of arrival, none done
+	last    chan struct{}
+}
+
+func newScheduler(slots int) *scheduler {
+	s := &scheduler{slots: slots, last: make(chan struct{})}
+	close(s.last)
+	return s
+}
+
+// next says which tickets start now, given all that are not done in order of
+// arrival: those that are ready, conflict with no earlier one, and find a slot.
+func next(tickets []*ticket, slots int) []*ticket {
+	for _, t := range tickets {
+		if t.state == ticketRunning {
+			slots--
+		}
+	}
+	var start []*ticket
+	for i, t := range tickets {
+		if slots <= 0 {
+			break
+		}
+		if t.state != ticketReady {
+			continue
+		}
+		if slices.ContainsFunc(tickets[:i], func(earlier *ticket) bool { return earlier.claim.conflicts(t.claim) }) {
+			continue
+		}
+		start = append(start, t)
+		slots--
+	}
+	return start
+}
+
+// arrival is a call as it comes: held until an answer was given, or ready.
+type arrival struct {
+	claim claim
+	ready bool
+}
+
+// arrive adds calls, in order; those that are ready start at once where they can.
+func (s *scheduler) arrive(calls []arrival) []*ticket {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*ticket, len(calls))
+	for i, c := range calls {
+		list[i] = &ticket{claim: c.claim, started: make(chan struct{}), told: make(chan struct{})}
+		if c.ready {
+			list[i].state = ticketReady
+		}
+	}
+	s.tickets = append(s.tickets, list...)
+	s.start()
+	return list
+}
+
+// acquire waits until the call holds a slot, or ctx ends. Whatever it returns,
+// the ticket must be given back.
+func (s *scheduler) acquire(ctx context.Context, t *ticket) error {
+	s.release(t)
+	select {
+	case <-t.started:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// hold gives the slot back and keeps the call's place in the order.
+func (s *scheduler) hold(t *ticket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.started = make(chan struct{})
+	t.state = ticketHeld
+	s.start()
+}
+
+// giveBack ends a call: what waited for it or its slot can start.
+func (s *scheduler) giveBack(t *ticket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.tell()
+	s.tickets = slices.DeleteFunc(s.tickets, func(o *ticket) bool { return o == t })
+	s.start()
+}
+
+// release lets a call that was held start when it is its turn.
+func (s *scheduler) release(t *ticket) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t.state == ticketHeld {
+		t.state = ticketReady
+		s.start()
+	}
+}
+
+func (s *scheduler) start() {
+	for _, t := range next(s.tickets, s.slots) {
+		t.state = ticketRunning
+		if t.after == nil {
+			t.after, s.last = s.last, t.told
+		}
+		close(t.started)
+	}
+}
+
+// tell lets the calls that started later be reported. It is called by the
+// goroutine of the call alone, and may be called again.
+func (t *ticket) tell() {
+	select {
+	case <-t.told:
+	default:
+		close(t.told)
+	}
+}

@@ -1,0 +1,213 @@
+package policy
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"mvdan.cc/sh/v3/syntax"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// scriptSearch collects what the commands of scripts run.
+type scriptSearch struct {
+	// names are the words that name what is run: commands with a slash, and the
+	// arguments of shells and interpreters. gaps describe what else is run.
+	names, gaps []string
+	// moved reports that a command changes the directory, so that relative names may
+	// be those of other files.
+	moved bool
+}
+
+// tooDeep is the gap of a script that is not searched.
+const tooDeep = "the scripts that it runs: one is too long, or nested too deeply"
+
+// script searches a script of a shell.
+func (s *scriptSearch) script(text string, depth int) {
+	if depth > maxDangerousDepth || len(text) > maxDangerousBytes {
+		s.gap(tooDeep)
+		return
+	}
+	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(text)), "")
+	if depth == 0 && err != nil {
+		s.gap("the scripts that it runs: it can't be parsed whole")
+	}
+	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
+		switch n := n.(type) {
+		case *syntax.Stmt:
+			s.input(n)
+		case *syntax.BinaryCmd:
+			if n.Op == syntax.Pipe || n.Op == syntax.PipeAll {
+				s.pipe(n.Y)
+			}
+		case *syntax.Assign:
+			if n.Name != nil && slices.Contains([]string{"PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "BASH_ENV", "ENV"}, n.Name.Value) {
+				s.gap("what " + n.Name.Value + " leads to")
+			}
+		case *syntax.CallExpr:
+			if len(n.Args) > 0 {
+				s.call(n.Args, depth)
+			}
+		}
+		return true
+	})
+}
+
+func (s *scriptSearch) gap(text string) { s.gaps = append(s.gaps, text) }
+
+// add adds a word that may name a file.
+func (s *scriptSearch) add(word string) {
+	if word != "" && len(word) <= workspace.MaxPathBytes && !strings.HasPrefix(word, "-") && !strings.ContainsAny(word, "\x00\n") {
+		s.names = append(s.names, word)
+	}
+}
+
+// input adds the file that a shell or an interpreter reads: sh <run.sh.
+func (s *scriptSearch) input(stmt *syntax.Stmt) {
+	call, ok := stmt.Cmd.(*syntax.CallExpr)
+	if !ok || len(call.Args) == 0 || !isRunner(wordText(call.Args[0])) {
+		return
+	}
+	for _, r := range stmt.Redirs {
+		if r.Op == syntax.RdrIn {
+			s.add(wordText(r.Word))
+			s.expansion(r.Word)
+		}
+	}
+}
+
+// pipe adds what shells and interpreters read from a pipe.
+func (s *scriptSearch) pipe(stmt *syntax.Stmt) {
+	syntax.Walk(stmt, func(n syntax.Node) bool {
+		if call, ok := n.(*syntax.CallExpr); ok {
+			if name := readsProgram(wordTexts(call.Args)); name != "" {
+				s.gap("what " + name + " reads from a pipe")
+			}
+		}
+		return true
+	})
+}
+
+// call adds what one command runs.
+func (s *scriptSearch) call(args []*syntax.Word, depth int) {
+	words := wordTexts(args)
+	name := path.Base(words[0])
+	s.expansion(args[0])
+	if strings.Contains(words[0], "/") {
+		s.add(words[0])
+	}
+	if buildsProjects(name) {
+		s.gap("the files that " + name + " runs")
+	}
+	if slices.Contains([]string{"cd", "pushd", "popd"}, name) {
+		s.moved = true
+	}
+	if !isRunner(words[0]) {
+		return
+	}
+	s.runner(args, words)
+	for i, word := range words[1:min(len(words), maxRunnerWords)] {
+		s.add(word)
+		if buildsProjects(word) && !takesNames(name) {
+			s.gap("the files that " + word + " runs")
+		}
+		if takesScripts(name) && strings.ContainsAny(word, " \n;&|") || words[i] == "-c" {
+			s.script(word, depth+1)
+		}
+	}
+}
+
+// runner adds what can't be named of a command that runs others: expansions up to
+// the script that it runs, and the modules of an interpreter.
+func (s *scriptSearch) runner(args []*syntax.Word, words []string) {
+	if takesData(path.Base(words[0])) {
+		return
+	}
+	program := ""
+	for i, word := range words[:min(len(words), maxRunnerWords)] {
+		s.expansion(args[i])
+		switch base := path.Base(word); {
+		case program != "" && !strings.HasPrefix(word, "-"):
+			return // the rest is for the script
+		case loadsModules(base):
+			s.gap("the modules that " + base + " loads")
+			program = base
+		case isShell(base) || base == "." || base == "source":
+			program = base
+		case word == "-C" || strings.HasPrefix(word, "--chdir"):
+			s.moved = true
+		}
+	}
+}
+
+// expansion adds a word that stands for something else than its text.
+func (s *scriptSearch) expansion(w *syntax.Word) {
+	for i, part := range w.Parts {
+		static := false
+		switch part := part.(type) {
+		case *syntax.Lit:
+			static = !strings.ContainsAny(part.Value, "*?[{") && (i > 0 || !strings.HasPrefix(part.Value, "~"))
+		case *syntax.SglQuoted:
+			static = !part.Dollar
+		case *syntax.DblQuoted:
+			static = !slices.ContainsFunc(part.Parts, func(p syntax.WordPart) bool { _, ok := p.(*syntax.Lit); return !ok })
+		}
+		if !static {
+			var text strings.Builder
+			_ = syntax.NewPrinter().Print(&text, w) // into memory
+			s.gap("what " + text.String() + " stands for")
+			return
+		}
+	}
+}
+
+// readsProgram returns the shell or interpreter among the words of a command that
+// reads its program from standard input, or "".
+func readsProgram(words []string) string {
+	for i, word := range words {
+		base := path.Base(word)
+		if base == "xargs" || base == "parallel" {
+			return base
+		}
+		if !isShell(base) && !loadsModules(base) {
+			continue
+		}
+		for _, arg := range words[i+1:] {
+			switch {
+			case arg == "-" || arg == "-s":
+				return base
+			case !strings.HasPrefix(arg, "-") || strings.HasPrefix(arg, "-c") || strings.HasPrefix(arg, "-e") || strings.HasPrefix(arg, "-m"):
+				return ""
+			}
+		}
+		return base
+	}
+	return ""
+}
+
+func isShell(name string) bool {
+	return slices.Contains([]string{"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "csh", "tcsh", "busybox", "toybox"}, name)
+}
+
+// loadsModules reports whether a command is an interpreter whose programs load
+// modules from the directory that they run in.
+func loadsModules(name string) bool {
+	return slices.Contains([]string{"python", "pypy", "node", "nodejs", "bun", "deno", "perl", "ruby", "php", "lua", "luajit", "julia", "Rscript", "java", "tclsh"}, strings.TrimRight(name, "0123456789.-"))
+}
+
+// takesData reports whether the arguments of a command that can run others are
+// mostly something else.
+func takesData(name string) bool {
+	return takesNames(name) || slices.Contains([]string{
+		"awk", "bind", "compgen", "complete", "find", "gawk", "mapfile", "mawk", "nawk", "readarray", "scp", "sed", "set", "sftp", "shopt", "tar", "unalias",
+	}, name)
+}
+
+// buildsProjects reports whether a command runs what files of a project say.
+func buildsProjects(name string) bool {
+	return slices.Contains([]string{
+		"ant", "bazel", "bun", "bundle", "cargo", "cmake", "composer", "ctest", "dotnet", "go", "gradle", "gradlew", "just", "make", "meson", "mvn", "mvnw", "ninja",
+		"npm", "npx", "nox", "pnpm", "poetry", "pre-commit", "pytest", "rake", "sbt", "task", "tox", "uv", "yarn",
+	}, name)
+}

@@ -1,0 +1,230 @@
+package policy
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"mvdan.cc/sh/v3/syntax"
+
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
+)
+
+// maxDangerousSteps bounds the commands and scripts that are looked at in one
+// command: each word behind sudo or xargs may be one. What has more counts as
+// dangerous.
+const maxDangerousSteps = 1000
+
+// maxRunnerWords bounds where behind sudo, env or xargs a command is looked for.
+const maxRunnerWords = 64
+
+// dangerIn gives the first command of a script that matches a pattern, for
+// people and not made safe; "" where none does.
+func dangerIn(patterns []dangerPattern, script string) string {
+	if len(patterns) == 0 {
+		return ""
+	}
+	if len(script) > maxDangerousBytes {
+		return fmt.Sprintf("a command of more than %d bytes", maxDangerousBytes)
+	}
+	s := dangerSearch{patterns: patterns}
+	s.script(script, 0)
+	return s.found
+}
+
+// dangerSearch goes through one script.
+type dangerSearch struct {
+	patterns []dangerPattern
+	steps    int
+	found    string
+}
+
+// step counts one more thing that is looked at; false is enough.
+func (s *dangerSearch) step() bool {
+	if s.steps++; s.steps > maxDangerousSteps && s.found == "" {
+		s.found = fmt.Sprintf("a command in which more than %d could be meant", maxDangerousSteps)
+	}
+	return s.found == ""
+}
+
+func (s *dangerSearch) script(text string, depth int) {
+	if !s.step() || depth > maxDangerousDepth {
+		return
+	}
+	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(text)), "")
+	if err != nil && strings.Contains(text, "\n") {
+		// The shell runs a line before it reads the next one, and may accept
+		// what the parser refuses.
+		for line := range strings.SplitSeq(text, "\n") {
+			s.script(line, depth+1)
+		}
+	}
+	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
+		if s.found != "" {
+			return false
+		}
+		switch n := n.(type) {
+		case *syntax.Redirect:
+			if n.Word != nil && strings.Contains(n.Op.String(), ">") {
+				s.match(">", []string{wordText(n.Word)}, nil)
+			}
+		case *syntax.Stmt:
+			s.given(n, depth)
+		case *syntax.CallExpr:
+			s.call(wordTexts(n.Args), depth)
+		}
+		return true
+	})
+}
+
+// controlMark stands for a control character that the parser treats in a way of
+// its own and shells as any other character: it drops NUL, and a carriage return
+// before a newline. The mark belongs to no script.
+const controlMark = '\U000f0000'
+
+// markControls returns a script with its control characters marked, except
+// newlines and tabs, and with bytes that aren't UTF-8 marked too.
+func markControls(text string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\n' && r != '\t' || r == utf8.RuneError {
+			return controlMark
+		}
+		return r
+	}, text)
+}
+
+// given looks at a script that a shell gets in a here-document.
+func (s *dangerSearch) given(stmt *syntax.Stmt, depth int) {
+	call, ok := stmt.Cmd.(*syntax.CallExpr)
+	if !ok || len(call.Args) == 0 || !takesScripts(path.Base(wordText(call.Args[0]))) {
+		return
+	}
+	for _, r := range stmt.Redirs {
+		switch {
+		case r.Hdoc != nil:
+			s.script(wordText(r.Hdoc), depth+1)
+		case r.Op == syntax.WordHdoc:
+			s.script(wordText(r.Word), depth+1)
+		}
+	}
+}
+
+func wordTexts(args []*syntax.Word) []string {
+	words := make([]string, len(args))
+	for i, w := range args {
+		words[i] = wordText(w)
+	}
+	return words
+}
+
+// call looks at one command, and at those that it would run.
+func (s *dangerSearch) call(words []string, depth int) {
+	if len(words) == 0 {
+		return
+	}
+	s.command(words, depth)
+	if !isRunner(words[0]) || takesNames(path.Base(words[0])) {
+		return
+	}
+	for i := 1; i < min(len(words), maxRunnerWords) && s.found == ""; i++ {
+		s.command(words[i:], depth)
+	}
+}
+
+// command looks at one command, and at scripts among its arguments.
+func (s *dangerSearch) command(words []string, depth int) {
+	if !s.step() {
+		return
+	}
+	name := path.Base(words[0])
+	s.match(name, words[1:], words[1:])
+	if name == "git" {
+		if sub := gitSubcommand(words[1:]); len(sub) > 0 {
+			s.match("git-"+sub[0], sub[1:], words[1:])
+		}
+	}
+	if takesScripts(name) {
+		for i := 1; i < len(words) && s.found == ""; i++ {
+			s.script(words[i], depth+1)
+		}
+	}
+}
+
+// takesNames are commands that run others, and whose arguments are names of
+// something else: man reboot, make mkfs.
+func takesNames(name string) bool {
+	return slices.Contains([]string{"alias", "crontab", "ed", "emacs", "ex", "hash", "less", "make", "man", "more", "ninja", "nvim", "vi", "view", "vim"}, name)
+}
+
+// takesScripts are commands whose arguments are scripts of a shell, or whose
+// input is one.
+func takesScripts(name string) bool {
+	return slices.Contains([]string{"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox", "eval", "su", "ssh", "env", "watch", "flock", "script", "parallel"}, name)
+}
+
+// gitSubcommand gives the words of git from the subcommand on: git(1) has its
+// own options before it, some with a value of their own.
+func gitSubcommand(words []string) []string {
+	for len(words) > 0 && strings.HasPrefix(words[0], "-") {
+		n := 1
+		if slices.Contains([]string{"-C", "-c", "--git-dir", "--work-tree", "--namespace", "--config-env", "--super-prefix", "--attr-source", "--list-cmds"}, words[0]) {
+			n = min(2, len(words))
+		}
+		words = words[n:]
+	}
+	return words
+}
+
+// match looks for a pattern; shown are the arguments as a person knows them.
+func (s *dangerSearch) match(name string, args, shown []string) {
+	for _, p := range s.patterns {
+		if s.found != "" || !p.matches(name, args) {
+			continue
+		}
+		if shown == nil {
+			shown = args
+		}
+		if sub, ok := strings.CutPrefix(name, "git-"); ok && slices.Contains(shown, sub) {
+			name = "git"
+		}
+		s.found = utf8text.Clip(strings.TrimSpace(name+" "+strings.Join(shown, " ")), maxFoundBytes)
+	}
+}
+
+// wordText is a word without its quotes where nothing in it is expanded, and
+// otherwise as it is written; without its control characters.
+func wordText(w *syntax.Word) string {
+	var b strings.Builder
+	for _, part := range w.Parts {
+		switch part := part.(type) {
+		case *syntax.Lit:
+			b.WriteString(strings.ReplaceAll(part.Value, `\`, ""))
+		case *syntax.SglQuoted:
+			b.WriteString(part.Value)
+		case *syntax.DblQuoted:
+			for _, inner := range part.Parts {
+				b.WriteString(partText(inner))
+			}
+		default:
+			b.WriteString(partText(part))
+		}
+	}
+	return strings.ReplaceAll(b.String(), string(controlMark), "")
+}
+
+// partText is a part as it is written; ${HOME} counts as $HOME.
+func partText(p syntax.WordPart) string {
+	if lit, ok := p.(*syntax.Lit); ok {
+		return lit.Value
+	}
+	var b strings.Builder
+	_ = syntax.NewPrinter().Print(&b, &syntax.Word{Parts: []syntax.WordPart{p}})
+	if inner, ok := strings.CutPrefix(b.String(), "${"); ok {
+		if name := strings.TrimSuffix(inner, "}"); syntax.ValidName(name) {
+			return "$" + name
+		}
+	}
+	return b.String()
+}

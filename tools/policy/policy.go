@@ -1,0 +1,304 @@
+package policy
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Mode says what happens to a call before it runs.
+type Mode string
+
+// The modes, mildest first.
+const (
+	// ModeAuto runs without asking.
+	ModeAuto Mode = "auto"
+	// ModePromptOnce asks the first time; the answer, deny included, holds
+	// for the session.
+	ModePromptOnce Mode = "prompt_once"
+	// ModePrompt asks each time.
+	ModePrompt Mode = "prompt"
+	// ModeDeny never runs it and asks nobody.
+	ModeDeny Mode = "deny"
+)
+
+// rank orders modes by strictness; an unknown one is the strictest.
+func (m Mode) rank() int {
+	i := slices.Index([]Mode{ModeAuto, ModePromptOnce, ModePrompt, ModeDeny}, m)
+	if i < 0 {
+		return int(^uint(0) >> 1)
+	}
+	return i
+}
+
+// Policy decides which calls run, which are asked about and which are refused.
+// It is a value and is never changed by a dispatcher. The zero Policy asks
+// about everything; start from [Preset].
+type Policy struct {
+	// Name is the preset's, for records; "" for one made by hand.
+	Name string
+	// Classes are the defaults; a class that is missing prompts.
+	Classes map[tools.Class]Mode
+	// Sandboxed replaces Classes for tools that run in the sandbox. A class
+	// that is missing keeps its mode of Classes.
+	Sandboxed map[tools.Class]Mode
+	// Tools overrides single tools. A key is a canonical name, its wire form,
+	// or "server/*" (also "server__*") for all tools of one server. A canonical
+	// key wins over its wire form, and both over the server's. A prompt or a
+	// deny also binds the tools that act as this one ([Definition].ActsAs), each
+	// at least as strictly; an auto is for the tool that it names alone.
+	Tools map[string]Mode
+	// TrustedWorkspaces are folders (absolute, links resolved) in which WRITE
+	// is auto, at them and below; other classes keep their mode. They are about
+	// what is in the folder: tools that keep state ([PlaceState]) are not opened.
+	TrustedWorkspaces []string
+	// TrustedOverrides sets modes of classes inside trusted workspaces; for tools
+	// that keep state only where that is stricter.
+	TrustedOverrides map[tools.Class]Mode
+	// NoPrompts turns every prompt into a deny: what needs a person is
+	// refused, deterministically, and never counts as a missing approver.
+	NoPrompts bool
+	// Dangerous are patterns of commands that are asked about although the mode
+	// is auto, where somebody can be asked, and warned of where nobody can; see
+	// [DangerousCommands]. They are for people and bound nothing.
+	Dangerous []string
+	// Tighten are further policies, an administrator's requirements and a
+	// project's own: each can make the mode stricter, never milder.
+	Tighten []Policy
+}
+
+// Verdict is what a policy says about one tool, and by which of its rules.
+type Verdict struct {
+	Mode Mode
+	// Rule names the rule that decided: "tool shell", "server github/*",
+	// "trusted workspace", "class write", "sandboxed write", "no prompts".
+	Rule string
+	// As is the other tool whose rule decided, because the call does its work;
+	// "" where the rule is about the tool itself.
+	As tools.Name
+}
+
+// Validate reports the first mode or class that is none, by its key.
+func (p Policy) Validate() error {
+	for _, group := range []struct {
+		name  string
+		modes map[tools.Class]Mode
+	}{{"default", p.Classes}, {"sandboxed", p.Sandboxed}, {"trusted_workspace_overrides", p.TrustedOverrides}} {
+		for class, mode := range group.modes {
+			if !class.Valid() {
+				return fmt.Errorf("check policy: %s names the class %q; classes are none, read, write, execute, network", group.name, class)
+			}
+			if !mode.valid() {
+				return fmt.Errorf("check policy: %s %s has the mode %q; modes are auto, prompt, prompt_once, deny", group.name, class, mode)
+			}
+		}
+	}
+	for key, mode := range p.Tools {
+		if !mode.valid() {
+			return fmt.Errorf("check policy: tool %s has the mode %q; modes are auto, prompt, prompt_once, deny", key, mode)
+		}
+	}
+	if _, err := parseDangerous(p.Dangerous); err != nil {
+		return fmt.Errorf("check policy: %w", err)
+	}
+	for _, folder := range p.TrustedWorkspaces {
+		if !filepath.IsAbs(folder) {
+			return fmt.Errorf("check policy: trusted workspace %q must be an absolute path", folder)
+		}
+	}
+	for _, stricter := range p.Tighten {
+		if err := stricter.Validate(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m Mode) valid() bool {
+	return slices.Contains([]Mode{ModeAuto, ModePromptOnce, ModePrompt, ModeDeny}, m)
+}
+
+// Decide returns what the policy asks for every call of a tool in a workspace;
+// see [Policy.DecideCall].
+func (p Policy) Decide(def tools.Definition, workspace string) Verdict {
+	return p.DecideCall(def, workspace, nil)
+}
+
+// DecideCall returns what the policy asks for a call with this input. A deny
+// wins wherever it stands among the rules that apply to the tool; otherwise the
+// most exact rule decides, then the strictest of the restrictions on tools that
+// the call acts as, and then the strictest of the policies.
+func (p Policy) DecideCall(def tools.Definition, workspace string, input json.RawMessage) Verdict {
+	var acts []tools.Name
+	if def.ActsAs != nil {
+		acts = def.ActsAs(input)
+	}
+	return p.decide(def, workspace, acts)
+}
+
+func (p Policy) decide(def tools.Definition, workspace string, acts []tools.Name) Verdict {
+	rules := p.rules(def, workspace)
+	verdict := rules[0]
+	for _, rule := range rules {
+		if rule.Mode == ModeDeny {
+			verdict = rule
+			break
+		}
+	}
+	for _, name := range acts {
+		if mode, ok := p.Tools[string(name)]; ok && mode.rank() > verdict.Mode.rank() {
+			verdict = Verdict{Mode: mode, Rule: "tool " + string(name) + ", whose work this call does", As: name}
+		}
+	}
+	for _, stricter := range p.Tighten {
+		if v := stricter.decide(def, workspace, acts); v.Mode.rank() > verdict.Mode.rank() {
+			verdict = v
+			if stricter.Name != "" {
+				verdict.Rule = stricter.Name + ": " + v.Rule
+			}
+		}
+	}
+	if p.NoPrompts && (verdict.Mode == ModePrompt || verdict.Mode == ModePromptOnce) {
+		verdict.Mode, verdict.Rule = ModeDeny, "no prompts, "+verdict.Rule
+	}
+	return verdict
+}
+
+// dangerous are the patterns of all layers.
+func (p Policy) dangerous() []string {
+	all := slices.Clone(p.Dangerous)
+	for _, stricter := range p.Tighten {
+		all = append(all, stricter.dangerous()...)
+	}
+	return all
+}
+
+// DangerousIn returns the first command of a script that a layer's patterns call
+// dangerous, made safe to show; "" if there is none. No allow for the session or for
+// good applies to it. The error is that of [Policy.Validate].
+func (p Policy) DangerousIn(script string) (string, error) {
+	m, err := p.DangerMatcher()
+	return m.Find(script), err
+}
+
+// Unmatched are the keys of per-tool modes, of all layers, that name none of
+// the tools, sorted.
+func (p Policy) Unmatched(defs []tools.Definition) []string {
+	var keys []string
+	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
+		if !slices.ContainsFunc(defs, func(def tools.Definition) bool {
+			return slices.Contains(ruleKeys(def), key) || def.ActsAs != nil && slices.Contains(def.ActsAs(nil), tools.Name(key))
+		}) {
+			keys = append(keys, key)
+		}
+	}
+	for _, stricter := range p.Tighten {
+		keys = append(keys, stricter.Unmatched(defs)...)
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// NotBinding returns the tools of class write whose calls the policy restricts
+// although commands, which change the same files, are not denied and may run
+// under a milder rule.
+func (p Policy) NotBinding(defs []tools.Definition, workspace string) []tools.Name {
+	p.NoPrompts = false // what is asked about somewhere may be allowed there
+	milder := ModeDeny
+	for _, def := range defs {
+		if def.Class == tools.ClassExecute && def.Runs == tools.PlaceSandbox && def.Commands != nil {
+			if mode := p.Decide(def, workspace).Mode; mode.rank() < milder.rank() {
+				milder = mode
+			}
+		}
+	}
+	var names []tools.Name
+	for _, def := range defs {
+		if def.Class != tools.ClassWrite || def.Runs != tools.PlaceSandbox || milder == ModeDeny {
+			continue
+		}
+		if v := p.Decide(def, workspace); v.Mode.rank() > milder.rank() || p.restricts(def.Name) {
+			names = append(names, def.Name)
+		}
+	}
+	return names
+}
+
+// AllowsSandboxed reports whether the policy lets a call of any of the tools that
+// run in the sandbox run, perhaps after a prompt.
+func (p Policy) AllowsSandboxed(defs []tools.Definition, workspace string) bool {
+	return slices.ContainsFunc(defs, func(def tools.Definition) bool {
+		return def.Runs == tools.PlaceSandbox && p.Decide(def, workspace).Mode != ModeDeny
+	})
+}
+
+// restricts reports whether a rule of any layer restricts the tool by its name.
+func (p Policy) restricts(name tools.Name) bool {
+	mode, ok := p.Tools[string(name)]
+	return ok && mode != ModeAuto || slices.ContainsFunc(p.Tighten, func(s Policy) bool { return s.restricts(name) })
+}
+
+// ruleKeys are the keys of Policy.Tools that are about a tool, the most exact
+// first.
+func ruleKeys(def tools.Definition) []string {
+	keys := []string{string(def.Name)}
+	if alias, err := def.Name.LLM(); err == nil { // for tools of our own the same key again
+		keys = append(keys, string(alias))
+	}
+	if server := def.Name.Server(); server != "" {
+		keys = append(keys, server+"/*", server+"__*")
+	}
+	return keys
+}
+
+// rules are all rules that apply to a tool, the most exact first; never empty.
+func (p Policy) rules(def tools.Definition, workspace string) []Verdict {
+	var rules []Verdict
+	add := func(mode Mode, ok bool, rule string) {
+		if ok {
+			rules = append(rules, Verdict{Mode: mode, Rule: rule})
+		}
+	}
+	for _, key := range ruleKeys(def) {
+		mode, ok := p.Tools[key]
+		kind := "tool "
+		if strings.HasSuffix(key, "*") {
+			kind = "server "
+		}
+		add(mode, ok, kind+key)
+	}
+	if p.trusts(workspace) {
+		mode, ok := p.TrustedOverrides[def.Class]
+		state := def.Runs == tools.PlaceState
+		add(mode, ok && (!state || mode.rank() > p.classMode(def.Class).rank()), "trusted workspace, class "+string(def.Class))
+		add(ModeAuto, !ok && def.Class == tools.ClassWrite && !state, "trusted workspace")
+	}
+	if def.Runs == tools.PlaceSandbox {
+		mode, ok := p.Sandboxed[def.Class]
+		add(mode, ok, "sandboxed "+string(def.Class))
+	}
+	mode, ok := p.Classes[def.Class]
+	add(mode, ok, "class "+string(def.Class))
+	add(ModePrompt, len(rules) == 0, "class "+string(def.Class)+" (no rule)")
+	return rules
+}
+
+// classMode is the mode of a class outside of the sandbox.
+func (p Policy) classMode(class tools.Class) Mode {
+	if mode, ok := p.Classes[class]; ok {
+		return mode
+	}
+	return ModePrompt
+}
+
+func (p Policy) trusts(workspace string) bool {
+	return workspace != "" && slices.ContainsFunc(p.TrustedWorkspaces, func(folder string) bool {
+		rel, err := filepath.Rel(folder, workspace)
+		return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator))
+	})
+}
