@@ -61,24 +61,38 @@ func (s *Session) lookForRepositories(ctx context.Context) {
 		found = &repositories{} // nothing is known
 	}
 	s.found = found
-	s.compareWithTheDead(found)
+	s.reportNewRepositories(found)
 }
 
-// compareWithTheDead warns of repositories that a killed session may have left,
-// and notes those of now, for the next session if this one is killed.
-func (s *Session) compareWithTheDead(before *repositories) {
-	for _, text := range s.suspects(before) {
+// reportNewRepositories warns of repositories that a killed session may have left,
+// and of live sessions that have this workspace in bind mode: each sees, and lists as
+// its own, the changes of the other. It keeps the list of the repositories of now,
+// for the next session if this one is killed.
+func (s *Session) reportNewRepositories(now *repositories) {
+	paths := now.paths()
+	suspects, err := TakeNewRepositories(s.dir, s.opts.Workspace.Path, paths)
+	if err != nil {
+		s.log.Warn("remove inventory", zap.Error(err))
+	}
+	for _, r := range suspects {
+		text := fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", showBytes(r.Path), r.Session)
 		if err := s.journal.write(record.Warning{Message: text}); err != nil {
 			return // the session ends at its next record
 		}
 	}
-	forget, err := s.keepInventory(before)
+	remove, err := KeepInventory(s.dir, s.opts.Workspace.Path, paths)
 	if err != nil {
 		s.log.Warn("keep inventory", zap.Error(err))
 		return
 	}
-	s.forget = forget
-	s.warnOfNeighbours()
+	s.forget = func() {
+		if err := remove(); err != nil {
+			s.log.Warn("remove inventory", zap.Error(err))
+		}
+	}
+	for _, session := range Neighbours(s.dir, s.opts.Workspace.Path) {
+		s.warn(fmt.Sprintf("The session %s works on this workspace too, in bind mode: what either of them changes is seen, and listed, by both.", session))
+	}
 }
 
 // fresh says whether a file is still as the session found it, by its own

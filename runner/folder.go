@@ -16,9 +16,12 @@ import (
 // LogFile is the name of the operators' log in a session's folder.
 const LogFile = "log.jsonl"
 
-// sandboxDir is where the backend keeps bundles and mount points, below the
+// OverlayDir is the directory of an overlay session's layers, below the session's.
+const OverlayDir = "overlay"
+
+// SandboxDir is where the backend keeps bundles and mount points, below the
 // session's folder.
-const sandboxDir = "sandbox"
+const SandboxDir = "sandbox"
 
 // Folder is a session's folder below the state folder, private to its user,
 // with a log that everything which serves the session writes to. Whoever made
@@ -33,7 +36,7 @@ type Folder struct {
 }
 
 // NewFolder makes the folder of a new session. It refuses a state folder that
-// others could change. Its errors are an [Error] with status 52.
+// others could change, with a [StateError].
 func NewFolder(stateDir string, secrets []redact.Secret) (*Folder, error) {
 	session := record.NewID("ses")
 	dir, err := makeSessionDir(stateDir, session)
@@ -46,7 +49,7 @@ func NewFolder(stateDir string, secrets []redact.Secret) (*Folder, error) {
 		err = hold(file)
 	}
 	if err == nil {
-		err = os.Mkdir(filepath.Join(dir, sandboxDir), 0o700)
+		err = os.Mkdir(filepath.Join(dir, SandboxDir), 0o700)
 	}
 	if err != nil {
 		if file != nil {
@@ -65,7 +68,7 @@ func NewFolder(stateDir string, secrets []redact.Secret) (*Folder, error) {
 func (f *Folder) Close() error {
 	// Only while it is empty: what a backend could not remove, it reported. The
 	// log is let go after it, so that no sweep takes it for a dead one's.
-	rm := os.Remove(filepath.Join(f.Dir, sandboxDir))
+	rm := os.Remove(filepath.Join(f.Dir, SandboxDir))
 	err := f.file.Close()
 	if rm != nil {
 		return err

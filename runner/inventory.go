@@ -4,37 +4,35 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/gofrs/flock"
-	"go.uber.org/zap"
 )
 
-// inventoryFile is the name, in a session's folder, of the list of repositories
-// that it found in its workspace. A live session holds a lock on it and removes
-// it at its end: one that nobody holds is of a session that was killed before it
-// could quarantine what its commands made.
+// inventoryFile is the name, in a session's directory, of the list of repositories
+// that it found in its workspace. A live session holds a lock on it and removes it
+// at its end: an unlocked one belongs to a session that was killed before it could
+// quarantine what its commands made.
 const inventoryFile = "repositories.json"
 
-// inventories bounds how many sessions' folders are looked at, the newest first.
-const inventories = 200
+// MaxSiblings bounds the sessions whose directories are read, the newest first.
+const MaxSiblings = 200
 
 // inventory is the content of that file.
 type inventory struct {
 	Workspace string `json:"workspace"`
-	// Repositories are paths, whose bytes may be no UTF-8.
+	// Repositories are paths, whose bytes need not be UTF-8.
 	Repositories [][]byte `json:"repositories"`
 }
 
-// keepInventory writes and locks this session's list. The function that it
-// returns removes it.
-func (s *Session) keepInventory(found *repositories) (remove func(), err error) {
-	path := filepath.Join(s.dir, inventoryFile)
-	list := inventory{Workspace: s.opts.Workspace.Path}
-	for _, p := range found.paths() {
+// KeepInventory writes and locks the list of the repositories of the session whose
+// directory is dir. remove removes it.
+func KeepInventory(dir, workspace string, repositories []string) (remove func() error, err error) {
+	path := filepath.Join(dir, inventoryFile)
+	list := inventory{Workspace: workspace}
+	for _, p := range repositories {
 		list.Repositories = append(list.Repositories, []byte(p))
 	}
 	text, err := json.Marshal(list)
@@ -48,47 +46,76 @@ func (s *Session) keepInventory(found *repositories) (remove func(), err error) 
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		return nil, errors.Join(fmt.Errorf("keep inventory: %w", err), lock.Close())
 	}
-	return func() {
-		// Removed while it is locked: nobody takes it for a dead session's.
-		if err := errors.Join(os.Remove(path), lock.Close()); err != nil {
-			s.log.Warn("remove inventory", zap.Error(err))
-		}
-	}, nil
+	// Removed while it is locked: no session takes it for a dead one's.
+	return func() error { return errors.Join(os.Remove(path), lock.Close()) }, nil
 }
 
-// suspects lists the repositories that are here now and were not when a session
-// began on this workspace that was killed since. It forgets that session.
-func (s *Session) suspects(now *repositories) []string {
-	folders, err := os.ReadDir(filepath.Dir(s.dir))
-	if err != nil {
-		return nil
-	}
-	slices.Reverse(folders) // ids sort by time
-	var out []string
-	for _, folder := range folders[:min(len(folders), inventories)] {
-		path := filepath.Join(filepath.Dir(s.dir), folder.Name(), inventoryFile)
-		before, ok := deadInventory(path)
-		if !ok || before.Workspace != s.opts.Workspace.Path {
+// NewRepository is a repository that appeared while a session worked that was
+// killed since.
+type NewRepository struct{ Path, Session string }
+
+// TakeNewRepositories returns the repositories, of those that are there now, that
+// did not exist when a session began on this workspace that was killed since. dir
+// is the directory of this session. It removes the lists that it has compared.
+func TakeNewRepositories(dir, workspace string, now []string) ([]NewRepository, error) {
+	var out []NewRepository
+	var errs []error
+	for _, sibling := range Siblings(dir) {
+		path := filepath.Join(sibling, inventoryFile)
+		before, ok := readDeadInventory(path)
+		if !ok || before.Workspace != workspace {
 			continue
 		}
 		known := map[string]bool{}
 		for _, p := range before.Repositories {
 			known[string(p)] = true
 		}
-		for _, p := range now.paths() {
+		for _, p := range now {
 			if !known[p] {
-				out = append(out, fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", showBytes(p), folder.Name()))
+				out = append(out, NewRepository{Path: p, Session: filepath.Base(sibling)})
 			}
 		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.log.Warn("remove inventory", zap.Error(err))
+		errs = append(errs, ignoreMissing(os.Remove(path)))
+	}
+	return out, errors.Join(errs...)
+}
+
+// Neighbours returns the live sessions that have a workspace in bind mode, except
+// the one whose directory is dir. A session keeps its inventory while it lives, in
+// bind mode alone.
+func Neighbours(dir, workspace string) []string {
+	var out []string
+	for _, sibling := range Siblings(dir) {
+		text, err := os.ReadFile(filepath.Join(sibling, inventoryFile))
+		if err != nil {
+			continue
+		}
+		var other inventory
+		if json.Unmarshal(text, &other) == nil && other.Workspace == workspace && LivesIn(sibling) {
+			out = append(out, filepath.Base(sibling))
 		}
 	}
 	return out
 }
 
-// deadInventory reads the list of a session that is dead.
-func deadInventory(path string) (inventory, bool) {
+// Siblings returns the directories of the newest other sessions, the newest first.
+func Siblings(dir string) []string {
+	entries, err := os.ReadDir(filepath.Dir(dir))
+	if err != nil {
+		return nil
+	}
+	slices.Reverse(entries) // ids sort by time
+	var out []string
+	for _, e := range entries[:min(len(entries), MaxSiblings)] {
+		if sibling := filepath.Join(filepath.Dir(dir), e.Name()); sibling != dir {
+			out = append(out, sibling)
+		}
+	}
+	return out
+}
+
+// readDeadInventory reads the list of a session that is dead.
+func readDeadInventory(path string) (inventory, bool) {
 	if _, err := os.Lstat(path); err != nil {
 		return inventory{}, false
 	}

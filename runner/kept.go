@@ -10,26 +10,32 @@ import (
 	"strings"
 	"time"
 
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// KeptChanges opens the layers of an overlay session of a workspace: of the one
-// that is named by its id or the beginning of it, or of the last one on the
-// workspace whose changes are still there. The caller closes them. Its errors
-// are an [Error] with status 42, or an [UnchangedError].
-func KeptChanges(stateDir, session string, w *Workspace) (*overlay.Layers, error) {
+// OpenChanges opens the layers of the overlay session with the given id, or with the
+// only id that begins with it. The caller closes them. It fails with a
+// [ChangesError], an [UnchangedError] or a [StateError].
+func OpenChanges(stateDir, session string) (*overlay.Layers, error) {
 	names, err := sessionNames(stateDir)
 	if err != nil {
 		return nil, err
 	}
-	if session != "" {
-		return namedChanges(stateDir, session, names)
+	return namedChanges(stateDir, session, names)
+}
+
+// OpenLastChanges opens the layers of the last overlay session on a workspace whose
+// changes are still there; path is the workspace's for messages. It fails as
+// [OpenChanges] does.
+func OpenLastChanges(stateDir string, dir *os.File, path string) (*overlay.Layers, error) {
+	names, err := sessionNames(stateDir)
+	if err != nil {
+		return nil, err
 	}
 	var last *overlay.Layers
 	for _, name := range slices.Backward(names) { // ids sort by time
-		l, err := overlay.Open(filepath.Join(SessionDir(stateDir, name), overlayDir))
-		if err != nil || l.Same(w.Dir) != nil {
+		l, err := overlay.Open(filepath.Join(SessionDir(stateDir, name), OverlayDir))
+		if err != nil || l.Same(dir) != nil {
 			continue
 		}
 		if !l.Info().Recorded {
@@ -45,8 +51,7 @@ func KeptChanges(stateDir, session string, w *Workspace) (*overlay.Layers, error
 	if last != nil {
 		return nil, goneError(last.Info())
 	}
-	return nil, inputError("no session in overlay mode has worked on "+w.Path,
-		"caisson run --mode overlay makes one; --workspace names another folder.", nil)
+	return nil, &ChangesError{Reason: NoChangesHere, Workspace: path}
 }
 
 func sessionNames(stateDir string) ([]string, error) {
@@ -69,24 +74,76 @@ func namedChanges(stateDir, session string, names []string) (*overlay.Layers, er
 	})
 	switch len(names) {
 	case 0:
-		return nil, inputError("there is no session "+session, "The end of a run names its session; the folders of "+stateDir+"/sessions are all of them.", nil)
+		return nil, &ChangesError{Reason: NoSession, Session: session, StateDir: stateDir}
 	case 1:
 	default:
-		return nil, inputError(fmt.Sprintf("%d sessions begin with %s", len(names), session), "Write more of the id: "+names[0]+" is one of them.", nil)
+		return nil, &ChangesError{Reason: ManySessions, Session: session, Matches: names}
 	}
-	l, err := overlay.Open(filepath.Join(SessionDir(stateDir, names[0]), overlayDir))
+	l, err := overlay.Open(filepath.Join(SessionDir(stateDir, names[0]), OverlayDir))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, inputError("the session "+names[0]+" kept no changes: it worked on the folder itself, or ran nothing",
-			"workspace.patch in its folder shows what can be shown; caisson run --mode overlay keeps changes.", err)
+		return nil, &ChangesError{Reason: NoneKept, Session: names[0], Err: err}
 	}
 	if err != nil {
-		return nil, inputError("the changes of "+names[0]+" can't be read: "+err.Error(), "Look at its folder below "+stateDir+".", err)
+		return nil, &ChangesError{Reason: Unreadable, Session: names[0], StateDir: stateDir, Err: err}
 	}
 	if l.Info().State != overlay.Kept {
 		return nil, goneError(l.Info())
 	}
 	return l, nil
 }
+
+// ChangesReason is the reason of a [ChangesError].
+type ChangesReason string
+
+// The reasons.
+const (
+	NoChangesHere ChangesReason = "none_here"     // no overlay session worked on the workspace
+	NoSession     ChangesReason = "no_session"    // no session has that id
+	ManySessions  ChangesReason = "many_sessions" // several ids begin with it
+	NoneKept      ChangesReason = "none_kept"     // it was no overlay session, or ran nothing
+	Unreadable    ChangesReason = "unreadable"
+	ChangesGone   ChangesReason = "gone" // they were applied, discarded or removed
+)
+
+// ChangesError reports that the changes of a session can't be opened.
+type ChangesError struct {
+	Reason ChangesReason
+	// Session is the id that was looked for, or that of the session.
+	Session string
+	// Workspace is set with NoChangesHere, StateDir with NoSession and Unreadable,
+	// Matches with ManySessions, State and At with ChangesGone.
+	Workspace, StateDir string
+	Matches             []string
+	State               overlay.State
+	At                  time.Time
+	Err                 error
+}
+
+// Error describes the reason.
+func (e *ChangesError) Error() string {
+	switch e.Reason {
+	case NoChangesHere:
+		return "no session in overlay mode has worked on " + e.Workspace
+	case NoSession:
+		return "there is no session " + e.Session
+	case ManySessions:
+		return fmt.Sprintf("%d sessions begin with %s", len(e.Matches), e.Session)
+	case NoneKept:
+		return "the session " + e.Session + " kept no changes: it worked on the directory itself, or ran nothing"
+	case Unreadable:
+		return fmt.Sprintf("the changes of %s can't be read: %v", e.Session, e.Err)
+	}
+	at := e.At.Local().Format("2006-01-02 15:04")
+	how := map[overlay.State]string{
+		overlay.Applied:   "were applied " + at,
+		overlay.Discarded: "were discarded " + at,
+		overlay.Expired:   "were removed " + at + ", because they were not applied in time",
+	}[e.State]
+	return "the changes of session " + e.Session + " " + how
+}
+
+// Unwrap returns the cause.
+func (e *ChangesError) Unwrap() error { return e.Err }
 
 // UnchangedError reports that a session changed nothing.
 type UnchangedError struct{ Info overlay.Info }
@@ -97,18 +154,12 @@ func (e *UnchangedError) Error() string { return "session " + e.Info.Session + "
 // Unwrap returns [overlay.ErrGone].
 func (e *UnchangedError) Unwrap() error { return overlay.ErrGone }
 
-// goneError says why there is nothing to show or apply any more.
+// goneError returns the reason why the changes are no longer there.
 func goneError(i overlay.Info) error {
 	if i.State == overlay.Empty {
 		return &UnchangedError{i}
 	}
-	at := i.At.Local().Format("2006-01-02 15:04")
-	why := map[overlay.State]string{
-		overlay.Applied:   "were applied " + at,
-		overlay.Discarded: "were discarded " + at,
-		overlay.Expired:   "were removed " + at + ", because nobody had applied them in time",
-	}[i.State]
-	return inputError("the changes of session "+i.Session+" "+why, "workspace.patch in the session's folder still shows the text of them.", overlay.ErrGone)
+	return &ChangesError{Reason: ChangesGone, Session: i.Session, State: i.State, At: i.At, Err: overlay.ErrGone}
 }
 
 // ExpireChanges removes the changes of sessions that began longer than keep ago
@@ -122,7 +173,7 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 	var gone []string
 	var all []error
 	for _, name := range names {
-		l, err := overlay.Open(filepath.Join(SessionDir(stateDir, name), overlayDir))
+		l, err := overlay.Open(filepath.Join(SessionDir(stateDir, name), OverlayDir))
 		if err == nil {
 			if err := errors.Join(l.Sweep(), l.Close()); err != nil && !errors.Is(err, overlay.ErrBusy) {
 				all = append(all, err)
@@ -161,30 +212,4 @@ func expire(l *overlay.Layers) (overlay.State, error) {
 		state = overlay.Empty
 	}
 	return state, errors.Join(l.End(state), l.Close())
-}
-
-// ListChanges lists changes as records do, and counts them.
-func ListChanges(c *overlay.Changes, s *overlay.Stats) Differences {
-	d := Differences{Incomplete: c.Truncated || len(c.Unread) > 0}
-	d.setList(overlayList(c, s))
-	return d
-}
-
-// HostExecutedChanges lists the changes that a program of the host would run or
-// obey once they are applied with o, and the symlinks that lead out. What apply
-// leaves out is not among them, nor the rest of a repository, which git only
-// reads.
-func HostExecutedChanges(c *overlay.Changes, o overlay.ApplyOptions) []record.HostExecuted {
-	out := []record.HostExecuted{}
-	for i := range c.List {
-		change := &c.List[i]
-		switch {
-		case o.LeavesOut(change), !change.File(), !change.Git && slices.Contains(strings.Split(change.Path, "/"), ".git"):
-		case change.LinkOut:
-			out = append(out, record.HostExecuted{Path: change.Path, By: bySymlink, Target: change.Target})
-		default:
-			out = append(out, hostExecuted([]record.Changed{{Path: change.Path, Change: string(change.Kind)}})...)
-		}
-	}
-	return out
 }

@@ -147,7 +147,3 @@ func (s *Session) diffs(ctx context.Context, list []record.Changed) string {
 	}
 	return patch.String()
 }
-
-// Lives says whether the process of a session is there, or can't be told to be
-// gone.
-func Lives(stateDir, session string) bool { return lives(SessionDir(stateDir, session)) }

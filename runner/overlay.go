@@ -16,9 +16,6 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// overlayDir is where an overlay session's layers are, below its folder.
-const overlayDir = "overlay"
-
 // Bounds of each list of an [record.OverlayResult].
 const (
 	maxNotes     = 1_000
@@ -52,7 +49,7 @@ func (s *Session) mode() string {
 
 // openLayers makes the layers of an overlay session, and the reader that sees them.
 func (s *Session) openLayers(original *workspace.Reader) error {
-	layers, err := overlay.Create(filepath.Join(s.dir, overlayDir), overlay.CreateOptions{
+	layers, err := overlay.Create(filepath.Join(s.dir, OverlayDir), overlay.CreateOptions{
 		Session: s.opts.Folder.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
 	})
 	if errors.Is(err, overlay.ErrUnsupported) {

@@ -140,7 +140,7 @@ func TestOverlaySessionLeavesTheFolderAlone(t *testing.T) {
 		t.Errorf("a command is recorded before the sandbox that it runs in: %v", order)
 	}
 	// What is kept is found by the folder, and applied.
-	l, err := KeptChanges(filepath.Join(filepath.Dir(b.dir), "state"), "", b.opts.Workspace)
+	l, err := OpenLastChanges(filepath.Join(filepath.Dir(b.dir), "state"), b.opts.Workspace.Dir, b.opts.Workspace.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestOverlayThatCantBeHad(t *testing.T) {
 	if r.ExitStatus != ExitSandboxStart || r.Problem == nil || !strings.Contains(r.Problem.Cause, "no overlay here") {
 		t.Errorf("status %d, problem %+v", r.ExitStatus, r.Problem)
 	}
-	if _, err := os.Stat(filepath.Join(r.Dir, overlayDir, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(r.Dir, OverlayDir, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("layers are left: %v", err)
 	}
 }
@@ -241,7 +241,7 @@ func TestOverlayThatCantBeHad(t *testing.T) {
 func TestWhatWasAppliedMeanwhileDoesNotExpire(t *testing.T) {
 	b := newOverlayBench(t)
 	r, _ := b.run(t.Context())
-	dir := filepath.Join(SessionDir(filepath.Join(filepath.Dir(b.dir), "state"), r.Session), overlayDir)
+	dir := filepath.Join(SessionDir(filepath.Join(filepath.Dir(b.dir), "state"), r.Session), OverlayDir)
 	stale, err := overlay.Open(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -274,7 +274,7 @@ func TestKeptChangesAreOfTheWorkspace(t *testing.T) {
 	}
 	defer workspace.Close()
 	const later = "ses_zzzzzzzzzzzzzzzzzzzzzzzzzz"
-	dir := filepath.Join(SessionDir(state, later), overlayDir)
+	dir := filepath.Join(SessionDir(state, later), OverlayDir)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -285,14 +285,14 @@ func TestKeptChangesAreOfTheWorkspace(t *testing.T) {
 	if err := errors.Join(other.Record(t.Context(), workspace), other.End(overlay.Kept), other.Close()); err != nil {
 		t.Fatal(err)
 	}
-	last, err := KeptChanges(state, "", b.opts.Workspace)
+	last, err := OpenLastChanges(state, b.opts.Workspace.Dir, b.opts.Workspace.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if last.Info().Session != r.Session {
 		t.Errorf("the last session is %s, not %s", last.Info().Session, r.Session)
 	}
-	named, err := KeptChanges(state, later, b.opts.Workspace)
+	named, err := OpenChanges(state, later)
 	if err != nil || named.Info().Session != later {
 		t.Errorf("the other session can't be named: %v", err)
 	}
@@ -305,7 +305,7 @@ func TestChangesExpire(t *testing.T) {
 	if gone, err := ExpireChanges(state, time.Hour); err != nil || len(gone) != 0 {
 		t.Errorf("expired too early: %v, %v", gone, err)
 	}
-	held, err := KeptChanges(state, r.Session[:12], b.opts.Workspace)
+	held, err := OpenChanges(state, r.Session[:12])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +322,7 @@ func TestChangesExpire(t *testing.T) {
 		t.Errorf("expired %v, %v", gone, err)
 	}
 	// A session that was killed before anything ran left its layers.
-	dead := filepath.Join(SessionDir(state, "ses_dead"), overlayDir)
+	dead := filepath.Join(SessionDir(state, "ses_dead"), OverlayDir)
 	if err := os.MkdirAll(filepath.Dir(dead), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -339,11 +339,11 @@ func TestChangesExpire(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dead, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("layers of a session that never ran are left: %v", err)
 	}
-	_, err = KeptChanges(state, "", b.opts.Workspace)
-	if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitInput || !strings.Contains(e.Cause, "nobody had applied") {
+	_, err = OpenLastChanges(state, b.opts.Workspace.Dir, b.opts.Workspace.Path)
+	if e, ok := errors.AsType[*ChangesError](err); !ok || e.Reason != ChangesGone || e.State != overlay.Expired || !strings.Contains(e.Error(), "not applied in time") {
 		t.Errorf("after that: %v", err)
 	}
-	if _, err := KeptChanges(state, "ses_nope", b.opts.Workspace); err == nil {
+	if _, err := OpenChanges(state, "ses_nope"); err == nil {
 		t.Error("a session that is not there was found")
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
 	"go.uber.org/zap"
@@ -14,18 +13,6 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
-
-// patchMarkFile is the name, in a session's directory, of the file that exists
-// while apply_patch makes several changes. Where it outlives the session's
-// process, a patch was cut off.
-const patchMarkFile = "patch.json"
-
-// patchMark is the content of that file.
-type patchMark struct {
-	Workspace string   `json:"workspace"`
-	Mode      string   `json:"mode"`
-	Paths     []string `json:"paths"` // of the files that were being changed
-}
 
 // patchMarker writes the mark of a session. It is safe for concurrent use.
 type patchMarker struct {
@@ -110,18 +97,12 @@ func (s *Session) reportCutOffPatch() {
 // reportCutOffPatches warns of the patches that were cut off in this workspace
 // when the process of an earlier session was killed, and removes their marks.
 func (s *Session) reportCutOffPatches() {
-	entries, err := os.ReadDir(filepath.Dir(s.dir))
-	if err != nil {
-		return
-	}
-	slices.Reverse(entries) // ids sort by time
-	for _, e := range entries[:min(len(entries), inventories)] {
-		dir := filepath.Join(filepath.Dir(s.dir), e.Name())
+	for _, dir := range Siblings(s.dir) {
 		mark, ok := readPatchMark(dir)
-		if !ok || mark.Workspace != s.opts.Workspace.Path || mark.Mode != string(sandbox.ModeBind) || lives(dir) {
+		if !ok || mark.Workspace != s.opts.Workspace.Path || mark.Mode != string(sandbox.ModeBind) || LivesIn(dir) {
 			continue
 		}
-		s.warn(cutOffNote("apply_patch of session "+e.Name(), mark.Paths, "git diff"))
+		s.warn(cutOffNote("apply_patch of session "+filepath.Base(dir), mark.Paths, "git diff"))
 		s.removeMark(dir)
 	}
 }
@@ -135,45 +116,3 @@ func (s *Session) removeMark(dir string) {
 // warn records a warning. What can't be recorded ends the session at the next
 // record.
 func (s *Session) warn(message string) { _ = s.journal.write(record.Warning{Message: message}) }
-
-// CutOffPatch returns a note about the patch that was cut off when the process
-// of a session in overlay mode was killed, or "".
-func CutOffPatch(stateDir, session string) string {
-	dir := SessionDir(stateDir, session)
-	mark, ok := readPatchMark(dir)
-	if !ok || lives(dir) {
-		return ""
-	}
-	return cutOffNote("apply_patch", mark.Paths, "the diff")
-}
-
-// cutOffNote returns a note that names the first of the paths.
-func cutOffNote(what string, paths []string, check string) string {
-	const most = 20
-	list := strings.Join(paths[:min(len(paths), most)], ", ")
-	if more := len(paths) - most; more > 0 {
-		list += fmt.Sprintf(" and %d more", more)
-	}
-	return fmt.Sprintf("%s was cut off while changing %s: check them with %s", what, list, check)
-}
-
-// readPatchMark reads the mark in a session's directory, if there is one.
-func readPatchMark(dir string) (patchMark, bool) {
-	var mark patchMark
-	text, err := os.ReadFile(filepath.Join(dir, patchMarkFile))
-	if err != nil || json.Unmarshal(text, &mark) != nil {
-		return patchMark{}, false
-	}
-	return mark, true
-}
-
-// hasUnreportedPatch reports whether the next session on a workspace that still
-// exists has to warn of a patch that the session in dir left.
-func hasUnreportedPatch(dir string) bool {
-	mark, ok := readPatchMark(dir)
-	if !ok || mark.Mode != string(sandbox.ModeBind) {
-		return false
-	}
-	_, err := os.Stat(mark.Workspace)
-	return err == nil
-}

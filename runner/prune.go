@@ -183,16 +183,16 @@ func prunable(stateDir, dir string) (release func(), err error) {
 			return nil, notPrunedError("its sandbox is not gone: caisson sandbox gc removes it")
 		}
 	}
-	if inside, err := os.ReadDir(filepath.Join(dir, sandboxDir)); len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if inside, err := os.ReadDir(filepath.Join(dir, SandboxDir)); len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, notPrunedError("its sandbox is not gone: caisson sandbox gc removes it")
 	}
 	if hasUnreportedPatch(dir) {
 		return nil, notPrunedError("a patch of it was cut off: the next session on its workspace reports it")
 	}
-	if _, err := os.Lstat(filepath.Join(dir, overlayDir)); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(filepath.Join(dir, OverlayDir)); errors.Is(err, fs.ErrNotExist) {
 		return func() { _ = log.Close() }, nil
 	}
-	layers, err := overlay.Open(filepath.Join(dir, overlayDir))
+	layers, err := overlay.Open(filepath.Join(dir, OverlayDir))
 	if err != nil {
 		return nil, notPrunedError("its changes can't be read: " + err.Error())
 	}
@@ -320,7 +320,7 @@ func bulkFiles(dir string, stays []string) ([]string, error) {
 		}
 		switch name, _ := filepath.Rel(dir, path); {
 		case name == ".", slices.Contains(stays, name):
-		case name == overlayDir, name == sandboxDir:
+		case name == OverlayDir, name == SandboxDir:
 			return fs.SkipDir
 		case name == LogFile:
 			log = path

@@ -32,7 +32,7 @@ func oldSession(t *testing.T, state string, age time.Duration) string {
 	began := pruneClock.Add(-age)
 	name := "ses_" + ulid.MustNew(ulid.Timestamp(began), ulid.DefaultEntropy()).String()
 	dir := SessionDir(state, name)
-	if err := os.MkdirAll(filepath.Join(dir, sandboxDir), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, SandboxDir), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	r, err := record.NewRecorder(record.RecorderOptions{Dir: dir, Session: name, Now: func() time.Time { return began }})
@@ -220,16 +220,16 @@ func TestPruneLeavesWhole(t *testing.T) {
 			}
 		}, "it runs"},
 		"one whose sandbox is there": {func(t *testing.T, _, dir string) {
-			write(t, filepath.Join(dir, sandboxDir, "bundle"), "")
+			write(t, filepath.Join(dir, SandboxDir, "bundle"), "")
 		}, "its sandbox is not gone: caisson sandbox gc removes it"},
 		"one with a note": {func(t *testing.T, state, dir string) {
 			write(t, filepath.Join(state, "cleanup", filepath.Base(dir)+".json"), "{}")
 		}, "its sandbox is not gone: caisson sandbox gc removes it"},
 		"one with a patch that was cut off": {func(t *testing.T, _, dir string) {
-			write(t, filepath.Join(dir, patchMarkFile), fmt.Sprintf(`{"workspace":%q,"mode":"bind"}`, t.TempDir()))
+			write(t, filepath.Join(dir, "patch.json"), fmt.Sprintf(`{"workspace":%q,"mode":"bind"}`, t.TempDir()))
 		}, "a patch of it was cut off"},
 		"one whose changes can't be read": {func(t *testing.T, _, dir string) {
-			write(t, filepath.Join(dir, overlayDir, "base.json"), "no JSON\n")
+			write(t, filepath.Join(dir, OverlayDir, "base.json"), "no JSON\n")
 		}, "its changes can't be read"},
 		"one whose changes wait": {func(t *testing.T, _, dir string) {
 			work := t.TempDir()
@@ -238,7 +238,7 @@ func TestPruneLeavesWhole(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer folder.Close()
-			layers, err := overlay.Create(filepath.Join(dir, overlayDir), overlay.CreateOptions{Session: filepath.Base(dir), Path: work, Workspace: folder})
+			layers, err := overlay.Create(filepath.Join(dir, OverlayDir), overlay.CreateOptions{Session: filepath.Base(dir), Path: work, Workspace: folder})
 			if err != nil {
 				t.Fatal(err)
 			}

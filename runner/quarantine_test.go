@@ -241,8 +241,8 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	}
 	s.look(t.Context())
 	<-s.looked
-	held := filepath.Join(s.dir, inventoryFile)
-	if _, ok := deadInventory(held); ok {
+	held := filepath.Join(s.dir, "repositories.json")
+	if found, err := TakeNewRepositories(filepath.Join(filepath.Dir(s.dir), "ses_other"), b.opts.Workspace.Path, []string{"new"}); len(found) > 0 || err != nil {
 		t.Error("a live session's list was taken for a dead one's")
 	}
 	text, err := os.ReadFile(held)

@@ -161,7 +161,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	})
 	if err != nil {
 		_ = s.rec.Close() // nothing is in it
-		return nil, inputError("the workspace "+o.Workspace.Path+" can't be read", "Name another folder with --workspace.", err)
+		return nil, &WorkspaceError{Op: "read", Path: o.Workspace.Path, Err: err}
 	}
 	s.reader, s.original = original, original
 	if s.privileges, err = workspace.NewPrivileges(o.Workspace.Dir); err != nil {
@@ -209,7 +209,7 @@ func (o Options) validate() error {
 func (s *Session) spec() sandbox.Spec {
 	return sandbox.Spec{
 		Session: s.opts.Folder.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
-		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sandboxDir),
+		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, SandboxDir),
 		Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
 	}
 }

@@ -1,11 +1,8 @@
 package runner
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
-
-	"github.com/caisson-run/caisson/runner/record"
 )
 
 // SessionDir is the folder of a session below the state folder.
@@ -32,7 +29,8 @@ func makeSessionDir(stateDir, session string) (string, error) {
 	return dir, nil
 }
 
-// CheckStateDir says why a folder can't be trusted with state: an [Error], or nil.
+// CheckStateDir returns a [StateError] for a directory that can't be trusted with
+// state.
 func CheckStateDir(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -44,9 +42,20 @@ func CheckStateDir(path string) error {
 	return nil
 }
 
-func stateError(path, why string, err error) error {
-	return &Error{Status: ExitConfig, Err: err, Problem: record.Problem{
-		Cause: fmt.Sprintf("the state folder %s %s", path, why),
-		Mend:  "Make it a folder that you own and that nobody else can write, or set XDG_STATE_HOME to one.",
-	}}
+// StateError reports a directory that can't hold state, or that others could change.
+type StateError struct {
+	Path string
+	// Reason is the predicate of a sentence, such as "belongs to another user".
+	Reason string
+	Err    error // nil where Reason is all
+}
+
+// Error names the directory and the reason.
+func (e *StateError) Error() string { return "the state directory " + e.Path + " " + e.Reason }
+
+// Unwrap returns the cause.
+func (e *StateError) Unwrap() error { return e.Err }
+
+func stateError(path, reason string, err error) error {
+	return &StateError{Path: path, Reason: reason, Err: err}
 }

@@ -22,15 +22,6 @@ func unsafeFolder(info fs.FileInfo) string {
 	return ""
 }
 
-// owners gives who owns a folder and who asks.
-func owners(info fs.FileInfo) (owner, self int, known bool) {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0, 0, false
-	}
-	return int(stat.Uid), os.Geteuid(), true
-}
-
 // hold marks a session's log as that of a process that lives: the kernel takes
 // the lock away with the process.
 func hold(log *os.File) error { return syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }

@@ -16,14 +16,14 @@ import (
 // folder where that leaves it empty. Records and logs stay. It goes on after an
 // error and returns how many folders it removed.
 func SweepFolders(stateDir string) (int, error) {
-	dirs, err := filepath.Glob(filepath.Join(stateDir, "sessions", "ses_*", sandboxDir))
+	dirs, err := filepath.Glob(filepath.Join(stateDir, "sessions", "ses_*", SandboxDir))
 	if err != nil {
 		return 0, fmt.Errorf("sweep sessions: %w", err)
 	}
 	removed := 0
 	var errs []error
 	for _, dir := range dirs {
-		if lives(filepath.Dir(dir)) {
+		if LivesIn(filepath.Dir(dir)) {
 			continue
 		}
 		socket := filepath.Join(dir, sandbox.ExecSocket)
@@ -38,9 +38,9 @@ func SweepFolders(stateDir string) (int, error) {
 	return removed, errors.Join(errs...)
 }
 
-// lives says whether the process of a session is there, or can't be told to be
-// gone: it holds its log as long as it lives.
-func lives(session string) bool {
+// LivesIn reports whether the process of the session with the given directory lives,
+// or can't be known to be gone: it locks its log as long as it lives.
+func LivesIn(session string) bool {
 	log, err := os.Open(filepath.Join(session, LogFile))
 	if err != nil {
 		return true
@@ -65,5 +65,9 @@ func SessionLives(dir string) bool {
 			return false
 		}
 	}
-	return lives(dir)
+	return LivesIn(dir)
 }
+
+// Lives reports whether the process of a session lives, or can't be known to be
+// gone.
+func Lives(stateDir, session string) bool { return LivesIn(SessionDir(stateDir, session)) }

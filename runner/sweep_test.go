@@ -23,7 +23,7 @@ func TestSweepFolders(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		box := filepath.Join(f.Dir, sandboxDir)
+		box := filepath.Join(f.Dir, SandboxDir)
 		fd, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(box, sandbox.ExecSocket)})
 		if err != nil {
 			t.Fatal(err)

@@ -158,7 +158,7 @@ func TestUserCommandEndsWithItsSession(t *testing.T) {
 // TestUserCommandWhoseOwnerIsLost: its end is not known.
 func TestUserCommandWhoseOwnerIsLost(t *testing.T) {
 	state := t.TempDir()
-	dir := filepath.Join(SessionDir(state, "ses_x"), sandboxDir)
+	dir := filepath.Join(SessionDir(state, "ses_x"), SandboxDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}

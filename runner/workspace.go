@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -42,6 +41,54 @@ func (e *SystemDirError) Error() string {
 	return "the workspace " + e.Workspace + " lies in " + e.Dir + ", a directory of the system"
 }
 
+// ProtectedError reports that a workspace is, holds, or lies in a protected directory.
+type ProtectedError struct {
+	// Relation is "is", "holds" or "lies in", and Name describes the directory.
+	Relation, Name string
+}
+
+// Error is a predicate whose subject is the workspace.
+func (e *ProtectedError) Error() string { return e.Relation + " " + e.Name }
+
+// OwnerError reports that new files in a workspace would not belong to its owner.
+type OwnerError struct{ Owner, User int }
+
+// Error is a predicate whose subject is the workspace.
+func (e *OwnerError) Error() string {
+	return fmt.Sprintf("belongs to uid %d, and you are uid %d: new files would not belong to its owner", e.Owner, e.User)
+}
+
+// WorkspaceError reports a workspace that can't be used.
+type WorkspaceError struct {
+	// Op is resolve, open, read, accept (Err is a [ProtectedError] or a
+	// [SystemDirError]) or own (Err is an [OwnerError]).
+	Op   string
+	Path string
+	Err  error
+}
+
+// Error describes what can't be done with the workspace.
+func (e *WorkspaceError) Error() string {
+	switch e.Op {
+	case "accept", "own":
+		if errors.As(e.Err, new(*SystemDirError)) {
+			return e.Err.Error()
+		}
+		return "the workspace " + e.Path + " " + e.Err.Error()
+	case "open":
+		if err, ok := errors.AsType[*workspace.Error](e.Err); ok {
+			return "the workspace " + err.Error()
+		}
+		return fmt.Sprintf("the workspace %q can't be opened", e.Path)
+	case "resolve":
+		return "the workspace " + e.Path + " can't be resolved"
+	}
+	return "the workspace " + e.Path + " can't be " + e.Op
+}
+
+// Unwrap returns the cause.
+func (e *WorkspaceError) Unwrap() error { return e.Err }
+
 // Directories of the system: those that are none to work in themselves, those in
 // which nothing is either, and exceptions to these.
 var (
@@ -73,21 +120,17 @@ func (w *Workspace) refuseSystem(own os.FileInfo) error {
 	return nil
 }
 
-// OpenWorkspace opens a workspace. It refuses what is no folder, what is
-// reached through a link that an earlier session could have made, and the
-// protected folders. Its errors are an [Error] with status 42.
+// OpenWorkspace opens a workspace. It refuses what is not a directory, what is
+// reached through a symlink that an earlier session could have made, and the
+// protected directories. It fails with a [WorkspaceError].
 func OpenWorkspace(path string, p Protected) (*Workspace, error) {
 	abs, err := absolute(path)
 	if err != nil {
-		return nil, inputError("the workspace "+path+" can't be resolved", "Name an existing folder with --workspace.", err)
+		return nil, &WorkspaceError{Op: "resolve", Path: path, Err: err}
 	}
 	dir, err := workspace.OpenDir(abs)
 	if err != nil {
-		cause := fmt.Sprintf("the workspace %q can't be opened", abs)
-		if e, ok := errors.AsType[*workspace.Error](err); ok {
-			cause = "the workspace " + e.Error()
-		}
-		return nil, inputError(cause, "Name an existing folder with --workspace.", err)
+		return nil, &WorkspaceError{Op: "open", Path: abs, Err: err}
 	}
 	w := &Workspace{Path: abs, Dir: dir}
 	if err := w.refuse(p); err != nil {
@@ -116,13 +159,12 @@ func (w *Workspace) Close() error { return w.Dir.Close() }
 func (w *Workspace) refuse(p Protected) error {
 	own, err := w.Dir.Stat()
 	if err != nil {
-		return inputError("the workspace "+w.Path+" can't be read", "Name another folder with --workspace.", err)
+		return &WorkspaceError{Op: "read", Path: w.Path, Err: err}
 	}
-	const mend = "Name a folder of its own for the task with --workspace."
 	for _, keep := range []struct{ path, what string }{
 		{"/", "the root of the file system"},
-		{p.Home, "your home folder"},
-		{p.State, "Caisson's state folder"},
+		{p.Home, "your home directory"},
+		{p.State, "Caisson's state directory"},
 		{p.Config, "Caisson's configuration"},
 		{p.Cache, "Caisson's cache"},
 	} {
@@ -135,7 +177,7 @@ func (w *Workspace) refuse(p Protected) error {
 				if dir == keep.path {
 					relation = "is"
 				}
-				return inputError(fmt.Sprintf("the workspace %s %s %s", w.Path, relation, keep.what), mend, nil)
+				return &WorkspaceError{Op: "accept", Path: w.Path, Err: &ProtectedError{Relation: relation, Name: keep.what}}
 			}
 			if dir == filepath.Dir(dir) {
 				break
@@ -143,19 +185,19 @@ func (w *Workspace) refuse(p Protected) error {
 		}
 	}
 	for _, keep := range []struct{ path, what string }{
-		{p.State, "Caisson's state folder"},
+		{p.State, "Caisson's state directory"},
 		{p.Cache, "Caisson's cache"},
 	} {
 		kept, _ := os.Stat(keep.path) // nothing is in one that does not exist
 		for dir := w.Path; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
 			if same(kept, dir) {
-				return inputError("the workspace "+w.Path+" lies in "+keep.what, mend, nil)
+				return &WorkspaceError{Op: "accept", Path: w.Path, Err: &ProtectedError{Relation: "lies in", Name: keep.what}}
 			}
 		}
 	}
 	if !p.AcceptSystem {
 		if err := w.refuseSystem(own); err != nil {
-			return inputError(err.Error(), mend, err)
+			return &WorkspaceError{Op: "accept", Path: w.Path, Err: err}
 		}
 	}
 	return nil
@@ -168,18 +210,17 @@ func same(info os.FileInfo, path string) bool {
 
 // CheckOwner refuses a workspace of another user where Caisson can't make new
 // files belong to that user, unless accept says that the runner may own them.
-// Root can always. Its error is an [Error] with status 42.
+// Root can always. It fails with a [WorkspaceError].
 func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 	info, err := w.Dir.Stat()
 	if err != nil {
-		return inputError("the workspace "+w.Path+" can't be read", "Name another folder with --workspace.", err)
+		return &WorkspaceError{Op: "read", Path: w.Path, Err: err}
 	}
 	owner, self, known := owners(info)
 	if mayOwn(owner, self, known, callerOwnsFiles) {
 		return nil
 	}
-	return inputError(fmt.Sprintf("the workspace %s belongs to uid %d, and you are uid %d: new files would not belong to its owner", w.Path, owner, self),
-		"Run caisson as its owner or as root, or own new files yourself with --caller-owns-files.", nil)
+	return &WorkspaceError{Op: "own", Path: w.Path, Err: &OwnerError{Owner: owner, User: self}}
 }
 
 // mayOwn reports whether a process of a user may make files in a directory of an
@@ -190,8 +231,4 @@ func mayOwn(owner, self int, known, accept bool) bool {
 
 func (w *Workspace) spec(submounts []string) sandbox.Workspace {
 	return sandbox.Workspace{Path: w.Path, Dir: w.Dir, Submounts: submounts}
-}
-
-func inputError(cause, mend string, err error) error {
-	return &Error{Status: ExitInput, Problem: record.Problem{Cause: cause, Mend: mend}, Err: err}
 }

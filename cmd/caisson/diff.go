@@ -215,7 +215,7 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 		session = last.ID
 	}
 	if session != "" {
-		if k.layers, err = runner.KeptChanges(state, session, nil); err != nil {
+		if k.layers, err = runner.OpenChanges(state, session); err != nil {
 			return nil, err
 		}
 		if workspace == "" {
@@ -227,7 +227,7 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 		return nil, err
 	}
 	if k.layers == nil {
-		if k.layers, err = runner.KeptChanges(state, "", k.workspace); err != nil {
+		if k.layers, err = runner.OpenLastChanges(state, k.workspace.Dir, k.workspace.Path); err != nil {
 			return nil, err
 		}
 	}

@@ -89,6 +89,9 @@ func failure(err error) *runner.Error {
 	if e, ok := errors.AsType[*runner.Error](err); ok {
 		return e
 	}
+	if e := explained(err); e != nil {
+		return e
+	}
 	if u, ok := errors.AsType[*usageError](err); ok {
 		return &runner.Error{Status: runner.ExitUsage, Problem: record.Problem{Cause: u.Error(), Mend: "caisson --help and caisson run --help list what there is."}}
 	}

@@ -190,7 +190,7 @@ func reference(text string) (images.Reference, error) {
 
 // imageFailure turns an error of package images into what people read.
 func imageFailure(err error) error {
-	if _, ok := errors.AsType[*runner.Error](err); ok {
+	if _, ok := errors.AsType[*runner.Error](err); ok || explained(err) != nil {
 		return err
 	}
 	for _, class := range []struct {

@@ -78,14 +78,6 @@ func configOptions(d deps, env environ, flags config.File, profile string, proje
 	}
 }
 
-// hintSystemDir says how a directory of the system is accepted.
-func hintSystemDir(err error) error {
-	if e, ok := errors.AsType[*runner.Error](err); ok && errors.As(err, new(*runner.SystemDirError)) {
-		e.Mend = "Name a folder of its own for the task with --workspace, or accept this one with --accept-system-workspace."
-	}
-	return err
-}
-
 // newSetup reads the settings and opens the workspace, in this order, so that
 // a mistake in either is said before anything is started.
 func newSetup(d deps, env environ, flags config.File, profile, workspace string) (*setup, error) {
@@ -112,7 +104,7 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 		protected.AcceptSystem = *s.conf.AcceptSystemWorkspace
 		s.workspace, err = runner.OpenWorkspace(workspace, protected)
 		if err != nil {
-			return nil, hintSystemDir(err)
+			return nil, err
 		}
 		if err := s.workspace.CheckOwner(*s.conf.CallerOwnsFiles); err != nil {
 			return nil, errors.Join(err, s.workspace.Close())

@@ -140,7 +140,7 @@ func (s *Server) pastDifferences(ctx context.Context, id, dir string) (Diff, str
 	if v.State == StateElsewhere {
 		return Diff{}, "", problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Ask again once it has ended")
 	}
-	layers, err := runner.KeptChanges(s.opts.StateDir, id, nil)
+	layers, err := runner.OpenChanges(s.opts.StateDir, id)
 	if err == nil {
 		defer func() { _ = layers.Close() }() // only read
 		d, err := s.keptDifferences(ctx, layers)
@@ -256,17 +256,13 @@ func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied,
 		return Applied{}, err
 	}
 	defer done()
-	layers, err := runner.KeptChanges(s.opts.StateDir, id, nil)
+	layers, err := runner.OpenChanges(s.opts.StateDir, id)
 	if err != nil {
 		status, code := http.StatusConflict, "no_changes"
 		if errors.Is(err, overlay.ErrGone) {
 			status, code = http.StatusGone, "changes_gone"
 		}
-		p := record.Problem{Cause: err.Error()}
-		if e, ok := errors.AsType[*runner.Error](err); ok {
-			p = e.Problem
-		}
-		return Applied{}, described(status, code, clientProblem(p, "Its diff shows what is known of them."))
+		return Applied{}, described(status, code, record.Problem{Cause: err.Error(), Mend: "Its diff shows what is known of them."})
 	}
 	defer func() { _ = layers.Close() }() // what was done is done
 	return s.applyLayers(ctx, layers, r)

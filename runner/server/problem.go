@@ -160,6 +160,14 @@ func (s *Server) asProblem(what string, err error) *Problem {
 	if e, ok := errors.AsType[*RequestError](err); ok {
 		return described(http.StatusUnprocessableEntity, e.Code, clientProblem(e.Problem, askOtherwise))
 	}
+	if w, ok := errors.AsType[*runner.WorkspaceError](err); ok {
+		s.log.Warn(what, zap.Error(err))
+		return described(http.StatusUnprocessableEntity, "input", record.Problem{Cause: w.Error(), Mend: "Name another directory."})
+	}
+	if d, ok := errors.AsType[*runner.StateError](err); ok {
+		s.log.Warn(what, zap.Error(err))
+		return described(http.StatusServiceUnavailable, "configuration", record.Problem{Cause: d.Error(), Mend: operatorHint})
+	}
 	e, ok := errors.AsType[*runner.Error](err)
 	if !ok {
 		return s.internal(what, err)

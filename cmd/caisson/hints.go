@@ -1,0 +1,58 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// explained adds the hint and the exit status to an error of the libraries, whose
+// facts it has; nil where it has none of its own.
+func explained(err error) *runner.Error {
+	status, hint := runner.ExitInput, ""
+	var text error
+	if e, ok := errors.AsType[*runner.StateError](err); ok {
+		text, status, hint = e, runner.ExitConfig, "Make it a directory that you own and that nobody else can write, or set XDG_STATE_HOME to one."
+	} else if e, ok := errors.AsType[*runner.ChangesError](err); ok {
+		text, hint = e, changesHint(e)
+	} else if e, ok := errors.AsType[*runner.WorkspaceError](err); ok {
+		text, hint = e, workspaceHint(e)
+	} else {
+		return nil
+	}
+	return &runner.Error{Status: status, Problem: record.Problem{Cause: text.Error(), Mend: hint}, Err: err}
+}
+
+// changesHint returns what to do where the changes of a session can't be opened.
+func changesHint(e *runner.ChangesError) string {
+	switch e.Reason {
+	case runner.NoChangesHere:
+		return "caisson run --mode overlay keeps changes; --workspace names another directory."
+	case runner.NoSession:
+		return "The end of a run names its session; the directories of " + e.StateDir + "/sessions are all of them."
+	case runner.ManySessions:
+		return "Write more of the id: " + e.Matches[0] + " is one of them."
+	case runner.NoneKept:
+		return "workspace.patch in its directory shows what can be shown; caisson run --mode overlay keeps changes."
+	case runner.Unreadable:
+		return "Look at its directory below " + e.StateDir + "."
+	}
+	return "workspace.patch in the session's directory still shows the text of them."
+}
+
+// workspaceHint returns what to do where a workspace can't be used.
+func workspaceHint(e *runner.WorkspaceError) string {
+	switch e.Op {
+	case "resolve", "open":
+		return "Name an existing directory with --workspace."
+	case "own":
+		return "Run caisson as its owner or as root, or own new files yourself with --caller-owns-files."
+	case "accept":
+		if errors.As(e.Err, new(*runner.SystemDirError)) {
+			return "Name a directory of its own for the task with --workspace, or accept this one with --accept-system-workspace."
+		}
+		return "Name a directory of its own for the task with --workspace."
+	}
+	return "Name another directory with --workspace."
+}
