@@ -35,7 +35,7 @@ func (c Class) Valid() bool {
 	return false
 }
 
-func (p Place) valid() bool { return p == PlaceHost || p == PlaceSandbox || p == PlaceState }
+func (p Place) isValid() bool { return p == PlaceHost || p == PlaceSandbox || p == PlaceState }
 
 // Names of the tools whose restrictions also bind the tools that do their work;
 // see [Definition].ActsAs.

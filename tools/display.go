@@ -11,23 +11,23 @@ import (
 
 // Display makes text from a model, a tool or a file safe for a terminal or a
 // page: what would be executed by a terminal or not be seen by a person is
-// written out as an escape ("\x1b", "\u202e"), and hidden says that there was
+// written out as an escape ("\x1b", "\u202e"), and hidden reports whether there was
 // any. Newlines and tabs are escaped too; [DisplayLines] keeps them. An escape
 // that is repeated is written once, with a count ("\u00a0{×5000}"). What is
 // printable is left alone; a backslash is not doubled, so the result is for
 // people and can't be parsed back.
-func Display(s string) (safe string, hidden bool) { return display(s, false) }
+func Display(s string) (safe string, hidden bool) { return displayText(s, false) }
 
 // DisplayLines is [Display] for text of several lines: "\n" and "\t" stay, and
 // don't count as hidden.
-func DisplayLines(s string) (safe string, hidden bool) { return display(s, true) }
+func DisplayLines(s string) (safe string, hidden bool) { return displayText(s, true) }
 
-func display(s string, lines bool) (string, bool) {
+func displayText(s string, lines bool) (string, bool) {
 	plain := func(r rune, size int) bool {
 		if r == utf8.RuneError && size == 1 {
 			return false
 		}
-		return lines && (r == '\n' || r == '\t') || !escaped(r)
+		return lines && (r == '\n' || r == '\t') || !needsEscape(r)
 	}
 	hidden := false
 	var b strings.Builder
@@ -42,7 +42,7 @@ func display(s string, lines bool) (string, bool) {
 		raw := s[i : i+size]
 		writeEscape(&b, r, raw)
 		i += size
-		if n := repeated(s[i:], raw); n >= manyEscapes && r != '\n' && r != '\t' {
+		if n := countRepeats(s[i:], raw); n >= manyEscapes && r != '\n' && r != '\t' {
 			fmt.Fprintf(&b, "{×%d}", n+1)
 			i += n * size
 		}
@@ -54,8 +54,8 @@ func display(s string, lines bool) (string, bool) {
 // with a count: thousands of them would push the rest out of sight.
 const manyEscapes = 8
 
-// repeated returns how many times s begins with part.
-func repeated(s, part string) int {
+// countRepeats returns how many times s begins with part.
+func countRepeats(s, part string) int {
 	n := 0
 	for strings.HasPrefix(s[n*len(part):], part) {
 		n++
@@ -80,12 +80,12 @@ func writeEscape(b *strings.Builder, r rune, raw string) {
 	}
 }
 
-// escaped says which runes are written out: controls (C0, DEL, C1); format
+// needsEscape reports whether a rune is written as an escape: controls (C0, DEL, C1); format
 // characters, which hold bidirectional controls, zero-width characters and
 // tags; line and paragraph separators; variation selectors and other
 // characters that take no space or look like one; private use, surrogates and
 // unassigned.
-func escaped(r rune) bool {
+func needsEscape(r rune) bool {
 	switch {
 	case r == ' ':
 		return false

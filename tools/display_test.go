@@ -72,7 +72,7 @@ func FuzzDisplay(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		for _, lines := range []bool{false, true} {
-			safe, hidden := display(s, lines)
+			safe, hidden := displayText(s, lines)
 			if !utf8.ValidString(safe) {
 				t.Fatalf("%q gives invalid UTF-8 %q", s, safe)
 			}
@@ -85,7 +85,7 @@ func FuzzDisplay(f *testing.F) {
 					t.Fatalf("%q was changed to %q, and nothing is said to be hidden", s, safe)
 				}
 			}
-			if again, more := display(safe, lines); again != safe || more {
+			if again, more := displayText(safe, lines); again != safe || more {
 				t.Fatalf("%q is not safe yet: %q", safe, again)
 			}
 		}

@@ -33,21 +33,21 @@ const (
 // value is not useful.
 type Error struct {
 	Class ErrorClass
-	// Reason says more where a class has several causes: "mode_deny",
+	// Reason tells causes of one class apart: "mode_deny",
 	// "no_approver", "workspace_escape", …; it is recorded.
 	Reason string
 	// Message is for the model: what is wrong and what would help.
 	Message string
-	// Visible says that Message may be shown; otherwise the model gets a
+	// Visible allows Message to be shown; otherwise the model gets a
 	// generic text with an error id, and Message and Err go to the log.
 	Visible bool
-	// Partial is what there was of the output, bounded.
+	// Partial is the output until the failure, bounded.
 	Partial string
 	// Err is the cause, for the log.
 	Err error
 }
 
-// Error gives the message, or the class where there is none.
+// Error returns the message, or the class if there is none.
 func (e *Error) Error() string {
 	if e.Message == "" {
 		return string(e.Class)
@@ -55,5 +55,5 @@ func (e *Error) Error() string {
 	return e.Message
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }

@@ -10,7 +10,7 @@ import (
 // input, which has passed def.InputSchema, into an In; the returned text is the
 // result. run is called by several goroutines if calls run in parallel. The model
 // sees an error only if it is an [Error] that is visible. The tool is enabled, and
-// runs on the host unless def says otherwise.
+// runs on the host unless def has another place.
 func NewFunc[In any](def Definition, run func(ctx context.Context, in In) (text string, err error)) Factory {
 	def.EnabledByDefault = true
 	if def.Runs == "" {

@@ -31,7 +31,7 @@ var (
 
 // ParseName checks a canonical name: one of our own, in snake_case, or
 // server/tool. Names of servers and our own tools never contain "__", so that
-// the wire form stays readable. The error says what is wrong with the name.
+// the wire form stays readable. The error describes the problem.
 func ParseName(s string) (Name, error) {
 	server, tool, mcp := strings.Cut(s, "/")
 	switch {
@@ -94,7 +94,7 @@ func OperatorName(s string) (Name, error) {
 	return ParseName(s)
 }
 
-// Same says whether two names are of one tool, in whichever form: a registry
+// Same reports whether two names are of one tool, in either form: a registry
 // holds no two tools of the same wire form.
 func (n Name) Same(o Name) bool {
 	return n == o || strings.ReplaceAll(string(n), "/", "__") == strings.ReplaceAll(string(o), "/", "__")

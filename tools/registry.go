@@ -44,7 +44,7 @@ func (t *RegisteredTool) New() Tool { return t.factory() }
 // AcceptInput returns a model's input as canonical JSON, aliases rewritten, or
 // everything that is wrong with it.
 func (t *RegisteredTool) AcceptInput(input []byte) (canonical []byte, problems []string) {
-	return t.schema.accept(input)
+	return t.schema.acceptInput(input)
 }
 
 // Registry holds tools under both forms of their names. It is safe for concurrent
@@ -71,14 +71,14 @@ func (r *Registry) Register(f Factory) error {
 		return &RegistrationError{Name: def.Name, Problems: problems}
 	}
 	wire, _ := name.LLM() // ParseName has checked it
-	return r.insert(&RegisteredTool{Definition: def, Wire: wire, factory: f, schema: schema})
+	return r.insertTool(&RegisteredTool{Definition: def, Wire: wire, factory: f, schema: schema})
 }
 
 // CheckFactory reports what would keep a tool from being registered in an empty
 // [Registry]: a [*RegistrationError], or nil.
 func CheckFactory(f Factory) error { return new(Registry).Register(f) }
 
-func (r *Registry) insert(t *RegisteredTool) error {
+func (r *Registry) insertTool(t *RegisteredTool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if other := r.byWire[t.Wire]; other != nil {
@@ -171,7 +171,7 @@ func Inspect(f Factory) (def Definition, err error) {
 
 var errSingleton = errors.New("factory gives a singleton")
 
-// sameObject says whether two tools share their state. Pointers to types
+// sameObject reports whether two tools share their state. Pointers to types
 // without fields may be equal and share nothing; values are copies.
 func sameObject(a, b Tool) bool {
 	va, vb := reflect.ValueOf(a), reflect.ValueOf(b)
@@ -205,7 +205,7 @@ func checkDefinition(def Definition) []string {
 	}
 	add(def.Description == "", "description is missing")
 	add(!def.Class.Valid(), fmt.Sprintf("class is %q, must be none, read, write, execute or network", def.Class))
-	add(!def.Runs.valid(), fmt.Sprintf("place is %q, must be host, sandbox or state", def.Runs))
+	add(!def.Runs.isValid(), fmt.Sprintf("place is %q, must be host, sandbox or state", def.Runs))
 	add(def.Runs == PlaceHost && (def.Class == ClassWrite || def.Class == ClassExecute),
 		"what writes files or executes code must run in the sandbox")
 	add(def.Runs == PlaceState && (def.Class != ClassWrite || def.Paths != nil || !slices.Contains(stateTools(), def.Name)),

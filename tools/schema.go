@@ -16,7 +16,7 @@ const (
 	maxSchemaProperties = 256
 )
 
-// keywordCheck gives what is wrong with a keyword's value, "" for nothing.
+// keywordCheck returns the problem of a keyword's value, "" for none.
 type keywordCheck func(v any) string
 
 // schemaKeywords is the accepted subset: the list of docs/specification.md §7, and const, title, default,
@@ -49,7 +49,7 @@ type schemaChecker struct {
 	problems   []string
 }
 
-// checkSubset says everything that keeps a schema from being registered, each
+// checkSubset returns everything that keeps a schema from being registered, each
 // as "path: message" with the path as a JSON pointer.
 func checkSubset(schema any) []string {
 	root, ok := schema.(map[string]any)
@@ -58,56 +58,56 @@ func checkSubset(schema any) []string {
 	}
 	c := &schemaChecker{keywords: schemaKeywords()}
 	if root["type"] != "object" {
-		c.add("/type", `must be "object": a call's input is an object`)
+		c.addProblem("/type", `must be "object": a call's input is an object`)
 	}
-	c.schema("", root)
+	c.checkSchema("", root)
 	if c.properties > maxSchemaProperties {
-		c.add("/", fmt.Sprintf("%d properties, at most %d are accepted", c.properties, maxSchemaProperties))
+		c.addProblem("/", fmt.Sprintf("%d properties, at most %d are accepted", c.properties, maxSchemaProperties))
 	}
 	return c.problems
 }
 
-func (c *schemaChecker) add(path, message string) {
+func (c *schemaChecker) addProblem(path, message string) {
 	c.problems = append(c.problems, path+": "+message)
 }
 
-func (c *schemaChecker) schema(path string, s map[string]any) {
+func (c *schemaChecker) checkSchema(path string, s map[string]any) {
 	for _, key := range slices.Sorted(maps.Keys(s)) {
 		at := path + "/" + pointerEscape(key)
 		check, known := c.keywords[key]
 		switch {
 		case slices.Contains(forbiddenKeywords, key):
-			c.add(at, "keyword is not allowed in tool schemas")
+			c.addProblem(at, "keyword is not allowed in tool schemas")
 		case !known:
-			c.add(at, "unknown keyword")
+			c.addProblem(at, "unknown keyword")
 		default:
 			if problem := check(s[key]); problem != "" {
-				c.add(at, problem)
+				c.addProblem(at, problem)
 			}
 		}
 	}
-	c.children(path, s)
+	c.checkChildren(path, s)
 }
 
-// children walks the schemas below one: its properties and its items.
-func (c *schemaChecker) children(path string, s map[string]any) {
+// checkChildren walks the schemas below one: its properties and its items.
+func (c *schemaChecker) checkChildren(path string, s map[string]any) {
 	props, _ := s["properties"].(map[string]any)
 	c.properties += len(props)
 	for _, name := range slices.Sorted(maps.Keys(props)) {
 		at := path + "/properties/" + pointerEscape(name)
 		sub, ok := props[name].(map[string]any)
 		if !ok {
-			c.add(at, "must be a schema object")
+			c.addProblem(at, "must be a schema object")
 		}
-		c.schema(at, sub)
+		c.checkSchema(at, sub)
 	}
 	if items, ok := s["items"].(map[string]any); ok {
-		c.schema(path+"/items", items)
+		c.checkSchema(path+"/items", items)
 	}
 	required, _ := s["required"].([]any)
 	for i, name := range required {
 		if name, ok := name.(string); ok && props != nil && props[name] == nil {
-			c.add(path+"/required/"+strconv.Itoa(i), fmt.Sprintf("%q is not a property", name))
+			c.addProblem(path+"/required/"+strconv.Itoa(i), fmt.Sprintf("%q is not a property", name))
 		}
 	}
 }

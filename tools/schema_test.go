@@ -120,14 +120,14 @@ func FuzzSchema(f *testing.F) {
 		if len(problems) > 0 {
 			return
 		}
-		canonical, problems := s.accept(input)
+		canonical, problems := s.acceptInput(input)
 		if (canonical == nil) == (len(problems) == 0) {
 			t.Fatalf("neither accepted nor refused: %q, %q", canonical, problems)
 		}
 		if canonical == nil {
 			return
 		}
-		again, problems := s.accept(canonical)
+		again, problems := s.acceptInput(canonical)
 		if len(problems) > 0 || string(again) != string(canonical) {
 			t.Fatalf("canonical form %q is not its own: %q, %q", canonical, again, problems)
 		}

@@ -13,13 +13,13 @@ type Tool interface {
 	Definition() Definition
 	// Execute runs the call. Input has passed the schema. Cancelling ctx
 	// aborts it: the tool cleans up and returns what there is, with an error
-	// that wraps context.Cause(ctx). A failure that the model can mend is an
+	// that wraps context.Cause(ctx). A failure that the model can fix is an
 	// [Error], or an Output with Success false; any other error, and a panic,
 	// becomes execution_error with a generic text and an error id.
 	Execute(ctx context.Context, call *Call) (Output, error)
 }
 
-// Factory makes a fresh Tool. Registration verifies that two calls give two
+// Factory makes a fresh Tool. Registration verifies that two calls make two
 // objects.
 type Factory func() Tool
 
@@ -41,15 +41,15 @@ type Definition struct {
 	// Aliases maps other spellings of arguments, at the top level, to the
 	// schema's own. Both at once are invalid.
 	Aliases map[string]string
-	// Paths gives the workspace paths that an input names, for the scope
+	// Paths returns the workspace paths that an input names, for the scope
 	// check, the order of calls and the projected changes. Nil: none. A write
 	// tool that names none excludes every call that names any.
 	Paths func(input json.RawMessage) []string
-	// Summary gives the one line that people see of an input, such as the
+	// Summary returns the one line that people see of an input, such as the
 	// command; it need not be safe for display. Nil: the first path, or the
 	// JSON itself.
 	Summary func(input json.RawMessage) string
-	// Commands gives the exact commands of an execute tool's input, in the order
+	// Commands returns the exact commands of an execute tool's input, in the order
 	// in which they run: each is looked at for danger, and a lasting approval is
 	// bound to the command where there is exactly one. Nil: such a tool is
 	// approved for one call or for the session.
@@ -66,7 +66,7 @@ type Definition struct {
 	RequiresAdmin    bool
 }
 
-// DefaultResultBytes bounds a result's text where its tool says nothing else.
+// DefaultResultBytes bounds a result's text if its definition has no bound.
 const DefaultResultBytes = 50_000
 
 // Call is one call of one tool. It belongs to the dispatcher; a tool must not
@@ -90,7 +90,7 @@ type Call struct {
 	// Projected is [Projection].State of what was shown and approved, "" where
 	// nothing was. The dispatcher sets it.
 	Projected string
-	// Asked says that an answer was needed for exactly this input, and allowed
+	// Asked reports that an answer was needed for exactly this input, and allowed
 	// it: what was not shown then was not allowed. The dispatcher sets it.
 	Asked bool
 	// Delta reports live output; never nil, safe for concurrent use. The
@@ -106,7 +106,7 @@ type Projector interface {
 	Project(ctx context.Context, call *Call) (Projection, error)
 }
 
-// Projection is what a call would change.
+// Projection describes what a call would change.
 type Projection struct {
 	// Diff is a unified diff; it need not be safe for display.
 	Diff string
@@ -123,18 +123,18 @@ type Projection struct {
 	NotCovered []string
 }
 
-// Output is what a tool gives back.
+// Output is the result of a tool.
 type Output struct {
 	Content []Block
 	// Success is false for a handled failure, such as a non-zero exit status.
 	Success bool
-	// FilesModified are workspace-relative paths; Command is what was executed.
+	// FilesModified are workspace-relative paths; Command is the command line that was executed.
 	FilesModified []string
 	Command       string
 	// Metadata is the tool's own and opaque to the dispatcher; it is recorded
 	// where it can be JSON of at most 64 KiB.
 	Metadata map[string]any
-	// Unbounded content was cut by the tool itself; Truncated says so in records.
+	// Unbounded content was cut by the tool itself; Truncated records that.
 	Truncated bool
 }
 
@@ -146,7 +146,7 @@ type Block struct {
 	MediaType string `json:"media_type,omitempty"`
 }
 
-// Result is what the model gets for one call: always one, whatever happened.
+// Result is the answer to one call for the model. Every call gets one.
 type Result struct {
 	// CallID is the Call's ID.
 	CallID  string
@@ -157,7 +157,7 @@ type Result struct {
 	// (with or without success) and "input_invalid" for a schema failure.
 	Class ErrorClass
 	// Output keeps what the tool reported beside its content, also after a
-	// failure where there was something (files_modified).
+	// failure (files_modified).
 	Output Output
 	// Duration is from holding a slot to the end; zero where nothing ran.
 	Duration time.Duration

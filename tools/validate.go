@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Bounds of what a schema failure says: the model needs the paths, not its own
+// Bounds of the message of a schema failure: the model needs the paths, not its own
 // megabyte back.
 const (
 	maxProblems     = 20
@@ -52,7 +52,7 @@ func newSchemaCompiler() *jsonschema.Compiler {
 }
 
 // compileSchema checks a definition's schema against the subset and compiles
-// it. The problems say everything that is wrong with it.
+// it. The problems list everything that is wrong with it.
 func compileSchema(def Definition) (*inputSchema, []string) {
 	doc, err := strictjson.Decode(def.InputSchema, maxSchemaBytes, maxSchemaDepth)
 	if err != nil {
@@ -92,7 +92,7 @@ func checkAliases(aliases map[string]string, doc any) []string {
 }
 
 // closeObjects copies a schema as it is compiled. An object that lists its
-// properties and doesn't say additionalProperties takes no others, so that an
+// properties and has no additionalProperties accepts no others, so that an
 // unknown argument is an error and never silently dropped; format is an
 // annotation (docs/specification.md §7) and is left out, because Draft 7 asserts it.
 func closeObjects(v any) any {
@@ -118,9 +118,9 @@ func closeObjects(v any) any {
 	return c
 }
 
-// accept turns a model's input into the canonical JSON that is hashed, shown
-// and executed, or says everything that is wrong with it.
-func (s *inputSchema) accept(input []byte) (canonical []byte, problems []string) {
+// acceptInput turns a model's input into the canonical JSON that is hashed, shown
+// and executed, or returns everything that is wrong with it.
+func (s *inputSchema) acceptInput(input []byte) (canonical []byte, problems []string) {
 	if len(input) == 0 {
 		input = []byte("{}")
 	}

@@ -92,7 +92,7 @@ func TestInputIsAcceptedOrEveryProblemIsNamed(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, problems := s.accept([]byte(tt.input))
+			got, problems := s.acceptInput([]byte(tt.input))
 			if diff := cmp.Diff(tt.want, string(got)); diff != "" {
 				t.Errorf("canonical input (-want +got):\n%s", diff)
 			}
@@ -112,7 +112,7 @@ func TestInputIsAcceptedOrEveryProblemIsNamed(t *testing.T) {
 func TestManyProblemsAreCounted(t *testing.T) {
 	s := compileForTest(t, `{"type":"object","properties":{"list":{"type":"array","items":{"type":"string"}}}}`, nil)
 	for wrong, last := range map[int]string{20: "/list/9: got number, want string", 21: "and 1 more", 30: "and 10 more"} {
-		_, problems := s.accept([]byte(`{"list":[` + strings.TrimSuffix(strings.Repeat("1,", wrong), ",") + `]}`))
+		_, problems := s.acceptInput([]byte(`{"list":[` + strings.TrimSuffix(strings.Repeat("1,", wrong), ",") + `]}`))
 		if len(problems) != min(wrong, 21) || problems[len(problems)-1] != last {
 			t.Errorf("%d wrong values give %d problems, the last is %q", wrong, len(problems), problems[len(problems)-1])
 		}

@@ -18,9 +18,9 @@ type attempts struct {
 	omitted int
 }
 
-// take asks for one report. It says how many attempts before this one were
+// takeReport asks for one report. It returns the number of attempts before this one that were
 // not reported, or that this one is not.
-func (a *attempts) take(now time.Time) (omitted int, ok bool) {
+func (a *attempts) takeReport(now time.Time) (omitted int, ok bool) {
 	since := now.Sub(a.since)
 	if back := int(since / attemptInterval); back > 0 {
 		a.used, a.since = max(0, a.used-back), now.Add(-(since % attemptInterval))

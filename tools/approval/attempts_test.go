@@ -11,7 +11,7 @@ func TestReportsComeBackWithTime(t *testing.T) {
 	a := attempts{since: now}
 	take := func(n int) (reported int) {
 		for range n {
-			if omitted, ok := a.take(now); ok {
+			if omitted, ok := a.takeReport(now); ok {
 				reported++
 			} else if omitted != 0 {
 				t.Errorf("what is not reported counts %d", omitted)
@@ -23,7 +23,7 @@ func TestReportsComeBackWithTime(t *testing.T) {
 		t.Errorf("%d at once, %d counted", got, a.omitted)
 	}
 	now = now.Add(3*attemptInterval + attemptInterval/2)
-	if omitted, ok := a.take(now); !ok || omitted != 10 {
+	if omitted, ok := a.takeReport(now); !ok || omitted != 10 {
 		t.Errorf("later: %d, %t", omitted, ok)
 	}
 	if got := take(10); got != 2 {

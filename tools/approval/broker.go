@@ -36,7 +36,7 @@ func (e *ResolvedError) Error() string {
 	return fmt.Sprintf("%v: %s by %s", ErrResolved, e.Resolution.Decision, by)
 }
 
-// Unwrap gives [ErrResolved].
+// Unwrap returns [ErrResolved].
 func (e *ResolvedError) Unwrap() error { return ErrResolved }
 
 // Resolution is the recorded result of a confirmation.
@@ -121,7 +121,7 @@ type Broker struct {
 	attempts attempts
 }
 
-// Binding is what a broker needs of its dispatcher.
+// Binding connects a broker with its dispatcher.
 type Binding struct {
 	// RecordAttempt reports an answer that changed nothing.
 	RecordAttempt func(Attempt) error
@@ -282,7 +282,7 @@ func (b *Broker) rejectAnswer(id string, a Answer, label string, past outcome, k
 func (b *Broker) reportAttempt(attempt Attempt) error {
 	b.mu.Lock()
 	record := b.bound.RecordAttempt
-	omitted, ok := b.attempts.take(time.Now())
+	omitted, ok := b.attempts.takeReport(time.Now())
 	b.mu.Unlock()
 	if record == nil || !ok {
 		return nil

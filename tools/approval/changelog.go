@@ -116,7 +116,7 @@ func appendLine(path string, line []byte) (err error) {
 	}
 	_, err = f.Write(append(line, '\n'))
 	if err == nil {
-		err = errors.Join(f.Sync(), syncFolder(filepath.Dir(path)))
+		err = errors.Join(f.Sync(), syncDir(filepath.Dir(path)))
 	}
 	if err != nil { // the change is not made: its line must not stay
 		return errors.Join(err, f.Truncate(size))

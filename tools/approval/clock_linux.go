@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sinceBoot is a clock that nobody sets and that goes on while the machine
+// sinceBoot is a clock that is never set and that runs while the machine
 // sleeps (CLOCK_BOOTTIME, clock_gettime(2)); Go's own monotonic clock stands
 // still then.
 func sinceBoot() time.Duration {

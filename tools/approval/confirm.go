@@ -28,7 +28,7 @@ const (
 	ScopeAlways  Scope = "always"
 )
 
-// Confirmation is what a person is asked. What is executed is what was shown:
+// Confirmation is one call that a person is asked about. The call runs as shown:
 // it is bound to the bytes by InputHash.
 type Confirmation struct {
 	// ID is 128 random bits in hex.
@@ -38,11 +38,11 @@ type Confirmation struct {
 	Seq   int
 	Name  tools.Name
 	Class tools.Class
-	// Runs is where it would run, and Workspace the folder on the host, safe
+	// Runs is where it would run, and Workspace the directory on the host, safe
 	// for display, that a lasting answer is for.
 	Runs      tools.Place
 	Workspace string
-	// Dangerous says what of the command the policy finds dangerous, safe for
+	// Dangerous is the part of the command that the policy calls dangerous, safe for
 	// display; "" for nothing.
 	Dangerous string
 	// Input is the canonical JSON, made safe for display, elided in the middle
@@ -68,10 +68,10 @@ type Confirmation struct {
 	// covers beside the input: where one changes before the call runs, it is asked
 	// again. What else a command reads is not covered.
 	Covers []string
-	// Hidden says that Input, a path or Diff holds characters that a terminal
+	// Hidden reports that Input, a path or Diff holds characters that a terminal
 	// would not show; they are written as escapes.
 	Hidden bool
-	// Changed says that this was asked before, and that what Diff was made
+	// Changed reports that this was asked before, and that what Diff was made
 	// from has changed since the answer.
 	Changed bool
 	// Scopes are the scopes that an answer may have, ScopeOnce always among
@@ -83,25 +83,25 @@ type Confirmation struct {
 	Phrase string
 	// RequiresAdmin reports that only an administrator may allow it.
 	RequiresAdmin bool
-	// Expires is when nobody's answer counts any more. It holds a monotonic
+	// Expires is the time after which no answer counts. It holds a monotonic
 	// reading: compare it with time.Now, and show people what is left.
 	Expires time.Time
 }
 
-// Answer is what an Approver decided. Anything but DecisionAllow refuses.
+// Answer is the decision of an Approver. Anything but DecisionAllow refuses.
 type Answer struct {
 	Decision Decision
 	Scope    Scope
 }
 
-// Approver is a client that asks somebody; see [Broker.Attach]. It is safe for
+// Approver is a client that asks a person; see [Broker.Attach]. It is safe for
 // concurrent use: the confirmations of one round are asked at the same time.
 // Implementations must return when ctx ends; an answer that comes later counts
 // for nothing. The cause of ctx is a [*ResolvedError] where the question was
-// settled without this client: it says what was recorded, the end of the time
+// resolved without this client: it holds what was recorded, the end of the time
 // and a cancellation included.
 type Approver interface {
 	// Approve shows one confirmation and returns the answer. An error means
-	// that nobody could be asked there; where no client is left, OnPrompt decides.
+	// that no one could be asked there; if no client is left, OnPrompt decides.
 	Approve(ctx context.Context, c Confirmation) (Answer, error)
 }

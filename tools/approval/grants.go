@@ -18,7 +18,7 @@ type Grant struct {
 	Tool tools.Name `json:"tool"`
 	// Workspace is the absolute host path that it holds for.
 	Workspace string `json:"workspace"`
-	// Phrase is the exact command of an execute tool, as [StaticPhrase] gives
+	// Phrase is the exact command of an execute tool, as [policy.StaticPhrase] returns
 	// it; "" for other classes.
 	Phrase string `json:"phrase,omitempty"`
 	// Decision is DecisionAllow or DecisionDeny.
@@ -27,12 +27,12 @@ type Grant struct {
 	Created time.Time `json:"created"`
 }
 
-// SameKey says whether two grants answer the same question.
+// SameKey reports whether two grants are about the same calls.
 func (g Grant) SameKey(o Grant) bool {
 	return g.Tool.Same(o.Tool) && g.Workspace == o.Workspace && g.Phrase == o.Phrase
 }
 
-func (g Grant) complete() bool {
+func (g Grant) isComplete() bool {
 	return g.Tool != "" && g.Workspace != "" && (g.Decision == DecisionAllow || g.Decision == DecisionDeny)
 }
 
@@ -49,7 +49,7 @@ type grantsFile struct {
 	Grants  []Grant `json:"grants"`
 }
 
-// NewGrants names the file; it need not exist, nor its folder.
+// NewGrants returns the grants in a file; neither it nor its directory need exist.
 func NewGrants(path string) *Grants {
 	return &Grants{stateFile[grantsFile]{
 		path: path, what: "approvals", now: time.Now, parse: parseGrants,
@@ -57,7 +57,7 @@ func NewGrants(path string) *Grants {
 	}}
 }
 
-// As is the same file, changed on behalf of an author. Nil stays nil.
+// As returns the same file, changed on behalf of an author. Nil stays nil.
 func (g *Grants) As(a Author) *Grants {
 	if g == nil {
 		return nil
@@ -102,7 +102,7 @@ func (g *Grants) Find(key Grant) (Decision, bool, error) {
 	return decision, decision != "", err
 }
 
-// List gives all grants in the order in which they were stored.
+// List returns all grants in the order in which they were stored.
 func (g *Grants) List() ([]Grant, error) {
 	file, err := g.file.load()
 	return file.Grants, err
@@ -110,19 +110,19 @@ func (g *Grants) List() ([]Grant, error) {
 
 // Add stores an answer in the place of an earlier one to the same.
 func (g *Grants) Add(grant Grant) error {
-	if !grant.complete() {
+	if !grant.isComplete() {
 		return fmt.Errorf("store approval of %q: tool, workspace and a decision of allow or deny are needed", grant.Tool)
 	}
 	grant.Created = g.file.now().UTC().Truncate(time.Second)
-	return g.change(func(list []Grant) []Grant {
+	return g.changeGrants(func(list []Grant) []Grant {
 		return append(slices.DeleteFunc(list, grant.SameKey), grant)
 	})
 }
 
-// Revoke removes the grants that match and gives them.
+// Revoke removes the grants that match and returns them.
 func (g *Grants) Revoke(match func(Grant) bool) ([]Grant, error) {
 	var removed []Grant
-	err := g.change(func(list []Grant) []Grant {
+	err := g.changeGrants(func(list []Grant) []Grant {
 		return slices.DeleteFunc(list, func(grant Grant) bool {
 			gone := match(grant)
 			if gone {
@@ -134,7 +134,7 @@ func (g *Grants) Revoke(match func(Grant) bool) ([]Grant, error) {
 	return removed, err
 }
 
-func (g *Grants) change(edit func([]Grant) []Grant) error {
+func (g *Grants) changeGrants(edit func([]Grant) []Grant) error {
 	return g.file.change(func(file grantsFile) grantsFile {
 		return grantsFile{Version: 1, Grants: edit(file.Grants)}
 	})
@@ -147,7 +147,7 @@ func parseGrants(text []byte) (grantsFile, error) {
 		return file, err
 	case file.Version != 1:
 		return file, fmt.Errorf("version is %d, must be 1", file.Version)
-	case slices.ContainsFunc(file.Grants, func(g Grant) bool { return !g.complete() }):
+	case slices.ContainsFunc(file.Grants, func(g Grant) bool { return !g.isComplete() }):
 		return file, errors.New("an entry has no tool, workspace or decision")
 	}
 	return file, nil

@@ -57,8 +57,8 @@ type Reply struct {
 	By string
 }
 
-// outcome is what is remembered of a confirmation: the recorded resolution, or why
-// none could be recorded.
+// outcome is the end of a confirmation: the recorded resolution, or why none could be
+// recorded.
 type outcome struct {
 	resolution Resolution
 	err        error

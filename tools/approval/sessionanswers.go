@@ -39,11 +39,11 @@ func (m *SessionAnswers) Keep(key AnswerKey, d Decision, record func(Scope) bool
 		scope = ScopeOnce
 	}
 	if record(scope) && scope == ScopeSession {
-		m.set(key, d)
+		m.setAnswer(key, d)
 	}
 }
 
-func (m *SessionAnswers) set(key AnswerKey, d Decision) {
+func (m *SessionAnswers) setAnswer(key AnswerKey, d Decision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.answers == nil {

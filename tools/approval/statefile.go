@@ -34,15 +34,15 @@ type stateFile[T any] struct {
 	// what names the content in errors: "approvals".
 	what string
 	now  func() time.Time
-	// parse gives the content of a text whose JSON holds no duplicate keys.
+	// parse returns the content of a text whose JSON holds no duplicate keys.
 	parse func(text []byte) (T, error)
 	// entries are the content's, each for itself, for the change log.
 	entries func(T) []any
 	author  Author
 }
 
-// CorruptError says that a file of lasting answers was not what this package
-// writes. It was moved aside and counts as empty.
+// CorruptError is a file of lasting answers that this package did not write. It was
+// moved aside and counts as empty.
 type CorruptError struct {
 	// What names the content: "approvals", "trusted workspaces".
 	What string
@@ -51,20 +51,20 @@ type CorruptError struct {
 	Err              error
 }
 
-// Error gives both places and the cause.
+// Error names both paths and the cause.
 func (e *CorruptError) Error() string {
 	return fmt.Sprintf("read %s %s: %v (moved to %q)", e.What, e.Path, e.Err, e.Quarantine)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *CorruptError) Unwrap() error { return e.Err }
 
-// load gives the content; the zero T where there is no file.
+// load returns the content, the zero T if there is no file.
 func (s *stateFile[T]) load() (content T, err error) {
 	if _, err := os.Lstat(s.path); errors.Is(err, fs.ErrNotExist) {
-		return content, nil // without making a folder only to look
+		return content, nil // without making a directory
 	}
-	err = s.locked(func() (err error) {
+	err = s.withLock(func() (err error) {
 		content, err = s.read()
 		return err
 	})
@@ -75,7 +75,7 @@ func (s *stateFile[T]) load() (content T, err error) {
 // change log. A corrupt file counts as empty. Nothing is written if edit changes
 // nothing or the log cannot be written.
 func (s *stateFile[T]) change(edit func(T) T) error {
-	return s.locked(func() error { return s.changeLocked(edit) })
+	return s.withLock(func() error { return s.changeLocked(edit) })
 }
 
 func (s *stateFile[T]) changeLocked(edit func(T) T) error {
@@ -103,7 +103,7 @@ func (s *stateFile[T]) changeLocked(edit func(T) T) error {
 	text = append(text, '\n')
 	err = appendChange(filepath.Dir(s.path), Change{
 		Time: s.now().UTC().Truncate(time.Microsecond), By: s.author.By, File: filepath.Base(s.path),
-		Removed: s.redacted(removed), Added: s.redacted(added),
+		Removed: s.redactEntries(removed), Added: s.redactEntries(added),
 	})
 	if err != nil {
 		return fmt.Errorf("change %s: %w", s.what, err)
@@ -123,7 +123,7 @@ func (s *stateFile[T]) encodeEntries(content T) ([]json.RawMessage, error) {
 	return entries, nil
 }
 
-func (s *stateFile[T]) redacted(entries []json.RawMessage) []json.RawMessage {
+func (s *stateFile[T]) redactEntries(entries []json.RawMessage) []json.RawMessage {
 	for i := range entries {
 		if s.author.Redact != nil {
 			entries[i] = s.author.Redact(entries[i])
@@ -132,13 +132,13 @@ func (s *stateFile[T]) redacted(entries []json.RawMessage) []json.RawMessage {
 	return entries
 }
 
-func (s *stateFile[T]) locked(f func() error) error { return withFileLock(s.path, s.what, f) }
+func (s *stateFile[T]) withLock(f func() error) error { return withFileLock(s.path, s.what, f) }
 
 // withFileLock calls f while it holds the lock of a file against other processes. The
 // lock is a file of its own, because the file itself is replaced.
 func withFileLock(path, what string, f func() error) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fmt.Errorf("make folder of %s: %w", what, err)
+		return fmt.Errorf("make directory of %s: %w", what, err)
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), stateLockTimeout, errors.New("held by another process"))
 	defer cancel()
@@ -159,7 +159,7 @@ func (s *stateFile[T]) read() (content T, err error) {
 		return content, fmt.Errorf("read %s: %w", s.what, err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxStateBytes {
-		return content, s.quarantine(fmt.Errorf("not a regular file of at most %d bytes", maxStateBytes))
+		return content, s.moveAside(fmt.Errorf("not a regular file of at most %d bytes", maxStateBytes))
 	}
 	text, err := os.ReadFile(s.path)
 	if err != nil {
@@ -170,12 +170,12 @@ func (s *stateFile[T]) read() (content T, err error) {
 	}
 	if err != nil {
 		var none T
-		return none, s.quarantine(err)
+		return none, s.moveAside(err)
 	}
 	return content, nil
 }
 
-func (s *stateFile[T]) quarantine(cause error) error {
+func (s *stateFile[T]) moveAside(cause error) error {
 	corrupt := &CorruptError{
 		What: s.what, Path: s.path, Quarantine: s.path + ".corrupt-" + s.now().UTC().Format("20060102T150405.000000000"), Err: cause,
 	}
@@ -200,7 +200,7 @@ func (s *stateFile[T]) write(text []byte) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", s.what, errors.Join(err, os.Remove(tmp.Name())))
 	}
-	return syncFolder(dir)
+	return syncDir(dir)
 }
 
 // decodeState decodes what this package wrote, and nothing else.
@@ -211,10 +211,10 @@ func decodeState[T any](text []byte) (content T, err error) {
 	return content, err
 }
 
-func syncFolder(dir string) error {
+func syncDir(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
-		return fmt.Errorf("sync folder: %w", err)
+		return fmt.Errorf("sync directory: %w", err)
 	}
 	return errors.Join(f.Sync(), f.Close())
 }

@@ -77,7 +77,7 @@ func TestStateFileFailures(t *testing.T) {
 	fail(err, "read answers: ")
 	fail(below.changeLocked(edit), "read answers: ")
 	_, err = below.load()
-	fail(err, "make folder of answers: ")
+	fail(err, "make directory of answers: ")
 	fail(withFileLock(filepath.Join(dir, "locked"), "answers", func() error { return nil }), "lock answers ")
 	taken := anyState(filepath.Join(dir, "taken"))
 	taken.now = func() time.Time { // between the look at the file and its replacement
@@ -92,11 +92,11 @@ func TestStateFileFailures(t *testing.T) {
 	if left, err := filepath.Glob(filepath.Join(dir, ".folder-*")); len(left) != 0 || err != nil {
 		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
-	fail(syncFolder(filepath.Join(dir, "none")), "sync folder: ")
+	fail(syncDir(filepath.Join(dir, "none")), "sync directory: ")
 	if runtime.GOOS == "linux" {
 		_, err := anyState("/proc/self/mem").read()
 		fail(err, "read answers: ")
-		if err := syncFolder("/proc"); !errors.Is(err, syscall.EINVAL) {
+		if err := syncDir("/proc"); !errors.Is(err, syscall.EINVAL) {
 			t.Errorf("a folder that can't be synced: %v", err)
 		}
 	}

@@ -31,7 +31,7 @@ type TrustedFile struct {
 	SHA256 string `json:"sha256"`
 }
 
-// Covers says whether the trust is for exactly these files.
+// Covers reports whether the trust is for exactly these files.
 func (t TrustedWorkspace) Covers(files []TrustedFile) bool { return slices.Equal(t.Files, files) }
 
 // Trust is the file of trusted workspaces. It belongs outside every workspace
@@ -46,7 +46,7 @@ type trustFile struct {
 	Workspaces []TrustedWorkspace `json:"workspaces"`
 }
 
-// NewTrust names the file; it need not exist, nor its folder.
+// NewTrust returns the trust in a file; neither it nor its directory need exist.
 func NewTrust(path string) *Trust {
 	return &Trust{stateFile[trustFile]{
 		path: path, what: "trusted workspaces", now: time.Now, parse: parseTrust,
@@ -54,14 +54,15 @@ func NewTrust(path string) *Trust {
 	}}
 }
 
-// As is the same file, changed on behalf of an author.
+// As returns the same file, changed on behalf of an author.
 func (t *Trust) As(a Author) *Trust {
 	other := *t
 	other.file.author = a
 	return &other
 }
 
-// Find gives what is stored of a workspace. With an error there is nothing.
+// Find returns the entry of a workspace, and reports whether there is one. With an error
+// there is none.
 func (t *Trust) Find(workspace string) (TrustedWorkspace, bool, error) {
 	list, err := t.List()
 	i := slices.IndexFunc(list, func(w TrustedWorkspace) bool { return w.Workspace == workspace })
@@ -71,7 +72,7 @@ func (t *Trust) Find(workspace string) (TrustedWorkspace, bool, error) {
 	return list[i], true, nil
 }
 
-// List gives all trusted workspaces, in the order in which they were stored.
+// List returns all trusted workspaces, in the order in which they were stored.
 func (t *Trust) List() ([]TrustedWorkspace, error) {
 	file, err := t.file.load()
 	return file.Workspaces, err
@@ -83,15 +84,15 @@ func (t *Trust) Add(workspace string, files []TrustedFile) error {
 	if err := entry.check(); err != nil {
 		return fmt.Errorf("trust %q: %w", workspace, err)
 	}
-	return t.change(func(list []TrustedWorkspace) []TrustedWorkspace {
+	return t.changeWorkspaces(func(list []TrustedWorkspace) []TrustedWorkspace {
 		return append(slices.DeleteFunc(list, func(w TrustedWorkspace) bool { return w.Workspace == workspace }), entry)
 	})
 }
 
-// Remove forgets a workspace and says whether it was there.
+// Remove removes a workspace and reports whether it was there.
 func (t *Trust) Remove(workspace string) (bool, error) {
 	var found bool
-	err := t.change(func(list []TrustedWorkspace) []TrustedWorkspace {
+	err := t.changeWorkspaces(func(list []TrustedWorkspace) []TrustedWorkspace {
 		kept := slices.DeleteFunc(slices.Clone(list), func(w TrustedWorkspace) bool { return w.Workspace == workspace })
 		found = len(kept) < len(list)
 		return kept
@@ -99,7 +100,7 @@ func (t *Trust) Remove(workspace string) (bool, error) {
 	return found, err
 }
 
-func (t *Trust) change(edit func([]TrustedWorkspace) []TrustedWorkspace) error {
+func (t *Trust) changeWorkspaces(edit func([]TrustedWorkspace) []TrustedWorkspace) error {
 	return t.file.change(func(file trustFile) trustFile {
 		return trustFile{Version: 1, Workspaces: edit(file.Workspaces)}
 	})

@@ -20,11 +20,11 @@ const (
 	maxBlocks      = 64
 )
 
-// room is what is left for the rest of a result.
+// room is the space that is left for the rest of a result.
 type room struct{ bytes, chars, images, imageBytes int }
 
-// text takes what there is room for.
-func (r *room) text(s string) (text string, cut bool) {
+// takeText takes what there is room for.
+func (r *room) takeText(s string) (text string, cut bool) {
 	text = s
 	head, tail := utf8text.SplitChars(s, r.chars)
 	switch kept := len(head) + len(tail); {
@@ -39,10 +39,10 @@ func (r *room) text(s string) (text string, cut bool) {
 	return text, cut
 }
 
-func (r *room) full() bool { return r.bytes == 0 || r.chars == 0 }
+func (r *room) isFull() bool { return r.bytes == 0 || r.chars == 0 }
 
-// picture says why a picture is left out, or "" where there is room for it.
-func (r *room) picture(b tools.Block) string {
+// takeImage takes the room of a picture, or returns why it is left out.
+func (r *room) takeImage(b tools.Block) string {
 	switch {
 	case len(b.Image) > maxImageBytes:
 		return fmt.Sprintf("[a picture of %d bytes was left out, at most %d are shown]", len(b.Image), maxImageBytes)
@@ -71,12 +71,12 @@ func boundBlocks(blocks []tools.Block, limit, chars int) (bounded []tools.Block,
 		if len(b.Image) == 0 && b.Text == "" {
 			continue
 		}
-		if len(bounded) == maxBlocks || left.full() && len(b.Image) == 0 {
+		if len(bounded) == maxBlocks || left.isFull() && len(b.Image) == 0 {
 			note := fmt.Sprintf("[… %d more blocks left out …]", len(blocks)-i)
 			return append(bounded, tools.Block{Text: note}), true
 		}
 		if len(b.Image) > 0 {
-			why := left.picture(b)
+			why := left.takeImage(b)
 			if why == "" {
 				bounded = append(bounded, tools.Block{Image: b.Image, MediaType: b.MediaType})
 				continue
@@ -84,7 +84,7 @@ func boundBlocks(blocks []tools.Block, limit, chars int) (bounded []tools.Block,
 			bounded, cut = append(bounded, tools.Block{Text: why}), true
 			continue
 		}
-		text, short := left.text(utf8text.Repair(b.Text))
+		text, short := left.takeText(utf8text.Repair(b.Text))
 		cut = cut || short
 		bounded = append(bounded, tools.Block{Text: text})
 	}

@@ -51,9 +51,12 @@ func (c *confirmation) isResolved() bool {
 	}
 }
 
+// confirmer gets the answers that the calls of a round need.
+type confirmer struct{ *round }
+
 // resolveWithoutAsking resolves the confirmations of a round that have an earlier
 // answer, and all of them if no one can be asked.
-func (r *round) resolveWithoutAsking(all []*pending) {
+func (r confirmer) resolveWithoutAsking(all []*pending) {
 	leaders := map[approval.AnswerKey]*confirmation{}
 	for _, p := range all {
 		if p.ended || p.confirm == nil {
@@ -82,7 +85,7 @@ func (r *round) resolveWithoutAsking(all []*pending) {
 
 // applyEarlierAnswer applies an answer that holds for the session, or a stored one, and
 // reports whether there is one.
-func (r *round) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool) {
+func (r confirmer) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool) {
 	decision, by, scope := approval.Decision(""), approval.BySession, approval.ScopeSession
 	if d, ok := r.sessionAnswer(p); ok {
 		decision = d
@@ -92,14 +95,14 @@ func (r *round) applyEarlierAnswer(p *pending) (fail *tools.Error, found bool) {
 		return nil, false
 	}
 	if err := r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: decision, Scope: scope, By: by}); err != nil {
-		return r.cancelled(err), true
+		return r.cancelledError(err), true
 	}
 	return denialOf(decision), true
 }
 
 // sessionAnswer returns the answer for the session that covers a call. An allow does
 // not cover a dangerous command.
-func (r *round) sessionAnswer(p *pending) (approval.Decision, bool) {
+func (r confirmer) sessionAnswer(p *pending) (approval.Decision, bool) {
 	d, ok := r.d.answers.Find(p.remember)
 	return d, ok && (d != approval.DecisionAllow || p.dangerous == "")
 }
@@ -107,7 +110,7 @@ func (r *round) sessionAnswer(p *pending) (approval.Decision, bool) {
 // storedAnswer returns the stored answer that covers a call. A dangerous command may
 // have an allow from before it was called dangerous, or by hand: that does not count, and
 // a deny does.
-func (r *round) storedAnswer(p *pending) (approval.Decision, bool) {
+func (r confirmer) storedAnswer(p *pending) (approval.Decision, bool) {
 	key, ok := grantKey(p, r.d.opts.Workspace)
 	if !ok || r.d.opts.Grants == nil {
 		return "", false
@@ -151,7 +154,7 @@ func denialOf(d approval.Decision) *tools.Error {
 }
 
 // describeCall returns what a person is asked about a call.
-func (r *round) describeCall(p *pending) approval.Confirmation {
+func (r confirmer) describeCall(p *pending) approval.Confirmation {
 	input, hidden := inputForDisplay(p.call.Input)
 	paths, hiddenPath := p.pathsForDisplay()
 	diff, hiddenDiff := tools.DisplayLines(p.confirm.shown.Diff)
@@ -186,7 +189,7 @@ func (r *round) describeCall(p *pending) approval.Confirmation {
 
 // requestConfirmations requests the unresolved confirmations of a round together: all
 // are reported, in the order of the calls, before the first one is delivered.
-func (r *round) requestConfirmations(open []*pending) {
+func (r confirmer) requestConfirmations(open []*pending) {
 	var asking []*pending
 	for _, p := range open {
 		if p.confirm != nil && p.confirm.leader == nil && !p.confirm.isResolved() {
@@ -198,15 +201,15 @@ func (r *round) requestConfirmations(open []*pending) {
 	}
 	r.projectCalls(asking)
 	asking = slices.DeleteFunc(asking, func(p *pending) bool {
-		if p.intact() {
+		if p.isIntact() {
 			return false
 		}
-		p.confirm.resolve(r.tampered(p))
+		p.confirm.resolve(r.tamperedError(p))
 		return true
 	})
 	if err := context.Cause(r.ctx); err != nil {
 		for _, p := range asking {
-			p.confirm.resolve(r.cancelled(err))
+			p.confirm.resolve(r.cancelledError(err))
 		}
 		return
 	}
@@ -222,7 +225,7 @@ func (r *round) requestConfirmations(open []*pending) {
 
 // requestConfirmation requests the confirmation of a call and reports it. An answer may
 // come from then on.
-func (r *round) requestConfirmation(p *pending) *approval.Request {
+func (r confirmer) requestConfirmation(p *pending) *approval.Request {
 	c := r.describeCall(p)
 	p.confirm.id = c.ID
 	p.confirm.request = r.d.opts.Broker.Request(r.ctx, c)
@@ -232,7 +235,7 @@ func (r *round) requestConfirmation(p *pending) *approval.Request {
 
 // waitForConfirmation waits until a call is confirmed. It returns nil if the call may
 // run.
-func (r *round) waitForConfirmation(p *pending) *tools.Error {
+func (r confirmer) waitForConfirmation(p *pending) *tools.Error {
 	if p.confirm == nil {
 		return nil
 	}
@@ -245,7 +248,7 @@ func (r *round) waitForConfirmation(p *pending) *tools.Error {
 }
 
 // followLeader applies the answer to an earlier call of the round.
-func (r *round) followLeader(p *pending, leader *confirmation) *tools.Error {
+func (r confirmer) followLeader(p *pending, leader *confirmation) *tools.Error {
 	by := leader.by
 	switch by {
 	case approval.ByUser:
@@ -256,13 +259,13 @@ func (r *round) followLeader(p *pending, leader *confirmation) *tools.Error {
 		return leader.fail // cancelled before it was requested
 	}
 	if err := r.emit(ConfirmationResolved{CallID: p.call.ID, Decision: leader.decision, Scope: approval.ScopeSession, By: by}); err != nil {
-		return r.cancelled(err)
+		return r.cancelledError(err)
 	}
 	return leader.fail
 }
 
 // confirmAgain requests a call's confirmation once more, with what it would change now.
-func (r *round) confirmAgain(p *pending) {
+func (r confirmer) confirmAgain(p *pending) {
 	p.call.Projected = ""
 	p.confirm = newConfirmation(p)
 	p.confirm.again = true
@@ -273,7 +276,7 @@ func (r *round) confirmAgain(p *pending) {
 
 // waitForReply waits for the first reply to a call's request and applies it. It returns
 // nil if the call may run.
-func (r *round) waitForReply(p *pending) *tools.Error {
+func (r confirmer) waitForReply(p *pending) *tools.Error {
 	first := r.d.opts.Broker.Wait(p.confirm.request, &r.d.answers, func() (approval.Decision, bool) { return r.sessionAnswer(p) })
 	switch first.By {
 	case approval.BySession:
@@ -285,7 +288,7 @@ func (r *round) waitForReply(p *pending) *tools.Error {
 		r.countUnapproved(approval.DecisionTimeout)
 		return firstOf(r.recordResolution(p, first, approval.DecisionTimeout, approval.ScopeOnce), timeout)
 	case approval.ByCancel:
-		return firstOf(r.recordResolution(p, first, approval.DecisionDeny, approval.ScopeOnce), r.cancelled(context.Cause(r.ctx)))
+		return firstOf(r.recordResolution(p, first, approval.DecisionDeny, approval.ScopeOnce), r.cancelledError(context.Cause(r.ctx)))
 	case approval.ByOnPrompt:
 		return r.applyOnPrompt(p)
 	}
@@ -303,7 +306,7 @@ func firstOf(fails ...*tools.Error) *tools.Error {
 }
 
 // applyUserAnswer applies and records a person's answer.
-func (r *round) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
+func (r confirmer) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
 	a := first.Answer
 	if a.Decision != approval.DecisionAllow {
 		a.Decision = approval.DecisionDeny
@@ -331,7 +334,7 @@ func (r *round) applyUserAnswer(p *pending, first approval.Reply) *tools.Error {
 }
 
 // recordUserAnswer records a person's answer, and keeps it if it holds for the session.
-func (r *round) recordUserAnswer(p *pending, first approval.Reply, a approval.Answer) (fail *tools.Error) {
+func (r confirmer) recordUserAnswer(p *pending, first approval.Reply, a approval.Answer) (fail *tools.Error) {
 	if a.Scope != approval.ScopeSession {
 		return r.recordResolution(p, first, a.Decision, a.Scope)
 	}
@@ -343,7 +346,7 @@ func (r *round) recordUserAnswer(p *pending, first approval.Reply, a approval.An
 }
 
 // applyOnPrompt applies OnPrompt to a call about which no one can be asked.
-func (r *round) applyOnPrompt(p *pending) *tools.Error {
+func (r confirmer) applyOnPrompt(p *pending) *tools.Error {
 	first := approval.Reply{By: approval.ByOnPrompt}
 	if r.d.opts.OnPrompt == OnPromptAllow {
 		p.confirm.shown = tools.Projection{} // no one saw it
@@ -352,14 +355,14 @@ func (r *round) applyOnPrompt(p *pending) *tools.Error {
 	fail := r.recordResolution(p, first, approval.DecisionDeny, approval.ScopeOnce)
 	r.countUnapproved(approval.DecisionDeny)
 	if r.d.opts.OnPrompt == OnPromptFail {
-		r.stop(fmt.Errorf("tool %s: %w", p.call.Name, ErrNoApprover))
+		r.stopRun(fmt.Errorf("tool %s: %w", p.call.Name, ErrNoApprover))
 	}
 	message := fmt.Sprintf("Tool %q (class %s) needs an approval, and nobody can be asked in this session.", p.tool.Wire, p.tool.Definition.Class)
 	return firstOf(fail, &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true})
 }
 
 // countUnapproved counts a call that was refused for want of an approver.
-func (r *round) countUnapproved(d approval.Decision) {
+func (r confirmer) countUnapproved(d approval.Decision) {
 	if d == approval.DecisionAllow {
 		return
 	}
@@ -370,7 +373,7 @@ func (r *round) countUnapproved(d approval.Decision) {
 
 // recordResolution records the resolution of a confirmation, and then lets the clients
 // know. An answer that can't be recorded does not count: the call fails.
-func (r *round) recordResolution(p *pending, first approval.Reply, d approval.Decision, s approval.Scope) *tools.Error {
+func (r confirmer) recordResolution(p *pending, first approval.Reply, d approval.Decision, s approval.Scope) *tools.Error {
 	p.confirm.decision, p.confirm.by = d, first.By
 	err := r.emit(ConfirmationResolved{
 		CallID: p.call.ID, ConfirmationID: p.confirm.id, Decision: d, Scope: s, By: first.By, Client: first.Client,
@@ -379,7 +382,7 @@ func (r *round) recordResolution(p *pending, first approval.Reply, d approval.De
 		r.d.opts.Broker.Record(q, approval.Resolution{ConfirmationID: q.ID, CallID: q.CallID, Decision: d, Scope: s, By: first.By, Client: first.Client}, err)
 	}
 	if err != nil {
-		return r.cancelled(err)
+		return r.cancelledError(err)
 	}
 	return nil
 }

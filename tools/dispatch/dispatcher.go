@@ -34,7 +34,7 @@ var ErrNoApprover = errors.New("nobody to approve")
 type Options struct {
 	// Session is the session's id, for logs.
 	Session string
-	// Workspace is the absolute host path of the workspace, links resolved:
+	// Workspace is the absolute host path of the workspace, symlinks resolved:
 	// it decides which trusted workspaces and stored answers apply, and the
 	// order of calls that name files by absolute paths. "" applies none.
 	Workspace string
@@ -44,9 +44,9 @@ type Options struct {
 	// Policy decides what needs an answer. The zero Policy asks about everything.
 	Policy policy.Policy
 	// Broker gets the answers of people; it must serve no other dispatcher. Nil
-	// means that nobody can be asked.
+	// means that no one can be asked.
 	Broker *approval.Broker
-	// OnPrompt is what then becomes of a prompt; "" means OnPromptDeny.
+	// OnPrompt is then the result of a prompt; "" means OnPromptDeny.
 	OnPrompt OnPrompt
 	// Grants keeps answers of scope always; nil offers no such scope.
 	Grants *approval.Grants
@@ -58,7 +58,7 @@ type Options struct {
 	// runs; nil means by name alone. A *workspace.Error other than escape and
 	// invalid is left to the tool to say.
 	Scope func(path string) error
-	// Allow says whether this session may use a tool; nil allows what is
+	// Allow reports whether this session may use a tool; nil allows what is
 	// EnabledByDefault and doesn't RequireAdmin. What it refuses is neither
 	// offered nor run.
 	Allow func(tools.Definition) bool
@@ -186,8 +186,8 @@ func orDefault[T comparable](v, def T) T {
 // is not there.
 func (d *Dispatcher) Register(f tools.Factory) error { return d.tools.Register(f) }
 
-// Unregister removes a tool by either form of its name and says whether it was
-// there. Calls that are under way are not touched.
+// Unregister removes a tool by either form of its name and reports whether
+// it was there. Running calls are not affected.
 func (d *Dispatcher) Unregister(name string) bool { return d.tools.Unregister(name) }
 
 // Definitions are the tools that this session may use, sorted by name. The
@@ -213,8 +213,8 @@ func (d *Dispatcher) Lookup(name string) (tools.Definition, bool) {
 }
 
 // UnmatchedRules are the keys of the policy's per-tool modes that match no
-// registered tool, sorted: a misspelt deny protects nothing, and somebody
-// should be told. Ask once all tools are registered.
+// registered tool, sorted: a misspelt deny protects nothing, and the user
+// should know. Ask once all tools are registered.
 func (d *Dispatcher) UnmatchedRules() []string {
 	var defs []tools.Definition
 	for _, t := range d.tools.All() {
@@ -246,7 +246,7 @@ func (d *Dispatcher) Cancel(cause error) {
 var errClosed = errors.New("session closed")
 
 // Close cancels what is under way and waits for it, abandoned tools included,
-// until ctx ends; its error then says that some still run. A later round
+// until ctx ends; its error is then that some still run. A later round
 // cancels all of its calls. It is idempotent.
 func (d *Dispatcher) Close(ctx context.Context) error {
 	d.mu.Lock()

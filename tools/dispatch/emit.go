@@ -22,7 +22,7 @@ type emitter struct {
 func (e *emitter) emit(ev Event) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.failed != nil && !terminal(ev) {
+	if e.failed != nil && !isTerminal(ev) {
 		return e.failed
 	}
 	err := e.sink(ev)
@@ -38,7 +38,7 @@ func (e *emitter) emit(ev Event) error {
 // maxDeltaBytes bounds one piece of live output.
 const maxDeltaBytes = 64 << 10
 
-func terminal(ev Event) bool {
+func isTerminal(ev Event) bool {
 	switch ev.(type) {
 	case Completed, Failed, InputInvalid:
 		return true
@@ -56,7 +56,7 @@ type callEvents struct {
 	closed bool
 }
 
-func (c *callEvents) delta(stream, text string) {
+func (c *callEvents) emitDelta(stream, text string) {
 	if text == "" {
 		return
 	}

@@ -7,18 +7,18 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// Event is what the dispatcher reports through its one hook. The set is
+// Event is one step of a call, as the dispatcher reports it. The set is
 // sealed. Events carry no wire tags: runner renders them as records.
 //
 // A call's events come in order: ConfirmationRequested and its
 // ConfirmationResolved, none or one pair, and one more each time that what was
 // shown has changed; at most one Called; any number of OutputDelta; and exactly
 // one terminal: Completed, Failed or InputInvalid. An answer that was
-// remembered or stored gives a ConfirmationResolved alone. Warning may come at
+// kept or stored is reported by a ConfirmationResolved alone. Warning may come at
 // any time, also after the terminal event.
 type Event interface{ toolEvent() }
 
-// Called says that a call holds its slot and starts to run.
+// Called is a call that holds its slot and starts to run.
 type Called struct {
 	CallID string
 	Name   tools.Name
@@ -46,7 +46,7 @@ type Completed struct {
 	CallID  string
 	Name    tools.Name
 	Success bool
-	// OutputBytes is the size of what the model gets; Truncated says that
+	// OutputBytes is the size of the result for the model; Truncated reports that
 	// the tool gave more.
 	OutputBytes   int
 	Truncated     bool
@@ -70,7 +70,7 @@ type Failed struct {
 	Partial       string
 	// OutputBytes is the size of what the model gets.
 	OutputBytes int
-	// Ran says that Called came before.
+	// Ran reports that Called came before.
 	Ran bool
 }
 
@@ -84,7 +84,7 @@ type InputInvalid struct {
 // ConfirmationRequested asks for an answer; see [Confirmation].
 type ConfirmationRequested struct{ Confirmation approval.Confirmation }
 
-// ConfirmationResolved says how it was answered.
+// ConfirmationResolved is the resolution of a confirmation.
 type ConfirmationResolved struct {
 	CallID         string
 	ConfirmationID string

@@ -34,8 +34,8 @@ type panicError struct {
 
 func (p *panicError) Error() string { return fmt.Sprintf("panic: %v", p.value) }
 
-// guard runs code that isn't ours to trust and turns its panic into an error.
-func guard(f func()) (err error) {
+// callGuarded runs code that isn't ours to trust and turns its panic into an error.
+func callGuarded(f func()) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = &panicError{value: v, stack: debug.Stack()}
@@ -51,18 +51,18 @@ var errAbandoned = errors.New("tool did not stop in time and was abandoned")
 // errNoReturn is the outcome of a tool that ended its goroutine.
 var errNoReturn = errors.New("tool ended its goroutine without returning")
 
-// execute runs a call that holds its slot, and ends it.
-func (r *round) execute(p *pending) {
+// executeCall runs a call that holds its slot, and ends it.
+func (r *round) executeCall(p *pending) {
 	<-p.ticket.after
 	if err := context.Cause(r.ctx); err != nil {
-		r.refuse(p, r.cancelled(err))
+		r.refuseCall(p, r.cancelledError(err))
 		return
 	}
-	// What runs is what was checked, shown and approved, whatever had the bytes
-	// in its hands since then; nobody else has these.
+	// The call runs as it was checked, shown and approved, whatever had the bytes
+	// in its hands since then; this copy is ours alone.
 	p.call.Input = bytes.Clone(p.call.Input)
-	if !p.intact() {
-		r.refuse(p, r.tampered(p))
+	if !p.isIntact() {
+		r.refuseCall(p, r.tamperedError(p))
 		return
 	}
 	called := Called{
@@ -70,37 +70,37 @@ func (r *round) execute(p *pending) {
 		Class: p.tool.Definition.Class, Rule: p.verdict.Rule, Summary: p.summary,
 	}
 	if err := r.emit(called); err != nil {
-		r.refuse(p, r.cancelled(err))
+		r.refuseCall(p, r.cancelledError(err))
 		return
 	}
-	p.ticket.tell()
+	p.ticket.announceStart()
 	p.ran = true
 	start := time.Now()
-	out, err, cause := r.perform(p)
+	out, err, cause := r.executeTool(p)
 	took := time.Since(start)
-	if fatal(err) {
-		r.stop(fmt.Errorf("run tool %s: %w", p.call.Name, err))
+	if isFatal(err) {
+		r.stopRun(fmt.Errorf("run tool %s: %w", p.call.Name, err))
 	}
 	switch {
 	case cause != nil:
-		r.fail(p, r.interrupted(err, cause), out, took)
+		r.failCall(p, r.interruptionError(err, cause), out, took)
 	case err != nil:
-		r.fail(p, classify(err), out, took)
+		r.failCall(p, classifyError(err), out, took)
 	default:
-		r.complete(p, out, took)
+		r.completeCall(p, out, took)
 	}
 }
 
-// perform executes a tool under its timeout. The cause is why its context
+// executeTool executes a tool under its timeout. The cause is why its context
 // ended before it returned, nil where it didn't.
-func (r *round) perform(p *pending) (out tools.Output, err, cause error) {
+func (r *round) executeTool(p *pending) (out tools.Output, err, cause error) {
 	def := p.tool.Definition
 	ctx, cancel := context.WithTimeoutCause(r.ctx, def.Timeout, &timeoutCause{def.Timeout})
 	defer cancel()
 	events := &callEvents{out: &r.d.out, callID: p.call.ID}
 	defer events.close()
 	call := p.call
-	call.Delta, call.Asked, call.ResultBytes = events.delta, p.confirm != nil, r.resultBytes(p)
+	call.Delta, call.Asked, call.ResultBytes = events.emitDelta, p.confirm != nil, r.resultBytes(p)
 
 	type outcome struct {
 		out tools.Output
@@ -110,7 +110,7 @@ func (r *round) perform(p *pending) (out tools.Output, err, cause error) {
 	r.d.running.Go(func() {
 		o := outcome{err: errNoReturn}
 		defer func() { done <- o }()
-		if err := guard(func() { o.out, o.err = p.tool.New().Execute(ctx, &call) }); err != nil {
+		if err := callGuarded(func() { o.out, o.err = p.tool.New().Execute(ctx, &call) }); err != nil {
 			o.err = err
 		}
 	})
@@ -131,10 +131,10 @@ func (r *round) perform(p *pending) (out tools.Output, err, cause error) {
 	return o.out, o.err, context.Cause(ctx)
 }
 
-// interrupted is the failure of a call whose context ended while it ran: by
+// interruptionError is the failure of a call whose context ended while it ran: by
 // its own timeout, or by a cancellation.
-func (r *round) interrupted(err, cause error) *tools.Error {
-	fail := r.cancelled(cause)
+func (r *round) interruptionError(err, cause error) *tools.Error {
+	fail := r.cancelledError(cause)
 	if timeout, ok := errors.AsType[*timeoutCause](cause); ok {
 		fail = &tools.Error{Class: tools.ErrorTimeout, Visible: true, Err: err, Message: fmt.Sprintf("Timed out after %v.", timeout.after)}
 	}
@@ -148,15 +148,15 @@ func (r *round) interrupted(err, cause error) *tools.Error {
 	return fail
 }
 
-// fatal says whether an error ends the run.
-func fatal(err error) bool {
+// isFatal reports whether an error ends the run.
+func isFatal(err error) bool {
 	return errors.Is(err, tools.ErrSandboxStart) || errors.Is(err, tools.ErrSandboxLost) ||
 		errors.Is(err, ErrNoApprover) || errors.Is(err, tools.ErrRecord)
 }
 
-// classify turns what a tool returned into a failure of the closed set. Only
+// classifyError turns what a tool returned into a failure of the closed set. Only
 // what was written for the model is visible.
-func classify(err error) *tools.Error {
+func classifyError(err error) *tools.Error {
 	var own *tools.Error
 	var path *workspace.Error
 	var limit *limits.ExceededError
@@ -188,7 +188,7 @@ func pathReason(kind workspace.Kind) string {
 	return string(kind)
 }
 
-// ownFailure keeps a tool's own failure to the classes that a tool can give:
+// ownFailure keeps a tool's own failure to the classes that a tool can return:
 // the others speak of what happens before it runs.
 func ownFailure(own *tools.Error, err error) *tools.Error {
 	fail := *own
@@ -201,10 +201,10 @@ func ownFailure(own *tools.Error, err error) *tools.Error {
 	return &fail
 }
 
-// complete ends a call that ran to its end.
-func (r *round) complete(p *pending, out tools.Output, took time.Duration) {
+// completeCall ends a call that ran to its end.
+func (r *round) completeCall(p *pending, out tools.Output, took time.Duration) {
 	content, cut := boundBlocks(out.Content, r.resultBytes(p), r.d.opts.ResultCharacters)
-	out.Content, out.Metadata = nil, r.recordable(p, out.Metadata)
+	out.Content, out.Metadata = nil, r.recordableMetadata(p, out.Metadata)
 	if len(content) == 0 {
 		content = []tools.Block{{Text: "(no output)"}} // some providers refuse an empty result
 	}
@@ -217,19 +217,19 @@ func (r *round) complete(p *pending, out tools.Output, took time.Duration) {
 	})
 }
 
-// refuse ends a call that did not run.
-func (r *round) refuse(p *pending, fail *tools.Error) { r.fail(p, fail, tools.Output{}, 0) }
+// refuseCall ends a call that did not run.
+func (r *round) refuseCall(p *pending, fail *tools.Error) { r.failCall(p, fail, tools.Output{}, 0) }
 
-// fail ends a call that did not run to its end.
-func (r *round) fail(p *pending, fail *tools.Error, out tools.Output, took time.Duration) {
+// failCall ends a call that did not run to its end.
+func (r *round) failCall(p *pending, fail *tools.Error, out tools.Output, took time.Duration) {
 	p.ended = true
-	message, id := r.visible(p, fail)
+	message, id := r.failureMessage(p, fail)
 	partial := fail.Partial
 	if partial == "" {
 		partial = blocksText(out.Content)
 	}
-	partial = r.bounded(p, partial)
-	out.Content, out.Metadata = nil, r.recordable(p, out.Metadata)
+	partial = r.boundText(p, partial)
+	out.Content, out.Metadata = nil, r.recordableMetadata(p, out.Metadata)
 	text := message
 	if len(out.FilesModified) > 0 {
 		text += " Files changed before that: " + utf8text.Clip(strings.Join(out.FilesModified, ", "), maxMessageBytes) + "."
@@ -254,9 +254,9 @@ const maxMessageBytes = 4 << 10
 // maxMessagePartBytes bounds one of several problems in a message.
 const maxMessagePartBytes = 400
 
-// visible is what the model and the user see of a failure. What isn't visible
+// failureMessage returns what the model and the user see of a failure. What isn't visible
 // goes to the log under an id.
-func (r *round) visible(p *pending, fail *tools.Error) (message, id string) {
+func (r *round) failureMessage(p *pending, fail *tools.Error) (message, id string) {
 	if fail.Visible {
 		return utf8text.Clip(utf8text.Repair(fail.Error()), maxMessageBytes), ""
 	}
@@ -287,8 +287,8 @@ func (r *round) resultBytes(p *pending) int {
 	return limit
 }
 
-// bounded repairs and bounds one text of a call's result.
-func (r *round) bounded(p *pending, s string) string {
+// boundText repairs and bounds one text of a call's result.
+func (r *round) boundText(p *pending, s string) string {
 	if s == "" {
 		return ""
 	}
@@ -299,15 +299,15 @@ func (r *round) bounded(p *pending, s string) string {
 // maxMetadataBytes bounds what a tool has recorded of itself.
 const maxMetadataBytes = 64 << 10
 
-// recordable is a tool's metadata, or nil where it can't be a record: one tool's
+// recordableMetadata is a tool's metadata, or nil where it can't be a record: one tool's
 // fault must not end a session.
-func (r *round) recordable(p *pending, metadata map[string]any) map[string]any {
+func (r *round) recordableMetadata(p *pending, metadata map[string]any) map[string]any {
 	if len(metadata) == 0 {
 		return metadata
 	}
 	var text []byte
 	var err error
-	if broken := guard(func() { text, err = json.Marshal(metadata) }); broken != nil {
+	if broken := callGuarded(func() { text, err = json.Marshal(metadata) }); broken != nil {
 		err = broken
 	}
 	if err == nil && len(text) > maxMetadataBytes {
@@ -320,16 +320,16 @@ func (r *round) recordable(p *pending, metadata map[string]any) map[string]any {
 	return metadata
 }
 
-// tampered is the failure of a call whose input is not what it was.
-func (r *round) tampered(p *pending) *tools.Error {
+// tamperedError is the failure of a call whose input is not what it was.
+func (r *round) tamperedError(p *pending) *tools.Error {
 	err := fmt.Errorf("input has the hash %s, %s was checked and shown", hashInput(p.call.Input), p.hash)
 	return &tools.Error{Class: tools.ErrorExecution, Reason: "input_changed", Message: "The input was changed before the call ran.", Err: err}
 }
 
-// intact says whether a call's input is still what was checked.
-func (p *pending) intact() bool { return hashInput(p.call.Input) == p.hash }
+// isIntact reports whether a call's input is still the one that was checked.
+func (p *pending) isIntact() bool { return hashInput(p.call.Input) == p.hash }
 
-// randomHex gives n random bytes in hex; crypto/rand never fails.
+// randomHex returns n random bytes in hex; crypto/rand never fails.
 func randomHex(n int) string {
 	b := make([]byte, n)
 	_, _ = rand.Read(b)

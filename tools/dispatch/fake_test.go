@@ -165,7 +165,7 @@ func terminalProblems(r *recorder, calls []tools.Call) []string {
 			if ends > 0 {
 				problems = append(problems, fmt.Sprintf("call %s: %q came after its terminal event", call.ID, text))
 			}
-			if terminal(ev) {
+			if isTerminal(ev) {
 				ends++
 			}
 		}

@@ -33,9 +33,9 @@ func plainName(name string) string {
 	}, strings.ToLower(name))
 }
 
-// equivalents returns those of the offered tools that an unknown name is likely
+// equivalentTools returns those of the offered tools that an unknown name is likely
 // to mean: the same one in another spelling, or what other programs call so.
-func equivalents(name tools.Name, offered []tools.Definition) []tools.Name {
+func equivalentTools(name tools.Name, offered []tools.Definition) []tools.Name {
 	plain := plainName(string(name))
 	var found []tools.Name
 	for _, def := range offered {
@@ -51,10 +51,10 @@ func equivalents(name tools.Name, offered []tools.Definition) []tools.Name {
 	return found
 }
 
-// hintAtTools says which tools to use for an unknown name; "" for none.
+// hintAtTools names the tools to use for an unknown name, "" for none.
 func hintAtTools(name tools.Name, offered []tools.Definition) string {
 	var quoted []string
-	for _, own := range equivalents(name, offered) {
+	for _, own := range equivalentTools(name, offered) {
 		if wire, err := own.LLM(); err == nil {
 			quoted = append(quoted, fmt.Sprintf("%q", wire))
 		}

@@ -17,7 +17,7 @@ const projectTimeout = 10 * time.Second
 
 // projectCalls makes the diffs of calls, a few at a time: each may hold two versions of
 // a large file.
-func (r *round) projectCalls(all []*pending) {
+func (r confirmer) projectCalls(all []*pending) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, r.d.opts.Concurrency)
 	for _, p := range all {
@@ -32,7 +32,7 @@ func (r *round) projectCalls(all []*pending) {
 
 // projectCall returns the diff of a call, an empty one if there is none or it fails. It
 // does not wait for a tool that hangs; Close does.
-func (r *round) projectCall(p *pending) tools.Projection {
+func (r confirmer) projectCall(p *pending) tools.Projection {
 	if r.ctx.Err() != nil {
 		return tools.Projection{} // a round of a closed dispatcher starts nothing
 	}
@@ -51,7 +51,7 @@ func (r *round) projectCall(p *pending) tools.Projection {
 			}
 			done <- shown
 		}()
-		if broken := guard(func() {
+		if broken := callGuarded(func() {
 			projector, ok := p.tool.New().(tools.Projector)
 			if !ok {
 				err = nil
@@ -71,7 +71,7 @@ func (r *round) projectCall(p *pending) tools.Projection {
 }
 
 // logProjectionError logs why a call has no diff. Many tools have none.
-func (r *round) logProjectionError(call tools.Call, err error) {
+func (r confirmer) logProjectionError(call tools.Call, err error) {
 	level := zap.DebugLevel
 	if _, broken := errors.AsType[*panicError](err); broken || errors.Is(err, errNoReturn) {
 		level = zap.ErrorLevel
@@ -80,11 +80,11 @@ func (r *round) logProjectionError(call tools.Call, err error) {
 }
 
 // isStillAsShown reports whether a call would still change what was shown and approved.
-func (r *round) isStillAsShown(p *pending) bool {
+func (r confirmer) isStillAsShown(p *pending) bool {
 	if p.confirm == nil || p.confirm.shown.State == "" {
 		return true
 	}
-	p.ticket.tell() // others don't wait for the file system
+	p.ticket.announceStart() // others don't wait for the file system
 	p.call.Projected = p.confirm.shown.State
 	return r.projectCall(p).State == p.confirm.shown.State || r.ctx.Err() != nil
 }

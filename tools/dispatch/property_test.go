@@ -379,7 +379,7 @@ func (p *played) tool(name string, class tools.Class, fates map[string]scriptedC
 func (p *played) problems() []string {
 	var recorded []Event
 	for i, ev := range p.events {
-		if p.failFrom == 0 || i+1 < p.failFrom || terminal(ev) {
+		if p.failFrom == 0 || i+1 < p.failFrom || isTerminal(ev) {
 			recorded = append(recorded, ev)
 		}
 	}

@@ -37,8 +37,8 @@ type pending struct {
 	verdict policy.Verdict
 	// remember is the key of an answer that holds for the session.
 	remember approval.AnswerKey
-	// dangerous is what of a command is dangerous, safe for display, "" where
-	// nothing is: an answer that was not given to this very command does not
+	// dangerous is the dangerous part of a command, safe for display, "" if there
+	// is none: an answer that was not given to this very command does not
 	// allow it.
 	dangerous string
 	// confirm is set if an answer is needed.
@@ -56,23 +56,23 @@ type pending struct {
 // the results are complete even then. Cancelling ctx cancels every call, each
 // with tool.failed{cancelled}, and is no error of Round.
 func (d *Dispatcher) Round(ctx context.Context, calls []tools.Call) ([]tools.Result, error) {
-	r := d.begin(ctx)
-	defer d.finish(r)
+	r := d.beginRound(ctx)
+	defer d.finishRound(r)
 	all := make([]*pending, len(calls))
 	for i, call := range calls {
 		all[i] = &pending{call: call, result: tools.Result{CallID: call.ID, Name: call.Name}}
-		r.scan(all[i])
+		r.scanCall(all[i])
 	}
-	r.resolveWithoutAsking(all)
+	confirmer{r}.resolveWithoutAsking(all)
 	r.runAll(all)
 	results := make([]tools.Result, len(all))
 	for i, p := range all {
 		results[i] = p.result
 	}
-	return results, r.stopped()
+	return results, r.fatalError()
 }
 
-func (d *Dispatcher) begin(ctx context.Context) *round {
+func (d *Dispatcher) beginRound(ctx context.Context) *round {
 	ctx, cancel := context.WithCancelCause(ctx)
 	r := &round{d: d, ctx: ctx, cancel: cancel}
 	d.mu.Lock()
@@ -86,7 +86,7 @@ func (d *Dispatcher) begin(ctx context.Context) *round {
 	return r
 }
 
-func (d *Dispatcher) finish(r *round) {
+func (d *Dispatcher) finishRound(r *round) {
 	r.cancel(nil)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -96,9 +96,9 @@ func (d *Dispatcher) finish(r *round) {
 	}
 }
 
-// stop ends the run: the first cause stays, and everything that is under way
+// stopRun ends the run: the first cause stays, and everything that is under way
 // is cancelled.
-func (r *round) stop(err error) {
+func (r *round) stopRun(err error) {
 	r.mu.Lock()
 	if r.fatal == nil {
 		r.fatal = err
@@ -107,7 +107,7 @@ func (r *round) stop(err error) {
 	r.cancel(err)
 }
 
-func (r *round) stopped() error {
+func (r *round) fatalError() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.fatal
@@ -117,24 +117,24 @@ func (r *round) stopped() error {
 func (r *round) emit(ev Event) error {
 	err := r.d.out.emit(ev)
 	if err != nil {
-		r.stop(err)
+		r.stopRun(err)
 	}
 	return err
 }
 
-// scan takes a call through name, schema, scope and policy. A call that fails
+// scanCall takes a call through name, schema, scope and policy. A call that fails
 // has ended afterwards.
-func (r *round) scan(p *pending) {
+func (r *round) scanCall(p *pending) {
 	var fail *tools.Error
-	if err := guard(func() { fail = r.check(p) }); err != nil {
+	if err := callGuarded(func() { fail = r.checkCall(p) }); err != nil {
 		fail = &tools.Error{Class: tools.ErrorExecution, Reason: "definition_panic", Err: err}
 	}
 	if fail != nil && !p.ended {
-		r.refuse(p, fail)
+		r.refuseCall(p, fail)
 	}
 }
 
-func (r *round) check(p *pending) *tools.Error {
+func (r *round) checkCall(p *pending) *tools.Error {
 	tool, found := r.d.tools.Find(string(p.call.Name))
 	if !found {
 		name := tools.Name(utf8text.Clip(utf8text.Repair(string(p.call.Name)), tools.MaxNameBytes)) // it goes into records
@@ -148,16 +148,16 @@ func (r *round) check(p *pending) *tools.Error {
 		return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "not_permitted", Message: message, Visible: true}
 	}
 	if p.call.InputError != "" {
-		r.invalid(p, []string{p.call.InputError})
+		r.rejectInput(p, []string{p.call.InputError})
 		return nil
 	}
 	canonical, problems := tool.AcceptInput(p.call.Input)
 	if len(problems) > 0 {
-		r.invalid(p, problems)
+		r.rejectInput(p, problems)
 		return nil
 	}
 	p.call.Input, p.hash = canonical, hashInput(canonical)
-	p.summary = summary(tool.Definition, canonical)
+	p.summary = summaryLine(tool.Definition, canonical)
 	if fail := r.checkPaths(p); fail != nil {
 		return fail
 	}
@@ -192,7 +192,7 @@ func (r *round) checkPaths(p *pending) *tools.Error {
 }
 
 func (r *round) checkPolicy(p *pending) *tools.Error {
-	p.verdict = r.raise(p, r.d.opts.Policy.DecideCall(p.tool.Definition, r.d.opts.Workspace, p.call.Input))
+	p.verdict = r.raiseMode(p, r.d.opts.Policy.DecideCall(p.tool.Definition, r.d.opts.Workspace, p.call.Input))
 	switch p.verdict.Mode {
 	case policy.ModeAuto:
 		return nil
@@ -208,9 +208,9 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 	return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "mode_deny", Message: message, Visible: true}
 }
 
-// raise makes a dangerous command asked about, each time, where somebody can be
-// asked; where nobody can, it runs as the policy says, and a warning tells of it.
-func (r *round) raise(p *pending, v policy.Verdict) policy.Verdict {
+// raiseMode makes a dangerous command ask each time. If no one can be asked, it runs as
+// the policy decides, with a warning.
+func (r *round) raiseMode(p *pending, v policy.Verdict) policy.Verdict {
 	if p.tool.Definition.Commands == nil || v.Mode != policy.ModeAuto && v.Mode != policy.ModePromptOnce && v.Mode != policy.ModePrompt {
 		return v
 	}
@@ -242,57 +242,58 @@ func (r *round) runAll(all []*pending) {
 			arrivals = append(arrivals, arrival{claim: needs, ready: p.confirm == nil || p.confirm.isResolved()})
 		}
 	}
-	tickets := r.d.slots.arrive(arrivals)
+	tickets := r.d.slots.addCalls(arrivals)
 	for i, p := range open {
 		p.ticket = tickets[i]
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { r.requestConfirmations(open) })
+	wg.Go(func() { confirmer{r}.requestConfirmations(open) })
 	for _, p := range open {
-		wg.Go(func() { r.run(p) })
+		wg.Go(func() { r.runCall(p) })
 	}
 	wg.Wait()
 }
 
-// run takes one call from its answer to its result.
-func (r *round) run(p *pending) {
+// runCall takes one call from its answer to its result.
+func (r *round) runCall(p *pending) {
 	defer r.d.slots.giveBack(p.ticket)
+	c := confirmer{r}
 	for {
-		if fail := r.waitForConfirmation(p); fail != nil {
-			r.refuse(p, fail)
+		if fail := c.waitForConfirmation(p); fail != nil {
+			r.refuseCall(p, fail)
 			return
 		}
-		if err := r.d.slots.acquire(r.ctx, p.ticket); err != nil {
-			r.refuse(p, r.cancelled(err))
+		if err := r.d.slots.acquireSlot(r.ctx, p.ticket); err != nil {
+			r.refuseCall(p, r.cancelledError(err))
 			return
 		}
-		if r.isStillAsShown(p) {
+		if c.isStillAsShown(p) {
 			break
 		}
-		r.d.slots.hold(p.ticket)
-		r.confirmAgain(p)
+		r.d.slots.holdTicket(p.ticket)
+		c.confirmAgain(p)
 	}
-	r.execute(p)
+	r.executeCall(p)
 }
 
-// cancelled is the failure of a call that was stopped from outside.
-func (r *round) cancelled(cause error) *tools.Error {
+// cancelledError is the failure of a call that was stopped from outside.
+func (r *round) cancelledError(cause error) *tools.Error {
 	fail := &tools.Error{Class: tools.ErrorCancelled, Message: "Cancelled.", Visible: true, Err: cause}
-	if r.stopped() != nil {
+	if r.fatalError() != nil {
 		fail.Reason, fail.Message = "run_ended", "Cancelled: the run has ended."
 	}
 	return fail
 }
 
-// invalid ends a call whose input the schema refuses.
-func (r *round) invalid(p *pending, problems []string) {
+// rejectInput ends a call whose input the schema refuses.
+func (r *round) rejectInput(p *pending, problems []string) {
 	p.ended = true
 	for i, problem := range problems {
 		problems[i] = utf8text.Clip(utf8text.Repair(problem), maxMessagePartBytes)
 	}
 	text := "The input is not valid:\n- " + strings.Join(problems, "\n- ")
 	p.result.IsError, p.result.Class = true, tools.ErrorValidation
-	p.result.Content = []tools.Block{{Text: r.bounded(p, text)}}
+	p.result.Content = []tools.Block{{Text: r.boundText(p, text)}}
 	_ = r.emit(InputInvalid{CallID: p.call.ID, Name: p.call.Name, Messages: problems})
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// claim is what a call needs to itself while it runs.
+// claim describes what a call must not share while it runs.
 type claim struct {
 	class    tools.Class
 	parallel bool
@@ -18,22 +18,24 @@ type claim struct {
 	paths []string
 }
 
-// conflicts says whether two calls may not run at the same time, and so run in
+// conflicts reports whether two calls may not run at the same time, and so run in
 // the order in which they were asked for: reads share; a write excludes calls
 // on the same path; an execute excludes every write and execute unless it is
 // parallel.
 func (c claim) conflicts(o claim) bool {
-	if c.alone() && o.changes() || o.alone() && c.changes() {
+	if c.runsAlone() && o.changesFiles() || o.runsAlone() && c.changesFiles() {
 		return true
 	}
 	return c.class == tools.ClassWrite && c.overlaps(o) || o.class == tools.ClassWrite && o.overlaps(c)
 }
 
-func (c claim) alone() bool { return c.class == tools.ClassExecute && !c.parallel }
+func (c claim) runsAlone() bool { return c.class == tools.ClassExecute && !c.parallel }
 
-func (c claim) changes() bool { return c.class == tools.ClassWrite || c.class == tools.ClassExecute }
+func (c claim) changesFiles() bool {
+	return c.class == tools.ClassWrite || c.class == tools.ClassExecute
+}
 
-// overlaps says whether a write touches what another call names: the same
+// overlaps reports whether a write touches a path that another call names: the same
 // path, or one above or below it. A write that names nothing may touch
 // anything that is named, and anything that another write does.
 func (c claim) overlaps(o claim) bool {
@@ -50,14 +52,14 @@ func (c claim) overlaps(o claim) bool {
 	return false
 }
 
-// within says whether the clean path p is base or below it.
+// within reports whether the clean path p is base or below it.
 func within(p, base string) bool {
 	return base == "." || p == base || strings.HasPrefix(p, base+"/")
 }
 
 // claimPaths brings paths to the form that claims compare: relative to the
-// workspace, whether they were given so or absolute below one of its roots. Links are
-// not followed: two names of one file are ordered by the file system.
+// workspace, whether they were given so or absolute below one of its roots. Symlinks
+// are not followed: two names of one file are ordered by the file system.
 func claimPaths(paths []string, roots ...string) []string {
 	clean := make([]string, 0, len(paths))
 	for _, p := range paths {
@@ -91,7 +93,7 @@ const (
 	ticketRunning                    // holds a slot
 )
 
-// scheduler gives the slots of a session to calls, in the order in which they
+// scheduler assigns the slots of a session to calls, in the order in which they
 // arrived, and keeps calls that conflict in that order.
 type scheduler struct {
 	mu      sync.Mutex
@@ -106,9 +108,9 @@ func newScheduler(slots int) *scheduler {
 	return s
 }
 
-// next says which tickets start now, given all that are not done in order of
+// nextTickets returns the tickets that start now, given all that are not done in order of
 // arrival: those that are ready, conflict with no earlier one, and find a slot.
-func next(tickets []*ticket, slots int) []*ticket {
+func nextTickets(tickets []*ticket, slots int) []*ticket {
 	for _, t := range tickets {
 		if t.state == ticketRunning {
 			slots--
@@ -137,8 +139,8 @@ type arrival struct {
 	ready bool
 }
 
-// arrive adds calls, in order; those that are ready start at once where they can.
-func (s *scheduler) arrive(calls []arrival) []*ticket {
+// addCalls adds calls, in order; those that are ready start at once where they can.
+func (s *scheduler) addCalls(calls []arrival) []*ticket {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	list := make([]*ticket, len(calls))
@@ -149,14 +151,14 @@ func (s *scheduler) arrive(calls []arrival) []*ticket {
 		}
 	}
 	s.tickets = append(s.tickets, list...)
-	s.start()
+	s.startTickets()
 	return list
 }
 
-// acquire waits until the call holds a slot, or ctx ends. Whatever it returns,
+// acquireSlot waits until the call holds a slot, or ctx ends. Whatever it returns,
 // the ticket must be given back.
-func (s *scheduler) acquire(ctx context.Context, t *ticket) error {
-	s.release(t)
+func (s *scheduler) acquireSlot(ctx context.Context, t *ticket) error {
+	s.releaseTicket(t)
 	select {
 	case <-t.started:
 		return nil
@@ -165,36 +167,36 @@ func (s *scheduler) acquire(ctx context.Context, t *ticket) error {
 	}
 }
 
-// hold gives the slot back and keeps the call's place in the order.
-func (s *scheduler) hold(t *ticket) {
+// holdTicket releases the slot and keeps the call's place in the order.
+func (s *scheduler) holdTicket(t *ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.started = make(chan struct{})
 	t.state = ticketHeld
-	s.start()
+	s.startTickets()
 }
 
 // giveBack ends a call: what waited for it or its slot can start.
 func (s *scheduler) giveBack(t *ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t.tell()
+	t.announceStart()
 	s.tickets = slices.DeleteFunc(s.tickets, func(o *ticket) bool { return o == t })
-	s.start()
+	s.startTickets()
 }
 
-// release lets a call that was held start when it is its turn.
-func (s *scheduler) release(t *ticket) {
+// releaseTicket lets a call that was held start when it is its turn.
+func (s *scheduler) releaseTicket(t *ticket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if t.state == ticketHeld {
 		t.state = ticketReady
-		s.start()
+		s.startTickets()
 	}
 }
 
-func (s *scheduler) start() {
-	for _, t := range next(s.tickets, s.slots) {
+func (s *scheduler) startTickets() {
+	for _, t := range nextTickets(s.tickets, s.slots) {
 		t.state = ticketRunning
 		if t.after == nil {
 			t.after, s.last = s.last, t.told
@@ -203,9 +205,9 @@ func (s *scheduler) start() {
 	}
 }
 
-// tell lets the calls that started later be reported. It is called by the
+// announceStart lets the calls that started later be reported. It is called by the
 // goroutine of the call alone, and may be called again.
-func (t *ticket) tell() {
+func (t *ticket) announceStart() {
 	select {
 	case <-t.told:
 	default:

@@ -173,7 +173,7 @@ func history(t *rapid.T, choose func([]*ticket, int) []*ticket) string {
 
 func TestSchedulerAgainstTheModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		if wrong := history(t, next); wrong != "" {
+		if wrong := history(t, nextTickets); wrong != "" {
 			t.Fatal(wrong)
 		}
 	})
@@ -182,7 +182,7 @@ func TestSchedulerAgainstTheModel(t *testing.T) {
 // The model must trip over schedulers that leave out a rule each.
 func TestSchedulerModelSeesWrongSchedulers(t *testing.T) {
 	wrong := map[string]func([]*ticket, int) []*ticket{
-		"everything at once": func(tickets []*ticket, _ int) []*ticket { return next(tickets, len(tickets)) },
+		"everything at once": func(tickets []*ticket, _ int) []*ticket { return nextTickets(tickets, len(tickets)) },
 		"no order": func(tickets []*ticket, slots int) []*ticket {
 			running, rest := []*ticket{}, []*ticket{}
 			for _, tk := range tickets {
@@ -193,7 +193,7 @@ func TestSchedulerModelSeesWrongSchedulers(t *testing.T) {
 				}
 			}
 			slices.Reverse(rest)
-			return next(append(running, rest...), slots)
+			return nextTickets(append(running, rest...), slots)
 		},
 		"no exclusion": func(tickets []*ticket, slots int) []*ticket {
 			var start []*ticket
@@ -229,31 +229,31 @@ func TestSchedulerModelSeesWrongSchedulers(t *testing.T) {
 func TestSchedulerWaitsAndCancels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScheduler(1)
-		tickets := s.arrive(make([]arrival, 3))
-		if err := s.acquire(t.Context(), tickets[0]); err != nil {
+		tickets := s.addCalls(make([]arrival, 3))
+		if err := s.acquireSlot(t.Context(), tickets[0]); err != nil {
 			t.Fatal(err)
 		}
 		cause := errors.New("enough")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		got := make(chan error, 2)
-		go func() { got <- s.acquire(ctx, tickets[1]) }()
+		go func() { got <- s.acquireSlot(ctx, tickets[1]) }()
 		synctest.Wait()
 		cancel(cause)
 		if err := <-got; !errors.Is(err, cause) {
 			t.Errorf("a cancelled wait ends with %v", err)
 		}
 		s.giveBack(tickets[1])
-		go func() { got <- s.acquire(t.Context(), tickets[2]) }()
+		go func() { got <- s.acquireSlot(t.Context(), tickets[2]) }()
 		synctest.Wait()
 		if len(got) != 0 {
 			t.Fatal("two hold one slot")
 		}
-		s.hold(tickets[0]) // gives the slot back, keeps its place
+		s.holdTicket(tickets[0]) // gives the slot back, keeps its place
 		if err := <-got; err != nil {
 			t.Error(err)
 		}
 		s.giveBack(tickets[2])
-		if err := s.acquire(t.Context(), tickets[0]); err != nil {
+		if err := s.acquireSlot(t.Context(), tickets[0]); err != nil {
 			t.Error(err)
 		}
 		s.giveBack(tickets[0])

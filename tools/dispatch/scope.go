@@ -30,7 +30,7 @@ func nameScope(roots ...string) func(string) error {
 }
 
 // scopeFailure turns the answer of a scope checker into the failure of the
-// call, or nil where the tool itself will say what is wrong with the path.
+// call, or nil if the tool itself will report the problem with the path.
 func scopeFailure(err error) *tools.Error {
 	if err == nil {
 		return nil

@@ -15,8 +15,8 @@ const (
 	maxShownDiff    = 256 << 10
 )
 
-// summary is one line for people, safe for display.
-func summary(def tools.Definition, input json.RawMessage) string {
+// summaryLine is one line for people, safe for display.
+func summaryLine(def tools.Definition, input json.RawMessage) string {
 	text := ""
 	switch {
 	case def.Summary != nil:

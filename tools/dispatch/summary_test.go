@@ -24,7 +24,7 @@ func TestSummary(t *testing.T) {
 		if len(want) == len(input)+1 {
 			input = want
 		}
-		if got := summary(def, json.RawMessage(input)); got != want {
+		if got := summaryLine(def, json.RawMessage(input)); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

@@ -34,7 +34,7 @@ func ProjectCommands(ctx context.Context, view workspace.View, dir string, comma
 	var shown tools.Projection
 	var search scriptSearch
 	for _, command := range commands {
-		search.script(command, 0)
+		search.searchScript(command, 0)
 	}
 	slices.Sort(search.names)
 	names := slices.Compact(search.names)

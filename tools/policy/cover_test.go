@@ -92,7 +92,7 @@ func TestCommandScripts(t *testing.T) {
 		"sed -i s/a/$b/ f; cat *.go":        {"s/a/$b/ f", ""},
 	} {
 		var s scriptSearch
-		s.script(command, 0)
+		s.searchScript(command, 0)
 		if got := strings.Join(s.names, " "); got != want.names {
 			t.Errorf("%q runs %q, want %q", command, got, want.names)
 		}
@@ -103,7 +103,7 @@ func TestCommandScripts(t *testing.T) {
 	}
 	for command, want := range map[string]bool{"cd x && sh run.sh": true, "env -C x sh run.sh": true, "(pushd x; ./run.sh)": true, "sh run.sh": false} {
 		var s scriptSearch
-		if s.script(command, 0); s.moved != want {
+		if s.searchScript(command, 0); s.moved != want {
 			t.Errorf("%q: moved %t, want %t", command, s.moved, want)
 		}
 	}
@@ -122,7 +122,7 @@ func TestCommandScriptsAreBounded(t *testing.T) {
 		{"sh run.sh #" + strings.Repeat("x", maxDangerousBytes-len("sh run.sh #")+1), false},
 	} {
 		var s scriptSearch
-		s.script(tt.script, 0)
+		s.searchScript(tt.script, 0)
 		if tooLong := len(tt.script) > maxDangerousBytes; len(s.names) > 0 != tt.want || len(s.gaps) > 0 != tooLong {
 			t.Errorf("%.20s, of %d bytes, names %d files, with %q", tt.script, len(tt.script), len(s.names), s.gaps)
 		}

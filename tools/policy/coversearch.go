@@ -23,82 +23,82 @@ type scriptSearch struct {
 // tooDeep is the gap of a script that is not searched.
 const tooDeep = "the scripts that it runs: one is too long, or nested too deeply"
 
-// script searches a script of a shell.
-func (s *scriptSearch) script(text string, depth int) {
+// searchScript searches a script of a shell.
+func (s *scriptSearch) searchScript(text string, depth int) {
 	if depth > maxDangerousDepth || len(text) > maxDangerousBytes {
-		s.gap(tooDeep)
+		s.addGap(tooDeep)
 		return
 	}
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(text)), "")
 	if depth == 0 && err != nil {
-		s.gap("the scripts that it runs: it can't be parsed whole")
+		s.addGap("the scripts that it runs: it can't be parsed whole")
 	}
 	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
 		switch n := n.(type) {
 		case *syntax.Stmt:
-			s.input(n)
+			s.searchInput(n)
 		case *syntax.BinaryCmd:
 			if n.Op == syntax.Pipe || n.Op == syntax.PipeAll {
-				s.pipe(n.Y)
+				s.searchPipe(n.Y)
 			}
 		case *syntax.Assign:
 			if n.Name != nil && slices.Contains([]string{"PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "BASH_ENV", "ENV"}, n.Name.Value) {
-				s.gap("what " + n.Name.Value + " leads to")
+				s.addGap("what " + n.Name.Value + " leads to")
 			}
 		case *syntax.CallExpr:
 			if len(n.Args) > 0 {
-				s.call(n.Args, depth)
+				s.searchCall(n.Args, depth)
 			}
 		}
 		return true
 	})
 }
 
-func (s *scriptSearch) gap(text string) { s.gaps = append(s.gaps, text) }
+func (s *scriptSearch) addGap(text string) { s.gaps = append(s.gaps, text) }
 
-// add adds a word that may name a file.
-func (s *scriptSearch) add(word string) {
+// addName adds a word that may name a file.
+func (s *scriptSearch) addName(word string) {
 	if word != "" && len(word) <= workspace.MaxPathBytes && !strings.HasPrefix(word, "-") && !strings.ContainsAny(word, "\x00\n") {
 		s.names = append(s.names, word)
 	}
 }
 
-// input adds the file that a shell or an interpreter reads: sh <run.sh.
-func (s *scriptSearch) input(stmt *syntax.Stmt) {
+// searchInput adds the file that a shell or an interpreter reads: sh <run.sh.
+func (s *scriptSearch) searchInput(stmt *syntax.Stmt) {
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
 	if !ok || len(call.Args) == 0 || !isRunner(wordText(call.Args[0])) {
 		return
 	}
 	for _, r := range stmt.Redirs {
 		if r.Op == syntax.RdrIn {
-			s.add(wordText(r.Word))
-			s.expansion(r.Word)
+			s.addName(wordText(r.Word))
+			s.searchExpansion(r.Word)
 		}
 	}
 }
 
-// pipe adds what shells and interpreters read from a pipe.
-func (s *scriptSearch) pipe(stmt *syntax.Stmt) {
+// searchPipe adds what shells and interpreters read from a pipe.
+func (s *scriptSearch) searchPipe(stmt *syntax.Stmt) {
 	syntax.Walk(stmt, func(n syntax.Node) bool {
 		if call, ok := n.(*syntax.CallExpr); ok {
 			if name := readsProgram(wordTexts(call.Args)); name != "" {
-				s.gap("what " + name + " reads from a pipe")
+				s.addGap("what " + name + " reads from a pipe")
 			}
 		}
 		return true
 	})
 }
 
-// call adds what one command runs.
-func (s *scriptSearch) call(args []*syntax.Word, depth int) {
+// searchCall adds what one command runs.
+func (s *scriptSearch) searchCall(args []*syntax.Word, depth int) {
 	words := wordTexts(args)
 	name := path.Base(words[0])
-	s.expansion(args[0])
+	s.searchExpansion(args[0])
 	if strings.Contains(words[0], "/") {
-		s.add(words[0])
+		s.addName(words[0])
 	}
 	if buildsProjects(name) {
-		s.gap("the files that " + name + " runs")
+		s.addGap("the files that " + name + " runs")
 	}
 	if slices.Contains([]string{"cd", "pushd", "popd"}, name) {
 		s.moved = true
@@ -106,32 +106,32 @@ func (s *scriptSearch) call(args []*syntax.Word, depth int) {
 	if !isRunner(words[0]) {
 		return
 	}
-	s.runner(args, words)
+	s.searchRunner(args, words)
 	for i, word := range words[1:min(len(words), maxRunnerWords)] {
-		s.add(word)
+		s.addName(word)
 		if buildsProjects(word) && !takesNames(name) {
-			s.gap("the files that " + word + " runs")
+			s.addGap("the files that " + word + " runs")
 		}
 		if takesScripts(name) && strings.ContainsAny(word, " \n;&|") || words[i] == "-c" {
-			s.script(word, depth+1)
+			s.searchScript(word, depth+1)
 		}
 	}
 }
 
-// runner adds what can't be named of a command that runs others: expansions up to
+// searchRunner adds what can't be named of a command that runs others: expansions up to
 // the script that it runs, and the modules of an interpreter.
-func (s *scriptSearch) runner(args []*syntax.Word, words []string) {
+func (s *scriptSearch) searchRunner(args []*syntax.Word, words []string) {
 	if takesData(path.Base(words[0])) {
 		return
 	}
 	program := ""
 	for i, word := range words[:min(len(words), maxRunnerWords)] {
-		s.expansion(args[i])
+		s.searchExpansion(args[i])
 		switch base := path.Base(word); {
 		case program != "" && !strings.HasPrefix(word, "-"):
 			return // the rest is for the script
 		case loadsModules(base):
-			s.gap("the modules that " + base + " loads")
+			s.addGap("the modules that " + base + " loads")
 			program = base
 		case isShell(base) || base == "." || base == "source":
 			program = base
@@ -141,8 +141,8 @@ func (s *scriptSearch) runner(args []*syntax.Word, words []string) {
 	}
 }
 
-// expansion adds a word that stands for something else than its text.
-func (s *scriptSearch) expansion(w *syntax.Word) {
+// searchExpansion adds a word that stands for something else than its text.
+func (s *scriptSearch) searchExpansion(w *syntax.Word) {
 	for i, part := range w.Parts {
 		static := false
 		switch part := part.(type) {
@@ -156,7 +156,7 @@ func (s *scriptSearch) expansion(w *syntax.Word) {
 		if !static {
 			var text strings.Builder
 			_ = syntax.NewPrinter().Print(&text, w) // into memory
-			s.gap("what " + text.String() + " stands for")
+			s.addGap("what " + text.String() + " stands for")
 			return
 		}
 	}

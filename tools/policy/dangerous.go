@@ -42,7 +42,7 @@ const maxDangerousDepth = 4
 func DangerousCommands() []string {
 	const device = `/dev/sd*|/dev/hd*|/dev/vd*|/dev/xvd*|/dev/nvme*|/dev/mmcblk*|/dev/md*|/dev/dm-*|/dev/mapper/*|/dev/disk*|/dev/rdisk*|/dev/mem|/dev/kmem|/dev/port`
 	const system = `/|~|$HOME|${HOME:?}|/bin|/boot|/etc|/home|/lib|/lib64|/opt|/root|/sbin|/srv|/usr|/var|/workspace`
-	// What is in a folder is as much as the folder.
+	// The contents of a directory count as much as the directory.
 	inside := strings.ReplaceAll(system, "|", `/\*|`) + `/\*`
 	inside = `/\*` + strings.TrimPrefix(inside, `//\*`)
 	return []string{
@@ -69,7 +69,7 @@ type DangerMatcher struct{ patterns []dangerPattern }
 // DangerMatcher returns a matcher with the patterns of all layers. The error is that
 // of [Policy.Validate].
 func (p Policy) DangerMatcher() (DangerMatcher, error) {
-	patterns, err := parseDangerous(p.dangerous())
+	patterns, err := parseDangerous(p.dangerousPatterns())
 	if err != nil {
 		return DangerMatcher{}, fmt.Errorf("check policy: %w", err)
 	}
@@ -123,7 +123,7 @@ func parseDangerous(patterns []string) ([]dangerPattern, error) {
 	return parsed, nil
 }
 
-func (p dangerPattern) matches(name string, args []string) bool {
+func (p dangerPattern) matchesCommand(name string, args []string) bool {
 	if !anyGlob(p.words[0].alternatives, name) {
 		return false
 	}

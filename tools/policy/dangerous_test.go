@@ -209,7 +209,7 @@ func TestDangerousSearchIsBounded(t *testing.T) {
 		"nested": "sudo " + strings.Repeat("sh ", 40) + `"` + strings.Repeat("sh ", 60) + `'` + strings.Repeat("eval ", 60) + `'"`,
 	} {
 		s := dangerSearch{patterns: patterns}
-		if s.script(command, 0); s.found == "" || s.steps > maxDangerousSteps+1 {
+		if s.searchScript(command, 0); s.found == "" || s.steps > maxDangerousSteps+1 {
 			t.Errorf("%s: %d steps, found %q", name, s.steps, s.found)
 		}
 	}
@@ -222,7 +222,7 @@ func TestDangerousSearchIsBounded(t *testing.T) {
 		}
 	}
 	s := dangerSearch{patterns: patterns}
-	if s.script("sudo "+strings.Repeat("x ", 5000), 0); s.found != "" || s.steps > 2+maxRunnerWords {
+	if s.searchScript("sudo "+strings.Repeat("x ", 5000), 0); s.found != "" || s.steps > 2+maxRunnerWords {
 		t.Errorf("%d steps, found %q", s.steps, s.found)
 	}
 }
@@ -276,7 +276,7 @@ func TestGlob(t *testing.T) {
 
 func TestLayersAddTheirPatterns(t *testing.T) {
 	p := Policy{Dangerous: []string{"a"}, Tighten: []Policy{{Dangerous: []string{"b"}, Tighten: []Policy{{Dangerous: []string{"c"}}}}}}
-	if got := strings.Join(p.dangerous(), " "); got != "a b c" {
+	if got := strings.Join(p.dangerousPatterns(), " "); got != "a b c" {
 		t.Errorf("%q", got)
 	}
 }

@@ -20,7 +20,7 @@ const maxDangerousSteps = 1000
 // maxRunnerWords bounds where behind sudo, env or xargs a command is looked for.
 const maxRunnerWords = 64
 
-// dangerIn gives the first command of a script that matches a pattern, for
+// dangerIn returns the first command of a script that matches a pattern, for
 // people and not made safe; "" where none does.
 func dangerIn(patterns []dangerPattern, script string) string {
 	if len(patterns) == 0 {
@@ -30,7 +30,7 @@ func dangerIn(patterns []dangerPattern, script string) string {
 		return fmt.Sprintf("a command of more than %d bytes", maxDangerousBytes)
 	}
 	s := dangerSearch{patterns: patterns}
-	s.script(script, 0)
+	s.searchScript(script, 0)
 	return s.found
 }
 
@@ -41,16 +41,16 @@ type dangerSearch struct {
 	found    string
 }
 
-// step counts one more thing that is looked at; false is enough.
-func (s *dangerSearch) step() bool {
+// countStep counts one more thing that is looked at; false is enough.
+func (s *dangerSearch) countStep() bool {
 	if s.steps++; s.steps > maxDangerousSteps && s.found == "" {
 		s.found = fmt.Sprintf("a command in which more than %d could be meant", maxDangerousSteps)
 	}
 	return s.found == ""
 }
 
-func (s *dangerSearch) script(text string, depth int) {
-	if !s.step() || depth > maxDangerousDepth {
+func (s *dangerSearch) searchScript(text string, depth int) {
+	if !s.countStep() || depth > maxDangerousDepth {
 		return
 	}
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(text)), "")
@@ -58,7 +58,7 @@ func (s *dangerSearch) script(text string, depth int) {
 		// The shell runs a line before it reads the next one, and may accept
 		// what the parser refuses.
 		for line := range strings.SplitSeq(text, "\n") {
-			s.script(line, depth+1)
+			s.searchScript(line, depth+1)
 		}
 	}
 	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
@@ -68,12 +68,12 @@ func (s *dangerSearch) script(text string, depth int) {
 		switch n := n.(type) {
 		case *syntax.Redirect:
 			if n.Word != nil && strings.Contains(n.Op.String(), ">") {
-				s.match(">", []string{wordText(n.Word)}, nil)
+				s.matchPatterns(">", []string{wordText(n.Word)}, nil)
 			}
 		case *syntax.Stmt:
-			s.given(n, depth)
+			s.searchInput(n, depth)
 		case *syntax.CallExpr:
-			s.call(wordTexts(n.Args), depth)
+			s.searchCall(wordTexts(n.Args), depth)
 		}
 		return true
 	})
@@ -95,8 +95,8 @@ func markControls(text string) string {
 	}, text)
 }
 
-// given looks at a script that a shell gets in a here-document.
-func (s *dangerSearch) given(stmt *syntax.Stmt, depth int) {
+// searchInput looks at a script that a shell gets in a here-document.
+func (s *dangerSearch) searchInput(stmt *syntax.Stmt, depth int) {
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
 	if !ok || len(call.Args) == 0 || !takesScripts(path.Base(wordText(call.Args[0]))) {
 		return
@@ -104,9 +104,9 @@ func (s *dangerSearch) given(stmt *syntax.Stmt, depth int) {
 	for _, r := range stmt.Redirs {
 		switch {
 		case r.Hdoc != nil:
-			s.script(wordText(r.Hdoc), depth+1)
+			s.searchScript(wordText(r.Hdoc), depth+1)
 		case r.Op == syntax.WordHdoc:
-			s.script(wordText(r.Word), depth+1)
+			s.searchScript(wordText(r.Word), depth+1)
 		}
 	}
 }
@@ -119,35 +119,35 @@ func wordTexts(args []*syntax.Word) []string {
 	return words
 }
 
-// call looks at one command, and at those that it would run.
-func (s *dangerSearch) call(words []string, depth int) {
+// searchCall looks at one command, and at those that it would run.
+func (s *dangerSearch) searchCall(words []string, depth int) {
 	if len(words) == 0 {
 		return
 	}
-	s.command(words, depth)
+	s.searchCommand(words, depth)
 	if !isRunner(words[0]) || takesNames(path.Base(words[0])) {
 		return
 	}
 	for i := 1; i < min(len(words), maxRunnerWords) && s.found == ""; i++ {
-		s.command(words[i:], depth)
+		s.searchCommand(words[i:], depth)
 	}
 }
 
-// command looks at one command, and at scripts among its arguments.
-func (s *dangerSearch) command(words []string, depth int) {
-	if !s.step() {
+// searchCommand looks at one command, and at scripts among its arguments.
+func (s *dangerSearch) searchCommand(words []string, depth int) {
+	if !s.countStep() {
 		return
 	}
 	name := path.Base(words[0])
-	s.match(name, words[1:], words[1:])
+	s.matchPatterns(name, words[1:], words[1:])
 	if name == "git" {
 		if sub := gitSubcommand(words[1:]); len(sub) > 0 {
-			s.match("git-"+sub[0], sub[1:], words[1:])
+			s.matchPatterns("git-"+sub[0], sub[1:], words[1:])
 		}
 	}
 	if takesScripts(name) {
 		for i := 1; i < len(words) && s.found == ""; i++ {
-			s.script(words[i], depth+1)
+			s.searchScript(words[i], depth+1)
 		}
 	}
 }
@@ -164,7 +164,7 @@ func takesScripts(name string) bool {
 	return slices.Contains([]string{"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox", "eval", "su", "ssh", "env", "watch", "flock", "script", "parallel"}, name)
 }
 
-// gitSubcommand gives the words of git from the subcommand on: git(1) has its
+// gitSubcommand returns the words of git from the subcommand on: git(1) has its
 // own options before it, some with a value of their own.
 func gitSubcommand(words []string) []string {
 	for len(words) > 0 && strings.HasPrefix(words[0], "-") {
@@ -177,10 +177,10 @@ func gitSubcommand(words []string) []string {
 	return words
 }
 
-// match looks for a pattern; shown are the arguments as a person knows them.
-func (s *dangerSearch) match(name string, args, shown []string) {
+// matchPatterns looks for a pattern; shown are the arguments as a person knows them.
+func (s *dangerSearch) matchPatterns(name string, args, shown []string) {
 	for _, p := range s.patterns {
-		if s.found != "" || !p.matches(name, args) {
+		if s.found != "" || !p.matchesCommand(name, args) {
 			continue
 		}
 		if shown == nil {

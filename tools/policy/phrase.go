@@ -19,7 +19,7 @@ const maxPhraseBytes = 1 << 10
 // maxShownPhrase bounds the part of a command that an error shows.
 const maxShownPhrase = 200
 
-// StaticPhrase gives the one form of a shell command that a lasting approval
+// StaticPhrase returns the one form of a shell command that a lasting approval
 // can be bound to: a single command of literal words, joined by single spaces
 // with what needs it quoted. It fails, with the reason, for anything whose
 // meaning is decided when it runs, or that can run something else: compounds,
@@ -39,7 +39,7 @@ func StaticPhrase(command string) (string, error) {
 		return "", err
 	}
 	for _, w := range words[1:] {
-		if executes(w) {
+		if isExecFlag(w) {
 			return "", fmt.Errorf("flag %q can run another command", w)
 		}
 	}
@@ -68,7 +68,7 @@ func parseStatic(command string) ([]string, error) {
 	return staticWords(file.Stmts[0])
 }
 
-// staticWords gives the words of a plain command, all literal.
+// staticWords returns the words of a plain command, all literal.
 func staticWords(stmt *syntax.Stmt) ([]string, error) {
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
 	switch {
@@ -99,7 +99,7 @@ func staticWords(stmt *syntax.Stmt) ([]string, error) {
 	if isRunner(words[0]) {
 		return nil, fmt.Errorf("%s runs another command", words[0])
 	}
-	for _, runner := range subcommands() {
+	for _, runner := range runnerSubcommands() {
 		if path.Base(words[0]) == runner[0] && containsInOrder(words[1:], runner[1:]) {
 			return nil, fmt.Errorf("%s runs another command", strings.Join(runner, " "))
 		}
@@ -107,7 +107,7 @@ func staticWords(stmt *syntax.Stmt) ([]string, error) {
 	return words, nil
 }
 
-// containsInOrder says whether all of want are among words, in their order.
+// containsInOrder reports whether all of want are among words, in their order.
 func containsInOrder(words, want []string) bool {
 	for _, w := range words {
 		if len(want) > 0 && w == want[0] {
@@ -117,7 +117,7 @@ func containsInOrder(words, want []string) bool {
 	return len(want) == 0
 }
 
-// staticWord gives a word's value where it has no part that is decided later:
+// staticWord returns a word's value if it has no part that is decided later:
 // a literal without escapes, globs, braces or a tilde, or a quoted string.
 func staticWord(w *syntax.Word) (string, error) {
 	var b strings.Builder
@@ -164,9 +164,9 @@ func quoteWord(w string) string {
 	return `"` + w + `"`
 }
 
-// executes says whether a word is a flag with which some program runs another
+// isExecFlag reports whether a word is a flag with which some program runs another
 // one, whichever program it is given to.
-func executes(word string) bool {
+func isExecFlag(word string) bool {
 	if !strings.HasPrefix(word, "-") {
 		return false
 	}
@@ -184,7 +184,7 @@ func executes(word string) bool {
 	return strings.IndexAny(word[1:], "ceix") == 0
 }
 
-// isRunner says whether a command, by whichever path, is one whose arguments are
+// isRunner reports whether a command, by any path, is one whose arguments are
 // commands, or that reads them from somewhere else: "python3.12" is python.
 func isRunner(name string) bool {
 	name = path.Base(name)
@@ -207,8 +207,8 @@ func runsOthers(name string) bool {
 	return false
 }
 
-// subcommands are the like of runsOthers below a command that is none.
-func subcommands() [][]string {
+// runnerSubcommands are the like of runsOthers below a command that is none.
+func runnerSubcommands() [][]string {
 	return [][]string{
 		{"git", "bisect", "run"},
 		{"git", "submodule", "foreach"},

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Mode says what happens to a call before it runs.
+// Mode is the condition under which a call runs.
 type Mode string
 
 // The modes, mildest first.
@@ -23,7 +23,7 @@ const (
 	ModePromptOnce Mode = "prompt_once"
 	// ModePrompt asks each time.
 	ModePrompt Mode = "prompt"
-	// ModeDeny never runs it and asks nobody.
+	// ModeDeny never runs it and does not ask.
 	ModeDeny Mode = "deny"
 )
 
@@ -53,9 +53,9 @@ type Policy struct {
 	// deny also binds the tools that act as this one ([Definition].ActsAs), each
 	// at least as strictly; an auto is for the tool that it names alone.
 	Tools map[string]Mode
-	// TrustedWorkspaces are folders (absolute, links resolved) in which WRITE
+	// TrustedWorkspaces are directories (absolute, symlinks resolved) in which WRITE
 	// is auto, at them and below; other classes keep their mode. They are about
-	// what is in the folder: tools that keep state ([PlaceState]) are not opened.
+	// the contents of the directory: tools that keep state ([PlaceState]) are not opened.
 	TrustedWorkspaces []string
 	// TrustedOverrides sets modes of classes inside trusted workspaces; for tools
 	// that keep state only where that is stricter.
@@ -64,7 +64,7 @@ type Policy struct {
 	// refused, deterministically, and never counts as a missing approver.
 	NoPrompts bool
 	// Dangerous are patterns of commands that are asked about although the mode
-	// is auto, where somebody can be asked, and warned of where nobody can; see
+	// is auto, and warned of if no one can be asked; see
 	// [DangerousCommands]. They are for people and bound nothing.
 	Dangerous []string
 	// Tighten are further policies, an administrator's requirements and a
@@ -72,7 +72,7 @@ type Policy struct {
 	Tighten []Policy
 }
 
-// Verdict is what a policy says about one tool, and by which of its rules.
+// Verdict is the decision of a policy about one tool, and the rule that made it.
 type Verdict struct {
 	Mode Mode
 	// Rule names the rule that decided: "tool shell", "server github/*",
@@ -93,22 +93,22 @@ func (p Policy) Validate() error {
 			if !class.Valid() {
 				return fmt.Errorf("check policy: %s names the class %q; classes are none, read, write, execute, network", group.name, class)
 			}
-			if !mode.valid() {
+			if !mode.isValid() {
 				return fmt.Errorf("check policy: %s %s has the mode %q; modes are auto, prompt, prompt_once, deny", group.name, class, mode)
 			}
 		}
 	}
 	for key, mode := range p.Tools {
-		if !mode.valid() {
+		if !mode.isValid() {
 			return fmt.Errorf("check policy: tool %s has the mode %q; modes are auto, prompt, prompt_once, deny", key, mode)
 		}
 	}
 	if _, err := parseDangerous(p.Dangerous); err != nil {
 		return fmt.Errorf("check policy: %w", err)
 	}
-	for _, folder := range p.TrustedWorkspaces {
-		if !filepath.IsAbs(folder) {
-			return fmt.Errorf("check policy: trusted workspace %q must be an absolute path", folder)
+	for _, dir := range p.TrustedWorkspaces {
+		if !filepath.IsAbs(dir) {
+			return fmt.Errorf("check policy: trusted workspace %q must be an absolute path", dir)
 		}
 	}
 	for _, stricter := range p.Tighten {
@@ -119,7 +119,7 @@ func (p Policy) Validate() error {
 	return nil
 }
 
-func (m Mode) valid() bool {
+func (m Mode) isValid() bool {
 	return slices.Contains([]Mode{ModeAuto, ModePromptOnce, ModePrompt, ModeDeny}, m)
 }
 
@@ -138,11 +138,11 @@ func (p Policy) DecideCall(def tools.Definition, workspace string, input json.Ra
 	if def.ActsAs != nil {
 		acts = def.ActsAs(input)
 	}
-	return p.decide(def, workspace, acts)
+	return p.decideActing(def, workspace, acts)
 }
 
-func (p Policy) decide(def tools.Definition, workspace string, acts []tools.Name) Verdict {
-	rules := p.rules(def, workspace)
+func (p Policy) decideActing(def tools.Definition, workspace string, acts []tools.Name) Verdict {
+	rules := p.rulesFor(def, workspace)
 	verdict := rules[0]
 	for _, rule := range rules {
 		if rule.Mode == ModeDeny {
@@ -156,7 +156,7 @@ func (p Policy) decide(def tools.Definition, workspace string, acts []tools.Name
 		}
 	}
 	for _, stricter := range p.Tighten {
-		if v := stricter.decide(def, workspace, acts); v.Mode.rank() > verdict.Mode.rank() {
+		if v := stricter.decideActing(def, workspace, acts); v.Mode.rank() > verdict.Mode.rank() {
 			verdict = v
 			if stricter.Name != "" {
 				verdict.Rule = stricter.Name + ": " + v.Rule
@@ -169,11 +169,11 @@ func (p Policy) decide(def tools.Definition, workspace string, acts []tools.Name
 	return verdict
 }
 
-// dangerous are the patterns of all layers.
-func (p Policy) dangerous() []string {
+// dangerousPatterns are the patterns of all layers.
+func (p Policy) dangerousPatterns() []string {
 	all := slices.Clone(p.Dangerous)
 	for _, stricter := range p.Tighten {
-		all = append(all, stricter.dangerous()...)
+		all = append(all, stricter.dangerousPatterns()...)
 	}
 	return all
 }
@@ -222,7 +222,7 @@ func (p Policy) NotBinding(defs []tools.Definition, workspace string) []tools.Na
 		if def.Class != tools.ClassWrite || def.Runs != tools.PlaceSandbox || milder == ModeDeny {
 			continue
 		}
-		if v := p.Decide(def, workspace); v.Mode.rank() > milder.rank() || p.restricts(def.Name) {
+		if v := p.Decide(def, workspace); v.Mode.rank() > milder.rank() || p.restrictsTool(def.Name) {
 			names = append(names, def.Name)
 		}
 	}
@@ -237,10 +237,10 @@ func (p Policy) AllowsSandboxed(defs []tools.Definition, workspace string) bool 
 	})
 }
 
-// restricts reports whether a rule of any layer restricts the tool by its name.
-func (p Policy) restricts(name tools.Name) bool {
+// restrictsTool reports whether a rule of any layer restricts the tool by its name.
+func (p Policy) restrictsTool(name tools.Name) bool {
 	mode, ok := p.Tools[string(name)]
-	return ok && mode != ModeAuto || slices.ContainsFunc(p.Tighten, func(s Policy) bool { return s.restricts(name) })
+	return ok && mode != ModeAuto || slices.ContainsFunc(p.Tighten, func(s Policy) bool { return s.restrictsTool(name) })
 }
 
 // ruleKeys are the keys of Policy.Tools that are about a tool, the most exact
@@ -256,8 +256,8 @@ func ruleKeys(def tools.Definition) []string {
 	return keys
 }
 
-// rules are all rules that apply to a tool, the most exact first; never empty.
-func (p Policy) rules(def tools.Definition, workspace string) []Verdict {
+// rulesFor are all rules that apply to a tool, the most exact first; never empty.
+func (p Policy) rulesFor(def tools.Definition, workspace string) []Verdict {
 	var rules []Verdict
 	add := func(mode Mode, ok bool, rule string) {
 		if ok {
@@ -272,7 +272,7 @@ func (p Policy) rules(def tools.Definition, workspace string) []Verdict {
 		}
 		add(mode, ok, kind+key)
 	}
-	if p.trusts(workspace) {
+	if p.trustsWorkspace(workspace) {
 		mode, ok := p.TrustedOverrides[def.Class]
 		state := def.Runs == tools.PlaceState
 		add(mode, ok && (!state || mode.rank() > p.classMode(def.Class).rank()), "trusted workspace, class "+string(def.Class))
@@ -296,9 +296,9 @@ func (p Policy) classMode(class tools.Class) Mode {
 	return ModePrompt
 }
 
-func (p Policy) trusts(workspace string) bool {
-	return workspace != "" && slices.ContainsFunc(p.TrustedWorkspaces, func(folder string) bool {
-		rel, err := filepath.Rel(folder, workspace)
+func (p Policy) trustsWorkspace(workspace string) bool {
+	return workspace != "" && slices.ContainsFunc(p.TrustedWorkspaces, func(dir string) bool {
+		rel, err := filepath.Rel(dir, workspace)
 		return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator))
 	})
 }

@@ -12,7 +12,7 @@ func PresetNames() []string {
 	return []string{"strict", "readonly", "default", "sandboxed", "ci"}
 }
 
-// Preset gives a policy by name:
+// Preset returns a policy by name:
 //
 //	strict     everything prompts
 //	readonly   none and read run, everything else is refused
@@ -42,7 +42,7 @@ func Preset(name string) (Policy, error) {
 	return Policy{}, fmt.Errorf("find policy preset %q: presets are %s", name, strings.Join(PresetNames(), ", "))
 }
 
-// classModes gives the harmless classes one mode and the others another.
+// classModes returns one mode for the harmless classes and another for the others.
 func classModes(harmless, others Mode) map[tools.Class]Mode {
 	return map[tools.Class]Mode{
 		tools.ClassNone: harmless, tools.ClassRead: harmless,
