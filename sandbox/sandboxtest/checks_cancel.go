@@ -49,7 +49,7 @@ func checkCancelBefore(ctx context.Context, e *env) error {
 	cancel(errTest)
 	p, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("sleep")})
 	if err == nil {
-		_, _ = wait(ctx, p)
+		_, _ = waitProcess(ctx, p)
 		return errors.New("start with a cancelled context succeeded")
 	}
 	if !errors.Is(err, errTest) {
@@ -58,7 +58,7 @@ func checkCancelBefore(ctx context.Context, e *env) error {
 	return nil
 }
 
-// startReady starts a verb and waits until it says that it is ready.
+// startReady starts a verb and waits until it reports that it is ready.
 func startReady(ctx, waitCtx context.Context, e *env, cmd sandbox.Command) (sandbox.Process, *signalWriter, error) {
 	w := newSignalWriter("ready\n")
 	cmd.Stdout = w
@@ -66,11 +66,11 @@ func startReady(ctx, waitCtx context.Context, e *env, cmd sandbox.Command) (sand
 	if err != nil {
 		return nil, nil, err
 	}
-	return p, w, w.wait(waitCtx, e.sb)
+	return p, w, w.waitSeen(waitCtx, e.sb)
 }
 
-// cancelled starts a verb, cancels it when it is ready, and returns its exit.
-func cancelled(ctx context.Context, e *env, grace time.Duration, args ...string) (sandbox.Exit, error) {
+// cancelVerb starts a verb, cancels it when it is ready, and returns its exit.
+func cancelVerb(ctx context.Context, e *env, grace time.Duration, args ...string) (sandbox.Exit, error) {
 	runCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	p, w, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv(args...), Grace: grace})
@@ -78,7 +78,7 @@ func cancelled(ctx context.Context, e *env, grace time.Duration, args ...string)
 		return sandbox.Exit{}, err
 	}
 	cancel(errTest)
-	exit, err := wait(ctx, p)
+	exit, err := waitProcess(ctx, p)
 	if err != nil {
 		return exit, err
 	}
@@ -92,36 +92,36 @@ func cancelled(ctx context.Context, e *env, grace time.Duration, args ...string)
 }
 
 func checkCancelDuring(ctx context.Context, e *env) error {
-	m := marker()
-	exit, err := cancelled(ctx, e, enoughGrace, "sleep", m)
+	m := newMarker()
+	exit, err := cancelVerb(ctx, e, enoughGrace, "sleep", m)
 	if err != nil {
 		return err
 	}
 	if exit.Status.Signal != 15 || exit.Kill.Terminated < 1 || exit.Kill.Killed != 0 {
 		return fmt.Errorf("status %+v kill %+v, want an end by SIGTERM", exit.Status, exit.Kill)
 	}
-	return e.gone(ctx, m)
+	return e.expectGone(ctx, m)
 }
 
-// gone asserts that no process with the marker runs, after a positive control
-// that shows that such a process would be seen.
-func (e *env) gone(ctx context.Context, m string) error {
-	control := marker()
+// expectGone asserts that no process with the marker runs, after a positive
+// control that shows that such a process would be seen.
+func (e *env) expectGone(ctx context.Context, m string) error {
+	control := newMarker()
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", control), Grace: testGrace})
 	if err != nil {
 		return fmt.Errorf("control: %w", err)
 	}
-	seen, err := e.running(ctx, control)
+	seen, err := e.countRunning(ctx, control)
 	if err != nil || seen == 0 {
 		return fmt.Errorf("positive control: a running process is not seen (%d, %w)", seen, err)
 	}
 	cancel()
-	if _, err := wait(ctx, p); err != nil {
+	if _, err := waitProcess(ctx, p); err != nil {
 		return err
 	}
-	n, err := e.running(ctx, m)
+	n, err := e.countRunning(ctx, m)
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (e *env) gone(ctx context.Context, m string) error {
 }
 
 func checkCancelAtStart(ctx context.Context, e *env) error {
-	m := marker()
+	m := newMarker()
 	for range 20 {
 		runCtx, cancel := context.WithCancelCause(ctx)
 		go cancel(errTest)
@@ -143,7 +143,7 @@ func checkCancelAtStart(ctx context.Context, e *env) error {
 			}
 			continue
 		}
-		exit, err := wait(ctx, p)
+		exit, err := waitProcess(ctx, p)
 		if err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func checkCancelAtStart(ctx context.Context, e *env) error {
 			return fmt.Errorf("status %s, want cancelled", exit.Status)
 		}
 	}
-	return e.gone(ctx, m)
+	return e.expectGone(ctx, m)
 }
 
 func checkCancelAfter(ctx context.Context, e *env) error {
@@ -161,13 +161,13 @@ func checkCancelAfter(ctx context.Context, e *env) error {
 		cancel(nil)
 		return err
 	}
-	first, err := wait(ctx, p)
+	first, err := waitProcess(ctx, p)
 	if err != nil {
 		cancel(nil)
 		return err
 	}
 	cancel(errTest)
-	second, err := wait(ctx, p)
+	second, err := waitProcess(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func checkCancelAfter(ctx context.Context, e *env) error {
 }
 
 func checkTermFirst(ctx context.Context, e *env) error {
-	exit, err := cancelled(ctx, e, enoughGrace, "term-exit", "7")
+	exit, err := cancelVerb(ctx, e, enoughGrace, "term-exit", "7")
 	if err != nil {
 		return err
 	}
@@ -189,44 +189,44 @@ func checkTermFirst(ctx context.Context, e *env) error {
 }
 
 func checkTermOrphans(ctx context.Context, e *env) error {
-	m := marker()
-	exit, err := cancelled(ctx, e, enoughGrace, "term-leave", m)
+	m := newMarker()
+	exit, err := cancelVerb(ctx, e, enoughGrace, "term-leave", m)
 	if err != nil {
 		return err
 	}
 	if exit.Status.Code != 0 || exit.Kill.Terminated < 2 || exit.Kill.Killed != 0 {
 		return fmt.Errorf("status %+v kill %+v, want an end by SIGTERM of what was left", exit.Status, exit.Kill)
 	}
-	return e.gone(ctx, m)
+	return e.expectGone(ctx, m)
 }
 
 func checkIgnoresTerm(ctx context.Context, e *env) error {
-	m := marker()
-	exit, err := cancelled(ctx, e, testGrace, "ignore-term", m)
+	m := newMarker()
+	exit, err := cancelVerb(ctx, e, testGrace, "ignore-term", m)
 	if err != nil {
 		return err
 	}
 	if exit.Status.Signal != 9 || exit.Kill.Killed < 1 {
 		return fmt.Errorf("status %+v kill %+v, want an end by SIGKILL", exit.Status, exit.Kill)
 	}
-	return e.gone(ctx, m)
+	return e.expectGone(ctx, m)
 }
 
 func checkDaemons(ctx context.Context, e *env) error {
-	m := marker()
-	exit, err := cancelled(ctx, e, testGrace, "daemons", "4", m, "stay")
+	m := newMarker()
+	exit, err := cancelVerb(ctx, e, testGrace, "daemons", "4", m, "stay")
 	if err != nil {
 		return err
 	}
 	if exit.Kill.Killed < 4 {
 		return fmt.Errorf("kill %+v, want at least the 4 daemons killed", exit.Kill)
 	}
-	return e.gone(ctx, m)
+	return e.expectGone(ctx, m)
 }
 
 func checkTimeout(ctx context.Context, e *env) error {
-	return e.within(2*time.Second, func(timeout time.Duration) (began bool, err error) {
-		m := marker()
+	return e.retrySlower(2*time.Second, func(timeout time.Duration) (began bool, err error) {
+		m := newMarker()
 		r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("daemons", "2", m, "stay"), Timeout: timeout, Grace: testGrace})
 		if err != nil {
 			return false, err
@@ -234,14 +234,15 @@ func checkTimeout(ctx context.Context, e *env) error {
 		if !r.Status.TimedOut || r.Status.Cancelled || r.Kill.Left != 0 {
 			return false, fmt.Errorf("status %+v kill %+v out %q, want timed out with partial output", r.Status, r.Kill, r.out)
 		}
-		return strings.Contains(r.out, "ready"), e.gone(ctx, m)
+		return strings.Contains(r.out, "ready"), e.expectGone(ctx, m)
 	})
 }
 
-// within runs what must have begun before its timeout: with one that is enough on
-// a calm machine, and where it was not, once more with six times as much.
-func (e *env) within(timeout time.Duration, f func(timeout time.Duration) (began bool, err error)) error {
-	timeout = e.target.shorter(timeout)
+// retrySlower runs f, which must begin before its timeout: first with one that
+// is enough on a calm machine, and if it was not, once more with six times as
+// much.
+func (e *env) retrySlower(timeout time.Duration, f func(timeout time.Duration) (began bool, err error)) error {
+	timeout = e.target.shorten(timeout)
 	began, err := f(timeout)
 	if err == nil && !began {
 		timeout *= 6
@@ -254,7 +255,7 @@ func (e *env) within(timeout time.Duration, f func(timeout time.Duration) (began
 }
 
 func checkLeftAfterExit(ctx context.Context, e *env) error {
-	m := marker()
+	m := newMarker()
 	r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("daemons", "3", m), Grace: testGrace})
 	if err != nil {
 		return err
@@ -262,11 +263,11 @@ func checkLeftAfterExit(ctx context.Context, e *env) error {
 	if !r.Status.Success() || !r.Kill.AfterExit || r.Kill.Left != 0 || r.Kill.Killed+r.Kill.Terminated < 3 {
 		return fmt.Errorf("status %+v kill %+v, want success and 3 killed after the exit", r.Status, r.Kill)
 	}
-	return e.gone(ctx, m)
+	return e.expectGone(ctx, m)
 }
 
 func checkHoldsStdout(ctx context.Context, e *env) error {
-	m := marker()
+	m := newMarker()
 	r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("hold-stdout", m), Grace: testGrace})
 	if err != nil {
 		return err
@@ -274,37 +275,37 @@ func checkHoldsStdout(ctx context.Context, e *env) error {
 	if !r.Status.Success() || r.out != "held\n" {
 		return fmt.Errorf("status %s out %q", r.Status, r.out)
 	}
-	return e.gone(ctx, m)
+	return e.expectGone(ctx, m)
 }
 
 func checkSpares(ctx context.Context, e *env) error {
-	spared := marker()
+	spared := newMarker()
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("daemons", "2", spared, "stay"), Grace: testGrace})
 	if err != nil {
 		return err
 	}
-	if _, err := cancelled(ctx, e, testGrace, "daemons", "2", marker(), "stay"); err != nil {
+	if _, err := cancelVerb(ctx, e, testGrace, "daemons", "2", newMarker(), "stay"); err != nil {
 		return err
 	}
-	n, err := e.running(ctx, spared)
+	n, err := e.countRunning(ctx, spared)
 	if err != nil {
 		return err
 	}
 	cancel()
-	if _, err := wait(ctx, p); err != nil {
+	if _, err := waitProcess(ctx, p); err != nil {
 		return err
 	}
 	if n < 3 {
 		return fmt.Errorf("%d processes of the other command are left, want 3", n)
 	}
-	return e.gone(ctx, spared)
+	return e.expectGone(ctx, spared)
 }
 
-// orphans is how many orphans are left behind: 2,000, where it is not the
+// orphanCount returns how many orphans are left behind: 2,000, unless it is the
 // second run of a backend.
-func (t Target) orphans() int {
+func (t Target) orphanCount() int {
 	if t.Brief {
 		return 200
 	}
@@ -312,20 +313,20 @@ func (t Target) orphans() int {
 }
 
 func checkZombies(ctx context.Context, e *env) error {
-	if _, err := e.expect(ctx, "orphans", strconv.Itoa(e.target.orphans())); err != nil {
+	if _, err := e.expectOutput(ctx, "orphans", strconv.Itoa(e.target.orphanCount())); err != nil {
 		return err
 	}
 	// PID 1 gets to them when it has the processor.
 	var out string
 	for range 50 {
 		var err error
-		if out, err = e.expect(ctx, "zombies"); err != nil {
+		if out, err = e.expectOutput(ctx, "zombies"); err != nil {
 			return err
 		}
 		if strings.TrimSpace(out) == "0" {
 			return nil
 		}
-		time.Sleep(e.target.shorter(100 * time.Millisecond))
+		time.Sleep(e.target.shorten(100 * time.Millisecond))
 	}
 	return fmt.Errorf("%s zombies", strings.TrimSpace(out))
 }

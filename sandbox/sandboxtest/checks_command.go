@@ -23,14 +23,14 @@ func commandChecks() []check {
 		{name: "missing and unusable programs", run: checkNotFound},
 		{name: "environment is what was given", run: checkEnvironment},
 		{name: "arguments arrive byte by byte", run: checkArguments},
-		{name: "working folder", run: checkDir},
+		{name: "working directory", run: checkDir},
 		{name: "invalid commands are refused", run: checkInvalid},
 	}
 }
 
 func checkExitCodes(ctx context.Context, e *env) error {
 	for code := range 256 {
-		r, err := e.probe(ctx, "exit", strconv.Itoa(code))
+		r, err := e.runProbe(ctx, "exit", strconv.Itoa(code))
 		if err != nil {
 			return err
 		}
@@ -50,7 +50,7 @@ func checkSignals(ctx context.Context, e *env) error {
 		if slices.Contains(harmless, sig) {
 			continue
 		}
-		r, err := e.probe(ctx, "raise", strconv.Itoa(sig))
+		r, err := e.runProbe(ctx, "raise", strconv.Itoa(sig))
 		if err != nil {
 			return err
 		}
@@ -76,11 +76,11 @@ func checkNotFound(ctx context.Context, e *env) error {
 			return fmt.Errorf("%s: %s, stderr %q; want code %d and a message", argv0, r.Status, r.errOut, code)
 		}
 	}
-	return e.unusable(ctx)
+	return checkUnusable(ctx, e)
 }
 
-// unusable are files that are there and can't be run.
-func (e *env) unusable(ctx context.Context) error {
+// checkUnusable runs files that exist and can't be run.
+func checkUnusable(ctx context.Context, e *env) error {
 	for _, f := range []struct {
 		name, content string
 		mode          os.FileMode
@@ -115,7 +115,7 @@ func checkEnvironment(ctx context.Context, e *env) error {
 	if err := sameEnvironment(r.out, env); err != nil {
 		return err
 	}
-	out, err := e.expect(ctx, "env")
+	out, err := e.expectOutput(ctx, "env")
 	if err != nil {
 		return err
 	}
@@ -138,10 +138,10 @@ func sameEnvironment(out string, want []string) error {
 }
 
 func checkDir(ctx context.Context, e *env) error {
-	if _, err := e.expect(ctx, "mkdir", "sub/below"); err != nil {
+	if _, err := e.expectOutput(ctx, "mkdir", "sub/below"); err != nil {
 		return err
 	}
-	if _, err := e.expect(ctx, "symlink", "/", "out"); err != nil {
+	if _, err := e.expectOutput(ctx, "symlink", "/", "out"); err != nil {
 		return err
 	}
 	for dir, want := range map[string]string{
@@ -190,7 +190,7 @@ func checkInvalid(ctx context.Context, e *env) error {
 // as the kernel takes.
 func checkArguments(ctx context.Context, e *env) error {
 	args := []string{"", " ", "a b", "$(touch x)", "`x`", "'\"", "line\nline", "\xff\xfe", "\u202e", "-rf", "--", "*", strings.Repeat("x", 128<<10-1)}
-	out, err := e.expect(ctx, append([]string{"args"}, args...)...)
+	out, err := e.expectOutput(ctx, append([]string{"args"}, args...)...)
 	if err != nil {
 		return err
 	}
@@ -211,10 +211,10 @@ func checkArguments(ctx context.Context, e *env) error {
 	// More than the kernel takes is a refusal or the program's own status, and
 	// hurts nothing.
 	huge := slices.Repeat([]string{strings.Repeat("y", 100<<10)}, 30)
-	r, err = e.probe(ctx, append([]string{"args"}, huge...)...)
+	r, err = e.runProbe(ctx, append([]string{"args"}, huge...)...)
 	if err == nil && r.Status.Code != 126 || err != nil && !isInvalid(err) {
 		return fmt.Errorf("3 MB of arguments: %s, %w; want ErrInvalid or code 126", r.Status, err)
 	}
-	_, err = e.expect(ctx, "exit", "0")
+	_, err = e.expectOutput(ctx, "exit", "0")
 	return err
 }

@@ -31,13 +31,14 @@ func hostChecks() []check {
 		{name: "planted privilege gives none", fresh: true, plant: plantPrivilege, run: checkPlanted},
 		{name: "the host's descriptors stay outside", fresh: true, plant: plantDescriptors, run: checkHostDescriptors},
 		{name: "no program that runs can be rewritten", run: checkPrograms},
-		{name: "a working folder can't lead out", run: checkTrickyDirs},
+		{name: "a working directory can't lead out", run: checkTrickyDirs},
 		{name: "sockets and FIFOs of the host", run: checkHostSockets},
 	}
 }
 
-// unprivileged says what of an identity is more than a command's.
-func (e *env) unprivileged(f probing.Facts) error {
+// checkUnprivileged returns an error if an identity has more than a command's
+// privileges.
+func (e *env) checkUnprivileged(f probing.Facts) error {
 	var wrong []error
 	for _, id := range []int{f.UID, f.EUID, f.GID, f.EGID} {
 		if id == 0 && !e.target.SingleUID {
@@ -76,11 +77,11 @@ func checkExec(ctx context.Context, e *env) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
-		if err := e.unprivileged(f); err != nil {
+		if err := e.checkUnprivileged(f); err != nil {
 			return fmt.Errorf("behind %s: %w", name, err)
 		}
 	}
-	out, err := e.plain(ctx, "reexec", "facts")
+	out, err := e.runPlain(ctx, "reexec", "facts")
 	if err != nil {
 		return err
 	}
@@ -88,7 +89,7 @@ func checkExec(ctx context.Context, e *env) error {
 	if err := json.Unmarshal([]byte(out), &host); err != nil {
 		return err
 	}
-	if e.unprivileged(host) == nil {
+	if e.checkUnprivileged(host) == nil {
 		return fmt.Errorf("positive control: the host's own identity passes: %+v", host)
 	}
 	return nil
@@ -127,7 +128,7 @@ func plantPrivilege(e *env) error {
 		return err
 	}
 	// DAC_OVERRIDE and NET_RAW, permitted and effective, version 2
-	// (linux/capability.h): capabilities that every root has to give.
+	// (linux/capability.h): capabilities that every root can assign.
 	caps := []byte{1, 0, 0, 2, 0x02, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 	return unix.Setxattr(filepath.Join(e.workspace, probeName+"-caps"), "security.capability", caps, 0)
 }
@@ -135,10 +136,10 @@ func plantPrivilege(e *env) error {
 // checkPlanted runs both, inside and, as an ordinary user, on the host.
 func checkPlanted(ctx context.Context, e *env) error {
 	if os.Geteuid() != 0 {
-		return skip("needs root: only root plants privileged files")
+		return skipError("needs root: only root plants privileged files")
 	}
 	nobody := &syscall.Credential{Uid: 65534, Gid: 65534}
-	if err := e.open(); err != nil {
+	if err := e.openParents(); err != nil {
 		return err
 	}
 	for _, name := range []string{"-setuid", "-caps"} {
@@ -146,7 +147,7 @@ func checkPlanted(ctx context.Context, e *env) error {
 		if err != nil {
 			return err
 		}
-		if err := e.unprivileged(f); err != nil {
+		if err := e.checkUnprivileged(f); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 		out, err := e.naiveAs(ctx, nobody, filepath.Join(e.workspace, probeName+name), "facts")
@@ -164,8 +165,9 @@ func checkPlanted(ctx context.Context, e *env) error {
 	return nil
 }
 
-// open lets every user of the host pass the folders above the workspace.
-func (e *env) open() error {
+// openParents lets every user of the host pass the directories above the
+// workspace.
+func (e *env) openParents() error {
 	for dir := e.workspace; dir != "/" && strings.HasPrefix(dir, os.TempDir()) && dir != os.TempDir(); dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
 			return err
@@ -197,7 +199,7 @@ func checkHostDescriptors(ctx context.Context, e *env) error {
 			unix.Close(fd)
 		}
 	}()
-	f, err := e.facts(ctx)
+	f, err := e.readFacts(ctx)
 	if err != nil {
 		return err
 	}
@@ -218,7 +220,7 @@ func checkHostDescriptors(ctx context.Context, e *env) error {
 			return fmt.Errorf("the container's first process has %s", to)
 		}
 	}
-	out, err := e.plain(ctx, "facts")
+	out, err := e.runPlain(ctx, "facts")
 	if err != nil {
 		return err
 	}
@@ -236,7 +238,7 @@ func checkHostDescriptors(ctx context.Context, e *env) error {
 // go, one of them a script whose interpreter is "itself" (CVE-2019-5736), and
 // compares the files on the host.
 func checkPrograms(ctx context.Context, e *env) error {
-	before, err := sums(e.target.Programs)
+	before, err := fileHashes(e.target.Programs)
 	if err != nil {
 		return err
 	}
@@ -259,7 +261,7 @@ func checkPrograms(ctx context.Context, e *env) error {
 				if _, err := e.run(ctx, sandbox.Command{Argv: []string{sandbox.WorkspaceDir + "/" + probeName + "-itself"}}); err != nil {
 					errs[i] = err
 				}
-				out, err := e.expect(ctx, "overwrite", "rewritable")
+				out, err := e.expectOutput(ctx, "overwrite", "rewritable")
 				if err == nil && out != "rewritable\n" {
 					err = fmt.Errorf("can be opened for writing: %q, want only the control", out)
 				}
@@ -270,7 +272,7 @@ func checkPrograms(ctx context.Context, e *env) error {
 		})
 	}
 	wait.Wait()
-	after, err := sums(e.target.Programs)
+	after, err := fileHashes(e.target.Programs)
 	if err != nil {
 		return err
 	}
@@ -280,7 +282,7 @@ func checkPrograms(ctx context.Context, e *env) error {
 	return errors.Join(errs...)
 }
 
-func sums(paths []string) ([]string, error) {
+func fileHashes(paths []string) ([]string, error) {
 	var list []string
 	for _, path := range paths {
 		f, err := os.Open(path)
@@ -297,7 +299,8 @@ func sums(paths []string) ([]string, error) {
 	return list, nil
 }
 
-// checkTrickyDirs asks for working folders that a naive chdir would follow out.
+// checkTrickyDirs asks for working directories that a naive chdir would follow
+// out.
 func checkTrickyDirs(ctx context.Context, e *env) error {
 	outside, err := os.Open(e.base)
 	if err != nil {
@@ -314,29 +317,29 @@ func checkTrickyDirs(ctx context.Context, e *env) error {
 		}
 		r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: sandbox.WorkspaceDir + "/" + name})
 		if !isInvalid(err) {
-			return fmt.Errorf("working folder %s (to %s): error %w, out %q; want ErrInvalid", name, to, err, r.out)
+			return fmt.Errorf("working directory %s (to %s): error %w, out %q; want ErrInvalid", name, to, err, r.out)
 		}
 	}
 	for n := range 20 {
 		dir := fmt.Sprintf("/proc/self/fd/%d", n)
 		if _, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: dir}); !isInvalid(err) {
-			return fmt.Errorf("working folder %s: %w, want ErrInvalid", dir, err)
+			return fmt.Errorf("working directory %s: %w, want ErrInvalid", dir, err)
 		}
 	}
-	if err := e.linkInside(ctx); err != nil {
+	if err := linkInside(ctx, e); err != nil {
 		return err
 	}
-	// The control: the host's kernel follows the link.
+	// The control: the host's kernel follows the symlink.
 	info, err := os.Stat(filepath.Join(e.workspace, "up"))
 	if err != nil || !info.IsDir() {
 		return fmt.Errorf("positive control: %w", err)
 	}
-	return e.removedDir(ctx)
+	return removedDir(ctx, e)
 }
 
 // linkInside asks for a working directory through a symlink that stays in the
 // workspace: it is followed, and with NoLinks refused.
-func (e *env) linkInside(ctx context.Context) error {
+func linkInside(ctx context.Context, e *env) error {
 	if err := os.MkdirAll(filepath.Join(e.workspace, "real", "deep"), 0o777); err != nil {
 		return err
 	}
@@ -361,16 +364,16 @@ func (e *env) linkInside(ctx context.Context) error {
 	return nil
 }
 
-// removedDir: a folder that is gone is an error, and a command whose folder
+// removedDir: a directory that is gone is an error, and a command whose directory
 // goes away is none.
-func (e *env) removedDir(ctx context.Context) error {
+func removedDir(ctx context.Context, e *env) error {
 	gone := filepath.Join(e.workspace, "gone")
 	if err := os.MkdirAll(gone, 0o777); err != nil {
 		return err
 	}
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", marker()), Dir: sandbox.WorkspaceDir + "/gone", Grace: testGrace})
+	p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", newMarker()), Dir: sandbox.WorkspaceDir + "/gone", Grace: testGrace})
 	if err != nil {
 		return err
 	}
@@ -378,10 +381,10 @@ func (e *env) removedDir(ctx context.Context) error {
 		return err
 	}
 	if _, err := e.run(ctx, sandbox.Command{Argv: probeArgv("cwd"), Dir: sandbox.WorkspaceDir + "/gone"}); !isInvalid(err) {
-		return fmt.Errorf("a folder that is gone: %w, want ErrInvalid", err)
+		return fmt.Errorf("a directory that is gone: %w, want ErrInvalid", err)
 	}
 	cancel()
-	_, err = wait(ctx, p)
+	_, err = waitProcess(ctx, p)
 	return err
 }
 
@@ -411,7 +414,7 @@ func checkHostSockets(ctx context.Context, e *env) error {
 		return err
 	}
 	defer reader.Close()
-	out, err := e.expect(ctx, "connect", "host.sock", "host.fifo")
+	out, err := e.expectOutput(ctx, "connect", "host.sock", "host.fifo")
 	if err != nil {
 		return err
 	}
@@ -419,7 +422,7 @@ func checkHostSockets(ctx context.Context, e *env) error {
 		return fmt.Errorf("reached from inside: %q", out)
 	}
 	control := &env{target: e.target, base: e.workspace}
-	if host, err := control.plain(ctx, "connect", "host.sock", "host.fifo"); err != nil || host != "host.sock\nhost.fifo\n" {
+	if host, err := control.runPlain(ctx, "connect", "host.sock", "host.fifo"); err != nil || host != "host.sock\nhost.fifo\n" {
 		return fmt.Errorf("positive control: the host reaches %q, %w", host, err)
 	}
 	return nil

@@ -29,9 +29,9 @@ func isolationChecks() []check {
 	}
 }
 
-func (e *env) facts(ctx context.Context) (probing.Facts, error) {
+func (e *env) readFacts(ctx context.Context) (probing.Facts, error) {
 	var f probing.Facts
-	out, err := e.expect(ctx, "facts")
+	out, err := e.expectOutput(ctx, "facts")
 	if err != nil {
 		return f, err
 	}
@@ -39,25 +39,25 @@ func (e *env) facts(ctx context.Context) (probing.Facts, error) {
 }
 
 func checkPrivilege(ctx context.Context, e *env) error {
-	f, err := e.facts(ctx)
+	f, err := e.readFacts(ctx)
 	if err != nil {
 		return err
 	}
-	return e.unprivileged(f)
+	return e.checkUnprivileged(f)
 }
 
 func checkGuestSafe(ctx context.Context, e *env) error {
 	if e.target.SingleUID {
 		return e.attestsLoss("uid")
 	}
-	out, err := e.expect(ctx, "attack-guest")
+	out, err := e.expectOutput(ctx, "attack-guest")
 	if err != nil {
 		return err
 	}
 	if out != "" {
 		return fmt.Errorf("succeeded against pid 1: %s", out)
 	}
-	_, err = e.expect(ctx, "exit", "0")
+	_, err = e.expectOutput(ctx, "exit", "0")
 	return err
 }
 
@@ -71,7 +71,7 @@ func (e *env) attestsLoss(word string) error {
 }
 
 func checkNetwork(ctx context.Context, e *env) error {
-	f, err := e.facts(ctx)
+	f, err := e.readFacts(ctx)
 	if err != nil {
 		return err
 	}
@@ -80,7 +80,7 @@ func checkNetwork(ctx context.Context, e *env) error {
 			return fmt.Errorf("interface %s", i)
 		}
 	}
-	out, err := e.expect(ctx, "dial", "192.0.2.1:80", "[2001:db8::1]:80", "172.17.0.1:2375")
+	out, err := e.expectOutput(ctx, "dial", "192.0.2.1:80", "[2001:db8::1]:80", "172.17.0.1:2375")
 	if err != nil {
 		return err
 	}
@@ -94,12 +94,12 @@ func checkNetwork(ctx context.Context, e *env) error {
 const hostSecret = "CAISSON_TEST_HOST_SECRET"
 
 func checkHostEnvironment(ctx context.Context, e *env) error {
-	value := marker()
+	value := newMarker()
 	if err := os.Setenv(hostSecret, value); err != nil {
 		return err
 	}
 	defer os.Unsetenv(hostSecret)
-	out, err := e.expect(ctx, "grep-environ", value, hostSecret)
+	out, err := e.expectOutput(ctx, "grep-environ", value, hostSecret)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func checkHostEnvironment(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	f, err := e.facts(ctx)
+	f, err := e.readFacts(ctx)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func checkHostEnvironment(ctx context.Context, e *env) error {
 
 // checkHostFiles leaves a canary beside the workspace and looks for it inside.
 func checkHostFiles(ctx context.Context, e *env) error {
-	value := marker()
+	value := newMarker()
 	canary := filepath.Join(e.base, "canary")
 	if err := os.WriteFile(canary, []byte(value), 0o644); err != nil {
 		return err
@@ -130,7 +130,7 @@ func checkHostFiles(ctx context.Context, e *env) error {
 	if err := os.WriteFile(filepath.Join(e.workspace, "control"), []byte(value), 0o644); err != nil {
 		return err
 	}
-	out, err := e.expect(ctx, "grep-files", value, canary, "../canary", "/workspace/../canary",
+	out, err := e.expectOutput(ctx, "grep-files", value, canary, "../canary", "/workspace/../canary",
 		"/proc/1/root"+canary, "/proc/1/cwd/canary", "/root/.bash_history", "control")
 	if err != nil {
 		return err
@@ -138,7 +138,7 @@ func checkHostFiles(ctx context.Context, e *env) error {
 	if out != "control\n" {
 		return fmt.Errorf("canary found in %q, want only the positive control", out)
 	}
-	out, err = e.expect(ctx, "exist", "/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/etc/gitconfig",
+	out, err = e.expectOutput(ctx, "exist", "/var/run/docker.sock", "/run/docker.sock", "/etc/shadow", "/etc/gitconfig",
 		"/root/.ssh", "/sys/fs/cgroup/memory/release_agent")
 	if err != nil {
 		return err
@@ -150,7 +150,7 @@ func checkHostFiles(ctx context.Context, e *env) error {
 }
 
 func checkDescriptors(ctx context.Context, e *env) error {
-	f, err := e.facts(ctx)
+	f, err := e.readFacts(ctx)
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func checkDescriptors(ctx context.Context, e *env) error {
 }
 
 func checkRootReadOnly(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "writable", "/", "/etc", "/usr", "/bin", "/.caisson", "/var", "/opt", "/sys", "/proc/sys/kernel",
+	out, err := e.expectOutput(ctx, "writable", "/", "/etc", "/usr", "/bin", "/.caisson", "/var", "/opt", "/sys", "/proc/sys/kernel",
 		"/etc/hosts", "/etc/resolv.conf", "/etc/hostname", "/workspace")
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func checkRootReadOnly(ctx context.Context, e *env) error {
 
 func checkAttestation(ctx context.Context, e *env) error {
 	at := e.sb.Attestation()
-	f, err := e.facts(ctx)
+	f, err := e.readFacts(ctx)
 	if err != nil {
 		return err
 	}

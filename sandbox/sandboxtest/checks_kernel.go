@@ -30,8 +30,8 @@ func kernelChecks() []check {
 // absent are the answers of a kernel that has no such thing.
 var absent = []string{"ENOSYS", "EAFNOSUPPORT", "EPROTONOSUPPORT", "ESOCKTNOSUPPORT", "ENOENT", "EOPNOTSUPP", "ENOTSUP"}
 
-// attempts runs the probe's table of what must be refused.
-func attempts(out string, err error) (map[string]string, error) {
+// parseAttempts parses the result of the probe's table of what must be refused.
+func parseAttempts(out string, err error) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -42,11 +42,11 @@ func attempts(out string, err error) (map[string]string, error) {
 // checkSyscalls makes every attempt of the probe's table inside, and each on
 // the host as the control: one that is refused there too proves nothing.
 func checkSyscalls(ctx context.Context, e *env) error {
-	inside, err := attempts(e.expect(ctx, "syscalls"))
+	inside, err := parseAttempts(e.expectOutput(ctx, "syscalls"))
 	if err != nil {
 		return err
 	}
-	host, err := attempts(e.naive(ctx, "syscalls"))
+	host, err := parseAttempts(e.runNaive(ctx, "syscalls"))
 	if err != nil {
 		return err
 	}
@@ -62,26 +62,26 @@ func checkSyscalls(ctx context.Context, e *env) error {
 				wrong = append(wrong, fmt.Errorf("%s: %s, which must work", name, got))
 			}
 		case got == "allowed":
-			if !e.noted(name) {
+			if !isNoted(e, name) {
 				wrong = append(wrong, fmt.Errorf("%s is allowed", name))
 			}
 		case got != "EPERM" && got != "EACCES" && got != "EROFS" && !slices.Contains(absent, got):
 			wrong = append(wrong, fmt.Errorf("%s: %s", name, got))
 		}
 	}
-	return errors.Join(append(wrong, e.controlled(host), e.notedOnly(ctx, inside))...)
+	return errors.Join(append(wrong, controlAttempts(host), checkNoted(ctx, e, inside))...)
 }
 
-// noted says that a kernel of the sandbox's own takes a value and does nothing
-// with it: gVisor has no scheduler of its own and kills nobody when memory runs
-// out (its comment in sys_thread.go: "niceness has no effect"). What the host
-// sees of it is looked at by notedOnly.
-func (e *env) noted(name string) bool {
+// isNoted reports whether a kernel of the sandbox's own accepts a value and
+// ignores it: gVisor has no scheduler of its own and kills no process when
+// memory runs out (its comment in sys_thread.go: "niceness has no effect"). Its
+// effects on the host are checked by checkNoted.
+func isNoted(e *env, name string) bool {
 	return e.target.OwnKernel && (name == "oom_score_adj" || name == "priority")
 }
 
-// notedOnly asserts that what was noted inside changed nothing outside.
-func (e *env) notedOnly(ctx context.Context, inside map[string]string) error {
+// checkNoted asserts that what was noted inside changed nothing outside.
+func checkNoted(ctx context.Context, e *env, inside map[string]string) error {
 	if !e.target.OwnKernel || inside["priority"] != "allowed" && inside["oom_score_adj"] != "allowed" {
 		return nil
 	}
@@ -103,16 +103,16 @@ func (e *env) notedOnly(ctx context.Context, inside map[string]string) error {
 	return nil
 }
 
-// controlled asserts that the attempts work on the host, where nothing stands
-// in their way but the privilege of who runs the suite.
-func (e *env) controlled(host map[string]string) error {
+// controlAttempts asserts that the attempts work on the host, where nothing but
+// the privilege of the suite's user limits them.
+func controlAttempts(host map[string]string) error {
 	var proved int
 	var idle []string
 	for name, got := range host {
 		switch {
 		case got == "allowed":
 			proved++
-		case slices.Contains(absent, got), needsResource[name] && !has(unix.CAP_SYS_RESOURCE), os.Geteuid() != 0:
+		case slices.Contains(absent, got), needsResource[name] && !hasCapability(unix.CAP_SYS_RESOURCE), os.Geteuid() != 0:
 		case name == realTime && got == "EPERM" && onlyV2():
 		default:
 			idle = append(idle, name+": "+got)
@@ -134,14 +134,14 @@ var needsResource = map[string]bool{"oom_score_adj": true, "more open files": tr
 // (Documentation/admin-guide/cgroup-v2.rst, "CPU").
 const realTime = "real-time schedule"
 
-// onlyV2 says that all controllers are those of cgroup version 2.
+// onlyV2 reports whether all controllers are those of cgroup version 2.
 func onlyV2() bool {
 	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
 	return err == nil
 }
 
-// has says whether this process has a capability.
-func has(capability int) bool {
+// hasCapability reports whether this process has a capability.
+func hasCapability(capability int) bool {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
 	if err := unix.Capget(&hdr, &data[0]); err != nil {
@@ -152,7 +152,7 @@ func has(capability int) bool {
 
 // checkKernelFiles walks what the kernel shows of itself.
 func checkKernelFiles(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "kernel-files")
+	out, err := e.expectOutput(ctx, "kernel-files")
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func checkKernelFiles(ctx context.Context, e *env) error {
 	if len(wrong) > 0 {
 		return fmt.Errorf("open inside: %q", wrong)
 	}
-	host, err := e.plain(ctx, "kernel-files")
+	host, err := e.runPlain(ctx, "kernel-files")
 	if err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func checkKernelFiles(ctx context.Context, e *env) error {
 
 // checkKernel compares what the kernel calls itself, inside and out.
 func checkKernel(ctx context.Context, e *env) error {
-	inside, err := e.expect(ctx, "read", "/proc/version")
+	inside, err := e.expectOutput(ctx, "read", "/proc/version")
 	if err != nil {
 		return err
 	}
@@ -207,14 +207,14 @@ func checkKernel(ctx context.Context, e *env) error {
 // checkTerminal: a command leads a session of its own without a terminal. The
 // control is the same verb on a terminal that the suite makes.
 func checkTerminal(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "terminal")
+	out, err := e.expectOutput(ctx, "terminal")
 	if err != nil {
 		return err
 	}
 	if out != "leads its session\n" {
 		return fmt.Errorf("terminal: %q", out)
 	}
-	control, err := e.onTerminal(ctx, "terminal")
+	control, err := onTerminal(ctx, e, "terminal")
 	if err != nil {
 		return err
 	}

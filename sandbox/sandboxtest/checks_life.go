@@ -53,7 +53,7 @@ func checkBadSpecs(ctx context.Context, e *env) error {
 		"unknown git mode": func(s *sandbox.Spec) { s.Git = "rw" },
 	} {
 		other := newEnv(e.target, e.base+"/bad-"+name[:3])
-		spec, err := other.spec(nil)
+		spec, err := other.newSpec(nil)
 		if err != nil {
 			return err
 		}
@@ -86,7 +86,7 @@ func (e *env) nothingLeft() error {
 
 func checkCancelledCreate(ctx context.Context, e *env) error {
 	other := newEnv(e.target, e.base+"/cancelled")
-	spec, err := other.spec(nil)
+	spec, err := other.newSpec(nil)
 	if err != nil {
 		return err
 	}
@@ -124,28 +124,28 @@ func checkDestroy(ctx context.Context, e *env) error {
 }
 
 func checkDestroyBusy(ctx context.Context, e *env) error {
-	p, _, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("daemons", "3", marker(), "stay")})
+	p, _, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("daemons", "3", newMarker(), "stay")})
 	if err != nil {
 		return err
 	}
 	if err := e.sb.Destroy(ctx); err != nil {
 		return err
 	}
-	if _, err := wait(ctx, p); !errors.Is(err, sandbox.ErrLost) && !errors.Is(err, sandbox.ErrState) {
+	if _, err := waitProcess(ctx, p); !errors.Is(err, sandbox.ErrLost) && !errors.Is(err, sandbox.ErrState) {
 		return fmt.Errorf("command of a destroyed sandbox: %w, want ErrLost or ErrState", err)
 	}
 	return nil
 }
 
 func checkKilled(ctx context.Context, e *env) error {
-	p, w, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", marker())})
+	p, w, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", newMarker())})
 	if err != nil {
 		return err
 	}
 	if err := e.target.Kill(ctx, e.sb); err != nil {
 		return err
 	}
-	if _, err := wait(ctx, p); !errors.Is(err, sandbox.ErrLost) {
+	if _, err := waitProcess(ctx, p); !errors.Is(err, sandbox.ErrLost) {
 		return fmt.Errorf("command: %w, want ErrLost", err)
 	}
 	<-e.sb.Done()
@@ -165,6 +165,6 @@ func checkSweep(ctx context.Context, e *env) error {
 			return fmt.Errorf("swept %+v of a living session", r)
 		}
 	}
-	_, err = e.expect(ctx, "exit", "0")
+	_, err = e.expectOutput(ctx, "exit", "0")
 	return err
 }

@@ -28,8 +28,9 @@ func limitChecks() []check {
 	}
 }
 
-// died asserts how a sandbox of a LimitsKillSandbox backend ends at a limit.
-func died(ctx context.Context, e *env, kind limits.Kind, err error) error {
+// expectDeath asserts how a sandbox of a LimitsKillSandbox backend ends at a
+// limit.
+func expectDeath(ctx context.Context, e *env, kind limits.Kind, err error) error {
 	select {
 	case <-e.sb.Done():
 	case <-ctx.Done():
@@ -49,9 +50,9 @@ func checkMemory(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced {
 		return e.attestsLoss("memory")
 	}
-	r, err := e.probe(ctx, "hog", strconv.Itoa(512<<20))
+	r, err := e.runProbe(ctx, "hog", strconv.Itoa(512<<20))
 	if e.target.LimitsKillSandbox {
-		return died(ctx, e, limits.KindMemory, err)
+		return expectDeath(ctx, e, limits.KindMemory, err)
 	}
 	if err != nil {
 		return err
@@ -59,18 +60,19 @@ func checkMemory(ctx context.Context, e *env) error {
 	if r.Status.Signal != 9 || !r.Status.OOMKilled {
 		return fmt.Errorf("status %+v, want killed out of memory", r.Status)
 	}
-	return e.works(ctx)
+	return e.expectWorking(ctx)
 }
 
-// works asserts that the sandbox takes commands, changes and cancellations.
-func (e *env) works(ctx context.Context) error {
-	if _, err := e.expect(ctx, "exit", "0"); err != nil {
+// expectWorking asserts that the sandbox takes commands, changes and
+// cancellations.
+func (e *env) expectWorking(ctx context.Context) error {
+	if _, err := e.expectOutput(ctx, "exit", "0"); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
 	if _, err := e.sb.Apply(ctx, writeOp("after")); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
-	if _, err := cancelled(ctx, e, enoughGrace, "sleep", marker()); err != nil {
+	if _, err := cancelVerb(ctx, e, enoughGrace, "sleep", newMarker()); err != nil {
 		return fmt.Errorf("afterwards: %w", err)
 	}
 	return nil
@@ -85,15 +87,15 @@ func checkPIDs(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
 		return e.attestsLoss("pids")
 	}
-	m := marker()
+	m := newMarker()
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p, w, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("fork-bomb", m), Grace: testGrace})
 	if e.target.LimitsKillSandbox && !e.target.PIDsSpareSandbox {
 		if p != nil {
-			_, err = wait(ctx, p)
+			_, err = waitProcess(ctx, p)
 		}
-		return died(ctx, e, limits.KindPIDs, err)
+		return expectDeath(ctx, e, limits.KindPIDs, err)
 	}
 	if err != nil {
 		return fmt.Errorf("fill: %w (%s)", err, w.String())
@@ -102,7 +104,7 @@ func checkPIDs(ctx context.Context, e *env) error {
 		return fmt.Errorf("write at the limit: %w", err)
 	}
 	cancel()
-	exit, err := wait(ctx, p)
+	exit, err := waitProcess(ctx, p)
 	if err != nil {
 		return fmt.Errorf("cancel at the limit: %w", err)
 	}
@@ -112,14 +114,14 @@ func checkPIDs(ctx context.Context, e *env) error {
 	if exit.PIDsLimitHit != e.target.CountsForks {
 		return fmt.Errorf("the result says that the pids limit was hit: %t, want %t", exit.PIDsLimitHit, e.target.CountsForks)
 	}
-	if r, err := e.probe(ctx, "exit", "0"); err != nil || r.PIDsLimitHit || r.Status.OOMKilled {
+	if r, err := e.runProbe(ctx, "exit", "0"); err != nil || r.PIDsLimitHit || r.Status.OOMKilled {
 		return fmt.Errorf("a command that met no limit: %+v, %w", r.Exit, err)
 	}
-	return e.works(ctx)
+	return e.expectWorking(ctx)
 }
 
 func checkTmp(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "fill", "/tmp/big", strconv.Itoa(64<<20))
+	out, err := e.expectOutput(ctx, "fill", "/tmp/big", strconv.Itoa(64<<20))
 	if err != nil {
 		return err
 	}
@@ -135,7 +137,7 @@ func checkTmp(ctx context.Context, e *env) error {
 }
 
 func checkOpenFiles(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "open-files")
+	out, err := e.expectOutput(ctx, "open-files")
 	if err != nil {
 		return err
 	}
@@ -151,14 +153,14 @@ func checkOpenFiles(ctx context.Context, e *env) error {
 
 // checkFull: a command that failed in a full /tmp is told of it in its result.
 func checkFull(ctx context.Context, e *env) error {
-	r, err := e.probe(ctx, "hold", "/tmp", strconv.Itoa(64<<20), "fail")
+	r, err := e.runProbe(ctx, "hold", "/tmp", strconv.Itoa(64<<20), "fail")
 	if err != nil {
 		return err
 	}
 	if r.Status.Success() || !slices.Equal(r.Full, []string{"/tmp"}) {
 		return fmt.Errorf("%s, full %q; want a failure and /tmp", r.Status, r.Full)
 	}
-	r, err = e.probe(ctx, "unhold", "/tmp", "fail")
+	r, err = e.runProbe(ctx, "unhold", "/tmp", "fail")
 	if err != nil {
 		return err
 	}
@@ -174,11 +176,11 @@ func checkProcessors(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced && !e.target.OwnKernel {
 		return e.attestsLoss("CPU")
 	}
-	out, err := e.expect(ctx, "processors")
+	out, err := e.expectOutput(ctx, "processors")
 	if err != nil {
 		return err
 	}
-	host, err := e.plain(ctx, "processors")
+	host, err := e.runPlain(ctx, "processors")
 	if err != nil {
 		return err
 	}

@@ -31,16 +31,16 @@ func loadChecks() []check {
 // checkBusy computes in 64 processes: a timeout still ends them, and meanwhile
 // other commands run.
 func checkBusy(ctx context.Context, e *env) error {
-	if err := e.within(8*time.Second, func(timeout time.Duration) (bool, error) { return e.busy(ctx, timeout) }); err != nil {
+	if err := e.retrySlower(8*time.Second, func(timeout time.Duration) (bool, error) { return runBusy(ctx, e, timeout) }); err != nil {
 		return err
 	}
-	return e.works(ctx)
+	return e.expectWorking(ctx)
 }
 
-// busy says whether all 64 had begun before the timeout.
-func (e *env) busy(ctx context.Context, timeout time.Duration) (began bool, err error) {
+// runBusy reports whether all 64 had begun before the timeout.
+func runBusy(ctx context.Context, e *env, timeout time.Duration) (began bool, err error) {
 	w := newSignalWriter("ready\n")
-	p, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("busy", "64", marker()), Stdout: w, Timeout: timeout, Grace: testGrace})
+	p, err := e.sb.Start(ctx, sandbox.Command{Argv: probeArgv("busy", "64", newMarker()), Stdout: w, Timeout: timeout, Grace: testGrace})
 	if err != nil {
 		return false, err
 	}
@@ -50,7 +50,7 @@ func (e *env) busy(ctx context.Context, timeout time.Duration) (began bool, err 
 	}
 	ended := make(chan end, 1)
 	go func() {
-		exit, err := wait(ctx, p)
+		exit, err := waitProcess(ctx, p)
 		ended <- end{exit, err}
 	}()
 	select {
@@ -64,7 +64,7 @@ func (e *env) busy(ctx context.Context, timeout time.Duration) (began bool, err 
 	// A kernel in user space shares its processors with what it runs: there the
 	// neighbour is another session (RunNeighbours).
 	for i := 0; i < 3 && !e.target.OwnKernel; i++ {
-		if _, err := e.expect(ctx, "exit", "0"); err != nil {
+		if _, err := e.expectOutput(ctx, "exit", "0"); err != nil {
 			return true, fmt.Errorf("beside 64 busy processes: %w", err)
 		}
 	}
@@ -80,35 +80,35 @@ func checkStopped(ctx context.Context, e *env) error {
 	if e.target.SingleUID {
 		return e.attestsLoss("uid") // the guest can be stopped too, and is lost then
 	}
-	m := marker()
+	m := newMarker()
 	runCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("daemons", "3", m, "stay"), Grace: testGrace})
 	if err != nil {
 		return err
 	}
-	if _, err := e.expect(ctx, "stop-all"); err != nil {
+	if _, err := e.expectOutput(ctx, "stop-all"); err != nil {
 		return err
 	}
 	cancel(errTest)
-	exit, err := wait(ctx, p)
+	exit, err := waitProcess(ctx, p)
 	if err != nil {
 		return err
 	}
 	if !exit.Status.Cancelled || exit.Kill.Left != 0 {
 		return fmt.Errorf("status %+v, kill %+v", exit.Status, exit.Kill)
 	}
-	if err := e.gone(ctx, m); err != nil {
+	if err := e.expectGone(ctx, m); err != nil {
 		return err
 	}
-	return e.works(ctx)
+	return e.expectWorking(ctx)
 }
 
 // checkFilesRecover uses descriptors up: the command is told, and the next one
 // has them again.
 func checkFilesRecover(ctx context.Context, e *env) error {
 	for range 2 {
-		out, err := e.expect(ctx, "hold-files")
+		out, err := e.expectOutput(ctx, "hold-files")
 		if err != nil {
 			return err
 		}
@@ -116,7 +116,7 @@ func checkFilesRecover(ctx context.Context, e *env) error {
 			return fmt.Errorf("out of files: %q, want EMFILE", out)
 		}
 	}
-	_, err := e.expect(ctx, "exit", "0")
+	_, err := e.expectOutput(ctx, "exit", "0")
 	return err
 }
 
@@ -128,17 +128,17 @@ func checkForksRecover(ctx context.Context, e *env) error {
 	}
 	var counts [2]int
 	for i := range counts {
-		out, err := e.expect(ctx, "fork-count")
+		out, err := e.expectOutput(ctx, "fork-count")
 		if err != nil {
 			if e.target.LimitsKillSandbox && !e.target.PIDsSpareSandbox {
-				return died(ctx, e, limits.KindPIDs, err)
+				return expectDeath(ctx, e, limits.KindPIDs, err)
 			}
 			return err
 		}
 		if counts[i], err = strconv.Atoi(strings.TrimSpace(out)); err != nil {
 			return err
 		}
-		if _, err := e.expect(ctx, "orphans", "300"); err != nil {
+		if _, err := e.expectOutput(ctx, "orphans", "300"); err != nil {
 			return err
 		}
 	}
@@ -149,17 +149,17 @@ func checkForksRecover(ctx context.Context, e *env) error {
 }
 
 // checkUnheldMemory fills what counts as memory and belongs to no process, so
-// that no kill gives it back, where the memory limit is the smaller one: the
-// writer is told, and everything else goes on. gVisor's own kernel may need the
-// rest; then the loss is typed.
+// that killing returns none of it, if the memory limit is the smaller one: the
+// writer gets an error, and everything else goes on. gVisor's own kernel may
+// need the rest; then the loss is typed.
 func checkUnheldMemory(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced {
 		return e.attestsLoss("memory")
 	}
 	for _, place := range []string{"/tmp", sandbox.HomeDir, "/dev/shm"} {
-		r, err := e.probe(ctx, "hold", place, strconv.Itoa(400<<20))
+		r, err := e.runProbe(ctx, "hold", place, strconv.Itoa(400<<20))
 		if err != nil && e.target.LimitsKillSandbox {
-			return died(ctx, e, limits.KindMemory, err)
+			return expectDeath(ctx, e, limits.KindMemory, err)
 		}
 		if err != nil {
 			return err
@@ -171,17 +171,17 @@ func checkUnheldMemory(ctx context.Context, e *env) error {
 	if at := e.sb.Attestation().Limits; at.TmpBytes >= at.MemoryBytes {
 		return fmt.Errorf("attested %+v: /tmp holds more than the memory limit", at)
 	}
-	return e.works(ctx)
+	return e.expectWorking(ctx)
 }
 
 // checkPaused freezes the sandbox from outside while a command runs.
 func checkPaused(ctx context.Context, e *env) error {
 	if e.target.Pause == nil {
-		return skip("needs who can freeze a container from outside")
+		return skipError("needs who can freeze a container from outside")
 	}
 	runCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", marker()), Grace: testGrace})
+	p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", newMarker()), Grace: testGrace})
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func checkPaused(ctx context.Context, e *env) error {
 	// The guest has 30 s to answer a cancellation (design, "Cancellation").
 	longer, stop := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer stop()
-	if _, err := wait(longer, p); !errors.Is(err, sandbox.ErrLost) {
+	if _, err := waitProcess(longer, p); !errors.Is(err, sandbox.ErrLost) {
 		return fmt.Errorf("command: %w, want ErrLost", err)
 	}
 	<-e.sb.Done()

@@ -18,26 +18,26 @@ func sessionChecks() []check {
 	return []check{
 		{name: "sessions see nothing of each other", run: checkStrangers},
 		{name: "a fresh sandbox knows nothing of the last", fresh: true, run: checkFresh},
-		{name: "the root's folders can't be replaced", run: checkReplace},
+		{name: "the root's directories can't be replaced", run: checkReplace},
 	}
 }
 
 // checkStrangers leaves every trace that a command can in one session and
 // looks for it from another. The control looks from the first session itself.
 func checkStrangers(ctx context.Context, e *env) (err error) {
-	word := marker()
+	word := newMarker()
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p, w, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("plant", word), Grace: testGrace})
 	if err != nil {
 		return err
 	}
-	planted := lines(strings.TrimSuffix(w.String(), "ready\n"))
-	seen, err := e.expect(ctx, "look", word)
+	planted := splitLines(strings.TrimSuffix(w.String(), "ready\n"))
+	seen, err := e.expectOutput(ctx, "look", word)
 	if err != nil {
 		return err
 	}
-	if missing := without(planted, lines(seen)); len(missing) > 0 || len(planted) < 8 {
+	if missing := subtract(planted, splitLines(seen)); len(missing) > 0 || len(planted) < 8 {
 		return fmt.Errorf("positive control: %d traces, of which not found in the session itself: %q", len(planted), missing)
 	}
 	other := newEnv(e.target, filepath.Join(e.base, "other"))
@@ -45,38 +45,38 @@ func checkStrangers(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, other.close(context.WithoutCancel(ctx))) }()
-	found, err := other.expect(ctx, "look", word)
+	found, err := other.expectOutput(ctx, "look", word)
 	if err != nil {
 		return err
 	}
 	if found != "" {
-		return fmt.Errorf("another session finds %q", lines(found))
+		return fmt.Errorf("another session finds %q", splitLines(found))
 	}
 	cancel()
-	if _, err := wait(ctx, p); err != nil {
+	if _, err := waitProcess(ctx, p); err != nil {
 		return err
 	}
 	// The output of one never shows in the other's.
-	mine, err := other.expect(ctx, "args", "mine")
+	mine, err := other.expectOutput(ctx, "args", "mine")
 	if err == nil && mine != "mine" {
 		err = fmt.Errorf("another session's output is %q", mine)
 	}
 	return err
 }
 
-func lines(text string) []string {
+func splitLines(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })
 }
 
-// without gives the elements of list that are not in other.
-func without(list, other []string) []string {
+// subtract returns the elements of list that are not in other.
+func subtract(list, other []string) []string {
 	return slices.DeleteFunc(slices.Clone(list), func(s string) bool { return slices.Contains(other, s) })
 }
 
 // checkFresh destroys a sandbox in which everything writable was written and
 // makes another one of the same workspace: only the workspace's file is there.
 func checkFresh(ctx context.Context, e *env) (err error) {
-	word := marker()
+	word := newMarker()
 	p, _, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("plant", word)})
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func checkFresh(ctx context.Context, e *env) (err error) {
 	if err := e.sb.Destroy(ctx); err != nil {
 		return err
 	}
-	if _, err := wait(ctx, p); err == nil {
+	if _, err := waitProcess(ctx, p); err == nil {
 		return errors.New("the command outlived its sandbox")
 	}
 	next := newEnv(e.target, e.base)
@@ -95,30 +95,30 @@ func checkFresh(ctx context.Context, e *env) (err error) {
 	if next.sb.ID() == e.sb.ID() {
 		return fmt.Errorf("the container %s is used again", e.sb.ID())
 	}
-	found, err := next.expect(ctx, "look", word)
+	found, err := next.expectOutput(ctx, "look", word)
 	if err != nil {
 		return err
 	}
 	if found != "file in /workspace\n" {
-		return fmt.Errorf("the next sandbox finds %q, want only the control in the workspace", lines(found))
+		return fmt.Errorf("the next sandbox finds %q, want only the control in the workspace", splitLines(found))
 	}
 	return nil
 }
 
-// checkReplace tries to put links where a later start or exec of the container
-// would mount or look (CVE-2025-31133 and its kin). The control is a folder of
+// checkReplace tries to put symlinks where a later start or exec of the container
+// would mount or look (CVE-2025-31133 and its kin). The control is a directory of
 // the workspace.
 func checkReplace(ctx context.Context, e *env) error {
-	if _, err := e.expect(ctx, "mkdir", "replaceable"); err != nil {
+	if _, err := e.expectOutput(ctx, "mkdir", "replaceable"); err != nil {
 		return err
 	}
-	out, err := e.expect(ctx, "replace", "/dev", "/dev/null", "/dev/pts", "/dev/console", "/proc", "/proc/sys", "/sys", "/etc", "/etc/hosts",
+	out, err := e.expectOutput(ctx, "replace", "/dev", "/dev/null", "/dev/pts", "/dev/console", "/proc", "/proc/sys", "/sys", "/etc", "/etc/hosts",
 		"/etc/passwd", "/tmp", "/run", sandbox.HomeDir, "/usr", "/bin", "/lib", sandbox.WorkspaceDir, "/.caisson", sandbox.GuestPath, "replaceable")
 	if err != nil {
 		return err
 	}
 	if out != "replaceable\n" {
-		return fmt.Errorf("replaced: %q, want only the control", lines(out))
+		return fmt.Errorf("replaced: %q, want only the control", splitLines(out))
 	}
 	return nil
 }

@@ -27,18 +27,18 @@ import (
 func setIDChecks() []check {
 	return []check{
 		{name: "commands make no set-user-ID files", run: checkSetID},
-		{name: "tar extracts", programs: true, run: program("tar", tarScript, tarForbidden)},
-		{name: "cp -p preserves", programs: true, run: program("cp", copyScript, copyForbidden)},
-		{name: "install installs", programs: true, run: program("install", installScript, installForbidden)},
-		{name: "git init --shared shares", programs: true, run: program("git", gitScript, "chmod 4755 shared/a")},
-		{name: "npm ci installs", programs: true, run: program("npm", npmScript, "chmod 4755 node_modules/dep/cli.js")},
+		{name: "tar extracts", programs: true, run: programCheck("tar", tarScript, tarForbidden)},
+		{name: "cp -p preserves", programs: true, run: programCheck("cp", copyScript, copyForbidden)},
+		{name: "install installs", programs: true, run: programCheck("install", installScript, installForbidden)},
+		{name: "git init --shared shares", programs: true, run: programCheck("git", gitScript, "chmod 4755 shared/a")},
+		{name: "npm ci installs", programs: true, run: programCheck("npm", npmScript, "chmod 4755 node_modules/dep/cli.js")},
 	}
 }
 
 // checkSetID tries it in every place that is writable. The control is the same
 // on the host, where each way that is refused inside must set the bits.
 func checkSetID(ctx context.Context, e *env) error {
-	host, err := attempts(e.naive(ctx, "set-id", filepath.Join(e.base, "set-id")))
+	host, err := parseAttempts(e.runNaive(ctx, "set-id", filepath.Join(e.base, "set-id")))
 	if err != nil {
 		return err
 	}
@@ -50,11 +50,11 @@ func checkSetID(ctx context.Context, e *env) error {
 			wrong = append(wrong, fmt.Errorf("positive control: %s: %s on the host", name, got))
 		}
 	}
-	if sets := slices.DeleteFunc(slices.Collect(maps.Values(host)), func(got string) bool { return !special(got) }); len(sets) < 30 {
+	if sets := slices.DeleteFunc(slices.Collect(maps.Values(host)), func(got string) bool { return !hasSpecialBits(got) }); len(sets) < 30 {
 		wrong = append(wrong, fmt.Errorf("positive control: %d attempts set a bit on the host", len(sets)))
 	}
 	for _, place := range []string{sandbox.WorkspaceDir, "/tmp", "/home/agent"} {
-		inside, err := attempts(e.expect(ctx, "set-id", place+"/set-id"))
+		inside, err := parseAttempts(e.expectOutput(ctx, "set-id", place+"/set-id"))
 		if err != nil {
 			return err
 		}
@@ -70,8 +70,9 @@ func checkSetID(ctx context.Context, e *env) error {
 	return errors.Join(append(wrong, e.noSetID())...)
 }
 
-// special reports whether an answer of the probe has one of the two bits.
-func special(answer string) bool {
+// hasSpecialBits reports whether an answer of the probe has one of the two
+// bits.
+func hasSpecialBits(answer string) bool {
 	_, mode, _ := strings.Cut(answer, " ")
 	return len(mode) == 4 && strings.Contains("234567", mode[:1])
 }
@@ -103,7 +104,7 @@ func setIDAnswers(attempts map[string]string) map[string][]string {
 		"directory, capabilities": {"EPERM 755", "ENOTSUP 755"},
 		"old chmod":               {"EPERM 644"},
 		"old chmod, group":        {"EPERM 644"},
-		"old chmod, folder":       {"ok 2755"},
+		"old chmod, directory":    {"ok 2755"},
 		"chmod, high bits":        {"EPERM 644"},
 		"chmod at a bad name":     {"ENOENT 644"},
 		"creat":                   {"ok 755"},
@@ -171,10 +172,10 @@ git init -q --bare --shared=all ../bare && git push -q ../bare HEAD:refs/heads/m
 	npmScript = `npm ci --offline --no-audit --no-fund --no-update-notifier --loglevel=error && test "$(node_modules/.bin/dep)" = dep && test $(stat -c %a node_modules/dep/cli.js) = 755`
 )
 
-// program returns a check that runs a script inside, which must work, and then
-// what must be refused. The control runs both on the host, where both must
-// work and the second must leave a bit.
-func program(name, script, forbidden string) func(ctx context.Context, e *env) error {
+// programCheck returns a check that runs a script inside, which must work, and
+// then one that must be refused. The control runs both on the host, where both
+// must work and the second must leave a bit.
+func programCheck(name, script, forbidden string) func(ctx context.Context, e *env) error {
 	return func(ctx context.Context, e *env) error {
 		there, err := e.run(ctx, sandbox.Command{Argv: []string{"sh", "-c", "command -v stat cut cmp " + name}})
 		if err != nil {
@@ -184,7 +185,7 @@ func program(name, script, forbidden string) func(ctx context.Context, e *env) e
 			return fmt.Errorf("the image has no %s", name)
 		}
 		host, inside := filepath.Join(e.base, name), filepath.Join(e.workspace, name)
-		if err := errors.Join(furnishPrograms(host, os.Geteuid()), furnishPrograms(inside, e.owner())); err != nil {
+		if err := errors.Join(furnishPrograms(host, os.Geteuid()), furnishPrograms(inside, workspaceOwner())); err != nil {
 			return err
 		}
 		defer os.RemoveAll(inside)
@@ -232,8 +233,8 @@ func runScript(ctx context.Context, dir, script string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// owner is the uid that owns the workspace.
-func (e *env) owner() int {
+// workspaceOwner returns the uid that owns the workspace.
+func workspaceOwner() int {
 	if os.Geteuid() == 0 {
 		return ownerID
 	}
@@ -247,8 +248,8 @@ type entry struct {
 	kind       byte
 }
 
-// archive makes a tar archive.
-func archive(owner int, entries ...entry) ([]byte, error) {
+// makeArchive makes a tar archive.
+func makeArchive(owner int, entries ...entry) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	for _, e := range entries {
@@ -275,7 +276,7 @@ func archive(owner int, entries ...entry) ([]byte, error) {
 // furnishPrograms makes the directory that a program works in: archives, a
 // package for npm, and a set-user-ID file that was there before.
 func furnishPrograms(dir string, owner int) error {
-	plain, err := archive(
+	plain, err := makeArchive(
 		owner,
 		entry{name: "d/", mode: 0o755, kind: tar.TypeDir},
 		entry{name: "d/exe", mode: 0o755, kind: tar.TypeReg, body: "exe"},
@@ -286,12 +287,12 @@ func furnishPrograms(dir string, owner int) error {
 	if err != nil {
 		return err
 	}
-	special, err := archive(owner, entry{name: "s", mode: 0o4755, kind: tar.TypeReg, body: "s"})
+	special, err := makeArchive(owner, entry{name: "s", mode: 0o4755, kind: tar.TypeReg, body: "s"})
 	if err != nil {
 		return err
 	}
 	const manifest = `{"name":"dep","version":"1.0.0","bin":{"dep":"cli.js"}}`
-	dep, err := archive(
+	dep, err := makeArchive(
 		owner,
 		entry{name: "package/package.json", mode: 0o644, kind: tar.TypeReg, body: manifest},
 		entry{name: "package/cli.js", mode: 0o755, kind: tar.TypeReg, body: "#!/usr/bin/env node\nconsole.log('dep')\n"},

@@ -38,7 +38,7 @@ func streamChecks() []check {
 }
 
 func checkSeparate(ctx context.Context, e *env) error {
-	r, err := e.probe(ctx, "streams")
+	r, err := e.runProbe(ctx, "streams")
 	if err != nil {
 		return err
 	}
@@ -49,7 +49,7 @@ func checkSeparate(ctx context.Context, e *env) error {
 }
 
 func checkBytes(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "bytes")
+	out, err := e.expectOutput(ctx, "bytes")
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func checkStdin(ctx context.Context, e *env) error {
 }
 
 func checkNoStdin(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "cat")
+	out, err := e.expectOutput(ctx, "cat")
 	if err != nil {
 		return err
 	}
@@ -89,8 +89,8 @@ func checkNoStdin(ctx context.Context, e *env) error {
 // checkLastByte repeats a short command whose only output comes right before
 // its end, which a reader that stops at the exit loses.
 func checkLastByte(ctx context.Context, e *env) error {
-	for i := range e.target.times(1000) {
-		out, err := e.expect(ctx, "flood", "stdout", "1")
+	for i := range e.target.repeatCount(1000) {
+		out, err := e.expectOutput(ctx, "flood", "stdout", "1")
 		if err != nil {
 			return err
 		}
@@ -104,7 +104,7 @@ func checkLastByte(ctx context.Context, e *env) error {
 func checkTenMiB(ctx context.Context, e *env) error {
 	const size = 10 << 20
 	for _, stream := range []string{"stdout", "stderr"} {
-		r, err := e.probe(ctx, "flood", stream, strconv.Itoa(size))
+		r, err := e.runProbe(ctx, "flood", stream, strconv.Itoa(size))
 		if err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func checkConcurrent(ctx context.Context, e *env) error {
 	for i := range n {
 		go func() {
 			want := strconv.Itoa(i)
-			r, err := e.probe(ctx, "exit", want)
+			r, err := e.runProbe(ctx, "exit", want)
 			if err == nil && r.Status.Code != i {
 				err = fmt.Errorf("command %d ended with %s", i, r.Status)
 			}
@@ -198,12 +198,12 @@ func checkStalled(ctx context.Context, e *env) error {
 	if err := blocked.wait(ctx); err != nil {
 		return err
 	}
-	if _, err := e.expect(ctx, "flood", "stdout", strconv.Itoa(4<<20)); err != nil {
+	if _, err := e.expectOutput(ctx, "flood", "stdout", strconv.Itoa(4<<20)); err != nil {
 		return fmt.Errorf("beside a stalled reader: %w", err)
 	}
 	cancel()
 	blocked.open()
-	exit, err := wait(ctx, p)
+	exit, err := waitProcess(ctx, p)
 	if err != nil {
 		return err
 	}
@@ -215,8 +215,8 @@ func checkStalled(ctx context.Context, e *env) error {
 
 // checkDrip counts and hashes what comes a byte at a time on both streams.
 func checkDrip(ctx context.Context, e *env) error {
-	n := e.target.times(100_000)
-	r, err := e.probe(ctx, "drip", strconv.Itoa(n))
+	n := e.target.repeatCount(100_000)
+	r, err := e.runProbe(ctx, "drip", strconv.Itoa(n))
 	if err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func checkEndless(ctx context.Context, e *env) error {
 		return err
 	}
 	r, err := e.run(ctx, sandbox.Command{
-		Argv: probeArgv("endless"), Timeout: e.target.shorter(3 * time.Second), Grace: testGrace,
+		Argv: probeArgv("endless"), Timeout: e.target.shorten(3 * time.Second), Grace: testGrace,
 		Output: sandbox.OutputLimits{Live: live, Tail: tail},
 	})
 	if err != nil {
@@ -262,7 +262,7 @@ func checkEndless(ctx context.Context, e *env) error {
 			return fmt.Errorf("%s: total %d, live %d, tail %d", name, s.Total, s.Live, len(s.Tail))
 		}
 	}
-	after, err := peak()
+	after, err := peakMemory()
 	if err != nil {
 		return err
 	}
@@ -272,20 +272,21 @@ func checkEndless(ctx context.Context, e *env) error {
 	if !r.Status.TimedOut || r.Kill.Left != 0 {
 		return fmt.Errorf("status %+v, kill %+v", r.Status, r.Kill)
 	}
-	_, err = e.expect(ctx, "exit", "0")
+	_, err = e.expectOutput(ctx, "exit", "0")
 	return err
 }
 
-// resetPeak forgets the peak of this process's memory and gives what it is now.
+// resetPeak resets the peak of this process's memory and returns its current
+// use.
 func resetPeak() (int64, error) {
 	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
 		return 0, err
 	}
-	return peak()
+	return peakMemory()
 }
 
-// peak is the largest resident set since resetPeak.
-func peak() (int64, error) {
+// peakMemory returns the largest resident set since resetPeak.
+func peakMemory() (int64, error) {
 	data, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return 0, err
@@ -302,7 +303,7 @@ func peak() (int64, error) {
 // end is its own.
 func checkClosedStreams(ctx context.Context, e *env) error {
 	start := time.Now()
-	r, err := e.probe(ctx, "close", "5")
+	r, err := e.runProbe(ctx, "close", "5")
 	if err != nil {
 		return err
 	}

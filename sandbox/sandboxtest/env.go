@@ -55,7 +55,7 @@ func newEnv(target Target, base string) *env {
 
 // start makes the workspace and the sandbox.
 func (e *env) start(ctx context.Context, change func(*limits.Resources)) error {
-	spec, err := e.spec(change)
+	spec, err := e.newSpec(change)
 	if err != nil {
 		return err
 	}
@@ -66,8 +66,8 @@ func (e *env) start(ctx context.Context, change func(*limits.Resources)) error {
 	return nil
 }
 
-// spec makes the folders that a Spec needs and the Spec.
-func (e *env) spec(change func(*limits.Resources)) (sandbox.Spec, error) {
+// newSpec makes the directories that a Spec needs and the Spec.
+func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	state := filepath.Join(e.base, "state")
 	if e.target.StateDir != "" {
 		state = filepath.Join(e.target.StateDir, "sessions", e.session)
@@ -77,7 +77,7 @@ func (e *env) spec(change func(*limits.Resources)) (sandbox.Spec, error) {
 			return sandbox.Spec{}, err
 		}
 	}
-	if err := e.furnish(); err != nil {
+	if err := e.fillWorkspace(); err != nil {
 		return sandbox.Spec{}, err
 	}
 	dir, err := os.Open(e.workspace)
@@ -107,7 +107,8 @@ func (e *env) spec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	return spec, nil
 }
 
-// layersHome is where layers lie: below the state folder, as a backend demands.
+// layersHome is where layers lie: below the state directory, as a backend
+// demands.
 func (e *env) layersHome() string {
 	if e.target.StateDir != "" {
 		return e.target.StateDir
@@ -115,10 +116,10 @@ func (e *env) layersHome() string {
 	return e.base
 }
 
-// furnish puts the probe into the workspace and gives everything to the owner.
-// The folders above are opened for others, because the commands' identity has
-// to pass them on a backend that does not map ids.
-func (e *env) furnish() error {
+// fillWorkspace puts the probe into the workspace and makes the owner own
+// everything. The directories above are opened for others, because the
+// commands' identity has to pass them on a backend that does not map ids.
+func (e *env) fillWorkspace() error {
 	if e.target.Probe != "" {
 		if err := copyProbe(e.target, e.workspace); err != nil {
 			return err
@@ -161,8 +162,8 @@ type result struct {
 	out, errOut string
 }
 
-// probe runs a verb of the probe to its end.
-func (e *env) probe(ctx context.Context, args ...string) (result, error) {
+// runProbe runs a verb of the probe to its end.
+func (e *env) runProbe(ctx context.Context, args ...string) (result, error) {
 	return e.run(ctx, sandbox.Command{Argv: probeArgv(args...)})
 }
 
@@ -183,7 +184,7 @@ func (e *env) run(ctx context.Context, cmd sandbox.Command) (result, error) {
 	if err != nil {
 		return result{}, fmt.Errorf("start %q: %w", cmd.Argv, err)
 	}
-	exit, err := wait(ctx, p)
+	exit, err := waitProcess(ctx, p)
 	r := result{Exit: exit, out: out.String(), errOut: errOut.String()}
 	if err != nil {
 		return r, fmt.Errorf("wait for %q: %w", cmd.Argv, err)
@@ -195,8 +196,8 @@ func (e *env) run(ctx context.Context, cmd sandbox.Command) (result, error) {
 // grace period, the kill and the proof, on a slow machine.
 const stuckTime = 15 * time.Second
 
-// wait waits for a process, but not for one that outlives its context.
-func wait(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
+// waitProcess waits for a process, but not for one that outlives its context.
+func waitProcess(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
 	type answer struct {
 		exit sandbox.Exit
 		err  error
@@ -219,9 +220,9 @@ func wait(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
 	}
 }
 
-// expect runs a verb that must succeed and returns its standard output.
-func (e *env) expect(ctx context.Context, args ...string) (string, error) {
-	r, err := e.probe(ctx, args...)
+// expectOutput runs a verb that must succeed and returns its standard output.
+func (e *env) expectOutput(ctx context.Context, args ...string) (string, error) {
+	r, err := e.runProbe(ctx, args...)
 	if err != nil {
 		return "", err
 	}
@@ -231,9 +232,10 @@ func (e *env) expect(ctx context.Context, args ...string) (string, error) {
 	return r.out, nil
 }
 
-// running counts the processes of the sandbox whose arguments hold marker.
-func (e *env) running(ctx context.Context, marker string) (int, error) {
-	out, err := e.expect(ctx, "ps", marker)
+// countRunning counts the processes of the sandbox whose arguments contain
+// marker.
+func (e *env) countRunning(ctx context.Context, marker string) (int, error) {
+	out, err := e.expectOutput(ctx, "ps", marker)
 	if err != nil {
 		return 0, err
 	}
@@ -242,8 +244,8 @@ func (e *env) running(ctx context.Context, marker string) (int, error) {
 	return n, err
 }
 
-// marker is a word that no other process has in its arguments.
-func marker() string { return "mark-" + strings.ToLower(ulid.Make().String()) }
+// newMarker returns a word that no other process has in its arguments.
+func newMarker() string { return "mark-" + strings.ToLower(ulid.Make().String()) }
 
 // safeBuffer is a bytes.Buffer that may be read while it is written.
 type safeBuffer struct {
@@ -283,8 +285,8 @@ func (w *signalWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// wait waits until the text was seen, the sandbox stopped, or ctx ended.
-func (w *signalWriter) wait(ctx context.Context, sb sandbox.Sandbox) error {
+// waitSeen waits until the text was seen, the sandbox stopped, or ctx ended.
+func (w *signalWriter) waitSeen(ctx context.Context, sb sandbox.Sandbox) error {
 	select {
 	case <-w.seen:
 		return nil

@@ -18,7 +18,7 @@ import (
 )
 
 // Fake is an in-memory sandbox.Backend: no process and no container, but the
-// probe's verbs done in process on a real folder. Code above the contract is
+// probe's verbs done in process on a real directory. Code above the contract is
 // tested with it. It has one fault at most.
 type Fake struct {
 	Fault Fault
@@ -86,12 +86,12 @@ func (f *Fake) Kill(_ context.Context, sb sandbox.Sandbox) error {
 	return nil
 }
 
-// Create makes a sandbox on the workspace's folder.
+// Create makes a sandbox on the workspace's directory.
 func (f *Fake) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if err := context.Cause(ctx); err != nil {
 		return nil, fmt.Errorf("create sandbox: %w", err)
 	}
-	if err := validate(spec); err != nil && f.Fault != FaultAnySpec {
+	if err := validateSpec(spec); err != nil && f.Fault != FaultAnySpec {
 		return nil, fmt.Errorf("create sandbox: %w: %w", sandbox.ErrInvalid, err)
 	}
 	if spec.Image.Scheme == images.SchemeRootFS && f.Fault != FaultAnySpec {
@@ -121,7 +121,7 @@ func (f *Fake) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 	return sb, nil
 }
 
-func validate(spec sandbox.Spec) error {
+func validateSpec(spec sandbox.Spec) error {
 	switch {
 	case !strings.HasPrefix(spec.Session, "ses_") || strings.ContainsAny(spec.Session, "/."):
 		return fmt.Errorf("session %q", spec.Session)
@@ -178,7 +178,7 @@ func (s *fakeSandbox) Destroy(context.Context) error {
 	return nil
 }
 
-// stop ends everything, once, for the reason given.
+// stop ends everything, once, with reason.
 func (s *fakeSandbox) stop(reason error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,11 +191,11 @@ func (s *fakeSandbox) stop(reason error) {
 	s.life.Advance(sandbox.StateStopped)
 	close(s.done)
 	for _, p := range s.processes {
-		p.signal(sigKill)
+		p.sendSignal(sigKill)
 	}
 }
 
-// Apply changes the real folder and gives the result to the folder's owner.
+// Apply changes the real directory and makes its owner own the result.
 func (s *fakeSandbox) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	if err := s.life.Require("apply", sandbox.StateRunning); err != nil {
 		return workspace.Change{}, err
@@ -205,12 +205,12 @@ func (s *fakeSandbox) Apply(ctx context.Context, op workspace.Op) (workspace.Cha
 	}
 	change, err := s.writer.Apply(ctx, op)
 	if err == nil && op.Kind != workspace.OpDelete && op.Kind != workspace.OpRename {
-		err = s.chown(change.Path)
+		err = s.chownPath(change.Path)
 	}
 	return change, err
 }
 
-// Attestation says what the probe observes, unless the fake lies.
+// Attestation returns what the probe observes, unless the fake lies.
 func (s *fakeSandbox) Attestation() sandbox.Attestation {
 	at := sandbox.Attestation{
 		Backend: "fake", Runtime: "fake", RuntimeVersion: "1", Container: s.ID(),

@@ -20,20 +20,20 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
-// tell gives the right answer of the verbs that only tell something.
-func (c *fakeCommand) tell(verb string, args []string) (string, bool) {
+// answer returns the right answer of the verbs that only report something.
+func (c *fakeCommand) answer(verb string, args []string) (string, bool) {
 	r := c.sb.spec.Resources
 	switch verb {
 	case "orphans", "attack-guest", "dial", "grep-environ", "exist", "connect":
 		return "", true
 	case "syscalls":
-		return c.syscalls(), true
+		return c.refuseSyscalls(), true
 	case "set-id":
 		return c.setID(), true
 	case "zombies":
 		return "0\n", true
 	case "ps":
-		return fmt.Sprintln(c.sb.count(args[0])), true
+		return fmt.Sprintln(c.sb.countProcesses(args[0])), true
 	case "writable":
 		return sandbox.WorkspaceDir + "\n", true
 	case "open-files":
@@ -45,7 +45,7 @@ func (c *fakeCommand) tell(verb string, args []string) (string, bool) {
 	case "processors":
 		return fmt.Sprintln(max(1, r.MilliCPUs/1000)), true
 	case "hold-files", "fork-count":
-		return c.usedUp(verb), true
+		return c.useUp(verb), true
 	case "kernel-files":
 		return "control\n", true
 	case "find-writable":
@@ -60,7 +60,7 @@ func (c *fakeCommand) tell(verb string, args []string) (string, bool) {
 		c.sb.stopped.Store(true)
 		return "stopped\n", true
 	case "look":
-		return c.look(args[0]), true
+		return c.findTraces(args[0]), true
 	case "args":
 		if c.sb.backend.Fault == FaultQuoting {
 			args = strings.Fields(strings.Join(args, " "))
@@ -70,8 +70,8 @@ func (c *fakeCommand) tell(verb string, args []string) (string, bool) {
 	return "", false
 }
 
-// syscalls refuses every attempt that the probe has but the controls.
-func (c *fakeCommand) syscalls() string {
+// refuseSyscalls refuses every attempt of the probe but the controls.
+func (c *fakeCommand) refuseSyscalls() string {
 	names, err := exec.Command(filepath.Join(c.sb.spec.Workspace.Path, probeName), "names").Output()
 	if err != nil {
 		return err.Error()
@@ -102,7 +102,7 @@ func (c *fakeCommand) setID() string {
 	if err != nil || c.sb.backend.Fault == FaultSetIDFile {
 		return string(out)
 	}
-	found, err := attempts(string(out), nil)
+	found, err := parseAttempts(string(out), nil)
 	if err != nil {
 		return err.Error()
 	}
@@ -116,8 +116,8 @@ func (c *fakeCommand) setID() string {
 	return string(text)
 }
 
-// usedUp answers verbs that use something up and give it back.
-func (c *fakeCommand) usedUp(verb string) string {
+// useUp answers verbs that use something up and release it.
+func (c *fakeCommand) useUp(verb string) string {
 	c.sb.mu.Lock()
 	defer c.sb.mu.Unlock()
 	c.sb.counted++
@@ -133,14 +133,15 @@ func (c *fakeCommand) usedUp(verb string) string {
 	return "50\n"
 }
 
-// read gives a file of the workspace, or one of the two of /proc that are asked for.
-func (c *fakeCommand) read(root *os.Root, path string) ([]byte, error) {
+// readFile reads a file of the workspace, or one of the two of /proc that are
+// asked for.
+func (c *fakeCommand) readFile(root *os.Root, path string) ([]byte, error) {
 	fault := c.sb.backend.Fault
 	switch path {
 	case "/proc/version":
-		return []byte(fault.bend("version", fakeKernel)), nil
+		return []byte(fault.bendAnswer("version", fakeKernel)), nil
 	case "/proc/self/mountinfo":
-		return []byte(fault.bend("mountinfo", c.mountinfo())), nil
+		return []byte(fault.bendAnswer("mountinfo", mountTable(c))), nil
 	}
 	data, err := root.ReadFile(path)
 	if fault == FaultStaleFiles {
@@ -149,8 +150,8 @@ func (c *fakeCommand) read(root *os.Root, path string) ([]byte, error) {
 	return data, err
 }
 
-// mountinfo is the table of mounts that a container should have.
-func (c *fakeCommand) mountinfo() string {
+// mountTable returns the table of mounts that a container should have.
+func mountTable(c *fakeCommand) string {
 	var text strings.Builder
 	text.WriteString(`1 0 0:1 / / ro - overlay none ro
 2 1 0:2 / /proc rw,nosuid,nodev,noexec - proc none rw
@@ -165,9 +166,9 @@ func (c *fakeCommand) mountinfo() string {
 	return text.String()
 }
 
-// plant notes a word, leaves the file that the workspace shows, and tells what
-// a probe would have left.
-func (c *fakeCommand) plant(word string) error {
+// plantTraces records a word, leaves the file that the workspace shows, and
+// returns what a probe would have left.
+func (c *fakeCommand) plantTraces(word string) error {
 	b := c.sb.backend
 	b.mu.Lock()
 	if b.planted == nil {
@@ -184,9 +185,9 @@ func (c *fakeCommand) plant(word string) error {
 	return nil
 }
 
-// look tells what is there of a word: everything in the session of its own,
-// elsewhere only the file of a workspace that is the same.
-func (c *fakeCommand) look(word string) string {
+// findTraces returns the traces of a word: everything in the same session,
+// elsewhere only the file of the same workspace.
+func (c *fakeCommand) findTraces(word string) string {
 	b := c.sb.backend
 	b.mu.Lock()
 	session := b.planted[word]
@@ -208,8 +209,8 @@ func (c *fakeCommand) look(word string) string {
 	return text
 }
 
-// drip writes single bytes to both streams.
-func (c *fakeCommand) drip(args []string) error {
+// dripOutput writes single bytes to both streams.
+func (c *fakeCommand) dripOutput(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
@@ -228,8 +229,8 @@ func (c *fakeCommand) drip(args []string) error {
 	return nil
 }
 
-// hold fills a place, or frees it, and fails if it is told to.
-func (c *fakeCommand) hold(verb string, args []string) (sandbox.ExitStatus, error) {
+// fillPlace fills a place, or frees it, and fails if the arguments ask for it.
+func (c *fakeCommand) fillPlace(verb string, args []string) (sandbox.ExitStatus, error) {
 	fault, status := c.sb.backend.Fault, sandbox.ExitStatus{}
 	if slices.Contains(args, "fail") {
 		status.Code = 1
@@ -237,12 +238,12 @@ func (c *fakeCommand) hold(verb string, args []string) (sandbox.ExitStatus, erro
 	if verb == "hold" && status.Code != 0 && fault != FaultFullUntold {
 		c.exit.Full = []string{args[0]}
 	}
-	_, err := io.WriteString(c.stdout, fault.bend(verb, "ENOSPC\n"))
+	_, err := io.WriteString(c.stdout, fault.bendAnswer(verb, "ENOSPC\n"))
 	return status, err
 }
 
-// endless writes until a signal comes.
-func (c *fakeCommand) endless() (sandbox.ExitStatus, error) {
+// writeEndlessly writes until a signal comes.
+func (c *fakeCommand) writeEndlessly() (sandbox.ExitStatus, error) {
 	piece := make([]byte, 64<<10)
 	var hoard [][]byte
 	// Twice what may be kept, however slow the machine is.
@@ -266,8 +267,8 @@ func (c *fakeCommand) endless() (sandbox.ExitStatus, error) {
 	}
 }
 
-// closed ends 300 ms after its output.
-func (c *fakeCommand) closed(args []string) (sandbox.ExitStatus, error) {
+// endLate ends 300 ms after its output.
+func (c *fakeCommand) endLate(args []string) (sandbox.ExitStatus, error) {
 	if c.sb.backend.Fault == FaultEOFIsEnd {
 		return sandbox.ExitStatus{}, nil
 	}
@@ -276,7 +277,7 @@ func (c *fakeCommand) closed(args []string) (sandbox.ExitStatus, error) {
 	return sandbox.ExitStatus{Code: code}, err
 }
 
-// exceed ends the sandbox as gVisor does at a limit of its own.
-func (c *fakeCommand) exceed(kind limits.Kind, limit int64) {
+// exceedLimit ends the sandbox as gVisor does at a limit of its own.
+func (c *fakeCommand) exceedLimit(kind limits.Kind, limit int64) {
 	c.sb.stop(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: kind, Limit: limit, Used: limit}))
 }

@@ -36,7 +36,7 @@ type fakeProcess struct {
 	signals    chan int // buffered; the last one counts
 }
 
-func (p *fakeProcess) signal(sig int) {
+func (p *fakeProcess) sendSignal(sig int) {
 	if sig == sigTerm && p.ignoreTerm.Load() {
 		return
 	}
@@ -80,7 +80,7 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	if s.backend.Fault == FaultHostEnvironment {
 		cmd.Env = append(slices.Clone(cmd.Env), os.Environ()...)
 	}
-	dir, err := s.dir(cmd)
+	dir, err := s.resolveDir(cmd)
 	if err != nil {
 		return nil, fmt.Errorf("start command: %w: %w", sandbox.ErrInvalid, err)
 	}
@@ -91,13 +91,13 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	if s.backend.Fault == FaultMergedStreams {
 		c.stderr = c.stdout
 	}
-	c.main = s.fork(cmd.Argv, false)
+	c.main = s.addProcess(cmd.Argv, false)
 	go c.run(ctx)
 	return c, nil
 }
 
-// fork adds a process to the sandbox's table.
-func (s *fakeSandbox) fork(argv []string, ignoreTerm bool) *fakeProcess {
+// addProcess adds a process to the sandbox's table.
+func (s *fakeSandbox) addProcess(argv []string, ignoreTerm bool) *fakeProcess {
 	p := &fakeProcess{argv: argv, signals: make(chan int, 4)}
 	p.ignoreTerm.Store(ignoreTerm)
 	s.mu.Lock()
@@ -120,21 +120,21 @@ func (c *fakeCommand) run(ctx context.Context) {
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	ended := make(chan sandbox.ExitStatus, 1)
-	go func() { ended <- c.verb() }()
+	go func() { ended <- c.runCommand() }()
 	var status sandbox.ExitStatus
 	select {
 	case status = <-ended:
-		c.reap(c.main)
+		c.reapProcess(c.main)
 		c.endChildren(sigKill)
 		c.exit.Kill.AfterExit = c.exit.Kill.Killed > 0
 	case <-ctx.Done():
 		if c.sb.paused.Load() && c.sb.backend.Fault != FaultPausedResult {
 			c.sb.stop(fmt.Errorf("%w: the guest does not answer", sandbox.ErrLost))
 		}
-		status = c.cancel(ended)
+		status = c.cancelVerb(ended)
 		status.Cancelled = true
 	case <-timer.C:
-		status = c.cancel(ended)
+		status = c.cancelVerb(ended)
 		status.TimedOut = true
 	case <-c.sb.done:
 		status = <-ended
@@ -143,23 +143,23 @@ func (c *fakeCommand) run(ctx context.Context) {
 	c.exit.CPU = c.exit.Wall // nothing else of it can be told from the suite's own
 	c.exit.Stdout, c.exit.Stderr = c.stdout.sum(), c.stderr.sum()
 	if c.sb.State() == sandbox.StateStopped {
-		c.lose()
+		c.loseSandbox()
 	}
 }
 
-// lose makes the command's end the loss of its sandbox.
-func (c *fakeCommand) lose() {
+// loseSandbox makes the command's end the loss of its sandbox.
+func (c *fakeCommand) loseSandbox() {
 	c.err = fmt.Errorf("wait for command: %w", sandbox.ErrLost)
 	if c.sb.backend.Fault == FaultLossIsExit {
 		c.err, c.exit.Status = nil, sandbox.ExitStatus{Code: 137}
 	}
 }
 
-// cancel does what a guest does: SIGTERM, the grace period, SIGKILL.
-func (c *fakeCommand) cancel(ended chan sandbox.ExitStatus) sandbox.ExitStatus {
+// cancelVerb does what a guest does: SIGTERM, the grace period, SIGKILL.
+func (c *fakeCommand) cancelVerb(ended chan sandbox.ExitStatus) sandbox.ExitStatus {
 	if c.sb.backend.Fault != FaultKillAtOnce {
-		c.main.signal(sigTerm)
-		c.exit.Kill.Terminated = 1 + len(c.started())
+		c.main.sendSignal(sigTerm)
+		c.exit.Kill.Terminated = 1 + len(c.startedProcesses())
 		grace := c.spec.Grace
 		if grace == 0 {
 			grace = sandbox.DefaultGrace
@@ -168,23 +168,23 @@ func (c *fakeCommand) cancel(ended chan sandbox.ExitStatus) sandbox.ExitStatus {
 		defer timer.Stop()
 		select {
 		case status := <-ended:
-			c.reap(c.main)
+			c.reapProcess(c.main)
 			c.terminateOrphans()
 			c.endChildren(sigKill)
 			return status
 		case <-timer.C:
 		}
 	}
-	c.main.signal(sigKill)
+	c.main.sendSignal(sigKill)
 	c.exit.Kill.Killed++
 	status := <-ended
-	c.reap(c.main)
+	c.reapProcess(c.main)
 	c.endChildren(sigKill)
 	return status
 }
 
-// started is what the command started so far.
-func (c *fakeCommand) started() []*fakeProcess {
+// startedProcesses returns the processes that the command started so far.
+func (c *fakeCommand) startedProcesses() []*fakeProcess {
 	c.sb.mu.Lock()
 	defer c.sb.mu.Unlock()
 	return slices.Clone(c.children)
@@ -210,27 +210,27 @@ func (c *fakeCommand) terminateOrphans() {
 // endChildren ends what the command started.
 func (c *fakeCommand) endChildren(sig int) {
 	if c.sb.backend.Fault == FaultStoppedLeft && c.sb.stopped.Load() {
-		c.exit.Kill.Left = len(c.started())
+		c.exit.Kill.Left = len(c.startedProcesses())
 		return
 	}
-	for _, p := range c.started() {
+	for _, p := range c.startedProcesses() {
 		if c.sb.backend.Fault == FaultNoDaemons {
 			return
 		}
-		p.signal(sig)
+		p.sendSignal(sig)
 		c.exit.Kill.Killed++
-		c.reap(p)
+		c.reapProcess(p)
 	}
 }
 
-func (c *fakeCommand) reap(p *fakeProcess) {
+func (c *fakeCommand) reapProcess(p *fakeProcess) {
 	c.sb.mu.Lock()
 	defer c.sb.mu.Unlock()
 	p.ended = true
 }
 
-// dir checks the working folder and gives it as a host path.
-func (s *fakeSandbox) dir(cmd sandbox.Command) (string, error) {
+// resolveDir checks the working directory and returns it as a host path.
+func (s *fakeSandbox) resolveDir(cmd sandbox.Command) (string, error) {
 	if err := checkStrings(cmd); err != nil {
 		return "", err
 	}
@@ -252,7 +252,7 @@ func (s *fakeSandbox) dir(cmd sandbox.Command) (string, error) {
 		return "", err
 	}
 	if !info.IsDir() {
-		return "", fmt.Errorf("dir %q is no folder", cmd.Dir)
+		return "", fmt.Errorf("dir %q is no directory", cmd.Dir)
 	}
 	if cmd.NoLinks && s.backend.Fault != FaultLinkedDir {
 		if err := refuseLinks(root, rel); err != nil {
@@ -297,8 +297,9 @@ func checkStrings(cmd sandbox.Command) error {
 	return nil
 }
 
-// chown gives a path, and the new folders above it, to the workspace's owner.
-func (s *fakeSandbox) chown(rel string) error {
+// chownPath makes the workspace's owner own a path and the new directories
+// above it.
+func (s *fakeSandbox) chownPath(rel string) error {
 	if os.Geteuid() != 0 || s.backend.Fault == FaultRootOwner {
 		return nil
 	}

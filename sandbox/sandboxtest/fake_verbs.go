@@ -18,25 +18,25 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// fakeKernel is what a fake's /proc/version says.
+// fakeKernel is the content of a fake's /proc/version.
 const fakeKernel = "Linux version 4.4.0 (a fake of gVisor)"
 
-// verb runs what the command names, as the probe would.
-func (c *fakeCommand) verb() sandbox.ExitStatus {
+// runCommand runs the program that the command names, as the probe would.
+func (c *fakeCommand) runCommand() sandbox.ExitStatus {
 	argv := c.spec.Argv
 	const probe = sandbox.WorkspaceDir + "/" + probeName
 	switch {
 	case argv[0] == "sh" && c.sb.backend.Fault == FaultPrompts:
-		return c.hang()
+		return c.hangUntilSignal()
 	case argv[0] == "sh":
 		return sandbox.ExitStatus{Code: 7} // "read x; exit 7" at the end of the input
 	case argv[0] == probe+"-script":
 		argv = []string{probe, "facts"}
 	case argv[0] == probe+"-setuid", argv[0] == probe+"-caps":
 	case argv[0] != probe:
-		return c.notFound(argv[0])
+		return notFound(c, argv[0])
 	}
-	status, err := c.do(argv[1], argv[2:])
+	status, err := c.runVerb(argv[1], argv[2:])
 	if err != nil {
 		fmt.Fprintln(c.stderr, "probe:", err)
 		return sandbox.ExitStatus{Code: 1}
@@ -44,7 +44,7 @@ func (c *fakeCommand) verb() sandbox.ExitStatus {
 	return status
 }
 
-func (c *fakeCommand) notFound(name string) sandbox.ExitStatus {
+func notFound(c *fakeCommand, name string) sandbox.ExitStatus {
 	fmt.Fprintf(c.stderr, "%s: cannot be run\n", name)
 	rel, inside := strings.CutPrefix(filepath.Clean(name), sandbox.WorkspaceDir)
 	if _, err := os.Lstat(filepath.Join(c.sb.spec.Workspace.Path, rel)); inside && err == nil {
@@ -53,7 +53,7 @@ func (c *fakeCommand) notFound(name string) sandbox.ExitStatus {
 	return sandbox.ExitStatus{Code: 127}
 }
 
-func (c *fakeCommand) do(verb string, args []string) (sandbox.ExitStatus, error) {
+func (c *fakeCommand) runVerb(verb string, args []string) (sandbox.ExitStatus, error) {
 	switch verb {
 	case "exit":
 		code, err := strconv.Atoi(args[0])
@@ -65,63 +65,63 @@ func (c *fakeCommand) do(verb string, args []string) (sandbox.ExitStatus, error)
 		sig, err := strconv.Atoi(args[0])
 		return sandbox.ExitStatus{Code: -1, Signal: sig}, err
 	case "sleep":
-		return c.hang(), nil
+		return c.hangUntilSignal(), nil
 	case "term-exit":
 		code, err := strconv.Atoi(args[0])
-		if status := c.hang(); status.Signal != sigTerm {
+		if status := c.hangUntilSignal(); status.Signal != sigTerm {
 			return status, err
 		}
 		return sandbox.ExitStatus{Code: code}, err
 	case "term-leave":
-		status := c.hang()
+		status := c.hangUntilSignal()
 		if status.Signal != sigTerm {
 			return status, nil
 		}
-		c.child(args[0]).ignoreTerm.Store(false)
+		c.startChild(args[0]).ignoreTerm.Store(false)
 		return sandbox.ExitStatus{}, nil
 	case "ignore-term":
 		c.main.ignoreTerm.Store(true)
-		return c.hang(), nil
+		return c.hangUntilSignal(), nil
 	case "daemons":
-		return c.daemons(args)
+		return c.startDaemons(args)
 	case "reexec":
-		return c.do(args[0], args[1:])
+		return c.runVerb(args[0], args[1:])
 	case "busy":
 		n, err := strconv.Atoi(args[0])
 		for range n {
-			c.child(args[1])
+			c.startChild(args[1])
 		}
-		return c.hang(), err
+		return c.hangUntilSignal(), err
 	case "plant":
-		if err := c.plant(args[0]); err != nil {
+		if err := c.plantTraces(args[0]); err != nil {
 			return sandbox.ExitStatus{}, err
 		}
-		return c.hang(), nil
+		return c.hangUntilSignal(), nil
 	case "hold", "unhold":
-		return c.hold(verb, args)
+		return c.fillPlace(verb, args)
 	case "endless":
-		return c.endless()
+		return c.writeEndlessly()
 	case "close":
-		return c.closed(args)
+		return c.endLate(args)
 	case "hold-stdout":
-		c.child(args[0])
+		c.startChild(args[0])
 		_, err := io.WriteString(c.stdout, "held\n")
 		return sandbox.ExitStatus{}, err
 	}
-	if text, ok := c.tell(verb, args); ok {
-		_, err := io.WriteString(c.stdout, c.sb.backend.Fault.bend(verb, text))
+	if text, ok := c.answer(verb, args); ok {
+		_, err := io.WriteString(c.stdout, c.sb.backend.Fault.bendAnswer(verb, text))
 		return sandbox.ExitStatus{}, err
 	}
-	if err := c.output(verb, args); !errors.Is(err, errUnknownVerb) {
+	if err := c.writeOutput(verb, args); !errors.Is(err, errUnknownVerb) {
 		return sandbox.ExitStatus{}, err
 	}
-	return sandbox.ExitStatus{}, c.files(verb, args)
+	return sandbox.ExitStatus{}, c.touchFiles(verb, args)
 }
 
 var errUnknownVerb = errors.New("unknown verb")
 
-// hang says ready and waits for a signal.
-func (c *fakeCommand) hang() sandbox.ExitStatus {
+// hangUntilSignal reports that it is ready and waits for a signal.
+func (c *fakeCommand) hangUntilSignal() sandbox.ExitStatus {
 	if c.sb.backend.Fault != FaultNoPartial {
 		_, _ = io.WriteString(c.stdout, "ready\n")
 	} else if w, ok := c.spec.Stdout.(*signalWriter); ok {
@@ -130,27 +130,27 @@ func (c *fakeCommand) hang() sandbox.ExitStatus {
 	return sandbox.ExitStatus{Code: -1, Signal: <-c.main.signals}
 }
 
-func (c *fakeCommand) child(mark string) *fakeProcess {
-	p := c.sb.fork([]string{"daemon", mark}, true)
+func (c *fakeCommand) startChild(mark string) *fakeProcess {
+	p := c.sb.addProcess([]string{"daemon", mark}, true)
 	c.sb.mu.Lock()
 	defer c.sb.mu.Unlock()
 	c.children = append(c.children, p)
 	return p
 }
 
-func (c *fakeCommand) daemons(args []string) (sandbox.ExitStatus, error) {
+func (c *fakeCommand) startDaemons(args []string) (sandbox.ExitStatus, error) {
 	n, err := strconv.Atoi(args[0])
 	for range n {
-		c.child(args[1])
+		c.startChild(args[1])
 	}
 	if len(args) > 2 {
-		return c.hang(), err
+		return c.hangUntilSignal(), err
 	}
 	return sandbox.ExitStatus{}, err
 }
 
-// output does the verbs that only write.
-func (c *fakeCommand) output(verb string, args []string) error {
+// writeOutput does the verbs that only write.
+func (c *fakeCommand) writeOutput(verb string, args []string) error {
 	text := ""
 	switch verb {
 	case "streams":
@@ -177,15 +177,15 @@ func (c *fakeCommand) output(verb string, args []string) error {
 		}
 		text = filepath.Join(sandbox.WorkspaceDir, rel)
 	case "flood":
-		return c.flood(args)
+		return c.floodOutput(args)
 	case "drip":
-		return c.drip(args)
+		return c.dripOutput(args)
 	case "facts":
-		return json.NewEncoder(c.stdout).Encode(c.facts())
+		return json.NewEncoder(c.stdout).Encode(c.ownFacts())
 	case "hog":
-		c.exceed(limits.KindMemory, c.sb.spec.Resources.MemoryBytes)
+		c.exceedLimit(limits.KindMemory, c.sb.spec.Resources.MemoryBytes)
 	case "fork-bomb", "storm":
-		c.exceed(limits.KindPIDs, c.sb.spec.Resources.PIDs)
+		c.exceedLimit(limits.KindPIDs, c.sb.spec.Resources.PIDs)
 	default:
 		return errUnknownVerb
 	}
@@ -193,7 +193,7 @@ func (c *fakeCommand) output(verb string, args []string) error {
 	return err
 }
 
-func (c *fakeCommand) flood(args []string) error {
+func (c *fakeCommand) floodOutput(args []string) error {
 	out := c.stdout
 	if args[0] == "stderr" {
 		out = c.stderr
@@ -206,7 +206,7 @@ func (c *fakeCommand) flood(args []string) error {
 	return err
 }
 
-func (s *fakeSandbox) count(mark string) int {
+func (s *fakeSandbox) countProcesses(mark string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
@@ -220,7 +220,7 @@ func (s *fakeSandbox) count(mark string) int {
 	return n
 }
 
-func (c *fakeCommand) facts() probing.Facts {
+func (c *fakeCommand) ownFacts() probing.Facts {
 	none := strings.Repeat("0", 16)
 	f := probing.Facts{
 		UID: sandbox.CommandUID, GID: sandbox.CommandGID, EUID: sandbox.CommandUID, EGID: sandbox.CommandGID,
@@ -238,8 +238,8 @@ func (c *fakeCommand) facts() probing.Facts {
 	return f
 }
 
-// files does the verbs that touch the workspace.
-func (c *fakeCommand) files(verb string, args []string) error {
+// touchFiles does the verbs that touch the workspace.
+func (c *fakeCommand) touchFiles(verb string, args []string) error {
 	root, err := os.OpenRoot(c.sb.spec.Workspace.Path)
 	if err != nil {
 		return err
@@ -254,11 +254,11 @@ func (c *fakeCommand) files(verb string, args []string) error {
 		}
 	case "touch":
 		if err = root.WriteFile(args[0], []byte("x"), 0o644); err == nil {
-			err = c.sb.chown(args[0])
+			err = c.sb.chownPath(args[0])
 		}
 	case "read":
 		var data []byte
-		if data, err = c.read(root, args[0]); err != nil {
+		if data, err = c.readFile(root, args[0]); err != nil {
 			return err
 		}
 		_, _ = c.stdout.Write(data)
@@ -268,7 +268,7 @@ func (c *fakeCommand) files(verb string, args []string) error {
 				fmt.Fprintln(c.stdout, path)
 			}
 		}
-		_, err = io.WriteString(c.stdout, c.sb.backend.Fault.bend(verb, ""))
+		_, err = io.WriteString(c.stdout, c.sb.backend.Fault.bendAnswer(verb, ""))
 	case "stat", "absent":
 	default:
 		err = errUnknownVerb

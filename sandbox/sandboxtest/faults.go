@@ -19,7 +19,7 @@ const (
 	FaultLies            Fault = "the attestation says what was asked for"
 	FaultLossIsExit      Fault = "a lost container is exit code 137"
 	FaultLeaks           Fault = "destroy leaves a container"
-	FaultAnyDir          Fault = "the working folder is not checked"
+	FaultAnyDir          Fault = "the working directory is not checked"
 	FaultLinkedDir       Fault = "a working directory without symlinks has some"
 	FaultNoPartial       Fault = "a cancelled command loses its output"
 	FaultDeadlock        Fault = "one stalled reader stops all"
@@ -31,13 +31,13 @@ const (
 	FaultHostSocket   Fault = "a socket of the host's can be reached"
 	FaultSyscall      Fault = "one forbidden call is let through"
 	FaultKernelFile   Fault = "a file of the kernel can be written"
-	FaultMount        Fault = "a folder of the host's is mounted too"
+	FaultMount        Fault = "a directory of the host's is mounted too"
 	FaultUnbounded    Fault = "a tmpfs has no size"
 	FaultOtherKernel  Fault = "another kernel than was asked for"
 	FaultTerminal     Fault = "commands have a terminal"
 	FaultStrangers    Fault = "sessions share /tmp"
 	FaultStale        Fault = "a container is used again"
-	FaultReplace      Fault = "folders of the root can be replaced"
+	FaultReplace      Fault = "directories of the root can be replaced"
 	FaultQuoting      Fault = "arguments go through a shell"
 	FaultSmallWrites  Fault = "single bytes are lost"
 	FaultHoards       Fault = "all output is kept in memory"
@@ -68,8 +68,8 @@ const (
 	FaultNoEnd        Fault = "a destroyed sandbox takes commands"
 )
 
-// bend makes the right answer of a verb the one that a fault gives.
-func (f Fault) bend(verb, right string) string {
+// bendAnswer turns the right answer of a verb into the one of a fault.
+func (f Fault) bendAnswer(verb, right string) string {
 	wrong, ok := bends[f][verb]
 	if !ok {
 		return right
@@ -77,27 +77,30 @@ func (f Fault) bend(verb, right string) string {
 	return wrong(right)
 }
 
-// instead gives an answer whatever the right one is, and and adds to it.
-func instead(text string) func(string) string { return func(string) string { return text } }
+// replaceWith returns a function that replaces any answer; appendText returns
+// one that adds to it.
+func replaceWith(text string) func(string) string { return func(string) string { return text } }
 
-func and(text string) func(string) string { return func(right string) string { return right + text } }
+func appendText(text string) func(string) string {
+	return func(right string) string { return right + text }
+}
 
 // bends are the faults that show in what a probe tells.
 var bends = map[Fault]map[string]func(string) string{
-	FaultRewritable:   {"overwrite": and("/.caisson/guest\n")},
-	FaultHostSocket:   {"connect": and("host.sock\n")},
-	FaultKernelFile:   {"kernel-files": and("write /proc/sys/kernel/core_pattern\n")},
-	FaultMount:        {"mountinfo": and("99 1 8:1 / /host rw,relatime - ext4 /dev/sda1 rw\n")},
-	FaultUnbounded:    {"fill": instead("67108864 none\n")},
-	FaultOtherKernel:  {"version": instead("Linux version 2.4.18\n")},
-	FaultTerminal:     {"terminal": and("controlling terminal\n")},
-	FaultReplace:      {"replace": and("/dev\n")},
-	FaultUnheldMemory: {"hold": instead("none\n")},
-	FaultHostFile:     {"grep-files": and("/proc/1/root/canary\n")},
-	FaultGuestOpen:    {"attack-guest": and("/proc/1/mem\n")},
-	FaultNetwork:      {"dial": and("192.0.2.1:80\n")},
-	FaultWritableRoot: {"writable": and("/etc\n")},
-	FaultZombies:      {"zombies": instead("17\n")},
-	FaultProcessors:   {"processors": instead("64\n")},
-	FaultManyFiles:    {"open-files": instead("1048576\n")},
+	FaultRewritable:   {"overwrite": appendText("/.caisson/guest\n")},
+	FaultHostSocket:   {"connect": appendText("host.sock\n")},
+	FaultKernelFile:   {"kernel-files": appendText("write /proc/sys/kernel/core_pattern\n")},
+	FaultMount:        {"mountinfo": appendText("99 1 8:1 / /host rw,relatime - ext4 /dev/sda1 rw\n")},
+	FaultUnbounded:    {"fill": replaceWith("67108864 none\n")},
+	FaultOtherKernel:  {"version": replaceWith("Linux version 2.4.18\n")},
+	FaultTerminal:     {"terminal": appendText("controlling terminal\n")},
+	FaultReplace:      {"replace": appendText("/dev\n")},
+	FaultUnheldMemory: {"hold": replaceWith("none\n")},
+	FaultHostFile:     {"grep-files": appendText("/proc/1/root/canary\n")},
+	FaultGuestOpen:    {"attack-guest": appendText("/proc/1/mem\n")},
+	FaultNetwork:      {"dial": appendText("192.0.2.1:80\n")},
+	FaultWritableRoot: {"writable": appendText("/etc\n")},
+	FaultZombies:      {"zombies": replaceWith("17\n")},
+	FaultProcessors:   {"processors": replaceWith("64\n")},
+	FaultManyFiles:    {"open-files": replaceWith("1048576\n")},
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
-// Settings is a container as it was made: read back from the engine, or from
-// the bundle that the runtime took. The zero value of a field is what the
-// engine or runtime takes for "nothing".
+// Settings describe how a container was made: read back from the engine, or
+// from the bundle that the runtime took. The zero value of a field stands for
+// what the engine or runtime takes for "nothing".
 type Settings struct {
 	Runtime      string
 	Args, Env    []string
@@ -57,14 +57,14 @@ type Settings struct {
 	Labels             map[string]string
 }
 
-// ReadBack gives the settings of a sandbox.
+// ReadBack returns the settings of a sandbox.
 type ReadBack func(ctx context.Context, sb sandbox.Sandbox) (Settings, error)
 
 // row is one line of the design's table of hardening defaults: what the
 // engine or bundle must say, and what must be seen from inside.
 type row struct {
 	setting string
-	// decided says what differs from the table, and why.
+	// decided describes what differs from the table, and why.
 	decided string
 	asked   func(e *env, s Settings) error
 	inside  func(ctx context.Context, e *env) error
@@ -89,7 +89,7 @@ func RunHardening(t *testing.T, target Target, readBack ReadBack) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range rows() {
+	for _, r := range hardeningRows() {
 		t.Run(r.setting, func(t *testing.T) {
 			if r.decided != "" {
 				t.Log(r.decided)
@@ -104,8 +104,8 @@ func RunHardening(t *testing.T, target Target, readBack ReadBack) {
 	}
 }
 
-// want compares one setting.
-func want[T comparable](name string, got, wanted T) error {
+// compareSetting compares one setting.
+func compareSetting[T comparable](name string, got, wanted T) error {
 	if got != wanted {
 		return fmt.Errorf("%s is %v, want %v", name, got, wanted)
 	}
@@ -122,17 +122,17 @@ func isEmpty(name string, list []string) error {
 
 // hasAll asserts that a list has what is wanted, and perhaps more.
 func hasAll(name string, list, wanted []string) error {
-	if missing := without(wanted, list); len(missing) > 0 {
+	if missing := subtract(wanted, list); len(missing) > 0 {
 		return fmt.Errorf("%s lack %q", name, missing)
 	}
 	return nil
 }
 
-// unchecked is the inside of a row that only the host can see.
-func unchecked(context.Context, *env) error { return nil }
+// checkNothing is the inside of a row that only the host can see.
+func checkNothing(context.Context, *env) error { return nil }
 
-// rows is the table. Its order and names are the design's.
-func rows() []row {
+// hardeningRows returns the table. Its order and names are the design's.
+func hardeningRows() []row {
 	return slices.Concat(identityRows(), placeRows(), limitRows(), lifeRows())
 }
 
@@ -140,8 +140,10 @@ func identityRows() []row {
 	return []row{
 		{
 			setting: "Runtime",
-			asked:   func(e *env, s Settings) error { return want("runtime", s.Runtime, e.sb.Attestation().Runtime) },
-			inside:  checkKernel,
+			asked: func(e *env, s Settings) error {
+				return compareSetting("runtime", s.Runtime, e.sb.Attestation().Runtime)
+			},
+			inside: checkKernel,
 		},
 		{
 			setting: "User",
@@ -150,7 +152,7 @@ func identityRows() []row {
 				if e.target.LimitsUnenforced {
 					return nil // an ordinary user's: the guest becomes 0 by its capabilities
 				}
-				return want("user", s.User, "0:0")
+				return compareSetting("user", s.User, "0:0")
 			},
 			inside: checkExec,
 		},
@@ -168,14 +170,14 @@ func identityRows() []row {
 					return hasAll("capabilities", harden.GuestCapabilities(), s.Capabilities)
 				}
 				return errors.Join(
-					want("capabilities", strings.Join(slices.Sorted(slices.Values(s.Capabilities)), " "), strings.Join(slices.Sorted(slices.Values(harden.GuestCapabilities())), " ")),
-					isEmpty("inherited capabilities", s.Inherited), want("privileged", s.Privileged, false))
+					compareSetting("capabilities", strings.Join(slices.Sorted(slices.Values(s.Capabilities)), " "), strings.Join(slices.Sorted(slices.Values(harden.GuestCapabilities())), " ")),
+					isEmpty("inherited capabilities", s.Inherited), compareSetting("privileged", s.Privileged, false))
 			},
 			inside: checkPrivilege,
 		},
 		{
 			setting: "no_new_privs",
-			asked:   func(_ *env, s Settings) error { return want("no_new_privs", s.NoNewPrivs, true) },
+			asked:   func(_ *env, s Settings) error { return compareSetting("no_new_privs", s.NoNewPrivs, true) },
 			inside:  checkPlantedHere,
 		},
 		{
@@ -195,7 +197,7 @@ func identityRows() []row {
 				}
 				return nil
 			},
-			inside: unchecked,
+			inside: checkNothing,
 		},
 		{
 			setting: "Namespaces",
@@ -207,7 +209,7 @@ func identityRows() []row {
 		},
 		{
 			setting: "Network",
-			asked:   func(_ *env, s Settings) error { return want("network", s.Network, "none") },
+			asked:   func(_ *env, s Settings) error { return compareSetting("network", s.Network, "none") },
 			inside:  checkNetwork,
 		},
 	}
@@ -218,7 +220,7 @@ func placeRows() []row {
 		{
 			setting: "Root filesystem",
 			asked: func(_ *env, s Settings) error {
-				return errors.Join(want("read-only root", s.ReadOnlyRoot, true), want("restart policy", s.Restart, "no"))
+				return errors.Join(compareSetting("read-only root", s.ReadOnlyRoot, true), compareSetting("restart policy", s.Restart, "no"))
 			},
 			inside: checkRootReadOnly,
 		},
@@ -271,7 +273,7 @@ func placeRows() []row {
 		{
 			setting: "sysctls",
 			asked:   func(_ *env, s Settings) error { return isEmpty("sysctls", s.Sysctls) },
-			inside:  unchecked,
+			inside:  checkNothing,
 		},
 	}
 }
@@ -295,13 +297,13 @@ func limitRows() []row {
 				if e.target.LimitsUnenforced {
 					return nil
 				}
-				return want("pids", s.PIDs, e.pidsOf(r.PIDs))
+				return compareSetting("pids", s.PIDs, e.pidsOf(r.PIDs))
 			},
 			inside: func(_ context.Context, e *env) error {
 				if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
 					return e.attestsLoss("pids")
 				}
-				return want("attested pids", e.sb.Attestation().Limits.PIDs, r.PIDs)
+				return compareSetting("attested pids", e.sb.Attestation().Limits.PIDs, r.PIDs)
 			},
 		},
 		{
@@ -311,9 +313,9 @@ func limitRows() []row {
 				if e.target.LimitsUnenforced {
 					return nil
 				}
-				errs := []error{want("memory", s.Memory, r.MemoryBytes), want("OOM kill off", s.NoOOMKill, false), want("oom_score_adj", s.OOMScore, 500)}
+				errs := []error{compareSetting("memory", s.Memory, r.MemoryBytes), compareSetting("OOM kill off", s.NoOOMKill, false), compareSetting("oom_score_adj", s.OOMScore, 500)}
 				if s.MemorySwap != 0 && s.MemorySwap != -1 {
-					errs = append(errs, want("memory and swap", s.MemorySwap, r.MemoryBytes))
+					errs = append(errs, compareSetting("memory and swap", s.MemorySwap, r.MemoryBytes))
 				}
 				return errors.Join(errs...)
 			},
@@ -329,15 +331,15 @@ func limitRows() []row {
 				if s.MilliCPUs < milli { // an engine takes no more than there are, a runtime any quota
 					milli = min(milli, int64(runtime.NumCPU())*1000)
 				}
-				return want("CPUs", s.MilliCPUs, milli)
+				return compareSetting("CPUs", s.MilliCPUs, milli)
 			},
-			inside: unchecked,
+			inside: checkNothing,
 		},
 		{
 			setting: "io",
 			decided: "not limited: version 1 can't bound buffered writes, and which device the workspace is on is the host's affair",
 			asked:   func(*env, Settings) error { return nil },
-			inside:  unchecked,
+			inside:  checkNothing,
 		},
 		{
 			setting: "ulimits",
@@ -357,7 +359,7 @@ func limitRows() []row {
 			setting: "Disk",
 			decided: "the workspace has the host's own bounds, watched by the runner, and no file is larger than RLIMIT_FSIZE; everything else is in memory, bounded",
 			asked:   func(*env, Settings) error { return nil },
-			inside:  unchecked,
+			inside:  checkNothing,
 		},
 	}
 }
@@ -367,21 +369,21 @@ func lifeRows() []row {
 		{
 			setting: "PID 1",
 			asked: func(_ *env, s Settings) error {
-				return errors.Join(want("arguments", strings.Join(s.Args, " "), sandbox.GuestPath), want("the engine's init", s.Init, false))
+				return errors.Join(compareSetting("arguments", strings.Join(s.Args, " "), sandbox.GuestPath), compareSetting("the engine's init", s.Init, false))
 			},
 			inside: checkGuestSafe,
 		},
 		{
 			setting: "Logging",
-			asked:   func(_ *env, s Settings) error { return want("log driver", s.Logging, "none") },
-			inside:  unchecked,
+			asked:   func(_ *env, s Settings) error { return compareSetting("log driver", s.Logging, "none") },
+			inside:  checkNothing,
 		},
 		{
 			setting: "Stop",
 			asked: func(_ *env, s Settings) error {
-				return errors.Join(want("restart policy", s.Restart, "no"), want("removed at its end", s.AutoRemove, true))
+				return errors.Join(compareSetting("restart policy", s.Restart, "no"), compareSetting("removed at its end", s.AutoRemove, true))
 			},
-			inside: unchecked,
+			inside: checkNothing,
 		},
 		{
 			setting: "Labels",
@@ -392,14 +394,14 @@ func lifeRows() []row {
 						return fmt.Errorf("no %s among %v", name, s.Labels)
 					}
 				}
-				return want("session", s.Labels["session"], e.session)
+				return compareSetting("session", s.Labels["session"], e.session)
 			},
-			inside: unchecked,
+			inside: checkNothing,
 		},
 		{
 			setting: "Env",
 			asked: func(_ *env, s Settings) error {
-				return errors.Join(want("environment", strings.Join(s.Env, " "), strings.Join(harden.GuestEnv(), " ")), want("host name", s.Hostname, harden.HostName))
+				return errors.Join(compareSetting("environment", strings.Join(s.Env, " "), strings.Join(harden.GuestEnv(), " ")), compareSetting("host name", s.Hostname, harden.HostName))
 			},
 			inside: func(ctx context.Context, e *env) error {
 				return errors.Join(checkEnvironment(ctx, e), checkHostEnvironment(ctx, e))
@@ -445,37 +447,37 @@ func askedSeccomp(e *env, s Settings) error {
 	if e.target.OwnKernel {
 		return nil
 	}
-	return want("attested hash", e.sb.Attestation().SeccompProfile, ours.SHA256)
+	return compareSetting("attested hash", e.sb.Attestation().SeccompProfile, ours.SHA256)
 }
 
 // checkPlantedHere asserts the bit itself; that it holds is a check of the
 // suite, with a workspace of its own.
 func checkPlantedHere(ctx context.Context, e *env) error {
-	f, err := e.facts(ctx)
+	f, err := e.readFacts(ctx)
 	if err != nil {
 		return err
 	}
-	return want("NoNewPrivs", f.NoNewPrivs, "1")
+	return compareSetting("NoNewPrivs", f.NoNewPrivs, "1")
 }
 
 // checkNamespaces compares the namespaces inside with the host's.
 func checkNamespaces(ctx context.Context, e *env) error {
-	inside, err := e.expect(ctx, "namespaces")
+	inside, err := e.expectOutput(ctx, "namespaces")
 	if err != nil {
 		return err
 	}
-	host, err := e.plain(ctx, "namespaces")
+	host, err := e.runPlain(ctx, "namespaces")
 	if err != nil {
 		return err
 	}
-	seen := lines(inside)
+	seen := splitLines(inside)
 	if both := slices.DeleteFunc(seen, func(l string) bool {
-		return !slices.Contains(lines(host), l) || strings.HasPrefix(l, "user:") || strings.HasPrefix(l, "time:")
+		return !slices.Contains(splitLines(host), l) || strings.HasPrefix(l, "user:") || strings.HasPrefix(l, "time:")
 	}); len(both) > 0 && !e.target.OwnKernel {
 		return fmt.Errorf("shared with the host: %q", both)
 	}
-	if len(lines(host)) < 6 {
-		return fmt.Errorf("positive control: the host has only %q", lines(host))
+	if len(splitLines(host)) < 6 {
+		return fmt.Errorf("positive control: the host has only %q", splitLines(host))
 	}
 	return nil
 }
@@ -483,7 +485,7 @@ func checkNamespaces(ctx context.Context, e *env) error {
 // checkOOMScore: where the kernel must choose, it takes the sandbox before
 // Caisson.
 func checkOOMScore(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "read", "/proc/self/oom_score_adj")
+	out, err := e.expectOutput(ctx, "read", "/proc/self/oom_score_adj")
 	if err != nil {
 		return err
 	}
@@ -508,12 +510,12 @@ func checkOOMScore(ctx context.Context, e *env) error {
 // checkRlimits compares what a command is bounded by with the plan. A hard
 // limit of who runs the suite may be lower.
 func checkRlimits(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "rlimits")
+	out, err := e.expectOutput(ctx, "rlimits")
 	if err != nil {
 		return err
 	}
 	got := map[string]int64{}
-	for _, l := range lines(out) {
+	for _, l := range splitLines(out) {
 		name, value, _ := strings.Cut(l, " ")
 		if got[name], err = strconv.ParseInt(value, 10, 64); err != nil {
 			return err

@@ -23,8 +23,9 @@ type mountLine struct {
 	options, super    []string
 }
 
-// on says that an option holds, of the mount or of its file system.
-func (m mountLine) on(option string) bool {
+// hasOption reports whether an option holds, of the mount or of its file
+// system.
+func (m mountLine) hasOption(option string) bool {
 	return slices.Contains(m.options, option) || slices.Contains(m.super, option)
 }
 
@@ -51,7 +52,7 @@ var kernelMounts = map[string][]string{
 // not in it must be a read-only piece of the image. The control is the
 // workspace, which must be there and writable.
 func checkMounts(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "read", "/proc/self/mountinfo")
+	out, err := e.expectOutput(ctx, "read", "/proc/self/mountinfo")
 	if err != nil {
 		return err
 	}
@@ -69,9 +70,9 @@ func checkMounts(ctx context.Context, e *env) error {
 		seen[m.point] = true
 		var err error
 		if t, ok := tmpfs[m.point]; ok {
-			err = e.sameTmpfs(m, t)
+			err = sameTmpfs(e, m, t)
 		} else {
-			err = e.sameMount(m)
+			err = sameMount(e, m)
 		}
 		if err != nil {
 			wrong = append(wrong, fmt.Errorf("mount at %s (%s %v %v): %w", m.point, m.kind, m.options, m.super, err))
@@ -86,7 +87,7 @@ func checkMounts(ctx context.Context, e *env) error {
 }
 
 // sameMount asserts what a mount that is no tmpfs of ours may be.
-func (e *env) sameMount(m mountLine) error {
+func sameMount(e *env, m mountLine) error {
 	kinds, kernel := kernelMounts[m.point]
 	switch {
 	case strings.Contains(m.point+m.root, "docker.sock") || strings.Contains(m.point+m.root, "containerd.sock"):
@@ -94,15 +95,15 @@ func (e *env) sameMount(m mountLine) error {
 	case m.point == sandbox.WorkspaceDir && slices.Contains(e.sb.Attestation().Lost, workmount.LostFlags):
 		return nil // an engine mounts it for who may not mount, without flags
 	case m.point == sandbox.WorkspaceDir:
-		return e.safe(m, "rw")
+		return e.checkMountOptions(m, "rw")
 	case kernel && !slices.Contains(kinds, m.kind):
 		return fmt.Errorf("a file system of kind %s", m.kind)
 	case m.point == "/dev" && e.target.SingleUID:
-		return e.safe(m, "ro")
+		return e.checkMountOptions(m, "ro")
 	case m.point == "/sys/fs/cgroup":
-		return e.safe(m) // the folder of the controllers, which are read-only themselves
+		return e.checkMountOptions(m) // the directory of the controllers, which are read-only themselves
 	case m.point == "/dev" || m.point == "/proc" || m.point == "/dev/pts" || m.point == "/dev/mqueue":
-		return e.safe(m, "rw")
+		return e.checkMountOptions(m, "rw")
 	case strings.HasPrefix(m.point, "/dev/"):
 		return sameDevice(m)
 	case slices.Contains(harden.MaskedPaths(), m.point) && m.root == "/null":
@@ -113,7 +114,7 @@ func (e *env) sameMount(m mountLine) error {
 		// An engine asks for cgroup mounts; gVisor's are its own kernel's and
 		// show no options. That commands can't write there is checkPlaces'.
 		return nil
-	case !m.on("ro"):
+	case !m.hasOption("ro"):
 		return errors.New("is writable, and not planned to be")
 	}
 	return nil
@@ -128,22 +129,22 @@ func sameDevice(m mountLine) error {
 	return nil
 }
 
-// safe asserts nosuid and nodev and what else is named. gVisor serves no
-// device of the host's and does not show nodev; a /dev has devices.
-func (e *env) safe(m mountLine, options ...string) error {
+// checkMountOptions asserts nosuid and nodev and the other options. gVisor
+// serves no device of the host's and does not show nodev; a /dev has devices.
+func (e *env) checkMountOptions(m mountLine, options ...string) error {
 	options = append(options, "nosuid")
 	if !e.target.OwnKernel && m.point != "/dev" && m.point != "/dev/pts" {
 		options = append(options, "nodev")
 	}
 	for _, o := range options {
-		if !m.on(o) {
+		if !m.hasOption(o) {
 			return fmt.Errorf("is not %s", o)
 		}
 	}
 	return nil
 }
 
-func (e *env) sameTmpfs(m mountLine, t harden.Tmpfs) error {
+func sameTmpfs(e *env, m mountLine, t harden.Tmpfs) error {
 	options := []string{"rw"}
 	if !t.Exec {
 		options = append(options, "noexec")
@@ -159,17 +160,17 @@ func (e *env) sameTmpfs(m mountLine, t harden.Tmpfs) error {
 	if err != nil || size<<10 != t.Bytes {
 		return fmt.Errorf("size %s, want %d bytes", m.super[i], t.Bytes)
 	}
-	return e.safe(m, options...)
+	return e.checkMountOptions(m, options...)
 }
 
 // smallPlaces makes what can be filled quick to fill.
 func smallPlaces(r *limits.Resources) { r.TmpBytes, r.HomeBytes, r.ShmBytes = 8<<20, 8<<20, 8<<20 }
 
-// checkPlaces finds every folder that can be written outside the workspace and
+// checkPlaces finds every directory that can be written outside the workspace and
 // fills it with bytes and with files until it refuses, and frees it again. The
 // workspace has the host's own bounds.
 func checkPlaces(ctx context.Context, e *env) error {
-	out, err := e.expect(ctx, "find-writable")
+	out, err := e.expectOutput(ctx, "find-writable")
 	if err != nil {
 		return err
 	}
@@ -184,17 +185,18 @@ func checkPlaces(ctx context.Context, e *env) error {
 		if !slices.Contains(planned, p) && p != "/dev/mqueue" && !(e.target.SingleUID && p == "/run") {
 			return fmt.Errorf("%s is writable, and not planned to be", p)
 		}
-		if err := e.bounded(ctx, p); err != nil {
+		if err := checkBounded(ctx, e, p); err != nil {
 			return fmt.Errorf("%s: %w", p, err)
 		}
 	}
-	return e.works(ctx)
+	return e.expectWorking(ctx)
 }
 
-// bounded fills one place twice: what was freed can be had again.
-func (e *env) bounded(ctx context.Context, place string) error {
+// checkBounded fills one place twice: the space that was freed can be used
+// again.
+func checkBounded(ctx context.Context, e *env, place string) error {
 	for range 2 {
-		out, err := e.expect(ctx, "fill", place+"/big", strconv.Itoa(64<<20))
+		out, err := e.expectOutput(ctx, "fill", place+"/big", strconv.Itoa(64<<20))
 		if err != nil && place != "/dev/mqueue" {
 			return err
 		}
@@ -207,7 +209,7 @@ func (e *env) bounded(ctx context.Context, place string) error {
 	// Files without bytes: an engine's /dev/shm and gVisor's tmpfs count none
 	// of their own; they are charged to the memory limit.
 	const many = 20_000
-	out, err := e.expect(ctx, "fill-files", place, strconv.Itoa(many))
+	out, err := e.expectOutput(ctx, "fill-files", place, strconv.Itoa(many))
 	if err != nil && place != "/dev/mqueue" {
 		return err
 	}

@@ -13,16 +13,16 @@ import (
 	"syscall"
 )
 
-// naive is the runner of the positive controls: it runs a verb of the probe on
-// the host, as the user who runs the suite, behind nothing. It gets namespaces
-// of its own, so that what is allowed there hits nobody else.
-func (e *env) naive(ctx context.Context, args ...string) (string, error) {
-	return e.known("naive "+strings.Join(args, " "), func() (string, error) { return e.naiveAs(ctx, nil, e.target.Probe, args...) })
+// runNaive is the runner of the positive controls: it runs a verb of the probe
+// on the host, as the user who runs the suite, without isolation. It gets
+// namespaces of its own, so that what is allowed there does not affect others.
+func (e *env) runNaive(ctx context.Context, args ...string) (string, error) {
+	return e.askOnce("naive "+strings.Join(args, " "), func() (string, error) { return e.naiveAs(ctx, nil, e.target.Probe, args...) })
 }
 
-// known asks the host once for what does not change, where the suite's own
+// askOnce asks the host once for what does not change, because the suite's own
 // tests ask again and again.
-func (e *env) known(question string, ask func() (string, error)) (string, error) {
+func (e *env) askOnce(question string, ask func() (string, error)) (string, error) {
 	if e.target.controls == nil {
 		return ask()
 	}
@@ -58,10 +58,10 @@ func (e *env) naiveAs(ctx context.Context, user *syscall.Credential, program str
 	return out.String(), nil
 }
 
-// plain runs a verb on the host in the suite's own namespaces.
-func (e *env) plain(ctx context.Context, args ...string) (string, error) {
+// runPlain runs a verb on the host in the suite's own namespaces.
+func (e *env) runPlain(ctx context.Context, args ...string) (string, error) {
 	if args[0] == "kernel-files" || args[0] == "reexec" {
-		return e.known(strings.Join(args, " "), func() (string, error) { return e.onHost(ctx, args...) })
+		return e.askOnce(strings.Join(args, " "), func() (string, error) { return e.onHost(ctx, args...) })
 	}
 	return e.onHost(ctx, args...)
 }
@@ -76,7 +76,8 @@ func (e *env) onHost(ctx context.Context, args ...string) (string, error) {
 	return string(out), nil
 }
 
-// errSkip is what a check returns that can't be made here; the text says why.
+// errSkip is returned by a check that can't be made here; the text is the
+// reason.
 var errSkip = errors.New("skipped")
 
-func skip(why string) error { return fmt.Errorf("%w: %s", errSkip, why) }
+func skipError(why string) error { return fmt.Errorf("%w: %s", errSkip, why) }

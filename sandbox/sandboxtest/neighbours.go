@@ -22,23 +22,23 @@ import (
 type load struct {
 	name string
 	args []string
-	// forever says that it goes on until its timeout.
+	// forever reports whether it goes on until its timeout.
 	forever   bool
 	resources func(*limits.Resources)
-	// told asserts that the session says what was hit.
-	told func(t Target, r result, err error, lost error) error
+	// reported asserts that the session reports the limit that was hit.
+	reported func(t Target, r result, err error, lost error) error
 }
 
-// loads are what one session must not be able to do to another.
-func loads() []load {
+// allLoads returns what one session must not be able to do to another.
+func allLoads() []load {
 	small := func(r *limits.Resources) { r.MemoryBytes, r.TmpBytes = 256<<20, 32<<20 }
 	return []load{
-		{name: "flood", args: []string{"endless"}, forever: true, told: toldFlood},
-		{name: "fork bomb", args: []string{"storm"}, forever: true, told: toldForks},
-		{name: "memory hog", args: []string{"hog", strconv.Itoa(1 << 30)}, resources: small, told: toldMemory},
-		{name: "disk fill", args: []string{"hold", "/tmp", strconv.Itoa(1 << 30), "fail"}, resources: small, told: toldFull},
-		{name: "descriptors", args: []string{"hold-files"}, told: toldFiles},
-		{name: "64 busy processes", args: []string{"busy", "64", "busy"}, forever: true, told: toldTime},
+		{name: "flood", args: []string{"endless"}, forever: true, reported: toldFlood},
+		{name: "fork bomb", args: []string{"storm"}, forever: true, reported: toldForks},
+		{name: "memory hog", args: []string{"hog", strconv.Itoa(1 << 30)}, resources: small, reported: toldMemory},
+		{name: "disk fill", args: []string{"hold", "/tmp", strconv.Itoa(1 << 30), "fail"}, resources: small, reported: toldFull},
+		{name: "descriptors", args: []string{"hold-files"}, reported: toldFiles},
+		{name: "64 busy processes", args: []string{"busy", "64", "busy"}, forever: true, reported: toldTime},
 	}
 }
 
@@ -116,12 +116,12 @@ func RunNeighbours(t *testing.T, target Target) {
 	if err := neighbour.start(t.Context(), func(r *limits.Resources) { r.MilliCPUs = 1000 }); err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range loads() {
+	for _, l := range allLoads() {
 		t.Run(l.name, func(t *testing.T) {
 			if target.LimitsUnenforced && (l.name == "fork bomb" && !target.PIDsSpareSandbox || l.name == "memory hog") {
 				t.Skip("needs cgroups: without the limit this would be the host's")
 			}
-			if err := beside(t.Context(), neighbour, l, t.TempDir()); err != nil {
+			if err := runBeside(t.Context(), neighbour, l, t.TempDir()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -136,8 +136,8 @@ func RunNeighbours(t *testing.T, target Target) {
 // machines that do other things too.
 const slowest = 30 * time.Second
 
-// beside runs one load in a session of its own while the neighbour works.
-func beside(ctx context.Context, neighbour *env, l load, base string) error {
+// runBeside runs one load in a session of its own while the neighbour works.
+func runBeside(ctx context.Context, neighbour *env, l load, base string) error {
 	before, err := takeStock(base)
 	if err != nil {
 		return err
@@ -149,7 +149,7 @@ func beside(ctx context.Context, neighbour *env, l load, base string) error {
 	working, stop := context.WithCancel(ctx)
 	defer stop()
 	done := make(chan neighbourly, 1)
-	go func() { done <- neighbour.work(working) }()
+	go func() { done <- neighbour.runCommands(working) }()
 	cmd := sandbox.Command{Argv: probeArgv(l.args...), Grace: testGrace, Output: sandbox.OutputLimits{Live: 1 << 20}}
 	if l.forever {
 		cmd.Timeout = loadTime
@@ -160,7 +160,7 @@ func beside(ctx context.Context, neighbour *env, l load, base string) error {
 		<-hostile.sb.Done()
 		lost = hostile.sb.Err()
 	}
-	err = l.told(neighbour.target, r, err, lost)
+	err = l.reported(neighbour.target, r, err, lost)
 	stop()
 	did := <-done
 	err = errors.Join(err, did.err)
@@ -171,14 +171,14 @@ func beside(ctx context.Context, neighbour *env, l load, base string) error {
 		err = errors.Join(err, fmt.Errorf("the host had %d processes meanwhile, %d before", did.processes, before.processes))
 	}
 	err = errors.Join(err, hostile.close(context.WithoutCancel(ctx)))
-	return errors.Join(err, before.again(base))
+	return errors.Join(err, before.checkReturned(base))
 }
 
 // otherProcesses is how many more processes a host may have meanwhile, with other
 // tests beside this one; a fork bomb without a bound makes tens of thousands.
 const otherProcesses = 6000
 
-// neighbourly is what a neighbour did and saw.
+// neighbourly holds what a neighbour did and saw.
 type neighbourly struct {
 	commands  int
 	slowest   time.Duration
@@ -186,11 +186,11 @@ type neighbourly struct {
 	err       error
 }
 
-// work runs small commands until ctx ends, at least three.
-func (e *env) work(ctx context.Context) (did neighbourly) {
+// runCommands runs small commands until ctx ends, at least three.
+func (e *env) runCommands(ctx context.Context) (did neighbourly) {
 	for ctx.Err() == nil || did.commands < 3 {
 		start := time.Now()
-		r, err := e.probe(context.WithoutCancel(ctx), "exit", "0")
+		r, err := e.runProbe(context.WithoutCancel(ctx), "exit", "0")
 		if err == nil && (!r.Status.Success() || r.PIDsLimitHit || len(r.Full) > 0) {
 			err = fmt.Errorf("the neighbour's command: %+v", r.Exit)
 		}
@@ -207,7 +207,7 @@ func (e *env) work(ctx context.Context) (did neighbourly) {
 	return did
 }
 
-// stock is what the host has.
+// stock holds what the host has.
 type stock struct {
 	processes, descriptors int
 	memory, disk           int64
@@ -229,7 +229,7 @@ func takeStock(base string) (stock, error) {
 		return s, err
 	}
 	s.descriptors = len(files)
-	if s.memory, err = resident(); err != nil {
+	if s.memory, err = residentMemory(); err != nil {
 		return s, err
 	}
 	return s, filepath.Walk(base, func(_ string, info os.FileInfo, err error) error {
@@ -240,10 +240,10 @@ func takeStock(base string) (stock, error) {
 	})
 }
 
-// again asserts that what a session took is given back: the session's own part
-// of the host, because other programs live there too. Its processes, mounts and
-// cgroups were listed when it was destroyed.
-func (s stock) again(base string) error {
+// checkReturned asserts that what a session took is returned: the session's own
+// part of the host, because other programs live there too. Its processes,
+// mounts and cgroups were listed when it was destroyed.
+func (s stock) checkReturned(base string) error {
 	now, err := takeStock(base)
 	if err != nil {
 		return err
@@ -255,8 +255,8 @@ func (s stock) again(base string) error {
 	return nil
 }
 
-// resident is this process's resident memory.
-func resident() (int64, error) {
+// residentMemory returns this process's resident memory.
+func residentMemory() (int64, error) {
 	data, err := os.ReadFile("/proc/self/statm")
 	if err != nil {
 		return 0, err

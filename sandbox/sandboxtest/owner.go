@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// ownerOf gives "uid:gid" of a file, links not followed.
+// ownerOf returns "uid:gid" of a file, symlinks not followed.
 func ownerOf(path string) (string, error) {
 	info, err := os.Lstat(path)
 	if err != nil {

@@ -59,8 +59,8 @@ var found = map[Fault][]string{
 		"a paused sandbox is lost, not waited for",
 	},
 	FaultLeaks:     append(fresh(), "sessions see nothing of each other"),
-	FaultAnyDir:    {"working folder", "a working folder can't lead out", "invalid commands are refused"},
-	FaultLinkedDir: {"a working folder can't lead out"},
+	FaultAnyDir:    {"working directory", "a working directory can't lead out", "invalid commands are refused"},
+	FaultLinkedDir: {"a working directory can't lead out"},
 	FaultNoPartial: {
 		"cancel while it runs", "SIGTERM comes first", "what a parent leaves at SIGTERM gets one too", "daemons are found and killed", "cancelling one command spares another",
 		"a timeout ends everything",
@@ -81,7 +81,7 @@ var found = map[Fault][]string{
 	FaultTerminal:     {"there is no terminal"},
 	FaultStrangers:    {"sessions see nothing of each other"},
 	FaultStale:        {"a fresh sandbox knows nothing of the last"},
-	FaultReplace:      {"the root's folders can't be replaced"},
+	FaultReplace:      {"the root's directories can't be replaced"},
 	FaultQuoting:      {"arguments arrive byte by byte"},
 	FaultSmallWrites:  {"single bytes on both streams"},
 	FaultHoards:       {"an endless flood ends at its timeout, and memory is flat"},
@@ -115,7 +115,7 @@ var found = map[Fault][]string{
 // fresh names the checks that get a sandbox of their own, and see it destroyed.
 func fresh() []string {
 	var names []string
-	for _, c := range checks() {
+	for _, c := range allChecks() {
 		if c.fresh {
 			names = append(names, c.name)
 		}
@@ -128,7 +128,7 @@ func fresh() []string {
 func TestFaultyFakesFail(t *testing.T) {
 	probe := BuildProbe(t)
 	names, controls := map[string]bool{}, &sync.Map{}
-	for _, c := range checks() {
+	for _, c := range allChecks() {
 		names[c.name] = true
 	}
 	for fault, want := range found {
@@ -146,7 +146,7 @@ func TestFaultyFakesFail(t *testing.T) {
 			target.Probe, target.controls = probe, controls
 			var wait sync.WaitGroup
 			slots := make(chan struct{}, 4)
-			for _, c := range checks() {
+			for _, c := range allChecks() {
 				if c.programs {
 					continue
 				}
@@ -203,7 +203,7 @@ func one(t *testing.T, target Target, c check, most time.Duration) error {
 
 func TestCheckNamesAreUnique(t *testing.T) {
 	seen := map[string]bool{}
-	for _, c := range checks() {
+	for _, c := range allChecks() {
 		if seen[c.name] || c.name != strings.TrimSpace(c.name) {
 			t.Errorf("name %q", c.name)
 		}

@@ -24,33 +24,33 @@ import (
 type Target struct {
 	// Backend is the backend; the suite makes and destroys its sandboxes.
 	Backend sandbox.Backend
-	// Image is what the sandboxes run on. It needs no program of its own.
+	// Image is the image of the sandboxes. It needs no program of its own.
 	Image images.Reference
-	// StateDir is the backend's state folder; a session's folder is made below
-	// it, named after the session. Empty means one beside the workspace.
+	// StateDir is the backend's state directory; a session's directory is made
+	// below it, named after the session. Empty means one beside the workspace.
 	StateDir string
 	// FloodBytes is the size of the large-output check; zero means 1 GiB.
 	FloodBytes int64
-	// LimitsKillSandbox says that a memory or pids limit ends the whole
+	// LimitsKillSandbox reports whether a memory or pids limit ends the whole
 	// sandbox, as it does in gVisor, instead of one process.
 	LimitsKillSandbox bool
-	// PIDsSpareSandbox says that of the two only memory does: the pids limit
-	// is an error of fork, as the commands' own kernel counts them.
+	// PIDsSpareSandbox reports whether of the two only memory does: the pids
+	// limit is an error of fork, as the commands' own kernel counts them.
 	PIDsSpareSandbox bool
-	// OwnKernel says that the container's kernel is the runtime's, so that no
-	// seccomp profile of the host's kernel is attested.
+	// OwnKernel reports whether the container's kernel is the runtime's, so
+	// that no seccomp profile of the host's kernel is attested.
 	OwnKernel bool
-	// LimitsUnenforced says that this host can't limit memory and pids for
-	// this backend (rootless); the attestation must say so in Lost.
+	// LimitsUnenforced reports whether this host can't limit memory and pids
+	// for this backend (rootless); the attestation must list it in Lost.
 	LimitsUnenforced bool
-	// SingleUID says that guest and commands share one uid here; the
-	// attestation must say so in Lost.
+	// SingleUID reports whether guest and commands share one uid here; the
+	// attestation must list it in Lost.
 	SingleUID bool
 	// Kill ends the container from outside, as an operator or a crash would.
 	// Required.
 	Kill func(ctx context.Context, sb sandbox.Sandbox) error
 	// Leftovers lists what is still there of a session: containers, mounts,
-	// cgroups, processes, folders. It must be empty after Destroy. Required.
+	// cgroups, processes, directories. It must be empty after Destroy. Required.
 	Leftovers func(session string) ([]string, error)
 	// Pause freezes the container from outside, as an operator could; nil
 	// where that can't be done. Destroy must end a frozen one.
@@ -60,11 +60,11 @@ type Target struct {
 	// Brief makes repetitions fewer, for a second run of a backend that differs
 	// in who runs it or in its runtime.
 	Brief bool
-	// NoOverlay says that this backend has no overlay mode here, and must
+	// NoOverlay reports whether this backend has no overlay mode here, and must
 	// refuse it.
 	NoOverlay bool
-	// CountsForks says that the kernel counts refused forks, so that a result
-	// says that the pids limit was hit.
+	// CountsForks reports whether the kernel counts refused forks, so that a
+	// result shows that the pids limit was hit.
 	CountsForks bool
 	// NoPrograms is set if the sandboxes run nothing but the probe. It leaves out
 	// the checks that run programs of the image.
@@ -81,16 +81,17 @@ type Target struct {
 	controls *sync.Map
 }
 
-// shorter is a time that a real sandbox needs, and a tenth of it for a fake.
-func (t Target) shorter(d time.Duration) time.Duration {
+// shorten returns a time that a real sandbox needs, and a tenth of it for a
+// fake.
+func (t Target) shorten(d time.Duration) time.Duration {
 	if t.quick {
 		return d / 10
 	}
 	return d
 }
 
-// times is how often a check repeats something that must never fail.
-func (t Target) times(n int) int {
+// repeatCount returns how often a check repeats something that must never fail.
+func (t Target) repeatCount(n int) int {
 	if t.OwnKernel || t.Brief {
 		return max(n/5, 1) // a start costs ten times as much in gVisor
 	}
@@ -100,10 +101,11 @@ func (t Target) times(n int) int {
 // check is one promise of the contract.
 type check struct {
 	name string
-	// fresh gives the check a sandbox of its own; the others share one.
+	// fresh reports whether the check has a sandbox of its own; the others
+	// share one.
 	fresh bool
-	// waits says that the check, with a sandbox of its own, does nothing but wait
-	// for most of its time: it goes on beside the others.
+	// waits reports whether the check, with a sandbox of its own, only waits
+	// for most of its time: it runs beside the others.
 	waits bool
 	// programs is set for checks that run programs of the image, such as tar.
 	programs bool
@@ -114,8 +116,8 @@ type check struct {
 	run   func(ctx context.Context, e *env) error
 }
 
-// checks is the whole suite, in the order in which it runs.
-func checks() []check {
+// allChecks returns the whole suite, in the order in which it runs.
+func allChecks() []check {
 	var all []check
 	for _, group := range [][]check{
 		streamChecks(), commandChecks(), cancelChecks(), fileChecks(), isolationChecks(), kernelChecks(), hostChecks(), setIDChecks(),
@@ -142,9 +144,9 @@ func Run(t *testing.T, target Target) {
 	if err := shared.start(t.Context(), nil); err != nil {
 		t.Fatalf("start shared sandbox: %v", err)
 	}
-	waiting, ended := begun(t, shared)
+	waiting, ended := startWaiting(t, shared)
 	defer ended()
-	for _, c := range checks() {
+	for _, c := range allChecks() {
 		if c.programs && target.NoPrograms {
 			continue
 		}
@@ -168,13 +170,14 @@ func Run(t *testing.T, target Target) {
 	}
 }
 
-// begun starts the checks that wait, unless single checks are asked for, and
-// gives what will come of each. ended waits for all of them.
-func begun(t *testing.T, shared *env) (results map[string]chan error, ended func()) {
+// startWaiting starts the checks that wait, unless single checks are selected,
+// and returns a channel for the result of each. The function ended waits for
+// all of them.
+func startWaiting(t *testing.T, shared *env) (results map[string]chan error, ended func()) {
 	results = map[string]chan error{}
 	var all sync.WaitGroup
 	if f := flag.Lookup("test.run"); f == nil || !strings.Contains(f.Value.String(), "/") {
-		for _, c := range checks() {
+		for _, c := range allChecks() {
 			if !c.waits {
 				continue
 			}
@@ -221,7 +224,7 @@ func BuildProbe(t testing.TB) string {
 const probeName = "probe"
 
 // copyProbe puts the probe into a workspace. A fake, which does not run it, gets
-// a link.
+// a symlink.
 func copyProbe(target Target, workspace string) error {
 	path := filepath.Join(workspace, probeName)
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

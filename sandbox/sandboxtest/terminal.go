@@ -15,7 +15,7 @@ import (
 
 // onTerminal runs a verb on the host with a controlling terminal, a pair that
 // is made for it.
-func (e *env) onTerminal(ctx context.Context, args ...string) (string, error) {
+func onTerminal(ctx context.Context, e *env, args ...string) (string, error) {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
 		return "", err

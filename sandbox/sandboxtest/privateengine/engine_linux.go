@@ -42,8 +42,8 @@ func New(t testing.TB, args ...string) *Engine {
 	}
 	search := searchPath()
 	for _, program := range []string{"dockerd", "containerd"} {
-		if _, err := find(search, program); err != nil {
-			lacking(t, fmt.Sprintf("needs %s: %v", program, err))
+		if _, err := findProgram(search, program); err != nil {
+			skipOrFail(t, fmt.Sprintf("needs %s: %v", program, err))
 		}
 	}
 	dir, err := os.MkdirTemp("", "caisson-engine-")
@@ -51,7 +51,7 @@ func New(t testing.TB, args ...string) *Engine {
 	e := &Engine{dir: dir, args: args}
 	before := hostNetwork(t)
 	t.Cleanup(func() {
-		e.close(t)
+		e.stop(t)
 		if after := hostNetwork(t); after != before {
 			t.Errorf("the host's network was changed:\n%s", difference(before, after))
 		}
@@ -59,7 +59,7 @@ func New(t testing.TB, args ...string) *Engine {
 	config := filepath.Join(dir, "containerd.toml")
 	must(t, os.WriteFile(config, fmt.Appendf(nil, "version = 2\nroot = %q\nstate = %q\ndisabled_plugins = %s\n[grpc]\naddress = %q\n",
 		dir+"/ctd-root", dir+"/ctd-state", kubernetes, dir+"/ctd.sock"), 0o600))
-	e.containerd = e.run(t, "containerd", &syscall.SysProcAttr{}, "--config", config)
+	e.containerd = e.startProgram(t, "containerd", &syscall.SysProcAttr{}, "--config", config)
 	e.Start(t)
 	return e
 }
@@ -68,7 +68,7 @@ func New(t testing.TB, args ...string) *Engine {
 // names of its versions 1 and 2.
 const kubernetes = `["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime"]`
 
-// binVariable names a folder with another engine than the machine's: dockerd,
+// binVariable names a directory with another engine than the machine's: dockerd,
 // containerd, containerd-shim-runc-v2 and, if it is to be another too, runc.
 const binVariable = "ENGINE_BIN"
 
@@ -80,8 +80,8 @@ func searchPath() string {
 	return os.Getenv("PATH")
 }
 
-// find looks a program up in the folders of a PATH.
-func find(search, program string) (string, error) {
+// findProgram looks a program up in the directories of a PATH.
+func findProgram(search, program string) (string, error) {
 	for _, dir := range filepath.SplitList(search) {
 		if path, err := exec.LookPath(filepath.Join(dir, program)); err == nil && filepath.IsAbs(path) {
 			return path, nil
@@ -90,8 +90,8 @@ func find(search, program string) (string, error) {
 	return "", fmt.Errorf("%w in %s", exec.ErrNotFound, search)
 }
 
-// lacking skips the test, or fails it where REQUIRE_BACKENDS has docker.
-func lacking(t testing.TB, reason string) {
+// skipOrFail skips the test, or fails it if REQUIRE_BACKENDS has docker.
+func skipOrFail(t testing.TB, reason string) {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("REQUIRE_BACKENDS"), ","), "docker") {
 		t.Fatalf("%s, and REQUIRE_BACKENDS asks for docker", reason)
@@ -119,14 +119,14 @@ func (e *Engine) Dir() string { return e.dir }
 // until it answers.
 func (e *Engine) Start(t testing.TB) {
 	t.Helper()
-	e.dockerd = e.run(t, "dockerd", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}, append([]string{
+	e.dockerd = e.startProgram(t, "dockerd", &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}, append([]string{
 		"--containerd", e.dir + "/ctd.sock", "--containerd-namespace", "caisson-test", "--containerd-plugins-namespace", "caisson-test-plugins",
 		"--data-root", e.dir + "/data", "--exec-root", e.dir + "/exec", "--pidfile", e.dir + "/pid", "-H", e.Host(),
 		"--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-masq=false", "--ip-forward=false", "--userland-proxy=false",
 	}, e.args...)...)
 	ctx, cancel := context.WithTimeoutCause(context.Background(), time.Minute, errors.New("it does not answer"))
 	defer cancel()
-	for e.ping(ctx) != nil {
+	for e.pingOnce(ctx) != nil {
 		select {
 		case <-e.dockerd.ended:
 		case <-ctx.Done():
@@ -138,7 +138,7 @@ func (e *Engine) Start(t testing.TB) {
 	}
 }
 
-func (e *Engine) ping(ctx context.Context) error {
+func (e *Engine) pingOnce(ctx context.Context) error {
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "unix", e.Socket())
 	}, DisableKeepAlives: true}
@@ -186,7 +186,7 @@ func (e *Engine) Thaw(t testing.TB) {
 }
 
 // KillShims kills the processes that hold the engine's containers, which live
-// on under the container's own first process, and says how many there were.
+// on under the container's own first process, and returns how many there were.
 func (e *Engine) KillShims(t testing.TB) int {
 	t.Helper()
 	return len(e.killNaming("containerd-shim"))
@@ -213,13 +213,13 @@ func (e *Engine) killNaming(word string) []int {
 	return killed
 }
 
-func (e *Engine) run(t testing.TB, program string, attr *syscall.SysProcAttr, args ...string) *daemon {
+func (e *Engine) startProgram(t testing.TB, program string, attr *syscall.SysProcAttr, args ...string) *daemon {
 	t.Helper()
 	log, err := os.OpenFile(filepath.Join(e.dir, program+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	must(t, err)
 	defer log.Close()
 	search := searchPath()
-	path, err := find(search, program)
+	path, err := findProgram(search, program)
 	must(t, err)
 	cmd := exec.Command(path, args...) //nolint:noctx // it outlives the test's context: the cleanup ends it
 	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, append(os.Environ(), "PATH="+search)
@@ -227,7 +227,7 @@ func (e *Engine) run(t testing.TB, program string, attr *syscall.SysProcAttr, ar
 	cmd.SysProcAttr = attr
 	d, err := startDaemon(cmd)
 	if errors.Is(err, syscall.EPERM) {
-		lacking(t, fmt.Sprintf("needs to make a network namespace: %v", err))
+		skipOrFail(t, fmt.Sprintf("needs to make a network namespace: %v", err))
 	}
 	must(t, err)
 	return d
@@ -249,8 +249,8 @@ func startDaemon(cmd *exec.Cmd) (*daemon, error) {
 	return d, <-started
 }
 
-// close ends everything and removes its folders.
-func (e *Engine) close(t testing.TB) {
+// stop ends everything and removes its directories.
+func (e *Engine) stop(t testing.TB) {
 	t.Helper()
 	for _, d := range []*daemon{e.dockerd, e.containerd} {
 		if d == nil {

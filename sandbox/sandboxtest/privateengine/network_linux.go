@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// changing is what differs from moment to moment without anybody's doing:
-// counters, lifetimes, the carrier of a bridge, numbers of interfaces' peers.
+// changing matches what differs from moment to moment by itself: counters,
+// lifetimes, the carrier of a bridge, numbers of interfaces' peers.
 var changing = regexp.MustCompile(`\[\d+:\d+\]|(valid|preferred)_lft \S+|\blinkdown\b|<[^>]*>|\bstate \S+|# .*`)
 
 // hostNetwork describes what an engine could change of the host's network.
@@ -45,7 +45,7 @@ func hostNetwork(t testing.TB) string {
 	return strings.Join(append(all, "ip_forward "+strings.TrimSpace(string(forward))), "\n")
 }
 
-// difference is the lines that one of two texts has.
+// difference returns the lines that only one of two texts has.
 func difference(before, after string) string {
 	old, now := strings.Split(before, "\n"), strings.Split(after, "\n")
 	var out []string

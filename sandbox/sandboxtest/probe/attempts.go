@@ -24,19 +24,19 @@ const bad = uintptr(1)
 // none is a descriptor that is not open.
 const none = ^uintptr(0)
 
-// attempts are the calls that must be refused. They are made with arguments
-// that no kernel can act on, so that they do no harm where they are allowed:
-// the control runs them as root on the host. Those that start with "control:"
-// must get through everywhere.
-func attempts() map[string]func() error {
+// allAttempts returns the calls that must be refused. They are made with
+// arguments that no kernel can act on, so that they do no harm where they are
+// allowed: the control runs them as root on the host. Those that start with
+// "control:" must get through everywhere.
+func allAttempts() map[string]func() error {
 	all := map[string]func() error{
-		"control:getpid":         call(unix.SYS_GETPID),
-		"control:socket unix":    sock(unix.AF_UNIX, unix.SOCK_STREAM, 0),
-		"control:netlink routes": sock(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE),
-		"control:personality":    call(unix.SYS_PERSONALITY, 0xffffffff),
-		"control:ioctl":          call(unix.SYS_IOCTL, 0, unix.TCGETS),
+		"control:getpid":         callWith(unix.SYS_GETPID),
+		"control:socket unix":    openSocket(unix.AF_UNIX, unix.SOCK_STREAM, 0),
+		"control:netlink routes": openSocket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE),
+		"control:personality":    callWith(unix.SYS_PERSONALITY, 0xffffffff),
+		"control:ioctl":          callWith(unix.SYS_IOCTL, 0, unix.TCGETS),
 	}
-	for _, group := range []map[string]func() error{kernelCalls(), namespaceCalls(), mountCalls(), processCalls(), machineCalls(), sockets(), effects(), processorCalls()} {
+	for _, group := range []map[string]func() error{kernelCalls(), namespaceCalls(), mountCalls(), processCalls(), machineCalls(), socketAttempts(), effectAttempts(), processorCalls()} {
 		maps.Copy(all, group)
 	}
 	return all
@@ -45,27 +45,27 @@ func attempts() map[string]func() error {
 // kernelCalls are interfaces of the kernel with a history.
 func kernelCalls() map[string]func() error {
 	return map[string]func() error{
-		"io_uring_setup":     call(unix.SYS_IO_URING_SETUP, 8, 0),
-		"io_uring_enter":     call(unix.SYS_IO_URING_ENTER, none),
-		"io_uring_register":  call(unix.SYS_IO_URING_REGISTER, none),
-		"bpf":                call(unix.SYS_BPF, 5),
-		"userfaultfd":        call(unix.SYS_USERFAULTFD, 1),
-		"perf_event_open":    call(unix.SYS_PERF_EVENT_OPEN, bad),
-		"keyctl":             call(unix.SYS_KEYCTL, 0, ^uintptr(2), 1),
-		"add_key":            call(unix.SYS_ADD_KEY, bad, bad),
-		"request_key":        call(unix.SYS_REQUEST_KEY, bad, bad),
-		"kexec_load":         call(unix.SYS_KEXEC_LOAD, 0, 1<<20, bad, none),
-		"kexec_file_load":    call(unix.SYS_KEXEC_FILE_LOAD, none, none, 0, bad, none),
-		"init_module":        call(unix.SYS_INIT_MODULE, bad, 0, bad),
-		"finit_module":       call(unix.SYS_FINIT_MODULE, none, bad),
-		"delete_module":      call(unix.SYS_DELETE_MODULE, bad),
-		"personality":        call(unix.SYS_PERSONALITY, 0x0400000),
-		"no randomization":   call(unix.SYS_PERSONALITY, 0x0040000),
-		"TIOCSTI":            call(unix.SYS_IOCTL, 0, unix.TIOCSTI, bad),
-		"TIOCSTI, high bits": call(unix.SYS_IOCTL, 0, 1<<32|unix.TIOCSTI, bad),
-		"TIOCLINUX":          call(unix.SYS_IOCTL, 0, 0x541c, bad),
-		"fanotify_init":      call(unix.SYS_FANOTIFY_INIT),
-		"open_by_handle_at":  call(unix.SYS_OPEN_BY_HANDLE_AT, 0, bad),
+		"io_uring_setup":     callWith(unix.SYS_IO_URING_SETUP, 8, 0),
+		"io_uring_enter":     callWith(unix.SYS_IO_URING_ENTER, none),
+		"io_uring_register":  callWith(unix.SYS_IO_URING_REGISTER, none),
+		"bpf":                callWith(unix.SYS_BPF, 5),
+		"userfaultfd":        callWith(unix.SYS_USERFAULTFD, 1),
+		"perf_event_open":    callWith(unix.SYS_PERF_EVENT_OPEN, bad),
+		"keyctl":             callWith(unix.SYS_KEYCTL, 0, ^uintptr(2), 1),
+		"add_key":            callWith(unix.SYS_ADD_KEY, bad, bad),
+		"request_key":        callWith(unix.SYS_REQUEST_KEY, bad, bad),
+		"kexec_load":         callWith(unix.SYS_KEXEC_LOAD, 0, 1<<20, bad, none),
+		"kexec_file_load":    callWith(unix.SYS_KEXEC_FILE_LOAD, none, none, 0, bad, none),
+		"init_module":        callWith(unix.SYS_INIT_MODULE, bad, 0, bad),
+		"finit_module":       callWith(unix.SYS_FINIT_MODULE, none, bad),
+		"delete_module":      callWith(unix.SYS_DELETE_MODULE, bad),
+		"personality":        callWith(unix.SYS_PERSONALITY, 0x0400000),
+		"no randomization":   callWith(unix.SYS_PERSONALITY, 0x0040000),
+		"TIOCSTI":            callWith(unix.SYS_IOCTL, 0, unix.TIOCSTI, bad),
+		"TIOCSTI, high bits": callWith(unix.SYS_IOCTL, 0, 1<<32|unix.TIOCSTI, bad),
+		"TIOCLINUX":          callWith(unix.SYS_IOCTL, 0, 0x541c, bad),
+		"fanotify_init":      callWith(unix.SYS_FANOTIFY_INIT),
+		"open_by_handle_at":  callWith(unix.SYS_OPEN_BY_HANDLE_AT, 0, bad),
 	}
 }
 
@@ -73,59 +73,59 @@ func kernelCalls() map[string]func() error {
 // a new user or mount namespace as invalid, so that nothing is forked.
 func namespaceCalls() map[string]func() error {
 	all := map[string]func() error{
-		"setns":  call(unix.SYS_SETNS, 0),
-		"clone3": call(unix.SYS_CLONE3),
+		"setns":  callWith(unix.SYS_SETNS, 0),
+		"clone3": callWith(unix.SYS_CLONE3),
 	}
 	for name, flag := range map[string]uintptr{
 		"user": unix.CLONE_NEWUSER, "mount": unix.CLONE_NEWNS, "pid": unix.CLONE_NEWPID, "net": unix.CLONE_NEWNET,
 		"ipc": unix.CLONE_NEWIPC, "uts": unix.CLONE_NEWUTS, "cgroup": unix.CLONE_NEWCGROUP,
 	} {
-		all["unshare "+name] = call(unix.SYS_UNSHARE, flag)
-		all["clone "+name] = call(unix.SYS_CLONE, flag|unix.CLONE_NEWNS|unix.CLONE_FS)
+		all["unshare "+name] = callWith(unix.SYS_UNSHARE, flag)
+		all["clone "+name] = callWith(unix.SYS_CLONE, flag|unix.CLONE_NEWNS|unix.CLONE_FS)
 	}
-	all["clone user"] = call(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_FS)
+	all["clone user"] = callWith(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_FS)
 	return all
 }
 
 func mountCalls() map[string]func() error {
 	return map[string]func() error{
-		"mount":         call(unix.SYS_MOUNT, bad, bad, bad),
-		"umount2":       call(unix.SYS_UMOUNT2, bad),
-		"fsopen":        call(unix.SYS_FSOPEN, bad),
-		"fsmount":       call(unix.SYS_FSMOUNT, none),
-		"fsconfig":      call(unix.SYS_FSCONFIG, none),
-		"fspick":        call(unix.SYS_FSPICK, none, bad),
-		"open_tree":     call(unix.SYS_OPEN_TREE, none, bad),
-		"move_mount":    call(unix.SYS_MOVE_MOUNT, none, bad, none, bad),
-		"mount_setattr": call(unix.SYS_MOUNT_SETATTR, none, bad),
-		"statmount":     call(unix.SYS_STATMOUNT, bad, bad, 64),
-		"listmount":     call(unix.SYS_LISTMOUNT, bad, bad, 1),
-		"pivot_root":    call(unix.SYS_PIVOT_ROOT, bad, bad),
-		"chroot":        call(unix.SYS_CHROOT, bad),
-		"swapon":        call(unix.SYS_SWAPON, bad),
-		"swapoff":       call(unix.SYS_SWAPOFF, bad),
-		"quotactl":      call(unix.SYS_QUOTACTL, 0x800007<<8),
+		"mount":         callWith(unix.SYS_MOUNT, bad, bad, bad),
+		"umount2":       callWith(unix.SYS_UMOUNT2, bad),
+		"fsopen":        callWith(unix.SYS_FSOPEN, bad),
+		"fsmount":       callWith(unix.SYS_FSMOUNT, none),
+		"fsconfig":      callWith(unix.SYS_FSCONFIG, none),
+		"fspick":        callWith(unix.SYS_FSPICK, none, bad),
+		"open_tree":     callWith(unix.SYS_OPEN_TREE, none, bad),
+		"move_mount":    callWith(unix.SYS_MOVE_MOUNT, none, bad, none, bad),
+		"mount_setattr": callWith(unix.SYS_MOUNT_SETATTR, none, bad),
+		"statmount":     callWith(unix.SYS_STATMOUNT, bad, bad, 64),
+		"listmount":     callWith(unix.SYS_LISTMOUNT, bad, bad, 1),
+		"pivot_root":    callWith(unix.SYS_PIVOT_ROOT, bad, bad),
+		"chroot":        callWith(unix.SYS_CHROOT, bad),
+		"swapon":        callWith(unix.SYS_SWAPON, bad),
+		"swapoff":       callWith(unix.SYS_SWAPOFF, bad),
+		"quotactl":      callWith(unix.SYS_QUOTACTL, 0x800007<<8),
 	}
 }
 
 // processCalls reach into another process: a child of this very program, which
-// is what the ordinary rules of ownership allow.
+// the ordinary rules of ownership allow.
 func processCalls() map[string]func() error {
 	all := map[string]func() error{}
 	for name, number := range map[string]uintptr{
 		"process_vm_readv": unix.SYS_PROCESS_VM_READV, "process_vm_writev": unix.SYS_PROCESS_VM_WRITEV,
 	} {
-		all[name] = onChild(func(pid uintptr) error { return call(number, pid, bad, 1, bad, 1)() })
+		all[name] = onChild(func(pid uintptr) error { return callWith(number, pid, bad, 1, bad, 1)() })
 	}
-	all["ptrace attach"] = onChild(func(pid uintptr) error { return call(unix.SYS_PTRACE, unix.PTRACE_ATTACH, pid)() })
-	all["ptrace seize"] = onChild(func(pid uintptr) error { return call(unix.SYS_PTRACE, unix.PTRACE_SEIZE, pid)() })
-	all["kcmp"] = onChild(func(pid uintptr) error { return call(unix.SYS_KCMP, pid, pid, 0, 0, 0)() })
-	all["pidfd_getfd"] = call(unix.SYS_PIDFD_GETFD, none)
-	all["migrate_pages"] = call(unix.SYS_MIGRATE_PAGES, 0, none, bad)
+	all["ptrace attach"] = onChild(func(pid uintptr) error { return callWith(unix.SYS_PTRACE, unix.PTRACE_ATTACH, pid)() })
+	all["ptrace seize"] = onChild(func(pid uintptr) error { return callWith(unix.SYS_PTRACE, unix.PTRACE_SEIZE, pid)() })
+	all["kcmp"] = onChild(func(pid uintptr) error { return callWith(unix.SYS_KCMP, pid, pid, 0, 0, 0)() })
+	all["pidfd_getfd"] = callWith(unix.SYS_PIDFD_GETFD, none)
+	all["migrate_pages"] = callWith(unix.SYS_MIGRATE_PAGES, 0, none, bad)
 	return all
 }
 
-// onChild gives f a child that sleeps.
+// onChild calls f with a child that sleeps.
 func onChild(f func(pid uintptr) error) func() error {
 	return func() error {
 		child := exec.Command("/proc/self/exe", "sleep")
@@ -149,21 +149,21 @@ func machineCalls() map[string]func() error {
 	late := unix.Timeval{Usec: 2_000_000}                   // no time
 	tick := unix.Timex{Modes: 0x4000 /*ADJ_TICK*/, Tick: 1} // out of range
 	return map[string]func() error{
-		"settimeofday":  func() error { return call(unix.SYS_SETTIMEOFDAY, uintptr(unsafe.Pointer(&late)))() },
-		"clock_settime": call(unix.SYS_CLOCK_SETTIME, 0, bad),
-		"adjtimex":      func() error { _, err := unix.Adjtimex(&tick); return past(err) },
-		"sethostname":   call(unix.SYS_SETHOSTNAME, bad, 4),
-		"setdomainname": call(unix.SYS_SETDOMAINNAME, bad, 4),
-		"reboot":        call(unix.SYS_REBOOT, unix.LINUX_REBOOT_MAGIC1, unix.LINUX_REBOOT_MAGIC2, 0x12345),
-		"syslog":        call(unix.SYS_SYSLOG, 10),
-		"acct":          call(unix.SYS_ACCT, bad),
-		"vhangup":       call(unix.SYS_VHANGUP),
+		"settimeofday":  func() error { return callWith(unix.SYS_SETTIMEOFDAY, uintptr(unsafe.Pointer(&late)))() },
+		"clock_settime": callWith(unix.SYS_CLOCK_SETTIME, 0, bad),
+		"adjtimex":      func() error { _, err := unix.Adjtimex(&tick); return pastFilter(err) },
+		"sethostname":   callWith(unix.SYS_SETHOSTNAME, bad, 4),
+		"setdomainname": callWith(unix.SYS_SETDOMAINNAME, bad, 4),
+		"reboot":        callWith(unix.SYS_REBOOT, unix.LINUX_REBOOT_MAGIC1, unix.LINUX_REBOOT_MAGIC2, 0x12345),
+		"syslog":        callWith(unix.SYS_SYSLOG, 10),
+		"acct":          callWith(unix.SYS_ACCT, bad),
+		"vhangup":       callWith(unix.SYS_VHANGUP),
 	}
 }
 
-// sockets are the families that lead somewhere else than to the network that
-// is not there: to a hypervisor, the kernel's own machinery, or the wire.
-func sockets() map[string]func() error {
+// socketAttempts are the families that lead somewhere else than to the network
+// that is not there: to a hypervisor, the kernel's own machinery, or the wire.
+func socketAttempts() map[string]func() error {
 	all := map[string]func() error{}
 	for name, s := range map[string][3]int{
 		"vsock": {unix.AF_VSOCK, unix.SOCK_STREAM}, "alg": {unix.AF_ALG, unix.SOCK_SEQPACKET}, "packet": {unix.AF_PACKET, unix.SOCK_RAW},
@@ -174,9 +174,9 @@ func sockets() map[string]func() error {
 		"uevent": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_KOBJECT_UEVENT}, "generic": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_GENERIC},
 		"xfrm": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_XFRM}, "diag": {unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_SOCK_DIAG},
 	} {
-		all["socket "+name] = sock(s[0], s[1], s[2])
+		all["socket "+name] = openSocket(s[0], s[1], s[2])
 	}
-	all["socketpair tipc"] = call(unix.SYS_SOCKETPAIR, unix.AF_TIPC, unix.SOCK_STREAM, 0, bad)
+	all["socketpair tipc"] = callWith(unix.SYS_SOCKETPAIR, unix.AF_TIPC, unix.SOCK_STREAM, 0, bad)
 	return all
 }
 
@@ -184,20 +184,20 @@ func sockets() map[string]func() error {
 // nothing all the same.
 var errNoEffect = fmt.Errorf("no effect: %w", unix.EPERM)
 
-// effects are attempts that are told by what they change, because a kernel may
-// answer success and do nothing, or the change may be none (uid 0 to uid 0).
-func effects() map[string]func() error {
+// effectAttempts are judged by what they change, because a kernel may answer
+// success and do nothing, or the change may be none (uid 0 to uid 0).
+func effectAttempts() map[string]func() error {
 	return map[string]func() error{
 		"become uid 0": func() error { return become(unix.Setuid, 0, os.Geteuid) },
 		"become gid 0": func() error { return become(unix.Setgid, 0, os.Getegid) },
 		"become uid 65534": func() error {
 			return become(func(id int) error { return unix.Setresuid(-1, id, -1) }, 65534, os.Geteuid)
 		},
-		"setgroups": func() error { return past(unix.Setgroups(nil)) },
+		"setgroups": func() error { return pastFilter(unix.Setgroups(nil)) },
 		"capset":    capset,
 		"priority": func() error {
 			if err := unix.Setpriority(unix.PRIO_PROCESS, 0, -5); err != nil {
-				return past(err)
+				return pastFilter(err)
 			}
 			if got, err := unix.Getpriority(unix.PRIO_PROCESS, 0); err != nil || got <= 20 { // 20 minus the nice value
 				return errNoEffect
@@ -206,7 +206,7 @@ func effects() map[string]func() error {
 		},
 		"real-time schedule": func() error {
 			one := uint32(1)
-			if err := call(unix.SYS_SCHED_SETSCHEDULER, 0, 1, uintptr(unsafe.Pointer(&one)))(); err != nil {
+			if err := callWith(unix.SYS_SCHED_SETSCHEDULER, 0, 1, uintptr(unsafe.Pointer(&one)))(); err != nil {
 				return err
 			}
 			if policy, _, errno := syscall.RawSyscall(unix.SYS_SCHED_GETSCHEDULER, 0, 0, 0); errno != 0 || policy != 1 {
@@ -216,7 +216,7 @@ func effects() map[string]func() error {
 		},
 		"oom_score_adj": func() error {
 			if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
-				return past(err)
+				return pastFilter(err)
 			}
 			if got, _ := os.ReadFile("/proc/self/oom_score_adj"); strings.TrimSpace(string(got)) != "-1000" {
 				return errNoEffect
@@ -232,10 +232,10 @@ func effects() map[string]func() error {
 			if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &less); err != nil {
 				return err
 			}
-			return past(unix.Setrlimit(unix.RLIMIT_NOFILE, &l))
+			return pastFilter(unix.Setrlimit(unix.RLIMIT_NOFILE, &l))
 		},
-		"mknod block": func() error { return made("probe-block", unix.S_IFBLK|0o600, 7<<8) },
-		"mknod char":  func() error { return made("probe-char", unix.S_IFCHR|0o600, 1<<8|5) },
+		"mknod block": func() error { return makeNode("probe-block", unix.S_IFBLK|0o600, 7<<8) },
+		"mknod char":  func() error { return makeNode("probe-char", unix.S_IFCHR|0o600, 1<<8|5) },
 		"trusted attribute": func() error {
 			return onFile(func(f string) error { return unix.Setxattr(f, "trusted.x", []byte("1"), 0) })
 		},
@@ -250,8 +250,8 @@ func effects() map[string]func() error {
 	}
 }
 
-// become changes an id and says whether it is another then. Who is 0 already
-// puts the privilege aside first, and must not get it back.
+// become changes an id and returns whether it is another one then. If it is 0
+// already, it drops the privilege first, and must not get it back.
 func become(set func(int) error, id int, get func() int) error {
 	if get() == id {
 		_ = unix.Setresgid(-1, 65534, -1)
@@ -262,7 +262,7 @@ func become(set func(int) error, id int, get func() int) error {
 		if errors.Is(err, unix.EINVAL) {
 			return errNoEffect // an id that is not mapped
 		}
-		return past(err)
+		return pastFilter(err)
 	}
 	if get() == before {
 		return errNoEffect
@@ -274,7 +274,7 @@ func become(set func(int) error, id int, get func() int) error {
 // program on the host: the kernel refuses that for a limit of exactly 1 byte.
 func coreFiles() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: 1}); err != nil {
-		return past(err)
+		return pastFilter(err)
 	}
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &l); err != nil {
@@ -286,20 +286,20 @@ func coreFiles() error {
 	return nil
 }
 
-func made(name string, mode uint32, device int) error {
+func makeNode(name string, mode uint32, device int) error {
 	err := unix.Mknod(name, mode, device)
 	_ = os.Remove(name)
-	return past(err)
+	return pastFilter(err)
 }
 
-// onFile gives f a new file of our own.
+// onFile calls f with a new file of our own.
 func onFile(f func(path string) error) error {
 	const name = "probe-file"
 	if err := os.WriteFile(name, nil, 0o600); err != nil {
 		return err
 	}
 	defer os.Remove(name)
-	return past(f(name))
+	return pastFilter(f(name))
 }
 
 // fileCaps is the attribute of a file with all capabilities, version 2.
@@ -307,8 +307,8 @@ func fileCaps() []byte {
 	return []byte{1, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 1, 0, 0, 0, 0, 0, 0}
 }
 
-// giveAway changes a file's owner and says whether it is another then: an id
-// that is not mapped is invalid, which refuses as well.
+// giveAway changes a file's owner and returns whether it is another one then:
+// an id that is not mapped is invalid, which refuses as well.
 func giveAway(path string) error {
 	err := unix.Lchown(path, 65534, 65534)
 	if errors.Is(err, unix.EINVAL) {
@@ -336,7 +336,7 @@ func immutable(path string) error {
 func openWrite(path string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
-		return past(err)
+		return pastFilter(err)
 	}
 	return f.Close()
 }
@@ -344,11 +344,11 @@ func openWrite(path string) error {
 func capset() error {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	data := [2]unix.CapUserData{{Effective: 1, Permitted: 1, Inheritable: 1}}
-	return past(unix.Capset(&hdr, &data[0]))
+	return pastFilter(unix.Capset(&hdr, &data[0]))
 }
 
-// call makes a system call with up to six arguments.
-func call(number uintptr, args ...uintptr) func() error {
+// callWith makes a system call with up to six arguments.
+func callWith(number uintptr, args ...uintptr) func() error {
 	return func() error {
 		var a [6]uintptr
 		copy(a[:], args)
@@ -356,7 +356,7 @@ func call(number uintptr, args ...uintptr) func() error {
 		if errno == 0 {
 			return nil
 		}
-		return past(errno)
+		return pastFilter(errno)
 	}
 }
 
@@ -366,9 +366,9 @@ var refusals = []error{
 	unix.EPERM, unix.EACCES, unix.ENOSYS, unix.EAFNOSUPPORT, unix.EPROTONOSUPPORT, unix.ESOCKTNOSUPPORT, unix.EROFS, unix.ENOENT, unix.EOPNOTSUPP,
 }
 
-// past gives nil for an error of who got past the filter and the permissions:
-// EFAULT, EINVAL and the like, which are about the arguments.
-func past(err error) error {
+// pastFilter returns nil for an error that only comes behind the filter and the
+// permissions: EFAULT, EINVAL and the like, which are about the arguments.
+func pastFilter(err error) error {
 	for _, r := range refusals {
 		if errors.Is(err, r) {
 			return err
@@ -377,20 +377,20 @@ func past(err error) error {
 	return nil
 }
 
-func sock(family, kind, protocol int) func() error {
+func openSocket(family, kind, protocol int) func() error {
 	return func() error {
 		fd, err := syscall.Socket(family, kind|syscall.SOCK_CLOEXEC, protocol)
 		if err != nil {
-			return past(err)
+			return pastFilter(err)
 		}
 		return syscall.Close(fd)
 	}
 }
 
-// attempt makes one attempt and prints what came of it: "allowed", or the
-// errno of the refusal.
-func attempt(args []string) error {
-	try := attempts()[args[0]]
+// runAttempt makes one attempt and prints its result: "allowed", or the errno
+// of the refusal.
+func runAttempt(args []string) error {
+	try := allAttempts()[args[0]]
 	if try == nil {
 		return fmt.Errorf("no attempt %q", args[0])
 	}
@@ -408,11 +408,11 @@ func attempt(args []string) error {
 	return nil
 }
 
-// syscalls prints what came of every attempt, as JSON. Each is made by a
+// printSyscalls prints the result of every attempt, as JSON. Each is made by a
 // process of its own, because some change what the next one may do.
-func syscalls([]string) error {
+func printSyscalls([]string) error {
 	found := map[string]string{}
-	for name := range attempts() {
+	for name := range allAttempts() {
 		out, err := exec.Command("/proc/self/exe", "attempt", name).Output()
 		exit, ended := errors.AsType[*exec.ExitError](err)
 		switch {
@@ -429,9 +429,9 @@ func syscalls([]string) error {
 	return json.NewEncoder(os.Stdout).Encode(found)
 }
 
-// names prints the names of all attempts.
-func names([]string) error {
-	for name := range attempts() {
+// printNames prints the names of all attempts.
+func printNames([]string) error {
+	for name := range allAttempts() {
 		fmt.Println(name)
 	}
 	return nil

@@ -19,9 +19,9 @@ import (
 // processor has.
 func processorCalls() map[string]func() error {
 	return map[string]func() error{
-		"iopl":           call(unix.SYS_IOPL, 3),
-		"ioperm":         call(unix.SYS_IOPERM, 0x80, 1, 1),
-		"modify_ldt":     call(unix.SYS_MODIFY_LDT),
+		"iopl":           callWith(unix.SYS_IOPL, 3),
+		"ioperm":         callWith(unix.SYS_IOPERM, 0x80, 1, 1),
+		"modify_ldt":     callWith(unix.SYS_MODIFY_LDT),
 		"x32 getpid":     func() error { return runELF(elf64(entryX32)) },
 		"int 0x80":       func() error { return runELF(elf64(entry32)) },
 		"32-bit program": func() error { return runELF(elf32(program32)) },

@@ -19,7 +19,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// statusField gives a field of /proc/self/status.
+// statusField returns a field of /proc/self/status.
 func statusField(status, name string) string {
 	for line := range strings.Lines(status) {
 		if v, ok := strings.CutPrefix(line, name+":"); ok {
@@ -29,7 +29,7 @@ func statusField(status, name string) string {
 	return ""
 }
 
-func facts([]string) error {
+func printFacts([]string) error {
 	raw, err := os.ReadFile("/proc/self/status")
 	if err != nil {
 		return err
@@ -48,18 +48,18 @@ func facts([]string) error {
 		}
 	}
 	if f.CapAmb == "" { // nor this one; ask for each capability
-		f.CapAmb = ambient()
+		f.CapAmb = ambientCapabilities()
 	}
 	f.Groups = foreignGroups()
-	if f.Interfaces, err = interfaces(); err != nil {
+	if f.Interfaces, err = networkInterfaces(); err != nil {
 		return err
 	}
-	f.FDs = descriptors()
+	f.FDs = openDescriptors()
 	f.Hostname, _ = os.Hostname()
 	return json.NewEncoder(os.Stdout).Encode(f)
 }
 
-func ambient() string {
+func ambientCapabilities() string {
 	var set uint64
 	for c := range 41 {
 		if v, err := unix.PrctlRetInt(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_IS_SET, uintptr(c), 0, 0); err == nil && v == 1 {
@@ -77,7 +77,7 @@ func foreignGroups() int {
 	return len(groups)
 }
 
-func interfaces() ([]string, error) {
+func networkInterfaces() ([]string, error) {
 	all, err := net.Interfaces()
 	var names []string
 	for _, i := range all {
@@ -88,10 +88,10 @@ func interfaces() ([]string, error) {
 	return names, err
 }
 
-// descriptors lists the descriptors that were open when this program started:
-// those that Go's runtime opened itself are anonymous, or the limits of CPU
-// time that it follows (since Go 1.25).
-func descriptors() []int {
+// openDescriptors lists the descriptors that were open when this program
+// started: those that Go's runtime opened itself are anonymous, or the limits
+// of CPU time that it follows (since Go 1.25).
+func openDescriptors() []int {
 	var fds []int
 	for fd := range 1024 {
 		target, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
@@ -127,7 +127,7 @@ func attackGuest([]string) error {
 	return nil
 }
 
-func dial(addrs []string) error {
+func dialAddresses(addrs []string) error {
 	for _, a := range addrs {
 		if c, err := net.DialTimeout("tcp", a, 2*time.Second); err == nil {
 			fmt.Println(a)
@@ -147,8 +147,8 @@ func grepFiles(args []string) error {
 	return nil
 }
 
-// exist prints the paths that can be opened for reading.
-func exist(paths []string) error {
+// printReadable prints the paths that can be opened for reading.
+func printReadable(paths []string) error {
 	for _, path := range paths {
 		if f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0); err == nil {
 			fmt.Println(path)
@@ -158,9 +158,9 @@ func exist(paths []string) error {
 	return nil
 }
 
-// writable prints the folders in which a file can be made, and the files that
-// can be opened for writing.
-func writable(paths []string) error {
+// printWritable prints the directories in which a file can be made, and the
+// files that can be opened for writing.
+func printWritable(paths []string) error {
 	for _, path := range paths {
 		info, err := os.Stat(path)
 		if err != nil {
@@ -183,8 +183,8 @@ func writable(paths []string) error {
 	return nil
 }
 
-// fill writes up to N bytes and prints how many it could, and the error.
-func fill(args []string) error {
+// fillFile writes up to N bytes and prints how many it could, and the error.
+func fillFile(args []string) error {
 	limit, err := strconv.ParseInt(args[1], 10, 64)
 	if err != nil {
 		return err

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// secrets are files and folders that tell about the host's kernel or memory.
+// secrets are files and directories that tell about the host's kernel or memory.
 var secrets = []string{
 	"/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/latency_stats",
 	"/proc/interrupts", "/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap",
@@ -38,12 +38,12 @@ func kernelFiles([]string) error {
 		fmt.Println("control")
 	}
 	for _, path := range secrets {
-		if readable(path) {
+		if isReadable(path) {
 			fmt.Println("read", path)
 		}
 	}
 	for _, root := range []string{"/proc/sys", "/proc/irq", "/proc/bus", "/proc/fs", "/sys/fs/cgroup", "/sys/kernel", "/sys/module", "/sys/power"} {
-		printWritable(root)
+		printWritableBelow(root)
 	}
 	for _, path := range []string{"/proc/sysrq-trigger", "/proc/1/oom_score_adj", "/proc/1/oom_adj", "/proc/mtrr", "/sys/kernel/uevent_helper"} {
 		if openWrite(path) == nil {
@@ -59,8 +59,9 @@ func kernelFiles([]string) error {
 	return err
 }
 
-// readable says whether a file gives a byte, or a folder an entry.
-func readable(path string) bool {
+// isReadable reports whether a byte of a file, or an entry of a directory, can
+// be read.
+func isReadable(path string) bool {
 	if entries, err := os.ReadDir(path); err == nil {
 		return len(entries) > 0
 	}
@@ -73,8 +74,8 @@ func readable(path string) bool {
 	return n > 0
 }
 
-// printWritable prints the files below root that can be opened for writing.
-func printWritable(root string) {
+// printWritableBelow prints the files below root that can be opened for writing.
+func printWritableBelow(root string) {
 	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
 			return nil // what can't be looked at can't be written
@@ -88,7 +89,7 @@ func printWritable(root string) {
 	})
 }
 
-// findWritable prints the folders, three levels deep, in which a file can be
+// findWritable prints the directories, three levels deep, in which a file can be
 // made; the workspace is left out.
 func findWritable([]string) error {
 	return filepath.WalkDir("/", func(path string, d fs.DirEntry, err error) error {
@@ -108,10 +109,10 @@ func findWritable([]string) error {
 	})
 }
 
-// overwrite prints the programs that run, and the guest's, that can be opened
-// for writing; its own file is left out. A program that runs is busy: then the
-// permission is there and only the moment is wrong.
-func overwrite(args []string) error {
+// printOverwritable prints the programs that run, and the guest's, that can be
+// opened for writing; its own file is left out. A program that runs is busy:
+// then the permission is there and only the moment is wrong.
+func printOverwritable(args []string) error {
 	files, err := filepath.Glob("/proc/[0-9]*/exe")
 	if err != nil {
 		return err
@@ -135,8 +136,8 @@ func overwrite(args []string) error {
 	return nil
 }
 
-// terminal prints what of a terminal the process has.
-func terminal([]string) error {
+// printTerminal prints what of a terminal the process has.
+func printTerminal([]string) error {
 	if f, err := os.OpenFile("/dev/tty", os.O_RDWR|syscall.O_NOCTTY, 0); err == nil {
 		f.Close()
 		fmt.Println("controlling terminal")
@@ -152,9 +153,9 @@ func terminal([]string) error {
 	return nil
 }
 
-// connect prints the sockets and FIFOs, which a host process serves, that can
-// be reached by their path.
-func connect(paths []string) error {
+// printConnectable prints the sockets and FIFOs, which a host process serves,
+// that can be reached by their path.
+func printConnectable(paths []string) error {
 	for _, path := range paths {
 		info, err := os.Lstat(path)
 		if err != nil {
@@ -176,8 +177,9 @@ func connect(paths []string) error {
 	return nil
 }
 
-// replace tries to put a link where a path is and prints where that worked.
-func replace(paths []string) error {
+// printReplaceable tries to put a symlink where a path is and prints where that
+// worked.
+func printReplaceable(paths []string) error {
 	for _, path := range paths {
 		if os.Rename(path, path+".old") == nil || os.Remove(path) == nil || os.Symlink("/tmp", path) == nil {
 			fmt.Println(path)
@@ -186,8 +188,9 @@ func replace(paths []string) error {
 	return nil
 }
 
-// namespaces prints what /proc/self/ns says, a line each: "pid:[4026531836]".
-func namespaces([]string) error {
+// printNamespaces prints the symlinks of /proc/self/ns, a line each:
+// "pid:[4026531836]".
+func printNamespaces([]string) error {
 	entries, err := os.ReadDir("/proc/self/ns")
 	for _, e := range entries {
 		if to, err := os.Readlink("/proc/self/ns/" + e.Name()); err == nil && !strings.Contains(e.Name(), "_for_") {
@@ -197,8 +200,8 @@ func namespaces([]string) error {
 	return err
 }
 
-// rlimits prints the hard limits; -1 is none.
-func rlimits([]string) error {
+// printRlimits prints the hard limits; -1 is none.
+func printRlimits([]string) error {
 	for name, number := range map[string]int{
 		"core": unix.RLIMIT_CORE, "fsize": unix.RLIMIT_FSIZE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,
 		"nofile": unix.RLIMIT_NOFILE, "nproc": unix.RLIMIT_NPROC, "stack": unix.RLIMIT_STACK,

@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
 )
 
-// drip writes N bytes to each stream, one byte a call and no newline.
-func drip(args []string) error {
+// dripBytes writes N bytes to each stream, one byte a call and no newline.
+func dripBytes(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
@@ -33,8 +33,8 @@ func drip(args []string) error {
 	return nil
 }
 
-// endless writes to both streams without a newline until it is killed.
-func endless([]string) error {
+// writeEndlessly writes to both streams without a newline until it is killed.
+func writeEndlessly([]string) error {
 	piece := probing.PatternAt(0, 32<<10)
 	for i := range piece {
 		if piece[i] == '\n' {
@@ -58,11 +58,12 @@ func closeStreams(args []string) error {
 		}
 	}
 	time.Sleep(300 * time.Millisecond)
-	return exit(args)
+	return exitWith(args)
 }
 
-// busy keeps N processes computing, which begin together when all are there.
-func busy(args []string) error {
+// keepBusy keeps N processes computing, which begin together when all are
+// there.
+func keepBusy(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
@@ -72,27 +73,27 @@ func busy(args []string) error {
 		return err
 	}
 	for range n {
-		d := self("spin")
+		d := selfCommand("spin")
 		d.Env, d.Stdin = append(os.Environ(), "GOMAXPROCS=1"), gate
 		if err := d.Start(); err != nil {
 			return err
 		}
 	}
-	ready()
+	reportReady()
 	open.Close()
-	return hang()
+	return hangForever()
 }
 
-// spin computes as soon as its input has ended.
-func spin([]string) error {
+// spinOnEOF computes as soon as its input has ended.
+func spinOnEOF([]string) error {
 	_, _ = os.Stdin.Read(make([]byte, 1))
 	for i := 0; ; i++ {
 		_ = i * i
 	}
 }
 
-// reexec becomes this program again, with the arguments that follow.
-func reexec(args []string) error {
+// reexecSelf becomes this program again, with the arguments that follow.
+func reexecSelf(args []string) error {
 	return syscall.Exec("/proc/self/exe", append([]string{"probe"}, args...), os.Environ())
 }
 
@@ -109,7 +110,7 @@ func holdFiles([]string) error {
 	return errors.New("no limit was met")
 }
 
-// fillFiles makes up to N empty files in a folder and prints how many, and the
+// fillFiles makes up to N empty files in a directory and prints how many, and the
 // error; then it removes them.
 func fillFiles(args []string) error {
 	limit, err := strconv.Atoi(args[1])
@@ -133,9 +134,9 @@ func fillFiles(args []string) error {
 	return nil
 }
 
-// hold fills a folder with a file that stays, and prints the kernel's answer.
-// With a third argument that is its failure.
-func hold(args []string) error {
+// holdFile fills a directory with a file that stays, and prints the kernel's
+// answer. With a third argument that is its failure.
+func holdFile(args []string) error {
 	limit, err := strconv.Atoi(args[1])
 	if err != nil {
 		return err
@@ -159,16 +160,16 @@ func hold(args []string) error {
 	return nil
 }
 
-// unhold removes what hold left, and fails if it is told to.
-func unhold(args []string) error {
+// removeHeld removes what holdFile left, and fails if the arguments ask for it.
+func removeHeld(args []string) error {
 	if err := os.Remove(filepath.Join(args[0], "held")); err != nil || len(args) == 1 {
 		return err
 	}
 	return errors.New("as asked for")
 }
 
-// processors prints how many processors this process may use.
-func processors([]string) error {
+// printProcessors prints how many processors this process may use.
+func printProcessors([]string) error {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {
 		return err

@@ -1,8 +1,8 @@
 //go:build linux
 
-// Command probe is what the conformance suite runs inside a sandbox: a static
-// program whose verbs do one small thing each and tell what happened. It runs
-// as an ordinary command, without privilege, on any root filesystem.
+// Command probe is run by the conformance suite inside a sandbox: a static
+// program whose verbs do one small thing each and report the result. It runs as
+// an ordinary command, without privilege, on any root filesystem.
 package main
 
 import (
@@ -22,69 +22,69 @@ import (
 
 // verbs maps a verb to what it does with its arguments.
 var verbs = map[string]func(args []string) error{
-	"exit":          exit,
-	"raise":         raise,
-	"streams":       streams,
+	"exit":          exitWith,
+	"raise":         raiseSignal,
+	"streams":       printStreams,
 	"bytes":         allBytes,
 	"cat":           func([]string) error { _, err := io.Copy(os.Stdout, os.Stdin); return err },
 	"env":           func([]string) error { fmt.Print(strings.Join(os.Environ(), "\x00")); return nil },
-	"cwd":           cwd,
-	"flood":         flood,
-	"sleep":         sleep,
+	"cwd":           printWorkingDir,
+	"flood":         floodOutput,
+	"sleep":         sleepMarked,
 	"term-exit":     termExit,
 	"term-leave":    termLeave,
 	"ignore-term":   ignoreTerm,
-	"daemons":       daemons,
-	"daemon":        daemon,
+	"daemons":       startDaemons,
+	"daemon":        runDaemon,
 	"hold-stdout":   holdStdout,
-	"orphans":       orphans,
-	"zombies":       zombies,
-	"ps":            ps,
+	"orphans":       leaveOrphans,
+	"zombies":       leaveZombies,
+	"ps":            countProcesses,
 	"fork-bomb":     forkBomb,
-	"hog":           hog,
-	"fill":          fill,
+	"hog":           hogMemory,
+	"fill":          fillFile,
 	"open-files":    openFiles,
 	"mkdir":         func(a []string) error { return os.MkdirAll(a[0], 0o755) },
-	"symlink":       symlink,
+	"symlink":       makeSymlink,
 	"touch":         func(a []string) error { return os.WriteFile(a[0], []byte("x"), 0o644) },
-	"read":          read,
+	"read":          printFile,
 	"stat":          func(a []string) error { _, err := os.Stat(a[0]); return err },
-	"absent":        absent,
-	"facts":         facts,
-	"syscalls":      syscalls,
-	"attempt":       attempt,
-	"names":         names,
-	"reexec":        reexec,
+	"absent":        expectAbsent,
+	"facts":         printFacts,
+	"syscalls":      printSyscalls,
+	"attempt":       runAttempt,
+	"names":         printNames,
+	"reexec":        reexecSelf,
 	"args":          func(a []string) error { fmt.Print(strings.Join(a, "\x00")); return nil },
-	"drip":          drip,
-	"endless":       endless,
+	"drip":          dripBytes,
+	"endless":       writeEndlessly,
 	"close":         closeStreams,
-	"busy":          busy,
-	"spin":          spin,
+	"busy":          keepBusy,
+	"spin":          spinOnEOF,
 	"stop-all":      stopAll,
-	"storm":         storm,
+	"storm":         forkStorm,
 	"fork-count":    forkCount,
 	"hold-files":    holdFiles,
-	"hold":          hold,
-	"unhold":        unhold,
-	"processors":    processors,
+	"hold":          holdFile,
+	"unhold":        removeHeld,
+	"processors":    printProcessors,
 	"fill-files":    fillFiles,
 	"find-writable": findWritable,
 	"kernel-files":  kernelFiles,
-	"overwrite":     overwrite,
-	"terminal":      terminal,
-	"namespaces":    namespaces,
-	"rlimits":       rlimits,
-	"connect":       connect,
-	"plant":         plant,
-	"look":          look,
-	"replace":       replace,
+	"overwrite":     printOverwritable,
+	"terminal":      printTerminal,
+	"namespaces":    printNamespaces,
+	"rlimits":       printRlimits,
+	"connect":       printConnectable,
+	"plant":         plantTraces,
+	"look":          findTraces,
+	"replace":       printReplaceable,
 	"attack-guest":  attackGuest,
-	"dial":          dial,
+	"dial":          dialAddresses,
 	"grep-environ":  grepEnviron,
 	"grep-files":    grepFiles,
-	"exist":         exist,
-	"writable":      writable,
+	"exist":         printReadable,
+	"writable":      printWritable,
 	"set-id":        setID,
 }
 
@@ -99,7 +99,7 @@ func main() {
 	}
 }
 
-func exit(args []string) error {
+func exitWith(args []string) error {
 	code, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
@@ -108,9 +108,9 @@ func exit(args []string) error {
 	return nil
 }
 
-// raise ends the process by a signal with its default action, which the
-// runtime's own handlers are put aside for.
-func raise(args []string) error {
+// raiseSignal ends the process by a signal with its default action, for which
+// the runtime's own handlers are removed.
+func raiseSignal(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
@@ -122,10 +122,10 @@ func raise(args []string) error {
 	if err := syscall.Kill(os.Getpid(), syscall.Signal(n)); err != nil {
 		return err
 	}
-	return hang()
+	return hangForever()
 }
 
-func streams([]string) error {
+func printStreams([]string) error {
 	for i := range 3 {
 		fmt.Fprintf(os.Stdout, "o%d", i+1)
 		fmt.Fprintf(os.Stderr, "e%d", i+1)
@@ -142,14 +142,14 @@ func allBytes([]string) error {
 	return err
 }
 
-func cwd([]string) error {
+func printWorkingDir([]string) error {
 	// The kernel's word, not $PWD.
 	dir, err := os.Readlink("/proc/self/cwd")
 	fmt.Print(dir)
 	return err
 }
 
-func flood(args []string) error {
+func floodOutput(args []string) error {
 	out := os.Stdout
 	if args[0] == "stderr" {
 		out = os.Stderr
@@ -171,7 +171,7 @@ func flood(args []string) error {
 	return nil
 }
 
-func symlink(args []string) error {
+func makeSymlink(args []string) error {
 	err := os.Symlink(args[0], args[1])
 	if errors.Is(err, os.ErrExist) {
 		return nil
@@ -179,13 +179,13 @@ func symlink(args []string) error {
 	return err
 }
 
-func read(args []string) error {
+func printFile(args []string) error {
 	data, err := os.ReadFile(args[0])
 	os.Stdout.Write(data)
 	return err
 }
 
-func absent(args []string) error {
+func expectAbsent(args []string) error {
 	if _, err := os.Lstat(args[0]); !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%s is there (%w)", args[0], err)
 	}

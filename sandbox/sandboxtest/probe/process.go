@@ -21,11 +21,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ready tells the suite that the state that it waits for is reached.
-func ready() { fmt.Println("ready") }
+// reportReady tells the suite that the state that it waits for is reached.
+func reportReady() { fmt.Println("ready") }
 
-// hang blocks without the runtime noticing that nothing will ever happen.
-func hang() error {
+// hangForever blocks without the runtime noticing that nothing will ever
+// happen.
+func hangForever() error {
 	never, _, err := os.Pipe()
 	if err != nil {
 		return err
@@ -34,48 +35,48 @@ func hang() error {
 	return err
 }
 
-// sleep ends by SIGTERM's default action; its arguments are markers.
-func sleep([]string) error {
+// sleepMarked ends by SIGTERM's default action; its arguments are markers.
+func sleepMarked([]string) error {
 	signal.Reset(syscall.SIGTERM)
-	ready()
-	return hang()
+	reportReady()
+	return hangForever()
 }
 
 // termExit ends with a code of its own when it gets SIGTERM.
 func termExit(args []string) error {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGTERM)
-	ready()
+	reportReady()
 	<-c
-	return exit(args)
+	return exitWith(args)
 }
 
 // termLeave ends by SIGTERM, but first starts something that it leaves behind.
 func termLeave(args []string) error {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGTERM)
-	ready()
+	reportReady()
 	<-c
-	return self("sleep", args[0]).Start()
+	return selfCommand("sleep", args[0]).Start()
 }
 
 func ignoreTerm([]string) error {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
-	ready()
-	return hang()
+	reportReady()
+	return hangForever()
 }
 
-// self is a command of this program in a session of its own.
-func self(args ...string) *exec.Cmd {
+// selfCommand is a command of this program in a session of its own.
+func selfCommand(args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	return cmd
 }
 
-// daemons starts N daemons with a marker: each is the child of a child that
-// has ended, leads a session of its own and ignores SIGTERM. With "stay" it
-// then waits; without, it ends and leaves them.
-func daemons(args []string) error {
+// startDaemons starts N daemons with a marker: each is the child of a child
+// that has ended, leads a session of its own and ignores SIGTERM. With "stay"
+// it then waits; without, it ends and leaves them.
+func startDaemons(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
@@ -85,7 +86,7 @@ func daemons(args []string) error {
 		if err != nil {
 			return err
 		}
-		middle := self("daemon", args[1], "fork")
+		middle := selfCommand("daemon", args[1], "fork")
 		middle.ExtraFiles = []*os.File{w}
 		if err := middle.Run(); err != nil {
 			return err
@@ -96,24 +97,24 @@ func daemons(args []string) error {
 			return err
 		}
 	}
-	ready()
+	reportReady()
 	if len(args) > 2 {
-		return hang()
+		return hangForever()
 	}
 	return nil
 }
 
-// daemon is the process in the middle ("fork") and the daemon itself.
-func daemon(args []string) error {
+// runDaemon is the process in the middle ("fork") and the daemon itself.
+func runDaemon(args []string) error {
 	gate := os.NewFile(3, "gate")
 	if len(args) > 1 {
-		d := self("daemon", args[0])
+		d := selfCommand("daemon", args[0])
 		d.ExtraFiles = []*os.File{gate}
 		return d.Start()
 	}
 	signal.Ignore(syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT)
 	gate.Close()
-	return hang()
+	return hangForever()
 }
 
 // holdStdout leaves a child that holds its stdout and stderr, and ends.
@@ -122,7 +123,7 @@ func holdStdout(args []string) error {
 	if err != nil {
 		return err
 	}
-	d := self("daemon", args[0])
+	d := selfCommand("daemon", args[0])
 	d.Stdout, d.Stderr, d.ExtraFiles = os.Stdout, os.Stderr, []*os.File{w}
 	if err := d.Start(); err != nil {
 		return err
@@ -135,16 +136,16 @@ func holdStdout(args []string) error {
 	return nil
 }
 
-// orphans leaves N children that have ended, of parents that have ended too,
-// ten a parent so that they fit into any limit.
-func orphans(args []string) error {
+// leaveOrphans leaves N children that have ended, of parents that have ended
+// too, ten a parent so that they fit into any limit.
+func leaveOrphans(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
 	}
 	if len(args) > 1 {
 		for range n {
-			if err := patiently(orphan); err != nil {
+			if err := retryFork(forkOrphan); err != nil {
 				return err
 			}
 		}
@@ -153,10 +154,10 @@ func orphans(args []string) error {
 	for ; n > 0; n -= 10 {
 		var middle *exec.Cmd
 		start := func() error {
-			middle = self("orphans", strconv.Itoa(min(n, 10)), "middle")
+			middle = selfCommand("orphans", strconv.Itoa(min(n, 10)), "middle")
 			return middle.Start()
 		}
-		if err := patiently(start); err != nil {
+		if err := retryFork(start); err != nil {
 			return err
 		}
 		if err := middle.Wait(); err != nil {
@@ -166,8 +167,8 @@ func orphans(args []string) error {
 	return nil
 }
 
-// orphan forks a child that ends at once.
-func orphan() error {
+// forkOrphan forks a child that ends at once.
+func forkOrphan() error {
 	pid, _, errno := syscall.RawSyscall6(unix.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
 		return errno
@@ -178,9 +179,9 @@ func orphan() error {
 	return nil
 }
 
-// patiently tries again for a while what the limit of processes refuses: those
-// that ended before are reaped when PID 1 gets to it.
-func patiently(f func() error) error {
+// retryFork retries for a while what the limit of processes refuses: those that
+// ended before are reaped when PID 1 gets to it.
+func retryFork(f func() error) error {
 	var err error
 	for range 1000 {
 		if err = f(); !errors.Is(err, syscall.EAGAIN) {
@@ -195,7 +196,7 @@ func patiently(f func() error) error {
 func forkCount([]string) error {
 	n := 0
 	for ; n < 10_000; n++ {
-		d := self("sleep")
+		d := selfCommand("sleep")
 		if err := d.Start(); err != nil {
 			break
 		}
@@ -206,11 +207,11 @@ func forkCount([]string) error {
 	return nil
 }
 
-// storm is a fork bomb: each process starts others like itself for ever. The
-// suite runs it only under a limit of processes.
-func storm([]string) error {
+// forkStorm is a fork bomb: each process starts others like itself for ever.
+// The suite runs it only under a limit of processes.
+func forkStorm([]string) error {
 	for {
-		_ = self("storm").Start() // refused again and again
+		_ = selfCommand("storm").Start() // refused again and again
 	}
 }
 
@@ -221,7 +222,7 @@ func stopAll([]string) error {
 	return err
 }
 
-// eachProcess calls f with every process's folder below /proc but our own.
+// eachProcess calls f with every process's directory below /proc but our own.
 func eachProcess(f func(dir string)) error {
 	own := []string{strconv.Itoa(os.Getpid())}
 	// Where guest and commands share one id, the guest keeps a process above
@@ -238,7 +239,7 @@ func eachProcess(f func(dir string)) error {
 	return err
 }
 
-func zombies([]string) error {
+func leaveZombies([]string) error {
 	n := 0
 	err := eachProcess(func(dir string) {
 		status, _ := os.ReadFile(dir + "/status")
@@ -250,8 +251,9 @@ func zombies([]string) error {
 	return err
 }
 
-// ps counts the other processes that have a marker among their arguments.
-func ps(args []string) error {
+// countProcesses counts the other processes that have a marker among their
+// arguments.
+func countProcesses(args []string) error {
 	n := 0
 	err := eachProcess(func(dir string) {
 		cmdline, _ := os.ReadFile(dir + "/cmdline")
@@ -268,19 +270,19 @@ func ps(args []string) error {
 // the limit counts those too.
 func forkBomb(args []string) error {
 	for i := range 10_000 {
-		d := self("ignore-term", args[0])
+		d := selfCommand("ignore-term", args[0])
 		d.Stdin = nil
 		if err := d.Start(); err != nil {
 			fmt.Fprintln(os.Stderr, "stopped after", i, err)
 			break
 		}
 	}
-	ready()
-	return hang()
+	reportReady()
+	return hangForever()
 }
 
-// hog touches N bytes of memory.
-func hog(args []string) error {
+// hogMemory touches N bytes of memory.
+func hogMemory(args []string) error {
 	n, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err

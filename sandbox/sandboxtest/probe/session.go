@@ -19,12 +19,12 @@ import (
 // trace is one thing by which one session might see another.
 type trace struct {
 	name string
-	// leave makes it and says whether that worked; find looks for it.
+	// leave makes it and returns whether that worked; find looks for it.
 	leave, find func() bool
 }
 
-// traces are all of them, named after a word.
-func traces(word string) []trace {
+// allTraces returns all of them, named after a word.
+func allTraces(word string) []trace {
 	key := int(crc32.ChecksumIEEE([]byte(word)))&0x7fffffff | 1
 	port := fmt.Sprintf("127.0.0.1:%d", 20_000+key%20_000)
 	var list []trace
@@ -50,11 +50,11 @@ func traces(word string) []trace {
 			func() bool { _, err := unix.SysvShmGet(key, 4096, unix.IPC_CREAT|0o666); return err == nil },
 			func() bool { _, err := unix.SysvShmGet(key, 0, 0); return err == nil },
 		},
-		trace{"semaphore", ipc(unix.SYS_SEMGET, key, 1, unix.IPC_CREAT|0o666), ipc(unix.SYS_SEMGET, key, 0, 0)},
-		trace{"messages", ipc(unix.SYS_MSGGET, key, unix.IPC_CREAT|0o666, 0), ipc(unix.SYS_MSGGET, key, 0, 0)},
-		trace{"message queue", queue(word, unix.O_CREAT|unix.O_RDWR), queue(word, unix.O_RDWR)},
-		trace{"abstract socket", listen("unix", "@"+word), dials("unix", "@"+word)},
-		trace{"loopback port", listen("tcp", port), dials("tcp", port)},
+		trace{"semaphore", ipcCall(unix.SYS_SEMGET, key, 1, unix.IPC_CREAT|0o666), ipcCall(unix.SYS_SEMGET, key, 0, 0)},
+		trace{"messages", ipcCall(unix.SYS_MSGGET, key, unix.IPC_CREAT|0o666, 0), ipcCall(unix.SYS_MSGGET, key, 0, 0)},
+		trace{"message queue", openQueue(word, unix.O_CREAT|unix.O_RDWR), openQueue(word, unix.O_RDWR)},
+		trace{"abstract socket", listen("unix", "@"+word), canDial("unix", "@"+word)},
+		trace{"loopback port", listen("tcp", port), canDial("tcp", port)},
 		trace{
 			"process",
 			func() bool { return true }, // the word is among the arguments
@@ -78,14 +78,14 @@ func traces(word string) []trace {
 	)
 }
 
-func ipc(number uintptr, args ...int) func() bool {
+func ipcCall(number uintptr, args ...int) func() bool {
 	return func() bool {
 		_, _, errno := unix.RawSyscall(number, uintptr(args[0]), uintptr(args[1]), uintptr(args[2]))
 		return errno == 0
 	}
 }
 
-func queue(name string, flags int) func() bool {
+func openQueue(name string, flags int) func() bool {
 	return func() bool {
 		text, err := unix.BytePtrFromString(name)
 		if err != nil {
@@ -99,7 +99,7 @@ func queue(name string, flags int) func() bool {
 	}
 }
 
-func dials(network, address string) func() bool {
+func canDial(network, address string) func() bool {
 	return func() bool {
 		c, err := net.DialTimeout(network, address, 2*time.Second)
 		if err == nil {
@@ -109,23 +109,23 @@ func dials(network, address string) func() bool {
 	}
 }
 
-// plant leaves every trace that it can, prints their names, and waits.
-func plant(args []string) error {
-	all := traces(args[0])
+// plantTraces leaves every trace that it can, prints their names, and waits.
+func plantTraces(args []string) error {
+	all := allTraces(args[0])
 	for _, t := range all {
 		if t.leave() {
 			fmt.Println(t.name)
 		}
 	}
-	ready()
-	err := hang()
+	reportReady()
+	err := hangForever()
 	runtime.KeepAlive(all) // with the sockets
 	return err
 }
 
-// look prints the traces that it finds.
-func look(args []string) error {
-	for _, t := range traces(args[0]) {
+// findTraces prints the traces that it finds.
+func findTraces(args []string) error {
+	for _, t := range allTraces(args[0]) {
 		if t.find() {
 			fmt.Println(t.name)
 		}

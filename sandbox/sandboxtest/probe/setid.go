@@ -32,13 +32,14 @@ func setID(args []string) error {
 		if err := os.RemoveAll(path); err != nil {
 			return err
 		}
-		found[name] = outcome(try(path), path)
+		found[name] = formatResult(try(path), path)
 	}
 	return json.NewEncoder(os.Stdout).Encode(found)
 }
 
-// outcome formats the result of a call and the mode of the file it was about.
-func outcome(err error, path string) string {
+// formatResult formats the result of a call and the mode of the file it was
+// about.
+func formatResult(err error, path string) string {
 	answer := "ok"
 	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		answer = unix.ErrnoName(errno)
@@ -52,8 +53,8 @@ func outcome(err error, path string) string {
 	return answer + " " + strconv.FormatUint(uint64(st.Mode&0o7777), 8)
 }
 
-// on makes a file, or a directory, before the call.
-func on(make func(path string) error, call func(path string) error) func(path string) error {
+// onMade makes a file, or a directory, before the call.
+func onMade(make func(path string) error, call func(path string) error) func(path string) error {
 	return func(path string) error {
 		if err := make(path); err != nil {
 			return fmt.Errorf("prepare: %w", err)
@@ -69,42 +70,42 @@ func newDir(path string) error { return os.Mkdir(path, 0o755) }
 // setIDAttempts returns all attempts by name.
 func setIDAttempts() map[string]func(path string) error {
 	all := map[string]func(path string) error{
-		"through a symlink":      on(newFile, throughSymlink),
+		"through a symlink":      onMade(newFile, throughSymlink),
 		"in turn":                inTurn,
-		"openat2":                openat2,
+		"openat2":                createByPointer,
 		"mkdir":                  func(p string) error { unix.Umask(0); defer unix.Umask(0o022); return unix.Mkdir(p, 0o6755) },
-		"inherited by directory": on(newFile, inherit(func(p string) error { return os.Mkdir(p, 0o755) })),
-		"not inherited by file":  on(newFile, inherit(newFile)),
+		"inherited by directory": onMade(newFile, inheritBit(func(p string) error { return os.Mkdir(p, 0o755) })),
+		"not inherited by file":  onMade(newFile, inheritBit(newFile)),
 		"mknod":                  func(p string) error { return unix.Mknod(p, unix.S_IFREG|0o6755, 0) },
 		"mknod fifo":             func(p string) error { return unix.Mknod(p, unix.S_IFIFO|0o6755, 0) },
 		"mknodat": func(p string) error {
-			return at(p, func(d int, n string) error { return unix.Mknodat(d, n, unix.S_IFREG|0o6755, 0) })
+			return atParent(p, func(d int, n string) error { return unix.Mknodat(d, n, unix.S_IFREG|0o6755, 0) })
 		},
-		"open": func(p string) error { return opened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6755)) },
+		"open": func(p string) error { return writeOpened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6755)) },
 		"open, umask 0": func(p string) error {
 			unix.Umask(0)
 			defer unix.Umask(0o022)
-			return opened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6777))
+			return writeOpened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6777))
 		},
 		"open, umask 027": func(p string) error {
 			unix.Umask(0o027)
 			defer unix.Umask(0o022)
-			return opened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6777))
+			return writeOpened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6777))
 		},
-		"open exclusively":       func(p string) error { return opened(unix.Open(p, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o6555)) },
-		"open what is there":     on(newFile, func(p string) error { return opened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6755)) }),
-		"open, creating nothing": on(newFile, func(p string) error { return opened(unix.Open(p, unix.O_RDWR, 0o6755)) }),
-		"open a fifo":            on(func(p string) error { return unix.Mkfifo(p, 0o644) }, func(p string) error { return opened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6755)) }),
+		"open exclusively":       func(p string) error { return writeOpened(unix.Open(p, unix.O_CREAT|unix.O_EXCL|unix.O_WRONLY, 0o6555)) },
+		"open what is there":     onMade(newFile, func(p string) error { return writeOpened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6755)) }),
+		"open, creating nothing": onMade(newFile, func(p string) error { return writeOpened(unix.Open(p, unix.O_RDWR, 0o6755)) }),
+		"open a fifo":            onMade(func(p string) error { return unix.Mkfifo(p, 0o644) }, func(p string) error { return writeOpened(unix.Open(p, unix.O_CREAT|unix.O_RDWR, 0o6755)) }),
 		"openat": func(p string) error {
-			return at(p, func(d int, n string) error { return opened(unix.Openat(d, n, unix.O_CREAT|unix.O_WRONLY, 0o6755)) })
+			return atParent(p, func(d int, n string) error { return writeOpened(unix.Openat(d, n, unix.O_CREAT|unix.O_WRONLY, 0o6755)) })
 		},
-		"open without a name": unnamed,
+		"open without a name": linkUnnamed,
 		"memory by /proc":     ownMemory,
-		"link": on(newFile, func(p string) error {
+		"link": onMade(newFile, func(p string) error {
 			return errors.Join(unix.Link(p, p+"2"), unix.Chmod(p+"2", 0o4755), unix.Unlink(p+"2"))
 		}),
-		"security.capability":     on(newFile, func(p string) error { return unix.Setxattr(p, "security.capability", fileCaps(), 0) }),
-		"directory, capabilities": on(newDir, func(p string) error { return unix.Setxattr(p, "security.capability", fileCaps(), 0) }),
+		"security.capability":     onMade(newFile, func(p string) error { return unix.Setxattr(p, "security.capability", fileCaps(), 0) }),
+		"directory, capabilities": onMade(newDir, func(p string) error { return unix.Setxattr(p, "security.capability", fileCaps(), 0) }),
 	}
 	for _, kind := range []struct {
 		name string
@@ -112,7 +113,7 @@ func setIDAttempts() map[string]func(path string) error {
 	}{{"file", newFile}, {"directory", newDir}} {
 		for _, mode := range []uint32{0o4755, 0o2755, 0o6755, 0o755, 0o1755} {
 			for name, call := range modeCalls() {
-				all[fmt.Sprintf("%s %s %o", kind.name, name, mode)] = on(kind.make, func(p string) error { return call(p, mode) })
+				all[fmt.Sprintf("%s %s %o", kind.name, name, mode)] = onMade(kind.make, func(p string) error { return call(p, mode) })
 			}
 		}
 	}
@@ -133,7 +134,7 @@ func modeCalls() map[string]func(path string, mode uint32) error {
 			return unix.Fchmod(fd, mode)
 		},
 		"fchmodat": func(p string, mode uint32) error {
-			return at(p, func(dir int, name string) error { return unix.Fchmodat(dir, name, mode, 0) })
+			return atParent(p, func(dir int, name string) error { return unix.Fchmodat(dir, name, mode, 0) })
 		},
 		"chmod by /proc": func(p string, mode uint32) error {
 			fd, err := unix.Open(p, unix.O_PATH, 0)
@@ -144,7 +145,7 @@ func modeCalls() map[string]func(path string, mode uint32) error {
 			return unix.Chmod("/proc/self/fd/"+strconv.Itoa(fd), mode)
 		},
 		"fchmodat2": func(p string, mode uint32) error {
-			return at(p, func(dir int, name string) error { return fchmodat2(dir, name, mode, unix.AT_SYMLINK_NOFOLLOW) })
+			return atParent(p, func(dir int, name string) error { return fchmodat2(dir, name, mode, unix.AT_SYMLINK_NOFOLLOW) })
 		},
 		"fchmodat2 by descriptor": func(p string, mode uint32) error {
 			fd, err := unix.Open(p, unix.O_PATH, 0)
@@ -169,8 +170,8 @@ func fchmodat2(dir int, name string, mode uint32, flags int) error {
 	return nil
 }
 
-// at opens the parent of path and passes it with the name in it to call.
-func at(path string, call func(dir int, name string) error) error {
+// atParent opens the parent of path and passes it with the name in it to call.
+func atParent(path string, call func(dir int, name string) error) error {
 	dir, err := unix.Open(filepath.Dir(path), unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return err
@@ -179,8 +180,8 @@ func at(path string, call func(dir int, name string) error) error {
 	return call(dir, filepath.Base(path))
 }
 
-// opened writes to what was opened, if it can be written.
-func opened(fd int, err error) error {
+// writeOpened writes to what was opened, if it can be written.
+func writeOpened(fd int, err error) error {
 	if err != nil {
 		return err
 	}
@@ -195,8 +196,8 @@ func opened(fd int, err error) error {
 	return err
 }
 
-// unnamed makes a file without a name and names it then.
-func unnamed(path string) error {
+// linkUnnamed makes a file without a name and names it then.
+func linkUnnamed(path string) error {
 	fd, err := unix.Open(filepath.Dir(path), unix.O_TMPFILE|unix.O_RDWR, 0o6755)
 	if err != nil {
 		return err
@@ -217,7 +218,7 @@ func ownMemory(path string) error {
 		n, _ := unix.Read(fd, text)
 		_ = unix.Close(fd)
 		own, err := os.ReadFile(name)
-		if err != nil || !bytes.Equal(tgid(text[:n]), tgid(own)) {
+		if err != nil || !bytes.Equal(tgidLine(text[:n]), tgidLine(own)) {
 			return errors.New("another process's " + name)
 		}
 	}
@@ -232,16 +233,16 @@ func ownMemory(path string) error {
 	return nil
 }
 
-// tgid returns the line of a status file that names the process.
-func tgid(status []byte) []byte {
+// tgidLine returns the line of a status file that names the process.
+func tgidLine(status []byte) []byte {
 	_, rest, _ := bytes.Cut(status, []byte("\nTgid:"))
 	line, _, _ := bytes.Cut(rest, []byte("\n"))
 	return line
 }
 
-// openat2 creates a file by a mode in memory.
-func openat2(path string) error {
-	return opened(unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_CREAT | unix.O_RDWR, Mode: 0o6755}))
+// createByPointer creates a file by a mode in memory.
+func createByPointer(path string) error {
+	return writeOpened(unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_CREAT | unix.O_RDWR, Mode: 0o6755}))
 }
 
 func throughSymlink(path string) error {
@@ -254,9 +255,9 @@ func throughSymlink(path string) error {
 	return unix.Chmod(link, 0o2755)
 }
 
-// inherit makes something in a directory with the set-group-ID bit, and moves
-// it to the place of the file.
-func inherit(make func(path string) error) func(path string) error {
+// inheritBit makes something in a directory with the set-group-ID bit, and
+// moves it to the place of the file.
+func inheritBit(make func(path string) error) func(path string) error {
 	return func(path string) error {
 		dir := path + "-parent"
 		defer os.RemoveAll(dir)

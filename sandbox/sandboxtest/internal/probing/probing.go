@@ -1,6 +1,6 @@
-// Package probing is what the suite and its probe agree on: the bytes of a
-// flood and the facts that the probe tells about itself. It is apart from the
-// suite so that the probe does not link a test framework.
+// Package probing holds what the suite and its probe share: the bytes of a
+// flood and the facts that the probe reports about itself. It is apart from the
+// suite so that the probe does not symlink a test framework.
 package probing
 
 // Pattern is the endless stream that the probe's flood verb writes: byte i is
@@ -33,7 +33,7 @@ func PatternAt(pos int64, n int) []byte {
 	return p
 }
 
-// Facts is what the probe's facts verb tells about itself, as JSON.
+// Facts is the answer of the probe's facts verb about itself, as JSON.
 type Facts struct {
 	UID, GID, EUID, EGID int
 	// Groups counts supplementary groups that mean something, so not the one
