@@ -90,7 +90,7 @@ func (c *engineContainer) describe(a *sandbox.Attestation, hello wire.Hello, got
 
 const lostSwap = "swap is not limited, because the engine's kernel does not count it"
 
-// checkKernel says whether a runtime that is gVisor really is.
+// checkKernel reports whether a runtime that is gVisor really is.
 func checkKernel(r runtimeFacts, hello wire.Hello) error {
 	if r.ownKernel() && !lifecycle.IsGVisor(hello) {
 		return fmt.Errorf("%w: runtime %s is gVisor, but the kernel in the container is %.80q", sandbox.ErrUnavailable, r.name, hello.Kernel)

@@ -44,9 +44,9 @@ type Options struct {
 	Runtime string
 	// GuestPath is the guest's binary on this machine.
 	GuestPath string
-	// StateDir is Caisson's state folder: this user's, not writable by others.
+	// StateDir is Caisson's state directory: this user's, not writable by others.
 	StateDir string
-	// Protect names folders, such as the user's home, that must neither be
+	// Protect names directories, such as the user's home, that must neither be
 	// nor lie in a workspace.
 	Protect []string
 	// HostImage says what the image "host" has beyond the system's own; UID
@@ -101,10 +101,10 @@ func (r runtimeFacts) ownKernel() bool {
 }
 
 // New returns a backend. It reads the docker command's configuration and the
-// state folder, and does not talk to the engine yet.
+// state directory, and does not talk to the engine yet.
 func New(o Options) (*Backend, error) {
 	if o.GuestPath == "" || o.StateDir == "" {
-		return nil, fmt.Errorf("make docker backend: %w: no guest or no state folder given", sandbox.ErrInvalid)
+		return nil, fmt.Errorf("make docker backend: %w: no guest or no state directory given", sandbox.ErrInvalid)
 	}
 	if o.Getenv == nil {
 		o.Getenv = func(string) string { return "" }
@@ -233,14 +233,14 @@ func (b *Backend) connect(ctx context.Context) (*remote, facts, error) {
 	}
 	f, err := examineEngine(ctx, r, b.options.Runtime)
 	if err != nil {
-		r.engine.Close() //nolint:errcheck // nothing was done with it
+		_ = r.engine.Close() // nothing was done with it
 		return nil, facts{}, b.endpoint.wrapError(err)
 	}
 	b.remote, b.facts = r, f
 	return r, f, nil
 }
 
-// examine asks an engine what it is and refuses one that can't isolate.
+// examineEngine asks an engine what it is and refuses one that can't isolate.
 func examineEngine(ctx context.Context, r *remote, runtime string) (facts, error) {
 	var info system.Info
 	var version types.Version
@@ -262,7 +262,7 @@ func examineEngine(ctx context.Context, r *remote, runtime string) (facts, error
 	return f, err
 }
 
-// isolates says what an engine must have.
+// checkIsolation says what an engine must have.
 func checkIsolation(info system.Info) error {
 	var missing []error
 	if info.OSType != "linux" {
@@ -312,7 +312,7 @@ func findRuntime(info system.Info, version types.Version, name string) (runtimeF
 	return f, nil
 }
 
-// askVersion asks a runtime that the engine says nothing about. Its path is
+// queryVersion asks a runtime that the engine says nothing about. Its path is
 // from the engine's own configuration, which only root writes.
 func queryVersion(ctx context.Context, program string) string {
 	if !filepath.IsAbs(program) {

@@ -18,7 +18,7 @@ import (
 )
 
 // The label and name of what was built for build:DIR. The tag says which
-// folder; a later build of it takes the name, and the image before goes.
+// directory; a later build of it takes the name, and the image before goes.
 const (
 	labelBuilt = "io.caisson.build"
 	builtName  = "caisson/build"
@@ -56,13 +56,13 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer)
 	return output.id, nil
 }
 
-// builtTag is the name of what is built of a folder.
+// builtTag is the name of what is built of a directory.
 func builtTag(dir string) string {
 	sum := sha256.Sum256([]byte(dir))
 	return builtName + ":" + hex.EncodeToString(sum[:16])
 }
 
-// build sends the folder and follows the builder to its end.
+// buildImage sends the directory and follows the builder to its end.
 func (r *remote) buildImage(ctx context.Context, folder *buildContext, name string, output *buildOutput) error {
 	ctx, cancel := withDeadline(ctx, r.transfer)
 	defer cancel()

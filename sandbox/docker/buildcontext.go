@@ -19,7 +19,7 @@ import (
 )
 
 // Bounds of a build's context. What is larger is a mistake more often than a
-// build: a home folder, a disk image.
+// build: a home directory, a disk image.
 const (
 	maxContextBytes   = 4 << 30
 	maxContextEntries = 500_000
@@ -32,27 +32,27 @@ const (
 	ignoreFile = ".dockerignore"
 )
 
-// buildContext is the folder of a Dockerfile, as it is sent to a builder. It is
-// read through one held folder: a link is sent as a link, and nothing outside
-// of the folder is ever opened.
+// buildContext is the directory of a Dockerfile, as it is sent to a builder. It is
+// read through one held directory: a symlink is sent as a symlink, and nothing outside
+// of the directory is ever opened.
 type buildContext struct {
 	root   *os.Root
 	ignore *patternmatcher.PatternMatcher
 	left   int64 // bytes that may still be sent
 }
 
-// openContext opens the folder and reads what it leaves out. The caller closes
+// openContext opens the directory and reads what it leaves out. The caller closes
 // it. It fails with images.ErrNotFound without a Dockerfile.
 func openContext(dir string) (*buildContext, error) {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: there is no folder %s", images.ErrNotFound, dir)
+		return nil, fmt.Errorf("%w: there is no directory %s", images.ErrNotFound, dir)
 	} else if err != nil {
 		return nil, fmt.Errorf("%w: %w", images.ErrInvalid, err)
 	}
 	c := &buildContext{root: root, left: maxContextBytes}
 	if err := c.openDir(dir); err != nil {
-		root.Close() //nolint:errcheck // only read
+		_ = root.Close() // only read
 		return nil, err
 	}
 	return c, nil
@@ -62,7 +62,7 @@ func (c *buildContext) openDir(dir string) error {
 	info, err := c.root.Stat(dockerfile)
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: the folder %s has no %s", images.ErrNotFound, dir, dockerfile)
+		return fmt.Errorf("%w: the directory %s has no %s", images.ErrNotFound, dir, dockerfile)
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%w: its %s is no file", images.ErrInvalid, dockerfile)
 	}
@@ -83,16 +83,16 @@ func (c *buildContext) readPatterns() ([]string, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > maxIgnoreBytes {
 		return nil, errors.Join(err, fmt.Errorf("it is no file of at most %d bytes", maxIgnoreBytes))
 	}
 	return ignorefile.ReadAll(io.LimitReader(f, maxIgnoreBytes))
 }
 
-func (c *buildContext) close() { c.root.Close() } //nolint:errcheck // only read
+func (c *buildContext) close() { _ = c.root.Close() } // it was only read
 
-// write sends the folder as a tar archive: files, folders and links, owned by
+// writeTar sends the directory as a tar archive: files, directories and links, owned by
 // root, without what .dockerignore names. Devices, sockets and pipes are left
 // out.
 func (c *buildContext) writeTar(ctx context.Context, w io.Writer) error {
@@ -126,7 +126,7 @@ func (c *buildContext) writeTar(ctx context.Context, w io.Writer) error {
 		err = tw.Close()
 	}
 	if err != nil {
-		return fmt.Errorf("read the build's folder: %w", err)
+		return fmt.Errorf("read the build's directory: %w", err)
 	}
 	return nil
 }
@@ -142,7 +142,7 @@ func (c *buildContext) isIgnored(name string) (bool, error) {
 	return ignored, nil
 }
 
-// add sends one entry as it is now.
+// addEntry sends one entry as it is now.
 func (c *buildContext) addEntry(tw *tar.Writer, name string) error {
 	info, err := c.root.Lstat(name)
 	if err != nil {
@@ -174,7 +174,7 @@ func (c *buildContext) addFile(tw *tar.Writer, name string, seen fs.FileInfo) er
 	if err != nil {
 		return err
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -198,7 +198,7 @@ func (c *buildContext) addFile(tw *tar.Writer, name string, seen fs.FileInfo) er
 	return nil
 }
 
-// header describes an entry without its owner: in an image everything that is
+// tarHeader describes an entry without its owner: in an image everything that is
 // copied belongs to root, whoever has it here.
 func tarHeader(name, target string, info fs.FileInfo) (*tar.Header, error) {
 	h, err := tar.FileInfoHeader(plain{info}, target)

@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// contextOf gives what is sent of a folder: each entry's type, and content or
+// contextOf gives what is sent of a directory: each entry's type, and content or
 // target.
 func contextOf(t *testing.T, dir string) (map[string]string, error) {
 	t.Helper()
@@ -111,7 +111,7 @@ func TestBuildContext(t *testing.T) {
 			}
 		})
 	}
-	// Control: a reader that follows links would have sent the canary.
+	// Control: a reader that follows symlinks would have sent the canary.
 	if data, err := os.ReadFile(filepath.Join(outside, "canary")); err != nil || string(data) != "secret" {
 		t.Errorf("control: %q %v", data, err)
 	}
@@ -148,7 +148,7 @@ func TestBuildContextFails(t *testing.T) {
 	}
 }
 
-// A folder that is too large is refused before it is all read.
+// A directory that is too large is refused before it is all read.
 func TestBuildContextIsBounded(t *testing.T) {
 	dir := tree(t, map[string]string{"Dockerfile": "", "large": ""})
 	must(t, os.Truncate(filepath.Join(dir, "large"), maxContextBytes+1))

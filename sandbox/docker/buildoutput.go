@@ -59,7 +59,7 @@ func eachLine(r io.Reader, gaveUp error, take func(line)) error {
 	}
 }
 
-// read reads to the end.
+// readLines reads to the end.
 func (b *buildOutput) readLines(r io.Reader) error {
 	if err := eachLine(r, images.ErrInvalid, b.addLine); err != nil {
 		return err
@@ -81,7 +81,7 @@ func (b *buildOutput) addLine(l line) {
 		text = l.Status + "\n"
 	}
 	if b.progress != nil && text != "" {
-		io.WriteString(b.progress, text) //nolint:errcheck // who does not want to know is not told
+		_, _ = io.WriteString(b.progress, text) // who does not want to know is not told
 	}
 	if m := buildStep.FindStringSubmatch(l.Stream); m != nil {
 		b.from, b.cached = strings.EqualFold(m[1], "FROM"), false

@@ -44,10 +44,10 @@ func TestConformanceMember(t *testing.T) {
 }
 
 // asMember runs tests of this binary again as a member of the docker group,
-// with programs in a folder of theirs.
+// with programs in a directory of theirs.
 func asMember(t *testing.T, tests string, programs map[string]string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "caisson-member-") //nolint:usetesting // the folder above t.TempDir is closed to others
+	dir, err := os.MkdirTemp("", "caisson-member-") //nolint:usetesting // the directory above t.TempDir is closed to others
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	must(t, os.Chown(dir, memberID, memberID))
@@ -121,8 +121,8 @@ func (b *bed) target() sandboxtest.Target {
 	}
 }
 
-// inState gives each session of the suite a folder below the backend's state
-// folder, as Caisson does.
+// inState gives each session of the suite a directory below the backend's state
+// directory, as Caisson does.
 type inState struct {
 	*Backend
 	state string

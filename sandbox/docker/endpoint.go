@@ -25,12 +25,12 @@ type endpoint struct {
 	from string // what named it, for messages
 }
 
-// fault says which engine it is that failed.
+// wrapError says which engine it is that failed.
 func (e endpoint) wrapError(err error) error {
 	return fmt.Errorf("engine at %s (from %s): %w", e.host, e.from, err)
 }
 
-// local says that the engine may share this machine's file system; that it
+// isLocal says that the engine may share this machine's file system; that it
 // does, the guest proves.
 func (e endpoint) isLocal() bool {
 	return strings.HasPrefix(e.host, "unix://") || strings.HasPrefix(e.host, "npipe://")
@@ -115,7 +115,7 @@ func currentContext(folder string) (string, error) {
 	return config.CurrentContext, nil
 }
 
-// fromContext reads a context from the docker command's store, in which folders
+// fromContext reads a context from the docker command's store, in which directories
 // are named by the SHA-256 of the context's name.
 func fromContext(folder, name string) (endpoint, error) {
 	sum := sha256.Sum256([]byte(name))
@@ -143,7 +143,7 @@ func fromContext(folder, name string) (endpoint, error) {
 	}
 	keys := filepath.Join(folder, "contexts", "tls", id, "docker")
 	if _, err := os.Stat(keys); err != nil {
-		return e, nil //nolint:nilerr // a context without keys
+		return e, nil // a context without keys
 	}
 	options := tlsconfig.Options{InsecureSkipVerify: docker.SkipTLSVerify}
 	for file, field := range map[string]*string{"ca.pem": &options.CAFile, "cert.pem": &options.CertFile, "key.pem": &options.KeyFile} {

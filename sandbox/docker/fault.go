@@ -25,7 +25,7 @@ var ErrNotShared = lifecycle.ErrNotShared
 // errDeadline is the cause of a call that took too long.
 var errDeadline = errors.New("no answer in time")
 
-// within makes one call with a deadline.
+// callWithin makes one call with a deadline.
 func callWithin[T any](ctx context.Context, limit time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
 	limited, cancel := withDeadline(ctx, limit)
 	defer cancel()
@@ -36,13 +36,13 @@ func callWithin[T any](ctx context.Context, limit time.Duration, what string, ca
 	return value, nil
 }
 
-// do is within for a call that gives nothing but an error.
+// callNoResult is within for a call that gives nothing but an error.
 func callNoResult(ctx context.Context, limit time.Duration, what string, call func(context.Context) error) error {
 	_, err := callWithin(ctx, limit, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
 	return err
 }
 
-// patiently is within for a call that makes something: when ctx ends, it waits
+// callToEnd is within for a call that makes something: when ctx ends, it waits
 // as long as grace for the answer.
 func callToEnd[T any](ctx context.Context, limit, grace time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -64,7 +64,7 @@ func callToEnd[T any](ctx context.Context, limit, grace time.Duration, what stri
 // which that is.
 const tooOld = "Minimum supported API version is"
 
-// fault turns the error of a call into one of the sandbox's classes. A missing
+// classifyError turns the error of a call into one of the sandbox's classes. A missing
 // object is ErrNotFound; the caller says what would mend it.
 func classifyError(ctx context.Context, what string, err error) error {
 	cause := context.Cause(ctx)

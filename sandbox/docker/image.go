@@ -28,7 +28,7 @@ type rootImage struct {
 	id, digest string
 	binds      []images.Bind
 	masks      []string
-	// volumes are the folders that the image declares as VOLUME: each gets a
+	// volumes are the directories that the image declares as VOLUME: each gets a
 	// small tmpfs, so that the engine makes no volume on the host's disk.
 	volumes []string
 	// env is the environment of commands.
@@ -97,7 +97,7 @@ func sameArchitecture(image, engine string) bool {
 }
 
 // skeletonImage makes the engine have the skeleton of a root that consists of
-// binds: a few empty folders and small files, imported once.
+// binds: a few empty directories and small files, imported once.
 func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.RootFS) (rootImage, error) {
 	made := rootImage{
 		reference: root.Reference.String(), digest: root.Digest, binds: root.Binds, masks: root.Masks, volumes: root.Volumes,

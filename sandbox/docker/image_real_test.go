@@ -80,7 +80,7 @@ func importImage(t *testing.T, content []byte, changes ...string) (*client.Clien
 }
 
 // An image of the engine brings its files and its environment: its entry point,
-// health check, user, folder and volumes do not count.
+// health check, user, directory and volumes do not count.
 func TestEngineImage(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	c, name := importImage(t, shellTar(t), "VOLUME /data /var/lib/more", "VOLUME /tmp", `ENTRYPOINT ["/bin/false"]`, `CMD ["whatever"]`, "USER nobody",

@@ -35,7 +35,7 @@ func NewImageEngine(host string, getenv func(string) string) (*ImageEngine, erro
 	return &ImageEngine{endpoint: e, times: defaultDeadlines()}, nil
 }
 
-// Check says whether the engine answers.
+// Check reports whether the engine answers.
 func (e *ImageEngine) Check(ctx context.Context) error {
 	_, err := e.connect(ctx)
 	return err
@@ -64,7 +64,7 @@ func (e *ImageEngine) connect(ctx context.Context) (*remote, error) {
 	}
 	// An engine says by its first answer whether it takes this version of its API.
 	if _, err := r.version(ctx); err != nil {
-		r.engine.Close() //nolint:errcheck // nothing was done with it
+		_ = r.engine.Close() // nothing was done with it
 		return nil, e.endpoint.wrapError(err)
 	}
 	e.remote = r
@@ -101,7 +101,7 @@ func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error
 	return archive, nil
 }
 
-// notThere says in the words of package images that an image is missing.
+// asImageError says in the words of package images that an image is missing.
 func asImageError(err error) error {
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return fmt.Errorf("%w: %w", images.ErrNotFound, err)

@@ -62,7 +62,7 @@ func listedState(s container.ContainerState) sandbox.ListedState {
 	}
 }
 
-// memory is what a container's cgroup is charged with, 0 where the engine does
+// usedMemory is what a container's cgroup is charged with, 0 where the engine does
 // not say.
 func (r *remote) usedMemory(ctx context.Context, id string) int64 {
 	used, err := callWithin(ctx, r.ask, "ask for memory", func(ctx context.Context) (uint64, error) {

@@ -16,7 +16,7 @@ import (
 )
 
 // loadedName names what Caisson loaded into an engine on another machine, which
-// can't be given folders of this one. The tag is the image's id in the store.
+// can't be given directories of this one. The tag is the image's id in the store.
 const loadedName = "caisson/image"
 
 // loadedTag is the name of the image that the store has by id. An engine whose
@@ -107,7 +107,7 @@ func loadedID(body io.Reader) (string, error) {
 	return id, err
 }
 
-// ours lists the images that Caisson made on the engine, but for skeletons:
+// listOwnImages lists the images that Caisson made on the engine, but for skeletons:
 // what it loaded and what it built.
 func (r *remote) listOwnImages(ctx context.Context) ([]image.Summary, error) {
 	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {

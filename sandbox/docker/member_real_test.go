@@ -21,7 +21,7 @@ import (
 )
 
 // memberHelper makes the test binary the tests of a member of the docker group;
-// its value is a folder of theirs.
+// its value is a directory of theirs.
 const memberHelper = "CAISSON_DOCKER_MEMBER"
 
 // memberID is the ordinary user that root's tests become.
@@ -33,7 +33,7 @@ func TestMemberOfTheDockerGroup(t *testing.T) {
 		t.Skip("needs root: to become another user")
 	}
 	needEngine(t)
-	dir, err := os.MkdirTemp("", "caisson-member-") //nolint:usetesting // the folder above t.TempDir is closed to others
+	dir, err := os.MkdirTemp("", "caisson-member-") //nolint:usetesting // the directory above t.TempDir is closed to others
 	must(t, err)
 	t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 	must(t, os.Chown(dir, memberID, memberID))

@@ -153,7 +153,7 @@ func TestEngineAndOwnerKilled(t *testing.T) {
 	o := startOwner(t, b, session, nil)
 	e.Kill(t)
 	must(t, o.Process.Kill())
-	o.Wait() //nolint:errcheck // it was killed
+	_ = o.Wait() // it was killed
 	e.Start(t)
 	left, err := b.backend.Sweep(t.Context())
 	must(t, err)
@@ -211,7 +211,7 @@ func (f *freezing) forward(t *testing.T, conn net.Conn) {
 	}
 	defer to.Close()
 	go func() {
-		io.Copy(conn, to) //nolint:errcheck // either side may hang up
+		_, _ = io.Copy(conn, to) // either side may hang up
 		conn.Close()
 	}()
 	buf := make([]byte, 64<<10)
@@ -484,7 +484,7 @@ func TestOperator(t *testing.T) {
 		must(t, b.operator(t).ContainerRename(t.Context(), o.container, "renamed-too"))
 		must(t, b.operator(t).ContainerPause(t.Context(), o.container)) // or it would go by itself
 		must(t, o.Process.Kill())
-		o.Wait() //nolint:errcheck // it was killed
+		_ = o.Wait() // it was killed
 		left, err := b.backend.Sweep(t.Context())
 		must(t, err)
 		if len(left) == 0 || left[0].Kind != string(ownership.KindContainer) {
@@ -519,7 +519,7 @@ func TestSocketReplaced(t *testing.T) {
 	e := privateengine.New(t)
 	b := privateBed(t, e, Options{})
 	s, session := begin(t, b)
-	b.backend.remote.engine.Close() //nolint:errcheck // idle connections would be used
+	_ = b.backend.remote.engine.Close() // idle connections would be used
 	must(t, os.Rename(e.Socket(), e.Socket()+".away"))
 	l, err := net.Listen("unix", e.Socket())
 	must(t, err)
@@ -529,7 +529,7 @@ func TestSocketReplaced(t *testing.T) {
 			if err != nil {
 				return
 			}
-			conn.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{]")) //nolint:errcheck // a test's
+			_, _ = conn.Write([]byte("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{]")) // a test's
 			conn.Close()
 		}
 	}()

@@ -70,7 +70,7 @@ func (b *bed) create(t testing.TB, spec sandbox.Spec) sandbox.Sandbox {
 	return s
 }
 
-// An engine on another machine can't mount an overlay of this one's folders, and
+// An engine on another machine can't mount an overlay of this one's directories, and
 // isn't asked to.
 func TestOverlayOfARemoteEngine(t *testing.T) {
 	base := t.TempDir()

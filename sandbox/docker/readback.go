@@ -148,7 +148,7 @@ func checkLimits(want, have *container.HostConfig) []error {
 }
 
 // checkMounts requires the mounts that were asked for and no others: no volume,
-// no folder of the host more.
+// no directory of the host more.
 func checkMounts(want *container.HostConfig, got container.InspectResponse) []error {
 	type place struct {
 		kind                mount.Type

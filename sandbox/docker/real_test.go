@@ -111,7 +111,7 @@ func needEngine(t testing.TB) {
 	t.Skipf("needs a Docker engine: %v", err)
 }
 
-// bed is a state folder, a workspace and a backend.
+// bed is a state directory, a workspace and a backend.
 type bed struct {
 	state, workspace string
 	backend          *Backend

@@ -55,7 +55,7 @@ func (r *remote) version(ctx context.Context) (types.Version, error) {
 	return callWithin(ctx, r.ask, "ask the engine", r.engine.ServerVersion)
 }
 
-// image looks an image up by name or id.
+// findImage looks an image up by name or id.
 func (r *remote) findImage(ctx context.Context, name string) (image.InspectResponse, error) {
 	return callWithin(ctx, r.ask, "look up image "+name, func(ctx context.Context) (image.InspectResponse, error) {
 		return r.engine.ImageInspect(ctx, name)
@@ -76,7 +76,7 @@ func (r *remote) importImage(ctx context.Context, content io.Reader, name, chang
 	})
 }
 
-// skeletons gives every image that was imported for a skeleton.
+// listSkeletons gives every image that was imported for a skeleton.
 func (r *remote) listSkeletons(ctx context.Context) ([]image.Summary, error) {
 	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
 		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelSkeleton))})
@@ -114,21 +114,21 @@ func (r *remote) startContainer(ctx context.Context, id string) error {
 	})
 }
 
-// inspect describes a container, by id or name.
+// inspectContainer describes a container, by id or name.
 func (r *remote) inspectContainer(ctx context.Context, id string) (container.InspectResponse, error) {
 	return callWithin(ctx, r.ask, "inspect container", func(ctx context.Context) (container.InspectResponse, error) {
 		return r.engine.ContainerInspect(ctx, id)
 	})
 }
 
-// list gives every container that has Caisson's labels.
+// listContainers gives every container that has Caisson's labels.
 func (r *remote) listContainers(ctx context.Context) ([]container.Summary, error) {
 	return callWithin(ctx, r.ask, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})
 	})
 }
 
-// deadline bounds several calls together.
+// withDeadline bounds several calls together.
 func withDeadline(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w (%s)", errDeadline, limit))
 }

@@ -58,7 +58,7 @@ func findOwned(ctx context.Context, r *remote, name string, ours func(ownership.
 	}
 	id, session, err := ownership.FromLabels(found.Config.Labels)
 	if err != nil || !ours(id, session) {
-		return "", nil //nolint:nilerr // without labels of ours it is somebody else's
+		return "", nil // without labels of ours it belongs to another
 	}
 	return found.ID, nil
 }
@@ -100,7 +100,7 @@ func removeContainer(ctx context.Context, r *remote, id string) error {
 // asks is how many looks apart a removal is asked for again: half a second.
 const asks = 25
 
-// answered says that the engine itself refused, so that it is there.
+// isAnswer says that the engine itself refused, so that it is there.
 func isAnswer(ctx context.Context, err error) bool {
 	return context.Cause(ctx) == nil && !client.IsErrConnectionFailed(err)
 }

@@ -26,7 +26,7 @@ type request struct {
 type plan struct {
 	spec      sandbox.Spec
 	image     rootImage
-	volumes   []harden.Tmpfs // in the place of the image's VOLUMEs
+	volumes   []harden.Tmpfs // in place of the image's VOLUMEs
 	work      *workmount.Mounts
 	files     []images.Bind // of every container
 	hostsPath string
@@ -47,7 +47,7 @@ const (
 	oomScoreAdj = 500
 )
 
-// build makes the request. It is a pure function: what is asked for can be
+// buildRequest makes the request. It is a pure function: what is asked for can be
 // compared with what the engine says it did.
 func (p plan) buildRequest() request {
 	stopNow := 1 // seconds; nothing is gained by waiting for PID 1
@@ -164,7 +164,7 @@ func (p plan) hostPIDs() int64 {
 	return n
 }
 
-// tmpfs are the tmpfs mounts but for /dev/shm, which the engine makes itself,
+// tmpfsMounts are the tmpfs mounts but for /dev/shm, which the engine makes itself,
 // with the size that it is given.
 func (p plan) tmpfsMounts() map[string]string {
 	list := map[string]string{}

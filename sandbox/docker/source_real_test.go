@@ -42,7 +42,7 @@ type shellSource struct {
 	err   error
 }
 
-// newShellSource makes the image, whose folder /data is a VOLUME. It is never
+// newShellSource makes the image, whose directory /data is a VOLUME. It is never
 // the same twice, so that no engine has it already.
 func newShellSource(t *testing.T) *shellSource {
 	t.Helper()
@@ -206,7 +206,7 @@ func testClient(t *testing.T) *client.Client {
 }
 
 // An image of a store runs the same whether the engine shares this machine's
-// folders, so that the store's are bound, or is elsewhere, so that it has to
+// directories, so that the store's are bound, or is elsewhere, so that it has to
 // load the image.
 func TestImageOfAStore(t *testing.T) {
 	c := testClient(t)

@@ -69,7 +69,7 @@ func (s *stream) Read(p []byte) (int, error) {
 	}
 }
 
-// next reads the header of a frame.
+// readHeader reads the header of a frame.
 func (s *stream) readHeader() error {
 	var header [frameHeader]byte
 	if _, err := io.ReadFull(s.reader, header[:]); err != nil {
@@ -82,7 +82,7 @@ func (s *stream) readHeader() error {
 	return nil
 }
 
-// other takes a frame that is not standard output.
+// readOther takes a frame that is not standard output.
 func (s *stream) readOther() error {
 	chunk := make([]byte, min(s.left, 4096))
 	n, err := io.ReadFull(s.reader, chunk)

@@ -88,7 +88,7 @@ func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Orp
 // longer than the deadlines of all calls together.
 const neverStarted = 10 * time.Minute
 
-// abandoned says that a container's owner is dead, or that nobody can tell and
+// isOrphan says that a container's owner is dead, or that no process can tell and
 // the container has been stopped for longer than its lease; or that its owner
 // never started it: an engine that hung made it when nobody waited any more.
 func (b *Backend) isOrphan(id ownership.Identity, state container.ContainerState, created time.Time) bool {

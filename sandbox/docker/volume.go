@@ -61,7 +61,7 @@ func volumeMount(name, target string) mount.Mount {
 	return mount.Mount{Type: mount.TypeVolume, Source: name, Target: target, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
 }
 
-// checkVolume says whether the engine mounted the folders that are held.
+// checkVolume reports whether the engine mounted the directories that are held.
 func (c *engineContainer) checkVolume(ctx context.Context, conn *guest.Conn) error {
 	if c.prep.Mounts.Volume == nil {
 		return nil
@@ -75,7 +75,7 @@ func (c *engineContainer) checkVolume(ctx context.Context, conn *guest.Conn) err
 }
 
 // cleanVolume has the overlay mounted and unmounted once more, by a container
-// that is started and removed at once, where its work folder holds what only a
+// that is started and removed at once, where its work directory holds what only a
 // mount takes away: the user could never remove the layers otherwise.
 func (c *engineContainer) cleanVolume(ctx context.Context) error {
 	if c.prep.Mounts.Volume == nil || c.prep.Mounts.Volume.Clean() {
@@ -87,7 +87,7 @@ func (c *engineContainer) cleanVolume(ctx context.Context) error {
 	}
 	err = errors.Join(c.remote.startContainer(ctx, made.ID), removeContainer(ctx, c.remote, made.ID))
 	if err == nil && !c.prep.Mounts.Volume.Clean() {
-		err = errors.New("its work folder can't be emptied")
+		err = errors.New("its work directory can't be emptied")
 	}
 	return err
 }
@@ -122,7 +122,7 @@ func removeVolume(ctx context.Context, r *remote, name string, ours func(ownersh
 		return false, err
 	}
 	if id, session, err := ownership.FromLabels(found.Labels); err != nil || !ours(id, session) {
-		return false, nil //nolint:nilerr // without labels of ours it is somebody else's
+		return false, nil // without labels of ours it belongs to another
 	}
 	ctx, cancel := withDeadline(ctx, r.remove)
 	defer cancel()
@@ -180,7 +180,7 @@ func (r *remote) findVolume(ctx context.Context, name string) (volume.Volume, er
 	})
 }
 
-// volumes gives every volume that has Caisson's labels.
+// listVolumes gives every volume that has Caisson's labels.
 func (r *remote) listVolumes(ctx context.Context) ([]*volume.Volume, error) {
 	return callWithin(ctx, r.ask, "list volumes", func(ctx context.Context) ([]*volume.Volume, error) {
 		list, err := r.engine.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})

@@ -82,7 +82,7 @@ func (c *container) verifyNamespaces(private []string) error {
 	return nil
 }
 
-// verifyKernel says whether the kernel inside is the one that was asked for.
+// verifyKernel reports whether the kernel inside is the one that was asked for.
 func (c *container) verifyKernel(hello wire.Hello) error {
 	host, err := os.ReadFile("/proc/version")
 	if err != nil {

@@ -108,13 +108,13 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	return info, nil
 }
 
-// lost names what this backend can't give to this user, limits apart.
+// listLost names what this backend can't give to this user, limits apart.
 func (b *Backend) listLost() []string {
 	switch {
 	case b.rootless && b.options.Kind == Runc:
 		return []string{"Separate uids: without subordinate ids an ordinary user has one in the container, so guest and commands share it."}
 	case b.rootless:
-		return []string{"Files of several owners: an ordinary user has one uid and gid in the sandbox, so that files of others can't be given their owner, nor made in setgid folders of other groups."}
+		return []string{"Files of several owners: an ordinary user has one uid and gid in the sandbox, so that files of others can't be given their owner, nor made in setgid directories of other groups."}
 	default:
 		return nil
 	}

@@ -17,7 +17,7 @@ type bundle struct{ dir string }
 func (b bundle) pidFile() string { return filepath.Join(b.dir, "pid") }
 func (b bundle) logPath() string { return filepath.Join(b.dir, "log.json") }
 
-// write writes config.json.
+// writeConfig writes config.json.
 func (b bundle) writeConfig(s *specs.Spec) error {
 	data, err := json.Marshal(s)
 	if err != nil {
@@ -29,7 +29,7 @@ func (b bundle) writeConfig(s *specs.Spec) error {
 	return nil
 }
 
-// pid reads what the runtime wrote: the container's first process, or the
+// readPID reads what the runtime wrote: the container's first process, or the
 // sandbox's for gVisor, on the host.
 func (b bundle) readPID() (int, error) {
 	data, err := os.ReadFile(b.pidFile())

@@ -26,7 +26,7 @@ type cgroupPlan struct {
 	// crowded is the v2 cgroup that the container's would be in, where it holds
 	// processes itself and can therefore have no limited children.
 	crowded string
-	// dirs are the folders that the runtime makes, absolute.
+	// dirs are the directories that the runtime makes, absolute.
 	dirs []string
 	// own is the cgroup of this process in one of the hierarchies that limit, and
 	// joined the container's in the same one; absolute.
@@ -64,12 +64,12 @@ func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) 
 	}
 	p, have := layOut(trees, own, cgroupPrefix+session)
 	if p.crowded != "" {
-		// runc makes its folder there nevertheless, which is noted.
+		// runc makes its directory there nevertheless, which is noted.
 		return cgroupPlan{dirs: p.dirs}, []string{fmt.Sprintf("%sthe cgroup %s holds processes itself, and version 2 limits nothing below such a one.", lost, p.crowded)}
 	}
 	for _, c := range needed {
 		if !slices.Contains(have, c) {
-			return cgroupPlan{}, []string{fmt.Sprintf("%sthe cgroup controller %s is missing, or its folder can't be written.", lost, c)}
+			return cgroupPlan{}, []string{fmt.Sprintf("%sthe cgroup controller %s is missing, or its directory can't be written.", lost, c)}
 		}
 	}
 	if !p.swap {
@@ -120,7 +120,7 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 	return p, have
 }
 
-// hybridDirs are the folders that a runtime may make in the v2 tree of a hybrid
+// hybridDirs are the directories that a runtime may make in the v2 tree of a hybrid
 // host, where nothing is limited: runc makes one at the tree's root, wherever our
 // own cgroup is (opencontainers/cgroups, v1_utils.go, GetOwnCgroupPath, as of runc
 // 1.0 to 1.5), though its path is relative to ours in every other tree. Another
@@ -135,7 +135,7 @@ func hybridDirs(mount, at, name string) []string {
 	return dirs
 }
 
-// crowded says that a v2 cgroup holds processes itself: ours does in a container
+// isCrowded says that a v2 cgroup holds processes itself: ours does in a container
 // with a cgroup namespace, where it is the root that is seen. The kernel then
 // enables no controller of memory below it ("no internal process constraint",
 // cgroup-v2.rst). The hierarchy's own root is free of that, and alone has no
@@ -147,7 +147,7 @@ func isCrowded(dir string) bool {
 
 func (t tree) isV2() bool { return t.controllers == nil }
 
-// has lists the controllers of a tree.
+// listControllers lists the controllers of a tree.
 func (t tree) listControllers() []string {
 	if !t.isV2() {
 		return t.controllers
@@ -159,7 +159,7 @@ func (t tree) listControllers() []string {
 	return strings.Fields(string(data))
 }
 
-// dir gives the folder of a process's cgroup in this tree; groups is what
+// dirOf gives the directory of a process's cgroup in this tree; groups is what
 // processCgroups returned.
 func (t tree) dirOf(groups map[string]string) (string, bool) {
 	key := ""

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// folders makes cgroup folders with files in them.
+// directories makes cgroup directories with files in them.
 func folders(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()

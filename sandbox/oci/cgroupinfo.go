@@ -8,7 +8,7 @@ type CgroupInfo struct {
 	// Version is "v1", "v2", "hybrid" (v1 for limits, v2 beside it) or "none".
 	Version string
 	// Missing are those of cpu, memory and pids that can't be limited: there is
-	// no such controller, or its folder can't be written by this process.
+	// no such controller, or its directory can't be written by this process.
 	Missing []string
 	// Crowded is the version 2 cgroup in which a sandbox's would be, where it
 	// holds processes itself, so that nothing can be limited below it; else "".
@@ -31,7 +31,7 @@ func Cgroups() (CgroupInfo, error) {
 	return describeCgroups(trees, own), nil
 }
 
-// describe is Cgroups without the system.
+// describeCgroups is Cgroups without the system.
 func describeCgroups(trees []tree, own map[string]string) CgroupInfo {
 	info := CgroupInfo{Version: "none"}
 	v2 := slices.ContainsFunc(trees, tree.isV2)

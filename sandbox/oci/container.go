@@ -88,7 +88,7 @@ func (c *container) Begin(ctx context.Context) (err error) {
 	return c.startRuntime(ctx)
 }
 
-// begin starts the runtime, which then has the container's ends of the standard
+// startRuntime starts the runtime, which then has the container's ends of the standard
 // streams alone: the guest's end would not end the pipes otherwise.
 func (c *container) startRuntime(ctx context.Context) (err error) {
 	var entrance *workmount.MountNamespace
@@ -108,7 +108,7 @@ func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 	case id.single: // attested as lost
 		out.Accepted = []string{"kill-guest", "list-guest-descriptors", "setuid-root"}
 	case id.guest != 0:
-		// gVisor makes the folder when the guest still has the commands' uid:
+		// gVisor makes the directory when the guest still has the commands' uid:
 		// it shows how many descriptors there are, and refuses each of them.
 		out.Accepted = []string{"list-guest-descriptors"}
 	}
@@ -189,7 +189,7 @@ func (c *container) Start(ctx context.Context) error {
 // ExplainFailure adds that this process may not make namespaces or mounts.
 func (c *container) ExplainFailure(_ context.Context, err error) error { return explainFailure(err) }
 
-// settle is how long a dying container may take to be dead, so that the
+// settleTime is how long a dying container may take to be dead, so that the
 // kernel's counters are final. A guest that only broke the protocol lives on
 // and is killed then.
 const settleTime = 500 * time.Millisecond

@@ -15,7 +15,7 @@ import (
 // cgroup is a container's cgroup as the kernel has it, for reading limits and
 // counters back. The zero value reads nothing.
 type cgroup struct {
-	memory, pids, cpu string // folders
+	memory, pids, cpu string // directories
 	v2                bool
 }
 
@@ -50,7 +50,7 @@ func cgroupOf(pid int, session string) (cgroup, error) {
 	return c, nil
 }
 
-// limits reads back what the kernel holds; 0 is "could not be read" and
+// readLimits reads back what the kernel holds; 0 is "could not be read" and
 // "none".
 func (c cgroup) readLimits() sandbox.AttestedLimits {
 	if c.v2 {
@@ -67,7 +67,7 @@ func (c cgroup) readLimits() sandbox.AttestedLimits {
 	}
 }
 
-// swap reads back how much memory and swap together may be used, or -1 where
+// readSwap reads back how much memory and swap together may be used, or -1 where
 // the kernel does not say.
 func (c cgroup) readSwap() int64 {
 	name := "memory.memsw.limit_in_bytes"
@@ -92,7 +92,7 @@ func milliCPUs(quota, period int64) int64 {
 	return quota * 1000 / period
 }
 
-// exceeded says which limit the kernel's counters show to have been hit, or
+// findExceeded says which limit the kernel's counters show to have been hit, or
 // nil. Ask before the cgroup is removed.
 func (c cgroup) findExceeded() *limits.ExceededError {
 	if c.memory == "" {
@@ -112,7 +112,7 @@ func (c cgroup) findExceeded() *limits.ExceededError {
 	return nil
 }
 
-// counter reads "name 7" from a file of such lines.
+// readCounter reads "name 7" from a file of such lines.
 func readCounter(text, name string) int64 {
 	for line := range strings.Lines(text) {
 		if f := strings.Fields(line); len(f) == 2 && f[0] == name {

@@ -37,7 +37,7 @@ func TestHostileRepositories(t *testing.T) {
 	})
 }
 
-// TestClosedFolders: a repository in folders that are closed can be renamed.
+// TestClosedFolders: a repository in directories that are closed can be renamed.
 func TestClosedFolders(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")

@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// fakeSource has one image, whatever it is asked for, unpacked in a folder.
+// fakeSource has one image, whatever it is asked for, unpacked in a directory.
 type fakeSource struct {
 	dir  string
 	env  []string
@@ -59,7 +59,7 @@ func (f *fakeSource) Archive(context.Context, images.Reference, io.Writer) (stri
 }
 
 // shellRoot is an unpacked root filesystem with the static program of
-// testdata/shell as /bin/sh, and a folder for a VOLUME.
+// testdata/shell as /bin/sh, and a directory for a VOLUME.
 func shellRoot(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()
@@ -97,7 +97,7 @@ func TestImageOfAStore(t *testing.T) {
 		spec.Image = someName
 		box, err := b.with(t, source).Create(t.Context(), spec)
 		must(t, err)
-		defer box.Destroy(context.Background()) //nolint:errcheck // done below where it counts
+		defer func() { _ = box.Destroy(context.Background()) }() // done below where it counts
 		if source.hurried {
 			t.Error("the start's time bounds the fetching")
 		}

@@ -43,7 +43,7 @@ type runtimeFlags struct {
 	cgroups bool
 }
 
-// kinds is the table of what differs.
+// traitsOf is the table of what differs.
 func traitsOf(k Kind) (traits, bool) {
 	switch k {
 	case GVisor:

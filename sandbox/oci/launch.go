@@ -33,12 +33,12 @@ func (r *runtimeClient) waitsForLog(t traits) bool {
 	return r.known.name == t.binary
 }
 
-// begin starts the runtime. streams become the container's standard
+// startRun starts the runtime. streams become the container's standard
 // streams; the runtime keeps none of them. entrance, if not nil, is where the
 // runtime has to be started to see the workspace.
 func (r *runtimeClient) startRun(ctx context.Context, b bundle, id string, cgroups bool, streams streams, entrance *workmount.MountNamespace) (*launch, error) {
 	if err := os.MkdirAll(r.root, 0o700); err != nil {
-		return nil, fmt.Errorf("make runtime folder: %w", err)
+		return nil, fmt.Errorf("make runtime directory: %w", err)
 	}
 	args := append(r.flags(runtimeFlags{root: r.root, log: b.logPath(), cgroups: cgroups}),
 		"run", "--detach", "--bundle", b.dir, "--pid-file", b.pidFile(), id)
@@ -59,7 +59,7 @@ func (r *runtimeClient) startRun(ctx context.Context, b bundle, id string, cgrou
 	return l, nil
 }
 
-// wait returns once the container runs. log is the bundle's.
+// waitRunning returns once the container runs. log is the bundle's.
 func (l *launch) waitRunning(ctx context.Context, log *runtimeLog) error {
 	l.done = true
 	err := l.cmd.Wait()
@@ -72,7 +72,7 @@ func (l *launch) waitRunning(ctx context.Context, log *runtimeLog) error {
 	return nil
 }
 
-// finish waits for a runtime that is of no use, unless wait did. It kills one
+// waitUnused waits for a runtime that is of no use, unless wait did. It kills one
 // whose log is still held, and which therefore has done nothing yet; any other
 // must end by itself, see begin.
 func (l *launch) waitUnused(held bool) {
@@ -106,7 +106,7 @@ func (b bundle) makeLog() (*runtimeLog, error) {
 	return &runtimeLog{file: f, held: takeLease(f) == nil}, nil
 }
 
-// release lets the runtime go on.
+// releaseLease lets the runtime go on.
 func (l *runtimeLog) releaseLease() error {
 	if !l.held {
 		return nil
@@ -118,7 +118,7 @@ func (l *runtimeLog) releaseLease() error {
 	return nil
 }
 
-// messages are the runtime's own errors, for an error of ours.
+// readErrors are the runtime's own errors, for an error of ours.
 func (l *runtimeLog) readErrors() string {
 	said := make([]byte, maxHead)
 	n, err := l.file.ReadAt(said, 0)

@@ -58,7 +58,7 @@ func TestKilledWhileItStarts(t *testing.T) {
 			must(t, cmd.Start())
 			time.Sleep(time.Duration(20+i*4) * time.Millisecond)
 			must(t, cmd.Process.Kill())
-			cmd.Wait() //nolint:errcheck // it was killed
+			_ = cmd.Wait() // it was killed
 			deadline := time.Now().Add(time.Minute)
 			for {
 				left, err := processesNaming("caisson-ses_orphan")

@@ -42,7 +42,7 @@ func chargedMemory(entries []ownership.Entry) int64 {
 	return 0
 }
 
-// state asks the runtime where a container is in its life. One that it doesn't
+// queryState asks the runtime where a container is in its life. One that it doesn't
 // know is gone; one whose files it can't make sense of is unknown.
 func (r *runtimeClient) queryState(ctx context.Context, id string) (sandbox.ListedState, error) {
 	if len(r.listFiles(id)) == 0 {

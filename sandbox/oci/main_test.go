@@ -24,7 +24,7 @@ import (
 // Environment of the processes that the tests start from their own binary.
 const (
 	ownerHelper = "CAISSON_OCI_OWNER" // a Caisson that makes a sandbox and waits to be killed
-	userHelper  = "CAISSON_OCI_USER"  // the tests, as an ordinary user; the folder with programs
+	userHelper  = "CAISSON_OCI_USER"  // the tests, as an ordinary user; the directory with programs
 	placeHelper = "CAISSON_OCI_PLACE" // some tests, in another cgroup; any text
 )
 
@@ -106,7 +106,7 @@ func runtimePath(t testing.TB, k Kind) string {
 	return ""
 }
 
-// bed is a state folder, a workspace and a backend.
+// bed is a state directory, a workspace and a backend.
 type bed struct {
 	state, workspace string
 	backend          *Backend
@@ -168,7 +168,7 @@ func (b *bed) nothingLeft(t testing.TB, session string) {
 }
 
 // leftovers lists what is still there of a session: entries of the runtime's
-// folder, cleanup lists, folders, mounts, cgroups and processes.
+// directory, cleanup lists, directories, mounts, cgroups and processes.
 func (b *bed) leftovers(session string) ([]string, error) {
 	var left []string
 	err := filepath.WalkDir(b.state, func(p string, d os.DirEntry, err error) error {
@@ -176,7 +176,7 @@ func (b *bed) leftovers(session string) ([]string, error) {
 			return err
 		}
 		mine := strings.Contains(filepath.Base(p), session) || strings.Contains(p, session+"/")
-		// The session's own folder is its maker's, and the lock of a cleanup list stays as an empty file.
+		// The session's own directory is its maker's, and the lock of a cleanup list stays as an empty file.
 		if mine && p != filepath.Join(b.state, "sessions", session) && !strings.HasSuffix(p, ".lock") {
 			left = append(left, "file "+p)
 		}

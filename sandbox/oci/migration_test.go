@@ -34,8 +34,8 @@ func TestExpectMigration(t *testing.T) {
 	sleep := exec.Command("sleep", "60")
 	must(t, sleep.Start())
 	defer func() {
-		sleep.Process.Kill() //nolint:errcheck // its end is waited for
-		sleep.Wait()         //nolint:errcheck // killed
+		_ = sleep.Process.Kill() // its end is waited for
+		_ = sleep.Wait()         // killed
 	}()
 	must(t, os.WriteFile(filepath.Join(plan.joined, "cgroup.procs"), []byte(strconv.Itoa(sleep.Process.Pid)), 0))
 	requireEnd(t, ended)

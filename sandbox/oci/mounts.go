@@ -17,7 +17,7 @@ func (p plan) mounts() []specs.Mount {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
 	}
 	for _, b := range p.image.Binds {
-		// gVisor mounts two things on one folder in any order.
+		// gVisor mounts two things on one directory in any order.
 		if !slices.ContainsFunc(p.volumes, func(t harden.Tmpfs) bool { return t.Path == b.Path }) {
 			list = append(list, bind(b.Source, b.Path, "ro"))
 		}
@@ -44,7 +44,7 @@ func (p plan) mounts() []specs.Mount {
 	return list
 }
 
-// bind is a mount of one folder or file and of nothing that is mounted in it.
+// bind is a mount of one directory or file and of nothing that is mounted in it.
 func bind(source, target, access string) specs.Mount {
 	return specs.Mount{
 		Destination: target, Type: "bind", Source: source,

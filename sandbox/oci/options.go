@@ -21,15 +21,15 @@ type Options struct {
 	// absolute host paths; see [Find]. They are looked at when they are used,
 	// so that a missing one is an error of Check and Create.
 	RuntimePath, GuestPath string
-	// StateDir is Caisson's state folder, absolute, of this user alone. The
-	// sessions' folders (Spec.Dir) lie below it.
+	// StateDir is Caisson's state directory, absolute, of this user alone. The
+	// sessions' directories (Spec.Dir) lie below it.
 	StateDir string
 	// Host says how image host is put together. UID and GID are filled in.
 	Host host.Options
 	// Images resolves names, layouts, archives and builds; with nil only host
 	// and rootfs can be used.
 	Images images.Source
-	// Protect names further folders that can be no workspace and lie in none,
+	// Protect names further directories that can be no workspace and lie in none,
 	// such as the user's home.
 	Protect []string
 	// StartTime bounds the making of one sandbox; zero means
@@ -52,7 +52,7 @@ func (o *Options) setDefaults() error {
 		return fmt.Errorf("make oci backend: kind %q: %w", o.Kind, sandbox.ErrInvalid)
 	}
 	for _, p := range []struct{ name, path string }{
-		{"runtime", o.RuntimePath}, {"guest", o.GuestPath}, {"state folder", o.StateDir},
+		{"runtime", o.RuntimePath}, {"guest", o.GuestPath}, {"state directory", o.StateDir},
 	} {
 		if !filepath.IsAbs(p.path) {
 			return fmt.Errorf("make oci backend: path of the %s %q is not absolute: %w", p.name, p.path, sandbox.ErrInvalid)
@@ -74,8 +74,8 @@ func RuntimeName(k Kind) string {
 }
 
 // Find looks for a program of Caisson's: beside our own executable, then in
-// the folders of searchPath, of which those that are not absolute are left
-// out, so that nothing is taken from the folder that we happen to be in. It
+// the directories of searchPath, of which those that are not absolute are left
+// out, so that nothing is taken from the directory that we happen to be in. It
 // fails with sandbox.ErrNotFound.
 func Find(name, searchPath string) (string, error) {
 	var dirs []string

@@ -123,7 +123,7 @@ func userThirds(t *testing.T, k Kind) {
 	}
 }
 
-// TestOverlayView: the host's view gives what a Reader of the folder does.
+// TestOverlayView: the host's view gives what a Reader of the directory does.
 func TestOverlayView(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())

@@ -31,10 +31,10 @@ func openProcess(pid int) (*hostProcess, error) {
 
 // kill sends SIGKILL. That the process is gone already is fine.
 func (p *hostProcess) kill() {
-	unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0) //nolint:errcheck // what survives is found by wait
+	_ = unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0) // what survives is found by wait
 }
 
-// wait waits for the end and says whether it came in time.
+// waitFor waits for the end and reports whether it came in time.
 func (p *hostProcess) waitFor(most time.Duration) bool {
 	deadline := time.Now().Add(most)
 	for {
@@ -51,5 +51,5 @@ func (p *hostProcess) waitFor(most time.Duration) bool {
 }
 
 func (p *hostProcess) close() {
-	unix.Close(p.fd) //nolint:errcheck // only waited on
+	_ = unix.Close(p.fd) // only waited on
 }

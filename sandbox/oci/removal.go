@@ -12,7 +12,7 @@ import (
 )
 
 // removeCgroup kills what is left in a cgroup and removes it. It reports
-// whether there was one. Only a folder of a cgroup file system that is called
+// whether there was one. Only a directory of a cgroup file system that is called
 // after the session is touched.
 func removeCgroup(dir, session string) (bool, error) {
 	if filepath.Base(dir) != cgroupPrefix+session {
@@ -65,14 +65,14 @@ func killCgroup(dir string) {
 	pauseBriefly()
 }
 
-// thaw lets a cgroup run that somebody froze: on cgroup v1 a frozen process
+// thawCgroups lets a cgroup run that somebody froze: on cgroup v1 a frozen process
 // does not even die of SIGKILL.
 func thawCgroups(dirs []string) {
 	for _, dir := range dirs {
 		for name, value := range map[string]string{"freezer.state": "THAWED", "cgroup.freeze": "0"} {
 			file := filepath.Join(dir, name)
 			if _, err := os.Stat(file); err == nil {
-				os.WriteFile(file, []byte(value), 0) //nolint:errcheck // the wait for the process tells
+				_ = os.WriteFile(file, []byte(value), 0) // the wait for the process tells
 			}
 		}
 	}

@@ -20,7 +20,7 @@ const userID = 1000
 func TestOrdinaryUser(t *testing.T) { asUser(t, "TestUser", func(string) {}) }
 
 // asUser runs one of this binary's tests as an ordinary user, once a kind, in a
-// folder of theirs to which root adds what a user can't make.
+// directory of theirs to which root adds what a user can't make.
 func asUser(t *testing.T, test string, add func(dir string)) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -28,7 +28,7 @@ func asUser(t *testing.T, test string, add func(dir string)) {
 	}
 	both(t, func(t *testing.T, k Kind) {
 		path := runtimePath(t, k)
-		dir, err := os.MkdirTemp("", "caisson-user-") //nolint:usetesting // the folder above t.TempDir is closed to others
+		dir, err := os.MkdirTemp("", "caisson-user-") //nolint:usetesting // the directory above t.TempDir is closed to others
 		must(t, err)
 		t.Cleanup(func() { must(t, os.RemoveAll(dir)) })
 		must(t, os.Chown(dir, userID, userID))

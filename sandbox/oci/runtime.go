@@ -38,7 +38,7 @@ type runtimeVersion struct{ name, number string }
 // callTime bounds a call of the runtime that only looks or cleans up.
 const callTime = 20 * time.Second
 
-// version asks the runtime once, and again if its file changed.
+// queryVersion asks the runtime once, and again if its file changed.
 func (r *runtimeClient) queryVersion(ctx context.Context) (runtimeVersion, error) {
 	info, err := os.Stat(r.path)
 	switch {
@@ -74,7 +74,7 @@ func parseVersion(out string) (runtimeVersion, error) {
 	return runtimeVersion{words[0], words[2]}, nil
 }
 
-// delete removes what the runtime knows of a container, which must be dead or
+// deleteContainer removes what the runtime knows of a container, which must be dead or
 // dies now. A container that it doesn't know is no error: removed is false.
 // Where the runtime can't make sense of its own files (they were damaged), they
 // are removed; what may still run is then for the cgroup's removal to kill.
@@ -90,7 +90,7 @@ func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed
 		}
 		r.log.Warn("the runtime can't delete a container; its files are removed", zap.String("container", id), zap.Error(err))
 	}
-	// What a start that failed early left: a lock, an empty folder.
+	// What a start that failed early left: a lock, an empty directory.
 	var errs []error
 	for _, name := range r.listFiles(id) {
 		errs = append(errs, os.RemoveAll(filepath.Join(r.root, name)))
@@ -98,8 +98,8 @@ func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed
 	return true, errors.Join(errs...)
 }
 
-// files lists what the runtime's folder has of a container: runc keeps a
-// folder of the container's name, runsc a state, a lock and a socket.
+// listFiles lists what the runtime's directory has of a container: runc keeps a
+// directory of the container's name, runsc a state, a lock and a socket.
 func (r *runtimeClient) listFiles(id string) []string {
 	entries, err := os.ReadDir(r.root)
 	if err != nil {
@@ -114,7 +114,7 @@ func (r *runtimeClient) listFiles(id string) []string {
 	return names
 }
 
-// call runs the runtime, for at most callTime, and returns its standard output.
+// callRuntime runs the runtime, for at most callTime, and returns its standard output.
 func (r *runtimeClient) callRuntime(ctx context.Context, root string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, callTime, fmt.Errorf("%s did not answer within %s", filepath.Base(r.path), callTime))
 	defer cancel()
@@ -133,7 +133,7 @@ func (r *runtimeClient) callRuntime(ctx context.Context, root string, args ...st
 	return stdout.String(), nil
 }
 
-// command makes a call of the runtime in a session of its own, so that a
+// newCommand makes a call of the runtime in a session of its own, so that a
 // terminal's signals don't reach what it starts, and with nothing of our
 // environment.
 func (r *runtimeClient) newCommand(ctx context.Context, args []string) *exec.Cmd {

@@ -250,7 +250,7 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 	})
 }
 
-// cancelAt calls cancel when the session's folder has got as far as step. It
+// cancelAt calls cancel when the session's directory has got as far as step. It
 // returns what ends it.
 func cancelAt(ctx context.Context, b *bed, step int, cancel func()) func() {
 	signs := []string{".", "container", "container/nonce", "container/config.json", "container/log.json", "container/pid"}

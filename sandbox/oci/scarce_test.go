@@ -28,7 +28,7 @@ func (b *bed) works(t *testing.T, session string) error {
 	return err
 }
 
-// TestStateDiskFull: where the state folder's disk is full, a start fails with
+// TestStateDiskFull: where the state directory's disk is full, a start fails with
 // what the kernel says, and nothing half made is left; with room again it works.
 func TestStateDiskFull(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -39,7 +39,7 @@ func TestStateDiskFull(t *testing.T) {
 		must(t, unix.Mount("small", b.state, "tmpfs", 0, "size=16m,mode=0700"))
 		t.Cleanup(func() { must(t, unix.Unmount(b.state, unix.MNT_DETACH)) })
 		must(t, b.works(t, "ses_first")) // the control, which also fills the caches
-		b.spec(t, "ses_full")            // the session's folder, as its owner makes it
+		b.spec(t, "ses_full")            // the session's directory, as its owner makes it
 		filler := filepath.Join(b.state, "filler")
 		f, err := os.Create(filler)
 		must(t, err)

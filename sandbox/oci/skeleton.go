@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
-// skeletonFor returns the folder with an image's mount points, links and
+// skeletonFor returns the directory with an image's mount points, links and
 // synthetic files: the container's root. It is mounted read-only and holds
 // nothing of a session, so all containers of one layout share it; making its
 // forty entries takes longer than everything else that is written for a start.

@@ -19,7 +19,7 @@ type plan struct {
 	traits   traits
 	identity identity
 	image    *images.RootFS
-	// volumes are tmpfs in the place of the image's VOLUMEs.
+	// volumes are tmpfs in place of the image's VOLUMEs.
 	volumes   []harden.Tmpfs
 	workspace []workmount.Bind
 	resources limits.Resources

@@ -71,7 +71,7 @@ func (r *runtimeClient) waitForRun(ctx context.Context, id string, most time.Dur
 // step is how long a wait does not look at its context.
 const step = 50 * time.Millisecond
 
-// outlast waits for the end, and kills the process at the deadline.
+// waitOrKill waits for the end, and kills the process at the deadline.
 func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error {
 	for !p.waitFor(min(step, time.Until(deadline))) {
 		if ctx.Err() != nil {
@@ -86,7 +86,7 @@ func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error 
 	return nil
 }
 
-// starts says whether a process is the runtime that starts a container, or what
+// isStarting reports whether a process is the runtime that starts a container, or what
 // becomes it. A command line alone proves nothing: every process chooses its own,
 // those in sandboxes too, which have a PID namespace of their own.
 func (r *runtimeClient) isStarting(pid int, id string) bool {

@@ -22,8 +22,8 @@ func runtimeLike(t *testing.T, path, does, id string) *exec.Cmd {
 	must(t, err)
 	must(t, cmd.Start())
 	t.Cleanup(func() {
-		cmd.Process.Kill() //nolint:errcheck // mostly gone
-		cmd.Wait()         //nolint:errcheck // as above
+		_ = cmd.Process.Kill() // mostly gone
+		_ = cmd.Wait()         // as above
 	})
 	// Start returns when execve has closed the descriptors, a moment before the
 	// kernel shows the new arguments.

@@ -95,7 +95,7 @@ func TestKilledOwnerOfAnOverlay(t *testing.T) {
 		}
 		_, err = b.backend.Sweep(t.Context())
 		must(t, err)
-		// The kernel's own folder, which an ordinary user can't look into.
+		// The kernel's own directory, which an ordinary user can't look into.
 		work := filepath.Join(layers, "work", "work")
 		must(t, os.Chmod(work, 0o700))
 		t.Cleanup(func() { _ = os.Chmod(work, 0o700) }) // made anew by the next one

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// checkSystem says whether this system can run the backend at all, from what
+// checkSystem reports whether this system can run the backend at all, from what
 // it says about itself.
 func (b *Backend) checkSystem() error {
 	if runtime.GOOS != "linux" {

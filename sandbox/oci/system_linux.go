@@ -13,7 +13,7 @@ import (
 // terminal's signals don't reach what it starts.
 func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// hold makes every other open of a file wait until it is let go, or its holder
+// takeLease makes every other open of a file wait until it is let go, or its holder
 // ends. Not every file system can.
 func takeLease(f *os.File) error {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
@@ -25,10 +25,10 @@ func dropLease(f *os.File) error {
 	return err
 }
 
-// writable says whether this process may make entries in a folder.
+// isWritable reports whether this process may make entries in a directory.
 func isWritable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
 
-// onCgroupFS says whether a folder is a cgroup. What is not there is
+// onCgroupFS reports whether a directory is a cgroup. What is not there is
 // fs.ErrNotExist.
 func onCgroupFS(dir string) (bool, error) {
 	var fsys unix.Statfs_t
@@ -40,9 +40,9 @@ func onCgroupFS(dir string) (bool, error) {
 	return fsys.Type == unix.CGROUP_SUPER_MAGIC || fsys.Type == unix.CGROUP2_SUPER_MAGIC, nil
 }
 
-// pause waits for a millisecond: what is dead may be counted a moment longer.
+// pauseBriefly waits for a millisecond: what is dead may be counted a moment longer.
 func pauseBriefly() {
-	unix.Poll(nil, 1) //nolint:errcheck // a bounded pause
+	_, _ = unix.Poll(nil, 1) // a bounded pause
 }
 
 // hardLimit gives the hard limit that this process has and, without

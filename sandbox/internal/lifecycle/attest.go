@@ -25,7 +25,7 @@ func (s *Sandbox) attest(ctx context.Context) error {
 	return s.container.Attest(ctx, s.conn, &s.attestation)
 }
 
-// describe returns the parts of the attestation that the guest observed and
+// describeSandbox returns the parts of the attestation that the guest observed and
 // that this process made.
 func (s *Sandbox) describeSandbox(hello wire.Hello) sandbox.Attestation {
 	p := &s.prep

@@ -82,7 +82,7 @@ func (b *Backend) Owner() (ownership.Identity, error) {
 	return ownership.Self(instance)
 }
 
-// validate refuses specs that no backend could run.
+// validateSpec refuses specs that no backend could run.
 func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	if err := spec.Resources.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)

@@ -82,15 +82,12 @@ func (s *Sandbox) create(ctx context.Context) (err error) {
 	return s.commit()
 }
 
-// claim opens the session's cleanup list, notes in it what the container
+// claimOwnership opens the session's cleanup list, notes in it what the container
 // consists of, and writes the session's files.
 func (s *Sandbox) claimOwnership(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
 	self, err := b.Owner()
 	if err != nil {
-		return err
-	}
-	if s.prep.Guest, err = b.copyGuest(); err != nil {
 		return err
 	}
 	entries, err := s.container.Plan(ctx)
@@ -108,7 +105,7 @@ func (s *Sandbox) claimOwnership(ctx context.Context) error {
 	if s.entries, err = s.prep.Cleanup.Add(entries...); err != nil {
 		return err
 	}
-	s.prep.Files, err = newFiles(spec)
+	s.prep.Files, err = newFiles(spec.Dir)
 	return err
 }
 
@@ -117,6 +114,13 @@ func (s *Sandbox) claimOwnership(ctx context.Context) error {
 // change from the usual one; the image is then described again.
 func (s *Sandbox) prepareMounts(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
+	var err error
+	if s.prep.Guest, err = b.copyGuest(); err != nil {
+		return err
+	}
+	if err := s.prep.Files.writeProcessors(spec.Resources.MilliCPUs); err != nil {
+		return err
+	}
 	usual := s.container.Identity(workmount.UsualMounts())
 	var both errgroup.Group
 	both.Go(func() (err error) {

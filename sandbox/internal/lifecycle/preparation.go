@@ -30,16 +30,16 @@ type Preparation struct {
 	Name string
 	Log  *zap.Logger
 
-	// Guest is the guest's binary. Set before Plan.
-	Guest GuestCopy
 	// Cleanup is the session's cleanup list. Set, as Files, before Begin.
 	Cleanup *ownership.CleanupList
 	Files   *Files
 
-	// Mounts are the workspace's mounts, Identity who is who with them. Image
-	// is the root file system, nil for an image of the engine's own, and Env
-	// the environment of commands, which the container sets for such an image.
-	// Set before Create.
+	// Guest is the guest's binary. Mounts are the workspace's mounts, and
+	// Identity is the identity that commands have with them. Image is the root
+	// file system, or nil for an image of the engine's own. Env is the
+	// environment of commands, which FetchImage sets for such an image. Set
+	// before Create.
+	Guest    GuestCopy
 	Mounts   *workmount.Mounts
 	Identity Identity
 	Image    *images.RootFS
@@ -58,7 +58,7 @@ func (p *Preparation) FileBinds() []images.Bind {
 	return list
 }
 
-// VolumeMounts returns the tmpfs mounts in the place of the VOLUMEs that an
+// VolumeMounts returns the tmpfs mounts in place of the VOLUMEs that an
 // image declares.
 func (p *Preparation) VolumeMounts(volumes []string) ([]harden.Tmpfs, error) {
 	uid, gid := p.Identity.CommandUID, p.Identity.CommandGID
@@ -144,32 +144,35 @@ type Files struct {
 	processors map[string]string // sources by their paths in the container
 }
 
-// newFiles makes the directory with a random nonce and the files about
-// processors. After an error Destroy removes what was made.
-func newFiles(spec sandbox.Spec) (*Files, error) {
+// newFiles makes the directory, in that of the session, with a random nonce.
+// After an error Destroy removes what was made.
+func newFiles(sessionDir string) (*Files, error) {
 	raw := make([]byte, 16)
 	if _, err := rand.Read(raw); err != nil {
 		return nil, fmt.Errorf("make nonce: %w", err)
 	}
-	f := &Files{dir: filepath.Join(spec.Dir, filesDir), nonce: hex.EncodeToString(raw), processors: map[string]string{}}
+	f := &Files{dir: filepath.Join(sessionDir, filesDir), nonce: hex.EncodeToString(raw), processors: map[string]string{}}
 	if err := os.Mkdir(f.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make session files: %w", err)
 	}
-	if err := f.Write(nonceFile, f.nonce); err != nil {
-		return nil, err
-	}
-	p := harden.NewProcessors(spec.Resources.MilliCPUs)
+	return f, f.Write(nonceFile, f.nonce)
+}
+
+// writeProcessors writes the files that report the number of processors that a
+// limit of CPU time amounts to; none if these are all processors.
+func (f *Files) writeProcessors(milliCPUs int64) error {
+	p := harden.NewProcessors(milliCPUs)
 	for path, text := range map[string]string{harden.OnlinePath: p.Online, harden.CPUInfoPath: p.CPUInfo} {
 		if text == "" {
-			continue // the limit of CPU time amounts to all processors
+			continue
 		}
 		name := "cpu-" + filepath.Base(path)
 		if err := f.Write(name, text); err != nil {
-			return nil, err
+			return err
 		}
 		f.processors[path] = f.Path(name)
 	}
-	return f, nil
+	return nil
 }
 
 // Dir returns the directory.

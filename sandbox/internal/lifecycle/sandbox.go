@@ -118,7 +118,7 @@ func (s *Sandbox) checkEnded() error {
 	}
 }
 
-// watch watches the guest's connection, and removes in the background what only
+// watchGuest watches the guest's connection, and removes in the background what only
 // the start needed.
 func (s *Sandbox) watchGuest() {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -199,7 +199,7 @@ func (s *Sandbox) Destroy(ctx context.Context) error {
 	return nil
 }
 
-// remove undoes every step of create, the last one first. It stops at the first
+// undoCreate undoes every step of create, the last one first. It stops at the first
 // error: nothing is removed that the container may still use.
 func (s *Sandbox) undoCreate(ctx context.Context) error {
 	// The guest kills everything and exits when its connection closes; the

@@ -19,32 +19,32 @@ import (
 )
 
 const (
-	// journalDir is where the cleanup lists lie below the state folder.
+	// listDir is the directory of the cleanup lists below the state directory.
 	listDir = "cleanup"
-	// journalVersion changes when an old reader could misread a new cleanup list,
-	// or would not know a field of it.
+	// listVersion changes when an old reader could misread a new list, or would
+	// not know a field of it.
 	listVersion = 2
-	// maxJournal bounds what is read; a session has a dozen entries of about
-	// 200 bytes.
+	// maxListSize is the largest list that is read, in bytes. A session has a
+	// dozen entries of about 200 bytes.
 	maxListSize = 1 << 20
 )
 
-// errVersion says that another version of Caisson wrote a cleanup list, which alone
-// can undo it.
+// errOtherVersion is the error for a cleanup list of another version of
+// Caisson. Only that version can process it.
 var errOtherVersion = errors.New("written by another version of Caisson")
 
-// Journal is the list of what one session made, kept in one file below the
-// state folder:
+// CleanupList is the list of what one session made, kept in one file below the
+// state directory:
 //
 //	{"version":2,"backend":"docker","session":"ses_…","owner":{…},"dir":"sessions/ses_…/sandbox","began":"2026-11-20T10:00:00Z","image":"host","workspace":"/home/me/p","entries":[{"id":1,"kind":"mount","path":"workspace"}]}
 //
 // An entry is written before the thing is made. That is enough for a process
-// that is killed; a file that notes a placeholder is also synced to the disk,
-// because a placeholder alone outlives a loss of power. A lock beside
-// the file is held as long as the cleanup list is open: it tells a sweep in another
-// PID namespace, which can't see the owner, that the owner lives. Whoever
-// opened the cleanup list calls [CleanupList.Close] when everything is undone. It is
-// safe for concurrent use.
+// that is killed. A file with a placeholder is also synced to the disk, because
+// only a placeholder survives a loss of power. A lock beside the file is held as
+// long as the list is open. It shows a sweep in another PID namespace, which
+// can't see the owner, that the owner is alive. The caller must call
+// [CleanupList.Close] when everything has been removed. It is safe for
+// concurrent use.
 type CleanupList struct {
 	mu     sync.Mutex
 	root   *os.Root // nil once closed
@@ -52,7 +52,7 @@ type CleanupList struct {
 	lock   *flock.Flock
 	doc    document
 	next   int
-	synced bool // whether the folder was, since it notes a placeholder
+	synced bool // whether the directory was synced since the file contains a placeholder
 }
 
 // document is the content of a cleanup list's file.
@@ -66,37 +66,38 @@ type document struct {
 	Began     time.Time `json:"began"`
 	Image     string    `json:"image"`
 	Workspace string    `json:"workspace"`
-	// Abandoned says that the owner closed the cleanup list although it could not
-	// undo everything: anybody may, although the owner may still live.
+	// Abandoned reports that the owner closed the list although it could not
+	// remove everything: any process may then remove the rest, even if the
+	// owner is alive.
 	Abandoned bool            `json:"abandoned,omitempty"`
 	Entries   []numberedEntry `json:"entries"`
 }
 
-// record is an entry with its number in the cleanup list.
+// numberedEntry is an entry with its number in the list.
 type numberedEntry struct {
 	ID int `json:"id"`
 	Entry
 }
 
-// CleanupOptions says whose cleanup list to begin. All fields but Image and
-// Workspace, which are for a list, are required.
+// CleanupOptions describes the cleanup list to open. All fields except Image
+// and Workspace, which are for listings, are required.
 type CleanupOptions struct {
-	// StateDir is the state folder; see [CheckStateDir].
+	// StateDir is the state directory; see [CheckStateDir].
 	StateDir string
 	// Backend is the name of the backend that will sweep it.
 	Backend string
 	Session string
 	Owner   Identity
-	// Dir is the session's own folder: absolute, below StateDir, with the
+	// Dir is the session's own directory: absolute, below StateDir, with the
 	// session's id as one of its elements.
 	Dir string
-	// Image and Workspace are as the session asked for them.
+	// Image and Workspace are as requested by the session.
 	Image, Workspace string
 }
 
-// OpenCleanupList begins the cleanup list of a session and writes it. It fails with
-// sandbox.ErrInvalid for a folder that is not the session's and where the
-// session has a cleanup list already, with [ErrStateDir] for an unsafe state folder.
+// OpenCleanupList creates the cleanup list of a session. It returns
+// sandbox.ErrInvalid for a directory that is not the session's and if the
+// session already has a list, and [ErrStateDir] for an unsafe state directory.
 func OpenCleanupList(o CleanupOptions) (*CleanupList, error) {
 	if !isPlainWord(o.Session) || !isPlainWord(o.Backend) {
 		return nil, fmt.Errorf("open cleanup list: %w: session %q or backend %q is not a plain word", sandbox.ErrInvalid, o.Session, o.Backend)
@@ -133,15 +134,15 @@ func (j *CleanupList) createFile() error {
 	return j.writeFile()
 }
 
-// ownerLock is the lock that the owner of a session's cleanup list holds.
+// ownerLock returns the lock that the owner of a session's cleanup list holds.
 func ownerLock(stateDir, session string) *flock.Flock {
 	return flock.New(filepath.Join(stateDir, listDir, lockName(session)))
 }
 
 func lockName(session string) string { return "." + session + ".lock" }
 
-// relativeDir gives dir relative to base, links in both resolved, so that a
-// state folder behind a link (/var/run) is no obstacle.
+// relativeDir returns dir relative to base. Symlinks in both are resolved, so
+// that the state directory may be behind a symlink (/var/run).
 func relativeDir(base, dir string) (string, error) {
 	base, err := filepath.EvalSymlinks(base)
 	if err != nil {
@@ -157,18 +158,18 @@ func relativeDir(base, dir string) (string, error) {
 	return filepath.ToSlash(rel), nil
 }
 
-// Session is the session's id, Owner who made it, Dir its folder relative to
-// the state folder.
+// Session returns the session's ID.
 func (j *CleanupList) Session() string { return j.doc.Session }
 
-// Owner is the process that began the cleanup list.
+// Owner returns the process that created the list.
 func (j *CleanupList) Owner() Identity { return j.doc.Owner }
 
-// Dir is the session's folder, relative to the state folder, with slashes.
+// Dir returns the session's directory, relative to the state directory, with
+// slashes.
 func (j *CleanupList) Dir() string { return j.doc.Dir }
 
-// Add notes entries and returns their numbers once they are written. Make the
-// things after it, never before.
+// Add adds entries and returns their numbers once they are written. Make the
+// things afterwards, never before.
 func (j *CleanupList) Add(entries ...Entry) ([]int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -177,7 +178,7 @@ func (j *CleanupList) Add(entries ...Entry) ([]int, error) {
 	for _, e := range entries {
 		if err := e.Validate(j.doc.Session); err != nil {
 			j.doc.Entries = before
-			return nil, fmt.Errorf("note %s: %w", e.Kind, err)
+			return nil, fmt.Errorf("add %s to cleanup list: %w", e.Kind, err)
 		}
 		j.next++
 		ids = append(ids, j.next)
@@ -190,7 +191,8 @@ func (j *CleanupList) Add(entries ...Entry) ([]int, error) {
 	return ids, nil
 }
 
-// Update replaces an entry, such as a placeholder whose inode is known now.
+// Update replaces an entry, for example with a placeholder whose inode is now
+// known.
 func (j *CleanupList) Update(id int, e Entry) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -206,7 +208,8 @@ func (j *CleanupList) Update(id int, e Entry) error {
 	return j.replaceEntries(entries)
 }
 
-// Forget removes entries whose things are undone. An unknown number is no error.
+// Forget removes entries whose things are gone. An unknown number is not an
+// error.
 func (j *CleanupList) Forget(ids ...int) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -215,7 +218,7 @@ func (j *CleanupList) Forget(ids ...int) error {
 	}))
 }
 
-// Entries returns a copy of what is noted, in the order of Add.
+// Entries returns a copy of the entries, in the order in which they were added.
 func (j *CleanupList) Entries() []Entry {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -226,8 +229,8 @@ func (j *CleanupList) Entries() []Entry {
 	return out
 }
 
-// GiveUp says that the owner could not undo everything: any [Sweep] may, also
-// while the owner lives, which may try again too.
+// GiveUp records that the owner could not remove everything: any [Sweep] may
+// then do so while the owner is alive, and the owner may try again.
 func (j *CleanupList) GiveUp() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -245,8 +248,8 @@ func (j *CleanupList) giveUpLocked() error {
 	return nil
 }
 
-// Close removes the file if no entry is left, and gives it up to [Sweep]
-// otherwise. A second call does nothing.
+// Close removes the file if it has no entries left; otherwise it calls GiveUp.
+// A second call does nothing.
 func (j *CleanupList) Close() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -289,9 +292,10 @@ func (j *CleanupList) replaceEntries(entries []numberedEntry) error {
 	return nil
 }
 
-// save writes the whole file beside the old one and renames it, so that a
-// reader sees one or the other. The folder is synced when the file first notes
-// a placeholder: later renames may be lost, as each file notes it too.
+// writeFile writes the whole file beside the old one and renames it, so that a
+// reader sees one or the other. The directory is synced when the file first
+// contains a placeholder. Later renames may be lost, because each version
+// contains it.
 func (j *CleanupList) writeFile() error {
 	if j.root == nil {
 		return fs.ErrClosed
@@ -331,15 +335,16 @@ func syncDir(root *os.Root) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// text makes what a user named fit for a cleanup list, which is read back exactly.
+// limitText makes a user's text fit for a cleanup list, which is read back
+// exactly.
 func limitText(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), 4096)], "?")
 }
 
-// parseJournal decodes and checks a cleanup list whose file is called name. A
-// cleanup list is what [CleanupList] writes, byte for byte: a repeated key, another
-// spelling of one, an unknown field or text behind the document is damage. Of
-// another version's ([errVersion]) it gives the backend alone.
+// parseList decodes and checks a cleanup list whose file is called name. A list
+// must be what [CleanupList] writes, byte for byte: a repeated key, another
+// spelling of one, an unknown field or text after the document is damage. For a
+// list of another version ([errOtherVersion]) it returns the backend alone.
 func parseList(name string, data []byte) (document, error) {
 	var head struct {
 		Version int    `json:"version"`

@@ -1,14 +1,17 @@
-// Package owner says to which Caisson process a thing on the host belongs, and
-// keeps the list of what a session made so that another Caisson can undo it.
+// Package ownership records which Caisson process owns what is made on the
+// host, and keeps the list of what a session made, so that another Caisson can
+// remove it.
 //
-// An [Identity] is pid, start time, boot and PID namespace of one process. It
-// is written into the labels of containers ([Identity.Labels]) and into the
-// [CleanupList] of a session: one small file below the state folder in which each
-// thing is noted before it is made. Whoever comes later asks [Identity.Fate]
-// and undoes the cleanup lists of the dead ([Sweep]).
+// An [Identity] is the PID, start time, boot and PID namespace of one process.
+// It is written to the labels of containers ([Identity.Labels]) and to the
+// [CleanupList] of a session: one small file below the state directory, to
+// which each thing is added before it is made. Another process determines the
+// [Identity.Fate] of the owner and removes what is in the lists of dead owners
+// ([Sweep]).
 //
-// Nothing that a cleanup list says is believed: names come from a closed alphabet,
-// folders are resolved below the session's own folder by the kernel, and a
-// placeholder is removed only where its inode and content are those that were
-// noted. A cleanup list that can't be read is set aside, never acted on.
+// The content of a cleanup list is not trusted: names come from a closed
+// alphabet, directories are resolved below the session's own directory by the
+// kernel, and a placeholder is removed only if its inode and content are the
+// recorded ones. A cleanup list that can't be read is set aside and never acted
+// on.
 package ownership

@@ -8,12 +8,11 @@ import (
 	"strings"
 )
 
-// Kind is the kind of a thing that a session made; the words are those of
-// sandbox.Orphan.
+// Kind is the kind of an entry, in the terms of sandbox.Orphan.
 type Kind string
 
-// The kinds. [Sweep] undoes mounts, folders and placeholders itself and hands
-// the others to the backend that noted them.
+// The kinds. [Sweep] removes mounts, directories and placeholders itself and
+// passes the others to the backend that added them.
 const (
 	KindContainer   Kind = "container"   // Name
 	KindProcess     Kind = "process"     // PID, Start
@@ -24,25 +23,25 @@ const (
 	KindPlaceholder Kind = "placeholder" // Placeholder
 )
 
-// undoOrder is the order in which a session is undone: what uses before what
-// is used.
+// undoOrder is the order of removal: users of a thing before the thing.
 var undoOrder = []Kind{KindContainer, KindProcess, KindVolume, KindCgroup, KindMount, KindDirectory, KindPlaceholder}
 
-// Entry is one thing in a [CleanupList].
+// Entry is one entry of a [CleanupList].
 type Entry struct {
 	Kind Kind `json:"kind"`
-	// Name is what the engine, runtime or cgroup file system calls it.
+	// Name is the name in the engine, the runtime or the cgroup file system.
 	Name string `json:"name,omitempty"`
-	// Path is relative to the session's folder ([CleanupList.Dir]), with slashes.
+	// Path is relative to the session's directory ([CleanupList.Dir]), with
+	// slashes.
 	Path string `json:"path,omitempty"`
 	// PID and Start name a process, as in [Identity].
 	PID   int    `json:"pid,omitempty"`
 	Start uint64 `json:"start_time,omitempty"`
-	// Placeholder is what was put into the workspace.
+	// Placeholder describes what was put into the workspace.
 	Placeholder *Placeholder `json:"placeholder,omitempty"`
 }
 
-// String is for people and for sandbox.Orphan.Name.
+// String returns the name of the thing, for people and for sandbox.Orphan.Name.
 func (e Entry) String() string {
 	switch e.Kind {
 	case KindMount, KindDirectory:
@@ -57,9 +56,8 @@ func (e Entry) String() string {
 	return e.Name
 }
 
-// Validate reports an entry that this package can't have been given by a
-// backend of Caisson. Cleanup lists are checked when they are written and when they
-// are read, by this one function.
+// Validate returns an error for an entry that no backend of Caisson can have
+// added. Lists are checked by it when they are written and when they are read.
 func (e Entry) Validate(session string) error {
 	switch e.Kind {
 	case KindContainer:
@@ -80,7 +78,7 @@ func (e Entry) Validate(session string) error {
 		}
 	case KindMount, KindDirectory:
 		if !isCleanLocal(e.Path) {
-			return fmt.Errorf("%s %q is not below the session's folder", e.Kind, e.Path)
+			return fmt.Errorf("%s %q is not below the session's directory", e.Kind, e.Path)
 		}
 	case KindPlaceholder:
 		if e.Placeholder == nil {
@@ -93,17 +91,18 @@ func (e Entry) Validate(session string) error {
 	return nil
 }
 
-// cleanLocal says that p is relative, in its shortest form, below its base and
-// not the base itself. Resolving it is nevertheless left to the kernel.
+// isCleanLocal reports whether p is relative, in its shortest form, and below
+// its base. The kernel nevertheless resolves it.
 func isCleanLocal(p string) bool {
 	return p != "." && filepath.IsLocal(p) && path.Clean(p) == p && !strings.ContainsRune(p, 0) && len(p) < 1024
 }
 
-// validDir says that dir, relative to the state folder, is a folder of this
-// session alone: one of its elements is the session's id.
+// checkSessionDir returns an error unless dir, relative to the state directory,
+// is a directory of this session alone: one of its elements is the session's
+// ID.
 func checkSessionDir(dir, session string) error {
 	if !isCleanLocal(dir) || !slices.Contains(strings.Split(dir, "/"), session) {
-		return fmt.Errorf("folder %q is not one of session %s below the state folder", dir, session)
+		return fmt.Errorf("directory %q is not one of session %s below the state directory", dir, session)
 	}
 	return nil
 }

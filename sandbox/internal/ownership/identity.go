@@ -9,51 +9,53 @@ import (
 	"time"
 )
 
-// Identity names one Caisson process, across restarts of processes and of the
-// machine. It is a value; the zero value owns nothing and is [Unknown].
+// Identity identifies one Caisson process, across restarts of processes and of
+// the machine. Its zero value owns nothing, and its fate is [Unknown].
 type Identity struct {
-	// Instance is the id of the state folder on its machine; see [Instance].
+	// Instance is the ID of the state directory on its machine; see [Instance].
 	Instance string `json:"instance"`
-	// Boot is /proc/sys/kernel/random/boot_id, "" where the system has none.
+	// Boot is the content of /proc/sys/kernel/random/boot_id, or "" on a system
+	// without one.
 	Boot string `json:"boot_id"`
-	// PIDNamespace is what /proc/self/ns/pid names, such as "pid:[4026531836]":
-	// a pid means nothing outside it. "" where the system has none.
+	// PIDNamespace is the target of /proc/self/ns/pid, such as
+	// "pid:[4026531836]", or "" on a system without one. A PID has no meaning
+	// outside its namespace.
 	PIDNamespace string `json:"pid_namespace"`
 	// PID and Start are the process and field 22 of its /proc/PID/stat (clock
-	// ticks since boot, proc(5)), which tells it from a later process with the
-	// same number. Start is 0 where the system does not say.
+	// ticks since boot, proc(5)), which distinguishes it from a later process
+	// with the same PID. Start is 0 if it is unknown.
 	PID   int    `json:"pid"`
 	Start uint64 `json:"start_time"`
-	// Lease is the time after which an owner whose fate can't be told (another
-	// machine, another PID namespace) no longer protects what is stopped.
+	// Lease is the time after which an owner whose fate is unknown (another
+	// machine, another PID namespace) no longer protects stopped containers.
 	Lease time.Time `json:"lease"`
 }
 
-// LeaseTime is how long an owner that this process can't observe keeps its
-// stopped containers. A day is longer than any session that we know of, and
-// what a lease protects is stopped, so it costs disk and no CPU. Nobody renews
-// a lease: what runs needs none (its guest ends with its owner), and a container
-// is stopped for good.
+// LeaseTime is the time for which an owner that this process can't observe
+// keeps its stopped containers. A day is longer than any known session, and a
+// stopped container costs disk but no CPU. Leases are not renewed: a running
+// container needs none, because its guest ends with its owner, and a container
+// that stopped never runs again.
 const LeaseTime = 24 * time.Hour
 
-// Renewed is the identity with a lease that begins now: for what a process
-// makes long after it began.
+// WithNewLease returns the identity with a lease that begins now, for what a
+// process makes long after its start.
 func (id Identity) WithNewLease() Identity {
 	id.Lease = time.Now().Add(LeaseTime).UTC().Truncate(time.Second)
 	return id
 }
 
-// Fate is what can be told of an owner.
+// Fate is the state of an owner as far as it is known.
 type Fate int
 
 // The fates. Only what belongs to the [Dead] is removed without more ado.
 const (
-	Unknown Fate = iota // it lives where this process can't look
+	Unknown Fate = iota // the process can't be seen from here
 	Alive               // the process exists and is the same one
 	Dead                // the process is gone, its number reused, or the machine restarted
 )
 
-// String gives the word.
+// String returns "alive", "dead" or "unknown".
 func (f Fate) String() string {
 	switch f {
 	case Alive:
@@ -65,8 +67,8 @@ func (f Fate) String() string {
 	}
 }
 
-// Self returns the identity of this process. instance is what [Instance]
-// returned for the state folder.
+// Self returns the identity of this process. The instance is the result of
+// [Instance] for the state directory.
 func Self(instance string) (Identity, error) {
 	if !isPlainWord(instance) {
 		return Identity{}, fmt.Errorf("identify owner: instance %q is not 1 to 64 letters, digits, '_' or '-'", instance)
@@ -84,15 +86,14 @@ func Self(instance string) (Identity, error) {
 	}.WithNewLease(), nil
 }
 
-// Fate says whether the owner still runs. instance is this process's own (see
-// [Instance]), or "". It errs on the side of the living: [Dead] is returned
-// only where the system said so.
+// Fate returns whether the owner still runs. The instance is this process's own
+// (see [Instance]) or "". Fate returns [Dead] only if the system reports it.
 func (id Identity) Fate(instance string) Fate {
 	switch {
 	case id.PID <= 0:
 		return Unknown
 	case id.Boot != bootID():
-		// The same state folder on the same machine: it was restarted. Any
+		// The same state directory on the same machine: it was restarted. Any
 		// other may be another machine that shares the engine.
 		if id.Instance != "" && id.Instance == instance {
 			return Dead
@@ -104,14 +105,14 @@ func (id Identity) Fate(instance string) Fate {
 	return processFate(id.PID, id.Start)
 }
 
-// Alive reports whether the owner must be left alone: it is alive, or nothing
-// can be told of it.
+// Alive reports whether the owner must be left alone: it is alive, or its fate
+// is unknown.
 func (id Identity) Alive() bool { return id.Fate("") != Dead }
 
-// Expired says that the lease is over, by the wall clock.
+// Expired reports whether the lease is over, by the wall clock.
 func (id Identity) Expired(now time.Time) bool { return now.After(id.Lease) }
 
-// String is for people: "pid 4711 (started 123456)".
+// String returns text for people: "pid 4711 (started 123456)".
 func (id Identity) String() string {
 	return fmt.Sprintf("pid %d (started %d)", id.PID, id.Start)
 }
@@ -136,7 +137,7 @@ func parseStat(text string) (state byte, start uint64, err error) {
 	return fields[stateField][0], start, nil
 }
 
-// validWord says that s is safe in a file name, a label and a log line.
+// isPlainWord reports whether s is safe in a file name, a label and a log line.
 func isPlainWord(s string) bool {
 	if s == "" || len(s) > 64 {
 		return false

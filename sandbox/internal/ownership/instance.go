@@ -12,21 +12,21 @@ import (
 	"strings"
 )
 
-// instanceFile holds the random part of an instance id.
+// instanceFile contains the random part of an instance ID.
 const instanceFile = "instance"
 
-// Instance returns the id of a state folder on this machine, and makes it when
-// it is first asked for. It is a hash of a random number in the folder and of
-// the machine's own id, so that a home folder on a network file system has
-// another one on each machine. The folder must exist and belong to the caller
-// alone (see [CheckStateDir]).
+// Instance returns the ID of a state directory on this machine, and creates it
+// at the first call. It is a hash of a random number in the directory and of
+// the machine's own ID, so that a home directory on a network file system has a
+// different one on each machine. The directory must exist and belong to the
+// caller alone (see [CheckStateDir]).
 func Instance(stateDir string) (string, error) {
 	if err := CheckStateDir(stateDir); err != nil {
 		return "", err
 	}
 	root, err := os.OpenRoot(stateDir)
 	if err != nil {
-		return "", fmt.Errorf("open state folder: %w", err)
+		return "", fmt.Errorf("open state directory: %w", err)
 	}
 	defer root.Close()
 	seed, err := readSeed(root)
@@ -56,7 +56,7 @@ func readSeed(root *os.Root) (string, error) {
 	return seed, nil
 }
 
-// makeSeed writes a new seed, and takes another process's where that came
+// makeSeed writes a new seed, or returns that of another process that was
 // first: link(2) fails on an existing name, and shows whole files only.
 func makeSeed(root *os.Root) (string, error) {
 	raw := make([]byte, 16)
@@ -68,14 +68,15 @@ func makeSeed(root *os.Root) (string, error) {
 	if err := root.WriteFile(temp, []byte(seed+"\n"), 0o600); err != nil {
 		return "", err
 	}
-	defer root.Remove(temp) //nolint:errcheck // a leftover is harmless and seen below
+	defer func() { _ = root.Remove(temp) }() // a file that stays does no harm
 	if err := root.Link(temp, instanceFile); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
 	return readSeed(root)
 }
 
-// machineID is what tells this machine from others that share a home folder.
+// machineID returns text that distinguishes this machine from others that share
+// a home directory.
 func machineID() string {
 	for _, name := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
 		if data, err := os.ReadFile(filepath.Clean(name)); err == nil && len(data) > 0 {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// The labels of a container. Their prefix is the reversed project's name, as
-// the label guidelines of Docker ask.
+// The labels of a container. Their prefix is the project's name reversed, as
+// Docker's guidelines for labels demand.
 const (
 	LabelSchema       = "io.caisson.schema"
 	LabelSession      = "io.caisson.session"
@@ -19,7 +19,8 @@ const (
 	LabelLease        = "io.caisson.lease"
 )
 
-// schemaVersion is the version of the label set; another one is not touched.
+// schemaVersion is the version of the set of labels. Containers with another
+// one are not touched.
 const schemaVersion = "1"
 
 // Labels returns the owner and the session as labels of a container.
@@ -36,9 +37,9 @@ func (id Identity) Labels(session string) map[string]string {
 	}
 }
 
-// FromLabels is the inverse of [Identity.Labels]. It fails on labels of
-// another schema, and on ones that Labels can't have written: such a container
-// has no known owner and is left alone.
+// FromLabels is the inverse of [Identity.Labels]. It returns an error for
+// labels of another schema and for labels that Labels can't have written: such
+// a container has no known owner and is left alone.
 func FromLabels(labels map[string]string) (id Identity, session string, err error) {
 	if v := labels[LabelSchema]; v != schemaVersion {
 		return Identity{}, "", fmt.Errorf("parse owner labels: schema %q is not %q", v, schemaVersion)

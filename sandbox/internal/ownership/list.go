@@ -9,10 +9,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Noted is what a cleanup list says, for a list.
+// Summary is the content of a cleanup list.
 type Summary struct {
 	Session, Backend string
-	// Dir is the session's folder, relative to the state folder.
+	// Dir is the session's directory, relative to the state directory.
 	Dir              string
 	Image, Workspace string
 	Began            time.Time
@@ -21,8 +21,9 @@ type Summary struct {
 	Entries          []Entry
 }
 
-// List reads the cleanup lists of one backend and changes nothing. A cleanup list that
-// can't be read is in the error; the others are returned all the same.
+// ReadLists returns the content of the cleanup lists of one backend. It changes
+// nothing. Its error names the lists that can't be read; the others are
+// returned all the same.
 func ReadLists(stateDir, backend string) ([]Summary, error) {
 	root, err := openListDir(stateDir, false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -71,7 +72,8 @@ func (d document) summary() Summary {
 	return n
 }
 
-// Listing is what a list says of it, but for what the engine or runtime knows.
+// Listing returns the listing of the sandbox, without what the engine or
+// runtime knows.
 func (n Summary) Listing(instance string) sandbox.Listing {
 	l := sandbox.Listing{
 		Session: n.Session, Backend: n.Backend, Image: n.Image, Workspace: n.Workspace, Since: n.Began,
@@ -85,7 +87,7 @@ func (n Summary) Listing(instance string) sandbox.Listing {
 	return l
 }
 
-// Listed is the owner as a list says it.
+// ListedOwner returns the owner for a listing.
 func (id Identity) ListedOwner(instance string) sandbox.ListedOwner {
 	return sandbox.ListedOwner{PID: id.PID, Start: id.Start, State: id.Fate(instance).String()}
 }

@@ -73,7 +73,7 @@ func must(t *testing.T, err error) {
 
 func sessionDir(stateDir string) string { return filepath.Join(stateDir, "sessions", testSession) }
 
-// state makes a state folder with the folder of the test's session.
+// state makes a state directory with the directory of the test's session.
 func state(t *testing.T) (dir string, self Identity) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "state")
@@ -124,7 +124,7 @@ func TestFate(t *testing.T) {
 		{"machine restarted", change(func(id *Identity) { id.Boot = "another" }), Dead},
 		{"another machine", change(func(id *Identity) { id.Boot, id.Instance = "another", "elsewhere" }), Unknown},
 		{"another pid namespace", change(func(id *Identity) { id.PIDNamespace = "pid:[1]" }), Unknown},
-		{"another state folder", change(func(id *Identity) { id.Instance = "elsewhere" }), Alive},
+		{"another state directory", change(func(id *Identity) { id.Instance = "elsewhere" }), Alive},
 		{"nobody", Identity{}, Unknown},
 		{"negative pid", change(func(id *Identity) { id.PID = -1 }), Unknown},
 	} {
@@ -592,8 +592,8 @@ func TestStrays(t *testing.T) {
 	}
 }
 
-// What a dead owner's socket left in its folder goes with its cleanup list; a file
-// of that name, and a folder with something else in it, stay.
+// What a dead owner's socket left in its directory goes with its cleanup list; a file
+// of that name, and a directory with something else in it, stay.
 func TestSweepTidiesTheFolder(t *testing.T) {
 	for name, tt := range map[string]struct {
 		plant func(dir string) error

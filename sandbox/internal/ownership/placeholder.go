@@ -7,40 +7,41 @@ import (
 	"strings"
 )
 
-// Placeholder is an empty file or folder that Caisson puts into a workspace to
-// reserve a name that a host would execute or obey, so that it can be bound on
-// itself, read-only. It belongs to the workspace's owner, and is removed at
-// the end if it is still what was put there.
+// Placeholder is an empty file or directory that Caisson puts into a workspace
+// to reserve a name that a host would execute or obey, so that it can be bound
+// on itself, read-only. It belongs to the workspace's owner, and is removed at
+// the end if it is unchanged.
 type Placeholder struct {
-	// Workspace is the workspace's absolute path without links, for another
-	// process that has to find it; WorkspaceDev and WorkspaceIno say that it
-	// is the same folder.
+	// Workspace is the workspace's absolute path without symlinks, for another
+	// process that has to find it. WorkspaceDev and WorkspaceIno identify the
+	// directory.
 	Workspace    string `json:"workspace"`
 	WorkspaceDev uint64 `json:"workspace_dev"`
 	WorkspaceIno uint64 `json:"workspace_ino"`
-	// Name is relative to the workspace, and one of a closed list: .git and the
-	// entries of a repository that git obeys or runs.
+	// Name is relative to the workspace and in a closed list: .git and the
+	// entries of a repository that git obeys or executes.
 	Name string `json:"name"`
-	// UID and GID own it.
+	// UID and GID are the owner.
 	UID int `json:"uid"`
 	GID int `json:"gid"`
-	// Ino is its inode; 0 as long as it is not made.
+	// Ino is the inode; 0 before the placeholder is made.
 	Ino uint64 `json:"ino,omitempty"`
 }
 
-// ErrChanged says that a placeholder is no longer what was put there. It is
-// the user's now, and stays.
+// ErrChanged is the error for a placeholder that was changed. It belongs to the
+// user then, and stays.
 var ErrChanged = errors.New("placeholder was changed")
 
-// shape is what a placeholder of a given name is.
+// shape is the type and content of a placeholder.
 type shape struct {
 	dir     bool
 	content string
 }
 
-// placeholderShape is the closed list of placeholders: a cleanup list can't name
-// another one, nor another content. "commondir" must not be empty: git reads a
-// path from it, relative to the folder it is in.
+// shapeOf returns the shape of the placeholder with a name. It is the closed
+// list of placeholders: a cleanup list can't contain others, or other content.
+// "commondir" must not be empty: git reads a path from it, relative to its
+// directory.
 func shapeOf(name string) (shape, bool) {
 	switch name {
 	case ".git", ".git/hooks", ".git/info", ".git/modules", ".git/worktrees":
@@ -53,7 +54,7 @@ func shapeOf(name string) (shape, bool) {
 	return shape{}, false
 }
 
-// Known says whether its name is one that may be reserved.
+// IsReservable reports whether the name is in the closed list.
 func (p Placeholder) IsReservable() bool {
 	_, ok := shapeOf(p.Name)
 	return ok

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// beneath are the openat2 flags for everything below a folder that others can
-// write to: no link, no mount, no way out.
+// beneath are the openat2 flags for everything below a directory that others
+// can write to: no symlinks, no mounts, no way out.
 const beneath = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
-// Make puts the placeholder into the workspace, as its owner, and returns it
-// with its inode. It fails with fs.ErrExist where the name is taken.
+// Make makes the placeholder in the workspace, as its owner, and returns it
+// with its inode. It returns fs.ErrExist if the name is taken.
 func (p Placeholder) Make(workspace *os.File) (Placeholder, error) {
 	what, ok := shapeOf(p.Name)
 	if !ok {
@@ -53,7 +53,8 @@ func (s shape) makeAt(parent int, name string) error {
 	return errors.Join(err, f.Close())
 }
 
-// inodeIn gives the inode of what has the placeholder's name in the workspace.
+// findInode returns the inode of the file with the placeholder's name in the
+// workspace.
 func (p Placeholder) findInode(workspace *os.File) (uint64, error) {
 	parent, err := openParent(workspace, p.Name)
 	if err != nil {
@@ -67,8 +68,8 @@ func (p Placeholder) findInode(workspace *os.File) (uint64, error) {
 	return st.Ino, nil
 }
 
-// Remove removes the placeholder if it is unchanged. It fails with
-// [ErrChanged] where it isn't, and with fs.ErrNotExist where it is gone.
+// Remove removes the placeholder if it is unchanged. It returns [ErrChanged] if
+// it is not, and fs.ErrNotExist if it is gone.
 func (p Placeholder) Remove(workspace *os.File) error {
 	what, ok := shapeOf(p.Name)
 	if !ok {
@@ -84,7 +85,7 @@ func (p Placeholder) Remove(workspace *os.File) error {
 		return fmt.Errorf("remove placeholder %s: %w", p.Name, err)
 	}
 	if what.dir {
-		flags = unix.AT_REMOVEDIR // removes nothing but an empty folder
+		flags = unix.AT_REMOVEDIR // removes nothing but an empty directory
 	}
 	err = unix.Unlinkat(parent, name, flags)
 	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, unix.EEXIST) || errors.Is(err, unix.ENOTDIR) {
@@ -106,7 +107,7 @@ func (p Placeholder) checkUnchanged(parent int, name string, what shape) error {
 	}
 	switch kind := st.Mode & unix.S_IFMT; {
 	case what.dir && kind == unix.S_IFDIR:
-		return nil // that it is empty, rmdir says
+		return nil // rmdir fails unless it is empty
 	case what.dir || kind != unix.S_IFREG || st.Size != int64(len(what.content)):
 		return ErrChanged
 	}
@@ -126,8 +127,9 @@ func (p Placeholder) checkUnchanged(parent int, name string, what shape) error {
 	return nil
 }
 
-// removeElsewhere finds the workspace of a dead session again and removes the
-// placeholder. A workspace that isn't the same folder any more counts as gone.
+// removeByPath opens the workspace of a dead session by its path and removes
+// the placeholder. If the path is another directory now, it returns
+// fs.ErrNotExist.
 func (p Placeholder) removeByPath() error {
 	fd, err := unix.Openat2(unix.AT_FDCWD, p.Workspace, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
@@ -155,16 +157,17 @@ func openParent(workspace *os.File, name string) (int, error) {
 	return openBeneath(int(workspace.Fd()), path.Dir(name))
 }
 
-// openBeneath opens a folder below dir for use as a base of further calls.
+// openBeneath opens a directory below dir as a base of further calls.
 func openBeneath(dir int, name string) (int, error) {
 	return unix.Openat2(dir, name, &unix.OpenHow{
 		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: beneath,
 	})
 }
 
-// asOwner runs make with the file system identity of uid and gid, on a thread
-// of its own: what it makes is theirs from the first moment, and it can't make
-// what they couldn't. Only root needs and can do so; others act as themselves.
+// actAsOwner calls do with the file system identity of uid and gid, on a thread
+// of its own: what it makes belongs to them from the first moment, and it can't
+// make what they couldn't. Only root needs that and can do it; others act as
+// themselves.
 func actAsOwner(uid, gid int, do func() error) error {
 	if os.Geteuid() != 0 || uid == 0 && gid == 0 {
 		return do()

@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// Make is Linux only: elsewhere the engine runs in a virtual machine of its
+// Make returns an error: elsewhere the engine runs in a virtual machine of its
 // own and no name is reserved.
 func (p Placeholder) Make(*os.File) (Placeholder, error) {
 	return p, fmt.Errorf("make placeholder %s: %w", p.Name, errors.ErrUnsupported)
@@ -17,7 +17,7 @@ func (p Placeholder) Make(*os.File) (Placeholder, error) {
 
 func (p Placeholder) findInode(*os.File) (uint64, error) { return 0, errors.ErrUnsupported }
 
-// Remove is Linux only, as Make is.
+// Remove returns fs.ErrNotExist, because Make makes nothing.
 func (p Placeholder) Remove(*os.File) error { return fs.ErrNotExist }
 
 func (p Placeholder) removeByPath() error { return fs.ErrNotExist }

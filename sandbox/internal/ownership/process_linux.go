@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// bootID changes with each start of the machine; random(4).
+// bootID returns the ID that changes with each start of the machine; random(4).
 func bootID() string {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -35,8 +35,8 @@ func startTime(pid int) (uint64, error) {
 	return start, err
 }
 
-// processFate asks the kernel first: with hidepid another user's process has
-// no folder in /proc but answers kill(2) with EPERM.
+// processFate asks the kernel first: with hidepid, the process of another user
+// has no directory in /proc but kill(2) returns EPERM.
 func processFate(pid int, start uint64) Fate {
 	if err := unix.Kill(pid, 0); errors.Is(err, unix.ESRCH) {
 		return Dead

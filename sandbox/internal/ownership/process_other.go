@@ -4,8 +4,7 @@ package ownership
 
 import "os"
 
-// Without /proc a process can't be told from a later one with its number, so
-// that nothing is ever certain of a pid that exists: see LeaseTime.
+// bootID returns the ID that changes with each start of the machine; random(4).
 func bootID() string { return "" }
 
 func pidNamespace() string { return "" }

@@ -14,15 +14,15 @@ import (
 	"github.com/gofrs/flock"
 )
 
-// placeholderLock serialises what is done with placeholders by all sessions of
-// a state folder.
+// placeholderLock serialises what all sessions of a state directory do with
+// placeholders.
 const placeholderLock = ".placeholders.lock"
 
-// Reserve makes a placeholder in the workspace, noted first, and returns its
-// number. Where another session's placeholder is there already, it is shared:
-// it stays until the last of them lets go of it. (To remove it earlier would
-// detach it from the other's container, see rmdir in mount_namespaces(7).) It
-// fails with fs.ErrExist where something else has the name.
+// Reserve makes a placeholder in the workspace, after adding it to the list,
+// and returns its number. An existing placeholder of another session is shared:
+// it stays until the last of them releases it. (Removing it earlier would
+// detach it from the other's container, see rmdir in mount_namespaces(7).)
+// Reserve returns fs.ErrExist if another file has the name.
 func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeholder) (int, error) {
 	unlock, err := j.lockPlaceholders(ctx)
 	if err != nil {
@@ -52,14 +52,14 @@ func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeho
 	}
 	made, err := p.Make(workspace)
 	if err != nil {
-		// Not made, or somebody else's: not ours to remove.
+		// Not made, or another's, which must not be removed.
 		return 0, errors.Join(err, j.Forget(ids[0]))
 	}
 	return ids[0], j.Update(ids[0], Entry{Kind: KindPlaceholder, Placeholder: &made})
 }
 
-// Release lets go of a placeholder: the last session that shares it removes it
-// if it is unchanged. A changed one is the user's now and stays.
+// Release gives up a placeholder. The last session that shares it removes it if
+// it is unchanged. A changed one belongs to the user and stays.
 func (j *CleanupList) Release(ctx context.Context, workspace *os.File, id int) error {
 	unlock, err := j.lockPlaceholders(ctx)
 	if err != nil {
@@ -82,7 +82,7 @@ func (j *CleanupList) Release(ctx context.Context, workspace *os.File, id int) e
 	return j.Forget(id)
 }
 
-// placeholder gives the placeholder of an entry.
+// findPlaceholder returns the placeholder of an entry.
 func (j *CleanupList) findPlaceholder(id int) (Placeholder, bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -105,12 +105,12 @@ func lockPlaceholders(ctx context.Context, journals string) (func(), error) {
 		}
 		return nil, fmt.Errorf("wait for another session's placeholders: %w", err)
 	}
-	return func() { lock.Close() }, nil //nolint:errcheck // a lock that is not given up ends with the process
+	return func() { _ = lock.Close() }, nil // the lock ends with the process at the latest
 }
 
-// sharedPlaceholder says whether a cleanup list of another session notes the same
-// placeholder. A cleanup list that can't be read counts as one that does: to remove
-// a placeholder too early opens a running container, to leave it is harmless.
+// isShared reports whether the cleanup list of another session contains the
+// same placeholder. A list that can't be read counts as one that does: removing
+// a placeholder too early opens a running container, leaving it does no harm.
 func isShared(root *os.Root, session string, p Placeholder) (bool, error) {
 	names, err := listFileNames(root)
 	if err != nil {
@@ -131,7 +131,7 @@ func isShared(root *os.Root, session string, p Placeholder) (bool, error) {
 			} `json:"entries"`
 		}
 		if err != nil || json.Unmarshal(data, &doc) != nil {
-			return true, nil //nolint:nilerr // as the comment says
+			return true, nil // see above
 		}
 		for _, e := range doc.Entries {
 			if e.Placeholder != nil && e.Placeholder.isSame(p) {
@@ -142,7 +142,7 @@ func isShared(root *os.Root, session string, p Placeholder) (bool, error) {
 	return false, nil
 }
 
-// same says that two sessions mean one file or folder.
+// isSame reports whether p and q are the same file or directory.
 func (p Placeholder) isSame(q Placeholder) bool {
 	return p.WorkspaceDev == q.WorkspaceDev && p.WorkspaceIno == q.WorkspaceIno && p.Name == q.Name && p.Ino == q.Ino && p.Ino != 0
 }

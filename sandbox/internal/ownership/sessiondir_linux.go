@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openSessionDir opens a session's folder below the state folder without
-// following any link below it.
+// openSessionDir opens a session's directory below the state directory without
+// following symlinks below it.
 func openSessionDir(stateDir, dir string) (*os.File, error) {
 	state, err := os.Open(stateDir)
 	if err != nil {
@@ -17,7 +17,7 @@ func openSessionDir(stateDir, dir string) (*os.File, error) {
 	defer state.Close()
 	fd, err := openBeneath(int(state.Fd()), dir)
 	if err != nil {
-		return nil, &os.PathError{Op: "open session folder", Path: dir, Err: err}
+		return nil, &os.PathError{Op: "open session directory", Path: dir, Err: err}
 	}
 	return os.NewFile(uintptr(fd), dir), nil
 }

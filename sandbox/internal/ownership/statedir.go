@@ -7,33 +7,33 @@ import (
 	"os"
 )
 
-// ErrStateDir says that a state folder can't be trusted: others could write to
-// it, and a cleanup list that others wrote must not be acted on.
-var ErrStateDir = errors.New("state folder is not safe to use")
+// ErrStateDir is the error for a state directory that can't be trusted: others
+// could write to it, and cleanup lists of others must not be acted on.
+var ErrStateDir = errors.New("state directory is not safe to use")
 
-// CheckStateDir says whether dir is a folder that belongs to the user of this
-// process and that nobody else can write to, and no link: who owns the folder
-// that a link lies in chooses what it leads to. It fails with [ErrStateDir].
+// CheckStateDir returns [ErrStateDir] unless dir is a directory that belongs to
+// the user of this process and that no other user can write to. A symlink is
+// refused: the owner of the directory that contains it chooses its target.
 func CheckStateDir(dir string) error {
 	info, err := os.Lstat(dir)
 	if err != nil {
-		return fmt.Errorf("check state folder: %w", err)
+		return fmt.Errorf("check state directory: %w", err)
 	}
 	if err := checkPrivate(info); err != nil {
-		return fmt.Errorf("check state folder %s: %w: %w", dir, ErrStateDir, err)
+		return fmt.Errorf("check state directory %s: %w: %w", dir, ErrStateDir, err)
 	}
 	return nil
 }
 
-// openJournals opens the folder of the cleanup lists below stateDir, and makes it
-// where make is set.
+// openListDir opens the directory of the cleanup lists below stateDir, and
+// creates it if create is set.
 func openListDir(stateDir string, create bool) (*os.Root, error) {
 	if err := CheckStateDir(stateDir); err != nil {
 		return nil, err
 	}
 	state, err := os.OpenRoot(stateDir)
 	if err != nil {
-		return nil, fmt.Errorf("open state folder: %w", err)
+		return nil, fmt.Errorf("open state directory: %w", err)
 	}
 	defer state.Close()
 	if create {

@@ -9,7 +9,7 @@ import (
 
 func checkPrivate(info fs.FileInfo) error {
 	if !info.IsDir() {
-		return fmt.Errorf("%s is not a folder", info.Name())
+		return fmt.Errorf("%s is not a directory", info.Name())
 	}
 	return nil
 }

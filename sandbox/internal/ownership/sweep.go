@@ -18,26 +18,27 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// lockFile keeps two sweeps of one state folder apart.
+// lockFile is the lock that only one sweep of a state directory holds at a
+// time.
 const lockFile = ".sweep.lock"
 
-// SweepOptions says which cleanup lists to undo, and how. All fields are required.
+// SweepOptions configures a [Sweep]. All fields are required.
 type SweepOptions struct {
 	StateDir string
 	// Backend selects the cleanup lists: each backend sweeps its own.
 	Backend string
 	// Instance is this process's own; see [Instance].
 	Instance string
-	// Undo removes one container, process or cgroup of a dead session. It
-	// must check that the thing is the session's: the cleanup list alone proves
-	// nothing. It reports whether there was anything to remove.
+	// RemoveEntry removes one container, process or cgroup of a dead session
+	// and reports whether it existed. It must check that it belongs to the
+	// session: the cleanup list alone proves nothing.
 	RemoveEntry func(ctx context.Context, session string, e Entry) (bool, error)
 }
 
-// Sweep undoes the cleanup lists of sessions whose owner is dead and returns what
-// was there to remove. It goes on after an error and joins them; what could
-// not be removed stays noted for the next sweep. A cleanup list that can't be read
-// is renamed to end in ".damaged" and reported, never acted on.
+// Sweep removes what is in the cleanup lists of dead owners, and returns what
+// existed. It continues after an error and joins the errors. What could not be
+// removed stays in its list for the next sweep. A list that can't be read is
+// renamed to end in ".damaged" and reported, never acted on.
 func Sweep(ctx context.Context, o SweepOptions) ([]sandbox.Orphan, error) {
 	root, err := openListDir(o.StateDir, false)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -72,12 +73,12 @@ func Sweep(ctx context.Context, o SweepOptions) ([]sandbox.Orphan, error) {
 	return left, errors.Join(errs...)
 }
 
-// strayTime is how old a lock without a cleanup list must be to be looked at: far
-// longer than it takes to begin one.
+// strayTime is the age from which on a lock without a cleanup list is examined:
+// far longer than it takes to create a list.
 const strayTime = time.Hour
 
-// pruneStrays removes the lock, and the half written cleanup list, of a session that
-// was killed while it began: it had made nothing yet.
+// pruneStrays removes the lock, and the incomplete cleanup list, of a session
+// that was killed while it created the list: it had made nothing yet.
 func pruneStrays(stateDir string, root *os.Root) error {
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
@@ -101,14 +102,14 @@ func pruneStrays(stateDir string, root *os.Root) error {
 		if locked, err := lock.TryLock(); err == nil && locked {
 			errs = append(errs, ignoreMissing(root.Remove("."+session+".json.new")), removeListFiles(root, session))
 		}
-		lock.Close() //nolint:errcheck // it ends with the process at the latest
+		_ = lock.Close() // the lock ends with the process at the latest
 	}
 	return errors.Join(errs...)
 }
 
-// Pending says whether a sweep of the backend has anything to look at: a
-// cleanup list of a session of any owner. It changes nothing, and says false where
-// it can't tell.
+// Pending reports whether there is a cleanup list of the backend, of any owner,
+// so that a sweep has something to examine. It changes nothing, and returns
+// false if it can't find out.
 func Pending(stateDir, backend string) bool {
 	root, err := openListDir(stateDir, false)
 	if err != nil {
@@ -154,7 +155,7 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 	}
 	if errors.Is(err, errOtherVersion) {
 		if doc.Backend != o.Backend {
-			err = nil // its own backend's sweep says so
+			err = nil // its own backend's sweep reports it
 		}
 		return nil, err
 	}
@@ -177,7 +178,7 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 	if err != nil {
 		return left, err
 	}
-	// The folder called after the session is its maker's: records are in it.
+	// The directory called after the session is its maker's: records are in it.
 	own := path.Base(doc.Dir) != doc.Session && !doc.Abandoned
 	if err := tidySessionDir(o.StateDir, doc.Dir, own); err != nil {
 		return left, err
@@ -185,9 +186,9 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 	return left, removeListFiles(root, doc.Session)
 }
 
-// abandoned says that the cleanup list's owner is dead, or gave it up: its process
-// is known to be gone, or it can't be seen from here or said so itself, and no
-// longer holds its lock.
+// isOrphaned reports whether the owner of a cleanup list is dead or gave it up:
+// its process is known to be gone, or can't be seen from here or gave up, and
+// no longer holds its lock.
 func (o SweepOptions) isOrphaned(doc document, lock *flock.Flock) bool {
 	fate := doc.Owner.Fate(o.Instance)
 	if fate == Unknown || doc.Abandoned {
@@ -197,8 +198,9 @@ func (o SweepOptions) isOrphaned(doc document, lock *flock.Flock) bool {
 	return fate == Dead
 }
 
-// undo undoes one cleanup list. After an error nothing of a later kind is touched:
-// a folder is not removed while a mount may be left in it.
+// undoList removes what is in one cleanup list. After an error nothing of a
+// later kind is touched: a directory is not removed while a mount may be left
+// in it.
 func (o SweepOptions) undoList(ctx context.Context, j *CleanupList) ([]sandbox.Orphan, error) {
 	base, err := openSessionDir(o.StateDir, j.doc.Dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -232,12 +234,12 @@ func (o SweepOptions) undoList(ctx context.Context, j *CleanupList) ([]sandbox.O
 	return left, nil
 }
 
-// undoEntry reports whether there was anything, and removes it.
+// undoEntry removes the thing of an entry and reports whether it existed.
 func (o SweepOptions) undoEntry(ctx context.Context, root *os.Root, base *os.File, session string, e Entry) (bool, error) {
 	switch e.Kind {
 	case KindMount, KindDirectory:
 		if base == nil {
-			return false, nil // the session's folder is gone, with all in it
+			return false, nil // the session's directory is gone, with all in it
 		}
 		was := existsBelow(base, e.Path)
 		if e.Kind == KindMount {
@@ -276,7 +278,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// readJournal reads a regular file of the folder, whole, within a bound.
+// readListFile reads a regular file of the directory, whole, within a bound.
 func readListFile(root *os.Root, name string) ([]byte, error) {
 	info, err := root.Lstat(name)
 	if err != nil {

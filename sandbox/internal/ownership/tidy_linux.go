@@ -11,9 +11,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// tidy removes from a session's folder what is noted nowhere: the socket on
-// which its owner took commands, and nothing else of that name. The folder goes
-// too if it is empty and nobody can use it any more.
+// tidySessionDir removes from a session's directory what is in no list: the
+// socket on which its owner accepted commands. It removes the directory too if
+// that is empty and no longer used.
 func tidySessionDir(stateDir, dir string, folder bool) error {
 	base, err := openSessionDir(stateDir, dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -32,7 +32,7 @@ func tidySessionDir(stateDir, dir string, folder bool) error {
 	defer parent.Close()
 	err = unix.Unlinkat(int(parent.Fd()), path.Base(dir), unix.AT_REMOVEDIR)
 	if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove folder %s: %w", dir, err)
+		return fmt.Errorf("remove directory %s: %w", dir, err)
 	}
 	return nil
 }

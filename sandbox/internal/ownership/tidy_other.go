@@ -2,5 +2,6 @@
 
 package ownership
 
-// tidy does nothing: elsewhere nobody takes commands on a socket.
+// tidySessionDir does nothing: there are no sockets for commands on other
+// systems.
 func tidySessionDir(string, string, bool) error { return nil }

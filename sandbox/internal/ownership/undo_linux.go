@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unmount removes a mount below base and the empty file or folder that it was
-// on. Nothing on the way may be a link. What isn't mounted is no error.
+// Unmount removes a mount below base and the empty file or directory that it
+// was on. No part of the path may be a symlink. A name without a mount is not
+// an error.
 func Unmount(base *os.File, name string) error {
 	parent, err := openBeneath(int(base.Fd()), path.Dir(name))
 	if errors.Is(err, unix.ENOENT) {
@@ -56,28 +57,28 @@ func removeEmptyFile(parent int, name string) error {
 	return unix.Unlinkat(parent, name, 0)
 }
 
-// RemoveTree removes a folder below base and all that is in it. It never
-// follows a link and never enters a mount: with one inside, it stops with
-// EXDEV or EBUSY, because what is mounted may be the user's workspace.
+// RemoveTree removes a directory below base with everything in it. It never
+// follows a symlink and never enters a mount: with one inside, it stops with
+// EXDEV or EBUSY, because the user's workspace may be mounted there.
 func RemoveTree(base *os.File, name string) error {
 	parent, err := openBeneath(int(base.Fd()), path.Dir(name))
 	if err != nil {
-		return fmt.Errorf("remove folder %s: %w", name, err)
+		return fmt.Errorf("remove directory %s: %w", name, err)
 	}
 	defer unix.Close(parent)
 	if err := removeTree(parent, path.Base(name), 0); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("remove folder %s: %w", name, err)
+		return fmt.Errorf("remove directory %s: %w", name, err)
 	}
 	return nil
 }
 
-// maxDepth bounds the recursion: what backends put into their folders is a few
-// levels deep.
+// maxDepth bounds the recursion: the directories of backends are a few levels
+// deep.
 const maxDepth = 64
 
 func removeTree(parent int, name string, depth int) error {
 	if depth > maxDepth {
-		return fmt.Errorf("deeper than %d folders", maxDepth)
+		return fmt.Errorf("deeper than %d directories", maxDepth)
 	}
 	err := unix.Unlinkat(parent, name, 0)
 	if !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.EPERM) {

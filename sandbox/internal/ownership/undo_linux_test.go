@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A folder that holds a mount is not removed: the mount may be the user's
+// A directory that holds a mount is not removed: the mount may be the user's
 // workspace.
 func TestRemoveTreeEntersNoMount(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -142,7 +142,7 @@ func TestPlaceholders(t *testing.T) {
 	}
 }
 
-// .git swapped for a link while a placeholder is made below it must not lead
+// .git swapped for a symlink while a placeholder is made below it must not lead
 // out of the workspace.
 func TestPlaceholderThroughALink(t *testing.T) {
 	dir, p := placeholderFixture(t, ".git/hooks")

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openBelow opens something in the workspace by the held descriptor: through
-// no link, over no mount, and never out.
+// openBelow opens a file in the workspace through the open directory: without
+// following symlinks, crossing mounts or leaving the workspace.
 func openBelow(workspace *os.File, name string, flags uint64) (*os.File, error) {
 	return openBeneath(workspace, name, flags, unix.RESOLVE_NO_XDEV)
 }
@@ -22,12 +22,12 @@ func openMounted(workspace *os.File, name string, flags uint64) (*os.File, error
 
 func openBeneath(workspace *os.File, name string, flags, extra uint64) (*os.File, error) {
 	how := &unix.OpenHow{
-		// Without O_NOFOLLOW: with it, and O_PATH, a link at the end is no error
+		// Without O_NOFOLLOW: with it, and O_PATH, a symlink at the end is no error
 		// but is opened itself, RESOLVE_NO_SYMLINKS or not (openat2(2)).
 		Flags:   flags | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | extra,
 	}
-	for range 32 { // EAGAIN: somebody renames meanwhile; openat2(2)
+	for range 32 { // EAGAIN: a name on the way is changed meanwhile; openat2(2)
 		fd, err := unix.Openat2(int(workspace.Fd()), name, how)
 		if err == nil {
 			return os.NewFile(uintptr(fd), name), nil
@@ -39,8 +39,8 @@ func openBeneath(workspace *os.File, name string, flags, extra uint64) (*os.File
 	return nil, &os.PathError{Op: "openat2", Path: name, Err: unix.EAGAIN}
 }
 
-// kindOf gives the type bits of something in the workspace, of a link itself
-// where it is one.
+// kindOf returns the type bits of a file in the workspace, or those of the
+// symlink itself if it is one.
 func kindOf(workspace *os.File, name string) (uint32, error) {
 	f, err := openBelow(workspace, name, unix.O_PATH)
 	if errors.Is(err, unix.ELOOP) {

@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// node is what tells one file from another.
+// node identifies a file by device and inode.
 type node struct{ dev, ino uint64 }
 
 // FileIdentity returns the device and inode of a file or directory. It does not
@@ -28,22 +28,23 @@ func FileIdentity(name string) (device, inode uint64, err error) {
 	return uint64(st.Dev), st.Ino, nil //nolint:unconvert // 32 bits on some processors
 }
 
-// resolvedPath is the path of the held folder as the kernel knows it now. It
-// is for messages and for what lies beside the folder, never to open it again.
+// resolvedPath returns the path of the open directory as the kernel knows it
+// now. It is for messages and for what lies beside the directory, never for
+// opening it again.
 func resolvedPath(dir *os.File) (string, error) {
 	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", dir.Fd()))
 	if err != nil {
 		return "", fmt.Errorf("resolve workspace: %w", err)
 	}
 	if !filepath.IsAbs(path) {
-		return "", fmt.Errorf("resolve workspace: %w: %q is not below the root folder", sandbox.ErrInvalid, path)
+		return "", fmt.Errorf("resolve workspace: %w: %q is not below the root directory", sandbox.ErrInvalid, path)
 	}
 	return path, nil
 }
 
-// checkPlace refuses a workspace that is, holds or lies in a folder that
-// commands must not reach. Folders are compared by device and inode on the way
-// up to the root, so that no spelling of a path gets around it.
+// checkPlace refuses a workspace that is, contains or lies in a directory that
+// commands must not reach. Directories are compared by device and inode on the
+// way up to the root, so that no spelling of a path evades the check.
 func checkPlace(workspace *os.File, path string, o Options) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(workspace.Fd()), &st); err != nil {
@@ -51,9 +52,9 @@ func checkPlace(workspace *os.File, path string, o Options) error {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("workspace %s: %w: it is not a folder", path, sandbox.ErrInvalid)
+		return fmt.Errorf("workspace %s: %w: it is not a directory", path, sandbox.ErrInvalid)
 	case st.Nlink == 0:
-		return fmt.Errorf("workspace %s: %w: the folder was removed", o.Workspace.Path, sandbox.ErrInvalid)
+		return fmt.Errorf("workspace %s: %w: the directory was removed", o.Workspace.Path, sandbox.ErrInvalid)
 	}
 	self := node{st.Dev, st.Ino}
 	up, err := listAncestors(int(workspace.Fd()))
@@ -61,7 +62,7 @@ func checkPlace(workspace *os.File, path string, o Options) error {
 		return fmt.Errorf("examine workspace: %w", err)
 	}
 	if len(up) == 1 {
-		return fmt.Errorf("workspace %s: %w: it is the root folder, which can't be a workspace", path, sandbox.ErrInvalid)
+		return fmt.Errorf("workspace %s: %w: it is the root directory, which can't be a workspace", path, sandbox.ErrInvalid)
 	}
 	for _, name := range append([]string{o.StateDir}, o.Protect...) {
 		above, err := listAncestorsOf(name)
@@ -73,11 +74,11 @@ func checkPlace(workspace *os.File, path string, o Options) error {
 		}
 		switch {
 		case above[0] == self:
-			return fmt.Errorf("workspace %s: %w: it is %s, which commands must not change: use a folder of its own", path, sandbox.ErrInvalid, name)
+			return fmt.Errorf("workspace %s: %w: it is %s, which commands must not change: use a directory of its own", path, sandbox.ErrInvalid, name)
 		case slices.Contains(above, self):
-			return fmt.Errorf("workspace %s: %w: it holds %s, which commands must not reach: use a folder of its own", path, sandbox.ErrInvalid, name)
+			return fmt.Errorf("workspace %s: %w: it holds %s, which commands must not reach: use a directory of its own", path, sandbox.ErrInvalid, name)
 		case name == o.StateDir && slices.Contains(up, above[0]):
-			return fmt.Errorf("workspace %s: %w: it lies in the state folder %s", path, sandbox.ErrInvalid, name)
+			return fmt.Errorf("workspace %s: %w: it lies in the state directory %s", path, sandbox.ErrInvalid, name)
 		}
 	}
 	return nil
@@ -92,7 +93,7 @@ func listAncestorsOf(path string) ([]node, error) {
 	return listAncestors(fd)
 }
 
-// ancestors lists a folder and those above it, up to and with the root.
+// listAncestors returns a directory and those above it, including the root.
 func listAncestors(dir int) ([]node, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/", &st); err != nil {
@@ -120,11 +121,11 @@ func listAncestors(dir int) ([]node, error) {
 		unix.Close(fd)
 		fd = up
 	}
-	return nil, errors.New("no end of parent folders")
+	return nil, errors.New("no end of parent directories")
 }
 
-// submounts lists what is mounted below the workspace, relative to it, and
-// refuses what is not named.
+// listSubmounts returns the mounts below the workspace, relative to it, and
+// refuses those that are not named.
 func listSubmounts(path string, named []string) ([]string, error) {
 	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(path))
 	if err != nil {
@@ -152,7 +153,7 @@ func listSubmounts(path string, named []string) ([]string, error) {
 	return accepted, nil
 }
 
-// samePlace says that a name that a user gave, absolute or relative to the
+// samePlace reports whether a name from a user, absolute or relative to the
 // workspace, is rel.
 func samePlace(path, rel, name string) bool {
 	if filepath.IsAbs(name) {

@@ -12,13 +12,14 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// noted is a thing that was made, and its number in the cleanup list.
+// listedDir is a mount or directory that was made, and its number in the
+// cleanup list.
 type listedDir struct {
 	id   int
 	name string
 }
 
-// undo knows what Prepare made.
+// cleanup removes what Prepare made.
 type cleanup struct {
 	mu           sync.Mutex
 	list         *ownership.CleanupList
@@ -32,18 +33,20 @@ type cleanup struct {
 	namespace    *MountNamespace
 	mounts       []listedDir
 	folder       *listedDir
-	folders      []listedDir // of what is bound in other things' place
+	dirs         []listedDir // of files that are bound in place of others
 	placeholders []int       // their numbers in the cleanup list
 }
 
-// unstage removes the staging mounts, the last one first, and their folder.
+// removeStaging removes the staging mounts, the last one first, and their
+// directory.
 func (u *cleanup) removeStaging() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.removeStagingLocked()
 }
 
-// restart takes back what was staged, so that it can be staged in another way.
+// discardStaging removes what was staged, so that it can be staged in another
+// way.
 func (u *cleanup) discardStaging() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -51,7 +54,8 @@ func (u *cleanup) discardStaging() error {
 	return u.removeStagingLocked()
 }
 
-// root returns the overlay's root and its layers, if this process mounted one.
+// overlayRoot returns the overlay's root and its layers, if this process
+// mounted one.
 func (u *cleanup) overlayRoot() (*os.File, workspace.Layers) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -90,8 +94,8 @@ func (u *cleanup) removeStagingLocked() error {
 	return errors.Join(errs...)
 }
 
-// close undoes everything that is left. It does not wait for anything, so that
-// ctx only says whether to begin.
+// closeAll removes everything that is left. It waits for nothing; ctx only
+// decides whether it begins.
 func (u *cleanup) closeAll(ctx context.Context) error {
 	if err := context.Cause(ctx); err != nil {
 		return fmt.Errorf("close workspace mounts: %w", err)
@@ -103,7 +107,7 @@ func (u *cleanup) closeAll(ctx context.Context) error {
 	}
 	u.closeView()
 	errs := []error{u.removeStagingLocked()}
-	u.folders = slices.DeleteFunc(u.folders, func(f listedDir) bool {
+	u.dirs = slices.DeleteFunc(u.dirs, func(f listedDir) bool {
 		err := ownership.RemoveTree(u.dir, f.name)
 		if err == nil {
 			err = u.list.Forget(f.id)
@@ -131,7 +135,7 @@ func (u *cleanup) closeAll(ctx context.Context) error {
 	}
 	if u.layers != nil {
 		u.layers.cleanWork()     // so that their owner can remove them
-		return u.layers.unlock() // last: it gives up the lock
+		return u.layers.unlock() // last
 	}
 	return nil
 }

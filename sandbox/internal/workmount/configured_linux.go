@@ -11,13 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxConfig bounds what is read of a repository's configuration, in bytes.
+// maxConfig is the most that is read of a repository's configuration, in bytes.
 const maxConfig = 256 << 10
 
-// lostConfigured names what the repository's own configuration, which commands
-// can't change, has git run from where they can write: a folder of hooks, as
-// husky sets one (core.hooksPath), or a file system monitor. `git status` runs
-// both. What other keys have a shell run is not looked at.
+// lostConfigured returns what the repository's own configuration, which
+// commands can't change, makes git execute in places that they can write: a
+// directory of hooks, as husky configures it (core.hooksPath), or a file system
+// monitor. `git status` executes both. Other keys that make a shell execute
+// something are not examined.
 func lostConfigured(workspace *os.File, base, repo string) []string {
 	f, err := openBelow(workspace, path.Join(repo, "config"), unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
@@ -46,8 +47,8 @@ func lostConfigured(workspace *os.File, base, repo string) []string {
 	return lost
 }
 
-// coreValue is the last value of a key of the section core (git-config(1)), ""
-// for none.
+// coreValue returns the last value of a key of the section core
+// (git-config(1)), or "".
 func coreValue(config, key string) (value string) {
 	section := ""
 	for line := range strings.Lines(config) {
@@ -69,8 +70,8 @@ func coreValue(config, key string) (value string) {
 	return value
 }
 
-// writable gives the path in the workspace that value leads to, "" where that is
-// outside, or in the repository's folder.
+// pathInWorkspace returns the path in the workspace that value leads to, or ""
+// if that is outside or in the repository's directory.
 func pathInWorkspace(base, repo, value string) string {
 	if value == "" || strings.HasPrefix(value, "~") {
 		return ""

@@ -13,16 +13,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// guard is one thing in the workspace that is bound on itself.
+// guard is a file or directory in the workspace that is bound on itself.
 type guard struct {
 	name     string // relative to the workspace
 	readOnly bool
-	// place is set where a placeholder has to be made for it first.
+	// reserve reports that a placeholder has to be made first.
 	reserve bool
 	// worktree is set for the .git file of a linked worktree.
 	worktree worktree
-	// from is the host's path of what is bound in its place, target where that
-	// is not in the workspace; both are mostly empty.
+	// from is the host path of the file that is bound instead, and target the
+	// mount point if that is not in the workspace. Both are usually empty.
 	from, target string
 }
 
@@ -34,11 +34,12 @@ const (
 )
 
 // gitExecutable are the entries of a repository that its owner's git obeys or
-// runs: configuration, hooks, and what names other configuration or hooks.
+// executes: configuration, hooks, and files that name other configuration or
+// hooks.
 var gitExecutable = [...]string{"config", "config.worktree", "commondir", "hooks", "info", "modules", "worktrees"}
 
-// guards lists what is bound on itself, parents first, and what is lost.
-// The nested repositories are paths relative to the workspace.
+// listGuards returns the guards, parents first, and the protections that are
+// lost. The nested repositories are paths relative to the workspace.
 func listGuards(workspace *os.File, base string, mode sandbox.GitMode, nested []string) (list []guard, lost []string, err error) {
 	kind, err := kindOf(workspace, gitName)
 	switch {
@@ -67,10 +68,10 @@ func listGuards(workspace *os.File, base string, mode sandbox.GitMode, nested []
 	return append(list, below...), append(lost, notBelow...), nil
 }
 
-// existingGuards are the guards of a Mercurial repository and of the workspace's
-// own configuration, where there is one. The names are not reserved: what appears
-// during a session is quarantined, or ignored, and an empty .hg would mislead build
-// tools, which tell a repository by its name.
+// existingGuards returns the guards of a Mercurial repository or of the
+// workspace's own configuration, if it exists. These names are not reserved:
+// what appears during a session is quarantined or ignored, and an empty .hg
+// would mislead build tools, which recognise a repository by its name.
 func existingGuards(workspace *os.File, name string) ([]guard, error) {
 	switch kind, err := kindOf(workspace, name); {
 	case errors.Is(err, unix.ENOENT):
@@ -88,8 +89,8 @@ func existingGuards(workspace *os.File, name string) ([]guard, error) {
 	return []guard{{name: name, readOnly: true}}, nil
 }
 
-// absentGuards reserves the name of a repository that isn't there, unless one
-// above the workspace is in use: an empty .git would get into its way.
+// absentGuards reserves the name of a missing repository, unless one above the
+// workspace is in use: an empty .git would hide that.
 func absentGuards(workspace *os.File) (list []guard, lost []string, err error) {
 	inside, err := inRepository(workspace)
 	if err != nil {
@@ -104,10 +105,10 @@ func absentGuards(workspace *os.File) (list []guard, lost []string, err error) {
 func isBindable(kind uint32) bool { return kind == unix.S_IFDIR || kind == unix.S_IFREG }
 
 func unprotectableError(name string) error {
-	return fmt.Errorf("%w: %s is a link or a special file, which can't be protected: replace it by what it leads to", sandbox.ErrInvalid, name)
+	return fmt.Errorf("%w: %s is a symlink or a special file, which can't be protected: replace it by what it leads to", sandbox.ErrInvalid, name)
 }
 
-// folderGuards are the guards of a .git folder.
+// folderGuards returns the guards of a .git directory.
 func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
 	if err := checkCommonDir(workspace, gitName); err != nil {
 		return nil, nil, err
@@ -134,13 +135,13 @@ func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list [
 	return list, append(lostConfigured(workspace, base, gitName), lostRebase), nil
 }
 
-// lostRebase is what commit mode can't prevent: to reserve these folders would
-// make git believe that it is in the middle of a rebase.
+// lostRebase is lost in commit mode: reserving these directories would make git
+// believe that it is in the middle of a rebase.
 const lostRebase = "commands can leave an unfinished rebase or sequence in .git, whose steps git runs when the user continues it: abort it instead"
 
-// checkLinks refuses a repository in which what git obeys is a link to where
-// commands can write. A link that leads out of the workspace, or stays in the
-// repository, which is read-only, is the user's own affair.
+// checkLinks refuses a repository if a file that git obeys is a symlink to a
+// place that commands can write. A symlink that leads out of the workspace, or
+// stays in the read-only repository, is the user's own decision.
 func checkLinks(workspace *os.File, base, repo string) error {
 	for _, entry := range gitExecutable {
 		name := path.Join(repo, entry)
@@ -163,7 +164,8 @@ func checkLinks(workspace *os.File, base, repo string) error {
 	return nil
 }
 
-// linkEnd is where a link in the workspace leads, as far as that exists.
+// linkEnd returns the target of a symlink in the workspace, resolved as far as
+// it exists.
 func linkEnd(workspace *os.File, base, name string) string {
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(int(workspace.Fd()), name, buf)
@@ -177,8 +179,8 @@ func linkEnd(workspace *os.File, base, name string) string {
 	return realPrefix(target)
 }
 
-// checkCommonDir refuses a repository whose configuration is read from
-// somewhere else: that may be where commands can write.
+// checkCommonDir refuses a repository whose configuration is read from another
+// place, where commands may be able to write.
 func checkCommonDir(workspace *os.File, repo string) error {
 	name := path.Join(repo, "commondir")
 	content, err := readSmall(workspace, name)
@@ -197,7 +199,7 @@ func checkCommonDir(workspace *os.File, repo string) error {
 	return nil
 }
 
-// inRepository says whether a folder above the workspace holds a .git.
+// inRepository reports whether a directory above the workspace has a .git.
 func inRepository(workspace *os.File) (bool, error) {
 	up, err := openParent(int(workspace.Fd()))
 	for ; err == nil; up, err = stepUp(up) {

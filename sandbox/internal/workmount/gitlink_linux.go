@@ -10,11 +10,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// linkGuards are the guards of a .git file, as linked worktrees and submodules
-// have it: one line that says where the repository is. A repository elsewhere
-// is out of the commands' reach. One in the workspace would be theirs to
-// write, so it is guarded too; below a subfolder it can't be, because the
-// subfolder could be renamed.
+// linkGuards returns the guards of a .git file, as linked worktrees and
+// submodules have it: one line with the path of the repository. A repository
+// elsewhere is out of the commands' reach. One in the workspace could be
+// written by them, so it is guarded too. Below a subdirectory it can't be
+// guarded, because the subdirectory could be renamed.
 func linkGuards(workspace *os.File, base string) (list []guard, lost []string, err error) {
 	content, err := readSmall(workspace, gitName)
 	if err != nil {
@@ -35,11 +35,11 @@ func linkGuards(workspace *os.File, base string) (list []guard, lost []string, e
 		if w, ok := linkedWorktree(base, realPrefix(target)); ok {
 			list[0].worktree, lost = w, nil
 		}
-		return list, lost, nil //nolint:nilerr // no relative path: elsewhere
+		return list, lost, nil // no relative path: elsewhere
 	}
 	kind, err := kindOf(workspace, inside)
 	if err != nil || !isBindable(kind) || inside == "." || strings.ContainsRune(inside, filepath.Separator) {
-		return nil, nil, fmt.Errorf("%w: %s leads to %q in the workspace, where it can't be protected: make .git a folder", sandbox.ErrInvalid, gitName, inside)
+		return nil, nil, fmt.Errorf("%w: %s leads to %q in the workspace, where it can't be protected: make .git a directory", sandbox.ErrInvalid, gitName, inside)
 	}
 	if err := errors.Join(checkCommonDir(workspace, inside), checkLinks(workspace, base, inside)); err != nil {
 		return nil, nil, err
@@ -47,8 +47,8 @@ func linkGuards(workspace *os.File, base string) (list []guard, lost []string, e
 	return append(list, guard{name: inside, readOnly: true}), nil, nil
 }
 
-// realPrefix resolves the links in a path as far as it exists: what does not
-// exist yet could be made by commands where its parent is in the workspace.
+// realPrefix resolves the symlinks in a path as far as it exists: if the
+// existing part is in the workspace, commands could create the rest.
 func realPrefix(target string) string {
 	target = filepath.Clean(target)
 	rest := ""

@@ -13,11 +13,11 @@ import (
 // ids is a user and a group.
 type ids struct{ uid, gid int }
 
-// commandIDs is the identity of commands where Caisson can choose.
+// commandIDs is the identity of commands if Caisson can choose it.
 var commandIDs = ids{sandbox.CommandUID, sandbox.CommandGID}
 
-// Usual returns mounts with the identity of commands that a workspace nearly
-// always has, and nothing else.
+// UsualMounts returns mounts with the identity of commands that a workspace
+// nearly always has, and nothing else.
 func UsualMounts() *Mounts {
 	id := commandIDs
 	if runtime.GOOS == "linux" && os.Geteuid() != 0 {
@@ -28,8 +28,7 @@ func UsualMounts() *Mounts {
 
 func (i ids) String() string { return fmt.Sprintf("%d:%d", i.uid, i.gid) }
 
-// plan is how a workspace's owner and the commands' identity are brought
-// together.
+// identityPlan relates a workspace's owner and the identity of commands.
 type identityPlan struct {
 	command ids  // in the container
 	files   ids  // whom new files belong to on the host
@@ -38,8 +37,8 @@ type identityPlan struct {
 	lost    []string
 }
 
-// decide is the table of the package comment. writable is asked only where the
-// answer matters.
+// decideIdentity implements the table of the package comment. writable is
+// called only if the answer matters.
 func decideIdentity(runner, owner ids, path string, callerOwns bool, writable func() bool) (identityPlan, error) {
 	switch {
 	case runner.uid == 0:
@@ -59,37 +58,37 @@ func decideIdentity(runner, owner ids, path string, callerOwns bool, writable fu
 		"run as its owner or as root, or let new files belong to the caller", path, sandbox.ErrInvalid, owner.uid, runner.uid)
 }
 
-// LostFlags is in Prepared.Lost where sources are not staged. A backend whose
-// runtime sets the flags itself, and sees them set, leaves it out.
+// LostFlags is in Mounts.Lost if sources are not staged. A backend whose
+// runtime sets the flags itself, and sees them set, removes it.
 const LostFlags = "the workspace is mounted without nosuid and nodev, because only root can set them"
 
-// withoutIDMap is the plan of root where the kernel, or the file system that
-// the workspace is on, has no id-mapped mounts: commands then run as the
-// workspace's owner, which must not be root.
+// withoutIDMap returns the plan for root if the kernel, or the workspace's file
+// system, has no id-mapped mounts: commands then run as the workspace's owner,
+// which must not be root.
 func (p identityPlan) withoutIDMap(path string, cause error) (identityPlan, error) {
 	if p.files.uid == 0 {
 		hint := "use Linux 5.12 or newer and a file system with id-mapped mounts"
 		if errors.Is(cause, fs.ErrPermission) {
-			hint = "run where this process may mount, or as an ordinary user who owns the folder"
+			hint = "run where this process may mount, or as an ordinary user who owns the directory"
 		}
 		return identityPlan{}, fmt.Errorf("workspace %s: %w: it belongs to root, commands never run as root, and it can't be id-mapped (%w): "+
-			"give the folder to another user, or %s", path, sandbox.ErrUnsupported, cause, hint)
+			"give the directory to another user, or %s", path, sandbox.ErrUnsupported, cause, hint)
 	}
 	p.command, p.idmap = p.files, false
 	p.lost = append(p.lost, fmt.Sprintf("commands run as the workspace's owner, uid %d, because it can't be id-mapped: %v", p.files.uid, cause))
 	return p, nil
 }
 
-// idRange maps size ids that begin at inside (on disk) to outside (as the
-// mount shows them).
+// idRange maps size ids that begin at inside (on disk) to outside (as the mount
+// shows them).
 type idRange struct{ inside, outside, size int64 }
 
-// lastID is the largest id; (uid_t)-1 is no id, see user_namespaces(7).
+// lastID is the largest id; (uid_t)-1 is none, see user_namespaces(7).
 const lastID = 1<<32 - 2
 
-// swap maps the full range to itself, but for a and b, which change places. It
-// is its own inverse. A two-entry map would leave files of third ids without an
-// owner, and a one-way map could not be inverted.
+// swapIDs maps the full range to itself, except that a and b change places. It
+// is its own inverse. A map with two entries would leave files of third ids
+// without an owner, and a one-way map could not be inverted.
 func swapIDs(a, b int64) []idRange {
 	if a == b {
 		return []idRange{{0, 0, lastID + 1}}

@@ -13,24 +13,25 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// The folders of an overlay's layers; see package sandbox/overlay.
+// The directories of an overlay's layers; see package sandbox/overlay.
 const (
 	upperName = "upper"
 	workName  = "work"
 )
 
-// layers are the held layers of one overlay. Whoever opened them closes them.
+// overlayLayers are the open layers of one overlay. The caller must call
+// unlock.
 type overlayLayers struct {
 	path string
-	// dir holds upper and work. Its lock says that a sandbox uses them.
+	// dir contains upper and work. Its lock shows that a sandbox uses them.
 	dir *os.File
 }
 
-// openLayers opens, locks and examines the layers that files of uid go to. The
-// lock is flock(2) on the folder itself, which whoever applies or removes the
-// layers takes too: an overlay whose upper layer changes by another way than
-// itself is undefined (overlayfs.rst, "Changes to underlying filesystems"), and
-// two overlays with one upper layer are no better.
+// openLayers opens, locks and checks the layers for files of uid. The lock is
+// flock(2) on the directory itself, which a process that applies or removes the
+// layers takes too: an overlay whose upper layer changes by other means is
+// undefined (overlayfs.rst, "Changes to underlying filesystems"), and so are
+// two overlays with one upper layer.
 func openLayers(o Options, uid int) (_ *overlayLayers, err error) {
 	where := o.Workspace.Layers
 	dir, err := os.OpenFile(where, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
@@ -59,13 +60,13 @@ func openLayers(o Options, uid int) (_ *overlayLayers, err error) {
 	l.cleanWork()
 	if err := l.probeFileSystem(); err != nil {
 		return nil, fmt.Errorf("layers %s: %w: their file system can't hold what an overlay writes (%w): "+
-			"use bind mode, or a state folder (XDG_STATE_HOME) on a local disk, such as ext4, xfs or btrfs", where, sandbox.ErrUnsupported, err)
+			"use bind mode, or a state directory (XDG_STATE_HOME) on a local disk, such as ext4, xfs or btrfs", where, sandbox.ErrUnsupported, err)
 	}
 	return l, nil
 }
 
-// belowState refuses layers that are not below the state folder: anywhere else
-// commands or other users might reach them.
+// belowState refuses layers that are not below the state directory: anywhere
+// else commands or other users might reach them.
 func belowState(dir *os.File, where, stateDir string) error {
 	up, err := listAncestors(int(dir.Fd()))
 	if err != nil {
@@ -73,20 +74,20 @@ func belowState(dir *os.File, where, stateDir string) error {
 	}
 	state, err := listAncestorsOf(stateDir)
 	if err != nil {
-		return fmt.Errorf("examine state folder: %w", err)
+		return fmt.Errorf("examine state directory: %w", err)
 	}
 	if slices.Contains(up[1:], state[0]) {
 		return nil
 	}
-	return fmt.Errorf("layers %s: %w: they are not below the state folder %s", where, sandbox.ErrInvalid, stateDir)
+	return fmt.Errorf("layers %s: %w: they are not below the state directory %s", where, sandbox.ErrInvalid, stateDir)
 }
 
-// check says whether the layers are there, on one mount, and whose they are.
+// checkDirs checks that the layers exist on one mount, and their owner.
 func (l *overlayLayers) checkDirs(uid int) error {
 	for _, name := range []string{upperName, workName} {
 		f, err := openBelow(l.dir, name, unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
-			return fmt.Errorf("layers %s: %w: no folder %s: %w", l.path, sandbox.ErrInvalid, name, err)
+			return fmt.Errorf("layers %s: %w: no directory %s: %w", l.path, sandbox.ErrInvalid, name, err)
 		}
 		var st unix.Stat_t
 		err = unix.Fstat(int(f.Fd()), &st)
@@ -102,10 +103,10 @@ func (l *overlayLayers) checkDirs(uid int) error {
 	return nil
 }
 
-// clean empties the work folder, in which the kernel keeps a whiteout to make
-// others of, and of what a session left that died in the middle of a change. It
-// is for layers that are not mounted. What it may not remove (as a user, what the engine's kernel
-// made) is left: the kernel cleans it when it mounts.
+// cleanWork empties the work directory, in which the kernel keeps a whiteout to
+// make others of, and in which a session that died during a change left files.
+// The layers must not be mounted. What this process may not remove (as a user,
+// what the engine's kernel made) stays: the kernel cleans it at the next mount.
 func (l *overlayLayers) cleanWork() {
 	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -117,28 +118,29 @@ func (l *overlayLayers) cleanWork() {
 		return
 	}
 	for _, name := range names {
-		// The kernel's folder is mostly empty, and closed also to its owner.
+		// The kernel's directory is mostly empty, and closed also to its owner.
 		if unix.Unlinkat(int(work.Fd()), name, unix.AT_REMOVEDIR) == nil {
 			continue
 		}
 		makeReadable(work, name)
-		ownership.RemoveTree(work, name) //nolint:errcheck // as the comment says
+		_ = ownership.RemoveTree(work, name) // see above
 	}
 }
 
-// unlock opens a folder to its owner, where it can.
+// makeReadable opens a directory to its owner, if possible.
 func makeReadable(work *os.File, name string) {
 	f, err := openBelow(work, name, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return
 	}
 	defer f.Close()
-	os.Chmod(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), 0o700) //nolint:errcheck // its removal fails then
+	_ = os.Chmod(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), 0o700) // its removal fails then
 }
 
-// probe does in the work folder what overlayfs does in it: attributes of user's,
-// unnamed files, whiteouts, and renames that leave one. The kernel itself would
-// mount without some of these, and lose changes of folders later.
+// probeFileSystem does in the work directory what overlayfs does there: user
+// attributes, unnamed files, whiteouts, and renames that leave one. The kernel
+// itself would mount without some of these, and lose changes of directories
+// later.
 func (l *overlayLayers) probeFileSystem() error {
 	work, err := openBelow(l.dir, workName, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
@@ -158,7 +160,7 @@ func (l *overlayLayers) probeFileSystem() error {
 	const whiteout, moved = ".probe", ".probe-moved"
 	defer func() {
 		for _, name := range []string{whiteout, moved} {
-			unix.Unlinkat(at, name, 0) //nolint:errcheck // it may not be there
+			_ = unix.Unlinkat(at, name, 0) // it may not be there
 		}
 	}()
 	if err := unix.Mknodat(at, whiteout, unix.S_IFCHR, 0); err != nil {
@@ -170,7 +172,7 @@ func (l *overlayLayers) probeFileSystem() error {
 	return nil
 }
 
-// probeAttribute is of the namespace that `userxattr` makes overlayfs use.
+// probeAttribute is in the namespace that `userxattr` makes overlayfs use.
 const probeAttribute = "user.overlay.caisson"
 
 func (l *overlayLayers) unlock() error {

@@ -2,37 +2,37 @@ package workmount
 
 import "slices"
 
-// Layout says how a workspace would be mounted at one moment: which folder it is
-// and whose, which mounts are in it, what of it is guarded and which file or
-// folder that is. A sandbox that was started when it said the same guards what one
-// that is started now would guard. See [LayoutOf].
+// Layout is a fingerprint of how a workspace is mounted: its directory and
+// owner, the mounts inside it, and each guarded name with its inode. Equal
+// layouts need equal guards, so a sandbox that was started with an equal one
+// may be used. See [LayoutOf].
 type Layout struct {
 	folder string
 	lost   string
 	guards []guardState
 }
 
-// seen is one guard, and what has its name.
+// guardState is one guard and the file with its name.
 type guardState struct {
 	name    string
 	binding string // it would be bound
-	// which tells the file or folder from every other; "" is a name that would be
-	// reserved.
+	// fileID identifies the file or directory among all others; "" is a name
+	// that would be reserved.
 	fileID string
-	// empty says that it holds nothing, as a placeholder does.
+	// empty reports that it contains nothing, as a placeholder does.
 	empty bool
 }
 
-// Equal says whether two layouts are the same.
+// Equal reports whether two layouts are the same.
 func (l Layout) Equal(other Layout) bool {
 	return l.folder == other.folder && l.lost == other.lost && slices.EqualFunc(l.guards, other.guards, func(a, b guardState) bool {
 		return a.name == b.name && a.binding == b.binding && a.fileID == b.fileID
 	})
 }
 
-// Reserves says whether nothing but a sandbox's own placeholders is in after that
-// was not in l. What was guarded when after was taken was then guarded all the
-// time between the two.
+// AllowsFrom reports whether after differs from l at most by a sandbox's own
+// placeholders. What was guarded when after was taken was then guarded all the
+// time in between.
 func (l Layout) AllowsFrom(after Layout) bool {
 	if l.Equal(after) {
 		return true
@@ -41,7 +41,7 @@ func (l Layout) AllowsFrom(after Layout) bool {
 		return false
 	}
 	if g, ok := l.findGuard(gitName); (!ok || g.fileID != "") && l.lost != after.lost {
-		return false // an own, empty .git loses other things than none does
+		return false // an empty .git of the workspace loses other protections than a missing one
 	}
 	for _, g := range l.guards {
 		now, ok := after.findGuard(g.name)

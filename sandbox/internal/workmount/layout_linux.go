@@ -11,7 +11,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// LayoutOf fails with the errors of [Prepare] where the workspace would be refused.
+// LayoutOf returns the current layout of a workspace. It returns the errors of
+// [Prepare] for a workspace that would be refused.
 func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	path, err := resolvedPath(w.Dir)
 	if err != nil {
@@ -42,8 +43,8 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	return l, nil
 }
 
-// empty says whether a guarded name is a file or folder with no more in it than
-// a placeholder.
+// isEmpty reports whether a guarded file or directory contains no more than a
+// placeholder.
 func isEmpty(workspace *os.File, name string) bool {
 	f, err := openBelow(workspace, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
@@ -58,10 +59,10 @@ func isEmpty(workspace *os.File, name string) bool {
 	return errors.Is(err, io.EOF)
 }
 
-// which tells a file or folder from every other that there was or will be: an
-// inode's number is used again, often for what is made next, so that the time
-// of its birth belongs to it; where the file system has none, the time of its last
-// change.
+// identifyFile returns text that identifies a file or directory among all that
+// exist, existed or will exist: an inode's number is used again, often for the
+// next file, so the time of its birth belongs to it. On file systems without
+// one, the time of the last change is used.
 func identifyFile(dir int, name string) string {
 	var st unix.Statx_t
 	if err := unix.Statx(dir, name, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_BASIC_STATS|unix.STATX_BTIME, &st); err != nil {

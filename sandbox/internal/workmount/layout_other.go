@@ -13,8 +13,9 @@ import (
 // The names that a host reads in a workspace on its own account.
 const gitName, mercurialName, ownConfig = ".git", ".hg", ".caisson"
 
-// LayoutOf fails where the workspace can't be found: the guards are an existing
-// .git, .hg and .caisson.
+// LayoutOf returns the current layout of a workspace: its guards are an
+// existing .git, .hg and .caisson. It returns an error if the workspace can't
+// be found.
 func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	path, err := filepath.EvalSymlinks(w.Path)
 	if err != nil {

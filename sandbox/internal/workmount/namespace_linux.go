@@ -16,13 +16,13 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// LostOthers is in Prepared.Lost where an overlay is mounted in a user
-// namespace of one user.
-const LostOthers = "files and folders of other users and groups in the workspace can't be changed, because the overlay knows one user and group only"
+// LostOthers is in Mounts.Lost if an overlay is mounted in a user namespace of
+// one user.
+const LostOthers = "files and directories of other users and groups in the workspace can't be changed, because the overlay knows one user and group only"
 
-// Entrance starts a runtime in a user and mount namespace in which an overlay is
-// mounted: the guest's binary mounts it there and becomes the runtime (its
-// package enter draws it). No process stays for it.
+// MountNamespace starts a runtime in a user and mount namespace in which an
+// overlay is mounted: the guest's binary mounts it there and becomes the
+// runtime (see its package enter). No process stays for it.
 type MountNamespace struct {
 	mounts *Mounts
 	args   []string
@@ -35,11 +35,11 @@ type MountNamespace struct {
 	closed bool
 }
 
-// entrance prepares the way by which a runtime comes to see the overlay: a mount
-// point, which outside stays an empty folder.
+// planNamespace prepares the way in which a runtime sees the overlay: a mount
+// point, which outside stays an empty directory.
 func (p *Mounts) planNamespace(o Options, decided identityPlan, list []guard) error {
 	s := &stager{dir: p.cleanup.dir, list: o.Cleanup, cleanup: p.cleanup}
-	if err := s.makeMountsDir(0); err != nil { // here it is no mount but a folder
+	if err := s.makeMountsDir(0); err != nil { // here it is no mount but a directory
 		return err
 	}
 	at := filepath.Join(o.Dir, mountsDir, "overlay")
@@ -60,20 +60,20 @@ func (p *Mounts) planNamespace(o Options, decided identityPlan, list []guard) er
 	if err := p.bindUnstaged(decided, list); err != nil {
 		return err
 	}
-	p.Staged = true // below the session's folder, where nobody else can write
+	p.Staged = true // below the session's directory, where no other process can write
 	p.Lost = append(p.Lost, LostOthers)
 	return nil
 }
 
-// enterWord is what the guest's binary calls it (its package enter).
+// enterWord selects the guest's package enter.
 const enterWord = "overlay"
 
-// The capabilities that the overlay's maker needs in its own namespace, and that
+// The capabilities that mounting the overlay needs in its namespace, and that
 // overlayfs then uses when it copies files up (linux/capability.h).
 var overlayCapabilities = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID, unix.CAP_SYS_ADMIN}
 
-// Wrap changes a command that was not started so that it runs where the overlay
-// is mounted. It must have no ExtraFiles. Call Opened after its start.
+// WrapCommand changes a command that was not started so that it runs in the
+// namespace. It must have no ExtraFiles. Call WaitMounted after its start.
 func (e *MountNamespace) WrapCommand(cmd *exec.Cmd) {
 	program := append([]string{cmd.Path}, cmd.Args[1:]...)
 	cmd.Args = append(append([]string{}, e.args...), program...)
@@ -90,12 +90,12 @@ func (e *MountNamespace) WrapCommand(cmd *exec.Cmd) {
 	a.AmbientCaps = overlayCapabilities
 }
 
-// openTime bounds the wait for the mount: it takes some 10 ms.
+// openTime is the longest time for the mount, which takes some 10 ms.
 const openTime = 30 * time.Second
 
-// Opened waits until the overlay is mounted, and keeps its root for View. It
-// fails with ErrUnsupported where the kernel or this user can't mount it. Call
-// it once the wrapped command was started; cancelling ctx ends it.
+// WaitMounted waits until the overlay is mounted, and keeps its root for View.
+// It returns ErrUnsupported if the kernel or this user can't mount it. Call it
+// once the wrapped command was started. Cancelling ctx ends it.
 func (e *MountNamespace) WaitMounted(ctx context.Context) error {
 	e.theirSocket.Close() // or else the command's end would be no end
 	ctx, cancel := context.WithTimeoutCause(ctx, openTime, fmt.Errorf("%w: the overlay was not mounted within %s", sandbox.ErrUnavailable, openTime))
@@ -127,11 +127,11 @@ func (e *MountNamespace) hangUp() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.closed {
-		unix.Shutdown(e.socket, unix.SHUT_RDWR) //nolint:errcheck // as far as it is open
+		_ = unix.Shutdown(e.socket, unix.SHUT_RDWR) // as far as it is open
 	}
 }
 
-// receive takes the one message: a descriptor, or what is wrong.
+// receiveRoot receives the one message: a descriptor, or an error.
 func (e *MountNamespace) receiveRoot() (*os.File, error) {
 	text, control := make([]byte, 4<<10), make([]byte, unix.CmsgSpace(4))
 	n, c, _, _, err := unix.Recvmsg(e.socket, text, control, unix.MSG_CMSG_CLOEXEC)

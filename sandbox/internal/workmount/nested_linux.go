@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// maxNested bounds the mounts of nested repositories: each is one more for the
-	// engine and the kernel to make, 5 to 20 ms each in gVisor.
+	// maxNested is the most nested repositories that are mounted: each mount
+	// costs the engine and the kernel time, 5 to 20 ms in gVisor.
 	maxNested = 64
-	// maxLostNames bounds the repositories that one lost protection names.
+	// maxLostNames is the most repositories that one lost protection names.
 	maxLostNames = 5
-	// maxSecondNames bounds the files of a repository that are looked at for
-	// another name.
+	// maxSecondNames is the most files of a repository that are examined for
+	// other names.
 	maxSecondNames = 10_000
 )
 
@@ -112,7 +112,7 @@ func isRepository(workspace *os.File, name string, kind uint32) bool {
 	return err == nil && isHead && kind == unix.S_IFDIR
 }
 
-// mountable reports whether every engine takes a name as a mount's target.
+// isMountable reports whether every engine takes a name as a mount's target.
 func isMountable(name string) bool {
 	return utf8.ValidString(name) && !strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) || strings.ContainsRune(`\:,"`, r) })
 }
@@ -129,7 +129,7 @@ func secondName(workspace *os.File, repo string, obeyed []string) (string, error
 		case err != nil:
 			continue // there is none, or it can't be reached
 		case kind == unix.S_IFDIR && (entry == "modules" || entry == "worktrees"):
-			continue // their configuration is looked at below
+			continue // their configuration is examined below
 		case kind == unix.S_IFDIR || kind == unix.S_IFREG:
 			if second, err := linkedFile(workspace, name, &look, nil); err != nil || second != "" {
 				return second, err
@@ -151,7 +151,7 @@ func secondName(workspace *os.File, repo string, obeyed []string) (string, error
 func linkedFile(workspace *os.File, name string, look *int, names []string) (string, error) {
 	f, err := openBelow(workspace, name, unix.O_RDONLY|unix.O_NONBLOCK)
 	if err != nil {
-		return "", nil //nolint:nilerr // what can't be reached is for others to say
+		return "", nil // it can't be reached
 	}
 	defer f.Close()
 	var st unix.Stat_t
@@ -169,10 +169,10 @@ func linkedFile(workspace *os.File, name string, look *int, names []string) (str
 	}
 	entries, err := f.ReadDir(*look + 1)
 	if *look -= len(entries); *look < 0 {
-		return name, nil // what can't be looked at whole
+		return name, nil // too many files
 	}
 	if err != nil && len(entries) == 0 {
-		return "", nil //nolint:nilerr // the end
+		return "", nil // the end
 	}
 	for _, e := range entries {
 		deeper := names

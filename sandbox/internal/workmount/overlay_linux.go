@@ -14,7 +14,7 @@ import (
 )
 
 // stageOverlay mounts the overlay and attaches it as the first of the binds,
-// with the guards in it after it.
+// followed by its guards.
 func (p *Mounts) stageOverlay(s *stager, guards []guard) error {
 	lower, err := s.cloneMount(int(p.cleanup.workspace.Fd()), true, s.userns)
 	if err != nil {
@@ -58,7 +58,7 @@ func (p *Mounts) stageOverlay(s *stager, guards []guard) error {
 	return nil
 }
 
-// guardIn binds something in the overlay on itself.
+// guardIn binds a file of the overlay on itself.
 func (p *Mounts) guardIn(s *stager, root *os.File, g guard) error {
 	f, err := openGuardIn(root, g)
 	if err != nil {
@@ -79,28 +79,29 @@ func openGuardIn(root *os.File, g guard) (*os.File, error) {
 	return openBelow(root, g.name, unix.O_PATH)
 }
 
-// overlayGuards are those of the workspace's own configuration, and of a linked
-// worktree, whose repository is elsewhere and not in the overlay.
+// overlayGuards returns the guards of the workspace's own configuration, and of
+// a linked worktree, whose repository is elsewhere and not in the overlay.
 func (p *Mounts) overlayGuards(o Options, decided identityPlan) ([]guard, error) {
 	list, err := existingGuards(o.Workspace.Dir, ownConfig)
 	if err != nil {
 		return nil, err
 	}
 	if kind, err := kindOf(o.Workspace.Dir, gitName); err != nil || kind != unix.S_IFREG {
-		return list, nil //nolint:nilerr // nothing of it is guarded
+		return list, nil // nothing of it is guarded
 	}
-	// What is refused for a folder itself harms nobody in an overlay.
+	// What is refused in bind mode does no harm in an overlay.
 	git, lost, err := linkGuards(o.Workspace.Dir, p.Path)
 	if err != nil || git[0].worktree.common == "" {
 		p.Lost = append(p.Lost, lost...)
-		return list, nil //nolint:nilerr // as above
+		return list, nil // as above
 	}
 	return p.linkWorktrees(append(list, git[0]), decided)
 }
 
-// mountOverlay mounts an overlay of two unattached mounts and attaches it
-// nowhere. Kernels before 6.15 want the layers attached: below the session's
-// folder, until the overlay, which holds clones of its own, is there.
+// mountOverlay mounts an overlay of two unattached mounts and returns it
+// unattached. Kernels before 6.15 need the layers attached: they are attached
+// below the session's directory until the overlay, which holds clones of its
+// own, exists.
 func (s *stager) mountOverlay(lower, own *os.File) (*os.File, error) {
 	l, err := openLayersOf(lower, own)
 	if err != nil {
@@ -125,7 +126,8 @@ func (s *stager) mountOverlay(lower, own *os.File) (*os.File, error) {
 	return merged, noMounts(err)
 }
 
-// noMounts names the errors of a process or kernel that can't mount overlays.
+// noMounts wraps the errors of a process or kernel that can't mount overlays in
+// errNoMounts.
 func noMounts(err error) error {
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("%w: %w", errNoMounts, err)
@@ -158,7 +160,7 @@ func closeAll(files ...*os.File) {
 	}
 }
 
-// overlayError says what would help where an overlay can't be mounted.
+// overlayError adds a hint to the error for an overlay that can't be mounted.
 func overlayError(path string, l *overlayLayers, err error) error {
 	switch {
 	case errors.Is(err, errNoMounts):
@@ -166,33 +168,33 @@ func overlayError(path string, l *overlayLayers, err error) error {
 			path, sandbox.ErrUnsupported, err)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.EREMOTE), errors.Is(err, unix.ELOOP):
 		return fmt.Errorf("workspace %s: %w: no overlay can be made of it and the layers %s (%w): use bind mode, "+
-			"or, where it is the layers' file system, a state folder (XDG_STATE_HOME) on a local disk", path, sandbox.ErrUnsupported, l.path, err)
+			"or, where it is the layers' file system, a state directory (XDG_STATE_HOME) on a local disk", path, sandbox.ErrUnsupported, l.path, err)
 	}
 	return fmt.Errorf("mount workspace: %w", err)
 }
 
-// checkOverlay refuses an overlay that the kernel made read-only because it
-// could not use the work folder.
+// checkOverlay refuses an overlay that the kernel mounted read-only because it
+// could not use the work directory.
 func (p *Mounts) checkOverlay(merged *os.File) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(merged.Fd()), &st); err != nil {
 		return fmt.Errorf("examine overlay: %w", err)
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
-		return fmt.Errorf("layers %s: %w: the kernel mounts them read-only: use bind mode, or another state folder (XDG_STATE_HOME)",
+		return fmt.Errorf("layers %s: %w: the kernel mounts them read-only: use bind mode, or another state directory (XDG_STATE_HOME)",
 			p.cleanup.layers.path, sandbox.ErrUnsupported)
 	}
 	return nil
 }
 
-// overlayMounts is how many mounts an overlay is staged from, besides its own
-// and its guards'.
+// overlayMounts is the number of mounts that an overlay is staged from, besides
+// its own and its guards'.
 const overlayMounts = 2
 
-// overlay makes a workspace's copy-on-write view. Nothing of a repository is
-// guarded in it: the host's own is untouched whatever is committed. Its
-// .caisson is, as it is in the folder itself: one that a command made is not
-// read by anybody.
+// prepareOverlay makes a workspace's copy-on-write view. No repository is
+// guarded in it: the host's own is not touched, whatever is committed. Its
+// .caisson is guarded as in the directory itself. One that a command made is
+// never read.
 func (p *Mounts) prepareOverlay(ctx context.Context, o Options, decided identityPlan) error {
 	var err error
 	if p.cleanup.layers, err = openLayers(o, decided.files.uid); err != nil {
@@ -221,8 +223,8 @@ func (p *Mounts) prepareOverlay(ctx context.Context, o Options, decided identity
 	return nil
 }
 
-// volume leaves the overlay to an engine. A .caisson in it is covered, as it is
-// wherever nothing can be staged.
+// planVolume leaves the overlay to an engine. A .caisson in it is covered, as
+// everywhere that nothing can be staged.
 func (p *Mounts) planVolume(decided identityPlan, list []guard) error {
 	v, err := p.engineVolume()
 	if err != nil {
@@ -233,8 +235,8 @@ func (p *Mounts) planVolume(decided identityPlan, list []guard) error {
 	return p.bindUnstaged(decided, list)
 }
 
-// unstaged covers the guards of an overlay that this process doesn't mount, and
-// takes over what the plan came to. The flags are the overlay's own.
+// bindUnstaged covers the guards of an overlay that this process does not
+// mount, and sets the identity. The flags are the overlay's own.
 func (p *Mounts) bindUnstaged(decided identityPlan, list []guard) error {
 	for _, g := range list {
 		f, err := openGuardIn(p.cleanup.workspace, g)

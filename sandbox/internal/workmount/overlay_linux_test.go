@@ -253,7 +253,7 @@ func TestOverlayRefused(t *testing.T) {
 		{"layers elsewhere", func(t *testing.T, f *fixture) {
 			f.Workspace.Layers = filepath.Join(filepath.Dir(f.StateDir), "layers")
 			worktest.MakeLayers(t, f.Workspace.Layers, f.dir)
-		}, sandbox.ErrInvalid, "not below the state folder"},
+		}, sandbox.ErrInvalid, "not below the state directory"},
 		{"layers of another workspace", func(t *testing.T, f *fixture) {
 			must(t, os.Chown(filepath.Join(f.Workspace.Layers, upperName), 4242, 4242))
 		}, sandbox.ErrInvalid, "another workspace"},
@@ -261,7 +261,7 @@ func TestOverlayRefused(t *testing.T) {
 			upper := filepath.Join(f.Workspace.Layers, upperName)
 			must(t, os.Rename(upper, upper+"2"))
 			must(t, os.Symlink(upper+"2", upper))
-		}, sandbox.ErrInvalid, "no folder upper"},
+		}, sandbox.ErrInvalid, "no directory upper"},
 		{"submount", func(t *testing.T, f *fixture) {
 			at := filepath.Join(f.dir, "sub")
 			must(t, os.Mkdir(at, 0o755))

@@ -71,7 +71,7 @@ func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 	return p, nil
 }
 
-// begin decides who is who and opens what everything else needs.
+// newMounts decides on the identities and opens what everything else needs.
 func newMounts(o Options, path string) (*Mounts, identityPlan, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(o.Workspace.Dir.Fd()), &st); err != nil {
@@ -86,7 +86,7 @@ func newMounts(o Options, path string) (*Mounts, identityPlan, error) {
 	}
 	dir, err := os.OpenFile(o.Dir, unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, identityPlan{}, fmt.Errorf("open session folder: %w", err)
+		return nil, identityPlan{}, fmt.Errorf("open session directory: %w", err)
 	}
 	return &Mounts{
 		Path:    path,
@@ -94,8 +94,8 @@ func newMounts(o Options, path string) (*Mounts, identityPlan, error) {
 	}, decided, nil
 }
 
-// reserve makes the placeholders, as the owner of what they are put into. Of
-// what exists already it shares what another session reserved.
+// reserveNames makes the placeholders, as the owner of their directory.
+// Existing placeholders of other sessions are shared.
 func (p *Mounts) reserveNames(ctx context.Context, list []guard, decided identityPlan) error {
 	workspace := p.cleanup.workspace
 	var st unix.Stat_t
@@ -132,8 +132,8 @@ func reserveError(path string, err error) error {
 	return fmt.Errorf("reserve names in workspace: %w", err)
 }
 
-// bindAll makes the binds: staged where the plan says so, and by path where
-// this process turns out not to be allowed to mount.
+// bindAll makes the binds: staged if the plan demands it, and by path if this
+// process turns out not to be allowed to mount.
 func (p *Mounts) bindAll(o Options, decided identityPlan, submounts []string, list []guard) error {
 	wanted := append([]guard{{name: "."}}, submountGuards(submounts)...)
 	wanted = append(wanted, list...)
@@ -180,14 +180,15 @@ func (p *Mounts) bindAll(o Options, decided identityPlan, submounts []string, li
 	return nil
 }
 
-// coverDir is the folder, below Options.Dir, of what covers a guard.
+// coverDir is the directory, below Options.Dir, of the file that covers a
+// guard.
 const coverDir = "cover"
 
-// cover hides a guard under an empty thing of the session's own. It is for the
-// workspace's configuration, which nothing inside needs: its name is guarded
-// only where it existed, so that a command of another session may just have
-// made it and may be exchanging it for a link, and gVisor can't tell afterwards
-// what was mounted.
+// coverGuard hides a guard under an empty file or directory of the session's
+// own. It is for the workspace's configuration, which nothing inside needs: its
+// name is guarded only if it existed, so that a command of another session may
+// just have made it and may be exchanging it for a symlink, and gVisor can't
+// find out afterwards what was mounted.
 func (p *Mounts) coverGuard(f *os.File, g guard) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -197,7 +198,7 @@ func (p *Mounts) coverGuard(f *os.File, g guard) error {
 	if err != nil {
 		return fmt.Errorf("cover %s: %w", g.name, err)
 	}
-	p.cleanup.folders = append(p.cleanup.folders, listedDir{id: ids[0], name: coverDir})
+	p.cleanup.dirs = append(p.cleanup.dirs, listedDir{id: ids[0], name: coverDir})
 	place := filepath.Join(p.cleanup.base, coverDir, "empty")
 	if err := os.Mkdir(filepath.Dir(place), 0o755); err != nil {
 		return fmt.Errorf("cover %s: %w", g.name, err)
@@ -226,7 +227,7 @@ func submountGuards(names []string) []guard {
 	return list
 }
 
-// settle takes over what the plan came to.
+// setIdentity takes over the result of the plan.
 func (p *Mounts) setIdentity(decided identityPlan) {
 	p.CommandUID, p.CommandGID = decided.command.uid, decided.command.gid
 	p.OwnerUID, p.OwnerGID = decided.files.uid, decided.files.gid
@@ -234,8 +235,8 @@ func (p *Mounts) setIdentity(decided identityPlan) {
 	p.Lost = append(p.Lost, decided.lost...)
 }
 
-// stageAll stages every bind. Where ids can't be mapped it changes the plan
-// once and begins again.
+// stageAll stages every bind. If ids can't be mapped, it changes the plan once
+// and begins again.
 func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard, submounts int) (err error) {
 	s := &stager{dir: p.cleanup.dir, list: o.Cleanup, cleanup: p.cleanup, attachLayers: o.attachLayers}
 	if decided.idmap {
@@ -286,7 +287,8 @@ func (p *Mounts) stageOne(s *stager, g guard, index, submounts int) error {
 	return p.stageFile(s, f, g, s.userns)
 }
 
-// attach stages what f holds, with the ids of userns, and adds it to the binds.
+// stageFile stages the file f, with the ids of userns, and adds it to the
+// binds.
 func (p *Mounts) stageFile(s *stager, f *os.File, g guard, userns *os.File) error {
 	mount, err := s.cloneMount(int(f.Fd()), g.readOnly, userns)
 	if err != nil {
@@ -304,7 +306,7 @@ func (p *Mounts) stageFile(s *stager, f *os.File, g guard, userns *os.File) erro
 	return p.addBind(f, g, source)
 }
 
-// open opens one of the wanted things: the workspace itself, then the named
+// openGuard opens one of the wanted files: the workspace itself, then the named
 // submounts, then the guards.
 func (p *Mounts) openGuard(g guard, index, submounts int) (*os.File, error) {
 	if g.from != "" {

@@ -22,7 +22,7 @@ import (
 
 const session = "ses_workmount"
 
-// fixture is a state folder and a workspace beside it.
+// fixture is a state directory and a workspace beside it.
 type fixture struct {
 	Options
 	dir string // of the workspace
@@ -207,7 +207,7 @@ func TestMountFlags(t *testing.T) {
 	f.clean(t)
 }
 
-// inNamespace runs a script with the binds mounted over an empty folder at
+// inNamespace runs a script with the binds mounted over an empty directory at
 // $W, in a mount namespace of its own, as the commands' user.
 func inNamespace(t *testing.T, p *Mounts, script string) error {
 	t.Helper()
@@ -306,10 +306,10 @@ func TestRefusals(t *testing.T) {
 		make func(t *testing.T, f *fixture)
 		want string
 	}{
-		{"the root folder", func(t *testing.T, f *fixture) { f.dir = "/"; f.hold(t) }, "root folder"},
-		{"a folder that holds the state folder", func(t *testing.T, f *fixture) { f.dir = filepath.Dir(f.StateDir); f.hold(t) }, "holds"},
-		{"the state folder", func(t *testing.T, f *fixture) { f.dir = f.StateDir; f.hold(t) }, "must not change"},
-		{"a folder in the state folder", func(t *testing.T, f *fixture) { f.dir = f.Dir; f.hold(t) }, "lies in the state folder"},
+		{"the root folder", func(t *testing.T, f *fixture) { f.dir = "/"; f.hold(t) }, "root directory"},
+		{"a folder that holds the state directory", func(t *testing.T, f *fixture) { f.dir = filepath.Dir(f.StateDir); f.hold(t) }, "holds"},
+		{"the state directory", func(t *testing.T, f *fixture) { f.dir = f.StateDir; f.hold(t) }, "must not change"},
+		{"a folder in the state directory", func(t *testing.T, f *fixture) { f.dir = f.Dir; f.hold(t) }, "lies in the state directory"},
 		{"home", func(t *testing.T, f *fixture) { f.Protect = []string{f.dir + "/."} }, "must not change"},
 		{"a folder that holds home", func(t *testing.T, f *fixture) {
 			must(t, os.Mkdir(filepath.Join(f.dir, "me"), 0o755))
@@ -400,7 +400,7 @@ func TestNamedSubmount(t *testing.T) {
 	}
 }
 
-// The folder stays the one that was opened, whatever happens to its path.
+// The directory stays the one that was opened, whatever happens to its path.
 func TestFolderReplaced(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
@@ -496,7 +496,7 @@ func TestPlaceholderIsShared(t *testing.T) {
 }
 
 // What a session that was killed while it was made has left, a sweep undoes:
-// mounts that are still staged, their folder, the placeholder. The workspace
+// mounts that are still staged, their directory, the placeholder. The workspace
 // keeps its files.
 func TestSweepAfterAKill(t *testing.T) {
 	needRoot(t)
@@ -504,7 +504,7 @@ func TestSweepAfterAKill(t *testing.T) {
 	write(t, filepath.Join(f.dir, "work"), "x")
 	p, err := Prepare(t.Context(), f.Options)
 	must(t, err)
-	// Positive control: the workspace's file shows below the session's folder.
+	// Positive control: the workspace's file shows below the session's directory.
 	if _, err := os.Stat(filepath.Join(p.Binds[0].Source, "work")); err != nil {
 		t.Fatalf("control: %v", err)
 	}
@@ -527,7 +527,7 @@ func TestSweepAfterAKill(t *testing.T) {
 	}
 }
 
-// .git that is swapped for a link to a folder outside, again and again while
+// .git that is swapped for a symlink to a directory outside, again and again while
 // the workspace is prepared, is refused or the real one, never the outside.
 func TestGitSwappedWhileItIsPrepared(t *testing.T) {
 	needRoot(t)
@@ -586,7 +586,7 @@ func TestHarmlessLinksInARepository(t *testing.T) {
 }
 
 // By path, the workspace's own configuration is covered and not shown: its name
-// could be exchanged for a link before the engine looks at it.
+// could be exchanged for a symlink before the engine looks at it.
 func TestConfigurationIsCovered(t *testing.T) {
 	for _, isDir := range []bool{true, false} {
 		f := newFixture(t, os.Geteuid(), os.Getegid())

@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// undo has nothing to undo where nothing is mounted.
+// cleanup removes what Prepare made.
 type cleanup struct{}
 
 func (*cleanup) removeStaging() error { return nil }
@@ -22,9 +22,9 @@ func (*cleanup) closeAll(context.Context) error { return nil }
 
 func (*cleanup) overlayRoot() (*os.File, workspace.Layers) { return nil, workspace.Layers{} }
 
-// prepare hands out the folder's own path: the engine runs in a virtual
-// machine, whose file sharing gives every file to the user who runs it. Only
-// an existing .git, .hg and .caisson are guarded.
+// prepareMounts returns the directory's own path: the engine runs in a virtual
+// machine, whose file sharing presents every file as the user's. Only an
+// existing .git, .hg and .caisson are guarded.
 func prepareMounts(_ context.Context, o Options) (*Mounts, error) {
 	if o.isOverlay() {
 		return nil, fmt.Errorf("workspace %s: %w: overlay mode needs Linux: use bind mode", o.Workspace.Path, sandbox.ErrUnsupported)
@@ -42,7 +42,7 @@ func prepareMounts(_ context.Context, o Options) (*Mounts, error) {
 		return nil, fmt.Errorf("resolve workspace: %w", err)
 	}
 	if !os.SameFile(held, now) || !now.IsDir() {
-		return nil, fmt.Errorf("workspace %s: %w: it is not the folder that was opened", path, sandbox.ErrInvalid)
+		return nil, fmt.Errorf("workspace %s: %w: it is not the directory that was opened", path, sandbox.ErrInvalid)
 	}
 	if err := checkPlace(path, o); err != nil {
 		return nil, err
@@ -70,18 +70,18 @@ func prepareMounts(_ context.Context, o Options) (*Mounts, error) {
 			continue
 		}
 		if err != nil || !info.IsDir() && !info.Mode().IsRegular() {
-			return nil, fmt.Errorf("workspace %s: %w: %s is not a plain folder or file and can't be protected", path, sandbox.ErrInvalid, name)
+			return nil, fmt.Errorf("workspace %s: %w: %s is not a plain directory or file and can't be protected", path, sandbox.ErrInvalid, name)
 		}
 		p.Binds = append(p.Binds, Bind{Source: filepath.Join(path, name), Target: sandbox.WorkspaceDir + "/" + name, ReadOnly: true, Dir: info.IsDir()})
 	}
 	return p, nil
 }
 
-// checkPlace refuses the root, the state folder and what holds or lies in
-// them; paths have their links resolved.
+// checkPlace refuses the root, the state directory and what contains or lies in
+// them; symlinks in the paths are resolved.
 func checkPlace(path string, o Options) error {
 	if filepath.Dir(path) == path {
-		return fmt.Errorf("workspace %s: %w: it is a root folder", path, sandbox.ErrInvalid)
+		return fmt.Errorf("workspace %s: %w: it is a root directory", path, sandbox.ErrInvalid)
 	}
 	for _, name := range append([]string{o.StateDir}, o.Protect...) {
 		real, err := filepath.EvalSymlinks(name)
@@ -90,11 +90,11 @@ func checkPlace(path string, o Options) error {
 		}
 		rel, err := filepath.Rel(path, real)
 		if err == nil && filepath.IsLocal(rel) {
-			return fmt.Errorf("workspace %s: %w: it is or holds %s: use a folder of its own", path, sandbox.ErrInvalid, name)
+			return fmt.Errorf("workspace %s: %w: it is or holds %s: use a directory of its own", path, sandbox.ErrInvalid, name)
 		}
 		rel, err = filepath.Rel(real, path)
 		if name == o.StateDir && err == nil && filepath.IsLocal(rel) {
-			return fmt.Errorf("workspace %s: %w: it lies in the state folder %s", path, sandbox.ErrInvalid, name)
+			return fmt.Errorf("workspace %s: %w: it lies in the state directory %s", path, sandbox.ErrInvalid, name)
 		}
 	}
 	return nil
@@ -103,7 +103,7 @@ func checkPlace(path string, o Options) error {
 // FileIdentity is for Linux.
 func FileIdentity(string) (device, inode uint64, err error) { return 0, 0, sandbox.ErrUnsupported }
 
-// Namespaces keeps nothing here: there are no id maps.
+// UserNamespaces keeps nothing: there are no id maps.
 type UserNamespaces struct{}
 
 // Close does nothing.

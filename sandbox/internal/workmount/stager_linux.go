@@ -11,16 +11,17 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// mountsDir is the folder of the mount points, below Options.Dir.
+// mountsDir is the directory of the mount points, below Options.Dir.
 const mountsDir = "mounts"
 
-// errNoIDMap says that the kernel or the file system has no id-mapped mounts.
+// errNoIDMap is the error if the kernel or the file system has no id-mapped
+// mounts.
 var errNoIDMap = errors.New("no id-mapped mounts")
 
-// errNoMounts says that this process may not mount at all.
+// errNoMounts is the error if this process may not mount at all.
 var errNoMounts = errors.New("may not mount")
 
-// stage makes mounts below the session's folder.
+// stager makes mounts below the session's directory.
 type stager struct {
 	dir     *os.File // Options.Dir
 	list    *ownership.CleanupList
@@ -31,9 +32,9 @@ type stager struct {
 	attachLayers bool
 }
 
-// clone gives the folder or file that fd names a mount of its own, not
-// attached anywhere yet: one file system, no submounts, private, nosuid,
-// nodev, and id-mapped as userns says, where that is not nil.
+// cloneMount returns a new mount of the directory or file fd that is not
+// attached yet: one file system, no submounts, private, nosuid, nodev, and
+// id-mapped by userns unless that is nil.
 func (s *stager) cloneMount(fd int, readOnly bool, userns *os.File) (*os.File, error) {
 	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	switch {
@@ -67,7 +68,8 @@ func (s *stager) cloneMount(fd int, readOnly bool, userns *os.File) (*os.File, e
 	return mount, nil
 }
 
-// attach puts a cloned mount at the next mount point and returns its path.
+// attachMount attaches a cloned mount to the next mount point and returns its
+// path.
 func (s *stager) attachMount(mount *os.File, isDir bool) (string, error) {
 	name := s.cleanup.mounts[s.next].name
 	s.next++
@@ -80,7 +82,8 @@ func (s *stager) attachMount(mount *os.File, isDir bool) (string, error) {
 	return filepath.Join(s.cleanup.base, name), nil
 }
 
-// makePoint makes a mount point that nobody can use while nothing is on it.
+// makeMountPoint makes a mount point that can't be used while nothing is
+// mounted on it.
 func (s *stager) makeMountPoint(name string, isDir bool) error {
 	if isDir {
 		return unix.Mkdirat(int(s.dir.Fd()), name, 0)
@@ -92,8 +95,8 @@ func (s *stager) makeMountPoint(name string, isDir bool) error {
 	return unix.Close(fd)
 }
 
-// open makes the folder of the mount points, once it and count mounts are
-// noted.
+// makeMountsDir makes the directory of the mount points, once it and count
+// mounts are in the cleanup list.
 func (s *stager) makeMountsDir(count int) error {
 	entries := []ownership.Entry{{Kind: ownership.KindDirectory, Path: mountsDir}}
 	for i := range count {
@@ -108,7 +111,7 @@ func (s *stager) makeMountsDir(count int) error {
 		s.cleanup.mounts = append(s.cleanup.mounts, listedDir{id: ids[i+1], name: e.Path})
 	}
 	if err := unix.Mkdirat(int(s.dir.Fd()), mountsDir, 0o700); err != nil {
-		return fmt.Errorf("make folder of mount points: %w", err)
+		return fmt.Errorf("make directory of mount points: %w", err)
 	}
 	return nil
 }

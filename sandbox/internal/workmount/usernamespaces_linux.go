@@ -10,21 +10,21 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// maxNamespaces bounds how many namespaces are kept: one for each owner of a
+// maxNamespaces is the most namespaces that are kept: one for each owner of a
 // workspace, of whom a process has one or a few.
 const maxNamespaces = 16
 
-// Namespaces keeps the user namespaces that id maps are taken from, one for
-// each owner of a workspace: making one starts a process (4 ms), and it can
-// serve any number of mounts. The zero value is ready, nil keeps none. It is
-// safe for concurrent use. What is not closed goes with the process.
+// UserNamespaces keeps the user namespaces that id maps are taken from, one for
+// each owner of a workspace. Making one starts a process (4 ms), and it can
+// serve any number of mounts. The zero value is ready to use; nil keeps none.
+// It is safe for concurrent use. It need not be closed before the process ends.
 type UserNamespaces struct {
 	mu   sync.Mutex
 	kept map[ids]*os.File
 }
 
-// open returns a descriptor of the namespace that swaps an owner and the
-// commands' identity. The caller closes it.
+// openFor returns a descriptor of the namespace that swaps an owner and the
+// commands' identity. The caller must close it.
 func (n *UserNamespaces) openFor(holder string, owner ids) (*os.File, error) {
 	if n == nil {
 		return makeNamespace(holder, owner)
@@ -56,7 +56,7 @@ func makeNamespace(holder string, owner ids) (*os.File, error) {
 	return openUserNamespace(holder, swapIDs(int64(owner.uid), sandbox.CommandUID), swapIDs(int64(owner.gid), sandbox.CommandGID))
 }
 
-// Close lets go of what is kept. It may be used again.
+// Close closes the namespaces. The value may be used again.
 func (n *UserNamespaces) Close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 )
 
 // openUserNamespace returns a descriptor of a new user namespace with these
-// maps. Only a process can make one, and a Go process, having threads, can't
+// maps. Only a process can make one, and a Go process, which has threads, can't
 // do so itself (unshare(2): EINVAL). So holder, any executable, is started in
 // one under ptrace: it stops at the end of execve(2), before its first
 // instruction, and is killed there once the namespace is open.

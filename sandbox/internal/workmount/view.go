@@ -9,9 +9,10 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// View gives an overlay as commands see it, for sandbox.Sandbox.View; nil where
-// this process mounted none. Ended says why the sandbox can't be used any more,
-// nil as long as it can. Close ends the view.
+// View returns the view of an overlay as commands see it, for
+// sandbox.Sandbox.View, or nil if this process mounted none. ended returns why
+// the sandbox can no longer be used, and nil as long as it can. Close ends the
+// view.
 func (p *Mounts) View(hostPath string, ended func() error) (workspace.View, error) {
 	root, layers := p.cleanup.overlayRoot()
 	if root == nil {
@@ -24,14 +25,15 @@ func (p *Mounts) View(hostPath string, ended func() error) (workspace.View, erro
 	return &view{reader: r, ended: ended}, nil
 }
 
-// view is a Reader that fails with the sandbox.
+// view is a Reader whose calls fail when the sandbox has ended.
 type view struct {
 	reader *workspace.Reader
 	ended  func() error
 }
 
-// during does one read, unless the sandbox has ended. One that fails while it
-// ends says so: its folder is closed then.
+// readUnlessEnded calls read, unless the sandbox has ended. If the sandbox ends
+// meanwhile and read fails, the error is the sandbox's: its directory is closed
+// then.
 func readUnlessEnded[T any](v *view, read func() (T, error)) (T, error) {
 	var none T
 	if err := v.ended(); err != nil {
@@ -69,7 +71,7 @@ func (v *view) List(ctx context.Context, path string, depth int) (workspace.List
 	return readUnlessEnded(v, func() (workspace.Listing, error) { return v.reader.List(ctx, path, depth) })
 }
 
-// Walk ends with what visit returned, also where the sandbox ends meanwhile.
+// Walk ends with the error of visit, even if the sandbox ends meanwhile.
 func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.Walked, error) {
 	var last error
 	walked, err := readUnlessEnded(v, func() (workspace.Walked, error) {
@@ -84,7 +86,7 @@ func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, v
 	return walked, err
 }
 
-// Search ends with what Visit returned, even where the sandbox ends meanwhile.
+// Search ends with the error of Visit, even if the sandbox ends meanwhile.
 func (v *view) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.Walked, error) {
 	var last error
 	visit := o.Visit

@@ -14,19 +14,19 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Volume is an overlay that an engine mounts for us. The engine must be root,
-// and see this process and its mounts.
+// Volume is an overlay that an engine mounts. The engine must be root, and see
+// this process and its mounts.
 type Volume struct {
-	// Options are the mount's: flags and what overlayfs takes, separated by
+	// Options are the mount's: flags and those of overlayfs, separated by
 	// commas. They name the layers by the descriptors of this process, which
-	// can't be changed on the way as paths could, and need no quoting.
+	// can't be replaced as paths could, and need no quoting.
 	Options string
 
 	lower, upper, work *os.File
 	root               node // of the upper layer: what the mount's root shows
 }
 
-// engineVolume makes the description of an overlay that an engine mounts.
+// engineVolume returns the description of an overlay that an engine mounts.
 func (p *Mounts) engineVolume() (_ *Volume, err error) {
 	v := &Volume{lower: p.cleanup.workspace}
 	defer func() {
@@ -59,19 +59,20 @@ func (v *Volume) closeLayers() {
 	closeAll(v.upper, v.work)
 }
 
-// Clean removes what the engine's kernel made in the work folder, once nothing
-// is mounted any more, and says whether nothing is left. It belongs to root: an
-// empty folder can be removed by its parent's owner, but where commands removed
-// files a whiteout is in it, which only the next mount takes away.
+// Clean removes what the engine's kernel made in the work directory, once
+// nothing is mounted any more, and reports whether nothing is left. It belongs
+// to root: an empty directory can be removed by its parent's owner, but if
+// commands removed files it contains a whiteout, which only the next mount
+// removes.
 func (v *Volume) Clean() bool {
 	err := unix.Unlinkat(int(v.work.Fd()), workName, unix.AT_REMOVEDIR)
 	return err == nil || errors.Is(err, unix.ENOENT)
 }
 
-// Check says whether what was mounted is an overlay of the folders that were
-// held: an engine in another PID namespace could take another process's
-// descriptors for ours. The top level must hold what the layers hold, and no
-// more: names, kinds, sizes and times of change, and inodes where the layers
+// Check returns an error unless the mounted overlay is one of the open
+// directories: an engine in another PID namespace could take another process's
+// descriptors for ours. The top level must contain what the layers contain, and
+// no more: names, types, sizes and times of change, and inodes if the layers
 // are on one file system and the kernel is the host's.
 func (v *Volume) Check(ctx context.Context, view workspace.View, ownKernel bool) error {
 	want, sameFS, err := v.expectedEntries(ctx)
@@ -86,7 +87,7 @@ func (v *Volume) Check(ctx context.Context, view workspace.View, ownKernel bool)
 		w, ok := want[e.Path]
 		switch {
 		case !ok, w.Type != e.Type, w.Size != e.Size, !w.ModTime.Equal(e.ModTime) && e.Type == workspace.TypeFile,
-			// The upper bits tell layers apart, where there are any (xino).
+			// The upper bits distinguish layers, if there are any (xino).
 			sameFS && !ownKernel && w.Inode != 0 && uint32(w.Inode) != uint32(e.Inode):
 			return v.otherOverlayError(e.Path)
 		}
@@ -105,7 +106,7 @@ func (v *Volume) otherOverlayError(name string) error {
 		"try again, use the gvisor backend, or bind mode", sandbox.ErrUnavailable, name)
 }
 
-// expected is what the overlay's top level must hold.
+// expectedEntries returns what the overlay's top level must contain.
 func (v *Volume) expectedEntries(ctx context.Context) (_ map[string]workspace.Entry, sameFS bool, err error) {
 	var lower unix.Stat_t
 	if err := unix.Fstat(int(v.lower.Fd()), &lower); err != nil {

@@ -8,11 +8,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Volume is an overlay that an engine mounts for us, on Linux.
+// Volume is an overlay that an engine mounts, on Linux.
 type Volume struct{ Options string }
 
-// Clean has nothing to remove here.
+// Clean reports true: there is nothing to remove.
 func (*Volume) Clean() bool { return true }
 
-// Check has nothing to check here.
+// Check checks nothing.
 func (*Volume) Check(context.Context, workspace.View, bool) error { return nil }

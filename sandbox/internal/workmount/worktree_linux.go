@@ -14,25 +14,26 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// A linked worktree (git-worktree(1)) has a .git file that names its folder in a
-// repository elsewhere. That repository is mounted read-only in the container,
-// and the .git file covered by one that names it there: so git can read.
+// A linked worktree (git-worktree(1)) has a .git file with the path of its
+// directory in a repository elsewhere. That repository is mounted read-only in
+// the container, and the .git file is covered by one with its path there, so
+// that git can read.
 const (
-	// repositoryTarget is where it is mounted.
+	// repositoryTarget is its mount point.
 	repositoryTarget = "/.caisson/git"
-	// worktreeDir is the folder, below Options.Dir, of the .git file.
+	// worktreeDir is the directory, below Options.Dir, of the .git file.
 	worktreeDir = "worktree"
 )
 
 // worktree is the repository of a linked worktree.
 type worktree struct {
 	common string // the repository
-	name   string // of the worktree's folder in it: worktrees/NAME
+	name   string // of the worktree's directory in it: worktrees/NAME
 }
 
-// linkedWorktree says whether gitdir is the folder of a linked worktree at base.
-// The repository must say so itself: what a .git file names could otherwise be
-// any folder of the host's.
+// linkedWorktree reports whether gitdir is the directory of a linked worktree
+// at base. The repository itself must confirm it: otherwise a .git file could
+// name any directory of the host.
 func linkedWorktree(base, gitdir string) (worktree, bool) {
 	back, err := readOutside(filepath.Join(gitdir, "gitdir"))
 	if err != nil || filepath.Base(back) != gitName || realPrefix(filepath.Dir(back)) != base {
@@ -62,7 +63,7 @@ func linkedWorktree(base, gitdir string) (worktree, bool) {
 	return w, true
 }
 
-// readOutside reads a small regular file of the host's, without the line end.
+// readOutside reads a small regular file of the host, without the line end.
 func readOutside(name string) (string, error) {
 	f, err := os.OpenFile(name, unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -76,7 +77,7 @@ func readOutside(name string) (string, error) {
 	return strings.TrimRight(string(data), "\r\n"), err
 }
 
-// linkWorktrees makes what the guards of a linked worktree are bound from.
+// linkWorktrees makes the files that are bound for linked worktrees.
 func (p *Mounts) linkWorktrees(list []guard, decided identityPlan) ([]guard, error) {
 	for i, g := range list {
 		if g.worktree.common == "" {
@@ -86,7 +87,7 @@ func (p *Mounts) linkWorktrees(list []guard, decided identityPlan) ([]guard, err
 		if err != nil {
 			return nil, fmt.Errorf("cover %s: %w", g.name, err)
 		}
-		p.cleanup.folders = append(p.cleanup.folders, listedDir{id: ids[0], name: worktreeDir})
+		p.cleanup.dirs = append(p.cleanup.dirs, listedDir{id: ids[0], name: worktreeDir})
 		place := filepath.Join(p.cleanup.base, worktreeDir, "git")
 		err = os.Mkdir(filepath.Dir(place), 0o755)
 		if err == nil {

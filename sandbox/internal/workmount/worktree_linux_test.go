@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// What a .git file names is mounted only where it is the workspace's own folder
+// What a .git file names is mounted only where it is the workspace's own directory
 // in a repository, which says so itself. The control is one that does.
 func TestOnlyOwnRepositoryIsMounted(t *testing.T) {
 	for name, change := range map[string]func(t *testing.T, f *fixture, gitdir string){

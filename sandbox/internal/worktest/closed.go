@@ -18,8 +18,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// closed are folders whose modes keep a repository that a command made there from
-// being renamed, or found: the folders, the workspace's first, and their modes.
+// closed are directories whose modes keep a repository that a command made there from
+// being renamed, or found: the directories, the workspace's first, and their modes.
 var closed = map[string][]closedFolder{
 	"0555 parent": {{"new", 0o555}},
 	"0311 parent": {{"new", 0o311}},
@@ -34,7 +34,7 @@ type closedFolder struct {
 	mode os.FileMode
 }
 
-// plant makes a repository whose configuration runs $M in the last of the folders,
+// plantScript makes a repository whose configuration runs $M in the last of the directories,
 // and closes them.
 func plantScript(folders []closedFolder) string {
 	dir := folders[len(folders)-1].path
@@ -49,7 +49,7 @@ func plantScript(folders []closedFolder) string {
 	return strings.Join(script, "; ")
 }
 
-// lookIn is what somebody does who goes into the last of the folders.
+// lookIn is what somebody does who goes into the last of the directories.
 func lookIn(folders []closedFolder) string {
 	var script []string
 	for _, f := range folders {
@@ -61,7 +61,7 @@ func lookIn(folders []closedFolder) string {
 }
 
 // ClosedFolders holds a session for each of the table, in a sandbox that open
-// makes, and opens the folders, renames the repository and closes them again by
+// makes, and opens the directories, renames the repository and closes them again by
 // the sandbox's own operations, as a session's end does. ClosedControls is the
 // same without the rename.
 func ClosedFolders(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
@@ -97,7 +97,7 @@ func ClosedFolders(t *testing.T, uid int, open func(t *testing.T, dir string) sa
 				t.Errorf("%s (-want +got): %s", f.path, diff)
 			}
 		}
-		out, _ := hostGit(t, dir, uid, lookIn(folders)) //nolint:errcheck // only the marker counts
+		out, _ := hostGit(t, dir, uid, lookIn(folders)) // only the marker counts
 		if m.checkFired(t) {
 			t.Errorf("the host's git ran a session's program: %s", out)
 		}
@@ -108,7 +108,7 @@ func ClosedFolders(t *testing.T, uid int, open func(t *testing.T, dir string) sa
 func ClosedControls(t *testing.T, uid int) {
 	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedFolder) {
 		HostGit(t, dir, uid, "set -e\n"+m.writeScript(plantScript(folders)))
-		out, _ := hostGit(t, dir, uid, lookIn(folders)) //nolint:errcheck // only the marker counts
+		out, _ := hostGit(t, dir, uid, lookIn(folders)) // only the marker counts
 		if !m.checkFired(t) {
 			t.Errorf("the marker does not fire: %s", out)
 		}

@@ -19,9 +19,9 @@ const (
 )
 
 // Furnish fills a workspace of uid and gid with what mounts have trouble with:
-// folders to remove, to replace and to rename, hard links, links inside and
+// directories to remove, to replace and to rename, hard links, links inside and
 // out, a FIFO, a script, a file of 64 MiB. As root it adds files of third ids
-// and setgid folders.
+// and setgid directories.
 func Furnish(t testing.TB, dir string, uid, gid int) {
 	t.Helper()
 	Run(t, dir, `set -e; umask 022

@@ -188,7 +188,7 @@ func newMarker(t *testing.T, folder string) marker {
 	return m
 }
 
-// take says whether the marker fired since it was last asked.
+// checkFired reports whether the marker fired since it was last asked.
 func (m marker) checkFired(t *testing.T) bool {
 	t.Helper()
 	data, err := os.ReadFile(m.fired)
@@ -197,7 +197,7 @@ func (m marker) checkFired(t *testing.T) bool {
 	return len(data) > 0
 }
 
-// script is a hostile session in a folder. The marker's program is not in the
+// writeScript is a hostile session in a directory. The marker's program is not in the
 // sandbox: it is written there first, as a session would.
 func (m marker) writeScript(hostile string) string {
 	return "M=" + m.program + "\ncat >prog <<'EOF'\n#!/bin/sh\necho fired >>" + m.fired + "\nexit 1\nEOF\nchmod 755 prog\n" +
@@ -233,13 +233,13 @@ func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.
 func Controls(t *testing.T, uid int) {
 	eachHostile(t, uid, func(t *testing.T, m marker, dir, name, script string) {
 		_, fires := hostile[name]
-		hostGit(t, dir, uid, look) //nolint:errcheck // only the marker counts
+		_, _ = hostGit(t, dir, uid, look) // only the marker counts
 		if m.checkFired(t) {
 			t.Error("the marker fires without a hostile session")
 		}
-		hostGit(t, dir, uid, m.writeScript(script)) //nolint:errcheck // the look tells
+		_, _ = hostGit(t, dir, uid, m.writeScript(script)) // the look tells
 		m.checkFired(t)
-		hostGit(t, dir, uid, look) //nolint:errcheck // a git that was led astray may fail
+		_, _ = hostGit(t, dir, uid, look) // a git that was led astray may fail
 		if got := m.checkFired(t); got != fires {
 			t.Errorf("fired %v, want %v", got, fires)
 		}
@@ -264,7 +264,7 @@ func eachHostile(t *testing.T, uid int, f func(t *testing.T, m marker, dir, name
 	}
 }
 
-// HostFolder is a folder that uid can enter, and everybody from the root.
+// HostFolder is a directory that uid can enter, and everybody from the root.
 func HostFolder(t *testing.T, uid int) string {
 	t.Helper()
 	base := t.TempDir()
@@ -273,7 +273,7 @@ func HostFolder(t *testing.T, uid int) string {
 	return base
 }
 
-// OpenUp lets everybody enter the test's folders down to dir.
+// OpenUp lets everybody enter the test's directories down to dir.
 func OpenUp(t *testing.T, dir string) {
 	t.Helper()
 	for ; dir != os.TempDir() && strings.HasPrefix(dir, os.TempDir()); dir = filepath.Dir(dir) {

@@ -14,7 +14,7 @@ func TestControls(t *testing.T) {
 	Controls(t, uid)
 }
 
-// The controls of the closed folders that the backends' tests make.
+// The controls of the closed directories that the backends' tests make.
 func TestClosedControls(t *testing.T) {
 	uid := os.Geteuid()
 	if uid == 0 {

@@ -27,7 +27,7 @@ type Cell struct {
 	UID, GID int
 	// Thirds says that files of third ids are there and keep them.
 	Thirds bool
-	// NoSetgid says that nothing can be made in a setgid folder of a group
+	// NoSetgid says that nothing can be made in a setgid directory of a group
 	// that is not the user's.
 	NoSetgid bool
 	// OwnKernel is gVisor, which keeps FIFOs that commands make to itself.
@@ -137,7 +137,7 @@ func (c Cell) checkList(t *testing.T, v workspace.View, more ...string) {
 	}
 }
 
-// upper checks whose what commands wrote is, and how removals are noted.
+// checkUpper checks whose what commands wrote is, and how removals are noted.
 func (c Cell) checkUpper(t *testing.T) {
 	t.Helper()
 	upper := filepath.Join(c.Layers, "upper")

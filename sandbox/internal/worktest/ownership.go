@@ -76,7 +76,7 @@ func Ownership(t *testing.T, c Cell) {
 	}
 }
 
-// rest is a workspace without what Ownership changes.
+// listRest is a workspace without what Ownership changes.
 func listRest(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := Tree(t, dir)

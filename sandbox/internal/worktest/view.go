@@ -114,7 +114,7 @@ var paths = map[string]workspace.Kind{
 	"fifo": workspace.KindNotRegular, "socket": workspace.KindNotRegular, "deep/1/2/3/4/f": "",
 }
 
-// View checks that v gives of a Layout what a Reader of the folder gives, and
+// View checks that v gives of a Layout what a Reader of the directory gives, and
 // that this is what it must be.
 func View(t *testing.T, dir string, v workspace.View) {
 	held, err := os.Open(dir)
@@ -162,7 +162,7 @@ func View(t *testing.T, dir string, v workspace.View) {
 	t.Run("cancelled", func(t *testing.T) { checkCancelled(t, v) })
 }
 
-// pieces reads parts of files.
+// comparePieces reads parts of files.
 func comparePieces(t *testing.T, v, r workspace.View) {
 	for _, p := range []string{"large", "a/f", "empty", "big"} {
 		for _, at := range [][2]int64{{0, 0}, {0, 1}, {3, 2}, {3, 1 << 20}, {1 << 22, 0}, {1 << 22, 1 << 22}, {1 << 40, 5}, {1<<63 - 1, 1<<63 - 1}, {-1, 0}, {0, -1}} {
@@ -180,7 +180,7 @@ func comparePieces(t *testing.T, v, r workspace.View) {
 	}
 }
 
-// walks checks what a walk's own function decides.
+// compareWalks checks what a walk's own function decides.
 func compareWalks(t *testing.T, v workspace.View) {
 	var seen []string
 	walked, err := v.Walk(t.Context(), ".", workspace.WalkOptions{}, func(e workspace.Entry) error {
@@ -245,7 +245,7 @@ func sameOne[T any](t *testing.T, what, p string, got, want func(context.Context
 	compareResults(t, what, g, gErr, w, wErr)
 }
 
-// compare leaves out the numbers of inodes and the times at which they changed:
+// compareResults leaves out the numbers of inodes and the times at which they changed:
 // an overlay has its own.
 func compareResults(t *testing.T, what string, got any, gotErr error, want any, wantErr error) {
 	t.Helper()
