@@ -1,50 +1,140 @@
 package runner
 
 import (
+	"errors"
+	"path/filepath"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/fetch"
 	"github.com/caisson-run/caisson/tools/file"
+	"github.com/caisson-run/caisson/tools/memory"
 	"github.com/caisson-run/caisson/tools/shell"
+	"github.com/caisson-run/caisson/tools/verify"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// builtins gives the tools of every session, in the order in which models are
-// offered them.
-func (s *Session) builtins() ([]tools.Factory, error) {
-	s.exec.patches = &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.mode(), log: s.log}
-	all, err := file.Factories(file.Options{Reader: s.reader, Applier: s.exec, MarkPatch: s.exec.patches.mark, Logger: s.log})
+// toolset makes the tools of a session. Without a session, they have definitions and
+// can't run.
+type toolset struct {
+	// opts are those of the session: what they hold about tools.
+	opts Options
+	// hostRoot is the workspace's path on the host, dir the directory of the session;
+	// "" is none.
+	hostRoot, dir string
+	reader        workspace.View
+	exec          *executor
+	// denied and warn record what tools report beside their results.
+	denied func(record.NetworkDenied) error
+	warn   func(message string)
+	log    *zap.Logger
+}
+
+// newToolset returns the tools of a session. It needs the session's executor.
+func newToolset(s *Session) toolset {
+	return toolset{
+		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.reader, exec: s.exec, log: s.log,
+		denied: s.journal.denied,
+		warn: func(message string) {
+			// What can't be recorded ends the session at the next record.
+			_ = s.journal.write(record.Warning{Message: message})
+		},
+	}
+}
+
+// factories returns all tools, in the order in which models are offered them.
+func (t toolset) factories() ([]tools.Factory, error) {
+	all, err := file.Factories(file.Options{Reader: t.reader, Applier: t.exec, MarkPatch: t.exec.patches.mark, Logger: t.log})
 	if err != nil {
 		return nil, err
 	}
-	o := shell.Options{
-		Timeout: s.opts.Resources.CommandTime, Grace: s.opts.Grace, Mount: sandbox.WorkspaceDir, HostRoot: s.opts.Workspace.Path,
-		Background: s.exec.background, View: s.reader,
+	commands, err := t.shellTools()
+	if err != nil {
+		return nil, err
 	}
-	for _, make := range []func() (tools.Factory, error){
-		func() (tools.Factory, error) { return shell.New(s.exec, o) },
-		func() (tools.Factory, error) { return shell.NewOutput(s.exec, o) },
-		func() (tools.Factory, error) { return shell.NewKill(o) },
-	} {
-		f, err := make()
+	checks, err := t.verifyTools()
+	if err != nil {
+		return nil, err
+	}
+	fetched, err := t.fetchTool()
+	if err != nil {
+		return nil, err
+	}
+	all = append(append(append(append(all, commands...), checks...), fetched), t.memoryTools()...)
+	for _, d := range t.opts.Declared {
+		f, err := shell.NewDeclared(t.exec, d, t.shellOptions())
 		if err != nil {
 			return nil, err
 		}
 		all = append(all, f)
 	}
-	checks, err := s.verifyTools()
+	return append(all, t.opts.Tools...), nil
+}
+
+func (t toolset) shellOptions() shell.Options {
+	return shell.Options{
+		Timeout: t.opts.Resources.CommandTime, Grace: t.opts.Grace, Mount: sandbox.WorkspaceDir, HostRoot: t.hostRoot,
+		Background: t.exec.background, View: t.reader,
+	}
+}
+
+// shellTools returns shell and what goes with it.
+func (t toolset) shellTools() ([]tools.Factory, error) {
+	o := t.shellOptions()
+	run, err := shell.New(t.exec, o)
+	output, outputErr := shell.NewOutput(t.exec, o)
+	kill, killErr := shell.NewKill(o)
+	return []tools.Factory{run, output, kill}, errors.Join(err, outputErr, killErr)
+}
+
+// verifyTools returns verify and verify_shell.
+func (t toolset) verifyTools() ([]tools.Factory, error) {
+	o := verify.Options{View: t.reader, CommandTime: t.opts.Resources.CommandTime}
+	plain, err := verify.New(o)
+	sh, shellErr := verify.NewShell(checker{t.exec}, o)
+	return []tools.Factory{plain, sh}, errors.Join(err, shellErr)
+}
+
+// fetchTool returns the fetch tool with the budget and the breakers of the session.
+func (t toolset) fetchTool() (tools.Factory, error) {
+	o := t.opts.Fetch
+	if o.Egress == (limits.EgressBudget{}) {
+		o.Egress = limits.DefaultEgressBudget()
+	}
+	egress, err := limits.NewEgress(o.Egress)
 	if err != nil {
 		return nil, err
 	}
-	fetched, err := s.fetchTool()
+	hosts, err := limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost})
 	if err != nil {
 		return nil, err
 	}
-	all = append(append(append(all, checks...), fetched), s.memoryTools()...)
-	for _, d := range s.opts.Declared {
-		f, err := shell.NewDeclared(s.exec, d, o)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, f)
+	agent := "Caisson"
+	if t.opts.Version != "" {
+		agent += "/" + t.opts.Version
 	}
-	return append(all, s.opts.Tools...), nil
+	dir := ""
+	if t.dir != "" {
+		dir = filepath.Join(t.dir, fetchedDir)
+	}
+	return fetch.New(fetch.Options{
+		Allow: o.Allow, Private: o.Private, Egress: egress, Hosts: hosts, MaxBytes: o.MaxBytes, Timeout: o.Timeout, Proxy: o.Proxy,
+		Dir: dir, Agent: agent, Logger: t.log,
+		Denied: func(d fetch.Denial) error { return t.denied(record.NetworkDenied(d)) },
+	})
+}
+
+// memoryTools returns the tools that keep notes; without a store they are off.
+func (t toolset) memoryTools() []tools.Factory {
+	redact := redact.New(t.opts.Secrets)
+	return memory.Factories(memory.Options{
+		Store: t.opts.Memory, Enabled: t.opts.Memory != nil,
+		Redact: func(text string) string { return string(redact.Bytes([]byte(text))) },
+		Warn:   t.warn,
+	})
 }

@@ -253,7 +253,8 @@ func (s *Session) dispatcher() (*dispatch.Dispatcher, error) {
 	}
 	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch(), images: preimages{dir: s.dir}}
 	s.exec.background = newBackgrounds(s.exec, s.journal.background, s.log)
-	all, err := s.builtins()
+	s.exec.patches = &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.mode(), log: s.log}
+	all, err := newToolset(s).factories()
 	if err != nil {
 		return nil, err
 	}

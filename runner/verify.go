@@ -2,22 +2,12 @@ package runner
 
 import (
 	"context"
-	"errors"
 	"io"
 
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
 	"github.com/caisson-run/caisson/tools/verify"
 )
-
-// verifyTools makes verify and verify_shell.
-func (s *Session) verifyTools() ([]tools.Factory, error) {
-	o := verify.Options{View: s.reader, CommandTime: s.opts.Resources.CommandTime}
-	plain, err := verify.New(o)
-	sh, shellErr := verify.NewShell(checker{s.exec}, o)
-	return []tools.Factory{plain, sh}, errors.Join(err, shellErr)
-}
 
 // checker runs the commands of checks like any other command.
 type checker struct{ exec *executor }

@@ -50,8 +50,8 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 // TestVerifyToolsNeedTime: no command of a check can run in less than a second.
 func TestVerifyToolsNeedTime(t *testing.T) {
 	for limit, fails := range map[time.Duration]bool{time.Second: false, time.Millisecond: true} {
-		s := &Session{reader: lostView{}, opts: Options{Resources: limits.Resources{CommandTime: limit}}}
-		if _, err := s.verifyTools(); (err != nil) != fails {
+		ts := toolset{reader: lostView{}, opts: Options{Resources: limits.Resources{CommandTime: limit}}}
+		if _, err := ts.verifyTools(); (err != nil) != fails {
 			t.Errorf("%v: %v", limit, err)
 		}
 	}
