@@ -417,7 +417,7 @@ func TestNothingIsQuarantinedWhereNothingRan(t *testing.T) {
 		if r.ExitStatus != 0 || b.exists("users/.git") != fails || (len(r.Quarantined) == 0) != fails || (len(r.Changed) == 0) != fails {
 			t.Errorf("fails %v: ended %d, quarantined %+v, changed %+v", fails, r.ExitStatus, r.Quarantined, r.Changed)
 		}
-		if b.exists("../state/sessions/" + r.Session + "/" + inventoryFile) {
+		if b.exists("../state/sessions/" + r.Session + "/" + "repositories.json") {
 			t.Errorf("fails %v: the inventory is left", fails)
 		}
 	}

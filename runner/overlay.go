@@ -58,7 +58,7 @@ func (s *Session) openLayers(original *workspace.Reader) error {
 		}}
 	}
 	if err != nil {
-		return stateError(s.dir, "can't hold the layers of an overlay: "+err.Error(), err)
+		return &StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
 	s.layers = layers
 	s.reader = &boxView{box: s.box, original: original}

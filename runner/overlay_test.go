@@ -238,29 +238,6 @@ func TestOverlayThatCantBeHad(t *testing.T) {
 	}
 }
 
-func TestWhatWasAppliedMeanwhileDoesNotExpire(t *testing.T) {
-	b := newOverlayBench(t)
-	r, _ := b.run(t.Context())
-	dir := filepath.Join(SessionDir(filepath.Join(filepath.Dir(b.dir), "state"), r.Session), OverlayDir)
-	stale, err := overlay.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := overlay.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(other.Lock(), other.End(overlay.Applied), other.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if state, err := expire(stale); err != nil || state != "" {
-		t.Errorf("ended as %q, %v", state, err)
-	}
-	if now, err := overlay.Open(dir); err != nil || now.Info().State != overlay.Applied {
-		t.Errorf("it is %+v, %v", now, err)
-	}
-}
-
 // TestKeptChangesAreOfTheWorkspace: the last session is the last one on this
 // workspace, whatever another one on the machine changed later.
 func TestKeptChangesAreOfTheWorkspace(t *testing.T) {

@@ -2,7 +2,9 @@ package runner
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,12 +53,15 @@ func (m *patchMarker) mark(paths []string) (unmark func(), err error) {
 
 // write replaces the file, or removes it if no patch is running.
 func (m *patchMarker) write() error {
-	path := filepath.Join(m.dir, patchMarkFile)
+	path := filepath.Join(m.dir, PatchMarkFile)
 	paths := m.paths()
 	if len(paths) == 0 {
-		return ignoreMissing(os.Remove(path))
+		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
 	}
-	text, err := json.Marshal(patchMark{Workspace: m.workspace, Mode: m.mode, Paths: paths})
+	text, err := json.Marshal(PatchMark{Workspace: m.workspace, Mode: m.mode, Paths: paths})
 	if err != nil {
 		return err
 	}
@@ -87,9 +92,9 @@ func (s *Session) reportCutOffPatch() {
 	switch {
 	case len(paths) == 0:
 	case s.overlaid():
-		s.warn(cutOffNote("apply_patch", paths, "the session's diff"))
+		s.warn(CutOffNote("apply_patch", paths, "the session's diff"))
 	default:
-		s.warn(cutOffNote("apply_patch", paths, "git diff"))
+		s.warn(CutOffNote("apply_patch", paths, "git diff"))
 		s.removeMark(s.dir)
 	}
 }
@@ -98,17 +103,17 @@ func (s *Session) reportCutOffPatch() {
 // when the process of an earlier session was killed, and removes their marks.
 func (s *Session) reportCutOffPatches() {
 	for _, dir := range Siblings(s.dir) {
-		mark, ok := readPatchMark(dir)
+		mark, ok := ReadPatchMark(dir)
 		if !ok || mark.Workspace != s.opts.Workspace.Path || mark.Mode != string(sandbox.ModeBind) || LivesIn(dir) {
 			continue
 		}
-		s.warn(cutOffNote("apply_patch of session "+filepath.Base(dir), mark.Paths, "git diff"))
+		s.warn(CutOffNote("apply_patch of session "+filepath.Base(dir), mark.Paths, "git diff"))
 		s.removeMark(dir)
 	}
 }
 
 func (s *Session) removeMark(dir string) {
-	if err := ignoreMissing(os.Remove(filepath.Join(dir, patchMarkFile))); err != nil {
+	if err := RemovePatchMark(dir); err != nil {
 		s.log.Warn("remove the mark of a patch", zap.Error(err))
 	}
 }

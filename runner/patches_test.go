@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -128,7 +129,7 @@ func TestPatchWhoseSandboxIsLost(t *testing.T) {
 				if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" || r.ExitStatus != status {
 					t.Errorf("exit status %d, notes (-want +got):\n%s", r.ExitStatus, d)
 				}
-				if _, ok := readPatchMark(r.Dir); ok {
+				if _, ok := ReadPatchMark(r.Dir); ok {
 					t.Error("the mark is left")
 				}
 				if _, records := b.again().run(t.Context()); len(cutOffNotes(t, records)) > 0 {
@@ -141,7 +142,7 @@ func TestPatchWhoseSandboxIsLost(t *testing.T) {
 
 // leaveMark leaves the mark of a patch in the directory of another session, whose
 // process is dead.
-func (b *bench) leaveMark(mark patchMark) (session, dir string) {
+func (b *bench) leaveMark(mark PatchMark) (session, dir string) {
 	b.t.Helper()
 	session = "ses_00000000000000000000000000"
 	dir = SessionDir(filepath.Join(filepath.Dir(b.dir), "state"), session)
@@ -164,7 +165,7 @@ func TestPatchOfADeadSession(t *testing.T) {
 	for name, overlaid := range map[string]bool{"bind": false, "overlay": true} {
 		t.Run(name, func(t *testing.T) {
 			b := patchBench(t)
-			session, dir := b.leaveMark(patchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x", "y"}})
+			session, dir := b.leaveMark(PatchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x", "y"}})
 			next := b.again()
 			if overlaid {
 				next.overlaid()
@@ -175,7 +176,7 @@ func TestPatchOfADeadSession(t *testing.T) {
 			if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" || len(of[record.SandboxStarted](t, records)) > 0 {
 				t.Errorf("notes (-want +got):\n%s", d)
 			}
-			if _, ok := readPatchMark(dir); ok {
+			if _, ok := ReadPatchMark(dir); ok {
 				t.Error("the mark is left")
 			}
 			if d := cmp.Diff(oldFiles, b.files()); d != "" {
@@ -191,14 +192,14 @@ func TestPatchOfADeadSession(t *testing.T) {
 // TestPatchOfAnother: a patch of a session that lives, of another workspace, or in
 // the layers of an overlay, is not reported here. The marks stay.
 func TestPatchOfAnother(t *testing.T) {
-	for name, change := range map[string]func(t *testing.T, mark *patchMark){
-		"it lives":          func(*testing.T, *patchMark) {},
-		"another workspace": func(t *testing.T, mark *patchMark) { mark.Workspace = t.TempDir() },
-		"an overlay":        func(_ *testing.T, mark *patchMark) { mark.Mode = "overlay" },
+	for name, change := range map[string]func(t *testing.T, mark *PatchMark){
+		"it lives":          func(*testing.T, *PatchMark) {},
+		"another workspace": func(t *testing.T, mark *PatchMark) { mark.Workspace = t.TempDir() },
+		"an overlay":        func(_ *testing.T, mark *PatchMark) { mark.Mode = "overlay" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := patchBench(t)
-			mark := patchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x"}}
+			mark := PatchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x"}}
 			change(t, &mark)
 			session, dir := b.leaveMark(mark)
 			state := filepath.Join(filepath.Dir(b.dir), "state")
@@ -211,7 +212,7 @@ func TestPatchOfAnother(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer log.Close()
-				if err := hold(log); err != nil {
+				if err := syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 					t.Fatal(err)
 				}
 				if note := CutOffPatch(state, session); note != "" {
@@ -219,7 +220,7 @@ func TestPatchOfAnother(t *testing.T) {
 				}
 			}
 			_, records := b.again().run(t.Context())
-			if _, ok := readPatchMark(dir); !ok || len(cutOffNotes(t, records)) > 0 {
+			if _, ok := ReadPatchMark(dir); !ok || len(cutOffNotes(t, records)) > 0 {
 				t.Errorf("mark %v, notes %q", ok, cutOffNotes(t, records))
 			}
 		})
@@ -258,7 +259,7 @@ func TestPatchMarks(t *testing.T) {
 	}
 	wantPaths := func(want ...string) {
 		t.Helper()
-		if mark, _ := readPatchMark(m.dir); !slices.Equal(mark.Paths, want) {
+		if mark, _ := ReadPatchMark(m.dir); !slices.Equal(mark.Paths, want) {
 			t.Errorf("the mark has %q, want %q", mark.Paths, want)
 		}
 	}
@@ -277,7 +278,7 @@ func TestPatchMarks(t *testing.T) {
 	if _, err := m.mark([]string{"a"}); err == nil {
 		t.Error("no error in a directory that is missing")
 	}
-	if note := cutOffNote("x", strings.Fields(strings.Repeat("p ", 22)), "y"); !strings.HasSuffix(note, "p, p and 2 more: check them with y") {
+	if note := CutOffNote("x", strings.Fields(strings.Repeat("p ", 22)), "y"); !strings.HasSuffix(note, "p, p and 2 more: check them with y") {
 		t.Error(note)
 	}
 }

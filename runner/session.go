@@ -153,7 +153,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
-		return nil, stateError(s.dir, "can't be written: "+err.Error(), err)
+		return nil, &StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
 	}
 	s.journal = newJournal(s.rec, o.Live)
 	original, err := workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
