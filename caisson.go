@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -93,7 +94,7 @@ func Run(ctx context.Context, o Options, task string) (Report, error) {
 type Session struct {
 	host    *Host
 	session *runner.Session
-	folder  *runner.Folder
+	folder  *sessiondir.Dir
 	work    *runner.Workspace
 }
 
@@ -131,7 +132,7 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 	for name, value := range o.Secrets {
 		secrets = append(secrets, redact.Secret{Name: name, Value: value})
 	}
-	if s.folder, err = runner.NewFolder(s.host.o.StateDir, secrets); err != nil {
+	if s.folder, err = sessiondir.Create(s.host.o.StateDir, secrets); err != nil {
 		return err
 	}
 	s.host.setLogger(s.folder.Log)

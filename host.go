@@ -15,8 +15,8 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/images/host"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/oci"
@@ -297,7 +297,7 @@ func (h *Host) Sweep(ctx context.Context) []sandbox.Orphan {
 			h.currentLogger().Warn("remove what dead processes left", zap.String("backend", name), zap.Error(err))
 		}
 	}
-	if _, err := runner.SweepFolders(h.o.StateDir); err != nil {
+	if _, err := sessiondir.Sweep(h.o.StateDir); err != nil {
 		h.currentLogger().Warn("remove what dead sessions left", zap.Error(err))
 	}
 	return all

@@ -12,6 +12,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -100,7 +101,7 @@ func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptio
 		return err
 	}
 	s.undo = append(s.undo, work.Close)
-	folder, err := runner.NewFolder(h.o.StateDir, nil)
+	folder, err := sessiondir.Create(h.o.StateDir, nil)
 	if err != nil {
 		return err
 	}

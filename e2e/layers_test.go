@@ -63,6 +63,8 @@ var ranks = map[string]int{
 	"runner/redact": 5,
 	"runner/record": 6,
 
+	"runner/sessiondir": 7,
+
 	"runner": 8,
 
 	"runner/trace": 9,

@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox/oci"
 	"github.com/caisson-run/caisson/tools/policy"
 	toolshell "github.com/caisson-run/caisson/tools/shell"
@@ -53,7 +54,7 @@ func TestAToolOfAServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.Close() //nolint:errcheck // only read
-	folder, err := runner.NewFolder(state, nil)
+	folder, err := sessiondir.Create(state, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // lookTime bounds one look at the whole workspace.
@@ -70,7 +71,7 @@ func (s *Session) lookForRepositories(ctx context.Context) {
 // for the next session if this one is killed.
 func (s *Session) reportNewRepositories(now *repositories) {
 	paths := now.paths()
-	suspects, err := TakeNewRepositories(s.dir, s.opts.Workspace.Path, paths)
+	suspects, err := sessiondir.TakeNewRepositories(s.dir, s.opts.Workspace.Path, paths)
 	if err != nil {
 		s.log.Warn("remove inventory", zap.Error(err))
 	}
@@ -80,7 +81,7 @@ func (s *Session) reportNewRepositories(now *repositories) {
 			return // the session ends at its next record
 		}
 	}
-	remove, err := KeepInventory(s.dir, s.opts.Workspace.Path, paths)
+	remove, err := sessiondir.KeepInventory(s.dir, s.opts.Workspace.Path, paths)
 	if err != nil {
 		s.log.Warn("keep inventory", zap.Error(err))
 		return
@@ -90,7 +91,7 @@ func (s *Session) reportNewRepositories(now *repositories) {
 			s.log.Warn("remove inventory", zap.Error(err))
 		}
 	}
-	for _, session := range Neighbours(s.dir, s.opts.Workspace.Path) {
+	for _, session := range sessiondir.Neighbours(s.dir, s.opts.Workspace.Path) {
 		s.warn(fmt.Sprintf("The session %s works on this workspace too, in bind mode: what either of them changes is seen, and listed, by both.", session))
 	}
 }

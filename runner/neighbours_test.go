@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -25,7 +26,7 @@ func TestNeighboursAreWarnedOf(t *testing.T) {
 	first := newBench(t, script)
 	second := newBench(t, script)
 	second.opts.Workspace = first.opts.Workspace
-	folder, err := NewFolder(filepath.Dir(filepath.Dir(first.opts.Folder.Dir)), nil)
+	folder, err := sessiondir.Create(filepath.Dir(filepath.Dir(first.opts.Folder.Dir)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
@@ -23,7 +24,7 @@ import (
 type Options struct {
 	// Folder is the session's, from [NewFolder]. It stays open until the session
 	// is closed.
-	Folder *Folder
+	Folder *sessiondir.Dir
 	// Task is what the user asks for; [Run] needs it. For [Open] it is a word
 	// about the session for its first record, and may be "".
 	Task string

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -49,7 +50,7 @@ func (s *Session) mode() string {
 
 // openLayers makes the layers of an overlay session, and the reader that sees them.
 func (s *Session) openLayers(original *workspace.Reader) error {
-	layers, err := overlay.Create(filepath.Join(s.dir, OverlayDir), overlay.CreateOptions{
+	layers, err := overlay.Create(filepath.Join(s.dir, sessiondir.OverlayDir), overlay.CreateOptions{
 		Session: s.opts.Folder.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
 	})
 	if errors.Is(err, overlay.ErrUnsupported) {
@@ -58,7 +59,7 @@ func (s *Session) openLayers(original *workspace.Reader) error {
 		}}
 	}
 	if err != nil {
-		return &StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
+		return &sessiondir.StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
 	s.layers = layers
 	s.reader = &boxView{box: s.box, original: original}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -140,7 +141,7 @@ func TestOverlaySessionLeavesTheFolderAlone(t *testing.T) {
 		t.Errorf("a command is recorded before the sandbox that it runs in: %v", order)
 	}
 	// What is kept is found by the folder, and applied.
-	l, err := OpenLastChanges(filepath.Join(filepath.Dir(b.dir), "state"), b.opts.Workspace.Dir, b.opts.Workspace.Path)
+	l, err := sessiondir.OpenLastChanges(filepath.Join(filepath.Dir(b.dir), "state"), b.opts.Workspace.Dir, b.opts.Workspace.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +234,7 @@ func TestOverlayThatCantBeHad(t *testing.T) {
 	if r.ExitStatus != ExitSandboxStart || r.Problem == nil || !strings.Contains(r.Problem.Cause, "no overlay here") {
 		t.Errorf("status %d, problem %+v", r.ExitStatus, r.Problem)
 	}
-	if _, err := os.Stat(filepath.Join(r.Dir, OverlayDir, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(r.Dir, sessiondir.OverlayDir, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("layers are left: %v", err)
 	}
 }
@@ -251,7 +252,7 @@ func TestKeptChangesAreOfTheWorkspace(t *testing.T) {
 	}
 	defer workspace.Close()
 	const later = "ses_zzzzzzzzzzzzzzzzzzzzzzzzzz"
-	dir := filepath.Join(SessionDir(state, later), OverlayDir)
+	dir := filepath.Join(sessiondir.Path(state, later), sessiondir.OverlayDir)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -262,14 +263,14 @@ func TestKeptChangesAreOfTheWorkspace(t *testing.T) {
 	if err := errors.Join(other.Record(t.Context(), workspace), other.End(overlay.Kept), other.Close()); err != nil {
 		t.Fatal(err)
 	}
-	last, err := OpenLastChanges(state, b.opts.Workspace.Dir, b.opts.Workspace.Path)
+	last, err := sessiondir.OpenLastChanges(state, b.opts.Workspace.Dir, b.opts.Workspace.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if last.Info().Session != r.Session {
 		t.Errorf("the last session is %s, not %s", last.Info().Session, r.Session)
 	}
-	named, err := OpenChanges(state, later)
+	named, err := sessiondir.OpenChanges(state, later)
 	if err != nil || named.Info().Session != later {
 		t.Errorf("the other session can't be named: %v", err)
 	}
@@ -279,27 +280,27 @@ func TestChangesExpire(t *testing.T) {
 	b := newOverlayBench(t)
 	r, _ := b.run(t.Context())
 	state := filepath.Join(filepath.Dir(b.dir), "state")
-	if gone, err := ExpireChanges(state, time.Hour); err != nil || len(gone) != 0 {
+	if gone, err := sessiondir.ExpireChanges(state, time.Hour); err != nil || len(gone) != 0 {
 		t.Errorf("expired too early: %v, %v", gone, err)
 	}
-	held, err := OpenChanges(state, r.Session[:12])
+	held, err := sessiondir.OpenChanges(state, r.Session[:12])
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := held.Lock(); err != nil {
 		t.Fatal(err)
 	}
-	if gone, err := ExpireChanges(state, 0); err != nil || len(gone) != 0 {
+	if gone, err := sessiondir.ExpireChanges(state, 0); err != nil || len(gone) != 0 {
 		t.Errorf("expired while in use: %v, %v", gone, err)
 	}
 	if err := held.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if gone, err := ExpireChanges(state, 0); err != nil || !slices.Equal(gone, []string{r.Session}) {
+	if gone, err := sessiondir.ExpireChanges(state, 0); err != nil || !slices.Equal(gone, []string{r.Session}) {
 		t.Errorf("expired %v, %v", gone, err)
 	}
 	// A session that was killed before anything ran left its layers.
-	dead := filepath.Join(SessionDir(state, "ses_dead"), OverlayDir)
+	dead := filepath.Join(sessiondir.Path(state, "ses_dead"), sessiondir.OverlayDir)
 	if err := os.MkdirAll(filepath.Dir(dead), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -310,17 +311,17 @@ func TestChangesExpire(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if gone, err := ExpireChanges(state, time.Hour); err != nil || len(gone) != 0 {
+	if gone, err := sessiondir.ExpireChanges(state, time.Hour); err != nil || len(gone) != 0 {
 		t.Errorf("expired %v, %v", gone, err)
 	}
 	if _, err := os.Stat(filepath.Join(dead, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("layers of a session that never ran are left: %v", err)
 	}
-	_, err = OpenLastChanges(state, b.opts.Workspace.Dir, b.opts.Workspace.Path)
-	if e, ok := errors.AsType[*ChangesError](err); !ok || e.Reason != ChangesGone || e.State != overlay.Expired || !strings.Contains(e.Error(), "not applied in time") {
+	_, err = sessiondir.OpenLastChanges(state, b.opts.Workspace.Dir, b.opts.Workspace.Path)
+	if e, ok := errors.AsType[*sessiondir.ChangesError](err); !ok || e.Reason != sessiondir.ChangesGone || e.State != overlay.Expired || !strings.Contains(e.Error(), "not applied in time") {
 		t.Errorf("after that: %v", err)
 	}
-	if _, err := OpenChanges(state, "ses_nope"); err == nil {
+	if _, err := sessiondir.OpenChanges(state, "ses_nope"); err == nil {
 		t.Error("a session that is not there was found")
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -53,7 +54,7 @@ func (m *patchMarker) mark(paths []string) (unmark func(), err error) {
 
 // write replaces the file, or removes it if no patch is running.
 func (m *patchMarker) write() error {
-	path := filepath.Join(m.dir, PatchMarkFile)
+	path := filepath.Join(m.dir, sessiondir.PatchMarkFile)
 	paths := m.paths()
 	if len(paths) == 0 {
 		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
@@ -61,7 +62,7 @@ func (m *patchMarker) write() error {
 		}
 		return nil
 	}
-	text, err := json.Marshal(PatchMark{Workspace: m.workspace, Mode: m.mode, Paths: paths})
+	text, err := json.Marshal(sessiondir.PatchMark{Workspace: m.workspace, Mode: m.mode, Paths: paths})
 	if err != nil {
 		return err
 	}
@@ -92,9 +93,9 @@ func (s *Session) reportCutOffPatch() {
 	switch {
 	case len(paths) == 0:
 	case s.overlaid():
-		s.warn(CutOffNote("apply_patch", paths, "the session's diff"))
+		s.warn(sessiondir.CutOffNote("apply_patch", paths, "the session's diff"))
 	default:
-		s.warn(CutOffNote("apply_patch", paths, "git diff"))
+		s.warn(sessiondir.CutOffNote("apply_patch", paths, "git diff"))
 		s.removeMark(s.dir)
 	}
 }
@@ -102,18 +103,18 @@ func (s *Session) reportCutOffPatch() {
 // reportCutOffPatches warns of the patches that were cut off in this workspace
 // when the process of an earlier session was killed, and removes their marks.
 func (s *Session) reportCutOffPatches() {
-	for _, dir := range Siblings(s.dir) {
-		mark, ok := ReadPatchMark(dir)
-		if !ok || mark.Workspace != s.opts.Workspace.Path || mark.Mode != string(sandbox.ModeBind) || LivesIn(dir) {
+	for _, dir := range sessiondir.Siblings(s.dir) {
+		mark, ok := sessiondir.ReadPatchMark(dir)
+		if !ok || mark.Workspace != s.opts.Workspace.Path || mark.Mode != string(sandbox.ModeBind) || sessiondir.LivesIn(dir) {
 			continue
 		}
-		s.warn(CutOffNote("apply_patch of session "+filepath.Base(dir), mark.Paths, "git diff"))
+		s.warn(sessiondir.CutOffNote("apply_patch of session "+filepath.Base(dir), mark.Paths, "git diff"))
 		s.removeMark(dir)
 	}
 }
 
 func (s *Session) removeMark(dir string) {
-	if err := RemovePatchMark(dir); err != nil {
+	if err := sessiondir.RemovePatchMark(dir); err != nil {
 		s.log.Warn("remove the mark of a patch", zap.Error(err))
 	}
 }

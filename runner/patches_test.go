@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -89,7 +90,7 @@ func (b *bench) again() *bench {
 		b.t.Fatal(err)
 	}
 	next := *b
-	folder, err := NewFolder(filepath.Join(filepath.Dir(b.dir), "state"), nil)
+	folder, err := sessiondir.Create(filepath.Join(filepath.Dir(b.dir), "state"), nil)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -129,7 +130,7 @@ func TestPatchWhoseSandboxIsLost(t *testing.T) {
 				if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" || r.ExitStatus != status {
 					t.Errorf("exit status %d, notes (-want +got):\n%s", r.ExitStatus, d)
 				}
-				if _, ok := ReadPatchMark(r.Dir); ok {
+				if _, ok := sessiondir.ReadPatchMark(r.Dir); ok {
 					t.Error("the mark is left")
 				}
 				if _, records := b.again().run(t.Context()); len(cutOffNotes(t, records)) > 0 {
@@ -142,14 +143,14 @@ func TestPatchWhoseSandboxIsLost(t *testing.T) {
 
 // leaveMark leaves the mark of a patch in the directory of another session, whose
 // process is dead.
-func (b *bench) leaveMark(mark PatchMark) (session, dir string) {
+func (b *bench) leaveMark(mark sessiondir.PatchMark) (session, dir string) {
 	b.t.Helper()
 	session = "ses_00000000000000000000000000"
-	dir = SessionDir(filepath.Join(filepath.Dir(b.dir), "state"), session)
+	dir = sessiondir.Path(filepath.Join(filepath.Dir(b.dir), "state"), session)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		b.t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, LogFile), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, sessiondir.LogFile), nil, 0o600); err != nil {
 		b.t.Fatal(err)
 	}
 	m := &patchMarker{dir: dir, workspace: mark.Workspace, mode: mark.Mode}
@@ -165,7 +166,7 @@ func TestPatchOfADeadSession(t *testing.T) {
 	for name, overlaid := range map[string]bool{"bind": false, "overlay": true} {
 		t.Run(name, func(t *testing.T) {
 			b := patchBench(t)
-			session, dir := b.leaveMark(PatchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x", "y"}})
+			session, dir := b.leaveMark(sessiondir.PatchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x", "y"}})
 			next := b.again()
 			if overlaid {
 				next.overlaid()
@@ -176,7 +177,7 @@ func TestPatchOfADeadSession(t *testing.T) {
 			if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" || len(of[record.SandboxStarted](t, records)) > 0 {
 				t.Errorf("notes (-want +got):\n%s", d)
 			}
-			if _, ok := ReadPatchMark(dir); ok {
+			if _, ok := sessiondir.ReadPatchMark(dir); ok {
 				t.Error("the mark is left")
 			}
 			if d := cmp.Diff(oldFiles, b.files()); d != "" {
@@ -192,22 +193,22 @@ func TestPatchOfADeadSession(t *testing.T) {
 // TestPatchOfAnother: a patch of a session that lives, of another workspace, or in
 // the layers of an overlay, is not reported here. The marks stay.
 func TestPatchOfAnother(t *testing.T) {
-	for name, change := range map[string]func(t *testing.T, mark *PatchMark){
-		"it lives":          func(*testing.T, *PatchMark) {},
-		"another workspace": func(t *testing.T, mark *PatchMark) { mark.Workspace = t.TempDir() },
-		"an overlay":        func(_ *testing.T, mark *PatchMark) { mark.Mode = "overlay" },
+	for name, change := range map[string]func(t *testing.T, mark *sessiondir.PatchMark){
+		"it lives":          func(*testing.T, *sessiondir.PatchMark) {},
+		"another workspace": func(t *testing.T, mark *sessiondir.PatchMark) { mark.Workspace = t.TempDir() },
+		"an overlay":        func(_ *testing.T, mark *sessiondir.PatchMark) { mark.Mode = "overlay" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := patchBench(t)
-			mark := PatchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x"}}
+			mark := sessiondir.PatchMark{Workspace: b.opts.Workspace.Path, Mode: "bind", Paths: []string{"x"}}
 			change(t, &mark)
 			session, dir := b.leaveMark(mark)
 			state := filepath.Join(filepath.Dir(b.dir), "state")
-			if note := CutOffPatch(state, session); note != "apply_patch was cut off while changing x: check them with the diff" {
+			if note := sessiondir.CutOffPatch(state, session); note != "apply_patch was cut off while changing x: check them with the diff" {
 				t.Errorf("control: the note of a dead session is %q", note)
 			}
 			if name == "it lives" {
-				log, err := os.Open(filepath.Join(dir, LogFile))
+				log, err := os.Open(filepath.Join(dir, sessiondir.LogFile))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -215,12 +216,12 @@ func TestPatchOfAnother(t *testing.T) {
 				if err := syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 					t.Fatal(err)
 				}
-				if note := CutOffPatch(state, session); note != "" {
+				if note := sessiondir.CutOffPatch(state, session); note != "" {
 					t.Errorf("the note of a living session is %q", note)
 				}
 			}
 			_, records := b.again().run(t.Context())
-			if _, ok := ReadPatchMark(dir); !ok || len(cutOffNotes(t, records)) > 0 {
+			if _, ok := sessiondir.ReadPatchMark(dir); !ok || len(cutOffNotes(t, records)) > 0 {
 				t.Errorf("mark %v, notes %q", ok, cutOffNotes(t, records))
 			}
 		})
@@ -240,7 +241,7 @@ func TestPatchInAnOverlay(t *testing.T) {
 	if err := b.opts.Folder.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if note := CutOffPatch(filepath.Join(filepath.Dir(b.dir), "state"), r.Session); !strings.Contains(note, "changing a, b, gone, n") {
+	if note := sessiondir.CutOffPatch(filepath.Join(filepath.Dir(b.dir), "state"), r.Session); !strings.Contains(note, "changing a, b, gone, n") {
 		t.Errorf("the note of its changes is %q", note)
 	}
 }
@@ -259,7 +260,7 @@ func TestPatchMarks(t *testing.T) {
 	}
 	wantPaths := func(want ...string) {
 		t.Helper()
-		if mark, _ := ReadPatchMark(m.dir); !slices.Equal(mark.Paths, want) {
+		if mark, _ := sessiondir.ReadPatchMark(m.dir); !slices.Equal(mark.Paths, want) {
 			t.Errorf("the mark has %q, want %q", mark.Paths, want)
 		}
 	}
@@ -278,7 +279,7 @@ func TestPatchMarks(t *testing.T) {
 	if _, err := m.mark([]string{"a"}); err == nil {
 		t.Error("no error in a directory that is missing")
 	}
-	if note := CutOffNote("x", strings.Fields(strings.Repeat("p ", 22)), "y"); !strings.HasSuffix(note, "p, p and 2 more: check them with y") {
+	if note := sessiondir.CutOffNote("x", strings.Fields(strings.Repeat("p ", 22)), "y"); !strings.HasSuffix(note, "p, p and 2 more: check them with y") {
 		t.Error(note)
 	}
 }

@@ -10,12 +10,13 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
 // problem says what went wrong with a session and what to do, or nil.
 func (s *Session) problem(r Report) *record.Problem {
-	logFile := filepath.Join(s.dir, LogFile)
+	logFile := filepath.Join(s.dir, sessiondir.LogFile)
 	failure := s.journal.counted().modelFailure
 	detail := "The detail is in " + logFile
 	if failure.ErrorID != "" {

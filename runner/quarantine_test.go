@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -242,7 +243,7 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	s.look(t.Context())
 	<-s.looked
 	held := filepath.Join(s.dir, "repositories.json")
-	if found, err := TakeNewRepositories(filepath.Join(filepath.Dir(s.dir), "ses_other"), b.opts.Workspace.Path, []string{"new"}); len(found) > 0 || err != nil {
+	if found, err := sessiondir.TakeNewRepositories(filepath.Join(filepath.Dir(s.dir), "ses_other"), b.opts.Workspace.Path, []string{"new"}); len(found) > 0 || err != nil {
 		t.Error("a live session's list was taken for a dead one's")
 	}
 	text, err := os.ReadFile(held)
@@ -258,7 +259,7 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 
 	next := newBench(t, "  - text: done\n")
 	next.opts.Workspace = b.opts.Workspace
-	next.opts.Folder, err = NewFolder(filepath.Dir(filepath.Dir(s.dir)), nil)
+	next.opts.Folder, err = sessiondir.Create(filepath.Dir(filepath.Dir(s.dir)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

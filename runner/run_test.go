@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/runner/internal/recordtest"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -57,7 +58,7 @@ func newBench(t *testing.T, turns string) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder, err := NewFolder(filepath.Join(root, "state"), []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}})
+	folder, err := sessiondir.Create(filepath.Join(root, "state"), []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
@@ -153,7 +154,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
-		return nil, &StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
+		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
 	}
 	s.journal = newJournal(s.rec, o.Live)
 	original, err := workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
@@ -209,7 +210,7 @@ func (o Options) validate() error {
 func (s *Session) spec() sandbox.Spec {
 	return sandbox.Spec{
 		Session: s.opts.Folder.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
-		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, SandboxDir),
+		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
 		Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -43,7 +44,7 @@ type UserResult struct {
 // Listens says whether a process takes commands for a session: its socket is
 // there. Whether somebody answers shows in [RunUserCommand].
 func Listens(stateDir, session string) bool {
-	matches, err := filepath.Glob(filepath.Join(SessionDir(stateDir, session), SandboxDir, sandbox.ExecSocket))
+	matches, err := filepath.Glob(filepath.Join(sessiondir.Path(stateDir, session), sessiondir.SandboxDir, sandbox.ExecSocket))
 	return err == nil && len(matches) > 0
 }
 
@@ -52,7 +53,7 @@ func Listens(stateDir, session string) bool {
 // waited for. Its errors are an [Error]: 42 where no such session lives or the
 // command can't be run as given, 45 where the sandbox or its owner was lost.
 func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand) (UserResult, error) {
-	conn, err := execapi.Dial(filepath.Join(SessionDir(stateDir, session), SandboxDir), sandbox.ExecSocket)
+	conn, err := execapi.Dial(filepath.Join(sessiondir.Path(stateDir, session), sessiondir.SandboxDir), sandbox.ExecSocket)
 	if err != nil {
 		e := &Error{Status: ExitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("session %s can't be asked: %v", session, err), Mend: "caisson sandbox ls says what runs.",

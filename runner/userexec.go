@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -41,7 +42,7 @@ var errEnding = errors.New("the session ends")
 // session goes on without: the log says why.
 func (s *Session) takeCommands(ctx context.Context) (stop func()) {
 	u := &userCommands{box: s.box, exec: s.exec, journal: s.journal, sync: s.rec.Sync, log: s.log}
-	server, err := execapi.Listen(ctx, filepath.Join(s.dir, SandboxDir), sandbox.ExecSocket, u.run)
+	server, err := execapi.Listen(ctx, filepath.Join(s.dir, sessiondir.SandboxDir), sandbox.ExecSocket, u.run)
 	if err != nil {
 		s.log.Warn("caisson sandbox exec can't reach this session", zap.Error(err))
 		return func() {}

@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -158,7 +159,7 @@ func TestUserCommandEndsWithItsSession(t *testing.T) {
 // TestUserCommandWhoseOwnerIsLost: its end is not known.
 func TestUserCommandWhoseOwnerIsLost(t *testing.T) {
 	state := t.TempDir()
-	dir := filepath.Join(SessionDir(state, "ses_x"), SandboxDir)
+	dir := filepath.Join(sessiondir.Path(state, "ses_x"), sessiondir.SandboxDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/oci"
@@ -261,7 +261,7 @@ func (c *chooser) sweep(ctx context.Context) []sandbox.Orphan {
 			c.logger.Warn("remove what dead owners left", zap.String("backend", name), zap.Error(err))
 		}
 	}
-	if _, err := runner.SweepFolders(c.environ.stateDir()); err != nil {
+	if _, err := sessiondir.Sweep(c.environ.stateDir()); err != nil {
 		c.logger.Warn("remove what dead sessions left", zap.Error(err))
 	}
 	return all

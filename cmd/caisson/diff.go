@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -215,7 +216,7 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 		session = last.ID
 	}
 	if session != "" {
-		if k.layers, err = runner.OpenChanges(state, session); err != nil {
+		if k.layers, err = sessiondir.OpenChanges(state, session); err != nil {
 			return nil, err
 		}
 		if workspace == "" {
@@ -227,11 +228,11 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 		return nil, err
 	}
 	if k.layers == nil {
-		if k.layers, err = runner.OpenLastChanges(state, k.workspace.Dir, k.workspace.Path); err != nil {
+		if k.layers, err = sessiondir.OpenLastChanges(state, k.workspace.Dir, k.workspace.Path); err != nil {
 			return nil, err
 		}
 	}
-	if note := runner.CutOffPatch(state, k.layers.Info().Session); note != "" {
+	if note := sessiondir.CutOffPatch(state, k.layers.Info().Session); note != "" {
 		fmt.Fprintln(a.stderr, "! "+note)
 	}
 	return k, k.workspace.CheckOwner(*s.conf.CallerOwnsFiles)
@@ -326,7 +327,7 @@ func keptError(i overlay.Info, err error) error {
 // tellUnchanged says on standard error that a session changed nothing, or writes
 // document to standard output. Other errors are returned as they are.
 func tellUnchanged(a *app, err error, asJSON bool, document func(overlay.Info) any) error {
-	unchanged, ok := errors.AsType[*runner.UnchangedError](err)
+	unchanged, ok := errors.AsType[*sessiondir.UnchangedError](err)
 	switch {
 	case !ok:
 		return err
@@ -372,7 +373,7 @@ func colours(a *app, stream io.Writer) bool {
 
 // expireChanges removes the changes of overlay runs that waited too long.
 func (s *setup) expireChanges() []string {
-	gone, err := runner.ExpireChanges(s.environ.stateDir(), time.Duration(*s.conf.KeepChanges))
+	gone, err := sessiondir.ExpireChanges(s.environ.stateDir(), time.Duration(*s.conf.KeepChanges))
 	var out []string
 	for _, session := range gone {
 		out = append(out, "the changes of session "+session+" are gone: nobody applied them in time (keep_changes)")

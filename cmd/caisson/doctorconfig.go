@@ -13,7 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -137,7 +137,7 @@ func (s *setup) requirements() finding {
 func (s *setup) state() finding {
 	const check = "state folder"
 	dir := s.environ.stateDir()
-	if err := runner.CheckStateDir(dir); err != nil {
+	if err := sessiondir.CheckStateDir(dir); err != nil {
 		return failed(check, err)
 	}
 	f := finding{Check: check, Result: resultWarning, Detail: dir, Mend: "Set XDG_STATE_HOME to a folder that stays."}

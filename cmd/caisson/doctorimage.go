@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -140,7 +141,7 @@ func (s *setup) imageStore() finding {
 		there = filepath.Dir(there)
 	}
 	if there == dir {
-		if err := runner.CheckStateDir(dir); err != nil {
+		if err := sessiondir.CheckStateDir(dir); err != nil {
 			return finding{Check: check, Result: resultWarning, Detail: failure(err).Cause, Mend: "Make it a folder that you own and that nobody else can write, or set XDG_CACHE_HOME to one."}
 		}
 	}

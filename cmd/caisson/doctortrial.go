@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -99,7 +100,7 @@ func (s *setup) startTrial(ctx context.Context, backend sandbox.Backend, ref ima
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	folder, err := runner.NewFolder(s.environ.stateDir(), nil)
+	folder, err := sessiondir.Create(s.environ.stateDir(), nil)
 	if err != nil {
 		return nil, 0, nil, err
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // explained adds the hint and the exit status to an error of the libraries, whose
@@ -12,9 +13,9 @@ import (
 func explained(err error) *runner.Error {
 	status, hint := runner.ExitInput, ""
 	var text error
-	if e, ok := errors.AsType[*runner.StateError](err); ok {
+	if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
 		text, status, hint = e, runner.ExitConfig, "Make it a directory that you own and that nobody else can write, or set XDG_STATE_HOME to one."
-	} else if e, ok := errors.AsType[*runner.ChangesError](err); ok {
+	} else if e, ok := errors.AsType[*sessiondir.ChangesError](err); ok {
 		text, hint = e, changesHint(e)
 	} else if e, ok := errors.AsType[*runner.WorkspaceError](err); ok {
 		text, hint = e, workspaceHint(e)
@@ -25,17 +26,17 @@ func explained(err error) *runner.Error {
 }
 
 // changesHint returns what to do where the changes of a session can't be opened.
-func changesHint(e *runner.ChangesError) string {
+func changesHint(e *sessiondir.ChangesError) string {
 	switch e.Reason {
-	case runner.NoChangesHere:
+	case sessiondir.NoChangesHere:
 		return "caisson run --mode overlay keeps changes; --workspace names another directory."
-	case runner.NoSession:
+	case sessiondir.NoSession:
 		return "The end of a run names its session; the directories of " + e.StateDir + "/sessions are all of them."
-	case runner.ManySessions:
+	case sessiondir.ManySessions:
 		return "Write more of the id: " + e.Matches[0] + " is one of them."
-	case runner.NoneKept:
+	case sessiondir.NoneKept:
 		return "workspace.patch in its directory shows what can be shown; caisson run --mode overlay keeps changes."
-	case runner.Unreadable:
+	case sessiondir.Unreadable:
 		return "Look at its directory below " + e.StateDir + "."
 	}
 	return "workspace.patch in the session's directory still shows the text of them."

@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -227,7 +228,7 @@ func needState(env environ) error {
 		if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 			return nil // it is made when something is stored
 		}
-		return runner.CheckStateDir(dir)
+		return sessiondir.CheckStateDir(dir)
 	}
 	return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 		Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
@@ -157,7 +158,7 @@ func (s *setup) options(ctx context.Context, text string, u teller) (_ runner.Op
 		return runner.Options{}, nil, noModel(err)
 	}
 	hidden := s.secrets(selected)
-	folder, err := runner.NewFolder(s.environ.stateDir(), hidden)
+	folder, err := sessiondir.Create(s.environ.stateDir(), hidden)
 	if err != nil {
 		return runner.Options{}, nil, err
 	}

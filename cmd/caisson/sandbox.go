@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/oci"
@@ -198,7 +199,7 @@ func (c *chooser) collect(ctx context.Context) collection {
 		return err
 	})
 	out.Failures = append(out.Failures, failures...)
-	if _, err := runner.SweepFolders(c.environ.stateDir()); err != nil {
+	if _, err := sessiondir.Sweep(c.environ.stateDir()); err != nil {
 		out.Failures = append(out.Failures, err.Error())
 	}
 	found, unlisted := c.list(ctx)

@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -267,7 +268,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	ctx, force, _, stop := interruptible(ctx, a.listen(), u.say, a.exit)
 	defer stop()
 	defer u.close(ctx)
-	folder, err := runner.NewFolder(a.environ.stateDir(), s.secrets(config.SelectedModel{}))
+	folder, err := sessiondir.Create(a.environ.stateDir(), s.secrets(config.SelectedModel{}))
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -295,7 +296,7 @@ func newTracePruneCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			report, err := runner.Prune(cmd.Context(), pruneOptions(state, time, dry))
+			report, err := sessiondir.Prune(cmd.Context(), pruneOptions(state, time, dry))
 			shown := errors.Join(showPrunedSessions(a, report, dry, asJSON), told(a.stderr, err))
 			if shown == nil && err != nil {
 				return exitWith(runner.ExitFailed)
@@ -310,8 +311,8 @@ func newTracePruneCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-func pruneOptions(state string, keep *config.Duration, dry bool) runner.PruneOptions {
-	return runner.PruneOptions{StateDir: filepath.Clean(state), Keep: time.Duration(*keep), DryRun: dry}
+func pruneOptions(state string, keep *config.Duration, dry bool) sessiondir.PruneOptions {
+	return sessiondir.PruneOptions{StateDir: filepath.Clean(state), Keep: time.Duration(*keep), DryRun: dry}
 }
 
 // told writes errors of things that went on.
@@ -322,7 +323,7 @@ func told(w io.Writer, err error) error {
 	return showFailures(w, strings.Split(err.Error(), "\n"))
 }
 
-func showPrunedSessions(a *app, r runner.PruneReport, dry, asJSON bool) error {
+func showPrunedSessions(a *app, r sessiondir.PruneReport, dry, asJSON bool) error {
 	if asJSON {
 		return writeJSON(a.stdout, r)
 	}
@@ -359,7 +360,7 @@ func (s *setup) pruneSessions(ctx context.Context) []string {
 	o.Most = startPruneSessions
 	ctx, cancel := context.WithTimeoutCause(ctx, startPruneTime, errors.New("the rest is for the next start"))
 	defer cancel()
-	if _, err := runner.Prune(ctx, o); err != nil && ctx.Err() == nil {
+	if _, err := sessiondir.Prune(ctx, o); err != nil && ctx.Err() == nil {
 		return []string{"old sessions could not be shortened (caisson trace prune): " + err.Error()}
 	}
 	return nil

@@ -23,6 +23,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // apiVersion is that of the API, not of the program.
@@ -200,7 +201,7 @@ func (s *Server) view(id string, whole bool) (Session, error) {
 	if err != nil {
 		return Session{}, s.internal("read session", err)
 	}
-	return p.view(p.ended == nil && runner.Lives(s.opts.StateDir, id), whole), nil
+	return p.view(p.ended == nil && sessiondir.Lives(s.opts.StateDir, id), whole), nil
 }
 
 func (s *Server) endSession(ctx context.Context, id string) (Session, error) {
@@ -313,7 +314,7 @@ func (s *Server) turn(session, id string) (Turn, error) {
 	case t == nil:
 		return Turn{}, none
 	}
-	if t.State == TurnInterrupted && runner.Lives(s.opts.StateDir, session) {
+	if t.State == TurnInterrupted && sessiondir.Lives(s.opts.StateDir, session) {
 		t.State = TurnRunning
 	}
 	return *t, nil

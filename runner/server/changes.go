@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -136,11 +137,11 @@ func (s *Server) pastDifferences(ctx context.Context, id, dir string) (Diff, str
 	if err != nil {
 		return Diff{}, "", s.internal("read session", err)
 	}
-	v := p.view(runner.Lives(s.opts.StateDir, id), false)
+	v := p.view(sessiondir.Lives(s.opts.StateDir, id), false)
 	if v.State == StateElsewhere {
 		return Diff{}, "", problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Ask again once it has ended")
 	}
-	layers, err := runner.OpenChanges(s.opts.StateDir, id)
+	layers, err := sessiondir.OpenChanges(s.opts.StateDir, id)
 	if err == nil {
 		defer func() { _ = layers.Close() }() // only read
 		d, err := s.keptDifferences(ctx, layers)
@@ -247,7 +248,7 @@ func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied,
 	if err != nil {
 		return Applied{}, s.internal("read session", err)
 	}
-	if p.view(runner.Lives(s.opts.StateDir, id), false).State == StateElsewhere {
+	if p.view(sessiondir.Lives(s.opts.StateDir, id), false).State == StateElsewhere {
 		return Applied{}, problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
 	}
 	// It ends as it should, whether the client waits or not, and the server waits.
@@ -256,7 +257,7 @@ func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied,
 		return Applied{}, err
 	}
 	defer done()
-	layers, err := runner.OpenChanges(s.opts.StateDir, id)
+	layers, err := sessiondir.OpenChanges(s.opts.StateDir, id)
 	if err != nil {
 		status, code := http.StatusConflict, "no_changes"
 		if errors.Is(err, overlay.ErrGone) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
@@ -103,7 +104,7 @@ func TestOverlayIsLookedAtAndApplied(t *testing.T) {
 	}
 	w.writeA("old\n") // it is not as it was: its time differs
 	by := func() string {
-		l, err := overlay.Open(filepath.Join(runner.SessionDir(w.state, id), "overlay"))
+		l, err := overlay.Open(filepath.Join(sessiondir.Path(w.state, id), "overlay"))
 		if err != nil {
 			t.Fatal(err)
 		}

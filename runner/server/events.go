@@ -14,8 +14,8 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 const (
@@ -246,7 +246,7 @@ type StreamEnd struct {
 // may be more.
 func (st *stream) catchUp() (end State, err error) {
 	if st.feed == nil {
-		lives := runner.Lives(st.server.opts.StateDir, st.id)
+		lives := sessiondir.Lives(st.server.opts.StateDir, st.id)
 		last, err := st.records(math.MaxInt64)
 		switch {
 		case err != nil:

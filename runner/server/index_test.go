@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -30,7 +31,7 @@ const longID = "ses_01JD0000000000000000000000"
 // session.ended at its end, and returns their number.
 func writeLong(tb testing.TB, state string, n int) int {
 	tb.Helper()
-	dir := runner.SessionDir(state, longID)
+	dir := sessiondir.Path(state, longID)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		tb.Fatal(err)
 	}
@@ -135,7 +136,7 @@ func (r *reader) behind(ctx context.Context, after int, first bool) (ids []int) 
 // indexed waits until the session is indexed to its end.
 func (r *reader) indexed() {
 	r.tb.Helper()
-	r.server.indexes.extend(longID, runner.SessionDir(r.server.opts.StateDir, longID), false)
+	r.server.indexes.extend(longID, sessiondir.Path(r.server.opts.StateDir, longID), false)
 	for busy := true; busy; {
 		time.Sleep(time.Millisecond)
 		r.server.indexes.mu.Lock()
@@ -146,7 +147,7 @@ func (r *reader) indexed() {
 
 func (r *reader) checkpoint(after int) (seq int64, ok bool) {
 	r.tb.Helper()
-	t, err := openTail(runner.SessionDir(r.server.opts.StateDir, longID))
+	t, err := openTail(sessiondir.Path(r.server.opts.StateDir, longID))
 	if err != nil {
 		r.tb.Fatal(err)
 	}
@@ -189,7 +190,7 @@ func TestStreamsStartFromCheckpoints(t *testing.T) {
 	check("indexed")
 
 	// The same bytes in another file, as retention puts one in its place.
-	path := filepath.Join(runner.SessionDir(state, longID), record.TraceFile)
+	path := filepath.Join(sessiondir.Path(state, longID), record.TraceFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -218,7 +219,7 @@ func TestIndexesAreBounded(t *testing.T) {
 	state := t.TempDir()
 	writeLong(t, state, 100)
 	r := newReader(t, state)
-	dir, x := runner.SessionDir(state, longID), r.server.indexes
+	dir, x := sessiondir.Path(state, longID), r.server.indexes
 	x.extend("live", dir, true)
 	for i := range 3 * keptIndexes {
 		x.extend(fmt.Sprint(i), dir, false)

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // TestManySessions is 64 at once, each with its own workspace, output and
@@ -160,7 +160,7 @@ func TestLongValuesCanBeHad(t *testing.T) {
 	if a := w.get("/sessions/"+id+"/values/"+name).want(t, 200); len(a.text) != spilled[0].Bytes || !strings.Contains(a.text, "long long") {
 		t.Errorf("the value has %d bytes, want %d", len(a.text), spilled[0].Bytes)
 	}
-	if err := os.Symlink("/etc/passwd", filepath.Join(runner.SessionDir(w.state, id), "spill", "link")); err != nil {
+	if err := os.Symlink("/etc/passwd", filepath.Join(sessiondir.Path(w.state, id), "spill", "link")); err != nil {
 		t.Fatal(err)
 	}
 	for _, bad := range []string{"link", "..%2ftrace.jsonl", "%2e%2e", ".", "none", "a%2fb"} {

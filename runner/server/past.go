@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // sessionID is what ids of sessions look like: nothing else is looked for on disk.
@@ -35,7 +35,7 @@ func (s *Server) dirOf(id string) (string, error) {
 	if !sessionID().MatchString(id) {
 		return "", noSession()
 	}
-	dir := runner.SessionDir(s.opts.StateDir, id)
+	dir := sessiondir.Path(s.opts.StateDir, id)
 	for _, name := range []string{record.TraceFile, record.AuditFile} {
 		if info, err := os.Lstat(filepath.Join(dir, name)); err == nil && info.Mode().IsRegular() {
 			if !s.shows(id, dir) {
@@ -72,7 +72,7 @@ func (s *Server) shows(id, dir string) bool {
 
 // names lists the ids of all sessions, the newest first.
 func (s *Server) names() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Dir(runner.SessionDir(s.opts.StateDir, "x")))
+	entries, err := os.ReadDir(filepath.Dir(sessiondir.Path(s.opts.StateDir, "x")))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

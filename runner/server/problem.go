@@ -14,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // Problem is an error as RFC 9457 says. Code, and Type, which is made from it,
@@ -164,7 +165,7 @@ func (s *Server) asProblem(what string, err error) *Problem {
 		s.log.Warn(what, zap.Error(err))
 		return described(http.StatusUnprocessableEntity, "input", record.Problem{Cause: w.Error(), Mend: "Name another directory."})
 	}
-	if d, ok := errors.AsType[*runner.StateError](err); ok {
+	if d, ok := errors.AsType[*sessiondir.StateError](err); ok {
 		s.log.Warn(what, zap.Error(err))
 		return described(http.StatusServiceUnavailable, "configuration", record.Problem{Cause: d.Error(), Mend: operatorHint})
 	}

@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // TestStreamResumesBehindRetention follows a session, which is shortened
@@ -29,7 +29,7 @@ func TestStreamResumesBehindRetention(t *testing.T) {
 	reads := w.follow(id, "")
 	reads.until(record.KindSessionCreated)
 	whole := len(w.trace(id))
-	report, err := runner.Prune(t.Context(), runner.PruneOptions{StateDir: w.state, Keep: time.Hour, Now: func() time.Time { return time.Now().Add(48 * time.Hour) }})
+	report, err := sessiondir.Prune(t.Context(), sessiondir.PruneOptions{StateDir: w.state, Keep: time.Hour, Now: func() time.Time { return time.Now().Add(48 * time.Hour) }})
 	if err != nil || len(report.Pruned) != 1 {
 		t.Fatalf("shortened: %+v, %v", report, err)
 	}

@@ -11,8 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 const twoTurns = `
@@ -142,7 +142,7 @@ func TestStreamResumesWithoutLossOrRepetition(t *testing.T) {
 			t.Errorf("an event of an ended session: %+v", e)
 		}
 	}
-	text, err := os.ReadFile(filepath.Join(runner.SessionDir(w.state, id), record.TraceFile))
+	text, err := os.ReadFile(filepath.Join(sessiondir.Path(w.state, id), record.TraceFile))
 	if err != nil {
 		t.Fatal(err)
 	}

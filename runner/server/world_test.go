@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -129,7 +130,7 @@ func prepare(state, turns, rules string, in NewSession, backend sandbox.Backend,
 	if err != nil {
 		return runner.Options{}, nil, err
 	}
-	folder, err := runner.NewFolder(state, nil)
+	folder, err := sessiondir.Create(state, nil)
 	if err != nil {
 		return runner.Options{}, nil, errors.Join(err, ws.Close())
 	}
@@ -363,7 +364,7 @@ func (f *follower) rest() []event {
 // trace reads a session's trace from the disk.
 func (w *world) trace(session string) []record.Record {
 	w.t.Helper()
-	text, err := os.ReadFile(filepath.Join(runner.SessionDir(w.state, session), record.TraceFile))
+	text, err := os.ReadFile(filepath.Join(sessiondir.Path(w.state, session), record.TraceFile))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -318,7 +319,7 @@ func TestALiveSessionIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.Open(filepath.Join(w.dir, runner.LogFile))
+	log, err := os.Open(filepath.Join(w.dir, sessiondir.LogFile))
 	if err != nil {
 		t.Fatal(err)
 	}

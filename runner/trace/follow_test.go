@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // TestShowFollows shows a session while it writes: what comes later is shown as
@@ -26,7 +26,7 @@ func TestShowFollows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		log, err := os.Open(filepath.Join(w.dir, runner.LogFile))
+		log, err := os.Open(filepath.Join(w.dir, sessiondir.LogFile))
 		if err != nil {
 			t.Fatal(err)
 		}

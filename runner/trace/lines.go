@@ -7,7 +7,7 @@ import (
 	"io"
 	"slices"
 
-	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // All gives every session that has records, the newest first.
@@ -18,7 +18,7 @@ func All(stateDir string) ([]Session, error) {
 	}
 	var all []Session
 	for _, name := range slices.Backward(names) {
-		if s, err := in(runner.SessionDir(stateDir, name)); err == nil {
+		if s, err := in(sessiondir.Path(stateDir, name)); err == nil {
 			all = append(all, s)
 		}
 	}
@@ -35,7 +35,7 @@ func JSON(w io.Writer, s Session) (Overview, error) { return lines(w, s, "[\n", 
 // lines writes lines between marks; the separator stands before each but the
 // first where there is one, or a newline after each.
 func lines(w io.Writer, s Session, begin, between, end string) (Overview, error) {
-	over := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && runner.SessionLives(s.Dir)}
+	over := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
 	in, err := s.Open()
 	if err != nil {
 		return over, err

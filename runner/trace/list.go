@@ -9,8 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // State is how a session stands, as far as its records and its process say.
@@ -60,7 +60,7 @@ func List(stateDir string, limit int) ([]Entry, error) {
 		if limit > 0 && len(list) == limit {
 			break
 		}
-		s, err := in(runner.SessionDir(stateDir, name))
+		s, err := in(sessiondir.Path(stateDir, name))
 		if err != nil {
 			continue
 		}
@@ -91,7 +91,7 @@ func entry(s Session) (Entry, bool) {
 	switch {
 	case err != nil:
 		e.Damage = err.Error()
-	case !s.Pruned && runner.SessionLives(s.Dir):
+	case !s.Pruned && sessiondir.SessionLives(s.Dir):
 		e.State = StateLive
 	case e.ExitStatus != nil:
 		e.State = StateEnded

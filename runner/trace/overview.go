@@ -6,8 +6,8 @@ import (
 	"io"
 	"time"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -49,7 +49,7 @@ func Read(s Session, visit func(record.Record)) (Overview, error) { return walk(
 // it is not nil, is called at the end of the records of a session that lives, and
 // reports whether to go on with those that are added.
 func walk(s Session, record func(record.Record), step func(Step), again func() bool) (Overview, error) {
-	o := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && runner.SessionLives(s.Dir)}
+	o := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
 	in, err := s.Open()
 	if err != nil {
 		return o, err
@@ -65,7 +65,7 @@ func walk(s Session, record func(record.Record), step func(Step), again func() b
 	for {
 		rec, err := in.Next()
 		if errors.Is(err, io.EOF) && again != nil && lives && o.Ended == nil && again() {
-			lives = runner.SessionLives(s.Dir) // what it wrote before its end is read once more
+			lives = sessiondir.SessionLives(s.Dir) // what it wrote before its end is read once more
 			in.resume()
 			continue
 		}

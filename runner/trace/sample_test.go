@@ -15,8 +15,8 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
@@ -37,11 +37,11 @@ func newWriter(t *testing.T, state string) *writer {
 	t.Helper()
 	w := &writer{t: t, state: state, now: time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)}
 	w.id = "ses_" + ulid.MustNew(ulid.Timestamp(w.now), ulid.DefaultEntropy()).String()
-	w.dir = runner.SessionDir(state, w.id)
+	w.dir = sessiondir.Path(state, w.id)
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(w.dir, runner.LogFile), nil, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.dir, sessiondir.LogFile), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var err error

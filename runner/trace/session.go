@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // Session is the place of one session's records. It holds nothing open.
@@ -43,7 +44,7 @@ func Find(stateDir, name string) (Session, error) {
 	}
 	if name == Last {
 		for _, id := range slices.Backward(names) {
-			if s, err := in(runner.SessionDir(stateDir, id)); err == nil {
+			if s, err := in(sessiondir.Path(stateDir, id)); err == nil {
 				return s, nil
 			}
 		}
@@ -56,14 +57,14 @@ func Find(stateDir, name string) (Session, error) {
 	case 0:
 		return Session{}, inputError(fmt.Sprintf("there is no session %s", name), "caisson trace ls lists them.", nil)
 	case 1:
-		return in(runner.SessionDir(stateDir, names[0]))
+		return in(sessiondir.Path(stateDir, names[0]))
 	}
 	return Session{}, inputError(fmt.Sprintf("%d sessions begin with %s", len(names), name), "Write more of the id: "+names[0]+" is one of them.", nil)
 }
 
 // sessions are the ids of all sessions, the oldest first.
 func sessions(stateDir string) ([]string, error) {
-	dir := filepath.Dir(runner.SessionDir(stateDir, "x"))
+	dir := filepath.Dir(sessiondir.Path(stateDir, "x"))
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, inputError("the sessions in "+dir+" can't be listed: "+err.Error(), "Set XDG_STATE_HOME to the folder that has them.", err)

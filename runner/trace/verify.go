@@ -8,8 +8,8 @@ import (
 	"io"
 	"path/filepath"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // Verdict is what [Verify] found.
@@ -40,7 +40,7 @@ type Verdict struct {
 // files that they refer to. Its errors are a [*runner.Error]: the records can't
 // be read at all.
 func Verify(s Session) (Verdict, error) {
-	v := Verdict{Session: s.ID, Live: !s.Pruned && runner.SessionLives(s.Dir)}
+	v := Verdict{Session: s.ID, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
 	in, err := s.Open()
 	if err != nil {
 		return v, err

@@ -1,4 +1,4 @@
-package runner
+package sessiondir
 
 import (
 	"encoding/json"

@@ -1,4 +1,4 @@
-package runner
+package sessiondir
 
 import (
 	"encoding/json"
@@ -21,7 +21,7 @@ func TestLogHasNoSecret(t *testing.T) {
 	}
 	values := []string{"pass\"word\\with\nall", "an ordinary one"}
 	secrets := []redact.Secret{{Name: "KEY", Value: values[0]}, {Name: "OTHER", Value: values[1]}}
-	f, err := NewFolder(state, secrets)
+	f, err := Create(state, secrets)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,12 +1,12 @@
-package runner
+package sessiondir
 
 import (
 	"os"
 	"path/filepath"
 )
 
-// SessionDir is the folder of a session below the state folder.
-func SessionDir(stateDir, session string) string {
+// Path is the folder of a session below the state folder.
+func Path(stateDir, session string) string {
 	return filepath.Join(stateDir, "sessions", session)
 }
 
@@ -14,7 +14,7 @@ func SessionDir(stateDir, session string) string {
 // state folder that others could change: records, approvals and the names of
 // what runs are believed because they are there.
 func makeSessionDir(stateDir, session string) (string, error) {
-	dir := SessionDir(stateDir, session)
+	dir := Path(stateDir, session)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return "", stateError(stateDir, "can't be made: "+err.Error(), err)
 	}

@@ -1,4 +1,4 @@
-package runner
+package sessiondir
 
 import (
 	"encoding/json"
@@ -25,7 +25,7 @@ type PatchMark struct {
 // CutOffPatch returns a note about the patch that was cut off when the process
 // of a session in overlay mode was killed, or "".
 func CutOffPatch(stateDir, session string) string {
-	dir := SessionDir(stateDir, session)
+	dir := Path(stateDir, session)
 	mark, ok := ReadPatchMark(dir)
 	if !ok || LivesIn(dir) {
 		return ""

@@ -1,4 +1,4 @@
-package runner
+package sessiondir
 
 import (
 	"errors"
@@ -11,11 +11,11 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// SweepFolders removes, from the folders of sessions whose process is dead, what
+// Sweep removes, from the folders of sessions whose process is dead, what
 // no backend noted: the socket on which users were answered, and the sandbox's
 // folder where that leaves it empty. Records and logs stay. It goes on after an
 // error and returns how many folders it removed.
-func SweepFolders(stateDir string) (int, error) {
+func Sweep(stateDir string) (int, error) {
 	dirs, err := filepath.Glob(filepath.Join(stateDir, "sessions", "ses_*", SandboxDir))
 	if err != nil {
 		return 0, fmt.Errorf("sweep sessions: %w", err)
@@ -70,4 +70,4 @@ func SessionLives(dir string) bool {
 
 // Lives reports whether the process of a session lives, or can't be known to be
 // gone.
-func Lives(stateDir, session string) bool { return LivesIn(SessionDir(stateDir, session)) }
+func Lives(stateDir, session string) bool { return LivesIn(Path(stateDir, session)) }

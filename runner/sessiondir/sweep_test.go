@@ -1,6 +1,6 @@
 //go:build unix
 
-package runner
+package sessiondir
 
 import (
 	"net"
@@ -18,8 +18,8 @@ func TestSweepFolders(t *testing.T) {
 	if err := os.Chmod(state, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	make := func() (*Folder, string) {
-		f, err := NewFolder(state, nil)
+	make := func() (*Dir, string) {
+		f, err := Create(state, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,7 +37,7 @@ func TestSweepFolders(t *testing.T) {
 	living, livingBox := make()
 	dead, deadBox := make()
 	full, fullBox := make()
-	for _, f := range []*Folder{dead, full} {
+	for _, f := range []*Dir{dead, full} {
 		if err := f.file.Close(); err != nil { // as the kernel does for a process that is killed
 			t.Fatal(err)
 		}
@@ -45,7 +45,7 @@ func TestSweepFolders(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(fullBox, "bundle"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := SweepFolders(state); n != 1 || err != nil {
+	if n, err := Sweep(state); n != 1 || err != nil {
 		t.Errorf("removed %d folders, %v", n, err)
 	}
 	for path, want := range map[string]bool{
@@ -62,7 +62,7 @@ func TestSweepFolders(t *testing.T) {
 	if err := living.Close(); err != nil {
 		t.Error(err)
 	}
-	if n, err := SweepFolders(state); n != 0 || err != nil {
+	if n, err := Sweep(state); n != 0 || err != nil {
 		t.Errorf("second sweep: %d, %v", n, err)
 	}
 }

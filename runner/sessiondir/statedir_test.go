@@ -1,4 +1,4 @@
-package runner
+package sessiondir
 
 import (
 	"errors"
@@ -30,12 +30,12 @@ func TestStateFolderMustBeOurs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{open, link, file} {
-		_, err := NewFolder(dir, nil)
+		_, err := Create(dir, nil)
 		if !errors.As(err, new(*StateError)) {
 			t.Errorf("%s: %v", dir, err)
 		}
 	}
-	f, err := NewFolder(filepath.Join(real, "new"), nil)
+	f, err := Create(filepath.Join(real, "new"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

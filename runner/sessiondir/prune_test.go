@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package sessiondir
 
 import (
 	"bytes"
@@ -31,7 +31,7 @@ func oldSession(t *testing.T, state string, age time.Duration) string {
 	t.Helper()
 	began := pruneClock.Add(-age)
 	name := "ses_" + ulid.MustNew(ulid.Timestamp(began), ulid.DefaultEntropy()).String()
-	dir := SessionDir(state, name)
+	dir := Path(state, name)
 	if err := os.MkdirAll(filepath.Join(dir, SandboxDir), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ const day = 24 * time.Hour
 func TestPruneKeepsTheAuditRecords(t *testing.T) {
 	state := t.TempDir()
 	old, young := oldSession(t, state, 91*day), oldSession(t, state, 89*day)
-	dir := SessionDir(state, old)
+	dir := Path(state, old)
 	whole, err := os.ReadFile(filepath.Join(dir, record.TraceFile))
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 	if len(left) != 2 || left[0] != record.AuditFile || !strings.HasPrefix(left[1], record.SpillDir+"/rec_") {
 		t.Errorf("left %q", left)
 	}
-	if n := len(listFolder(t, SessionDir(state, young))); n != len(before) {
+	if n := len(listFolder(t, Path(state, young))); n != len(before) {
 		t.Errorf("a young session has %d files", n)
 	}
 	audit, err := os.ReadFile(filepath.Join(dir, record.AuditFile))
@@ -176,7 +176,7 @@ func TestPruneKeepsTheAuditRecords(t *testing.T) {
 func TestPruneFinishesWhatWasCutShort(t *testing.T) {
 	state := t.TempDir()
 	name := oldSession(t, state, 100*day)
-	dir := SessionDir(state, name)
+	dir := Path(state, name)
 	for _, file := range []string{record.AuditFile, "report.json", ".audit-123"} {
 		if err := os.WriteFile(filepath.Join(dir, file), []byte("half"), 0o600); err != nil {
 			t.Fatal(err)
@@ -261,7 +261,7 @@ func TestPruneLeavesWhole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			state := t.TempDir()
-			dir := SessionDir(state, oldSession(t, state, 100*day))
+			dir := Path(state, oldSession(t, state, 100*day))
 			tc.make(t, state, dir)
 			before := listFolder(t, dir)
 			report := prune(t, PruneOptions{StateDir: state})
@@ -278,7 +278,7 @@ func TestPruneLeavesWhole(t *testing.T) {
 // TestPruneTakesATraceWithoutRecords as a session that was killed at once.
 func TestPruneTakesATraceWithoutRecords(t *testing.T) {
 	state := t.TempDir()
-	dir := SessionDir(state, oldSession(t, state, 100*day))
+	dir := Path(state, oldSession(t, state, 100*day))
 	if err := os.Truncate(filepath.Join(dir, record.TraceFile), 0); err != nil {
 		t.Fatal(err)
 	}

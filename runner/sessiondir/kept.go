@@ -1,4 +1,4 @@
-package runner
+package sessiondir
 
 import (
 	"errors"
@@ -34,7 +34,7 @@ func OpenLastChanges(stateDir string, dir *os.File, path string) (*overlay.Layer
 	}
 	var last *overlay.Layers
 	for _, name := range slices.Backward(names) { // ids sort by time
-		l, err := overlay.Open(filepath.Join(SessionDir(stateDir, name), OverlayDir))
+		l, err := overlay.Open(filepath.Join(Path(stateDir, name), OverlayDir))
 		if err != nil || l.Same(dir) != nil {
 			continue
 		}
@@ -55,7 +55,7 @@ func OpenLastChanges(stateDir string, dir *os.File, path string) (*overlay.Layer
 }
 
 func sessionNames(stateDir string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Dir(SessionDir(stateDir, "x")))
+	entries, err := os.ReadDir(filepath.Dir(Path(stateDir, "x")))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, stateError(stateDir, "can't be read: "+err.Error(), err)
 	}
@@ -79,7 +79,7 @@ func namedChanges(stateDir, session string, names []string) (*overlay.Layers, er
 	default:
 		return nil, &ChangesError{Reason: ManySessions, Session: session, Matches: names}
 	}
-	l, err := overlay.Open(filepath.Join(SessionDir(stateDir, names[0]), OverlayDir))
+	l, err := overlay.Open(filepath.Join(Path(stateDir, names[0]), OverlayDir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, &ChangesError{Reason: NoneKept, Session: names[0], Err: err}
 	}
@@ -173,7 +173,7 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 	var gone []string
 	var all []error
 	for _, name := range names {
-		l, err := overlay.Open(filepath.Join(SessionDir(stateDir, name), OverlayDir))
+		l, err := overlay.Open(filepath.Join(Path(stateDir, name), OverlayDir))
 		if err == nil {
 			if err := errors.Join(l.Sweep(), l.Close()); err != nil && !errors.Is(err, overlay.ErrBusy) {
 				all = append(all, err)

@@ -1,4 +1,4 @@
-package runner
+package sessiondir
 
 import (
 	"context"
@@ -114,7 +114,7 @@ func (e notPrunedError) Error() string { return string(e) }
 
 // pruneSession shortens one session; nil is that there was nothing to do.
 func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err error) {
-	dir := SessionDir(o.StateDir, name)
+	dir := Path(o.StateDir, name)
 	trace, err := os.Open(filepath.Join(dir, record.TraceFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // shortened before, or never begun

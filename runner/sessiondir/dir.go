@@ -1,4 +1,7 @@
-package runner
+// Package sessiondir manages the state directory and the directories of sessions in
+// it: making them, finding out which sessions live, removing what is no longer needed,
+// and the changes that overlay sessions keep.
+package sessiondir
 
 import (
 	"errors"
@@ -23,10 +26,10 @@ const OverlayDir = "overlay"
 // session's folder.
 const SandboxDir = "sandbox"
 
-// Folder is a session's folder below the state folder, private to its user,
+// Dir is a session's folder below the state folder, private to its user,
 // with a log that everything which serves the session writes to. Whoever made
 // it closes it, after Run.
-type Folder struct {
+type Dir struct {
 	// Session is the id, Dir the folder.
 	Session, Dir string
 	// Log goes to log.jsonl, without secrets.
@@ -35,9 +38,9 @@ type Folder struct {
 	file *os.File
 }
 
-// NewFolder makes the folder of a new session. It refuses a state folder that
+// Create makes the folder of a new session. It refuses a state folder that
 // others could change, with a [StateError].
-func NewFolder(stateDir string, secrets []redact.Secret) (*Folder, error) {
+func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 	session := record.NewID("ses")
 	dir, err := makeSessionDir(stateDir, session)
 	if err != nil {
@@ -61,11 +64,11 @@ func NewFolder(stateDir string, secrets []redact.Secret) (*Folder, error) {
 	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	out := zapcore.AddSync(redact.New(secrets).LogWriter(file))
 	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(out), zapcore.DebugLevel))
-	return &Folder{Session: session, Dir: dir, Log: log, file: file}, nil
+	return &Dir{Session: session, Dir: dir, Log: log, file: file}, nil
 }
 
 // Close closes the log. What a session that never began left is removed.
-func (f *Folder) Close() error {
+func (f *Dir) Close() error {
 	// Only while it is empty: what a backend could not remove, it reported. The
 	// log is let go after it, so that no sweep takes it for a dead one's.
 	rm := os.Remove(filepath.Join(f.Dir, SandboxDir))
