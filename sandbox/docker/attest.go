@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// Attest compares what the engine says about the container with what it was
-// asked for, and describes it.
+// Attest compares the engine's answer about the container with the request, and
+// describes the container.
 func (c *engineContainer) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Attestation) error {
 	hello := conn.Hello()
 	got, err := c.remote.inspectContainer(ctx, c.id)
@@ -33,10 +33,10 @@ func (c *engineContainer) Attest(ctx context.Context, conn *guest.Conn, a *sandb
 	return c.needShell(ctx, conn)
 }
 
-// checkLimits compares the limits that can be read inside with what was asked
-// for: an engine may accept a limit that its kernel then does not hold. gVisor
-// shows its own cgroups, which hold nothing; there the host's limits count, as
-// the engine answers them.
+// checkLimits compares the limits that can be read inside with the requested
+// ones: an engine may accept a limit that its kernel then does not enforce.
+// gVisor shows its own cgroups, which enforce nothing; there the host's limits
+// count, as the engine returns them.
 func (c *engineContainer) checkLimits(hello wire.Hello) error {
 	type limit struct {
 		name        string
@@ -59,7 +59,7 @@ func (c *engineContainer) checkLimits(hello wire.Hello) error {
 	return errors.Join(errs...)
 }
 
-// describe adds to the attestation what the engine answered.
+// describe adds the engine's answer to the attestation.
 func (c *engineContainer) describe(a *sandbox.Attestation, hello wire.Hello, got container.InspectResponse) {
 	a.Runtime, a.RuntimeVersion, a.EngineVersion = got.HostConfig.Runtime, c.facts.runtime.version, c.facts.version
 	a.ImageDigest = c.image.digest
@@ -90,7 +90,7 @@ func (c *engineContainer) describe(a *sandbox.Attestation, hello wire.Hello, got
 
 const lostSwap = "swap is not limited, because the engine's kernel does not count it"
 
-// checkKernel reports whether a runtime that is gVisor really is.
+// checkKernel returns an error if a runtime that should be gVisor is not.
 func checkKernel(r runtimeFacts, hello wire.Hello) error {
 	if r.ownKernel() && !lifecycle.IsGVisor(hello) {
 		return fmt.Errorf("%w: runtime %s is gVisor, but the kernel in the container is %.80q", sandbox.ErrUnavailable, r.name, hello.Kernel)

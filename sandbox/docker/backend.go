@@ -29,42 +29,43 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// Name is what this backend is called in configuration and records.
+// Name is the name of this backend in configuration and records.
 const Name = "docker"
 
-// Options says which engine to use, and where things are. GuestPath and
-// StateDir are required.
+// Options configures a [Backend]. GuestPath and StateDir are required.
 type Options struct {
-	// Host is the engine's address, such as unix:///run/docker.sock. Empty
-	// asks DOCKER_HOST, DOCKER_CONTEXT, the docker command's current context
-	// and the default socket, in this order.
+	// Host is the engine's address, such as unix:///run/docker.sock. If it is
+	// empty, DOCKER_HOST, DOCKER_CONTEXT, the docker command's current context
+	// and the default socket are tried, in this order.
 	Host string
-	// Runtime is a runtime that the engine has registered; empty is the
-	// engine's default. Never another one than what was asked for.
+	// Runtime is a runtime that the engine has registered; empty means the
+	// engine's default. No other runtime is ever used instead.
 	Runtime string
 	// GuestPath is the guest's binary on this machine.
 	GuestPath string
-	// StateDir is Caisson's state directory: this user's, not writable by others.
+	// StateDir is Caisson's state directory: this user's, not writable by
+	// others.
 	StateDir string
-	// Protect names directories, such as the user's home, that must neither be
-	// nor lie in a workspace.
+	// Protect names directories, such as the user's home, that no workspace may
+	// be or contain.
 	Protect []string
-	// HostImage says what the image "host" has beyond the system's own; UID
-	// and GID are set by the backend.
+	// HostImage configures the image "host". UID and GID are set by the
+	// backend.
 	HostImage host.Options
-	// Images resolves names that the engine does not know, layouts, archives
-	// and builds; nil leaves host, rootfs and the engine's own.
+	// Images provides names that the engine does not know, layouts, archives
+	// and builds. With nil only host, rootfs and the engine's own images can be
+	// used.
 	Images images.Source
-	// Getenv reads the environment: DOCKER_HOST, DOCKER_CONTEXT and what goes
-	// with them, and HOME for the docker command's configuration. Nil reads
-	// nothing, which leaves the default socket.
+	// Getenv reads the environment: DOCKER_HOST, DOCKER_CONTEXT and what
+	// belongs to them, and HOME for the docker command's configuration. Nil
+	// reads nothing, which leaves the default socket.
 	Getenv func(string) string
-	// Logger is for what can't be returned; nil discards.
+	// Logger receives errors that can't be returned; nil discards them.
 	Logger *zap.Logger
 }
 
-// Backend makes sandboxes with one engine. Whoever made it closes it, after
-// its sandboxes were destroyed. It is safe for concurrent use.
+// Backend creates sandboxes with one engine. The caller must close it after its
+// sandboxes were destroyed. It is safe for concurrent use.
 type Backend struct {
 	options  Options
 	endpoint endpoint
@@ -81,27 +82,27 @@ type Backend struct {
 
 var _ sandbox.Backend = (*Backend)(nil)
 
-// facts are what an engine is; it is asked once.
+// facts are the properties of an engine, which are read once.
 type facts struct {
 	version string
 	info    system.Info
 	runtime runtimeFacts
 }
 
-// runtimeFacts are what is known about the runtime that containers get.
+// runtimeFacts are the properties of the runtime that containers get.
 type runtimeFacts struct {
 	name, version, path string
 }
 
-// ownKernel says that the runtime is gVisor, whose containers have a kernel of
-// their own. Engines know it by its binary or by its shim
+// ownKernel reports whether the runtime is gVisor, whose containers have a
+// kernel of their own. Engines know it by its binary or by its shim
 // (io.containerd.runsc.v1).
 func (r runtimeFacts) ownKernel() bool {
 	return strings.Contains(r.name, "runsc") || strings.Contains(path.Base(r.path), "runsc")
 }
 
 // New returns a backend. It reads the docker command's configuration and the
-// state directory, and does not talk to the engine yet.
+// state directory, but does not contact the engine.
 func New(o Options) (*Backend, error) {
 	if o.GuestPath == "" || o.StateDir == "" {
 		return nil, fmt.Errorf("make docker backend: %w: no guest or no state directory given", sandbox.ErrInvalid)
@@ -137,10 +138,11 @@ func New(o Options) (*Backend, error) {
 // 600100000), so that no file of the workspace opens to it.
 const markGIDs = 1 << 30
 
-// silence is when a guest that hears nothing of its host ends. An engine that
-// was killed in the middle of a start forgets the container, whose shim holds
-// its standard input open for ever (Docker 20.10 with containerd 1.6); nobody
-// could remove it. Long enough for a Caisson that somebody stopped for a while.
+// silence is the time after which a guest that hears nothing from its host
+// ends. An engine that was killed in the middle of a start forgets the
+// container, whose shim keeps its standard input open for ever (Docker 20.10
+// with containerd 1.6), and then no process could remove it. It is long enough
+// for a Caisson that was stopped for a while.
 const silence = 15 * time.Minute
 
 // admissionOptions returns the options of the semaphore for an engine: its
@@ -154,7 +156,7 @@ func admissionOptions(e endpoint, stateDir string) admission.Options {
 	return o
 }
 
-// Name is "docker".
+// Name returns "docker".
 func (b *Backend) Name() string { return Name }
 
 // Close closes idle connections to the engine and what is kept for the next
@@ -169,9 +171,9 @@ func (b *Backend) Close() error {
 	return b.remote.engine.Close()
 }
 
-// Create makes one container and returns it running and attested; see
-// sandbox.Backend. Besides that contract's errors it fails with [ErrNotShared]
-// where the engine does not see the workspace.
+// Create creates one container and returns it running and attested; see
+// sandbox.Backend. It also returns [ErrNotShared] if the engine does not see
+// the workspace.
 func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	s, err := b.life.Create(ctx, spec)
 	if err != nil {
@@ -199,8 +201,8 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return 
 // another backend is in use. It does not contact an engine.
 func Pending(stateDir string) bool { return ownership.Pending(stateDir, Name) }
 
-// Check asks the engine what it is and whether it can do what Caisson needs.
-// It starts nothing.
+// Check asks the engine for its properties and checks whether it can do what
+// Caisson needs. It starts nothing.
 func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	_, f, err := b.connect(ctx)
 	if err != nil {
@@ -219,15 +221,15 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	return info, nil
 }
 
-// connect returns the engine, which it dials and examines when first asked; a
-// failure is not remembered.
+// connect returns the engine. The first call dials and examines it; a failure
+// is not remembered.
 func (b *Backend) connect(ctx context.Context) (*remote, facts, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.remote != nil {
 		return b.remote, b.facts, nil
 	}
-	r, err := dial(ctx, b.endpoint, b.times)
+	r, err := dialEngine(ctx, b.endpoint, b.times)
 	if err != nil {
 		return nil, facts{}, b.endpoint.wrapError(err)
 	}
@@ -240,7 +242,8 @@ func (b *Backend) connect(ctx context.Context) (*remote, facts, error) {
 	return r, f, nil
 }
 
-// examineEngine asks an engine what it is and refuses one that can't isolate.
+// examineEngine reads the properties of an engine and refuses one that can't
+// isolate containers.
 func examineEngine(ctx context.Context, r *remote, runtime string) (facts, error) {
 	var info system.Info
 	var version types.Version
@@ -262,7 +265,7 @@ func examineEngine(ctx context.Context, r *remote, runtime string) (facts, error
 	return f, err
 }
 
-// checkIsolation says what an engine must have.
+// checkIsolation returns an error for each property that an engine lacks.
 func checkIsolation(info system.Info) error {
 	var missing []error
 	if info.OSType != "linux" {
@@ -288,7 +291,7 @@ func checkIsolation(info system.Info) error {
 	return errors.Join(missing...)
 }
 
-// findRuntime looks up the runtime that containers will get.
+// findRuntime finds the runtime that containers will get.
 func findRuntime(info system.Info, version types.Version, name string) (runtimeFacts, error) {
 	if name == "" {
 		name = info.DefaultRuntime
@@ -312,8 +315,8 @@ func findRuntime(info system.Info, version types.Version, name string) (runtimeF
 	return f, nil
 }
 
-// queryVersion asks a runtime that the engine says nothing about. Its path is
-// from the engine's own configuration, which only root writes.
+// queryVersion runs a runtime whose version the engine does not know. Its path
+// is from the engine's own configuration, which only root writes.
 func queryVersion(ctx context.Context, program string) string {
 	if !filepath.IsAbs(program) {
 		return ""
@@ -330,7 +333,7 @@ func queryVersion(ctx context.Context, program string) string {
 	return line[:min(len(line), maxVersion)]
 }
 
-// Bounds of a runtime's answer about its version; runsc takes 10 ms.
+// Bounds of a runtime's output for its version; runsc takes 10 ms.
 const (
 	versionTime = 2 * time.Second
 	maxVersion  = 200

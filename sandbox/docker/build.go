@@ -17,8 +17,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// The label and name of what was built for build:DIR. The tag says which
-// directory; a later build of it takes the name, and the image before goes.
+// The label and name of images that were built for build:DIR. The tag names the
+// directory. A later build of it takes the name, and the previous image is
+// removed.
 const (
 	labelBuilt = "io.caisson.build"
 	builtName  = "caisson/build"
@@ -33,18 +34,18 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer)
 	if err != nil {
 		return "", err
 	}
-	folder, err := openContext(dir)
+	source, err := openContext(dir)
 	if err != nil {
 		return "", err
 	}
-	defer folder.close()
+	defer source.close()
 	name := builtTag(dir)
 	before, err := r.findImage(ctx, name)
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return "", err
 	}
 	output := &buildOutput{progress: progress}
-	if err := r.buildImage(ctx, folder, name, output); err != nil {
+	if err := r.buildImage(ctx, source, name, output); err != nil {
 		return "", errors.Join(err, r.removeUnfinished(ctx, output.made))
 	}
 	if before.ID != "" && before.ID != output.id {
@@ -63,13 +64,13 @@ func builtTag(dir string) string {
 }
 
 // buildImage sends the directory and follows the builder to its end.
-func (r *remote) buildImage(ctx context.Context, folder *buildContext, name string, output *buildOutput) error {
+func (r *remote) buildImage(ctx context.Context, source *buildContext, name string, output *buildOutput) error {
 	ctx, cancel := withDeadline(ctx, r.transfer)
 	defer cancel()
 	read, write := io.Pipe()
 	sent := make(chan error, 1)
 	go func() {
-		err := folder.writeTar(ctx, write)
+		err := source.writeTar(ctx, write)
 		write.CloseWithError(err)
 		sent <- err
 	}()
@@ -102,8 +103,8 @@ func closeBody(body io.Closer) error {
 	return body.Close()
 }
 
-// errUnread is what the sender meets when the engine has answered before it
-// had everything.
+// errUnread is the sender's error if the engine has answered before it read
+// everything.
 var errUnread = errors.New("the engine reads no more")
 
 // removeUnfinished removes the images of the steps of a build that failed,

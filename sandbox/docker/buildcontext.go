@@ -199,7 +199,7 @@ func (c *buildContext) addFile(tw *tar.Writer, name string, seen fs.FileInfo) er
 }
 
 // tarHeader describes an entry without its owner: in an image everything that is
-// copied belongs to root, whoever has it here.
+// copied belongs to root, no matter who owns it here.
 func tarHeader(name, target string, info fs.FileInfo) (*tar.Header, error) {
 	h, err := tar.FileInfoHeader(plain{info}, target)
 	if err != nil {

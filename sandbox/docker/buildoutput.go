@@ -81,7 +81,7 @@ func (b *buildOutput) addLine(l line) {
 		text = l.Status + "\n"
 	}
 	if b.progress != nil && text != "" {
-		_, _ = io.WriteString(b.progress, text) // who does not want to know is not told
+		_, _ = io.WriteString(b.progress, text) // progress is for information only
 	}
 	if m := buildStep.FindStringSubmatch(l.Stream); m != nil {
 		b.from, b.cached = strings.EqualFold(m[1], "FROM"), false

@@ -130,7 +130,7 @@ func (c *engineContainer) Create(ctx context.Context) (lifecycle.Connection, err
 	if err != nil {
 		return nil, err
 	}
-	response, err := c.remote.attach(ctx, c.id)
+	response, err := c.remote.attachContainer(ctx, c.id)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func (c *engineContainer) Create(ctx context.Context) (lifecycle.Connection, err
 	return c.stream, nil
 }
 
-// makeRequest makes the engine have the image and sets what it is asked for.
+// makeRequest imports the image if necessary and sets the request.
 func (c *engineContainer) makeRequest(ctx context.Context) error {
 	p := c.prep
 	if p.Image != nil {

@@ -20,7 +20,7 @@
 // removes the container by itself; what else was made is in the cleanup list, for
 // [Backend.Sweep] of a later Caisson. The engine's archive API, its exec API,
 // privileged containers and host namespaces are not used, whatever the
-// configuration says: the calls that are used are those of one small interface.
+// configuration contains: only the calls of one small interface are made.
 //
 // Every call has a deadline of its own, so that an engine which hangs is an
 // error and not a hang.

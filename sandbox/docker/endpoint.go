@@ -18,26 +18,26 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// endpoint is where an engine listens.
+// endpoint is the address of an engine.
 type endpoint struct {
 	host string // as DOCKER_HOST has it: unix:///var/run/docker.sock
 	tls  *tls.Config
 	from string // what named it, for messages
 }
 
-// wrapError says which engine it is that failed.
+// wrapError adds the engine's address to an error.
 func (e endpoint) wrapError(err error) error {
 	return fmt.Errorf("engine at %s (from %s): %w", e.host, e.from, err)
 }
 
-// isLocal says that the engine may share this machine's file system; that it
-// does, the guest proves.
+// isLocal reports whether the engine may share this machine's file system. The
+// guest proves that it does.
 func (e endpoint) isLocal() bool {
 	return strings.HasPrefix(e.host, "unix://") || strings.HasPrefix(e.host, "npipe://")
 }
 
-// resolveEndpoint finds the engine as the docker command does: what was asked
-// for, DOCKER_HOST, DOCKER_CONTEXT, the current context of its configuration,
+// resolveEndpoint finds the engine as the docker command does: the configured
+// one, DOCKER_HOST, DOCKER_CONTEXT, the current context of its configuration,
 // the default socket.
 func resolveEndpoint(host string, getenv func(string) string) (endpoint, error) {
 	if host != "" {
@@ -46,23 +46,23 @@ func resolveEndpoint(host string, getenv func(string) string) (endpoint, error) 
 	if host := getenv("DOCKER_HOST"); host != "" {
 		return fromHost(host, "DOCKER_HOST", getenv)
 	}
-	folder := getenv("DOCKER_CONFIG")
-	if folder == "" {
+	dir := getenv("DOCKER_CONFIG")
+	if dir == "" {
 		if home := getenv("HOME"); home != "" {
-			folder = filepath.Join(home, ".docker")
+			dir = filepath.Join(home, ".docker")
 		}
 	}
 	name := getenv("DOCKER_CONTEXT")
-	if name == "" && folder != "" {
+	if name == "" && dir != "" {
 		var err error
-		if name, err = currentContext(folder); err != nil {
+		if name, err = currentContext(dir); err != nil {
 			return endpoint{}, err
 		}
 	}
 	if name == "" || name == "default" {
 		return fromHost(defaultHost, "the default", getenv)
 	}
-	return fromContext(folder, name)
+	return fromContext(dir, name)
 }
 
 func fromHost(host, from string, getenv func(string) string) (endpoint, error) {
@@ -70,13 +70,13 @@ func fromHost(host, from string, getenv func(string) string) (endpoint, error) {
 	if err := checkScheme(e); err != nil {
 		return endpoint{}, err
 	}
-	folder := getenv("DOCKER_CERT_PATH")
-	if folder == "" || !strings.HasPrefix(host, "tcp://") {
+	dir := getenv("DOCKER_CERT_PATH")
+	if dir == "" || !strings.HasPrefix(host, "tcp://") {
 		return e, nil
 	}
 	var err error
 	e.tls, err = tlsconfig.Client(tlsconfig.Options{
-		CAFile: filepath.Join(folder, "ca.pem"), CertFile: filepath.Join(folder, "cert.pem"), KeyFile: filepath.Join(folder, "key.pem"),
+		CAFile: filepath.Join(dir, "ca.pem"), CertFile: filepath.Join(dir, "cert.pem"), KeyFile: filepath.Join(dir, "key.pem"),
 		InsecureSkipVerify: getenv("DOCKER_TLS_VERIFY") == "",
 	})
 	if err != nil {
@@ -97,9 +97,10 @@ func checkScheme(e endpoint) error {
 		sandbox.ErrUnsupported, e.host, e.from)
 }
 
-// currentContext reads the name from the docker command's configuration.
-func currentContext(folder string) (string, error) {
-	data, err := os.ReadFile(filepath.Join(folder, "config.json"))
+// currentContext reads the name of the current context from the docker
+// command's configuration.
+func currentContext(dir string) (string, error) {
+	data, err := os.ReadFile(filepath.Join(dir, "config.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
@@ -110,17 +111,17 @@ func currentContext(folder string) (string, error) {
 		CurrentContext string `json:"currentContext"`
 	}
 	if err := json.Unmarshal(data, &config); err != nil {
-		return "", fmt.Errorf("%w: read %s: %w", sandbox.ErrUnavailable, filepath.Join(folder, "config.json"), err)
+		return "", fmt.Errorf("%w: read %s: %w", sandbox.ErrUnavailable, filepath.Join(dir, "config.json"), err)
 	}
 	return config.CurrentContext, nil
 }
 
-// fromContext reads a context from the docker command's store, in which directories
-// are named by the SHA-256 of the context's name.
-func fromContext(folder, name string) (endpoint, error) {
+// fromContext reads a context from the docker command's store, whose
+// directories are named by the SHA-256 of the contexts' names.
+func fromContext(dir, name string) (endpoint, error) {
 	sum := sha256.Sum256([]byte(name))
 	id := hex.EncodeToString(sum[:])
-	data, err := os.ReadFile(filepath.Join(folder, "contexts", "meta", id, "meta.json"))
+	data, err := os.ReadFile(filepath.Join(dir, "contexts", "meta", id, "meta.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return endpoint{}, fmt.Errorf("%w: docker context %q: see `docker context ls`", sandbox.ErrNotFound, name)
 	}
@@ -141,7 +142,7 @@ func fromContext(folder, name string) (endpoint, error) {
 	if err := checkScheme(e); err != nil {
 		return endpoint{}, err
 	}
-	keys := filepath.Join(folder, "contexts", "tls", id, "docker")
+	keys := filepath.Join(dir, "contexts", "tls", id, "docker")
 	if _, err := os.Stat(keys); err != nil {
 		return e, nil // a context without keys
 	}

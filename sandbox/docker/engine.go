@@ -28,8 +28,8 @@ import (
 // cgroup namespaces (CgroupnsMode) and non-recursive binds.
 const minAPI = "1.41"
 
-// engine is every call of the Docker API that this package makes. What is not
-// here can't be used: no exec, no archive, no pull.
+// engine contains every call of the Docker API that this package makes. No
+// other call can be made: no exec, no archive, no pull.
 type engine interface {
 	Ping(ctx context.Context) (types.Ping, error)
 	Info(ctx context.Context) (system.Info, error)
@@ -59,8 +59,8 @@ type engine interface {
 
 var _ engine = (*client.Client)(nil)
 
-// dial makes a client and agrees on a version of the API.
-func dial(ctx context.Context, e endpoint, times deadlines) (*remote, error) {
+// dialEngine makes a client and negotiates the version of the API.
+func dialEngine(ctx context.Context, e endpoint, times deadlines) (*remote, error) {
 	transport := &http.Transport{TLSClientConfig: e.tls, MaxIdleConns: 6, IdleConnTimeout: 30 * time.Second}
 	c, err := client.NewClientWithOpts(
 		client.WithHTTPClient(&http.Client{Transport: transport, CheckRedirect: client.CheckRedirect}),
@@ -82,11 +82,11 @@ func dial(ctx context.Context, e endpoint, times deadlines) (*remote, error) {
 	return &remote{engine: c, endpoint: e, api: c.ClientVersion(), deadlines: times}, nil
 }
 
-// attach opens the one connection to a container's standard input and output.
+// attachContainer opens the one connection to a container's standard input and output.
 // The client's own hijacking does not obey ctx once it has dialled, and a
-// stopped engine would hold it for ever; so it gets a dialler whose connection
-// fails when ctx ends. Cancelling ctx after attach returned does nothing.
-func (r *remote) attach(ctx context.Context, id string) (*types.HijackedResponse, error) {
+// stopped engine would block it for ever. So it gets a dialler whose connection
+// fails when ctx ends. Cancelling ctx after attach returned has no effect.
+func (r *remote) attachContainer(ctx context.Context, id string) (*types.HijackedResponse, error) {
 	ctx, cancel := withDeadline(ctx, r.deadlines.attach)
 	defer cancel()
 	var stop func() bool

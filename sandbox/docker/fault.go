@@ -22,7 +22,7 @@ import (
 // another backend may work.
 var ErrNotShared = lifecycle.ErrNotShared
 
-// errDeadline is the cause of a call that took too long.
+// errDeadline is the cause of the end of a call that took too long.
 var errDeadline = errors.New("no answer in time")
 
 // callWithin makes one call with a deadline.
@@ -36,14 +36,14 @@ func callWithin[T any](ctx context.Context, limit time.Duration, what string, ca
 	return value, nil
 }
 
-// callNoResult is within for a call that gives nothing but an error.
+// callNoResult is callWithin for a call that returns only an error.
 func callNoResult(ctx context.Context, limit time.Duration, what string, call func(context.Context) error) error {
 	_, err := callWithin(ctx, limit, what, func(ctx context.Context) (struct{}, error) { return struct{}{}, call(ctx) })
 	return err
 }
 
-// callToEnd is within for a call that makes something: when ctx ends, it waits
-// as long as grace for the answer.
+// callToEnd is callWithin for a call that creates something: when ctx ends, it
+// waits for the answer as long as grace.
 func callToEnd[T any](ctx context.Context, limit, grace time.Duration, what string, call func(context.Context) (T, error)) (T, error) {
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
@@ -59,13 +59,13 @@ func callToEnd[T any](ctx context.Context, limit, grace time.Duration, what stri
 	return callWithin(inner, limit, what, call)
 }
 
-// tooOld is how an engine answers, with 400, a version of the API below the
-// oldest that it takes (Docker 20.10 to 29). Nothing that it says before tells
-// which that is.
+// tooOld is in the answer of an engine, with 400, to a version of the API below
+// the oldest that it accepts (Docker 20.10 to 29). No earlier answer contains
+// that version.
 const tooOld = "Minimum supported API version is"
 
-// classifyError turns the error of a call into one of the sandbox's classes. A missing
-// object is ErrNotFound; the caller says what would mend it.
+// classifyError wraps the error of a call in one of the sandbox's classes. For
+// a missing object it is ErrNotFound, and the caller adds the hint.
 func classifyError(ctx context.Context, what string, err error) error {
 	cause := context.Cause(ctx)
 	switch {

@@ -39,7 +39,7 @@ func TestClosedFolders(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")
 	}
-	worktest.ClosedFolders(t, memberID, gitSessions("ro"))
+	worktest.ClosedDirectories(t, memberID, gitSessions("ro"))
 }
 
 // TestGitWork: ordinary work in a repository where committing is allowed, and

@@ -20,21 +20,21 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest"
 )
 
-// rootImage is what a container runs on.
+// rootImage is the image of a container.
 type rootImage struct {
 	reference string
-	// id is the engine's id of the image, which is also the digest that is
-	// attested for images of the engine.
+	// id is the engine's ID of the image, which is also the attested digest of
+	// the engine's own images.
 	id, digest string
 	binds      []images.Bind
 	masks      []string
-	// volumes are the directories that the image declares as VOLUME: each gets a
-	// small tmpfs, so that the engine makes no volume on the host's disk.
+	// volumes are the directories that the image declares as VOLUME. Each gets
+	// a small tmpfs, so that the engine makes no volume on the host's disk.
 	volumes []string
 	// env is the environment of commands.
 	env []string
-	// unseen says that nobody has looked into the image: whether it has a
-	// shell shows once it runs.
+	// unseen reports that the content of the image is not known: only a running
+	// container shows whether it has a shell.
 	unseen bool
 }
 
@@ -45,8 +45,8 @@ const (
 	skeletonName  = "caisson/skeleton"
 )
 
-// needShell fails where an image that nobody has looked into has no shell that
-// runs: nothing could be done in it.
+// needShell returns an error if an unseen image has no shell that runs: nothing
+// could be done in it.
 func (c *engineContainer) needShell(ctx context.Context, conn *guest.Conn) error {
 	if !c.image.unseen {
 		return nil
@@ -66,7 +66,7 @@ func (c *engineContainer) needShell(ctx context.Context, conn *guest.Conn) error
 	return nil
 }
 
-// engineImage looks an image up by name or id. It never pulls.
+// engineImage finds an image by name or ID. It never pulls.
 func engineImage(ctx context.Context, r *remote, f facts, ref images.Reference) (rootImage, error) {
 	found, err := r.findImage(ctx, ref.Value)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -87,7 +87,8 @@ func engineImage(ctx context.Context, r *remote, f facts, ref images.Reference) 
 	return made, nil
 }
 
-// sameArchitecture compares an image's word (amd64) with an engine's (x86_64).
+// sameArchitecture compares an image's architecture (amd64) with an engine's
+// (x86_64).
 func sameArchitecture(image, engine string) bool {
 	words := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}
 	if w, ok := words[engine]; ok {
@@ -96,8 +97,8 @@ func sameArchitecture(image, engine string) bool {
 	return image == engine
 }
 
-// skeletonImage makes the engine have the skeleton of a root that consists of
-// binds: a few empty directories and small files, imported once.
+// skeletonImage imports the skeleton of a root that consists of binds into the
+// engine, unless the engine has it: a few empty directories and small files.
 func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.RootFS) (rootImage, error) {
 	made := rootImage{
 		reference: root.Reference.String(), digest: root.Digest, binds: root.Binds, masks: root.Masks, volumes: root.Volumes,
@@ -135,8 +136,8 @@ func (b *Backend) skeletonImage(ctx context.Context, r *remote, root *images.Roo
 	return made, err
 }
 
-// lockImport keeps two imports apart, in this process and between processes:
-// the second would leave an image without a name behind.
+// lockImport prevents two imports at once, in this process and between
+// processes: the second would leave an image without a name.
 func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 	b.importing.Lock()
 	lock := flock.New(filepath.Join(b.options.StateDir, "docker-import.lock"))
@@ -153,8 +154,8 @@ func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 	}, nil
 }
 
-// skeletonID returns the id of the skeleton with a hash, of an image that is
-// what its name says.
+// skeletonID returns the ID of the skeleton with a hash, after checking that
+// the image has the label and no volumes.
 func skeletonID(ctx context.Context, r *remote, hash string) (string, error) {
 	name := skeletonName + ":" + hash
 	found, err := r.findImage(ctx, name)

@@ -61,7 +61,7 @@ func importImage(t *testing.T, content []byte, changes ...string) (*client.Clien
 	t.Helper()
 	e, err := resolveEndpoint("", os.Getenv)
 	must(t, err)
-	r, err := dial(t.Context(), e, defaultDeadlines())
+	r, err := dialEngine(t.Context(), e, defaultDeadlines())
 	must(t, err)
 	c := r.engine.(*client.Client)
 	name := "caisson-test/image:" + strings.ToLower(ulid.Make().String())

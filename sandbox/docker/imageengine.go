@@ -12,7 +12,7 @@ import (
 )
 
 // ImageEngine is an engine as a source of images: those that it has, and those
-// that it builds. It makes no container. Whoever made it closes it. It is safe
+// that it builds. It creates no container. The caller must close it. It is safe
 // for concurrent use.
 type ImageEngine struct {
 	endpoint endpoint
@@ -24,9 +24,9 @@ type ImageEngine struct {
 
 var _ images.Engine = (*ImageEngine)(nil)
 
-// NewImageEngine finds the engine as [New] does: host, or with "" what the
-// environment and the docker command's configuration name. It does not talk to
-// the engine yet.
+// NewImageEngine finds the engine as [New] does: host or, if that is "", the
+// one of the environment and the docker command's configuration. It does not
+// contact the engine.
 func NewImageEngine(host string, getenv func(string) string) (*ImageEngine, error) {
 	e, err := resolveEndpoint(host, getenv)
 	if err != nil {
@@ -35,7 +35,7 @@ func NewImageEngine(host string, getenv func(string) string) (*ImageEngine, erro
 	return &ImageEngine{endpoint: e, times: defaultDeadlines()}, nil
 }
 
-// Check reports whether the engine answers.
+// Check returns an error if the engine does not answer.
 func (e *ImageEngine) Check(ctx context.Context) error {
 	_, err := e.connect(ctx)
 	return err
@@ -51,18 +51,18 @@ func (e *ImageEngine) Close() error {
 	return e.remote.engine.Close()
 }
 
-// connect dials the engine when it is first asked; a failure is not remembered.
+// connect dials the engine at the first call; a failure is not remembered.
 func (e *ImageEngine) connect(ctx context.Context) (*remote, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.remote != nil {
 		return e.remote, nil
 	}
-	r, err := dial(ctx, e.endpoint, e.times)
+	r, err := dialEngine(ctx, e.endpoint, e.times)
 	if err != nil {
 		return nil, e.endpoint.wrapError(err)
 	}
-	// An engine says by its first answer whether it takes this version of its API.
+	// The first answer shows whether the engine accepts this version of its API.
 	if _, err := r.version(ctx); err != nil {
 		_ = r.engine.Close() // nothing was done with it
 		return nil, e.endpoint.wrapError(err)
@@ -71,7 +71,7 @@ func (e *ImageEngine) connect(ctx context.Context) (*remote, error) {
 	return r, nil
 }
 
-// ImageID is [images.Engine]'s.
+// ImageID implements [images.Engine].
 func (e *ImageEngine) ImageID(ctx context.Context, name string) (string, error) {
 	r, err := e.connect(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func (e *ImageEngine) ImageID(ctx context.Context, name string) (string, error) 
 	return found.ID, nil
 }
 
-// Save is [images.Engine]'s. Cancelling ctx breaks the archive off.
+// Save implements [images.Engine]. Cancelling ctx breaks the archive off.
 func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error) {
 	r, err := e.connect(ctx)
 	if err != nil {
@@ -101,7 +101,7 @@ func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error
 	return archive, nil
 }
 
-// asImageError says in the words of package images that an image is missing.
+// asImageError wraps the error for a missing image in that of package images.
 func asImageError(err error) error {
 	if errors.Is(err, sandbox.ErrNotFound) {
 		return fmt.Errorf("%w: %w", images.ErrNotFound, err)

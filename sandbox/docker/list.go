@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// Inspect completes what is listed with what the engine says.
+// Inspect completes the listed sandboxes with the engine's answer.
 func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed) error {
 	b := d.backend
 	r, _, err := b.connect(ctx)
@@ -48,7 +48,7 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 	return nil
 }
 
-// listedState says the engine's word in that of a list.
+// listedState converts the engine's word for a state.
 func listedState(s container.ContainerState) sandbox.ListedState {
 	switch s {
 	case container.StateCreated:
@@ -62,8 +62,8 @@ func listedState(s container.ContainerState) sandbox.ListedState {
 	}
 }
 
-// usedMemory is what a container's cgroup is charged with, 0 where the engine does
-// not say.
+// usedMemory returns the memory that a container's cgroup is charged with, or 0
+// if that is unknown.
 func (r *remote) usedMemory(ctx context.Context, id string) int64 {
 	used, err := callWithin(ctx, r.ask, "ask for memory", func(ctx context.Context) (uint64, error) {
 		answer, err := r.engine.ContainerStatsOneShot(ctx, id)

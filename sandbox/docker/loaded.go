@@ -15,20 +15,22 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// loadedName names what Caisson loaded into an engine on another machine, which
-// can't be given directories of this one. The tag is the image's id in the store.
+// loadedName is the name of images that Caisson loaded into an engine on
+// another machine, which can't mount directories of this one. The tag is the
+// image's ID in the store.
 const loadedName = "caisson/image"
 
-// loadedTag is the name of the image that the store has by id. An engine whose
-// images are containerd's knows it by another id than the store, so that the
-// name is how what was loaded is found again.
+// loadedTag returns the name of the image that the store has by an ID. An
+// engine with a containerd image store knows it by another ID than the store,
+// so the name is how a loaded image is found again.
 func loadedTag(id string) string { return loadedName + ":" + strings.TrimPrefix(id, "sha256:") }
 
-// loadedTime is how long what was loaded or built is kept on the engine after
-// it got its name.
+// loadedTime is the time for which a loaded or built image is kept on the
+// engine after it got its name.
 const loadedTime = 7 * 24 * time.Hour
 
-// loadedImage makes the engine have an image of the store.
+// loadedImage loads an image of the store into the engine, unless the engine
+// has it.
 func (b *Backend) loadedImage(ctx context.Context, r *remote, f facts, ref images.Reference) (rootImage, error) {
 	known, err := b.life.Images.Resolve(ctx, ref)
 	if err != nil {
@@ -46,8 +48,8 @@ func (b *Backend) loadedImage(ctx context.Context, r *remote, f facts, ref image
 	return made, err
 }
 
-// findLoaded gives the id that the engine has an image of the store by: the
-// store's own, or that of what was loaded under its name.
+// findLoaded returns the ID by which the engine has an image of the store: the
+// store's own, or that of the image that was loaded under its name.
 func (r *remote) findLoaded(ctx context.Context, id string) (string, error) {
 	found, err := r.findImage(ctx, id)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -56,9 +58,9 @@ func (r *remote) findLoaded(ctx context.Context, id string) (string, error) {
 	return found.ID, err
 }
 
-// loadImage sends an image to the engine and names it, and gives the id that the
-// engine has it by. An engine whose images are containerd's has another than
-// the digest of the configuration.
+// loadImage sends an image to the engine, names it, and returns the ID by which
+// the engine has it. In an engine with a containerd image store that is not the
+// digest of the configuration.
 func (r *remote) loadImage(ctx context.Context, source images.Source, ref images.Reference) (string, error) {
 	ctx, cancel := withDeadline(ctx, r.transfer)
 	defer cancel()
@@ -96,7 +98,7 @@ func (r *remote) loadImage(ctx context.Context, source images.Source, ref images
 	})
 }
 
-// loadedID reads the engine's answer to a load: the id that it names, if any.
+// loadedID reads the ID in the engine's answer to a load, if there is one.
 func loadedID(body io.Reader) (string, error) {
 	var id string
 	err := eachLine(body, sandbox.ErrUnavailable, func(l line) {
@@ -107,8 +109,8 @@ func loadedID(body io.Reader) (string, error) {
 	return id, err
 }
 
-// listOwnImages lists the images that Caisson made on the engine, but for skeletons:
-// what it loaded and what it built.
+// listOwnImages lists the images that Caisson loaded into or built on the
+// engine.
 func (r *remote) listOwnImages(ctx context.Context) ([]image.Summary, error) {
 	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
 		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(
@@ -116,9 +118,10 @@ func (r *remote) listOwnImages(ctx context.Context) ([]image.Summary, error) {
 	})
 }
 
-// pruneImages removes what was loaded or built more than unused ago and no
-// container uses, and gives how many. The engine does not say when an image was
-// used last; when it got its name comes closest.
+// pruneImages removes images that were loaded or built longer ago than unused
+// and that no container uses, and returns their number. The engine does not
+// record when an image was used last; the time when it got its name comes
+// closest.
 func pruneImages(ctx context.Context, r *remote, unused time.Duration) (int, error) {
 	list, err := r.listOwnImages(ctx)
 	if err != nil {
@@ -150,8 +153,8 @@ func pruneImages(ctx context.Context, r *remote, unused time.Duration) (int, err
 }
 
 // Prune removes from the engine what Caisson put there and no container uses:
-// skeletons, and what was loaded or built more than unused ago. It gives how
-// many images went.
+// skeletons, and images that were loaded or built longer ago than unused. It
+// returns the number of images.
 func (e *ImageEngine) Prune(ctx context.Context, unused time.Duration) (int, error) {
 	r, err := e.connect(ctx)
 	if err != nil {

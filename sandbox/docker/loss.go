@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// ExplainLoss adds the cause of a loss where the engine knows it. The container
-// is killed by its removal.
+// ExplainLoss adds the cause of a loss if the engine knows it. The container is
+// killed by its removal.
 func (c *engineContainer) ExplainLoss(ctx context.Context, loss error) error {
 	ctx, cancel := withDeadline(ctx, c.remote.loss)
 	defer cancel()
@@ -41,8 +41,8 @@ func (c *engineContainer) ExplainLoss(ctx context.Context, loss error) error {
 }
 
 // lastState waits until the container has stopped or is gone: the connection
-// ends a little earlier than the engine notes it. It gives ErrNotFound for a
-// container that is gone.
+// ends a little earlier than the engine records it. It returns ErrNotFound for
+// a container that is gone.
 func (c *engineContainer) lastState(ctx context.Context) (*container.State, error) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -69,14 +69,14 @@ func (c *engineContainer) lastState(ctx context.Context) (*container.State, erro
 	}
 }
 
-// ending is what the engine's events say about a container that is gone.
+// ending is the content of the engine's events about a container that is gone.
 type ending struct {
 	outOfMemory bool
 	exitCode    string
 }
 
-// lastEvents asks for past events. The engine keeps a few hundred, which is
-// enough for what just happened, also after the container was removed.
+// lastEvents reads past events. The engine keeps a few hundred, which is enough
+// for the recent past, even after the container was removed.
 func (c *engineContainer) lastEvents(ctx context.Context) ending {
 	ctx, cancel := withDeadline(ctx, c.remote.loss)
 	defer cancel()

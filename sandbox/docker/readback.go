@@ -12,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// readBack compares what the engine says it made with what was asked for, and
-// returns every way in which it is weaker or another. An engine may drop what
+// readBack compares the container that the engine made with the request, and
+// returns every way in which it is weaker or different. An engine may drop what
 // it does not know or can't do, with no more than a warning.
 func readBack(asked request, got container.InspectResponse) error {
 	if got.ContainerJSONBase == nil || got.HostConfig == nil || got.Config == nil || got.State == nil {
@@ -55,7 +55,7 @@ func readBack(asked request, got container.InspectResponse) error {
 		{"dropped capabilities", capabilitySet(want.CapDrop), capabilitySet(have.CapDrop)},
 	} {
 		if c.want != c.have {
-			errs = append(errs, fmt.Errorf("%s: asked for %v, the engine has %v", c.name, c.want, c.have))
+			errs = append(errs, fmt.Errorf("%s: requested %v, the engine has %v", c.name, c.want, c.have))
 		}
 	}
 	errs = append(errs, checkExtras(have)...)
@@ -63,7 +63,7 @@ func readBack(asked request, got container.InspectResponse) error {
 	errs = append(errs, checkLimits(want, have)...)
 	errs = append(errs, checkMounts(want, got)...)
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("%w: the engine made another container than was asked for: %w", sandbox.ErrUnavailable, err)
+		return fmt.Errorf("%w: the engine made another container than was requested: %w", sandbox.ErrUnavailable, err)
 	}
 	return nil
 }
@@ -75,7 +75,8 @@ func valueOf(p *int64) int64 {
 	return *p
 }
 
-// capabilitySet is a list in one spelling: engines answer with or without CAP_.
+// capabilitySet returns a list in one spelling: engines return names with or
+// without CAP_.
 func capabilitySet(list []string) string {
 	var names []string
 	for _, n := range list {
@@ -85,7 +86,7 @@ func capabilitySet(list []string) string {
 	return strings.Join(names, " ")
 }
 
-// checkExtras reports what must be empty.
+// checkExtras returns an error for each list that must be empty.
 func checkExtras(have *container.HostConfig) []error {
 	var errs []error
 	for name, count := range map[string]int{
@@ -94,14 +95,14 @@ func checkExtras(have *container.HostConfig) []error {
 		"links": len(have.Links), "ports": len(have.PortBindings), "extra hosts": len(have.ExtraHosts), "sysctls": len(have.Sysctls),
 	} {
 		if count > 0 {
-			errs = append(errs, fmt.Errorf("%s: asked for none, the engine has %d", name, count))
+			errs = append(errs, fmt.Errorf("%s: requested none, the engine has %d", name, count))
 		}
 	}
 	return errs
 }
 
-// checkSecurity compares options and paths; the engine must have all that was
-// asked for, and no option more.
+// checkSecurity compares options and paths; the engine must have everything
+// that was requested, and no other option.
 func checkSecurity(want, have *container.HostConfig) []error {
 	var errs []error
 	for _, o := range want.SecurityOpt {
@@ -136,7 +137,7 @@ func checkLimits(want, have *container.HostConfig) []error {
 	}
 	for path, options := range want.Tmpfs {
 		if have.Tmpfs[path] != options {
-			errs = append(errs, fmt.Errorf("tmpfs %s: asked for %s, the engine has %s", path, options, have.Tmpfs[path]))
+			errs = append(errs, fmt.Errorf("tmpfs %s: requested %s, the engine has %s", path, options, have.Tmpfs[path]))
 		}
 	}
 	for path := range have.Tmpfs {
@@ -147,8 +148,8 @@ func checkLimits(want, have *container.HostConfig) []error {
 	return errs
 }
 
-// checkMounts requires the mounts that were asked for and no others: no volume,
-// no directory of the host more.
+// checkMounts requires the requested mounts and no others: no volume, no other
+// directory of the host.
 func checkMounts(want *container.HostConfig, got container.InspectResponse) []error {
 	type place struct {
 		kind                mount.Type
@@ -166,7 +167,7 @@ func checkMounts(want *container.HostConfig, got container.InspectResponse) []er
 			p.source = m.Name
 		}
 		if !asked[p] {
-			errs = append(errs, fmt.Errorf("mount of %s %q at %s (writable: %v) was not asked for", m.Type, m.Source, m.Destination, m.RW))
+			errs = append(errs, fmt.Errorf("mount of %s %q at %s (writable: %v) was not requested", m.Type, m.Source, m.Destination, m.RW))
 		}
 		if m.Type == mount.TypeBind && m.Propagation != mount.PropagationRPrivate {
 			errs = append(errs, fmt.Errorf("mount at %s has propagation %q", m.Destination, m.Propagation))

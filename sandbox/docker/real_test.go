@@ -99,7 +99,7 @@ func needEngine(t testing.TB) {
 	t.Helper()
 	e, err := resolveEndpoint("", os.Getenv)
 	if err == nil {
-		r, dialErr := dial(context.Background(), e, defaultDeadlines())
+		r, dialErr := dialEngine(context.Background(), e, defaultDeadlines())
 		if err = dialErr; err == nil {
 			r.engine.Close()
 			return

@@ -16,19 +16,20 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// deadlines are how long calls may take.
+// deadlines are the time limits of calls.
 type deadlines struct {
 	ask, attach, create, start, remove, load time.Duration
 	// transfer bounds a build, and the transfer of a whole image.
 	transfer time.Duration
-	// cancel is how long a call that makes something may still take once its
-	// caller has given up: to break it off would leave open whether it was made.
+	// cancel is the time that a call which creates something may still take
+	// once its caller has given up: breaking it off would leave open whether it
+	// was created.
 	cancel time.Duration
 	// loss bounds the search for the cause of a loss.
 	loss time.Duration
 }
 
-// defaultDeadlines are about a hundred times what was measured on an idle
+// defaultDeadlines returns about a hundred times what was measured on an idle
 // machine (create 20 ms, start 100 ms, remove 86 ms), so that a loaded engine
 // passes and a stopped one is noticed.
 func defaultDeadlines() deadlines {
@@ -55,14 +56,14 @@ func (r *remote) version(ctx context.Context) (types.Version, error) {
 	return callWithin(ctx, r.ask, "ask the engine", r.engine.ServerVersion)
 }
 
-// findImage looks an image up by name or id.
+// findImage finds an image by name or ID.
 func (r *remote) findImage(ctx context.Context, name string) (image.InspectResponse, error) {
 	return callWithin(ctx, r.ask, "look up image "+name, func(ctx context.Context) (image.InspectResponse, error) {
 		return r.engine.ImageInspect(ctx, name)
 	})
 }
 
-// importImage makes an image of a tar archive.
+// importImage makes an image from a tar archive.
 func (r *remote) importImage(ctx context.Context, content io.Reader, name, change string) error {
 	return callNoResult(ctx, r.load, "import image "+name, func(ctx context.Context) error {
 		answer, err := r.engine.ImageImport(ctx, image.ImportSource{Source: content, SourceName: "-"}, name, image.ImportOptions{Changes: []string{change}})
@@ -70,29 +71,29 @@ func (r *remote) importImage(ctx context.Context, content io.Reader, name, chang
 			return err
 		}
 		defer answer.Close()
-		// The answer is progress; the lookup that follows is what counts.
+		// The answer is progress; the lookup that follows decides.
 		_, err = io.Copy(io.Discard, io.LimitReader(answer, 1<<20))
 		return err
 	})
 }
 
-// listSkeletons gives every image that was imported for a skeleton.
+// listSkeletons returns every image that was imported as a skeleton.
 func (r *remote) listSkeletons(ctx context.Context) ([]image.Summary, error) {
 	return callWithin(ctx, r.ask, "list images", func(ctx context.Context) ([]image.Summary, error) {
 		return r.engine.ImageList(ctx, image.ListOptions{Filters: filters.NewArgs(filters.Arg("label", labelSkeleton))})
 	})
 }
 
-// removeImage removes an image, or the name that it is given by if it has
-// others, with those that it was made from if parents says so and nothing else
-// needs them. One that a container uses stays, and gone is false.
+// removeImage removes an image, or only the given name if it has others. With
+// parents it also removes the images that it was made from if nothing else
+// needs them. An image that a container uses stays, and gone is false.
 func (r *remote) removeImage(ctx context.Context, name string, parents bool) (gone bool, err error) {
 	return callWithin(ctx, r.remove, "remove image", func(ctx context.Context) (bool, error) {
 		_, err := r.engine.ImageRemove(ctx, name, image.RemoveOptions{PruneChildren: parents})
 		if err == nil || errdefs.IsConflict(err) || errdefs.IsNotFound(err) {
 			return err == nil, nil
 		}
-		// Somebody else may be removing it: Docker 20.10 then answers that it is
+		// Another client may be removing it: Docker 20.10 then answers that it is
 		// ill ("unrecognized image ID").
 		if _, lookup := r.engine.ImageInspect(ctx, name); errdefs.IsNotFound(lookup) {
 			return false, nil
@@ -101,7 +102,7 @@ func (r *remote) removeImage(ctx context.Context, name string, parents bool) (go
 	})
 }
 
-// createContainer waits for the answer a little longer than ctx does.
+// createContainer waits for the answer a little longer than ctx lasts.
 func (r *remote) createContainer(ctx context.Context, asked request) (container.CreateResponse, error) {
 	return callToEnd(ctx, r.create, r.cancel, "create container", func(ctx context.Context) (container.CreateResponse, error) {
 		return r.engine.ContainerCreate(ctx, asked.config, asked.host, nil, nil, asked.name)
@@ -114,14 +115,14 @@ func (r *remote) startContainer(ctx context.Context, id string) error {
 	})
 }
 
-// inspectContainer describes a container, by id or name.
+// inspectContainer describes a container, by ID or name.
 func (r *remote) inspectContainer(ctx context.Context, id string) (container.InspectResponse, error) {
 	return callWithin(ctx, r.ask, "inspect container", func(ctx context.Context) (container.InspectResponse, error) {
 		return r.engine.ContainerInspect(ctx, id)
 	})
 }
 
-// listContainers gives every container that has Caisson's labels.
+// listContainers returns every container that has Caisson's labels.
 func (r *remote) listContainers(ctx context.Context) ([]container.Summary, error) {
 	return callWithin(ctx, r.ask, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})

@@ -43,8 +43,8 @@ func (c *engineContainer) owns(id ownership.Identity, session string) bool {
 	return session == c.prep.Spec.Session && id.PID == self.PID && id.Start == self.Start
 }
 
-// findOwned returns the id of the container of that name if its labels say
-// that it is ours to remove, and "" if there is none such.
+// findOwned returns the ID of the container of that name if ours accepts the
+// owner and session of its labels, and "" otherwise.
 func findOwned(ctx context.Context, r *remote, name string, ours func(ownership.Identity, string) bool) (string, error) {
 	found, err := r.inspectContainer(ctx, name)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -64,10 +64,10 @@ func findOwned(ctx context.Context, r *remote, name string, ours func(ownership.
 }
 
 // removeContainer kills and removes a container with its volumes, and waits
-// until the engine does not know it any more. An error that the engine answers
-// is not the last word: it may be removing the container already, because it
-// was asked to at the container's end, and the two get into each other's way
-// (409, or 500 "directory not empty").
+// until the engine no longer knows it. An error of the engine is not final: the
+// engine may be removing the container already, because it was requested at the
+// container's end, and the two removals interfere (409, or 500 "directory not
+// empty").
 func removeContainer(ctx context.Context, r *remote, id string) error {
 	ctx, cancel := withDeadline(ctx, r.remove)
 	defer cancel()
@@ -97,10 +97,12 @@ func removeContainer(ctx context.Context, r *remote, id string) error {
 	}
 }
 
-// asks is how many looks apart a removal is asked for again: half a second.
+// asks is the number of inspections after which a removal is requested again:
+// half a second.
 const asks = 25
 
-// isAnswer says that the engine itself refused, so that it is there.
+// isAnswer reports whether the engine itself returned an error, so that it is
+// running.
 func isAnswer(ctx context.Context, err error) bool {
 	return context.Cause(ctx) == nil && !client.IsErrConnectionFailed(err)
 }

@@ -15,14 +15,14 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// request is all that is asked of the engine for one container.
+// request is the complete request to the engine for one container.
 type request struct {
 	name   string
 	config *container.Config
 	host   *container.HostConfig
 }
 
-// plan is what a request is made from.
+// plan is the input of a request.
 type plan struct {
 	spec      sandbox.Spec
 	image     rootImage
@@ -33,7 +33,7 @@ type plan struct {
 	seccomp   harden.Seccomp
 	runtime   runtimeFacts
 	cpus      int // of the engine's machine
-	// noSwapLimit says that its kernel does not count swap.
+	// noSwapLimit reports that its kernel does not count swap.
 	noSwapLimit bool
 	labels      map[string]string
 }
@@ -43,12 +43,12 @@ const (
 	noNewPrivileges  = "no-new-privileges"
 	noNetwork        = "none"
 	privateNamespace = "private"
-	// oomScoreAdj makes the kernel take a container before Caisson itself.
+	// oomScoreAdj makes the kernel choose a container before Caisson itself.
 	oomScoreAdj = 500
 )
 
-// buildRequest makes the request. It is a pure function: what is asked for can be
-// compared with what the engine says it did.
+// buildRequest returns the request. It is a pure function, so that the request
+// can be compared with the engine's answer.
 func (p plan) buildRequest() request {
 	stopNow := 1 // seconds; nothing is gained by waiting for PID 1
 	return request{
@@ -113,8 +113,8 @@ func (p plan) hostConfig() *container.HostConfig {
 	}
 }
 
-// memorySwap bounds memory and swap together to what memory alone is. An engine
-// that can't count swap answers "no limit" whatever it is asked.
+// memorySwap bounds memory and swap together to the limit of memory. An engine
+// that can't count swap returns "no limit" for any request.
 func (p plan) memorySwap() int64 {
 	if p.noSwapLimit {
 		return -1
@@ -122,7 +122,8 @@ func (p plan) memorySwap() int64 {
 	return p.spec.Resources.MemoryBytes
 }
 
-// milliCPUs is at most what the engine's machine has: an engine refuses more.
+// milliCPUs returns at most the processors of the engine's machine: an engine
+// refuses more.
 func (p plan) milliCPUs() int64 {
 	if p.cpus <= 0 {
 		return p.spec.Resources.MilliCPUs
@@ -130,7 +131,7 @@ func (p plan) milliCPUs() int64 {
 	return min(p.spec.Resources.MilliCPUs, int64(p.cpus)*1000)
 }
 
-// capabilityNames are the guest's, in the engine's words.
+// capabilityNames returns the guest's capabilities in the engine's words.
 func capabilityNames() []string {
 	var names []string
 	for _, c := range harden.GuestCapabilities() {
@@ -153,9 +154,9 @@ func ulimits(p plan) []*units.Ulimit {
 	return list
 }
 
-// hostPIDs is the engine's limit of processes. gVisor needs two threads of the
-// host for each of the container's and some 60 for itself, and dies without;
-// see docs/design/limits.md#limits-of-a-gvisor-sandbox.
+// hostPIDs returns the engine's limit of processes. gVisor needs two threads of
+// the host for each of the container's and some 60 for itself, and dies
+// without; see docs/design/limits.md.
 func (p plan) hostPIDs() int64 {
 	n := p.spec.Resources.PIDs
 	if p.runtime.ownKernel() {
@@ -164,8 +165,8 @@ func (p plan) hostPIDs() int64 {
 	return n
 }
 
-// tmpfsMounts are the tmpfs mounts but for /dev/shm, which the engine makes itself,
-// with the size that it is given.
+// tmpfsMounts returns the tmpfs mounts except /dev/shm, which the engine makes
+// itself with the given size.
 func (p plan) tmpfsMounts() map[string]string {
 	list := map[string]string{}
 	for _, t := range harden.TmpfsMounts(p.spec.Resources, p.work.CommandUID, p.work.CommandGID) {
@@ -179,7 +180,7 @@ func (p plan) tmpfsMounts() map[string]string {
 	return list
 }
 
-// shmBytes is the size of /dev/shm, which the engine mounts itself.
+// shmBytes returns the size of /dev/shm, which the engine mounts itself.
 func (p plan) shmBytes() int64 {
 	for _, t := range harden.TmpfsMounts(p.spec.Resources, p.work.CommandUID, p.work.CommandGID) {
 		if t.Path == "/dev/shm" {
@@ -189,7 +190,7 @@ func (p plan) shmBytes() int64 {
 	return 0
 }
 
-// mounts are all binds, and a tmpfs over what must not be seen.
+// mounts returns all binds, and a tmpfs for each directory that must be hidden.
 func (p plan) mounts() []mount.Mount {
 	var list []mount.Mount
 	for _, b := range p.image.binds {
@@ -225,7 +226,7 @@ func bind(source, target string, readOnly bool) mount.Mount {
 	}
 }
 
-// labels are the owner's, and what a person wants to see in `docker ps`.
+// labels returns the owner's labels, and those for people who run `docker ps`.
 func (b *Backend) labels(spec sandbox.Spec) map[string]string {
 	labels := b.self.WithNewLease().Labels(spec.Session)
 	labels[labelWorkspace] = spec.Workspace.Path

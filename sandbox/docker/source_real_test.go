@@ -199,7 +199,7 @@ func testClient(t *testing.T) *client.Client {
 	needEngine(t)
 	e, err := resolveEndpoint("", os.Getenv)
 	must(t, err)
-	r, err := dial(t.Context(), e, defaultDeadlines())
+	r, err := dialEngine(t.Context(), e, defaultDeadlines())
 	must(t, err)
 	t.Cleanup(func() { r.engine.Close() })
 	return r.engine.(*client.Client)

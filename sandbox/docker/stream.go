@@ -21,14 +21,14 @@ import (
 // for messages, bounded. One goroutine may read and one write; Close unblocks
 // both.
 type stream struct {
-	conn   net.Conn
-	reader *bufio.Reader
-	kind   byte   // of the frame that is being read
-	left   uint32 // of it
-	mu     sync.Mutex
-	stderr []byte
-	once   sync.Once
-	closed error
+	conn      net.Conn
+	reader    *bufio.Reader
+	kind      byte   // of the frame that is being read
+	remaining uint32 // of it
+	mu        sync.Mutex
+	stderr    []byte
+	once      sync.Once
+	closed    error
 }
 
 const (
@@ -41,11 +41,11 @@ const (
 	maxStderr = 8 << 10
 )
 
-// readSize is what is read from the engine at once, where there is so much: the
-// client's own buffer holds an eighth of what the engine sends at a time.
+// readSize is the most that is read from the engine at once: the client's own
+// buffer holds an eighth of what the engine sends at a time.
 const readSize = 128 << 10
 
-// newStream goes on with what the client read beyond the answer's header.
+// newStream continues with what the client read beyond the answer's header.
 func newStream(r *types.HijackedResponse) *stream {
 	return &stream{conn: r.Conn, reader: bufio.NewReaderSize(r.Reader, readSize)}
 }
@@ -53,14 +53,14 @@ func newStream(r *types.HijackedResponse) *stream {
 // Read reads standard output.
 func (s *stream) Read(p []byte) (int, error) {
 	for {
-		for s.left == 0 {
+		for s.remaining == 0 {
 			if err := s.readHeader(); err != nil {
 				return 0, err
 			}
 		}
 		if s.kind == kindStdout || s.kind == kindStdin {
-			n, err := s.reader.Read(p[:min(len(p), int(s.left))])
-			s.left -= uint32(n)
+			n, err := s.reader.Read(p[:min(len(p), int(s.remaining))])
+			s.remaining -= uint32(n)
 			return n, err
 		}
 		if err := s.readOther(); err != nil {
@@ -75,18 +75,18 @@ func (s *stream) readHeader() error {
 	if _, err := io.ReadFull(s.reader, header[:]); err != nil {
 		return err
 	}
-	s.kind, s.left = header[0], binary.BigEndian.Uint32(header[4:])
+	s.kind, s.remaining = header[0], binary.BigEndian.Uint32(header[4:])
 	if s.kind > kindError {
 		return fmt.Errorf("read from engine: frame of unknown stream %d", s.kind)
 	}
 	return nil
 }
 
-// readOther takes a frame that is not standard output.
+// readOther reads a frame that is not standard output.
 func (s *stream) readOther() error {
-	chunk := make([]byte, min(s.left, 4096))
+	chunk := make([]byte, min(s.remaining, 4096))
 	n, err := io.ReadFull(s.reader, chunk)
-	s.left -= uint32(n)
+	s.remaining -= uint32(n)
 	if s.kind == kindError {
 		return fmt.Errorf("engine: %q", chunk[:n])
 	}
@@ -99,8 +99,8 @@ func (s *stream) readOther() error {
 // Write writes standard input.
 func (s *stream) Write(p []byte) (int, error) { return s.conn.Write(p) }
 
-// Close closes the connection, upon which the engine closes the container's
-// standard input.
+// Close closes the connection. The engine then closes the container's standard
+// input.
 func (s *stream) Close() error {
 	s.once.Do(func() { s.closed = s.conn.Close() })
 	return s.closed

@@ -25,12 +25,13 @@ func (d driver) RemoveUnlisted(ctx context.Context) ([]sandbox.Orphan, error) {
 	return append(containers, volumes...), errors.Join(err, volumesErr)
 }
 
-// skeletonTime is how long an imported skeleton is kept. Making it again takes
-// some 20 ms, and each change of the machine's programs makes a new one.
+// skeletonTime is the time for which an imported skeleton is kept. Making it
+// again takes some 20 ms, and each change of the machine's programs makes a new
+// one.
 const skeletonTime = 24 * time.Hour
 
-// Prune removes the images that Caisson made on the engine long ago and that
-// no container uses.
+// Prune removes the images that Caisson made on the engine long ago and that no
+// container uses.
 func (d driver) Prune(ctx context.Context) error {
 	r, _, err := d.backend.connect(ctx)
 	if err != nil {
@@ -42,8 +43,9 @@ func (d driver) Prune(ctx context.Context) error {
 }
 
 // pruneSkeletons removes skeletons that are older than unused, or that lost
-// their name to another import of the same, unless a container uses them. It
-// gives how many. A sibling that is just about to use one imports it again.
+// their name to another import of the same one, unless a container uses them.
+// It returns their number. Another Caisson that is just about to use one
+// imports it again.
 func pruneSkeletons(ctx context.Context, r *remote, unused time.Duration) (int, error) {
 	list, err := r.listSkeletons(ctx)
 	if err != nil {
@@ -84,13 +86,14 @@ func (b *Backend) sweepContainers(ctx context.Context, r *remote) ([]sandbox.Orp
 	return left, errors.Join(errs...)
 }
 
-// neverStarted is how long a live owner's container may wait for its start: far
-// longer than the deadlines of all calls together.
+// neverStarted is the longest time for which a live owner's container may wait
+// for its start: far longer than the deadlines of all calls together.
 const neverStarted = 10 * time.Minute
 
-// isOrphan says that a container's owner is dead, or that no process can tell and
-// the container has been stopped for longer than its lease; or that its owner
-// never started it: an engine that hung made it when nobody waited any more.
+// isOrphan reports whether a container's owner is dead; or whether its fate is
+// unknown and the container has been stopped for longer than its lease; or
+// whether its owner never started it, because an engine that hung made it when
+// no call waited any more.
 func (b *Backend) isOrphan(id ownership.Identity, state container.ContainerState, created time.Time) bool {
 	switch id.Fate(b.self.Instance) {
 	case ownership.Dead:
@@ -102,8 +105,8 @@ func (b *Backend) isOrphan(id ownership.Identity, state container.ContainerState
 	}
 }
 
-// RemoveEntry removes what a cleanup list contains: a container or volume of that
-// session whose labels name no living owner.
+// RemoveEntry removes an entry of a cleanup list: a container or volume of that
+// session whose labels have no living owner.
 func (d driver) RemoveEntry(ctx context.Context, session string, entry ownership.Entry) (bool, error) {
 	b := d.backend
 	r, _, err := b.connect(ctx)
@@ -133,7 +136,7 @@ func (d driver) RemoveEntry(ctx context.Context, session string, entry ownership
 	return true, removeContainer(ctx, r, id)
 }
 
-// isDeadOrOwn accepts this process's own containers too: a session of its own
+// isDeadOrOwn also accepts this process's own containers: a session of its own
 // that could not be destroyed has given up its cleanup list.
 func (b *Backend) isDeadOrOwn(id ownership.Identity) bool {
 	return id.Fate(b.self.Instance) == ownership.Dead || id.PID == b.self.PID && id.Start == b.self.Start && id.Boot == b.self.Boot

@@ -20,16 +20,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// localDriver is the engine's own driver of volumes, which mounts what it is
-// told to with mount(2).
+// localDriver is the engine's own driver of volumes, which calls mount(2) with
+// the given options.
 const localDriver = "local"
 
 // volumeName is the name of the volume by which the engine mounts a session's
 // overlay.
 func volumeName(session string) string { return lifecycle.ContainerName(session) + "-work" }
 
-// makeVolume makes the volume of an overlay that the engine has to mount. It is
-// mounted when the container starts, and unmounted when that ends.
+// makeVolume creates the volume of an overlay that the engine has to mount. It
+// is mounted when the container starts, and unmounted when that ends.
 func (c *engineContainer) makeVolume(ctx context.Context) error {
 	if c.prep.Mounts.Volume == nil {
 		return nil
@@ -48,20 +48,20 @@ func (c *engineContainer) makeVolume(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// An engine that has one of this name gives that.
+	// An engine that has one of this name returns that.
 	if made.Driver != asked.Driver || !maps.Equal(made.Options, asked.DriverOpts) || !maps.Equal(made.Labels, asked.Labels) {
 		return fmt.Errorf("make volume %s: %w: the engine has another one of this name", name, sandbox.ErrUnavailable)
 	}
 	return nil
 }
 
-// volumeMount mounts a volume as it is: an engine would copy what an image has
-// there into an empty one.
+// volumeMount mounts a volume as it is: by default an engine copies the image's
+// files into an empty one.
 func volumeMount(name, target string) mount.Mount {
 	return mount.Mount{Type: mount.TypeVolume, Source: name, Target: target, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
 }
 
-// checkVolume reports whether the engine mounted the directories that are held.
+// checkVolume returns an error unless the engine mounted the open directories.
 func (c *engineContainer) checkVolume(ctx context.Context, conn *guest.Conn) error {
 	if c.prep.Mounts.Volume == nil {
 		return nil
@@ -74,9 +74,9 @@ func (c *engineContainer) checkVolume(ctx context.Context, conn *guest.Conn) err
 	return c.prep.Mounts.Volume.Check(ctx, conn.View(), lifecycle.IsGVisor(conn.Hello()))
 }
 
-// cleanVolume has the overlay mounted and unmounted once more, by a container
-// that is started and removed at once, where its work directory holds what only a
-// mount takes away: the user could never remove the layers otherwise.
+// cleanVolume mounts and unmounts the overlay once more, with a container that
+// is started and removed at once, if its work directory contains what only a
+// mount removes: the user could never remove the layers otherwise.
 func (c *engineContainer) cleanVolume(ctx context.Context) error {
 	if c.prep.Mounts.Volume == nil || c.prep.Mounts.Volume.Clean() {
 		return nil
@@ -92,7 +92,7 @@ func (c *engineContainer) cleanVolume(ctx context.Context) error {
 	return err
 }
 
-// removeVolume removes this session's volume, however far it got.
+// removeVolume removes this session's volume, if it was requested.
 func (c *engineContainer) removeVolume(ctx context.Context) error {
 	if c.volume == 0 {
 		return nil
@@ -110,9 +110,9 @@ func (c *engineContainer) removeVolume(ctx context.Context) error {
 	return err
 }
 
-// removeVolume removes the volume of that name if its labels say that it is
-// ours to remove. The engine may still be unmounting it from a container that
-// has just gone.
+// removeVolume removes the volume of that name if ours accepts the owner and
+// session of its labels. The engine may still be unmounting it from a container
+// that has just gone.
 func removeVolume(ctx context.Context, r *remote, name string, ours func(ownership.Identity, string) bool) (bool, error) {
 	found, err := r.findVolume(ctx, name)
 	if errors.Is(err, sandbox.ErrNotFound) {
@@ -180,7 +180,7 @@ func (r *remote) findVolume(ctx context.Context, name string) (volume.Volume, er
 	})
 }
 
-// listVolumes gives every volume that has Caisson's labels.
+// listVolumes returns every volume that has Caisson's labels.
 func (r *remote) listVolumes(ctx context.Context) ([]*volume.Volume, error) {
 	return callWithin(ctx, r.ask, "list volumes", func(ctx context.Context) ([]*volume.Volume, error) {
 		list, err := r.engine.VolumeList(ctx, volume.ListOptions{Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})

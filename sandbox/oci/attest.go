@@ -16,7 +16,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// Attest adds what the kernel says of the process, and refuses a container that
+// Attest adds the properties of the process in the kernel, and refuses a container that
 // is weaker than it must be.
 func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Attestation) error {
 	v, err := c.backend.runtime.queryVersion(ctx)
@@ -43,7 +43,7 @@ func (c *container) Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Att
 		a.Lost = slices.DeleteFunc(a.Lost, func(text string) bool { return text == workmount.LostFlags })
 	}
 	a.Lost = slices.Concat(a.Lost, c.lost, c.backend.listLost())
-	return c.verify(hello, private)
+	return c.verifyContainer(hello, private)
 }
 
 // hasMountFlags reports whether all of the workspace's mounts have nosuid and
@@ -55,14 +55,15 @@ func (c *container) hasMountFlags(hello wire.Hello) bool {
 	})
 }
 
-// workspaceMounts are the mounts of the workspace and in it, as seen inside.
+// workspaceMounts returns the workspace's mount and those in it, as observed
+// inside.
 func workspaceMounts(hello wire.Hello) []wire.Mount {
 	return append([]wire.Mount{hello.Workspace}, hello.Submounts...)
 }
 
-// verify returns every way in which the container is weaker than was requested,
-// by what the runtime and the kernel say.
-func (c *container) verify(hello wire.Hello, private []string) error {
+// verifyContainer returns every way in which the container is weaker than was requested,
+// by the runtime and the kernel.
+func (c *container) verifyContainer(hello wire.Hello, private []string) error {
 	if err := errors.Join(c.verifyNamespaces(private), c.verifyKernel(hello), c.verifyLimits(hello), c.verifyProcess()); err != nil {
 		return lifecycle.WeakError(err)
 	}
@@ -82,7 +83,7 @@ func (c *container) verifyNamespaces(private []string) error {
 	return nil
 }
 
-// verifyKernel reports whether the kernel inside is the one that was asked for.
+// verifyKernel returns an error unless the kernel inside is the requested one.
 func (c *container) verifyKernel(hello wire.Hello) error {
 	host, err := os.ReadFile("/proc/version")
 	if err != nil {
@@ -98,7 +99,8 @@ func (c *container) verifyKernel(hello wire.Hello) error {
 	return nil
 }
 
-// verifyLimits compares what was asked with what the kernel holds.
+// verifyLimits compares the requested limits with those that the kernel
+// enforces.
 func (c *container) verifyLimits(hello wire.Hello) error {
 	r := c.plan.resources
 	var errs []error
@@ -128,9 +130,9 @@ func (c *container) verifyLimits(hello wire.Hello) error {
 	return errors.Join(errs...)
 }
 
-// verifyProcess looks at the process from the host's side: the container's
-// PID 1, or gVisor's kernel, which has more capabilities in a user namespace
-// of its own.
+// verifyProcess checks the process from the host's side: the container's PID 1,
+// or gVisor's kernel, which has more capabilities in a user namespace of its
+// own.
 func (c *container) verifyProcess() error {
 	fields := [][2]string{{"NoNewPrivs", "1"}, {"Seccomp", "2"}}
 	if !c.plan.traits.ownKernel {
@@ -153,6 +155,6 @@ func (c *container) verifyProcess() error {
 	return errors.Join(errs...)
 }
 
-// capabilityNumber holds the numbers of linux/capability.h for the guest's
+// capabilityNumber contains the numbers of linux/capability.h for the guest's
 // capabilities.
 var capabilityNumber = map[string]uint{"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8}

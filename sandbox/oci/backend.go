@@ -13,9 +13,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// Backend makes sandboxes with one OCI runtime. It need not be closed: what it
-// keeps open, a descriptor for each owner of a workspace, goes with it. It is
-// safe for concurrent use.
+// Backend creates sandboxes with one OCI runtime. It need not be closed: what
+// it keeps open, a descriptor for each owner of a workspace, ends with it. It
+// is safe for concurrent use.
 type Backend struct {
 	options  Options
 	traits   traits
@@ -26,8 +26,8 @@ type Backend struct {
 
 var _ sandbox.Backend = (*Backend)(nil)
 
-// New returns a backend. It fails with sandbox.ErrInvalid for options that
-// can't be right; whether the runtime is there and works is for Check to say.
+// New returns a backend. It returns sandbox.ErrInvalid for invalid options;
+// Check reports whether the runtime exists and works.
 func New(o Options) (*Backend, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func New(o Options) (*Backend, error) {
 // second, runc a tenth.
 const destroyTime = 30 * time.Second
 
-// The gids that mark commands: no mapping bounds them here, and nothing gives
+// The gids that mark commands: no mapping bounds them here, and no system hands
 // out ids of this range (systemd's UIDS-GIDS lists 1879048192 to 2147483647 as
 // unused), so that they mean nothing on the host.
 const (
@@ -62,11 +62,11 @@ const (
 	gidCount = 20_000
 )
 
-// Name is "gvisor" or "runc".
+// Name returns "gvisor" or "runc".
 func (b *Backend) Name() string { return string(b.options.Kind) }
 
-// Create makes and starts one sandbox. The errors are those of
-// sandbox.Backend; one that the runtime gave ends with its own words.
+// Create creates and starts one sandbox. Its errors are those of
+// sandbox.Backend; one of the runtime ends with the runtime's own message.
 func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	s, err := b.life.Create(ctx, spec)
 	if err != nil {
@@ -88,8 +88,8 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return 
 // state directory, so that a Sweep has anything to do. It runs no runtime.
 func Pending(stateDir string, k Kind) bool { return ownership.Pending(stateDir, string(k)) }
 
-// Check asks the runtime for its version and the system for what the backend
-// needs of it. It starts no container and writes nothing.
+// Check runs the runtime for its version and checks what the backend needs of
+// the system. It starts no container and writes nothing.
 func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	info := sandbox.Info{Backend: b.Name(), RuntimePath: b.options.RuntimePath, Local: true, Rootless: b.rootless}
 	if err := b.checkSystem(); err != nil {
@@ -108,7 +108,8 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	return info, nil
 }
 
-// listLost names what this backend can't give to this user, limits apart.
+// listLost returns the protections that this backend lacks for this user, apart
+// from limits.
 func (b *Backend) listLost() []string {
 	switch {
 	case b.rootless && b.options.Kind == Runc:

@@ -29,8 +29,8 @@ func (b bundle) writeConfig(s *specs.Spec) error {
 	return nil
 }
 
-// readPID reads what the runtime wrote: the container's first process, or the
-// sandbox's for gVisor, on the host.
+// readPID reads the PID that the runtime wrote: the container's first process,
+// or the sandbox's for gVisor, on the host.
 func (b bundle) readPID() (int, error) {
 	data, err := os.ReadFile(b.pidFile())
 	if err != nil {

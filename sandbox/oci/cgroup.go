@@ -11,20 +11,20 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// cgroupPrefix begins the name of every cgroup of ours; the session follows.
+// cgroupPrefix begins the name of every cgroup of Caisson; the session follows.
 const cgroupPrefix = "caisson-"
 
-// cgroupPlan says where a container's cgroup will be. The zero value is
-// "nowhere": no limits.
+// cgroupPlan describes a container's future cgroup. The zero value means none:
+// no limits.
 type cgroupPlan struct {
-	// path is what the runtime is told: relative to our own cgroup on cgroup
-	// v1, so that limits set on Caisson hold for its sandboxes too; beside our
-	// own on v2, where a cgroup with processes can have no limited children.
+	// path is the cgroup that the runtime gets: relative to our own on cgroup
+	// v1, so that limits of Caisson hold for its sandboxes too; beside our own
+	// on v2, where a cgroup with processes can have no limited children.
 	path string
-	// swap says that memory and swap can be bounded together.
+	// swap reports whether memory and swap can be bounded together.
 	swap bool
-	// crowded is the v2 cgroup that the container's would be in, where it holds
-	// processes itself and can therefore have no limited children.
+	// crowded is the v2 cgroup that would contain the container's, if it
+	// contains processes itself and can therefore have no limited children.
 	crowded string
 	// dirs are the directories that the runtime makes, absolute.
 	dirs []string
@@ -44,8 +44,8 @@ type tree struct {
 // needed are the controllers that the limits use.
 var needed = []string{"cpu", "memory", "pids"}
 
-// planCgroup says where the cgroup of a session's container goes, and what
-// can't be limited.
+// planCgroup returns the plan for the cgroup of a session's container, and the
+// limits that are lost.
 func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) {
 	lost := "Limits of memory, pids and CPU time: "
 	if t.ownKernel {
@@ -78,8 +78,8 @@ func planCgroup(session string, rootless bool, t traits) (cgroupPlan, []string) 
 	return p, nil
 }
 
-// layOut is planCgroup without the system: it also returns the controllers
-// that there are.
+// layOut is planCgroup without the system. It also returns the available
+// controllers.
 func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []string) {
 	p := cgroupPlan{path: name, swap: true}
 	var have []string
@@ -120,11 +120,12 @@ func layOut(trees []tree, own map[string]string, name string) (cgroupPlan, []str
 	return p, have
 }
 
-// hybridDirs are the directories that a runtime may make in the v2 tree of a hybrid
-// host, where nothing is limited: runc makes one at the tree's root, wherever our
-// own cgroup is (opencontainers/cgroups, v1_utils.go, GetOwnCgroupPath, as of runc
-// 1.0 to 1.5), though its path is relative to ours in every other tree. Another
-// runtime may take that path at its word. What was not made is not missed.
+// hybridDirs returns the directories that a runtime may make in the v2 tree of
+// a hybrid host, where nothing is limited: runc makes one at the tree's root,
+// wherever our own cgroup is (opencontainers/cgroups, v1_utils.go,
+// GetOwnCgroupPath, as of runc 1.0 to 1.5), though its path is relative to ours
+// in every other tree. Another runtime may use that path literally. A directory
+// that was not made does no harm.
 func hybridDirs(mount, at, name string) []string {
 	var dirs []string
 	for _, parent := range slices.Compact([]string{mount, at}) {
@@ -135,11 +136,11 @@ func hybridDirs(mount, at, name string) []string {
 	return dirs
 }
 
-// isCrowded says that a v2 cgroup holds processes itself: ours does in a container
-// with a cgroup namespace, where it is the root that is seen. The kernel then
-// enables no controller of memory below it ("no internal process constraint",
-// cgroup-v2.rst). The hierarchy's own root is free of that, and alone has no
-// cgroup.type.
+// isCrowded reports whether a v2 cgroup contains processes itself, as ours does
+// in a container with a cgroup namespace, where it is the visible root. The
+// kernel then enables no controller of memory below it ("no internal process
+// constraint", cgroup-v2.rst). The hierarchy's own root is exempt, and alone
+// has no cgroup.type.
 func isCrowded(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, "cgroup.type"))
 	return err == nil && readText(dir, "cgroup.procs") != ""
@@ -147,7 +148,7 @@ func isCrowded(dir string) bool {
 
 func (t tree) isV2() bool { return t.controllers == nil }
 
-// listControllers lists the controllers of a tree.
+// listControllers returns the controllers of a tree.
 func (t tree) listControllers() []string {
 	if !t.isV2() {
 		return t.controllers
@@ -159,8 +160,8 @@ func (t tree) listControllers() []string {
 	return strings.Fields(string(data))
 }
 
-// dirOf gives the directory of a process's cgroup in this tree; groups is what
-// processCgroups returned.
+// dirOf returns the directory of a process's cgroup in this tree; groups is the
+// result of processCgroups.
 func (t tree) dirOf(groups map[string]string) (string, bool) {
 	key := ""
 	if !t.isV2() {
@@ -175,7 +176,7 @@ func (t tree) dirOf(groups map[string]string) (string, bool) {
 	return filepath.Join(t.mount, rel), ok
 }
 
-// cgroupTrees lists the mounted hierarchies.
+// cgroupTrees returns the mounted hierarchies.
 func cgroupTrees() ([]tree, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.FSTypeFilter("cgroup", "cgroup2"))
 	if err != nil {

@@ -2,23 +2,25 @@ package oci
 
 import "slices"
 
-// CgroupInfo is what this machine's cgroups offer to the runtimes that Caisson
-// starts itself. The zero value is a machine without cgroups.
+// CgroupInfo describes this machine's cgroups as far as the runtimes that
+// Caisson starts itself can use them. The zero value is a machine without
+// cgroups.
 type CgroupInfo struct {
 	// Version is "v1", "v2", "hybrid" (v1 for limits, v2 beside it) or "none".
 	Version string
 	// Missing are those of cpu, memory and pids that can't be limited: there is
-	// no such controller, or its directory can't be written by this process.
+	// no such controller, or this process can't write its directory.
 	Missing []string
-	// Crowded is the version 2 cgroup in which a sandbox's would be, where it
-	// holds processes itself, so that nothing can be limited below it; else "".
+	// Crowded is the version 2 cgroup that would contain a sandbox's, if it
+	// contains processes itself, so that nothing can be limited below it;
+	// otherwise "".
 	Crowded string
-	// Swap says that memory and swap can be bounded together.
+	// Swap reports whether memory and swap can be bounded together.
 	Swap bool
 }
 
-// Cgroups looks at what is mounted and where this process is in it. It makes
-// and changes nothing. Its error is that of reading /proc.
+// Cgroups reads the mounted hierarchies and this process's place in them. It
+// changes nothing. Its error is that of reading /proc.
 func Cgroups() (CgroupInfo, error) {
 	trees, err := cgroupTrees()
 	if err != nil {

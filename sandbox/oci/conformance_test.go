@@ -35,7 +35,7 @@ func conformanceTarget(b *bed) sandboxtest.Target {
 		LimitsKillSandbox: own, PIDsSpareSandbox: own, OwnKernel: own,
 		LimitsUnenforced: b.backend.rootless, SingleUID: b.backend.rootless && b.backend.options.Kind == Runc,
 		Kill: func(_ context.Context, sb sandbox.Sandbox) error {
-			containerOf(sb).process.kill()
+			containerOf(sb).process.sendKill()
 			return nil
 		},
 		CountsForks: !own && !b.backend.rootless,

@@ -115,7 +115,8 @@ func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 	return out
 }
 
-// identity says who is who, from what the workspace needs and who we are.
+// identity returns who is who, by what the workspace needs and the user of this
+// process.
 func (b *Backend) identity(w *workmount.Mounts) identity {
 	switch {
 	case !b.rootless:
@@ -189,7 +190,7 @@ func (c *container) Start(ctx context.Context) error {
 // ExplainFailure adds that this process may not make namespaces or mounts.
 func (c *container) ExplainFailure(_ context.Context, err error) error { return explainFailure(err) }
 
-// settleTime is how long a dying container may take to be dead, so that the
+// settleTime is the longest time for a dying container to be dead, so that the
 // kernel's counters are final. A guest that only broke the protocol lives on
 // and is killed then.
 const settleTime = 500 * time.Millisecond
@@ -204,7 +205,7 @@ func (c *container) ExplainLoss(_ context.Context, err error) error {
 			err = fmt.Errorf("%w: %w", err, reached)
 		}
 	}
-	c.process.kill()
+	c.process.sendKill()
 	return err
 }
 
@@ -238,7 +239,7 @@ func (c *container) disconnect() {
 		c.launch.waitUnused(c.log.held)
 	}
 	if c.process != nil && !c.process.waitFor(exitTime) {
-		c.process.kill()
+		c.process.sendKill()
 		thawCgroups(c.plan.cgroup.dirs)
 		c.process.waitFor(destroyTime / 2)
 	}
@@ -253,6 +254,6 @@ func (c *container) disconnect() {
 	}
 }
 
-// exitTime is how long the guest may take to kill everything and exit by
+// exitTime is the longest time for the guest to kill everything and exit by
 // itself, which it does within milliseconds.
 const exitTime = 2 * time.Second

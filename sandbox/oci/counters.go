@@ -12,14 +12,14 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// cgroup is a container's cgroup as the kernel has it, for reading limits and
-// counters back. The zero value reads nothing.
+// cgroup is a container's cgroup in the kernel, for reading limits and counters
+// back. The zero value reads nothing.
 type cgroup struct {
 	memory, pids, cpu string // directories
 	v2                bool
 }
 
-// cgroupOf finds the cgroup of a process, and only one that is ours.
+// cgroupOf finds the cgroup of a process if it is the session's.
 func cgroupOf(pid int, session string) (cgroup, error) {
 	trees, err := cgroupTrees()
 	if err != nil {
@@ -50,8 +50,8 @@ func cgroupOf(pid int, session string) (cgroup, error) {
 	return c, nil
 }
 
-// readLimits reads back what the kernel holds; 0 is "could not be read" and
-// "none".
+// readLimits reads back the limits that the kernel enforces; 0 means none or
+// unknown.
 func (c cgroup) readLimits() sandbox.AttestedLimits {
 	if c.v2 {
 		l := sandbox.AttestedLimits{MemoryBytes: readNumber(c.memory, "memory.max"), PIDs: readNumber(c.pids, "pids.max")}
@@ -67,8 +67,8 @@ func (c cgroup) readLimits() sandbox.AttestedLimits {
 	}
 }
 
-// readSwap reads back how much memory and swap together may be used, or -1 where
-// the kernel does not say.
+// readSwap reads back the limit of memory and swap together, or -1 if the
+// kernel has none.
 func (c cgroup) readSwap() int64 {
 	name := "memory.memsw.limit_in_bytes"
 	if c.v2 {
@@ -92,8 +92,8 @@ func milliCPUs(quota, period int64) int64 {
 	return quota * 1000 / period
 }
 
-// findExceeded says which limit the kernel's counters show to have been hit, or
-// nil. Ask before the cgroup is removed.
+// findExceeded returns the limit that was hit by the kernel's counters, or nil.
+// Call it before the cgroup is removed.
 func (c cgroup) findExceeded() *limits.ExceededError {
 	if c.memory == "" {
 		return nil
@@ -135,8 +135,8 @@ func readText(dir, name string) string {
 
 func readNumber(dir, name string) int64 { return parseNumber(readText(dir, name)) }
 
-// parseNumber gives 0 for "max", for what is no number, and for the number by
-// which cgroup v1 says that there is no limit.
+// parseNumber returns 0 for "max", for text that is not a number, and for the
+// number by which cgroup v1 means no limit.
 func parseNumber(text string) int64 {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n >= 1<<62 {

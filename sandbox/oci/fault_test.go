@@ -27,8 +27,8 @@ func TestLoss(t *testing.T) {
 		kind Kind
 		do   func(t *testing.T, c *container)
 	}{
-		{"guest", Runc, func(_ *testing.T, c *container) { c.process.kill() }},
-		{"sandbox", GVisor, func(_ *testing.T, c *container) { c.process.kill() }},
+		{"guest", Runc, func(_ *testing.T, c *container) { c.process.sendKill() }},
+		{"sandbox", GVisor, func(_ *testing.T, c *container) { c.process.sendKill() }},
 		{"gofer", GVisor, func(t *testing.T, c *container) { killNaming(t, c.id, "runsc-gofer") }},
 		{"runtime's kill", GVisor, func(t *testing.T, c *container) { runtimeCall(t, c, "kill", c.id, "KILL") }},
 		{"runtime's delete", Runc, func(t *testing.T, c *container) { runtimeCall(t, c, "delete", "--force", c.id) }},
@@ -78,7 +78,7 @@ func killNaming(t *testing.T, words ...string) {
 		}
 		p, err := openProcess(int(parseNumber(filepath.Base(filepath.Dir(f)))))
 		must(t, err)
-		p.kill()
+		p.sendKill()
 		p.close()
 		killed++
 	}
@@ -220,19 +220,19 @@ func TestFaultsMidCommand(t *testing.T) {
 		{"everything killed", GVisor, false, func(t *testing.T, c *container) { killNaming(t, c.id, "runsc") }},
 		{"bundle removed, then killed", Runc, false, func(t *testing.T, c *container) {
 			must(t, os.RemoveAll(c.bundle.dir))
-			c.process.kill()
+			c.process.sendKill()
 		}},
 		{"bundle removed, then killed", GVisor, false, func(t *testing.T, c *container) {
 			must(t, os.RemoveAll(c.bundle.dir))
-			c.process.kill()
+			c.process.sendKill()
 		}},
 		{"runtime's folder removed, then killed", Runc, false, func(t *testing.T, c *container) {
 			must(t, os.RemoveAll(c.backend.runtime.root))
-			c.process.kill()
+			c.process.sendKill()
 		}},
 		{"runtime's folder removed, then killed", GVisor, false, func(t *testing.T, c *container) {
 			must(t, os.RemoveAll(c.backend.runtime.root))
-			c.process.kill()
+			c.process.sendKill()
 		}},
 	} {
 		t.Run(string(tt.kind)+" "+tt.name, func(t *testing.T) {

@@ -42,7 +42,7 @@ func TestClosedFolders(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")
 	}
-	both(t, func(t *testing.T, k Kind) { worktest.ClosedFolders(t, userID, gitSessions(k, "ro")) })
+	both(t, func(t *testing.T, k Kind) { worktest.ClosedDirectories(t, userID, gitSessions(k, "ro")) })
 }
 
 // TestGitWork: ordinary work in a repository where committing is allowed, and

@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// head keeps the first bytes of a pipe, which are those that say what went
-// wrong, and drains the rest.
+// head keeps the first bytes of a pipe, which contain the cause of a failure,
+// and drains the rest.
 type head struct {
 	file *os.File
 	done chan struct{} // closed when the reading has ended
@@ -53,8 +53,8 @@ func (h *head) close() {
 	<-h.done
 }
 
-// logMessages picks the errors out of a runtime's log, which has one JSON
-// object a line.
+// logMessages returns the errors in a runtime's log, which has one JSON object
+// per line.
 func logMessages(data []byte) string {
 	var found []string
 	for line := range bytes.Lines(data) {

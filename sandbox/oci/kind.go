@@ -1,6 +1,6 @@
 package oci
 
-// Kind is which runtime a [Backend] drives.
+// Kind is the kind of runtime of a [Backend].
 type Kind string
 
 // The kinds; each is the backend's name too.
@@ -11,16 +11,16 @@ const (
 	Runc Kind = "runc"
 )
 
-// traits is what differs between the kinds.
+// traits are the differences between the kinds.
 type traits struct {
 	// binary is the runtime's name beside our executable and on PATH.
 	binary string
 	// flags go before the subcommand.
 	flags func(runtimeFlags) []string
-	// ownKernel says that the container's kernel is the runtime's: limits
+	// ownKernel reports that the container's kernel is the runtime's: limits
 	// inside are its own, and reaching a limit of the host ends the sandbox.
 	ownKernel bool
-	// hostPIDs is the limit of the cgroup for a limit of the container.
+	// hostPIDs returns the limit of the cgroup for a limit of the container.
 	hostPIDs func(int64) int64
 	// namespaces are those that the process on the host must have to itself,
 	// as /proc/PID/ns calls them; a user namespace is added where one was
@@ -28,28 +28,28 @@ type traits struct {
 	namespaces []string
 	// procOptions are added to the mount of /proc.
 	procOptions []string
-	// inodes says that a tmpfs takes nr_inodes.
+	// inodes reports that a tmpfs accepts nr_inodes.
 	inodes bool
-	// cgroupMount says that /sys/fs/cgroup shows the container's own cgroup,
+	// cgroupMount reports that /sys/fs/cgroup shows the container's own cgroup,
 	// in which the guest reads the counters of out-of-memory kills.
 	cgroupMount bool
 }
 
-// runtimeFlags is what the flags of a runtime depend on.
+// runtimeFlags is the input for the flags of a runtime.
 type runtimeFlags struct {
 	root string // --root
 	log  string // file for the runtime's own messages
-	// cgroups says that limits can be set by cgroups.
+	// cgroups reports that limits can be set by cgroups.
 	cgroups bool
 }
 
-// traitsOf is the table of what differs.
+// traitsOf returns the traits of a kind.
 func traitsOf(k Kind) (traits, bool) {
 	switch k {
 	case GVisor:
 		return traits{
 			binary: "runsc", flags: runscFlags, ownKernel: true,
-			// runsc gives its sandbox no cgroup namespace; what commands see
+			// runsc makes no cgroup namespace for its sandbox; what commands see
 			// of cgroups is its own kernel's.
 			namespaces: []string{"ipc", "mnt", "net", "pid", "user", "uts"},
 			// The limit itself holds inside, by RLIMIT_NPROC of the commands'
@@ -71,7 +71,8 @@ func traitsOf(k Kind) (traits, bool) {
 	return traits{}, false
 }
 
-// runscFlags states every flag that the isolation rests on, defaults too.
+// runscFlags returns every flag that the isolation rests on, including
+// defaults.
 func runscFlags(f runtimeFlags) []string {
 	flags := []string{
 		"--root=" + f.root,

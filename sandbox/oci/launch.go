@@ -15,27 +15,27 @@ import (
 )
 
 // launch is one call of a runtime's `run --detach`. A runtime opens its log
-// before it looks at its bundle, and waits there as long as we hold the log
-// ([runtimeLog]): so it can be started before the bundle is complete, and its own
-// start, 3 ms of runc's and 5 of runsc's, overlaps with the rest of our
-// preparations. Whoever began it calls wait, and then finish.
+// before it reads its bundle, and waits there as long as we hold the log
+// ([runtimeLog]). So it can be started before the bundle is complete, and its
+// own start, 3 ms of runc's and 5 of runsc's, overlaps with the rest of our
+// preparations. The caller must call waitRunning or waitUnused.
 type launch struct {
 	cmd  *exec.Cmd
 	name string // of the runtime, for messages
 	done bool   // it was waited for
 }
 
-// waitsForLog says that the runtime is known to open its log first. Another
-// one, such as crun, is started when its bundle is complete.
+// waitsForLog reports whether the runtime is known to open its log first.
+// Another one, such as crun, is started when its bundle is complete.
 func (r *runtimeClient) waitsForLog(t traits) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.known.name == t.binary
 }
 
-// startRun starts the runtime. streams become the container's standard
-// streams; the runtime keeps none of them. entrance, if not nil, is where the
-// runtime has to be started to see the workspace.
+// startRun starts the runtime. The streams become the container's standard
+// streams; the runtime keeps none of them. The runtime is started in namespace,
+// unless that is nil, to see the workspace.
 func (r *runtimeClient) startRun(ctx context.Context, b bundle, id string, cgroups bool, streams streams, entrance *workmount.MountNamespace) (*launch, error) {
 	if err := os.MkdirAll(r.root, 0o700); err != nil {
 		return nil, fmt.Errorf("make runtime directory: %w", err)
@@ -72,9 +72,9 @@ func (l *launch) waitRunning(ctx context.Context, log *runtimeLog) error {
 	return nil
 }
 
-// waitUnused waits for a runtime that is of no use, unless wait did. It kills one
-// whose log is still held, and which therefore has done nothing yet; any other
-// must end by itself, see begin.
+// waitUnused waits for a runtime whose container is not wanted, unless
+// waitRunning did. If its log is still held, the runtime has done nothing yet
+// and is killed. Otherwise it must end by itself, see startRun.
 func (l *launch) waitUnused(held bool) {
 	if l.done {
 		return
@@ -87,17 +87,17 @@ func (l *launch) waitUnused(held bool) {
 }
 
 // runtimeLog is the file of a runtime's own messages. It is held by a lease
-// (fcntl(2), F_SETLEASE) until the bundle is complete: an open of the file waits
-// until the lease is given up, and the kernel takes it away with its holder, so
-// that no runtime waits for a Caisson that was killed. After
-// /proc/sys/fs/lease-break-time (45 s) it does so too; the runtime then finds half
-// a bundle, which is an error.
+// (fcntl(2), F_SETLEASE) until the bundle is complete: an open of the file
+// waits until the lease is given up, and the kernel takes it away with its
+// holder, so that no runtime waits for a Caisson that was killed. After
+// /proc/sys/fs/lease-break-time (45 s) it does so too; the runtime then finds
+// an incomplete bundle, which is an error.
 type runtimeLog struct {
 	file *os.File
 	held bool
 }
 
-// makeLog makes the bundle's log and holds it where the file system can.
+// makeLog makes the bundle's log and holds it if the file system can.
 func (b bundle) makeLog() (*runtimeLog, error) {
 	f, err := os.OpenFile(b.logPath(), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -106,7 +106,7 @@ func (b bundle) makeLog() (*runtimeLog, error) {
 	return &runtimeLog{file: f, held: takeLease(f) == nil}, nil
 }
 
-// releaseLease lets the runtime go on.
+// releaseLease lets the runtime continue.
 func (l *runtimeLog) releaseLease() error {
 	if !l.held {
 		return nil
@@ -118,7 +118,7 @@ func (l *runtimeLog) releaseLease() error {
 	return nil
 }
 
-// readErrors are the runtime's own errors, for an error of ours.
+// readErrors returns the runtime's own errors, for an error of ours.
 func (l *runtimeLog) readErrors() string {
 	said := make([]byte, maxHead)
 	n, err := l.file.ReadAt(said, 0)

@@ -26,8 +26,8 @@ func (d driver) Inspect(ctx context.Context, listed map[string]*lifecycle.Listed
 	return errors.Join(errs...)
 }
 
-// chargedMemory is what the session's cgroup is charged with, 0 where it has
-// none.
+// chargedMemory returns the memory that the session's cgroup is charged with,
+// or 0 if it has none.
 func chargedMemory(entries []ownership.Entry) int64 {
 	for _, e := range entries {
 		if e.Kind != ownership.KindCgroup {
@@ -42,8 +42,8 @@ func chargedMemory(entries []ownership.Entry) int64 {
 	return 0
 }
 
-// queryState asks the runtime where a container is in its life. One that it doesn't
-// know is gone; one whose files it can't make sense of is unknown.
+// queryState asks the runtime for the state of a container. One that it does
+// not know is gone; one whose files it can't read is unknown.
 func (r *runtimeClient) queryState(ctx context.Context, id string) (sandbox.ListedState, error) {
 	if len(r.listFiles(id)) == 0 {
 		return sandbox.ListedGone, nil

@@ -9,9 +9,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 )
 
-// mounts lists the container's mounts in the order in which they are made: the
-// kernel's own file systems, tmpfs, the image, the guest, the workspace.
-func (p plan) mounts() []specs.Mount {
+// listMounts returns the container's mounts in the order in which they are made:
+// the kernel's own file systems, tmpfs, the image, the files of every
+// container, the workspace.
+func (p plan) listMounts() []specs.Mount {
 	list := p.kernelMounts()
 	for _, t := range harden.TmpfsMounts(p.resources, p.identity.commandUID, p.identity.commandGID) {
 		list = append(list, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: p.tmpfsOptions(t)})
@@ -44,7 +45,8 @@ func (p plan) mounts() []specs.Mount {
 	return list
 }
 
-// bind is a mount of one directory or file and of nothing that is mounted in it.
+// bind is a mount of one directory or file and of nothing that is mounted in
+// it.
 func bind(source, target, access string) specs.Mount {
 	return specs.Mount{
 		Destination: target, Type: "bind", Source: source,
@@ -77,8 +79,8 @@ func (p plan) kernelMounts() []specs.Mount {
 	return list
 }
 
-// tmpfsOptions leaves out what the runtime does not take, and owners that a
-// user namespace with one id can't name.
+// tmpfsOptions leaves out what the runtime does not accept, and owners that a
+// user namespace with one ID can't name.
 func (p plan) tmpfsOptions(t harden.Tmpfs) []string {
 	return slices.DeleteFunc(t.Options(), func(o string) bool {
 		switch {
@@ -91,5 +93,5 @@ func (p plan) tmpfsOptions(t harden.Tmpfs) []string {
 	})
 }
 
-// rlimitType gives the name that config.json uses.
+// rlimitType returns the name in config.json.
 func rlimitType(name string) string { return "RLIMIT_" + strings.ToUpper(name) }

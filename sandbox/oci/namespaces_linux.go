@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TryUserNamespace reports why this process can't make a user namespace, or
-// nil. It starts a program that is not there in a namespace of its own: the
-// namespace is made before the program is looked for.
+// TryUserNamespace returns the reason for which this process can't make a user
+// namespace, or nil. It starts a missing program in a namespace of its own: the
+// namespace is made before the program is searched.
 func TryUserNamespace() error {
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
 	groups := []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
@@ -30,8 +30,9 @@ func TryUserNamespace() error {
 	return err
 }
 
-// TryMount reports why this process can't change mounts, or nil: the kernel
-// refuses a process that may not before it looks at the descriptor.
+// TryMount returns the reason for which this process can't change mounts, or
+// nil: the kernel refuses a process that may not before it examines the
+// descriptor.
 func TryMount() error {
 	err := unix.MountSetattr(-1, "", 0, &unix.MountAttr{})
 	if errors.Is(err, unix.EBADF) {

@@ -13,38 +13,38 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Options says how to make a [Backend]. Kind, RuntimePath, GuestPath and
-// StateDir are required.
+// Options configures a [Backend]. Kind, RuntimePath, GuestPath and StateDir are
+// required.
 type Options struct {
 	Kind Kind
 	// RuntimePath is the runtime's binary and GuestPath the guest's, both
-	// absolute host paths; see [Find]. They are looked at when they are used,
-	// so that a missing one is an error of Check and Create.
+	// absolute host paths. They are read when they are used, so that a missing
+	// one is an error of Check and Create.
 	RuntimePath, GuestPath string
 	// StateDir is Caisson's state directory, absolute, of this user alone. The
 	// sessions' directories (Spec.Dir) lie below it.
 	StateDir string
-	// Host says how image host is put together. UID and GID are filled in.
+	// Host configures the image "host". UID and GID are set by the backend.
 	Host host.Options
-	// Images resolves names, layouts, archives and builds; with nil only host
+	// Images provides names, layouts, archives and builds; with nil only host
 	// and rootfs can be used.
 	Images images.Source
-	// Protect names further directories that can be no workspace and lie in none,
-	// such as the user's home.
+	// Protect names directories, such as the user's home, that no workspace may
+	// be or contain.
 	Protect []string
-	// StartTime bounds the making of one sandbox; zero means
+	// StartTime is the longest time for the start of one sandbox; zero means
 	// [DefaultStartTime].
 	StartTime time.Duration
-	// Probe makes the guest try, in every sandbox, what a command must not be
-	// able to do, and Create fail if anything of it works. It costs the start
-	// of one process.
+	// Probe makes the guest of every sandbox try what a command must not be
+	// able to do, and Create fail if any of it works. It costs the start of one
+	// process.
 	Probe bool
-	// Logger gets what can't be returned; nil discards.
+	// Logger receives errors that can't be returned; nil discards them.
 	Logger *zap.Logger
 }
 
-// DefaultStartTime is when a start counts as failed: a hundred times what
-// gVisor takes on an idle machine, for one that is loaded.
+// DefaultStartTime is a hundred times what gVisor takes on an idle machine, for
+// one that is loaded.
 const DefaultStartTime = time.Minute
 
 func (o *Options) setDefaults() error {
@@ -73,7 +73,7 @@ func RuntimeName(k Kind) string {
 	return t.binary
 }
 
-// Find looks for a program of Caisson's: beside our own executable, then in
+// Find finds a program of Caisson: beside our own executable, then in
 // the directories of searchPath, of which those that are not absolute are left
 // out, so that nothing is taken from the directory that we happen to be in. It
 // fails with sandbox.ErrNotFound.

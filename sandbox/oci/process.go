@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// privateNamespaces lists the kinds of namespace in which a process is not in
-// ours.
+// privateNamespaces returns the kinds of namespace that a process does not
+// share with us.
 func privateNamespaces(pid int) ([]string, error) {
 	var private []string
 	for _, kind := range []string{"cgroup", "ipc", "mnt", "net", "pid", "user", "uts"} {

@@ -16,7 +16,7 @@ type hostProcess struct {
 	fd  int
 }
 
-// openProcess opens a process by its number. Somebody else must know that the
+// openProcess opens a process by its number. The caller must know that the
 // number is right.
 func openProcess(pid int) (*hostProcess, error) {
 	if pid <= 1 {
@@ -29,8 +29,8 @@ func openProcess(pid int) (*hostProcess, error) {
 	return &hostProcess{pid: pid, fd: fd}, nil
 }
 
-// kill sends SIGKILL. That the process is gone already is fine.
-func (p *hostProcess) kill() {
+// sendKill sends SIGKILL. A process that has ended is not an error.
+func (p *hostProcess) sendKill() {
 	_ = unix.PidfdSendSignal(p.fd, unix.SIGKILL, nil, 0) // what survives is found by wait
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // removeCgroup kills what is left in a cgroup and removes it. It reports
-// whether there was one. Only a directory of a cgroup file system that is called
+// whether there was one. Only a directory of a cgroup file system that is named
 // after the session is touched.
 func removeCgroup(dir, session string) (bool, error) {
 	if filepath.Base(dir) != cgroupPrefix+session {
@@ -36,14 +36,14 @@ func removeCgroup(dir, session string) (bool, error) {
 	return true, fmt.Errorf("remove cgroup %s: %w", dir, err)
 }
 
-// removeAttempts bounds how often a cgroup is emptied: once is enough unless
-// its processes fork faster than they are killed.
+// removeAttempts is the most times that a cgroup is emptied: once is enough
+// unless its processes fork faster than they are killed.
 const removeAttempts = 50
 
 // killCgroup kills every process in a cgroup and waits for them: by the kernel
-// where it can (cgroup v2, Linux 5.14), otherwise each by a descriptor that
-// was opened before it was seen in the cgroup, so that a number which was
-// reused is never signalled.
+// if it can (cgroup v2, Linux 5.14), otherwise each by a descriptor that was
+// opened before the process was seen in the cgroup, so that a reused number is
+// never signalled.
 func killCgroup(dir string) {
 	var found []*hostProcess
 	for f := range strings.FieldsSeq(readText(dir, "cgroup.procs")) {
@@ -55,7 +55,7 @@ func killCgroup(dir string) {
 	inside := strings.Fields(readText(dir, "cgroup.procs"))
 	for _, p := range found {
 		if !byKernel && slices.Contains(inside, strconv.Itoa(p.pid)) {
-			p.kill()
+			p.sendKill()
 		}
 	}
 	for _, p := range found {
@@ -65,14 +65,14 @@ func killCgroup(dir string) {
 	pauseBriefly()
 }
 
-// thawCgroups lets a cgroup run that somebody froze: on cgroup v1 a frozen process
+// thawCgroups lets cgroups run that were frozen: on cgroup v1 a frozen process
 // does not even die of SIGKILL.
 func thawCgroups(dirs []string) {
 	for _, dir := range dirs {
 		for name, value := range map[string]string{"freezer.state": "THAWED", "cgroup.freeze": "0"} {
 			file := filepath.Join(dir, name)
 			if _, err := os.Stat(file); err == nil {
-				_ = os.WriteFile(file, []byte(value), 0) // the wait for the process tells
+				_ = os.WriteFile(file, []byte(value), 0) // the wait for the process shows whether it worked
 			}
 		}
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
-// runtimeClient calls an OCI runtime's command line: version, run (see [launch]),
-// delete. It is safe for concurrent use.
+// runtimeClient calls an OCI runtime's command line: version, run (see
+// [launch]), state, delete. It is safe for concurrent use.
 type runtimeClient struct {
 	path  string
 	root  string // the runtime's own state, --root
@@ -32,13 +32,13 @@ type runtimeClient struct {
 	stamp time.Time // modification time of the binary that known is about
 }
 
-// runtimeVersion is what a runtime says about itself.
+// runtimeVersion is the name and version that a runtime prints.
 type runtimeVersion struct{ name, number string }
 
-// callTime bounds a call of the runtime that only looks or cleans up.
+// callTime bounds a call of the runtime that starts nothing.
 const callTime = 20 * time.Second
 
-// queryVersion asks the runtime once, and again if its file changed.
+// queryVersion runs the runtime once, and again if its file changed.
 func (r *runtimeClient) queryVersion(ctx context.Context) (runtimeVersion, error) {
 	info, err := os.Stat(r.path)
 	switch {
@@ -74,10 +74,10 @@ func parseVersion(out string) (runtimeVersion, error) {
 	return runtimeVersion{words[0], words[2]}, nil
 }
 
-// deleteContainer removes what the runtime knows of a container, which must be dead or
-// dies now. A container that it doesn't know is no error: removed is false.
-// Where the runtime can't make sense of its own files (they were damaged), they
-// are removed; what may still run is then for the cgroup's removal to kill.
+// deleteContainer removes the runtime's state of a container, which must be
+// dead or is killed. For an unknown container it returns false and no error. If
+// the runtime can't read its own files because they are damaged, they are
+// removed; the removal of the cgroup then kills what may still run.
 func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed bool, err error) {
 	files := r.listFiles(id)
 	if len(files) == 0 {
@@ -98,8 +98,9 @@ func (r *runtimeClient) deleteContainer(ctx context.Context, id string) (removed
 	return true, errors.Join(errs...)
 }
 
-// listFiles lists what the runtime's directory has of a container: runc keeps a
-// directory of the container's name, runsc a state, a lock and a socket.
+// listFiles returns the files of a container in the runtime's directory: runc
+// keeps a directory of the container's name, runsc a state, a lock and a
+// socket.
 func (r *runtimeClient) listFiles(id string) []string {
 	entries, err := os.ReadDir(r.root)
 	if err != nil {
@@ -114,7 +115,8 @@ func (r *runtimeClient) listFiles(id string) []string {
 	return names
 }
 
-// callRuntime runs the runtime, for at most callTime, and returns its standard output.
+// callRuntime runs the runtime, for at most callTime, and returns its standard
+// output.
 func (r *runtimeClient) callRuntime(ctx context.Context, root string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, callTime, fmt.Errorf("%s did not answer within %s", filepath.Base(r.path), callTime))
 	defer cancel()
@@ -133,9 +135,8 @@ func (r *runtimeClient) callRuntime(ctx context.Context, root string, args ...st
 	return stdout.String(), nil
 }
 
-// newCommand makes a call of the runtime in a session of its own, so that a
-// terminal's signals don't reach what it starts, and with nothing of our
-// environment.
+// newCommand returns a call of the runtime in a session of its own, so that a
+// terminal's signals don't reach what it starts, and without our environment.
 func (r *runtimeClient) newCommand(ctx context.Context, args []string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, r.path, args...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}

@@ -157,7 +157,7 @@ func TestWeakContainerIsRefused(t *testing.T) {
 		hello := sb.Guest().Hello()
 		private, err := privateNamespaces(c.process.pid)
 		must(t, err)
-		verify := func() error { return errors.Join(sb.Verify(hello), c.verify(hello, private)) }
+		verify := func() error { return errors.Join(sb.Verify(hello), c.verifyContainer(hello, private)) }
 		must(t, verify())
 		asked := c.plan
 		for name, change := range map[string]func(){

@@ -14,12 +14,12 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
-// skeletonFor returns the directory with an image's mount points, links and
-// synthetic files: the container's root. It is mounted read-only and holds
-// nothing of a session, so all containers of one layout share it; making its
+// skeletonFor returns the directory with an image's mount points, symlinks and
+// synthetic files: the container's root. It is mounted read-only and contains
+// nothing of a session, so all containers of one layout share it: making its
 // forty entries takes longer than everything else that is written for a start.
-// It is named by the hash of what is in it, and complete if it is there,
-// because it gets its name last.
+// It is named by the hash of its content. If it exists, it is complete, because
+// it is renamed last.
 func skeletonFor(image *images.RootFS, dir string) (string, error) {
 	sum := sha256.New()
 	if err := host.WriteSkeletonTar(image, sum); err != nil {

@@ -10,16 +10,16 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// specVersion is what config.json says. Runtimes refuse a newer minor version
-// than their own, and runc 1.1 and our gVisor know what we use of it.
+// specVersion is the version in config.json. Runtimes refuse a newer minor
+// version than their own; runc 1.1 and our gVisor know what we use of it.
 const specVersion = "1.0.2"
 
-// plan is everything that a bundle is made from.
+// plan is the input of a bundle.
 type plan struct {
 	traits   traits
 	identity identity
 	image    *images.RootFS
-	// volumes are tmpfs in place of the image's VOLUMEs.
+	// volumes are tmpfs mounts in place of the image's VOLUMEs.
 	volumes   []harden.Tmpfs
 	workspace []workmount.Bind
 	resources limits.Resources
@@ -27,40 +27,39 @@ type plan struct {
 	rootfs string
 	// files are the files of every container, bound read-only.
 	files []images.Bind
-	// cgroup is the container's cgroup as the runtime takes it; empty where
-	// limits can't be had.
+	// cgroup is the container's cgroup; empty if limits can't be set.
 	cgroup cgroupPlan
-	// seccomp is the profile; the zero value for a runtime with a kernel of
-	// its own, see docs/design/limits.md#gvisor-does-not-load-it.
+	// seccomp is the profile; the zero value for a runtime with a kernel of its
+	// own, see docs/design/limits.md#gvisor-does-not-load-it.
 	seccomp harden.Seccomp
-	// ceiling is the host's hard limit of a name, which an ordinary user can't
-	// raise; -1 for none.
+	// ceiling returns the host's hard limit of a name, which an ordinary user
+	// can't raise; -1 for none.
 	ceiling func(name string) int64
 }
 
 // identity is who is who in the container.
 type identity struct {
-	// guest is the id, user and group, that PID 1 starts with.
+	// guest is the ID, user and group, with which PID 1 starts.
 	guest int
-	// command is the identity of commands in the container.
+	// commandUID and commandGID are the identity of commands in the container.
 	commandUID, commandGID int
-	// user is the mapping of a user namespace with one id; nil for none.
+	// user is the mapping of a user namespace with one ID; nil for none.
 	user *idPair
-	// single says that guest and commands share one id.
+	// single reports that guest and commands share one ID.
 	single bool
 }
 
-// idPair maps one id of the container, user and group, to one of the host.
+// idPair maps one ID of the container, user and group, to one of the host.
 type idPair struct{ container, hostUID, hostGID int }
 
-// spec is the whole of config.json.
+// spec returns the whole of config.json.
 func (p plan) spec() *specs.Spec {
 	s := &specs.Spec{
 		Version:  specVersion,
 		Hostname: harden.HostName,
 		Root:     &specs.Root{Path: p.rootfs, Readonly: true},
 		Process:  p.process(),
-		Mounts:   p.mounts(),
+		Mounts:   p.listMounts(),
 		Linux: &specs.Linux{
 			Namespaces:    p.namespaces(),
 			Seccomp:       p.seccomp.OCI,
@@ -97,7 +96,7 @@ func (p plan) process() *specs.Process {
 	}
 }
 
-// oomScore makes the kernel choose the sandbox before Caisson where the host
+// oomScore makes the kernel choose the sandbox before Caisson if the host
 // itself runs out of memory.
 const oomScore = 500
 
@@ -134,7 +133,7 @@ func (p plan) rlimits() []specs.POSIXRlimit {
 	return list
 }
 
-// limits are the cgroup's. Nil asks the runtime for none.
+// limits returns the cgroup's limits. Nil requests none.
 func (p plan) limits() *specs.LinuxResources {
 	r := &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
 	if p.cgroup.path == "" {

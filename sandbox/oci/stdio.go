@@ -7,8 +7,8 @@ import (
 )
 
 // streams are the container's ends of its standard streams. They are pipes,
-// never regular files: gVisor writes to a regular file at an offset of its
-// own and overwrites what is there.
+// never regular files: gVisor writes to a regular file at an offset of its own
+// and overwrites what is there.
 type streams struct{ stdin, stdout, stderr *os.File }
 
 // close closes the container's ends in this process.
@@ -16,15 +16,15 @@ func (s streams) close() error {
 	return errors.Join(s.stdin.Close(), s.stdout.Close(), s.stderr.Close())
 }
 
-// stdio is our end: the guest's connection, and what it writes to its standard
-// error, which is only of interest when it dies.
+// stdio is our end: the guest's connection, and its standard error, which is
+// only of interest when it dies.
 type stdio struct {
 	in, out *os.File
 	stderr  *head
 }
 
 // openStdio makes the pipes. Close the streams once the runtime has them, and
-// the stdio in the end.
+// the stdio at the end.
 func openStdio() (*stdio, streams, error) {
 	var ends [6]*os.File
 	for i := 0; i < len(ends); i += 2 {
@@ -41,14 +41,14 @@ func openStdio() (*stdio, streams, error) {
 	return s, streams{stdin: ends[0], stdout: ends[3], stderr: ends[5]}, nil
 }
 
-// Read reads what the guest says.
+// Read reads from the guest.
 func (s *stdio) Read(p []byte) (int, error) { return s.out.Read(p) }
 
-// Write sends to the guest.
+// Write writes to the guest.
 func (s *stdio) Write(p []byte) (int, error) { return s.in.Write(p) }
 
 // Close closes both directions, which makes the guest exit. A second call
-// gives the pipe's error for a closed file.
+// returns the pipe's error for a closed file.
 func (s *stdio) Close() error { return errors.Join(s.in.Close(), s.out.Close()) }
 
 // Stderr returns the beginning of what came on standard error.

@@ -14,14 +14,14 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
-// RemoveUnlisted removes nothing: a runtime keeps no notes of owners.
+// RemoveUnlisted removes nothing: a runtime does not record owners.
 func (driver) RemoveUnlisted(context.Context) ([]sandbox.Orphan, error) { return nil, nil }
 
 // Prune removes nothing: the lifecycle prunes the cache.
 func (driver) Prune(context.Context) error { return nil }
 
-// RemoveEntry removes one thing of a dead session. Names are checked against the
-// session: a cleanup list is a file, and files can be damaged.
+// RemoveEntry removes one entry of a dead session. Names are checked against
+// the session, because a cleanup list is a file, and files can be damaged.
 func (d driver) RemoveEntry(ctx context.Context, session string, e ownership.Entry) (bool, error) {
 	switch e.Kind {
 	case ownership.KindContainer:
@@ -40,8 +40,8 @@ func (d driver) RemoveEntry(ctx context.Context, session string, e ownership.Ent
 }
 
 // waitForRun waits for a runtime that is still starting a container: it is not
-// killed with the Caisson that called it, and finishes within a second. What does
-// not end within most is killed. Cancelling ctx kills nothing.
+// killed with the Caisson that started it, and finishes within a second. One
+// that does not end within most is killed. Cancelling ctx kills nothing.
 func (r *runtimeClient) waitForRun(ctx context.Context, id string, most time.Duration) error {
 	deadline := time.Now().Add(most)
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -68,7 +68,7 @@ func (r *runtimeClient) waitForRun(ctx context.Context, id string, most time.Dur
 	return nil
 }
 
-// step is how long a wait does not look at its context.
+// step is the interval in which a wait checks its context.
 const step = 50 * time.Millisecond
 
 // waitOrKill waits for the end, and kills the process at the deadline.
@@ -78,7 +78,7 @@ func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error 
 			return context.Cause(ctx)
 		}
 		if time.Now().After(deadline) {
-			p.kill()
+			p.sendKill()
 			p.waitFor(settleTime)
 			return nil
 		}
@@ -86,9 +86,10 @@ func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error 
 	return nil
 }
 
-// isStarting reports whether a process is the runtime that starts a container, or what
-// becomes it. A command line alone proves nothing: every process chooses its own,
-// those in sandboxes too, which have a PID namespace of their own.
+// isStarting reports whether a process is the runtime that starts a container,
+// or what becomes it. A command line alone proves nothing: every process
+// chooses its own, and so do those in sandboxes, which have a PID namespace of
+// their own.
 func (r *runtimeClient) isStarting(pid int, id string) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
@@ -112,8 +113,8 @@ func (r *runtimeClient) isStarting(pid int, id string) bool {
 	return err == nil && exe == self
 }
 
-// isScript says that a runtime is a script around another one, whose path is not
-// known.
+// isScript reports whether a runtime is a script around another one, whose path
+// is not known.
 func isScript(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {

@@ -11,8 +11,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// checkSystem reports whether this system can run the backend at all, from what
-// it says about itself.
+// checkSystem returns an error if this system can't run the backend.
 func (b *Backend) checkSystem() error {
 	if runtime.GOOS != "linux" {
 		return fmt.Errorf("%s is not Linux: use the docker backend: %w", runtime.GOOS, sandbox.ErrUnsupported)
@@ -39,8 +38,8 @@ var (
 	tryMount         = TryMount
 )
 
-// checkMounts fails with sandbox.ErrNoNamespaces where this process may not
-// mount, which the runtimes do where Caisson is root.
+// checkMounts returns sandbox.ErrNoNamespaces if this process may not mount,
+// which the runtimes do if Caisson is root.
 func checkMounts() error {
 	if err := tryMount(); errors.Is(err, fs.ErrPermission) {
 		return fmt.Errorf("%w: %w: root may not mount here: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, err)
@@ -48,8 +47,8 @@ func checkMounts() error {
 	return nil
 }
 
-// checkNamespaces fails with sandbox.ErrNoNamespaces where this process can't
-// make a user namespace.
+// checkNamespaces returns sandbox.ErrNoNamespaces if this process can't make a
+// user namespace.
 func checkNamespaces() error {
 	if err := tryUserNamespace(); err != nil {
 		return fmt.Errorf("%w: %w: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, err)
@@ -57,7 +56,8 @@ func checkNamespaces() error {
 	return nil
 }
 
-// explainFailure puts what runtimes don't say clearly in front of a failed start.
+// explainFailure adds the cause to a failed start if the runtime's message is
+// not clear.
 func explainFailure(err error) error {
 	if !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrUnsupported) || errors.Is(err, sandbox.ErrNoNamespaces) {
 		return err

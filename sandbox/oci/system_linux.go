@@ -13,8 +13,8 @@ import (
 // terminal's signals don't reach what it starts.
 func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
 
-// takeLease makes every other open of a file wait until it is let go, or its holder
-// ends. Not every file system can.
+// takeLease makes every other open of a file wait until dropLease, or until its
+// holder ends. Not every file system can.
 func takeLease(f *os.File) error {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
 	return err
@@ -28,8 +28,8 @@ func dropLease(f *os.File) error {
 // isWritable reports whether this process may make entries in a directory.
 func isWritable(dir string) bool { return unix.Access(dir, unix.W_OK) == nil }
 
-// onCgroupFS reports whether a directory is a cgroup. What is not there is
-// fs.ErrNotExist.
+// onCgroupFS reports whether a directory is a cgroup. It returns fs.ErrNotExist
+// for a missing one.
 func onCgroupFS(dir string) (bool, error) {
 	var fsys unix.Statfs_t
 	if err := unix.Statfs(dir, &fsys); errors.Is(err, unix.ENOENT) {
@@ -40,13 +40,14 @@ func onCgroupFS(dir string) (bool, error) {
 	return fsys.Type == unix.CGROUP_SUPER_MAGIC || fsys.Type == unix.CGROUP2_SUPER_MAGIC, nil
 }
 
-// pauseBriefly waits for a millisecond: what is dead may be counted a moment longer.
+// pauseBriefly waits for a millisecond: a dead process may be counted a moment
+// longer.
 func pauseBriefly() {
 	_, _ = unix.Poll(nil, 1) // a bounded pause
 }
 
-// hardLimit gives the hard limit that this process has and, without
-// privilege, can't raise; -1 where it can, or has none.
+// hardLimit returns the hard limit of this process if it can't raise it, and -1
+// if it can or there is none.
 func (b *Backend) hardLimit(name string) int64 {
 	which := map[string]int{
 		"core": unix.RLIMIT_CORE, "fsize": unix.RLIMIT_FSIZE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,

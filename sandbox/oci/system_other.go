@@ -32,7 +32,7 @@ type hostProcess struct{ pid int }
 
 func openProcess(int) (*hostProcess, error) { return nil, sandbox.ErrUnsupported }
 
-func (p *hostProcess) kill() {}
+func (p *hostProcess) sendKill() {}
 
 func (p *hostProcess) waitFor(time.Duration) bool { return true }
 

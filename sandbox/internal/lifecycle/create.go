@@ -50,7 +50,7 @@ func (s *Sandbox) create(ctx context.Context) (err error) {
 			return
 		}
 		if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-			<-ctx.Done() // a dialler gives up a little earlier
+			<-ctx.Done() // a dialler may return a little earlier
 		}
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 			err = fmt.Errorf("%w: %w", cause, err) // what was interrupted need not name the cause

@@ -1,7 +1,7 @@
 // Package lifecycle creates, watches and removes sandboxes, whatever engine or
 // runtime runs their containers. It contains the one order of steps; a
-// [Driver] and its [Container] contain what an engine or a runtime does
-// differently.
+// [Driver] and its [Container] contain the parts that differ between engines and
+// runtimes.
 //
 //	validate    Backend.Create      the spec, then Driver.NewContainer
 //	image       fetchImage          Container.FetchImage, or the store of images

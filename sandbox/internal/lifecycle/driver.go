@@ -16,7 +16,7 @@ import (
 // sandbox.ErrUnavailable; another backend may work.
 var ErrNotShared = errors.New("the engine does not share this file system")
 
-// Driver is what one engine or runtime does differently, apart from single
+// Driver is the part of one engine or runtime, apart from single
 // containers. It is safe for concurrent use.
 type Driver interface {
 	// NewContainer returns the container of a sandbox that is about to be
@@ -52,7 +52,7 @@ type Container interface {
 	Plan(ctx context.Context) ([]ownership.Entry, error)
 	// Begin begins what need not wait for the workspace's mounts.
 	Begin(ctx context.Context) error
-	// Identity returns who is who in a container with these mounts.
+	// Identity returns the identity of commands in a container with these mounts.
 	Identity(m *workmount.Mounts) Identity
 	// Create creates the container and returns its standard streams. It need
 	// not have been created completely before Start returns.
@@ -60,9 +60,9 @@ type Container interface {
 	// Start returns once the container runs. If it fails, the connection is
 	// closed.
 	Start(ctx context.Context) error
-	// Attest adds to the attestation what the engine or runtime and the kernel
-	// say about the container, and returns every way in which it is weaker than
-	// it must be.
+	// Attest adds to the attestation what it reads back from the engine or
+	// runtime and the kernel, and returns every way in which the container is
+	// weaker than it must be.
 	Attest(ctx context.Context, conn *guest.Conn, a *sandbox.Attestation) error
 	// ExplainFailure adds to the error of a failed start what the engine,
 	// runtime or kernel know about its cause.
@@ -87,7 +87,7 @@ type Connection interface {
 	Stderr() string
 }
 
-// Identity is who is who in a container.
+// Identity is the identity of commands in a container.
 type Identity struct {
 	// CommandUID and CommandGID are the identity of commands in the container.
 	CommandUID, CommandGID int

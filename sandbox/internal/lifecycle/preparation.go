@@ -21,7 +21,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// Preparation is what a container is made from. The lifecycle sets its fields
+// Preparation is the input of a container. The lifecycle sets its fields
 // in this order; a [Container] reads what was set before the method that is
 // called.
 type Preparation struct {

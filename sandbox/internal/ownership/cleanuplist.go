@@ -48,7 +48,7 @@ var errOtherVersion = errors.New("written by another version of Caisson")
 type CleanupList struct {
 	mu     sync.Mutex
 	root   *os.Root // nil once closed
-	folder string   // its path, for locks
+	dir    string   // its path, for locks
 	lock   *flock.Flock
 	doc    document
 	next   int
@@ -113,7 +113,7 @@ func OpenCleanupList(o CleanupOptions) (*CleanupList, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open cleanup list: %w", err)
 	}
-	j := &CleanupList{root: root, folder: filepath.Join(o.StateDir, listDir), lock: ownerLock(o.StateDir, o.Session), doc: document{
+	j := &CleanupList{root: root, dir: filepath.Join(o.StateDir, listDir), lock: ownerLock(o.StateDir, o.Session), doc: document{
 		Version: listVersion, Backend: o.Backend, Session: o.Session, Owner: o.Owner, Dir: dir,
 		Began: time.Now().UTC().Truncate(time.Second), Image: limitText(o.Image), Workspace: limitText(o.Workspace),
 	}}

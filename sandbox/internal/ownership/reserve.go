@@ -58,7 +58,7 @@ func (j *CleanupList) Reserve(ctx context.Context, workspace *os.File, p Placeho
 	return ids[0], j.Update(ids[0], Entry{Kind: KindPlaceholder, Placeholder: &made})
 }
 
-// Release gives up a placeholder. The last session that shares it removes it if
+// Release releases a placeholder. The last session that shares it removes it if
 // it is unchanged. A changed one belongs to the user and stays.
 func (j *CleanupList) Release(ctx context.Context, workspace *os.File, id int) error {
 	unlock, err := j.lockPlaceholders(ctx)
@@ -94,7 +94,7 @@ func (j *CleanupList) findPlaceholder(id int) (Placeholder, bool) {
 }
 
 func (j *CleanupList) lockPlaceholders(ctx context.Context) (func(), error) {
-	return lockPlaceholders(ctx, j.folder)
+	return lockPlaceholders(ctx, j.dir)
 }
 
 func lockPlaceholders(ctx context.Context, journals string) (func(), error) {

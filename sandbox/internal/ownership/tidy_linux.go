@@ -14,7 +14,7 @@ import (
 // tidySessionDir removes from a session's directory what is in no list: the
 // socket on which its owner accepted commands. It removes the directory too if
 // that is empty and no longer used.
-func tidySessionDir(stateDir, dir string, folder bool) error {
+func tidySessionDir(stateDir, dir string, removeDir bool) error {
 	base, err := openSessionDir(stateDir, dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -22,7 +22,7 @@ func tidySessionDir(stateDir, dir string, folder bool) error {
 		return err
 	}
 	defer base.Close()
-	if err := removeSocket(int(base.Fd())); err != nil || !folder {
+	if err := removeSocket(int(base.Fd())); err != nil || !removeDir {
 		return err
 	}
 	parent, err := openSessionDir(stateDir, path.Dir(dir))

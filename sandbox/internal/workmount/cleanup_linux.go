@@ -32,7 +32,7 @@ type cleanup struct {
 	volume       *Volume        // of an engine, closed by close
 	namespace    *MountNamespace
 	mounts       []listedDir
-	folder       *listedDir
+	mountsDir    *listedDir
 	dirs         []listedDir // of files that are bound in place of others
 	placeholders []int       // their numbers in the cleanup list
 }
@@ -79,13 +79,13 @@ func (u *cleanup) removeStagingLocked() error {
 		done = append(done, m.id)
 		return true
 	})
-	if u.folder != nil && len(u.mounts) == 0 {
+	if u.mountsDir != nil && len(u.mounts) == 0 {
 		// RemoveTree enters no mount, so that it can't reach the workspace.
-		if err := ownership.RemoveTree(u.dir, u.folder.name); err != nil {
+		if err := ownership.RemoveTree(u.dir, u.mountsDir.name); err != nil {
 			errs = append(errs, err)
 		} else {
-			done = append(done, u.folder.id)
-			u.folder = nil
+			done = append(done, u.mountsDir.id)
+			u.mountsDir = nil
 		}
 	}
 	if len(done) > 0 {

@@ -48,7 +48,7 @@ func listGuards(workspace *os.File, base string, mode sandbox.GitMode, nested []
 	case err != nil:
 		return nil, nil, fmt.Errorf("examine %s: %w", gitName, err)
 	case kind == unix.S_IFDIR:
-		list, lost, err = folderGuards(workspace, base, mode)
+		list, lost, err = directoryGuards(workspace, base, mode)
 	case kind == unix.S_IFREG:
 		list, lost, err = linkGuards(workspace, base)
 	default:
@@ -108,8 +108,8 @@ func unprotectableError(name string) error {
 	return fmt.Errorf("%w: %s is a symlink or a special file, which can't be protected: replace it by what it leads to", sandbox.ErrInvalid, name)
 }
 
-// folderGuards returns the guards of a .git directory.
-func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
+// directoryGuards returns the guards of a .git directory.
+func directoryGuards(workspace *os.File, base string, mode sandbox.GitMode) (list []guard, lost []string, err error) {
 	if err := checkCommonDir(workspace, gitName); err != nil {
 		return nil, nil, err
 	}
@@ -117,7 +117,7 @@ func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list [
 		return nil, nil, errors.Join(err, twoNames(second))
 	}
 	if mode != sandbox.GitCommit {
-		return []guard{{name: gitName, readOnly: true}}, lostConfigured(workspace, base, gitName), checkLinks(workspace, base, gitName)
+		return []guard{{name: gitName, readOnly: true}}, lostConfigured(workspace, base, gitName), checkSymlinks(workspace, base, gitName)
 	}
 	list = []guard{{name: gitName}}
 	for _, entry := range gitExecutable {
@@ -139,10 +139,10 @@ func folderGuards(workspace *os.File, base string, mode sandbox.GitMode) (list [
 // believe that it is in the middle of a rebase.
 const lostRebase = "commands can leave an unfinished rebase or sequence in .git, whose steps git runs when the user continues it: abort it instead"
 
-// checkLinks refuses a repository if a file that git obeys is a symlink to a
+// checkSymlinks refuses a repository if a file that git obeys is a symlink to a
 // place that commands can write. A symlink that leads out of the workspace, or
 // stays in the read-only repository, is the user's own decision.
-func checkLinks(workspace *os.File, base, repo string) error {
+func checkSymlinks(workspace *os.File, base, repo string) error {
 	for _, entry := range gitExecutable {
 		name := path.Join(repo, entry)
 		kind, err := kindOf(workspace, name)
@@ -155,7 +155,7 @@ func checkLinks(workspace *os.File, base, repo string) error {
 		if kind != unix.S_IFLNK {
 			return unprotectableError(name)
 		}
-		leads := linkEnd(workspace, base, name)
+		leads := symlinkTarget(workspace, base, name)
 		inside, err := filepath.Rel(base, leads)
 		if err == nil && filepath.IsLocal(inside) && inside != repo && !strings.HasPrefix(inside, repo+"/") {
 			return fmt.Errorf("%w: %s leads to %s, which commands can write: replace it by what it leads to", sandbox.ErrInvalid, name, inside)
@@ -164,9 +164,9 @@ func checkLinks(workspace *os.File, base, repo string) error {
 	return nil
 }
 
-// linkEnd returns the target of a symlink in the workspace, resolved as far as
+// symlinkTarget returns the target of a symlink in the workspace, resolved as far as
 // it exists.
-func linkEnd(workspace *os.File, base, name string) string {
+func symlinkTarget(workspace *os.File, base, name string) string {
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(int(workspace.Fd()), name, buf)
 	if err != nil {

@@ -41,7 +41,7 @@ func linkGuards(workspace *os.File, base string) (list []guard, lost []string, e
 	if err != nil || !isBindable(kind) || inside == "." || strings.ContainsRune(inside, filepath.Separator) {
 		return nil, nil, fmt.Errorf("%w: %s leads to %q in the workspace, where it can't be protected: make .git a directory", sandbox.ErrInvalid, gitName, inside)
 	}
-	if err := errors.Join(checkCommonDir(workspace, inside), checkLinks(workspace, base, inside)); err != nil {
+	if err := errors.Join(checkCommonDir(workspace, inside), checkSymlinks(workspace, base, inside)); err != nil {
 		return nil, nil, err
 	}
 	return append(list, guard{name: inside, readOnly: true}), nil, nil

@@ -7,7 +7,7 @@ import "slices"
 // layouts need equal guards, so a sandbox that was started with an equal one
 // may be used. See [LayoutOf].
 type Layout struct {
-	folder string
+	dir    string
 	lost   string
 	guards []guardState
 }
@@ -25,7 +25,7 @@ type guardState struct {
 
 // Equal reports whether two layouts are the same.
 func (l Layout) Equal(other Layout) bool {
-	return l.folder == other.folder && l.lost == other.lost && slices.EqualFunc(l.guards, other.guards, func(a, b guardState) bool {
+	return l.dir == other.dir && l.lost == other.lost && slices.EqualFunc(l.guards, other.guards, func(a, b guardState) bool {
 		return a.name == b.name && a.binding == b.binding && a.fileID == b.fileID
 	})
 }
@@ -37,7 +37,7 @@ func (l Layout) AllowsFrom(after Layout) bool {
 	if l.Equal(after) {
 		return true
 	}
-	if l.folder != after.folder {
+	if l.dir != after.dir {
 		return false
 	}
 	if g, ok := l.findGuard(gitName); (!ok || g.fileID != "") && l.lost != after.lost {

@@ -32,8 +32,8 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 		return Layout{}, fmt.Errorf("workspace %s: %w", path, err)
 	}
 	l := Layout{
-		folder: fmt.Sprintf("%q %q %d:%d %o %d:%d", path, mounts, st.Dev, st.Ino, st.Mode, st.Uid, st.Gid),
-		lost:   fmt.Sprintf("%q", lost),
+		dir:  fmt.Sprintf("%q %q %d:%d %o %d:%d", path, mounts, st.Dev, st.Ino, st.Mode, st.Uid, st.Gid),
+		lost: fmt.Sprintf("%q", lost),
 	}
 	for _, g := range list {
 		s := guardState{name: g.name, binding: fmt.Sprintf("%+v", g), fileID: identifyFile(dir, g.name)}

@@ -21,7 +21,7 @@ func LayoutOf(w sandbox.Workspace, git sandbox.GitMode) (Layout, error) {
 	if err != nil {
 		return Layout{}, fmt.Errorf("resolve workspace: %w", err)
 	}
-	l := Layout{folder: fmt.Sprintf("%q %s", path, git)}
+	l := Layout{dir: fmt.Sprintf("%q %s", path, git)}
 	for _, name := range []string{".", gitName, mercurialName, ownConfig} {
 		if info, err := os.Lstat(filepath.Join(path, name)); err == nil {
 			l.guards = append(l.guards, guardState{name: name, fileID: fmt.Sprintf("%+v", info.Sys())})

@@ -77,8 +77,8 @@ func newMounts(o Options, path string) (*Mounts, identityPlan, error) {
 	if err := unix.Fstat(int(o.Workspace.Dir.Fd()), &st); err != nil {
 		return nil, identityPlan{}, fmt.Errorf("examine workspace: %w", err)
 	}
-	runner, folder := ids{os.Geteuid(), os.Getegid()}, ids{int(st.Uid), int(st.Gid)}
-	decided, err := decideIdentity(runner, folder, path, o.CallerOwnsFiles, func() bool {
+	runner, owner := ids{os.Geteuid(), os.Getegid()}, ids{int(st.Uid), int(st.Gid)}
+	decided, err := decideIdentity(runner, owner, path, o.CallerOwnsFiles, func() bool {
 		return unix.Faccessat(int(o.Workspace.Dir.Fd()), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS) == nil
 	})
 	if err != nil {

@@ -106,7 +106,7 @@ func (s *stager) makeMountsDir(count int) error {
 	if err != nil {
 		return err
 	}
-	s.cleanup.folder = &listedDir{id: ids[0], name: mountsDir}
+	s.cleanup.mountsDir = &listedDir{id: ids[0], name: mountsDir}
 	for i, e := range entries[1:] {
 		s.cleanup.mounts = append(s.cleanup.mounts, listedDir{id: ids[i+1], name: e.Path})
 	}

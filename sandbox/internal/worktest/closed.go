@@ -18,9 +18,10 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// closed are directories whose modes keep a repository that a command made there from
-// being renamed, or found: the directories, the workspace's first, and their modes.
-var closed = map[string][]closedFolder{
+// closed are directories whose modes keep a repository that a command made
+// there from being renamed, or found: the directories, the workspace's first,
+// and their modes.
+var closed = map[string][]closedDirectory{
 	"0555 parent": {{"new", 0o555}},
 	"0311 parent": {{"new", 0o311}},
 	"000 parent":  {{"new", 0}},
@@ -29,14 +30,14 @@ var closed = map[string][]closedFolder{
 	"dark chain":  {{"n", 0}, {"n/e", 0}, {"n/e/w", 0}},
 }
 
-type closedFolder struct {
+type closedDirectory struct {
 	path string
 	mode os.FileMode
 }
 
-// plantScript makes a repository whose configuration runs $M in the last of the directories,
-// and closes them.
-func plantScript(folders []closedFolder) string {
+// plantScript returns a script that makes a repository whose configuration
+// executes $M in the last of the directories, and closes them.
+func plantScript(folders []closedDirectory) string {
 	dir := folders[len(folders)-1].path
 	script := []string{"mkdir -p " + dir, "git init -q " + dir, "git config -f " + dir + `/.git/config core.fsmonitor "$M"`}
 	for _, f := range slices.Backward(folders) {
@@ -49,8 +50,8 @@ func plantScript(folders []closedFolder) string {
 	return strings.Join(script, "; ")
 }
 
-// lookIn is what somebody does who goes into the last of the directories.
-func lookIn(folders []closedFolder) string {
+// enterScript returns the script of a user who enters the last of the directories.
+func enterScript(folders []closedDirectory) string {
 	var script []string
 	for _, f := range folders {
 		if f.mode&0o100 == 0 {
@@ -60,12 +61,12 @@ func lookIn(folders []closedFolder) string {
 	return strings.Join(append(script, "cd "+folders[len(folders)-1].path+" && git status"), "; ")
 }
 
-// ClosedFolders holds a session for each of the table, in a sandbox that open
-// makes, and opens the directories, renames the repository and closes them again by
-// the sandbox's own operations, as a session's end does. ClosedControls is the
-// same without the rename.
-func ClosedFolders(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
-	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedFolder) {
+// ClosedDirectories runs a session for each row of the table in a sandbox that open
+// creates. Then it opens the directories, renames the repository and closes
+// them again by the sandbox's own operations, as at the end of a session.
+// ClosedControls is the same without the rename.
+func ClosedDirectories(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
+	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedDirectory) {
 		s := open(t, dir)
 		if out, exit := gitInside(t, s, "set -e; cd /workspace\n"+m.writeScript(plantScript(folders))); !exit.Status.Success() {
 			t.Fatalf("plant: %v %s", exit.Status, out)
@@ -97,28 +98,28 @@ func ClosedFolders(t *testing.T, uid int, open func(t *testing.T, dir string) sa
 				t.Errorf("%s (-want +got): %s", f.path, diff)
 			}
 		}
-		out, _ := hostGit(t, dir, uid, lookIn(folders)) // only the marker counts
+		out, _ := hostGit(t, dir, uid, enterScript(folders)) // only the marker counts
 		if m.checkFired(t) {
 			t.Errorf("the host's git ran a session's program: %s", out)
 		}
 	})
 }
 
-// ClosedControls plants on the host: each must run the marker.
+// ClosedControls plants on the host: each row must run the marker.
 func ClosedControls(t *testing.T, uid int) {
-	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedFolder) {
+	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedDirectory) {
 		HostGit(t, dir, uid, "set -e\n"+m.writeScript(plantScript(folders)))
-		out, _ := hostGit(t, dir, uid, lookIn(folders)) // only the marker counts
+		out, _ := hostGit(t, dir, uid, enterScript(folders)) // only the marker counts
 		if !m.checkFired(t) {
 			t.Errorf("the marker does not fire: %s", out)
 		}
 	})
 }
 
-func eachClosed(t *testing.T, uid int, f func(t *testing.T, m marker, dir string, folders []closedFolder)) {
+func eachClosed(t *testing.T, uid int, f func(t *testing.T, m marker, dir string, folders []closedDirectory)) {
 	for name, folders := range closed {
 		t.Run(name, func(t *testing.T) {
-			base := HostFolder(t, uid)
+			base := HostDirectory(t, uid)
 			dir := filepath.Join(base, "workspace")
 			must(t, os.Mkdir(dir, 0o755))
 			must(t, os.Chown(dir, uid, uid))

@@ -18,10 +18,10 @@ const (
 	ThirdGID = 4343
 )
 
-// Furnish fills a workspace of uid and gid with what mounts have trouble with:
-// directories to remove, to replace and to rename, hard links, links inside and
-// out, a FIFO, a script, a file of 64 MiB. As root it adds files of third ids
-// and setgid directories.
+// Furnish fills a workspace of uid and gid with what is difficult for mounts:
+// directories to remove, to replace and to rename, hard links, symlinks inside
+// and out, a FIFO, a script, a file of 64 MiB. As root it adds files of third
+// ids and setgid directories.
 func Furnish(t testing.TB, dir string, uid, gid int) {
 	t.Helper()
 	Run(t, dir, `set -e; umask 022

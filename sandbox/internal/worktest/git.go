@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Repository makes a repository with two commits, a submodule and something not
-// committed, of uid.
+// Repository makes a repository of uid with two commits, a submodule and a file
+// that is not committed.
 func Repository(t testing.TB, dir string, uid int) {
 	t.Helper()
 	HostGit(t, dir, uid, `set -e; umask 022
@@ -27,8 +27,8 @@ func Repository(t testing.TB, dir string, uid int) {
 		git -c protocol.file.allow=always submodule --quiet add ../library sub; git commit -qm sub; rm -rf ../library; echo not committed >>b.t`)
 }
 
-// gitEnvironment is that of a host's user with no configuration of their own, and
-// of commands: committing is possible without writing any.
+// gitEnvironment is the environment of a host's user without a configuration,
+// and of commands: they can commit without writing one.
 func gitEnvironment(home string) []string {
 	return []string{
 		"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + home, "GIT_CONFIG_NOSYSTEM=1", "LC_ALL=C", "GIT_PAGER=cat",
@@ -66,11 +66,11 @@ var GitModes = map[string]func(*sandbox.Spec){
 	"overlay": func(s *sandbox.Spec) { s.Workspace.Mode = sandbox.ModeOverlay },
 }
 
-// Git does ordinary work in a repository, or reads it where it may not be
-// written, in a sandbox that open makes, and checks that the host's is changed
-// where that was meant alone.
+// Git does ordinary work in a repository, or reads it if it may not be written,
+// in a sandbox that open creates, and checks that the host's repository is
+// changed only if that was intended.
 func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string) sandbox.Sandbox) {
-	dir := filepath.Join(HostFolder(t, uid), "workspace")
+	dir := filepath.Join(HostDirectory(t, uid), "workspace")
 	must(t, os.Mkdir(dir, 0o755))
 	must(t, os.Chown(dir, uid, uid))
 	Repository(t, dir, uid)
@@ -87,10 +87,10 @@ func Git(t *testing.T, uid int, mode string, open func(t *testing.T, dir string)
 	}
 }
 
-// LinkedWorktree reads the repository of a linked worktree in a sandbox that open
-// makes on it, in which neither can be written but in the workspace's own files.
+// LinkedWorktree reads the repository of a linked worktree in a sandbox that
+// open creates on it. Only the workspace's own files can be written in it.
 func LinkedWorktree(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
-	base := HostFolder(t, uid)
+	base := HostDirectory(t, uid)
 	repository, dir := filepath.Join(base, "repository"), filepath.Join(base, "tree")
 	must(t, os.Mkdir(repository, 0o755))
 	must(t, os.Chown(repository, uid, uid))
@@ -120,7 +120,7 @@ const gitWork = `set -e; cd /workspace
 	echo dirty >>a; git stash -q; git stash pop -q; git checkout -q a; git mv d/f d/g; git commit -qm moved; git rebase -q --onto HEAD~1 HEAD~1 main
 	git gc -q; git fsck --strict >/dev/null; git log --oneline | wc -l; git show --stat HEAD >/dev/null; git diff HEAD~2 --stat >/dev/null; git clean -fdqn`
 
-// gitCommits does it in a sandbox, and checks it there.
+// gitCommits does gitWork in a sandbox, and checks the result there.
 func gitCommits(t *testing.T, s sandbox.Sandbox) {
 	t.Helper()
 	out, exit := gitInside(t, s, gitWork)
@@ -129,13 +129,14 @@ func gitCommits(t *testing.T, s sandbox.Sandbox) {
 	}
 }
 
-// gitInside runs a script with the means to commit.
+// gitInside runs a script that can commit.
 func gitInside(t *testing.T, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
 	t.Helper()
 	return Shell(t, s, "export "+strings.Join(gitEnvironment("/home/agent")[2:], " ")+"\n"+script)
 }
 
-// hostile are sessions that try to make the host's git run $M, which they know.
+// hostile are sessions that try to make the host's git execute $M, which they
+// know.
 var hostile = map[string]string{
 	"fsmonitor":            `git config core.fsmonitor "$M"`,
 	"fsmonitor by hand":    `printf '[core]\n\tfsmonitor = %s\n' "$M" >>.git/config`,
@@ -163,8 +164,8 @@ var hostile = map[string]string{
 	"hooks renamed over":   `mv .git/hooks .git/h2; mkdir -p .git/hooks; cp "$M" .git/hooks/post-index-change; touch a`,
 }
 
-// harmless are ones with which a host's git runs nothing in any case: they must
-// only stay so.
+// harmless are sessions after which a host's git executes nothing in any case:
+// they must only stay so.
 var harmless = map[string]string{
 	"driver that the config lacks": `echo '* filter=absent diff=absent merge=absent' >.gitattributes; echo x >>a`,
 	"alternates":                   `mkdir -p evil/info evil/pack; echo ../../evil >.git/objects/info/alternates || true`,
@@ -173,10 +174,10 @@ var harmless = map[string]string{
 	"environment file":             `echo "GIT_DIR=evil" >.env; echo "export GIT_EXTERNAL_DIFF=$M" >.envrc`,
 }
 
-// look is what a host's user, or their prompt, does with git.
-const look = "git status; git status --short; git diff; git diff HEAD; git log -p -3; git branch; git stash list; git show; git describe --all --dirty; true"
+// userGit contains the git commands of a host's user, or their prompt.
+const userGit = "git status; git status --short; git diff; git diff HEAD; git log -p -3; git branch; git stash list; git show; git describe --all --dirty; true"
 
-// marker is a program that leaves a trace where only its runner on the host can.
+// marker is a program that leaves a trace only if it is executed on the host.
 type marker struct{ program, fired string }
 
 func newMarker(t *testing.T, folder string) marker {
@@ -188,7 +189,7 @@ func newMarker(t *testing.T, folder string) marker {
 	return m
 }
 
-// checkFired reports whether the marker fired since it was last asked.
+// checkFired reports whether the marker fired since the last call.
 func (m marker) checkFired(t *testing.T) bool {
 	t.Helper()
 	data, err := os.ReadFile(m.fired)
@@ -197,16 +198,17 @@ func (m marker) checkFired(t *testing.T) bool {
 	return len(data) > 0
 }
 
-// writeScript is a hostile session in a directory. The marker's program is not in the
-// sandbox: it is written there first, as a session would.
+// writeScript returns the script of a hostile session in a directory. The
+// marker's program is not in the sandbox: the script writes it there first, as
+// a session would.
 func (m marker) writeScript(hostile string) string {
 	return "M=" + m.program + "\ncat >prog <<'EOF'\n#!/bin/sh\necho fired >>" + m.fired + "\nexit 1\nEOF\nchmod 755 prog\n" +
 		"cp() { if [ \"$1\" = \"$M\" ]; then command cp prog \"$2\"; else command cp \"$@\"; fi; }\n" + hostile + "\n"
 }
 
-// Hostile holds a session in a sandbox for each of the table, on a repository of
-// its own that open gives it, and looks at the host's repository as a user would:
-// nothing may run. Controls is the same on the host.
+// Hostile runs each session of the table in a sandbox, on a repository of its
+// own that it passes to open, and uses the host's repository as a user would:
+// nothing may be executed. Controls is the same on the host.
 func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
 	eachHostile(t, uid, func(t *testing.T, m marker, dir, _, script string) {
 		s := open(t, dir)
@@ -214,7 +216,7 @@ func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.
 		// While the session lasts, and after it.
 		for _, wait := range []func(){func() {}, func() { must(t, s.Destroy(context.WithoutCancel(t.Context()))) }} {
 			wait()
-			out, err := hostGit(t, dir, uid, look)
+			out, err := hostGit(t, dir, uid, userGit)
 			if m.checkFired(t) {
 				t.Errorf("the host's git ran a session's program: %v %s", err, out)
 			}
@@ -228,27 +230,28 @@ func Hostile(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.
 	})
 }
 
-// Controls makes on the host what Hostile's sessions do: each hostile one must
-// run the marker, each harmless one and none must not, or Hostile proves nothing.
+// Controls does on the host what Hostile's sessions do. Each hostile one must
+// run the marker; the harmless ones, and no session at all, must not. Otherwise
+// Hostile proves nothing.
 func Controls(t *testing.T, uid int) {
 	eachHostile(t, uid, func(t *testing.T, m marker, dir, name, script string) {
 		_, fires := hostile[name]
-		_, _ = hostGit(t, dir, uid, look) // only the marker counts
+		_, _ = hostGit(t, dir, uid, userGit) // only the marker counts
 		if m.checkFired(t) {
 			t.Error("the marker fires without a hostile session")
 		}
-		_, _ = hostGit(t, dir, uid, m.writeScript(script)) // the look tells
+		_, _ = hostGit(t, dir, uid, m.writeScript(script)) // the next run shows it
 		m.checkFired(t)
-		_, _ = hostGit(t, dir, uid, look) // a git that was led astray may fail
+		_, _ = hostGit(t, dir, uid, userGit) // a git that was led astray may fail
 		if got := m.checkFired(t); got != fires {
 			t.Errorf("fired %v, want %v", got, fires)
 		}
 	})
 }
 
-// eachHostile calls f for each of the tables with a repository of its own.
+// eachHostile calls f for each row of the tables with a repository of its own.
 func eachHostile(t *testing.T, uid int, f func(t *testing.T, m marker, dir, name, script string)) {
-	base := HostFolder(t, uid)
+	base := HostDirectory(t, uid)
 	m := newMarker(t, base)
 	template := filepath.Join(base, "template")
 	must(t, os.Mkdir(template, 0o755))
@@ -264,8 +267,8 @@ func eachHostile(t *testing.T, uid int, f func(t *testing.T, m marker, dir, name
 	}
 }
 
-// HostFolder is a directory that uid can enter, and everybody from the root.
-func HostFolder(t *testing.T, uid int) string {
+// HostDirectory returns a directory that uid and every other user can enter.
+func HostDirectory(t *testing.T, uid int) string {
 	t.Helper()
 	base := t.TempDir()
 	OpenUp(t, base)
@@ -273,7 +276,7 @@ func HostFolder(t *testing.T, uid int) string {
 	return base
 }
 
-// OpenUp lets everybody enter the test's directories down to dir.
+// OpenUp lets every user enter the test's directories down to dir.
 func OpenUp(t *testing.T, dir string) {
 	t.Helper()
 	for ; dir != os.TempDir() && strings.HasPrefix(dir, os.TempDir()); dir = filepath.Dir(dir) {

@@ -25,22 +25,22 @@ type Cell struct {
 	Dir, Layers string
 	// UID and GID own the workspace on the host.
 	UID, GID int
-	// Thirds says that files of third ids are there and keep them.
+	// Thirds reports that files of third ids exist and keep them.
 	Thirds bool
-	// NoSetgid says that nothing can be made in a setgid directory of a group
-	// that is not the user's.
+	// NoSetgid reports that nothing can be made in a setgid directory of a
+	// group that is not the user's.
 	NoSetgid bool
-	// OwnKernel is gVisor, which keeps FIFOs that commands make to itself.
+	// OwnKernel reports gVisor, which keeps FIFOs that commands make to itself.
 	OwnKernel bool
 }
 
-// change is what commands do in a furnished overlay.
+// change is the script of commands in a furnished overlay.
 const change = `set -e; umask 022; cd /workspace
 	echo new >made; echo more >>keep/deep/f; rm -r gone; rm -r opaque; mkdir opaque; echo y >opaque/fresh
 	mv moved elsewhere; echo two >>linked; printf 'echo new\n' >>script; ./script; printf x >>big; ln linked hard; ln -s made link2; mkfifo pipe
 	chmod 600 readonly; mkdir -p set/made; echo g >set/in; touch -d @1100000000 keep/deep/f; rm fifo; mkdir fifo`
 
-// changeThird is what they do with files of third ids.
+// changeThird is their script for files of third ids.
 const changeThird = `cd /workspace; echo t2 >>third; cat hidden; chmod 777 hidden; true`
 
 // Overlay makes commands change a furnished workspace and checks what they, the
@@ -137,7 +137,8 @@ func (c Cell) checkList(t *testing.T, v workspace.View, more ...string) {
 	}
 }
 
-// checkUpper checks whose what commands wrote is, and how removals are noted.
+// checkUpper checks the owners of what commands wrote, and how removals are
+// recorded.
 func (c Cell) checkUpper(t *testing.T) {
 	t.Helper()
 	upper := filepath.Join(c.Layers, "upper")
@@ -173,7 +174,7 @@ func (c Cell) checkUpper(t *testing.T) {
 	}
 }
 
-// Shell runs a script in a sandbox and gives what it wrote.
+// Shell runs a script in a sandbox and returns its output.
 func Shell(t testing.TB, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
 	t.Helper()
 	var out, errOut bytes.Buffer

@@ -76,7 +76,7 @@ func Ownership(t *testing.T, c Cell) {
 	}
 }
 
-// listRest is a workspace without what Ownership changes.
+// listRest returns the entries of a workspace that Ownership does not change.
 func listRest(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := Tree(t, dir)
@@ -94,7 +94,7 @@ func listRest(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// Owner checks whose a file is on the host.
+// Owner checks the owner of a file on the host.
 func Owner(t *testing.T, path string, uid, gid int) {
 	t.Helper()
 	var st unix.Stat_t

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tree is a directory with all that can be told of it: types, modes, owners, times
-// of change, contents, attributes' names. Times of access are left out, since
-// reading changes them.
+// Tree returns everything about the files of a directory: types, modes, owners,
+// times of change, contents, names of attributes. Times of access are left out,
+// since reading changes them.
 func Tree(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -77,7 +77,7 @@ func describeEntry(path string, d fs.DirEntry) (string, error) {
 	return what, nil
 }
 
-// Unchanged checks at the end of the test that the directory is what it is now.
+// Unchanged checks at the end of the test that the directory is as it is now.
 func Unchanged(t testing.TB, dir string) {
 	t.Helper()
 	before := Tree(t, dir)

@@ -21,11 +21,12 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// canary is what lies outside the workspace, and what nothing may give back.
+// canary is the content of files outside the workspace, which must never be
+// returned.
 const canary = "canary-7d1f0e9a"
 
-// Layout fills dir, a workspace, with links of every sort, special files, odd
-// names and many entries, for View. Beside it "outside" is made.
+// Layout fills dir, a workspace, with symlinks of every sort, special files,
+// odd names and many entries, for View. It also makes "outside" beside it.
 func Layout(t testing.TB, dir string) {
 	t.Helper()
 	outside := filepath.Join(filepath.Dir(dir), "outside")
@@ -57,7 +58,7 @@ func Layout(t testing.TB, dir string) {
 	t.Cleanup(func() { socket.Close() })
 }
 
-// shortSocket gives a path for a socket in dir that fits into an address.
+// shortSocket returns a path for a socket in dir that fits into an address.
 func shortSocket(t testing.TB, dir string) string {
 	t.Helper()
 	if name := filepath.Join(dir, "socket"); len(name) < 100 {
@@ -99,7 +100,7 @@ var links = [][2]string{
 	{"stdin", "/dev/stdin"},
 }
 
-// paths is what is read of a Layout, and the kind of error that it gives.
+// paths are the paths of a Layout that are read, and the kind of error of each.
 var paths = map[string]workspace.Kind{
 	"a/f": "", "to-file": "", "to-folder/f": "", "slash/f": "", "file-slash": workspace.KindNotDir, "a/up": "", "d/d/a/f": "", "l1": "", "b/l1/f": "",
 	"past": workspace.KindEscape, "folder-outside/canary": workspace.KindEscape, "absolute": workspace.KindEscape,
@@ -114,8 +115,8 @@ var paths = map[string]workspace.Kind{
 	"fifo": workspace.KindNotRegular, "socket": workspace.KindNotRegular, "deep/1/2/3/4/f": "",
 }
 
-// View checks that v gives of a Layout what a Reader of the directory gives, and
-// that this is what it must be.
+// View checks that v returns for a Layout what a Reader of the directory
+// returns, and that this is correct.
 func View(t *testing.T, dir string, v workspace.View) {
 	held, err := os.Open(dir)
 	must(t, err)
@@ -180,7 +181,7 @@ func comparePieces(t *testing.T, v, r workspace.View) {
 	}
 }
 
-// compareWalks checks what a walk's own function decides.
+// compareWalks checks the decisions of a walk's own function.
 func compareWalks(t *testing.T, v workspace.View) {
 	var seen []string
 	walked, err := v.Walk(t.Context(), ".", workspace.WalkOptions{}, func(e workspace.Entry) error {
@@ -245,8 +246,8 @@ func sameOne[T any](t *testing.T, what, p string, got, want func(context.Context
 	compareResults(t, what, g, gErr, w, wErr)
 }
 
-// compareResults leaves out the numbers of inodes and the times at which they changed:
-// an overlay has its own.
+// compareResults ignores inodes and the times at which they changed: an overlay
+// has its own.
 func compareResults(t *testing.T, what string, got any, gotErr error, want any, wantErr error) {
 	t.Helper()
 	if kindOf(gotErr) != kindOf(wantErr) || gotErr != nil && gotErr.Error() != wantErr.Error() {
@@ -286,7 +287,7 @@ func listWith(v workspace.View, depth int) func(context.Context, string) (worksp
 	return func(ctx context.Context, p string) (workspace.Listing, error) { return v.List(ctx, p, depth) }
 }
 
-// stroll is what a walk visits, and how it ends.
+// stroll is the list of what a walk visits, and its end.
 type stroll struct {
 	Entries []workspace.Entry
 	End     workspace.Walked
@@ -341,7 +342,7 @@ func SearchSeesWalk(t *testing.T, v workspace.View) {
 	}
 }
 
-// Control reads the layout's escapes as a naive reader would; each must reach
+// Control reads the layout's escapes as a naive reader would. Each must reach
 // the canary, or View proves nothing.
 func Control(t *testing.T, dir string) {
 	t.Helper()
