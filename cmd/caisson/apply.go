@@ -25,23 +25,23 @@ type applyFlags struct {
 	json      bool
 }
 
-const applyLong = `Bring what a run in overlay mode changed into its workspace.
+const applyLong = `Apply the changes of a run in overlay mode to its workspace.
 
 A file that changed in the workspace since the run began is a conflict: nothing is applied then,
-unless --skip-conflicts says to apply the rest. Each file is replaced whole or not at all; an apply
-that was killed is gone on with by the next one. What a git of the host obeys or runs (config,
-hooks, attributes of a repository), symlinks that lead out of the workspace, special files and
-.caisson are left out and listed.
+unless --skip-conflicts applies the rest. Each file is replaced whole or not at all; the next apply
+continues one that was killed. Files that a git of the host obeys or runs (config, hooks, attributes
+of a repository), symlinks that lead out of the workspace, special files and .caisson are left out
+and listed.
 
-Changes that were applied whole are no longer kept. What is left of them is kept until it is
-applied, discarded, or expires (keep_changes).
+Changes that were applied completely are no longer kept. The rest is kept until it is applied,
+discarded, or expires (keep_changes).
 `
 
 func newApplyCommand(a *app) *cobra.Command {
 	var f applyFlags
 	cmd := &cobra.Command{
 		Use:     "apply [flags] [SESSION]",
-		Short:   "Bring in what an overlay run changed",
+		Short:   "Apply the changes of an overlay run",
 		Long:    applyLong + exitHelp(map[int]string{runner.ExitFailed: "a change could not be applied, or the apply did not finish"}, runner.ExitInput, runner.ExitConfig, runner.ExitConflict, runner.ExitInterrupted),
 		Example: "  caisson apply --dry-run\n  caisson apply --skip-conflicts ses_01JD\n  caisson apply --discard",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -68,8 +68,8 @@ func newApplyCommand(a *app) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&f.workspace, "workspace", "", "folder that the session worked on (default: the session's own, or the working folder)")
-	flags.BoolVar(&f.dryRun, "dry-run", false, "say what would be done, and do nothing")
+	flags.StringVar(&f.workspace, "workspace", "", "directory that the session worked on (default: the session's own, or the working directory)")
+	flags.BoolVar(&f.dryRun, "dry-run", false, "list the changes, and do nothing")
 	flags.BoolVar(&f.rest, "skip-conflicts", false, "apply what does not conflict")
 	flags.BoolVar(&f.gitConfig, "with-git-config", false, "also apply what a git of the host obeys or runs: read it first")
 	flags.BoolVar(&f.linksOut, "with-symlinks-out", false, "also apply symlinks that lead out of the workspace: look at their targets first")

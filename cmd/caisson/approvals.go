@@ -34,10 +34,10 @@ type approvalFlags struct {
 
 func newApprovalsCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
-		Use: "approvals", Short: "List, revoke and give lasting approvals, and what changed them",
+		Use: "approvals", Short: "List, add and revoke lasting approvals, and show their log",
 		Long: "Answers that hold for good are kept in $XDG_STATE_HOME/caisson/approvals.json, by tool, workspace\n" +
-			"and, for commands, the whole command. They answer what would be asked; what the policy denies\n" +
-			"stays denied. A change holds at once, in sessions that run too.",
+			"and, for commands, the whole command. They answer prompts of the policy; a denial of the policy\n" +
+			"stays one. A change takes effect at once, in running sessions too.",
 	}, newApprovalsListCommand(a), newApprovalsRevokeCommand(a), newApprovalsTrustCommand(a), newApprovalsLogCommand(a))
 }
 
@@ -70,7 +70,7 @@ func newApprovalsRevokeCommand(a *app) *cobra.Command {
 		Long: `Revoke one command's stored answers (PHRASE, as list shows it), a tool's (--tool), or with --all every
 one of a tool or a workspace: --all needs --tool or --workspace, and "*" for every one of them.
 
-Without --workspace a PHRASE, and a tool without --all, is revoked in the working folder's workspace,
+Without --workspace a PHRASE, and a tool without --all, is revoked in the working directory,
 and --all --tool in every workspace. A tool whose answers are about commands needs a PHRASE or --all.
 ` + exitHelp(map[int]string{runner.ExitFailed: "nothing matched"}, runner.ExitInput, runner.ExitConfig),
 		Example: `  caisson approvals revoke "git status"
@@ -84,7 +84,7 @@ and --all --tool in every workspace. A tool whose answers are about commands nee
 			return revokeApprovals(a, f, args)
 		},
 	}
-	f.add(cmd, "the working folder's")
+	f.add(cmd, "the working directory")
 	cmd.Flags().BoolVar(&f.all, "all", false, "every stored answer of the tool or the workspace")
 	return cmd
 }
@@ -95,9 +95,11 @@ func newApprovalsTrustCommand(a *app) *cobra.Command {
 		Use:   "trust [flags] PHRASE",
 		Short: "Approve one complete command for good",
 		Long: `Approve a command for good, in one workspace. PHRASE is one complete command, and covers that
-command alone: not with other arguments, not as a part of another. What the shell expands, joins or
-redirects, what sets variables, what can run something else (env, find, make, -c, -exec, --pre, …)
-and what the policy calls dangerous can't be approved for good. A phrase that is approved already is no error.
+command alone: not with other arguments, not as a part of another.
+
+These can't be approved for good: text that the shell expands, joins or redirects, commands that set
+variables or can run other programs (env, find, make, -c, -exec, --pre, …), and commands that the
+policy calls dangerous. A phrase that is approved already is no error.
 ` + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: `  caisson approvals trust "git status"
   caisson approvals trust --workspace ./project "go test ./..."`,
@@ -108,14 +110,14 @@ and what the policy calls dangerous can't be approved for good. A phrase that is
 			return trustPhrase(a, f, args[0])
 		},
 	}
-	f.add(cmd, "the working folder's")
+	f.add(cmd, "the working directory")
 	return cmd
 }
 
 func (f *approvalFlags) add(cmd *cobra.Command, where string) {
 	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&f.tool, "tool", "", "a tool: its name, or the form that models write (server__tool)")
-	cmd.Flags().StringVar(&f.workspace, "workspace", "", "folder of the workspace (default: "+where+")")
+	cmd.Flags().StringVar(&f.workspace, "workspace", "", "directory of the workspace (default: "+where+")")
 	cmd.Flags().BoolVar(&f.json, "json", false, "write JSON")
 }
 
@@ -380,10 +382,11 @@ func author(a *app, by string) approval.Author {
 	return approval.Author{By: by, Redact: redact.New(knownSecrets(a)).JSON}
 }
 
-const approvalsLogLong = `Show each change of lasting approvals and of trusted workspaces, the oldest first: when, who, by which
-command or session, and what was removed (-) and added (+). A change is logged before it is made.
+const approvalsLogLong = `Show each change of lasting approvals and of trusted workspaces, the oldest first: the time, the user,
+the command or session, and the entries that were removed (-) and added (+). A change is logged before
+it is made.
 
-The log is $XDG_STATE_HOME/caisson/changes.jsonl, a file of yours that nothing protects from you.
+The log is $XDG_STATE_HOME/caisson/changes.jsonl, a plain file of yours.
 `
 
 func newApprovalsLogCommand(a *app) *cobra.Command {

@@ -25,10 +25,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-const diffLong = `Show what a run in overlay mode changed and has not been applied: a unified diff on standard
-output that git apply and patch -p1 take. Binary files, large ones and what a diff can't hold are
-named in lines that begin with "# ", and so is what conflicts: files that changed in the workspace
-since the run began.
+const diffLong = `Show the changes of a run in overlay mode that have not been applied: a unified diff on standard
+output that git apply and patch -p1 accept. Lines that begin with "# " name binary files, large ones
+and other changes that a diff can't hold, and conflicts: files that changed in the workspace since
+the run began.
 
 SESSION is a session's id, the beginning of it, or "last" for the newest. Without one it is the last
 session on the workspace whose changes are still kept.
@@ -39,7 +39,7 @@ func newDiffCommand(a *app) *cobra.Command {
 	var stat, asJSON bool
 	cmd := &cobra.Command{
 		Use:     "diff [flags] [SESSION]",
-		Short:   "Show what an overlay run changed",
+		Short:   "Show the changes of an overlay run",
 		Long:    diffLong + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson diff\n  caisson diff --stat ses_01JD\n  caisson diff > changes.patch && git apply --check changes.patch",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -67,7 +67,7 @@ func newDiffCommand(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().SortFlags = false
-	cmd.Flags().StringVar(&workspace, "workspace", "", "folder that the session worked on (default: the session's own, or the working folder)")
+	cmd.Flags().StringVar(&workspace, "workspace", "", "directory that the session worked on (default: the session's own, or the working directory)")
 	cmd.Flags().BoolVar(&stat, "stat", false, "list the files with their counts of lines")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write one JSON object instead of the diff")
 	return cmd

@@ -26,10 +26,10 @@ func newImagesCommand(a *app) *cobra.Command {
 	}, newImagesListCommand(a), newImagesPullCommand(a), newImagesRemoveCommand(a), newImagesPruneCommand(a))
 }
 
-const imagesListLong = `List the images that the cache has, below $XDG_CACHE_HOME/caisson/images.
+const imagesListLong = `List the images of the cache, below $XDG_CACHE_HOME/caisson/images.
 
-DIGEST is what the image was pinned to: each start takes that until caisson images pull asks anew.
-USED is when a session last ran on it; "now" is one that runs.
+DIGEST is the pinned digest, which each start uses until caisson images pull renews it. USED is the
+time of the last session on the image; "now" means that one is running.
 `
 
 func newImagesListCommand(a *app) *cobra.Command {
@@ -54,17 +54,17 @@ func newImagesListCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-const imagesPullLong = `Ask what each name names now, pin it to that digest, fetch and unpack it.
+const imagesPullLong = `Resolve each name again, pin it to its present digest, fetch and unpack the image.
 
-A start takes a name's pinned digest without asking anybody; the first start on a name pins it. So
-pull is how an image is renewed, and how a machine is made ready for a time without network. Sessions
-that run keep what they have. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
+A start uses the pinned digest of a name without asking a registry; the first start on a name pins
+it. So pull renews an image, and prepares a machine for a time without network. Running sessions keep
+their image. Names, oci-layout:DIR, docker-archive:FILE and build:DIR can be pulled.
 `
 
 func newImagesPullCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "pull REF...",
-		Short: "Fetch images and pin them to what their names name now",
+		Short: "Fetch images and pin their names to the present digests",
 		Long: imagesPullLong + exitHelp(map[int]string{runner.ExitFailed: imagesFailed, runner.ExitAuth: imagesRefused, runner.ExitInput: imagesMissing},
 			runner.ExitConfig, runner.ExitInterrupted),
 		Example: "  caisson images pull debian:bookworm-slim\n  caisson images pull localhost:5000/team/tools@sha256:…",
@@ -99,8 +99,8 @@ func newImagesPullCommand(a *app) *cobra.Command {
 	}
 }
 
-const imagesRemoveLong = `Forget images and free what no other image needs. An image that a session uses is not removed.
-The next start on a name fetches it again, and pins what it names then.
+const imagesRemoveLong = `Forget images and free content that no other image needs. An image that a session uses is not
+removed. The next start on a name fetches it again, and pins its digest at that time.
 `
 
 func newImagesRemoveCommand(a *app) *cobra.Command {
@@ -129,9 +129,9 @@ func newImagesRemoveCommand(a *app) *cobra.Command {
 	}
 }
 
-const imagesPruneLong = `Forget the images that no session has used for a while, and free what no image needs and what
-dead processes left. What Caisson loaded into or built on the Docker engine goes too, after the same
-time. Images that sessions use stay, and so does everything that you put on the engine yourself.
+const imagesPruneLong = `Forget images that no session has used for a while. Free content that no image needs, and the
+leftovers of dead processes. Images that Caisson loaded into or built on the Docker engine are removed
+after the same time. Images that sessions use stay, and so does everything else on the engine.
 `
 
 // pruneTime is when an image counts as unused: longer than a holiday.

@@ -42,9 +42,10 @@ const runLong = `Run one agent task on a workspace, to its end.
 
 The task is the argument, the content of -f FILE, or standard input where the only argument is "-".
 Standard input beside a task, from a pipe or a file, is its context: data of at most 1 MiB. A pipe
-that says nothing for three seconds is left out; "-" beside the task waits for it.
-What the agent does is shown on standard error; standard output has the answer alone, or with
---json the records, one a line, and nothing else.
+that is silent for three seconds is left out; "-" beside the task waits for it.
+
+Standard error shows the agent's actions. Standard output has the answer alone, or with --json the
+records, one per line.
 
 Every setting below is also an environment variable, CAISSON_ and its name in capitals with
 underscores, and a key of $XDG_CONFIG_HOME/caisson/config.yaml.
@@ -66,7 +67,7 @@ func newRunCommand(a *app) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&f.workspace, "workspace", ".", "folder that the agent works on")
+	flags.StringVar(&f.workspace, "workspace", ".", "directory that the agent works on")
 	flags.StringVarP(&f.file, "file", "f", "", "read the task from FILE")
 	flags.StringVarP(&f.output, "output", "o", "", "also write the answer to FILE")
 	flags.BoolVar(&f.apply, "apply", false, "overlay mode, and bring the changes in at the end of a run that answered")

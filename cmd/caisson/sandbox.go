@@ -30,13 +30,13 @@ func newSandboxCommand(a *app) *cobra.Command {
 	}, newSandboxListCommand(a), newSandboxExecCommand(a), newSandboxCollectCommand(a))
 }
 
-const listLong = `List this user's sandboxes on all backends: those that run, and what is left of those whose
-Caisson is dead, which caisson sandbox gc removes.
+const listLong = `List this user's sandboxes on all backends: those that run, and the remains of those whose Caisson
+process is dead, which caisson sandbox gc removes.
 
-OWNER is the pid of the Caisson that made it, with "dead" where that is gone and "elsewhere" where
-it runs on another machine or in another PID namespace. STATE is the engine's or runtime's word;
-"gone" is a sandbox of which only other things than the container are left. The container of a
-session is called caisson-SESSION.
+OWNER is the pid of the Caisson process that made it, "dead" if that process is gone, or "elsewhere"
+if it runs on another machine or in another PID namespace. STATE is the state that the engine or
+runtime reports; "gone" means that the container is gone and other things of the sandbox are left.
+The container of a session is called caisson-SESSION.
 `
 
 func newSandboxListCommand(a *app) *cobra.Command {
@@ -69,18 +69,18 @@ func newSandboxListCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-const collectLong = `Remove what sandboxes of dead Caisson processes left, on all backends: containers, bundles,
-cgroups, mounts, folders, placeholders in workspaces. Each start does the same. What belongs to a
-Caisson that lives is never touched.
+const collectLong = `Remove the remains of sandboxes of dead Caisson processes, on all backends: containers, bundles,
+cgroups, mounts, directories, placeholders in workspaces. Each start does the same. Nothing of a live
+Caisson process is touched.
 
-It says what it removed, and what it left and why.
+The output lists everything that was removed, and everything that was left with the reason.
 `
 
 func newSandboxCollectCommand(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "gc [flags]",
-		Short:   "Remove what dead sandboxes left",
+		Short:   "Remove the remains of dead sandboxes",
 		Long:    collectLong + exitHelp(map[int]string{runner.ExitFailed: "something could not be removed"}, runner.ExitConfig),
 		Example: "  caisson sandbox gc\n  caisson sandbox gc --json | jq '.left'",
 		Args:    noArgs,

@@ -22,13 +22,13 @@ const execLong = `Run a command in a live sandbox of another Caisson process of 
 ID is a session of caisson sandbox ls, the beginning of one, "last" for the newest of them, or a
 container's name. The process that owns the session runs the command, as the same user and with the
 same limits as the agent's own commands, and records it in the session. Standard input is passed on
-where -i asks for it; output comes as it is written. There is no terminal inside.
+with -i; output comes as it is written. There is no terminal inside.
 
 Ctrl-C cancels the command: SIGTERM to everything that it started, SIGKILL after the grace period.
 A second one ends this program without waiting for that. A command ends with its session.
 
-The exit status is the command's own, 128 and the signal's number where a signal ended it. What
-Caisson itself has to say is on standard error, after "caisson:", with these statuses:
+The exit status is the command's own, or 128 plus the signal's number if a signal ended it. Caisson's
+own errors are on standard error, after "caisson:", with these statuses:
 `
 
 type execFlags struct {
@@ -44,7 +44,7 @@ func newSandboxExecCommand(a *app) *cobra.Command {
 		Short: "Run a command in a live sandbox",
 		Long: execLong + exitHelp(map[int]string{
 			runner.ExitDone:   "", // the command's own
-			runner.ExitFailed: "the command could not be asked for or its output not be written", runner.ExitInput: "there is no such live session or folder",
+			runner.ExitFailed: "the command could not be requested, or its output not be written", runner.ExitInput: "there is no such live session or directory",
 		}, runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitFatal, runner.ExitInterrupted),
 		Example: `  caisson sandbox exec ses_01J… -- ps aux
   caisson sandbox exec last -- ls -l /tmp
@@ -55,7 +55,7 @@ func newSandboxExecCommand(a *app) *cobra.Command {
 		},
 	}
 	cmd.Flags().SetInterspersed(false) // what follows ID is the command's
-	cmd.Flags().StringVarP(&f.dir, "dir", "C", "", "working folder in the container, at or below /workspace")
+	cmd.Flags().StringVarP(&f.dir, "dir", "C", "", "working directory in the container, at or below /workspace")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "time that the command may take (default: as the session's own commands)")
 	cmd.Flags().BoolVarP(&f.stdin, "stdin", "i", false, "pass standard input on")
 	return cmd

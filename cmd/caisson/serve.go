@@ -34,17 +34,17 @@ type serveFlags struct {
 }
 
 const serveLong = `Serve the HTTP API: many sessions at once, each in a container of its own; their records as a
-stream of events; their confirmations, changes and metrics. docs/http.md describes it, and the
-server itself does at /openapi.json.
+stream of events; their confirmations, changes and metrics. docs/http.md describes it, and so
+does the server at /openapi.json.
 
 It listens on ` + config.DefaultListen + `, or on a unix socket that only its user may use, and every request
 needs a bearer token. Without tokens in the configuration (serve.tokens) one is made at each start
 and written to a file that only its user may read; its path is printed, and never the token.
-Workspaces are at or below a --root, and nothing that a client asks for is milder than the settings
+Workspaces are at or below a --root, and no request of a client is milder than the settings
 here. Confirmations wait for a client, and are refused when their time is over.
 
-SIGINT or SIGTERM ends the sessions, removes their containers, and ends; once more kills what runs.
-Standard error has the log, one JSON object a line.
+SIGINT or SIGTERM ends the sessions and removes their containers; a second one kills running commands.
+Standard error has the log, one JSON object per line.
 `
 
 func newServeCommand(a *app) *cobra.Command {
@@ -63,10 +63,10 @@ func newServeCommand(a *app) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringArrayVar(&f.roots, "root", nil, "folder at or below which workspaces are (repeatable)")
+	flags.StringArrayVar(&f.roots, "root", nil, "directory at or below which workspaces are (repeatable)")
 	flags.StringArrayVar(&f.listen, "listen", nil, "address: HOST:PORT or unix:PATH (repeatable; default "+config.DefaultListen+")")
 	flags.BoolVar(&f.remote, "allow-remote", false, "accept addresses that other machines reach; only with tokens in the configuration")
-	flags.StringVar(&f.tokenFile, "token-file", "", "where the token is written that is made at start (default: serve.token in the state folder)")
+	flags.StringVar(&f.tokenFile, "token-file", "", "file for the token that is made at start (default: serve.token in the state directory)")
 	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log every request")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
 	flags.BoolVar(&f.project.require, "require-trust", false, "refuse sessions on workspaces that are not trusted (caisson trust)")

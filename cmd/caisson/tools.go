@@ -26,8 +26,8 @@ import (
 func newToolsCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use: "tools", Short: "List the tools, and call one without a model",
-		Long: "What a model is offered: which tools there are, what they may do, where they run, and what the\n" +
-			"policy says of them. A call runs one as a session would, under the same policy, with records.",
+		Long: "The tools that a model is offered: their class, the place where they run, and the policy's mode.\n" +
+			"A call runs one as a session would, under the same policy, with records.",
 	}, newToolsListCommand(a), newToolsCallCommand(a))
 }
 
@@ -36,11 +36,11 @@ func newToolsListCommand(a *app) *cobra.Command {
 	var profile string
 	cmd := &cobra.Command{
 		Use:   "ls [flags] [NAME...]",
-		Short: "List the tools: class, where they run, what the policy says",
-		Long: `List the tools of a session: Caisson's own and those that the configuration declares. With names, what
-a model is told of each: its description and the schema of its arguments.
+		Short: "List the tools: class, place, mode of the policy",
+		Long: `List the tools of a session: Caisson's own and those that the configuration declares. With names, the
+definition that a model gets: the description and the schema of the arguments.
 
-The mode is what the policy of a run without a terminal says (ci, or the configuration's own), for a
+The mode is that of the policy of a run without a terminal (ci, or the configuration's own), for a
 workspace that is not trusted. A tool that is off is not offered; the configuration turns it on.
 ` + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson tools ls\n  caisson tools ls shell apply_patch\n  caisson tools ls --json",
@@ -203,8 +203,8 @@ func place(p tools.Place) string {
 const callLong = `Call one tool as a session would, without a model: under the same policy, in the same sandbox, with
 records of its own (caisson trace show). A tool that only reads starts no sandbox.
 
-ARGUMENTS is the JSON object that a model would give, "-" reads it from standard input, and none is {}.
-Standard output has what the model would be told, --json the result as one JSON object.
+ARGUMENTS is the JSON object of the call, as a model writes it; "-" reads it from standard input, and
+none is {}. Standard output has the text for the model, --json the result as one JSON object.
 
 Every setting of caisson run that is not about the model is a flag here too.
 `
@@ -232,7 +232,7 @@ func newToolsCallCommand(a *app) *cobra.Command {
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.StringVar(&f.workspace, "workspace", ".", "folder that the tool works on")
+	flags.StringVar(&f.workspace, "workspace", ".", "directory that the tool works on")
 	flags.BoolVar(&f.json, "json", false, "write the result as JSON")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
 	flags.BoolVar(&f.project.require, "require-trust", false, "end with status 55 where the workspace is not trusted (caisson trust)")

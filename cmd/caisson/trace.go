@@ -26,7 +26,7 @@ func newTraceCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{
 		Use: "trace", Short: "Sessions and their records: list, show, verify, export, page, prune",
 		Long: "Sessions and their records. SESSION is an id, the beginning of one, last, or the path of a\n" +
-			"session's folder or trace.jsonl (with a slash in it, or .jsonl at its end).",
+			"session's directory or trace.jsonl (with a slash in it, or .jsonl at its end).",
 	}, newTraceListCommand(a), newTraceShowCommand(a), newTraceVerifyCommand(a),
 		newTraceExportCommand(a), newTraceHTMLCommand(a), newTracePruneCommand(a))
 }
@@ -67,11 +67,11 @@ func tidy(s string) string {
 	return strings.TrimRight(safe, ".")
 }
 
-const traceListLong = `List sessions, the newest first: when they began, how they stand, what they cost and what was asked.
+const traceListLong = `List sessions, the newest first: time, state, cost and task.
 
-STATE is live, the reason and exit status of the end, "cut short" where a session was killed, or
-"damaged" where its first or last record can't be read. Only the first records, up to what was
-asked, and the last one are read: caisson trace verify reads all.
+STATE is "live", the reason and exit status of the end, "cut short" for a session that was killed, or
+"damaged" if its first or last record can't be read. Only the first records, up to the task, and the
+last one are read: caisson trace verify reads all.
 `
 
 func newTraceListCommand(a *app) *cobra.Command {
@@ -188,10 +188,10 @@ func taskText(e trace.Entry) string {
 }
 
 const traceShowLong = `Show what happened in a session: turns, model calls, tool calls with class, rule, answers, duration
-and outcome. Long texts are shown by their ends; --full shows what the records have. For a
-running session, the records so far are shown; --follow goes on until its end.
+and outcome. Of long texts both ends are shown; --full shows all. For a running session, the
+records so far are shown; --follow continues until its end.
 
---kind shows records of some kinds instead, one a line; --json writes their own lines.
+--kind shows records of some kinds instead, one per line; --json writes their own lines.
 `
 
 func newTraceShowCommand(a *app) *cobra.Command {
@@ -261,8 +261,8 @@ func waitForRecords(ctx context.Context) bool {
 	}
 }
 
-const tracePruneLong = `Shorten old sessions to their audit records: who was asked and answered, what was refused, which
-sandbox ran, how it ended. Their lines stay as they were, in audit.jsonl. Messages, outputs, patches
+const tracePruneLong = `Shorten old sessions to their audit records: questions and answers, refusals, the sandbox, the end.
+Their lines stay as they were, in audit.jsonl. Messages, outputs, patches
 and logs are removed. Each start does the same for a few sessions.
 
 A session is old when its last record is older than keep_sessions in the configuration (90 days).
@@ -306,7 +306,7 @@ func newTracePruneCommand(a *app) *cobra.Command {
 	}
 	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&keep, "keep", "", "time to keep whole sessions, such as 720h (default: keep_sessions)")
-	cmd.Flags().BoolVar(&dry, "dry-run", false, "say what would be removed, and remove nothing")
+	cmd.Flags().BoolVar(&dry, "dry-run", false, "list the sessions, and remove nothing")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON object: pruned, left")
 	return cmd
 }

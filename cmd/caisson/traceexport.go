@@ -18,12 +18,12 @@ import (
 
 const traceExportLong = `Write a session for other programs.
 
-  jsonl   its records as they are, one a line
+  jsonl   its records as they are, one per line
   json    one JSON array of them
   atif    a trajectory of the Agent Trajectory Interchange Format (ATIF v1.7), which
           caisson run --model replay/FILE plays again
 
-Keys that the environment and the configuration name, and what has the shape of a well-known key,
+Keys that the environment and the configuration name, and text with the shape of a well-known key,
 are replaced once more.
 `
 
@@ -107,10 +107,10 @@ func knownSecrets(a *app) []redact.Secret {
 }
 
 const traceHTMLLong = `Write a session as one HTML page: a timeline of turns, model calls, tool calls, waits for answers and
-the sandbox; what was asked, refused and changed; the whole story with inputs, results and diffs.
+the sandbox; questions, refusals and changes; all messages with inputs, results and diffs.
 
-The page is one file that loads nothing and runs no script, and says so to the browser. What tools
-and models wrote is shown as text, whatever it holds.
+The page is one file that loads nothing and runs no script, and its policy forbids both. The output of
+tools and models is shown as text, whatever it holds.
 `
 
 func newTraceHTMLCommand(a *app) *cobra.Command {
@@ -131,9 +131,9 @@ func newTraceHTMLCommand(a *app) *cobra.Command {
 const traceVerifyLong = `Verify that a session's records are as they were written: seq without gaps, each record's hash in
 the next one, and the long values that are kept in files as their records say.
 
-The chain can't tell that records are missing at the end: a session without session.ended is said
-to be cut short, which a kill does too. Nor can it tell a chain that somebody has made anew from
-the start: note the hash of the last record elsewhere, and compare.
+The chain can't show that records are missing at the end: a session without session.ended is reported
+as cut short, which a kill causes too. Nor can it show that a whole chain was forged: keep the hash of
+the last record elsewhere, and compare.
 `
 
 func newTraceVerifyCommand(a *app) *cobra.Command {

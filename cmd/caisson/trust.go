@@ -17,11 +17,11 @@ import (
 
 const trustLong = `Let a workspace's own settings (.caisson/config.yaml) count, as they are now: the workspace is
 bound to the hash of the file, and is untrusted again when it changes, comes or goes. They can only
-tighten: what would loosen is an error, and such a file can't be trusted; nor can one with which no
-session would start.
+tighten. A file that would loosen anything, or with which no session would start, is an error and
+can't be trusted.
 
-What the file would do is shown; with --dry-run nothing else happens. PATH is a folder, the working
-folder without it.
+The effect of the file is shown; with --dry-run nothing else happens. PATH is a directory, by default
+the working directory.
 `
 
 // trustedAnswer is what caisson trust --json writes.
@@ -67,8 +67,8 @@ func newUntrustCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "untrust [flags] [PATH]",
 		Short: "Let a workspace's own settings count no more",
-		Long: "Forget that a workspace is trusted. PATH is a folder, the working folder without it; it need\n" +
-			"not be there any more. A workspace that was not trusted is no error.\n" +
+		Long: "Forget that a workspace is trusted. PATH is a directory, by default the working directory; it need\n" +
+			"not exist any more. A workspace that was not trusted is no error.\n" +
 			exitHelp(nil, runner.ExitInput, runner.ExitConfig),
 		Example: "  caisson untrust\n  caisson untrust /home/me/old",
 		RunE: func(_ *cobra.Command, args []string) error {

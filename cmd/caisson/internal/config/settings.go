@@ -74,9 +74,9 @@ type Bounds struct {
 	Git *string `yaml:"git" flag:"git" value:"MODE" group:"Sandbox" default:"ro" enum:"ro commit" tighten:"ro commit" doc:"what commands may do to .git: ro or commit"`
 	// Mode is "bind" unless a layer or the requirements say otherwise.
 	Mode             *string   `yaml:"mode" flag:"mode" value:"MODE" group:"Sandbox" enum:"bind overlay" tighten:"overlay bind" doc:"how the workspace is mounted: bind, or overlay, which leaves it untouched"`
-	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"where nobody can be asked: deny, fail or allow"`
+	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"with no one to ask: deny, fail or allow"`
 	RefuseLost       *bool     `yaml:"refuse_lost" flag:"refuse-lost" group:"Sandbox" default:"false" tighten:"true false" doc:"don't run where the sandbox lacks a protection"`
-	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"give the model the workspace's AGENTS.md, as data"`
+	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"send the workspace's AGENTS.md to the model, as data"`
 	Limits           Limits    `yaml:"limits" doc:"of a run; a key that is missing is no limit"`
 	Resources        Resources `yaml:"resources" doc:"of a sandbox"`
 }
@@ -105,7 +105,7 @@ type Resources struct {
 	CPUs        *CPUs     `yaml:"cpus" flag:"cpus" value:"N" group:"Sandbox" doc:"processors of the sandbox, such as 1.5"`
 	PIDs        *Count    `yaml:"pids" flag:"pids" value:"N" group:"Sandbox" doc:"processes and threads in the sandbox"`
 	Tmp         *Size     `yaml:"tmp" flag:"tmp-size" value:"SIZE" group:"Sandbox" doc:"size of /tmp in the sandbox"`
-	Home        *Size     `yaml:"home" doc:"size of the home folder in the sandbox"`
+	Home        *Size     `yaml:"home" doc:"size of the home directory in the sandbox"`
 	Shm         *Size     `yaml:"shm" doc:"size of /dev/shm in the sandbox"`
 	OpenFiles   *Count    `yaml:"open_files" flag:"open-files" value:"N" group:"Sandbox" doc:"open files per process in the sandbox"`
 	CommandTime *Duration `yaml:"command_time" flag:"command-time" value:"TIME" group:"Sandbox" doc:"wall time of one command"`
@@ -137,7 +137,7 @@ type Price struct {
 // Policy decides which calls run, prompt or are refused.
 type Policy struct {
 	PolicyRules       `yaml:",inline"`
-	TrustedWorkspaces []string          `yaml:"trusted_workspaces" doc:"folders (from / or ~/ on) at and below which WRITE is auto"`
+	TrustedWorkspaces []string          `yaml:"trusted_workspaces" doc:"directories (from / or ~/ on) at and below which WRITE is auto"`
 	TrustedOverrides  map[string]string `yaml:"trusted_workspace_overrides" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class in trusted workspaces" each:"mode of a class in trusted workspaces"`
 }
 
@@ -186,8 +186,8 @@ type Docker struct {
 
 // HostImage is what image host has beside the machine's /usr.
 type HostImage struct {
-	Toolchains []string `yaml:"toolchains" doc:"absolute folders that are shown read-only at their own path"`
-	Mask       []string `yaml:"mask" doc:"folders below /usr or a toolchain that are hidden"`
+	Toolchains []string `yaml:"toolchains" doc:"absolute directories that are shown read-only at their own path"`
+	Mask       []string `yaml:"mask" doc:"directories below /usr or a toolchain that are hidden"`
 }
 
 // Images holds how images are fetched.
@@ -213,7 +213,7 @@ const DefaultListen = "127.0.0.1:8717"
 type Serve struct {
 	Listen      []string               `yaml:"listen" doc:"addresses, HOST:PORT or unix:PATH (absolute); without one 127.0.0.1:8717"`
 	AllowRemote *bool                  `yaml:"allow_remote" doc:"let listen name addresses that other machines reach"`
-	Roots       []string               `yaml:"roots" doc:"absolute folders: the workspaces of sessions are at or below one"`
+	Roots       []string               `yaml:"roots" doc:"absolute directories: the workspaces of sessions are at or below one"`
 	Hosts       []string               `yaml:"hosts" doc:"names, or names and ports, that the server goes by besides localhost and its addresses"`
 	Tokens      map[string]TokenSource `yaml:"tokens" doc:"bearer tokens, by the label of who holds them; without one a token is made at each start" each:"where a token comes from: env or file"`
 	Models      []string               `yaml:"models" doc:"model profiles that clients may name; without it all of models, and the configured model"`
@@ -237,10 +237,10 @@ type TokenSource struct {
 type Tool struct {
 	Description string     `yaml:"description" doc:"what it does, for the model"`
 	InputSchema ToolSchema `yaml:"input_schema" doc:"JSON Schema of its arguments: strings, numbers, booleans, and lists of these"`
-	Command     []string   `yaml:"command" doc:"the program and its arguments; {{name}} is what the model gives for an argument"`
+	Command     []string   `yaml:"command" doc:"the program and its arguments; {{name}} is the model's value of an argument"`
 	Script      string     `yaml:"script" doc:"a script for sh in place of command; it has its arguments as $ARG_NAME"`
 	Class       string     `yaml:"class" doc:"execute, or write where it only changes files"`
-	Cwd         string     `yaml:"cwd" doc:"working folder, relative to the workspace"`
+	Cwd         string     `yaml:"cwd" doc:"working directory, relative to the workspace"`
 	Timeout     Duration   `yaml:"timeout" doc:"time of one run"`
 	Paths       []string   `yaml:"paths" doc:"arguments that are paths of the workspace"`
 	Parallel    bool       `yaml:"parallel" doc:"let calls run beside other commands"`
