@@ -197,7 +197,7 @@ func (a *change) takeEnd(f wire.Frame) error {
 		return fmt.Errorf("%w: the change has not ended", wire.ErrProtocol)
 	}
 	if a.applied.Cancelled && !a.cancelled {
-		return fmt.Errorf("%w: cancelled without being asked", wire.ErrProtocol)
+		return fmt.Errorf("%w: cancelled without a request", wire.ErrProtocol)
 	}
 	if e := a.applied.Error; e != nil && !knownKind(workspace.Kind(e.Kind)) {
 		return fmt.Errorf("%w: unknown kind of error", wire.ErrProtocol)
@@ -257,8 +257,8 @@ func checkChange(op workspace.Op, c workspace.Change, failed bool) error {
 
 // samePath reports whether the guest's relative path is the one of the
 // operation, with or without one of the workspace's absolute prefixes.
-func samePath(asked, got string) bool {
-	cleaned := path.Clean(asked)
+func samePath(requested, got string) bool {
+	cleaned := path.Clean(requested)
 	if got == "." {
 		return !strings.HasPrefix(cleaned, "..")
 	}

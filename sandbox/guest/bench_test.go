@@ -14,7 +14,7 @@ import (
 )
 
 // median runs the functions in turn, so that a loaded machine is loaded for
-// each, and gives the median time of each.
+// each, and returns the median time of each.
 func medians(b *testing.B, run ...func()) []time.Duration {
 	b.Helper()
 	times := make([][]time.Duration, len(run))

@@ -28,7 +28,7 @@ func (p *process) checkExit(x wire.Exit) (sandbox.Exit, error) {
 	case !byCode && !bySignal:
 		return sandbox.Exit{}, fmt.Errorf("%w: exit code %d with signal %d", wire.ErrProtocol, x.Code, x.Signal)
 	case x.Cancelled && !p.cancelled:
-		return sandbox.Exit{}, fmt.Errorf("%w: cancelled without being asked", wire.ErrProtocol)
+		return sandbox.Exit{}, fmt.Errorf("%w: cancelled without a request", wire.ErrProtocol)
 	case x.Cancelled && x.TimedOut:
 		return sandbox.Exit{}, fmt.Errorf("%w: cancelled and timed out", wire.ErrProtocol)
 	case x.Wall < 0 || x.CPU < 0 || x.PeakMemory < 0:

@@ -112,7 +112,7 @@ func (v *violations) checkNamespaces(h wire.Hello, want Expectation) {
 	v.add(networkName(h.Interfaces) != "none", "there are network interfaces beside the loopback: %v", h.Interfaces)
 	for _, kind := range slices.Sorted(maps.Keys(want.HostNamespaces)) {
 		inode, ok := h.Namespaces[kind]
-		v.add(!ok || inode == want.HostNamespaces[kind], "the %s namespace is the host's, or can't be told", kind)
+		v.add(!ok || inode == want.HostNamespaces[kind], "the %s namespace is the host's, or unknown", kind)
 	}
 }
 

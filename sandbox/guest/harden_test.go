@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// hardened is what a good container says.
+// hardened returns the hello of a good container.
 func hardened() wire.Hello {
 	ids := func(n uint32) [4]uint32 { return [4]uint32{n, n, n, n} }
 	return wire.Hello{
@@ -53,7 +53,7 @@ func TestVerifyHardening(t *testing.T) {
 		"engine's socket":      func(h *wire.Hello) { h.Mounts = []string{"/run/docker.sock"} },
 		"network interfaces":   func(h *wire.Hello) { h.Interfaces = []string{"lo", "eth0"} },
 		"namespace is the":     func(h *wire.Hello) { h.Namespaces["pid"] = 1 },
-		"can't be told":        func(h *wire.Hello) { h.Namespaces = nil },
+		"unknown":              func(h *wire.Hello) { h.Namespaces = nil },
 		"attempt at bpf":       func(h *wire.Hello) { h.Probe.Results["bpf"] = "ok" },
 		"attempt at setns":     func(h *wire.Hello) { h.Probe.Results["setns"] = "EBADF" },
 		"tried nothing":        func(h *wire.Hello) { h.Probe.Results = nil },

@@ -214,7 +214,7 @@ func (l *readCall) checkEnd() error {
 	failed := a.Error != nil || a.Cancelled
 	switch {
 	case a.Cancelled && !l.cancelled:
-		return fmt.Errorf("%w: cancelled without being asked", wire.ErrProtocol)
+		return fmt.Errorf("%w: cancelled without a request", wire.ErrProtocol)
 	case a.Error != nil && (a.Cancelled || !knownKind(workspace.Kind(a.Error.Kind))),
 		a.Mount && a.Error == nil,
 		failed && (a.Info != nil || a.More),

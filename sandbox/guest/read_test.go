@@ -23,7 +23,7 @@ import (
 
 func viewing(o *guest.Options) { o.Config.View = true }
 
-// TestView: the guest's view gives what a Reader of the directory does.
+// TestView: the guest's view returns the same as a Reader of the directory.
 func TestView(t *testing.T) {
 	guesttest.Require(t)
 	dir := filepath.Join(guesttest.Workspace(t), "ws")

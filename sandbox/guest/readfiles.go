@@ -69,27 +69,27 @@ func (f *filesReader) takeData(b []byte) error {
 
 // beginFile parses the line before a file.
 func (f *filesReader) beginFile() error {
-	var told wire.FileHeader
-	if err := wire.Decode(f.line, &told); err != nil {
+	var header wire.FileHeader
+	if err := wire.Decode(f.line, &header); err != nil {
 		return err
 	}
-	i := told.Info
+	i := header.Info
 	switch {
 	case f.done == f.count:
 		return fmt.Errorf("%w: more files than were asked for", wire.ErrProtocol)
-	case (i != nil) == (told.Error != nil), told.Mount && told.Error == nil, told.Length < 0, told.Length > f.most,
-		told.Error != nil && (told.Length > 0 || !knownKind(workspace.Kind(told.Error.Kind))),
-		i != nil && (i.Type != string(workspace.TypeFile) || told.Length > 0 && i.Size > f.most):
+	case (i != nil) == (header.Error != nil), header.Mount && header.Error == nil, header.Length < 0, header.Length > f.most,
+		header.Error != nil && (header.Length > 0 || !knownKind(workspace.Kind(header.Error.Kind))),
+		i != nil && (i.Type != string(workspace.TypeFile) || header.Length > 0 && i.Size > f.most):
 		return fmt.Errorf("%w: a file with impossible numbers", wire.ErrProtocol)
-	case told.Error != nil:
+	case header.Error != nil:
 		f.done++
-		f.each(f.done-1, workspace.File{}, errorOf(told.Error, told.Mount))
+		f.each(f.done-1, workspace.File{}, errorOf(header.Error, header.Mount))
 		return nil
 	}
 	if err := checkNode(i.Type, i.Size, i.Mode, &i.Modified); err != nil {
 		return err
 	}
-	f.file, f.left = &workspace.File{Info: infoOf(*i)}, told.Length
+	f.file, f.left = &workspace.File{Info: infoOf(*i)}, header.Length
 	f.endFile()
 	return nil
 }

@@ -15,11 +15,12 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// commandChecks: what a command is given, and how its end is told.
+// commandChecks are about the environment of a command, and how its end is
+// reported.
 func commandChecks() []check {
 	return []check{
 		{name: "exit codes are exact", run: checkExitCodes},
-		{name: "signals are told", run: checkSignals},
+		{name: "signals are reported", run: checkSignals},
 		{name: "missing and unusable programs", run: checkNotFound},
 		{name: "environment is what was given", run: checkEnvironment},
 		{name: "arguments arrive byte by byte", run: checkArguments},

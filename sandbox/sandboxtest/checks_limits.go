@@ -23,7 +23,7 @@ func limitChecks() []check {
 		{name: "processes", fresh: true, run: checkPIDs, resources: small},
 		{name: "temporary files", fresh: true, run: checkTmp, resources: func(r *limits.Resources) { r.TmpBytes = 8 << 20 }},
 		{name: "open files", run: checkOpenFiles},
-		{name: "a full place is told", fresh: true, run: checkFull, resources: smallPlaces},
+		{name: "a full place is reported", fresh: true, run: checkFull, resources: smallPlaces},
 		{name: "processors are those of the limit", fresh: true, run: checkProcessors, resources: func(r *limits.Resources) { r.MilliCPUs = 1000 }},
 	}
 }
@@ -151,7 +151,7 @@ func checkOpenFiles(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkFull: a command that failed in a full /tmp is told of it in its result.
+// checkFull: the result of a command that failed in a full /tmp reports that.
 func checkFull(ctx context.Context, e *env) error {
 	r, err := e.runProbe(ctx, "hold", "/tmp", strconv.Itoa(64<<20), "fail")
 	if err != nil {

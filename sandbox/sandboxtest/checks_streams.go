@@ -29,7 +29,7 @@ func streamChecks() []check {
 		{name: "10 MiB on both streams", run: checkTenMiB},
 		{name: "a flood is counted, hashed and cut", run: checkFlood},
 		{name: "commands run beside each other", run: checkConcurrent},
-		{name: "a stalled reader delays nobody else", run: checkStalled},
+		{name: "a stalled reader delays no other stream", run: checkStalled},
 		{name: "single bytes on both streams", run: checkDrip},
 		{name: "an endless flood ends at its timeout, and memory is flat", run: checkEndless},
 		{name: "closed streams end nothing", run: checkClosedStreams},

@@ -235,7 +235,7 @@ func (c *fakeCommand) fillPlace(verb string, args []string) (sandbox.ExitStatus,
 	if slices.Contains(args, "fail") {
 		status.Code = 1
 	}
-	if verb == "hold" && status.Code != 0 && fault != FaultFullUntold {
+	if verb == "hold" && status.Code != 0 && fault != FaultFullUnreported {
 		c.exit.Full = []string{args[0]}
 	}
 	_, err := io.WriteString(c.stdout, fault.bendAnswer(verb, "ENOSPC\n"))

@@ -65,9 +65,9 @@ type ReadBack func(ctx context.Context, sb sandbox.Sandbox) (Settings, error)
 type row struct {
 	setting string
 	// decided describes what differs from the table, and why.
-	decided string
-	asked   func(e *env, s Settings) error
-	inside  func(ctx context.Context, e *env) error
+	decided    string
+	configured func(e *env, s Settings) error
+	inside     func(ctx context.Context, e *env) error
 }
 
 // RunHardening holds a sandbox against the table, row by row.
@@ -94,7 +94,7 @@ func RunHardening(t *testing.T, target Target, readBack ReadBack) {
 			if r.decided != "" {
 				t.Log(r.decided)
 			}
-			if err := r.asked(e, s); err != nil {
+			if err := r.configured(e, s); err != nil {
 				t.Errorf("read back: %v", err)
 			}
 			if err := r.inside(t.Context(), e); err != nil {
@@ -140,7 +140,7 @@ func identityRows() []row {
 	return []row{
 		{
 			setting: "Runtime",
-			asked: func(e *env, s Settings) error {
+			configured: func(e *env, s Settings) error {
 				return compareSetting("runtime", s.Runtime, e.sb.Attestation().Runtime)
 			},
 			inside: checkKernel,
@@ -148,7 +148,7 @@ func identityRows() []row {
 		{
 			setting: "User",
 			decided: "the container's first process is the guest, uid 0 in it; commands get an id of their own and can't become another",
-			asked: func(e *env, s Settings) error {
+			configured: func(e *env, s Settings) error {
 				if e.target.LimitsUnenforced {
 					return nil // an ordinary user's: the guest becomes 0 by its capabilities
 				}
@@ -157,15 +157,15 @@ func identityRows() []row {
 			inside: checkExec,
 		},
 		{
-			setting: "userns / idmap",
-			decided: "where Caisson is root the workspace is mounted with mapped ids; an ordinary user's container has a user namespace of one id",
-			asked:   func(*env, Settings) error { return nil },
-			inside:  checkOwnership,
+			setting:    "userns / idmap",
+			decided:    "where Caisson is root the workspace is mounted with mapped ids; an ordinary user's container has a user namespace of one id",
+			configured: func(*env, Settings) error { return nil },
+			inside:     checkOwnership,
 		},
 		{
 			setting: "Capabilities",
 			decided: "the guest keeps KILL, SETGID, SETUID and SETPCAP; commands have none, in any set",
-			asked: func(e *env, s Settings) error {
+			configured: func(e *env, s Settings) error {
 				if e.target.LimitsUnenforced {
 					return hasAll("capabilities", harden.GuestCapabilities(), s.Capabilities)
 				}
@@ -176,20 +176,20 @@ func identityRows() []row {
 			inside: checkPrivilege,
 		},
 		{
-			setting: "no_new_privs",
-			asked:   func(_ *env, s Settings) error { return compareSetting("no_new_privs", s.NoNewPrivs, true) },
-			inside:  checkPlantedHere,
+			setting:    "no_new_privs",
+			configured: func(_ *env, s Settings) error { return compareSetting("no_new_privs", s.NoNewPrivs, true) },
+			inside:     checkPlantedHere,
 		},
 		{
-			setting: "seccomp",
-			decided: "gVisor loads none (docs/design/limits.md#gvisor-does-not-load-it); the guest's filter is on every command everywhere",
-			asked:   askedSeccomp,
-			inside:  checkSyscalls,
+			setting:    "seccomp",
+			decided:    "gVisor loads none (docs/design/limits.md#gvisor-does-not-load-it); the guest's filter is on every command everywhere",
+			configured: configuredSeccomp,
+			inside:     checkSyscalls,
 		},
 		{
 			setting: "AppArmor/SELinux",
 			decided: "the engine's own default where the host has a module; never switched off",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				for _, o := range s.Security {
 					if strings.Contains(o, "unconfined") || strings.Contains(o, "label") && strings.Contains(o, "disable") {
 						return fmt.Errorf("security option %s", o)
@@ -202,15 +202,15 @@ func identityRows() []row {
 		{
 			setting: "Namespaces",
 			decided: "gVisor's sandbox has no cgroup namespace on the host; commands see the cgroups of its own kernel",
-			asked: func(e *env, s Settings) error {
+			configured: func(e *env, s Settings) error {
 				return hasAll("private namespaces", s.Namespaces, []string{"ipc", "mount", "network", "pid", "uts", "cgroup"})
 			},
 			inside: checkNamespaces,
 		},
 		{
-			setting: "Network",
-			asked:   func(_ *env, s Settings) error { return compareSetting("network", s.Network, "none") },
-			inside:  checkNetwork,
+			setting:    "Network",
+			configured: func(_ *env, s Settings) error { return compareSetting("network", s.Network, "none") },
+			inside:     checkNetwork,
 		},
 	}
 }
@@ -219,7 +219,7 @@ func placeRows() []row {
 	return []row{
 		{
 			setting: "Root filesystem",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				return errors.Join(compareSetting("read-only root", s.ReadOnlyRoot, true), compareSetting("restart policy", s.Restart, "no"))
 			},
 			inside: checkRootReadOnly,
@@ -227,7 +227,7 @@ func placeRows() []row {
 		{
 			setting: "WS mount",
 			decided: "commands may run programs in it, because builds do; .git is pinned and read-only",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				for _, b := range s.Binds {
 					if strings.Contains(b, "rbind") || strings.Contains(b, "shared") || strings.Contains(b, "slave") || !strings.Contains(b, "private") {
 						return fmt.Errorf("bind %s", b)
@@ -240,7 +240,7 @@ func placeRows() []row {
 		{
 			setting: "tmpfs",
 			decided: "/tmp and the home allow exec, because builds need it; together at most three quarters of the memory limit; an engine's /dev/shm has no limit of inodes",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				for _, path := range []string{"/tmp", "/run", sandbox.HomeDir} {
 					for _, o := range []string{"nosuid", "nodev", "size="} {
 						if !strings.Contains(s.Tmpfs[path], o) {
@@ -253,27 +253,27 @@ func placeRows() []row {
 			inside: checkMounts,
 		},
 		{
-			setting: "/dev",
-			asked:   func(_ *env, s Settings) error { return isEmpty("devices", s.Devices) },
-			inside:  checkKernelFiles,
+			setting:    "/dev",
+			configured: func(_ *env, s Settings) error { return isEmpty("devices", s.Devices) },
+			inside:     checkKernelFiles,
 		},
 		{
 			setting: "/proc",
 			decided: "hidepid with runc; an engine has no such option",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				return errors.Join(hasAll("masked paths", s.Masked, harden.MaskedPaths()), hasAll("read-only paths", s.ReadOnly, harden.ReadonlyPaths()))
 			},
 			inside: checkGuestSafe,
 		},
 		{
-			setting: "/sys, cgroup",
-			asked:   func(*env, Settings) error { return nil },
-			inside:  checkKernelFiles,
+			setting:    "/sys, cgroup",
+			configured: func(*env, Settings) error { return nil },
+			inside:     checkKernelFiles,
 		},
 		{
-			setting: "sysctls",
-			asked:   func(_ *env, s Settings) error { return isEmpty("sysctls", s.Sysctls) },
-			inside:  checkNothing,
+			setting:    "sysctls",
+			configured: func(_ *env, s Settings) error { return isEmpty("sysctls", s.Sysctls) },
+			inside:     checkNothing,
 		},
 	}
 }
@@ -293,7 +293,7 @@ func limitRows() []row {
 		{
 			setting: "pids",
 			decided: "gVisor counts inside, by uid; the host's limit is the second line (docs/design/limits.md#limits-of-a-gvisor-sandbox)",
-			asked: func(e *env, s Settings) error {
+			configured: func(e *env, s Settings) error {
 				if e.target.LimitsUnenforced {
 					return nil
 				}
@@ -309,7 +309,7 @@ func limitRows() []row {
 		{
 			setting: "memory",
 			decided: "swappiness is left to the host: memory and swap are one limit; gVisor's own memory counts too",
-			asked: func(e *env, s Settings) error {
+			configured: func(e *env, s Settings) error {
 				if e.target.LimitsUnenforced {
 					return nil
 				}
@@ -323,7 +323,7 @@ func limitRows() []row {
 		},
 		{
 			setting: "cpu",
-			asked: func(e *env, s Settings) error {
+			configured: func(e *env, s Settings) error {
 				if e.target.LimitsUnenforced {
 					return nil
 				}
@@ -336,15 +336,15 @@ func limitRows() []row {
 			inside: checkNothing,
 		},
 		{
-			setting: "io",
-			decided: "not limited: version 1 can't bound buffered writes, and which device the workspace is on is the host's affair",
-			asked:   func(*env, Settings) error { return nil },
-			inside:  checkNothing,
+			setting:    "io",
+			decided:    "not limited: version 1 can't bound buffered writes, and which device the workspace is on is the host's affair",
+			configured: func(*env, Settings) error { return nil },
+			inside:     checkNothing,
 		},
 		{
 			setting: "ulimits",
 			decided: "core 1 byte instead of 0 (docs/design/limits.md#core-files); nproc only in gVisor, which counts it for one sandbox",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				var errs []error
 				for _, l := range harden.Rlimits(r) {
 					if got, ok := s.Rlimits[l.Name]; !ok || got > l.Hard || got < 0 {
@@ -356,10 +356,10 @@ func limitRows() []row {
 			inside: checkRlimits,
 		},
 		{
-			setting: "Disk",
-			decided: "the workspace has the host's own bounds, watched by the runner, and no file is larger than RLIMIT_FSIZE; everything else is in memory, bounded",
-			asked:   func(*env, Settings) error { return nil },
-			inside:  checkNothing,
+			setting:    "Disk",
+			decided:    "the workspace has the host's own bounds, watched by the runner, and no file is larger than RLIMIT_FSIZE; everything else is in memory, bounded",
+			configured: func(*env, Settings) error { return nil },
+			inside:     checkNothing,
 		},
 	}
 }
@@ -368,19 +368,19 @@ func lifeRows() []row {
 	return []row{
 		{
 			setting: "PID 1",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				return errors.Join(compareSetting("arguments", strings.Join(s.Args, " "), sandbox.GuestPath), compareSetting("the engine's init", s.Init, false))
 			},
 			inside: checkGuestSafe,
 		},
 		{
-			setting: "Logging",
-			asked:   func(_ *env, s Settings) error { return compareSetting("log driver", s.Logging, "none") },
-			inside:  checkNothing,
+			setting:    "Logging",
+			configured: func(_ *env, s Settings) error { return compareSetting("log driver", s.Logging, "none") },
+			inside:     checkNothing,
 		},
 		{
 			setting: "Stop",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				return errors.Join(compareSetting("restart policy", s.Restart, "no"), compareSetting("removed at its end", s.AutoRemove, true))
 			},
 			inside: checkNothing,
@@ -388,7 +388,7 @@ func lifeRows() []row {
 		{
 			setting: "Labels",
 			decided: "with a runtime there are none: the cleanup list of the session has the same words",
-			asked: func(e *env, s Settings) error {
+			configured: func(e *env, s Settings) error {
 				for _, name := range []string{"session", "instance", "boot", "pid", "start", "lease", "schema"} {
 					if s.Labels[name] == "" {
 						return fmt.Errorf("no %s among %v", name, s.Labels)
@@ -400,7 +400,7 @@ func lifeRows() []row {
 		},
 		{
 			setting: "Env",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				return errors.Join(compareSetting("environment", strings.Join(s.Env, " "), strings.Join(harden.GuestEnv(), " ")), compareSetting("host name", s.Hostname, harden.HostName))
 			},
 			inside: func(ctx context.Context, e *env) error {
@@ -409,7 +409,7 @@ func lifeRows() []row {
 		},
 		{
 			setting: "Daemon",
-			asked: func(_ *env, s Settings) error {
+			configured: func(_ *env, s Settings) error {
 				for _, b := range s.Binds {
 					if strings.Contains(b, ".sock") {
 						return fmt.Errorf("bind %s", b)
@@ -420,8 +420,8 @@ func lifeRows() []row {
 			inside: checkHostFiles,
 		},
 		{
-			setting: "fds",
-			asked:   func(*env, Settings) error { return nil },
+			setting:    "fds",
+			configured: func(*env, Settings) error { return nil },
 			inside: func(ctx context.Context, e *env) error {
 				return errors.Join(checkDescriptors(ctx, e), checkTrickyDirs(ctx, e))
 			},
@@ -429,8 +429,8 @@ func lifeRows() []row {
 	}
 }
 
-// askedSeccomp compares the profile with ours, call by call.
-func askedSeccomp(e *env, s Settings) error {
+// configuredSeccomp compares the profile with ours, call by call.
+func configuredSeccomp(e *env, s Settings) error {
 	if s.Seccomp == nil {
 		if !e.target.OwnKernel {
 			return errors.New("no profile")

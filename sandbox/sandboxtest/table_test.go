@@ -71,7 +71,7 @@ func TestConformanceTable(t *testing.T) {
 	}
 }
 
-// hasTest says whether a package of the module has a test.
+// hasTest reports whether a package of the module has a test.
 func hasTest(t *testing.T, dir, name string) bool {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("../..", dir, "*_test.go"))

@@ -190,9 +190,9 @@ func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause
 	}
 	changed, notes := p.findDifferences(ctx, a.reader)
 	text := fmt.Sprintf("The patch failed at step %d of %d", len(steps), len(p.steps()))
-	told, ok := errors.AsType[*workspace.Error](cause)
+	reported, ok := errors.AsType[*workspace.Error](cause)
 	if ok {
-		text += ": " + strings.TrimSuffix(told.Error(), ".")
+		text += ": " + strings.TrimSuffix(reported.Error(), ".")
 	}
 	if len(changed) == 0 {
 		text += ". What had been done was undone: every file is as it was."
@@ -204,7 +204,7 @@ func (a *patchApplier) undo(parent context.Context, p *plan, steps []step, cause
 	}
 	fail := &tools.Error{Class: tools.ErrorExecution, Reason: "patch_failed", Message: text, Visible: true, Err: cause}
 	if ok {
-		fail.Reason = string(told.Kind)
+		fail.Reason = string(reported.Kind)
 	}
 	if parent.Err() != nil { // the message then reports that the call was cancelled
 		fail.Partial = text
@@ -235,7 +235,7 @@ func (t *target) difference(ctx context.Context, r workspace.View) string {
 	now := stateOf(content, exists)
 	switch {
 	case err != nil:
-		return "could not be looked at"
+		return "could not be read"
 	case now.sum == t.before.sum:
 		if info, err := r.Lstat(ctx, t.path); err == nil && t.before.exists && info.Mode != t.mode {
 			return fmt.Sprintf("has its content again, but the mode %v instead of %v", info.Mode, t.mode)

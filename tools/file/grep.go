@@ -170,8 +170,8 @@ func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err e
 	return found
 }
 
-// searchData looks for lines that match. Where every match holds one of some
-// literals only lines that hold one are looked at.
+// searchData searches for lines that match. If every match contains one of some
+// literals, only lines that contain one are searched.
 func (m *matcher) searchData(ctx context.Context, data []byte, r *fileMatches) {
 	f := finder{literals: m.literals}
 	number, counted, unchecked := 1, 0, 0 // the line that begins at counted

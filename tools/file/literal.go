@@ -15,7 +15,7 @@ type literal struct {
 	text string
 	// fold is set if text is ASCII and its case is ignored.
 	fold bool
-	// rare is the index of the byte of a folded text that is looked for first.
+	// rare is the index of the byte of a folded text that is searched for first.
 	rare int
 }
 

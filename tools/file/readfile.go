@@ -141,7 +141,7 @@ func (w window) output(v *view, f workspace.File) tools.Output {
 	case v.last == 0:
 		where := "the end: the file has " + lines
 		if !v.whole {
-			where = fmt.Sprintf("the first %d MiB of the file, which is all that is looked at; use the shell", scanBytes>>20)
+			where = fmt.Sprintf("the first %d MiB of the file, which is all that is read; use the shell", scanBytes>>20)
 		}
 		out = textOutput(fmt.Sprintf("[offset %d is beyond %s]", w.from, where))
 		out.Success = false

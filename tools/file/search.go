@@ -16,13 +16,13 @@ import (
 // well below the dispatcher's 60 s for a tool that reads.
 const searchTime = 20 * time.Second
 
-// maxSearched bounds the entries that one search looks at.
+// maxSearched bounds the entries that one search visits.
 const maxSearched = 1_000_000
 
 // errSearchTime is the cause of a search's end by searchTime.
 var errSearchTime = errors.New("search took too long")
 
-// search walks over the files that a glob or a grep looks at.
+// search walks over the files that a glob or a grep examines.
 type search struct {
 	reader workspace.View
 	// start is the directory or file, relative to the workspace, cleaned.
@@ -105,7 +105,7 @@ func (o outcome) addNotes(out *tools.Output) {
 	}
 	if o.Truncated {
 		out.Truncated = true
-		addNote(out, "the directory holds more entries than one search looks at: name a directory below")
+		addNote(out, "the directory holds more entries than one search visits: name a directory below")
 	}
 	if len(o.Incomplete) > 0 {
 		out.Truncated = true

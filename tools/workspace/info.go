@@ -55,7 +55,7 @@ type Entry struct {
 	// very bytes, which may be no UTF-8 and may hold control characters:
 	// escape it before it is shown.
 	Path string
-	// Depth is 1 for the entries of the directory that was asked for.
+	// Depth is 1 for the entries of the directory that is listed.
 	Depth int
 	Type  Type
 	// Size is in bytes, for files; 0 otherwise.
@@ -116,9 +116,9 @@ func (r Capacity) cappedAt(most Capacity) Capacity {
 	return Capacity{Entries: capValue(r.Entries, most.Entries), Bytes: capValue(r.Bytes, most.Bytes)}
 }
 
-func capValue[T int | int64](asked, most T) T {
-	if asked <= 0 || asked > most {
+func capValue[T int | int64](value, most T) T {
+	if value <= 0 || value > most {
 		return most
 	}
-	return asked
+	return value
 }

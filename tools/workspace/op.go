@@ -18,7 +18,7 @@ const (
 	OpChmod  OpKind = "chmod"  // set the mode of the directory Path, a symlink not followed
 )
 
-// Op is one change to one workspace, asked for by the host and done by the
+// Op is one change to one workspace, requested by the host and made by the
 // guest. It is a value; the wire carries it as JSON, content in base64.
 type Op struct {
 	Kind OpKind `json:"kind"`

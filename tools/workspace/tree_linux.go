@@ -312,7 +312,7 @@ func (t *tree) statPath(rel string, flags int) (Info, error) {
 }
 
 // openFile opens a regular file for reading. Nothing else is waited for:
-// O_NONBLOCK lets a FIFO open at once, and what was opened is then looked at.
+// O_NONBLOCK lets a FIFO open at once, and the type of the opened file is then checked.
 func (t *tree) openFile(rel string) (node, Info, error) {
 	return asRegular(t.openPath(rel, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY))
 }

@@ -23,11 +23,11 @@ const nonBlock = syscall.O_NONBLOCK
 
 // tree resolves paths below one directory by os.Root. There is no system call
 // here that refuses mounts; macOS and Windows have no bind mounts, and what is
-// mounted in the workspace is told by its device (see sameDevice).
+// mounted in the workspace is recognised by its device (see sameDevice).
 type tree struct {
 	root  *os.Root
 	self  fs.FileInfo
-	local bool // can't be told here
+	local bool // unknown here
 }
 
 // newTree makes a Root of the directory's name and verifies that it is the

@@ -51,7 +51,7 @@
 //
 // Stream 0 is the connection itself. The host opens odd streams, the guest even
 // ones; ids of one side strictly increase and are never used again, so a late
-// frame can be told from a forged one. A stream is opened by "open" and ended
+// frame can be distinguished from a forged one. A stream is opened by "open" and ended
 // by "end" (or "refused", if it never began), which its server sends last. The
 // server of a stream is the side that did not open it.
 //

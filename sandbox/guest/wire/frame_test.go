@@ -183,7 +183,7 @@ func TestWriterMixesNothing(t *testing.T) {
 	}
 }
 
-// FuzzReader: whatever comes in, what the reader accepts is what it would send.
+// FuzzReader: the reader accepts only frames that a writer would send.
 func FuzzReader(f *testing.F) {
 	seeds := [][]byte{
 		{},

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestListenerEndsSilence: bytes come through, silence is an error that says
-// so, and without a bound the end of the file is what ends it.
+// TestListenerEndsSilence: bytes come through, silence is an error with that
+// cause, and without a bound only the end of the file ends the reading.
 func TestListenerEndsSilence(t *testing.T) {
 	r, w, err := os.Pipe()
 	if err != nil {

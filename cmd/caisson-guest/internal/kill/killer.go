@@ -95,7 +95,7 @@ func (k *Killer) visitProcesses(m Mark, visit func(*process)) error {
 // then ends could be missed with it. That can't happen twice in a row.
 const emptyScans = 2
 
-// steadyScans is how often a look is repeated whose scans are no proof, because
+// steadyScans is how many scans are repeated that are no proof, because
 // processes come and go; a parallel build beside it makes one in ten such.
 const steadyScans = 20
 
@@ -251,7 +251,7 @@ func (k *Killer) killPass(m Mark, r *Report) (alive, fresh int, steady, chased b
 // killGently is false if some passes were not enough.
 func (k *Killer) killGently(m Mark, r *Report, start time.Time) bool {
 	found, empty := 0, 0
-	for looks := 0; looks < steadyScans; {
+	for scans := 0; scans < steadyScans; {
 		next := k.nextReaped()
 		alive, fresh, steady, chased := k.killPass(m, r)
 		switch {
@@ -276,7 +276,7 @@ func (k *Killer) killGently(m Mark, r *Report, start time.Time) bool {
 				return true
 			}
 		}
-		looks++
+		scans++
 	}
 	return false
 }

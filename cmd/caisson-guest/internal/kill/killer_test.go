@@ -299,8 +299,8 @@ func TestAlive(t *testing.T) {
 	}
 }
 
-// TestKillWaits: Kill returns when the processes that it met are gone, and gives
-// up where they stay.
+// TestKillWaits: Kill returns when the processes that it met have ended, or at
+// its bound if they stay.
 func TestKillWaits(t *testing.T) {
 	const member = "State:\tS\nGroups:\t5\n"
 	for name, tt := range map[string]struct {

@@ -6,7 +6,7 @@ import "sync"
 // concurrent use.
 type Shims struct {
 	// starting is held for reading while a shim is started and not yet known,
-	// and for writing while processes are told apart: a shim that is seen
+	// and for writing while processes are assigned to commands: a shim that is seen
 	// before it is known would be taken for a stray.
 	starting sync.RWMutex
 	mu       sync.Mutex

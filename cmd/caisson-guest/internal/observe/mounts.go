@@ -105,7 +105,7 @@ func (t mountinfo) ofType(kind string) []wire.Mount {
 	return out
 }
 
-// maxMounts bounds the mounts that are told: a container has some thirty.
+// maxMounts bounds the mounts that are reported: a container has some thirty.
 const maxMounts = 512
 
 func (t mountinfo) paths() []string {

@@ -119,8 +119,8 @@ func TestPumpHeld(t *testing.T) {
 	}
 }
 
-// TestPumpStalled: the consumer gives no credit; nothing is read beyond one
-// buffer until the live part is given up.
+// TestPumpStalled: the consumer grants no credit; nothing is read beyond one
+// buffer until the live part is ended.
 func TestPumpStalled(t *testing.T) {
 	whole := bytes.Repeat([]byte{'x'}, 64<<10)
 	credit := wire.NewCredit()

@@ -18,7 +18,7 @@ import (
 const (
 	// Word makes it try everything and write a wire.Probe.
 	Word = "probe"
-	// IdleWord makes it wait to be looked at and killed.
+	// IdleWord makes it wait to be inspected and killed.
 	IdleWord = "idle"
 )
 

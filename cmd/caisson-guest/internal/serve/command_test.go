@@ -26,8 +26,9 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// TestGroupsOfCommands: a group marks one command at a time. One that did not
-// start or is over gives its group back; one whose process does not end keeps it.
+// TestGroupsOfCommands: a group marks one command at a time. A command that did
+// not start or has ended releases its group; one whose process does not end
+// keeps it.
 func TestGroupsOfCommands(t *testing.T) {
 	h := serveHost(t, func(o *Options) {
 		o.Config.GIDCount = 1

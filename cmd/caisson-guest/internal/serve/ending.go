@@ -55,7 +55,7 @@ func (c *command) waitGrace(e *ending, p launch.Process) bool {
 	over := time.NewTimer(c.request.Grace)
 	defer over.Stop()
 	wait := time.Millisecond
-	began, look := time.Now(), 4*time.Millisecond
+	began, interval := time.Now(), 4*time.Millisecond
 	for {
 		if c.s.o.Killer.Gone(p.Mark) {
 			return true
@@ -71,8 +71,8 @@ func (c *command) waitGrace(e *ending, p launch.Process) bool {
 			return false
 		case <-time.After(wait):
 			wait = min(2*wait, 50*time.Millisecond)
-			if time.Since(began) > look { // a look at 200 processes takes 150 ms in gVisor
-				look *= 2
+			if time.Since(began) > interval { // a scan of 200 processes takes 150 ms in gVisor
+				interval *= 2
 				c.s.o.Killer.TerminateOrphans(p.Mark, p.PID, &e.report)
 			}
 		}

@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// workspaceRead is a look stream: one read of the workspace.
+// workspaceRead is the stream of one read of the workspace.
 type workspaceRead struct {
 	s         *Session
 	id        uint32
@@ -191,18 +191,18 @@ func (l *workspaceRead) sendFiles(ctx context.Context, r *workspace.Reader, dir 
 			return wire.ReadResult{More: true}, l.sendData(l.chunk)
 		}
 		f, err := r.ReadFile(ctx, path.Join(dir, string(name)), 0, most)
-		var told wire.FileHeader
+		var header wire.FileHeader
 		switch e, ok := errors.AsType[*workspace.Error](err); {
 		case err == nil && f.Size > most:
-			told.Info, f.Data = infoOf(f.Info), nil
+			header.Info, f.Data = infoOf(f.Info), nil
 		case err == nil:
-			told.Info, told.Length = infoOf(f.Info), int64(len(f.Data))
+			header.Info, header.Length = infoOf(f.Info), int64(len(f.Data))
 		case ok:
-			told.Error, told.Mount = opError(e), errors.Is(err, workspace.ErrMount)
+			header.Error, header.Mount = opError(e), errors.Is(err, workspace.ErrMount)
 		default:
 			return wire.ReadResult{}, err
 		}
-		l.chunk = append(append(l.chunk, lineOf(told)...), f.Data...)
+		l.chunk = append(append(l.chunk, lineOf(header)...), f.Data...)
 		if len(l.chunk) >= wire.MaxData {
 			if err := l.sendData(l.chunk); err != nil {
 				return wire.ReadResult{}, err

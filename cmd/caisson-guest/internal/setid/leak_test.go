@@ -11,7 +11,8 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/filter"
 )
 
-// TestChoose: the choice is what this kernel offers, asked in other ways.
+// TestChoose: the way is chosen by what this kernel offers, which is read in
+// other ways.
 func TestChoose(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
