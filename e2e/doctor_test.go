@@ -19,14 +19,14 @@ func TestDoctor(t *testing.T) {
 		for _, mode := range []string{"bind", "overlay"} {
 			out := m.run(t, "doctor", "--backend", backend, "--mode", mode, "--json")
 			out.want(t, 0)
-			var findings []struct{ Check, Result, Detail, Mend string }
+			var findings []struct{ Check, Result, Detail, Hint string }
 			if err := json.Unmarshal([]byte(out.stdout), &findings); err != nil {
 				t.Fatalf("%q: %v", out.stdout, err)
 			}
 			got := map[string]string{}
 			for _, f := range findings {
-				if f.Result == "warning" && f.Mend == "" {
-					t.Errorf("%s: %s has no mend", f.Check, f.Detail)
+				if f.Result == "warning" && f.Hint == "" {
+					t.Errorf("%s: %s has no hint", f.Check, f.Detail)
 				}
 				got[f.Check] = f.Result + ": " + f.Detail
 			}

@@ -67,7 +67,8 @@ var ranks = map[string]int{
 
 	"runner": 8,
 
-	"runner/trace": 9,
+	"runner/doctor": 9,
+	"runner/trace":  9,
 
 	"runner/server": 10,
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -86,8 +87,8 @@ func showConfig(a *app, flags config.File, profile, folder string, asJSON bool) 
 		shown.Ignored = []record.Ignored{}
 	}
 	shown.Notes = []string{}
-	if note := describeNotBinding(policy, defs); note != "" {
-		shown.Notes = append(shown.Notes, note+". "+notBindingHint)
+	if note := doctor.DescribeNotBinding(policy, defs); note != "" {
+		shown.Notes = append(shown.Notes, note+". "+doctor.NotBindingHint)
 	}
 	if asJSON {
 		return writeJSON(a.stdout, shown)

@@ -3,29 +3,31 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
 
+	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/doctor"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/oci"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// finding is one check's answer.
+// finding is a finding of the doctor in this program's words.
 type finding struct {
-	Check  string `json:"check"`
-	Result string `json:"result"` // ok, warning, failed, absent
-	Detail string `json:"detail"`
-	Mend   string `json:"mend,omitempty"`
-	status int
+	doctor.Finding
+	status int // the exit status of a failure
 }
-
-// The results. Absent is what is not here and needn't be.
-const (
-	resultOK      = "ok"
-	resultWarning = "warning"
-	resultFailed  = "failed"
-	resultAbsent  = "absent"
-)
 
 const doctorLong = `Check the machine, the configuration, the policy, the backends, the image and the model, and start
 one sandbox on an empty folder, as caisson run would, to see that it starts and that a command in it
@@ -47,18 +49,18 @@ func newDoctorCommand(a *app) *cobra.Command {
 		Long:  doctorLong + exitHelp(nil, runner.ExitInput, runner.ExitSandboxStart, runner.ExitConfig, runner.ExitInterrupted),
 		Example: `  caisson doctor
   caisson doctor --backend gvisor --image debian:bookworm-slim
-  caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .mend'`,
+  caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .hint'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, _, _, stop := interruptible(cmd.Context(), a.listen(), func(string) {}, a.exit)
 			defer stop()
-			findings := examine(ctx, a, settings, profile, quick)
+			findings := describeFindings(examine(ctx, a, settings, profile, quick))
 			if err := interruption(ctx); err != nil {
 				return err // what was found is of a machine on which nothing was allowed to end
 			}
 			status := runner.ExitDone
 			for _, f := range findings {
-				if f.Result == resultFailed && status == runner.ExitDone {
+				if f.Result == doctor.Failed && status == runner.ExitDone {
 					status = f.status
 				}
 			}
@@ -73,30 +75,291 @@ func newDoctorCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// examine does all checks. Without a configuration that can be read the
-// others would check something else than what runs.
-func examine(ctx context.Context, a *app, settings config.File, profile string, quick bool) []finding {
-	findings := thisMachine().examine()
+// examine runs all checks. Without a readable configuration, the others would check
+// something else than what runs.
+func examine(ctx context.Context, a *app, settings config.File, profile string, quick bool) []doctor.Finding {
+	findings := doctor.CheckMachine(doctor.Machine{
+		Cgroups: func() (doctor.Cgroups, error) {
+			info, err := oci.Cgroups()
+			return doctor.Cgroups(info), err
+		},
+		UserNamespace: oci.TryUserNamespace, Mount: oci.TryMount,
+	})
 	s, err := newSetup(a.deps, a.environ, settings, profile, "")
 	if err != nil {
-		return append(findings, failed("configuration", err))
+		return append(findings, failedFinding("configuration", err))
 	}
 	defer s.close()
 	findings = append(findings, s.examineConfig()...)
-	findings = append(findings, s.state())
+	findings = append(findings, s.examineState())
 	findings = append(findings, s.examinePolicy()...)
-	image := s.image(ctx)
-	findings = append(findings, s.model(), image, s.imageStore())
-	findings = append(findings, s.examineBackends(ctx)...)
-	findings = append(findings, s.leftovers(ctx))
+	image := s.examineImage(ctx)
+	findings = append(findings, s.examineModel(), image, doctor.CheckImageStore(s.environ.imageDir()))
+	findings = append(findings, doctor.CheckBackends(ctx, doctor.Backends{
+		Names: backendNames, Asked: *s.conf.Backend, Allowed: s.conf.Allowed, Open: s.backends.make,
+	})...)
+	findings = append(findings, s.examineSandboxes(ctx))
 	if quick {
-		why := "not tried: --quick starts no sandbox"
-		return append(findings, finding{Check: checkTrial, Result: resultAbsent, Detail: why}, finding{Check: checkNetwork, Result: resultAbsent, Detail: why})
+		return append(findings, doctor.SkipSmokeTest("not tried: --quick starts no sandbox")...)
 	}
-	return append(findings, s.trial(ctx, image)...)
+	return append(findings, s.startSandbox(ctx, image)...)
 }
 
-func failed(check string, err error) finding {
-	e := failure(err)
-	return finding{Check: check, Result: resultFailed, Detail: e.Cause, Mend: e.Mend, status: e.Status}
+func failedFinding(check string, err error) doctor.Finding {
+	return doctor.Finding{Check: check, Result: doctor.Failed, Err: err}
+}
+
+// examineState checks the directory of sessions and answers.
+func (s *setup) examineState() doctor.Finding {
+	return doctor.CheckState(s.environ.stateDir(), s.environ.temporaryDirs())
+}
+
+// examinePolicy checks the policy, and what was approved and trusted for good.
+func (s *setup) examinePolicy() []doctor.Finding {
+	const check = "policy"
+	p, err := s.conf.ToolPolicy("ci")
+	if err != nil {
+		return []doctor.Finding{failedFinding(check, err)}
+	}
+	detail := p.Name + " without a terminal, default on one"
+	if s.conf.Policy != nil && s.conf.Policy.Preset != nil {
+		detail = p.Name
+	}
+	if len(p.Tighten) > 0 {
+		detail += ", tightened by the administrator's requirements"
+	}
+	findings := []doctor.Finding{{Check: check, Result: doctor.OK, Detail: detail}}
+	defs, err := toolsOf(&s.conf)
+	if err != nil {
+		return append(findings, failedFinding("tools", err))
+	}
+	return append(findings, doctor.CheckPolicy(doctor.Policy{
+		Policy: p, Tools: defs, OnPrompt: *s.conf.OnPrompt, Trusted: s.environ.trustStore(), Covered: s.covers, Grants: s.environ.grantStore(),
+		Home: s.environ.home(), Temporary: s.environ.temporaryDirs(),
+	})...)
+}
+
+// covers reports whether a workspace's own settings are the trusted ones.
+func (s *setup) covers(w approval.TrustedWorkspace) bool {
+	ws, err := runner.OpenWorkspace(w.Workspace, s.environ.protected())
+	if err != nil {
+		return false
+	}
+	defer func() { _ = ws.Close() }() // only read
+	own, err := readOwn(ws)
+	return err == nil && w.Covers(own.files)
+}
+
+// examineImage checks the configured image.
+func (s *setup) examineImage(ctx context.Context) doctor.Finding {
+	const check = "image"
+	ref, err := reference(*s.conf.Image)
+	if err != nil {
+		return failedFinding(check, err)
+	}
+	if !s.conf.AllowedImage(ref.String()) {
+		return doctor.Finding{
+			Check: check, Result: doctor.Failed, Fault: doctor.FaultConfiguration, Detail: ref.String() + " is not allowed on this machine",
+			Hint: "Choose what the administrator's file allows.",
+		}
+	}
+	return doctor.CheckImage(ctx, doctor.Image{
+		Name: *s.conf.Image, Reference: ref, EngineID: s.backends.engineImageID, Builder: s.backends.findBuilder, Stored: s.backends.storedImages,
+		Warnings: func(ctx context.Context) []string { return s.backends.imageWarnings(ctx, ref) },
+	})
+}
+
+// engineImageID returns the id of an image on the local engine, "" if it has none.
+func (c *chooser) engineImageID(ctx context.Context, name string) string {
+	e := c.imageEngine(ctx)
+	if e == nil {
+		return ""
+	}
+	defer func() { _ = e.Close() }() // only asked
+	id, err := e.ImageID(ctx, name)
+	if err != nil {
+		return ""
+	}
+	return id
+}
+
+// findBuilder returns the program that would build an image, "" for none.
+func (c *chooser) findBuilder(ctx context.Context) string {
+	if e := c.imageEngine(ctx); e != nil {
+		_ = e.Close()
+		return "the Docker engine"
+	}
+	return cmp.Or(c.optional(c.conf.Programs.Buildctl, "buildctl"), c.optional(c.conf.Programs.Buildah, "buildah"))
+}
+
+// storedImages returns the images of the store, none if there is no store yet.
+func (c *chooser) storedImages(ctx context.Context) ([]images.Image, error) {
+	if _, err := os.Stat(c.environ.imageDir()); err != nil {
+		return nil, nil
+	}
+	store, err := c.images.open(ctx)
+	if err != nil {
+		return nil, imageFailure(err)
+	}
+	list, err := store.List(ctx)
+	return list, imageFailure(err)
+}
+
+// examineSandboxes lists this user's sandboxes of dead owners.
+func (s *setup) examineSandboxes(ctx context.Context) doctor.Finding {
+	found, failures := s.backends.list(ctx)
+	return doctor.CheckLeftovers(slices.DeleteFunc(found, others), failures, time.Now())
+}
+
+// startSandbox starts a sandbox as a session would.
+func (s *setup) startSandbox(ctx context.Context, image doctor.Finding) []doctor.Finding {
+	ref, err := reference(*s.conf.Image)
+	if err != nil {
+		return doctor.SkipSmokeTest("not tried: the image is not here, see above")
+	}
+	resources, err := s.conf.SandboxResources()
+	if err != nil {
+		return []doctor.Finding{failedFinding("sandbox start", err)}
+	}
+	return doctor.SmokeTest{
+		Image: ref, ImageOK: image.Result == doctor.OK, Resources: resources, Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode),
+		RefuseLost: *s.conf.RefuseLost, StateDir: s.environ.stateDir(),
+		Choose: func(ctx context.Context) (sandbox.Backend, []string, error) {
+			var notes []string
+			b, _, err := s.backends.choose(ctx, func(note string) { notes = append(notes, note) })
+			return b, notes, err
+		},
+	}.Run(ctx)
+}
+
+// adviceTexts are the hints that name this program's flags and commands; %s is the
+// subject of the finding.
+var adviceTexts = map[doctor.Advice]string{
+	doctor.AdviseOtherBackend:    "Don't run anything on this backend here: choose another with --backend, and report this.",
+	doctor.AdviseRuncUpdate:      "Install runc 1.2.8, 1.3.3, 1.4.0 or newer, unless your distribution has fixed this one; until then use images that you trust, or --backend gvisor.",
+	doctor.AdviseOverlay:         "As root: modprobe overlay; --mode bind needs none.",
+	doctor.AdviseImage:           "Name an existing image: --image, or image in the configuration.",
+	doctor.AdvisePull:            "caisson images pull %s fetches it now.",
+	doctor.AdvisePrune:           "caisson images prune --all removes the images that no session uses; or set XDG_CACHE_HOME to a directory on a larger disk.",
+	doctor.AdviseListSandboxes:   "caisson sandbox ls shows the cause.",
+	doctor.AdviseCollect:         "caisson sandbox gc removes it; so does the next run.",
+	doctor.AdviseCollectLater:    "caisson sandbox gc removes what is left once this caisson has ended.",
+	doctor.AdviseTrustAgain:      "Read the copy; caisson trust stores anew what you trust.",
+	doctor.AdviseUntrust:         "caisson untrust %s forgets it; caisson trust stores its present settings.",
+	doctor.AdviseRevokeTool:      "caisson approvals revoke --tool %s removes it.",
+	doctor.AdviseRevokeDenied:    "Change the policy, or revoke it with caisson approvals revoke.",
+	doctor.AdviseRevoke:          "Revoke it with caisson approvals revoke.",
+	doctor.AdviseRevokeDirectory: "caisson approvals revoke --workspace %s --all removes them.",
+}
+
+// describeFindings puts findings into this program's words.
+func describeFindings(findings []doctor.Finding) []finding {
+	out := make([]finding, 0, len(findings))
+	for _, f := range findings {
+		out = append(out, describeFinding(f))
+	}
+	return out
+}
+
+func describeFinding(f doctor.Finding) finding {
+	out := finding{Finding: f}
+	switch f.Fault {
+	case doctor.FaultSandbox:
+		out.status = runner.ExitSandboxStart
+	case doctor.FaultConfiguration:
+		out.status = runner.ExitConfig
+	}
+	hint := f.Hint
+	if hint == "" {
+		hint = describeAdvice(f)
+	}
+	if f.Err != nil {
+		e := failure(f.Err)
+		out.Detail, hint = cmp.Or(f.Detail, e.Cause), cmp.Or(hint, e.Mend)
+		out.status = max(out.status, e.Status)
+	}
+	out.Detail, out.Hint = safeurl.InText(out.Detail), safeurl.InText(hint)
+	return out
+}
+
+func describeAdvice(f doctor.Finding) string {
+	if f.Advice == doctor.AdviseBackend {
+		return map[string]string{
+			"docker": "Start a Docker engine on this machine that this user may use, or name it with DOCKER_HOST; gvisor needs none.",
+			"gvisor": installHint("runsc"),
+			"runc":   "Install runc or crun, keep caisson-guest beside caisson, or name them under programs: in the configuration.",
+		}[f.Subject]
+	}
+	return strings.ReplaceAll(adviceTexts[f.Advice], "%s", f.Subject)
+}
+
+// The columns of a finding: its result, its check, and its text, whose further lines
+// begin in the same column.
+const (
+	resultWidth = 8
+	checkWidth  = 15
+	indent      = resultWidth + 1 + checkWidth + 1
+)
+
+// resultColours are the colours of results on a terminal.
+var resultColours = map[doctor.Result]string{doctor.OK: "32", doctor.Warning: "33", doctor.Failed: "1;31", doctor.Absent: "2"}
+
+// showFindings writes the findings as text, or as JSON. On a terminal lines are
+// broken at its width and results have colours.
+func showFindings(a *app, findings []finding, asJSON bool) error {
+	if asJSON {
+		return writeJSON(a.stdout, findings)
+	}
+	width := 0
+	colour := false
+	if a.terminal(a.stdout) {
+		width, _ = a.size()
+		width = max(width, indent+20)
+		colour = a.environ.get("NO_COLOR") == "" && a.environ.get("TERM") != "dumb"
+	}
+	var out strings.Builder
+	counts := map[doctor.Result]int{}
+	for _, f := range findings {
+		counts[f.Result]++
+		word := fmt.Sprintf("%-*s", resultWidth, f.Result)
+		if colour {
+			word = "\x1b[" + resultColours[f.Result] + "m" + word + "\x1b[0m"
+		}
+		fmt.Fprintf(&out, "%s %-*s %s\n", word, checkWidth, f.Check, indentText(f.Detail, "", width))
+		if f.Hint != "" {
+			fmt.Fprintf(&out, "%*s%s\n", indent, "", indentText(f.Hint, "→ ", width))
+		}
+	}
+	fmt.Fprintf(&out, "\n%s\n", summarize(counts))
+	_, err := fmt.Fprint(a.stdout, out.String())
+	return err
+}
+
+// indentText makes text safe to show and breaks it at a width, 0 for none, so that
+// it stays in its column, after begin.
+func indentText(text, begin string, width int) string {
+	safe, _ := tools.Display(text)
+	if width == 0 {
+		return begin + safe
+	}
+	column := indent + ansi.StringWidth(begin)
+	// Wrap breaks behind hyphens, and would take names apart that are copied.
+	const hyphen, whole = "-", "\u2011"
+	lines := strings.Split(ansi.Wrap(strings.ReplaceAll(safe, hyphen, whole), width-column, ""), "\n")
+	return begin + strings.ReplaceAll(strings.Join(lines, "\n"+strings.Repeat(" ", column)), whole, hyphen)
+}
+
+// summarize returns the counts of results in one line.
+func summarize(counts map[doctor.Result]int) string {
+	text := fmt.Sprintf("%d ok, %d warnings, %d failed", counts[doctor.OK], counts[doctor.Warning], counts[doctor.Failed])
+	if counts[doctor.Warning] == 1 {
+		text = strings.Replace(text, "warnings", "warning", 1)
+	}
+	switch {
+	case counts[doctor.Failed] > 0:
+		return text + ": fix what failed before you run anything."
+	case counts[doctor.Warning] > 0:
+		return text + ": caisson run works here; read the warnings."
+	}
+	return text + ": caisson run works here."
 }

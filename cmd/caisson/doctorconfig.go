@@ -12,41 +12,35 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
-	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// leastState is what the state folder should have free: records, spilled output
-// and the layers of overlay sessions go there.
-const leastState = 1 << 30
-
-// examineConfig checks the files that settings came from, and where state goes.
-func (s *setup) examineConfig() []finding {
+// examineConfig checks the files that settings came from.
+func (s *setup) examineConfig() []doctor.Finding {
 	const check = "configuration"
 	var names []string
 	for _, src := range s.conf.Sources {
 		names = append(names, src.String())
 	}
-	findings := []finding{{Check: check, Result: resultOK, Detail: strings.Join(names, ", ")}}
+	findings := []doctor.Finding{{Check: check, Result: doctor.OK, Detail: strings.Join(names, ", ")}}
 	for _, host := range s.conf.Images.PlainHTTP {
 		if !loopback(host) {
-			findings = append(findings, finding{
-				Check: check, Result: resultWarning, Detail: fmt.Sprintf("images.plain_http: %s is spoken to without TLS: whoever is between can change images", host),
-				Mend: "Take it out, and give the registry a certificate.",
+			findings = append(findings, doctor.Finding{
+				Check: check, Result: doctor.Warning, Detail: fmt.Sprintf("images.plain_http: %s has no TLS: anyone on the way can change images", host),
+				Hint: "Remove it, and install a certificate on the registry.",
 			})
 		}
 	}
-	return append(slices.Concat(findings, s.fetching(), s.serving()), s.requirements())
+	return append(slices.Concat(findings, s.examineFetch(), s.examineServe()), s.examineRequirements())
 }
 
-// serving checks what caisson serve would take from the configuration: who may
-// read its tokens, and who reaches it.
-func (s *setup) serving() []finding {
+// examineServe checks the settings of caisson serve: its tokens and its clients.
+func (s *setup) examineServe() []doctor.Finding {
 	const check = "serve"
-	var findings []finding
-	warn := func(detail, mend string) {
-		findings = append(findings, finding{Check: check, Result: resultWarning, Detail: detail, Mend: mend})
+	var findings []doctor.Finding
+	warn := func(detail, hint string) {
+		findings = append(findings, doctor.Finding{Check: check, Result: doctor.Warning, Detail: detail, Hint: hint})
 	}
 	conf := s.conf.Serve
 	for _, label := range slices.Sorted(maps.Keys(conf.Tokens)) {
@@ -66,8 +60,8 @@ func (s *setup) serving() []finding {
 		}
 	}
 	for _, root := range conf.Roots {
-		for _, why := range doubts(root, s.environ) {
-			warn(fmt.Sprintf("root %s %s", root, why), "Take it out of serve.roots, or name a folder that you alone can write.")
+		for _, doubt := range doctor.Doubts(root, s.environ.home(), s.environ.temporaryDirs()) {
+			warn(fmt.Sprintf("root %s %s", root, doubt), "Remove it from serve.roots, or name a directory that you alone can write.")
 		}
 	}
 	if remote := conf.AllowRemote; remote != nil && *remote {
@@ -76,21 +70,20 @@ func (s *setup) serving() []finding {
 	return findings
 }
 
-// fetching says how what the fetch tool may reach could be seen, or is not
-// checked.
-func (s *setup) fetching() []finding {
+// examineFetch checks what the fetch tool may reach.
+func (s *setup) examineFetch() []doctor.Finding {
 	const check = "fetch"
 	f := s.conf.Fetch
 	if len(f.Allow) == 0 {
 		return nil
 	}
-	var findings []finding
-	warn := func(detail, mend string) {
-		findings = append(findings, finding{Check: check, Result: resultWarning, Detail: detail, Mend: mend})
+	var findings []doctor.Finding
+	warn := func(detail, hint string) {
+		findings = append(findings, doctor.Finding{Check: check, Result: doctor.Warning, Detail: detail, Hint: hint})
 	}
 	for _, rule := range f.Allow {
 		if u, err := url.Parse(rule); err == nil && u.Scheme == "http" && !loopback(u.Host) {
-			warn(rule+" is fetched without TLS: whoever is between can change what the model reads", "Use https:// in fetch.allow.")
+			warn(rule+" is fetched without TLS: anyone on the way can change what the model reads", "Use https:// in fetch.allow.")
 		}
 	}
 	for _, host := range slices.Sorted(maps.Keys(f.Private)) {
@@ -101,15 +94,15 @@ func (s *setup) fetching() []finding {
 		}
 	}
 	if f.Proxy != nil {
-		warn("a proxy makes the connections: what addresses it reaches can't be checked here", "Let the proxy refuse private addresses, or take fetch.proxy out.")
+		warn("a proxy makes the connections: what addresses it reaches can't be checked here", "Let the proxy refuse private addresses, or remove fetch.proxy.")
 	}
-	return append([]finding{{Check: check, Result: resultOK, Detail: fmt.Sprintf("on, for %s", strings.Join(f.Allow, ", "))}}, findings...)
+	return append([]doctor.Finding{{Check: check, Result: doctor.OK, Detail: fmt.Sprintf("on, for %s", strings.Join(f.Allow, ", "))}}, findings...)
 }
 
 // metadata are the addresses at which clouds answer machines.
 var metadata = []netip.Addr{netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254")}
 
-// holdsMetadata says whether a network, or an address, holds one of them.
+// holdsMetadata reports whether a network, or an address, holds one of them.
 func holdsMetadata(text string) bool {
 	prefix, err := netip.ParsePrefix(text)
 	if err != nil {
@@ -122,65 +115,38 @@ func holdsMetadata(text string) bool {
 	return slices.ContainsFunc(metadata, prefix.Contains)
 }
 
-// requirements says whether there is an administrator's file. One that is not
-// the administrator's is an error of the configuration.
-func (s *setup) requirements() finding {
+// examineRequirements describes the administrator's file.
+func (s *setup) examineRequirements() doctor.Finding {
 	const check = "requirements"
 	i := slices.IndexFunc(s.conf.Sources, func(src config.Source) bool { return src.Name == "requirements" })
 	if i < 0 {
-		return finding{Check: check, Result: resultOK, Detail: "none at " + s.deps.requirements}
+		return doctor.Finding{Check: check, Result: doctor.OK, Detail: "none at " + s.deps.requirements}
 	}
-	return finding{Check: check, Result: resultOK, Detail: s.conf.Sources[i].Path + " counts: root alone can write it"}
+	return doctor.Finding{Check: check, Result: doctor.OK, Detail: s.conf.Sources[i].Path + " counts: root alone can write it"}
 }
 
-// state checks the folder of sessions and answers.
-func (s *setup) state() finding {
-	const check = "state folder"
-	dir := s.environ.stateDir()
-	if err := sessiondir.CheckStateDir(dir); err != nil {
-		return failed(check, err)
-	}
-	f := finding{Check: check, Result: resultWarning, Detail: dir, Mend: "Set XDG_STATE_HOME to a folder that stays."}
-	if temp := below(dir, temporary(s.environ)); temp != "" {
-		f.Detail = fmt.Sprintf("%s is below %s, which is emptied: records, approvals and kept changes go with it", dir, temp)
-		return f
-	}
-	free, err := freeSpace(dir)
-	switch {
-	case err != nil:
-		f.Detail += ": " + err.Error()
-		f.Mend = "Make it writable, or set XDG_STATE_HOME to another folder."
-	case free < leastState:
-		f.Detail += fmt.Sprintf(" has %s free", ui.FormatSize(free))
-		f.Mend = "Make room there, or set XDG_STATE_HOME to a folder on a larger disk."
-	default:
-		f = finding{Check: check, Result: resultOK, Detail: fmt.Sprintf("%s, %s free", dir, ui.FormatSize(free))}
-	}
-	return f
-}
-
-// model makes the model, as a run would, and asks it nothing.
-func (s *setup) model() finding {
+// examineModel makes the model, as a run would, and asks it nothing.
+func (s *setup) examineModel() doctor.Finding {
 	const check = "model"
 	m, err := s.conf.SelectModel(s.environ)
 	if err != nil {
-		f := failed(check, noModel(err))
-		f.Result = resultWarning
+		f := failedFinding(check, noModel(err))
+		f.Result = doctor.Warning
 		return f
 	}
 	detail := m.Provider + "/" + m.Name
 	if m.BaseURL != "" {
 		detail += " at " + safeurl.String(m.BaseURL)
 	}
-	warn := func(text, mend string) finding {
-		return finding{Check: check, Result: resultWarning, Detail: detail + ": " + text, Mend: mend}
+	warn := func(text, hint string) doctor.Finding {
+		return doctor.Finding{Check: check, Result: doctor.Warning, Detail: detail + ": " + text, Hint: hint}
 	}
 	if m.KeyNeeded && m.APIKey == "" {
 		return warn(m.KeyEnv+" is not set", "Set it to your key.")
 	}
 	_, closeModel, err := s.deps.model(m, modelSettings{stream: *s.conf.Stream, differs: func(string) {}, logger: zap.NewNop()})
 	if err != nil {
-		return failed(check, err)
+		return failedFinding(check, err)
 	}
 	closeModel()
 	base, err := url.Parse(m.BaseURL)
@@ -188,12 +154,12 @@ func (s *setup) model() finding {
 	case err == nil && base.Scheme == "http" && m.APIKey != "" && !loopback(base.Host):
 		return warn("the key and all that the model reads go over the network without TLS", "Use https:// in base_url.")
 	case m.Provider != "replay" && m.Price == nil && (err != nil || !loopback(base.Host)):
-		return warn("its price is unknown, and so is what a run costs", "Give its profile under models: a price.")
+		return warn("its price is unknown, and so is what a run costs", "Add a price to its profile under models:.")
 	}
-	return finding{Check: check, Result: resultOK, Detail: detail}
+	return doctor.Finding{Check: check, Result: doctor.OK, Detail: detail}
 }
 
-// loopback says whether host or host:port is this machine.
+// loopback reports whether host or host:port is this machine.
 func loopback(host string) bool {
 	if u := (&url.URL{Host: host}); u.Hostname() != "" {
 		host = u.Hostname()

@@ -69,3 +69,12 @@ func absolute(path string) string {
 	}
 	return ""
 }
+
+// temporaryDirs are the directories for temporary files.
+func (e environ) temporaryDirs() []string {
+	dirs := []string{"/tmp", "/var/tmp", "/dev/shm"}
+	if dir := absolute(e.get("TMPDIR")); dir != "" {
+		dirs = append(dirs, dir)
+	}
+	return dirs
+}

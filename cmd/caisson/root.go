@@ -14,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ci"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
@@ -92,7 +93,7 @@ func noCommand(cmd *cobra.Command, name string) error {
 			names = append(names, c.Name())
 		}
 	}
-	if like := nearestWord(name, names); like != "" {
+	if like := doctor.NearestWord(name, names); like != "" {
 		return usage("there is no command %q (did you mean %s %s?); there are %s", cmd.CommandPath()+" "+name, cmd.CommandPath(), like, strings.Join(names, ", "))
 	}
 	return usage("there is no command %q; there are %s", cmd.CommandPath()+" "+name, strings.Join(names, ", "))
@@ -106,7 +107,7 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 	}
 	var names []string
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-	if like := nearestWord(unknown.GetSpecifiedName(), names); like != "" {
+	if like := doctor.NearestWord(unknown.GetSpecifiedName(), names); like != "" {
 		return fmt.Errorf("%w (did you mean --%s?)", err, like)
 	}
 	return err

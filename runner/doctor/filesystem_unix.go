@@ -1,6 +1,6 @@
 //go:build unix
 
-package main
+package doctor
 
 import (
 	"os"
@@ -9,20 +9,20 @@ import (
 
 // sameFileSystem reports whether two directories are on one file system.
 func sameFileSystem(a, b string) bool {
-	x, y := statusOf(a), statusOf(b)
+	x, y := readStatus(a), readStatus(b)
 	return x != nil && y != nil && x.Dev == y.Dev
 }
 
-// takeOwner gives path the owner of another directory, which root can.
-func takeOwner(path, of string) error {
-	st := statusOf(of)
+// copyOwner changes the owner of path to that of another directory, if this is root.
+func copyOwner(path, of string) error {
+	st := readStatus(of)
 	if st == nil || os.Geteuid() != 0 {
 		return nil
 	}
 	return os.Chown(path, int(st.Uid), int(st.Gid))
 }
 
-func statusOf(path string) *syscall.Stat_t {
+func readStatus(path string) *syscall.Stat_t {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil

@@ -1,8 +1,8 @@
 //go:build !unix
 
-package main
+package doctor
 
 import "math"
 
-// freeSpace is not asked here: what lacks space says so itself.
+// freeSpace is unknown here.
 func freeSpace(string) (int64, error) { return math.MaxInt64, nil }

@@ -1,6 +1,6 @@
 //go:build unix
 
-package main
+package doctor
 
 import (
 	"fmt"
@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// freeSpace is what this user can still write to the file system of a folder
-// that this user can write to.
+// freeSpace returns the bytes that this user can still write in a directory.
 func freeSpace(dir string) (int64, error) {
 	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
 		return 0, fmt.Errorf("it can't be written: %w", err)

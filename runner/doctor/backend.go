@@ -1,0 +1,194 @@
+package doctor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
+)
+
+// checkTime bounds one question to a backend.
+const checkTime = 5 * time.Second
+
+// Backends are the backends to check.
+type Backends struct {
+	// Names are all of them, in the order of the findings. Asked is the chosen one,
+	// or "auto".
+	Names []string
+	Asked string
+	// Allowed reports whether the administrator allows a backend; Open returns it.
+	Allowed func(name string) bool
+	Open    func(name string) (sandbox.Backend, error)
+}
+
+// CheckBackends checks each backend. One that was asked for must work; of those that
+// auto chooses from, one.
+func CheckBackends(ctx context.Context, b Backends) []Finding {
+	var out []Finding
+	usable := false
+	for _, name := range b.Names {
+		found := b.check(ctx, name)
+		f := &found[0]
+		if f.Result == Failed && b.Asked != name {
+			f.Result = Absent
+		}
+		usable = usable || f.Result == OK && (b.Asked == name || b.Asked == "auto" && name != "runc")
+		out = append(out, found...)
+	}
+	if b.Asked == "auto" && !usable {
+		out = append(out, Finding{
+			Check: "sandbox", Result: Failed, Detail: "neither docker nor gvisor can be used", Fault: FaultSandbox,
+			Hint: "Fix one of the two above; nothing runs without a sandbox.",
+		})
+	}
+	return out
+}
+
+// check returns a finding about the backend, and one for each problem with it.
+func (b Backends) check(ctx context.Context, name string) []Finding {
+	if !b.Allowed(name) {
+		return []Finding{{Check: name, Result: Absent, Detail: "the administrator's requirements do not allow it"}}
+	}
+	backend, err := b.Open(name)
+	if err != nil {
+		return []Finding{unusableBackend(name, err)}
+	}
+	info, err := queryBackend(ctx, backend)
+	if err != nil {
+		return []Finding{unusableBackend(name, err)}
+	}
+	detail := info.Runtime + " " + info.RuntimeVersion
+	if info.EngineVersion != "" {
+		detail = "engine " + info.EngineVersion + ", runtime " + detail
+	}
+	if info.RuntimePath != "" {
+		detail += " at " + info.RuntimePath
+	}
+	if info.Rootless {
+		detail += ", rootless"
+	}
+	if len(info.Lost) > 0 {
+		detail += "; not protected here: " + strings.Join(info.Lost, " ")
+	}
+	found := []Finding{{Check: name, Result: OK, Detail: detail}}
+	if name == "docker" && !info.Local {
+		found = []Finding{{Check: name, Result: Warning, Detail: detail + "; the engine is on another machine", Hint: "Use an engine of this machine: it must see the workspace."}}
+	}
+	if f, ok := checkAdvisories(name, info); ok {
+		found = append(found, f)
+	}
+	return found
+}
+
+func queryBackend(ctx context.Context, b sandbox.Backend) (sandbox.Info, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, checkTime, fmt.Errorf("no answer in %s", checkTime))
+	defer cancel()
+	return b.Check(ctx)
+}
+
+// unusableBackend returns the finding for a backend that can't be used.
+func unusableBackend(name string, err error) Finding {
+	f := failed(name, err)
+	f.Advice, f.Subject = AdviseBackend, name
+	if e, ok := errors.AsType[*programs.NotFoundError](err); errors.Is(err, sandbox.ErrNoNamespaces) || ok && e.Name == "caisson-guest" {
+		f.Advice = "" // the backend itself is not missing
+	}
+	return f
+}
+
+// runcFixed are the first versions of runc, by release branch, in which a
+// container can't redirect what runc mounts and writes while it starts
+// (CVE-2025-31133, CVE-2025-52565, CVE-2025-52881; runc's CHANGELOG,
+// 2025-11-05). Distributions fix older versions without a new number.
+var runcFixed = []release{{1, 2, 8, 0}, {1, 3, 3, 0}, {1, 4, 0, 3}}
+
+// release is a version: major, minor, patch, and the number of a candidate, 0
+// for none.
+type release [4]int
+
+var versionPattern = regexp.MustCompile(`(\d+)\.(\d+)\.(\d+)(?:-rc\.?(\d+))?`)
+
+// parseVersion finds a version in the text of a runtime.
+func parseVersion(text string) (release, bool) {
+	m := versionPattern.FindStringSubmatch(text)
+	if m == nil {
+		return release{}, false
+	}
+	var v release
+	for i := range v {
+		v[i], _ = strconv.Atoi(m[i+1]) // digits, or no candidate
+	}
+	return v, true
+}
+
+// compare compares versions; a candidate comes before its release.
+func (v release) compare(o release) int {
+	order := func(v release) int {
+		if v[3] == 0 {
+			return int(^uint(0) >> 1)
+		}
+		return v[3]
+	}
+	return cmp.Or(slices.Compare(v[:3], o[:3]), cmp.Compare(order(v), order(o)))
+}
+
+// isFixed reports whether a version is at least the first fixed one of its branch.
+func (v release) isFixed() bool {
+	for _, first := range runcFixed {
+		if slices.Equal(v[:2], first[:2]) {
+			return v.compare(first) >= 0
+		}
+	}
+	return v.compare(runcFixed[len(runcFixed)-1]) >= 0
+}
+
+// checkAdvisories returns a warning for a runtime with known vulnerabilities.
+func checkAdvisories(backend string, info sandbox.Info) (Finding, bool) {
+	if info.Runtime != "runc" {
+		return Finding{}, false
+	}
+	v, ok := parseVersion(info.RuntimeVersion)
+	f := Finding{
+		Check: backend, Result: Warning,
+		Advice: AdviseRuncUpdate,
+	}
+	switch {
+	case !ok:
+		f.Detail = fmt.Sprintf("runc reports the version %q, which is none: it may have known vulnerabilities", info.RuntimeVersion)
+	case !v.isFixed():
+		f.Detail = fmt.Sprintf("runc %s lets an image's contents redirect what runc mounts and writes on the host (CVE-2025-31133, CVE-2025-52565, CVE-2025-52881)", info.RuntimeVersion)
+	default:
+		return Finding{}, false
+	}
+	return f, true
+}
+
+// CheckLeftovers counts the sandboxes of this user and lists those of dead owners.
+// failures are the backends' errors.
+func CheckLeftovers(found []sandbox.Listing, failures []string, now time.Time) Finding {
+	const check = "sandboxes"
+	live := 0
+	var dead []string
+	for _, l := range found {
+		if l.Owner.State != "dead" && !l.GivenUp {
+			live++
+			continue
+		}
+		dead = append(dead, fmt.Sprintf("%s on %s (%s old)", l.Session, l.Backend, formatAge(l.Since, now)))
+	}
+	switch {
+	case len(failures) > 0:
+		return Finding{Check: check, Result: Warning, Detail: "those of dead owners are unknown: " + strings.Join(failures, "; "), Advice: AdviseListSandboxes}
+	case len(dead) > 0:
+		return Finding{Check: check, Result: Warning, Detail: "left of dead ones: " + strings.Join(dead, ", "), Advice: AdviseCollect}
+	}
+	return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%d run, nothing is left of dead ones", live)}
+}

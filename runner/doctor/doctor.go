@@ -1,0 +1,112 @@
+// Package doctor checks whether a machine can run sessions: its kernel, the
+// backends, the image, the policy, the places for state and images, and a sandbox
+// that it starts.
+//
+// The checks ask no model and fetch nothing. A [Finding] has a hint of its own where
+// one can be given without naming a program's flags and commands; elsewhere it has
+// an [Advice], or the error of the check, for the program to put into words.
+package doctor
+
+import (
+	"fmt"
+	"time"
+)
+
+// Result is the result of a check.
+type Result string
+
+// The results. Absent is a thing that is missing and not needed.
+const (
+	OK      Result = "ok"
+	Warning Result = "warning"
+	Failed  Result = "failed"
+	Absent  Result = "absent"
+)
+
+// Finding is what one check found.
+type Finding struct {
+	Check  string `json:"check"`
+	Result Result `json:"result"`
+	Detail string `json:"detail"`
+	Hint   string `json:"hint,omitempty"`
+
+	// Advice is the kind of a hint that depends on the program, "" for none, and
+	// Subject the name, path or reference that it is about.
+	Advice  Advice `json:"-"`
+	Subject string `json:"-"`
+	// Fault is the part to blame for a failure.
+	Fault Fault `json:"-"`
+	// Err is the error of a check, which the Detail does not describe.
+	Err error `json:"-"`
+}
+
+// Fault is the part of a session to blame for a failure.
+type Fault int
+
+// The faults.
+const (
+	FaultNone Fault = iota
+	FaultConfiguration
+	FaultSandbox
+)
+
+// Advice is a kind of hint.
+type Advice string
+
+// The kinds of advice.
+const (
+	AdviseBackend         Advice = "use a backend of this machine"       // Subject: the missing backend
+	AdviseOtherBackend    Advice = "choose another backend"              // Subject: the unsafe backend
+	AdviseRuncUpdate      Advice = "update runc"                         // no Subject
+	AdviseOverlay         Advice = "load the overlay module"             // no Subject
+	AdviseImage           Advice = "name an image that exists"           // no Subject
+	AdvisePull            Advice = "fetch the image"                     // Subject: its reference
+	AdvisePrune           Advice = "remove images"                       // no Subject
+	AdviseListSandboxes   Advice = "list the sandboxes"                  // no Subject
+	AdviseCollect         Advice = "remove what dead sandboxes left"     // no Subject
+	AdviseCollectLater    Advice = "remove this sandbox later"           // no Subject
+	AdviseTrustAgain      Advice = "trust the workspaces again"          // Subject: the damaged file's copy
+	AdviseUntrust         Advice = "forget a trusted workspace"          // Subject: its path
+	AdviseRevokeTool      Advice = "revoke the approvals of a tool"      // Subject: its name
+	AdviseRevoke          Advice = "revoke an approval"                  // no Subject
+	AdviseRevokeDenied    Advice = "change the policy or revoke"         // no Subject
+	AdviseRevokeDirectory Advice = "revoke the approvals of a workspace" // Subject: its path
+)
+
+// failed returns the finding of a check that ended with an error.
+func failed(check string, err error) Finding {
+	return Finding{Check: check, Result: Failed, Err: err}
+}
+
+// formatSize returns a number of bytes with a unit, such as 1.5 GiB.
+func formatSize(n int64) string {
+	unit, value := "B", float64(n)
+	for _, u := range []string{"KiB", "MiB", "GiB"} {
+		if value < 1<<10 {
+			break
+		}
+		unit, value = u, value/(1<<10)
+	}
+	if unit == "B" {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", value, unit)
+}
+
+// formatAge returns the time since an event in its largest unit.
+func formatAge(since, now time.Time) string {
+	d := now.Sub(since)
+	switch {
+	case since.IsZero():
+		return "-"
+	case d < 0:
+		return "0s" // a clock that was set back
+	case d < 2*time.Minute:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 2*time.Hour:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}

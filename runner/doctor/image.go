@@ -1,0 +1,177 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// leastSpace is the free space that the store of images should have: for an ordinary
+// toolchain, packed and unpacked.
+const leastSpace = 4 << 30
+
+// Image is the image to check.
+type Image struct {
+	Name      string // as it was written
+	Reference images.Reference
+	// Warnings returns what image host lacks.
+	Warnings func(ctx context.Context) []string
+	// EngineID returns the id of a name's image on a local engine, "" if it has none.
+	EngineID func(ctx context.Context, name string) string
+	// Builder returns the program that builds images here, "" for none.
+	Builder func(ctx context.Context) string
+	// Stored returns the images of the store.
+	Stored func(ctx context.Context) ([]images.Image, error)
+}
+
+// CheckImage checks whether the image is there, and whether a start needs the
+// network.
+func CheckImage(ctx context.Context, i Image) Finding {
+	ref := i.Reference
+	f := Finding{Check: "image", Result: OK, Detail: i.Name}
+	switch ref.Scheme {
+	case images.SchemeHost:
+		if warnings := i.Warnings(ctx); len(warnings) > 0 {
+			f.Result, f.Detail = Warning, f.Detail+": "+strings.Join(firstSentences(warnings), "; ")
+			f.Hint = "Add directories under host_image.toolchains in the configuration, or use an image that has them."
+		}
+	case images.SchemeRootFS:
+		if info, err := os.Stat(ref.Path()); err != nil || !info.IsDir() {
+			return failed("image", fmt.Errorf("%w: %s is not a directory", sandbox.ErrNotFound, ref.Path()))
+		}
+	case images.SchemeLayout, images.SchemeArchive:
+		if _, err := os.Stat(ref.Path()); err != nil {
+			return Finding{Check: "image", Result: Failed, Detail: fmt.Sprintf("%s: %v", ref, err), Advice: AdviseImage, Fault: FaultSandbox}
+		}
+	case images.SchemeBuild:
+		return i.checkBuild(ctx)
+	case images.SchemeName:
+		return i.checkName(ctx)
+	}
+	return f
+}
+
+// firstSentences returns the first sentence of each warning: the others are the same
+// hint.
+func firstSentences(warnings []string) []string {
+	var out []string
+	for _, w := range warnings {
+		first, _, _ := strings.Cut(w, ". ")
+		out = append(out, strings.TrimSuffix(first, "."))
+	}
+	return out
+}
+
+func missingImage(detail, hint string) Finding {
+	return Finding{Check: "image", Result: Failed, Detail: detail, Hint: hint, Fault: FaultSandbox}
+}
+
+// checkBuild checks whether the directory of a build can be built, and by what.
+func (i Image) checkBuild(ctx context.Context) Finding {
+	ref := i.Reference
+	if _, err := os.Stat(filepath.Join(ref.Path(), "Dockerfile")); err != nil {
+		return missingImage(fmt.Sprintf("%s has no Dockerfile", ref), "Name the directory of a Dockerfile.")
+	}
+	builder := i.Builder(ctx)
+	if builder == "" {
+		return missingImage(fmt.Sprintf("%s: nothing here can build it", ref), "Start a Docker engine, or install buildctl or buildah.")
+	}
+	return Finding{Check: "image", Result: OK, Detail: fmt.Sprintf("%s, built by %s", ref, builder)}
+}
+
+// checkName checks where the image of a name comes from.
+func (i Image) checkName(ctx context.Context) Finding {
+	ref := i.Reference
+	if id := i.EngineID(ctx, ref.Value); id != "" {
+		return Finding{Check: "image", Result: OK, Detail: fmt.Sprintf("%s is the engine's %s", ref, shortenDigest(id))}
+	}
+	list, err := i.Stored(ctx)
+	if err != nil {
+		return failed("image", err)
+	}
+	for _, stored := range list {
+		if stored.Reference == ref {
+			return Finding{Check: "image", Result: OK, Detail: fmt.Sprintf("%s is pinned to %s, asked %s ago, and needs no network", ref, shortenDigest(stored.Digest), formatAge(stored.Pulled, time.Now()))}
+		}
+	}
+	return Finding{
+		Check: "image", Result: Warning, Detail: fmt.Sprintf("%s is not here: the first start fetches it, which needs the network", ref),
+		Advice: AdvisePull, Subject: ref.String(),
+	}
+}
+
+// shortenDigest returns the first 12 digits of a digest.
+func shortenDigest(digest string) string {
+	hex := strings.TrimPrefix(digest, "sha256:")
+	return hex[:min(len(hex), 12)]
+}
+
+// CheckImageStore checks the directory that images are kept in, without making it.
+func CheckImageStore(dir string) Finding {
+	const check = "image store"
+	if dir == "" {
+		return Finding{Check: check, Result: Warning, Detail: "no place for images: neither HOME nor XDG_CACHE_HOME is an absolute path", Hint: "Set HOME, or XDG_CACHE_HOME."}
+	}
+	there := dir
+	for {
+		info, err := os.Stat(there)
+		if err == nil && info.IsDir() {
+			break
+		}
+		if !errors.Is(err, fs.ErrNotExist) || there == filepath.Dir(there) {
+			return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s can't be a directory: %s is in the way", dir, there), Hint: "Set XDG_CACHE_HOME to a directory that you can write."}
+		}
+		there = filepath.Dir(there)
+	}
+	if there == dir {
+		if err := sessiondir.CheckStateDir(dir); err != nil {
+			return Finding{Check: check, Result: Warning, Err: err, Hint: "Make it a directory that you own and that no other user can write, or set XDG_CACHE_HOME to one."}
+		}
+	}
+	free, err := freeSpace(there)
+	switch {
+	case err != nil:
+		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s: %v", there, err), Hint: "Set XDG_CACHE_HOME to a directory that you can write."}
+	case free < leastSpace:
+		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s has %s free", dir, formatSize(free)), Advice: AdvisePrune}
+	}
+	return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, formatSize(free))}
+}
+
+// leastState is the free space that the state directory should have: for records,
+// spilled output and the layers of overlay sessions.
+const leastState = 1 << 30
+
+// CheckState checks the directory of sessions and answers.
+func CheckState(dir string, temporary []string) Finding {
+	const check = "state directory"
+	if err := sessiondir.CheckStateDir(dir); err != nil {
+		return failed(check, err)
+	}
+	f := Finding{Check: check, Result: Warning, Detail: dir, Hint: "Set XDG_STATE_HOME to a directory that stays."}
+	if temp := FindParent(dir, temporary); temp != "" {
+		f.Detail = fmt.Sprintf("%s is below %s, which is emptied: records, approvals and kept changes go with it", dir, temp)
+		return f
+	}
+	free, err := freeSpace(dir)
+	switch {
+	case err != nil:
+		f.Detail += ": " + err.Error()
+		f.Hint = "Make it writable, or set XDG_STATE_HOME to another directory."
+	case free < leastState:
+		f.Detail += fmt.Sprintf(" has %s free", formatSize(free))
+		f.Hint = "Make room there, or set XDG_STATE_HOME to a directory on a larger disk."
+	default:
+		f = Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, formatSize(free))}
+	}
+	return f
+}

@@ -1,0 +1,5 @@
+//go:build !linux
+
+package doctor
+
+func kernelFeatures(func() error) []feature { return nil }

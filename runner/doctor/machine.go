@@ -1,0 +1,284 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Machine holds the checks that need the packages of backends.
+type Machine struct {
+	// Cgroups reads the cgroups that sandboxes would be in.
+	Cgroups func() (Cgroups, error)
+	// UserNamespace makes a user namespace and drops it, Mount an id-mapped mount.
+	UserNamespace, Mount func() error
+}
+
+// Cgroups are the limits that this process can set; the fields are
+// those of CgroupInfo in sandbox/oci.
+type Cgroups struct {
+	Version string
+	Missing []string
+	Crowded string
+	Swap    bool
+}
+
+// CheckMachine checks the kernel, the cgroups, the namespaces and the user ids.
+func CheckMachine(m Machine) []Finding { return newMachine(m).check() }
+
+// machine is the system as the checks see it. Tests have their own.
+type machine struct {
+	Machine
+	proc, etc string // /proc and /etc
+	uid       int
+	features  []feature
+}
+
+func newMachine(m Machine) machine {
+	return machine{Machine: m, proc: "/proc", etc: "/etc", uid: os.Geteuid(), features: kernelFeatures(m.Mount)}
+}
+
+// feature is a feature of the kernel that Caisson needs, or uses if present.
+type feature struct {
+	name string
+	// try returns the error of using it.
+	try func() error
+	// rootOnly is set if only root uses it.
+	rootOnly bool
+	// needed is set if no sandbox starts without it. Elsewhere lost describes the
+	// loss.
+	needed bool
+	lost   string
+	hint   string
+	advice Advice
+	// denied is the hint where the kernel has the feature and refuses it to this
+	// process (EPERM).
+	denied string
+}
+
+func (m machine) check() []Finding {
+	findings := []Finding{m.checkSystem()}
+	if runtime.GOOS != "linux" {
+		return findings
+	}
+	findings = append(findings, m.checkKernel()...)
+	return append(findings, m.checkCgroups(), m.checkNamespaces(), m.checkIdentities())
+}
+
+func (m machine) checkSystem() Finding {
+	detail := fmt.Sprintf("%s/%s, %s, uid %d", runtime.GOOS, runtime.GOARCH, m.kernelRelease(), m.uid)
+	if runtime.GOOS != "linux" {
+		return Finding{Check: "system", Result: Warning, Detail: detail, Hint: "Only the docker backend works here."}
+	}
+	return Finding{Check: "system", Result: OK, Detail: detail}
+}
+
+func (m machine) kernelRelease() string {
+	text := m.readLine("sys/kernel/osrelease")
+	if text == "" {
+		return "kernel unknown"
+	}
+	return "kernel " + text
+}
+
+// readLine returns the first line of a file below /proc, "" if it can't be read.
+func (m machine) readLine(name string) string {
+	text, err := os.ReadFile(filepath.Join(m.proc, name))
+	if err != nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	return strings.TrimSpace(line)
+}
+
+// checkKernel tries each feature. Those that work share one finding.
+func (m machine) checkKernel() []Finding {
+	const check = "kernel"
+	var have []string
+	var missing []Finding
+	for _, f := range m.features {
+		if f.rootOnly && m.uid != 0 {
+			continue
+		}
+		err := f.try()
+		if err == nil {
+			have = append(have, f.name)
+			continue
+		}
+		found := Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("no %s (%v): %s", f.name, err, f.lost), Hint: f.hint, Advice: f.advice}
+		if errors.Is(err, fs.ErrPermission) && f.denied != "" {
+			found.Hint, found.Advice = f.denied, ""
+		}
+		if f.needed {
+			found.Result, found.Fault = Failed, FaultSandbox
+			found.Detail = fmt.Sprintf("no %s (%v): no sandbox can be started", f.name, err)
+		}
+		missing = append(missing, found)
+	}
+	if len(have) > 0 {
+		missing = append([]Finding{{Check: check, Result: OK, Detail: strings.Join(have, ", ")}}, missing...)
+	}
+	return missing
+}
+
+// checkCgroups checks the limits that Caisson itself can set.
+func (m machine) checkCgroups() Finding {
+	const check = "cgroups"
+	info, err := m.Cgroups()
+	if err != nil {
+		return Finding{Check: check, Result: Warning, Detail: err.Error(), Hint: "Mount /proc and /sys/fs/cgroup, or use the docker backend: its engine sets the limits."}
+	}
+	detail := "version " + strings.TrimPrefix(info.Version, "v")
+	if info.Version == "hybrid" {
+		detail = "hybrid: limits by version 1, version 2 beside it"
+	}
+	if info.Version == "none" {
+		detail = "none are mounted"
+	}
+	switch {
+	case m.uid != 0: // also below a cgroup that systemd delegated to the user
+		return Finding{Check: check, Result: OK, Detail: detail + "; as an ordinary user gvisor and runc make none, and limit neither memory nor CPU time (docker does)"}
+	case info.Crowded != "":
+		return Finding{
+			Check: check, Result: Warning, Detail: fmt.Sprintf("%s; the cgroup %s holds processes itself, and version 2 limits nothing below such a one, so gvisor and runc limit none of memory, processes and CPU time", detail, info.Crowded),
+			Hint: "Move its processes into a cgroup below it before Caisson starts, as images with a Docker engine do in a container (mkdir init there, and write each line of cgroup.procs into init/cgroup.procs), or use the docker backend.",
+		}
+	case len(info.Missing) > 0:
+		return Finding{
+			Check: check, Result: Warning, Detail: fmt.Sprintf("%s; missing or not writable: %s, so gvisor and runc limit none of memory, processes and CPU time", detail, strings.Join(info.Missing, ", ")),
+			Hint: "Enable these controllers (on version 2 in cgroup.subtree_control of the cgroups above), or use the docker backend where its engine can limit.",
+		}
+	case !info.Swap:
+		detail += "; swap is not accounted for, so memory's limit does not count it"
+	default:
+		detail += "; cpu, memory, pids and swap can be limited"
+	}
+	return Finding{Check: check, Result: OK, Detail: detail}
+}
+
+// sysctls forbid user namespaces to ordinary users, or to all.
+var sysctls = []struct{ file, off, fix string }{
+	{"user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"},
+	{"kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"},
+	{"kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows userns for the runtime"},
+}
+
+// checkNamespaces checks whether user namespaces can be made. Sandboxes of ordinary
+// users consist of them; those of root map the workspace's owner with one.
+func (m machine) checkNamespaces() Finding {
+	const check = "user namespaces"
+	for i, s := range sysctls {
+		if m.uid == 0 && i > 0 {
+			break // these bind ordinary users
+		}
+		if m.readLine("sys/"+s.file) != s.off {
+			continue
+		}
+		f := Finding{Check: check, Result: Warning, Hint: "As root: " + s.fix + "."}
+		f.Detail = strings.ReplaceAll(s.file, "/", ".") + " is " + s.off + ": gvisor and runc can't be used by an ordinary user"
+		if m.uid == 0 {
+			f.Detail = strings.ReplaceAll(s.file, "/", ".") + " is " + s.off + ": a workspace's files can't be mapped to its owner, so that commands run as the owner's own uid"
+		}
+		return f
+	}
+	if err := m.UserNamespace(); err != nil {
+		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("none can be made: %v", err), Hint: runner.NamespacesHint}
+	}
+	return Finding{Check: check, Result: OK, Detail: "can be made"}
+}
+
+// checkIdentities checks the user ids of commands in sandboxes and of their files.
+func (m machine) checkIdentities() Finding {
+	const check = "identities"
+	if m.uid != 0 {
+		return Finding{
+			Check: check, Result: OK,
+			Detail: fmt.Sprintf("uid %d; gvisor and runc have this one uid in the sandbox, and %s", m.uid, m.subordinateIDs()),
+		}
+	}
+	for _, name := range []string{"uid_map", "gid_map"} {
+		if id := sandbox.CommandUID; !isMapped(m.readFile("self/"+name), id) {
+			return Finding{
+				Check: check, Result: Warning, Fault: FaultSandbox,
+				Detail: fmt.Sprintf("Caisson is root in a user namespace in which id %d, that of commands, is not (%s of /proc/self)", id, name),
+				Hint:   "Run it where this id is mapped: as root of the machine, or with a larger range in /etc/subuid and /etc/subgid for the user who made the namespace.",
+			}
+		}
+	}
+	return Finding{
+		Check: check, Result: OK,
+		Detail: fmt.Sprintf("root; commands run as uid %d, and what they make belongs to the workspace's owner; subordinate ids are not needed", sandbox.CommandUID),
+	}
+}
+
+// subordinateIDs describes the user's subordinate ids.
+func (m machine) subordinateIDs() string {
+	var lacks []string
+	for _, name := range []string{"subuid", "subgid"} {
+		text, err := os.ReadFile(filepath.Join(m.etc, name))
+		if err != nil || !hasRange(string(text), m.uid, m.userName()) {
+			lacks = append(lacks, filepath.Join("/etc", name))
+		}
+	}
+	if len(lacks) == 0 {
+		return "the ranges in /etc/subuid and /etc/subgid are not used"
+	}
+	return "none in " + strings.Join(lacks, " and ") + " are needed"
+}
+
+// userName returns the user's name in /etc/passwd, "" for none.
+func (m machine) userName() string {
+	text, err := os.ReadFile(filepath.Join(m.etc, "passwd"))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(text)) {
+		if f := strings.Split(line, ":"); len(f) > 2 && f[2] == strconv.Itoa(m.uid) {
+			return f[0]
+		}
+	}
+	return ""
+}
+
+// hasRange reports whether a line NAME:FIRST:COUNT is the user's (subuid(5)).
+func hasRange(text string, uid int, name string) bool {
+	for line := range strings.Lines(text) {
+		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == 3 && (f[0] == strconv.Itoa(uid) || name != "" && f[0] == name) {
+			return true
+		}
+	}
+	return false
+}
+
+func (m machine) readFile(name string) string {
+	text, err := os.ReadFile(filepath.Join(m.proc, name))
+	if err != nil {
+		return ""
+	}
+	return string(text)
+}
+
+// isMapped reports whether an id is in a map of /proc (user_namespaces(7)). Every id
+// is if there is no map, as without namespaces.
+func isMapped(text string, id int) bool {
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line)
+		if len(f) != 3 {
+			continue
+		}
+		first, err := strconv.Atoi(f[0])
+		count, countErr := strconv.Atoi(f[2])
+		if errors.Join(err, countErr) == nil && id >= first && id-first < count {
+			return true
+		}
+	}
+	return text == ""
+}

@@ -1,0 +1,352 @@
+package doctor
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+const (
+	// smokeTestTime bounds the start of a sandbox, which may wait for others.
+	smokeTestTime = 2 * time.Minute
+	// reachTime bounds the command in it: one second per target.
+	reachTime = 20 * time.Second
+)
+
+// The checks of a sandbox that is started.
+const (
+	checkStart   = "sandbox start"
+	checkNetwork = "network"
+)
+
+// SmokeTest is a sandbox to start.
+type SmokeTest struct {
+	// Choose returns the backend that a session would have, and its notes.
+	Choose func(ctx context.Context) (sandbox.Backend, []string, error)
+	Image  images.Reference
+	// ImageOK is set if the image's check succeeded.
+	ImageOK    bool
+	Resources  limits.Resources
+	Git        sandbox.GitMode
+	Mode       sandbox.WorkspaceMode
+	RefuseLost bool
+	StateDir   string
+}
+
+// SkipSmokeTest returns the findings of a test that was not tried.
+func SkipSmokeTest(why string) []Finding {
+	return []Finding{{Check: checkStart, Result: Absent, Detail: why}, {Check: checkNetwork, Result: Absent, Detail: why}}
+}
+
+// Run starts a sandbox on an empty directory, as a session would, checks that a
+// command in it reaches nothing outside, and removes everything that it made.
+func (t SmokeTest) Run(ctx context.Context) []Finding {
+	if !t.ImageOK && t.Image.Scheme != images.SchemeHost {
+		return SkipSmokeTest("not tried: the image is not here, see above")
+	}
+	if t.Image.Scheme == images.SchemeBuild {
+		return SkipSmokeTest("not tried: the image would be built first")
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, smokeTestTime, fmt.Errorf("%w: no sandbox ran within %s", sandbox.ErrUnavailable, smokeTestTime))
+	defer cancel()
+	backend, notes, err := t.Choose(ctx)
+	if err != nil {
+		return SkipSmokeTest("not tried: no backend can be used, see above")
+	}
+	box, took, undo, err := t.start(ctx, backend)
+	if err != nil {
+		f := failed(checkStart, err)
+		f.Fault = FaultSandbox
+		return append([]Finding{f}, SkipSmokeTest("not tried: no sandbox could be started")[1])
+	}
+	info, err := queryBackend(ctx, backend)
+	if err != nil {
+		notes = append(notes, err.Error())
+	}
+	attestation := box.Attestation()
+	started := warnOfFileSystem(t.checkAttestation(attestation, info, took, notes), attestation.Workspace, ".")
+	network := checkReach(ctx, box)
+	if err := undo(); err != nil {
+		started = Finding{
+			Check: checkStart, Result: Failed, Fault: FaultSandbox,
+			Detail: "the sandbox can't be removed: " + err.Error(), Advice: AdviseCollectLater,
+		}
+	}
+	return []Finding{started, network}
+}
+
+// start makes the sandbox; undo ends it and removes what was made for it.
+func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sandbox.Sandbox, took time.Duration, undo func() error, err error) {
+	var undos []func() error
+	all := func() error {
+		var errs []error
+		for _, f := range slices.Backward(undos) {
+			errs = append(errs, f())
+		}
+		return errors.Join(errs...)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, all())
+		}
+	}()
+	folder, err := sessiondir.Create(t.StateDir, nil)
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	undos = append(undos, folder.Close)
+	// The state directory itself is refused as a workspace.
+	path, err := makeWorkspace(".", os.TempDir(), filepath.Dir(t.StateDir), "..")
+	if path != "" {
+		undos = append(undos, func() error { return os.RemoveAll(path) })
+	}
+	if err != nil {
+		return nil, 0, nil, fmt.Errorf("make a workspace: %w", err)
+	}
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, 0, nil, fmt.Errorf("open the workspace: %w", err)
+	}
+	undos = append(undos, dir.Close)
+	spec := sandbox.Spec{
+		Session: folder.Session, Image: t.Image, Git: t.Git, Resources: t.Resources, Dir: filepath.Join(folder.Dir, "sandbox"),
+		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: t.Mode}, CallerOwnsFiles: true,
+	}
+	if spec.Workspace.Mode == sandbox.ModeOverlay {
+		layers, err := overlay.Create(filepath.Join(folder.Dir, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: path, Workspace: dir})
+		if err != nil {
+			return nil, 0, nil, fmt.Errorf("%w: overlay workspaces can't be had here: %w", sandbox.ErrUnsupported, err)
+		}
+		undos = append(undos, func() error {
+			return errors.Join(layers.End(overlay.Discarded), layers.Close(), os.RemoveAll(layers.Dir()))
+		})
+		if err := layers.Record(ctx, dir); err != nil {
+			return nil, 0, nil, err
+		}
+		spec.Workspace.Layers = layers.Dir()
+	}
+	began := time.Now()
+	box, err = backend.Create(ctx, spec)
+	if err != nil {
+		return nil, 0, nil, err
+	}
+	took = time.Since(began)
+	undos = append(undos, func() error { return box.Destroy(context.WithoutCancel(ctx)) })
+	return box, took, all, nil
+}
+
+// makeWorkspace makes an empty directory that is as much like the workspace as
+// possible, because mounts and mapped owners depend on both: on the same file system,
+// if one of the places is, and of the same owner, if Caisson is root.
+func makeWorkspace(workspace string, places ...string) (path string, err error) {
+	distance := func(place string) int {
+		if sameFileSystem(place, workspace) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(places, func(a, b string) int { return cmp.Compare(distance(a), distance(b)) })
+	var errs []error
+	for _, place := range places {
+		place, err = filepath.Abs(place)
+		if err == nil {
+			path, err = os.MkdirTemp(place, "caisson-doctor-")
+		}
+		if err == nil {
+			return path, copyOwner(path, workspace)
+		}
+		errs = append(errs, err)
+	}
+	return "", errors.Join(errs...)
+}
+
+// checkAttestation describes the sandbox, as it was read back. Losses that the
+// backend's own finding has are left out.
+func (t SmokeTest) checkAttestation(a sandbox.Attestation, info sandbox.Info, took time.Duration, notes []string) Finding {
+	memory := "memory without a limit"
+	if a.Limits.MemoryBytes > 0 {
+		memory = formatSize(a.Limits.MemoryBytes) + " of memory"
+	}
+	processes := "processes without a limit"
+	if a.Limits.PIDs > 0 {
+		processes = fmt.Sprintf("%d processes", a.Limits.PIDs)
+	}
+	detail := fmt.Sprintf("%s in %s, image %s, %s; commands are %s, seccomp %s, %s, %s", a.Backend, took.Round(10*time.Millisecond), a.Image,
+		a.WorkspaceMode, a.User, a.Seccomp, memory, processes)
+	detail = strings.Join(append([]string{detail}, notes...), "; ")
+	f := Finding{Check: checkStart, Result: OK, Detail: detail}
+	lost := slices.DeleteFunc(slices.Clone(a.Lost), func(text string) bool { return slices.Contains(info.Lost, text) })
+	if t.RefuseLost && len(a.Lost) > 0 {
+		lost, f.Result, f.Fault = a.Lost, Failed, FaultSandbox
+		f.Hint = "refuse_lost is set, so nothing runs: choose another backend, fix the losses, or remove refuse_lost."
+	}
+	if len(lost) > 0 {
+		f.Detail += "; not protected here: " + strings.Join(lost, " ")
+	}
+	return f
+}
+
+// warnOfFileSystem turns a start that succeeded on another file system than the
+// workspace's into a warning: mapped owners and mounts depend on the file system.
+func warnOfFileSystem(started Finding, trial, workspace string) Finding {
+	if started.Result != OK || sameFileSystem(trial, workspace) {
+		return started
+	}
+	started.Result = Warning
+	started.Detail += fmt.Sprintf("; tried in %s, on another file system than this directory: commands here may have another user, and protections may be missing", filepath.Dir(trial))
+	started.Hint = "To try it on this file system, set TMPDIR to a directory on it."
+	return started
+}
+
+// testListener is a socket of this process that answers on the machine.
+type testListener struct {
+	name     string // for people
+	target   wire.Target
+	listener net.Listener
+}
+
+// openListeners listens where no command may connect: on the loopback interface, on
+// this machine's other addresses, and at an abstract socket.
+func openListeners(ctx context.Context) []testListener {
+	var all []testListener
+	listen := func(network, address, name string, target func(net.Addr) wire.Target) {
+		l, err := (&net.ListenConfig{}).Listen(ctx, network, address)
+		if err != nil {
+			return // nothing to reach there
+		}
+		all = append(all, testListener{name, target(l.Addr()), l})
+	}
+	tcp := func(a net.Addr) wire.Target {
+		to := a.(*net.TCPAddr).AddrPort()
+		return wire.Target{IP: to.Addr().Unmap().AsSlice(), Port: int(to.Port())}
+	}
+	for _, address := range listAddresses() {
+		listen("tcp", netip.AddrPortFrom(address, 0).String(), address.String(), tcp)
+	}
+	socket := fmt.Sprintf("caisson-doctor-%d", os.Getpid())
+	listen("unix", "@"+socket, "an abstract socket", func(net.Addr) wire.Target { return wire.Target{Abstract: socket} })
+	return all
+}
+
+// maxAddresses bounds how many of the machine's addresses are tried: one a
+// second where packets vanish.
+const maxAddresses = 6
+
+// listAddresses returns the loopback addresses and the machine's own, without
+// link-local ones.
+func listAddresses() []netip.Addr {
+	found := []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return found
+	}
+	for _, a := range own {
+		prefix, err := netip.ParsePrefix(a.String())
+		if ip := prefix.Addr(); err == nil && ip.IsGlobalUnicast() && len(found) < maxAddresses {
+			found = append(found, ip)
+		}
+	}
+	return found
+}
+
+// answers reports whether the listener is reached from here. One that is not proves
+// nothing about the sandbox.
+func (l testListener) answers(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Second, errors.New("it does not answer"))
+	defer cancel()
+	addr := l.listener.Addr()
+	conn, err := (&net.Dialer{}).DialContext(ctx, addr.Network(), addr.String())
+	if err != nil {
+		return false
+	}
+	return conn.Close() == nil
+}
+
+// checkReach checks that a command in the sandbox does not reach what answers outside.
+func checkReach(ctx context.Context, box sandbox.Sandbox) Finding {
+	all := openListeners(ctx)
+	defer func() {
+		for _, b := range all {
+			_ = b.listener.Close() // without connections
+		}
+	}()
+	live := slices.DeleteFunc(slices.Clone(all), func(b testListener) bool { return !b.answers(ctx) })
+	if len(live) == 0 {
+		return Finding{Check: checkNetwork, Result: Warning, Detail: "nothing on this machine answers outside of the sandbox either, so that nothing is proved", Hint: "Let this process listen on 127.0.0.1."}
+	}
+	argv := []string{sandbox.GuestPath, wire.ReachWord}
+	for _, b := range live {
+		argv = append(argv, b.target.String())
+	}
+	r, err := tryReach(ctx, box, argv)
+	if err != nil {
+		f := failed(checkNetwork, err)
+		f.Fault = FaultSandbox
+		return f
+	}
+	return compareReach(live, r)
+}
+
+// tryReach runs the guest's binary as a command.
+func tryReach(ctx context.Context, box sandbox.Sandbox, argv []string) (wire.Reach, error) {
+	var out, errs bytes.Buffer
+	var r wire.Reach
+	p, err := box.Start(ctx, sandbox.Command{Argv: argv, Stdout: &out, Stderr: &errs, Timeout: reachTime})
+	if err != nil {
+		return r, fmt.Errorf("try the network: %w", err)
+	}
+	exit, err := p.Wait()
+	if err != nil {
+		return r, fmt.Errorf("try the network: %w", err)
+	}
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil || !exit.Status.Success() {
+		return r, fmt.Errorf("try the network: %s, with %q", exit.Status, errs.String())
+	}
+	return r, nil
+}
+
+// compareReach compares the sockets that a command reached with those that answer.
+func compareReach(live []testListener, r wire.Reach) Finding {
+	var names, reached, unknown []string
+	for _, b := range live {
+		switch r.Results[b.target.String()] {
+		case "ok":
+			reached = append(reached, b.name)
+		case "":
+			unknown = append(unknown, b.name)
+		}
+		names = append(names, b.name)
+	}
+	others := slices.DeleteFunc(slices.Clone(r.Interfaces), func(name string) bool { return name == "lo" })
+	f := Finding{Check: checkNetwork, Result: Failed, Fault: FaultSandbox, Advice: AdviseOtherBackend}
+	switch {
+	case len(reached) > 0:
+		f.Detail = "a command in the sandbox reached " + strings.Join(reached, ", ")
+	case len(others) > 0:
+		f.Detail = "the sandbox has network interfaces besides lo: " + strings.Join(others, ", ")
+	case len(unknown) > 0:
+		f.Detail = "the command in the sandbox reports nothing about " + strings.Join(unknown, ", ")
+	default:
+		how := slices.Compact(slices.Sorted(maps.Values(r.Results)))
+		f = Finding{Check: checkNetwork, Result: OK, Detail: fmt.Sprintf("blocked: not reached from inside: %s, which all answer outside (%s)", strings.Join(names, ", "), strings.Join(how, ", "))}
+	}
+	return f
+}
