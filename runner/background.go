@@ -95,10 +95,10 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	if timeout == 0 {
 		timeout = backgroundTime
 	}
-	p, err := l.box.Start(watched, sandbox.Command{
-		Argv: scripted(program, cmd), Dir: cmd.Dir, NoLinks: cmd.NoLinks, Timeout: timeout,
-		Stdout: j.log.stream(0), Stderr: j.log.stream(1), Output: sandbox.OutputLimits{Live: backgroundLive},
-	})
+	start := cmd.Command
+	start.Argv, start.Timeout, start.Output = scripted(program, cmd), timeout, sandbox.OutputLimits{Live: backgroundLive}
+	start.Stdout, start.Stderr = j.log.stream(0), j.log.stream(1)
+	p, err := l.box.Start(watched, start)
 	if err != nil {
 		full := diskFull(watched)
 		unwatch()
@@ -165,12 +165,12 @@ func (b *backgrounds) finish(watched context.Context, l *life, j *background, p 
 	exit, err := p.Wait()
 	cause := context.Cause(watched)
 	j.log.ended(exit)
-	end := shell.Ended{Result: shellEnd(exit), Lost: err != nil, Bytes: j.log.close()}
+	end := shell.Ended{Result: shell.Result{Exit: exit}, Lost: err != nil, Bytes: j.log.close()}
 	if end.Wall == 0 {
 		end.Wall = time.Since(j.begun)
 	}
 	if full, ok := errors.AsType[*limits.ExceededError](cause); ok && exit.Status.Cancelled {
-		end.Cancelled, end.DiskReserve, end.DiskFiles = false, full.Limit, full.Files
+		end.Status.Cancelled, end.DiskReserve, end.DiskFiles = false, full.Limit, full.Files
 	}
 	b.x.count(end.Result)
 	record := backgroundEnded(j, exit, end, cause)
@@ -181,8 +181,8 @@ func (b *backgrounds) finish(watched context.Context, l *life, j *background, p 
 		b.log.Error("record the end of a background command", zap.Error(err))
 	}
 	if err == nil {
-		if end.Left > 0 {
-			_ = b.x.box.retire(l, end.Left) // who calls next meets what comes of it
+		if end.Kill.Left > 0 {
+			_ = b.x.box.retire(l, end.Kill.Left) // who calls next meets what comes of it
 		}
 		if !errors.Is(cause, errSessionEnd) {
 			b.x.after(context.WithoutCancel(watched))

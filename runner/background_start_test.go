@@ -50,7 +50,7 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 					b.x.disk = nil
 				}
 				free.Store(2 * diskReserve)
-				handle, err := b.Begin(t.Context(), shell.Command{Script: "serve", Dir: "none"})
+				handle, err := b.Begin(t.Context(), shell.Command{Script: "serve", Command: sandbox.Command{Dir: "none"}})
 				full, isFull := errors.AsType[*limits.ExceededError](err)
 				if isFull != fills || isFull && full.Kind != limits.KindDisk || !fills && !errors.Is(err, sandbox.ErrInvalid) {
 					t.Fatalf("start %d: %v", i, err)
@@ -145,7 +145,7 @@ func TestBackgroundCommand(t *testing.T) {
 		return sandbox.ExitStatus{}
 	}})
 	for timeout, want := range map[time.Duration]time.Duration{0: backgroundTime, time.Minute: time.Minute} {
-		handle, err := b.Begin(t.Context(), shell.Command{Script: "serve", Dir: "sub", Timeout: timeout, NoLinks: true})
+		handle, err := b.Begin(t.Context(), shell.Command{Script: "serve", Command: sandbox.Command{Dir: "sub", Timeout: timeout, NoLinks: true}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -255,8 +255,8 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 			if err != nil || !was || end.Lost != (c.err != nil) || end.DiskReserve != c.reserve || end.DiskFiles != (c.reserve > 0) || end.Bytes != c.exit.Stdout.Total {
 				t.Errorf("%+v, %t, %v", end, was, err)
 			}
-			if end.Cancelled != (c.exit.Status.Cancelled && c.reserve == 0) {
-				t.Errorf("cancelled: %t", end.Cancelled)
+			if end.Status.Cancelled != (c.exit.Status.Cancelled && c.reserve == 0) {
+				t.Errorf("cancelled: %t", end.Status.Cancelled)
 			}
 			if end.Wall <= 0 || c.exit.Wall > 0 && end.Wall != c.exit.Wall {
 				t.Errorf("it ran for %v", end.Wall)

@@ -350,7 +350,7 @@ func TestBackgroundEndNamesItsCause(t *testing.T) {
 		"cancelled":    {exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}}, cause: errors.New("user")},
 		"sandbox_lost": {lost: true, cause: errKilled},
 	} {
-		end := shell.Ended{Result: shellEnd(c.exit), Lost: c.lost}
+		end := shell.Ended{Result: shell.Result{Exit: c.exit}, Lost: c.lost}
 		if got := backgroundEnded(&background{}, c.exit, end, c.cause).EndedBy; got != want {
 			t.Errorf("ended by %s, want %s", got, want)
 		}

@@ -46,8 +46,8 @@ func filling(t *testing.T) *executor {
 // TestDiskFull: a command that fills the disk is ended, and its result says why
 // and that nobody cancelled it.
 func TestDiskFull(t *testing.T) {
-	r, err := filling(t).Run(t.Context(), shell.Command{Script: "fill", Stdout: discard{}, Stderr: discard{}})
-	if err != nil || r.DiskReserve != diskReserve || r.Cancelled || r.Signal != 15 {
+	r, err := filling(t).Run(t.Context(), shell.Command{Script: "fill", Command: sandbox.Command{Stdout: discard{}, Stderr: discard{}}})
+	if err != nil || r.DiskReserve != diskReserve || r.Status.Cancelled || r.Status.Signal != 15 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

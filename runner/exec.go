@@ -57,21 +57,20 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
 	watched, stop := x.disk.watch(ctx)
 	defer stop()
-	p, err := l.box.Start(watched, sandbox.Command{
-		Argv: scripted(program, cmd), Dir: cmd.Dir, NoLinks: cmd.NoLinks, Timeout: cmd.Timeout,
-		Stdout: stdout, Stderr: stderr,
-	})
+	start := cmd.Command
+	start.Argv, start.Stdout, start.Stderr = scripted(program, cmd), stdout, stderr
+	p, err := l.box.Start(watched, start)
 	full, isFull := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if isFull && err != nil { // it ended before it began
-		return shell.Result{Code: -1, DiskReserve: full.Limit, DiskFiles: full.Files}, nil
+		return shell.Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1}}, DiskReserve: full.Limit, DiskFiles: full.Files}, nil
 	}
 	if err != nil {
 		return shell.Result{}, fmt.Errorf("start command: %w", badDir(cmd, x.box.check(l, err)))
 	}
 	exit, err := p.Wait()
-	result := shellResult(exit, stdout, stderr)
+	result := shell.Result{Exit: exit, Stdout: stdout.result(exit.Stdout), Stderr: stderr.result(exit.Stderr)}
 	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && exit.Status.Cancelled {
-		result.Cancelled, result.DiskReserve, result.DiskFiles = false, full.Limit, full.Files
+		result.Status.Cancelled, result.DiskReserve, result.DiskFiles = false, full.Limit, full.Files
 	}
 	x.count(result)
 	if err != nil {
@@ -189,7 +188,7 @@ func (x *executor) program(ctx context.Context, l *life) (string, error) {
 func (x *executor) count(r shell.Result) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.killed += r.Killed
+	x.killed += r.KilledProcesses()
 }
 
 // processesKilled is the number of processes that had to be killed so far.
@@ -197,26 +196,4 @@ func (x *executor) processesKilled() int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.killed
-}
-
-func shellResult(e sandbox.Exit, stdout, stderr *capture) shell.Result {
-	r := shellEnd(e)
-	r.Stdout, r.Stderr = stdout.result(e.Stdout), stderr.result(e.Stderr)
-	return r
-}
-
-// shellEnd is a result without what the command wrote.
-func shellEnd(e sandbox.Exit) shell.Result {
-	killed := e.Kill.Killed
-	if e.Kill.AfterExit {
-		// What a command leaves must go, whether SIGTERM was enough or not.
-		killed = max(e.Kill.Terminated, e.Kill.Killed)
-	}
-	return shell.Result{
-		Code: e.Status.Code, Signal: e.Status.Signal,
-		OOMKilled: e.Status.OOMKilled, TimedOut: e.Status.TimedOut, Cancelled: e.Status.Cancelled,
-		Killed: killed, Left: e.Kill.Left, KilledAfterExit: e.Kill.AfterExit,
-		Wall: e.Wall, CPU: e.CPU, PeakMemory: e.PeakMemory,
-		PIDsLimitHit: e.PIDsLimitHit, Full: e.Full,
-	}
 }

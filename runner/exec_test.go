@@ -75,7 +75,7 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 }
 
 func command(script string) shell.Command {
-	return shell.Command{Script: script, Stdout: discard{}, Stderr: discard{}}
+	return shell.Command{Script: script, Command: sandbox.Command{Stdout: discard{}, Stderr: discard{}}}
 }
 
 func TestExecutorRunsACommand(t *testing.T) {
@@ -90,12 +90,11 @@ func TestExecutorRunsACommand(t *testing.T) {
 	})
 	x.disk = newDiskWatch(func() diskRoom { return diskRoom{bytes: 4 * diskReserve, files: -1} }, nil)
 	for i, cmd := range []shell.Command{
-		{Script: "work", Dir: "sub", NoLinks: true, Timeout: 7},
-		{Script: "work", Args: []string{"a"}},
+		{Script: "work", Command: sandbox.Command{Dir: "sub", NoLinks: true, Timeout: 7}}, {Script: "work", Args: []string{"a"}},
 	} {
 		cmd.Stdout, cmd.Stderr = discard{}, discard{}
 		r, err := x.Run(t.Context(), cmd)
-		if err != nil || r.Code != 3 || string(r.Stdout.Head) != "out" || string(r.Stderr.Head) != "err" || r.Killed != 2 {
+		if err != nil || r.Status.Code != 3 || string(r.Stdout.Head) != "out" || string(r.Stderr.Head) != "err" || r.KilledProcesses() != 2 {
 			t.Errorf("%+v, %v", r, err)
 		}
 		want := []string{"bash", "-c", "--", "work"}
@@ -144,7 +143,7 @@ func TestExecutorReportsHowACommandEnded(t *testing.T) {
 			})
 			boxes, b.restarts = b.boxes, tc.restarts
 			r, err := x.Run(ctx, command("work"))
-			if !errors.Is(err, tc.want) || (tc.want == nil) != (err == nil) || r.Cancelled != tc.cancels {
+			if !errors.Is(err, tc.want) || (tc.want == nil) != (err == nil) || r.Status.Cancelled != tc.cancels {
 				t.Errorf("%+v, %v", r, err)
 			}
 			if *after != tc.after || (b.restarts > tc.restarts) != tc.replaced {
@@ -173,7 +172,7 @@ func TestExecutorEndsWhatFillsTheDisk(t *testing.T) {
 			})
 			x.disk = newDiskWatch(func() diskRoom { return diskRoom{bytes: free.Load(), files: -1} }, nil)
 			r, err := x.Run(t.Context(), command("fill"))
-			if err != nil || (r.DiskReserve == diskReserve) != tc.ended || r.Cancelled || (r.Code == -1) == tc.starts {
+			if err != nil || (r.DiskReserve == diskReserve) != tc.ended || r.Status.Cancelled || (r.Status.Code == -1) == tc.starts {
 				t.Errorf("%+v, %v", r, err)
 			}
 		})
@@ -363,18 +362,5 @@ func TestExecutorOpensOutput(t *testing.T) {
 	}
 	if _, err := b.x.Output("none"); !errors.Is(err, shell.ErrNoOutput) {
 		t.Errorf("an unknown handle: %v", err)
-	}
-}
-
-// TestProcessesThatHadToBeKilled: what a command leaves counts as killed, whether
-// SIGTERM was enough or not.
-func TestProcessesThatHadToBeKilled(t *testing.T) {
-	kill := sandbox.KillReport{Terminated: 5, Killed: 2}
-	if r := shellEnd(sandbox.Exit{Kill: kill}); r.Killed != 2 || r.KilledAfterExit {
-		t.Errorf("%+v", r)
-	}
-	kill.AfterExit = true
-	if r := shellEnd(sandbox.Exit{Kill: kill}); r.Killed != 5 || !r.KilledAfterExit {
-		t.Errorf("%+v", r)
 	}
 }

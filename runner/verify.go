@@ -14,15 +14,13 @@ type checker struct{ exec *executor }
 
 // RunCheck runs one command in the workspace.
 func (c checker) RunCheck(ctx context.Context, cmd verify.Command) (verify.Ended, error) {
-	r, err := c.exec.Run(ctx, shell.Command{
-		Script: cmd.Script, Dir: sandbox.WorkspaceDir, Timeout: cmd.Timeout, Stdout: io.Discard, Stderr: io.Discard,
-	})
+	r, err := c.exec.Run(ctx, shell.Command{Script: cmd.Script, Command: sandbox.Command{Dir: sandbox.WorkspaceDir, Timeout: cmd.Timeout, Stdout: io.Discard, Stderr: io.Discard}})
 	if err != nil {
 		return verify.Ended{}, err
 	}
 	out := r.Stdout
 	ended := verify.Ended{
-		Code: r.Code, Signal: r.Signal, TimedOut: r.TimedOut, OOMKilled: r.OOMKilled, DiskFull: r.DiskReserve > 0, Stdout: string(out.Head),
+		ExitStatus: r.Status, DiskFull: r.DiskReserve > 0, Stdout: string(out.Head),
 		Cut: out.Total > int64(len(out.Head)+len(out.Tail)),
 	}
 	if ended.Cut {

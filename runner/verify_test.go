@@ -25,7 +25,7 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 		"long": says(long),
 	})
 	got, err := checker{b.x}.RunCheck(t.Context(), verify.Command{Script: "short"})
-	if err != nil || got != (verify.Ended{Code: 3, Stdout: "short"}) {
+	if err != nil || got != (verify.Ended{ExitStatus: sandbox.ExitStatus{Code: 3}, Stdout: "short"}) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	got, err = checker{b.x}.RunCheck(t.Context(), verify.Command{Script: "long"})

@@ -5,7 +5,7 @@
 // tools/policy decides which calls run, tools/approval asks people, and
 // tools/dispatch runs the calls. The concrete tools are in sub-packages too.
 //
-// It is rank 1 and knows neither sandbox nor loop: a tool that needs a
-// container declares the one to three methods that it needs, and runner adapts
-// a sandbox to them.
+// It is rank 1 and knows neither sandbox nor loop: a tool that needs a container
+// declares the one to three methods that it needs, and runner adapts a sandbox to
+// them. tools/shell and tools/verify use the types of sandbox for commands.
 package tools

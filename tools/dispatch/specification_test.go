@@ -24,6 +24,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/dispatch"
@@ -364,7 +365,7 @@ func TestSpecification9_4CancelShell(t *testing.T) {
 				<-ctx.Done() // SIGTERM, which is ignored
 				time.Sleep(5 * time.Second)
 				head := shell.Capture{Head: []byte(text), Total: int64(len(text))}
-				return shell.Result{Code: -1, Signal: 9, Cancelled: true, Killed: 1, Stdout: head}, nil
+				return shell.Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, Cancelled: true}, Kill: sandbox.KillReport{Killed: 1}}, Stdout: head}, nil
 			},
 		})
 		cancelled := errors.New("the user cancelled the turn")

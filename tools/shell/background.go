@@ -137,8 +137,8 @@ func (k *killTool) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 		return tools.Output{}, fmt.Errorf("end background command: %w", err)
 	}
 	return tools.Output{
-		Content: []tools.Block{{Text: r.killText(in.Handle, endedBefore)}}, Success: r.Left == 0,
-		Metadata: map[string]any{"background": in.Handle, "exit_code": r.Code, "signal": r.Signal, "killed": r.Killed, "left": r.Left, "lost": r.Lost},
+		Content: []tools.Block{{Text: r.killText(in.Handle, endedBefore)}}, Success: r.Kill.Left == 0,
+		Metadata: map[string]any{"background": in.Handle, "exit_code": r.Status.Code, "signal": r.Status.Signal, "killed": r.KilledProcesses(), "left": r.Kill.Left, "lost": r.Lost},
 	}, nil
 }
 
@@ -153,14 +153,14 @@ func (r Ended) killText(handle string, endedBefore bool) string {
 		b.WriteString(" was ended: " + r.State())
 	}
 	fmt.Fprintf(&b, " after %s\n", formatSeconds(r.Wall))
-	r.Cancelled = false // the call requested it, so it needs no note
+	r.Status.Cancelled = false // the call requested it, so it needs no note
 	for _, note := range r.endNotes(0) {
 		b.WriteString(note + "\n")
 	}
 	switch {
 	case r.Lost:
 		b.WriteString("Nothing of it is left: the sandbox it ran in is gone.\n")
-	case r.Left == 0:
+	case r.Kill.Left == 0:
 		b.WriteString("Nothing of it is left.\n")
 	}
 	fmt.Fprintf(&b, "It wrote %s; %s reads them.\n", bytesText(r.Bytes), OutputName)
@@ -172,13 +172,13 @@ func (r Ended) State() string {
 	switch {
 	case r.Lost:
 		return "lost with its sandbox"
-	case r.TimedOut:
+	case r.Status.TimedOut:
 		return r.exitText() + " (timed out)"
 	case r.DiskReserve > 0:
 		return r.exitText() + " (stopped: the disk is nearly full)"
-	case r.OOMKilled:
+	case r.Status.OOMKilled:
 		return r.exitText() + " (out of memory)"
-	case r.Cancelled:
+	case r.Status.Cancelled:
 		return r.exitText() + " (ended by us)"
 	}
 	return r.exitText()

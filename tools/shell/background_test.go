@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -85,17 +86,17 @@ func TestKill(t *testing.T) {
 		success bool
 	}{
 		"terminated": {
-			end: Ended{Result: Result{Code: -1, Signal: 15, Cancelled: true, Wall: 3 * time.Second}, Bytes: 7}, success: true,
+			end: Ended{Result: Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}, Wall: 3 * time.Second}}, Bytes: 7}, success: true,
 			want: []string{"background-1 was ended: killed by signal 15 (SIGTERM) (ended by us) after 3 s\n", "Nothing of it is left.", "It wrote 7 bytes"},
 		},
 		"forced": {
-			end: Ended{Result: Result{Code: -1, Signal: 9, Cancelled: true, Killed: 2}}, success: true,
+			end: Ended{Result: Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, Cancelled: true}, Kill: sandbox.KillReport{Killed: 2}}}}, success: true,
 			want: []string{"2 processes did not stop when asked and had to be killed."},
 		},
 		"unkillable": {
-			end: Ended{Result: Result{Code: -1, Signal: 9, Cancelled: true, Left: 1}}, want: []string{"1 process could not be killed."},
+			end: Ended{Result: Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, Cancelled: true}, Kill: sandbox.KillReport{Left: 1}}}}, want: []string{"1 process could not be killed."},
 		},
-		"ended": {end: Ended{Result: Result{Code: 3}}, was: true, want: []string{"had ended before: exit code 3"}, success: true},
+		"ended": {end: Ended{Result: Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 3}}}}, was: true, want: []string{"had ended before: exit code 3"}, success: true},
 		"lost":  {end: Ended{Lost: true}, was: true, want: []string{"lost with its sandbox", "the sandbox it ran in is gone"}, success: true},
 		"other": {handle: "x", want: []string{`no background command with the handle "x"`}},
 	} {

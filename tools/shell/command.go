@@ -2,8 +2,8 @@ package shell
 
 import (
 	"context"
-	"io"
-	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // Command is one shell command to run. It must not be changed while it runs.
@@ -14,18 +14,10 @@ type Command struct {
 	// Args are the script's positional parameters, $1 and so on. Each has at most
 	// MaxScriptBytes and no NUL.
 	Args []string
-	// Dir is the absolute path of the working directory in the container. Its name
-	// is inside the workspace; the runner must not follow symlinks that lead
-	// outside.
-	Dir string
-	// NoLinks forbids symlinks in Dir, because a person approved its name.
-	NoLinks bool
-	// Timeout limits the wall time. It is positive, or zero for a background
-	// command without a limit.
-	Timeout time.Duration
-	// Stdout and Stderr receive the live output, each from one goroutine. They
-	// never fail. They are nil for background commands only.
-	Stdout, Stderr io.Writer
+	// Command holds the rest. Its Argv is not set: the runner makes it of the
+	// script. Timeout zero is a background command without a limit. Stdout and
+	// Stderr never fail; they are nil for background commands only.
+	sandbox.Command
 	// CallID is the ID of the call that runs the command.
 	CallID string
 }
@@ -36,18 +28,7 @@ const MaxScriptBytes = 128<<10 - 1
 
 // Result is the outcome of a command. The zero value is exit code 0 without output.
 type Result struct {
-	// Code is the exit code, or -1 if Signal ended the command.
-	Code int
-	// Signal is the number of the signal that ended the command, or 0.
-	Signal int
-	// OOMKilled, TimedOut and Cancelled report why the command was ended, as far as
-	// the sandbox knows.
-	OOMKilled, TimedOut, Cancelled bool
-	// PIDsLimitHit reports whether the command reached the sandbox's limit of
-	// processes. Full are the directories in memory (/tmp, …) that were full when
-	// the command ended.
-	PIDsLimitHit bool
-	Full         []string
+	sandbox.Exit
 	// DiskReserve is the number of bytes that commands must leave free on the
 	// host's file system, if the command was ended because fewer were left. It is
 	// a number of files (inodes) if DiskFiles is set.
@@ -55,15 +36,15 @@ type Result struct {
 	DiskFiles   bool
 	// Stdout and Stderr are the captured output.
 	Stdout, Stderr Capture
-	// Killed is the number of processes that had to be killed, and Left the number
-	// that could not be killed. KilledAfterExit reports whether they were still
-	// running after the command itself had ended.
-	Killed, Left    int
-	KilledAfterExit bool
-	// Wall and CPU are the wall time and the CPU time.
-	Wall, CPU time.Duration
-	// PeakMemory is the largest resident set in bytes, or 0 if unknown.
-	PeakMemory int64
+}
+
+// KilledProcesses returns the number of processes that had to be killed. The
+// processes that a command leaves must go, whether SIGTERM was enough or not.
+func (r Result) KilledProcesses() int {
+	if r.Kill.AfterExit {
+		return max(r.Kill.Terminated, r.Kill.Killed)
+	}
+	return r.Kill.Killed
 }
 
 // Capture is one output stream: its first and last bytes, which don't overlap.

@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -43,21 +44,21 @@ func (h hostRunner) Run(ctx context.Context, cmd Command) (Result, error) {
 	c.Stdout, c.Stderr = io.MultiWriter(cmd.Stdout, &stdout), io.MultiWriter(cmd.Stderr, &stderr)
 	start := time.Now()
 	err := c.Run()
-	r := Result{Stdout: wholeCapture(stdout.Bytes()), Stderr: wholeCapture(stderr.Bytes()), Wall: time.Since(start)}
+	r := Result{Exit: sandbox.Exit{Wall: time.Since(start)}, Stdout: wholeCapture(stdout.Bytes()), Stderr: wholeCapture(stderr.Bytes())}
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) && limit.Err() == nil {
 		return r, err
 	}
 	if status, ok := c.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		r.Code, r.Signal = -1, int(status.Signal())
+		r.Status.Code, r.Status.Signal = -1, int(status.Signal())
 	} else {
-		r.Code = c.ProcessState.ExitCode()
+		r.Status.Code = c.ProcessState.ExitCode()
 	}
 	if ctx.Err() != nil {
-		r.Cancelled = true
+		r.Status.Cancelled = true
 		return r, context.Cause(ctx)
 	}
-	r.TimedOut = limit.Err() != nil
+	r.Status.TimedOut = limit.Err() != nil
 	return r, nil
 }
 

@@ -10,9 +10,7 @@ import (
 )
 
 // succeeded reports whether the command ended by itself with exit code 0.
-func (r Result) succeeded() bool {
-	return r.Code == 0 && r.Signal == 0 && !r.OOMKilled && !r.TimedOut && !r.Cancelled && r.DiskReserve == 0
-}
+func (r Result) succeeded() bool { return r.Status.Success() && r.DiskReserve == 0 }
 
 func (c Capture) omittedBytes() int64 { return c.Total - int64(len(c.Head)) - int64(len(c.Tail)) }
 
@@ -38,10 +36,10 @@ func formatReport(r Result, timeout time.Duration, limit int) (text string, cut 
 
 // exitText returns the exit code or the signal, for the beginning of a report.
 func (r Result) exitText() string {
-	if r.Signal != 0 {
-		return "killed by " + tools.SignalText(r.Signal)
+	if r.Status.Signal != 0 {
+		return "killed by " + tools.SignalText(r.Status.Signal)
 	}
-	return fmt.Sprintf("exit code %d", r.Code)
+	return fmt.Sprintf("exit code %d", r.Status.Code)
 }
 
 // endNotes returns sentences about why the command was ended and which processes
@@ -53,16 +51,16 @@ func (r Result) endNotes(timeout time.Duration) []string {
 			notes = append(notes, fmt.Sprintf(format, args...))
 		}
 	}
-	add(r.TimedOut, "The command timed out after %s and was stopped; ask for more with timeout_seconds, or do less at once.", formatSeconds(timeout))
-	add(r.OOMKilled, "The kernel killed a process because the sandbox ran out of memory.")
+	add(r.Status.TimedOut, "The command timed out after %s and was stopped; ask for more with timeout_seconds, or do less at once.", formatSeconds(timeout))
+	add(r.Status.OOMKilled, "The kernel killed a process because the sandbox ran out of memory.")
 	add(r.PIDsLimitHit, "The sandbox's limit of processes was reached, and it could start no more.")
 	add(len(r.Full) > 0, "No space is left in %s, which %s bounded and in memory; remove what is not needed, or use the workspace.", strings.Join(r.Full, " and "), areIs(len(r.Full)))
 	add(r.DiskReserve > 0 && !r.DiskFiles, "The command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps. Remove what is not needed.", r.DiskReserve>>20)
 	add(r.DiskReserve > 0 && r.DiskFiles, "The command was stopped: the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps. Remove files that are not needed.", r.DiskReserve)
-	add(r.Cancelled, "The command was cancelled.")
-	add(r.KilledAfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", countNoun(r.Killed, "process"), wasWere(r.Killed))
-	add(r.Killed > 0 && !r.KilledAfterExit, "%s did not stop when asked and had to be killed.", countNoun(r.Killed, "process"))
-	add(r.Left > 0, "%s could not be killed.", countNoun(r.Left, "process"))
+	add(r.Status.Cancelled, "The command was cancelled.")
+	add(r.Kill.AfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", countNoun(r.KilledProcesses(), "process"), wasWere(r.KilledProcesses()))
+	add(r.KilledProcesses() > 0 && !r.Kill.AfterExit, "%s did not stop when asked and had to be killed.", countNoun(r.KilledProcesses(), "process"))
+	add(r.Kill.Left > 0, "%s could not be killed.", countNoun(r.Kill.Left, "process"))
 	return notes
 }
 
@@ -189,18 +187,18 @@ func bytesText(n int64) string {
 // resultMetadata returns the metadata of a result for records.
 func resultMetadata(r Result) map[string]any {
 	m := map[string]any{
-		"exit_code":     r.Code,
+		"exit_code":     r.Status.Code,
 		"stdout_bytes":  r.Stdout.Total,
 		"stdout_sha256": r.Stdout.SHA256,
 		"stderr_bytes":  r.Stderr.Total,
 		"stderr_sha256": r.Stderr.SHA256,
 		"wall_ms":       r.Wall.Milliseconds(),
 		"cpu_ms":        r.CPU.Milliseconds(),
-		"killed":        r.Killed,
-		"left":          r.Left,
+		"killed":        r.KilledProcesses(),
+		"left":          r.Kill.Left,
 	}
-	if r.Signal != 0 {
-		m["signal"] = r.Signal
+	if r.Status.Signal != 0 {
+		m["signal"] = r.Status.Signal
 	}
 	for key, file := range map[string]string{"stdout_spill": r.Stdout.Spill, "stderr_spill": r.Stderr.Spill} {
 		if file != "" {
@@ -208,7 +206,7 @@ func resultMetadata(r Result) map[string]any {
 		}
 	}
 	for key, set := range map[string]bool{
-		"oom_killed": r.OOMKilled, "timed_out": r.TimedOut, "cancelled": r.Cancelled, "killed_after_exit": r.KilledAfterExit,
+		"oom_killed": r.Status.OOMKilled, "timed_out": r.Status.TimedOut, "cancelled": r.Status.Cancelled, "killed_after_exit": r.Kill.AfterExit,
 		"pids_limit_hit": r.PIDsLimitHit,
 	} {
 		if set {

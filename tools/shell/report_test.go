@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 func TestReport(t *testing.T) {
@@ -18,51 +20,51 @@ func TestReport(t *testing.T) {
 		result Result
 		want   string
 	}{
-		{"nothing", Result{Wall: 41 * time.Millisecond}, "exit code 0 after 0.04 s\nstdout: empty\nstderr: empty\n"},
+		{"nothing", Result{Exit: sandbox.Exit{Wall: 41 * time.Millisecond}}, "exit code 0 after 0.04 s\nstdout: empty\nstderr: empty\n"},
 		{
 			"both streams",
-			Result{Code: 2, Wall: 1200 * time.Millisecond, Stdout: kept("a\nb\n"), Stderr: kept("no newline")},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 2}, Wall: 1200 * time.Millisecond}, Stdout: kept("a\nb\n"), Stderr: kept("no newline")},
 			"exit code 2 after 1.2 s\nstdout (4 bytes):\na\nb\nstderr (10 bytes):\nno newline\n",
 		},
 		{
 			"signal",
-			Result{Code: -1, Signal: 9, OOMKilled: true, Wall: 61 * time.Second},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, OOMKilled: true}, Wall: 61 * time.Second}},
 			"killed by signal 9 (SIGKILL) after 61 s\nThe kernel killed a process because the sandbox ran out of memory.\nstdout: empty\nstderr: empty\n",
 		},
 		{
 			"limits that were hit",
-			Result{Code: 1, PIDsLimitHit: true, Full: []string{"/tmp", "/dev/shm"}},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}, PIDsLimitHit: true, Full: []string{"/tmp", "/dev/shm"}}},
 			"exit code 1 after 0.00 s\nThe sandbox's limit of processes was reached, and it could start no more.\n" +
 				"No space is left in /tmp and /dev/shm, which are bounded and in memory; remove what is not needed, or use the workspace.\nstdout: empty\nstderr: empty\n",
 		},
 		{
 			"disk",
-			Result{Code: -1, Signal: 15, DiskReserve: 1 << 30},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15}}, DiskReserve: 1 << 30},
 			"killed by signal 15 (SIGTERM) after 0.00 s\n" +
 				"The command was stopped: the disk that the workspace is on has less than 1024 MiB left, which the host keeps. Remove what is not needed.\nstdout: empty\nstderr: empty\n",
 		},
 		{
 			"files on the disk",
-			Result{Code: -1, Signal: 9, DiskReserve: 1500, DiskFiles: true},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9}}, DiskReserve: 1500, DiskFiles: true},
 			"killed by signal 9 (SIGKILL) after 0.00 s\n" +
 				"The command was stopped: the disk that the workspace is on has room for less than 1500 more files (inodes), which the host keeps. Remove files that are not needed.\nstdout: empty\nstderr: empty\n",
 		},
-		{"another signal", Result{Code: -1, Signal: 34}, "killed by signal 34 after 0.00 s\nstdout: empty\nstderr: empty\n"},
+		{"another signal", Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 34}}}, "killed by signal 34 after 0.00 s\nstdout: empty\nstderr: empty\n"},
 		{
 			"timeout",
-			Result{Code: -1, Signal: 15, TimedOut: true, Killed: 1, Wall: 7 * time.Second, Stdout: kept("x")},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, TimedOut: true}, Wall: 7 * time.Second, Kill: sandbox.KillReport{Killed: 1}}, Stdout: kept("x")},
 			"killed by signal 15 (SIGTERM) after 7 s\n" +
 				"The command timed out after 30 s and was stopped; ask for more with timeout_seconds, or do less at once.\n" +
 				"1 process did not stop when asked and had to be killed.\nstdout (1 byte):\nx\nstderr: empty\n",
 		},
 		{
 			"left behind",
-			Result{Killed: 2, KilledAfterExit: true},
+			Result{Exit: sandbox.Exit{Kill: sandbox.KillReport{Killed: 2, AfterExit: true}}},
 			"exit code 0 after 0.00 s\nThe command left 2 processes running, which were killed: nothing may outlive its command.\nstdout: empty\nstderr: empty\n",
 		},
 		{
 			"could not be killed",
-			Result{Code: -1, Signal: 9, Cancelled: true, Left: 1},
+			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, Cancelled: true}, Kill: sandbox.KillReport{Left: 1}}},
 			"killed by signal 9 (SIGKILL) after 0.00 s\nThe command was cancelled.\n1 process could not be killed.\nstdout: empty\nstderr: empty\n",
 		},
 		{
@@ -136,4 +138,17 @@ func drawCapture(t *rapid.T, name string) Capture {
 		c.Total += int64(len(c.Tail)) + rapid.Int64Range(0, 1<<40).Draw(t, name+" omitted")
 	}
 	return c
+}
+
+// TestProcessesThatHadToBeKilled: what a command leaves counts as killed, whether
+// SIGTERM was enough or not.
+func TestProcessesThatHadToBeKilled(t *testing.T) {
+	kill := sandbox.KillReport{Terminated: 5, Killed: 2}
+	if r := (Result{Exit: sandbox.Exit{Kill: kill}}); r.KilledProcesses() != 2 {
+		t.Errorf("%+v", r)
+	}
+	kill.AfterExit = true
+	if r := (Result{Exit: sandbox.Exit{Kill: kill}}); r.KilledProcesses() != 5 {
+		t.Errorf("%+v", r)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -226,7 +227,7 @@ func (s *shellTool) runForeground(ctx context.Context, call *tools.Call, cmd Com
 	case err != nil && ctx.Err() == nil:
 		out.Success = false
 		return out, fmt.Errorf("run command: %w", err)
-	case ctx.Err() != nil || result.Cancelled:
+	case ctx.Err() != nil || result.Status.Cancelled:
 		return out, cancelledError(ctx, text, err)
 	}
 	return out, nil
@@ -275,7 +276,7 @@ func (s *shellTool) newCommand(in input) (Command, error) {
 	if in.Timeout > 0 && in.Timeout < int64(timeout/time.Second) {
 		timeout = time.Duration(in.Timeout) * time.Second
 	}
-	return Command{Script: in.Command, Dir: dir, Timeout: timeout}, nil
+	return Command{Script: in.Command, Command: sandbox.Command{Dir: dir, Timeout: timeout}}, nil
 }
 
 // containerDir returns the path of a working directory in the container, and

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
@@ -29,12 +30,12 @@ func TestInputBecomesACommand(t *testing.T) {
 		want    Command
 		refused string // a part of the text, where nothing runs
 	}{
-		{input: `{"command":"ls"}`, want: Command{Script: "ls", Dir: "/workspace", Timeout: 10 * time.Minute}},
-		{input: `{"cmd":"ls","workdir":"src","timeout":5}`, want: Command{Script: "ls", Dir: "/workspace/src", Timeout: 5 * time.Second}},
-		{input: `{"command":"ls","cwd":"/workspace/a/../b"}`, want: Command{Script: "ls", Dir: "/workspace/b", Timeout: 10 * time.Minute}},
-		{input: `{"command":"ls","cwd":"."}`, want: Command{Script: "ls", Dir: "/workspace", Timeout: 10 * time.Minute}},
-		{input: `{"command":"ls","cwd":""}`, want: Command{Script: "ls", Dir: "/workspace", Timeout: 10 * time.Minute}},
-		{input: `{"command":"ls","timeout_seconds":600}`, want: Command{Script: "ls", Dir: "/workspace", Timeout: 10 * time.Minute}},
+		{input: `{"command":"ls"}`, want: Command{Script: "ls", Command: sandbox.Command{Dir: "/workspace", Timeout: 10 * time.Minute}}},
+		{input: `{"cmd":"ls","workdir":"src","timeout":5}`, want: Command{Script: "ls", Command: sandbox.Command{Dir: "/workspace/src", Timeout: 5 * time.Second}}},
+		{input: `{"command":"ls","cwd":"/workspace/a/../b"}`, want: Command{Script: "ls", Command: sandbox.Command{Dir: "/workspace/b", Timeout: 10 * time.Minute}}},
+		{input: `{"command":"ls","cwd":"."}`, want: Command{Script: "ls", Command: sandbox.Command{Dir: "/workspace", Timeout: 10 * time.Minute}}},
+		{input: `{"command":"ls","cwd":""}`, want: Command{Script: "ls", Command: sandbox.Command{Dir: "/workspace", Timeout: 10 * time.Minute}}},
+		{input: `{"command":"ls","timeout_seconds":600}`, want: Command{Script: "ls", Command: sandbox.Command{Dir: "/workspace", Timeout: 10 * time.Minute}}},
 
 		{input: `{}`, refused: "missing property 'command'"},
 		{input: `{"command":""}`, refused: "/command: minLength"},
@@ -155,7 +156,7 @@ func TestCancelledCommandKeepsWhatThereIs(t *testing.T) {
 		}
 		close(started)
 		<-ctx.Done()
-		r := Result{Code: -1, Signal: 15, Cancelled: true, Killed: 1, Stdout: wholeCapture([]byte("part\n"))}
+		r := Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}, Kill: sandbox.KillReport{Killed: 1}}, Stdout: wholeCapture([]byte("part\n"))}
 		return r, fmt.Errorf("run: %w", context.Cause(ctx))
 	}), Options{})
 	go func() {
@@ -204,7 +205,7 @@ func TestOwnTimeoutComesFirst(t *testing.T) {
 				const killAndProof = 5 * time.Second
 				select {
 				case <-time.After(cmd.Timeout + max(grace, defaultGrace) + killAndProof):
-					return Result{Code: -1, Signal: 9, TimedOut: true}, nil
+					return Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9, TimedOut: true}}}, nil
 				case <-ctx.Done():
 					return Result{}, context.Cause(ctx)
 				}

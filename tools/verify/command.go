@@ -3,6 +3,8 @@ package verify
 import (
 	"context"
 	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // Command is the command line of a shell check.
@@ -14,11 +16,7 @@ type Command struct {
 
 // Ended is the outcome of a command.
 type Ended struct {
-	// Code is the exit code, or -1 if the signal with the number Signal ended the
-	// command.
-	Code, Signal int
-	TimedOut     bool
-	OOMKilled    bool
+	sandbox.ExitStatus
 	// DiskFull reports whether the command was stopped because the host's disk was
 	// nearly full.
 	DiskFull bool

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -267,8 +268,8 @@ func (s *fakeRunner) RunCheck(_ context.Context, c Command) (Ended, error) {
 
 func TestShell(t *testing.T) {
 	s := &fakeRunner{answers: map[string]Ended{
-		"true": {}, "false": {Code: 1, Stdout: "why not"}, "three": {Code: 3, Stdout: "three"}, "slow": {Code: -1, TimedOut: true, Signal: 15},
-		"oom": {Code: -1, Signal: 9, OOMKilled: true}, "killed": {Code: -1, Signal: 9}, "long": {Stdout: "beginning", Cut: true},
+		"true": {}, "false": {ExitStatus: sandbox.ExitStatus{Code: 1}, Stdout: "why not"}, "three": {ExitStatus: sandbox.ExitStatus{Code: 3}, Stdout: "three"}, "slow": {ExitStatus: sandbox.ExitStatus{Code: -1, TimedOut: true, Signal: 15}},
+		"oom": {ExitStatus: sandbox.ExitStatus{Code: -1, Signal: 9, OOMKilled: true}}, "killed": {ExitStatus: sandbox.ExitStatus{Code: -1, Signal: 9}}, "long": {Stdout: "beginning", Cut: true},
 	}}
 	f := newFixture(t, s)
 	for _, tt := range []struct {
