@@ -20,7 +20,8 @@ import (
 //     stricter, to File or one of its other structs if not.
 //  2. Use it, as a method of [Config] where its value needs a check.
 //  3. Run go test ./cmd/caisson/internal/config -update, which writes
-//     docs/settings.md.
+//     docs/settings.md, and go test ./cmd/caisson -run CommandPages -update-pages,
+//     which writes docs/commands.
 //
 // Files, profiles, flags, environment variables, help, shell completion, caisson
 // config show, the JSON Schemas and the reference follow from the tags:
