@@ -187,7 +187,7 @@ func checkInvalid(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkArguments sends what breaks who quotes, splits or decodes, and as much
+// checkArguments sends what breaks quoting, splitting or decoding, and as much
 // as the kernel takes.
 func checkArguments(ctx context.Context, e *env) error {
 	args := []string{"", " ", "a b", "$(touch x)", "`x`", "'\"", "line\nline", "\xff\xfe", "\u202e", "-rf", "--", "*", strings.Repeat("x", 128<<10-1)}

@@ -129,7 +129,7 @@ func controlAttempts(host map[string]string) error {
 // machine's or container's root may lack.
 var needsResource = map[string]bool{"oom_score_adj": true, "more open files": true}
 
-// realTime is refused to root too where the kernel has CONFIG_RT_GROUP_SCHED and
+// realTime is refused to root too if the kernel has CONFIG_RT_GROUP_SCHED and
 // cgroups of version 2 alone: they can't be given real-time time
 // (Documentation/admin-guide/cgroup-v2.rst, "CPU").
 const realTime = "real-time schedule"
@@ -164,7 +164,7 @@ func checkKernelFiles(ctx context.Context, e *env) error {
 		// Devices of gVisor's own kernel; nothing can be mounted, and the
 		// tunnel ends in a network of the sandbox's own.
 		own := e.target.OwnKernel && (line == "device fuse" || line == "device net" || line == "device char")
-		// The guest is a process like the command's own where there is one id
+		// The guest is a process like the command's own if there is one id
 		// only, which is attested as lost.
 		guest := e.target.SingleUID && strings.HasPrefix(line, "write /proc/1/oom_")
 		return own || guest

@@ -22,7 +22,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// ownerID is the uid and gid that own the workspaces of the suite where it
+// ownerID is the uid and gid that own the workspaces of the suite if it
 // runs as root: neither root, nor the commands' own, so that a mapping shows.
 const ownerID = 4242
 

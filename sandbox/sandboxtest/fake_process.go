@@ -262,7 +262,7 @@ func (s *fakeSandbox) resolveDir(cmd sandbox.Command) (string, error) {
 	return filepath.Join(s.spec.Workspace.Path, rel), nil
 }
 
-// refuseLinks returns an error where a symlink is part of a path.
+// refuseLinks returns an error if a symlink is part of a path.
 func refuseLinks(root *os.Root, rel string) error {
 	for ; rel != "."; rel = filepath.Dir(rel) {
 		info, err := root.Lstat(rel)

@@ -32,7 +32,7 @@ type Settings struct {
 	// Capabilities are the bounding, permitted and effective set; Inherited the
 	// inheritable and ambient one.
 	Capabilities, Inherited []string
-	// Seccomp is the profile, nil where none is loaded.
+	// Seccomp is the profile, nil if none is loaded.
 	Seccomp *specs.LinuxSeccomp
 	// Security are further options of the engine's security modules.
 	Security []string

@@ -45,7 +45,7 @@ func checkNamespaces(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkOOMScore: where the kernel must choose, it takes the sandbox before
+// checkOOMScore: if the kernel must choose, it kills the sandbox before
 // Caisson.
 func checkOOMScore(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "read", "/proc/self/oom_score_adj")
@@ -71,7 +71,7 @@ func checkOOMScore(ctx context.Context, e *env) error {
 }
 
 // checkRlimits compares what a command is bounded by with the plan. A hard
-// limit of who runs the suite may be lower.
+// limit of the suite's user may be lower.
 func checkRlimits(ctx context.Context, e *env) error {
 	out, err := e.expectOutput(ctx, "rlimits")
 	if err != nil {

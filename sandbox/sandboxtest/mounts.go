@@ -93,7 +93,7 @@ func sameMount(e *env, m mountLine) error {
 	case strings.Contains(m.point+m.root, "docker.sock") || strings.Contains(m.point+m.root, "containerd.sock"):
 		return errors.New("an engine's socket")
 	case m.point == sandbox.WorkspaceDir && slices.Contains(e.sb.Attestation().Lost, workmount.LostFlags):
-		return nil // an engine mounts it for who may not mount, without flags
+		return nil // an engine mounts it for users who may not mount, without flags
 	case m.point == sandbox.WorkspaceDir:
 		return e.checkMountOptions(m, "rw")
 	case kernel && !slices.Contains(kinds, m.kind):

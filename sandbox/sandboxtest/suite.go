@@ -53,12 +53,12 @@ type Target struct {
 	// cgroups, processes, directories. It must be empty after Destroy. Required.
 	Leftovers func(session string) ([]string, error)
 	// Pause freezes the container from outside, as an operator could; nil
-	// where that can't be done. Destroy must end a frozen one.
+	// if that can't be done. Destroy must end a frozen one.
 	Pause func(ctx context.Context, sb sandbox.Sandbox) error
 	// HostProcess is the container's first process, as the host counts. Required.
 	HostProcess func(ctx context.Context, sb sandbox.Sandbox) (pid int, err error)
 	// Brief makes repetitions fewer, for a second run of a backend that differs
-	// in who runs it or in its runtime.
+	// in its user or in its runtime.
 	Brief bool
 	// NoOverlay reports whether this backend has no overlay mode here, and must
 	// refuse it.

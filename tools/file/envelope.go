@@ -263,7 +263,7 @@ func isNoNewline(line string) bool {
 	return strings.HasPrefix(line, `\ No newline`)
 }
 
-// readUpdated reads where a file moves to, and its hunks.
+// readUpdated reads the new path of a file, if there is one, and its hunks.
 func (e *envelope) readUpdated(s *section) error {
 	if e.at < len(e.lines) {
 		if name, to, _ := parseHeader(e.lines[e.at]); name == headerMove {

@@ -91,7 +91,7 @@ func (l looseness) normalize(line string) string {
 	return line
 }
 
-// spot is where a hunk may stand.
+// spot is a place at which a hunk may stand.
 type spot struct {
 	at int // index of its first line in the document
 	h  *hunk
@@ -388,7 +388,7 @@ func (p *patcher) chooseSpots(choices [][]spot) ([]spot, error) {
 		spots = append(spots, c[j])
 		from = c[j].lineAfter()
 	}
-	// The last places, from the end: where they are others, there is a choice.
+	// The last places, from the end: if they differ, there is a choice.
 	limit := len(p.doc.lines)
 	for i, c := range slices.Backward(choices) {
 		var last spot

@@ -35,7 +35,7 @@ type window struct {
 // view is the text seen through a window.
 type view struct {
 	text strings.Builder
-	// first and last are the lines shown, last 0 where there are none.
+	// first and last are the lines shown, last 0 if there are none.
 	first, last int
 	// lines is the number of lines of the whole text, if it was read whole.
 	lines int

@@ -20,7 +20,7 @@ type literal struct {
 }
 
 // requiredLiterals returns texts of which every match of the expression holds
-// at least one; none where there are no such texts.
+// at least one; none if there are no such texts.
 func requiredLiterals(expr string) []literal {
 	re, err := syntax.Parse(expr, syntax.Perl)
 	if err != nil {
@@ -126,7 +126,7 @@ func (l *literal) index(data []byte) int {
 }
 
 // indexFrom returns the index of the first b in data from at on, len(data)
-// where there is none; known is a former result.
+// if there is none; known is a former result.
 func indexFrom(data []byte, b byte, at, known int) int {
 	if known >= at || at >= len(data) {
 		return max(known, at)

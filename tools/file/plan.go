@@ -42,7 +42,7 @@ func stateOf(content []byte, exists bool) state {
 type target struct {
 	path          string
 	before, after state
-	// from is the path that the file is moved from, to where it goes.
+	// from and to are the other ends of a move.
 	from, to string
 	// mode is the mode of the file before; created is the topmost directory that has to
 	// be made for a new one, "" for none.

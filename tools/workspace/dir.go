@@ -14,7 +14,7 @@ const maxDirNames = 1 << 18
 // maxIncomplete bounds the directories that a result names as incomplete.
 const maxIncomplete = 20
 
-// dirName is one name of a directory, with its type where the directory tells it.
+// dirName is one name of a directory, with its type if the directory has it.
 type dirName struct {
 	name string
 	typ  Type

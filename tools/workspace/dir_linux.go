@@ -134,7 +134,7 @@ type dirHandle struct {
 	tree *tree
 	fd   int
 	// upper and lower are the same directory in the layers of an overlay, -1
-	// where it is not in both. What is not in upper comes from lower.
+	// if it is not in both. What is not in upper comes from lower.
 	upper, lower int
 }
 

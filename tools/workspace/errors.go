@@ -39,7 +39,7 @@ type Error struct {
 	Path string
 	// Detail completes the sentence "<path>: <detail>".
 	Detail string
-	// Err is the system's error, where there is one; it is not shown.
+	// Err is the system's error, if there is one; it is not shown.
 	Err error
 }
 

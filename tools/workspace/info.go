@@ -31,7 +31,7 @@ type Info struct {
 	Size    int64
 	Mode    fs.FileMode
 	ModTime time.Time
-	// Inode identifies the thing within its file system; 0 where the system
+	// Inode identifies the file within its file system; 0 if the system
 	// does not tell it.
 	Inode uint64
 }
@@ -65,7 +65,7 @@ type Entry struct {
 	// Mode, ModTime, ChangeTime and Inode are the entry's own, a symlink's too.
 	// For directories and mounts only Mode's type is set: looking at a mount
 	// point could wait for what is mounted there. ChangeTime and Inode are zero
-	// where the system does not tell them.
+	// if the system does not report them.
 	Mode       fs.FileMode
 	ModTime    time.Time
 	ChangeTime time.Time

@@ -80,7 +80,7 @@ type Change struct {
 	// Mode are the twelve bits of a directory before its mode was set.
 	Mode uint32 `json:"mode,omitempty"`
 	// Before is the content before the change, at most [MaxPreimageBytes];
-	// nil where there was none or where it was larger (HasBefore tells).
+	// nil if there was none or it was larger (see HasBefore).
 	Before    []byte `json:"before,omitempty"`
 	HasBefore bool   `json:"has_before,omitempty"`
 }

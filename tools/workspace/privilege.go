@@ -26,7 +26,7 @@ type PrivilegedFile struct {
 	// Inode and Changed, the time of its last change, tell it from others.
 	Inode   uint64
 	Changed int64
-	// Sum is the SHA-256 of its content; absent where it could not be read
+	// Sum is the SHA-256 of its content; absent if it could not be read
 	// or is larger than [MaxPrivilegedBytes].
 	Sum string
 }

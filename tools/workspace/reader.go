@@ -113,7 +113,7 @@ func (r *Reader) Stat(ctx context.Context, path string) (Info, error) {
 	return r.info(ctx, path, true)
 }
 
-// Lstat describes what path itself names, a symlink where it is one.
+// Lstat describes what path itself names, which may be a symlink.
 func (r *Reader) Lstat(ctx context.Context, path string) (Info, error) {
 	return r.info(ctx, path, false)
 }
@@ -139,7 +139,7 @@ func (r *Reader) Exists(ctx context.Context, path string) (bool, error) {
 }
 
 // Scope fails with [KindEscape] where path leads outside the workspace and
-// with [KindInvalid] where it is no path. What does not exist (yet) is inside
+// with [KindInvalid] if it is no path. What does not exist (yet) is inside
 // if the part of it that exists is. It is a courtesy that refuses early: the
 // call that opens the path decides. A path with ".." behind a symlink, or behind
 // what is no directory, is none: this package takes the name before ".." away,

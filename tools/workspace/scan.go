@@ -88,7 +88,7 @@ func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
 	return s.scanDirectory(ctx, nil, rel)
 }
 
-// StatEntry returns what the file system knows of path, a symlink itself where it
+// StatEntry returns what the file system knows of path, a symlink itself if it
 // is one.
 func (r *Reader) StatEntry(ctx context.Context, path string) (ScanStat, error) {
 	rel, e := r.prefixes.relativePath(path)

@@ -16,7 +16,7 @@ const inDir = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_
 // scanDir is an open directory of a scan.
 type scanDir struct{ fd int }
 
-// openScan opens name in parent, or, where that is nil, the path name of the
+// openScan opens name in parent, or, if that is nil, the path name of the
 // workspace. It enters another mount only where cross says so.
 func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, error) {
 	fd, err := t.openScanAt(parent, name, cross)
@@ -112,7 +112,7 @@ func (d *scanDir) stat(name string) (ScanStat, error) {
 	return out, err
 }
 
-// statEntry describes rel, a symlink itself where it is one.
+// statEntry describes rel, a symlink itself if it is one.
 func (t *tree) statEntry(rel string) (ScanStat, error) {
 	dir, name := splitPath(rel)
 	if name == "" {

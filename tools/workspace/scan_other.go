@@ -19,7 +19,7 @@ type scanDir struct {
 	rel  string
 }
 
-// openScan opens name in parent, or, where that is nil, the path name of the
+// openScan opens name in parent, or, if that is nil, the path name of the
 // workspace. It enters another mount only where cross says so.
 func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, error) {
 	rel := name
@@ -83,7 +83,7 @@ func (d *scanDir) stat(name string) (ScanStat, error) {
 	return out, err
 }
 
-// statEntry describes rel, a symlink itself where it is one.
+// statEntry describes rel, a symlink itself if it is one.
 func (t *tree) statEntry(rel string) (ScanStat, error) {
 	dir, name := splitPath(rel)
 	if name == "" {

@@ -27,7 +27,7 @@ const (
 // called concurrently.
 type Rules interface {
 	// Enter returns the rules for a directory below. File is the content of the
-	// file [SearchOptions.RulesFile] in it, nil where there is none.
+	// file [SearchOptions.RulesFile] in it, nil if there is none.
 	Enter(dir string, file []byte) Rules
 	// Skip reports whether an entry of the directory is left out.
 	Skip(dir, name string, isDir bool) bool

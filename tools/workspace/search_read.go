@@ -65,7 +65,7 @@ func namesOf(entries []Entry) []dirName {
 // readFiles reads files of the directory h, whose path is dir, into buf, and
 // calls each with what was read of one file, or why it could not be. Of a file
 // with more than most bytes no data is read. It returns the buffer to use next,
-// and fails where nothing can be read any more.
+// and fails if nothing can be read any more.
 func (r *Reader) readFiles(ctx context.Context, h *dirHandle, dir string, names []string, most int64, buf []byte, each func(i int, f File, err error)) ([]byte, error) {
 	if r.remote != nil {
 		return buf, r.readRemoteFiles(ctx, dir, names, most, each)

@@ -36,7 +36,7 @@ type tree struct {
 	walking atomic.Bool
 	mount   mountID
 	local   bool
-	// layers are set where the directory is the root of an overlay that they
+	// layers are set if the directory is the root of an overlay that they
 	// make.
 	layers *layers
 }
@@ -193,7 +193,7 @@ func openat2(at int, rel string, flags int, resolve uint64) (int, error) {
 // path that leads outside.
 func isEscape(err error) bool { return errors.Is(err, errEscape) }
 
-// mountID tells mounts apart: by the kernel's id where there is one (Linux
+// mountID distinguishes mounts: by the kernel's id if there is one (Linux
 // 5.8), else by device, which does not see a bind mount of the same device.
 type mountID struct {
 	id  uint64

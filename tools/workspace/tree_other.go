@@ -18,7 +18,7 @@ const pathSeparator = os.PathSeparator
 // maxLinks is the bound that the errors name; os.Root follows 8 at most.
 const maxLinks = 40
 
-// nonBlock keeps a FIFO from blocking where the system has such a flag.
+// nonBlock keeps a FIFO from blocking if the system has such a flag.
 const nonBlock = syscall.O_NONBLOCK
 
 // tree resolves paths below one directory by os.Root. There is no system call

@@ -214,7 +214,7 @@ func renameAt(fromDir int, from string, toDir int, to string, mustBeNew bool) er
 	if !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EINVAL) {
 		return err
 	}
-	// The file system can't; a symlink can be made only where nothing is.
+	// The file system can't; a symlink can be made only if the name is free.
 	if _, err := statx(toDir, to, 0); !errors.Is(err, unix.ENOENT) {
 		return errors.Join(unix.EEXIST, err)
 	}

@@ -33,9 +33,9 @@ type WriterOptions struct {
 // calls that act on the calling thread, so that a caller that has locked its
 // thread and switched that thread's credentials writes with those. It is safe
 // for concurrent use; two changes of one file at once leave one of the two. The
-// directory stays the caller's, who closes it after the last call.
+// directory stays the caller's, which closes it after the last call.
 //
-// Symlinks: a symlink in the directories of a path is followed where it stays
+// Symlinks: a symlink in the directories of a path is followed if it stays
 // inside. A symlink at the end is followed, by a write and a patch, to a
 // regular file that exists inside, which is then replaced while the symlink
 // stays; a symlink that is absolute, dangling, or leads outside is refused.
@@ -220,7 +220,7 @@ func (op Op) checkHash(exists bool, content []byte) error {
 }
 
 // chmodDirectory sets the mode of a directory. It needs no permission in the
-// directory, only that it belongs to who asks and that the way to it can be
+// directory, only that it belongs to the caller and that its path can be
 // gone.
 func (w *Writer) chmodDirectory(op Op, rel string, c *Change) error {
 	if op.Mode&^0o7777 != 0 {
