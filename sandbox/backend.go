@@ -96,7 +96,7 @@ type Info struct {
 
 // Orphan is one thing that Sweep removed because its owner is dead.
 type Orphan struct {
-	Kind    string `json:"kind"` // container, mount, cgroup, folder, placeholder, process
+	Kind    string `json:"kind"` // container, process, volume, cgroup, mount, directory, placeholder
 	Name    string `json:"name"`
 	Session string `json:"session,omitempty"`
 	Owner   string `json:"owner"` // pid and start time of the dead owner

@@ -43,8 +43,6 @@ const (
 	noNewPrivileges  = "no-new-privileges"
 	noNetwork        = "none"
 	privateNamespace = "private"
-	// oomScoreAdj makes the kernel choose a container before Caisson itself.
-	oomScoreAdj = 500
 )
 
 // buildRequest returns the request. It is a pure function, so that the request
@@ -81,7 +79,7 @@ func (p plan) buildRequest() request {
 
 func (p plan) hostConfig() *container.HostConfig {
 	r := p.spec.Resources
-	pids, off := p.hostPIDs(), false
+	pids, off := harden.HostPIDs(r.PIDs, p.runtime.ownKernel()), false
 	return &container.HostConfig{
 		AutoRemove:     true,
 		RestartPolicy:  container.RestartPolicy{Name: container.RestartPolicyDisabled},
@@ -101,7 +99,7 @@ func (p plan) hostConfig() *container.HostConfig {
 		Tmpfs:       p.tmpfsMounts(),
 		Mounts:      p.mounts(),
 		Runtime:     p.runtime.name,
-		OomScoreAdj: oomScoreAdj,
+		OomScoreAdj: harden.OOMScore,
 		Init:        &off,
 		Resources: container.Resources{
 			Memory:     r.MemoryBytes,
@@ -142,27 +140,10 @@ func capabilityNames() []string {
 
 func ulimits(p plan) []*units.Ulimit {
 	var list []*units.Ulimit
-	for _, l := range harden.Rlimits(p.spec.Resources) {
+	for _, l := range harden.Rlimits(p.spec.Resources, p.runtime.ownKernel()) {
 		list = append(list, &units.Ulimit{Name: l.Name, Soft: l.Soft, Hard: l.Hard})
 	}
-	if p.runtime.ownKernel() {
-		// Counted by the container's own kernel, for one uid of one container,
-		// so that the limit is an error of fork and not the container's death.
-		n := p.spec.Resources.PIDs
-		list = append(list, &units.Ulimit{Name: "nproc", Soft: n, Hard: n})
-	}
 	return list
-}
-
-// hostPIDs returns the engine's limit of processes. gVisor needs two threads of
-// the host for each of the container's and some 60 for itself, and dies
-// without; see docs/design/limits.md.
-func (p plan) hostPIDs() int64 {
-	n := p.spec.Resources.PIDs
-	if p.runtime.ownKernel() {
-		return 2*n + 384
-	}
-	return n
 }
 
 // tmpfsMounts returns the tmpfs mounts except /dev/shm, which the engine makes

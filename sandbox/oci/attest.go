@@ -116,7 +116,7 @@ func (c *container) verifyLimits(hello wire.Hello) error {
 		got, want int64
 	}{
 		{"memory", got.MemoryBytes, r.MemoryBytes},
-		{"processes", got.PIDs, c.plan.traits.hostPIDs(r.PIDs)},
+		{"processes", got.PIDs, harden.HostPIDs(r.PIDs, c.plan.traits.ownKernel)},
 		{"CPU time", got.MilliCPUs, r.MilliCPUs},
 	} {
 		// The kernel rounds memory down to whole pages.

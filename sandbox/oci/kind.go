@@ -20,8 +20,6 @@ type traits struct {
 	// ownKernel reports that the container's kernel is the runtime's: limits
 	// inside are its own, and reaching a limit of the host ends the sandbox.
 	ownKernel bool
-	// hostPIDs returns the limit of the cgroup for a limit of the container.
-	hostPIDs func(int64) int64
 	// namespaces are those that the process on the host must have to itself,
 	// as /proc/PID/ns calls them; a user namespace is added where one was
 	// asked for.
@@ -52,16 +50,10 @@ func traitsOf(k Kind) (traits, bool) {
 			// runsc makes no cgroup namespace for its sandbox; what commands see
 			// of cgroups is its own kernel's.
 			namespaces: []string{"ipc", "mnt", "net", "pid", "user", "uts"},
-			// The limit itself holds inside, by RLIMIT_NPROC of the commands'
-			// uid. This is the second line: two threads of the host for each
-			// task inside, and 50 to 60 for sentry and gofer (measured,
-			// docs/design/limits.md#limits-of-a-gvisor-sandbox), with room for what they need under load.
-			hostPIDs: func(n int64) int64 { return 2*n + 384 },
 		}, true
 	case Runc:
 		return traits{
 			binary: "runc", flags: runcFlags, inodes: true, cgroupMount: true,
-			hostPIDs:   func(n int64) int64 { return n },
 			namespaces: []string{"cgroup", "ipc", "mnt", "net", "pid", "uts"},
 			// The guest has gid 0 and sees every process; a command sees those
 			// of its own uid.

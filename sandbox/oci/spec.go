@@ -83,7 +83,7 @@ func (p plan) process() *specs.Process {
 		// Only ambient capabilities survive the exec of another uid than 0.
 		set.Inheritable, set.Ambient = caps, caps
 	}
-	score := oomScore
+	score := harden.OOMScore
 	return &specs.Process{
 		User:            specs.User{UID: uint32(p.identity.guest), GID: uint32(p.identity.guest)},
 		Args:            []string{sandbox.GuestPath},
@@ -95,10 +95,6 @@ func (p plan) process() *specs.Process {
 		OOMScoreAdj:     &score,
 	}
 }
-
-// oomScore makes the kernel choose the sandbox before Caisson if the host
-// itself runs out of memory.
-const oomScore = 500
 
 func (p plan) namespaces() []specs.LinuxNamespace {
 	list := []specs.LinuxNamespace{
@@ -117,18 +113,12 @@ func (p plan) namespaces() []specs.LinuxNamespace {
 
 func (p plan) rlimits() []specs.POSIXRlimit {
 	var list []specs.POSIXRlimit
-	for _, l := range harden.Rlimits(p.resources) {
+	for _, l := range harden.Rlimits(p.resources, p.traits.ownKernel) {
 		soft, hard := l.Soft, l.Hard
 		if top := p.ceiling(l.Name); top >= 0 {
 			soft, hard = min(soft, top), min(hard, top)
 		}
 		list = append(list, specs.POSIXRlimit{Type: rlimitType(l.Name), Soft: uint64(soft), Hard: uint64(hard)})
-	}
-	if p.traits.ownKernel {
-		// Counted by the sandbox's own kernel, for one uid of one sandbox, so
-		// that the limit is an error of fork and not the sandbox's death.
-		n := uint64(p.resources.PIDs)
-		list = append(list, specs.POSIXRlimit{Type: "RLIMIT_NPROC", Soft: n, Hard: n})
 	}
 	return list
 }
@@ -139,7 +129,7 @@ func (p plan) limits() *specs.LinuxResources {
 	if p.cgroup.path == "" {
 		return r
 	}
-	memory, pids := p.resources.MemoryBytes, p.traits.hostPIDs(p.resources.PIDs)
+	memory, pids := p.resources.MemoryBytes, harden.HostPIDs(p.resources.PIDs, p.traits.ownKernel)
 	quota, period := p.resources.MilliCPUs*cpuPeriod/1000, uint64(cpuPeriod)
 	r.Memory = &specs.LinuxMemory{Limit: &memory}
 	if p.cgroup.swap {

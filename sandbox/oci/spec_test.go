@@ -144,7 +144,7 @@ func TestSpecHardening(t *testing.T) {
 func TestSpecCeiling(t *testing.T) {
 	p := plans(t)["gvisor-user"]
 	p.ceiling = func(name string) int64 {
-		return map[string]int64{"core": -1, "fsize": -1, "memlock": -1, "msgqueue": -1, "nofile": 1024, "stack": 4 << 20}[name]
+		return map[string]int64{"core": -1, "fsize": -1, "memlock": -1, "msgqueue": -1, "nofile": 1024, "nproc": -1, "stack": 4 << 20}[name]
 	}
 	got := map[string]uint64{}
 	for _, l := range p.spec().Process.Rlimits {

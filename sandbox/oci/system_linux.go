@@ -47,7 +47,8 @@ func pauseBriefly() {
 }
 
 // hardLimit returns the hard limit of this process if it can't raise it, and -1
-// if it can or there is none.
+// if it can or there is none. The limit nproc is that of the sandbox's own
+// kernel.
 func (b *Backend) hardLimit(name string) int64 {
 	which := map[string]int{
 		"core": unix.RLIMIT_CORE, "fsize": unix.RLIMIT_FSIZE, "memlock": unix.RLIMIT_MEMLOCK, "msgqueue": unix.RLIMIT_MSGQUEUE,

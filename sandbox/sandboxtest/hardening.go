@@ -344,7 +344,7 @@ func limitRows() []row {
 			decided: "core 1 byte instead of 0 (docs/design/limits.md#core-files); nproc only in gVisor, which counts it for one sandbox",
 			configured: func(_ *env, s Settings) error {
 				var errs []error
-				for _, l := range harden.Rlimits(r) {
+				for _, l := range harden.Rlimits(r, false) {
 					if got, ok := s.Rlimits[l.Name]; !ok || got > l.Hard || got < 0 {
 						errs = append(errs, fmt.Errorf("limit %s is %d, want %d", l.Name, got, l.Hard))
 					}

@@ -85,7 +85,7 @@ func checkRlimits(ctx context.Context, e *env) error {
 		}
 	}
 	var errs []error
-	for _, l := range harden.Rlimits(limits.DefaultResources()) {
+	for _, l := range harden.Rlimits(limits.DefaultResources(), false) {
 		if n, ok := got[l.Name]; !ok || n < 0 || n > l.Hard {
 			errs = append(errs, fmt.Errorf("limit %s is %d, want %d", l.Name, n, l.Hard))
 		}

@@ -89,7 +89,7 @@ func TestRlimits(t *testing.T) {
 		{Name: "nofile", Soft: 4096, Hard: 4096},
 		{Name: "stack", Soft: 8 << 20, Hard: 64 << 20},
 	}
-	if diff := cmp.Diff(want, Rlimits(r)); diff != "" {
+	if diff := cmp.Diff(want, Rlimits(r, false)); diff != "" {
 		t.Errorf("rlimits (-want +got):\n%s", diff)
 	}
 }
