@@ -29,12 +29,12 @@ type finding struct {
 	status int // the exit status of a failure
 }
 
-const doctorLong = `Check the machine, the configuration, the policy, the backends, the image and the model, and start
-one sandbox on an empty folder, as caisson run would, to see that it starts and that a command in it
-reaches neither the network nor this machine. --quick starts none.
+const doctorLong = `Check the machine, the configuration, the policy, the backends, the image and the model. Then start one
+sandbox on an empty directory, as caisson run would: it must start, and a command in it may reach neither
+the network nor this machine. --quick starts none.
 
-A warning is something to know; a failure is something that caisson run would stumble over. Both say
-what mends them. No model is asked anything, and nothing is fetched.
+A warning is something to know; a failure would stop caisson run. Both have a hint with the fix. No model
+is asked anything, and nothing is fetched.
 
 The exit status is that of the first check that failed.
 `
