@@ -21,7 +21,7 @@ func TestDoctorMemory(t *testing.T) {
 		{"by its class", "memory_tools: true\npolicy: {default: {write: auto}}", doctor.Warning, said},
 		{"by its name", "memory_tools: true\npolicy: {default: {write: auto}, tools: {memory_add: auto}}", "", said},
 		{"asked about by its name", "memory_tools: true\npolicy: {default: {write: auto}, tools: {memory_add: prompt}}", "", said},
-		{"a trusted folder", "memory_tools: true\npolicy: {trusted_workspaces: [/usr]}", "", "memory_add, whose notes"},
+		{"a trusted folder", "memory_tools: true\npolicy: {relaxed_workspaces: [/usr]}", "", "memory_add, whose notes"},
 		{"in the sandbox alone", "memory_tools: true\npolicy: {preset: sandboxed}", "", "memory_add, whose notes"},
 		{"asked about", "memory_tools: true\npolicy: {preset: default}", "", "memory_add, whose notes"},
 	} {

@@ -87,10 +87,10 @@ func checkRules(p policy.Policy, defs []tools.Definition) []Finding {
 			}
 		}
 	}
-	if len(p.TrustedOverrides) > 0 && len(p.TrustedWorkspaces) == 0 {
+	if len(p.RelaxedModes) > 0 && len(p.RelaxedWorkspaces) == 0 {
 		findings = append(findings, Finding{
-			Check: checkPolicy, Result: Warning, Detail: "trusted_workspace_overrides has no effect: no workspace is trusted",
-			Hint: "Name directories under policy.trusted_workspaces, or take the overrides out.",
+			Check: checkPolicy, Result: Warning, Detail: "relaxed_modes has no effect: there is no relaxed workspace",
+			Hint: "Name directories under policy.relaxed_workspaces, or remove the modes.",
 		})
 	}
 	return findings
@@ -170,8 +170,8 @@ func checkUnasked(p policy.Policy, defs []tools.Definition) []Finding {
 	unasked := func(def tools.Definition, what string) {
 		for _, where := range []string{"", "trusted"} {
 			workspace := ""
-			if where != "" && len(p.TrustedWorkspaces) > 0 {
-				workspace = p.TrustedWorkspaces[0]
+			if where != "" && len(p.RelaxedWorkspaces) > 0 {
+				workspace = p.RelaxedWorkspaces[0]
 			}
 			if v := p.Decide(def, workspace); v.Mode == policy.ModeAuto {
 				findings = append(findings, Finding{
@@ -218,10 +218,10 @@ func checkPrompts(mode string) Finding {
 // and about those whose own configuration is in effect.
 func (c Policy) checkTrusted() []Finding {
 	var findings []Finding
-	for _, dir := range c.Policy.TrustedWorkspaces {
+	for _, dir := range c.Policy.RelaxedWorkspaces {
 		for _, doubt := range Doubts(dir, c.Home, c.Temporary) {
 			findings = append(findings, Finding{
-				Check: checkTrusted, Result: Warning, Detail: fmt.Sprintf("%s (policy.trusted_workspaces) %s", dir, doubt),
+				Check: checkTrusted, Result: Warning, Detail: fmt.Sprintf("%s (policy.relaxed_workspaces) %s", dir, doubt),
 				Hint: "Remove it, or name an existing directory that you alone can write.",
 			})
 		}

@@ -35,7 +35,7 @@ type Options struct {
 	// Session is the session's id, for logs.
 	Session string
 	// Workspace is the absolute host path of the workspace, symlinks resolved:
-	// it decides which trusted workspaces and stored answers apply, and the
+	// it decides which relaxed workspaces and stored answers apply, and the
 	// order of calls that name files by absolute paths. "" applies none.
 	Workspace string
 	// Mount is the workspace's absolute path inside the container; "" means

@@ -83,9 +83,9 @@ func TestOptionsThatCannotWork(t *testing.T) {
 		"no Emit":              {},
 		"bad OnPrompt":         {Emit: emit, OnPrompt: "ask"},
 		"bad mode":             {Emit: emit, Policy: policy.Policy{Classes: map[tools.Class]policy.Mode{tools.ClassRead: "yes"}}},
-		"bad class":            {Emit: emit, Policy: policy.Policy{TrustedOverrides: map[tools.Class]policy.Mode{"READ": policy.ModeAuto}}},
+		"bad class":            {Emit: emit, Policy: policy.Policy{RelaxedModes: map[tools.Class]policy.Mode{"READ": policy.ModeAuto}}},
 		"bad tool mode":        {Emit: emit, Policy: policy.Policy{Tools: map[string]policy.Mode{"shell": ""}}},
-		"relative trust":       {Emit: emit, Policy: policy.Policy{TrustedWorkspaces: []string{"src"}}},
+		"relative trust":       {Emit: emit, Policy: policy.Policy{RelaxedWorkspaces: []string{"src"}}},
 		"negative concurrency": {Emit: emit, Concurrency: -1},
 	} {
 		if _, err := New(opts); err == nil {

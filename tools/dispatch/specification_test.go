@@ -788,7 +788,7 @@ func TestSpecification10_12NothingRunsOnTheHost(t *testing.T) {
 // Test 13: a trusted workspace lowers the bar for writes; commands still ask.
 func TestSpecification10_13TrustedWorkspace(t *testing.T) {
 	s := newSpecification(t, given{})
-	trusted := newSpecification(t, given{policy: func(p *policy.Policy) { p.TrustedWorkspaces = []string{filepath.Join(s.root, "../../..")} }})
+	trusted := newSpecification(t, given{policy: func(p *policy.Policy) { p.RelaxedWorkspaces = []string{filepath.Join(s.root, "../../..")} }})
 	for _, c := range []struct {
 		s           *specification
 		write, exec string

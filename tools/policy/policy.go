@@ -53,13 +53,13 @@ type Policy struct {
 	// deny also binds the tools that act as this one ([Definition].ActsAs), each
 	// at least as strictly; an auto is for the tool that it names alone.
 	Tools map[string]Mode
-	// TrustedWorkspaces are directories (absolute, symlinks resolved) in which WRITE
+	// RelaxedWorkspaces are directories (absolute, symlinks resolved) in which WRITE
 	// is auto, at them and below; other classes keep their mode. They are about
 	// the contents of the directory: tools that keep state ([PlaceState]) are not opened.
-	TrustedWorkspaces []string
-	// TrustedOverrides sets modes of classes inside trusted workspaces; for tools
+	RelaxedWorkspaces []string
+	// RelaxedModes sets modes of classes inside relaxed workspaces; for tools
 	// that keep state only where that is stricter.
-	TrustedOverrides map[tools.Class]Mode
+	RelaxedModes map[tools.Class]Mode
 	// NoPrompts turns every prompt into a deny: what needs a person is
 	// refused, deterministically, and never counts as a missing approver.
 	NoPrompts bool
@@ -76,7 +76,7 @@ type Policy struct {
 type Verdict struct {
 	Mode Mode
 	// Rule names the rule that decided: "tool shell", "server github/*",
-	// "trusted workspace", "class write", "sandboxed write", "no prompts".
+	// "relaxed workspace", "class write", "sandboxed write", "no prompts".
 	Rule string
 	// As is the other tool whose rule decided, because the call does its work;
 	// "" where the rule is about the tool itself.
@@ -88,7 +88,7 @@ func (p Policy) Validate() error {
 	for _, group := range []struct {
 		name  string
 		modes map[tools.Class]Mode
-	}{{"default", p.Classes}, {"sandboxed", p.Sandboxed}, {"trusted_workspace_overrides", p.TrustedOverrides}} {
+	}{{"default", p.Classes}, {"sandboxed", p.Sandboxed}, {"relaxed_modes", p.RelaxedModes}} {
 		for class, mode := range group.modes {
 			if !class.Valid() {
 				return fmt.Errorf("check policy: %s names the class %q; classes are none, read, write, execute, network", group.name, class)
@@ -106,9 +106,9 @@ func (p Policy) Validate() error {
 	if _, err := parseDangerous(p.Dangerous); err != nil {
 		return fmt.Errorf("check policy: %w", err)
 	}
-	for _, dir := range p.TrustedWorkspaces {
+	for _, dir := range p.RelaxedWorkspaces {
 		if !filepath.IsAbs(dir) {
-			return fmt.Errorf("check policy: trusted workspace %q must be an absolute path", dir)
+			return fmt.Errorf("check policy: relaxed workspace %q must be an absolute path", dir)
 		}
 	}
 	for _, stricter := range p.Tighten {
@@ -272,11 +272,11 @@ func (p Policy) rulesFor(def tools.Definition, workspace string) []Verdict {
 		}
 		add(mode, ok, kind+key)
 	}
-	if p.trustsWorkspace(workspace) {
-		mode, ok := p.TrustedOverrides[def.Class]
+	if p.relaxesWorkspace(workspace) {
+		mode, ok := p.RelaxedModes[def.Class]
 		state := def.Runs == tools.PlaceState
-		add(mode, ok && (!state || mode.rank() > p.classMode(def.Class).rank()), "trusted workspace, class "+string(def.Class))
-		add(ModeAuto, !ok && def.Class == tools.ClassWrite && !state, "trusted workspace")
+		add(mode, ok && (!state || mode.rank() > p.classMode(def.Class).rank()), "relaxed workspace, class "+string(def.Class))
+		add(ModeAuto, !ok && def.Class == tools.ClassWrite && !state, "relaxed workspace")
 	}
 	if def.Runs == tools.PlaceSandbox {
 		mode, ok := p.Sandboxed[def.Class]
@@ -296,8 +296,8 @@ func (p Policy) classMode(class tools.Class) Mode {
 	return ModePrompt
 }
 
-func (p Policy) trustsWorkspace(workspace string) bool {
-	return workspace != "" && slices.ContainsFunc(p.TrustedWorkspaces, func(dir string) bool {
+func (p Policy) relaxesWorkspace(workspace string) bool {
+	return workspace != "" && slices.ContainsFunc(p.RelaxedWorkspaces, func(dir string) bool {
 		rel, err := filepath.Rel(dir, workspace)
 		return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator))
 	})

@@ -22,7 +22,7 @@ func (p *Policy) over(upper *Policy) *Policy {
 	}
 	lower := *p
 	if upper.Preset != nil {
-		lower = Policy{TrustedOverrides: denials(p.TrustedOverrides), PolicyRules: PolicyRules{
+		lower = Policy{RelaxedModes: denials(p.RelaxedModes), PolicyRules: PolicyRules{
 			Default: denials(p.Default), Tools: denials(p.Tools), DangerousCommands: p.DangerousCommands,
 		}}
 	}
@@ -86,9 +86,9 @@ func (p *Policy) build(preset, home string) (policy.Policy, error) {
 		delete(base.Sandboxed, class) // what the user wrote is not milder in the sandbox
 	}
 	base.Tools = rules.Tools
-	base.TrustedOverrides = rules.TrustedOverrides
+	base.RelaxedModes = rules.RelaxedModes
 	base.Dangerous = append(base.Dangerous, rules.Dangerous...)
-	base.TrustedWorkspaces, err = resolveFolders(p.TrustedWorkspaces, home)
+	base.RelaxedWorkspaces, err = resolveFolders(p.RelaxedWorkspaces, home)
 	return base, err
 }
 
@@ -116,7 +116,7 @@ func (p *Policy) tightening(name string) []policy.Policy {
 func (p *Policy) rules() policy.Policy {
 	return policy.Policy{
 		Classes: modes[tools.Class](p.Default), Tools: modes[string](p.Tools), Dangerous: p.DangerousCommands,
-		TrustedWorkspaces: p.TrustedWorkspaces, TrustedOverrides: modes[tools.Class](p.TrustedOverrides),
+		RelaxedWorkspaces: p.RelaxedWorkspaces, RelaxedModes: modes[tools.Class](p.RelaxedModes),
 	}
 }
 
@@ -137,12 +137,12 @@ func resolveFolders(folders []string, home string) ([]string, error) {
 		path := folder
 		if rest, ok := strings.CutPrefix(folder, "~"); ok && (rest == "" || rest[0] == '/') {
 			if home == "" {
-				return nil, &Error{Where: "policy.trusted_workspaces", Message: folder + " needs HOME, which is not set to an absolute path"}
+				return nil, &Error{Where: "policy.relaxed_workspaces", Message: folder + " needs HOME, which is not set to an absolute path"}
 			}
 			path = home + rest
 		}
 		if !filepath.IsAbs(path) {
-			return nil, &Error{Where: "policy.trusted_workspaces", Message: folder + " is no absolute path", Mend: "write it from / or ~/ on"}
+			return nil, &Error{Where: "policy.relaxed_workspaces", Message: folder + " is no absolute path", Mend: "write it from / or ~/ on"}
 		}
 		if real, err := filepath.EvalSymlinks(path); err == nil {
 			path = real

@@ -13,7 +13,7 @@ import (
 
 // TestPresetAboveKeepsDenialsAlone: --policy starts anew, and loses no deny.
 func TestPresetAboveKeepsDenialsAlone(t *testing.T) {
-	user := &Policy{TrustedWorkspaces: []string{"/src"}, PolicyRules: PolicyRules{
+	user := &Policy{RelaxedWorkspaces: []string{"/src"}, PolicyRules: PolicyRules{
 		Preset: new("default"), Default: map[string]string{"network": "deny", "write": "auto"}, Tools: map[string]string{"shell": "auto", "delete_file": "deny"},
 		DangerousCommands: []string{"terraform destroy"},
 	}}
@@ -26,7 +26,7 @@ func TestPresetAboveKeepsDenialsAlone(t *testing.T) {
 	}
 	// A profile that names no preset adds to what is there, key by key.
 	got = user.over(&Policy{PolicyRules: PolicyRules{Tools: map[string]string{"shell": "prompt"}}})
-	if got.Tools["shell"] != "prompt" || got.Tools["delete_file"] != "deny" || *got.Preset != "default" || len(got.TrustedWorkspaces) != 1 {
+	if got.Tools["shell"] != "prompt" || got.Tools["delete_file"] != "deny" || *got.Preset != "default" || len(got.RelaxedWorkspaces) != 1 {
 		t.Errorf("%+v", got)
 	}
 	if user.Tools["shell"] != "auto" {
@@ -48,7 +48,7 @@ func TestTrustedWorkspacesAreResolved(t *testing.T) {
 	if err := os.Symlink("elsewhere", filepath.Join(home, "link")); err != nil {
 		t.Fatal(err)
 	}
-	path := write(t, "config.yaml", "policy: {preset: default, trusted_workspaces: [~/src, ~/link, ~/none/../later], trusted_workspace_overrides: {execute: prompt_once}}")
+	path := write(t, "config.yaml", "policy: {preset: default, relaxed_workspaces: [~/src, ~/link, ~/none/../later], relaxed_modes: {execute: prompt_once}}")
 	c, err := Load(Options{Path: path, Environ: []string{"HOME=" + home}})
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func TestTrustedWorkspacesAreResolved(t *testing.T) {
 		t.Errorf("execute: %s", got)
 	}
 	for _, text := range []string{"[src]", "['~other/src']", "['']"} {
-		c, err := Load(Options{Path: write(t, "c.yaml", "policy: {trusted_workspaces: "+text+"}"), Environ: []string{"HOME=" + home}})
+		c, err := Load(Options{Path: write(t, "c.yaml", "policy: {relaxed_workspaces: "+text+"}"), Environ: []string{"HOME=" + home}})
 		if err == nil {
 			_, err = c.ToolPolicy("ci")
 		}

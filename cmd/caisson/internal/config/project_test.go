@@ -46,8 +46,8 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"instruction files": {"instruction_files: true", "instruction_files: true would loosen", false},
 		"auto for a tool":   {"policy: {tools: {shell: auto}}", "policy.tools.shell: auto would loosen", false},
 		"auto for a class":  {"policy: {default: {execute: auto}}", "policy.default.execute: auto would loosen", false},
-		"trusted folders":   {"policy: {trusted_workspaces: [/]}", `can't set "trusted_workspaces"`, false},
-		"overrides":         {"policy: {trusted_workspace_overrides: {execute: auto}}", `can't set "trusted_workspace_overrides"`, false},
+		"trusted folders":   {"policy: {relaxed_workspaces: [/]}", `can't set "relaxed_workspaces"`, false},
+		"overrides":         {"policy: {relaxed_modes: {execute: auto}}", `can't set "relaxed_modes"`, false},
 		"environment":       {"policy: {tools: {x: '${HOME:-deny}'}}", "takes no values from the environment", false},
 		"alias":             {"limits: &a {max_rounds: 3}\nresources: *a", "anchors, aliases, merges and tags", true},
 		"tag":               {"git: !!str ro", "anchors, aliases, merges and tags", false},
@@ -180,8 +180,8 @@ func TestTighteningIsNeverMilder(t *testing.T) {
 		}
 		preset := rapid.OneOf(rapid.Just((*string)(nil)), rapid.Map(rapid.SampledFrom(policy.PresetNames()), func(s string) *string { return &s }))
 		user := &Policy{
-			PolicyRules:      PolicyRules{Preset: preset.Draw(rt, "user preset"), Default: defaults(modes, "user classes"), Tools: pick(modes, "user tools")},
-			TrustedOverrides: defaults(modes, "trusted"), TrustedWorkspaces: rapid.SampledFrom([][]string{nil, {"/ws"}}).Draw(rt, "trusted in"),
+			PolicyRules:  PolicyRules{Preset: preset.Draw(rt, "user preset"), Default: defaults(modes, "user classes"), Tools: pick(modes, "user tools")},
+			RelaxedModes: defaults(modes, "trusted"), RelaxedWorkspaces: rapid.SampledFrom([][]string{nil, {"/ws"}}).Draw(rt, "trusted in"),
 		}
 		c := Config{File: File{Policy: user}, asksOnPrompt: rapid.Bool().Draw(rt, "on_prompt")}
 		before, err := c.ToolPolicy("default")

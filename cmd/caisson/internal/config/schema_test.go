@@ -109,7 +109,7 @@ func TestSchemaAndLoaderAgree(t *testing.T) {
 		{"project", "git: commit", false},
 		{"project", "model: x", false},
 		{"project", "policy: {tools: {shell: auto}}", false},
-		{"project", "policy: {trusted_workspaces: [/]}", false},
+		{"project", "policy: {relaxed_workspaces: [/]}", false},
 		{"project", "refuse_lost: false", false},
 		{"project", "instruction_files: true", false},
 		{"requirements", "backends: [gvisor]\nimages: [host]\ngit: ro\nrefuse_lost: true\npolicy: {default: {execute: prompt}}", true},

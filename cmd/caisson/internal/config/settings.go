@@ -138,8 +138,8 @@ type Price struct {
 // Policy decides which calls run, prompt or are refused.
 type Policy struct {
 	PolicyRules       `yaml:",inline"`
-	TrustedWorkspaces []string          `yaml:"trusted_workspaces" doc:"directories (from / or ~/ on) at and below which WRITE is auto"`
-	TrustedOverrides  map[string]string `yaml:"trusted_workspace_overrides" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class in trusted workspaces" each:"mode of a class in trusted workspaces"`
+	RelaxedWorkspaces []string          `yaml:"relaxed_workspaces" doc:"directories (from / or ~/ on) at and below which WRITE is auto"`
+	RelaxedModes      map[string]string `yaml:"relaxed_modes" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class in relaxed workspaces" each:"mode of a class in relaxed workspaces"`
 }
 
 // PolicyRules are the part of a policy that a workspace's own file can have too.
