@@ -135,7 +135,7 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 	if s.folder, err = sessiondir.Create(s.host.o.StateDir, secrets); err != nil {
 		return err
 	}
-	s.host.setLogger(s.folder.Log)
+	s.host.SetLogger(s.folder.Log)
 	backend, choice, err := s.host.Choose(ctx, o.Backend, nil)
 	if err != nil {
 		return err

@@ -48,6 +48,11 @@ type HostOptions struct {
 	// Guest, Runsc, Runc, Buildctl and Buildah are paths of programs that are neither
 	// beside this program nor on PATH.
 	Guest, Runsc, Runc, Buildctl, Buildah string
+	// Programs finds programs; nil means one for this process and Environ.
+	Programs *programs.Finder
+	// NewBackend, unless nil, is asked for each backend first, with what was found for
+	// it. If it returns nil and no error, the built-in backend is made.
+	NewBackend func(b BackendSettings) (sandbox.Backend, error)
 	// DockerHost is the address of the engine; "" means DOCKER_HOST, or the current
 	// context. DockerRuntime is the name of its runtime; "" is the engine's default.
 	DockerHost, DockerRuntime string
@@ -60,11 +65,25 @@ type HostOptions struct {
 	Logger *zap.Logger
 }
 
+// BackendSettings are the settings of one backend.
+type BackendSettings struct {
+	// Name is docker, gvisor or runc.
+	Name string
+	// StateDir is the host's.
+	StateDir string
+	// Guest is the path of caisson-guest, and Runtime of runsc, runc or crun; for docker
+	// Runtime is the name of the engine's runtime.
+	Guest, Runtime string
+	// DockerHost is the address of the engine; "" leaves it to Environ and the contexts.
+	DockerHost string
+	Environ    []string
+}
+
 // Host is what sessions share: state directory, backends and image store. It is safe for
 // concurrent use.
 type Host struct {
 	o        HostOptions
-	programs programs.Finder
+	programs *programs.Finder
 	images   imageStore
 
 	mu       sync.Mutex // guards what follows
@@ -93,9 +112,12 @@ func NewHost(o HostOptions) (*Host, error) {
 	if h.logger == nil {
 		h.logger = zap.NewNop()
 	}
-	h.programs = programs.Finder{Executable: os.Executable, Path: h.getenv("PATH")}
-	if o.CacheDir != "" {
-		h.programs.Cache = filepath.Join(o.CacheDir, "programs")
+	h.programs = o.Programs
+	if h.programs == nil {
+		h.programs = &programs.Finder{Executable: os.Executable, Path: h.getenv("PATH")}
+		if o.CacheDir != "" {
+			h.programs.Cache = filepath.Join(o.CacheDir, "programs")
+		}
 	}
 	h.images.host = h
 	return h, nil
@@ -127,8 +149,9 @@ func getenv(environ []string, name string) string {
 
 func (h *Host) getenv(name string) string { return getenv(h.o.Environ, name) }
 
-// setLogger makes a session's log that of the host, unless the options name one.
-func (h *Host) setLogger(l *zap.Logger) {
+// SetLogger replaces the logger, unless the options name one: a session's log exists
+// only once it has a directory. It must be called before the first backend is made.
+func (h *Host) SetLogger(l *zap.Logger) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.o.Logger == nil {
@@ -142,12 +165,9 @@ func (h *Host) currentLogger() *zap.Logger {
 	return h.logger
 }
 
-// Backend returns a backend by its name: docker, gvisor or runc. It belongs to the
-// host.
+// Backend returns a backend by its name, even one that HostOptions.Backends does not
+// allow: for cleaning up. It belongs to the host.
 func (h *Host) Backend(name string) (sandbox.Backend, error) {
-	if !h.allowsBackend(name) {
-		return nil, fmt.Errorf("%w: backend %s is not allowed here", sandbox.ErrUnavailable, name)
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if b, ok := h.backends[name]; ok {
@@ -175,28 +195,36 @@ func (h *Host) newBackend(name string) (sandbox.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
+	settings := BackendSettings{Name: name, StateDir: h.o.StateDir, Guest: guest, Environ: h.o.Environ}
+	switch name {
+	case docker.Name:
+		settings.DockerHost, settings.Runtime = h.o.DockerHost, h.o.DockerRuntime
+	case string(oci.GVisor):
+		settings.Runtime, err = h.programs.Find(optional(h.o.Runsc), "runsc")
+	case string(oci.Runc):
+		settings.Runtime, err = h.programs.Find(optional(h.o.Runc), "runc", "crun")
+	}
+	if err != nil {
+		return nil, err
+	}
+	if h.o.NewBackend != nil {
+		if b, err := h.o.NewBackend(settings); b != nil || err != nil {
+			return b, err
+		}
+	}
 	hostImage := host.Options{Toolchains: h.o.Toolchains, Mask: h.o.Mask, Path: h.getenv("PATH")}
 	var protect []string
 	if home := h.getenv("HOME"); filepath.IsAbs(home) {
 		protect = []string{home}
 	}
-	var runtime string
-	switch name {
-	case docker.Name:
+	if name == docker.Name {
 		return docker.New(docker.Options{
-			Host: h.o.DockerHost, Runtime: h.o.DockerRuntime, GuestPath: guest, StateDir: h.o.StateDir, Protect: protect,
+			Host: settings.DockerHost, Runtime: settings.Runtime, GuestPath: guest, StateDir: h.o.StateDir, Protect: protect,
 			HostImage: hostImage, Images: &h.images, Getenv: h.getenv, Logger: h.logger,
 		})
-	case string(oci.GVisor):
-		runtime, err = h.programs.Find(optional(h.o.Runsc), "runsc")
-	case string(oci.Runc):
-		runtime, err = h.programs.Find(optional(h.o.Runc), "runc", "crun")
-	}
-	if err != nil {
-		return nil, err
 	}
 	return oci.New(oci.Options{
-		Kind: oci.Kind(name), RuntimePath: runtime, GuestPath: guest, StateDir: h.o.StateDir, Protect: protect,
+		Kind: oci.Kind(name), RuntimePath: settings.Runtime, GuestPath: guest, StateDir: h.o.StateDir, Protect: protect,
 		Host: hostImage, Images: &h.images, Logger: h.logger,
 	})
 }
@@ -213,35 +241,54 @@ func optional(path string) *string {
 // later start proves the choice impossible and gvisor takes its place.
 func (h *Host) Choose(ctx context.Context, name string, notify func(text string)) (sandbox.Backend, record.BackendChoice, error) {
 	if name != "" && name != "auto" {
+		if !h.allowsBackend(name) {
+			return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %w: %s is not allowed here", sandbox.ErrUnavailable, name)
+		}
 		b, err := h.Backend(name)
 		if err == nil {
 			_, err = checkBackend(ctx, b, checkTime)
 		}
 		return b, record.BackendChoice{Asked: name, Chosen: name, Why: "asked for"}, err
 	}
-	engine, dockerErr := h.Backend(docker.Name)
-	if dockerErr == nil {
-		var info sandbox.Info
-		info, dockerErr = checkBackend(ctx, engine, autoTime)
-		if dockerErr == nil && !info.Local {
-			dockerErr = errors.New("the engine is on another machine")
-		}
-	}
-	if dockerErr == nil {
+	engine, why := h.findEngine(ctx)
+	if engine != nil {
 		choice := record.BackendChoice{Asked: "auto", Chosen: docker.Name, Why: "a local Docker engine answers"}
 		if !h.allowsBackend(string(oci.GVisor)) {
 			return engine, choice, nil
 		}
 		return &fallback{Backend: engine, host: h, notify: notify}, choice, nil
 	}
+	if !h.allowsBackend(string(oci.GVisor)) {
+		return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %w: %s, and gvisor is not allowed here", sandbox.ErrUnavailable, why)
+	}
 	b, err := h.Backend(string(oci.GVisor))
 	if err == nil {
 		_, err = checkBackend(ctx, b, checkTime)
 	}
 	if err != nil {
-		return nil, record.BackendChoice{}, fmt.Errorf("choose backend: no local Docker engine can be used: %w; and gvisor: %w", dockerErr, err)
+		return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %s; and gvisor: %w", why, err)
 	}
-	return b, record.BackendChoice{Asked: "auto", Chosen: string(oci.GVisor), Why: "no local Docker engine can be used: " + dockerErr.Error()}, nil
+	return b, record.BackendChoice{Asked: "auto", Chosen: string(oci.GVisor), Why: why}, nil
+}
+
+// findEngine returns the docker backend if a local engine answers, or why it can't be
+// used.
+func (h *Host) findEngine(ctx context.Context) (engine sandbox.Backend, why string) {
+	if !h.allowsBackend(docker.Name) {
+		return nil, "docker is not allowed here"
+	}
+	b, err := h.Backend(docker.Name)
+	if err == nil {
+		var info sandbox.Info
+		info, err = checkBackend(ctx, b, autoTime)
+		if err == nil && !info.Local {
+			err = errors.New("the engine is on another machine")
+		}
+	}
+	if err != nil {
+		return nil, "no local Docker engine can be used: " + err.Error()
+	}
+	return b, ""
 }
 
 func checkBackend(ctx context.Context, b sandbox.Backend, limit time.Duration) (sandbox.Info, error) {

@@ -6,11 +6,14 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
@@ -28,18 +31,25 @@ type imageStore struct {
 	mu     sync.Mutex
 	opened *store.Store
 	engine *docker.ImageEngine // nil if none answers
-	report func(store.Progress)
+
+	report atomic.Pointer[func(store.Progress)]
 }
 
-// Images returns the host's image store, which belongs to it. report, unless nil, is
-// called with the progress of every download that starts from now on.
-func (h *Host) Images(ctx context.Context, report func(store.Progress)) (*store.Store, error) {
+// ReportPulls makes report get the progress of downloads and builds of images from now
+// on; nil ends that.
+func (h *Host) ReportPulls(report func(store.Progress)) {
+	if report == nil {
+		h.images.report.Store(nil)
+		return
+	}
+	h.images.report.Store(&report)
+}
+
+// Images returns the host's image store, which belongs to it.
+func (h *Host) Images(ctx context.Context) (*store.Store, error) {
 	s := &h.images
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if report != nil {
-		s.report = report
-	}
 	if s.opened != nil {
 		return s.opened, nil
 	}
@@ -55,7 +65,7 @@ func (h *Host) Images(ctx context.Context, report func(store.Progress)) (*store.
 		Dir: filepath.Join(h.o.CacheDir, "images"), PlainHTTP: h.o.PlainHTTP, Accounts: imageAccounts(os.Geteuid(), os.Getegid()),
 		Progress: s.reportProgress, Buildctl: buildctl, Buildah: buildah, BuilderEnv: builderEnviron(h.o.Environ),
 	}
-	s.engine = h.imageEngine(ctx)
+	s.engine = h.ImageEngine(ctx)
 	if s.engine != nil {
 		o.Engine = s.engine
 	}
@@ -65,12 +75,27 @@ func (h *Host) Images(ctx context.Context, report func(store.Progress)) (*store.
 }
 
 func (s *imageStore) reportProgress(p store.Progress) {
-	s.mu.Lock()
-	report := s.report
-	s.mu.Unlock()
-	if report != nil {
-		report(p)
+	if report := s.report.Load(); report != nil {
+		(*report)(p)
 	}
+}
+
+// ImageWarnings returns what a user should know of an image before it runs: programs
+// of this machine that the image host lacks.
+func (h *Host) ImageWarnings(ctx context.Context, ref images.Reference) []string {
+	if ref.Scheme != images.SchemeHost {
+		return nil
+	}
+	own := h.programs.OwnDir() // for Caisson: no command of the sandbox misses it
+	path := slices.DeleteFunc(filepath.SplitList(h.getenv("PATH")), func(dir string) bool {
+		resolved, err := filepath.EvalSymlinks(dir)
+		return own != "" && err == nil && resolved == own
+	})
+	root, err := host.RootFS(ctx, host.Options{Toolchains: h.o.Toolchains, Mask: h.o.Mask, Path: strings.Join(path, string(filepath.ListSeparator))})
+	if err != nil {
+		return nil // the backend will report it
+	}
+	return root.Warnings
 }
 
 // imageAccounts returns the identities that commands may have: the sandbox's own, and
@@ -83,9 +108,9 @@ func imageAccounts(uid, gid int) []store.Account {
 	return accounts
 }
 
-// imageEngine returns the engine as a source of images, nil if none answers or docker
-// is not allowed.
-func (h *Host) imageEngine(ctx context.Context) *docker.ImageEngine {
+// ImageEngine returns the engine as a source of images, nil if none answers or docker
+// is not allowed. The caller closes it.
+func (h *Host) ImageEngine(ctx context.Context) *docker.ImageEngine {
 	if !h.allowsBackend(docker.Name) {
 		return nil
 	}
@@ -128,7 +153,7 @@ func (s *imageStore) closeEngine() error {
 
 // Resolve implements [images.Source].
 func (s *imageStore) Resolve(ctx context.Context, ref images.Reference) (images.Image, error) {
-	opened, err := s.host.Images(ctx, nil)
+	opened, err := s.host.Images(ctx)
 	if err != nil {
 		return images.Image{}, err
 	}
@@ -137,7 +162,7 @@ func (s *imageStore) Resolve(ctx context.Context, ref images.Reference) (images.
 
 // RootFS implements [images.Source].
 func (s *imageStore) RootFS(ctx context.Context, ref images.Reference) (*images.RootFS, func(), error) {
-	opened, err := s.host.Images(ctx, nil)
+	opened, err := s.host.Images(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -146,30 +171,9 @@ func (s *imageStore) RootFS(ctx context.Context, ref images.Reference) (*images.
 
 // Archive implements [images.Source].
 func (s *imageStore) Archive(ctx context.Context, ref images.Reference, w io.Writer) (string, error) {
-	opened, err := s.host.Images(ctx, nil)
+	opened, err := s.host.Images(ctx)
 	if err != nil {
 		return "", err
 	}
 	return opened.Archive(ctx, ref, w)
-}
-
-// parseImage parses the name of an image; "" is the host's programs. The path of a
-// directory or file may be relative to the working directory.
-func parseImage(name string) (images.Reference, error) {
-	if name == "" {
-		name = string(images.SchemeHost)
-	}
-	for _, scheme := range []images.Scheme{images.SchemeRootFS, images.SchemeLayout, images.SchemeArchive, images.SchemeBuild} {
-		path, ok := strings.CutPrefix(name, string(scheme)+":")
-		if !ok || path == "" || filepath.IsAbs(path) {
-			continue
-		}
-		dir, err := os.Getwd()
-		if err != nil {
-			return images.Reference{}, err
-		}
-		// Not cleaned: a tag or digest may follow the path.
-		name = string(scheme) + ":" + dir + string(filepath.Separator) + path
-	}
-	return images.ParseReference(name)
 }

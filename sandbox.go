@@ -46,7 +46,10 @@ func (o SandboxOptions) withDefaults() (images.Reference, limits.Resources, erro
 	if o.Resources == (limits.Resources{}) {
 		o.Resources = limits.DefaultResources()
 	}
-	ref, err := parseImage(o.Image)
+	if o.Image == "" {
+		o.Image = string(images.SchemeHost)
+	}
+	ref, err := images.ParseLocalReference(o.Image)
 	return ref, o.Resources, err
 }
 
@@ -106,7 +109,7 @@ func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptio
 		return err
 	}
 	s.undo = append(s.undo, folder.Close)
-	h.setLogger(folder.Log)
+	h.SetLogger(folder.Log)
 	backend, _, err := h.Choose(ctx, o.Backend, nil)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package images
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -54,6 +55,24 @@ var (
 		return regexp.MustCompile(`:([A-Za-z0-9_][A-Za-z0-9._-]{0,127})$`)
 	})
 )
+
+// ParseLocalReference is ParseReference for the user of this process: DIR and FILE may
+// be relative to the working directory.
+func ParseLocalReference(text string) (Reference, error) {
+	for _, scheme := range []Scheme{SchemeRootFS, SchemeLayout, SchemeArchive, SchemeBuild} {
+		path, ok := strings.CutPrefix(text, string(scheme)+":")
+		if !ok || path == "" || filepath.IsAbs(path) {
+			continue
+		}
+		dir, err := os.Getwd()
+		if err != nil {
+			return Reference{}, err
+		}
+		// Not cleaned: what follows the path belongs to the reference.
+		text = string(scheme) + ":" + dir + string(filepath.Separator) + path
+	}
+	return ParseReference(text)
+}
 
 // ParseReference parses a reference:
 //

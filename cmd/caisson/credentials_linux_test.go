@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -59,11 +60,11 @@ func TestCredentialsInURLs(t *testing.T) {
 			}
 			var out, errs bytes.Buffer
 			w.app.stdout, w.app.stderr = &out, &errs
-			w.app.backend = func(name string, s backendSettings) (sandbox.Backend, error) {
-				if name == "docker" {
-					return makeBackend(name, s)
+			w.app.backend = func(s caisson.BackendSettings) (sandbox.Backend, error) {
+				if s.Name == "docker" {
+					return nil, nil // the real one
 				}
-				return &fakeBackend{name: name}, nil
+				return &fakeBackend{name: s.Name}, nil
 			}
 			var args []string
 			for _, a := range tc.args {

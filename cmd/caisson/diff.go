@@ -270,8 +270,7 @@ func (s *setup) settle(ctx context.Context, session string, running bool) error 
 	if !noted() {
 		return nil
 	}
-	backends := &s.backends
-	failures := backends.each(ctx, func(ctx context.Context, b sandbox.Backend) error {
+	failures := s.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
 		_, err := b.Sweep(ctx)
 		return err
 	})
@@ -279,7 +278,7 @@ func (s *setup) settle(ctx context.Context, session string, running bool) error 
 		return nil
 	}
 	if running {
-		found, _ := backends.list(ctx)
+		found, _ := s.listSandboxes(ctx)
 		if slices.ContainsFunc(found, func(l sandbox.Listing) bool {
 			return l.Session == session && l.Owner.State == "alive" && !l.GivenUp && !l.Foreign
 		}) {

@@ -96,7 +96,7 @@ func examine(ctx context.Context, a *app, settings config.File, profile string, 
 	image := s.examineImage(ctx)
 	findings = append(findings, s.examineModel(), image, doctor.CheckImageStore(s.environ.imageDir()))
 	findings = append(findings, doctor.CheckBackends(ctx, doctor.Backends{
-		Names: backendNames, Asked: *s.conf.Backend, Allowed: s.conf.Allowed, Open: s.backends.make,
+		Names: backendNames, Asked: *s.conf.Backend, Allowed: s.conf.Allowed, Open: s.host.Backend,
 	})...)
 	findings = append(findings, s.examineSandboxes(ctx))
 	if quick {
@@ -153,7 +153,7 @@ func (s *setup) covers(w approval.TrustedWorkspace) bool {
 // examineImage checks the configured image.
 func (s *setup) examineImage(ctx context.Context) doctor.Finding {
 	const check = "image"
-	ref, err := reference(*s.conf.Image)
+	ref, err := images.ParseLocalReference(*s.conf.Image)
 	if err != nil {
 		return failedFinding(check, err)
 	}
@@ -164,14 +164,14 @@ func (s *setup) examineImage(ctx context.Context) doctor.Finding {
 		}
 	}
 	return doctor.CheckImage(ctx, doctor.Image{
-		Name: *s.conf.Image, Reference: ref, EngineID: s.backends.engineImageID, Builder: s.backends.findBuilder, Stored: s.backends.storedImages,
-		Warnings: func(ctx context.Context) []string { return s.backends.imageWarnings(ctx, ref) },
+		Name: *s.conf.Image, Reference: ref, EngineID: s.engineImageID, Builder: s.findBuilder, Stored: s.storedImages,
+		Warnings: func(ctx context.Context) []string { return s.host.ImageWarnings(ctx, ref) },
 	})
 }
 
 // engineImageID returns the id of an image on the local engine, "" if it has none.
-func (c *chooser) engineImageID(ctx context.Context, name string) string {
-	e := c.imageEngine(ctx)
+func (s *setup) engineImageID(ctx context.Context, name string) string {
+	e := s.host.ImageEngine(ctx)
 	if e == nil {
 		return ""
 	}
@@ -184,20 +184,20 @@ func (c *chooser) engineImageID(ctx context.Context, name string) string {
 }
 
 // findBuilder returns the program that would build an image, "" for none.
-func (c *chooser) findBuilder(ctx context.Context) string {
-	if e := c.imageEngine(ctx); e != nil {
+func (s *setup) findBuilder(ctx context.Context) string {
+	if e := s.host.ImageEngine(ctx); e != nil {
 		_ = e.Close()
 		return "the Docker engine"
 	}
-	return cmp.Or(c.optional(c.conf.Programs.Buildctl, "buildctl"), c.optional(c.conf.Programs.Buildah, "buildah"))
+	return cmp.Or(s.optionalProgram(s.conf.Programs.Buildctl, "buildctl"), s.optionalProgram(s.conf.Programs.Buildah, "buildah"))
 }
 
 // storedImages returns the images of the store, none if there is no store yet.
-func (c *chooser) storedImages(ctx context.Context) ([]images.Image, error) {
-	if _, err := os.Stat(c.environ.imageDir()); err != nil {
+func (s *setup) storedImages(ctx context.Context) ([]images.Image, error) {
+	if _, err := os.Stat(s.environ.imageDir()); err != nil {
 		return nil, nil
 	}
-	store, err := c.images.open(ctx)
+	store, err := s.openImages(ctx)
 	if err != nil {
 		return nil, imageFailure(err)
 	}
@@ -207,13 +207,13 @@ func (c *chooser) storedImages(ctx context.Context) ([]images.Image, error) {
 
 // examineSandboxes lists this user's sandboxes of dead owners.
 func (s *setup) examineSandboxes(ctx context.Context) doctor.Finding {
-	found, failures := s.backends.list(ctx)
+	found, failures := s.listSandboxes(ctx)
 	return doctor.CheckLeftovers(slices.DeleteFunc(found, others), failures, time.Now())
 }
 
 // startSandbox starts a sandbox as a session would.
 func (s *setup) startSandbox(ctx context.Context, image doctor.Finding) []doctor.Finding {
-	ref, err := reference(*s.conf.Image)
+	ref, err := images.ParseLocalReference(*s.conf.Image)
 	if err != nil {
 		return doctor.SkipSmokeTest("not tried: the image is not here, see above")
 	}
@@ -226,7 +226,7 @@ func (s *setup) startSandbox(ctx context.Context, image doctor.Finding) []doctor
 		RefuseLost: *s.conf.RefuseLost, StateDir: s.environ.stateDir(),
 		Choose: func(ctx context.Context) (sandbox.Backend, []string, error) {
 			var notes []string
-			b, _, err := s.backends.choose(ctx, func(note string) { notes = append(notes, note) })
+			b, _, err := s.host.Choose(ctx, *s.conf.Backend, func(note string) { notes = append(notes, note) })
 			return b, notes, err
 		},
 	}.Run(ctx)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/doctor"
@@ -299,9 +300,21 @@ func TestDoctorLeftovers(t *testing.T) {
 		{"alive", doctor.OK, "1 run, nothing is left"}, {"dead", doctor.Warning, "left of dead ones: ses_1 on gvisor"},
 	} {
 		s := doctored(t, "{}")
-		s.backends.made = map[string]sandbox.Backend{
-			"gvisor": &fakeBackend{name: "gvisor", listed: []sandbox.Listing{{Session: "ses_1", Backend: "gvisor", Since: time.Now(), Owner: sandbox.ListedOwner{State: tt.state}}}},
-			"docker": &fakeBackend{name: "docker"}, "runc": &fakeBackend{name: "runc"},
+		s.deps.backend = func(b caisson.BackendSettings) (sandbox.Backend, error) {
+			fake := &fakeBackend{name: b.Name}
+			if b.Name == "gvisor" {
+				fake.listed = []sandbox.Listing{{Session: "ses_1", Backend: "gvisor", Since: time.Now(), Owner: sandbox.ListedOwner{State: tt.state}}}
+			}
+			return fake, nil
+		}
+		s.programs.Path = t.TempDir()
+		for _, name := range []string{"caisson-guest", "runsc", "runc"} {
+			if err := os.WriteFile(filepath.Join(s.programs.Path, name), []byte("#!/bin/sh\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := s.newHost(); err != nil {
+			t.Fatal(err)
 		}
 		requireFinding(t, tt.state, []doctor.Finding{s.examineSandboxes(t.Context())}, tt.result, tt.words)
 	}

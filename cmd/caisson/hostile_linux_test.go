@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -32,7 +33,7 @@ type hostile struct {
 	hits   atomic.Int64
 	mu     sync.Mutex
 	// asked are the settings with which backends were made.
-	asked []backendSettings
+	asked []caisson.BackendSettings
 }
 
 func newHostile(t *testing.T) *hostile {
@@ -118,11 +119,11 @@ func (h *hostile) run(t *testing.T, env []string, args ...string) (status int, s
 	d.terminal = func(any) bool { return false }
 	d.requirements = filepath.Join(h.home, "requirements.yaml")
 	d.executable = func() (string, error) { return filepath.Join(h.home, "bin", "caisson"), nil }
-	d.backend = func(name string, s backendSettings) (sandbox.Backend, error) {
+	d.backend = func(s caisson.BackendSettings) (sandbox.Backend, error) {
 		h.mu.Lock()
 		h.asked = append(h.asked, s)
 		h.mu.Unlock()
-		return fakeBackends(name, s)
+		return fakeBackends(s)
 	}
 	env = append([]string{"HOME=" + h.home, "PATH=.::" + h.dir + ":/usr/bin:/bin", "TERM=dumb"}, env...)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -154,7 +155,7 @@ func (h *hostile) quiet(t *testing.T) {
 		t.Errorf("%d connections to where the workspace points", n)
 	}
 	for _, s := range h.asked {
-		for _, v := range append([]string{s.guest, s.runtime, s.host}, s.environ...) {
+		for _, v := range append([]string{s.Guest, s.Runtime, s.DockerHost}, s.Environ...) {
 			if name, value, _ := strings.Cut(v, "="); name != "PATH" && (strings.Contains(v, h.dir) || strings.Contains(value, strings.TrimPrefix(h.canary.URL, "http://"))) {
 				t.Errorf("a backend is made with %q", v)
 			}

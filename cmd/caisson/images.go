@@ -12,11 +12,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -41,7 +43,7 @@ func newImagesListCommand(a *app) *cobra.Command {
 		Example: "  caisson images ls\n  caisson images ls --json | jq -r '.[].digest'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withImages(cmd.Context(), a, nil, func(s *store.Store, _ *imageStore) error {
+			return withImages(cmd.Context(), a, nil, func(s *store.Store, _ *caisson.Host) error {
 				list, err := s.List(cmd.Context())
 				if err != nil {
 					return err
@@ -77,7 +79,7 @@ func newImagesPullCommand(a *app) *cobra.Command {
 			defer p.Close()
 			ctx, _, _, stop := interruptible(cmd.Context(), a.listen(), func(string) {}, a.exit)
 			defer stop()
-			err = withImages(ctx, a, p.Report, func(s *store.Store, _ *imageStore) error {
+			err = withImages(ctx, a, p.Report, func(s *store.Store, _ *caisson.Host) error {
 				for _, ref := range refs {
 					got, err := s.Pull(ctx, ref)
 					p.Close()
@@ -114,7 +116,7 @@ func newImagesRemoveCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return withImages(cmd.Context(), a, nil, func(s *store.Store, _ *imageStore) error {
+			return withImages(cmd.Context(), a, nil, func(s *store.Store, _ *caisson.Host) error {
 				var total store.Pruned
 				for _, ref := range refs {
 					gone, err := s.Remove(cmd.Context(), ref)
@@ -155,13 +157,15 @@ func newImagesPruneCommand(a *app) *cobra.Command {
 			case unused <= 0:
 				return usage("--unused %s: the time must be more than 0; --all removes what no session uses now", unused)
 			}
-			return withImages(cmd.Context(), a, nil, func(s *store.Store, own *imageStore) error {
+			return withImages(cmd.Context(), a, nil, func(s *store.Store, host *caisson.Host) error {
 				gone, err := s.Prune(cmd.Context(), unused)
 				err = errors.Join(err, showPruned(a.stdout, gone))
-				if own.engine == nil {
+				engine := host.ImageEngine(cmd.Context())
+				if engine == nil {
 					return err
 				}
-				n, engineErr := own.engine.Prune(cmd.Context(), unused)
+				n, engineErr := engine.Prune(cmd.Context(), unused)
+				engineErr = errors.Join(engineErr, engine.Close())
 				if n > 0 {
 					_, shown := fmt.Fprintf(a.stdout, "%d images of Caisson removed from the engine\n", n)
 					err = errors.Join(err, shown)
@@ -177,18 +181,18 @@ func newImagesPruneCommand(a *app) *cobra.Command {
 
 // withImages opens the store, with report as its progress, and does something
 // with it.
-func withImages(ctx context.Context, a *app, report func(store.Progress), do func(*store.Store, *imageStore) error) error {
+func withImages(ctx context.Context, a *app, report func(store.Progress), do func(*store.Store, *caisson.Host) error) error {
 	s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	s.backends.images.report = report
-	store, err := s.backends.images.open(ctx)
+	s.host.ReportPulls(report)
+	store, err := s.openImages(ctx)
 	if err != nil {
 		return imageFailure(err)
 	}
-	return imageFailure(do(store, s.backends.images))
+	return imageFailure(do(store, s.host))
 }
 
 // imageArguments reads the references of a command line.
@@ -198,7 +202,7 @@ func imageArguments(args []string) ([]images.Reference, error) {
 	}
 	var refs []images.Reference
 	for _, text := range args {
-		ref, err := reference(text)
+		ref, err := images.ParseLocalReference(text)
 		if err != nil {
 			return nil, &usageError{err}
 		}
@@ -313,3 +317,29 @@ const (
 	imagesRefused = "a registry refuses the credentials"
 	imagesMissing = "there is no such image, or it can't be used here"
 )
+
+// imageFailure turns an error of package images into what people read.
+func imageFailure(err error) error {
+	if _, ok := errors.AsType[*runner.Error](err); ok || explained(err) != nil {
+		return err
+	}
+	for _, class := range []struct {
+		err    error
+		status int
+		mend   string
+	}{
+		{images.ErrUnauthorized, runner.ExitAuth, "Log in with docker login: Caisson takes the credentials from there."},
+		{images.ErrUnreachable, runner.ExitFailed, "Check the name, the network and the proxies; caisson images ls shows what is there without a network."},
+		{images.ErrDigest, runner.ExitFailed, "Try again; if it stays, the registry or something on the way changes content: ask who runs it."},
+		{images.ErrRefused, runner.ExitInput, "Use an image that you trust, or ask who made this one."},
+		{images.ErrInUse, runner.ExitFailed, "End the session that uses it: caisson sandbox ls shows it."},
+		{images.ErrNotFound, runner.ExitInput, "Check the name or path; caisson images ls lists what is there."},
+		{images.ErrUnsupported, runner.ExitInput, "Use an image for this machine, from a source that works here: see docs/images.md."},
+		{images.ErrInvalid, runner.ExitInput, "Images are host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR, or a name such as debian:bookworm-slim."},
+	} {
+		if errors.Is(err, class.err) {
+			return &runner.Error{Status: class.status, Err: err, Problem: record.Problem{Cause: err.Error(), Mend: class.mend}}
+		}
+	}
+	return err
+}

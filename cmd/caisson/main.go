@@ -15,9 +15,9 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/term"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
-	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -64,26 +64,13 @@ type app struct {
 type deps struct {
 	// executable is the path of the program; programs are looked for beside it.
 	executable func() (string, error)
-	// backend makes a backend by its name: docker, gvisor or runc.
-	backend func(name string, s backendSettings) (sandbox.Backend, error)
+	// backend makes a backend in place of the built-in one, see caisson.HostOptions.
+	backend func(b caisson.BackendSettings) (sandbox.Backend, error)
 	// model makes the selected model. The function that comes with it ends it.
 	model func(m config.SelectedModel, s modelSettings) (loop.Model, func(), error)
 	// requirements is the administrator's file, owned by requirementsUID.
 	requirements    string
 	requirementsUID int
-}
-
-// backendSettings is what a backend is made from.
-type backendSettings struct {
-	stateDir string
-	guest    string // path of caisson-guest
-	runtime  string // path of runsc or runc; for docker the runtime's name, "" for the engine's own
-	host     string // docker only; "" means the environment and the contexts
-	environ  []string
-	// toolchains and mask are what image host has and hides beside /usr.
-	toolchains, mask []string
-	images           images.Source
-	logger           *zap.Logger
 }
 
 // modelSettings is what a model is made from besides its selection.
@@ -112,7 +99,6 @@ func standard(signals <-chan os.Signal, exit func(int)) app {
 		},
 		deps: deps{
 			executable:   os.Executable,
-			backend:      makeBackend,
 			model:        makeModel,
 			requirements: "/etc/caisson/requirements.yaml",
 		},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -57,21 +58,21 @@ func fakeMain() {
 	os.Exit(run(context.Background(), os.Args[1:], env, d))
 }
 
-func fakeBackends(name string, s backendSettings) (sandbox.Backend, error) {
-	b := &fakeBackend{name: name, env: "FAKE_" + strings.ToUpper(name), waiting: os.Getenv("FAKE_WAITING"), created: os.Getenv("FAKE_CREATED")}
+func fakeBackends(s caisson.BackendSettings) (sandbox.Backend, error) {
+	b := &fakeBackend{name: s.Name, env: "FAKE_" + strings.ToUpper(s.Name), waiting: os.Getenv("FAKE_WAITING"), created: os.Getenv("FAKE_CREATED")}
 	b.network, b.lost, b.runtime = os.Getenv("FAKE_NETWORK"), os.Getenv("FAKE_LOST"), os.Getenv("FAKE_RUNTIME")
 	b.refuses = os.Getenv("FAKE_REFUSES")
 	if os.Getenv("FAKE_SWEEPS") != "" {
-		b.journal = filepath.Join(s.stateDir, "cleanup")
+		b.journal = filepath.Join(s.StateDir, "cleanup")
 	}
-	if left := os.Getenv("FAKE_LEFT"); left != "" && name == "gvisor" {
+	if left := os.Getenv("FAKE_LEFT"); left != "" && s.Name == "gvisor" {
 		b.leftovers = []sandbox.Orphan{{Kind: "container", Name: left, Owner: "pid 7"}}
 	}
-	if session := os.Getenv("FAKE_LISTED"); session != "" && name == "gvisor" {
+	if session := os.Getenv("FAKE_LISTED"); session != "" && s.Name == "gvisor" {
 		b.listed = []sandbox.Listing{
-			{Session: session, Backend: name, Container: "caisson-" + session, Image: "host", Workspace: "/home/me/p\x1b[2J", State: sandbox.ListedRunning, Owner: sandbox.ListedOwner{PID: 7, State: "alive"}, MemoryBytes: 3 << 20},
-			{Session: session + "2", Backend: name, State: sandbox.ListedGone, Owner: sandbox.ListedOwner{PID: 8, State: "dead"}},
-			{Session: "ses_other", Backend: name, State: sandbox.ListedRunning, Owner: sandbox.ListedOwner{PID: 9, State: "unknown"}, Foreign: true},
+			{Session: session, Backend: s.Name, Container: "caisson-" + session, Image: "host", Workspace: "/home/me/p\x1b[2J", State: sandbox.ListedRunning, Owner: sandbox.ListedOwner{PID: 7, State: "alive"}, MemoryBytes: 3 << 20},
+			{Session: session + "2", Backend: s.Name, State: sandbox.ListedGone, Owner: sandbox.ListedOwner{PID: 8, State: "dead"}},
+			{Session: "ses_other", Backend: s.Name, State: sandbox.ListedRunning, Owner: sandbox.ListedOwner{PID: 9, State: "unknown"}, Foreign: true},
 		}
 	}
 	return b, nil

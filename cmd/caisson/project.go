@@ -201,8 +201,11 @@ func (s *setup) reload(flags, asked config.File, profile string) error {
 	if s.conf, err = config.Load(o); err != nil {
 		return err
 	}
-	s.backends.conf = s.conf
-	return nil
+	if s.host == nil {
+		return nil // only the settings are read
+	}
+	_ = s.host.Close() // nothing was made with it
+	return s.newHost()
 }
 
 // ignore notes that the own settings of the workspace do not count.

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -126,7 +127,7 @@ func newWorld(t *testing.T, turns string) *world {
 	d.stdin, d.stdout, d.stderr = strings.NewReader(""), io.Discard, io.Discard
 	d.requirements = ""
 	d.executable = func() (string, error) { return filepath.Join(root, "bin", "caisson"), nil }
-	d.backend = func(name string, _ backendSettings) (sandbox.Backend, error) { return &fakeBackend{name: name}, nil }
+	d.backend = func(s caisson.BackendSettings) (sandbox.Backend, error) { return &fakeBackend{name: s.Name}, nil }
 	return &world{
 		app: d, dir: filepath.Join(root, "ws"), env: []string{"HOME=" + filepath.Join(root, "home"), "TERM=dumb"},
 		args: []string{"run", "--workspace", filepath.Join(root, "ws"), "--backend", "gvisor", "--model", "replay/" + script},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -163,7 +164,7 @@ func (s *setup) options(ctx context.Context, text string, u teller) (_ runner.Op
 	if err != nil {
 		return runner.Options{}, nil, err
 	}
-	s.backends.logger = folder.Log
+	s.setLogger(folder.Log)
 	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.differs, retries: u.say, logger: folder.Log})
 	if err != nil {
 		return runner.Options{}, nil, errors.Join(err, folder.Close())
@@ -203,7 +204,7 @@ type teller interface {
 // world is everything of a session but its model and its user.
 func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 	var o runner.Options
-	image, err := reference(*s.conf.Image)
+	image, err := images.ParseLocalReference(*s.conf.Image)
 	if err != nil {
 		return o, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
 			Cause: "the image can't be used: " + err.Error(), Mend: "Change --image, or image in the configuration.",
@@ -212,7 +213,7 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 	if !s.conf.AllowedImage(image.String()) {
 		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Mend: "choose what the administrator's file allows"}
 	}
-	s.backends.images.report = (&ui.PullProgress{Say: u.say, Now: time.Now, Pause: ui.LinePause}).Report
+	s.host.ReportPulls((&ui.PullProgress{Say: u.say, Now: time.Now, Pause: ui.LinePause}).Report)
 	resources, err := s.conf.SandboxResources()
 	if err != nil {
 		return o, err
@@ -231,7 +232,7 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 	}
 	var warnings []string
 	if needed {
-		warnings = inShort(*s.conf.Image, s.backends.imageWarnings(ctx, image))
+		warnings = inShort(*s.conf.Image, s.host.ImageWarnings(ctx, image))
 	}
 	ready := s.ready
 	if ready == nil {

@@ -53,7 +53,7 @@ func newSandboxListCommand(a *app) *cobra.Command {
 				return err
 			}
 			defer s.close()
-			found, failures := s.backends.list(cmd.Context())
+			found, failures := s.listSandboxes(cmd.Context())
 			if !all {
 				found = slices.DeleteFunc(found, others)
 			}
@@ -90,7 +90,7 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 				return err
 			}
 			defer s.close()
-			c := s.backends.collect(cmd.Context())
+			c := s.collectOrphans(cmd.Context())
 			err = c.show(a, asJSON)
 			if err == nil && len(c.Failures) > 0 {
 				return exitWith(runner.ExitFailed)
@@ -113,15 +113,15 @@ func pending(stateDir, name string) bool {
 	return oci.Pending(stateDir, oci.Kind(name))
 }
 
-// each calls f with every backend that this machine has. One that it lacks is a
+// eachBackend calls f with every backend that this machine has. One that it lacks is a
 // failure only where its sessions left notes.
-func (c *chooser) each(ctx context.Context, f func(ctx context.Context, b sandbox.Backend) error) []string {
+func (s *setup) eachBackend(ctx context.Context, f func(ctx context.Context, b sandbox.Backend) error) []string {
 	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
 	defer cancel()
 	var failures []string
 	for _, name := range backendNames {
-		noted := pending(c.environ.stateDir(), name)
-		b, err := c.make(name)
+		noted := pending(s.environ.stateDir(), name)
+		b, err := s.host.Backend(name)
 		if err == nil {
 			err = f(ctx, b)
 			noted = noted || !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrUnsupported)
@@ -161,10 +161,10 @@ func reasons(err error) []string {
 // one is anybody's.
 func others(l sandbox.Listing) bool { return l.Foreign && l.Owner.State != "dead" }
 
-// list asks every backend for its sandboxes, oldest first.
-func (c *chooser) list(ctx context.Context) ([]sandbox.Listing, []string) {
+// listSandboxes asks every backend for its sandboxes, oldest first.
+func (s *setup) listSandboxes(ctx context.Context) ([]sandbox.Listing, []string) {
 	found := []sandbox.Listing{}
-	failures := c.each(ctx, func(ctx context.Context, b sandbox.Backend) error {
+	failures := s.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
 		list, err := b.List(ctx)
 		found = append(found, list...)
 		return err
@@ -190,19 +190,19 @@ type leftAlone struct {
 	Why     string `json:"why"`
 }
 
-// collect sweeps with every backend, and says what there still is.
-func (c *chooser) collect(ctx context.Context) collection {
+// collectOrphans sweeps with every backend, and says what there still is.
+func (s *setup) collectOrphans(ctx context.Context) collection {
 	out := collection{Removed: []sandbox.Orphan{}, Left: []leftAlone{}, Failures: []string{}}
-	failures := c.each(ctx, func(ctx context.Context, b sandbox.Backend) error {
+	failures := s.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
 		removed, err := b.Sweep(ctx)
 		out.Removed = append(out.Removed, removed...)
 		return err
 	})
 	out.Failures = append(out.Failures, failures...)
-	if _, err := sessiondir.Sweep(c.environ.stateDir()); err != nil {
+	if _, err := sessiondir.Sweep(s.environ.stateDir()); err != nil {
 		out.Failures = append(out.Failures, err.Error())
 	}
-	found, unlisted := c.list(ctx)
+	found, unlisted := s.listSandboxes(ctx)
 	for _, text := range unlisted {
 		if !slices.Contains(out.Failures, text) {
 			out.Failures = append(out.Failures, text)
@@ -211,7 +211,7 @@ func (c *chooser) collect(ctx context.Context) collection {
 	for _, l := range slices.DeleteFunc(found, others) {
 		out.Left = append(out.Left, leftAlone{Session: l.Session, Backend: l.Backend, Why: whyLeft(l)})
 	}
-	damaged, err := filepath.Glob(filepath.Join(c.environ.stateDir(), "cleanup", "*.damaged"))
+	damaged, err := filepath.Glob(filepath.Join(s.environ.stateDir(), "cleanup", "*.damaged"))
 	if err == nil {
 		for _, file := range damaged {
 			out.Left = append(out.Left, leftAlone{File: file, Why: "a damaged note of what a session made: nothing was removed by it; look for what it names, then remove the file"})

@@ -132,7 +132,7 @@ func (s *setup) session(ctx context.Context, id string) (string, error) {
 	if !strings.ContainsAny(id, "/.*?[\\") && runner.Listens(s.environ.stateDir(), id) {
 		return id, nil
 	}
-	found, failures := s.backends.list(ctx)
+	found, failures := s.listSandboxes(ctx)
 	var matches []sandbox.Listing
 	for _, l := range found {
 		if l.Owner.State == "alive" && !l.Foreign && id != "" && (id == trace.Last || strings.HasPrefix(l.Session, id)) {

@@ -87,7 +87,7 @@ func serve(ctx context.Context, a *app, f serveFlags) (err error) {
 	}
 	defer base.close()
 	log := serveLog(a, f.verbose)
-	base.backends.logger = log
+	base.setLogger(log)
 	say := func(text string) { fmt.Fprintln(a.stderr, "caisson: "+display(text)) }
 	ctx, force, _, stop := interruptible(ctx, a.listen(), say, a.exit)
 	defer stop()
@@ -210,7 +210,7 @@ func (h *serverHost) tidy(ctx context.Context) (stop func()) {
 				return
 			case <-time.After(tidyEvery):
 			}
-			for _, l := range h.base.backends.sweep(ctx) {
+			for _, l := range h.base.host.Sweep(ctx) {
 				h.log.Info("removed what a dead owner left", zap.Any("leftover", l))
 			}
 		}

@@ -61,7 +61,7 @@ func (h *serverHost) options(tokens []server.Token) server.Options {
 			if err != nil {
 				return nil, prepareError(err)
 			}
-			s.backends.close()
+			s.closeBackends()
 			return s.workspace, nil
 		},
 		Settle: func(ctx context.Context, session string) error { return h.base.settle(ctx, session, false) },

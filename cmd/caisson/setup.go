@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/openai"
@@ -20,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/sandbox/pool"
 	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools/memory"
 	"github.com/caisson-run/caisson/tools/safeurl"
@@ -40,7 +42,10 @@ type setup struct {
 	// ignored is what of them does not.
 	project  *config.ProjectFile
 	ignored  []record.Ignored
-	backends chooser
+	host     *caisson.Host
+	programs *programs.Finder
+	pools    []*pool.Pool
+	logger   *zap.Logger
 	// ready is the backend that the sessions of a server share; nil lets each
 	// run choose its own, and clean up before it.
 	ready *readyBackend
@@ -81,7 +86,7 @@ func configOptions(d deps, env environ, flags config.File, profile string, proje
 // newSetup reads the settings and opens the workspace, in this order, so that
 // a mistake in either is said before anything is started.
 func newSetup(d deps, env environ, flags config.File, profile, workspace string) (*setup, error) {
-	s := &setup{deps: d, environ: env}
+	s := &setup{deps: d, environ: env, logger: zap.NewNop()}
 	var err error
 	if s.conf, err = loadConfig(d, env, flags, profile, nil); err != nil {
 		return nil, err
@@ -98,7 +103,7 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 			Cause: "the state folder can't be made: " + err.Error(), Mend: "Set XDG_STATE_HOME to a folder that you can write.",
 		}}
 	}
-	finder := &programs.Finder{Executable: d.executable, Path: env.get("PATH"), Cache: env.programDir()}
+	s.programs = &programs.Finder{Executable: d.executable, Path: env.get("PATH"), Cache: env.programDir()}
 	if workspace != "" {
 		protected := env.protected()
 		protected.AcceptSystem = *s.conf.AcceptSystemWorkspace
@@ -109,18 +114,16 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 		if err := s.workspace.CheckOwner(*s.conf.CallerOwnsFiles); err != nil {
 			return nil, errors.Join(err, s.workspace.Close())
 		}
-		finder.Workspace = s.workspace.Path
+		s.programs.Workspace = s.workspace.Path
 	} else if w, err := workspaceFor(env, ""); err == nil { // home and what holds it are none
-		finder.WorkingDir = w.Path
+		s.programs.WorkingDir = w.Path
 		_ = w.Close()
 	}
-	s.backends = chooser{deps: d, conf: s.conf, programs: finder, environ: env, logger: zap.NewNop()}
-	s.backends.images = &imageStore{chooser: &s.backends}
-	return s, nil
+	return s, s.newHost()
 }
 
 func (s *setup) close() {
-	s.backends.close()
+	s.closeBackends()
 	if s.workspace != nil {
 		_ = s.workspace.Close()
 	}

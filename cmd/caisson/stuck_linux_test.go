@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -45,8 +46,8 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 			w.app.stdout, w.app.patience = stdout, 500*time.Millisecond
 			signals := make(chan os.Signal, 1)
 			w.app.signals = signals
-			w.app.backend = func(name string, _ backendSettings) (sandbox.Backend, error) {
-				return &fakeBackend{name: name, started: func(argv []string) {
+			w.app.backend = func(s caisson.BackendSettings) (sandbox.Backend, error) {
+				return &fakeBackend{name: s.Name, started: func(argv []string) {
 					if tc.signal && argv[len(argv)-1] == "sleep 60" {
 						signals <- syscall.SIGINT
 					}

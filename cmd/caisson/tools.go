@@ -273,7 +273,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 		return err
 	}
 	defer func() { _ = folder.Close() }()
-	s.backends.logger = folder.Log
+	s.setLogger(folder.Log)
 	o, err := s.world(ctx, u)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
