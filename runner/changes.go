@@ -103,8 +103,7 @@ func (s *Session) fresh(ctx context.Context, name string) bool {
 	if err != nil || s.overlaid() { // the layers have the whole diff
 		return false
 	}
-	st, err := statEntry(ctx, s.original, rel)
-	return err == nil && s.files.isFresh(rel, st)
+	return s.files.IsFresh(ctx, s.original, rel)
 }
 
 // changes fills in what differs from the session's start.

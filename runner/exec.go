@@ -32,7 +32,7 @@ type executor struct {
 	// after is called when a command has ended.
 	after func(ctx context.Context)
 
-	images preimages
+	images *preimages
 	// patches marks the patches that are running.
 	patches *patchMarker
 	// background are the commands that outlive their calls.

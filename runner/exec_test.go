@@ -68,7 +68,7 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 	after = new(int)
 	x = &executor{
 		box: b.container, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) { *after++ },
-		fresh: func(context.Context, string) bool { return true }, images: preimages{dir: t.TempDir()},
+		fresh: func(context.Context, string) bool { return true }, images: newPreimages(t.TempDir()),
 	}
 	x.background = newBackgrounds(x, func(record.BackgroundEnded) error { return nil }, zap.NewNop())
 	return x, b, after
@@ -337,8 +337,9 @@ func TestExecutorKeepsWhatItChanges(t *testing.T) {
 		t.Errorf("%q, %v", text, err)
 	}
 	_, absent, known := x.images.before("f")
-	if diff := cmp.Diff([]string{"f"}, fresh); diff != "" || !absent || !known || len(x.images.kept) != 1 {
-		t.Errorf("absent %v, known %v, kept %v; asked (-want +got):\n%s", absent, known, x.images.kept, diff)
+	_, noFile, directory := x.images.before("d")
+	if diff := cmp.Diff([]string{"f"}, fresh); diff != "" || !absent || !known || noFile || directory {
+		t.Errorf("absent %v, known %v, the directory %v; asked (-want +got):\n%s", absent, known, directory, diff)
 	}
 }
 

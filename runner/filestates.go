@@ -152,6 +152,13 @@ func (f *fileStates) keep(ctx context.Context, r *workspace.Reader, p string, nu
 // incomplete reports whether a file that is not known may have been there.
 func (f *fileStates) incomplete() bool { return f.known == nil || !f.whole || f.cut }
 
+// IsFresh reports whether the file at p is as it was, by its own metadata. Where that
+// can't be known it is not.
+func (f *fileStates) IsFresh(ctx context.Context, r *workspace.Reader, p string) bool {
+	st, err := statEntry(ctx, r, p)
+	return err == nil && f.isFresh(p, st)
+}
+
 // isFresh reports whether path, which st describes, or nil where there is
 // nothing, is as it was.
 func (f *fileStates) isFresh(p string, st *workspace.ScanStat) bool {

@@ -33,7 +33,7 @@ func TestSnapshotKeepsNoLongTargets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	r, err := workspace.NewReader(held, workspace.ReaderOptions{MaxEntries: readerEntries})
+	r, err := workspace.NewReader(held, workspace.ReaderOptions{MaxEntries: 500_000})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,3 +33,52 @@ func HostExecutedChanges(c *overlay.Changes, o overlay.ApplyOptions) []record.Ho
 	}
 	return out
 }
+
+// SessionReads bounds the changes that are read while a session lives, or at its
+// end. Files that a host would run or obey have room of their own.
+var SessionReads = overlay.ReadOptions{MaxEntries: 40_000, MaxTextBytes: 6 << 20, First: isHostExecuted}
+
+// overlayList lists changes as records do: files, and folders whose mode alone
+// changed.
+func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
+	l := &changeList{}
+	for i := range c.List {
+		change := &c.List[i]
+		if !change.File() && change.Kind != overlay.Mode {
+			continue
+		}
+		st := stats.Files[i]
+		changed := record.Changed{
+			Path: change.Path, Change: string(change.Kind), Insertions: st.Insertions, Deletions: st.Deletions, HasDiff: st.HasDiff,
+		}
+		if change.Kind != overlay.Deleted && !st.HasDiff {
+			changed.Size = change.Size
+		}
+		l.add(changed)
+	}
+	l.omitted += c.Omitted
+	for _, h := range HostExecutedChanges(c, overlay.ApplyOptions{}) {
+		l.addExecuted(h)
+	}
+	return l
+}
+
+// ChangeNotes divides changes into those that conflict and those that an apply
+// with o leaves out. A folder that is left out stands for what is in it.
+func ChangeNotes(list []overlay.Change, o overlay.ApplyOptions) (conflicts, left []record.PathNote) {
+	folder := record.PathNote{}
+	for i := range list {
+		c := &list[i]
+		switch {
+		case o.LeavesOut(c):
+			if folder.Path != "" && c.LeftOut == folder.Why && strings.HasPrefix(c.Path, folder.Path+"/") {
+				continue
+			}
+			folder = record.PathNote{Path: c.Path, Why: c.LeftOut}
+			left = append(left, folder)
+		case c.Conflict != "":
+			conflicts = append(conflicts, record.PathNote{Path: c.Path, Why: c.Conflict})
+		}
+	}
+	return conflicts, left
+}

@@ -24,6 +24,9 @@ type preimages struct {
 	dir     string // where scratch is made
 }
 
+// newPreimages returns an empty collection that keeps content below dir.
+func newPreimages(dir string) *preimages { return &preimages{dir: dir} }
+
 type preimage struct {
 	content extent
 	absent  bool

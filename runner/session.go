@@ -252,7 +252,7 @@ func (s *Session) dispatcher() (*dispatch.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch(), images: preimages{dir: s.dir}}
+	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch(), images: newPreimages(s.dir)}
 	s.exec.background = newBackgrounds(s.exec, s.journal.background, s.log)
 	s.exec.patches = &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.mode(), log: s.log}
 	all, err := newToolset(s).factories()

@@ -196,7 +196,7 @@ func (s *Server) keptDifferences(ctx context.Context, l *overlay.Layers) (runner
 	if err != nil {
 		return runner.Differences{}, s.changesProblem(l.Info(), err)
 	}
-	d, err := runner.ReadDifferences(ctx, l, w, changes)
+	d, err := runner.ReadOverlay(ctx, l, w.Dir, changes)
 	if err != nil {
 		return d, s.changesProblem(l.Info(), err)
 	}

@@ -1,0 +1,98 @@
+package runner
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+// Differences are the changes of a session so far, as in [record.SessionEnded].
+type Differences struct {
+	Changed        []record.Changed
+	ChangedOmitted int
+	Count          record.ChangeCount
+	HostExecuted   []record.HostExecuted
+	// HostExecutedOmitted counts those that are not listed.
+	HostExecutedOmitted int
+	// Conflicts and LeftOut are those of an overlay, as in [record.OverlayResult].
+	Conflicts, LeftOut []record.PathNote
+	// Patch is a unified diff of what has one, the very bytes.
+	Patch string
+	// Incomplete reports that the workspace was too large, or could not be read
+	// whole, so that the list may lack changes.
+	Incomplete bool
+}
+
+// ReadOverlay returns the changes that an overlay session keeps of the workspace dir.
+func ReadOverlay(ctx context.Context, l *overlay.Layers, dir *os.File, changes *overlay.Changes) (Differences, error) {
+	var patch strings.Builder
+	stats, err := l.Diff(ctx, dir, changes, &patch, overlay.DiffOptions{TotalBytes: maxReportedPatchText})
+	if err != nil {
+		return Differences{}, err
+	}
+	d := ListChanges(changes, stats)
+	d.Patch = patch.String()
+	d.Conflicts, d.LeftOut = ChangeNotes(changes.List, overlay.ApplyOptions{})
+	return d, nil
+}
+
+// Compare returns what differs from f in the workspace of r. images has the content of
+// files before their first change by a tool.
+func (f *fileStates) Compare(ctx context.Context, r *workspace.Reader, images *preimages) (Differences, error) {
+	var list changeList
+	whole, err := f.compare(ctx, r, func(c fileChange) {
+		changed := record.Changed{Path: c.path, Change: c.change}
+		target := ""
+		if c.stat != nil {
+			changed.Size = c.stat.Size
+			if c.stat.Type == workspace.TypeSymlink && leadsOut(ctx, r, c.path, c.stat.Target) {
+				target = c.stat.Target
+			}
+		}
+		list.add(changed)
+		list.addExecuted(executed(changed, target)...)
+	})
+	list.sort()
+	d := Differences{Incomplete: f.incomplete() || !whole}
+	d.Patch = makeDiffs(ctx, r, list.changed, images, f)
+	d.setList(&list)
+	return d, err
+}
+
+// setList fills in the lists of changes, sorted, and their counts.
+func (d *Differences) setList(l *changeList) {
+	l.sort()
+	d.Changed, d.ChangedOmitted, d.Count = record.NonNil(l.changed), l.omitted, l.count()
+	d.HostExecuted, d.HostExecutedOmitted = record.NonNil(l.executed), l.executedOmitted
+}
+
+// leadsOut reports whether the symlink at p leads out of the workspace.
+func leadsOut(ctx context.Context, r *workspace.Reader, p, target string) bool {
+	return workspace.LeadsOut(p, target, func(name string) (string, bool) {
+		st, err := r.StatEntry(ctx, name)
+		return st.Target, err == nil && st.Type == workspace.TypeSymlink
+	})
+}
+
+// makeDiffs returns the diffs of the changed files that have one, and marks these
+// files in the list.
+func makeDiffs(ctx context.Context, r *workspace.Reader, list []record.Changed, images *preimages, f *fileStates) string {
+	var patch strings.Builder
+	for i := range list {
+		c := &list[i]
+		if ctx.Err() != nil {
+			break
+		}
+		text, added, removed, ok := images.diff(ctx, r, *c, f.before)
+		if ok && patch.Len()+len(text) <= maxReportedPatchText {
+			c.HasDiff, c.Insertions, c.Deletions, c.Size = true, added, removed, 0
+			patch.WriteString(text)
+		}
+	}
+	return patch.String()
+}
