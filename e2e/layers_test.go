@@ -63,6 +63,7 @@ var ranks = map[string]int{
 	"runner/redact": 5,
 	"runner/record": 6,
 
+	"runner/changes":    7,
 	"runner/sessiondir": 7,
 
 	"runner": 8,

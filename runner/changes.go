@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -36,10 +37,10 @@ func (s *Session) look(ctx context.Context) {
 		}
 		ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
 		defer cancel()
-		files, err := takeFileStates(ctx, s.original, s.dir)
+		files, err := changes.TakeFileStates(ctx, s.original, s.dir)
 		if err != nil {
 			s.log.Warn("look at the workspace", zap.Error(err))
-			files = &fileStates{} // nothing is known
+			files = &changes.FileStates{} // nothing is known
 		}
 		s.files = files
 		s.privileged, s.before, err = s.findPrivileged(ctx, true)
@@ -138,7 +139,7 @@ func (s *Session) changes(r *Report) {
 }
 
 // setDifferences fills in what differs.
-func (r *Report) setDifferences(d Differences) {
+func (r *Report) setDifferences(d changes.Differences) {
 	r.Changed, r.ChangedOmitted, r.ChangedCount = record.NonNil(d.Changed), d.ChangedOmitted, d.Count
 	r.HostExecuted, r.HostExecutedOmitted = record.NonNil(d.HostExecuted), d.HostExecutedOmitted
 	r.Patch, r.Incomplete = d.Patch, r.Incomplete || d.Incomplete
@@ -146,7 +147,7 @@ func (r *Report) setDifferences(d Differences) {
 
 // closeScratch removes what is kept of the workspace as it was.
 func (s *Session) closeScratch() {
-	err := s.exec.images.close()
+	err := s.exec.images.Close()
 	if s.looking {
 		<-s.looked
 	}
@@ -154,7 +155,7 @@ func (s *Session) closeScratch() {
 		s.forget()
 	}
 	if s.files != nil {
-		err = errors.Join(err, s.files.close())
+		err = errors.Join(err, s.files.Close())
 	}
 	if err != nil {
 		s.log.Warn("remove scratch files", zap.Error(err))

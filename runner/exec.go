@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -32,7 +33,7 @@ type executor struct {
 	// after is called when a command has ended.
 	after func(ctx context.Context)
 
-	images *preimages
+	images *changes.Preimages
 	// patches marks the patches that are running.
 	patches *patchMarker
 	// background are the commands that outlive their calls.
@@ -118,7 +119,7 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 		return change, x.box.check(l, err)
 	}
 	if noted {
-		x.images.note(change, fresh)
+		x.images.Note(change, fresh)
 	}
 	return change, nil
 }

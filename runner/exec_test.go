@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -68,7 +69,7 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 	after = new(int)
 	x = &executor{
 		box: b.container, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) { *after++ },
-		fresh: func(context.Context, string) bool { return true }, images: newPreimages(t.TempDir()),
+		fresh: func(context.Context, string) bool { return true }, images: changes.NewPreimages(t.TempDir()),
 	}
 	x.background = newBackgrounds(x, func(record.BackgroundEnded) error { return nil }, zap.NewNop())
 	return x, b, after
@@ -336,8 +337,8 @@ func TestExecutorKeepsWhatItChanges(t *testing.T) {
 	if text, err := os.ReadFile(b.spec.Workspace.Path + "/f"); err != nil || string(text) != "new" {
 		t.Errorf("%q, %v", text, err)
 	}
-	_, absent, known := x.images.before("f")
-	_, noFile, directory := x.images.before("d")
+	_, absent, known := x.images.Before("f")
+	_, noFile, directory := x.images.Before("d")
 	if diff := cmp.Diff([]string{"f"}, fresh); diff != "" || !absent || !known || noFile || directory {
 		t.Errorf("absent %v, known %v, the directory %v; asked (-want +got):\n%s", absent, known, directory, diff)
 	}

@@ -3,19 +3,21 @@ package runner
 import (
 	"context"
 	"fmt"
+
+	"github.com/caisson-run/caisson/runner/changes"
 )
 
 // Differences says what differs now from the session's start. It may be called
 // while a turn runs: what is written meanwhile is in it or not. It ends with ctx,
 // and when the session is closed; its errors then wrap [ErrOver].
-func (s *Session) Differences(ctx context.Context) (Differences, error) {
+func (s *Session) Differences(ctx context.Context) (changes.Differences, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	s.mu.Lock()
 	began := s.turns > 0
 	if s.closing {
 		s.mu.Unlock()
-		return Differences{}, fmt.Errorf("compare workspace: %w: it is closed", ErrOver)
+		return changes.Differences{}, fmt.Errorf("compare workspace: %w: it is closed", ErrOver)
 	}
 	s.lookers.Add(1) // under mu: Close waits for no looker that comes later
 	s.mu.Unlock()
@@ -23,16 +25,16 @@ func (s *Session) Differences(ctx context.Context) (Differences, error) {
 	stop := context.AfterFunc(s.looks, func() { cancel(fmt.Errorf("%w: it is closed", ErrOver)) })
 	defer stop()
 	if !began {
-		return Differences{}, nil // nothing has run
+		return changes.Differences{}, nil // nothing has run
 	}
 	select {
 	case <-s.looked:
 	case <-ctx.Done():
-		return Differences{}, fmt.Errorf("compare workspace: %w", context.Cause(ctx))
+		return changes.Differences{}, fmt.Errorf("compare workspace: %w", context.Cause(ctx))
 	}
 	ctx, slow := context.WithTimeoutCause(ctx, lookTime, errSlow)
 	defer slow()
-	var d Differences
+	var d changes.Differences
 	var err error
 	if s.overlaid() {
 		d, err = s.overlayDifferences(ctx)
@@ -43,23 +45,23 @@ func (s *Session) Differences(ctx context.Context) (Differences, error) {
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return Differences{}, fmt.Errorf("compare workspace: %w", err)
+		return changes.Differences{}, fmt.Errorf("compare workspace: %w", err)
 	}
 	return d, nil
 }
 
-func (s *Session) overlayDifferences(ctx context.Context) (Differences, error) {
+func (s *Session) overlayDifferences(ctx context.Context) (changes.Differences, error) {
 	if !s.recorded {
-		return Differences{}, nil // nothing has run
+		return changes.Differences{}, nil // nothing has run
 	}
-	changes, err := s.layers.Changes(ctx, s.opts.Workspace.Dir, SessionReads)
+	list, err := s.layers.Changes(ctx, s.opts.Workspace.Dir, changes.ReadBounds)
 	if err != nil {
-		return Differences{}, err
+		return changes.Differences{}, err
 	}
-	return ReadOverlay(ctx, s.layers, s.opts.Workspace.Dir, changes)
+	return changes.ReadOverlay(ctx, s.layers, s.opts.Workspace.Dir, list)
 }
 
 // bindDifferences compares the workspace with its state at the session's start.
-func (s *Session) bindDifferences(ctx context.Context) (Differences, error) {
+func (s *Session) bindDifferences(ctx context.Context) (changes.Differences, error) {
 	return s.files.Compare(ctx, s.original, s.exec.images)
 }

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -91,22 +92,22 @@ func (s *Session) overlayChanges(r *Report) {
 	}
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
 	defer cancel()
-	changes, err := s.layers.Changes(ctx, s.opts.Workspace.Dir, SessionReads)
+	list, err := s.layers.Changes(ctx, s.opts.Workspace.Dir, changes.ReadBounds)
 	if err != nil {
 		s.log.Warn("read changes", zap.Error(err))
 		r.Incomplete = true
 		r.Overlay = &record.OverlayResult{State: overlay.Kept}
 		return
 	}
-	d, err := ReadOverlay(ctx, s.layers, s.opts.Workspace.Dir, changes)
+	d, err := changes.ReadOverlay(ctx, s.layers, s.opts.Workspace.Dir, list)
 	if err != nil {
 		s.log.Warn("make diff", zap.Error(err))
-		d = ListChanges(changes, &overlay.Stats{Files: make([]overlay.FileStat, len(changes.List))})
+		d = changes.List(list, &overlay.Stats{Files: make([]overlay.FileStat, len(list.List))})
 		d.Incomplete, d.Patch = true, ""
 	}
 	r.setDifferences(d)
-	r.Overlay = &record.OverlayResult{State: overlay.Kept, Changes: len(changes.List) + changes.Omitted}
-	r.Overlay.Conflicts, r.Overlay.LeftOut = ChangeNotes(changes.List, overlay.ApplyOptions{})
+	r.Overlay = &record.OverlayResult{State: overlay.Kept, Changes: len(list.List) + list.Omitted}
+	r.Overlay.Conflicts, r.Overlay.LeftOut = changes.Notes(list.List, overlay.ApplyOptions{})
 	boundOverlay(r.Overlay)
 }
 
@@ -153,13 +154,13 @@ func (s *Session) applyLayers(r *Report) {
 	}
 	s.layers.SetUser(s.opts.User.Name)
 	done, err := s.layers.Apply(ctx, s.opts.Workspace.Dir, overlay.ApplyOptions{
-		MaxEntries: SessionReads.MaxEntries, MaxTextBytes: SessionReads.MaxTextBytes,
+		MaxEntries: changes.ReadBounds.MaxEntries, MaxTextBytes: changes.ReadBounds.MaxTextBytes,
 	})
 	if done != nil {
 		r.Overlay.State, r.Overlay.Applied = done.State, len(done.Applied)
 		r.Overlay.Omitted = 0
-		r.Overlay.Conflicts, _ = ChangeNotes(done.Conflicts, overlay.ApplyOptions{})
-		_, r.Overlay.LeftOut = ChangeNotes(done.LeftOut, overlay.ApplyOptions{})
+		r.Overlay.Conflicts, _ = changes.Notes(done.Conflicts, overlay.ApplyOptions{})
+		_, r.Overlay.LeftOut = changes.Notes(done.LeftOut, overlay.ApplyOptions{})
 		r.ApplyRefused = done.Refused
 		for _, f := range done.Failed {
 			r.Overlay.Failed = append(r.Overlay.Failed, record.PathNote{Path: f.Path, Why: f.Err.Error()})

@@ -19,6 +19,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -87,7 +88,7 @@ type Session struct {
 	// before is the workspace as it was when the sandbox began to start; looked
 	// is closed when it is taken, and looking is set while it is.
 	before  *snapshot
-	files   *fileStates
+	files   *changes.FileStates
 	looking bool
 	looked  chan struct{}
 	// privileges reads the privileges of files, nil where that can't be done;
@@ -252,7 +253,7 @@ func (s *Session) dispatcher() (*dispatch.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch(), images: newPreimages(s.dir)}
+	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch(), images: changes.NewPreimages(s.dir)}
 	s.exec.background = newBackgrounds(s.exec, s.journal.background, s.log)
 	s.exec.patches = &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.mode(), log: s.log}
 	all, err := newToolset(s).factories()

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -99,7 +100,7 @@ func stopping(parent context.Context, a *app) (context.Context, func()) {
 
 // show writes the changes to standard output, and what to mind to standard error.
 func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error {
-	changes, err := k.read(ctx)
+	list, err := k.read(ctx)
 	if err != nil {
 		return err
 	}
@@ -108,15 +109,15 @@ func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error
 	if stat || asJSON {
 		w = io.Discard
 	}
-	stats, err := k.layers.Diff(ctx, k.workspace.Dir, changes, w, overlay.DiffOptions{})
+	stats, err := k.layers.Diff(ctx, k.workspace.Dir, list, w, overlay.DiffOptions{})
 	if err != nil {
 		return keptError(k.layers.Info(), err)
 	}
 	switch {
 	case asJSON:
-		return k.json(changes, stats)
+		return k.json(list, stats)
 	case stat:
-		for _, l := range ui.Stat(runner.ListChanges(changes, stats), colour) {
+		for _, l := range ui.Stat(changes.List(list, stats), colour) {
 			if _, err := io.WriteString(k.app.stdout, l+"\n"); err != nil {
 				return err
 			}
@@ -130,7 +131,7 @@ func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error
 			return err
 		}
 	}
-	k.warn(changes, overlay.ApplyOptions{})
+	k.warn(list, overlay.ApplyOptions{})
 	return nil
 }
 
@@ -169,15 +170,15 @@ func (c keptChange) MarshalJSON() ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-func (k *keptChanges) json(changes *overlay.Changes, stats *overlay.Stats) error {
+func (k *keptChanges) json(list *overlay.Changes, stats *overlay.Stats) error {
 	info := k.layers.Info()
-	conflicts, left := runner.ChangeNotes(changes.List, overlay.ApplyOptions{})
+	conflicts, left := changes.Notes(list.List, overlay.ApplyOptions{})
 	doc := keptDocument{
 		Session: info.Session, Workspace: info.Workspace, Began: info.Began, Changes: []keptChange{},
-		HostExecuted: runner.HostExecutedChanges(changes, overlay.ApplyOptions{}), Conflicts: len(conflicts), LeftOut: len(left),
-		Truncated: changes.Truncated, Unread: changes.Unread,
+		HostExecuted: changes.HostExecuted(list, overlay.ApplyOptions{}), Conflicts: len(conflicts), LeftOut: len(left),
+		Truncated: list.Truncated, Unread: list.Unread,
 	}
-	for i, c := range changes.List {
+	for i, c := range list.List {
 		doc.Changes = append(doc.Changes, keptChange{c, stats.Files[i]})
 	}
 	return writeDocument(k.app.stdout, doc)
@@ -357,9 +358,9 @@ func (k *keptChanges) tell(lines ...[]string) {
 
 // warn lists what a person should know before changes are applied.
 func (k *keptChanges) warn(c *overlay.Changes, o overlay.ApplyOptions) {
-	conflicts, left := runner.ChangeNotes(c.List, o)
+	conflicts, left := changes.Notes(c.List, o)
 	k.tell(ui.Conflicts(conflicts, k.colour), ui.LeftOut(left, k.colour),
-		ui.HostExecuted(runner.HostExecutedChanges(c, o), k.colour))
+		ui.HostExecuted(changes.HostExecuted(c, o), k.colour))
 	for _, dir := range c.Unread {
 		fmt.Fprintf(k.app.stderr, "! can't be read, and is not applied: %s\n", overlay.Quote(dir))
 	}

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -112,7 +113,7 @@ func wait(ctx context.Context, closed <-chan struct{}) error {
 	}
 }
 
-func diffView(id string, d runner.Differences) (Diff, string) {
+func diffView(id string, d changes.Differences) (Diff, string) {
 	out := Diff{
 		Session: id, Files: listed(d.Changed), FilesOmitted: d.ChangedOmitted, Count: d.Count,
 		HostExecuted: listed(d.HostExecuted), HostExecutedOmitted: d.HostExecutedOmitted, Conflicts: listed(d.Conflicts), LeftOut: listed(d.LeftOut),
@@ -186,17 +187,17 @@ func (s *Server) layersState(dir string, then *record.OverlayResult) string {
 	return string(l.Info().State)
 }
 
-func (s *Server) keptDifferences(ctx context.Context, l *overlay.Layers) (runner.Differences, error) {
+func (s *Server) keptDifferences(ctx context.Context, l *overlay.Layers) (changes.Differences, error) {
 	w, err := s.openWorkspace(l)
 	if err != nil {
-		return runner.Differences{}, err
+		return changes.Differences{}, err
 	}
 	defer func() { _ = w.Close() }() // only read
-	changes, err := l.Changes(ctx, w.Dir, runner.SessionReads)
+	list, err := l.Changes(ctx, w.Dir, changes.ReadBounds)
 	if err != nil {
-		return runner.Differences{}, s.changesProblem(l.Info(), err)
+		return changes.Differences{}, s.changesProblem(l.Info(), err)
 	}
-	d, err := runner.ReadOverlay(ctx, l, w.Dir, changes)
+	d, err := changes.ReadOverlay(ctx, l, w.Dir, list)
 	if err != nil {
 		return d, s.changesProblem(l.Info(), err)
 	}
@@ -226,7 +227,7 @@ func (s *Server) changesProblem(i overlay.Info, err error) error {
 		return problem(http.StatusConflict, "other_folder", "session "+i.Session+" worked on another folder: the one that was "+i.Workspace+" then", "Take the patch")
 	case errors.Is(err, overlay.ErrTooMany):
 		return problem(http.StatusConflict, "too_many", fmt.Sprintf("session %s made more changes than are applied over HTTP: %d, or %d MiB of names and link targets",
-			i.Session, runner.SessionReads.MaxEntries, runner.SessionReads.MaxTextBytes>>20), "Apply them on the server's host, or discard them")
+			i.Session, changes.ReadBounds.MaxEntries, changes.ReadBounds.MaxTextBytes>>20), "Apply them on the server's host, or discard them")
 	}
 	return s.internal("read changes", err)
 }
@@ -361,7 +362,7 @@ func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequ
 	}
 	o := overlay.ApplyOptions{
 		Rest: r.SkipConflicts, LinksOut: r.WithSymlinksOut, DryRun: r.DryRun,
-		MaxEntries: runner.SessionReads.MaxEntries, MaxTextBytes: runner.SessionReads.MaxTextBytes,
+		MaxEntries: changes.ReadBounds.MaxEntries, MaxTextBytes: changes.ReadBounds.MaxTextBytes,
 	}
 	done, err := l.Apply(ctx, w.Dir, o)
 	if done == nil {
@@ -385,8 +386,8 @@ func (a *Applied) read(r *overlay.Result, o overlay.ApplyOptions) {
 	for i := range r.Applied {
 		a.Applied = append(a.Applied, Note{Path: overlay.Quote(r.Applied[i].Path), Why: string(r.Applied[i].Kind)})
 	}
-	conflicts, _ := runner.ChangeNotes(r.Conflicts, o)
-	_, left := runner.ChangeNotes(r.LeftOut, o)
+	conflicts, _ := changes.Notes(r.Conflicts, o)
+	_, left := changes.Notes(r.LeftOut, o)
 	a.Conflicts, a.LeftOut = append(a.Conflicts, conflicts...), append(a.LeftOut, left...)
 	for _, f := range r.Failed {
 		a.Failed = append(a.Failed, Note{Path: overlay.Quote(f.Path), Why: f.Err.Error()})

@@ -5,13 +5,14 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 )
 
 // Stat lists changed files as git does.
-func Stat(d runner.Differences, colour bool) []string {
+func Stat(d changes.Differences, colour bool) []string {
 	return diffstat(runner.Report{SessionEnded: record.SessionEnded{Changed: d.Changed, ChangedCount: d.Count, Incomplete: d.Incomplete}}, style{colour})
 }
 

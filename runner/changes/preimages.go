@@ -1,4 +1,4 @@
-package runner
+package changes
 
 import (
 	"bytes"
@@ -15,17 +15,17 @@ import (
 // maxPreimages bounds what is kept of files as they were, all together.
 const maxPreimages = 64 << 20
 
-// preimages keeps files as they were when the session began, for those that
+// Preimages keeps files as they were when the session began, for those that
 // WRITE tools changed, on the disk. It is safe for concurrent use.
-type preimages struct {
+type Preimages struct {
 	mu      sync.Mutex
 	kept    map[string]preimage
 	scratch *scratch
 	dir     string // where scratch is made
 }
 
-// newPreimages returns an empty collection that keeps content below dir.
-func newPreimages(dir string) *preimages { return &preimages{dir: dir} }
+// NewPreimages returns an empty collection that keeps content below dir.
+func NewPreimages(dir string) *Preimages { return &Preimages{dir: dir} }
 
 type preimage struct {
 	content extent
@@ -34,9 +34,9 @@ type preimage struct {
 	known bool
 }
 
-// note keeps what a change says of the file before it, the first time that the
+// Note keeps what a change says of the file before it, the first time that the
 // path is changed. fresh says that the file was still as the session found it.
-func (p *preimages) note(c workspace.Change, fresh bool) {
+func (p *Preimages) Note(c workspace.Change, fresh bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.kept == nil {
@@ -53,7 +53,7 @@ func (p *preimages) note(c workspace.Change, fresh bool) {
 }
 
 // keep keeps content on the disk, within the bound. The caller holds mu.
-func (p *preimages) keep(content []byte) (at extent, ok bool) {
+func (p *Preimages) keep(content []byte) (at extent, ok bool) {
 	var err error
 	if p.scratch == nil {
 		p.scratch, err = newScratch(p.dir)
@@ -65,9 +65,9 @@ func (p *preimages) keep(content []byte) (at extent, ok bool) {
 	return at, err == nil
 }
 
-// before returns the content of a file when the session began, where a change
+// Before returns the content of a file when the session began, where a change
 // told it; there was none where absent is set.
-func (p *preimages) before(name string) (content []byte, absent, known bool) {
+func (p *Preimages) Before(name string) (content []byte, absent, known bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	image := p.kept[name]
@@ -78,8 +78,8 @@ func (p *preimages) before(name string) (content []byte, absent, known bool) {
 	return content, false, err == nil
 }
 
-// close removes what is kept.
-func (p *preimages) close() error {
+// Close removes what is kept.
+func (p *Preimages) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.scratch == nil {
@@ -91,8 +91,8 @@ func (p *preimages) close() error {
 // diff returns the unified diff of one changed file since the session's start,
 // with the number of inserted and deleted lines; ok is false if there is none. The
 // old content of files that no WRITE tool changed comes from before.
-func (p *preimages) diff(ctx context.Context, r workspace.View, c record.Changed, before func(string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
-	content, absent, known := p.before(c.Path)
+func (p *Preimages) diff(ctx context.Context, r workspace.View, c record.Changed, before func(string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
+	content, absent, known := p.Before(c.Path)
 	if !known {
 		content, absent, known = before(c.Path)
 	}

@@ -1,4 +1,4 @@
-package runner
+package changes
 
 import (
 	"bufio"
@@ -45,11 +45,11 @@ func stampOf(st *workspace.ScanStat) stamp {
 	}
 }
 
-// fileStates are the files of a workspace as they were when a session began:
+// FileStates are the files of a workspace as they were when a session began:
 // a keyed hash of each path leads to a keyed hash of its [stamp]. Their paths,
 // and the content of some, are in a scratch file. The zero value knows nothing.
 // It is safe for concurrent use once it is made.
-type fileStates struct {
+type FileStates struct {
 	seed  maphash.Seed
 	known map[uint64]fileState
 	// content has the files that are kept whole, by their number.
@@ -71,13 +71,13 @@ type fileState struct {
 	number uint32 // from 0
 }
 
-// takeFileStates looks at the files of a workspace. What lies in repositories is
+// TakeFileStates looks at the files of a workspace. What lies in repositories is
 // left out: other checks see to it. Scratch files are made in dir.
-func takeFileStates(ctx context.Context, r *workspace.Reader, dir string) (_ *fileStates, err error) {
-	f := &fileStates{seed: maphash.MakeSeed(), known: map[uint64]fileState{}, content: map[uint32]extent{}, whole: true}
+func TakeFileStates(ctx context.Context, r *workspace.Reader, dir string) (_ *FileStates, err error) {
+	f := &FileStates{seed: maphash.MakeSeed(), known: map[uint64]fileState{}, content: map[uint32]extent{}, whole: true}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, f.close())
+			err = errors.Join(err, f.Close())
 		}
 	}()
 	if f.scratch, err = newScratch(dir); err != nil {
@@ -134,7 +134,7 @@ func scanFiles(ctx context.Context, r *workspace.Reader, visit func(e *workspace
 
 // keep keeps a file's content, within the bounds. A file that can't be read is
 // not kept.
-func (f *fileStates) keep(ctx context.Context, r *workspace.Reader, p string, number uint32, st *workspace.ScanStat) error {
+func (f *FileStates) keep(ctx context.Context, r *workspace.Reader, p string, number uint32, st *workspace.ScanStat) error {
 	if st.Type != workspace.TypeFile || st.Size > keptFileBytes || len(f.content) >= keptFiles || f.scratch.size+st.Size > keptFilesBytes {
 		return nil
 	}
@@ -150,18 +150,18 @@ func (f *fileStates) keep(ctx context.Context, r *workspace.Reader, p string, nu
 }
 
 // incomplete reports whether a file that is not known may have been there.
-func (f *fileStates) incomplete() bool { return f.known == nil || !f.whole || f.cut }
+func (f *FileStates) incomplete() bool { return f.known == nil || !f.whole || f.cut }
 
 // IsFresh reports whether the file at p is as it was, by its own metadata. Where that
 // can't be known it is not.
-func (f *fileStates) IsFresh(ctx context.Context, r *workspace.Reader, p string) bool {
+func (f *FileStates) IsFresh(ctx context.Context, r *workspace.Reader, p string) bool {
 	st, err := statEntry(ctx, r, p)
 	return err == nil && f.isFresh(p, st)
 }
 
 // isFresh reports whether path, which st describes, or nil where there is
 // nothing, is as it was.
-func (f *fileStates) isFresh(p string, st *workspace.ScanStat) bool {
+func (f *FileStates) isFresh(p string, st *workspace.ScanStat) bool {
 	was, ok := f.known[maphash.String(f.seed, p)]
 	if st == nil {
 		return !ok && !f.incomplete()
@@ -171,7 +171,7 @@ func (f *fileStates) isFresh(p string, st *workspace.ScanStat) bool {
 
 // before returns the content of a file as it was, where it is known; there was
 // none where absent is set.
-func (f *fileStates) before(p string) (content []byte, absent, known bool) {
+func (f *FileStates) before(p string) (content []byte, absent, known bool) {
 	if f.known == nil {
 		return nil, false, false
 	}
@@ -197,7 +197,7 @@ type fileChange struct {
 // compare calls visit for each file that is not as it was, in no order. A file
 // that has the same content and mode is as it was, where its content is known.
 // What it returns reports whether everything could be looked at.
-func (f *fileStates) compare(ctx context.Context, r *workspace.Reader, visit func(fileChange)) (whole bool, _ error) {
+func (f *FileStates) compare(ctx context.Context, r *workspace.Reader, visit func(fileChange)) (whole bool, _ error) {
 	if f.known == nil {
 		return false, nil
 	}
@@ -231,7 +231,7 @@ func (f *fileStates) compare(ctx context.Context, r *workspace.Reader, visit fun
 
 // isRewritten reports whether a file was written again with the content and mode
 // that it had.
-func (f *fileStates) isRewritten(ctx context.Context, r *workspace.Reader, p string, was fileState, st *workspace.ScanStat) bool {
+func (f *FileStates) isRewritten(ctx context.Context, r *workspace.Reader, p string, was fileState, st *workspace.ScanStat) bool {
 	at, ok := f.content[was.number]
 	if !ok || st.Type != workspace.TypeFile || st.Mode != was.mode || st.Size != int64(at.length) {
 		return false
@@ -246,7 +246,7 @@ func (f *fileStates) isRewritten(ctx context.Context, r *workspace.Reader, p str
 
 // visitMissing calls visit for the files that were not seen. Where not
 // everything could be looked at, it makes sure that they are gone.
-func (f *fileStates) visitMissing(ctx context.Context, r *workspace.Reader, seen []bool, whole bool, visit func(fileChange)) error {
+func (f *FileStates) visitMissing(ctx context.Context, r *workspace.Reader, seen []bool, whole bool, visit func(fileChange)) error {
 	names := bufio.NewReader(io.NewSectionReader(f.names.file, 0, 1<<62))
 	for i := range seen {
 		length, err := binary.ReadUvarint(names)
@@ -274,8 +274,8 @@ func (f *fileStates) visitMissing(ctx context.Context, r *workspace.Reader, seen
 	return nil
 }
 
-// close removes the scratch files.
-func (f *fileStates) close() error {
+// Close removes the scratch files.
+func (f *FileStates) Close() error {
 	var all []error
 	for _, s := range []*scratch{f.scratch, f.names} {
 		if s != nil {

@@ -1,4 +1,4 @@
-package runner
+package changes
 
 import (
 	"slices"
@@ -8,18 +8,18 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// ListChanges lists changes as records do, and counts them.
-func ListChanges(c *overlay.Changes, s *overlay.Stats) Differences {
+// List lists changes as records do, and counts them.
+func List(c *overlay.Changes, s *overlay.Stats) Differences {
 	d := Differences{Incomplete: c.Truncated || len(c.Unread) > 0}
 	d.setList(overlayList(c, s))
 	return d
 }
 
-// HostExecutedChanges lists the changes that a program of the host would run or
+// HostExecuted lists the changes that a program of the host would run or
 // obey once they are applied with o, and the symlinks that lead out. What apply
 // leaves out is not among them, nor the rest of a repository, which git only
 // reads.
-func HostExecutedChanges(c *overlay.Changes, o overlay.ApplyOptions) []record.HostExecuted {
+func HostExecuted(c *overlay.Changes, o overlay.ApplyOptions) []record.HostExecuted {
 	out := []record.HostExecuted{}
 	for i := range c.List {
 		change := &c.List[i]
@@ -34,9 +34,9 @@ func HostExecutedChanges(c *overlay.Changes, o overlay.ApplyOptions) []record.Ho
 	return out
 }
 
-// SessionReads bounds the changes that are read while a session lives, or at its
+// ReadBounds bounds the changes that are read while a session lives, or at its
 // end. Files that a host would run or obey have room of their own.
-var SessionReads = overlay.ReadOptions{MaxEntries: 40_000, MaxTextBytes: 6 << 20, First: isHostExecuted}
+var ReadBounds = overlay.ReadOptions{MaxEntries: 40_000, MaxTextBytes: 6 << 20, First: isHostExecuted}
 
 // overlayList lists changes as records do: files, and folders whose mode alone
 // changed.
@@ -57,15 +57,15 @@ func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
 		l.add(changed)
 	}
 	l.omitted += c.Omitted
-	for _, h := range HostExecutedChanges(c, overlay.ApplyOptions{}) {
+	for _, h := range HostExecuted(c, overlay.ApplyOptions{}) {
 		l.addExecuted(h)
 	}
 	return l
 }
 
-// ChangeNotes divides changes into those that conflict and those that an apply
+// Notes divides changes into those that conflict and those that an apply
 // with o leaves out. A folder that is left out stands for what is in it.
-func ChangeNotes(list []overlay.Change, o overlay.ApplyOptions) (conflicts, left []record.PathNote) {
+func Notes(list []overlay.Change, o overlay.ApplyOptions) (conflicts, left []record.PathNote) {
 	folder := record.PathNote{}
 	for i := range list {
 		c := &list[i]

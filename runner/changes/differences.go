@@ -1,4 +1,7 @@
-package runner
+// Package changes finds what differs between a workspace and its state when a session
+// began, or what an overlay holds, and which of it a program of the host would run or
+// obey.
+package changes
 
 import (
 	"context"
@@ -35,15 +38,15 @@ func ReadOverlay(ctx context.Context, l *overlay.Layers, dir *os.File, changes *
 	if err != nil {
 		return Differences{}, err
 	}
-	d := ListChanges(changes, stats)
+	d := List(changes, stats)
 	d.Patch = patch.String()
-	d.Conflicts, d.LeftOut = ChangeNotes(changes.List, overlay.ApplyOptions{})
+	d.Conflicts, d.LeftOut = Notes(changes.List, overlay.ApplyOptions{})
 	return d, nil
 }
 
 // Compare returns what differs from f in the workspace of r. images has the content of
 // files before their first change by a tool.
-func (f *fileStates) Compare(ctx context.Context, r *workspace.Reader, images *preimages) (Differences, error) {
+func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *Preimages) (Differences, error) {
 	var list changeList
 	whole, err := f.compare(ctx, r, func(c fileChange) {
 		changed := record.Changed{Path: c.path, Change: c.change}
@@ -81,7 +84,7 @@ func leadsOut(ctx context.Context, r *workspace.Reader, p, target string) bool {
 
 // makeDiffs returns the diffs of the changed files that have one, and marks these
 // files in the list.
-func makeDiffs(ctx context.Context, r *workspace.Reader, list []record.Changed, images *preimages, f *fileStates) string {
+func makeDiffs(ctx context.Context, r *workspace.Reader, list []record.Changed, images *Preimages, f *FileStates) string {
 	var patch strings.Builder
 	for i := range list {
 		c := &list[i]

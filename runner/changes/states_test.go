@@ -1,4 +1,4 @@
-package runner
+package changes
 
 import (
 	"fmt"
@@ -44,11 +44,11 @@ func TestSnapshotKeepsNoLongTargets(t *testing.T) {
 		return int64(m.HeapAlloc)
 	}
 	before := heap()
-	s, err := takeFileStates(t.Context(), r, t.TempDir())
+	s, err := TakeFileStates(t.Context(), r, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.close()
+	defer s.Close()
 	grown := heap() - before
 	t.Logf("%d bytes are held of %d links", grown, links)
 	if s.count != links || s.incomplete() || grown > 2<<20 {
@@ -77,7 +77,7 @@ func TestLongTargetsDiffer(t *testing.T) {
 }
 
 // changesSince lists what differs, by path.
-func changesSince(t *testing.T, f *fileStates, r *workspace.Reader) map[string]string {
+func changesSince(t *testing.T, f *FileStates, r *workspace.Reader) map[string]string {
 	t.Helper()
 	list := map[string]string{}
 	if _, err := f.compare(t.Context(), r, func(c fileChange) { list[c.path] = c.change }); err != nil {
@@ -115,11 +115,11 @@ func TestFileStates(t *testing.T) {
 	script(`mkdir -p a/b .git sub/.git; for f in same rewritten replaced content mode gone a/b/deep moved type; do echo "$f" > $f; done
 		ln -s same link; ln -s same relink; echo x > .git/config; echo x > sub/.git/x; head -c 300000 /dev/zero > large; : > empty; mkfifo pipe; echo odd > $'\xff\n'`)
 	r := openReader(t, dir)
-	f, err := takeFileStates(t.Context(), r, t.TempDir())
+	f, err := TakeFileStates(t.Context(), r, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
+	defer f.Close()
 	script(`echo rewritten > rewritten; cp replaced t; mv t replaced; touch -r same stamp; echo CONTENT > content; touch -r stamp content; rm stamp; chmod 600 mode; rm gone
 		echo more > a/b/deep; mv moved moved2; rm type; ln -s same type; ln -sfn empty relink; head -c 300000 /dev/zero > large; : > empty; echo n > new; echo y > .git/config; echo y > sub/.git/x; rm pipe; mkfifo pipe
 		rm $'\xff\n'`)
@@ -155,11 +155,11 @@ func TestUnknownFileStates(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := openReader(t, dir)
-	f, err := takeFileStates(t.Context(), r, t.TempDir())
+	f, err := TakeFileStates(t.Context(), r, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.close()
+	defer f.Close()
 	f.known, f.cut, f.count = map[uint64]fileState{}, true, 0
 	if list := changesSince(t, f, r); len(list) != 0 {
 		t.Errorf("what may have been there is listed: %v", list)
@@ -175,7 +175,7 @@ func TestUnknownFileStates(t *testing.T) {
 	if list := changesSince(t, f, r); len(list) != 1 || list["b"] != "added" {
 		t.Errorf("changed: %v", list)
 	}
-	if _, _, known := (&fileStates{}).before("a"); known {
+	if _, _, known := (&FileStates{}).before("a"); known {
 		t.Error("nothing is known of nothing")
 	}
 }
