@@ -44,26 +44,15 @@ func (b *Backend) newSandbox(ctx context.Context, spec sandbox.Spec) (*Sandbox, 
 
 // create makes a running sandbox of s. Destroy undoes what it did before an
 // error.
-func (s *Sandbox) create(ctx context.Context) (err error) {
-	defer func() {
-		if err == nil {
-			return
-		}
-		if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
-			<-ctx.Done() // a dialler may return a little earlier
-		}
-		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-			err = fmt.Errorf("%w: %w", cause, err) // what was interrupted need not name the cause
-		}
-		err = s.container.ExplainFailure(ctx, err)
-	}()
+func (s *Sandbox) create(ctx context.Context) error {
 	b := s.backend
 	if err := s.fetchImage(ctx); err != nil {
-		return err
+		return s.explainFailure(ctx, err)
 	}
+	var err error
 	s.lease, err = b.Semaphore.Acquire(ctx, admission.Request{MemoryBytes: s.prep.Spec.Resources.MemoryBytes, Notify: s.prep.Spec.Notify})
 	if err != nil {
-		return err
+		return s.explainFailure(ctx, err)
 	}
 	defer s.lease.FinishStart()
 	if b.StartTime > 0 {
@@ -76,14 +65,26 @@ func (s *Sandbox) create(ctx context.Context) (err error) {
 		s.claimOwnership, s.container.Begin, s.prepareMounts, s.startContainer, s.attest,
 	} {
 		if err := step(ctx); err != nil {
-			return err
+			return s.explainFailure(ctx, err)
 		}
 	}
 	return s.commit()
 }
 
-// claimOwnership opens the session's cleanup list, notes in it what the container
-// consists of, and writes the session's files.
+// explainFailure adds the cause to the error of a failed start. What was
+// interrupted by the end of ctx need not name its cause.
+func (s *Sandbox) explainFailure(ctx context.Context, err error) error {
+	if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+		<-ctx.Done() // a dialler may return a little earlier
+	}
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w: %w", cause, err)
+	}
+	return s.container.ExplainFailure(ctx, err)
+}
+
+// claimOwnership opens the session's cleanup list, adds what the container
+// consists of on the host, and makes the directory of the session's files.
 func (s *Sandbox) claimOwnership(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
 	self, err := b.Owner()

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap/zaptest"
@@ -119,7 +120,7 @@ func newFake(t *testing.T, d *fakeDriver) (*Backend, sandbox.Spec) {
 	held, err := os.Open(work)
 	must(t, err)
 	t.Cleanup(func() { held.Close() })
-	b := New(Options{Name: "fake", StateDir: state, GuestPath: program, Semaphore: semaphore, Logger: zaptest.NewLogger(t)}, d)
+	b := New(Options{Name: "fake", StateDir: state, GuestPath: program, Semaphore: semaphore, StartTime: time.Minute, Logger: zaptest.NewLogger(t)}, d)
 	t.Cleanup(b.Close)
 	return b, sandbox.Spec{
 		Session: "ses_1", Image: images.Reference{Scheme: images.SchemeHost}, Dir: dir,
@@ -144,6 +145,9 @@ func TestCreateFailures(t *testing.T) {
 			}
 			if i == 5 && !errors.Is(err, sandbox.ErrUnavailable) {
 				t.Errorf("error %v, want ErrUnavailable", err)
+			}
+			if errors.Is(err, context.Canceled) {
+				t.Errorf("error %v names a cancellation that there was not", err)
 			}
 			want := slices.Clone(steps[:min(i+1, 5)])
 			if i >= 2 {
