@@ -4,7 +4,7 @@ import "errors"
 
 // Errors that end the run instead of travelling in a result; a tool, or the
 // adapter that it calls, returns one that wraps them, and
-// [Dispatcher].Round passes it on.
+// [dispatch.Dispatcher].Round passes it on.
 var (
 	// ErrSandboxStart: the container could not be started.
 	ErrSandboxStart = errors.New("sandbox could not start")

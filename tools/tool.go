@@ -50,7 +50,7 @@ type Definition struct {
 	// JSON itself.
 	Summary func(input json.RawMessage) string
 	// Commands returns the exact commands of an execute tool's input, in the order
-	// in which they run: each is looked at for danger, and a lasting approval is
+	// in which they run: each is searched for danger, and a lasting approval is
 	// bound to the command where there is exactly one. Nil: such a tool is
 	// approved for one call or for the session.
 	Commands func(input json.RawMessage) []string

@@ -4,7 +4,7 @@ import "time"
 
 // Bounds of what answers that change nothing add to the records, each of which
 // is on the disk before its client hears of it: a client that floods must not
-// fill it. Fifty clients that race for one question are far below.
+// fill it. Fifty clients that race for one confirmation are far below.
 const (
 	attemptBurst    = 1000
 	attemptInterval = time.Second // one more each

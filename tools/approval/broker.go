@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Errors of [Broker.Answer], for errors.Is; [ErrRecord] is the third.
+// Errors of [Broker.Answer], for errors.Is; [tools.ErrRecord] is the third.
 var (
 	// ErrUnknownConfirmation is an ID that the session never used, or so long ago that
 	// it is forgotten.
@@ -203,7 +203,7 @@ func (b *Broker) Unrecorded() int {
 // Answer answers one confirmation in the name of a client, and returns the recorded
 // resolution. It waits until that is recorded, so that no client learns of an answer
 // that a crash could still lose; ctx bounds that wait alone, and the answer stands.
-// Its errors wrap [ErrUnknownConfirmation], [ErrResolved], or [ErrRecord]: the
+// Its errors wrap [ErrUnknownConfirmation], [ErrResolved], or [tools.ErrRecord]: the
 // decision could not be recorded, and nothing was allowed. The first two are reported
 // as an [Attempt].
 func (b *Broker) Answer(ctx context.Context, id string, a Answer, label string) (Resolution, error) {

@@ -34,7 +34,7 @@ type Confirmation struct {
 	// ID is 128 random bits in hex.
 	ID     string
 	CallID string
-	// Seq counts the questions of the session from 1, in the order of the calls.
+	// Seq counts the confirmations of the session from 1, in the order of the calls.
 	Seq   int
 	Name  tools.Name
 	Class tools.Class
@@ -46,7 +46,7 @@ type Confirmation struct {
 	// display; "" for nothing.
 	Dangerous string
 	// Input is the canonical JSON, made safe for display, elided in the middle
-	// with a count where it is long; Summary one line of it. Exact is the JSON
+	// with a count if it is long; Summary one line of it. Exact is the JSON
 	// itself, for clients that do their own rendering: never for a terminal.
 	Input   string
 	Summary string
@@ -58,8 +58,8 @@ type Confirmation struct {
 	Projected []string
 	Diff      string
 	// DiffElided reports that the middle of Diff is left out because it is
-	// longer than 256 KiB. Exact is always whole: who can't show the change as a
-	// diff can show that.
+	// longer than 256 KiB. Exact is always whole: a client that can't show the change
+	// as a diff can show that.
 	DiffElided bool
 	// Notices are facts about the input that a person might overlook, each a
 	// phrase, safe for display: long runs of blanks, letters that pass for others.
@@ -97,7 +97,7 @@ type Answer struct {
 // Approver is a client that asks a person; see [Broker.Attach]. It is safe for
 // concurrent use: the confirmations of one round are asked at the same time.
 // Implementations must return when ctx ends; an answer that comes later counts
-// for nothing. The cause of ctx is a [*ResolvedError] where the question was
+// for nothing. The cause of ctx is a [*ResolvedError] if the confirmation was
 // resolved without this client: it holds what was recorded, the end of the time
 // and a cancellation included.
 type Approver interface {

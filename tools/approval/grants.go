@@ -37,7 +37,7 @@ func (g Grant) isComplete() bool {
 }
 
 // Grants is the file of lasting answers. It belongs outside every workspace
-// ($XDG_STATE_HOME/caisson/approvals.json). It is read anew for each question,
+// ($XDG_STATE_HOME/caisson/approvals.json). It is read anew for each call,
 // so that a change holds at once. It is safe for concurrent use, by several
 // processes too. A file that is not what this package writes is moved aside and
 // counts as empty: everything prompts again, and the error is a [CorruptError].
@@ -87,7 +87,7 @@ func anyOf[E any](list []E) []any {
 }
 
 // Find looks for the stored answer to a tool, workspace and phrase. A deny
-// beats an allow. With an error the answer is none.
+// beats an allow. With an error there is no answer.
 func (g *Grants) Find(key Grant) (Decision, bool, error) {
 	list, err := g.List()
 	decision := Decision("")

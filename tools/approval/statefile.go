@@ -24,7 +24,7 @@ const maxStateBytes = 4 << 20
 const stateLockTimeout = 5 * time.Second
 
 // stateFile is one JSON file of what a person decided for good. It belongs
-// outside every workspace. It is read anew for each question, under a lock that
+// outside every workspace. It is read anew for each call, under a lock that
 // other processes take too, replaced whole, and on disk before a change returns.
 // Each change is in the change log before it is made, see [Change].
 // A file that is not exactly what is written here is moved aside and counts as

@@ -10,7 +10,7 @@ import (
 )
 
 // TrustedWorkspace is a workspace whose own configuration counts, bound to the
-// files that were looked at.
+// files that were trusted.
 //
 //	{"workspace":"/home/me/project","files":[{"path":".caisson/config.yaml","sha256":"9f86…"}],"created":"2026-11-20T10:00:00Z"}
 type TrustedWorkspace struct {
@@ -36,7 +36,7 @@ func (t TrustedWorkspace) Covers(files []TrustedFile) bool { return slices.Equal
 
 // Trust is the file of trusted workspaces. It belongs outside every workspace
 // ($XDG_STATE_HOME/caisson/trust.json), and is kept with the care of [Grants]:
-// read anew for each question, under a lock, replaced whole; a corrupt file is
+// read anew each time, under a lock, replaced whole; a corrupt file is
 // moved aside and counts as empty, with a [CorruptError]. The zero value is not
 // useful.
 type Trust struct{ file stateFile[trustFile] }

@@ -52,7 +52,7 @@ type Options struct {
 	Grants *approval.Grants
 	// Emit gets every event, one at a time. An error of any event but
 	// OutputDelta means that it could not be recorded: nothing more is
-	// started, and Round returns [ErrRecord]. It must not call the dispatcher.
+	// started, and Round returns [tools.ErrRecord]. It must not call the dispatcher.
 	Emit func(Event) error
 	// Scope checks one path of an input against the workspace before anything
 	// runs; nil means by name alone. A *workspace.Error other than escape and
@@ -95,7 +95,7 @@ const (
 )
 
 // Dispatcher runs the tool calls of one session. It is safe for concurrent
-// use. Close it in the end.
+// use. Close it after use.
 type Dispatcher struct {
 	opts    Options
 	log     *zap.Logger

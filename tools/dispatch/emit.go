@@ -16,7 +16,7 @@ type emitter struct {
 	failed error
 }
 
-// emit reports an event. The error wraps [ErrRecord]; it stays for every later
+// emit reports an event. The error wraps [tools.ErrRecord]; it stays for every later
 // call, and the sink gets nothing more but terminal events, so that every call
 // that the sink knows of has its end.
 func (e *emitter) emit(ev Event) error {

@@ -27,7 +27,7 @@ type Called struct {
 	InputHash  string
 	InputBytes int
 	Class      tools.Class
-	// Rule is the rule of the policy that let it run or asked; see [Verdict].
+	// Rule is the rule of the policy that let it run or asked; see [policy.Verdict].
 	Rule string
 	// Summary is one line for people, made safe: the command, or the path.
 	Summary string
@@ -81,7 +81,7 @@ type InputInvalid struct {
 	Messages []string
 }
 
-// ConfirmationRequested asks for an answer; see [Confirmation].
+// ConfirmationRequested asks for an answer; see [approval.Confirmation].
 type ConfirmationRequested struct{ Confirmation approval.Confirmation }
 
 // ConfirmationResolved is the resolution of a confirmation.
@@ -90,13 +90,13 @@ type ConfirmationResolved struct {
 	ConfirmationID string
 	Decision       approval.Decision
 	Scope          approval.Scope
-	// By is as in [Resolution].
+	// By is as in [approval.Resolution].
 	By string
 	// Client is the label of the client that a user answered at, or "".
 	Client string
 }
 
-// ConfirmationAttempted is an answer that changed nothing; see [Attempt].
+// ConfirmationAttempted is an answer that changed nothing; see [approval.Attempt].
 type ConfirmationAttempted struct{ approval.Attempt }
 
 // Warning is a fact that an operator or user should see.

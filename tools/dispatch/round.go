@@ -52,7 +52,7 @@ type pending struct {
 // Round runs all calls of one assistant message and returns one result each,
 // in request order. Before any of them runs, the name, input and paths of
 // every call are checked, and the policy is asked. Its error ends the run and
-// wraps [ErrSandboxStart], [ErrSandboxLost], [ErrNoApprover] or [ErrRecord];
+// wraps [tools.ErrSandboxStart], [tools.ErrSandboxLost], [ErrNoApprover] or [tools.ErrRecord];
 // the results are complete even then. Cancelling ctx cancels every call, each
 // with tool.failed{cancelled}, and is no error of Round.
 func (d *Dispatcher) Round(ctx context.Context, calls []tools.Call) ([]tools.Result, error) {

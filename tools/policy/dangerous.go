@@ -25,7 +25,7 @@ import (
 // One that holds a slash is compared in its shortest spelling as well: // and /x/..
 // are /.
 
-// maxDangerousBytes bounds the command that is looked at; a longer one counts
+// maxDangerousBytes bounds the command that is searched; a longer one counts
 // as dangerous. The parser takes 64 MiB of stack for the worst 16 KiB.
 const maxDangerousBytes = 16 << 10
 
@@ -91,7 +91,7 @@ type dangerWord struct {
 	absent       bool // none of them may be there
 }
 
-// parseDangerous parses patterns; the error names the one that is none.
+// parseDangerous parses patterns; the error names an invalid one.
 func parseDangerous(patterns []string) ([]dangerPattern, error) {
 	parsed := make([]dangerPattern, 0, len(patterns))
 	for _, text := range patterns {

@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// maxDangerousSteps bounds the commands and scripts that are looked at in one
+// maxDangerousSteps bounds the commands and scripts that are searched in one
 // command: each word behind sudo or xargs may be one. What has more counts as
 // dangerous.
 const maxDangerousSteps = 1000
@@ -41,7 +41,7 @@ type dangerSearch struct {
 	found    string
 }
 
-// countStep counts one more thing that is looked at; false is enough.
+// countStep counts one more searched command, and reports whether the search goes on.
 func (s *dangerSearch) countStep() bool {
 	if s.steps++; s.steps > maxDangerousSteps && s.found == "" {
 		s.found = fmt.Sprintf("a command in which more than %d could be meant", maxDangerousSteps)

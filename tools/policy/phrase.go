@@ -207,7 +207,7 @@ func runsOthers(name string) bool {
 	return false
 }
 
-// runnerSubcommands are the like of runsOthers below a command that is none.
+// runnerSubcommands are subcommands that run others, of commands that do not.
 func runnerSubcommands() [][]string {
 	return [][]string{
 		{"git", "bisect", "run"},

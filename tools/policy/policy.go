@@ -50,12 +50,12 @@ type Policy struct {
 	// Tools overrides single tools. A key is a canonical name, its wire form,
 	// or "server/*" (also "server__*") for all tools of one server. A canonical
 	// key wins over its wire form, and both over the server's. A prompt or a
-	// deny also binds the tools that act as this one ([Definition].ActsAs), each
+	// deny also binds the tools that act as this one ([tools.Definition].ActsAs), each
 	// at least as strictly; an auto is for the tool that it names alone.
 	Tools map[string]Mode
 	// RelaxedWorkspaces are directories (absolute, symlinks resolved) in which WRITE
 	// is auto, at them and below; other classes keep their mode. They are about
-	// the contents of the directory: tools that keep state ([PlaceState]) are not opened.
+	// the contents of the directory: tools that keep state ([tools.PlaceState]) are not opened.
 	RelaxedWorkspaces []string
 	// RelaxedModes sets modes of classes inside relaxed workspaces; for tools
 	// that keep state only where that is stricter.
@@ -83,7 +83,7 @@ type Verdict struct {
 	As tools.Name
 }
 
-// Validate reports the first mode or class that is none, by its key.
+// Validate reports the first invalid mode or class, by its key.
 func (p Policy) Validate() error {
 	for _, group := range []struct {
 		name  string
