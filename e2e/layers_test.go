@@ -40,21 +40,20 @@ var ranks = map[string]int{
 	"tools":           1,
 
 	"sandbox/internal/lifecycle": 2,
+	"tools/policy":               2,
 
-	"images/store": 3,
-
+	"images/store":   3,
 	"sandbox/docker": 3,
 	"sandbox/oci":    3,
 	"sandbox/pool":   3,
-
 	"tools/approval": 3,
-	"tools/policy":   2,
-	"tools/dispatch": 4,
 	"tools/shell":    3,
 	"tools/fetch":    3,
 	"tools/file":     3,
 	"tools/memory":   3,
 	"tools/verify":   3,
+
+	"tools/dispatch": 4,
 
 	"loop":        5,
 	"loop/openai": 5,
