@@ -198,3 +198,33 @@ func TestBadOptions(t *testing.T) {
 		})
 	}
 }
+
+func TestDoctor(t *testing.T) {
+	o := options(t)
+	findings, err := caisson.Doctor(t.Context(), caisson.Options{SandboxOptions: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	results := map[string]string{}
+	for _, f := range findings {
+		if f.Detail == "" {
+			t.Errorf("%s, %s: no detail", f.Check, f.Result)
+		}
+		results[f.Check] = f.Result
+	}
+	for _, check := range []string{"gvisor", "sandbox start", "network"} {
+		if results[check] != "ok" {
+			t.Errorf("%s is %q, want ok:\n%+v", check, results[check], findings)
+		}
+	}
+	o.Guest, o.Environ = "/nonexistent", []string{"PATH="}
+	findings, err = caisson.Doctor(t.Context(), caisson.Options{SandboxOptions: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range findings {
+		if f.Check == "gvisor" && (f.Result != "failed" || !strings.Contains(f.Detail, "caisson-guest")) {
+			t.Errorf("without a guest: %+v", f)
+		}
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
@@ -12,12 +11,12 @@ import (
 	"github.com/charmbracelet/x/ansi"
 	"github.com/spf13/cobra"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/oci"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/safeurl"
@@ -78,13 +77,7 @@ func newDoctorCommand(a *app) *cobra.Command {
 // examine runs all checks. Without a readable configuration, the others would check
 // something else than what runs.
 func examine(ctx context.Context, a *app, settings config.File, profile string, quick bool) []doctor.Finding {
-	findings := doctor.CheckMachine(doctor.Machine{
-		Cgroups: func() (doctor.Cgroups, error) {
-			info, err := oci.Cgroups()
-			return doctor.Cgroups(info), err
-		},
-		UserNamespace: oci.TryUserNamespace, Mount: oci.TryMount,
-	})
+	findings := caisson.CheckMachine()
 	s, err := newSetup(a.deps, a.environ, settings, profile, "")
 	if err != nil {
 		return append(findings, failedFinding("configuration", err))
@@ -95,9 +88,7 @@ func examine(ctx context.Context, a *app, settings config.File, profile string, 
 	findings = append(findings, s.examinePolicy()...)
 	image := s.examineImage(ctx)
 	findings = append(findings, s.examineModel(), image, doctor.CheckImageStore(s.environ.imageDir()))
-	findings = append(findings, doctor.CheckBackends(ctx, doctor.Backends{
-		Names: backendNames, Asked: *s.conf.Backend, Allowed: s.conf.Allowed, Open: s.host.Backend,
-	})...)
+	findings = append(findings, s.host.CheckBackends(ctx, *s.conf.Backend)...)
 	findings = append(findings, s.examineSandboxes(ctx))
 	if quick {
 		return append(findings, doctor.SkipSmokeTest("not tried: --quick starts no sandbox")...)
@@ -163,46 +154,9 @@ func (s *setup) examineImage(ctx context.Context) doctor.Finding {
 			Hint: "Choose what the administrator's file allows.",
 		}
 	}
-	return doctor.CheckImage(ctx, doctor.Image{
-		Name: *s.conf.Image, Reference: ref, EngineID: s.engineImageID, Builder: s.findBuilder, Stored: s.storedImages,
-		Warnings: func(ctx context.Context) []string { return s.host.ImageWarnings(ctx, ref) },
-	})
-}
-
-// engineImageID returns the id of an image on the local engine, "" if it has none.
-func (s *setup) engineImageID(ctx context.Context, name string) string {
-	e := s.host.ImageEngine(ctx)
-	if e == nil {
-		return ""
-	}
-	defer func() { _ = e.Close() }() // only asked
-	id, err := e.ImageID(ctx, name)
-	if err != nil {
-		return ""
-	}
-	return id
-}
-
-// findBuilder returns the program that would build an image, "" for none.
-func (s *setup) findBuilder(ctx context.Context) string {
-	if e := s.host.ImageEngine(ctx); e != nil {
-		_ = e.Close()
-		return "the Docker engine"
-	}
-	return cmp.Or(s.optionalProgram(s.conf.Programs.Buildctl, "buildctl"), s.optionalProgram(s.conf.Programs.Buildah, "buildah"))
-}
-
-// storedImages returns the images of the store, none if there is no store yet.
-func (s *setup) storedImages(ctx context.Context) ([]images.Image, error) {
-	if _, err := os.Stat(s.environ.imageDir()); err != nil {
-		return nil, nil
-	}
-	store, err := s.openImages(ctx)
-	if err != nil {
-		return nil, imageFailure(err)
-	}
-	list, err := store.List(ctx)
-	return list, imageFailure(err)
+	f := s.host.CheckImage(ctx, ref)
+	f.Err = imageFailure(f.Err)
+	return f
 }
 
 // examineSandboxes lists this user's sandboxes of dead owners.
