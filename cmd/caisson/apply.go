@@ -46,12 +46,12 @@ func newApplyCommand(a *app) *cobra.Command {
 		Example: "  caisson apply --dry-run\n  caisson apply --skip-conflicts ses_01JD\n  caisson apply --discard",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usage("apply takes one session, got %d arguments", len(args))
+				return newUsageError("apply takes one session, got %d arguments", len(args))
 			}
 			if f.discard && (f.dryRun || f.rest || f.gitConfig || f.linksOut) {
-				return usage("--discard applies nothing, so it takes no other choice")
+				return newUsageError("--discard applies nothing, so it takes no other choice")
 			}
-			k, err := openKept(a, first(args), f.workspace)
+			k, err := openKept(a, firstArgument(args), f.workspace)
 			if err != nil {
 				return tellUnchanged(a, err, f.json, func(i overlay.Info) any {
 					return appliedDocument{
@@ -61,7 +61,7 @@ func newApplyCommand(a *app) *cobra.Command {
 				})
 			}
 			defer k.close()
-			ctx, stop := stopping(cmd.Context(), a)
+			ctx, stop := stopOnSignal(cmd.Context(), a)
 			defer stop()
 			return k.apply(ctx, f)
 		},
@@ -85,7 +85,7 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	if err := k.layers.Lock(); err != nil {
 		return keptError(k.layers.Info(), err)
 	}
-	if err := k.settle(ctx, false); err != nil {
+	if err := k.removeSandbox(ctx, false); err != nil {
 		return err
 	}
 	if f.discard {
@@ -97,20 +97,20 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 		return nil
 	}
 	// What a person should read is said before anything is changed.
-	changes, err := k.read(ctx)
+	changes, err := k.readChanges(ctx)
 	if err != nil {
 		return err
 	}
 	o := overlay.ApplyOptions{Rest: f.rest, GitConfig: f.gitConfig, LinksOut: f.linksOut, DryRun: f.dryRun}
 	if !f.json {
-		k.warn(changes, o)
+		k.warnAbout(changes, o)
 	}
 	k.layers.SetUser(runner.LocalUser())
 	r, err := k.layers.Apply(ctx, k.workspace.Dir, o)
 	if r == nil {
 		return keptError(k.layers.Info(), err)
 	}
-	status := k.status(ctx, r, f, err)
+	status := k.exitStatus(ctx, r, f, err)
 	if f.json {
 		return cmp.Or(k.applyJSON(r, f.dryRun, err), status)
 	}
@@ -118,8 +118,8 @@ func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	return status
 }
 
-// status returns the exit status of an apply as an error, nil for success.
-func (k *keptChanges) status(ctx context.Context, r *overlay.Result, f applyFlags, err error) error {
+// exitStatus returns the exit status of an apply as an error, nil for success.
+func (k *keptChanges) exitStatus(ctx context.Context, r *overlay.Result, f applyFlags, err error) error {
 	interrupted := interruption(ctx)
 	switch {
 	case interrupted != nil && err != nil:
@@ -135,44 +135,44 @@ func (k *keptChanges) status(ctx context.Context, r *overlay.Result, f applyFlag
 // tellApplied says what was done on standard error.
 func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	session := k.layers.Info().Session
-	k.tell(ui.Failed(failures(r), k.colour))
+	k.tell(ui.Failed(listFailures(r), k.colour))
 	switch n := len(r.Applied); {
 	case r.Refused:
-		report(k.app, &runner.Error{Problem: record.Problem{
-			Cause: "nothing is applied: " + plural(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
+		reportError(k.app, &runner.Error{Problem: record.Problem{
+			Cause: "nothing is applied: " + formatCount(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
 			Mend:  "Look at caisson diff " + session + "; --skip-conflicts applies the rest.",
 		}})
 	case f.dryRun:
 		for i := range r.Applied {
 			fmt.Fprintf(k.app.stdout, "%-8s %s\n", r.Applied[i].Kind, overlay.Quote(r.Applied[i].Path))
 		}
-		k.app.tell(fmt.Sprintf("%s would be applied to %s", plural(n, "change", "changes"), display(k.workspace.Path)))
+		k.app.printLines(fmt.Sprintf("%s would be applied to %s", formatCount(n, "change", "changes"), makeSafe(k.workspace.Path)))
 	default:
-		k.app.tell(fmt.Sprintf("%s applied to %s", plural(n, "change is", "changes are"), display(k.workspace.Path)))
+		k.app.printLines(fmt.Sprintf("%s applied to %s", formatCount(n, "change is", "changes are"), makeSafe(k.workspace.Path)))
 		if left := len(r.Conflicts) + len(r.LeftOut) + len(r.Failed) + len(r.Unread); left > 0 {
-			k.app.tell(fmt.Sprintf("%s kept: caisson diff %s shows them, caisson apply --discard %s removes them", plural(left, "change is", "changes are"), session, session))
+			k.app.printLines(fmt.Sprintf("%s kept: caisson diff %s shows them, caisson apply --discard %s removes them", formatCount(left, "change is", "changes are"), session, session))
 		}
 	}
 	if err != nil {
-		report(k.app, &runner.Error{Problem: record.Problem{
+		reportError(k.app, &runner.Error{Problem: record.Problem{
 			Cause: "the apply did not finish: " + err.Error(), Mend: "Mend that and run it again: it goes on where it stopped.",
 		}})
 	}
 }
 
-func plural(n int, one, more string) string {
+func formatCount(n int, one, more string) string {
 	if n == 1 {
 		return "1 " + one
 	}
 	return fmt.Sprintf("%d %s", n, more)
 }
 
-func display(s string) string {
+func makeSafe(s string) string {
 	safe, _ := tools.Display(s)
 	return safe
 }
 
-func failures(r *overlay.Result) []record.PathNote {
+func listFailures(r *overlay.Result) []record.PathNote {
 	var out []record.PathNote
 	for _, f := range r.Failed {
 		out = append(out, record.PathNote{Path: f.Path, Why: f.Err.Error()})
@@ -198,7 +198,7 @@ type appliedDocument struct {
 func (k *keptChanges) applyJSON(r *overlay.Result, dryRun bool, err error) error {
 	doc := appliedDocument{
 		Session: k.layers.Info().Session, Workspace: k.workspace.Path, State: r.State, DryRun: dryRun, Refused: r.Refused,
-		Applied: some(r.Applied), Conflicts: some(r.Conflicts), LeftOut: some(r.LeftOut), Failed: some(failures(r)), Unread: r.Unread,
+		Applied: orEmpty(r.Applied), Conflicts: orEmpty(r.Conflicts), LeftOut: orEmpty(r.LeftOut), Failed: orEmpty(listFailures(r)), Unread: r.Unread,
 	}
 	if err != nil {
 		doc.Error = err.Error()
@@ -206,8 +206,8 @@ func (k *keptChanges) applyJSON(r *overlay.Result, dryRun bool, err error) error
 	return writeDocument(k.app.stdout, doc)
 }
 
-// some makes an empty list of none, for JSON.
-func some[T any](list []T) []T {
+// orEmpty makes an empty list of none, for JSON.
+func orEmpty[T any](list []T) []T {
 	if list == nil {
 		return []T{}
 	}

@@ -51,14 +51,14 @@ func newApprovalsListCommand(a *app) *cobra.Command {
 		Example: "  caisson approvals list\n  caisson approvals list --tool shell --workspace .",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			match, err := f.filter(a.environ, "")
+			match, err := f.grantFilter(a.environ, "")
 			if err != nil {
 				return err
 			}
 			return listApprovals(a, match, f.json)
 		},
 	}
-	f.add(cmd, "every workspace")
+	f.addFlags(cmd, "every workspace")
 	return cmd
 }
 
@@ -79,12 +79,12 @@ and --all --tool in every workspace. A tool whose answers are about commands nee
   caisson approvals revoke --workspace ./old --all`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usage("one phrase, in quotes; got %d arguments", len(args))
+				return newUsageError("one phrase, in quotes; got %d arguments", len(args))
 			}
 			return revokeApprovals(a, f, args)
 		},
 	}
-	f.add(cmd, "the working directory")
+	f.addFlags(cmd, "the working directory")
 	cmd.Flags().BoolVar(&f.all, "all", false, "every stored answer of the tool or the workspace")
 	return cmd
 }
@@ -105,16 +105,16 @@ policy calls dangerous. A phrase that is approved already is no error.
   caisson approvals trust --workspace ./project "go test ./..."`,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return usage("one phrase, in quotes; got %d arguments", len(args))
+				return newUsageError("one phrase, in quotes; got %d arguments", len(args))
 			}
 			return trustPhrase(a, f, args[0])
 		},
 	}
-	f.add(cmd, "the working directory")
+	f.addFlags(cmd, "the working directory")
 	return cmd
 }
 
-func (f *approvalFlags) add(cmd *cobra.Command, where string) {
+func (f *approvalFlags) addFlags(cmd *cobra.Command, where string) {
 	cmd.Flags().SortFlags = false
 	cmd.Flags().StringVar(&f.tool, "tool", "", "a tool: its name, or the form that models write (server__tool)")
 	cmd.Flags().StringVar(&f.workspace, "workspace", "", "directory of the workspace (default: "+where+")")
@@ -128,14 +128,14 @@ func (f approvalFlags) toolName() (tools.Name, error) {
 	}
 	name, err := tools.OperatorName(f.tool)
 	if err != nil {
-		return "", usage("--tool: %v", err)
+		return "", newUsageError("--tool: %v", err)
 	}
 	return name, nil
 }
 
-// filter matches what --tool and --workspace say; folder is taken where
+// grantFilter matches what --tool and --workspace say; folder is taken where
 // --workspace is not given, "" is every one.
-func (f approvalFlags) filter(env environ, folder string) (func(approval.Grant) bool, error) {
+func (f approvalFlags) grantFilter(env environ, folder string) (func(approval.Grant) bool, error) {
 	name, err := f.toolName()
 	if err != nil {
 		return nil, err
@@ -199,15 +199,15 @@ func revokeApprovals(a *app, f approvalFlags, args []string) error {
 	folder := "."
 	switch {
 	case f.all && len(args) > 0:
-		return usage("a phrase or --all, not both")
+		return newUsageError("a phrase or --all, not both")
 	case f.all && f.tool == "" && f.workspace == "":
-		return usage(`--all needs --tool or --workspace; --all --workspace "*" revokes everything`)
+		return newUsageError(`--all needs --tool or --workspace; --all --workspace "*" revokes everything`)
 	case f.all:
 		folder = ""
 	case len(args) == 0 && (f.tool == "" || f.tool == anything):
-		return usage("name a phrase, a tool (--tool), or --all with --tool or --workspace")
+		return newUsageError("name a phrase, a tool (--tool), or --all with --tool or --workspace")
 	}
-	match, err := f.filter(a.environ, folder)
+	match, err := f.grantFilter(a.environ, folder)
 	if err != nil {
 		return err
 	}
@@ -227,7 +227,7 @@ func revokeApprovals(a *app, f approvalFlags, args []string) error {
 	if !slices.ContainsFunc(list, match) {
 		return nothingMatched(list, named, args)
 	}
-	removed, err := store.As(author(a, "caisson approvals revoke")).Revoke(match)
+	removed, err := store.As(newAuthor(a, "caisson approvals revoke")).Revoke(match)
 	if err != nil {
 		return stateProblem(err)
 	}
@@ -281,7 +281,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 		return err
 	}
 	if name == "" {
-		return usage("trust is for one tool, not every one")
+		return newUsageError("trust is for one tool, not every one")
 	}
 	conf, err := loadConfig(a.deps, a.environ, config.File{}, "", nil)
 	if err != nil {
@@ -309,7 +309,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 		return err
 	}
 	if answer.Changed = !known || decision != approval.DecisionAllow; answer.Changed {
-		if err := store.As(author(a, "caisson approvals trust")).Add(answer.Grant); err != nil {
+		if err := store.As(newAuthor(a, "caisson approvals trust")).Add(answer.Grant); err != nil {
 			return stateProblem(err)
 		}
 	}
@@ -372,13 +372,13 @@ func takesPhrases(conf *config.Config, name tools.Name) error {
 	case i < 0 && name.Server() == "":
 		return noTool(string(name))
 	case i >= 0 && defs[i].Commands == nil:
-		return usage("%s runs no commands of a shell: it has no phrase to approve; answer with \"always\" when it is asked about, or set its mode in policy.tools", name)
+		return newUsageError("%s runs no commands of a shell: it has no phrase to approve; answer with \"always\" when it is asked about, or set its mode in policy.tools", name)
 	}
 	return nil
 }
 
-// author is on whose behalf a command changes what is decided for good.
-func author(a *app, by string) approval.Author {
+// newAuthor is on whose behalf a command changes what is decided for good.
+func newAuthor(a *app, by string) approval.Author {
 	return approval.Author{By: by, Redact: redact.New(knownSecrets(a)).JSON}
 }
 

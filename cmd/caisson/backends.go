@@ -27,8 +27,8 @@ func (s *setup) newHost() (err error) {
 	c := &s.conf
 	s.host, err = caisson.NewHost(caisson.HostOptions{
 		StateDir: s.environ.stateDir(), CacheDir: s.environ.cacheDir(), Environ: slices.Concat([]string{}, s.environ), Backends: c.Requirements.Backends,
-		Guest: value(c.Programs.Guest), Runsc: value(c.Programs.Runsc), Runc: value(c.Programs.Runc), Buildctl: value(c.Programs.Buildctl), Buildah: value(c.Programs.Buildah),
-		Programs: s.programs, NewBackend: s.deps.backend, DockerHost: value(c.Docker.Host), DockerRuntime: value(c.Docker.Runtime),
+		Guest: valueOf(c.Programs.Guest), Runsc: valueOf(c.Programs.Runsc), Runc: valueOf(c.Programs.Runc), Buildctl: valueOf(c.Programs.Buildctl), Buildah: valueOf(c.Programs.Buildah),
+		Programs: s.programs, NewBackend: s.deps.backend, DockerHost: valueOf(c.Docker.Host), DockerRuntime: valueOf(c.Docker.Runtime),
 		Toolchains: c.HostImage.Toolchains, Mask: c.HostImage.Mask, PlainHTTP: c.Images.PlainHTTP,
 	})
 	return err
@@ -55,8 +55,8 @@ type readyBackend struct {
 }
 
 // makeReady chooses the backend and removes what dead owners left.
-func (s *setup) makeReady(ctx context.Context, u teller) (*readyBackend, error) {
-	backend, choice, err := s.host.Choose(ctx, *s.conf.Backend, u.note)
+func (s *setup) makeReady(ctx context.Context, u reporter) (*readyBackend, error) {
+	backend, choice, err := s.host.Choose(ctx, *s.conf.Backend, u.recordWarning)
 	if err == nil {
 		backend, err = s.pooled(backend)
 	}
@@ -108,7 +108,7 @@ func (s *setup) closeBackends() {
 	_ = s.host.Close() // connections to engines
 }
 
-func value(s *string) string {
+func valueOf(s *string) string {
 	if s == nil {
 		return ""
 	}
@@ -132,14 +132,14 @@ func newLateBackend(choose func(ctx context.Context) (sandbox.Creator, error)) *
 
 // Create chooses the backend, the first time, and makes the sandbox with it.
 func (l *lateBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	b, err := l.backend(ctx)
+	b, err := l.chooseOnce(ctx)
 	if err != nil {
-		return nil, failure(err)
+		return nil, describeError(err)
 	}
 	return b.Create(ctx, spec)
 }
 
-func (l *lateBackend) backend(ctx context.Context) (_ sandbox.Creator, err error) {
+func (l *lateBackend) chooseOnce(ctx context.Context) (_ sandbox.Creator, err error) {
 	select {
 	case l.turn <- struct{}{}:
 	case <-ctx.Done():
@@ -162,10 +162,10 @@ func (s *setup) mayNeedSandbox(policy policy.Policy) (bool, error) {
 // findBackend chooses the backend of one session, and removes what dead owners
 // left. Where no sandbox may be needed, it is chosen by the first call that needs
 // one. A choice that fails is a failure of such calls.
-func (s *setup) findBackend(ctx context.Context, u teller, needed bool) (*readyBackend, error) {
+func (s *setup) findBackend(ctx context.Context, u reporter, needed bool) (*readyBackend, error) {
 	if !needed {
-		return s.late("nothing that may be called needs one", func(ctx context.Context) (sandbox.Creator, error) {
-			b, _, err := s.host.Choose(ctx, *s.conf.Backend, u.note)
+		return s.chooseLate("nothing that may be called needs one", func(ctx context.Context) (sandbox.Creator, error) {
+			b, _, err := s.host.Choose(ctx, *s.conf.Backend, u.recordWarning)
 			return b, err
 		}), nil
 	}
@@ -173,13 +173,13 @@ func (s *setup) findBackend(ctx context.Context, u teller, needed bool) (*readyB
 	if err == nil || ctx.Err() != nil {
 		return ready, err
 	}
-	return s.late(noneCanStart+err.Error(), func(context.Context) (sandbox.Creator, error) { return nil, err }), nil
+	return s.chooseLate(noneCanStart+err.Error(), func(context.Context) (sandbox.Creator, error) { return nil, err }), nil
 }
 
 // noneCanStart begins the reason of a choice that failed.
 const noneCanStart = "none can start: "
 
-// late returns a backend that is chosen by the first call that needs it.
-func (s *setup) late(why string, choose func(ctx context.Context) (sandbox.Creator, error)) *readyBackend {
+// chooseLate returns a backend that is chosen by the first call that needs it.
+func (s *setup) chooseLate(why string, choose func(ctx context.Context) (sandbox.Creator, error)) *readyBackend {
 	return &readyBackend{backend: newLateBackend(choose), choice: record.BackendChoice{Asked: *s.conf.Backend, Why: why}}
 }

@@ -158,7 +158,7 @@ func TestSignalsEndCommandsThatWaitForNone(t *testing.T) {
 	d.signals, d.exit = signals, func(status int) { t.Errorf("ended with %d", status) }
 	stop = handleSignals(&d)
 	defer stop()
-	got := d.listen()
+	got := d.takeSignals()
 	signals <- syscall.SIGINT
 	if sig := <-got; sig != syscall.SIGINT {
 		t.Errorf("got %v", sig)

@@ -94,7 +94,7 @@ func TestManPages(t *testing.T) {
 // documentedRoot returns the commands as the documents show them: without cobra's
 // own, and without the version that a build stamps.
 func documentedRoot() *cobra.Command {
-	a := standard(nil, nil)
+	a := newApp(nil, nil)
 	root := newRoot(&a)
 	root.Version = ""
 	root.InitDefaultHelpFlag()

@@ -27,19 +27,19 @@ type candidates func(env environ) ([]cobra.Completion, cobra.ShellCompDirective)
 func addCompletion(root *cobra.Command, env environ) {
 	addBashFallback(root)
 	arguments := map[string]candidates{
-		"caisson diff": sessions, "caisson apply": sessions, "caisson sandbox exec": liveSessions,
-		"caisson trace show": sessions, "caisson trace verify": sessions, "caisson trace export": sessions, "caisson trace html": sessions,
-		"caisson tools ls": toolNames, "caisson tools call": toolNames, "caisson trust": folders, "caisson untrust": folders, "caisson config schema": fixed("user", "project", "requirements"),
+		"caisson diff": completeSessions, "caisson apply": completeSessions, "caisson sandbox exec": completeLiveSessions,
+		"caisson trace show": completeSessions, "caisson trace verify": completeSessions, "caisson trace export": completeSessions, "caisson trace html": completeSessions,
+		"caisson tools ls": completeTools, "caisson tools call": completeTools, "caisson trust": completeDirectories, "caisson untrust": completeDirectories, "caisson config schema": completeWords("user", "project", "requirements"),
 	}
 	flags := map[string]candidates{
-		"workspace": folders, "tool": toolNames, "profile": profiles, "model": models, "format": fixed("jsonl", "json", "atif"),
+		"workspace": completeDirectories, "tool": completeTools, "profile": completeProfiles, "model": completeModels, "format": completeWords("jsonl", "json", "atif"),
 	}
 	for _, s := range config.Settings() {
 		if s.Words != nil {
-			flags[s.Flag] = fixed(s.Words...)
+			flags[s.Flag] = completeWords(s.Words...)
 		}
 	}
-	visit(root, func(cmd *cobra.Command) {
+	visitCommands(root, func(cmd *cobra.Command) {
 		if c, ok := arguments[cmd.CommandPath()]; ok {
 			cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 				if len(args) > 0 {
@@ -104,33 +104,33 @@ func addBashFallback(root *cobra.Command) {
 	}
 }
 
-func visit(cmd *cobra.Command, f func(*cobra.Command)) {
+func visitCommands(cmd *cobra.Command, f func(*cobra.Command)) {
 	f(cmd)
 	for _, c := range cmd.Commands() {
-		visit(c, f)
+		visitCommands(c, f)
 	}
 }
 
-func fixed(words ...string) candidates {
+func completeWords(words ...string) candidates {
 	return func(environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 		return words, cobra.ShellCompDirectiveNoFileComp
 	}
 }
 
-func folders(environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+func completeDirectories(environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return nil, cobra.ShellCompDirectiveFilterDirs
 }
 
-func sessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return listed(env, func(trace.Entry) bool { return true })
+func completeSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return listSessions(env, func(trace.Entry) bool { return true })
 }
 
-func liveSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return listed(env, func(e trace.Entry) bool { return e.State == trace.StateLive })
+func completeLiveSessions(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return listSessions(env, func(e trace.Entry) bool { return e.State == trace.StateLive })
 }
 
-// listed are the newest sessions, with when they began and what was asked.
-func listed(env environ, keep func(trace.Entry) bool) ([]cobra.Completion, cobra.ShellCompDirective) {
+// listSessions are the newest sessions, with when they began and what was asked.
+func listSessions(env environ, keep func(trace.Entry) bool) ([]cobra.Completion, cobra.ShellCompDirective) {
 	const order = cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 	state, err := traceState(env)
 	if err != nil {
@@ -143,7 +143,7 @@ func listed(env environ, keep func(trace.Entry) bool) ([]cobra.Completion, cobra
 	var out []cobra.Completion
 	for _, e := range list {
 		if keep(e) {
-			out = append(out, cobra.CompletionWithDesc(e.Session, age(e.Begun, time.Now())+" ago: "+oneLine(e.Task)))
+			out = append(out, cobra.CompletionWithDesc(e.Session, formatAge(e.Begun, time.Now())+" ago: "+oneLine(e.Task)))
 		}
 	}
 	return out, order
@@ -159,9 +159,9 @@ func oneLine(text string) string {
 	return safe
 }
 
-// toolNames are the tools of the user's configuration, or Caisson's own where
+// completeTools are the tools of the user's configuration, or Caisson's own where
 // that can't be read.
-func toolNames(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+func completeTools(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var defs []tools.Definition
 	conf, err := loadConfig(deps{}, env, config.File{}, "", nil)
 	if err == nil {
@@ -179,8 +179,8 @@ func toolNames(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
-// profiles and models are those of the user's file, where it can be read.
-func profiles(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+// completeProfiles and models are those of the user's file, where it can be read.
+func completeProfiles(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	conf, err := loadConfig(deps{}, env, config.File{}, "", nil)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -188,7 +188,7 @@ func profiles(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return slices.Sorted(maps.Keys(conf.Profiles)), cobra.ShellCompDirectiveNoFileComp
 }
 
-func models(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
+func completeModels(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	conf, err := loadConfig(deps{}, env, config.File{}, "", nil)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp

@@ -80,9 +80,9 @@ func showConfig(a *app, flags config.File, profile, folder string, asJSON bool) 
 	}
 	var keys []string
 	for _, m := range s.conf.Models {
-		keys = append(keys, value(m.APIKeyEnv))
+		keys = append(keys, valueOf(m.APIKeyEnv))
 	}
-	shown := shownConfig{Settings: s.conf.Effective(config.HiddenValues(a.environ, keys...)), Sources: s.sources(), Ignored: s.ignored}
+	shown := shownConfig{Settings: s.conf.Effective(config.HiddenValues(a.environ, keys...)), Sources: s.configSources(), Ignored: s.ignored}
 	if shown.Ignored == nil {
 		shown.Ignored = []record.Ignored{}
 	}
@@ -134,9 +134,9 @@ func newConfigSchemaCommand(a *app) *cobra.Command {
 		Example: "  caisson config schema > caisson.json",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usage("config schema takes one name, got %d arguments", len(args))
+				return newUsageError("config schema takes one name, got %d arguments", len(args))
 			}
-			name := first(args)
+			name := firstArgument(args)
 			if name == "" {
 				name = "user"
 			}

@@ -45,12 +45,12 @@ func newDiffCommand(a *app) *cobra.Command {
 		Example: "  caisson diff\n  caisson diff --stat ses_01JD\n  caisson diff > changes.patch && git apply --check changes.patch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usage("diff takes one session, got %d arguments", len(args))
+				return newUsageError("diff takes one session, got %d arguments", len(args))
 			}
 			if stat && asJSON {
-				return usage("--stat or --json, not both")
+				return newUsageError("--stat or --json, not both")
 			}
-			k, err := openKept(a, first(args), workspace)
+			k, err := openKept(a, firstArgument(args), workspace)
 			if err != nil {
 				return tellUnchanged(a, err, asJSON, func(i overlay.Info) any {
 					return keptDocument{
@@ -59,12 +59,12 @@ func newDiffCommand(a *app) *cobra.Command {
 				})
 			}
 			defer k.close()
-			ctx, stop := stopping(cmd.Context(), a)
+			ctx, stop := stopOnSignal(cmd.Context(), a)
 			defer stop()
-			if err := k.settle(ctx, true); err != nil {
+			if err := k.removeSandbox(ctx, true); err != nil {
 				return err
 			}
-			return k.show(ctx, stat, asJSON, colours(a, a.stdout))
+			return k.showDiff(ctx, stat, asJSON, wantsColour(a, a.stdout))
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -74,21 +74,21 @@ func newDiffCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-func first(args []string) string {
+func firstArgument(args []string) string {
 	if len(args) == 0 {
 		return ""
 	}
 	return args[0]
 }
 
-// stopping ends the context at the first signal.
-func stopping(parent context.Context, a *app) (context.Context, func()) {
+// stopOnSignal ends the context at the first signal.
+func stopOnSignal(parent context.Context, a *app) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(parent)
-	signals, done := a.listen(), make(chan struct{})
+	signals, done := a.takeSignals(), make(chan struct{})
 	go func() {
 		select {
 		case sig := <-signals:
-			cancel(&runner.Interrupted{Signal: number(sig)})
+			cancel(&runner.Interrupted{Signal: signalNumber(sig)})
 		case <-done:
 		}
 	}()
@@ -98,9 +98,9 @@ func stopping(parent context.Context, a *app) (context.Context, func()) {
 	}
 }
 
-// show writes the changes to standard output, and what to mind to standard error.
-func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error {
-	list, err := k.read(ctx)
+// showDiff writes the changes to standard output, and what to mind to standard error.
+func (k *keptChanges) showDiff(ctx context.Context, stat, asJSON, colour bool) error {
+	list, err := k.readChanges(ctx)
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error
 	}
 	switch {
 	case asJSON:
-		return k.json(list, stats)
+		return k.showJSON(list, stats)
 	case stat:
 		for _, l := range ui.Stat(changes.List(list, stats), colour) {
 			if _, err := io.WriteString(k.app.stdout, l+"\n"); err != nil {
@@ -131,7 +131,7 @@ func (k *keptChanges) show(ctx context.Context, stat, asJSON, colour bool) error
 			return err
 		}
 	}
-	k.warn(list, overlay.ApplyOptions{})
+	k.warnAbout(list, overlay.ApplyOptions{})
 	return nil
 }
 
@@ -170,7 +170,7 @@ func (c keptChange) MarshalJSON() ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-func (k *keptChanges) json(list *overlay.Changes, stats *overlay.Stats) error {
+func (k *keptChanges) showJSON(list *overlay.Changes, stats *overlay.Stats) error {
 	info := k.layers.Info()
 	conflicts, left := changes.Notes(list.List, overlay.ApplyOptions{})
 	doc := keptDocument{
@@ -203,7 +203,7 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 		return nil, err
 	}
 	state := a.environ.stateDir()
-	k := &keptChanges{app: a, setup: s, colour: colours(a, a.stderr)}
+	k := &keptChanges{app: a, setup: s, colour: wantsColour(a, a.stderr)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, k.close())
@@ -251,17 +251,17 @@ func (k *keptChanges) close() error {
 	return err
 }
 
-// settle makes sure that no container of a dead Caisson still writes to the
+// removeSandbox makes sure that no container of a dead Caisson still writes to the
 // layers: their locks end with the Caisson, and not always the container with
 // them. What is left of the session's sandbox is removed first, as by caisson
 // sandbox gc; where that fails nothing is touched. A session whose Caisson lives
 // is let through with running: its locks say what may be done.
-func (k *keptChanges) settle(ctx context.Context, running bool) error {
-	return k.setup.settle(ctx, k.layers.Info().Session, running)
+func (k *keptChanges) removeSandbox(ctx context.Context, running bool) error {
+	return k.setup.removeSandbox(ctx, k.layers.Info().Session, running)
 }
 
-// settle is what [keptChanges.settle] does, for the session of an id.
-func (s *setup) settle(ctx context.Context, session string, running bool) error {
+// removeSandbox is what [keptChanges.settle] does, for the session of an id.
+func (s *setup) removeSandbox(ctx context.Context, session string, running bool) error {
 	note := filepath.Join(s.environ.stateDir(), "cleanup", session+".json")
 	noted := func() bool {
 		_, err := os.Lstat(note)
@@ -295,8 +295,8 @@ func (s *setup) settle(ctx context.Context, session string, running bool) error 
 	}}
 }
 
-// read reads the changes.
-func (k *keptChanges) read(ctx context.Context) (*overlay.Changes, error) {
+// readChanges reads the changes.
+func (k *keptChanges) readChanges(ctx context.Context) (*overlay.Changes, error) {
 	changes, err := k.layers.Changes(ctx, k.workspace.Dir, overlay.ReadOptions{})
 	if err != nil {
 		return nil, keptError(k.layers.Info(), err)
@@ -352,12 +352,12 @@ func writeDocument(w io.Writer, document any) error {
 // tell writes lines to standard error.
 func (k *keptChanges) tell(lines ...[]string) {
 	for _, list := range lines {
-		k.app.tell(list...)
+		k.app.printLines(list...)
 	}
 }
 
-// warn lists what a person should know before changes are applied.
-func (k *keptChanges) warn(c *overlay.Changes, o overlay.ApplyOptions) {
+// warnAbout lists what a person should know before changes are applied.
+func (k *keptChanges) warnAbout(c *overlay.Changes, o overlay.ApplyOptions) {
 	conflicts, left := changes.Notes(c.List, o)
 	k.tell(ui.Conflicts(conflicts, k.colour), ui.LeftOut(left, k.colour),
 		ui.HostExecuted(changes.HostExecuted(c, o), k.colour))
@@ -366,8 +366,8 @@ func (k *keptChanges) warn(c *overlay.Changes, o overlay.ApplyOptions) {
 	}
 }
 
-// colours says whether a stream takes them.
-func colours(a *app, stream io.Writer) bool {
+// wantsColour says whether a stream takes them.
+func wantsColour(a *app, stream io.Writer) bool {
 	return a.terminal(stream) && a.environ.get("NO_COLOR") == "" && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
 }
 

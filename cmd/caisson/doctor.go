@@ -23,7 +23,7 @@ import (
 )
 
 // finding is a finding of the doctor in this program's words.
-type finding struct {
+type describedFinding struct {
 	doctor.Finding
 	status int // the exit status of a failure
 }
@@ -51,9 +51,9 @@ func newDoctorCommand(a *app) *cobra.Command {
   caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .hint'`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			ctx, _, _, stop := interruptible(cmd.Context(), a.listen(), func(string) {}, a.exit)
+			ctx, _, _, stop := handleInterrupts(cmd.Context(), a.takeSignals(), func(string) {}, a.exit)
 			defer stop()
-			findings := describeFindings(examine(ctx, a, settings, profile, quick))
+			findings := describeFindings(runChecks(ctx, a, settings, profile, quick))
 			if err := interruption(ctx); err != nil {
 				return err // what was found is of a machine on which nothing was allowed to end
 			}
@@ -74,9 +74,9 @@ func newDoctorCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// examine runs all checks. Without a readable configuration, the others would check
+// runChecks runs all checks. Without a readable configuration, the others would check
 // something else than what runs.
-func examine(ctx context.Context, a *app, settings config.File, profile string, quick bool) []doctor.Finding {
+func runChecks(ctx context.Context, a *app, settings config.File, profile string, quick bool) []doctor.Finding {
 	findings := caisson.CheckMachine()
 	s, err := newSetup(a.deps, a.environ, settings, profile, "")
 	if err != nil {
@@ -125,14 +125,14 @@ func (s *setup) examinePolicy() []doctor.Finding {
 		return append(findings, failedFinding("tools", err))
 	}
 	return append(findings, doctor.CheckPolicy(doctor.Policy{
-		Policy: p, Tools: defs, OnPrompt: *s.conf.OnPrompt, Trusted: s.environ.trustStore(), Covered: s.covers, Grants: s.environ.grantStore(),
+		Policy: p, Tools: defs, OnPrompt: *s.conf.OnPrompt, Trusted: s.environ.trustStore(), Covered: s.coversSettings, Grants: s.environ.grantStore(),
 		Home: s.environ.home(), Temporary: s.environ.temporaryDirs(),
 	})...)
 }
 
-// covers reports whether a workspace's own settings are the trusted ones.
-func (s *setup) covers(w approval.TrustedWorkspace) bool {
-	ws, err := runner.OpenWorkspace(w.Workspace, s.environ.protected())
+// coversSettings reports whether a workspace's own settings are the trusted ones.
+func (s *setup) coversSettings(w approval.TrustedWorkspace) bool {
+	ws, err := runner.OpenWorkspace(w.Workspace, s.environ.protectedDirs())
 	if err != nil {
 		return false
 	}
@@ -162,7 +162,7 @@ func (s *setup) examineImage(ctx context.Context) doctor.Finding {
 // examineSandboxes lists this user's sandboxes of dead owners.
 func (s *setup) examineSandboxes(ctx context.Context) doctor.Finding {
 	found, failures := s.listSandboxes(ctx)
-	return doctor.CheckLeftovers(slices.DeleteFunc(found, others), failures, time.Now())
+	return doctor.CheckLeftovers(slices.DeleteFunc(found, isForeign), failures, time.Now())
 }
 
 // startSandbox starts a sandbox as a session would.
@@ -207,16 +207,16 @@ var adviceTexts = map[doctor.Advice]string{
 }
 
 // describeFindings puts findings into this program's words.
-func describeFindings(findings []doctor.Finding) []finding {
-	out := make([]finding, 0, len(findings))
+func describeFindings(findings []doctor.Finding) []describedFinding {
+	out := make([]describedFinding, 0, len(findings))
 	for _, f := range findings {
 		out = append(out, describeFinding(f))
 	}
 	return out
 }
 
-func describeFinding(f doctor.Finding) finding {
-	out := finding{Finding: f}
+func describeFinding(f doctor.Finding) describedFinding {
+	out := describedFinding{Finding: f}
 	switch f.Fault {
 	case doctor.FaultSandbox:
 		out.status = runner.ExitSandboxStart
@@ -228,7 +228,7 @@ func describeFinding(f doctor.Finding) finding {
 		hint = describeAdvice(f)
 	}
 	if f.Err != nil {
-		e := failure(f.Err)
+		e := describeError(f.Err)
 		out.Detail, hint = cmp.Or(f.Detail, e.Cause), cmp.Or(hint, e.Mend)
 		out.status = max(out.status, e.Status)
 	}
@@ -260,7 +260,7 @@ var resultColours = map[doctor.Result]string{doctor.OK: "32", doctor.Warning: "3
 
 // showFindings writes the findings as text, or as JSON. On a terminal lines are
 // broken at its width and results have colours.
-func showFindings(a *app, findings []finding, asJSON bool) error {
+func showFindings(a *app, findings []describedFinding, asJSON bool) error {
 	if asJSON {
 		return writeJSON(a.stdout, findings)
 	}
@@ -284,7 +284,7 @@ func showFindings(a *app, findings []finding, asJSON bool) error {
 			fmt.Fprintf(&out, "%*s%s\n", indent, "", indentText(f.Hint, "→ ", width))
 		}
 	}
-	fmt.Fprintf(&out, "\n%s\n", summarize(counts))
+	fmt.Fprintf(&out, "\n%s\n", summarizeResults(counts))
 	_, err := fmt.Fprint(a.stdout, out.String())
 	return err
 }
@@ -303,8 +303,8 @@ func indentText(text, begin string, width int) string {
 	return begin + strings.ReplaceAll(strings.Join(lines, "\n"+strings.Repeat(" ", column)), whole, hyphen)
 }
 
-// summarize returns the counts of results in one line.
-func summarize(counts map[doctor.Result]int) string {
+// summarizeResults returns the counts of results in one line.
+func summarizeResults(counts map[doctor.Result]int) string {
 	text := fmt.Sprintf("%d ok, %d warnings, %d failed", counts[doctor.OK], counts[doctor.Warning], counts[doctor.Failed])
 	if counts[doctor.Warning] == 1 {
 		text = strings.Replace(text, "warnings", "warning", 1)

@@ -39,7 +39,7 @@ func files(t *testing.T, content map[string]string) string {
 func requireFinding(t *testing.T, name string, found []doctor.Finding, result doctor.Result, words string) {
 	t.Helper()
 	findings := describeFindings(found)
-	i := slices.IndexFunc(findings, func(f finding) bool { return strings.Contains(f.Detail, words) })
+	i := slices.IndexFunc(findings, func(f describedFinding) bool { return strings.Contains(f.Detail, words) })
 	switch {
 	case result == "" && i >= 0:
 		t.Errorf("%s: %+v", name, findings[i])
@@ -60,7 +60,7 @@ func doctored(t *testing.T, text string, env ...string) *setup {
 	t.Helper()
 	dir := files(t, map[string]string{"config.yaml": text})
 	env = append(env, "HOME="+filepath.Join(dir, "home"), "CAISSON_CONFIG="+filepath.Join(dir, "config.yaml"), "XDG_STATE_HOME="+filepath.Join(dir, "state"))
-	d := standard(nil, nil)
+	d := newApp(nil, nil)
 	d.requirements = ""
 	s, err := newSetup(d.deps, env, config.File{}, "", "")
 	if err != nil {
@@ -179,7 +179,7 @@ func TestDoctorTrust(t *testing.T) {
 		// The folder is below one for temporary files, which is said of its own.
 		found := slices.DeleteFunc(s.examinePolicy(), func(f doctor.Finding) bool { return strings.Contains(f.Detail, "make directories") })
 		if tt.result == doctor.Warning && tt.name == "changed" {
-			if s.covers(approval.TrustedWorkspace{Workspace: work, Files: own.files}) {
+			if s.coversSettings(approval.TrustedWorkspace{Workspace: work, Files: own.files}) {
 				t.Error("changed settings are covered")
 			}
 			continue
@@ -260,7 +260,7 @@ func TestDoctorState(t *testing.T) {
 }
 
 func TestDoctorLayout(t *testing.T) {
-	d := standard(nil, nil)
+	d := newApp(nil, nil)
 	d.environ = environ{"NO_COLOR=1"}
 	var out strings.Builder
 	d.stdout, d.terminal, d.size = &out, func(any) bool { return true }, func() (int, int) { return 80, 24 }

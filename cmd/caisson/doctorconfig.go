@@ -25,7 +25,7 @@ func (s *setup) examineConfig() []doctor.Finding {
 	}
 	findings := []doctor.Finding{{Check: check, Result: doctor.OK, Detail: strings.Join(names, ", ")}}
 	for _, host := range s.conf.Images.PlainHTTP {
-		if !loopback(host) {
+		if !isLoopback(host) {
 			findings = append(findings, doctor.Finding{
 				Check: check, Result: doctor.Warning, Detail: fmt.Sprintf("images.plain_http: %s has no TLS: anyone on the way can change images", host),
 				Hint: "Remove it, and install a certificate on the registry.",
@@ -82,7 +82,7 @@ func (s *setup) examineFetch() []doctor.Finding {
 		findings = append(findings, doctor.Finding{Check: check, Result: doctor.Warning, Detail: detail, Hint: hint})
 	}
 	for _, rule := range f.Allow {
-		if u, err := url.Parse(rule); err == nil && u.Scheme == "http" && !loopback(u.Host) {
+		if u, err := url.Parse(rule); err == nil && u.Scheme == "http" && !isLoopback(u.Host) {
 			warn(rule+" is fetched without TLS: anyone on the way can change what the model reads", "Use https:// in fetch.allow.")
 		}
 	}
@@ -151,16 +151,16 @@ func (s *setup) examineModel() doctor.Finding {
 	closeModel()
 	base, err := url.Parse(m.BaseURL)
 	switch {
-	case err == nil && base.Scheme == "http" && m.APIKey != "" && !loopback(base.Host):
+	case err == nil && base.Scheme == "http" && m.APIKey != "" && !isLoopback(base.Host):
 		return warn("the key and all that the model reads go over the network without TLS", "Use https:// in base_url.")
-	case m.Provider != "replay" && m.Price == nil && (err != nil || !loopback(base.Host)):
+	case m.Provider != "replay" && m.Price == nil && (err != nil || !isLoopback(base.Host)):
 		return warn("its price is unknown, and so is what a run costs", "Add a price to its profile under models:.")
 	}
 	return doctor.Finding{Check: check, Result: doctor.OK, Detail: detail}
 }
 
-// loopback reports whether host or host:port is this machine.
-func loopback(host string) bool {
+// isLoopback reports whether host or host:port is this machine.
+func isLoopback(host string) bool {
 	if u := (&url.URL{Host: host}); u.Hostname() != "" {
 		host = u.Hostname()
 	}

@@ -22,12 +22,12 @@ func (e environ) get(name string) string {
 }
 
 // home is the user's home folder, "" where there is none.
-func (e environ) home() string { return absolute(e.get("HOME")) }
+func (e environ) home() string { return absoluteOrEmpty(e.get("HOME")) }
 
-// xdg gives Caisson's folder below one of the XDG base folders. A relative
+// xdgDir gives Caisson's folder below one of the XDG base folders. A relative
 // value counts as unset, as the specification asks; without a home there is none.
-func (e environ) xdg(name, def string) string {
-	base := absolute(e.get(name))
+func (e environ) xdgDir(name, def string) string {
+	base := absoluteOrEmpty(e.get(name))
 	if base == "" {
 		if e.home() == "" {
 			return ""
@@ -37,11 +37,11 @@ func (e environ) xdg(name, def string) string {
 	return filepath.Join(base, "caisson")
 }
 
-func (e environ) stateDir() string  { return e.xdg("XDG_STATE_HOME", ".local/state") }
-func (e environ) configDir() string { return e.xdg("XDG_CONFIG_HOME", ".config") }
+func (e environ) stateDir() string  { return e.xdgDir("XDG_STATE_HOME", ".local/state") }
+func (e environ) configDir() string { return e.xdgDir("XDG_CONFIG_HOME", ".config") }
 
 // cacheDir holds what can be made again; "" if there is no place for it.
-func (e environ) cacheDir() string { return e.xdg("XDG_CACHE_HOME", ".cache") }
+func (e environ) cacheDir() string { return e.xdgDir("XDG_CACHE_HOME", ".cache") }
 
 // imageDir holds images, "" if there is no place for them.
 func (e environ) imageDir() string { return joinUnder(e.cacheDir(), "images") }
@@ -58,12 +58,12 @@ func joinUnder(dir, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// protected are the directories that a workspace must keep clear of.
-func (e environ) protected() runner.Protected {
+// protectedDirs are the directories that a workspace must keep clear of.
+func (e environ) protectedDirs() runner.Protected {
 	return runner.Protected{Home: e.home(), State: e.stateDir(), Config: e.configDir(), Cache: e.cacheDir()}
 }
 
-func absolute(path string) string {
+func absoluteOrEmpty(path string) string {
 	if filepath.IsAbs(path) {
 		return path
 	}
@@ -73,7 +73,7 @@ func absolute(path string) string {
 // temporaryDirs are the directories for temporary files.
 func (e environ) temporaryDirs() []string {
 	dirs := []string{"/tmp", "/var/tmp", "/dev/shm"}
-	if dir := absolute(e.get("TMPDIR")); dir != "" {
+	if dir := absoluteOrEmpty(e.get("TMPDIR")); dir != "" {
 		dirs = append(dirs, dir)
 	}
 	return dirs

@@ -84,19 +84,19 @@ type usageError struct{ err error }
 func (u *usageError) Error() string { return u.err.Error() }
 func (u *usageError) Unwrap() error { return u.err }
 
-// failure turns any error into what people read and its exit status.
-func failure(err error) *runner.Error {
+// describeError turns any error into what people read and its exit status.
+func describeError(err error) *runner.Error {
 	if e, ok := errors.AsType[*runner.Error](err); ok {
 		return e
 	}
-	if e := explained(err); e != nil {
+	if e := explainError(err); e != nil {
 		return e
 	}
 	if u, ok := errors.AsType[*usageError](err); ok {
 		return &runner.Error{Status: runner.ExitUsage, Problem: record.Problem{Cause: u.Error(), Mend: "caisson --help and caisson run --help list what there is."}}
 	}
 	if c, ok := errors.AsType[*config.Error](err); ok {
-		return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{Cause: c.Error(), Mend: sentence(c.Mend)}, Err: err}
+		return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{Cause: c.Error(), Mend: makeSentence(c.Mend)}, Err: err}
 	}
 	problem := record.Problem{Cause: err.Error()}
 	switch missing, ok := errors.AsType[*programs.NotFoundError](err); {
@@ -113,24 +113,24 @@ func failure(err error) *runner.Error {
 	return &runner.Error{Status: runner.ExitFailed, Problem: problem, Err: err}
 }
 
-// sentence makes a mend of the configuration's one of ours.
-func sentence(s string) string {
+// makeSentence makes a mend of the configuration's one of ours.
+func makeSentence(s string) string {
 	if s == "" {
 		return "Mend it there."
 	}
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }
 
-// report prints a failure on standard error, as one paragraph.
-func report(a *app, e *runner.Error) {
+// reportError prints a failure on standard error, as one paragraph.
+func reportError(a *app, e *runner.Error) {
 	cause, _ := tools.Display(safeurl.InText(e.Cause))
 	mend, _ := tools.Display(safeurl.InText(e.Mend))
-	a.tell(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), mend), " "))
+	a.printLines(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), mend), " "))
 }
 
-// tell prints lines, which must be safe, on standard error. On a terminal they are
+// printLines prints lines, which must be safe, on standard error. On a terminal they are
 // broken at blanks.
-func (a *app) tell(lines ...string) {
+func (a *app) printLines(lines ...string) {
 	if a.terminal(a.stderr) {
 		columns, _ := a.size()
 		lines = ui.Wrap(lines, columns)
@@ -151,7 +151,7 @@ func handleSignals(a *app) (stop func()) {
 			select {
 			case sig := <-in:
 				if !handled.Load() {
-					a.exit(128 + number(sig))
+					a.exit(128 + signalNumber(sig))
 					return
 				}
 				select {
@@ -166,20 +166,20 @@ func handleSignals(a *app) (stop func()) {
 	return func() { close(done) }
 }
 
-// listen returns the signals, which the caller handles from now on.
-func (a *app) listen() <-chan os.Signal {
+// takeSignals returns the signals, which the caller handles from now on.
+func (a *app) takeSignals() <-chan os.Signal {
 	if a.handled != nil {
 		a.handled.Store(true)
 	}
 	return a.signals
 }
 
-// interruptible cancels the context at the first signal, and closes force at
+// handleInterrupts cancels the context at the first signal, and closes force at
 // the second: a person who asks twice is not made to wait for commands to end.
 // The third ends the program where it stands; the sandbox's guest ends with it,
 // and the next start removes what is left. Nothing here waits for a writer: say
 // must return at once. stop ends the listening.
-func interruptible(parent context.Context, signals <-chan os.Signal, say func(string), exit func(int)) (ctx context.Context, force <-chan struct{}, cancel context.CancelCauseFunc, stop func()) {
+func handleInterrupts(parent context.Context, signals <-chan os.Signal, say func(string), exit func(int)) (ctx context.Context, force <-chan struct{}, cancel context.CancelCauseFunc, stop func()) {
 	ctx, cancel = context.WithCancelCause(parent)
 	forced, ended, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -189,13 +189,13 @@ func interruptible(parent context.Context, signals <-chan os.Signal, say func(st
 			case sig := <-signals:
 				switch n++; n {
 				case 1:
-					cancel(&runner.Interrupted{Signal: number(sig)})
+					cancel(&runner.Interrupted{Signal: signalNumber(sig)})
 					say("stopping: what runs is being ended; once more to kill it at once")
 				case 2:
 					close(forced)
 					say("killing the sandbox; once more to end without waiting")
 				default:
-					exit(128 + number(sig))
+					exit(128 + signalNumber(sig))
 				}
 			case <-ended:
 				return
@@ -209,7 +209,7 @@ func interruptible(parent context.Context, signals <-chan os.Signal, say func(st
 	}
 }
 
-func number(sig os.Signal) int {
+func signalNumber(sig os.Signal) int {
 	if s, ok := sig.(syscall.Signal); ok {
 		return int(s)
 	}

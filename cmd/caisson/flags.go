@@ -52,7 +52,7 @@ func addSettings(cmd *cobra.Command, file *config.File) {
 	}
 }
 
-func usage(format string, args ...any) error {
+func newUsageError(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format, args...)}
 }
 
@@ -106,7 +106,7 @@ func setHelp(root *cobra.Command) {
 func groupedFlags(cmd *cobra.Command) string {
 	local := cmd.LocalFlags()
 	if local.Lookup("backend") == nil {
-		return "Flags:\n" + usages(local)
+		return "Flags:\n" + formatFlags(local)
 	}
 	groupOf := groupsByFlag()
 	sets := make([]*pflag.FlagSet, len(flagGroups))
@@ -118,12 +118,12 @@ func groupedFlags(cmd *cobra.Command) string {
 	var out []string
 	for i, g := range flagGroups {
 		if sets[i].HasAvailableFlags() {
-			out = append(out, g.title+":\n"+usages(sets[i]))
+			out = append(out, g.title+":\n"+formatFlags(sets[i]))
 		}
 	}
 	return strings.Join(out, "\n\n")
 }
 
-func usages(flags *pflag.FlagSet) string {
+func formatFlags(flags *pflag.FlagSet) string {
 	return strings.TrimRight(flags.FlagUsagesWrapped(helpColumns), " \n")
 }

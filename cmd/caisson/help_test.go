@@ -15,8 +15,8 @@ import (
 // example; all of them speak alike, and fit a terminal.
 func TestHelp(t *testing.T) {
 	seen := 0
-	real := standard(nil, nil)
-	visit(newRoot(&real), func(cmd *cobra.Command) {
+	real := newApp(nil, nil)
+	visitCommands(newRoot(&real), func(cmd *cobra.Command) {
 		path := cmd.CommandPath()
 		if cmd.Name() == "help" || strings.HasPrefix(path, "caisson completion") || strings.HasPrefix(cmd.Name(), "__") {
 			return // cobra's own
@@ -53,7 +53,7 @@ func TestHelp(t *testing.T) {
 // TestFlagsAreGrouped is acceptance case 141: each flag of caisson run has a group
 // of its own, and shows what counts without it.
 func TestFlagsAreGrouped(t *testing.T) {
-	real := standard(nil, nil)
+	real := newApp(nil, nil)
 	cmd, _, err := newRoot(&real).Find([]string{"run"})
 	if err != nil {
 		t.Fatal(err)

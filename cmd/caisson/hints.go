@@ -8,9 +8,9 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// explained adds the hint and the exit status to an error of the libraries, whose
+// explainError adds the hint and the exit status to an error of the libraries, whose
 // facts it has; nil where it has none of its own.
-func explained(err error) *runner.Error {
+func explainError(err error) *runner.Error {
 	status, hint := runner.ExitInput, ""
 	var text error
 	if e, ok := errors.AsType[*sessiondir.StateError](err); ok {

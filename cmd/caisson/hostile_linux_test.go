@@ -114,7 +114,7 @@ func (h *hostile) run(t *testing.T, env []string, args ...string) (status int, s
 	t.Helper()
 	t.Chdir(h.dir)
 	var out, errs bytes.Buffer
-	d := standard(make(chan os.Signal), func(int) {})
+	d := newApp(make(chan os.Signal), func(int) {})
 	d.stdin, d.stdout, d.stderr = strings.NewReader(""), &out, &errs
 	d.terminal = func(any) bool { return false }
 	d.requirements = filepath.Join(h.home, "requirements.yaml")

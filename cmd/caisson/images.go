@@ -77,7 +77,7 @@ func newImagesPullCommand(a *app) *cobra.Command {
 			}
 			p := newPulling(a)
 			defer p.Close()
-			ctx, _, _, stop := interruptible(cmd.Context(), a.listen(), func(string) {}, a.exit)
+			ctx, _, _, stop := handleInterrupts(cmd.Context(), a.takeSignals(), func(string) {}, a.exit)
 			defer stop()
 			err = withImages(ctx, a, p.Report, func(s *store.Store, _ *caisson.Host) error {
 				for _, ref := range refs {
@@ -120,7 +120,7 @@ func newImagesRemoveCommand(a *app) *cobra.Command {
 				var total store.Pruned
 				for _, ref := range refs {
 					gone, err := s.Remove(cmd.Context(), ref)
-					total = added(total, gone)
+					total = addPruned(total, gone)
 					if err != nil {
 						return errors.Join(err, showPruned(a.stdout, total))
 					}
@@ -151,11 +151,11 @@ func newImagesPruneCommand(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case all && cmd.Flags().Changed("unused"):
-				return usage("--all or --unused, not both")
+				return newUsageError("--all or --unused, not both")
 			case all:
 				unused = 0
 			case unused <= 0:
-				return usage("--unused %s: the time must be more than 0; --all removes what no session uses now", unused)
+				return newUsageError("--unused %s: the time must be more than 0; --all removes what no session uses now", unused)
 			}
 			return withImages(cmd.Context(), a, nil, func(s *store.Store, host *caisson.Host) error {
 				gone, err := s.Prune(cmd.Context(), unused)
@@ -198,7 +198,7 @@ func withImages(ctx context.Context, a *app, report func(store.Progress), do fun
 // imageArguments reads the references of a command line.
 func imageArguments(args []string) ([]images.Reference, error) {
 	if len(args) == 0 {
-		return nil, usage("an image is needed, such as debian:bookworm-slim")
+		return nil, newUsageError("an image is needed, such as debian:bookworm-slim")
 	}
 	var refs []images.Reference
 	for _, text := range args {
@@ -207,7 +207,7 @@ func imageArguments(args []string) ([]images.Reference, error) {
 			return nil, &usageError{err}
 		}
 		if ref.Scheme == images.SchemeHost || ref.Scheme == images.SchemeRootFS {
-			return nil, usage("%s is used as it is, and never in the cache", text)
+			return nil, newUsageError("%s is used as it is, and never in the cache", text)
 		}
 		refs = append(refs, ref)
 	}
@@ -250,7 +250,7 @@ func showImages(w io.Writer, list []images.Image, asJSON bool, now time.Time) er
 		for _, i := range list {
 			out = append(out, listedImage{
 				Reference: i.Reference.String(), Digest: i.Digest, ID: i.ID, Platform: i.Platform, Bytes: i.Size,
-				Created: known(i.Created), Pulled: known(i.Pulled), Used: known(i.Used), InUse: i.InUse, Unpacked: i.Unpacked,
+				Created: knownTime(i.Created), Pulled: knownTime(i.Pulled), Used: knownTime(i.Used), InUse: i.InUse, Unpacked: i.Unpacked,
 			})
 		}
 		return writeJSON(w, out)
@@ -259,11 +259,11 @@ func showImages(w io.Writer, list []images.Image, asJSON bool, now time.Time) er
 	fmt.Fprintln(t, "IMAGE\tDIGEST\tPLATFORM\tSIZE\tPULLED\tUSED")
 	for _, i := range list {
 		name, _ := tools.Display(i.Reference.String())
-		used := age(i.Used, now)
+		used := formatAge(i.Used, now)
 		if i.InUse {
 			used = "now"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, shortDigest(i.Digest), i.Platform, ui.FormatSize(i.Size), age(i.Pulled, now), used)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, shortDigest(i.Digest), i.Platform, ui.FormatSize(i.Size), formatAge(i.Pulled, now), used)
 	}
 	return t.Flush()
 }
@@ -274,8 +274,8 @@ func shortDigest(digest string) string {
 	return hex[:min(len(hex), 12)]
 }
 
-// known is a time, or nil for none.
-func known(t time.Time) *time.Time {
+// knownTime is a time, or nil for none.
+func knownTime(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
@@ -283,7 +283,7 @@ func known(t time.Time) *time.Time {
 	return &t
 }
 
-func added(a, b store.Pruned) store.Pruned {
+func addPruned(a, b store.Pruned) store.Pruned {
 	a.Images, a.Kept = append(a.Images, b.Images...), append(a.Kept, b.Kept...)
 	a.Bytes += b.Bytes
 	a.Orphans += b.Orphans
@@ -320,7 +320,7 @@ const (
 
 // imageFailure turns an error of package images into what people read.
 func imageFailure(err error) error {
-	if _, ok := errors.AsType[*runner.Error](err); ok || explained(err) != nil {
+	if _, ok := errors.AsType[*runner.Error](err); ok || explainError(err) != nil {
 		return err
 	}
 	for _, class := range []struct {

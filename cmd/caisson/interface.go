@@ -56,7 +56,7 @@ func newInterface(a *app, json bool) *userInterface {
 	if u.tell = u.out; json {
 		u.tell = ui.NewAsyncWriter()
 	}
-	opts := ui.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: reflows(a.environ)}
+	opts := ui.Options{Out: a.stderr, Live: live && !json, Colour: u.colour, Reflow: breaksLinesAnew(a.environ)}
 	if a.terminal(a.stderr) {
 		opts.Size = a.size
 	}
@@ -64,9 +64,9 @@ func newInterface(a *app, json bool) *userInterface {
 	return u
 }
 
-// reflows reports whether the terminal breaks its lines anew when its width changes.
+// breaksLinesAnew reports whether the terminal breaks its lines anew when its width changes.
 // Those that don't are told by their names; tmux, which does, may call itself screen.
-func reflows(env environ) bool {
+func breaksLinesAnew(env environ) bool {
 	switch env.get("TERM") {
 	case "xterm", "linux":
 		return false
@@ -92,9 +92,9 @@ func (u *userInterface) flush(ctx context.Context) bool {
 	return all
 }
 
-// preset is the policy where none is named: a person can be asked, or not, and
+// defaultPreset is the policy where none is named: a person can be asked, or not, and
 // need not be asked about what they apply afterwards, or not at all.
-func (u *userInterface) preset(appliedLater bool) string {
+func (u *userInterface) defaultPreset(appliedLater bool) string {
 	switch {
 	case u.interactive && appliedLater:
 		return "sandboxed"
@@ -104,8 +104,8 @@ func (u *userInterface) preset(appliedLater bool) string {
 	return "ci"
 }
 
-// broker asks the person at the terminal; nil where there is none.
-func (u *userInterface) broker() *approval.Broker {
+// newBroker asks the person at the terminal; nil where there is none.
+func (u *userInterface) newBroker() *approval.Broker {
 	if !u.interactive {
 		return nil
 	}
@@ -146,8 +146,8 @@ func (a *orderedApprover) Approve(ctx context.Context, c approval.Confirmation) 
 	}
 }
 
-// record passes a record on and never waits.
-func (u *userInterface) record(r record.Record, line []byte) {
+// showRecord passes a record on and never waits.
+func (u *userInterface) showRecord(r record.Record, line []byte) {
 	if !u.json {
 		u.out.Queue(len(line), func() { u.render.Record(r) })
 		return
@@ -160,37 +160,37 @@ func (u *userInterface) record(r record.Record, line []byte) {
 	})
 }
 
-func (u *userInterface) live(d runner.Delta) {
+func (u *userInterface) showDelta(d runner.Delta) {
 	if !u.json {
 		u.out.QueueOptional(len(d.Text), func() { u.render.Delta(d) })
 	}
 }
 
-// say tells a person something, on standard error, and returns at once.
-func (u *userInterface) say(text string) {
+// printNotice tells a person something, on standard error, and returns at once.
+func (u *userInterface) printNotice(text string) {
 	safe, _ := tools.Display(text)
 	u.tell.QueueOptional(len(safe), func() { u.render.Print("caisson: " + safe) })
 }
 
-// note is say for what belongs into the records too.
-func (u *userInterface) note(text string) {
+// recordWarning is say for what belongs into the records too.
+func (u *userInterface) recordWarning(text string) {
 	if warn := u.warn.Load(); warn != nil {
 		(*warn)(text)
 		return
 	}
-	u.say(text)
+	u.printNotice(text)
 }
 
-func (u *userInterface) differs(text string) { u.note("the replay differs: " + text) }
+func (u *userInterface) reportDifference(text string) { u.recordWarning("the replay differs: " + text) }
 
-// finish shows the end of a run and gives its exit status. What was recorded is
+// finishRun shows the end of a run and gives its exit status. What was recorded is
 // written first; a pipe that nobody reads is given up, a terminal that is held
 // is waited for until somebody asks for the end.
-func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *answerFile) int {
+func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *answerFile) int {
 	err := errors.Join(answer.write(r.Answer), answer.close())
 	u.finished = true
 	if u.json && r.Problem != nil {
-		u.problem(*r.Problem)
+		u.reportProblem(*r.Problem)
 	}
 	if !u.flush(ctx) {
 		return r.ExitStatus // the trace has everything
@@ -204,7 +204,7 @@ func (u *userInterface) finish(ctx context.Context, r runner.Report, answer *ans
 		u.reportEnd(r)
 	}
 	if err != nil && r.Reason == loop.StopAnswered {
-		report(u.app, &runner.Error{Problem: record.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
+		reportError(u.app, &runner.Error{Problem: record.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
 		return runner.ExitFailed
 	}
 	return r.ExitStatus
@@ -220,10 +220,10 @@ func (u *userInterface) reportEnd(r runner.Report) {
 	if r.Reason == loop.StopSandboxStart && u.render.Warned(p.Cause) {
 		p = record.Problem{Cause: "a call needed the sandbox, which could not start: see the warning above"}
 	}
-	report(u.app, &runner.Error{Problem: p})
+	reportError(u.app, &runner.Error{Problem: p})
 }
 
-// problem tells what went wrong beside the records.
-func (u *userInterface) problem(p record.Problem) {
-	u.tell.Queue(len(p.Cause), func() { report(u.app, &runner.Error{Problem: p}) })
+// reportProblem tells what went wrong beside the records.
+func (u *userInterface) reportProblem(p record.Problem) {
+	u.tell.Queue(len(p.Cause), func() { reportError(u.app, &runner.Error{Problem: p}) })
 }

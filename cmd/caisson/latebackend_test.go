@@ -27,7 +27,7 @@ func TestACancelledStartWaitsForNoOthers(t *testing.T) {
 	<-choosing
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := l.backend(cancelled); !errors.Is(err, context.Canceled) {
+	if _, err := l.chooseOnce(cancelled); !errors.Is(err, context.Canceled) {
 		t.Errorf("a call that is cancelled: %v", err)
 	}
 	close(answer)

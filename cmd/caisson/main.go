@@ -30,7 +30,7 @@ func main() {
 	signal.Ignore(syscall.SIGPIPE)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), standard(signals, os.Exit)))
+	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), newApp(signals, os.Exit)))
 }
 
 // app is one start of the program: what it takes from outside, and its
@@ -83,8 +83,8 @@ type modelSettings struct {
 	logger  *zap.Logger
 }
 
-// standard returns the app of the real program.
-func standard(signals <-chan os.Signal, exit func(int)) app {
+// newApp returns the app of the real program.
+func newApp(signals <-chan os.Signal, exit func(int)) app {
 	return app{
 		stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr, signals: signals, exit: exit, patience: patience, stdinWait: stdinWait,
 		terminal: isTerminal,

@@ -35,7 +35,7 @@ func fakeMain() {
 	signal.Ignore(syscall.SIGPIPE)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM)
-	d := standard(signals, os.Exit)
+	d := newApp(signals, os.Exit)
 	d.requirements = os.Getenv("FAKE_REQUIREMENTS")
 	d.requirementsUID = os.Getuid()
 	self, err := os.Executable()

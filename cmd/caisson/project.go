@@ -119,9 +119,9 @@ func projectError(w *runner.Workspace, err error) error {
 	}}}
 }
 
-// startable refuses settings that are well written and with which no session
+// checkStartable refuses settings that are well written and with which no session
 // would start.
-func startable(c *config.Config) error {
+func checkStartable(c *config.Config) error {
 	_, resources := c.SandboxResources()
 	_, policy := c.ToolPolicy("default")
 	_, fetching := c.FetchOptions()
@@ -132,11 +132,11 @@ func startable(c *config.Config) error {
 // [ownError] where those of the workspace are to blame: without gives the settings
 // without them.
 func checkOwn(w *runner.Workspace, conf *config.Config, without func() (config.Config, error)) error {
-	err := startable(conf)
+	err := checkStartable(conf)
 	if err == nil {
 		return nil
 	}
-	if others, loadErr := without(); loadErr != nil || startable(&others) != nil {
+	if others, loadErr := without(); loadErr != nil || checkStartable(&others) != nil {
 		return err
 	}
 	return projectError(w, err)
@@ -151,7 +151,7 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 		return err
 	}
 	if err != nil {
-		s.ignore(err.Error())
+		s.ignoreProject(err.Error())
 		return nil
 	}
 	if err := needState(s.environ); err != nil {
@@ -176,25 +176,25 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 	case own.config == nil && (trusted || !known || len(entry.Files) == 0):
 		return nil
 	case own.config == nil:
-		s.ignore("it was there when the workspace was trusted, and is gone: what it tightened is not tightened now")
+		s.ignoreProject("it was there when the workspace was trusted, and is gone: what it tightened is not tightened now")
 		return nil
 	case !trusted:
-		s.ignore(why + "; caisson trust --dry-run shows what it would do")
+		s.ignoreProject(why + "; caisson trust --dry-run shows what it would do")
 		return nil
 	case o.ignore:
-		s.ignore("--ignore-project-config")
+		s.ignoreProject("--ignore-project-config")
 		return nil
 	}
 	s.project = own.config
-	if err := s.reload(flags, config.File{}, profile); err != nil {
+	if err := s.reloadConfig(flags, config.File{}, profile); err != nil {
 		return &ownError{err}
 	}
 	return nil
 }
 
-// reload reads the settings once more, with other flags and with what a client of
+// reloadConfig reads the settings once more, with other flags and with what a client of
 // the server asks for.
-func (s *setup) reload(flags, asked config.File, profile string) error {
+func (s *setup) reloadConfig(flags, asked config.File, profile string) error {
 	o := configOptions(s.deps, s.environ, flags, profile, s.project)
 	o.Asked = asked
 	var err error
@@ -208,8 +208,8 @@ func (s *setup) reload(flags, asked config.File, profile string) error {
 	return s.newHost()
 }
 
-// ignore notes that the own settings of the workspace do not count.
-func (s *setup) ignore(why string) {
+// ignoreProject notes that the own settings of the workspace do not count.
+func (s *setup) ignoreProject(why string) {
 	s.ignored = append(s.ignored, record.Ignored{Name: config.ProjectPath, Why: why})
 }
 
@@ -219,7 +219,7 @@ func workspaceFor(env environ, folder string) (*runner.Workspace, error) {
 	if folder == "" {
 		folder = "."
 	}
-	protected := env.protected()
+	protected := env.protectedDirs()
 	protected.AcceptSystem = true // nothing runs in it, and what is applied was run in it
 	return runner.OpenWorkspace(folder, protected)
 }

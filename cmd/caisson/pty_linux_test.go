@@ -123,7 +123,7 @@ func newWorld(t *testing.T, turns string) *world {
 	if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := standard(make(chan os.Signal), func(int) { t.Error("the program was ended where it stands") })
+	d := newApp(make(chan os.Signal), func(int) { t.Error("the program was ended where it stands") })
 	d.stdin, d.stdout, d.stderr = strings.NewReader(""), io.Discard, io.Discard
 	d.requirements = ""
 	d.executable = func() (string, error) { return filepath.Join(root, "bin", "caisson"), nil }

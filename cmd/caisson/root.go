@@ -46,8 +46,8 @@ func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
 		return e.status
 	}
 	if err != nil {
-		e := failure(err)
-		report(a, e)
+		e := describeError(err)
+		reportError(a, e)
 		return e.Status
 	}
 	return runner.ExitDone
@@ -94,9 +94,9 @@ func noCommand(cmd *cobra.Command, name string) error {
 		}
 	}
 	if like := doctor.NearestWord(name, names); like != "" {
-		return usage("there is no command %q (did you mean %s %s?); there are %s", cmd.CommandPath()+" "+name, cmd.CommandPath(), like, strings.Join(names, ", "))
+		return newUsageError("there is no command %q (did you mean %s %s?); there are %s", cmd.CommandPath()+" "+name, cmd.CommandPath(), like, strings.Join(names, ", "))
 	}
-	return usage("there is no command %q; there are %s", cmd.CommandPath()+" "+name, strings.Join(names, ", "))
+	return newUsageError("there is no command %q; there are %s", cmd.CommandPath()+" "+name, strings.Join(names, ", "))
 }
 
 // suggestFlag adds to the error about an unknown flag the one that it is like.
@@ -116,7 +116,7 @@ func suggestFlag(cmd *cobra.Command, err error) error {
 // noArgs refuses arguments.
 func noArgs(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return usage("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
+		return newUsageError("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
 	}
 	return nil
 }
@@ -162,7 +162,7 @@ func configureGuard(g *ci.Guard, cmd *cobra.Command) {
 func closeGuard(a *app, g *ci.Guard) {
 	if n := g.Escaped(); n > 0 {
 		fmt.Fprintf(a.stderr, "caisson: on standard output %s escaped, as in :\\u003a, so that the CI runner does not obey text; docs/ci.md says how to get it unchanged\n",
-			plural(n, "marker is", "markers are"))
+			formatCount(n, "marker is", "markers are"))
 	}
 	g.Close()
 }

@@ -108,18 +108,18 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 	}
 	s.apply = f.apply
 	u := newInterface(a, f.json)
-	ctx, force, cancel, stop := interruptible(ctx, a.listen(), u.say, a.exit)
+	ctx, force, cancel, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
 	defer stop()
 	defer u.close(ctx)
 	u.broken = func() { cancel(&runner.Interrupted{Signal: sigpipe}) }
 
-	o, done, err := s.options(ctx, text, u)
+	o, done, err := s.sessionOptions(ctx, text, u)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
 	defer done()
 	o.Apply = f.apply
-	o.Broker, o.Mirror, o.Live = u.broker(), u.record, u.live
+	o.Broker, o.Mirror, o.Live = u.newBroker(), u.showRecord, u.showDelta
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
 	answer, err := openAnswer(f.output)
 	if err != nil {
@@ -134,10 +134,10 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 		return errors.Join(err, answer.close(), patch.close())
 	}
 	if err := errors.Join(patch.writePatch(r.Patch), patch.close()); err != nil {
-		u.problem(record.Problem{Cause: "the patch can't be written: " + err.Error(), Mend: "It is in " + r.Dir + "/workspace.patch."})
+		u.reportProblem(record.Problem{Cause: "the patch can't be written: " + err.Error(), Mend: "It is in " + r.Dir + "/workspace.patch."})
 		r.ExitStatus = max(r.ExitStatus, runner.ExitFailed)
 	}
-	return exitWith(u.finish(ctx, r, answer))
+	return exitWith(u.finishRun(ctx, r, answer))
 }
 
 // impliesOverlay sets the mode that --apply and --patch-out need.
@@ -146,26 +146,26 @@ func (f *runFlags) impliesOverlay() error {
 		return nil
 	}
 	if f.settings.Mode != nil && *f.settings.Mode != string(sandbox.ModeOverlay) {
-		return usage("--apply and --patch-out need overlay mode, not --mode %s", *f.settings.Mode)
+		return newUsageError("--apply and --patch-out need overlay mode, not --mode %s", *f.settings.Mode)
 	}
 	f.settings.Mode = new(string(sandbox.ModeOverlay))
 	return nil
 }
 
-// options puts a session together: its folder, the model, then the backend.
+// sessionOptions puts a session together: its folder, the model, then the backend.
 // done ends what was made; it is called where there is no error.
-func (s *setup) options(ctx context.Context, text string, u teller) (_ runner.Options, done func(), err error) {
+func (s *setup) sessionOptions(ctx context.Context, text string, u reporter) (_ runner.Options, done func(), err error) {
 	selected, err := s.conf.SelectModel(s.environ)
 	if err != nil {
 		return runner.Options{}, nil, noModel(err)
 	}
-	hidden := s.secrets(selected)
+	hidden := s.knownSecrets(selected)
 	folder, err := sessiondir.Create(s.environ.stateDir(), hidden)
 	if err != nil {
 		return runner.Options{}, nil, err
 	}
 	s.setLogger(folder.Log)
-	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.differs, retries: u.say, logger: folder.Log})
+	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, retries: u.printNotice, logger: folder.Log})
 	if err != nil {
 		return runner.Options{}, nil, errors.Join(err, folder.Close())
 	}
@@ -174,13 +174,13 @@ func (s *setup) options(ctx context.Context, text string, u teller) (_ runner.Op
 		_ = folder.Close() // an empty folder that stays does no harm
 	}
 	if text == "" && s.ready == nil {
-		text = task(model)
+		text = recordedTask(model)
 	}
 	var o runner.Options
 	if text == "" && s.ready == nil {
-		err = usage("a task is needed: as the argument, by -f FILE, or - for standard input")
+		err = newUsageError("a task is needed: as the argument, by -f FILE, or - for standard input")
 	} else {
-		o, err = s.world(ctx, u)
+		o, err = s.sandboxOptions(ctx, u)
 	}
 	if err != nil {
 		end()
@@ -192,17 +192,17 @@ func (s *setup) options(ctx context.Context, text string, u teller) (_ runner.Op
 }
 
 // teller is whom a session's making tells what happens meanwhile.
-type teller interface {
+type reporter interface {
 	// say tells a person, note and differs the records too, once there are any.
-	say(text string)
-	note(text string)
-	differs(text string)
+	printNotice(text string)
+	recordWarning(text string)
+	reportDifference(text string)
 	// preset is the policy where none is named.
-	preset(appliedLater bool) string
+	defaultPreset(appliedLater bool) string
 }
 
-// world is everything of a session but its model and its user.
-func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
+// sandboxOptions is everything of a session but its model and its user.
+func (s *setup) sandboxOptions(ctx context.Context, u reporter) (runner.Options, error) {
 	var o runner.Options
 	image, err := images.ParseLocalReference(*s.conf.Image)
 	if err != nil {
@@ -213,12 +213,12 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 	if !s.conf.AllowedImage(image.String()) {
 		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Mend: "choose what the administrator's file allows"}
 	}
-	s.host.ReportPulls((&ui.PullProgress{Say: u.say, Now: time.Now, Pause: ui.LinePause}).Report)
+	s.host.ReportPulls((&ui.PullProgress{Say: u.printNotice, Now: time.Now, Pause: ui.LinePause}).Report)
 	resources, err := s.conf.SandboxResources()
 	if err != nil {
 		return o, err
 	}
-	policy, err := s.conf.ToolPolicy(u.preset(*s.conf.Mode == string(sandbox.ModeOverlay) && !s.apply))
+	policy, err := s.conf.ToolPolicy(u.defaultPreset(*s.conf.Mode == string(sandbox.ModeOverlay) && !s.apply))
 	if err != nil {
 		return o, err
 	}
@@ -247,10 +247,10 @@ func (s *setup) world(ctx context.Context, u teller) (runner.Options, error) {
 		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
 		CallerOwnsFiles: *s.conf.CallerOwnsFiles, SandboxOnDemand: s.reads, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(),
 		Concurrency: int(*s.conf.Concurrency), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout),
-		Notify:   func(waiting string) { u.say("the sandbox is " + waiting) },
-		Declared: s.conf.Declared(), Memory: s.memory(),
+		Notify:   func(waiting string) { u.printNotice("the sandbox is " + waiting) },
+		Declared: s.conf.Declared(), Memory: s.openMemory(),
 		Fetch: fetching, Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), Grants: s.environ.grantStore(),
-		Warnings: warnings, Sources: s.sources(), Ignored: s.ignored, InstructionFiles: *s.conf.File.InstructionFiles,
+		Warnings: warnings, Sources: s.configSources(), Ignored: s.ignored, InstructionFiles: *s.conf.File.InstructionFiles,
 		Removed: ready.removed, Version: programVersion(),
 	}, nil
 }
@@ -270,7 +270,7 @@ func noModel(err error) error {
 	if !ok || !errors.Is(err, config.ErrNoModel) {
 		return err
 	}
-	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Mend: sentence(e.Mend)}}
+	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Mend: makeSentence(e.Mend)}}
 }
 
 const (
@@ -349,9 +349,9 @@ func readTask(a *app, args []string, file string) (string, error) {
 	words := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return a == "-" })
 	switch {
 	case len(words) > 1, len(args)-len(words) > 1:
-		return "", usage("one task, in quotes; got %d arguments", len(args))
+		return "", newUsageError("one task, in quotes; got %d arguments", len(args))
 	case len(words) == 1 && file != "":
-		return "", usage("the task as an argument or by -f, not both")
+		return "", newUsageError("the task as an argument or by -f, not both")
 	case len(words) == 0 && file == "" && !asked:
 		return "", nil
 	case len(words) == 0 && file == "":

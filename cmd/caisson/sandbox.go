@@ -55,7 +55,7 @@ func newSandboxListCommand(a *app) *cobra.Command {
 			defer s.close()
 			found, failures := s.listSandboxes(cmd.Context())
 			if !all {
-				found = slices.DeleteFunc(found, others)
+				found = slices.DeleteFunc(found, isForeign)
 			}
 			err = errors.Join(showListings(a.stdout, found, asJSON, time.Now()), showFailures(a.stderr, failures))
 			if err == nil && len(failures) > 0 {
@@ -91,7 +91,7 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 			}
 			defer s.close()
 			c := s.collectOrphans(cmd.Context())
-			err = c.show(a, asJSON)
+			err = c.showCollection(a, asJSON)
 			if err == nil && len(c.Failures) > 0 {
 				return exitWith(runner.ExitFailed)
 			}
@@ -105,8 +105,8 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 // backendNames are all backends, in the order in which they are asked.
 var backendNames = []string{"docker", "gvisor", "runc"}
 
-// pending says whether a backend's sessions left notes in the state folder.
-func pending(stateDir, name string) bool {
+// hasNotes says whether a backend's sessions left notes in the state folder.
+func hasNotes(stateDir, name string) bool {
 	if name == docker.Name {
 		return docker.Pending(stateDir)
 	}
@@ -120,14 +120,14 @@ func (s *setup) eachBackend(ctx context.Context, f func(ctx context.Context, b s
 	defer cancel()
 	var failures []string
 	for _, name := range backendNames {
-		noted := pending(s.environ.stateDir(), name)
+		noted := hasNotes(s.environ.stateDir(), name)
 		b, err := s.host.Backend(name)
 		if err == nil {
 			err = f(ctx, b)
 			noted = noted || !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrUnsupported)
 		}
 		if err != nil && noted {
-			for _, text := range reasons(err) {
+			for _, text := range whyFilesStay(err) {
 				if !slices.Contains(failures, text) {
 					failures = append(failures, text)
 				}
@@ -137,14 +137,14 @@ func (s *setup) eachBackend(ctx context.Context, f func(ctx context.Context, b s
 	return failures
 }
 
-// reasons takes a joined error apart, so that what all backends say of one file
+// whyFilesStay takes a joined error apart, so that what all backends say of one file
 // is said once.
-func reasons(err error) []string {
+func whyFilesStay(err error) []string {
 	for e := err; e != nil; e = errors.Unwrap(e) {
 		if joined, ok := e.(interface{ Unwrap() []error }); ok && strings.Contains(e.Error(), "\n") {
 			var all []string
 			for _, part := range joined.Unwrap() {
-				all = append(all, reasons(part)...)
+				all = append(all, whyFilesStay(part)...)
 			}
 			return all
 		}
@@ -157,9 +157,9 @@ func reasons(err error) []string {
 	return nil
 }
 
-// others says that a sandbox is another user's or machine's business: a dead
+// isForeign says that a sandbox is another user's or machine's business: a dead
 // one is anybody's.
-func others(l sandbox.Listing) bool { return l.Foreign && l.Owner.State != "dead" }
+func isForeign(l sandbox.Listing) bool { return l.Foreign && l.Owner.State != "dead" }
 
 // listSandboxes asks every backend for its sandboxes, oldest first.
 func (s *setup) listSandboxes(ctx context.Context) ([]sandbox.Listing, []string) {
@@ -208,7 +208,7 @@ func (s *setup) collectOrphans(ctx context.Context) collection {
 			out.Failures = append(out.Failures, text)
 		}
 	}
-	for _, l := range slices.DeleteFunc(found, others) {
+	for _, l := range slices.DeleteFunc(found, isForeign) {
 		out.Left = append(out.Left, leftAlone{Session: l.Session, Backend: l.Backend, Why: whyLeft(l)})
 	}
 	damaged, err := filepath.Glob(filepath.Join(s.environ.stateDir(), "cleanup", "*.damaged"))
@@ -233,8 +233,8 @@ func whyLeft(l sandbox.Listing) string {
 	return "its owner can't be seen from here: it is on another machine, or in another PID namespace"
 }
 
-// show writes it for people, or as JSON.
-func (c collection) show(a *app, asJSON bool) error {
+// showCollection writes it for people, or as JSON.
+func (c collection) showCollection(a *app, asJSON bool) error {
 	if asJSON {
 		return writeJSON(a.stdout, c)
 	}
@@ -287,7 +287,7 @@ func showListings(w io.Writer, found []sandbox.Listing, asJSON bool, now time.Ti
 		image, _ := tools.Display(l.Image)
 		workspace, _ := tools.Display(l.Workspace)
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			l.Session, l.Backend, l.State, ownerText(l), age(l.Since, now), memoryText(l.MemoryBytes), image, workspace)
+			l.Session, l.Backend, l.State, ownerText(l), formatAge(l.Since, now), memoryText(l.MemoryBytes), image, workspace)
 	}
 	return t.Flush()
 }
@@ -305,8 +305,8 @@ func ownerText(l sandbox.Listing) string {
 	return text
 }
 
-// age is how long ago something was, in its largest unit.
-func age(since, now time.Time) string {
+// formatAge is how long ago something was, in its largest unit.
+func formatAge(since, now time.Time) string {
 	d := now.Sub(since)
 	switch {
 	case since.IsZero():

@@ -66,17 +66,17 @@ func execInSandbox(ctx context.Context, a *app, f execFlags, args []string) erro
 		args = slices.Delete(slices.Clone(args), 1, 2)
 	}
 	if len(args) < 2 {
-		return usage("caisson sandbox exec needs a session and a command")
+		return newUsageError("caisson sandbox exec needs a session and a command")
 	}
 	if f.timeout < 0 {
-		return usage("--timeout %s is negative", f.timeout)
+		return newUsageError("--timeout %s is negative", f.timeout)
 	}
 	s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	session, err := s.session(ctx, args[0])
+	session, err := s.findSession(ctx, args[0])
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,7 @@ func execInSandbox(ctx context.Context, a *app, f execFlags, args []string) erro
 			said = said[1:]
 		}
 	}
-	ctx, abandon, _, stop := interruptible(ctx, a.listen(), say, a.exit)
+	ctx, abandon, _, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
 	defer stop()
 	command := runner.UserCommand{
 		Argv: args[1:], Dir: f.dir, Timeout: f.timeout, Stdout: a.stdout, Stderr: a.stderr, Abandon: abandon,
@@ -125,9 +125,9 @@ func execStatus(stderr io.Writer, r runner.UserResult) int {
 	return r.Status.Code
 }
 
-// session finds the one session that a user means. A whole id needs no backend
+// findSession finds the one session that a user means. A whole id needs no backend
 // to be asked.
-func (s *setup) session(ctx context.Context, id string) (string, error) {
+func (s *setup) findSession(ctx context.Context, id string) (string, error) {
 	id = strings.TrimPrefix(id, "caisson-")
 	if !strings.ContainsAny(id, "/.*?[\\") && runner.Listens(s.environ.stateDir(), id) {
 		return id, nil

@@ -58,7 +58,7 @@ func newServeCommand(a *app) *cobra.Command {
   curl -H "Authorization: Bearer $(cat ~/.local/state/caisson/serve.token)" http://127.0.0.1:8717/sessions`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return serve(cmd.Context(), a, f)
+			return runServer(cmd.Context(), a, f)
 		},
 	}
 	flags := cmd.Flags()
@@ -75,8 +75,8 @@ func newServeCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// serve serves the API until it is interrupted.
-func serve(ctx context.Context, a *app, f serveFlags) (err error) {
+// runServer serves the API until it is interrupted.
+func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	f.settings.Serve = config.Serve{Listen: f.listen, Roots: f.roots}
 	if f.remote {
 		f.settings.Serve.AllowRemote = new(true)
@@ -88,18 +88,18 @@ func serve(ctx context.Context, a *app, f serveFlags) (err error) {
 	defer base.close()
 	log := serveLog(a, f.verbose)
 	base.setLogger(log)
-	say := func(text string) { fmt.Fprintln(a.stderr, "caisson: "+display(text)) }
-	ctx, force, _, stop := interruptible(ctx, a.listen(), say, a.exit)
+	say := func(text string) { fmt.Fprintln(a.stderr, "caisson: "+makeSafe(text)) }
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
 	defer stop()
 	h := &serverHost{deps: a.deps, environ: a.environ, flags: f, base: base, log: log}
 	if h.roots, err = openRoots(base.conf.Serve.Roots); err != nil {
 		return err
 	}
 	defer h.roots.close()
-	if err := h.apart(); err != nil {
+	if err := h.checkPlaces(); err != nil {
 		return err
 	}
-	keys, err := h.tokens()
+	keys, err := h.loadTokens()
 	if err != nil {
 		return err
 	}
@@ -112,20 +112,20 @@ func serve(ctx context.Context, a *app, f serveFlags) (err error) {
 		}
 		return err
 	}
-	o := h.options(keys.list)
+	o := h.serverOptions(keys.list)
 	o.Force, o.Logger = force, log
 	s, err := server.New(o)
 	if err != nil {
 		return &config.Error{Where: "serve", Message: err.Error(), Mend: "change serve in the configuration", Err: err}
 	}
-	listeners, err := h.listen(ctx)
+	listeners, err := h.openListeners(ctx)
 	if err != nil {
 		return errors.Join(err, s.Close(nil))
 	}
-	keepTidy := h.tidy(ctx)
+	keepTidy := h.cleanPeriodically(ctx)
 	defer keepTidy()
 	for _, l := range listeners {
-		say("listening on " + address(l.Addr()))
+		say("listening on " + formatAddress(l.Addr()))
 	}
 	if keys.path != "" {
 		say("the token is in " + keys.path)
@@ -150,16 +150,16 @@ func serveLog(a *app, verbose bool) *zap.Logger {
 	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(zapcore.AddSync(a.stderr)), level))
 }
 
-// address is where clients reach a listener.
-func address(a net.Addr) string {
+// formatAddress is where clients reach a listener.
+func formatAddress(a net.Addr) string {
 	if a.Network() == "unix" {
 		return "unix:" + a.String()
 	}
 	return "http://" + a.String()
 }
 
-// listen opens all listeners, or none.
-func (h *serverHost) listen(ctx context.Context) ([]net.Listener, error) {
+// openListeners opens all listeners, or none.
+func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) {
 	conf := h.base.conf.Serve
 	addresses := conf.Listen
 	if len(addresses) == 0 {
@@ -195,8 +195,8 @@ func (h *serverHost) listen(ctx context.Context) ([]net.Listener, error) {
 // changes and records that are old.
 const tidyEvery = time.Hour
 
-// tidy cleans up now and then, until ctx ends or it is stopped.
-func (h *serverHost) tidy(ctx context.Context) (stop func()) {
+// cleanPeriodically cleans up now and then, until ctx ends or it is stopped.
+func (h *serverHost) cleanPeriodically(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	done := make(chan struct{})
 	go func() {
@@ -232,8 +232,8 @@ type tokens struct {
 	lock *flock.Flock
 }
 
-// tokens gives the configured tokens, or makes one.
-func (h *serverHost) tokens() (*tokens, error) {
+// loadTokens gives the configured tokens, or makes one.
+func (h *serverHost) loadTokens() (*tokens, error) {
 	conf := h.base.conf.Serve
 	if len(conf.Tokens) == 0 {
 		return makeToken(h.tokenPath())

@@ -89,7 +89,7 @@ func startServe(t *testing.T, config string, args ...string) *served {
 			t.Fatal(err)
 		}
 	}
-	d := standard(s.signals, func(int) {})
+	d := newApp(s.signals, func(int) {})
 	d.stderr, d.stdout, d.requirements = s.log, io.Discard, ""
 	d.executable = func() (string, error) { return filepath.Join(dir, "bin/caisson"), nil }
 	d.backend = fakeBackends

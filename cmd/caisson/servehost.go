@@ -38,33 +38,33 @@ type serverHost struct {
 	secrets []server.Token
 }
 
-var _ teller = (*serverHost)(nil)
+var _ reporter = (*serverHost)(nil)
 
-func (h *serverHost) say(text string)     { h.log.Info(text) }
-func (h *serverHost) note(text string)    { h.log.Warn(text) }
-func (h *serverHost) differs(text string) { h.log.Warn("the replay differs: " + text) }
+func (h *serverHost) printNotice(text string)      { h.log.Info(text) }
+func (h *serverHost) recordWarning(text string)    { h.log.Warn(text) }
+func (h *serverHost) reportDifference(text string) { h.log.Warn("the replay differs: " + text) }
 
-// preset asks about everything that does something: clients are there to answer.
-func (h *serverHost) preset(bool) string { return "default" }
+// defaultPreset asks about everything that does something: clients are there to answer.
+func (h *serverHost) defaultPreset(bool) string { return "default" }
 
-func (h *serverHost) options(tokens []server.Token) server.Options {
+func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	conf := h.base.conf.Serve
 	o := server.Options{
-		StateDir: h.environ.stateDir(), Prepare: h.prepare, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
+		StateDir: h.environ.stateDir(), Prepare: h.prepareSession, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
 		OpenMetrics: conf.OpenMetrics != nil && *conf.OpenMetrics,
 		Shows: func(workspace string) bool {
-			_, _, ok := h.roots.find(workspace)
+			_, _, ok := h.roots.findRoot(workspace)
 			return ok
 		},
 		OpenWorkspace: func(path string) (*runner.Workspace, error) {
-			s, err := h.open(path)
+			s, err := h.openWorkspace(path)
 			if err != nil {
 				return nil, prepareError(err)
 			}
 			s.closeBackends()
 			return s.workspace, nil
 		},
-		Settle: func(ctx context.Context, session string) error { return h.base.settle(ctx, session, false) },
+		Settle: func(ctx context.Context, session string) error { return h.base.removeSandbox(ctx, session, false) },
 	}
 	if conf.MaxSessions != nil {
 		o.MaxSessions = int(*conf.MaxSessions)
@@ -78,9 +78,9 @@ func (h *serverHost) options(tokens []server.Token) server.Options {
 	return o
 }
 
-// open reads the settings anew, opens a workspace below a root, and lets the
+// openWorkspace reads the settings anew, opens a workspace below a root, and lets the
 // workspace's own settings count where it is trusted.
-func (h *serverHost) open(workspace string) (_ *setup, err error) {
+func (h *serverHost) openWorkspace(workspace string) (_ *setup, err error) {
 	path, err := h.roots.resolve(workspace)
 	if err != nil {
 		return nil, err
@@ -88,8 +88,8 @@ func (h *serverHost) open(workspace string) (_ *setup, err error) {
 	flags := h.flags.settings
 	s, err := newSetup(h.deps, h.environ, flags, h.flags.profile, path)
 	if err != nil {
-		if !h.roots.reaches(path) { // it has become a symlink meanwhile
-			return nil, outside(path)
+		if !h.roots.containsPath(path) { // it has become a symlink meanwhile
+			return nil, outsideError(path)
 		}
 		return nil, err
 	}
@@ -98,7 +98,7 @@ func (h *serverHost) open(workspace string) (_ *setup, err error) {
 			s.close()
 		}
 	}()
-	if err := h.roots.holds(s.workspace); err != nil {
+	if err := h.roots.checkWorkspace(s.workspace); err != nil {
 		return nil, err
 	}
 	if err := s.useProject(h.flags.project, flags, h.flags.profile); err != nil {
@@ -107,11 +107,11 @@ func (h *serverHost) open(workspace string) (_ *setup, err error) {
 	return s, nil
 }
 
-// setup opens a workspace for a session. What a client asks for is held against
+// setUpSession opens a workspace for a session. What a client asks for is held against
 // all settings. Whose a fault of them is, the client's, the workspace's or the
 // server's, is told apart.
-func (h *serverHost) setup(workspace string, asked config.Asked) (_ *setup, err error) {
-	s, err := h.open(workspace)
+func (h *serverHost) setUpSession(workspace string, asked config.Asked) (_ *setup, err error) {
+	s, err := h.openWorkspace(workspace)
 	if err != nil {
 		return nil, err
 	}
@@ -129,10 +129,10 @@ func (h *serverHost) setup(workspace string, asked config.Asked) (_ *setup, err 
 	if err != nil {
 		return nil, requestError(err)
 	}
-	if err := s.reload(flags, wishes, profile); err != nil {
+	if err := s.reloadConfig(flags, wishes, profile); err != nil {
 		return nil, err
 	}
-	if err := startable(&s.conf); err != nil {
+	if err := checkStartable(&s.conf); err != nil {
 		return nil, requestError(err)
 	}
 	s.ready = h.shared.Load()
@@ -148,11 +148,11 @@ func (h *serverHost) shareBackend(ctx context.Context) (unusable *runner.Error, 
 		h.shared.Store(ready)
 		return nil, nil
 	}
-	unusable = failure(err)
+	unusable = describeError(err)
 	if *h.base.conf.Backend != "auto" || unusable.Status != runner.ExitSandboxStart || ctx.Err() != nil {
 		return nil, err
 	}
-	h.shared.Store(h.base.late(noneCanStart+err.Error(), func(ctx context.Context) (sandbox.Creator, error) {
+	h.shared.Store(h.base.chooseLate(noneCanStart+err.Error(), func(ctx context.Context) (sandbox.Creator, error) {
 		ready, err := h.base.makeReady(ctx, h)
 		if err != nil {
 			return nil, err
@@ -164,15 +164,15 @@ func (h *serverHost) shareBackend(ctx context.Context) (unusable *runner.Error, 
 	return unusable, nil
 }
 
-// prepare makes the options of a session that a client asks for.
-func (h *serverHost) prepare(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
+// prepareSession makes the options of a session that a client asks for.
+func (h *serverHost) prepareSession(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
 	var none runner.Options
 	asked := askedBy(in)
-	s, err := h.setup(in.Workspace, asked)
+	s, err := h.setUpSession(in.Workspace, asked)
 	if err != nil {
 		return none, nil, prepareError(err)
 	}
-	o, done, err := s.options(ctx, in.Title, h)
+	o, done, err := s.sessionOptions(ctx, in.Title, h)
 	if err != nil {
 		s.close()
 		if c, ok := errors.AsType[*config.Error](err); ok && asked.Cost != nil && c.Where == "limits.max_cost_usd" {
@@ -237,7 +237,7 @@ func askedBy(in server.NewSession) config.Asked {
 	}
 	if l := in.Limits; l != nil {
 		a.Rounds, a.ToolCalls, a.Tokens, a.MemoryBytes, a.MilliCPUs, a.PIDs = l.Rounds, l.ToolCalls, l.Tokens, l.MemoryBytes, l.MilliCPUs, l.PIDs
-		a.Timeout, a.CommandTime = seconds(l.TimeoutSeconds), seconds(l.CommandSeconds)
+		a.Timeout, a.CommandTime = toDuration(l.TimeoutSeconds), toDuration(l.CommandSeconds)
 		if l.CostUSD != nil {
 			a.Cost = new(config.Dollars(math.Round(*l.CostUSD * 1e6)))
 		}
@@ -245,7 +245,7 @@ func askedBy(in server.NewSession) config.Asked {
 	return a
 }
 
-func seconds(n *int64) *time.Duration {
+func toDuration(n *int64) *time.Duration {
 	if n == nil {
 		return nil
 	}
@@ -258,7 +258,7 @@ func requestError(err error) error {
 	if c, ok := errors.AsType[*config.Error](err); ok {
 		p.Cause = c.Error()
 		if c.Mend != "" {
-			p.Mend = sentence(c.Mend)
+			p.Mend = makeSentence(c.Mend)
 		}
 	}
 	return &server.RequestError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Mend: p.Mend}, Err: err}
@@ -272,9 +272,9 @@ func prepareError(err error) error {
 		return r
 	}
 	if own, ok := errors.AsType[*ownError](err); ok {
-		return &server.RequestError{Code: "workspace_configuration", Problem: failure(own.err).Problem, Err: err}
+		return &server.RequestError{Code: "workspace_configuration", Problem: describeError(own.err).Problem, Err: err}
 	}
-	return failure(err)
+	return describeError(err)
 }
 
 // roots are the folders at or below which workspaces are, open as long as the
@@ -288,7 +288,7 @@ type root struct {
 
 func openRoots(paths []string) (_ roots, err error) {
 	if len(paths) == 0 {
-		return nil, usage("name the folder at or below which workspaces are: --root DIR, or serve.roots in the configuration")
+		return nil, newUsageError("name the folder at or below which workspaces are: --root DIR, or serve.roots in the configuration")
 	}
 	var out roots
 	for _, path := range paths {
@@ -327,22 +327,22 @@ func (r roots) close() error {
 func (r roots) resolve(path string) (string, error) {
 	if !filepath.IsAbs(path) {
 		if len(r) != 1 {
-			return "", outside(path)
+			return "", outsideError(path)
 		}
 		path = filepath.Join(r[0].path, path)
 	}
 	path = filepath.Clean(path)
-	if !r.reaches(path) {
-		return "", outside(path)
+	if !r.containsPath(path) {
+		return "", outsideError(path)
 	}
 	return path, nil
 }
 
-// reaches reports whether a path lies at or below a root by name, without a
+// containsPath reports whether a path lies at or below a root by name, without a
 // symlink on the way. What is behind a symlink is not looked at: a client is not
 // told where it leads.
-func (r roots) reaches(path string) bool {
-	root, rel, ok := r.find(path)
+func (r roots) containsPath(path string) bool {
+	root, rel, ok := r.findRoot(path)
 	if !ok {
 		return false
 	}
@@ -360,8 +360,8 @@ func (r roots) reaches(path string) bool {
 	return true
 }
 
-// find gives the root that a path is below, and the path from there.
-func (r roots) find(path string) (root, string, bool) {
+// findRoot gives the root that a path is below, and the path from there.
+func (r roots) findRoot(path string) (root, string, bool) {
 	for _, root := range r {
 		rel, err := filepath.Rel(root.path, path)
 		if err == nil && (rel == "." || filepath.IsLocal(rel)) {
@@ -371,27 +371,27 @@ func (r roots) find(path string) (root, string, bool) {
 	return root{}, "", false
 }
 
-// holds refuses a workspace that is not where its name says: the folder that was
+// checkWorkspace refuses a workspace that is not where its name says: the folder that was
 // opened must be the one that is found below the root without leaving it.
-func (r roots) holds(w *runner.Workspace) error {
-	root, rel, ok := r.find(w.Path)
+func (r roots) checkWorkspace(w *runner.Workspace) error {
+	root, rel, ok := r.findRoot(w.Path)
 	if !ok {
-		return outside(w.Path)
+		return outsideError(w.Path)
 	}
 	there, err := root.dir.Stat(rel)
 	if err != nil {
-		return outside(w.Path)
+		return outsideError(w.Path)
 	}
 	opened, err := w.Dir.Stat()
 	if err != nil || !os.SameFile(there, opened) {
-		return outside(w.Path)
+		return outsideError(w.Path)
 	}
 	return nil
 }
 
-// apart refuses a token or a socket in a folder that a session could have as its
+// checkPlaces refuses a token or a socket in a folder that a session could have as its
 // workspace. The state folder is in none: no workspace may hold it.
-func (h *serverHost) apart() error {
+func (h *serverHost) checkPlaces() error {
 	type place struct{ where, path string }
 	places := []place{{"token-file", h.flags.tokenFile}}
 	for label, t := range h.base.conf.Serve.Tokens {
@@ -410,8 +410,8 @@ func (h *serverHost) apart() error {
 			continue
 		}
 		path := withoutLinks(p.path)
-		_, _, below := h.roots.find(path)
-		if _, _, safe := state.find(path); !below || safe {
+		_, _, below := h.roots.findRoot(path)
+		if _, _, safe := state.findRoot(path); !below || safe {
 			continue
 		}
 		return &config.Error{
@@ -438,7 +438,7 @@ func withoutLinks(path string) string {
 	}
 }
 
-func outside(path string) error {
+func outsideError(path string) error {
 	return &server.RequestError{Code: "workspace", Problem: record.Problem{
 		Cause: fmt.Sprintf("the workspace %q is not at or below a root of this server", path),
 		Mend:  "Name one that is, without a symlink on the way.",

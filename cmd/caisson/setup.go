@@ -105,7 +105,7 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 	}
 	s.programs = &programs.Finder{Executable: d.executable, Path: env.get("PATH"), Cache: env.programDir()}
 	if workspace != "" {
-		protected := env.protected()
+		protected := env.protectedDirs()
 		protected.AcceptSystem = *s.conf.AcceptSystemWorkspace
 		s.workspace, err = runner.OpenWorkspace(workspace, protected)
 		if err != nil {
@@ -129,8 +129,8 @@ func (s *setup) close() {
 	}
 }
 
-// sources says where the settings came from.
-func (s *setup) sources() []record.Source {
+// configSources says where the settings came from.
+func (s *setup) configSources() []record.Source {
 	var out []record.Source
 	for _, src := range s.conf.Sources {
 		out = append(out, record.Source{Name: src.Name, Path: src.Path, SHA256: src.SHA256})
@@ -142,9 +142,9 @@ func (s *setup) sources() []record.Source {
 // usually name them.
 var secretSuffixes = []string{"_API_KEY", "_ACCESS_KEY", "_SECRET_KEY", "_SECRET", "_TOKEN", "_PASSWORD"}
 
-// secrets are the values of the environment that are keys, whichever model
+// environSecrets are the values of the environment that are keys, whichever model
 // was chosen: the model's own, and what is named as keys are.
-func secrets(env environ, m config.SelectedModel) []redact.Secret {
+func environSecrets(env environ, m config.SelectedModel) []redact.Secret {
 	var out []redact.Secret
 	for _, v := range env {
 		name, value, _ := strings.Cut(v, "=")
@@ -156,9 +156,9 @@ func secrets(env environ, m config.SelectedModel) []redact.Secret {
 	return out
 }
 
-// secrets returns what no record, log or message of the session may hold.
-func (s *setup) secrets(m config.SelectedModel) []redact.Secret {
-	return append(secrets(s.environ, m), urlSecrets(s.environ, &s.conf)...)
+// knownSecrets returns what no record, log or message of the session may hold.
+func (s *setup) knownSecrets(m config.SelectedModel) []redact.Secret {
+	return append(environSecrets(s.environ, m), urlSecrets(s.environ, &s.conf)...)
 }
 
 // urlSecrets returns the credentials in the URLs that Caisson uses: of models,
@@ -244,16 +244,16 @@ func retryText(r openai.Retry) string {
 	return fmt.Sprintf("model: %s, retry %d of %d in %s", failure, r.Number, r.Most, wait)
 }
 
-// task is what a recording's user asked for, or "".
-func task(m loop.Model) string {
+// recordedTask is what a recording's user asked for, or "".
+func recordedTask(m loop.Model) string {
 	if r, ok := m.(interface{ Task() string }); ok {
 		return r.Task()
 	}
 	return ""
 }
 
-// memory is where notes about the workspace are kept, nil where they are off.
-func (s *setup) memory() *memory.Store {
+// openMemory is where notes about the workspace are kept, nil where they are off.
+func (s *setup) openMemory() *memory.Store {
 	if on := s.conf.MemoryTools; on == nil || !*on {
 		return nil
 	}

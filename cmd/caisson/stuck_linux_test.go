@@ -68,7 +68,7 @@ func TestARecordThatNobodyReadsHoldsNothingUp(t *testing.T) {
 // TestThreeSignalsEndTheProgram: the third does not wait for anything.
 func TestThreeSignalsEndTheProgram(t *testing.T) {
 	signals, exited := make(chan os.Signal, 3), make(chan int, 1)
-	ctx, force, _, stop := interruptible(t.Context(), signals, func(string) {}, func(status int) { exited <- status })
+	ctx, force, _, stop := handleInterrupts(t.Context(), signals, func(string) {}, func(status int) { exited <- status })
 	defer stop()
 	for range 3 {
 		signals <- syscall.SIGTERM

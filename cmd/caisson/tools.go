@@ -91,7 +91,7 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 			InputSchema: def.InputSchema, Aliases: def.Aliases, TimeoutS: def.Timeout.Seconds(), ResultBytes: def.ResultBytes,
 		})
 	}
-	if list, err = named(list, names); err != nil {
+	if list, err = selectTools(list, names); err != nil {
 		return err
 	}
 	switch {
@@ -119,8 +119,8 @@ func toolsOf(conf *config.Config) ([]tools.Definition, error) {
 	return runner.DefinitionsOf(o)
 }
 
-// named keeps the tools of these names, in either form.
-func named(list []listedTool, names []string) ([]listedTool, error) {
+// selectTools keeps the tools of these names, in either form.
+func selectTools(list []listedTool, names []string) ([]listedTool, error) {
 	if len(names) == 0 {
 		return list, nil
 	}
@@ -184,13 +184,13 @@ func describeTools(w io.Writer, list []listedTool) error {
 		if !one.Enabled {
 			state = "off"
 		}
-		fmt.Fprintf(w, "%s: class %s, runs in %s, %s, %g s, %d bytes\n\n%s\n\n%s\n", one.Name, one.Class, place(one.Runs), state, one.TimeoutS, one.ResultBytes, about, safe)
+		fmt.Fprintf(w, "%s: class %s, runs in %s, %s, %g s, %d bytes\n\n%s\n\n%s\n", one.Name, one.Class, describePlace(one.Runs), state, one.TimeoutS, one.ResultBytes, about, safe)
 	}
 	return nil
 }
 
-// place says where a tool runs, in words.
-func place(p tools.Place) string {
+// describePlace says where a tool runs, in words.
+func describePlace(p tools.Place) string {
 	switch p {
 	case tools.PlaceHost:
 		return "this process"
@@ -265,25 +265,25 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	}
 	s.reads = defs[i].Runs != tools.PlaceSandbox
 	u := newInterface(a, false)
-	ctx, force, _, stop := interruptible(ctx, a.listen(), u.say, a.exit)
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
 	defer stop()
 	defer u.close(ctx)
-	folder, err := sessiondir.Create(a.environ.stateDir(), s.secrets(config.SelectedModel{}))
+	folder, err := sessiondir.Create(a.environ.stateDir(), s.knownSecrets(config.SelectedModel{}))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = folder.Close() }()
 	s.setLogger(folder.Log)
-	o, err := s.world(ctx, u)
+	o, err := s.sandboxOptions(ctx, u)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
 	m := &caller{name: defs[i].Name, input: input}
-	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.secrets(config.SelectedModel{})
+	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.knownSecrets(config.SelectedModel{})
 	o.InstructionFiles = false // nobody reads them
-	o.Broker, o.Live = u.broker(), u.live
+	o.Broker, o.Live = u.newBroker(), u.showDelta
 	o.Mirror = func(r record.Record, _ []byte) {
-		m.watch(r)
+		m.watchRecord(r)
 		if isWarning(r) {
 			u.out.Queue(len(r.Payload), func() { u.render.Record(r) })
 		}
@@ -293,7 +293,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	if err != nil {
 		return err
 	}
-	return u.called(ctx, r, m, f.json)
+	return u.finishCall(ctx, r, m, f.json)
 }
 
 // isWarning reports whether a record is about something that a person should
@@ -314,9 +314,9 @@ func readArguments(a *app, args []string) (json.RawMessage, error) {
 	text := "{}"
 	switch {
 	case len(args) == 0:
-		return nil, usage("a tool's name is needed; caisson tools ls lists them")
+		return nil, newUsageError("a tool's name is needed; caisson tools ls lists them")
 	case len(args) > 2:
-		return nil, usage("a tool's name and one JSON object; got %d arguments", len(args))
+		return nil, newUsageError("a tool's name and one JSON object; got %d arguments", len(args))
 	case len(args) == 2 && args[1] == "-":
 		var err error
 		if text, err = readBounded(a.stdin, "standard input"); err != nil {
@@ -327,12 +327,12 @@ func readArguments(a *app, args []string) (json.RawMessage, error) {
 	}
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(text), &object); err != nil || object == nil {
-		return nil, usage("the arguments are no JSON object: %s", why(err))
+		return nil, newUsageError("the arguments are no JSON object: %s", errorText(err))
 	}
 	return json.RawMessage(text), nil
 }
 
-func why(err error) string {
+func errorText(err error) string {
 	if err == nil {
 		return "null"
 	}
@@ -359,8 +359,8 @@ func (c *caller) Complete(_ context.Context, req loop.Request, _ func(loop.Delta
 	return loop.Response{Message: loop.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{use}}, Finish: "tool_calls"}, nil
 }
 
-// watch keeps the result of the call.
-func (c *caller) watch(r record.Record) {
+// watchRecord keeps the result of the call.
+func (c *caller) watchRecord(r record.Record) {
 	if r.Kind != record.KindMessage {
 		return
 	}
@@ -375,8 +375,8 @@ func (c *caller) watch(r record.Record) {
 	}
 }
 
-// called shows the end of a call.
-func (u *userInterface) called(ctx context.Context, r runner.Report, m *caller, asJSON bool) error {
+// finishCall shows the end of a call.
+func (u *userInterface) finishCall(ctx context.Context, r runner.Report, m *caller, asJSON bool) error {
 	u.finished = true
 	if u.flush(ctx) {
 		u.render.Close()

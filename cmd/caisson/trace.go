@@ -46,7 +46,7 @@ func traceState(env environ) (string, error) {
 // traceSession finds the one session that a command names.
 func traceSession(env environ, cmd *cobra.Command, args []string) (trace.Session, error) {
 	if len(args) != 1 {
-		return trace.Session{}, usage("%s takes one session, got %d arguments; caisson trace ls lists them", cmd.CommandPath(), len(args))
+		return trace.Session{}, newUsageError("%s takes one session, got %d arguments; caisson trace ls lists them", cmd.CommandPath(), len(args))
 	}
 	state, err := traceState(env)
 	if err != nil {
@@ -55,14 +55,14 @@ func traceSession(env environ, cmd *cobra.Command, args []string) (trace.Session
 	return trace.Find(state, args[0])
 }
 
-// damaged says that a session was shown as far as its records can be believed.
-func damaged(w io.Writer, o trace.Overview) error {
-	_, err := fmt.Fprintf(w, "caisson: the records of %s were changed: %s. What was shown is what stands before that.\n", o.Session, tidy(o.Damage))
+// reportDamage says that a session was shown as far as its records can be believed.
+func reportDamage(w io.Writer, o trace.Overview) error {
+	_, err := fmt.Fprintf(w, "caisson: the records of %s were changed: %s. What was shown is what stands before that.\n", o.Session, makeSafeLine(o.Damage))
 	return err
 }
 
-// tidy makes a text of a file safe to show.
-func tidy(s string) string {
+// makeSafeLine makes a text of a file safe to show.
+func makeSafeLine(s string) string {
 	safe, _ := tools.Display(s)
 	return strings.TrimRight(safe, ".")
 }
@@ -85,7 +85,7 @@ func newTraceListCommand(a *app) *cobra.Command {
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if limit < 0 {
-				return usage("--limit is a number of sessions, 0 for all; got %d", limit)
+				return newUsageError("--limit is a number of sessions, 0 for all; got %d", limit)
 			}
 			state, err := traceState(a.environ)
 			if err != nil {
@@ -206,7 +206,7 @@ func newTraceShowCommand(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, k := range kinds {
 				if !slices.ContainsFunc(record.Payloads(), func(p record.Payload) bool { return string(p.Kind()) == k }) {
-					return usage("there is no kind %q; docs/records.md lists them", k)
+					return newUsageError("there is no kind %q; docs/records.md lists them", k)
 				}
 				o.Kinds = append(o.Kinds, record.Kind(k))
 			}
@@ -214,7 +214,7 @@ func newTraceShowCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			o.Colour = colours(a, a.stdout)
+			o.Colour = wantsColour(a, a.stdout)
 			if a.terminal(a.stdout) {
 				columns, _ := a.size()
 				o.Wrap = func(line, indent string) []string { return ui.WrapWords(line, columns-1, indent) }
@@ -222,7 +222,7 @@ func newTraceShowCommand(a *app) *cobra.Command {
 			ctx := cmd.Context()
 			if follow {
 				var stop func()
-				ctx, _, _, stop = interruptible(ctx, a.listen(), func(string) {}, a.exit)
+				ctx, _, _, stop = handleInterrupts(ctx, a.takeSignals(), func(string) {}, a.exit)
 				defer stop()
 				o.Again = func() bool { return waitForRecords(ctx) }
 			}
@@ -234,7 +234,7 @@ func newTraceShowCommand(a *app) *cobra.Command {
 				return interrupted
 			}
 			if over.Damage != "" {
-				return cmp.Or(damaged(a.stderr, over), exitWith(runner.ExitFailed))
+				return cmp.Or(reportDamage(a.stderr, over), exitWith(runner.ExitFailed))
 			}
 			return nil
 		},
@@ -288,7 +288,7 @@ func newTracePruneCommand(a *app) *cobra.Command {
 			if keep != "" {
 				t, err := config.ParseDuration(keep)
 				if err != nil {
-					return usage("--keep: %v", err)
+					return newUsageError("--keep: %v", err)
 				}
 				time = &t
 			}
@@ -297,7 +297,7 @@ func newTracePruneCommand(a *app) *cobra.Command {
 				return err
 			}
 			report, err := sessiondir.Prune(cmd.Context(), pruneOptions(state, time, dry))
-			shown := errors.Join(showPrunedSessions(a, report, dry, asJSON), told(a.stderr, err))
+			shown := errors.Join(showPrunedSessions(a, report, dry, asJSON), showErrors(a.stderr, err))
 			if shown == nil && err != nil {
 				return exitWith(runner.ExitFailed)
 			}
@@ -315,8 +315,8 @@ func pruneOptions(state string, keep *config.Duration, dry bool) sessiondir.Prun
 	return sessiondir.PruneOptions{StateDir: filepath.Clean(state), Keep: time.Duration(*keep), DryRun: dry}
 }
 
-// told writes errors of things that went on.
-func told(w io.Writer, err error) error {
+// showErrors writes errors of things that went on.
+func showErrors(w io.Writer, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -337,7 +337,7 @@ func showPrunedSessions(a *app, r sessiondir.PruneReport, dry, asJSON bool) erro
 		errs = append(errs, err)
 	}
 	for _, l := range r.Left {
-		_, err := fmt.Fprintf(a.stdout, "left  %s  %s\n", l.Session, tidy(l.Why))
+		_, err := fmt.Fprintf(a.stdout, "left  %s  %s\n", l.Session, makeSafeLine(l.Why))
 		errs = append(errs, err)
 	}
 	if len(r.Pruned)+len(r.Left) == 0 {

@@ -39,7 +39,7 @@ func newTraceExportCommand(a *app) *cobra.Command {
 				"jsonl": trace.Lines, "json": trace.JSON, "atif": trace.ATIF,
 			}[format]
 			if !ok {
-				return usage("there is no format %q; there are jsonl, json and atif", format)
+				return newUsageError("there is no format %q; there are jsonl, json and atif", format)
 			}
 			return exportTrace(a, cmd, args, path, write)
 		},
@@ -80,7 +80,7 @@ func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write f
 		return err
 	}
 	if over.Damage != "" {
-		err = damaged(a.stderr, over)
+		err = reportDamage(a.stderr, over)
 	}
 	if safe.Changed() {
 		_, told := fmt.Fprintln(a.stderr, "caisson: keys that are in these records were left out of the export; their hash chain doesn't hold in it")
@@ -92,7 +92,7 @@ func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write f
 // knownSecrets are the keys that the environment and the configuration name. A
 // configuration that can't be read has none.
 func knownSecrets(a *app) []redact.Secret {
-	all := secrets(a.environ, config.SelectedModel{})
+	all := environSecrets(a.environ, config.SelectedModel{})
 	conf, err := loadConfig(a.deps, a.environ, config.File{}, "", nil)
 	if err != nil {
 		return append(all, urlSecrets(a.environ, &config.Config{})...)
@@ -100,7 +100,7 @@ func knownSecrets(a *app) []redact.Secret {
 	all = append(all, urlSecrets(a.environ, &conf)...)
 	for _, m := range conf.Models {
 		if m.APIKeyEnv != nil {
-			all = append(all, secrets(a.environ, config.SelectedModel{KeyEnv: *m.APIKeyEnv})...)
+			all = append(all, environSecrets(a.environ, config.SelectedModel{KeyEnv: *m.APIKeyEnv})...)
 		}
 	}
 	return all
@@ -146,7 +146,7 @@ func newTraceVerifyCommand(a *app) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var list []trace.Session
 			if all && len(args) > 0 {
-				return usage("a session or --all, not both")
+				return newUsageError("a session or --all, not both")
 			}
 			if all {
 				state, err := traceState(a.environ)
@@ -182,7 +182,7 @@ func verifySessions(a *app, list []trace.Session, asJSON bool) error {
 			return err
 		}
 		if err != nil {
-			v.Damage = failure(err).Cause
+			v.Damage = describeError(err).Cause
 		}
 		if !v.OK {
 			status = runner.ExitFailed
@@ -203,9 +203,9 @@ func verifySessions(a *app, list []trace.Session, asJSON bool) error {
 }
 
 func verdictText(v trace.Verdict) string {
-	text := fmt.Sprintf("%s  ok: %d records", tidy(v.Session), v.Records)
+	text := fmt.Sprintf("%s  ok: %d records", makeSafeLine(v.Session), v.Records)
 	if !v.OK {
-		text = fmt.Sprintf("%s  CHANGED: %s (%d good records before)", tidy(v.Session), tidy(v.Damage), v.Records)
+		text = fmt.Sprintf("%s  CHANGED: %s (%d good records before)", makeSafeLine(v.Session), makeSafeLine(v.Damage), v.Records)
 	}
 	if v.Omitted > 0 {
 		text += fmt.Sprintf(", %d removed after their time", v.Omitted)

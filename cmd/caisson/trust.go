@@ -42,9 +42,9 @@ func newTrustCommand(a *app) *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) > 1:
-				return usage("trust takes one folder, got %d arguments", len(args))
+				return newUsageError("trust takes one folder, got %d arguments", len(args))
 			case list && (len(args) > 0 || dryRun):
-				return usage("--list goes with no folder and no --dry-run")
+				return newUsageError("--list goes with no folder and no --dry-run")
 			}
 			if err := needState(a.environ); err != nil {
 				return err
@@ -52,7 +52,7 @@ func newTrustCommand(a *app) *cobra.Command {
 			if list {
 				return listTrusted(a, asJSON)
 			}
-			return trust(a, first(args), dryRun, asJSON)
+			return trustWorkspace(a, firstArgument(args), dryRun, asJSON)
 		},
 	}
 	cmd.Flags().SortFlags = false
@@ -73,19 +73,19 @@ func newUntrustCommand(a *app) *cobra.Command {
 		Example: "  caisson untrust\n  caisson untrust /home/me/old",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return usage("untrust takes one folder, got %d arguments", len(args))
+				return newUsageError("untrust takes one folder, got %d arguments", len(args))
 			}
 			if err := needState(a.environ); err != nil {
 				return err
 			}
-			return untrust(a, first(args), asJSON)
+			return untrustWorkspace(a, firstArgument(args), asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	return cmd
 }
 
-func trust(a *app, folder string, dryRun, asJSON bool) error {
+func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 	w, err := workspaceFor(a.environ, folder)
 	if err != nil {
 		return err
@@ -114,7 +114,7 @@ func trust(a *app, folder string, dryRun, asJSON bool) error {
 		if err := warnCorrupt(a, err); err != nil {
 			return err
 		}
-	} else if err := storeTrust(a, store.As(author(a, "caisson trust")), w.Path, own.files); err != nil {
+	} else if err := storeTrust(a, store.As(newAuthor(a, "caisson trust")), w.Path, own.files); err != nil {
 		return err
 	}
 	if asJSON {
@@ -169,7 +169,7 @@ func showTrust(out io.Writer, a trustedAnswer, dryRun bool) error {
 	return errors.Join(errs...)
 }
 
-func untrust(a *app, folder string, asJSON bool) error {
+func untrustWorkspace(a *app, folder string, asJSON bool) error {
 	path, err := namedWorkspace(a.environ, folder)
 	if err != nil {
 		return err
@@ -180,7 +180,7 @@ func untrust(a *app, folder string, asJSON bool) error {
 			return err
 		}
 	}
-	was, err := store.As(author(a, "caisson untrust")).Remove(path)
+	was, err := store.As(newAuthor(a, "caisson untrust")).Remove(path)
 	if err != nil {
 		return stateProblem(err)
 	}
@@ -246,7 +246,7 @@ func warnCorrupt(a *app, err error) error {
 		}
 		return stateProblem(err)
 	}
-	report(a, &runner.Error{Problem: record.Problem{
+	reportError(a, &runner.Error{Problem: record.Problem{
 		Cause: corrupt.Error(), Mend: "It counts as empty. Look at what was moved aside, and answer again.",
 	}})
 	return nil

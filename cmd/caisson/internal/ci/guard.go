@@ -166,7 +166,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 	if s.out.closed {
 		return len(p), nil
 	}
-	text, n := s.out.scan.escape(p, s.json)
+	text, n := s.out.scan.escapeText(p, s.json)
 	switch {
 	case s.exact:
 		text = p

@@ -38,9 +38,9 @@ func (s *scanner) startLine() { *s = scanner{blank: true, wrote: true} }
 
 func (s *scanner) atLineStart() bool { return !s.inLine }
 
-// escape returns text with its markers escaped, and how many there were. In JSON
+// escapeText returns text with its markers escaped, and how many there were. In JSON
 // each "::" and "##" is one; there the escape means the same to a parser.
-func (s *scanner) escape(text []byte, json bool) ([]byte, int) {
+func (s *scanner) escapeText(text []byte, json bool) ([]byte, int) {
 	var out []byte // nil while nothing is changed
 	n, done := 0, 0
 	for i, c := range text {

@@ -15,7 +15,7 @@ func filled(v reflect.Value, n int64) {
 		v.Set(reflect.New(v.Type().Elem()))
 		filled(v.Elem(), n)
 	case reflect.Struct:
-		for _, f := range fields(v.Type()) {
+		for _, f := range fieldsOf(v.Type()) {
 			filled(v.FieldByIndex(f.index), n)
 		}
 	case reflect.Map:
@@ -44,14 +44,14 @@ func filled(v reflect.Value, n int64) {
 func TestOverTakesEveryKey(t *testing.T) {
 	var full File
 	filled(reflect.ValueOf(&full).Elem(), 7)
-	want := flatten(full)
+	want := listValues(full)
 	if len(want) < 60 {
 		t.Fatalf("only %d keys are filled", len(want))
 	}
-	if diff := cmp.Diff(want, flatten(File{}.Over(full))); diff != "" {
+	if diff := cmp.Diff(want, listValues(File{}.Over(full))); diff != "" {
 		t.Errorf("(-set +taken):\n%s", diff)
 	}
-	if diff := cmp.Diff(want, flatten(full.Over(File{}))); diff != "" {
+	if diff := cmp.Diff(want, listValues(full.Over(File{}))); diff != "" {
 		t.Errorf("an empty layer changes something (-set +kept):\n%s", diff)
 	}
 }
@@ -86,5 +86,5 @@ func TestEveryCapLowers(t *testing.T) {
 
 // lower tightens v to a cap of the same type.
 func lower[T any](v *T, limit T) {
-	tighten(reflect.ValueOf(v).Elem(), reflect.ValueOf(limit))
+	tightenValue(reflect.ValueOf(v).Elem(), reflect.ValueOf(limit))
 }

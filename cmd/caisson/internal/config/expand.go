@@ -31,17 +31,17 @@ func expandNode(n ast.Node, getenv func(string) (string, bool)) error {
 	case *ast.AnchorNode:
 		return expandNode(n.Value, getenv)
 	case *ast.StringNode:
-		text, err := expand(n.Value, getenv)
+		text, err := expandText(n.Value, getenv)
 		if err != nil {
-			return placed(n, err)
+			return errorAt(n, err)
 		}
 		n.Value = text
 	}
 	return nil
 }
 
-// expand replaces the references in one string. "$" without a brace is itself.
-func expand(s string, getenv func(string) (string, bool)) (string, error) {
+// expandText replaces the references in one string. "$" without a brace is itself.
+func expandText(s string, getenv func(string) (string, bool)) (string, error) {
 	var b strings.Builder
 	for {
 		before, rest, found := strings.Cut(s, "${")

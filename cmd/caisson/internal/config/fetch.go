@@ -31,14 +31,14 @@ func (r *FetchRules) setText(text string) error {
 	return nil
 }
 
-// narrow makes f no wider than the bounds of where. Its error is an [Error].
-func (f *Fetch) narrow(where string, b FetchBounds) error {
+// narrowTo makes f no wider than the bounds of where. Its error is an [Error].
+func (f *Fetch) narrowTo(where string, b FetchBounds) error {
 	if b.Allow != nil {
-		own, err := rules("fetch.allow", f.Allow)
+		own, err := parseRules("fetch.allow", f.Allow)
 		if err != nil {
 			return err
 		}
-		most, err := rules(where+": fetch.allow", b.Allow)
+		most, err := parseRules(where+": fetch.allow", b.Allow)
 		if err != nil {
 			return err
 		}
@@ -55,12 +55,12 @@ func (f *Fetch) narrow(where string, b FetchBounds) error {
 			}
 		}
 	}
-	tighten(reflect.ValueOf(&f.FetchLimits).Elem(), reflect.ValueOf(b.FetchLimits))
+	tightenValue(reflect.ValueOf(&f.FetchLimits).Elem(), reflect.ValueOf(b.FetchLimits))
 	return nil
 }
 
-// rules reads an allowlist.
-func rules(where string, list []string) ([]fetch.Rule, error) {
+// parseRules reads an allowlist.
+func parseRules(where string, list []string) ([]fetch.Rule, error) {
 	out := make([]fetch.Rule, 0, len(list))
 	for _, s := range list {
 		r, err := fetch.ParseRule(s)
@@ -75,21 +75,21 @@ func rules(where string, list []string) ([]fetch.Rule, error) {
 // FetchOptions gives what the fetch tool may reach, checked.
 func (c *Config) FetchOptions() (runner.FetchOptions, error) {
 	o, err := c.fetchOptions()
-	return o, c.locate(err)
+	return o, c.addPlace(err)
 }
 
 func (c *Config) fetchOptions() (runner.FetchOptions, error) {
 	in := c.Fetch
 	o := runner.FetchOptions{
-		MaxBytes: int64(value(in.MaxBytes, 0)), Timeout: time.Duration(value(in.Timeout, 0)), Egress: limits.DefaultEgressBudget(),
+		MaxBytes: int64(valueOr(in.MaxBytes, 0)), Timeout: time.Duration(valueOr(in.Timeout, 0)), Egress: limits.DefaultEgressBudget(),
 	}
-	o.Egress.Bytes = int64(value(in.SessionBytes, Size(o.Egress.Bytes)))
-	o.Egress.Hosts = int64(value(in.SessionHosts, Count(o.Egress.Hosts)))
+	o.Egress.Bytes = int64(valueOr(in.SessionBytes, Size(o.Egress.Bytes)))
+	o.Egress.Hosts = int64(valueOr(in.SessionHosts, Count(o.Egress.Hosts)))
 	var err error
-	if o.Allow, err = rules("fetch.allow", in.Allow); err != nil {
+	if o.Allow, err = parseRules("fetch.allow", in.Allow); err != nil {
 		return o, err
 	}
-	if o.Private, err = in.networks(o.Allow); err != nil {
+	if o.Private, err = in.parseNetworks(o.Allow); err != nil {
 		return o, err
 	}
 	if in.Proxy != nil {
@@ -102,11 +102,11 @@ func (c *Config) fetchOptions() (runner.FetchOptions, error) {
 	return o, nil
 }
 
-// networks reads Private. A host that no rule allows is a mistake: its entry
+// parseNetworks reads Private. A host that no rule allows is a mistake: its entry
 // would do nothing.
-func (f Fetch) networks(allow []fetch.Rule) (map[string][]netip.Prefix, error) {
+func (f Fetch) parseNetworks(allow []fetch.Rule) (map[string][]netip.Prefix, error) {
 	out := map[string][]netip.Prefix{}
-	for _, host := range sorted(f.Private) {
+	for _, host := range sortedKeys(f.Private) {
 		where := "fetch.private." + host
 		at := slices.IndexFunc(allow, func(r fetch.Rule) bool { return r.IsFor(host) })
 		if at < 0 {

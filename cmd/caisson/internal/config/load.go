@@ -65,11 +65,11 @@ func (s Source) String() string { return strings.TrimSpace(s.Name + " " + s.Path
 // Load reads all layers. Its errors are [Error]s.
 func Load(o Options) (Config, error) {
 	c := Config{origins: map[string]string{}}
-	getenv := lookup(o.Environ)
+	getenv := newLookup(o.Environ)
 	if home, _ := getenv("HOME"); filepath.IsAbs(home) {
 		c.home = home
 	}
-	c.lay(builtin(), Source{Name: "built-in"})
+	c.addLayer(builtinFile(), Source{Name: "built-in"})
 	if err := c.loadUser(o, getenv); err != nil {
 		return Config{}, err
 	}
@@ -84,33 +84,33 @@ func Load(o Options) (Config, error) {
 		return Config{}, err
 	}
 	if found {
-		c.lay(env, Source{Name: "environment"})
+		c.addLayer(env, Source{Name: "environment"})
 	}
-	c.lay(o.Flags, Source{Name: "flags"})
+	c.addLayer(o.Flags, Source{Name: "flags"})
 	c.nameSettings()
 	c.File = c.Over(o.Asked)
-	for _, v := range flatten(o.Asked) {
+	for _, v := range listValues(o.Asked) {
 		c.origins[v.Key] = "client"
 	}
 	c.asksOnPrompt = env.OnPrompt != nil || o.Flags.OnPrompt != nil
 	if err := c.loadRequirements(o, getenv); err != nil {
 		return Config{}, err
 	}
-	before := flatten(c.File)
-	if err := c.check(); err != nil {
-		return Config{}, c.locate(err)
+	before := listValues(c.File)
+	if err := c.checkValues(); err != nil {
+		return Config{}, c.addPlace(err)
 	}
-	c.note(before, "requirements")
+	c.noteChanges(before, "requirements")
 	if c.Requirements.Mode == nil && c.origins["mode"] == "requirements" {
 		c.origins["mode"] = "built-in" // it has no value before the requirements are known
 	}
 	return c, nil
 }
 
-// lay puts a layer over what is there.
-func (c *Config) lay(f File, from Source) {
+// addLayer puts a layer over what is there.
+func (c *Config) addLayer(f File, from Source) {
 	c.File = c.Over(f)
-	for _, v := range flatten(f) {
+	for _, v := range listValues(f) {
 		c.origins[v.Key] = from.String()
 	}
 	c.Sources = append(c.Sources, from)
@@ -134,13 +134,13 @@ func (c *Config) nameSettings() {
 	}
 }
 
-// note says of what is not as it was before that it came from a layer.
-func (c *Config) note(before []Value, from string) {
+// noteChanges says of what is not as it was before that it came from a layer.
+func (c *Config) noteChanges(before []Value, from string) {
 	was := map[string]string{}
 	for _, v := range before {
 		was[v.Key] = v.Text
 	}
-	for _, v := range flatten(c.File) {
+	for _, v := range listValues(c.File) {
 		if text, there := was[v.Key]; !there || text != v.Text {
 			c.origins[v.Key] = from
 		}
@@ -157,12 +157,12 @@ func (c *Config) loadProject(o Options) error {
 	if err != nil {
 		return err
 	}
-	before := flatten(c.File)
+	before := listValues(c.File)
 	if err := c.tightenBy(p); err != nil {
 		return err
 	}
 	from := Source{Name: "project", Path: o.Project.Path, SHA256: o.Project.SHA256()}
-	c.note(before, from.String())
+	c.noteChanges(before, from.String())
 	c.Sources = append(c.Sources, from)
 	return nil
 }
@@ -192,7 +192,7 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 			return &Error{Where: o.Path, Message: "profile " + name + " holds profiles of its own", Mend: "profiles don't nest"}
 		}
 	}
-	c.lay(user, Source{"user", o.Path, hash(text)})
+	c.addLayer(user, Source{"user", o.Path, hashHex(text)})
 	return nil
 }
 
@@ -208,7 +208,7 @@ func (c *Config) loadProfile(o Options) error {
 		}
 		return &Error{Where: o.Path, Message: "there is no profile " + o.Profile + "; " + have, Mend: "name one of these, or add it under profiles:"}
 	}
-	c.lay(p, Source{Name: "profile", Path: o.Profile})
+	c.addLayer(p, Source{Name: "profile", Path: o.Profile})
 	return nil
 }
 
@@ -232,15 +232,15 @@ func (c *Config) loadRequirements(o Options, getenv func(string) (string, bool))
 		return err
 	}
 	c.required = layerText{o.Requirements, text}
-	c.Sources = append(c.Sources, Source{"requirements", o.Requirements, hash(text)})
+	c.Sources = append(c.Sources, Source{"requirements", o.Requirements, hashHex(text)})
 	return nil
 }
 
 // MaxConcurrency bounds the tool calls of a session that run at once.
 const MaxConcurrency = 64
 
-// check refuses values that no flag can have, wherever they came from.
-func (c *Config) check() error {
+// checkValues refuses values that no flag can have, wherever they came from.
+func (c *Config) checkValues() error {
 	if err := checkWords("", reflect.ValueOf(c.File)); err != nil {
 		return err
 	}
@@ -250,12 +250,12 @@ func (c *Config) check() error {
 	if c.Concurrency != nil && *c.Concurrency > MaxConcurrency {
 		return &Error{Where: "concurrency", Message: fmt.Sprintf("%d tool calls at once are more than %d", *c.Concurrency, MaxConcurrency)}
 	}
-	for _, v := range flatten(File{Programs: c.Programs}) {
+	for _, v := range listValues(File{Programs: c.Programs}) {
 		if !filepath.IsAbs(v.Text) {
 			return &Error{Where: v.Key, Message: v.Text + " is no absolute path"}
 		}
 	}
-	return c.tighten()
+	return c.applyRequirements()
 }
 
 // FromEnviron reads the CAISSON_… variables among NAME=value strings. A name
@@ -285,7 +285,7 @@ func FromEnviron(environ, others []string) (File, bool, error) {
 	return f, found, nil
 }
 
-func lookup(environ []string) func(string) (string, bool) {
+func newLookup(environ []string) func(string) (string, bool) {
 	vars := map[string]string{}
 	for _, e := range environ {
 		if name, value, ok := strings.Cut(e, "="); ok {
@@ -298,7 +298,7 @@ func lookup(environ []string) func(string) (string, bool) {
 	}
 }
 
-func hash(text []byte) string {
+func hashHex(text []byte) string {
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:])
 }

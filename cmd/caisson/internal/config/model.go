@@ -42,12 +42,12 @@ type SelectedModel struct {
 // SelectModel gives the model that the settings name. environ holds the keys.
 func (c *Config) SelectModel(environ []string) (SelectedModel, error) {
 	m, err := c.selectModel(environ)
-	return m, c.locate(err)
+	return m, c.addPlace(err)
 }
 
 func (c *Config) selectModel(environ []string) (SelectedModel, error) {
-	getenv := lookup(environ)
-	name := value(c.Model, "")
+	getenv := newLookup(environ)
+	name := valueOr(c.Model, "")
 	if name == "" {
 		_, key := getenv("OPENAI_API_KEY")
 		_, base := getenv("OPENAI_BASE_URL")
@@ -68,8 +68,8 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 		m = Model{Provider: &provider, Model: &model}
 	}
 	out := SelectedModel{
-		Provider: value(m.Provider, "openai"), Name: value(m.Model, ""), Price: m.Price,
-		MaxOutputTokens: int64(value(m.MaxOutputTokens, 0)), ContextWindow: int64(value(m.ContextWindow, 0)),
+		Provider: valueOr(m.Provider, "openai"), Name: valueOr(m.Model, ""), Price: m.Price,
+		MaxOutputTokens: int64(valueOr(m.MaxOutputTokens, 0)), ContextWindow: int64(valueOr(m.ContextWindow, 0)),
 	}
 	if m.Temperature != nil {
 		out.Temperature = new(float64(*m.Temperature))
@@ -77,7 +77,7 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 	if m.MaxRetries != nil {
 		out.MaxRetries = new(int(*m.MaxRetries))
 	}
-	out.MaxRetryDelay, out.HeaderTimeout, out.IdleTimeout = time.Duration(value(m.MaxRetryDelay, 0)), time.Duration(value(m.HeaderTimeout, 0)), time.Duration(value(m.IdleTimeout, 0))
+	out.MaxRetryDelay, out.HeaderTimeout, out.IdleTimeout = time.Duration(valueOr(m.MaxRetryDelay, 0)), time.Duration(valueOr(m.HeaderTimeout, 0)), time.Duration(valueOr(m.IdleTimeout, 0))
 	if out.Name == "" {
 		return out, &Error{Where: "models." + name, Message: "the profile names no model", Mend: "add model: to it"}
 	}
@@ -102,8 +102,8 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 		}
 	}
 	base, _ := getenv("OPENAI_BASE_URL")
-	out.BaseURL = value(m.BaseURL, base)
-	out.KeyEnv = value(m.APIKeyEnv, "OPENAI_API_KEY")
+	out.BaseURL = valueOr(m.BaseURL, base)
+	out.KeyEnv = valueOr(m.APIKeyEnv, "OPENAI_API_KEY")
 	// A profile with an address of its own and no key of its own does not get
 	// OpenAI's key: it would hand the key to another server.
 	if m.BaseURL == nil || m.APIKeyEnv != nil {

@@ -40,8 +40,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.Where, e.Line, e.Column, e.Message)
 }
 
-// placed gives an error the place of a node; parse adds the file.
-func placed(n ast.Node, err error) error {
+// errorAt gives an error the place of a node; parse adds the file.
+func errorAt(n ast.Node, err error) error {
 	e := &Error{Message: err.Error()}
 	if t := n.GetToken(); t != nil && t.Position != nil {
 		e.Line, e.Column = t.Position.Line, t.Position.Column
@@ -71,7 +71,7 @@ func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst 
 	}
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {
-		return located(name, err)
+		return errorInFile(name, err)
 	}
 	var body ast.Node
 	for _, doc := range file.Docs {
@@ -79,7 +79,7 @@ func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst 
 			continue
 		}
 		if body != nil {
-			return located(name, placed(doc.Body, errors.New("a second document; a configuration file holds one")))
+			return errorInFile(name, errorAt(doc.Body, errors.New("a second document; a configuration file holds one")))
 		}
 		body = doc.Body
 	}
@@ -87,14 +87,14 @@ func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst 
 		return nil
 	}
 	if err := prepare(body); err != nil {
-		return located(name, err)
+		return errorInFile(name, err)
 	}
-	return located(name, yaml.NodeToValue(body, dst, yaml.Strict()))
+	return errorInFile(name, yaml.NodeToValue(body, dst, yaml.Strict()))
 }
 
-// located turns an error of the YAML library, or one of ours, into an [Error]
+// errorInFile turns an error of the YAML library, or one of ours, into an [Error]
 // with its file.
-func located(name string, err error) error {
+func errorInFile(name string, err error) error {
 	if err == nil {
 		return nil
 	}

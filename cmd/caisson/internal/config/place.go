@@ -15,16 +15,16 @@ type layerText struct {
 	text []byte
 }
 
-// locate adds to an error about a setting where it stands in a file, or names the
+// addPlace adds to an error about a setting where it stands in a file, or names the
 // flag or variable that it came from.
-func (c *Config) locate(err error) error {
+func (c *Config) addPlace(err error) error {
 	e, ok := errors.AsType[*Error](err)
 	if !ok || e.Line != 0 {
 		return err
 	}
 	file, key := c.user, e.Where
 	rest, required := strings.CutPrefix(key, "requirements.")
-	origin := c.origin(key)
+	origin := c.originOf(key)
 	name, profile := strings.CutPrefix(origin, "profile ")
 	switch {
 	case required:
@@ -32,7 +32,7 @@ func (c *Config) locate(err error) error {
 	case profile:
 		key = joinKey("profiles", name) + "." + key
 	case !strings.HasPrefix(origin, "user "):
-		e.Where = cmp.Or(c.given(key), e.Where)
+		e.Where = cmp.Or(c.givenName(key), e.Where)
 		return err
 	}
 	if line, column := findKey(file.text, key); line > 0 {
@@ -41,9 +41,9 @@ func (c *Config) locate(err error) error {
 	return err
 }
 
-// given returns the flag or variable that a setting came from, "" where it came
+// givenName returns the flag or variable that a setting came from, "" where it came
 // from elsewhere.
-func (c *Config) given(key string) string {
+func (c *Config) givenName(key string) string {
 	for _, prefix := range []string{fromFlag, fromVariable} {
 		if name, ok := strings.CutPrefix(c.origins[key], prefix); ok {
 			return name
@@ -52,12 +52,12 @@ func (c *Config) given(key string) string {
 	return ""
 }
 
-// origin returns where a setting came from, or the first of those below it.
-func (c *Config) origin(key string) string {
+// originOf returns where a setting came from, or the first of those below it.
+func (c *Config) originOf(key string) string {
 	if origin, ok := c.origins[key]; ok {
 		return origin
 	}
-	for _, below := range sorted(c.origins) {
+	for _, below := range sortedKeys(c.origins) {
 		if strings.HasPrefix(below, key+".") && c.origins[below] != "built-in" {
 			return c.origins[below]
 		}

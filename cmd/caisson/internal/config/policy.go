@@ -11,9 +11,9 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// over lays a policy over another, key by key. One that names a preset starts
+// overlaidBy lays a policy over another, key by key. One that names a preset starts
 // anew: of what lies below it only the denials are kept, because they win.
-func (p *Policy) over(upper *Policy) *Policy {
+func (p *Policy) overlaidBy(upper *Policy) *Policy {
 	switch {
 	case upper == nil:
 		return p
@@ -22,17 +22,17 @@ func (p *Policy) over(upper *Policy) *Policy {
 	}
 	lower := *p
 	if upper.Preset != nil {
-		lower = Policy{RelaxedModes: denials(p.RelaxedModes), PolicyRules: PolicyRules{
-			Default: denials(p.Default), Tools: denials(p.Tools), DangerousCommands: p.DangerousCommands,
+		lower = Policy{RelaxedModes: keepDenials(p.RelaxedModes), PolicyRules: PolicyRules{
+			Default: keepDenials(p.Default), Tools: keepDenials(p.Tools), DangerousCommands: p.DangerousCommands,
 		}}
 	}
 	out := lower
-	overlay(reflect.ValueOf(&out).Elem(), reflect.ValueOf(*upper))
+	overlayValue(reflect.ValueOf(&out).Elem(), reflect.ValueOf(*upper))
 	out.DangerousCommands = slices.Concat(lower.DangerousCommands, upper.DangerousCommands)
 	return &out
 }
 
-func denials(modes map[string]string) map[string]string {
+func keepDenials(modes map[string]string) map[string]string {
 	kept := maps.Clone(modes)
 	maps.DeleteFunc(kept, func(_, mode string) bool { return mode != string(policy.ModeDeny) })
 	return kept
@@ -41,11 +41,11 @@ func denials(modes map[string]string) map[string]string {
 // ToolPolicy gives the policy. Without a preset of the user's, preset counts.
 func (c *Config) ToolPolicy(preset string) (policy.Policy, error) {
 	p, err := c.toolPolicy(preset)
-	return p, c.locate(err)
+	return p, c.addPlace(err)
 }
 
 func (c *Config) toolPolicy(preset string) (policy.Policy, error) {
-	p, err := c.Policy.build(preset, c.home)
+	p, err := c.Policy.toolPolicy(preset, c.home)
 	if err != nil {
 		return p, err
 	}
@@ -54,14 +54,14 @@ func (c *Config) toolPolicy(preset string) (policy.Policy, error) {
 		// prompts, and not ci's refusals.
 		p.NoPrompts = false
 	}
-	p.Tighten = append(p.Tighten, c.Project.Policy.policies()...)
+	p.Tighten = append(p.Tighten, c.Project.Policy.tighteningLayers()...)
 	if r := c.Requirements.Policy; r != nil {
 		if r.Preset != nil {
 			if _, err := policy.Preset(*r.Preset); err != nil {
 				return p, &Error{Where: "requirements.policy.preset", Message: err.Error()}
 			}
 		}
-		p.Tighten = append(p.Tighten, r.tightening("requirements")...)
+		p.Tighten = append(p.Tighten, r.tighteningLayers("requirements")...)
 	}
 	if err := p.Validate(); err != nil {
 		return p, &Error{Where: "policy", Message: strings.TrimPrefix(err.Error(), "check policy: ")}
@@ -69,7 +69,7 @@ func (c *Config) toolPolicy(preset string) (policy.Policy, error) {
 	return p, nil
 }
 
-func (p *Policy) build(preset, home string) (policy.Policy, error) {
+func (p *Policy) toolPolicy(preset, home string) (policy.Policy, error) {
 	if p != nil && p.Preset != nil {
 		preset = *p.Preset
 	}
@@ -80,7 +80,7 @@ func (p *Policy) build(preset, home string) (policy.Policy, error) {
 		}
 		return base, err
 	}
-	rules := p.rules()
+	rules := p.ownRules()
 	for class, mode := range rules.Classes {
 		base.Classes[class] = mode
 		delete(base.Sandboxed, class) // what the user wrote is not milder in the sandbox
@@ -92,9 +92,9 @@ func (p *Policy) build(preset, home string) (policy.Policy, error) {
 	return base, err
 }
 
-// tightening gives a policy as layers that tighten: its preset, then its own
+// tighteningLayers gives a policy as layers that tighten: its preset, then its own
 // entries. What they don't speak of stays as mild as it is.
-func (p *Policy) tightening(name string) []policy.Policy {
+func (p *Policy) tighteningLayers(name string) []policy.Policy {
 	var layers []policy.Policy
 	if p.Preset != nil {
 		if base, err := policy.Preset(*p.Preset); err == nil {
@@ -102,7 +102,7 @@ func (p *Policy) tightening(name string) []policy.Policy {
 			layers = append(layers, base)
 		}
 	}
-	stricter := p.rules()
+	stricter := p.ownRules()
 	stricter.Name = name
 	for _, class := range []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork} {
 		if _, ok := stricter.Classes[class]; !ok {
@@ -112,15 +112,15 @@ func (p *Policy) tightening(name string) []policy.Policy {
 	return append(layers, stricter)
 }
 
-// rules gives the policy's own entries, without its preset.
-func (p *Policy) rules() policy.Policy {
+// ownRules gives the policy's own entries, without its preset.
+func (p *Policy) ownRules() policy.Policy {
 	return policy.Policy{
-		Classes: modes[tools.Class](p.Default), Tools: modes[string](p.Tools), Dangerous: p.DangerousCommands,
-		RelaxedWorkspaces: p.RelaxedWorkspaces, RelaxedModes: modes[tools.Class](p.RelaxedModes),
+		Classes: convertModes[tools.Class](p.Default), Tools: convertModes[string](p.Tools), Dangerous: p.DangerousCommands,
+		RelaxedWorkspaces: p.RelaxedWorkspaces, RelaxedModes: convertModes[tools.Class](p.RelaxedModes),
 	}
 }
 
-func modes[K ~string](in map[string]string) map[K]policy.Mode {
+func convertModes[K ~string](in map[string]string) map[K]policy.Mode {
 	out := make(map[K]policy.Mode, len(in))
 	for k, v := range in {
 		out[K(k)] = policy.Mode(v)

@@ -17,7 +17,7 @@ func TestPresetAboveKeepsDenialsAlone(t *testing.T) {
 		Preset: new("default"), Default: map[string]string{"network": "deny", "write": "auto"}, Tools: map[string]string{"shell": "auto", "delete_file": "deny"},
 		DangerousCommands: []string{"terraform destroy"},
 	}}
-	got := user.over(&Policy{PolicyRules: PolicyRules{Preset: new("strict")}})
+	got := user.overlaidBy(&Policy{PolicyRules: PolicyRules{Preset: new("strict")}})
 	want := &Policy{PolicyRules: PolicyRules{
 		Preset: new("strict"), Default: map[string]string{"network": "deny"}, Tools: map[string]string{"delete_file": "deny"}, DangerousCommands: []string{"terraform destroy"},
 	}}
@@ -25,7 +25,7 @@ func TestPresetAboveKeepsDenialsAlone(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	// A profile that names no preset adds to what is there, key by key.
-	got = user.over(&Policy{PolicyRules: PolicyRules{Tools: map[string]string{"shell": "prompt"}}})
+	got = user.overlaidBy(&Policy{PolicyRules: PolicyRules{Tools: map[string]string{"shell": "prompt"}}})
 	if got.Tools["shell"] != "prompt" || got.Tools["delete_file"] != "deny" || *got.Preset != "default" || len(got.RelaxedWorkspaces) != 1 {
 		t.Errorf("%+v", got)
 	}

@@ -37,7 +37,7 @@ type ProjectFile struct {
 }
 
 // SHA256 is the hash of the bytes.
-func (p ProjectFile) SHA256() string { return hash(p.Text) }
+func (p ProjectFile) SHA256() string { return hashHex(p.Text) }
 
 // ParseProject reads a workspace's file. It is strict: a key that would loosen
 // something, or that is not known, is an [Error] with its place.
@@ -77,10 +77,10 @@ func (v *plainVisitor) Visit(n ast.Node) ast.Visitor {
 	}
 	switch n := n.(type) {
 	case *ast.AnchorNode, *ast.AliasNode, *ast.TagNode, *ast.MergeKeyNode:
-		v.err = placed(n, errors.New("anchors, aliases, merges and tags are not taken from a workspace"))
+		v.err = errorAt(n, errors.New("anchors, aliases, merges and tags are not taken from a workspace"))
 	case *ast.StringNode:
 		if strings.Contains(n.Value, "${") {
-			v.err = placed(n, errors.New("a workspace's file takes no values from the environment"))
+			v.err = errorAt(n, errors.New("a workspace's file takes no values from the environment"))
 		}
 	}
 	return v
@@ -104,7 +104,7 @@ func (p Project) check(where string) error {
 		return &Error{Where: where, Message: fmt.Sprintf("%s: %s would loosen, and a workspace can only tighten", key, got), Mend: "write " + only + ", or take the key out"}
 	}
 	for _, k := range keysOf(reflect.TypeFor[Project]()) {
-		order := k.list("tighten")
+		order := k.tagWords("tighten")
 		if order == nil {
 			continue
 		}
@@ -113,20 +113,20 @@ func (p Project) check(where string) error {
 			return loosens(k.name, wordOf(v), strings.Join(stricter, " or "))
 		}
 	}
-	if _, err := rules(where+": fetch.allow", p.Fetch.Allow); err != nil || p.Policy == nil {
+	if _, err := parseRules(where+": fetch.allow", p.Fetch.Allow); err != nil || p.Policy == nil {
 		return err
 	}
 	for _, group := range []struct {
 		key   string
 		modes map[string]string
 	}{{"policy.default", p.Policy.Default}, {"policy.tools", p.Policy.Tools}} {
-		for _, name := range sorted(group.modes) {
+		for _, name := range sortedKeys(group.modes) {
 			if group.modes[name] == string(policy.ModeAuto) {
 				return loosens(group.key+"."+name, "auto", "prompt_once, prompt or deny")
 			}
 		}
 	}
-	for _, layer := range p.Policy.policies() {
+	for _, layer := range p.Policy.tighteningLayers() {
 		if err := layer.Validate(); err != nil {
 			return &Error{Where: where, Message: strings.TrimPrefix(err.Error(), "check policy: ")}
 		}
@@ -142,19 +142,19 @@ func (p Project) check(where string) error {
 // tightenBy lays a workspace's file over the settings below it, where it is
 // stricter. Its policy is kept apart: it holds whatever is laid over it.
 func (c *Config) tightenBy(p Project) error {
-	tighten(reflect.ValueOf(&c.Bounds).Elem(), reflect.ValueOf(p.Bounds))
-	if err := c.Fetch.narrow(ProjectPath, p.Fetch); err != nil {
+	tightenValue(reflect.ValueOf(&c.Bounds).Elem(), reflect.ValueOf(p.Bounds))
+	if err := c.Fetch.narrowTo(ProjectPath, p.Fetch); err != nil {
 		return err
 	}
 	c.Project = p
 	return nil
 }
 
-// policies are the rules as layers that tighten: the preset, and the entries.
-func (p *PolicyRules) policies() []policy.Policy {
+// tighteningLayers are the rules as layers that tighten: the preset, and the entries.
+func (p *PolicyRules) tighteningLayers() []policy.Policy {
 	if p == nil {
 		return nil
 	}
 	full := Policy{PolicyRules: *p}
-	return full.tightening(ProjectPath)
+	return full.tighteningLayers(ProjectPath)
 }

@@ -226,7 +226,7 @@ func TestProjectLowersAlone(t *testing.T) {
 			OnPrompt: new(rapid.SampledFrom(order).Draw(rt, "user's")), Git: new(rapid.SampledFrom([]string{"ro", "commit"}).Draw(rt, "git")),
 			Limits: Limits{Rounds: new(Count(n.Draw(rt, "rounds")))}, Resources: Resources{PIDs: new(Count(n.Draw(rt, "pids")))},
 		}}
-		c := Config{File: builtin().Over(lower)}
+		c := Config{File: builtinFile().Over(lower)}
 		p := Project{Bounds: Bounds{
 			OnPrompt: new(rapid.SampledFrom(order[:2]).Draw(rt, "project's")), Git: new("ro"), Mode: new("overlay"),
 			Limits:    Limits{Rounds: new(Count(n.Draw(rt, "project's rounds"))), Tokens: new(Count(n.Draw(rt, "tokens")))},
@@ -258,7 +258,7 @@ func FuzzProject(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		c := Config{File: builtin(), origins: map[string]string{}}
+		c := Config{File: builtinFile(), origins: map[string]string{}}
 		before, err := c.ToolPolicy("default")
 		if err != nil {
 			t.Fatal(err)

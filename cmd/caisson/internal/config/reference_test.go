@@ -42,7 +42,7 @@ func TestReference(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(referenceHead)
 	defaults := map[string]string{}
-	for _, v := range flatten(builtin()) {
+	for _, v := range listValues(builtinFile()) {
 		defaults[v.Key] = v.Text
 	}
 	user, bounded := map[string]bool{}, map[string]bool{}

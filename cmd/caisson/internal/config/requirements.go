@@ -7,24 +7,24 @@ import (
 	"strings"
 )
 
-// tighten holds the effective settings against the requirements.
-func (c *Config) tighten() error {
+// applyRequirements holds the effective settings against the requirements.
+func (c *Config) applyRequirements() error {
 	r := c.Requirements
-	if err := c.refuse(r); err != nil {
+	if err := c.checkChoices(r); err != nil {
 		return err
 	}
-	tighten(reflect.ValueOf(&c.Bounds).Elem(), reflect.ValueOf(r.Bounds))
+	tightenValue(reflect.ValueOf(&c.Bounds).Elem(), reflect.ValueOf(r.Bounds))
 	if c.Mode == nil {
 		c.Mode = new("bind")
 	}
-	return c.Fetch.narrow("requirements", r.Fetch)
+	return c.Fetch.narrowTo("requirements", r.Fetch)
 }
 
-// refuse reports a choice that the requirements don't allow.
-func (c *Config) refuse(r Requirements) error {
+// checkChoices reports a choice that the requirements don't allow.
+func (c *Config) checkChoices(r Requirements) error {
 	forbidden := func(key, got string) error {
 		return &Error{
-			Where: "requirements", Message: cmp.Or(c.given(key), key) + " " + got + " is not allowed on this machine",
+			Where: "requirements", Message: cmp.Or(c.givenName(key), key) + " " + got + " is not allowed on this machine",
 			Mend: "choose what the administrator's file allows",
 		}
 	}
@@ -40,9 +40,9 @@ func (c *Config) refuse(r Requirements) error {
 		return forbidden("accept_system_workspace", "true")
 	}
 	have, want := reflect.ValueOf(c.Bounds), reflect.ValueOf(r.Bounds)
-	for _, f := range fields(have.Type()) {
+	for _, f := range fieldsOf(have.Type()) {
 		v, bound := have.FieldByIndex(f.index), want.FieldByIndex(f.index)
-		if f.typ == reflect.TypeFor[*string]() && !v.IsNil() && !bound.IsNil() && f.milder(v, bound) {
+		if f.typ == reflect.TypeFor[*string]() && !v.IsNil() && !bound.IsNil() && f.isMilder(v, bound) {
 			return forbidden(f.name, wordOf(v))
 		}
 	}
@@ -58,17 +58,17 @@ func (c *Config) Allowed(backend string) bool {
 // A path counts as it is resolved too: rootfs:/base/../home is not below /base.
 func (c *Config) AllowedImage(image string) bool {
 	return c.Requirements.Images == nil ||
-		slices.ContainsFunc(c.Requirements.Images, func(allowed string) bool { return matches(allowed, image) })
+		slices.ContainsFunc(c.Requirements.Images, func(allowed string) bool { return matchesPattern(allowed, image) })
 }
 
-func matches(pattern, s string) bool {
+func matchesPattern(pattern, s string) bool {
 	if prefix, ok := strings.CutSuffix(pattern, "*"); ok {
 		return strings.HasPrefix(s, prefix)
 	}
 	return pattern == s
 }
 
-func value[T any](v *T, def T) T {
+func valueOr[T any](v *T, def T) T {
 	if v == nil {
 		return def
 	}

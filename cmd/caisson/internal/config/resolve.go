@@ -17,7 +17,7 @@ func (c *Config) SandboxResources() (limits.Resources, error) {
 		OpenFiles: int64(*in.OpenFiles), CommandTime: time.Duration(*in.CommandTime),
 	}
 	if err := r.Validate(); err != nil {
-		return r, c.locate(resourceError(err))
+		return r, c.addPlace(resourceError(err))
 	}
 	return r, nil
 }

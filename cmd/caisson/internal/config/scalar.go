@@ -109,38 +109,38 @@ func ParseNumber(s string) (Number, error) {
 }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (s *Size) UnmarshalYAML(n ast.Node) error { return scalar(s, n, ParseSize) }
+func (s *Size) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(s, n, ParseSize) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (d *Duration) UnmarshalYAML(n ast.Node) error { return scalar(d, n, ParseDuration) }
+func (d *Duration) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(d, n, ParseDuration) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (c *CPUs) UnmarshalYAML(n ast.Node) error { return scalar(c, n, ParseCPUs) }
+func (c *CPUs) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(c, n, ParseCPUs) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (d *Dollars) UnmarshalYAML(n ast.Node) error { return scalar(d, n, ParseDollars) }
+func (d *Dollars) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(d, n, ParseDollars) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (c *Count) UnmarshalYAML(n ast.Node) error { return scalar(c, n, ParseCount) }
+func (c *Count) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(c, n, ParseCount) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (r *Retries) UnmarshalYAML(n ast.Node) error { return scalar(r, n, ParseRetries) }
+func (r *Retries) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(r, n, ParseRetries) }
 
 // String writes a number.
 func (r Retries) String() string { return strconv.FormatInt(int64(r), 10) }
 
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
-func (v *Number) UnmarshalYAML(n ast.Node) error { return scalar(v, n, ParseNumber) }
+func (v *Number) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(v, n, ParseNumber) }
 
-// scalar decodes one value and gives its error the value's place.
-func scalar[T any](dst *T, n ast.Node, parse func(string) (T, error)) error {
+// unmarshalScalar decodes one value and gives its error the value's place.
+func unmarshalScalar[T any](dst *T, n ast.Node, parse func(string) (T, error)) error {
 	text, ok := scalarText(n)
 	if !ok {
-		return placed(n, errors.New("a single value is needed here"))
+		return errorAt(n, errors.New("a single value is needed here"))
 	}
 	v, err := parse(text)
 	if err != nil {
-		return placed(n, err)
+		return errorAt(n, err)
 	}
 	*dst = v
 	return nil

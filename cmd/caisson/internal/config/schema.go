@@ -19,18 +19,18 @@ func Schema(name string) (map[string]any, error) {
 	switch name {
 	case "user":
 		s = schemaMaker{references: true}
-		root = s.object("", reflect.TypeFor[File]())
-		profile := s.object("", reflect.TypeFor[File]())
+		root = s.objectSchema("", reflect.TypeFor[File]())
+		profile := s.objectSchema("", reflect.TypeFor[File]())
 		profile["description"] = "named sets of these settings, taken by --profile"
 		root["properties"].(map[string]any)["profiles"] = map[string]any{
 			"type": "object", "description": "named sets of these settings", "additionalProperties": profile,
 		}
 	case "project":
 		s = schemaMaker{tightens: true}
-		root = s.object("", reflect.TypeFor[Project]())
+		root = s.objectSchema("", reflect.TypeFor[Project]())
 	case "requirements":
 		s = schemaMaker{references: true}
-		root = s.object("", reflect.TypeFor[Requirements]())
+		root = s.objectSchema("", reflect.TypeFor[Requirements]())
 	default:
 		return nil, fmt.Errorf("there is no schema of %q; there are %s", name, strings.Join(SchemaNames(), ", "))
 	}
@@ -47,52 +47,52 @@ type schemaMaker struct {
 	err                  error
 }
 
-// reference is what a value can be where the environment gives it.
-func reference() map[string]any {
+// referenceSchema is what a value can be where the environment gives it.
+func referenceSchema() map[string]any {
 	return map[string]any{"type": "string", "pattern": `\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}`}
 }
 
-func (s *schemaMaker) object(above string, t reflect.Type) map[string]any {
+func (s *schemaMaker) objectSchema(above string, t reflect.Type) map[string]any {
 	properties := map[string]any{}
-	for _, f := range fields(t) {
-		properties[f.name] = s.value(joinKey(above, f.name), f)
+	for _, f := range fieldsOf(t) {
+		properties[f.name] = s.valueSchema(joinKey(above, f.name), f)
 	}
 	return map[string]any{"type": "object", "additionalProperties": false, "properties": properties}
 }
 
-func (s *schemaMaker) value(name string, f field) map[string]any {
+func (s *schemaMaker) valueSchema(name string, f field) map[string]any {
 	for f.typ.Kind() == reflect.Pointer {
 		f.typ = f.typ.Elem()
 	}
-	out := s.shape(name, f)
+	out := s.typeSchema(name, f)
 	out["description"] = f.tag.Get("doc")
 	return out
 }
 
-func (s *schemaMaker) shape(name string, f field) map[string]any {
+func (s *schemaMaker) typeSchema(name string, f field) map[string]any {
 	if scalar, ok := reflect.TypeAssert[interface{ jsonSchema() map[string]any }](reflect.Zero(f.typ)); ok {
 		return s.orReference(scalar.jsonSchema())
 	}
 	switch f.typ.Kind() {
 	case reflect.Struct:
-		return s.object(name, f.typ)
+		return s.objectSchema(name, f.typ)
 	case reflect.Map:
 		entry := field{typ: f.typ.Elem(), tag: entryTag(f.tag)}
-		out := map[string]any{"type": "object", "additionalProperties": s.value(name+".NAME", entry)}
-		if names := f.list("names"); names != nil {
+		out := map[string]any{"type": "object", "additionalProperties": s.valueSchema(name+".NAME", entry)}
+		if names := f.tagWords("names"); names != nil {
 			out["propertyNames"] = map[string]any{"enum": names}
 		}
 		return out
 	case reflect.Slice:
 		f.typ = f.typ.Elem()
-		return map[string]any{"type": "array", "items": s.shape(name, f)}
+		return map[string]any{"type": "array", "items": s.typeSchema(name, f)}
 	case reflect.Bool:
-		if order := f.list("tighten"); s.tightens && order != nil {
+		if order := f.tagWords("tighten"); s.tightens && order != nil {
 			return map[string]any{"const": order[0] == "true"}
 		}
 		return map[string]any{"type": "boolean"}
 	case reflect.String:
-		if w := s.words(f); w != nil {
+		if w := s.allowedWords(f); w != nil {
 			return s.orReference(map[string]any{"enum": w})
 		}
 		return map[string]any{"type": "string"}
@@ -105,13 +105,13 @@ func (s *schemaMaker) shape(name string, f field) map[string]any {
 	return map[string]any{}
 }
 
-// words returns the words of a key; in a file that tightens, those that do.
-func (s *schemaMaker) words(f field) []string {
+// allowedWords returns the words of a key; in a file that tightens, those that do.
+func (s *schemaMaker) allowedWords(f field) []string {
 	all := f.words()
 	if !s.tightens {
 		return all
 	}
-	if order := f.list("tighten"); order != nil {
+	if order := f.tagWords("tighten"); order != nil {
 		return order[:len(order)-1]
 	}
 	return slices.DeleteFunc(all, func(w string) bool { return w == "auto" })
@@ -121,5 +121,5 @@ func (s *schemaMaker) orReference(shape map[string]any) map[string]any {
 	if !s.references {
 		return shape
 	}
-	return map[string]any{"anyOf": []any{shape, reference()}}
+	return map[string]any{"anyOf": []any{shape, referenceSchema()}}
 }

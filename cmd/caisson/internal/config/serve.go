@@ -11,7 +11,7 @@ import (
 // ServeTokens gives the tokens by label, looked up in environ and, by read, in
 // files.
 func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, error)) (map[string]string, error) {
-	getenv := lookup(environ)
+	getenv := newLookup(environ)
 	out := map[string]string{}
 	for _, label := range slices.Sorted(maps.Keys(s.Tokens)) {
 		src, where := s.Tokens[label], "serve.tokens."+label
@@ -51,7 +51,7 @@ func (c *Config) Ask(a Asked) (File, error) {
 	refused := func(where, message, mend string) error { return &Error{Where: where, Message: message, Mend: mend} }
 	if a.Model != nil {
 		_, profile := c.Models[*a.Model]
-		allowed := profile || *a.Model == value(c.Model, "")
+		allowed := profile || *a.Model == valueOr(c.Model, "")
 		if c.Serve.Models != nil {
 			allowed = slices.Contains(c.Serve.Models, *a.Model)
 		}
@@ -77,20 +77,20 @@ func (c *Config) Ask(a Asked) (File, error) {
 
 func (c *Config) askLimits(a Asked, f *File) error {
 	return firstError(
-		ask("limits.max_rounds", a.Rounds, c.Limits.Rounds, &f.Limits.Rounds),
-		ask("limits.max_tool_calls", a.ToolCalls, c.Limits.ToolCalls, &f.Limits.ToolCalls),
-		ask("limits.max_tokens", a.Tokens, c.Limits.Tokens, &f.Limits.Tokens),
-		ask("limits.max_cost_usd", (*int64)(a.Cost), c.Limits.Cost, &f.Limits.Cost),
-		ask("limits.timeout_seconds", (*int64)(a.Timeout), c.Limits.Timeout, &f.Limits.Timeout),
-		ask("limits.memory_bytes", a.MemoryBytes, c.File.Resources.Memory, &f.Resources.Memory),
-		ask("limits.milli_cpus", a.MilliCPUs, c.File.Resources.CPUs, &f.Resources.CPUs),
-		ask("limits.pids", a.PIDs, c.File.Resources.PIDs, &f.Resources.PIDs),
-		ask("limits.command_seconds", (*int64)(a.CommandTime), c.File.Resources.CommandTime, &f.Resources.CommandTime),
+		setLimit("limits.max_rounds", a.Rounds, c.Limits.Rounds, &f.Limits.Rounds),
+		setLimit("limits.max_tool_calls", a.ToolCalls, c.Limits.ToolCalls, &f.Limits.ToolCalls),
+		setLimit("limits.max_tokens", a.Tokens, c.Limits.Tokens, &f.Limits.Tokens),
+		setLimit("limits.max_cost_usd", (*int64)(a.Cost), c.Limits.Cost, &f.Limits.Cost),
+		setLimit("limits.timeout_seconds", (*int64)(a.Timeout), c.Limits.Timeout, &f.Limits.Timeout),
+		setLimit("limits.memory_bytes", a.MemoryBytes, c.File.Resources.Memory, &f.Resources.Memory),
+		setLimit("limits.milli_cpus", a.MilliCPUs, c.File.Resources.CPUs, &f.Resources.CPUs),
+		setLimit("limits.pids", a.PIDs, c.File.Resources.PIDs, &f.Resources.PIDs),
+		setLimit("limits.command_seconds", (*int64)(a.CommandTime), c.File.Resources.CommandTime, &f.Resources.CommandTime),
 	)
 }
 
-// ask sets a limit, if it is not above the configured one.
-func ask[T ~int64](where string, asked *int64, configured *T, to **T) error {
+// setLimit sets a limit, if it is not above the configured one.
+func setLimit[T ~int64](where string, asked *int64, configured *T, to **T) error {
 	if asked == nil {
 		return nil
 	}

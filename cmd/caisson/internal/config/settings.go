@@ -272,10 +272,10 @@ type Requirements struct {
 	Fetch                 FetchBounds `yaml:"fetch" doc:"what the fetch tool may reach at most"`
 }
 
-// builtin returns the lowest layer: the tags default, and the defaults of
+// builtinFile returns the lowest layer: the tags default, and the defaults of
 // libraries. Every setting that has a default has it here, so that requirements
 // are compared with what would count.
-func builtin() File {
+func builtinFile() File {
 	r, e := limits.DefaultResources(), limits.DefaultEgressBudget()
 	f := File{
 		Concurrency: new(Count(dispatch.DefaultConcurrency)), ConfirmTimeout: new(Duration(dispatch.DefaultConfirmTimeout)), Grace: new(Duration(sandbox.DefaultGrace)),
@@ -294,7 +294,7 @@ func builtin() File {
 		if !ok {
 			continue
 		}
-		if err := setText(k.in(reflect.ValueOf(&f).Elem()), text, k.list("enum")); err != nil {
+		if err := setText(k.valueIn(reflect.ValueOf(&f).Elem()), text, k.tagWords("enum")); err != nil {
 			panic("config: default of " + k.name + ": " + err.Error()) // a tag above is wrong
 		}
 	}

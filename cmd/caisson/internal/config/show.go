@@ -27,7 +27,7 @@ type Value struct {
 // configured: what tightens it is listed after it, under its origin. hidden are
 // values that must not be shown, by the names that stand for them.
 func (c *Config) Effective(hidden map[string]string) []Value {
-	values := flatten(c.File)
+	values := listValues(c.File)
 	for i := range values {
 		values[i].Origin = c.origins[values[i].Key]
 	}
@@ -42,7 +42,7 @@ func (c *Config) Effective(hidden map[string]string) []Value {
 		}
 	}
 	for i := range values {
-		values[i].Text = hide(values[i].Text, hidden)
+		values[i].Text = hideSecrets(values[i].Text, hidden)
 	}
 	slices.SortStableFunc(values, func(a, b Value) int { return strings.Compare(a.Key, b.Key) })
 	return values
@@ -64,7 +64,7 @@ func (c *Config) ProjectSettings() []ProjectSetting {
 	flattenValue("", reflect.ValueOf(c.Project), &said)
 	slices.SortFunc(said, func(a, b Value) int { return strings.Compare(a.Key, b.Key) })
 	effective := map[string]string{}
-	for _, v := range flatten(c.File) {
+	for _, v := range listValues(c.File) {
 		effective[v.Key] = v.Text
 	}
 	out := make([]ProjectSetting, 0, len(said))
@@ -78,9 +78,9 @@ func (c *Config) ProjectSettings() []ProjectSetting {
 	return out
 }
 
-// flatten lists what a file sets. Profiles are left out: they are no settings
+// listValues lists what a file sets. Profiles are left out: they are no settings
 // of their own.
-func flatten(f File) []Value {
+func listValues(f File) []Value {
 	f.Profiles = nil
 	var out []Value
 	flattenValue("", reflect.ValueOf(f), &out)
@@ -96,7 +96,7 @@ func flattenValue(key string, v reflect.Value, out *[]Value) {
 			flattenValue(key, v.Elem(), out)
 		}
 	case v.Kind() == reflect.Struct:
-		for _, f := range fields(v.Type()) {
+		for _, f := range fieldsOf(v.Type()) {
 			inner := v.FieldByIndex(f.index)
 			if inner.IsZero() { // not set, as far as anybody can tell
 				continue
@@ -148,10 +148,10 @@ func joinKey(above, key string) string {
 // minHiddenBytes keeps a secret that is an ordinary word from blanking text.
 const minHiddenBytes = 6
 
-// hide takes secrets out of a text: the values that it is given, and the
+// hideSecrets takes secrets out of a text: the values that it is given, and the
 // credentials of addresses.
-func hide(text string, hidden map[string]string) string {
-	for _, name := range sorted(hidden) {
+func hideSecrets(text string, hidden map[string]string) string {
+	for _, name := range sortedKeys(hidden) {
 		if v := hidden[name]; len(v) >= minHiddenBytes {
 			text = strings.ReplaceAll(text, v, "[hidden: "+name+"]")
 		}
@@ -177,7 +177,7 @@ func HiddenValues(environ []string, named ...string) map[string]string {
 
 var secretName = regexp.MustCompile(`(?i)((key|token|secret|passw(or)?d|passphrase|credentials?)$|(^|_)(secret|token|passw(or)?d)_)`)
 
-func sorted[V any](m map[string]V) []string {
+func sortedKeys[V any](m map[string]V) []string {
 	keys := make([]string, 0, len(m))
 	for k := range m {
 		keys = append(keys, k)

@@ -20,15 +20,15 @@ type field struct {
 	tag   reflect.StructTag
 }
 
-// fields returns the keys of a struct in their order, those of inlined structs
+// fieldsOf returns the keys of a struct in their order, those of inlined structs
 // among them and profiles aside.
-func fields(t reflect.Type) []field {
+func fieldsOf(t reflect.Type) []field {
 	var out []field
 	for f := range t.Fields() {
 		name, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
 		switch {
 		case options == "inline":
-			for _, inner := range fields(f.Type) {
+			for _, inner := range fieldsOf(f.Type) {
 				inner.index = slices.Concat(f.Index, inner.index)
 				out = append(out, inner)
 			}
@@ -39,8 +39,8 @@ func fields(t reflect.Type) []field {
 	return out
 }
 
-// list returns the words of one of the field's tags.
-func (f field) list(tag string) []string {
+// tagWords returns the words of one of the field's tags.
+func (f field) tagWords(tag string) []string {
 	if text := f.tag.Get(tag); text != "" {
 		return strings.Fields(text)
 	}
@@ -48,7 +48,7 @@ func (f field) list(tag string) []string {
 }
 
 // words returns the words that a setting can have, nil for any.
-func (f field) words() []string { return slices.Concat(f.list("enum"), f.list("words")) }
+func (f field) words() []string { return slices.Concat(f.tagWords("enum"), f.tagWords("words")) }
 
 // key is one key that a file can have. Its name is the whole place, such as
 // limits.max_rounds; NAME stands for what people name themselves.
@@ -68,7 +68,7 @@ func keysBelow(above string, t reflect.Type, index []int) []key {
 		return nil
 	}
 	var out []key
-	for _, f := range fields(t) {
+	for _, f := range fieldsOf(t) {
 		if index == nil {
 			f.index = nil
 		} else {
@@ -89,9 +89,9 @@ func entryTag(of reflect.StructTag) reflect.StructTag {
 	return reflect.StructTag(fmt.Sprintf("doc:%q words:%q", of.Get("each"), of.Get("words")))
 }
 
-// in returns the key's value in a struct of settings, and allocates the structs
+// valueIn returns the key's value in a struct of settings, and allocates the structs
 // on the way to it.
-func (k key) in(v reflect.Value) reflect.Value {
+func (k key) valueIn(v reflect.Value) reflect.Value {
 	for _, i := range k.index {
 		if v.Kind() == reflect.Pointer {
 			if v.IsNil() {
@@ -122,7 +122,7 @@ type Setting struct {
 // Settings returns the settings that flags and variables can have.
 func Settings() []Setting {
 	defaults := map[string]string{}
-	for _, v := range flatten(builtin()) {
+	for _, v := range listValues(builtinFile()) {
 		defaults[v.Key] = v.Text
 	}
 	var out []Setting
@@ -147,7 +147,7 @@ func (s Setting) Env() string {
 
 // Set parses a value into f. Its error is an [Error] at where.
 func (s Setting) Set(f *File, value, where string) error {
-	if err := setText(s.key.in(reflect.ValueOf(f).Elem()), value, s.key.list("enum")); err != nil {
+	if err := setText(s.key.valueIn(reflect.ValueOf(f).Elem()), value, s.key.tagWords("enum")); err != nil {
 		return &Error{Where: where, Message: err.Error()}
 	}
 	return nil
@@ -195,17 +195,17 @@ func setText(dst reflect.Value, text string, enum []string) error {
 
 // Over returns f with everything that upper sets laid over it. Profiles stay.
 func (f File) Over(upper File) File {
-	overlay(reflect.ValueOf(&f).Elem(), reflect.ValueOf(upper))
+	overlayValue(reflect.ValueOf(&f).Elem(), reflect.ValueOf(upper))
 	return f
 }
 
-// overlay sets what upper sets. A map keeps its other entries, a list is
+// overlayValue sets what upper sets. A map keeps its other entries, a list is
 // replaced.
-func overlay(v, upper reflect.Value) {
+func overlayValue(v, upper reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
-		for _, f := range fields(v.Type()) {
-			overlay(v.FieldByIndex(f.index), upper.FieldByIndex(f.index))
+		for _, f := range fieldsOf(v.Type()) {
+			overlayValue(v.FieldByIndex(f.index), upper.FieldByIndex(f.index))
 		}
 	case reflect.Map:
 		if upper.Len() == 0 {
@@ -221,7 +221,7 @@ func overlay(v, upper reflect.Value) {
 	default:
 		if policy, ok := reflect.TypeAssert[*Policy](v); ok {
 			u, _ := reflect.TypeAssert[*Policy](upper)
-			upper = reflect.ValueOf(policy.over(u))
+			upper = reflect.ValueOf(policy.overlaidBy(u))
 		}
 		if !upper.IsNil() {
 			v.Set(upper)
@@ -229,26 +229,26 @@ func overlay(v, upper reflect.Value) {
 	}
 }
 
-// tighten makes the settings of v as strict as those of bound: numbers that are
+// tightenValue makes the settings of v as strict as those of bound: numbers that are
 // larger or missing are lowered, words and switches that are milder replaced.
-func tighten(v, bound reflect.Value) {
-	for _, f := range fields(v.Type()) {
+func tightenValue(v, bound reflect.Value) {
+	for _, f := range fieldsOf(v.Type()) {
 		have, want := v.FieldByIndex(f.index), bound.FieldByIndex(f.index)
 		switch {
 		case f.typ.Kind() == reflect.Struct:
-			tighten(have, want)
+			tightenValue(have, want)
 		case want.IsNil():
 		case have.IsNil(),
 			have.Elem().CanInt() && want.Elem().Int() < have.Elem().Int(),
-			!have.Elem().CanInt() && f.milder(have, want):
+			!have.Elem().CanInt() && f.isMilder(have, want):
 			have.Set(want)
 		}
 	}
 }
 
-// milder reports whether a word or switch is milder than another.
-func (f field) milder(v, than reflect.Value) bool {
-	order := f.list("tighten")
+// isMilder reports whether a word or switch is milder than another.
+func (f field) isMilder(v, than reflect.Value) bool {
+	order := f.tagWords("tighten")
 	return slices.Index(order, wordOf(v)) > slices.Index(order, wordOf(than))
 }
 
@@ -264,11 +264,11 @@ func wordOf(v reflect.Value) string {
 // error is an [Error] at the key below prefix.
 func checkWords(prefix string, v reflect.Value) error {
 	for _, k := range keysOf(v.Type()) {
-		if k.list("enum") == nil || k.index == nil {
+		if k.tagWords("enum") == nil || k.index == nil {
 			continue
 		}
-		if word := v.FieldByIndex(k.index); !word.IsNil() && !slices.Contains(k.list("enum"), word.Elem().String()) {
-			return &Error{Where: prefix + k.name, Message: fmt.Sprintf("%q is none of %s", word.Elem().String(), strings.Join(k.list("enum"), ", "))}
+		if word := v.FieldByIndex(k.index); !word.IsNil() && !slices.Contains(k.tagWords("enum"), word.Elem().String()) {
+			return &Error{Where: prefix + k.name, Message: fmt.Sprintf("%q is none of %s", word.Elem().String(), strings.Join(k.tagWords("enum"), ", "))}
 		}
 	}
 	return nil

@@ -29,7 +29,7 @@ func (s *ToolSchema) UnmarshalYAML(n ast.Node) error {
 	}
 	text, err := json.Marshal(v)
 	if err != nil {
-		return placed(n, fmt.Errorf("it can't be written as JSON: %w", err))
+		return errorAt(n, fmt.Errorf("it can't be written as JSON: %w", err))
 	}
 	*s = text
 	return nil
@@ -47,19 +47,19 @@ type Tools map[string]Tool
 func (t *Tools) UnmarshalYAML(n ast.Node) error {
 	m, ok := n.(*ast.MappingNode)
 	if !ok {
-		return placed(n, errors.New("tools are declared by their names: NAME, then the keys of the tool"))
+		return errorAt(n, errors.New("tools are declared by their names: NAME, then the keys of the tool"))
 	}
 	*t = Tools{}
 	for _, v := range m.Values {
 		name := v.Key.GetToken().Value
 		if _, ok := (*t)[name]; ok {
-			return placed(v.Key, fmt.Errorf("the tool %s is declared twice", name))
+			return errorAt(v.Key, fmt.Errorf("the tool %s is declared twice", name))
 		}
 		var one Tool
 		if err := yaml.NodeToValue(v.Value, &one, yaml.Strict()); err != nil {
 			return err
 		}
-		if err := one.declare(name, v); err != nil {
+		if err := one.checkDeclaration(name, v); err != nil {
 			return err
 		}
 		(*t)[name] = one
@@ -67,9 +67,9 @@ func (t *Tools) UnmarshalYAML(n ast.Node) error {
 	return nil
 }
 
-// declare makes the declaration and checks it. The error is placed at the key
+// checkDeclaration makes the declaration and checks it. The error is placed at the key
 // that is wrong.
-func (t *Tool) declare(name string, at *ast.MappingValueNode) error {
+func (t *Tool) checkDeclaration(name string, at *ast.MappingValueNode) error {
 	if t.InputSchema == nil {
 		t.InputSchema = ToolSchema(`{"type":"object","properties":{}}`)
 	}
@@ -79,28 +79,28 @@ func (t *Tool) declare(name string, at *ast.MappingValueNode) error {
 		Dir: t.Cwd, Timeout: time.Duration(t.Timeout), Paths: t.Paths, Parallel: t.Parallel,
 	}
 	for _, problem := range t.declared.Check() {
-		return placed(valueOf(at, problem.Key), errors.New(problem.Message))
+		return errorAt(nodeOf(at, problem.Key), errors.New(problem.Message))
 	}
 	if strings.Contains(name, "/") {
-		return placed(at.Key, fmt.Errorf("%q is no name of a tool of yours; write it in lower case with _, and no slash", name))
+		return errorAt(at.Key, fmt.Errorf("%q is no name of a tool of yours; write it in lower case with _, and no slash", name))
 	}
 	builtin, err := runner.Definitions()
 	if err != nil {
-		return placed(at.Key, err)
+		return errorAt(at.Key, err)
 	}
 	if slices.ContainsFunc(builtin, func(d tools.Definition) bool { return string(d.Name) == name }) {
-		return placed(at.Key, fmt.Errorf("%s is a tool of Caisson's own; give yours another name", name))
+		return errorAt(at.Key, fmt.Errorf("%s is a tool of Caisson's own; give yours another name", name))
 	}
 	factory, err := shell.NewDeclared(unrunnable{}, t.declared, shell.Options{})
 	if err != nil {
-		return placed(at.Key, err)
+		return errorAt(at.Key, err)
 	}
 	if refused, ok := errors.AsType[*tools.RegistrationError](tools.CheckFactory(factory)); ok {
 		node := ast.Node(at.Key)
 		if strings.HasPrefix(refused.Problems[0], "/") { // a construct of the schema
-			node = valueOf(at, "input_schema")
+			node = nodeOf(at, "input_schema")
 		}
-		return placed(node, errors.New(strings.Join(refused.Problems, "; ")))
+		return errorAt(node, errors.New(strings.Join(refused.Problems, "; ")))
 	}
 	return nil
 }
@@ -112,9 +112,9 @@ func (unrunnable) Run(context.Context, shell.Command) (shell.Result, error) {
 	return shell.Result{}, errors.New("a declaration was run")
 }
 
-// valueOf gives the value of a key of a mapping, or the mapping's own key where
+// nodeOf gives the value of a key of a mapping, or the mapping's own key where
 // it has none.
-func valueOf(at *ast.MappingValueNode, key string) ast.Node {
+func nodeOf(at *ast.MappingValueNode, key string) ast.Node {
 	if m, ok := at.Value.(*ast.MappingNode); ok {
 		for _, v := range m.Values {
 			if v.Key.GetToken().Value == key {

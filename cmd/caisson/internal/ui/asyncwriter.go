@@ -41,11 +41,11 @@ type write struct {
 // NewAsyncWriter returns a writer that Close ends.
 func NewAsyncWriter() *AsyncWriter {
 	w := &AsyncWriter{wake: make(chan struct{}, 1), idle: make(chan struct{}), done: make(chan struct{})}
-	go w.run()
+	go w.writeQueued()
 	return w
 }
 
-func (w *AsyncWriter) run() {
+func (w *AsyncWriter) writeQueued() {
 	defer close(w.done)
 	for {
 		w.mu.Lock()
@@ -80,7 +80,7 @@ func (w *AsyncWriter) Queue(size int, do func()) bool {
 		w.dropped = true
 		return false
 	}
-	w.add(size, do)
+	w.enqueue(size, do)
 	return true
 }
 
@@ -89,11 +89,11 @@ func (w *AsyncWriter) QueueOptional(size int, do func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.dropped && !w.closed && w.bytes+size <= liveBytes {
-		w.add(size, do)
+		w.enqueue(size, do)
 	}
 }
 
-func (w *AsyncWriter) add(size int, do func()) {
+func (w *AsyncWriter) enqueue(size int, do func()) {
 	w.waiting = append(w.waiting, write{size, do})
 	w.bytes += size
 	select {

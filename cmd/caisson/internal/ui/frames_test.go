@@ -43,7 +43,7 @@ func (s *stage) frame() {
 	s.renderer.mu.Lock()
 	defer s.renderer.mu.Unlock()
 	s.renderer.frame++
-	s.renderer.draw()
+	s.renderer.drawRegion()
 }
 
 func (s *stage) print(text string) {
@@ -66,7 +66,7 @@ func (s *stage) question(text string, columns, rows int) {
 	defer s.renderer.Suspend()()
 	text = fmt.Sprintf("#%d# %s", len(s.committed), text)
 	s.committed = append(s.committed, text+" y > y")
-	s.renderer.direct(text)
+	s.renderer.writeDirect(text)
 	s.renderer.choose(" y > ")
 	s.screen.resize(columns, rows)
 	s.screen.echo("y\n")
@@ -166,7 +166,7 @@ func TestNaiveFramesLeaveRows(t *testing.T) {
 	s.begin("sleep")
 	s.frame()
 	s.screen.echo("^C")
-	_, _ = s.screen.Write([]byte(strings.ReplaceAll(s.renderer.eraser(80), "\r", "")))
+	_, _ = s.screen.Write([]byte(strings.ReplaceAll(s.renderer.eraseSequence(80), "\r", "")))
 	if s.faults(s.screen.String()) == "" {
 		t.Error("positive control: no glyph is left where the frame begins at the cursor")
 	}
@@ -191,7 +191,7 @@ func TestFrames(t *testing.T) {
 	}
 	s.renderer.mu.Lock()
 	for range 5 {
-		s.renderer.draw()
+		s.renderer.drawRegion()
 	}
 	s.renderer.mu.Unlock()
 	if len(frames) != 1 {

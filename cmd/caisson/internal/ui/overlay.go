@@ -13,7 +13,7 @@ import (
 
 // Stat lists changed files as git does.
 func Stat(d changes.Differences, colour bool) []string {
-	return diffstat(runner.Report{SessionEnded: record.SessionEnded{Changed: d.Changed, ChangedCount: d.Count, Incomplete: d.Incomplete}}, style{colour})
+	return diffstatLines(runner.Report{SessionEnded: record.SessionEnded{Changed: d.Changed, ChangedCount: d.Count, Incomplete: d.Incomplete}}, style{colour})
 }
 
 // Diff makes a unified diff safe for a terminal, in colours.
@@ -51,38 +51,38 @@ func Diff(text string, colour bool) string {
 // ones that bounded it.
 func HostExecuted(files []record.HostExecuted, colour bool) []string {
 	s := style{colour}
-	return some(files, func(h record.HostExecuted) string {
+	return firstFew(files, func(h record.HostExecuted) string {
 		if h.Target != "" {
-			return s.yellow(line(fmt.Sprintf("! %s is a symlink that leads out of the workspace, to %s", h.Path, h.Target)))
+			return s.yellow(safeLine(fmt.Sprintf("! %s is a symlink that leads out of the workspace, to %s", h.Path, h.Target)))
 		}
 		if h.Deleted {
-			return s.yellow(line(fmt.Sprintf("! %s was deleted: what it asked of %s counts no more", h.Path, h.By)))
+			return s.yellow(safeLine(fmt.Sprintf("! %s was deleted: what it asked of %s counts no more", h.Path, h.By)))
 		}
-		return s.yellow(line(fmt.Sprintf("! read %s before you go on: %s runs or obeys it", h.Path, h.By)))
+		return s.yellow(safeLine(fmt.Sprintf("! read %s before you go on: %s runs or obeys it", h.Path, h.By)))
 	})
 }
 
 // Conflicts lists what is not applied because its original changed.
 func Conflicts(list []record.PathNote, colour bool) []string {
 	s := style{colour}
-	return some(list, func(n record.PathNote) string { return s.red(line("! conflict: " + n.Path + ": " + n.Why)) })
+	return firstFew(list, func(n record.PathNote) string { return s.red(safeLine("! conflict: " + n.Path + ": " + n.Why)) })
 }
 
 // LeftOut lists what is not applied for other reasons.
 func LeftOut(list []record.PathNote, colour bool) []string {
 	s := style{colour}
-	return some(list, func(n record.PathNote) string { return s.yellow(line("! left out: " + n.Path + ": " + n.Why)) })
+	return firstFew(list, func(n record.PathNote) string { return s.yellow(safeLine("! left out: " + n.Path + ": " + n.Why)) })
 }
 
 // Failed lists what the system refused to change.
 func Failed(list []record.PathNote, colour bool) []string {
 	s := style{colour}
-	return some(list, func(n record.PathNote) string { return s.red(line("! failed: " + n.Path + ": " + n.Why)) })
+	return firstFew(list, func(n record.PathNote) string { return s.red(safeLine("! failed: " + n.Path + ": " + n.Why)) })
 }
 
-// overlaid says what became of the changes of an overlay session, and what to
+// describeKept says what became of the changes of an overlay session, and what to
 // type next.
-func overlaid(r runner.Report, s style) []string {
+func describeKept(r runner.Report, s style) []string {
 	o := r.Overlay
 	if o == nil {
 		return nil
@@ -92,9 +92,9 @@ func overlaid(r runner.Report, s style) []string {
 	case o.State == overlay.Empty:
 		return out
 	case o.State == overlay.Applied:
-		return append(out, s.green(fmt.Sprintf("applied to the workspace: %s", count(o.Applied, "change"))))
+		return append(out, s.green(fmt.Sprintf("applied to the workspace: %s", formatCount(o.Applied, "change"))))
 	case o.Applied > 0:
-		out = append(out, s.green(fmt.Sprintf("applied to the workspace: %s of %d", count(o.Applied, "change"), o.Changes)))
+		out = append(out, s.green(fmt.Sprintf("applied to the workspace: %s of %d", formatCount(o.Applied, "change"), o.Changes)))
 	default:
 		out = append(out, "the workspace is as it was; the changes are kept:")
 	}

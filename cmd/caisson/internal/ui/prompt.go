@@ -59,8 +59,8 @@ var errInputEnded = errors.New("standard input ended")
 // no later question is shown. If another client or the timeout is first, the question
 // reports it.
 func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval.Answer, error) {
-	place, err := p.queue.enter(ctx, &c, p.Pending)
-	defer p.queue.leave(&c)
+	place, err := p.queue.enterQueue(ctx, &c, p.Pending)
+	defer p.queue.leaveQueue(&c)
 	if err != nil {
 		return approval.Answer{}, fmt.Errorf("ask: %w", err)
 	}
@@ -69,14 +69,14 @@ func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval
 	}
 	resume := p.Out.Suspend()
 	defer resume()
-	answer, err := p.ask(ctx, question{c, place, p.Out.view.style})
+	answer, err := p.askOnce(ctx, question{c, place, p.Out.view.style})
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
-		p.Out.direct("", p.Out.view.style.dim("  "+withdrawn(err)))
+		p.Out.writeDirect("", p.Out.view.style.dim("  "+describeWithdrawal(err)))
 	case errors.Is(err, errInputEnded):
 		p.ended = true
-		p.Out.direct("", p.Out.view.style.dim("  standard input ended: nobody is asked any more"))
+		p.Out.writeDirect("", p.Out.view.style.dim("  standard input ended: nobody is asked any more"))
 	}
 	if err != nil {
 		return approval.Answer{}, fmt.Errorf("ask: %w", err)
@@ -84,43 +84,43 @@ func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval
 	return answer, nil
 }
 
-// ask shows the question until it is answered.
-func (p *Prompt) ask(ctx context.Context, q question) (approval.Answer, error) {
+// askOnce shows the question until it is answered.
+func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, error) {
 	c := q.Confirmation
-	columns, rows := p.Out.size()
+	columns, rows := p.Out.terminalSize()
 	choiceRows := len(WrapWords(choices(c, true), columns-answerCells, "  "))
-	lines, seen := q.lines(time.Now(), columns, rows-choiceRows)
-	p.Out.direct(lines...)
+	lines, seen := q.boundedLines(time.Now(), columns, rows-choiceRows)
+	p.Out.writeDirect(lines...)
 	if err := p.awaitQuiet(ctx); err != nil {
 		return approval.Answer{}, err
 	}
 	shown := time.Now()
 	for {
 		p.Out.choose(choices(c, seen))
-		text, err := p.typed(ctx, shown)
+		text, err := p.readTyped(ctx, shown)
 		if err != nil {
 			return approval.Answer{}, err
 		}
 		switch text {
 		case "?":
-			p.Out.direct(keys(c)...)
+			p.Out.writeDirect(keys(c)...)
 			continue
 		case "v":
-			whole, err := p.page(ctx, q, shown)
+			whole, err := p.showPage(ctx, q, shown)
 			if err != nil {
 				return approval.Answer{}, err
 			}
 			seen = seen || whole
-			p.Out.direct(lines...)
+			p.Out.writeDirect(lines...)
 			continue
 		}
-		answer, known := decide(text, c)
+		answer, known := decideKey(text, c)
 		if answer.Decision == approval.DecisionAllow && !seen {
-			p.Out.direct(q.style.yellow("  not all of it was shown: nothing is allowed before v has shown the whole"))
+			p.Out.writeDirect(q.style.yellow("  not all of it was shown: nothing is allowed before v has shown the whole"))
 			continue
 		}
 		if !known {
-			p.Out.direct(q.style.dim("  that is none of these keys, so it is no"))
+			p.Out.writeDirect(q.style.dim("  that is none of these keys, so it is no"))
 		}
 		return answer, nil
 	}
@@ -137,25 +137,25 @@ func (p *Prompt) awaitQuiet(ctx context.Context) error {
 			return err
 		}
 		if !told {
-			p.Out.direct(p.Out.view.style.dim("  keys count once none was pressed for half a second"))
+			p.Out.writeDirect(p.Out.view.style.dim("  keys count once none was pressed for half a second"))
 			told = true
 		}
 	}
 }
 
-// page shows the whole question, a screen at a time, and reports whether all of
+// showPage shows the whole question, a screen at a time, and reports whether all of
 // it was shown.
-func (p *Prompt) page(ctx context.Context, q question, shown time.Time) (bool, error) {
-	columns, height := p.Out.size()
-	rows := q.whole(time.Now(), columns)
+func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (bool, error) {
+	columns, height := p.Out.terminalSize()
+	rows := q.allLines(time.Now(), columns)
 	for size := max(height-1, 1); ; {
 		n := min(size, len(rows))
-		p.Out.direct(rows[:n]...)
+		p.Out.writeDirect(rows[:n]...)
 		if rows = rows[n:]; len(rows) == 0 {
 			return true, nil
 		}
-		p.Out.choose(fmt.Sprintf("  %s more: Enter next, e to the end, q back > ", count(len(rows), "row")))
-		text, err := p.typed(ctx, shown)
+		p.Out.choose(fmt.Sprintf("  %s more: Enter next, e to the end, q back > ", formatCount(len(rows), "row")))
+		text, err := p.readTyped(ctx, shown)
 		switch {
 		case err != nil:
 			return false, err
@@ -167,12 +167,12 @@ func (p *Prompt) page(ctx context.Context, q question, shown time.Time) (bool, e
 	}
 }
 
-// typed returns the next line that was typed after a moment, without the blanks
+// readTyped returns the next line that was typed after a moment, without the blanks
 // around it.
-func (p *Prompt) typed(ctx context.Context, after time.Time) (string, error) {
+func (p *Prompt) readTyped(ctx context.Context, after time.Time) (string, error) {
 	for {
 		select {
-		case got := <-p.read():
+		case got := <-p.readLine():
 			p.reading = false
 			switch {
 			case got.text == "" && got.err != nil:
@@ -186,11 +186,11 @@ func (p *Prompt) typed(ctx context.Context, after time.Time) (string, error) {
 	}
 }
 
-// read begins to read a line, unless a read is under way. Nothing is read while
+// readLine begins to read a line, unless a read is under way. Nothing is read while
 // no question stands there, so what is typed then stays with the terminal until
 // it is dropped. The read of a question that was withdrawn can't be taken back;
 // what it gets has the moment at which it came. There is no buffer of ours.
-func (p *Prompt) read() <-chan typedLine {
+func (p *Prompt) readLine() <-chan typedLine {
 	p.start.Do(func() { p.lines = make(chan typedLine, 1) })
 	if !p.reading {
 		p.reading = true
@@ -203,10 +203,10 @@ func (p *Prompt) read() <-chan typedLine {
 	return p.lines
 }
 
-// decide takes a typed line for an answer, and says whether it was one that was
+// decideKey takes a typed line for an answer, and says whether it was one that was
 // asked for; every other one is no. Only what was offered allows: "A" is more
 // than "a", so their case counts, and nothing else's does.
-func decide(text string, c approval.Confirmation) (answer approval.Answer, known bool) {
+func decideKey(text string, c approval.Confirmation) (answer approval.Answer, known bool) {
 	session, always := offers(c, approval.ScopeSession), offers(c, approval.ScopeAlways)
 	word := strings.ToLower(text)
 	switch {
@@ -222,22 +222,22 @@ func decide(text string, c approval.Confirmation) (answer approval.Answer, known
 	return approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, word == "n" || word == "no" || word == ""
 }
 
-// withdrawn says why a question needs no answer any more.
-func withdrawn(cause error) string {
+// describeWithdrawal says why a question needs no answer any more.
+func describeWithdrawal(cause error) string {
 	resolved, ok := errors.AsType[*approval.ResolvedError](cause)
 	if !ok {
 		return "withdrawn"
 	}
 	switch r := resolved.Resolution; r.By {
 	case "user":
-		return line(fmt.Sprintf("answered elsewhere: %s (%s) by %s", r.Decision, r.Scope, r.Client))
+		return safeLine(fmt.Sprintf("answered elsewhere: %s (%s) by %s", r.Decision, r.Scope, r.Client))
 	case "session":
-		return line(fmt.Sprintf("settled by another answer for this session: %s", r.Decision))
+		return safeLine(fmt.Sprintf("settled by another answer for this session: %s", r.Decision))
 	case "timeout":
 		return "the time is over: refused"
 	case "cancel":
 		return "cancelled"
 	default:
-		return line(fmt.Sprintf("settled: %s by %s", r.Decision, r.By))
+		return safeLine(fmt.Sprintf("settled: %s by %s", r.Decision, r.By))
 	}
 }

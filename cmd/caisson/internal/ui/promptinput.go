@@ -19,44 +19,44 @@ const (
 	maxBlanks = 64
 )
 
-// arguments returns the input as a person reads it, one section an argument and
+// argumentLines returns the input as a person reads it, one section an argument and
 // every one of them: a text of several lines as lines behind a bar, so that none of
 // them can pass for one of ours. What the diff shows is left to the diff, unless the
 // whole is asked for.
-func (q question) arguments(columns int, whole bool) []section {
+func (q question) argumentLines(columns int, whole bool) []section {
 	var input map[string]json.RawMessage
 	if json.Unmarshal(q.Exact, &input) != nil {
 		text := q.Input // which the dispatcher has cut
 		if len(q.Exact) > 0 {
 			text = string(q.Exact)
 		}
-		return []section{{rows: foreign("  ", text, columns)}}
+		return []section{{rows: hasForeignScript("  ", text, columns)}}
 	}
 	if len(input) == 0 {
 		return []section{{rows: []string{"  without arguments"}}}
 	}
 	var sections []section
 	for _, key := range slices.Sorted(maps.Keys(input)) {
-		sections = append(sections, section{rows: q.argument(key, input[key], columns, whole)})
+		sections = append(sections, section{rows: q.argumentLine(key, input[key], columns, whole)})
 	}
 	return sections
 }
 
-func (q question) argument(key string, value json.RawMessage, columns int, whole bool) []string {
+func (q question) argumentLine(key string, value json.RawMessage, columns int, whole bool) []string {
 	var text string
 	if json.Unmarshal(value, &text) != nil || text == "" {
-		return foreign("  ", key+": "+string(value), columns)
+		return hasForeignScript("  ", key+": "+string(value), columns)
 	}
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if q.Diff != "" && q.Class != tools.ClassExecute && !whole && (len(text) > inDiffBytes || len(lines) > 1) {
-		return foreign("  ", fmt.Sprintf("%s: %s in %s, see the diff", key, count(len(text), "byte"), count(len(lines), "line")), columns)
+		return hasForeignScript("  ", fmt.Sprintf("%s: %s in %s, see the diff", key, formatCount(len(text), "byte"), formatCount(len(lines), "line")), columns)
 	}
 	if !strings.Contains(text, "\n") {
-		return foreign("  ", key+": "+text, columns)
+		return hasForeignScript("  ", key+": "+text, columns)
 	}
-	rows := foreign("  ", key+":", columns)
+	rows := hasForeignScript("  ", key+":", columns)
 	for _, l := range lines {
-		rows = append(rows, foreign("  | ", tabs(l), columns)...)
+		rows = append(rows, hasForeignScript("  | ", replaceTabs(l), columns)...)
 	}
 	return rows
 }
@@ -65,10 +65,10 @@ func (q question) argument(key string, value json.RawMessage, columns int, whole
 // line of ours.
 const moreBar = "  ¦ "
 
-// foreign returns text that isn't ours as rows of a terminal, broken wherever a row
+// hasForeignScript returns text that isn't ours as rows of a terminal, broken wherever a row
 // is full.
-func foreign(prefix, text string, columns int) []string {
-	rows := hardWrap(countBlanks(line(text)), columns-len(moreBar))
+func hasForeignScript(prefix, text string, columns int) []string {
+	rows := hardWrap(countBlanks(safeLine(text)), columns-len(moreBar))
 	for i := range rows {
 		if rows[i] = prefix + rows[i]; i == 0 {
 			prefix = moreBar
@@ -77,22 +77,22 @@ func foreign(prefix, text string, columns int) []string {
 	return rows
 }
 
-// mixed returns a sentence of ours that holds foreign text as rows of a terminal,
+// isMixedWord returns a sentence of ours that holds foreign text as rows of a terminal,
 // broken at blanks where that is possible.
-func mixed(text string, columns int) []string {
+func isMixedWord(text string, columns int) []string {
 	var rows []string
-	for _, row := range WrapWords(countBlanks(line(text)), columns-len(moreBar), moreBar) {
+	for _, row := range WrapWords(countBlanks(safeLine(text)), columns-len(moreBar), moreBar) {
 		if rest, more := strings.CutPrefix(row, moreBar); more {
-			rows = append(rows, foreign(moreBar, rest, columns)...)
+			rows = append(rows, hasForeignScript(moreBar, rest, columns)...)
 		} else {
-			rows = append(rows, foreign("", row, columns)...)
+			rows = append(rows, hasForeignScript("", row, columns)...)
 		}
 	}
 	return rows
 }
 
-// tabs writes tabs as blanks, for text of several lines.
-func tabs(text string) string { return strings.ReplaceAll(text, "\t", "    ") }
+// replaceTabs writes tabs as blanks, for text of several lines.
+func replaceTabs(text string) string { return strings.ReplaceAll(text, "\t", "    ") }
 
 // countBlanks writes long runs of blanks as their number.
 func countBlanks(text string) string {

@@ -28,17 +28,17 @@ type section struct {
 	paint func(string) string // nil for none
 }
 
-// sections returns the exact bytes that would run, the class, the place, what would
+// allSections returns the exact bytes that would run, the class, the place, what would
 // change, what hides, and what a lasting answer would mean.
-func (q question) sections(now time.Time, columns int, whole bool) []section {
+func (q question) allSections(now time.Time, columns int, whole bool) []section {
 	ours := func(paint func(string) string, text string) section {
-		return section{mixed(text, columns), paint}
+		return section{isMixedWord(text, columns), paint}
 	}
-	all := []section{ours(q.style.yellow, q.head())}
+	all := []section{ours(q.style.yellow, q.headLines())}
 	if q.Workspace != "" {
 		all = append(all, ours(nil, "  in "+q.Workspace))
 	}
-	all = append(all, q.arguments(columns, whole)...)
+	all = append(all, q.argumentLines(columns, whole)...)
 	if q.Hidden {
 		all = append(all, ours(q.style.red, "  it holds characters that terminals don't show; they are written as escapes"))
 	}
@@ -51,12 +51,12 @@ func (q question) sections(now time.Time, columns int, whole bool) []section {
 	if len(q.Projected) > 0 {
 		all = append(all, ours(nil, "  would change: "+strings.Join(q.Projected, ", ")))
 	}
-	all = append(all, q.diff(columns))
+	all = append(all, q.diffLines(columns))
 	if len(q.Covers) > 0 {
 		all = append(all, ours(nil, "  the answer covers what is in "+strings.Join(q.Covers, ", ")+" now, and no other file that it reads"))
 	}
 	if offers(q.Confirmation, approval.ScopeAlways) {
-		all = append(all, ours(q.style.dim, "  A and d are kept for "+q.lasting()))
+		all = append(all, ours(q.style.dim, "  A and d are kept for "+q.lastingLines()))
 	}
 	if !q.Expires.IsZero() {
 		left := max(q.Expires.Sub(now), 0).Round(time.Second)
@@ -65,13 +65,13 @@ func (q question) sections(now time.Time, columns int, whole bool) []section {
 	return all
 }
 
-// lines returns the question in at most so many rows, where it is not cut into too
+// boundedLines returns the question in at most so many rows, where it is not cut into too
 // many parts for that, and reports whether it is whole. Each part that is too long
 // keeps its first and its last rows, so that the end of a command is always shown.
-func (q question) lines(now time.Time, columns, rows int) (lines []string, whole bool) {
-	all := q.sections(now, columns, false)
+func (q question) boundedLines(now time.Time, columns, rows int) (lines []string, whole bool) {
+	all := q.allSections(now, columns, false)
 	share := rows
-	for share > minShare && total(all, share) > rows {
+	for share > minShare && totalLines(all, share) > rows {
 		share--
 	}
 	whole = !q.DiffElided
@@ -79,7 +79,7 @@ func (q question) lines(now time.Time, columns, rows int) (lines []string, whole
 		kept := elideRows(s.rows, share)
 		whole = whole && len(kept) == len(s.rows)
 		for _, row := range kept {
-			lines = append(lines, s.painted(row))
+			lines = append(lines, s.paintedLines(row))
 		}
 	}
 	if len(lines) > rows {
@@ -88,26 +88,26 @@ func (q question) lines(now time.Time, columns, rows int) (lines []string, whole
 	return lines, whole
 }
 
-// whole returns all that there is to know about the question, in rows.
-func (q question) whole(now time.Time, columns int) []string {
+// allLines returns all that there is to know about the question, in rows.
+func (q question) allLines(now time.Time, columns int) []string {
 	var rows []string
-	for _, s := range q.sections(now, columns, true) {
+	for _, s := range q.allSections(now, columns, true) {
 		for _, row := range s.rows {
-			rows = append(rows, s.painted(row))
+			rows = append(rows, s.paintedLines(row))
 		}
 	}
 	return rows
 }
 
-func (s section) painted(row string) string {
+func (s section) paintedLines(row string) string {
 	if s.paint == nil {
 		return row
 	}
 	return s.paint(row)
 }
 
-// total returns the rows of all sections, each cut to a share.
-func total(all []section, share int) int {
+// totalLines returns the rows of all sections, each cut to a share.
+func totalLines(all []section, share int) int {
 	n := 0
 	for _, s := range all {
 		n += min(len(s.rows), share)
@@ -124,11 +124,11 @@ func elideRows(rows []string, n int) []string {
 	tail := n / 2
 	head := n - 1 - tail
 	kept := slices.Clone(rows[:head])
-	kept = append(kept, fmt.Sprintf("  … %s not shown: press v", count(len(rows)-head-tail, "row")))
+	kept = append(kept, fmt.Sprintf("  … %s not shown: press v", formatCount(len(rows)-head-tail, "row")))
 	return append(kept, rows[len(rows)-tail:]...)
 }
 
-func (q question) head() string {
+func (q question) headLines() string {
 	head := fmt.Sprintf("? %s wants to run, class %s", q.Name, q.Class)
 	switch q.Runs {
 	case tools.PlaceSandbox:
@@ -145,8 +145,8 @@ func (q question) head() string {
 	return head
 }
 
-// lasting says what an answer for good would be bound to.
-func (q question) lasting() string {
+// lastingLines says what an answer for good would be bound to.
+func (q question) lastingLines() string {
 	what := "every call of " + string(q.Name)
 	if q.Phrase != "" {
 		what = "exactly `" + q.Phrase + "`"
@@ -157,10 +157,10 @@ func (q question) lasting() string {
 	return what
 }
 
-func (q question) diff(columns int) section {
+func (q question) diffLines(columns int) section {
 	s := section{paint: func(row string) string { return paintDiff(q.style, row) }}
 	for l := range strings.Lines(q.Diff) {
-		s.rows = append(s.rows, foreign("  ", tabs(strings.TrimSuffix(l, "\n")), columns)...)
+		s.rows = append(s.rows, hasForeignScript("  ", replaceTabs(strings.TrimSuffix(l, "\n")), columns)...)
 	}
 	return s
 }
@@ -181,14 +181,14 @@ func offers(c approval.Confirmation, s approval.Scope) bool { return slices.Cont
 
 // keys says what each key means.
 func keys(c approval.Confirmation) []string {
-	name := line(string(c.Name))
+	name := safeLine(string(c.Name))
 	lines := []string{"  y  allow this call, and nothing else"}
 	if offers(c, approval.ScopeSession) {
 		lines = append(lines, "  a  allow "+name+" until the end of this session")
 	}
 	if offers(c, approval.ScopeAlways) {
 		q := question{Confirmation: c}
-		lines = append(lines, "  A  allow for good: "+line(q.lasting()), "  d  refuse for good: the same; caisson approvals takes both back")
+		lines = append(lines, "  A  allow for good: "+safeLine(q.lastingLines()), "  d  refuse for good: the same; caisson approvals takes both back")
 	}
 	return append(lines,
 		"  v  page the whole, with what the question leaves out",

@@ -30,7 +30,7 @@ func TestAWholeQuestion(t *testing.T) {
 		Dangerous: "rm -r /", Phrase: "git status", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Expires: now.Add(5*time.Minute - 400*time.Millisecond), Changed: true,
 		Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession, approval.ScopeAlways},
 	}
-	got, whole := question{c, place{2, 3}, style{}}.lines(now, 120, 30)
+	got, whole := question{c, place{2, 3}, style{}}.boundedLines(now, 120, 30)
 	want := []string{
 		"? shell wants to run, class execute, in the sandbox (again: the file has changed since) [2 of 3]",
 		"  in /home/me/project",
@@ -51,7 +51,7 @@ func TestAWholeQuestion(t *testing.T) {
 		t.Errorf("choices %q, want %q", got, want)
 	}
 	c.Phrase, c.Name, c.Class = "", "write_file", tools.ClassWrite
-	if got, _ := (question{c, place{1, 1}, style{}}).lines(now, 120, 30); !slices.Contains(got, "  A and d are kept for every call of write_file in this folder") {
+	if got, _ := (question{c, place{1, 1}, style{}}).boundedLines(now, 120, 30); !slices.Contains(got, "  A and d are kept for every call of write_file in this folder") {
 		t.Errorf("a write asks %q", got)
 	}
 }
@@ -78,7 +78,7 @@ func TestArgumentsOfAQuestion(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, s := range (question{approval.Confirmation{Exact: exact, Diff: tt.diff}, place{}, style{}}).arguments(100, false) {
+		for _, s := range (question{approval.Confirmation{Exact: exact, Diff: tt.diff}, place{}, style{}}).argumentLines(100, false) {
 			got = append(got, s.rows...)
 		}
 		if diff := cmp.Diff(tt.want, got); diff != "" {
@@ -128,7 +128,7 @@ func TestALongQuestionShowsItsEnds(t *testing.T) {
 			}
 			q := question{c, place{1, 1}, style{}}
 			columns, rows := size[0], size[1]
-			lines, whole := q.lines(time.Now(), columns, rows-2)
+			lines, whole := q.boundedLines(time.Now(), columns, rows-2)
 			shown := strings.Join(lines, "\n")
 			if len(lines) > rows-2 || !strings.HasPrefix(shown, "? shell wants") {
 				t.Errorf("%s at %v: %d rows:\n%s", name, size, len(lines), shown)
@@ -150,11 +150,11 @@ func TestALongQuestionShowsItsEnds(t *testing.T) {
 					t.Errorf("%s at %v lacks %q:\n%s", name, size, end, shown)
 				}
 			}
-			if all := strings.Join(q.whole(time.Now(), columns), "\n"); name == "a command of many lines" &&
+			if all := strings.Join(q.allLines(time.Now(), columns), "\n"); name == "a command of many lines" &&
 				(strings.Count(all, ": nothing") != 398 || strings.Contains(all, "not shown")) {
 				t.Errorf("the whole at %v:\n%s", size, all)
 			}
-			if name == "a command of many lines" && strings.Contains(strings.Join(naiveLines(q.whole(time.Now(), columns), rows-2), "\n"), "rm -rf") {
+			if name == "a command of many lines" && strings.Contains(strings.Join(naiveLines(q.allLines(time.Now(), columns), rows-2), "\n"), "rm -rf") {
 				t.Error("positive control: the end is on a question that is cut off")
 			}
 		}
@@ -166,8 +166,8 @@ func TestAnInputThatIsNoObject(t *testing.T) {
 	c := confirmation()
 	c.Input, c.Exact = `["shortened"]`, json.RawMessage(`["`+strings.Repeat("x", 9000)+`the end"]`)
 	q := question{c, place{1, 1}, style{}}
-	lines, whole := q.lines(time.Now(), 80, 20)
-	if all := strings.Join(q.whole(time.Now(), 80), ""); whole || strings.Contains(all, "shortened") || strings.Count(all, "x") < 9000 || !strings.Contains(strings.Join(lines, ""), "the end") {
+	lines, whole := q.boundedLines(time.Now(), 80, 20)
+	if all := strings.Join(q.allLines(time.Now(), 80), ""); whole || strings.Contains(all, "shortened") || strings.Count(all, "x") < 9000 || !strings.Contains(strings.Join(lines, ""), "the end") {
 		t.Errorf("whole is %t:\n%s", whole, strings.Join(lines, "\n"))
 	}
 }
@@ -511,7 +511,7 @@ func TestEveryFieldIsMadeSafe(t *testing.T) {
 			Input: sequence, Projected: []string{sequence}, Diff: "+" + sequence + "\n", Phrase: sequence, Notices: []string{sequence}, Covers: []string{sequence},
 			Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways},
 		}
-		shown := strings.Join(question{c, place{1, 1}, style{on: true}}.whole(time.Now(), 80), "\n")
+		shown := strings.Join(question{c, place{1, 1}, style{on: true}}.allLines(time.Now(), 80), "\n")
 		if found := raw(shown); len(found) > 0 {
 			t.Errorf("%q: %v in %q", sequence, found, shown)
 		}

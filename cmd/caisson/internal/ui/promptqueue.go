@@ -25,8 +25,8 @@ type queue struct {
 // place is a question's among those that wait: "2 of 3".
 type place struct{ nth, of int }
 
-// enter waits until a question may be shown. Whatever it returns, leave follows.
-func (q *queue) enter(ctx context.Context, c *approval.Confirmation, pending func() []approval.Confirmation) (place, error) {
+// enterQueue waits until a question may be shown. Whatever it returns, leave follows.
+func (q *queue) enterQueue(ctx context.Context, c *approval.Confirmation, pending func() []approval.Confirmation) (place, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, c)
@@ -34,7 +34,7 @@ func (q *queue) enter(ctx context.Context, c *approval.Confirmation, pending fun
 		if ctx.Err() != nil {
 			return place{}, context.Cause(ctx)
 		}
-		ahead, others := q.others(c, pending)
+		ahead, others := q.countOthers(c, pending)
 		if q.shown == nil && ahead == 0 {
 			q.shown = c
 			return place{q.done + 1, q.done + 1 + others}, nil
@@ -52,9 +52,9 @@ func (q *queue) enter(ctx context.Context, c *approval.Confirmation, pending fun
 	}
 }
 
-// others counts the questions beside c, and those of them that come before it.
+// countOthers counts the questions beside c, and those of them that come before it.
 // The caller holds mu.
-func (q *queue) others(c *approval.Confirmation, pending func() []approval.Confirmation) (ahead, others int) {
+func (q *queue) countOthers(c *approval.Confirmation, pending func() []approval.Confirmation) (ahead, others int) {
 	var list []approval.Confirmation
 	if pending != nil {
 		list = pending()
@@ -80,8 +80,8 @@ func (q *queue) others(c *approval.Confirmation, pending func() []approval.Confi
 	return ahead, others
 }
 
-// leave takes a question away: answered, or not to be answered here.
-func (q *queue) leave(c *approval.Confirmation) {
+// leaveQueue takes a question away: answered, or not to be answered here.
+func (q *queue) leaveQueue(c *approval.Confirmation) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = slices.DeleteFunc(q.waiting, func(o *approval.Confirmation) bool { return o == c })

@@ -65,24 +65,24 @@ func (p *PullProgress) Report(r store.Progress) {
 		s.text = strings.TrimSpace(r.Text)
 	case store.PhaseDone:
 		delete(p.states, name)
-		p.erase()
+		p.eraseBar()
 		if s.begun {
-			p.Say(fmt.Sprintf("image %s is there%s", name, s.total()))
+			p.Say(fmt.Sprintf("image %s is there%s", name, s.downloadedText()))
 		}
 		return
 	}
 	if r.Phase != store.PhaseResolve {
-		p.show(name, r.Phase, s)
+		p.showState(name, r.Phase, s)
 	}
 }
 
-// show tells where an image is.
-func (p *PullProgress) show(name string, phase store.Phase, s *pullState) {
-	text := "image " + name + ": " + s.describe(phase)
+// showState tells where an image is.
+func (p *PullProgress) showState(name string, phase store.Phase, s *pullState) {
+	text := "image " + name + ": " + s.describePhase(phase)
 	now := p.Now()
 	switch {
 	case p.Bar != nil:
-		p.draw(text, s)
+		p.drawBar(text, s)
 	case !s.begun || now.Sub(s.last) >= p.Pause:
 		p.Say(text)
 		s.last = now
@@ -90,8 +90,8 @@ func (p *PullProgress) show(name string, phase store.Phase, s *pullState) {
 	s.begun = true
 }
 
-// describe says what is done now.
-func (s *pullState) describe(phase store.Phase) string {
+// describePhase says what is done now.
+func (s *pullState) describePhase(phase store.Phase) string {
 	switch phase {
 	case store.PhaseWait:
 		return "another caisson is fetching it"
@@ -103,10 +103,10 @@ func (s *pullState) describe(phase store.Phase) string {
 	case store.PhaseSave:
 		return "taking it from the engine"
 	case store.PhaseUnpack:
-		done, _ := sum(s.unpack)
+		done, _ := sumProgress(s.unpack)
 		return "unpacking, " + FormatSize(done)
 	}
-	done, total := sum(s.layers)
+	done, total := sumProgress(s.layers)
 	if done == 0 {
 		return "fetching"
 	}
@@ -116,26 +116,26 @@ func (s *pullState) describe(phase store.Phase) string {
 	return "downloading, " + FormatSize(done)
 }
 
-// total says how much was downloaded.
-func (s *pullState) total() string {
-	if done, _ := sum(s.layers); done > 0 {
+// downloadedText says how much was downloaded.
+func (s *pullState) downloadedText() string {
+	if done, _ := sumProgress(s.layers); done > 0 {
 		return ", " + FormatSize(done) + " downloaded"
 	}
 	return ""
 }
 
-// draw writes the line with its bar over the one before.
-func (p *PullProgress) draw(text string, s *pullState) {
+// drawBar writes the line with its bar over the one before.
+func (p *PullProgress) drawBar(text string, s *pullState) {
 	safe, _ := tools.Display(text)
-	if done, total := sum(s.layers); total > 0 && len(s.unpack) == 0 {
+	if done, total := sumProgress(s.layers); total > 0 && len(s.unpack) == 0 {
 		safe = progressBar(done, total, 20) + " " + safe
 	}
 	fmt.Fprintf(p.Bar, "\r\x1b[K%s", ansi.Truncate(safe, max(p.Width()-1, 10), "…"))
 	p.drawn = true
 }
 
-// erase removes the bar.
-func (p *PullProgress) erase() {
+// eraseBar removes the bar.
+func (p *PullProgress) eraseBar() {
 	if p.drawn {
 		fmt.Fprint(p.Bar, "\r\x1b[K")
 		p.drawn = false
@@ -146,10 +146,10 @@ func (p *PullProgress) erase() {
 func (p *PullProgress) Close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.erase()
+	p.eraseBar()
 }
 
-func sum(layers map[string]store.Progress) (done, total int64) {
+func sumProgress(layers map[string]store.Progress) (done, total int64) {
 	for _, l := range layers {
 		done += l.Done
 		total += l.Total

@@ -74,13 +74,13 @@ func New(o Options) *Renderer {
 	r := &Renderer{opts: o, stop: make(chan struct{}), view: newView(style{o.Colour})}
 	r.view.since = o.Now()
 	if o.Live {
-		r.done.Go(r.redraw)
+		r.done.Go(r.redrawRegion)
 	}
 	return r
 }
 
-// redraw draws a frame at each tick until Close.
-func (r *Renderer) redraw() {
+// redrawRegion draws a frame at each tick until Close.
+func (r *Renderer) redrawRegion() {
 	tick := r.opts.Tick
 	if tick == nil {
 		t := time.NewTicker(framePeriod)
@@ -92,7 +92,7 @@ func (r *Renderer) redraw() {
 		case <-tick:
 			r.mu.Lock()
 			r.frame++
-			r.draw()
+			r.drawRegion()
 			r.mu.Unlock()
 		case <-r.stop:
 			return
@@ -104,7 +104,7 @@ func (r *Renderer) redraw() {
 func (r *Renderer) Record(rec record.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.commit(r.view.record(rec))
+	r.commitLines(r.view.addRecord(rec))
 }
 
 // Warned reports whether a warning that was shown holds the given text.
@@ -118,14 +118,14 @@ func (r *Renderer) Warned(text string) bool {
 func (r *Renderer) Delta(d runner.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.view.delta(d)
+	r.view.addDelta(d)
 }
 
 // Print leaves lines of our own on the screen; they must be safe.
 func (r *Renderer) Print(lines ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.commit(lines)
+	r.commitLines(lines)
 }
 
 // Suspend takes the region off the screen, so that a question can stand
@@ -145,8 +145,8 @@ func (r *Renderer) Suspend() (resume func()) {
 	}
 }
 
-// direct writes lines while the region is off the screen: the question's own.
-func (r *Renderer) direct(lines ...string) {
+// writeDirect writes lines while the region is off the screen: the question's own.
+func (r *Renderer) writeDirect(lines ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.write(strings.Join(lines, "\n") + "\n")
@@ -154,14 +154,14 @@ func (r *Renderer) direct(lines ...string) {
 
 // choose writes the choices and leaves the cursor behind them, with room for an answer.
 func (r *Renderer) choose(text string) {
-	columns, _ := r.size()
+	columns, _ := r.terminalSize()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.write(strings.Join(WrapWords(text, columns-answerCells, "  "), "\n"))
 }
 
-// size returns the terminal's columns and rows.
-func (r *Renderer) size() (columns, rows int) {
+// terminalSize returns the terminal's columns and rows.
+func (r *Renderer) terminalSize() (columns, rows int) {
 	if r.opts.Size == nil {
 		return 80, 24
 	}
@@ -183,9 +183,9 @@ func (r *Renderer) Close() {
 	r.done.Wait()
 }
 
-// commit keeps lines for the next frame, or writes them where there are no frames.
+// commitLines keeps lines for the next frame, or writes them where there are no frames.
 // The caller holds mu, as for all below.
-func (r *Renderer) commit(lines []string) {
+func (r *Renderer) commitLines(lines []string) {
 	r.pending = append(r.pending, lines...)
 	if !r.suspended && (!r.opts.Live || r.closed) {
 		r.leave()
@@ -195,35 +195,35 @@ func (r *Renderer) commit(lines []string) {
 // leave commits what is pending and takes the region off the screen.
 func (r *Renderer) leave() {
 	if !r.suspended {
-		r.replace(nil)
+		r.replaceRegion(nil)
 	}
 }
 
-// draw draws a frame, unless a question stands there or nothing has changed.
-func (r *Renderer) draw() {
+// drawRegion draws a frame, unless a question stands there or nothing has changed.
+func (r *Renderer) drawRegion() {
 	if r.suspended || r.closed {
 		return
 	}
-	columns, rows := r.size()
+	columns, rows := r.terminalSize()
 	cells := min(columns-1, maxRegionCells)
-	region := r.view.region(r.opts.Now(), spinner(r.frame), cells, max(min(rows*2/5, maxRegionLines), 1))
+	region := r.view.regionLines(r.opts.Now(), spinnerFrame(r.frame), cells, max(min(rows*2/5, maxRegionLines), 1))
 	for i, l := range region {
-		region[i] = fit(sureWidth(l), cells)
+		region[i] = fitWidth(sureWidth(l), cells)
 	}
 	if len(r.pending) == 0 && columns == r.columns && slices.Equal(region, r.region) {
 		return
 	}
-	r.replace(region)
+	r.replaceRegion(region)
 }
 
-// replace commits what is pending and puts another region below it, in one write.
-func (r *Renderer) replace(region []string) {
-	columns, _ := r.size()
+// replaceRegion commits what is pending and puts another region below it, in one write.
+func (r *Renderer) replaceRegion(region []string) {
+	columns, _ := r.terminalSize()
 	lines := r.pending
 	if r.opts.Size != nil {
 		lines = Wrap(lines, columns)
 	}
-	text := r.eraser(columns)
+	text := r.eraseSequence(columns)
 	for _, l := range append(lines, region...) {
 		text += l + "\n"
 	}
@@ -234,11 +234,11 @@ func (r *Renderer) replace(region []string) {
 	r.write(text)
 }
 
-// eraser returns what takes the region off: to the first cell of its first row, and
+// eraseSequence returns what takes the region off: to the first cell of its first row, and
 // clear to the end of the screen. The rows that it now stands on are counted, since
 // the terminal may have broken its lines anew. The carriage return passes over what
 // the terminal has echoed meanwhile, such as ^C.
-func (r *Renderer) eraser(columns int) string {
+func (r *Renderer) eraseSequence(columns int) string {
 	if len(r.region) == 0 {
 		return ""
 	}
@@ -260,7 +260,7 @@ func (r *Renderer) write(text string) {
 	}
 }
 
-func spinner(frame int) string {
+func spinnerFrame(frame int) string {
 	frames := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
 	return string(frames[frame%len(frames)])
 }

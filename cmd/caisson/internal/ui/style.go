@@ -27,14 +27,14 @@ func (s style) green(t string) string  { return s.paint("32", t) }
 func (s style) yellow(t string) string { return s.paint("33", t) }
 func (s style) cyan(t string) string   { return s.paint("36", t) }
 
-// line makes foreign text safe to stand in one line.
-func line(s string) string {
+// safeLine makes foreign text safe to stand in one line.
+func safeLine(s string) string {
 	safe, _ := tools.Display(s)
 	return safe
 }
 
-// fit cuts a line to a width in cells, with an ellipsis.
-func fit(s string, width int) string { return ansi.Truncate(s, max(width, 1), "…") }
+// fitWidth cuts a line to a width in cells, with an ellipsis.
+func fitWidth(s string, width int) string { return ansi.Truncate(s, max(width, 1), "…") }
 
 // lastLines gives the last n lines of live output, each safe and expanded: a
 // carriage return starts its line again, as it does on a terminal, so that a
@@ -54,13 +54,13 @@ func lastLines(text string, n int) []string {
 		}
 		// Programs colour their output in spite of TERM=dumb; the colours go,
 		// everything else that a terminal would obey is written out.
-		out = append(out, line(strings.ReplaceAll(ansi.Strip(l), "\t", "    ")))
+		out = append(out, safeLine(strings.ReplaceAll(ansi.Strip(l), "\t", "    ")))
 	}
 	return out
 }
 
-// elapsed writes a time as people do: 40ms, 1.4s, 12s, 2m5s.
-func elapsed(d time.Duration) string {
+// formatElapsed writes a time as people do: 40ms, 1.4s, 12s, 2m5s.
+func formatElapsed(d time.Duration) string {
 	if d < time.Second {
 		return fmt.Sprintf("%dms", max(d, 0).Milliseconds())
 	}

@@ -14,13 +14,13 @@ import (
 // anything else does, and what it cost.
 func Summary(r runner.Report, colour bool) []string {
 	s := style{colour}
-	return append(append(append(notVouched(r, s), diffstat(r, s)...), notices(r, s)...), s.dim(costLine(r)))
+	return append(append(append(notVouched(r, s), diffstatLines(r, s)...), noticeLines(r, s)...), s.dim(costLine(r)))
 }
 
 // Notices returns the lines on what to look at before anything else does.
 func Notices(r runner.Report, colour bool) []string {
 	s := style{colour}
-	return append(notVouched(r, s), notices(r, s)...)
+	return append(notVouched(r, s), noticeLines(r, s)...)
 }
 
 // notVouched returns the lines on what could not be renamed or looked at, each of
@@ -28,7 +28,7 @@ func Notices(r runner.Report, colour bool) []string {
 func notVouched(r runner.Report, s style) []string {
 	var lines []string
 	for _, q := range r.Quarantined[:notRenamed(r)] {
-		lines = append(lines, s.red(line(fmt.Sprintf("! %s was not renamed: %s", q.Path, q.Why))))
+		lines = append(lines, s.red(safeLine(fmt.Sprintf("! %s was not renamed: %s", q.Path, q.Why))))
 	}
 	return lines
 }
@@ -42,36 +42,36 @@ func notRenamed(r runner.Report) int {
 	return renamed
 }
 
-// notices returns the other lines on what to look at before anything else does.
-func notices(r runner.Report, s style) []string {
+// noticeLines returns the other lines on what to look at before anything else does.
+func noticeLines(r runner.Report, s style) []string {
 	var lines []string
 	hosted := slices.Clone(r.HostExecuted)
 	// Of each kind, what is nearest to the top first: nothing scrolls it away.
 	slices.SortStableFunc(hosted, func(a, b record.HostExecuted) int {
-		return cmp.Or(danger(a)-danger(b), strings.Count(a.Path, "/")-strings.Count(b.Path, "/"))
+		return cmp.Or(dangerText(a)-dangerText(b), strings.Count(a.Path, "/")-strings.Count(b.Path, "/"))
 	})
 	lines = append(lines, HostExecuted(hosted, s.on)...)
-	lines = append(lines, some(r.Quarantined[notRenamed(r):], func(q record.Quarantined) string {
+	lines = append(lines, firstFew(r.Quarantined[notRenamed(r):], func(q record.Quarantined) string {
 		if q.Why != "" {
-			return s.yellow(line(fmt.Sprintf("! %s was renamed to %s: %s", q.Path, q.To, q.Why)))
+			return s.yellow(safeLine(fmt.Sprintf("! %s was renamed to %s: %s", q.Path, q.To, q.Why)))
 		}
-		return s.yellow(line(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To)))
+		return s.yellow(safeLine(fmt.Sprintf("! %s appeared in the workspace and was renamed to %s", q.Path, q.To)))
 	})...)
-	lines = append(lines, some(r.Cleared, func(c record.Cleared) string {
-		what := privileges(c)
+	lines = append(lines, firstFew(r.Cleared, func(c record.Cleared) string {
+		what := privilegeLines(c)
 		if c.Why != "" {
-			return s.red(line(fmt.Sprintf("! %s has %s, which it had not when the session began, and kept: %s", c.Path, what, c.Why)))
+			return s.red(safeLine(fmt.Sprintf("! %s has %s, which it had not when the session began, and kept: %s", c.Path, what, c.Why)))
 		}
-		return s.yellow(line(fmt.Sprintf("! %s had %s, which it had not when the session began: cleared", c.Path, what)))
+		return s.yellow(safeLine(fmt.Sprintf("! %s had %s, which it had not when the session began: cleared", c.Path, what)))
 	})...)
 	for _, l := range r.Left {
-		lines = append(lines, s.red("! left behind: "+line(l)))
+		lines = append(lines, s.red("! left behind: "+safeLine(l)))
 	}
-	return append(lines, overlaid(r, s)...)
+	return append(lines, describeKept(r, s)...)
 }
 
-// privileges names what a file runs with.
-func privileges(c record.Cleared) string {
+// privilegeLines names what a file runs with.
+func privilegeLines(c record.Cleared) string {
 	var names []string
 	if c.SetUID {
 		names = append(names, "set-user-ID")
@@ -85,17 +85,17 @@ func privileges(c record.Cleared) string {
 	return strings.Join(names, " and ")
 }
 
-// danger orders what a host executes: a new file is seen more easily than a
+// dangerText orders what a host executes: a new file is seen more easily than a
 // change in one that was trusted.
-func danger(h record.HostExecuted) int {
+func dangerText(h record.HostExecuted) int {
 	if h.Added {
 		return 1
 	}
 	return 0
 }
 
-// some renders the first of a list and says how many more there are.
-func some[T any](list []T, render func(T) string) []string {
+// firstFew renders the first of a list and says how many more there are.
+func firstFew[T any](list []T, render func(T) string) []string {
 	const most = 20
 	var out []string
 	for _, v := range list[:min(len(list), most)] {
@@ -107,30 +107,30 @@ func some[T any](list []T, render func(T) string) []string {
 	return out
 }
 
-// diffstat lists changed files as git does.
-func diffstat(r runner.Report, s style) []string {
+// diffstatLines lists changed files as git does.
+func diffstatLines(r runner.Report, s style) []string {
 	const most = 30
 	listed := len(r.Changed)
 	var repositories []string
 	r.Changed, repositories = withoutRepositories(r.Changed)
 	width := 0
 	for _, c := range r.Changed[:min(len(r.Changed), most)] {
-		width = max(width, len([]rune(line(c.Path))))
+		width = max(width, len([]rune(safeLine(c.Path))))
 	}
 	width = min(width, 60)
 	var out []string
 	for _, c := range r.Changed[:min(len(r.Changed), most)] {
 		what := c.Change
 		if c.Change != "deleted" && c.Change != "mode" {
-			what += ", " + size(c.Size)
+			what += ", " + formatBytes(c.Size)
 		}
 		if c.HasDiff {
-			what = fmt.Sprintf("%d %s%s", c.Insertions+c.Deletions, s.green(bar('+', c.Insertions, c.Deletions)), s.red(bar('-', c.Deletions, c.Insertions)))
+			what = fmt.Sprintf("%d %s%s", c.Insertions+c.Deletions, s.green(changeBar('+', c.Insertions, c.Deletions)), s.red(changeBar('-', c.Deletions, c.Insertions)))
 		}
-		out = append(out, fmt.Sprintf(" %-*s | %s", width, fit(line(c.Path), 60), what))
+		out = append(out, fmt.Sprintf(" %-*s | %s", width, fitWidth(safeLine(c.Path), 60), what))
 	}
 	for _, repo := range repositories {
-		out = append(out, fmt.Sprintf(" %-*s | a repository, changed", width, fit(line(repo), 60)))
+		out = append(out, fmt.Sprintf(" %-*s | a repository, changed", width, fitWidth(safeLine(repo), 60)))
 	}
 	n := r.ChangedCount
 	if more := max(n.Files-listed, 0) + max(len(r.Changed)-most, 0); more > 0 {
@@ -160,8 +160,8 @@ func withoutRepositories(changed []record.Changed) (rest []record.Changed, repos
 	return rest, repositories
 }
 
-// bar draws n of a sign, in scale with the other sign's count.
-func bar(sign byte, n, other int) string {
+// changeBar draws n of a sign, in scale with the other sign's count.
+func changeBar(sign byte, n, other int) string {
 	const cells = 40
 	if total := n + other; total > cells {
 		n = (n*cells + total - 1) / total
@@ -178,12 +178,12 @@ func costLine(r runner.Report) string {
 	u := r.Usage
 	return fmt.Sprintf("%s · %d tokens in, %d out · %s, %s · %s.%d s · records in %s",
 		cost, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens, u.OutputTokens,
-		count(int(u.Rounds), "model call"), count(int(u.ToolCalls), "tool call"),
-		fmt.Sprint(r.WallMS/1000), r.WallMS%1000/100, line(r.Dir))
+		formatCount(int(u.Rounds), "model call"), formatCount(int(u.ToolCalls), "tool call"),
+		fmt.Sprint(r.WallMS/1000), r.WallMS%1000/100, safeLine(r.Dir))
 }
 
-// size writes a number of bytes for people.
-func size(n int64) string {
+// formatBytes writes a number of bytes for people.
+func formatBytes(n int64) string {
 	switch {
 	case n < 1000:
 		return fmt.Sprintf("%d B", n)
@@ -193,7 +193,7 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f MB", float64(n)/1000/1000)
 }
 
-func count(n int, noun string) string {
+func formatCount(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}

@@ -51,7 +51,7 @@ func runInPane(socket string) error {
 			frames++
 			r.mu.Lock()
 			r.frame++
-			r.draw()
+			r.drawRegion()
 			r.mu.Unlock()
 		case "close":
 			r.Close()

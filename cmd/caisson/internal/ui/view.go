@@ -56,7 +56,7 @@ type call struct {
 // tail keeps the last bytes of a text.
 type tail struct{ text string }
 
-func (t *tail) add(s string) {
+func (t *tail) addText(s string) {
 	t.text += s
 	if len(t.text) > 2*tailBytes {
 		t.text = t.text[len(t.text)-tailBytes:]
@@ -67,20 +67,20 @@ func newView(s style) *view {
 	return &view{style: s, calls: map[string]*call{}, asked: map[string]string{}, refused: map[string]string{}}
 }
 
-// record takes one record and gives the lines that it leaves on the screen.
-func (v *view) record(r record.Record) []string {
+// addRecord takes one record and gives the lines that it leaves on the screen.
+func (v *view) addRecord(r record.Record) []string {
 	switch r.Kind {
 	case record.KindSessionCreated:
-		return v.created(decode[record.SessionCreated](r))
+		return v.addCreated(decode[record.SessionCreated](r))
 	case record.KindSandboxStarted:
 		p := decode[record.SandboxStarted](r)
-		return v.attested(p.Attestation, fmt.Sprintf("in %d ms", p.StartMS))
+		return v.addAttested(p.Attestation, fmt.Sprintf("in %d ms", p.StartMS))
 	case record.KindSandboxRestarted:
 		p := decode[record.SandboxRestarted](r)
-		return v.attested(p.Attestation, fmt.Sprintf("again (%d), on the same workspace", p.Restart))
+		return v.addAttested(p.Attestation, fmt.Sprintf("again (%d), on the same workspace", p.Restart))
 	case record.KindSandboxLost:
 		p := decode[record.SandboxLost](r)
-		return []string{v.style.red("! sandbox lost: " + line(p.Cause))}
+		return []string{v.style.red("! sandbox lost: " + safeLine(p.Cause))}
 	case record.KindModelCallStarted:
 		v.asking, v.since, v.text = true, r.Time, tail{}
 	case record.KindModelCallCompleted:
@@ -88,27 +88,27 @@ func (v *view) record(r record.Record) []string {
 	case record.KindModelCallFailed:
 		v.asking = false
 		p := decode[record.ModelCallFailed](r)
-		return []string{v.style.red(fmt.Sprintf("! the model failed (%s): %s", p.Class, line(p.Message)))}
+		return []string{v.style.red(fmt.Sprintf("! the model failed (%s): %s", p.Class, safeLine(p.Message)))}
 	case record.KindMessage:
-		return v.message(decode[record.Message](r))
+		return v.addMessage(decode[record.Message](r))
 	case record.KindBudgetWarning:
-		return v.budget(decode[record.BudgetWarning](r))
+		return v.addBudget(decode[record.BudgetWarning](r))
 	case record.KindWarning:
 		p := decode[record.Warning](r)
 		v.warned = append(v.warned, p.Message)
-		return []string{v.style.yellow("! " + line(p.Message))}
+		return []string{v.style.yellow("! " + safeLine(p.Message))}
 	}
 	return v.toolRecord(r)
 }
 
-// budget warns that a limit is near; one that is reached says so at the end.
-func (v *view) budget(p record.BudgetWarning) []string {
+// addBudget warns that a limit is near; one that is reached says so at the end.
+func (v *view) addBudget(p record.BudgetWarning) []string {
 	if p.Used >= p.Limit {
 		return nil
 	}
 	if p.What == limits.KindWallTime {
 		used, limit := time.Duration(p.Used)*time.Millisecond, time.Duration(p.Limit)*time.Millisecond
-		return []string{v.style.yellow(fmt.Sprintf("! %s of %s of wall time used", elapsed(used), elapsed(limit)))}
+		return []string{v.style.yellow(fmt.Sprintf("! %s of %s of wall time used", formatElapsed(used), formatElapsed(limit)))}
 	}
 	return []string{v.style.yellow("! " + p.String())}
 }
@@ -130,36 +130,36 @@ func (v *view) toolRecord(r record.Record) []string {
 		v.calls[p.CallID] = &call{what: v.callText(p.Name, p.Summary), since: r.Time}
 		v.order = append(v.order, p.CallID)
 	case record.KindToolCompleted:
-		return v.completed(decode[record.ToolCompleted](r))
+		return v.addCompleted(decode[record.ToolCompleted](r))
 	case record.KindToolFailed:
 		p := decode[record.ToolFailed](r)
-		c := v.end(p.CallID, string(p.Name))
+		c := v.addEnd(p.CallID, string(p.Name))
 		why, ok := v.refused[p.CallID]
 		if delete(v.refused, p.CallID); !ok {
-			why = line(failedText(p))
+			why = safeLine(failedText(p))
 		}
 		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), c.what, v.style.red(why))
 		return append([]string{head}, v.tailOf(c, tailLines)...)
 	case record.KindToolInputInvalid:
 		p := decode[record.ToolInputInvalid](r)
-		return []string{fmt.Sprintf("%s %s  %s", v.style.red("✗"), v.style.bold(line(string(p.Name))), line("invalid input: "+strings.Join(p.Errors, "; ")))}
+		return []string{fmt.Sprintf("%s %s  %s", v.style.red("✗"), v.style.bold(safeLine(string(p.Name))), safeLine("invalid input: "+strings.Join(p.Errors, "; ")))}
 	case record.KindConfirmationRequested:
 		p := decode[record.ConfirmationRequested](r)
 		v.asked[p.CallID] = v.callText(p.Name, p.Summary)
 	case record.KindConfirmationResolved:
-		return v.resolved(decode[record.ConfirmationResolved](r))
+		return v.addResolved(decode[record.ConfirmationResolved](r))
 	}
 	return nil
 }
 
 // callText returns a call as people know it.
 func (v *view) callText(name tools.Name, summary string) string {
-	return v.style.bold(line(string(name))) + " " + fit(line(summary), maxSummaryCells)
+	return v.style.bold(safeLine(string(name))) + " " + fitWidth(safeLine(summary), maxSummaryCells)
 }
 
-// resolved says whose answer allowed a call, unless it was given here: then it
+// addResolved says whose answer allowed a call, unless it was given here: then it
 // stands behind the question. A refusal is told once, as the end of its call.
-func (v *view) resolved(p record.ConfirmationResolved) []string {
+func (v *view) addResolved(p record.ConfirmationResolved) []string {
 	if p.By == "cancel" {
 		return nil // as its call says
 	}
@@ -185,7 +185,7 @@ func answeredBy(p record.ConfirmationResolved) string {
 		if p.Client == "" || p.Client == "terminal" {
 			return " by you"
 		}
-		return " by " + line(p.Client)
+		return " by " + safeLine(p.Client)
 	case "session":
 		return " by an earlier answer of this session"
 	case "grant":
@@ -195,12 +195,12 @@ func answeredBy(p record.ConfirmationResolved) string {
 	case "on_prompt":
 		return ": nobody could be asked"
 	}
-	return " by " + line(p.By)
+	return " by " + safeLine(p.By)
 }
 
-func (v *view) completed(p record.ToolCompleted) []string {
-	c := v.end(p.CallID, string(p.Name))
-	took := v.style.dim(elapsed(time.Duration(p.LatencyMS) * time.Millisecond))
+func (v *view) addCompleted(p record.ToolCompleted) []string {
+	c := v.addEnd(p.CallID, string(p.Name))
+	took := v.style.dim(formatElapsed(time.Duration(p.LatencyMS) * time.Millisecond))
 	if p.Success {
 		return []string{fmt.Sprintf("%s %s  %s", v.style.green("✓"), c.what, took)}
 	}
@@ -211,9 +211,9 @@ func (v *view) completed(p record.ToolCompleted) []string {
 	return append([]string{head + took}, v.tailOf(c, tailLines)...)
 }
 
-// end takes a call off the list. One that never ran has what was asked about it, or
+// addEnd takes a call off the list. One that never ran has what was asked about it, or
 // only its name.
-func (v *view) end(id, name string) *call {
+func (v *view) addEnd(id, name string) *call {
 	asked := v.asked[id]
 	delete(v.asked, id)
 	c, ok := v.calls[id]
@@ -221,7 +221,7 @@ func (v *view) end(id, name string) *call {
 	case !ok && asked != "":
 		return &call{what: asked}
 	case !ok:
-		return &call{what: v.style.bold(line(name))}
+		return &call{what: v.style.bold(safeLine(name))}
 	}
 	delete(v.calls, id)
 	for i, o := range v.order {
@@ -242,11 +242,11 @@ func (v *view) tailOf(c *call, n int) []string {
 	return out
 }
 
-func (v *view) created(p record.SessionCreated) []string {
+func (v *view) addCreated(p record.SessionCreated) []string {
 	lines := []string{
-		v.style.bold("caisson "+line(p.Version)) + v.style.dim(fmt.Sprintf(" · %s on %s · policy %s · %s",
-			line(p.Model.Provider+"/"+p.Model.Model), line(p.Workspace), line(p.Policy), line(bounds(p)))),
-		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", line(cmp.Or(p.Backend.Chosen, "none")), line(shortReason(p.Backend.Why)), line(p.Image))),
+		v.style.bold("caisson "+safeLine(p.Version)) + v.style.dim(fmt.Sprintf(" · %s on %s · policy %s · %s",
+			safeLine(p.Model.Provider+"/"+p.Model.Model), safeLine(p.Workspace), safeLine(p.Policy), safeLine(boundsText(p)))),
+		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", safeLine(cmp.Or(p.Backend.Chosen, "none")), safeLine(shortReason(p.Backend.Why)), safeLine(p.Image))),
 	}
 	if p.Backend.Chosen == "" {
 		v.sandbox = "none"
@@ -259,13 +259,13 @@ func (v *view) created(p record.SessionCreated) []string {
 		if f.Truncated {
 			part = "the beginning of "
 		}
-		lines = append(lines, v.style.dim(fmt.Sprintf("the model gets %s%s (%d bytes, as %s data)", part, line(f.Path), f.Bytes, line(f.Trust))))
+		lines = append(lines, v.style.dim(fmt.Sprintf("the model gets %s%s (%d bytes, as %s data)", part, safeLine(f.Path), f.Bytes, safeLine(f.Trust))))
 	}
 	for _, i := range p.Ignored {
-		lines = append(lines, v.style.yellow("! "+line(i.Name)+" is ignored: "+line(i.Why)))
+		lines = append(lines, v.style.yellow("! "+safeLine(i.Name)+" is ignored: "+safeLine(i.Why)))
 	}
 	for _, l := range p.Removed {
-		lines = append(lines, v.style.yellow(line(fmt.Sprintf("! removed what a dead caisson (%s) left: %s %s", l.Owner, l.Kind, l.Name))))
+		lines = append(lines, v.style.yellow(safeLine(fmt.Sprintf("! removed what a dead caisson (%s) left: %s %s", l.Owner, l.Kind, l.Name))))
 	}
 	return lines
 }
@@ -279,19 +279,19 @@ func shortReason(why string) string {
 	return short + "; caisson doctor has the reason"
 }
 
-func bounds(p record.SessionCreated) string {
+func boundsText(p record.SessionCreated) string {
 	var parts []string
 	if p.Budget.Rounds != nil {
-		parts = append(parts, "at most "+count(int(*p.Budget.Rounds), "round"))
+		parts = append(parts, "at most "+formatCount(int(*p.Budget.Rounds), "round"))
 	}
 	if p.Budget.WallTimeMS != nil {
-		parts = append(parts, elapsed(time.Duration(*p.Budget.WallTimeMS)*time.Millisecond))
+		parts = append(parts, formatElapsed(time.Duration(*p.Budget.WallTimeMS)*time.Millisecond))
 	}
 	return strings.Join(parts, ", ")
 }
 
-// attested says in one line what the container was seen to be.
-func (v *view) attested(a sandbox.Attestation, how string) []string {
+// addAttested says in one line what the container was seen to be.
+func (v *view) addAttested(a sandbox.Attestation, how string) []string {
 	v.sandbox = a.Backend
 	caps := "no capabilities"
 	if len(a.Capabilities) > 0 {
@@ -307,16 +307,16 @@ func (v *view) attested(a sandbox.Attestation, how string) []string {
 	}
 	head := fmt.Sprintf("● sandbox started %s: %s %s, commands as %s with %s, seccomp %s, network %s, %s, %s",
 		how, a.Runtime, a.RuntimeVersion, a.User, caps, a.Seccomp, a.Network, memory, processes)
-	lines := []string{v.style.cyan(line(head))}
+	lines := []string{v.style.cyan(safeLine(head))}
 	for _, l := range a.Lost {
-		lines = append(lines, v.style.yellow("! not protected here: "+line(l)))
+		lines = append(lines, v.style.yellow("! not protected here: "+safeLine(l)))
 	}
 	return lines
 }
 
-// message shows what the agent says beside its calls. The final answer is the
+// addMessage shows what the agent says beside its calls. The final answer is the
 // program's to print.
-func (v *view) message(m record.Message) []string {
+func (v *view) addMessage(m record.Message) []string {
 	if m.Role != loop.RoleAssistant {
 		return nil
 	}
@@ -334,25 +334,25 @@ func (v *view) message(m record.Message) []string {
 	}
 	var out []string
 	for l := range strings.Lines(strings.TrimSpace(text.String())) {
-		out = append(out, line(strings.TrimRight(l, "\r\n")))
+		out = append(out, safeLine(strings.TrimRight(l, "\r\n")))
 	}
 	return out
 }
 
-// delta takes a piece of live output.
-func (v *view) delta(d runner.Delta) {
+// addDelta takes a piece of live output.
+func (v *view) addDelta(d runner.Delta) {
 	if d.CallID == "" {
-		v.text.add(d.Text)
+		v.text.addText(d.Text)
 		return
 	}
 	if c, ok := v.calls[d.CallID]; ok {
-		c.output.add(d.Text)
+		c.output.addText(d.Text)
 	}
 }
 
-// region returns at most rows lines, of about so many cells, that show what is going
+// regionLines returns at most rows lines, of about so many cells, that show what is going
 // on now: of the output of calls as much as there is room for.
-func (v *view) region(now time.Time, spinner string, cells, rows int) []string {
+func (v *view) regionLines(now time.Time, spinner string, cells, rows int) []string {
 	var out []string
 	for tail := tailLines; tail >= 0; tail-- {
 		if out = v.regionWith(tail, now, spinner, cells); len(out) <= rows {
@@ -364,8 +364,8 @@ func (v *view) region(now time.Time, spinner string, cells, rows int) []string {
 
 func (v *view) regionWith(tail int, now time.Time, spinner string, cells int) []string {
 	head := func(what string, since time.Time) string {
-		took := elapsed(now.Sub(since))
-		return fmt.Sprintf("%s %s  %s", v.style.cyan(spinner), fit(what, cells-len(took)-4), v.style.dim(took))
+		took := formatElapsed(now.Sub(since))
+		return fmt.Sprintf("%s %s  %s", v.style.cyan(spinner), fitWidth(what, cells-len(took)-4), v.style.dim(took))
 	}
 	var out []string
 	for _, id := range v.order {

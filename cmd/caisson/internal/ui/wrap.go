@@ -26,7 +26,7 @@ func WrapWords(l string, width int, indent string) []string {
 		switch {
 		case i == 0:
 			row += word
-		case ansi.StringWidth(row)+1+ansi.StringWidth(word) <= width || combines(word):
+		case ansi.StringWidth(row)+1+ansi.StringWidth(word) <= width || isCombining(word):
 			row += " " + word
 		case word != "":
 			rows = append(rows, row)
@@ -36,9 +36,9 @@ func WrapWords(l string, width int, indent string) []string {
 	return append(rows, row)
 }
 
-// combines reports whether word begins with a mark that combines with the blank
+// isCombining reports whether word begins with a mark that combines with the blank
 // before it, so that the two can't be separated.
-func combines(word string) bool {
+func isCombining(word string) bool {
 	cluster, _ := ansi.FirstGraphemeCluster(" "+word, ansi.GraphemeWidth)
 	return len(cluster) > 1
 }
