@@ -102,7 +102,7 @@ func median(list []time.Duration) time.Duration {
 	return list[len(list)/2]
 }
 
-// report gives both medians and their ratio.
+// report reports both medians and their ratio.
 func report(b *testing.B, ours, theirs []time.Duration) {
 	b.Helper()
 	o, t := median(ours), median(theirs)
@@ -114,7 +114,7 @@ func report(b *testing.B, ours, theirs []time.Duration) {
 
 // BenchmarkStart is the time to a first command's result, and that of the
 // engine's own create, start and exec. They take turns, so that a loaded
-// machine slows both; the ratio is what counts.
+// machine slows both; the ratio counts.
 func BenchmarkStart(b *testing.B) {
 	bed := newBenchBed(b)
 	var ours, theirs []time.Duration

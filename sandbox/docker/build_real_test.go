@@ -29,7 +29,7 @@ func newImageEngine(t *testing.T) *ImageEngine {
 	return e
 }
 
-// dockerfileIn writes a Dockerfile and gives its directory, whose image goes with
+// dockerfileIn writes a Dockerfile and returns its directory, whose image goes with
 // the test.
 func dockerfileIn(t *testing.T, e *ImageEngine, lines ...string) string {
 	t.Helper()
@@ -55,7 +55,7 @@ func TestBuild(t *testing.T) {
 	if got, err := e.ImageID(t.Context(), id); err != nil || got != id {
 		t.Errorf("the image %s is %s, %v", id, got, err)
 	}
-	// Control: the steps are kept, so the same directory gives the same image.
+	// Control: the steps are kept, so the same directory results in the same image.
 	if again, err := e.Build(t.Context(), dir, nil); err != nil || again != id {
 		t.Errorf("built again: %s %v, want %s", again, err, id)
 	}

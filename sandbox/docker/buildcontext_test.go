@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// contextOf gives what is sent of a directory: each entry's type, and content or
+// contextOf returns what is sent of a directory: each entry's type, and content or
 // target.
 func contextOf(t *testing.T, dir string) (map[string]string, error) {
 	t.Helper()

@@ -121,7 +121,7 @@ func (b *bed) target() sandboxtest.Target {
 	}
 }
 
-// inState gives each session of the suite a directory below the backend's state
+// inState makes a directory for each session of the suite below the backend's state
 // directory, as Caisson does.
 type inState struct {
 	*Backend

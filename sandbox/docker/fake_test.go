@@ -72,7 +72,7 @@ func newFakeEngine(t *testing.T) *fakeEngine {
 	return f
 }
 
-// hang keeps a call without an answer until its client gives up or the test ends.
+// hang keeps a call without an answer until its client cancels it or the test ends.
 func (f *fakeEngine) hang(_ http.ResponseWriter, r *http.Request) {
 	select {
 	case <-r.Context().Done():
@@ -178,7 +178,7 @@ func (f *fakeEngine) create(w http.ResponseWriter, r *http.Request) {
 	answer(http.StatusCreated, container.CreateResponse{ID: c.id})(w, r)
 }
 
-// inspect gives the container as it was asked for.
+// inspect returns the container as it was requested.
 func (c *fakeContainer) inspect() container.InspectResponse {
 	got := container.InspectResponse{
 		ContainerJSONBase: &container.ContainerJSONBase{

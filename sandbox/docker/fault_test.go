@@ -60,7 +60,7 @@ func frame(kind byte, payload string) []byte {
 }
 
 // Whatever the engine does while a container is made, Create fails with the
-// right class, says what was wrong, and leaves nothing.
+// right class, with a message about the cause, and leaves nothing.
 func TestCreateFaults(t *testing.T) {
 	ended := func(b *fakeBed) {
 		b.engine.answers["POST /containers/ID/start"] = func(w http.ResponseWriter, _ *http.Request) {
@@ -173,7 +173,7 @@ func (f *fakeEngine) attached(send []byte) {
 			return
 		}
 		conn.Write(send)
-		// As the engine, it goes on taking input that nobody reads.
+		// As the engine, it goes on accepting input that is not read.
 		conn.(*net.UnixConn).CloseWrite()
 		io.Copy(io.Discard, conn)
 	})
@@ -205,7 +205,7 @@ func TestEngineComesBack(t *testing.T) {
 	}
 }
 
-// A call that is cancelled says why, and what the engine made nevertheless is
+// A call that is cancelled returns the cause, and what the engine made nevertheless is
 // removed.
 func TestCreateCancelledWhileTheEngineWorks(t *testing.T) {
 	b := newFakeBed(t)

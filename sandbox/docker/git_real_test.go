@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
-// gitSessions gives containers on repositories: a new bed's workspace each time.
+// gitSessions returns containers on repositories: a new bed's workspace each time.
 func gitSessions(mode string) func(t *testing.T, dir string) sandbox.Sandbox {
 	return func(t *testing.T, dir string) sandbox.Sandbox {
 		b := newBed(t, os.Geteuid())

@@ -63,7 +63,7 @@ func (b *bed) readSettings(ctx context.Context, sb sandbox.Sandbox) (sandboxtest
 			out.Binds = append(out.Binds, m.Source+":"+m.Destination+":"+string(m.Propagation))
 		}
 	}
-	// What the engine gives by itself unless it is told otherwise, and what it
+	// What the engine sets by itself unless it is requested otherwise, and what it
 	// is told.
 	for name, host := range map[string]bool{
 		"mount": false, "pid": h.PidMode.IsHost(), "uts": h.UTSMode.IsHost(), "ipc": !h.IpcMode.IsPrivate(), "cgroup": !h.CgroupnsMode.IsPrivate(),

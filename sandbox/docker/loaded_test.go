@@ -30,7 +30,7 @@ type fakeImages struct {
 	loads  int
 }
 
-// answer gives the fake engine the answers of a store of images.
+// answer sets the answers of the fake engine to those of a store of images.
 func (f *fakeImages) answer(e *fakeEngine, manifest string) {
 	f.byName = map[string]image.InspectResponse{}
 	e.answers["GET /images/NAME/json"] = func(w http.ResponseWriter, r *http.Request) {
@@ -57,7 +57,7 @@ func (f *fakeImages) answer(e *fakeEngine, manifest string) {
 	}
 }
 
-// name gives an image the name that a request has, in the engine's short form.
+// name sets an image's name to the one that a request has, in the engine's short form.
 func (f *fakeImages) name(query url.Values, id string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

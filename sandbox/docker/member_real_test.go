@@ -63,7 +63,7 @@ func TestMemberOfTheDockerGroup(t *testing.T) {
 	}
 }
 
-// TestMember is what TestMemberOfTheDockerGroup runs as another user.
+// TestMember is run by TestMemberOfTheDockerGroup as another user.
 func TestMember(t *testing.T) {
 	dir := os.Getenv(memberHelper)
 	if dir == "" {

@@ -494,7 +494,7 @@ func TestOperator(t *testing.T) {
 	})
 }
 
-// operations are what an operator does and this package never.
+// operations are those of an operator, which this package never does.
 type operations interface {
 	ContainerRemove(ctx context.Context, id string, o container.RemoveOptions) error
 	ContainerKill(ctx context.Context, id, signal string) error

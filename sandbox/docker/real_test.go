@@ -94,7 +94,7 @@ func must(t testing.TB, err error) {
 }
 
 // needEngine skips where there is no engine, and fails where REQUIRE_BACKENDS
-// says that there must be one.
+// demands that there be one.
 func needEngine(t testing.TB) {
 	t.Helper()
 	e, err := resolveEndpoint("", os.Getenv)
@@ -157,7 +157,7 @@ func (b *bed) spec(t testing.TB, session string) sandbox.Spec {
 	}
 }
 
-// newSession gives a session id that no earlier run has used.
+// newSession returns a session id that no earlier run has used.
 func newSession() string { return "ses_" + ulid.Make().String() }
 
 // start makes a container and destroys it at the end of the test, and then
@@ -228,7 +228,7 @@ func (b *bed) leftovers(session string) ([]string, error) {
 	return left, err
 }
 
-// shell runs a script and gives what it wrote.
+// shell runs a script and returns what it wrote.
 func shell(t testing.TB, s sandbox.Sandbox, script string) (string, sandbox.Exit) {
 	t.Helper()
 	var out, errOut bytes.Buffer

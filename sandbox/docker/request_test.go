@@ -62,7 +62,7 @@ func TestRequestGolden(t *testing.T) {
 	}
 }
 
-// made gives the engine's answer about a container that was made as asked.
+// made returns the engine's answer about a container that was made as asked.
 func made(t *testing.T, r request) container.InspectResponse {
 	t.Helper()
 	data, err := json.Marshal(container.CreateRequest{Config: r.config, HostConfig: r.host})

@@ -132,7 +132,7 @@ func unpack(t *testing.T, content []byte, dir string) {
 	}
 }
 
-// overTCP gives an address by which the machine's engine counts as one of
+// overTCP returns an address by which the machine's engine counts as one of
 // another machine.
 func overTCP(t *testing.T) string {
 	t.Helper()
@@ -177,7 +177,7 @@ func relay(conn net.Conn, socket string) {
 	<-up
 }
 
-// engineState is what must be the same before and after: volumes, images that
+// engineState is the state that must be the same before and after: volumes, images that
 // nothing names, and how many there are.
 func engineState(t *testing.T, c *client.Client) []string {
 	t.Helper()
@@ -261,7 +261,7 @@ func TestImageOfAStore(t *testing.T) {
 	}
 }
 
-// loadedIsTracked says that an image that was loaded is named, is kept as long
+// loadedIsTracked checks that an image that was loaded is named, is kept as long
 // as it is young, and goes when it is old.
 func loadedIsTracked(t *testing.T, c *client.Client, b *Backend, id string) {
 	t.Helper()

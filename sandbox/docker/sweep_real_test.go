@@ -57,7 +57,7 @@ func ownUntilKilled(dir string) error {
 	return err
 }
 
-// killedOwner kills a Caisson in the middle of a command, and gives the id of
+// killedOwner kills a Caisson in the middle of a command, and returns the id of
 // its container.
 func killedOwner(t *testing.T, b *bed, session string) string {
 	t.Helper()

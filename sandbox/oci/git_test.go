@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/worktest"
 )
 
-// gitSessions gives sandboxes on repositories: a new bed's workspace each time.
+// gitSessions returns sandboxes on repositories: a new bed's workspace each time.
 func gitSessions(k Kind, mode string) func(t *testing.T, dir string) sandbox.Sandbox {
 	var n atomic.Int32
 	return func(t *testing.T, dir string) sandbox.Sandbox {

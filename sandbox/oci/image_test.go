@@ -26,7 +26,7 @@ type fakeSource struct {
 	err  error
 	slow time.Duration
 	held atomic.Int32
-	// hurried says that it was given a deadline: fetching is no part of the
+	// hurried reports that it got a deadline: fetching is no part of the
 	// start that has to be done in time.
 	hurried bool
 }
@@ -128,7 +128,7 @@ func TestImageOfAStore(t *testing.T) {
 	})
 }
 
-// What a store can't give is an error of its class, and an image that claims
+// What a store can't provide is an error of its class, and an image that claims
 // what is the sandbox's own is refused and let go.
 func TestImageOfAStoreFails(t *testing.T) {
 	b := newBed(t, Runc, os.Geteuid())

@@ -89,7 +89,7 @@ func must(t testing.TB, err error) {
 }
 
 // runtimePath finds the runtime that `make build` made or the system has. It
-// skips where there is none, and fails where REQUIRE_BACKENDS says that there
+// skips where there is none, and fails where REQUIRE_BACKENDS demands that there
 // must be one.
 func runtimePath(t testing.TB, k Kind) string {
 	t.Helper()

@@ -67,7 +67,7 @@ func TestOverlayOfAUser(t *testing.T) {
 	})
 }
 
-// TestUserOverlay is what TestOverlayOfAUser runs as another user.
+// TestUserOverlay is run by TestOverlayOfAUser as another user.
 func TestUserOverlay(t *testing.T) {
 	if os.Getenv(userHelper) == "" {
 		return // nothing to do on its own
@@ -123,7 +123,7 @@ func userThirds(t *testing.T, k Kind) {
 	}
 }
 
-// TestOverlayView: the host's view gives what a Reader of the directory does.
+// TestOverlayView: the host's view returns what a Reader of the directory returns.
 func TestOverlayView(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())

@@ -51,7 +51,7 @@ func TestOwnershipOfAUser(t *testing.T) {
 	})
 }
 
-// TestUserOwnership is what TestOwnershipOfAUser runs as another user.
+// TestUserOwnership is run by TestOwnershipOfAUser as another user.
 func TestUserOwnership(t *testing.T) {
 	dir := os.Getenv(userHelper)
 	if dir == "" {

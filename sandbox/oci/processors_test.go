@@ -50,7 +50,7 @@ func TestProcessors(t *testing.T) {
 	}
 }
 
-// output is what a script in a sandbox of its own says.
+// output returns the output of a script in a sandbox of its own.
 func (b *bed) output(t *testing.T, spec sandbox.Spec, script string) []string {
 	t.Helper()
 	s, err := b.backend.Create(t.Context(), spec)

@@ -48,7 +48,7 @@ func asUser(t *testing.T, test string, add func(dir string)) {
 	})
 }
 
-// TestUser is what TestOrdinaryUser runs as another user.
+// TestUser is run by TestOrdinaryUser as another user.
 func TestUser(t *testing.T) {
 	dir := os.Getenv(userHelper)
 	if dir == "" {

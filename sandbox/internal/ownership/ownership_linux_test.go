@@ -85,7 +85,7 @@ func state(t *testing.T) (dir string, self Identity) {
 	return dir, self
 }
 
-func journal(t *testing.T, dir string, id Identity) *CleanupList {
+func openList(t *testing.T, dir string, id Identity) *CleanupList {
 	t.Helper()
 	j, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: testSession, Owner: id, Dir: sessionDir(dir)})
 	must(t, err)
@@ -245,9 +245,9 @@ func TestUnsafeStateFolder(t *testing.T) {
 	}
 }
 
-func TestJournal(t *testing.T) {
+func TestCleanupList(t *testing.T) {
 	dir, self := state(t)
-	j := journal(t, dir, self)
+	j := openList(t, dir, self)
 	if _, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: testSession, Owner: self, Dir: sessionDir(dir)}); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("a second cleanup list: %v", err)
 	}
@@ -297,7 +297,7 @@ func list(t *testing.T, dir string) []string {
 
 func TestEntriesThatAreRefused(t *testing.T) {
 	dir, self := state(t)
-	j := journal(t, dir, self)
+	j := openList(t, dir, self)
 	for _, e := range []Entry{
 		{},
 		{Kind: "file", Path: "x"},
@@ -328,7 +328,7 @@ func TestEntriesThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestJournalOfAnotherFolderIsRefused(t *testing.T) {
+func TestCleanupListOfAnotherDirectoryIsRefused(t *testing.T) {
 	dir, self := state(t)
 	for _, folder := range []string{dir, filepath.Dir(dir), os.TempDir(), filepath.Join(dir, "sessions")} {
 		_, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: testSession, Owner: self, Dir: folder})
@@ -393,7 +393,7 @@ func TestSweepOfAnUnknownOwner(t *testing.T) {
 	elsewhere := self
 	elsewhere.PIDNamespace = "pid:[1]"
 	must(t, os.Mkdir(filepath.Join(sessionDir(dir), "bundle"), 0o700))
-	j := journal(t, dir, elsewhere)
+	j := openList(t, dir, elsewhere)
 	_, err := j.Add(Entry{Kind: KindDirectory, Path: "bundle"})
 	must(t, err)
 	if left, err := sweep(t, dir, self); len(left) > 0 || err != nil {
@@ -405,11 +405,11 @@ func TestSweepOfAnUnknownOwner(t *testing.T) {
 	}
 }
 
-// What a process could not undo it gives up, and may sweep itself.
+// A process releases what it could not remove, and may sweep itself.
 func TestSweepOfWhatWasGivenUp(t *testing.T) {
 	dir, self := state(t)
 	must(t, os.Mkdir(filepath.Join(sessionDir(dir), "bundle"), 0o700))
-	j := journal(t, dir, self)
+	j := openList(t, dir, self)
 	_, err := j.Add(Entry{Kind: KindDirectory, Path: "bundle"})
 	must(t, err)
 	must(t, j.Close())
@@ -427,7 +427,7 @@ func TestSweepOfWhatWasGivenUp(t *testing.T) {
 func TestSweepGoesOnAfterAnErrorAndKeepsWhatIsLeft(t *testing.T) {
 	dir, self := state(t)
 	must(t, os.Mkdir(filepath.Join(sessionDir(dir), "bundle"), 0o700))
-	j := journal(t, dir, self)
+	j := openList(t, dir, self)
 	_, err := j.Add(Entry{Kind: KindContainer, Name: "caisson-x"}, Entry{Kind: KindDirectory, Path: "bundle"})
 	must(t, err)
 	must(t, j.Close())
@@ -451,7 +451,7 @@ func TestSweepGoesOnAfterAnErrorAndKeepsWhatIsLeft(t *testing.T) {
 	}
 }
 
-func TestDamagedJournals(t *testing.T) {
+func TestDamagedCleanupLists(t *testing.T) {
 	good := func(self Identity) document {
 		self.PID, self.Start = 1<<22+1, 1 // above every pid_max: dead
 		return document{
@@ -479,7 +479,7 @@ func TestDamagedJournals(t *testing.T) {
 			spoil(&doc)
 			data, err := json.Marshal(doc)
 			must(t, err)
-			damaged(t, dir, self, data)
+			requireSetAside(t, dir, self, data)
 		})
 	}
 	for name, data := range map[string]string{
@@ -488,7 +488,7 @@ func TestDamagedJournals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, self := state(t)
-			damaged(t, dir, self, []byte(data))
+			requireSetAside(t, dir, self, []byte(data))
 		})
 	}
 	// What a forgiving reader takes for a cleanup list is damage all the same.
@@ -507,7 +507,7 @@ func TestDamagedJournals(t *testing.T) {
 				t.Fatal("control: encoding/json does not read it either")
 			}
 			dir, self := state(t)
-			damaged(t, dir, self, data)
+			requireSetAside(t, dir, self, data)
 		})
 	}
 	// Positive control: the same cleanup list, unspoiled, is acted on.
@@ -529,7 +529,7 @@ func owned(t *testing.T) Identity {
 
 // A cleanup list that is no regular file is set aside unread, and the sweep neither
 // hangs nor follows it.
-func TestJournalsThatAreNoFiles(t *testing.T) {
+func TestCleanupListsThatAreNoFiles(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
 		"link":   func(path string) error { return os.Symlink("/etc/passwd", path) },
 		"fifo":   func(path string) error { return unix.Mkfifo(path, 0o600) },
@@ -554,9 +554,9 @@ func TestJournalsThatAreNoFiles(t *testing.T) {
 
 // A damaged cleanup list of a session that lives costs it nothing: its next note
 // writes the cleanup list anew.
-func TestDamagedJournalOfALiveSession(t *testing.T) {
+func TestDamagedCleanupListOfALiveSession(t *testing.T) {
 	dir, self := state(t)
-	j := journal(t, dir, self)
+	j := openList(t, dir, self)
 	_, err := j.Add(Entry{Kind: KindDirectory, Path: "bundle"})
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(dir, listDir, testSession+".json"), []byte(`{"version":2,`), 0o600))
@@ -631,8 +631,8 @@ func TestSweepTidiesTheFolder(t *testing.T) {
 	}
 }
 
-// A lease is about what is made when: a process that began long ago gives what
-// it makes now a whole one. An hour's difference of clocks does not end one.
+// A lease begins when a thing is made, also in a process that began long ago. An
+// hour's difference of clocks does not end one.
 func TestRenewedLease(t *testing.T) {
 	_, self := state(t)
 	self.Lease = time.Now().Add(-time.Hour)
@@ -651,8 +651,8 @@ func plant(t *testing.T, dir string, data []byte) {
 	}
 }
 
-// damaged requires that a cleanup list is set aside and nothing is removed.
-func damaged(t *testing.T, dir string, self Identity, data []byte) {
+// requireSetAside requires that a cleanup list is set aside and nothing is removed.
+func requireSetAside(t *testing.T, dir string, self Identity, data []byte) {
 	t.Helper()
 	plant(t, dir, data)
 	left, err := sweep(t, dir, self)
@@ -669,7 +669,7 @@ func damaged(t *testing.T, dir string, self Identity, data []byte) {
 	}
 }
 
-func TestJournalOfAnotherVersionStays(t *testing.T) {
+func TestCleanupListOfAnotherVersionStays(t *testing.T) {
 	dir, self := state(t)
 	plant(t, dir, []byte(`{"version":3,"backend":"docker","novelty":{}}`))
 	if _, err := sweep(t, dir, self); !errors.Is(err, errOtherVersion) {
@@ -711,7 +711,7 @@ func TestConcurrentSweeps(t *testing.T) {
 	}
 }
 
-func FuzzParseJournal(f *testing.F) {
+func FuzzParseList(f *testing.F) {
 	seeds, err := filepath.Glob("testdata/lists/*.json")
 	if err != nil || len(seeds) == 0 {
 		f.Fatalf("no seed corpus: %v", err)

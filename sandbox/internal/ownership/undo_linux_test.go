@@ -166,7 +166,7 @@ func TestPlaceholderThroughALink(t *testing.T) {
 
 // A cleanup list that can't be read, or is another version's, may note the
 // placeholder: it stays.
-func TestPlaceholderUnderAStrangeJournal(t *testing.T) {
+func TestPlaceholderUnderAnUnreadableCleanupList(t *testing.T) {
 	for name, content := range map[string]string{
 		"damaged":         "{",
 		"another version": "",
@@ -177,7 +177,7 @@ func TestPlaceholderUnderAStrangeJournal(t *testing.T) {
 			held, err := os.Open(workspace)
 			must(t, err)
 			defer held.Close()
-			j := journal(t, dir, self)
+			j := openList(t, dir, self)
 			id, err := j.Reserve(t.Context(), held, p)
 			must(t, err)
 			if content == "" {

@@ -43,7 +43,7 @@ func TestLayoutOfRepository(t *testing.T) {
 		{"hooks appear", sandbox.GitCommit, func(t *testing.T, dir string) { must(t, os.Mkdir(filepath.Join(dir, ".git/hooks"), 0o755)) }, true},
 		{"it is replaced by one with its number", "", func(t *testing.T, dir string) {
 			name := filepath.Join(dir, ".git")
-			must(t, os.RemoveAll(name)) // ext4 gives the number to the next directory
+			must(t, os.RemoveAll(name)) // ext4 reuses the number for the next directory
 			must(t, os.Mkdir(name, 0o755))
 		}, true},
 		{"it is replaced", "", func(t *testing.T, dir string) {

@@ -26,7 +26,7 @@ func (f *fixture) overlaid(t *testing.T) {
 	worktest.MakeLayers(t, f.Workspace.Layers, f.dir)
 }
 
-// change is what commands do in the overlay.
+// change is the script of commands in the overlay.
 const change = `set -e; cd %s
 	echo new >made; echo more >>keep/deep/f; rm -r gone; rm -r opaque; mkdir opaque; echo y >opaque/fresh
 	mv moved elsewhere; echo two >>linked; echo exec >>script; printf x >>big; echo t2 >>third; echo g >set/in; ln linked hard`
@@ -71,7 +71,7 @@ func TestOverlayOfEveryOwner(t *testing.T) {
 	}
 }
 
-// seesChange checks that the view of the host is what commands left, also once
+// seesChange checks that the view of the host shows what commands left, also once
 // nothing is staged any more.
 func (f *fixture) seesChange(t *testing.T, p *Mounts) {
 	t.Helper()
@@ -109,7 +109,7 @@ func (f *fixture) seesChange(t *testing.T, p *Mounts) {
 	}
 }
 
-// searchesLayers is the control of SearchSeesWalk: a view that is told that
+// searchesLayers is the control of SearchSeesWalk: a view that is given that
 // nothing has changed reads what was there before, so the lower layer is read.
 func (f *fixture) searchesLayers(t *testing.T, p *Mounts) {
 	t.Helper()
@@ -181,7 +181,7 @@ func TestOverlayLayersAreUsedOnce(t *testing.T) {
 	must(t, again.Close(context.Background()))
 }
 
-// another gives the options of a second session on the same layers.
+// another returns the options of a second session on the same layers.
 func (f *fixture) another(t *testing.T) Options {
 	t.Helper()
 	o := f.Options

@@ -166,7 +166,7 @@ func TestFilesBelongToTheOwner(t *testing.T) {
 				t.Error("a third user's file could be written")
 			}
 			// Positive control: without the map the same write must fail or
-			// give the file to 10001, or else the test proves nothing.
+			// assign the file to 10001, or else the test proves nothing.
 			if folder != commandIDs {
 				must(t, os.Chmod(f.dir, 0o777))
 				must(t, as(t, 10001, 10001, "echo hi >"+filepath.Join(f.dir, "control")))
