@@ -31,7 +31,7 @@ func Decode(text []byte, maxBytes, maxDepth int) (any, error) {
 	}
 	p := parser{dec: json.NewDecoder(bytes.NewReader(text)), maxDepth: maxDepth}
 	p.dec.UseNumber()
-	v, err := p.value(0)
+	v, err := p.parseValue(0)
 	if err != nil {
 		return nil, err
 	}
@@ -47,11 +47,11 @@ type parser struct {
 	values   int
 }
 
-func (p *parser) value(depth int) (any, error) {
+func (p *parser) parseValue(depth int) (any, error) {
 	if p.values++; p.values > MaxValues {
 		return nil, fmt.Errorf("more than %d values", MaxValues)
 	}
-	tok, err := p.token()
+	tok, err := p.nextToken()
 	if err != nil {
 		return nil, err
 	}
@@ -66,9 +66,9 @@ func (p *parser) value(depth int) (any, error) {
 		return nil, fmt.Errorf("nested deeper than %d", p.maxDepth)
 	}
 	if delim == '{' {
-		return p.object(depth + 1)
+		return p.parseObject(depth + 1)
 	}
-	return p.array(depth + 1)
+	return p.parseArray(depth + 1)
 }
 
 // CheckNumber refuses JSON numbers outside a float64's range or precision many
@@ -87,10 +87,10 @@ func CheckNumber(n string) error {
 	return nil
 }
 
-func (p *parser) object(depth int) (any, error) {
+func (p *parser) parseObject(depth int) (any, error) {
 	m := map[string]any{}
 	for p.dec.More() {
-		tok, err := p.token()
+		tok, err := p.nextToken()
 		if err != nil {
 			return nil, err
 		}
@@ -98,28 +98,28 @@ func (p *parser) object(depth int) (any, error) {
 		if _, dup := m[key]; dup {
 			return nil, fmt.Errorf("key %q is given twice", utf8text.Clip(key, 80))
 		}
-		if m[key], err = p.value(depth); err != nil {
+		if m[key], err = p.parseValue(depth); err != nil {
 			return nil, err
 		}
 	}
-	_, err := p.token()
+	_, err := p.nextToken()
 	return m, err
 }
 
-func (p *parser) array(depth int) (any, error) {
+func (p *parser) parseArray(depth int) (any, error) {
 	list := []any{}
 	for p.dec.More() {
-		v, err := p.value(depth)
+		v, err := p.parseValue(depth)
 		if err != nil {
 			return nil, err
 		}
 		list = append(list, v)
 	}
-	_, err := p.token()
+	_, err := p.nextToken()
 	return list, err
 }
 
-func (p *parser) token() (json.Token, error) {
+func (p *parser) nextToken() (json.Token, error) {
 	tok, err := p.dec.Token()
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil, errors.New("JSON ends too early")
