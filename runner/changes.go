@@ -16,6 +16,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // lookTime bounds one look at the whole workspace.
@@ -43,10 +45,10 @@ func (s *Session) look(ctx context.Context) {
 			files = &changes.FileStates{} // nothing is known
 		}
 		s.files = files
-		s.privileged, s.before, err = s.findPrivileged(ctx, true)
+		s.privileges.was, s.privileges.before, err = s.privileges.find(ctx, true)
 		if err != nil {
 			s.log.Warn("look at the workspace", zap.Error(err))
-			s.before = &snapshot{} // nothing is known
+			s.privileges.before = &snapshot{} // nothing is known
 		}
 		<-s.finished
 	}()
@@ -57,12 +59,12 @@ func (s *Session) lookForRepositories(ctx context.Context) {
 	defer close(s.finished)
 	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
 	defer cancel()
-	found, err := findRepositories(ctx, s.repositoryLook(), s.opts.Git)
+	found, err := findRepositories(ctx, s.quarantine.repositoryLook(), s.opts.Git)
 	if err != nil {
 		s.log.Warn("look for repositories", zap.Error(err))
 		found = &repositories{} // nothing is known
 	}
-	s.found = found
+	s.quarantine.found = found
 	s.reportNewRepositories(found)
 }
 
@@ -121,9 +123,9 @@ func (s *Session) changes(r *Report) {
 	<-s.looked
 	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
 	defer cancel()
-	r.Quarantined = s.quarantined(ctx)
-	found, after, err := s.findPrivileged(ctx, false)
-	r.Cleared = s.clearPrivileges(found)
+	r.Quarantined = s.quarantine.list(ctx)
+	found, after, err := s.privileges.find(ctx, false)
+	r.Cleared = s.privileges.clearNew(found)
 	d, diffErr := s.bindDifferences(ctx)
 	if diffErr != nil {
 		s.log.Warn("look at the workspace", zap.Error(diffErr))
@@ -135,7 +137,7 @@ func (s *Session) changes(r *Report) {
 		r.Incomplete = true
 		return
 	}
-	r.Incomplete = r.Incomplete || s.before.incomplete() || after.incomplete()
+	r.Incomplete = r.Incomplete || s.privileges.before.incomplete() || after.incomplete()
 }
 
 // setDifferences fills in what differs.
@@ -216,4 +218,40 @@ func short(e record.SessionEnded) record.SessionEnded {
 		e.Overlay = &o
 	}
 	return e
+}
+
+// quarantineAfterCommand renames repositories that a command made; see
+// [quarantine.afterCommand].
+func (s *Session) quarantineAfterCommand(ctx context.Context) {
+	if !s.overlaid() { // no program of the host sees them before they are applied
+		s.quarantine.afterCommand(ctx)
+	}
+}
+
+// quarantineAll does so at the end, before the container is taken down: the
+// rename is a change of the workspace, and those are made inside. A command
+// that took its container down to get around it gets a fresh one for this.
+func (s *Session) quarantineAll() {
+	if s.overlaid() || s.box.untouched() {
+		return
+	}
+	select {
+	case <-s.looked:
+		s.quarantine.atEnd()
+	default: // nothing has run, or the file system is stuck
+	}
+}
+
+// changeInside makes a change, in a fresh container where there is none any more.
+func (s *Session) changeInside(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+	change, err := s.exec.Apply(ctx, op)
+	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == replacedReason {
+		change, err = s.exec.Apply(ctx, op)
+	}
+	if errors.Is(err, tools.ErrSandboxLost) {
+		if err = s.box.revive(); err == nil {
+			change, err = s.exec.Apply(ctx, op)
+		}
+	}
+	return change, err
 }

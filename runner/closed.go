@@ -9,7 +9,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -32,14 +31,14 @@ type closedDirectories struct {
 	log *zap.Logger
 }
 
-func (s *Session) closedDirectories() *closedDirectories {
-	return &closedDirectories{set: s.chmod, log: s.log}
+func (q *quarantine) closedDirectories() *closedDirectories {
+	return &closedDirectories{set: q.chmod, log: q.log}
 }
 
 // openDirectory opens a directory for a look, unless it was closed when the
 // session began.
-func (s *Session) openDirectory(ctx context.Context, doors *closedDirectories, dir string) (restore func(), err error) {
-	if !s.found.covers(path.Join(dir, "entry")) {
+func (q *quarantine) openDirectory(ctx context.Context, doors *closedDirectories, dir string) (restore func(), err error) {
+	if !q.found.covers(path.Join(dir, "entry")) {
 		return nil, errClosedBefore
 	}
 	return doors.open(ctx, dir, ownerAll)
@@ -97,23 +96,9 @@ func ancestors(dir string) []string {
 }
 
 // chmod sets a folder's mode inside the sandbox and gives the one that it had.
-func (s *Session) chmod(ctx context.Context, dir string, mode uint32, add bool) (uint32, error) {
-	change, err := s.changeInside(ctx, workspace.Op{Kind: workspace.OpChmod, Path: dir, Mode: mode, Add: add})
+func (q *quarantine) chmod(ctx context.Context, dir string, mode uint32, add bool) (uint32, error) {
+	change, err := q.change(ctx, workspace.Op{Kind: workspace.OpChmod, Path: dir, Mode: mode, Add: add})
 	return change.Mode, err
-}
-
-// changeInside makes a change, in a fresh container where there is none any more.
-func (s *Session) changeInside(ctx context.Context, op workspace.Op) (workspace.Change, error) {
-	change, err := s.exec.Apply(ctx, op)
-	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == replacedReason {
-		change, err = s.exec.Apply(ctx, op)
-	}
-	if errors.Is(err, tools.ErrSandboxLost) {
-		if err = s.box.revive(); err == nil {
-			change, err = s.exec.Apply(ctx, op)
-		}
-	}
-	return change, err
 }
 
 // denied says whether a change failed of modes or owners.

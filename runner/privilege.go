@@ -15,16 +15,28 @@ import (
 // privileges than their caller's, and its set-user-ID directories.
 type privileged map[string]workspace.PrivilegedFile
 
-// findPrivileged scans the workspace for privileged files; withSum also reads
+// privilegeCheck finds files of a workspace whose privileges are new.
+type privilegeCheck struct {
+	reader *workspace.Reader
+	// files reads the privileges of files, nil where that is not possible.
+	files *workspace.Privileges
+	log   *zap.Logger
+	// was are the privileged files of the session's start, and before reports how
+	// much of the workspace was scanned then.
+	was    privileged
+	before *snapshot
+}
+
+// find scans the workspace for privileged files; withSum also reads
 // their contents.
-func (s *Session) findPrivileged(ctx context.Context, withSum bool) (privileged, *snapshot, error) {
+func (c *privilegeCheck) find(ctx context.Context, withSum bool) (privileged, *snapshot, error) {
 	found := privileged{}
-	if err := s.addPrivileged(found, ".", withSum); err != nil {
+	if err := c.add(found, ".", withSum); err != nil {
 		return nil, nil, err
 	}
 	// Capabilities of files without execute permission have no effect.
 	const executable, setUID, setID = 0o111, 0o4000, 0o6000
-	snap, err := takeSnapshot(ctx, s.original, func(e *workspace.ScanEntry) error {
+	snap, err := takeSnapshot(ctx, c.reader, func(e *workspace.ScanEntry) error {
 		var mode uint32
 		switch e.Type {
 		case workspace.TypeFile:
@@ -34,26 +46,26 @@ func (s *Session) findPrivileged(ctx context.Context, withSum bool) (privileged,
 		default:
 			return nil
 		}
-		if s.privileges == nil {
+		if c.files == nil {
 			return nil
 		}
 		st, err := e.Stat()
 		if err != nil || st.Mode&mode == 0 {
 			return err
 		}
-		return s.addPrivileged(found, e.Path(), withSum)
+		return c.add(found, e.Path(), withSum)
 	})
 	return found, snap, err
 }
 
-// addPrivileged adds the file or directory at path to found if it has privileges.
-func (s *Session) addPrivileged(found privileged, path string, withSum bool) error {
-	if s.privileges == nil {
+// add adds the file or directory at path to found if it has privileges.
+func (c *privilegeCheck) add(found privileged, path string, withSum bool) error {
+	if c.files == nil {
 		return nil
 	}
-	f, err := s.privileges.Read(path, withSum)
+	f, err := c.files.Read(path, withSum)
 	if err != nil {
-		s.log.Debug("read privileges of file", zap.String("path", path), zap.Error(err))
+		c.log.Debug("read privileges of file", zap.String("path", path), zap.Error(err))
 		return err
 	}
 	if f.Any() {
@@ -73,31 +85,31 @@ func (p privileged) had(now workspace.PrivilegedFile, sum func() string) bool {
 	return false
 }
 
-// clearPrivileges clears those that were not there when the session began, and
+// clearNew clears those that were not there when the session began, and
 // returns the files. Commands can't make such files; this is for what has got
 // past that.
-func (s *Session) clearPrivileges(found privileged) []record.Cleared {
+func (c *privilegeCheck) clearNew(found privileged) []record.Cleared {
 	var out []record.Cleared
 	for _, path := range slices.Sorted(maps.Keys(found)) {
 		now := found[path]
 		sum := func() string {
-			f, err := s.privileges.Read(path, true)
+			f, err := c.files.Read(path, true)
 			if err != nil || f.Inode != now.Inode {
 				return ""
 			}
 			return f.Sum
 		}
-		if s.privileged.had(now, sum) {
+		if c.was.had(now, sum) {
 			continue
 		}
-		c := record.Cleared{Path: path, SetUID: now.SetUID, SetGID: now.SetGID, Capabilities: now.Capabilities}
-		if !s.before.knows(path) {
-			c.Why = "it may have been there before: the workspace could not be looked at whole when the session began"
-		} else if _, err := s.privileges.Clear(path, now.Inode); err != nil {
-			s.log.Warn("clear privileges of file", zap.String("path", path), zap.Error(err))
-			c.Why = err.Error()
+		cleared := record.Cleared{Path: path, SetUID: now.SetUID, SetGID: now.SetGID, Capabilities: now.Capabilities}
+		if !c.before.knows(path) {
+			cleared.Why = "it may have been there before: the workspace could not be looked at whole when the session began"
+		} else if _, err := c.files.Clear(path, now.Inode); err != nil {
+			c.log.Warn("clear privileges of file", zap.String("path", path), zap.Error(err))
+			cleared.Why = err.Error()
 		}
-		out = append(out, c)
+		out = append(out, cleared)
 	}
 	return out
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -41,6 +42,19 @@ const (
 // quarantine is what was renamed, or should have been. It is safe for
 // concurrent use.
 type quarantine struct {
+	// reader reads the workspace dir; submounts are accepted mounts in it.
+	reader    *workspace.Reader
+	dir       *os.File
+	submounts []string
+	git       sandbox.GitMode
+	// change makes a change inside the sandbox, renew replaces that by one without
+	// protected mounts.
+	change func(context.Context, workspace.Op) (workspace.Change, error)
+	renew  func() error
+	log    *zap.Logger
+	// found are the repositories at the session's start.
+	found *repositories
+
 	mu sync.Mutex
 	// moves are the renames by new path, failed those that failed, and the
 	// directories that could not be looked at, by path.
@@ -52,143 +66,130 @@ type quarantine struct {
 
 type pinnedMove struct{ path, why string }
 
-// quarantineAfterCommand renames repositories that a command made, where
-// finding them is cheap; the others are found when the session ends. At the top
-// they are found at once.
-func (s *Session) quarantineAfterCommand(ctx context.Context) {
-	if s.overlaid() {
-		return // no program of the host sees them before they are applied
-	}
+// afterCommand renames repositories that a command made, where finding them is
+// cheap; the others are found when the session ends. At the top they are found at
+// once.
+func (q *quarantine) afterCommand(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
 	defer cancel()
-	s.moved.mu.Lock() // one opens and closes directories at a time
-	defer s.moved.mu.Unlock()
-	if s.found.entries <= cheapEntries && s.found.whole {
-		s.quarantineNew(ctx, false)
+	q.mu.Lock() // one opens and closes directories at a time
+	defer q.mu.Unlock()
+	if q.found.entries <= cheapEntries && q.found.whole {
+		q.renameNew(ctx, false)
 		return
 	}
 	for _, name := range []string{".hg", ".caisson"} {
-		st, err := s.original.StatEntry(ctx, name)
-		if _, known := s.found.known[name]; err == nil && !known && s.found.covers(name) && (name == ".hg" || st.Type == workspace.TypeSymlink) {
-			s.move(ctx, name, "", nil)
+		st, err := q.reader.StatEntry(ctx, name)
+		if _, known := q.found.known[name]; err == nil && !known && q.found.covers(name) && (name == ".hg" || st.Type == workspace.TypeSymlink) {
+			q.move(ctx, name, "", nil)
 		}
 	}
 }
 
-// quarantineAll does so at the end, before the container is taken down: the
-// rename is a change of the workspace, and those are made inside. A command
-// that took its container down to get around it gets a fresh one for this.
-func (s *Session) quarantineAll() {
-	if s.overlaid() || s.box.untouched() {
-		return
-	}
-	select {
-	case <-s.looked:
-	default:
-		return // nothing has run, or the file system is stuck
-	}
+// atEnd renames what is left when the turns are over.
+func (q *quarantine) atEnd() {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), repositoriesTime, errSlow)
 	defer cancel()
-	s.moved.mu.Lock()
-	defer s.moved.mu.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	// An interruption of the session ends the renames that are under way, and
 	// all that follow: they are tried once more.
-	s.moved.failed, s.moved.moreFailed, s.moved.pinned = nil, 0, nil
-	s.quarantineNew(ctx, true)
-	s.movePinned(ctx)
+	q.failed, q.moreFailed, q.pinned = nil, 0, nil
+	q.renameNew(ctx, true)
+	q.movePinned(ctx)
 }
 
-// quarantineNew renames, in one pass over the workspace, every repository that
+// renameNew renames, in one pass over the workspace, every repository that
 // was not there when the session began, and every one in which git or hg would
 // obey something else than before: a git of the host, a prompt or an editor
 // would run what its configuration says as soon as a user enters the
 // directory, or at one above it that has it as a submodule. A repository that
 // the first scan may have missed could be the user's own, and is only reported. The
 // last call also checks the files that ordinary work may change.
-func (s *Session) quarantineNew(ctx context.Context, last bool) {
-	doors := s.closedDirectories()
-	l := s.repositoryLook()
-	l.open = func(dir string) (func(), error) { return s.openDirectory(ctx, doors, dir) }
+func (q *quarantine) renameNew(ctx context.Context, last bool) {
+	doors := q.closedDirectories()
+	l := q.repositoryLook()
+	l.open = func(dir string) (func(), error) { return q.openDirectory(ctx, doors, dir) }
 	err := l.reader.Scan(ctx, ".", workspace.ScanOptions{
 		Mounts: l.mounts, Open: l.open,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
 			if kind := kindOfEntry(e); kind != noRepository {
 				// In it may lie what is a bare repository under any name.
-				return 0, s.quarantineEntry(ctx, l, e.Path(), e.Type, doors)
+				return 0, q.checkEntry(ctx, l, e.Path(), e.Type, doors)
 			}
 			return markOf(e.Name()), enterDirectory(e)
 		},
 		Leave: func(dir string, marks uint8) {
 			if isBare(marks) {
-				s.quarantineEntry(ctx, l, dir, workspace.TypeDir, doors)
+				q.checkEntry(ctx, l, dir, workspace.TypeDir, doors)
 			}
 		},
-		Unread: func(dir string, err error) { s.noteUnread(ctx, dir, err) },
+		Unread: func(dir string, err error) { q.noteUnread(ctx, dir, err) },
 	})
 	if err == nil && last {
-		l.changedObeyed(ctx, s.found.obeyed, func(p, why string) { s.move(ctx, p, why, doors) })
+		l.changedObeyed(ctx, q.found.obeyed, func(p, why string) { q.move(ctx, p, why, doors) })
 		err = ended(ctx)
 	}
 	if err != nil {
-		s.log.Warn("look for repositories", zap.Error(err))
-		s.moved.fail(record.Quarantined{Path: ".", Why: "the look for repositories did not end: " + err.Error()})
+		q.log.Warn("look for repositories", zap.Error(err))
+		q.fail(record.Quarantined{Path: ".", Why: "the look for repositories did not end: " + err.Error()})
 	}
 }
 
 // repositoryLook returns a look at the workspace's own directory.
-func (s *Session) repositoryLook() *repositoryLook {
-	l := &repositoryLook{reader: s.original}
-	for _, name := range s.opts.Submounts { // absolute, or relative to the workspace
-		if rel, err := s.original.Relative(name); err == nil {
+func (q *quarantine) repositoryLook() *repositoryLook {
+	l := &repositoryLook{reader: q.reader}
+	for _, name := range q.submounts { // absolute, or relative to the workspace
+		if rel, err := q.reader.Relative(name); err == nil {
 			l.mounts = append(l.mounts, rel)
 		}
 	}
 	return l
 }
 
-// quarantineEntry renames a repository that is new, or was changed, and returns
+// checkEntry renames a repository that is new, or was changed, and returns
 // its new path, "" where it was not renamed.
-func (s *Session) quarantineEntry(ctx context.Context, l *repositoryLook, p string, typ workspace.Type, doors *closedDirectories) string {
-	was, known := s.found.known[p]
+func (q *quarantine) checkEntry(ctx context.Context, l *repositoryLook, p string, typ workspace.Type, doors *closedDirectories) string {
+	was, known := q.found.known[p]
 	name := entrance(p)
 	switch {
-	case known && isGuarded(p) && (p != ".git" || s.opts.Git != sandbox.GitCommit):
+	case known && isGuarded(p) && (p != ".git" || q.git != sandbox.GitCommit):
 		return "" // its mount protects it
-	case !known && p == ".git" && typ == workspace.TypeDir && s.isEmpty(ctx, p):
+	case !known && p == ".git" && typ == workspace.TypeDir && q.isEmpty(ctx, p):
 		return "" // the sandbox's own placeholder, and nothing to git
-	case !known && !s.found.covers(name):
-		s.moved.fail(record.Quarantined{Path: name, Why: whyUnsure})
+	case !known && !q.found.covers(name):
+		q.fail(record.Quarantined{Path: name, Why: whyUnsure})
 		return ""
 	case !known:
-		return s.move(ctx, name, "", doors)
+		return q.move(ctx, name, "", doors)
 	case was == "":
-		s.moved.fail(record.Quarantined{Path: name, Why: whyPartly})
+		q.fail(record.Quarantined{Path: name, Why: whyPartly})
 		return ""
 	}
-	now, err := l.fingerprint(ctx, p, skipped(p, s.opts.Git)...)
+	now, err := l.fingerprint(ctx, p, skipped(p, q.git)...)
 	if err != nil || now.sum() != was {
-		return s.move(ctx, name, whyChanged, doors)
+		return q.move(ctx, name, whyChanged, doors)
 	}
 	if p == ".git" {
-		s.quarantineUnfinished(ctx)
+		q.renameUnfinished(ctx)
 	}
 	return ""
 }
 
-// quarantineUnfinished renames what git would go on with in the workspace's own
+// renameUnfinished renames what git would go on with in the workspace's own
 // repository, where commands may write to it: its steps can be commands.
-func (s *Session) quarantineUnfinished(ctx context.Context) {
+func (q *quarantine) renameUnfinished(ctx context.Context) {
 	for _, name := range gitUnfinished {
 		p := path.Join(".git", name)
-		if _, err := s.original.StatEntry(ctx, p); err == nil && !s.found.unfinished[p] {
-			s.move(ctx, p, "git would go on with the operation, and run its steps", nil)
+		if _, err := q.reader.StatEntry(ctx, p); err == nil && !q.found.unfinished[p] {
+			q.move(ctx, p, "git would go on with the operation, and run its steps", nil)
 		}
 	}
 }
 
 // isEmpty reports whether a directory has no entries.
-func (s *Session) isEmpty(ctx context.Context, dir string) bool {
-	list, err := s.original.List(ctx, dir, 1)
+func (q *quarantine) isEmpty(ctx context.Context, dir string) bool {
+	list, err := q.reader.List(ctx, dir, 1)
 	return err == nil && len(list.Entries) == 0 && len(list.Incomplete) == 0
 }
 
@@ -203,75 +204,75 @@ func entrance(repository string) string {
 }
 
 // move renames one path, and returns the new one, or "". The caller holds mu.
-func (s *Session) move(ctx context.Context, p, why string, doors *closedDirectories) string {
-	if _, failed := s.moved.failed[p]; failed {
+func (q *quarantine) move(ctx context.Context, p, why string, doors *closedDirectories) string {
+	if _, failed := q.failed[p]; failed {
 		return ""
 	}
-	q := record.Quarantined{Path: p, To: p + quarantinedMark + record.NewID("q")[2:], Why: why}
-	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: q.To}
-	_, err := s.changeInside(ctx, op)
+	to := record.Quarantined{Path: p, To: p + quarantinedMark + record.NewID("q")[2:], Why: why}
+	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: to.To}
+	_, err := q.change(ctx, op)
 	if denied(err) && doors != nil {
 		restore := doors.openAbove(ctx, p)
-		_, err = s.changeInside(ctx, op)
+		_, err = q.change(ctx, op)
 		restore()
 	}
 	if err != nil {
-		s.log.Warn("quarantine", zap.String("path", p), zap.Error(err))
-		s.moved.fail(record.Quarantined{Path: p, Why: err.Error()})
-		s.moved.pin(p, why)
+		q.log.Warn("quarantine", zap.String("path", p), zap.Error(err))
+		q.fail(record.Quarantined{Path: p, Why: err.Error()})
+		q.pin(p, why)
 		return ""
 	}
-	s.moved.done(q)
-	return q.To
+	q.done(to)
+	return to.To
 }
 
 // movePinned tries the renames once more that failed, in a sandbox that mounts
 // nothing over the repositories: no command runs in it.
-func (s *Session) movePinned(ctx context.Context) {
-	pinned := s.moved.pinned
+func (q *quarantine) movePinned(ctx context.Context) {
+	pinned := q.pinned
 	if len(pinned) == 0 {
 		return
 	}
-	if err := s.box.renew(); err != nil {
-		s.log.Warn("quarantine in a fresh sandbox", zap.Error(err))
+	if err := q.renew(); err != nil {
+		q.log.Warn("quarantine in a fresh sandbox", zap.Error(err))
 		return
 	}
-	doors := s.closedDirectories()
+	doors := q.closedDirectories()
 	for _, m := range pinned {
-		delete(s.moved.failed, m.path)
-		s.move(ctx, m.path, m.why, doors)
+		delete(q.failed, m.path)
+		q.move(ctx, m.path, m.why, doors)
 	}
 }
 
-// gone reports whether nothing has a path any more.
-func (s *Session) gone(ctx context.Context, p string) bool {
-	_, err := s.original.StatEntry(ctx, p)
+// isGone reports whether nothing has a path any more.
+func (q *quarantine) isGone(ctx context.Context, p string) bool {
+	_, err := q.reader.StatEntry(ctx, p)
 	e, ok := errors.AsType[*workspace.Error](err)
 	return ok && e.Kind == workspace.KindNotFound
 }
 
 // noteUnread reports a directory that could not be looked into, unless it is one
 // that could not be when the session began either, nor by commands.
-func (s *Session) noteUnread(ctx context.Context, dir string, cause error) {
-	was, closed := s.found.closed[dir]
+func (q *quarantine) noteUnread(ctx context.Context, dir string, cause error) {
+	was, closed := q.found.closed[dir]
 	if !closed {
 		why := "it can't be looked into, so that there may be a repository in it"
-		if !s.found.covers(dir) {
+		if !q.found.covers(dir) {
 			why = whyUnsure
 		}
-		s.moved.fail(record.Quarantined{Path: dir, Why: fmt.Sprintf("%s: %v", why, cause)})
+		q.fail(record.Quarantined{Path: dir, Why: fmt.Sprintf("%s: %v", why, cause)})
 		return
 	}
-	st, err := s.original.StatEntry(ctx, dir)
-	if err != nil || closedOf(st) != was || s.searchable(was) {
-		s.moved.fail(record.Quarantined{Path: dir, Why: whyClosed})
+	st, err := q.reader.StatEntry(ctx, dir)
+	if err != nil || closedOf(st) != was || q.isSearchable(was) {
+		q.fail(record.Quarantined{Path: dir, Why: whyClosed})
 	}
 }
 
-// searchable reports whether commands could go into a directory without changing
+// isSearchable reports whether commands could go into a directory without changing
 // its mode: they have the identity of the workspace's owner.
-func (s *Session) searchable(d closedDirectory) bool {
-	info, err := s.opts.Workspace.Dir.Stat()
+func (q *quarantine) isSearchable(d closedDirectory) bool {
+	info, err := q.dir.Stat()
 	if err != nil {
 		return true
 	}
@@ -317,15 +318,14 @@ func (q *quarantine) pin(p, why string) {
 	}
 }
 
-// quarantined lists what was not renamed, as far as it is still there, and then
+// list lists what was not renamed, as far as it is still there, and then
 // the renames.
-func (s *Session) quarantined(ctx context.Context) []record.Quarantined {
-	q := &s.moved
+func (q *quarantine) list(ctx context.Context) []record.Quarantined {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var out []record.Quarantined
 	for _, p := range slices.Sorted(maps.Keys(q.failed)) {
-		if !s.gone(ctx, p) { // a placeholder of the sandbox's own goes with it
+		if !q.isGone(ctx, p) { // a placeholder of the sandbox's own goes with it
 			out = append(out, q.failed[p])
 		}
 	}

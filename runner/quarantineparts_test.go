@@ -74,11 +74,11 @@ func TestQuarantineAfterACommand(t *testing.T) {
 			b := newBench(t, plantTurns)
 			b.change(c.before)
 			s := b.looked()
-			s.found.entries, s.found.whole = c.entries, !c.partial
+			s.quarantine.found.entries, s.quarantine.found.whole = c.entries, !c.partial
 			b.change(c.during)
 			s.quarantineAfterCommand(t.Context())
-			if diff := cmp.Diff(c.want, s.moved.renamed()); diff != "" || len(s.moved.failed) > 0 {
-				t.Errorf("failed %v, renamed (-want +got):\n%s", s.moved.failures(), diff)
+			if diff := cmp.Diff(c.want, s.quarantine.renamed()); diff != "" || len(s.quarantine.failed) > 0 {
+				t.Errorf("failed %v, renamed (-want +got):\n%s", s.quarantine.failures(), diff)
 			}
 		})
 	}
@@ -115,14 +115,14 @@ func TestWhatIsQuarantined(t *testing.T) {
 			b.change(c.before)
 			s := b.looked()
 			if c.found != nil {
-				c.found(s.found)
+				c.found(s.quarantine.found)
 			}
 			b.change(c.during)
-			s.quarantineNew(t.Context(), true)
-			if diff := cmp.Diff(c.renamed, s.moved.renamed()); diff != "" {
+			s.quarantine.renameNew(t.Context(), true)
+			if diff := cmp.Diff(c.renamed, s.quarantine.renamed()); diff != "" {
 				t.Errorf("renamed (-want +got):\n%s", diff)
 			}
-			if got := s.moved.failures(); !maps.Equal(got, c.failed) {
+			if got := s.quarantine.failures(); !maps.Equal(got, c.failed) {
 				t.Errorf("failed %q, want %q", got, c.failed)
 			}
 		})
@@ -135,8 +135,8 @@ func TestARenamedRepositoryIsNoBareOne(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.looked()
 	b.change("mkdir -p sub/.git/objects sub/.git/refs; echo 'ref: refs/heads/main' >sub/.git/HEAD")
-	s.quarantineNew(t.Context(), false)
-	list := s.quarantined(t.Context())
+	s.quarantine.renameNew(t.Context(), false)
+	list := s.quarantine.list(t.Context())
 	if len(list) != 1 || !regexp.MustCompile(`^sub/\.git\.quarantined-[0-9A-Z]{26}$`).MatchString(list[0].To) {
 		t.Fatalf("renamed %+v", list)
 	}
@@ -156,8 +156,8 @@ func TestObeyedFilesAreQuarantinedAtTheEnd(t *testing.T) {
 		t.Error("it was renamed after a command")
 	}
 	s.quarantineAll()
-	if got := s.moved.renamed(); b.exists("hooks/pre-commit") || !slices.Equal(got, []string{"hooks/pre-commit"}) || len(s.moved.failed) > 0 {
-		t.Errorf("renamed %q, failed %v", got, s.moved.failures())
+	if got := s.quarantine.renamed(); b.exists("hooks/pre-commit") || !slices.Equal(got, []string{"hooks/pre-commit"}) || len(s.quarantine.failed) > 0 {
+		t.Errorf("renamed %q, failed %v", got, s.quarantine.failures())
 	}
 }
 
@@ -174,11 +174,11 @@ func TestALookThatDoesNotEndIsReported(t *testing.T) {
 	b.file("hooks/pre-commit", "touch FIRED\n")
 	want := map[string]string{".": "the look for repositories did not end: " + errSlow.Error()}
 	for _, when := range []string{"behind the scan", "before it"} {
-		s.quarantineNew(ctx, true)
-		if got := s.moved.failures(); !maps.Equal(got, want) {
+		s.quarantine.renameNew(ctx, true)
+		if got := s.quarantine.failures(); !maps.Equal(got, want) {
 			t.Errorf("%s: failed %q", when, got)
 		}
-		s.moved.failed = nil
+		s.quarantine.failed = nil
 	}
 	if b.exists("hooks/pre-commit") {
 		t.Error("control: nothing was renamed before the end")
@@ -222,13 +222,13 @@ func TestFailedRenamesAreTriedAgain(t *testing.T) {
 			s := b.looked()
 			b.file("sub/.git/config", evilConfig)
 			s.quarantineAfterCommand(t.Context())
-			if !b.exists("sub/.git") || len(s.moved.failed) != 1 {
-				t.Fatalf("control: failed %v", s.moved.failures())
+			if !b.exists("sub/.git") || len(s.quarantine.failed) != 1 {
+				t.Fatalf("control: failed %v", s.quarantine.failures())
 			}
 			fails = boxes > 1
 			s.quarantineAll()
-			if b.exists("sub/.git") || len(s.moved.failed) > 0 || len(s.moved.moves) != 1 {
-				t.Errorf("renamed %q, failed %v", s.moved.renamed(), s.moved.failures())
+			if b.exists("sub/.git") || len(s.quarantine.failed) > 0 || len(s.quarantine.moves) != 1 {
+				t.Errorf("renamed %q, failed %v", s.quarantine.renamed(), s.quarantine.failures())
 			}
 			if n := len(b.backend.boxes); n != boxes || b.backend.boxes[n-1].spec.Workspace.Unguarded != (boxes > 1) {
 				t.Errorf("%d sandboxes, want %d", n, boxes)
@@ -258,10 +258,10 @@ func TestModesAreChangedWhereTheyForbid(t *testing.T) {
 		b.file("sub/.git/config", evilConfig)
 		var doors *closedDirectories
 		if c.doors {
-			doors = s.closedDirectories()
+			doors = s.quarantine.closedDirectories()
 		}
-		if to := s.move(t.Context(), "sub/.git", "", doors); to != "" || len(s.moved.failed) != 1 || chmods != c.chmods {
-			t.Errorf("%s: renamed to %q, failed %v, %d modes were set", name, to, s.moved.failures(), chmods)
+		if to := s.quarantine.move(t.Context(), "sub/.git", "", doors); to != "" || len(s.quarantine.failed) != 1 || chmods != c.chmods {
+			t.Errorf("%s: renamed to %q, failed %v, %d modes were set", name, to, s.quarantine.failures(), chmods)
 		}
 	}
 }
@@ -290,14 +290,14 @@ func TestUnreadDirectories(t *testing.T) {
 		"changed":                   {repositories{closed: map[string]closedDirectory{"private": other}}, whyClosed},
 		"changed and was open once": {repositories{closed: map[string]closedDirectory{"private": open}}, whyClosed},
 	} {
-		s.found, s.moved.failed = &c.found, nil
-		s.noteUnread(t.Context(), "private", errors.New("no"))
-		if got := s.moved.failed["private"].Why; got != c.want {
+		s.quarantine.found, s.quarantine.failed = &c.found, nil
+		s.quarantine.noteUnread(t.Context(), "private", errors.New("no"))
+		if got := s.quarantine.failed["private"].Why; got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	s.found, s.moved.failed = &repositories{closed: map[string]closedDirectory{"gone": same}}, nil
-	if s.noteUnread(t.Context(), "gone", errors.New("no")); s.moved.failed["gone"].Why != whyClosed {
+	s.quarantine.found, s.quarantine.failed = &repositories{closed: map[string]closedDirectory{"gone": same}}, nil
+	if s.quarantine.noteUnread(t.Context(), "gone", errors.New("no")); s.quarantine.failed["gone"].Why != whyClosed {
 		t.Error("a directory that is gone is vouched for")
 	}
 }
@@ -310,22 +310,19 @@ func TestSearchable(t *testing.T) {
 		{uid: self, mode: 0o100}: true, {uid: self, mode: 0o677}: false,
 		{uid: other, mode: 0o010}: true, {uid: other, mode: 0o001}: true, {uid: other, mode: 0o766}: false,
 	} {
-		if got := s.searchable(d); got != want {
+		if got := s.quarantine.isSearchable(d); got != want {
 			t.Errorf("%+v: %t", d, got)
 		}
 	}
-	dir := s.opts.Workspace.Dir
 	gone, err := os.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	gone.Close()
-	w := *s.opts.Workspace
-	w.Dir, s.opts.Workspace = gone, &w
-	if !s.searchable(closedDirectory{uid: self}) {
+	s.quarantine.dir = gone
+	if !s.quarantine.isSearchable(closedDirectory{uid: self}) {
 		t.Error("a directory counts as closed to commands where their user is not known")
 	}
-	w.Dir = dir
 }
 
 // TestQuarantineIsBounded: beyond the bound, renames and failures are counted.
@@ -348,12 +345,12 @@ func TestQuarantinedIsListed(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.opened()
 	b.change("mkdir -p stuck/.git")
-	s.moved.fail(record.Quarantined{Path: "stuck/.git", Why: "busy"})
-	s.moved.fail(record.Quarantined{Path: "gone/.git", Why: "busy"})
-	s.moved.done(record.Quarantined{Path: "b\xff/.git", To: "b\xff/.git-1"})
-	s.moved.done(record.Quarantined{Path: "a/.git", To: "a/.git-2"})
-	s.moved.done(record.Quarantined{Path: "a/.git", To: "a/.git-1"})
-	s.moved.moreFailed, s.moved.moreMoved = 1, 1
+	s.quarantine.fail(record.Quarantined{Path: "stuck/.git", Why: "busy"})
+	s.quarantine.fail(record.Quarantined{Path: "gone/.git", Why: "busy"})
+	s.quarantine.done(record.Quarantined{Path: "b\xff/.git", To: "b\xff/.git-1"})
+	s.quarantine.done(record.Quarantined{Path: "a/.git", To: "a/.git-2"})
+	s.quarantine.done(record.Quarantined{Path: "a/.git", To: "a/.git-1"})
+	s.quarantine.moreFailed, s.quarantine.moreMoved = 1, 1
 	want := []record.Quarantined{
 		{Path: "stuck/.git", Why: "busy"},
 		{Path: ".", Why: "1 more in the workspace were not renamed either, or could not be looked at"},
@@ -363,7 +360,7 @@ func TestQuarantinedIsListed(t *testing.T) {
 		{Path: ".", To: ".", Why: "1 more were renamed"},
 	}
 	for range 2 {
-		if diff := cmp.Diff(want, s.quarantined(t.Context())); diff != "" {
+		if diff := cmp.Diff(want, s.quarantine.list(t.Context())); diff != "" {
 			t.Errorf("listed (-want +got):\n%s", diff)
 		}
 	}
@@ -381,7 +378,7 @@ func TestShowBytes(t *testing.T) {
 func TestMountsOfALook(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.opts.Submounts = []string{"sub", filepath.Join(b.dir, "x"), "/elsewhere"}
-	if diff := cmp.Diff([]string{"sub", "x"}, b.opened().repositoryLook().mounts); diff != "" {
+	if diff := cmp.Diff([]string{"sub", "x"}, b.opened().quarantine.repositoryLook().mounts); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
 }

@@ -85,20 +85,15 @@ type Session struct {
 	stopLook context.CancelCauseFunc
 	lookers  sync.WaitGroup
 
-	// before is the workspace as it was when the sandbox began to start; looked
-	// is closed when it is taken, and looking is set while it is.
-	before  *snapshot
-	files   *changes.FileStates
-	looking bool
-	looked  chan struct{}
-	// privileges reads the privileges of files, nil where that can't be done;
-	// privileged are those of the session's start.
-	privileges *workspace.Privileges
-	privileged privileged
-	// found are the repositories as they were, once finished is closed.
-	found    *repositories
-	finished chan struct{}
-	moved    quarantine
+	// files are those of the workspace when the sandbox began to start; looked
+	// is closed when they are recorded, and looking is set meanwhile.
+	files      *changes.FileStates
+	looking    bool
+	looked     chan struct{}
+	privileges *privilegeCheck
+	// quarantine knows the repositories as they were, once finished is closed.
+	finished   chan struct{}
+	quarantine *quarantine
 	// layers are those of an overlay session, nil in bind mode; recorded says
 	// that they know the original folder.
 	layers   *overlay.Layers
@@ -166,7 +161,12 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, &WorkspaceError{Op: "read", Path: o.Workspace.Path, Err: err}
 	}
 	s.reader, s.original = original, original
-	if s.privileges, err = workspace.NewPrivileges(o.Workspace.Dir); err != nil {
+	s.quarantine = &quarantine{
+		reader: original, dir: o.Workspace.Dir, submounts: o.Submounts, git: o.Git, change: s.changeInside,
+		renew: func() error { return s.box.renew() }, log: s.log,
+	}
+	s.privileges = &privilegeCheck{reader: original, log: s.log}
+	if s.privileges.files, err = workspace.NewPrivileges(o.Workspace.Dir); err != nil {
 		s.log.Debug("read privileges of files", zap.Error(err))
 	}
 	s.box = newContainer(ctx, o.Backend, s.spec())
@@ -221,7 +221,7 @@ func (s *Session) spec() sandbox.Spec {
 func (s *Session) guardRepositories(ctx context.Context, spec *sandbox.Spec) {
 	select {
 	case <-s.finished:
-		spec.Workspace.Repositories = s.found.nested()
+		spec.Workspace.Repositories = s.quarantine.found.nested()
 	case <-ctx.Done():
 	}
 }
