@@ -83,10 +83,10 @@ func (v *boxView) List(ctx context.Context, path string, depth int) (workspace.L
 }
 
 // Walk visits what is below a path.
-func (v *boxView) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.Walked, error) {
+func (v *boxView) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
 	// What visit fails with is its own, whatever it wraps.
 	var own error
-	walked, err := through(ctx, v, func(w workspace.View) (workspace.Walked, error) {
+	walked, err := through(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
 		walked, err := w.Walk(ctx, path, o, func(e workspace.Entry) error {
 			err := visit(e)
 			if err != nil && !errors.Is(err, workspace.SkipDir) && !errors.Is(err, workspace.SkipAll) {
@@ -106,14 +106,14 @@ func (v *boxView) Walk(ctx context.Context, path string, o workspace.WalkOptions
 }
 
 // Search looks for files below a path.
-func (v *boxView) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.Walked, error) {
+func (v *boxView) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
 	var own error // of Visit, whatever it wraps
 	visit := o.Visit
-	o.Visit = func(name string, f workspace.Found) error {
+	o.Visit = func(name string, f workspace.SearchResult) error {
 		own = visit(name, f)
 		return own
 	}
-	walked, err := through(ctx, v, func(w workspace.View) (workspace.Walked, error) {
+	walked, err := through(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
 		walked, err := w.Search(ctx, path, o)
 		if own != nil {
 			err = nil

@@ -76,7 +76,7 @@ func (d *Differences) setList(l *changeList) {
 
 // leadsOut reports whether the symlink at p leads out of the workspace.
 func leadsOut(ctx context.Context, r *workspace.Reader, p, target string) bool {
-	return workspace.LeadsOut(p, target, func(name string) (string, bool) {
+	return workspace.SymlinkEscapes(p, target, func(name string) (string, bool) {
 		st, err := r.StatEntry(ctx, name)
 		return st.Target, err == nil && st.Type == workspace.TypeSymlink
 	})

@@ -77,7 +77,7 @@ func encodeOp(op workspace.Op) ([]byte, error) {
 	if !utf8.ValidString(op.Old) || !utf8.ValidString(op.New) {
 		return nil, &workspace.Error{Kind: workspace.KindInvalid, Path: op.Path, Detail: "a text is not valid UTF-8"}
 	}
-	body, err := json.Marshal(op.Sent())
+	body, err := json.Marshal(op.EncodePaths())
 	if err != nil {
 		return nil, fmt.Errorf("encode operation: %w", err)
 	}
@@ -119,7 +119,7 @@ func (a *change) resultOf(ctx context.Context, op workspace.Op, text []byte) (wo
 		if err := wire.Decode(text, &done); err != nil {
 			return a.failProtocol(op, err)
 		}
-		done = done.Received()
+		done = done.DecodePaths()
 		if err := checkChange(op, done, a.applied != wire.Applied{}); err != nil {
 			return a.failProtocol(op, err)
 		}

@@ -156,7 +156,7 @@ func TestApplyTalk(t *testing.T) {
 		c, l := play(t)
 		op := workspace.Op{Kind: workspace.OpWrite, Path: "d\xff/f", Content: bytes.Repeat([]byte("0123456789"), wire.Window/8)}
 		op.Old = "x"
-		first, err := json.Marshal(op.Sent())
+		first, err := json.Marshal(op.EncodePaths())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +176,7 @@ func TestApplyTalk(t *testing.T) {
 				_ = l.writer.SendCredit(1, wire.Stdin, uint32(len(f.Payload)))
 			}
 			sent <- body
-			text, _ := json.Marshal(want.Sent())
+			text, _ := json.Marshal(want.EncodePaths())
 			text = append(text, bytes.Repeat([]byte(" "), wire.MaxChange-len(text))...)
 			credit := wire.NewCredit()
 			go func() {
@@ -196,7 +196,7 @@ func TestApplyTalk(t *testing.T) {
 		}
 		body := <-sent
 		var came workspace.Op
-		if size := <-asked; wire.Decode(body, &came) != nil || size != int64(len(body)) || !cmp.Equal(came.Received(), op) {
+		if size := <-asked; wire.Decode(body, &came) != nil || size != int64(len(body)) || !cmp.Equal(came.DecodePaths(), op) {
 			t.Errorf("an operation of %d bytes comes as %d", size, len(body))
 		}
 		time.Sleep(24 * time.Hour)

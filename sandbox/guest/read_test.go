@@ -52,10 +52,10 @@ func TestSearchOfLargeFiles(t *testing.T) {
 	var got []string
 	_, err := c.View().Search(t.Context(), ".", workspace.SearchOptions{
 		MaxFile: size,
-		Examine: func(_ context.Context, name string, f workspace.File, err error) workspace.Found {
-			return workspace.Found{Value: fmt.Sprintf("%s %d", name, bytes.Count(f.Data, []byte(name[1:])))}
+		Examine: func(_ context.Context, name string, f workspace.File, err error) workspace.SearchResult {
+			return workspace.SearchResult{Value: fmt.Sprintf("%s %d", name, bytes.Count(f.Data, []byte(name[1:])))}
 		},
-		Visit: func(_ string, f workspace.Found) error {
+		Visit: func(_ string, f workspace.SearchResult) error {
 			got = append(got, f.Value.(string))
 			return nil
 		},

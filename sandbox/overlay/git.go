@@ -51,7 +51,7 @@ func (s *Changes) markLeftOut(lookUp lookupFunc, linkAt func(path string) (strin
 			c.LeftOut = findGitReason(c, repos)
 			c.Git = c.LeftOut != ""
 		}
-		if c.Now != workspace.TypeSymlink || c.LeftOut != "" && !c.Git || !workspace.LeadsOut(c.Path, c.Target, linkAt) {
+		if c.Now != workspace.TypeSymlink || c.LeftOut != "" && !c.Git || !workspace.SymlinkEscapes(c.Path, c.Target, linkAt) {
 			continue
 		}
 		c.LinkOut = true

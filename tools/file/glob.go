@@ -60,7 +60,7 @@ func (g *globber) run(ctx context.Context, in globInput) (tools.Output, error) {
 	found, odd, more := 0, 0, false
 	end, err := s.run(ctx, workspace.SearchOptions{
 		Match: func(dir, name string) bool { return pattern.match(s, dir, name) },
-		Visit: func(name string, _ workspace.Found) error {
+		Visit: func(name string, _ workspace.SearchResult) error {
 			if found == maxGlobbed || b.Len() > windowBytes {
 				more = true
 				return workspace.SkipAll

@@ -91,7 +91,9 @@ func (g *grepper) run(ctx context.Context, in grepInput) (tools.Output, error) {
 		o.Match = func(dir, name string) bool { return glob.match(s, dir, name) }
 	}
 	var r grepped
-	o.Visit = func(name string, f workspace.Found) error { return r.addMatches(name, f.Value.(*fileMatches), m.most) }
+	o.Visit = func(name string, f workspace.SearchResult) error {
+		return r.addMatches(name, f.Value.(*fileMatches), m.most)
+	}
 	end, err := s.run(ctx, o)
 	if err != nil {
 		return tools.Output{}, err
@@ -148,7 +150,7 @@ type matchedLine struct {
 const fileMatchesBytes = 128
 
 // examine searches one file.
-func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err error) workspace.Found {
+func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err error) workspace.SearchResult {
 	var r fileMatches
 	switch {
 	case err != nil:
@@ -160,10 +162,10 @@ func (m *matcher) examine(ctx context.Context, _ string, f workspace.File, err e
 	default:
 		m.searchData(ctx, f.Data, &r)
 		if len(r.lines) == 0 && r.long == 0 {
-			return workspace.Found{}
+			return workspace.SearchResult{}
 		}
 	}
-	found := workspace.Found{Value: &r, Bytes: fileMatchesBytes}
+	found := workspace.SearchResult{Value: &r, Bytes: fileMatchesBytes}
 	for _, l := range r.lines {
 		found.Bytes += fileMatchesBytes + len(l.text)
 	}

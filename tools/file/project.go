@@ -37,7 +37,7 @@ func ProjectedDiff(ctx context.Context, r workspace.View, op workspace.Op) (tool
 	after := op.Content
 	switch {
 	case op.Kind == workspace.OpPatch && exists:
-		after, _, err = op.Patched(before)
+		after, _, err = op.PatchContent(before)
 	case op.Kind == workspace.OpPatch, op.Kind == workspace.OpDelete && !exists:
 		err = &workspace.Error{Kind: workspace.KindNotFound, Path: op.Path, Detail: "no such file or directory"}
 	case op.Kind == workspace.OpDelete:

@@ -60,7 +60,7 @@ func searchSummary(raw json.RawMessage) string {
 
 // outcome describes how a search ended.
 type outcome struct {
-	workspace.Walked
+	workspace.WalkResult
 	// late reports whether it was stopped by its deadline.
 	late bool
 }

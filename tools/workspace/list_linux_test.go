@@ -78,7 +78,7 @@ func TestWalk(t *testing.T) {
 		l.link("a/up", "..")
 		l.link("start", "a")
 		r := l.readerIn(walking, ReaderOptions{})
-		walk := func(path string, o WalkOptions, stop string) ([]string, Walked, error) {
+		walk := func(path string, o WalkOptions, stop string) ([]string, WalkResult, error) {
 			var seen []string
 			w, err := r.Walk(t.Context(), path, o, func(e Entry) error {
 				seen = append(seen, fmt.Sprintf("%d %s", e.Depth, e.Path))

@@ -28,7 +28,7 @@ type Op struct {
 	// To is the new path of a rename.
 	To string `json:"to,omitempty"`
 	// PathBytes and ToBytes take the place of Path and To where JSON can't carry
-	// their bytes; see [Op.Sent].
+	// their bytes; see [Op.EncodePaths].
 	PathBytes []byte `json:"path_bytes,omitempty"`
 	ToBytes   []byte `json:"to_bytes,omitempty"`
 	// Content is the whole new content of a write, or what an append adds; the
@@ -85,43 +85,43 @@ type Change struct {
 	HasBefore bool   `json:"has_before,omitempty"`
 }
 
-// Sent returns op as JSON can carry it: names are bytes, of which JSON's strings
-// take only UTF-8.
-func (op Op) Sent() Op {
-	op.Path, op.PathBytes = sentName(op.Path)
-	op.To, op.ToBytes = sentName(op.To)
+// EncodePaths returns op with paths that JSON can carry: names are bytes, and
+// strings of JSON are UTF-8.
+func (op Op) EncodePaths() Op {
+	op.Path, op.PathBytes = encodeName(op.Path)
+	op.To, op.ToBytes = encodeName(op.To)
 	return op
 }
 
-// Received undoes Sent.
-func (op Op) Received() Op {
-	op.Path, op.To = receivedName(op.Path, op.PathBytes), receivedName(op.To, op.ToBytes)
+// DecodePaths undoes EncodePaths.
+func (op Op) DecodePaths() Op {
+	op.Path, op.To = decodeName(op.Path, op.PathBytes), decodeName(op.To, op.ToBytes)
 	op.PathBytes, op.ToBytes = nil, nil
 	return op
 }
 
-// Sent is as that of [Op].
-func (c Change) Sent() Change {
-	c.Path, c.PathBytes = sentName(c.Path)
-	c.To, c.ToBytes = sentName(c.To)
+// EncodePaths is like [Op.EncodePaths].
+func (c Change) EncodePaths() Change {
+	c.Path, c.PathBytes = encodeName(c.Path)
+	c.To, c.ToBytes = encodeName(c.To)
 	return c
 }
 
-// Received undoes Sent.
-func (c Change) Received() Change {
-	c.Path, c.To = receivedName(c.Path, c.PathBytes), receivedName(c.To, c.ToBytes)
+// DecodePaths undoes EncodePaths.
+func (c Change) DecodePaths() Change {
+	c.Path, c.To = decodeName(c.Path, c.PathBytes), decodeName(c.To, c.ToBytes)
 	c.PathBytes, c.ToBytes = nil, nil
 	return c
 }
 
-func sentName(name string) (string, []byte) {
+func encodeName(name string) (string, []byte) {
 	if utf8.ValidString(name) {
 		return name, nil
 	}
 	return "", []byte(name)
 }
 
-func receivedName(name string, bytes []byte) string {
+func decodeName(name string, bytes []byte) string {
 	if len(bytes) > 0 {
 		return string(bytes)
 	}

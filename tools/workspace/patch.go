@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// Patched returns the content that a patch makes of before, and the number of
+// PatchContent returns the content that a patch makes of before, and the number of
 // replacements. It changes no file: both the Writer and the diff that is shown
 // beforehand use it, so that they agree. Errors are [KindInvalid],
 // [KindNoMatch] and [KindTooLarge].
-func (op Op) Patched(before []byte) (after []byte, replacements int, err error) {
+func (op Op) PatchContent(before []byte) (after []byte, replacements int, err error) {
 	if op.Old == "" {
 		return nil, 0, op.newError(KindInvalid, "the text to replace is empty; to create or overwrite a file, write it")
 	}

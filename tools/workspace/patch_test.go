@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-func TestPatched(t *testing.T) {
+func TestPatchContent(t *testing.T) {
 	cases := []struct {
 		name, before, old, new string
 		all                    bool
@@ -38,7 +38,7 @@ func TestPatched(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			got, n, err := Op{Path: "f", Old: c.old, New: c.new, ReplaceAll: c.all}.Patched([]byte(c.before))
+			got, n, err := Op{Path: "f", Old: c.old, New: c.new, ReplaceAll: c.all}.PatchContent([]byte(c.before))
 			if kindOf(err) != c.kind || string(got) != c.want || n != c.n {
 				t.Errorf("got %q, %d, %v; want %q, %d, kind %q", abbreviatePath(string(got)), n, err, c.want, c.n, c.kind)
 			}
@@ -49,8 +49,8 @@ func TestPatched(t *testing.T) {
 	}
 }
 
-// FuzzPatched checks the promise: one match and it is replaced, or nothing is.
-func FuzzPatched(f *testing.F) {
+// FuzzPatchContent checks the promise: one match and it is replaced, or nothing is.
+func FuzzPatchContent(f *testing.F) {
 	seeds := [][3]string{{"a b c", "b", "x"}, {"aaa", "aa", "b"}, {"", "a", "b"}, {"\xff\n\r\n", "\n", ""}, {"a\n b\n", "a\nb", "c"}}
 	if len(seeds) == 0 {
 		f.Fatal("no seeds")
@@ -61,7 +61,7 @@ func FuzzPatched(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, before []byte, old, repl string, all bool) {
 		kept := bytes.Clone(before)
-		after, n, err := Op{Path: "f", Old: old, New: repl, ReplaceAll: all}.Patched(before)
+		after, n, err := Op{Path: "f", Old: old, New: repl, ReplaceAll: all}.PatchContent(before)
 		if !bytes.Equal(kept, before) {
 			t.Fatal("the content that was given has changed")
 		}

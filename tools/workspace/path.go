@@ -155,10 +155,10 @@ func joinPath(dir, name string) string {
 	return dir + "/" + name
 }
 
-// LeadsOut reports whether a symlink at path, relative to the workspace, leads
+// SymlinkEscapes reports whether a symlink at path, relative to the workspace, leads
 // out of the workspace, through other symlinks too. The function readLink returns
 // the target of a symlink in the workspace, and false for anything else.
-func LeadsOut(path, target string, readLink func(path string) (string, bool)) bool {
+func SymlinkEscapes(path, target string, readLink func(path string) (string, bool)) bool {
 	if strings.HasPrefix(target, "/") {
 		return true
 	}

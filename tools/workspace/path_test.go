@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestLeadsOut(t *testing.T) {
+func TestSymlinkEscapes(t *testing.T) {
 	links := map[string]string{
 		"abs": "/etc", "up": "..", "here": ".", "loop": "loop", "d/abs": "/etc", "d/here": ".", "d/up": "..", "d/e": "../f/g", "d/deep": "x/y",
 	}
@@ -49,7 +49,7 @@ func TestLeadsOut(t *testing.T) {
 		{"a", "l1", true},
 		{"a", "l0", false}, // more symlinks than the kernel follows
 	} {
-		got := LeadsOut(tt.path, tt.target, func(path string) (string, bool) { target, ok := links[path]; return target, ok })
+		got := SymlinkEscapes(tt.path, tt.target, func(path string) (string, bool) { target, ok := links[path]; return target, ok })
 		if got != tt.want {
 			t.Errorf("%s -> %s: leads out is %t, want %t", tt.path, tt.target, got, tt.want)
 		}

@@ -122,10 +122,10 @@ func TestRaceReads(t *testing.T) {
 			})
 			seen[fmt.Sprint("walk ", kindOf(err))]++
 			for _, start := range []string{".", "sub"} {
-				o := SearchOptions{MaxFile: 10 << 20, Examine: func(_ context.Context, _ string, f File, _ error) Found {
-					return Found{Value: f}
+				o := SearchOptions{MaxFile: 10 << 20, Examine: func(_ context.Context, _ string, f File, _ error) SearchResult {
+					return SearchResult{Value: f}
 				}}
-				o.Visit = func(name string, found Found) error {
+				o.Visit = func(name string, found SearchResult) error {
 					f := found.Value.(File)
 					l.leaks("search", string(f.Data))
 					if f.Size == 7654321 || f.Size == int64(len(l.canary)) {

@@ -240,8 +240,8 @@ type View interface {
 	Stat(ctx context.Context, path string) (Info, error)
 	Lstat(ctx context.Context, path string) (Info, error)
 	List(ctx context.Context, path string, depth int) (Listing, error)
-	Walk(ctx context.Context, path string, o WalkOptions, visit func(Entry) error) (Walked, error)
-	Search(ctx context.Context, path string, o SearchOptions) (Walked, error)
+	Walk(ctx context.Context, path string, o WalkOptions, visit func(Entry) error) (WalkResult, error)
+	Search(ctx context.Context, path string, o SearchOptions) (WalkResult, error)
 	ReadFile(ctx context.Context, path string, offset, most int64) (File, error)
 	ReadInto(ctx context.Context, path string, offset int64, buf []byte) (File, error)
 }

@@ -33,8 +33,8 @@ type Rules interface {
 	Skip(dir, name string, isDir bool) bool
 }
 
-// Found is the result of a search for one entry.
-type Found struct {
+// SearchResult is the result of a search for one entry.
+type SearchResult struct {
 	// Value is the result of [SearchOptions.Examine], or nil without one.
 	Value any
 	// Bytes is about how much memory Value holds.
@@ -62,29 +62,29 @@ type SearchOptions struct {
 	// with more than MaxFile bytes the data is nil. It must not keep the data.
 	// Without it only names are searched for, and entries of every type but
 	// directories count.
-	Examine func(ctx context.Context, name string, f File, err error) Found
+	Examine func(ctx context.Context, name string, f File, err error) SearchResult
 	MaxFile int64
 	// Visit is called on the caller's goroutine, in the order of paths, with each
 	// entry for which Match reported true and Examine, if set, returned a Value.
 	// Its error ends the search and is returned; [SkipAll] ends it without one.
-	Visit func(name string, f Found) error
+	Visit func(name string, f SearchResult) error
 }
 
 // Search looks for files below path as Walk does, with the same order and the
 // same bounds, but reads directories and files concurrently, each directory
 // opened once and everything in it opened from there. A path that is a file is
 // searched alone; no rules count for it.
-func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (Walked, error) {
+func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (WalkResult, error) {
 	rel, e := r.prefixes.relativePath(name)
 	if e != nil {
-		return Walked{}, e
+		return WalkResult{}, e
 	}
 	info, err := r.Stat(ctx, name)
 	if err != nil {
-		return Walked{}, err
+		return WalkResult{}, err
 	}
 	if info.Type != TypeDir {
-		return Walked{Entries: 1}, r.searchFile(ctx, rel, &o)
+		return WalkResult{Entries: 1}, r.searchFile(ctx, rel, &o)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := &searcher{reader: r, o: &o, most: cmp.Or(o.MaxEntries, r.options.MaxEntries), held: map[*searchDir]struct{}{}}
@@ -94,7 +94,7 @@ func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (Walk
 	top := &searchDir{path: rel, depth: 1, rules: o.Rules}
 	s.listDirectory(ctx, top)
 	if top.err != nil {
-		return Walked{}, top.err
+		return WalkResult{}, top.err
 	}
 	s.open = append(s.open, top)
 	if !r.options.OwnThread {
@@ -109,7 +109,7 @@ func (r *Reader) Search(ctx context.Context, name string, o SearchOptions) (Walk
 	case err == nil:
 		err = endCause(ctx) // what was done last may not be whole
 	}
-	return s.Walked, err
+	return s.WalkResult, err
 }
 
 // searchFile searches the file that the search starts at.
@@ -117,7 +117,7 @@ func (r *Reader) searchFile(ctx context.Context, rel string, o *SearchOptions) e
 	if o.Match != nil && !o.Match(path.Dir(rel), path.Base(rel)) {
 		return nil
 	}
-	var found Found
+	var found SearchResult
 	if o.Examine != nil {
 		f, err := r.ReadFile(ctx, rel, 0, o.MaxFile)
 		if ctx.Err() != nil {
@@ -150,7 +150,7 @@ func endCause(ctx context.Context) error {
 // work, in the order of paths, that none has taken; the caller's visits the
 // pieces in that order, and does itself what none has begun.
 type searcher struct {
-	Walked
+	WalkResult
 	reader  *Reader
 	o       *SearchOptions
 	most    int
@@ -201,7 +201,7 @@ type piece struct {
 // searchFound is the result at one name.
 type searchFound struct {
 	at int
-	Found
+	SearchResult
 }
 
 type pieceState uint8
@@ -428,7 +428,7 @@ func (s *searcher) visitDirectory(ctx context.Context, d *searchDir) error {
 			if f.at >= most {
 				break
 			}
-			if err := s.o.Visit(joinPath(d.path, d.names[f.at].name), f.Found); err != nil {
+			if err := s.o.Visit(joinPath(d.path, d.names[f.at].name), f.SearchResult); err != nil {
 				return err
 			}
 		}

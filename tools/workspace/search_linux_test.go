@@ -80,7 +80,7 @@ func walkAndRead(ctx context.Context, r *Reader, start string, o SearchOptions) 
 
 func search(ctx context.Context, r *Reader, start string, o SearchOptions) looked {
 	var l looked
-	o.Visit = func(name string, f Found) error {
+	o.Visit = func(name string, f SearchResult) error {
 		text := ""
 		if o.Examine != nil {
 			text = fmt.Sprint(f.Value)
@@ -93,8 +93,8 @@ func search(ctx context.Context, r *Reader, start string, o SearchOptions) looke
 	return l
 }
 
-func contentOf(_ context.Context, name string, f File, err error) Found {
-	return Found{Value: fmt.Sprintf("%q %q %d %s", name, f.Data, f.Size, kindOf(err)), Bytes: 100 << 10}
+func contentOf(_ context.Context, name string, f File, err error) SearchResult {
+	return SearchResult{Value: fmt.Sprintf("%q %q %d %s", name, f.Data, f.Size, kindOf(err)), Bytes: 100 << 10}
 }
 
 // TestSearchIsAWalk: on any tree a search finds what a walk finds that reads one
@@ -169,7 +169,7 @@ func TestSearchReadsAhead(t *testing.T) {
 			t.Fatalf("unlike the walk: %s", d)
 		}
 		n := 0
-		o.Visit = func(string, Found) error {
+		o.Visit = func(string, SearchResult) error {
 			if n++; n == 300 {
 				return SkipAll
 			}
@@ -179,12 +179,12 @@ func TestSearchReadsAhead(t *testing.T) {
 			t.Errorf("stopped: %d visited, %v", n, err)
 		}
 		why := errors.New("why")
-		o.Visit = func(string, Found) error { return why }
+		o.Visit = func(string, SearchResult) error { return why }
 		if _, err := r.Search(t.Context(), ".", o); !errors.Is(err, why) {
 			t.Errorf("failed: %v", err)
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		o.Visit = func(string, Found) error { cancel(why); return nil }
+		o.Visit = func(string, SearchResult) error { cancel(why); return nil }
 		if _, err := r.Search(ctx, ".", o); !errors.Is(err, why) {
 			t.Errorf("cancelled: %v", err)
 		}
@@ -208,8 +208,8 @@ func TestSearchPanics(t *testing.T) {
 		}
 	}()
 	_, err := r.Search(t.Context(), ".", SearchOptions{
-		MaxFile: 1, Examine: func(context.Context, string, File, error) Found { panic("examined") },
-		Visit: func(string, Found) error { return nil },
+		MaxFile: 1, Examine: func(context.Context, string, File, error) SearchResult { panic("examined") },
+		Visit: func(string, SearchResult) error { return nil },
 	})
 	t.Errorf("returned %v", err)
 }

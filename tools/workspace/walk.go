@@ -24,8 +24,8 @@ type WalkOptions struct {
 	MaxTextBytes int64
 }
 
-// Walked describes how a walk ended.
-type Walked struct {
+// WalkResult describes how a walk ended.
+type WalkResult struct {
 	// Entries is how many were visited.
 	Entries int
 	// Truncated reports whether a cap was reached. Incomplete names directories
@@ -39,34 +39,34 @@ type Walked struct {
 // path that is a file is visited alone, at depth 0. Visit runs on the caller's
 // goroutine and may use the Reader. What it returns, but SkipDir and SkipAll,
 // ends the walk and is returned as it is.
-func (r *Reader) Walk(ctx context.Context, path string, o WalkOptions, visit func(Entry) error) (Walked, error) {
+func (r *Reader) Walk(ctx context.Context, path string, o WalkOptions, visit func(Entry) error) (WalkResult, error) {
 	rel, e := r.prefixes.relativePath(path)
 	if e != nil {
-		return Walked{}, e
+		return WalkResult{}, e
 	}
 	info, err := r.Stat(ctx, path)
 	if err != nil {
-		return Walked{}, err
+		return WalkResult{}, err
 	}
 	if info.Type != TypeDir {
 		err := visit(Entry{Path: info.Path, Type: info.Type, Size: info.Size})
 		if errors.Is(err, SkipDir) || errors.Is(err, SkipAll) {
 			err = nil
 		}
-		return Walked{Entries: 1}, err
+		return WalkResult{Entries: 1}, err
 	}
 	w := walker{reader: r, visit: visit, depth: capValue(o.MaxDepth, r.options.MaxDepth)}
 	w.capacity = Capacity{Entries: o.MaxEntries, Bytes: o.MaxTextBytes}.cappedAt(r.options.capacity())
 	if err := w.enterDirectory(ctx, rel, 1); err != nil {
-		return w.Walked, err
+		return w.WalkResult, err
 	}
-	return w.Walked, w.walkFrom(ctx)
+	return w.WalkResult, w.walkFrom(ctx)
 }
 
 // walker is one call of Walk. It keeps what is left of each directory on its way
 // down, in all no more than its capacity.
 type walker struct {
-	Walked
+	WalkResult
 	reader   *Reader
 	visit    func(Entry) error
 	capacity Capacity

@@ -76,7 +76,7 @@ func (w *Writer) patchFile(ctx context.Context, op Op, rel string, c *Change) er
 	if err := op.checkHash(true, before); err != nil {
 		return err
 	}
-	after, n, err := op.Patched(before)
+	after, n, err := op.PatchContent(before)
 	if err != nil {
 		return err
 	}

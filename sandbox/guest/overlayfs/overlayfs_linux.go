@@ -23,14 +23,14 @@ func Settings() []string { return []string{"userxattr", "index=off", "metacopy=o
 // mount. They stay their opener's.
 type Layers struct{ Lower, Upper, Work *os.File }
 
-// How says in which way a kernel is given the layers.
-type How int
+// LayerReference selects how layers are named to the kernel.
+type LayerReference int
 
 // The ways.
 const (
 	// ByDescriptor needs Linux 6.13, and takes directories of unattached mounts
 	// from 6.15 on.
-	ByDescriptor How = iota
+	ByDescriptor LayerReference = iota
 	// ByPath names the same descriptors by /proc/self/fd, the one path to a
 	// directory that can't be changed on the way. Their mounts must be attached
 	// in this mount namespace.
@@ -40,14 +40,14 @@ const (
 // Mount makes an overlay and returns its mount, nosuid and nodev, which is not
 // attached. The caller closes it. Errors wrap the kernel's: EPERM, ENOSYS or
 // ENODEV if overlays can't be mounted at all, EINVAL if not of these layers.
-func Mount(l Layers, how How) (*os.File, error) {
+func Mount(l Layers, ref LayerReference) (*os.File, error) {
 	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("open overlay: %w", err)
 	}
 	overlay := os.NewFile(uintptr(fd), "overlay")
 	defer overlay.Close()
-	if err := configureOverlay(fd, l, how); err != nil {
+	if err := configureOverlay(fd, l, ref); err != nil {
 		return nil, fmt.Errorf("%w%s", err, kernelMessages(fd))
 	}
 	mount, err := unix.Fsmount(fd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
@@ -57,7 +57,7 @@ func Mount(l Layers, how How) (*os.File, error) {
 	return os.NewFile(uintptr(mount), "mount"), nil
 }
 
-func configureOverlay(overlay int, l Layers, how How) error {
+func configureOverlay(overlay int, l Layers, ref LayerReference) error {
 	for _, s := range Settings() {
 		key, value, isString := strings.Cut(s, "=")
 		err := error(nil)
@@ -74,7 +74,7 @@ func configureOverlay(overlay int, l Layers, how How) error {
 		key  string
 		file *os.File
 	}{{"lowerdir", l.Lower}, {"upperdir", l.Upper}, {"workdir", l.Work}} {
-		if err := how.setLayer(overlay, layer.key, layer.file); err != nil {
+		if err := ref.setLayer(overlay, layer.key, layer.file); err != nil {
 			return fmt.Errorf("set overlay's %s: %w", layer.key, err)
 		}
 	}
@@ -85,9 +85,9 @@ func configureOverlay(overlay int, l Layers, how How) error {
 }
 
 // setLayer sets one of the layers of an overlay that is being configured.
-func (how How) setLayer(overlay int, key string, layer *os.File) error {
+func (ref LayerReference) setLayer(overlay int, key string, layer *os.File) error {
 	switch {
-	case how == ByPath:
+	case ref == ByPath:
 		return unix.FsconfigSetString(overlay, key, fmt.Sprintf("/proc/self/fd/%d", layer.Fd()))
 	case key == "lowerdir":
 		key = "lowerdir+" // which alone takes a descriptor

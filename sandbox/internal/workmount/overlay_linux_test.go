@@ -124,10 +124,10 @@ func (f *fixture) searchesLayers(t *testing.T, p *Mounts) {
 	_, err = r.Search(t.Context(), "keep/deep", workspace.SearchOptions{
 		MaxFile: 100,
 		Match:   func(_, name string) bool { return name == "f" },
-		Examine: func(_ context.Context, _ string, file workspace.File, _ error) workspace.Found {
-			return workspace.Found{Value: string(file.Data)}
+		Examine: func(_ context.Context, _ string, file workspace.File, _ error) workspace.SearchResult {
+			return workspace.SearchResult{Value: string(file.Data)}
 		},
-		Visit: func(_ string, found workspace.Found) error {
+		Visit: func(_ string, found workspace.SearchResult) error {
 			got = append(got, found.Value.(string)...)
 			return nil
 		},

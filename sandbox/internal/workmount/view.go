@@ -72,9 +72,9 @@ func (v *view) List(ctx context.Context, path string, depth int) (workspace.List
 }
 
 // Walk ends with the error of visit, even if the sandbox ends meanwhile.
-func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.Walked, error) {
+func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
 	var last error
-	walked, err := readUnlessEnded(v, func() (workspace.Walked, error) {
+	walked, err := readUnlessEnded(v, func() (workspace.WalkResult, error) {
 		return v.reader.Walk(ctx, path, o, func(e workspace.Entry) error {
 			last = visit(e)
 			return last
@@ -87,14 +87,14 @@ func (v *view) Walk(ctx context.Context, path string, o workspace.WalkOptions, v
 }
 
 // Search ends with the error of Visit, even if the sandbox ends meanwhile.
-func (v *view) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.Walked, error) {
+func (v *view) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
 	var last error
 	visit := o.Visit
-	o.Visit = func(name string, f workspace.Found) error {
+	o.Visit = func(name string, f workspace.SearchResult) error {
 		last = visit(name, f)
 		return last
 	}
-	walked, err := readUnlessEnded(v, func() (workspace.Walked, error) { return v.reader.Search(ctx, path, o) })
+	walked, err := readUnlessEnded(v, func() (workspace.WalkResult, error) { return v.reader.Search(ctx, path, o) })
 	if err != nil && last != nil {
 		return walked, last
 	}

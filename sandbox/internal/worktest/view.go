@@ -290,7 +290,7 @@ func listWith(v workspace.View, depth int) func(context.Context, string) (worksp
 // stroll is the list of what a walk visits, and its end.
 type stroll struct {
 	Entries []workspace.Entry
-	End     workspace.Walked
+	End     workspace.WalkResult
 }
 
 func walkWith(v workspace.View, o workspace.WalkOptions) func(context.Context, string) (stroll, error) {
@@ -325,10 +325,10 @@ func SearchSeesWalk(t *testing.T, v workspace.View) {
 		})
 		searched, err := v.Search(t.Context(), start, workspace.SearchOptions{
 			MaxFile: most,
-			Examine: func(_ context.Context, name string, f workspace.File, err error) workspace.Found {
-				return workspace.Found{Value: content(f, err)}
+			Examine: func(_ context.Context, name string, f workspace.File, err error) workspace.SearchResult {
+				return workspace.SearchResult{Value: content(f, err)}
 			},
-			Visit: func(name string, f workspace.Found) error {
+			Visit: func(name string, f workspace.SearchResult) error {
 				got = append(got, name+" "+f.Value.(string))
 				return nil
 			},

@@ -134,12 +134,12 @@ func (c *change) receiveOp() (workspace.Op, error) {
 	if err := wire.Decode(body, &op); err != nil {
 		return op, err
 	}
-	return op.Received(), nil
+	return op.DecodePaths(), nil
 }
 
 // sendChange answers with the change, on its credit.
 func (c *change) sendChange(done workspace.Change) {
-	text, err := json.Marshal(done.Sent())
+	text, err := json.Marshal(done.EncodePaths())
 	if err != nil {
 		panic(fmt.Sprintf("caisson-guest: encode change: %v", err)) // plain values always encode
 	}
