@@ -22,7 +22,7 @@ func createIn(dir *os.File, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), filepath.Join(dir.Name(), name)), nil
 }
 
-// manyNames says whether a file has more than one hard link.
+// manyNames reports whether a file has more than one hard link.
 func manyNames(info fs.FileInfo) bool {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	return ok && stat.Nlink > 1

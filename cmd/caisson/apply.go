@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// applyFlags is what caisson apply takes.
+// applyFlags are the flags of caisson apply.
 type applyFlags struct {
 	workspace string
 	dryRun    bool
@@ -81,7 +81,8 @@ func newApplyCommand(a *app) *cobra.Command {
 // apply does what the flags say.
 func (k *keptChanges) apply(ctx context.Context, f applyFlags) error {
 	session := k.layers.Info().Session
-	// The lock says that the session's Caisson is gone, settle that its sandbox is.
+	// With the lock held, the session's Caisson is gone; removeSandbox waits for its
+	// sandbox.
 	if err := k.layers.Lock(); err != nil {
 		return keptError(k.layers.Info(), err)
 	}
@@ -132,7 +133,7 @@ func (k *keptChanges) exitStatus(ctx context.Context, r *overlay.Result, f apply
 	return nil
 }
 
-// tellApplied says what was done on standard error.
+// tellApplied describes the result on standard error.
 func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	session := k.layers.Info().Session
 	k.tell(ui.Failed(listFailures(r), k.colour))
@@ -180,7 +181,7 @@ func listFailures(r *overlay.Result) []record.PathNote {
 	return out
 }
 
-// appliedDocument is what caisson apply --json writes.
+// appliedDocument is the output of caisson apply --json.
 type appliedDocument struct {
 	Session   string            `json:"session"`
 	Workspace string            `json:"workspace"`

@@ -20,13 +20,13 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// anything is what --tool and --workspace take for every one of them.
+// anything is the value of --tool and --workspace that matches all.
 const anything = "*"
 
 // defaultPhraseTool is whose commands caisson approvals trust is about.
 const defaultPhraseTool = "shell"
 
-// approvalFlags are what the commands about approvals take.
+// approvalFlags are the flags of the commands about approvals.
 type approvalFlags struct {
 	tool, workspace string
 	all, json       bool
@@ -121,7 +121,7 @@ func (f *approvalFlags) addFlags(cmd *cobra.Command, where string) {
 	cmd.Flags().BoolVar(&f.json, "json", false, "write JSON")
 }
 
-// toolName gives the canonical name that --tool means, "" for any.
+// toolName returns the canonical name of --tool, "" for any.
 func (f approvalFlags) toolName() (tools.Name, error) {
 	if f.tool == "" || f.tool == anything {
 		return "", nil
@@ -247,7 +247,7 @@ func storedForm(phrase string) string {
 	return phrase
 }
 
-// nothingMatched says why nothing was revoked.
+// nothingMatched returns the reason why nothing was revoked.
 func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args []string) error {
 	p := record.Problem{Cause: "nothing matched, and nothing was revoked", Mend: "caisson approvals list shows what is stored."}
 	others := 0
@@ -265,7 +265,7 @@ func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args
 	return &runner.Error{Status: runner.ExitFailed, Problem: p}
 }
 
-// trusted is what caisson approvals trust --json writes.
+// trustedPhrase is the output of caisson approvals trust --json.
 type trustedPhrase struct {
 	approval.Grant
 	// Changed is false where it was approved already.

@@ -18,12 +18,11 @@ import (
 // completed is how many sessions a shell is offered, the newest first.
 const completed = 30
 
-// candidates gives what may stand at a place of the command line.
+// candidates returns the completions of one word of the command line.
 type candidates func(env environ) ([]cobra.Completion, cobra.ShellCompDirective)
 
-// addCompletion says what shells complete: sessions, tools, profiles, and the
-// words of settings. Nothing is started or asked for it: it runs while somebody
-// types.
+// addCompletion adds the completion of sessions, tools, profiles and the words of
+// settings. It runs at each press of the tab key, so it starts and asks nothing.
 func addCompletion(root *cobra.Command, env environ) {
 	addBashFallback(root)
 	arguments := map[string]candidates{

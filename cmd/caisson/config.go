@@ -14,12 +14,12 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// shownConfig is what caisson config show --json writes.
+// shownConfig is the output of caisson config show --json.
 type shownConfig struct {
 	Settings []config.Value   `json:"settings"`
 	Sources  []record.Source  `json:"sources"`
 	Ignored  []record.Ignored `json:"ignored"`
-	// Notes say what the settings don't do though they look like it.
+	// Notes describe settings that do less than they seem to.
 	Notes []string `json:"notes"`
 }
 

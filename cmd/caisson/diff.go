@@ -135,7 +135,7 @@ func (k *keptChanges) showDiff(ctx context.Context, stat, asJSON, colour bool) e
 	return nil
 }
 
-// keptDocument is what caisson diff --json writes.
+// keptDocument is the output of caisson diff --json.
 type keptDocument struct {
 	Session      string                `json:"session"`
 	Workspace    string                `json:"workspace"`
@@ -144,8 +144,8 @@ type keptDocument struct {
 	HostExecuted []record.HostExecuted `json:"host_executed"`
 	Conflicts    int                   `json:"conflicts"`
 	LeftOut      int                   `json:"left_out"`
-	// Truncated says that there are more changes than are read, and Unread
-	// names what could not be.
+	// Truncated is set if there are more changes than are read. Unread are the
+	// directories that could not be read.
 	Truncated bool     `json:"truncated,omitempty"`
 	Unread    []string `json:"unread,omitempty"`
 }
@@ -252,15 +252,15 @@ func (k *keptChanges) close() error {
 }
 
 // removeSandbox makes sure that no container of a dead Caisson still writes to the
-// layers: their locks end with the Caisson, and not always the container with
-// them. What is left of the session's sandbox is removed first, as by caisson
-// sandbox gc; where that fails nothing is touched. A session whose Caisson lives
-// is let through with running: its locks say what may be done.
+// layers: their locks end with the Caisson, but the container may live on. It removes
+// the rest of the session's sandbox, as caisson sandbox gc does, and returns an error
+// if that fails. With running it accepts a session whose Caisson lives: the locks
+// decide then.
 func (k *keptChanges) removeSandbox(ctx context.Context, running bool) error {
 	return k.setup.removeSandbox(ctx, k.layers.Info().Session, running)
 }
 
-// removeSandbox is what [keptChanges.settle] does, for the session of an id.
+// removeSandbox is [keptChanges.removeSandbox] for the session of an id.
 func (s *setup) removeSandbox(ctx context.Context, session string, running bool) error {
 	note := filepath.Join(s.environ.stateDir(), "cleanup", session+".json")
 	noted := func() bool {
@@ -304,7 +304,7 @@ func (k *keptChanges) readChanges(ctx context.Context) (*overlay.Changes, error)
 	return changes, nil
 }
 
-// keptError says what is wrong with kept changes, and what would help.
+// keptError returns the error about kept changes with its hint.
 func keptError(i overlay.Info, err error) error {
 	p := record.Problem{Cause: "the changes of session " + i.Session + " can't be read: " + err.Error(), Mend: "Look at the cause; nothing was changed."}
 	status := runner.ExitInput
@@ -366,7 +366,7 @@ func (k *keptChanges) warnAbout(c *overlay.Changes, o overlay.ApplyOptions) {
 	}
 }
 
-// wantsColour says whether a stream takes them.
+// wantsColour reports whether a stream shows colours.
 func wantsColour(a *app, stream io.Writer) bool {
 	return a.terminal(stream) && a.environ.get("NO_COLOR") == "" && a.environ.get("TERM") != "dumb" && a.environ.get("TERM") != ""
 }

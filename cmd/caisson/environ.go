@@ -10,7 +10,7 @@ import (
 // environ is the environment as NAME=value strings.
 type environ []string
 
-// get gives a variable's value, the last one where it is there twice.
+// get returns a variable's value, the last one if it is set twice.
 func (e environ) get(name string) string {
 	value := ""
 	for _, v := range e {
@@ -24,8 +24,8 @@ func (e environ) get(name string) string {
 // home is the user's home folder, "" where there is none.
 func (e environ) home() string { return absoluteOrEmpty(e.get("HOME")) }
 
-// xdgDir gives Caisson's folder below one of the XDG base folders. A relative
-// value counts as unset, as the specification asks; without a home there is none.
+// xdgDir returns Caisson's directory below an XDG base directory, "" without a home. A
+// relative value counts as unset, as the specification asks.
 func (e environ) xdgDir(name, def string) string {
 	base := absoluteOrEmpty(e.get(name))
 	if base == "" {

@@ -31,7 +31,7 @@ func (f *settingFlag) Set(v string) error {
 // String implements pflag.Value.
 func (f *settingFlag) String() string { return f.text }
 
-// Type implements pflag.Value; it is what help shows for the value.
+// Type implements pflag.Value. Help shows it for the value.
 func (f *settingFlag) Type() string {
 	if f.setting.Value == "" {
 		return "bool"

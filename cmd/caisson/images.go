@@ -290,7 +290,7 @@ func addPruned(a, b store.Pruned) store.Pruned {
 	return a
 }
 
-// showPruned says what went and what stayed.
+// showPruned lists what was removed and what was kept.
 func showPruned(w io.Writer, p store.Pruned) error {
 	var errs []error
 	line := func(format string, args ...any) {

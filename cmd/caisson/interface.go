@@ -35,12 +35,12 @@ type userInterface struct {
 	colour      bool
 	interactive bool
 	render      *ui.Renderer
-	// out is what happens, on standard output with --json and on standard
-	// error without; tell is standard error: the same one, or its own.
+	// out writes records, to standard output with --json, to standard error
+	// without. tell writes notices to standard error: it is out, or its own.
 	out, tell *ui.AsyncWriter
-	// broken is called when nobody reads the records any more.
+	// broken is called when the reader of the records has gone.
 	broken func()
-	// finished says that the end was shown, or given up.
+	// finished is set once the end was shown or given up.
 	finished bool
 	// warn records a warning, once there is a session that can.
 	warn atomic.Pointer[func(string)]
@@ -83,7 +83,7 @@ func (u *userInterface) close(ctx context.Context) {
 	}
 }
 
-// flush writes what waits, and says whether all of it was.
+// flush writes what is queued, and reports whether all of it was written.
 func (u *userInterface) flush(ctx context.Context) bool {
 	all := u.out.Close(ctx, u.app.patience, u.interactive)
 	if u.tell != u.out {
@@ -183,9 +183,9 @@ func (u *userInterface) recordWarning(text string) {
 
 func (u *userInterface) reportDifference(text string) { u.recordWarning("the replay differs: " + text) }
 
-// finishRun shows the end of a run and gives its exit status. What was recorded is
-// written first; a pipe that nobody reads is given up, a terminal that is held
-// is waited for until somebody asks for the end.
+// finishRun shows the end of a run and returns its exit status. It writes the records
+// first: it gives up on a pipe without a reader, and waits for a terminal that is held
+// until an interruption.
 func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *answerFile) int {
 	err := errors.Join(answer.write(r.Answer), answer.close())
 	u.finished = true
@@ -223,7 +223,7 @@ func (u *userInterface) reportEnd(r runner.Report) {
 	reportError(u.app, &runner.Error{Problem: p})
 }
 
-// reportProblem tells what went wrong beside the records.
+// reportProblem shows a problem that no record has.
 func (u *userInterface) reportProblem(p record.Problem) {
 	u.tell.Queue(len(p.Cause), func() { reportError(u.app, &runner.Error{Problem: p}) })
 }

@@ -40,8 +40,8 @@ type app struct {
 	environ        environ
 	stdin          io.Reader
 	stdout, stderr io.Writer
-	// signals delivers what ends a run; exit ends the program at once, for
-	// somebody who asked three times.
+	// signals delivers the signals that end a run; exit ends the program at once,
+	// at the third one.
 	signals <-chan os.Signal
 	exit    func(status int)
 	// handled is set once a command handles signals itself; nil is no matter.
@@ -60,7 +60,7 @@ type app struct {
 	pressed func(ctx context.Context, wait time.Duration) (bool, error)
 }
 
-// deps is what sessions are made with.
+// deps are what sessions depend on.
 type deps struct {
 	// executable is the path of the program; programs are looked for beside it.
 	executable func() (string, error)
@@ -73,10 +73,10 @@ type deps struct {
 	requirementsUID int
 }
 
-// modelSettings is what a model is made from besides its selection.
+// modelSettings are the settings of a model besides its selection.
 type modelSettings struct {
 	stream bool
-	// differs is told what a replayed run did differently.
+	// differs is called for each difference of a replayed run.
 	differs func(text string)
 	// retries is told of each retry of a request before the wait; nil is no matter.
 	retries func(text string)

@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// projectOptions say what a command does about a workspace's own settings.
+// projectOptions select how a command treats a workspace's own settings.
 type projectOptions struct {
 	// require refuses an untrusted workspace; ignore leaves its settings out,
 	// trusted or not.
@@ -41,9 +41,8 @@ func (e environ) grantStore() *approval.Grants {
 	return approval.NewGrants(filepath.Join(e.stateDir(), approvalsFile))
 }
 
-// projectFiles are the files of a workspace that count once it is trusted. A
-// file that joins the list makes every trust from before lapse that did not see
-// it: what nobody looked at is not obeyed.
+// projectFiles returns the files of a workspace that are in effect once it is trusted.
+// A file that joins the list ends the trust in workspaces that have it.
 func projectFiles() []string { return []string{config.ProjectPath} }
 
 // ownSettings are a workspace's own settings as they were read once.
@@ -129,7 +128,7 @@ func checkStartable(c *config.Config) error {
 }
 
 // checkOwn refuses settings with which no session would start. The error is an
-// [ownError] where those of the workspace are to blame: without gives the settings
+// [ownError] if those of the workspace are to blame; without returns the settings
 // without them.
 func checkOwn(w *runner.Workspace, conf *config.Config, without func() (config.Config, error)) error {
 	err := checkStartable(conf)

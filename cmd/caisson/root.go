@@ -209,7 +209,7 @@ func installHint(name string) string {
 	return "Build it with make build, keep it beside caisson, or name it under programs: in the configuration."
 }
 
-// programVersion is what the build stamped, or what Go knows of the module.
+// programVersion returns the version stamped by the build, or that of the module.
 func programVersion() string {
 	if version != "" {
 		return version

@@ -24,7 +24,7 @@ import (
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
-// runFlags is what only caisson run takes.
+// runFlags are the flags that only caisson run has.
 type runFlags struct {
 	settings  config.File
 	profile   string
@@ -191,7 +191,7 @@ func (s *setup) sessionOptions(ctx context.Context, text string, u reporter) (_ 
 	return o, end, nil
 }
 
-// teller is whom a session's making tells what happens meanwhile.
+// reporter receives notices while a session is made.
 type reporter interface {
 	// say tells a person, note and differs the records too, once there are any.
 	printNotice(text string)
@@ -264,7 +264,7 @@ func inShort(image string, warnings []string) []string {
 	return []string{fmt.Sprintf("image %s lacks programs that are on your PATH, in %d folders: caisson doctor lists them", image, len(warnings))}
 }
 
-// noModel says that a key is missing where that is why there is no model.
+// noModel returns the error for a missing key, if that is why there is no model.
 func noModel(err error) error {
 	e, ok := errors.AsType[*config.Error](err)
 	if !ok || !errors.Is(err, config.ErrNoModel) {

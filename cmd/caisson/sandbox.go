@@ -105,7 +105,7 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 // backendNames are all backends, in the order in which they are asked.
 var backendNames = []string{"docker", "gvisor", "runc"}
 
-// hasNotes says whether a backend's sessions left notes in the state folder.
+// hasNotes reports whether a backend's sessions left notes in the state directory.
 func hasNotes(stateDir, name string) bool {
 	if name == docker.Name {
 		return docker.Pending(stateDir)
@@ -157,8 +157,7 @@ func whyFilesStay(err error) []string {
 	return nil
 }
 
-// isForeign says that a sandbox is another user's or machine's business: a dead
-// one is anybody's.
+// isForeign reports whether a sandbox is another user's or machine's and not dead.
 func isForeign(l sandbox.Listing) bool { return l.Foreign && l.Owner.State != "dead" }
 
 // listSandboxes asks every backend for its sandboxes, oldest first.
@@ -175,10 +174,10 @@ func (s *setup) listSandboxes(ctx context.Context) ([]sandbox.Listing, []string)
 	return found, failures
 }
 
-// collection is what one gc did.
+// collection is the result of caisson sandbox gc.
 type collection struct {
 	Removed []sandbox.Orphan `json:"removed"`
-	// Left is what there still is, and why.
+	// Left are the remaining sandboxes, with the reasons.
 	Left     []leftAlone `json:"left"`
 	Failures []string    `json:"failures"`
 }
@@ -190,7 +189,7 @@ type leftAlone struct {
 	Why     string `json:"why"`
 }
 
-// collectOrphans sweeps with every backend, and says what there still is.
+// collectOrphans sweeps with every backend, and lists what remains.
 func (s *setup) collectOrphans(ctx context.Context) collection {
 	out := collection{Removed: []sandbox.Orphan{}, Left: []leftAlone{}, Failures: []string{}}
 	failures := s.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
@@ -220,7 +219,7 @@ func (s *setup) collectOrphans(ctx context.Context) collection {
 	return out
 }
 
-// whyLeft says why a sandbox is still there after a sweep.
+// whyLeft returns the reason why a sandbox remains after a sweep.
 func whyLeft(l sandbox.Listing) string {
 	switch {
 	case l.GivenUp:

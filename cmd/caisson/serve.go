@@ -21,7 +21,7 @@ import (
 	"github.com/caisson-run/caisson/runner/server"
 )
 
-// serveFlags is what caisson serve takes.
+// serveFlags are the flags of caisson serve.
 type serveFlags struct {
 	settings  config.File
 	profile   string
@@ -180,7 +180,7 @@ func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) 
 			continue
 		}
 		for _, l := range out {
-			_ = l.Close() // nobody has connected
+			_ = l.Close() // without connections
 		}
 		mend := "Name another address with --listen."
 		if errors.Is(err, server.ErrRemote) {
@@ -232,7 +232,7 @@ type tokens struct {
 	lock *flock.Flock
 }
 
-// loadTokens gives the configured tokens, or makes one.
+// loadTokens returns the configured tokens, or makes one.
 func (h *serverHost) loadTokens() (*tokens, error) {
 	conf := h.base.conf.Serve
 	if len(conf.Tokens) == 0 {

@@ -264,9 +264,8 @@ func requestError(err error) error {
 	return &server.RequestError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Mend: p.Mend}, Err: err}
 }
 
-// prepareError gives an error its status, as the command line does. A workspace
-// whose own settings can't be used is the wrong one to ask for: the server, and
-// what it has of others, is well.
+// prepareError adds a status to an error, as the command line does. A workspace whose
+// own settings can't be used is a fault of the request, not of the server.
 func prepareError(err error) error {
 	if r, ok := errors.AsType[*server.RequestError](err); ok {
 		return r
@@ -360,7 +359,7 @@ func (r roots) containsPath(path string) bool {
 	return true
 }
 
-// findRoot gives the root that a path is below, and the path from there.
+// findRoot returns the root that a path is below, and the path from there.
 func (r roots) findRoot(path string) (root, string, bool) {
 	for _, root := range r {
 		rel, err := filepath.Rel(root.path, path)

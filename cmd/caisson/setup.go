@@ -27,19 +27,19 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// setup is what every command that starts a sandbox begins with.
+// setup has the settings, the workspace and the backends of a command.
 type setup struct {
 	deps    deps
 	environ environ
 	conf    config.Config
-	// apply says that the run applies its changes by itself.
+	// apply is set if the run applies its changes by itself.
 	apply bool
 	// reads is set if the command, as far as is known, needs no sandbox.
 	reads bool
 	// workspace is nil where the command has none.
 	workspace *runner.Workspace
-	// project is the workspace's own settings where they count, nil elsewhere;
-	// ignored is what of them does not.
+	// project has the workspace's own settings if they are in effect; ignored
+	// lists those that are not.
 	project  *config.ProjectFile
 	ignored  []record.Ignored
 	host     *caisson.Host
@@ -244,7 +244,7 @@ func retryText(r openai.Retry) string {
 	return fmt.Sprintf("model: %s, retry %d of %d in %s", failure, r.Number, r.Most, wait)
 }
 
-// recordedTask is what a recording's user asked for, or "".
+// recordedTask returns the task of a recording, or "".
 func recordedTask(m loop.Model) string {
 	if r, ok := m.(interface{ Task() string }); ok {
 		return r.Task()

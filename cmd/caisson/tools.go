@@ -135,7 +135,7 @@ func selectTools(list []listedTool, names []string) ([]listedTool, error) {
 	return kept, nil
 }
 
-// isCalled says whether a tool has a name, in either of its forms.
+// isCalled reports whether a tool has a name, in either of its forms.
 func isCalled(name tools.Name, asked string) bool {
 	wire, err := name.LLM()
 	return string(name) == asked || err == nil && string(wire) == asked
@@ -280,7 +280,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	}
 	m := &caller{name: defs[i].Name, input: input}
 	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.knownSecrets(config.SelectedModel{})
-	o.InstructionFiles = false // nobody reads them
+	o.InstructionFiles = false // there is no model
 	o.Broker, o.Live = u.newBroker(), u.showDelta
 	o.Mirror = func(r record.Record, _ []byte) {
 		m.watchRecord(r)
@@ -309,7 +309,7 @@ func isWarning(r record.Record) bool {
 	return false
 }
 
-// readArguments gives the JSON object of a call.
+// readArguments returns the JSON object of a call.
 func readArguments(a *app, args []string) (json.RawMessage, error) {
 	text := "{}"
 	switch {
@@ -366,7 +366,7 @@ func (c *caller) watchRecord(r record.Record) {
 	}
 	var m loop.Message
 	if err := json.Unmarshal(r.Payload, &m); err != nil {
-		return // the report says what went wrong
+		return // the report has the cause
 	}
 	for _, b := range m.Blocks {
 		if b.ToolResult != nil {

@@ -55,7 +55,7 @@ func traceSession(env environ, cmd *cobra.Command, args []string) (trace.Session
 	return trace.Find(state, args[0])
 }
 
-// reportDamage says that a session was shown as far as its records can be believed.
+// reportDamage warns that a session was shown up to damaged records.
 func reportDamage(w io.Writer, o trace.Overview) error {
 	_, err := fmt.Fprintf(w, "caisson: the records of %s were changed: %s. What was shown is what stands before that.\n", o.Session, makeSafeLine(o.Damage))
 	return err
@@ -347,14 +347,13 @@ func showPrunedSessions(a *app, r sessiondir.PruneReport, dry, asJSON bool) erro
 	return errors.Join(errs...)
 }
 
-// startPruneSessions and startPruneTime bound what one start prunes: nobody
-// waits for that.
+// startPruneSessions and startPruneTime bound the pruning at one start.
 const (
 	startPruneSessions = 4
 	startPruneTime     = time.Second
 )
 
-// pruneSessions shortens some old sessions at a start, and says what failed.
+// pruneSessions shortens some old sessions at a start, and returns the failures.
 func (s *setup) pruneSessions(ctx context.Context) []string {
 	o := pruneOptions(s.environ.stateDir(), s.conf.KeepSessions, false)
 	o.Most = startPruneSessions

@@ -24,7 +24,7 @@ The effect of the file is shown; with --dry-run nothing else happens. PATH is a 
 the working directory.
 `
 
-// trustedAnswer is what caisson trust --json writes.
+// trustedAnswer is the output of caisson trust --json.
 type trustedAnswer struct {
 	Workspace string                  `json:"workspace"`
 	Trusted   bool                    `json:"trusted"`
@@ -224,7 +224,7 @@ func listTrusted(a *app, asJSON bool) error {
 	return errors.Join(errs...)
 }
 
-// namedWorkspace gives the path of a workspace that need not be there any more.
+// namedWorkspace returns the path of a workspace, which need not exist.
 func namedWorkspace(env environ, folder string) (string, error) {
 	w, err := workspaceFor(env, folder)
 	if err == nil {
@@ -236,8 +236,8 @@ func namedWorkspace(env environ, folder string) (string, error) {
 	return "", err
 }
 
-// warnCorrupt tells of a file of answers that was moved aside, and goes on; any
-// other error it gives back as a problem.
+// warnCorrupt warns of a file of answers that was moved aside, and returns nil; it
+// returns any other error as a problem.
 func warnCorrupt(a *app, err error) error {
 	corrupt, ok := errors.AsType[*approval.CorruptError](err)
 	if !ok {

@@ -23,7 +23,7 @@ const (
 	Absent  Result = "absent"
 )
 
-// Finding is what one check found.
+// Finding is the result of one check.
 type Finding struct {
 	Check  string `json:"check"`
 	Result Result `json:"result"`

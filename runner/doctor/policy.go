@@ -22,7 +22,7 @@ const (
 	checkApprovals = "approvals"
 )
 
-// Policy is what the checks of a policy need.
+// Policy holds the inputs of the checks of a policy.
 type Policy struct {
 	Policy   policy.Policy
 	Tools    []tools.Definition

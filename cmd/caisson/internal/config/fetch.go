@@ -72,7 +72,7 @@ func parseRules(where string, list []string) ([]fetch.Rule, error) {
 	return out, nil
 }
 
-// FetchOptions gives what the fetch tool may reach, checked.
+// FetchOptions returns the checked options of the fetch tool.
 func (c *Config) FetchOptions() (runner.FetchOptions, error) {
 	o, err := c.fetchOptions()
 	return o, c.addPlace(err)

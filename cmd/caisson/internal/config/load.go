@@ -20,7 +20,7 @@ type Options struct {
 	Environ []string
 	// Others are CAISSON_… names that are no settings, such as CAISSON_CONFIG.
 	Others []string
-	// Path is the user's file. Needed says that it was named and must exist.
+	// Path is the user's file. Needed is set if it was named and must exist.
 	Path   string
 	Needed bool
 	// Profile is a name in the user's file, or "".
@@ -37,12 +37,12 @@ type Options struct {
 	RequirementsUID int
 }
 
-// Config is what counts, and where it came from.
+// Config has the settings in effect, and where each came from.
 type Config struct {
 	File
 	Requirements Requirements
-	// Project is what a trusted workspace's file says. All but its policy is in
-	// File already.
+	// Project is the file of a trusted workspace. All but its policy is in File
+	// already.
 	Project Project
 	// Sources lists what was read, the weakest first.
 	Sources []Source
@@ -52,14 +52,14 @@ type Config struct {
 	// user and required are the files of the user and the administrator.
 	user, required layerText
 	home           string
-	// asksOnPrompt says that a flag or the environment set on_prompt.
+	// asksOnPrompt is set if a flag or the environment has on_prompt.
 	asksOnPrompt bool
 }
 
 // Source is one place that settings came from. SHA256 is that of the file.
 type Source struct{ Name, Path, SHA256 string }
 
-// String gives the name, and the path where there is one.
+// String returns the name, and the path if there is one.
 func (s Source) String() string { return strings.TrimSpace(s.Name + " " + s.Path) }
 
 // Load reads all layers. Its errors are [Error]s.
@@ -122,7 +122,7 @@ const (
 	fromVariable = "environment "
 )
 
-// nameSettings says which flag or variable a setting came from.
+// nameSettings names the flag or variable that a setting came from.
 func (c *Config) nameSettings() {
 	for _, s := range Settings() {
 		switch c.origins[s.Key] {

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// DefaultModel is what runs where a key of OpenAI, or the address of a server
-// that speaks its protocol, is all that is known.
+// DefaultModel is the model if only a key of OpenAI, or the address of a server that
+// speaks its protocol, is known.
 const DefaultModel = "openai/gpt-5"
 
-// ErrNoModel says that neither settings nor environment name a model.
+// ErrNoModel is the error of settings and an environment that name no model.
 var ErrNoModel = errors.New("no model is configured")
 
 // openAIBase is where the openai provider is without a base URL.
@@ -25,8 +25,8 @@ type SelectedModel struct {
 	// Name is the model's, or the file that replay plays.
 	Name    string
 	BaseURL string
-	// KeyEnv names the variable that APIKey came from. KeyNeeded says that
-	// the provider can't be used without one.
+	// KeyEnv names the variable that APIKey came from. KeyNeeded is set if the
+	// provider can't be used without a key.
 	KeyEnv, APIKey  string
 	KeyNeeded       bool
 	Temperature     *float64
@@ -39,7 +39,7 @@ type SelectedModel struct {
 	Price *Price
 }
 
-// SelectModel gives the model that the settings name. environ holds the keys.
+// SelectModel returns the model that the settings name. environ holds the keys.
 func (c *Config) SelectModel(environ []string) (SelectedModel, error) {
 	m, err := c.selectModel(environ)
 	return m, c.addPlace(err)

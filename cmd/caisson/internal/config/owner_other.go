@@ -4,8 +4,8 @@ package config
 
 import "os"
 
-// checkOwner refuses: ownership can't be told here, and requirements that
-// anybody could have written must not count.
+// checkOwner refuses every path: owners are unknown here, and requirements that any
+// user could have written must not be in effect.
 func checkOwner(path string, _ int) error {
 	return &Error{Where: path, Message: "requirements files are supported on Unix only", Mend: "remove it"}
 }

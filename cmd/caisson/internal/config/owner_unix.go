@@ -10,7 +10,7 @@ import (
 	"syscall"
 )
 
-// checkOwner refuses a path that somebody other than uid could have written.
+// checkOwner refuses a path that another user than uid could have written.
 func checkOwner(path string, uid int) error {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -20,13 +20,13 @@ type Error struct {
 	// Line and Column count from 1; 0 where there are none.
 	Line, Column int
 	Message      string
-	// Mend says what to do, "" where the message does.
+	// Mend is the hint, "" if the message has it.
 	Mend string
 	// Err is the cause, where there is one to test for.
 	Err error
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
 // Error returns "where:line:column: message".
@@ -40,7 +40,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.Where, e.Line, e.Column, e.Message)
 }
 
-// errorAt gives an error the place of a node; parse adds the file.
+// errorAt returns an error at the place of a node; parse adds the file.
 func errorAt(n ast.Node, err error) error {
 	e := &Error{Message: err.Error()}
 	if t := n.GetToken(); t != nil && t.Position != nil {
@@ -52,8 +52,8 @@ func errorAt(n ast.Node, err error) error {
 // maxFileBytes bounds a configuration file.
 const maxFileBytes = 1 << 20
 
-// parse decodes one YAML document into dst, strictly. getenv gives the values
-// of ${VAR}.
+// parse decodes one YAML document into dst, strictly. getenv returns the values of
+// ${VAR}.
 func parse(name string, text []byte, getenv func(string) (string, bool), dst any) error {
 	return parseWith(name, text, func(body ast.Node) error { return expandNode(body, getenv) }, dst)
 }

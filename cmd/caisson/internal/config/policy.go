@@ -38,7 +38,7 @@ func keepDenials(modes map[string]string) map[string]string {
 	return kept
 }
 
-// ToolPolicy gives the policy. Without a preset of the user's, preset counts.
+// ToolPolicy returns the policy, from preset if the settings name none.
 func (c *Config) ToolPolicy(preset string) (policy.Policy, error) {
 	p, err := c.toolPolicy(preset)
 	return p, c.addPlace(err)
@@ -50,8 +50,7 @@ func (c *Config) toolPolicy(preset string) (policy.Policy, error) {
 		return p, err
 	}
 	if c.asksOnPrompt {
-		// Who says what a prompt becomes where nobody can be asked wants
-		// prompts, and not ci's refusals.
+		// A user who sets on_prompt wants prompts, and not the refusals of ci.
 		p.NoPrompts = false
 	}
 	p.Tighten = append(p.Tighten, c.Project.Policy.tighteningLayers()...)
@@ -92,8 +91,8 @@ func (p *Policy) toolPolicy(preset, home string) (policy.Policy, error) {
 	return base, err
 }
 
-// tighteningLayers gives a policy as layers that tighten: its preset, then its own
-// entries. What they don't speak of stays as mild as it is.
+// tighteningLayers returns a policy as layers that tighten: its preset, then its own
+// entries. They don't change what they don't name.
 func (p *Policy) tighteningLayers(name string) []policy.Policy {
 	var layers []policy.Policy
 	if p.Preset != nil {
@@ -112,7 +111,7 @@ func (p *Policy) tighteningLayers(name string) []policy.Policy {
 	return append(layers, stricter)
 }
 
-// ownRules gives the policy's own entries, without its preset.
+// ownRules returns the policy's own entries, without its preset.
 func (p *Policy) ownRules() policy.Policy {
 	return policy.Policy{
 		Classes: convertModes[tools.Class](p.Default), Tools: convertModes[string](p.Tools), Dangerous: p.DangerousCommands,
@@ -128,9 +127,8 @@ func convertModes[K ~string](in map[string]string) map[K]policy.Mode {
 	return out
 }
 
-// resolveFolders gives folders as a workspace's path is compared with them:
-// "~" is the home folder, links are resolved. A folder that is not there keeps
-// its name: it trusts nothing until it is made.
+// resolveFolders returns directories in the form of workspaces' paths: "~" is the home
+// directory, symlinks are resolved. A directory that does not exist keeps its name.
 func resolveFolders(folders []string, home string) ([]string, error) {
 	var out []string
 	for _, folder := range folders {

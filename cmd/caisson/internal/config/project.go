@@ -17,8 +17,8 @@ import (
 // ProjectPath is where a workspace keeps its own settings.
 const ProjectPath = ".caisson/config.yaml"
 
-// MaxProjectBytes bounds a workspace's file. One that sets every key is below
-// 4 KiB, and what a stranger wrote is parsed before anybody has read it.
+// MaxProjectBytes bounds a workspace's file, which is parsed before a person has read
+// it. A file that sets every key is below 4 KiB.
 const MaxProjectBytes = 16 << 10
 
 // The YAML library takes room with the square of the nesting (1 GiB for 32 KiB

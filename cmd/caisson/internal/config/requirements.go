@@ -49,12 +49,12 @@ func (c *Config) checkChoices(r Requirements) error {
 	return nil
 }
 
-// Allowed says whether the requirements allow a backend.
+// Allowed reports whether the requirements allow a backend.
 func (c *Config) Allowed(backend string) bool {
 	return c.Requirements.Backends == nil || slices.Contains(c.Requirements.Backends, backend)
 }
 
-// AllowedImage says whether the requirements allow an image, as it is written.
+// AllowedImage reports whether the requirements allow an image, as it is written.
 // A path counts as it is resolved too: rootfs:/base/../home is not below /base.
 func (c *Config) AllowedImage(image string) bool {
 	return c.Requirements.Images == nil ||

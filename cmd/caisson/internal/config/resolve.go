@@ -8,7 +8,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// SandboxResources gives the limits of the sandbox, checked.
+// SandboxResources returns the checked limits of the sandbox.
 func (c *Config) SandboxResources() (limits.Resources, error) {
 	in := c.File.Resources
 	r := limits.Resources{
@@ -43,7 +43,7 @@ func resourceError(err error) error {
 	}
 }
 
-// Budget gives the limits of a turn, which a run has one of.
+// Budget returns the limits of a turn; a run has one turn.
 func (c *Config) Budget() limits.Budget {
 	l := c.Limits
 	return limits.Budget{
@@ -51,7 +51,7 @@ func (c *Config) Budget() limits.Budget {
 	}
 }
 
-// SessionBudget gives the limits of a session with all of its turns.
+// SessionBudget returns the limits of a session with all of its turns.
 func (c *Config) SessionBudget() limits.Budget {
 	l := c.Limits.Session
 	return limits.Budget{ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost), WallTime: (*time.Duration)(l.Timeout)}

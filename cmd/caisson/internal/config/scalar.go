@@ -132,7 +132,7 @@ func (r Retries) String() string { return strconv.FormatInt(int64(r), 10) }
 // UnmarshalYAML implements yaml.NodeUnmarshaler.
 func (v *Number) UnmarshalYAML(n ast.Node) error { return unmarshalScalar(v, n, ParseNumber) }
 
-// unmarshalScalar decodes one value and gives its error the value's place.
+// unmarshalScalar decodes one value. Its error has the value's place.
 func unmarshalScalar[T any](dst *T, n ast.Node, parse func(string) (T, error)) error {
 	text, ok := scalarText(n)
 	if !ok {

@@ -41,13 +41,13 @@ func Schema(name string) (map[string]any, error) {
 
 // schemaMaker makes one schema.
 type schemaMaker struct {
-	// references says that strings may hold ${VAR}; tightens that the file
-	// holds only what is stricter.
+	// references is set if strings may hold ${VAR}, tightens if the file can only
+	// make settings stricter.
 	references, tightens bool
 	err                  error
 }
 
-// referenceSchema is what a value can be where the environment gives it.
+// referenceSchema returns the schema of a value from the environment.
 func referenceSchema() map[string]any {
 	return map[string]any{"type": "string", "pattern": `\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^}]*)?\}`}
 }

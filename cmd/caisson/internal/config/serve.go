@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// ServeTokens gives the tokens by label, looked up in environ and, by read, in
-// files.
+// ServeTokens returns the tokens by label, from environ and, by read, from files.
 func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, error)) (map[string]string, error) {
 	getenv := newLookup(environ)
 	out := map[string]string{}
@@ -35,7 +34,7 @@ func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, err
 	return out, nil
 }
 
-// Asked is what a client of the server asks for. A nil field is nothing.
+// Asked has the requests of a client of the server. A nil field is none.
 type Asked struct {
 	Model, Image, Mode           *string
 	Rounds, ToolCalls, Tokens    *int64
@@ -44,8 +43,8 @@ type Asked struct {
 	Cost                         *Dollars
 }
 
-// Ask gives what a client asks for as settings, where none of it is milder than
-// the configuration. Its error is an [Error] at the request's key.
+// Ask returns a client's requests as settings, if none is milder than the
+// configuration. Its error is an [Error] at the request's key.
 func (c *Config) Ask(a Asked) (File, error) {
 	var f File
 	refused := func(where, message, mend string) error { return &Error{Where: where, Message: message, Mend: mend} }

@@ -185,7 +185,7 @@ type Docker struct {
 	Runtime *string `yaml:"runtime" flag:"docker-runtime" value:"NAME" group:"Sandbox" doc:"runtime of the Docker engine, such as runsc"`
 }
 
-// HostImage is what image host has beside the machine's /usr.
+// HostImage lists what image host has beside the machine's /usr.
 type HostImage struct {
 	Toolchains []string `yaml:"toolchains" doc:"absolute directories that are shown read-only at their own path"`
 	Mask       []string `yaml:"mask" doc:"directories below /usr or a toolchain that are hidden"`
@@ -249,8 +249,8 @@ type Tool struct {
 	declared shell.Declared
 }
 
-// Project is what a workspace's own file can hold. It counts only in a trusted
-// workspace, and makes nothing milder: limits and resources are lowered to it,
+// Project is a workspace's own file. It is in effect only in a trusted workspace,
+// and makes nothing milder: limits and resources are lowered to it,
 // the policy's modes raised to it. It names no model, address, key, backend,
 // image, engine or program, and takes nothing from the environment.
 type Project struct {

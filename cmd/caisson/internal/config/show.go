@@ -98,7 +98,7 @@ func flattenValue(key string, v reflect.Value, out *[]Value) {
 	case v.Kind() == reflect.Struct:
 		for _, f := range fieldsOf(v.Type()) {
 			inner := v.FieldByIndex(f.index)
-			if inner.IsZero() { // not set, as far as anybody can tell
+			if inner.IsZero() { // not set
 				continue
 			}
 			flattenValue(joinKey(key, f.name), inner, out)

@@ -112,8 +112,8 @@ func (unrunnable) Run(context.Context, shell.Command) (shell.Result, error) {
 	return shell.Result{}, errors.New("a declaration was run")
 }
 
-// nodeOf gives the value of a key of a mapping, or the mapping's own key where
-// it has none.
+// nodeOf returns the node of a key of a mapping, or the mapping's own key if it has
+// none.
 func nodeOf(at *ast.MappingValueNode, key string) ast.Node {
 	if m, ok := at.Value.(*ast.MappingNode); ok {
 		for _, v := range m.Values {
@@ -125,7 +125,7 @@ func nodeOf(at *ast.MappingValueNode, key string) ast.Node {
 	return at.Key
 }
 
-// Declared gives the tools that the configuration declares, by their names.
+// Declared returns the tools that the configuration declares, by their names.
 func (c *Config) Declared() []shell.Declared {
 	var out []shell.Declared
 	for _, name := range slices.Sorted(maps.Keys(c.Tools)) {
