@@ -30,12 +30,12 @@ func NewPreimages(dir string) *Preimages { return &Preimages{dir: dir} }
 type preimage struct {
 	content extent
 	absent  bool
-	// known says that content is the file at the session's start.
+	// known reports that content is the file at the session's start.
 	known bool
 }
 
-// Note keeps what a change says of the file before it, the first time that the
-// path is changed. fresh says that the file was still as the session found it.
+// Note keeps the file before a change, the first time that the path is changed.
+// fresh reports that the file was still as the session found it.
 func (p *Preimages) Note(c workspace.Change, fresh bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -16,9 +16,9 @@ func AuditKinds() []Kind {
 	}
 }
 
-// IsAudited says whether records of a kind are audit records.
+// IsAudited reports whether records of a kind are audit records.
 func IsAudited(k Kind) bool { return slices.Contains(AuditKinds(), k) }
 
-// AuditFile is what retention leaves of a trace: the records of [AuditKinds],
+// AuditFile is the name of a trace that retention has shortened: the records of [AuditKinds],
 // their lines as they were, and an [Omission] for each run of others.
 const AuditFile = "audit.jsonl"

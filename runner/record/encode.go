@@ -28,7 +28,7 @@ type line struct {
 	Prev          string          `json:"prev"`
 }
 
-// Encode gives the one line that stands for r, without its newline. It is the
+// Encode returns the one line that represents r, without its newline. It is the
 // only encoder of records. Characters that a terminal would obey or not show
 // are \u escapes, so that a line can be printed as it is.
 func Encode(r Record) ([]byte, error) {

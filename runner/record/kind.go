@@ -1,6 +1,6 @@
 package record
 
-// Kind names what a record says; each has one payload type, see [Payloads].
+// Kind is the kind of a record; each has one payload type, see [Payloads].
 type Kind string
 
 // The kinds of this version. Readers skip kinds that they don't know.
@@ -32,7 +32,7 @@ const (
 	KindWarning               Kind = "warning"
 )
 
-// Payload is what a record of one kind holds. The set is sealed; a payload is
+// Payload is the content of a record of one kind. The set is sealed; a payload is
 // a value, and its JSON form is described by docs/record.schema.json.
 type Payload interface {
 	// Kind is the one kind whose records hold this payload.

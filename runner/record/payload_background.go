@@ -17,13 +17,13 @@ type BackgroundEnded struct {
 	ExitCode  int    `json:"exit_code"` // -1 where a signal ended it or it was lost
 	Signal    int    `json:"signal,omitempty"`
 	OOMKilled bool   `json:"oom_killed,omitempty"`
-	// Stdout and Stderr are what it wrote.
+	// Stdout and Stderr describe its output.
 	Stdout UserStream         `json:"stdout"`
 	Stderr UserStream         `json:"stderr"`
 	WallMS int64              `json:"wall_ms"`
 	CPUMS  int64              `json:"cpu_ms"`
 	Kill   sandbox.KillReport `json:"kill"`
-	// Error is what it was lost with.
+	// Error is the error with which the sandbox was lost.
 	Error string `json:"error,omitempty"`
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// SessionCreated is what was asked for, before anything ran: the first record.
+// SessionCreated describes the requested session, before anything ran: the first record.
 //
 //	{"version":"0.1.0","task":"make the test pass","workspace":"/home/me/p","workspace_mode":"bind","git":"ro","backend":{"asked":"auto","chosen":"gvisor","why":"…"},…}
 type SessionCreated struct {
@@ -39,11 +39,11 @@ type SessionCreated struct {
 	FilesLoaded []LoadedFile `json:"files_loaded"`
 	MCPServers  []string     `json:"mcp_servers"`
 	MCPSkipped  []Ignored    `json:"mcp_skipped"`
-	// Removed is what dead owners had left on this machine.
+	// Removed lists orphans of dead owners on this machine that were removed.
 	Removed []sandbox.Orphan `json:"removed,omitempty"`
 }
 
-// BackendChoice says which backend was asked for, which was taken, and why.
+// BackendChoice is the requested backend, the chosen one, and the reason.
 type BackendChoice struct {
 	Asked string `json:"asked"` // auto, docker, gvisor, runc
 	// Chosen is "" where no call may need one, or none can start.
@@ -99,13 +99,13 @@ type SandboxStarted struct {
 	StartMS int64 `json:"start_ms"`
 }
 
-// SandboxLost says that the container went away while the session ran.
+// SandboxLost reports that the container went away while the session ran.
 type SandboxLost struct {
 	Container string `json:"container"`
 	Cause     string `json:"cause"`
 	// Limit is set where the container died of its limits.
 	Limit *Limit `json:"limit,omitempty"`
-	// Restarting says that a fresh one is started on the same workspace.
+	// Restarting reports that a fresh one is started on the same workspace.
 	Restarting bool `json:"restarting"`
 }
 
@@ -137,7 +137,7 @@ type SessionEnded struct {
 	Client    string `json:"client,omitempty"`
 	Truncated bool   `json:"truncated"`
 	Limit     *Limit `json:"limit,omitempty"`
-	// Problem is what went wrong, for people: cause and mend.
+	// Problem describes the failure for people: cause and hint.
 	Problem *Problem `json:"problem,omitempty"`
 	// Turns is the number of turns that were started.
 	Turns int          `json:"turns,omitempty"`
@@ -149,7 +149,7 @@ type SessionEnded struct {
 	Attestation *sandbox.Attestation `json:"attestation,omitempty"`
 	Restarts    int                  `json:"restarts"`
 	// Changed lists the workspace's changed files, at most [MaxListed];
-	// ChangedOmitted counts the rest. Incomplete says that the workspace was
+	// ChangedOmitted counts the rest. Incomplete reports that the workspace was
 	// too large, or could not be read, to be sure of the list.
 	Changed        []Changed `json:"changed"`
 	ChangedOmitted int       `json:"changed_omitted,omitempty"`
@@ -169,13 +169,13 @@ type SessionEnded struct {
 	// Cleared are files that would have run as their owner, or with
 	// capabilities, and did not when the session began.
 	Cleared []Cleared `json:"cleared,omitempty"`
-	// Overlay is what became of the changes, in overlay mode: they are in the
-	// workspace only as far as it says so.
+	// Overlay is the result of the changes, in overlay mode: the workspace has
+	// them only where they are counted as applied.
 	Overlay *OverlayResult `json:"overlay,omitempty"`
 	Denials []Denial       `json:"denials"`
 	// ProcessesKilled counts processes that commands left and that were killed.
 	ProcessesKilled int `json:"processes_killed"`
-	// Left is what could not be taken down.
+	// Left lists parts of the sandbox that could not be removed.
 	Left []string `json:"left,omitempty"`
 }
 
@@ -204,7 +204,7 @@ type HostExecuted struct {
 	By string `json:"by"`
 	// Target is where a symlink leads that leads out.
 	Target string `json:"target,omitempty"`
-	// Deleted says that the file is gone, and what it forbade is not forbidden.
+	// Deleted reports that the file is gone, and that its prohibitions no longer hold.
 	Deleted bool `json:"deleted,omitempty"`
 	// Added reports whether the file is new.
 	Added bool `json:"added,omitempty"`
@@ -278,7 +278,7 @@ func plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// OverlayResult is what became of the changes of an overlay session.
+// OverlayResult is the result of the changes of an overlay session.
 //
 //	{"state":"kept","changes":3,"applied":0,"conflicts":[{"path":"a","why":"…"}]}
 type OverlayResult struct {
@@ -315,7 +315,7 @@ type LoadedFile struct {
 	// first of them.
 	SHA256    string `json:"sha256"`
 	Truncated bool   `json:"truncated,omitempty"`
-	// Trust is always untrusted: whoever can write the workspace wrote it.
+	// Trust is always untrusted: anyone who can write to the workspace wrote it.
 	Trust string `json:"trust"`
 }
 

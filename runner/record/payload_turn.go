@@ -41,14 +41,14 @@ type TurnCancelled struct {
 	WallMS     int64        `json:"wall_ms"`
 }
 
-// ModelCallStarted says that the model was asked.
+// ModelCallStarted reports a request to the model.
 type ModelCallStarted struct {
 	Round int            `json:"round"` // from 1; 0 for a closing completion
 	Model loop.ModelInfo `json:"model"`
 	Tools int            `json:"tools_offered"`
 }
 
-// ModelCallCompleted says that it answered.
+// ModelCallCompleted reports its answer.
 type ModelCallCompleted struct {
 	Round     int   `json:"round"`
 	LatencyMS int64 `json:"latency_ms"`
@@ -59,7 +59,7 @@ type ModelCallCompleted struct {
 	ToolCalls    int          `json:"tool_calls"`
 }
 
-// ModelCallFailed says that it did not.
+// ModelCallFailed reports that there is no answer.
 type ModelCallFailed struct {
 	Round   int             `json:"round"`
 	Class   loop.ErrorClass `json:"error_class"`
@@ -79,7 +79,7 @@ type Message struct {
 	Client string `json:"client,omitempty"`
 }
 
-// ToolCalled says that a call holds its slot and starts. Its input is in the
+// ToolCalled reports that a call holds its slot and starts. Its input is in the
 // assistant's message.
 type ToolCalled struct {
 	CallID     string      `json:"tool_use_id"`
@@ -156,7 +156,7 @@ type ConfirmationRequested struct {
 	ExpiresAt string           `json:"expires_at"` // RFC 3339
 }
 
-// ConfirmationResolved says how it was answered.
+// ConfirmationResolved is the answer to a question.
 type ConfirmationResolved struct {
 	CallID    string            `json:"tool_use_id"`
 	RequestID string            `json:"confirmation_request_id"`
@@ -192,7 +192,7 @@ type AttemptOutcome string
 
 // The outcomes.
 const (
-	// AttemptResolved: somebody was first.
+	// AttemptResolved: another answer was first.
 	AttemptResolved AttemptOutcome = "resolved_already"
 	// AttemptExpired: the clock was first.
 	AttemptExpired AttemptOutcome = "expired"
@@ -202,7 +202,7 @@ const (
 	AttemptForbidden AttemptOutcome = "forbidden"
 )
 
-// NetworkDenied says that the egress policy refused a connection, before
+// NetworkDenied reports that the egress policy refused a connection, before
 // anything was sent.
 //
 //	{"tool_use_id":"tu_…","url":"http://169.254.169.254/latest","host":"169.254.169.254:80","address":"169.254.169.254","reason":"the address is link-local"}
@@ -212,18 +212,18 @@ type NetworkDenied struct {
 	Host   string `json:"host"`              // with a port
 	Addr   string `json:"address,omitempty"` // what the host resolved to, where that is why
 	Reason string `json:"reason"`
-	// Redirect says that a server named it, not the model.
+	// Redirect reports that a server named it, not the model.
 	Redirect bool `json:"redirect,omitempty"`
 }
 
-// BudgetWarning says that four fifths of a limit are used.
+// BudgetWarning reports that four fifths of a limit are used.
 type BudgetWarning struct {
 	What  limits.Kind `json:"kind"`
 	Limit int64       `json:"limit"`
 	Used  int64       `json:"used"`
 }
 
-// String says how near the limit is, for a person.
+// String describes how near the limit is.
 func (b BudgetWarning) String() string {
 	used, limit, what := strconv.FormatInt(b.Used, 10), strconv.FormatInt(b.Limit, 10), string(b.What)
 	switch b.What {

@@ -2,7 +2,7 @@ package record
 
 import "github.com/caisson-run/caisson/sandbox"
 
-// UserCommandStarted says that a user of this machine runs a command in the
+// UserCommandStarted reports that a user of this machine runs a command in the
 // session's sandbox, by caisson sandbox exec. It is on the disk before the
 // command starts.
 //
@@ -25,7 +25,7 @@ type UserCommandEnded struct {
 	TimedOut  bool   `json:"timed_out,omitempty"`
 	Cancelled bool   `json:"cancelled,omitempty"`
 	OOMKilled bool   `json:"oom_killed,omitempty"`
-	// Stdout and Stderr are what the user was sent; it is not kept.
+	// Stdout and Stderr describe the output that the user received; it is not kept.
 	Stdout UserStream         `json:"stdout"`
 	Stderr UserStream         `json:"stderr"`
 	WallMS int64              `json:"wall_ms"`

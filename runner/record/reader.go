@@ -11,14 +11,14 @@ import (
 	"strings"
 )
 
-// ErrChain says that a trace is not what was written: a record is missing,
+// ErrChain reports that a trace was changed after it was written: a record is missing,
 // changed, repeated or out of order.
 var ErrChain = errors.New("hash chain broken")
 
 // Trace is a trace that was read back.
 type Trace struct {
 	Records []Record
-	// Torn says that the last line was cut short, as a crash leaves it; it is
+	// Torn reports that the last line was cut short, as by a crash; it is
 	// not among the records.
 	Torn bool
 }
@@ -90,7 +90,7 @@ func (t *Reader) Position() Position {
 	return Position{Offset: t.offset, Line: t.line, Seq: t.seq, Hash: t.prev, Session: t.session}
 }
 
-// Next gives the next record. It ends with io.EOF; a torn last line is left
+// Next returns the next record. It ends with io.EOF; a torn last line is left
 // out. Damage is an error that wraps [ErrChain] and names the line, and comes
 // again however often it is called.
 func (t *Reader) Next() (Record, error) {
@@ -129,7 +129,7 @@ func (t *Reader) next() (_ Record, ok bool, err error) {
 	}
 	rec, err := Decode(text)
 	if err == nil {
-		err = t.follows(rec)
+		err = t.checkNext(rec)
 	}
 	if err != nil {
 		return Record{}, false, t.damage(err)
@@ -159,8 +159,8 @@ func (t *Reader) damage(err error) error {
 	return fmt.Errorf("line %d: %w: %w", t.line, ErrChain, err)
 }
 
-// follows says why rec can't be the next record, or nil.
-func (t *Reader) follows(rec Record) error {
+// checkNext reports why rec can't be the next record.
+func (t *Reader) checkNext(rec Record) error {
 	switch {
 	case rec.SchemaVersion != SchemaVersion:
 		return fmt.Errorf("schema version %d, this program reads %d", rec.SchemaVersion, SchemaVersion)
@@ -178,11 +178,11 @@ func (t *Reader) follows(rec Record) error {
 // holds until the next call.
 func (t *Reader) Line() []byte { return t.text }
 
-// Hash is the hex SHA-256 of the last line: whoever notes it can tell later
+// Hash is the hex SHA-256 of the last line: a copy of it proves later
 // that the trace up to there is the same.
 func (t *Reader) Hash() string { return t.prev }
 
-// Torn says, at the end, that the last line was cut short, as a crash leaves it.
+// Torn reports, at the end, whether the last line was cut short, as by a crash.
 func (t *Reader) Torn() bool { return t.torn }
 
 // Omitted is how many records retention has removed so far.

@@ -19,7 +19,7 @@ import (
 // TraceFile is the name of the trace in a session's folder.
 const TraceFile = "trace.jsonl"
 
-// RecorderOptions says what a [Recorder] writes, and where.
+// RecorderOptions configures a [Recorder].
 type RecorderOptions struct {
 	// Dir is the session's folder. It must exist and hold no trace yet.
 	Dir string
@@ -28,7 +28,7 @@ type RecorderOptions struct {
 	// Secrets never reach a record.
 	Secrets []redact.Secret
 	// Mirror gets every record and its line, without the newline, in order,
-	// once it is in the file. It must not call the Recorder. Nil is nobody.
+	// once it is in the file. It must not call the Recorder. Nil does nothing.
 	Mirror func(r Record, line []byte)
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
@@ -39,7 +39,7 @@ type RecorderOptions struct {
 }
 
 // Recorder writes one session's records: numbered without gaps, each chained
-// to the line before. Whoever made it closes it. It is safe for concurrent
+// to the line before. The caller of [NewRecorder] closes it. It is safe for concurrent
 // use: a Write waits for no sync, and calls of Sync that come while one is
 // under way share the next. After one failed write or sync every other call
 // fails: nothing is recorded after a gap. Its errors wrap tools.ErrRecord.
@@ -54,12 +54,12 @@ type Recorder struct {
 	err  error
 	// spilled are the files of values that are not on the disk yet.
 	spilled []string
-	// synced is the last record that is on the disk; syncing says that a
+	// synced is the last record that is on the disk; syncing reports that a
 	// goroutine puts more there, and flushed wakes those who wait for it.
 	synced  int64
 	syncing bool
 	flushed *sync.Cond
-	// placed says that the names of the trace and its folder are on the disk.
+	// placed reports that the names of the trace and its directory are on the disk.
 	placed bool
 }
 
@@ -89,7 +89,7 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	return r, nil
 }
 
-// Entry is what a caller says about a record; the Recorder adds the rest.
+// Entry is the caller's part of a record; the Recorder adds the rest.
 type Entry struct {
 	Turn    string
 	Parent  string
@@ -156,7 +156,7 @@ func (r *Recorder) Sync() error {
 }
 
 // flushLocked puts all that is written on the disk. It lets go of mu meanwhile,
-// so that others go on writing; the caller holds mu, and nobody is syncing.
+// so that others go on writing; the caller holds mu, and no sync is under way.
 func (r *Recorder) flushLocked() {
 	upTo, spilled, placed := r.seq, r.spilled, r.placed
 	r.syncing, r.spilled = true, nil
@@ -206,7 +206,8 @@ func (r *Recorder) fsyncPath(path string) error {
 	return nil
 }
 
-// unsyncable says that a file system, or a system, has no sync of folders.
+// unsyncable reports whether err means that a file system, or a system, has no
+// sync of directories.
 func unsyncable(err error) bool {
 	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, os.ErrPermission)
 }

@@ -27,11 +27,11 @@ const (
 	spillable = 4_096
 )
 
-// keptBytes is what stays in place of each end of a string that was moved out:
+// keptBytes returns how much of each end of a string stays in place of it:
 // as much as fits where one string is too long, little where many are.
 func keptBytes() []int { return []int{8_192, 512} }
 
-// Spilled says where a payload's value is that was too long for its line: the
+// Spilled locates a value of a payload that was too long for its line: the
 // payload's own "spilled" list. The value in place is its beginning and its end.
 type Spilled struct {
 	// Pointer is the JSON pointer of a string in the payload, or "" for the

@@ -23,14 +23,14 @@ const LogFile = "log.jsonl"
 const OverlayDir = "overlay"
 
 // SandboxDir is where the backend keeps bundles and mount points, below the
-// session's folder.
+// session's directory.
 const SandboxDir = "sandbox"
 
-// Dir is a session's folder below the state folder, private to its user,
-// with a log that everything which serves the session writes to. Whoever made
-// it closes it, after Run.
+// Dir is a session's directory below the state directory, private to its user, with
+// the log of everything that serves the session. The caller of [Create] closes it
+// after the session.
 type Dir struct {
-	// Session is the id, Dir the folder.
+	// Session is the id, Dir the path.
 	Session, Dir string
 	// Log goes to log.jsonl, without secrets.
 	Log *zap.Logger
@@ -46,7 +46,7 @@ func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The log first: a sandbox's folder whose log nobody holds is a dead session's.
+	// The log first: a sandbox's directory whose log is not locked is a dead session's.
 	file, err := os.OpenFile(filepath.Join(dir, LogFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err == nil {
 		err = hold(file)

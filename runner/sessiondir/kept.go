@@ -163,7 +163,7 @@ func goneError(i overlay.Info) error {
 }
 
 // ExpireChanges removes the changes of sessions that began longer than keep ago
-// and that nobody applied. It leaves alone what is in use. It returns the
+// and that were not applied. It leaves alone what is in use. It returns the
 // sessions whose changes it removed, and goes on after an error.
 func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 	names, err := sessionNames(stateDir)
@@ -194,7 +194,7 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 	return gone, errors.Join(all...)
 }
 
-// expire ends layers that were opened, and says how, "" for not at all. What was read before they
+// expire ends layers that were opened, and returns how, "" for not at all. What was read before they
 // were locked may have changed since: where it has, they are left alone.
 func expire(l *overlay.Layers) (overlay.State, error) {
 	if err := l.Lock(); err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// PruneOptions say what [Prune] shortens.
+// PruneOptions selects what [Prune] shortens.
 type PruneOptions struct {
 	StateDir string
 	// Keep is for how long after its last record a session stays whole; it must
@@ -32,7 +32,7 @@ type PruneOptions struct {
 	Now func() time.Time
 }
 
-// PruneReport is what [Prune] did.
+// PruneReport is the result of [Prune].
 type PruneReport struct {
 	Pruned []Pruned `json:"pruned"`
 	// Left are old sessions that were left whole, and why.
@@ -159,8 +159,8 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 	return p, nil
 }
 
-// prunable says why a session must stay whole, or holds its log, as a living
-// session does: nobody else prunes it meanwhile.
+// prunable returns the reason why a session must stay whole, or locks its log, as a
+// living session does: no other process prunes it meanwhile.
 func prunable(stateDir, dir string) (release func(), err error) {
 	name := filepath.Base(dir)
 	log, err := os.Open(filepath.Join(dir, LogFile))
@@ -206,7 +206,7 @@ func prunable(stateDir, dir string) (release func(), err error) {
 	return func() { _ = log.Close() }, nil
 }
 
-// auditResult is what became of a trace.
+// auditResult is the result of shortening a trace.
 type auditResult struct {
 	kept, removed, bytes int64
 	ended                time.Time // of the last record

@@ -36,7 +36,7 @@ func CheckStateDir(path string) error {
 	if err != nil {
 		return stateError(path, "can't be looked at: "+err.Error(), err)
 	}
-	if why := unsafeFolder(info); why != "" {
+	if why := unsafeReason(info); why != "" {
 		return stateError(path, why, nil)
 	}
 	return nil

@@ -7,10 +7,10 @@ import (
 	"os"
 )
 
-// unsafeFolder says why a folder can't be trusted with state, or "".
-func unsafeFolder(info fs.FileInfo) string {
+// unsafeReason returns the reason why a directory can't be trusted with state, or "".
+func unsafeReason(info fs.FileInfo) string {
 	if !info.IsDir() {
-		return "is no folder (a link does not count)"
+		return "is not a directory (a symlink does not count)"
 	}
 	return ""
 }

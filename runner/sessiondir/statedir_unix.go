@@ -8,12 +8,12 @@ import (
 	"syscall"
 )
 
-// unsafeFolder says why a folder can't be trusted with state, or "".
-func unsafeFolder(info fs.FileInfo) string {
+// unsafeReason returns the reason why a directory can't be trusted with state, or "".
+func unsafeReason(info fs.FileInfo) string {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !info.IsDir():
-		return "is no folder (a link does not count)"
+		return "is not a directory (a symlink does not count)"
 	case !ok || int(stat.Uid) != os.Geteuid():
 		return "belongs to another user"
 	case info.Mode().Perm()&0o022 != 0:
@@ -26,8 +26,8 @@ func unsafeFolder(info fs.FileInfo) string {
 // the lock away with the process.
 func hold(log *os.File) error { return syscall.Flock(int(log.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) }
 
-// held says whether somebody holds a log. Those who ask don't hold it for one
-// another.
+// held reports whether a process has locked a log. Callers don't lock it for each
+// other.
 func held(log *os.File) bool {
 	return syscall.Flock(int(log.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) != nil
 }

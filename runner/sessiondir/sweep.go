@@ -56,7 +56,7 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-// SessionLives says whether the process of the session whose folder dir is
+// SessionLives reports whether the process of the session whose directory dir is
 // lives, as far as can be told from here. A folder without records has no
 // answer yet, and one without a log none any more: both are no.
 func SessionLives(dir string) bool {
