@@ -156,6 +156,9 @@ func (s *setup) examineImage(ctx context.Context) doctor.Finding {
 	}
 	f := s.host.CheckImage(ctx, ref)
 	f.Err = imageFailure(f.Err)
+	if rest, ok := strings.CutPrefix(f.Detail, ref.String()); ok && f.Result == doctor.OK {
+		f.Detail = *s.conf.Image + rest // as it was written
+	}
 	return f
 }
 

@@ -184,8 +184,8 @@ func (u *userInterface) recordWarning(text string) {
 func (u *userInterface) reportDifference(text string) { u.recordWarning("the replay differs: " + text) }
 
 // finishRun shows the end of a run and returns its exit status. It writes the records
-// first: it gives up on a pipe without a reader, and waits for a terminal that is held
-// until an interruption.
+// first. A pipe without a reader is left after a while, a terminal that is held only
+// after an interruption.
 func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *answerFile) int {
 	err := errors.Join(answer.write(r.Answer), answer.close())
 	u.finished = true

@@ -60,7 +60,7 @@ type app struct {
 	pressed func(ctx context.Context, wait time.Duration) (bool, error)
 }
 
-// deps are what sessions depend on.
+// deps are the dependencies of sessions.
 type deps struct {
 	// executable is the path of the program; programs are looked for beside it.
 	executable func() (string, error)

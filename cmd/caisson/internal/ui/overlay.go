@@ -80,8 +80,8 @@ func Failed(list []record.PathNote, colour bool) []string {
 	return firstFew(list, func(n record.PathNote) string { return s.red(safeLine("! failed: " + n.Path + ": " + n.Why)) })
 }
 
-// describeKept says what became of the changes of an overlay session, and what to
-// type next.
+// describeKept describes the changes that an overlay session left, and the next
+// commands.
 func describeKept(r runner.Report, s style) []string {
 	o := r.Overlay
 	if o == nil {

@@ -23,9 +23,8 @@ type Prompt struct {
 	// it is told, and reports whether there was one, which it drops too. Nil drops
 	// only what was read.
 	Pressed func(ctx context.Context, wait time.Duration) (bool, error)
-	// Pending gives the questions that wait, the oldest first, as a broker
-	// does: the order and the count come from it. Nil knows of those alone
-	// that Approve was called with.
+	// Pending returns the waiting confirmations, the oldest first, as a broker
+	// does, for their order and count. Nil knows only those of Approve.
 	Pending func() []approval.Confirmation
 
 	queue queue
@@ -33,8 +32,8 @@ type Prompt struct {
 	lines chan typedLine
 	// ended reports whether standard input has ended.
 	ended bool
-	// reading says that a read is under way: the last question was withdrawn
-	// before anything was typed. It belongs to the question that is shown.
+	// reading is set while a read is under way: the last question was withdrawn
+	// before anything was typed. It belongs to the question on the screen.
 	reading bool
 }
 
@@ -53,7 +52,7 @@ const quietTime = 500 * time.Millisecond
 var errInputEnded = errors.New("standard input ended")
 
 // Approve shows one confirmation and waits for one of the keys that it names,
-// and Enter; "?" says what they mean. Everything else is no. Nothing is allowed that
+// and Enter; "?" explains them. Everything else is no. Nothing is allowed that
 // was not shown whole, in the question or page by page. A key counts once the question
 // is shown and the keyboard was quiet for a while. The end of input is an error, and
 // no later question is shown. If another client or the timeout is first, the question
@@ -203,9 +202,9 @@ func (p *Prompt) readLine() <-chan typedLine {
 	return p.lines
 }
 
-// decideKey takes a typed line for an answer, and says whether it was one that was
-// asked for; every other one is no. Only what was offered allows: "A" is more
-// than "a", so their case counts, and nothing else's does.
+// decideKey returns the answer of a typed line, and reports whether it was one of the
+// offered keys; any other line is no. Case matters for "A" and "a" alone, because "A"
+// allows more.
 func decideKey(text string, c approval.Confirmation) (answer approval.Answer, known bool) {
 	session, always := offers(c, approval.ScopeSession), offers(c, approval.ScopeAlways)
 	word := strings.ToLower(text)
@@ -222,7 +221,7 @@ func decideKey(text string, c approval.Confirmation) (answer approval.Answer, kn
 	return approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeOnce}, word == "n" || word == "no" || word == ""
 }
 
-// describeWithdrawal says why a question needs no answer any more.
+// describeWithdrawal returns the reason why a question needs no answer any more.
 func describeWithdrawal(cause error) string {
 	resolved, ok := errors.AsType[*approval.ResolvedError](cause)
 	if !ok {

@@ -11,7 +11,7 @@ import (
 )
 
 // minShare is the least number of rows that a part of a question is cut to: its
-// first, its last, and what says how many are missing.
+// first, its last, and the count of the missing ones.
 const minShare = 3
 
 // question is how a confirmation stands on the terminal. Everything of it that
@@ -145,7 +145,7 @@ func (q question) headLines() string {
 	return head
 }
 
-// lastingLines says what an answer for good would be bound to.
+// lastingLines describes the scope of a lasting answer.
 func (q question) lastingLines() string {
 	what := "every call of " + string(q.Name)
 	if q.Phrase != "" {
@@ -179,7 +179,7 @@ func paintDiff(s style, row string) string {
 
 func offers(c approval.Confirmation, s approval.Scope) bool { return slices.Contains(c.Scopes, s) }
 
-// keys says what each key means.
+// keys explains each key.
 func keys(c approval.Confirmation) []string {
 	name := safeLine(string(c.Name))
 	lines := []string{"  y  allow this call, and nothing else"}

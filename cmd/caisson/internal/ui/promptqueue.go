@@ -14,8 +14,8 @@ type queue struct {
 	mu      sync.Mutex
 	shown   *approval.Confirmation   // the question that stands there, or nil
 	waiting []*approval.Confirmation // of every Approve under way, the shown one included
-	// left are questions that are done here and may wait elsewhere still; they
-	// hold nobody up.
+	// left are questions that are done here and may still wait elsewhere; they
+	// block no other.
 	left map[string]bool
 	// done counts the questions since the terminal was last without one.
 	done    int

@@ -90,7 +90,7 @@ func (p *PullProgress) showState(name string, phase store.Phase, s *pullState) {
 	s.begun = true
 }
 
-// describePhase says what is done now.
+// describePhase describes the current phase.
 func (s *pullState) describePhase(phase store.Phase) string {
 	switch phase {
 	case store.PhaseWait:
@@ -116,7 +116,7 @@ func (s *pullState) describePhase(phase store.Phase) string {
 	return "downloading, " + FormatSize(done)
 }
 
-// downloadedText says how much was downloaded.
+// downloadedText returns the downloaded size.
 func (s *pullState) downloadedText() string {
 	if done, _ := sumProgress(s.layers); done > 0 {
 		return ", " + FormatSize(done) + " downloaded"

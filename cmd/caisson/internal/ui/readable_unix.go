@@ -19,6 +19,6 @@ func WaitReadable(f *os.File, limit time.Duration) bool {
 		if err == unix.EINTR { //nolint:errorlint // of a system call
 			continue
 		}
-		return err != nil || n > 0 // reading tells what is wrong
+		return err != nil || n > 0 // reading reports the error
 	}
 }

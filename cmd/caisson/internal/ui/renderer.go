@@ -33,7 +33,7 @@ type Options struct {
 	// Live redraws a region at the bottom: Out is a terminal that can move
 	// its cursor. Colour paints.
 	Live, Colour bool
-	// Reflow tells that the terminal breaks its lines anew when its width
+	// Reflow is set if the terminal breaks its lines anew when its width
 	// changes; others leave or cut them.
 	Reflow bool
 	// Size returns the terminal's columns and rows. Nil is no terminal: lines are not

@@ -36,7 +36,7 @@ func safeLine(s string) string {
 // fitWidth cuts a line to a width in cells, with an ellipsis.
 func fitWidth(s string, width int) string { return ansi.Truncate(s, max(width, 1), "…") }
 
-// lastLines gives the last n lines of live output, each safe and expanded: a
+// lastLines returns the last n lines of live output, each safe and expanded: a
 // carriage return starts its line again, as it does on a terminal, so that a
 // progress bar shows its last state.
 func lastLines(text string, n int) []string {

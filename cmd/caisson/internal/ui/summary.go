@@ -10,8 +10,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// Summary gives the lines that end a run: what changed, what to look at before
-// anything else does, and what it cost.
+// Summary returns the last lines of a run: the changes, the notices to read first, and
+// the cost.
 func Summary(r runner.Report, colour bool) []string {
 	s := style{colour}
 	return append(append(append(notVouched(r, s), diffstatLines(r, s)...), noticeLines(r, s)...), s.dim(costLine(r)))
@@ -94,7 +94,7 @@ func dangerText(h record.HostExecuted) int {
 	return 0
 }
 
-// firstFew renders the first of a list and says how many more there are.
+// firstFew renders the first of a list and the count of the others.
 func firstFew[T any](list []T, render func(T) string) []string {
 	const most = 20
 	var out []string
@@ -143,8 +143,8 @@ func diffstatLines(r runner.Report, s style) []string {
 	return append(out, total)
 }
 
-// withoutRepositories takes the files of repositories out, and names those: a
-// commit changes a dozen files that nobody reads.
+// withoutRepositories returns the changes outside of repositories, and the names of
+// those: a commit changes a dozen files of no interest.
 func withoutRepositories(changed []record.Changed) (rest []record.Changed, repositories []string) {
 	for _, c := range changed {
 		names := strings.Split(c.Path, "/")

@@ -25,7 +25,7 @@ const (
 	maxSummaryCells = 120
 )
 
-// view is what is going on, made from records and live output alone. It
+// view is the state of a session, from its records and live output alone. It
 // belongs to its Renderer.
 type view struct {
 	style style
@@ -35,8 +35,8 @@ type view struct {
 	// why a call got a no.
 	asked   map[string]string
 	refused map[string]string
-	// asking is set while the model is asked, since when; text is what it has
-	// said so far in this answer.
+	// asking is the time since which the model is asked; text is its answer so
+	// far.
 	asking bool
 	since  time.Time
 	text   tail
@@ -67,7 +67,7 @@ func newView(s style) *view {
 	return &view{style: s, calls: map[string]*call{}, asked: map[string]string{}, refused: map[string]string{}}
 }
 
-// addRecord takes one record and gives the lines that it leaves on the screen.
+// addRecord adds one record and returns its lines on the screen.
 func (v *view) addRecord(r record.Record) []string {
 	switch r.Kind {
 	case record.KindSessionCreated:
@@ -113,7 +113,7 @@ func (v *view) addBudget(p record.BudgetWarning) []string {
 	return []string{v.style.yellow("! " + p.String())}
 }
 
-// failedText says why a call failed, once.
+// failedText returns the reason of a failed call, once.
 func failedText(p record.ToolFailed) string {
 	text := firstLine(p.Message)
 	if strings.EqualFold(strings.TrimRight(text, "."), string(p.Class)) || text == "" {
