@@ -76,42 +76,42 @@ type background struct {
 
 // Begin starts a command. It implements shell.Background.
 func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, error) {
-	l, err := b.x.begin(ctx)
+	l, err := b.x.waitReady(ctx)
 	if err != nil {
 		return "", err
 	}
-	program, err := b.x.program(ctx, l)
+	program, err := b.x.shellProgram(ctx, l)
 	if err != nil {
-		return "", b.x.box.check(l, err)
+		return "", b.x.box.checkLoss(l, err)
 	}
 	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	j, err := b.add(cmd.CallID, cancel)
+	j, err := b.addCommand(cmd.CallID, cancel)
 	if err != nil {
 		return "", err
 	}
-	watched, unwatch := b.x.disk.watch(own)
+	watched, unwatch := b.x.disk.watchContext(own)
 	starting := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	timeout := cmd.Timeout
 	if timeout == 0 {
 		timeout = backgroundTime
 	}
 	start := cmd.Command
-	start.Argv, start.Timeout, start.Output = scripted(program, cmd), timeout, sandbox.OutputLimits{Live: backgroundLive}
-	start.Stdout, start.Stderr = j.log.stream(0), j.log.stream(1)
+	start.Argv, start.Timeout, start.Output = scriptArgv(program, cmd), timeout, sandbox.OutputLimits{Live: backgroundLive}
+	start.Stdout, start.Stderr = j.log.streamWriter(0), j.log.streamWriter(1)
 	p, err := l.box.Start(watched, start)
 	if err != nil {
 		full := diskFull(watched)
 		unwatch()
 		cancel(nil)
-		b.drop(j)
+		b.dropCommand(j)
 		if full != nil {
 			return "", full
 		}
-		return "", fmt.Errorf("start background command: %w", badDir(cmd, b.x.box.check(l, err)))
+		return "", fmt.Errorf("start background command: %w", badDir(cmd, b.x.box.checkLoss(l, err)))
 	}
 	finish := func() {
 		defer b.wait.Done()
-		b.finish(watched, l, j, p)
+		b.finishCommand(watched, l, j, p)
 		unwatch()
 		cancel(nil)
 	}
@@ -123,8 +123,8 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	return j.handle, nil
 }
 
-// add makes room for one more and its log.
-func (b *backgrounds) add(call string, cancel context.CancelCauseFunc) (*background, error) {
+// addCommand makes room for one more and its log.
+func (b *backgrounds) addCommand(call string, cancel context.CancelCauseFunc) (*background, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -149,9 +149,9 @@ func (b *backgrounds) add(call string, cancel context.CancelCauseFunc) (*backgro
 	return j, nil
 }
 
-// drop forgets one that did not start.
-func (b *backgrounds) drop(j *background) {
-	j.log.close()
+// dropCommand forgets one that did not start.
+func (b *backgrounds) dropCommand(j *background) {
+	j.log.closeFile()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.all, j.handle)
@@ -159,20 +159,20 @@ func (b *backgrounds) drop(j *background) {
 	b.wait.Done()
 }
 
-// finish waits for the end of one, and records it. The loss of the sandbox is
+// finishCommand waits for the end of one, and records it. The loss of the sandbox is
 // left to the call that meets it next, which the model hears of it by.
-func (b *backgrounds) finish(watched context.Context, l *life, j *background, p sandbox.Process) {
+func (b *backgrounds) finishCommand(watched context.Context, l *generation, j *background, p sandbox.Process) {
 	exit, err := p.Wait()
 	cause := context.Cause(watched)
-	j.log.ended(exit)
-	end := shell.Ended{Result: shell.Result{Exit: exit}, Lost: err != nil, Bytes: j.log.close()}
+	j.log.addEnd(exit)
+	end := shell.Ended{Result: shell.Result{Exit: exit}, Lost: err != nil, Bytes: j.log.closeFile()}
 	if end.Wall == 0 {
 		end.Wall = time.Since(j.begun)
 	}
 	if full, ok := errors.AsType[*limits.ExceededError](cause); ok && exit.Status.Cancelled {
 		end.Status.Cancelled, end.DiskReserve, end.DiskFiles = false, full.Limit, full.Files
 	}
-	b.x.count(end.Result)
+	b.x.addKilled(end.Result)
 	record := backgroundEnded(j, exit, end, cause)
 	if err != nil {
 		record.Error = err.Error()
@@ -182,7 +182,7 @@ func (b *backgrounds) finish(watched context.Context, l *life, j *background, p 
 	}
 	if err == nil {
 		if end.Kill.Left > 0 {
-			_ = b.x.box.retire(l, end.Kill.Left) // who calls next meets what comes of it
+			_ = b.x.box.retireSandbox(l, end.Kill.Left) // who calls next meets what comes of it
 		}
 		if !errors.Is(cause, errSessionEnd) {
 			b.x.after(context.WithoutCancel(watched))
@@ -217,9 +217,9 @@ func (b *backgrounds) End(ctx context.Context, handle string) (end shell.Ended, 
 	}
 }
 
-// close ends all commands and waits for them: at most the grace period and the
+// endAll ends all commands and waits for them: at most the grace period and the
 // guest's own bound of a kill. None is started any more.
-func (b *backgrounds) close() {
+func (b *backgrounds) endAll() {
 	b.mu.Lock()
 	b.closed = true
 	for _, j := range b.all {
@@ -229,9 +229,9 @@ func (b *backgrounds) close() {
 	b.wait.Wait()
 }
 
-// output opens what a command has written so far; ok is false for a handle that
+// openOutput opens what a command has written so far; ok is false for a handle that
 // is none's.
-func (b *backgrounds) output(handle string) (k shell.Kept, ok bool, err error) {
+func (b *backgrounds) openOutput(handle string) (k shell.Kept, ok bool, err error) {
 	b.mu.Lock()
 	j := b.all[handle]
 	b.mu.Unlock()
@@ -244,7 +244,7 @@ func (b *backgrounds) output(handle string) (k shell.Kept, ok bool, err error) {
 		state = fmt.Sprintf("%s after %s", j.end.State(), j.end.Wall.Round(10*time.Millisecond))
 	default:
 	}
-	k, err = j.log.open()
+	k, err = j.log.openKept()
 	if k.State != "" {
 		state += "; " + k.State
 	}
@@ -272,19 +272,19 @@ type backgroundLog struct {
 }
 
 func newBackgroundLog(s *spiller) (*backgroundLog, error) {
-	f, name, err := s.create("background")
+	f, name, err := s.createFile("background")
 	if err != nil {
 		return nil, fmt.Errorf("keep output: %w", err)
 	}
-	g := &backgroundLog{spill: s, path: s.file(name), file: f}
+	g := &backgroundLog{spill: s, path: s.filePath(name), file: f}
 	for i := range g.streams {
 		g.streams[i] = s.redact.NewWriter(f)
 	}
 	return g, nil
 }
 
-// stream gives the writer of one stream. It never fails.
-func (g *backgroundLog) stream(i int) *backgroundStream { return &backgroundStream{g, i} }
+// streamWriter gives the writer of one stream. It never fails.
+func (g *backgroundLog) streamWriter(i int) *backgroundStream { return &backgroundStream{g, i} }
 
 type backgroundStream struct {
 	log *backgroundLog
@@ -298,13 +298,13 @@ func (s *backgroundStream) Write(p []byte) (int, error) {
 	defer g.mu.Unlock()
 	g.total += int64(len(p))
 	g.live[s.i] += int64(len(p))
-	g.keep(s.i, p)
+	g.keepPiece(s.i, p)
 	return len(p), nil
 }
 
-// keep keeps a piece: in the file, or as the end. The caller holds mu.
-func (g *backgroundLog) keep(stream int, p []byte) {
-	if !g.full && (g.kept+int64(len(p)) > backgroundBytes || !g.spill.take(len(p))) {
+// keepPiece keeps a piece: in the file, or as the end. The caller holds mu.
+func (g *backgroundLog) keepPiece(stream int, p []byte) {
+	if !g.full && (g.kept+int64(len(p)) > backgroundBytes || !g.spill.reserveBytes(len(p))) {
 		g.full = true
 	}
 	if g.full {
@@ -317,9 +317,9 @@ func (g *backgroundLog) keep(stream int, p []byte) {
 	}
 }
 
-// ended takes what the sandbox counted, and the ends of streams that were not
+// addEnd takes what the sandbox counted, and the ends of streams that were not
 // read whole.
-func (g *backgroundLog) ended(exit sandbox.Exit) {
+func (g *backgroundLog) addEnd(exit sandbox.Exit) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.done = true
@@ -343,8 +343,8 @@ func (g *backgroundLog) keepTail(p []byte) {
 	}
 }
 
-// open gives what there is now. What may be the beginning of a secret waits.
-func (g *backgroundLog) open() (shell.Kept, error) {
+// openKept gives what there is now. What may be the beginning of a secret waits.
+func (g *backgroundLog) openKept() (shell.Kept, error) {
 	f, err := os.Open(g.path)
 	if err != nil {
 		return shell.Kept{}, fmt.Errorf("open background output: %w", err)
@@ -355,7 +355,7 @@ func (g *backgroundLog) open() (shell.Kept, error) {
 	if !g.done && (g.live[0] >= backgroundLive || g.live[1] >= backgroundLive) {
 		state = "it has written more than is read while it runs; the end of it can be read when it has ended"
 	}
-	k := shell.Kept{State: state, ReaderAt: f, Closer: f, Total: g.total, Whole: !g.full, Last: g.last()}
+	k := shell.Kept{State: state, ReaderAt: f, Closer: f, Total: g.total, Whole: !g.full, Last: g.lastText()}
 	for _, s := range g.streams {
 		if g.file != nil {
 			if err := s.Flush(); err != nil {
@@ -368,9 +368,9 @@ func (g *backgroundLog) open() (shell.Kept, error) {
 	return k, nil
 }
 
-// last gives the end of what is not kept, from the first line on that a secret
+// lastText gives the end of what is not kept, from the first line on that a secret
 // can't have begun before.
-func (g *backgroundLog) last() []byte {
+func (g *backgroundLog) lastText() []byte {
 	hold := tailHold
 	for _, s := range g.streams {
 		hold = max(hold, s.HoldBytes())
@@ -382,8 +382,8 @@ func (g *backgroundLog) last() []byte {
 	return g.spill.redact.Bytes(bytes.Clone(text))
 }
 
-// close ends the log and gives what was written. It stays readable.
-func (g *backgroundLog) close() (total int64) {
+// closeFile ends the log and gives what was written. It stays readable.
+func (g *backgroundLog) closeFile() (total int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.file == nil {

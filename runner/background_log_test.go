@@ -48,7 +48,7 @@ func TestBackgroundLogHidesHalfSecrets(t *testing.T) {
 				t.Errorf("%s: cut at %d: %q", name, cut, whole)
 				break
 			}
-			g.close()
+			g.closeFile()
 		}
 	}
 }
@@ -77,7 +77,7 @@ func TestBackgroundLogHidesHalfKeys(t *testing.T) {
 				if !strings.HasSuffix(got, "\nthe end\n") {
 					t.Fatalf("%s %s, cut at %d: %q", kind, name, cut, got)
 				}
-				g.close()
+				g.closeFile()
 			}
 		}
 	}
@@ -131,11 +131,11 @@ func TestBackgroundLogThatCannotBeWritten(t *testing.T) {
 		"at its end": func(t *testing.T, g *backgroundLog) {
 			g.streams[1] = g.spill.redact.NewWriter(failingWriter{})
 			g.write(t, 1, "x ")
-			g.close()
+			g.closeFile()
 		},
 		"by its end": func(_ *testing.T, g *backgroundLog) {
 			g.file.Close()
-			g.close()
+			g.closeFile()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,8 +148,8 @@ func TestBackgroundLogThatCannotBeWritten(t *testing.T) {
 	}
 	g := newLog(t)
 	g.write(t, 0, "all of it")
-	g.ended(sandbox.Exit{Stdout: sandbox.Stream{Total: 9, Live: 9}})
-	if total := g.close(); total != 9 || g.close() != 9 {
+	g.addEnd(sandbox.Exit{Stdout: sandbox.Stream{Total: 9, Live: 9}})
+	if total := g.closeFile(); total != 9 || g.closeFile() != 9 {
 		t.Errorf("%d bytes", total)
 	}
 	if text, k := g.text(t); !k.Whole || text != "all of it" || len(openFiles(t, g.path)) != 0 {
@@ -157,14 +157,14 @@ func TestBackgroundLogThatCannotBeWritten(t *testing.T) {
 	}
 	less := newLog(t)
 	less.write(t, 0, "all but one byte of it")
-	less.ended(sandbox.Exit{Stdout: sandbox.Stream{Total: 23}})
+	less.addEnd(sandbox.Exit{Stdout: sandbox.Stream{Total: 23}})
 	if _, k := less.text(t); k.Whole || k.Total != 23 {
 		t.Errorf("whole: %t, %d bytes", k.Whole, k.Total)
 	}
 	if err := os.Remove(g.path); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := g.open(); err == nil {
+	if _, err := g.openKept(); err == nil {
 		t.Error("a file that is gone was opened")
 	}
 }
@@ -192,14 +192,14 @@ func TestBackgroundLogKeepsItsEnd(t *testing.T) {
 		g := newLog(t)
 		g.full = true
 		g.write(t, 0, text)
-		if got := g.last(); string(got) != want {
+		if got := g.lastText(); string(got) != want {
 			t.Errorf("of %d bytes %q is shown, want %q", len(text), got, want)
 		}
 	}
 	g = newLogOf(t, redact.Secret{Name: "KEY", Value: long})
 	g.full = true
 	g.write(t, 0, long[1:]+"after\n")
-	if got := g.last(); len(got) != 0 {
+	if got := g.lastText(); len(got) != 0 {
 		t.Errorf("of the end of a secret %q is shown", got)
 	}
 	const most = captureBytes + tailHold

@@ -58,7 +58,7 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 				if handle != "" || command.Err() == nil {
 					t.Errorf("start %d: handle %q, its context: %v", i, handle, command.Err())
 				}
-				if _, ok, _ := b.output("background-1"); ok {
+				if _, ok, _ := b.openOutput("background-1"); ok {
 					t.Error("a command that did not start has output")
 				}
 			}
@@ -71,7 +71,7 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 			if open := openFiles(t, b.x.spill.dir); len(open) != 0 {
 				t.Errorf("still open: %q", open)
 			}
-			b.close() // waits for what is counted as running
+			b.endAll() // waits for what is counted as running
 			if len(ended()) != 0 {
 				t.Errorf("recorded: %+v", ended())
 			}
@@ -233,7 +233,7 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 				}
 				after++
 			}
-			l, err := b.x.begin(t.Context())
+			l, err := b.x.waitReady(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -243,13 +243,13 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 				}
 				return nil
 			}
-			j, err := b.add("tu_1", func(error) {})
+			j, err := b.addCommand("tu_1", func(error) {})
 			if err != nil {
 				t.Fatal(err)
 			}
 			ctx, cancel := context.WithCancelCause(t.Context())
 			cancel(c.cause)
-			b.finish(ctx, l, j, endedProcess{exit: c.exit, err: c.err})
+			b.finishCommand(ctx, l, j, endedProcess{exit: c.exit, err: c.err})
 			b.wait.Done()
 			end, was, err := b.End(t.Context(), j.handle)
 			if err != nil || !was || end.Lost != (c.err != nil) || end.DiskReserve != c.reserve || end.DiskFiles != (c.reserve > 0) || end.Bytes != c.exit.Stdout.Total {
@@ -278,7 +278,7 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 // and who looks at one whose file is gone gets an error.
 func TestStateOfAFlood(t *testing.T) {
 	b, _ := startedBackgrounds(t, nil)
-	j, err := b.add("tu_1", func(error) {})
+	j, err := b.addCommand("tu_1", func(error) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,7 +287,7 @@ func TestStateOfAFlood(t *testing.T) {
 		if flood {
 			j.log.live[1] = backgroundLive
 		}
-		k, ok, err := b.output(j.handle)
+		k, ok, err := b.openOutput(j.handle)
 		if err != nil || !ok {
 			t.Fatal(ok, err)
 		}
@@ -299,7 +299,7 @@ func TestStateOfAFlood(t *testing.T) {
 	if err := os.Remove(j.log.path); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok, err := b.output(j.handle); !ok || err == nil {
+	if _, ok, err := b.openOutput(j.handle); !ok || err == nil {
 		t.Errorf("%t, %v", ok, err)
 	}
 }

@@ -149,7 +149,7 @@ func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, 
 	if err := os.Mkdir(state+"/"+record.SpillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	box := newContainer(t.Context(), &fakeBackend{scripts: scripts}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
+	box := newLiveSandbox(t.Context(), &fakeBackend{scripts: scripts}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
 	box.record = func(record.Payload) error { return nil }
 	box.start()
 	t.Cleanup(box.close)
@@ -163,7 +163,7 @@ func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, 
 		all = append(all, e)
 		return nil
 	}, zap.NewNop())
-	t.Cleanup(x.background.close)
+	t.Cleanup(x.background.endAll)
 	return x.background, func() []record.BackgroundEnded {
 		x.mu.Lock()
 		defer x.mu.Unlock()
@@ -193,7 +193,7 @@ func TestBackgroundsAreBounded(t *testing.T) {
 	if _, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); err != nil {
 		t.Errorf("after one ended: %v", err)
 	}
-	b.close()
+	b.endAll()
 	if _, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); !errors.Is(err, errSessionEnd) {
 		t.Errorf("after the end: %v", err)
 	}
@@ -221,7 +221,7 @@ func TestBackgroundOfACancelledCall(t *testing.T) {
 	if _, err := b.Begin(ctx, shell.Command{Script: "serve"}); !errors.Is(err, user) {
 		t.Errorf("Begin: %v", err)
 	}
-	b.close()
+	b.endAll()
 	for _, e := range ended() {
 		if e.EndedBy != "cancelled" {
 			t.Errorf("ended: %+v", e)
@@ -231,14 +231,14 @@ func TestBackgroundOfACancelledCall(t *testing.T) {
 
 func (g *backgroundLog) write(t *testing.T, stream int, text string) {
 	t.Helper()
-	if n, err := g.stream(stream).Write([]byte(text)); n != len(text) || err != nil {
+	if n, err := g.streamWriter(stream).Write([]byte(text)); n != len(text) || err != nil {
 		t.Fatalf("wrote %d: %v", n, err)
 	}
 }
 
 func (g *backgroundLog) text(t *testing.T) (string, shell.Kept) {
 	t.Helper()
-	k, err := g.open()
+	k, err := g.openKept()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,7 +260,7 @@ func newLog(t *testing.T) *backgroundLog {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { g.close() })
+	t.Cleanup(func() { g.closeFile() })
 	return g
 }
 
@@ -275,7 +275,7 @@ func TestBackgroundLogHidesSecrets(t *testing.T) {
 		between, _ := g.text(t)
 		g.write(t, 0, testKey[cut:]+" and more\n")
 		whole, k := g.text(t)
-		g.close()
+		g.closeFile()
 		end, _ := g.text(t)
 		// What was shown stays where it was: pages follow one another.
 		if !strings.HasPrefix(between, half) || !strings.HasPrefix(whole, between) || end != whole {
@@ -307,7 +307,7 @@ func TestBackgroundLogIsBounded(t *testing.T) {
 	line := strings.Repeat("x", 1000) + " " + testKey + "\n"
 	const lines = 100_000 // 100 MB
 	for i := range lines {
-		if _, err := g.stream(i % 2).Write([]byte(line)); err != nil {
+		if _, err := g.streamWriter(i % 2).Write([]byte(line)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -317,7 +317,7 @@ func TestBackgroundLogIsBounded(t *testing.T) {
 	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 4<<20 {
 		t.Errorf("memory grew by %d bytes", grown)
 	}
-	k, err := g.open()
+	k, err := g.openKept()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -367,7 +367,7 @@ func TestBackgroundLogOfAFlood(t *testing.T) {
 	g.write(t, 0, "the beginning\n")
 	g.live[0] = backgroundLive // as if it had come
 	g.total = backgroundLive
-	k, err := g.open()
+	k, err := g.openKept()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -376,8 +376,8 @@ func TestBackgroundLogOfAFlood(t *testing.T) {
 		t.Errorf("state %q", k.State)
 	}
 	tail := strings.Repeat("x\n", tailHold) + "the very end\n"
-	g.ended(sandbox.Exit{Stdout: sandbox.Stream{Total: backgroundLive + 5000, Live: backgroundLive, Tail: []byte(tail)}})
-	if total := g.close(); total != backgroundLive+5000 {
+	g.addEnd(sandbox.Exit{Stdout: sandbox.Stream{Total: backgroundLive + 5000, Live: backgroundLive, Tail: []byte(tail)}})
+	if total := g.closeFile(); total != backgroundLive+5000 {
 		t.Errorf("%d bytes", total)
 	}
 	text, k := g.text(t)
@@ -414,7 +414,7 @@ func TestBackgroundsAtOnce(t *testing.T) {
 				mu.Lock()
 				begun[handle]++
 				mu.Unlock()
-				if k, ok, err := b.output(handle); !ok || err != nil {
+				if k, ok, err := b.openOutput(handle); !ok || err != nil {
 					t.Errorf("output of %s: %v", handle, err)
 				} else {
 					k.Close()
@@ -425,13 +425,13 @@ func TestBackgroundsAtOnce(t *testing.T) {
 					}
 				}
 				if i == 0 && j == 18 {
-					b.close()
+					b.endAll()
 				}
 			}
 		})
 	}
 	wg.Wait()
-	b.close()
+	b.endAll()
 	ends := map[string]int{}
 	for _, e := range ended() {
 		ends[e.Handle]++

@@ -15,7 +15,7 @@ import (
 // call, and waits for the fresh one where one was lost. A call that meets the
 // loss fails as a command would.
 type boxView struct {
-	box      *container
+	box      *liveSandbox
 	original *workspace.Reader
 }
 
@@ -24,14 +24,14 @@ var _ workspace.View = (*boxView)(nil)
 // errNoView is a backend that mounted an overlay and can't show it.
 var errNoView = fmt.Errorf("%w: the backend shows the host no overlay workspace", sandbox.ErrUnsupported)
 
-// through calls read with the original folder, or the view of the sandbox that
+// readThrough calls read with the original folder, or the view of the sandbox that
 // runs.
-func through[T any](ctx context.Context, v *boxView, read func(workspace.View) (T, error)) (T, error) {
-	if v.box.untouched() {
+func readThrough[T any](ctx context.Context, v *boxView, read func(workspace.View) (T, error)) (T, error) {
+	if v.box.isUntouched() {
 		return read(v.original)
 	}
 	var none T
-	l, err := v.box.running(ctx)
+	l, err := v.box.waitRunning(ctx)
 	if err != nil {
 		return none, err
 	}
@@ -41,7 +41,7 @@ func through[T any](ctx context.Context, v *boxView, read func(workspace.View) (
 	}
 	got, err := read(view)
 	if err != nil {
-		return got, v.box.check(l, err)
+		return got, v.box.checkLoss(l, err)
 	}
 	return got, nil
 }
@@ -55,7 +55,7 @@ func (v *boxView) Scope(ctx context.Context, path string) error {
 	if _, err := v.original.Relative(path); err != nil {
 		return err
 	}
-	_, err := through(ctx, v, func(w workspace.View) (struct{}, error) { return struct{}{}, w.Scope(ctx, path) })
+	_, err := readThrough(ctx, v, func(w workspace.View) (struct{}, error) { return struct{}{}, w.Scope(ctx, path) })
 	if err != nil && !errors.As(err, new(*workspace.Error)) {
 		return nil
 	}
@@ -64,29 +64,29 @@ func (v *boxView) Scope(ctx context.Context, path string) error {
 
 // Exists says whether a path leads to something.
 func (v *boxView) Exists(ctx context.Context, path string) (bool, error) {
-	return through(ctx, v, func(w workspace.View) (bool, error) { return w.Exists(ctx, path) })
+	return readThrough(ctx, v, func(w workspace.View) (bool, error) { return w.Exists(ctx, path) })
 }
 
 // Stat describes what a path leads to.
 func (v *boxView) Stat(ctx context.Context, path string) (workspace.Info, error) {
-	return through(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Stat(ctx, path) })
+	return readThrough(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Stat(ctx, path) })
 }
 
 // Lstat describes what a path itself names.
 func (v *boxView) Lstat(ctx context.Context, path string) (workspace.Info, error) {
-	return through(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Lstat(ctx, path) })
+	return readThrough(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Lstat(ctx, path) })
 }
 
 // List gives the entries of a folder.
 func (v *boxView) List(ctx context.Context, path string, depth int) (workspace.Listing, error) {
-	return through(ctx, v, func(w workspace.View) (workspace.Listing, error) { return w.List(ctx, path, depth) })
+	return readThrough(ctx, v, func(w workspace.View) (workspace.Listing, error) { return w.List(ctx, path, depth) })
 }
 
 // Walk visits what is below a path.
 func (v *boxView) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
 	// What visit fails with is its own, whatever it wraps.
 	var own error
-	walked, err := through(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
+	walked, err := readThrough(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
 		walked, err := w.Walk(ctx, path, o, func(e workspace.Entry) error {
 			err := visit(e)
 			if err != nil && !errors.Is(err, workspace.SkipDir) && !errors.Is(err, workspace.SkipAll) {
@@ -113,7 +113,7 @@ func (v *boxView) Search(ctx context.Context, path string, o workspace.SearchOpt
 		own = visit(name, f)
 		return own
 	}
-	walked, err := through(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
+	walked, err := readThrough(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
 		walked, err := w.Search(ctx, path, o)
 		if own != nil {
 			err = nil
@@ -128,10 +128,10 @@ func (v *boxView) Search(ctx context.Context, path string, o workspace.SearchOpt
 
 // ReadFile reads a piece of a file.
 func (v *boxView) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
-	return through(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadFile(ctx, path, offset, most) })
+	return readThrough(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadFile(ctx, path, offset, most) })
 }
 
 // ReadInto reads a piece of a file into a buffer.
 func (v *boxView) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (workspace.File, error) {
-	return through(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadInto(ctx, path, offset, buf) })
+	return readThrough(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadInto(ctx, path, offset, buf) })
 }

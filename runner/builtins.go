@@ -39,10 +39,10 @@ type toolset struct {
 func newToolset(s *Session) toolset {
 	return toolset{
 		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.reader, exec: s.exec, log: s.log,
-		denied: s.journal.denied,
+		denied: s.events.recordDenied,
 		warn: func(message string) {
 			// What can't be recorded ends the session at the next record.
-			_ = s.journal.write(record.Warning{Message: message})
+			_ = s.events.writeRecord(record.Warning{Message: message})
 		},
 	}
 }

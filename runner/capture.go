@@ -49,21 +49,21 @@ func newSpiller(dir string, secrets []redact.Secret) *spiller {
 	return &spiller{dir: dir, redact: redact.New(secrets), left: spillBytes, kept: map[string]keptOutput{}}
 }
 
-// create makes the next file and gives its name below the session's folder.
-func (s *spiller) create(stream string) (*os.File, string, error) {
+// createFile makes the next file and gives its name below the session's folder.
+func (s *spiller) createFile(stream string) (*os.File, string, error) {
 	s.mu.Lock()
 	s.count++
 	name := filepath.Join(record.SpillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
 	s.mu.Unlock()
-	f, err := os.OpenFile(s.file(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := os.OpenFile(s.filePath(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	return f, name, err
 }
 
-// file is the path of a file that create named.
-func (s *spiller) file(name string) string { return filepath.Join(s.dir, name) }
+// filePath is the path of a file that create named.
+func (s *spiller) filePath(name string) string { return filepath.Join(s.dir, name) }
 
-// take reserves n bytes and says whether they were left.
-func (s *spiller) take(n int) bool {
+// reserveBytes reserves n bytes and says whether they were left.
+func (s *spiller) reserveBytes(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.left < int64(n) {
@@ -73,10 +73,10 @@ func (s *spiller) take(n int) bool {
 	return true
 }
 
-// keep makes a file known, and gives its handle.
-func (s *spiller) keep(name string, k keptOutput) string {
+// addOutput makes a file known, and gives its handle.
+func (s *spiller) addOutput(name string, k keptOutput) string {
 	handle := filepath.Base(name)
-	k.path = s.file(name)
+	k.path = s.filePath(name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.kept[handle] = k
@@ -128,11 +128,11 @@ func (c *capture) Write(p []byte) (int, error) {
 	}
 	switch {
 	case c.file != nil:
-		c.keep(p)
+		c.spillPiece(p)
 	case !c.full && len(before)+len(p) > spillFrom:
-		c.open()
-		c.keep(before)
-		c.keep(p)
+		c.openFile()
+		c.spillPiece(before)
+		c.spillPiece(p)
 	}
 	if len(rest) == 0 {
 		return len(p), nil
@@ -144,8 +144,8 @@ func (c *capture) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (c *capture) open() {
-	f, name, err := c.spill.create(c.stream)
+func (c *capture) openFile() {
+	f, name, err := c.spill.createFile(c.stream)
 	if err != nil {
 		c.full = true
 		return
@@ -154,8 +154,8 @@ func (c *capture) open() {
 	c.safe = c.spill.redact.NewWriter(f)
 }
 
-func (c *capture) keep(p []byte) {
-	if c.full || !c.spill.take(len(p)) {
+func (c *capture) spillPiece(p []byte) {
+	if c.full || !c.spill.reserveBytes(len(p)) {
 		c.full = true
 		return
 	}
@@ -164,8 +164,8 @@ func (c *capture) keep(p []byte) {
 	}
 }
 
-// result ends the capture. What the guest kept of the end follows what arrived.
-func (c *capture) result(s sandbox.Stream) shell.Capture {
+// finishCapture ends the capture. What the guest kept of the end follows what arrived.
+func (c *capture) finishCapture(s sandbox.Stream) shell.Capture {
 	out := shell.Capture{Head: c.head, Total: s.Total, SHA256: s.SHA256, Spill: c.name}
 	tail := c.tail
 	if gap := s.Total - s.Live - int64(len(s.Tail)); gap > 0 {
@@ -179,18 +179,18 @@ func (c *capture) result(s sandbox.Stream) shell.Capture {
 	// A guest that was lost could not count; what arrived was written.
 	out.Total = max(out.Total, int64(len(out.Head)+len(out.Tail)))
 	if c.file != nil {
-		out.Handle = c.end(s, out.Total)
+		out.Handle = c.closeFile(s, out.Total)
 	}
 	return out
 }
 
-// end closes the file and gives its handle.
-func (c *capture) end(s sandbox.Stream, total int64) string {
+// closeFile closes the file and gives its handle.
+func (c *capture) closeFile(s sandbox.Stream, total int64) string {
 	if !c.full {
 		// The guest kept the end of a stream that it did not send whole; where
 		// nothing lies between, that is kept too.
 		if s.Live+int64(len(s.Tail)) == s.Total {
-			c.keep(s.Tail)
+			c.spillPiece(s.Tail)
 		}
 	}
 	if err := c.safe.Close(); err != nil {
@@ -199,7 +199,7 @@ func (c *capture) end(s sandbox.Stream, total int64) string {
 	if err := c.file.Close(); err != nil {
 		c.full = true
 	}
-	return c.spill.keep(c.name, keptOutput{
+	return c.spill.addOutput(c.name, keptOutput{
 		size: c.safe.Written(), total: total, redacted: c.safe.Changed(),
 		whole: !c.full && s.Live+int64(len(s.Tail)) >= total,
 	})

@@ -51,7 +51,7 @@ func TestCaptureKeepsBothEnds(t *testing.T) {
 				}
 				rest = rest[n:]
 			}
-			got := c.result(sandbox.Stream{Total: int64(len(whole)), Live: int64(tc.live), Tail: whole[tc.live+tc.cut:]})
+			got := c.finishCapture(sandbox.Stream{Total: int64(len(whole)), Live: int64(tc.live), Tail: whole[tc.live+tc.cut:]})
 			if !bytes.Equal(watched.Bytes(), whole[:tc.live]) {
 				t.Error("what was watched is not what arrived")
 			}
@@ -97,7 +97,7 @@ func TestSpillingIsBounded(t *testing.T) {
 		c := &capture{stream: "stdout", watch: io.Discard, spill: s}
 		_, _ = c.Write(numbered(captureBytes))
 		_, _ = c.Write(numbered(captureBytes))
-		c.result(sandbox.Stream{Total: 2 * captureBytes, Live: 2 * captureBytes})
+		c.finishCapture(sandbox.Stream{Total: 2 * captureBytes, Live: 2 * captureBytes})
 	}
 	total := int64(0)
 	files, err := filepath.Glob(filepath.Join(dir, "spill", "*"))

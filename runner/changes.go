@@ -23,10 +23,10 @@ import (
 // lookTime bounds one look at the whole workspace.
 const lookTime = 60 * time.Second
 
-// look begins to look at the workspace as it is, in the background, when the
+// recordWorkspace begins to look at the workspace as it is, in the background, when the
 // sandbox begins to start. Nothing writes or executes before it has ended. It must
 // not wait itself.
-func (s *Session) look(ctx context.Context) {
+func (s *Session) recordWorkspace(ctx context.Context) {
 	s.looking = true
 	if !s.overlaid() {
 		go s.lookForRepositories(ctx) // the container waits for it
@@ -80,7 +80,7 @@ func (s *Session) reportNewRepositories(now *repositories) {
 	}
 	for _, r := range suspects {
 		text := fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", showBytes(r.Path), r.Session)
-		if err := s.journal.write(record.Warning{Message: text}); err != nil {
+		if err := s.events.writeRecord(record.Warning{Message: text}); err != nil {
 			return // the session ends at its next record
 		}
 	}
@@ -99,9 +99,9 @@ func (s *Session) reportNewRepositories(now *repositories) {
 	}
 }
 
-// fresh says whether a file is still as the session found it, by its own
+// isFresh says whether a file is still as the session found it, by its own
 // metadata. Where that can't be told it is not.
-func (s *Session) fresh(ctx context.Context, name string) bool {
+func (s *Session) isFresh(ctx context.Context, name string) bool {
 	rel, err := s.reader.Relative(name)
 	if err != nil || s.overlaid() { // the layers have the whole diff
 		return false
@@ -109,15 +109,15 @@ func (s *Session) fresh(ctx context.Context, name string) bool {
 	return s.files.IsFresh(ctx, s.original, rel)
 }
 
-// changes fills in what differs from the session's start.
-func (s *Session) changes(r *Report) {
+// addChanges fills in what differs from the session's start.
+func (s *Session) addChanges(r *Report) {
 	if s.overlaid() {
 		s.overlayChanges(r)
 		s.endLayers(r)
 		return
 	}
 	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
-	if s.box.untouched() {
+	if s.box.isUntouched() {
 		return // nothing can have run
 	}
 	<-s.looked
@@ -232,7 +232,7 @@ func (s *Session) quarantineAfterCommand(ctx context.Context) {
 // rename is a change of the workspace, and those are made inside. A command
 // that took its container down to get around it gets a fresh one for this.
 func (s *Session) quarantineAll() {
-	if s.overlaid() || s.box.untouched() {
+	if s.overlaid() || s.box.isUntouched() {
 		return
 	}
 	select {
@@ -249,7 +249,7 @@ func (s *Session) changeInside(ctx context.Context, op workspace.Op) (workspace.
 		change, err = s.exec.Apply(ctx, op)
 	}
 	if errors.Is(err, tools.ErrSandboxLost) {
-		if err = s.box.revive(); err == nil {
+		if err = s.box.startAgain(); err == nil {
 			change, err = s.exec.Apply(ctx, op)
 		}
 	}

@@ -35,7 +35,7 @@ var errSlow = errors.New("no answer in time")
 //
 //	none ──start, running──▶ life 1 ──died of its limits──▶ life 2 ─▶ … at most maxRestarts
 //	                            └──────lost otherwise──────▶ the run ends
-type container struct {
+type liveSandbox struct {
 	backend sandbox.Creator
 	spec    sandbox.Spec
 	// onStart is called once, with mu held, when the first life begins; it must
@@ -57,7 +57,7 @@ type container struct {
 	starts sync.WaitGroup
 
 	mu       sync.Mutex
-	life     *life // nil while none has begun
+	current  *generation // nil while none has begun
 	restarts int
 	// waiting is the number of calls that wait for a life to be ready, usable
 	// reports whether any life ever was: before, nothing can have run.
@@ -68,7 +68,7 @@ type container struct {
 }
 
 // life is one container, from the request for it on.
-type life struct {
+type generation struct {
 	number int           // from 0
 	ready  chan struct{} // closed when box or err is set
 	box    sandbox.Sandbox
@@ -96,15 +96,15 @@ func (e *startError) Error() string {
 // Unwrap returns tools.ErrSandboxStart and the cause.
 func (e *startError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.cause} }
 
-func newContainer(ctx context.Context, backend sandbox.Creator, spec sandbox.Spec) *container {
-	c := &container{backend: backend, spec: spec, log: zap.NewNop()}
+func newLiveSandbox(ctx context.Context, backend sandbox.Creator, spec sandbox.Spec) *liveSandbox {
+	c := &liveSandbox{backend: backend, spec: spec, log: zap.NewNop()}
 	c.phrase = func(p record.Problem) record.Problem { return p }
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c
 }
 
 // start begins to make the container, where that has not begun, and returns at once.
-func (c *container) start() {
+func (c *liveSandbox) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.startLocked()
@@ -112,25 +112,25 @@ func (c *container) start() {
 
 // startLocked is start for a caller that holds mu. It reports whether there is a
 // life: after close, none begins.
-func (c *container) startLocked() bool {
-	if c.life == nil && c.making.Err() == nil {
+func (c *liveSandbox) startLocked() bool {
+	if c.current == nil && c.making.Err() == nil {
 		if c.onStart != nil {
 			c.onStart()
 		}
-		c.life = c.begin(&life{})
+		c.current = c.startGeneration(&generation{})
 	}
-	return c.life != nil
+	return c.current != nil
 }
 
-// untouched reports whether nothing can have run in the container so far.
-func (c *container) untouched() bool {
+// isUntouched reports whether nothing can have run in the container so far.
+func (c *liveSandbox) isUntouched() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.usable
 }
 
-// begin makes one life; the caller holds mu.
-func (c *container) begin(l *life) *life {
+// startGeneration makes one life; the caller holds mu.
+func (c *liveSandbox) startGeneration(l *generation) *generation {
 	l.ready = make(chan struct{})
 	c.starts.Go(func() {
 		defer close(l.ready)
@@ -143,23 +143,23 @@ func (c *container) begin(l *life) *life {
 		box, err := c.backend.Create(c.making, spec)
 		if err == nil {
 			l.box = box
-			err = c.started(l, time.Since(begun))
+			err = c.recordStarted(l, time.Since(begun))
 		} else {
 			err = &startError{err}
 		}
-		c.settled(l, err)
+		c.finishStart(l, err)
 	})
 	return l
 }
 
-// settled keeps how the start of a life ended. A failure is reported here only
+// finishStart keeps how the start of a life ended. A failure is reported here only
 // where no call waits to return it. One of the records ends the run.
-func (c *container) settled(l *life, err error) {
+func (c *liveSandbox) finishStart(l *generation, err error) {
 	c.mu.Lock()
 	l.err, c.usable = err, c.usable || err == nil
 	tell := err != nil && c.waiting == 0 && c.making.Err() == nil
 	if err != nil && l.box != nil {
-		c.destroy(l)
+		c.destroyGeneration(l)
 	}
 	c.mu.Unlock()
 	switch {
@@ -171,8 +171,8 @@ func (c *container) settled(l *life, err error) {
 	}
 }
 
-// started records the attestation of a life.
-func (c *container) started(l *life, took time.Duration) error {
+// recordStarted records the attestation of a life.
+func (c *liveSandbox) recordStarted(l *generation, took time.Duration) error {
 	att := l.box.Attestation()
 	if !l.unguarded {
 		c.mu.Lock()
@@ -192,9 +192,9 @@ func (c *container) started(l *life, took time.Duration) error {
 	return nil
 }
 
-// running starts the container, where that has not begun, waits for it and
+// waitRunning starts the container, where that has not begun, waits for it and
 // returns its life.
-func (c *container) running(ctx context.Context) (*life, error) {
+func (c *liveSandbox) waitRunning(ctx context.Context) (*generation, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("wait for sandbox: %w", context.Cause(ctx))
 	}
@@ -203,7 +203,7 @@ func (c *container) running(ctx context.Context) (*life, error) {
 		c.mu.Unlock()
 		return nil, fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
 	}
-	l := c.life
+	l := c.current
 	c.waiting++
 	c.mu.Unlock()
 	defer func() {
@@ -221,17 +221,17 @@ func (c *container) running(ctx context.Context) (*life, error) {
 	}
 	select {
 	case <-l.box.Done():
-		return nil, c.lost(l, l.box.Err())
+		return nil, c.handleLoss(l, l.box.Err())
 	default:
 		return l, nil
 	}
 }
 
-// settle waits until a life that was begun is ready or has failed, so that its
+// waitStarted waits until a life that was begun is ready or has failed, so that its
 // attestation, or the warning, is recorded also where no call needed it.
-func (c *container) settle(ctx context.Context) {
+func (c *liveSandbox) waitStarted(ctx context.Context) {
 	c.mu.Lock()
-	l := c.life
+	l := c.current
 	c.mu.Unlock()
 	if l == nil {
 		return
@@ -242,36 +242,36 @@ func (c *container) settle(ctx context.Context) {
 	}
 }
 
-// check turns the loss of a life into what a call reports; other errors, and
+// checkLoss turns the loss of a life into what a call reports; other errors, and
 // nil, pass.
-func (c *container) check(l *life, err error) error {
+func (c *liveSandbox) checkLoss(l *generation, err error) error {
 	if !errors.Is(err, sandbox.ErrLost) && !errors.Is(err, sandbox.ErrState) {
 		return err
 	}
-	return c.lost(l, err)
+	return c.handleLoss(l, err)
 }
 
-// revive begins one more life after the run, for what must still be done inside.
-func (c *container) revive() error {
+// startAgain begins one more life after the run, for what must still be done inside.
+func (c *liveSandbox) startAgain() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := context.Cause(c.making); err != nil {
 		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, err)
 	}
 	c.restarts++
-	c.life = c.begin(&life{number: c.restarts})
+	c.current = c.startGeneration(&generation{number: c.restarts})
 	return nil
 }
 
-// renew takes the container down when the turns are over and begins one more
+// startUnguarded takes the container down when the turns are over and begins one more
 // life, in which no command runs and nothing is protected from changes.
-func (c *container) renew() error {
+func (c *liveSandbox) startUnguarded() error {
 	c.mu.Lock()
-	l := c.life
+	l := c.current
 	c.mu.Unlock()
 	<-l.ready
 	if l.box != nil {
-		l.once.Do(func() { l.after = c.unnoticed(l) }) // not under mu, as in close
+		l.once.Do(func() { l.after = c.recordUnnoticedLoss(l) }) // not under mu, as in close
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -279,16 +279,16 @@ func (c *container) renew() error {
 		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, err)
 	}
 	if l.box != nil {
-		c.destroy(l)
+		c.destroyGeneration(l)
 	}
 	c.restarts++
-	c.life = c.begin(&life{number: c.restarts, unguarded: true})
+	c.current = c.startGeneration(&generation{number: c.restarts, unguarded: true})
 	return nil
 }
 
-// destroy takes one life down and keeps what it could not remove. The caller
+// destroyGeneration takes one life down and keeps what it could not remove. The caller
 // holds mu.
-func (c *container) destroy(l *life) {
+func (c *liveSandbox) destroyGeneration(l *generation) {
 	if l.taken {
 		return
 	}
@@ -301,18 +301,18 @@ func (c *container) destroy(l *life) {
 	}
 }
 
-// kill takes the container down while calls run, because one of them does not
+// killCurrent takes the container down while calls run, because one of them does not
 // end. What still runs in it, or is called later, meets its loss.
-func (c *container) kill() {
+func (c *liveSandbox) killCurrent() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.life == nil {
+	if c.current == nil {
 		return
 	}
 	select {
-	case <-c.life.ready:
-		if c.life.box != nil {
-			c.destroy(c.life)
+	case <-c.current.ready:
+		if c.current.box != nil {
+			c.destroyGeneration(c.current)
 		}
 	default:
 	}
@@ -320,26 +320,26 @@ func (c *container) kill() {
 
 // close ends the making, waits for it, and takes down what there is. It is
 // idempotent and does not hurry commands: they are over, or are to be killed.
-func (c *container) close() {
+func (c *liveSandbox) close() {
 	c.mu.Lock()
 	c.stop(errors.New("session ended"))
 	c.mu.Unlock()
 	c.starts.Wait() // from here on no other life begins
 	c.mu.Lock()
-	l := c.life
+	l := c.current
 	c.mu.Unlock()
 	if l == nil || l.box == nil {
 		return
 	}
 	// Not under mu: a call that meets the loss holds the once and waits for mu.
-	l.once.Do(func() { l.after = c.unnoticed(l) })
+	l.once.Do(func() { l.after = c.recordUnnoticedLoss(l) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.destroy(l)
+	c.destroyGeneration(l)
 }
 
-// facts are what session.ended says about the container.
-func (c *container) facts() (att *sandbox.Attestation, restarts int, left []string) {
+// summarize are what session.ended says about the container.
+func (c *liveSandbox) summarize() (att *sandbox.Attestation, restarts int, left []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.attested, c.restarts, c.left

@@ -21,7 +21,7 @@ import (
 
 // containerBench is a container without a session, and what it reports.
 type containerBench struct {
-	*container
+	*liveSandbox
 	boxes *fakeBackend
 
 	reports  sync.Mutex
@@ -34,7 +34,7 @@ type containerBench struct {
 func newContainerBench(t *testing.T) *containerBench {
 	t.Helper()
 	f := &fakeBackend{}
-	b := &containerBench{container: newContainer(t.Context(), f, sandbox.Spec{}), boxes: f}
+	b := &containerBench{liveSandbox: newLiveSandbox(t.Context(), f, sandbox.Spec{}), boxes: f}
 	b.record = func(p record.Payload) error {
 		b.reports.Lock()
 		defer b.reports.Unlock()
@@ -53,9 +53,9 @@ func newContainerBench(t *testing.T) *containerBench {
 }
 
 // runningBox returns the life that runs, which it starts where none does, and its box.
-func (b *containerBench) runningBox(t *testing.T) (*life, *fakeBox) {
+func (b *containerBench) runningBox(t *testing.T) (*generation, *fakeBox) {
 	t.Helper()
-	l, err := b.running(t.Context())
+	l, err := b.waitRunning(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,16 +97,16 @@ func TestContainerStartsOnce(t *testing.T) {
 	b := newContainerBench(t)
 	starts := 0
 	b.onStart = func() { starts++ }
-	if !b.untouched() {
+	if !b.isUntouched() {
 		t.Error("touched before the start")
 	}
 	b.start()
 	b.start()
 	l, box := b.runningBox(t)
-	if again, _ := b.runningBox(t); again != l || starts != 1 || len(b.boxes.boxes) != 1 || b.untouched() || box.spec.Workspace.Unguarded {
-		t.Errorf("%d starts of %d boxes, untouched %v, unguarded %v", starts, len(b.boxes.boxes), b.untouched(), box.spec.Workspace.Unguarded)
+	if again, _ := b.runningBox(t); again != l || starts != 1 || len(b.boxes.boxes) != 1 || b.isUntouched() || box.spec.Workspace.Unguarded {
+		t.Errorf("%d starts of %d boxes, untouched %v, unguarded %v", starts, len(b.boxes.boxes), b.isUntouched(), box.spec.Workspace.Unguarded)
 	}
-	att, restarts, left := b.facts()
+	att, restarts, left := b.summarize()
 	if att == nil || att.Container != "fake-0" || restarts != 0 || len(left) != 0 {
 		t.Errorf("facts %+v, %d, %v", att, restarts, left)
 	}
@@ -131,23 +131,23 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		gone := errors.New("the caller is gone")
 		time.AfterFunc(10*time.Millisecond, func() { cancel(gone) })
-		if _, err := b.running(ctx); !errors.Is(err, gone) {
+		if _, err := b.waitRunning(ctx); !errors.Is(err, gone) {
 			t.Errorf("a cancelled call: %v", err)
 		}
-		if _, err := b.running(ctx); !errors.Is(err, gone) {
+		if _, err := b.waitRunning(ctx); !errors.Is(err, gone) {
 			t.Errorf("a call that was cancelled before: %v", err)
 		}
-		b.settle(ctx)
+		b.waitStarted(ctx)
 		close(fail)
-		b.settle(t.Context())
+		b.waitStarted(t.Context())
 		b.requireReports(t, 0, record.KindWarning)
-		if !b.untouched() {
+		if !b.isUntouched() {
 			t.Error("touched after a failed start")
 		}
-		if _, err := b.running(t.Context()); !errors.Is(err, tools.ErrSandboxStart) || !errors.Is(err, sandbox.ErrUnavailable) {
+		if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxStart) || !errors.Is(err, sandbox.ErrUnavailable) {
 			t.Errorf("a later call: %v", err)
 		}
-		b.kill()
+		b.killCurrent()
 		b.close()
 		b.requireReports(t, 0, record.KindWarning)
 	})
@@ -161,7 +161,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 			}
 			return sandbox.ErrUnavailable
 		}
-		if _, err := b.running(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
+		if _, err := b.waitRunning(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
 			t.Errorf("the call: %v", err)
 		}
 		b.requireReports(t, 0)
@@ -170,7 +170,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 		b := newContainerBench(t)
 		b.boxes.create = func(ctx context.Context, _ int) error { <-ctx.Done(); return context.Cause(ctx) }
 		b.start()
-		b.kill() // there is nothing yet
+		b.killCurrent() // there is nothing yet
 		b.close()
 		b.requireReports(t, 0)
 	})
@@ -180,7 +180,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 func TestContainerEndsTheRunWithoutARecord(t *testing.T) {
 	b := newContainerBench(t)
 	b.refuse = tools.ErrRecord
-	if _, err := b.running(t.Context()); !errors.Is(err, tools.ErrRecord) || b.boxes.boxes[0].State() != sandbox.StateStopped {
+	if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrRecord) || b.boxes.boxes[0].State() != sandbox.StateStopped {
 		t.Errorf("the call: %v; the box is %s", err, b.boxes.boxes[0].State())
 	}
 	b.requireReports(t, 1)
@@ -198,7 +198,7 @@ func TestContainerRefusesWhatIsLacking(t *testing.T) {
 	} {
 		b := newContainerBench(t)
 		b.refuseLost, b.boxes.lacks = tc.refuse, tc.lacks
-		_, err := b.running(t.Context())
+		_, err := b.waitRunning(t.Context())
 		if !errors.Is(err, tc.want) || errors.Is(err, tools.ErrSandboxStart) != (tc.want != nil) {
 			t.Errorf("%+v: %v", tc, err)
 		}
@@ -206,7 +206,7 @@ func TestContainerRefusesWhatIsLacking(t *testing.T) {
 			t.Errorf("%+v: stopped %v", tc, stopped)
 		}
 		// The one without commands is not refused.
-		if err := b.renew(); err != nil {
+		if err := b.startUnguarded(); err != nil {
 			t.Error(err)
 		}
 		if _, box := b.runningBox(t); !box.spec.Workspace.Unguarded {
@@ -224,9 +224,9 @@ func TestContainerIsReplaced(t *testing.T) {
 		if box.number != n {
 			t.Fatalf("box %d runs, want %d", box.number, n)
 		}
-		err := b.retire(l, 2)
+		err := b.retireSandbox(l, 2)
 		requireReplaced(t, err, "could not be killed")
-		if again := b.check(l, sandbox.ErrLost); !errors.Is(again, err) {
+		if again := b.checkLoss(l, sandbox.ErrLost); !errors.Is(again, err) {
 			t.Errorf("a second call that met it: %v", again)
 		}
 		if box.State() != sandbox.StateStopped {
@@ -242,7 +242,7 @@ func TestContainerIsReplaced(t *testing.T) {
 		want = append(want, record.KindSandboxLost, record.KindSandboxRestarted)
 	}
 	l, _ := b.runningBox(t)
-	err := b.retire(l, 1)
+	err := b.retireSandbox(l, 1)
 	if !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrLost) {
 		t.Errorf("the last one: %v", err)
 	}
@@ -250,7 +250,7 @@ func TestContainerIsReplaced(t *testing.T) {
 	if lost := lastPayload[record.SandboxLost](t, b); lost.Restarting {
 		t.Errorf("recorded %+v", lost)
 	}
-	if _, restarts, _ := b.facts(); restarts != maxRestarts || len(b.boxes.boxes) != maxRestarts+1 {
+	if _, restarts, _ := b.summarize(); restarts != maxRestarts || len(b.boxes.boxes) != maxRestarts+1 {
 		t.Errorf("%d restarts, %d boxes", restarts, len(b.boxes.boxes))
 	}
 	b.boxes.requireGone(t)
@@ -276,9 +276,9 @@ func TestContainerFailsToBeReplaced(t *testing.T) {
 	b := newContainerBench(t)
 	l, _ := b.runningBox(t)
 	b.boxes.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
-	requireReplaced(t, b.retire(l, 1), "")
-	b.settle(t.Context())
-	if b.untouched() {
+	requireReplaced(t, b.retireSandbox(l, 1), "")
+	b.waitStarted(t.Context())
+	if b.isUntouched() {
 		t.Error("untouched")
 	}
 	b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxLost, record.KindWarning)
@@ -292,7 +292,7 @@ func TestContainerIsLost(t *testing.T) {
 		b := newContainerBench(t)
 		l, _ := b.runningBox(t)
 		other := errors.New("no such file")
-		if !errors.Is(b.check(l, other), other) || b.check(l, nil) != nil {
+		if !errors.Is(b.checkLoss(l, other), other) || b.checkLoss(l, nil) != nil {
 			t.Error("an error without a loss is changed")
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted)
@@ -301,7 +301,7 @@ func TestContainerIsLost(t *testing.T) {
 		b := newContainerBench(t)
 		l, box := b.runningBox(t)
 		box.die(errors.Join(sandbox.ErrLost, memory))
-		requireReplaced(t, b.check(l, sandbox.ErrLost), "memory, 64 MiB")
+		requireReplaced(t, b.checkLoss(l, sandbox.ErrLost), "memory, 64 MiB")
 		if lost := lastLoss(t, b); lost.Limit == nil || !lost.Restarting || lost.Container != "fake-0" {
 			t.Errorf("recorded %+v", lost)
 		}
@@ -314,7 +314,7 @@ func TestContainerIsLost(t *testing.T) {
 		b := newContainerBench(t)
 		_, box := b.runningBox(t)
 		box.die(errors.Join(sandbox.ErrLost, memory))
-		_, err := b.running(t.Context())
+		_, err := b.waitRunning(t.Context())
 		requireReplaced(t, err, "memory, 64 MiB")
 	})
 	t.Run("of a crash", func(t *testing.T) {
@@ -322,7 +322,7 @@ func TestContainerIsLost(t *testing.T) {
 		l, box := b.runningBox(t)
 		box.die(sandbox.ErrLost)
 		for _, met := range []error{state, sandbox.ErrLost} {
-			if err := b.check(l, met); !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrState) {
+			if err := b.checkLoss(l, met); !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrState) {
 				t.Errorf("the call: %v", err)
 			}
 		}
@@ -334,19 +334,19 @@ func TestContainerIsLost(t *testing.T) {
 	t.Run("killed", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.boxes.destroy = errors.New("mount busy")
-		b.kill() // there is nothing yet
+		b.killCurrent() // there is nothing yet
 		_, box := b.runningBox(t)
-		b.kill()
+		b.killCurrent()
 		if box.State() != sandbox.StateStopped {
 			t.Error("the box still runs")
 		}
-		b.kill()
-		if _, err := b.running(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !strings.Contains(err.Error(), sandbox.ErrLost.Error()) {
+		b.killCurrent()
+		if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !strings.Contains(err.Error(), sandbox.ErrLost.Error()) {
 			t.Errorf("the next call: %v", err)
 		}
 		b.close()
 		b.requireReports(t, 1, record.KindSandboxStarted, record.KindSandboxLost)
-		_, _, left := b.facts()
+		_, _, left := b.summarize()
 		if diff := cmp.Diff([]string{"mount busy"}, left); diff != "" {
 			t.Errorf("left (-want +got):\n%s", diff)
 		}
@@ -356,10 +356,10 @@ func TestContainerIsLost(t *testing.T) {
 		l, box := b.runningBox(t)
 		b.refuse = tools.ErrRecord
 		box.die(errors.Join(sandbox.ErrLost, memory))
-		if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrRecord) {
+		if err := b.checkLoss(l, sandbox.ErrLost); !errors.Is(err, tools.ErrRecord) {
 			t.Errorf("the call: %v", err)
 		}
-		if _, restarts, _ := b.facts(); restarts != 0 || len(b.boxes.boxes) != 1 {
+		if _, restarts, _ := b.summarize(); restarts != 0 || len(b.boxes.boxes) != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
@@ -367,8 +367,8 @@ func TestContainerIsLost(t *testing.T) {
 		b := newContainerBench(t)
 		l, _ := b.runningBox(t)
 		b.stop(errors.New("over"))
-		b.kill()
-		if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+		b.killCurrent()
+		if err := b.checkLoss(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("the call: %v", err)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted)
@@ -381,8 +381,8 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 	t.Run("revived", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.runningBox(t)
-		b.kill()
-		if err := b.revive(); err != nil {
+		b.killCurrent()
+		if err := b.startAgain(); err != nil {
 			t.Fatal(err)
 		}
 		if l, box := b.runningBox(t); box.number != 1 || l.unguarded {
@@ -390,37 +390,37 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
 		b.close()
-		if err := b.revive(); !errors.Is(err, tools.ErrSandboxLost) {
+		if err := b.startAgain(); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("after the end: %v", err)
 		}
-		if _, restarts, _ := b.facts(); restarts != 1 {
+		if _, restarts, _ := b.summarize(); restarts != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
 	t.Run("renewed", func(t *testing.T) {
 		b := newContainerBench(t)
 		first, box := b.runningBox(t)
-		if err := b.renew(); err != nil {
+		if err := b.startUnguarded(); err != nil {
 			t.Fatal(err)
 		}
 		if box.State() != sandbox.StateStopped {
 			t.Error("the first box still runs")
 		}
-		if err := b.check(first, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+		if err := b.checkLoss(first, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("a call of the first box: %v", err)
 		}
 		if l, box := b.runningBox(t); box.number != 1 || !l.unguarded || !box.spec.Workspace.Unguarded {
 			t.Errorf("box %d runs, guarded %v", box.number, !l.unguarded)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
-		if att, restarts, _ := b.facts(); att.Container != "fake-0" || restarts != 1 {
+		if att, restarts, _ := b.summarize(); att.Container != "fake-0" || restarts != 1 {
 			t.Errorf("attested %s, %d restarts", att.Container, restarts)
 		}
 		b.close()
-		if err := b.renew(); !errors.Is(err, tools.ErrSandboxLost) || len(b.boxes.boxes) != 2 {
+		if err := b.startUnguarded(); !errors.Is(err, tools.ErrSandboxLost) || len(b.boxes.boxes) != 2 {
 			t.Errorf("after the end: %v", err)
 		}
-		if _, restarts, _ := b.facts(); restarts != 1 {
+		if _, restarts, _ := b.summarize(); restarts != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
@@ -433,7 +433,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 			return nil
 		}
 		b.start()
-		if err := b.renew(); err != nil {
+		if err := b.startUnguarded(); err != nil {
 			t.Fatal(err)
 		}
 		b.close()
@@ -443,7 +443,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 		b := newContainerBench(t)
 		_, box := b.runningBox(t)
 		box.die(sandbox.ErrLost)
-		if err := b.renew(); err != nil {
+		if err := b.startUnguarded(); err != nil {
 			t.Fatal(err)
 		}
 		b.runningBox(t)
@@ -452,11 +452,11 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 	t.Run("renewed after a failed start", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.boxes.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
-		if _, err := b.running(t.Context()); err == nil {
+		if _, err := b.waitRunning(t.Context()); err == nil {
 			t.Fatal("control: it started")
 		}
 		b.boxes.create = nil
-		if err := b.renew(); err != nil {
+		if err := b.startUnguarded(); err != nil {
 			t.Fatal(err)
 		}
 		b.runningBox(t)
@@ -469,7 +469,7 @@ func TestContainerCloses(t *testing.T) {
 	t.Run("before it starts", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.close()
-		if _, err := b.running(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !b.untouched() {
+		if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !b.isUntouched() {
 			t.Errorf("a late call: %v", err)
 		}
 	})
@@ -500,14 +500,14 @@ func TestContainerCloses(t *testing.T) {
 			}
 			b.close()
 			b.boxes.requireGone(t)
-			if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+			if err := b.checkLoss(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 				t.Errorf("a late call: %v", err)
 			}
 			b.requireReports(t, 0, died.kinds...)
 			if lost, ok := b.payloads[len(b.payloads)-1].(record.SandboxLost); ok && (lost.Restarting || (lost.Limit != nil) != (name == "of a limit")) {
 				t.Errorf("recorded %+v", lost)
 			}
-			if _, err := b.running(t.Context()); err == nil {
+			if _, err := b.waitRunning(t.Context()); err == nil {
 				t.Error("a box runs after the end")
 			}
 		})
@@ -515,9 +515,9 @@ func TestContainerCloses(t *testing.T) {
 	t.Run("killed before", func(t *testing.T) {
 		b := newContainerBench(t)
 		l, _ := b.runningBox(t)
-		b.kill()
+		b.killCurrent()
 		b.close()
-		if err := b.check(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+		if err := b.checkLoss(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("a late call: %v", err)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted)

@@ -62,12 +62,12 @@ func newDiskWatch(room func() diskRoom, kill func()) *diskWatch {
 	}}
 }
 
-// watch returns a context that is cancelled, with a *limits.ExceededError of
+// watchContext returns a context that is cancelled, with a *limits.ExceededError of
 // kind disk as its cause, when less than the reserve is left; where it was less
 // before, when the slack is gone too. A command that is cancelled already is
 // killed then. Call stop when the command has ended. A file system that does
 // not answer ends nothing.
-func (w *diskWatch) watch(ctx context.Context) (watched context.Context, stop func()) {
+func (w *diskWatch) watchContext(ctx context.Context) (watched context.Context, stop func()) {
 	if w == nil {
 		return ctx, func() {}
 	}
@@ -78,7 +78,7 @@ func (w *diskWatch) watch(ctx context.Context) (watched context.Context, stop fu
 	go func() {
 		look := time.NewTicker(diskLook)
 		for {
-			if full := w.exceeded(floor); full != nil {
+			if full := w.checkFloor(floor); full != nil {
 				if ctx.Err() != nil && w.kill != nil {
 					w.kill()
 				}
@@ -98,8 +98,8 @@ func (w *diskWatch) watch(ctx context.Context) (watched context.Context, stop fu
 	}
 }
 
-// exceeded returns an error where less than floor is left, and nil otherwise.
-func (w *diskWatch) exceeded(floor diskRoom) error {
+// checkFloor returns an error where less than floor is left, and nil otherwise.
+func (w *diskWatch) checkFloor(floor diskRoom) error {
 	now := w.room()
 	switch {
 	case now.bytes >= 0 && now.bytes < floor.bytes:
@@ -114,7 +114,7 @@ func (w *diskWatch) exceeded(floor diskRoom) error {
 // the layers in the session's directory.
 func (s *Session) diskWatch() *diskWatch {
 	if s.overlaid() {
-		return newDiskWatch(roomAt(s.dir), s.box.kill)
+		return newDiskWatch(roomAt(s.dir), s.box.killCurrent)
 	}
-	return newDiskWatch(roomOn(s.opts.Workspace.Dir), s.box.kill)
+	return newDiskWatch(roomOn(s.opts.Workspace.Dir), s.box.killCurrent)
 }

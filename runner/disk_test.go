@@ -44,7 +44,7 @@ func TestDiskWatch(t *testing.T) {
 				disk.allFiles.Store(1_000_000)
 				free := c.count(&disk)
 				w := newDiskWatch(disk.room, disk.kill)
-				ctx, stop := w.watch(t.Context())
+				ctx, stop := w.watchContext(t.Context())
 				time.Sleep(time.Minute)
 				if ctx.Err() != nil {
 					t.Fatalf("ended with room left: %v", context.Cause(ctx))
@@ -59,7 +59,7 @@ func TestDiskWatch(t *testing.T) {
 
 				// The next one can remove things, but not write much more; one with
 				// room again goes on.
-				ctx, stop = w.watch(t.Context())
+				ctx, stop = w.watchContext(t.Context())
 				time.Sleep(time.Minute)
 				free.Add(-c.slack)
 				time.Sleep(time.Minute)
@@ -70,7 +70,7 @@ func TestDiskWatch(t *testing.T) {
 				<-ctx.Done()
 				stop()
 				free.Store(2 * c.reserve)
-				ctx, stop = w.watch(t.Context())
+				ctx, stop = w.watchContext(t.Context())
 				time.Sleep(time.Minute)
 				if ctx.Err() != nil {
 					t.Error("with room again a command is ended")
@@ -95,7 +95,7 @@ func TestDiskWatchOfACancelledCommand(t *testing.T) {
 		disk.bytes.Store(10 << 30)
 		disk.files.Store(-1)
 		ctx, cancel := context.WithCancel(t.Context())
-		_, stop := newDiskWatch(disk.room, disk.kill).watch(ctx)
+		_, stop := newDiskWatch(disk.room, disk.kill).watchContext(ctx)
 		cancel()
 		time.Sleep(time.Second)
 		if disk.killed.Load() != 0 {
@@ -142,15 +142,15 @@ func TestDiskReserve(t *testing.T) {
 		full bool
 	}{{diskRoom{bytes: 100, files: 100}, false}, {diskRoom{bytes: 99, files: 100}, true}, {diskRoom{bytes: 100, files: 99}, true}, {diskRoom{files: 100}, true}, {diskRoom{bytes: 100}, true}, {noRoom, false}} {
 		w := &diskWatch{room: func() diskRoom { return c.room }}
-		if err := w.exceeded(diskRoom{bytes: 100, files: 100}); (err != nil) != c.full {
+		if err := w.checkFloor(diskRoom{bytes: 100, files: 100}); (err != nil) != c.full {
 			t.Errorf("%+v: %v", c.room, err)
 		}
 	}
-	if full := (&diskWatch{room: func() diskRoom { return diskRoom{files: 5, bytes: 5} }, reserve: diskRoom{files: 7}}).exceeded(diskRoom{files: 6}); full == nil {
+	if full := (&diskWatch{room: func() diskRoom { return diskRoom{files: 5, bytes: 5} }, reserve: diskRoom{files: 7}}).checkFloor(diskRoom{files: 6}); full == nil {
 		t.Error("no files are left, and it is not said")
 	}
 	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := newDiskWatch(func() diskRoom { return noRoom }, nil).watch(t.Context())
+		ctx, stop := newDiskWatch(func() diskRoom { return noRoom }, nil).watchContext(t.Context())
 		time.Sleep(time.Minute)
 		if ctx.Err() != nil {
 			t.Error("a disk that can't be asked ends commands")
@@ -168,7 +168,7 @@ func TestDiskReserve(t *testing.T) {
 	// In overlay mode commands write to the session's directory, here one that has
 	// no size.
 	for mode, known := range map[sandbox.WorkspaceMode]bool{sandbox.ModeBind: true, sandbox.ModeOverlay: false} {
-		s := &Session{dir: "/proc", box: &container{}, opts: Options{Mode: mode, Workspace: &Workspace{Dir: dir}}}
+		s := &Session{dir: "/proc", box: &liveSandbox{}, opts: Options{Mode: mode, Workspace: &Workspace{Dir: dir}}}
 		if room := s.diskWatch().room(); (room != noRoom) != known {
 			t.Errorf("%s: %+v", mode, room)
 		}

@@ -27,7 +27,7 @@ func filling(t *testing.T) *executor {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { dir.Close() })
-	box := newContainer(t.Context(), &fakeBackend{scripts: map[string]script{"fill": hangs(started)}}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
+	box := newLiveSandbox(t.Context(), &fakeBackend{scripts: map[string]script{"fill": hangs(started)}}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
 	box.record = func(record.Payload) error { return nil }
 	box.start()
 	t.Cleanup(box.close)
@@ -56,7 +56,7 @@ func TestDiskFull(t *testing.T) {
 func TestUserCommandDiskFull(t *testing.T) {
 	x := filling(t)
 	u := &userCommands{box: x.box, exec: x}
-	exit, err := u.start(t.Context(), sandbox.Command{Argv: []string{"fill"}, Stdout: discard{}, Stderr: discard{}})
+	exit, err := u.startCommand(t.Context(), sandbox.Command{Argv: []string{"fill"}, Stdout: discard{}, Stderr: discard{}})
 	full, ok := errors.AsType[*limits.ExceededError](err)
 	if !ok || full.Kind != limits.KindDisk || exit.Status.Signal != 15 {
 		t.Errorf("%+v, %v", exit, err)

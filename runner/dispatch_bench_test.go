@@ -40,7 +40,7 @@ func BenchmarkDispatch(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			d, err := dispatch.New(dispatch.Options{Policy: policy, Emit: newJournal(rec, nil).toolEvent})
+			d, err := dispatch.New(dispatch.Options{Policy: policy, Emit: newEventRecorder(rec, nil).toolEvent})
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -18,7 +18,7 @@ import (
 // executor runs what tools ask for in the session's container: shell commands
 // for tools/shell, changes of files for tools/file. It is safe for concurrent use.
 type executor struct {
-	box   *container
+	box   *liveSandbox
 	spill *spiller
 	// ready ends when the workspace has been looked at as it was; nothing
 	// changes it before.
@@ -46,40 +46,40 @@ type executor struct {
 
 // Run runs one shell command to its end.
 func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, error) {
-	l, err := x.begin(ctx)
+	l, err := x.waitReady(ctx)
 	if err != nil {
 		return shell.Result{}, err
 	}
-	program, err := x.program(ctx, l)
+	program, err := x.shellProgram(ctx, l)
 	if err != nil {
-		return shell.Result{}, x.box.check(l, err)
+		return shell.Result{}, x.box.checkLoss(l, err)
 	}
 	stdout := &capture{stream: "stdout", watch: cmd.Stdout, spill: x.spill}
 	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
-	watched, stop := x.disk.watch(ctx)
+	watched, stop := x.disk.watchContext(ctx)
 	defer stop()
 	start := cmd.Command
-	start.Argv, start.Stdout, start.Stderr = scripted(program, cmd), stdout, stderr
+	start.Argv, start.Stdout, start.Stderr = scriptArgv(program, cmd), stdout, stderr
 	p, err := l.box.Start(watched, start)
 	full, isFull := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if isFull && err != nil { // it ended before it began
 		return shell.Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1}}, DiskReserve: full.Limit, DiskFiles: full.Files}, nil
 	}
 	if err != nil {
-		return shell.Result{}, fmt.Errorf("start command: %w", badDir(cmd, x.box.check(l, err)))
+		return shell.Result{}, fmt.Errorf("start command: %w", badDir(cmd, x.box.checkLoss(l, err)))
 	}
 	exit, err := p.Wait()
-	result := shell.Result{Exit: exit, Stdout: stdout.result(exit.Stdout), Stderr: stderr.result(exit.Stderr)}
+	result := shell.Result{Exit: exit, Stdout: stdout.finishCapture(exit.Stdout), Stderr: stderr.finishCapture(exit.Stderr)}
 	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && exit.Status.Cancelled {
 		result.Status.Cancelled, result.DiskReserve, result.DiskFiles = false, full.Limit, full.Files
 	}
-	x.count(result)
+	x.addKilled(result)
 	if err != nil {
-		return result, fmt.Errorf("wait for command: %w", x.box.check(l, err))
+		return result, fmt.Errorf("wait for command: %w", x.box.checkLoss(l, err))
 	}
 	if left := exit.Kill.Left; left > 0 {
 		// The result is the command's; only a loss for good is this call's.
-		if err := x.box.retire(l, left); errors.Is(err, tools.ErrSandboxLost) {
+		if err := x.box.retireSandbox(l, left); errors.Is(err, tools.ErrSandboxLost) {
 			return result, fmt.Errorf("run command: %w", err)
 		}
 	}
@@ -105,7 +105,7 @@ func badDir(cmd shell.Command, err error) error {
 
 // Apply makes one change to the workspace.
 func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
-	l, err := x.begin(ctx)
+	l, err := x.waitReady(ctx)
 	if err != nil {
 		return workspace.Change{}, err
 	}
@@ -116,7 +116,7 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	}
 	change, err := l.box.Apply(ctx, op)
 	if err != nil {
-		return change, x.box.check(l, err)
+		return change, x.box.checkLoss(l, err)
 	}
 	if noted {
 		x.images.Note(change, fresh)
@@ -124,8 +124,8 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	return change, nil
 }
 
-// scripted is the argv of a script with its parameters.
-func scripted(program string, cmd shell.Command) []string {
+// scriptArgv is the argv of a script with its parameters.
+func scriptArgv(program string, cmd shell.Command) []string {
 	argv := []string{program, "-c", "--", cmd.Script}
 	if len(cmd.Args) > 0 {
 		argv = append(append(argv, "caisson"), cmd.Args...) // $0, then $1
@@ -135,16 +135,16 @@ func scripted(program string, cmd shell.Command) []string {
 
 // Output opens what a command wrote, or has written so far, for tools/shell.
 func (x *executor) Output(handle string) (shell.Kept, error) {
-	if k, ok, err := x.background.output(handle); ok {
+	if k, ok, err := x.background.openOutput(handle); ok {
 		return k, err
 	}
 	return x.spill.Output(handle)
 }
 
-// begin waits for the container, which it starts where it was not, and for the
+// waitReady waits for the container, which it starts where it was not, and for the
 // look at the workspace.
-func (x *executor) begin(ctx context.Context) (*life, error) {
-	l, err := x.box.running(ctx)
+func (x *executor) waitReady(ctx context.Context) (*generation, error) {
+	l, err := x.box.waitRunning(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -159,9 +159,9 @@ func (x *executor) begin(ctx context.Context) (*life, error) {
 	}
 }
 
-// program is the shell of the image: bash where it has it, else sh. It is
+// shellProgram is the shell of the image: bash where it has it, else sh. It is
 // asked once a session.
-func (x *executor) program(ctx context.Context, l *life) (string, error) {
+func (x *executor) shellProgram(ctx context.Context, l *generation) (string, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.shell != "" {
@@ -186,7 +186,7 @@ func (x *executor) program(ctx context.Context, l *life) (string, error) {
 	return x.shell, nil
 }
 
-func (x *executor) count(r shell.Result) {
+func (x *executor) addKilled(r shell.Result) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.killed += r.KilledProcesses()

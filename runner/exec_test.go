@@ -68,7 +68,7 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 	close(ready)
 	after = new(int)
 	x = &executor{
-		box: b.container, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) { *after++ },
+		box: b.liveSandbox, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) { *after++ },
 		fresh: func(context.Context, string) bool { return true }, images: changes.NewPreimages(t.TempDir()),
 	}
 	x.background = newBackgrounds(x, func(record.BackgroundEnded) error { return nil }, zap.NewNop())
@@ -229,7 +229,7 @@ func TestExecutorLooksForBash(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		starts := 0
-		l := &life{box: &startedBox{&fakeBox{}, func(context.Context, sandbox.Command) (sandbox.Process, error) {
+		l := &generation{box: &startedBox{&fakeBox{}, func(context.Context, sandbox.Command) (sandbox.Process, error) {
 			if starts++; tc.cancels {
 				cancel(user)
 			}
@@ -237,7 +237,7 @@ func TestExecutorLooksForBash(t *testing.T) {
 		}}}
 		x := &executor{}
 		for range 2 {
-			if got, err := x.program(ctx, l); got != tc.want || !errors.Is(err, tc.wantErr) || (err == nil) != (tc.wantErr == nil) {
+			if got, err := x.shellProgram(ctx, l); got != tc.want || !errors.Is(err, tc.wantErr) || (err == nil) != (tc.wantErr == nil) {
 				t.Errorf("%s: %q, %v", name, got, err)
 			}
 		}
@@ -286,7 +286,7 @@ func TestExecutorMeetsALoss(t *testing.T) {
 // not be.
 func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 	x, b, _ := newExecutorBench(t, nil)
-	if _, err := b.running(t.Context()); err != nil {
+	if _, err := b.waitRunning(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	looked := make(chan struct{})
@@ -296,7 +296,7 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 	defer cancel(nil)
 	waits := make(chan error)
 	go func() {
-		_, err := x.begin(ctx)
+		_, err := x.waitReady(ctx)
 		waits <- err
 	}()
 	select {
@@ -309,11 +309,11 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 		}
 	}
 	close(looked)
-	if l, err := x.begin(t.Context()); err != nil || l == nil {
+	if l, err := x.waitReady(t.Context()); err != nil || l == nil {
 		t.Errorf("after the look: %v", err)
 	}
 	x.unready = errors.New("not recorded")
-	if _, err := x.begin(t.Context()); !errors.Is(err, x.unready) {
+	if _, err := x.waitReady(t.Context()); !errors.Is(err, x.unready) {
 		t.Errorf("after a failed look: %v", err)
 	}
 }
@@ -346,7 +346,7 @@ func TestExecutorKeepsWhatItChanges(t *testing.T) {
 
 func TestExecutorOpensOutput(t *testing.T) {
 	b, _ := startedBackgrounds(t, nil)
-	j, err := b.add("tu_1", func(error) {})
+	j, err := b.addCommand("tu_1", func(error) {})
 	if err != nil {
 		t.Fatal(err)
 	}

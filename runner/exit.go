@@ -30,7 +30,7 @@ const (
 func ExitStatus(r Report) int {
 	switch r.Reason {
 	case loop.StopAnswered, StopNoTurn, loop.StopLimit, loop.StopNoApprover:
-		if unvouched(r.Quarantined) {
+		if hasUnvouched(r.Quarantined) {
 			return ExitUnvouched
 		}
 	}

@@ -13,7 +13,7 @@ import (
 // journal turns events into records: it knows which record caused which. It is
 // safe for concurrent use, as the dispatcher, the loop and the container
 // report from goroutines of their own.
-type journal struct {
+type eventRecorder struct {
 	rec  *record.Recorder
 	live func(Delta)
 	// cancelled returns what the record of a cancelled turn contains about its
@@ -42,16 +42,16 @@ type tally struct {
 	modelFailure          record.ModelCallFailed
 }
 
-func newJournal(rec *record.Recorder, live func(Delta)) *journal {
+func newEventRecorder(rec *record.Recorder, live func(Delta)) *eventRecorder {
 	if live == nil {
 		live = func(Delta) {}
 	}
-	return &journal{rec: rec, live: live, calls: map[string]string{}, cancelled: func() record.TurnCancelled { return cancellation(context.Background()) }}
+	return &eventRecorder{rec: rec, live: live, calls: map[string]string{}, cancelled: func() record.TurnCancelled { return cancellation(context.Background()) }}
 }
 
-// synced does something with mu held, and puts what it wrote on the disk, where
+// syncAfter does something with mu held, and puts what it wrote on the disk, where
 // it says that this is due: without mu, so that others go on, and share the sync.
-func (j *journal) synced(do func() (due bool, err error)) error {
+func (j *eventRecorder) syncAfter(do func() (due bool, err error)) error {
 	j.mu.Lock()
 	due, err := do()
 	j.mu.Unlock()
@@ -62,19 +62,19 @@ func (j *journal) synced(do func() (due bool, err error)) error {
 }
 
 // beginTurn sets who started the next turn, and how its cancellation is recorded.
-func (j *journal) beginTurn(client string, cancelled func() record.TurnCancelled) {
+func (j *eventRecorder) beginTurn(client string, cancelled func() record.TurnCancelled) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.client, j.cancelled = client, cancelled
 }
 
-// write records something that the session itself says. Once sandbox.started
+// writeRecord records something that the session itself says. Once sandbox.started
 // is written, so are the calls that waited for it.
-func (j *journal) write(p record.Payload) error {
-	return j.synced(func() (bool, error) { return j.written(p) })
+func (j *eventRecorder) writeRecord(p record.Payload) error {
+	return j.syncAfter(func() (bool, error) { return j.writeLocked(p) })
 }
 
-func (j *journal) written(p record.Payload) (due bool, _ error) {
+func (j *eventRecorder) writeLocked(p record.Payload) (due bool, _ error) {
 	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.created, Actor: record.ActorSystem, Payload: p})
 	if err != nil {
 		return due, err
@@ -84,32 +84,32 @@ func (j *journal) written(p record.Payload) (due bool, _ error) {
 	}
 	if p.Kind() == record.KindSandboxStarted {
 		j.attested = true
-		return j.admit("")
+		return j.recordWaiting("")
 	}
 	return false, nil
 }
 
-// denied records that the egress policy refused a connection of a call.
-func (j *journal) denied(p record.NetworkDenied) error {
+// recordDenied records that the egress policy refused a connection of a call.
+func (j *eventRecorder) recordDenied(p record.NetworkDenied) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	// The call runs, though the sandbox that others wait for may not yet.
-	if _, err := j.admit(p.CallID); err != nil {
+	if _, err := j.recordWaiting(p.CallID); err != nil {
 		return err
 	}
-	return j.put(nil, j.cause(p.CallID), record.ActorTool, p)
+	return j.putRecord(nil, j.cause(p.CallID), record.ActorTool, p)
 }
 
-// background records the end of a command in the background, below its call.
-func (j *journal) background(p record.BackgroundEnded) error {
+// recordBackground records the end of a command in the background, below its call.
+func (j *eventRecorder) recordBackground(p record.BackgroundEnded) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.put(nil, j.cause(p.CallID), record.ActorTool, p)
+	return j.putRecord(nil, j.cause(p.CallID), record.ActorTool, p)
 }
 
-// user records what a user did, below the record parent, "" for the session's
+// recordUser records what a user did, below the record parent, "" for the session's
 // first, and returns the record's id.
-func (j *journal) user(p record.Payload, parent string) (string, error) {
+func (j *eventRecorder) recordUser(p record.Payload, parent string) (string, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if parent == "" {
@@ -118,16 +118,16 @@ func (j *journal) user(p record.Payload, parent string) (string, error) {
 	return j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: record.ActorUser, Payload: p})
 }
 
-// admit records that calls which waited for the sandbox have begun: one, or all
+// recordWaiting records that calls which waited for the sandbox have begun: one, or all
 // of them. The caller holds mu.
-func (j *journal) admit(call string) (due bool, _ error) {
+func (j *eventRecorder) recordWaiting(call string) (due bool, _ error) {
 	var left []dispatch.Called
 	for _, e := range j.waiting {
 		if call != "" && e.CallID != call {
 			left = append(left, e)
 			continue
 		}
-		d, err := j.begun(e)
+		d, err := j.recordStart(e)
 		if err != nil {
 			return due, err
 		}
@@ -137,10 +137,10 @@ func (j *journal) admit(call string) (due bool, _ error) {
 	return due, nil
 }
 
-// begun records that a call begins; what writes, executes or reaches a network
+// recordStart records that a call begins; what writes, executes or reaches a network
 // is due on the disk before it does. The caller holds mu.
-func (j *journal) begun(e dispatch.Called) (due bool, _ error) {
-	err := j.putCall(e.CallID, record.ActorAgent, called(e))
+func (j *eventRecorder) recordStart(e dispatch.Called) (due bool, _ error) {
+	err := j.putCall(e.CallID, record.ActorAgent, newToolCalled(e))
 	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
 
@@ -148,15 +148,15 @@ func (j *journal) begun(e dispatch.Called) (due bool, _ error) {
 // are from: registration sees to it.
 func sandboxed(c tools.Class) bool { return c == tools.ClassWrite || c == tools.ClassExecute }
 
-// counted gives what was counted so far.
-func (j *journal) counted() tally {
+// currentTally gives what was counted so far.
+func (j *eventRecorder) currentTally() tally {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.tally
 }
 
 // loopEvent records what the loop reports.
-func (j *journal) loopEvent(e loop.Event) error {
+func (j *eventRecorder) loopEvent(e loop.Event) error {
 	if d, ok := e.(loop.TextDelta); ok {
 		j.live(Delta{Stream: "answer", Text: d.Text})
 		return nil
@@ -166,12 +166,12 @@ func (j *journal) loopEvent(e loop.Event) error {
 	switch e := e.(type) {
 	case loop.TurnStarted:
 		j.turn, j.tally.modelCalls, j.tally.toolCalls = e.Turn, 0, 0
-		return j.put(&j.turnRec, j.created, record.ActorUser, record.TurnStarted{Client: j.client})
+		return j.putRecord(&j.turnRec, j.created, record.ActorUser, record.TurnStarted{Client: j.client})
 	case loop.MessageAdded:
-		return j.message(e.Message)
+		return j.recordMessage(e.Message)
 	case loop.ModelCallStarted:
 		j.tally.modelCalls++
-		return j.put(&j.asked, j.turnRec, record.ActorAgent, record.ModelCallStarted{Round: e.Round, Model: e.Model, Tools: e.Tools})
+		return j.putRecord(&j.asked, j.turnRec, record.ActorAgent, record.ModelCallStarted{Round: e.Round, Model: e.Model, Tools: e.Tools})
 	case loop.ModelCallCompleted:
 		p := record.ModelCallCompleted{
 			Round: e.Round, LatencyMS: e.Latency.Milliseconds(), Usage: e.Usage, Finish: e.Finish, ToolCalls: e.ToolCalls,
@@ -179,42 +179,42 @@ func (j *journal) loopEvent(e loop.Event) error {
 		if e.FirstDelta > 0 {
 			p.FirstDeltaMS = new(e.FirstDelta.Milliseconds())
 		}
-		return j.put(&j.answer, j.asked, record.ActorAgent, p)
+		return j.putRecord(&j.answer, j.asked, record.ActorAgent, p)
 	case loop.ModelCallFailed:
 		j.tally.modelFailure = record.ModelCallFailed{
 			Round: e.Round, Class: e.Class, Status: e.Status, Message: e.Message, ErrorID: e.ErrorID,
 		}
-		return j.put(&j.answer, j.asked, record.ActorAgent, j.tally.modelFailure)
+		return j.putRecord(&j.answer, j.asked, record.ActorAgent, j.tally.modelFailure)
 	case loop.CallRefused:
 		f := dispatch.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}
-		j.deny(f)
-		return j.putCall(e.CallID, record.ActorTool, failed(f))
+		j.addDenial(f)
+		return j.putCall(e.CallID, record.ActorTool, newToolFailed(f))
 	case loop.BudgetWarning:
-		return j.put(nil, j.turnRec, record.ActorSystem, record.BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used})
+		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used})
 	case loop.ContextShortened:
-		return j.put(nil, j.turnRec, record.ActorSystem, record.Warning{Message: shortenedText(e)})
+		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.Warning{Message: shortenedText(e)})
 	case loop.TurnEnded:
 		return j.turnEnded(e)
 	}
 	return nil
 }
 
-func (j *journal) turnEnded(e loop.TurnEnded) error {
+func (j *eventRecorder) turnEnded(e loop.TurnEnded) error {
 	defer func() { j.turn = "" }()
 	t := j.tally
 	if e.Reason == loop.StopCancelled {
 		p := j.cancelled()
 		p.ModelCalls, p.ToolCalls, p.Usage, p.WallMS = t.modelCalls, t.toolCalls, e.Usage, e.Wall.Milliseconds()
-		return j.put(nil, j.turnRec, record.ActorSystem, p)
+		return j.putRecord(nil, j.turnRec, record.ActorSystem, p)
 	}
-	return j.put(nil, j.turnRec, record.ActorSystem, record.TurnCompleted{
+	return j.putRecord(nil, j.turnRec, record.ActorSystem, record.TurnCompleted{
 		Reason: e.Reason, Truncated: e.Truncated, ModelCalls: t.modelCalls, ToolCalls: t.toolCalls,
 		Usage: e.Usage, WallMS: e.Wall.Milliseconds(),
 	})
 }
 
-// message records a message under what brought it about.
-func (j *journal) message(m loop.Message) error {
+// recordMessage records a message under what brought it about.
+func (j *eventRecorder) recordMessage(m loop.Message) error {
 	parent, actor, client := j.turnRec, record.ActorSystem, ""
 	switch m.Role {
 	case loop.RoleUser:
@@ -229,12 +229,12 @@ func (j *journal) message(m loop.Message) error {
 			}
 		}
 	}
-	return j.put(nil, parent, actor, record.Message{Role: m.Role, Blocks: m.Blocks, Client: client})
+	return j.putRecord(nil, parent, actor, record.Message{Role: m.Role, Blocks: m.Blocks, Client: client})
 }
 
-// put writes one record and keeps its id where keep is not nil. The caller
+// putRecord writes one record and keeps its id where keep is not nil. The caller
 // holds mu.
-func (j *journal) put(keep *string, parent string, actor record.Actor, p record.Payload) error {
+func (j *eventRecorder) putRecord(keep *string, parent string, actor record.Actor, p record.Payload) error {
 	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: actor, Payload: p})
 	if err == nil && keep != nil {
 		*keep = id
@@ -244,7 +244,7 @@ func (j *journal) put(keep *string, parent string, actor record.Actor, p record.
 
 // putCall writes one record of a call, under the call's record before it, or
 // under the model's answer that made the call.
-func (j *journal) putCall(call string, actor record.Actor, p record.Payload) error {
+func (j *eventRecorder) putCall(call string, actor record.Actor, p record.Payload) error {
 	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.cause(call), Actor: actor, Payload: p})
 	if err == nil {
 		j.calls[call] = id
@@ -255,19 +255,19 @@ func (j *journal) putCall(call string, actor record.Actor, p record.Payload) err
 // toolEvent records what the dispatcher reports. A call of the sandbox that
 // comes before the sandbox runs waits for it, and is recorded behind
 // sandbox.started, or with its own end where that is first.
-func (j *journal) toolEvent(e dispatch.Event) error {
+func (j *eventRecorder) toolEvent(e dispatch.Event) error {
 	if d, ok := e.(dispatch.OutputDelta); ok {
 		j.live(Delta{CallID: d.CallID, Stream: d.Stream, Text: d.Text})
 		return nil
 	}
-	return j.synced(func() (due bool, err error) {
+	return j.syncAfter(func() (due bool, err error) {
 		switch e := e.(type) {
 		case dispatch.Called:
-			return j.called(e)
+			return j.recordCall(e)
 		case dispatch.Completed:
-			_, err = j.admit(e.CallID)
+			_, err = j.recordWaiting(e.CallID)
 		case dispatch.Failed:
-			_, err = j.admit(e.CallID)
+			_, err = j.recordWaiting(e.CallID)
 		}
 		if err != nil {
 			return due, err
@@ -276,15 +276,15 @@ func (j *journal) toolEvent(e dispatch.Event) error {
 	})
 }
 
-// called records that a call holds its slot, or keeps it until the sandbox runs.
+// recordCall records that a call holds its slot, or keeps it until the sandbox runs.
 // The caller holds mu.
-func (j *journal) called(e dispatch.Called) (due bool, _ error) {
+func (j *eventRecorder) recordCall(e dispatch.Called) (due bool, _ error) {
 	j.tally.toolCalls++
 	if sandboxed(e.Class) && !j.attested {
 		j.waiting = append(j.waiting, e)
 		return false, nil
 	}
-	return j.begun(e)
+	return j.recordStart(e)
 }
 
 // answered says whether an event is a client's answer: it is on the disk before
@@ -300,17 +300,17 @@ func answered(e dispatch.Event) bool {
 }
 
 // toolRecord records one event. The caller holds mu.
-func (j *journal) toolRecord(e dispatch.Event) error {
+func (j *eventRecorder) toolRecord(e dispatch.Event) error {
 	switch e := e.(type) {
 	case dispatch.Completed:
-		return j.putCall(e.CallID, record.ActorTool, completed(e))
+		return j.putCall(e.CallID, record.ActorTool, newToolCompleted(e))
 	case dispatch.Failed:
-		j.deny(e)
-		return j.putCall(e.CallID, record.ActorTool, failed(e))
+		j.addDenial(e)
+		return j.putCall(e.CallID, record.ActorTool, newToolFailed(e))
 	case dispatch.InputInvalid:
 		return j.putCall(e.CallID, record.ActorTool, record.ToolInputInvalid{CallID: e.CallID, Name: e.Name, Errors: record.NonNil(e.Messages)})
 	case dispatch.ConfirmationRequested:
-		return j.putCall(e.Confirmation.CallID, record.ActorSystem, requested(e.Confirmation))
+		return j.putCall(e.Confirmation.CallID, record.ActorSystem, newConfirmationRequested(e.Confirmation))
 	case dispatch.ConfirmationResolved:
 		actor := record.ActorSystem
 		if e.By == "user" {
@@ -320,22 +320,22 @@ func (j *journal) toolRecord(e dispatch.Event) error {
 			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By, Client: e.Client,
 		})
 	case dispatch.ConfirmationAttempted:
-		return j.put(nil, j.cause(e.CallID), record.ActorUser, attempted(e))
+		return j.putRecord(nil, j.cause(e.CallID), record.ActorUser, newConfirmationAttempted(e))
 	case dispatch.Warning:
-		return j.put(nil, j.cause(e.CallID), record.ActorSystem, record.Warning{CallID: e.CallID, Message: e.Message})
+		return j.putRecord(nil, j.cause(e.CallID), record.ActorSystem, record.Warning{CallID: e.CallID, Message: e.Message})
 	}
 	return nil
 }
 
 // cause is the last record of a call, or the model's answer that made it.
-func (j *journal) cause(call string) string {
+func (j *eventRecorder) cause(call string) string {
 	if id := j.calls[call]; id != "" {
 		return id
 	}
 	return j.answer
 }
 
-func (j *journal) deny(e dispatch.Failed) {
+func (j *eventRecorder) addDenial(e dispatch.Failed) {
 	switch e.Class {
 	case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
 		j.tally.denials = append(j.tally.denials, record.Denial{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason})

@@ -26,20 +26,20 @@ import (
 // cancelled while it waits, one reads and waits for nothing.
 func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
-	j := newJournal(rec, nil)
+	j := newEventRecorder(rec, nil)
 	do := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	do(j.write(record.SessionCreated{}))
+	do(j.writeRecord(record.SessionCreated{}))
 	do(j.toolEvent(dispatch.Called{CallID: "tu_run", Name: "shell", Class: tools.ClassExecute}))
 	do(j.toolEvent(dispatch.Called{CallID: "tu_gone", Name: "write_file", Class: tools.ClassWrite}))
 	do(j.toolEvent(dispatch.Called{CallID: "tu_read", Name: "read_file", Class: tools.ClassRead}))
 	do(j.toolEvent(dispatch.Completed{CallID: "tu_read", Name: "read_file"}))
 	do(j.toolEvent(dispatch.Failed{CallID: "tu_gone", Name: "write_file", Class: tools.ErrorCancelled}))
-	do(j.write(record.SandboxStarted{}))
+	do(j.writeRecord(record.SandboxStarted{}))
 	do(j.toolEvent(dispatch.Completed{CallID: "tu_run", Name: "shell"}))
 	do(j.toolEvent(dispatch.Called{CallID: "tu_next", Name: "shell", Class: tools.ClassExecute}))
 
@@ -65,7 +65,7 @@ func TestCallsOfTheSandboxAreRecordedBehindIt(t *testing.T) {
 // answers are on the disk when their event returns.
 func TestAnswersThatChangeNothingAreRecorded(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
-	j := newJournal(rec, nil)
+	j := newEventRecorder(rec, nil)
 	stranger := strings.Repeat("é", 1000)
 	for _, e := range []approval.Attempt{
 		{ConfirmationID: "00ff", CallID: "tu_1", Decision: approval.DecisionDeny, Client: "http", Recorded: approval.DecisionAllow, By: "user"},
@@ -115,8 +115,8 @@ func TestCallsShareTheirSync(t *testing.T) {
 		}
 		return nil
 	}})
-	j := newJournal(rec, nil)
-	if err := errors.Join(j.write(record.SessionCreated{}), j.write(record.SandboxStarted{}), rec.Sync()); err != nil {
+	j := newEventRecorder(rec, nil)
+	if err := errors.Join(j.writeRecord(record.SessionCreated{}), j.writeRecord(record.SandboxStarted{}), rec.Sync()); err != nil {
 		t.Fatal(err)
 	}
 	held = true
@@ -145,8 +145,8 @@ func TestCallsShareTheirSync(t *testing.T) {
 func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 	var full error
 	rec := newJournalRecorder(t, record.RecorderOptions{Sync: func(f *os.File) error { return errors.Join(full, f.Sync()) }})
-	j := newJournal(rec, nil)
-	if err := errors.Join(j.write(record.SessionCreated{}), j.write(record.SandboxStarted{}), rec.Sync()); err != nil {
+	j := newEventRecorder(rec, nil)
+	if err := errors.Join(j.writeRecord(record.SessionCreated{}), j.writeRecord(record.SandboxStarted{}), rec.Sync()); err != nil {
 		t.Fatal(err)
 	}
 	full = syscall.ENOSPC
@@ -168,8 +168,8 @@ func TestNothingRunsBehindAnAuditRecordThatIsLost(t *testing.T) {
 func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
 	var live []Delta
-	j := newJournal(rec, func(d Delta) { live = append(live, d) })
-	own := func(p record.Payload) func() error { return func() error { return j.write(p) } }
+	j := newEventRecorder(rec, func(d Delta) { live = append(live, d) })
+	own := func(p record.Payload) func() error { return func() error { return j.writeRecord(p) } }
 	ofLoop := func(e loop.Event) func() error { return func() error { return j.loopEvent(e) } }
 	ofTools := func(e dispatch.Event) func() error { return func() error { return j.toolEvent(e) } }
 	message := func(role loop.Role, blocks ...loop.Block) func() error {
@@ -179,8 +179,8 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 	do := []func() error{
 		own(record.SessionCreated{}),
 		own(record.Warning{}),
-		func() (err error) { command, err = j.user(record.UserCommandStarted{}, ""); return err },
-		func() error { _, err := j.user(record.UserCommandEnded{}, command); return err },
+		func() (err error) { command, err = j.recordUser(record.UserCommandStarted{}, ""); return err },
+		func() error { _, err := j.recordUser(record.UserCommandEnded{}, command); return err },
 		func() error {
 			j.beginTurn("http:alice", func() record.TurnCancelled { return record.TurnCancelled{By: "user"} })
 			return nil
@@ -196,11 +196,11 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		ofTools(dispatch.ConfirmationAttempted{Attempt: approval.Attempt{CallID: "a"}}),
 		ofTools(dispatch.Called{CallID: "a", Class: tools.ClassExecute}),
 		ofTools(dispatch.OutputDelta{CallID: "a"}),
-		func() error { return j.denied(record.NetworkDenied{CallID: "a"}) },
+		func() error { return j.recordDenied(record.NetworkDenied{CallID: "a"}) },
 		ofTools(dispatch.Warning{CallID: "a"}),
 		ofTools(dispatch.Completed{CallID: "a"}),
 		message(loop.RoleTool, loop.Block{ToolResult: &loop.ToolResult{ToolUseID: "a"}}),
-		func() error { return j.background(record.BackgroundEnded{CallID: "a"}) },
+		func() error { return j.recordBackground(record.BackgroundEnded{CallID: "a"}) },
 		ofTools(dispatch.ConfirmationResolved{CallID: "b", By: "session"}),
 		ofTools(dispatch.InputInvalid{CallID: "b"}),
 		ofLoop(loop.CallRefused{CallID: "c", Class: tools.ErrorPermissionDenied}),
@@ -291,13 +291,13 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		t.Errorf("turns %+v, %+v", first, second)
 	}
 	var denied []string
-	for _, d := range j.counted().denials {
+	for _, d := range j.currentTally().denials {
 		denied = append(denied, d.CallID)
 	}
-	if diff := cmp.Diff([]string{"c", "d"}, denied); diff != "" || j.counted().modelFailure.Message != "down" {
-		t.Errorf("failure %+v; denials (-want +got):\n%s", j.counted().modelFailure, diff)
+	if diff := cmp.Diff([]string{"c", "d"}, denied); diff != "" || j.currentTally().modelFailure.Message != "down" {
+		t.Errorf("failure %+v; denials (-want +got):\n%s", j.currentTally().modelFailure, diff)
 	}
-	if err := newJournal(rec, nil).loopEvent(loop.TextDelta{}); err != nil { // which is shown to no client
+	if err := newEventRecorder(rec, nil).loopEvent(loop.TextDelta{}); err != nil { // which is shown to no client
 		t.Error(err)
 	}
 }
@@ -305,15 +305,15 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 // TestJournalReportsWhatIsNotRecorded: what can't be recorded is an error, so that
 // it does not happen.
 func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
-	do := map[string]func(*journal) error{
-		"its own":      func(j *journal) error { return j.write(record.Warning{}) },
-		"a connection": func(j *journal) error { return j.denied(record.NetworkDenied{}) },
-		"a connection of a call that waits": func(j *journal) error {
+	do := map[string]func(*eventRecorder) error{
+		"its own":      func(j *eventRecorder) error { return j.writeRecord(record.Warning{}) },
+		"a connection": func(j *eventRecorder) error { return j.recordDenied(record.NetworkDenied{}) },
+		"a connection of a call that waits": func(j *eventRecorder) error {
 			j.waiting = []dispatch.Called{{CallID: "a"}}
-			return j.denied(record.NetworkDenied{CallID: "a"})
+			return j.recordDenied(record.NetworkDenied{CallID: "a"})
 		},
-		"a background command": func(j *journal) error { return j.background(record.BackgroundEnded{}) },
-		"a user's command":     func(j *journal) error { _, err := j.user(record.UserCommandStarted{}, ""); return err },
+		"a background command": func(j *eventRecorder) error { return j.recordBackground(record.BackgroundEnded{}) },
+		"a user's command":     func(j *eventRecorder) error { _, err := j.recordUser(record.UserCommandStarted{}, ""); return err },
 	}
 	for _, e := range []loop.Event{
 		loop.TurnStarted{},
@@ -327,7 +327,7 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 		loop.TurnEnded{},
 		loop.TurnEnded{Reason: loop.StopCancelled},
 	} {
-		do[fmt.Sprintf("%T%+v", e, e)] = func(j *journal) error { return j.loopEvent(e) }
+		do[fmt.Sprintf("%T%+v", e, e)] = func(j *eventRecorder) error { return j.loopEvent(e) }
 	}
 	for _, e := range []dispatch.Event{
 		dispatch.Called{Class: tools.ClassRead},
@@ -339,10 +339,10 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 		dispatch.ConfirmationAttempted{},
 		dispatch.Warning{},
 	} {
-		do[fmt.Sprintf("%T", e)] = func(j *journal) error { return j.toolEvent(e) }
+		do[fmt.Sprintf("%T", e)] = func(j *eventRecorder) error { return j.toolEvent(e) }
 	}
 	for name, e := range map[string]dispatch.Event{"completed": dispatch.Completed{CallID: "a"}, "failed": dispatch.Failed{CallID: "a"}} {
-		do["a call that waits and has "+name] = func(j *journal) error {
+		do["a call that waits and has "+name] = func(j *eventRecorder) error {
 			j.waiting = []dispatch.Called{{CallID: "a"}}
 			return j.toolEvent(e)
 		}
@@ -358,15 +358,15 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 		},
 	}
 	rec := newJournalRecorder(t, o)
-	j := newJournal(rec, nil)
+	j := newEventRecorder(rec, nil)
 	j.waiting = []dispatch.Called{{CallID: "a"}}
-	if err := j.write(record.SandboxStarted{}); !errors.Is(err, tools.ErrRecord) {
+	if err := j.writeRecord(record.SandboxStarted{}); !errors.Is(err, tools.ErrRecord) {
 		t.Errorf("a call that waited for the sandbox: %v", err)
 	}
 	for name, step := range do {
 		full = false
-		j := newJournal(newJournalRecorder(t, o), nil)
-		if err := j.write(record.SessionCreated{}); err != nil {
+		j := newEventRecorder(newJournalRecorder(t, o), nil)
+		if err := j.writeRecord(record.SessionCreated{}); err != nil {
 			t.Fatal(err)
 		}
 		full = true
@@ -380,17 +380,17 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 // it does, as an answer is. Others wait for no disk.
 func TestJournalSyncsWhatActs(t *testing.T) {
 	rec := newJournalRecorder(t, record.RecorderOptions{})
-	j := newJournal(rec, nil)
+	j := newEventRecorder(rec, nil)
 	for _, step := range []struct {
 		name string
 		due  bool
 		do   func() error
 	}{
-		{"the session", false, func() error { return j.write(record.SessionCreated{}) }},
+		{"the session", false, func() error { return j.writeRecord(record.SessionCreated{}) }},
 		{"a call that waits", false, func() error { return j.toolEvent(dispatch.Called{CallID: "a", Class: tools.ClassExecute}) }},
 		{"another one", false, func() error { return j.toolEvent(dispatch.Called{CallID: "b", Class: tools.ClassWrite}) }},
-		{"the sandbox", true, func() error { return j.write(record.SandboxStarted{}) }},
-		{"another sandbox", false, func() error { return j.write(record.SandboxRestarted{}) }},
+		{"the sandbox", true, func() error { return j.writeRecord(record.SandboxStarted{}) }},
+		{"another sandbox", false, func() error { return j.writeRecord(record.SandboxRestarted{}) }},
 		{"a call that reads", false, func() error { return j.toolEvent(dispatch.Called{CallID: "c", Class: tools.ClassRead}) }},
 		{"a call that does nothing", false, func() error { return j.toolEvent(dispatch.Called{CallID: "d", Class: tools.ClassNone}) }},
 		{"a call that writes", true, func() error { return j.toolEvent(dispatch.Called{CallID: "e", Class: tools.ClassWrite}) }},

@@ -24,10 +24,10 @@ type loss struct {
 	tell  string
 }
 
-// lost handles the loss of a life, once, and returns the error for the call that
+// handleLoss handles the loss of a life, once, and returns the error for the call that
 // met it: one for the model if a fresh container takes its place, otherwise one
 // that ends the run.
-func (c *container) lost(l *life, err error) error {
+func (c *liveSandbox) handleLoss(l *generation, err error) error {
 	l.once.Do(func() {
 		select {
 		case <-l.box.Done():
@@ -39,7 +39,7 @@ func (c *container) lost(l *life, err error) error {
 		if err == nil { // destroyed by us, because a call would not end
 			err = sandbox.ErrLost
 		}
-		l.after = c.replace(l, lossOf(err))
+		l.after = c.replaceLife(l, lossOf(err))
 	})
 	return l.after
 }
@@ -57,11 +57,11 @@ func lossOf(err error) loss {
 	}
 }
 
-// retire ends a life in which processes were left that could not be killed:
+// retireSandbox ends a life in which processes were left that could not be killed:
 // what can't be stopped may write beside the next command, and at any time.
-func (c *container) retire(l *life, left int) error {
+func (c *liveSandbox) retireSandbox(l *generation, left int) error {
 	l.once.Do(func() {
-		l.after = c.replace(l, loss{
+		l.after = c.replaceLife(l, loss{
 			cause: fmt.Errorf("%w: %d processes could not be killed", sandbox.ErrLost, left),
 			text:  fmt.Sprintf("%d processes could not be killed", left), again: true,
 			tell: "The sandbox was replaced by a fresh one on the same workspace, because a command before left processes in it that could not be killed. The call was not run.",
@@ -70,8 +70,8 @@ func (c *container) retire(l *life, left int) error {
 	return l.after
 }
 
-// replace takes a lost life down and begins the next one, where there may be one.
-func (c *container) replace(l *life, why loss) error {
+// replaceLife takes a lost life down and begins the next one, where there may be one.
+func (c *liveSandbox) replaceLife(l *generation, why loss) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.making.Err() != nil { // we took it down ourselves
@@ -83,7 +83,7 @@ func (c *container) replace(l *life, why loss) error {
 	if err != nil {
 		return err
 	}
-	c.destroy(l)
+	c.destroyGeneration(l)
 	if !again {
 		// Not wrapped: a container lost for good is not the run's own limit.
 		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, why.cause.Error())
@@ -91,7 +91,7 @@ func (c *container) replace(l *life, why loss) error {
 		return err
 	}
 	c.restarts++
-	c.life = c.begin(&life{number: c.restarts})
+	c.current = c.startGeneration(&generation{number: c.restarts})
 	return &tools.Error{Class: tools.ErrorExecution, Reason: replacedReason, Visible: true, Err: why.cause, Message: why.tell}
 }
 
@@ -110,9 +110,9 @@ func limitText(e *limits.ExceededError) string {
 	return fmt.Sprintf("%s %d", e.Kind, e.Limit)
 }
 
-// unnoticed records the loss of a container that no call met, and returns the
+// recordUnnoticedLoss records the loss of a container that no call met, and returns the
 // error for a call that still comes.
-func (c *container) unnoticed(l *life) error {
+func (c *liveSandbox) recordUnnoticedLoss(l *generation) error {
 	gone := fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
 	select {
 	case <-l.box.Done():

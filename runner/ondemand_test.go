@@ -319,26 +319,26 @@ func TestInterruptedStart(t *testing.T) {
 // after the end starts a sandbox. The last call is the control.
 func TestNoStartAfterTheEnd(t *testing.T) {
 	b, starts := countStarts(t, lastTurn, nil)
-	make := func() *container {
-		c := newContainer(t.Context(), b.backend, sandbox.Spec{})
+	make := func() *liveSandbox {
+		c := newLiveSandbox(t.Context(), b.backend, sandbox.Spec{})
 		c.record, c.fail = func(record.Payload) error { return nil }, func(err error) { t.Error(err) }
 		return c
 	}
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
 	c := make()
-	if _, err := c.running(cancelled); !errors.Is(err, context.Canceled) || starts.Load() != 0 {
+	if _, err := c.waitRunning(cancelled); !errors.Is(err, context.Canceled) || starts.Load() != 0 {
 		t.Errorf("cancelled: %v, %d starts", err, starts.Load())
 	}
-	c.kill()
-	c.settle(t.Context())
+	c.killCurrent()
+	c.waitStarted(t.Context())
 	c.close()
 	c.start()
-	if _, err := c.running(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || starts.Load() != 0 {
+	if _, err := c.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || starts.Load() != 0 {
 		t.Errorf("closed: %v, %d starts", err, starts.Load())
 	}
 	c = make()
-	if _, err := c.running(t.Context()); err != nil || starts.Load() != 1 {
+	if _, err := c.waitRunning(t.Context()); err != nil || starts.Load() != 1 {
 		t.Errorf("control: %v, %d starts", err, starts.Load())
 	}
 	c.close()

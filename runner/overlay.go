@@ -40,8 +40,8 @@ func boundOverlay(o *record.OverlayResult) {
 // overlaid says whether the session works on a copy-on-write view.
 func (s *Session) overlaid() bool { return s.opts.Mode == sandbox.ModeOverlay }
 
-// mode is the workspace's, as records name it.
-func (s *Session) mode() string {
+// workspaceMode is the workspace's, as records name it.
+func (s *Session) workspaceMode() string {
 	if s.overlaid() {
 		return string(sandbox.ModeOverlay)
 	}
@@ -86,7 +86,7 @@ func (s *Session) overlayChanges(r *Report) {
 	if s.looking {
 		<-s.looked
 	}
-	if !s.recorded || s.box.untouched() { // nothing can have run
+	if !s.recorded || s.box.isUntouched() { // nothing can have run
 		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}

@@ -121,4 +121,4 @@ func (s *Session) removeMark(dir string) {
 
 // warn records a warning. What can't be recorded ends the session at the next
 // record.
-func (s *Session) warn(message string) { _ = s.journal.write(record.Warning{Message: message}) }
+func (s *Session) warn(message string) { _ = s.events.writeRecord(record.Warning{Message: message}) }

@@ -14,10 +14,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// problem says what went wrong with a session and what to do, or nil.
-func (s *Session) problem(r Report) *record.Problem {
+// describeProblem says what went wrong with a session and what to do, or nil.
+func (s *Session) describeProblem(r Report) *record.Problem {
 	logFile := filepath.Join(s.dir, sessiondir.LogFile)
-	failure := s.journal.counted().modelFailure
+	failure := s.events.currentTally().modelFailure
 	detail := "The detail is in " + logFile
 	if failure.ErrorID != "" {
 		detail += " under " + failure.ErrorID

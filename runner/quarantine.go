@@ -345,8 +345,8 @@ func (q *quarantine) list(ctx context.Context) []record.Quarantined {
 	return out
 }
 
-// unvouched reports whether something was not renamed, or not looked at.
-func unvouched(list []record.Quarantined) bool {
+// hasUnvouched reports whether something was not renamed, or not looked at.
+func hasUnvouched(list []record.Quarantined) bool {
 	return slices.ContainsFunc(list, func(q record.Quarantined) bool { return q.To == "" })
 }
 

@@ -240,7 +240,7 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.look(t.Context())
+	s.recordWorkspace(t.Context())
 	<-s.looked
 	held := filepath.Join(s.dir, "repositories.json")
 	if found, err := sessiondir.TakeNewRepositories(filepath.Join(filepath.Dir(s.dir), "ses_other"), b.opts.Workspace.Path, []string{"new"}); len(found) > 0 || err != nil {

@@ -26,7 +26,7 @@ const evilConfig = "[core]\n\tfsmonitor = touch FIRED\n"
 func (b *bench) looked() *Session {
 	b.t.Helper()
 	s := b.opened()
-	if _, err := s.exec.begin(b.t.Context()); err != nil {
+	if _, err := s.exec.waitReady(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 	return s

@@ -36,32 +36,32 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	return s.Close(), nil // what kept the turn from starting is in the report
 }
 
-// begin writes session.created, and what a user should know before anything runs.
-func (s *Session) begin() error {
+// writeCreated writes session.created, and what a user should know before anything runs.
+func (s *Session) writeCreated() error {
 	s.loadInstructions()
 	s.loadNotes()
-	if err := s.journal.write(s.created(s.tools.Definitions())); err != nil {
+	if err := s.events.writeRecord(s.newCreated(s.tools.Definitions())); err != nil {
 		return err
 	}
 	if s.opts.Warner != nil {
 		s.opts.Warner(func(message string) {
 			// What can't be recorded ends the session at the next record.
-			_ = s.journal.write(record.Warning{Message: message})
+			_ = s.events.writeRecord(record.Warning{Message: message})
 		})
 	}
 	for _, key := range s.tools.UnmatchedRules() {
 		s.opts.Warnings = append(s.opts.Warnings, fmt.Sprintf("the policy's rule for %q matches no tool", key))
 	}
 	for _, w := range s.opts.Warnings {
-		if err := s.journal.write(record.Warning{Message: w}); err != nil {
+		if err := s.events.writeRecord(record.Warning{Message: w}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// abort undoes a session whose first record can't be written.
-func (s *Session) abort(err error) error {
+// abortStart undoes a session whose first record can't be written.
+func (s *Session) abortStart(err error) error {
 	s.unforced()
 	s.end(errClosed)
 	err = errors.Join(err, s.rec.Close())
@@ -99,12 +99,12 @@ func (s *Session) obeyForce() func() {
 	}
 }
 
-// finish takes everything down, writes the last record and the report.
-func (s *Session) finish(out loop.Outcome, cause error) Report {
+// shutdown takes everything down, writes the last record and the report.
+func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	for _, stop := range s.stop {
 		stop()
 	}
-	s.drain()
+	s.closeTools()
 	s.reportCutOffPatch()
 	s.quarantineAll()
 	s.box.close()
@@ -118,12 +118,12 @@ func (s *Session) finish(out loop.Outcome, cause error) Report {
 	if i, ok := errors.AsType[*Interrupted](cause); ok && out.Reason == loop.StopCancelled {
 		r.Signal = i.Signal
 	}
-	s.facts(&r)
+	s.addFacts(&r)
 	r.Unapproved = s.tools.Unapproved()
-	s.changes(&r)
-	r.Problem = s.redactProblem(s.problem(r))
+	s.addChanges(&r)
+	r.Problem = s.redactProblem(s.describeProblem(r))
 	r.ExitStatus = ExitStatus(r)
-	s.close(&r)
+	s.writeEnd(&r)
 	s.closeScratch()
 	return r
 }
@@ -137,19 +137,19 @@ func answerOf(out loop.Outcome) string {
 	return out.Answer
 }
 
-// facts fills in what the container and the journal know.
-func (s *Session) facts(r *Report) {
-	att, restarts, left := s.box.facts()
+// addFacts fills in what the container and the journal know.
+func (s *Session) addFacts(r *Report) {
+	att, restarts, left := s.box.summarize()
 	r.Attestation, r.Restarts = att, restarts
 	r.Left = append(r.Left, left...)
-	r.Denials = record.NonNil(s.journal.counted().denials)
+	r.Denials = record.NonNil(s.events.currentTally().denials)
 	r.ProcessesKilled = s.exec.processesKilled()
 }
 
-// close writes session.ended and what stands beside the trace. A trace that
+// writeEnd writes session.ended and what stands beside the trace. A trace that
 // can't be written is what the session then ended by.
-func (s *Session) close(r *Report) {
-	err := errors.Join(s.writePatch(r), s.journal.write(short(r.SessionEnded)), s.rec.Close())
+func (s *Session) writeEnd(r *Report) {
+	err := errors.Join(s.writePatch(r), s.events.writeRecord(short(r.SessionEnded)), s.rec.Close())
 	if err == nil {
 		err = s.writeReport(*r)
 	}

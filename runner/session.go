@@ -38,16 +38,16 @@ import (
 //	Open ─▶ idle ──Start──▶ turn ──its end──▶ idle ─▶ … ──Close──▶ ended
 //	          └────────── the sandbox is lost, ctx ends ─────────▶ over: Close it
 type Session struct {
-	opts    Options
-	begun   time.Time
-	dir     string
-	log     *zap.Logger
-	rec     *record.Recorder
-	journal *journal
+	opts   Options
+	begun  time.Time
+	dir    string
+	log    *zap.Logger
+	rec    *record.Recorder
+	events *eventRecorder
 	// reader is what tools read through, original the folder itself.
 	reader   workspace.View
 	original *workspace.Reader
-	box      *container
+	box      *liveSandbox
 	tools    *dispatch.Dispatcher
 	exec     *executor
 
@@ -114,30 +114,30 @@ type Session struct {
 // call that does. Cancelling ctx ends the turn that runs, and no other is started.
 // Its error is an [Error].
 func Open(ctx context.Context, o Options) (*Session, error) {
-	s, err := open(ctx, o)
+	s, err := newSession(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	if err := s.enter(ctx); err != nil {
+	if err := s.start(ctx); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// enter records the session's beginning.
-func (s *Session) enter(ctx context.Context) error {
+// start records the session's beginning.
+func (s *Session) start(ctx context.Context) error {
 	s.ctx, s.end = context.WithCancelCause(ctx)
 	s.looks, s.stopLook = context.WithCancelCause(context.WithoutCancel(ctx))
 	s.box.fail = func(err error) { s.end(err) }
 	s.unforced = s.obeyForce()
-	if err := s.begin(); err != nil {
-		return s.abort(err)
+	if err := s.writeCreated(); err != nil {
+		return s.abortStart(err)
 	}
 	return nil
 }
 
-// open makes the session's trace and its tools, and starts nothing.
-func open(ctx context.Context, o Options) (_ *Session, err error) {
+// newSession makes the session's trace and its tools, and starts nothing.
+func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
@@ -152,7 +152,7 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	if err != nil {
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
 	}
-	s.journal = newJournal(s.rec, o.Live)
+	s.events = newEventRecorder(s.rec, o.Live)
 	original, err := workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
 		HostPath: o.Workspace.Path, ContainerPath: sandbox.WorkspaceDir, MaxEntries: readerEntries,
 	})
@@ -163,16 +163,16 @@ func open(ctx context.Context, o Options) (_ *Session, err error) {
 	s.reader, s.original = original, original
 	s.quarantine = &quarantine{
 		reader: original, dir: o.Workspace.Dir, submounts: o.Submounts, git: o.Git, change: s.changeInside,
-		renew: func() error { return s.box.renew() }, log: s.log,
+		renew: func() error { return s.box.startUnguarded() }, log: s.log,
 	}
 	s.privileges = &privilegeCheck{reader: original, log: s.log}
 	if s.privileges.files, err = workspace.NewPrivileges(o.Workspace.Dir); err != nil {
 		s.log.Debug("read privileges of files", zap.Error(err))
 	}
-	s.box = newContainer(ctx, o.Backend, s.spec())
-	s.box.record, s.box.phrase, s.box.log, s.box.refuseLost = s.journal.write, o.phrase, s.log, o.RefuseLost
+	s.box = newLiveSandbox(ctx, o.Backend, s.sandboxSpec())
+	s.box.record, s.box.phrase, s.box.log, s.box.refuseLost = s.events.writeRecord, o.phrase, s.log, o.RefuseLost
 	s.box.prepare = s.guardRepositories
-	s.box.onStart = func() { s.look(s.ctx) }
+	s.box.onStart = func() { s.recordWorkspace(s.ctx) }
 	if s.overlaid() {
 		s.box.prepare = nil
 		if err := s.openLayers(original); err != nil {
@@ -208,7 +208,7 @@ func (o Options) validate() error {
 	return nil
 }
 
-func (s *Session) spec() sandbox.Spec {
+func (s *Session) sandboxSpec() sandbox.Spec {
 	return sandbox.Spec{
 		Session: s.opts.Folder.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
 		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
@@ -231,16 +231,16 @@ func (s *Session) dispatcherOptions() dispatch.Options {
 	return dispatch.Options{
 		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
 		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
-		Allow:  s.allow,
+		Allow:  s.mayUse,
 		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Folder.Session, Redact: redact.New(s.opts.Secrets).JSON}),
-		Emit:   s.journal.toolEvent, Abandon: s.abandon(),
+		Emit:   s.events.toolEvent, Abandon: s.abandon(),
 		Scope: func(path string) error {
 			return s.reader.Scope(context.Background(), path)
 		},
 		OnAbandon: func(callID string, def tools.Definition) {
 			s.log.Error("a call does not end", zap.String("call", callID), zap.String("tool", string(def.Name)))
 			if def.Runs == tools.PlaceSandbox {
-				s.box.kill()
+				s.box.killCurrent()
 			}
 		},
 		Logger: s.log,
@@ -253,9 +253,9 @@ func (s *Session) dispatcher() (*dispatch.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.fresh, after: s.quarantineAfterCommand, disk: s.diskWatch(), images: changes.NewPreimages(s.dir)}
-	s.exec.background = newBackgrounds(s.exec, s.journal.background, s.log)
-	s.exec.patches = &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.mode(), log: s.log}
+	s.exec = &executor{box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), ready: s.looked, fresh: s.isFresh, after: s.quarantineAfterCommand, disk: s.diskWatch(), images: changes.NewPreimages(s.dir)}
+	s.exec.background = newBackgrounds(s.exec, s.events.recordBackground, s.log)
+	s.exec.patches = &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.workspaceMode(), log: s.log}
 	all, err := newToolset(s).factories()
 	if err != nil {
 		return nil, err
@@ -279,8 +279,8 @@ func (s *Session) abandon() time.Duration {
 	return max(dispatch.DefaultAbandon, grace+35*time.Second)
 }
 
-// drain ends what tools still do. After it nothing uses the container.
-func (s *Session) drain() {
+// closeTools ends what tools still do. After it nothing uses the container.
+func (s *Session) closeTools() {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), s.abandon()+destroyTime, errSlow)
 	defer cancel()
 	if err := s.tools.Close(ctx); err != nil {
@@ -288,15 +288,15 @@ func (s *Session) drain() {
 	}
 }
 
-// allow reports whether the user of the turn may use a tool.
-func (s *Session) allow(def tools.Definition) bool {
+// mayUse reports whether the user of the turn may use a tool.
+func (s *Session) mayUse(def tools.Definition) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return def.EnabledByDefault && (!def.RequiresAdmin || s.user.Admin)
 }
 
-// created says what was asked for.
-func (s *Session) created(defs []tools.Definition) record.SessionCreated {
+// newCreated says what was asked for.
+func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 	o := s.opts
 	name := o.ImageName
 	if name == "" {
@@ -307,7 +307,7 @@ func (s *Session) created(defs []tools.Definition) record.SessionCreated {
 		git = sandbox.GitReadOnly
 	}
 	p := record.SessionCreated{
-		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: s.mode(), Git: string(git),
+		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: s.workspaceMode(), Git: string(git),
 		Backend: o.Choice, Image: name, Model: o.Model.Info(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: record.NewResources(o.Resources), Budget: record.NewBudget(o.Budget), Tools: []record.OfferedTool{},
 		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.untrusted()...),

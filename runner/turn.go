@@ -102,36 +102,36 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 	}
 	s.turn = t
 	s.user = user
-	s.journal.beginTurn(user.Name, func() record.TurnCancelled { return cancellation(ctx) })
+	s.events.beginTurn(user.Name, func() record.TurnCancelled { return cancellation(ctx) })
 	go func() {
-		out := s.take(ctx, t, message, s.turns == 1)
-		s.took(t, out, context.Cause(ctx))
+		out := s.runTurn(ctx, t, message, s.turns == 1)
+		s.finishTurn(t, out, context.Cause(ctx))
 		cancel(nil)
 	}()
 	return t, nil
 }
 
-// take runs one turn.
-func (s *Session) take(ctx context.Context, t *Turn, message string, first bool) loop.Outcome {
+// runTurn runs one turn.
+func (s *Session) runTurn(ctx context.Context, t *Turn, message string, first bool) loop.Outcome {
 	if s.mayNeedSandbox() {
 		s.box.start()
 	}
 	if first {
-		s.awake()
+		s.startServices()
 	}
 	out, err := loop.Run(ctx, loop.Options{
 		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.breaker.Turn(s.opts.Budget),
 		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
 		History:  s.history,
 		Messages: s.opening(message, first),
-		Session:  s.opts.Folder.Session, Turn: t.ID, Emit: s.journal.loopEvent, Started: t.begun,
+		Session:  s.opts.Folder.Session, Turn: t.ID, Emit: s.events.loopEvent, Started: t.begun,
 		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
 	})
 	if err != nil { // options of ours that make no sense
 		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err, History: s.history}
 	}
 	if out.Reason == loop.StopAnswered {
-		s.box.settle(ctx)
+		s.box.waitStarted(ctx)
 	}
 	return out
 }
@@ -142,14 +142,14 @@ func (s *Session) mayNeedSandbox() bool {
 	return !s.opts.SandboxOnDemand && s.opts.Policy.AllowsSandboxed(s.tools.Definitions(), s.opts.Workspace.Path)
 }
 
-// awake starts what lives beside the turns.
-func (s *Session) awake() {
+// startServices starts what lives beside the turns.
+func (s *Session) startServices() {
 	s.reportCutOffPatches()
-	s.stop = append(s.stop, s.takeCommands(s.ctx), s.exec.background.close)
+	s.stop = append(s.stop, s.serveUserCommands(s.ctx), s.exec.background.endAll)
 }
 
-// took keeps what a turn leaves and tells that it is over.
-func (s *Session) took(t *Turn, out loop.Outcome, cause error) {
+// finishTurn keeps what a turn leaves and tells that it is over.
+func (s *Session) finishTurn(t *Turn, out loop.Outcome, cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.last, s.history = out, out.History
@@ -199,7 +199,7 @@ func (s *Session) CloseFor(client string) Report {
 		} else {
 			ended = s.ended.cause
 		}
-		s.report = s.finish(out, ended)
+		s.report = s.shutdown(out, ended)
 		s.unforced()
 		s.end(errClosed)
 	})
@@ -226,7 +226,7 @@ func (s *Session) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Status{Turns: s.turns, Usage: s.used}
-	st.Attestation, st.Restarts, _ = s.box.facts()
+	st.Attestation, st.Restarts, _ = s.box.summarize()
 	if s.turn != nil {
 		st.Turn = s.turn.ID
 	}

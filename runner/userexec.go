@@ -28,21 +28,21 @@ import (
 // session's container, beside the agent's calls. They get the same identity,
 // limits and kill as these, and are recorded as the user's.
 type userCommands struct {
-	box     *container
-	exec    *executor
-	journal *journal
-	sync    func() error
-	log     *zap.Logger
+	box    *liveSandbox
+	exec   *executor
+	events *eventRecorder
+	sync   func() error
+	log    *zap.Logger
 }
 
 // errEnding is why a user's command is cancelled at the end of a session.
 var errEnding = errors.New("the session ends")
 
-// takeCommands begins to take commands of users; they end with ctx. Where that can't be, the
+// serveUserCommands begins to take commands of users; they end with ctx. Where that can't be, the
 // session goes on without: the log says why.
-func (s *Session) takeCommands(ctx context.Context) (stop func()) {
-	u := &userCommands{box: s.box, exec: s.exec, journal: s.journal, sync: s.rec.Sync, log: s.log}
-	server, err := execapi.Listen(ctx, filepath.Join(s.dir, sessiondir.SandboxDir), sandbox.ExecSocket, u.run)
+func (s *Session) serveUserCommands(ctx context.Context) (stop func()) {
+	u := &userCommands{box: s.box, exec: s.exec, events: s.events, sync: s.rec.Sync, log: s.log}
+	server, err := execapi.Listen(ctx, filepath.Join(s.dir, sessiondir.SandboxDir), sandbox.ExecSocket, u.runCommand)
 	if err != nil {
 		s.log.Warn("caisson sandbox exec can't reach this session", zap.Error(err))
 		return func() {}
@@ -50,10 +50,10 @@ func (s *Session) takeCommands(ctx context.Context) (stop func()) {
 	return func() { server.Close(errEnding) }
 }
 
-// run runs one command to its end, recorded before and after.
-func (u *userCommands) run(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
-	id, argv := record.NewID("exe"), texts(r.Argv)
-	started, err := u.journal.user(record.UserCommandStarted{ExecID: id, Argv: argv, Dir: r.Dir, PID: r.PID, Client: LocalUser()}, "")
+// runCommand runs one command to its end, recorded before and after.
+func (u *userCommands) runCommand(ctx context.Context, r execapi.Request, stdin io.Reader, stdout, stderr io.Writer) execapi.Result {
+	id, argv := record.NewID("exe"), recordTexts(r.Argv)
+	started, err := u.events.recordUser(record.UserCommandStarted{ExecID: id, Argv: argv, Dir: r.Dir, PID: r.PID, Client: LocalUser()}, "")
 	if err == nil {
 		err = u.sync()
 	}
@@ -61,8 +61,8 @@ func (u *userCommands) run(ctx context.Context, r execapi.Request, stdin io.Read
 		return notRun(err)
 	}
 	out, errOut := &counted{to: stdout, sum: sha256.New()}, &counted{to: stderr, sum: sha256.New()}
-	exit, err := u.start(ctx, sandbox.Command{
-		Argv: arguments(r.Argv), Dir: r.Dir, Stdin: stdin, Stdout: out, Stderr: errOut,
+	exit, err := u.startCommand(ctx, sandbox.Command{
+		Argv: argStrings(r.Argv), Dir: r.Dir, Stdin: stdin, Stdout: out, Stderr: errOut,
 		Output: sandbox.OutputLimits{Live: unbounded}, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond,
 	})
 	ended := record.UserCommandEnded{
@@ -73,7 +73,7 @@ func (u *userCommands) run(ctx context.Context, r execapi.Request, stdin io.Read
 	if err != nil {
 		ended.ExitCode, ended.Error = -1, err.Error()
 	}
-	if _, recordErr := u.journal.user(ended, started); recordErr != nil {
+	if _, recordErr := u.events.recordUser(ended, started); recordErr != nil {
 		u.log.Error("record a user's command", zap.Error(recordErr))
 	}
 	if err != nil {
@@ -89,27 +89,27 @@ func (u *userCommands) run(ctx context.Context, r execapi.Request, stdin io.Read
 // what bounds it.
 const unbounded = 1 << 50
 
-// start runs the command in the container that runs, or is just starting.
-func (u *userCommands) start(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {
-	l, err := u.exec.begin(ctx)
+// startCommand runs the command in the container that runs, or is just starting.
+func (u *userCommands) startCommand(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {
+	l, err := u.exec.waitReady(ctx)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
-	watched, stop := u.exec.disk.watch(ctx)
+	watched, stop := u.exec.disk.watchContext(ctx)
 	defer stop()
 	p, err := l.box.Start(watched, cmd)
 	if err != nil {
 		if full := diskFull(watched); full != nil { // it ended before it began
 			return sandbox.Exit{}, full
 		}
-		return sandbox.Exit{}, u.box.check(l, err)
+		return sandbox.Exit{}, u.box.checkLoss(l, err)
 	}
 	exit, err := p.Wait()
 	if err != nil {
-		return exit, u.box.check(l, err)
+		return exit, u.box.checkLoss(l, err)
 	}
 	if left := exit.Kill.Left; left > 0 {
-		if err := u.box.retire(l, left); errors.Is(err, tools.ErrSandboxLost) {
+		if err := u.box.retireSandbox(l, left); errors.Is(err, tools.ErrSandboxLost) {
 			return exit, err
 		}
 	}
@@ -178,7 +178,7 @@ func (c *counted) stream() record.UserStream {
 	return record.UserStream{Bytes: c.total, SHA256: hex.EncodeToString(c.sum.Sum(nil))}
 }
 
-func arguments(argv [][]byte) []string {
+func argStrings(argv [][]byte) []string {
 	var out []string
 	for _, a := range argv {
 		out = append(out, string(a))
@@ -186,10 +186,10 @@ func arguments(argv [][]byte) []string {
 	return out
 }
 
-// texts is argv for a record: what is no UTF-8 is shown quoted.
-func texts(argv [][]byte) []string {
+// recordTexts is argv for a record: what is no UTF-8 is shown quoted.
+func recordTexts(argv [][]byte) []string {
 	out := []string{}
-	for _, a := range arguments(argv) {
+	for _, a := range argStrings(argv) {
 		out = append(out, validText(a))
 	}
 	return out

@@ -220,14 +220,14 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 				return nil
 			}
 			core, logged := observer.New(zap.ErrorLevel)
-			u := &userCommands{box: b.x.box, exec: b.x, journal: newJournal(rec, nil), log: zap.New(core), sync: func() error {
+			u := &userCommands{box: b.x.box, exec: b.x, events: newEventRecorder(rec, nil), log: zap.New(core), sync: func() error {
 				synced++
 				return c.sync
 			}}
 			if c.closed {
 				end()
 			}
-			r := u.run(t.Context(), execapi.Request{Argv: [][]byte{[]byte("run")}, TimeoutMS: 1500}, nil, io.Discard, io.Discard)
+			r := u.runCommand(t.Context(), execapi.Request{Argv: [][]byte{[]byte("run")}, TimeoutMS: 1500}, nil, io.Discard, io.Discard)
 			if (r.Failure == nil) != (c.starts == 1) || starts != c.starts || logged.Len() != c.logs {
 				t.Errorf("%+v; started %d times, logged %d entries", r.Failure, starts, logged.Len())
 			}
@@ -277,7 +277,7 @@ func TestFailuresOfUserCommands(t *testing.T) {
 			t.Errorf("%v: %v", cause, err)
 		}
 	}
-	if got := texts([][]byte{[]byte("a"), {0xff}}); len(got) != 2 || got[0] != "a" || got[1] != `"\xff"` || texts(nil) == nil {
+	if got := recordTexts([][]byte{[]byte("a"), {0xff}}); len(got) != 2 || got[0] != "a" || got[1] != `"\xff"` || recordTexts(nil) == nil {
 		t.Errorf("recorded as %q", got)
 	}
 }
@@ -353,7 +353,7 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 					<-watched.Done()
 				}
 			}
-			if _, err := b.x.begin(t.Context()); err != nil {
+			if _, err := b.x.waitReady(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			b.x.box.record = func(p record.Payload) error {
@@ -367,7 +367,7 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 			}
 			b.x.unready = c.unready
 			u := &userCommands{box: b.x.box, exec: b.x}
-			_, err := u.start(t.Context(), sandbox.Command{Argv: []string{"run"}, Stdout: io.Discard, Stderr: io.Discard})
+			_, err := u.startCommand(t.Context(), sandbox.Command{Argv: []string{"run"}, Stdout: io.Discard, Stderr: io.Discard})
 			if (err != nil) != (c.want != nil) {
 				t.Errorf("%v, want %v", err, c.want)
 			}

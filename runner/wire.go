@@ -19,14 +19,14 @@ func wireLimit(e *limits.ExceededError) *record.Limit {
 	return &record.Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used}
 }
 
-func called(e dispatch.Called) record.ToolCalled {
+func newToolCalled(e dispatch.Called) record.ToolCalled {
 	return record.ToolCalled{
 		CallID: e.CallID, Name: e.Name, InputHash: e.InputHash, InputBytes: e.InputBytes,
 		Class: e.Class, Rule: e.Rule, Summary: e.Summary,
 	}
 }
 
-func completed(e dispatch.Completed) record.ToolCompleted {
+func newToolCompleted(e dispatch.Completed) record.ToolCompleted {
 	p := record.ToolCompleted{
 		CallID: e.CallID, Name: e.Name, Success: e.Success, OutputBytes: e.OutputBytes, Truncated: e.Truncated,
 		LatencyMS: e.Latency.Milliseconds(), FilesModified: record.NonNil(e.FilesModified), Metadata: e.Metadata,
@@ -37,7 +37,7 @@ func completed(e dispatch.Completed) record.ToolCompleted {
 	return p
 }
 
-func failed(e dispatch.Failed) record.ToolFailed {
+func newToolFailed(e dispatch.Failed) record.ToolFailed {
 	return record.ToolFailed{
 		CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message, ErrorID: e.ErrorID,
 		LatencyMS: e.Latency.Milliseconds(), FilesModified: record.NonNil(e.FilesModified), Partial: e.Partial,
@@ -48,7 +48,7 @@ func failed(e dispatch.Failed) record.ToolFailed {
 // workspace.
 const maxRecordedDiff = 64 << 10
 
-func requested(c approval.Confirmation) record.ConfirmationRequested {
+func newConfirmationRequested(c approval.Confirmation) record.ConfirmationRequested {
 	var command *string
 	if c.Class == tools.ClassExecute {
 		command = &c.Summary
@@ -61,9 +61,9 @@ func requested(c approval.Confirmation) record.ConfirmationRequested {
 	}
 }
 
-// attempted is an answer that changed nothing. What a stranger gave as an id is
+// newConfirmationAttempted is an answer that changed nothing. What a stranger gave as an id is
 // cut: it is a record all the same.
-func attempted(e dispatch.ConfirmationAttempted) record.ConfirmationAttempted {
+func newConfirmationAttempted(e dispatch.ConfirmationAttempted) record.ConfirmationAttempted {
 	const most = 128
 	p := record.ConfirmationAttempted{
 		RequestID: strings.ToValidUTF8(e.ConfirmationID[:min(len(e.ConfirmationID), most)], ""), CallID: e.CallID,

@@ -18,12 +18,12 @@ import (
 // a completed call is filled from its event. The control is an event that says
 // nothing, whose fields are seen to be empty.
 func TestRecordsSayWhatWasShown(t *testing.T) {
-	shown := requested(approval.Confirmation{
+	shown := newConfirmationRequested(approval.Confirmation{
 		ID: "00ff", CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Dangerous: "rm -rf /", Input: "{}", Summary: "rm -rf /",
 		Exact: json.RawMessage(`{}`), InputHash: "cd", Projected: []string{"a"}, Diff: "+a", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Hidden: true, Changed: true,
 		Scopes: []approval.Scope{approval.ScopeOnce}, Phrase: "rm -rf /", Expires: time.Unix(1, 0),
 	})
-	ended := completed(dispatch.Completed{
+	ended := newToolCompleted(dispatch.Completed{
 		CallID: "tu_1", Name: "shell", Success: true, OutputBytes: 1, Truncated: true, Latency: time.Second, FilesModified: []string{"a"}, Command: "ls", Metadata: map[string]any{"a": 1},
 	})
 	for _, record := range []any{shown, ended} {
@@ -31,13 +31,13 @@ func TestRecordsSayWhatWasShown(t *testing.T) {
 			t.Errorf("%T says nothing of %q", record, empty)
 		}
 	}
-	if shown.Command == nil || *shown.Command != "rm -rf /" || requested(approval.Confirmation{Class: tools.ClassWrite, Summary: "a"}).Command != nil {
+	if shown.Command == nil || *shown.Command != "rm -rf /" || newConfirmationRequested(approval.Confirmation{Class: tools.ClassWrite, Summary: "a"}).Command != nil {
 		t.Error("a command is recorded of each call that executes one, and of no other")
 	}
-	if completed(dispatch.Completed{}).Command != nil {
+	if newToolCompleted(dispatch.Completed{}).Command != nil {
 		t.Error("a command is recorded of a call that had none")
 	}
-	if empty := emptyFields(requested(approval.Confirmation{})); len(empty) < 15 {
+	if empty := emptyFields(newConfirmationRequested(approval.Confirmation{})); len(empty) < 15 {
 		t.Errorf("of an event that says nothing only %q are empty", empty)
 	}
 }
@@ -63,7 +63,7 @@ func TestAttemptsAreRecordedWithTheirOutcome(t *testing.T) {
 		record.AttemptExpired:   {ConfirmationID: "00ff", Recorded: approval.DecisionDeny, By: "timeout"},
 		record.AttemptResolved:  {ConfirmationID: "00ff", Recorded: approval.DecisionDeny, By: "http:alice"},
 	} {
-		got := attempted(dispatch.ConfirmationAttempted{Attempt: e})
+		got := newConfirmationAttempted(dispatch.ConfirmationAttempted{Attempt: e})
 		if got.Outcome != want {
 			t.Errorf("%+v: %q, want %q", e, got.Outcome, want)
 		}

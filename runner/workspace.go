@@ -101,7 +101,7 @@ var (
 // system.
 func (w *Workspace) refuseSystem(own os.FileInfo) error {
 	for _, dir := range slices.Concat(systemDirs, systemTrees, systemRoom) {
-		if same(own, dir) {
+		if isSameFile(own, dir) {
 			return &SystemDirError{w.Path, dir}
 		}
 	}
@@ -124,7 +124,7 @@ func (w *Workspace) refuseSystem(own os.FileInfo) error {
 // reached through a symlink that an earlier session could have made, and the
 // protected directories. It fails with a [WorkspaceError].
 func OpenWorkspace(path string, p Protected) (*Workspace, error) {
-	abs, err := absolute(path)
+	abs, err := absolutePath(path)
 	if err != nil {
 		return nil, &WorkspaceError{Op: "resolve", Path: path, Err: err}
 	}
@@ -139,9 +139,9 @@ func OpenWorkspace(path string, p Protected) (*Workspace, error) {
 	return w, nil
 }
 
-// absolute makes a path absolute. The working folder's own name is resolved: a
+// absolutePath makes a path absolute. The working folder's own name is resolved: a
 // shell's name for it may hold links, and the process is where it is.
-func absolute(path string) (string, error) {
+func absolutePath(path string) (string, error) {
 	if filepath.IsAbs(path) {
 		return filepath.Clean(path), nil
 	}
@@ -172,7 +172,7 @@ func (w *Workspace) refuse(p Protected) error {
 			continue
 		}
 		for dir := keep.path; ; dir = filepath.Dir(dir) {
-			if same(own, dir) {
+			if isSameFile(own, dir) {
 				relation := "holds"
 				if dir == keep.path {
 					relation = "is"
@@ -190,7 +190,7 @@ func (w *Workspace) refuse(p Protected) error {
 	} {
 		kept, _ := os.Stat(keep.path) // nothing is in one that does not exist
 		for dir := w.Path; dir != filepath.Dir(dir); dir = filepath.Dir(dir) {
-			if same(kept, dir) {
+			if isSameFile(kept, dir) {
 				return &WorkspaceError{Op: "accept", Path: w.Path, Err: &ProtectedError{Relation: "lies in", Name: keep.what}}
 			}
 		}
@@ -203,7 +203,7 @@ func (w *Workspace) refuse(p Protected) error {
 	return nil
 }
 
-func same(info os.FileInfo, path string) bool {
+func isSameFile(info os.FileInfo, path string) bool {
 	other, err := os.Stat(path)
 	return err == nil && os.SameFile(info, other)
 }
