@@ -13,7 +13,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// loss is why a life is over before its session is.
+// loss is why a generation is over before its session is.
 type loss struct {
 	cause error
 	text  string // for records
@@ -24,7 +24,7 @@ type loss struct {
 	tell  string
 }
 
-// handleLoss handles the loss of a life, once, and returns the error for the call that
+// handleLoss handles the loss of a generation, once, and returns the error for the call that
 // met it: one for the model if a fresh container takes its place, otherwise one
 // that ends the run.
 func (c *liveSandbox) handleLoss(l *generation, err error) error {
@@ -39,7 +39,7 @@ func (c *liveSandbox) handleLoss(l *generation, err error) error {
 		if err == nil { // destroyed by us, because a call would not end
 			err = sandbox.ErrLost
 		}
-		l.after = c.replaceLife(l, lossOf(err))
+		l.after = c.replaceGeneration(l, lossOf(err))
 	})
 	return l.after
 }
@@ -57,11 +57,11 @@ func lossOf(err error) loss {
 	}
 }
 
-// retireSandbox ends a life in which processes were left that could not be killed:
+// retireSandbox ends a generation in which processes were left that could not be killed:
 // what can't be stopped may write beside the next command, and at any time.
 func (c *liveSandbox) retireSandbox(l *generation, left int) error {
 	l.once.Do(func() {
-		l.after = c.replaceLife(l, loss{
+		l.after = c.replaceGeneration(l, loss{
 			cause: fmt.Errorf("%w: %d processes could not be killed", sandbox.ErrLost, left),
 			text:  fmt.Sprintf("%d processes could not be killed", left), again: true,
 			tell: "The sandbox was replaced by a fresh one on the same workspace, because a command before left processes in it that could not be killed. The call was not run.",
@@ -70,8 +70,8 @@ func (c *liveSandbox) retireSandbox(l *generation, left int) error {
 	return l.after
 }
 
-// replaceLife takes a lost life down and begins the next one, where there may be one.
-func (c *liveSandbox) replaceLife(l *generation, why loss) error {
+// replaceGeneration takes a lost generation down and begins the next one, where there may be one.
+func (c *liveSandbox) replaceGeneration(l *generation, why loss) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.making.Err() != nil { // we took it down ourselves

@@ -137,7 +137,7 @@ func answerOf(out loop.Outcome) string {
 	return out.Answer
 }
 
-// addFacts fills in what the container and the journal know.
+// addFacts fills in what the sandbox and the event recorder know.
 func (s *Session) addFacts(r *Report) {
 	att, restarts, left := s.box.summarize()
 	r.Attestation, r.Restarts = att, restarts

@@ -72,7 +72,7 @@ type Session struct {
 	breaker *limits.SessionBreaker
 	// history is what the next turn begins with.
 	history []loop.Message
-	// stop ends what lives beside the turns once the first one has begun,
+	// stop ends what runs beside the turns once the first one has begun,
 	// unforced the wait for Options.Force.
 	stop     []func()
 	unforced func()

@@ -14,9 +14,9 @@ import (
 
 // Errors of [Session.Start], for errors.Is.
 var (
-	// ErrBusy says that a turn runs: one at a time.
+	// ErrBusy reports that a turn runs: one at a time.
 	ErrBusy = errors.New("a turn is running")
-	// ErrOver says that the session takes no more turns: it is closed, was
+	// ErrOver reports that the session takes no more turns: it is closed, was
 	// cancelled, its sandbox is lost, or its limits are used up.
 	ErrOver = errors.New("session is over")
 )
@@ -46,7 +46,7 @@ type TurnReport struct {
 	Reason loop.StopReason `json:"stop_reason"`
 	// Answer is "" where Reason is not answered.
 	Answer string `json:"answer"`
-	// Truncated says that a limit ended it, or that the provider cut the answer.
+	// Truncated reports that a limit ended it, or that the provider cut the answer.
 	Truncated bool          `json:"truncated"`
 	Limit     *record.Limit `json:"limit,omitempty"`
 	Usage     limits.Usage  `json:"usage"`
@@ -142,7 +142,7 @@ func (s *Session) mayNeedSandbox() bool {
 	return !s.opts.SandboxOnDemand && s.opts.Policy.AllowsSandboxed(s.tools.Definitions(), s.opts.Workspace.Path)
 }
 
-// startServices starts what lives beside the turns.
+// startServices starts what runs beside the turns.
 func (s *Session) startServices() {
 	s.reportCutOffPatches()
 	s.stop = append(s.stop, s.serveUserCommands(s.ctx), s.exec.background.endAll)
@@ -171,9 +171,9 @@ func (s *Session) finishTurn(t *Turn, out loop.Outcome, cause error) {
 	close(t.done)
 }
 
-// Close cancels the turn that runs, takes everything down and gives the report:
+// Close cancels the turn that runs, takes everything down and returns the report:
 // the last turn's reason and its answer, and what the whole session used. A second
-// call gives the same report.
+// call returns the same report.
 func (s *Session) Close() Report { return s.CloseFor("") }
 
 // CloseFor is Close on behalf of the user with the given label; "" is none.
@@ -217,11 +217,11 @@ type Status struct {
 	// Attestation is that of the container, nil while none has started.
 	Attestation *sandbox.Attestation `json:"attestation,omitempty"`
 	Restarts    int                  `json:"restarts"`
-	// Over says why no turn can be started any more, or is "".
+	// Over is the reason why no turn can be started any more, or "".
 	Over string `json:"over,omitempty"`
 }
 
-// Status says how the session stands.
+// Status returns the current state of the session.
 func (s *Session) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()

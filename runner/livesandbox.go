@@ -28,17 +28,17 @@ const (
 // errSlow is the cause of a clean-up or look that took too long.
 var errSlow = errors.New("no answer in time")
 
-// container is the session's one container through its lives. It is started in
+// liveSandbox is the session's one sandbox through its generations. It is started in
 // the background, by start or by the first call that needs it; calls wait for
 // it. A start that fails is an error of the calls that need the container, and
 // of nothing else. It is safe for concurrent use.
 //
-//	none ──start, running──▶ life 1 ──died of its limits──▶ life 2 ─▶ … at most maxRestarts
+//	none ──start, running──▶ generation 1 ──died of its limits──▶ generation 2 ─▶ … at most maxRestarts
 //	                            └──────lost otherwise──────▶ the run ends
 type liveSandbox struct {
 	backend sandbox.Creator
 	spec    sandbox.Spec
-	// onStart is called once, with mu held, when the first life begins; it must
+	// onStart is called once, with mu held, when the first generation begins; it must
 	// not wait. Nil does nothing.
 	onStart func()
 	// record writes a record; fail ends the run; phrase words a problem.
@@ -48,7 +48,7 @@ type liveSandbox struct {
 	log    *zap.Logger
 	// refuseLost refuses a container that lacks a protection.
 	refuseLost bool
-	// prepare, where it is set, completes the spec of each life; it may wait.
+	// prepare, where it is set, completes the spec of each generation; it may wait.
 	prepare func(ctx context.Context, spec *sandbox.Spec)
 
 	// making bounds Create; it ends when the session does.
@@ -59,15 +59,15 @@ type liveSandbox struct {
 	mu       sync.Mutex
 	current  *generation // nil while none has begun
 	restarts int
-	// waiting is the number of calls that wait for a life to be ready, usable
-	// reports whether any life ever was: before, nothing can have run.
+	// waiting is the number of calls that wait for a generation to be ready, usable
+	// reports whether any generation ever was: before, nothing can have run.
 	waiting  int
 	usable   bool
 	attested *sandbox.Attestation
 	left     []string
 }
 
-// life is one container, from the request for it on.
+// generation is one container, from the request for it on.
 type generation struct {
 	number int           // from 0
 	ready  chan struct{} // closed when box or err is set
@@ -111,7 +111,7 @@ func (c *liveSandbox) start() {
 }
 
 // startLocked is start for a caller that holds mu. It reports whether there is a
-// life: after close, none begins.
+// generation: after close, none begins.
 func (c *liveSandbox) startLocked() bool {
 	if c.current == nil && c.making.Err() == nil {
 		if c.onStart != nil {
@@ -129,7 +129,7 @@ func (c *liveSandbox) isUntouched() bool {
 	return !c.usable
 }
 
-// startGeneration makes one life; the caller holds mu.
+// startGeneration makes one generation; the caller holds mu.
 func (c *liveSandbox) startGeneration(l *generation) *generation {
 	l.ready = make(chan struct{})
 	c.starts.Go(func() {
@@ -152,7 +152,7 @@ func (c *liveSandbox) startGeneration(l *generation) *generation {
 	return l
 }
 
-// finishStart keeps how the start of a life ended. A failure is reported here only
+// finishStart keeps how the start of a generation ended. A failure is reported here only
 // where no call waits to return it. One of the records ends the run.
 func (c *liveSandbox) finishStart(l *generation, err error) {
 	c.mu.Lock()
@@ -171,7 +171,7 @@ func (c *liveSandbox) finishStart(l *generation, err error) {
 	}
 }
 
-// recordStarted records the attestation of a life.
+// recordStarted records the attestation of a generation.
 func (c *liveSandbox) recordStarted(l *generation, took time.Duration) error {
 	att := l.box.Attestation()
 	if !l.unguarded {
@@ -193,7 +193,7 @@ func (c *liveSandbox) recordStarted(l *generation, took time.Duration) error {
 }
 
 // waitRunning starts the container, where that has not begun, waits for it and
-// returns its life.
+// returns its generation.
 func (c *liveSandbox) waitRunning(ctx context.Context) (*generation, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("wait for sandbox: %w", context.Cause(ctx))
@@ -227,7 +227,7 @@ func (c *liveSandbox) waitRunning(ctx context.Context) (*generation, error) {
 	}
 }
 
-// waitStarted waits until a life that was begun is ready or has failed, so that its
+// waitStarted waits until a generation that was begun is ready or has failed, so that its
 // attestation, or the warning, is recorded also where no call needed it.
 func (c *liveSandbox) waitStarted(ctx context.Context) {
 	c.mu.Lock()
@@ -242,7 +242,7 @@ func (c *liveSandbox) waitStarted(ctx context.Context) {
 	}
 }
 
-// checkLoss turns the loss of a life into what a call reports; other errors, and
+// checkLoss turns the loss of a generation into what a call reports; other errors, and
 // nil, pass.
 func (c *liveSandbox) checkLoss(l *generation, err error) error {
 	if !errors.Is(err, sandbox.ErrLost) && !errors.Is(err, sandbox.ErrState) {
@@ -251,7 +251,7 @@ func (c *liveSandbox) checkLoss(l *generation, err error) error {
 	return c.handleLoss(l, err)
 }
 
-// startAgain begins one more life after the run, for what must still be done inside.
+// startAgain begins one more generation after the run, for what must still be done inside.
 func (c *liveSandbox) startAgain() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -264,7 +264,7 @@ func (c *liveSandbox) startAgain() error {
 }
 
 // startUnguarded takes the container down when the turns are over and begins one more
-// life, in which no command runs and nothing is protected from changes.
+// generation, in which no command runs and nothing is protected from changes.
 func (c *liveSandbox) startUnguarded() error {
 	c.mu.Lock()
 	l := c.current
@@ -286,7 +286,7 @@ func (c *liveSandbox) startUnguarded() error {
 	return nil
 }
 
-// destroyGeneration takes one life down and keeps what it could not remove. The caller
+// destroyGeneration takes one generation down and keeps what it could not remove. The caller
 // holds mu.
 func (c *liveSandbox) destroyGeneration(l *generation) {
 	if l.taken {
@@ -324,7 +324,7 @@ func (c *liveSandbox) close() {
 	c.mu.Lock()
 	c.stop(errors.New("session ended"))
 	c.mu.Unlock()
-	c.starts.Wait() // from here on no other life begins
+	c.starts.Wait() // from here on no other generation begins
 	c.mu.Lock()
 	l := c.current
 	c.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
-// journal turns events into records: it knows which record caused which. It is
+// eventRecorder turns events into records: it knows which record caused which. It is
 // safe for concurrent use, as the dispatcher, the loop and the container
 // report from goroutines of their own.
 type eventRecorder struct {
