@@ -96,7 +96,7 @@ func describeError(err error) *runner.Error {
 		return &runner.Error{Status: runner.ExitUsage, Problem: record.Problem{Cause: u.Error(), Mend: "caisson --help and caisson run --help list what there is."}}
 	}
 	if c, ok := errors.AsType[*config.Error](err); ok {
-		return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{Cause: c.Error(), Mend: makeSentence(c.Mend)}, Err: err}
+		return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{Cause: c.Error(), Mend: makeSentence(c.Hint)}, Err: err}
 	}
 	problem := record.Problem{Cause: err.Error()}
 	switch missing, ok := errors.AsType[*programs.NotFoundError](err); {
@@ -116,7 +116,7 @@ func describeError(err error) *runner.Error {
 // makeSentence makes a mend of the configuration's one of ours.
 func makeSentence(s string) string {
 	if s == "" {
-		return "Mend it there."
+		return "Fix it there."
 	}
 	return strings.ToUpper(s[:1]) + s[1:] + "."
 }

@@ -211,7 +211,7 @@ func (s *setup) sandboxOptions(ctx context.Context, u reporter) (runner.Options,
 		}}
 	}
 	if !s.conf.AllowedImage(image.String()) {
-		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Mend: "choose what the administrator's file allows"}
+		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
 	}
 	s.host.ReportPulls((&ui.PullProgress{Say: u.printNotice, Now: time.Now, Pause: ui.LinePause}).Report)
 	resources, err := s.conf.SandboxResources()
@@ -270,7 +270,7 @@ func noModel(err error) error {
 	if !ok || !errors.Is(err, config.ErrNoModel) {
 		return err
 	}
-	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Mend: makeSentence(e.Mend)}}
+	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Mend: makeSentence(e.Hint)}}
 }
 
 const (

@@ -116,7 +116,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	o.Force, o.Logger = force, log
 	s, err := server.New(o)
 	if err != nil {
-		return &config.Error{Where: "serve", Message: err.Error(), Mend: "change serve in the configuration", Err: err}
+		return &config.Error{Where: "serve", Message: err.Error(), Hint: "change serve in the configuration", Err: err}
 	}
 	listeners, err := h.openListeners(ctx)
 	if err != nil {
@@ -169,7 +169,7 @@ func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) 
 	if remote && len(conf.Tokens) == 0 {
 		return nil, &config.Error{
 			Where: "serve.tokens", Message: "other machines may reach this server, and it has no token of its own",
-			Mend: "name tokens in the configuration, or leave out --allow-remote",
+			Hint: "name tokens in the configuration, or leave out --allow-remote",
 		}
 	}
 	var out []net.Listener
@@ -256,7 +256,7 @@ func (h *serverHost) loadTokens() (*tokens, error) {
 			if errors.Is(err, server.ErrRoles) {
 				hint = "name read, run, approve or admin, or leave roles out: that is read and run"
 			}
-			return nil, &config.Error{Where: "serve.tokens." + label, Message: err.Error(), Mend: hint}
+			return nil, &config.Error{Where: "serve.tokens." + label, Message: err.Error(), Hint: hint}
 		}
 		t.list = append(t.list, token)
 	}

@@ -262,9 +262,9 @@ serve:
 		`{"workspace":"one","limits":{"timeout_seconds":61}}`:         "above the server's limit of 1m0s",
 		`{"workspace":"one","limits":{"memory_bytes":1099511627776}}`: "above the server's limit",
 		`{"workspace":"one","mode":"bind"}`:                           "milder",
-		`{"workspace":"one","image":"debian"}`:                        "none that clients may name",
-		`{"workspace":"one","model":"fast"}`:                          "none that clients may name",
-		`{"workspace":"one","model":"replay//etc/passwd"}`:            "none that clients may name",
+		`{"workspace":"one","image":"debian"}`:                        "not one that clients may name",
+		`{"workspace":"one","model":"fast"}`:                          "not one that clients may name",
+		`{"workspace":"one","model":"replay//etc/passwd"}`:            "not one that clients may name",
 		`{"workspace":"one","policy":"allow-all"}`:                    `"location":"body.policy"`,
 		`{"workspace":"one","backend":"runc"}`:                        `"location":"body`,
 	} {
@@ -345,7 +345,7 @@ func TestServeSaysWhoseSettingsAreWrong(t *testing.T) {
 		"resources: {pids: 32}\n":   "resources.pids: 32 is less than",
 		"fetch: {allow: []}\n":      "fetch.private.lan.example",
 		"model: openai/other\n":     "can only tighten",
-		"limits: {max_rounds: 0}\n": "no whole number of at least 1",
+		"limits: {max_rounds: 0}\n": "want a whole number of at least 1",
 	} {
 		s.trust(s.settings(own))
 		s.wants(s.token(), `{"workspace":"one"}`, 422, says)

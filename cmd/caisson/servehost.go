@@ -176,7 +176,7 @@ func (h *serverHost) prepareSession(ctx context.Context, in server.NewSession) (
 	if err != nil {
 		s.close()
 		if c, ok := errors.AsType[*config.Error](err); ok && asked.Cost != nil && c.Where == "limits.max_cost_usd" {
-			err = requestError(&config.Error{Where: c.Where, Message: c.Message, Mend: "leave it out, or name a model that has a price in the server's configuration", Err: c})
+			err = requestError(&config.Error{Where: c.Where, Message: c.Message, Hint: "leave it out, or name a model that has a price in the server's configuration", Err: c})
 		}
 		return none, nil, prepareError(err)
 	}
@@ -196,7 +196,7 @@ func (h *serverHost) prepareSession(ctx context.Context, in server.NewSession) (
 			s.close()
 			return none, nil, requestError(&config.Error{
 				Where: "policy", Message: fmt.Sprintf("with the server's policy %s, %s would be another one: %s", server.Name, in.Policy, text),
-				Mend: "ask for a stricter one, or leave it out",
+				Hint: "ask for a stricter one, or leave it out",
 			})
 		}
 	}
@@ -257,8 +257,8 @@ func requestError(err error) error {
 	p := record.Problem{Cause: err.Error(), Mend: "Ask for something else."}
 	if c, ok := errors.AsType[*config.Error](err); ok {
 		p.Cause = c.Error()
-		if c.Mend != "" {
-			p.Mend = makeSentence(c.Mend)
+		if c.Hint != "" {
+			p.Mend = makeSentence(c.Hint)
 		}
 	}
 	return &server.RequestError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Mend: p.Mend}, Err: err}
@@ -415,7 +415,7 @@ func (h *serverHost) checkPlaces() error {
 		}
 		return &config.Error{
 			Where: p.where, Message: path + " lies at or below a root, where sandboxes could reach it",
-			Mend: "name a place outside of the roots, or in the state folder",
+			Hint: "name a place outside of the roots, or in the state folder",
 		}
 	}
 	return nil

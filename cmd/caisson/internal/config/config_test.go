@@ -35,9 +35,9 @@ func TestBadFilesAreRefusedWithTheirPlace(t *testing.T) {
 		"duplicate":          {"image: host\nimage: host\n", 2, 1, `mapping key "image" already defined at [1:1]`},
 		"wrong type":         {"image: [host]\n", 1, 8, "cannot unmarshal []interface {} into Go struct field File.Image of type string"},
 		"list for a number":  {"limits:\n  max_rounds: [1]\n", 2, 15, "a single value is needed here"},
-		"zero limit":         {"limits:\n  max_rounds: 0\n", 2, 15, `"0" is no whole number of at least 1; leave the setting out for no limit`},
-		"bad size":           {"resources: {memory: 2 potatoes}\n", 1, 21, `"2 potatoes" is no size; write bytes or a unit, such as 512m or 2GiB`},
-		"bad time":           {"grace: 5\n", 1, 8, `"5" is no length of time; write it with its unit, such as 90s or 10m`},
+		"zero limit":         {"limits:\n  max_rounds: 0\n", 2, 15, `invalid count "0": want a whole number of at least 1; leave the setting out for no limit`},
+		"bad size":           {"resources: {memory: 2 potatoes}\n", 1, 21, `invalid size "2 potatoes": want bytes or a number with a unit, such as 512m or 2GiB`},
+		"bad time":           {"grace: 5\n", 1, 8, `invalid duration "5": want a number with a unit, such as 90s or 10m`},
 		"unset variable":     {"image: ${NOPE}\n", 1, 8, "${NOPE} is not set in the environment; set it, or write ${NOPE:-default}"},
 		"command":            {"image: ${$(id)}\n", 1, 8, "${$(id)} names no variable"},
 		"two documents":      {"image: host\n---\nimage: host\n", 3, 6, "a second document; a configuration file holds one"},
@@ -51,7 +51,7 @@ func TestBadFilesAreRefusedWithTheirPlace(t *testing.T) {
 			if !ok {
 				t.Fatalf("got %v", err)
 			}
-			want := Error{Where: path, Line: tc.line, Column: tc.column, Message: tc.message, Mend: e.Mend}
+			want := Error{Where: path, Line: tc.line, Column: tc.column, Message: tc.message, Hint: e.Hint}
 			if diff := cmp.Diff(want, *e); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -115,7 +115,7 @@ func TestUnknownNames(t *testing.T) {
 		"profile":  {Options{Path: path, Profile: "c"}, path + ": there is no profile c; it has a, b"},
 		"file":     {Options{Path: "/does/not/exist.yaml", Needed: true}, "/does/not/exist.yaml: no such file or directory"},
 		"in file":  {Options{Path: write(t, "c.yaml", "backend: podman")}, `backend: "podman" is none of auto, docker, gvisor, runc`},
-		"program":  {Options{Path: write(t, "c.yaml", "programs: {runsc: bin/runsc}")}, "programs.runsc: bin/runsc is no absolute path"},
+		"program":  {Options{Path: write(t, "c.yaml", "programs: {runsc: bin/runsc}")}, "programs.runsc: bin/runsc is not an absolute path"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Load(tc.opts)

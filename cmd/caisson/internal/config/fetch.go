@@ -51,7 +51,7 @@ func (f *Fetch) narrowTo(where string, b FetchBounds) error {
 		if len(f.Private) > 0 || f.Proxy != nil {
 			return &Error{
 				Where: where, Message: "fetch.private and fetch.proxy are not allowed on this machine",
-				Mend: "take them out; only public addresses are fetched from",
+				Hint: "take them out; only public addresses are fetched from",
 			}
 		}
 	}
@@ -65,7 +65,7 @@ func parseRules(where string, list []string) ([]fetch.Rule, error) {
 	for _, s := range list {
 		r, err := fetch.ParseRule(s)
 		if err != nil {
-			return nil, &Error{Where: where, Message: err.Error(), Mend: "write origins and paths, such as https://docs.example.com/guide/"}
+			return nil, &Error{Where: where, Message: err.Error(), Hint: "write origins and paths, such as https://docs.example.com/guide/"}
 		}
 		out = append(out, r)
 	}
@@ -95,7 +95,7 @@ func (c *Config) fetchOptions() (runner.FetchOptions, error) {
 	if in.Proxy != nil {
 		u, err := url.Parse(*in.Proxy)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
-			return o, &Error{Where: "fetch.proxy", Message: "it is no address of an http or https proxy", Mend: "write it like http://proxy.lan:3128"}
+			return o, &Error{Where: "fetch.proxy", Message: "it is not the address of an http or https proxy", Hint: "write it like http://proxy.lan:3128"}
 		}
 		o.Proxy = u
 	}
@@ -110,7 +110,7 @@ func (f Fetch) parseNetworks(allow []fetch.Rule) (map[string][]netip.Prefix, err
 		where := "fetch.private." + host
 		at := slices.IndexFunc(allow, func(r fetch.Rule) bool { return r.IsFor(host) })
 		if at < 0 {
-			return nil, &Error{Where: where, Message: "no entry of fetch.allow is for this host", Mend: "add one, or take this out"}
+			return nil, &Error{Where: where, Message: "no entry of fetch.allow is for this host", Hint: "add one, or take this out"}
 		}
 		for _, s := range f.Private[host] {
 			p, err := netip.ParsePrefix(s)
@@ -118,7 +118,7 @@ func (f Fetch) parseNetworks(allow []fetch.Rule) (map[string][]netip.Prefix, err
 				p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
 			}
 			if err != nil || p.Addr().Zone() != "" || p.Addr().Is4In6() || p.Masked() != p {
-				return nil, &Error{Where: where, Message: fmt.Sprintf("%q is no network or address", s), Mend: "write it like 10.1.2.0/24 or 10.1.2.3"}
+				return nil, &Error{Where: where, Message: fmt.Sprintf("invalid network %q", s), Hint: "write it like 10.1.2.0/24 or 10.1.2.3"}
 			}
 			out[allow[at].Host()] = append(out[allow[at].Host()], p)
 		}

@@ -179,7 +179,7 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 		return e
 	}
 	if err != nil {
-		return &Error{Where: o.Path, Message: errors.Unwrap(err).Error(), Mend: "mend the file, or unset CAISSON_CONFIG"}
+		return &Error{Where: o.Path, Message: errors.Unwrap(err).Error(), Hint: "fix the file, or unset CAISSON_CONFIG"}
 	}
 	var user File
 	if err := parse(o.Path, text, getenv, &user); err != nil {
@@ -189,7 +189,7 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 	c.Profiles = user.Profiles
 	for name, p := range c.Profiles {
 		if p.Profiles != nil {
-			return &Error{Where: o.Path, Message: "profile " + name + " holds profiles of its own", Mend: "profiles don't nest"}
+			return &Error{Where: o.Path, Message: "profile " + name + " holds profiles of its own", Hint: "profiles don't nest"}
 		}
 	}
 	c.addLayer(user, Source{"user", o.Path, hashHex(text)})
@@ -206,7 +206,7 @@ func (c *Config) loadProfile(o Options) error {
 		if len(c.Profiles) > 0 {
 			have = "it has " + strings.Join(slices.Sorted(maps.Keys(c.Profiles)), ", ")
 		}
-		return &Error{Where: o.Path, Message: "there is no profile " + o.Profile + "; " + have, Mend: "name one of these, or add it under profiles:"}
+		return &Error{Where: o.Path, Message: "there is no profile " + o.Profile + "; " + have, Hint: "name one of these, or add it under profiles:"}
 	}
 	c.addLayer(p, Source{Name: "profile", Path: o.Profile})
 	return nil
@@ -221,7 +221,7 @@ func (c *Config) loadRequirements(o Options, getenv func(string) (string, bool))
 		return nil
 	}
 	if err != nil {
-		return &Error{Where: o.Requirements, Message: errors.Unwrap(err).Error(), Mend: "an administrator must make it readable; without it nothing runs"}
+		return &Error{Where: o.Requirements, Message: errors.Unwrap(err).Error(), Hint: "an administrator must make it readable; without it nothing runs"}
 	}
 	for _, path := range []string{filepath.Dir(o.Requirements), o.Requirements} {
 		if err := checkOwner(path, o.RequirementsUID); err != nil {
@@ -252,7 +252,7 @@ func (c *Config) checkValues() error {
 	}
 	for _, v := range listValues(File{Programs: c.Programs}) {
 		if !filepath.IsAbs(v.Text) {
-			return &Error{Where: v.Key, Message: v.Text + " is no absolute path"}
+			return &Error{Where: v.Key, Message: v.Text + " is not an absolute path"}
 		}
 	}
 	return c.applyRequirements()
@@ -275,7 +275,7 @@ func FromEnviron(environ, others []string) (File, bool, error) {
 		}
 		s, ok := byEnv[name]
 		if !ok {
-			return File{}, false, &Error{Where: name, Message: "no setting has this environment variable", Mend: "unset it, or see caisson run --help for the names"}
+			return File{}, false, &Error{Where: name, Message: "no setting has this environment variable", Hint: "unset it, or see caisson run --help for the names"}
 		}
 		if err := s.Set(&f, value, name); err != nil {
 			return File{}, false, err

@@ -54,7 +54,7 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 		if !key && !base {
 			return SelectedModel{}, &Error{
 				Where: "model", Err: ErrNoModel, Message: "no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL",
-				Mend: "set OPENAI_API_KEY, or name a model with --model or model: in the configuration; --model replay/FILE needs no key",
+				Hint: "set OPENAI_API_KEY, or name a model with --model or model: in the configuration; --model replay/FILE needs no key",
 			}
 		}
 		name = DefaultModel
@@ -63,7 +63,7 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 	if !ok {
 		provider, model, ok := strings.Cut(name, "/")
 		if !ok || model == "" {
-			return SelectedModel{}, &Error{Where: "model", Message: "there is no model profile " + name + c.profileNames(), Mend: "name a profile of models:, or provider/model such as openai/gpt-5"}
+			return SelectedModel{}, &Error{Where: "model", Message: "there is no model profile " + name + c.profileNames(), Hint: "name a profile of models:, or provider/model such as openai/gpt-5"}
 		}
 		m = Model{Provider: &provider, Model: &model}
 	}
@@ -79,14 +79,14 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 	}
 	out.MaxRetryDelay, out.HeaderTimeout, out.IdleTimeout = time.Duration(valueOr(m.MaxRetryDelay, 0)), time.Duration(valueOr(m.HeaderTimeout, 0)), time.Duration(valueOr(m.IdleTimeout, 0))
 	if out.Name == "" {
-		return out, &Error{Where: "models." + name, Message: "the profile names no model", Mend: "add model: to it"}
+		return out, &Error{Where: "models." + name, Message: "the profile names no model", Hint: "add model: to it"}
 	}
 	switch out.Provider {
 	case "replay":
 		return out, nil
 	case "openai":
 	default:
-		return out, &Error{Where: "model", Message: "there is no provider " + out.Provider, Mend: "providers are openai (and servers that speak its protocol, by base_url) and replay"}
+		return out, &Error{Where: "model", Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url) and replay"}
 	}
 	if out.Price == nil {
 		for _, limit := range []struct {
@@ -96,7 +96,7 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 			if limit.set != nil {
 				return out, &Error{
 					Where: limit.where, Message: "the price of the model " + name + " is unknown, so that nothing would hold the limit of " + limit.set.String() + " US dollars",
-					Mend: "give its profile under models: a price, in US dollars per million tokens: {input: 1.25, output: 10}; 0 where it costs nothing",
+					Hint: "give its profile under models: a price, in US dollars per million tokens: {input: 1.25, output: 10}; 0 where it costs nothing",
 				}
 			}
 		}

@@ -14,14 +14,14 @@ import (
 func checkOwner(path string, uid int) error {
 	info, err := os.Stat(path)
 	if err != nil {
-		return &Error{Where: path, Message: err.Error(), Mend: "an administrator must mend it; without it nothing runs"}
+		return &Error{Where: path, Message: err.Error(), Hint: "an administrator must fix it; without it nothing runs"}
 	}
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || int(stat.Uid) != uid || info.Mode().Perm()&0o022 != 0 {
 		return &Error{
 			Where:   path,
 			Message: "requirements count only where root alone can write them",
-			Mend:    fmt.Sprintf("an administrator must run: chown 0:0 %s && chmod go-w %s", path, path),
+			Hint:    fmt.Sprintf("an administrator must run: chown 0:0 %s && chmod go-w %s", path, path),
 		}
 	}
 	return nil
@@ -72,12 +72,12 @@ func readPrivate(path string) ([]byte, error) {
 func checkPrivate(path string, info os.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return &Error{Where: path, Message: "its owner can't be told", Mend: "keep the file elsewhere"}
+		return &Error{Where: path, Message: "its owner can't be told", Hint: "keep the file elsewhere"}
 	}
 	if uid := int(stat.Uid); uid != 0 && uid != os.Geteuid() {
 		return &Error{
 			Where: path, Message: fmt.Sprintf("it belongs to uid %d, who could make Caisson run programs as uid %d", uid, os.Geteuid()),
-			Mend: "keep the configuration where it is yours, and name it with CAISSON_CONFIG",
+			Hint: "keep the configuration where it is yours, and name it with CAISSON_CONFIG",
 		}
 	}
 	others := os.FileMode(0o022)
@@ -87,7 +87,7 @@ func checkPrivate(path string, info os.FileInfo) error {
 	if info.Mode().Perm()&others != 0 && (!info.IsDir() || info.Mode()&os.ModeSticky == 0) {
 		return &Error{
 			Where: path, Message: fmt.Sprintf("others can write it (mode %#o), and so make Caisson run programs as uid %d", info.Mode().Perm(), os.Geteuid()),
-			Mend: "run chmod go-w " + path,
+			Hint: "run chmod go-w " + path,
 		}
 	}
 	return nil

@@ -20,8 +20,8 @@ type Error struct {
 	// Line and Column count from 1; 0 where there are none.
 	Line, Column int
 	Message      string
-	// Mend is the hint, "" if the message has it.
-	Mend string
+	// Hint is the hint, "" if the message has it.
+	Hint string
 	// Err is the cause, where there is one to test for.
 	Err error
 }
@@ -67,7 +67,7 @@ func parseWith(name string, text []byte, prepare func(body ast.Node) error, dst 
 	if i := bytes.IndexFunc(text, func(r rune) bool {
 		return r == utf8.RuneError || r < ' ' && !strings.ContainsRune("\t\n\r", r) || r == 0x7f
 	}); i >= 0 {
-		return &Error{Where: name, Line: bytes.Count(text[:i], []byte("\n")) + 1, Column: 1, Message: "a byte that is no text (UTF-8 without control characters is needed)"}
+		return &Error{Where: name, Line: bytes.Count(text[:i], []byte("\n")) + 1, Column: 1, Message: "a byte that is not text (want UTF-8 without control characters)"}
 	}
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {

@@ -140,7 +140,7 @@ func resolveFolders(folders []string, home string) ([]string, error) {
 			path = home + rest
 		}
 		if !filepath.IsAbs(path) {
-			return nil, &Error{Where: "policy.relaxed_workspaces", Message: folder + " is no absolute path", Mend: "write it from / or ~/ on"}
+			return nil, &Error{Where: "policy.relaxed_workspaces", Message: folder + " is not an absolute path", Hint: "write it from / or ~/ on"}
 		}
 		if real, err := filepath.EvalSymlinks(path); err == nil {
 			path = real

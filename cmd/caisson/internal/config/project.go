@@ -93,7 +93,7 @@ func explainForeign(e *Error) error {
 	m := unknownField.FindStringSubmatch(e.Message)
 	if m != nil && slices.ContainsFunc(keysOf(reflect.TypeFor[File]()), func(k key) bool { return k.field.name == m[1] }) {
 		e.Message = fmt.Sprintf("a workspace can't set %q: its file can only tighten", m[1])
-		e.Mend = "take the key out; it belongs into your own configuration"
+		e.Hint = "take the key out; it belongs into your own configuration"
 	}
 	return e
 }
@@ -101,7 +101,7 @@ func explainForeign(e *Error) error {
 // check refuses values that would loosen, or that mean nothing.
 func (p Project) check(where string) error {
 	loosens := func(key, got, only string) error {
-		return &Error{Where: where, Message: fmt.Sprintf("%s: %s would loosen, and a workspace can only tighten", key, got), Mend: "write " + only + ", or take the key out"}
+		return &Error{Where: where, Message: fmt.Sprintf("%s: %s would loosen, and a workspace can only tighten", key, got), Hint: "write " + only + ", or take the key out"}
 	}
 	for _, k := range keysOf(reflect.TypeFor[Project]()) {
 		order := k.tagWords("tighten")

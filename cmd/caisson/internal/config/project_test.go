@@ -57,9 +57,9 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"unknown mode":      {"policy: {tools: {shell: never}}", `tool shell has the mode "never"`, true},
 		"unknown class":     {"policy: {default: {shell: deny}}", `names the class "shell"`, true},
 		"unknown preset":    {"policy: {preset: yolo}", `find policy preset "yolo"`, true},
-		"no limit":          {"limits: {max_rounds: 0}", "no whole number of at least 1", true},
-		"no text":           {"a: {s: {\xaa.\r\xb1", "a byte that is no text", true}, // the library does not end on its like
-		"a control":         {"git: ro\x00", "a byte that is no text", true},
+		"no limit":          {"limits: {max_rounds: 0}", "want a whole number of at least 1", true},
+		"no text":           {"a: {s: {\xaa.\r\xb1", "a byte that is not text", true}, // the library does not end on its like
+		"a control":         {"git: ro\x00", "a byte that is not text", true},
 		"too large":         {"# " + strings.Repeat("x", MaxProjectBytes), "larger than 16384 bytes", false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -25,7 +25,7 @@ func (c *Config) checkChoices(r Requirements) error {
 	forbidden := func(key, got string) error {
 		return &Error{
 			Where: "requirements", Message: cmp.Or(c.givenName(key), key) + " " + got + " is not allowed on this machine",
-			Mend: "choose what the administrator's file allows",
+			Hint: "choose what the administrator's file allows",
 		}
 	}
 	backend, image := *c.Backend, *c.Image

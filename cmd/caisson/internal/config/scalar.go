@@ -58,7 +58,7 @@ func ParseSize(s string) (Size, error) {
 	}[unit]
 	v, err := strconv.ParseFloat(digits, 64)
 	if err != nil || !ok || !(v > 0) || v*float64(int64(1)<<shift) >= math.MaxInt64 {
-		return 0, fmt.Errorf("%q is no size; write bytes or a unit, such as 512m or 2GiB", s)
+		return 0, fmt.Errorf("invalid size %q: want bytes or a number with a unit, such as 512m or 2GiB", s)
 	}
 	return Size(v * float64(int64(1)<<shift)), nil
 }
@@ -67,7 +67,7 @@ func ParseSize(s string) (Size, error) {
 func ParseDuration(s string) (Duration, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("%q is no length of time; write it with its unit, such as 90s or 10m", s)
+		return 0, fmt.Errorf("invalid duration %q: want a number with a unit, such as 90s or 10m", s)
 	}
 	return Duration(d), nil
 }
@@ -76,7 +76,7 @@ func ParseDuration(s string) (Duration, error) {
 func ParseCPUs(s string) (CPUs, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v >= 0.01) || v > 1<<20 {
-		return 0, fmt.Errorf("%q is no number of processors; write 2 or 0.5", s)
+		return 0, fmt.Errorf("invalid number of processors %q: want a number such as 2 or 0.5", s)
 	}
 	return CPUs(math.Round(v * 1000)), nil
 }
@@ -85,7 +85,7 @@ func ParseCPUs(s string) (CPUs, error) {
 func ParseDollars(s string) (Dollars, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v >= 1e-6) || v > 1e9 {
-		return 0, fmt.Errorf("%q is no amount of US dollars; write 5 or 0.25, or leave the setting out for no limit", s)
+		return 0, fmt.Errorf("invalid amount of US dollars %q: want a number such as 5 or 0.25; leave the setting out for no limit", s)
 	}
 	return Dollars(math.Round(v * 1e6)), nil
 }
@@ -94,7 +94,7 @@ func ParseDollars(s string) (Dollars, error) {
 func ParseCount(s string) (Count, error) {
 	v, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || v < 1 {
-		return 0, fmt.Errorf("%q is no whole number of at least 1; leave the setting out for no limit", s)
+		return 0, fmt.Errorf("invalid count %q: want a whole number of at least 1; leave the setting out for no limit", s)
 	}
 	return Count(v), nil
 }
@@ -103,7 +103,7 @@ func ParseCount(s string) (Count, error) {
 func ParseNumber(s string) (Number, error) {
 	v, err := strconv.ParseFloat(s, 64)
 	if err != nil || !(v >= 0) || math.IsInf(v, 0) {
-		return 0, fmt.Errorf("%q is no number of at least 0", s)
+		return 0, fmt.Errorf("invalid number %q: want at least 0", s)
 	}
 	return Number(v), nil
 }

@@ -16,17 +16,17 @@ func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, err
 		src, where := s.Tokens[label], "serve.tokens."+label
 		switch {
 		case (src.Env == nil) == (src.File == nil):
-			return nil, &Error{Where: where, Message: "a token comes from env or from file", Mend: "name one of them"}
+			return nil, &Error{Where: where, Message: "a token comes from env or from file", Hint: "name one of them"}
 		case src.Env != nil:
 			v, ok := getenv(*src.Env)
 			if !ok {
-				return nil, &Error{Where: where, Message: "the environment variable " + *src.Env + " is not set", Mend: "set it to the token, such as openssl rand -hex 32 makes"}
+				return nil, &Error{Where: where, Message: "the environment variable " + *src.Env + " is not set", Hint: "set it to the token, such as openssl rand -hex 32 makes"}
 			}
 			out[label] = v
 		default:
 			text, err := read(*src.File)
 			if err != nil {
-				return nil, &Error{Where: where, Message: err.Error(), Mend: "write the token there, such as openssl rand -hex 32 makes", Err: err}
+				return nil, &Error{Where: where, Message: err.Error(), Hint: "write the token there, such as openssl rand -hex 32 makes", Err: err}
 			}
 			out[label] = strings.TrimSpace(string(text))
 		}
@@ -47,7 +47,7 @@ type Asked struct {
 // configuration. Its error is an [Error] at the request's key.
 func (c *Config) Ask(a Asked) (File, error) {
 	var f File
-	refused := func(where, message, mend string) error { return &Error{Where: where, Message: message, Mend: mend} }
+	refused := func(where, message, mend string) error { return &Error{Where: where, Message: message, Hint: mend} }
 	if a.Model != nil {
 		_, profile := c.Models[*a.Model]
 		allowed := profile || *a.Model == valueOr(c.Model, "")
@@ -55,13 +55,13 @@ func (c *Config) Ask(a Asked) (File, error) {
 			allowed = slices.Contains(c.Serve.Models, *a.Model)
 		}
 		if !allowed {
-			return f, refused("model", "model "+*a.Model+" is none that clients may name", "name a profile of models: that serve.models allows")
+			return f, refused("model", "model "+*a.Model+" is not one that clients may name", "name a profile of models: that serve.models allows")
 		}
 		f.Model = a.Model
 	}
 	if a.Image != nil {
 		if *a.Image != *c.Image && !slices.Contains(c.Serve.Images, *a.Image) {
-			return f, refused("image", "image "+*a.Image+" is none that clients may name", "name one of serve.images, or none")
+			return f, refused("image", "image "+*a.Image+" is not one that clients may name", "name one of serve.images, or none")
 		}
 		f.Image = a.Image
 	}
@@ -101,7 +101,7 @@ func setLimit[T ~int64](where string, asked *int64, configured *T, to **T) error
 		if d, ok := any(*configured).(Dollars); ok {
 			message = fmt.Sprintf("%v US dollars are above the server's limit of %v", Dollars(*asked), d)
 		}
-		return &Error{Where: where, Message: message, Mend: "ask for less, or leave it out"}
+		return &Error{Where: where, Message: message, Hint: "ask for less, or leave it out"}
 	}
 	*to = new(T(*asked))
 	return nil

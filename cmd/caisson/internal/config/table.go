@@ -178,7 +178,7 @@ func setText(dst reflect.Value, text string, enum []string) error {
 			*to = true
 		case "false", "0", "no", "off":
 		default:
-			return fmt.Errorf("%q is neither true nor false", text)
+			return fmt.Errorf("invalid switch %q: want true or false", text)
 		}
 	case yaml.NodeUnmarshaler:
 		err := to.UnmarshalYAML(&ast.StringNode{Value: text})

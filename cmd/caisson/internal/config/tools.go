@@ -82,7 +82,7 @@ func (t *Tool) checkDeclaration(name string, at *ast.MappingValueNode) error {
 		return errorAt(nodeOf(at, problem.Key), errors.New(problem.Message))
 	}
 	if strings.Contains(name, "/") {
-		return errorAt(at.Key, fmt.Errorf("%q is no name of a tool of yours; write it in lower case with _, and no slash", name))
+		return errorAt(at.Key, fmt.Errorf("%q is not a name for a declared tool; write it in lower case with _, and no slash", name))
 	}
 	builtin, err := runner.Definitions()
 	if err != nil {
