@@ -28,10 +28,10 @@ const (
 	maxBackgrounds = 200
 	// backgroundTime is the timeout of one that has none: longer than any session.
 	backgroundTime = 365 * 24 * time.Hour
-	// backgroundLive is what is read of a stream while its command runs: then a
+	// backgroundLive bounds what is read of a stream while its command runs: then a
 	// flood costs nothing any more outside the sandbox, which goes on counting.
 	backgroundLive = 1 << 30
-	// backgroundBytes is what is kept of the output of one; it counts towards
+	// backgroundBytes bounds the kept output of one; it counts towards
 	// what the session may spill.
 	backgroundBytes = 16 << 20
 )
@@ -252,7 +252,7 @@ func (b *backgrounds) openOutput(handle string) (k shell.Kept, ok bool, err erro
 	return k, true, err
 }
 
-// backgroundLog is what one command wrote, both streams in the order in which
+// backgroundLog holds the output of one command, both streams in the order in which
 // pieces came: the beginning in a file, without secrets, and the very end in
 // memory. It is safe for concurrent use.
 type backgroundLog struct {
@@ -283,7 +283,7 @@ func newBackgroundLog(s *spiller) (*backgroundLog, error) {
 	return g, nil
 }
 
-// streamWriter gives the writer of one stream. It never fails.
+// streamWriter returns the writer of one stream. It never fails.
 func (g *backgroundLog) streamWriter(i int) *backgroundStream { return &backgroundStream{g, i} }
 
 type backgroundStream struct {
@@ -332,7 +332,7 @@ func (g *backgroundLog) addEnd(exit sandbox.Exit) {
 	}
 }
 
-// tailHold is what of the tail is never shown: a secret may begin before it.
+// tailHold is the part of the tail that is never shown: a secret may begin before it.
 const tailHold = redact.MaxKeyBytes
 
 func (g *backgroundLog) keepTail(p []byte) {
@@ -343,7 +343,7 @@ func (g *backgroundLog) keepTail(p []byte) {
 	}
 }
 
-// openKept gives what there is now. What may be the beginning of a secret waits.
+// openKept returns the output so far. What may be the beginning of a secret waits.
 func (g *backgroundLog) openKept() (shell.Kept, error) {
 	f, err := os.Open(g.path)
 	if err != nil {
@@ -368,7 +368,7 @@ func (g *backgroundLog) openKept() (shell.Kept, error) {
 	return k, nil
 }
 
-// lastText gives the end of what is not kept, from the first line on that a secret
+// lastText returns the end of the output that is not kept, from the first line on that a secret
 // can't have begun before.
 func (g *backgroundLog) lastText() []byte {
 	hold := tailHold
@@ -382,7 +382,7 @@ func (g *backgroundLog) lastText() []byte {
 	return g.spill.redact.Bytes(bytes.Clone(text))
 }
 
-// closeFile ends the log and gives what was written. It stays readable.
+// closeFile ends the log and returns the number of bytes written. It stays readable.
 func (g *backgroundLog) closeFile() (total int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

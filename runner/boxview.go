@@ -62,7 +62,7 @@ func (v *boxView) Scope(ctx context.Context, path string) error {
 	return err
 }
 
-// Exists says whether a path leads to something.
+// Exists reports whether a path leads to something.
 func (v *boxView) Exists(ctx context.Context, path string) (bool, error) {
 	return readThrough(ctx, v, func(w workspace.View) (bool, error) { return w.Exists(ctx, path) })
 }
@@ -77,7 +77,7 @@ func (v *boxView) Lstat(ctx context.Context, path string) (workspace.Info, error
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Lstat(ctx, path) })
 }
 
-// List gives the entries of a folder.
+// List returns the entries of a directory.
 func (v *boxView) List(ctx context.Context, path string, depth int) (workspace.Listing, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Listing, error) { return w.List(ctx, path, depth) })
 }

@@ -18,7 +18,7 @@ const (
 	// spillFrom is the length from which a stream is spilled: shorter ones are
 	// shown whole, or nearly.
 	spillFrom = 4 << 10
-	// captureBytes is what is kept in memory of each end of a stream: more
+	// captureBytes is the size of each end of a stream that is kept in memory: more
 	// than half of the 50,000 bytes that a model is shown.
 	captureBytes = 32 << 10
 	// spillBytes bounds the output that all commands of a session spill; one
@@ -49,7 +49,7 @@ func newSpiller(dir string, secrets []redact.Secret) *spiller {
 	return &spiller{dir: dir, redact: redact.New(secrets), left: spillBytes, kept: map[string]keptOutput{}}
 }
 
-// createFile makes the next file and gives its name below the session's folder.
+// createFile creates the next file and returns its name below the session's directory.
 func (s *spiller) createFile(stream string) (*os.File, string, error) {
 	s.mu.Lock()
 	s.count++
@@ -62,7 +62,7 @@ func (s *spiller) createFile(stream string) (*os.File, string, error) {
 // filePath is the path of a file that create named.
 func (s *spiller) filePath(name string) string { return filepath.Join(s.dir, name) }
 
-// reserveBytes reserves n bytes and says whether they were left.
+// reserveBytes reserves n bytes and reports whether they were left.
 func (s *spiller) reserveBytes(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -73,7 +73,7 @@ func (s *spiller) reserveBytes(n int) bool {
 	return true
 }
 
-// addOutput makes a file known, and gives its handle.
+// addOutput registers a file and returns its handle.
 func (s *spiller) addOutput(name string, k keptOutput) string {
 	handle := filepath.Base(name)
 	k.path = s.filePath(name)
@@ -184,7 +184,7 @@ func (c *capture) finishCapture(s sandbox.Stream) shell.Capture {
 	return out
 }
 
-// closeFile closes the file and gives its handle.
+// closeFile closes the file and returns its handle.
 func (c *capture) closeFile(s sandbox.Stream, total int64) string {
 	if !c.full {
 		// The guest kept the end of a stream that it did not send whole; where

@@ -99,7 +99,7 @@ func (s *Session) reportNewRepositories(now *repositories) {
 	}
 }
 
-// isFresh says whether a file is still as the session found it, by its own
+// isFresh reports whether a file is still as the session found it, by its own
 // metadata. Where that can't be told it is not.
 func (s *Session) isFresh(ctx context.Context, name string) bool {
 	rel, err := s.reader.Relative(name)

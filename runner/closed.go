@@ -95,13 +95,13 @@ func ancestors(dir string) []string {
 	return out
 }
 
-// chmod sets a folder's mode inside the sandbox and gives the one that it had.
+// chmod sets a directory's mode inside the sandbox and returns the former one.
 func (q *quarantine) chmod(ctx context.Context, dir string, mode uint32, add bool) (uint32, error) {
 	change, err := q.change(ctx, workspace.Op{Kind: workspace.OpChmod, Path: dir, Mode: mode, Add: add})
 	return change.Mode, err
 }
 
-// denied says whether a change failed of modes or owners.
+// denied reports whether a change failed because of modes or owners.
 func denied(err error) bool {
 	e, ok := errors.AsType[*workspace.Error](err)
 	return ok && e.Kind == workspace.KindPermission

@@ -29,13 +29,13 @@ type eventRecorder struct {
 	answer  string
 	calls   map[string]string
 	tally   tally
-	// attested says that sandbox.started is written; waiting are calls that
+	// attested reports that sandbox.started is written; waiting are calls that
 	// hold a slot and wait for it.
 	attested bool
 	waiting  []dispatch.Called
 }
 
-// tally is what is counted while records are written.
+// tally holds the counts of what was recorded.
 type tally struct {
 	modelCalls, toolCalls int
 	denials               []record.Denial
@@ -50,7 +50,7 @@ func newEventRecorder(rec *record.Recorder, live func(Delta)) *eventRecorder {
 }
 
 // syncAfter does something with mu held, and puts what it wrote on the disk, where
-// it says that this is due: without mu, so that others go on, and share the sync.
+// this is due: without mu, so that others go on, and share the sync.
 func (j *eventRecorder) syncAfter(do func() (due bool, err error)) error {
 	j.mu.Lock()
 	due, err := do()
@@ -148,7 +148,7 @@ func (j *eventRecorder) recordStart(e dispatch.Called) (due bool, _ error) {
 // are from: registration sees to it.
 func sandboxed(c tools.Class) bool { return c == tools.ClassWrite || c == tools.ClassExecute }
 
-// currentTally gives what was counted so far.
+// currentTally returns the counts so far.
 func (j *eventRecorder) currentTally() tally {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -287,7 +287,7 @@ func (j *eventRecorder) recordCall(e dispatch.Called) (due bool, _ error) {
 	return j.recordStart(e)
 }
 
-// answered says whether an event is a client's answer: it is on the disk before
+// answered reports whether an event is a client's answer: it is on the disk before
 // the client is told what became of it.
 func answered(e dispatch.Event) bool {
 	switch e := e.(type) {

@@ -26,7 +26,7 @@ type executor struct {
 	// unready is why nothing may change it afterwards either, or nil. It is set
 	// before ready ends.
 	unready error
-	// fresh says whether a file is still as the session found it.
+	// fresh reports whether a file is still as the session found it.
 	fresh func(ctx context.Context, path string) bool
 	// disk ends commands before they fill the host's disk; nil is no watch.
 	disk *diskWatch

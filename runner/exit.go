@@ -93,7 +93,7 @@ type Error struct {
 	Err error
 }
 
-// Error gives cause and mend.
+// Error returns the cause and the hint.
 func (e *Error) Error() string {
 	if e.Mend == "" {
 		return e.Cause
@@ -101,5 +101,5 @@ func (e *Error) Error() string {
 	return e.Cause + ". " + e.Mend
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }

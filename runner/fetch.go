@@ -12,9 +12,9 @@ import (
 // fetchedDir keeps the responses of a session by their SHA-256.
 const fetchedDir = "fetched"
 
-// FetchOptions say what a session may fetch. The zero value is nothing.
+// FetchOptions configures what a session may fetch. The zero value allows nothing.
 type FetchOptions struct {
-	// Allow is what may be fetched; empty turns the tool off.
+	// Allow lists what may be fetched; empty turns the tool off.
 	Allow []fetch.Rule
 	// Private are hosts that may be in networks that are not public.
 	Private map[string][]netip.Prefix

@@ -52,7 +52,7 @@ func (s *Session) loadInstructions() {
 	}
 }
 
-// shownInstructions writes out what nobody sees (controls, zero-width and
+// shownInstructions makes invisible characters visible (controls, zero-width and
 // bidirectional characters), and cuts what is then too long.
 func shownInstructions(content string) (shown string, cut bool) {
 	shown, _ = tools.DisplayLines(strings.ReplaceAll(content, "\r\n", "\n"))

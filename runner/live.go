@@ -7,7 +7,7 @@ import (
 	"github.com/caisson-run/caisson/runner/changes"
 )
 
-// Differences says what differs now from the session's start. It may be called
+// Differences returns what differs now from the session's start. It may be called
 // while a turn runs: what is written meanwhile is in it or not. It ends with ctx,
 // and when the session is closed; its errors then wrap [ErrOver].
 func (s *Session) Differences(ctx context.Context) (changes.Differences, error) {

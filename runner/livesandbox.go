@@ -74,11 +74,11 @@ type generation struct {
 	box    sandbox.Sandbox
 	err    error
 	once   sync.Once // its loss is handled once
-	// taken says that it was taken down, or that this failed: to try again at once
+	// taken reports that it was taken down, or that this failed: to try again at once
 	// would only take as long again, and the next sweep does.
 	taken bool
 	after error // what calls get after the loss
-	// unguarded says that no command runs in it, and that its mounts protect nothing.
+	// unguarded reports that no command runs in it, and that its mounts protect nothing.
 	unguarded bool
 }
 

@@ -19,13 +19,13 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// Options say what one session is. Folder, Workspace, Backend, Model, Image and
+// Options configures one session. Folder, Workspace, Backend, Model, Image and
 // Resources are required.
 type Options struct {
 	// Folder is the session's, from [NewFolder]. It stays open until the session
 	// is closed.
 	Folder *sessiondir.Dir
-	// Task is what the user asks for; [Run] needs it. For [Open] it is a word
+	// Task is the user's request; [Run] needs it. For [Open] it is a word
 	// about the session for its first record, and may be "".
 	Task string
 	// User is who starts the session, and the user of turns that [Session.Start]
@@ -36,7 +36,7 @@ type Options struct {
 	Workspace *Workspace
 	Submounts []string
 
-	// Backend makes the sandbox; Choice says how it was chosen.
+	// Backend makes the sandbox; Choice records how it was chosen.
 	Backend   sandbox.Creator
 	Choice    record.BackendChoice
 	Image     images.Reference
@@ -55,7 +55,7 @@ type Options struct {
 	// Caisson in a workspace of another user.
 	CallerOwnsFiles bool
 	// Notify is told what the start of the sandbox waits for, if it has to; see
-	// sandbox.Spec. Nil is nobody.
+	// sandbox.Spec. Nil does nothing.
 	Notify func(waiting string)
 	// SandboxOnDemand starts the sandbox when a call needs it, and not beside the
 	// first model call: for a model that needs no time to answer.
@@ -73,7 +73,7 @@ type Options struct {
 	// field is no limit; rounds are each turn's.
 	SessionBudget limits.Budget
 	// Policy decides what is asked about; Broker gets the answers, nil where
-	// nobody can be asked, and OnPrompt says what then becomes of it.
+	// there is no one to ask, and OnPrompt decides then.
 	Policy   policy.Policy
 	Broker   *approval.Broker
 	OnPrompt dispatch.OnPrompt
@@ -85,7 +85,7 @@ type Options struct {
 	Concurrency int
 	// Grants keeps answers of scope always; nil offers no such scope.
 	Grants *approval.Grants
-	// Fetch is what may be fetched; the zero value is nothing.
+	// Fetch configures what may be fetched; the zero value allows nothing.
 	Fetch FetchOptions
 
 	// Declared are the operator's own tools: commands in the sandbox.
@@ -98,7 +98,7 @@ type Options struct {
 	// Instructions are the operator's, added to the system prompt.
 	Instructions string
 
-	// InstructionFiles gives the model the workspace's AGENTS.md, or CLAUDE.md
+	// InstructionFiles adds for the model the workspace's AGENTS.md, or CLAUDE.md
 	// where there is none, with the first turn: as data, in the wrapper of tool
 	// results. It is read once, when the session is opened.
 	InstructionFiles bool
@@ -120,10 +120,10 @@ type Options struct {
 	// Secrets reach no record and no log.
 	Secrets []redact.Secret
 	// Mirror gets every record and its line, in order. The session waits for
-	// it: it must hand on and return. Nil is nobody.
+	// it: it must hand on and return. Nil does nothing.
 	Mirror func(r record.Record, line []byte)
 	// Live gets what is never stored: output and answers as they arrive. It
-	// is called from several goroutines and must return at once. Nil is nobody.
+	// is called from several goroutines and must return at once. Nil does nothing.
 	Live func(Delta)
 	// Warner is given, once, a function that records a warning: for what the
 	// caller learns while the session runs. Nil needs none.
@@ -151,7 +151,7 @@ type Report struct {
 	Session string `json:"session"`
 	// Dir is the session's folder.
 	Dir string `json:"dir"`
-	// SessionEnded is what the last record says, its lists whole.
+	// SessionEnded is the content of the last record, its lists whole.
 	record.SessionEnded
 	// Unapproved is the number of calls that were refused because no one could
 	// be asked or no answer came in time.
@@ -160,7 +160,7 @@ type Report struct {
 	Signal int `json:"signal,omitempty"`
 	// Patch is a unified diff of what has one; it is also in workspace.patch.
 	Patch string `json:"-"`
-	// ApplyRefused says that Options.Apply applied nothing, because of conflicts.
+	// ApplyRefused reports that Options.Apply applied nothing, because of conflicts.
 	ApplyRefused bool `json:"apply_refused,omitempty"`
 	// Err is the cause of a bad end, for the log and errors.Is.
 	Err error `json:"-"`

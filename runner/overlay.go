@@ -37,7 +37,7 @@ func boundOverlay(o *record.OverlayResult) {
 	}
 }
 
-// overlaid says whether the session works on a copy-on-write view.
+// overlaid reports whether the session works on a copy-on-write view.
 func (s *Session) overlaid() bool { return s.opts.Mode == sandbox.ModeOverlay }
 
 // workspaceMode is the workspace's, as records name it.
@@ -112,7 +112,7 @@ func (s *Session) overlayChanges(r *Report) {
 }
 
 // endLayers applies the changes where that was asked for and the session ended
-// well, removes layers without any, and gives the lock back.
+// well, removes layers without any, and releases the lock.
 func (s *Session) endLayers(r *Report) {
 	if s.layers == nil {
 		return
@@ -146,7 +146,7 @@ func (s *Session) applyLayers(r *Report) {
 	if s.opts.Force != nil {
 		go func() {
 			select {
-			case <-s.opts.Force: // somebody asked twice: it stops between two files
+			case <-s.opts.Force: // the second request: it stops between two files
 				cancel(errors.New("interrupted"))
 			case <-ctx.Done():
 			}

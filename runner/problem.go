@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// describeProblem says what went wrong with a session and what to do, or nil.
+// describeProblem returns what went wrong with a session and what to do, or nil.
 func (s *Session) describeProblem(r Report) *record.Problem {
 	logFile := filepath.Join(s.dir, sessiondir.LogFile)
 	failure := s.events.currentTally().modelFailure
@@ -140,7 +140,7 @@ func (s *Session) redactProblem(p *record.Problem) *record.Problem {
 	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Mend: string(redact.Bytes([]byte(p.Mend)))}
 }
 
-// applyProblem says that the task is done and its changes are not in the
+// applyProblem reports that the task is done and its changes are not in the
 // workspace, though that was asked for.
 func applyProblem(r Report) *record.Problem {
 	switch o := r.Overlay; {
@@ -158,7 +158,7 @@ func applyProblem(r Report) *record.Problem {
 	return leftProblem(r)
 }
 
-// leftProblem says that the task is done and the sandbox not wholly gone.
+// leftProblem reports that the task is done and the sandbox not wholly gone.
 func leftProblem(r Report) *record.Problem {
 	if len(r.Left) == 0 {
 		return nil

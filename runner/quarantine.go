@@ -39,7 +39,7 @@ const (
 	whyChanged = "what is obeyed or run in it was changed"
 )
 
-// quarantine is what was renamed, or should have been. It is safe for
+// quarantine finds and renames repositories that appeared or were changed. It is safe for
 // concurrent use.
 type quarantine struct {
 	// reader reads the workspace dir; submounts are accepted mounts in it.

@@ -18,7 +18,7 @@ import (
 //
 // Cancelling ctx ends the session in order: running commands are stopped, with
 // their partial output in the records, and session.ended is written. A cause
-// that is an [Interrupted] is in the report. The error says why there was no
+// that is an [Interrupted] is in the report. The error is the reason why there was no
 // session, and is an [Error]; once session.created is written, what went wrong
 // is in the [Report].
 func Run(ctx context.Context, o Options) (Report, error) {
@@ -147,7 +147,7 @@ func (s *Session) addFacts(r *Report) {
 }
 
 // writeEnd writes session.ended and what stands beside the trace. A trace that
-// can't be written is what the session then ended by.
+// can't be written is then the reason of the session's end.
 func (s *Session) writeEnd(r *Report) {
 	err := errors.Join(s.writePatch(r), s.events.writeRecord(short(r.SessionEnded)), s.rec.Close())
 	if err == nil {

@@ -32,7 +32,7 @@ import (
 )
 
 // Session is one session under way: a container, its tools and a history, in
-// which one turn runs at a time. Whoever opened it closes it. It is safe for
+// which one turn runs at a time. The caller of [Open] closes it. It is safe for
 // concurrent use.
 //
 //	Open ─▶ idle ──Start──▶ turn ──its end──▶ idle ─▶ … ──Close──▶ ended
@@ -44,7 +44,7 @@ type Session struct {
 	log    *zap.Logger
 	rec    *record.Recorder
 	events *eventRecorder
-	// reader is what tools read through, original the folder itself.
+	// reader is the view of the tools, original that of the directory itself.
 	reader   workspace.View
 	original *workspace.Reader
 	box      *liveSandbox
@@ -52,7 +52,7 @@ type Session struct {
 	exec     *executor
 
 	// ctx is the session's: it ends by end, with the cause.
-	ctx context.Context //nolint:containedctx // a session is what the context of its turns is made from
+	ctx context.Context //nolint:containedctx // the contexts of its turns derive from it
 	end context.CancelCauseFunc
 
 	mu      sync.Mutex
@@ -70,7 +70,7 @@ type Session struct {
 	used  limits.Usage
 	// breaker bounds what all turns use together.
 	breaker *limits.SessionBreaker
-	// history is what the next turn begins with.
+	// history holds the messages with which the next turn begins.
 	history []loop.Message
 	// stop ends what runs beside the turns once the first one has begun,
 	// unforced the wait for Options.Force.
@@ -102,7 +102,7 @@ type Session struct {
 	// gets of it with the first turn; "" is none.
 	loaded       []record.LoadedFile
 	instructions string
-	// notes is what the model is told of the notes of earlier sessions, or "".
+	// notes is the message to the model about the notes of earlier sessions, or "".
 	notes string
 	// forget removes the list of repositories that is kept for the case that
 	// this session is killed; nil where there is none.
@@ -268,7 +268,7 @@ func (s *Session) dispatcher() (*dispatch.Dispatcher, error) {
 	return d, nil
 }
 
-// abandon is how long a cancelled call is waited for. The guest itself gives a
+// abandon returns how long a cancelled call is waited for. The guest itself grants a
 // command its grace period and then 30 s to be gone, and its answer must not
 // come too late.
 func (s *Session) abandon() time.Duration {
@@ -295,7 +295,7 @@ func (s *Session) mayUse(def tools.Definition) bool {
 	return def.EnabledByDefault && (!def.RequiresAdmin || s.user.Admin)
 }
 
-// newCreated says what was asked for.
+// newCreated returns the first record.
 func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 	o := s.opts
 	name := o.ImageName
@@ -320,7 +320,7 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 }
 
 // untrusted lists the workspace's own settings that do not count, and that
-// whoever opened the session has not spoken of.
+// the options of the session do not mention.
 func (s *Session) untrusted() []record.Ignored {
 	var out []record.Ignored
 	for name, why := range map[string]string{".caisson/config.yaml": "the workspace is not trusted", ".mcp.json": "a workspace's own MCP servers are not started"} {

@@ -17,7 +17,7 @@ const (
 	unreadDirectories = 20
 )
 
-// snapshot says how much of the workspace a scan met. The zero value knows nothing.
+// snapshot records how much of the workspace a scan met. The zero value knows nothing.
 type snapshot struct {
 	// whole reports whether the scan came to its end and could look at every entry
 	// that it met; unread are directories that it could not read, all of them

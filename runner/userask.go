@@ -41,8 +41,8 @@ type UserResult struct {
 	Killed, Left int
 }
 
-// Listens says whether a process takes commands for a session: its socket is
-// there. Whether somebody answers shows in [RunUserCommand].
+// Listens reports whether a process takes commands for a session: its socket is
+// there. Whether the process answers shows in [RunUserCommand].
 func Listens(stateDir, session string) bool {
 	matches, err := filepath.Glob(filepath.Join(sessiondir.Path(stateDir, session), sessiondir.SandboxDir, sandbox.ExecSocket))
 	return err == nil && len(matches) > 0

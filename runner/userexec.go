@@ -120,7 +120,7 @@ func (u *userCommands) startCommand(ctx context.Context, cmd sandbox.Command) (s
 	return exit, nil
 }
 
-// diskFull says that a watched command was ended because it filled the disk.
+// diskFull returns an error where a watched command was ended because it filled the disk.
 func diskFull(watched context.Context) error {
 	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	switch {
@@ -132,7 +132,7 @@ func diskFull(watched context.Context) error {
 	return fmt.Errorf("the command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps: %w", full.Limit>>20, full)
 }
 
-// notRun says why there is no end of a command.
+// notRun returns the result of a command that did not end.
 func notRun(err error) execapi.Result {
 	f := &execapi.Failure{Status: ExitFailed, Cause: err.Error(), Mend: "The session's records say more."}
 	full, isFull := errors.AsType[*limits.ExceededError](err)

@@ -11,8 +11,8 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// Workspace is the folder that a session works on, opened once. Whoever opened
-// it closes it, after Run.
+// Workspace is the directory of a session, opened once. The caller of [OpenWorkspace]
+// closes it after the session.
 type Workspace struct {
 	// Path is absolute. It is for messages and labels; Dir is what counts.
 	Path string
@@ -209,7 +209,7 @@ func isSameFile(info os.FileInfo, path string) bool {
 }
 
 // CheckOwner refuses a workspace of another user where Caisson can't make new
-// files belong to that user, unless accept says that the runner may own them.
+// files belong to that user, unless callerOwnsFiles is set.
 // Root can always. It fails with a [WorkspaceError].
 func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 	info, err := w.Dir.Stat()
