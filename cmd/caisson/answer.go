@@ -38,7 +38,7 @@ func readBounded(in io.Reader, name string) (string, error) {
 // and held: what the agent makes of its name meanwhile changes nothing.
 type answerFile struct{ file *os.File }
 
-// openAnswer creates or empties the file. A folder reached through a link that
+// openAnswer creates or empties the file. A directory reached through a link that
 // an earlier session could have made, and a name that is a link, a pipe, or one
 // of several names of a file, is refused: what lies in a workspace may have
 // been put there for this.

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 )
 
-// createIn opens or makes a file in a folder. It refuses a link that is there.
+// createIn opens or makes a file in a directory. It refuses a link that is there.
 func createIn(dir *os.File, name string) (*os.File, error) {
 	path := filepath.Join(dir.Name(), name)
 	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {

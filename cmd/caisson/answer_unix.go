@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// createIn opens or makes a file in a folder that is held. It follows no link
+// createIn opens or makes a file in a directory that is held. It follows no link
 // and waits for no reader of a pipe.
 func createIn(dir *os.File, name string) (*os.File, error) {
 	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC

@@ -133,7 +133,7 @@ func (f approvalFlags) toolName() (tools.Name, error) {
 	return name, nil
 }
 
-// grantFilter matches what --tool and --workspace say; folder is taken where
+// grantFilter matches what --tool and --workspace say; directory is taken where
 // --workspace is not given, "" is every one.
 func (f approvalFlags) grantFilter(env environ, folder string) (func(approval.Grant) bool, error) {
 	name, err := f.toolName()

@@ -89,15 +89,6 @@ func (s *setup) openImages(ctx context.Context) (*store.Store, error) {
 	return opened, err
 }
 
-// optionalProgram returns a program's path, or "" if the machine lacks it.
-func (s *setup) optionalProgram(configured *string, name string) string {
-	path, err := s.programs.Find(configured, name)
-	if err != nil {
-		return ""
-	}
-	return path
-}
-
 // closeBackends ends what was made.
 func (s *setup) closeBackends() {
 	for _, p := range s.pools {

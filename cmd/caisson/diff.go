@@ -184,7 +184,7 @@ func (k *keptChanges) showJSON(list *overlay.Changes, stats *overlay.Stats) erro
 	return writeDocument(k.app.stdout, doc)
 }
 
-// keptChanges are the changes of one overlay session, open with the folder that
+// keptChanges are the changes of one overlay session, open with the directory that
 // they are of.
 type keptChanges struct {
 	app       *app
@@ -195,8 +195,8 @@ type keptChanges struct {
 }
 
 // openKept opens the changes of a session: of the one that is named, in the
-// folder that it worked on, or of the last one in the folder workspace, "" is
-// the working folder.
+// directory that it worked on, or of the last one in the directory workspace, "" is
+// the working directory.
 func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 	s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
 	if err != nil {
@@ -310,11 +310,11 @@ func keptError(i overlay.Info, err error) error {
 	status := runner.ExitInput
 	switch {
 	case errors.Is(err, overlay.ErrBusy):
-		p.Cause = "session " + i.Session + " still runs, or its changes, or others of this folder, are being applied"
+		p.Cause = "session " + i.Session + " still runs, or its changes, or others of this directory, are being applied"
 		p.Mend = "Wait for that, or end it."
 	case errors.Is(err, overlay.ErrOther):
-		p.Cause = fmt.Sprintf("session %s worked on another folder: the one that was %s then", i.Session, i.Workspace)
-		p.Mend = "Name that folder with --workspace, or make a patch of workspace.patch in the session's folder."
+		p.Cause = fmt.Sprintf("session %s worked on another directory: the one that was %s then", i.Session, i.Workspace)
+		p.Mend = "Name that directory with --workspace, or make a patch of workspace.patch in the session's directory."
 	case errors.Is(err, overlay.ErrTooMany):
 		p.Cause = "session " + i.Session + " changed too much: " + err.Error()
 		p.Mend = "Nothing of it can be applied safely; caisson apply --discard removes it."

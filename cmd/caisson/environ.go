@@ -21,7 +21,7 @@ func (e environ) get(name string) string {
 	return value
 }
 
-// home is the user's home folder, "" where there is none.
+// home is the user's home directory, "" where there is none.
 func (e environ) home() string { return absoluteOrEmpty(e.get("HOME")) }
 
 // xdgDir returns Caisson's directory below an XDG base directory, "" without a home. A

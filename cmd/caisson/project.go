@@ -212,8 +212,8 @@ func (s *setup) ignoreProject(why string) {
 	s.ignored = append(s.ignored, record.Ignored{Name: config.ProjectPath, Why: why})
 }
 
-// workspaceFor opens the folder that a command is about; "" is the working
-// folder.
+// workspaceFor opens the directory that a command is about; "" is the working
+// directory.
 func workspaceFor(env environ, folder string) (*runner.Workspace, error) {
 	if folder == "" {
 		folder = "."

@@ -152,7 +152,7 @@ func (f *runFlags) impliesOverlay() error {
 	return nil
 }
 
-// sessionOptions puts a session together: its folder, the model, then the backend.
+// sessionOptions puts a session together: its directory, the model, then the backend.
 // done ends what was made; it is called where there is no error.
 func (s *setup) sessionOptions(ctx context.Context, text string, u reporter) (_ runner.Options, done func(), err error) {
 	selected, err := s.conf.SelectModel(s.environ)
@@ -171,7 +171,7 @@ func (s *setup) sessionOptions(ctx context.Context, text string, u reporter) (_ 
 	}
 	end := func() {
 		closeModel()
-		_ = folder.Close() // an empty folder that stays does no harm
+		_ = folder.Close() // an empty directory that stays does no harm
 	}
 	if text == "" && s.ready == nil {
 		text = recordedTask(model)
@@ -261,7 +261,7 @@ func inShort(image string, warnings []string) []string {
 	if len(warnings) < 2 {
 		return warnings
 	}
-	return []string{fmt.Sprintf("image %s lacks programs that are on your PATH, in %d folders: caisson doctor lists them", image, len(warnings))}
+	return []string{fmt.Sprintf("image %s lacks programs that are on your PATH, in %d directories: caisson doctor lists them", image, len(warnings))}
 }
 
 // noModel returns the error for a missing key, if that is why there is no model.

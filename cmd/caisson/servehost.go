@@ -276,7 +276,7 @@ func prepareError(err error) error {
 	return describeError(err)
 }
 
-// roots are the folders at or below which workspaces are, open as long as the
+// roots are the directories at or below which workspaces are, open as long as the
 // server runs: a root that is replaced meanwhile is still the old one.
 type roots []root
 
@@ -287,13 +287,13 @@ type root struct {
 
 func openRoots(paths []string) (_ roots, err error) {
 	if len(paths) == 0 {
-		return nil, newUsageError("name the folder at or below which workspaces are: --root DIR, or serve.roots in the configuration")
+		return nil, newUsageError("name the directory at or below which workspaces are: --root DIR, or serve.roots in the configuration")
 	}
 	var out roots
 	for _, path := range paths {
 		refused := func(err error) error {
 			return errors.Join(&runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
-				Cause: fmt.Sprintf("the root %s can't be used: %v", path, err), Mend: "Name an existing folder with --root.",
+				Cause: fmt.Sprintf("the root %s can't be used: %v", path, err), Mend: "Name an existing directory with --root.",
 			}}, out.close())
 		}
 		abs, err := filepath.Abs(path)
@@ -370,7 +370,7 @@ func (r roots) findRoot(path string) (root, string, bool) {
 	return root{}, "", false
 }
 
-// checkWorkspace refuses a workspace that is not where its name says: the folder that was
+// checkWorkspace refuses a workspace that is not where its name says: the directory that was
 // opened must be the one that is found below the root without leaving it.
 func (r roots) checkWorkspace(w *runner.Workspace) error {
 	root, rel, ok := r.findRoot(w.Path)
@@ -388,8 +388,8 @@ func (r roots) checkWorkspace(w *runner.Workspace) error {
 	return nil
 }
 
-// checkPlaces refuses a token or a socket in a folder that a session could have as its
-// workspace. The state folder is in none: no workspace may hold it.
+// checkPlaces refuses a token or a socket in a directory that a session could have as its
+// workspace. The state directory is in none: no workspace may hold it.
 func (h *serverHost) checkPlaces() error {
 	type place struct{ where, path string }
 	places := []place{{"token-file", h.flags.tokenFile}}
@@ -415,7 +415,7 @@ func (h *serverHost) checkPlaces() error {
 		}
 		return &config.Error{
 			Where: p.where, Message: path + " lies at or below a root, where sandboxes could reach it",
-			Hint: "name a place outside of the roots, or in the state folder",
+			Hint: "name a place outside of the roots, or in the state directory",
 		}
 	}
 	return nil

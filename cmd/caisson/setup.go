@@ -100,7 +100,7 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 	}
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
-			Cause: "the state folder can't be made: " + err.Error(), Mend: "Set XDG_STATE_HOME to a folder that you can write.",
+			Cause: "the state directory can't be made: " + err.Error(), Mend: "Set XDG_STATE_HOME to a directory that you can write.",
 		}}
 	}
 	s.programs = &programs.Finder{Executable: d.executable, Path: env.get("PATH"), Cache: env.programDir()}

@@ -31,7 +31,7 @@ func newTraceCommand(a *app) *cobra.Command {
 		newTraceExportCommand(a), newTraceHTMLCommand(a), newTracePruneCommand(a))
 }
 
-// traceState is the state folder, which need not exist.
+// traceState is the state directory, which need not exist.
 func traceState(env environ) (string, error) {
 	state := env.stateDir()
 	if state == "" {

@@ -42,9 +42,9 @@ func newTrustCommand(a *app) *cobra.Command {
 		RunE: func(_ *cobra.Command, args []string) error {
 			switch {
 			case len(args) > 1:
-				return newUsageError("trust takes one folder, got %d arguments", len(args))
+				return newUsageError("trust takes one directory, got %d arguments", len(args))
 			case list && (len(args) > 0 || dryRun):
-				return newUsageError("--list goes with no folder and no --dry-run")
+				return newUsageError("--list goes with no directory and no --dry-run")
 			}
 			if err := needState(a.environ); err != nil {
 				return err
@@ -73,7 +73,7 @@ func newUntrustCommand(a *app) *cobra.Command {
 		Example: "  caisson untrust\n  caisson untrust /home/me/old",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
-				return newUsageError("untrust takes one folder, got %d arguments", len(args))
+				return newUsageError("untrust takes one directory, got %d arguments", len(args))
 			}
 			if err := needState(a.environ); err != nil {
 				return err
@@ -255,6 +255,6 @@ func warnCorrupt(a *app, err error) error {
 // stateProblem is a file of answers that can't be read or written.
 func stateProblem(err error) error {
 	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
-		Cause: err.Error(), Mend: "Look at the state folder, $XDG_STATE_HOME/caisson; nothing was stored.",
+		Cause: err.Error(), Mend: "Look at the state directory, $XDG_STATE_HOME/caisson; nothing was stored.",
 	}}
 }
