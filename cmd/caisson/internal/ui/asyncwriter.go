@@ -119,7 +119,7 @@ func (w *AsyncWriter) Drain(ctx context.Context) error {
 }
 
 // Close accepts no more writes, waits for those that are queued, and reports
-// whether all were written. It gives up when nothing was written for the time
+// whether all were written. It returns false if nothing was written for the time
 // limit, unless forever is set; once ctx has ended, after a part of limit.
 func (w *AsyncWriter) Close(ctx context.Context, limit time.Duration, forever bool) bool {
 	w.mu.Lock()
