@@ -53,12 +53,12 @@ func TestAToolOfAServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer w.Close() //nolint:errcheck // only read
+	defer w.Close() // only read
 	folder, err := sessiondir.Create(state, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer folder.Close() //nolint:errcheck // its end is not what is tested
+	defer folder.Close() // its end is not what is tested
 	policy, err := policy.Preset("ci")
 	if err != nil {
 		t.Fatal(err)

@@ -60,7 +60,7 @@ func newApplyCommand(a *app) *cobra.Command {
 					}
 				})
 			}
-			defer k.close()
+			defer func() { _ = k.close() }()
 			ctx, stop := stopOnSignal(cmd.Context(), a)
 			defer stop()
 			return k.apply(ctx, f)

@@ -58,7 +58,7 @@ func newDiffCommand(a *app) *cobra.Command {
 					}
 				})
 			}
-			defer k.close()
+			defer func() { _ = k.close() }()
 			ctx, stop := stopOnSignal(cmd.Context(), a)
 			defer stop()
 			if err := k.removeSandbox(ctx, true); err != nil {

@@ -219,7 +219,7 @@ func newPulling(a *app) *ui.PullProgress {
 	p := &ui.PullProgress{
 		Say: func(text string) {
 			safe, _ := tools.Display(text)
-			fmt.Fprintln(a.stderr, "caisson: "+safe) //nolint:errcheck // who does not read it does not want it
+			fmt.Fprintln(a.stderr, "caisson: "+safe) // who does not read it does not want it
 		},
 		Width: func() int { columns, _ := a.size(); return columns }, Now: time.Now, Pause: ui.LinePause,
 	}

@@ -95,7 +95,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	if h.roots, err = openRoots(base.conf.Serve.Roots); err != nil {
 		return err
 	}
-	defer h.roots.close()
+	defer func() { _ = h.roots.close() }()
 	if err := h.checkPlaces(); err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// timeLayout is RFC 3339 with all six digits of the microseconds, always.
+// TimeLayout is RFC 3339 with all six digits of the microseconds, always.
 const TimeLayout = "2006-01-02T15:04:05.000000Z"
 
 // line is Record as it is written: the fields in this order.

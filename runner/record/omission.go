@@ -21,6 +21,7 @@ type omissionLine struct {
 	Omitted Omission `json:"omitted"`
 }
 
+// EncodeOmission returns the line that stands for records that were left out.
 func EncodeOmission(o Omission) ([]byte, error) { return json.Marshal(omissionLine{o}) }
 
 // decodeOmission tells an omission from a record by how the line begins.

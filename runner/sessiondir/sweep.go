@@ -45,7 +45,7 @@ func LivesIn(session string) bool {
 	if err != nil {
 		return true
 	}
-	defer log.Close() // gives up the lock, too
+	defer func() { _ = log.Close() }() // gives up the lock, too
 	return held(log)
 }
 

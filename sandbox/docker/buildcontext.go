@@ -83,7 +83,7 @@ func (c *buildContext) readPatterns() ([]string, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > maxIgnoreBytes {
 		return nil, errors.Join(err, fmt.Errorf("it is no file of at most %d bytes", maxIgnoreBytes))
 	}
@@ -174,7 +174,7 @@ func (c *buildContext) addFile(tw *tar.Writer, name string, seen fs.FileInfo) er
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	if err != nil {
 		return err

@@ -70,11 +70,11 @@ func dialEngine(ctx context.Context, e endpoint, times deadlines) (*remote, erro
 	}
 	ping, err := callWithin(ctx, times.ask, "ask the engine", c.Ping)
 	if err != nil {
-		c.Close()
+		_ = c.Close()
 		return nil, err
 	}
 	if versions.LessThan(ping.APIVersion, minAPI) {
-		c.Close()
+		_ = c.Close()
 		return nil, fmt.Errorf("%w: it speaks API %q, at least %s is needed: update it to Docker 20.10 or newer",
 			sandbox.ErrUnsupported, ping.APIVersion, minAPI)
 	}
@@ -93,7 +93,7 @@ func (r *remote) attachContainer(ctx context.Context, id string) (*types.Hijacke
 	dialler := func(_ context.Context, _, _ string) (net.Conn, error) {
 		conn, err := dialEndpoint(ctx, r.endpoint)
 		if err == nil {
-			stop = context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+			stop = context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 		}
 		return conn, err
 	}

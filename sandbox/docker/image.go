@@ -149,7 +149,7 @@ func (b *Backend) lockImport(ctx context.Context) (func(), error) {
 		return nil, fmt.Errorf("wait for another import: %w", err)
 	}
 	return func() {
-		lock.Close()
+		_ = lock.Close()
 		b.importing.Unlock()
 	}, nil
 }
@@ -176,7 +176,7 @@ func importSkeleton(ctx context.Context, r *remote, root *images.RootFS, hash st
 		write.CloseWithError(host.WriteSkeletonTar(root, write))
 	}()
 	err := r.importImage(ctx, read, skeletonName+":"+hash, "LABEL "+labelSkeleton+"="+hash)
-	read.Close()
+	_ = read.Close()
 	<-done
 	return err
 }

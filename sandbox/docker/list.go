@@ -70,7 +70,7 @@ func (r *remote) usedMemory(ctx context.Context, id string) int64 {
 		if err != nil {
 			return 0, err
 		}
-		defer answer.Body.Close()
+		defer func() { _ = answer.Body.Close() }()
 		var stats container.StatsResponse
 		err = json.NewDecoder(io.LimitReader(answer.Body, 1<<20)).Decode(&stats)
 		return stats.MemoryStats.Usage, err

@@ -96,7 +96,7 @@ func (c *engineContainer) lastEvents(ctx context.Context) ending {
 			case events.ActionDie:
 				end.exitCode = m.Actor.Attributes["exitCode"]
 			}
-		case <-errs: // io.EOF at the end
+		case <-errs: //nolint:errcheck // io.EOF at the end
 			return end
 		case <-ctx.Done():
 			return end

@@ -70,7 +70,7 @@ func (r *remote) importImage(ctx context.Context, content io.Reader, name, chang
 		if err != nil {
 			return err
 		}
-		defer answer.Close()
+		defer func() { _ = answer.Close() }()
 		// The answer is progress; the lookup that follows decides.
 		_, err = io.Copy(io.Discard, io.LimitReader(answer, 1<<20))
 		return err

@@ -24,7 +24,7 @@ func expectMigration(ctx context.Context, p cgroupPlan) {
 	if err != nil {
 		return
 	}
-	defer procs.Close()
+	defer func() { _ = procs.Close() }()
 	for readText(p.joined, "cgroup.procs") == "" {
 		if _, err := procs.WriteString("0"); err != nil {
 			return

@@ -120,7 +120,7 @@ func isScript(path string) bool {
 	if err != nil {
 		return false
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	var begin [2]byte
 	_, err = io.ReadFull(f, begin[:])
 	return err == nil && string(begin[:]) == "#!"

@@ -157,7 +157,7 @@ func (l *Layers) makeChanges(ctx context.Context, original *os.File, todo []*Cha
 	if err != nil {
 		return err
 	}
-	defer upper.Close()
+	defer func() { _ = upper.Close() }()
 	w := writer{upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, run: rand.Text()[:12], links: map[uint64]twin{}}
 	maps.Copy(w.links, twins)
 	w.owner, err = statAt(w.lower.fd, "")
@@ -258,7 +258,7 @@ func (l *Layers) lockDir() (release func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lock layers: %w", err)
 	}
-	defer dir.Close()
+	defer func() { _ = dir.Close() }()
 	return lockDirectory(dir)
 }
 

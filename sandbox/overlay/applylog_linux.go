@@ -49,7 +49,7 @@ func readLogFile(path string) (applyLog, error) {
 	if err != nil {
 		return j, fmt.Errorf("read journal: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	dec := json.NewDecoder(bufio.NewReader(f))
 	for dec.More() {
 		var line applyLogLine

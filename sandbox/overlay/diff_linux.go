@@ -28,7 +28,7 @@ func (l *Layers) Diff(ctx context.Context, original *os.File, c *Changes, w io.W
 	if err != nil {
 		return nil, err
 	}
-	defer upper.Close()
+	defer func() { _ = upper.Close() }()
 	d := differ{upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, maxBytes: o.FileBytes}
 	stats := &Stats{Files: make([]FileStat, len(c.List))}
 	room := o.TotalBytes
@@ -159,7 +159,7 @@ func (d *differ) readText(t tree, path string, size int64) ([]byte, string) {
 	if err != nil {
 		return nil, "can't be read"
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	text, err := io.ReadAll(io.LimitReader(f, d.maxBytes+1))
 	switch {
 	case err != nil:

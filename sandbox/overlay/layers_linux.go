@@ -112,7 +112,7 @@ func readInfo(path string) (Info, error) {
 	if err != nil {
 		return info, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	line, err := bufio.NewReader(io.LimitReader(f, 64<<10)).ReadBytes('\n')
 	if err != nil {
 		return info, fmt.Errorf("%s: %w", path, err)
@@ -334,7 +334,7 @@ func (l *Layers) readStamps(visit func(stamp)) (baseTrailer, error) {
 	if err != nil {
 		return end, fmt.Errorf("read base: %w", err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	in := bufio.NewReaderSize(f, 256<<10)
 	for first := true; ; first = false {
 		line, err := in.ReadSlice('\n')

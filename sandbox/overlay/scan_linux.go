@@ -39,7 +39,7 @@ func (l *Layers) Changes(ctx context.Context, original *os.File, o ReadOptions) 
 	if err != nil {
 		return nil, err
 	}
-	defer upper.Close()
+	defer func() { _ = upper.Close() }()
 	s := scan{ctx: ctx, upper: tree{int(upper.Fd())}, lower: tree{int(original.Fd())}, limits: o.withDefaults()}
 	if err := s.scanTree(); err != nil {
 		return nil, fmt.Errorf("read changes: %w", err)
@@ -353,12 +353,12 @@ func (s *scan) equalContent(name string, up, low int) bool {
 	if err != nil {
 		return false
 	}
-	defer now.Close()
+	defer func() { _ = now.Close() }()
 	was, _, err := (tree{low}).openFile(name)
 	if err != nil {
 		return false
 	}
-	defer was.Close()
+	defer func() { _ = was.Close() }()
 	const chunk = 128 << 10
 	a, b := make([]byte, chunk), make([]byte, chunk)
 	for s.ctx.Err() == nil {

@@ -215,7 +215,7 @@ func (t tree) hashIndexAt(rel string) string {
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if n.size > maxIndexBytes {
 		return ""
 	}

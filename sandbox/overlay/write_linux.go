@@ -328,7 +328,7 @@ func (w *writer) copyFile(dir int, temp string, c *Change) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer in.Close()
+	defer func() { _ = in.Close() }()
 	if n.ino != c.now.ino {
 		return nil, fmt.Errorf("%w in the layer", errChanged)
 	}

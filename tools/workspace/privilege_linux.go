@@ -113,7 +113,7 @@ func sumOf(held string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer file.Close()
+	defer func() { _ = file.Close() }()
 	sum := sha256.New()
 	n, err := io.Copy(sum, io.LimitReader(file, MaxPrivilegedBytes+1))
 	if err != nil || n > MaxPrivilegedBytes {

@@ -46,7 +46,7 @@ func Mount(l Layers, ref LayerReference) (*os.File, error) {
 		return nil, fmt.Errorf("open overlay: %w", err)
 	}
 	overlay := os.NewFile(uintptr(fd), "overlay")
-	defer overlay.Close()
+	defer func() { _ = overlay.Close() }()
 	if err := configureOverlay(fd, l, ref); err != nil {
 		return nil, fmt.Errorf("%w%s", err, kernelMessages(fd))
 	}

@@ -46,7 +46,7 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 		return "", err
 	}
 	lock := s.newLock("memory.lock") // held for a millisecond
-	defer lock.Close()
+	defer func() { _ = lock.Close() }()
 	if _, err := lock.TryLockContext(ctx, time.Millisecond); err != nil {
 		return "", errors.Join(context.Cause(ctx), err)
 	}

@@ -202,7 +202,7 @@ func (s *Sandbox) removeFiles() error {
 	} else if err != nil {
 		return fmt.Errorf("remove session files: %w", err)
 	}
-	defer base.Close()
+	defer func() { _ = base.Close() }()
 	if err := ownership.RemoveTree(base, filesDir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove session files: %w", err)
 	}

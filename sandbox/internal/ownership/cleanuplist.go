@@ -257,8 +257,8 @@ func (j *CleanupList) Close() error {
 		return nil
 	}
 	defer func() {
-		j.lock.Close()
-		j.root.Close()
+		_ = j.lock.Close()
+		_ = j.root.Close()
 		j.root = nil
 	}()
 	if len(j.doc.Entries) > 0 {

@@ -28,7 +28,7 @@ func Instance(stateDir string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("open state directory: %w", err)
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	seed, err := readSeed(root)
 	if errors.Is(err, fs.ErrNotExist) {
 		seed, err = makeSeed(root)

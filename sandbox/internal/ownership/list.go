@@ -32,7 +32,7 @@ func ReadLists(stateDir, backend string) ([]Summary, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list cleanup lists: %w", err)
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	names, err := listFileNames(root)
 	if err != nil {
 		return nil, fmt.Errorf("list cleanup lists: %w", err)

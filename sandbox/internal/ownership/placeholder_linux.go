@@ -116,7 +116,7 @@ func (p Placeholder) checkUnchanged(parent int, name string, what shape) error {
 		return err
 	}
 	f := os.NewFile(uintptr(fd), name)
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	data, err := io.ReadAll(io.LimitReader(f, int64(len(what.content))+1))
 	if err != nil {
 		return err
@@ -142,7 +142,7 @@ func (p Placeholder) removeByPath() error {
 		return fmt.Errorf("open workspace %s: %w", p.Workspace, err)
 	}
 	workspace := os.NewFile(uintptr(fd), p.Workspace)
-	defer workspace.Close()
+	defer func() { _ = workspace.Close() }()
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("open workspace %s: %w", p.Workspace, err)

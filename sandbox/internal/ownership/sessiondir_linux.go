@@ -14,7 +14,7 @@ func openSessionDir(stateDir, dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer state.Close()
+	defer func() { _ = state.Close() }()
 	fd, err := openBeneath(int(state.Fd()), dir)
 	if err != nil {
 		return nil, &os.PathError{Op: "open session directory", Path: dir, Err: err}

@@ -35,7 +35,7 @@ func openListDir(stateDir string, create bool) (*os.Root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open state directory: %w", err)
 	}
-	defer state.Close()
+	defer func() { _ = state.Close() }()
 	if create {
 		if err := state.Mkdir(listDir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, fmt.Errorf("make cleanup directory: %w", err)

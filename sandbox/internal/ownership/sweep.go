@@ -47,12 +47,12 @@ func Sweep(ctx context.Context, o SweepOptions) ([]sandbox.Orphan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sweep: %w", err)
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	lock := flock.New(filepath.Join(o.StateDir, listDir, lockFile))
 	if _, err := lock.TryLockContext(ctx, 20*time.Millisecond); err != nil {
 		return nil, fmt.Errorf("sweep: wait for another sweep: %w", err)
 	}
-	defer lock.Close()
+	defer func() { _ = lock.Close() }()
 
 	var left []sandbox.Orphan
 	var errs []error
@@ -115,7 +115,7 @@ func Pending(stateDir, backend string) bool {
 	if err != nil {
 		return false
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	names, err := listFileNames(root)
 	if err != nil {
 		return false
@@ -166,7 +166,7 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 		return nil, nil
 	}
 	lock := ownerLock(o.StateDir, doc.Session)
-	defer lock.Close()
+	defer func() { _ = lock.Close() }()
 	if !o.isOrphaned(doc, lock) {
 		return nil, nil
 	}
@@ -207,7 +207,7 @@ func (o SweepOptions) undoList(ctx context.Context, j *CleanupList) ([]sandbox.O
 		return nil, err
 	}
 	if base != nil {
-		defer base.Close()
+		defer func() { _ = base.Close() }()
 	}
 	var left []sandbox.Orphan
 	for _, kind := range undoOrder {
@@ -291,6 +291,6 @@ func readListFile(root *os.Root, name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return io.ReadAll(io.LimitReader(f, maxListSize))
 }

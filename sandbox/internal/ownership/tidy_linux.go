@@ -21,7 +21,7 @@ func tidySessionDir(stateDir, dir string, removeDir bool) error {
 	} else if err != nil {
 		return err
 	}
-	defer base.Close()
+	defer func() { _ = base.Close() }()
 	if err := removeSocket(int(base.Fd())); err != nil || !removeDir {
 		return err
 	}
@@ -29,7 +29,7 @@ func tidySessionDir(stateDir, dir string, removeDir bool) error {
 	if err != nil {
 		return err
 	}
-	defer parent.Close()
+	defer func() { _ = parent.Close() }()
 	err = unix.Unlinkat(int(parent.Fd()), path.Base(dir), unix.AT_REMOVEDIR)
 	if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove directory %s: %w", dir, err)

@@ -91,7 +91,7 @@ func removeTree(parent int, name string, depth int) error {
 		return err
 	}
 	dir := os.NewFile(uintptr(fd), name)
-	defer dir.Close()
+	defer func() { _ = dir.Close() }()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return err

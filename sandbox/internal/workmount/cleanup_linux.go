@@ -125,7 +125,7 @@ func (u *cleanup) closeAll(ctx context.Context) error {
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("close workspace mounts: %w", err)
 	}
-	u.dir.Close()
+	_ = u.dir.Close()
 	u.dir = nil
 	if u.namespace != nil {
 		u.namespace.closeSockets()

@@ -24,7 +24,7 @@ func lostConfigured(workspace *os.File, base, repo string) []string {
 	if err != nil {
 		return nil // there is none, or it is elsewhere
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
 		return nil
 	}

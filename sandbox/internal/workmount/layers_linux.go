@@ -91,7 +91,7 @@ func (l *overlayLayers) checkDirs(uid int) error {
 		}
 		var st unix.Stat_t
 		err = unix.Fstat(int(f.Fd()), &st)
-		f.Close()
+		_ = f.Close()
 		if err != nil {
 			return fmt.Errorf("examine layers: %w", err)
 		}
@@ -112,7 +112,7 @@ func (l *overlayLayers) cleanWork() {
 	if err != nil {
 		return
 	}
-	defer work.Close()
+	defer func() { _ = work.Close() }()
 	names, err := work.Readdirnames(-1)
 	if err != nil {
 		return
@@ -133,7 +133,7 @@ func makeReadable(work *os.File, name string) {
 	if err != nil {
 		return
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	_ = os.Chmod(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), 0o700) // its removal fails then
 }
 
@@ -146,7 +146,7 @@ func (l *overlayLayers) probeFileSystem() error {
 	if err != nil {
 		return err
 	}
-	defer work.Close()
+	defer func() { _ = work.Close() }()
 	at := int(work.Fd())
 	unnamed, err := unix.Openat(at, ".", unix.O_TMPFILE|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
 	if err != nil {

@@ -50,7 +50,7 @@ func isEmpty(workspace *os.File, name string) bool {
 	if err != nil {
 		return false
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
 	if err != nil || !info.IsDir() {
 		return err == nil && info.Mode().IsRegular() && info.Size() <= int64(len(".\n"))

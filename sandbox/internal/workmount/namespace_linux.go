@@ -97,7 +97,7 @@ const openTime = 30 * time.Second
 // It returns ErrUnsupported if the kernel or this user can't mount it. Call it
 // once the wrapped command was started. Cancelling ctx ends it.
 func (e *MountNamespace) WaitMounted(ctx context.Context) error {
-	e.theirSocket.Close() // or else the command's end would be no end
+	_ = e.theirSocket.Close() // or else the command's end would be no end
 	ctx, cancel := context.WithTimeoutCause(ctx, openTime, fmt.Errorf("%w: the overlay was not mounted within %s", sandbox.ErrUnavailable, openTime))
 	defer cancel()
 	stop := context.AfterFunc(ctx, e.hangUp)
@@ -160,6 +160,6 @@ func (e *MountNamespace) closeSockets() {
 	if !e.closed {
 		e.closed = true
 		unix.Close(e.socket)
-		e.theirSocket.Close()
+		_ = e.theirSocket.Close()
 	}
 }

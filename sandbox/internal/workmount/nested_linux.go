@@ -153,7 +153,7 @@ func linkedFile(workspace *os.File, name string, look *int, names []string) (str
 	if err != nil {
 		return "", nil // it can't be reached
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return "", err

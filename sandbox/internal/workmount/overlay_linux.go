@@ -20,17 +20,17 @@ func (p *Mounts) stageOverlay(s *stager, guards []guard) error {
 	if err != nil {
 		return err
 	}
-	defer lower.Close()
+	defer func() { _ = lower.Close() }()
 	own, err := s.cloneMount(int(p.cleanup.layers.dir.Fd()), false, s.userns)
 	if err != nil {
 		return err
 	}
-	defer own.Close()
+	defer func() { _ = own.Close() }()
 	merged, err := s.mountOverlay(lower, own)
 	if err != nil {
 		return err
 	}
-	defer merged.Close()
+	defer func() { _ = merged.Close() }()
 	if err := p.checkOverlay(merged); err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func (p *Mounts) guardIn(s *stager, root *os.File, g guard) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	var userns *os.File // in the overlay ids are as they must be
 	if g.from != "" {
 		userns = s.userns
@@ -155,7 +155,7 @@ func openLayersOf(lower, own *os.File) (l overlayfs.Layers, err error) {
 func closeAll(files ...*os.File) {
 	for _, f := range files {
 		if f != nil {
-			f.Close()
+			_ = f.Close()
 		}
 	}
 }
@@ -248,7 +248,7 @@ func (p *Mounts) bindUnstaged(decided identityPlan, list []guard) error {
 		} else {
 			err = p.coverGuard(f, g)
 		}
-		f.Close()
+		_ = f.Close()
 		if err != nil {
 			return err
 		}

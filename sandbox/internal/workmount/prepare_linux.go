@@ -171,7 +171,7 @@ func (p *Mounts) bindAll(o Options, decided identityPlan, submounts []string, li
 		default:
 			err = p.addBind(f, g, path.Join(p.Path, g.name))
 		}
-		f.Close()
+		_ = f.Close()
 		if err != nil {
 			return err
 		}
@@ -215,7 +215,7 @@ func (p *Mounts) coverGuard(f *os.File, g guard) error {
 	if err != nil {
 		return fmt.Errorf("cover %s: %w", g.name, err)
 	}
-	defer empty.Close()
+	defer func() { _ = empty.Close() }()
 	return p.addBind(empty, g, place)
 }
 
@@ -244,7 +244,7 @@ func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard, subm
 		if err != nil {
 			err = fmt.Errorf("%w: %w", errNoIDMap, err)
 		} else {
-			defer s.userns.Close()
+			defer func() { _ = s.userns.Close() }()
 		}
 	}
 	if err == nil {
@@ -283,7 +283,7 @@ func (p *Mounts) stageOne(s *stager, g guard, index, submounts int) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	return p.stageFile(s, f, g, s.userns)
 }
 
@@ -294,7 +294,7 @@ func (p *Mounts) stageFile(s *stager, f *os.File, g guard, userns *os.File) erro
 	if err != nil {
 		return err
 	}
-	defer mount.Close()
+	defer func() { _ = mount.Close() }()
 	info, err := f.Stat()
 	if err != nil {
 		return err

@@ -49,7 +49,7 @@ func (s *stager) cloneMount(fd int, readOnly bool, userns *os.File) (*os.File, e
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		mount.Close()
+		_ = mount.Close()
 		if errors.Is(err, unix.ENOSYS) { // before Linux 5.12
 			return nil, fmt.Errorf("set mount flags: %w: %w", errNoMounts, err)
 		}
@@ -60,7 +60,7 @@ func (s *stager) cloneMount(fd int, readOnly bool, userns *os.File) (*os.File, e
 	}
 	attr = unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(userns.Fd())}
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		mount.Close()
+		_ = mount.Close()
 		// EINVAL: the file system can't; EPERM: it, or this process's user
 		// namespace, may not (mount_setattr(2)).
 		return nil, fmt.Errorf("map ids of mount: %w: %w", errNoIDMap, err)

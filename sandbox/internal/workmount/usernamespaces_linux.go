@@ -65,7 +65,7 @@ func (n *UserNamespaces) Close() {
 
 func (n *UserNamespaces) closeLocked() {
 	for _, f := range n.kept {
-		f.Close()
+		_ = f.Close()
 	}
 	clear(n.kept)
 }

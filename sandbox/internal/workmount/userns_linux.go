@@ -20,7 +20,7 @@ func openUserNamespace(holder string, uids, gids []idRange) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make user namespace: %w", err)
 	}
-	defer null.Close()
+	defer func() { _ = null.Close() }()
 	process, err := os.StartProcess(holder, []string{"caisson-userns"}, &os.ProcAttr{
 		Dir: "/", Env: []string{}, Files: []*os.File{null, null, null},
 		Sys: &syscall.SysProcAttr{
@@ -44,7 +44,7 @@ func openUserNamespace(holder string, uids, gids []idRange) (*os.File, error) {
 	}
 	if err != nil {
 		if namespace != nil {
-			namespace.Close()
+			_ = namespace.Close()
 		}
 		return nil, fmt.Errorf("make user namespace: %w", err)
 	}

@@ -221,7 +221,7 @@ func (e *Engine) startProgram(t testing.TB, program string, attr *syscall.SysPro
 	search := searchPath()
 	path, err := findProgram(search, program)
 	must(t, err)
-	cmd := exec.Command(path, args...) //nolint:noctx // it outlives the test's context: the cleanup ends it
+	cmd := exec.Command(path, args...) // it outlives the test's context: the cleanup ends it
 	cmd.Stdout, cmd.Stderr, cmd.Env = log, log, append(os.Environ(), "PATH="+search)
 	attr.Pdeathsig = syscall.SIGKILL
 	cmd.SysProcAttr = attr
@@ -266,7 +266,7 @@ func (e *Engine) stop(t testing.TB) {
 		}
 	}
 	e.killNaming("")                                                                                                                                                      // shims whose engine was killed
-	if out, err := exec.Command("sh", "-c", `grep -o " $0/[^ ]*" /proc/self/mountinfo | sort -r | xargs -r umount -l; rm -rf "$0"`, e.dir).CombinedOutput(); err != nil { //nolint:noctx // it must be done
+	if out, err := exec.Command("sh", "-c", `grep -o " $0/[^ ]*" /proc/self/mountinfo | sort -r | xargs -r umount -l; rm -rf "$0"`, e.dir).CombinedOutput(); err != nil { // it must be done
 		t.Errorf("clean up the private engine: %v %s", err, out)
 	}
 }

@@ -23,7 +23,7 @@ func hostNetwork(t testing.TB) string {
 	} {
 		out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).Output()
 		if err != nil && t.Context().Err() != nil {
-			out, err = exec.Command(command[0], command[1:]...).Output() //nolint:noctx // at the end of the test
+			out, err = exec.Command(command[0], command[1:]...).Output() // at the end of the test
 		}
 		if err != nil {
 			all = append(all, command[0]+": not to be had")

@@ -200,7 +200,7 @@ func forkCount([]string) error {
 		if err := d.Start(); err != nil {
 			break
 		}
-		defer d.Wait() //nolint:errcheck // killed
+		defer d.Wait() // killed
 		defer d.Process.Kill()
 	}
 	fmt.Println(n)

@@ -76,7 +76,7 @@ func DropBounding() error {
 // ClearAmbient empties the calling thread's ambient set. Kernels without one
 // have nothing to empty.
 func ClearAmbient() {
-	unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
+	_, _, _ = unix.RawSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0, 0)
 }
 
 // LimitCapabilities reduces the calling thread's permitted and effective sets

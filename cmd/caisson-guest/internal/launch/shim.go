@@ -94,7 +94,7 @@ func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 	exit := make(chan reap.Exit, 1)
 	p.Exit = exit
 	go func() {
-		defer report.Close()
+		defer func() { _ = report.Close() }()
 		var last shimmed
 		_ = lines.Decode(&last)
 		exit <- last.exit()

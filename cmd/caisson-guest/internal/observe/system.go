@@ -49,7 +49,7 @@ func readText(name string) string {
 	if err != nil {
 		return ""
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	buf := make([]byte, 4096)
 	n, _ := f.Read(buf)
 	return strings.TrimSpace(string(buf[:n]))

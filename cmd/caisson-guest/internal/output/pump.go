@@ -81,7 +81,7 @@ func NewPump(src *os.File, o Options) *Pump {
 
 // Run reads to the end, or to what Finish says. Then Result may be called.
 func (p *Pump) Run() {
-	defer p.src.Close()
+	defer func() { _ = p.src.Close() }()
 	raw, err := p.src.SyscallConn()
 	if err != nil {
 		return // it is closed already

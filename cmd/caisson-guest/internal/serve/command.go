@@ -208,7 +208,7 @@ func (c *command) notStarted(err error) (*wire.Exit, *wire.Refused) {
 
 // copyInput copies what the host sends to the command's standard input.
 func (c *command) copyInput(stdin *os.File) {
-	defer stdin.Close()
+	defer func() { _ = stdin.Close() }()
 	for {
 		b := c.stdin.Next()
 		if b == nil {

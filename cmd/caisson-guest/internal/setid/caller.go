@@ -291,7 +291,7 @@ func (c *caller) readPath(addr uint64) (string, error) {
 	if err != nil {
 		return "", unix.EPERM
 	}
-	defer mem.Close()
+	defer func() { _ = mem.Close() }()
 	const page = 4096 // what follows the end may not be readable
 	var text []byte
 	for len(text) < unix.PathMax {

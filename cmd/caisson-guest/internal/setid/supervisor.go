@@ -96,7 +96,7 @@ func Supervise(listener int, do func(func())) error {
 	}
 	s := &supervisor{listener: uintptr(listener), root: root}
 	go func() {
-		defer file.Close()
+		defer func() { _ = file.Close() }()
 		for {
 			var n notification
 			received := false

@@ -69,6 +69,6 @@ func (a *affinity) cpuWindow(cpu int) (set unix.CPUSet) {
 // currentCPU returns the processor that the calling thread runs on.
 func currentCPU() int {
 	var cpu uint32 // stays 0 if the call fails
-	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0)
+	_, _, _ = unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&cpu)), 0, 0)
 	return int(cpu)
 }

@@ -70,7 +70,7 @@ func (s *Spawner) enterByRoot(dir string) error {
 	if err != nil {
 		return dirError(dir, err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	if err := unix.Fchdir(int(f.Fd())); err != nil {
 		return dirError(dir, err)
 	}

@@ -16,7 +16,7 @@ func WaitReadable(f *os.File, limit time.Duration) bool {
 	for {
 		fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLIN}}
 		n, err := unix.Poll(fds, int(max(time.Until(end), 0)/time.Millisecond))
-		if err == unix.EINTR { //nolint:errorlint // of a system call
+		if err == unix.EINTR { // of a system call
 			continue
 		}
 		return err != nil || n > 0 // reading reports the error
