@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -75,6 +76,51 @@ func TestLibraryFromAnotherModule(t *testing.T) {
 				t.Errorf("output without %q:\n%s", want, out)
 			}
 		})
+	}
+}
+
+// maxRootNames bounds the exported names of the root package.
+const maxRootNames = 15
+
+// TestRootPackageIsSmall: a newcomer reads its documentation in one go.
+func TestRootPackageIsSmall(t *testing.T) {
+	files, err := filepath.Glob("../*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	fset := token.NewFileSet()
+	for _, name := range files {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(fset, name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range file.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if d.Recv == nil {
+					names = append(names, d.Name.Name)
+				}
+			case *ast.GenDecl:
+				for _, s := range d.Specs {
+					switch s := s.(type) {
+					case *ast.TypeSpec:
+						names = append(names, s.Name.Name)
+					case *ast.ValueSpec:
+						for _, id := range s.Names {
+							names = append(names, id.Name)
+						}
+					}
+				}
+			}
+		}
+	}
+	exported := slices.DeleteFunc(names, func(name string) bool { return !token.IsExported(name) })
+	if len(exported) == 0 || len(exported) > maxRootNames {
+		t.Errorf("%d exported names, at most %d: %q", len(exported), maxRootNames, exported)
 	}
 }
 
