@@ -15,12 +15,12 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// ATIFVersion is the version of the Agent Trajectory Interchange Format that is
-// written.
+// ATIFVersion is the version of the Agent Trajectory Interchange Format that
+// [ATIF] writes.
 const ATIFVersion = "ATIF-v1.7"
 
-// The types are ATIF's: nothing that is unset is written, for its readers refuse
-// null and unknown fields. What is ours is in "extra".
+// The types of ATIF. Unset fields are omitted, because readers of ATIF refuse
+// null and unknown fields. Caisson's own fields are in "extra".
 type (
 	atifAgent struct {
 		Name    string         `json:"name"`
@@ -70,14 +70,14 @@ type (
 	}
 )
 
-// ErrPruned says that a session has no messages any more: retention removed them.
+// ErrPruned reports that retention has removed the messages of a session.
 var ErrPruned = errors.New("only the audit records are left of it")
 
 // ATIF writes a session as a trajectory of the Agent Trajectory Interchange
 // Format, which [github.com/caisson-run/caisson/loop/replay] plays. It holds one
-// step at a time. A session that is damaged or runs is written as far as it
-// goes, and its end says so. Long values are put back from their files; one that
-// is missing or was changed is an error.
+// step at a time. A damaged or running session is written up to the damage or
+// the last record, with a note at its end. Long values are restored from their
+// files; a missing or changed file is an error.
 func ATIF(w io.Writer, s Session) (Overview, error) {
 	if s.Pruned {
 		return Overview{}, inputError("the session "+s.ID+" can't be exported: "+ErrPruned.Error(), "caisson trace show shows what there is.", ErrPruned)
@@ -88,19 +88,19 @@ func ATIF(w io.Writer, s Session) (Overview, error) {
 	}
 	out := bufio.NewWriterSize(w, 64<<10)
 	a := atif{out: out, session: s}
-	a.head(over)
-	again, err := Read(s, a.record)
+	a.writeHead(over)
+	again, err := Read(s, a.addRecord)
 	if err != nil {
 		return over, err
 	}
-	a.end(again)
+	a.writeEnd(again)
 	if err := errors.Join(a.err, out.Flush()); err != nil {
 		return over, fmt.Errorf("write trajectory: %w", err)
 	}
 	return over, nil
 }
 
-// atif writes steps as they become whole.
+// atif writes each step when it is complete.
 type atif struct {
 	out     *bufio.Writer
 	session Session
@@ -109,18 +109,18 @@ type atif struct {
 	total   atifFinal
 	unknown bool
 	cost    int64
-	// step is the agent's that waits for its results; ended are what is known
-	// of its calls, by their ids.
+	// step is the agent's step that waits for its results; calls and ended hold
+	// what is known of its calls and of their ends, by call ID.
 	step  *atifStep
 	ended map[string]map[string]any
 	calls map[string]map[string]any
-	// model calls since the last step, and what they used.
-	asked int
-	used  limits.Usage
-	model string
+	// The model calls since the last step, and their usage.
+	modelCalls int
+	used       limits.Usage
+	model      string
 }
 
-func (a *atif) head(o Overview) {
+func (a *atif) writeHead(o Overview) {
 	agent := atifAgent{Name: "caisson", Version: "unknown"}
 	if c := o.Created; c != nil {
 		agent.Version, agent.Model = c.Version, c.Model.Model
@@ -128,41 +128,41 @@ func (a *atif) head(o Overview) {
 			"provider": c.Model.Provider, "tools": c.Tools, "policy": c.Policy, "workspace_mode": c.WorkspaceMode, "image": c.Image,
 		}
 	}
-	a.text(`{"schema_version":` + strconv.Quote(ATIFVersion) + `,"session_id":`)
-	a.json(o.Session)
-	a.text(`,"agent":`)
-	a.json(agent)
-	a.text(`,"steps":[`)
+	a.writeString(`{"schema_version":` + strconv.Quote(ATIFVersion) + `,"session_id":`)
+	a.writeJSON(o.Session)
+	a.writeString(`,"agent":`)
+	a.writeJSON(agent)
+	a.writeString(`,"steps":[`)
 }
 
-// record takes the next record.
-func (a *atif) record(r record.Record) {
+// addRecord adds the next record.
+func (a *atif) addRecord(r record.Record) {
 	if a.err != nil {
 		return
 	}
-	r, err := whole(a.session, r)
+	r, err := restoreSpilled(a.session, r)
 	if err != nil {
 		a.err = err
 		return
 	}
 	switch r.Kind {
 	case record.KindMessage:
-		with(r, func(p record.Message) { a.message(r, p) })
+		withPayload(r, func(p record.Message) { a.addMessage(r, p) })
 	case record.KindModelCallStarted:
-		with(r, func(p record.ModelCallStarted) { a.asked, a.model = a.asked+1, p.Model.Model })
+		withPayload(r, func(p record.ModelCallStarted) { a.modelCalls, a.model = a.modelCalls+1, p.Model.Model })
 	case record.KindModelCallCompleted:
-		with(r, func(p record.ModelCallCompleted) { a.used = p.Usage })
+		withPayload(r, func(p record.ModelCallCompleted) { a.used = p.Usage })
 	case record.KindToolCalled:
-		with(r, func(p record.ToolCalled) {
-			a.call(p.CallID)["side_effects"], a.call(p.CallID)["rule"] = p.Class, p.Rule
+		withPayload(r, func(p record.ToolCalled) {
+			a.callExtra(p.CallID)["side_effects"], a.callExtra(p.CallID)["rule"] = p.Class, p.Rule
 		})
 	case record.KindConfirmationResolved:
-		with(r, func(p record.ConfirmationResolved) {
-			a.call(p.CallID)["decision"], a.call(p.CallID)["decided_by"] = p.Decision, p.By
+		withPayload(r, func(p record.ConfirmationResolved) {
+			a.callExtra(p.CallID)["decision"], a.callExtra(p.CallID)["decided_by"] = p.Decision, p.By
 		})
 	case record.KindToolCompleted:
-		with(r, func(p record.ToolCompleted) {
-			e := a.outcome(p.CallID)
+		withPayload(r, func(p record.ToolCompleted) {
+			e := a.callOutcome(p.CallID)
 			e["duration_ms"], e["total_bytes"] = p.LatencyMS, p.OutputBytes
 			if code, ok := p.Metadata["exit_code"]; ok {
 				e["exit_code"] = code
@@ -172,67 +172,68 @@ func (a *atif) record(r record.Record) {
 			}
 		})
 	case record.KindToolFailed:
-		with(r, func(p record.ToolFailed) {
-			e := a.outcome(p.CallID)
+		withPayload(r, func(p record.ToolFailed) {
+			e := a.callOutcome(p.CallID)
 			e["duration_ms"], e["error_class"] = p.LatencyMS, p.Class
 		})
 	case record.KindToolInputInvalid:
-		with(r, func(p record.ToolInputInvalid) { a.outcome(p.CallID)["error_class"] = "input_invalid" })
+		withPayload(r, func(p record.ToolInputInvalid) { a.callOutcome(p.CallID)["error_class"] = "input_invalid" })
 	}
 }
 
-// call is what is known of a call of the step, outcome of its end. What belongs to
-// no call of the step is dropped.
-func (a *atif) call(id string) map[string]any    { return of(a.calls, id) }
-func (a *atif) outcome(id string) map[string]any { return of(a.ended, id) }
+// callExtra returns the extra fields of a call of the current step, and
+// callOutcome those of its result. Fields of other calls are dropped.
+func (a *atif) callExtra(id string) map[string]any   { return lookupCall(a.calls, id) }
+func (a *atif) callOutcome(id string) map[string]any { return lookupCall(a.ended, id) }
 
-func of(all map[string]map[string]any, id string) map[string]any {
+func lookupCall(all map[string]map[string]any, id string) map[string]any {
 	if m := all[id]; m != nil {
 		return m
 	}
 	return map[string]any{}
 }
 
-// message makes a step of a message, or the observation of the step before.
-func (a *atif) message(r record.Record, m record.Message) {
+// addMessage starts a step from a message, or adds tool results to the current
+// step.
+func (a *atif) addMessage(r record.Record, m record.Message) {
 	if m.Role == loop.RoleTool {
 		for _, b := range m.Blocks {
 			if b.ToolResult != nil {
-				a.result(*b.ToolResult)
+				a.addResult(*b.ToolResult)
 			}
 		}
 		return
 	}
-	a.flush()
+	a.writeStep()
 	step := &atifStep{Time: r.Time.UTC().Format(time.RFC3339Nano), Source: "system"}
 	switch m.Role {
 	case loop.RoleUser:
 		step.Source = "user"
 	case loop.RoleAssistant:
 		step.Source = "agent"
-		a.measure(step)
+		a.addUsage(step)
 	}
 	a.step, a.calls, a.ended = step, map[string]map[string]any{}, map[string]map[string]any{}
 	for _, b := range m.Blocks {
 		switch {
 		case b.Text != nil:
-			step.Message = joined(step.Message, b.Text.Text)
+			step.Message = joinLines(step.Message, b.Text.Text)
 		case b.Thinking != nil && step.Source == "agent":
-			step.Reasoning = joined(step.Reasoning, b.Thinking.Text)
+			step.Reasoning = joinLines(step.Reasoning, b.Thinking.Text)
 		case b.ToolUse != nil && step.Source == "agent":
-			step.Calls = append(step.Calls, a.use(*b.ToolUse))
+			step.Calls = append(step.Calls, a.newCall(*b.ToolUse))
 		}
 	}
 }
 
-func joined(before, text string) string {
+func joinLines(before, text string) string {
 	if before == "" {
 		return text
 	}
 	return before + "\n" + text
 }
 
-func (a *atif) use(u loop.ToolUse) atifCall {
+func (a *atif) newCall(u loop.ToolUse) atifCall {
 	c := atifCall{ID: u.ID, Function: string(u.Name), Arguments: u.Input, Extra: map[string]any{}}
 	if len(c.Arguments) == 0 || u.InputError != "" {
 		c.Arguments = json.RawMessage("{}")
@@ -244,8 +245,8 @@ func (a *atif) use(u loop.ToolUse) atifCall {
 	return c
 }
 
-// result observes the result of a call of the step.
-func (a *atif) result(t loop.ToolResult) {
+// addResult adds the result of a call to the observation of the current step.
+func (a *atif) addResult(t loop.ToolResult) {
 	extra, ok := a.ended[t.ToolUseID]
 	if !ok || a.step == nil {
 		return // an observation names a call of its own step
@@ -254,7 +255,7 @@ func (a *atif) result(t loop.ToolResult) {
 	if a.step.Observed == nil {
 		a.step.Observed = &atifObserved{}
 	}
-	// Pictures would need files beside the document.
+	// Images would need files beside the document.
 	var pictures []map[string]any
 	for _, b := range t.Content {
 		if len(b.Image) > 0 {
@@ -267,10 +268,10 @@ func (a *atif) result(t loop.ToolResult) {
 	a.step.Observed.Results = append(a.step.Observed.Results, atifResult{Call: t.ToolUseID, Content: loop.ResultText(t.Content), Extra: extra})
 }
 
-// measure gives an agent's step what its model calls used.
-func (a *atif) measure(step *atifStep) {
+// addUsage sets the metrics of an agent's step from its model calls.
+func (a *atif) addUsage(step *atifStep) {
 	u := a.used
-	step.Model, step.LLMCalls = a.model, new(a.asked)
+	step.Model, step.LLMCalls = a.model, new(a.modelCalls)
 	step.Metrics = &atifMetrics{
 		Prompt: u.InputTokens + u.CachedInputTokens + u.CacheWriteTokens, Completion: u.OutputTokens, Cached: u.CachedInputTokens,
 	}
@@ -281,27 +282,27 @@ func (a *atif) measure(step *atifStep) {
 		a.unknown = true
 	}
 	a.total.Prompt, a.total.Completion, a.total.Cached = a.total.Prompt+step.Metrics.Prompt, a.total.Completion+u.OutputTokens, a.total.Cached+u.CachedInputTokens
-	a.asked, a.used = 0, limits.Usage{}
+	a.modelCalls, a.used = 0, limits.Usage{}
 }
 
-// flush writes the step that waits.
-func (a *atif) flush() {
+// writeStep writes the current step, if there is one.
+func (a *atif) writeStep() {
 	if a.step == nil {
 		return
 	}
 	a.steps++
 	a.step.ID = a.steps
 	if a.steps > 1 {
-		a.text(",\n")
+		a.writeString(",\n")
 	}
-	a.json(a.step)
+	a.writeJSON(a.step)
 	a.step = nil
 }
 
-// end closes the document: a session that did not end by an answer has a last
-// step that says so.
-func (a *atif) end(o Overview) {
-	a.flush()
+// writeEnd closes the document. A session that did not end with an answer gets a
+// last step that names the reason.
+func (a *atif) writeEnd(o Overview) {
+	a.writeStep()
 	extra := map[string]any{"records": o.Records, "last_record_sha256": o.Hash}
 	note := ""
 	switch e := o.Ended; {
@@ -315,42 +316,42 @@ func (a *atif) end(o Overview) {
 			extra["limit"] = e.Limit
 		}
 		if e.Reason != loop.StopAnswered {
-			note = endText(*e)
+			note = formatEnd(*e)
 		}
 	}
 	if note != "" || a.steps == 0 {
 		a.step = &atifStep{Time: o.Last.UTC().Format(time.RFC3339Nano), Source: "system", Message: note, Extra: map[string]any{"end": true}}
-		a.flush()
+		a.writeStep()
 	}
 	a.total.Steps = a.steps
 	if !a.unknown {
 		a.total.Cost = new(float64(a.cost) / 1e6)
 	}
-	a.text(`],"final_metrics":`)
-	a.json(a.total)
-	a.text(`,"extra":`)
-	a.json(extra)
-	a.text("}\n")
+	a.writeString(`],"final_metrics":`)
+	a.writeJSON(a.total)
+	a.writeString(`,"extra":`)
+	a.writeJSON(extra)
+	a.writeString("}\n")
 }
 
-func (a *atif) text(s string) {
+func (a *atif) writeString(s string) {
 	if a.err == nil {
 		_, a.err = a.out.WriteString(s)
 	}
 }
 
-func (a *atif) json(v any) {
+func (a *atif) writeJSON(v any) {
 	if a.err != nil {
 		return
 	}
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false) // the text is no page's, and keys are found as they are
+	enc.SetEscapeHTML(false) // the document is not HTML
 	if a.err = enc.Encode(v); a.err != nil {
 		return
 	}
-	// A trajectory may be shown on a terminal: what would steer one, or be seen by
-	// nobody, is escaped as in records.
-	a.text(string(record.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))))
-	a.text("\n")
+	// A trajectory may be shown on a terminal, so control characters and invisible
+	// characters are escaped as in records.
+	a.writeString(string(record.SafeJSON(bytes.TrimSuffix(buf.Bytes(), []byte("\n")))))
+	a.writeString("\n")
 }

@@ -20,9 +20,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// strange is a session with what a trajectory finds hard: malformed arguments,
+// newStrangeSession is a session with what a trajectory finds hard: malformed arguments,
 // a result in a file, a picture, thinking, a failed model call, a bad end.
-func strange(t *testing.T, state string) Session {
+func newStrangeSession(t *testing.T, state string) Session {
 	t.Helper()
 	w := newWriter(t, state)
 	w.created("Do <b>strange</b> things & more.")
@@ -31,7 +31,7 @@ func strange(t *testing.T, state string) Session {
 	w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Do <b>strange</b> things & more."}}}})
 	w.put(0, record.ActorAgent, record.ModelCallStarted{Round: 1})
 	w.put(0, record.ActorAgent, record.ModelCallFailed{Round: 1, Class: loop.ModelRateLimit, Message: "slow down"})
-	w.model(1, time.Second, "I try.", use("tu_1", "read_file", `{"path":"long"}`), loop.ToolUse{ID: "tu_2", Name: "shell", Input: json.RawMessage(`{}`), InputError: "line 1: no object", Raw: `{"command": "ec`})
+	w.model(1, time.Second, "I try.", newToolUse("tu_1", "read_file", `{"path":"long"}`), loop.ToolUse{ID: "tu_2", Name: "shell", Input: json.RawMessage(`{}`), InputError: "line 1: no object", Raw: `{"command": "ec`})
 	w.called("tu_1", "read_file", tools.ClassRead, "long")
 	w.done("tu_1", "read_file", time.Second, record.ToolCompleted{Success: true})
 	w.put(0, record.ActorTool, record.ToolInputInvalid{CallID: "tu_2", Name: "shell", Errors: []string{"line 1: no object"}})
@@ -47,8 +47,8 @@ func strange(t *testing.T, state string) Session {
 	return w.close()
 }
 
-// exported writes a trajectory to a file and gives its path.
-func exported(t *testing.T, s Session) string {
+// exportATIF writes a trajectory to a file and returns its path.
+func exportATIF(t *testing.T, s Session) string {
 	t.Helper()
 	var out bytes.Buffer
 	if _, err := ATIF(&out, s); err != nil {
@@ -61,9 +61,9 @@ func exported(t *testing.T, s Session) string {
 	return path
 }
 
-// played plays a recording against the history of a session and gives the
+// replayATIF plays a recording against the history of a session and returns the
 // model's answers, and how the history differs from the recording.
-func played(t *testing.T, path string, history []loop.Message) (string, []string, []replay.Difference) {
+func replayATIF(t *testing.T, path string, history []loop.Message) (string, []string, []replay.Difference) {
 	t.Helper()
 	var found []replay.Difference
 	m, err := replay.Open(path, replay.Options{Report: func(d replay.Difference) { found = append(found, d) }})
@@ -104,11 +104,11 @@ func historyOf(t *testing.T, s Session) []loop.Message {
 	t.Helper()
 	var history []loop.Message
 	_, err := Read(s, func(r record.Record) {
-		r, err := whole(s, r)
+		r, err := restoreSpilled(s, r)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p, ok := decoded[record.Message](r); ok {
+		if p, ok := decodePayload[record.Message](r); ok {
 			history = append(history, loop.Message{Role: p.Role, Blocks: p.Blocks})
 		}
 	})
@@ -119,13 +119,13 @@ func historyOf(t *testing.T, s Session) []loop.Message {
 }
 
 func TestATIFReplays(t *testing.T) {
-	for name, make := range map[string]func(*testing.T, string) Session{"ordinary": shop, "strange": strange, "hidden": hidden} {
+	for name, make := range map[string]func(*testing.T, string) Session{"ordinary": newShopSession, "strange": newStrangeSession, "hidden": newHiddenSession} {
 		t.Run(name, func(t *testing.T) {
 			s := make(t, t.TempDir())
 			history := historyOf(t, s)
-			path := exported(t, s)
-			task, answers, found := played(t, path, history)
-			wantTask, want, _ := played(t, s.Path, history)
+			path := exportATIF(t, s)
+			task, answers, found := replayATIF(t, path, history)
+			wantTask, want, _ := replayATIF(t, s.Path, history)
 			if task != wantTask || len(task) == 0 {
 				t.Errorf("task %q, want %q", task, wantTask)
 			}
@@ -142,7 +142,7 @@ func TestATIFReplays(t *testing.T) {
 					break
 				}
 			}
-			if _, _, found := played(t, path, history); len(found) == 0 {
+			if _, _, found := replayATIF(t, path, history); len(found) == 0 {
 				t.Error("another result made no difference: results are not in the trajectory")
 			}
 		})
@@ -163,7 +163,7 @@ var allowed = map[string][]string{
 	"final":       {"total_prompt_tokens", "total_completion_tokens", "total_cached_tokens", "total_cost_usd", "total_steps", "extra"},
 }
 
-// atifProblems says what of a document is not as ATIF v1.7 demands.
+// atifProblems returns how a document violates ATIF v1.7.
 func atifProblems(doc map[string]any) []string {
 	var found []string
 	say := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
@@ -240,9 +240,9 @@ func atifProblems(doc map[string]any) []string {
 
 func TestATIFIsValid(t *testing.T) {
 	var last []byte
-	for name, make := range map[string]func(*testing.T, string) Session{"ordinary": shop, "strange": strange} {
+	for name, make := range map[string]func(*testing.T, string) Session{"ordinary": newShopSession, "strange": newStrangeSession} {
 		t.Run(name, func(t *testing.T) {
-			text, err := os.ReadFile(exported(t, make(t, t.TempDir())))
+			text, err := os.ReadFile(exportATIF(t, make(t, t.TempDir())))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -283,9 +283,10 @@ func TestATIFIsValid(t *testing.T) {
 	}
 }
 
-// TestATIFRefuses what is not whole any more.
-func TestATIFRefuses(t *testing.T) {
-	s := strange(t, t.TempDir())
+// TestATIFRefusesIncompleteSession exports sessions with changed values or
+// without messages.
+func TestATIFRefusesIncompleteSession(t *testing.T) {
+	s := newStrangeSession(t, t.TempDir())
 	files, err := filepath.Glob(filepath.Join(s.Dir, "spill", "*"))
 	if err != nil || len(files) != 1 {
 		t.Fatal(files, err)
@@ -304,15 +305,15 @@ func TestATIFRefuses(t *testing.T) {
 // lurking are characters that steer a terminal or are not seen on one.
 const lurking = "a\u009b31mb\u202ec\u200bd\x7fe\U000e0041f"
 
-// hidden is a session whose texts hold them.
-func hidden(t *testing.T, state string) Session {
+// newHiddenSession is a session whose texts hold them.
+func newHiddenSession(t *testing.T, state string) Session {
 	t.Helper()
 	w := newWriter(t, state)
 	w.created("Do " + lurking)
 	w.turn = "trn_01JD0000000000000000000000"
 	w.put(0, record.ActorUser, record.TurnStarted{})
 	w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Do " + lurking}}}})
-	w.model(1, time.Second, "I try "+lurking, use("tu_1", "read_file", `{"path":"`+lurking+`"}`))
+	w.model(1, time.Second, "I try "+lurking, newToolUse("tu_1", "read_file", `{"path":"`+lurking+`"}`))
 	w.called("tu_1", "read_file", tools.ClassRead, "long")
 	w.done("tu_1", "read_file", time.Second, record.ToolCompleted{Success: true, FilesModified: []string{lurking}})
 	w.result("tu_1", "read "+lurking+"\nand more", false)
@@ -324,7 +325,7 @@ func hidden(t *testing.T, state string) Session {
 // TestATIFHidesNothing: a trajectory may be shown on a terminal. That it means
 // the same is TestATIFReplays' part.
 func TestATIFHidesNothing(t *testing.T) {
-	text, err := os.ReadFile(exported(t, hidden(t, t.TempDir())))
+	text, err := os.ReadFile(exportATIF(t, newHiddenSession(t, t.TempDir())))
 	if err != nil {
 		t.Fatal(err)
 	}

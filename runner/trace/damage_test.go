@@ -26,10 +26,10 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// edited gives a session whose trace is what edit makes of it.
-func edited(t *testing.T, edit func([]byte) []byte) Session {
+// editedSession returns a session whose trace was changed by edit.
+func editedSession(t *testing.T, edit func([]byte) []byte) Session {
 	t.Helper()
-	s := shop(t, t.TempDir())
+	s := newShopSession(t, t.TempDir())
 	text, err := os.ReadFile(s.Path)
 	if err != nil {
 		t.Fatal(err)
@@ -40,9 +40,9 @@ func edited(t *testing.T, edit func([]byte) []byte) Session {
 	return s
 }
 
-// TestDamage gives traces in every condition to all that reads them: each says
-// the same of them, none fails, and what stands before the damage is there.
-func TestDamage(t *testing.T) {
+// TestReadersReportDamage reads traces in every condition with every reader: all
+// report the same, none fails, and the records before the damage are there.
+func TestReadersReportDamage(t *testing.T) {
 	replace := func(old, by string) func([]byte) []byte {
 		return func(text []byte) []byte { return bytes.Replace(text, []byte(old), []byte(by), 1) }
 	}
@@ -74,7 +74,7 @@ func TestDamage(t *testing.T) {
 		}, false, true, false, "hash chain broken", StateDamaged, "damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := edited(t, tc.edit)
+			s := editedSession(t, tc.edit)
 			v, err := Verify(s)
 			if err != nil {
 				t.Fatal(err)
@@ -118,7 +118,7 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-func TestVerifyLooksAtValues(t *testing.T) {
+func TestVerifyComparesValues(t *testing.T) {
 	for name, tc := range map[string]struct {
 		edit func(path string) error
 		want string
@@ -137,7 +137,7 @@ func TestVerifyLooksAtValues(t *testing.T) {
 		"a folder": {func(path string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o700)) }, "is no regular file"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := strange(t, t.TempDir())
+			s := newStrangeSession(t, t.TempDir())
 			files, err := filepath.Glob(filepath.Join(s.Dir, "spill", "*"))
 			if err != nil || len(files) != 1 {
 				t.Fatal(files, err)
@@ -153,9 +153,9 @@ func TestVerifyLooksAtValues(t *testing.T) {
 	}
 }
 
-func TestFind(t *testing.T) {
+func TestFindSession(t *testing.T) {
 	state := t.TempDir()
-	first, second := shop(t, state), shop(t, state)
+	first, second := newShopSession(t, state), newShopSession(t, state)
 	common := 0
 	for first.ID[common] == second.ID[common] {
 		common++
@@ -185,8 +185,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestPipe opens what would wait for ever.
-func TestPipe(t *testing.T) {
+// TestPipeIsRefused opens a named pipe, which would block forever.
+func TestPipeIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, record.TraceFile)
 	if err := mkfifo(path); err != nil {
@@ -201,11 +201,11 @@ func TestPipe(t *testing.T) {
 	}
 }
 
-func TestListIsOfTheNewestFirst(t *testing.T) {
+func TestListIsNewestFirst(t *testing.T) {
 	state := t.TempDir()
 	var ids []string
 	for range 3 {
-		ids = append(ids, shop(t, state).ID)
+		ids = append(ids, newShopSession(t, state).ID)
 	}
 	list, err := List(state, 2)
 	if err != nil || len(list) != 2 || list[0].Session < list[1].Session {
@@ -229,7 +229,7 @@ func TestHugeTracesAreReadInLittleMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it writes 100 MB")
 	}
-	if raced {
+	if raceEnabled {
 		t.Skip("one goroutine has no races, and the detector makes reading 100 MB take minutes")
 	}
 	writers := map[string]func(io.Writer, Session) (Overview, error){
@@ -248,7 +248,7 @@ func TestHugeTracesAreReadInLittleMemory(t *testing.T) {
 				w.put(0, record.ActorSystem, record.Warning{Message: text})
 				if i%10 == 0 {
 					id := fmt.Sprintf("tu_%d", i)
-					w.model(i, time.Second, "I go on.", use(id, "shell", `{"command":"true"}`))
+					w.model(i, time.Second, "I go on.", newToolUse(id, "shell", `{"command":"true"}`))
 					w.called(id, "shell", tools.ClassExecute, "true")
 					w.done(id, "shell", time.Millisecond, record.ToolCompleted{Success: true})
 					w.result(id, text, false)
@@ -258,7 +258,7 @@ func TestHugeTracesAreReadInLittleMemory(t *testing.T) {
 		"calls that never end": {func(w *writer) {
 			text := `{"x":"` + strings.Repeat("y", 30_000) + `"}`
 			for i := range 500 {
-				w.put(0, record.ActorAgent, record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: new(use(fmt.Sprint(i), "shell", text))}}})
+				w.put(0, record.ActorAgent, record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: new(newToolUse(fmt.Sprint(i), "shell", text))}}})
 			}
 		}, 14 << 20, []string{"show", "html", "atif"}},
 	} {
@@ -309,8 +309,8 @@ func (p *peak) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestALiveSessionIsRead while it goes on: it is neither ended nor cut short.
-func TestALiveSessionIsRead(t *testing.T) {
+// TestLiveSessionIsRead while it goes on: it is neither ended nor cut short.
+func TestLiveSessionIsRead(t *testing.T) {
 	state := t.TempDir()
 	w := newWriter(t, state)
 	w.created("still at it")

@@ -16,9 +16,9 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// chained writes records with payloads of anybody's choice, in a chain that
+// writeChain writes records with payloads of anybody's choice, in a chain that
 // holds: a session of a hostile program, not a damaged one.
-func chained(t *testing.T, path string, kinds []record.Kind, payloads [][]byte) {
+func writeChain(t *testing.T, path string, kinds []record.Kind, payloads [][]byte) {
 	t.Helper()
 	var out bytes.Buffer
 	prev := strings.Repeat("0", 64)
@@ -70,7 +70,7 @@ func FuzzPayload(f *testing.F) {
 		k := all[int(kind)%len(all)].Kind()
 		dir := t.TempDir()
 		path := filepath.Join(dir, record.TraceFile)
-		chained(t, path, []record.Kind{k, record.KindTurnStarted, k, record.KindSessionEnded}, [][]byte{payload, []byte(`{}`), payload, []byte(`{}`)})
+		writeChain(t, path, []record.Kind{k, record.KindTurnStarted, k, record.KindSessionEnded}, [][]byte{payload, []byte(`{}`), payload, []byte(`{}`)})
 		s, err := Find(dir, path)
 		if err != nil {
 			t.Fatal(err)
@@ -97,7 +97,7 @@ func FuzzPayload(f *testing.F) {
 					t.Fatal(err)
 				}
 			}
-			if hidden := unseen(out.Bytes()); hidden != "" {
+			if hidden := findUnseen(out.Bytes()); hidden != "" {
 				t.Error("characters that are not seen")
 			}
 		}

@@ -40,9 +40,9 @@ var hostile = []string{
 	`]]><![CDATA[`,
 }
 
-// about is a session in which text stands wherever somebody else could have
-// written it.
-func about(t *testing.T, text string) Session {
+// newHostileSession returns a session with text in every place that others could
+// have written.
+func newHostileSession(t *testing.T, text string) Session {
 	t.Helper()
 	w := newWriter(t, t.TempDir())
 	quoted, err := json.Marshal(map[string]string{"path": text})
@@ -95,9 +95,9 @@ func about(t *testing.T, text string) Session {
 	return w.close()
 }
 
-// shape is a page without its texts: elements, their attributes' names, and the
+// pageShape is a page without its texts: elements, their attributes' names, and the
 // values of what could load, run or hide something.
-func shape(t *testing.T, page []byte) []string {
+func pageShape(t *testing.T, page []byte) []string {
 	t.Helper()
 	doc, err := html.Parse(bytes.NewReader(page))
 	if err != nil {
@@ -127,8 +127,8 @@ func shape(t *testing.T, page []byte) []string {
 	return out
 }
 
-// unseen are the characters in a text that would not be seen.
-func unseen(text []byte) string {
+// findUnseen are the characters in a text that would not be seen.
+func findUnseen(text []byte) string {
 	_, hidden := tools.DisplayLines(string(text))
 	if hidden {
 		safe, _ := tools.DisplayLines(string(text))
@@ -144,23 +144,23 @@ func TestHostileTextIsText(t *testing.T) {
 	render := func(text string) []byte {
 		t.Helper()
 		var out bytes.Buffer
-		if _, err := HTML(&out, about(t, text)); err != nil {
+		if _, err := HTML(&out, newHostileSession(t, text)); err != nil {
 			t.Fatal(err)
 		}
 		return out.Bytes()
 	}
 	word := render("word")
-	want := shape(t, word)
+	want := pageShape(t, word)
 	if len(want) < 150 {
 		t.Fatalf("a page of %d elements: something of the session is missing", len(want))
 	}
 	for _, text := range hostile {
 		t.Run(fmt.Sprintf("%q", text), func(t *testing.T) {
 			page := render(text)
-			if diff := cmp.Diff(want, shape(t, page)); diff != "" {
+			if diff := cmp.Diff(want, pageShape(t, page)); diff != "" {
 				t.Errorf("the page has something of the text (-word +hostile):\n%s", diff)
 			}
-			if hidden := unseen(page); hidden != "" {
+			if hidden := findUnseen(page); hidden != "" {
 				t.Error("characters that are not seen are in the page")
 			}
 			if strings.Contains(string(page), "ZgotmplZ") {
@@ -169,7 +169,7 @@ func TestHostileTextIsText(t *testing.T) {
 			// The control: the same text without escapes makes another page.
 			naive := bytes.Replace(word, []byte("word"), []byte(text), 1)
 			naive = bytes.Replace(naive, []byte("<code>word"), []byte("<code>"+text), 1)
-			if strings.ContainsAny(text, "<") && !strings.HasPrefix(text, "]]>") && cmp.Equal(want, shape(t, naive)) {
+			if strings.ContainsAny(text, "<") && !strings.HasPrefix(text, "]]>") && cmp.Equal(want, pageShape(t, naive)) {
 				t.Error("the test does not see this text where it is not escaped")
 			}
 		})
@@ -179,7 +179,7 @@ func TestHostileTextIsText(t *testing.T) {
 // TestPageLoadsNothing looks at all that a page could ask a browser for.
 func TestPageLoadsNothing(t *testing.T) {
 	var out bytes.Buffer
-	if _, err := HTML(&out, shop(t, t.TempDir())); err != nil {
+	if _, err := HTML(&out, newShopSession(t, t.TempDir())); err != nil {
 		t.Fatal(err)
 	}
 	doc, err := html.Parse(bytes.NewReader(out.Bytes()))
@@ -233,13 +233,13 @@ func TestPageLoadsNothing(t *testing.T) {
 // TestShowIsSafeForATerminal writes no escape but its own colours.
 func TestShowIsSafeForATerminal(t *testing.T) {
 	for _, text := range hostile {
-		s := about(t, text)
+		s := newHostileSession(t, text)
 		for _, o := range []ShowOptions{{}, {Full: true}, {JSON: true}, {Kinds: []record.Kind{record.KindMessage, record.KindWarning}}} {
 			var out bytes.Buffer
 			if _, err := Show(&out, s, o); err != nil {
 				t.Fatal(err)
 			}
-			if hidden := unseen(out.Bytes()); hidden != "" || out.Len() == 0 {
+			if hidden := findUnseen(out.Bytes()); hidden != "" || out.Len() == 0 {
 				t.Errorf("%q, %+v: not safe: %s", text, o, hidden)
 			}
 		}

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// maxPage bounds what of the story is on a page, and maxPatch what of the
-	// changes: browsers get slow, and people do not read more.
+	// maxPage bounds the bytes of the steps on a page, and maxPatch those of the
+	// diff: larger pages make browsers slow, and nothing longer is read.
 	maxPage  = 8 << 20
 	maxPatch = 512 << 10
 )
@@ -30,23 +30,22 @@ var pageText string
 //go:embed page.css
 var pageStyle string
 
-// page is the template; it is parsed once and only read then. Contextual
-// escaping is html/template's; characters that would not be seen are made
-// visible by show.
-var page = sync.OnceValue(func() *template.Template {
+// pageTemplate returns the template, which is parsed once. html/template escapes
+// by context; show makes invisible characters visible.
+var pageTemplate = sync.OnceValue(func() *template.Template {
 	return template.Must(template.New("page").Funcs(template.FuncMap{
-		"show":    show,
-		"line":    func(v any) string { return line(fmt.Sprint(v)) },
-		"token":   func(v any) string { return token(fmt.Sprint(v)) },
+		"show":    displayLines,
+		"line":    func(v any) string { return displayLine(fmt.Sprint(v)) },
+		"token":   func(v any) string { return classToken(fmt.Sprint(v)) },
 		"clip":    oneLine,
-		"count":   func(n any) string { return count(integer(n)) },
-		"elapsed": elapsed,
-		"ms":      func(n int64) string { return elapsed(milliseconds(n)) },
+		"count":   func(n any) string { return formatCount(toInt64(n)) },
+		"elapsed": formatDuration,
+		"ms":      func(n int64) string { return formatDuration(fromMilliseconds(n)) },
 		"dollars": func(n *int64) string {
 			if n == nil {
 				return "cost unknown"
 			}
-			return dollars(micro(*n))
+			return formatDollars(formatMicroUSD(*n))
 		},
 		"diff":    diffLines,
 		"clock":   func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
@@ -56,22 +55,23 @@ var page = sync.OnceValue(func() *template.Template {
 	}).Parse(pageText))
 })
 
-// show makes a text safe to read: escapes for what would not be seen.
-func show(s string) string {
+// displayLines returns a text that is safe to display: control characters and
+// invisible characters are escaped.
+func displayLines(s string) string {
 	safe, _ := tools.DisplayLines(strings.TrimRight(s, "\n"))
 	return safe
 }
 
-// token is a text as the names of classes of the style: of other texts nothing
-// is left, so that none is chosen from outside.
-func token(s string) string {
+// classToken returns s if it can be the names of CSS classes, and "" otherwise,
+// so that a trace can't insert anything else.
+func classToken(s string) string {
 	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyz_ ") != "" {
 		return ""
 	}
 	return s
 }
 
-func integer(n any) int64 {
+func toInt64(n any) int64 {
 	switch n := n.(type) {
 	case int:
 		return int64(n)
@@ -96,11 +96,11 @@ func sizeText(n int64) string {
 // diffLine is one line of a diff and its class.
 type diffLine struct{ Class, Text string }
 
-// maxDiffLines bounds the elements that a diff makes.
+// maxDiffLines bounds the elements of a diff.
 const maxDiffLines = 4000
 
 func diffLines(text string) []diffLine {
-	all := strings.Split(show(text), "\n")
+	all := strings.Split(displayLines(text), "\n")
 	over := len(all) - maxDiffLines
 	if over > 0 {
 		all = all[:maxDiffLines]
@@ -126,43 +126,43 @@ func diffLines(text string) []diffLine {
 	return out
 }
 
-// head is what the page's beginning is made from.
-type head struct {
+// pageHead is the data of the template "head".
+type pageHead struct {
 	Overview
 	Title    string
-	Timeline drawn
+	Timeline timelineView
 	Patch    string
 	PatchCut bool
 	Warnings []string
 }
 
-// HTML writes a session as one page that needs nothing else: no script, no
-// request, and a policy in it that forbids both. It reads the records twice and
-// holds an overview, the calls of one round and nothing more. Damage ends the
-// story, and is told at its beginning.
+// HTML writes a session as one self-contained page: it has no script, makes no
+// request, and its content security policy forbids both. HTML reads the records
+// twice and holds only an overview and the calls of one round. Damage ends the
+// steps and is reported at the beginning of the page.
 func HTML(w io.Writer, s Session) (Overview, error) {
 	line := newTimeline()
 	var warnings []string
-	over, err := walk(s, nil, func(step Step) {
-		line.step(step)
+	over, err := walkSession(s, nil, func(step Step) {
+		line.addStep(step)
 		if step.Kind == StepWarning && len(warnings) < 50 {
-			warnings = append(warnings, cut(step.Text, 2000))
+			warnings = append(warnings, cutMiddle(step.Text, 2000))
 		}
 	}, nil)
 	if err != nil {
 		return over, err
 	}
-	line.end()
-	h := head{Overview: over, Title: cmp.Or(oneLine(over.Task, 120), over.Session), Timeline: line.draw(), Warnings: warnings}
-	h.Patch, h.PatchCut = patch(s)
+	line.close()
+	h := pageHead{Overview: over, Title: cmp.Or(oneLine(over.Task, 120), over.Session), Timeline: line.layOut(), Warnings: warnings}
+	h.Patch, h.PatchCut = readPatch(s)
 
-	out := &counter{w: bufio.NewWriterSize(w, 64<<10)}
-	p := story{out: out, begun: over.Begun}
-	p.put("head", h)
-	if _, err := walk(s, nil, p.step, nil); err != nil {
+	out := &countingWriter{w: bufio.NewWriterSize(w, 64<<10)}
+	p := pageWriter{out: out, begun: over.Begun}
+	p.execute("head", h)
+	if _, err := walkSession(s, nil, p.writeStep, nil); err != nil {
 		return over, err
 	}
-	p.put("foot", struct {
+	p.execute("foot", struct {
 		Overview
 		Left int
 	}{over, p.left})
@@ -172,8 +172,9 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 	return over, nil
 }
 
-// patch reads what a session changed.
-func patch(s Session) (text string, more bool) {
+// readPatch reads the patch of a session's changes; more reports whether it was
+// cut at maxPatch.
+func readPatch(s Session) (text string, more bool) {
 	f, err := openRegular(filepath.Join(s.Dir, "workspace.patch"))
 	if err != nil {
 		return "", false
@@ -189,48 +190,48 @@ func patch(s Session) (text string, more bool) {
 	return string(raw), false
 }
 
-// story writes steps until the page is long enough.
-type story struct {
-	out   *counter
+// pageWriter writes steps until the page has maxPage bytes.
+type pageWriter struct {
+	out   *countingWriter
 	begun time.Time
 	left  int
 	err   error
 }
 
-// stepView is a step and when it was, from the session's beginning.
+// stepView is a step and its time since the session began.
 type stepView struct {
 	Step
 	After time.Duration
 }
 
-func (p *story) step(s Step) {
+func (p *pageWriter) writeStep(s Step) {
 	if p.out.n > maxPage && s.Kind != StepTurnEnd && s.Kind != StepEnd {
 		p.left++
 		return
 	}
-	p.put("step", stepView{s, max(s.Time.Sub(p.begun), 0)})
+	p.execute("step", stepView{s, max(s.Time.Sub(p.begun), 0)})
 }
 
-func (p *story) put(name string, v any) {
+func (p *pageWriter) execute(name string, v any) {
 	if p.err == nil {
-		p.err = page().ExecuteTemplate(p.out, name, v)
+		p.err = pageTemplate().ExecuteTemplate(p.out, name, v)
 	}
 }
 
-// counter counts what is written.
-type counter struct {
+// countingWriter counts the bytes written.
+type countingWriter struct {
 	w *bufio.Writer
 	n int64
 }
 
-func (c *counter) Write(p []byte) (int, error) {
+func (c *countingWriter) Write(p []byte) (int, error) {
 	c.n += int64(len(p))
 	return c.w.Write(p)
 }
 
-// Methods of the overview that the page asks.
+// Methods of Overview that the template calls.
 
-// Mood is the class of the outcome's colour.
+// Mood returns the CSS class of the outcome's colour.
 func (o Overview) Mood() string {
 	switch {
 	case o.Damage != "":
@@ -249,7 +250,7 @@ type Protection struct {
 	Good        bool
 }
 
-// Protections are what the attestation says that a person asks first.
+// Protections returns the most important protections of the attestation.
 func (o Overview) Protections() []Protection {
 	a := o.Sandbox
 	if a == nil {
@@ -273,7 +274,7 @@ func (o Overview) Protections() []Protection {
 		{"Seccomp", a.Seccomp, a.Seccomp == "filter"},
 		{"User", a.User, !strings.HasPrefix(a.User, "0:")},
 		{"Memory", sizeText(a.Limits.MemoryBytes), a.Limits.MemoryBytes > 0},
-		{"Processes", count(a.Limits.PIDs), a.Limits.PIDs > 0},
+		{"Processes", formatCount(a.Limits.PIDs), a.Limits.PIDs > 0},
 		{"Git", a.Git, true},
 	}
 }

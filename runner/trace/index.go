@@ -13,28 +13,29 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// checkpointSteps is how many steps lie between two checkpoints, at least.
+// checkpointSteps is the least number of steps between two checkpoints.
 const checkpointSteps = 200
 
 // Checkpoint is a place in a session's records at which reading can begin: no
 // tool call is open there.
 type Checkpoint struct {
-	// Offset is that of the line in the file, and Seq the number of its record.
+	// Offset is the offset of the line in the file, and Seq the number of its
+	// record.
 	Offset int64
 	Seq    int64
 	// Turn counts the turns that began before it.
 	Turn int
-	// Prev is the hash of the line before, which the line names as prev.
+	// Prev is the hash of the line before, which the line has as prev.
 	Prev string
 }
 
 // Index has the checkpoints of one file of records, in order, as far as it has
-// been extended. It is made by the reader that verifies the chain, so a
-// checkpoint lies behind nothing that was changed. It is safe for concurrent use.
+// been extended. The reader that builds it verifies the chain, so every record
+// before a checkpoint is unchanged. It is safe for concurrent use.
 type Index struct {
 	file os.FileInfo
 
-	// extending is held by the one that extends; it guards what follows.
+	// extending is held during Extend and guards the fields below it.
 	extending sync.Mutex
 	at        record.Position
 	steps     *Steps
@@ -77,7 +78,7 @@ func (x *Index) Extend(ctx context.Context, file *os.File) error {
 	for ctx.Err() == nil {
 		before := in.Position()
 		if x.made >= checkpointSteps && x.steps.idle() {
-			x.add(Checkpoint{Offset: before.Offset, Seq: before.Seq + 1, Turn: x.steps.turn, Prev: before.Hash})
+			x.addCheckpoint(Checkpoint{Offset: before.Offset, Seq: before.Seq + 1, Turn: x.steps.turn, Prev: before.Hash})
 			x.made = 0
 		}
 		rec, err := in.Next()
@@ -96,7 +97,7 @@ func (x *Index) Extend(ctx context.Context, file *os.File) error {
 	return fmt.Errorf("index records: %w", context.Cause(ctx))
 }
 
-func (x *Index) add(c Checkpoint) {
+func (x *Index) addCheckpoint(c Checkpoint) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.points = append(x.points, c)

@@ -30,7 +30,7 @@ func longSession(t *testing.T, rounds int) Session {
 	for round := range rounds {
 		var calls []loop.ToolUse
 		for i := range random.IntN(4) {
-			calls = append(calls, use(fmt.Sprintf("tu_%d_%d", round, i), "shell", `{"command":"true"}`))
+			calls = append(calls, newToolUse(fmt.Sprintf("tu_%d_%d", round, i), "shell", `{"command":"true"}`))
 		}
 		w.model(round+1, time.Millisecond, "next", calls...)
 		for _, c := range calls {
@@ -88,8 +88,8 @@ func stepsFrom(f io.ReaderAt, c Checkpoint) (list []brief) {
 	return list
 }
 
-// splits reports whether the steps from a checkpoint on are not the end of all.
-func splits(f io.ReaderAt, all []brief, c Checkpoint) bool {
+// splitsStep reports whether the steps from a checkpoint on are not the end of all.
+func splitsStep(f io.ReaderAt, all []brief, c Checkpoint) bool {
 	part := stepsFrom(f, c)
 	return len(part) == 0 || len(part) > len(all) || cmp.Diff(all[len(all)-len(part):], part) != ""
 }
@@ -112,7 +112,7 @@ func TestIndex(t *testing.T) {
 		t.Fatalf("%d checkpoints for %d steps", len(x.points), len(all))
 	}
 	for i, c := range x.points {
-		if splits(f, all, c) {
+		if splitsStep(f, all, c) {
 			t.Errorf("checkpoint %d at %+v splits a step", i, c)
 		}
 		if c.Turn != 1 {
@@ -130,7 +130,7 @@ func TestIndex(t *testing.T) {
 	in := record.NewReader(io.NewSectionReader(f, 0, 1<<40))
 	for n := 0; ; n++ {
 		at := in.Position()
-		if n%151 == 0 && n > 0 && splits(f, all, Checkpoint{Offset: at.Offset, Seq: at.Seq + 1, Prev: at.Hash}) {
+		if n%151 == 0 && n > 0 && splitsStep(f, all, Checkpoint{Offset: at.Offset, Seq: at.Seq + 1, Prev: at.Hash}) {
 			naive++
 		}
 		if _, err := in.Next(); err != nil {

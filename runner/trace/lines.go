@@ -10,31 +10,31 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// All gives every session that has records, the newest first.
+// All returns every session that has records, the newest first.
 func All(stateDir string) ([]Session, error) {
-	names, err := sessions(stateDir)
+	names, err := listSessions(stateDir)
 	if err != nil {
 		return nil, err
 	}
 	var all []Session
 	for _, name := range slices.Backward(names) {
-		if s, err := in(sessiondir.Path(stateDir, name)); err == nil {
+		if s, err := sessionInDir(sessiondir.Path(stateDir, name)); err == nil {
 			all = append(all, s)
 		}
 	}
 	return all, nil
 }
 
-// Lines writes a session's records as they are, one a line, as far as they can
-// be believed.
-func Lines(w io.Writer, s Session) (Overview, error) { return lines(w, s, "", "", "") }
+// Lines writes a session's records unchanged, one per line, up to the first
+// damaged one.
+func Lines(w io.Writer, s Session) (Overview, error) { return writeLines(w, s, "", "", "") }
 
-// JSON writes them as one array.
-func JSON(w io.Writer, s Session) (Overview, error) { return lines(w, s, "[\n", ",\n", "]\n") }
+// JSON writes the records as one array.
+func JSON(w io.Writer, s Session) (Overview, error) { return writeLines(w, s, "[\n", ",\n", "]\n") }
 
-// lines writes lines between marks; the separator stands before each but the
-// first where there is one, or a newline after each.
-func lines(w io.Writer, s Session, begin, between, end string) (Overview, error) {
+// writeLines writes the records between begin and end. If between is not empty,
+// it separates the records; otherwise a newline follows each.
+func writeLines(w io.Writer, s Session, begin, between, end string) (Overview, error) {
 	over := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
 	in, err := s.Open()
 	if err != nil {
@@ -42,7 +42,7 @@ func lines(w io.Writer, s Session, begin, between, end string) (Overview, error)
 	}
 	defer func() { _ = in.Close() }() // only read
 	out := bufio.NewWriterSize(w, 64<<10)
-	_, _ = out.WriteString(begin) // Flush tells what a write could not
+	_, _ = out.WriteString(begin) // Flush returns the error of a failed write
 	for {
 		rec, err := in.Next()
 		if err != nil {
@@ -55,7 +55,7 @@ func lines(w io.Writer, s Session, begin, between, end string) (Overview, error)
 		if over.Records > 0 {
 			_, _ = out.WriteString(between)
 		}
-		over.record(rec)
+		over.addRecord(rec)
 		_, _ = out.Write(in.Line())
 		if between == "" {
 			_ = out.WriteByte('\n')

@@ -13,45 +13,46 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// State is how a session stands, as far as its records and its process say.
+// State is the state of a session, as found from its records and its process.
 type State string
 
 // The states.
 const (
-	StateLive     State = "live"      // its process is there
+	StateLive     State = "live"      // its process runs
 	StateEnded    State = "ended"     // session.ended is the last record
-	StateCutShort State = "cut short" // its process is gone, and the last record is another one
+	StateCutShort State = "cut short" // its process is gone, and the last record is not session.ended
 	StateDamaged  State = "damaged"   // its first or last record can't be read
 )
 
-// Entry is one session in a list. Only the first records, up to what the user
-// asked for, and the last one were read: [Verify] reads all.
+// Entry is one session in a list. Only the first records, up to the first
+// message, and the last one were read; [Verify] reads all.
 type Entry struct {
 	Session string    `json:"session"`
 	State   State     `json:"state"`
 	Begun   time.Time `json:"begun"`
 	// Last is the time of the last record.
 	Last      time.Time `json:"last"`
-	Task      string    `json:"task"` // or else the first message
+	Task      string    `json:"task"` // the first message if there is no task
 	Workspace string    `json:"workspace"`
 	Model     string    `json:"model"` // provider/model
-	// Reason and ExitStatus are those of session.ended, absent before it.
+	// Reason and ExitStatus are those of session.ended, absent without one.
 	Reason     string `json:"reason,omitempty"`
 	ExitStatus *int   `json:"exit_status,omitempty"`
 	CostUSD    string `json:"cost_usd,omitempty"` // decimal, or "unknown"
 	WallMS     int64  `json:"wall_ms,omitempty"`
 	Records    int64  `json:"records"`
 	Bytes      int64  `json:"bytes"` // of the trace
-	// Pruned says that retention has left the audit records alone.
+	// Pruned reports that retention has removed all but the audit records.
 	Pruned bool `json:"pruned,omitempty"`
-	// Damage says what can't be read.
+	// Damage is the error of the record that can't be read.
 	Damage string `json:"damage,omitempty"`
 }
 
-// List gives the newest sessions, at most limit; 0 is all. Folders without a
-// record are left out. Its errors are a [*runner.Error].
+// List returns the newest sessions, at most limit of them, or all if limit is 0.
+// Directories without a record are left out. Its errors are of type
+// [*runner.Error].
 func List(stateDir string, limit int) ([]Entry, error) {
-	names, err := sessions(stateDir)
+	names, err := listSessions(stateDir)
 	if err != nil {
 		return nil, err
 	}
@@ -60,19 +61,19 @@ func List(stateDir string, limit int) ([]Entry, error) {
 		if limit > 0 && len(list) == limit {
 			break
 		}
-		s, err := in(sessiondir.Path(stateDir, name))
+		s, err := sessionInDir(sessiondir.Path(stateDir, name))
 		if err != nil {
 			continue
 		}
-		if e, ok := entry(s); ok {
+		if e, ok := readEntry(s); ok {
 			list = append(list, e)
 		}
 	}
 	return list, nil
 }
 
-// entry reads the ends of one trace; false is that it has no record yet.
-func entry(s Session) (Entry, bool) {
+// readEntry reads both ends of one trace and reports whether it has a record.
+func readEntry(s Session) (Entry, bool) {
 	e := Entry{Session: s.ID, Pruned: s.Pruned, State: StateDamaged}
 	f, err := openRegular(s.Path)
 	if err != nil {
@@ -80,13 +81,13 @@ func entry(s Session) (Entry, bool) {
 		return e, true
 	}
 	defer func() { _ = f.Close() }() // only read
-	begin, last, size, err := endsOf(f)
+	begin, last, size, err := readEnds(f)
 	e.Bytes = size
 	if err == nil && begin == nil {
 		return e, false
 	}
 	if err == nil {
-		err = e.read(begin, last)
+		err = e.readLines(begin, last)
 	}
 	switch {
 	case err != nil:
@@ -101,15 +102,15 @@ func entry(s Session) (Entry, bool) {
 	return e, true
 }
 
-// read takes the first lines and the last one.
-func (e *Entry) read(begin, last []byte) error {
+// readLines fills in e from the first lines of a trace and its last one.
+func (e *Entry) readLines(begin, last []byte) error {
 	first, rest, _ := bytes.Cut(begin, []byte("\n"))
 	rec, err := record.Decode(first)
 	if err != nil {
 		return err
 	}
 	e.Begun = rec.Time
-	if p, ok := decoded[record.SessionCreated](rec); ok {
+	if p, ok := decodePayload[record.SessionCreated](rec); ok {
 		e.Task, e.Workspace, e.Model = p.Task, p.Workspace, p.Model.Provider+"/"+p.Model.Model
 	} else {
 		return errors.New("the first record is " + string(rec.Kind) + ", not session.created")
@@ -121,7 +122,7 @@ func (e *Entry) read(begin, last []byte) error {
 		return err
 	}
 	e.Last, e.Records = rec.Time, rec.Seq
-	if p, ok := decoded[record.SessionEnded](rec); ok {
+	if p, ok := decodePayload[record.SessionEnded](rec); ok {
 		e.Reason, e.ExitStatus, e.CostUSD, e.WallMS = string(p.Reason), &p.ExitStatus, p.CostUSD, p.WallMS
 	}
 	return nil
@@ -146,9 +147,9 @@ func firstMessage(lines []byte) string {
 	return text
 }
 
-// endsOf reads whole lines of a file: those at its beginning, of one
-// record.MaxLineBytes at most, and the last one; nil is that there is none.
-func endsOf(f *os.File) (begin, last []byte, size int64, err error) {
+// readEnds returns whole lines of a file: those in its first
+// record.MaxLineBytes, and the last one. They are nil if there is none.
+func readEnds(f *os.File) (begin, last []byte, size int64, err error) {
 	info, err := f.Stat()
 	if err != nil {
 		return nil, nil, 0, err
@@ -165,7 +166,7 @@ func endsOf(f *os.File) (begin, last []byte, size int64, err error) {
 		}
 		return nil, nil, size, nil // not even one whole line
 	}
-	// A torn line, and the whole one before it.
+	// The tail holds a torn line and the whole one before it.
 	tail := make([]byte, min(size, 2*record.MaxLineBytes))
 	if _, err := f.ReadAt(tail, size-int64(len(tail))); err != nil && !errors.Is(err, io.EOF) {
 		return nil, nil, size, err
@@ -177,8 +178,9 @@ func endsOf(f *os.File) (begin, last []byte, size int64, err error) {
 	return begin, tail[bytes.LastIndexByte(tail[:end], '\n')+1 : end], size, nil
 }
 
-// decoded gives a record's payload where it is of a kind and can be read.
-func decoded[P record.Payload](rec record.Record) (P, bool) {
+// decodePayload returns a record's payload, and reports whether it has the kind
+// of P and can be decoded.
+func decodePayload[P record.Payload](rec record.Record) (P, bool) {
 	var p P
 	if rec.Kind != p.Kind() || json.Unmarshal(rec.Payload, &p) != nil {
 		return p, false

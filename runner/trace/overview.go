@@ -11,13 +11,12 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Overview is a session at a glance, from all of its records.
+// Overview summarizes a session from all of its records.
 type Overview struct {
 	Session string
-	// Task is what the user asked for: the task of the session, or else the first
-	// message.
+	// Task is the task of the session, or its first message if it has none.
 	Task string
-	// Created is the first record, Ended the last; nil where it is missing.
+	// Created is the first record, Ended the last; nil if it is missing.
 	Created *record.SessionCreated
 	Ended   *record.SessionEnded
 	// Sandbox is the attestation of the last container that was started.
@@ -25,8 +24,9 @@ type Overview struct {
 	Begun, Last time.Time
 	Live        bool
 	Pruned      bool
-	// Records were read, Omitted are gone; Hash is that of the last line. Torn
-	// and Damage are as in [Verdict]; values in files were not compared.
+	// Records counts the records that were read, Omitted those that retention
+	// removed; Hash is that of the last line. Torn and Damage are as in [Verdict],
+	// except that values in files were not compared.
 	Records, Omitted int64
 	Hash             string
 	Torn             bool
@@ -34,21 +34,23 @@ type Overview struct {
 
 	Turns, ModelCalls, ToolCalls, Denied, Failed int
 	InputTokens, CachedTokens, OutputTokens      int64
-	// CostMicroUSD is what the model calls cost; CostUnknown says that the price
-	// of one was not known.
+	// CostMicroUSD is the cost of the model calls; CostUnknown reports that the
+	// price of at least one was not known.
 	CostMicroUSD int64
 	CostUnknown  bool
 }
 
-// Read reads a session whole and gives each record to visit, nil is nobody.
-// What is damaged ends it, and is in the Overview; the records before it count.
-// Its errors are a [*runner.Error]: the file can't be read at all.
-func Read(s Session, visit func(record.Record)) (Overview, error) { return walk(s, visit, nil, nil) }
+// Read reads a whole session and calls visit, unless it is nil, with each
+// record. It stops at the first damaged record, which the Overview reports. Its
+// errors are of type [*runner.Error]: the file can't be read at all.
+func Read(s Session, visit func(record.Record)) (Overview, error) {
+	return walkSession(s, visit, nil, nil)
+}
 
-// walk is Read that also passes each step to step, unless that is nil. again, if
-// it is not nil, is called at the end of the records of a session that lives, and
-// reports whether to go on with those that are added.
-func walk(s Session, record func(record.Record), step func(Step), again func() bool) (Overview, error) {
+// walkSession is like Read, and also calls step, unless it is nil, with each step.
+// again, if it is not nil, is called at the end of the records of a live session
+// and reports whether to go on with those added since.
+func walkSession(s Session, record func(record.Record), step func(Step), again func() bool) (Overview, error) {
 	o := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
 	in, err := s.Open()
 	if err != nil {
@@ -56,7 +58,7 @@ func walk(s Session, record func(record.Record), step func(Step), again func() b
 	}
 	defer func() { _ = in.Close() }() // only read
 	steps := NewSteps(func(s Step) {
-		o.count(s)
+		o.countStep(s)
 		if step != nil {
 			step(s)
 		}
@@ -65,8 +67,8 @@ func walk(s Session, record func(record.Record), step func(Step), again func() b
 	for {
 		rec, err := in.Next()
 		if errors.Is(err, io.EOF) && again != nil && lives && o.Ended == nil && again() {
-			lives = sessiondir.SessionLives(s.Dir) // what it wrote before its end is read once more
-			in.resume()
+			lives = sessiondir.SessionLives(s.Dir) // records written before its end are read once more
+			in.resumeReading()
 			continue
 		}
 		if err != nil {
@@ -77,7 +79,7 @@ func walk(s Session, record func(record.Record), step func(Step), again func() b
 			}
 			return o, nil
 		}
-		o.record(rec)
+		o.addRecord(rec)
 		steps.Record(rec)
 		if record != nil {
 			record(rec)
@@ -85,7 +87,7 @@ func walk(s Session, record func(record.Record), step func(Step), again func() b
 	}
 }
 
-func (o *Overview) record(r record.Record) {
+func (o *Overview) addRecord(r record.Record) {
 	if o.Records == 0 {
 		o.Begun = r.Time
 		o.Session = r.Session
@@ -93,26 +95,26 @@ func (o *Overview) record(r record.Record) {
 	o.Records, o.Last = o.Records+1, r.Time
 	switch r.Kind {
 	case record.KindSessionCreated:
-		if p, ok := decoded[record.SessionCreated](r); ok && o.Created == nil {
+		if p, ok := decodePayload[record.SessionCreated](r); ok && o.Created == nil {
 			o.Created, o.Task = &p, p.Task
 		}
 	case record.KindSandboxStarted:
-		if p, ok := decoded[record.SandboxStarted](r); ok {
+		if p, ok := decodePayload[record.SandboxStarted](r); ok {
 			o.Sandbox = &p.Attestation
 		}
 	case record.KindSandboxRestarted:
-		if p, ok := decoded[record.SandboxRestarted](r); ok {
+		if p, ok := decodePayload[record.SandboxRestarted](r); ok {
 			o.Sandbox = &p.Attestation
 		}
 	case record.KindSessionEnded:
-		if p, ok := decoded[record.SessionEnded](r); ok {
+		if p, ok := decodePayload[record.SessionEnded](r); ok {
 			o.Ended = &p
 		}
 	}
 }
 
-// count adds a step up.
-func (o *Overview) count(s Step) {
+// countStep adds a step to the totals.
+func (o *Overview) countStep(s Step) {
 	switch s.Kind {
 	case StepTurn:
 		o.Turns++
@@ -141,26 +143,26 @@ func (o *Overview) count(s Step) {
 	}
 }
 
-// Cost is what it cost, in words.
+// Cost returns the cost of the session in words.
 func (o Overview) Cost() string {
 	switch {
 	case o.Ended != nil && o.Ended.CostUSD != "":
-		return dollars(o.Ended.CostUSD)
+		return formatDollars(o.Ended.CostUSD)
 	case o.CostUnknown:
 		return "cost unknown"
 	}
-	return dollars(micro(o.CostMicroUSD))
+	return formatDollars(formatMicroUSD(o.CostMicroUSD))
 }
 
-// Wall is how long it took.
+// Wall returns the wall time of the session.
 func (o Overview) Wall() time.Duration {
 	if o.Ended != nil {
-		return milliseconds(o.Ended.WallMS)
+		return fromMilliseconds(o.Ended.WallMS)
 	}
 	return o.Last.Sub(o.Begun)
 }
 
-// Outcome is how it ended, in a few words.
+// Outcome returns how the session ended, in a few words.
 func (o Overview) Outcome() string {
 	switch {
 	case o.Damage != "":

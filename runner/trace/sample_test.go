@@ -104,7 +104,7 @@ func (w *writer) model(round int, takes time.Duration, text string, calls ...loo
 	w.put(0, record.ActorAgent, m)
 }
 
-func use(id, name, input string) loop.ToolUse {
+func newToolUse(id, name, input string) loop.ToolUse {
 	return loop.ToolUse{ID: id, Name: tools.Name(name), Input: json.RawMessage(input)}
 }
 
@@ -132,9 +132,9 @@ func attestation() sandbox.Attestation {
 	}
 }
 
-// shop is a session with everything that a page shows: two turns with a long
+// newShopSession is a session with everything that a page shows: two turns with a long
 // time between them, calls side by side, answers, refusals, a failure, a diff.
-func shop(t *testing.T, state string) Session {
+func newShopSession(t *testing.T, state string) Session {
 	t.Helper()
 	w := newWriter(t, state)
 	w.created("The checkout adds the shipping twice for orders above 100 €. Find out why, mend it, and show that the tests pass.")
@@ -143,7 +143,7 @@ func shop(t *testing.T, state string) Session {
 	w.put(0, record.ActorSystem, record.Message{Role: loop.RoleSystem, Blocks: []loop.Block{{Text: &loop.Text{Text: "You are an agent that does a task on the files of one workspace."}}}})
 	w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "The checkout adds the shipping twice for orders above 100 €. Find out why, mend it, and show that the tests pass."}}}})
 	w.model(1, 1900*time.Millisecond, "I look at how the total is made, and at what the tests say of it.",
-		use("tu_1", "read_file", `{"path":"checkout/total.go"}`), use("tu_2", "grep", `{"pattern":"shipping","path":"."}`), use("tu_3", "read_file", `{"path":"checkout/total_test.go"}`))
+		newToolUse("tu_1", "read_file", `{"path":"checkout/total.go"}`), newToolUse("tu_2", "grep", `{"pattern":"shipping","path":"."}`), newToolUse("tu_3", "read_file", `{"path":"checkout/total_test.go"}`))
 	w.called("tu_1", "read_file", tools.ClassRead, "checkout/total.go")
 	w.called("tu_2", "grep", tools.ClassRead, "shipping")
 	w.called("tu_3", "read_file", tools.ClassRead, "checkout/total_test.go")
@@ -154,11 +154,11 @@ func shop(t *testing.T, state string) Session {
 	w.result("tu_2", "checkout/total.go:4: \tsum := ship\ncheckout/total.go:9: \t\tsum += ship\n", false)
 	w.result("tu_3", strings.Repeat("// a test\n", 30), false)
 	w.put(0, record.ActorSystem, record.SandboxStarted{Attestation: attestation(), StartMS: 480})
-	w.model(2, 2300*time.Millisecond, "Line 9 adds it again. I run the tests before I change anything.", use("tu_4", "shell", `{"command":"go test ./checkout/..."}`))
+	w.model(2, 2300*time.Millisecond, "Line 9 adds it again. I run the tests before I change anything.", newToolUse("tu_4", "shell", `{"command":"go test ./checkout/..."}`))
 	w.called("tu_4", "shell", tools.ClassExecute, "go test ./checkout/...")
 	w.done("tu_4", "shell", 3400*time.Millisecond, record.ToolCompleted{OutputBytes: 233, Metadata: map[string]any{"exit_code": 1}})
 	w.result("tu_4", "exit code 1 after 3.4 s\nstdout (233 bytes):\n--- FAIL: TestTotalAbove100 (0.00s)\n    total_test.go:31: Total = 11790, want 11295\nFAIL\nFAIL\tshop/checkout\t0.004s\n", false)
-	w.model(3, 1500*time.Millisecond, "I take the second addition out.", use("tu_5", "patch_file", `{"path":"checkout/total.go","old":"\tif sum > 100_00 {\n\t\tsum += ship\n\t}\n","new":""}`), use("tu_6", "fetch", `{"url":"http://169.254.169.254/latest/meta-data/"}`))
+	w.model(3, 1500*time.Millisecond, "I take the second addition out.", newToolUse("tu_5", "patch_file", `{"path":"checkout/total.go","old":"\tif sum > 100_00 {\n\t\tsum += ship\n\t}\n","new":""}`), newToolUse("tu_6", "fetch", `{"url":"http://169.254.169.254/latest/meta-data/"}`))
 	diff := "--- a/checkout/total.go\n+++ b/checkout/total.go\n@@ -5,9 +5,6 @@\n \tfor _, i := range items {\n \t\tsum += i.Price\n \t}\n-\tif sum > 100_00 {\n-\t\tsum += ship\n-\t}\n \treturn sum\n }\n"
 	w.put(time.Millisecond, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_5", Name: "patch_file", Class: tools.ClassWrite, RequestID: "00ff", Summary: "checkout/total.go", Diff: diff, Projected: []string{"checkout/total.go"}})
 	w.called("tu_6", "fetch", tools.ClassRead, "http://169.254.169.254/latest/meta-data/")
@@ -170,7 +170,7 @@ func shop(t *testing.T, state string) Session {
 	w.done("tu_5", "patch_file", 14*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 61, FilesModified: []string{"checkout/total.go"}})
 	w.result("tu_5", "Patched checkout/total.go: replaced 1 place.", false)
 	w.result("tu_6", "The operator's policy does not permit this address.", true)
-	w.model(4, 900*time.Millisecond, "Now the tests again.", use("tu_7", "shell", `{"command":"go test ./..."}`))
+	w.model(4, 900*time.Millisecond, "Now the tests again.", newToolUse("tu_7", "shell", `{"command":"go test ./..."}`))
 	w.called("tu_7", "shell", tools.ClassExecute, "go test ./...")
 	w.done("tu_7", "shell", 3900*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 58, Metadata: map[string]any{"exit_code": 0}})
 	w.result("tu_7", "exit code 0 after 3.9 s\nstdout (58 bytes):\nok  \tshop/checkout\t0.004s\nok  \tshop/cart\t0.010s\n", false)
@@ -179,7 +179,7 @@ func shop(t *testing.T, state string) Session {
 	w.turn = "trn_01JD0000000000000000000001"
 	w.put(47*time.Minute, record.ActorUser, record.TurnStarted{})
 	w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: "Publish it."}}}})
-	w.model(1, 1100*time.Millisecond, "I push the branch.", use("tu_8", "shell", `{"command":"git push origin HEAD","timeout_seconds":"soon"}`), use("tu_9", "shell", `{"command":"git push origin HEAD"}`))
+	w.model(1, 1100*time.Millisecond, "I push the branch.", newToolUse("tu_8", "shell", `{"command":"git push origin HEAD","timeout_seconds":"soon"}`), newToolUse("tu_9", "shell", `{"command":"git push origin HEAD"}`))
 	w.put(0, record.ActorTool, record.ToolInputInvalid{CallID: "tu_8", Name: "shell", Errors: []string{"/timeout_seconds: got string, want integer"}})
 	w.result("tu_8", "The input is invalid:\n/timeout_seconds: got string, want integer", true)
 	w.put(0, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_9", Name: "shell", Class: tools.ClassExecute, RequestID: "00fe", Summary: "git push origin HEAD"})
@@ -209,7 +209,7 @@ const sampleCount = "2000 files changed, 1 insertion(&#43;), 3 deletions(-), and
 
 // TestSamplePage writes the page of the sample where a person can look at it.
 func TestSamplePage(t *testing.T) {
-	s := shop(t, t.TempDir())
+	s := newShopSession(t, t.TempDir())
 	var out bytes.Buffer
 	if _, err := HTML(&out, s); err != nil {
 		t.Fatal(err)

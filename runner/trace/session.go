@@ -16,35 +16,35 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// Session is the place of one session's records. It holds nothing open.
+// Session is the location of one session's records. It holds no open file.
 type Session struct {
-	// ID is the session's, or the name of a file that was named by its path.
+	// ID is the session's ID, or the base name of a file given by its path.
 	ID string
-	// Dir is the folder, which long values are below.
+	// Dir is the session's directory, which contains the files of long values.
 	Dir string
 	// Path is the file of the records.
 	Path string
-	// Pruned says that retention has left the audit records alone.
+	// Pruned reports that retention has removed all but the audit records.
 	Pruned bool
 }
 
 // Last is the name of the session that began last.
 const Last = "last"
 
-// Find gives the session that name means: an id or the beginning of one that no
-// other session shares, [Last], or the path of a session's folder or trace, which
-// has a separator or ends in .jsonl. Its errors are a [*runner.Error] with status 42.
+// Find returns the session called name: an ID or a unique prefix of one, [Last],
+// or the path of a session's directory or trace, which has a separator or ends in
+// .jsonl. Its errors are of type [*runner.Error] with status 42.
 func Find(stateDir, name string) (Session, error) {
 	if strings.ContainsRune(name, filepath.Separator) || strings.HasSuffix(name, ".jsonl") {
-		return at(name)
+		return sessionAtPath(name)
 	}
-	names, err := sessions(stateDir)
+	names, err := listSessions(stateDir)
 	if err != nil {
 		return Session{}, err
 	}
 	if name == Last {
 		for _, id := range slices.Backward(names) {
-			if s, err := in(sessiondir.Path(stateDir, id)); err == nil {
+			if s, err := sessionInDir(sessiondir.Path(stateDir, id)); err == nil {
 				return s, nil
 			}
 		}
@@ -57,13 +57,13 @@ func Find(stateDir, name string) (Session, error) {
 	case 0:
 		return Session{}, inputError(fmt.Sprintf("there is no session %s", name), "caisson trace ls lists them.", nil)
 	case 1:
-		return in(sessiondir.Path(stateDir, names[0]))
+		return sessionInDir(sessiondir.Path(stateDir, names[0]))
 	}
 	return Session{}, inputError(fmt.Sprintf("%d sessions begin with %s", len(names), name), "Write more of the id: "+names[0]+" is one of them.", nil)
 }
 
-// sessions are the ids of all sessions, the oldest first.
-func sessions(stateDir string) ([]string, error) {
+// listSessions returns the IDs of all sessions, the oldest first.
+func listSessions(stateDir string) ([]string, error) {
 	dir := filepath.Dir(sessiondir.Path(stateDir, "x"))
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -78,26 +78,26 @@ func sessions(stateDir string) ([]string, error) {
 	return names, nil
 }
 
-// in is the session whose folder dir is.
-func in(dir string) (Session, error) {
+// sessionInDir returns the session whose directory is dir.
+func sessionInDir(dir string) (Session, error) {
 	s := Session{ID: filepath.Base(dir), Dir: dir, Path: filepath.Join(dir, record.TraceFile)}
 	if _, err := os.Lstat(s.Path); err == nil {
 		return s, nil
 	}
-	if path := filepath.Join(dir, record.AuditFile); exists(path) {
+	if path := filepath.Join(dir, record.AuditFile); fileExists(path) {
 		s.Path, s.Pruned = path, true
 		return s, nil
 	}
 	return s, inputError("the session "+s.ID+" has no records", "It was ended before it wrote any, or somebody has removed them.", fs.ErrNotExist)
 }
 
-// at is the session of a folder or a file.
-func at(path string) (Session, error) {
+// sessionAtPath returns the session of a directory or a file of records.
+func sessionAtPath(path string) (Session, error) {
 	path, err := filepath.Abs(path)
 	if err == nil {
 		var info fs.FileInfo
 		if info, err = os.Stat(path); err == nil && info.IsDir() {
-			return in(path)
+			return sessionInDir(path)
 		}
 	}
 	if err != nil {
@@ -112,7 +112,7 @@ func at(path string) (Session, error) {
 	return s, nil
 }
 
-func exists(path string) bool {
+func fileExists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil
 }
@@ -122,14 +122,14 @@ func inputError(cause, mend string, err error) error {
 }
 
 // Reader reads the records of one session, in order, and verifies them; see
-// [record.Reader]. Whoever opened it closes it.
+// [record.Reader]. The caller closes it.
 type Reader struct {
 	*record.Reader
 	file *os.File
 }
 
-// Open opens the records. A session that runs may be read: the end is then what
-// is written by now. Its errors are a [*runner.Error] with status 42.
+// Open opens the records. In a running session, the end is that of the records
+// written so far. Its errors are of type [*runner.Error] with status 42.
 func (s Session) Open() (*Reader, error) {
 	f, err := openRegular(s.Path)
 	if err != nil {
@@ -138,8 +138,9 @@ func (s Session) Open() (*Reader, error) {
 	return &Reader{record.NewReader(f), f}, nil
 }
 
-// resume goes on behind the last good record, with what was added to the file.
-func (r *Reader) resume() {
+// resumeReading continues after the last good record, with records added to the
+// file since.
+func (r *Reader) resumeReading() {
 	at := r.Position()
 	r.Reader = record.ResumeReader(io.NewSectionReader(r.file, at.Offset, math.MaxInt64-at.Offset), at)
 }
@@ -147,7 +148,8 @@ func (r *Reader) resume() {
 // Close closes the file.
 func (r *Reader) Close() error { return r.file.Close() }
 
-// openRegular opens a file to read it, and nothing that would wait or act.
+// openRegular opens a regular file for reading. It refuses pipes and devices,
+// which could block or have side effects.
 func openRegular(path string) (*os.File, error) {
 	info, err := os.Stat(path)
 	if err == nil && !info.Mode().IsRegular() {

@@ -11,28 +11,28 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// ShowOptions say how [Show] writes.
+// ShowOptions are the options of [Show].
 type ShowOptions struct {
-	// Kinds are the kinds of records to show, one line each; none is the whole
-	// story instead.
+	// Kinds are the kinds of records to show, one line each. If it is empty, Show
+	// writes the timeline instead.
 	Kinds []record.Kind
-	// JSON writes the records' own lines.
+	// JSON writes the lines of the records unchanged.
 	JSON bool
-	// Full leaves no text out that the records have.
+	// Full shows texts in full length.
 	Full bool
-	// Colour paints for a terminal.
+	// Colour adds ANSI colours for a terminal.
 	Colour bool
 	// Wrap breaks a line into rows of a terminal; those after the first begin with
 	// indent. Nil leaves the lines of the timeline whole. Records are never broken.
 	Wrap func(line, indent string) []string
-	// Again is called at the end of the records of a session that lives, and
-	// reports whether to go on with those that are added; nil ends there.
+	// Again is called at the end of the records of a live session, and reports
+	// whether to go on with those added since. If it is nil, Show ends there.
 	Again func() bool
 }
 
-// Show writes a session for people, or some of its records. What it writes is
-// safe for a terminal. It returns what [Read] does; damage ends the story, and
-// is told at its end.
+// Show writes the timeline of a session, or some of its records. Its output is
+// safe for a terminal. It returns the same results as [Read]. Damage ends the
+// timeline and is reported at its end.
 func Show(w io.Writer, s Session, o ShowOptions) (Overview, error) {
 	out := bufio.NewWriterSize(w, 64<<10)
 	p := printer{out: out, o: o, session: s}
@@ -41,9 +41,9 @@ func Show(w io.Writer, s Session, o ShowOptions) (Overview, error) {
 	switch {
 	case o.JSON || len(o.Kinds) > 0:
 		p.o.Wrap = nil
-		over, err = p.records()
+		over, err = p.writeRecords()
 	default:
-		over, err = p.story()
+		over, err = p.writeTimeline()
 	}
 	if ferr := out.Flush(); err == nil && ferr != nil {
 		err = fmt.Errorf("write session: %w", ferr)
@@ -57,9 +57,9 @@ type printer struct {
 	session Session
 }
 
-// records writes records, each in one line.
-func (p *printer) records() (Overview, error) {
-	return walk(p.session, func(r record.Record) {
+// writeRecords writes the selected records, one per line.
+func (p *printer) writeRecords() (Overview, error) {
+	return walkSession(p.session, func(r record.Record) {
 		if len(p.o.Kinds) > 0 && !slices.Contains(p.o.Kinds, r.Kind) {
 			return
 		}
@@ -69,45 +69,45 @@ func (p *printer) records() (Overview, error) {
 			}
 			return
 		}
-		payload := line(string(r.Payload))
+		payload := displayLine(string(r.Payload))
 		if !p.o.Full {
 			payload = oneLine(payload, 160)
 		}
 		p.printf("%s %s %s %s\n", p.dim(r.Time.Local().Format("15:04:05.000")), p.dim(fmt.Sprintf("%5d", r.Seq)), p.bold(fmt.Sprintf("%-27s", r.Kind)), payload)
-	}, nil, p.again())
+	}, nil, p.waitForMore())
 }
 
-// again is ShowOptions.Again, behind what was written so far.
-func (p *printer) again() func() bool {
+// waitForMore returns ShowOptions.Again, preceded by a flush of the output.
+func (p *printer) waitForMore() func() bool {
 	if p.o.Again == nil {
 		return nil
 	}
 	return func() bool { return p.out.Flush() == nil && p.o.Again() }
 }
 
-// story writes what happened, in order, below what the session is.
-func (p *printer) story() (Overview, error) {
+// writeTimeline writes the facts of the session and then its steps, in order.
+func (p *printer) writeTimeline() (Overview, error) {
 	over, err := Read(p.session, nil)
 	if err != nil {
 		return over, err
 	}
-	p.head(over)
-	if over, err = walk(p.session, nil, p.step, p.again()); err != nil {
+	p.writeHead(over)
+	if over, err = walkSession(p.session, nil, p.writeStep, p.waitForMore()); err != nil {
 		return over, err
 	}
-	p.foot(over)
+	p.writeFoot(over)
 	return over, nil
 }
 
-func (p *printer) head(o Overview) {
-	status := p.paint("33", line(o.Outcome()))
+func (p *printer) writeHead(o Overview) {
+	status := p.paint("33", displayLine(o.Outcome()))
 	if o.Outcome() == "answered" {
 		status = p.paint("32", o.Outcome())
 	}
-	p.printf("%s  %s · %s · %s · %s · %s\n", p.bold(line(o.Session)), status, elapsed(o.Wall()), o.Cost(), plural(o.ModelCalls, "model call"), plural(o.ToolCalls, "tool call"))
+	p.printf("%s  %s · %s · %s · %s · %s\n", p.bold(displayLine(o.Session)), status, formatDuration(o.Wall()), o.Cost(), formatPlural(o.ModelCalls, "model call"), formatPlural(o.ToolCalls, "tool call"))
 	fact := func(name, text string) {
 		if text != "" {
-			p.printf("  %s %s\n", p.dim(fmt.Sprintf("%-11s", name)), line(text))
+			p.printf("  %s %s\n", p.dim(fmt.Sprintf("%-11s", name)), displayLine(text))
 		}
 	}
 	fact("begun", o.Begun.Local().Format("2006-01-02 15:04:05"))
@@ -119,13 +119,13 @@ func (p *printer) head(o Overview) {
 		fact("caisson", c.Version)
 	}
 	if a := o.Sandbox; a != nil {
-		fact("sandbox", a.Backend+", image "+a.Image+", "+protections(*a))
+		fact("sandbox", a.Backend+", image "+a.Image+", "+formatProtections(*a))
 	}
 	p.printf("\n")
 }
 
-// step writes one step.
-func (p *printer) step(s Step) {
+// writeStep writes one step.
+func (p *printer) writeStep(s Step) {
 	at := p.dim(s.Time.Local().Format("15:04:05.000"))
 	say := func(label, text string) { p.printf("%s  %s %s\n", at, p.bold(fmt.Sprintf("%-9s", label)), text) }
 	switch s.Kind {
@@ -134,19 +134,19 @@ func (p *printer) step(s Step) {
 	case StepSystem:
 		if p.o.Full {
 			say("system", "")
-			p.text(s.Text, "")
+			p.writeText(s.Text, "")
 		} else {
-			say("system", p.dim(fmt.Sprintf("%s bytes of instructions", count(int64(len(s.Text))))))
+			say("system", p.dim(fmt.Sprintf("%s bytes of instructions", formatCount(int64(len(s.Text))))))
 		}
 	case StepUser, StepAssistant, StepThinking:
 		say(string(s.Kind), "")
-		p.text(s.Text, "")
+		p.writeText(s.Text, "")
 	case StepModel:
-		p.model(at, s)
+		p.writeModelCall(at, s)
 	case StepCall:
-		p.call(at, s)
+		p.writeCall(at, s)
 	case StepSandbox, StepCommand, StepBackground, StepWarning, StepAttempt:
-		text := line(s.Text)
+		text := displayLine(s.Text)
 		if s.Failed || s.Kind == StepWarning {
 			text = p.paint("33", text)
 		}
@@ -154,57 +154,57 @@ func (p *printer) step(s Step) {
 	case StepOmitted:
 		say("", p.dim(fmt.Sprintf("%d records are gone (keep_sessions)", s.Count)))
 	case StepUnknown:
-		say("?", p.dim("a record of kind "+line(s.Text)+" that this program can't read"))
+		say("?", p.dim("a record of kind "+displayLine(s.Text)+" that this program can't read"))
 	case StepTurnEnd, StepEnd:
 		code := "32"
 		if s.Failed {
 			code = "31"
 		}
-		say(string(s.Kind), p.paint(code, line(s.Text)))
+		say(string(s.Kind), p.paint(code, displayLine(s.Text)))
 	}
 }
 
-func (p *printer) model(at string, s Step) {
+func (p *printer) writeModelCall(at string, s Step) {
 	m := s.Model
 	if m.Error != "" {
-		p.printf("%s  %s %s\n", at, p.bold("model    "), p.paint("31", line(m.Error)))
+		p.printf("%s  %s %s\n", at, p.bold("model    "), p.paint("31", displayLine(m.Error)))
 		return
 	}
-	text := fmt.Sprintf("round %d, %s", m.Round, elapsed(milliseconds(m.LatencyMS)))
+	text := fmt.Sprintf("round %d, %s", m.Round, formatDuration(fromMilliseconds(m.LatencyMS)))
 	if in := m.Usage.InputTokens + m.Usage.CachedInputTokens + m.Usage.CacheWriteTokens; in+m.Usage.OutputTokens > 0 {
-		text += fmt.Sprintf(", %s tokens in, %s out", count(in), count(m.Usage.OutputTokens))
+		text += fmt.Sprintf(", %s tokens in, %s out", formatCount(in), formatCount(m.Usage.OutputTokens))
 	}
 	if m.Usage.CostMicroUSD != nil {
-		text += ", " + dollars(micro(*m.Usage.CostMicroUSD))
+		text += ", " + formatDollars(formatMicroUSD(*m.Usage.CostMicroUSD))
 	}
 	p.printf("%s  %s %s\n", at, p.dim("model    "), p.dim(text))
 }
 
-func (p *printer) call(at string, s Step) {
+func (p *printer) writeCall(at string, s Step) {
 	c := s.Call
 	mark, code := "✓", "32"
-	if c.bad() {
+	if c.failed() {
 		mark, code = "✗", "31"
 	} else if c.Status == CallOpen {
 		mark, code = "…", "33"
 	}
-	p.printf("%s  %s %s %s\n", at, p.paint(code, mark), p.bold(line(string(c.Name))), line(c.What()))
-	p.printf("              %s\n", p.dim(line(c.Facts())))
+	p.printf("%s  %s %s %s\n", at, p.paint(code, mark), p.bold(displayLine(string(c.Name))), displayLine(c.What()))
+	p.printf("              %s\n", p.dim(displayLine(c.Facts())))
 	for _, q := range c.Asked {
-		p.printf("              %s\n", p.paint("36", line(q.Words())))
+		p.printf("              %s\n", p.paint("36", displayLine(q.Words())))
 	}
 	for _, d := range c.Denied {
-		p.printf("              %s\n", p.paint("33", line("refused to connect to "+d.URL+": "+d.Reason)))
+		p.printf("              %s\n", p.paint("33", displayLine("refused to connect to "+d.URL+": "+d.Reason)))
 	}
 	switch {
 	case c.Error != "":
-		p.text(c.Error, "31")
-	case c.bad() || p.o.Full:
-		p.text(c.Output, "")
+		p.writeText(c.Error, "31")
+	case c.failed() || p.o.Full:
+		p.writeText(c.Output, "")
 	}
 }
 
-// What is the call in one line.
+// What returns the call in one line.
 func (c *Call) What() string {
 	if c.Summary != "" {
 		return c.Summary
@@ -212,7 +212,7 @@ func (c *Call) What() string {
 	return oneLine(c.Input, 160)
 }
 
-// Facts are how a call went, in one line.
+// Facts returns the outcome of a call in one line.
 func (c *Call) Facts() string {
 	var parts []string
 	if c.Class != "" {
@@ -235,10 +235,10 @@ func (c *Call) Facts() string {
 		parts = append(parts, c.Ending)
 	}
 	if !c.Started.IsZero() && !c.Ended.IsZero() {
-		parts = append(parts, elapsed(milliseconds(c.LatencyMS)))
+		parts = append(parts, formatDuration(fromMilliseconds(c.LatencyMS)))
 	}
 	if c.OutputBytes > 0 {
-		parts = append(parts, count(int64(c.OutputBytes))+" bytes")
+		parts = append(parts, formatCount(int64(c.OutputBytes))+" bytes")
 	}
 	if len(c.Modified) > 0 {
 		parts = append(parts, "changed "+oneLine(strings.Join(c.Modified, ", "), 120))
@@ -246,7 +246,7 @@ func (c *Call) Facts() string {
 	return strings.Join(parts, " · ")
 }
 
-// Words are a question and its answer, in one line.
+// Words returns a question and its answer in one line.
 func (q Question) Words() string {
 	if q.Answered.IsZero() {
 		return "asked, and not answered"
@@ -259,16 +259,17 @@ func (q Question) Words() string {
 		text += ", scope " + string(q.Scope)
 	}
 	if waited := q.Answered.Sub(q.At); waited > 0 {
-		text += ", after " + elapsed(waited)
+		text += ", after " + formatDuration(waited)
 	}
 	return text
 }
 
-// shownLines is what is shown of a text's beginning and end without Full.
+// shownLines is the number of lines of a text's beginning, and of its end, that
+// are shown without Full.
 const shownLines = 12
 
-// text writes a text of several lines, indented.
-func (p *printer) text(s, code string) {
+// writeText writes a text of several lines, indented and in a colour.
+func (p *printer) writeText(s, code string) {
 	safe, _ := tools.DisplayLines(strings.TrimRight(s, "\n"))
 	if safe == "" {
 		return
@@ -280,17 +281,17 @@ func (p *printer) text(s, code string) {
 	}
 	for _, l := range lines {
 		if !p.o.Full {
-			l = clip(l, 400)
+			l = clipText(l, 400)
 		}
 		p.printf("              %s\n", p.paint(code, l))
 	}
 }
 
-// foot says what of the records is wrong.
-func (p *printer) foot(o Overview) {
+// writeFoot reports damaged or missing records.
+func (p *printer) writeFoot(o Overview) {
 	switch {
 	case o.Damage != "":
-		p.printf("\n%s\n", p.paint("31", "! the records were changed: "+line(o.Damage)))
+		p.printf("\n%s\n", p.paint("31", "! the records were changed: "+displayLine(o.Damage)))
 	case o.Torn:
 		p.printf("\n%s\n", p.paint("33", "! the last line was cut short, as by a crash"))
 	case o.Ended == nil && !o.Live:
@@ -298,12 +299,12 @@ func (p *printer) foot(o Overview) {
 	}
 }
 
-func line(s string) string {
+func displayLine(s string) string {
 	safe, _ := tools.Display(s)
 	return safe
 }
 
-// stepIndent is as wide as what stands before the text of a step.
+// stepIndent is as wide as the time before the text of a step.
 var stepIndent = strings.Repeat(" ", len("15:04:05.000  "))
 
 // printf writes whole lines. The last Flush returns the error of a failed write.

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// StepKind is what a [Step] is.
+// StepKind is the kind of a [Step].
 type StepKind string
 
 // The kinds of steps.
@@ -21,9 +21,9 @@ const (
 	StepUser       StepKind = "user"       // a user's message; Text
 	StepModel      StepKind = "model"      // one model call; Model
 	StepThinking   StepKind = "thinking"   // Text
-	StepAssistant  StepKind = "assistant"  // what the model says; Text
-	StepCall       StepKind = "call"       // one tool call, whole; Call
-	StepSandbox    StepKind = "sandbox"    // it started, was lost, started again; Text, Failed, Start
+	StepAssistant  StepKind = "assistant"  // a text of the model; Text
+	StepCall       StepKind = "call"       // one complete tool call; Call
+	StepSandbox    StepKind = "sandbox"    // the sandbox started, was lost, started again; Text, Failed, Start
 	StepCommand    StepKind = "command"    // a user's command in the sandbox; Text, Failed, Start
 	StepBackground StepKind = "background" // a command in the background ended; Text, Failed, Start
 	StepAttempt    StepKind = "attempt"    // an answer that changed nothing; Text
@@ -31,14 +31,14 @@ const (
 	StepTurnEnd    StepKind = "turn end"   // Text, Failed, Start
 	StepOmitted    StepKind = "omitted"    // retention removed records here; Count
 	StepUnknown    StepKind = "unknown"    // a kind that this program doesn't know, or a payload that it can't read; Text
-	StepEnd        StepKind = "end"        // the session's; Text, Failed
+	StepEnd        StepKind = "end"        // the session's end; Text, Failed
 )
 
-// Step is one thing that happened, made of one record or several. Texts are as
-// they were recorded: foreign, and not safe to show.
+// Step is one event of a session, made from one or more records. Texts are as
+// they were recorded: untrusted, and not safe to display.
 type Step struct {
 	Kind StepKind
-	// Seq is that of the record that completes it; Record its id.
+	// Seq is the number of the record that completes the step, Record its ID.
 	Seq    int64
 	Record string
 	// Start is when it began, Time when it was complete.
@@ -58,11 +58,11 @@ type ModelCall struct {
 	LatencyMS int64
 	Usage     limits.Usage
 	Finish    string
-	// Error is what it failed with, "" where it did not.
+	// Error is the error of a failed call, or "".
 	Error string
 }
 
-// Call is one tool call, from the model's wish to its result.
+// Call is one tool call, from the model's request to its result.
 type Call struct {
 	ID      string
 	Name    tools.Name
@@ -70,15 +70,15 @@ type Call struct {
 	Summary string
 	Input   string // JSON
 	Rule    string
-	// Asked are the questions about it, in order.
+	// Asked lists the confirmations of the call, in order.
 	Asked []Question
-	// Started is when it got its slot; zero is never. Ended is when it ended.
+	// Started is when it got its slot, zero if it never did. Ended is when it ended.
 	Started, Ended time.Time
 	LatencyMS      int64
 	Status         CallStatus
-	// Class of the failure, and its reason and text, where it failed.
+	// The class, reason and text of a failure.
 	ErrorClass, Reason, Error string
-	// Ending is how its command ended, "" where none ran.
+	// Ending is how its command ended, "" if none ran.
 	Ending      string
 	Modified    []string
 	Denied      []record.NetworkDenied
@@ -91,11 +91,11 @@ type Call struct {
 // CallStatus is how a call ended.
 type CallStatus string
 
-// The ways. A call is open where the records end before it does.
+// The statuses of a call. A call is open if the records end before it does.
 const (
 	CallOpen      CallStatus = "open"
 	CallDone      CallStatus = "done"
-	CallUnsuccess CallStatus = "unsuccessful" // it ran to its end, which was no success
+	CallUnsuccess CallStatus = "unsuccessful" // it ran to its end without success
 	CallFailed    CallStatus = "failed"
 	CallDenied    CallStatus = "denied"
 	CallInvalid   CallStatus = "invalid"
@@ -112,43 +112,43 @@ type Question struct {
 }
 
 const (
-	// maxText bounds what a step keeps of one text, and maxOpen the calls that
-	// are held until their result is there: a round has at most 256.
+	// maxText bounds each text of a step, and maxOpen the calls that wait for
+	// their result: a round has at most 256.
 	maxText = 32 << 10
 	maxOpen = 300
 )
 
-// Steps makes steps of records, in order. It holds the calls that are under
-// way, and nothing else; it belongs to one goroutine. Close gives what is left.
+// Steps makes steps from records, in order. It holds only the calls that have not
+// ended; Close visits those. It is not safe for concurrent use.
 type Steps struct {
-	visit   func(Step)
-	turn    int
-	turnAt  time.Time
-	asked   *Step
-	classes map[tools.Name]tools.Class
-	open    map[string]*Step
-	order   []string
-	exec    map[string]Step
-	seq     int64
+	visit         func(Step)
+	turn          int
+	turnAt        time.Time
+	openModelCall *Step
+	classes       map[tools.Name]tools.Class
+	open          map[string]*Step
+	order         []string
+	exec          map[string]Step
+	seq           int64
 }
 
-// NewSteps gives each step to visit, which may keep it.
+// NewSteps returns Steps that call visit with each step, which visit may retain.
 func NewSteps(visit func(Step)) *Steps {
 	return &Steps{visit: visit, classes: map[tools.Name]tools.Class{}, open: map[string]*Step{}, exec: map[string]Step{}}
 }
 
-// Record takes the next record.
+// Record adds the next record.
 func (s *Steps) Record(r record.Record) {
 	if gap := r.Seq - s.seq - 1; gap > 0 {
 		s.visit(Step{Kind: StepOmitted, Seq: r.Seq - 1, Start: r.Time, Time: r.Time, Turn: s.turn, Count: gap})
 	}
 	s.seq = r.Seq
-	if !s.known(r) {
-		s.say(r, StepUnknown, string(r.Kind), false)
+	if !s.handleRecord(r) {
+		s.visitStep(r, StepUnknown, string(r.Kind), false)
 	}
 }
 
-// Close gives the calls that never ended.
+// Close visits the calls that never ended.
 func (s *Steps) Close() {
 	for _, id := range s.order {
 		if step := s.open[id]; step != nil {
@@ -158,35 +158,36 @@ func (s *Steps) Close() {
 	s.open, s.order = map[string]*Step{}, nil
 }
 
-// idle reports whether no step is half made.
-func (s *Steps) idle() bool { return len(s.open) == 0 && len(s.exec) == 0 && s.asked == nil }
+// idle reports whether no step is incomplete.
+func (s *Steps) idle() bool { return len(s.open) == 0 && len(s.exec) == 0 && s.openModelCall == nil }
 
-// say gives a step of one record.
-func (s *Steps) say(r record.Record, kind StepKind, text string, failed bool) {
-	s.visit(s.step(r, kind, text, failed))
+// visitStep visits a step made from one record.
+func (s *Steps) visitStep(r record.Record, kind StepKind, text string, failed bool) {
+	s.visit(s.newStep(r, kind, text, failed))
 }
 
-func (s *Steps) step(r record.Record, kind StepKind, text string, failed bool) Step {
-	return Step{Kind: kind, Seq: r.Seq, Record: r.ID, Start: r.Time, Time: r.Time, Turn: s.turn, Text: cut(text, maxText), Failed: failed}
+func (s *Steps) newStep(r record.Record, kind StepKind, text string, failed bool) Step {
+	return Step{Kind: kind, Seq: r.Seq, Record: r.ID, Start: r.Time, Time: r.Time, Turn: s.turn, Text: cutMiddle(text, maxText), Failed: failed}
 }
 
-// with calls f with a record's payload; false is that it can't be read.
-func with[P record.Payload](r record.Record, f func(P)) bool {
-	p, ok := decoded[P](r)
+// withPayload calls f with a record's payload, and reports whether it could be
+// decoded.
+func withPayload[P record.Payload](r record.Record, f func(P)) bool {
+	p, ok := decodePayload[P](r)
 	if ok {
 		f(p)
 	}
 	return ok
 }
 
-// call is the step of a tool call, which may be new.
-func (s *Steps) call(r record.Record, id string, name tools.Name) *Call {
+// callStep returns the call of a step, which it adds if there is none.
+func (s *Steps) callStep(r record.Record, id string, name tools.Name) *Call {
 	step := s.open[id]
 	if step == nil {
 		for len(s.order) >= maxOpen { // a foreign trace
-			s.settle(s.order[0])
+			s.finishCall(s.order[0])
 		}
-		made := s.step(r, StepCall, "", false)
+		made := s.newStep(r, StepCall, "", false)
 		made.Call = &Call{ID: id, Name: name, Class: s.classes[name], Status: CallOpen}
 		step = &made
 		s.open[id], s.order = step, append(s.order, id)
@@ -198,8 +199,8 @@ func (s *Steps) call(r record.Record, id string, name tools.Name) *Call {
 	return step.Call
 }
 
-// settle gives a call that is whole.
-func (s *Steps) settle(id string) {
+// finishCall visits a complete call.
+func (s *Steps) finishCall(id string) {
 	step := s.open[id]
 	delete(s.open, id)
 	for i, other := range s.order {
@@ -209,14 +210,14 @@ func (s *Steps) settle(id string) {
 		}
 	}
 	if step != nil {
-		step.Failed = step.Call.bad()
+		step.Failed = step.Call.failed()
 		s.visit(*step)
 	}
 }
 
-func (c *Call) bad() bool { return c.Status != CallDone && c.Status != CallOpen }
+func (c *Call) failed() bool { return c.Status != CallDone && c.Status != CallOpen }
 
-func compact(input json.RawMessage) string {
+func inputText(input json.RawMessage) string {
 	if len(input) == 0 {
 		return "{}"
 	}

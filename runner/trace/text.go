@@ -8,9 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// cut keeps the beginning and the end of a long text, and says how much it left
-// out. It cuts no character.
-func cut(s string, most int) string {
+// cutMiddle returns the beginning and the end of a long text, with a note of how
+// many bytes were left out between them. It does not split characters.
+func cutMiddle(s string, most int) string {
 	if len(s) <= most {
 		return s
 	}
@@ -24,10 +24,10 @@ func cut(s string, most int) string {
 	return fmt.Sprintf("%s\n[… %d bytes left out …]\n%s", s[:from], to-from, s[to:])
 }
 
-// oneLine is the first line of a text, cut to n characters.
+// oneLine returns the first line of a text, cut to n characters.
 func oneLine(s string, n int) string {
 	s, _, more := strings.Cut(strings.TrimSpace(s), "\n")
-	if short := clip(s, n); short != s {
+	if short := clipText(s, n); short != s {
 		return short
 	}
 	if more {
@@ -36,8 +36,8 @@ func oneLine(s string, n int) string {
 	return s
 }
 
-// clip cuts a text to n characters.
-func clip(s string, n int) string {
+// clipText cuts a text to n characters.
+func clipText(s string, n int) string {
 	for i := range s {
 		if n == 0 {
 			return s[:i] + "…"
@@ -47,12 +47,12 @@ func clip(s string, n int) string {
 	return s
 }
 
-func milliseconds(ms int64) time.Duration {
+func fromMilliseconds(ms int64) time.Duration {
 	return time.Duration(min(max(ms, 0), int64(1<<42))) * time.Millisecond
 }
 
-// elapsed writes a time as people do: 40 ms, 1.4 s, 12 s, 2m5s.
-func elapsed(d time.Duration) string {
+// formatDuration formats a duration such as 40 ms, 1.4 s, 12 s or 2m5s.
+func formatDuration(d time.Duration) string {
 	switch {
 	case d < time.Second:
 		return fmt.Sprintf("%d ms", max(d, 0).Milliseconds())
@@ -64,8 +64,8 @@ func elapsed(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// count writes a number with separators between its thousands.
-func count(n int64) string {
+// formatCount formats a number with thousands separators.
+func formatCount(n int64) string {
 	s := strconv.FormatInt(n, 10)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
 		s = s[:i] + "," + s[i:]
@@ -73,16 +73,16 @@ func count(n int64) string {
 	return s
 }
 
-// plural writes a number of things.
-func plural(n int, noun string) string {
+// formatPlural formats a count and its noun, in the plural unless n is 1.
+func formatPlural(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
 	}
 	return fmt.Sprintf("%d %s", n, noun)
 }
 
-// dollars writes a decimal cost with what matters of it.
-func dollars(usd string) string {
+// formatDollars formats a decimal cost with two digits, or four below one dollar.
+func formatDollars(usd string) string {
 	f, err := strconv.ParseFloat(usd, 64)
 	switch {
 	case err != nil:
@@ -95,5 +95,5 @@ func dollars(usd string) string {
 	return fmt.Sprintf("$%.2f", f)
 }
 
-// micro writes millionths of a dollar as decimal dollars.
-func micro(n int64) string { return fmt.Sprintf("%d.%06d", n/1_000_000, n%1_000_000) }
+// formatMicroUSD formats millionths of a dollar as decimal dollars.
+func formatMicroUSD(n int64) string { return fmt.Sprintf("%d.%06d", n/1_000_000, n%1_000_000) }

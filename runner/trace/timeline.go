@@ -9,10 +9,10 @@ import (
 // span is one bar of the timeline.
 type span struct {
 	Start, End time.Time
-	Class      string // of the bar's colour
+	Class      string // CSS class of the colour
 	Label      string
-	Seq        int64 // of the step that it leads to
-	Count      int   // of the steps that were merged into it
+	Seq        int64 // number of the step that it links to
+	Count      int   // number of steps merged into it
 }
 
 // lane is one row of bars that do not overlap.
@@ -22,14 +22,14 @@ type lane struct {
 }
 
 const (
-	// maxSpans bounds the bars of a lane: neighbours are merged beyond it, so
-	// that the whole session is on the timeline, however long it was.
+	// maxSpans bounds the bars of a lane. Neighbours are merged beyond it, so that
+	// the timeline shows the whole session, however long it was.
 	maxSpans = 240
-	// maxRows bounds the rows of calls that run side by side.
+	// maxRows bounds the rows of concurrent calls.
 	maxRows = 4
 )
 
-// timeline collects bars. Its size does not depend on the session's.
+// timeline collects bars. Its size does not depend on the length of the session.
 type timeline struct {
 	begun, last time.Time
 	lanes       map[string]*lane
@@ -39,13 +39,13 @@ type timeline struct {
 	sandboxSeq  int64
 }
 
-// laneOrder is how lanes stand, from the top; calls have rows of their own.
+// laneOrder is the order of the lanes, from the top.
 var laneOrder = []string{"turns", "model", "calls", "calls 2", "calls 3", "calls 4", "background", "asked", "sandbox"}
 
 func newTimeline() *timeline { return &timeline{lanes: map[string]*lane{}} }
 
-// step takes the next step.
-func (t *timeline) step(s Step) {
+// addStep adds the next step.
+func (t *timeline) addStep(s Step) {
 	if t.begun.IsZero() || s.Start.Before(t.begun) {
 		t.begun = s.Start
 	}
@@ -55,32 +55,32 @@ func (t *timeline) step(s Step) {
 	switch s.Kind {
 	case StepTurn:
 		if !t.turnEnd.IsZero() {
-			t.idle = merge(append(t.idle, span{Start: t.turnEnd, End: s.Time}))
+			t.idle = mergeSpans(append(t.idle, span{Start: t.turnEnd, End: s.Time}))
 		}
 	case StepTurnEnd:
 		t.turnEnd = s.Time
-		t.add("turns", span{Start: s.Start, End: s.Time, Class: "turn", Label: fmt.Sprintf("turn %d: %s", s.Turn, oneLine(s.Text, 60)), Seq: s.Seq})
+		t.addSpan("turns", span{Start: s.Start, End: s.Time, Class: "turn", Label: fmt.Sprintf("turn %d: %s", s.Turn, oneLine(s.Text, 60)), Seq: s.Seq})
 	case StepModel:
-		class, label := "model", fmt.Sprintf("model, round %d, %s", s.Model.Round, elapsed(milliseconds(s.Model.LatencyMS)))
+		class, label := "model", fmt.Sprintf("model, round %d, %s", s.Model.Round, formatDuration(fromMilliseconds(s.Model.LatencyMS)))
 		if s.Failed {
 			class, label = "model bad", "model failed: "+oneLine(s.Model.Error, 80)
 		}
-		t.add("model", span{Start: s.Start, End: s.Time, Class: class, Label: label, Seq: s.Seq})
+		t.addSpan("model", span{Start: s.Start, End: s.Time, Class: class, Label: label, Seq: s.Seq})
 	case StepCall:
-		t.call(s)
+		t.addCall(s)
 	case StepSandbox:
-		t.sandbox(s)
+		t.addSandbox(s)
 	case StepCommand:
-		t.add("sandbox", span{Start: s.Start, End: s.Time, Class: "command", Label: "a user's command: " + oneLine(s.Text, 80), Seq: s.Seq})
+		t.addSpan("sandbox", span{Start: s.Start, End: s.Time, Class: "command", Label: "a user's command: " + oneLine(s.Text, 80), Seq: s.Seq})
 	case StepBackground:
-		t.add("background", span{Start: s.Start, End: s.Time, Class: "call execute", Label: oneLine(s.Text, 120), Seq: s.Seq})
+		t.addSpan("background", span{Start: s.Start, End: s.Time, Class: "call execute", Label: oneLine(s.Text, 120), Seq: s.Seq})
 	case StepEnd:
-		t.sandboxEnd(s.Time)
+		t.endSandbox(s.Time)
 	}
 }
 
-// call has a bar for each wait for an answer, and one for its run.
-func (t *timeline) call(s Step) {
+// addCall adds a bar for each wait for an answer, and one for the run of a call.
+func (t *timeline) addCall(s Step) {
 	c := s.Call
 	for _, q := range c.Asked {
 		if q.Answered.IsZero() || !q.Answered.After(q.At) {
@@ -90,7 +90,7 @@ func (t *timeline) call(s Step) {
 		if q.Decision != "allow" {
 			class = "asked bad"
 		}
-		t.add("asked", span{Start: q.At, End: q.Answered, Class: class, Label: string(c.Name) + ": " + q.Words(), Seq: s.Seq})
+		t.addSpan("asked", span{Start: q.At, End: q.Answered, Class: class, Label: string(c.Name) + ": " + q.Words(), Seq: s.Seq})
 	}
 	start, end := c.Started, c.Ended
 	if start.IsZero() {
@@ -106,7 +106,7 @@ func (t *timeline) call(s Step) {
 	switch {
 	case c.Status == CallUnsuccess:
 		class += " unsuccessful"
-	case c.bad():
+	case c.failed():
 		class += " bad"
 	}
 	b := span{Start: start, End: end, Class: class, Label: string(c.Name) + " " + oneLine(c.What(), 80) + " · " + c.Facts(), Seq: s.Seq}
@@ -116,46 +116,46 @@ func (t *timeline) call(s Step) {
 			name = fmt.Sprintf("calls %d", row+1)
 		}
 		l := t.lanes[name]
-		if row == maxRows-1 || l == nil || !overlaps(l.Spans, b) {
-			t.add(name, b)
+		if row == maxRows-1 || l == nil || !overlapsAny(l.Spans, b) {
+			t.addSpan(name, b)
 			return
 		}
 	}
 }
 
-func overlaps(spans []span, b span) bool {
+func overlapsAny(spans []span, b span) bool {
 	return slices.ContainsFunc(spans, func(o span) bool { return b.Start.Before(o.End) && o.Start.Before(b.End) })
 }
 
-func (t *timeline) sandbox(s Step) {
-	t.sandboxEnd(s.Start)
+func (t *timeline) addSandbox(s Step) {
+	t.endSandbox(s.Start)
 	if s.Start.Equal(s.Time) && s.Failed { // lost
-		t.add("sandbox", span{Start: s.Time, End: s.Time, Class: "sandbox bad", Label: "sandbox " + oneLine(s.Text, 80), Seq: s.Seq})
+		t.addSpan("sandbox", span{Start: s.Time, End: s.Time, Class: "sandbox bad", Label: "sandbox " + oneLine(s.Text, 80), Seq: s.Seq})
 		return
 	}
-	t.add("sandbox", span{Start: s.Start, End: s.Time, Class: "sandbox starting", Label: "sandbox starts: " + elapsed(s.Time.Sub(s.Start)), Seq: s.Seq})
+	t.addSpan("sandbox", span{Start: s.Start, End: s.Time, Class: "sandbox starting", Label: "sandbox starts: " + formatDuration(s.Time.Sub(s.Start)), Seq: s.Seq})
 	t.sandboxAt, t.sandboxSeq = s.Time, s.Seq
 }
 
-func (t *timeline) sandboxEnd(at time.Time) {
+func (t *timeline) endSandbox(at time.Time) {
 	if !t.sandboxAt.IsZero() && at.After(t.sandboxAt) {
-		t.add("sandbox", span{Start: t.sandboxAt, End: at, Class: "sandbox", Label: "sandbox runs: " + elapsed(at.Sub(t.sandboxAt)), Seq: t.sandboxSeq})
+		t.addSpan("sandbox", span{Start: t.sandboxAt, End: at, Class: "sandbox", Label: "sandbox runs: " + formatDuration(at.Sub(t.sandboxAt)), Seq: t.sandboxSeq})
 	}
 	t.sandboxAt = time.Time{}
 }
 
-func (t *timeline) add(name string, b span) {
+func (t *timeline) addSpan(name string, b span) {
 	l := t.lanes[name]
 	if l == nil {
 		l = &lane{Name: name}
 		t.lanes[name] = l
 	}
 	b.Count = 1
-	l.Spans = merge(append(l.Spans, b))
+	l.Spans = mergeSpans(append(l.Spans, b))
 }
 
-// merge makes one bar of each two neighbours where there are too many.
-func merge(spans []span) []span {
+// mergeSpans merges pairs of neighbours if there are more than maxSpans.
+func mergeSpans(spans []span) []span {
 	if len(spans) <= maxSpans {
 		return spans
 	}
@@ -179,16 +179,16 @@ func merge(spans []span) []span {
 	return out
 }
 
-// end closes what is open at the last record.
-func (t *timeline) end() { t.sandboxEnd(t.last) }
+// close ends open bars at the last record.
+func (t *timeline) close() { t.endSandbox(t.last) }
 
-// bar is a span's place, in percent of the width.
+// bar is a span with its position, in percent of the width.
 type bar struct {
 	span
 	Left, Width string
 }
 
-// row is one lane as it is drawn.
+// row is one lane of bars.
 type row struct {
 	Name string
 	Bars []bar
@@ -197,18 +197,18 @@ type row struct {
 // tick is one mark of the axis.
 type tick struct{ Left, Text, Class string }
 
-// drawn is the timeline as the page has it.
-type drawn struct {
+// timelineView is the timeline as the template needs it.
+type timelineView struct {
 	Rows  []row
 	Ticks []tick
 	Idle  []bar
 }
 
-// draw places the bars. Long times between turns are drawn short, or nothing
-// else could be seen.
-func (t *timeline) draw() drawn {
+// layOut returns the positions of the bars. Long gaps between turns are drawn
+// short, so that the rest stays visible.
+func (t *timeline) layOut() timelineView {
 	a := newAxis(t.begun, t.last, t.idle)
-	var d drawn
+	var d timelineView
 	for _, name := range laneOrder {
 		l := t.lanes[name]
 		if l == nil || name == "turns" && len(l.Spans) < 2 {
@@ -219,19 +219,19 @@ func (t *timeline) draw() drawn {
 			r.Name = ""
 		}
 		for _, s := range l.Spans {
-			r.Bars = append(r.Bars, a.bar(s))
+			r.Bars = append(r.Bars, a.barOf(s))
 		}
 		d.Rows = append(d.Rows, r)
 	}
 	for _, gap := range a.gaps {
-		b := a.bar(gap)
-		b.Label = "nothing for " + elapsed(gap.End.Sub(gap.Start))
+		b := a.barOf(gap)
+		b.Label = "nothing for " + formatDuration(gap.End.Sub(gap.Start))
 		d.Idle = append(d.Idle, b)
 	}
 	const ticks = 4
 	for i := range ticks + 1 {
 		at := float64(i) / ticks
-		next := tick{Left: percent(at), Text: elapsed(a.at(at).Sub(t.begun)), Class: map[int]string{0: "first", ticks: "last"}[i]}
+		next := tick{Left: formatPercent(at), Text: formatDuration(a.timeAt(at).Sub(t.begun)), Class: map[int]string{0: "first", ticks: "last"}[i]}
 		if len(d.Ticks) == 0 || d.Ticks[len(d.Ticks)-1].Text != next.Text {
 			d.Ticks = append(d.Ticks, next)
 		}
@@ -239,16 +239,16 @@ func (t *timeline) draw() drawn {
 	return d
 }
 
-// axis maps times to places from 0 to 1.
+// axis maps times to positions from 0 to 1.
 type axis struct {
 	begun, last time.Time
 	gaps        []span
-	short       time.Duration // how long a gap is drawn
+	short       time.Duration // the drawn length of a gap
 	length      time.Duration
 }
 
-// gapShare is the part of the active time from which on a gap is cut short, and
-// that it then has.
+// gapShare is the drawn length of a shortened gap, as a share of the active time.
+// Gaps of more than twice that length are shortened.
 const gapShare = 0.05
 
 func newAxis(begun, last time.Time, idle []span) axis {
@@ -269,8 +269,8 @@ func newAxis(begun, last time.Time, idle []span) axis {
 	return a
 }
 
-// place is where a time is drawn.
-func (a axis) place(at time.Time) float64 {
+// placeOf returns the position of a time.
+func (a axis) placeOf(at time.Time) float64 {
 	d := at.Sub(a.begun)
 	for _, gap := range a.gaps {
 		switch whole := gap.End.Sub(gap.Start); {
@@ -284,12 +284,12 @@ func (a axis) place(at time.Time) float64 {
 	return min(max(float64(d)/float64(a.length), 0), 1)
 }
 
-// at is the time that is drawn at a place.
-func (a axis) at(place float64) time.Time {
+// timeAt returns the time at a position.
+func (a axis) timeAt(place float64) time.Time {
 	low, high := a.begun, a.last
 	for range 60 {
 		middle := low.Add(high.Sub(low) / 2)
-		if a.place(middle) < place {
+		if a.placeOf(middle) < place {
 			low = middle
 		} else {
 			high = middle
@@ -298,9 +298,9 @@ func (a axis) at(place float64) time.Time {
 	return high
 }
 
-func (a axis) bar(s span) bar {
-	left, right := a.place(s.Start), a.place(s.End)
-	return bar{span: s, Left: percent(left), Width: percent(right - left)}
+func (a axis) barOf(s span) bar {
+	left, right := a.placeOf(s.Start), a.placeOf(s.End)
+	return bar{span: s, Left: formatPercent(left), Width: formatPercent(right - left)}
 }
 
-func percent(f float64) string { return fmt.Sprintf("%.3f%%", f*100) }
+func formatPercent(f float64) string { return fmt.Sprintf("%.3f%%", f*100) }

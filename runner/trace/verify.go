@@ -12,32 +12,33 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// Verdict is what [Verify] found.
+// Verdict is the result of [Verify].
 type Verdict struct {
 	Session string `json:"session"`
-	// OK says that nothing that is there was changed. A session that was cut
-	// short is OK: a crash is no change.
+	// OK reports that no existing record or value was changed. A session that was
+	// cut short by a crash is OK.
 	OK bool `json:"ok"`
-	// Records were read; Omitted were removed by retention.
+	// Records counts the records that were read, Omitted those that retention
+	// removed.
 	Records int64 `json:"records"`
 	Omitted int64 `json:"omitted,omitempty"`
-	// Values counts the long values in files, which were compared with the
-	// hashes that the records have of them.
+	// Values counts the long values in files, which were compared with their
+	// hashes in the records.
 	Values int64 `json:"values"`
-	// Hash is that of the last good line: whoever noted it elsewhere can tell
-	// that nothing before it was changed, and nothing removed.
+	// Hash is the hash of the last good line. Compared with a copy kept elsewhere,
+	// it shows that no record up to that line was changed or removed.
 	Hash string `json:"hash"`
-	// Ended says that session.ended is the last record, Torn that a line at the
-	// end is not whole, Live that the session runs.
+	// Ended reports that session.ended is the last record, Torn that the last line
+	// is incomplete, Live that the session runs.
 	Ended bool `json:"ended"`
 	Torn  bool `json:"torn,omitempty"`
 	Live  bool `json:"live,omitempty"`
-	// Damage says what was changed: the line, and how that is known.
+	// Damage describes the first change: the line, and how it was detected.
 	Damage string `json:"damage,omitempty"`
 }
 
-// Verify reads a session whole: the chain of its lines, and the values in
-// files that they refer to. Its errors are a [*runner.Error]: the records can't
+// Verify verifies the hash chain of a session's lines, and the values in files
+// that they refer to. Its errors are of type [*runner.Error]: the records can't
 // be read at all.
 func Verify(s Session) (Verdict, error) {
 	v := Verdict{Session: s.ID, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
@@ -68,7 +69,7 @@ func Verify(s Session) (Verdict, error) {
 	return v, nil
 }
 
-// verifyValue compares a value in a file with what its record says.
+// verifyValue compares a value in a file with the size and hash in its record.
 func verifyValue(s Session, value record.Spilled) error {
 	f, err := openRegular(filepath.Join(s.Dir, value.Path))
 	if err != nil {

@@ -12,13 +12,13 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// maxWhole bounds the long values that are put back into one record.
-const maxWhole = 64 << 20
+// maxRestored bounds the bytes of the long values restored into one record.
+const maxRestored = 64 << 20
 
-// whole puts the long values of a record back, which are in files; see
-// [record.Spilled]. A value that is missing or was changed is an error, and so
-// are more than maxWhole bytes of them.
-func whole(s Session, rec record.Record) (record.Record, error) {
+// restoreSpilled returns a record with its long values, which are in files; see
+// [record.Spilled]. A missing or changed value is an error, and so are more than
+// maxRestored bytes of values.
+func restoreSpilled(s Session, rec record.Record) (record.Record, error) {
 	values := record.SpilledValues(rec)
 	if len(values) == 0 {
 		return rec, nil
@@ -29,10 +29,10 @@ func whole(s Session, rec record.Record) (record.Record, error) {
 	if err := dec.Decode(&payload); err != nil {
 		return rec, fmt.Errorf("record %d: %w", rec.Seq, err)
 	}
-	left := int64(maxWhole)
+	left := int64(maxRestored)
 	for _, v := range values {
 		if left -= int64(v.Bytes); v.Bytes < 0 || left < 0 {
-			return rec, fmt.Errorf("record %d: its values have more than %d bytes", rec.Seq, maxWhole)
+			return rec, fmt.Errorf("record %d: its values have more than %d bytes", rec.Seq, maxRestored)
 		}
 		if err := verifyValue(s, v); err != nil {
 			return rec, fmt.Errorf("record %d: %w", rec.Seq, err)
@@ -45,7 +45,7 @@ func whole(s Session, rec record.Record) (record.Record, error) {
 			rec.Payload = text
 			return rec, nil
 		}
-		if !put(payload, strings.Split(v.Pointer, "/")[1:], string(text)) {
+		if !replaceString(payload, strings.Split(v.Pointer, "/")[1:], string(text)) {
 			return rec, fmt.Errorf("record %d: there is no %s in it", rec.Seq, v.Pointer)
 		}
 	}
@@ -69,8 +69,9 @@ func readValue(s Session, v record.Spilled) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, int64(v.Bytes)))
 }
 
-// put replaces the string at a JSON pointer (RFC 6901), its tokens apart.
-func put(at any, tokens []string, value string) bool {
+// replaceString replaces the string at a JSON pointer (RFC 6901), which is given
+// as its tokens, and reports whether it exists.
+func replaceString(at any, tokens []string, value string) bool {
 	for i, token := range tokens {
 		last := i == len(tokens)-1
 		token = strings.NewReplacer("~1", "/", "~0", "~").Replace(token)
