@@ -24,24 +24,24 @@ import (
 )
 
 const (
-	// maxPatchBytes bounds the patch in an answer of JSON; /patch has the whole.
+	// maxPatchBytes bounds the patch in a JSON response; /patch returns all of it.
 	maxPatchBytes = 4 << 20
 	// applyTime bounds an apply, whether the client waits for it or not.
 	applyTime = 10 * time.Minute
 )
 
-// Diff is what a session changed, so far or in all.
+// Diff describes the changes of a session, so far or in all.
 type Diff struct {
 	Session string `json:"session"`
 	State   State  `json:"state"`
 	Mode    string `json:"mode" doc:"bind: the changes are in the workspace; overlay: they are kept apart, until they are applied"`
-	// Changes says what became of those of an overlay.
+	// Changes is the state of an overlay's changes.
 	Changes      string                `json:"changes,omitempty" doc:"of an overlay: kept, applied, discarded, expired, empty"`
 	Files        []record.Changed      `json:"files" nullable:"false"`
 	FilesOmitted int                   `json:"files_omitted,omitempty" doc:"changed files that are not listed"`
 	Count        record.ChangeCount    `json:"count" doc:"all changed files, and their lines"`
 	HostExecuted []record.HostExecuted `json:"host_executed" nullable:"false" doc:"changed files that a program of the host would run or obey, to be read first, deleted ones that bounded it, and symlinks that lead out of the workspace"`
-	// HostExecutedOmitted counts those that are not listed.
+	// HostExecutedOmitted counts the files that HostExecuted does not list.
 	HostExecutedOmitted int    `json:"host_executed_omitted,omitempty"`
 	Conflicts           []Note `json:"conflicts" nullable:"false" doc:"changes whose files changed in the workspace meanwhile"`
 	LeftOut             []Note `json:"left_out" nullable:"false" doc:"changes that an apply leaves out"`
@@ -51,19 +51,19 @@ type Diff struct {
 	PatchPartial bool   `json:"patch_partial" doc:"the patch is cut, or holds bytes that are no UTF-8: GET …/patch has the very bytes"`
 }
 
-// Note is a path and what is to be said of it.
+// Note is a path with a remark.
 type Note = record.PathNote
 
-// ApplyRequest says how changes are applied.
+// ApplyRequest has the options of an apply.
 type ApplyRequest struct {
 	SkipConflicts bool `json:"skip_conflicts,omitempty" doc:"apply what does not conflict, instead of nothing"`
-	// WithSymlinksOut applies symlinks that lead out of the workspace, too.
+	// WithSymlinksOut also applies symlinks that lead out of the workspace.
 	WithSymlinksOut bool `json:"with_symlinks_out,omitempty" doc:"also apply symlinks that lead out of the workspace: look at their targets first"`
 	DryRun          bool `json:"dry_run,omitempty" doc:"say what would be done, and do nothing"`
 	Discard         bool `json:"discard,omitempty" doc:"remove the changes instead"`
 }
 
-// Applied is what an apply did.
+// Applied is the result of an apply.
 type Applied struct {
 	Session   string `json:"session"`
 	Workspace string `json:"workspace"`
@@ -75,17 +75,17 @@ type Applied struct {
 	Failed    []Note `json:"failed" nullable:"false"`
 }
 
-// differences gives what a session changed: what it says of itself while it
-// lives, what is kept of it, or what its report says.
-func (s *Server) differences(ctx context.Context, id string) (Diff, string, error) {
-	dir, err := s.dirOf(id)
+// readDiff returns the changes of a session and their patch: from the session
+// while it is live, and otherwise from its kept changes or its report.
+func (s *Server) readDiff(ctx context.Context, id string) (Diff, string, error) {
+	dir, err := s.findDir(id)
 	if err != nil {
 		return Diff{}, "", err
 	}
-	if live := s.live(id); live != nil {
+	if live := s.liveSession(id); live != nil {
 		d, err := live.run.Differences(ctx)
 		if err == nil {
-			v := live.view(false)
+			v := live.sessionView(false)
 			out, patch := diffView(id, d)
 			out.State, out.Mode = v.State, v.Mode
 			if v.Mode == string(sandbox.ModeOverlay) {
@@ -94,17 +94,17 @@ func (s *Server) differences(ctx context.Context, id string) (Diff, string, erro
 			return out, patch, nil
 		}
 		if !errors.Is(err, runner.ErrOver) {
-			return Diff{}, "", s.internal("compare workspace", err)
+			return Diff{}, "", s.internalProblem("compare workspace", err)
 		}
-		if err := wait(ctx, live.closed); err != nil {
+		if err := waitClosed(ctx, live.closed); err != nil {
 			return Diff{}, "", err
 		}
 	}
-	return s.pastDifferences(ctx, id, dir)
+	return s.readPastDiff(ctx, id, dir)
 }
 
-// wait waits for the end of a session that is closing.
-func wait(ctx context.Context, closed <-chan struct{}) error {
+// waitClosed waits until a session has closed.
+func waitClosed(ctx context.Context, closed <-chan struct{}) error {
 	select {
 	case <-closed:
 		return nil
@@ -115,8 +115,8 @@ func wait(ctx context.Context, closed <-chan struct{}) error {
 
 func diffView(id string, d changes.Differences) (Diff, string) {
 	out := Diff{
-		Session: id, Files: listed(d.Changed), FilesOmitted: d.ChangedOmitted, Count: d.Count,
-		HostExecuted: listed(d.HostExecuted), HostExecutedOmitted: d.HostExecutedOmitted, Conflicts: listed(d.Conflicts), LeftOut: listed(d.LeftOut),
+		Session: id, Files: orEmpty(d.Changed), FilesOmitted: d.ChangedOmitted, Count: d.Count,
+		HostExecuted: orEmpty(d.HostExecuted), HostExecutedOmitted: d.HostExecutedOmitted, Conflicts: orEmpty(d.Conflicts), LeftOut: orEmpty(d.LeftOut),
 		Incomplete: d.Incomplete,
 	}
 	out.setPatch(d.Patch)
@@ -131,21 +131,21 @@ func (d *Diff) setPatch(patch string) {
 	d.PatchPartial = len(patch) > maxPatchBytes || !utf8.ValidString(patch)
 }
 
-// pastDifferences are those of a session that is not live here: what is kept of
-// it, or else what its report says.
-func (s *Server) pastDifferences(ctx context.Context, id, dir string) (Diff, string, error) {
+// readPastDiff returns the changes of a session that is not live here: its kept
+// changes, or those in its report.
+func (s *Server) readPastDiff(ctx context.Context, id, dir string) (Diff, string, error) {
 	p, err := readPast(id, dir)
 	if err != nil {
-		return Diff{}, "", s.internal("read session", err)
+		return Diff{}, "", s.internalProblem("read session", err)
 	}
-	v := p.view(sessiondir.Lives(s.opts.StateDir, id), false)
+	v := p.sessionView(sessiondir.Lives(s.opts.StateDir, id), false)
 	if v.State == StateElsewhere {
-		return Diff{}, "", problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Ask again once it has ended")
+		return Diff{}, "", newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Ask again once it has ended")
 	}
 	layers, err := sessiondir.OpenChanges(s.opts.StateDir, id)
 	if err == nil {
 		defer func() { _ = layers.Close() }() // only read
-		d, err := s.keptDifferences(ctx, layers)
+		d, err := s.readKeptDiff(ctx, layers)
 		if err != nil {
 			return Diff{}, "", err
 		}
@@ -161,23 +161,23 @@ func (s *Server) pastDifferences(ctx context.Context, id, dir string) (Diff, str
 	case p.ended != nil:
 		report = *p.ended
 	default:
-		return Diff{}, "", problem(http.StatusGone, "no_changes", "session "+id+" was interrupted, and kept no list of what it changed", "What it did in bind mode is in the workspace")
+		return Diff{}, "", newProblem(http.StatusGone, "no_changes", "session "+id+" was interrupted, and kept no list of what it changed", "What it did in bind mode is in the workspace")
 	}
-	out.Files, out.FilesOmitted, out.Count = listed(report.Changed), report.ChangedOmitted, report.ChangedCount
-	out.HostExecuted, out.HostExecutedOmitted, out.Incomplete = listed(report.HostExecuted), report.HostExecutedOmitted, report.Incomplete
+	out.Files, out.FilesOmitted, out.Count = orEmpty(report.Changed), report.ChangedOmitted, report.ChangedCount
+	out.HostExecuted, out.HostExecutedOmitted, out.Incomplete = orEmpty(report.HostExecuted), report.HostExecutedOmitted, report.Incomplete
 	if report.Overlay != nil {
 		out.Changes = s.layersState(dir, report.Overlay)
-		out.Conflicts, out.LeftOut = listed(report.Overlay.Conflicts), listed(report.Overlay.LeftOut)
+		out.Conflicts, out.LeftOut = orEmpty(report.Overlay.Conflicts), orEmpty(report.Overlay.LeftOut)
 	}
 	patch, err := os.ReadFile(filepath.Join(dir, "workspace.patch"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Diff{}, "", s.internal("read patch", err)
+		return Diff{}, "", s.internalProblem("read patch", err)
 	}
 	out.setPatch(string(patch))
 	return out, string(patch), nil
 }
 
-// layersState is what became of the changes since the session ended.
+// layersState returns the current state of the changes of an ended session.
 func (s *Server) layersState(dir string, then *record.OverlayResult) string {
 	l, err := overlay.Open(filepath.Join(dir, "overlay"))
 	if err != nil {
@@ -187,7 +187,7 @@ func (s *Server) layersState(dir string, then *record.OverlayResult) string {
 	return string(l.Info().State)
 }
 
-func (s *Server) keptDifferences(ctx context.Context, l *overlay.Layers) (changes.Differences, error) {
+func (s *Server) readKeptDiff(ctx context.Context, l *overlay.Layers) (changes.Differences, error) {
 	w, err := s.openWorkspace(l)
 	if err != nil {
 		return changes.Differences{}, err
@@ -206,7 +206,7 @@ func (s *Server) keptDifferences(ctx context.Context, l *overlay.Layers) (change
 
 func (s *Server) openWorkspace(l *overlay.Layers) (*runner.Workspace, error) {
 	if s.opts.OpenWorkspace == nil {
-		return nil, problem(http.StatusForbidden, "workspace", "this server opens no workspaces of ended sessions", "")
+		return nil, newProblem(http.StatusForbidden, "workspace", "this server opens no workspaces of ended sessions", "")
 	}
 	w, err := s.opts.OpenWorkspace(l.Info().Workspace)
 	if err != nil {
@@ -215,30 +215,30 @@ func (s *Server) openWorkspace(l *overlay.Layers) (*runner.Workspace, error) {
 	return w, nil
 }
 
-// changesProblem says what is wrong with kept changes.
+// changesProblem returns the problem for an error of kept changes.
 func (s *Server) changesProblem(i overlay.Info, err error) error {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
 	}
 	switch {
 	case errors.Is(err, overlay.ErrBusy):
-		return problem(http.StatusConflict, "busy", "the changes of session "+i.Session+", or others of its folder, are being applied", "Wait for that")
+		return newProblem(http.StatusConflict, "busy", "the changes of session "+i.Session+", or others of its folder, are being applied", "Wait for that")
 	case errors.Is(err, overlay.ErrOther):
-		return problem(http.StatusConflict, "other_folder", "session "+i.Session+" worked on another folder: the one that was "+i.Workspace+" then", "Take the patch")
+		return newProblem(http.StatusConflict, "other_folder", "session "+i.Session+" worked on another folder: the one that was "+i.Workspace+" then", "Take the patch")
 	case errors.Is(err, overlay.ErrTooMany):
-		return problem(http.StatusConflict, "too_many", fmt.Sprintf("session %s made more changes than are applied over HTTP: %d, or %d MiB of names and link targets",
+		return newProblem(http.StatusConflict, "too_many", fmt.Sprintf("session %s made more changes than are applied over HTTP: %d, or %d MiB of names and link targets",
 			i.Session, changes.ReadBounds.MaxEntries, changes.ReadBounds.MaxTextBytes>>20), "Apply them on the server's host, or discard them")
 	}
-	return s.internal("read changes", err)
+	return s.internalProblem("read changes", err)
 }
 
-// apply brings in what an overlay session changed, or discards it. A live
-// session is ended first: what is applied is what it left.
-func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied, error) {
+// applyChanges brings in what an overlay session changed, or discards it. A live
+// session is ended first, so that its changes are final.
+func (s *Server) applyChanges(ctx context.Context, id string, r ApplyRequest) (Applied, error) {
 	if r.Discard && (r.DryRun || r.SkipConflicts || r.WithSymlinksOut) {
-		return Applied{}, problem(http.StatusUnprocessableEntity, "invalid", "discard applies nothing, so it takes no other choice", "Leave them out")
+		return Applied{}, newProblem(http.StatusUnprocessableEntity, "invalid", "discard applies nothing, so it takes no other choice", "Leave them out")
 	}
-	dir, err := s.dirOf(id)
+	dir, err := s.findDir(id)
 	if err != nil {
 		return Applied{}, err
 	}
@@ -247,13 +247,13 @@ func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied,
 	}
 	p, err := readPast(id, dir)
 	if err != nil {
-		return Applied{}, s.internal("read session", err)
+		return Applied{}, s.internalProblem("read session", err)
 	}
-	if p.view(sessiondir.Lives(s.opts.StateDir, id), false).State == StateElsewhere {
-		return Applied{}, problem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
+	if p.sessionView(sessiondir.Lives(s.opts.StateDir, id), false).State == StateElsewhere {
+		return Applied{}, newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
 	}
-	// It ends as it should, whether the client waits or not, and the server waits.
-	ctx, done, err := s.finishing(ctx)
+	// The apply is completed even if the client leaves, and the server waits for it.
+	ctx, done, err := s.beginApply(ctx)
 	if err != nil {
 		return Applied{}, err
 	}
@@ -264,19 +264,19 @@ func (s *Server) apply(ctx context.Context, id string, r ApplyRequest) (Applied,
 		if errors.Is(err, overlay.ErrGone) {
 			status, code = http.StatusGone, "changes_gone"
 		}
-		return Applied{}, described(status, code, record.Problem{Cause: err.Error(), Mend: "Its diff shows what is known of them."})
+		return Applied{}, fromProblem(status, code, record.Problem{Cause: err.Error(), Mend: "Its diff shows what is known of them."})
 	}
 	defer func() { _ = layers.Close() }() // what was done is done
 	return s.applyLayers(ctx, layers, r)
 }
 
-// finishing begins what the end of the server waits for, up to a bound, and
-// until it is forced.
-func (s *Server) finishing(ctx context.Context) (_ context.Context, done func(), err error) {
+// beginApply returns a context for work that the server waits for when it stops.
+// The context ends after applyTime, or when the stop is forced.
+func (s *Server) beginApply(ctx context.Context) (_ context.Context, done func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closing {
-		return nil, nil, stopping()
+		return nil, nil, serverStopping()
 	}
 	s.ending.Add(1)
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -299,30 +299,31 @@ func (s *Server) finishing(ctx context.Context) (_ context.Context, done func(),
 
 // endForApply ends a live session that can be applied.
 func (s *Server) endForApply(ctx context.Context, id string, r ApplyRequest) error {
-	live := s.live(id)
+	live := s.liveSession(id)
 	if live == nil {
 		return nil
 	}
-	v := live.view(false)
+	v := live.sessionView(false)
 	switch {
 	case v.Mode != string(sandbox.ModeOverlay):
-		return problem(http.StatusConflict, "no_changes", "session "+id+" works on the folder itself", "What it changed is there; mode overlay keeps changes apart")
+		return newProblem(http.StatusConflict, "no_changes", "session "+id+" works on the folder itself", "What it changed is there; mode overlay keeps changes apart")
 	case v.State == StateRunning:
-		return problem(http.StatusConflict, "busy", "turn "+v.Turn+" runs", "Wait for its end, or cancel it")
+		return newProblem(http.StatusConflict, "busy", "turn "+v.Turn+" runs", "Wait for its end, or cancel it")
 	case r.DryRun:
-		return problem(http.StatusConflict, "busy", "session "+id+" lives", "GET …/diff shows what it changed and what conflicts; an apply ends it first")
+		return newProblem(http.StatusConflict, "busy", "session "+id+" lives", "GET …/diff shows what it changed and what conflicts; an apply ends it first")
 	}
 	if s.ctx.Err() != nil {
-		return stopping() // it may have cut a turn
+		return serverStopping() // it may have cut a turn
 	}
 	if !live.endIdle(clientOf(ctx).name()) {
-		return problem(http.StatusConflict, "busy", "a turn has begun, or is being cut short by the end of the session", "Wait for its end, or cancel it")
+		return newProblem(http.StatusConflict, "busy", "a turn has begun, or is being cut short by the end of the session", "Wait for its end, or cancel it")
 	}
-	return wait(ctx, live.closed)
+	return waitClosed(ctx, live.closed)
 }
 
-// endIdle ends a session in which no turn runs. One that is being ended while a
-// turn runs is not idle: what it has changed is half done.
+// endIdle ends a session in which no turn runs, and reports whether it did. A
+// session that is being ended during a turn is not idle: its changes are
+// incomplete.
 func (s *session) endIdle(client string) bool {
 	s.mu.Lock()
 	idle := s.ending && !s.cut || !s.ending && s.run.Status().Turn == ""
@@ -368,12 +369,12 @@ func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequ
 	if done == nil {
 		return Applied{}, s.changesProblem(info, err)
 	}
-	out.read(done, o)
+	out.setResult(done, o)
 	if err != nil {
 		out.Failed = append(out.Failed, Note{Path: ".", Why: err.Error()})
 	}
 	if done.Refused || len(out.Conflicts) > 0 && !r.SkipConflicts {
-		p := problem(http.StatusConflict, "conflicts", fmt.Sprintf("nothing is applied: %d changes conflict with what changed in the workspace meanwhile", len(out.Conflicts)),
+		p := newProblem(http.StatusConflict, "conflicts", fmt.Sprintf("nothing is applied: %d changes conflict with what changed in the workspace meanwhile", len(out.Conflicts)),
 			"skip_conflicts applies the rest")
 		p.Conflicts = out.Conflicts
 		return Applied{}, p
@@ -381,7 +382,7 @@ func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequ
 	return out, nil
 }
 
-func (a *Applied) read(r *overlay.Result, o overlay.ApplyOptions) {
+func (a *Applied) setResult(r *overlay.Result, o overlay.ApplyOptions) {
 	a.Changes = string(r.State)
 	for i := range r.Applied {
 		a.Applied = append(a.Applied, Note{Path: overlay.Quote(r.Applied[i].Path), Why: string(r.Applied[i].Kind)})

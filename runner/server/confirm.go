@@ -15,8 +15,8 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// Confirmation is a call that waits for an answer. What is executed is what is
-// shown: it is bound to the bytes by InputHash.
+// Confirmation is a call that waits for an answer. The answer is bound to the
+// input shown by InputHash.
 type Confirmation struct {
 	ID     string      `json:"id" doc:"128 random bits, in hex"`
 	Turn   string      `json:"turn"`
@@ -51,7 +51,7 @@ type Answer struct {
 	Scope    approval.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it holds: this call (default), this tool for the session, or this workspace, which needs the role admin; a scope that the confirmation does not offer counts as once"`
 }
 
-// Resolution is what became of a confirmation, as it was recorded.
+// Resolution is the recorded outcome of a confirmation.
 type Resolution struct {
 	Confirmation string            `json:"id"`
 	Turn         string            `json:"turn"`
@@ -62,72 +62,74 @@ type Resolution struct {
 	Client       string            `json:"client,omitempty" doc:"the client that answered" example:"http:alice"`
 }
 
-// confirmationID is what ids of confirmations look like.
+// confirmationID matches the ID of a confirmation.
 var confirmationID = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[0-9a-f]{32}$`)
 })
 
-// waiting lists the confirmations of a session that wait for an answer.
-func (s *session) waiting() []Confirmation {
+// pendingConfirmations returns the confirmations of a session that wait for an
+// answer.
+func (s *session) pendingConfirmations() []Confirmation {
 	list := []Confirmation{}
 	for _, c := range s.broker.Pending() {
 		turn := s.turnOf(c.ID)
 		if turn == "" {
-			continue // it is asked once its record is written
+			continue // its record is not written yet
 		}
 		v := Confirmation{
 			ID: c.ID, Turn: turn, CallID: c.CallID, Name: c.Name, Class: c.Class, Seq: c.Seq, Runs: c.Runs, Summary: c.Summary, Display: c.Input,
-			Exact: c.Exact, InputHash: c.InputHash, Projected: listed(c.Projected), Diff: c.Diff, Dangerous: c.Dangerous, Phrase: c.Phrase, Elided: c.DiffElided, Notices: c.Notices, Covers: c.Covers, Hidden: c.Hidden, Changed: c.Changed, Admin: c.RequiresAdmin,
-			Scopes: listed(c.Scopes), Expires: c.Expires.UTC(),
+			Exact: c.Exact, InputHash: c.InputHash, Projected: orEmpty(c.Projected), Diff: c.Diff, Dangerous: c.Dangerous, Phrase: c.Phrase, Elided: c.DiffElided, Notices: c.Notices, Covers: c.Covers, Hidden: c.Hidden, Changed: c.Changed, Admin: c.RequiresAdmin,
+			Scopes: orEmpty(c.Scopes), Expires: c.Expires.UTC(),
 		}
 		list = append(list, v)
 	}
 	return list
 }
 
-func listed[T any](s []T) []T {
+func orEmpty[T any](s []T) []T {
 	if s == nil {
 		return []T{}
 	}
 	return s
 }
 
-// answer answers a confirmation in the name of a client.
-func (s *session) answer(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
-	unknown := problem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
+// answerConfirmation answers a confirmation in the name of a client.
+func (s *session) answerConfirmation(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
+	unknown := newProblem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
 	asked := s.turnOf(id)
 	given := approval.Answer{Decision: a.Decision, Scope: a.Scope}
 	if !confirmationID().MatchString(id) || asked != "" && asked != turn {
-		// It is a record as well. The broker bounds those: nobody fills a trace.
+		// The attempt is recorded. The broker bounds these records, so that a client
+		// can't fill a trace.
 		if err := s.broker.Misdirected(id, given, from.name()); errors.Is(err, tools.ErrRecord) {
-			return Resolution{}, s.server.internal("record an attempt", err)
+			return Resolution{}, s.server.internalProblem("record an attempt", err)
 		}
 		return Resolution{}, unknown
 	}
-	if s.needsAdmin(id, given) && !from.has(RoleAdmin) {
+	if s.needsAdmin(id, given) && !from.hasRole(RoleAdmin) {
 		if err := s.broker.Forbidden(id, given, from.name()); err != nil {
-			return Resolution{}, s.server.internal("record an attempt", err)
+			return Resolution{}, s.server.internalProblem("record an attempt", err)
 		}
 		return Resolution{}, from.lacksRole(RoleAdmin)
 	}
-	// It is decided whether the client waits for it or not.
+	// The answer counts even if the client leaves.
 	got, err := s.broker.Answer(context.WithoutCancel(ctx), id, given, from.name())
 	if late, ok := errors.AsType[*approval.ResolvedError](err); ok {
-		p := problem(http.StatusConflict, "resolved", "it was answered before: "+string(late.Resolution.Decision)+", by "+by(late.Resolution), "That decision stands")
-		p.Resolution = new(resolution(late.Resolution, asked))
+		p := newProblem(http.StatusConflict, "resolved", "it was answered before: "+string(late.Resolution.Decision)+", by "+answeredBy(late.Resolution), "That decision stands")
+		p.Resolution = new(newResolution(late.Resolution, asked))
 		return Resolution{}, p
 	}
 	switch {
 	case errors.Is(err, approval.ErrUnknownConfirmation):
 		return Resolution{}, unknown
 	case errors.Is(err, tools.ErrRecord):
-		return Resolution{}, s.server.internal("record an answer: nothing was allowed", err)
+		return Resolution{}, s.server.internalProblem("record an answer: nothing was allowed", err)
 	case err != nil:
-		return Resolution{}, s.server.internal("answer", err)
+		return Resolution{}, s.server.internalProblem("answer", err)
 	}
 	s.server.log.Info("confirmation answered", zap.String("session", s.id), zap.String("confirmation", id),
 		zap.String("decision", string(got.Decision)), zap.String("client", from.label))
-	return resolution(got, asked), nil
+	return newResolution(got, asked), nil
 }
 
 // needsAdmin reports whether only an administrator may give an answer.
@@ -140,13 +142,13 @@ func (s *session) needsAdmin(id string, a approval.Answer) bool {
 	})
 }
 
-func by(r approval.Resolution) string {
+func answeredBy(r approval.Resolution) string {
 	if r.Client != "" {
 		return r.Client
 	}
 	return r.By
 }
 
-func resolution(r approval.Resolution, turn string) Resolution {
+func newResolution(r approval.Resolution, turn string) Resolution {
 	return Resolution{Confirmation: r.ConfirmationID, Turn: turn, CallID: r.CallID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client}
 }

@@ -25,7 +25,8 @@ const (
 	// writeTime is how long one event may wait for a reader. It is dropped
 	// then, and can come back with Last-Event-ID.
 	writeTime = 10 * time.Second
-	// lookEvery is how often the trace of another process's session is looked at.
+	// lookEvery is the interval at which the trace of another process's session is
+	// polled.
 	lookEvery = time.Second
 )
 
@@ -35,8 +36,8 @@ type eventsInput struct {
 	LastEventID string `header:"Last-Event-ID" doc:"the same, as EventSource sends it when it comes back; it wins over after"`
 }
 
-// position is the number of the record that the client has seen last.
-func (in *eventsInput) position() (int64, error) {
+// lastSeen returns the number of the last record that the client has.
+func (in *eventsInput) lastSeen() (int64, error) {
 	text := in.After
 	if in.LastEventID != "" {
 		text = in.LastEventID
@@ -46,50 +47,50 @@ func (in *eventsInput) position() (int64, error) {
 	}
 	seq, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || seq < 0 {
-		return 0, problem(http.StatusBadRequest, "event_id", "the last event id is no record's number", "Send the id of an event that you got, or none")
+		return 0, newProblem(http.StatusBadRequest, "event_id", "the last event id is no record's number", "Send the id of an event that you got, or none")
 	}
 	return seq, nil
 }
 
-// stream is one client's way through the records of a session.
+// stream sends the records of a session to one client.
 type stream struct {
 	server *Server
 	id     string
 	dir    string // of the records
-	// feed is that of a live session of ours, nil for others.
+	// feed is that of a live session of this server, nil for others.
 	feed  *feed
 	sub   *subscription
 	trace *tail
 	after int64  // the last record that the client has
-	next  *entry // read, and not sent yet
+	next  *entry // read but not yet sent
 	last  bool   // session.ended has been sent
 	w     http.ResponseWriter
 	wire  *http.ResponseController
 }
 
-// events serves the stream of a session's records.
-func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
-	after, err := in.position()
+// streamEvents streams a session's records.
+func (s *Server) streamEvents(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
+	after, err := in.lastSeen()
 	if err != nil {
 		return nil, err
 	}
-	dir, err := s.dirOf(in.ID)
+	dir, err := s.findDir(in.ID)
 	if err != nil {
 		return nil, err
 	}
 	st := &stream{server: s, id: in.ID, dir: dir, after: after}
-	if live := s.live(in.ID); live != nil {
+	if live := s.liveSession(in.ID); live != nil {
 		st.feed = live.feed
 	}
 	if st.trace, err = openTail(dir); err != nil {
-		return nil, s.internal("open trace", err)
+		return nil, s.internalProblem("open trace", err)
 	}
 	release, err := s.takeStream(clientOf(ctx).label)
 	if err != nil {
 		st.trace.close()
 		return nil, err
 	}
-	done, err := st.skip()
+	done, err := st.skipSeen()
 	if err != nil || done {
 		st.trace.close()
 		release()
@@ -105,24 +106,24 @@ func (s *Server) events(ctx context.Context, in *eventsInput) (*huma.StreamRespo
 		defer release()
 		defer st.trace.close()
 		r, w := humago.Unwrap(c)
-		if r.Method == http.MethodHead { // it would be written to nobody, for as long as the session lives
+		if r.Method == http.MethodHead { // its stream would last as long as the session, unread
 			w.Header().Set("Content-Type", "text/event-stream")
 			w.WriteHeader(http.StatusOK)
 			return
 		}
 		st.w, st.wire = w, http.NewResponseController(w)
-		if err := st.run(r.Context()); err != nil {
+		if err := st.sendAll(r.Context()); err != nil {
 			s.log.Debug("stream", zap.String("session", st.id), zap.Error(err))
 		}
 	}}, nil
 }
 
-// takeStream counts one more stream of a client.
+// takeStream counts a stream of a client until release is called.
 func (s *Server) takeStream(client string) (release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.streams[client] >= s.opts.MaxStreams {
-		p := problem(http.StatusTooManyRequests, "streams", fmt.Sprintf("this token has %d streams open, and may have no more", s.opts.MaxStreams), "Close one")
+		p := newProblem(http.StatusTooManyRequests, "streams", fmt.Sprintf("this token has %d streams open, and may have no more", s.opts.MaxStreams), "Close one")
 		p.retryAfter = "5"
 		return nil, p
 	}
@@ -138,53 +139,54 @@ func (s *Server) takeStream(client string) (release func(), err error) {
 	}, nil
 }
 
-// jump goes to the last checkpoint before the record that the client has.
-func (st *stream) jump() error {
-	c, ok := st.server.indexes.before(st.id, st.trace.file, st.after)
+// seekCheckpoint seeks to the last checkpoint before the record that the client
+// has.
+func (st *stream) seekCheckpoint() error {
+	c, ok := st.server.indexes.checkpointBefore(st.id, st.trace.file, st.after)
 	if !ok {
 		return nil
 	}
-	there, err := st.trace.seek(c)
+	there, err := st.trace.seekCheckpoint(c)
 	if err == nil && !there {
-		st.server.indexes.drop(st.id)
+		st.server.indexes.dropIndex(st.id)
 	}
 	return err
 }
 
-// skip passes over what the client has. done says that there is nothing more
-// and will not be.
-func (st *stream) skip() (done bool, err error) {
+// skipSeen skips the records that the client has. done reports that there are no
+// more records and will not be.
+func (st *stream) skipSeen() (done bool, err error) {
 	if st.after == 0 {
 		return false, nil
 	}
-	if err := st.jump(); err != nil {
-		return false, st.server.internal("read trace", err)
+	if err := st.seekCheckpoint(); err != nil {
+		return false, st.server.internalProblem("read trace", err)
 	}
 	for passed := 1; ; passed++ {
 		if passed == 2*indexEvery {
-			st.server.indexes.extend(st.id, st.dir, false)
+			st.server.indexes.extendIndex(st.id, st.dir, false)
 		}
-		e, ok, err := st.trace.next()
+		e, ok, err := st.trace.nextEntry()
 		switch {
 		case err != nil:
-			return false, st.server.internal("read trace", err)
+			return false, st.server.internalProblem("read trace", err)
 		case !ok:
-			// A client that has more than the trace comes from another time: it
-			// would wait, and lose what is written meanwhile.
-			return false, problem(http.StatusBadRequest, "event_id", "the session has no record of this number", "Begin without one")
+			// A client that claims more records than the trace has would wait, and
+			// miss those written meanwhile.
+			return false, newProblem(http.StatusBadRequest, "event_id", "the session has no record of this number", "Begin without one")
 		case e.Seq == st.after:
 			return e.Kind == record.KindSessionEnded, nil
 		case e.Seq > st.after:
-			// Retention has removed the one that the client has: this one it lacks.
+			// Retention has removed the record that the client has. It lacks this one.
 			st.next = &e
 			return false, nil
 		}
 	}
 }
 
-// run sends records and live output until the session has ended, the client is
-// gone, or it is too slow.
-func (st *stream) run(ctx context.Context) error {
+// sendAll sends records and live output until the session has ended, or the client
+// is gone or too slow.
+func (st *stream) sendAll(ctx context.Context) error {
 	st.w.Header().Set("Content-Type", "text/event-stream")
 	st.w.Header().Set("X-Accel-Buffering", "no")
 	var wake <-chan struct{}
@@ -194,7 +196,7 @@ func (st *stream) run(ctx context.Context) error {
 		st.sub, wake = sub, sub.wake
 	}
 	st.w.WriteHeader(http.StatusOK)
-	if err := st.send([]byte(": caisson\n\n")); err != nil {
+	if err := st.writeAndFlush([]byte(": caisson\n\n")); err != nil {
 		return err
 	}
 	beat := time.NewTimer(heartbeat)
@@ -210,22 +212,22 @@ func (st *stream) run(ctx context.Context) error {
 			return err
 		}
 		if end != "" {
-			return st.event("end", StreamEnd{State: end})
+			return st.sendEvent("end", StreamEnd{State: end})
 		}
 		select {
 		case <-wake:
 		case <-look.C:
 			continue // a quiet stream still beats
 		case <-beat.C:
-			if err := st.send([]byte(": still here\n\n")); err != nil {
+			if err := st.writeAndFlush([]byte(": still here\n\n")); err != nil {
 				return err
 			}
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-st.server.stopped:
-			// Its sessions have ended, and with them what there is to be sent.
+			// The sessions have ended: send what remains.
 			if end, err := st.catchUp(); err != nil || end != "" {
-				return errors.Join(err, st.event("end", StreamEnd{State: end}))
+				return errors.Join(err, st.sendEvent("end", StreamEnd{State: end}))
 			}
 			return errStopping
 		}
@@ -233,7 +235,7 @@ func (st *stream) run(ctx context.Context) error {
 	}
 }
 
-// errStopping is why streams end when the server does.
+// errStopping ends the streams when the server stops.
 var errStopping = errors.New("the server stops")
 
 // StreamEnd is the last event, "end": the session has ended, and there will be
@@ -242,12 +244,12 @@ type StreamEnd struct {
 	State State `json:"state" enum:"ended,interrupted"`
 }
 
-// catchUp sends what there is. The state that it returns is "" as long as there
-// may be more.
+// catchUp sends all available records and output. It returns the final state of
+// the session, or "" if there may be more.
 func (st *stream) catchUp() (end State, err error) {
 	if st.feed == nil {
 		lives := sessiondir.Lives(st.server.opts.StateDir, st.id)
-		last, err := st.records(math.MaxInt64)
+		last, err := st.sendRecords(math.MaxInt64)
 		switch {
 		case err != nil:
 			return "", err
@@ -258,18 +260,17 @@ func (st *stream) catchUp() (end State, err error) {
 		}
 		return "", nil
 	}
-	deltas, seq, ended := st.feed.take(st.sub)
+	deltas, seq, ended := st.feed.takeDeltas(st.sub)
 	for _, d := range deltas {
-		// What came before the output is sent before it, and what came after,
-		// after it.
-		if _, err := st.records(d.after); err != nil {
+		// Send the records that precede the output first.
+		if _, err := st.sendRecords(d.after); err != nil {
 			return "", err
 		}
-		if err := st.event("delta", d.Delta); err != nil {
+		if err := st.sendEvent("delta", d.Delta); err != nil {
 			return "", err
 		}
 	}
-	last, err := st.records(seq)
+	last, err := st.sendRecords(seq)
 	switch {
 	case err != nil || !ended:
 		return "", err
@@ -279,13 +280,13 @@ func (st *stream) catchUp() (end State, err error) {
 	return StateInterrupted, nil // its last record could not be written
 }
 
-// records sends the records up to a number, and says whether the session's last
-// one has been sent.
-func (st *stream) records(upTo int64) (last bool, err error) {
+// sendRecords sends the records up to a number, and reports whether the session's
+// last one has been sent.
+func (st *stream) sendRecords(upTo int64) (last bool, err error) {
 	var out []byte
 	for {
 		if st.next == nil {
-			e, ok, err := st.trace.next()
+			e, ok, err := st.trace.nextEntry()
 			if err != nil {
 				return false, err
 			}
@@ -304,31 +305,31 @@ func (st *stream) records(upTo int64) (last bool, err error) {
 		}
 		st.next = nil
 		if len(out) > 32<<10 {
-			if err := st.send(out); err != nil {
+			if err := st.writeAndFlush(out); err != nil {
 				return false, err
 			}
 			out = out[:0]
 		}
 	}
 	if len(out) > 0 {
-		err = st.send(out)
+		err = st.writeAndFlush(out)
 	}
 	return st.last, err
 }
 
-// event sends one event without an id.
-func (st *stream) event(name string, v any) error {
+// sendEvent sends one event without an id.
+func (st *stream) sendEvent(name string, v any) error {
 	var buf bytes.Buffer
 	fmt.Fprintf(&buf, "event: %s\ndata: ", name)
 	if err := writeJSON(&buf, v); err != nil {
 		return err
 	}
 	buf.WriteByte('\n')
-	return st.send(buf.Bytes())
+	return st.writeAndFlush(buf.Bytes())
 }
 
-// send writes and flushes within writeTime.
-func (st *stream) send(text []byte) error {
+// writeAndFlush writes and flushes within writeTime.
+func (st *stream) writeAndFlush(text []byte) error {
 	if err := st.wire.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
 		return fmt.Errorf("send event: %w", err)
 	}

@@ -6,14 +6,14 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// deltaBytes bounds the live output that waits for one reader. It is for
-// watching: what does not fit is left out, and the records have the results.
+// deltaBytes bounds the live output that waits for one reader. Further output is
+// left out; the records have the results.
 const deltaBytes = 256 << 10
 
-// feed tells the readers of one live session's stream that there is more. The
-// records themselves are read from the trace, each reader at its own pace, so
-// that a slow one costs no memory and misses nothing. It is safe for concurrent
-// use; record and delta return at once.
+// feed wakes the readers of one live session's stream. They read the records from
+// the trace, each at its own pace, so that a slow reader costs no memory and
+// misses nothing. It is safe for concurrent use; publishRecord and publishDelta
+// don't block.
 type feed struct {
 	mu    sync.Mutex
 	seq   int64 // of the last record
@@ -21,8 +21,8 @@ type feed struct {
 	subs  map[*subscription]struct{}
 }
 
-// subscription is one reader's. wake has room for one: it says that there is
-// something new, not how much.
+// subscription is the subscription of one reader. wake has room for one value,
+// which reports that there is something new.
 type subscription struct {
 	wake   chan struct{}
 	deltas []delta
@@ -30,7 +30,7 @@ type subscription struct {
 	gap    bool // output was left out since the last delta
 }
 
-// delta is a piece of live output, and the record that it came after.
+// delta is a piece of live output, with the number of the record before it.
 type delta struct {
 	after int64
 	Delta
@@ -44,20 +44,21 @@ type Delta struct {
 	CallID string `json:"tool_use_id,omitempty" doc:"absent for the model's answer"`
 	Stream string `json:"stream" enum:"stdout,stderr,answer"`
 	Text   string `json:"text"`
-	// Omitted says that output before it was left out: this reader was slow.
+	// Omitted reports that output before it was left out because this reader was
+	// slow.
 	Omitted bool `json:"omitted,omitempty" doc:"output before this was left out, because the reader was slow"`
 }
 
 func newFeed() *feed { return &feed{subs: map[*subscription]struct{}{}} }
 
-func (s *subscription) poke() {
+func (s *subscription) wakeReader() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
 	}
 }
 
-// subscribe adds a reader; leave takes it away.
+// subscribe adds a reader; leave removes it.
 func (f *feed) subscribe() (sub *subscription, leave func()) {
 	sub = &subscription{wake: make(chan struct{}, 1)}
 	f.mu.Lock()
@@ -70,18 +71,18 @@ func (f *feed) subscribe() (sub *subscription, leave func()) {
 	}
 }
 
-// record tells that a record is in the trace.
-func (f *feed) record(seq int64) {
+// publishRecord reports to the readers that a record is in the trace.
+func (f *feed) publishRecord(seq int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.seq = seq
 	for sub := range f.subs {
-		sub.poke()
+		sub.wakeReader()
 	}
 }
 
-// delta hands out live output.
-func (f *feed) delta(d runner.Delta) {
+// publishDelta adds live output for every reader.
+func (f *feed) publishDelta(d runner.Delta) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for sub := range f.subs {
@@ -92,38 +93,39 @@ func (f *feed) delta(d runner.Delta) {
 		}
 		next.Omitted, sub.gap = sub.gap, false
 		sub.deltas, sub.bytes = append(sub.deltas, next), sub.bytes+len(d.Text)
-		sub.poke()
+		sub.wakeReader()
 	}
 }
 
-// end tells that the last record is in the trace.
-func (f *feed) end() {
+// closeFeed reports to the readers that the last record is in the trace.
+func (f *feed) closeFeed() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ended = true
 	for sub := range f.subs {
-		sub.poke()
+		sub.wakeReader()
 	}
 }
 
-// last is the number of the last record, and whether it is the session's.
-func (f *feed) last() (seq int64, ended bool) {
+// lastSeq returns the number of the last record, and whether the session has
+// ended with it.
+func (f *feed) lastSeq() (seq int64, ended bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.seq, f.ended
 }
 
-// take gives the live output that waits for a reader, and how far the records
-// reached that were there before it.
-func (f *feed) take(sub *subscription) (deltas []delta, seq int64, ended bool) {
+// takeDeltas returns the live output that waits for a reader, and the number of
+// the last record before it was taken.
+func (f *feed) takeDeltas(sub *subscription) (deltas []delta, seq int64, ended bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	deltas, sub.deltas, sub.bytes = sub.deltas, nil, 0
 	return deltas, f.seq, f.ended
 }
 
-// readers is how many there are.
-func (f *feed) readers() int {
+// countReaders returns the number of readers.
+func (f *feed) countReaders() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.subs)

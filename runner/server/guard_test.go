@@ -269,7 +269,7 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 			})
 			mux.HandleFunc("POST /sessions", func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(422) })
 			mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
-			h := w.server.guard(w.server.throttle(w.server.body(w.server.route(mux))))
+			h := w.server.guardRequests(w.server.limitRequests(w.server.readBodies(w.server.routeRequests(mux))))
 			server := httptest.NewServer(h)
 			defer server.Close()
 			var held sync.WaitGroup

@@ -15,15 +15,14 @@ import (
 const (
 	// keptIndexes bounds the indexes of sessions that are not live here.
 	keptIndexes = 32
-	// indexEvery is how many records of a live session are added to its index
-	// at once, and how many records a stream passes over before it has the rest of
-	// its session indexed.
+	// indexEvery is the number of records of a live session that are indexed at
+	// once. A stream that skips twice as many has its session indexed.
 	indexEvery = 500
 )
 
-// indexes has the indexes of the records of live sessions, and of the sessions
-// that were followed last. They are extended in the background, and no request
-// waits for them. It is safe for concurrent use.
+// indexes holds the indexes of live sessions, and of other sessions that were
+// followed recently. They are extended in the background; no request waits for
+// that. It is safe for concurrent use.
 type indexes struct {
 	log  *zap.Logger
 	ctx  context.Context //nolint:containedctx // that of the goroutines that extend
@@ -52,28 +51,28 @@ func newIndexes(log *zap.Logger) *indexes {
 	return x
 }
 
-// before returns the last checkpoint of a session at or before a record, if there
-// is one in the open file.
-func (x *indexes) before(id string, file *os.File, seq int64) (trace.Checkpoint, bool) {
+// checkpointBefore returns the last checkpoint of a session at or before a record,
+// if there is one in the open file.
+func (x *indexes) checkpointBefore(id string, file *os.File, seq int64) (trace.Checkpoint, bool) {
 	x.mu.Lock()
 	e := x.kept[id]
 	if e == nil || e.index == nil {
 		x.mu.Unlock()
 		return trace.Checkpoint{}, false
 	}
-	x.use(id, e)
+	x.markUsed(id, e)
 	index := e.index
 	x.mu.Unlock()
 	if !index.Of(file) {
-		x.drop(id)
+		x.dropIndex(id)
 		return trace.Checkpoint{}, false
 	}
 	return index.Before(seq)
 }
 
-// extend has a session's records indexed up to their end, soon. live keeps the
-// index until the session is released.
-func (x *indexes) extend(id, dir string, live bool) {
+// extendIndex starts to index a session's records up to their end. If live is
+// true, the index is kept until the session is released.
+func (x *indexes) extendIndex(id, dir string, live bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.closed {
@@ -85,17 +84,17 @@ func (x *indexes) extend(id, dir string, live bool) {
 		x.kept[id] = e
 	}
 	e.live = e.live || live
-	x.use(id, e)
+	x.markUsed(id, e)
 	if e.busy {
 		e.more = true
 		return
 	}
 	e.busy = true
-	x.running.Go(func() { x.run(id, dir, e) })
+	x.running.Go(func() { x.extendLoop(id, dir, e) })
 }
 
-// run extends one index until it has all that it was asked for.
-func (x *indexes) run(id, dir string, e *indexed) {
+// extendLoop extends one index until no more was requested meanwhile.
+func (x *indexes) extendLoop(id, dir string, e *indexed) {
 	for {
 		err := x.extendOnce(dir, e)
 		if err != nil && x.ctx.Err() == nil {
@@ -133,9 +132,9 @@ func (x *indexes) extendOnce(dir string, e *indexed) error {
 	return index.Extend(x.ctx, t.file)
 }
 
-// use notes that an index was used, and removes those that were not for longest.
-// The caller holds mu.
-func (x *indexes) use(id string, e *indexed) {
+// markUsed marks an index as used, and removes the least recently used ones. The
+// caller holds mu.
+func (x *indexes) markUsed(id string, e *indexed) {
 	x.order = slices.DeleteFunc(x.order, func(other string) bool { return other == id })
 	if e.live {
 		return
@@ -147,18 +146,18 @@ func (x *indexes) use(id string, e *indexed) {
 	}
 }
 
-// release marks a session as no longer live.
-func (x *indexes) release(id string) {
+// releaseIndex marks a session as no longer live.
+func (x *indexes) releaseIndex(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if e := x.kept[id]; e != nil {
 		e.live = false
-		x.use(id, e)
+		x.markUsed(id, e)
 	}
 }
 
-// drop removes the index of a session.
-func (x *indexes) drop(id string) {
+// dropIndex removes the index of a session.
+func (x *indexes) dropIndex(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if e := x.kept[id]; e != nil {
@@ -166,7 +165,7 @@ func (x *indexes) drop(id string) {
 	}
 }
 
-// close ends what is being extended, and waits for it.
+// close stops extending indexes and waits until that has ended.
 func (x *indexes) close() {
 	x.mu.Lock()
 	x.closed = true

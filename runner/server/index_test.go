@@ -136,7 +136,7 @@ func (r *reader) behind(ctx context.Context, after int, first bool) (ids []int) 
 // indexed waits until the session is indexed to its end.
 func (r *reader) indexed() {
 	r.tb.Helper()
-	r.server.indexes.extend(longID, sessiondir.Path(r.server.opts.StateDir, longID), false)
+	r.server.indexes.extendIndex(longID, sessiondir.Path(r.server.opts.StateDir, longID), false)
 	for busy := true; busy; {
 		time.Sleep(time.Millisecond)
 		r.server.indexes.mu.Lock()
@@ -152,7 +152,7 @@ func (r *reader) checkpoint(after int) (seq int64, ok bool) {
 		r.tb.Fatal(err)
 	}
 	defer t.close()
-	c, ok := r.server.indexes.before(longID, t.file, int64(after))
+	c, ok := r.server.indexes.checkpointBefore(longID, t.file, int64(after))
 	return c.Seq, ok
 }
 
@@ -220,9 +220,9 @@ func TestIndexesAreBounded(t *testing.T) {
 	writeLong(t, state, 100)
 	r := newReader(t, state)
 	dir, x := sessiondir.Path(state, longID), r.server.indexes
-	x.extend("live", dir, true)
+	x.extendIndex("live", dir, true)
 	for i := range 3 * keptIndexes {
-		x.extend(fmt.Sprint(i), dir, false)
+		x.extendIndex(fmt.Sprint(i), dir, false)
 	}
 	x.mu.Lock()
 	kept, live := len(x.kept), x.kept["live"] != nil
@@ -230,8 +230,8 @@ func TestIndexesAreBounded(t *testing.T) {
 	if kept != keptIndexes+1 || !live {
 		t.Errorf("%d are kept, the live one %v", kept, live)
 	}
-	x.release("live")
-	x.extend("one more", dir, false)
+	x.releaseIndex("live")
+	x.extendIndex("one more", dir, false)
 	x.mu.Lock()
 	kept = len(x.kept)
 	x.mu.Unlock()
@@ -286,7 +286,7 @@ func BenchmarkReconnect(b *testing.B) {
 				if round%10 != 0 {
 					continue
 				}
-				r.server.indexes.drop(longID)
+				r.server.indexes.dropIndex(longID)
 			}
 			ctx, cancel := context.WithCancel(b.Context())
 			start := time.Now()

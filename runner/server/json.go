@@ -18,13 +18,14 @@ import (
 // jsonDepth bounds the nesting of a request; none of ours has more than three.
 const jsonDepth = 16
 
-// jsonKey is what keys of requests are made of. Others are unknown, and would
-// match a field all the same where encoding/json folds cases.
+// jsonKey matches the keys of requests. Other keys are unknown, but could still
+// match a field because encoding/json ignores case.
 var jsonKey = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[a-z0-9_]{1,64}$`)
 })
 
-// jsonFormat reads requests strictly, and writes answers that can be printed.
+// jsonFormat returns a format that reads requests strictly, and writes responses
+// that are safe to print.
 func jsonFormat() huma.Format {
 	return huma.Format{
 		Marshal: writeJSON,
@@ -50,9 +51,9 @@ func writeJSON(w io.Writer, v any) error {
 	return err
 }
 
-// checkJSON refuses what encoding/json lets pass: a key twice, of which one
-// reader takes the first and another the last, unknown spellings of keys,
-// invalid UTF-8, trailing data, and nesting without end.
+// checkJSON refuses input that encoding/json accepts: duplicate keys, which
+// parsers resolve differently, unknown spellings of keys, invalid UTF-8, trailing
+// data, and deep nesting.
 func checkJSON(data []byte) error {
 	if !utf8.Valid(data) {
 		return errors.New("the body is not valid UTF-8")

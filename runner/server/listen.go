@@ -18,8 +18,8 @@ import (
 const maxConnections = 1024
 
 // Listen listens on an address: HOST:PORT, or unix:PATH for a socket that only
-// its user may use. An address that is not loopback is refused unless remote
-// says that other machines may reach it.
+// its user may use. An address that is not loopback is refused unless remote is
+// true.
 func Listen(ctx context.Context, address string, remote bool) (net.Listener, error) {
 	var l net.Listener
 	var err error
@@ -34,7 +34,7 @@ func Listen(ctx context.Context, address string, remote bool) (net.Listener, err
 	return &limited{Listener: l, slots: make(chan struct{}, maxConnections), closed: make(chan struct{})}, nil
 }
 
-// ErrRemote says that other machines could reach an address.
+// ErrRemote reports that other machines could reach an address.
 var ErrRemote = errors.New("it is not a loopback address")
 
 func listenTCP(ctx context.Context, address string, remote bool) (net.Listener, error) {
@@ -50,16 +50,15 @@ func listenTCP(ctx context.Context, address string, remote bool) (net.Listener, 
 	if err != nil {
 		return nil, err
 	}
-	// localhost is what the system's table says that it is.
+	// localhost may resolve to any address.
 	if tcp, ok := l.Addr().(*net.TCPAddr); !remote && (!ok || !tcp.IP.IsLoopback()) {
 		return nil, errors.Join(ErrRemote, l.Close())
 	}
 	return l, nil
 }
 
-// listenUnix makes the socket in a folder that nobody else can look into, and
-// moves it to its place once its mode is right: there is no moment at which
-// another user could connect.
+// listenUnix creates the socket in a private directory, and moves it to its path
+// once its mode is set, so that no other user can connect in between.
 func listenUnix(ctx context.Context, path string) (_ net.Listener, err error) {
 	if !filepath.IsAbs(path) {
 		return nil, errors.New("the socket's path must be absolute")
@@ -85,7 +84,7 @@ func listenUnix(ctx context.Context, path string) (_ net.Listener, err error) {
 	return &socket{UnixListener: unix, path: path}, nil
 }
 
-// removeStale removes a socket that nobody listens on any more.
+// removeStale removes a socket on which no process listens.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {
@@ -99,7 +98,7 @@ func removeStale(ctx context.Context, path string) error {
 	dialer := net.Dialer{Timeout: time.Second}
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
-		_ = conn.Close() // it was a question
+		_ = conn.Close() // only a probe
 		return errors.New("somebody listens on it already")
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
@@ -115,7 +114,7 @@ type socket struct {
 	once sync.Once
 }
 
-// Addr names the place of the socket.
+// Addr returns the path of the socket.
 func (s *socket) Addr() net.Addr { return &net.UnixAddr{Name: s.path, Net: "unix"} }
 
 // Close implements net.Listener.

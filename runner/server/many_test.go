@@ -190,8 +190,8 @@ func TestSlowReaders(t *testing.T) {
 			t.Fatalf("stream: %q, %v", line, err)
 		} // and it reads no more
 	}
-	live := w.server.live(id)
-	for live.feed.readers() < 8 {
+	live := w.server.liveSession(id)
+	for live.feed.countReaders() < 8 {
 		runtime.Gosched()
 	}
 	var before, after runtime.MemStats
@@ -222,7 +222,7 @@ func TestReaderThatIsDropped(t *testing.T) {
 	defer client.Close()
 	st := &stream{server: w.server, w: &deadlined{conn: server, limit: time.Now().Add(-time.Second)}}
 	st.wire = http.NewResponseController(st.w)
-	if err := st.send([]byte("x")); err == nil {
+	if err := st.writeAndFlush([]byte("x")); err == nil {
 		t.Error("a write that nobody reads succeeds")
 	}
 	if a := w.get("/metrics").want(t, 200); !strings.Contains(a.text, "caisson_event_streams_dropped_total 1") {
@@ -279,8 +279,8 @@ func TestClientsThatVanish(t *testing.T) {
 		})
 	}
 	all.Wait()
-	live := w.server.live(id)
-	for live.feed.readers() > 0 {
+	live := w.server.liveSession(id)
+	for live.feed.countReaders() > 0 {
 		runtime.Gosched()
 	}
 	for streams := 1; streams > 0; runtime.Gosched() {

@@ -14,8 +14,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// metrics are the server's, in a registry of its own. Labels are words of small
-// sets: never an id, a path or a name that a client chose.
+// metrics are the server's metrics, in a registry of its own. Labels are from
+// small sets: never an ID, a path or a name chosen by a client.
 type metrics struct {
 	registry *prometheus.Registry
 
@@ -77,7 +77,7 @@ func newMetrics(live func() map[State]int) *metrics {
 	return m
 }
 
-func (m *metrics) handler() http.Handler {
+func (m *metrics) httpHandler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
@@ -99,25 +99,25 @@ func (l liveSessions) Collect(c chan<- prometheus.Metric) {
 	}
 }
 
-// served counts one request.
-func (m *metrics) served(r *http.Request, status int, took time.Duration) {
+// countRequest counts a request and its duration.
+func (m *metrics) countRequest(r *http.Request, status int, took time.Duration) {
 	route := r.Pattern
 	if route == "" {
 		route = "none"
 	}
-	m.requests.WithLabelValues(route, method(r), strconv.Itoa(status)).Inc()
+	m.requests.WithLabelValues(route, methodName(r), strconv.Itoa(status)).Inc()
 	m.requestTime.WithLabelValues(route).Observe(took.Seconds())
 }
 
-// tallied counts what one session's records say. It is called in their order.
-type tallied struct {
+// callMetrics counts the records of one session, in their order.
+type callMetrics struct {
 	m *metrics
 
 	mu      sync.Mutex
 	classes map[string]string // of the calls that run
 }
 
-func (t *tallied) record(r record.Record) {
+func (t *callMetrics) countRecord(r record.Record) {
 	var p struct {
 		CallID    string  `json:"tool_use_id"`
 		Class     string  `json:"side_effects"`
@@ -136,7 +136,7 @@ func (t *tallied) record(r record.Record) {
 			return
 		}
 	case record.KindModelCallCompleted:
-		t.model(r)
+		t.countTokens(r)
 		return
 	default:
 		return
@@ -151,15 +151,15 @@ func (t *tallied) record(r record.Record) {
 		if !p.Success {
 			outcome = "failure"
 		}
-		t.call(p.CallID, outcome, p.LatencyMS)
+		t.countCall(p.CallID, outcome, p.LatencyMS)
 	case record.KindToolFailed:
-		t.call(p.CallID, p.Error, p.LatencyMS)
+		t.countCall(p.CallID, p.Error, p.LatencyMS)
 	case record.KindToolInputInvalid:
-		t.call(p.CallID, "input_invalid", 0)
+		t.countCall(p.CallID, "input_invalid", 0)
 	case record.KindTurnCompleted:
-		t.turn(p.Reason, p.WallMS)
+		t.countTurn(p.Reason, p.WallMS)
 	case record.KindTurnCancelled:
-		t.turn("cancelled", p.WallMS)
+		t.countTurn("cancelled", p.WallMS)
 	case record.KindConfirmationRequested:
 		t.m.asked.Inc()
 	case record.KindConfirmationResolved:
@@ -169,7 +169,7 @@ func (t *tallied) record(r record.Record) {
 	}
 }
 
-func (t *tallied) model(r record.Record) {
+func (t *callMetrics) countTokens(r record.Record) {
 	var p record.ModelCallCompleted
 	if json.Unmarshal(r.Payload, &p) == nil {
 		u := p.Usage
@@ -178,13 +178,13 @@ func (t *tallied) model(r record.Record) {
 	}
 }
 
-func (t *tallied) turn(reason string, ms float64) {
+func (t *callMetrics) countTurn(reason string, ms float64) {
 	t.m.turns.WithLabelValues(reason).Inc()
 	t.m.turnTime.Observe(ms / 1000)
 }
 
-// call counts a call that has ended; its class is "unknown" where it never ran.
-func (t *tallied) call(id, outcome string, ms float64) {
+// countCall counts a call that has ended; its class is "unknown" if it never ran.
+func (t *callMetrics) countCall(id, outcome string, ms float64) {
 	t.mu.Lock()
 	class := t.classes[id]
 	delete(t.classes, id)

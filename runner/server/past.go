@@ -20,25 +20,25 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// sessionID is what ids of sessions look like: nothing else is looked for on disk.
+// sessionID matches the ID of a session. No other name is looked up on disk.
 var sessionID = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^ses_[0-9A-HJKMNP-TV-Z]{26}$`)
 })
 
 func noSession() *Problem {
-	return problem(http.StatusNotFound, "no_session", "there is no such session", "GET /sessions lists them")
+	return newProblem(http.StatusNotFound, "no_session", "there is no such session", "GET /sessions lists them")
 }
 
-// dirOf is the folder of a session, live or ended, of this server or another
-// Caisson of the same user, that clients may see.
-func (s *Server) dirOf(id string) (string, error) {
+// findDir returns the directory of a session that clients may see: live or ended,
+// of this server or another Caisson of the same user.
+func (s *Server) findDir(id string) (string, error) {
 	if !sessionID().MatchString(id) {
 		return "", noSession()
 	}
 	dir := sessiondir.Path(s.opts.StateDir, id)
 	for _, name := range []string{record.TraceFile, record.AuditFile} {
 		if info, err := os.Lstat(filepath.Join(dir, name)); err == nil && info.Mode().IsRegular() {
-			if !s.shows(id, dir) {
+			if !s.isVisible(id, dir) {
 				break
 			}
 			return dir, nil
@@ -47,10 +47,10 @@ func (s *Server) dirOf(id string) (string, error) {
 	return "", noSession()
 }
 
-// shows says whether clients may see a session. One that does not say where it
-// worked is not theirs.
-func (s *Server) shows(id, dir string) bool {
-	if s.opts.Shows == nil || s.live(id) != nil {
+// isVisible reports whether clients may see a session. A session without a
+// recorded workspace is not visible.
+func (s *Server) isVisible(id, dir string) bool {
+	if s.opts.Shows == nil || s.liveSession(id) != nil {
 		return true
 	}
 	t, err := openTail(dir)
@@ -58,7 +58,7 @@ func (s *Server) shows(id, dir string) bool {
 		return false
 	}
 	defer t.close()
-	first, ok, err := t.next()
+	first, ok, err := t.nextEntry()
 	if err != nil || !ok {
 		return false
 	}
@@ -70,8 +70,8 @@ func (s *Server) shows(id, dir string) bool {
 	return json.Unmarshal(rec.Payload, &created) == nil && created.Workspace != "" && s.opts.Shows(created.Workspace)
 }
 
-// names lists the ids of all sessions, the newest first.
-func (s *Server) names() ([]string, error) {
+// listIDs returns the IDs of all sessions, the newest first.
+func (s *Server) listIDs() ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(sessiondir.Path(s.opts.StateDir, "x")))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -89,20 +89,20 @@ func (s *Server) names() ([]string, error) {
 	return names, nil
 }
 
-// past is what a trace says of a session that is not live here.
+// past describes a session that is not live here, from its trace.
 type past struct {
 	id      string
 	begun   time.Time
 	last    time.Time
 	seq     int64
 	created record.SessionCreated
-	// ended is nil where the trace has no end.
+	// ended is nil if the trace has no end.
 	ended *record.SessionEnded
 	title string
 }
 
-// titleLines is how far into a trace the first message of its user is looked
-// for, where the session has no title.
+// titleLines bounds the records that are searched for the first message of the
+// user, if the session has no title.
 const titleLines = 8
 
 // readPast reads the beginning and the end of a trace.
@@ -114,7 +114,7 @@ func readPast(id, dir string) (past, error) {
 	}
 	defer t.close()
 	for i := range titleLines {
-		e, ok, err := t.next()
+		e, ok, err := t.nextEntry()
 		if err != nil || !ok {
 			break // what is there is shown
 		}
@@ -125,10 +125,10 @@ func readPast(id, dir string) (past, error) {
 		if i == 0 {
 			p.begun = rec.Time
 			_ = json.Unmarshal(rec.Payload, &p.created) // what is missing is not shown
-			p.title = shown(p.created.Task)
+			p.title = displayTitle(p.created.Task)
 		}
 		if p.title == "" && rec.Kind == record.KindMessage {
-			p.title = shown(userText(rec))
+			p.title = displayTitle(userText(rec))
 		}
 		if p.title != "" {
 			break
@@ -146,7 +146,7 @@ func readPast(id, dir string) (past, error) {
 	return p, nil
 }
 
-// userText is the text of a user's message.
+// userText returns the text of a user's message, or "".
 func userText(rec record.Record) string {
 	var m record.Message
 	if json.Unmarshal(rec.Payload, &m) != nil || m.Role != loop.RoleUser {
@@ -195,7 +195,7 @@ func readTurn(dir, id string) (*Turn, error) {
 	var turn *Turn
 	said := ""
 	for {
-		e, ok, err := t.next()
+		e, ok, err := t.nextEntry()
 		if err != nil || !ok {
 			return turn, err
 		}
@@ -209,13 +209,13 @@ func readTurn(dir, id string) (*Turn, error) {
 		if turn == nil {
 			turn = &Turn{ID: id, State: TurnInterrupted}
 		}
-		turn.read(rec, &said)
+		turn.addRecord(rec, &said)
 	}
 }
 
-// read adds what one record contains. said is the model's last text so far: it is
-// the answer where the turn then ends with one.
-func (t *Turn) read(rec record.Record, said *string) {
+// addRecord updates the turn from a record. said is the model's last text so far,
+// which is the answer if the turn ends with one.
+func (t *Turn) addRecord(rec record.Record, said *string) {
 	switch rec.Kind {
 	case record.KindMessage:
 		var m record.Message

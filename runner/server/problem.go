@@ -17,8 +17,8 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// Problem is an error as RFC 9457 says. Code, and Type, which is made from it,
-// are stable; Detail says the cause and what to do.
+// Problem is an error in the format of RFC 9457. Code, and Type, which is made
+// from it, are stable; Detail has the cause and the hint.
 //
 //	{"type":"urn:caisson:problem:busy","title":"Conflict","status":409,"code":"busy","detail":"turn trn_… runs. Wait for its end, or cancel it."}
 type Problem struct {
@@ -27,25 +27,25 @@ type Problem struct {
 	Status int    `json:"status"`
 	Code   string `json:"code" doc:"a stable word for programs" example:"busy"`
 	Detail string `json:"detail" doc:"the cause, and what to do about it"`
-	// Errors are the places of a request that is not as the API says.
+	// Errors are the invalid places of a request.
 	Errors []Place `json:"errors,omitempty" nullable:"false"`
 	// ErrorID names the entry of the server's log where Detail is generic.
 	ErrorID string `json:"error_id,omitempty"`
-	// Resolution is the decision that stands, where an answer came too late.
+	// Resolution is the decision that stands, if an answer came too late.
 	Resolution *Resolution `json:"resolution,omitempty"`
-	// Conflicts are the changes that kept an apply from being done.
+	// Conflicts are the changes that prevented an apply.
 	Conflicts []Note `json:"conflicts,omitempty" nullable:"false"`
 
 	retryAfter string
 }
 
-// Place is what is wrong with one part of a request.
+// Place describes the error in one part of a request.
 type Place struct {
 	Location string `json:"location" example:"body.workspace"`
 	Message  string `json:"message"`
 }
 
-// Error gives the detail.
+// Error returns the detail.
 func (p *Problem) Error() string { return p.Detail }
 
 // GetStatus implements huma.StatusError.
@@ -65,9 +65,9 @@ func (p *Problem) ContentType(string) string { return problemType }
 
 const problemType = "application/problem+json"
 
-// problem makes a problem from its cause and mend, each a sentence without its
+// newProblem makes a problem from its cause and mend, each a sentence without its
 // full stop.
-func problem(status int, code, cause, mend string) *Problem {
+func newProblem(status int, code, cause, mend string) *Problem {
 	detail := cause + "."
 	if mend != "" {
 		detail += " " + mend + "."
@@ -84,10 +84,10 @@ type RequestError struct {
 	Err error
 }
 
-// Error gives cause and mend.
+// Error returns the cause and the hint.
 func (e *RequestError) Error() string { return e.Cause + ". " + e.Mend }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *RequestError) Unwrap() error { return e.Err }
 
 // Words of a command line, which a client of the API has no use for: flags, and
@@ -143,35 +143,35 @@ const (
 	recordsHint  = "The session's records have the details."
 )
 
-// internal is the problem of an error that is nobody's business: its text is in
-// the log, under the id that the client gets.
-func (s *Server) internal(what string, err error) *Problem {
+// internalProblem returns the problem of an error whose text clients must not
+// see. The text is in the log, under the ID that the problem has.
+func (s *Server) internalProblem(what string, err error) *Problem {
 	id := "err_" + ulid.Make().String()
 	s.log.Error(what, zap.String("error_id", id), zap.Error(err))
-	p := problem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log says why, under "+id)
+	p := newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log says why, under "+id)
 	p.ErrorID = id
 	return p
 }
 
-// asProblem says what an error of the runner means to a client.
+// asProblem returns the problem for an error of the runner.
 func (s *Server) asProblem(what string, err error) *Problem {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
 	}
 	if e, ok := errors.AsType[*RequestError](err); ok {
-		return described(http.StatusUnprocessableEntity, e.Code, clientProblem(e.Problem, askOtherwise))
+		return fromProblem(http.StatusUnprocessableEntity, e.Code, clientProblem(e.Problem, askOtherwise))
 	}
 	if w, ok := errors.AsType[*runner.WorkspaceError](err); ok {
 		s.log.Warn(what, zap.Error(err))
-		return described(http.StatusUnprocessableEntity, "input", record.Problem{Cause: w.Error(), Mend: "Name another directory."})
+		return fromProblem(http.StatusUnprocessableEntity, "input", record.Problem{Cause: w.Error(), Mend: "Name another directory."})
 	}
 	if d, ok := errors.AsType[*sessiondir.StateError](err); ok {
 		s.log.Warn(what, zap.Error(err))
-		return described(http.StatusServiceUnavailable, "configuration", record.Problem{Cause: d.Error(), Mend: operatorHint})
+		return fromProblem(http.StatusServiceUnavailable, "configuration", record.Problem{Cause: d.Error(), Mend: operatorHint})
 	}
 	e, ok := errors.AsType[*runner.Error](err)
 	if !ok {
-		return s.internal(what, err)
+		return s.internalProblem(what, err)
 	}
 	status, code := http.StatusServiceUnavailable, ""
 	switch e.Status {
@@ -188,25 +188,25 @@ func (s *Server) asProblem(what string, err error) *Problem {
 	case runner.ExitFatal:
 		code = "records"
 	default:
-		return s.internal(what, err)
+		return s.internalProblem(what, err)
 	}
 	s.log.Warn(what, zap.Error(err))
 	fallback := operatorHint
 	if status == http.StatusUnprocessableEntity {
 		fallback = askOtherwise
 	}
-	return described(status, code, clientProblem(e.Problem, fallback))
+	return fromProblem(status, code, clientProblem(e.Problem, fallback))
 }
 
-// described returns a problem whose detail is the cause and the hint of another.
-func described(status int, code string, p record.Problem) *Problem {
-	out := problem(status, code, "", "")
+// fromProblem returns a problem whose detail is the cause and the hint of another.
+func fromProblem(status int, code string, p record.Problem) *Problem {
+	out := newProblem(status, code, "", "")
 	out.Detail = strings.TrimRight(p.Cause, ". ") + ". " + p.Mend
 	return out
 }
 
-// ours turns errors that huma makes itself into a [Problem].
-func ours(_ huma.Context, _ string, v any) (any, error) {
+// asOwnProblem turns errors that huma makes itself into a [Problem].
+func asOwnProblem(_ huma.Context, _ string, v any) (any, error) {
 	e, ok := v.(*huma.ErrorModel)
 	if !ok {
 		return v, nil
@@ -216,9 +216,9 @@ func ours(_ huma.Context, _ string, v any) (any, error) {
 		http.StatusUnsupportedMediaType: "content_type", http.StatusRequestTimeout: "too_slow", http.StatusNotAcceptable: "not_acceptable",
 	}[e.Status]
 	if code == "" {
-		return problem(e.Status, "internal", "the server failed at this request", "Try again; its log may say more"), nil
+		return newProblem(e.Status, "internal", "the server failed at this request", "Try again; its log may say more"), nil
 	}
-	p := problem(e.Status, code, "the request is not as the API says", "errors names each place; /openapi.json describes all requests")
+	p := newProblem(e.Status, code, "the request is not as the API says", "errors names each place; /openapi.json describes all requests")
 	for _, d := range e.Errors {
 		if d != nil { // d.Value is the client's own text, and may be long: it is left out
 			p.Errors = append(p.Errors, Place{Location: d.Location, Message: d.Message})

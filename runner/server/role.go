@@ -60,22 +60,24 @@ var routeRoles = map[string]Role{
 	"POST /sessions/{id}/turns/{turn}/confirmations/{request}": RoleApprove,
 }
 
-// client is who a request is from.
+// client is the sender of a request.
 type client struct {
 	label string
 	roles []Role
 }
 
-// has reports whether the client has a role.
-func (c client) has(r Role) bool {
+// hasRole reports whether the client has a role.
+func (c client) hasRole(r Role) bool {
 	return r == roleNone || r == roleAny && len(c.roles) > 0 || slices.Contains(c.roles, r) || slices.Contains(c.roles, RoleAdmin) && slices.Contains(AllRoles(), r)
 }
 
-// name is the client's label in records.
+// name returns the client's label in records.
 func (c client) name() string { return "http:" + c.label }
 
-// user is the client as the user of sessions and turns.
-func (c client) user() runner.User { return runner.User{Name: c.name(), Admin: c.has(RoleAdmin)} }
+// runnerUser is the client as the user of sessions and turns.
+func (c client) runnerUser() runner.User {
+	return runner.User{Name: c.name(), Admin: c.hasRole(RoleAdmin)}
+}
 
 // checkRoles reports the first role that does not exist.
 func checkRoles(roles []Role) error {
@@ -93,6 +95,6 @@ func (c client) lacksRole(r Role) *Problem {
 	for _, have := range c.roles {
 		roles = append(roles, string(have))
 	}
-	return problem(http.StatusForbidden, "role", fmt.Sprintf("this needs the role %s, and the token %s has %s", r, c.label, strings.Join(roles, ", ")),
+	return newProblem(http.StatusForbidden, "role", fmt.Sprintf("this needs the role %s, and the token %s has %s", r, c.label, strings.Join(roles, ", ")),
 		"Use a token that has it; serve.tokens in the server's configuration gives roles")
 }

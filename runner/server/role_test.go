@@ -108,7 +108,7 @@ func TestRouteWithoutRoleIsRefused(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /forgotten", func(http.ResponseWriter, *http.Request) { t.Error("it was served") })
 	mux.HandleFunc("GET /sessions", func(http.ResponseWriter, *http.Request) {})
-	h := w.server.guard(w.server.authorize(mux, w.server.route(mux)))
+	h := w.server.guardRequests(w.server.authorize(mux, w.server.routeRequests(mux)))
 	for path, want := range map[string]int{"/forgotten": 403, "/sessions": 200} {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
 		if err != nil {
@@ -290,15 +290,15 @@ func TestAdminToolsAreAnsweredByAdmins(t *testing.T) {
 func TestRolesDoNotIncludeEachOther(t *testing.T) {
 	for _, have := range AllRoles() {
 		for _, need := range AllRoles() {
-			if got, want := (client{roles: []Role{have}}).has(need), have == need || have == RoleAdmin; got != want {
+			if got, want := (client{roles: []Role{have}}).hasRole(need), have == need || have == RoleAdmin; got != want {
 				t.Errorf("%s has %s: %v", have, need, got)
 			}
 		}
 	}
-	if c := (client{}); slices.ContainsFunc(append(AllRoles(), roleAny, ""), c.has) {
+	if c := (client{}); slices.ContainsFunc(append(AllRoles(), roleAny, ""), c.hasRole) {
 		t.Error("no client has a role")
 	}
-	if (client{roles: []Role{RoleAdmin}}).has("") {
+	if (client{roles: []Role{RoleAdmin}}).hasRole("") {
 		t.Error("admin has the role of a route that is not listed")
 	}
 	var buf bytes.Buffer

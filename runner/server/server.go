@@ -18,42 +18,45 @@ import (
 
 // Defaults of [Options].
 const (
-	// DefaultMaxSessions is how many sessions live at once: each may hold a
-	// container.
+	// DefaultMaxSessions is the number of sessions that may be live at once. Each
+	// may hold a container.
 	DefaultMaxSessions = 16
-	// DefaultMaxStreams is how many event streams one token may have open.
+	// DefaultMaxStreams is the number of event streams that one token may have
+	// open.
 	DefaultMaxStreams = 64
-	// DefaultIdleTime is how long a session without a turn is kept: its
-	// container holds memory meanwhile.
+	// DefaultIdleTime is how long a session without a turn is kept. Its container
+	// holds memory meanwhile.
 	DefaultIdleTime = time.Hour
 )
 
-// Options say what a server serves. StateDir, Prepare and Tokens are required.
+// Options are the options of a server. StateDir, Prepare and Tokens are required.
 type Options struct {
-	// StateDir is the state folder: the sessions of all Caissons of its user.
+	// StateDir is the state directory, with the sessions of all Caissons of its
+	// user.
 	StateDir string
-	// Prepare makes the options of a session from what a client asks for. The
-	// server adds Task, Broker, Mirror, Live and Force. done ends what was made,
-	// after the session. A request that asks for what it may not have gives a
-	// [RequestError]; other errors are as of runner.Open.
+	// Prepare returns the options of a session that a client requests. The server
+	// adds Task, Broker, Mirror, Live and Force. done releases the resources after
+	// the session. The error of a request that is not allowed is a [RequestError];
+	// other errors are as those of runner.Open.
 	Prepare func(ctx context.Context, r NewSession) (o runner.Options, done func(), err error)
-	// OpenWorkspace opens the folder of an ended session, for its changes. It
-	// refuses folders that sessions could not be started on.
+	// OpenWorkspace opens the workspace of an ended session, for its changes. It
+	// refuses directories on which sessions can't be started.
 	OpenWorkspace func(path string) (*runner.Workspace, error)
-	// Shows says whether clients may see a session on a workspace, by its path: of
-	// this server and of other Caissons, live and ended. Nil shows all.
+	// Shows reports whether clients may see the sessions on a workspace, given by
+	// its path: of this server and of other Caissons, live and ended. Nil shows
+	// all.
 	Shows func(workspace string) bool
 	// Settle makes sure that nothing writes to an ended session's changes any
-	// more, or says why that can't be told. Nil does nothing.
+	// more, and returns an error if it can't. Nil does nothing.
 	Settle func(ctx context.Context, session string) error
 
-	// Tokens are those that clients may bear, each with its own label.
+	// Tokens are the tokens of clients, each with its own label.
 	Tokens []Token
-	// Hosts are names, or names and ports, that the server goes by besides
-	// localhost and its addresses.
+	// Hosts are the names, or names and ports, of the server besides localhost and
+	// its addresses.
 	Hosts []string
-	// MaxSessions, MaxStreams and IdleTime bound what clients hold; zero is the
-	// default.
+	// MaxSessions, MaxStreams and IdleTime bound the resources of clients; zero
+	// means the default.
 	MaxSessions, MaxStreams int
 	IdleTime                time.Duration
 	// OpenMetrics serves /metrics without a token.
@@ -61,14 +64,14 @@ type Options struct {
 
 	// Version is the program's.
 	Version string
-	// Logger gets what operators should know; nil discards. No token reaches it.
+	// Logger gets messages for operators, never a token; nil discards them.
 	Logger *zap.Logger
 	// Force, when it is closed, destroys the sandboxes of sessions that are
-	// being ended, and cuts short what is being applied; nil never does.
+	// being ended, and cancels running applies; nil never does.
 	Force <-chan struct{}
 
-	// Tests make these times so short, or so long, that nothing else can be what
-	// ends a request.
+	// Tests set these times so short, or so long, that only one of them can end a
+	// request.
 	headerTime, bodyTime time.Duration
 }
 
@@ -84,11 +87,11 @@ type Server struct {
 	handler http.Handler
 	openAPI []byte
 
-	// ctx is that of the sessions; end gives it its cause.
+	// ctx is the context of the sessions; end cancels it with a cause.
 	ctx  context.Context //nolint:containedctx // sessions outlive the requests that start them
 	end  context.CancelCauseFunc
 	stop sync.Once
-	// stopped is closed when the last session is.
+	// stopped is closed when the last session has closed.
 	stopped chan struct{}
 
 	mu       sync.Mutex
@@ -96,12 +99,11 @@ type Server struct {
 	starting int // sessions that are being made
 	sessions map[string]*session
 	streams  map[string]int // by client
-	// ending is for the sessions that are being made, and the changes that are
-	// being applied.
+	// ending counts the sessions that are being started, and the running applies.
 	ending sync.WaitGroup
 }
 
-// New makes a server that listens nowhere yet.
+// New returns a server that does not listen yet.
 func New(o Options) (*Server, error) {
 	s := &Server{opts: o, log: o.Logger, sessions: map[string]*session{}, streams: map[string]int{}, stopped: make(chan struct{})}
 	if s.log == nil {
@@ -122,13 +124,13 @@ func New(o Options) (*Server, error) {
 	if s.keys, err = newKeyring(o.Tokens); err != nil {
 		return nil, fmt.Errorf("new server: %w", err)
 	}
-	s.metrics, s.indexes = newMetrics(s.states), newIndexes(s.log)
+	s.metrics, s.indexes = newMetrics(s.countStates), newIndexes(s.log)
 	s.ctx, s.end = context.WithCancelCause(context.Background())
 	mux := http.NewServeMux()
-	if s.openAPI, err = s.register(mux); err != nil {
+	if s.openAPI, err = s.registerRoutes(mux); err != nil {
 		return nil, fmt.Errorf("new server: %w", err)
 	}
-	s.handler = s.guard(s.authorize(mux, s.throttle(s.body(s.route(mux)))))
+	s.handler = s.guardRequests(s.authorize(mux, s.limitRequests(s.readBodies(s.routeRequests(mux)))))
 	return s, nil
 }
 
@@ -138,25 +140,25 @@ func defaultTo[T int | time.Duration](v *T, def T) {
 	}
 }
 
-// Handler is what the server answers with, for whoever listens by themselves;
-// they call [Server.Close].
+// Handler returns the HTTP handler, for callers that listen themselves. They must
+// call [Server.Close].
 func (s *Server) Handler() http.Handler { return s.handler }
 
-// OpenAPI is the document that describes the API, as /openapi.json gives it.
+// OpenAPI returns the document that describes the API, as /openapi.json does.
 func (s *Server) OpenAPI() []byte { return s.openAPI }
 
 const (
 	// headerTime bounds the time in which a request's headers arrive.
 	headerTime = 10 * time.Second
 	idleTime   = 2 * time.Minute
-	// shutdownTime is how long answers that are being written may take once the
+	// shutdownTime bounds the responses that are still being written once the
 	// sessions have ended.
 	shutdownTime = 5 * time.Second
 )
 
 // Serve answers on listeners until ctx ends, then ends the sessions, their
-// containers and the streams, and returns. It closes the listeners. Its error
-// says what of it failed: nil means that nothing is left.
+// containers and the streams, and returns. It closes the listeners. A nil error
+// means that nothing is left.
 func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	h := &http.Server{
 		Handler: s.handler, ReadHeaderTimeout: s.opts.headerTime, IdleTimeout: idleTime, MaxHeaderBytes: 16 << 10,
@@ -176,16 +178,16 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	}
 	select {
 	case <-ctx.Done():
-	case <-failed: // of one listener: the rest is no server that was asked for
+	case <-failed: // a listener failed: stop serving on the others
 	}
 	for _, l := range listeners {
-		_ = l.Close() // Shutdown says so again
+		_ = l.Close() // Shutdown returns the error again
 	}
 	err := s.Close(context.Cause(ctx))
 	late, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), shutdownTime, errors.New("answers take too long"))
 	defer cancel()
 	if h.Shutdown(late) != nil {
-		_ = h.Close() // cuts them
+		_ = h.Close() // closes their connections
 	}
 	if serr := group.Wait(); ctx.Err() == nil {
 		err = errors.Join(err, serr)
@@ -193,8 +195,8 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	return err
 }
 
-// Close ends all sessions with a cause, and waits for it. Its error names what
-// of them is left. Further calls wait and return nil.
+// Close ends all sessions with a cause, and waits until they have ended. Its error
+// names what could not be removed. Further calls wait and return nil.
 func (s *Server) Close(cause error) error {
 	var err error
 	s.stop.Do(func() {
@@ -226,8 +228,8 @@ func (s *Server) Close(cause error) error {
 	return err
 }
 
-// states counts the live sessions by state.
-func (s *Server) states() map[State]int {
+// countStates counts the live sessions by state.
+func (s *Server) countStates() map[State]int {
 	s.mu.Lock()
 	var all []*session
 	for _, live := range s.sessions {
@@ -236,13 +238,13 @@ func (s *Server) states() map[State]int {
 	s.mu.Unlock()
 	n := map[State]int{}
 	for _, live := range all {
-		n[live.state()]++
+		n[live.currentState()]++
 	}
 	return n
 }
 
-// live gives a session of this server that has not ended, or nil.
-func (s *Server) live(id string) *session {
+// liveSession returns a session of this server that has not ended, or nil.
+func (s *Server) liveSession(id string) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sessions[id]

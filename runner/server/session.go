@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// keptTurns bounds the turns whose ends a live session remembers; the trace
-	// has all.
+	// keptTurns bounds the turns whose reports a live session keeps; the trace has
+	// all.
 	keptTurns = 1024
-	// keptAsked bounds the confirmations whose turn it remembers: as many as the
+	// keptAsked bounds the confirmations whose turn a live session keeps, as the
 	// broker does.
 	keptAsked = 4096
 )
@@ -37,13 +37,13 @@ type session struct {
 	run    *runner.Session
 	broker *approval.Broker
 	feed   *feed
-	tally  *tallied
-	// done ends what Prepare made.
+	tally  *callMetrics
+	// done releases the resources of Prepare.
 	done func()
 
 	closing sync.Once
 	follows sync.WaitGroup
-	// closed is closed when report is there.
+	// closed is closed when report is set.
 	closed chan struct{}
 	report runner.Report
 
@@ -55,8 +55,8 @@ type session struct {
 	order  []string // of turns, oldest first
 	idle   *time.Timer
 
-	// recMu guards what records tell, apart from mu: whoever writes a record may
-	// hold locks that mu's holder waits for.
+	// recMu guards the fields set from records. It is separate from mu because the
+	// writer of a record may hold locks that the holder of mu waits for.
 	recMu  sync.Mutex
 	facts  record.SessionCreated
 	inTurn map[string]string // confirmation → turn
@@ -64,19 +64,19 @@ type session struct {
 	spent  *limits.Usage     // of the turn that runs, nil before its first model call
 }
 
-// start makes a session of what a client asks for.
-func (s *Server) start(ctx context.Context, in NewSession, from client) (*session, error) {
-	if err := s.reserve(); err != nil {
+// startSession starts a session that a client requests.
+func (s *Server) startSession(ctx context.Context, in NewSession, from client) (*session, error) {
+	if err := s.reserveSession(); err != nil {
 		return nil, err
 	}
 	live := &session{
-		server: s, asked: in, client: from, begun: time.Now(), title: shown(in.Title), feed: newFeed(), closed: make(chan struct{}),
-		tally: &tallied{m: s.metrics, classes: map[string]string{}}, broker: approval.NewBroker(approval.BrokerOptions{Attended: true}),
+		server: s, asked: in, client: from, begun: time.Now(), title: displayTitle(in.Title), feed: newFeed(), closed: make(chan struct{}),
+		tally: &callMetrics{m: s.metrics, classes: map[string]string{}}, broker: approval.NewBroker(approval.BrokerOptions{Attended: true}),
 		turns: map[string]*runner.Turn{}, inTurn: map[string]string{},
 	}
-	err := live.open(ctx)
+	err := live.openRun(ctx)
 	if err != nil && s.ctx.Err() != nil {
-		err = stopping()
+		err = serverStopping()
 	}
 	defer s.ending.Done() // of reserve
 	s.mu.Lock()
@@ -90,26 +90,26 @@ func (s *Server) start(ctx context.Context, in NewSession, from client) (*sessio
 		live.close("")
 		<-live.closed
 		s.mu.Lock()
-		return nil, stopping()
+		return nil, serverStopping()
 	}
 	s.sessions[live.id] = live
 	s.metrics.started.Inc()
 	live.mu.Lock()
-	live.idle = time.AfterFunc(s.opts.IdleTime, live.expire)
+	live.idle = time.AfterFunc(s.opts.IdleTime, live.endIfIdle)
 	live.mu.Unlock()
-	s.log.Info("session started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", shown(in.Workspace)))
+	s.log.Info("session started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", displayTitle(in.Workspace)))
 	return live, nil
 }
 
-// reserve counts a session that is to be made.
-func (s *Server) reserve() error {
+// reserveSession counts a session that is about to be started.
+func (s *Server) reserveSession() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case s.closing:
-		return stopping()
+		return serverStopping()
 	case len(s.sessions)+s.starting >= s.opts.MaxSessions:
-		p := problem(http.StatusTooManyRequests, "sessions", fmt.Sprintf("%d sessions live, and there may be no more", s.opts.MaxSessions),
+		p := newProblem(http.StatusTooManyRequests, "sessions", fmt.Sprintf("%d sessions live, and there may be no more", s.opts.MaxSessions),
 			"End one with DELETE, or raise max_sessions of serve in the configuration")
 		p.retryAfter = "10"
 		return p
@@ -119,12 +119,12 @@ func (s *Server) reserve() error {
 	return nil
 }
 
-func stopping() error {
-	return problem(http.StatusServiceUnavailable, "stopping", "the server is stopping", "Try again when it is back")
+func serverStopping() error {
+	return newProblem(http.StatusServiceUnavailable, "stopping", "the server is stopping", "Try again when it is back")
 }
 
-func (s *session) open(ctx context.Context) error {
-	// What the making waits for, such as an image, ends with the server too.
+func (s *session) openRun(ctx context.Context) error {
+	// Waiting for resources, such as an image, also ends when the server stops.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.server.ctx, func() { cancel(context.Cause(s.server.ctx)) })()
@@ -133,8 +133,8 @@ func (s *session) open(ctx context.Context) error {
 		return s.server.asProblem("prepare session", err)
 	}
 	s.id, s.dir, s.done = o.Folder.Session, o.Folder.Dir, done
-	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.broker, s.feed.delta, s.server.opts.Force
-	o.Mirror, o.User = s.record, s.client.user()
+	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.broker, s.feed.publishDelta, s.server.opts.Force
+	o.Mirror, o.User = s.observeRecord, s.client.runnerUser()
 	speakToClients(&o)
 	if s.run, err = runner.Open(s.server.ctx, o); err != nil {
 		done()
@@ -143,37 +143,37 @@ func (s *session) open(ctx context.Context) error {
 	return nil
 }
 
-// record is told of every record once it is in the trace, in order. It must
-// return at once.
-func (s *session) record(r record.Record, _ []byte) {
+// observeRecord is called with every record once it is in the trace, in order. It
+// must not block.
+func (s *session) observeRecord(r record.Record, _ []byte) {
 	switch r.Kind {
 	case record.KindSessionCreated:
 		s.recMu.Lock()
-		_ = json.Unmarshal(r.Payload, &s.facts) // our own; what is missing is not shown
+		_ = json.Unmarshal(r.Payload, &s.facts) // missing fields are not shown
 		s.recMu.Unlock()
 	case record.KindTurnStarted, record.KindTurnCompleted, record.KindTurnCancelled:
 		s.recMu.Lock()
 		s.spent = nil
 		s.recMu.Unlock()
 	case record.KindModelCallCompleted:
-		s.spend(r)
+		s.addUsage(r)
 	case record.KindConfirmationRequested:
 		var p struct {
 			ID string `json:"confirmation_request_id"`
 		}
 		if json.Unmarshal(r.Payload, &p) == nil {
-			s.remember(p.ID, r.Turn)
+			s.rememberTurn(p.ID, r.Turn)
 		}
 	}
-	s.tally.record(r)
-	s.feed.record(r.Seq)
+	s.tally.countRecord(r)
+	s.feed.publishRecord(r.Seq)
 	if r.Seq%indexEvery == 0 {
-		s.server.indexes.extend(s.id, s.dir, true)
+		s.server.indexes.extendIndex(s.id, s.dir, true)
 	}
 }
 
-// spend adds what a model call used.
-func (s *session) spend(r record.Record) {
+// addUsage adds the usage of a model call.
+func (s *session) addUsage(r record.Record) {
 	var p record.ModelCallCompleted
 	if json.Unmarshal(r.Payload, &p) != nil {
 		return
@@ -187,8 +187,8 @@ func (s *session) spend(r record.Record) {
 	s.spent = new(s.spent.Plus(p.Usage))
 }
 
-// remember notes which turn asked a confirmation.
-func (s *session) remember(confirmation, turn string) {
+// rememberTurn stores the turn of a confirmation.
+func (s *session) rememberTurn(confirmation, turn string) {
 	s.recMu.Lock()
 	defer s.recMu.Unlock()
 	s.inTurn[confirmation] = turn
@@ -198,31 +198,31 @@ func (s *session) remember(confirmation, turn string) {
 	}
 }
 
-// turnOf is the turn that asked a confirmation, or "".
+// turnOf returns the turn of a confirmation, or "".
 func (s *session) turnOf(confirmation string) string {
 	s.recMu.Lock()
 	defer s.recMu.Unlock()
 	return s.inTurn[confirmation]
 }
 
-// startTurn gives the session a user's message.
+// startTurn starts a turn with a user's message.
 func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ending {
-		return nil, over(s.id)
+		return nil, sessionEnded(s.id)
 	}
-	t, err := s.run.StartFor(from.user(), message)
+	t, err := s.run.StartFor(from.runnerUser(), message)
 	switch {
 	case errors.Is(err, runner.ErrBusy):
-		return nil, problem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" runs", "Wait for its end, or cancel it")
+		return nil, newProblem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" runs", "Wait for its end, or cancel it")
 	case errors.Is(err, runner.ErrOver):
-		return nil, problem(http.StatusConflict, "over", "the session takes no more turns: "+clientText(s.run.Status().Over), "End it with DELETE, and start another one")
+		return nil, newProblem(http.StatusConflict, "over", "the session takes no more turns: "+clientText(s.run.Status().Over), "End it with DELETE, and start another one")
 	case err != nil:
-		return nil, s.server.internal("start turn", err)
+		return nil, s.server.internalProblem("start turn", err)
 	}
 	if s.title == "" {
-		s.title = shown(message)
+		s.title = displayTitle(message)
 	}
 	s.turns[t.ID] = t
 	if s.order = append(s.order, t.ID); len(s.order) > keptTurns {
@@ -230,13 +230,13 @@ func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 		s.order = s.order[1:]
 	}
 	s.idle.Stop()
-	s.follows.Go(func() { s.follow(t) })
+	s.follows.Go(func() { s.watchTurn(t) })
 	return t, nil
 }
 
-// follow waits for the end of a turn, and ends a session that can't go on: its
-// container is of no use any more.
-func (s *session) follow(t *runner.Turn) {
+// watchTurn waits for the end of a turn, and then ends a session that takes no
+// more turns, or restarts its idle timer.
+func (s *session) watchTurn(t *runner.Turn) {
 	<-t.Done()
 	if s.run.Status().Over != "" {
 		s.close("")
@@ -249,8 +249,8 @@ func (s *session) follow(t *runner.Turn) {
 	}
 }
 
-// expire ends a session that nobody has used for long.
-func (s *session) expire() {
+// endIfIdle ends a session that has been idle for IdleTime.
+func (s *session) endIfIdle() {
 	s.mu.Lock()
 	unused := !s.ending && s.run.Status().Turn == ""
 	s.ending = s.ending || unused // no turn begins any more
@@ -261,8 +261,8 @@ func (s *session) expire() {
 	}
 }
 
-// close begins to end the session on behalf of a client, "" is none, and returns
-// at once; closed tells the end.
+// close starts to end the session, on behalf of a client unless it is "", and
+// returns at once. The channel closed reports the end.
 func (s *session) close(client string) {
 	s.closing.Do(func() {
 		s.mu.Lock()
@@ -272,25 +272,25 @@ func (s *session) close(client string) {
 			s.idle.Stop()
 		}
 		s.mu.Unlock()
-		go s.finish(client)
+		go s.finishClose(client)
 	})
 }
 
-func (s *session) finish(client string) {
+func (s *session) finishClose(client string) {
 	s.report = s.run.CloseFor(client)
 	s.done()
 	s.follows.Wait()
 	s.server.metrics.ended.WithLabelValues(string(s.report.Reason)).Inc()
 	s.server.log.Info("session ended", zap.String("session", s.id), zap.String("reason", string(s.report.Reason)), zap.Strings("left", s.report.Left))
-	s.feed.end()
-	s.server.indexes.release(s.id)
+	s.feed.closeFeed()
+	s.server.indexes.releaseIndex(s.id)
 	s.server.mu.Lock()
 	delete(s.server.sessions, s.id)
 	s.server.mu.Unlock()
 	close(s.closed)
 }
 
-func (s *session) state() State {
+func (s *session) currentState() State {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -302,6 +302,6 @@ func (s *session) state() State {
 	return StateIdle
 }
 
-func over(id string) *Problem {
-	return problem(http.StatusGone, "ended", "session "+id+" has ended", "Its records, diff and changes are still there; start another session for more")
+func sessionEnded(id string) *Problem {
+	return newProblem(http.StatusGone, "ended", "session "+id+" has ended", "Its records, diff and changes are still there; start another session for more")
 }

@@ -38,12 +38,12 @@ func TestServerStopsAtOnce(t *testing.T) {
 	w.say(begins, "go")
 	<-making
 
-	live := w.server.live(busy)
+	live := w.server.liveSession(busy)
 	stopped := make(chan error, 1)
 	go func() { stopped <- w.stop() }()
 	<-w.backend.clings // it was asked to end
 	for _, id := range []string{idle, asking, begins} {
-		if s := w.server.live(id); s != nil { // nothing holds it up
+		if s := w.server.liveSession(id); s != nil { // nothing holds it up
 			<-s.closed
 		}
 	}

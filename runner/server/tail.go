@@ -14,16 +14,17 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
-// tail reads the lines of a trace that may still grow: at its end it says so,
-// and goes on when it is asked again. It holds one line. It belongs to one
-// goroutine.
+// tail reads the lines of a trace that may still grow. After it has reported the
+// end, it can continue with lines added since. It holds one line, and is not safe
+// for concurrent use.
 type tail struct {
 	file *os.File
-	buf  []byte // what is read and not handed out
-	used int    // of buf, handed out
+	buf  []byte // data read from file
+	used int    // bytes of buf that were returned
 }
 
-// openTail opens a session's trace, or what retention has left of it.
+// openTail opens a session's trace, or its audit records if retention has removed
+// the rest.
 func openTail(dir string) (*tail, error) {
 	file, err := os.Open(filepath.Join(dir, record.TraceFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -37,26 +38,26 @@ func openTail(dir string) (*tail, error) {
 
 func (t *tail) close() { _ = t.file.Close() } // only read
 
-// seek goes to a checkpoint of the trace, and reports whether the record that
-// should be there is. Otherwise it goes to the beginning.
-func (t *tail) seek(c trace.Checkpoint) (bool, error) {
-	if err := t.move(c.Offset); err != nil {
+// seekCheckpoint seeks to a checkpoint of the trace, and reports whether its record
+// is there. If not, it seeks to the beginning.
+func (t *tail) seekCheckpoint(c trace.Checkpoint) (bool, error) {
+	if err := t.seekOffset(c.Offset); err != nil {
 		return false, err
 	}
-	e, ok, err := t.next()
+	e, ok, err := t.nextEntry()
 	if err == nil && ok && e.Seq == c.Seq {
 		var chained struct {
 			Prev string `json:"prev"`
 		}
 		if json.Unmarshal(e.line, &chained) == nil && chained.Prev == c.Prev {
-			return true, t.move(c.Offset)
+			return true, t.seekOffset(c.Offset)
 		}
 	}
-	return false, t.move(0)
+	return false, t.seekOffset(0)
 }
 
-// move goes to an offset of the file.
-func (t *tail) move(offset int64) error {
+// seekOffset seeks to an offset of the file.
+func (t *tail) seekOffset(offset int64) error {
 	t.buf, t.used = t.buf[:0], 0
 	if _, err := t.file.Seek(offset, io.SeekStart); err != nil {
 		return fmt.Errorf("read trace: %w", err)
@@ -64,17 +65,17 @@ func (t *tail) move(offset int64) error {
 	return nil
 }
 
-// entry is one line, and what of it the stream needs. The line holds until the
-// next call.
+// entry is one line and the fields that the stream needs. The line is valid until
+// the next call.
 type entry struct {
 	line []byte
 	Seq  int64       `json:"seq"`
 	Kind record.Kind `json:"kind"`
 }
 
-// next gives the next whole line; ok is false where there is none yet. Records
-// that retention has removed are left out.
-func (t *tail) next() (e entry, ok bool, err error) {
+// nextEntry returns the next whole line; ok is false if there is none yet. It
+// skips the placeholders of records that retention has removed.
+func (t *tail) nextEntry() (e entry, ok bool, err error) {
 	for {
 		if i := bytes.IndexByte(t.buf[t.used:], '\n'); i >= 0 {
 			e = entry{line: t.buf[t.used : t.used+i]}

@@ -13,8 +13,8 @@ import (
 	"sync"
 )
 
-// Token is one bearer token. Its label is what records call whoever holds it:
-// a confirmation that the holder of alice's answered is by client http:alice.
+// Token is one bearer token. Its label names its holder in records: a confirmation
+// answered with the token alice is by client http:alice.
 type Token struct {
 	Label, Value string
 	// Roles are the roles of the holder; nil means [DefaultRoles].
@@ -36,7 +36,8 @@ func NewToken(label string, roles ...Role) Token {
 	return Token{Label: label, Value: "csn_" + rand.Text() + rand.Text(), Roles: roles}
 }
 
-// Validate says what is wrong with a token, without saying what it is.
+// Validate returns an error if a token is invalid. The error does not contain the
+// token's value.
 func (t Token) Validate() error {
 	switch {
 	case !tokenLabel().MatchString(t.Label):
@@ -54,8 +55,8 @@ func (t Token) Validate() error {
 	return nil
 }
 
-// keyring tells who presents a token. It keeps hashes: a comparison of those
-// takes the same time whatever was presented.
+// keyring identifies clients by their tokens. It keeps hashes, whose comparison
+// takes the same time for every token.
 type keyring struct {
 	clients []client
 	sums    [][sha256.Size]byte
@@ -85,9 +86,9 @@ func newKeyring(tokens []Token) (*keyring, error) {
 	return k, nil
 }
 
-// client returns the client whose token a request bears; ok is false where it
+// findClient returns the client whose token a request bears; ok is false where it
 // bears none, or one that is not known.
-func (k *keyring) client(r *http.Request) (_ client, ok bool) {
+func (k *keyring) findClient(r *http.Request) (_ client, ok bool) {
 	headers := r.Header.Values("Authorization")
 	if len(headers) != 1 {
 		return client{}, false

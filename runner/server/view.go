@@ -12,7 +12,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// State is what a session is doing.
+// State is the state of a session.
 type State string
 
 // The states. The first three are of sessions of this server, and move from left
@@ -24,16 +24,17 @@ const (
 	StateRunning State = "running"
 	StateClosing State = "closing"
 	StateEnded   State = "ended"
-	// StateInterrupted is a session whose process died: it has no end, and
-	// nothing of it can be answered or gone on with.
+	// StateInterrupted is a session whose process died: it has no end, and can't be
+	// continued.
 	StateInterrupted State = "interrupted"
 	// StateElsewhere is a session of another Caisson of the same user, such as
 	// caisson run: its records can be followed here, and nothing else.
 	StateElsewhere State = "elsewhere"
 )
 
-// NewSession is what a client asks for. What it leaves out is as the server's
-// configuration says, and nothing that it asks for is milder than that.
+// NewSession is a client's request for a session. Fields that are left out are
+// taken from the server's configuration, and no field can be less strict than
+// that.
 type NewSession struct {
 	Workspace string         `json:"workspace" minLength:"1" maxLength:"4096" doc:"folder that the agent works on: absolute, or below the only root; it lies at or below a root of the server"`
 	Title     string         `json:"title,omitempty" maxLength:"400" doc:"a word about the session, for lists; without one it is the first message"`
@@ -44,7 +45,7 @@ type NewSession struct {
 	Limits    *SessionLimits `json:"limits,omitempty"`
 }
 
-// SessionLimits are limits that a client asks for. One above the server's is
+// SessionLimits are limits that a client requests. A limit above the server's is
 // refused.
 type SessionLimits struct {
 	Rounds         *int64   `json:"max_rounds,omitempty" minimum:"1" doc:"model calls in a turn"`
@@ -72,9 +73,9 @@ type Session struct {
 	Image     string     `json:"image"`
 	Model     string     `json:"model"`
 	Policy    string     `json:"policy"`
-	// Turn is the one that runs.
+	// Turn is the running turn.
 	Turn string `json:"turn,omitempty" doc:"the turn that runs"`
-	// Spent is what its model calls have used so far.
+	// Spent is the usage of the running turn's model calls so far.
 	Spent   *limits.Usage `json:"turn_usage,omitempty" doc:"what the model calls of the turn that runs have used so far"`
 	Turns   *int          `json:"turns,omitempty" doc:"turns so far; absent where the records have no end and the session is not live here"`
 	Usage   limits.Usage  `json:"usage" doc:"of the turns that have ended"`
@@ -95,13 +96,13 @@ type Session struct {
 	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be taken down"`
 }
 
-// Failure is what went wrong with a session, for people.
+// Failure describes why a session failed, for people.
 type Failure struct {
 	Cause string `json:"cause"`
 	Mend  string `json:"mend"`
 }
 
-// TurnState is what a turn is doing.
+// TurnState is the state of a turn.
 type TurnState string
 
 // The states of a turn.
@@ -118,7 +119,7 @@ type Turn struct {
 	State  TurnState `json:"state" enum:"running,ended,interrupted"`
 	Reason string    `json:"stop_reason,omitempty" example:"answered"`
 	Answer string    `json:"answer,omitempty"`
-	// Truncated says that a limit ended it, or that the provider cut the answer.
+	// Truncated reports that a limit ended it, or that the provider cut the answer.
 	Truncated bool          `json:"truncated,omitempty"`
 	Limit     *record.Limit `json:"limit,omitempty"`
 	Usage     *limits.Usage `json:"usage,omitempty"`
@@ -129,8 +130,9 @@ type Turn struct {
 // titleRunes bounds a title in lists.
 const titleRunes = 120
 
-// shown is the first line of a text, safe and short.
-func shown(text string) string {
+// displayTitle returns the first line of a text, safe to display and at most
+// titleRunes long.
+func displayTitle(text string) string {
 	line, _, more := strings.Cut(strings.TrimSpace(text), "\n")
 	safe, _ := tools.Display(line)
 	if runes := []rune(safe); len(runes) > titleRunes {
@@ -144,8 +146,8 @@ func shown(text string) string {
 
 func modelName(m loop.ModelInfo) string { return m.Provider + "/" + m.Model }
 
-// facts fills in what the first record says.
-func (v *Session) facts(c record.SessionCreated, whole bool) {
+// setFacts sets the fields that the first record has.
+func (v *Session) setFacts(c record.SessionCreated, whole bool) {
 	v.Workspace, v.Mode, v.Backend, v.Image = c.Workspace, c.WorkspaceMode, c.Backend.Chosen, c.Image
 	v.Model, v.Policy, v.Client = modelName(c.Model), c.Policy, c.Client
 	if whole {
@@ -153,21 +155,22 @@ func (v *Session) facts(c record.SessionCreated, whole bool) {
 	}
 }
 
-// view is the session as clients see it; whole is for one session alone.
-func (s *session) view(whole bool) Session {
-	st, state := s.run.Status(), s.state()
-	seq, _ := s.feed.last()
+// sessionView returns the session as clients see it; whole adds the fields that
+// lists don't have.
+func (s *session) sessionView(whole bool) Session {
+	st, state := s.run.Status(), s.currentState()
+	seq, _ := s.feed.lastSeq()
 	s.mu.Lock()
 	title := s.title
 	s.mu.Unlock()
 	v := Session{
 		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(),
 		Turn: st.Turn, Turns: &st.Turns, Usage: st.Usage, CostUSD: record.CostUSD(st.Usage.CostMicroUSD),
-		Waiting: len(s.waiting()), Seq: seq, Over: clientText(st.Over),
+		Waiting: len(s.pendingConfirmations()), Seq: seq, Over: clientText(st.Over),
 	}
 	s.recMu.Lock()
 	v.Spent = s.spent
-	v.facts(s.facts, whole)
+	v.setFacts(s.facts, whole)
 	s.recMu.Unlock()
 	if whole {
 		v.Attestation, v.Restarts = st.Attestation, st.Restarts
@@ -185,10 +188,10 @@ func turnView(r runner.TurnReport) Turn {
 	}
 }
 
-// view is an ended session as clients see it.
-func (p past) view(lives, whole bool) Session {
+// sessionView returns an ended session as clients see it.
+func (p past) sessionView(lives, whole bool) Session {
 	v := Session{ID: p.id, State: StateInterrupted, Title: p.title, Begun: p.begun, CostUSD: "unknown", Seq: p.seq}
-	v.facts(p.created, whole)
+	v.setFacts(p.created, whole)
 	if !p.last.IsZero() {
 		v.Last = &p.last
 	}
