@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -254,4 +256,118 @@ func (s *Session) changeInside(ctx context.Context, op workspace.Op) (workspace.
 		}
 	}
 	return change, err
+}
+
+const (
+	// readerEntries bounds the entries that one call of a tool reads.
+	readerEntries = 500_000
+	// unreadDirectories bounds the directories that a snapshot names.
+	unreadDirectories = 20
+)
+
+// snapshot records how much of the workspace a scan met. The zero value knows nothing.
+type snapshot struct {
+	// whole reports whether the scan came to its end and could look at every entry
+	// that it met; unread are directories that it could not read, all of them
+	// unless there are unreadDirectories.
+	whole  bool
+	unread []string
+}
+
+// incomplete reports whether there may be files that the scan did not meet.
+func (s *snapshot) incomplete() bool { return !s.whole || len(s.unread) > 0 }
+
+// knows reports whether the scan saw everything there was on the way to p: only
+// then is a file that it did not meet a new one.
+func (s *snapshot) knows(p string) bool {
+	if !s.whole || len(s.unread) >= unreadDirectories {
+		return false
+	}
+	return !slices.ContainsFunc(s.unread, func(dir string) bool { return dir == "." || strings.HasPrefix(p, dir+"/") })
+}
+
+// takeSnapshot scans the workspace and calls visit for each entry, whose error
+// reports that it could not be looked at. What lies in repositories is left out:
+// see [repositories]. It keeps nothing of an entry, however many there are.
+func takeSnapshot(ctx context.Context, r *workspace.Reader, visit func(*workspace.ScanEntry) error) (*snapshot, error) {
+	s := &snapshot{whole: true}
+	err := r.Scan(ctx, ".", workspace.ScanOptions{
+		Visit: func(e *workspace.ScanEntry) (uint8, string) {
+			if err := visit(e); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				s.whole = false
+			}
+			if e.Type == workspace.TypeDir && !isNamed(string(e.Name()), ".git", ".hg") {
+				return 0, e.Path()
+			}
+			return 0, ""
+		},
+		Unread: func(dir string, _ error) {
+			if len(s.unread) < unreadDirectories {
+				s.unread = append(s.unread, dir)
+			}
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// Differences returns what differs now from the session's start. It may be called
+// while a turn runs: what is written meanwhile is in it or not. It ends with ctx,
+// and when the session is closed; its errors then wrap [ErrOver].
+func (s *Session) Differences(ctx context.Context) (changes.Differences, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s.mu.Lock()
+	began := s.turns > 0
+	if s.closing {
+		s.mu.Unlock()
+		return changes.Differences{}, fmt.Errorf("compare workspace: %w: it is closed", ErrOver)
+	}
+	s.lookers.Add(1) // under mu: Close waits for no looker that comes later
+	s.mu.Unlock()
+	defer s.lookers.Done()
+	stop := context.AfterFunc(s.looks, func() { cancel(fmt.Errorf("%w: it is closed", ErrOver)) })
+	defer stop()
+	if !began {
+		return changes.Differences{}, nil // nothing has run
+	}
+	select {
+	case <-s.looked:
+	case <-ctx.Done():
+		return changes.Differences{}, fmt.Errorf("compare workspace: %w", context.Cause(ctx))
+	}
+	ctx, slow := context.WithTimeoutCause(ctx, lookTime, errSlow)
+	defer slow()
+	var d changes.Differences
+	var err error
+	if s.overlaid() {
+		d, err = s.overlayDifferences(ctx)
+	} else {
+		d, err = s.bindDifferences(ctx)
+	}
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return changes.Differences{}, fmt.Errorf("compare workspace: %w", err)
+	}
+	return d, nil
+}
+
+func (s *Session) overlayDifferences(ctx context.Context) (changes.Differences, error) {
+	if !s.recorded {
+		return changes.Differences{}, nil // nothing has run
+	}
+	list, err := s.layers.Changes(ctx, s.opts.Workspace.Dir, changes.ReadBounds)
+	if err != nil {
+		return changes.Differences{}, err
+	}
+	return changes.ReadOverlay(ctx, s.layers, s.opts.Workspace.Dir, list)
+}
+
+// bindDifferences compares the workspace with its state at the session's start.
+func (s *Session) bindDifferences(ctx context.Context) (changes.Differences, error) {
+	return s.files.Compare(ctx, s.original, s.exec.images)
 }

@@ -1,8 +1,14 @@
 package runner
 
 import (
+	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"net/url"
 	"path/filepath"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -137,4 +143,68 @@ func (t toolset) memoryTools() []tools.Factory {
 		Redact: func(text string) string { return string(redact.Bytes([]byte(text))) },
 		Warn:   t.warn,
 	})
+}
+
+// Definitions returns the definitions of the built-in tools, in the order in which
+// models are offered them.
+func Definitions() ([]tools.Definition, error) { return DefinitionsOf(Options{}) }
+
+// DefinitionsOf returns the definitions of the tools that a session with these options
+// has: of their fields about tools (Declared, Memory, Fetch, Resources, Tools; zero is
+// the default). Those that are off are among them, with EnabledByDefault false.
+func DefinitionsOf(o Options) ([]tools.Definition, error) {
+	all, err := toolset{opts: o, hostRoot: "/", reader: &boxView{}, exec: &executor{}, log: zap.NewNop()}.factories()
+	if err != nil {
+		return nil, fmt.Errorf("list tools: %w", err)
+	}
+	defs := make([]tools.Definition, 0, len(all))
+	for _, f := range all {
+		def, err := tools.Inspect(f)
+		if err != nil {
+			return nil, fmt.Errorf("list tools: %w", err)
+		}
+		defs = append(defs, def)
+	}
+	return defs, nil
+}
+
+// fetchedDir keeps the responses of a session by their SHA-256.
+const fetchedDir = "fetched"
+
+// FetchOptions configures what a session may fetch. The zero value allows nothing.
+type FetchOptions struct {
+	// Allow lists what may be fetched; empty turns the tool off.
+	Allow []fetch.Rule
+	// Private are hosts that may be in networks that are not public.
+	Private map[string][]netip.Prefix
+	// MaxBytes bounds one response and Timeout one fetch; zero means the tool's
+	// defaults.
+	MaxBytes int64
+	Timeout  time.Duration
+	// Proxy makes the connections; nil is none, whatever the environment says.
+	Proxy *url.URL
+	// Egress bounds the session's exchange; the zero value means
+	// limits.DefaultEgressBudget.
+	Egress limits.EgressBudget
+}
+
+// checker runs the commands of checks like any other command.
+type checker struct{ exec *executor }
+
+// RunCheck runs one command in the workspace.
+func (c checker) RunCheck(ctx context.Context, cmd verify.Command) (verify.Ended, error) {
+	r, err := c.exec.Run(ctx, shell.Command{Script: cmd.Script, Command: sandbox.Command{Dir: sandbox.WorkspaceDir, Timeout: cmd.Timeout, Stdout: io.Discard, Stderr: io.Discard}})
+	if err != nil {
+		return verify.Ended{}, err
+	}
+	out := r.Stdout
+	ended := verify.Ended{
+		ExitStatus: r.Status, DiskFull: r.DiskReserve > 0, Stdout: string(out.Head),
+		Cut: out.Total > int64(len(out.Head)+len(out.Tail)),
+	}
+	if ended.Cut {
+		ended.Stdout += "\n"
+	}
+	ended.Stdout += string(out.Tail)
+	return ended, nil
 }
