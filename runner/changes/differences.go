@@ -48,7 +48,7 @@ func ReadOverlay(ctx context.Context, l *overlay.Layers, dir *os.File, changes *
 // files before their first change by a tool.
 func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *Preimages) (Differences, error) {
 	var list changeList
-	whole, err := f.compare(ctx, r, func(c fileChange) {
+	whole, err := f.compareFiles(ctx, r, func(c fileChange) {
 		changed := record.Changed{Path: c.path, Change: c.change}
 		target := ""
 		if c.stat != nil {
@@ -57,11 +57,11 @@ func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *P
 				target = c.stat.Target
 			}
 		}
-		list.add(changed)
-		list.addExecuted(executed(changed, target)...)
+		list.addChange(changed)
+		list.addExecuted(listExecuted(changed, target)...)
 	})
-	list.sort()
-	d := Differences{Incomplete: f.incomplete() || !whole}
+	list.sortLists()
+	d := Differences{Incomplete: f.isIncomplete() || !whole}
 	d.Patch = makeDiffs(ctx, r, list.changed, images, f)
 	d.setList(&list)
 	return d, err
@@ -69,8 +69,8 @@ func (f *FileStates) Compare(ctx context.Context, r *workspace.Reader, images *P
 
 // setList fills in the lists of changes, sorted, and their counts.
 func (d *Differences) setList(l *changeList) {
-	l.sort()
-	d.Changed, d.ChangedOmitted, d.Count = record.NonNil(l.changed), l.omitted, l.count()
+	l.sortLists()
+	d.Changed, d.ChangedOmitted, d.Count = record.NonNil(l.changed), l.omitted, l.countChanges()
 	d.HostExecuted, d.HostExecutedOmitted = record.NonNil(l.executed), l.executedOmitted
 }
 
@@ -91,7 +91,7 @@ func makeDiffs(ctx context.Context, r *workspace.Reader, list []record.Changed, 
 		if ctx.Err() != nil {
 			break
 		}
-		text, added, removed, ok := images.diff(ctx, r, *c, f.before)
+		text, added, removed, ok := images.diffFile(ctx, r, *c, f.contentBefore)
 		if ok && patch.Len()+len(text) <= maxReportedPatchText {
 			c.HasDiff, c.Insertions, c.Deletions, c.Size = true, added, removed, 0
 			patch.WriteString(text)

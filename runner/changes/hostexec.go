@@ -24,8 +24,8 @@ type hostRule struct {
 	dirs string
 }
 
-// hostRules are files whose change can run code on the host later, without
-// anybody meaning to run them: CI definitions, build files, hooks, editor and
+// hostRules are files whose change can run code on the host later, without an
+// explicit start by the user: CI definitions, build files, hooks, editor and
 // shell settings, and the instructions of agents. Two examples of why:
 // CVE-2025-61260 (an agent's own configuration in a project), CVE-2026-19592
 // (git's fsmonitor).
@@ -170,8 +170,8 @@ var (
 	boundNames    = sync.OnceValue(func() *hostNames { return indexRules(boundRules) })
 )
 
-// find returns what runs or obeys the file at a path, or "".
-func (n *hostNames) find(p string) string {
+// findRule returns what runs or obeys the file at a path, or "".
+func (n *hostNames) findRule(p string) string {
 	p = foldName(p)
 	above, start := 0, 0 // where the last two names begin
 	for start <= len(p) {
@@ -237,7 +237,7 @@ func foldName(p string) string {
 
 // isHostExecuted reports whether a program of the host would run or obey the file
 // at a path.
-func isHostExecuted(p string) bool { return executedNames().find(p) != "" }
+func isHostExecuted(p string) bool { return executedNames().findRule(p) != "" }
 
 // hostExecuted lists the changed files that a program of the host would run
 // or obey, and the deleted ones that bounded it.
@@ -245,10 +245,10 @@ func hostExecuted(changed []record.Changed) []record.HostExecuted {
 	var out []record.HostExecuted
 	for _, c := range changed {
 		gone := c.Change == "deleted"
-		if gone && boundNames().find(c.Path) == "" {
+		if gone && boundNames().findRule(c.Path) == "" {
 			continue // a file that is gone runs nothing
 		}
-		if by := executedNames().find(c.Path); by != "" {
+		if by := executedNames().findRule(c.Path); by != "" {
 			out = append(out, record.HostExecuted{Path: c.Path, By: by, Deleted: gone, Added: c.Change == "added"})
 		}
 	}

@@ -28,8 +28,8 @@ type changeList struct {
 	omitted, executedOmitted int
 }
 
-// add adds one change.
-func (l *changeList) add(c record.Changed) {
+// addChange adds one change.
+func (l *changeList) addChange(c record.Changed) {
 	if len(l.changed) >= maxReported || l.text+len(c.Path) > maxReportedText {
 		l.omitted++
 		return
@@ -68,17 +68,17 @@ func (l *changeList) cutExecuted() {
 	l.executed, l.executedText = l.executed[:n], text
 }
 
-// executed lists one change where a host would run or obey it, or follow it;
+// listExecuted lists one change where a host would run or obey it, or follow it;
 // target is that of a symlink which leads out of the workspace, or "".
-func executed(c record.Changed, target string) []record.HostExecuted {
+func listExecuted(c record.Changed, target string) []record.HostExecuted {
 	if target != "" && c.Change != "deleted" {
 		return []record.HostExecuted{{Path: c.Path, By: bySymlink, Target: target, Added: c.Change == "added"}}
 	}
 	return hostExecuted([]record.Changed{c})
 }
 
-// sort cuts the lists and sorts them by path.
-func (l *changeList) sort() {
+// sortLists cuts the lists and sorts them by path.
+func (l *changeList) sortLists() {
 	l.cutExecuted()
 	slices.SortFunc(l.changed, func(a, b record.Changed) int { return strings.Compare(a.Path, b.Path) })
 	slices.SortFunc(l.executed, func(a, b record.HostExecuted) int {
@@ -86,8 +86,8 @@ func (l *changeList) sort() {
 	})
 }
 
-// count counts the changes; what is left out of the list has no lines.
-func (l *changeList) count() record.ChangeCount {
+// countChanges counts the changes; what is left out of the list has no lines.
+func (l *changeList) countChanges() record.ChangeCount {
 	n := record.ChangeCount{Files: len(l.changed) + l.omitted, Uncounted: l.omitted}
 	for i := range l.changed {
 		c := &l.changed[i]

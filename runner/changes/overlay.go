@@ -54,7 +54,7 @@ func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
 		if change.Kind != overlay.Deleted && !st.HasDiff {
 			changed.Size = change.Size
 		}
-		l.add(changed)
+		l.addChange(changed)
 	}
 	l.omitted += c.Omitted
 	for _, h := range HostExecuted(c, overlay.ApplyOptions{}) {

@@ -47,13 +47,13 @@ func (p *Preimages) Note(c workspace.Change, fresh bool) {
 	}
 	image := preimage{absent: c.Created, known: fresh && (c.Created || c.HasBefore)}
 	if image.known && !c.Created {
-		image.content, image.known = p.keep(c.Before)
+		image.content, image.known = p.keepContent(c.Before)
 	}
 	p.kept[c.Path] = image
 }
 
-// keep keeps content on the disk, within the bound. The caller holds mu.
-func (p *Preimages) keep(content []byte) (at extent, ok bool) {
+// keepContent keeps content on the disk, within the bound. The caller holds mu.
+func (p *Preimages) keepContent(content []byte) (at extent, ok bool) {
 	var err error
 	if p.scratch == nil {
 		p.scratch, err = newScratch(p.dir)
@@ -61,7 +61,7 @@ func (p *Preimages) keep(content []byte) (at extent, ok bool) {
 	if err != nil || p.scratch.size+int64(len(content)) > maxPreimages {
 		return extent{}, false
 	}
-	at, err = p.scratch.append(content)
+	at, err = p.scratch.appendText(content)
 	return at, err == nil
 }
 
@@ -74,7 +74,7 @@ func (p *Preimages) Before(name string) (content []byte, absent, known bool) {
 	if !image.known || image.absent {
 		return nil, image.absent, image.known
 	}
-	content, err := p.scratch.read(image.content)
+	content, err := p.scratch.readExtent(image.content)
 	return content, false, err == nil
 }
 
@@ -88,10 +88,10 @@ func (p *Preimages) Close() error {
 	return p.scratch.close()
 }
 
-// diff returns the unified diff of one changed file since the session's start,
+// diffFile returns the unified diff of one changed file since the session's start,
 // with the number of inserted and deleted lines; ok is false if there is none. The
 // old content of files that no WRITE tool changed comes from before.
-func (p *Preimages) diff(ctx context.Context, r workspace.View, c record.Changed, before func(string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
+func (p *Preimages) diffFile(ctx context.Context, r workspace.View, c record.Changed, before func(string) ([]byte, bool, bool)) (text string, added, removed int, ok bool) {
 	content, absent, known := p.Before(c.Path)
 	if !known {
 		content, absent, known = before(c.Path)
@@ -114,7 +114,7 @@ func (p *Preimages) diff(ctx context.Context, r workspace.View, c record.Changed
 	if isBinary(content) || isBinary(now) {
 		return "", 0, 0, false
 	}
-	text = unified(c, string(content), string(now))
+	text = unifiedDiff(c, string(content), string(now))
 	header := 2 // lines
 	for line := range strings.Lines(text) {
 		switch {
@@ -129,8 +129,9 @@ func (p *Preimages) diff(ctx context.Context, r workspace.View, c record.Changed
 	return text, added, removed, true
 }
 
-// unified names the files as git does, so that patch -p1 applies it.
-func unified(c record.Changed, before, after string) string {
+// unifiedDiff returns a unified diff that names the files as git does, so that
+// patch -p1 applies it.
+func unifiedDiff(c record.Changed, before, after string) string {
 	from, to := "a/"+c.Path, "b/"+c.Path
 	switch c.Change {
 	case "added":

@@ -33,8 +33,8 @@ func newScratch(dir string) (*scratch, error) {
 	return &scratch{file: f}, nil
 }
 
-// append adds text to the file.
-func (s *scratch) append(text []byte) (extent, error) {
+// appendText adds text to the file.
+func (s *scratch) appendText(text []byte) (extent, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := extent{s.size, len(text)}
@@ -46,8 +46,8 @@ func (s *scratch) append(text []byte) (extent, error) {
 	return e, nil
 }
 
-// read returns a piece of the file.
-func (s *scratch) read(e extent) ([]byte, error) {
+// readExtent returns a piece of the file.
+func (s *scratch) readExtent(e extent) ([]byte, error) {
 	text := make([]byte, e.length)
 	if _, err := s.file.ReadAt(text, e.offset); err != nil && e.length > 0 {
 		return nil, fmt.Errorf("read scratch file: %w", err)

@@ -107,7 +107,7 @@ func TakeFileStates(ctx context.Context, r *workspace.Reader, dir string) (_ *Fi
 		if _, err := names.Write(append(binary.AppendUvarint(nil, uint64(len(p))), p...)); err != nil && failed == nil {
 			failed = err
 		}
-		if err := f.keep(ctx, r, p, number, &st); err != nil && failed == nil {
+		if err := f.keepContent(ctx, r, p, number, &st); err != nil && failed == nil {
 			failed = err
 		}
 	}, func(string) { f.whole = false })
@@ -132,9 +132,9 @@ func scanFiles(ctx context.Context, r *workspace.Reader, visit func(e *workspace
 	})
 }
 
-// keep keeps a file's content, within the bounds. A file that can't be read is
-// not kept.
-func (f *FileStates) keep(ctx context.Context, r *workspace.Reader, p string, number uint32, st *workspace.ScanStat) error {
+// keepContent keeps a file's content, within the bounds. A file that can't be read
+// is not kept.
+func (f *FileStates) keepContent(ctx context.Context, r *workspace.Reader, p string, number uint32, st *workspace.ScanStat) error {
 	if st.Type != workspace.TypeFile || st.Size > keptFileBytes || len(f.content) >= keptFiles || f.scratch.size+st.Size > keptFilesBytes {
 		return nil
 	}
@@ -142,15 +142,15 @@ func (f *FileStates) keep(ctx context.Context, r *workspace.Reader, p string, nu
 	if err != nil || file.Truncated || int64(len(file.Data)) != st.Size {
 		return ctx.Err()
 	}
-	at, err := f.scratch.append(file.Data)
+	at, err := f.scratch.appendText(file.Data)
 	if err == nil {
 		f.content[number] = at
 	}
 	return err
 }
 
-// incomplete reports whether a file that is not known may have been there.
-func (f *FileStates) incomplete() bool { return f.known == nil || !f.whole || f.cut }
+// isIncomplete reports whether there may have been files that are not known.
+func (f *FileStates) isIncomplete() bool { return f.known == nil || !f.whole || f.cut }
 
 // IsFresh reports whether the file at p is as it was, by its own metadata. Where that
 // can't be known it is not.
@@ -164,26 +164,26 @@ func (f *FileStates) IsFresh(ctx context.Context, r *workspace.Reader, p string)
 func (f *FileStates) isFresh(p string, st *workspace.ScanStat) bool {
 	was, ok := f.known[maphash.String(f.seed, p)]
 	if st == nil {
-		return !ok && !f.incomplete()
+		return !ok && !f.isIncomplete()
 	}
 	return ok && was.stamp == maphash.Comparable(f.seed, stampOf(st))
 }
 
-// before returns the content of a file as it was, where it is known; there was
-// none where absent is set.
-func (f *FileStates) before(p string) (content []byte, absent, known bool) {
+// contentBefore returns the former content of a file. known reports whether it is
+// known, and absent whether there was no file.
+func (f *FileStates) contentBefore(p string) (content []byte, absent, known bool) {
 	if f.known == nil {
 		return nil, false, false
 	}
 	was, ok := f.known[maphash.String(f.seed, p)]
 	if !ok {
-		return nil, true, !f.incomplete()
+		return nil, true, !f.isIncomplete()
 	}
 	at, ok := f.content[was.number]
 	if !ok {
 		return nil, false, false
 	}
-	content, err := f.scratch.read(at)
+	content, err := f.scratch.readExtent(at)
 	return content, false, err == nil
 }
 
@@ -194,10 +194,10 @@ type fileChange struct {
 	stat *workspace.ScanStat
 }
 
-// compare calls visit for each file that is not as it was, in no order. A file
-// that has the same content and mode is as it was, where its content is known.
-// What it returns reports whether everything could be looked at.
-func (f *FileStates) compare(ctx context.Context, r *workspace.Reader, visit func(fileChange)) (whole bool, _ error) {
+// compareFiles calls visit for each file that has changed, in no order. A file
+// with the same content and mode has not changed, if its content is known. whole
+// reports whether every file could be examined.
+func (f *FileStates) compareFiles(ctx context.Context, r *workspace.Reader, visit func(fileChange)) (whole bool, _ error) {
 	if f.known == nil {
 		return false, nil
 	}
@@ -219,7 +219,7 @@ func (f *FileStates) compare(ctx context.Context, r *workspace.Reader, visit fun
 			if !f.isRewritten(ctx, r, p, was, &st) {
 				visit(fileChange{path: p, change: "modified", stat: &st})
 			}
-		case !f.incomplete() || st.ChangeTime.After(f.taken):
+		case !f.isIncomplete() || st.ChangeTime.After(f.taken):
 			visit(fileChange{path: p, change: "added", stat: &st})
 		}
 	}, func(string) { whole = false })
@@ -240,7 +240,7 @@ func (f *FileStates) isRewritten(ctx context.Context, r *workspace.Reader, p str
 	if err != nil || file.Truncated {
 		return false
 	}
-	content, err := f.scratch.read(at)
+	content, err := f.scratch.readExtent(at)
 	return err == nil && bytes.Equal(content, file.Data)
 }
 

@@ -51,8 +51,8 @@ func TestSnapshotKeepsNoLongTargets(t *testing.T) {
 	defer s.Close()
 	grown := heap() - before
 	t.Logf("%d bytes are held of %d links", grown, links)
-	if s.count != links || s.incomplete() || grown > 2<<20 {
-		t.Errorf("%d bytes are held of %d links, incomplete %v", grown, s.count, s.incomplete())
+	if s.count != links || s.isIncomplete() || grown > 2<<20 {
+		t.Errorf("%d bytes are held of %d links, incomplete %v", grown, s.count, s.isIncomplete())
 	}
 	if list := changesSince(t, s, r); len(list) != 0 {
 		t.Errorf("nothing has changed: %v", list)
@@ -80,7 +80,7 @@ func TestLongTargetsDiffer(t *testing.T) {
 func changesSince(t *testing.T, f *FileStates, r *workspace.Reader) map[string]string {
 	t.Helper()
 	list := map[string]string{}
-	if _, err := f.compare(t.Context(), r, func(c fileChange) { list[c.path] = c.change }); err != nil {
+	if _, err := f.compareFiles(t.Context(), r, func(c fileChange) { list[c.path] = c.change }); err != nil {
 		t.Fatal(err)
 	}
 	return list
@@ -136,13 +136,13 @@ func TestFileStates(t *testing.T) {
 			t.Errorf("%s: fresh %v, %v", p, !want, err)
 		}
 	}
-	if text, absent, known := f.before("content"); string(text) != "content\n" || absent || !known {
+	if text, absent, known := f.contentBefore("content"); string(text) != "content\n" || absent || !known {
 		t.Errorf("content was %q, absent %v, known %v", text, absent, known)
 	}
-	if _, absent, known := f.before("new"); !absent || !known {
+	if _, absent, known := f.contentBefore("new"); !absent || !known {
 		t.Error("a new file is not known to be one")
 	}
-	if _, _, known := f.before("large"); known {
+	if _, _, known := f.contentBefore("large"); known {
 		t.Error("a large file is kept")
 	}
 }
@@ -175,7 +175,7 @@ func TestUnknownFileStates(t *testing.T) {
 	if list := changesSince(t, f, r); len(list) != 1 || list["b"] != "added" {
 		t.Errorf("changed: %v", list)
 	}
-	if _, _, known := (&FileStates{}).before("a"); known {
+	if _, _, known := (&FileStates{}).contentBefore("a"); known {
 		t.Error("nothing is known of nothing")
 	}
 }
@@ -187,14 +187,14 @@ func TestReportIsBounded(t *testing.T) {
 	long := strings.Repeat("d/", 500)
 	for i := range 20_000 {
 		c := record.Changed{Path: fmt.Sprintf("%s%06d.mk", long, i), Change: "added"}
-		l.add(c)
-		l.addExecuted(executed(c, "")...)
+		l.addChange(c)
+		l.addExecuted(listExecuted(c, "")...)
 	}
 	last := record.Changed{Path: "Makefile", Change: "modified", HasDiff: true, Insertions: 3}
-	l.addExecuted(executed(last, "")...)
-	l.addExecuted(executed(record.Changed{Path: "z", Change: "added"}, "/etc/passwd")...)
-	l.sort()
-	if n := l.count(); n.Files != 20_000 || n.Uncounted != 20_000 {
+	l.addExecuted(listExecuted(last, "")...)
+	l.addExecuted(listExecuted(record.Changed{Path: "z", Change: "added"}, "/etc/passwd")...)
+	l.sortLists()
+	if n := l.countChanges(); n.Files != 20_000 || n.Uncounted != 20_000 {
 		t.Errorf("%+v", n)
 	}
 	text := 0

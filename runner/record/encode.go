@@ -32,7 +32,7 @@ type line struct {
 // only encoder of records. Characters that a terminal would obey or not show
 // are \u escapes, so that a line can be printed as it is.
 func Encode(r Record) ([]byte, error) {
-	out, err := marshal(line{
+	out, err := marshalUnescaped(line{
 		SchemaVersion: r.SchemaVersion, Seq: r.Seq, ID: r.ID,
 		Time:    r.Time.UTC().Format(TimeLayout),
 		Session: r.Session, Turn: r.Turn, Parent: r.Parent,
@@ -62,8 +62,8 @@ func Decode(text []byte) (Record, error) {
 	}, nil
 }
 
-// marshal is json.Marshal without the escapes that are meant for HTML.
-func marshal(v any) ([]byte, error) {
+// marshalUnescaped is json.Marshal without escapes for HTML.
+func marshalUnescaped(v any) ([]byte, error) {
 	var buf bytes.Buffer
 	enc := json.NewEncoder(&buf)
 	enc.SetEscapeHTML(false)
@@ -91,7 +91,7 @@ func SafeJSON(text []byte) []byte {
 	out := make([]byte, 0, len(text)+64)
 	for len(text) > 0 {
 		r, n := utf8.DecodeRune(text)
-		if invisible(r) {
+		if isInvisible(r) {
 			out = appendEscape(out, r)
 		} else {
 			out = append(out, text[:n]...)
@@ -101,7 +101,7 @@ func SafeJSON(text []byte) []byte {
 	return out
 }
 
-func invisible(r rune) bool {
+func isInvisible(r rune) bool {
 	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co, unicode.Zl, unicode.Zp)
 }
 

@@ -260,18 +260,18 @@ type ChangeCount struct {
 
 // String returns the count as diff --stat does.
 func (n ChangeCount) String() string {
-	files := plural(n.Files, "file") + " changed"
+	files := formatPlural(n.Files, "file") + " changed"
 	if n.Files > 0 && n.Uncounted == n.Files {
 		return files + ", lines not counted"
 	}
-	text := fmt.Sprintf("%s, %s(+), %s(-)", files, plural(n.Insertions, "insertion"), plural(n.Deletions, "deletion"))
+	text := fmt.Sprintf("%s, %s(+), %s(-)", files, formatPlural(n.Insertions, "insertion"), formatPlural(n.Deletions, "deletion"))
 	if n.Uncounted > 0 {
-		text += fmt.Sprintf(", and %s whose lines are not counted", plural(n.Uncounted, "file"))
+		text += fmt.Sprintf(", and %s whose lines are not counted", formatPlural(n.Uncounted, "file"))
 	}
 	return text
 }
 
-func plural(n int, noun string) string {
+func formatPlural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}

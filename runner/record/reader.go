@@ -46,8 +46,8 @@ func ReadTrace(src io.Reader) (Trace, error) {
 // line. It reads traces that retention has shortened too, where an [Omission]
 // stands for the records that are gone. It belongs to one goroutine.
 //
-// A chain can't tell that whole records are missing at the end; a trace without
-// session.ended was cut short.
+// The chain can't show whether whole records are missing at the end; a trace
+// without session.ended was cut short.
 type Reader struct {
 	in      *bufio.Reader
 	line    int64
@@ -95,7 +95,7 @@ func (t *Reader) Position() Position {
 // again however often it is called.
 func (t *Reader) Next() (Record, error) {
 	for t.err == nil {
-		rec, ok, err := t.next()
+		rec, ok, err := t.readLine()
 		if err == nil && ok {
 			return rec, nil
 		}
@@ -104,8 +104,8 @@ func (t *Reader) Next() (Record, error) {
 	return Record{}, t.err
 }
 
-// next reads one line; ok is false for an omission.
-func (t *Reader) next() (_ Record, ok bool, err error) {
+// readLine reads one line; ok is false for an omission.
+func (t *Reader) readLine() (_ Record, ok bool, err error) {
 	text, err := t.in.ReadSlice('\n')
 	t.line++
 	switch {
@@ -114,14 +114,14 @@ func (t *Reader) next() (_ Record, ok bool, err error) {
 		t.torn = len(text) > 0
 		return Record{}, false, io.EOF
 	case errors.Is(err, bufio.ErrBufferFull):
-		return Record{}, false, t.damage(fmt.Errorf("longer than %d bytes", MaxLineBytes))
+		return Record{}, false, t.chainError(fmt.Errorf("longer than %d bytes", MaxLineBytes))
 	case err != nil:
 		return Record{}, false, fmt.Errorf("read trace line %d: %w", t.line, err)
 	}
 	size := int64(len(text))
 	text = bytes.TrimSuffix(text, []byte("\n"))
 	if o, ok := decodeOmission(text); ok {
-		err := t.omit(o)
+		err := t.skipOmitted(o)
 		if err == nil {
 			t.offset += size
 		}
@@ -132,7 +132,7 @@ func (t *Reader) next() (_ Record, ok bool, err error) {
 		err = t.checkNext(rec)
 	}
 	if err != nil {
-		return Record{}, false, t.damage(err)
+		return Record{}, false, t.chainError(err)
 	}
 	sum := sha256.Sum256(text)
 	t.text, t.seq, t.session, t.prev = text, rec.Seq, rec.Session, hex.EncodeToString(sum[:])
@@ -140,22 +140,22 @@ func (t *Reader) next() (_ Record, ok bool, err error) {
 	return rec, true, nil
 }
 
-// omit goes on behind records that are gone.
-func (t *Reader) omit(o Omission) error {
+// skipOmitted continues after records that retention removed.
+func (t *Reader) skipOmitted(o Omission) error {
 	switch {
 	case o.First != t.seq+1 || o.Last < o.First:
-		return t.damage(fmt.Errorf("records %d to %d are said to be gone, want some from %d", o.First, o.Last, t.seq+1))
+		return t.chainError(fmt.Errorf("records %d to %d are said to be gone, want some from %d", o.First, o.Last, t.seq+1))
 	case o.Prev != t.prev:
-		return t.damage(errors.New("prev is not the hash of the line before"))
+		return t.chainError(errors.New("prev is not the hash of the line before"))
 	case len(o.SHA256) != len(FirstHash) || strings.Trim(o.SHA256, "0123456789abcdef") != "":
-		return t.damage(errors.New("the hash of the records that are gone is none"))
+		return t.chainError(errors.New("the hash of the records that are gone is none"))
 	}
 	t.omitted += o.Last - o.First + 1
 	t.seq, t.prev = o.Last, o.SHA256
 	return nil
 }
 
-func (t *Reader) damage(err error) error {
+func (t *Reader) chainError(err error) error {
 	return fmt.Errorf("line %d: %w: %w", t.line, ErrChain, err)
 }
 

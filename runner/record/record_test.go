@@ -29,7 +29,7 @@ func golden(t *testing.T) []byte {
 	var out bytes.Buffer
 	prev := strings.Repeat("0", 64)
 	for i, p := range samples() {
-		raw, err := marshal(p)
+		raw, err := marshalUnescaped(p)
 		if err != nil {
 			t.Fatal(err)
 		}

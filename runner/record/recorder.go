@@ -100,7 +100,7 @@ type Entry struct {
 // Write appends one record and returns its id. It is in the file when Write
 // returns, and on the disk after the next [Recorder.Sync].
 func (r *Recorder) Write(e Entry) (string, error) {
-	raw, err := marshal(e.Payload)
+	raw, err := marshalUnescaped(e.Payload)
 	if err != nil {
 		return "", r.fail(fmt.Errorf("encode %s: %w", e.Payload.Kind(), err))
 	}
@@ -161,7 +161,7 @@ func (r *Recorder) flushLocked() {
 	upTo, spilled, placed := r.seq, r.spilled, r.placed
 	r.syncing, r.spilled = true, nil
 	r.mu.Unlock()
-	err := r.flush(spilled, placed)
+	err := r.syncFiles(spilled, placed)
 	r.mu.Lock()
 	r.syncing = false
 	if err != nil {
@@ -172,9 +172,9 @@ func (r *Recorder) flushLocked() {
 	r.flushed.Broadcast()
 }
 
-// flush syncs the values first: a record on the disk refers to nothing that is
+// syncFiles syncs the values first: a record on the disk refers to nothing that is
 // not. The first time it syncs the folders too, which hold the names.
-func (r *Recorder) flush(spilled []string, placed bool) error {
+func (r *Recorder) syncFiles(spilled []string, placed bool) error {
 	for _, path := range spilled {
 		if err := r.fsyncPath(filepath.Join(r.opts.Dir, path)); err != nil {
 			return err
@@ -200,15 +200,15 @@ func (r *Recorder) fsyncPath(path string) error {
 		return err
 	}
 	defer func() { _ = f.Close() }() // nothing was written through it
-	if err := r.opts.Sync(f); err != nil && !unsyncable(err) {
+	if err := r.opts.Sync(f); err != nil && !isUnsyncable(err) {
 		return err
 	}
 	return nil
 }
 
-// unsyncable reports whether err means that a file system, or a system, has no
+// isUnsyncable reports whether err means that a file system, or a system, has no
 // sync of directories.
-func unsyncable(err error) bool {
+func isUnsyncable(err error) bool {
 	return errors.Is(err, errors.ErrUnsupported) || errors.Is(err, syscall.EINVAL) || errors.Is(err, os.ErrPermission)
 }
 
@@ -265,7 +265,7 @@ func SyncDir(path string) error {
 		return err
 	}
 	defer func() { _ = dir.Close() }() // nothing was written through it
-	if err := dir.Sync(); err != nil && !unsyncable(err) {
+	if err := dir.Sync(); err != nil && !isUnsyncable(err) {
 		return err
 	}
 	return nil

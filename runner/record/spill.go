@@ -16,8 +16,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxLineBytes bounds a line with its newline: below the 65,536 bytes at which
-// Go's bufio.Scanner, and readers like it, give up by default.
+// MaxLineBytes bounds a line with its newline: below 65,536 bytes, the default
+// limit of Go's bufio.Scanner and of similar readers.
 const MaxLineBytes = 64_000
 
 const (
@@ -74,7 +74,7 @@ func SpilledValues(rec Record) []Spilled {
 // dir/spill named after the record, longest first, until the rest fits. It also
 // returns the files, below dir.
 func spillPayload(dir, id string, payload []byte) (short []byte, files []string, err error) {
-	if fits(payload) {
+	if fitsLine(payload) {
 		return payload, nil, nil
 	}
 	for _, keep := range keptBytes() {
@@ -87,7 +87,7 @@ func spillPayload(dir, id string, payload []byte) (short []byte, files []string,
 	if err != nil {
 		return nil, nil, err
 	}
-	short, err = marshal(map[string]any{"spilled": []Spilled{moved}})
+	short, err = marshalUnescaped(map[string]any{"spilled": []Spilled{moved}})
 	return short, []string{moved.Path}, err
 }
 
@@ -99,7 +99,7 @@ func spilledFiles(list []Spilled) []string {
 	return files
 }
 
-func fits(payload []byte) bool {
+func fitsLine(payload []byte) bool {
 	return len(SafeJSON(payload)) <= MaxLineBytes-maxEnvelopeBytes
 }
 
@@ -123,14 +123,14 @@ func spillStrings(dir, id string, payload []byte, keep int) (_ []byte, list []Sp
 		if err != nil {
 			return nil, nil, err
 		}
-		s.set(ends(s.value, keep, moved.Path))
+		s.set(keepEnds(s.value, keep, moved.Path))
 		list = append(list, moved)
 		root["spilled"] = list
-		short, err := marshal(root)
+		short, err := marshalUnescaped(root)
 		if err != nil {
 			return nil, nil, fmt.Errorf("spill payload of %s: %w", id, err)
 		}
-		if fits(short) {
+		if fitsLine(short) {
 			return short, list, nil
 		}
 	}
@@ -181,9 +181,9 @@ func writeSpill(dir, name, pointer string, value []byte) (Spilled, error) {
 	return Spilled{Pointer: pointer, Path: path, Bytes: len(value), SHA256: hex.EncodeToString(sum[:])}, nil
 }
 
-// ends is the first and the last n bytes of s, not cut inside a character,
-// with a note between them.
-func ends(s string, n int, path string) string {
+// keepEnds returns the first and the last n bytes of s, not cut inside a
+// character, with a note between them.
+func keepEnds(s string, n int, path string) string {
 	from, to := n, len(s)-n
 	for from > 0 && !utf8.RuneStart(s[from]) {
 		from--
