@@ -94,7 +94,7 @@ func (g *Guard) Close() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		g.finish()
+		g.writeLast()
 	}()
 	select {
 	case <-done:
@@ -102,7 +102,7 @@ func (g *Guard) Close() {
 	}
 }
 
-func (g *Guard) finish() {
+func (g *Guard) writeLast() {
 	g.begun.Do(func() { g.stop, g.resume = "", "" }) // nothing was written
 	o := g.stderr.out
 	o.mu.Lock()
@@ -121,8 +121,8 @@ func (g *Guard) finish() {
 	_, _ = io.WriteString(g.stderr.w, line) // nothing else could be done about it
 }
 
-// begin writes the first line of standard error.
-func (g *Guard) begin() {
+// writeFirst writes the first line of standard error.
+func (g *Guard) writeFirst() {
 	g.begun.Do(func() {
 		g.stderr.out.mu.Lock()
 		defer g.stderr.out.mu.Unlock()
@@ -160,7 +160,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	s.guard.begin()
+	s.guard.writeFirst()
 	s.out.mu.Lock()
 	defer s.out.mu.Unlock()
 	if s.out.closed {

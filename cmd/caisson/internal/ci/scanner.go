@@ -44,7 +44,7 @@ func (s *scanner) escapeText(text []byte, json bool) ([]byte, int) {
 	var out []byte // nil while nothing is changed
 	n, done := 0, 0
 	for i, c := range text {
-		if with := s.next(c, json); with != "" {
+		if with := s.escapeByte(c, json); with != "" {
 			out = append(append(out, text[done:i]...), with...)
 			done = i + 1
 			n++
@@ -56,8 +56,8 @@ func (s *scanner) escapeText(text []byte, json bool) ([]byte, int) {
 	return append(out, text[done:]...), n
 }
 
-// next takes one byte and returns what is written in its place, "" for itself.
-func (s *scanner) next(c byte, json bool) string {
+// escapeByte takes one byte and returns what is written in its place, "" for itself.
+func (s *scanner) escapeByte(c byte, json bool) string {
 	first := !s.wrote
 	s.wrote = true
 	if c == '\n' || c == '\r' {
