@@ -73,9 +73,9 @@ type Report struct {
 }
 
 // Run does one task: it opens a session, runs a turn, and closes the session.
-// Cancelling ctx stops running commands, and the report says what was done until
-// then. The error is why there was no session; a session that failed has a report
-// with Err set.
+// Cancelling ctx stops running commands, and the report covers what was done
+// before. The error reports that no session could be opened; a session that failed
+// has a report with Err set.
 func Run(ctx context.Context, o Options, task string) (Report, error) {
 	s, err := Open(ctx, o)
 	if err != nil {

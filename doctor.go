@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/oci"
 )
 
-// Finding is what one check of [Doctor] found.
+// Finding is the result of one check of [Doctor].
 type Finding struct {
 	// Check names the check, and Result is ok, warning, failed or absent: what is
 	// absent is missing and not needed.

@@ -79,8 +79,8 @@ type BackendSettings struct {
 	Environ    []string
 }
 
-// Host is what sessions share: state directory, backends and image store. It is safe for
-// concurrent use.
+// Host holds the resources that sessions share: state directory, backends and
+// image store. It is safe for concurrent use.
 type Host struct {
 	o        HostOptions
 	programs *programs.Finder
@@ -297,8 +297,8 @@ func checkBackend(ctx context.Context, b sandbox.Backend, limit time.Duration) (
 	return b.Check(ctx)
 }
 
-// fallback is the docker backend of auto. Only a container can tell that an engine does
-// not share this file system; gvisor takes its place then.
+// fallback is the docker backend of auto. It falls back to gvisor if the first
+// container shows that the engine does not share this file system.
 type fallback struct {
 	sandbox.Backend
 	host   *Host
