@@ -35,7 +35,7 @@ func child() {
 		}
 	}
 	root := os.Getenv(childEnv)
-	w := &world{root: root, state: filepath.Join(root, "state"), turns: asks, policy: "default", backend: &fakeBackend{}}
+	w := &testEnv{root: root, state: filepath.Join(root, "state"), turns: asks, policy: "default", backend: &fakeBackend{}}
 	if text := os.Getenv(childConfirm); text != "" {
 		confirm, err := time.ParseDuration(text)
 		if err != nil {
@@ -60,10 +60,10 @@ func child() {
 	}
 }
 
-// child starts a process that serves the world's folders, with clocks of its own
-// unless c is nil, and gives its address. end kills it and waits; it may be
+// startChild starts a process that serves the world's folders, with clocks of its own
+// unless c is nil, and returns its address. end kills it and waits; it may be
 // called twice.
-func (w *world) child(c *clocks, env ...string) (base string, end func()) {
+func (w *testEnv) startChild(c *clocks, env ...string) (base string, end func()) {
 	w.t.Helper()
 	cmd := exec.CommandContext(w.t.Context(), os.Args[0])
 	cmd.Env = append(append(os.Environ(), childEnv+"="+w.root), env...)
@@ -82,7 +82,7 @@ func (w *world) child(c *clocks, env ...string) (base string, end func()) {
 	}
 	if c != nil {
 		cmd.Env = append(cmd.Env, childClocks+"=1")
-		c.start(w.t, cmd, line)
+		c.startCommand(w.t, cmd, line)
 	} else if err := cmd.Start(); err != nil {
 		w.t.Fatal(err)
 	}
@@ -104,26 +104,26 @@ func (w *world) child(c *clocks, env ...string) (base string, end func()) {
 // take its place: nothing that was asked can be answered any more, and nothing
 // of it runs.
 func TestServerIsKilled(t *testing.T) {
-	w := newWorld(t, asks)
+	w := newTestEnv(t, asks)
 	base := w.base
-	childBase, kill := w.child(nil)
+	childBase, kill := w.startChild(nil)
 	w.base = childBase
-	id := w.start("bind")
-	f := w.follow(id, "")
-	turn := w.say(id, "go")
-	c := w.asked(id, f)
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
+	turn := w.startTurn(id, "go")
+	c := w.waitForConfirmation(id, f)
 	// Seen from the other server, it lives elsewhere.
 	w.base = base
 	var s Session
-	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	w.get("/sessions/"+id).requireStatus(t, 200).decodeInto(t, &s)
 	if s.State != StateElsewhere {
 		t.Errorf("another's session is %s", s.State)
 	}
 	path := "/sessions/" + id + "/turns/" + turn + "/confirmations/" + c.ID
-	w.post(path, `{"decision":"allow"}`).problem(t, 409, "elsewhere")
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").problem(t, 409, "elsewhere")
-	w.post("/sessions/"+id+"/apply", `{}`).problem(t, 409, "elsewhere")
-	watcher := w.follow(id, "")
+	w.post(path, `{"decision":"allow"}`).requireProblem(t, 409, "elsewhere")
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireProblem(t, 409, "elsewhere")
+	w.post("/sessions/"+id+"/apply", `{}`).requireProblem(t, 409, "elsewhere")
+	watcher := w.followEvents(id, "")
 	watcher.until(record.KindConfirmationRequested)
 
 	kill()
@@ -133,20 +133,20 @@ func TestServerIsKilled(t *testing.T) {
 	}
 	before := len(w.trace(id))
 	for range 2 { // replayed, too
-		w.post(path, `{"decision":"allow","scope":"always"}`).problem(t, 410, "ended")
+		w.post(path, `{"decision":"allow","scope":"always"}`).requireProblem(t, 410, "ended")
 	}
 	var list ConfirmationList
-	w.get("/sessions/"+id+"/confirmations").want(t, 200).into(t, &list)
+	w.get("/sessions/"+id+"/confirmations").requireStatus(t, 200).decodeInto(t, &list)
 	var got Turn
-	w.get("/sessions/"+id+"/turns/"+turn).want(t, 200).into(t, &got)
+	w.get("/sessions/"+id+"/turns/"+turn).requireStatus(t, 200).decodeInto(t, &got)
 	s = Session{}
-	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	w.get("/sessions/"+id).requireStatus(t, 200).decodeInto(t, &s)
 	if s.State != StateInterrupted || len(list.Confirmations) != 0 || got.State != TurnInterrupted || s.Exit != nil || s.Turns != nil || s.Title != "go" {
 		t.Errorf("after the kill: %+v, %+v, %+v", s, list, got)
 	}
-	w.post("/sessions/"+id+"/turns", `{"message":"go on"}`).problem(t, 410, "ended")
-	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+	w.post("/sessions/"+id+"/turns", `{"message":"go on"}`).requireProblem(t, 410, "ended")
+	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").requireStatus(t, 200)
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
 	if records := w.trace(id); len(records) != before || count(records, record.KindConfirmationResolved) != 0 || count(records, record.KindToolCalled) != 0 {
 		t.Errorf("%d records became %d", before, len(records))
 	}
@@ -155,12 +155,12 @@ func TestServerIsKilled(t *testing.T) {
 	}
 	// The control: allowed, it is done.
 	w.base = base
-	other := w.start("bind")
-	g := w.follow(other, "")
-	otherTurn := w.say(other, "go")
-	d := w.asked(other, g)
-	w.post("/sessions/"+other+"/turns/"+otherTurn+"/confirmations/"+d.ID, `{"decision":"allow"}`).want(t, 200)
-	w.ended(other, otherTurn)
+	other := w.startSession("bind")
+	g := w.followEvents(other, "")
+	otherTurn := w.startTurn(other, "go")
+	d := w.waitForConfirmation(other, g)
+	w.post("/sessions/"+other+"/turns/"+otherTurn+"/confirmations/"+d.ID, `{"decision":"allow"}`).requireStatus(t, 200)
+	w.waitForTurn(other, otherTurn)
 	if _, err := os.Stat(filepath.Join(w.dir, "out.txt")); err != nil {
 		t.Error(err)
 	}

@@ -22,7 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clocks are those of a child process. Moving them moves nobody else's.
+// clocks are those of a child process. Moving them moves no other clock.
 //
 //	this process                            child
 //	────────────                            ─────
@@ -30,7 +30,7 @@ import (
 //	◀──────────────────────── the listener  puts a seccomp filter on itself
 //	the true time, and how far it is moved ▶ what clock_gettime says
 //
-// The monotonic clock is nobody's to move: the kernel answers for it.
+// The monotonic clock can't be moved: the kernel answers for it.
 type clocks struct {
 	wall, boot atomic.Int64 // nanoseconds that each is ahead of the true one
 	asked      atomic.Int64 // how often the child asked for the wall clock
@@ -42,9 +42,9 @@ const (
 	auxVDSO   = 33
 )
 
-// start starts a command whose clocks these are. Its first line of standard output
-// is the listener's descriptor, as [filterClocks] prints it; line gives it.
-func (c *clocks) start(t *testing.T, cmd *exec.Cmd, line func() string) {
+// startCommand starts a command whose clocks these are. Its first line of standard output
+// is the listener's descriptor, as [filterClocks] prints it; line returns it.
+func (c *clocks) startCommand(t *testing.T, cmd *exec.Cmd, line func() string) {
 	t.Helper()
 	cmd.Env = append(cmd.Env, "GODEBUG=asyncpreemptoff=1") // its signals would interrupt each question again and again
 	cmd.SysProcAttr = &syscall.SysProcAttr{Ptrace: true}
@@ -80,7 +80,7 @@ func (c *clocks) start(t *testing.T, cmd *exec.Cmd, line func() string) {
 		t.Fatal(err)
 	}
 	done := make(chan error, 1)
-	go func() { done <- c.answer(listener) }()
+	go func() { done <- c.serveTime(listener) }()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill() // it may have ended
 		if err := errors.Join(<-done, unix.Close(listener)); err != nil {
@@ -153,8 +153,8 @@ type notified struct {
 	flags uint32
 }
 
-// answer says what time it is to whoever asks, until the process has ended.
-func (c *clocks) answer(listener int) error {
+// serveTime answers requests for the time until the process has ended.
+func (c *clocks) serveTime(listener int) error {
 	for {
 		waits := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}}
 		if _, err := unix.Poll(waits, -1); err != nil && !errors.Is(err, unix.EINTR) {
@@ -244,23 +244,23 @@ func filterClocks() error {
 
 // clocked starts a server in a process whose clocks are moved, on the world's
 // state, and makes it the world's. end kills it.
-func (w *world) clocked(c *clocks, confirm time.Duration) (end func()) {
+func (w *testEnv) clocked(c *clocks, confirm time.Duration) (end func()) {
 	w.t.Helper()
-	w.base, end = w.child(c, childConfirm+"="+confirm.String())
+	w.base, end = w.startChild(c, childConfirm+"="+confirm.String())
 	return end
 }
 
-// date is what the server takes for the time, from an answer of it.
-func (w *world) date() time.Time {
+// serverDate returns the time of the server, from the Date of a response.
+func (w *testEnv) serverDate() time.Time {
 	w.t.Helper()
-	at, err := time.Parse(time.RFC1123, w.get("/healthz").want(w.t, 200).header.Get("Date"))
+	at, err := time.Parse(time.RFC1123, w.get("/healthz").requireStatus(w.t, 200).header.Get("Date"))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return at
 }
 
-func (w *world) made() bool {
+func (w *testEnv) made() bool {
 	w.t.Helper()
 	_, err := os.Stat(w.dir + "/out.txt")
 	if err != nil && !os.IsNotExist(err) {
@@ -270,13 +270,13 @@ func (w *world) made() bool {
 }
 
 // question starts a session that asks.
-func (w *world) question() (path string, c Confirmation) {
+func (w *testEnv) question() (path string, c Confirmation) {
 	w.t.Helper()
-	id := w.start("bind")
-	f := w.follow(id, "")
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
 	defer f.close()
-	turn := w.say(id, "go")
-	c = w.asked(id, f)
+	turn := w.startTurn(id, "go")
+	c = w.waitForConfirmation(id, f)
 	return "/sessions/" + id + "/turns/" + turn + "/confirmations/" + c.ID, c
 }
 

@@ -37,11 +37,11 @@ func payload[T any](t *testing.T, r record.Record) T {
 }
 
 func TestConfirmationShowsWhatIsExecuted(t *testing.T) {
-	w := newWorld(t, "  - calls: [{tool: write_file, input: {path: \"a\\e[8mb.txt\", content: \"x\\u202ey\\n\"}}]\n  - text: Done.\n")
-	id := w.start("bind")
-	f := w.follow(id, "")
-	turn := w.say(id, "go")
-	c := w.asked(id, f)
+	w := newTestEnv(t, "  - calls: [{tool: write_file, input: {path: \"a\\e[8mb.txt\", content: \"x\\u202ey\\n\"}}]\n  - text: Done.\n")
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
+	turn := w.startTurn(id, "go")
+	c := w.waitForConfirmation(id, f)
 	if c.Turn != turn || c.Name != "write_file" || c.Class != tools.ClassWrite || !c.Hidden || !strings.Contains(c.Diff, "+") || len(c.Projected) != 1 || len(c.InputHash) != 64 {
 		t.Errorf("asked %+v", c)
 	}
@@ -56,31 +56,31 @@ func TestConfirmationShowsWhatIsExecuted(t *testing.T) {
 		t.Errorf("the exact input is %s, %v", exact, err)
 	}
 	var s Session
-	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	w.get("/sessions/"+id).requireStatus(t, 200).decodeInto(t, &s)
 	if s.Waiting != 1 || s.State != StateRunning {
 		t.Errorf("a session that asks: %+v", s)
 	}
-	w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"deny"}`).want(t, 200)
-	w.ended(id, turn)
+	w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"deny"}`).requireStatus(t, 200)
+	w.waitForTurn(id, turn)
 }
 
 // TestOneAnswerCounts lets one client allow and another deny at the same moment,
 // 50 times in parallel.
 func TestOneAnswerCounts(t *testing.T) {
-	w := newWorld(t, asks, func(o *Options) { o.MaxSessions = 60 })
+	w := newTestEnv(t, asks, func(o *Options) { o.MaxSessions = 60 })
 	var all sync.WaitGroup
 	for range 50 {
-		all.Go(func() { w.race(t) })
+		all.Go(func() { w.raceAnswers(t) })
 	}
 	all.Wait()
 }
 
-// race starts a session and lets two clients give contrary answers at once.
-func (w *world) race(t *testing.T) {
-	id := w.start("bind")
-	f := w.follow(id, "")
-	turn := w.say(id, "go")
-	c := w.asked(id, f)
+// raceAnswers starts a session and lets two clients send contrary answers at once.
+func (w *testEnv) raceAnswers(t *testing.T) {
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
+	turn := w.startTurn(id, "go")
+	c := w.waitForConfirmation(id, f)
 	path := "/sessions/" + id + "/turns/" + turn + "/confirmations/" + c.ID
 	results := make(map[string]answer, 2)
 	var mu sync.Mutex
@@ -107,13 +107,13 @@ func (w *world) race(t *testing.T) {
 	}
 	clients := map[string]string{"allow": "http:alice", "deny": "http:bob"}
 	var got Resolution
-	results[winner].want(t, 200).into(t, &got)
-	p := results[loser].problem(t, 409, "resolved")
+	results[winner].requireStatus(t, 200).decodeInto(t, &got)
+	p := results[loser].requireProblem(t, 409, "resolved")
 	want := Resolution{Confirmation: c.ID, Turn: turn, CallID: c.CallID, Decision: approval.Decision(winner), Scope: approval.ScopeOnce, By: "user", Client: clients[winner]}
 	if got != want || p.Resolution == nil || *p.Resolution != want {
 		t.Errorf("the first answer is told as %+v, the second as %+v, want %+v", got, p.Resolution, want)
 	}
-	w.ended(id, turn)
+	w.waitForTurn(id, turn)
 	records := w.trace(id)
 	if count(records, record.KindConfirmationResolved) != 1 || count(records, record.KindConfirmationAttempted) != 1 {
 		t.Errorf("%d decisions and %d attempts are recorded", count(records, record.KindConfirmationResolved), count(records, record.KindConfirmationAttempted))
@@ -136,16 +136,16 @@ func (w *world) race(t *testing.T) {
 	if want := map[string]int{"allow": 1, "deny": 0}[winner]; ran != want {
 		t.Errorf("%s won, and the call ran %d times", winner, ran)
 	}
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
 }
 
 // TestManyAnswersAtOnce is 50 answers for one question: the first counts.
 func TestManyAnswersAtOnce(t *testing.T) {
-	w := newWorld(t, asks)
-	id := w.start("bind")
-	f := w.follow(id, "")
-	turn := w.say(id, "go")
-	c := w.asked(id, f)
+	w := newTestEnv(t, asks)
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
+	turn := w.startTurn(id, "go")
+	c := w.waitForConfirmation(id, f)
 	path := "/sessions/" + id + "/turns/" + turn + "/confirmations/" + c.ID
 	var mu sync.Mutex
 	got := map[int]int{}
@@ -162,7 +162,7 @@ func TestManyAnswersAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	w.ended(id, turn)
+	w.waitForTurn(id, turn)
 	if got[200] != 1 || got[409] != 49 {
 		t.Errorf("answers by status: %v", got)
 	}
@@ -175,11 +175,11 @@ func TestManyAnswersAtOnce(t *testing.T) {
 // TestAnswersThatDontCount asks with every wrong id and at every wrong time, and
 // then that the right one does count.
 func TestAnswersThatDontCount(t *testing.T) {
-	w := newWorld(t, asks)
-	mine, other := w.start("bind"), w.start("bind")
-	f, g := w.follow(mine, ""), w.follow(other, "")
-	turn, otherTurn := w.say(mine, "go"), w.say(other, "go")
-	c, d := w.asked(mine, f), w.asked(other, g)
+	w := newTestEnv(t, asks)
+	mine, other := w.startSession("bind"), w.startSession("bind")
+	f, g := w.followEvents(mine, ""), w.followEvents(other, "")
+	turn, otherTurn := w.startTurn(mine, "go"), w.startTurn(other, "go")
+	c, d := w.waitForConfirmation(mine, f), w.waitForConfirmation(other, g)
 	at := func(session, turn, id string) string {
 		return "/sessions/" + session + "/turns/" + turn + "/confirmations/" + id
 	}
@@ -212,20 +212,20 @@ func TestAnswersThatDontCount(t *testing.T) {
 		t.Fatalf("ran %q without an answer", ran)
 	}
 	// After a cancellation.
-	w.post("/sessions/"+mine+"/turns/"+turn+"/cancel", "").want(t, 200)
-	w.ended(mine, turn)
-	if p := w.post(at(mine, turn, c.ID), allow).problem(t, 409, "resolved"); p.Resolution.By != "cancel" {
+	w.post("/sessions/"+mine+"/turns/"+turn+"/cancel", "").requireStatus(t, 200)
+	w.waitForTurn(mine, turn)
+	if p := w.post(at(mine, turn, c.ID), allow).requireProblem(t, 409, "resolved"); p.Resolution.By != "cancel" {
 		t.Errorf("after a cancellation: %+v", p.Resolution)
 	}
 	// After the session.
-	w.do(aliceToken, "DELETE", "/sessions/"+mine, "").want(t, 200)
-	w.post(at(mine, turn, c.ID), allow).problem(t, 410, "ended")
+	w.do(aliceToken, "DELETE", "/sessions/"+mine, "").requireStatus(t, 200)
+	w.post(at(mine, turn, c.ID), allow).requireProblem(t, 410, "ended")
 	if ran := w.backend.commands(); len(ran) != 0 {
 		t.Fatalf("ran %q without an answer", ran)
 	}
 	// The control: the right id in time.
-	w.post(at(other, otherTurn, d.ID), `{"decision":"allow"}`).want(t, 200)
-	w.ended(other, otherTurn)
+	w.post(at(other, otherTurn, d.ID), `{"decision":"allow"}`).requireStatus(t, 200)
+	w.waitForTurn(other, otherTurn)
 	if ran := w.backend.commands(); len(ran) != 1 {
 		t.Errorf("ran %q, want one command", ran)
 	}
@@ -246,17 +246,17 @@ func TestAnswersThatDontCount(t *testing.T) {
 }
 
 func TestNobodyAnswers(t *testing.T) {
-	w := newWorld(t, asks)
+	w := newTestEnv(t, asks)
 	w.opts = func(o *runner.Options) { o.ConfirmTimeout = 50 * time.Millisecond }
-	id := w.start("bind")
-	f := w.follow(id, "")
-	turn := w.say(id, "go")
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
+	turn := w.startTurn(id, "go")
 	request := payload[record.ConfirmationRequested](t, f.until(record.KindConfirmationRequested)).RequestID
-	f.close() // and nobody is connected any more
-	if got := w.ended(id, turn); got.Reason != "answered" {
+	f.close() // no client is connected any more
+	if got := w.waitForTurn(id, turn); got.Reason != "answered" {
 		t.Errorf("the turn ended %+v", got)
 	}
-	p := w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+request, `{"decision":"allow"}`).problem(t, 409, "resolved")
+	p := w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+request, `{"decision":"allow"}`).requireProblem(t, 409, "resolved")
 	if p.Resolution.Decision != approval.DecisionTimeout || p.Resolution.By != "timeout" {
 		t.Errorf("after its time: %+v", p.Resolution)
 	}
@@ -265,14 +265,14 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-// TestFloodOfAnswers gives 10,000 answers to what nobody asks: the trace takes a
-// bounded number of them, and the one question can be answered all the same.
+// TestFloodOfAnswers sends 10,000 answers to unknown confirmations: the trace takes
+// a bounded number of them, and the one open confirmation can still be answered.
 func TestFloodOfAnswers(t *testing.T) {
-	w := newWorld(t, asks)
-	id := w.start("bind")
-	f := w.follow(id, "")
-	turn := w.say(id, "go")
-	c := w.asked(id, f)
+	w := newTestEnv(t, asks)
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
+	turn := w.startTurn(id, "go")
+	c := w.waitForConfirmation(id, f)
 	live := w.server.liveSession(id)
 	got := map[int]int{}
 	for i := range 10_000 {
@@ -291,8 +291,8 @@ func TestFloodOfAnswers(t *testing.T) {
 	if got[404] != 10_000 {
 		t.Errorf("answered with %v", got)
 	}
-	w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"allow"}`).want(t, 200)
-	w.ended(id, turn)
+	w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"allow"}`).requireStatus(t, 200)
+	w.waitForTurn(id, turn)
 	if ran := w.backend.commands(); len(ran) != 1 {
 		t.Errorf("ran %q", ran)
 	}
@@ -312,15 +312,15 @@ func TestFloodOfAnswers(t *testing.T) {
 // fill it.
 func TestAnswersToNoSession(t *testing.T) {
 	core, logged := observer.New(zap.WarnLevel)
-	w := newWorld(t, asks, func(o *Options) { o.Logger = zap.New(core) })
-	ended := w.start("bind")
-	w.do(aliceToken, "DELETE", "/sessions/"+ended, "").want(t, 200)
+	w := newTestEnv(t, asks, func(o *Options) { o.Logger = zap.New(core) })
+	ended := w.startSession("bind")
+	w.do(aliceToken, "DELETE", "/sessions/"+ended, "").requireStatus(t, 200)
 	for _, c := range []struct {
 		session, code string
 		status        int
 	}{{ended, "ended", 410}, {"ses_00000000000000000000000000", "no_session", 404}, {"x%1b[2J", "no_session", 404}} {
 		path := "/sessions/" + c.session + "/turns/trn_x/confirmations/" + strings.Repeat("0", 32)
-		w.post(path, `{"decision":"allow"}`).problem(t, c.status, c.code)
+		w.post(path, `{"decision":"allow"}`).requireProblem(t, c.status, c.code)
 		all := logged.TakeAll()
 		if len(all) != 1 || all[0].ContextMap()["why"] != c.code || all[0].ContextMap()["client"] != "alice" || strings.Contains(fmt.Sprint(all[0].ContextMap()), "\x1b") {
 			t.Errorf("%s: logged %+v", c.code, all)
@@ -336,7 +336,7 @@ func TestAnswersToNoSession(t *testing.T) {
 	if n := logged.Len(); n == 0 || n > 2*strayMost { // a minute may begin meanwhile
 		t.Errorf("%d of %d are in the log", n, flood)
 	}
-	if a := w.get("/metrics").want(t, 200); !strings.Contains(a.text, fmt.Sprintf("caisson_confirmation_attempts_total %d\n", flood+3)) {
+	if a := w.get("/metrics").requireStatus(t, 200); !strings.Contains(a.text, fmt.Sprintf("caisson_confirmation_attempts_total %d\n", flood+3)) {
 		t.Error("they are not all counted")
 	}
 }

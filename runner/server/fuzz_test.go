@@ -34,23 +34,23 @@ func FuzzCheckJSON(f *testing.F) {
 			t.Fatalf("takes %q, which is no JSON", data)
 		}
 		var v any
-		if err := json.Unmarshal(data, &v); err == nil && !ourKeys(v) {
+		if err := json.Unmarshal(data, &v); err == nil && !allKeysMatch(v) {
 			t.Fatalf("takes a key that is none of ours: %q", data)
 		}
 	})
 }
 
-// ourKeys says whether all keys are of the characters that ours have.
-func ourKeys(v any) bool {
+// allKeysMatch reports whether all keys match jsonKey.
+func allKeysMatch(v any) bool {
 	switch v := v.(type) {
 	case map[string]any:
 		for k, e := range v {
-			if !jsonKey().MatchString(k) || !ourKeys(e) {
+			if !jsonKey().MatchString(k) || !allKeysMatch(e) {
 				return false
 			}
 		}
 	case []any:
-		return !slices.ContainsFunc(v, func(e any) bool { return !ourKeys(e) })
+		return !slices.ContainsFunc(v, func(e any) bool { return !allKeysMatch(e) })
 	}
 	return true
 }
@@ -75,7 +75,7 @@ func FuzzRequests(f *testing.F) {
 	for _, s := range seeds {
 		f.Add(s.method, s.path, s.body)
 	}
-	w := &world{state: f.TempDir(), root: f.TempDir(), turns: "  - text: Done.\n", policy: "default", backend: &fakeBackend{}}
+	w := &testEnv{state: f.TempDir(), root: f.TempDir(), turns: "  - text: Done.\n", policy: "default", backend: &fakeBackend{}}
 	s, err := New(w.options())
 	if err != nil {
 		f.Fatal(err)

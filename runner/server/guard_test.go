@@ -21,9 +21,9 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 )
 
-// raw sends a request as it is written, for what net/http would not send, and
-// gives the first line of the answer and its headers.
-func (w *world) raw(request string) (status int, header http.Header) {
+// sendRaw sends a request as it is written, for what net/http would not send, and
+// returns the status and the headers of the response.
+func (w *testEnv) sendRaw(request string) (status int, header http.Header) {
 	w.t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
 	if err != nil {
@@ -46,8 +46,8 @@ func (w *world) raw(request string) (status int, header http.Header) {
 // wrong with it.
 func TestRequestsFromElsewhere(t *testing.T) {
 	core, logged := observer.New(zap.DebugLevel)
-	w := newWorld(t, "  - text: Never asked.\n", func(o *Options) { o.Logger, o.Hosts = zap.New(core), []string{"caisson.test", "proxy.test:443"} })
-	id := w.start("bind")
+	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.Logger, o.Hosts = zap.New(core), []string{"caisson.test", "proxy.test:443"} })
+	id := w.startSession("bind")
 	port := w.base[strings.LastIndex(w.base, ":")+1:]
 	create := fmt.Sprintf(`{"workspace":%q}`, w.dir)
 	requests := []struct {
@@ -127,9 +127,9 @@ func TestRequestsFromElsewhere(t *testing.T) {
 		}
 	}
 	// Tokens are in no log, wherever a client put them.
-	w.do("", "GET", "/sessions?token="+aliceToken, "").want(t, 401)
-	w.do("", "GET", "/sessions/"+aliceToken+"?access_token="+bobToken, "").want(t, 401)
-	w.do(bobToken, "GET", "/sessions?token="+aliceToken, "").want(t, 422)
+	w.do("", "GET", "/sessions?token="+aliceToken, "").requireStatus(t, 401)
+	w.do("", "GET", "/sessions/"+aliceToken+"?access_token="+bobToken, "").requireStatus(t, 401)
+	w.do(bobToken, "GET", "/sessions?token="+aliceToken, "").requireStatus(t, 422)
 	if len(logged.All()) == 0 {
 		t.Error("nothing was logged")
 	}
@@ -141,10 +141,10 @@ func TestRequestsFromElsewhere(t *testing.T) {
 }
 
 func TestPreflightAndForms(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n")
+	w := newTestEnv(t, "  - text: Never asked.\n")
 	create := fmt.Sprintf(`{"workspace":%q}`, w.dir)
 	a := w.do("", "OPTIONS", "/sessions", "", "Origin", "https://evil.test", "Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "authorization")
-	a.problem(t, 403, "origin")
+	a.requireProblem(t, 403, "origin")
 	for h := range a.header {
 		if strings.HasPrefix(h, "Access-Control-") {
 			t.Errorf("preflight is answered with %s", h)
@@ -159,17 +159,17 @@ func TestPreflightAndForms(t *testing.T) {
 			if kind == "" && body == "" {
 				continue
 			}
-			w.do(aliceToken, "POST", "/sessions", body, "Content-Type", kind).problem(t, 415, "content_type")
+			w.do(aliceToken, "POST", "/sessions", body, "Content-Type", kind).requireProblem(t, 415, "content_type")
 		}
 	}
 	if n := len(w.server.sessions); n != 0 {
 		t.Fatalf("%d sessions were started", n)
 	}
-	w.do(aliceToken, "POST", "/sessions", create, "Content-Type", "application/json; charset=utf-8").want(t, 201)
+	w.do(aliceToken, "POST", "/sessions", create, "Content-Type", "application/json; charset=utf-8").requireStatus(t, 201)
 }
 
 func TestRequestsThatAreNone(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n")
+	w := newTestEnv(t, "  - text: Never asked.\n")
 	auth := "Host: localhost\r\nAuthorization: Bearer " + aliceToken + "\r\n"
 	for name, c := range map[string]struct {
 		request string
@@ -193,12 +193,12 @@ func TestRequestsThatAreNone(t *testing.T) {
 		"a wrong method":    {"PUT /sessions HTTP/1.1\r\n" + auth + "\r\n", 405},
 		"the control":       {"GET /sessions HTTP/1.1\r\n" + auth + "\r\n", 200},
 	} {
-		if got, _ := w.raw(c.request); got != c.want {
+		if got, _ := w.sendRaw(c.request); got != c.want {
 			t.Errorf("%s: %d, want %d", name, got, c.want)
 		}
 	}
 	big := `{"workspace":"` + strings.Repeat("x", maxBodyBytes) + `"}`
-	w.post("/sessions", big).problem(t, 413, "too_large")
+	w.post("/sessions", big).requireProblem(t, 413, "too_large")
 	req, err := http.NewRequestWithContext(t.Context(), "POST", w.base+"/sessions", struct{ *strings.Reader }{strings.NewReader(big)}) // chunked
 	if err != nil {
 		t.Fatal(err)
@@ -229,22 +229,22 @@ func TestRequestsThatAreNone(t *testing.T) {
 }
 
 func TestHealthTellsNothing(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n")
-	a := w.do("", "GET", "/healthz", "").want(t, 200)
+	w := newTestEnv(t, "  - text: Never asked.\n")
+	a := w.do("", "GET", "/healthz", "").requireStatus(t, 200)
 	if a.text != "ok\n" {
 		t.Errorf("health says %q", a.text)
 	}
-	w.do("", "GET", "/healthz", "", "Host", "evil.test").want(t, 403)
-	w.do("", "GET", "/metrics", "").want(t, 401)
-	open := newWorld(t, "  - text: Never asked.\n", func(o *Options) { o.OpenMetrics = true })
-	open.do("", "GET", "/metrics", "").want(t, 200)
-	open.do("", "GET", "/sessions", "").want(t, 401)
+	w.do("", "GET", "/healthz", "", "Host", "evil.test").requireStatus(t, 403)
+	w.do("", "GET", "/metrics", "").requireStatus(t, 401)
+	open := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.OpenMetrics = true })
+	open.do("", "GET", "/metrics", "").requireStatus(t, 200)
+	open.do("", "GET", "/sessions", "").requireStatus(t, 401)
 }
 
 // TestBodiesAreReadBehindTokenAndSlot: what a request without a token brings is
 // not read, and no more bodies are held than requests are served at once.
 func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n")
+	w := newTestEnv(t, "  - text: Never asked.\n")
 	for name, c := range map[string]struct {
 		token, method, path string
 		slots               int // that are taken
@@ -298,21 +298,21 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 // TestBodiesThatNeverCome: a request that takes no body is refused at once,
 // though one is announced and the connection stays open.
 func TestBodiesThatNeverCome(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n")
-	id := w.start("bind")
+	w := newTestEnv(t, "  - text: Never asked.\n")
+	id := w.startSession("bind")
 	path := "/sessions/" + id + "/events"
 	auth := " HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + aliceToken + "\r\nContent-Type: application/json\r\n"
 	for _, method := range []string{"GET", "HEAD"} {
 		for _, length := range []string{"Content-Length: 1000", "Transfer-Encoding: chunked"} {
-			if got, header := w.raw(method + " " + path + auth + length + "\r\n\r\n"); got != 400 || header.Get("Content-Type") != problemType {
+			if got, header := w.sendRaw(method + " " + path + auth + length + "\r\n\r\n"); got != 400 || header.Get("Content-Type") != problemType {
 				t.Errorf("%s with %s: %d %v", method, length, got, header)
 			}
 		}
 	}
-	if got, _ := w.raw("GET /sessions/" + id + auth + "Content-Length: 0\r\n\r\n"); got != 200 {
+	if got, _ := w.sendRaw("GET /sessions/" + id + auth + "Content-Length: 0\r\n\r\n"); got != 200 {
 		t.Errorf("the control: %d", got)
 	}
-	w.do(aliceToken, "GET", path, "{}").problem(t, 400, "body")
+	w.do(aliceToken, "GET", path, "{}").requireProblem(t, 400, "body")
 }
 
 // countingReader counts what is read from it.
@@ -378,7 +378,7 @@ func TestListen(t *testing.T) {
 
 // TestUnixSocket is the whole over a unix socket.
 func TestUnixSocket(t *testing.T) {
-	w := newWorld(t, twoTurns)
+	w := newTestEnv(t, twoTurns)
 	w.policy = "sandboxed"
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := Listen(t.Context(), "unix:"+path, false)
@@ -420,7 +420,7 @@ func TestTokens(t *testing.T) {
 		"unknown role": {{Label: "a", Value: value, Roles: []Role{RoleRead, "root"}}}, "no roles": {{Label: "a", Value: value, Roles: []Role{}}},
 		"the role of no route": {{Label: "a", Value: value, Roles: []Role{roleNone}}}, "the role of any": {{Label: "a", Value: value, Roles: []Role{roleAny}}},
 	} {
-		o := (&world{t: t, state: t.TempDir()}).options()
+		o := (&testEnv{t: t, state: t.TempDir()}).options()
 		o.Tokens = tokens
 		_, err := New(o)
 		if err == nil || strings.Contains(err.Error(), "xxx") {

@@ -251,9 +251,9 @@ func TestALiveSessionIsIndexed(t *testing.T) {
 		}
 	}
 	script.WriteString("  - text: Done.\n")
-	w := newWorld(t, script.String())
-	id := w.start("bind")
-	w.ended(id, w.say(id, "go"))
+	w := newTestEnv(t, script.String())
+	id := w.startSession("bind")
+	w.waitForTurn(id, w.startTurn(id, "go"))
 	x := w.server.indexes
 	x.mu.Lock()
 	e := x.kept[id]
@@ -261,7 +261,7 @@ func TestALiveSessionIsIndexed(t *testing.T) {
 	if e == nil || !e.live {
 		t.Fatalf("it is not indexed: %+v", e)
 	}
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if e.live {

@@ -22,7 +22,7 @@ import (
 // TestManySessions is 64 at once, each with its own workspace, output and
 // question: none sees another's.
 func TestManySessions(t *testing.T) {
-	w := newWorld(t, "  - calls: [{tool: shell, input: {command: \"write mark.txt x\"}}]\n  - text: Done.\n", func(o *Options) { o.MaxSessions = 64 })
+	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: \"write mark.txt x\"}}]\n  - text: Done.\n", func(o *Options) { o.MaxSessions = 64 })
 	const n = 64
 	ids := make([]string, n)
 	var all sync.WaitGroup
@@ -34,14 +34,14 @@ func TestManySessions(t *testing.T) {
 				return
 			}
 			var s Session
-			w.post("/sessions", fmt.Sprintf(`{"workspace":%q,"title":"number %d"}`, dir, i)).want(t, 201).into(t, &s)
+			w.post("/sessions", fmt.Sprintf(`{"workspace":%q,"title":"number %d"}`, dir, i)).requireStatus(t, 201).decodeInto(t, &s)
 			ids[i] = s.ID
-			f := w.follow(s.ID, "")
-			turn := w.say(s.ID, "go")
-			c := w.asked(s.ID, f)
+			f := w.followEvents(s.ID, "")
+			turn := w.startTurn(s.ID, "go")
+			c := w.waitForConfirmation(s.ID, f)
 			decision := []string{"allow", "deny"}[i%2]
-			w.post("/sessions/"+s.ID+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"`+decision+`"}`).want(t, 200)
-			w.ended(s.ID, turn)
+			w.post("/sessions/"+s.ID+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"`+decision+`"}`).requireStatus(t, 200)
+			w.waitForTurn(s.ID, turn)
 			if _, err := os.Stat(filepath.Join(dir, "mark.txt")); (err == nil) != (decision == "allow") {
 				t.Errorf("number %d, %s: %v", i, decision, err)
 			}
@@ -51,7 +51,7 @@ func TestManySessions(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	p := w.post("/sessions", fmt.Sprintf(`{"workspace":%q}`, w.dir)).problem(t, 429, "sessions")
+	p := w.post("/sessions", fmt.Sprintf(`{"workspace":%q}`, w.dir)).requireProblem(t, 429, "sessions")
 	if !strings.Contains(p.Detail, "64") {
 		t.Errorf("how many there may be is not said: %s", p.Detail)
 	}
@@ -59,7 +59,7 @@ func TestManySessions(t *testing.T) {
 	seen, before := map[string]bool{}, ""
 	for range n {
 		var page SessionList
-		w.get("/sessions?limit=10&before="+before).want(t, 200).into(t, &page)
+		w.get("/sessions?limit=10&before="+before).requireStatus(t, 200).decodeInto(t, &page)
 		for _, s := range page.Sessions {
 			if seen[s.ID] || before != "" && s.ID >= before || s.State != StateIdle || !strings.HasPrefix(s.Title, "number ") {
 				t.Errorf("listed: %+v behind %s", s, before)
@@ -74,7 +74,7 @@ func TestManySessions(t *testing.T) {
 		t.Errorf("%d sessions are listed", len(seen))
 	}
 	for _, id := range ids {
-		all.Go(func() { w.do(bobToken, "DELETE", "/sessions/"+id, "").want(t, 200) })
+		all.Go(func() { w.do(bobToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200) })
 	}
 	all.Wait()
 	w.backend.requireGone(t)
@@ -88,8 +88,8 @@ func TestManySessions(t *testing.T) {
 }
 
 func TestIdsOfNothing(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n")
-	id := w.start("bind")
+	w := newTestEnv(t, "  - text: Never asked.\n")
+	id := w.startSession("bind")
 	none := "ses_00000000000000000000000000"
 	for _, path := range []string{"", "/confirmations", "/events", "/diff", "/patch", "/turns/trn_00000000000000000000000000", "/values/x"} {
 		for _, bad := range []string{none, "ses_", "x", strings.ToLower(id), id + "x", id[:len(id)-1], "%2e%2e", "..%2f" + id, id + "%00", "%0a" + id} {
@@ -103,21 +103,21 @@ func TestIdsOfNothing(t *testing.T) {
 			t.Errorf("POST to %s: %d %s", path, a.status, a.text)
 		}
 	}
-	w.do(aliceToken, "DELETE", "/sessions/"+none, "").problem(t, 404, "no_session")
-	w.get("/sessions/"+id).want(t, 200)
+	w.do(aliceToken, "DELETE", "/sessions/"+none, "").requireProblem(t, 404, "no_session")
+	w.get("/sessions/"+id).requireStatus(t, 200)
 }
 
-// TestSessionsOfOtherPlacesAreNotShown: what other Caissons of the same user did
-// on workspaces that this server does not serve is nobody's business here.
+// TestSessionsOfOtherPlacesAreNotShown checks that sessions of other Caissons of
+// the same user, on workspaces that this server does not serve, are not shown.
 func TestSessionsOfOtherPlacesAreNotShown(t *testing.T) {
-	w := newWorld(t, "  - text: Done.\n")
-	id := w.start("bind")
-	turn := w.say(id, "go")
-	w.ended(id, turn)
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+	w := newTestEnv(t, "  - text: Done.\n")
+	id := w.startSession("bind")
+	turn := w.startTurn(id, "go")
+	w.waitForTurn(id, turn)
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
 	paths := []string{"", "/confirmations", "/events", "/diff", "/patch", "/turns/" + turn, "/values/x"}
 	var list SessionList
-	w.get("/sessions").want(t, 200).into(t, &list)
+	w.get("/sessions").requireStatus(t, 200).decodeInto(t, &list)
 	if len(list.Sessions) != 1 { // the control
 		t.Fatalf("listed %+v", list)
 	}
@@ -126,29 +126,29 @@ func TestSessionsOfOtherPlacesAreNotShown(t *testing.T) {
 	}
 	asked := ""
 	w.serve(func(o *Options) { o.Shows = func(workspace string) bool { asked = workspace; return false } })
-	w.get("/sessions").want(t, 200).into(t, &list)
+	w.get("/sessions").requireStatus(t, 200).decodeInto(t, &list)
 	if len(list.Sessions) != 0 || asked != w.dir {
 		t.Errorf("listed %+v, asked about %q", list, asked)
 	}
 	for _, path := range paths {
-		w.get("/sessions/"+id+path).problem(t, 404, "no_session")
+		w.get("/sessions/"+id+path).requireProblem(t, 404, "no_session")
 	}
 	for path, body := range map[string]string{"/turns": `{"message":"x"}`, "/apply": "{}", "/turns/" + turn + "/cancel": ""} {
-		w.post("/sessions/"+id+path, body).problem(t, 404, "no_session")
+		w.post("/sessions/"+id+path, body).requireProblem(t, 404, "no_session")
 	}
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").problem(t, 404, "no_session")
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireProblem(t, 404, "no_session")
 	// One of its own is shown before its trace says where it works.
-	w.get("/sessions/"+w.start("bind")).want(t, 200)
+	w.get("/sessions/"+w.startSession("bind")).requireStatus(t, 200)
 }
 
 func TestLongValuesCanBeHad(t *testing.T) {
-	w := newWorld(t, "  - calls: [{tool: shell, input: {command: \"say "+strings.Repeat("long ", 20_000)+"\"}}]\n  - text: Done.\n")
-	id := w.start("bind")
-	f := w.follow(id, "")
-	turn := w.say(id, "go")
+	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: \"say "+strings.Repeat("long ", 20_000)+"\"}}]\n  - text: Done.\n")
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
+	turn := w.startTurn(id, "go")
 	var spilled []record.Spilled
 	for len(spilled) == 0 {
-		e, ok := f.next()
+		e, ok := f.nextEvent()
 		if !ok {
 			t.Fatal("no record has a long value")
 		}
@@ -157,7 +157,7 @@ func TestLongValuesCanBeHad(t *testing.T) {
 		}
 	}
 	name := filepath.Base(spilled[0].Path)
-	if a := w.get("/sessions/"+id+"/values/"+name).want(t, 200); len(a.text) != spilled[0].Bytes || !strings.Contains(a.text, "long long") {
+	if a := w.get("/sessions/"+id+"/values/"+name).requireStatus(t, 200); len(a.text) != spilled[0].Bytes || !strings.Contains(a.text, "long long") {
 		t.Errorf("the value has %d bytes, want %d", len(a.text), spilled[0].Bytes)
 	}
 	if err := os.Symlink("/etc/passwd", filepath.Join(sessiondir.Path(w.state, id), "spill", "link")); err != nil {
@@ -168,17 +168,17 @@ func TestLongValuesCanBeHad(t *testing.T) {
 			t.Errorf("value %s: %d %s", bad, a.status, a.text)
 		}
 	}
-	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
-	w.ended(id, turn)
+	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").requireStatus(t, 200)
+	w.waitForTurn(id, turn)
 }
 
 // TestSlowReaders lets readers stop reading during a flood of output: the
 // session and another reader go on, and what waits for them is bounded.
 func TestSlowReaders(t *testing.T) {
 	const flood = 64 << 20
-	w := newWorld(t, fmt.Sprintf("  - calls: [{tool: shell, input: {command: \"flood %d\"}}]\n  - text: Done.\n", flood))
+	w := newTestEnv(t, fmt.Sprintf("  - calls: [{tool: shell, input: {command: \"flood %d\"}}]\n  - text: Done.\n", flood))
 	w.policy = "sandboxed"
-	id := w.start("bind")
+	id := w.startSession("bind")
 	for range 8 {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
 		if err != nil {
@@ -197,8 +197,8 @@ func TestSlowReaders(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	turn := w.say(id, "go")
-	if got := w.ended(id, turn); got.Answer != "Done." {
+	turn := w.startTurn(id, "go")
+	if got := w.waitForTurn(id, turn); got.Answer != "Done." {
 		t.Errorf("the turn ended as %+v", got)
 	}
 	live.feed.mu.Lock()
@@ -217,7 +217,7 @@ func TestSlowReaders(t *testing.T) {
 
 // TestReaderThatIsDropped holds a write for longer than it may take.
 func TestReaderThatIsDropped(t *testing.T) {
-	w := newWorld(t, "  - text: Done.\n")
+	w := newTestEnv(t, "  - text: Done.\n")
 	server, client := net.Pipe() // nothing is buffered: a write waits for its reader
 	defer client.Close()
 	st := &stream{server: w.server, w: &deadlined{conn: server, limit: time.Now().Add(-time.Second)}}
@@ -225,22 +225,22 @@ func TestReaderThatIsDropped(t *testing.T) {
 	if err := st.writeAndFlush([]byte("x")); err == nil {
 		t.Error("a write that nobody reads succeeds")
 	}
-	if a := w.get("/metrics").want(t, 200); !strings.Contains(a.text, "caisson_event_streams_dropped_total 1") {
+	if a := w.get("/metrics").requireStatus(t, 200); !strings.Contains(a.text, "caisson_event_streams_dropped_total 1") {
 		t.Error("the reader is not counted as dropped")
 	}
 }
 
 func TestStreamsOfAToken(t *testing.T) {
-	w := newWorld(t, "  - text: Done.\n", func(o *Options) { o.MaxStreams = 3 })
-	id := w.start("bind")
+	w := newTestEnv(t, "  - text: Done.\n", func(o *Options) { o.MaxStreams = 3 })
+	id := w.startSession("bind")
 	var open []*follower
 	for range 3 {
-		open = append(open, w.follow(id, ""))
+		open = append(open, w.followEvents(id, ""))
 	}
-	w.get("/sessions/"+id+"/events").problem(t, 429, "streams")
+	w.get("/sessions/"+id+"/events").requireProblem(t, 429, "streams")
 	// Another client has its own.
 	req := w.do(bobToken, "GET", "/sessions/"+id+"/events?after=x", "")
-	req.problem(t, 400, "event_id")
+	req.requireProblem(t, 400, "event_id")
 	open[0].close()
 	for {
 		w.server.mu.Lock()
@@ -251,16 +251,16 @@ func TestStreamsOfAToken(t *testing.T) {
 		}
 		runtime.Gosched()
 	}
-	w.follow(id, "").until(record.KindSessionCreated)
+	w.followEvents(id, "").until(record.KindSessionCreated)
 }
 
 // TestClientsThatVanish connects 1,000 streams and cuts them, some before they
 // were answered: nothing of them stays.
 func TestClientsThatVanish(t *testing.T) {
-	w := newWorld(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
+	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
 	w.policy = "sandboxed"
-	id := w.start("bind")
-	turn := w.say(id, "go")
+	id := w.startSession("bind")
+	turn := w.startTurn(id, "go")
 	var all sync.WaitGroup
 	for range 20 {
 		all.Go(func() {
@@ -288,16 +288,16 @@ func TestClientsThatVanish(t *testing.T) {
 		streams = len(w.server.streams)
 		w.server.mu.Unlock()
 	}
-	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
-	if got := w.ended(id, turn); got.Reason != "cancelled" {
+	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").requireStatus(t, 200)
+	if got := w.waitForTurn(id, turn); got.Reason != "cancelled" {
 		t.Errorf("the turn ended as %+v", got)
 	}
 }
 
 func TestIdleSessionsEnd(t *testing.T) {
-	w := newWorld(t, "  - text: Done.\n", func(o *Options) { o.IdleTime = 20 * time.Millisecond })
-	id := w.start("bind")
-	all := w.follow(id, "").rest()
+	w := newTestEnv(t, "  - text: Done.\n", func(o *Options) { o.IdleTime = 20 * time.Millisecond })
+	id := w.startSession("bind")
+	all := w.followEvents(id, "").rest()
 	if last := all[len(all)-1]; last.name != "end" {
 		t.Errorf("the last event is %+v", last)
 	}

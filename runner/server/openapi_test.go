@@ -18,8 +18,8 @@ var update = flag.Bool("update", false, "write docs/openapi.json")
 
 // TestOpenAPIIsPublished holds docs/openapi.json against the code.
 func TestOpenAPIIsPublished(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n")
-	got := w.get("/openapi.json").want(t, 200)
+	w := newTestEnv(t, "  - text: Never asked.\n")
+	got := w.get("/openapi.json").requireStatus(t, 200)
 	if kind := got.header.Get("Content-Type"); kind != "application/openapi+json" {
 		t.Errorf("it is %s", kind)
 	}
@@ -41,16 +41,16 @@ func TestOpenAPIIsPublished(t *testing.T) {
 			t.Errorf("the document names %s", site)
 		}
 	}
-	w.get("/docs").problem(t, 404, "not_found")
+	w.get("/docs").requireProblem(t, 404, "not_found")
 	var doc struct {
 		OpenAPI string                                `json:"openapi"`
 		Paths   map[string]map[string]json.RawMessage `json:"paths"`
 	}
-	got.into(t, &doc)
+	got.decodeInto(t, &doc)
 	if !strings.HasPrefix(doc.OpenAPI, "3.1") || len(doc.Paths) != 12 {
 		t.Errorf("OpenAPI %s with %d paths", doc.OpenAPI, len(doc.Paths))
 	}
-	// Every operation says that its errors are problems.
+	// Every operation describes its errors as problems.
 	for path, operations := range doc.Paths {
 		for method, op := range operations {
 			if !bytes.Contains(op, []byte(`"application/problem+json"`)) || !bytes.Contains(op, []byte(`"operationId"`)) {

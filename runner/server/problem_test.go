@@ -102,18 +102,18 @@ func TestRecordsSpeakToClients(t *testing.T) {
 		}, "the image of image is old"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t, tc.turns)
+			w := newTestEnv(t, tc.turns)
 			w.policy, w.opts = tc.policy, tc.opts
 			if tc.create != nil {
 				w.backend.create = func(context.Context) error { return tc.create }
 			}
-			id := w.start("bind")
-			f := w.follow(id, "")
-			w.ended(id, w.say(id, "go"))
+			id := w.startSession("bind")
+			f := w.followEvents(id, "")
+			w.waitForTurn(id, w.startTurn(id, "go"))
 			w.do(aliceToken, "DELETE", "/sessions/"+id, "")
 			f.rest()
 			var texts []string
-			for _, e := range w.follow(id, "").rest() {
+			for _, e := range w.followEvents(id, "").rest() {
 				texts = append(texts, e.data)
 			}
 			texts = append(texts, w.get("/sessions/"+id).text, w.get("/sessions").text)

@@ -17,16 +17,16 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// TestStreamResumesBehindRetention follows a session, which is shortened
-// meanwhile: whoever reads goes on, and whoever comes back behind a record that
-// is gone gets each one that is left, the first of them too.
+// TestStreamResumesBehindRetention follows a session that retention shortens
+// meanwhile: a connected reader continues, and one that comes back after a removed
+// record gets every remaining one, including the first.
 func TestStreamResumesBehindRetention(t *testing.T) {
-	w := newWorld(t, twoTurns)
+	w := newTestEnv(t, twoTurns)
 	w.policy = "sandboxed"
-	id := w.start("bind")
-	w.ended(id, w.say(id, "hello"))
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
-	reads := w.follow(id, "")
+	id := w.startSession("bind")
+	w.waitForTurn(id, w.startTurn(id, "hello"))
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
+	reads := w.followEvents(id, "")
 	reads.until(record.KindSessionCreated)
 	whole := len(w.trace(id))
 	report, err := sessiondir.Prune(t.Context(), sessiondir.PruneOptions{StateDir: w.state, Keep: time.Hour, Now: func() time.Time { return time.Now().Add(48 * time.Hour) }})
@@ -37,7 +37,7 @@ func TestStreamResumesBehindRetention(t *testing.T) {
 		t.Errorf("who was reading got %d of %d records", len(rest), whole-1)
 	}
 	ids := func(after string) (out []int) {
-		for _, e := range w.follow(id, after).rest() {
+		for _, e := range w.followEvents(id, after).rest() {
 			if e.id != "" {
 				n, err := strconv.Atoi(e.id)
 				if err != nil {
@@ -58,14 +58,14 @@ func TestStreamResumesBehindRetention(t *testing.T) {
 			t.Errorf("behind %d came %v, want %v", after, got, behind)
 		}
 	}
-	w.do(aliceToken, "GET", "/sessions/"+id+"/events", "", "Last-Event-ID", strconv.Itoa(whole)).want(t, 204)
+	w.do(aliceToken, "GET", "/sessions/"+id+"/events", "", "Last-Event-ID", strconv.Itoa(whole)).requireStatus(t, 204)
 }
 
-// TestHeadOfAStream is answered at once: nobody would read it.
+// TestHeadOfAStream checks that HEAD is answered at once, without a stream.
 func TestHeadOfAStream(t *testing.T) {
-	w := newWorld(t, "  - text: Done.\n")
-	id := w.start("bind")
-	if a := w.do(aliceToken, http.MethodHead, "/sessions/"+id+"/events", "").want(t, 200); a.header.Get("Content-Type") != "text/event-stream" {
+	w := newTestEnv(t, "  - text: Done.\n")
+	id := w.startSession("bind")
+	if a := w.do(aliceToken, http.MethodHead, "/sessions/"+id+"/events", "").requireStatus(t, 200); a.header.Get("Content-Type") != "text/event-stream" {
 		t.Errorf("headers %v", a.header)
 	}
 }
@@ -73,12 +73,12 @@ func TestHeadOfAStream(t *testing.T) {
 // TestManyShortSessions leaves nothing of those that have ended: no descriptor,
 // no goroutine, no entry.
 func TestManyShortSessions(t *testing.T) {
-	w := newWorld(t, "  - text: Done.\n")
+	w := newTestEnv(t, "  - text: Done.\n")
 	round := func(n int) {
 		for range n {
-			id := w.start("bind")
-			w.ended(id, w.say(id, "go"))
-			w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+			id := w.startSession("bind")
+			w.waitForTurn(id, w.startTurn(id, "go"))
+			w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
 		}
 		http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 	}
@@ -103,7 +103,7 @@ func TestManyShortSessions(t *testing.T) {
 	}
 	// Labels of metrics are of small sets, however many sessions there were.
 	lines := 0
-	for line := range strings.Lines(w.get("/metrics").want(t, 200).text) {
+	for line := range strings.Lines(w.get("/metrics").requireStatus(t, 200).text) {
 		if strings.HasPrefix(line, "caisson_") {
 			lines++
 		}

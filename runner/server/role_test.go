@@ -48,7 +48,7 @@ func roleProblem(a answer) bool {
 // document, and to those that it leaves out, with the token of each role: the
 // routes that serve it are exactly those of the expected table.
 func TestEveryRouteRequiresARole(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n", func(o *Options) { o.Tokens = roleTokens() })
+	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.Tokens = roleTokens() })
 	want := map[string]string{ // who is served, besides boss
 		"POST /sessions": "runner default", "GET /sessions": "reader default", "GET /sessions/{id}": "reader default",
 		"DELETE /sessions/{id}": "runner default", "POST /sessions/{id}/turns": "runner default", "GET /sessions/{id}/turns/{turn}": "reader default",
@@ -62,7 +62,7 @@ func TestEveryRouteRequiresARole(t *testing.T) {
 			Security []map[string][]string `json:"security"`
 		} `json:"paths"`
 	}
-	w.get("/openapi.json").want(t, 200).into(t, &doc)
+	w.get("/openapi.json").requireStatus(t, 200).decodeInto(t, &doc)
 	routes := []string{"GET /metrics", "GET /openapi.json"}
 	for path, operations := range doc.Paths {
 		for method, op := range operations {
@@ -104,7 +104,7 @@ func TestEveryRouteRequiresARole(t *testing.T) {
 
 // TestRouteWithoutRoleIsRefused is the control of the table.
 func TestRouteWithoutRoleIsRefused(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n")
+	w := newTestEnv(t, "  - text: Never asked.\n")
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /forgotten", func(http.ResponseWriter, *http.Request) { t.Error("it was served") })
 	mux.HandleFunc("GET /sessions", func(http.ResponseWriter, *http.Request) {})
@@ -131,24 +131,24 @@ func TestRouteWithoutRoleIsRefused(t *testing.T) {
 // count, and only admin for good.
 func TestRolesOfAnswers(t *testing.T) {
 	grants := approval.NewGrants(filepath.Join(t.TempDir(), "approvals.json"))
-	w := newWorld(t, "  - calls: [{tool: write_file, input: {path: a, content: x}}]\n  - text: Done.\n", func(o *Options) { o.Tokens = roleTokens() })
+	w := newTestEnv(t, "  - calls: [{tool: write_file, input: {path: a, content: x}}]\n  - text: Done.\n", func(o *Options) { o.Tokens = roleTokens() })
 	w.opts = func(o *runner.Options) { o.Grants = grants }
 	post := func(label, path, body string) answer { return w.do(roleToken(label).Value, "POST", path, body) }
 	// No session so far: reader can't start one.
 	create := fmt.Sprintf(`{"workspace":%q}`, w.dir)
-	post("reader", "/sessions", create).problem(t, 403, "role")
-	post("approver", "/sessions", create).problem(t, 403, "role")
+	post("reader", "/sessions", create).requireProblem(t, 403, "role")
+	post("approver", "/sessions", create).requireProblem(t, 403, "role")
 	var s Session
-	post("runner", "/sessions", create).want(t, 201).into(t, &s)
+	post("runner", "/sessions", create).requireStatus(t, 201).decodeInto(t, &s)
 	if s.Client != "http:runner" {
 		t.Errorf("started by %q", s.Client)
 	}
 	ask := func() (string, Confirmation) {
 		var id Session
-		post("default", "/sessions", create).want(t, 201).into(t, &id)
-		f := w.follow(id.ID, "")
-		turn := w.say(id.ID, "go")
-		return "/sessions/" + id.ID + "/turns/" + turn, w.asked(id.ID, f)
+		post("default", "/sessions", create).requireStatus(t, 201).decodeInto(t, &id)
+		f := w.followEvents(id.ID, "")
+		turn := w.startTurn(id.ID, "go")
+		return "/sessions/" + id.ID + "/turns/" + turn, w.waitForConfirmation(id.ID, f)
 	}
 	turn, c := ask()
 	if !slices.Contains(c.Scopes, approval.ScopeAlways) {
@@ -158,27 +158,27 @@ func TestRolesOfAnswers(t *testing.T) {
 	const once, session, always = `{"decision":"allow"}`, `{"decision":"allow","scope":"session"}`, `{"decision":"allow","scope":"always"}`
 	for _, label := range []string{"reader", "runner", "default"} {
 		for _, body := range []string{once, session, always, `{"decision":"deny"}`} {
-			post(label, at, body).problem(t, 403, "role")
+			post(label, at, body).requireProblem(t, 403, "role")
 		}
 	}
-	post("approver", at, always).problem(t, 403, "role")
-	post("approver", at, `{"decision":"deny","scope":"always"}`).problem(t, 403, "role")
+	post("approver", at, always).requireProblem(t, 403, "role")
+	post("approver", at, `{"decision":"deny","scope":"always"}`).requireProblem(t, 403, "role")
 	if got := len(w.backend.commands()); got != 0 {
 		t.Fatal("it ran")
 	}
-	post("approver", at, session).want(t, 200)
+	post("approver", at, session).requireStatus(t, 200)
 	if list, err := grants.List(); err != nil || len(list) != 0 {
 		t.Errorf("stored %v, %v", list, err)
 	}
 	// The control: admin can.
 	turn, c = ask()
-	post("boss", turn+"/confirmations/"+c.ID, always).want(t, 200)
+	post("boss", turn+"/confirmations/"+c.ID, always).requireStatus(t, 200)
 	if list, err := grants.List(); err != nil || len(list) != 1 {
 		t.Errorf("stored %v, %v", list, err)
 	}
-	// A client that only runs is not told what others may read.
+	// A client with only the role run does not get the fields that need read.
 	var cancelled Turn
-	post("runner", turn+"/cancel", "").want(t, 200).into(t, &cancelled)
+	post("runner", turn+"/cancel", "").requireStatus(t, 200).decodeInto(t, &cancelled)
 	if cancelled != (Turn{ID: cancelled.ID, State: cancelled.State}) || cancelled.ID == "" {
 		t.Errorf("told %+v", cancelled)
 	}
@@ -187,18 +187,18 @@ func TestRolesOfAnswers(t *testing.T) {
 // TestRecordsNameTheActingUser does one thing after another with different
 // tokens, and finds each in its record.
 func TestRecordsNameTheActingUser(t *testing.T) {
-	w := newWorld(t, asks+"  - text: Again.\n", func(o *Options) { o.Tokens = roleTokens() })
+	w := newTestEnv(t, asks+"  - text: Again.\n", func(o *Options) { o.Tokens = roleTokens() })
 	post := func(label, path, body string) answer { return w.do(roleToken(label).Value, "POST", path, body) }
 	var s Session
-	post("runner", "/sessions", fmt.Sprintf(`{"workspace":%q,"mode":"overlay"}`, w.dir)).want(t, 201).into(t, &s)
-	f := w.follow(s.ID, "")
+	post("runner", "/sessions", fmt.Sprintf(`{"workspace":%q,"mode":"overlay"}`, w.dir)).requireStatus(t, 201).decodeInto(t, &s)
+	f := w.followEvents(s.ID, "")
 	var turn Started
-	post("default", "/sessions/"+s.ID+"/turns", `{"message":"go"}`).want(t, 202).into(t, &turn)
-	c := w.asked(s.ID, f)
-	post("approver", "/sessions/"+s.ID+"/turns/"+turn.Turn+"/confirmations/"+c.ID, `{"decision":"deny","scope":"always"}`).want(t, 403)
-	post("runner", "/sessions/"+s.ID+"/turns/"+turn.Turn+"/cancel", "").want(t, 200)
-	w.ended(s.ID, turn.Turn)
-	w.do(roleToken("boss").Value, "DELETE", "/sessions/"+s.ID, "").want(t, 200)
+	post("default", "/sessions/"+s.ID+"/turns", `{"message":"go"}`).requireStatus(t, 202).decodeInto(t, &turn)
+	c := w.waitForConfirmation(s.ID, f)
+	post("approver", "/sessions/"+s.ID+"/turns/"+turn.Turn+"/confirmations/"+c.ID, `{"decision":"deny","scope":"always"}`).requireStatus(t, 403)
+	post("runner", "/sessions/"+s.ID+"/turns/"+turn.Turn+"/cancel", "").requireStatus(t, 200)
+	w.waitForTurn(s.ID, turn.Turn)
+	w.do(roleToken("boss").Value, "DELETE", "/sessions/"+s.ID, "").requireStatus(t, 200)
 	want := map[record.Kind]string{
 		record.KindSessionCreated: "http:runner", record.KindTurnStarted: "http:default", record.KindMessage: "http:default",
 		record.KindConfirmationAttempted: "http:approver", record.KindTurnCancelled: "http:runner", record.KindSessionEnded: "http:boss",

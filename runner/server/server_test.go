@@ -22,96 +22,96 @@ const twoTurns = `
 `
 
 func TestSessionFromItsStartToItsEnd(t *testing.T) {
-	w := newWorld(t, twoTurns)
+	w := newTestEnv(t, twoTurns)
 	w.policy = "sandboxed"
-	id := w.start("bind")
+	id := w.startSession("bind")
 	var s Session
-	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	w.get("/sessions/"+id).requireStatus(t, 200).decodeInto(t, &s)
 	if s.State != StateIdle || s.Client != "http:alice" || s.Workspace != w.dir || s.Mode != "bind" || s.Policy != "sandboxed" || s.Backend != "fake" || *s.Turns != 0 {
 		t.Errorf("begun as %+v", s)
 	}
-	first := w.ended(id, w.say(id, "say hello\nand more"))
-	second := w.ended(id, w.say(id, "again"))
+	first := w.waitForTurn(id, w.startTurn(id, "say hello\nand more"))
+	second := w.waitForTurn(id, w.startTurn(id, "again"))
 	if first.Answer != "First." || first.Reason != "answered" || first.Usage.ToolCalls != 1 || second.Answer != "Second." {
 		t.Errorf("turns ended as %+v and %+v", first, second)
 	}
-	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	w.get("/sessions/"+id).requireStatus(t, 200).decodeInto(t, &s)
 	if s.Title != "say hello …" || *s.Turns != 2 || s.Usage.Rounds != 3 || s.Attestation == nil || s.LastTurn.ID != second.ID {
 		t.Errorf("idle as %+v", s)
 	}
 	s = Session{}
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200).into(t, &s)
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200).decodeInto(t, &s)
 	if s.State != StateEnded || s.Reason != "answered" || *s.Exit != 0 || *s.Turns != 2 || s.Usage.Rounds != 3 || s.Title != "say hello …" || s.Attestation == nil {
 		t.Errorf("ended as %+v", s)
 	}
 	w.backend.requireGone(t)
 	// Once more is the same, and it is in the list.
 	var again Session
-	w.do(bobToken, "DELETE", "/sessions/"+id, "").want(t, 200).into(t, &again)
+	w.do(bobToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200).decodeInto(t, &again)
 	if diff := cmp.Diff(s, again); diff != "" {
 		t.Errorf("ended again (-want +got):\n%s", diff)
 	}
 	var list SessionList
-	w.get("/sessions").want(t, 200).into(t, &list)
+	w.get("/sessions").requireStatus(t, 200).decodeInto(t, &list)
 	if len(list.Sessions) != 1 || list.Sessions[0].ID != id || list.Sessions[0].State != StateEnded || *list.Sessions[0].Turns != 2 {
 		t.Errorf("listed as %+v", list)
 	}
 	var past Turn
-	w.get("/sessions/"+id+"/turns/"+first.ID).want(t, 200).into(t, &past)
+	w.get("/sessions/"+id+"/turns/"+first.ID).requireStatus(t, 200).decodeInto(t, &past)
 	first.Limit, past.WallMS = nil, first.WallMS
 	if diff := cmp.Diff(first, past); diff != "" {
 		t.Errorf("the turn from the trace (-live +past):\n%s", diff)
 	}
-	w.post("/sessions/"+id+"/turns", `{"message":"late"}`).problem(t, 410, "ended")
+	w.post("/sessions/"+id+"/turns", `{"message":"late"}`).requireProblem(t, 410, "ended")
 }
 
 func TestOneTurnAtATime(t *testing.T) {
-	w := newWorld(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
+	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
 	w.policy = "sandboxed"
-	id := w.start("bind")
-	turn := w.say(id, "hang")
-	w.follow(id, "").until(record.KindToolCalled)
+	id := w.startSession("bind")
+	turn := w.startTurn(id, "hang")
+	w.followEvents(id, "").until(record.KindToolCalled)
 	var s Session
-	w.get("/sessions/"+id).want(t, 200).into(t, &s)
+	w.get("/sessions/"+id).requireStatus(t, 200).decodeInto(t, &s)
 	if s.State != StateRunning || s.Turn != turn || s.Spent == nil || s.Usage.Rounds != 0 {
 		t.Errorf("a running session: %+v", s)
 	}
-	p := w.post("/sessions/"+id+"/turns", `{"message":"another"}`).problem(t, 409, "busy")
+	p := w.post("/sessions/"+id+"/turns", `{"message":"another"}`).requireProblem(t, 409, "busy")
 	if !strings.Contains(p.Detail, turn) {
 		t.Errorf("which turn runs is not said: %s", p.Detail)
 	}
 	// Cancelling is idempotent, before and after the end.
 	for range 3 {
-		w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
+		w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").requireStatus(t, 200)
 	}
-	if got := w.ended(id, turn); got.Reason != "cancelled" {
+	if got := w.waitForTurn(id, turn); got.Reason != "cancelled" {
 		t.Errorf("ended %+v", got)
 	}
 	var got Turn
-	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200).into(t, &got)
+	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").requireStatus(t, 200).decodeInto(t, &got)
 	if got.State != TurnEnded || got.Reason != "cancelled" {
 		t.Errorf("cancelled again: %+v", got)
 	}
-	w.post("/sessions/"+id+"/turns/trn_00000000000000000000000000/cancel", "").problem(t, 404, "no_turn")
+	w.post("/sessions/"+id+"/turns/trn_00000000000000000000000000/cancel", "").requireProblem(t, 404, "no_turn")
 	if n := count(w.trace(id), record.KindTurnCancelled); n != 1 {
 		t.Errorf("%d turns were cancelled", n)
 	}
 }
 
 func TestStreamResumesWithoutLossOrRepetition(t *testing.T) {
-	w := newWorld(t, twoTurns)
+	w := newTestEnv(t, twoTurns)
 	w.policy = "sandboxed"
-	id := w.start("bind")
-	turn := w.say(id, "hello")
-	f := w.follow(id, "")
+	id := w.startSession("bind")
+	turn := w.startTurn(id, "hello")
+	f := w.followEvents(id, "")
 	// The connection is dropped after each record, at whatever time.
 	var got []string
 	last, deltas := "", 0
 	for {
-		e, ok := f.next()
+		e, ok := f.nextEvent()
 		if !ok {
 			f.close()
-			f = w.follow(id, last)
+			f = w.followEvents(id, last)
 			continue
 		}
 		if e.id == "" {
@@ -125,17 +125,17 @@ func TestStreamResumesWithoutLossOrRepetition(t *testing.T) {
 			break
 		}
 		f.close()
-		f = w.follow(id, last)
+		f = w.followEvents(id, last)
 	}
 	for i, id := range got {
 		if id != strconv.Itoa(i+1) {
 			t.Fatalf("records came as %v", got)
 		}
 	}
-	w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
 	// What was live, and what is read afterwards, is the trace.
 	var lines []string
-	for _, e := range w.follow(id, "").rest() {
+	for _, e := range w.followEvents(id, "").rest() {
 		if e.id != "" {
 			lines = append(lines, e.data)
 		} else if e.name != "end" || e.data != `{"state":"ended"}` {
@@ -151,34 +151,34 @@ func TestStreamResumesWithoutLossOrRepetition(t *testing.T) {
 	}
 	// ?after= is the same as the header, which wins.
 	for path, first := range map[string]string{"?after=3": "4", "?after=0": "1"} {
-		f := w.follow(id, path)
-		if e, _ := f.next(); e.id != first {
+		f := w.followEvents(id, path)
+		if e, _ := f.nextEvent(); e.id != first {
 			t.Errorf("%s begins with %s", path, e.id)
 		}
 	}
-	w.do(aliceToken, "GET", "/sessions/"+id+"/events?after=1", "", "Last-Event-ID", strconv.Itoa(len(lines))).want(t, 204)
+	w.do(aliceToken, "GET", "/sessions/"+id+"/events?after=1", "", "Last-Event-ID", strconv.Itoa(len(lines))).requireStatus(t, 204)
 	for _, bad := range []string{"x", "-1", "1e3", "99999", "9223372036854775808"} {
-		w.get("/sessions/"+id+"/events?after="+bad).problem(t, 400, "event_id")
+		w.get("/sessions/"+id+"/events?after="+bad).requireProblem(t, 400, "event_id")
 	}
 }
 
 func TestLiveOutputStandsWhereItCame(t *testing.T) {
-	w := newWorld(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
+	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
 	w.policy = "sandboxed"
-	id := w.start("bind")
-	f := w.follow(id, "")
-	turn := w.say(id, "go")
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
+	turn := w.startTurn(id, "go")
 	f.until(record.KindToolCalled)
-	e, ok := f.next()
+	e, ok := f.nextEvent()
 	if !ok || e.name != "delta" || e.id != "" || !strings.Contains(e.data, `"text":"so far\n"`) || !strings.Contains(e.data, `"stream":"stdout"`) {
 		t.Errorf("behind tool.called came %+v", e)
 	}
-	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").want(t, 200)
-	w.ended(id, turn)
+	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").requireStatus(t, 200)
+	w.waitForTurn(id, turn)
 	// It is never sent again.
 	for _, e := range func() []event {
-		w.do(aliceToken, "DELETE", "/sessions/"+id, "").want(t, 200)
-		return w.follow(id, "").rest()
+		w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
+		return w.followEvents(id, "").rest()
 	}() {
 		if e.name == "delta" {
 			t.Errorf("live output was replayed: %+v", e)
@@ -187,13 +187,13 @@ func TestLiveOutputStandsWhereItCame(t *testing.T) {
 }
 
 func TestServerStops(t *testing.T) {
-	w := newWorld(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
+	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
 	w.policy = "sandboxed"
-	running, idle := w.start("bind"), w.start("bind")
-	w.say(running, "go")
-	f := w.follow(running, "")
+	running, idle := w.startSession("bind"), w.startSession("bind")
+	w.startTurn(running, "go")
+	f := w.followEvents(running, "")
 	f.until(record.KindToolCalled)
-	g := w.follow(idle, "")
+	g := w.followEvents(idle, "")
 	if err := w.stop(); err != nil {
 		t.Fatal(err)
 	}

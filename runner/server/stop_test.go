@@ -18,15 +18,15 @@ import (
 // session is idle: nothing is left of any.
 func TestServerStopsAtOnce(t *testing.T) {
 	force := make(chan struct{})
-	w := newWorld(t, "  - calls: [{tool: shell, input: {command: cling}}]\n  - text: Never said.\n", func(o *Options) { o.Force = force })
+	w := newTestEnv(t, "  - calls: [{tool: shell, input: {command: cling}}]\n  - text: Never said.\n", func(o *Options) { o.Force = force })
 	w.backend.clings = make(chan struct{})
-	idle := w.start("bind")
-	asking := w.start("bind")
-	w.say(asking, "go")
-	w.asked(asking, w.follow(asking, ""))
+	idle := w.startSession("bind")
+	asking := w.startSession("bind")
+	w.startTurn(asking, "go")
+	w.waitForConfirmation(asking, w.followEvents(asking, ""))
 	w.policy = "sandboxed"
-	busy := w.start("bind")
-	w.say(busy, "go")
+	busy := w.startSession("bind")
+	w.startTurn(busy, "go")
 	<-w.backend.clings // it runs
 	making := make(chan struct{})
 	w.backend.create = func(ctx context.Context) error {
@@ -34,8 +34,8 @@ func TestServerStopsAtOnce(t *testing.T) {
 		<-ctx.Done()
 		return context.Cause(ctx)
 	}
-	begins := w.start("bind")
-	w.say(begins, "go")
+	begins := w.startSession("bind")
+	w.startTurn(begins, "go")
 	<-making
 
 	live := w.server.liveSession(busy)
@@ -75,7 +75,7 @@ func TestServerStopsAtOnce(t *testing.T) {
 // session, such as an image, does not hold up the end.
 func TestServerStopsWhatIsBeingMade(t *testing.T) {
 	waits := make(chan struct{})
-	w := newWorld(t, "  - text: Never asked.\n", func(o *Options) {
+	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) {
 		o.Prepare = func(ctx context.Context, _ NewSession) (runner.Options, func(), error) {
 			close(waits)
 			<-ctx.Done()
@@ -89,7 +89,7 @@ func TestServerStopsWhatIsBeingMade(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		a.problem(t, 503, "stopping")
+		a.requireProblem(t, 503, "stopping")
 	})
 	<-waits
 	if err := w.stop(); err != nil {
@@ -105,7 +105,7 @@ func TestServerStopsBehindAnApply(t *testing.T) {
 	for name, forced := range map[string]bool{"waits": false, "at once": true} {
 		t.Run(name, func(t *testing.T) {
 			force, applies, leave := make(chan struct{}), make(chan struct{}), make(chan struct{})
-			w := newWorld(t, writes, func(o *Options) {
+			w := newTestEnv(t, writes, func(o *Options) {
 				o.Force = force
 				o.Settle = func(ctx context.Context, _ string) error {
 					close(applies)
@@ -118,8 +118,8 @@ func TestServerStopsBehindAnApply(t *testing.T) {
 				}
 			})
 			w.policy = "sandboxed"
-			id := w.start("overlay")
-			w.ended(id, w.say(id, "go"))
+			id := w.startSession("overlay")
+			w.waitForTurn(id, w.startTurn(id, "go"))
 			var applied answer
 			var requests sync.WaitGroup
 			requests.Go(func() {

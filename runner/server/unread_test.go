@@ -16,7 +16,7 @@ import (
 )
 
 // dial sends the beginning of a request, and keeps the connection.
-func (w *world) dial(text string) (net.Conn, *bufio.Reader) {
+func (w *testEnv) dial(text string) (net.Conn, *bufio.Reader) {
 	w.t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
 	if err != nil {
@@ -56,7 +56,7 @@ func wantCut(t *testing.T, name string, r *bufio.Reader, status int) {
 // though the rest never comes, and its connection is closed. Bodies and headers
 // have an hour here: no time-out does it.
 func TestRefusalsReadNoBody(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, time.Hour })
+	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, time.Hour })
 	const host, kind = "Host: localhost\r\n", "Content-Type: application/json\r\n"
 	auth := host + "Authorization: Bearer " + aliceToken + "\r\n"
 	for name, c := range map[string]struct {
@@ -109,7 +109,7 @@ func TestRefusalsReadNoBody(t *testing.T) {
 // TestEndlessRequests send without end, what they may send and what not: each is
 // cut by its size.
 func TestEndlessRequests(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, time.Hour })
+	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, time.Hour })
 	auth := "Host: localhost\r\nAuthorization: Bearer " + aliceToken + "\r\n"
 	chunked := "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 	for name, c := range map[string]struct{ head, piece string }{
@@ -140,7 +140,7 @@ func TestEndlessRequests(t *testing.T) {
 // TestSlowRequests stop in their middle: the connection is cut when their time
 // is over.
 func TestSlowRequests(t *testing.T) {
-	w := newWorld(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, 50*time.Millisecond })
+	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime, o.bodyTime = time.Hour, 50*time.Millisecond })
 	auth := "Host: localhost\r\nAuthorization: Bearer " + aliceToken + "\r\nContent-Type: application/json\r\n"
 	for name, head := range map[string]string{
 		"body":             "POST /sessions HTTP/1.1\r\n" + auth + "Content-Length: 1000\r\n\r\n{",
@@ -165,7 +165,7 @@ func TestSlowRequests(t *testing.T) {
 	if res, err := http.ReadResponse(r, nil); err != nil || res.StatusCode != 200 {
 		t.Errorf("an upgrade to HTTP/2: %v, %v", res, err)
 	}
-	hasty := newWorld(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime = 50 * time.Millisecond })
+	hasty := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.headerTime = 50 * time.Millisecond })
 	for name, head := range map[string]string{"headers": "GET /sessions HTTP/1.1\r\nHost: loc", "a line": "GE"} {
 		_, r := hasty.dial(head)
 		if _, err := io.Copy(io.Discard, r); errors.Is(err, os.ErrDeadlineExceeded) {

@@ -40,8 +40,8 @@ const (
 	bobToken   = "bob-0123456789abcdef012345678901"
 )
 
-// world is one server on a TCP port, with a fake sandbox and a replayed model.
-type world struct {
+// testEnv is one server on a TCP port, with a fake sandbox and a replayed model.
+type testEnv struct {
 	t       *testing.T
 	root    string // all folders of the test
 	state   string
@@ -56,11 +56,11 @@ type world struct {
 	opts func(*runner.Options)
 }
 
-// newWorld makes a world whose model says turns.
-func newWorld(t *testing.T, turns string, change ...func(*Options)) *world {
+// newTestEnv makes a world whose model says turns.
+func newTestEnv(t *testing.T, turns string, change ...func(*Options)) *testEnv {
 	t.Helper()
 	root := t.TempDir()
-	w := &world{t: t, root: root, state: filepath.Join(root, "state"), dir: filepath.Join(root, "workspaces", "one"), turns: turns, policy: "default", backend: &fakeBackend{}}
+	w := &testEnv{t: t, root: root, state: filepath.Join(root, "state"), dir: filepath.Join(root, "workspaces", "one"), turns: turns, policy: "default", backend: &fakeBackend{}}
 	if err := os.MkdirAll(w.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +69,7 @@ func newWorld(t *testing.T, turns string, change ...func(*Options)) *world {
 }
 
 // serve starts a server on the world's state.
-func (w *world) serve(change ...func(*Options)) {
+func (w *testEnv) serve(change ...func(*Options)) {
 	w.t.Helper()
 	o := w.options()
 	for _, c := range change {
@@ -105,7 +105,7 @@ func (w *world) serve(change ...func(*Options)) {
 	})
 }
 
-func (w *world) options() Options {
+func (w *testEnv) options() Options {
 	return Options{
 		StateDir: w.state, Version: "test", MaxSessions: 80, MaxStreams: 256,
 		Tokens:  []Token{{"alice", aliceToken, []Role{RoleAdmin}}, {"bob", bobToken, []Role{RoleAdmin}}},
@@ -113,15 +113,15 @@ func (w *world) options() Options {
 	}
 }
 
-func (w *world) openWorkspace(path string) (*runner.Workspace, error) {
+func (w *testEnv) openWorkspace(path string) (*runner.Workspace, error) {
 	if !strings.HasPrefix(path, filepath.Join(w.root, "workspaces")+"/") {
 		return nil, &RequestError{Code: "workspace", Problem: record.Problem{Cause: "it is below no root", Mend: "Name another."}}
 	}
 	return runner.OpenWorkspace(path, runner.Protected{State: w.state})
 }
 
-// prepare is what cmd/caisson does, with a fake sandbox and a replayed model.
-func (w *world) prepare(_ context.Context, in NewSession) (runner.Options, func(), error) {
+// prepare does the same as cmd/caisson, with a fake sandbox and a replayed model.
+func (w *testEnv) prepare(_ context.Context, in NewSession) (runner.Options, func(), error) {
 	return prepare(w.state, w.turns, w.policy, in, w.backend, w.openWorkspace, w.opts)
 }
 
@@ -160,21 +160,21 @@ func prepare(state, turns, rules string, in NewSession, backend sandbox.Backend,
 	}, nil
 }
 
-// answer is what the server said.
+// answer is a response of the server.
 type answer struct {
 	status int
 	header http.Header
 	text   string
 }
 
-func (a answer) into(t *testing.T, v any) {
+func (a answer) decodeInto(t *testing.T, v any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(a.text), v); err != nil {
 		t.Fatalf("%d %s: %v", a.status, a.text, err)
 	}
 }
 
-func (a answer) want(t *testing.T, status int) answer {
+func (a answer) requireStatus(t *testing.T, status int) answer {
 	t.Helper()
 	if a.status != status {
 		t.Fatalf("got %d, want %d: %s", a.status, status, a.text)
@@ -182,11 +182,11 @@ func (a answer) want(t *testing.T, status int) answer {
 	return a
 }
 
-// problem is the answer as a problem of a status and a code.
-func (a answer) problem(t *testing.T, status int, code string) Problem {
+// requireProblem is the answer as a problem of a status and a code.
+func (a answer) requireProblem(t *testing.T, status int, code string) Problem {
 	t.Helper()
 	var p Problem
-	a.want(t, status).into(t, &p)
+	a.requireStatus(t, status).decodeInto(t, &p)
 	if p.Code != code || p.Status != status || p.Type != "urn:caisson:problem:"+code || p.Detail == "" || a.header.Get("Content-Type") != problemType {
 		t.Errorf("got the problem %+v as %s, want code %s", p, a.header.Get("Content-Type"), code)
 	}
@@ -194,7 +194,7 @@ func (a answer) problem(t *testing.T, status int, code string) Problem {
 }
 
 // do sends a request with a token, "" is none.
-func (w *world) do(token, method, path, body string, header ...string) answer {
+func (w *testEnv) do(token, method, path, body string, header ...string) answer {
 	w.t.Helper()
 	a, err := send(w.t.Context(), http.DefaultClient, w.base, token, method, path, body, header...)
 	if err != nil {
@@ -228,25 +228,25 @@ func send(ctx context.Context, c *http.Client, base, token, method, path, body s
 	return answer{res.StatusCode, res.Header, string(text)}, err
 }
 
-func (w *world) get(path string) answer { w.t.Helper(); return w.do(aliceToken, "GET", path, "") }
-func (w *world) post(path, body string) answer {
+func (w *testEnv) get(path string) answer { w.t.Helper(); return w.do(aliceToken, "GET", path, "") }
+func (w *testEnv) post(path, body string) answer {
 	w.t.Helper()
 	return w.do(aliceToken, "POST", path, body)
 }
 
-// start starts a session on the workspace.
-func (w *world) start(mode string) string {
+// startSession starts a session on the workspace.
+func (w *testEnv) startSession(mode string) string {
 	w.t.Helper()
 	var s Session
-	w.post("/sessions", fmt.Sprintf(`{"workspace":%q,"mode":%q}`, w.dir, mode)).want(w.t, 201).into(w.t, &s)
+	w.post("/sessions", fmt.Sprintf(`{"workspace":%q,"mode":%q}`, w.dir, mode)).requireStatus(w.t, 201).decodeInto(w.t, &s)
 	return s.ID
 }
 
-// say gives a session a message.
-func (w *world) say(session, message string) string {
+// startTurn sends a message to a session and returns the turn.
+func (w *testEnv) startTurn(session, message string) string {
 	w.t.Helper()
 	var s Started
-	w.post("/sessions/"+session+"/turns", fmt.Sprintf(`{"message":%q}`, message)).want(w.t, 202).into(w.t, &s)
+	w.post("/sessions/"+session+"/turns", fmt.Sprintf(`{"message":%q}`, message)).requireStatus(w.t, 202).decodeInto(w.t, &s)
 	return s.Turn
 }
 
@@ -272,8 +272,8 @@ type follower struct {
 	buf  []byte
 }
 
-// follow opens a stream behind a record, by the header, or by a query.
-func (w *world) follow(session, after string) *follower {
+// followEvents opens a stream behind a record, by the header, or by a query.
+func (w *testEnv) followEvents(session, after string) *follower {
 	w.t.Helper()
 	query := ""
 	if strings.HasPrefix(after, "?") {
@@ -301,8 +301,8 @@ func (w *world) follow(session, after string) *follower {
 
 func (f *follower) close() { _ = f.body.Close() }
 
-// next gives the next event; ok is false at the stream's end.
-func (f *follower) next() (e event, ok bool) {
+// nextEvent returns the next event; ok is false at the end of the stream.
+func (f *follower) nextEvent() (e event, ok bool) {
 	f.t.Helper()
 	for {
 		if i := bytes.Index(f.text.Bytes(), []byte("\n\n")); i >= 0 {
@@ -335,7 +335,7 @@ func (f *follower) next() (e event, ok bool) {
 func (f *follower) until(kind record.Kind) record.Record {
 	f.t.Helper()
 	for {
-		e, ok := f.next()
+		e, ok := f.nextEvent()
 		if !ok {
 			f.t.Fatalf("the stream ended before %s", kind)
 		}
@@ -353,7 +353,7 @@ func (f *follower) rest() []event {
 	f.t.Helper()
 	var all []event
 	for {
-		e, ok := f.next()
+		e, ok := f.nextEvent()
 		if !ok {
 			return all
 		}
@@ -362,7 +362,7 @@ func (f *follower) rest() []event {
 }
 
 // trace reads a session's trace from the disk.
-func (w *world) trace(session string) []record.Record {
+func (w *testEnv) trace(session string) []record.Record {
 	w.t.Helper()
 	text, err := os.ReadFile(filepath.Join(sessiondir.Path(w.state, session), record.TraceFile))
 	if err != nil {
@@ -385,13 +385,13 @@ func count(records []record.Record, kind record.Kind) int {
 	return n
 }
 
-// ended waits for the end of a turn, by the stream.
-func (w *world) ended(session, turn string) Turn {
+// waitForTurn follows the stream until a turn has ended, and returns the turn.
+func (w *testEnv) waitForTurn(session, turn string) Turn {
 	w.t.Helper()
-	f := w.follow(session, "")
+	f := w.followEvents(session, "")
 	defer f.close()
 	for {
-		e, ok := f.next()
+		e, ok := f.nextEvent()
 		if !ok {
 			w.t.Fatal("the stream ended before the turn")
 		}
@@ -404,20 +404,20 @@ func (w *world) ended(session, turn string) Turn {
 	}
 	var t Turn
 	for { // the record comes a moment before the turn is over
-		w.get("/sessions/"+session+"/turns/"+turn).want(w.t, 200).into(w.t, &t)
+		w.get("/sessions/"+session+"/turns/"+turn).requireStatus(w.t, 200).decodeInto(w.t, &t)
 		if t.State != TurnRunning {
 			return t
 		}
 	}
 }
 
-// asked waits for a confirmation and gives it.
-func (w *world) asked(session string, f *follower) Confirmation {
+// waitForConfirmation waits for a confirmation and returns it.
+func (w *testEnv) waitForConfirmation(session string, f *follower) Confirmation {
 	w.t.Helper()
 	f.until(record.KindConfirmationRequested)
 	for {
 		var list ConfirmationList
-		w.get("/sessions/"+session+"/confirmations").want(w.t, 200).into(w.t, &list)
+		w.get("/sessions/"+session+"/confirmations").requireStatus(w.t, 200).decodeInto(w.t, &list)
 		if len(list.Confirmations) > 0 {
 			return list.Confirmations[0]
 		}
