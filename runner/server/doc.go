@@ -1,7 +1,7 @@
 // Package server is the HTTP API of Caisson: many sessions at once, their
 // records as a stream, their confirmations, their changes.
 //
-// It is rank 4, below runner. It knows no backend and no model: [Options].Prepare
+// It is rank 10, above runner/trace. It knows no backend and no model: [Options].Prepare
 // supplies the options of a session.
 //
 //	client                                 server

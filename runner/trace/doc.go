@@ -3,5 +3,5 @@
 // one HTML page and as an ATIF trajectory. It only reads. The content of a trace
 // is untrusted: it may be hostile, damaged or huge.
 //
-// It is rank 4, below runner.
+// It is rank 9, above runner.
 package trace
