@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -119,8 +120,12 @@ type Setting struct {
 	key key
 }
 
-// Settings returns the settings that flags and variables can have.
-func Settings() []Setting {
+// Settings returns the settings that flags and variables can have. The caller must not
+// change them.
+func Settings() []Setting { return listSettings() }
+
+// listSettings reads the table once: each command asks for it.
+var listSettings = sync.OnceValue(func() []Setting {
 	defaults := map[string]string{}
 	for _, v := range listValues(builtinFile()) {
 		defaults[v.Key] = v.Text
@@ -135,7 +140,7 @@ func Settings() []Setting {
 		}
 	}
 	return out
-}
+})
 
 // EnvPrefix begins the names of our environment variables.
 const EnvPrefix = "CAISSON_"
