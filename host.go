@@ -112,8 +112,10 @@ func NewHost(o HostOptions) (*Host, error) {
 	if h.logger == nil {
 		h.logger = zap.NewNop()
 	}
-	h.programs = o.Programs
-	if h.programs == nil {
+	if o.Programs != nil {
+		finder := *o.Programs // each host has a workspace of its own
+		h.programs = &finder
+	} else {
 		h.programs = &programs.Finder{Executable: os.Executable, Path: h.getenv("PATH")}
 		if o.CacheDir != "" {
 			h.programs.Cache = filepath.Join(o.CacheDir, "programs")

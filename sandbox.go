@@ -136,9 +136,13 @@ func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptio
 	return err
 }
 
-// Destroy implements [sandbox.Sandbox].
+// Destroy implements [sandbox.Sandbox]. What the sandbox was made with is kept until
+// the sandbox is gone, so that a failed Destroy can be repeated.
 func (s *ownedSandbox) Destroy(ctx context.Context) error {
-	s.once.Do(func() { s.err = errors.Join(s.Sandbox.Destroy(ctx), s.cleanUp()) })
+	if err := s.Sandbox.Destroy(ctx); err != nil {
+		return err
+	}
+	s.once.Do(func() { s.err = s.cleanUp() })
 	return s.err
 }
 
