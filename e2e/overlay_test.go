@@ -199,7 +199,7 @@ func TestOverlayConflict(t *testing.T) {
 		refused := m.run(t, "apply", session)
 		refused.want(t, 57)
 		if !strings.Contains(refused.stderr, "conflict: mine") || !strings.Contains(refused.stderr, "--skip-conflicts") {
-			t.Errorf("the refusal does not say cause and mend:\n%s", refused.stderr)
+			t.Errorf("the refusal does not say cause and hint:\n%s", refused.stderr)
 		}
 		if diff := cmp.Diff(before, pictureOf(t, m.workspace)); diff != "" {
 			t.Errorf("a refused apply changed (-before +after):\n%s", diff)

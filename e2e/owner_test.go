@@ -52,7 +52,7 @@ func ownership(t *testing.T, backend string, runner, owner uint32) {
 	if runner != 0 && owner != runner {
 		out.want(t, 42)
 		if !strings.Contains(out.stderr, m.workspace) || !strings.Contains(out.stderr, "own") {
-			t.Errorf("the refusal does not say cause and mend:\n%s", out.stderr)
+			t.Errorf("the refusal does not say cause and hint:\n%s", out.stderr)
 		}
 		return
 	}

@@ -12,7 +12,7 @@ import (
 )
 
 // TestRefusals gives caisson what it can't work with: each time the exit
-// status of docs/exit-status.md, and one paragraph with cause and mend.
+// status of docs/exit-status.md, and one paragraph with cause and hint.
 func TestRefusals(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -147,7 +147,7 @@ func (m *machine) config(t *testing.T, text string) {
 }
 
 // wantOneParagraph fails the test unless a message is short and for people:
-// cause and mend, no stack, nothing twice. What a machine can't protect takes a
+// cause and hint, no stack, nothing twice. What a machine can't protect takes a
 // line each, of which a message may have any number.
 func wantOneParagraph(t *testing.T, message string) {
 	t.Helper()

@@ -83,7 +83,7 @@ func TestExitStatusOfReports(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	cause := os.ErrNotExist
-	e := &Error{Problem: record.Problem{Cause: "no such session", Mend: "List them."}, Err: cause}
+	e := &Error{Problem: record.Problem{Cause: "no such session", Hint: "List them."}, Err: cause}
 	if e.Error() != "no such session. List them." || !errors.Is(e, cause) {
 		t.Errorf("%q of %v", e, errors.Unwrap(e))
 	}

@@ -136,7 +136,7 @@ func TestFailedStart(t *testing.T) {
 			if r.ExitStatus != tc.status || int(starts.Load()) != tc.starts {
 				t.Errorf("ended %s (%d) after %d starts: %+v", r.Reason, r.ExitStatus, starts.Load(), r.Problem)
 			}
-			if tc.status == 44 && (r.Reason != loop.StopSandboxStart || !strings.Contains(r.Problem.Cause, "no such image") || r.Problem.Mend == "") {
+			if tc.status == 44 && (r.Reason != loop.StopSandboxStart || !strings.Contains(r.Problem.Cause, "no such image") || r.Problem.Hint == "") {
 				t.Errorf("ended %s: %+v", r.Reason, r.Problem)
 			}
 			if got := strings.Contains(warnings(t, records), "no such image"); got != tc.warned {
@@ -156,16 +156,16 @@ func TestHintOfAFailedStart(t *testing.T) {
 	const general = "caisson doctor says"
 	for want, cause := range map[string]error{
 		NamespacesHint:  fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM),
-		"Its own hint.": &Error{Problem: record.Problem{Cause: "no", Mend: "Its own hint."}, Err: sandbox.ErrUnavailable},
+		"Its own hint.": &Error{Problem: record.Problem{Cause: "no", Hint: "Its own hint."}, Err: sandbox.ErrUnavailable},
 		general:         sandbox.ErrUnavailable,
 	} {
 		b, _ := countStarts(t, shellTurn+lastTurn, cause)
 		b.opts.SandboxOnDemand = true
 		r, _ := b.run(t.Context())
 		f := notRun(&startError{cause}).Failure
-		for _, mend := range []string{r.Problem.Mend, f.Mend} {
-			if !strings.HasPrefix(mend, want) || r.ExitStatus != ExitSandboxStart || f.Status != ExitSandboxStart {
-				t.Errorf("%v: %q (%d), want %q", cause, mend, r.ExitStatus, want)
+		for _, hint := range []string{r.Problem.Hint, f.Hint} {
+			if !strings.HasPrefix(hint, want) || r.ExitStatus != ExitSandboxStart || f.Status != ExitSandboxStart {
+				t.Errorf("%v: %q (%d), want %q", cause, hint, r.ExitStatus, want)
 			}
 		}
 	}

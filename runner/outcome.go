@@ -104,10 +104,10 @@ type Error struct {
 
 // Error returns the cause and the hint.
 func (e *Error) Error() string {
-	if e.Mend == "" {
+	if e.Hint == "" {
 		return e.Cause
 	}
-	return e.Cause + ". " + e.Mend
+	return e.Cause + ". " + e.Hint
 }
 
 // Unwrap returns the cause.
@@ -133,25 +133,25 @@ func (s *Session) describeProblem(r Report) *record.Problem {
 		}
 		return approvalProblem(r, countOf(r.Unapproved, "call"), s.opts.Broker != nil)
 	case loop.StopProviderFailed:
-		return &record.Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Mend: providerHint(failure.Class) + " " + detail + "."}
+		return &record.Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Hint: providerHint(failure.Class) + " " + detail + "."}
 	case loop.StopAuth:
-		return &record.Problem{Cause: fmt.Sprintf("the model %s refuses the key: %s", model, orElse(failure.Message, errText(r.Err))), Mend: "Check the key and what it may use. " + detail + "."}
+		return &record.Problem{Cause: fmt.Sprintf("the model %s refuses the key: %s", model, orElse(failure.Message, errText(r.Err))), Hint: "Check the key and what it may use. " + detail + "."}
 	case loop.StopStuck:
-		return &record.Problem{Cause: "the agent repeated the same call with the same result", Mend: "Say in the task what it should do instead, or use another model."}
+		return &record.Problem{Cause: "the agent repeated the same call with the same result", Hint: "Say in the task what it should do instead, or use another model."}
 	case loop.StopSandboxStart:
 		return new(startProblem(r.Err, otherSandboxHint))
 	case loop.StopSandboxLost:
-		return &record.Problem{Cause: errText(r.Err), Mend: "Look at the engine or runtime (caisson doctor), and run the task again. " + s.whereChangesAre()}
+		return &record.Problem{Cause: errText(r.Err), Hint: "Look at the engine or runtime (caisson doctor), and run the task again. " + s.whereChangesAre()}
 	case loop.StopLimit:
-		return &record.Problem{Cause: "a limit was reached: " + budgetText(r.Limit), Mend: "Raise that limit, or make the task smaller."}
+		return &record.Problem{Cause: "a limit was reached: " + budgetText(r.Limit), Hint: "Raise that limit, or make the task smaller."}
 	case loop.StopTraceUnwritable:
-		return &record.Problem{Cause: errText(r.Err), Mend: "Make room on the file system of " + s.dir + "."}
+		return &record.Problem{Cause: errText(r.Err), Hint: "Make room on the file system of " + s.dir + "."}
 	case loop.StopNoApprover:
 		p := approvalProblem(r, "a call", s.opts.Broker != nil)
-		p.Mend += " --on-prompt deny goes on without it."
+		p.Hint += " --on-prompt deny goes on without it."
 		return p
 	case loop.StopCancelled:
-		return &record.Problem{Cause: errText(r.Err), Mend: s.whereChangesAre()}
+		return &record.Problem{Cause: errText(r.Err), Hint: s.whereChangesAre()}
 	}
 	return nil
 }
@@ -165,13 +165,13 @@ func approvalProblem(r Report, calls string, canAsk bool) *record.Problem {
 	switch {
 	case !canAsk:
 		p.Cause += ": nobody could be asked"
-		p.Mend = "To be asked, run with standard input and standard error on a terminal, and without --json." + allow
+		p.Hint = "To be asked, run with standard input and standard error on a terminal, and without --json." + allow
 	case !unasked && r.Reason != loop.StopNoApprover:
 		p.Cause += " in time"
-		p.Mend = "Answer while the question waits. --confirm-timeout sets how long that is." + allow
+		p.Hint = "Answer while the question waits. --confirm-timeout sets how long that is." + allow
 	default:
 		p.Cause += ": the input for answers ended at a question, and nothing was asked after it"
-		p.Mend = "Run it again and answer the questions; Ctrl-D ends them." + allow
+		p.Hint = "Run it again and answer the questions; Ctrl-D ends them." + allow
 	}
 	return p
 }
@@ -190,12 +190,12 @@ func startProblem(err error, general string) record.Problem {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Problem
 	}
-	p := record.Problem{Cause: errText(err), Mend: general}
+	p := record.Problem{Cause: errText(err), Hint: general}
 	if e, ok := errors.AsType[*startError](err); ok {
 		p.Cause = e.Error()
 	}
 	if errors.Is(err, sandbox.ErrNoNamespaces) {
-		p.Mend = NamespacesHint
+		p.Hint = NamespacesHint
 	}
 	return p
 }
@@ -236,7 +236,7 @@ func (s *Session) redactProblem(p *record.Problem) *record.Problem {
 	}
 	*p = s.opts.phrase(*p)
 	redact := redact.New(s.opts.Secrets)
-	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Mend: string(redact.Bytes([]byte(p.Mend)))}
+	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Hint: string(redact.Bytes([]byte(p.Hint)))}
 }
 
 // applyProblem reports that the task is done and its changes are not in the
@@ -246,12 +246,12 @@ func applyProblem(r Report) *record.Problem {
 	case r.ApplyRefused:
 		return &record.Problem{
 			Cause: fmt.Sprintf("the task is done, and nothing of it was applied: %s changed in the workspace meanwhile, such as %s", countOf(len(o.Conflicts), "file"), o.Conflicts[0].Path),
-			Mend:  "caisson diff " + r.Session + " shows both; caisson apply --skip-conflicts " + r.Session + " applies the rest.",
+			Hint:  "caisson diff " + r.Session + " shows both; caisson apply --skip-conflicts " + r.Session + " applies the rest.",
 		}
 	case o != nil && len(o.Failed) > 0:
 		return &record.Problem{
 			Cause: fmt.Sprintf("the task is done, and %d of its changes could not be applied: %s: %s", len(o.Failed), o.Failed[0].Path, o.Failed[0].Why),
-			Mend:  "Mend that and run caisson apply " + r.Session + ": it goes on where it stopped.",
+			Hint:  "Hint that and run caisson apply " + r.Session + ": it goes on where it stopped.",
 		}
 	}
 	return leftProblem(r)
@@ -264,7 +264,7 @@ func leftProblem(r Report) *record.Problem {
 	}
 	return &record.Problem{
 		Cause: "the task is done, and something of the sandbox could not be removed: " + r.Left[0],
-		Mend:  "The next caisson run tries again; caisson doctor says whether the engine or runtime is ill.",
+		Hint:  "The next caisson run tries again; caisson doctor says whether the engine or runtime is ill.",
 	}
 }
 

@@ -55,7 +55,7 @@ func (s *Session) openLayers(original *workspace.Reader) error {
 	})
 	if errors.Is(err, overlay.ErrUnsupported) {
 		return &Error{Status: ExitSandboxStart, Err: err, Problem: record.Problem{
-			Cause: "overlay workspaces can't be had here: " + err.Error(), Mend: "Take --mode bind, on a copy of the folder if need be.",
+			Cause: "overlay workspaces can't be had here: " + err.Error(), Hint: "Take --mode bind, on a copy of the folder if need be.",
 		}}
 	}
 	if err != nil {

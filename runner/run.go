@@ -73,7 +73,7 @@ func (s *Session) abortStart(err error) error {
 func unwritable(dir string, err error) record.Problem {
 	return record.Problem{
 		Cause: fmt.Sprintf("the records in %s can't be written: %v", dir, err),
-		Mend:  "Make room on that file system; what was written before can be read.",
+		Hint:  "Make room on that file system; what was written before can be read.",
 	}
 }
 

@@ -146,7 +146,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		looked: make(chan struct{}), finished: make(chan struct{}),
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
-		return nil, &Error{Status: ExitConfig, Problem: record.Problem{Cause: "session " + err.Error(), Mend: "Change the session's limits."}, Err: err}
+		return nil, &Error{Status: ExitConfig, Problem: record.Problem{Cause: "session " + err.Error(), Hint: "Change the session's limits."}, Err: err}
 	}
 	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
@@ -203,7 +203,7 @@ func (o Options) validate() error {
 		}
 	}
 	if err := o.Resources.Validate(); err != nil {
-		return &Error{Status: ExitConfig, Problem: record.Problem{Cause: err.Error(), Mend: "Change the resource limits."}, Err: err}
+		return &Error{Status: ExitConfig, Problem: record.Problem{Cause: err.Error(), Hint: "Change the resource limits."}, Err: err}
 	}
 	return nil
 }

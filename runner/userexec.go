@@ -136,23 +136,23 @@ func diskFull(watched context.Context) error {
 
 // notRun returns the result of a command that did not end.
 func notRun(err error) execapi.Result {
-	f := &execapi.Failure{Status: ExitFailed, Cause: err.Error(), Mend: "The session's records say more."}
+	f := &execapi.Failure{Status: ExitFailed, Cause: err.Error(), Hint: "The session's records say more."}
 	full, isFull := errors.AsType[*limits.ExceededError](err)
 	switch {
 	case isFull && full.Kind == limits.KindDisk:
-		f.Mend = "Remove what is not needed on that disk."
+		f.Hint = "Remove what is not needed on that disk."
 	case errors.Is(err, tools.ErrRecord):
-		f.Status, f.Mend = ExitFatal, "Make room on the file system of the session's folder; nothing runs that can't be recorded."
+		f.Status, f.Hint = ExitFatal, "Make room on the file system of the session's folder; nothing runs that can't be recorded."
 	case errors.Is(err, tools.ErrSandboxStart):
 		p := startProblem(err, "caisson doctor says what this machine can run.")
-		f.Status, f.Cause, f.Mend = ExitSandboxStart, p.Cause, p.Mend
+		f.Status, f.Cause, f.Hint = ExitSandboxStart, p.Cause, p.Hint
 	case errors.Is(err, tools.ErrSandboxLost), errors.Is(err, sandbox.ErrLost), errors.Is(err, sandbox.ErrState):
-		f.Status, f.Mend = ExitSandboxLost, "The command is not run again; caisson sandbox ls says what runs."
+		f.Status, f.Hint = ExitSandboxLost, "The command is not run again; caisson sandbox ls says what runs."
 	case errors.Is(err, sandbox.ErrInvalid):
-		f.Status, f.Mend = ExitInput, "Name a program, and a folder at or below "+sandbox.WorkspaceDir+"."
+		f.Status, f.Hint = ExitInput, "Name a program, and a folder at or below "+sandbox.WorkspaceDir+"."
 	}
 	if t, ok := errors.AsType[*tools.Error](err); ok && t.Reason == replacedReason {
-		f.Status, f.Cause, f.Mend = ExitSandboxLost, t.Message, "Ask again: a fresh sandbox runs."
+		f.Status, f.Cause, f.Hint = ExitSandboxLost, t.Message, "Ask again: a fresh sandbox runs."
 	}
 	return execapi.Result{Failure: f}
 }
@@ -245,7 +245,7 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 	conn, err := execapi.Dial(filepath.Join(sessiondir.Path(stateDir, session), sessiondir.SandboxDir), sandbox.ExecSocket)
 	if err != nil {
 		e := &Error{Status: ExitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("session %s can't be asked: %v", session, err), Mend: "caisson sandbox ls says what runs.",
+			Cause: fmt.Sprintf("session %s can't be asked: %v", session, err), Hint: "caisson sandbox ls says what runs.",
 		}}
 		if errors.Is(err, fs.ErrNotExist) {
 			e.Cause = fmt.Sprintf("no process owns a live sandbox of session %s", session)
@@ -260,11 +260,11 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 		execapi.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr}, c.Abandon)
 	if err != nil {
 		return UserResult{}, &Error{Status: ExitSandboxLost, Err: err, Problem: record.Problem{
-			Cause: "the command's end is not known: " + err.Error(), Mend: "The session's records say what became of it.",
+			Cause: "the command's end is not known: " + err.Error(), Hint: "The session's records say what became of it.",
 		}}
 	}
 	if f := r.Failure; f != nil {
-		return UserResult{}, &Error{Status: f.Status, Problem: record.Problem{Cause: f.Cause, Mend: f.Mend}}
+		return UserResult{}, &Error{Status: f.Status, Problem: record.Problem{Cause: f.Cause, Hint: f.Hint}}
 	}
 	return UserResult{
 		Status: sandbox.ExitStatus{Code: r.Code, Signal: r.Signal, OOMKilled: r.OOMKilled, TimedOut: r.TimedOut, Cancelled: r.Cancelled},

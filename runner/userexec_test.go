@@ -116,7 +116,7 @@ func TestUserCommandMeetsALoss(t *testing.T) {
 	}
 	report, records := b.asking(func(stateDir string) {
 		_, r, err := b.command(stateDir, "die")
-		if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitSandboxLost || e.Mend == "" {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitSandboxLost || e.Hint == "" {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
@@ -239,7 +239,7 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 func TestUserCommandOfNoSession(t *testing.T) {
 	for _, session := range []string{"ses_none", "../.."} {
 		_, err := RunUserCommand(t.Context(), t.TempDir(), session, UserCommand{Argv: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard})
-		if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitInput || e.Mend == "" || e.Cause != "no process owns a live sandbox of session "+session {
+		if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitInput || e.Hint == "" || e.Cause != "no process owns a live sandbox of session "+session {
 			t.Errorf("%s: %v", session, err)
 		}
 	}
@@ -258,7 +258,7 @@ func TestFailuresOfUserCommands(t *testing.T) {
 	} {
 		for _, err := range errs {
 			f := notRun(err).Failure
-			if f == nil || f.Status != want || f.Mend == "" || (f.Mend == "The session's records say more.") != (want == ExitFailed && !errors.Is(err, disk)) {
+			if f == nil || f.Status != want || f.Hint == "" || (f.Hint == "The session's records say more.") != (want == ExitFailed && !errors.Is(err, disk)) {
 				t.Errorf("%v: %+v, want %d", err, f, want)
 			}
 			if e, ok := errors.AsType[*tools.Error](err); ok && (f.Cause == "replaced") != (e.Reason == replacedReason) {

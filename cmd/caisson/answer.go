@@ -20,7 +20,7 @@ const maxTaskBytes = 1 << 20
 
 func readBounded(in io.Reader, name string) (string, error) {
 	text, err := io.ReadAll(io.LimitReader(in, maxTaskBytes+1))
-	problem := record.Problem{Mend: "Give a task of at most 1 MiB of text."}
+	problem := record.Problem{Hint: "Give a task of at most 1 MiB of text."}
 	switch {
 	case err != nil:
 		problem.Cause = fmt.Sprintf("the task can't be read from %s: %v", name, err)
@@ -49,7 +49,7 @@ func openAnswer(path string) (*answerFile, error) {
 	f, err := createAnswer(path)
 	if err != nil {
 		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("the answer can't be written to %s: %v", path, err), Mend: "Name a file that you can write with -o.",
+			Cause: fmt.Sprintf("the answer can't be written to %s: %v", path, err), Hint: "Name a file that you can write with -o.",
 		}}
 	}
 	return &answerFile{f}, nil

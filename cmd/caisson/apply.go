@@ -141,7 +141,7 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	case r.Refused:
 		reportError(k.app, &runner.Error{Problem: record.Problem{
 			Cause: "nothing is applied: " + formatCount(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
-			Mend:  "Look at caisson diff " + session + "; --skip-conflicts applies the rest.",
+			Hint:  "Look at caisson diff " + session + "; --skip-conflicts applies the rest.",
 		}})
 	case f.dryRun:
 		for i := range r.Applied {
@@ -156,7 +156,7 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	}
 	if err != nil {
 		reportError(k.app, &runner.Error{Problem: record.Problem{
-			Cause: "the apply did not finish: " + err.Error(), Mend: "Mend that and run it again: it goes on where it stopped.",
+			Cause: "the apply did not finish: " + err.Error(), Hint: "Hint that and run it again: it goes on where it stopped.",
 		}})
 	}
 }

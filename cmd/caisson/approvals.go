@@ -249,7 +249,7 @@ func storedForm(phrase string) string {
 
 // nothingMatched returns the reason why nothing was revoked.
 func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args []string) error {
-	p := record.Problem{Cause: "nothing matched, and nothing was revoked", Mend: "caisson approvals list shows what is stored."}
+	p := record.Problem{Cause: "nothing matched, and nothing was revoked", Hint: "caisson approvals list shows what is stored."}
 	others := 0
 	for _, g := range list {
 		if named(g) {
@@ -258,9 +258,9 @@ func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args
 	}
 	switch {
 	case others > 0 && len(args) == 0:
-		p.Mend = fmt.Sprintf("Its %d stored answers are about commands: name one, or take all with --all.", others)
+		p.Hint = fmt.Sprintf("Its %d stored answers are about commands: name one, or take all with --all.", others)
 	case others > 0:
-		p.Mend = fmt.Sprintf("There are %d others; a phrase is compared whole. caisson approvals list shows them.", others)
+		p.Hint = fmt.Sprintf("There are %d others; a phrase is compared whole. caisson approvals list shows them.", others)
 	}
 	return &runner.Error{Status: runner.ExitFailed, Problem: p}
 }
@@ -339,7 +339,7 @@ func trustablePhrase(conf *config.Config, text string) (string, error) {
 	if err != nil {
 		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("%q can't be approved for good: %v", text, err),
-			Mend:  "Approve it when it is asked about, or name one complete command of plain words.",
+			Hint:  "Approve it when it is asked about, or name one complete command of plain words.",
 		}}
 	}
 	p, err := conf.ToolPolicy("default")
@@ -353,7 +353,7 @@ func trustablePhrase(conf *config.Config, text string) (string, error) {
 	if danger != "" {
 		return "", &runner.Error{Status: runner.ExitInput, Problem: record.Problem{
 			Cause: fmt.Sprintf("%q can't be approved for good: the policy calls it dangerous (%s), and what is dangerous is asked about each time", text, danger),
-			Mend:  "Approve it when it is asked about, or name a narrower command.",
+			Hint:  "Approve it when it is asked about, or name a narrower command.",
 		}}
 	}
 	return phrase, nil

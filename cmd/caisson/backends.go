@@ -77,13 +77,13 @@ func (s *setup) openImages(ctx context.Context) (*store.Store, error) {
 	if s.environ.cacheDir() == "" {
 		return nil, &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 			Cause: "there is no place for images: neither HOME nor XDG_CACHE_HOME is an absolute path",
-			Mend:  "Set HOME, or XDG_CACHE_HOME.",
+			Hint:  "Set HOME, or XDG_CACHE_HOME.",
 		}}
 	}
 	opened, err := s.host.Images(ctx)
 	if errors.As(err, new(*fs.PathError)) {
 		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
-			Cause: "the image store can't be opened: " + err.Error(), Mend: "Set XDG_CACHE_HOME to a directory that you can write.",
+			Cause: "the image store can't be opened: " + err.Error(), Hint: "Set XDG_CACHE_HOME to a directory that you can write.",
 		}}
 	}
 	return opened, err

@@ -291,7 +291,7 @@ func (s *setup) removeSandbox(ctx context.Context, session string, running bool)
 		cause += ": " + strings.Join(failures, "; ")
 	}
 	return &runner.Error{Status: runner.ExitInput, Err: overlay.ErrBusy, Problem: record.Problem{
-		Cause: cause, Mend: "Look at caisson sandbox ls, mend what caisson sandbox gc says, and try again; nothing was changed.",
+		Cause: cause, Hint: "Look at caisson sandbox ls, fix what caisson sandbox gc reports, and try again; nothing was changed.",
 	}}
 }
 
@@ -306,18 +306,18 @@ func (k *keptChanges) readChanges(ctx context.Context) (*overlay.Changes, error)
 
 // keptError returns the error about kept changes with its hint.
 func keptError(i overlay.Info, err error) error {
-	p := record.Problem{Cause: "the changes of session " + i.Session + " can't be read: " + err.Error(), Mend: "Look at the cause; nothing was changed."}
+	p := record.Problem{Cause: "the changes of session " + i.Session + " can't be read: " + err.Error(), Hint: "Look at the cause; nothing was changed."}
 	status := runner.ExitInput
 	switch {
 	case errors.Is(err, overlay.ErrBusy):
 		p.Cause = "session " + i.Session + " still runs, or its changes, or others of this directory, are being applied"
-		p.Mend = "Wait for that, or end it."
+		p.Hint = "Wait for that, or end it."
 	case errors.Is(err, overlay.ErrOther):
 		p.Cause = fmt.Sprintf("session %s worked on another directory: the one that was %s then", i.Session, i.Workspace)
-		p.Mend = "Name that directory with --workspace, or make a patch of workspace.patch in the session's directory."
+		p.Hint = "Name that directory with --workspace, or make a patch of workspace.patch in the session's directory."
 	case errors.Is(err, overlay.ErrTooMany):
 		p.Cause = "session " + i.Session + " changed too much: " + err.Error()
-		p.Mend = "Nothing of it can be applied safely; caisson apply --discard removes it."
+		p.Hint = "Nothing of it can be applied safely; caisson apply --discard removes it."
 	case errors.Is(err, context.Canceled):
 		status = runner.ExitInterrupted
 	}
@@ -388,7 +388,7 @@ func (s *setup) expireChanges() []string {
 func openPatch(path string) (*answerFile, error) {
 	f, err := openAnswer(path)
 	if e, ok := errors.AsType[*runner.Error](err); ok {
-		e.Cause, e.Mend = fmt.Sprintf("the patch can't be written to %s: %v", path, e.Err), "Name a file that you can write with --patch-out."
+		e.Cause, e.Hint = fmt.Sprintf("the patch can't be written to %s: %v", path, e.Err), "Name a file that you can write with --patch-out."
 	}
 	return f, err
 }

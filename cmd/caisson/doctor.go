@@ -232,7 +232,7 @@ func describeFinding(f doctor.Finding) describedFinding {
 	}
 	if f.Err != nil {
 		e := describeError(f.Err)
-		out.Detail, hint = cmp.Or(f.Detail, e.Cause), cmp.Or(hint, e.Mend)
+		out.Detail, hint = cmp.Or(f.Detail, e.Cause), cmp.Or(hint, e.Hint)
 		out.status = max(out.status, e.Status)
 	}
 	out.Detail, out.Hint = safeurl.InText(out.Detail), safeurl.InText(hint)

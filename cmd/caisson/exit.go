@@ -93,27 +93,27 @@ func describeError(err error) *runner.Error {
 		return e
 	}
 	if u, ok := errors.AsType[*usageError](err); ok {
-		return &runner.Error{Status: runner.ExitUsage, Problem: record.Problem{Cause: u.Error(), Mend: "caisson --help and caisson run --help list what there is."}}
+		return &runner.Error{Status: runner.ExitUsage, Problem: record.Problem{Cause: u.Error(), Hint: "caisson --help and caisson run --help list what there is."}}
 	}
 	if c, ok := errors.AsType[*config.Error](err); ok {
-		return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{Cause: c.Error(), Mend: makeSentence(c.Hint)}, Err: err}
+		return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{Cause: c.Error(), Hint: makeSentence(c.Hint)}, Err: err}
 	}
 	problem := record.Problem{Cause: err.Error()}
 	switch missing, ok := errors.AsType[*programs.NotFoundError](err); {
 	case ok:
-		problem.Mend = installHint(missing.Name)
+		problem.Hint = installHint(missing.Name)
 		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
 	case errors.Is(err, sandbox.ErrNoNamespaces):
-		return &runner.Error{Status: runner.ExitSandboxStart, Problem: record.Problem{Cause: err.Error(), Mend: runner.NamespacesHint}, Err: err}
+		return &runner.Error{Status: runner.ExitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: runner.NamespacesHint}, Err: err}
 	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
 		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):
-		problem.Mend = "caisson doctor says what this machine can run; --backend chooses another sandbox."
+		problem.Hint = "caisson doctor says what this machine can run; --backend chooses another sandbox."
 		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
 	}
 	return &runner.Error{Status: runner.ExitFailed, Problem: problem, Err: err}
 }
 
-// makeSentence makes a mend of the configuration's one of ours.
+// makeSentence turns a hint of the configuration into a sentence.
 func makeSentence(s string) string {
 	if s == "" {
 		return "Fix it there."
@@ -124,8 +124,8 @@ func makeSentence(s string) string {
 // reportError prints a failure on standard error, as one paragraph.
 func reportError(a *app, e *runner.Error) {
 	cause, _ := tools.Display(safeurl.InText(e.Cause))
-	mend, _ := tools.Display(safeurl.InText(e.Mend))
-	a.printLines(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), mend), " "))
+	hint, _ := tools.Display(safeurl.InText(e.Hint))
+	a.printLines(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), hint), " "))
 }
 
 // printLines prints lines, which must be safe, on standard error. On a terminal they are

@@ -22,7 +22,7 @@ func explainError(err error) *runner.Error {
 	} else {
 		return nil
 	}
-	return &runner.Error{Status: status, Problem: record.Problem{Cause: text.Error(), Mend: hint}, Err: err}
+	return &runner.Error{Status: status, Problem: record.Problem{Cause: text.Error(), Hint: hint}, Err: err}
 }
 
 // changesHint returns what to do where the changes of a session can't be opened.

@@ -326,7 +326,7 @@ func imageFailure(err error) error {
 	for _, class := range []struct {
 		err    error
 		status int
-		mend   string
+		hint   string
 	}{
 		{images.ErrUnauthorized, runner.ExitAuth, "Log in with docker login: Caisson takes the credentials from there."},
 		{images.ErrUnreachable, runner.ExitFailed, "Check the name, the network and the proxies; caisson images ls shows what is there without a network."},
@@ -338,7 +338,7 @@ func imageFailure(err error) error {
 		{images.ErrInvalid, runner.ExitInput, "Images are host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR, or a name such as debian:bookworm-slim."},
 	} {
 		if errors.Is(err, class.err) {
-			return &runner.Error{Status: class.status, Err: err, Problem: record.Problem{Cause: err.Error(), Mend: class.mend}}
+			return &runner.Error{Status: class.status, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: class.hint}}
 		}
 	}
 	return err

@@ -204,7 +204,7 @@ func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *
 		u.reportEnd(r)
 	}
 	if err != nil && r.Reason == loop.StopAnswered {
-		reportError(u.app, &runner.Error{Problem: record.Problem{Cause: err.Error(), Mend: "The answer is in " + r.Dir + "/report.json."}})
+		reportError(u.app, &runner.Error{Problem: record.Problem{Cause: err.Error(), Hint: "The answer is in " + r.Dir + "/report.json."}})
 		return runner.ExitFailed
 	}
 	return r.ExitStatus

@@ -114,7 +114,7 @@ func (o *ownError) Unwrap() error { return o.err }
 
 func projectError(w *runner.Workspace, err error) error {
 	return &ownError{&runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
-		Cause: "the own settings of " + w.Path + " can't be used: " + err.Error(), Mend: "Mend the file, or take it away.",
+		Cause: "the own settings of " + w.Path + " can't be used: " + err.Error(), Hint: "Hint the file, or take it away.",
 	}}}
 }
 
@@ -168,7 +168,7 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 	if !trusted && o.require {
 		return &runner.Error{Status: runner.ExitUntrusted, Problem: record.Problem{
 			Cause: "the workspace " + s.workspace.Path + " is not trusted, and --require-trust asks for it (" + why + ")",
-			Mend:  "Look at caisson trust --dry-run " + s.workspace.Path + ", then run caisson trust.",
+			Hint:  "Look at caisson trust --dry-run " + s.workspace.Path + ", then run caisson trust.",
 		}}
 	}
 	switch {
@@ -234,6 +234,6 @@ func needState(env environ) error {
 	}
 	return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 		Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
-		Mend:  "Set HOME, or XDG_STATE_HOME.",
+		Hint:  "Set HOME, or XDG_STATE_HOME.",
 	}}
 }

@@ -134,7 +134,7 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 		return errors.Join(err, answer.close(), patch.close())
 	}
 	if err := errors.Join(patch.writePatch(r.Patch), patch.close()); err != nil {
-		u.reportProblem(record.Problem{Cause: "the patch can't be written: " + err.Error(), Mend: "It is in " + r.Dir + "/workspace.patch."})
+		u.reportProblem(record.Problem{Cause: "the patch can't be written: " + err.Error(), Hint: "It is in " + r.Dir + "/workspace.patch."})
 		r.ExitStatus = max(r.ExitStatus, runner.ExitFailed)
 	}
 	return exitWith(u.finishRun(ctx, r, answer))
@@ -207,7 +207,7 @@ func (s *setup) sandboxOptions(ctx context.Context, u reporter) (runner.Options,
 	image, err := images.ParseLocalReference(*s.conf.Image)
 	if err != nil {
 		return o, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
-			Cause: "the image can't be used: " + err.Error(), Mend: "Change --image, or image in the configuration.",
+			Cause: "the image can't be used: " + err.Error(), Hint: "Change --image, or image in the configuration.",
 		}}
 	}
 	if !s.conf.AllowedImage(image.String()) {
@@ -270,7 +270,7 @@ func noModel(err error) error {
 	if !ok || !errors.Is(err, config.ErrNoModel) {
 		return err
 	}
-	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Mend: makeSentence(e.Hint)}}
+	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Hint: makeSentence(e.Hint)}}
 }
 
 const (
@@ -310,7 +310,7 @@ func readContext(a *app, asked bool) (string, error) {
 		}
 	}
 	text, err := io.ReadAll(io.LimitReader(in, maxTaskBytes+1))
-	problem := record.Problem{Mend: "Give at most 1 MiB beside the task, or name a file of the workspace in it; </dev/null gives nothing."}
+	problem := record.Problem{Hint: "Give at most 1 MiB beside the task, or name a file of the workspace in it; </dev/null gives nothing."}
 	switch {
 	case err != nil:
 		problem.Cause = "standard input can't be read beside the task: " + err.Error()
@@ -375,7 +375,7 @@ func readTaskFile(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("the task can't be read: %v", err), Mend: "Name a file that is there.",
+			Cause: fmt.Sprintf("the task can't be read: %v", err), Hint: "Name a file that is there.",
 		}}
 	}
 	defer func() { _ = f.Close() }() // only read

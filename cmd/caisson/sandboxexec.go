@@ -142,7 +142,7 @@ func (s *setup) findSession(ctx context.Context, id string) (string, error) {
 	if id == trace.Last && len(matches) > 1 { // ids sort by time
 		matches = []sandbox.Listing{slices.MaxFunc(matches, func(a, b sandbox.Listing) int { return strings.Compare(a.Session, b.Session) })}
 	}
-	e := &runner.Error{Status: runner.ExitInput, Problem: record.Problem{Mend: "caisson sandbox ls lists them."}}
+	e := &runner.Error{Status: runner.ExitInput, Problem: record.Problem{Hint: "caisson sandbox ls lists them."}}
 	switch len(matches) {
 	case 1:
 		return matches[0].Session, nil
@@ -156,7 +156,7 @@ func (s *setup) findSession(ctx context.Context, id string) (string, error) {
 		}
 	default:
 		e.Cause = fmt.Sprintf("%d live sessions begin with %q", len(matches), id)
-		e.Mend = "Name more of it: " + matches[0].Session + ", " + matches[1].Session + ", …"
+		e.Hint = "Name more of it: " + matches[0].Session + ", " + matches[1].Session + ", …"
 	}
 	return "", e
 }

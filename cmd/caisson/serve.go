@@ -182,11 +182,11 @@ func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) 
 		for _, l := range out {
 			_ = l.Close() // without connections
 		}
-		mend := "Name another address with --listen."
+		hint := "Name another address with --listen."
 		if errors.Is(err, server.ErrRemote) {
-			mend = "Name 127.0.0.1 or a unix socket, or say --allow-remote where other machines are to reach it; a proxy in front of it can add TLS."
+			hint = "Name 127.0.0.1 or a unix socket, or say --allow-remote where other machines are to reach it; a proxy in front of it can add TLS."
 		}
-		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{Cause: "the server can't " + err.Error(), Mend: mend}}
+		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{Cause: "the server can't " + err.Error(), Hint: hint}}
 	}
 	return out, nil
 }
@@ -288,7 +288,7 @@ func readToken(path string) ([]byte, error) {
 func makeToken(path string) (_ *tokens, err error) {
 	refused := func(err error) error {
 		return &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("the token can't be written to %s: %v", path, err), Mend: "Name another file with --token-file, or tokens under serve in the configuration.",
+			Cause: fmt.Sprintf("the token can't be written to %s: %v", path, err), Hint: "Name another file with --token-file, or tokens under serve in the configuration.",
 		}}
 	}
 	t := &tokens{path: path, lock: flock.New(path+".lock", flock.SetPermissions(0o600)), list: []server.Token{server.NewToken("local", server.RoleAdmin)}}

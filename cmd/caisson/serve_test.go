@@ -498,7 +498,7 @@ func TestServeWithoutABackend(t *testing.T) {
 		s.wants(s.token(), `{"workspace":"one","policy":`+preset+`}`, 201, `"backend":""`)
 	}
 	v, _ := turn()
-	if *v.Exit != runner.ExitSandboxStart || v.Problem == nil || !strings.Contains(v.Problem.Cause, "no systrap") || v.Problem.Mend == "" || v.Backend != "" {
+	if *v.Exit != runner.ExitSandboxStart || v.Problem == nil || !strings.Contains(v.Problem.Cause, "no systrap") || v.Problem.Hint == "" || v.Backend != "" {
 		t.Errorf("a command without a backend: %+v", v)
 	}
 	t.Setenv("FAKE_GVISOR", "")

@@ -254,14 +254,14 @@ func toDuration(n *int64) *time.Duration {
 
 // requestError is an error of what a client asked for.
 func requestError(err error) error {
-	p := record.Problem{Cause: err.Error(), Mend: "Ask for something else."}
+	p := record.Problem{Cause: err.Error(), Hint: "Ask for something else."}
 	if c, ok := errors.AsType[*config.Error](err); ok {
 		p.Cause = c.Error()
 		if c.Hint != "" {
-			p.Mend = makeSentence(c.Hint)
+			p.Hint = makeSentence(c.Hint)
 		}
 	}
-	return &server.RequestError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Mend: p.Mend}, Err: err}
+	return &server.RequestError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Hint: p.Hint}, Err: err}
 }
 
 // prepareError adds a status to an error, as the command line does. A workspace whose
@@ -293,7 +293,7 @@ func openRoots(paths []string) (_ roots, err error) {
 	for _, path := range paths {
 		refused := func(err error) error {
 			return errors.Join(&runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
-				Cause: fmt.Sprintf("the root %s can't be used: %v", path, err), Mend: "Name an existing directory with --root.",
+				Cause: fmt.Sprintf("the root %s can't be used: %v", path, err), Hint: "Name an existing directory with --root.",
 			}}, out.close())
 		}
 		abs, err := filepath.Abs(path)
@@ -440,6 +440,6 @@ func withoutLinks(path string) string {
 func outsideError(path string) error {
 	return &server.RequestError{Code: "workspace", Problem: record.Problem{
 		Cause: fmt.Sprintf("the workspace %q is not at or below a root of this server", path),
-		Mend:  "Name one that is, without a symlink on the way.",
+		Hint:  "Name one that is, without a symlink on the way.",
 	}}
 }

@@ -95,12 +95,12 @@ func newSetup(d deps, env environ, flags config.File, profile, workspace string)
 	if state == "" {
 		return nil, &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 			Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
-			Mend:  "Set HOME, or XDG_STATE_HOME.",
+			Hint:  "Set HOME, or XDG_STATE_HOME.",
 		}}
 	}
 	if err := os.MkdirAll(state, 0o700); err != nil {
 		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
-			Cause: "the state directory can't be made: " + err.Error(), Mend: "Set XDG_STATE_HOME to a directory that you can write.",
+			Cause: "the state directory can't be made: " + err.Error(), Hint: "Set XDG_STATE_HOME to a directory that you can write.",
 		}}
 	}
 	s.programs = &programs.Finder{Executable: d.executable, Path: env.get("PATH"), Cache: env.programDir()}
@@ -200,7 +200,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 			}
 			return nil, nil, &runner.Error{Status: status, Err: err, Problem: record.Problem{
 				Cause: "the recording can't be played: " + err.Error(),
-				Mend:  "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.",
+				Hint:  "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.",
 			}}
 		}
 		return model, func() {}, nil
@@ -208,7 +208,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	if m.APIKey == "" && m.KeyNeeded {
 		return nil, nil, &runner.Error{Status: runner.ExitAuth, Problem: record.Problem{
 			Cause: "there is no key for the model " + m.Provider + "/" + m.Name + ": " + m.KeyEnv + " is not set",
-			Mend:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
+			Hint:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
 		}}
 	}
 	o := openai.Options{
@@ -225,7 +225,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	model, err := openai.New(o)
 	if err != nil {
 		return nil, nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
-			Cause: "the model can't be used: " + err.Error(), Mend: "Check base_url and the model's profile.",
+			Cause: "the model can't be used: " + err.Error(), Hint: "Check base_url and the model's profile.",
 		}}
 	}
 	return model, model.Close, nil

@@ -148,7 +148,7 @@ func isDeclared(conf *config.Config, name tools.Name) bool {
 
 func noTool(name string) error {
 	return &runner.Error{Status: runner.ExitInput, Problem: record.Problem{
-		Cause: fmt.Sprintf("there is no tool %q", name), Mend: "caisson tools ls lists them.",
+		Cause: fmt.Sprintf("there is no tool %q", name), Hint: "caisson tools ls lists them.",
 	}}
 }
 

@@ -37,7 +37,7 @@ func traceState(env environ) (string, error) {
 	if state == "" {
 		return "", &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 			Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
-			Mend:  "Set HOME, or XDG_STATE_HOME.",
+			Hint:  "Set HOME, or XDG_STATE_HOME.",
 		}}
 	}
 	return state, nil

@@ -61,7 +61,7 @@ func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write f
 		f, err := createAnswer(path)
 		if err != nil {
 			return &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
-				Cause: fmt.Sprintf("the export can't be written to %s: %v", path, err), Mend: "Name a file that you can write with -o.",
+				Cause: fmt.Sprintf("the export can't be written to %s: %v", path, err), Hint: "Name a file that you can write with -o.",
 			}}
 		}
 		defer func() { _ = f.Close() }() // closed below where it matters

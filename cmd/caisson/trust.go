@@ -247,7 +247,7 @@ func warnCorrupt(a *app, err error) error {
 		return stateProblem(err)
 	}
 	reportError(a, &runner.Error{Problem: record.Problem{
-		Cause: corrupt.Error(), Mend: "It counts as empty. Look at what was moved aside, and answer again.",
+		Cause: corrupt.Error(), Hint: "It counts as empty. Look at what was moved aside, and answer again.",
 	}})
 	return nil
 }
@@ -255,6 +255,6 @@ func warnCorrupt(a *app, err error) error {
 // stateProblem is a file of answers that can't be read or written.
 func stateProblem(err error) error {
 	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
-		Cause: err.Error(), Mend: "Look at the state directory, $XDG_STATE_HOME/caisson; nothing was stored.",
+		Cause: err.Error(), Hint: "Look at the state directory, $XDG_STATE_HOME/caisson; nothing was stored.",
 	}}
 }

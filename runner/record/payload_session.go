@@ -230,7 +230,7 @@ type Denial struct {
 // Problem is an error as people read it: what happened and what to do.
 type Problem struct {
 	Cause string `json:"cause"`
-	Mend  string `json:"mend"`
+	Hint  string `json:"hint"`
 }
 
 // Cleared is a file or directory of the workspace that would have run as its owner, or with

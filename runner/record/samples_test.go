@@ -91,7 +91,7 @@ func samples() []Payload {
 		TurnCancelled{Reason: "interrupted", By: "user", Client: "http:alice", ModelCalls: 1, ToolCalls: 1, Usage: usage, WallMS: 4000},
 		SessionEnded{
 			Reason: loop.StopLimit, ExitStatus: 53, Answer: "The test passes now.", Client: "http:alice", Truncated: true, Limit: exceeded,
-			Problem: &Problem{Cause: "the limit on memory was reached", Mend: "give more"},
+			Problem: &Problem{Cause: "the limit on memory was reached", Hint: "give more"},
 			Turns:   2, Usage: usage, CostUSD: "0.001234", WallMS: 4212, Attestation: &att, Restarts: 1,
 			Changed:        []Changed{{Path: "Makefile", Change: "modified", Insertions: 1, Deletions: 2, HasDiff: true, Size: 12}},
 			ChangedOmitted: 1, ChangedCount: ChangeCount{Files: 2, Insertions: 1, Deletions: 2, Uncounted: 1}, Incomplete: true,

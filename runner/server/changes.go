@@ -264,7 +264,7 @@ func (s *Server) applyChanges(ctx context.Context, id string, r ApplyRequest) (A
 		if errors.Is(err, overlay.ErrGone) {
 			status, code = http.StatusGone, "changes_gone"
 		}
-		return Applied{}, fromProblem(status, code, record.Problem{Cause: err.Error(), Mend: "Its diff shows what is known of them."})
+		return Applied{}, fromProblem(status, code, record.Problem{Cause: err.Error(), Hint: "Its diff shows what is known of them."})
 	}
 	defer func() { _ = layers.Close() }() // what was done is done
 	return s.applyLayers(ctx, layers, r)

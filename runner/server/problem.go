@@ -65,12 +65,12 @@ func (p *Problem) ContentType(string) string { return problemType }
 
 const problemType = "application/problem+json"
 
-// newProblem makes a problem from its cause and mend, each a sentence without its
+// newProblem makes a problem from its cause and hint, each a sentence without its
 // full stop.
-func newProblem(status int, code, cause, mend string) *Problem {
+func newProblem(status int, code, cause, hint string) *Problem {
 	detail := cause + "."
-	if mend != "" {
-		detail += " " + mend + "."
+	if hint != "" {
+		detail += " " + hint + "."
 	}
 	return &Problem{Type: "urn:caisson:problem:" + code, Title: http.StatusText(status), Status: status, Code: code, Detail: detail}
 }
@@ -78,14 +78,14 @@ func newProblem(status int, code, cause, mend string) *Problem {
 // RequestError is a request that [Options].Prepare refuses: the client's own
 // mistake, as opposed to one of the machine or its configuration.
 type RequestError struct {
-	// Code is a stable word, Problem the cause and mend.
+	// Code is a stable word, Problem the cause and hint.
 	Code string
 	record.Problem
 	Err error
 }
 
 // Error returns the cause and the hint.
-func (e *RequestError) Error() string { return e.Cause + ". " + e.Mend }
+func (e *RequestError) Error() string { return e.Cause + ". " + e.Hint }
 
 // Unwrap returns the cause.
 func (e *RequestError) Unwrap() error { return e.Err }
@@ -107,14 +107,14 @@ var (
 func clientProblem(p record.Problem, fallback string) record.Problem {
 	out := record.Problem{Cause: clientText(p.Cause)}
 	var kept []string
-	for _, clause := range clauseEnds.Split(p.Mend, -1) {
+	for _, clause := range clauseEnds.Split(p.Hint, -1) {
 		if clause = strings.TrimSpace(clause); clause != "" && !flagWords().MatchString(clause) && !commandWords.MatchString(clause) {
 			kept = append(kept, strings.ToUpper(clause[:1])+clause[1:]+".")
 		}
 	}
-	out.Mend = strings.Join(kept, " ")
+	out.Hint = strings.Join(kept, " ")
 	if len(kept) == 0 {
-		out.Mend = fallback
+		out.Hint = fallback
 	}
 	return out
 }
@@ -163,11 +163,11 @@ func (s *Server) asProblem(what string, err error) *Problem {
 	}
 	if w, ok := errors.AsType[*runner.WorkspaceError](err); ok {
 		s.log.Warn(what, zap.Error(err))
-		return fromProblem(http.StatusUnprocessableEntity, "input", record.Problem{Cause: w.Error(), Mend: "Name another directory."})
+		return fromProblem(http.StatusUnprocessableEntity, "input", record.Problem{Cause: w.Error(), Hint: "Name another directory."})
 	}
 	if d, ok := errors.AsType[*sessiondir.StateError](err); ok {
 		s.log.Warn(what, zap.Error(err))
-		return fromProblem(http.StatusServiceUnavailable, "configuration", record.Problem{Cause: d.Error(), Mend: operatorHint})
+		return fromProblem(http.StatusServiceUnavailable, "configuration", record.Problem{Cause: d.Error(), Hint: operatorHint})
 	}
 	e, ok := errors.AsType[*runner.Error](err)
 	if !ok {
@@ -201,7 +201,7 @@ func (s *Server) asProblem(what string, err error) *Problem {
 // fromProblem returns a problem whose detail is the cause and the hint of another.
 func fromProblem(status int, code string, p record.Problem) *Problem {
 	out := newProblem(status, code, "", "")
-	out.Detail = strings.TrimRight(p.Cause, ". ") + ". " + p.Mend
+	out.Detail = strings.TrimRight(p.Cause, ". ") + ". " + p.Hint
 	return out
 }
 

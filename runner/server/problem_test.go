@@ -44,8 +44,8 @@ func TestProblemsSpeakToClients(t *testing.T) {
 					return true
 				}
 				texts++
-				got := clientProblem(record.Problem{Cause: "the image can't be used with --image", Mend: text}, askOtherwise)
-				if commandLine.MatchString(got.Mend) || strings.Contains(got.Cause, "--") || got.Mend == "" {
+				got := clientProblem(record.Problem{Cause: "the image can't be used with --image", Hint: text}, askOtherwise)
+				if commandLine.MatchString(got.Hint) || strings.Contains(got.Cause, "--") || got.Hint == "" {
 					t.Errorf("%q becomes %+v", text, got)
 				}
 				return true
@@ -65,7 +65,7 @@ func TestProblemsSpeakToClients(t *testing.T) {
 		"Take --mode bind, on a copy of the folder if need be.":                                                      askOtherwise,
 		"": askOtherwise,
 	} {
-		if got := clientProblem(record.Problem{Mend: text}, askOtherwise).Mend; got != want {
+		if got := clientProblem(record.Problem{Hint: text}, askOtherwise).Hint; got != want {
 			t.Errorf("%q becomes %q, want %q", text, got, want)
 		}
 	}
@@ -76,8 +76,8 @@ func TestProblemsSpeakToClients(t *testing.T) {
 // begins with.
 func TestRecordsSpeakToClients(t *testing.T) {
 	commandLine := regexp.MustCompile(`(^|[\s("'])--[a-z]|\bcaisson (doctor|run|diff|apply|approvals)\b`)
-	hinted := &runner.Error{Problem: record.Problem{Cause: "no backend for --backend docker", Mend: "Name one with --backend. Or start an engine."}, Err: sandbox.ErrUnavailable}
-	for _, p := range []string{hinted.Cause, hinted.Mend, runner.NamespacesHint} { // the control
+	hinted := &runner.Error{Problem: record.Problem{Cause: "no backend for --backend docker", Hint: "Name one with --backend. Or start an engine."}, Err: sandbox.ErrUnavailable}
+	for _, p := range []string{hinted.Cause, hinted.Hint, runner.NamespacesHint} { // the control
 		if !commandLine.MatchString(p) {
 			t.Fatalf("%q names no flag", p)
 		}

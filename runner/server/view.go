@@ -99,7 +99,7 @@ type Session struct {
 // Failure describes why a session failed, for people.
 type Failure struct {
 	Cause string `json:"cause"`
-	Mend  string `json:"mend"`
+	Hint  string `json:"hint"`
 }
 
 // TurnState is the state of a turn.

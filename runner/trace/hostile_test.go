@@ -83,7 +83,7 @@ func newHostileSession(t *testing.T, text string) Session {
 	w.put(0, record.ActorSystem, record.Warning{Message: text})
 	w.put(0, record.ActorSystem, record.TurnCompleted{Reason: loop.StopReason(text)})
 	w.put(0, record.ActorSystem, record.SessionEnded{
-		Reason: loop.StopReason(text), ExitStatus: 1, Problem: &record.Problem{Cause: text, Mend: text}, CostUSD: text,
+		Reason: loop.StopReason(text), ExitStatus: 1, Problem: &record.Problem{Cause: text, Hint: text}, CostUSD: text,
 		Changed: []record.Changed{{Path: text, Change: text}}, HostExecuted: []record.HostExecuted{{Path: text, By: text}},
 		Quarantined: []record.Quarantined{{Path: text, To: text, Why: text}}, Overlay: &record.OverlayResult{},
 		Denials:     []record.Denial{{CallID: text, Name: tools.Name(text), Class: tools.ErrorClass(text), Reason: text}},

@@ -117,8 +117,8 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
-func inputError(cause, mend string, err error) error {
-	return &runner.Error{Status: runner.ExitInput, Problem: record.Problem{Cause: cause, Mend: mend}, Err: err}
+func inputError(cause, hint string, err error) error {
+	return &runner.Error{Status: runner.ExitInput, Problem: record.Problem{Cause: cause, Hint: hint}, Err: err}
 }
 
 // Reader reads the records of one session, in order, and verifies them; see

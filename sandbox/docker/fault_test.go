@@ -337,7 +337,7 @@ func openFile(t *testing.T) *os.File {
 
 // Asking for images tells the same of an engine that takes no API of ours.
 func TestImageEngineOfAnotherTime(t *testing.T) {
-	for api, mend := range map[string]string{"1.40": "Docker 20.10", "1.99": "update Caisson"} {
+	for api, hint := range map[string]string{"1.40": "Docker 20.10", "1.99": "update Caisson"} {
 		f := newFakeEngine(t)
 		f.api = api
 		if api == "1.99" {
@@ -345,8 +345,8 @@ func TestImageEngineOfAnotherTime(t *testing.T) {
 		}
 		e, err := NewImageEngine("unix://"+f.socket, func(string) string { return "" })
 		must(t, err)
-		if err := e.Check(t.Context()); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), mend) {
-			t.Errorf("API %s: %v, want ErrUnsupported that says %q", api, err, mend)
+		if err := e.Check(t.Context()); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), hint) {
+			t.Errorf("API %s: %v, want ErrUnsupported that says %q", api, err, hint)
 		}
 		must(t, e.Close())
 	}

@@ -19,14 +19,14 @@ func (b *Backend) checkSystem() error {
 	if !b.rootless {
 		return checkMounts()
 	}
-	for _, s := range []struct{ file, off, mend string }{
+	for _, s := range []struct{ file, off, hint string }{
 		{"user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"},
 		{"kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"},
 		{"kernel/apparmor_restrict_unprivileged_userns", "1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile that allows userns for the runtime"},
 	} {
 		data, err := os.ReadFile("/proc/sys/" + s.file)
 		if err == nil && strings.TrimSpace(string(data)) == s.off {
-			return fmt.Errorf("this system lets ordinary users make no user namespaces: %w: as root: %s", sandbox.ErrUnavailable, s.mend)
+			return fmt.Errorf("this system lets ordinary users make no user namespaces: %w: as root: %s", sandbox.ErrUnavailable, s.hint)
 		}
 	}
 	return checkNamespaces()

@@ -56,7 +56,7 @@ type Result struct {
 type Failure struct {
 	Status int    `json:"status"`
 	Cause  string `json:"cause"`
-	Mend   string `json:"mend"`
+	Hint   string `json:"hint"`
 }
 
 const (

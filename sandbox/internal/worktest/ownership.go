@@ -66,7 +66,7 @@ func Ownership(t *testing.T, c Cell) {
 	var st unix.Stat_t
 	if c.NoSetgid {
 		if _, exit := Shell(t, c.Sandbox, "echo g >/workspace/set/in"); exit.Status.Success() {
-			t.Error("a file was made in a setgid folder of another group: mend the attestation")
+			t.Error("a file was made in a setgid folder of another group: fix the attestation")
 		}
 	} else if must(t, unix.Lstat(c.Dir+"/set/sub", &st)); st.Mode&unix.S_ISGID == 0 {
 		t.Errorf("a folder in a setgid folder has mode %o", st.Mode)

@@ -47,7 +47,7 @@ type Asked struct {
 // configuration. Its error is an [Error] at the request's key.
 func (c *Config) Ask(a Asked) (File, error) {
 	var f File
-	refused := func(where, message, mend string) error { return &Error{Where: where, Message: message, Hint: mend} }
+	refused := func(where, message, hint string) error { return &Error{Where: where, Message: message, Hint: hint} }
 	if a.Model != nil {
 		_, profile := c.Models[*a.Model]
 		allowed := profile || *a.Model == valueOr(c.Model, "")
