@@ -251,7 +251,7 @@ func applyProblem(r Report) *record.Problem {
 	case o != nil && len(o.Failed) > 0:
 		return &record.Problem{
 			Cause: fmt.Sprintf("the task is done, and %d of its changes could not be applied: %s: %s", len(o.Failed), o.Failed[0].Path, o.Failed[0].Why),
-			Hint:  "Hint that and run caisson apply " + r.Session + ": it goes on where it stopped.",
+			Hint:  "Fix that and run caisson apply " + r.Session + ": it goes on where it stopped.",
 		}
 	}
 	return leftProblem(r)
