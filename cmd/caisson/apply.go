@@ -156,7 +156,7 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	}
 	if err != nil {
 		reportError(k.app, &runner.Error{Problem: record.Problem{
-			Cause: "the apply did not finish: " + err.Error(), Hint: "Hint that and run it again: it goes on where it stopped.",
+			Cause: "the apply did not finish: " + err.Error(), Hint: "Fix that and run it again: it goes on where it stopped.",
 		}})
 	}
 }

@@ -114,7 +114,7 @@ func (o *ownError) Unwrap() error { return o.err }
 
 func projectError(w *runner.Workspace, err error) error {
 	return &ownError{&runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
-		Cause: "the own settings of " + w.Path + " can't be used: " + err.Error(), Hint: "Hint the file, or take it away.",
+		Cause: "the own settings of " + w.Path + " can't be used: " + err.Error(), Hint: "Fix the file, or remove it.",
 	}}}
 }
 
