@@ -54,7 +54,7 @@ func (l *Layers) Changes(ctx context.Context, original *os.File, o ReadOptions) 
 	}
 	s.List = slices.DeleteFunc(s.List, func(c Change) bool { return done.paths[c.Path] || begun.isTemporary(base(c.Path)) })
 	slices.SortFunc(s.List, func(a, b Change) int { return treeOrder(a.Path, b.Path) })
-	if err := l.markConflicts(&s); err != nil {
+	if err := l.markConflicts(s.List, s.lower); err != nil {
 		return nil, fmt.Errorf("read changes: %w", err)
 	}
 	s.markLeftOut(s.lookUp, s.readLink)
@@ -320,8 +320,8 @@ func (s *scan) compareEntry(path, name string, up, low int, was, now *node) {
 	case workspace.TypeFile:
 		same = was.size == now.size && now.size <= compareBytes && s.equalContent(name, up, low)
 		if !same && isIndex(path) {
-			says := s.upper.hashIndexAt(path)
-			same = says != "" && says == s.lower.hashIndexAt(path)
+			hash := s.upper.hashIndexAt(path)
+			same = hash != "" && hash == s.lower.hashIndexAt(path)
 		}
 	default: // pipes, sockets and devices have no content
 		same = true
@@ -426,101 +426,4 @@ func (s *scan) addDeletedBelow(path, name string, low int) error {
 			return s.addDeleted(join(path, name), name, low, was)
 		}))
 	})
-}
-
-// Descriptions of conflicts, for messages.
-const (
-	conflictAppeared = "it appeared in the workspace since the session began"
-	conflictVanished = "it was deleted in the workspace since the session began"
-	conflictDiffers  = "it was changed in the workspace since the session began"
-	conflictUnknown  = "it is not known whether it changed in the workspace: there was too much to look at when the session began"
-	conflictParent   = "its folder was changed in the workspace since the session began"
-	conflictContent  = "something in it was changed in the workspace since the session began"
-)
-
-// markConflicts marks the changes whose originals have changed since the start
-// of the session.
-func (l *Layers) markConflicts(s *scan) error {
-	at := make(map[string]*Change, len(s.List))
-	for i := range s.List {
-		at[s.List[i].Path] = &s.List[i]
-	}
-	end, err := l.readStamps(func(st stamp) {
-		if c := at[st.Path]; c != nil {
-			c.base = &st
-		}
-	})
-	if err != nil {
-		return err
-	}
-	known := func(path string) bool {
-		if !end.End || !end.Whole {
-			return false
-		}
-		for dir := parent(path); dir != "."; dir = parent(dir) {
-			if slices.ContainsFunc(end.Unread, func(u []byte) bool { return string(u) == dir }) {
-				return false
-			}
-		}
-		return true
-	}
-	touched, err := l.readApplyLog()
-	if err != nil {
-		return err
-	}
-	for i := range s.List {
-		c := &s.List[i]
-		c.Conflict = findConflict(c, touched.paths[c.Path], known, l.info.Began.UnixNano())
-		if c.Conflict == conflictDiffers && c.base.Index != "" && c.base.Index == s.lower.hashIndexAt(c.Path) {
-			c.Conflict = "" // git only refreshed its metadata of files
-		}
-		if c.Conflict != "" {
-			continue
-		}
-		// In tree order, the directory was checked before.
-		if up := at[parent(c.Path)]; up != nil && up.Conflict != "" && up.Path != c.Path && up.Kind != Deleted {
-			c.Conflict = conflictParent
-		}
-	}
-	// A directory is only removed with all of its content.
-	for i := len(s.List) - 1; i >= 0; i-- {
-		c := &s.List[i]
-		up := at[parent(c.Path)]
-		if c.Conflict != "" && up != nil && up.Conflict == "" && up.was != nil && up.was.typ == workspace.TypeDir &&
-			(up.Kind == Deleted || up.Kind == Typed) {
-			up.Conflict = conflictContent
-		}
-	}
-	return nil
-}
-
-// findConflict describes how the original of a change differs from its recorded
-// state, or returns "". The parameter touched reports whether a killed apply
-// had begun with the change.
-func findConflict(c *Change, touched bool, known func(string) bool, began int64) string {
-	isDirectory := c.was != nil && c.was.typ == workspace.TypeDir
-	switch {
-	case c.Path == ".":
-		return "" // its mode is not content
-	case c.base != nil && c.was == nil:
-		if touched {
-			return "" // our own apply removed it
-		}
-		return conflictVanished
-	case c.base != nil:
-		if c.base.matches(c.was, touched) || touched && isDirectory {
-			return ""
-		}
-		return conflictDiffers
-	case c.was == nil, touched && isDirectory: // our own apply created the directory
-		return ""
-	case known(c.Path):
-		if isDirectory && c.Kind != Deleted && c.Kind != Typed {
-			return "" // both created the directory; its content is checked by itself
-		}
-		return conflictAppeared
-	case c.was.ctime >= began:
-		return conflictAppeared
-	}
-	return conflictUnknown
 }

@@ -1,0 +1,214 @@
+package overlay
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Record walks the original directory and records its state. It lets
+// [Layers.Changes] distinguish later changes of the original from those of the
+// session. Nothing may write to the merged directory before Record returns.
+func (l *Layers) Record(ctx context.Context, original *os.File) (err error) {
+	path := filepath.Join(l.dir, baseFile)
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return fmt.Errorf("record workspace: %w", err)
+	}
+	w := bufio.NewWriterSize(f, 256<<10)
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	l.info.Recorded = true
+	err = enc.Encode(l.info)
+	if err == nil {
+		r := recorder{tree: tree{int(original.Fd())}, encode: enc.Encode}
+		if err = r.recordTree(ctx); err == nil {
+			err = enc.Encode(baseTrailer{End: true, Entries: r.count, Whole: !r.truncated, Unread: r.unread})
+		}
+	}
+	if err == nil {
+		err = w.Flush()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(fmt.Errorf("record workspace: %w", err), os.Remove(path+".new"))
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("record workspace: %w", err)
+	}
+	return nil
+}
+
+// baseTrailer is the last line of base.json. Without it the file is incomplete.
+type baseTrailer struct {
+	End     bool `json:"end"`
+	Entries int  `json:"entries"`
+	// Whole reports whether no bound was reached. Unread are all directories
+	// that could not be read.
+	Whole  bool     `json:"whole"`
+	Unread [][]byte `json:"unread,omitempty"`
+}
+
+// recorder is the state of one call of Record.
+type recorder struct {
+	tree        tree
+	encode      func(any) error
+	count       int
+	textBytes   int // bytes of paths and symlink targets
+	truncated   bool
+	unread      [][]byte
+	unreadBytes int // bytes of unread
+}
+
+// maxUnreadBytes bounds the names of the directories in the last line of
+// base.json.
+const maxUnreadBytes = 64 << 10
+
+// addUnread records a directory that can't be read.
+func (r *recorder) addUnread(rel string) {
+	r.unreadBytes += len(rel)
+	if r.unreadBytes > maxUnreadBytes {
+		r.truncated = true
+		return
+	}
+	r.unread = append(r.unread, []byte(rel))
+}
+
+// recordTree records everything in the directory.
+func (r *recorder) recordTree(ctx context.Context) error {
+	dir, err := r.tree.openDir(".")
+	if err != nil {
+		return err
+	}
+	defer unix.Close(dir)
+	return r.recordDirectory(ctx, ".", dir, 0)
+}
+
+// errTruncated ends a walk that has reached a bound.
+var errTruncated = errors.New("too much to record")
+
+// recordDirectory records the content of one open directory.
+func (r *recorder) recordDirectory(ctx context.Context, rel string, dir, depth int) error {
+	err := eachName(dir, func(name string) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return r.recordEntry(ctx, join(rel, name), name, dir, depth)
+	})
+	switch {
+	case errors.Is(err, errTruncated):
+		r.truncated = true
+		return nil
+	case errors.Is(err, errNames):
+		r.addUnread(rel)
+		return nil
+	}
+	return err
+}
+
+// recordEntry records name in an open directory, and its content.
+func (r *recorder) recordEntry(ctx context.Context, path, name string, dir, depth int) error {
+	n, err := statAt(dir, name)
+	if isMissing(err) {
+		return nil
+	}
+	if err != nil {
+		r.addUnread(parent(path))
+		return nil
+	}
+	s := stampOf(path, n)
+	r.textBytes += len(path) + len(s.Target)
+	if r.textBytes > MaxTextBytes || r.count >= MaxEntries {
+		return errTruncated
+	}
+	r.count++
+	if n.typ == workspace.TypeFile && isIndex(path) {
+		s.Index = r.tree.hashIndexAt(path)
+	}
+	if err := r.encode(s); err != nil || n.typ != workspace.TypeDir {
+		return err
+	}
+	if depth >= maxScanDepth || len(path) > maxPathBytes {
+		r.addUnread(path)
+		return nil
+	}
+	below, err := (tree{dir}).openDir(name)
+	if err != nil {
+		if !isMissing(err) {
+			r.addUnread(path)
+		}
+		return nil
+	}
+	defer unix.Close(below)
+	if err := r.recordDirectory(ctx, path, below, depth+1); err != nil {
+		return err
+	}
+	if r.truncated {
+		return errTruncated
+	}
+	return nil
+}
+
+// stampOf returns the stamp of a node.
+func stampOf(path string, n *node) stamp {
+	s := stamp{Type: n.typ, Size: n.size, Mode: n.mode, MTime: n.mtime, CTime: n.ctime, Inode: n.ino}
+	if n.typ == workspace.TypeDir {
+		s.MTime, s.CTime = 0, 0
+	}
+	if n.target != "" {
+		s.Target = []byte(shortenTarget(n.target))
+	}
+	if utf8.ValidString(path) {
+		s.Path = path
+	} else {
+		s.Bytes = []byte(path)
+	}
+	return s
+}
+
+// readStamps reads base.json and calls visit for each stamp.
+func (l *Layers) readStamps(visit func(stamp)) (baseTrailer, error) {
+	var end baseTrailer
+	f, err := os.Open(filepath.Join(l.dir, baseFile))
+	if err != nil {
+		return end, fmt.Errorf("read base: %w", err)
+	}
+	defer func() { _ = f.Close() }()
+	in := bufio.NewReaderSize(f, 256<<10)
+	for first := true; ; first = false {
+		line, err := in.ReadSlice('\n')
+		if errors.Is(err, io.EOF) && len(line) == 0 {
+			return end, nil
+		}
+		if err != nil && !errors.Is(err, io.EOF) {
+			return end, fmt.Errorf("read base: %w", err)
+		}
+		switch {
+		case first:
+		case bytes.HasPrefix(line, []byte(`{"end"`)):
+			if err := json.Unmarshal(line, &end); err != nil {
+				return end, fmt.Errorf("read base: %w", err)
+			}
+			return end, nil
+		default:
+			var s stamp
+			if err := json.Unmarshal(line, &s); err != nil {
+				return end, fmt.Errorf("read base: %w", err)
+			}
+			if s.Bytes != nil {
+				s.Path = string(s.Bytes)
+			}
+			visit(s)
+		}
+	}
+}
