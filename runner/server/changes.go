@@ -341,7 +341,7 @@ func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequ
 	if err != nil {
 		return Applied{}, err
 	}
-	defer func() { _ = w.Close() }() // only its folder was written to
+	defer func() { _ = w.Close() }() // only its directory was written to
 	if err := l.Lock(); err != nil {
 		return Applied{}, s.changesProblem(info, err)
 	}

@@ -113,7 +113,7 @@ func (r *Result) splitChanges(changes *Changes, o ApplyOptions) (todo []*Change)
 		case c.Conflict != "":
 			r.Conflicts = append(r.Conflicts, *c)
 		case skipped[parent(c.Path)]:
-			c.LeftOut = "its folder is not applied"
+			c.LeftOut = "its directory is not applied"
 			r.LeftOut = append(r.LeftOut, *c)
 		default:
 			todo = append(todo, c)

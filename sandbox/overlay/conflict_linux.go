@@ -11,8 +11,8 @@ const (
 	conflictAppeared = "it appeared in the workspace since the session began"
 	conflictVanished = "it was deleted in the workspace since the session began"
 	conflictDiffers  = "it was changed in the workspace since the session began"
-	conflictUnknown  = "it is not known whether it changed in the workspace: there was too much to look at when the session began"
-	conflictParent   = "its folder was changed in the workspace since the session began"
+	conflictUnknown  = "it is not known whether it changed in the workspace: there was too much to record when the session began"
+	conflictParent   = "its directory was changed in the workspace since the session began"
 	conflictContent  = "something in it was changed in the workspace since the session began"
 )
 

@@ -70,7 +70,7 @@ func (d *differ) formatChange(list []Change, i int) (string, FileStat) {
 	case c.File():
 		return formatBlocks(c, d.readOld(c), d.readNew(c))
 	}
-	return formatDirectoryRemark(list, i), FileStat{Why: "folder"}
+	return formatDirectoryRemark(list, i), FileStat{Why: "directory"}
 }
 
 // formatLeftOut returns the text of a change that Apply leaves out.
@@ -101,7 +101,7 @@ func (d *differ) writeSummary(w io.Writer, c *Changes, stats *Stats) error {
 		b.WriteString(formatRemark("%d more changes are left out: the diff would be too long", stats.Omitted))
 	}
 	if c.Truncated {
-		b.WriteString(formatRemark("there are more than %d changes, or more than %d MiB of names and link targets; the rest was not looked at", MaxEntries, MaxTextBytes>>20))
+		b.WriteString(formatRemark("there are more than %d changes, or more than %d MiB of names and link targets; the rest was not compared", MaxEntries, MaxTextBytes>>20))
 	}
 	for _, dir := range c.Unread {
 		b.WriteString(formatRemark("%s can't be read: what changed there is not known", quote(dir)))
@@ -117,12 +117,12 @@ func (d *differ) writeSummary(w io.Writer, c *Changes, stats *Stats) error {
 func formatDirectoryRemark(list []Change, i int) string {
 	c := &list[i]
 	if c.Kind == Mode {
-		return formatRemark("folder %s: mode %s, was %s", quote(c.Path), formatMode(c.Mode), formatMode(c.WasMode))
+		return formatRemark("directory %s: mode %s, was %s", quote(c.Path), formatMode(c.Mode), formatMode(c.WasMode))
 	}
 	if i+1 < len(list) && strings.HasPrefix(list[i+1].Path, c.Path+"/") {
 		return ""
 	}
-	return formatRemark("empty folder %s: %s", quote(c.Path), c.Kind)
+	return formatRemark("empty directory %s: %s", quote(c.Path), c.Kind)
 }
 
 // differ reads both sides of files.

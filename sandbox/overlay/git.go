@@ -11,7 +11,7 @@ import (
 const (
 	leftSpecial = "it is a pipe, a socket or a device"
 	leftGit     = "a git of the host obeys or runs it"
-	leftGitDir  = "the repository's own folder was moved, removed or replaced"
+	leftGitDir  = "the repository's own directory was moved, removed or replaced"
 	leftGitFile = "it names the repository that a git of the host obeys"
 	leftCaisson = "it is Caisson's own configuration"
 	leftLinkOut = "it is a symlink that leads out of the workspace"

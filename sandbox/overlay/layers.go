@@ -36,7 +36,7 @@ var (
 	// discarded or expired.
 	ErrGone = errors.New("no changes are kept")
 	// ErrOther is the error if the directory is not the one of the session.
-	ErrOther = errors.New("another folder")
+	ErrOther = errors.New("another directory")
 	// ErrTooMany is the error if there are more than MaxEntries changes, or
 	// more than MaxTextBytes of their paths and symlink targets. None is
 	// applied then.
