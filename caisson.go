@@ -94,7 +94,7 @@ func Run(ctx context.Context, o Options, task string) (Report, error) {
 type Session struct {
 	host    *Host
 	session *runner.Session
-	folder  *sessiondir.Dir
+	dir     *sessiondir.Dir
 	work    *runner.Workspace
 }
 
@@ -132,20 +132,22 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 	for name, value := range o.Secrets {
 		secrets = append(secrets, redact.Secret{Name: name, Value: value})
 	}
-	if s.folder, err = sessiondir.Create(s.host.o.StateDir, secrets); err != nil {
+	if s.dir, err = sessiondir.Create(s.host.o.StateDir, secrets); err != nil {
 		return err
 	}
-	s.host.SetLogger(s.folder.Log)
+	s.host.SetLogger(s.dir.Log)
 	backend, choice, err := s.host.Choose(ctx, o.Backend, nil)
 	if err != nil {
 		return err
 	}
 	removed := s.host.Sweep(ctx)
 	s.session, err = runner.Open(ctx, runner.Options{
-		Folder: s.folder, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.work,
-		Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Mode: o.Mode, Resources: resources,
-		Model: o.Model, Budget: o.Budget, SessionBudget: o.SessionBudget, Policy: o.Policy, OnPrompt: dispatch.OnPromptDeny,
-		Instructions: o.Instructions, Tools: o.Tools, Secrets: secrets, Removed: removed,
+		Dir: s.dir, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.work, Secrets: secrets, Removed: removed,
+		SandboxOptions: runner.SandboxOptions{
+			Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Mode: o.Mode, Resources: resources,
+		},
+		ModelOptions:  runner.ModelOptions{Model: o.Model, Budget: o.Budget, SessionBudget: o.SessionBudget, Instructions: o.Instructions},
+		PolicyOptions: runner.PolicyOptions{Policy: o.Policy, OnPrompt: dispatch.OnPromptDeny, Tools: o.Tools},
 	})
 	return err
 }
@@ -190,8 +192,8 @@ func (s *Session) Close() Report {
 // closeAll closes what the session was opened with.
 func (s *Session) closeAll() error {
 	var errs []error
-	if s.folder != nil {
-		errs = append(errs, s.folder.Close())
+	if s.dir != nil {
+		errs = append(errs, s.dir.Close())
 	}
 	if s.work != nil {
 		errs = append(errs, s.work.Close())

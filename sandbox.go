@@ -116,11 +116,11 @@ func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptio
 	}
 	h.Sweep(ctx)
 	spec := sandbox.Spec{
-		Session: folder.Session, Image: image, Resources: resources, Dir: filepath.Join(folder.Dir, "sandbox"),
+		Session: folder.Session, Image: image, Resources: resources, Dir: filepath.Join(folder.Path, "sandbox"),
 		Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir, Mode: o.Mode},
 	}
 	if o.Mode == sandbox.ModeOverlay {
-		layers, err := overlay.Create(filepath.Join(folder.Dir, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: work.Path, Workspace: work.Dir})
+		layers, err := overlay.Create(filepath.Join(folder.Path, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: work.Path, Workspace: work.Dir})
 		if err != nil {
 			return err
 		}

@@ -64,12 +64,13 @@ func TestAToolOfAServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	report, err := runner.Run(t.Context(), runner.Options{
-		Folder: folder, Task: "do it", Workspace: w, Backend: backend, Model: model, Image: images.Reference{Scheme: images.SchemeHost},
-		Resources: limits.DefaultResources(), Policy: policy, Budget: limits.Budget{Rounds: new(int64(5))},
-		Declared: []toolshell.Declared{{
+		Dir: folder, Task: "do it", Workspace: w,
+		SandboxOptions: runner.SandboxOptions{Backend: backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
+		ModelOptions:   runner.ModelOptions{Model: model, Budget: limits.Budget{Rounds: new(int64(5))}},
+		PolicyOptions: runner.PolicyOptions{Policy: policy, Declared: []toolshell.Declared{{
 			Name: "srv/do_it", Description: "Does it.", InputSchema: json.RawMessage(`{"type":"object","properties":{}}`),
 			Template: toolshell.Template{Script: "echo done > made"},
-		}},
+		}}},
 	})
 	if err != nil || report.ExitStatus != 0 {
 		t.Fatalf("ended with %d, %+v, %v", report.ExitStatus, report.Problem, err)

@@ -98,7 +98,7 @@ func TestWhatCommandsChangeIsCounted(t *testing.T) {
 func TestSecretsStayOutOfTheSessionsFolder(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: leak}}]\n  - text: the key is "+testKey+"\n")
 	b.backend.scripts["leak"] = says("OPENAI_API_KEY=" + testKey + "\n")
-	b.opts.Folder.Log.Error("a log entry with " + testKey)
+	b.opts.Dir.Log.Error("a log entry with " + testKey)
 	r, _ := b.run(t.Context())
 	seen := 0
 	err := filepath.WalkDir(r.Dir, func(path string, d fs.DirEntry, err error) error {

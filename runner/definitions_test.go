@@ -55,13 +55,13 @@ func TestDefinitionsOfOptions(t *testing.T) {
 	}
 	short := limits.DefaultResources()
 	short.CommandTime = 7 * time.Second
-	if usual := text(Options{}); usual != text(Options{Resources: limits.DefaultResources()}) || usual == text(Options{Resources: short}) {
+	if usual := text(Options{}); usual != text(Options{SandboxOptions: SandboxOptions{Resources: limits.DefaultResources()}}) || usual == text(Options{SandboxOptions: SandboxOptions{Resources: short}}) {
 		t.Error("the time of commands that models are told is another one")
 	}
 	for name, o := range map[string]Options{
-		"a declared tool without a name":    {Declared: []shell.Declared{{}}},
-		"a grace period below zero":         {Grace: -1},
-		"an exchange of less than no bytes": {Fetch: FetchOptions{Egress: limits.EgressBudget{Bytes: -1}}},
+		"a declared tool without a name":    {PolicyOptions: PolicyOptions{Declared: []shell.Declared{{}}}},
+		"a grace period below zero":         {SandboxOptions: SandboxOptions{Grace: -1}},
+		"an exchange of less than no bytes": {PolicyOptions: PolicyOptions{Fetch: FetchOptions{Egress: limits.EgressBudget{Bytes: -1}}}},
 	} {
 		if defs, err := DefinitionsOf(o); err == nil {
 			t.Errorf("%s: %d definitions", name, len(defs))

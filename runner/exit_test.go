@@ -111,7 +111,7 @@ func TestCancelledSessionsTellWhereChangesAre(t *testing.T) {
 		sandbox.ModeBind:    "What was done is in the workspace.",
 		sandbox.ModeOverlay: "The workspace is unchanged; caisson diff shows what was done.",
 	} {
-		s := &Session{opts: Options{Mode: mode}}
+		s := &Session{opts: Options{SandboxOptions: SandboxOptions{Mode: mode}}}
 		if got := s.whereChangesAre(); got != want {
 			t.Errorf("%s: %q, want %q", mode, got, want)
 		}

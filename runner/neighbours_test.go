@@ -26,12 +26,12 @@ func TestNeighboursAreWarnedOf(t *testing.T) {
 	first := newBench(t, script)
 	second := newBench(t, script)
 	second.opts.Workspace = first.opts.Workspace
-	folder, err := sessiondir.Create(filepath.Dir(filepath.Dir(first.opts.Folder.Dir)), nil)
+	folder, err := sessiondir.Create(filepath.Dir(filepath.Dir(first.opts.Dir.Path)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = folder.Close() })
-	second.opts.Folder = folder
+	second.opts.Dir = folder
 	var during []record.Record
 	first.backend.scripts["work"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
 		_, during = second.run(t.Context())

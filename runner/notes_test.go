@@ -35,7 +35,7 @@ func TestNotesReachTheNextSession(t *testing.T) {
 		t.Fatalf("the note was not kept: %s", text)
 	}
 	kept, err := store.Read()
-	if err != nil || len(kept.Notes) != 1 || strings.Contains(kept.String(), testKey) || kept.Notes[0].Session != first.opts.Folder.Session {
+	if err != nil || len(kept.Notes) != 1 || strings.Contains(kept.String(), testKey) || kept.Notes[0].Session != first.opts.Dir.Session {
 		t.Fatalf("kept %+v, %v", kept, err)
 	}
 

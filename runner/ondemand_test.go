@@ -82,7 +82,7 @@ func TestStartsOfTheSandbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, starts := countStarts(t, tc.turns, nil)
 			usePolicy(t, b, tc.policy)
-			b.opts.SandboxOnDemand = tc.onDemand
+			b.opts.StartOnDemand = tc.onDemand
 			if tc.overlay {
 				b = b.overlaid()
 			}
@@ -128,7 +128,7 @@ func TestFailedStart(t *testing.T) {
 			if tc.lacks {
 				b.backend.lacks, b.opts.RefuseLost = []string{"no such image"}, true
 			}
-			b.opts.SandboxOnDemand = tc.onDemand
+			b.opts.StartOnDemand = tc.onDemand
 			if tc.overlay {
 				b = b.overlaid()
 			}
@@ -160,7 +160,7 @@ func TestHintOfAFailedStart(t *testing.T) {
 		general:         sandbox.ErrUnavailable,
 	} {
 		b, _ := countStarts(t, shellTurn+lastTurn, cause)
-		b.opts.SandboxOnDemand = true
+		b.opts.StartOnDemand = true
 		r, _ := b.run(t.Context())
 		f := notRun(&startError{cause}).Failure
 		for _, hint := range []string{r.Problem.Hint, f.Hint} {
@@ -241,7 +241,7 @@ func TestOverlayReadsSeeWhatCommandsChanged(t *testing.T) {
 	for _, onDemand := range []bool{false, true} {
 		b, starts := countStarts(t, turns, nil)
 		b = b.overlaid()
-		b.opts.SandboxOnDemand = onDemand
+		b.opts.StartOnDemand = onDemand
 		b.backend.scripts["work"] = bash(t, "echo changed by a command > notes.txt")
 		b.backend.scripts["die"] = dies(true)
 		r, records := b.run(t.Context())
@@ -267,7 +267,7 @@ func TestOverlayReadsSeeWhatCommandsChanged(t *testing.T) {
 // lists what commands changed, and guards the repositories that were there then.
 func TestChangesBeforeTheStartAreNotTheSessions(t *testing.T) {
 	b, _ := countStarts(t, readTurn+shellTurn+lastTurn, nil)
-	b.opts.SandboxOnDemand = true
+	b.opts.StartOnDemand = true
 	var once bool
 	b.opts.Mirror = func(r record.Record, _ []byte) {
 		if r.Kind == record.KindToolCompleted && !once {
@@ -300,7 +300,7 @@ func TestChangesBeforeTheStartAreNotTheSessions(t *testing.T) {
 func TestInterruptedStart(t *testing.T) {
 	for _, onDemand := range []bool{false, true} {
 		b, starts := countStarts(t, readTurn+shellTurn+lastTurn, nil)
-		b.opts.SandboxOnDemand = onDemand
+		b.opts.StartOnDemand = onDemand
 		ctx, cancel := context.WithCancelCause(t.Context())
 		b.backend.create = func(making context.Context, _ int) error {
 			starts.Add(1)

@@ -19,120 +19,137 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// Options configures one session. Folder, Workspace, Backend, Model, Image and
+// Options configures one session. Dir, Workspace, Backend, Model, Image and
 // Resources are required.
 type Options struct {
-	// Folder is the session's, from [NewFolder]. It stays open until the session
-	// is closed.
-	Folder *sessiondir.Dir
-	// Task is the user's request; [Run] needs it. For [Open] it is a word
-	// about the session for its first record, and may be "".
+	// Dir is the session's directory, from [sessiondir.Create]. It must stay open
+	// until the session is closed.
+	Dir *sessiondir.Dir
+	// Task is the user's request; [Run] needs it. For [Open] it describes the
+	// session in its first record, and may be "".
 	Task string
-	// User is who starts the session, and the user of turns that [Session.Start]
-	// begins.
+	// User starts the session, and the turns that [Session.Start] begins.
 	User User
-	// Workspace stays open until the session is closed. Submounts are mounts in it
-	// that are accepted.
+	// Workspace must stay open until the session is closed.
 	Workspace *Workspace
-	Submounts []string
+	// Secrets are kept out of records and logs.
+	Secrets []redact.Secret
 
+	SandboxOptions
+	ModelOptions
+	PolicyOptions
+	Hooks
+
+	// Version, Sources, Ignored and Removed are facts for session.created: the
+	// program's version, configuration that was used, configuration that was
+	// not, and sandboxes of dead sessions that were removed.
+	Version string
+	Sources []record.Source
+	Ignored []record.Ignored
+	Removed []sandbox.Orphan
+	// Warnings are recorded after session.created, such as what an image lacks.
+	Warnings []string
+}
+
+// SandboxOptions configures the sandbox of a session.
+type SandboxOptions struct {
 	// Backend makes the sandbox; Choice records how it was chosen.
-	Backend   sandbox.Creator
-	Choice    record.BackendChoice
+	Backend sandbox.Creator
+	Choice  record.BackendChoice
+	// Image is the root file system, ImageName its name as the user wrote it; ""
+	// makes it up from Image.
 	Image     images.Reference
-	ImageName string // as it was written; "" makes it up from Image
+	ImageName string
+	// Submounts are mounts in the workspace that are accepted.
+	Submounts []string
 	Git       sandbox.GitMode
 	// Mode is how the workspace is mounted; the zero value is bind. In overlay
-	// mode the folder is untouched, and what changed is kept in the session's.
+	// mode the directory is not changed, and the changes are kept in the session's
+	// directory.
 	Mode sandbox.WorkspaceMode
-	// Apply brings the changes of an overlay session in at its end, where the
-	// model answered, no call was refused for want of an approver, and the
-	// sandbox is gone.
+	// Apply applies the changes of an overlay session at its end if the model
+	// answered, no call was refused for want of an approver, and the sandbox is
+	// gone.
 	Apply     bool
 	Resources limits.Resources
 	Grace     time.Duration // zero means sandbox.DefaultGrace
 	// CallerOwnsFiles accepts that new files belong to the user who runs
 	// Caisson in a workspace of another user.
 	CallerOwnsFiles bool
-	// Notify is told what the start of the sandbox waits for, if it has to; see
-	// sandbox.Spec. Nil does nothing.
-	Notify func(waiting string)
-	// SandboxOnDemand starts the sandbox when a call needs it, and not beside the
+	// StartOnDemand starts the sandbox when a call needs it, and not beside the
 	// first model call: for a model that needs no time to answer.
-	SandboxOnDemand bool
+	StartOnDemand bool
 	// RefuseLost refuses a sandbox whose attestation names lost protections.
 	RefuseLost bool
+}
 
+// ModelOptions configures the model of a session, its messages and its budgets.
+type ModelOptions struct {
 	Model loop.Model
 	// MaxOutputTokens and ContextWindow are the model's; zero is unknown.
 	MaxOutputTokens, ContextWindow int64
 	// Budget bounds each turn; a nil field is no limit.
 	Budget limits.Budget
 	// SessionBudget bounds all turns together, its wall time from Open on: a turn
-	// gets no more than what is left, and none is started where nothing is. A nil
-	// field is no limit; rounds are each turn's.
+	// gets no more than what is left, and no turn starts when nothing is left. A
+	// nil field is no limit; rounds are bounded per turn.
 	SessionBudget limits.Budget
-	// Policy decides what is asked about; Broker gets the answers, nil where
-	// there is no one to ask, and OnPrompt decides then.
+	// Instructions are the operator's, added to the system prompt.
+	Instructions string
+	// InstructionFiles adds the workspace's AGENTS.md, or CLAUDE.md if there is
+	// none, to the first turn: as data, in the wrapper of tool results. It is read
+	// once, when the session is opened.
+	InstructionFiles bool
+}
+
+// PolicyOptions configures the tools of a session, what their calls may do, and
+// who approves them.
+type PolicyOptions struct {
+	// Policy decides which calls need an approval. Broker receives the answers; if
+	// it is nil, no one can be asked and OnPrompt decides.
 	Policy   policy.Policy
 	Broker   *approval.Broker
 	OnPrompt dispatch.OnPrompt
 	// ConfirmTimeout is how long an answer is waited for; zero means
 	// dispatch.DefaultConfirmTimeout.
 	ConfirmTimeout time.Duration
+	// Grants keeps answers of scope always; nil offers no such scope.
+	Grants *approval.Grants
 	// Concurrency is how many tool calls run at once; zero means
 	// dispatch.DefaultConcurrency.
 	Concurrency int
-	// Grants keeps answers of scope always; nil offers no such scope.
-	Grants *approval.Grants
 	// Fetch configures what may be fetched; the zero value allows nothing.
 	Fetch FetchOptions
-
-	// Declared are the operator's own tools: commands in the sandbox.
-	Declared []shell.Declared
 	// Memory keeps notes about the workspace; nil offers none.
 	Memory *memory.Store
-
+	// Declared are the operator's own tools: commands in the sandbox.
+	Declared []shell.Declared
 	// Tools are offered after the built-in ones. They run in this process.
 	Tools []tools.Factory
-	// Instructions are the operator's, added to the system prompt.
-	Instructions string
+}
 
-	// InstructionFiles adds for the model the workspace's AGENTS.md, or CLAUDE.md
-	// where there is none, with the first turn: as data, in the wrapper of tool
-	// results. It is read once, when the session is opened.
-	InstructionFiles bool
-
-	// Warnings are recorded after session.created, such as what an image lacks.
-	Warnings []string
-
+// Hooks connect a session with its caller while it runs. Nil hooks do nothing.
+type Hooks struct {
+	// Mirror receives every record and its line, in order. The session waits for
+	// it: it must hand on and return.
+	Mirror func(r record.Record, line []byte)
+	// Live receives what is never stored: output and answers as they arrive. It
+	// is called from several goroutines and must return at once.
+	Live func(Delta)
 	// Phrase rewrites a problem for those who read the session's records; nil
 	// leaves problems as they are, in words for the command line.
 	Phrase func(record.Problem) record.Problem
-
-	// Sources, Ignored and Removed are facts for session.created.
-	Sources []record.Source
-	Ignored []record.Ignored
-	Removed []sandbox.Orphan
-	// Version is the program's.
-	Version string
-
-	// Secrets reach no record and no log.
-	Secrets []redact.Secret
-	// Mirror gets every record and its line, in order. The session waits for
-	// it: it must hand on and return. Nil does nothing.
-	Mirror func(r record.Record, line []byte)
-	// Live gets what is never stored: output and answers as they arrive. It
-	// is called from several goroutines and must return at once. Nil does nothing.
-	Live func(Delta)
-	// Warner is given, once, a function that records a warning: for what the
-	// caller learns while the session runs. Nil needs none.
+	// Notify receives what the start of the sandbox waits for, if it has to; see
+	// [sandbox.Spec].
+	Notify func(waiting string)
+	// Warner receives, once, a function that records a warning: for what the
+	// caller learns while the session runs.
 	Warner func(warn func(message string))
 	// Force, when it is closed, destroys the sandbox at once instead of
 	// letting commands end; nil never does.
 	Force <-chan struct{}
 
-	// writeTrace and syncTrace are those of [RecorderOptions], for tests.
+	// writeTrace and syncTrace are those of [record.RecorderOptions], for tests.
 	writeTrace func(f *os.File, line []byte) (int, error)
 	syncTrace  func(f *os.File) error
 }
@@ -149,7 +166,7 @@ type Delta struct {
 // Report is how a session ended.
 type Report struct {
 	Session string `json:"session"`
-	// Dir is the session's folder.
+	// Dir is the session's directory.
 	Dir string `json:"dir"`
 	// SessionEnded is the content of the last record, its lists whole.
 	record.SessionEnded

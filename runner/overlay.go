@@ -51,7 +51,7 @@ func (s *Session) workspaceMode() string {
 // openLayers makes the layers of an overlay session, and the reader that sees them.
 func (s *Session) openLayers(original *workspace.Reader) error {
 	layers, err := overlay.Create(filepath.Join(s.dir, sessiondir.OverlayDir), overlay.CreateOptions{
-		Session: s.opts.Folder.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
+		Session: s.opts.Dir.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
 	})
 	if errors.Is(err, overlay.ErrUnsupported) {
 		return &Error{Status: ExitSandboxStart, Err: err, Problem: record.Problem{

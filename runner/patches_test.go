@@ -86,7 +86,7 @@ func warnings(t *testing.T, records []record.Record) string {
 // again is another session on the same workspace, after the first one's process.
 func (b *bench) again() *bench {
 	b.t.Helper()
-	if err := b.opts.Folder.Close(); err != nil {
+	if err := b.opts.Dir.Close(); err != nil {
 		b.t.Fatal(err)
 	}
 	next := *b
@@ -96,7 +96,7 @@ func (b *bench) again() *bench {
 	}
 	b.t.Cleanup(func() { folder.Close() })
 	next.backend = &fakeBackend{scripts: map[string]script{}}
-	next.opts.Folder, next.opts.Backend = folder, next.backend
+	next.opts.Dir, next.opts.Backend = folder, next.backend
 	next.opts.Model = player(b.t, "  - calls: [{tool: read_file, input: {path: a}}]\n  - text: done\n")
 	return &next
 }
@@ -238,7 +238,7 @@ func TestPatchInAnOverlay(t *testing.T) {
 	if d := cmp.Diff(want, cutOffNotes(t, records)); d != "" {
 		t.Errorf("notes (-want +got):\n%s", d)
 	}
-	if err := b.opts.Folder.Close(); err != nil {
+	if err := b.opts.Dir.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if note := sessiondir.CutOffPatch(filepath.Join(filepath.Dir(b.dir), "state"), r.Session); !strings.Contains(note, "changing a, b, gone, n") {

@@ -259,14 +259,14 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 
 	next := newBench(t, "  - text: done\n")
 	next.opts.Workspace = b.opts.Workspace
-	next.opts.Folder, err = sessiondir.Create(filepath.Dir(filepath.Dir(s.dir)), nil)
+	next.opts.Dir, err = sessiondir.Create(filepath.Dir(filepath.Dir(s.dir)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer next.opts.Folder.Close()
+	defer next.opts.Dir.Close()
 	_, records := next.run(t.Context())
 	warnings := of[record.Warning](t, records)
-	if len(warnings) != 1 || !strings.HasPrefix(warnings[0].Message, "sub/.git appeared while the session "+s.opts.Folder.Session) {
+	if len(warnings) != 1 || !strings.HasPrefix(warnings[0].Message, "sub/.git appeared while the session "+s.opts.Dir.Session) {
 		t.Errorf("warnings %+v", warnings)
 	}
 	if _, err := os.Stat(held); !errors.Is(err, fs.ErrNotExist) {

@@ -109,7 +109,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.quarantineAll()
 	s.box.close()
 	r := Report{
-		Session: s.opts.Folder.Session, Dir: s.dir, Err: out.Err,
+		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
 			Turns: s.turns, Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
 			CostUSD: record.CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(),

@@ -64,9 +64,10 @@ func newBench(t *testing.T, turns string) *bench {
 	}
 	t.Cleanup(func() { folder.Close() })
 	b.opts = Options{
-		Folder: folder, Task: "do it", Workspace: w, Secrets: []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}},
-		Backend: b.backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources(),
-		Policy: policy, Budget: limits.Budget{Rounds: new(int64(20))},
+		Dir: folder, Task: "do it", Workspace: w, Secrets: []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}},
+		SandboxOptions: SandboxOptions{Backend: b.backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
+		ModelOptions:   ModelOptions{Budget: limits.Budget{Rounds: new(int64(20))}},
+		PolicyOptions:  PolicyOptions{Policy: policy},
 	}
 	if turns != "" {
 		b.opts.Model = player(t, turns)

@@ -142,13 +142,13 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, err
 	}
 	s := &Session{
-		opts: o, user: o.User, begun: time.Now(), dir: o.Folder.Dir, log: o.Folder.Log,
+		opts: o, user: o.User, begun: time.Now(), dir: o.Dir.Path, log: o.Dir.Log,
 		looked: make(chan struct{}), finished: make(chan struct{}),
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, &Error{Status: ExitConfig, Problem: record.Problem{Cause: "session " + err.Error(), Hint: "Change the session's limits."}, Err: err}
 	}
-	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Folder.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
+	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
 	}
@@ -193,7 +193,7 @@ func (o Options) validate() error {
 		name    string
 		missing bool
 	}{
-		{"Folder", o.Folder == nil},
+		{"Dir", o.Dir == nil},
 		{"Workspace", o.Workspace == nil},
 		{"Backend", o.Backend == nil},
 		{"Model", o.Model == nil},
@@ -210,7 +210,7 @@ func (o Options) validate() error {
 
 func (s *Session) sandboxSpec() sandbox.Spec {
 	return sandbox.Spec{
-		Session: s.opts.Folder.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
+		Session: s.opts.Dir.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
 		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
 		Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
 	}
@@ -229,10 +229,10 @@ func (s *Session) guardRepositories(ctx context.Context, spec *sandbox.Spec) {
 // dispatcherOptions returns the options of the session's dispatcher.
 func (s *Session) dispatcherOptions() dispatch.Options {
 	return dispatch.Options{
-		Session: s.opts.Folder.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
+		Session: s.opts.Dir.Session, Workspace: s.opts.Workspace.Path, Mount: sandbox.WorkspaceDir,
 		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
 		Allow:  s.mayUse,
-		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Folder.Session, Redact: redact.New(s.opts.Secrets).JSON}),
+		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Dir.Session, Redact: redact.New(s.opts.Secrets).JSON}),
 		Emit:   s.events.toolEvent, Abandon: s.abandon(),
 		Scope: func(path string) error {
 			return s.reader.Scope(context.Background(), path)

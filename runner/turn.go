@@ -124,7 +124,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, message string, first bo
 		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
 		History:  s.history,
 		Messages: s.opening(message, first),
-		Session:  s.opts.Folder.Session, Turn: t.ID, Emit: s.events.loopEvent, Started: t.begun,
+		Session:  s.opts.Dir.Session, Turn: t.ID, Emit: s.events.loopEvent, Started: t.begun,
 		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
 	})
 	if err != nil { // options of ours that make no sense
@@ -139,7 +139,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, message string, first bo
 // mayNeedSandbox reports whether the turn may call a tool that runs in the
 // sandbox, which is then started beside the first model call.
 func (s *Session) mayNeedSandbox() bool {
-	return !s.opts.SandboxOnDemand && s.opts.Policy.AllowsSandboxed(s.tools.Definitions(), s.opts.Workspace.Path)
+	return !s.opts.StartOnDemand && s.opts.Policy.AllowsSandboxed(s.tools.Definitions(), s.opts.Workspace.Path)
 }
 
 // startServices starts what runs beside the turns.

@@ -46,7 +46,7 @@ func (b *bench) asking(ask func(stateDir string)) (Report, []record.Record) {
 	go func() {
 		defer close(asked)
 		<-running
-		ask(filepath.Dir(filepath.Dir(b.opts.Folder.Dir)))
+		ask(filepath.Dir(filepath.Dir(b.opts.Dir.Path)))
 		close(release)
 	}()
 	r, records := b.run(b.t.Context())
@@ -57,7 +57,7 @@ func (b *bench) asking(ask func(stateDir string)) (Report, []record.Record) {
 // command asks for one of the backend's scripts.
 func (b *bench) command(stateDir, script string) (out string, r UserResult, err error) {
 	var stdout bytes.Buffer
-	r, err = RunUserCommand(b.t.Context(), stateDir, b.opts.Folder.Session, UserCommand{
+	r, err = RunUserCommand(b.t.Context(), stateDir, b.opts.Dir.Session, UserCommand{
 		Argv: []string{"run", "--key", testKey, script}, Stdout: &stdout, Stderr: io.Discard,
 	})
 	return stdout.String(), r, err
@@ -72,7 +72,7 @@ func TestUserCommand(t *testing.T) {
 		return sandbox.ExitStatus{Code: 7}
 	}
 	report, records := b.asking(func(stateDir string) {
-		if !Listens(stateDir, b.opts.Folder.Session) || Listens(stateDir, "ses_none") {
+		if !Listens(stateDir, b.opts.Dir.Session) || Listens(stateDir, "ses_none") {
 			t.Error("who listens is told wrongly")
 		}
 		if out, r, err := b.command(stateDir, "hello"); err != nil || out != "hello" || r.Status.Code != 7 {
@@ -101,7 +101,7 @@ func TestUserCommand(t *testing.T) {
 	if len(kinds) != 2 || kinds[0] != record.KindUserCommandStarted {
 		t.Errorf("records: %v", kinds)
 	}
-	if Listens(filepath.Dir(filepath.Dir(b.opts.Folder.Dir)), b.opts.Folder.Session) {
+	if Listens(filepath.Dir(filepath.Dir(b.opts.Dir.Path)), b.opts.Dir.Session) {
 		t.Error("the socket is left")
 	}
 }

@@ -50,7 +50,7 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 // TestVerifyToolsNeedTime: no command of a check can run in less than a second.
 func TestVerifyToolsNeedTime(t *testing.T) {
 	for limit, fails := range map[time.Duration]bool{time.Second: false, time.Millisecond: true} {
-		ts := toolset{reader: lostView{}, opts: Options{Resources: limits.Resources{CommandTime: limit}}}
+		ts := toolset{reader: lostView{}, opts: Options{SandboxOptions: SandboxOptions{Resources: limits.Resources{CommandTime: limit}}}}
 		if _, err := ts.verifyTools(); (err != nil) != fails {
 			t.Errorf("%v: %v", limit, err)
 		}

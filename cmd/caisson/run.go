@@ -186,7 +186,7 @@ func (s *setup) sessionOptions(ctx context.Context, text string, u reporter) (_ 
 		end()
 		return runner.Options{}, nil, err
 	}
-	o.Folder, o.Task, o.Model, o.Secrets = folder, text, model, hidden
+	o.Dir, o.Task, o.Model, o.Secrets = folder, text, model, hidden
 	o.MaxOutputTokens, o.ContextWindow = selected.MaxOutputTokens, selected.ContextWindow
 	return o, end, nil
 }
@@ -242,16 +242,21 @@ func (s *setup) sandboxOptions(ctx context.Context, u reporter) (runner.Options,
 		warnings = append(warnings, append(s.expireChanges(), s.pruneSessions(ctx)...)...)
 	}
 	return runner.Options{
-		User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.workspace, Submounts: s.conf.Submounts,
-		Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image,
-		Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
-		CallerOwnsFiles: *s.conf.CallerOwnsFiles, SandboxOnDemand: s.reads, RefuseLost: *s.conf.File.RefuseLost, Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(),
-		Concurrency: int(*s.conf.Concurrency), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout),
-		Notify:   func(waiting string) { u.printNotice("the sandbox is " + waiting) },
-		Declared: s.conf.Declared(), Memory: s.openMemory(),
-		Fetch: fetching, Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), Grants: s.environ.grantStore(),
-		Warnings: warnings, Sources: s.configSources(), Ignored: s.ignored, InstructionFiles: *s.conf.File.InstructionFiles,
-		Removed: ready.removed, Version: programVersion(),
+		User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.workspace,
+		SandboxOptions: runner.SandboxOptions{
+			Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image, Submounts: s.conf.Submounts,
+			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
+			CallerOwnsFiles: *s.conf.CallerOwnsFiles, StartOnDemand: s.reads, RefuseLost: *s.conf.File.RefuseLost,
+		},
+		ModelOptions: runner.ModelOptions{
+			Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(), InstructionFiles: *s.conf.File.InstructionFiles,
+		},
+		PolicyOptions: runner.PolicyOptions{
+			Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout), Grants: s.environ.grantStore(),
+			Concurrency: int(*s.conf.Concurrency), Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Declared(),
+		},
+		Hooks:   runner.Hooks{Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }},
+		Version: programVersion(), Sources: s.configSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
 	}, nil
 }
 

@@ -105,7 +105,7 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 
 // toolsOf are the tools that a session with this configuration has, off or on.
 func toolsOf(conf *config.Config) ([]tools.Definition, error) {
-	o := runner.Options{Declared: conf.Declared()}
+	o := runner.Options{PolicyOptions: runner.PolicyOptions{Declared: conf.Declared()}}
 	var err error
 	if o.Fetch, err = conf.FetchOptions(); err != nil {
 		return nil, err
@@ -279,7 +279,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 		return cmp.Or(interruption(ctx), err)
 	}
 	m := &caller{name: defs[i].Name, input: input}
-	o.Folder, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.knownSecrets(config.SelectedModel{})
+	o.Dir, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.knownSecrets(config.SelectedModel{})
 	o.InstructionFiles = false // there is no model
 	o.Broker, o.Live = u.newBroker(), u.showDelta
 	o.Mirror = func(r record.Record, _ []byte) {

@@ -127,11 +127,11 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 	}
 	undos = append(undos, dir.Close)
 	spec := sandbox.Spec{
-		Session: folder.Session, Image: t.Image, Git: t.Git, Resources: t.Resources, Dir: filepath.Join(folder.Dir, "sandbox"),
+		Session: folder.Session, Image: t.Image, Git: t.Git, Resources: t.Resources, Dir: filepath.Join(folder.Path, "sandbox"),
 		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: t.Mode}, CallerOwnsFiles: true,
 	}
 	if spec.Workspace.Mode == sandbox.ModeOverlay {
-		layers, err := overlay.Create(filepath.Join(folder.Dir, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: path, Workspace: dir})
+		layers, err := overlay.Create(filepath.Join(folder.Path, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: path, Workspace: dir})
 		if err != nil {
 			return nil, 0, nil, fmt.Errorf("%w: overlay workspaces can't be had here: %w", sandbox.ErrUnsupported, err)
 		}

@@ -134,7 +134,7 @@ func prepare(state, turns, rules string, in NewSession, backend sandbox.Backend,
 	if err != nil {
 		return runner.Options{}, nil, errors.Join(err, ws.Close())
 	}
-	script := filepath.Join(folder.Dir, "script.yaml")
+	script := filepath.Join(folder.Path, "script.yaml")
 	if err := os.WriteFile(script, []byte("version: 1\nname: test\nturns:\n"+turns), 0o600); err != nil {
 		return runner.Options{}, nil, err
 	}
@@ -147,9 +147,13 @@ func prepare(state, turns, rules string, in NewSession, backend sandbox.Backend,
 		return runner.Options{}, nil, err
 	}
 	o := runner.Options{
-		Folder: folder, Workspace: ws, Backend: backend, Choice: record.BackendChoice{Asked: "fake", Chosen: "fake"},
-		Image: images.Reference{Scheme: images.SchemeHost}, Mode: sandbox.WorkspaceMode(in.Mode), Resources: limits.DefaultResources(),
-		Model: model, Policy: preset, Budget: limits.Budget{Rounds: new(int64(40))}, Version: "test",
+		Dir: folder, Workspace: ws, Version: "test",
+		SandboxOptions: runner.SandboxOptions{
+			Backend: backend, Choice: record.BackendChoice{Asked: "fake", Chosen: "fake"},
+			Image: images.Reference{Scheme: images.SchemeHost}, Mode: sandbox.WorkspaceMode(in.Mode), Resources: limits.DefaultResources(),
+		},
+		ModelOptions:  runner.ModelOptions{Model: model, Budget: limits.Budget{Rounds: new(int64(40))}},
+		PolicyOptions: runner.PolicyOptions{Policy: preset},
 	}
 	if change != nil {
 		change(&o)

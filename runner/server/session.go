@@ -132,7 +132,7 @@ func (s *session) openRun(ctx context.Context) error {
 	if err != nil {
 		return s.server.asProblem("prepare session", err)
 	}
-	s.id, s.dir, s.done = o.Folder.Session, o.Folder.Dir, done
+	s.id, s.dir, s.done = o.Dir.Session, o.Dir.Path, done
 	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.broker, s.feed.publishDelta, s.server.opts.Force
 	o.Mirror, o.User = s.observeRecord, s.client.runnerUser()
 	speakToClients(&o)

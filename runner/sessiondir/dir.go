@@ -30,8 +30,8 @@ const SandboxDir = "sandbox"
 // the log of everything that serves the session. The caller of [Create] closes it
 // after the session.
 type Dir struct {
-	// Session is the id, Dir the path.
-	Session, Dir string
+	// Session is the id, Path the path.
+	Session, Path string
 	// Log goes to log.jsonl, without secrets.
 	Log *zap.Logger
 
@@ -64,20 +64,20 @@ func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	out := zapcore.AddSync(redact.New(secrets).LogWriter(file))
 	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(out), zapcore.DebugLevel))
-	return &Dir{Session: session, Dir: dir, Log: log, file: file}, nil
+	return &Dir{Session: session, Path: dir, Log: log, file: file}, nil
 }
 
 // Close closes the log. What a session that never began left is removed.
 func (f *Dir) Close() error {
 	// Only while it is empty: what a backend could not remove, it reported. The
 	// log is let go after it, so that no sweep takes it for a dead one's.
-	rm := os.Remove(filepath.Join(f.Dir, SandboxDir))
+	rm := os.Remove(filepath.Join(f.Path, SandboxDir))
 	err := f.file.Close()
 	if rm != nil {
 		return err
 	}
-	if _, none := os.Lstat(filepath.Join(f.Dir, record.TraceFile)); errors.Is(none, fs.ErrNotExist) {
-		err = errors.Join(err, os.Remove(filepath.Join(f.Dir, LogFile)), os.Remove(f.Dir))
+	if _, none := os.Lstat(filepath.Join(f.Path, record.TraceFile)); errors.Is(none, fs.ErrNotExist) {
+		err = errors.Join(err, os.Remove(filepath.Join(f.Path, LogFile)), os.Remove(f.Path))
 	}
 	return err
 }

@@ -26,7 +26,7 @@ func TestLogHasNoSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Log.Info("the key is "+values[0], zap.String("url", "https://x/?k="+values[1]), zap.Error(errors.New(values[0])))
-	text, err := os.ReadFile(filepath.Join(f.Dir, LogFile))
+	text, err := os.ReadFile(filepath.Join(f.Path, LogFile))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func TestStateFolderMustBeOurs(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Error(err)
 	}
-	if _, err := os.Stat(f.Dir); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(f.Path); !errors.Is(err, os.ErrNotExist) {
 		t.Error("a folder without a session is left")
 	}
 }

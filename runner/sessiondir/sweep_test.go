@@ -23,7 +23,7 @@ func TestSweepFolders(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		box := filepath.Join(f.Dir, SandboxDir)
+		box := filepath.Join(f.Path, SandboxDir)
 		fd, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: filepath.Join(box, sandbox.ExecSocket)})
 		if err != nil {
 			t.Fatal(err)
@@ -49,7 +49,7 @@ func TestSweepFolders(t *testing.T) {
 		t.Errorf("removed %d folders, %v", n, err)
 	}
 	for path, want := range map[string]bool{
-		filepath.Join(livingBox, sandbox.ExecSocket): true, deadBox: false, filepath.Join(dead.Dir, LogFile): true,
+		filepath.Join(livingBox, sandbox.ExecSocket): true, deadBox: false, filepath.Join(dead.Path, LogFile): true,
 		filepath.Join(fullBox, sandbox.ExecSocket): false, filepath.Join(fullBox, "bundle"): true,
 	} {
 		if _, err := os.Lstat(path); (err == nil) != want {
