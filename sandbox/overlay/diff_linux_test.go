@@ -49,7 +49,7 @@ func TestDiffIsAPatch(t *testing.T) {
 				t.Errorf("something is left out:\n%s", text)
 			}
 			for i, s := range stats.Files {
-				if !s.HasDiff && s.Why != "folder" {
+				if !s.HasDiff && s.Why != "directory" {
 					t.Errorf("file %d has no diff: %+v", i, s)
 				}
 			}
@@ -80,8 +80,8 @@ func TestWhatADiffCantHold(t *testing.T) {
 		"# newbin: added, binary, 2 bytes: not shown here\n",
 		"# large: modified, 2688", // bytes
 		"# left out by caisson apply: fifo: ",
-		"# empty folder empty: deleted\n",
-		"# empty folder \"odd\\ndir\": added\n",
+		"# empty directory empty: deleted\n",
+		"# empty directory \"odd\\ndir\": added\n",
 		"# .git: the repository changed",
 		"# | +\tpager = evil\n",
 		"# | +\tfsmonitor = echo x\n",
