@@ -6,6 +6,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/runner/trace"
 )
 
 // explainError adds the hint and the exit status to an error of the libraries, whose
@@ -19,6 +20,8 @@ func explainError(err error) *runner.Error {
 		text, hint = e, changesHint(e)
 	} else if e, ok := errors.AsType[*runner.WorkspaceError](err); ok {
 		text, hint = e, workspaceHint(e)
+	} else if e, ok := errors.AsType[*trace.Error](err); ok {
+		text, hint = e, traceHint(e)
 	} else {
 		return nil
 	}
@@ -40,6 +43,25 @@ func changesHint(e *sessiondir.ChangesError) string {
 		return "Look at its directory below " + e.StateDir + "."
 	}
 	return "workspace.patch in the session's directory still shows the text of them."
+}
+
+// traceHint returns what to do where the records of a session can't be read.
+func traceHint(e *trace.Error) string {
+	switch e.Reason {
+	case trace.NoSessions:
+		return "caisson run makes one."
+	case trace.NoSession:
+		return "caisson trace ls lists them."
+	case trace.ManySessions:
+		return "Write more of the id: " + e.Matches[0] + " is one of them."
+	case trace.NotListed:
+		return "Set XDG_STATE_HOME to the directory that has them."
+	case trace.NoRecords:
+		return "It was ended before it wrote any, or they were removed."
+	case trace.NotExported:
+		return "caisson trace show shows what there is."
+	}
+	return "Name a session, its directory or its trace.jsonl."
 }
 
 // workspaceHint returns what to do where a workspace can't be used.

@@ -195,7 +195,7 @@ records so far are shown; --follow continues until its end.
 `
 
 func newTraceShowCommand(a *app) *cobra.Command {
-	var o trace.ShowOptions
+	o := trace.ShowOptions{FullHint: "--full shows them"}
 	var kinds []string
 	var follow bool
 	cmd := &cobra.Command{

@@ -165,7 +165,7 @@ func prunable(stateDir, dir string) (release func(), err error) {
 	name := filepath.Base(dir)
 	log, err := os.Open(filepath.Join(dir, LogFile))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, notPrunedError("its log is missing, so that nothing says whether it runs")
+		return nil, notPrunedError("its log is missing, so whether it runs is unknown")
 	}
 	if err != nil {
 		return nil, err
@@ -180,11 +180,11 @@ func prunable(stateDir, dir string) (release func(), err error) {
 	}
 	for _, note := range []string{name + ".json", name + ".json.damaged"} {
 		if _, err := os.Lstat(filepath.Join(stateDir, "cleanup", note)); !errors.Is(err, fs.ErrNotExist) {
-			return nil, notPrunedError("its sandbox is not gone: caisson sandbox gc removes it")
+			return nil, notPrunedError("its sandbox is not gone: the next session removes it")
 		}
 	}
 	if inside, err := os.ReadDir(filepath.Join(dir, SandboxDir)); len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, notPrunedError("its sandbox is not gone: caisson sandbox gc removes it")
+		return nil, notPrunedError("its sandbox is not gone: the next session removes it")
 	}
 	if hasUnreportedPatch(dir) {
 		return nil, notPrunedError("a patch of it was cut off: the next session on its workspace reports it")

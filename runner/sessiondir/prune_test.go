@@ -221,10 +221,10 @@ func TestPruneLeavesWhole(t *testing.T) {
 		}, "it runs"},
 		"one whose sandbox is there": {func(t *testing.T, _, dir string) {
 			write(t, filepath.Join(dir, SandboxDir, "bundle"), "")
-		}, "its sandbox is not gone: caisson sandbox gc removes it"},
+		}, "its sandbox is not gone: the next session removes it"},
 		"one with a note": {func(t *testing.T, state, dir string) {
 			write(t, filepath.Join(state, "cleanup", filepath.Base(dir)+".json"), "{}")
-		}, "its sandbox is not gone: caisson sandbox gc removes it"},
+		}, "its sandbox is not gone: the next session removes it"},
 		"one with a patch that was cut off": {func(t *testing.T, _, dir string) {
 			write(t, filepath.Join(dir, "patch.json"), fmt.Sprintf(`{"workspace":%q,"mode":"bind"}`, t.TempDir()))
 		}, "a patch of it was cut off"},

@@ -80,7 +80,7 @@ var ErrPruned = errors.New("only the audit records are left of it")
 // files; a missing or changed file is an error.
 func ATIF(w io.Writer, s Session) (Overview, error) {
 	if s.Pruned {
-		return Overview{}, inputError("the session "+s.ID+" can't be exported: "+ErrPruned.Error(), "caisson trace show shows what there is.", ErrPruned)
+		return Overview{}, &Error{Reason: NotExported, Name: s.ID, Err: ErrPruned}
 	}
 	over, err := Read(s, nil)
 	if err != nil {

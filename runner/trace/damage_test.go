@@ -20,7 +20,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
@@ -173,7 +172,7 @@ func TestFindSession(t *testing.T) {
 		"../x": "can't be read", "/none/trace.jsonl": "can't be read", state + "/": "has no records",
 	} {
 		_, err := Find(state, name)
-		if e, ok := errors.AsType[*runner.Error](err); !ok || e.Status != runner.ExitInput || !strings.Contains(e.Cause, want) {
+		if e, ok := errors.AsType[*Error](err); !ok || !strings.Contains(e.Error(), want) {
 			t.Errorf("%q: %v, want %q", name, err, want)
 		}
 	}

@@ -50,7 +50,7 @@ type Entry struct {
 
 // List returns the newest sessions, at most limit of them, or all if limit is 0.
 // Directories without a record are left out. Its errors are of type
-// [*runner.Error].
+// [*Error].
 func List(stateDir string, limit int) ([]Entry, error) {
 	names, err := listSessions(stateDir)
 	if err != nil {

@@ -42,7 +42,7 @@ type Overview struct {
 
 // Read reads a whole session and calls visit, unless it is nil, with each
 // record. It stops at the first damaged record, which the Overview reports. Its
-// errors are of type [*runner.Error]: the file can't be read at all.
+// errors are of type [*Error]: the file can't be read at all.
 func Read(s Session, visit func(record.Record)) (Overview, error) {
 	return walkSession(s, visit, nil, nil)
 }

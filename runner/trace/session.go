@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
@@ -33,7 +32,7 @@ const Last = "last"
 
 // Find returns the session called name: an ID or a unique prefix of one, [Last],
 // or the path of a session's directory or trace, which has a separator or ends in
-// .jsonl. Its errors are of type [*runner.Error] with status 42.
+// .jsonl. Its errors are of type [*Error].
 func Find(stateDir, name string) (Session, error) {
 	if strings.ContainsRune(name, filepath.Separator) || strings.HasSuffix(name, ".jsonl") {
 		return sessionAtPath(name)
@@ -48,18 +47,18 @@ func Find(stateDir, name string) (Session, error) {
 				return s, nil
 			}
 		}
-		return Session{}, inputError("there are no sessions yet", "caisson run makes one.", nil)
+		return Session{}, &Error{Reason: NoSessions}
 	}
 	names = slices.DeleteFunc(names, func(id string) bool {
 		return !strings.HasPrefix(id, name) && !strings.HasPrefix(id, "ses_"+name)
 	})
 	switch len(names) {
 	case 0:
-		return Session{}, inputError(fmt.Sprintf("there is no session %s", name), "caisson trace ls lists them.", nil)
+		return Session{}, &Error{Reason: NoSession, Name: name}
 	case 1:
 		return sessionInDir(sessiondir.Path(stateDir, names[0]))
 	}
-	return Session{}, inputError(fmt.Sprintf("%d sessions begin with %s", len(names), name), "Write more of the id: "+names[0]+" is one of them.", nil)
+	return Session{}, &Error{Reason: ManySessions, Name: name, Matches: names}
 }
 
 // listSessions returns the IDs of all sessions, the oldest first.
@@ -67,7 +66,7 @@ func listSessions(stateDir string) ([]string, error) {
 	dir := filepath.Dir(sessiondir.Path(stateDir, "x"))
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, inputError("the sessions in "+dir+" can't be listed: "+err.Error(), "Set XDG_STATE_HOME to the folder that has them.", err)
+		return nil, &Error{Reason: NotListed, Name: dir, Err: err}
 	}
 	var names []string
 	for _, e := range entries {
@@ -88,7 +87,7 @@ func sessionInDir(dir string) (Session, error) {
 		s.Path, s.Pruned = path, true
 		return s, nil
 	}
-	return s, inputError("the session "+s.ID+" has no records", "It was ended before it wrote any, or somebody has removed them.", fs.ErrNotExist)
+	return s, &Error{Reason: NoRecords, Name: s.ID, Err: fs.ErrNotExist}
 }
 
 // sessionAtPath returns the session of a directory or a file of records.
@@ -101,7 +100,7 @@ func sessionAtPath(path string) (Session, error) {
 		}
 	}
 	if err != nil {
-		return Session{}, inputError("the trace can't be read: "+err.Error(), "Name a session, its folder or its trace.jsonl.", err)
+		return Session{}, &Error{Reason: Unreadable, Name: path, Err: err}
 	}
 	dir, name := filepath.Split(path)
 	dir = filepath.Clean(dir)
@@ -117,10 +116,6 @@ func fileExists(path string) bool {
 	return err == nil
 }
 
-func inputError(cause, hint string, err error) error {
-	return &runner.Error{Status: runner.ExitInput, Problem: record.Problem{Cause: cause, Hint: hint}, Err: err}
-}
-
 // Reader reads the records of one session, in order, and verifies them; see
 // [record.Reader]. The caller closes it.
 type Reader struct {
@@ -129,11 +124,11 @@ type Reader struct {
 }
 
 // Open opens the records. In a running session, the end is that of the records
-// written so far. Its errors are of type [*runner.Error] with status 42.
+// written so far. Its errors are of type [*Error].
 func (s Session) Open() (*Reader, error) {
 	f, err := openRegular(s.Path)
 	if err != nil {
-		return nil, inputError("the records of "+s.ID+" can't be read: "+err.Error(), "Name a session, its folder or its trace.jsonl.", err)
+		return nil, &Error{Reason: Unreadable, Name: s.ID, Err: err}
 	}
 	return &Reader{record.NewReader(f), f}, nil
 }

@@ -18,8 +18,10 @@ type ShowOptions struct {
 	Kinds []record.Kind
 	// JSON writes the lines of the records unchanged.
 	JSON bool
-	// Full shows texts in full length.
-	Full bool
+	// Full shows texts in full length. FullHint tells how to get that, in the note
+	// where lines are left out; it may be "".
+	Full     bool
+	FullHint string
 	// Colour adds ANSI colours for a terminal.
 	Colour bool
 	// Wrap breaks a line into rows of a terminal; those after the first begin with
@@ -276,7 +278,10 @@ func (p *printer) writeText(s, code string) {
 	}
 	lines := strings.Split(safe, "\n")
 	if over := len(lines) - 2*shownLines; over > 0 && !p.o.Full {
-		note := fmt.Sprintf("[… %d lines, --full shows them …]", over)
+		note := fmt.Sprintf("[… %d lines …]", over)
+		if p.o.FullHint != "" {
+			note = fmt.Sprintf("[… %d lines, %s …]", over, p.o.FullHint)
+		}
 		lines = slices.Concat(lines[:shownLines], []string{note}, lines[len(lines)-shownLines:])
 	}
 	for _, l := range lines {

@@ -38,7 +38,7 @@ type Verdict struct {
 }
 
 // Verify verifies the hash chain of a session's lines, and the values in files
-// that they refer to. Its errors are of type [*runner.Error]: the records can't
+// that they refer to. Its errors are of type [*Error]: the records can't
 // be read at all.
 func Verify(s Session) (Verdict, error) {
 	v := Verdict{Session: s.ID, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}

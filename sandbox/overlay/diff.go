@@ -77,7 +77,7 @@ func formatBlocks(c *Change, old, now side) (string, FileStat) {
 		b.WriteString(formatRemark("conflict: %s: %s", quote(c.Path), c.Conflict))
 	}
 	if c.LeftOut != "" {
-		b.WriteString(formatRemark("left out by caisson apply: %s: %s", quote(c.Path), c.LeftOut))
+		b.WriteString(formatRemark("left out by an apply: %s: %s", quote(c.Path), c.LeftOut))
 	}
 	st := FileStat{HasDiff: true}
 	if old.isTracked() && now.isTracked() && old.typ == now.typ {

@@ -81,7 +81,7 @@ func (d *differ) formatLeftOut(list []Change, i int) (string, FileStat) {
 		if i > 0 && list[i-1].LeftOut == c.LeftOut && parent(list[i-1].Path) == parent(c.Path) {
 			return "", st
 		}
-		return formatRemark("%s: %s: left out by caisson apply: %s", quote(c.Path), c.Kind, c.LeftOut), st
+		return formatRemark("%s: %s: left out by an apply: %s", quote(c.Path), c.Kind, c.LeftOut), st
 	}
 	text, _ := formatBlocks(c, d.readOld(c), d.readNew(c))
 	var b strings.Builder

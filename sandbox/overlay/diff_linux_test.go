@@ -79,7 +79,7 @@ func TestWhatADiffCantHold(t *testing.T) {
 		"# bin: modified, binary, 3 bytes: not shown here\n",
 		"# newbin: added, binary, 2 bytes: not shown here\n",
 		"# large: modified, 2688", // bytes
-		"# left out by caisson apply: fifo: ",
+		"# left out by an apply: fifo: ",
 		"# empty directory empty: deleted\n",
 		"# empty directory \"odd\\ndir\": added\n",
 		"# .git: the repository changed",
