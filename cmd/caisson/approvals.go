@@ -283,7 +283,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 	if name == "" {
 		return newUsageError("trust is for one tool, not every one")
 	}
-	conf, err := loadConfig(a.deps, a.environ, config.File{}, "", nil)
+	conf, err := loadConfig(a, "")
 	if err != nil {
 		return err
 	}

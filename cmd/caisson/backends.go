@@ -10,40 +10,71 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images/store"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/pool"
-	"github.com/caisson-run/caisson/tools/policy"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // sweepTime bounds the questions to all backends.
 const sweepTime = 30 * time.Second
 
-// newHost makes the host from the settings. Nothing is started, and no engine is
-// contacted.
-func (s *setup) newHost() (err error) {
-	c := &s.conf
-	s.host, err = caisson.NewHost(caisson.HostOptions{
-		StateDir: s.environ.stateDir(), CacheDir: s.environ.cacheDir(), Environ: slices.Concat([]string{}, s.environ), Backends: c.Requirements.Backends,
-		Guest: valueOf(c.Programs.Guest), Runsc: valueOf(c.Programs.Runsc), Runc: valueOf(c.Programs.Runc), Buildctl: valueOf(c.Programs.Buildctl), Buildah: valueOf(c.Programs.Buildah),
-		Programs: s.programs, NewBackend: s.deps.backend, DockerHost: valueOf(c.Docker.Host), DockerRuntime: valueOf(c.Docker.Runtime),
-		Toolchains: c.HostImage.Toolchains, Mask: c.HostImage.Mask, PlainHTTP: c.Images.PlainHTTP,
-	})
-	return err
+// backends are the sandbox backends of this machine, with the settings of a command.
+type backends struct {
+	*settings
+	host   *caisson.Host
+	pools  []*pool.Pool
+	logger *zap.Logger
 }
 
-// pooled puts a pool in front of a backend where the configuration asks for one.
-func (s *setup) pooled(b sandbox.Backend) (sandbox.Backend, error) {
-	if s.conf.File.Sandbox.Pool == nil {
-		return b, nil
+// openBackends makes the host from the settings. Nothing is started, and no engine is
+// contacted. w is nil where the command has no workspace.
+func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
+	if err := s.makeStateDir(); err != nil {
+		return nil, err
 	}
-	p, err := pool.New(b, pool.Options{Size: int(*s.conf.File.Sandbox.Pool), StateDir: s.environ.stateDir(), Logger: s.logger})
+	finder := &programs.Finder{Executable: s.deps.executable, Path: s.environ.get("PATH"), Cache: s.environ.programDir()}
+	if w != nil {
+		finder.Workspace = w.Path
+	} else if w, err := workspaceFor(s.environ, ""); err == nil { // home and what holds it are none
+		finder.WorkingDir = w.Path
+		_ = w.Close()
+	}
+	c := &s.conf
+	host, err := caisson.NewHost(caisson.HostOptions{
+		StateDir: s.environ.stateDir(), CacheDir: s.environ.cacheDir(), Environ: slices.Concat([]string{}, s.environ), Backends: c.Requirements.Backends,
+		Guest: valueOf(c.Programs.Guest), Runsc: valueOf(c.Programs.Runsc), Runc: valueOf(c.Programs.Runc), Buildctl: valueOf(c.Programs.Buildctl), Buildah: valueOf(c.Programs.Buildah),
+		Programs: finder, NewBackend: s.deps.backend, DockerHost: valueOf(c.Docker.Host), DockerRuntime: valueOf(c.Docker.Runtime),
+		Toolchains: c.HostImage.Toolchains, Mask: c.HostImage.Mask, PlainHTTP: c.Images.PlainHTTP,
+	})
 	if err != nil {
 		return nil, err
 	}
-	s.pools = append(s.pools, p)
+	return &backends{settings: s, host: host, logger: zap.NewNop()}, nil
+}
+
+// openDefaultBackends makes the host from the settings without flags.
+func openDefaultBackends(a *app) (*backends, error) {
+	s, err := loadSettings(a, config.File{}, "")
+	if err != nil {
+		return nil, err
+	}
+	return openBackends(s, nil)
+}
+
+// pooled puts a pool in front of a backend where the configuration asks for one.
+func (bs *backends) pooled(b sandbox.Backend) (sandbox.Backend, error) {
+	if bs.conf.File.Sandbox.Pool == nil {
+		return b, nil
+	}
+	p, err := pool.New(b, pool.Options{Size: int(*bs.conf.File.Sandbox.Pool), StateDir: bs.environ.stateDir(), Logger: bs.logger})
+	if err != nil {
+		return nil, err
+	}
+	bs.pools = append(bs.pools, p)
 	return p, nil
 }
 
@@ -54,33 +85,33 @@ type readyBackend struct {
 	removed []sandbox.Orphan
 }
 
-// makeReady chooses the backend and removes what dead owners left.
-func (s *setup) makeReady(ctx context.Context, u reporter) (*readyBackend, error) {
-	backend, choice, err := s.host.Choose(ctx, *s.conf.Backend, u.recordWarning)
+// choose chooses the backend and removes what dead owners left.
+func (bs *backends) choose(ctx context.Context, u reporter) (*readyBackend, error) {
+	backend, choice, err := bs.host.Choose(ctx, *bs.conf.Backend, u.recordWarning)
 	if err == nil {
-		backend, err = s.pooled(backend)
+		backend, err = bs.pooled(backend)
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &readyBackend{backend, choice, s.host.Sweep(ctx)}, nil
+	return &readyBackend{backend, choice, bs.host.Sweep(ctx)}, nil
 }
 
 // setLogger makes a session's or the server's log that of what is made from now on.
-func (s *setup) setLogger(l *zap.Logger) {
-	s.logger = l
-	s.host.SetLogger(l)
+func (bs *backends) setLogger(l *zap.Logger) {
+	bs.logger = l
+	bs.host.SetLogger(l)
 }
 
 // openImages opens the image store.
-func (s *setup) openImages(ctx context.Context) (*store.Store, error) {
-	if s.environ.cacheDir() == "" {
+func (bs *backends) openImages(ctx context.Context) (*store.Store, error) {
+	if bs.environ.cacheDir() == "" {
 		return nil, &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
 			Cause: "there is no place for images: neither HOME nor XDG_CACHE_HOME is an absolute path",
 			Hint:  "Set HOME, or XDG_CACHE_HOME.",
 		}}
 	}
-	opened, err := s.host.Images(ctx)
+	opened, err := bs.host.Images(ctx)
 	if errors.As(err, new(*fs.PathError)) {
 		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
 			Cause: "the image store can't be opened: " + err.Error(), Hint: "Set XDG_CACHE_HOME to a directory that you can write.",
@@ -89,14 +120,14 @@ func (s *setup) openImages(ctx context.Context) (*store.Store, error) {
 	return opened, err
 }
 
-// closeBackends ends what was made.
-func (s *setup) closeBackends() {
-	for _, p := range s.pools {
+// close ends what was made.
+func (bs *backends) close() {
+	for _, p := range bs.pools {
 		if err := p.Close(); err != nil {
-			s.logger.Warn("sandboxes that were started ahead are left", zap.Error(err))
+			bs.logger.Warn("sandboxes that were started ahead are left", zap.Error(err))
 		}
 	}
-	_ = s.host.Close() // connections to engines
+	_ = bs.host.Close() // connections to engines
 }
 
 func valueOf(s *string) string {
@@ -143,34 +174,27 @@ func (l *lateBackend) chooseOnce(ctx context.Context) (_ sandbox.Creator, err er
 	return l.chosen, err
 }
 
-// mayNeedSandbox reports whether a call of a session may need a sandbox before
-// anything else asks for one.
-func (s *setup) mayNeedSandbox(policy policy.Policy) (bool, error) {
-	defs, err := toolsOf(&s.conf)
-	return !s.reads && policy.AllowsSandboxed(defs, s.workspace.Path), err
-}
-
 // findBackend chooses the backend of one session, and removes what dead owners
 // left. Where no sandbox may be needed, it is chosen by the first call that needs
 // one. A choice that fails is a failure of such calls.
-func (s *setup) findBackend(ctx context.Context, u reporter, needed bool) (*readyBackend, error) {
+func (bs *backends) findBackend(ctx context.Context, u reporter, needed bool) (*readyBackend, error) {
 	if !needed {
-		return s.chooseLate("nothing that may be called needs one", func(ctx context.Context) (sandbox.Creator, error) {
-			b, _, err := s.host.Choose(ctx, *s.conf.Backend, u.recordWarning)
+		return bs.chooseLate("nothing that may be called needs one", func(ctx context.Context) (sandbox.Creator, error) {
+			b, _, err := bs.host.Choose(ctx, *bs.conf.Backend, u.recordWarning)
 			return b, err
 		}), nil
 	}
-	ready, err := s.makeReady(ctx, u)
+	ready, err := bs.choose(ctx, u)
 	if err == nil || ctx.Err() != nil {
 		return ready, err
 	}
-	return s.chooseLate(noneCanStart+err.Error(), func(context.Context) (sandbox.Creator, error) { return nil, err }), nil
+	return bs.chooseLate(noneCanStart+err.Error(), func(context.Context) (sandbox.Creator, error) { return nil, err }), nil
 }
 
 // noneCanStart begins the reason of a choice that failed.
 const noneCanStart = "none can start: "
 
 // chooseLate returns a backend that is chosen by the first call that needs it.
-func (s *setup) chooseLate(why string, choose func(ctx context.Context) (sandbox.Creator, error)) *readyBackend {
-	return &readyBackend{backend: newLateBackend(choose), choice: record.BackendChoice{Asked: *s.conf.Backend, Why: why}}
+func (bs *backends) chooseLate(why string, choose func(ctx context.Context) (sandbox.Creator, error)) *readyBackend {
+	return &readyBackend{backend: newLateBackend(choose), choice: record.BackendChoice{Asked: *bs.conf.Backend, Why: why}}
 }

@@ -162,7 +162,7 @@ func oneLine(text string) string {
 // that can't be read.
 func completeTools(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var defs []tools.Definition
-	conf, err := loadConfig(deps{}, env, config.File{}, "", nil)
+	conf, err := loadConfig(&app{environ: env}, "")
 	if err == nil {
 		defs, err = toolsOf(&conf)
 	}
@@ -180,7 +180,7 @@ func completeTools(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
 
 // completeProfiles and models are those of the user's file, where it can be read.
 func completeProfiles(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
-	conf, err := loadConfig(deps{}, env, config.File{}, "", nil)
+	conf, err := loadConfig(&app{environ: env}, "")
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -188,7 +188,7 @@ func completeProfiles(env environ) ([]cobra.Completion, cobra.ShellCompDirective
 }
 
 func completeModels(env environ) ([]cobra.Completion, cobra.ShellCompDirective) {
-	conf, err := loadConfig(deps{}, env, config.File{}, "", nil)
+	conf, err := loadConfig(&app{environ: env}, "")
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -56,17 +56,17 @@ func newConfigShowCommand(a *app) *cobra.Command {
 }
 
 func showConfig(a *app, flags config.File, profile, folder string, asJSON bool) error {
-	s := &setup{deps: a.deps, environ: a.environ}
-	var err error
-	if s.conf, err = loadConfig(a.deps, a.environ, flags, profile, nil); err != nil {
+	s, err := loadSettings(a, flags, profile)
+	if err != nil {
 		return err
 	}
 	if folder != "" {
-		if s.workspace, err = workspaceFor(a.environ, folder); err != nil {
+		w, err := workspaceFor(a.environ, folder)
+		if err != nil {
 			return err
 		}
-		defer func() { _ = s.workspace.Close() }()
-		if err := s.useProject(projectOptions{}, flags, profile); err != nil {
+		defer func() { _ = w.Close() }()
+		if err := s.useProject(w, projectOptions{}); err != nil {
 			return err
 		}
 	}
@@ -82,7 +82,7 @@ func showConfig(a *app, flags config.File, profile, folder string, asJSON bool) 
 	for _, m := range s.conf.Models {
 		keys = append(keys, valueOf(m.APIKeyEnv))
 	}
-	shown := shownConfig{Settings: s.conf.Effective(config.HiddenValues(a.environ, keys...)), Sources: s.configSources(), Ignored: s.ignored}
+	shown := shownConfig{Settings: s.conf.Effective(config.HiddenValues(a.environ, keys...)), Sources: s.recordSources(), Ignored: s.ignored}
 	if shown.Ignored == nil {
 		shown.Ignored = []record.Ignored{}
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/changes"
@@ -188,7 +187,7 @@ func (k *keptChanges) showJSON(list *overlay.Changes, stats *overlay.Stats) erro
 // they are of.
 type keptChanges struct {
 	app       *app
-	setup     *setup
+	backends  *backends
 	layers    *overlay.Layers
 	workspace *runner.Workspace
 	colour    bool // of standard error
@@ -198,12 +197,12 @@ type keptChanges struct {
 // directory that it worked on, or of the last one in the directory workspace, "" is
 // the working directory.
 func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
-	s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
+	bs, err := openDefaultBackends(a)
 	if err != nil {
 		return nil, err
 	}
 	state := a.environ.stateDir()
-	k := &keptChanges{app: a, setup: s, colour: wantsColour(a, a.stderr)}
+	k := &keptChanges{app: a, backends: bs, colour: wantsColour(a, a.stderr)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, k.close())
@@ -236,7 +235,7 @@ func openKept(a *app, session, workspace string) (_ *keptChanges, err error) {
 	if note := sessiondir.CutOffPatch(state, k.layers.Info().Session); note != "" {
 		fmt.Fprintln(a.stderr, "! "+note)
 	}
-	return k, k.workspace.CheckOwner(*s.conf.CallerOwnsFiles)
+	return k, k.workspace.CheckOwner(*bs.conf.CallerOwnsFiles)
 }
 
 func (k *keptChanges) close() error {
@@ -247,7 +246,7 @@ func (k *keptChanges) close() error {
 	if k.workspace != nil {
 		err = errors.Join(err, k.workspace.Close())
 	}
-	k.setup.close()
+	k.backends.close()
 	return err
 }
 
@@ -257,12 +256,12 @@ func (k *keptChanges) close() error {
 // if that fails. With running it accepts a session whose Caisson lives: the locks
 // decide then.
 func (k *keptChanges) removeSandbox(ctx context.Context, running bool) error {
-	return k.setup.removeSandbox(ctx, k.layers.Info().Session, running)
+	return k.backends.removeSandbox(ctx, k.layers.Info().Session, running)
 }
 
 // removeSandbox is [keptChanges.removeSandbox] for the session of an id.
-func (s *setup) removeSandbox(ctx context.Context, session string, running bool) error {
-	note := filepath.Join(s.environ.stateDir(), "cleanup", session+".json")
+func (bs *backends) removeSandbox(ctx context.Context, session string, running bool) error {
+	note := filepath.Join(bs.environ.stateDir(), "cleanup", session+".json")
 	noted := func() bool {
 		_, err := os.Lstat(note)
 		_, damaged := os.Lstat(note + ".damaged")
@@ -271,7 +270,7 @@ func (s *setup) removeSandbox(ctx context.Context, session string, running bool)
 	if !noted() {
 		return nil
 	}
-	failures := s.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
+	failures := bs.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
 		_, err := b.Sweep(ctx)
 		return err
 	})
@@ -279,7 +278,7 @@ func (s *setup) removeSandbox(ctx context.Context, session string, running bool)
 		return nil
 	}
 	if running {
-		found, _ := s.listSandboxes(ctx)
+		found, _ := bs.listSandboxes(ctx)
 		if slices.ContainsFunc(found, func(l sandbox.Listing) bool {
 			return l.Session == session && l.Owner.State == "alive" && !l.GivenUp && !l.Foreign
 		}) {
@@ -372,7 +371,7 @@ func wantsColour(a *app, stream io.Writer) bool {
 }
 
 // expireChanges removes the changes of overlay runs that waited too long.
-func (s *setup) expireChanges() []string {
+func (s *settings) expireChanges() []string {
 	gone, err := sessiondir.ExpireChanges(s.environ.stateDir(), time.Duration(*s.conf.KeepChanges))
 	var out []string
 	for _, session := range gone {

@@ -76,37 +76,36 @@ func newDoctorCommand(a *app) *cobra.Command {
 
 // runChecks runs all checks. Without a readable configuration, the others would check
 // something else than what runs.
-func runChecks(ctx context.Context, a *app, settings config.File, profile string, quick bool) []doctor.Finding {
+func runChecks(ctx context.Context, a *app, flags config.File, profile string, quick bool) []doctor.Finding {
 	findings := caisson.CheckMachine()
-	s, err := newSetup(a.deps, a.environ, settings, profile, "")
+	s, err := loadSettings(a, flags, profile)
 	if err != nil {
 		return append(findings, failedFinding("configuration", err))
 	}
-	defer s.close()
-	findings = append(findings, s.examineConfig()...)
-	findings = append(findings, s.examineState())
-	findings = append(findings, s.examinePolicy()...)
-	image := s.examineImage(ctx)
-	findings = append(findings, s.examineModel(), image, doctor.CheckImageStore(s.environ.imageDir()))
-	findings = append(findings, s.host.CheckBackends(ctx, *s.conf.Backend)...)
-	findings = append(findings, s.examineSandboxes(ctx))
+	bs, err := openBackends(s, nil)
+	if err != nil {
+		return append(findings, failedFinding("configuration", err))
+	}
+	defer bs.close()
+	findings = append(findings, s.checkConfig()...)
+	findings = append(findings, doctor.CheckState(s.environ.stateDir(), s.environ.temporaryDirs()))
+	findings = append(findings, s.checkPolicy()...)
+	image := bs.checkImage(ctx)
+	findings = append(findings, s.checkModel(), image, doctor.CheckImageStore(s.environ.imageDir()))
+	findings = append(findings, bs.host.CheckBackends(ctx, *s.conf.Backend)...)
+	findings = append(findings, bs.checkSandboxes(ctx))
 	if quick {
 		return append(findings, doctor.SkipSmokeTest("not tried: --quick starts no sandbox")...)
 	}
-	return append(findings, s.startSandbox(ctx, image)...)
+	return append(findings, bs.testSandbox(ctx, image)...)
 }
 
 func failedFinding(check string, err error) doctor.Finding {
 	return doctor.Finding{Check: check, Result: doctor.Failed, Err: err}
 }
 
-// examineState checks the directory of sessions and answers.
-func (s *setup) examineState() doctor.Finding {
-	return doctor.CheckState(s.environ.stateDir(), s.environ.temporaryDirs())
-}
-
-// examinePolicy checks the policy, and what was approved and trusted for good.
-func (s *setup) examinePolicy() []doctor.Finding {
+// checkPolicy checks the policy, and what was approved and trusted for good.
+func (s *settings) checkPolicy() []doctor.Finding {
 	const check = "policy"
 	p, err := s.conf.ToolPolicy("ci")
 	if err != nil {
@@ -131,7 +130,7 @@ func (s *setup) examinePolicy() []doctor.Finding {
 }
 
 // coversSettings reports whether a workspace's own settings are the trusted ones.
-func (s *setup) coversSettings(w approval.TrustedWorkspace) bool {
+func (s *settings) coversSettings(w approval.TrustedWorkspace) bool {
 	ws, err := runner.OpenWorkspace(w.Workspace, s.environ.protectedDirs())
 	if err != nil {
 		return false
@@ -141,49 +140,49 @@ func (s *setup) coversSettings(w approval.TrustedWorkspace) bool {
 	return err == nil && w.Covers(own.files)
 }
 
-// examineImage checks the configured image.
-func (s *setup) examineImage(ctx context.Context) doctor.Finding {
+// checkImage checks the configured image.
+func (bs *backends) checkImage(ctx context.Context) doctor.Finding {
 	const check = "image"
-	ref, err := images.ParseLocalReference(*s.conf.Image)
+	ref, err := images.ParseLocalReference(*bs.conf.Image)
 	if err != nil {
 		return failedFinding(check, err)
 	}
-	if !s.conf.AllowedImage(ref.String()) {
+	if !bs.conf.AllowedImage(ref.String()) {
 		return doctor.Finding{
 			Check: check, Result: doctor.Failed, Fault: doctor.FaultConfiguration, Detail: ref.String() + " is not allowed on this machine",
 			Hint: "Choose what the administrator's file allows.",
 		}
 	}
-	f := s.host.CheckImage(ctx, ref)
+	f := bs.host.CheckImage(ctx, ref)
 	f.Err = imageFailure(f.Err)
 	if rest, ok := strings.CutPrefix(f.Detail, ref.String()); ok && f.Result == doctor.OK {
-		f.Detail = *s.conf.Image + rest // as it was written
+		f.Detail = *bs.conf.Image + rest // as it was written
 	}
 	return f
 }
 
-// examineSandboxes lists this user's sandboxes of dead owners.
-func (s *setup) examineSandboxes(ctx context.Context) doctor.Finding {
-	found, failures := s.listSandboxes(ctx)
+// checkSandboxes lists this user's sandboxes of dead owners.
+func (bs *backends) checkSandboxes(ctx context.Context) doctor.Finding {
+	found, failures := bs.listSandboxes(ctx)
 	return doctor.CheckLeftovers(slices.DeleteFunc(found, isForeign), failures, time.Now())
 }
 
-// startSandbox starts a sandbox as a session would.
-func (s *setup) startSandbox(ctx context.Context, image doctor.Finding) []doctor.Finding {
-	ref, err := images.ParseLocalReference(*s.conf.Image)
+// testSandbox starts a sandbox as a session would.
+func (bs *backends) testSandbox(ctx context.Context, image doctor.Finding) []doctor.Finding {
+	ref, err := images.ParseLocalReference(*bs.conf.Image)
 	if err != nil {
 		return doctor.SkipSmokeTest("not tried: the image is not here, see above")
 	}
-	resources, err := s.conf.SandboxResources()
+	resources, err := bs.conf.SandboxResources()
 	if err != nil {
 		return []doctor.Finding{failedFinding("sandbox start", err)}
 	}
 	return doctor.SmokeTest{
-		Image: ref, ImageOK: image.Result == doctor.OK, Resources: resources, Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode),
-		RefuseLost: *s.conf.RefuseLost, StateDir: s.environ.stateDir(),
+		Image: ref, ImageOK: image.Result == doctor.OK, Resources: resources, Git: sandbox.GitMode(*bs.conf.Git), Mode: sandbox.WorkspaceMode(*bs.conf.Mode),
+		RefuseLost: *bs.conf.RefuseLost, StateDir: bs.environ.stateDir(),
 		Choose: func(ctx context.Context) (sandbox.Backend, []string, error) {
 			var notes []string
-			b, _, err := s.host.Choose(ctx, *s.conf.Backend, func(note string) { notes = append(notes, note) })
+			b, _, err := bs.host.Choose(ctx, *bs.conf.Backend, func(note string) { notes = append(notes, note) })
 			return b, notes, err
 		},
 	}.Run(ctx)

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/sandbox"
@@ -54,20 +53,20 @@ func requireFinding(t *testing.T, name string, found []doctor.Finding, result do
 	}
 }
 
-// doctored is a setup with a configuration file, and a home that no folder for
-// temporary files holds.
-func doctored(t *testing.T, text string, env ...string) *setup {
+// openTestBackends returns backends with a configuration file, and a home that no
+// directory for temporary files holds.
+func openTestBackends(t *testing.T, text string, env ...string) *backends {
 	t.Helper()
 	dir := files(t, map[string]string{"config.yaml": text})
 	env = append(env, "HOME="+filepath.Join(dir, "home"), "CAISSON_CONFIG="+filepath.Join(dir, "config.yaml"), "XDG_STATE_HOME="+filepath.Join(dir, "state"))
-	d := newApp(nil, nil)
-	d.requirements = ""
-	s, err := newSetup(d.deps, env, config.File{}, "", "")
+	a := newApp(nil, nil)
+	a.requirements, a.environ = "", env
+	bs, err := openDefaultBackends(&a)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.close)
-	return s
+	t.Cleanup(bs.close)
+	return bs
 }
 
 func TestDoctorPolicy(t *testing.T) {
@@ -106,11 +105,11 @@ func TestDoctorPolicy(t *testing.T) {
 		{"a relaxed directory that holds all", "policy: {relaxed_workspaces: [/]}", doctor.Warning, "holds your home directory"},
 		{"a good relaxed directory", "policy: {relaxed_workspaces: [/usr]}", "", "/usr (policy.relaxed_workspaces)"},
 	} {
-		s := doctored(t, tt.text, "TMPDIR="+here)
-		requireFinding(t, tt.name, s.examinePolicy(), tt.result, tt.words)
+		s := openTestBackends(t, tt.text, "TMPDIR="+here)
+		requireFinding(t, tt.name, s.checkPolicy(), tt.result, tt.words)
 	}
-	s := doctored(t, "policy: {tools: {shel: deny}}")
-	for _, f := range s.examinePolicy() {
+	s := openTestBackends(t, "policy: {tools: {shel: deny}}")
+	for _, f := range s.checkPolicy() {
 		if strings.Contains(f.Detail, "shel") && !strings.Contains(f.Hint, "Write shell,") {
 			t.Errorf("what is meant by shel: %s", f.Hint)
 		}
@@ -133,17 +132,17 @@ func TestDoctorApprovals(t *testing.T) {
 		{"a refusal of what is dangerous", "{}", approval.Grant{Tool: "shell", Workspace: there, Phrase: "rm -rf /", Decision: approval.DecisionDeny}, "", "which the policy calls dangerous"},
 		{"a denial of a tool that is denied", "{policy: {preset: readonly}}", approval.Grant{Tool: "shell", Workspace: there, Decision: approval.DecisionDeny}, "", "which the policy denies"},
 	} {
-		s := doctored(t, tt.text)
+		s := openTestBackends(t, tt.text)
 		if err := s.environ.grantStore().Add(tt.grant); err != nil {
 			t.Fatal(err)
 		}
-		requireFinding(t, tt.name, s.examinePolicy(), tt.result, tt.words)
+		requireFinding(t, tt.name, s.checkPolicy(), tt.result, tt.words)
 	}
-	s := doctored(t, "{}")
+	s := openTestBackends(t, "{}")
 	if err := os.WriteFile(filepath.Join(s.environ.stateDir(), "approvals.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	requireFinding(t, "damaged", s.examinePolicy(), doctor.Warning, "was damaged and counts as empty")
+	requireFinding(t, "damaged", s.checkPolicy(), doctor.Warning, "was damaged and counts as empty")
 }
 
 func TestDoctorTrust(t *testing.T) {
@@ -166,7 +165,7 @@ func TestDoctorTrust(t *testing.T) {
 			}
 		}, doctor.Warning, work + ", a trusted workspace, is not a directory"},
 	} {
-		s := doctored(t, "{}")
+		s := openTestBackends(t, "{}")
 		ws, err := runner.OpenWorkspace(work, runner.Protected{})
 		if err != nil {
 			t.Fatal(err)
@@ -177,7 +176,7 @@ func TestDoctorTrust(t *testing.T) {
 		}
 		tt.change()
 		// The folder is below one for temporary files, which is said of its own.
-		found := slices.DeleteFunc(s.examinePolicy(), func(f doctor.Finding) bool { return strings.Contains(f.Detail, "make directories") })
+		found := slices.DeleteFunc(s.checkPolicy(), func(f doctor.Finding) bool { return strings.Contains(f.Detail, "make directories") })
 		if tt.result == doctor.Warning && tt.name == "changed" {
 			if s.coversSettings(approval.TrustedWorkspace{Workspace: work, Files: own.files}) {
 				t.Error("changed settings are covered")
@@ -218,11 +217,11 @@ func TestDoctorConfiguration(t *testing.T) {
 		{"a server for this one", "serve: {allow_remote: false}", 0o644, "", "other machines"},
 		{"a registry of this machine", "images: {plain_http: ['localhost:5000']}", 0o644, "", "without TLS"},
 	} {
-		s := doctored(t, tt.text)
+		s := openTestBackends(t, tt.text)
 		if err := os.Chmod(s.environ.get("CAISSON_CONFIG"), tt.mode); err != nil {
 			t.Fatal(err)
 		}
-		requireFinding(t, tt.name, s.examineConfig(), tt.result, tt.words)
+		requireFinding(t, tt.name, s.checkConfig(), tt.result, tt.words)
 	}
 }
 
@@ -246,17 +245,17 @@ func TestDoctorModel(t *testing.T) {
 		{"credentials in the URL", fmt.Sprintf(profile, "https://user:pw@models.example/v1", ""), key, doctor.Failed, "the base URL holds credentials"},
 		{"credentials in the URL of the environment", "model: openai/x", key + "\nOPENAI_BASE_URL=https://user:pw@models.example/v1", doctor.Failed, "the base URL holds credentials"},
 	} {
-		requireFinding(t, tt.name, []doctor.Finding{doctored(t, tt.text, strings.Split(tt.env, "\n")...).examineModel()}, tt.result, tt.words)
+		requireFinding(t, tt.name, []doctor.Finding{openTestBackends(t, tt.text, strings.Split(tt.env, "\n")...).checkModel()}, tt.result, tt.words)
 	}
 }
 
 func TestDoctorState(t *testing.T) {
-	s := doctored(t, "{}")
-	requireFinding(t, "below a folder for temporary files", []doctor.Finding{s.examineState()}, doctor.Warning, "which is emptied")
+	s := openTestBackends(t, "{}")
+	requireFinding(t, "below a folder for temporary files", []doctor.Finding{doctor.CheckState(s.environ.stateDir(), s.environ.temporaryDirs())}, doctor.Warning, "which is emptied")
 	if err := os.Chmod(s.environ.stateDir(), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	requireFinding(t, "others can write it", []doctor.Finding{s.examineState()}, doctor.Failed, "can be written by other users")
+	requireFinding(t, "others can write it", []doctor.Finding{doctor.CheckState(s.environ.stateDir(), s.environ.temporaryDirs())}, doctor.Failed, "can be written by other users")
 }
 
 func TestDoctorLayout(t *testing.T) {
@@ -299,7 +298,13 @@ func TestDoctorLeftovers(t *testing.T) {
 	}{
 		{"alive", doctor.OK, "1 run, nothing is left"}, {"dead", doctor.Warning, "left of dead ones: ses_1 on gvisor"},
 	} {
-		s := doctored(t, "{}")
+		bin := t.TempDir()
+		for _, name := range []string{"caisson-guest", "runsc", "runc"} {
+			if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := openTestBackends(t, "{}", "PATH="+bin).settings
 		s.deps.backend = func(b caisson.BackendSettings) (sandbox.Backend, error) {
 			fake := &fakeBackend{name: b.Name}
 			if b.Name == "gvisor" {
@@ -307,16 +312,11 @@ func TestDoctorLeftovers(t *testing.T) {
 			}
 			return fake, nil
 		}
-		s.programs.Path = t.TempDir()
-		for _, name := range []string{"caisson-guest", "runsc", "runc"} {
-			if err := os.WriteFile(filepath.Join(s.programs.Path, name), []byte("#!/bin/sh\n"), 0o700); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := s.newHost(); err != nil {
+		bs, err := openBackends(s, nil)
+		if err != nil {
 			t.Fatal(err)
 		}
-		requireFinding(t, tt.state, []doctor.Finding{s.examineSandboxes(t.Context())}, tt.result, tt.words)
+		requireFinding(t, tt.state, []doctor.Finding{bs.checkSandboxes(t.Context())}, tt.result, tt.words)
 	}
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// examineConfig checks the files that settings came from.
-func (s *setup) examineConfig() []doctor.Finding {
+// checkConfig checks the files that settings came from.
+func (s *settings) checkConfig() []doctor.Finding {
 	const check = "configuration"
 	var names []string
 	for _, src := range s.conf.Sources {
@@ -32,20 +32,19 @@ func (s *setup) examineConfig() []doctor.Finding {
 			})
 		}
 	}
-	return append(slices.Concat(findings, s.examineFetch(), s.examineServe()), s.examineRequirements())
+	return append(slices.Concat(findings, checkFetch(s.conf.Fetch), checkServe(s.conf.Serve, s.environ)), s.checkRequirements())
 }
 
-// examineServe checks the settings of caisson serve: its tokens and its clients.
-func (s *setup) examineServe() []doctor.Finding {
+// checkServe checks the settings of caisson serve: its tokens and its clients.
+func checkServe(conf config.Serve, env environ) []doctor.Finding {
 	const check = "serve"
 	var findings []doctor.Finding
 	warn := func(detail, hint string) {
 		findings = append(findings, doctor.Finding{Check: check, Result: doctor.Warning, Detail: detail, Hint: hint})
 	}
-	conf := s.conf.Serve
 	for _, label := range slices.Sorted(maps.Keys(conf.Tokens)) {
 		from := conf.Tokens[label]
-		if from.Env != nil && s.environ.get(*from.Env) == "" {
+		if from.Env != nil && env.get(*from.Env) == "" {
 			warn(fmt.Sprintf("token %s: %s is not set, so that caisson serve does not start", label, *from.Env), "Set it to a token of openssl rand -hex 32.")
 		}
 		if from.File == nil {
@@ -60,7 +59,7 @@ func (s *setup) examineServe() []doctor.Finding {
 		}
 	}
 	for _, root := range conf.Roots {
-		for _, doubt := range doctor.Doubts(root, s.environ.home(), s.environ.temporaryDirs()) {
+		for _, doubt := range doctor.Doubts(root, env.home(), env.temporaryDirs()) {
 			warn(fmt.Sprintf("root %s %s", root, doubt), "Remove it from serve.roots, or name a directory that you alone can write.")
 		}
 	}
@@ -70,10 +69,9 @@ func (s *setup) examineServe() []doctor.Finding {
 	return findings
 }
 
-// examineFetch checks what the fetch tool may reach.
-func (s *setup) examineFetch() []doctor.Finding {
+// checkFetch checks what the fetch tool may reach.
+func checkFetch(f config.Fetch) []doctor.Finding {
 	const check = "fetch"
-	f := s.conf.Fetch
 	if len(f.Allow) == 0 {
 		return nil
 	}
@@ -115,8 +113,8 @@ func holdsMetadata(text string) bool {
 	return slices.ContainsFunc(metadata, prefix.Contains)
 }
 
-// examineRequirements describes the administrator's file.
-func (s *setup) examineRequirements() doctor.Finding {
+// checkRequirements describes the administrator's file.
+func (s *settings) checkRequirements() doctor.Finding {
 	const check = "requirements"
 	i := slices.IndexFunc(s.conf.Sources, func(src config.Source) bool { return src.Name == "requirements" })
 	if i < 0 {
@@ -125,8 +123,8 @@ func (s *setup) examineRequirements() doctor.Finding {
 	return doctor.Finding{Check: check, Result: doctor.OK, Detail: s.conf.Sources[i].Path + " counts: root alone can write it"}
 }
 
-// examineModel makes the model, as a run would, and asks it nothing.
-func (s *setup) examineModel() doctor.Finding {
+// checkModel makes the model, as a run would, and asks it nothing.
+func (s *settings) checkModel() doctor.Finding {
 	const check = "model"
 	m, err := s.conf.SelectModel(s.environ)
 	if err != nil {

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson"
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/store"
@@ -182,17 +181,17 @@ func newImagesPruneCommand(a *app) *cobra.Command {
 // withImages opens the store, with report as its progress, and does something
 // with it.
 func withImages(ctx context.Context, a *app, report func(store.Progress), do func(*store.Store, *caisson.Host) error) error {
-	s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
+	bs, err := openDefaultBackends(a)
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	s.host.ReportPulls(report)
-	store, err := s.openImages(ctx)
+	defer bs.close()
+	bs.host.ReportPulls(report)
+	store, err := bs.openImages(ctx)
 	if err != nil {
 		return imageFailure(err)
 	}
-	return imageFailure(do(store, s.host))
+	return imageFailure(do(store, bs.host))
 }
 
 // imageArguments reads the references of a command line.

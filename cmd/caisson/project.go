@@ -127,25 +127,24 @@ func checkStartable(c *config.Config) error {
 	return cmp.Or(resources, policy, fetching)
 }
 
-// checkOwn refuses settings with which no session would start. The error is an
-// [ownError] if those of the workspace are to blame; without returns the settings
-// without them.
-func checkOwn(w *runner.Workspace, conf *config.Config, without func() (config.Config, error)) error {
-	err := checkStartable(conf)
+// checkStartable refuses settings with which no session would start. The error is an
+// [ownError] if those of the workspace are to blame.
+func (s *settings) checkStartable(w *runner.Workspace) error {
+	err := checkStartable(&s.conf)
 	if err == nil {
 		return nil
 	}
-	if others, loadErr := without(); loadErr != nil || checkStartable(&others) != nil {
+	others := &settings{deps: s.deps, environ: s.environ, flags: s.flags, profile: s.profile}
+	if loadErr := others.load(config.File{}); loadErr != nil || checkStartable(&others.conf) != nil {
 		return err
 	}
 	return projectError(w, err)
 }
 
 // useProject lets the workspace's own settings count, where it is trusted, and
-// notes why they don't where they don't. It is asked for before anything is
-// started.
-func (s *setup) useProject(o projectOptions, flags config.File, profile string) error {
-	own, err := readOwn(s.workspace)
+// notes why they don't where they don't. It is called before anything is started.
+func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
+	own, err := readOwn(w)
 	if err != nil && o.require {
 		return err
 	}
@@ -156,7 +155,7 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 	if err := needState(s.environ); err != nil {
 		return err
 	}
-	entry, known, storeErr := s.environ.trustStore().Find(s.workspace.Path)
+	entry, known, storeErr := s.environ.trustStore().Find(w.Path)
 	trusted := known && entry.Covers(own.files)
 	if storeErr != nil {
 		s.ignored = append(s.ignored, record.Ignored{Name: "trusted workspaces", Why: storeErr.Error()})
@@ -167,8 +166,8 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 	}
 	if !trusted && o.require {
 		return &runner.Error{Status: runner.ExitUntrusted, Problem: record.Problem{
-			Cause: "the workspace " + s.workspace.Path + " is not trusted, and --require-trust asks for it (" + why + ")",
-			Hint:  "Look at caisson trust --dry-run " + s.workspace.Path + ", then run caisson trust.",
+			Cause: "the workspace " + w.Path + " is not trusted, and --require-trust asks for it (" + why + ")",
+			Hint:  "Look at caisson trust --dry-run " + w.Path + ", then run caisson trust.",
 		}}
 	}
 	switch {
@@ -185,30 +184,14 @@ func (s *setup) useProject(o projectOptions, flags config.File, profile string) 
 		return nil
 	}
 	s.project = own.config
-	if err := s.reloadConfig(flags, config.File{}, profile); err != nil {
+	if err := s.load(config.File{}); err != nil {
 		return &ownError{err}
 	}
 	return nil
 }
 
-// reloadConfig reads the settings once more, with other flags and with what a client of
-// the server asks for.
-func (s *setup) reloadConfig(flags, asked config.File, profile string) error {
-	o := configOptions(s.deps, s.environ, flags, profile, s.project)
-	o.Asked = asked
-	var err error
-	if s.conf, err = config.Load(o); err != nil {
-		return err
-	}
-	if s.host == nil {
-		return nil // only the settings are read
-	}
-	_ = s.host.Close() // nothing was made with it
-	return s.newHost()
-}
-
 // ignoreProject notes that the own settings of the workspace do not count.
-func (s *setup) ignoreProject(why string) {
+func (s *settings) ignoreProject(why string) {
 	s.ignored = append(s.ignored, record.Ignored{Name: config.ProjectPath, Why: why})
 }
 
@@ -232,8 +215,5 @@ func needState(env environ) error {
 		}
 		return sessiondir.CheckStateDir(dir)
 	}
-	return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
-		Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
-		Hint:  "Set HOME, or XDG_STATE_HOME.",
-	}}
+	return errNoStateDir()
 }

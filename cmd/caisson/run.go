@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -22,6 +23,8 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/memory"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // runFlags are the flags that only caisson run has.
@@ -98,14 +101,11 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 	if err != nil {
 		return err
 	}
-	s, err := newSetup(a.deps, a.environ, f.settings, f.profile, f.workspace)
+	s, err := openSessionBuilder(a, f.settings, f.profile, f.workspace, f.project)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if err := s.useProject(f.project, f.settings, f.profile); err != nil {
-		return err
-	}
 	s.apply = f.apply
 	u := newInterface(a, f.json)
 	ctx, force, cancel, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
@@ -152,9 +152,48 @@ func (f *runFlags) impliesOverlay() error {
 	return nil
 }
 
+// sessionBuilder makes the options of sessions on a workspace.
+type sessionBuilder struct {
+	*backends
+	workspace *runner.Workspace
+	// apply is set if the run applies its changes by itself.
+	apply bool
+	// reads is set if the command, as far as is known, needs no sandbox.
+	reads bool
+	// shared is the backend that the sessions of a server share; nil lets each
+	// run choose its own, and clean up before it.
+	shared *readyBackend
+}
+
+// openSessionBuilder reads the settings and opens the workspace, in this order, so that
+// a mistake in either is reported before anything is started.
+func openSessionBuilder(a *app, flags config.File, profile, workspace string, project projectOptions) (_ *sessionBuilder, err error) {
+	s, err := loadSettings(a, flags, profile)
+	if err != nil {
+		return nil, err
+	}
+	w, err := s.openWorkspace(workspace)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.useProject(w, project); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	bs, err := openBackends(s, w)
+	if err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return &sessionBuilder{backends: bs, workspace: w}, nil
+}
+
+func (s *sessionBuilder) close() {
+	s.backends.close()
+	_ = s.workspace.Close()
+}
+
 // sessionOptions puts a session together: its directory, the model, then the backend.
 // done ends what was made; it is called where there is no error.
-func (s *setup) sessionOptions(ctx context.Context, text string, u reporter) (_ runner.Options, done func(), err error) {
+func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u reporter) (_ runner.Options, done func(), err error) {
 	selected, err := s.conf.SelectModel(s.environ)
 	if err != nil {
 		return runner.Options{}, nil, noModel(err)
@@ -173,11 +212,11 @@ func (s *setup) sessionOptions(ctx context.Context, text string, u reporter) (_ 
 		closeModel()
 		_ = folder.Close() // an empty directory that stays does no harm
 	}
-	if text == "" && s.ready == nil {
+	if text == "" && s.shared == nil {
 		text = recordedTask(model)
 	}
 	var o runner.Options
-	if text == "" && s.ready == nil {
+	if text == "" && s.shared == nil {
 		err = newUsageError("a task is needed: as the argument, by -f FILE, or - for standard input")
 	} else {
 		o, err = s.sandboxOptions(ctx, u)
@@ -202,7 +241,7 @@ type reporter interface {
 }
 
 // sandboxOptions is everything of a session but its model and its user.
-func (s *setup) sandboxOptions(ctx context.Context, u reporter) (runner.Options, error) {
+func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner.Options, error) {
 	var o runner.Options
 	image, err := images.ParseLocalReference(*s.conf.Image)
 	if err != nil {
@@ -234,7 +273,7 @@ func (s *setup) sandboxOptions(ctx context.Context, u reporter) (runner.Options,
 	if needed {
 		warnings = inShort(*s.conf.Image, s.host.ImageWarnings(ctx, image))
 	}
-	ready := s.ready
+	ready := s.shared
 	if ready == nil {
 		if ready, err = s.findBackend(ctx, u, needed); err != nil {
 			return o, err
@@ -256,8 +295,23 @@ func (s *setup) sandboxOptions(ctx context.Context, u reporter) (runner.Options,
 			Concurrency: int(*s.conf.Concurrency), Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Declared(),
 		},
 		Hooks:   runner.Hooks{Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }},
-		Version: programVersion(), Sources: s.configSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
+		Version: programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
 	}, nil
+}
+
+// openMemory returns where notes about the workspace are kept, nil where they are off.
+func (s *sessionBuilder) openMemory() *memory.Store {
+	if on := s.conf.MemoryTools; on == nil || !*on {
+		return nil
+	}
+	return memory.NewStore(filepath.Join(s.environ.stateDir(), "memory"), s.workspace.Path)
+}
+
+// mayNeedSandbox reports whether a call of a session may need a sandbox before
+// anything else asks for one.
+func (s *sessionBuilder) mayNeedSandbox(policy policy.Policy) (bool, error) {
+	defs, err := toolsOf(&s.conf)
+	return !s.reads && policy.AllowsSandboxed(defs, s.workspace.Path), err
 }
 
 // inShort makes one warning of what an image lacks: people who know it are

@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -48,12 +47,12 @@ func newSandboxListCommand(a *app) *cobra.Command {
 		Example: "  caisson sandbox ls\n  caisson sandbox ls --json | jq -r '.[].session'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
+			bs, err := openDefaultBackends(a)
 			if err != nil {
 				return err
 			}
-			defer s.close()
-			found, failures := s.listSandboxes(cmd.Context())
+			defer bs.close()
+			found, failures := bs.listSandboxes(cmd.Context())
 			if !all {
 				found = slices.DeleteFunc(found, isForeign)
 			}
@@ -85,12 +84,12 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 		Example: "  caisson sandbox gc\n  caisson sandbox gc --json | jq '.left'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
+			bs, err := openDefaultBackends(a)
 			if err != nil {
 				return err
 			}
-			defer s.close()
-			c := s.collectOrphans(cmd.Context())
+			defer bs.close()
+			c := bs.collectOrphans(cmd.Context())
 			err = c.showCollection(a, asJSON)
 			if err == nil && len(c.Failures) > 0 {
 				return exitWith(runner.ExitFailed)
@@ -115,13 +114,13 @@ func hasNotes(stateDir, name string) bool {
 
 // eachBackend calls f with every backend that this machine has. One that it lacks is a
 // failure only where its sessions left notes.
-func (s *setup) eachBackend(ctx context.Context, f func(ctx context.Context, b sandbox.Backend) error) []string {
+func (bs *backends) eachBackend(ctx context.Context, f func(ctx context.Context, b sandbox.Backend) error) []string {
 	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
 	defer cancel()
 	var failures []string
 	for _, name := range backendNames {
-		noted := hasNotes(s.environ.stateDir(), name)
-		b, err := s.host.Backend(name)
+		noted := hasNotes(bs.environ.stateDir(), name)
+		b, err := bs.host.Backend(name)
 		if err == nil {
 			err = f(ctx, b)
 			noted = noted || !errors.Is(err, sandbox.ErrUnavailable) && !errors.Is(err, sandbox.ErrUnsupported)
@@ -161,9 +160,9 @@ func whyFilesStay(err error) []string {
 func isForeign(l sandbox.Listing) bool { return l.Foreign && l.Owner.State != "dead" }
 
 // listSandboxes asks every backend for its sandboxes, oldest first.
-func (s *setup) listSandboxes(ctx context.Context) ([]sandbox.Listing, []string) {
+func (bs *backends) listSandboxes(ctx context.Context) ([]sandbox.Listing, []string) {
 	found := []sandbox.Listing{}
-	failures := s.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
+	failures := bs.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
 		list, err := b.List(ctx)
 		found = append(found, list...)
 		return err
@@ -190,18 +189,18 @@ type leftAlone struct {
 }
 
 // collectOrphans sweeps with every backend, and lists what remains.
-func (s *setup) collectOrphans(ctx context.Context) collection {
+func (bs *backends) collectOrphans(ctx context.Context) collection {
 	out := collection{Removed: []sandbox.Orphan{}, Left: []leftAlone{}, Failures: []string{}}
-	failures := s.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
+	failures := bs.eachBackend(ctx, func(ctx context.Context, b sandbox.Backend) error {
 		removed, err := b.Sweep(ctx)
 		out.Removed = append(out.Removed, removed...)
 		return err
 	})
 	out.Failures = append(out.Failures, failures...)
-	if _, err := sessiondir.Sweep(s.environ.stateDir()); err != nil {
+	if _, err := sessiondir.Sweep(bs.environ.stateDir()); err != nil {
 		out.Failures = append(out.Failures, err.Error())
 	}
-	found, unlisted := s.listSandboxes(ctx)
+	found, unlisted := bs.listSandboxes(ctx)
 	for _, text := range unlisted {
 		if !slices.Contains(out.Failures, text) {
 			out.Failures = append(out.Failures, text)
@@ -210,7 +209,7 @@ func (s *setup) collectOrphans(ctx context.Context) collection {
 	for _, l := range slices.DeleteFunc(found, isForeign) {
 		out.Left = append(out.Left, leftAlone{Session: l.Session, Backend: l.Backend, Why: whyLeft(l)})
 	}
-	damaged, err := filepath.Glob(filepath.Join(s.environ.stateDir(), "cleanup", "*.damaged"))
+	damaged, err := filepath.Glob(filepath.Join(bs.environ.stateDir(), "cleanup", "*.damaged"))
 	if err == nil {
 		for _, file := range damaged {
 			out.Left = append(out.Left, leftAlone{File: file, Why: "a damaged note of what a session made: nothing was removed by it; look for what it names, then remove the file"})

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -71,12 +70,12 @@ func execInSandbox(ctx context.Context, a *app, f execFlags, args []string) erro
 	if f.timeout < 0 {
 		return newUsageError("--timeout %s is negative", f.timeout)
 	}
-	s, err := newSetup(a.deps, a.environ, config.File{}, "", "")
+	bs, err := openDefaultBackends(a)
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	session, err := s.findSession(ctx, args[0])
+	defer bs.close()
+	session, err := bs.findSession(ctx, args[0])
 	if err != nil {
 		return err
 	}
@@ -95,7 +94,7 @@ func execInSandbox(ctx context.Context, a *app, f execFlags, args []string) erro
 	if f.stdin {
 		command.Stdin = a.stdin
 	}
-	r, err := runner.RunUserCommand(ctx, s.environ.stateDir(), session, command)
+	r, err := runner.RunUserCommand(ctx, bs.environ.stateDir(), session, command)
 	if interrupted := interruption(ctx); interrupted != nil && (err != nil || r.Status.Cancelled) {
 		return interrupted
 	}
@@ -127,12 +126,12 @@ func execStatus(stderr io.Writer, r runner.UserResult) int {
 
 // findSession finds the one session that a user means. A whole id needs no backend
 // to be asked.
-func (s *setup) findSession(ctx context.Context, id string) (string, error) {
+func (bs *backends) findSession(ctx context.Context, id string) (string, error) {
 	id = strings.TrimPrefix(id, "caisson-")
-	if !strings.ContainsAny(id, "/.*?[\\") && runner.Listens(s.environ.stateDir(), id) {
+	if !strings.ContainsAny(id, "/.*?[\\") && runner.Listens(bs.environ.stateDir(), id) {
 		return id, nil
 	}
-	found, failures := s.listSandboxes(ctx)
+	found, failures := bs.listSandboxes(ctx)
 	var matches []sandbox.Listing
 	for _, l := range found {
 		if l.Owner.State == "alive" && !l.Foreign && id != "" && (id == trace.Last || strings.HasPrefix(l.Session, id)) {

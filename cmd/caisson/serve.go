@@ -81,7 +81,11 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	if f.remote {
 		f.settings.Serve.AllowRemote = new(true)
 	}
-	base, err := newSetup(a.deps, a.environ, f.settings, f.profile, "")
+	s, err := loadSettings(a, f.settings, f.profile)
+	if err != nil {
+		return err
+	}
+	base, err := openBackends(s, nil)
 	if err != nil {
 		return err
 	}
@@ -91,7 +95,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	say := func(text string) { fmt.Fprintln(a.stderr, "caisson: "+makeSafe(text)) }
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
 	defer stop()
-	h := &serverHost{deps: a.deps, environ: a.environ, flags: f, base: base, log: log}
+	h := &serverHost{app: a, flags: f, base: base, log: log}
 	if h.roots, err = openRoots(base.conf.Serve.Roots); err != nil {
 		return err
 	}
@@ -114,13 +118,13 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	}
 	o := h.serverOptions(keys.list)
 	o.Force, o.Logger = force, log
-	s, err := server.New(o)
+	srv, err := server.New(o)
 	if err != nil {
 		return &config.Error{Where: "serve", Message: err.Error(), Hint: "change serve in the configuration", Err: err}
 	}
 	listeners, err := h.openListeners(ctx)
 	if err != nil {
-		return errors.Join(err, s.Close(nil))
+		return errors.Join(err, srv.Close(nil))
 	}
 	keepTidy := h.cleanPeriodically(ctx)
 	defer keepTidy()
@@ -136,7 +140,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 		choice := h.shared.Load().choice
 		say("backend " + choice.Chosen + " (" + choice.Why + ")")
 	}
-	return s.Serve(ctx, listeners...)
+	return srv.Serve(ctx, listeners...)
 }
 
 // serveLog is the operators' log, on standard error.
@@ -238,7 +242,7 @@ func (h *serverHost) loadTokens() (*tokens, error) {
 	if len(conf.Tokens) == 0 {
 		return makeToken(h.tokenPath())
 	}
-	values, err := conf.ServeTokens(h.environ, readToken)
+	values, err := conf.ServeTokens(h.app.environ, readToken)
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +271,7 @@ func (h *serverHost) tokenPath() string {
 	if h.flags.tokenFile != "" {
 		return h.flags.tokenFile
 	}
-	return filepath.Join(h.environ.stateDir(), "serve.token")
+	return filepath.Join(h.app.environ.stateDir(), "serve.token")
 }
 
 func readToken(path string) ([]byte, error) {

@@ -27,11 +27,10 @@ import (
 
 // serverHost makes the sessions of a server. Its methods are safe for concurrent use.
 type serverHost struct {
-	deps    deps
-	environ environ
-	flags   serveFlags
+	app   *app
+	flags serveFlags
 	// base has the settings of the start; shared is the backend of all sessions.
-	base    *setup
+	base    *backends
 	shared  atomic.Pointer[readyBackend]
 	roots   roots
 	log     *zap.Logger
@@ -50,19 +49,18 @@ func (h *serverHost) defaultPreset(bool) string { return "default" }
 func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	conf := h.base.conf.Serve
 	o := server.Options{
-		StateDir: h.environ.stateDir(), Prepare: h.prepareSession, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
+		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
 		OpenMetrics: conf.OpenMetrics != nil && *conf.OpenMetrics,
 		Shows: func(workspace string) bool {
 			_, _, ok := h.roots.findRoot(workspace)
 			return ok
 		},
 		OpenWorkspace: func(path string) (*runner.Workspace, error) {
-			s, err := h.openWorkspace(path)
+			_, w, err := h.openWorkspace(path)
 			if err != nil {
 				return nil, prepareError(err)
 			}
-			s.closeBackends()
-			return s.workspace, nil
+			return w, nil
 		},
 		Settle: func(ctx context.Context, session string) error { return h.base.removeSandbox(ctx, session, false) },
 	}
@@ -80,70 +78,69 @@ func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 
 // openWorkspace reads the settings anew, opens a workspace below a root, and lets the
 // workspace's own settings count where it is trusted.
-func (h *serverHost) openWorkspace(workspace string) (_ *setup, err error) {
+func (h *serverHost) openWorkspace(workspace string) (_ *settings, w *runner.Workspace, err error) {
 	path, err := h.roots.resolve(workspace)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	flags := h.flags.settings
-	s, err := newSetup(h.deps, h.environ, flags, h.flags.profile, path)
+	s, err := loadSettings(h.app, h.flags.settings, h.flags.profile)
 	if err != nil {
+		return nil, nil, err
+	}
+	if w, err = s.openWorkspace(path); err != nil {
 		if !h.roots.containsPath(path) { // it has become a symlink meanwhile
-			return nil, outsideError(path)
+			err = outsideError(path)
 		}
-		return nil, err
+		return nil, nil, err
 	}
-	defer func() {
-		if err != nil {
-			s.close()
-		}
-	}()
-	if err := h.roots.checkWorkspace(s.workspace); err != nil {
-		return nil, err
+	err = h.roots.checkWorkspace(w)
+	if err == nil {
+		err = s.useProject(w, h.flags.project)
 	}
-	if err := s.useProject(h.flags.project, flags, h.flags.profile); err != nil {
-		return nil, err
+	if err != nil {
+		return nil, nil, errors.Join(err, w.Close())
 	}
-	return s, nil
+	return s, w, nil
 }
 
-// setUpSession opens a workspace for a session. What a client asks for is held against
+// openSession opens a workspace for a session. What a client asks for is held against
 // all settings. Whose a fault of them is, the client's, the workspace's or the
 // server's, is told apart.
-func (h *serverHost) setUpSession(workspace string, asked config.Asked) (_ *setup, err error) {
-	s, err := h.openWorkspace(workspace)
+func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessionBuilder, err error) {
+	s, w, err := h.openWorkspace(workspace)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			s.close()
+			_ = w.Close() // nothing was done with it
 		}
 	}()
-	flags, profile := h.flags.settings, h.flags.profile
-	without := func() (config.Config, error) { return loadConfig(h.deps, h.environ, flags, profile, nil) }
-	if err := checkOwn(s.workspace, &s.conf, without); err != nil {
+	if err := s.checkStartable(w); err != nil {
 		return nil, err
 	}
 	wishes, err := s.conf.Ask(asked)
 	if err != nil {
 		return nil, requestError(err)
 	}
-	if err := s.reloadConfig(flags, wishes, profile); err != nil {
+	if err := s.load(wishes); err != nil {
 		return nil, err
 	}
 	if err := checkStartable(&s.conf); err != nil {
 		return nil, requestError(err)
 	}
-	s.ready = h.shared.Load()
-	return s, nil
+	bs, err := openBackends(s, w)
+	if err != nil {
+		return nil, err
+	}
+	return &sessionBuilder{backends: bs, workspace: w, shared: h.shared.Load()}, nil
 }
 
 // shareBackend chooses the backend that all sessions share. Where none was named
 // and none can be used, it returns why: sessions then start without one, and each
 // call that needs one chooses again, until that succeeds.
 func (h *serverHost) shareBackend(ctx context.Context) (unusable *runner.Error, err error) {
-	ready, err := h.base.makeReady(ctx, h)
+	ready, err := h.base.choose(ctx, h)
 	if err == nil {
 		h.shared.Store(ready)
 		return nil, nil
@@ -153,7 +150,7 @@ func (h *serverHost) shareBackend(ctx context.Context) (unusable *runner.Error, 
 		return nil, err
 	}
 	h.shared.Store(h.base.chooseLate(noneCanStart+err.Error(), func(ctx context.Context) (sandbox.Creator, error) {
-		ready, err := h.base.makeReady(ctx, h)
+		ready, err := h.base.choose(ctx, h)
 		if err != nil {
 			return nil, err
 		}
@@ -168,7 +165,7 @@ func (h *serverHost) shareBackend(ctx context.Context) (unusable *runner.Error, 
 func (h *serverHost) prepareSession(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
 	var none runner.Options
 	asked := askedBy(in)
-	s, err := h.setUpSession(in.Workspace, asked)
+	s, err := h.openSession(in.Workspace, asked)
 	if err != nil {
 		return none, nil, prepareError(err)
 	}
@@ -403,7 +400,7 @@ func (h *serverHost) checkPlaces() error {
 			places = append(places, place{"serve.listen", socket})
 		}
 	}
-	state := roots{{path: withoutLinks(h.environ.stateDir())}}
+	state := roots{{path: withoutLinks(h.app.environ.stateDir())}}
 	for _, p := range places {
 		if p.path == "" {
 			continue

@@ -70,7 +70,7 @@ type listedTool struct {
 }
 
 func listTools(a *app, profile string, names []string, asJSON bool) error {
-	conf, err := loadConfig(a.deps, a.environ, config.File{}, profile, nil)
+	conf, err := loadConfig(a, profile)
 	if err != nil {
 		return err
 	}
@@ -247,14 +247,11 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	if err != nil {
 		return err
 	}
-	s, err := newSetup(a.deps, a.environ, f.settings, f.profile, f.workspace)
+	s, err := openSessionBuilder(a, f.settings, f.profile, f.workspace, f.project)
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	if err := s.useProject(f.project, f.settings, f.profile); err != nil {
-		return err
-	}
 	defs, err := toolsOf(&s.conf)
 	if err != nil {
 		return err

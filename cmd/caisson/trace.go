@@ -280,7 +280,7 @@ func newTracePruneCommand(a *app) *cobra.Command {
 		Example: "  caisson trace prune --dry-run\n  caisson trace prune --keep 720h",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			conf, err := loadConfig(a.deps, a.environ, config.File{}, "", nil)
+			conf, err := loadConfig(a, "")
 			if err != nil {
 				return err
 			}
@@ -354,7 +354,7 @@ const (
 )
 
 // pruneSessions shortens some old sessions at a start, and returns the failures.
-func (s *setup) pruneSessions(ctx context.Context) []string {
+func (s *settings) pruneSessions(ctx context.Context) []string {
 	o := pruneOptions(s.environ.stateDir(), s.conf.KeepSessions, false)
 	o.Most = startPruneSessions
 	ctx, cancel := context.WithTimeoutCause(ctx, startPruneTime, errors.New("the rest is for the next start"))

@@ -93,7 +93,7 @@ func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write f
 // configuration that can't be read has none.
 func knownSecrets(a *app) []redact.Secret {
 	all := environSecrets(a.environ, config.SelectedModel{})
-	conf, err := loadConfig(a.deps, a.environ, config.File{}, "", nil)
+	conf, err := loadConfig(a, "")
 	if err != nil {
 		return append(all, urlSecrets(a.environ, &config.Config{})...)
 	}

@@ -95,15 +95,14 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	conf, err := loadConfig(a.deps, a.environ, config.File{}, "", own.config)
-	if err != nil {
+	s := &settings{deps: a.deps, environ: a.environ, project: own.config}
+	if err := s.load(config.File{}); err != nil {
 		return err
 	}
-	without := func() (config.Config, error) { return loadConfig(a.deps, a.environ, config.File{}, "", nil) }
-	if err := checkOwn(w, &conf, without); err != nil {
+	if err := s.checkStartable(w); err != nil {
 		return err
 	}
-	answer := trustedAnswer{Workspace: w.Path, Trusted: !dryRun, Files: own.files, Settings: conf.ProjectSettings()}
+	answer := trustedAnswer{Workspace: w.Path, Trusted: !dryRun, Files: own.files, Settings: s.conf.ProjectSettings()}
 	if answer.Files == nil {
 		answer.Files = []approval.TrustedFile{}
 	}

@@ -1,0 +1,233 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/tools/safeurl"
+)
+
+// environ is the environment as NAME=value strings.
+type environ []string
+
+// get returns a variable's value, the last one if it is set twice.
+func (e environ) get(name string) string {
+	value := ""
+	for _, v := range e {
+		if k, rest, ok := strings.Cut(v, "="); ok && k == name {
+			value = rest
+		}
+	}
+	return value
+}
+
+// home is the user's home directory, "" where there is none.
+func (e environ) home() string { return absoluteOrEmpty(e.get("HOME")) }
+
+// xdgDir returns Caisson's directory below an XDG base directory, "" without a home. A
+// relative value counts as unset, as the specification asks.
+func (e environ) xdgDir(name, def string) string {
+	base := absoluteOrEmpty(e.get(name))
+	if base == "" {
+		if e.home() == "" {
+			return ""
+		}
+		base = filepath.Join(e.home(), def)
+	}
+	return filepath.Join(base, "caisson")
+}
+
+func (e environ) stateDir() string  { return e.xdgDir("XDG_STATE_HOME", ".local/state") }
+func (e environ) configDir() string { return e.xdgDir("XDG_CONFIG_HOME", ".config") }
+
+// cacheDir holds what can be made again; "" if there is no place for it.
+func (e environ) cacheDir() string { return e.xdgDir("XDG_CACHE_HOME", ".cache") }
+
+// imageDir holds images, "" if there is no place for them.
+func (e environ) imageDir() string { return joinUnder(e.cacheDir(), "images") }
+
+// programDir is where the programs of a release build are unpacked, "" if there is
+// no place for them.
+func (e environ) programDir() string { return joinUnder(e.cacheDir(), "programs") }
+
+// joinUnder returns the path of name in dir, "" if dir is "".
+func joinUnder(dir, name string) string {
+	if dir == "" {
+		return ""
+	}
+	return filepath.Join(dir, name)
+}
+
+// protectedDirs are the directories that a workspace must keep clear of.
+func (e environ) protectedDirs() runner.Protected {
+	return runner.Protected{Home: e.home(), State: e.stateDir(), Config: e.configDir(), Cache: e.cacheDir()}
+}
+
+func absoluteOrEmpty(path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return ""
+}
+
+// temporaryDirs are the directories for temporary files.
+func (e environ) temporaryDirs() []string {
+	dirs := []string{"/tmp", "/var/tmp", "/dev/shm"}
+	if dir := absoluteOrEmpty(e.get("TMPDIR")); dir != "" {
+		dirs = append(dirs, dir)
+	}
+	return dirs
+}
+
+// configEnv names the user's file in place of the usual one.
+const configEnv = "CAISSON_CONFIG"
+
+// configPath is the user's file, and whether it was named and must be there.
+func (e environ) configPath() (string, bool) {
+	if path := e.get(configEnv); path != "" {
+		return path, true
+	}
+	if dir := e.configDir(); dir != "" {
+		return filepath.Join(dir, "config.yaml"), false
+	}
+	return "", false
+}
+
+// settings are the settings of a command with what they were read from.
+type settings struct {
+	deps    deps
+	environ environ
+	flags   config.File
+	profile string
+	conf    config.Config
+	// project has the workspace's own settings if they are in effect; ignored
+	// lists those that are not.
+	project *config.ProjectFile
+	ignored []record.Ignored
+}
+
+// loadSettings reads the settings in all their layers but the workspace's own.
+func loadSettings(a *app, flags config.File, profile string) (*settings, error) {
+	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile}
+	return s, s.load(config.File{})
+}
+
+// load reads the settings in all their layers; asked is what a client of the server
+// requests.
+func (s *settings) load(asked config.File) (err error) {
+	o := config.Options{
+		Environ: s.environ, Others: []string{configEnv, "CAISSON_PROFILE"}, Profile: cmp.Or(s.profile, s.environ.get("CAISSON_PROFILE")),
+		Project: s.project, Flags: s.flags, Asked: asked, Requirements: s.deps.requirements, RequirementsUID: s.deps.requirementsUID,
+	}
+	o.Path, o.Needed = s.environ.configPath()
+	s.conf, err = config.Load(o)
+	return err
+}
+
+// loadConfig returns the settings without flags and without a workspace's own.
+func loadConfig(a *app, profile string) (config.Config, error) {
+	s, err := loadSettings(a, config.File{}, profile)
+	return s.conf, err
+}
+
+// makeStateDir makes the state directory.
+func (s *settings) makeStateDir() error {
+	state := s.environ.stateDir()
+	if state == "" {
+		return errNoStateDir()
+	}
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
+			Cause: "the state directory can't be made: " + err.Error(), Hint: "Set XDG_STATE_HOME to a directory that you can write.",
+		}}
+	}
+	return nil
+}
+
+// errNoStateDir returns the error for an environment that names no place for state.
+func errNoStateDir() error {
+	return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
+		Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
+		Hint:  "Set HOME, or XDG_STATE_HOME.",
+	}}
+}
+
+// openWorkspace opens the workspace of sessions.
+func (s *settings) openWorkspace(path string) (*runner.Workspace, error) {
+	protected := s.environ.protectedDirs()
+	protected.AcceptSystem = *s.conf.AcceptSystemWorkspace
+	w, err := runner.OpenWorkspace(path, protected)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.CheckOwner(*s.conf.CallerOwnsFiles); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return w, nil
+}
+
+// recordSources returns where the settings came from, for the records.
+func (s *settings) recordSources() []record.Source {
+	var out []record.Source
+	for _, src := range s.conf.Sources {
+		out = append(out, record.Source{Name: src.Name, Path: src.Path, SHA256: src.SHA256})
+	}
+	return out
+}
+
+// secretSuffixes end the names of variables that hold keys, as programs
+// usually name them.
+var secretSuffixes = []string{"_API_KEY", "_ACCESS_KEY", "_SECRET_KEY", "_SECRET", "_TOKEN", "_PASSWORD"}
+
+// environSecrets are the values of the environment that are keys, whichever model
+// was chosen: the model's own, and what is named as keys are.
+func environSecrets(env environ, m config.SelectedModel) []redact.Secret {
+	var out []redact.Secret
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		named := slices.ContainsFunc(secretSuffixes, func(suffix string) bool { return strings.HasSuffix(strings.ToUpper(name), suffix) })
+		if value != "" && (named || name == m.KeyEnv) {
+			out = append(out, redact.Secret{Name: name, Value: value})
+		}
+	}
+	return out
+}
+
+// knownSecrets returns what no record, log or message of the session may hold.
+func (s *settings) knownSecrets(m config.SelectedModel) []redact.Secret {
+	return append(environSecrets(s.environ, m), urlSecrets(s.environ, &s.conf)...)
+}
+
+// urlSecrets returns the credentials in the URLs that Caisson uses: of models,
+// engines and proxies.
+func urlSecrets(env environ, conf *config.Config) []redact.Secret {
+	var out []redact.Secret
+	add := func(name string, raw *string) {
+		if raw == nil {
+			return
+		}
+		for _, s := range safeurl.Secrets(*raw) {
+			out = append(out, redact.Secret{Name: name, Value: s})
+		}
+	}
+	for _, v := range env {
+		name, value, _ := strings.Cut(v, "=")
+		if upper := strings.ToUpper(name); name == "OPENAI_BASE_URL" || name == "DOCKER_HOST" || strings.HasSuffix(upper, "_PROXY") && upper != "NO_PROXY" {
+			add(name, &value)
+		}
+	}
+	add("docker.host", conf.Docker.Host)
+	add("fetch.proxy", conf.Fetch.Proxy)
+	for name, m := range conf.Models {
+		add("models."+name+".base_url", m.BaseURL)
+	}
+	return out
+}
