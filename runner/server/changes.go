@@ -9,10 +9,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 	"unicode/utf8"
 
+	"github.com/danielgtaylor/huma/v2"
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner"
@@ -51,9 +51,6 @@ type Diff struct {
 	PatchPartial bool   `json:"patch_partial" doc:"the patch is cut, or holds bytes that are no UTF-8: GET …/patch has the very bytes"`
 }
 
-// Note is a path with a remark.
-type Note = record.PathNote
-
 // ApplyRequest has the options of an apply.
 type ApplyRequest struct {
 	SkipConflicts bool `json:"skip_conflicts,omitempty" doc:"apply what does not conflict, instead of nothing"`
@@ -75,14 +72,55 @@ type Applied struct {
 	Failed    []Note `json:"failed" nullable:"false"`
 }
 
+// changesAPI are the operations on what sessions changed.
+type changesAPI struct {
+	sessions *registry
+	// open and settle are OpenWorkspace and Settle of [Options].
+	open   func(path string) (*runner.Workspace, error)
+	settle func(ctx context.Context, session string) error
+}
+
+func (a changesAPI) addOperations(o operations) {
+	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/diff", "getDiff", "What a session changed",
+		"So far, for a live one: what it writes meanwhile may be in it or not.", http.StatusOK, 404, 409, 410),
+		func(ctx context.Context, in *SessionPath) (*body[Diff], error) {
+			d, _, err := a.readDiff(ctx, in.ID)
+			return &body[Diff]{d}, err
+		})
+	op := o.newOperation(http.MethodGet, "/sessions/{id}/patch", "getPatch", "What a session changed, as a patch",
+		"The very bytes of a unified diff that git apply and patch -p1 take.", http.StatusOK, 404, 409, 410)
+	op.Responses["200"] = bytesResponse("text/x-diff")
+	huma.Register(o.api, op, func(ctx context.Context, in *SessionPath) (*huma.StreamResponse, error) {
+		_, patch, err := a.readDiff(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		return &huma.StreamResponse{Body: func(c huma.Context) {
+			c.SetHeader("Content-Type", "text/x-diff")
+			a.sessions.writeBytes(c.BodyWriter(), []byte(patch))
+		}}, nil
+	})
+	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/apply", "applyChanges", "Bring in what an overlay session changed",
+		"A live session must be idle, and is ended first. A file that changed in the workspace since the session began is a conflict: nothing is applied then, and 409 lists them, unless skip_conflicts says to apply the rest. Symlinks that lead out of the workspace are left out unless with_symlinks_out is set. What a git of the host would obey is never applied here.",
+		http.StatusOK, 404, 409, 410, 422),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Body ApplyRequest
+		},
+		) (*body[Applied], error) {
+			out, err := a.applyChanges(ctx, in.ID, in.Body)
+			return &body[Applied]{out}, err
+		})
+}
+
 // readDiff returns the changes of a session and their patch: from the session
 // while it is live, and otherwise from its kept changes or its report.
-func (s *Server) readDiff(ctx context.Context, id string) (Diff, string, error) {
-	dir, err := s.findDir(id)
+func (a changesAPI) readDiff(ctx context.Context, id string) (Diff, string, error) {
+	dir, err := a.sessions.findDir(id)
 	if err != nil {
 		return Diff{}, "", err
 	}
-	if live := s.liveSession(id); live != nil {
+	if live := a.sessions.liveSession(id); live != nil {
 		d, err := live.run.Differences(ctx)
 		if err == nil {
 			v := live.sessionView(false)
@@ -94,13 +132,13 @@ func (s *Server) readDiff(ctx context.Context, id string) (Diff, string, error) 
 			return out, patch, nil
 		}
 		if !errors.Is(err, runner.ErrOver) {
-			return Diff{}, "", s.internalProblem("compare workspace", err)
+			return Diff{}, "", a.sessions.internalProblem("compare workspace", err)
 		}
 		if err := waitClosed(ctx, live.closed); err != nil {
 			return Diff{}, "", err
 		}
 	}
-	return s.readPastDiff(ctx, id, dir)
+	return a.readPastDiff(ctx, id, dir)
 }
 
 // waitClosed waits until a session has closed.
@@ -133,19 +171,19 @@ func (d *Diff) setPatch(patch string) {
 
 // readPastDiff returns the changes of a session that is not live here: its kept
 // changes, or those in its report.
-func (s *Server) readPastDiff(ctx context.Context, id, dir string) (Diff, string, error) {
+func (a changesAPI) readPastDiff(ctx context.Context, id, dir string) (Diff, string, error) {
 	p, err := readPast(id, dir)
 	if err != nil {
-		return Diff{}, "", s.internalProblem("read session", err)
+		return Diff{}, "", a.sessions.internalProblem("read session", err)
 	}
-	v := p.sessionView(sessiondir.Lives(s.opts.StateDir, id), false)
+	v := p.sessionView(a.sessions.archive.isLive(id), false)
 	if v.State == StateElsewhere {
 		return Diff{}, "", newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Ask again once it has ended")
 	}
-	layers, err := sessiondir.OpenChanges(s.opts.StateDir, id)
+	layers, err := sessiondir.OpenChanges(a.sessions.archive.stateDir, id)
 	if err == nil {
 		defer func() { _ = layers.Close() }() // only read
-		d, err := s.readKeptDiff(ctx, layers)
+		d, err := a.readKeptDiff(ctx, layers)
 		if err != nil {
 			return Diff{}, "", err
 		}
@@ -166,19 +204,19 @@ func (s *Server) readPastDiff(ctx context.Context, id, dir string) (Diff, string
 	out.Files, out.FilesOmitted, out.Count = orEmpty(report.Changed), report.ChangedOmitted, report.ChangedCount
 	out.HostExecuted, out.HostExecutedOmitted, out.Incomplete = orEmpty(report.HostExecuted), report.HostExecutedOmitted, report.Incomplete
 	if report.Overlay != nil {
-		out.Changes = s.layersState(dir, report.Overlay)
+		out.Changes = a.layersState(dir, report.Overlay)
 		out.Conflicts, out.LeftOut = orEmpty(report.Overlay.Conflicts), orEmpty(report.Overlay.LeftOut)
 	}
 	patch, err := os.ReadFile(filepath.Join(dir, "workspace.patch"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return Diff{}, "", s.internalProblem("read patch", err)
+		return Diff{}, "", a.sessions.internalProblem("read patch", err)
 	}
 	out.setPatch(string(patch))
 	return out, string(patch), nil
 }
 
 // layersState returns the current state of the changes of an ended session.
-func (s *Server) layersState(dir string, then *record.OverlayResult) string {
+func (a changesAPI) layersState(dir string, then *record.OverlayResult) string {
 	l, err := overlay.Open(filepath.Join(dir, "overlay"))
 	if err != nil {
 		return string(then.State)
@@ -187,36 +225,36 @@ func (s *Server) layersState(dir string, then *record.OverlayResult) string {
 	return string(l.Info().State)
 }
 
-func (s *Server) readKeptDiff(ctx context.Context, l *overlay.Layers) (changes.Differences, error) {
-	w, err := s.openWorkspace(l)
+func (a changesAPI) readKeptDiff(ctx context.Context, l *overlay.Layers) (changes.Differences, error) {
+	w, err := a.openWorkspace(l)
 	if err != nil {
 		return changes.Differences{}, err
 	}
 	defer func() { _ = w.Close() }() // only read
 	list, err := l.Changes(ctx, w.Dir, changes.ReadBounds)
 	if err != nil {
-		return changes.Differences{}, s.changesProblem(l.Info(), err)
+		return changes.Differences{}, a.changesProblem(l.Info(), err)
 	}
 	d, err := changes.ReadOverlay(ctx, l, w.Dir, list)
 	if err != nil {
-		return d, s.changesProblem(l.Info(), err)
+		return d, a.changesProblem(l.Info(), err)
 	}
 	return d, nil
 }
 
-func (s *Server) openWorkspace(l *overlay.Layers) (*runner.Workspace, error) {
-	if s.opts.OpenWorkspace == nil {
+func (a changesAPI) openWorkspace(l *overlay.Layers) (*runner.Workspace, error) {
+	if a.open == nil {
 		return nil, newProblem(http.StatusForbidden, "workspace", "this server opens no workspaces of ended sessions", "")
 	}
-	w, err := s.opts.OpenWorkspace(l.Info().Workspace)
+	w, err := a.open(l.Info().Workspace)
 	if err != nil {
-		return nil, s.asProblem("open workspace", err)
+		return nil, a.sessions.asProblem("open workspace", err)
 	}
 	return w, nil
 }
 
 // changesProblem returns the problem for an error of kept changes.
-func (s *Server) changesProblem(i overlay.Info, err error) error {
+func (a changesAPI) changesProblem(i overlay.Info, err error) error {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
 	}
@@ -229,36 +267,36 @@ func (s *Server) changesProblem(i overlay.Info, err error) error {
 		return newProblem(http.StatusConflict, "too_many", fmt.Sprintf("session %s made more changes than are applied over HTTP: %d, or %d MiB of names and link targets",
 			i.Session, changes.ReadBounds.MaxEntries, changes.ReadBounds.MaxTextBytes>>20), "Apply them on the server's host, or discard them")
 	}
-	return s.internalProblem("read changes", err)
+	return a.sessions.internalProblem("read changes", err)
 }
 
 // applyChanges brings in what an overlay session changed, or discards it. A live
 // session is ended first, so that its changes are final.
-func (s *Server) applyChanges(ctx context.Context, id string, r ApplyRequest) (Applied, error) {
+func (a changesAPI) applyChanges(ctx context.Context, id string, r ApplyRequest) (Applied, error) {
 	if r.Discard && (r.DryRun || r.SkipConflicts || r.WithSymlinksOut) {
 		return Applied{}, newProblem(http.StatusUnprocessableEntity, "invalid", "discard applies nothing, so it takes no other choice", "Leave them out")
 	}
-	dir, err := s.findDir(id)
+	dir, err := a.sessions.findDir(id)
 	if err != nil {
 		return Applied{}, err
 	}
-	if err := s.endForApply(ctx, id, r); err != nil {
+	if err := a.endForApply(ctx, id, r); err != nil {
 		return Applied{}, err
 	}
 	p, err := readPast(id, dir)
 	if err != nil {
-		return Applied{}, s.internalProblem("read session", err)
+		return Applied{}, a.sessions.internalProblem("read session", err)
 	}
-	if p.sessionView(sessiondir.Lives(s.opts.StateDir, id), false).State == StateElsewhere {
+	if p.sessionView(a.sessions.archive.isLive(id), false).State == StateElsewhere {
 		return Applied{}, newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
 	}
 	// The apply is completed even if the client leaves, and the server waits for it.
-	ctx, done, err := s.beginApply(ctx)
+	ctx, done, err := a.sessions.beginWork(ctx, applyTime)
 	if err != nil {
 		return Applied{}, err
 	}
 	defer done()
-	layers, err := sessiondir.OpenChanges(s.opts.StateDir, id)
+	layers, err := sessiondir.OpenChanges(a.sessions.archive.stateDir, id)
 	if err != nil {
 		status, code := http.StatusConflict, "no_changes"
 		if errors.Is(err, overlay.ErrGone) {
@@ -267,39 +305,12 @@ func (s *Server) applyChanges(ctx context.Context, id string, r ApplyRequest) (A
 		return Applied{}, fromProblem(status, code, record.Problem{Cause: err.Error(), Hint: "Its diff shows what is known of them."})
 	}
 	defer func() { _ = layers.Close() }() // what was done is done
-	return s.applyLayers(ctx, layers, r)
-}
-
-// beginApply returns a context for work that the server waits for when it stops.
-// The context ends after applyTime, or when the stop is forced.
-func (s *Server) beginApply(ctx context.Context) (_ context.Context, done func(), err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing {
-		return nil, nil, serverStopping()
-	}
-	s.ending.Add(1)
-	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
-	bounded, end := context.WithTimeoutCause(ctx, applyTime, errors.New("the apply takes too long"))
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		select {
-		case <-s.opts.Force:
-			cancel(errStopping)
-		case <-bounded.Done():
-		}
-	})
-	return bounded, func() {
-		end()
-		watch.Wait()
-		cancel(nil)
-		s.ending.Done()
-	}, nil
+	return a.applyLayers(ctx, layers, r)
 }
 
 // endForApply ends a live session that can be applied.
-func (s *Server) endForApply(ctx context.Context, id string, r ApplyRequest) error {
-	live := s.liveSession(id)
+func (a changesAPI) endForApply(ctx context.Context, id string, r ApplyRequest) error {
+	live := a.sessions.liveSession(id)
 	if live == nil {
 		return nil
 	}
@@ -312,7 +323,7 @@ func (s *Server) endForApply(ctx context.Context, id string, r ApplyRequest) err
 	case r.DryRun:
 		return newProblem(http.StatusConflict, "busy", "session "+id+" lives", "GET …/diff shows what it changed and what conflicts; an apply ends it first")
 	}
-	if s.ctx.Err() != nil {
+	if a.sessions.ctx.Err() != nil {
 		return serverStopping() // it may have cut a turn
 	}
 	if !live.endIdle(clientOf(ctx).name()) {
@@ -321,42 +332,28 @@ func (s *Server) endForApply(ctx context.Context, id string, r ApplyRequest) err
 	return waitClosed(ctx, live.closed)
 }
 
-// endIdle ends a session in which no turn runs, and reports whether it did. A
-// session that is being ended during a turn is not idle: its changes are
-// incomplete.
-func (s *session) endIdle(client string) bool {
-	s.mu.Lock()
-	idle := s.ending && !s.cut || !s.ending && s.run.Status().Turn == ""
-	s.ending = s.ending || idle // no turn begins any more
-	s.mu.Unlock()
-	if idle {
-		s.close(client)
-	}
-	return idle
-}
-
-func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequest) (Applied, error) {
+func (a changesAPI) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequest) (Applied, error) {
 	info := l.Info()
-	w, err := s.openWorkspace(l)
+	w, err := a.openWorkspace(l)
 	if err != nil {
 		return Applied{}, err
 	}
 	defer func() { _ = w.Close() }() // only its directory was written to
 	if err := l.Lock(); err != nil {
-		return Applied{}, s.changesProblem(info, err)
+		return Applied{}, a.changesProblem(info, err)
 	}
-	if s.opts.Settle != nil {
-		if err := s.opts.Settle(ctx, info.Session); err != nil {
-			return Applied{}, s.asProblem("settle session", err)
+	if a.settle != nil {
+		if err := a.settle(ctx, info.Session); err != nil {
+			return Applied{}, a.sessions.asProblem("settle session", err)
 		}
 	}
 	from := clientOf(ctx)
 	l.SetUser(from.name())
-	s.log.Info("changes are applied", zap.String("session", info.Session), zap.String("client", from.label), zap.Bool("discard", r.Discard), zap.Bool("dry_run", r.DryRun))
+	a.sessions.log.Info("changes are applied", zap.String("session", info.Session), zap.String("client", from.label), zap.Bool("discard", r.Discard), zap.Bool("dry_run", r.DryRun))
 	out := Applied{Session: info.Session, Workspace: w.Path, DryRun: r.DryRun, Applied: []Note{}, Conflicts: []Note{}, LeftOut: []Note{}, Failed: []Note{}}
 	if r.Discard {
 		if err := l.End(overlay.Discarded); err != nil {
-			return Applied{}, s.changesProblem(info, err)
+			return Applied{}, a.changesProblem(info, err)
 		}
 		out.Changes = string(overlay.Discarded)
 		return out, nil
@@ -367,7 +364,7 @@ func (s *Server) applyLayers(ctx context.Context, l *overlay.Layers, r ApplyRequ
 	}
 	done, err := l.Apply(ctx, w.Dir, o)
 	if done == nil {
-		return Applied{}, s.changesProblem(info, err)
+		return Applied{}, a.changesProblem(info, err)
 	}
 	out.setResult(done, o)
 	if err != nil {

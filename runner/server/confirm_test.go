@@ -273,7 +273,7 @@ func TestFloodOfAnswers(t *testing.T) {
 	f := w.followEvents(id, "")
 	turn := w.startTurn(id, "go")
 	c := w.waitForConfirmation(id, f)
-	live := w.server.liveSession(id)
+	live := w.server.sessions.liveSession(id)
 	got := map[int]int{}
 	for i := range 10_000 {
 		guess := fmt.Sprintf("%032x", i)
@@ -283,7 +283,7 @@ func TestFloodOfAnswers(t *testing.T) {
 		case 2:
 			guess = strings.Repeat("\x1b", 1000) // what no question is called
 		}
-		_, err := live.answerConfirmation(context.Background(), turn+strings.Repeat("x", i%3), guess, Answer{Decision: approval.DecisionAllow}, client{label: "mallory", roles: AllRoles()})
+		_, err := live.confirmations.answerConfirmation(context.Background(), turn+strings.Repeat("x", i%3), guess, Answer{Decision: approval.DecisionAllow}, client{label: "mallory", roles: AllRoles()})
 		if p, ok := errors.AsType[*Problem](err); ok {
 			got[p.Status]++
 		}
@@ -327,9 +327,9 @@ func TestAnswersToNoSession(t *testing.T) {
 		}
 	}
 	const flood = 5 * strayMost
-	p := newProblem(404, "no_session", "none", "")
+	p, api := newProblem(404, "no_session", "none", ""), confirmationsAPI{w.server.sessions}
 	for range flood {
-		if err := w.server.logStray(t.Context(), "ses_x", "0", p); !errors.Is(err, p) {
+		if err := api.logStray(t.Context(), "ses_x", "0", p); !errors.Is(err, p) {
 			t.Fatal(err)
 		}
 	}

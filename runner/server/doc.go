@@ -11,4 +11,14 @@
 //	GET  /sessions/{id}/events ◀────────── trace.jsonl, followed; live output beside it
 //	POST …/confirmations/{request} ──────▶ approval.Broker.Answer: the first answer wins
 //	DELETE /sessions/{id} ───────────────▶ Session.Close: container gone, records kept
+//
+// The parts, each using those below it:
+//
+//	Server                     listens, and puts the parts together
+//	guard                      refuses requests before they reach a route
+//	sessionsAPI, turnsAPI, …   the operations on one resource each
+//	registry                   the live sessions: admission, lookup, their end
+//	session                    one live session: its turns, confirmations, feed
+//	archive                    the sessions on the disk
+//	diagnostics                the log and the metrics, which all share
 package server

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"reflect"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -15,7 +17,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 const (
@@ -52,11 +53,40 @@ func (in *eventsInput) lastSeen() (int64, error) {
 	return seq, nil
 }
 
+// streamsAPI are the operations that stream records. It counts the streams of each
+// client.
+type streamsAPI struct {
+	sessions *registry
+	most     int // streams per client
+
+	mu   sync.Mutex
+	open map[string]int // streams, by client
+}
+
+func newStreamsAPI(r *registry, most int) *streamsAPI {
+	return &streamsAPI{sessions: r, most: most, open: map[string]int{}}
+}
+
+func (a *streamsAPI) addOperations(o operations) {
+	op := o.newOperation(http.MethodGet, "/sessions/{id}/events", "followSession", "Follow a session's records",
+		`Server-sent events. A record is an event without a name, its id the record's seq, its data one line of JSON: the Record schema, as in trace.jsonl.
+Events named "delta" (the Delta schema) are live output; they have no id, and are never sent again. The event "end" (StreamEnd) is the last: the session has ended. Comments keep the connection alive.
+A client that comes back with Last-Event-ID, or ?after=, gets exactly what came behind it. One that is too slow is disconnected, and can come back. 204 says that there is nothing behind, and will not be.`,
+		http.StatusOK, 400, 404, 429)
+	schemas := o.api.OpenAPI().Components.Schemas
+	op.Responses["200"] = &huma.Response{Description: "The stream", Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}}}}
+	op.Responses["204"] = &huma.Response{Description: "The session has ended, and the client has all of it"}
+	for name, t := range map[string]reflect.Type{"Record": reflect.TypeFor[record.Record](), "Delta": reflect.TypeFor[Delta](), "StreamEnd": reflect.TypeFor[StreamEnd]()} {
+		schemas.Schema(t, true, name)
+	}
+	huma.Register(o.api, op, a.streamEvents)
+}
+
 // stream sends the records of a session to one client.
 type stream struct {
-	server *Server
-	id     string
-	dir    string // of the records
+	sessions *registry
+	id       string
+	dir      string // of the records
 	// feed is that of a live session of this server, nil for others.
 	feed  *feed
 	sub   *subscription
@@ -69,23 +99,23 @@ type stream struct {
 }
 
 // streamEvents streams a session's records.
-func (s *Server) streamEvents(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
+func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
 	after, err := in.lastSeen()
 	if err != nil {
 		return nil, err
 	}
-	dir, err := s.findDir(in.ID)
+	dir, err := a.sessions.findDir(in.ID)
 	if err != nil {
 		return nil, err
 	}
-	st := &stream{server: s, id: in.ID, dir: dir, after: after}
-	if live := s.liveSession(in.ID); live != nil {
+	st := &stream{sessions: a.sessions, id: in.ID, dir: dir, after: after}
+	if live := a.sessions.liveSession(in.ID); live != nil {
 		st.feed = live.feed
 	}
 	if st.trace, err = openTail(dir); err != nil {
-		return nil, s.internalProblem("open trace", err)
+		return nil, a.sessions.internalProblem("open trace", err)
 	}
-	release, err := s.takeStream(clientOf(ctx).label)
+	release, err := a.takeStream(clientOf(ctx).label)
 	if err != nil {
 		st.trace.close()
 		return nil, err
@@ -113,42 +143,42 @@ func (s *Server) streamEvents(ctx context.Context, in *eventsInput) (*huma.Strea
 		}
 		st.w, st.wire = w, http.NewResponseController(w)
 		if err := st.sendAll(r.Context()); err != nil {
-			s.log.Debug("stream", zap.String("session", st.id), zap.Error(err))
+			a.sessions.log.Debug("stream", zap.String("session", st.id), zap.Error(err))
 		}
 	}}, nil
 }
 
 // takeStream counts a stream of a client until release is called.
-func (s *Server) takeStream(client string) (release func(), err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.streams[client] >= s.opts.MaxStreams {
-		p := newProblem(http.StatusTooManyRequests, "streams", fmt.Sprintf("this token has %d streams open, and may have no more", s.opts.MaxStreams), "Close one")
+func (a *streamsAPI) takeStream(client string) (release func(), err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.open[client] >= a.most {
+		p := newProblem(http.StatusTooManyRequests, "streams", fmt.Sprintf("this token has %d streams open, and may have no more", a.most), "Close one")
 		p.retryAfter = "5"
 		return nil, p
 	}
-	s.streams[client]++
-	s.metrics.streams.Inc()
+	a.open[client]++
+	a.sessions.metrics.streams.Inc()
 	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.streams[client]--; s.streams[client] == 0 {
-			delete(s.streams, client)
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.open[client]--; a.open[client] == 0 {
+			delete(a.open, client)
 		}
-		s.metrics.streams.Dec()
+		a.sessions.metrics.streams.Dec()
 	}, nil
 }
 
 // seekCheckpoint seeks to the last checkpoint before the record that the client
 // has.
 func (st *stream) seekCheckpoint() error {
-	c, ok := st.server.indexes.checkpointBefore(st.id, st.trace.file, st.after)
+	c, ok := st.sessions.indexes.checkpointBefore(st.id, st.trace.file, st.after)
 	if !ok {
 		return nil
 	}
 	there, err := st.trace.seekCheckpoint(c)
 	if err == nil && !there {
-		st.server.indexes.dropIndex(st.id)
+		st.sessions.indexes.dropIndex(st.id)
 	}
 	return err
 }
@@ -160,16 +190,16 @@ func (st *stream) skipSeen() (done bool, err error) {
 		return false, nil
 	}
 	if err := st.seekCheckpoint(); err != nil {
-		return false, st.server.internalProblem("read trace", err)
+		return false, st.sessions.internalProblem("read trace", err)
 	}
 	for passed := 1; ; passed++ {
 		if passed == 2*indexEvery {
-			st.server.indexes.extendIndex(st.id, st.dir, false)
+			st.sessions.indexes.extendIndex(st.id, st.dir, false)
 		}
 		e, ok, err := st.trace.nextEntry()
 		switch {
 		case err != nil:
-			return false, st.server.internalProblem("read trace", err)
+			return false, st.sessions.internalProblem("read trace", err)
 		case !ok:
 			// A client that claims more records than the trace has would wait, and
 			// miss those written meanwhile.
@@ -224,7 +254,7 @@ func (st *stream) sendAll(ctx context.Context) error {
 			}
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-st.server.stopped:
+		case <-st.sessions.stopped:
 			// The sessions have ended: send what remains.
 			if end, err := st.catchUp(); err != nil || end != "" {
 				return errors.Join(err, st.sendEvent("end", StreamEnd{State: end}))
@@ -234,9 +264,6 @@ func (st *stream) sendAll(ctx context.Context) error {
 		beat.Reset(heartbeat)
 	}
 }
-
-// errStopping ends the streams when the server stops.
-var errStopping = errors.New("the server stops")
 
 // StreamEnd is the last event, "end": the session has ended, and there will be
 // no more records.
@@ -248,7 +275,7 @@ type StreamEnd struct {
 // the session, or "" if there may be more.
 func (st *stream) catchUp() (end State, err error) {
 	if st.feed == nil {
-		lives := sessiondir.Lives(st.server.opts.StateDir, st.id)
+		lives := st.sessions.archive.isLive(st.id)
 		last, err := st.sendRecords(math.MaxInt64)
 		switch {
 		case err != nil:
@@ -340,7 +367,7 @@ func (st *stream) writeAndFlush(text []byte) error {
 	if err != nil {
 		var timeout interface{ Timeout() bool }
 		if errors.As(err, &timeout) && timeout.Timeout() {
-			st.server.metrics.dropped.Inc()
+			st.sessions.metrics.dropped.Inc()
 		}
 		return fmt.Errorf("send event: %w", err)
 	}

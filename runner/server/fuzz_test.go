@@ -103,7 +103,7 @@ func FuzzRequests(f *testing.F) {
 		if out.Code >= 400 && (out.Header().Get("Content-Type") != problemType || method != "HEAD" && !json.Valid(out.Body.Bytes())) {
 			t.Fatalf("%s %s %q: %d is no problem: %s", method, path, body, out.Code, out.Body)
 		}
-		if len(s.sessions) != 0 {
+		if len(s.sessions.sessions) != 0 {
 			t.Fatalf("%s %s %q started a session", method, path, body)
 		}
 	})

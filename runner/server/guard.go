@@ -30,28 +30,34 @@ const (
 	maxRequests = 256
 )
 
-// clientKey is the context key of the client.
-type clientKey struct{}
+// guard protects the routes from requests that are not allowed, malformed or too
+// many.
+type guard struct {
+	*diagnostics
+	keys        *keyring
+	hosts       []string // names of the server besides localhost
+	openMetrics bool
+	bodyTime    time.Duration
+}
 
-// clientOf returns the client that a request is from. The zero client has no role.
-func clientOf(ctx context.Context) client {
-	c, _ := ctx.Value(clientKey{}).(client)
-	return c
+// protectRoutes returns a handler that serves mux behind all checks.
+func (g *guard) protectRoutes(mux *http.ServeMux) http.Handler {
+	return g.guardRequests(g.authorize(mux, g.limitRequests(g.readBodies(g.routeRequests(mux)))))
 }
 
 // guardRequests checks every request before it is handled, in this order: Host,
 // Origin, token, and no body where none is accepted.
-func (s *Server) guardRequests(next http.Handler) http.Handler {
+func (g *guard) guardRequests(next http.Handler) http.Handler {
 	cross := http.NewCrossOriginProtection()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		out := &response{ResponseWriter: w, unread: r.ContentLength != 0}
 		began := time.Now()
 		// Deadlines outlive the requests of a connection.
 		if err := http.NewResponseController(w).SetWriteDeadline(time.Time{}); err != nil {
-			s.log.Warn("the connection takes no deadline", zap.Error(err))
+			g.log.Warn("the connection takes no deadline", zap.Error(err))
 		}
 		if out.unread { // until the body is read whole, or the connection closed
-			_ = http.NewResponseController(w).SetReadDeadline(began.Add(s.opts.bodyTime)) // as above
+			_ = http.NewResponseController(w).SetReadDeadline(began.Add(g.bodyTime)) // as above
 		}
 		out.Header().Set("X-Content-Type-Options", "nosniff")
 		out.Header().Set("Cache-Control", "no-store")
@@ -60,33 +66,33 @@ func (s *Server) guardRequests(next http.Handler) http.Handler {
 				if v == http.ErrAbortHandler { //nolint:errorlint // it is the very value that net/http compares
 					panic(v)
 				}
-				s.log.Error("a request panicked", zap.String("route", r.Pattern), zap.Any("panic", v), zap.Stack("stack"))
+				g.log.Error("a request panicked", zap.String("route", r.Pattern), zap.Any("panic", v), zap.Stack("stack"))
 				if out.status == 0 {
-					s.writeProblem(out, r, newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log says why"))
+					g.writeProblem(out, r, newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log says why"))
 				}
 			}
-			s.metrics.countRequest(r, out.status, time.Since(began))
+			g.metrics.countRequest(r, out.status, time.Since(began))
 			// The URL is not logged: its query may hold a misplaced token.
-			s.log.Debug("request", zap.String("method", r.Method), zap.String("route", r.Pattern), zap.Int("status", out.status),
+			g.log.Debug("request", zap.String("method", r.Method), zap.String("route", r.Pattern), zap.Int("status", out.status),
 				zap.String("client", clientOf(r.Context()).label), zap.Duration("took", time.Since(began)))
 		}()
-		if p := s.checkOrigin(r, cross); p != nil {
-			s.writeProblem(out, r, p)
+		if p := g.checkOrigin(r, cross); p != nil {
+			g.writeProblem(out, r, p)
 			return
 		}
-		if !s.isPublic(r) {
-			from, ok := s.keys.findClient(r)
+		if !g.isPublic(r) {
+			from, ok := g.keys.findClient(r)
 			if !ok {
-				s.metrics.unauthorized.Inc()
+				g.metrics.unauthorized.Inc()
 				out.Header().Set("WWW-Authenticate", `Bearer realm="caisson"`)
-				s.writeProblem(out, r, newProblem(http.StatusUnauthorized, "unauthorized", "there is no token that is known here",
+				g.writeProblem(out, r, newProblem(http.StatusUnauthorized, "unauthorized", "there is no token that is known here",
 					"Send it as the header Authorization: Bearer TOKEN; one in the URL does not count"))
 				return
 			}
 			r = r.WithContext(context.WithValue(r.Context(), clientKey{}, from))
 			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.ContentLength != 0 {
 				// A stream takes no slot: its body would be held without one.
-				s.writeProblem(out, r, newProblem(http.StatusBadRequest, "body", "a "+r.Method+" takes no body", "Leave it out"))
+				g.writeProblem(out, r, newProblem(http.StatusBadRequest, "body", "a "+r.Method+" takes no body", "Leave it out"))
 				return
 			}
 		}
@@ -95,15 +101,15 @@ func (s *Server) guardRequests(next http.Handler) http.Handler {
 }
 
 // isPublic reports whether a request needs no token.
-func (s *Server) isPublic(r *http.Request) bool {
-	return r.URL.Path == "/healthz" || r.URL.Path == "/metrics" && s.opts.OpenMetrics
+func (g *guard) isPublic(r *http.Request) bool {
+	return r.URL.Path == "/healthz" || r.URL.Path == "/metrics" && g.openMetrics
 }
 
 // checkOrigin refuses requests that a browser sends for a page of another site: a
 // foreign Host indicates DNS rebinding, a foreign Origin another site. Other
 // programs send no Origin.
-func (s *Server) checkOrigin(r *http.Request, cross *http.CrossOriginProtection) *Problem {
-	if !s.knownHost(r) {
+func (g *guard) checkOrigin(r *http.Request, cross *http.CrossOriginProtection) *Problem {
+	if !g.knownHost(r) {
 		return newProblem(http.StatusForbidden, "host", "the Host of the request is not this server's",
 			"Name it localhost, by its address, or by a name of hosts: in the configuration of serve")
 	}
@@ -125,10 +131,10 @@ func (s *Server) checkOrigin(r *http.Request, cross *http.CrossOriginProtection)
 
 // knownHost reports whether a request's Host is one of this server: localhost or
 // a loopback address, the address of the connection, or a configured name.
-func (s *Server) knownHost(r *http.Request) bool {
+func (g *guard) knownHost(r *http.Request) bool {
 	host := r.Host
 	if name, port, err := net.SplitHostPort(r.Host); err == nil {
-		if slices.ContainsFunc(s.opts.Hosts, func(known string) bool { return strings.EqualFold(known, r.Host) }) {
+		if slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, r.Host) }) {
 			return true
 		}
 		if host = name; port == "" {
@@ -136,7 +142,7 @@ func (s *Server) knownHost(r *http.Request) bool {
 		}
 	}
 	host = strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
-	if strings.EqualFold(host, "localhost") || slices.ContainsFunc(s.opts.Hosts, func(known string) bool { return strings.EqualFold(known, host) }) {
+	if strings.EqualFold(host, "localhost") || slices.ContainsFunc(g.hosts, func(known string) bool { return strings.EqualFold(known, host) }) {
 		return true
 	}
 	ip := net.ParseIP(host)
@@ -149,17 +155,17 @@ func (s *Server) knownHost(r *http.Request) bool {
 }
 
 // authorize refuses requests whose route requires a role that the client lacks,
-// before their body is read. A path without a route is refused by [Server.route].
-func (s *Server) authorize(mux *http.ServeMux, next http.Handler) http.Handler {
+// before their body is read. A path without a route is refused by routeRequests.
+func (g *guard) authorize(mux *http.ServeMux, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, pattern := mux.Handler(r)
-		if pattern != "" && !s.isPublic(r) {
+		if pattern != "" && !g.isPublic(r) {
 			from := clientOf(r.Context())
 			role, listed := routeRoles[pattern]
 			if !listed || !from.hasRole(role) {
-				s.metrics.forbidden.Inc()
-				s.strays.Warn("a request that the token's roles do not allow", zap.String("client", from.label), zap.String("route", pattern), zap.String("role", string(role)))
-				s.writeProblem(w, r, from.lacksRole(role))
+				g.metrics.forbidden.Inc()
+				g.strays.Warn("a request that the token's roles do not allow", zap.String("client", from.label), zap.String("route", pattern), zap.String("role", string(role)))
+				g.writeProblem(w, r, from.lacksRole(role))
 				return
 			}
 		}
@@ -169,11 +175,11 @@ func (s *Server) authorize(mux *http.ServeMux, next http.Handler) http.Handler {
 
 // readBodies reads the bodies of requests with a token. Those of public routes
 // are not read.
-func (s *Server) readBodies(next http.Handler) http.Handler {
+func (g *guard) readBodies(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !s.isPublic(r) {
+		if !g.isPublic(r) {
 			if p := readBody(w, r); p != nil {
-				s.writeProblem(w, r, p)
+				g.writeProblem(w, r, p)
 				return
 			}
 			if out, ok := w.(*response); ok {
@@ -218,7 +224,7 @@ func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 }
 
 // writeProblem writes a problem as the response.
-func (s *Server) writeProblem(w http.ResponseWriter, r *http.Request, p *Problem) {
+func (g *guard) writeProblem(w http.ResponseWriter, r *http.Request, p *Problem) {
 	maps.Copy(w.Header(), p.GetHeaders())
 	w.Header().Set("Content-Type", problemType)
 	w.WriteHeader(p.Status)
@@ -226,13 +232,13 @@ func (s *Server) writeProblem(w http.ResponseWriter, r *http.Request, p *Problem
 		return
 	}
 	if err := writeJSON(w, p); err != nil {
-		s.log.Debug("write answer", zap.Error(err))
+		g.log.Debug("write answer", zap.Error(err))
 	}
 }
 
 // limitRequests bounds the requests that are served at once. Streams have their
 // own bound.
-func (s *Server) limitRequests(next http.Handler) http.Handler {
+func (g *guard) limitRequests(next http.Handler) http.Handler {
 	slots := make(chan struct{}, maxRequests)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/events") {
@@ -246,14 +252,14 @@ func (s *Server) limitRequests(next http.Handler) http.Handler {
 		default:
 			p := newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests are under way", "Try again in a second")
 			p.retryAfter = "1"
-			s.writeProblem(w, r, p)
+			g.writeProblem(w, r, p)
 		}
 	})
 }
 
 // routeRequests serves mux, with a problem instead of its plain text for a path or
 // method without a route.
-func (s *Server) routeRequests(mux *http.ServeMux) http.Handler {
+func (g *guard) routeRequests(mux *http.ServeMux) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		handler, pattern := mux.Handler(r)
 		clean := path.Clean(r.URL.Path) == r.URL.Path // ServeMux would redirect others
@@ -265,20 +271,11 @@ func (s *Server) routeRequests(mux *http.ServeMux) http.Handler {
 		handler.ServeHTTP(said, r)
 		if clean && said.status == http.StatusMethodNotAllowed {
 			w.Header().Set("Allow", said.header.Get("Allow"))
-			s.writeProblem(w, r, newProblem(http.StatusMethodNotAllowed, "method", "this path takes no "+methodName(r), "It takes "+said.header.Get("Allow")))
+			g.writeProblem(w, r, newProblem(http.StatusMethodNotAllowed, "method", "this path takes no "+methodName(r), "It takes "+said.header.Get("Allow")))
 			return
 		}
-		s.writeProblem(w, r, newProblem(http.StatusNotFound, "not_found", "there is no such path", "/openapi.json lists what there is"))
+		g.writeProblem(w, r, newProblem(http.StatusNotFound, "not_found", "there is no such path", "/openapi.json lists what there is"))
 	})
-}
-
-// methodName returns a request's method if it is a standard one.
-func methodName(r *http.Request) string {
-	known := []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions}
-	if slices.Contains(known, r.Method) {
-		return r.Method
-	}
-	return "such method"
 }
 
 // discardResponse is a response whose body is discarded.

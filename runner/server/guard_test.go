@@ -105,7 +105,7 @@ func TestRequestsFromElsewhere(t *testing.T) {
 			}
 		}
 	}
-	if got := len(w.server.sessions); got != 1 {
+	if got := len(w.server.sessions.sessions); got != 1 {
 		t.Fatalf("%d sessions were started by requests that were refused", got-1)
 	}
 	// The controls.
@@ -162,7 +162,7 @@ func TestPreflightAndForms(t *testing.T) {
 			w.do(aliceToken, "POST", "/sessions", body, "Content-Type", kind).requireProblem(t, 415, "content_type")
 		}
 	}
-	if n := len(w.server.sessions); n != 0 {
+	if n := len(w.server.sessions.sessions); n != 0 {
 		t.Fatalf("%d sessions were started", n)
 	}
 	w.do(aliceToken, "POST", "/sessions", create, "Content-Type", "application/json; charset=utf-8").requireStatus(t, 201)
@@ -223,7 +223,7 @@ func TestRequestsThatAreNone(t *testing.T) {
 			t.Errorf("%s: %d %s", name, a.status, a.text)
 		}
 	}
-	if len(w.server.sessions) != 0 {
+	if len(w.server.sessions.sessions) != 0 {
 		t.Error("a session was started")
 	}
 }
@@ -269,7 +269,8 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 			})
 			mux.HandleFunc("POST /sessions", func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(422) })
 			mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
-			h := w.server.guardRequests(w.server.limitRequests(w.server.readBodies(w.server.routeRequests(mux))))
+			g := w.server.guard
+			h := g.guardRequests(g.limitRequests(g.readBodies(g.routeRequests(mux))))
 			server := httptest.NewServer(h)
 			defer server.Close()
 			var held sync.WaitGroup

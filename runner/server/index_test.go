@@ -136,12 +136,12 @@ func (r *reader) behind(ctx context.Context, after int, first bool) (ids []int) 
 // indexed waits until the session is indexed to its end.
 func (r *reader) indexed() {
 	r.tb.Helper()
-	r.server.indexes.extendIndex(longID, sessiondir.Path(r.server.opts.StateDir, longID), false)
+	r.server.sessions.indexes.extendIndex(longID, sessiondir.Path(r.server.opts.StateDir, longID), false)
 	for busy := true; busy; {
 		time.Sleep(time.Millisecond)
-		r.server.indexes.mu.Lock()
-		busy = r.server.indexes.kept[longID].busy
-		r.server.indexes.mu.Unlock()
+		r.server.sessions.indexes.mu.Lock()
+		busy = r.server.sessions.indexes.kept[longID].busy
+		r.server.sessions.indexes.mu.Unlock()
 	}
 }
 
@@ -152,7 +152,7 @@ func (r *reader) checkpoint(after int) (seq int64, ok bool) {
 		r.tb.Fatal(err)
 	}
 	defer t.close()
-	c, ok := r.server.indexes.checkpointBefore(longID, t.file, int64(after))
+	c, ok := r.server.sessions.indexes.checkpointBefore(longID, t.file, int64(after))
 	return c.Seq, ok
 }
 
@@ -219,7 +219,7 @@ func TestIndexesAreBounded(t *testing.T) {
 	state := t.TempDir()
 	writeLong(t, state, 100)
 	r := newReader(t, state)
-	dir, x := sessiondir.Path(state, longID), r.server.indexes
+	dir, x := sessiondir.Path(state, longID), r.server.sessions.indexes
 	x.extendIndex("live", dir, true)
 	for i := range 3 * keptIndexes {
 		x.extendIndex(fmt.Sprint(i), dir, false)
@@ -254,7 +254,7 @@ func TestALiveSessionIsIndexed(t *testing.T) {
 	w := newTestEnv(t, script.String())
 	id := w.startSession("bind")
 	w.waitForTurn(id, w.startTurn(id, "go"))
-	x := w.server.indexes
+	x := w.server.sessions.indexes
 	x.mu.Lock()
 	e := x.kept[id]
 	x.mu.Unlock()
@@ -286,7 +286,7 @@ func BenchmarkReconnect(b *testing.B) {
 				if round%10 != 0 {
 					continue
 				}
-				r.server.indexes.dropIndex(longID)
+				r.server.sessions.indexes.dropIndex(longID)
 			}
 			ctx, cancel := context.WithCancel(b.Context())
 			start := time.Now()

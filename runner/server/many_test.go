@@ -190,7 +190,7 @@ func TestSlowReaders(t *testing.T) {
 			t.Fatalf("stream: %q, %v", line, err)
 		} // and it reads no more
 	}
-	live := w.server.liveSession(id)
+	live := w.server.sessions.liveSession(id)
 	for live.feed.countReaders() < 8 {
 		runtime.Gosched()
 	}
@@ -220,7 +220,7 @@ func TestReaderThatIsDropped(t *testing.T) {
 	w := newTestEnv(t, "  - text: Done.\n")
 	server, client := net.Pipe() // nothing is buffered: a write waits for its reader
 	defer client.Close()
-	st := &stream{server: w.server, w: &deadlined{conn: server, limit: time.Now().Add(-time.Second)}}
+	st := &stream{sessions: w.server.sessions, w: &deadlined{conn: server, limit: time.Now().Add(-time.Second)}}
 	st.wire = http.NewResponseController(st.w)
 	if err := st.writeAndFlush([]byte("x")); err == nil {
 		t.Error("a write that nobody reads succeeds")
@@ -243,9 +243,9 @@ func TestStreamsOfAToken(t *testing.T) {
 	req.requireProblem(t, 400, "event_id")
 	open[0].close()
 	for {
-		w.server.mu.Lock()
-		n := w.server.streams["alice"]
-		w.server.mu.Unlock()
+		w.server.streams.mu.Lock()
+		n := w.server.streams.open["alice"]
+		w.server.streams.mu.Unlock()
 		if n < 3 {
 			break
 		}
@@ -279,14 +279,14 @@ func TestClientsThatVanish(t *testing.T) {
 		})
 	}
 	all.Wait()
-	live := w.server.liveSession(id)
+	live := w.server.sessions.liveSession(id)
 	for live.feed.countReaders() > 0 {
 		runtime.Gosched()
 	}
 	for streams := 1; streams > 0; runtime.Gosched() {
-		w.server.mu.Lock()
-		streams = len(w.server.streams)
-		w.server.mu.Unlock()
+		w.server.streams.mu.Lock()
+		streams = len(w.server.streams.open)
+		w.server.streams.mu.Unlock()
 	}
 	w.post("/sessions/"+id+"/turns/"+turn+"/cancel", "").requireStatus(t, 200)
 	if got := w.waitForTurn(id, turn); got.Reason != "cancelled" {

@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -37,7 +38,7 @@ type metrics struct {
 	requestTime  *prometheus.HistogramVec
 }
 
-func newMetrics(live func() map[State]int) *metrics {
+func newMetrics() *metrics {
 	m := &metrics{registry: prometheus.NewRegistry()}
 	counter := func(name, help string) prometheus.Counter {
 		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "caisson_" + name, Help: help})
@@ -72,9 +73,14 @@ func newMetrics(live func() map[State]int) *metrics {
 	m.unauthorized = counter("http_unauthorized_total", "Requests without a token that is known.")
 	m.requests = counters("http_requests_total", "HTTP requests.", "route", "method", "status")
 	m.requestTime = times("http_request_seconds", "Time of HTTP requests, streams included.", []float64{.001, .005, .025, .1, .5, 2.5, 10, 60}, "route")
-	m.registry.MustRegister(m.streams, liveSessions{live}, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.streams, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
+}
+
+// collectStates adds the count of live sessions by state.
+func (m *metrics) collectStates(count func() map[State]int) {
+	m.registry.MustRegister(liveSessions{count})
 }
 
 func (m *metrics) httpHandler() http.Handler {
@@ -107,6 +113,15 @@ func (m *metrics) countRequest(r *http.Request, status int, took time.Duration) 
 	}
 	m.requests.WithLabelValues(route, methodName(r), strconv.Itoa(status)).Inc()
 	m.requestTime.WithLabelValues(route).Observe(took.Seconds())
+}
+
+// methodName returns a request's method if it is a standard one.
+func methodName(r *http.Request) string {
+	known := []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions}
+	if slices.Contains(known, r.Method) {
+		return r.Method
+	}
+	return "such method"
 }
 
 // callMetrics counts the records of one session, in their order.

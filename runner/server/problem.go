@@ -145,16 +145,16 @@ const (
 
 // internalProblem returns the problem of an error whose text clients must not
 // see. The text is in the log, under the ID that the problem has.
-func (s *Server) internalProblem(what string, err error) *Problem {
+func (d *diagnostics) internalProblem(what string, err error) *Problem {
 	id := "err_" + ulid.Make().String()
-	s.log.Error(what, zap.String("error_id", id), zap.Error(err))
+	d.log.Error(what, zap.String("error_id", id), zap.Error(err))
 	p := newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log says why, under "+id)
 	p.ErrorID = id
 	return p
 }
 
 // asProblem returns the problem for an error of the runner.
-func (s *Server) asProblem(what string, err error) *Problem {
+func (d *diagnostics) asProblem(what string, err error) *Problem {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
 	}
@@ -162,16 +162,16 @@ func (s *Server) asProblem(what string, err error) *Problem {
 		return fromProblem(http.StatusUnprocessableEntity, e.Code, clientProblem(e.Problem, askOtherwise))
 	}
 	if w, ok := errors.AsType[*runner.WorkspaceError](err); ok {
-		s.log.Warn(what, zap.Error(err))
+		d.log.Warn(what, zap.Error(err))
 		return fromProblem(http.StatusUnprocessableEntity, "input", record.Problem{Cause: w.Error(), Hint: "Name another directory."})
 	}
-	if d, ok := errors.AsType[*sessiondir.StateError](err); ok {
-		s.log.Warn(what, zap.Error(err))
-		return fromProblem(http.StatusServiceUnavailable, "configuration", record.Problem{Cause: d.Error(), Hint: operatorHint})
+	if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
+		d.log.Warn(what, zap.Error(err))
+		return fromProblem(http.StatusServiceUnavailable, "configuration", record.Problem{Cause: e.Error(), Hint: operatorHint})
 	}
 	e, ok := errors.AsType[*runner.Error](err)
 	if !ok {
-		return s.internalProblem(what, err)
+		return d.internalProblem(what, err)
 	}
 	status, code := http.StatusServiceUnavailable, ""
 	switch e.Status {
@@ -188,9 +188,9 @@ func (s *Server) asProblem(what string, err error) *Problem {
 	case runner.ExitFatal:
 		code = "records"
 	default:
-		return s.internalProblem(what, err)
+		return d.internalProblem(what, err)
 	}
-	s.log.Warn(what, zap.Error(err))
+	d.log.Warn(what, zap.Error(err))
 	fallback := operatorHint
 	if status == http.StatusUnprocessableEntity {
 		fallback = askOtherwise

@@ -95,9 +95,10 @@ func TestManyShortSessions(t *testing.T) {
 			t.Fatalf("%d descriptors became %d, %d goroutines %d", before, now, goroutines, running)
 		}
 	}
-	w.server.mu.Lock()
-	sessions, streams := len(w.server.sessions), len(w.server.streams)
-	w.server.mu.Unlock()
+	sessions := len(w.server.sessions.listLive())
+	w.server.streams.mu.Lock()
+	streams := len(w.server.streams.open)
+	w.server.streams.mu.Unlock()
 	if sessions != 0 || streams != 0 {
 		t.Errorf("%d sessions and %d streams are kept", sessions, streams)
 	}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -64,6 +65,15 @@ var routeRoles = map[string]Role{
 type client struct {
 	label string
 	roles []Role
+}
+
+// clientKey is the context key of the client.
+type clientKey struct{}
+
+// clientOf returns the client that a request is from. The zero client has no role.
+func clientOf(ctx context.Context) client {
+	c, _ := ctx.Value(clientKey{}).(client)
+	return c
 }
 
 // hasRole reports whether the client has a role.

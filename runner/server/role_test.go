@@ -108,7 +108,8 @@ func TestRouteWithoutRoleIsRefused(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /forgotten", func(http.ResponseWriter, *http.Request) { t.Error("it was served") })
 	mux.HandleFunc("GET /sessions", func(http.ResponseWriter, *http.Request) {})
-	h := w.server.guardRequests(w.server.authorize(mux, w.server.routeRequests(mux)))
+	g := w.server.guard
+	h := g.guardRequests(g.authorize(mux, g.routeRequests(mux)))
 	for path, want := range map[string]int{"/forgotten": 403, "/sessions": 200} {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, path, nil)
 		if err != nil {
@@ -246,9 +247,9 @@ func (adminTool) Execute(context.Context, *tools.Call) (tools.Output, error) {
 // administrator.
 func TestAdminToolsAreAnsweredByAdmins(t *testing.T) {
 	for _, requires := range []bool{true, false} {
-		s := &session{broker: approval.NewBroker(approval.BrokerOptions{Attended: true})}
+		c := newConfirmations(nil)
 		d, err := dispatch.New(dispatch.Options{
-			Broker: s.broker, Allow: func(tools.Definition) bool { return true }, Emit: func(dispatch.Event) error { return nil }, ConfirmTimeout: time.Hour,
+			Broker: c.broker, Allow: func(tools.Definition) bool { return true }, Emit: func(dispatch.Event) error { return nil }, ConfirmTimeout: time.Hour,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -261,11 +262,11 @@ func TestAdminToolsAreAnsweredByAdmins(t *testing.T) {
 			defer close(done)
 			_, _ = d.Round(t.Context(), []tools.Call{{ID: "tu_1", Name: "probe", Input: json.RawMessage("{}")}})
 		}()
-		for len(s.broker.Pending()) == 0 {
+		for len(c.broker.Pending()) == 0 {
 			time.Sleep(time.Millisecond)
 		}
-		id := s.broker.Pending()[0].ID
-		for _, c := range []struct {
+		id := c.broker.Pending()[0].ID
+		for _, test := range []struct {
 			answer approval.Answer
 			want   bool
 		}{
@@ -273,11 +274,11 @@ func TestAdminToolsAreAnsweredByAdmins(t *testing.T) {
 			{approval.Answer{Decision: approval.DecisionDeny}, false},
 			{approval.Answer{Decision: approval.DecisionDeny, Scope: approval.ScopeAlways}, true},
 		} {
-			if got := s.needsAdmin(id, c.answer); got != c.want {
-				t.Errorf("requires an administrator %v, answer %+v: needs one %v", requires, c.answer, got)
+			if got := c.needsAdmin(id, test.answer); got != test.want {
+				t.Errorf("requires an administrator %v, answer %+v: needs one %v", requires, test.answer, got)
 			}
 		}
-		if _, err := s.broker.Answer(t.Context(), id, approval.Answer{Decision: approval.DecisionDeny}, "test"); err != nil {
+		if _, err := c.broker.Answer(t.Context(), id, approval.Answer{Decision: approval.DecisionDeny}, "test"); err != nil {
 			t.Error(err)
 		}
 		<-done

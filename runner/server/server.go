@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/caisson-run/caisson/runner"
@@ -78,59 +76,41 @@ type Options struct {
 // Server is the HTTP API. [Server.Serve] runs it and closes what it started. It
 // is safe for concurrent use.
 type Server struct {
-	opts    Options
-	log     *zap.Logger
-	strays  *zap.Logger // of answers to no live session and of missing roles: bounded
-	keys    *keyring
-	metrics *metrics
-	indexes *indexes
-	handler http.Handler
-	openAPI []byte
-
-	// ctx is the context of the sessions; end cancels it with a cause.
-	ctx  context.Context //nolint:containedctx // sessions outlive the requests that start them
-	end  context.CancelCauseFunc
-	stop sync.Once
-	// stopped is closed when the last session has closed.
-	stopped chan struct{}
-
-	mu       sync.Mutex
-	closing  bool
-	starting int // sessions that are being made
-	sessions map[string]*session
-	streams  map[string]int // by client
-	// ending counts the sessions that are being started, and the running applies.
-	ending sync.WaitGroup
+	*diagnostics
+	opts     Options
+	sessions *registry
+	streams  *streamsAPI
+	guard    *guard
+	handler  http.Handler
+	openAPI  []byte
 }
 
 // New returns a server that does not listen yet.
 func New(o Options) (*Server, error) {
-	s := &Server{opts: o, log: o.Logger, sessions: map[string]*session{}, streams: map[string]int{}, stopped: make(chan struct{})}
-	if s.log == nil {
-		s.log = zap.NewNop()
-	}
-	s.strays = s.log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(c, strayEvery, strayMost, 0)
-	}))
 	if o.StateDir == "" || o.Prepare == nil {
 		return nil, errors.New("new server: Options.StateDir or Options.Prepare is missing")
 	}
-	defaultTo(&s.opts.MaxSessions, DefaultMaxSessions)
-	defaultTo(&s.opts.MaxStreams, DefaultMaxStreams)
-	defaultTo(&s.opts.IdleTime, DefaultIdleTime)
-	defaultTo(&s.opts.headerTime, headerTime)
-	defaultTo(&s.opts.bodyTime, bodyTime)
-	var err error
-	if s.keys, err = newKeyring(o.Tokens); err != nil {
+	defaultTo(&o.MaxSessions, DefaultMaxSessions)
+	defaultTo(&o.MaxStreams, DefaultMaxStreams)
+	defaultTo(&o.IdleTime, DefaultIdleTime)
+	defaultTo(&o.headerTime, headerTime)
+	defaultTo(&o.bodyTime, bodyTime)
+	keys, err := newKeyring(o.Tokens)
+	if err != nil {
 		return nil, fmt.Errorf("new server: %w", err)
 	}
-	s.metrics, s.indexes = newMetrics(s.countStates), newIndexes(s.log)
-	s.ctx, s.end = context.WithCancelCause(context.Background())
+	s := &Server{diagnostics: newDiagnostics(o.Logger), opts: o}
+	s.sessions = newRegistry(&s.opts, s.diagnostics)
+	s.streams = newStreamsAPI(s.sessions, o.MaxStreams)
+	s.guard = &guard{diagnostics: s.diagnostics, keys: keys, hosts: o.Hosts, openMetrics: o.OpenMetrics, bodyTime: o.bodyTime}
 	mux := http.NewServeMux()
-	if s.openAPI, err = s.registerRoutes(mux); err != nil {
+	s.openAPI, err = registerRoutes(mux, s.diagnostics,
+		sessionsAPI{s.sessions}, turnsAPI{s.sessions}, confirmationsAPI{s.sessions}, s.streams, valuesAPI{s.sessions},
+		changesAPI{sessions: s.sessions, open: o.OpenWorkspace, settle: o.Settle})
+	if err != nil {
 		return nil, fmt.Errorf("new server: %w", err)
 	}
-	s.handler = s.guardRequests(s.authorize(mux, s.limitRequests(s.readBodies(s.routeRequests(mux)))))
+	s.handler = s.guard.protectRoutes(mux)
 	return s, nil
 }
 
@@ -198,54 +178,5 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 // Close ends all sessions with a cause, and waits until they have ended. Its error
 // names what could not be removed. Further calls wait and return nil.
 func (s *Server) Close(cause error) error {
-	var err error
-	s.stop.Do(func() {
-		s.mu.Lock()
-		s.closing = true
-		var all []*session
-		for _, live := range s.sessions {
-			all = append(all, live)
-		}
-		s.mu.Unlock()
-		if cause == nil {
-			cause = errStopping
-		}
-		s.end(cause)
-		for _, live := range all {
-			live.close("")
-		}
-		for _, live := range all {
-			<-live.closed
-			if left := live.report.Left; len(left) > 0 {
-				err = errors.Join(err, fmt.Errorf("session %s left %s", live.id, left[0]))
-			}
-		}
-		s.ending.Wait()
-		s.indexes.close()
-		close(s.stopped)
-	})
-	<-s.stopped
-	return err
-}
-
-// countStates counts the live sessions by state.
-func (s *Server) countStates() map[State]int {
-	s.mu.Lock()
-	var all []*session
-	for _, live := range s.sessions {
-		all = append(all, live)
-	}
-	s.mu.Unlock()
-	n := map[State]int{}
-	for _, live := range all {
-		n[live.currentState()]++
-	}
-	return n
-}
-
-// liveSession returns a session of this server that has not ended, or nil.
-func (s *Server) liveSession(id string) *session {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sessions[id]
+	return s.sessions.closeAll(cause)
 }

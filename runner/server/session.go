@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"sync"
 	"time"
@@ -14,32 +13,30 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/tools/approval"
 )
 
-const (
-	// keptTurns bounds the turns whose reports a live session keeps; the trace has
-	// all.
-	keptTurns = 1024
-	// keptAsked bounds the confirmations whose turn a live session keeps, as the
-	// broker does.
-	keptAsked = 4096
-)
+// keptTurns bounds the turns whose reports a live session keeps; the trace has
+// all.
+const keptTurns = 1024
 
 // session is one live session.
 type session struct {
-	server *Server
-	id     string
-	dir    string // of its records
-	asked  NewSession
-	client client // who started it
-	begun  time.Time
-	run    *runner.Session
-	broker *approval.Broker
-	feed   *feed
-	tally  *callMetrics
+	*diagnostics
+	indexes *indexes
+	id      string
+	dir     string // of its records
+	asked   NewSession
+	client  client // who started it
+	begun   time.Time
+	run     *runner.Session
+	feed    *feed
+	tally   *callMetrics
+	// confirmations are those of the session.
+	confirmations *confirmations
 	// done releases the resources of Prepare.
 	done func()
+	// onClosed is called when the session has ended.
+	onClosed func()
 
 	closing sync.Once
 	follows sync.WaitGroup
@@ -47,98 +44,50 @@ type session struct {
 	closed chan struct{}
 	report runner.Report
 
-	mu     sync.Mutex
-	ending bool
-	cut    bool // it was ended while a turn ran
-	title  string
-	turns  map[string]*runner.Turn
-	order  []string // of turns, oldest first
-	idle   *time.Timer
+	mu       sync.Mutex
+	ending   bool
+	cut      bool // it was ended while a turn ran
+	title    string
+	turns    map[string]*runner.Turn
+	order    []string // of turns, oldest first
+	idle     *time.Timer
+	idleTime time.Duration
 
 	// recMu guards the fields set from records. It is separate from mu because the
 	// writer of a record may hold locks that the holder of mu waits for.
-	recMu  sync.Mutex
-	facts  record.SessionCreated
-	inTurn map[string]string // confirmation → turn
-	oldest []string          // keys of inTurn, oldest first
-	spent  *limits.Usage     // of the turn that runs, nil before its first model call
+	recMu sync.Mutex
+	facts record.SessionCreated
+	spent *limits.Usage // of the turn that runs, nil before its first model call
 }
 
-// startSession starts a session that a client requests.
-func (s *Server) startSession(ctx context.Context, in NewSession, from client) (*session, error) {
-	if err := s.reserveSession(); err != nil {
-		return nil, err
+// newSession returns a session that is not open yet.
+func newSession(d *diagnostics, x *indexes, in NewSession, from client) *session {
+	return &session{
+		diagnostics: d, indexes: x, asked: in, client: from, begun: time.Now(), title: displayTitle(in.Title), feed: newFeed(),
+		closed: make(chan struct{}), tally: &callMetrics{m: d.metrics, classes: map[string]string{}}, turns: map[string]*runner.Turn{},
+		confirmations: newConfirmations(d),
 	}
-	live := &session{
-		server: s, asked: in, client: from, begun: time.Now(), title: displayTitle(in.Title), feed: newFeed(), closed: make(chan struct{}),
-		tally: &callMetrics{m: s.metrics, classes: map[string]string{}}, broker: approval.NewBroker(approval.BrokerOptions{Attended: true}),
-		turns: map[string]*runner.Turn{}, inTurn: map[string]string{},
-	}
-	err := live.openRun(ctx)
-	if err != nil && s.ctx.Err() != nil {
-		err = serverStopping()
-	}
-	defer s.ending.Done() // of reserve
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.starting--
-	switch {
-	case err != nil:
-		return nil, err
-	case s.closing: // it came too late for Close
-		s.mu.Unlock()
-		live.close("")
-		<-live.closed
-		s.mu.Lock()
-		return nil, serverStopping()
-	}
-	s.sessions[live.id] = live
-	s.metrics.started.Inc()
-	live.mu.Lock()
-	live.idle = time.AfterFunc(s.opts.IdleTime, live.endIfIdle)
-	live.mu.Unlock()
-	s.log.Info("session started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", displayTitle(in.Workspace)))
-	return live, nil
 }
 
-// reserveSession counts a session that is about to be started.
-func (s *Server) reserveSession() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.closing:
-		return serverStopping()
-	case len(s.sessions)+s.starting >= s.opts.MaxSessions:
-		p := newProblem(http.StatusTooManyRequests, "sessions", fmt.Sprintf("%d sessions live, and there may be no more", s.opts.MaxSessions),
-			"End one with DELETE, or raise max_sessions of serve in the configuration")
-		p.retryAfter = "10"
-		return p
-	}
-	s.starting++
-	s.ending.Add(1)
-	return nil
-}
-
-func serverStopping() error {
-	return newProblem(http.StatusServiceUnavailable, "stopping", "the server is stopping", "Try again when it is back")
-}
-
-func (s *session) openRun(ctx context.Context) error {
+// openRun opens the session, which then lives until lifetime ends. ctx bounds the
+// opening.
+func (s *session) openRun(ctx, lifetime context.Context, opts *Options) error {
 	// Waiting for resources, such as an image, also ends when the server stops.
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(s.server.ctx, func() { cancel(context.Cause(s.server.ctx)) })()
-	o, done, err := s.server.opts.Prepare(ctx, s.asked)
+	defer context.AfterFunc(lifetime, func() { cancel(context.Cause(lifetime)) })()
+	o, done, err := opts.Prepare(ctx, s.asked)
 	if err != nil {
-		return s.server.asProblem("prepare session", err)
+		return s.asProblem("prepare session", err)
 	}
 	s.id, s.dir, s.done = o.Dir.Session, o.Dir.Path, done
-	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.broker, s.feed.publishDelta, s.server.opts.Force
+	s.confirmations.session = s.id
+	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.confirmations.broker, s.feed.publishDelta, opts.Force
 	o.Mirror, o.User = s.observeRecord, s.client.runnerUser()
 	speakToClients(&o)
-	if s.run, err = runner.Open(s.server.ctx, o); err != nil {
+	if s.run, err = runner.Open(lifetime, o); err != nil {
 		done()
-		return s.server.asProblem("open session", err)
+		return s.asProblem("open session", err)
 	}
 	return nil
 }
@@ -162,13 +111,13 @@ func (s *session) observeRecord(r record.Record, _ []byte) {
 			ID string `json:"confirmation_request_id"`
 		}
 		if json.Unmarshal(r.Payload, &p) == nil {
-			s.rememberTurn(p.ID, r.Turn)
+			s.confirmations.rememberTurn(p.ID, r.Turn)
 		}
 	}
 	s.tally.countRecord(r)
 	s.feed.publishRecord(r.Seq)
 	if r.Seq%indexEvery == 0 {
-		s.server.indexes.extendIndex(s.id, s.dir, true)
+		s.indexes.extendIndex(s.id, s.dir, true)
 	}
 }
 
@@ -187,24 +136,6 @@ func (s *session) addUsage(r record.Record) {
 	s.spent = new(s.spent.Plus(p.Usage))
 }
 
-// rememberTurn stores the turn of a confirmation.
-func (s *session) rememberTurn(confirmation, turn string) {
-	s.recMu.Lock()
-	defer s.recMu.Unlock()
-	s.inTurn[confirmation] = turn
-	if s.oldest = append(s.oldest, confirmation); len(s.oldest) > keptAsked {
-		delete(s.inTurn, s.oldest[0])
-		s.oldest = s.oldest[1:]
-	}
-}
-
-// turnOf returns the turn of a confirmation, or "".
-func (s *session) turnOf(confirmation string) string {
-	s.recMu.Lock()
-	defer s.recMu.Unlock()
-	return s.inTurn[confirmation]
-}
-
 // startTurn starts a turn with a user's message.
 func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 	s.mu.Lock()
@@ -219,7 +150,7 @@ func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 	case errors.Is(err, runner.ErrOver):
 		return nil, newProblem(http.StatusConflict, "over", "the session takes no more turns: "+clientText(s.run.Status().Over), "End it with DELETE, and start another one")
 	case err != nil:
-		return nil, s.server.internalProblem("start turn", err)
+		return nil, s.internalProblem("start turn", err)
 	}
 	if s.title == "" {
 		s.title = displayTitle(message)
@@ -234,6 +165,45 @@ func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 	return t, nil
 }
 
+// turnView returns a turn that the session remembers.
+func (s *session) turnView(id string) (Turn, bool) {
+	s.mu.Lock()
+	t := s.turns[id]
+	s.mu.Unlock()
+	if t == nil {
+		return Turn{}, false
+	}
+	select {
+	case <-t.Done():
+		return turnView(t.Report()), true
+	default:
+		return Turn{ID: id, State: TurnRunning}, true
+	}
+}
+
+// cancelTurn cancels a turn if it runs.
+func (s *session) cancelTurn(id string, from client) {
+	s.mu.Lock()
+	t := s.turns[id]
+	s.mu.Unlock()
+	if t != nil {
+		select {
+		case <-t.Done(): // it changes nothing
+			return
+		default:
+		}
+		s.log.Info("turn cancelled", zap.String("session", s.id), zap.String("turn", id), zap.String("client", from.label))
+		t.Cancel(&runner.CancelledByUser{Client: from.name()})
+	}
+}
+
+// startIdleTimer starts the timer that ends the session if no turn begins.
+func (s *session) startIdleTimer() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idle = time.AfterFunc(s.idleTime, s.endIfIdle)
+}
+
 // watchTurn waits for the end of a turn, and then ends a session that takes no
 // more turns, or restarts its idle timer.
 func (s *session) watchTurn(t *runner.Turn) {
@@ -245,7 +215,7 @@ func (s *session) watchTurn(t *runner.Turn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ending && s.run.Status().Turn == "" {
-		s.idle.Reset(s.server.opts.IdleTime)
+		s.idle.Reset(s.idleTime)
 	}
 }
 
@@ -256,9 +226,23 @@ func (s *session) endIfIdle() {
 	s.ending = s.ending || unused // no turn begins any more
 	s.mu.Unlock()
 	if unused {
-		s.server.log.Info("session is idle for too long", zap.String("session", s.id))
+		s.log.Info("session is idle for too long", zap.String("session", s.id))
 		s.close("")
 	}
+}
+
+// endIdle ends a session in which no turn runs, and reports whether it did. A
+// session that is being ended during a turn is not idle: its changes are
+// incomplete.
+func (s *session) endIdle(client string) bool {
+	s.mu.Lock()
+	idle := s.ending && !s.cut || !s.ending && s.run.Status().Turn == ""
+	s.ending = s.ending || idle // no turn begins any more
+	s.mu.Unlock()
+	if idle {
+		s.close(client)
+	}
+	return idle
 }
 
 // close starts to end the session, on behalf of a client unless it is "", and
@@ -280,13 +264,11 @@ func (s *session) finishClose(client string) {
 	s.report = s.run.CloseFor(client)
 	s.done()
 	s.follows.Wait()
-	s.server.metrics.ended.WithLabelValues(string(s.report.Reason)).Inc()
-	s.server.log.Info("session ended", zap.String("session", s.id), zap.String("reason", string(s.report.Reason)), zap.Strings("left", s.report.Left))
+	s.metrics.ended.WithLabelValues(string(s.report.Reason)).Inc()
+	s.log.Info("session ended", zap.String("session", s.id), zap.String("reason", string(s.report.Reason)), zap.Strings("left", s.report.Left))
 	s.feed.closeFeed()
-	s.server.indexes.releaseIndex(s.id)
-	s.server.mu.Lock()
-	delete(s.server.sessions, s.id)
-	s.server.mu.Unlock()
+	s.indexes.releaseIndex(s.id)
+	s.onClosed()
 	close(s.closed)
 }
 
@@ -300,6 +282,32 @@ func (s *session) currentState() State {
 		return StateRunning
 	}
 	return StateIdle
+}
+
+// sessionView returns the session as clients see it; whole adds the fields that
+// lists don't have.
+func (s *session) sessionView(whole bool) Session {
+	st, state := s.run.Status(), s.currentState()
+	seq, _ := s.feed.lastSeq()
+	s.mu.Lock()
+	title := s.title
+	s.mu.Unlock()
+	v := Session{
+		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(),
+		Turn: st.Turn, Turns: &st.Turns, Usage: st.Usage, CostUSD: record.CostUSD(st.Usage.CostMicroUSD),
+		Waiting: len(s.confirmations.listPending()), Seq: seq, Over: clientText(st.Over),
+	}
+	s.recMu.Lock()
+	v.Spent = s.spent
+	v.setFacts(s.facts, whole)
+	s.recMu.Unlock()
+	if whole {
+		v.Attestation, v.Restarts = st.Attestation, st.Restarts
+		if st.Last != nil {
+			v.LastTurn = new(turnView(*st.Last))
+		}
+	}
+	return v
 }
 
 func sessionEnded(id string) *Problem {

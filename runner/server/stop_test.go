@@ -38,12 +38,12 @@ func TestServerStopsAtOnce(t *testing.T) {
 	w.startTurn(begins, "go")
 	<-making
 
-	live := w.server.liveSession(busy)
+	live := w.server.sessions.liveSession(busy)
 	stopped := make(chan error, 1)
 	go func() { stopped <- w.stop() }()
 	<-w.backend.clings // it was asked to end
 	for _, id := range []string{idle, asking, begins} {
-		if s := w.server.liveSession(id); s != nil { // nothing holds it up
+		if s := w.server.sessions.liveSession(id); s != nil { // nothing holds it up
 			<-s.closed
 		}
 	}
@@ -131,7 +131,7 @@ func TestServerStopsBehindAnApply(t *testing.T) {
 			<-applies
 			stopped := make(chan error, 1)
 			go func() { stopped <- w.stop() }()
-			<-w.server.ctx.Done()
+			<-w.server.sessions.ctx.Done()
 			select {
 			case err := <-stopped:
 				t.Errorf("the server ended beside an apply: %v", err)

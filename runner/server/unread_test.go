@@ -132,7 +132,7 @@ func TestEndlessRequests(t *testing.T) {
 			}
 		}
 	}
-	if n := len(w.server.sessions); n != 0 {
+	if n := len(w.server.sessions.sessions); n != 0 {
 		t.Errorf("%d sessions were started", n)
 	}
 }

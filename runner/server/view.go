@@ -10,6 +10,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // State is the state of a session.
@@ -127,6 +128,68 @@ type Turn struct {
 	WallMS    int64         `json:"wall_ms,omitempty"`
 }
 
+// Confirmation is a call that waits for an answer. The answer is bound to the
+// input shown by InputHash.
+type Confirmation struct {
+	ID     string      `json:"id" doc:"128 random bits, in hex"`
+	Turn   string      `json:"turn"`
+	CallID string      `json:"tool_use_id"`
+	Name   tools.Name  `json:"tool_name"`
+	Class  tools.Class `json:"side_effects" enum:"none,read,write,execute,network"`
+	Seq    int         `json:"seq" doc:"counts the questions of the session, in the order of the calls"`
+	Runs   tools.Place `json:"runs" enum:"host,sandbox" doc:"where it would run"`
+	// Summary, Display, Projected and Diff are safe to show anywhere; Exact is
+	// the input itself.
+	Summary   string           `json:"summary" doc:"the call in one line, safe to show"`
+	Display   string           `json:"display" doc:"the input, safe to show, elided in the middle where it is long"`
+	Exact     any              `json:"input" doc:"the input itself: never for a terminal as it is"`
+	InputHash string           `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
+	Projected []string         `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
+	Diff      string           `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
+	Dangerous string           `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
+	Phrase    string           `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
+	Elided    bool             `json:"diff_elided,omitempty" doc:"the middle of the diff is left out; input is whole"`
+	Notices   []string         `json:"notices,omitempty" doc:"facts about the input that might be overlooked, such as letters that pass for others; safe to show"`
+	Covers    []string         `json:"covers,omitempty" doc:"workspace files whose content the answer covers; what else a command reads is not covered"`
+	Hidden    bool             `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
+	Changed   bool             `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
+	Admin     bool             `json:"requires_admin,omitempty" doc:"only the role admin may allow it"`
+	Scopes    []approval.Scope `json:"scopes" nullable:"false" doc:"how long an answer may hold"`
+	Expires   time.Time        `json:"expires_at" doc:"when it is refused by itself"`
+}
+
+// ConfirmationList lists the open confirmations of a session, the oldest first.
+type ConfirmationList struct {
+	Confirmations []Confirmation `json:"confirmations" nullable:"false"`
+}
+
+// Note is a path with a remark.
+type Note = record.PathNote
+
+// Answer is a client's answer to a confirmation.
+type Answer struct {
+	Decision approval.Decision `json:"decision" enum:"allow,deny"`
+	Scope    approval.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it holds: this call (default), this tool for the session, or this workspace, which needs the role admin; a scope that the confirmation does not offer counts as once"`
+}
+
+// Resolution is the recorded outcome of a confirmation.
+type Resolution struct {
+	Confirmation string            `json:"id"`
+	Turn         string            `json:"turn"`
+	CallID       string            `json:"tool_use_id"`
+	Decision     approval.Decision `json:"decision" enum:"allow,deny,timeout"`
+	Scope        approval.Scope    `json:"scope,omitempty"`
+	By           string            `json:"by" doc:"user, timeout, or cancel" example:"user"`
+	Client       string            `json:"client,omitempty" doc:"the client that answered" example:"http:alice"`
+}
+
+func orEmpty[T any](s []T) []T {
+	if s == nil {
+		return []T{}
+	}
+	return s
+}
+
 // titleRunes bounds a title in lists.
 const titleRunes = 120
 
@@ -155,57 +218,9 @@ func (v *Session) setFacts(c record.SessionCreated, whole bool) {
 	}
 }
 
-// sessionView returns the session as clients see it; whole adds the fields that
-// lists don't have.
-func (s *session) sessionView(whole bool) Session {
-	st, state := s.run.Status(), s.currentState()
-	seq, _ := s.feed.lastSeq()
-	s.mu.Lock()
-	title := s.title
-	s.mu.Unlock()
-	v := Session{
-		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(),
-		Turn: st.Turn, Turns: &st.Turns, Usage: st.Usage, CostUSD: record.CostUSD(st.Usage.CostMicroUSD),
-		Waiting: len(s.pendingConfirmations()), Seq: seq, Over: clientText(st.Over),
-	}
-	s.recMu.Lock()
-	v.Spent = s.spent
-	v.setFacts(s.facts, whole)
-	s.recMu.Unlock()
-	if whole {
-		v.Attestation, v.Restarts = st.Attestation, st.Restarts
-		if st.Last != nil {
-			v.LastTurn = new(turnView(*st.Last))
-		}
-	}
-	return v
-}
-
 func turnView(r runner.TurnReport) Turn {
 	return Turn{
 		ID: r.Turn, State: TurnEnded, Reason: string(r.Reason), Answer: r.Answer, Truncated: r.Truncated, Limit: r.Limit,
 		Usage: &r.Usage, CostUSD: r.CostUSD, WallMS: r.WallMS,
 	}
-}
-
-// sessionView returns an ended session as clients see it.
-func (p past) sessionView(lives, whole bool) Session {
-	v := Session{ID: p.id, State: StateInterrupted, Title: p.title, Begun: p.begun, CostUSD: "unknown", Seq: p.seq}
-	v.setFacts(p.created, whole)
-	if !p.last.IsZero() {
-		v.Last = &p.last
-	}
-	switch e := p.ended; {
-	case e != nil:
-		v.State, v.Turns, v.Usage, v.CostUSD, v.Reason, v.Exit = StateEnded, &e.Turns, e.Usage, e.CostUSD, string(e.Reason), &e.ExitStatus
-		if whole {
-			v.Attestation, v.Restarts, v.Left = e.Attestation, e.Restarts, e.Left
-			if e.Problem != nil {
-				v.Problem = new(Failure(clientProblem(*e.Problem, recordsHint)))
-			}
-		}
-	case lives:
-		v.State = StateElsewhere
-	}
-	return v
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -25,32 +24,35 @@ var sessionID = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^ses_[0-9A-HJKMNP-TV-Z]{26}$`)
 })
 
-func noSession() *Problem {
-	return newProblem(http.StatusNotFound, "no_session", "there is no such session", "GET /sessions lists them")
+// archive is the sessions in a state directory, of all Caissons of its user.
+type archive struct {
+	stateDir string
+	// shows reports whether clients may see the sessions on a workspace; nil shows
+	// all.
+	shows func(workspace string) bool
 }
 
-// findDir returns the directory of a session that clients may see: live or ended,
-// of this server or another Caisson of the same user.
-func (s *Server) findDir(id string) (string, error) {
+// findDir returns the directory of a session that has records.
+func (a archive) findDir(id string) (string, bool) {
 	if !sessionID().MatchString(id) {
-		return "", noSession()
+		return "", false
 	}
-	dir := sessiondir.Path(s.opts.StateDir, id)
+	dir := sessiondir.Path(a.stateDir, id)
 	for _, name := range []string{record.TraceFile, record.AuditFile} {
 		if info, err := os.Lstat(filepath.Join(dir, name)); err == nil && info.Mode().IsRegular() {
-			if !s.isVisible(id, dir) {
-				break
-			}
-			return dir, nil
+			return dir, true
 		}
 	}
-	return "", noSession()
+	return "", false
 }
 
-// isVisible reports whether clients may see a session. A session without a
-// recorded workspace is not visible.
-func (s *Server) isVisible(id, dir string) bool {
-	if s.opts.Shows == nil || s.liveSession(id) != nil {
+// isLive reports whether the process of a session runs.
+func (a archive) isLive(id string) bool { return sessiondir.Lives(a.stateDir, id) }
+
+// isVisible reports whether clients may see a session that is not live here. A
+// session without a recorded workspace is not visible.
+func (a archive) isVisible(dir string) bool {
+	if a.shows == nil {
 		return true
 	}
 	t, err := openTail(dir)
@@ -67,12 +69,12 @@ func (s *Server) isVisible(id, dir string) bool {
 		return false
 	}
 	var created record.SessionCreated
-	return json.Unmarshal(rec.Payload, &created) == nil && created.Workspace != "" && s.opts.Shows(created.Workspace)
+	return json.Unmarshal(rec.Payload, &created) == nil && created.Workspace != "" && a.shows(created.Workspace)
 }
 
 // listIDs returns the IDs of all sessions, the newest first.
-func (s *Server) listIDs() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Dir(sessiondir.Path(s.opts.StateDir, "x")))
+func (a archive) listIDs() ([]string, error) {
+	entries, err := os.ReadDir(filepath.Dir(sessiondir.Path(a.stateDir, "x")))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -144,6 +146,28 @@ func readPast(id, dir string) (past, error) {
 		_ = json.Unmarshal(rec.Payload, p.ended)
 	}
 	return p, nil
+}
+
+// sessionView returns an ended session as clients see it.
+func (p past) sessionView(lives, whole bool) Session {
+	v := Session{ID: p.id, State: StateInterrupted, Title: p.title, Begun: p.begun, CostUSD: "unknown", Seq: p.seq}
+	v.setFacts(p.created, whole)
+	if !p.last.IsZero() {
+		v.Last = &p.last
+	}
+	switch e := p.ended; {
+	case e != nil:
+		v.State, v.Turns, v.Usage, v.CostUSD, v.Reason, v.Exit = StateEnded, &e.Turns, e.Usage, e.CostUSD, string(e.Reason), &e.ExitStatus
+		if whole {
+			v.Attestation, v.Restarts, v.Left = e.Attestation, e.Restarts, e.Left
+			if e.Problem != nil {
+				v.Problem = new(Failure(clientProblem(*e.Problem, recordsHint)))
+			}
+		}
+	case lives:
+		v.State = StateElsewhere
+	}
+	return v
 }
 
 // userText returns the text of a user's message, or "".

@@ -1,0 +1,226 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+// registry holds the live sessions of a server, and finds the others in its
+// archive. It is safe for concurrent use.
+type registry struct {
+	*diagnostics
+	opts    *Options
+	archive archive
+	indexes *indexes
+
+	// ctx is the context of the sessions; end cancels it with a cause.
+	ctx  context.Context //nolint:containedctx // sessions outlive the requests that start them
+	end  context.CancelCauseFunc
+	stop sync.Once
+	// stopped is closed when the last session has closed.
+	stopped chan struct{}
+
+	mu       sync.Mutex
+	closing  bool
+	starting int // sessions that are being started
+	sessions map[string]*session
+	// ending counts the sessions that are being started, and the running applies.
+	ending sync.WaitGroup
+}
+
+func newRegistry(o *Options, d *diagnostics) *registry {
+	r := &registry{
+		diagnostics: d, opts: o, archive: archive{stateDir: o.StateDir, shows: o.Shows}, indexes: newIndexes(d.log),
+		sessions: map[string]*session{}, stopped: make(chan struct{}),
+	}
+	r.ctx, r.end = context.WithCancelCause(context.Background())
+	d.metrics.collectStates(r.countStates)
+	return r
+}
+
+// startSession starts a session that a client requests.
+func (r *registry) startSession(ctx context.Context, in NewSession, from client) (*session, error) {
+	if err := r.reserveSession(); err != nil {
+		return nil, err
+	}
+	live := newSession(r.diagnostics, r.indexes, in, from)
+	live.idleTime, live.onClosed = r.opts.IdleTime, func() { r.removeSession(live.id) }
+	err := live.openRun(ctx, r.ctx, r.opts)
+	if err != nil && r.ctx.Err() != nil {
+		err = serverStopping()
+	}
+	defer r.ending.Done() // of reserveSession
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.starting--
+	switch {
+	case err != nil:
+		return nil, err
+	case r.closing: // it came too late for closeAll
+		r.mu.Unlock()
+		live.close("")
+		<-live.closed
+		r.mu.Lock()
+		return nil, serverStopping()
+	}
+	r.sessions[live.id] = live
+	r.metrics.started.Inc()
+	live.startIdleTimer()
+	r.log.Info("session started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", displayTitle(in.Workspace)))
+	return live, nil
+}
+
+// reserveSession counts a session that is about to be started.
+func (r *registry) reserveSession() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closing:
+		return serverStopping()
+	case len(r.sessions)+r.starting >= r.opts.MaxSessions:
+		p := newProblem(http.StatusTooManyRequests, "sessions", fmt.Sprintf("%d sessions live, and there may be no more", r.opts.MaxSessions),
+			"End one with DELETE, or raise max_sessions of serve in the configuration")
+		p.retryAfter = "10"
+		return p
+	}
+	r.starting++
+	r.ending.Add(1)
+	return nil
+}
+
+// removeSession removes a session that has ended.
+func (r *registry) removeSession(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.sessions, id)
+}
+
+// closeAll ends all sessions with a cause, and waits until they have ended. Its
+// error names what could not be removed. Further calls wait and return nil.
+func (r *registry) closeAll(cause error) error {
+	var err error
+	r.stop.Do(func() {
+		r.mu.Lock()
+		r.closing = true
+		r.mu.Unlock()
+		all := r.listLive()
+		if cause == nil {
+			cause = errStopping
+		}
+		r.end(cause)
+		for _, live := range all {
+			live.close("")
+		}
+		for _, live := range all {
+			<-live.closed
+			if left := live.report.Left; len(left) > 0 {
+				err = errors.Join(err, fmt.Errorf("session %s left %s", live.id, left[0]))
+			}
+		}
+		r.ending.Wait()
+		r.indexes.close()
+		close(r.stopped)
+	})
+	<-r.stopped
+	return err
+}
+
+// beginWork returns a context for work that the server waits for when it stops.
+// The context ends after the limit, or when the stop is forced.
+func (r *registry) beginWork(ctx context.Context, limit time.Duration) (_ context.Context, done func(), err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closing {
+		return nil, nil, serverStopping()
+	}
+	r.ending.Add(1)
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	bounded, end := context.WithTimeoutCause(ctx, limit, errors.New("the apply takes too long"))
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-r.opts.Force:
+			cancel(errStopping)
+		case <-bounded.Done():
+		}
+	})
+	return bounded, func() {
+		end()
+		watch.Wait()
+		cancel(nil)
+		r.ending.Done()
+	}, nil
+}
+
+func (r *registry) listLive() []*session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.sessions))
+}
+
+// countStates counts the live sessions by state.
+func (r *registry) countStates() map[State]int {
+	n := map[State]int{}
+	for _, live := range r.listLive() {
+		n[live.currentState()]++
+	}
+	return n
+}
+
+// liveSession returns a session of this server that has not ended, or nil.
+func (r *registry) liveSession(id string) *session {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sessions[id]
+}
+
+// requireLive returns a live session, or a problem if it has ended or doesn't
+// exist.
+func (r *registry) requireLive(id string) (*session, error) {
+	if live := r.liveSession(id); live != nil {
+		return live, nil
+	}
+	v, err := r.viewSession(id, false)
+	if err != nil {
+		return nil, err
+	}
+	if v.State == StateElsewhere {
+		return nil, newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "Speak to that")
+	}
+	return nil, sessionEnded(id)
+}
+
+// findDir returns the directory of a session that clients may see: live or ended,
+// of this server or another Caisson of the same user.
+func (r *registry) findDir(id string) (string, error) {
+	dir, ok := r.archive.findDir(id)
+	if !ok || r.liveSession(id) == nil && !r.archive.isVisible(dir) {
+		return "", newProblem(http.StatusNotFound, "no_session", "there is no such session", "GET /sessions lists them")
+	}
+	return dir, nil
+}
+
+// viewSession returns a session as clients see it; whole adds the fields that
+// lists don't have.
+func (r *registry) viewSession(id string, whole bool) (Session, error) {
+	if live := r.liveSession(id); live != nil {
+		return live.sessionView(whole), nil
+	}
+	dir, err := r.findDir(id)
+	if err != nil {
+		return Session{}, err
+	}
+	p, err := readPast(id, dir)
+	if err != nil {
+		return Session{}, r.internalProblem("read session", err)
+	}
+	return p.sessionView(p.ended == nil && r.archive.isLive(id), whole), nil
+}

@@ -1,0 +1,100 @@
+package server
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+type listInput struct {
+	Limit  int    `query:"limit" minimum:"1" maximum:"200" default:"50" doc:"sessions a page"`
+	Before string `query:"before" doc:"the next of the page before"`
+}
+
+// SessionList is a page of sessions, the newest first.
+type SessionList struct {
+	Sessions []Session `json:"sessions" nullable:"false"`
+	Next     string    `json:"next,omitempty" doc:"give it as before for the next page; absent on the last"`
+}
+
+// sessionsAPI are the operations on sessions.
+type sessionsAPI struct{ sessions *registry }
+
+func (a sessionsAPI) addOperations(o operations) {
+	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions", "startSession", "Start a session",
+		"Its container is made when the first turn begins.", http.StatusCreated, 422, 429, 503),
+		func(ctx context.Context, in *struct{ Body NewSession }) (*struct {
+			Location string `header:"Location"`
+			Body     Session
+		}, error,
+		) {
+			live, err := a.sessions.startSession(ctx, in.Body, clientOf(ctx))
+			if err != nil {
+				return nil, err
+			}
+			out := &struct {
+				Location string `header:"Location"`
+				Body     Session
+			}{"/sessions/" + live.id, live.sessionView(true)}
+			return out, nil
+		})
+	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions", "listSessions", "List sessions",
+		"Live ones, ended ones, and those of other Caissons of the same user, on workspaces at or below a root, the newest first.", http.StatusOK),
+		func(_ context.Context, in *listInput) (*body[SessionList], error) {
+			list, err := a.listSessions(in.Limit, in.Before)
+			return &body[SessionList]{list}, err
+		})
+	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}", "getSession", "Look at a session", "", http.StatusOK, 404),
+		func(_ context.Context, in *SessionPath) (*body[Session], error) {
+			v, err := a.sessions.viewSession(in.ID, true)
+			return &body[Session]{v}, err
+		})
+	huma.Register(o.api, o.newOperation(http.MethodDelete, "/sessions/{id}", "endSession", "End a session",
+		"Cancels its turn, removes its container, and answers when that is done. Its records and the changes of an overlay are kept. Ending an ended session does nothing.",
+		http.StatusOK, 404, 409),
+		func(ctx context.Context, in *SessionPath) (*body[Session], error) {
+			v, err := a.endSession(ctx, in.ID)
+			if !clientOf(ctx).hasRole(RoleRead) {
+				v = Session{ID: v.ID, State: v.State, Client: v.Client}
+			}
+			return &body[Session]{v}, err
+		})
+}
+
+func (a sessionsAPI) listSessions(limit int, before string) (SessionList, error) {
+	out := SessionList{Sessions: []Session{}}
+	names, err := a.sessions.archive.listIDs()
+	if err != nil {
+		return out, a.sessions.internalProblem("list sessions", err)
+	}
+	for _, id := range names {
+		if before != "" && id >= before {
+			continue
+		}
+		if len(out.Sessions) == limit {
+			out.Next = out.Sessions[limit-1].ID
+			break
+		}
+		v, err := a.sessions.viewSession(id, false)
+		if err != nil {
+			continue // it has no trace yet, or is gone
+		}
+		out.Sessions = append(out.Sessions, v)
+	}
+	return out, nil
+}
+
+func (a sessionsAPI) endSession(ctx context.Context, id string) (Session, error) {
+	if live := a.sessions.liveSession(id); live != nil {
+		live.close(clientOf(ctx).name())
+		if err := waitClosed(ctx, live.closed); err != nil {
+			return Session{}, a.sessions.internalProblem("end session", err)
+		}
+	}
+	v, err := a.sessions.viewSession(id, true)
+	if err == nil && v.State == StateElsewhere {
+		err = newProblem(http.StatusConflict, "elsewhere", "session "+id+" runs in another process", "End it there")
+	}
+	return v, err
+}
