@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -31,7 +30,7 @@ func readBounded(in io.Reader, name string) (string, error) {
 	default:
 		return strings.TrimRight(string(text), "\n"), nil
 	}
-	return "", &runner.Error{Status: runner.ExitInput, Problem: problem, Err: err}
+	return "", &commandError{Status: exitInput, Problem: problem, Err: err}
 }
 
 // answerFile is where -o puts the answer. It is opened before the agent runs,
@@ -48,7 +47,7 @@ func openAnswer(path string) (*answerFile, error) {
 	}
 	f, err := createAnswer(path)
 	if err != nil {
-		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
+		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("the answer can't be written to %s: %v", path, err), Hint: "Name a file that you can write with -o.",
 		}}
 	}

@@ -6,8 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"github.com/caisson-run/caisson/runner"
 )
 
 // TestReplacedOutputsEndTheRunWithAFailure: a file of -o or --patch-out that another
@@ -44,7 +42,7 @@ func TestReplacedOutputsEndTheRunWithAFailure(t *testing.T) {
 				w.app.stderr = &errs
 				out := filepath.Join(outputs, "out")
 				status := w.run("--policy", "ci", "--mode", "overlay", flag, out)
-				if want := map[bool]int{true: runner.ExitFailed}[c.fails]; status != want {
+				if want := map[bool]int{true: exitFailed}[c.fails]; status != want {
 					t.Errorf("status %d, want %d: %s", status, want, errs.String())
 				}
 				if c.fails && !strings.Contains(errs.String(), "removed or replaced") {

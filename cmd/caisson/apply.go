@@ -42,7 +42,7 @@ func newApplyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "apply [flags] [SESSION]",
 		Short:   "Apply the changes of an overlay run",
-		Long:    applyLong + exitHelp(map[int]string{runner.ExitFailed: "a change could not be applied, or the apply did not finish"}, runner.ExitInput, runner.ExitConfig, runner.ExitConflict, runner.ExitInterrupted),
+		Long:    applyLong + exitHelp(map[int]string{exitFailed: "a change could not be applied, or the apply did not finish"}, exitInput, exitConfig, exitConflict, exitInterrupted),
 		Example: "  caisson apply --dry-run\n  caisson apply --skip-conflicts ses_01JD\n  caisson apply --discard",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -126,9 +126,9 @@ func (k *keptChanges) exitStatus(ctx context.Context, r *overlay.Result, f apply
 	case interrupted != nil && err != nil:
 		return interrupted
 	case err != nil || len(r.Failed) > 0:
-		return exitWith(runner.ExitFailed)
+		return exitWith(exitFailed)
 	case r.Refused, len(r.Conflicts) > 0 && !f.rest:
-		return exitWith(runner.ExitConflict)
+		return exitWith(exitConflict)
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 	k.tell(ui.Failed(listFailures(r), k.colour))
 	switch n := len(r.Applied); {
 	case r.Refused:
-		reportError(k.app, &runner.Error{Problem: record.Problem{
+		reportError(k.app, &commandError{Problem: record.Problem{
 			Cause: "nothing is applied: " + formatCount(len(r.Conflicts), "change conflicts", "changes conflict") + " with what changed in the workspace since the run began",
 			Hint:  "Look at caisson diff " + session + "; --skip-conflicts applies the rest.",
 		}})
@@ -155,7 +155,7 @@ func (k *keptChanges) tellApplied(r *overlay.Result, f applyFlags, err error) {
 		}
 	}
 	if err != nil {
-		reportError(k.app, &runner.Error{Problem: record.Problem{
+		reportError(k.app, &commandError{Problem: record.Problem{
 			Cause: "the apply did not finish: " + err.Error(), Hint: "Fix that and run it again: it goes on where it stopped.",
 		}})
 	}

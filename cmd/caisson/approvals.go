@@ -12,7 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/tools"
@@ -47,7 +46,7 @@ func newApprovalsListCommand(a *app) *cobra.Command {
 		Use:   "list [flags]",
 		Short: "List lasting approvals and refusals",
 		Long: "List the stored answers of every workspace, or of one tool or workspace. An empty list is no error.\n" +
-			exitHelp(nil, runner.ExitInput, runner.ExitConfig),
+			exitHelp(nil, exitInput, exitConfig),
 		Example: "  caisson approvals list\n  caisson approvals list --tool shell --workspace .",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -72,7 +71,7 @@ one of a tool or a workspace: --all needs --tool or --workspace, and "*" for eve
 
 Without --workspace a PHRASE, and a tool without --all, is revoked in the working directory,
 and --all --tool in every workspace. A tool whose answers are about commands needs a PHRASE or --all.
-` + exitHelp(map[int]string{runner.ExitFailed: "nothing matched"}, runner.ExitInput, runner.ExitConfig),
+` + exitHelp(map[int]string{exitFailed: "nothing matched"}, exitInput, exitConfig),
 		Example: `  caisson approvals revoke "git status"
   caisson approvals revoke --tool write_file
   caisson approvals revoke --tool notion/create-pages --all
@@ -100,7 +99,7 @@ command alone: not with other arguments, not as a part of another.
 These can't be approved for good: text that the shell expands, joins or redirects, commands that set
 variables or can run other programs (env, find, make, -c, -exec, --pre, …), and commands that the
 policy calls dangerous. A phrase that is approved already is no error.
-` + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
+` + exitHelp(nil, exitInput, exitConfig),
 		Example: `  caisson approvals trust "git status"
   caisson approvals trust --workspace ./project "go test ./..."`,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -262,7 +261,7 @@ func nothingMatched(list []approval.Grant, named func(approval.Grant) bool, args
 	case others > 0:
 		p.Hint = fmt.Sprintf("There are %d others; a phrase is compared whole. caisson approvals list shows them.", others)
 	}
-	return &runner.Error{Status: runner.ExitFailed, Problem: p}
+	return &commandError{Status: exitFailed, Problem: p}
 }
 
 // trustedPhrase is the output of caisson approvals trust --json.
@@ -337,7 +336,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 func trustablePhrase(conf *config.Config, text string) (string, error) {
 	phrase, err := policy.StaticPhrase(text)
 	if err != nil {
-		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
+		return "", &commandError{Status: exitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("%q can't be approved for good: %v", text, err),
 			Hint:  "Approve it when it is asked about, or name one complete command of plain words.",
 		}}
@@ -351,7 +350,7 @@ func trustablePhrase(conf *config.Config, text string) (string, error) {
 		return "", err
 	}
 	if danger != "" {
-		return "", &runner.Error{Status: runner.ExitInput, Problem: record.Problem{
+		return "", &commandError{Status: exitInput, Problem: record.Problem{
 			Cause: fmt.Sprintf("%q can't be approved for good: the policy calls it dangerous (%s), and what is dangerous is asked about each time", text, danger),
 			Hint:  "Approve it when it is asked about, or name a narrower command.",
 		}}
@@ -394,7 +393,7 @@ func newApprovalsLogCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "log [flags]",
 		Short:   "Show who changed approvals and trusted workspaces",
-		Long:    approvalsLogLong + exitHelp(nil, runner.ExitConfig),
+		Long:    approvalsLogLong + exitHelp(nil, exitConfig),
 		Example: "  caisson approvals log\n  caisson approvals log --json | jq '.[] | select(.file==\"trust.json\")'",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {

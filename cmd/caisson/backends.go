@@ -106,14 +106,14 @@ func (bs *backends) setLogger(l *zap.Logger) {
 // openImages opens the image store.
 func (bs *backends) openImages(ctx context.Context) (*store.Store, error) {
 	if bs.environ.cacheDir() == "" {
-		return nil, &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
+		return nil, &commandError{Status: exitConfig, Problem: record.Problem{
 			Cause: "there is no place for images: neither HOME nor XDG_CACHE_HOME is an absolute path",
 			Hint:  "Set HOME, or XDG_CACHE_HOME.",
 		}}
 	}
 	opened, err := bs.host.Images(ctx)
 	if errors.As(err, new(*fs.PathError)) {
-		return nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
+		return nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
 			Cause: "the image store can't be opened: " + err.Error(), Hint: "Set XDG_CACHE_HOME to a directory that you can write.",
 		}}
 	}
@@ -156,7 +156,8 @@ func newLateBackend(choose func(ctx context.Context) (sandbox.Creator, error)) *
 func (l *lateBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	b, err := l.chooseOnce(ctx)
 	if err != nil {
-		return nil, describeError(err)
+		e := describeError(err)
+		return nil, &runner.Error{Status: e.Status, Problem: e.Problem, Err: e}
 	}
 	return b.Create(ctx, spec)
 }

@@ -8,7 +8,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
@@ -40,7 +39,7 @@ func newConfigShowCommand(a *app) *cobra.Command {
 			"With --workspace a trusted workspace's own settings count too. What a setting does not do though it\n" +
 			"looks like it is said on standard error. A preset that is not configured\n" +
 			"is chosen by each run: ci without a terminal, default or sandboxed on one.\n" +
-			exitHelp(nil, runner.ExitInput, runner.ExitConfig),
+			exitHelp(nil, exitInput, exitConfig),
 		Example: "  caisson config show\n  caisson config show --workspace . --profile careful --json",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {

@@ -40,7 +40,7 @@ func newDiffCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "diff [flags] [SESSION]",
 		Short:   "Show the changes of an overlay run",
-		Long:    diffLong + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
+		Long:    diffLong + exitHelp(nil, exitInput, exitConfig),
 		Example: "  caisson diff\n  caisson diff --stat ses_01JD\n  caisson diff > changes.patch && git apply --check changes.patch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -289,7 +289,7 @@ func (bs *backends) removeSandbox(ctx context.Context, session string, running b
 	if len(failures) > 0 {
 		cause += ": " + strings.Join(failures, "; ")
 	}
-	return &runner.Error{Status: runner.ExitInput, Err: overlay.ErrBusy, Problem: record.Problem{
+	return &commandError{Status: exitInput, Err: overlay.ErrBusy, Problem: record.Problem{
 		Cause: cause, Hint: "Look at caisson sandbox ls, fix what caisson sandbox gc reports, and try again; nothing was changed.",
 	}}
 }
@@ -306,7 +306,7 @@ func (k *keptChanges) readChanges(ctx context.Context) (*overlay.Changes, error)
 // keptError returns the error about kept changes with its hint.
 func keptError(i overlay.Info, err error) error {
 	p := record.Problem{Cause: "the changes of session " + i.Session + " can't be read: " + err.Error(), Hint: "Look at the cause; nothing was changed."}
-	status := runner.ExitInput
+	status := exitInput
 	switch {
 	case errors.Is(err, overlay.ErrBusy):
 		p.Cause = "session " + i.Session + " still runs, or its changes, or others of this directory, are being applied"
@@ -318,9 +318,9 @@ func keptError(i overlay.Info, err error) error {
 		p.Cause = "session " + i.Session + " changed too much: " + err.Error()
 		p.Hint = "Nothing of it can be applied safely; caisson apply --discard removes it."
 	case errors.Is(err, context.Canceled):
-		status = runner.ExitInterrupted
+		status = exitInterrupted
 	}
-	return &runner.Error{Status: status, Problem: p, Err: err}
+	return &commandError{Status: status, Problem: p, Err: err}
 }
 
 // tellUnchanged says on standard error that a session changed nothing, or writes
@@ -386,7 +386,7 @@ func (s *settings) expireChanges() []string {
 // openPatch opens the file of --patch-out, as -o does.
 func openPatch(path string) (*answerFile, error) {
 	f, err := openAnswer(path)
-	if e, ok := errors.AsType[*runner.Error](err); ok {
+	if e, ok := errors.AsType[*commandError](err); ok {
 		e.Cause, e.Hint = fmt.Sprintf("the patch can't be written to %s: %v", path, e.Err), "Name a file that you can write with --patch-out."
 	}
 	return f, err

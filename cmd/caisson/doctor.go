@@ -45,7 +45,7 @@ func newDoctorCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check what this machine can run, with cause and hint",
-		Long:  doctorLong + exitHelp(nil, runner.ExitInput, runner.ExitSandboxStart, runner.ExitConfig, runner.ExitInterrupted),
+		Long:  doctorLong + exitHelp(nil, exitInput, exitSandboxStart, exitConfig, exitInterrupted),
 		Example: `  caisson doctor
   caisson doctor --backend gvisor --image debian:bookworm-slim
   caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .hint'`,
@@ -57,9 +57,9 @@ func newDoctorCommand(a *app) *cobra.Command {
 			if err := interruption(ctx); err != nil {
 				return err // what was found is of a machine on which nothing was allowed to end
 			}
-			status := runner.ExitDone
+			status := exitDone
 			for _, f := range findings {
-				if f.Result == doctor.Failed && status == runner.ExitDone {
+				if f.Result == doctor.Failed && status == exitDone {
 					status = f.status
 				}
 			}
@@ -221,9 +221,9 @@ func describeFinding(f doctor.Finding) describedFinding {
 	out := describedFinding{Finding: f}
 	switch f.Fault {
 	case doctor.FaultSandbox:
-		out.status = runner.ExitSandboxStart
+		out.status = exitSandboxStart
 	case doctor.FaultConfiguration:
-		out.status = runner.ExitConfig
+		out.status = exitConfig
 	}
 	hint := f.Hint
 	if hint == "" {

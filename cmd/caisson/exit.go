@@ -21,6 +21,39 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
+// Exit statuses; docs/exit-status.md is the published table.
+const (
+	exitDone         = runner.ExitDone
+	exitFailed       = runner.ExitFailed // the agent or the model failed, or something was left behind
+	exitUsage        = 2
+	exitAuth         = runner.ExitAuth
+	exitInput        = 42
+	exitSandboxStart = runner.ExitSandboxStart
+	exitSandboxLost  = runner.ExitSandboxLost
+	exitConfig       = 52
+	exitLimit        = runner.ExitLimit
+	exitFatal        = runner.ExitFatal // a tool failed fatally, or the trace can't be written
+	exitUntrusted    = 55
+	exitNoApprover   = runner.ExitNoApprover
+	exitConflict     = runner.ExitConflict    // changes are not applied: their originals changed meanwhile
+	exitUnvouched    = runner.ExitUnvouched   // something in the workspace was not renamed, or not looked at
+	exitInterrupted  = runner.ExitInterrupted // SIGINT; 128 plus the signal's number for others
+)
+
+// commandError is an error with its exit status and its hint.
+type commandError struct {
+	Status int
+	record.Problem
+	// Err is the cause, where it is more than Problem describes.
+	Err error
+}
+
+// Error returns the cause without the hint, which [reportError] adds.
+func (e *commandError) Error() string { return e.Cause }
+
+// Unwrap returns the cause.
+func (e *commandError) Unwrap() error { return e.Err }
+
 // exitError ends the program with a status. What there is to tell was told.
 type exitError struct{ status int }
 
@@ -28,7 +61,7 @@ func (e *exitError) Error() string { return fmt.Sprintf("exit status %d", e.stat
 
 // exitWith returns the error that ends the program with a status, nil for 0.
 func exitWith(status int) error {
-	if status == runner.ExitDone {
+	if status == exitDone {
 		return nil
 	}
 	return &exitError{status}
@@ -45,24 +78,24 @@ func interruption(ctx context.Context) error {
 
 // exitMeanings are the exit statuses as help describes them.
 var exitMeanings = map[int]string{
-	runner.ExitDone: "done", runner.ExitFailed: "the agent or the model failed, or something was left behind", runner.ExitUsage: "usage",
-	runner.ExitAuth: "authentication", runner.ExitInput: "the workspace, the task or a file can't be used",
-	runner.ExitSandboxStart: "the sandbox could not start", runner.ExitSandboxLost: "the sandbox was lost",
-	runner.ExitConfig: "configuration", runner.ExitLimit: "a limit was reached",
-	runner.ExitFatal:       "a record could not be written",
-	runner.ExitConflict:    "nothing was applied: the workspace changed meanwhile",
-	runner.ExitUnvouched:   "the workspace could not be vouched for: read the notices before you use git or hg there",
-	runner.ExitUntrusted:   "the workspace is not trusted (--require-trust)",
-	runner.ExitNoApprover:  "something needed an approval that it didn't get",
-	runner.ExitInterrupted: "interrupted (129: hang-up, 143: terminated)",
-	exitPipe:               "the reader of standard output went away",
+	exitDone: "done", exitFailed: "the agent or the model failed, or something was left behind", exitUsage: "usage",
+	exitAuth: "authentication", exitInput: "the workspace, the task or a file can't be used",
+	exitSandboxStart: "the sandbox could not start", exitSandboxLost: "the sandbox was lost",
+	exitConfig: "configuration", exitLimit: "a limit was reached",
+	exitFatal:       "a record could not be written",
+	exitConflict:    "nothing was applied: the workspace changed meanwhile",
+	exitUnvouched:   "the workspace could not be vouched for: read the notices before you use git or hg there",
+	exitUntrusted:   "the workspace is not trusted (--require-trust)",
+	exitNoApprover:  "something needed an approval that it didn't get",
+	exitInterrupted: "interrupted (129: hang-up, 143: terminated)",
+	exitPipe:        "the reader of standard output went away",
 }
 
 // exitHelp returns the end of a command's help: success, usage, the statuses with
 // a meaning of the command's own, and others. An empty meaning leaves one out.
 func exitHelp(own map[int]string, others ...int) string {
 	all := append(slices.Collect(maps.Keys(own)), others...)
-	all = append(all, runner.ExitDone, runner.ExitUsage)
+	all = append(all, exitDone, exitUsage)
 	slices.Sort(all)
 	var b strings.Builder
 	b.WriteString("\nExit status:\n")
@@ -85,32 +118,35 @@ func (u *usageError) Error() string { return u.err.Error() }
 func (u *usageError) Unwrap() error { return u.err }
 
 // describeError turns any error into what people read and its exit status.
-func describeError(err error) *runner.Error {
-	if e, ok := errors.AsType[*runner.Error](err); ok {
+func describeError(err error) *commandError {
+	if e, ok := errors.AsType[*commandError](err); ok {
 		return e
+	}
+	if e, ok := errors.AsType[*runner.Error](err); ok {
+		return &commandError{Status: e.Status, Problem: e.Problem, Err: err}
 	}
 	if e := explainError(err); e != nil {
 		return e
 	}
 	if u, ok := errors.AsType[*usageError](err); ok {
-		return &runner.Error{Status: runner.ExitUsage, Problem: record.Problem{Cause: u.Error(), Hint: "caisson --help and caisson run --help list what there is."}}
+		return &commandError{Status: exitUsage, Problem: record.Problem{Cause: u.Error(), Hint: "caisson --help and caisson run --help list what there is."}}
 	}
 	if c, ok := errors.AsType[*config.Error](err); ok {
-		return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{Cause: c.Error(), Hint: makeSentence(c.Hint)}, Err: err}
+		return &commandError{Status: exitConfig, Problem: record.Problem{Cause: c.Error(), Hint: makeSentence(c.Hint)}, Err: err}
 	}
 	problem := record.Problem{Cause: err.Error()}
 	switch missing, ok := errors.AsType[*programs.NotFoundError](err); {
 	case ok:
 		problem.Hint = installHint(missing.Name)
-		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
+		return &commandError{Status: exitSandboxStart, Problem: problem, Err: err}
 	case errors.Is(err, sandbox.ErrNoNamespaces):
-		return &runner.Error{Status: runner.ExitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: runner.NamespacesHint}, Err: err}
+		return &commandError{Status: exitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: runner.NamespacesHint}, Err: err}
 	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
 		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):
 		problem.Hint = "caisson doctor says what this machine can run; --backend chooses another sandbox."
-		return &runner.Error{Status: runner.ExitSandboxStart, Problem: problem, Err: err}
+		return &commandError{Status: exitSandboxStart, Problem: problem, Err: err}
 	}
-	return &runner.Error{Status: runner.ExitFailed, Problem: problem, Err: err}
+	return &commandError{Status: exitFailed, Problem: problem, Err: err}
 }
 
 // makeSentence turns a hint of the configuration into a sentence.
@@ -122,7 +158,7 @@ func makeSentence(s string) string {
 }
 
 // reportError prints a failure on standard error, as one paragraph.
-func reportError(a *app, e *runner.Error) {
+func reportError(a *app, e *commandError) {
 	cause, _ := tools.Display(safeurl.InText(e.Cause))
 	hint, _ := tools.Display(safeurl.InText(e.Hint))
 	a.printLines(strings.TrimRight(fmt.Sprintf("caisson: %s. %s", strings.TrimRight(cause, ".\n "), hint), " "))

@@ -11,11 +11,11 @@ import (
 
 // explainError adds the hint and the exit status to an error of the libraries, whose
 // facts it has; nil where it has none of its own.
-func explainError(err error) *runner.Error {
-	status, hint := runner.ExitInput, ""
+func explainError(err error) *commandError {
+	status, hint := exitInput, ""
 	var text error
 	if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
-		text, status, hint = e, runner.ExitConfig, "Make it a directory that you own and that nobody else can write, or set XDG_STATE_HOME to one."
+		text, status, hint = e, exitConfig, "Make it a directory that you own and that nobody else can write, or set XDG_STATE_HOME to one."
 	} else if e, ok := errors.AsType[*sessiondir.ChangesError](err); ok {
 		text, hint = e, changesHint(e)
 	} else if e, ok := errors.AsType[*runner.WorkspaceError](err); ok {
@@ -25,7 +25,7 @@ func explainError(err error) *runner.Error {
 	} else {
 		return nil
 	}
-	return &runner.Error{Status: status, Problem: record.Problem{Cause: text.Error(), Hint: hint}, Err: err}
+	return &commandError{Status: status, Problem: record.Problem{Cause: text.Error(), Hint: hint}, Err: err}
 }
 
 // changesHint returns what to do where the changes of a session can't be opened.

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -177,14 +176,14 @@ func TestNothingOfAWorkspaceIsObeyed(t *testing.T) {
 		says   string
 	}{
 		"a run":                     {true, nil, []string{"run", "--backend", "gvisor", "--model", "replay/" + script, "--json", "task"}, 0, `"name":".caisson/config.yaml","why":"the workspace is not trusted`},
-		"a run without a model":     {true, nil, []string{"run", "--backend", "gvisor", "task"}, runner.ExitAuth, "no model is configured"},
+		"a run without a model":     {true, nil, []string{"run", "--backend", "gvisor", "task"}, exitAuth, "no model is configured"},
 		"auto":                      {true, []string{"FAKE_DOCKER=x"}, []string{"run", "--model", "replay/" + script, "task"}, 0, ""},
-		"an overlay":                {true, nil, []string{"diff"}, runner.ExitInput, ""},
-		"programs that are missing": {false, nil, []string{"run", "--backend", "gvisor", "--model", "replay/" + script, "task"}, runner.ExitSandboxStart, "find caisson-guest: it is not there"},
+		"an overlay":                {true, nil, []string{"diff"}, exitInput, ""},
+		"programs that are missing": {false, nil, []string{"run", "--backend", "gvisor", "--model", "replay/" + script, "task"}, exitSandboxStart, "find caisson-guest: it is not there"},
 		"doctor":                    {true, nil, []string{"doctor"}, -1, ""},
 		"doctor without programs":   {false, nil, []string{"doctor"}, -1, ""},
 		"config show":               {true, nil, []string{"config", "show", "--workspace", "."}, 0, ".caisson/config.yaml is ignored"},
-		"trust":                     {true, nil, []string{"trust", "."}, runner.ExitConfig, "its file can only tighten"},
+		"trust":                     {true, nil, []string{"trust", "."}, exitConfig, "its file can only tighten"},
 		"sandbox ls":                {true, nil, []string{"sandbox", "ls"}, -1, ""},
 		"images ls":                 {true, nil, []string{"images", "ls"}, 0, ""},
 	} {

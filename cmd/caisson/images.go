@@ -16,7 +16,6 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/store"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -38,7 +37,7 @@ func newImagesListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List the images of the cache",
-		Long:    imagesListLong + exitHelp(map[int]string{runner.ExitFailed: imagesFailed}, runner.ExitConfig),
+		Long:    imagesListLong + exitHelp(map[int]string{exitFailed: imagesFailed}, exitConfig),
 		Example: "  caisson images ls\n  caisson images ls --json | jq -r '.[].digest'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -66,8 +65,8 @@ func newImagesPullCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "pull REF...",
 		Short: "Fetch images and pin their names to the present digests",
-		Long: imagesPullLong + exitHelp(map[int]string{runner.ExitFailed: imagesFailed, runner.ExitAuth: imagesRefused, runner.ExitInput: imagesMissing},
-			runner.ExitConfig, runner.ExitInterrupted),
+		Long: imagesPullLong + exitHelp(map[int]string{exitFailed: imagesFailed, exitAuth: imagesRefused, exitInput: imagesMissing},
+			exitConfig, exitInterrupted),
 		Example: "  caisson images pull debian:bookworm-slim\n  caisson images pull localhost:5000/team/tools@sha256:…",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			refs, err := imageArguments(args)
@@ -108,7 +107,7 @@ func newImagesRemoveCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm REF...",
 		Short:   "Remove images from the cache",
-		Long:    imagesRemoveLong + exitHelp(map[int]string{runner.ExitFailed: imagesFailed, runner.ExitInput: imagesMissing}, runner.ExitConfig),
+		Long:    imagesRemoveLong + exitHelp(map[int]string{exitFailed: imagesFailed, exitInput: imagesMissing}, exitConfig),
 		Example: "  caisson images rm debian:bookworm-slim",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			refs, err := imageArguments(args)
@@ -144,7 +143,7 @@ func newImagesPruneCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "prune [flags]",
 		Short:   "Remove images that no session has used for a while",
-		Long:    imagesPruneLong + exitHelp(map[int]string{runner.ExitFailed: imagesFailed}, runner.ExitConfig),
+		Long:    imagesPruneLong + exitHelp(map[int]string{exitFailed: imagesFailed}, exitConfig),
 		Example: "  caisson images prune\n  caisson images prune --unused 24h",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -319,7 +318,7 @@ const (
 
 // imageFailure turns an error of package images into what people read.
 func imageFailure(err error) error {
-	if _, ok := errors.AsType[*runner.Error](err); ok || explainError(err) != nil {
+	if _, ok := errors.AsType[*commandError](err); ok || explainError(err) != nil {
 		return err
 	}
 	for _, class := range []struct {
@@ -327,17 +326,17 @@ func imageFailure(err error) error {
 		status int
 		hint   string
 	}{
-		{images.ErrUnauthorized, runner.ExitAuth, "Log in with docker login: Caisson takes the credentials from there."},
-		{images.ErrUnreachable, runner.ExitFailed, "Check the name, the network and the proxies; caisson images ls shows what is there without a network."},
-		{images.ErrDigest, runner.ExitFailed, "Try again; if it stays, the registry or something on the way changes content: ask who runs it."},
-		{images.ErrRefused, runner.ExitInput, "Use an image that you trust, or ask who made this one."},
-		{images.ErrInUse, runner.ExitFailed, "End the session that uses it: caisson sandbox ls shows it."},
-		{images.ErrNotFound, runner.ExitInput, "Check the name or path; caisson images ls lists what is there."},
-		{images.ErrUnsupported, runner.ExitInput, "Use an image for this machine, from a source that works here: see docs/images.md."},
-		{images.ErrInvalid, runner.ExitInput, "Images are host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR, or a name such as debian:bookworm-slim."},
+		{images.ErrUnauthorized, exitAuth, "Log in with docker login: Caisson takes the credentials from there."},
+		{images.ErrUnreachable, exitFailed, "Check the name, the network and the proxies; caisson images ls shows what is there without a network."},
+		{images.ErrDigest, exitFailed, "Try again; if it stays, the registry or something on the way changes content: ask who runs it."},
+		{images.ErrRefused, exitInput, "Use an image that you trust, or ask who made this one."},
+		{images.ErrInUse, exitFailed, "End the session that uses it: caisson sandbox ls shows it."},
+		{images.ErrNotFound, exitInput, "Check the name or path; caisson images ls lists what is there."},
+		{images.ErrUnsupported, exitInput, "Use an image for this machine, from a source that works here: see docs/images.md."},
+		{images.ErrInvalid, exitInput, "Images are host, rootfs:DIR, oci-layout:DIR, docker-archive:FILE, build:DIR, or a name such as debian:bookworm-slim."},
 	} {
 		if errors.Is(err, class.err) {
-			return &runner.Error{Status: class.status, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: class.hint}}
+			return &commandError{Status: class.status, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: class.hint}}
 		}
 	}
 	return err

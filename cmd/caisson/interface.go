@@ -204,8 +204,8 @@ func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *
 		u.reportEnd(r)
 	}
 	if err != nil && r.Reason == loop.StopAnswered {
-		reportError(u.app, &runner.Error{Problem: record.Problem{Cause: err.Error(), Hint: "The answer is in " + r.Dir + "/report.json."}})
-		return runner.ExitFailed
+		reportError(u.app, &commandError{Problem: record.Problem{Cause: err.Error(), Hint: "The answer is in " + r.Dir + "/report.json."}})
+		return exitFailed
 	}
 	return r.ExitStatus
 }
@@ -220,10 +220,10 @@ func (u *userInterface) reportEnd(r runner.Report) {
 	if r.Reason == loop.StopSandboxStart && u.render.Warned(p.Cause) {
 		p = record.Problem{Cause: "a call needed the sandbox, which could not start: see the warning above"}
 	}
-	reportError(u.app, &runner.Error{Problem: p})
+	reportError(u.app, &commandError{Problem: p})
 }
 
 // reportProblem shows a problem that no record has.
 func (u *userInterface) reportProblem(p record.Problem) {
-	u.tell.Queue(len(p.Cause), func() { reportError(u.app, &runner.Error{Problem: p}) })
+	u.tell.Queue(len(p.Cause), func() { reportError(u.app, &commandError{Problem: p}) })
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"testing"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -31,7 +30,7 @@ func TestACancelledStartWaitsForNoOthers(t *testing.T) {
 		t.Errorf("a call that is cancelled: %v", err)
 	}
 	close(answer)
-	if e, ok := errors.AsType[*runner.Error](<-first); !ok || !errors.Is(e, noEngine) {
+	if e, ok := errors.AsType[*commandError](<-first); !ok || !errors.Is(e, noEngine) {
 		t.Errorf("the first call: %v", e)
 	}
 }

@@ -12,22 +12,21 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/openai"
 	"github.com/caisson-run/caisson/loop/replay"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// makeModel makes a real model. Its errors are a *runner.Error.
+// makeModel makes a real model. Its errors are a *commandError.
 func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), error) {
 	if m.Provider == "replay" {
 		model, err := replay.Open(m.Name, replay.Options{
 			Report: func(d replay.Difference) { s.differs(d.String()) }, Logger: s.logger,
 		})
 		if err != nil {
-			status := runner.ExitConfig
+			status := exitConfig
 			if errors.Is(err, fs.ErrNotExist) {
-				status = runner.ExitInput
+				status = exitInput
 			}
-			return nil, nil, &runner.Error{Status: status, Err: err, Problem: record.Problem{
+			return nil, nil, &commandError{Status: status, Err: err, Problem: record.Problem{
 				Cause: "the recording can't be played: " + err.Error(),
 				Hint:  "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.",
 			}}
@@ -35,7 +34,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		return model, func() {}, nil
 	}
 	if m.APIKey == "" && m.KeyNeeded {
-		return nil, nil, &runner.Error{Status: runner.ExitAuth, Problem: record.Problem{
+		return nil, nil, &commandError{Status: exitAuth, Problem: record.Problem{
 			Cause: "there is no key for the model " + m.Provider + "/" + m.Name + ": " + m.KeyEnv + " is not set",
 			Hint:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
 		}}
@@ -53,7 +52,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	}
 	model, err := openai.New(o)
 	if err != nil {
-		return nil, nil, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
+		return nil, nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
 			Cause: "the model can't be used: " + err.Error(), Hint: "Check base_url and the model's profile.",
 		}}
 	}

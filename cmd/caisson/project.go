@@ -113,7 +113,7 @@ func (o *ownError) Error() string { return o.err.Error() }
 func (o *ownError) Unwrap() error { return o.err }
 
 func projectError(w *runner.Workspace, err error) error {
-	return &ownError{&runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
+	return &ownError{&commandError{Status: exitConfig, Err: err, Problem: record.Problem{
 		Cause: "the own settings of " + w.Path + " can't be used: " + err.Error(), Hint: "Fix the file, or remove it.",
 	}}}
 }
@@ -165,7 +165,7 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 		why = "it is not as it was when the workspace was trusted"
 	}
 	if !trusted && o.require {
-		return &runner.Error{Status: runner.ExitUntrusted, Problem: record.Problem{
+		return &commandError{Status: exitUntrusted, Problem: record.Problem{
 			Cause: "the workspace " + w.Path + " is not trusted, and --require-trust asks for it (" + why + ")",
 			Hint:  "Look at caisson trust --dry-run " + w.Path + ", then run caisson trust.",
 		}}

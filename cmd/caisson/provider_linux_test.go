@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-
-	"github.com/caisson-run/caisson/runner"
 )
 
 // TestProviderIsQuoted is acceptance case 134: what the provider says about the
@@ -29,11 +27,11 @@ func TestProviderIsQuoted(t *testing.T) {
 		shown    bool
 		requests int64
 	}{
-		"model": {http.StatusNotFound, "The model gpt-9 does not exist", 3, runner.ExitFailed, true, 1},
-		"key":   {http.StatusUnauthorized, "Incorrect key: " + key, 3, runner.ExitAuth, true, 1},
-		"quota": {http.StatusTooManyRequests, "You exceeded your current quota", 1, runner.ExitFailed, true, 2},
-		"none":  {http.StatusTooManyRequests, "You exceeded your current quota", 0, runner.ExitFailed, true, 1},
-		"own":   {http.StatusInternalServerError, "stack trace of a server", 2, runner.ExitFailed, false, 3},
+		"model": {http.StatusNotFound, "The model gpt-9 does not exist", 3, exitFailed, true, 1},
+		"key":   {http.StatusUnauthorized, "Incorrect key: " + key, 3, exitAuth, true, 1},
+		"quota": {http.StatusTooManyRequests, "You exceeded your current quota", 1, exitFailed, true, 2},
+		"none":  {http.StatusTooManyRequests, "You exceeded your current quota", 0, exitFailed, true, 1},
+		"own":   {http.StatusInternalServerError, "stack trace of a server", 2, exitFailed, false, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var requests atomic.Int64

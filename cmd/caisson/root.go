@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ci"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
@@ -50,7 +49,7 @@ func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
 		reportError(a, e)
 		return e.Status
 	}
-	return runner.ExitDone
+	return exitDone
 }
 
 // newRoot makes the command tree.

@@ -60,7 +60,7 @@ func newRunCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] [TASK] [-]",
 		Short: "Run one agent task on a workspace, to its end",
-		Long:  runLong + exitHelp(nil, runner.ExitFailed, runner.ExitAuth, runner.ExitInput, runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal, runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitConflict, runner.ExitUnvouched, runner.ExitInterrupted, exitPipe),
+		Long:  runLong + exitHelp(nil, exitFailed, exitAuth, exitInput, exitSandboxStart, exitSandboxLost, exitConfig, exitLimit, exitFatal, exitUntrusted, exitNoApprover, exitConflict, exitUnvouched, exitInterrupted, exitPipe),
 		Example: `  caisson run "make the tests pass"
   git diff | caisson run "review this"
   caisson run --backend gvisor --policy ci --json - < task.txt
@@ -135,7 +135,7 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 	}
 	if err := errors.Join(patch.writePatch(r.Patch), patch.close()); err != nil {
 		u.reportProblem(record.Problem{Cause: "the patch can't be written: " + err.Error(), Hint: "It is in " + r.Dir + "/workspace.patch."})
-		r.ExitStatus = max(r.ExitStatus, runner.ExitFailed)
+		r.ExitStatus = max(r.ExitStatus, exitFailed)
 	}
 	return exitWith(u.finishRun(ctx, r, answer))
 }
@@ -245,7 +245,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	var o runner.Options
 	image, err := images.ParseLocalReference(*s.conf.Image)
 	if err != nil {
-		return o, &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
+		return o, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
 			Cause: "the image can't be used: " + err.Error(), Hint: "Change --image, or image in the configuration.",
 		}}
 	}
@@ -329,7 +329,7 @@ func noModel(err error) error {
 	if !ok || !errors.Is(err, config.ErrNoModel) {
 		return err
 	}
-	return &runner.Error{Status: runner.ExitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Hint: makeSentence(e.Hint)}}
+	return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Hint: makeSentence(e.Hint)}}
 }
 
 const (
@@ -378,7 +378,7 @@ func readContext(a *app, asked bool) (string, error) {
 	default:
 		return string(text), nil
 	}
-	return "", &runner.Error{Status: runner.ExitInput, Problem: problem, Err: err}
+	return "", &commandError{Status: exitInput, Problem: problem, Err: err}
 }
 
 // patientReader is a pipe whose silences are bounded.
@@ -433,7 +433,7 @@ func readTask(a *app, args []string, file string) (string, error) {
 func readTaskFile(file string) (string, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return "", &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
+		return "", &commandError{Status: exitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("the task can't be read: %v", err), Hint: "Name a file that is there.",
 		}}
 	}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
@@ -43,7 +42,7 @@ func newSandboxListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List sandboxes, live and dead",
-		Long:    listLong + exitHelp(map[int]string{runner.ExitFailed: "a backend could not be asked"}, runner.ExitConfig),
+		Long:    listLong + exitHelp(map[int]string{exitFailed: "a backend could not be asked"}, exitConfig),
 		Example: "  caisson sandbox ls\n  caisson sandbox ls --json | jq -r '.[].session'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -58,7 +57,7 @@ func newSandboxListCommand(a *app) *cobra.Command {
 			}
 			err = errors.Join(showListings(a.stdout, found, asJSON, time.Now()), showFailures(a.stderr, failures))
 			if err == nil && len(failures) > 0 {
-				return exitWith(runner.ExitFailed)
+				return exitWith(exitFailed)
 			}
 			return err
 		},
@@ -80,7 +79,7 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "gc [flags]",
 		Short:   "Remove the remains of dead sandboxes",
-		Long:    collectLong + exitHelp(map[int]string{runner.ExitFailed: "something could not be removed"}, runner.ExitConfig),
+		Long:    collectLong + exitHelp(map[int]string{exitFailed: "something could not be removed"}, exitConfig),
 		Example: "  caisson sandbox gc\n  caisson sandbox gc --json | jq '.left'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -92,7 +91,7 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 			c := bs.collectOrphans(cmd.Context())
 			err = c.showCollection(a, asJSON)
 			if err == nil && len(c.Failures) > 0 {
-				return exitWith(runner.ExitFailed)
+				return exitWith(exitFailed)
 			}
 			return err
 		},

@@ -42,9 +42,9 @@ func newSandboxExecCommand(a *app) *cobra.Command {
 		Use:   "exec [flags] ID [--] COMMAND [ARGUMENT...]",
 		Short: "Run a command in a live sandbox",
 		Long: execLong + exitHelp(map[int]string{
-			runner.ExitDone:   "", // the command's own
-			runner.ExitFailed: "the command could not be requested, or its output not be written", runner.ExitInput: "there is no such live session or directory",
-		}, runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitFatal, runner.ExitInterrupted),
+			exitDone:   "", // the command's own
+			exitFailed: "the command could not be requested, or its output not be written", exitInput: "there is no such live session or directory",
+		}, exitSandboxStart, exitSandboxLost, exitConfig, exitFatal, exitInterrupted),
 		Example: `  caisson sandbox exec ses_01J… -- ps aux
   caisson sandbox exec last -- ls -l /tmp
   caisson sandbox exec ses_01J… sh -c 'ls -l /workspace | head'
@@ -141,7 +141,7 @@ func (bs *backends) findSession(ctx context.Context, id string) (string, error) 
 	if id == trace.Last && len(matches) > 1 { // ids sort by time
 		matches = []sandbox.Listing{slices.MaxFunc(matches, func(a, b sandbox.Listing) int { return strings.Compare(a.Session, b.Session) })}
 	}
-	e := &runner.Error{Status: runner.ExitInput, Problem: record.Problem{Hint: "caisson sandbox ls lists them."}}
+	e := &commandError{Status: exitInput, Problem: record.Problem{Hint: "caisson sandbox ls lists them."}}
 	switch len(matches) {
 	case 1:
 		return matches[0].Session, nil

@@ -16,7 +16,6 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
 )
@@ -52,7 +51,7 @@ func newServeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --root DIR [flags]",
 		Short: "Serve the HTTP API: many sessions at once",
-		Long:  serveLong + exitHelp(map[int]string{runner.ExitFailed: "the server failed, or something of a session was left behind"}, runner.ExitInput, runner.ExitSandboxStart, runner.ExitConfig),
+		Long:  serveLong + exitHelp(map[int]string{exitFailed: "the server failed, or something of a session was left behind"}, exitInput, exitSandboxStart, exitConfig),
 		Example: `  caisson serve --root ~/work
   caisson serve --root /srv/work --listen unix:/run/user/1000/caisson.sock --backend gvisor
   curl -H "Authorization: Bearer $(cat ~/.local/state/caisson/serve.token)" http://127.0.0.1:8717/sessions`,
@@ -135,7 +134,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 		say("the token is in " + keys.path)
 	}
 	if unusable != nil {
-		say("backend none: sessions can only read until one can be used: " + unusable.Error())
+		say("backend none: sessions can only read until one can be used: " + unusable.Cause + ". " + unusable.Hint)
 	} else {
 		choice := h.shared.Load().choice
 		say("backend " + choice.Chosen + " (" + choice.Why + ")")
@@ -190,7 +189,7 @@ func (h *serverHost) openListeners(ctx context.Context) ([]net.Listener, error) 
 		if errors.Is(err, server.ErrRemote) {
 			hint = "Name 127.0.0.1 or a unix socket, or say --allow-remote where other machines are to reach it; a proxy in front of it can add TLS."
 		}
-		return nil, &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{Cause: "the server can't " + err.Error(), Hint: hint}}
+		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: "the server can't " + err.Error(), Hint: hint}}
 	}
 	return out, nil
 }
@@ -291,7 +290,7 @@ func readToken(path string) ([]byte, error) {
 // Two servers don't share one: the second would take the token from the first.
 func makeToken(path string) (_ *tokens, err error) {
 	refused := func(err error) error {
-		return &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
+		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
 			Cause: fmt.Sprintf("the token can't be written to %s: %v", path, err), Hint: "Name another file with --token-file, or tokens under serve in the configuration.",
 		}}
 	}

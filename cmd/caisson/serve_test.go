@@ -22,7 +22,6 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/tools/approval"
 )
@@ -226,7 +225,7 @@ func TestServeWorkspaces(t *testing.T) {
 			t.Errorf("%s is %s", good, v.Workspace)
 		}
 	}
-	if status := s.stop(); status != runner.ExitDone {
+	if status := s.stop(); status != exitDone {
 		t.Errorf("it ended with %d: %s", status, s.log)
 	}
 	for _, name := range []string{"serve.token"} {
@@ -461,7 +460,7 @@ func TestServeWithoutABackend(t *testing.T) {
 	t.Setenv("FAKE_DOCKER", "no engine answers")
 	t.Setenv("FAKE_GVISOR", "no systrap")
 	named := startServe(t, "")
-	if status := <-named.ended; status != runner.ExitSandboxStart || !strings.Contains(named.log.String(), "no systrap") {
+	if status := <-named.ended; status != exitSandboxStart || !strings.Contains(named.log.String(), "no systrap") {
 		t.Errorf("with a backend that was named: status %d: %s", status, named.log)
 	}
 	s := startServe(t, "policy: {preset: sandboxed}", "--backend", "auto").up()
@@ -498,16 +497,16 @@ func TestServeWithoutABackend(t *testing.T) {
 		s.wants(s.token(), `{"workspace":"one","policy":`+preset+`}`, 201, `"backend":""`)
 	}
 	v, _ := turn()
-	if *v.Exit != runner.ExitSandboxStart || v.Problem == nil || !strings.Contains(v.Problem.Cause, "no systrap") || v.Problem.Hint == "" || v.Backend != "" {
+	if *v.Exit != exitSandboxStart || v.Problem == nil || !strings.Contains(v.Problem.Cause, "no systrap") || v.Problem.Hint == "" || v.Backend != "" {
 		t.Errorf("a command without a backend: %+v", v)
 	}
 	t.Setenv("FAKE_GVISOR", "")
 	v, records := turn()
-	if *v.Exit != runner.ExitDone || !strings.Contains(records, `"kind":"sandbox.started"`) {
+	if *v.Exit != exitDone || !strings.Contains(records, `"kind":"sandbox.started"`) {
 		t.Errorf("a command once gvisor can be used: %+v\n%s", v, records)
 	}
 	s.wants(s.token(), `{"workspace":"one"}`, 201, `"backend":"gvisor"`)
-	if status := s.stop(); status != runner.ExitDone {
+	if status := s.stop(); status != exitDone {
 		t.Errorf("it ended with %d: %s", status, s.log)
 	}
 }

@@ -139,14 +139,14 @@ func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessi
 // shareBackend chooses the backend that all sessions share. Where none was named
 // and none can be used, it returns why: sessions then start without one, and each
 // call that needs one chooses again, until that succeeds.
-func (h *serverHost) shareBackend(ctx context.Context) (unusable *runner.Error, err error) {
+func (h *serverHost) shareBackend(ctx context.Context) (unusable *commandError, err error) {
 	ready, err := h.base.choose(ctx, h)
 	if err == nil {
 		h.shared.Store(ready)
 		return nil, nil
 	}
 	unusable = describeError(err)
-	if *h.base.conf.Backend != "auto" || unusable.Status != runner.ExitSandboxStart || ctx.Err() != nil {
+	if *h.base.conf.Backend != "auto" || unusable.Status != exitSandboxStart || ctx.Err() != nil {
 		return nil, err
 	}
 	h.shared.Store(h.base.chooseLate(noneCanStart+err.Error(), func(ctx context.Context) (sandbox.Creator, error) {
@@ -270,7 +270,8 @@ func prepareError(err error) error {
 	if own, ok := errors.AsType[*ownError](err); ok {
 		return &server.RequestError{Code: "workspace_configuration", Problem: describeError(own.err).Problem, Err: err}
 	}
-	return describeError(err)
+	e := describeError(err)
+	return &runner.Error{Status: e.Status, Problem: e.Problem, Err: e}
 }
 
 // roots are the directories at or below which workspaces are, open as long as the
@@ -289,7 +290,7 @@ func openRoots(paths []string) (_ roots, err error) {
 	var out roots
 	for _, path := range paths {
 		refused := func(err error) error {
-			return errors.Join(&runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
+			return errors.Join(&commandError{Status: exitInput, Err: err, Problem: record.Problem{
 				Cause: fmt.Sprintf("the root %s can't be used: %v", path, err), Hint: "Name an existing directory with --root.",
 			}}, out.close())
 		}

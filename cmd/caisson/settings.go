@@ -145,7 +145,7 @@ func (s *settings) makeStateDir() error {
 		return errNoStateDir()
 	}
 	if err := os.MkdirAll(state, 0o700); err != nil {
-		return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
+		return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
 			Cause: "the state directory can't be made: " + err.Error(), Hint: "Set XDG_STATE_HOME to a directory that you can write.",
 		}}
 	}
@@ -154,7 +154,7 @@ func (s *settings) makeStateDir() error {
 
 // errNoStateDir returns the error for an environment that names no place for state.
 func errNoStateDir() error {
-	return &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
+	return &commandError{Status: exitConfig, Problem: record.Problem{
 		Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
 		Hint:  "Set HOME, or XDG_STATE_HOME.",
 	}}

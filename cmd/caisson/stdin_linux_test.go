@@ -7,8 +7,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/caisson-run/caisson/runner"
 )
 
 // TestStandardInputBesideATask is acceptance case 140: what a pipe or a file
@@ -61,10 +59,10 @@ func TestStandardInputBesideATask(t *testing.T) {
 		"silent pipe":   {stdin: func(t *testing.T) *os.File { return pipe(t, "", false) }, args: beside, says: "an open pipe that says nothing, and is left out"},
 		"device":        {stdin: func(t *testing.T) *os.File { return file(t, "/dev/zero") }, args: beside},
 		"directory":     {stdin: func(t *testing.T) *os.File { return file(t, "/") }, args: beside},
-		"too much":      {stdin: func(t *testing.T) *os.File { return pipe(t, strings.Repeat("x", maxTaskBytes+1), true) }, args: beside, status: runner.ExitInput, says: "longer than 1 MiB"},
-		"without end":   {stdin: func(t *testing.T) *os.File { return file(t, "/dev/zero") }, args: []string{"review this", "-"}, status: runner.ExitInput, says: "longer than 1 MiB"},
+		"too much":      {stdin: func(t *testing.T) *os.File { return pipe(t, strings.Repeat("x", maxTaskBytes+1), true) }, args: beside, status: exitInput, says: "longer than 1 MiB"},
+		"without end":   {stdin: func(t *testing.T) *os.File { return file(t, "/dev/zero") }, args: []string{"review this", "-"}, status: exitInput, says: "longer than 1 MiB"},
 		"the task":      {stdin: func(t *testing.T) *os.File { return pipe(t, "review this", true) }, args: []string{"-"}},
-		"two tasks":     {stdin: piped, args: []string{"a", "b"}, status: runner.ExitUsage},
+		"two tasks":     {stdin: piped, args: []string{"a", "b"}, status: exitUsage},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, "  - text: done\n")

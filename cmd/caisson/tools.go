@@ -42,7 +42,7 @@ definition that a model gets: the description and the schema of the arguments.
 
 The mode is that of the policy of a run without a terminal (ci, or the configuration's own), for a
 workspace that is not trusted. A tool that is off is not offered; the configuration turns it on.
-` + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
+` + exitHelp(nil, exitInput, exitConfig),
 		Example: "  caisson tools ls\n  caisson tools ls shell apply_patch\n  caisson tools ls --json",
 		RunE: func(_ *cobra.Command, args []string) error {
 			return listTools(a, profile, args, asJSON)
@@ -147,7 +147,7 @@ func isDeclared(conf *config.Config, name tools.Name) bool {
 }
 
 func noTool(name string) error {
-	return &runner.Error{Status: runner.ExitInput, Problem: record.Problem{
+	return &commandError{Status: exitInput, Problem: record.Problem{
 		Cause: fmt.Sprintf("there is no tool %q", name), Hint: "caisson tools ls lists them.",
 	}}
 }
@@ -222,7 +222,7 @@ func newToolsCallCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "call [flags] NAME [ARGUMENTS | -]",
 		Short: "Call one tool without a model",
-		Long:  callLong + exitHelp(nil, runner.ExitFailed, runner.ExitInput, runner.ExitSandboxStart, runner.ExitSandboxLost, runner.ExitConfig, runner.ExitLimit, runner.ExitFatal, runner.ExitUntrusted, runner.ExitNoApprover, runner.ExitUnvouched, runner.ExitInterrupted),
+		Long:  callLong + exitHelp(nil, exitFailed, exitInput, exitSandboxStart, exitSandboxLost, exitConfig, exitLimit, exitFatal, exitUntrusted, exitNoApprover, exitUnvouched, exitInterrupted),
 		Example: `  caisson tools call read_file '{"path": "go.mod"}'
   caisson tools call shell '{"command": "go test ./..."}' --backend gvisor
   caisson tools call apply_patch - < arguments.json`,
@@ -385,7 +385,7 @@ func (u *userInterface) finishCall(ctx context.Context, r runner.Report, m *call
 	status := r.ExitStatus
 	result := m.result.Load()
 	if result == nil || r.Reason != loop.StopAnswered { // the call did not run, or not to its end
-		status = max(status, runner.ExitFailed)
+		status = max(status, exitFailed)
 		if !asJSON {
 			return exitWith(status)
 		}
@@ -394,8 +394,8 @@ func (u *userInterface) finishCall(ctx context.Context, r runner.Report, m *call
 			result.Content = []tools.Block{{Text: r.Problem.Cause}}
 		}
 	}
-	if result.IsError && status == runner.ExitDone {
-		status = runner.ExitFailed
+	if result.IsError && status == exitDone {
+		status = exitFailed
 	}
 	if asJSON {
 		err := writeJSON(u.app.stdout, map[string]any{

@@ -15,7 +15,6 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -35,7 +34,7 @@ func newTraceCommand(a *app) *cobra.Command {
 func traceState(env environ) (string, error) {
 	state := env.stateDir()
 	if state == "" {
-		return "", &runner.Error{Status: runner.ExitConfig, Problem: record.Problem{
+		return "", &commandError{Status: exitConfig, Problem: record.Problem{
 			Cause: "there is no place for Caisson's state: neither HOME nor XDG_STATE_HOME is an absolute path",
 			Hint:  "Set HOME, or XDG_STATE_HOME.",
 		}}
@@ -80,7 +79,7 @@ func newTraceListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List sessions, the newest first",
-		Long:    traceListLong + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
+		Long:    traceListLong + exitHelp(nil, exitInput, exitConfig),
 		Example: "  caisson trace ls\n  caisson trace ls --json --limit 0 | jq -r '.[] | select(.state==\"cut short\").session'",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -201,7 +200,7 @@ func newTraceShowCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "show [flags] SESSION",
 		Short:   "Show what happened in a session",
-		Long:    traceShowLong + exitHelp(map[int]string{runner.ExitFailed: "the records are damaged"}, runner.ExitInput, runner.ExitConfig),
+		Long:    traceShowLong + exitHelp(map[int]string{exitFailed: "the records are damaged"}, exitInput, exitConfig),
 		Example: "  caisson trace show ses_01JD\n  caisson trace show --kind tool.confirmation_resolved --kind tool.confirmation_attempted ses_01JD\n  caisson trace show --json ses_01JD | jq -r .kind\n  caisson trace show --follow last",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, k := range kinds {
@@ -234,7 +233,7 @@ func newTraceShowCommand(a *app) *cobra.Command {
 				return interrupted
 			}
 			if over.Damage != "" {
-				return cmp.Or(reportDamage(a.stderr, over), exitWith(runner.ExitFailed))
+				return cmp.Or(reportDamage(a.stderr, over), exitWith(exitFailed))
 			}
 			return nil
 		},
@@ -276,7 +275,7 @@ func newTracePruneCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "prune [flags]",
 		Short:   "Shorten old sessions to their audit records",
-		Long:    tracePruneLong + exitHelp(map[int]string{runner.ExitFailed: "a session could not be shortened"}, runner.ExitConfig),
+		Long:    tracePruneLong + exitHelp(map[int]string{exitFailed: "a session could not be shortened"}, exitConfig),
 		Example: "  caisson trace prune --dry-run\n  caisson trace prune --keep 720h",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -299,7 +298,7 @@ func newTracePruneCommand(a *app) *cobra.Command {
 			report, err := sessiondir.Prune(cmd.Context(), pruneOptions(state, time, dry))
 			shown := errors.Join(showPrunedSessions(a, report, dry, asJSON), showErrors(a.stderr, err))
 			if shown == nil && err != nil {
-				return exitWith(runner.ExitFailed)
+				return exitWith(exitFailed)
 			}
 			return shown
 		},

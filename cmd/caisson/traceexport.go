@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -32,7 +31,7 @@ func newTraceExportCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "export [flags] SESSION",
 		Short:   "Write a session as JSON lines, JSON or an ATIF trajectory",
-		Long:    traceExportLong + exitHelp(map[int]string{runner.ExitFailed: "it can't be written"}, runner.ExitInput, runner.ExitConfig),
+		Long:    traceExportLong + exitHelp(map[int]string{exitFailed: "it can't be written"}, exitInput, exitConfig),
 		Example: "  caisson trace export --format atif -o trajectory.json ses_01JD",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			write, ok := map[string]func(io.Writer, trace.Session) (trace.Overview, error){
@@ -60,7 +59,7 @@ func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write f
 	if path != "" {
 		f, err := createAnswer(path)
 		if err != nil {
-			return &runner.Error{Status: runner.ExitInput, Err: err, Problem: record.Problem{
+			return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
 				Cause: fmt.Sprintf("the export can't be written to %s: %v", path, err), Hint: "Name a file that you can write with -o.",
 			}}
 		}
@@ -118,7 +117,7 @@ func newTraceHTMLCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "html [flags] SESSION",
 		Short:   "Write a session as one HTML page",
-		Long:    traceHTMLLong + exitHelp(map[int]string{runner.ExitFailed: "it can't be written"}, runner.ExitInput, runner.ExitConfig),
+		Long:    traceHTMLLong + exitHelp(map[int]string{exitFailed: "it can't be written"}, exitInput, exitConfig),
 		Example: "  caisson trace html -o session.html ses_01JD",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return exportTrace(a, cmd, args, path, trace.HTML)
@@ -141,7 +140,7 @@ func newTraceVerifyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "verify [flags] SESSION | --all",
 		Short:   "Verify that records were not changed",
-		Long:    traceVerifyLong + exitHelp(map[int]string{runner.ExitFailed: "records were changed, are missing or can't be read"}, runner.ExitInput, runner.ExitConfig),
+		Long:    traceVerifyLong + exitHelp(map[int]string{exitFailed: "records were changed, are missing or can't be read"}, exitInput, exitConfig),
 		Example: "  caisson trace verify ses_01JD\n  caisson trace verify --all --json | jq '.[] | select(.ok|not)'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var list []trace.Session
@@ -174,7 +173,7 @@ func newTraceVerifyCommand(a *app) *cobra.Command {
 
 // verifySessions verifies sessions and goes on after a damaged one.
 func verifySessions(a *app, list []trace.Session, asJSON bool) error {
-	status := runner.ExitDone
+	status := exitDone
 	verdicts := []trace.Verdict{}
 	for _, s := range list {
 		v, err := trace.Verify(s)
@@ -185,7 +184,7 @@ func verifySessions(a *app, list []trace.Session, asJSON bool) error {
 			v.Damage = describeError(err).Cause
 		}
 		if !v.OK {
-			status = runner.ExitFailed
+			status = exitFailed
 		}
 		if asJSON {
 			verdicts = append(verdicts, v)

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
@@ -37,7 +36,7 @@ func newTrustCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "trust [flags] [PATH]",
 		Short:   "Let a workspace's own settings count",
-		Long:    trustLong + exitHelp(nil, runner.ExitInput, runner.ExitConfig),
+		Long:    trustLong + exitHelp(nil, exitInput, exitConfig),
 		Example: "  caisson trust --dry-run ./project\n  caisson trust ./project\n  caisson trust --list",
 		RunE: func(_ *cobra.Command, args []string) error {
 			switch {
@@ -69,7 +68,7 @@ func newUntrustCommand(a *app) *cobra.Command {
 		Short: "Let a workspace's own settings count no more",
 		Long: "Forget that a workspace is trusted. PATH is a directory, by default the working directory; it need\n" +
 			"not exist any more. A workspace that was not trusted is no error.\n" +
-			exitHelp(nil, runner.ExitInput, runner.ExitConfig),
+			exitHelp(nil, exitInput, exitConfig),
 		Example: "  caisson untrust\n  caisson untrust /home/me/old",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
@@ -245,7 +244,7 @@ func warnCorrupt(a *app, err error) error {
 		}
 		return stateProblem(err)
 	}
-	reportError(a, &runner.Error{Problem: record.Problem{
+	reportError(a, &commandError{Problem: record.Problem{
 		Cause: corrupt.Error(), Hint: "It counts as empty. Look at what was moved aside, and answer again.",
 	}})
 	return nil
@@ -253,7 +252,7 @@ func warnCorrupt(a *app, err error) error {
 
 // stateProblem is a file of answers that can't be read or written.
 func stateProblem(err error) error {
-	return &runner.Error{Status: runner.ExitConfig, Err: err, Problem: record.Problem{
+	return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
 		Cause: err.Error(), Hint: "Look at the state directory, $XDG_STATE_HOME/caisson; nothing was stored.",
 	}}
 }
