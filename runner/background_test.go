@@ -153,9 +153,7 @@ func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, 
 	box.record = func(record.Payload) error { return nil }
 	box.start()
 	t.Cleanup(box.close)
-	ready := make(chan struct{})
-	close(ready)
-	x := &executor{box: box, spill: newSpiller(state, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}), ready: ready, after: func(context.Context) {}}
+	x := &executor{box: box, spill: newSpiller(state, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}), ready: noWait, after: func(context.Context) {}}
 	var all []record.BackgroundEnded // read after close
 	x.background = newBackgrounds(x, func(e record.BackgroundEnded) error {
 		x.mu.Lock()

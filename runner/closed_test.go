@@ -290,7 +290,7 @@ func TestDirectoriesAboveAreOpened(t *testing.T) {
 func TestFailedModesAreNoModes(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.looked()
-	if _, err := s.quarantine.chmod(t.Context(), "none", ownerAll, true); err == nil {
+	if _, err := bindOf(s).quarantine.chmod(t.Context(), "none", ownerAll, true); err == nil {
 		t.Error("the mode of no directory was changed")
 	}
 }
@@ -302,7 +302,7 @@ func TestChangesOfAReplacedSandbox(t *testing.T) {
 	s := b.looked()
 	b.backend.boxes[0].die(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: limits.KindMemory}))
 	b.file("sub/.git/config", evilConfig)
-	if to := s.quarantine.move(t.Context(), "sub/.git", "", nil); !b.exists(to) || b.exists("sub/.git") || len(b.backend.boxes) != 2 {
-		t.Errorf("renamed to %q in %d sandboxes: %v", to, len(b.backend.boxes), s.quarantine.failures())
+	if to := bindOf(s).quarantine.move(t.Context(), "sub/.git", "", nil); !b.exists(to) || b.exists("sub/.git") || len(b.backend.boxes) != 2 {
+		t.Errorf("renamed to %q in %d sandboxes: %v", to, len(b.backend.boxes), bindOf(s).quarantine.failures())
 	}
 }

@@ -110,11 +110,11 @@ func (w *diskWatch) checkFloor(floor diskRoom) error {
 	return nil
 }
 
-// diskWatch watches what commands write to: the workspace, or in overlay mode
-// the layers in the session's directory.
-func (s *Session) diskWatch() *diskWatch {
-	if s.overlaid() {
-		return newDiskWatch(roomAt(s.dir), s.box.killCurrent)
+// newSessionDiskWatch watches what the commands of a session write to: the workspace,
+// or in overlay mode the layers in the session's directory.
+func newSessionDiskWatch(o Options, dir string, kill func()) *diskWatch {
+	if o.isOverlay() {
+		return newDiskWatch(roomAt(dir), kill)
 	}
-	return newDiskWatch(roomOn(s.opts.Workspace.Dir), s.box.killCurrent)
+	return newDiskWatch(roomOn(o.Workspace.Dir), kill)
 }

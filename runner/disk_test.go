@@ -168,8 +168,8 @@ func TestDiskReserve(t *testing.T) {
 	// In overlay mode commands write to the session's directory, here one that has
 	// no size.
 	for mode, known := range map[sandbox.WorkspaceMode]bool{sandbox.ModeBind: true, sandbox.ModeOverlay: false} {
-		s := &Session{dir: "/proc", box: &liveSandbox{}, opts: Options{Workspace: &Workspace{Dir: dir}, SandboxOptions: SandboxOptions{Mode: mode}}}
-		if room := s.diskWatch().room(); (room != noRoom) != known {
+		o := Options{Workspace: &Workspace{Dir: dir}, SandboxOptions: SandboxOptions{Mode: mode}}
+		if room := newSessionDiskWatch(o, "/proc", nil).room(); (room != noRoom) != known {
 			t.Errorf("%s: %+v", mode, room)
 		}
 	}

@@ -31,14 +31,12 @@ func filling(t *testing.T) *executor {
 	box.record = func(record.Payload) error { return nil }
 	box.start()
 	t.Cleanup(box.close)
-	ready := make(chan struct{})
-	close(ready)
 	go func() {
 		<-started
 		free.Store(1000)
 	}()
 	return &executor{
-		box: box, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) {},
+		box: box, spill: newSpiller(t.TempDir(), nil), ready: noWait, after: func(context.Context) {},
 		disk: newDiskWatch(func() diskRoom { return diskRoom{bytes: free.Load(), files: -1} }, nil),
 	}
 }

@@ -78,6 +78,12 @@ func (j *eventRecorder) writeRecord(p record.Payload) error {
 	return j.syncAfter(func() (bool, error) { return j.writeLocked(p) })
 }
 
+// recordWarning records a warning. What can't be recorded ends the session at the
+// next record.
+func (j *eventRecorder) recordWarning(message string) {
+	_ = j.writeRecord(record.Warning{Message: message})
+}
+
 func (j *eventRecorder) writeLocked(p record.Payload) (due bool, _ error) {
 	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.created, Actor: record.ActorSystem, Payload: p})
 	if err != nil {

@@ -20,12 +20,9 @@ import (
 type executor struct {
 	box   *liveSandbox
 	spill *spiller
-	// ready ends when the workspace has been looked at as it was; nothing
-	// changes it before.
-	ready <-chan struct{}
-	// unready is why nothing may change it afterwards either, or nil. It is set
-	// before ready ends.
-	unready error
+	// ready waits until the workspace is recorded; nothing may change it before, or
+	// after an error.
+	ready func(ctx context.Context) error
 	// fresh reports whether a file is still as the session found it.
 	fresh func(ctx context.Context, path string) bool
 	// disk ends commands before they fill the host's disk; nil is no watch.
@@ -42,6 +39,17 @@ type executor struct {
 	mu     sync.Mutex
 	shell  string
 	killed int
+}
+
+// newExecutor returns the executor of a session, which lacks what the tracker of
+// changes provides.
+func newExecutor(s *Session) *executor {
+	x := &executor{
+		box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), disk: newSessionDiskWatch(s.opts, s.dir, s.box.killCurrent), images: changes.NewPreimages(s.dir),
+		patches: &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.opts.workspaceMode(), warn: s.events.recordWarning, log: s.log},
+	}
+	x.background = newBackgrounds(x, s.events.recordBackground, s.log)
+	return x
 }
 
 // Run runs one shell command to its end.
@@ -124,6 +132,21 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	return change, nil
 }
 
+// applyAnywhere makes one change to the workspace, in a fresh sandbox if there is
+// none any more.
+func (x *executor) applyAnywhere(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+	change, err := x.Apply(ctx, op)
+	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == replacedReason {
+		change, err = x.Apply(ctx, op)
+	}
+	if errors.Is(err, tools.ErrSandboxLost) {
+		if err = x.box.startAgain(); err == nil {
+			change, err = x.Apply(ctx, op)
+		}
+	}
+	return change, err
+}
+
 // scriptArgv is the argv of a script with its parameters.
 func scriptArgv(program string, cmd shell.Command) []string {
 	argv := []string{program, "-c", "--", cmd.Script}
@@ -141,22 +164,17 @@ func (x *executor) Output(handle string) (shell.Kept, error) {
 	return x.spill.Output(handle)
 }
 
-// waitReady waits for the container, which it starts where it was not, and for the
-// look at the workspace.
+// waitReady starts the sandbox if need be, waits for it, and until the workspace is
+// recorded.
 func (x *executor) waitReady(ctx context.Context) (*generation, error) {
 	l, err := x.box.waitRunning(ctx)
 	if err != nil {
 		return nil, err
 	}
-	select {
-	case <-x.ready:
-		if x.unready != nil {
-			return nil, x.unready
-		}
-		return l, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for workspace: %w", context.Cause(ctx))
+	if err := x.ready(ctx); err != nil {
+		return nil, err
 	}
+	return l, nil
 }
 
 // shellProgram is the shell of the image: bash where it has it, else sh. It is

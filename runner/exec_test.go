@@ -64,16 +64,17 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 			return start(ctx, cmd)
 		}}, nil
 	})
-	ready := make(chan struct{})
-	close(ready)
 	after = new(int)
 	x = &executor{
-		box: b.liveSandbox, spill: newSpiller(t.TempDir(), nil), ready: ready, after: func(context.Context) { *after++ },
+		box: b.liveSandbox, spill: newSpiller(t.TempDir(), nil), ready: noWait, after: func(context.Context) { *after++ },
 		fresh: func(context.Context, string) bool { return true }, images: changes.NewPreimages(t.TempDir()),
 	}
 	x.background = newBackgrounds(x, func(record.BackgroundEnded) error { return nil }, zap.NewNop())
 	return x, b, after
 }
+
+// noWait is a workspace that is recorded.
+func noWait(context.Context) error { return nil }
 
 func command(script string) shell.Command {
 	return shell.Command{Script: script, Command: sandbox.Command{Stdout: discard{}, Stderr: discard{}}}
@@ -289,8 +290,8 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 	if _, err := b.waitRunning(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	looked := make(chan struct{})
-	x.ready = looked
+	recorded := newRecording()
+	x.ready = recorded.wait
 	user := errors.New("user")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
@@ -308,13 +309,13 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 			t.Errorf("a cancelled call: %v", err)
 		}
 	}
-	close(looked)
+	close(recorded.done)
 	if l, err := x.waitReady(t.Context()); err != nil || l == nil {
-		t.Errorf("after the look: %v", err)
+		t.Errorf("after the recording: %v", err)
 	}
-	x.unready = errors.New("not recorded")
-	if _, err := x.waitReady(t.Context()); !errors.Is(err, x.unready) {
-		t.Errorf("after a failed look: %v", err)
+	recorded.err = errors.New("not recorded")
+	if _, err := x.waitReady(t.Context()); !errors.Is(err, recorded.err) {
+		t.Errorf("after a failed recording: %v", err)
 	}
 }
 

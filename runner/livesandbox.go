@@ -26,9 +26,6 @@ const (
 	reasonTime = 5 * time.Second
 )
 
-// errSlow is the cause of a clean-up or look that took too long.
-var errSlow = errors.New("no answer in time")
-
 // liveSandbox is the session's one sandbox through its generations. It is started in
 // the background, by start or by the first call that needs it; calls wait for
 // it. A start that fails is an error of the calls that need the container, and
@@ -337,6 +334,28 @@ func (c *liveSandbox) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.destroyGeneration(l)
+}
+
+// closeOn closes the sandbox when force is closed: the caller does not wait any
+// longer. The function that it returns stops waiting for that; force may be nil.
+func (c *liveSandbox) closeOn(force <-chan struct{}) (stop func()) {
+	if force == nil {
+		return func() {}
+	}
+	end, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-force:
+			c.log.Warn("forced end: destroying the sandbox")
+			c.close()
+		case <-end:
+		}
+	}()
+	return func() {
+		close(end)
+		<-done
+	}
 }
 
 // summarize are what session.ended says about the container.

@@ -353,13 +353,13 @@ func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 	}
 	defer s.Close()
 	s.box.start()
-	<-s.looked
+	<-bindOf(s).done
 	op := workspace.Op{Kind: workspace.OpWrite, Path: "made", Content: []byte("made")}
-	s.exec.unready = tools.ErrSandboxStart
+	bindOf(s).err = tools.ErrSandboxStart
 	if _, err := s.exec.Apply(t.Context(), op); !errors.Is(err, tools.ErrSandboxStart) || b.exists("made") {
 		t.Errorf("applied: %v", err)
 	}
-	s.exec.unready = nil
+	bindOf(s).err = nil
 	if _, err := s.exec.Apply(t.Context(), op); err != nil || !b.exists("made") {
 		t.Errorf("control: %v", err)
 	}
@@ -399,7 +399,7 @@ func TestNothingIsQuarantinedWhereNothingRan(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.backend.create = func(context.Context, int) error {
-			<-s.looked
+			<-bindOf(s).done
 			b.file("users/.git/config", "")
 			b.file("users/file", "")
 			if fails {

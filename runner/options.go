@@ -83,6 +83,28 @@ type SandboxOptions struct {
 	RefuseLost bool
 }
 
+// isOverlay reports whether the session works on a copy-on-write view.
+func (o SandboxOptions) isOverlay() bool { return o.Mode == sandbox.ModeOverlay }
+
+// workspaceMode returns the mode of the workspace as records name it.
+func (o SandboxOptions) workspaceMode() string {
+	if o.isOverlay() {
+		return string(sandbox.ModeOverlay)
+	}
+	return string(sandbox.ModeBind)
+}
+
+// abandonTime returns how long a cancelled call is waited for. The guest itself
+// grants a command its grace period and then 30 s to be gone, and its answer must
+// not come too late.
+func (o SandboxOptions) abandonTime() time.Duration {
+	grace := o.Grace
+	if grace == 0 {
+		grace = sandbox.DefaultGrace
+	}
+	return max(dispatch.DefaultAbandon, grace+35*time.Second)
+}
+
 // ModelOptions configures the model of a session, its messages and its budgets.
 type ModelOptions struct {
 	Model loop.Model
@@ -161,24 +183,4 @@ type Delta struct {
 	// Stream is stdout, stderr, or answer.
 	Stream string
 	Text   string
-}
-
-// Report is how a session ended.
-type Report struct {
-	Session string `json:"session"`
-	// Dir is the session's directory.
-	Dir string `json:"dir"`
-	// SessionEnded is the content of the last record, its lists whole.
-	record.SessionEnded
-	// Unapproved is the number of calls that were refused because no one could
-	// be asked or no answer came in time.
-	Unapproved int `json:"unapproved"`
-	// Signal is the number of the signal that ended it, or 0.
-	Signal int `json:"signal,omitempty"`
-	// Patch is a unified diff of what has one; it is also in workspace.patch.
-	Patch string `json:"-"`
-	// ApplyRefused reports that Options.Apply applied nothing, because of conflicts.
-	ApplyRefused bool `json:"apply_refused,omitempty"`
-	// Err is the cause of a bad end, for the log and errors.Is.
-	Err error `json:"-"`
 }

@@ -215,7 +215,7 @@ func providerHint(class loop.ErrorClass) string {
 
 // whereChangesAre tells where the changes of a session that did not end well are.
 func (s *Session) whereChangesAre() string {
-	if s.overlaid() {
+	if s.opts.isOverlay() {
 		return "The workspace is unchanged; caisson diff shows what was done."
 	}
 	return "What was done is in the workspace."

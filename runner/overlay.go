@@ -23,7 +23,7 @@ const (
 	maxNotesText = 256 << 10
 )
 
-// boundOverlay cuts the lists.
+// boundOverlay shortens the lists of o to their bounds.
 func boundOverlay(o *record.OverlayResult) {
 	for _, list := range []*[]record.PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {
 		n, text := 0, 0
@@ -37,71 +37,108 @@ func boundOverlay(o *record.OverlayResult) {
 	}
 }
 
-// overlaid reports whether the session works on a copy-on-write view.
-func (s *Session) overlaid() bool { return s.opts.Mode == sandbox.ModeOverlay }
+// overlayTracker tracks a workspace on which the sandbox has a copy-on-write view:
+// the upper layer holds the changes.
+type overlayTracker struct {
+	*recording
 
-// workspaceMode is the workspace's, as records name it.
-func (s *Session) workspaceMode() string {
-	if s.overlaid() {
-		return string(sandbox.ModeOverlay)
-	}
-	return string(sandbox.ModeBind)
+	workspace *Workspace
+	layers    *overlay.Layers
+	reader    *boxView
+	box       *liveSandbox
+	images    *changes.Preimages
+	log       *zap.Logger
+	// apply applies the changes in the name of user; closing force ends that.
+	apply bool
+	user  string
+	force <-chan struct{}
+	// recorded reports that the layers know the original directory.
+	recorded bool
 }
 
-// openLayers makes the layers of an overlay session, and the reader that sees them.
-func (s *Session) openLayers(original *workspace.Reader) error {
+// newOverlayTracker makes the layers.
+func newOverlayTracker(s *Session, original *workspace.Reader) (*overlayTracker, error) {
 	layers, err := overlay.Create(filepath.Join(s.dir, sessiondir.OverlayDir), overlay.CreateOptions{
 		Session: s.opts.Dir.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
 	})
 	if errors.Is(err, overlay.ErrUnsupported) {
-		return &Error{Status: ExitSandboxStart, Err: err, Problem: record.Problem{
-			Cause: "overlay workspaces can't be had here: " + err.Error(), Hint: "Take --mode bind, on a copy of the folder if need be.",
+		return nil, &Error{Status: ExitSandboxStart, Err: err, Problem: record.Problem{
+			Cause: "overlay workspaces can't be had here: " + err.Error(), Hint: "Take --mode bind, on a copy of the directory if need be.",
 		}}
 	}
 	if err != nil {
-		return &sessiondir.StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
+		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
-	s.layers = layers
-	s.reader = &boxView{box: s.box, original: original}
-	s.box.spec.Workspace.Mode, s.box.spec.Workspace.Layers = sandbox.ModeOverlay, layers.Dir()
-	return nil
+	return &overlayTracker{
+		recording: newRecording(), workspace: s.opts.Workspace, layers: layers, reader: &boxView{box: s.box, original: original},
+		box: s.box, images: s.exec.images, log: s.log, apply: s.opts.Apply, user: s.opts.User.Name, force: s.opts.Force,
+	}, nil
 }
 
-// lookBelow records the original folder: until it has, nothing runs. What is not
-// known can't be told from what changed, so nothing runs after a failure either.
-func (s *Session) lookBelow(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, lookTime, errSlow)
+func (o *overlayTracker) view() workspace.View { return o.reader }
+
+func (o *overlayTracker) prepareSpec(_ context.Context, spec *sandbox.Spec) {
+	spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, o.layers.Dir()
+}
+
+func (o *overlayTracker) start(ctx context.Context) {
+	o.run(func() error { return o.recordLower(ctx) })
+}
+
+// recordLower records the original directory, the lower layer. If that fails, changes
+// can't be told from what was there, so nothing may run.
+func (o *overlayTracker) recordLower(ctx context.Context) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, compareTime, errSlow)
 	defer cancel()
-	if err := s.layers.Record(ctx, s.opts.Workspace.Dir); err != nil {
-		s.log.Error("record workspace", zap.Error(err))
+	if err := o.layers.Record(ctx, o.workspace.Dir); err != nil {
+		o.log.Error("record workspace", zap.Error(err))
 		return &startError{err}
 	}
-	s.recorded = true
+	o.recorded = true
 	return nil
 }
 
-// overlayChanges fills in what the upper layer holds, and the whole diff.
-func (s *Session) overlayChanges(r *Report) {
-	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
-	if s.looking {
-		<-s.looked
+// isFresh returns false: the diff is read from the layers.
+func (o *overlayTracker) isFresh(context.Context, string) bool { return false }
+
+// checkAfterCommand does nothing: no program of the host sees the changes before
+// they are applied.
+func (o *overlayTracker) checkAfterCommand(context.Context) {}
+
+func (o *overlayTracker) checkAtEnd() {}
+
+func (o *overlayTracker) compare(ctx context.Context) (changes.Differences, error) {
+	list, err := o.layers.Changes(ctx, o.workspace.Dir, changes.ReadBounds)
+	if err != nil {
+		return changes.Differences{}, err
 	}
-	if !s.recorded || s.box.isUntouched() { // nothing can have run
+	return changes.ReadOverlay(ctx, o.layers, o.workspace.Dir, list)
+}
+
+func (o *overlayTracker) addChanges(r *Report) {
+	o.addDifferences(r)
+	o.endLayers(r)
+}
+
+// addDifferences adds what the upper layer holds, and the whole diff.
+func (o *overlayTracker) addDifferences(r *Report) {
+	o.waitStarted()
+	if !o.recorded || o.box.isUntouched() { // nothing can have run
 		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), lookTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), compareTime, errSlow)
 	defer cancel()
-	list, err := s.layers.Changes(ctx, s.opts.Workspace.Dir, changes.ReadBounds)
+	list, err := o.layers.Changes(ctx, o.workspace.Dir, changes.ReadBounds)
 	if err != nil {
-		s.log.Warn("read changes", zap.Error(err))
+		o.log.Warn("read changes", zap.Error(err))
 		r.Incomplete = true
 		r.Overlay = &record.OverlayResult{State: overlay.Kept}
 		return
 	}
-	d, err := changes.ReadOverlay(ctx, s.layers, s.opts.Workspace.Dir, list)
+	d, err := changes.ReadOverlay(ctx, o.layers, o.workspace.Dir, list)
 	if err != nil {
-		s.log.Warn("make diff", zap.Error(err))
+		o.log.Warn("make diff", zap.Error(err))
 		d = changes.List(list, &overlay.Stats{Files: make([]overlay.FileStat, len(list.List))})
 		d.Incomplete, d.Patch = true, ""
 	}
@@ -111,15 +148,21 @@ func (s *Session) overlayChanges(r *Report) {
 	boundOverlay(r.Overlay)
 }
 
-// endLayers applies the changes where that was asked for and the session ended
-// well, removes layers without any, and releases the lock.
-func (s *Session) endLayers(r *Report) {
-	if s.layers == nil {
-		return
+func (o *overlayTracker) discard() { o.endLayers(&Report{}) }
+
+func (o *overlayTracker) close() {
+	if err := o.images.Close(); err != nil {
+		o.log.Warn("remove scratch files", zap.Error(err))
 	}
+	o.waitStarted()
+}
+
+// endLayers applies the changes if that was asked for and the session ended well,
+// removes layers without changes, and releases the lock.
+func (o *overlayTracker) endLayers(r *Report) {
 	defer func() {
-		if err := s.layers.Close(); err != nil {
-			s.log.Warn("close layers", zap.Error(err))
+		if err := o.layers.Close(); err != nil {
+			o.log.Warn("close layers", zap.Error(err))
 		}
 	}()
 	// What could not be taken down may still write.
@@ -127,33 +170,33 @@ func (s *Session) endLayers(r *Report) {
 	switch {
 	case !gone:
 	case r.Overlay == nil, r.Overlay.Changes == 0 && !r.Incomplete:
-		if err := s.layers.End(overlay.Empty); err != nil {
-			s.log.Warn("remove layers", zap.Error(err))
+		if err := o.layers.End(overlay.Empty); err != nil {
+			o.log.Warn("remove layers", zap.Error(err))
 			r.Left = append(r.Left, err.Error())
 		}
 		if r.Overlay != nil {
 			r.Overlay.State = overlay.Empty
 		}
-	case s.opts.Apply && r.Reason == loop.StopAnswered && r.Unapproved == 0:
-		s.applyLayers(r)
+	case o.apply && r.Reason == loop.StopAnswered && r.Unapproved == 0:
+		o.applyLayers(r)
 	}
 }
 
-// applyLayers brings the changes in.
-func (s *Session) applyLayers(r *Report) {
+// applyLayers applies the changes to the original directory.
+func (o *overlayTracker) applyLayers(r *Report) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
-	if s.opts.Force != nil {
+	if o.force != nil {
 		go func() {
 			select {
-			case <-s.opts.Force: // the second request: it stops between two files
+			case <-o.force: // the second request: it stops between two files
 				cancel(errors.New("interrupted"))
 			case <-ctx.Done():
 			}
 		}()
 	}
-	s.layers.SetUser(s.opts.User.Name)
-	done, err := s.layers.Apply(ctx, s.opts.Workspace.Dir, overlay.ApplyOptions{
+	o.layers.SetUser(o.user)
+	done, err := o.layers.Apply(ctx, o.workspace.Dir, overlay.ApplyOptions{
 		MaxEntries: changes.ReadBounds.MaxEntries, MaxTextBytes: changes.ReadBounds.MaxTextBytes,
 	})
 	if done != nil {
@@ -168,7 +211,7 @@ func (s *Session) applyLayers(r *Report) {
 		boundOverlay(r.Overlay)
 	}
 	if err != nil {
-		s.log.Error("apply changes", zap.Error(err))
+		o.log.Error("apply changes", zap.Error(err))
 		r.Overlay.Failed = append(r.Overlay.Failed, record.PathNote{Path: ".", Why: err.Error()})
 	}
 }

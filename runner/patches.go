@@ -12,14 +12,15 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// patchMarker writes the mark of a session. It is safe for concurrent use.
+// patchMarker marks the patches of a session that are running, and reports those
+// that were cut off. It is safe for concurrent use.
 type patchMarker struct {
 	dir, workspace, mode string
+	warn                 func(message string)
 	log                  *zap.Logger
 
 	mu      sync.Mutex
@@ -82,43 +83,37 @@ func (m *patchMarker) paths() []string {
 	return slices.Compact(all)
 }
 
-// reportCutOffPatch warns of a patch of this session whose sandbox was lost. In
-// bind mode it removes the mark. In overlay mode the mark stays with the changes
-// that are kept; see [CutOffPatch].
-func (s *Session) reportCutOffPatch() {
-	m := s.exec.patches
+// reportLost warns of a patch of this session whose sandbox was lost. In bind mode it
+// removes the mark. In overlay mode the mark stays with the changes that are kept.
+func (m *patchMarker) reportLost() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	paths := m.paths()
 	switch {
 	case len(paths) == 0:
-	case s.overlaid():
-		s.warn(sessiondir.CutOffNote("apply_patch", paths, "the session's diff"))
+	case m.mode == string(sandbox.ModeOverlay):
+		m.warn(sessiondir.CutOffNote("apply_patch", paths, "the session's diff"))
 	default:
-		s.warn(sessiondir.CutOffNote("apply_patch", paths, "git diff"))
-		s.removeMark(s.dir)
+		m.warn(sessiondir.CutOffNote("apply_patch", paths, "git diff"))
+		m.removeMark(m.dir)
 	}
 }
 
-// reportCutOffPatches warns of the patches that were cut off in this workspace
-// when the process of an earlier session was killed, and removes their marks.
-func (s *Session) reportCutOffPatches() {
-	for _, dir := range sessiondir.Siblings(s.dir) {
+// reportKilled warns of the patches that were cut off in this workspace when the
+// process of an earlier session was killed, and removes their marks.
+func (m *patchMarker) reportKilled() {
+	for _, dir := range sessiondir.Siblings(m.dir) {
 		mark, ok := sessiondir.ReadPatchMark(dir)
-		if !ok || mark.Workspace != s.opts.Workspace.Path || mark.Mode != string(sandbox.ModeBind) || sessiondir.LivesIn(dir) {
+		if !ok || mark.Workspace != m.workspace || mark.Mode != string(sandbox.ModeBind) || sessiondir.LivesIn(dir) {
 			continue
 		}
-		s.warn(sessiondir.CutOffNote("apply_patch of session "+filepath.Base(dir), mark.Paths, "git diff"))
-		s.removeMark(dir)
+		m.warn(sessiondir.CutOffNote("apply_patch of session "+filepath.Base(dir), mark.Paths, "git diff"))
+		m.removeMark(dir)
 	}
 }
 
-func (s *Session) removeMark(dir string) {
+func (m *patchMarker) removeMark(dir string) {
 	if err := sessiondir.RemovePatchMark(dir); err != nil {
-		s.log.Warn("remove the mark of a patch", zap.Error(err))
+		m.log.Warn("remove the mark of a patch", zap.Error(err))
 	}
 }
-
-// warn records a warning. What can't be recorded ends the session at the next
-// record.
-func (s *Session) warn(message string) { _ = s.events.writeRecord(record.Warning{Message: message}) }

@@ -173,17 +173,17 @@ func TestPrivilegesOfUnknownFilesStay(t *testing.T) {
 	b.file("mine", "x")
 	b.setMode("mine", 0o4755)
 	s := b.opened()
-	s.privileges.before = &snapshot{}
-	found, err := s.privileges.files.Read("mine", false)
+	bindOf(s).privileges.before = &snapshot{}
+	found, err := bindOf(s).privileges.files.Read("mine", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := s.privileges.clearNew(privileged{"mine": found})
+	got := bindOf(s).privileges.clearNew(privileged{"mine": found})
 	if len(got) != 1 || got[0].Why == "" || b.mode("mine") != 0o4755 {
 		t.Errorf("%+v, mode %o", got, b.mode("mine"))
 	}
-	s.privileges.before.whole = true // the control
-	if got := s.privileges.clearNew(privileged{"mine": found}); len(got) != 1 || got[0].Why != "" || b.mode("mine") != 0o755 {
+	bindOf(s).privileges.before.whole = true // the control
+	if got := bindOf(s).privileges.clearNew(privileged{"mine": found}); len(got) != 1 || got[0].Why != "" || b.mode("mine") != 0o755 {
 		t.Errorf("known to be new: %+v, mode %o", got, b.mode("mine"))
 	}
 }
@@ -195,7 +195,7 @@ func TestAReplacedFileIsNotCleared(t *testing.T) {
 	b.file("mine", "x")
 	b.setMode("mine", 0o4755)
 	s := b.looked()
-	found, err := s.privileges.files.Read("mine", true)
+	found, err := bindOf(s).privileges.files.Read("mine", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,8 +203,8 @@ func TestAReplacedFileIsNotCleared(t *testing.T) {
 	found.Changed--
 	was := found
 	was.Changed--
-	s.privileges.was = privileged{"old": was}
-	got := s.privileges.clearNew(privileged{"mine": found})
+	bindOf(s).privileges.was = privileged{"old": was}
+	got := bindOf(s).privileges.clearNew(privileged{"mine": found})
 	if len(got) != 1 || got[0].Why != "another file is in its place" || b.mode("mine") != 0o4755 {
 		t.Errorf("%+v, mode %o", got, b.mode("mine"))
 	}
@@ -216,12 +216,12 @@ func TestPrivilegesThatCannotBeRead(t *testing.T) {
 	b.file("dir/x", "x")
 	b.setMode("dir", 0o4755)
 	s := b.opened()
-	if _, snap, err := s.privileges.find(t.Context(), true); err != nil || snap.incomplete() {
+	if _, snap, err := bindOf(s).privileges.find(t.Context(), true); err != nil || snap.incomplete() {
 		t.Fatalf("control: %+v, %v", snap, err)
 	}
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(errSlow)
-	if _, _, err := s.privileges.find(ended, true); !errors.Is(err, errSlow) {
+	if _, _, err := bindOf(s).privileges.find(ended, true); !errors.Is(err, errSlow) {
 		t.Errorf("a look that did not end: %v", err)
 	}
 	elsewhere := t.TempDir()
@@ -235,14 +235,14 @@ func TestPrivilegesThatCannotBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.privileges.files, err = workspace.NewPrivileges(held); err != nil {
+	if bindOf(s).privileges.files, err = workspace.NewPrivileges(held); err != nil {
 		t.Fatal(err)
 	}
-	if _, snap, err := s.privileges.find(t.Context(), true); err != nil || !snap.incomplete() {
+	if _, snap, err := bindOf(s).privileges.find(t.Context(), true); err != nil || !snap.incomplete() {
 		t.Errorf("what can't be read: %+v, %v", snap, err)
 	}
 	held.Close()
-	if _, _, err := s.privileges.find(t.Context(), true); err == nil {
+	if _, _, err := bindOf(s).privileges.find(t.Context(), true); err == nil {
 		t.Error("the workspace itself can't be read")
 	}
 }

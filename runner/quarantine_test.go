@@ -240,8 +240,9 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.recordWorkspace(t.Context())
-	<-s.looked
+	tracker := bindOf(s)
+	tracker.start(t.Context())
+	<-tracker.done
 	held := filepath.Join(s.dir, "repositories.json")
 	if found, err := sessiondir.TakeNewRepositories(filepath.Join(filepath.Dir(s.dir), "ses_other"), b.opts.Workspace.Path, []string{"new"}); len(found) > 0 || err != nil {
 		t.Error("a live session's list was taken for a dead one's")
@@ -250,7 +251,7 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.forget()
+	tracker.forget()
 	s.rec.Close()
 	if err := os.WriteFile(held, text, 0o600); err != nil { // what SIGKILL leaves
 		t.Fatal(err)

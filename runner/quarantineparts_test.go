@@ -22,7 +22,7 @@ import (
 
 const evilConfig = "[core]\n\tfsmonitor = touch FIRED\n"
 
-// looked opens a session whose sandbox runs and whose workspace was looked at.
+// looked opens a session whose sandbox runs and whose workspace is recorded.
 func (b *bench) looked() *Session {
 	b.t.Helper()
 	s := b.opened()
@@ -74,11 +74,11 @@ func TestQuarantineAfterACommand(t *testing.T) {
 			b := newBench(t, plantTurns)
 			b.change(c.before)
 			s := b.looked()
-			s.quarantine.found.entries, s.quarantine.found.whole = c.entries, !c.partial
+			bindOf(s).quarantine.found.entries, bindOf(s).quarantine.found.whole = c.entries, !c.partial
 			b.change(c.during)
-			s.quarantineAfterCommand(t.Context())
-			if diff := cmp.Diff(c.want, s.quarantine.renamed()); diff != "" || len(s.quarantine.failed) > 0 {
-				t.Errorf("failed %v, renamed (-want +got):\n%s", s.quarantine.failures(), diff)
+			s.tracker.checkAfterCommand(t.Context())
+			if diff := cmp.Diff(c.want, bindOf(s).quarantine.renamed()); diff != "" || len(bindOf(s).quarantine.failed) > 0 {
+				t.Errorf("failed %v, renamed (-want +got):\n%s", bindOf(s).quarantine.failures(), diff)
 			}
 		})
 	}
@@ -115,14 +115,14 @@ func TestWhatIsQuarantined(t *testing.T) {
 			b.change(c.before)
 			s := b.looked()
 			if c.found != nil {
-				c.found(s.quarantine.found)
+				c.found(bindOf(s).quarantine.found)
 			}
 			b.change(c.during)
-			s.quarantine.renameNew(t.Context(), true)
-			if diff := cmp.Diff(c.renamed, s.quarantine.renamed()); diff != "" {
+			bindOf(s).quarantine.renameNew(t.Context(), true)
+			if diff := cmp.Diff(c.renamed, bindOf(s).quarantine.renamed()); diff != "" {
 				t.Errorf("renamed (-want +got):\n%s", diff)
 			}
-			if got := s.quarantine.failures(); !maps.Equal(got, c.failed) {
+			if got := bindOf(s).quarantine.failures(); !maps.Equal(got, c.failed) {
 				t.Errorf("failed %q, want %q", got, c.failed)
 			}
 		})
@@ -135,8 +135,8 @@ func TestARenamedRepositoryIsNoBareOne(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.looked()
 	b.change("mkdir -p sub/.git/objects sub/.git/refs; echo 'ref: refs/heads/main' >sub/.git/HEAD")
-	s.quarantine.renameNew(t.Context(), false)
-	list := s.quarantine.list(t.Context())
+	bindOf(s).quarantine.renameNew(t.Context(), false)
+	list := bindOf(s).quarantine.list(t.Context())
 	if len(list) != 1 || !regexp.MustCompile(`^sub/\.git\.quarantined-[0-9A-Z]{26}$`).MatchString(list[0].To) {
 		t.Fatalf("renamed %+v", list)
 	}
@@ -151,13 +151,13 @@ func TestObeyedFilesAreQuarantinedAtTheEnd(t *testing.T) {
 	b.change(`mkdir .git hooks; printf '[core]\n\thooksPath = hooks\n' >.git/config; : >hooks/pre-commit`)
 	s := b.looked()
 	b.file("hooks/pre-commit", "touch FIRED\n")
-	s.quarantineAfterCommand(t.Context())
+	s.tracker.checkAfterCommand(t.Context())
 	if !b.exists("hooks/pre-commit") {
 		t.Error("it was renamed after a command")
 	}
-	s.quarantineAll()
-	if got := s.quarantine.renamed(); b.exists("hooks/pre-commit") || !slices.Equal(got, []string{"hooks/pre-commit"}) || len(s.quarantine.failed) > 0 {
-		t.Errorf("renamed %q, failed %v", got, s.quarantine.failures())
+	s.tracker.checkAtEnd()
+	if got := bindOf(s).quarantine.renamed(); b.exists("hooks/pre-commit") || !slices.Equal(got, []string{"hooks/pre-commit"}) || len(bindOf(s).quarantine.failed) > 0 {
+		t.Errorf("renamed %q, failed %v", got, bindOf(s).quarantine.failures())
 	}
 }
 
@@ -174,11 +174,11 @@ func TestALookThatDoesNotEndIsReported(t *testing.T) {
 	b.file("hooks/pre-commit", "touch FIRED\n")
 	want := map[string]string{".": "the look for repositories did not end: " + errSlow.Error()}
 	for _, when := range []string{"behind the scan", "before it"} {
-		s.quarantine.renameNew(ctx, true)
-		if got := s.quarantine.failures(); !maps.Equal(got, want) {
+		bindOf(s).quarantine.renameNew(ctx, true)
+		if got := bindOf(s).quarantine.failures(); !maps.Equal(got, want) {
 			t.Errorf("%s: failed %q", when, got)
 		}
-		s.quarantine.failed = nil
+		bindOf(s).quarantine.failed = nil
 	}
 	if b.exists("hooks/pre-commit") {
 		t.Error("control: nothing was renamed before the end")
@@ -191,19 +191,23 @@ func TestQuarantineNeedsASandbox(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.looked()
 	b.file("sub/.git/config", evilConfig)
-	s.opts.Mode = sandbox.ModeOverlay
-	s.quarantineAfterCommand(t.Context())
-	s.quarantineAll()
-	s.opts.Mode = sandbox.ModeBind
 	s.box.usable = false
-	s.quarantineAll()
+	s.tracker.checkAtEnd()
 	if !b.exists("sub/.git") {
 		t.Error("the user's repository was renamed")
 	}
 	s.box.usable = true
-	s.quarantineAll()
+	s.tracker.checkAtEnd()
 	if b.exists("sub/.git") {
 		t.Error("control: nothing was renamed in a session with commands")
+	}
+	b = newBench(t, plantTurns).overlaid()
+	s = b.looked()
+	b.file("sub/.git/config", evilConfig)
+	s.tracker.checkAfterCommand(t.Context())
+	s.tracker.checkAtEnd()
+	if !b.exists("sub/.git") {
+		t.Error("the user's repository was renamed by an overlay session")
 	}
 }
 
@@ -221,14 +225,14 @@ func TestFailedRenamesAreTriedAgain(t *testing.T) {
 			}
 			s := b.looked()
 			b.file("sub/.git/config", evilConfig)
-			s.quarantineAfterCommand(t.Context())
-			if !b.exists("sub/.git") || len(s.quarantine.failed) != 1 {
-				t.Fatalf("control: failed %v", s.quarantine.failures())
+			s.tracker.checkAfterCommand(t.Context())
+			if !b.exists("sub/.git") || len(bindOf(s).quarantine.failed) != 1 {
+				t.Fatalf("control: failed %v", bindOf(s).quarantine.failures())
 			}
 			fails = boxes > 1
-			s.quarantineAll()
-			if b.exists("sub/.git") || len(s.quarantine.failed) > 0 || len(s.quarantine.moves) != 1 {
-				t.Errorf("renamed %q, failed %v", s.quarantine.renamed(), s.quarantine.failures())
+			s.tracker.checkAtEnd()
+			if b.exists("sub/.git") || len(bindOf(s).quarantine.failed) > 0 || len(bindOf(s).quarantine.moves) != 1 {
+				t.Errorf("renamed %q, failed %v", bindOf(s).quarantine.renamed(), bindOf(s).quarantine.failures())
 			}
 			if n := len(b.backend.boxes); n != boxes || b.backend.boxes[n-1].spec.Workspace.Unguarded != (boxes > 1) {
 				t.Errorf("%d sandboxes, want %d", n, boxes)
@@ -258,10 +262,10 @@ func TestModesAreChangedWhereTheyForbid(t *testing.T) {
 		b.file("sub/.git/config", evilConfig)
 		var doors *closedDirectories
 		if c.doors {
-			doors = s.quarantine.closedDirectories()
+			doors = bindOf(s).quarantine.closedDirectories()
 		}
-		if to := s.quarantine.move(t.Context(), "sub/.git", "", doors); to != "" || len(s.quarantine.failed) != 1 || chmods != c.chmods {
-			t.Errorf("%s: renamed to %q, failed %v, %d modes were set", name, to, s.quarantine.failures(), chmods)
+		if to := bindOf(s).quarantine.move(t.Context(), "sub/.git", "", doors); to != "" || len(bindOf(s).quarantine.failed) != 1 || chmods != c.chmods {
+			t.Errorf("%s: renamed to %q, failed %v, %d modes were set", name, to, bindOf(s).quarantine.failures(), chmods)
 		}
 	}
 }
@@ -272,7 +276,7 @@ func TestUnreadDirectories(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.change("mkdir private; chmod 600 private")
 	s := b.looked()
-	st, err := s.original.StatEntry(t.Context(), "private")
+	st, err := bindOf(s).original.StatEntry(t.Context(), "private")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,14 +294,14 @@ func TestUnreadDirectories(t *testing.T) {
 		"changed":                   {repositories{closed: map[string]closedDirectory{"private": other}}, whyClosed},
 		"changed and was open once": {repositories{closed: map[string]closedDirectory{"private": open}}, whyClosed},
 	} {
-		s.quarantine.found, s.quarantine.failed = &c.found, nil
-		s.quarantine.noteUnread(t.Context(), "private", errors.New("no"))
-		if got := s.quarantine.failed["private"].Why; got != c.want {
+		bindOf(s).quarantine.found, bindOf(s).quarantine.failed = &c.found, nil
+		bindOf(s).quarantine.noteUnread(t.Context(), "private", errors.New("no"))
+		if got := bindOf(s).quarantine.failed["private"].Why; got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	s.quarantine.found, s.quarantine.failed = &repositories{closed: map[string]closedDirectory{"gone": same}}, nil
-	if s.quarantine.noteUnread(t.Context(), "gone", errors.New("no")); s.quarantine.failed["gone"].Why != whyClosed {
+	bindOf(s).quarantine.found, bindOf(s).quarantine.failed = &repositories{closed: map[string]closedDirectory{"gone": same}}, nil
+	if bindOf(s).quarantine.noteUnread(t.Context(), "gone", errors.New("no")); bindOf(s).quarantine.failed["gone"].Why != whyClosed {
 		t.Error("a directory that is gone is vouched for")
 	}
 }
@@ -310,7 +314,7 @@ func TestSearchable(t *testing.T) {
 		{uid: self, mode: 0o100}: true, {uid: self, mode: 0o677}: false,
 		{uid: other, mode: 0o010}: true, {uid: other, mode: 0o001}: true, {uid: other, mode: 0o766}: false,
 	} {
-		if got := s.quarantine.isSearchable(d); got != want {
+		if got := bindOf(s).quarantine.isSearchable(d); got != want {
 			t.Errorf("%+v: %t", d, got)
 		}
 	}
@@ -319,8 +323,8 @@ func TestSearchable(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone.Close()
-	s.quarantine.dir = gone
-	if !s.quarantine.isSearchable(closedDirectory{uid: self}) {
+	bindOf(s).quarantine.dir = gone
+	if !bindOf(s).quarantine.isSearchable(closedDirectory{uid: self}) {
 		t.Error("a directory counts as closed to commands where their user is not known")
 	}
 }
@@ -345,12 +349,12 @@ func TestQuarantinedIsListed(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.opened()
 	b.change("mkdir -p stuck/.git")
-	s.quarantine.fail(record.Quarantined{Path: "stuck/.git", Why: "busy"})
-	s.quarantine.fail(record.Quarantined{Path: "gone/.git", Why: "busy"})
-	s.quarantine.done(record.Quarantined{Path: "b\xff/.git", To: "b\xff/.git-1"})
-	s.quarantine.done(record.Quarantined{Path: "a/.git", To: "a/.git-2"})
-	s.quarantine.done(record.Quarantined{Path: "a/.git", To: "a/.git-1"})
-	s.quarantine.moreFailed, s.quarantine.moreMoved = 1, 1
+	bindOf(s).quarantine.fail(record.Quarantined{Path: "stuck/.git", Why: "busy"})
+	bindOf(s).quarantine.fail(record.Quarantined{Path: "gone/.git", Why: "busy"})
+	bindOf(s).quarantine.done(record.Quarantined{Path: "b\xff/.git", To: "b\xff/.git-1"})
+	bindOf(s).quarantine.done(record.Quarantined{Path: "a/.git", To: "a/.git-2"})
+	bindOf(s).quarantine.done(record.Quarantined{Path: "a/.git", To: "a/.git-1"})
+	bindOf(s).quarantine.moreFailed, bindOf(s).quarantine.moreMoved = 1, 1
 	want := []record.Quarantined{
 		{Path: "stuck/.git", Why: "busy"},
 		{Path: ".", Why: "1 more in the workspace were not renamed either, or could not be looked at"},
@@ -360,7 +364,7 @@ func TestQuarantinedIsListed(t *testing.T) {
 		{Path: ".", To: ".", Why: "1 more were renamed"},
 	}
 	for range 2 {
-		if diff := cmp.Diff(want, s.quarantine.list(t.Context())); diff != "" {
+		if diff := cmp.Diff(want, bindOf(s).quarantine.list(t.Context())); diff != "" {
 			t.Errorf("listed (-want +got):\n%s", diff)
 		}
 	}
@@ -378,7 +382,7 @@ func TestShowBytes(t *testing.T) {
 func TestMountsOfALook(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.opts.Submounts = []string{"sub", filepath.Join(b.dir, "x"), "/elsewhere"}
-	if diff := cmp.Diff([]string{"sub", "x"}, b.opened().quarantine.repositoryLook().mounts); diff != "" {
+	if diff := cmp.Diff([]string{"sub", "x"}, bindOf(b.opened()).quarantine.repositoryLook().mounts); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
 }

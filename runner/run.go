@@ -38,16 +38,12 @@ func Run(ctx context.Context, o Options) (Report, error) {
 
 // writeCreated writes session.created, and what a user should know before anything runs.
 func (s *Session) writeCreated() error {
-	s.loadInstructions()
-	s.loadNotes()
+	s.prompt = loadContext(s.opts, s.original, s.log)
 	if err := s.events.writeRecord(s.newCreated(s.tools.Definitions())); err != nil {
 		return err
 	}
 	if s.opts.Warner != nil {
-		s.opts.Warner(func(message string) {
-			// What can't be recorded ends the session at the next record.
-			_ = s.events.writeRecord(record.Warning{Message: message})
-		})
+		s.opts.Warner(s.events.recordWarning)
 	}
 	for _, key := range s.tools.UnmatchedRules() {
 		s.opts.Warnings = append(s.opts.Warnings, fmt.Sprintf("the policy's rule for %q matches no tool", key))
@@ -65,7 +61,7 @@ func (s *Session) abortStart(err error) error {
 	s.unforced()
 	s.end(errClosed)
 	err = errors.Join(err, s.rec.Close())
-	s.endLayers(&Report{})
+	s.tracker.discard()
 	return &Error{Status: ExitFatal, Err: err, Problem: unwritable(s.dir, err)}
 }
 
@@ -77,36 +73,14 @@ func unwritable(dir string, err error) record.Problem {
 	}
 }
 
-// obeyForce destroys the sandbox when the caller will not wait any longer. The
-// function that it returns stops waiting for that.
-func (s *Session) obeyForce() func() {
-	if s.opts.Force == nil {
-		return func() {}
-	}
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		select {
-		case <-s.opts.Force:
-			s.log.Warn("forced end: destroying the sandbox")
-			s.box.close()
-		case <-stop:
-		}
-	}()
-	return func() {
-		close(stop)
-		<-done
-	}
-}
-
 // shutdown takes everything down, writes the last record and the report.
 func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	for _, stop := range s.stop {
 		stop()
 	}
 	s.closeTools()
-	s.reportCutOffPatch()
-	s.quarantineAll()
+	s.exec.patches.reportLost()
+	s.tracker.checkAtEnd()
 	s.box.close()
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
@@ -120,11 +94,12 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	}
 	s.addFacts(&r)
 	r.Unapproved = s.tools.Unapproved()
-	s.addChanges(&r)
+	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
+	s.tracker.addChanges(&r)
 	r.Problem = s.redactProblem(s.describeProblem(r))
 	r.ExitStatus = ExitStatus(r)
 	s.writeEnd(&r)
-	s.closeScratch()
+	s.tracker.close()
 	return r
 }
 
@@ -149,9 +124,10 @@ func (s *Session) addFacts(r *Report) {
 // writeEnd writes session.ended and what stands beside the trace. A trace that
 // can't be written is then the reason of the session's end.
 func (s *Session) writeEnd(r *Report) {
-	err := errors.Join(s.writePatch(r), s.events.writeRecord(short(r.SessionEnded)), s.rec.Close())
+	files := reportWriter{dir: s.dir, secrets: s.opts.Secrets}
+	err := errors.Join(files.writePatch(r), s.events.writeRecord(shortenLists(r.SessionEnded)), s.rec.Close())
 	if err == nil {
-		err = s.writeReport(*r)
+		err = files.writeReport(*r)
 	}
 	if err != nil {
 		s.log.Error("write the end of the session", zap.Error(err))

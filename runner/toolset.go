@@ -44,12 +44,8 @@ type toolset struct {
 // newToolset returns the tools of a session. It needs the session's executor.
 func newToolset(s *Session) toolset {
 	return toolset{
-		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.reader, exec: s.exec, log: s.log,
-		denied: s.events.recordDenied,
-		warn: func(message string) {
-			// What can't be recorded ends the session at the next record.
-			_ = s.events.writeRecord(record.Warning{Message: message})
-		},
+		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.view(), exec: s.exec, log: s.log,
+		denied: s.events.recordDenied, warn: s.events.recordWarning,
 	}
 }
 

@@ -123,7 +123,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, message string, first bo
 		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.breaker.Turn(s.opts.Budget),
 		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
 		History:  s.history,
-		Messages: s.opening(message, first),
+		Messages: s.prompt.openingMessages(message, first),
 		Session:  s.opts.Dir.Session, Turn: t.ID, Emit: s.events.loopEvent, Started: t.begun,
 		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
 	})
@@ -144,8 +144,9 @@ func (s *Session) mayNeedSandbox() bool {
 
 // startServices starts what runs beside the turns.
 func (s *Session) startServices() {
-	s.reportCutOffPatches()
-	s.stop = append(s.stop, s.serveUserCommands(s.ctx), s.exec.background.endAll)
+	s.exec.patches.reportKilled()
+	users := &userCommands{box: s.box, exec: s.exec, events: s.events, sync: s.rec.Sync, log: s.log}
+	s.stop = append(s.stop, users.serve(s.ctx, s.dir), s.exec.background.endAll)
 }
 
 // finishTurn keeps what a turn leaves and tells that it is over.
@@ -187,8 +188,7 @@ func (s *Session) CloseFor(client string) Report {
 		s.closing, s.closedBy = true, client
 		t := s.turn
 		s.mu.Unlock()
-		s.stopLook(errClosed)
-		s.lookers.Wait()
+		s.comparisons.close()
 		if t != nil {
 			t.Cancel(cause)
 			<-t.Done()

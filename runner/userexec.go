@@ -40,13 +40,12 @@ type userCommands struct {
 // errEnding is why a user's command is cancelled at the end of a session.
 var errEnding = errors.New("the session ends")
 
-// serveUserCommands begins to take commands of users; they end with ctx. Where that can't be, the
-// session goes on without: the log says why.
-func (s *Session) serveUserCommands(ctx context.Context) (stop func()) {
-	u := &userCommands{box: s.box, exec: s.exec, events: s.events, sync: s.rec.Sync, log: s.log}
-	server, err := execapi.Listen(ctx, filepath.Join(s.dir, sessiondir.SandboxDir), sandbox.ExecSocket, u.runCommand)
+// serve serves commands of users until ctx ends or stop is called. If it can't, the
+// session goes on without, and the log contains the reason.
+func (u *userCommands) serve(ctx context.Context, dir string) (stop func()) {
+	server, err := execapi.Listen(ctx, filepath.Join(dir, sessiondir.SandboxDir), sandbox.ExecSocket, u.runCommand)
 	if err != nil {
-		s.log.Warn("caisson sandbox exec can't reach this session", zap.Error(err))
+		u.log.Warn("caisson sandbox exec can't reach this session", zap.Error(err))
 		return func() {}
 	}
 	return func() { server.Close(errEnding) }

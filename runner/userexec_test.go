@@ -365,7 +365,7 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 			if c.last {
 				b.x.box.restarts, b.x.box.fail = maxRestarts, func(error) {}
 			}
-			b.x.unready = c.unready
+			b.x.ready = func(context.Context) error { return c.unready }
 			u := &userCommands{box: b.x.box, exec: b.x}
 			_, err := u.startCommand(t.Context(), sandbox.Command{Argv: []string{"run"}, Stdout: io.Discard, Stderr: io.Discard})
 			if (err != nil) != (c.want != nil) {

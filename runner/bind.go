@@ -1,0 +1,200 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// bindTracker tracks a workspace that the sandbox changes in place. It records the
+// files, the repositories and the privileges of files when the sandbox begins to
+// start, and quarantines and clears what is dangerous and new.
+type bindTracker struct {
+	*recording
+
+	dir       string // the session's
+	workspace *Workspace
+	original  *workspace.Reader
+	box       *liveSandbox
+	git       sandbox.GitMode
+	warn      func(message string)
+	log       *zap.Logger
+
+	// images are the files that tools changed, as they were before, files all
+	// files of the workspace when the sandbox began to start.
+	images     *changes.Preimages
+	files      *changes.FileStates
+	privileges *privilegeCheck
+	quarantine *quarantine
+	// repositories is closed when quarantine knows the repositories of the start.
+	repositories chan struct{}
+	// forget removes the list of repositories that is kept for the case that
+	// this session is killed; nil if there is none.
+	forget func()
+}
+
+func newBindTracker(s *Session, original *workspace.Reader) *bindTracker {
+	b := &bindTracker{
+		recording: newRecording(), dir: s.dir, workspace: s.opts.Workspace, original: original, box: s.box, git: s.opts.Git,
+		warn: s.events.recordWarning, log: s.log, images: s.exec.images, repositories: make(chan struct{}),
+		quarantine: &quarantine{
+			reader: original, dir: s.opts.Workspace.Dir, submounts: s.opts.Submounts, git: s.opts.Git,
+			change: s.exec.applyAnywhere, renew: s.box.startUnguarded, log: s.log,
+		},
+		privileges: &privilegeCheck{reader: original, log: s.log},
+	}
+	var err error
+	if b.privileges.files, err = workspace.NewPrivileges(s.opts.Workspace.Dir); err != nil {
+		s.log.Debug("read privileges of files", zap.Error(err))
+	}
+	return b
+}
+
+func (b *bindTracker) view() workspace.View { return b.original }
+
+// prepareSpec waits until the repositories are found, for the mounts that protect
+// them.
+func (b *bindTracker) prepareSpec(ctx context.Context, spec *sandbox.Spec) {
+	select {
+	case <-b.repositories:
+		spec.Workspace.Repositories = b.quarantine.found.nested()
+	case <-ctx.Done():
+	}
+}
+
+func (b *bindTracker) start(ctx context.Context) {
+	go b.findRepositories(ctx) // the sandbox waits for it
+	b.run(func() error {
+		b.recordFiles(ctx)
+		<-b.repositories
+		return nil
+	})
+}
+
+// recordFiles records the files and their privileges.
+func (b *bindTracker) recordFiles(ctx context.Context) {
+	ctx, cancel := context.WithTimeoutCause(ctx, compareTime, errSlow)
+	defer cancel()
+	files, err := changes.TakeFileStates(ctx, b.original, b.dir)
+	if err != nil {
+		b.log.Warn("scan workspace", zap.Error(err))
+		files = &changes.FileStates{} // nothing is known
+	}
+	b.files = files
+	b.privileges.was, b.privileges.before, err = b.privileges.find(ctx, true)
+	if err != nil {
+		b.log.Warn("scan workspace", zap.Error(err))
+		b.privileges.before = &snapshot{} // nothing is known
+	}
+}
+
+// findRepositories finds the repositories of the workspace.
+func (b *bindTracker) findRepositories(ctx context.Context) {
+	defer close(b.repositories)
+	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
+	defer cancel()
+	found, err := findRepositories(ctx, b.quarantine.repositoryLook(), b.git)
+	if err != nil {
+		b.log.Warn("look for repositories", zap.Error(err))
+		found = &repositories{} // nothing is known
+	}
+	b.quarantine.found = found
+	b.reportNewRepositories(found)
+}
+
+// reportNewRepositories warns of repositories that a killed session may have left,
+// and of live sessions that have this workspace in bind mode: each sees, and lists as
+// its own, the changes of the other. It keeps the list of the current repositories
+// for the next session, in case this one is killed.
+func (b *bindTracker) reportNewRepositories(now *repositories) {
+	paths := now.paths()
+	suspects, err := sessiondir.TakeNewRepositories(b.dir, b.workspace.Path, paths)
+	if err != nil {
+		b.log.Warn("remove inventory", zap.Error(err))
+	}
+	for _, r := range suspects {
+		b.warn(fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", showBytes(r.Path), r.Session))
+	}
+	remove, err := sessiondir.KeepInventory(b.dir, b.workspace.Path, paths)
+	if err != nil {
+		b.log.Warn("keep inventory", zap.Error(err))
+		return
+	}
+	b.forget = func() {
+		if err := remove(); err != nil {
+			b.log.Warn("remove inventory", zap.Error(err))
+		}
+	}
+	for _, session := range sessiondir.Neighbours(b.dir, b.workspace.Path) {
+		b.warn(fmt.Sprintf("The session %s works on this workspace too, in bind mode: what either of them changes is seen, and listed, by both.", session))
+	}
+}
+
+func (b *bindTracker) isFresh(ctx context.Context, name string) bool {
+	rel, err := b.original.Relative(name)
+	return err == nil && b.files.IsFresh(ctx, b.original, rel)
+}
+
+// checkAfterCommand renames repositories that a command made; see
+// [quarantine.afterCommand].
+func (b *bindTracker) checkAfterCommand(ctx context.Context) { b.quarantine.afterCommand(ctx) }
+
+// checkAtEnd renames repositories before the sandbox is destroyed: a rename is a
+// change of the workspace, and those are made inside. If a command made its sandbox
+// end to get around it, a fresh one is started for this.
+func (b *bindTracker) checkAtEnd() {
+	if !b.box.isUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
+		b.quarantine.atEnd()
+	}
+}
+
+func (b *bindTracker) compare(ctx context.Context) (changes.Differences, error) {
+	return b.files.Compare(ctx, b.original, b.images)
+}
+
+func (b *bindTracker) addChanges(r *Report) {
+	if b.box.isUntouched() {
+		return // nothing can have run
+	}
+	<-b.done
+	ctx, cancel := context.WithTimeoutCause(context.Background(), compareTime, errSlow)
+	defer cancel()
+	r.Quarantined = b.quarantine.list(ctx)
+	found, after, err := b.privileges.find(ctx, false)
+	r.Cleared = b.privileges.clearNew(found)
+	d, diffErr := b.compare(ctx)
+	if diffErr != nil {
+		b.log.Warn("scan workspace", zap.Error(diffErr))
+		d.Incomplete = true
+	}
+	r.setDifferences(d)
+	if err != nil {
+		b.log.Warn("scan workspace", zap.Error(err))
+		r.Incomplete = true
+		return
+	}
+	r.Incomplete = r.Incomplete || b.privileges.before.incomplete() || after.incomplete()
+}
+
+func (b *bindTracker) discard() {}
+
+func (b *bindTracker) close() {
+	err := b.images.Close()
+	b.waitStarted()
+	if b.forget != nil {
+		b.forget()
+	}
+	if b.files != nil {
+		err = errors.Join(err, b.files.Close())
+	}
+	if err != nil {
+		b.log.Warn("remove scratch files", zap.Error(err))
+	}
+}
