@@ -147,7 +147,7 @@ func (bs *backends) checkImage(ctx context.Context) doctor.Finding {
 	if err != nil {
 		return failedFinding(check, err)
 	}
-	if !bs.conf.AllowedImage(ref.String()) {
+	if !bs.conf.Requirements.AllowsImage(ref.String()) {
 		return doctor.Finding{
 			Check: check, Result: doctor.Failed, Fault: doctor.FaultConfiguration, Detail: ref.String() + " is not allowed on this machine",
 			Hint: "Choose what the administrator's file allows.",

@@ -249,7 +249,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 			Cause: "the image can't be used: " + err.Error(), Hint: "Change --image, or image in the configuration.",
 		}}
 	}
-	if !s.conf.AllowedImage(image.String()) {
+	if !s.conf.Requirements.AllowsImage(image.String()) {
 		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
 	}
 	s.host.ReportPulls((&ui.PullProgress{Say: u.printNotice, Now: time.Now, Pause: ui.LinePause}).Report)
@@ -288,11 +288,11 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 			CallerOwnsFiles: *s.conf.CallerOwnsFiles, StartOnDemand: s.reads, RefuseLost: *s.conf.File.RefuseLost,
 		},
 		ModelOptions: runner.ModelOptions{
-			Budget: s.conf.Budget(), SessionBudget: s.conf.SessionBudget(), InstructionFiles: *s.conf.File.InstructionFiles,
+			Budget: s.conf.Limits.Budget(), SessionBudget: s.conf.Limits.Session.Budget(), InstructionFiles: *s.conf.File.InstructionFiles,
 		},
 		PolicyOptions: runner.PolicyOptions{
 			Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout), Grants: s.environ.grantStore(),
-			Concurrency: int(*s.conf.Concurrency), Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Declared(),
+			Concurrency: int(*s.conf.Concurrency), Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Tools.Declared(),
 		},
 		Hooks:   runner.Hooks{Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }},
 		Version: programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,

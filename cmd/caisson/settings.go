@@ -120,8 +120,8 @@ func loadSettings(a *app, flags config.File, profile string) (*settings, error) 
 	return s, s.load(config.File{})
 }
 
-// load reads the settings in all their layers; asked is what a client of the server
-// requests.
+// load reads the settings in all their layers; asked has the requests of a client of
+// the server.
 func (s *settings) load(asked config.File) (err error) {
 	o := config.Options{
 		Environ: s.environ, Others: []string{configEnv, "CAISSON_PROFILE"}, Profile: cmp.Or(s.profile, s.environ.get("CAISSON_PROFILE")),

@@ -105,7 +105,7 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 
 // toolsOf are the tools that a session with this configuration has, off or on.
 func toolsOf(conf *config.Config) ([]tools.Definition, error) {
-	o := runner.Options{PolicyOptions: runner.PolicyOptions{Declared: conf.Declared()}}
+	o := runner.Options{PolicyOptions: runner.PolicyOptions{Declared: conf.Tools.Declared()}}
 	var err error
 	if o.Fetch, err = conf.FetchOptions(); err != nil {
 		return nil, err

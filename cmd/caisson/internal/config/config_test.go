@@ -99,7 +99,7 @@ profiles:
 		1 << 30, 500, 256,
 		[]string{"built-in", "user", "profile", "environment", "flags"},
 	}
-	if diff := cmp.Diff(want, got{*c.Backend, *c.Image, c.Budget(), r.MemoryBytes, r.MilliCPUs, r.PIDs, sources}); diff != "" {
+	if diff := cmp.Diff(want, got{*c.Backend, *c.Image, c.Limits.Budget(), r.MemoryBytes, r.MilliCPUs, r.PIDs, sources}); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }

@@ -18,15 +18,15 @@ func TestBudgets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(limits.Budget{Rounds: new(int64(50)), Tokens: new(int64(10)), CostMicroUSD: new(int64(400_000)), WallTime: new(time.Minute)}, c.Budget()); diff != "" {
+	if diff := cmp.Diff(limits.Budget{Rounds: new(int64(50)), Tokens: new(int64(10)), CostMicroUSD: new(int64(400_000)), WallTime: new(time.Minute)}, c.Limits.Budget()); diff != "" {
 		t.Errorf("a turn (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(limits.Budget{ToolCalls: new(int64(5)), Tokens: new(int64(90)), CostMicroUSD: new(int64(2_250_000)), WallTime: new(30 * time.Minute)}, c.SessionBudget()); diff != "" {
+	if diff := cmp.Diff(limits.Budget{ToolCalls: new(int64(5)), Tokens: new(int64(90)), CostMicroUSD: new(int64(2_250_000)), WallTime: new(30 * time.Minute)}, c.Limits.Session.Budget()); diff != "" {
 		t.Errorf("a session (-want +got):\n%s", diff)
 	}
 	none, err := loadFetch(t, "", "", "")
-	if err != nil || none.SessionBudget() != (limits.Budget{}) {
-		t.Errorf("without anything: %+v, %v", none.SessionBudget(), err)
+	if err != nil || none.Limits.Session.Budget() != (limits.Budget{}) {
+		t.Errorf("without anything: %+v, %v", none.Limits.Session.Budget(), err)
 	}
 }
 

@@ -47,8 +47,7 @@ type Config struct {
 	// Sources lists what was read, the weakest first.
 	Sources []Source
 
-	// origins says where each setting of File came from, by its key.
-	origins map[string]string
+	origins origins
 	// user and required are the files of the user and the administrator.
 	user, required layerText
 	home           string
@@ -64,7 +63,7 @@ func (s Source) String() string { return strings.TrimSpace(s.Name + " " + s.Path
 
 // Load reads all layers. Its errors are [Error]s.
 func Load(o Options) (Config, error) {
-	c := Config{origins: map[string]string{}}
+	c := Config{origins: origins{}}
 	getenv := newLookup(o.Environ)
 	if home, _ := getenv("HOME"); filepath.IsAbs(home) {
 		c.home = home
@@ -87,7 +86,7 @@ func Load(o Options) (Config, error) {
 		c.addLayer(env, Source{Name: "environment"})
 	}
 	c.addLayer(o.Flags, Source{Name: "flags"})
-	c.nameSettings()
+	c.origins.nameSettings()
 	c.File = c.Over(o.Asked)
 	for _, v := range listValues(o.Asked) {
 		c.origins[v.Key] = "client"
@@ -116,25 +115,7 @@ func (c *Config) addLayer(f File, from Source) {
 	c.Sources = append(c.Sources, from)
 }
 
-// What begins the origins of settings that were given so.
-const (
-	fromFlag     = "flag "
-	fromVariable = "environment "
-)
-
-// nameSettings names the flag or variable that a setting came from.
-func (c *Config) nameSettings() {
-	for _, s := range Settings() {
-		switch c.origins[s.Key] {
-		case "flags":
-			c.origins[s.Key] = fromFlag + "--" + s.Flag
-		case "environment":
-			c.origins[s.Key] = fromVariable + s.Env()
-		}
-	}
-}
-
-// noteChanges says of what is not as it was before that it came from a layer.
+// noteChanges records a layer as the origin of the settings that are not as before.
 func (c *Config) noteChanges(before []Value, from string) {
 	was := map[string]string{}
 	for _, v := range before {

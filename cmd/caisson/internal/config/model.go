@@ -63,7 +63,7 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 	if !ok {
 		provider, model, ok := strings.Cut(name, "/")
 		if !ok || model == "" {
-			return SelectedModel{}, &Error{Where: "model", Message: "there is no model profile " + name + c.profileNames(), Hint: "name a profile of models:, or provider/model such as openai/gpt-5"}
+			return SelectedModel{}, &Error{Where: "model", Message: "there is no model profile " + name + listProfiles(c.Models), Hint: "name a profile of models:, or provider/model such as openai/gpt-5"}
 		}
 		m = Model{Provider: &provider, Model: &model}
 	}
@@ -113,9 +113,9 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 	return out, nil
 }
 
-func (c *Config) profileNames() string {
-	if len(c.Models) == 0 {
+func listProfiles(models map[string]Model) string {
+	if len(models) == 0 {
 		return ""
 	}
-	return " (there are " + strings.Join(slices.Sorted(maps.Keys(c.Models)), ", ") + ")"
+	return " (there are " + strings.Join(slices.Sorted(maps.Keys(models)), ", ") + ")"
 }

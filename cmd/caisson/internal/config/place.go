@@ -24,7 +24,7 @@ func (c *Config) addPlace(err error) error {
 	}
 	file, key := c.user, e.Where
 	rest, required := strings.CutPrefix(key, "requirements.")
-	origin := c.originOf(key)
+	origin := c.origins.find(key)
 	name, profile := strings.CutPrefix(origin, "profile ")
 	switch {
 	case required:
@@ -32,7 +32,7 @@ func (c *Config) addPlace(err error) error {
 	case profile:
 		key = joinKey("profiles", name) + "." + key
 	case !strings.HasPrefix(origin, "user "):
-		e.Where = cmp.Or(c.givenName(key), e.Where)
+		e.Where = cmp.Or(c.origins.flagOrVariable(key), e.Where)
 		return err
 	}
 	if line, column := findKey(file.text, key); line > 0 {
@@ -41,25 +41,46 @@ func (c *Config) addPlace(err error) error {
 	return err
 }
 
-// givenName returns the flag or variable that a setting came from, "" where it came
+// origins are the names of the layers that settings came from, by their keys.
+type origins map[string]string
+
+// What begins the origin of a setting that came from a flag or a variable.
+const (
+	fromFlag     = "flag "
+	fromVariable = "environment "
+)
+
+// nameSettings names the flag or variable of each setting that came from one.
+func (o origins) nameSettings() {
+	for _, s := range Settings() {
+		switch o[s.Key] {
+		case "flags":
+			o[s.Key] = fromFlag + "--" + s.Flag
+		case "environment":
+			o[s.Key] = fromVariable + s.Env()
+		}
+	}
+}
+
+// flagOrVariable returns the flag or variable that a setting came from, "" if it came
 // from elsewhere.
-func (c *Config) givenName(key string) string {
+func (o origins) flagOrVariable(key string) string {
 	for _, prefix := range []string{fromFlag, fromVariable} {
-		if name, ok := strings.CutPrefix(c.origins[key], prefix); ok {
+		if name, ok := strings.CutPrefix(o[key], prefix); ok {
 			return name
 		}
 	}
 	return ""
 }
 
-// originOf returns where a setting came from, or the first of those below it.
-func (c *Config) originOf(key string) string {
-	if origin, ok := c.origins[key]; ok {
+// find returns where a setting came from, or the first of those below it.
+func (o origins) find(key string) string {
+	if origin, ok := o[key]; ok {
 		return origin
 	}
-	for _, below := range sortedKeys(c.origins) {
-		if strings.HasPrefix(below, key+".") && c.origins[below] != "built-in" {
-			return c.origins[below]
+	for _, below := range sortedKeys(o) {
+		if strings.HasPrefix(below, key+".") && o[below] != "built-in" {
+			return o[below]
 		}
 	}
 	return ""

@@ -7,10 +7,11 @@ import (
 	"strings"
 )
 
-// applyRequirements holds the effective settings against the requirements.
+// applyRequirements tightens the settings to the requirements, and refuses choices that
+// they don't allow.
 func (c *Config) applyRequirements() error {
 	r := c.Requirements
-	if err := c.checkChoices(r); err != nil {
+	if err := c.checkChoices(); err != nil {
 		return err
 	}
 	tightenValue(reflect.ValueOf(&c.Bounds).Elem(), reflect.ValueOf(r.Bounds))
@@ -21,18 +22,19 @@ func (c *Config) applyRequirements() error {
 }
 
 // checkChoices reports a choice that the requirements don't allow.
-func (c *Config) checkChoices(r Requirements) error {
+func (c *Config) checkChoices() error {
+	r := c.Requirements
 	forbidden := func(key, got string) error {
 		return &Error{
-			Where: "requirements", Message: cmp.Or(c.givenName(key), key) + " " + got + " is not allowed on this machine",
+			Where: "requirements", Message: cmp.Or(c.origins.flagOrVariable(key), key) + " " + got + " is not allowed on this machine",
 			Hint: "choose what the administrator's file allows",
 		}
 	}
 	backend, image := *c.Backend, *c.Image
 	switch {
-	case backend != "auto" && !c.Allowed(backend):
+	case backend != "auto" && !r.allowsBackend(backend):
 		return forbidden("backend", backend)
-	case !c.AllowedImage(image):
+	case !r.AllowsImage(image):
 		return forbidden("image", image)
 	case r.RefuseCallerOwnsFiles && *c.CallerOwnsFiles:
 		return forbidden("caller_owns_files", "true")
@@ -49,16 +51,15 @@ func (c *Config) checkChoices(r Requirements) error {
 	return nil
 }
 
-// Allowed reports whether the requirements allow a backend.
-func (c *Config) Allowed(backend string) bool {
-	return c.Requirements.Backends == nil || slices.Contains(c.Requirements.Backends, backend)
+func (r Requirements) allowsBackend(name string) bool {
+	return r.Backends == nil || slices.Contains(r.Backends, name)
 }
 
-// AllowedImage reports whether the requirements allow an image, as it is written.
-// A path counts as it is resolved too: rootfs:/base/../home is not below /base.
-func (c *Config) AllowedImage(image string) bool {
-	return c.Requirements.Images == nil ||
-		slices.ContainsFunc(c.Requirements.Images, func(allowed string) bool { return matchesPattern(allowed, image) })
+// AllowsImage reports whether an image is allowed, as it is written. A path counts as
+// it is resolved too: rootfs:/base/../home is not below /base.
+func (r Requirements) AllowsImage(image string) bool {
+	return r.Images == nil ||
+		slices.ContainsFunc(r.Images, func(allowed string) bool { return matchesPattern(allowed, image) })
 }
 
 func matchesPattern(pattern, s string) bool {

@@ -44,15 +44,13 @@ func resourceError(err error) error {
 }
 
 // Budget returns the limits of a turn; a run has one turn.
-func (c *Config) Budget() limits.Budget {
-	l := c.Limits
+func (l Limits) Budget() limits.Budget {
 	return limits.Budget{
 		Rounds: (*int64)(l.Rounds), ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost), WallTime: (*time.Duration)(l.Timeout),
 	}
 }
 
-// SessionBudget returns the limits of a session with all of its turns.
-func (c *Config) SessionBudget() limits.Budget {
-	l := c.Limits.Session
+// Budget returns the limits of a session with all of its turns.
+func (l SessionLimits) Budget() limits.Budget {
 	return limits.Budget{ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost), WallTime: (*time.Duration)(l.Timeout)}
 }

@@ -18,7 +18,7 @@ import (
 //  1. Add a field with its tags below: to [Bounds], [Limits], [Resources] or
 //     [FetchLimits] if a trusted workspace and an administrator may make it
 //     stricter, to File or one of its other structs if not.
-//  2. Use it, as a method of [Config] where its value needs a check.
+//  2. Use it, through a method of its struct or of [Config] if its value needs a check.
 //  3. Run go test ./cmd/caisson/internal/config -update, which writes
 //     docs/settings.md, and go test ./cmd/caisson -run CommandPages -update-pages,
 //     which writes docs/commands.

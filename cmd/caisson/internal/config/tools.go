@@ -125,11 +125,11 @@ func nodeOf(at *ast.MappingValueNode, key string) ast.Node {
 	return at.Key
 }
 
-// Declared returns the tools that the configuration declares, by their names.
-func (c *Config) Declared() []shell.Declared {
+// Declared returns the declarations in the order of their names.
+func (t Tools) Declared() []shell.Declared {
 	var out []shell.Declared
-	for _, name := range slices.Sorted(maps.Keys(c.Tools)) {
-		out = append(out, c.Tools[name].declared)
+	for _, name := range slices.Sorted(maps.Keys(t)) {
+		out = append(out, t[name].declared)
 	}
 	return out
 }

@@ -36,7 +36,7 @@ func TestDeclaredTools(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := c.Declared()
+	got := c.Tools.Declared()
 	if len(got) != 2 || got[0].Name != "count_lines" || got[1].Name != "go_test" || c.MemoryTools == nil || !*c.MemoryTools {
 		t.Fatalf("got %+v", got)
 	}
@@ -63,11 +63,11 @@ func TestToolsOfAProfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	var names []tools.Name
-	for _, d := range c.Declared() {
+	for _, d := range c.Tools.Declared() {
 		names = append(names, d.Name)
 	}
-	if diff := cmp.Diff([]tools.Name{"count_lines", "go_test", "third"}, names); diff != "" || c.Declared()[0].Description != "Other." {
-		t.Error(diff, c.Declared()[0])
+	if diff := cmp.Diff([]tools.Name{"count_lines", "go_test", "third"}, names); diff != "" || c.Tools.Declared()[0].Description != "Other." {
+		t.Error(diff, c.Tools.Declared()[0])
 	}
 }
 
