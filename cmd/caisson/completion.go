@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -142,7 +143,7 @@ func listSessions(env environ, keep func(trace.Entry) bool) ([]cobra.Completion,
 	var out []cobra.Completion
 	for _, e := range list {
 		if keep(e) {
-			out = append(out, cobra.CompletionWithDesc(e.Session, formatAge(e.Begun, time.Now())+" ago: "+oneLine(e.Task)))
+			out = append(out, cobra.CompletionWithDesc(e.Session, doctor.FormatAge(e.Begun, time.Now())+" ago: "+oneLine(e.Task)))
 		}
 	}
 	return out, order

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/store"
+	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -257,19 +257,13 @@ func showImages(w io.Writer, list []images.Image, asJSON bool, now time.Time) er
 	fmt.Fprintln(t, "IMAGE\tDIGEST\tPLATFORM\tSIZE\tPULLED\tUSED")
 	for _, i := range list {
 		name, _ := tools.Display(i.Reference.String())
-		used := formatAge(i.Used, now)
+		used := doctor.FormatAge(i.Used, now)
 		if i.InUse {
 			used = "now"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, shortDigest(i.Digest), i.Platform, ui.FormatSize(i.Size), formatAge(i.Pulled, now), used)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, doctor.ShortenDigest(i.Digest), i.Platform, doctor.FormatSize(i.Size), doctor.FormatAge(i.Pulled, now), used)
 	}
 	return t.Flush()
-}
-
-// shortDigest is enough of a digest to tell it from others.
-func shortDigest(digest string) string {
-	hex := strings.TrimPrefix(digest, "sha256:")
-	return hex[:min(len(hex), 12)]
 }
 
 // knownTime is a time, or nil for none.
@@ -297,7 +291,7 @@ func showPruned(w io.Writer, p store.Pruned) error {
 		errs = append(errs, err)
 	}
 	for _, i := range p.Images {
-		line("removed  %s  %s", i.Reference, shortDigest(i.Digest))
+		line("removed  %s  %s", i.Reference, doctor.ShortenDigest(i.Digest))
 	}
 	for _, i := range p.Kept {
 		line("kept     %s: a session uses it", i.Reference)
@@ -305,7 +299,7 @@ func showPruned(w io.Writer, p store.Pruned) error {
 	if p.Orphans > 0 {
 		line("removed  %d things that dead processes left half made", p.Orphans)
 	}
-	line("%s freed", ui.FormatSize(p.Bytes))
+	line("%s freed", doctor.FormatSize(p.Bytes))
 	return errors.Join(errs...)
 }
 

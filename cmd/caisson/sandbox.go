@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
@@ -284,7 +285,7 @@ func showListings(w io.Writer, found []sandbox.Listing, asJSON bool, now time.Ti
 		image, _ := tools.Display(l.Image)
 		workspace, _ := tools.Display(l.Workspace)
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n",
-			l.Session, l.Backend, l.State, ownerText(l), formatAge(l.Since, now), memoryText(l.MemoryBytes), image, workspace)
+			l.Session, l.Backend, l.State, ownerText(l), doctor.FormatAge(l.Since, now), memoryText(l.MemoryBytes), image, workspace)
 	}
 	return t.Flush()
 }
@@ -300,24 +301,6 @@ func ownerText(l sandbox.Listing) string {
 		text += " gave up"
 	}
 	return text
-}
-
-// formatAge is how long ago something was, in its largest unit.
-func formatAge(since, now time.Time) string {
-	d := now.Sub(since)
-	switch {
-	case since.IsZero():
-		return "-"
-	case d < 0:
-		return "0s" // a clock that was set back
-	case d < 2*time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < 2*time.Hour:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	}
-	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
 func memoryText(bytes int64) string {

@@ -182,7 +182,7 @@ func CheckLeftovers(found []sandbox.Listing, failures []string, now time.Time) F
 			live++
 			continue
 		}
-		dead = append(dead, fmt.Sprintf("%s on %s (%s old)", l.Session, l.Backend, formatAge(l.Since, now)))
+		dead = append(dead, fmt.Sprintf("%s on %s (%s old)", l.Session, l.Backend, FormatAge(l.Since, now)))
 	}
 	switch {
 	case len(failures) > 0:

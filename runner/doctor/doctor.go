@@ -78,8 +78,8 @@ func failed(check string, err error) Finding {
 	return Finding{Check: check, Result: Failed, Err: err}
 }
 
-// formatSize returns a number of bytes with a unit, such as 1.5 GiB.
-func formatSize(n int64) string {
+// FormatSize returns a number of bytes with a unit, such as 1.5 GiB.
+func FormatSize(n int64) string {
 	unit, value := "B", float64(n)
 	for _, u := range []string{"KiB", "MiB", "GiB"} {
 		if value < 1<<10 {
@@ -93,8 +93,8 @@ func formatSize(n int64) string {
 	return fmt.Sprintf("%.1f %s", value, unit)
 }
 
-// formatAge returns the time since an event in its largest unit.
-func formatAge(since, now time.Time) string {
+// FormatAge returns the time since an event in its largest unit.
+func FormatAge(since, now time.Time) string {
 	d := now.Sub(since)
 	switch {
 	case since.IsZero():

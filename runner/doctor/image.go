@@ -92,7 +92,7 @@ func (i Image) checkBuild(ctx context.Context) Finding {
 func (i Image) checkName(ctx context.Context) Finding {
 	ref := i.Reference
 	if id := i.EngineID(ctx, ref.Value); id != "" {
-		return Finding{Check: "image", Result: OK, Detail: fmt.Sprintf("%s is the engine's %s", ref, shortenDigest(id))}
+		return Finding{Check: "image", Result: OK, Detail: fmt.Sprintf("%s is the engine's %s", ref, ShortenDigest(id))}
 	}
 	list, err := i.Stored(ctx)
 	if err != nil {
@@ -100,7 +100,7 @@ func (i Image) checkName(ctx context.Context) Finding {
 	}
 	for _, stored := range list {
 		if stored.Reference == ref {
-			return Finding{Check: "image", Result: OK, Detail: fmt.Sprintf("%s is pinned to %s, asked %s ago, and needs no network", ref, shortenDigest(stored.Digest), formatAge(stored.Pulled, time.Now()))}
+			return Finding{Check: "image", Result: OK, Detail: fmt.Sprintf("%s is pinned to %s, asked %s ago, and needs no network", ref, ShortenDigest(stored.Digest), FormatAge(stored.Pulled, time.Now()))}
 		}
 	}
 	return Finding{
@@ -109,8 +109,8 @@ func (i Image) checkName(ctx context.Context) Finding {
 	}
 }
 
-// shortenDigest returns the first 12 digits of a digest.
-func shortenDigest(digest string) string {
+// ShortenDigest returns the first 12 digits of a digest.
+func ShortenDigest(digest string) string {
 	hex := strings.TrimPrefix(digest, "sha256:")
 	return hex[:min(len(hex), 12)]
 }
@@ -142,9 +142,9 @@ func CheckImageStore(dir string) Finding {
 	case err != nil:
 		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s: %v", there, err), Hint: "Set XDG_CACHE_HOME to a directory that you can write."}
 	case free < leastSpace:
-		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s has %s free", dir, formatSize(free)), Advice: AdvisePrune}
+		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s has %s free", dir, FormatSize(free)), Advice: AdvisePrune}
 	}
-	return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, formatSize(free))}
+	return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, FormatSize(free))}
 }
 
 // leastState is the free space that the state directory should have: for records,
@@ -168,10 +168,10 @@ func CheckState(dir string, temporary []string) Finding {
 		f.Detail += ": " + err.Error()
 		f.Hint = "Make it writable, or set XDG_STATE_HOME to another directory."
 	case free < leastState:
-		f.Detail += fmt.Sprintf(" has %s free", formatSize(free))
+		f.Detail += fmt.Sprintf(" has %s free", FormatSize(free))
 		f.Hint = "Make room there, or set XDG_STATE_HOME to a directory on a larger disk."
 	default:
-		f = Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, formatSize(free))}
+		f = Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, FormatSize(free))}
 	}
 	return f
 }

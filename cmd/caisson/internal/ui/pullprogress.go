@@ -10,6 +10,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/caisson-run/caisson/images/store"
+	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -104,22 +105,22 @@ func (s *pullState) describePhase(phase store.Phase) string {
 		return "taking it from the engine"
 	case store.PhaseUnpack:
 		done, _ := sumProgress(s.unpack)
-		return "unpacking, " + FormatSize(done)
+		return "unpacking, " + doctor.FormatSize(done)
 	}
 	done, total := sumProgress(s.layers)
 	if done == 0 {
 		return "fetching"
 	}
 	if total > done {
-		return fmt.Sprintf("downloading, %s of %s", FormatSize(done), FormatSize(total))
+		return fmt.Sprintf("downloading, %s of %s", doctor.FormatSize(done), doctor.FormatSize(total))
 	}
-	return "downloading, " + FormatSize(done)
+	return "downloading, " + doctor.FormatSize(done)
 }
 
 // downloadedText returns the downloaded size.
 func (s *pullState) downloadedText() string {
 	if done, _ := sumProgress(s.layers); done > 0 {
-		return ", " + FormatSize(done) + " downloaded"
+		return ", " + doctor.FormatSize(done) + " downloaded"
 	}
 	return ""
 }
@@ -161,17 +162,4 @@ func sumProgress(layers map[string]store.Progress) (done, total int64) {
 func progressBar(done, total int64, cells int) string {
 	full := int(min(max(done, 0), total) * int64(cells) / total)
 	return strings.Repeat("█", full) + strings.Repeat("░", cells-full)
-}
-
-// FormatSize returns a number of bytes with a unit, such as 1.5 MiB.
-func FormatSize(n int64) string {
-	switch {
-	case n >= 1<<30:
-		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
-	case n >= 1<<20:
-		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
-	case n >= 1<<10:
-		return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
-	}
-	return fmt.Sprintf("%d B", n)
 }

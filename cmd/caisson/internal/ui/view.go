@@ -31,8 +31,8 @@ type view struct {
 	style style
 	calls map[string]*call
 	order []string
-	// asked are the calls that were asked about, as people know them; refused says
-	// why a call got a no.
+	// asked describes the calls that needed an approval, and refused why calls were
+	// refused, by their ids.
 	asked   map[string]string
 	refused map[string]string
 	// asking is the time since which the model is asked; text is its answer so
