@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/runner/trace"
 )
 
 // sessionID matches the ID of a session. No other name is looked up on disk.
@@ -217,7 +218,7 @@ func readTurn(dir, id string) (*Turn, error) {
 	}
 	defer t.close()
 	var turn *Turn
-	said := ""
+	steps := trace.NewSteps(nil)
 	for {
 		e, ok, err := t.nextEntry()
 		if err != nil || !ok {
@@ -233,31 +234,11 @@ func readTurn(dir, id string) (*Turn, error) {
 		if turn == nil {
 			turn = &Turn{ID: id, State: TurnInterrupted}
 		}
-		turn.addRecord(rec, &said)
-	}
-}
-
-// addRecord updates the turn from a record. said is the model's last text so far,
-// which is the answer if the turn ends with one.
-func (t *Turn) addRecord(rec record.Record, said *string) {
-	switch rec.Kind {
-	case record.KindMessage:
-		var m record.Message
-		if json.Unmarshal(rec.Payload, &m) == nil && m.Role == loop.RoleAssistant {
-			*said = blocksText(m.Blocks)
-		}
-	case record.KindTurnCompleted, record.KindTurnCancelled:
-		var p record.TurnCompleted
-		if json.Unmarshal(rec.Payload, &p) != nil {
-			return
-		}
-		t.State, t.Reason, t.Truncated, t.WallMS = TurnEnded, string(p.Reason), p.Truncated, p.WallMS
-		t.Usage, t.CostUSD = &p.Usage, record.CostUSD(p.Usage.CostMicroUSD)
-		if rec.Kind == record.KindTurnCancelled {
-			t.Reason = string(loop.StopCancelled)
-		}
-		if t.Reason == string(loop.StopAnswered) {
-			t.Answer = *said
+		if end := steps.Record(rec).End; end != nil {
+			*turn = Turn{
+				ID: id, State: TurnEnded, Reason: string(end.Reason), Answer: end.Answer, Truncated: end.Truncated,
+				Usage: &end.Usage, CostUSD: record.CostUSD(end.Usage.CostMicroUSD), WallMS: end.WallMS,
+			}
 		}
 	}
 }

@@ -1,11 +1,9 @@
 package server
 
 import (
-	"encoding/json"
 	"net/http"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/trace"
 )
 
 // metrics are the server's metrics, in a registry of its own. Labels are from
@@ -124,90 +123,41 @@ func methodName(r *http.Request) string {
 	return "such method"
 }
 
-// callMetrics counts the records of one session, in their order.
-type callMetrics struct {
-	m *metrics
-
-	mu      sync.Mutex
-	classes map[string]string // of the calls that run
-}
-
-func (t *callMetrics) countRecord(r record.Record) {
-	var p struct {
-		CallID    string  `json:"tool_use_id"`
-		Class     string  `json:"side_effects"`
-		Error     string  `json:"error_class"`
-		Success   bool    `json:"success"`
-		LatencyMS float64 `json:"latency_ms"`
-		Reason    string  `json:"stop_reason"`
-		WallMS    float64 `json:"wall_ms"`
-		Decision  string  `json:"decision"`
-		By        string  `json:"by"`
+// countRecord counts a record of a session, and the step that it changed.
+func (m *metrics) countRecord(kind record.Kind, s trace.Step) {
+	switch {
+	case kind == record.KindConfirmationRequested:
+		m.asked.Inc()
+	case kind == record.KindConfirmationAttempted:
+		m.late.Inc()
+	case kind == record.KindConfirmationResolved && s.Call != nil:
+		q := s.Call.Asked[len(s.Call.Asked)-1]
+		m.answers.WithLabelValues(string(q.Decision), q.By).Inc()
+	case kind == record.KindModelCallCompleted && s.Model != nil:
+		u := s.Model.Usage
+		m.tokens.WithLabelValues("input").Add(float64(max(0, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens)))
+		m.tokens.WithLabelValues("output").Add(float64(max(0, u.OutputTokens)))
+	case s.End != nil:
+		m.turns.WithLabelValues(string(s.End.Reason)).Inc()
+		m.turnTime.Observe(float64(s.End.WallMS) / 1000)
+	case s.Call != nil && (kind == record.KindToolCompleted || kind == record.KindToolFailed || kind == record.KindToolInputInvalid):
+		m.countCall(*s.Call)
 	}
-	switch r.Kind {
-	case record.KindToolCalled, record.KindToolCompleted, record.KindToolFailed, record.KindToolInputInvalid, record.KindTurnCompleted,
-		record.KindTurnCancelled, record.KindConfirmationRequested, record.KindConfirmationResolved, record.KindConfirmationAttempted:
-		if json.Unmarshal(r.Payload, &p) != nil {
-			return
-		}
-	case record.KindModelCallCompleted:
-		t.countTokens(r)
-		return
-	default:
-		return
-	}
-	switch r.Kind {
-	case record.KindToolCalled:
-		t.mu.Lock()
-		t.classes[p.CallID] = p.Class
-		t.mu.Unlock()
-	case record.KindToolCompleted:
-		outcome := "success"
-		if !p.Success {
-			outcome = "failure"
-		}
-		t.countCall(p.CallID, outcome, p.LatencyMS)
-	case record.KindToolFailed:
-		t.countCall(p.CallID, p.Error, p.LatencyMS)
-	case record.KindToolInputInvalid:
-		t.countCall(p.CallID, "input_invalid", 0)
-	case record.KindTurnCompleted:
-		t.countTurn(p.Reason, p.WallMS)
-	case record.KindTurnCancelled:
-		t.countTurn("cancelled", p.WallMS)
-	case record.KindConfirmationRequested:
-		t.m.asked.Inc()
-	case record.KindConfirmationResolved:
-		t.m.answers.WithLabelValues(p.Decision, p.By).Inc()
-	case record.KindConfirmationAttempted:
-		t.m.late.Inc()
-	}
-}
-
-func (t *callMetrics) countTokens(r record.Record) {
-	var p record.ModelCallCompleted
-	if json.Unmarshal(r.Payload, &p) == nil {
-		u := p.Usage
-		t.m.tokens.WithLabelValues("input").Add(float64(max(0, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens)))
-		t.m.tokens.WithLabelValues("output").Add(float64(max(0, u.OutputTokens)))
-	}
-}
-
-func (t *callMetrics) countTurn(reason string, ms float64) {
-	t.m.turns.WithLabelValues(reason).Inc()
-	t.m.turnTime.Observe(ms / 1000)
 }
 
 // countCall counts a call that has ended; its class is "unknown" if it never ran.
-func (t *callMetrics) countCall(id, outcome string, ms float64) {
-	t.mu.Lock()
-	class := t.classes[id]
-	delete(t.classes, id)
-	t.mu.Unlock()
-	if class == "" {
-		t.m.calls.WithLabelValues("unknown", outcome).Inc()
+func (m *metrics) countCall(c trace.Call) {
+	class, outcome := string(c.Class), c.ErrorClass
+	switch c.Status {
+	case trace.CallDone:
+		outcome = "success"
+	case trace.CallUnsuccess:
+		outcome = "failure"
+	}
+	if c.Started.IsZero() {
+		m.calls.WithLabelValues("unknown", outcome).Inc()
 		return
 	}
-	t.m.calls.WithLabelValues(class, outcome).Inc()
-	t.m.callTime.WithLabelValues(class).Observe(ms / 1000)
+	m.calls.WithLabelValues(class, outcome).Inc()
+	m.callTime.WithLabelValues(class).Observe(float64(c.LatencyMS) / 1000)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/trace"
 )
 
 // keptTurns bounds the turns whose reports a live session keeps; the trace has
@@ -30,7 +31,7 @@ type session struct {
 	begun   time.Time
 	run     *runner.Session
 	feed    *feed
-	tally   *callMetrics
+	steps   *trace.Steps
 	// confirmations are those of the session.
 	confirmations *confirmations
 	// done releases the resources of Prepare.
@@ -64,7 +65,7 @@ type session struct {
 func newSession(d *diagnostics, x *indexes, in NewSession, from client) *session {
 	return &session{
 		diagnostics: d, indexes: x, asked: in, client: from, begun: time.Now(), title: displayTitle(in.Title), feed: newFeed(),
-		closed: make(chan struct{}), tally: &callMetrics{m: d.metrics, classes: map[string]string{}}, turns: map[string]*runner.Turn{},
+		closed: make(chan struct{}), steps: trace.NewSteps(nil), turns: map[string]*runner.Turn{},
 		confirmations: newConfirmations(d),
 	}
 }
@@ -95,6 +96,7 @@ func (s *session) openRun(ctx, lifetime context.Context, opts *Options) error {
 // observeRecord is called with every record once it is in the trace, in order. It
 // must not block.
 func (s *session) observeRecord(r record.Record, _ []byte) {
+	step := s.steps.Record(r)
 	switch r.Kind {
 	case record.KindSessionCreated:
 		s.recMu.Lock()
@@ -105,16 +107,15 @@ func (s *session) observeRecord(r record.Record, _ []byte) {
 		s.spent = nil
 		s.recMu.Unlock()
 	case record.KindModelCallCompleted:
-		s.addUsage(r)
-	case record.KindConfirmationRequested:
-		var p struct {
-			ID string `json:"confirmation_request_id"`
+		if step.Model != nil {
+			s.addUsage(step.Model.Usage)
 		}
-		if json.Unmarshal(r.Payload, &p) == nil {
-			s.confirmations.rememberTurn(p.ID, r.Turn)
+	case record.KindConfirmationRequested:
+		if c := step.Call; c != nil {
+			s.confirmations.rememberTurn(c.Asked[len(c.Asked)-1].ID, r.Turn)
 		}
 	}
-	s.tally.countRecord(r)
+	s.metrics.countRecord(r.Kind, step)
 	s.feed.publishRecord(r.Seq)
 	if r.Seq%indexEvery == 0 {
 		s.indexes.extendIndex(s.id, s.dir, true)
@@ -122,18 +123,13 @@ func (s *session) observeRecord(r record.Record, _ []byte) {
 }
 
 // addUsage adds the usage of a model call.
-func (s *session) addUsage(r record.Record) {
-	var p record.ModelCallCompleted
-	if json.Unmarshal(r.Payload, &p) != nil {
-		return
-	}
+func (s *session) addUsage(u limits.Usage) {
 	s.recMu.Lock()
 	defer s.recMu.Unlock()
-	if s.spent == nil {
-		s.spent = &p.Usage
-		return
+	if s.spent != nil {
+		u = s.spent.Plus(u)
 	}
-	s.spent = new(s.spent.Plus(p.Usage))
+	s.spent = &u
 }
 
 // startTurn starts a turn with a user's message.

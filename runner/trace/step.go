@@ -28,7 +28,7 @@ const (
 	StepBackground StepKind = "background" // a command in the background ended; Text, Failed, Start
 	StepAttempt    StepKind = "attempt"    // an answer that changed nothing; Text
 	StepWarning    StepKind = "warning"    // Text
-	StepTurnEnd    StepKind = "turn end"   // Text, Failed, Start
+	StepTurnEnd    StepKind = "turn end"   // Text, Failed, Start, End
 	StepOmitted    StepKind = "omitted"    // retention removed records here; Count
 	StepUnknown    StepKind = "unknown"    // a kind that this program doesn't know, or a payload that it can't read; Text
 	StepEnd        StepKind = "end"        // the session's end; Text, Failed
@@ -49,6 +49,18 @@ type Step struct {
 	Count       int64
 	Model       *ModelCall
 	Call        *Call
+	End         *TurnEnd
+}
+
+// TurnEnd is the result of a turn.
+type TurnEnd struct {
+	// Reason is loop.StopCancelled for every cancelled turn; Step.Text has the cause.
+	Reason loop.StopReason
+	// Answer is the last text of the model, whole, if Reason is loop.StopAnswered.
+	Answer    string
+	Truncated bool
+	Usage     limits.Usage
+	WallMS    int64
 }
 
 // ModelCall is one call of the model.
@@ -103,6 +115,7 @@ const (
 
 // Question is one confirmation, or an earlier answer that was used again.
 type Question struct {
+	ID               string
 	At, Answered     time.Time // Answered is zero while it is open
 	Decision         approval.Decision
 	Scope            approval.Scope
@@ -116,14 +129,18 @@ const (
 	// their result: a round has at most 256.
 	maxText = 32 << 10
 	maxOpen = 300
+	// maxAsked bounds the confirmations of a call.
+	maxAsked = 20
 )
 
 // Steps makes steps from records, in order. It holds only the calls that have not
 // ended; Close visits those. It is not safe for concurrent use.
 type Steps struct {
 	visit         func(Step)
+	changed       Step // by the record that is being added
 	turn          int
 	turnAt        time.Time
+	answer        string // of the turn, so far
 	openModelCall *Step
 	classes       map[tools.Name]tools.Class
 	open          map[string]*Step
@@ -132,20 +149,31 @@ type Steps struct {
 	seq           int64
 }
 
-// NewSteps returns Steps that call visit with each step, which visit may retain.
+// NewSteps returns Steps that call visit with each complete step, which visit may
+// retain. Nil visits none.
 func NewSteps(visit func(Step)) *Steps {
-	return &Steps{visit: visit, classes: map[tools.Name]tools.Class{}, open: map[string]*Step{}, exec: map[string]Step{}}
+	s := &Steps{classes: map[tools.Name]tools.Class{}, open: map[string]*Step{}, exec: map[string]Step{}}
+	s.visit = func(step Step) {
+		s.changed = step
+		if visit != nil {
+			visit(step)
+		}
+	}
+	return s
 }
 
-// Record adds the next record.
-func (s *Steps) Record(r record.Record) {
+// Record adds the next record, and returns the step that it began, changed or
+// completed: the last one, or the zero Step if there is none. Its Call may change
+// with the next record.
+func (s *Steps) Record(r record.Record) Step {
 	if gap := r.Seq - s.seq - 1; gap > 0 {
 		s.visit(Step{Kind: StepOmitted, Seq: r.Seq - 1, Start: r.Time, Time: r.Time, Turn: s.turn, Count: gap})
 	}
-	s.seq = r.Seq
+	s.seq, s.changed = r.Seq, Step{}
 	if !s.handleRecord(r) {
 		s.visitStep(r, StepUnknown, string(r.Kind), false)
 	}
+	return s.changed
 }
 
 // Close visits the calls that never ended.
@@ -196,6 +224,7 @@ func (s *Steps) callStep(r record.Record, id string, name tools.Name) *Call {
 	if step.Call.Name == "" {
 		step.Call.Name = name
 	}
+	s.changed = *step
 	return step.Call
 }
 

@@ -2,9 +2,12 @@ package trace
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
@@ -66,5 +69,52 @@ func TestStepsNameSignals(t *testing.T) {
 	}
 	if strings.Contains(text, "-1,") || strings.Contains(text, "code -1") {
 		t.Errorf("an exit code of -1:\n%s", text)
+	}
+}
+
+// TestRecordReturnsTheChangedStep reduces one turn, as the terminal and the server
+// do while it runs.
+func TestRecordReturnsTheChangedStep(t *testing.T) {
+	steps, seq := NewSteps(nil), int64(0)
+	add := func(p record.Payload) Step {
+		t.Helper()
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seq++
+		return steps.Record(record.Record{Seq: seq, Kind: p.Kind(), Payload: raw, Time: time.Unix(seq, 0)})
+	}
+	add(record.TurnStarted{})
+	call := loop.Block{ToolUse: &loop.ToolUse{ID: "1", Name: "shell", Input: []byte(`{}`)}}
+	add(record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: "First."}}, call}})
+	for i := range maxAsked + 5 {
+		asked := add(record.ConfirmationRequested{CallID: "1", RequestID: fmt.Sprint(i), Summary: "make"})
+		if n := len(asked.Call.Asked); n > maxAsked || asked.Call.Asked[n-1].ID != fmt.Sprint(i) {
+			t.Fatalf("question %d: got %+v", i, asked.Call.Asked)
+		}
+		if i == maxAsked+4 {
+			break
+		}
+		answered := add(record.ConfirmationResolved{CallID: "1", RequestID: fmt.Sprint(i), Decision: "allow", By: "grant"})
+		if n := len(answered.Call.Asked); n > maxAsked || answered.Call.Asked[n-1].ID != fmt.Sprint(i) || answered.Call.Asked[n-1].By != "grant" {
+			t.Fatalf("answer %d: got %+v", i, answered.Call.Asked)
+		}
+	}
+	if s := add(record.ToolCompleted{CallID: "1", Success: true}); s.Call == nil || s.Call.Status != CallDone || s.Call.Summary != "make" {
+		t.Errorf("completed: got %+v", s)
+	}
+	if s := add(record.SessionCreated{}); s.Kind != "" {
+		t.Errorf("a record without a step: got %+v", s)
+	}
+	add(record.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "1"}}}})
+	long := strings.Repeat("x", 2*maxText)
+	add(record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: long}}, {Text: &loop.Text{Text: "Second."}}}})
+	if s := add(record.TurnCompleted{Reason: loop.StopAnswered, WallMS: 7}); s.End == nil || s.End.Answer != long+"\nSecond." || s.End.WallMS != 7 {
+		t.Errorf("turn end: got %+v", s.End)
+	}
+	add(record.TurnStarted{})
+	if s := add(record.TurnCancelled{Reason: "interrupted", By: "signal"}); s.End == nil || s.End.Reason != loop.StopCancelled || s.End.Answer != "" || !s.Failed {
+		t.Errorf("cancelled turn: got %+v", s)
 	}
 }

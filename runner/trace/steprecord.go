@@ -23,7 +23,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 		})
 	case record.KindTurnStarted:
 		s.turn++
-		s.turnAt = r.Time
+		s.turnAt, s.answer = r.Time, ""
 		s.visitStep(r, StepTurn, "", false)
 		return true
 	case record.KindMessage:
@@ -32,7 +32,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 		return withPayload(r, func(p record.ModelCallStarted) {
 			step := s.newStep(r, StepModel, "", false)
 			step.Model = &ModelCall{Round: p.Round, Model: p.Model}
-			s.openModelCall = &step
+			s.openModelCall, s.changed = &step, step
 		})
 	case record.KindModelCallCompleted:
 		return withPayload(r, func(p record.ModelCallCompleted) {
@@ -46,7 +46,11 @@ func (s *Steps) handleRecord(r record.Record) bool {
 		})
 	case record.KindTurnCompleted:
 		return withPayload(r, func(p record.TurnCompleted) {
-			s.visitTurnEnd(r, string(p.Reason), p.Reason != loop.StopAnswered)
+			e := TurnEnd{Reason: p.Reason, Truncated: p.Truncated, Usage: p.Usage, WallMS: p.WallMS}
+			if p.Reason == loop.StopAnswered {
+				e.Answer = s.answer
+			}
+			s.visitTurnEnd(r, string(p.Reason), e)
 		})
 	case record.KindTurnCancelled:
 		return withPayload(r, func(p record.TurnCancelled) {
@@ -54,7 +58,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 			if p.Client != "" {
 				reason += " by " + cutMiddle(p.Client, 200)
 			}
-			s.visitTurnEnd(r, reason, true)
+			s.visitTurnEnd(r, reason, TurnEnd{Reason: loop.StopCancelled, Usage: p.Usage, WallMS: p.WallMS})
 		})
 	case record.KindWarning:
 		return withPayload(r, func(p record.Warning) { s.visitStep(r, StepWarning, p.Message, false) })
@@ -95,9 +99,10 @@ func (s *Steps) finishModelCall(r record.Record, fill func(m *ModelCall)) {
 	s.visit(step)
 }
 
-func (s *Steps) visitTurnEnd(r record.Record, reason string, failed bool) {
+func (s *Steps) visitTurnEnd(r record.Record, text string, e TurnEnd) {
 	s.Close()
-	step := s.newStep(r, StepTurnEnd, reason, failed)
+	step := s.newStep(r, StepTurnEnd, text, e.Reason != loop.StopAnswered)
+	step.End = &e
 	if !s.turnAt.IsZero() {
 		step.Start = s.turnAt
 	}
@@ -107,6 +112,9 @@ func (s *Steps) visitTurnEnd(r record.Record, reason string, failed bool) {
 // splitMessage makes steps from the blocks of a message.
 func (s *Steps) splitMessage(r record.Record, m record.Message) {
 	kinds := map[loop.Role]StepKind{loop.RoleSystem: StepSystem, loop.RoleUser: StepUser, loop.RoleAssistant: StepAssistant}
+	if m.Role == loop.RoleAssistant {
+		s.answer = blocksText(m.Blocks)
+	}
 	for _, b := range m.Blocks {
 		switch {
 		case b.Text != nil:
@@ -127,6 +135,17 @@ func (s *Steps) splitMessage(r record.Record, m record.Message) {
 			s.finishCall(c.ID)
 		}
 	}
+}
+
+// blocksText returns the texts of a message.
+func blocksText(blocks []loop.Block) string {
+	var texts []string
+	for _, b := range blocks {
+		if b.Text != nil {
+			texts = append(texts, b.Text.Text)
+		}
+	}
+	return strings.Join(texts, "\n")
 }
 
 // resultText returns the text of a result, with a placeholder for each image.
@@ -184,7 +203,7 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 			if c.Summary == "" {
 				c.Summary = cutMiddle(p.Summary, maxText)
 			}
-			c.Asked = append(c.Asked, Question{At: r.Time, Diff: cutMiddle(p.Diff, maxText), Display: cutMiddle(p.Display, maxText), Hidden: p.Hidden})
+			c.addQuestion(Question{ID: p.RequestID, At: r.Time, Diff: cutMiddle(p.Diff, maxText), Display: cutMiddle(p.Display, maxText), Hidden: p.Hidden})
 		})
 	case record.KindConfirmationResolved:
 		return withPayload(r, func(p record.ConfirmationResolved) { s.resolveQuestion(r, p) })
@@ -210,16 +229,20 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 // none.
 func (s *Steps) resolveQuestion(r record.Record, p record.ConfirmationResolved) {
 	c := s.callStep(r, p.CallID, "")
-	q := Question{At: r.Time}
+	q := Question{ID: p.RequestID, At: r.Time}
 	last := len(c.Asked) - 1
 	if last >= 0 && c.Asked[last].Answered.IsZero() {
 		q = c.Asked[last]
 		c.Asked = c.Asked[:last]
 	}
 	q.Answered, q.Decision, q.Scope, q.By, q.Client = r.Time, p.Decision, p.Scope, p.By, cutMiddle(p.Client, 200)
-	if len(c.Asked) < 20 { // a confirmation is repeated when its file changed
-		c.Asked = append(c.Asked, q)
-	}
+	c.addQuestion(q)
+}
+
+// addQuestion adds a question to a call. A confirmation is repeated when its file
+// changed; of more than maxAsked, the last one takes the place of the one before.
+func (c *Call) addQuestion(q Question) {
+	c.Asked = append(c.Asked[:min(len(c.Asked), maxAsked-1)], q)
 }
 
 // handleSandboxRecord adds a record of the sandbox, or of a user's command in it.
