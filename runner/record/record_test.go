@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -65,7 +67,20 @@ func TestEveryKindHasOnePayloadASampleAndAName(t *testing.T) {
 		delete(kinds, p.Kind())
 	}
 	for k := range kinds {
-		t.Errorf("no sample of %s", k)
+		t.Errorf("no sample of %s: add a filled payload to samples in samples_test.go", k)
+	}
+	source, err := os.ReadFile("kind.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	constants := regexp.MustCompile(`(?m)^\tKind\w+ +Kind = "(.+)"$`).FindAllSubmatch(source, -1)
+	for _, m := range constants {
+		if k := Kind(m[1]); !slices.ContainsFunc(Payloads(), func(p Payload) bool { return p.Kind() == k }) {
+			t.Errorf("no payload of %s: add its row to Payloads in kind.go", k)
+		}
+	}
+	if len(constants) < 20 {
+		t.Errorf("%d constants found in kind.go: the pattern matches too little", len(constants))
 	}
 }
 
@@ -299,9 +314,9 @@ func TestDocsListEveryKind(t *testing.T) {
 	for _, p := range Payloads() {
 		audit, ok := rows[p.Kind()]
 		if !ok {
-			t.Errorf("docs/records.md does not list %s", p.Kind())
+			t.Errorf("docs/records.md does not list %s: add a row to its table of kinds", p.Kind())
 		} else if (audit == "yes") != IsAudited(p.Kind()) {
-			t.Errorf("docs/records.md says of %s that its audit is %q", p.Kind(), audit)
+			t.Errorf("the last column of %s in docs/records.md is %q, and AuditKinds differs", p.Kind(), audit)
 		}
 	}
 }

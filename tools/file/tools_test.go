@@ -177,6 +177,7 @@ func TestFailures(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(f.root, "out/canary")); err != nil || string(b) != f.canary {
 		t.Fatal("control: a plain read does not reach the canary")
 	}
+	escapes := map[tools.Name]bool{}
 	for _, c := range []struct {
 		tool   tools.Name
 		input  object
@@ -192,6 +193,7 @@ func TestFailures(t *testing.T) {
 		{"grep", object{"path": "out", "pattern": "."}, tools.ErrorPermissionDenied, "workspace_escape", ""},
 		{"write_file", object{"path": "out/new", "content": "x"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
 		{"patch_file", object{"path": "out/canary", "old": "a", "new": "b"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
+		{"apply_patch", object{"patch": "*** Begin Patch\n*** Add File: out/new\n+x\n*** End Patch\n"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
 		{"delete_file", object{"path": "out/canary"}, tools.ErrorPermissionDenied, "workspace_escape", ""},
 		{"read_file", object{"path": "none"}, tools.ErrorExecution, "not_found", `"none": no such file`},
 		{"read_file", object{"path": "d"}, tools.ErrorExecution, "is_dir", "directory"},
@@ -201,10 +203,16 @@ func TestFailures(t *testing.T) {
 		{"delete_file", object{"path": "d"}, tools.ErrorExecution, "is_dir", "recursive"},
 		{"delete_file", object{"path": "."}, tools.ErrorExecution, "invalid", "workspace itself"},
 	} {
+		escapes[c.tool] = escapes[c.tool] || c.reason == "workspace_escape"
 		_, err := f.call(c.tool, c.input)
 		class, reason, message := f.refused(err)
 		if class != c.class || reason != c.reason || !strings.Contains(message, c.says) {
 			t.Errorf("%s %v: %s, %s, %q; want %s, %s, %q", c.tool, c.input, class, reason, message, c.class, c.reason, c.says)
+		}
+	}
+	for name := range f.tools {
+		if !escapes[name] {
+			t.Errorf("%s: add a path that leads out of the workspace to the table", name)
 		}
 	}
 	if got := f.content("f"); got != "aa" {
