@@ -67,11 +67,11 @@ type Options struct {
 // Backend creates sandboxes with one engine. The caller must close it after its
 // sandboxes were destroyed. It is safe for concurrent use.
 type Backend struct {
-	options  Options
-	endpoint endpoint
-	times    deadlines
-	self     ownership.Identity
-	life     *lifecycle.Backend
+	options   Options
+	endpoint  endpoint
+	times     deadlines
+	self      ownership.Identity
+	lifecycle *lifecycle.Backend
 
 	mu     sync.Mutex // held while connecting
 	remote *remote    // nil until connected
@@ -122,11 +122,11 @@ func New(o Options) (*Backend, error) {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
 	b := &Backend{options: o, endpoint: e, times: defaultDeadlines()}
-	b.life = lifecycle.New(lifecycle.Options{
+	b.lifecycle = lifecycle.New(lifecycle.Options{
 		Name: Name, StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.HostImage, Images: o.Images,
 		Semaphore: semaphore, EngineMounts: e.isLocal(), GIDBase: markGIDs, Probe: true, Silence: silence, Logger: o.Logger,
 	}, driver{b})
-	if b.self, err = b.life.Owner(); err != nil {
+	if b.self, err = b.lifecycle.Owner(); err != nil {
 		return nil, fmt.Errorf("make docker backend: %w", err)
 	}
 	return b, nil
@@ -162,7 +162,7 @@ func (b *Backend) Name() string { return Name }
 // Close closes idle connections to the engine and what is kept for the next
 // start.
 func (b *Backend) Close() error {
-	b.life.Close()
+	b.lifecycle.Close()
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.remote == nil {
@@ -175,7 +175,7 @@ func (b *Backend) Close() error {
 // sandbox.Backend. It also returns [ErrNotShared] if the engine does not see
 // the workspace.
 func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	s, err := b.life.Create(ctx, spec)
+	s, err := b.lifecycle.Create(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -188,13 +188,13 @@ func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	if _, _, err := b.connect(ctx); err != nil {
 		return nil, fmt.Errorf("sweep: %w", err)
 	}
-	return b.life.Sweep(ctx)
+	return b.lifecycle.Sweep(ctx)
 }
 
 // List lists the sandboxes of this user's cleanup lists and of the containers
 // with Caisson's labels; see sandbox.Backend. Without an engine it returns
 // those of the lists, in state "unknown", along with the error.
-func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return b.life.List(ctx) }
+func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return b.lifecycle.List(ctx) }
 
 // Pending reports whether sessions of this backend left cleanup lists below the
 // state directory, so that a Sweep is worth connecting to the engine even if
@@ -208,7 +208,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	if err != nil {
 		return sandbox.Info{}, err
 	}
-	if err := b.life.CheckGuest(); err != nil {
+	if err := b.lifecycle.CheckGuest(); err != nil {
 		return sandbox.Info{}, err
 	}
 	info := sandbox.Info{

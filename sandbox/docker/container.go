@@ -73,7 +73,7 @@ func (c *engineContainer) FetchImage(ctx context.Context) (fetched bool, err err
 	b, ref := c.backend, c.prep.Spec.Image
 	if ref.Scheme == images.SchemeName {
 		c.image, err = engineImage(ctx, c.remote, c.facts, ref)
-		if b.life.Images == nil || !errors.Is(err, sandbox.ErrNotFound) {
+		if b.lifecycle.Images == nil || !errors.Is(err, sandbox.ErrNotFound) {
 			c.prep.Env = c.image.env
 			return true, err
 		}

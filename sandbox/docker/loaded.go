@@ -32,13 +32,13 @@ const loadedTime = 7 * 24 * time.Hour
 // loadedImage loads an image of the store into the engine, unless the engine
 // has it.
 func (b *Backend) loadedImage(ctx context.Context, r *remote, f facts, ref images.Reference) (rootImage, error) {
-	known, err := b.life.Images.Resolve(ctx, ref)
+	known, err := b.lifecycle.Images.Resolve(ctx, ref)
 	if err != nil {
 		return rootImage{}, sandbox.ImageError(err)
 	}
 	id, err := r.findLoaded(ctx, known.ID)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		id, err = r.loadImage(ctx, b.life.Images, ref)
+		id, err = r.loadImage(ctx, b.lifecycle.Images, ref)
 	}
 	if err != nil {
 		return rootImage{}, err

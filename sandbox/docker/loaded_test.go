@@ -79,7 +79,7 @@ func TestLoadedOnceWhereIDsDiffer(t *testing.T) {
 	var engine fakeImages
 	engine.answer(b.engine, manifest)
 	source := newShellSource(t)
-	b.backend.life.Images = source
+	b.backend.lifecycle.Images = source
 	ref := images.Reference{Scheme: images.SchemeName, Value: "registry.example/tools:1"}
 	for range 3 {
 		got, err := b.backend.loadedImage(t.Context(), r, f, ref)

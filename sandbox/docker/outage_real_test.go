@@ -254,7 +254,7 @@ func TestEngineFreezes(t *testing.T) {
 			some := patience
 			some.ask, some.attach, some.create, some.start = answerTime, answerTime, answerTime, answerTime
 			hurry(&some)
-			b.backend.remote.deadlines, b.backend.life.AnswerTime = some, answerTime
+			b.backend.remote.deadlines, b.backend.lifecycle.AnswerTime = some, answerTime
 			session := newSession()
 			f.at(verb)
 			s, err := b.backend.Create(t.Context(), b.spec(t, session))
@@ -287,7 +287,7 @@ func TestEngineFreezes(t *testing.T) {
 		b.backend.endpoint.host = "unix://" + f.socket
 		_, err := b.backend.Check(t.Context())
 		must(t, err)
-		b.backend.life.AnswerTime = answerTime
+		b.backend.lifecycle.AnswerTime = answerTime
 		s, session := begin(t, b)
 		b.backend.remote.deadlines = patience
 		ctx, cancel := context.WithCancel(t.Context())
@@ -437,7 +437,7 @@ func TestOperator(t *testing.T) {
 		b := privateBed(t, e, Options{})
 		_, err := b.backend.Check(t.Context())
 		must(t, err)
-		b.backend.life.AnswerTime = answerTime
+		b.backend.lifecycle.AnswerTime = answerTime
 		s, session := begin(t, b)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

@@ -17,11 +17,11 @@ import (
 // it keeps open, a descriptor for each owner of a workspace, ends with it. It
 // is safe for concurrent use.
 type Backend struct {
-	options  Options
-	traits   traits
-	runtime  *runtimeClient
-	rootless bool
-	life     *lifecycle.Backend
+	options   Options
+	traits    traits
+	runtime   *runtimeClient
+	rootless  bool
+	lifecycle *lifecycle.Backend
 }
 
 var _ sandbox.Backend = (*Backend)(nil)
@@ -42,7 +42,7 @@ func New(o Options) (*Backend, error) {
 		options: o, traits: t, rootless: os.Geteuid() != 0,
 		runtime: &runtimeClient{path: o.RuntimePath, root: filepath.Join(o.StateDir, "oci", string(o.Kind)), flags: t.flags, log: log},
 	}
-	b.life = lifecycle.New(lifecycle.Options{
+	b.lifecycle = lifecycle.New(lifecycle.Options{
 		Name: b.Name(), StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.Host, Images: o.Images,
 		Semaphore: semaphore, RuntimeJoins: b.rootless, StartTime: o.StartTime, DestroyTime: destroyTime,
 		GIDBase: gidBase, GIDCount: gidCount, Probe: o.Probe, Logger: log,
@@ -68,7 +68,7 @@ func (b *Backend) Name() string { return string(b.options.Kind) }
 // Create creates and starts one sandbox. Its errors are those of
 // sandbox.Backend; one of the runtime ends with the runtime's own message.
 func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
-	s, err := b.life.Create(ctx, spec)
+	s, err := b.lifecycle.Create(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -78,11 +78,11 @@ func (b *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 // Sweep removes what sandboxes of dead owners left: the runtime's state of
 // their containers, cgroups with what still runs in them, mounts, directories
 // and placeholders. Sandboxes of other live processes are not touched.
-func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) { return b.life.Sweep(ctx) }
+func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) { return b.lifecycle.Sweep(ctx) }
 
 // List lists the sandboxes of this user's cleanup lists and asks the runtime
 // about each; see sandbox.Backend.
-func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return b.life.List(ctx) }
+func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return b.lifecycle.List(ctx) }
 
 // Pending reports whether sessions of this kind left cleanup lists below the
 // state directory, so that a Sweep has anything to do. It runs no runtime.
@@ -95,7 +95,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	if err := b.checkSystem(); err != nil {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
-	if err := b.life.CheckGuest(); err != nil {
+	if err := b.lifecycle.CheckGuest(); err != nil {
 		return info, fmt.Errorf("check %s: %w", b.Name(), err)
 	}
 	v, err := b.runtime.queryVersion(ctx)

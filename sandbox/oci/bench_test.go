@@ -29,7 +29,7 @@ func BenchmarkStart(b *testing.B) {
 
 func benchmarkStart(b *testing.B, k Kind) {
 	bed := newBed(b, k, os.Geteuid())
-	bed.backend.life.Probe, bed.backend.life.Logger = false, zap.NewNop()
+	bed.backend.lifecycle.Probe, bed.backend.lifecycle.Logger = false, zap.NewNop()
 	bare, stock := bed.bareBundle(b), bed.stockRuntime(b)
 	var ours, theirs, destroy []time.Duration
 	for i := 0; b.Loop(); i++ {

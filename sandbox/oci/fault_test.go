@@ -242,7 +242,7 @@ func TestFaultsMidCommand(t *testing.T) {
 			t.Parallel() // they wait nearly all the time
 			session := fmt.Sprintf("ses_fault%d", i)
 			b := newBed(t, tt.kind, os.Geteuid())
-			b.backend.life.AnswerTime = 8 * time.Second // its hello on a machine under load too
+			b.backend.lifecycle.AnswerTime = 8 * time.Second // its hello on a machine under load too
 			sb, err := b.backend.Create(t.Context(), b.spec(t, session))
 			must(t, err)
 			lost(t, b, sb, func() { tt.do(t, containerOf(sb)) })

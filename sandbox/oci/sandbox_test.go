@@ -270,7 +270,7 @@ func cancelAt(ctx context.Context, b *bed, step int, cancel func()) func() {
 func TestStorm(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
-		b.backend.life.Probe = false
+		b.backend.lifecycle.Probe = false
 		var wait sync.WaitGroup
 		for i := range 6 {
 			spec := b.spec(t, fmt.Sprintf("ses_storm%d", i))

@@ -1,7 +1,6 @@
 package lifecycle
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -13,24 +12,20 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// attest compares the container that runs with the one that was requested, from
-// inside and from outside, and keeps what was observed. It returns an error if
-// anything is weaker.
-func (s *Sandbox) attest(ctx context.Context) error {
-	hello := s.conn.Hello()
-	if err := s.Verify(hello); err != nil {
-		return err
-	}
-	s.attestation = s.describeSandbox(hello)
-	return s.container.Attest(ctx, s.conn, &s.attestation)
+// observation holds the hello of the guest of one container, to be compared with
+// what was prepared.
+type observation struct {
+	prep  *Preparation
+	hello wire.Hello
+	probe bool // the guest tried what a command must not be able to do
 }
 
-// describeSandbox returns the parts of the attestation that the guest observed and
-// that this process made.
-func (s *Sandbox) describeSandbox(hello wire.Hello) sandbox.Attestation {
-	p := &s.prep
-	a := guest.Attest(hello)
-	a.Backend, a.Container = s.backend.Name, s.container.ID()
+// describeSandbox returns the parts of the attestation that the guest observed
+// and that this process made.
+func (o *observation) describeSandbox(backend, container string) sandbox.Attestation {
+	p := o.prep
+	a := guest.Attest(o.hello)
+	a.Backend, a.Container = backend, container
 	a.Image, a.GuestSHA256 = p.Spec.Image.String(), p.Guest.SHA256
 	if p.Image != nil {
 		a.ImageDigest = p.Image.Digest
@@ -45,13 +40,13 @@ func (s *Sandbox) describeSandbox(hello wire.Hello) sandbox.Attestation {
 	return a
 }
 
-// Verify returns every way in which the guest observes less than what was
-// requested.
-func (s *Sandbox) Verify(hello wire.Hello) error {
-	if hello.Nonce != s.prep.Files.nonce {
+// verifySandbox returns every way in which the guest observes less than what
+// was requested.
+func (o *observation) verifySandbox() error {
+	if o.hello.Nonce != o.prep.Files.nonce {
 		return fmt.Errorf("%w: %w: the guest does not see the nonce that was written for it", sandbox.ErrUnavailable, ErrNotShared)
 	}
-	if err := errors.Join(guest.VerifyHardening(hello, s.expectation(hello)), s.verifyMounts(hello)); err != nil {
+	if err := errors.Join(guest.VerifyHardening(o.hello, o.expectedHardening()), o.verifyMounts()); err != nil {
 		return WeakError(err)
 	}
 	return nil
@@ -62,16 +57,16 @@ func WeakError(err error) error {
 	return fmt.Errorf("%w: the container is weaker than it must be: %w", sandbox.ErrUnavailable, err)
 }
 
-func (s *Sandbox) expectation(hello wire.Hello) guest.Expectation {
-	id := s.prep.Identity
+func (o *observation) expectedHardening() guest.Expectation {
+	id := o.prep.Identity
 	want := guest.Expectation{
 		UID: uint32(id.CommandUID), GID: uint32(id.CommandGID), SingleUID: id.SingleUID, Accepted: id.Accepted,
-		Filters: 1, Probe: s.backend.Probe,
+		Filters: 1, Probe: o.probe,
 	}
-	if !IsGVisor(hello) { // which has namespaces of its own, and loads no profile
+	if !IsGVisor(o.hello) { // which has namespaces of its own, and loads no profile
 		want.Filters, want.HostNamespaces = 2, guest.HostNamespaces()
 	}
-	for _, b := range s.prep.Mounts.Binds[1:] {
+	for _, b := range o.prep.Mounts.Binds[1:] {
 		if b.Inside() {
 			want.Submounts = append(want.Submounts, b.Target)
 		}
@@ -88,19 +83,19 @@ func IsGVisor(hello wire.Hello) bool {
 // with the file that was opened: an engine that sees other mounts than this
 // process, or a path that was replaced, results in another file. Files are not
 // comparable where the engine runs in a virtual machine.
-func (s *Sandbox) verifyMounts(hello wire.Hello) error {
+func (o *observation) verifyMounts() error {
 	if runtime.GOOS != "linux" {
 		return nil
 	}
-	for i, b := range s.prep.Mounts.Binds {
-		if !b.Inside() || i == 0 && s.prep.Mounts.Volume != nil && IsGVisor(hello) {
+	for i, b := range o.prep.Mounts.Binds {
+		if !b.Inside() || i == 0 && o.prep.Mounts.Volume != nil && IsGVisor(o.hello) {
 			continue // the guest observes the workspace's mounts only; gVisor numbers those of an overlay itself
 		}
-		seen, err := s.findMount(i, hello)
+		seen, err := o.findMount(i)
 		if err != nil {
 			return err
 		}
-		if i == 0 && s.prep.Mounts.Volume != nil {
+		if i == 0 && o.prep.Mounts.Volume != nil {
 			b.Device = seen.Device // the overlay's own
 		}
 		if seen.Device != b.Device || seen.Inode != b.Inode {
@@ -115,20 +110,20 @@ func (s *Sandbox) verifyMounts(hello wire.Hello) error {
 // the guest observes them or, with gVisor, which numbers devices and inodes
 // itself, those of the source's path. Staged mounts have a path that no other
 // process can change. With them the workspace's own mount proves enough where
-// the guest may not look into the workspace's directory, and so observes no
+// the guest may not read the workspace's directory, and so observes no
 // inodes below it.
-func (s *Sandbox) findMount(index int, hello wire.Hello) (wire.Mount, error) {
-	m := s.prep.Mounts
+func (o *observation) findMount(index int) (wire.Mount, error) {
+	m := o.prep.Mounts
 	b := m.Binds[index]
 	asOpened := wire.Mount{Device: b.Device, Inode: b.Inode}
-	if IsGVisor(hello) {
+	if IsGVisor(o.hello) {
 		if m.Staged {
 			return asOpened, nil
 		}
 		device, inode, err := workmount.FileIdentity(b.Source)
 		return wire.Mount{Device: device, Inode: inode}, err
 	}
-	for _, seen := range append([]wire.Mount{hello.Workspace}, hello.Submounts...) {
+	for _, seen := range append([]wire.Mount{o.hello.Workspace}, o.hello.Submounts...) {
 		if seen.Path != b.Target {
 			continue
 		}

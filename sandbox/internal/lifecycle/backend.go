@@ -1,11 +1,9 @@
 package lifecycle
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -62,16 +60,19 @@ type Backend struct {
 	Options
 	driver     Driver
 	namespaces workmount.UserNamespaces
-
-	mu    sync.Mutex
-	guest GuestCopy // the latest copy
+	guests     guestCopier
 }
 
 // New returns a backend. It makes nothing.
-func New(o Options, d Driver) *Backend { return &Backend{Options: o, driver: d} }
+func New(o Options, d Driver) *Backend {
+	return &Backend{Options: o, driver: d, guests: guestCopier{source: o.GuestPath, dir: CacheDir(o.StateDir)}}
+}
 
 // Close closes what is kept open for further starts.
 func (b *Backend) Close() { b.namespaces.Close() }
+
+// CheckGuest returns sandbox.ErrNotFound if there is no guest binary.
+func (b *Backend) CheckGuest() error { return b.guests.checkSource() }
 
 // Owner returns the identity of this process as the owner of what it makes.
 func (b *Backend) Owner() (ownership.Identity, error) {
@@ -108,17 +109,9 @@ func (b *Backend) validateImage(ref images.Reference) error {
 		return nil
 	case images.SchemeLayout, images.SchemeArchive, images.SchemeBuild:
 		if b.Images == nil {
-			return b.errNoStore(ref)
+			return noStoreError(ref)
 		}
 		return nil
 	}
 	return fmt.Errorf("%w: no image named", sandbox.ErrInvalid)
 }
-
-func (b *Backend) errNoStore(ref images.Reference) error {
-	return fmt.Errorf("image %s: %w: this backend has no store of images: use host or rootfs:DIR", ref, sandbox.ErrUnsupported)
-}
-
-// errDestroyed is the cause of the end of what waits for a sandbox that is
-// being removed.
-var errDestroyed = errors.New("the sandbox is being destroyed")

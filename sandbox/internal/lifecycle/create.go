@@ -34,11 +34,14 @@ func (b *Backend) newSandbox(ctx context.Context, spec sandbox.Spec) (*Sandbox, 
 		return nil, err
 	}
 	s := &Sandbox{
-		backend: b, done: make(chan struct{}),
+		backend: b, status: newStatus(),
 		prep: Preparation{Spec: spec, Name: ContainerName(spec.Session), Log: b.Logger.With(zap.String("session", spec.Session))},
 	}
+	s.image = sandboxImage{prep: &s.prep, store: b.Images, host: b.HostImage}
+	s.claim.prep = &s.prep
 	var err error
 	s.container, err = b.driver.NewContainer(ctx, &s.prep)
+	s.link.container = s.container
 	return s, err
 }
 
@@ -46,7 +49,7 @@ func (b *Backend) newSandbox(ctx context.Context, spec sandbox.Spec) (*Sandbox, 
 // error.
 func (s *Sandbox) create(ctx context.Context) error {
 	b := s.backend
-	if err := s.fetchImage(ctx); err != nil {
+	if err := s.image.fetchImage(ctx, s.container); err != nil {
 		return s.explainFailure(ctx, err)
 	}
 	var err error
@@ -68,7 +71,7 @@ func (s *Sandbox) create(ctx context.Context) error {
 			return s.explainFailure(ctx, err)
 		}
 	}
-	return s.commit()
+	return s.status.markRunning()
 }
 
 // explainFailure adds the cause to the error of a failed start. What was
@@ -83,31 +86,22 @@ func (s *Sandbox) explainFailure(ctx context.Context, err error) error {
 	return s.container.ExplainFailure(ctx, err)
 }
 
-// claimOwnership opens the session's cleanup list, adds what the container
-// consists of on the host, and makes the directory of the session's files.
+// claimOwnership adds what the container consists of on the host to the
+// session's cleanup list, and makes the session's files.
 func (s *Sandbox) claimOwnership(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
 	self, err := b.Owner()
 	if err != nil {
 		return err
 	}
-	entries, err := s.container.Plan(ctx)
+	planned, err := s.container.Plan(ctx)
 	if err != nil {
 		return err
 	}
-	s.prep.Cleanup, err = ownership.OpenCleanupList(ownership.CleanupOptions{
+	return s.claim.makeClaim(ownership.CleanupOptions{
 		StateDir: b.StateDir, Backend: b.Name, Session: spec.Session, Owner: self, Dir: spec.Dir,
 		Image: spec.Image.String(), Workspace: spec.Workspace.Path,
-	})
-	if err != nil {
-		return err
-	}
-	entries = append(entries, ownership.Entry{Kind: ownership.KindDirectory, Path: filesDir})
-	if s.entries, err = s.prep.Cleanup.Add(entries...); err != nil {
-		return err
-	}
-	s.prep.Files, err = newFiles(spec.Dir)
-	return err
+	}, planned)
 }
 
 // prepareMounts prepares the workspace's mounts and, at the same time, the
@@ -116,7 +110,7 @@ func (s *Sandbox) claimOwnership(ctx context.Context) error {
 func (s *Sandbox) prepareMounts(ctx context.Context) error {
 	b, spec := s.backend, s.prep.Spec
 	var err error
-	if s.prep.Guest, err = b.copyGuest(); err != nil {
+	if s.prep.Guest, err = b.guests.copyGuest(); err != nil {
 		return err
 	}
 	if err := s.prep.Files.writeProcessors(spec.Resources.MilliCPUs); err != nil {
@@ -132,7 +126,7 @@ func (s *Sandbox) prepareMounts(ctx context.Context) error {
 		})
 		return err
 	})
-	both.Go(func() error { return s.describeImage(ctx, usual) })
+	both.Go(func() error { return s.image.describeImage(ctx, usual) })
 	if err := both.Wait(); err != nil {
 		return err
 	}
@@ -140,23 +134,30 @@ func (s *Sandbox) prepareMounts(ctx context.Context) error {
 	if s.prep.Identity.CommandUID == usual.CommandUID && s.prep.Identity.CommandGID == usual.CommandGID {
 		return nil
 	}
-	return s.describeImage(ctx, s.prep.Identity)
+	return s.image.describeImage(ctx, s.prep.Identity)
 }
 
 // startContainer creates and starts the container and waits for its guest.
 func (s *Sandbox) startContainer(ctx context.Context) error {
-	var err error
-	if s.connection, err = s.container.Create(ctx); err != nil {
+	if err := s.link.createContainer(ctx); err != nil {
 		return err
 	}
-	s.state.Advance(sandbox.StateCreated)
+	s.status.markCreated()
 	if err := s.openView(ctx); err != nil {
-		return s.quoteStderr(err)
+		return s.link.quoteStderr(err)
 	}
-	if err := s.dialGuest(ctx); err != nil {
-		return s.quoteStderr(err)
+	if err := s.link.dialGuest(ctx, s.guestOptions()); err != nil {
+		return s.link.quoteStderr(err)
 	}
-	s.watchGuest()
+	if s.prep.Mounts.Volume != nil {
+		s.view = s.link.conn.View()
+	}
+	s.link.watchGuest(s.status)
+	s.staging.Go(func() { // only the start needed them
+		if err := s.prep.Mounts.RemoveStaging(); err != nil {
+			s.prep.Log.Warn("staging mounts stay until the end", zap.Error(err))
+		}
+	})
 	return nil
 }
 
@@ -169,36 +170,8 @@ func (s *Sandbox) openView(ctx context.Context) error {
 		}
 	}
 	var err error
-	s.view, err = m.View(s.prep.Spec.Workspace.Path, s.checkEnded)
+	s.view, err = m.View(s.prep.Spec.Workspace.Path, s.status.checkEnded)
 	return err
-}
-
-// dialGuest speaks to the guest while the container starts: the guest is there
-// some milliseconds before the engine or runtime returns.
-func (s *Sandbox) dialGuest(ctx context.Context) error {
-	started := make(chan error, 1)
-	go func() {
-		err := s.container.Start(ctx)
-		if err != nil {
-			_ = s.connection.Close() // ends the wait for a guest that does not come
-		}
-		started <- err
-	}()
-	conn, err := guest.Dial(ctx, s.guestOptions())
-	if startErr := <-started; startErr != nil {
-		if err == nil {
-			_ = conn.Close() // the start's error counts
-		}
-		return startErr
-	}
-	if err != nil {
-		return fmt.Errorf("start guest: %w", err)
-	}
-	s.conn = conn
-	if s.prep.Mounts.Volume != nil {
-		s.view = conn.View()
-	}
-	return nil
 }
 
 func (s *Sandbox) guestOptions() guest.Options {
@@ -216,27 +189,19 @@ func (s *Sandbox) guestOptions() guest.Options {
 	config.View = p.Mounts.Volume != nil
 	config.SilenceMS = b.Silence.Milliseconds()
 	return guest.Options{
-		Conn: s.connection, Config: config, Env: p.Env, Timeout: p.Spec.Resources.CommandTime, Grace: p.Spec.Grace,
+		Config: config, Env: p.Env, Timeout: p.Spec.Resources.CommandTime, Grace: p.Spec.Grace,
 		AnswerTime: b.AnswerTime, Logger: p.Log,
 	}
 }
 
-// commit makes the sandbox a running one, unless it was lost meanwhile.
-func (s *Sandbox) commit() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.state.State() == sandbox.StateStopped {
-		return fmt.Errorf("%w: it ended as soon as it had started: %w", sandbox.ErrUnavailable, s.err)
+// attest compares the container that runs with the one that was requested, from
+// inside and from outside, and keeps what was observed. It returns an error if
+// anything is weaker.
+func (s *Sandbox) attest(ctx context.Context) error {
+	o := observation{&s.prep, s.link.conn.Hello(), s.backend.Probe}
+	if err := o.verifySandbox(); err != nil {
+		return err
 	}
-	s.state.Advance(sandbox.StateRunning)
-	return nil
+	s.attestation = o.describeSandbox(s.backend.Name, s.container.ID())
+	return s.container.Attest(ctx, s.link.conn, &s.attestation)
 }
-
-// quoteStderr adds what was written to the container's standard error, unless
-// err contains it.
-func (s *Sandbox) quoteStderr(err error) error {
-	return quote(err, "standard error", s.connection.Stderr())
-}
-
-// ContainerName returns the name of a session's container.
-func ContainerName(session string) string { return "caisson-" + session }

@@ -6,13 +6,13 @@
 //	validate    Backend.Create      the spec, then Driver.NewContainer
 //	image       fetchImage          Container.FetchImage, or the store of images
 //	admission   Semaphore.Acquire   waits for other starts and for memory
-//	ownership   claim               Container.Plan, the cleanup list, the session's files
+//	ownership   claimOwnership      Container.Plan, the cleanup list, the session's files
 //	            Container.Begin     what need not wait for the mounts
 //	mounts      prepareMounts       the workspace's mounts; the image beside them
-//	start       startContainer      Container.Create, then Container.Start
-//	handshake   startContainer      guest.Dial, while Container.Start runs
+//	start       createContainer     Container.Create, then Container.Start
+//	handshake   dialGuest           guest.Dial, while Container.Start runs
 //	attest      attest              what the guest observes, then Container.Attest
-//	commit      commit              the sandbox is running, unless it was lost
+//	commit      markRunning         the sandbox is running, unless it was lost
 //
 // Every step but the first is undone by [Sandbox.Destroy], however far it got.
 // Everything that outlives a process is written to the cleanup list before it
@@ -20,4 +20,9 @@
 //
 // The guest's connection is watched from the handshake on. Its end is the loss
 // of the sandbox; [Container.ExplainLoss] adds the cause.
+//
+// A [Sandbox] consists of parts with a state of their own: sandboxImage (the
+// image), claim (what the session owns on this machine), guestLink (the
+// connection to the guest), observation (what the guest observes) and status
+// (the state, and the reason for the end).
 package lifecycle

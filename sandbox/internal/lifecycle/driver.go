@@ -87,13 +87,8 @@ type Connection interface {
 	Stderr() string
 }
 
-// Identity is the identity of commands in a container.
-type Identity struct {
-	// CommandUID and CommandGID are the identity of commands in the container.
-	CommandUID, CommandGID int
-	// SingleUID reports that the guest has it too.
-	SingleUID bool
-	// Accepted names the attempts of the guest's probe that may succeed; see
-	// guest.Expectation.
-	Accepted []string
+// Listed is a listed sandbox, with the entries of its cleanup list.
+type Listed struct {
+	sandbox.Listing
+	Entries []ownership.Entry
 }

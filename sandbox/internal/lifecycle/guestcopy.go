@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -26,9 +27,18 @@ type GuestCopy struct {
 // maxGuest is the largest binary that is copied; the guest has about 3 MB.
 const maxGuest = 64 << 20
 
-// CheckGuest returns sandbox.ErrNotFound if there is no guest binary.
-func (b *Backend) CheckGuest() error {
-	if _, err := os.Stat(b.GuestPath); err != nil {
+// guestCopier copies the guest's binary, source, to dir. It is safe for
+// concurrent use.
+type guestCopier struct {
+	source, dir string
+
+	mu     sync.Mutex
+	latest GuestCopy
+}
+
+// checkSource returns sandbox.ErrNotFound if there is no guest binary.
+func (c *guestCopier) checkSource() error {
+	if _, err := os.Stat(c.source); err != nil {
 		return fmt.Errorf("guest binary: %w: build it (make build) and keep it beside caisson: %w", sandbox.ErrNotFound, err)
 	}
 	return nil
@@ -36,25 +46,25 @@ func (b *Backend) CheckGuest() error {
 
 // copyGuest returns the copy of the guest's binary, and makes it if there is
 // none with its content. Copies stay for further sessions; see pruneCache.
-func (b *Backend) copyGuest() (GuestCopy, error) {
-	info, err := os.Stat(b.GuestPath)
+func (c *guestCopier) copyGuest() (GuestCopy, error) {
+	info, err := os.Stat(c.source)
 	if err != nil {
-		return GuestCopy{}, b.CheckGuest()
+		return GuestCopy{}, c.checkSource()
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if g := b.guest; g.source != nil && sameFile(g.source, info) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if g := c.latest; g.source != nil && sameFile(g.source, info) {
 		if _, err := os.Stat(g.Path); err == nil {
 			MarkUsed(g.Path)
 			return g, nil
 		}
 	}
-	g, err := copyGuest(b.GuestPath, CacheDir(b.StateDir))
+	g, err := copyGuest(c.source, c.dir)
 	if err != nil {
 		return GuestCopy{}, fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, err)
 	}
 	g.source = info
-	b.guest = g
+	c.latest = g
 	return g, nil
 }
 

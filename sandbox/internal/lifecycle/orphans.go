@@ -30,12 +30,6 @@ func (b *Backend) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	return orphans, nil
 }
 
-// Listed is a listed sandbox, with the entries of its cleanup list.
-type Listed struct {
-	sandbox.Listing
-	Entries []ownership.Entry
-}
-
 // List returns the sandboxes of cleanup lists, and those that the engine alone
 // knows; see sandbox.Backend.
 func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) {

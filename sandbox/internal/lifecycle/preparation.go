@@ -1,19 +1,11 @@
 package lifecycle
 
 import (
-	"context"
-	"crypto/rand"
-	"encoding/hex"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"strings"
 
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/images"
-	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
@@ -73,159 +65,16 @@ func (p *Preparation) VolumeMounts(volumes []string) ([]harden.Tmpfs, error) {
 	return list, nil
 }
 
-// fetchImage gets an image that is not this machine's own, and keeps it from
-// being pruned until the sandbox is gone. It takes as long as it takes.
-func (s *Sandbox) fetchImage(ctx context.Context) error {
-	ref := s.prep.Spec.Image
-	if isLocal(ref) {
-		return nil
-	}
-	fetched, err := s.container.FetchImage(ctx)
-	if fetched || err != nil {
-		return err
-	}
-	if s.backend.Images == nil {
-		return s.backend.errNoStore(ref)
-	}
-	root, release, err := s.backend.Images.RootFS(ctx, ref)
-	if err != nil {
-		return sandbox.ImageError(err)
-	}
-	s.release = release
-	s.setImage(root)
-	return nil
+// Identity is the identity of commands in a container.
+type Identity struct {
+	// CommandUID and CommandGID are the identity of commands in the container.
+	CommandUID, CommandGID int
+	// SingleUID reports that the guest has it too.
+	SingleUID bool
+	// Accepted names the attempts of the guest's probe that may succeed; see
+	// guest.Expectation.
+	Accepted []string
 }
 
-// isLocal reports whether an image is described anew for each container.
-func isLocal(ref images.Reference) bool {
-	return ref.Scheme == images.SchemeHost || ref.Scheme == images.SchemeRootFS
-}
-
-// describeImage describes an image of this machine for an identity of commands.
-func (s *Sandbox) describeImage(ctx context.Context, id Identity) error {
-	ref := s.prep.Spec.Image
-	if !isLocal(ref) {
-		return nil // fetched
-	}
-	var root *images.RootFS
-	var err error
-	if ref.Scheme == images.SchemeRootFS {
-		root, err = host.Directory(ctx, ref.Value)
-	} else {
-		o := s.backend.HostImage
-		o.UID, o.GID = id.CommandUID, id.CommandGID
-		root, err = host.RootFS(ctx, o)
-	}
-	if err != nil {
-		return sandbox.ImageError(err)
-	}
-	s.setImage(root)
-	return nil
-}
-
-func (s *Sandbox) setImage(root *images.RootFS) {
-	s.prep.Image, s.prep.Env = root, sandbox.Environment(root.Env, root.Path)
-	for _, w := range root.Warnings {
-		s.prep.Log.Info("image", zap.String("warning", w))
-	}
-}
-
-// The directory of a session's files, below the session's directory, and the
-// file in it that contains the nonce.
-const (
-	filesDir  = "container"
-	nonceFile = "nonce"
-)
-
-// Files is the directory of the files that are made for one container.
-type Files struct {
-	dir        string
-	nonce      string            // by which the guest proves that it sees this file system
-	processors map[string]string // sources by their paths in the container
-}
-
-// newFiles makes the directory, in that of the session, with a random nonce.
-// After an error Destroy removes what was made.
-func newFiles(sessionDir string) (*Files, error) {
-	raw := make([]byte, 16)
-	if _, err := rand.Read(raw); err != nil {
-		return nil, fmt.Errorf("make nonce: %w", err)
-	}
-	f := &Files{dir: filepath.Join(sessionDir, filesDir), nonce: hex.EncodeToString(raw), processors: map[string]string{}}
-	if err := os.Mkdir(f.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make session files: %w", err)
-	}
-	return f, f.Write(nonceFile, f.nonce)
-}
-
-// writeProcessors writes the files that report the number of processors that a
-// limit of CPU time amounts to; none if these are all processors.
-func (f *Files) writeProcessors(milliCPUs int64) error {
-	p := harden.NewProcessors(milliCPUs)
-	for path, text := range map[string]string{harden.OnlinePath: p.Online, harden.CPUInfoPath: p.CPUInfo} {
-		if text == "" {
-			continue
-		}
-		name := "cpu-" + filepath.Base(path)
-		if err := f.Write(name, text); err != nil {
-			return err
-		}
-		f.processors[path] = f.Path(name)
-	}
-	return nil
-}
-
-// Dir returns the directory.
-func (f *Files) Dir() string { return f.dir }
-
-// Path returns the path of a file.
-func (f *Files) Path(name string) string { return filepath.Join(f.dir, name) }
-
-// Write makes a file that every user may read, whatever the umask is.
-func (f *Files) Write(name, text string) error {
-	file, err := os.OpenFile(f.Path(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
-	if err != nil {
-		return fmt.Errorf("make session files: %w", err)
-	}
-	_, err = file.WriteString(text)
-	if err := errors.Join(err, file.Chmod(0o444), file.Close()); err != nil {
-		return fmt.Errorf("make session files: %w", err)
-	}
-	return nil
-}
-
-// removeFiles removes the directory.
-func (s *Sandbox) removeFiles() error {
-	base, err := os.Open(s.prep.Spec.Dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return fmt.Errorf("remove session files: %w", err)
-	}
-	defer func() { _ = base.Close() }()
-	if err := ownership.RemoveTree(base, filesDir); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove session files: %w", err)
-	}
-	return nil
-}
-
-// maxMessage is the longest part of a program's messages in an error.
-const maxMessage = 2000
-
-// OneLine returns the beginning of a text as one line of valid UTF-8.
-func OneLine(text string) string {
-	text = strings.ToValidUTF8(strings.TrimSpace(text), "?")
-	if len(text) > maxMessage {
-		text = strings.ToValidUTF8(text[:maxMessage], "") + "…"
-	}
-	return strings.ReplaceAll(text, "\n", "; ")
-}
-
-// quote adds a text to an error, unless the error contains it.
-func quote(err error, what, text string) error {
-	text = OneLine(text)
-	if text == "" || strings.Contains(err.Error(), text) {
-		return err
-	}
-	return fmt.Errorf("%w: %s: %q", err, what, text)
-}
+// ContainerName returns the name of a session's container.
+func ContainerName(session string) string { return "caisson-" + session }

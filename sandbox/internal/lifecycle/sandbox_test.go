@@ -10,11 +10,11 @@ import (
 // TestLostWhileItStarts: a sandbox that dies after it was attested and before
 // Create returns it is an error of Create and not a running sandbox.
 func TestLostWhileItStarts(t *testing.T) {
-	s := &Sandbox{backend: &Backend{}, done: make(chan struct{})}
-	s.state.Advance(sandbox.StateCreated)
-	s.end(sandbox.ErrLost)
-	if err := s.commit(); !errors.Is(err, sandbox.ErrUnavailable) || !errors.Is(err, sandbox.ErrLost) {
-		t.Errorf("commit: %v, want ErrUnavailable and ErrLost", err)
+	s := &Sandbox{backend: &Backend{}, status: newStatus()}
+	s.status.markCreated()
+	s.status.markStopped(sandbox.ErrLost)
+	if err := s.status.markRunning(); !errors.Is(err, sandbox.ErrUnavailable) || !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("markRunning: %v, want ErrUnavailable and ErrLost", err)
 	}
 	if s.State() != sandbox.StateStopped {
 		t.Errorf("state %v", s.State())

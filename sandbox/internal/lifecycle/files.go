@@ -1,0 +1,76 @@
+package lifecycle
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/sandbox/internal/harden"
+)
+
+// The directory of a session's files, below the session's directory, and the
+// file in it that contains the nonce.
+const (
+	filesDir  = "container"
+	nonceFile = "nonce"
+)
+
+// Files is the directory of the files that are made for one container.
+type Files struct {
+	dir        string
+	nonce      string            // by which the guest proves that it sees this file system
+	processors map[string]string // sources by their paths in the container
+}
+
+// newFiles makes the directory, in that of the session, with a random nonce.
+// After an error Destroy removes what was made.
+func newFiles(sessionDir string) (*Files, error) {
+	raw := make([]byte, 16)
+	if _, err := rand.Read(raw); err != nil {
+		return nil, fmt.Errorf("make nonce: %w", err)
+	}
+	f := &Files{dir: filepath.Join(sessionDir, filesDir), nonce: hex.EncodeToString(raw), processors: map[string]string{}}
+	if err := os.Mkdir(f.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make session files: %w", err)
+	}
+	return f, f.Write(nonceFile, f.nonce)
+}
+
+// writeProcessors writes the files that report the number of processors that a
+// limit of CPU time amounts to; none if these are all processors.
+func (f *Files) writeProcessors(milliCPUs int64) error {
+	p := harden.NewProcessors(milliCPUs)
+	for path, text := range map[string]string{harden.OnlinePath: p.Online, harden.CPUInfoPath: p.CPUInfo} {
+		if text == "" {
+			continue
+		}
+		name := "cpu-" + filepath.Base(path)
+		if err := f.Write(name, text); err != nil {
+			return err
+		}
+		f.processors[path] = f.Path(name)
+	}
+	return nil
+}
+
+// Dir returns the directory.
+func (f *Files) Dir() string { return f.dir }
+
+// Path returns the path of a file.
+func (f *Files) Path(name string) string { return filepath.Join(f.dir, name) }
+
+// Write makes a file that every user may read, whatever the umask is.
+func (f *Files) Write(name, text string) error {
+	file, err := os.OpenFile(f.Path(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
+	if err != nil {
+		return fmt.Errorf("make session files: %w", err)
+	}
+	_, err = file.WriteString(text)
+	if err := errors.Join(err, file.Chmod(0o444), file.Close()); err != nil {
+		return fmt.Errorf("make session files: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,99 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
+)
+
+// guestLink is the connection to the guest of one sandbox, from the container's
+// standard streams to the loss of the guest. Its fields are set while the
+// sandbox is created.
+type guestLink struct {
+	container Container
+	streams   Connection  // nil before the container is created
+	conn      *guest.Conn // nil before the handshake
+
+	watching     sync.WaitGroup
+	stopWatching context.CancelCauseFunc
+}
+
+// createContainer creates the container and keeps its standard streams.
+func (l *guestLink) createContainer(ctx context.Context) error {
+	var err error
+	l.streams, err = l.container.Create(ctx)
+	return err
+}
+
+// dialGuest starts the container and speaks to the guest meanwhile: the guest
+// is there some milliseconds before the engine or runtime returns.
+func (l *guestLink) dialGuest(ctx context.Context, o guest.Options) error {
+	o.Conn = l.streams
+	started := make(chan error, 1)
+	go func() {
+		err := l.container.Start(ctx)
+		if err != nil {
+			_ = l.streams.Close() // ends the wait for a guest that does not come
+		}
+		started <- err
+	}()
+	conn, err := guest.Dial(ctx, o)
+	if startErr := <-started; startErr != nil {
+		if err == nil {
+			_ = conn.Close() // the start's error counts
+		}
+		return startErr
+	}
+	if err != nil {
+		return fmt.Errorf("start guest: %w", err)
+	}
+	l.conn = conn
+	return nil
+}
+
+// watchGuest records in s the loss of the sandbox when the guest's connection
+// ends, unless the sandbox is being destroyed.
+func (l *guestLink) watchGuest(s *status) {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	l.stopWatching = cancel
+	l.watching.Go(func() {
+		<-l.conn.Done()
+		if !s.isEnding() {
+			s.markStopped(l.explainLoss(ctx, l.conn.Err()))
+		}
+	})
+}
+
+// explainLoss returns why the connection to the guest ended. The loss itself is
+// certain; causes are added where they can be found.
+func (l *guestLink) explainLoss(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		err = sandbox.ErrLost
+	case !errors.Is(err, sandbox.ErrLost):
+		err = fmt.Errorf("%w: %w", sandbox.ErrLost, err)
+	}
+	err = l.container.ExplainLoss(ctx, err)
+	return quote(err, "its last words", l.streams.Stderr())
+}
+
+// quoteStderr adds what was written to the container's standard error, unless
+// err contains it.
+func (l *guestLink) quoteStderr(err error) error {
+	return quote(err, "standard error", l.streams.Stderr())
+}
+
+// closeConn closes the connection and waits until it is no longer watched. The
+// guest then kills everything and exits; the driver kills what does not exit.
+func (l *guestLink) closeConn() {
+	if l.conn == nil {
+		return
+	}
+	_ = l.conn.Close() // the container is removed next
+	l.stopWatching(errDestroyed)
+	l.watching.Wait()
+}

@@ -1,0 +1,89 @@
+package lifecycle
+
+import (
+	"context"
+	"fmt"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/images/host"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// sandboxImage is the image of one sandbox. It sets Preparation.Image and
+// Preparation.Env.
+type sandboxImage struct {
+	prep    *Preparation
+	store   images.Source // may be nil
+	host    host.Options  // UID and GID are set for each description
+	release func()        // lets the store prune the image; may be nil
+}
+
+// fetchImage gets an image that is not this machine's own, and keeps it from
+// being pruned until releaseImage. It has no deadline of its own.
+func (i *sandboxImage) fetchImage(ctx context.Context, c Container) error {
+	ref := i.prep.Spec.Image
+	if isLocal(ref) {
+		return nil
+	}
+	fetched, err := c.FetchImage(ctx)
+	if fetched || err != nil {
+		return err
+	}
+	if i.store == nil {
+		return noStoreError(ref)
+	}
+	root, release, err := i.store.RootFS(ctx, ref)
+	if err != nil {
+		return sandbox.ImageError(err)
+	}
+	i.release = release
+	i.setRoot(root)
+	return nil
+}
+
+// isLocal reports whether an image is described anew for each container.
+func isLocal(ref images.Reference) bool {
+	return ref.Scheme == images.SchemeHost || ref.Scheme == images.SchemeRootFS
+}
+
+func noStoreError(ref images.Reference) error {
+	return fmt.Errorf("image %s: %w: this backend has no store of images: use host or rootfs:DIR", ref, sandbox.ErrUnsupported)
+}
+
+// describeImage describes an image of this machine for an identity of commands.
+func (i *sandboxImage) describeImage(ctx context.Context, id Identity) error {
+	ref := i.prep.Spec.Image
+	if !isLocal(ref) {
+		return nil // fetched
+	}
+	var root *images.RootFS
+	var err error
+	if ref.Scheme == images.SchemeRootFS {
+		root, err = host.Directory(ctx, ref.Value)
+	} else {
+		o := i.host
+		o.UID, o.GID = id.CommandUID, id.CommandGID
+		root, err = host.RootFS(ctx, o)
+	}
+	if err != nil {
+		return sandbox.ImageError(err)
+	}
+	i.setRoot(root)
+	return nil
+}
+
+func (i *sandboxImage) setRoot(root *images.RootFS) {
+	i.prep.Image, i.prep.Env = root, sandbox.Environment(root.Env, root.Path)
+	for _, w := range root.Warnings {
+		i.prep.Log.Info("image", zap.String("warning", w))
+	}
+}
+
+// releaseImage lets the store prune the image.
+func (i *sandboxImage) releaseImage() {
+	if i.release != nil {
+		i.release()
+	}
+}

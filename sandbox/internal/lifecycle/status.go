@@ -1,0 +1,101 @@
+package lifecycle
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// errDestroyed is the cause of the end of what waits for a sandbox that is
+// being removed.
+var errDestroyed = errors.New("the sandbox is being destroyed")
+
+// status is the state of one sandbox and the reason for its end. It is safe for
+// concurrent use.
+type status struct {
+	done chan struct{} // closed with the state stopped
+
+	mu     sync.Mutex // guards the fields below and the last transitions of state
+	state  sandbox.Lifecycle
+	ending bool // Destroy was called
+	err    error
+}
+
+func newStatus() *status { return &status{done: make(chan struct{})} }
+
+// currentState returns the state.
+func (s *status) currentState() sandbox.State { return s.state.State() }
+
+// markCreated records that the container exists.
+func (s *status) markCreated() { s.state.Advance(sandbox.StateCreated) }
+
+// markRunning records that the sandbox runs, unless it was lost meanwhile.
+func (s *status) markRunning() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state.State() == sandbox.StateStopped {
+		return fmt.Errorf("%w: it ended as soon as it had started: %w", sandbox.ErrUnavailable, s.err)
+	}
+	s.state.Advance(sandbox.StateRunning)
+	return nil
+}
+
+// markStopped records that the sandbox has stopped, and the loss or nil. Only
+// the first call has an effect.
+func (s *status) markStopped(loss error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state.State() == sandbox.StateStopped {
+		return
+	}
+	s.err = loss
+	s.state.Advance(sandbox.StateStopped)
+	close(s.done)
+}
+
+// markEnding records that Destroy was called, so that the end of the guest is
+// not a loss.
+func (s *status) markEnding() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ending = true
+}
+
+// isEnding reports whether Destroy was called.
+func (s *status) isEnding() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ending
+}
+
+// lossError returns the loss of a lost sandbox, or nil.
+func (s *status) lossError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// requireRunning returns an error unless the sandbox is running: the loss of a
+// lost sandbox, otherwise a sandbox.StateError.
+func (s *status) requireRunning(action string) error {
+	if err := s.lossError(); err != nil {
+		return fmt.Errorf("%s: %w", action, err)
+	}
+	return s.state.Require(action, sandbox.StateRunning)
+}
+
+// checkEnded returns an error that wraps sandbox.ErrLost if the sandbox has
+// stopped.
+func (s *status) checkEnded() error {
+	select {
+	case <-s.done:
+		if err := s.lossError(); err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: it was destroyed", sandbox.ErrLost)
+	default:
+		return nil
+	}
+}
