@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // Name is a canonical tool name: snake_case, or server/tool. History, records,
@@ -24,9 +25,15 @@ const MaxNameBytes = 128
 const nameHashBytes = 12
 
 var (
-	ownName   = regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
-	serverTag = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9_-]*[a-zA-Z0-9])?$`)
-	wireName  = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`)
+	ownName = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[a-z][a-z0-9]*(_[a-z0-9]+)*$`)
+	})
+	serverTag = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9_-]*[a-zA-Z0-9])?$`)
+	})
+	wireName = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[a-zA-Z0-9_-]{1,128}$`)
+	})
 )
 
 // ParseName checks a canonical name: one of our own, in snake_case, or
@@ -35,9 +42,9 @@ var (
 func ParseName(s string) (Name, error) {
 	server, tool, mcp := strings.Cut(s, "/")
 	switch {
-	case !mcp && !ownName.MatchString(s):
+	case !mcp && !ownName().MatchString(s):
 		return "", fmt.Errorf("parse tool name %q: must be snake_case without a double underscore, or server/tool", s)
-	case mcp && (!serverTag.MatchString(server) || strings.Contains(server, "__")):
+	case mcp && (!serverTag().MatchString(server) || strings.Contains(server, "__")):
 		return "", fmt.Errorf("parse tool name %q: server %q must be letters, digits, - and single _", s, server)
 	case mcp && tool == "":
 		return "", fmt.Errorf("parse tool name %q: nothing after the server's name", s)
@@ -53,7 +60,7 @@ func ParseName(s string) (Name, error) {
 // [MaxNameBytes].
 func (n Name) LLM() (LLMName, error) {
 	alias := strings.ReplaceAll(string(n), "/", "__")
-	if !wireName.MatchString(alias) {
+	if !wireName().MatchString(alias) {
 		return "", fmt.Errorf("tool name %q: its wire form must be 1 to %d letters, digits, _ and -", string(n), MaxNameBytes)
 	}
 	return LLMName(alias), nil

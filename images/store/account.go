@@ -5,6 +5,7 @@ import (
 	"path"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
@@ -17,10 +18,12 @@ func defaultAccounts() []Account {
 	return []Account{{Name: "agent", UID: host.DefaultUID, GID: host.DefaultGID, Home: "/home/agent"}}
 }
 
-var accountName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+var accountName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+})
 
 func (a Account) validate() error {
-	if !accountName.MatchString(a.Name) || a.UID < 0 || a.GID < 0 || !path.IsAbs(a.Home) || strings.ContainsAny(a.Home, ":\n\x00") {
+	if !accountName().MatchString(a.Name) || a.UID < 0 || a.GID < 0 || !path.IsAbs(a.Home) || strings.ContainsAny(a.Home, ":\n\x00") {
 		return fmt.Errorf("%w: invalid account %q, %d:%d, home %q", images.ErrInvalid, a.Name, a.UID, a.GID, a.Home)
 	}
 	return nil

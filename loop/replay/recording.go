@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools"
@@ -102,14 +103,16 @@ type scriptedExpectation struct {
 }
 
 // exitLine matches the beginning of a command's result.
-var exitLine = regexp.MustCompile(`\A\s*exit code (-?\d+)`)
+var exitLine = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`\A\s*exit code (-?\d+)`)
+})
 
 // compareResult compares each property that the script sets.
 func (s scriptedExpectation) compareResult(got result) []Difference {
 	var out []Difference
 	if s.exitCode != nil {
 		code := "none"
-		if m := exitLine.FindStringSubmatch(got.text); m != nil {
+		if m := exitLine().FindStringSubmatch(got.text); m != nil {
 			code = m[1]
 		}
 		if want := strconv.Itoa(*s.exitCode); code != want {

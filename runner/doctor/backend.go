@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -114,11 +115,13 @@ var runcFixed = []release{{1, 2, 8, 0}, {1, 3, 3, 0}, {1, 4, 0, 3}}
 // for none.
 type release [4]int
 
-var versionPattern = regexp.MustCompile(`(\d+)\.(\d+)\.(\d+)(?:-rc\.?(\d+))?`)
+var versionPattern = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(\d+)\.(\d+)\.(\d+)(?:-rc\.?(\d+))?`)
+})
 
 // parseVersion finds a version in the text of a runtime.
 func parseVersion(text string) (release, bool) {
-	m := versionPattern.FindStringSubmatch(text)
+	m := versionPattern().FindStringSubmatch(text)
 	if m == nil {
 		return release{}, false
 	}

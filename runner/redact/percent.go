@@ -5,13 +5,16 @@ import (
 	"cmp"
 	"regexp"
 	"slices"
+	"sync"
 )
 
 // percentDepth is the number of times that a text may be percent-encoded: a URL
 // within the query of another one is encoded twice.
 const percentDepth = 2
 
-var percentEscape = regexp.MustCompile(`%[0-9A-Fa-f]{2}`)
+var percentEscape = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`%[0-9A-Fa-f]{2}`)
+})
 
 // span is a part of a text that encodes a secret.
 type span struct {
@@ -22,7 +25,7 @@ type span struct {
 // percentSpans returns the spans of text, in order, that encode a secret with some of
 // its bytes percent-encoded (RFC 3986, 2.1), in upper or lower case.
 func (r *Redactor) percentSpans(text []byte) []span {
-	if !percentEscape.Match(text) {
+	if !percentEscape().Match(text) {
 		return nil
 	}
 	var spans []span
@@ -84,7 +87,7 @@ func (r *Redactor) replacePercent(text []byte) []byte {
 // decodePercent decodes each %XX once. It returns nil where there is none.
 func decodePercent(text []byte, at []int) (out []byte, place []int) {
 	done := 0
-	for _, e := range percentEscape.FindAllIndex(text, -1) {
+	for _, e := range percentEscape().FindAllIndex(text, -1) {
 		out = append(append(out, text[done:e[0]]...), hexValue(text[e[0]+1])<<4|hexValue(text[e[0]+2]))
 		place = append(place, at[done:e[0]+1]...)
 		done = e[1]

@@ -96,8 +96,12 @@ var (
 	flagWords = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`(^|[\s("'])--([a-z][a-z-]*)`)
 	})
-	commandWords = regexp.MustCompile(`\b[Cc]aisson (--)?[a-z]`)
-	clauseEnds   = regexp.MustCompile(`[.;](\s+|$)`)
+	commandWords = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`\b[Cc]aisson (--)?[a-z]`)
+	})
+	clauseEnds = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`[.;](\s+|$)`)
+	})
 )
 
 // clientProblem returns a problem in words for a client of the API. Flags in the
@@ -107,8 +111,8 @@ var (
 func clientProblem(p record.Problem, fallback string) record.Problem {
 	out := record.Problem{Cause: clientText(p.Cause)}
 	var kept []string
-	for _, clause := range clauseEnds.Split(p.Hint, -1) {
-		if clause = strings.TrimSpace(clause); clause != "" && !flagWords().MatchString(clause) && !commandWords.MatchString(clause) {
+	for _, clause := range clauseEnds().Split(p.Hint, -1) {
+		if clause = strings.TrimSpace(clause); clause != "" && !flagWords().MatchString(clause) && !commandWords().MatchString(clause) {
 			kept = append(kept, strings.ToUpper(clause[:1])+clause[1:]+".")
 		}
 	}

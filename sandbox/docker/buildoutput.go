@@ -7,6 +7,7 @@ import (
 	"io"
 	"regexp"
 	"strings"
+	"sync"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
@@ -37,8 +38,12 @@ type line struct {
 }
 
 var (
-	buildStep = regexp.MustCompile(`^Step \d+/\d+ : (\w+)`)
-	stepImage = regexp.MustCompile(`^ ---> ([0-9a-f]{12,64})\n?$`)
+	buildStep = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^Step \d+/\d+ : (\w+)`)
+	})
+	stepImage = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^ ---> ([0-9a-f]{12,64})\n?$`)
+	})
 )
 
 // eachLine reads a stream of JSON objects. It fails with gaveUp where the engine
@@ -64,13 +69,15 @@ func (b *buildOutput) readLines(r io.Reader) error {
 	if err := eachLine(r, images.ErrInvalid, b.addLine); err != nil {
 		return err
 	}
-	if !imageID.MatchString(b.id) {
+	if !imageID().MatchString(b.id) {
 		return fmt.Errorf("%w: the builder named no image", images.ErrInvalid)
 	}
 	return nil
 }
 
-var imageID = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+var imageID = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+})
 
 func (b *buildOutput) addLine(l line) {
 	if l.Aux.ID != "" {
@@ -83,11 +90,11 @@ func (b *buildOutput) addLine(l line) {
 	if b.progress != nil && text != "" {
 		_, _ = io.WriteString(b.progress, text) // progress is for information only
 	}
-	if m := buildStep.FindStringSubmatch(l.Stream); m != nil {
+	if m := buildStep().FindStringSubmatch(l.Stream); m != nil {
 		b.from, b.cached = strings.EqualFold(m[1], "FROM"), false
 	} else if strings.HasPrefix(l.Stream, " ---> Using cache") {
 		b.cached = true
-	} else if m := stepImage.FindStringSubmatch(l.Stream); m != nil && !b.from && !b.cached {
+	} else if m := stepImage().FindStringSubmatch(l.Stream); m != nil && !b.from && !b.cached {
 		b.made = append(b.made, m[1])
 	}
 }

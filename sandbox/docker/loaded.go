@@ -102,7 +102,7 @@ func (r *remote) loadImage(ctx context.Context, source images.Source, ref images
 func loadedID(body io.Reader) (string, error) {
 	var id string
 	err := eachLine(body, sandbox.ErrUnavailable, func(l line) {
-		if rest, ok := strings.CutPrefix(strings.TrimSpace(l.Stream), "Loaded image ID: "); ok && imageID.MatchString(rest) {
+		if rest, ok := strings.CutPrefix(strings.TrimSpace(l.Stream), "Loaded image ID: "); ok && imageID().MatchString(rest) {
 			id = rest
 		}
 	})

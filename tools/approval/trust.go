@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -127,7 +128,9 @@ func parseTrust(text []byte) (trustFile, error) {
 	return file, nil
 }
 
-var hexSHA256 = regexp.MustCompile(`^[0-9a-f]{64}$`)
+var hexSHA256 = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9a-f]{64}$`)
+})
 
 func (t TrustedWorkspace) check() error {
 	if !filepath.IsAbs(t.Workspace) {
@@ -137,7 +140,7 @@ func (t TrustedWorkspace) check() error {
 		return errors.New("the list of files is missing")
 	}
 	for i, f := range t.Files {
-		if f.Path == "" || !hexSHA256.MatchString(f.SHA256) || i > 0 && f.Path <= t.Files[i-1].Path {
+		if f.Path == "" || !hexSHA256().MatchString(f.SHA256) || i > 0 && f.Path <= t.Files[i-1].Path {
 			return errors.New("a file has no path or hash, or they are not in order")
 		}
 	}

@@ -3,6 +3,7 @@ package file
 import (
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // action is the action of a section of a patch.
@@ -163,7 +164,9 @@ func parseHeader(line string) (name, value string, ok bool) {
 }
 
 // hereDocument is the first line of a patch that was meant for a shell.
-var hereDocument = regexp.MustCompile(`^(?:\S+\s+)*(?:apply_?patch\s*)?<<-?\s*['"]?([^\s'"]+)['"]?$`)
+var hereDocument = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(?:\S+\s+)*(?:apply_?patch\s*)?<<-?\s*['"]?([^\s'"]+)['"]?$`)
+})
 
 // readBegin reads up to *** Begin Patch. The closers are the lines that may
 // follow the patch, because matching ones stood before it.
@@ -174,7 +177,7 @@ func (e *envelope) readBegin() (closers []string, err error) {
 			e.at++
 			return closers, nil
 		}
-		switch doc := hereDocument.FindStringSubmatch(line); {
+		switch doc := hereDocument().FindStringSubmatch(line); {
 		case line == "", line == "apply_patch":
 		case strings.HasPrefix(line, "```"):
 			closers = append(closers, "```")
@@ -362,14 +365,16 @@ func (h *hunk) keepBlankLines() {
 	}
 }
 
-var lineNumbers = regexp.MustCompile(`^-\d+(,\d+)? \+\d+(,\d+)?( |$)`)
+var lineNumbers = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^-\d+(,\d+)? \+\d+(,\d+)?( |$)`)
+})
 
 // parseAnchor returns the line of the file that an @@ line names, or "". Line
 // numbers are left out: those that models write are wrong more often than
 // right.
 func parseAnchor(line string) string {
 	a := strings.TrimSpace(strings.TrimPrefix(line, "@@"))
-	if lineNumbers.MatchString(a + " ") {
+	if lineNumbers().MatchString(a + " ") {
 		return ""
 	}
 	return strings.TrimSpace(strings.TrimSuffix(a, "@@"))

@@ -8,10 +8,13 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // urlPattern matches a URL inside a text.
-var urlPattern = regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>,\]}]+`)
+var urlPattern = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`[a-zA-Z][a-zA-Z0-9+.-]*://[^\s"'<>,\]}]+`)
+})
 
 // String returns raw without user information and query. If raw can't be parsed,
 // everything before its last "@" and after its first "?" is removed.
@@ -44,7 +47,7 @@ func String(raw string) string {
 }
 
 // InText returns text with every URL in it replaced by the result of [String].
-func InText(text string) string { return urlPattern.ReplaceAllStringFunc(text, String) }
+func InText(text string) string { return urlPattern().ReplaceAllStringFunc(text, String) }
 
 // Secrets returns the parts of a URL that must not be displayed, each as written
 // and decoded: the user information, the password, and the values of the query.

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Template is the command of a tool that an operator declares. A model's value
@@ -27,15 +28,19 @@ type Template struct {
 }
 
 // placeholder matches an argument in an element.
-var placeholder = regexp.MustCompile(`\{\{([^{}]*)\}\}`)
+var placeholder = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`\{\{([^{}]*)\}\}`)
+})
 
 // argumentName matches the names of arguments that can be variables.
-var argumentName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]*$`)
+var argumentName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_]*$`)
+})
 
 // wholeArgument returns the argument of an element that is only a placeholder, or
 // "".
 func wholeArgument(element string) string {
-	if m := placeholder.FindStringSubmatch(element); m != nil && m[0] == element {
+	if m := placeholder().FindStringSubmatch(element); m != nil && m[0] == element {
 		return m[1]
 	}
 	return ""
@@ -48,7 +53,7 @@ func (t Template) check(arguments, lists []string) error {
 		return fmt.Errorf("a tool has either command, a list of the program and its arguments, or script")
 	}
 	for _, name := range arguments {
-		if t.Script != "" && !argumentName.MatchString(name) {
+		if t.Script != "" && !argumentName().MatchString(name) {
 			return fmt.Errorf("argument %q can't be a variable of a script: letters, digits and _ alone", name)
 		}
 	}
@@ -61,7 +66,7 @@ func (t Template) check(arguments, lists []string) error {
 			}
 			upper[v] = name
 		}
-		if m := placeholder.FindStringSubmatch(t.Script); m != nil && slices.Contains(arguments, m[1]) {
+		if m := placeholder().FindStringSubmatch(t.Script); m != nil && slices.Contains(arguments, m[1]) {
 			return fmt.Errorf("a script gets its arguments as variables: write \"$%s\" for %s", variableName(m[1]), m[0])
 		}
 		if len(t.Script) > MaxScriptBytes/2 || strings.ContainsRune(t.Script, 0) {
@@ -77,7 +82,7 @@ func (t Template) checkArgv(arguments, lists []string) error {
 		if strings.ContainsRune(element, 0) {
 			return fmt.Errorf("element %d of command holds a NUL", i+1)
 		}
-		for _, m := range placeholder.FindAllStringSubmatch(element, -1) {
+		for _, m := range placeholder().FindAllStringSubmatch(element, -1) {
 			switch {
 			case i == 0:
 				return fmt.Errorf("the program can't be an argument: %s", element)
@@ -96,22 +101,26 @@ func (t Template) checkArgv(arguments, lists []string) error {
 
 // programText matches an option whose value is a program, as in sh -c, bash -lc or
 // perl -e.
-var programText = regexp.MustCompile(`^(-[A-Za-z]*[ceE]|--eval|--command|--execute)$`)
+var programText = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(-[A-Za-z]*[ceE]|--eval|--command|--execute)$`)
+})
 
 // interpreters matches programs that run a text argument. A version may follow
 // the name.
-var interpreters = regexp.MustCompile(`^(sh|ash|bash|dash|zsh|ksh|mksh|fish|busybox|python|pypy|perl|ruby|node|nodejs|deno|bun|php|lua|tclsh|pwsh|osascript)[0-9.]*$`)
+var interpreters = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(sh|ash|bash|dash|zsh|ksh|mksh|fish|busybox|python|pypy|perl|ruby|node|nodejs|deno|bun|php|lua|tclsh|pwsh|osascript)[0-9.]*$`)
+})
 
 // checkPrograms refuses an argument inside a text that an interpreter runs, as in
 // sh -c "grep {{x}}", because it would become part of a program.
 func (t Template) checkPrograms() error {
 	found := ""
 	for i, element := range t.Argv {
-		if found != "" && programText.MatchString(t.Argv[i-1]) && placeholder.MatchString(element) {
+		if found != "" && programText().MatchString(t.Argv[i-1]) && placeholder().MatchString(element) {
 			return fmt.Errorf("%s reads %q as a program, and what a model gives must not be a part of one; "+
 				"use script, or give the argument as an element of its own behind it", found, clipText(element))
 		}
-		if name := path.Base(element); interpreters.MatchString(name) {
+		if name := path.Base(element); interpreters().MatchString(name) {
 			found = name
 		}
 	}
@@ -169,7 +178,7 @@ func fillElement(element string, values map[string][]string) (filled []string, n
 		return v, name, ok
 	}
 	given = true
-	text := placeholder.ReplaceAllStringFunc(element, func(m string) string {
+	text := placeholder().ReplaceAllStringFunc(element, func(m string) string {
 		arg := m[2 : len(m)-2]
 		if name == "" {
 			name = arg

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/goccy/go-yaml/ast"
 
@@ -26,7 +27,9 @@ const MaxProjectBytes = 16 << 10
 // settings nests four deep.
 const maxProjectBrackets = 256
 
-var nestedOnOneLine = regexp.MustCompile(`(?m)^[ \t]*([-?][ \t]+){8}`)
+var nestedOnOneLine = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?m)^[ \t]*([-?][ \t]+){8}`)
+})
 
 // ProjectFile is a workspace's own file, as it was read once: what is hashed,
 // trusted and parsed is the same bytes.
@@ -46,7 +49,7 @@ func ParseProject(f ProjectFile) (Project, error) {
 	switch {
 	case len(f.Text) > MaxProjectBytes:
 		return p, &Error{Where: f.Path, Message: fmt.Sprintf("larger than %d bytes", MaxProjectBytes)}
-	case bytes.Count(f.Text, []byte("["))+bytes.Count(f.Text, []byte("{")) > maxProjectBrackets, nestedOnOneLine.Match(f.Text):
+	case bytes.Count(f.Text, []byte("["))+bytes.Count(f.Text, []byte("{")) > maxProjectBrackets, nestedOnOneLine().Match(f.Text):
 		return p, &Error{Where: f.Path, Message: "nested too deeply, or too many brackets, for a file of settings"}
 	}
 	err := parseWith(f.Path, f.Text, onlyPlain, &p)
@@ -86,11 +89,13 @@ func (v *plainVisitor) Visit(n ast.Node) ast.Visitor {
 	return v
 }
 
-var unknownField = regexp.MustCompile(`^unknown field "([^"]*)"$`)
+var unknownField = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^unknown field "([^"]*)"$`)
+})
 
 // explainForeign says of a key that people may set, and a workspace may not, why.
 func explainForeign(e *Error) error {
-	m := unknownField.FindStringSubmatch(e.Message)
+	m := unknownField().FindStringSubmatch(e.Message)
 	if m != nil && slices.ContainsFunc(keysOf(reflect.TypeFor[File]()), func(k key) bool { return k.field.name == m[1] }) {
 		e.Message = fmt.Sprintf("a workspace can't set %q: its file can only tighten", m[1])
 		e.Hint = "take the key out; it belongs into your own configuration"

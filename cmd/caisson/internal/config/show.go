@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
@@ -131,11 +132,13 @@ func valueText(v reflect.Value) string {
 	return string(text)
 }
 
-var plainKey = regexp.MustCompile(`^[A-Za-z0-9_/*-]+$`)
+var plainKey = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[A-Za-z0-9_/*-]+$`)
+})
 
 // joinKey joins keys by dots; one that holds something else is quoted.
 func joinKey(above, key string) string {
-	if !plainKey.MatchString(key) {
+	if !plainKey().MatchString(key) {
 		quoted, _ := json.Marshal(key)
 		key = string(quoted)
 	}
@@ -168,14 +171,16 @@ func HiddenValues(environ []string, named ...string) map[string]string {
 	out := map[string]string{}
 	for _, e := range environ {
 		name, v, _ := strings.Cut(e, "=")
-		if slices.Contains(named, name) || secretName.MatchString(name) {
+		if slices.Contains(named, name) || secretName().MatchString(name) {
 			out[name] = v
 		}
 	}
 	return out
 }
 
-var secretName = regexp.MustCompile(`(?i)((key|token|secret|passw(or)?d|passphrase|credentials?)$|(^|_)(secret|token|passw(or)?d)_)`)
+var secretName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)((key|token|secret|passw(or)?d|passphrase|credentials?)$|(^|_)(secret|token|passw(or)?d)_)`)
+})
 
 func sortedKeys[V any](m map[string]V) []string {
 	keys := make([]string, 0, len(m))
