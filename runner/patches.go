@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/moby/sys/atomicwriter"
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -67,10 +68,7 @@ func (m *patchMarker) write() error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path+".new", text, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(path+".new", path)
+	return atomicwriter.WriteFile(path, text, 0o600)
 }
 
 // paths returns the sorted paths of the patches that have not ended.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+	"github.com/moby/sys/atomicwriter"
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -307,16 +308,8 @@ func makeToken(path string) (_ *tokens, err error) {
 			err = errors.Join(err, t.lock.Close())
 		}
 	}()
-	temp, err := os.CreateTemp(filepath.Dir(path), ".serve-token-") // 0600
-	if err != nil {
+	if err := atomicwriter.WriteFile(path, []byte(t.list[0].Value+"\n"), 0o600); err != nil {
 		return nil, refused(err)
-	}
-	_, err = temp.WriteString(t.list[0].Value + "\n")
-	if err = errors.Join(err, temp.Close()); err == nil {
-		err = os.Rename(temp.Name(), path)
-	}
-	if err != nil {
-		return nil, errors.Join(refused(err), os.Remove(temp.Name()))
 	}
 	return t, nil
 }

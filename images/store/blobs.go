@@ -56,27 +56,13 @@ func (b blobs) readBlob(d v1.Descriptor, limit int64) ([]byte, error) {
 // writeBlob writes a blob from r through a file in temp. A blob with wrong or
 // incomplete content never becomes visible.
 func (b blobs) writeBlob(dgst string, r io.Reader, temp string) error {
-	f, err := os.CreateTemp(temp, "blob-*")
-	if err != nil {
-		return fmt.Errorf("write blob: %w", err)
-	}
 	sum := sha256.New()
-	_, err = io.Copy(io.MultiWriter(f, sum), r)
-	if err == nil {
+	return placeFile(temp, b.blobPath(dgst), io.TeeReader(r, sum), func() error {
 		if got := digest.OfHash(sum); got != dgst {
-			err = fmt.Errorf("%w: blob %s has digest %s", images.ErrDigest, dgst, got)
-		} else {
-			err = f.Sync()
+			return fmt.Errorf("%w: blob %s has digest %s", images.ErrDigest, dgst, got)
 		}
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), b.blobPath(dgst))
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
+		return nil
+	})
 }
 
 // openDescriptor is a [reader.BlobOpener].

@@ -1,10 +1,12 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -110,22 +112,26 @@ func (rs records) saveRecord(ctx context.Context, name string, r *record) error 
 	if err != nil {
 		return err
 	}
-	return errors.Join(writeFileAtomic(temp, rs.recordPath(r.Source, name), data), remove())
+	return errors.Join(placeFile(temp, rs.recordPath(r.Source, name), bytes.NewReader(data), nil), remove())
 }
 
-// writeFileAtomic writes a file through a temporary file in temp, so that it is
-// complete or absent.
-func writeFileAtomic(temp, path string, data []byte) error {
-	f, err := os.CreateTemp(temp, "record-*")
+// placeFile writes a file in temp and renames it to path once check, unless it is nil,
+// accepts it, so that it is complete or absent. It doesn't use package atomicwriter,
+// whose temporary files lie beside path, where records and blobs are listed; what a
+// process that was killed leaves in temp is removed with its lease.
+func placeFile(temp, path string, r io.Reader, check func() error) error {
+	f, err := os.CreateTemp(temp, "new-*")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", filepath.Base(path), err)
 	}
-	_, err = f.Write(data)
+	_, err = io.Copy(f, r)
+	if err == nil && check != nil {
+		err = check()
+	}
 	if err == nil {
 		err = f.Sync()
 	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
+	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {

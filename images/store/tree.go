@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -86,8 +87,8 @@ func (t trees) verifyTree(ctx context.Context, key string) bool {
 	if err != nil {
 		return false
 	}
-	entries, bytes, err := measureTree(filepath.Join(t.treePath(key), "root"))
-	if err != nil || entries != f.Entries || bytes != f.Bytes {
+	entries, size, err := measureTree(filepath.Join(t.treePath(key), "root"))
+	if err != nil || entries != f.Entries || size != f.Bytes {
 		return false
 	}
 	f.Boot = bootID()
@@ -99,7 +100,7 @@ func (t trees) verifyTree(ctx context.Context, key string) bool {
 	if err != nil {
 		return false
 	}
-	err = writeFileAtomic(temp, filepath.Join(t.treePath(key), "facts.json"), data)
+	err = placeFile(temp, filepath.Join(t.treePath(key), "facts.json"), bytes.NewReader(data), nil)
 	return errors.Join(err, remove()) == nil
 }
 

@@ -1,16 +1,15 @@
 package doctor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/mod/semver"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
@@ -109,48 +108,34 @@ func unusableBackend(name string, err error) Finding {
 // container can't redirect what runc mounts and writes while it starts
 // (CVE-2025-31133, CVE-2025-52565, CVE-2025-52881; runc's CHANGELOG,
 // 2025-11-05). Distributions fix older versions without a new number.
-var runcFixed = []release{{1, 2, 8, 0}, {1, 3, 3, 0}, {1, 4, 0, 3}}
-
-// release is a version: major, minor, patch, and the number of a candidate, 0
-// for none.
-type release [4]int
+var runcFixed = []string{"v1.2.8", "v1.3.3", "v1.4.0-rc.3"}
 
 var versionPattern = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(\d+)\.(\d+)\.(\d+)(?:-rc\.?(\d+))?`)
+	return regexp.MustCompile(`(\d+\.\d+\.\d+)(?:-rc\.?(\d+))?`)
 })
 
-// parseVersion finds a version in the text of a runtime.
-func parseVersion(text string) (release, bool) {
+// parseVersion finds a version in the text of a runtime and returns it as package
+// semver writes it, "" if there is none.
+func parseVersion(text string) string {
 	m := versionPattern().FindStringSubmatch(text)
-	if m == nil {
-		return release{}, false
+	switch {
+	case m == nil:
+		return ""
+	case m[2] != "":
+		return "v" + m[1] + "-rc." + m[2]
 	}
-	var v release
-	for i := range v {
-		v[i], _ = strconv.Atoi(m[i+1]) // digits, or no candidate
-	}
-	return v, true
-}
-
-// compare compares versions; a candidate comes before its release.
-func (v release) compare(o release) int {
-	order := func(v release) int {
-		if v[3] == 0 {
-			return int(^uint(0) >> 1)
-		}
-		return v[3]
-	}
-	return cmp.Or(slices.Compare(v[:3], o[:3]), cmp.Compare(order(v), order(o)))
+	return "v" + m[1]
 }
 
 // isFixed reports whether a version is at least the first fixed one of its branch.
-func (v release) isFixed() bool {
-	for _, first := range runcFixed {
-		if slices.Equal(v[:2], first[:2]) {
-			return v.compare(first) >= 0
+func isFixed(v string) bool {
+	first := runcFixed[len(runcFixed)-1]
+	for _, f := range runcFixed {
+		if semver.MajorMinor(v) == semver.MajorMinor(f) {
+			first = f
 		}
 	}
-	return v.compare(runcFixed[len(runcFixed)-1]) >= 0
+	return semver.Compare(v, first) >= 0
 }
 
 // checkAdvisories returns a warning for a runtime with known vulnerabilities.
@@ -158,15 +143,15 @@ func checkAdvisories(backend string, info sandbox.Info) (Finding, bool) {
 	if info.Runtime != "runc" {
 		return Finding{}, false
 	}
-	v, ok := parseVersion(info.RuntimeVersion)
+	v := parseVersion(info.RuntimeVersion)
 	f := Finding{
 		Check: backend, Result: Warning,
 		Advice: AdviseRuncUpdate,
 	}
 	switch {
-	case !ok:
+	case v == "":
 		f.Detail = fmt.Sprintf("runc reports the version %q, which is none: it may have known vulnerabilities", info.RuntimeVersion)
-	case !v.isFixed():
+	case !isFixed(v):
 		f.Detail = fmt.Sprintf("runc %s lets an image's contents redirect what runc mounts and writes on the host (CVE-2025-31133, CVE-2025-52565, CVE-2025-52881)", info.RuntimeVersion)
 	default:
 		return Finding{}, false

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/agext/levenshtein"
+
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -127,41 +129,16 @@ func namesOf(defs []tools.Definition) []string {
 }
 
 // NearestWord returns the word that a misspelt one is likely to mean, "" where
-// none is like it: at most a third of its letters are wrong.
+// none is like it: at most a third of its letters are wrong, or two of a shorter
+// word, because two swapped letters count as two.
 func NearestWord(misspelt string, words []string) string {
-	best, least := "", max(len(misspelt)/3, 1)+1
+	best, least := "", min(max(len(misspelt)/3, 2), len(misspelt)-1)+1
 	for _, w := range words {
-		if n := editDistance(strings.ToLower(misspelt), strings.ToLower(w)); n < least {
+		if n := levenshtein.Distance(strings.ToLower(misspelt), strings.ToLower(w), nil); n < least {
 			best, least = w, n
 		}
 	}
 	return best
-}
-
-// editDistance returns the number of letters to put in, take out, change, or swap
-// with the next one.
-func editDistance(a, b string) int {
-	var last []int // the row before row
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		next := make([]int, len(b)+1)
-		next[0] = i + 1
-		for j := range len(b) {
-			change := row[j]
-			if a[i] != b[j] {
-				change++
-			}
-			next[j+1] = min(change, next[j]+1, row[j+1]+1)
-			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
-				next[j+1] = min(next[j+1], last[j-1]+1)
-			}
-		}
-		last, row = row, next
-	}
-	return row[len(b)]
 }
 
 // checkUnasked returns a warning for each call that leaves the sandbox without a prompt.

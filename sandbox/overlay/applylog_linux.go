@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/atomicwriter"
 	"golang.org/x/sys/unix"
 )
 
@@ -68,13 +70,8 @@ func readLogFile(path string) (applyLog, error) {
 
 // writeLogFile replaces a log atomically and syncs it.
 func (l *Layers) writeLogFile(name string, j applyLog) error {
-	path := filepath.Join(l.dir, name)
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return fmt.Errorf("write journal: %w", err)
-	}
-	w := bufio.NewWriter(f)
-	enc := json.NewEncoder(w)
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
 	var all []error
 	for _, r := range j.runs {
 		all = append(all, enc.Encode(applyLogLine{Run: r}))
@@ -82,11 +79,10 @@ func (l *Layers) writeLogFile(name string, j applyLog) error {
 	for p := range j.paths {
 		all = append(all, enc.Encode(applyLogLine{Bytes: []byte(p)}))
 	}
-	all = append(all, w.Flush(), f.Sync(), f.Close())
 	if err := errors.Join(all...); err != nil {
-		return errors.Join(fmt.Errorf("write journal: %w", err), os.Remove(path+".new"))
+		return fmt.Errorf("write journal: %w", err)
 	}
-	if err := os.Rename(path+".new", path); err != nil {
+	if err := atomicwriter.WriteFile(filepath.Join(l.dir, name), text.Bytes(), 0o600); err != nil {
 		return fmt.Errorf("write journal: %w", err)
 	}
 	return syncDirectory(l.dir)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/moby/sys/atomicwriter"
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -228,7 +229,7 @@ func (l *Layers) writeState(state State) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(filepath.Join(l.dir, stateFile), append(text, '\n'))
+	return atomicwriter.WriteFile(filepath.Join(l.dir, stateFile), append(text, '\n'), 0o600)
 }
 
 // SetUser sets the label of the user who applies or discards the changes. It is
@@ -250,22 +251,6 @@ func (l *Layers) removeLayers() error {
 		}
 	}
 	return errors.Join(all...)
-}
-
-// replaceFile replaces a file atomically and syncs it.
-func replaceFile(path string, text []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return errors.Join(err, os.Remove(path+".new"))
-	}
-	return os.Rename(path+".new", path)
 }
 
 // removeTree removes a directory and its content without following symlinks. It

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+	"github.com/moby/sys/atomicwriter"
 
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
@@ -188,19 +189,10 @@ func (s *stateFile[T]) moveAside(cause error) error {
 
 // write replaces the file: whole or not at all, and on disk before it returns.
 func (s *stateFile[T]) write(text []byte) error {
-	dir := filepath.Dir(s.path)
-	tmp, err := os.CreateTemp(dir, "."+filepath.Base(s.path)+"-*") // mode 0600
-	if err != nil {
+	if err := atomicwriter.WriteFile(s.path, text, 0o600); err != nil {
 		return fmt.Errorf("write %s: %w", s.what, err)
 	}
-	_, err = tmp.Write(text)
-	if err = errors.Join(err, tmp.Sync(), tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), s.path)
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", s.what, errors.Join(err, os.Remove(tmp.Name())))
-	}
-	return syncDir(dir)
+	return syncDir(filepath.Dir(s.path))
 }
 
 // decodeState decodes what this package wrote, and nothing else.

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -158,10 +159,10 @@ func New(opts Options) (*Dispatcher, error) {
 }
 
 func withDefaults(o Options) Options {
-	o.Concurrency = orDefault(o.Concurrency, DefaultConcurrency)
-	o.ConfirmTimeout = orDefault(o.ConfirmTimeout, DefaultConfirmTimeout)
-	o.Abandon = orDefault(o.Abandon, DefaultAbandon)
-	o.Mount = orDefault(o.Mount, "/workspace")
+	o.Concurrency = cmp.Or(o.Concurrency, DefaultConcurrency)
+	o.ConfirmTimeout = cmp.Or(o.ConfirmTimeout, DefaultConfirmTimeout)
+	o.Abandon = cmp.Or(o.Abandon, DefaultAbandon)
+	o.Mount = cmp.Or(o.Mount, "/workspace")
 	if o.Scope == nil {
 		o.Scope = nameScope(o.Workspace, o.Mount)
 	}
@@ -172,14 +173,6 @@ func withDefaults(o Options) Options {
 		o.Logger = zap.NewNop()
 	}
 	return o
-}
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
 }
 
 // Register adds a tool. It fails with a *RegistrationError, and then the tool

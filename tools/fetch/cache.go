@@ -3,13 +3,12 @@ package fetch
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 
+	"github.com/moby/sys/atomicwriter"
 	"go.uber.org/zap"
 )
 
@@ -82,19 +81,7 @@ func (c *cache) writeFile(sum string, body []byte) error {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return fmt.Errorf("create directory of responses: %w", err)
 	}
-	f, err := os.CreateTemp(c.dir, "new-*")
-	if err != nil {
-		return fmt.Errorf("write response: %w", err)
-	}
-	_, err = f.Write(body)
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(c.dir, sum))
-	}
-	if err != nil {
-		if gone := os.Remove(f.Name()); !errors.Is(gone, fs.ErrNotExist) {
-			err = errors.Join(err, gone)
-		}
+	if err := atomicwriter.WriteFile(filepath.Join(c.dir, sum), body, 0o600); err != nil {
 		return fmt.Errorf("write response: %w", err)
 	}
 	return nil

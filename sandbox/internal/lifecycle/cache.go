@@ -35,7 +35,7 @@ func pruneCache(dir string, now time.Time) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		name := strings.TrimPrefix(e.Name(), ".")
+		name := strings.TrimPrefix(strings.TrimPrefix(e.Name(), "."), "tmp-") // atomicwriter's
 		if !strings.HasPrefix(name, "guest-") && !strings.HasPrefix(name, "rootfs-") {
 			continue
 		}

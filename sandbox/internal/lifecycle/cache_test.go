@@ -14,7 +14,7 @@ func TestPruneCache(t *testing.T) {
 	must(t, pruneCache(filepath.Join(dir, "absent"), time.Now()))
 	now := time.Now()
 	for name, age := range map[string]time.Duration{
-		"guest-new": time.Hour, "guest-old": cacheTime + time.Hour, ".guest-1234": cacheTime + time.Hour,
+		"guest-new": time.Hour, "guest-old": cacheTime + time.Hour, ".tmp-guest-1234": cacheTime + time.Hour,
 		"rootfs-new": 0, "rootfs-old": 2 * cacheTime, "other": 2 * cacheTime,
 	} {
 		p := filepath.Join(dir, name)

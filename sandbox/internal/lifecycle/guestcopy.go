@@ -3,7 +3,6 @@ package lifecycle
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -11,6 +10,8 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+
+	"github.com/moby/sys/atomicwriter"
 
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -94,17 +95,7 @@ func copyGuest(source, dir string) (GuestCopy, error) {
 	// until then (ETXTBSY, go.dev/issue/22315).
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	temp, err := os.CreateTemp(dir, ".guest-*")
-	if err != nil {
-		return GuestCopy{}, err
-	}
-	defer func() { _ = os.Remove(temp.Name()) }() // renamed, unless an error is returned
-	_, err = temp.Write(data)
-	err = errors.Join(err, temp.Chmod(0o555), temp.Close())
-	if err != nil {
-		return GuestCopy{}, err
-	}
-	return g, os.Rename(temp.Name(), g.Path)
+	return g, atomicwriter.WriteFile(g.Path, data, 0o555)
 }
 
 func readBounded(name string, limit int64) ([]byte, error) {
