@@ -3,20 +3,17 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"go/ast"
-	"go/importer"
 	"go/parser"
 	"go/token"
 	"go/types"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
+
+	"github.com/caisson-run/caisson/ci/golist"
 )
 
 // A sourceFile is a file of the package under test and the edits of its mutants.
@@ -32,46 +29,24 @@ type program struct {
 	Module                string
 	files                 []*sourceFile
 	mutants               []*mutant
-	exports               map[string]string
-}
-
-type listedPackage struct {
-	Dir, Name, ImportPath, Export string
-	GoFiles                       []string
-	DepOnly                       bool
-	Module                        *struct{ Dir string }
+	exports               golist.Exports
 }
 
 // load lists and parses a package and finds the mutants in its files that match.
 func load(goTool, pattern string, match *regexp.Regexp) (*program, error) {
-	cmd := exec.Command(goTool, "list", "-export", "-deps", "-json=Dir,Name,ImportPath,Export,GoFiles,DepOnly,Module", pattern)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
+	packages, exports, err := golist.List(goTool, pattern)
 	if err != nil {
-		return nil, fmt.Errorf("go list %s: %w", pattern, err)
+		return nil, err
 	}
-	p := &program{exports: map[string]string{}}
-	var names []string
-	for d := json.NewDecoder(bytes.NewReader(out)); ; {
-		var l listedPackage
-		if err := d.Decode(&l); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return nil, err
-		}
-		if l.DepOnly {
-			p.exports[l.ImportPath] = l.Export
-			continue
-		}
-		if p.Dir != "" {
-			return nil, fmt.Errorf("%s matches more than one package", pattern)
-		}
-		p.Dir, p.Name, p.ImportPath, names = l.Dir, l.Name, l.ImportPath, l.GoFiles
-		if l.Module != nil {
-			p.Module = l.Module.Dir
-		}
+	if len(packages) != 1 {
+		return nil, fmt.Errorf("%s matches %d packages, want one", pattern, len(packages))
 	}
-	return p, p.findMutants(names, match)
+	l := packages[0]
+	p := &program{Dir: l.Dir, Name: l.Name, ImportPath: l.ImportPath, exports: exports}
+	if l.Module != nil {
+		p.Module = l.Module.Dir
+	}
+	return p, p.findMutants(l.GoFiles, match)
 }
 
 func (p *program) findMutants(names []string, match *regexp.Regexp) error {
@@ -95,7 +70,7 @@ func (p *program) findMutants(names []string, match *regexp.Regexp) error {
 		Uses:  map[*ast.Ident]types.Object{},
 		Defs:  map[*ast.Ident]types.Object{},
 	}
-	config := types.Config{Importer: p.importer(fset)}
+	config := types.Config{Importer: p.exports.Importer(fset)}
 	pkg, err := config.Check(p.ImportPath, fset, parsed, info)
 	if err != nil {
 		return err
@@ -112,16 +87,6 @@ func (p *program) findMutants(names []string, match *regexp.Regexp) error {
 		f.findAll(file)
 	}
 	return nil
-}
-
-func (p *program) importer(fset *token.FileSet) types.Importer {
-	return importer.ForCompiler(fset, "gc", func(path string) (io.ReadCloser, error) {
-		file, ok := p.exports[path]
-		if !ok {
-			return nil, fmt.Errorf("no export data of %s", path)
-		}
-		return os.Open(file)
-	})
 }
 
 // dropInvalid drops the mutants that don't compile: after each check the
@@ -169,7 +134,7 @@ func (p *program) check() ([]compileError, error) {
 	file.Imports = nil
 	stripRuntime(file)
 	var found []compileError
-	config := types.Config{Importer: p.importer(fset), Error: func(err error) {
+	config := types.Config{Importer: p.exports.Importer(fset), Error: func(err error) {
 		var e types.Error
 		if errors.As(err, &e) {
 			pos := fset.Position(e.Pos)
