@@ -4,17 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -61,16 +58,8 @@ func (a archive) isVisible(dir string) bool {
 		return false
 	}
 	defer t.close()
-	first, ok, err := t.nextEntry()
-	if err != nil || !ok {
-		return false
-	}
-	rec, err := record.Decode(first.line)
-	if err != nil || rec.Kind != record.KindSessionCreated {
-		return false
-	}
-	var created record.SessionCreated
-	return json.Unmarshal(rec.Payload, &created) == nil && created.Workspace != "" && a.shows(created.Workspace)
+	b, err := trace.ReadBegin(t.file)
+	return err == nil && b.Created.Workspace != "" && a.shows(b.Created.Workspace)
 }
 
 // listIDs returns the IDs of all sessions, the newest first.
@@ -94,21 +83,16 @@ func (a archive) listIDs() ([]string, error) {
 
 // past describes a session that is not live here, from its trace.
 type past struct {
-	id      string
-	begun   time.Time
-	last    time.Time
-	seq     int64
-	created record.SessionCreated
+	id    string
+	begin trace.Begin
+	last  time.Time
+	seq   int64
 	// ended is nil if the trace has no end.
 	ended *record.SessionEnded
-	title string
 }
 
-// titleLines bounds the records that are searched for the first message of the
-// user, if the session has no title.
-const titleLines = 8
-
-// readPast reads the beginning and the end of a trace.
+// readPast reads the beginning and the end of a trace. Of a damaged one, it
+// returns what can be read.
 func readPast(id, dir string) (past, error) {
 	p := past{id: id}
 	t, err := openTail(dir)
@@ -116,29 +100,9 @@ func readPast(id, dir string) (past, error) {
 		return p, err
 	}
 	defer t.close()
-	for i := range titleLines {
-		e, ok, err := t.nextEntry()
-		if err != nil || !ok {
-			break // what is there is shown
-		}
-		rec, err := record.Decode(e.line)
-		if err != nil {
-			break
-		}
-		if i == 0 {
-			p.begun = rec.Time
-			_ = json.Unmarshal(rec.Payload, &p.created) // what is missing is not shown
-			p.title = displayTitle(p.created.Task)
-		}
-		if p.title == "" && rec.Kind == record.KindMessage {
-			p.title = displayTitle(userText(rec))
-		}
-		if p.title != "" {
-			break
-		}
-	}
-	rec, ok := lastRecord(t.file)
-	if !ok {
+	p.begin, _ = trace.ReadBegin(t.file)
+	rec, err := trace.ReadLast(t.file)
+	if err != nil || rec.Seq == 0 {
 		return p, nil
 	}
 	p.last, p.seq = rec.Time, rec.Seq
@@ -151,8 +115,8 @@ func readPast(id, dir string) (past, error) {
 
 // sessionView returns an ended session as clients see it.
 func (p past) sessionView(lives, whole bool) Session {
-	v := Session{ID: p.id, State: StateInterrupted, Title: p.title, Begun: p.begun, CostUSD: "unknown", Seq: p.seq}
-	v.setFacts(p.created, whole)
+	v := Session{ID: p.id, State: StateInterrupted, Title: displayTitle(p.begin.Task), Begun: p.begin.Time, CostUSD: "unknown", Seq: p.seq}
+	v.setFacts(p.begin.Created, whole)
 	if !p.last.IsZero() {
 		v.Last = &p.last
 	}
@@ -169,45 +133,6 @@ func (p past) sessionView(lives, whole bool) Session {
 		v.State = StateElsewhere
 	}
 	return v
-}
-
-// userText returns the text of a user's message, or "".
-func userText(rec record.Record) string {
-	var m record.Message
-	if json.Unmarshal(rec.Payload, &m) != nil || m.Role != loop.RoleUser {
-		return ""
-	}
-	return blocksText(m.Blocks)
-}
-
-func blocksText(blocks []loop.Block) string {
-	var texts []string
-	for _, b := range blocks {
-		if b.Text != nil {
-			texts = append(texts, b.Text.Text)
-		}
-	}
-	return strings.Join(texts, "\n")
-}
-
-// lastRecord reads the last whole line of a trace.
-func lastRecord(file *os.File) (record.Record, bool) {
-	size, err := file.Seek(0, io.SeekEnd)
-	if err != nil {
-		return record.Record{}, false
-	}
-	// A torn line may stand behind the last whole one.
-	from := max(0, size-2*record.MaxLineBytes)
-	text := make([]byte, size-from)
-	if _, err := file.ReadAt(text, from); err != nil && !errors.Is(err, io.EOF) {
-		return record.Record{}, false
-	}
-	end := bytes.LastIndexByte(text, '\n')
-	if end < 0 {
-		return record.Record{}, false
-	}
-	rec, err := record.Decode(text[bytes.LastIndexByte(text[:end], '\n')+1 : end])
-	return rec, err == nil && rec.Seq > 0
 }
 
 // readTurn reads one turn of a session that is not live here, or nil.

@@ -1,7 +1,9 @@
 package trace
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"io"
@@ -81,13 +83,17 @@ func readEntry(s Session) (Entry, bool) {
 		return e, true
 	}
 	defer func() { _ = f.Close() }() // only read
-	begin, last, size, err := readEnds(f)
-	e.Bytes = size
-	if err == nil && begin == nil {
+	if info, err := f.Stat(); err == nil {
+		e.Bytes = info.Size()
+	}
+	begin, err := ReadBegin(f)
+	if errors.Is(err, io.EOF) {
 		return e, false
 	}
+	e.Begun = begin.Time
 	if err == nil {
-		err = e.readLines(begin, last)
+		e.Task, e.Workspace, e.Model = begin.Task, begin.Created.Workspace, begin.Created.Model.Provider+"/"+begin.Created.Model.Model
+		err = e.readLast(f)
 	}
 	switch {
 	case err != nil:
@@ -102,23 +108,10 @@ func readEntry(s Session) (Entry, bool) {
 	return e, true
 }
 
-// readLines fills in e from the first lines of a trace and its last one.
-func (e *Entry) readLines(begin, last []byte) error {
-	first, rest, _ := bytes.Cut(begin, []byte("\n"))
-	rec, err := record.Decode(first)
+// readLast sets the fields of the last record.
+func (e *Entry) readLast(f *os.File) error {
+	rec, err := ReadLast(f)
 	if err != nil {
-		return err
-	}
-	e.Begun = rec.Time
-	if p, ok := decodePayload[record.SessionCreated](rec); ok {
-		e.Task, e.Workspace, e.Model = p.Task, p.Workspace, p.Model.Provider+"/"+p.Model.Model
-	} else {
-		return errors.New("the first record is " + string(rec.Kind) + ", not session.created")
-	}
-	if e.Task == "" {
-		e.Task = firstMessage(rest)
-	}
-	if rec, err = record.Decode(last); err != nil {
 		return err
 	}
 	e.Last, e.Records = rec.Time, rec.Seq
@@ -128,54 +121,72 @@ func (e *Entry) readLines(begin, last []byte) error {
 	return nil
 }
 
-// firstMessage returns the text of the first message of the user in lines of
-// records, or "".
-func firstMessage(lines []byte) string {
-	text := ""
+// Begin is the beginning of a session's records.
+type Begin struct {
+	Time    time.Time
+	Created record.SessionCreated
+	// Task is the task of the session, or its first message if it has none.
+	Task string
+}
+
+// beginRecords bounds the records that are searched for the first message.
+const beginRecords = 8
+
+// ReadBegin reads the first records of a session. The error is io.EOF if there is
+// none. What was read before an error is returned with it.
+func ReadBegin(r io.Reader) (Begin, error) {
+	var b Begin
+	in := bufio.NewReaderSize(r, record.MaxLineBytes)
+	line, err := in.ReadSlice('\n')
+	if errors.Is(err, bufio.ErrBufferFull) {
+		err = errors.New("the first line is too long for a record")
+	}
+	if err != nil {
+		return b, err
+	}
+	rec, err := record.Decode(line)
+	if err != nil {
+		return b, err
+	}
+	b.Time = rec.Time
+	var ok bool
+	if b.Created, ok = decodePayload[record.SessionCreated](rec); !ok {
+		return b, errors.New("the first record is " + string(rec.Kind) + ", not session.created")
+	}
+	b.Task = b.Created.Task
 	steps := NewSteps(func(s Step) {
-		if s.Kind == StepUser && text == "" {
-			text = s.Text
+		if s.Kind == StepUser {
+			b.Task = cmp.Or(b.Task, s.Text)
 		}
 	})
-	for l := range bytes.Lines(lines) {
-		rec, err := record.Decode(bytes.TrimSuffix(l, []byte("\n")))
-		if err != nil || text != "" {
+	for i := 1; i < beginRecords && b.Task == ""; i++ {
+		if line, err = in.ReadSlice('\n'); err != nil {
+			break
+		}
+		if rec, err = record.Decode(line); err != nil {
 			break
 		}
 		steps.Record(rec)
 	}
-	return text
+	return b, nil
 }
 
-// readEnds returns whole lines of a file: those in its first
-// record.MaxLineBytes, and the last one. They are nil if there is none.
-func readEnds(f *os.File) (begin, last []byte, size int64, err error) {
-	info, err := f.Stat()
+// ReadLast reads the last whole line of a file of records.
+func ReadLast(f *os.File) (record.Record, error) {
+	size, err := f.Seek(0, io.SeekEnd)
 	if err != nil {
-		return nil, nil, 0, err
+		return record.Record{}, err
 	}
-	size = info.Size()
-	buf := make([]byte, min(size, record.MaxLineBytes))
-	if _, err := io.ReadFull(f, buf); err != nil {
-		return nil, nil, size, err
-	}
-	begin = buf[:bytes.LastIndexByte(buf, '\n')+1]
-	if len(begin) == 0 {
-		if len(buf) == record.MaxLineBytes {
-			return nil, nil, size, errors.New("the first line is too long for a record")
-		}
-		return nil, nil, size, nil // not even one whole line
-	}
-	// The tail holds a torn line and the whole one before it.
+	// A torn line may follow the last whole one.
 	tail := make([]byte, min(size, 2*record.MaxLineBytes))
 	if _, err := f.ReadAt(tail, size-int64(len(tail))); err != nil && !errors.Is(err, io.EOF) {
-		return nil, nil, size, err
+		return record.Record{}, err
 	}
 	end := bytes.LastIndexByte(tail, '\n')
 	if end < 0 {
-		return nil, nil, size, errors.New("the last line is too long for a record")
+		return record.Record{}, errors.New("the last line is too long for a record")
 	}
-	return begin, tail[bytes.LastIndexByte(tail[:end], '\n')+1 : end], size, nil
+	return record.Decode(tail[bytes.LastIndexByte(tail[:end], '\n')+1 : end])
 }
 
 // decodePayload returns a record's payload, and reports whether it has the kind
