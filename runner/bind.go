@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/internal/quarantine"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -23,7 +24,6 @@ type bindTracker struct {
 	workspace *Workspace
 	original  *workspace.Reader
 	box       *liveSandbox
-	git       sandbox.GitMode
 	warn      func(message string)
 	log       *zap.Logger
 
@@ -32,7 +32,7 @@ type bindTracker struct {
 	images     *changes.Preimages
 	files      *changes.FileStates
 	privileges *privilegeCheck
-	quarantine *quarantine
+	quarantine *quarantine.Quarantine
 	// repositories is closed when quarantine knows the repositories of the start.
 	repositories chan struct{}
 	// forget removes the list of repositories that is kept for the case that
@@ -42,12 +42,12 @@ type bindTracker struct {
 
 func newBindTracker(s *Session, original *workspace.Reader) *bindTracker {
 	b := &bindTracker{
-		recording: newRecording(), dir: s.dir, workspace: s.opts.Workspace, original: original, box: s.box, git: s.opts.Git,
+		recording: newRecording(), dir: s.dir, workspace: s.opts.Workspace, original: original, box: s.box,
 		warn: s.events.recordWarning, log: s.log, images: s.exec.images, repositories: make(chan struct{}),
-		quarantine: &quarantine{
-			reader: original, dir: s.opts.Workspace.Dir, submounts: s.opts.Submounts, git: s.opts.Git,
-			change: s.exec.applyAnywhere, renew: s.box.startUnguarded, log: s.log,
-		},
+		quarantine: quarantine.New(quarantine.Options{
+			Reader: original, Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: s.opts.Workspace.owner,
+			Change: s.exec.applyAnywhere, Renew: s.box.startUnguarded, Log: s.log,
+		}),
 		privileges: &privilegeCheck{reader: original, log: s.log},
 	}
 	var err error
@@ -64,7 +64,7 @@ func (b *bindTracker) view() workspace.View { return b.original }
 func (b *bindTracker) prepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	select {
 	case <-b.repositories:
-		spec.Workspace.Repositories = b.quarantine.found.nested()
+		spec.Workspace.Repositories = b.quarantine.Nested()
 	case <-ctx.Done():
 	}
 }
@@ -98,29 +98,20 @@ func (b *bindTracker) recordFiles(ctx context.Context) {
 // findRepositories finds the repositories of the workspace.
 func (b *bindTracker) findRepositories(ctx context.Context) {
 	defer close(b.repositories)
-	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
-	defer cancel()
-	found, err := findRepositories(ctx, b.quarantine.repositoryLook(), b.git)
-	if err != nil {
-		b.log.Warn("look for repositories", zap.Error(err))
-		found = &repositories{} // nothing is known
-	}
-	b.quarantine.found = found
-	b.reportNewRepositories(found)
+	b.reportNewRepositories(b.quarantine.Record(ctx))
 }
 
 // reportNewRepositories warns of repositories that a killed session may have left,
 // and of live sessions that have this workspace in bind mode: each sees, and lists as
 // its own, the changes of the other. It keeps the list of the current repositories
 // for the next session, in case this one is killed.
-func (b *bindTracker) reportNewRepositories(now *repositories) {
-	paths := now.paths()
+func (b *bindTracker) reportNewRepositories(paths []string) {
 	suspects, err := sessiondir.TakeNewRepositories(b.dir, b.workspace.Path, paths)
 	if err != nil {
 		b.log.Warn("remove inventory", zap.Error(err))
 	}
 	for _, r := range suspects {
-		b.warn(fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", showBytes(r.Path), r.Session))
+		b.warn(fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", quarantine.ShowBytes(r.Path), r.Session))
 	}
 	remove, err := sessiondir.KeepInventory(b.dir, b.workspace.Path, paths)
 	if err != nil {
@@ -143,15 +134,15 @@ func (b *bindTracker) isFresh(ctx context.Context, name string) bool {
 }
 
 // checkAfterCommand renames repositories that a command made; see
-// [quarantine.afterCommand].
-func (b *bindTracker) checkAfterCommand(ctx context.Context) { b.quarantine.afterCommand(ctx) }
+// [quarantine.Quarantine.CheckAfterCommand].
+func (b *bindTracker) checkAfterCommand(ctx context.Context) { b.quarantine.CheckAfterCommand(ctx) }
 
 // checkAtEnd renames repositories before the sandbox is destroyed: a rename is a
 // change of the workspace, and those are made inside. If a command made its sandbox
 // end to get around it, a fresh one is started for this.
 func (b *bindTracker) checkAtEnd() {
 	if !b.box.isUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
-		b.quarantine.atEnd()
+		b.quarantine.CheckAtEnd()
 	}
 }
 
@@ -166,7 +157,7 @@ func (b *bindTracker) addChanges(r *Report) {
 	<-b.done
 	ctx, cancel := context.WithTimeoutCause(context.Background(), compareTime, errSlow)
 	defer cancel()
-	r.Quarantined = b.quarantine.list(ctx)
+	r.Quarantined = b.quarantine.List(ctx)
 	found, after, err := b.privileges.find(ctx, false)
 	r.Cleared = b.privileges.clearNew(found)
 	d, diffErr := b.compare(ctx)

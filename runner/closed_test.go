@@ -16,8 +16,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/zap"
-	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
@@ -243,58 +241,6 @@ func TestWhatStaysClosedIsNamed(t *testing.T) {
 	b.openUp()
 }
 
-// fakeModes are directories that an action inside the sandbox would change.
-type fakeModes struct {
-	modes map[string]uint32
-	set   []string // what was done, in order
-}
-
-func (f *fakeModes) chmod(_ context.Context, dir string, mode uint32, add bool) (uint32, error) {
-	was, ok := f.modes[dir]
-	if !ok {
-		return 0, fs.ErrPermission
-	}
-	if add {
-		mode |= was
-	}
-	f.modes[dir] = mode
-	if mode != was {
-		f.set = append(f.set, fmt.Sprintf("%s %o", dir, mode))
-	}
-	return was, nil
-}
-
-// TestDirectoriesAboveAreOpened: from the top, as far as a rename needs it, and
-// closed again from below.
-func TestDirectoriesAboveAreOpened(t *testing.T) {
-	core, logs := observer.New(zap.WarnLevel)
-	f := &fakeModes{modes: map[string]uint32{".": 0o600, "a": 0o555, "a/b": 0o055}}
-	c := &closedDirectories{set: f.chmod, log: zap.New(core)}
-	c.openAbove(t.Context(), "a/b/.git")()
-	want := []string{". 700", "a/b 155", "a/b 755", "a/b 155", "a/b 55", ". 600"}
-	if diff := cmp.Diff(want, f.set); diff != "" {
-		t.Errorf("modes set (-want +got):\n%s", diff)
-	}
-	if logs.Len() > 0 {
-		t.Errorf("logged %v", logs.All())
-	}
-	restore := c.openAbove(t.Context(), "a/foreign/.git") // not even there
-	f.modes = nil
-	restore()
-	if got := logs.FilterMessage("close directory again").Len(); got != 1 {
-		t.Errorf("a directory that stays open is logged %d times", got)
-	}
-}
-
-// TestFailedModesAreNoModes: a mode that is not known is never set again.
-func TestFailedModesAreNoModes(t *testing.T) {
-	b := newBench(t, plantTurns)
-	s := b.looked()
-	if _, err := bindOf(s).quarantine.chmod(t.Context(), "none", ownerAll, true); err == nil {
-		t.Error("the mode of no directory was changed")
-	}
-}
-
 // TestChangesOfAReplacedSandbox: a change meets the end of the sandbox and is made
 // in the next one.
 func TestChangesOfAReplacedSandbox(t *testing.T) {
@@ -302,7 +248,8 @@ func TestChangesOfAReplacedSandbox(t *testing.T) {
 	s := b.looked()
 	b.backend.boxes[0].die(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: limits.KindMemory}))
 	b.file("sub/.git/config", evilConfig)
-	if to := bindOf(s).quarantine.move(t.Context(), "sub/.git", "", nil); !b.exists(to) || b.exists("sub/.git") || len(b.backend.boxes) != 2 {
-		t.Errorf("renamed to %q in %d sandboxes: %v", to, len(b.backend.boxes), bindOf(s).quarantine.failures())
+	_, err := s.exec.applyAnywhere(t.Context(), workspace.Op{Kind: workspace.OpRename, Path: "sub/.git", To: "sub/new"})
+	if err != nil || !b.exists("sub/new") || b.exists("sub/.git") || len(b.backend.boxes) != 2 {
+		t.Errorf("%v, in %d sandboxes", err, len(b.backend.boxes))
 	}
 }

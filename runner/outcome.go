@@ -8,6 +8,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/quarantine"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -39,7 +40,7 @@ const (
 func ExitStatus(r Report) int {
 	switch r.Reason {
 	case loop.StopAnswered, StopNoTurn, loop.StopLimit, loop.StopNoApprover:
-		if hasUnvouched(r.Quarantined) {
+		if quarantine.HasUnvouched(r.Quarantined) {
 			return ExitUnvouched
 		}
 	}

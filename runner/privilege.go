@@ -143,7 +143,7 @@ func (s *snapshot) knows(p string) bool {
 
 // takeSnapshot scans the workspace and calls visit for each entry, whose error
 // reports that it could not be looked at. What lies in repositories is left out:
-// see [repositories]. It keeps nothing of an entry, however many there are.
+// see package quarantine. It keeps nothing of an entry, however many there are.
 func takeSnapshot(ctx context.Context, r *workspace.Reader, visit func(*workspace.ScanEntry) error) (*snapshot, error) {
 	s := &snapshot{whole: true}
 	err := r.Scan(ctx, ".", workspace.ScanOptions{
@@ -151,7 +151,7 @@ func takeSnapshot(ctx context.Context, r *workspace.Reader, visit func(*workspac
 			if err := visit(e); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				s.whole = false
 			}
-			if e.Type == workspace.TypeDir && !isNamed(string(e.Name()), ".git", ".hg") {
+			if e.Type == workspace.TypeDir && !isRepository(string(e.Name())) {
 				return 0, e.Path()
 			}
 			return 0, ""
@@ -166,4 +166,10 @@ func takeSnapshot(ctx context.Context, r *workspace.Reader, visit func(*workspac
 		return nil, err
 	}
 	return s, nil
+}
+
+// isRepository reports whether a name is that of a repository, on file systems that
+// fold case too.
+func isRepository(name string) bool {
+	return strings.EqualFold(name, ".git") || strings.EqualFold(name, ".hg")
 }

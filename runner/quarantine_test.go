@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -19,9 +20,30 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 const plantTurns = "  - calls: [{tool: shell, input: {command: plant}}]\n  - text: done\n"
+
+const evilConfig = "[core]\n\tfsmonitor = touch FIRED\n"
+
+// looked opens a session whose sandbox runs and whose workspace is recorded.
+func (b *bench) looked() *Session {
+	b.t.Helper()
+	s := b.opened()
+	if _, err := s.exec.waitReady(b.t.Context()); err != nil {
+		b.t.Fatal(err)
+	}
+	return s
+}
+
+// change runs a script in the workspace.
+func (b *bench) change(script string) {
+	b.t.Helper()
+	if out := b.host("set -e; " + script); !regexp.MustCompile(`\(<nil>\)$`).MatchString(out) {
+		b.t.Fatalf("%s: %s", script, out)
+	}
+}
 
 // plants makes a repository whose configuration runs a program.
 func (b *bench) plants(name string) script {
@@ -317,5 +339,50 @@ func TestTheWorkspacesRepositoryIsLookedAtToo(t *testing.T) {
 		if diff := cmp.Diff(want, paths(r.Quarantined)); diff != "" {
 			t.Errorf("%s: quarantined (-want +got):\n%s", mode, diff)
 		}
+	}
+}
+
+// TestQuarantineNeedsASandbox: where no command can have changed the workspace, what
+// is new in it is its user's.
+func TestQuarantineNeedsASandbox(t *testing.T) {
+	b := newBench(t, plantTurns)
+	s := b.looked()
+	b.file("sub/.git/config", evilConfig)
+	s.box.usable = false
+	s.tracker.checkAtEnd()
+	if !b.exists("sub/.git") {
+		t.Error("the user's repository was renamed")
+	}
+	s.box.usable = true
+	s.tracker.checkAtEnd()
+	if b.exists("sub/.git") {
+		t.Error("control: nothing was renamed in a session with commands")
+	}
+	b = newBench(t, plantTurns).overlaid()
+	s = b.looked()
+	b.file("sub/.git/config", evilConfig)
+	s.tracker.checkAfterCommand(t.Context())
+	s.tracker.checkAtEnd()
+	if !b.exists("sub/.git") {
+		t.Error("the user's repository was renamed by an overlay session")
+	}
+}
+
+// TestPinnedRenamesNeedAFreshSandbox: a rename that a mount may prevent is made in a
+// sandbox that mounts nothing over the repositories.
+func TestPinnedRenamesNeedAFreshSandbox(t *testing.T) {
+	b := newBench(t, plantTurns)
+	b.backend.applying = func(box *fakeBox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
+		if box.number == 0 {
+			return workspace.Change{}, &workspace.Error{Kind: workspace.KindIO, Path: op.Path, Detail: "busy"}
+		}
+		return do()
+	}
+	s := b.looked()
+	b.file("sub/.git/config", evilConfig)
+	s.tracker.checkAfterCommand(t.Context())
+	s.tracker.checkAtEnd()
+	if n := len(b.backend.boxes); b.exists("sub/.git") || n != 2 || !b.backend.boxes[n-1].spec.Workspace.Unguarded {
+		t.Errorf("%d sandboxes, and sub/.git is there: %t", n, b.exists("sub/.git"))
 	}
 }

@@ -223,6 +223,16 @@ func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 	return &WorkspaceError{Op: "own", Path: w.Path, Err: &OwnerError{Owner: owner, User: self}}
 }
 
+// owner returns the user ID of the workspace's owner.
+func (w *Workspace) owner() (uid int, known bool) {
+	info, err := w.Dir.Stat()
+	if err != nil {
+		return 0, false
+	}
+	uid, _, known = owners(info)
+	return uid, known
+}
+
 // mayOwn reports whether a process of a user may make files in a directory of an
 // owner.
 func mayOwn(owner, self int, known, accept bool) bool {

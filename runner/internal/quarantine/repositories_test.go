@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package quarantine
 
 import (
 	"context"
@@ -79,7 +79,7 @@ func TestConfigurationIsReadAsGitReadsIt(t *testing.T) {
 
 // lookAt makes files in a new directory, which is also the user's home, and returns
 // it and a look at it. A name that ends in / is a directory.
-func lookAt(t *testing.T, files map[string]string) (string, *repositoryLook) {
+func lookAt(t *testing.T, files map[string]string) (string, *scanner) {
 	t.Helper()
 	dir := t.TempDir()
 	t.Setenv("HOME", dir)
@@ -107,7 +107,7 @@ func lookAt(t *testing.T, files map[string]string) (string, *repositoryLook) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir, &repositoryLook{reader: r}
+	return dir, &scanner{reader: r}
 }
 
 // TestFilesThatConfigurationNames: the files of the workspace that git would obey
@@ -136,10 +136,10 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	known := []string{".HG", ".git", "fake/.git", "h/.git", "m/.hg", "n/.caisson", "n/a/.git", "r/.git", "s/.git", "top"}
-	if diff := cmp.Diff(known, r.paths()); diff != "" {
+	if diff := cmp.Diff(known, r.listPaths()); diff != "" {
 		t.Errorf("known (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{".HG", "top", "fake/.git", "h/.git", "m/.hg", "r/.git", "s/.git", "n/a/.git"}, r.nested()); diff != "" {
+	if diff := cmp.Diff([]string{".HG", "top", "fake/.git", "h/.git", "m/.hg", "r/.git", "s/.git", "n/a/.git"}, r.listNested()); diff != "" {
 		t.Errorf("to be guarded, those nearest to the top first (-want +got):\n%s", diff)
 	}
 	want := []string{
@@ -161,11 +161,11 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 		t.Errorf("obeyed (-want +got):\n%s", diff)
 	}
 	for _, git := range []sandbox.GitMode{sandbox.GitReadOnly, sandbox.GitCommit} {
-		if got := slices.Contains(skipped(".git", git), "hooks"); got != (git == sandbox.GitCommit) || skipped("r/.git", git) != nil {
+		if got := slices.Contains(skippedEntries(".git", git), "hooks"); got != (git == sandbox.GitCommit) || skippedEntries("r/.git", git) != nil {
 			t.Errorf("%v: skips hooks: %t", git, got)
 		}
 	}
-	commit, err := findRepositories(t.Context(), &repositoryLook{reader: l.reader}, sandbox.GitCommit)
+	commit, err := findRepositories(t.Context(), &scanner{reader: l.reader}, sandbox.GitCommit)
 	if err != nil || !maps.Equal(commit.obeyed, r.obeyed) {
 		t.Errorf("where commands may commit, other files are obeyed: %v, %v", commit, err)
 	}
@@ -261,7 +261,7 @@ func TestBareRepositories(t *testing.T) {
 		t.Error("marks of names")
 	}
 	for dir, want := range map[string]string{"": "", "a": "a/HEAD", ".": "HEAD", "a/.git": "a/.git", ".hg": ".hg", "b/.caisson": "b/.caisson"} {
-		if got := entrance(dir); dir != "" && got != want {
+		if got := entryToRename(dir); dir != "" && got != want {
 			t.Errorf("entrance of %s: %s, want %s", dir, got, want)
 		}
 	}
@@ -273,8 +273,8 @@ func TestWhatALookCovers(t *testing.T) {
 	open := repositories{whole: true}
 	closed := repositories{whole: true, closed: map[string]closedDirectory{"a/b": {}}}
 	for p, want := range map[string]bool{"x": true, "a/.git": true, "a/b": true, "a/b/.git": false, "a/b/c/.git": false, "a/bc/.git": true} {
-		if !open.covers(p) || closed.covers(p) != want || new(repositories).covers(p) {
-			t.Errorf("%s: %t, %t", p, open.covers(p), closed.covers(p))
+		if !open.coversPath(p) || closed.coversPath(p) != want || new(repositories).coversPath(p) {
+			t.Errorf("%s: %t, %t", p, open.coversPath(p), closed.coversPath(p))
 		}
 	}
 }
@@ -290,7 +290,7 @@ func TestWhatALookKeepsIsBounded(t *testing.T) {
 		if !r.whole {
 			t.Fatalf("not whole with %d repositories", i)
 		}
-		r.add(fmt.Sprint(i))
+		r.addRepository(fmt.Sprint(i))
 	}
 	if r.whole || len(r.known) != maxRepositories {
 		t.Errorf("whole: %t, with %d repositories", r.whole, len(r.known))
@@ -412,7 +412,7 @@ func TestWhatOrdinaryWorkWrites(t *testing.T) {
 		git  sandbox.GitMode
 		want bool
 	}{{".git", sandbox.GitCommit, true}, {".git", sandbox.GitReadOnly, false}, {"a/.git", sandbox.GitCommit, false}} {
-		if got := skipped(c.p, c.git); (len(got) > 0) != c.want || c.want && !slices.Contains(got, "hooks") {
+		if got := skippedEntries(c.p, c.git); (len(got) > 0) != c.want || c.want && !slices.Contains(got, "hooks") {
 			t.Errorf("%s, %s: %q", c.p, c.git, got)
 		}
 	}

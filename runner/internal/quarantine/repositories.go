@@ -1,4 +1,4 @@
-package runner
+package quarantine
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// repositoriesTime bounds a look for repositories, of which nothing else is
+	// repositoriesTime bounds a scan for repositories, of which nothing else is
 	// bounded: some 100 million entries.
 	repositoriesTime = 10 * time.Minute
 	// maxRepositories and maxClosed bound what is kept of the workspace as it was.
@@ -26,23 +26,23 @@ const (
 type repositories struct {
 	// known are the fingerprints by path: of the directories .git and .hg, of files
 	// and symlinks of these names, and of directories that are bare repositories;
-	// "" where one could not be looked at whole.
+	// "" where one could not be read whole.
 	known map[string]string
 	// obeyed are files elsewhere in the workspace that their configuration names.
 	obeyed map[string]obeyedFile
-	// closed are the directories that could not be looked into.
+	// closed are the directories that could not be read.
 	closed map[string]closedDirectory
 	// unfinished are operations of the workspace's own repository that git goes on
 	// with.
 	unfinished map[string]bool
-	// whole reports whether everything else was looked at.
+	// whole reports whether everything else was read.
 	whole bool
 	// entries counts what was visited.
 	entries int
 }
 
-// closedDirectory tells whether a directory that can't be looked into was
-// accessible to commands, and is the same one.
+// closedDirectory identifies a directory that can't be read, and holds whether
+// commands could access it.
 type closedDirectory struct {
 	inode    uint64
 	mode     uint32
@@ -50,16 +50,16 @@ type closedDirectory struct {
 	changed  int64
 }
 
-// covers reports whether the look saw everything there was on the way to p: only
+// coversPath reports whether the scan saw everything there was on the way to p: only
 // then is a repository that it doesn't know a new one.
-func (r *repositories) covers(p string) bool {
+func (r *repositories) coversPath(p string) bool {
 	if !r.whole {
 		return false
 	}
 	if len(r.closed) == 0 {
 		return true
 	}
-	for _, dir := range ancestors(p) {
+	for _, dir := range parentDirs(p) {
 		if _, closed := r.closed[dir]; closed {
 			return false
 		}
@@ -121,62 +121,62 @@ func kindOfEntry(e *workspace.ScanEntry) repositoryKind {
 	return noRepository
 }
 
-// findRepositories looks for the repositories of a workspace as it is.
-func findRepositories(ctx context.Context, l *repositoryLook, git sandbox.GitMode) (*repositories, error) {
+// findRepositories finds the repositories of a workspace as it is.
+func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode) (*repositories, error) {
 	r := &repositories{known: map[string]string{}, obeyed: map[string]obeyedFile{}, closed: map[string]closedDirectory{}, unfinished: map[string]bool{}, whole: true}
-	err := l.reader.Scan(ctx, ".", workspace.ScanOptions{
-		Mounts: l.mounts,
+	err := s.reader.Scan(ctx, ".", workspace.ScanOptions{
+		Mounts: s.mounts,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
-			l.entries++
+			s.entries++
 			if kindOfEntry(e) != noRepository {
-				r.add(e.Path())
+				r.addRepository(e.Path())
 				return 0, ""
 			}
 			return markOf(e.Name()), enterDirectory(e)
 		},
 		Leave: func(dir string, marks uint8) {
 			if isBare(marks) {
-				r.add(dir)
+				r.addRepository(dir)
 			}
 		},
 		Unread: func(dir string, _ error) {
-			st, err := l.reader.StatEntry(ctx, dir)
+			st, err := s.reader.StatEntry(ctx, dir)
 			r.addClosed(dir, st, err)
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
-	for _, p := range r.paths() {
-		f, err := l.fingerprint(ctx, p, skipped(p, git)...)
+	for _, p := range r.listPaths() {
+		f, err := s.computeFingerprint(ctx, p, skippedEntries(p, git)...)
 		if err != nil {
 			return nil, err
 		}
-		r.known[p] = f.sum()
+		r.known[p] = f.hashLines()
 		if isNamed(path.Base(p), ".hg", ".caisson") {
 			continue
 		}
 		if p == ".git" {
 			// Its configuration is protected; what that names is not.
 			f = &fingerprint{shallow: true}
-			if err := l.addRepository(ctx, f, p); err != nil {
+			if err := s.addRepository(ctx, f, p); err != nil {
 				return nil, err
 			}
 		}
-		l.addObeyed(ctx, p, f.configs, r.obeyed)
+		s.addObeyed(ctx, p, f.configs, r.obeyed)
 	}
 	for _, name := range gitUnfinished {
 		p := path.Join(".git", name)
-		if _, err := l.reader.StatEntry(ctx, p); err == nil {
+		if _, err := s.reader.StatEntry(ctx, p); err == nil {
 			r.unfinished[p] = true
 		}
 	}
-	r.entries = l.entries
+	r.entries = s.entries
 	return r, nil
 }
 
-// add adds a repository that is yet to be looked at.
-func (r *repositories) add(p string) {
+// addRepository adds a repository that is yet to be read.
+func (r *repositories) addRepository(p string) {
 	if len(r.known) >= maxRepositories {
 		r.whole = false
 		return
@@ -184,7 +184,7 @@ func (r *repositories) add(p string) {
 	r.known[p] = ""
 }
 
-// addClosed adds a directory that could not be looked into; err is why st is not
+// addClosed adds a directory that could not be read; err is why st is not
 // known.
 func (r *repositories) addClosed(dir string, st workspace.ScanStat, err error) {
 	if err != nil || len(r.closed) >= maxClosed {
@@ -209,18 +209,18 @@ func closedOf(st workspace.ScanStat) closedDirectory {
 // with [sandbox.GitCommit], but for what ordinary work writes.
 func isGuarded(p string) bool { return p == ".git" || p == ".hg" }
 
-// skipped are the entries of a repository that its mounts protect, whatever
+// skippedEntries are the entries of a repository that its mounts protect, whatever
 // commands do: a change is the user's.
-func skipped(p string, git sandbox.GitMode) []string {
+func skippedEntries(p string, git sandbox.GitMode) []string {
 	if p != ".git" || git != sandbox.GitCommit {
 		return nil
 	}
 	return slices.Concat([]string{"config", "config.worktree", "commondir", "hooks", "info", "modules", "worktrees"}, gitUnfinished)
 }
 
-// nested lists the repositories that the sandbox is to guard, those nearest to
+// listNested lists the repositories that the sandbox is to guard, those nearest to
 // the top first.
-func (r *repositories) nested() []string {
+func (r *repositories) listNested() []string {
 	var out []string
 	for p := range r.known {
 		if !isGuarded(p) && path.Base(p) != ".caisson" && p != "." {
@@ -236,5 +236,5 @@ func (r *repositories) nested() []string {
 	return out
 }
 
-// paths lists the known repositories.
-func (r *repositories) paths() []string { return slices.Sorted(maps.Keys(r.known)) }
+// listPaths lists the known repositories.
+func (r *repositories) listPaths() []string { return slices.Sorted(maps.Keys(r.known)) }

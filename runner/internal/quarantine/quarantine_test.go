@@ -1,19 +1,22 @@
 //go:build linux
 
-package runner
+package quarantine
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
@@ -22,31 +25,104 @@ import (
 
 const evilConfig = "[core]\n\tfsmonitor = touch FIRED\n"
 
-// looked opens a session whose sandbox runs and whose workspace is recorded.
-func (b *bench) looked() *Session {
+// bench is a workspace and its quarantine.
+type bench struct {
+	t         *testing.T
+	dir       string
+	git       sandbox.GitMode
+	submounts []string
+	// applying, if it is set, makes each change by do, or fails.
+	applying func(op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error)
+	// renewed counts the sandboxes without protected mounts.
+	renewed int
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	return &bench{t: t, dir: t.TempDir()}
+}
+
+// opened returns a quarantine that has recorded nothing.
+func (b *bench) opened() *Quarantine {
 	b.t.Helper()
-	s := b.opened()
-	if _, err := s.exec.waitReady(b.t.Context()); err != nil {
+	held, err := os.Open(b.dir)
+	if err != nil {
 		b.t.Fatal(err)
 	}
-	return s
+	b.t.Cleanup(func() { held.Close() })
+	reader, err := workspace.NewReader(held, workspace.ReaderOptions{HostPath: b.dir})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	writer := workspace.NewWriter(held, workspace.WriterOptions{})
+	return New(Options{
+		Reader: reader, Submounts: b.submounts, Git: b.git, Log: zap.NewNop(),
+		Owner: func() (int, bool) { return os.Geteuid(), true },
+		Renew: func() error {
+			b.renewed++
+			return nil
+		},
+		Change: func(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+			do := func() (workspace.Change, error) { return writer.Apply(ctx, op) }
+			if b.applying != nil {
+				return b.applying(op, do)
+			}
+			return do()
+		},
+	})
+}
+
+// recorded returns a quarantine that has recorded the workspace.
+func (b *bench) recorded() *Quarantine {
+	b.t.Helper()
+	q := b.opened()
+	q.Record(b.t.Context())
+	return q
 }
 
 // change runs a script in the workspace.
 func (b *bench) change(script string) {
 	b.t.Helper()
-	if out := b.host("set -e; " + script); !regexp.MustCompile(`\(<nil>\)$`).MatchString(out) {
-		b.t.Fatalf("%s: %s", script, out)
+	cmd := exec.CommandContext(b.t.Context(), "sh", "-c", "set -e; "+script)
+	cmd.Dir = b.dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.t.Fatalf("%s: %v: %s", script, err, out)
 	}
 }
 
+func (b *bench) file(name, text string) {
+	b.t.Helper()
+	path := filepath.Join(b.dir, name)
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) exists(name string) bool {
+	b.t.Helper()
+	_, err := os.Lstat(filepath.Join(b.dir, name))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		b.t.Fatal(err)
+	}
+	return err == nil
+}
+
 // renamed returns the old paths of what was renamed.
-func (q *quarantine) renamed() []string {
-	return slices.Sorted(slices.Values(paths(slices.Collect(maps.Values(q.moves)))))
+func (q *Quarantine) renamed() []string {
+	return pathsOf(q.moves)
+}
+
+func pathsOf(moves map[string]record.Quarantined) []string {
+	var out []string
+	for _, m := range moves {
+		out = append(out, m.Path)
+	}
+	slices.Sort(out)
+	return out
 }
 
 // failures returns the reasons by path.
-func (q *quarantine) failures() map[string]string {
+func (q *Quarantine) failures() map[string]string {
 	out := map[string]string{}
 	for p, f := range q.failed {
 		out[p] = f.Why
@@ -71,14 +147,14 @@ func TestQuarantineAfterACommand(t *testing.T) {
 		"not looked at at first": {"", cheapEntries, true, "mkdir .hg", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, plantTurns)
+			b := newBench(t)
 			b.change(c.before)
-			s := b.looked()
-			bindOf(s).quarantine.found.entries, bindOf(s).quarantine.found.whole = c.entries, !c.partial
+			q := b.recorded()
+			q.found.entries, q.found.whole = c.entries, !c.partial
 			b.change(c.during)
-			s.tracker.checkAfterCommand(t.Context())
-			if diff := cmp.Diff(c.want, bindOf(s).quarantine.renamed()); diff != "" || len(bindOf(s).quarantine.failed) > 0 {
-				t.Errorf("failed %v, renamed (-want +got):\n%s", bindOf(s).quarantine.failures(), diff)
+			q.CheckAfterCommand(t.Context())
+			if diff := cmp.Diff(c.want, q.renamed()); diff != "" || len(q.failed) > 0 {
+				t.Errorf("failed %v, renamed (-want +got):\n%s", q.failures(), diff)
 			}
 		})
 	}
@@ -110,19 +186,19 @@ func TestWhatIsQuarantined(t *testing.T) {
 		"one that could not be looked at then": {before: "mkdir -p sub/.git", during: "echo x >sub/.git/config", found: func(r *repositories) { r.known["sub/.git"] = "" }, failed: map[string]string{"sub/.git": whyPartly}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, plantTurns)
-			b.opts.Git = c.git
+			b := newBench(t)
+			b.git = c.git
 			b.change(c.before)
-			s := b.looked()
+			q := b.recorded()
 			if c.found != nil {
-				c.found(bindOf(s).quarantine.found)
+				c.found(q.found)
 			}
 			b.change(c.during)
-			bindOf(s).quarantine.renameNew(t.Context(), true)
-			if diff := cmp.Diff(c.renamed, bindOf(s).quarantine.renamed()); diff != "" {
+			q.renameNew(t.Context(), true)
+			if diff := cmp.Diff(c.renamed, q.renamed()); diff != "" {
 				t.Errorf("renamed (-want +got):\n%s", diff)
 			}
-			if got := bindOf(s).quarantine.failures(); !maps.Equal(got, c.failed) {
+			if got := q.failures(); !maps.Equal(got, c.failed) {
 				t.Errorf("failed %q, want %q", got, c.failed)
 			}
 		})
@@ -132,11 +208,11 @@ func TestWhatIsQuarantined(t *testing.T) {
 // TestARenamedRepositoryIsNoBareOne: under its new name a .git is a directory that
 // git takes for a bare repository.
 func TestARenamedRepositoryIsNoBareOne(t *testing.T) {
-	b := newBench(t, plantTurns)
-	s := b.looked()
+	b := newBench(t)
+	q := b.recorded()
 	b.change("mkdir -p sub/.git/objects sub/.git/refs; echo 'ref: refs/heads/main' >sub/.git/HEAD")
-	bindOf(s).quarantine.renameNew(t.Context(), false)
-	list := bindOf(s).quarantine.list(t.Context())
+	q.renameNew(t.Context(), false)
+	list := q.List(t.Context())
 	if len(list) != 1 || !regexp.MustCompile(`^sub/\.git\.quarantined-[0-9A-Z]{26}$`).MatchString(list[0].To) {
 		t.Fatalf("renamed %+v", list)
 	}
@@ -147,95 +223,69 @@ func TestARenamedRepositoryIsNoBareOne(t *testing.T) {
 
 // TestObeyedFilesAreQuarantinedAtTheEnd: ordinary work may change them meanwhile.
 func TestObeyedFilesAreQuarantinedAtTheEnd(t *testing.T) {
-	b := newBench(t, plantTurns)
+	b := newBench(t)
 	b.change(`mkdir .git hooks; printf '[core]\n\thooksPath = hooks\n' >.git/config; : >hooks/pre-commit`)
-	s := b.looked()
+	q := b.recorded()
 	b.file("hooks/pre-commit", "touch FIRED\n")
-	s.tracker.checkAfterCommand(t.Context())
+	q.CheckAfterCommand(t.Context())
 	if !b.exists("hooks/pre-commit") {
 		t.Error("it was renamed after a command")
 	}
-	s.tracker.checkAtEnd()
-	if got := bindOf(s).quarantine.renamed(); b.exists("hooks/pre-commit") || !slices.Equal(got, []string{"hooks/pre-commit"}) || len(bindOf(s).quarantine.failed) > 0 {
-		t.Errorf("renamed %q, failed %v", got, bindOf(s).quarantine.failures())
+	q.CheckAtEnd()
+	if got := q.renamed(); b.exists("hooks/pre-commit") || !slices.Equal(got, []string{"hooks/pre-commit"}) || len(q.failed) > 0 {
+		t.Errorf("renamed %q, failed %v", got, q.failures())
 	}
 }
 
 // TestALookThatDoesNotEndIsReported: whatever it did before.
 func TestALookThatDoesNotEndIsReported(t *testing.T) {
-	b := newBench(t, plantTurns)
+	b := newBench(t)
 	b.change(`mkdir .git hooks; printf '[core]\n\thooksPath = hooks\n' >.git/config; : >hooks/pre-commit`)
-	s := b.looked()
+	q := b.recorded()
 	ctx, cancel := context.WithCancelCause(t.Context())
-	b.backend.applying = func(_ *fakeBox, _ workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
+	b.applying = func(_ workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
 		defer cancel(errSlow)
 		return do()
 	}
 	b.file("hooks/pre-commit", "touch FIRED\n")
 	want := map[string]string{".": "the look for repositories did not end: " + errSlow.Error()}
 	for _, when := range []string{"behind the scan", "before it"} {
-		bindOf(s).quarantine.renameNew(ctx, true)
-		if got := bindOf(s).quarantine.failures(); !maps.Equal(got, want) {
+		q.renameNew(ctx, true)
+		if got := q.failures(); !maps.Equal(got, want) {
 			t.Errorf("%s: failed %q", when, got)
 		}
-		bindOf(s).quarantine.failed = nil
+		q.failed = nil
 	}
 	if b.exists("hooks/pre-commit") {
 		t.Error("control: nothing was renamed before the end")
 	}
 }
 
-// TestQuarantineNeedsASandbox: where no command can have changed the workspace, what
-// is new in it is its user's.
-func TestQuarantineNeedsASandbox(t *testing.T) {
-	b := newBench(t, plantTurns)
-	s := b.looked()
-	b.file("sub/.git/config", evilConfig)
-	s.box.usable = false
-	s.tracker.checkAtEnd()
-	if !b.exists("sub/.git") {
-		t.Error("the user's repository was renamed")
-	}
-	s.box.usable = true
-	s.tracker.checkAtEnd()
-	if b.exists("sub/.git") {
-		t.Error("control: nothing was renamed in a session with commands")
-	}
-	b = newBench(t, plantTurns).overlaid()
-	s = b.looked()
-	b.file("sub/.git/config", evilConfig)
-	s.tracker.checkAfterCommand(t.Context())
-	s.tracker.checkAtEnd()
-	if !b.exists("sub/.git") {
-		t.Error("the user's repository was renamed by an overlay session")
-	}
-}
-
 // TestFailedRenamesAreTriedAgain: once more, and then in a sandbox that mounts nothing.
 func TestFailedRenamesAreTriedAgain(t *testing.T) {
-	for name, boxes := range map[string]int{"a passing failure": 1, "a mount": 2} {
+	for name, sandboxes := range map[string]int{"a passing failure": 0, "a mount": 1} {
 		t.Run(name, func(t *testing.T) {
-			b := newBench(t, plantTurns)
+			b := newBench(t)
 			fails := true
-			b.backend.applying = func(box *fakeBox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
-				if fails && box.number == 0 {
+			b.applying = func(op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
+				if fails && b.renewed == 0 {
 					return workspace.Change{}, &workspace.Error{Kind: workspace.KindIO, Path: op.Path, Detail: "busy"}
 				}
 				return do()
 			}
-			s := b.looked()
+			q := b.recorded()
 			b.file("sub/.git/config", evilConfig)
-			s.tracker.checkAfterCommand(t.Context())
-			if !b.exists("sub/.git") || len(bindOf(s).quarantine.failed) != 1 {
-				t.Fatalf("control: failed %v", bindOf(s).quarantine.failures())
+			q.CheckAfterCommand(t.Context())
+			if !b.exists("sub/.git") || len(q.failed) != 1 {
+				t.Fatalf("control: failed %v", q.failures())
 			}
-			fails = boxes > 1
-			s.tracker.checkAtEnd()
-			if b.exists("sub/.git") || len(bindOf(s).quarantine.failed) > 0 || len(bindOf(s).quarantine.moves) != 1 {
-				t.Errorf("renamed %q, failed %v", bindOf(s).quarantine.renamed(), bindOf(s).quarantine.failures())
+			fails = sandboxes > 0
+			q.CheckAtEnd()
+			if b.exists("sub/.git") || len(q.failed) > 0 || len(q.moves) != 1 {
+				t.Errorf("renamed %q, failed %v", q.renamed(), q.failures())
 			}
-			if n := len(b.backend.boxes); n != boxes || b.backend.boxes[n-1].spec.Workspace.Unguarded != (boxes > 1) {
-				t.Errorf("%d sandboxes, want %d", n, boxes)
+			if b.renewed != sandboxes {
+				t.Errorf("%d sandboxes, want %d", b.renewed, sandboxes)
 			}
 		})
 	}
@@ -249,23 +299,23 @@ func TestModesAreChangedWhereTheyForbid(t *testing.T) {
 		doors  bool
 		chmods int
 	}{"forbidden": {workspace.KindPermission, true, 3}, "busy": {workspace.KindIO, true, 0}, "forbidden at the top": {workspace.KindPermission, false, 0}} {
-		b := newBench(t, plantTurns)
+		b := newBench(t)
 		chmods := 0
-		b.backend.applying = func(_ *fakeBox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
+		b.applying = func(op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
 			if op.Kind == workspace.OpRename {
 				return workspace.Change{}, &workspace.Error{Kind: c.kind, Path: op.Path, Detail: "no"}
 			}
 			chmods++
 			return do()
 		}
-		s := b.looked()
+		q := b.recorded()
 		b.file("sub/.git/config", evilConfig)
 		var doors *closedDirectories
 		if c.doors {
-			doors = bindOf(s).quarantine.closedDirectories()
+			doors = q.closedDirectories()
 		}
-		if to := bindOf(s).quarantine.move(t.Context(), "sub/.git", "", doors); to != "" || len(bindOf(s).quarantine.failed) != 1 || chmods != c.chmods {
-			t.Errorf("%s: renamed to %q, failed %v, %d modes were set", name, to, bindOf(s).quarantine.failures(), chmods)
+		if to := q.renamePath(t.Context(), "sub/.git", "", doors); to != "" || len(q.failed) != 1 || chmods != c.chmods {
+			t.Errorf("%s: renamed to %q, failed %v, %d modes were set", name, to, q.failures(), chmods)
 		}
 	}
 }
@@ -273,10 +323,10 @@ func TestModesAreChangedWhereTheyForbid(t *testing.T) {
 // TestUnreadDirectories: a directory that can't be looked into is reported unless
 // it was the same one before, and closed to commands as well.
 func TestUnreadDirectories(t *testing.T) {
-	b := newBench(t, plantTurns)
+	b := newBench(t)
 	b.change("mkdir private; chmod 600 private")
-	s := b.looked()
-	st, err := bindOf(s).original.StatEntry(t.Context(), "private")
+	q := b.recorded()
+	st, err := q.opts.Reader.StatEntry(t.Context(), "private")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,51 +344,46 @@ func TestUnreadDirectories(t *testing.T) {
 		"changed":                   {repositories{closed: map[string]closedDirectory{"private": other}}, whyClosed},
 		"changed and was open once": {repositories{closed: map[string]closedDirectory{"private": open}}, whyClosed},
 	} {
-		bindOf(s).quarantine.found, bindOf(s).quarantine.failed = &c.found, nil
-		bindOf(s).quarantine.noteUnread(t.Context(), "private", errors.New("no"))
-		if got := bindOf(s).quarantine.failed["private"].Why; got != c.want {
+		q.found, q.failed = &c.found, nil
+		q.noteUnread(t.Context(), "private", errors.New("no"))
+		if got := q.failed["private"].Why; got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
-	bindOf(s).quarantine.found, bindOf(s).quarantine.failed = &repositories{closed: map[string]closedDirectory{"gone": same}}, nil
-	if bindOf(s).quarantine.noteUnread(t.Context(), "gone", errors.New("no")); bindOf(s).quarantine.failed["gone"].Why != whyClosed {
+	q.found, q.failed = &repositories{closed: map[string]closedDirectory{"gone": same}}, nil
+	if q.noteUnread(t.Context(), "gone", errors.New("no")); q.failed["gone"].Why != whyClosed {
 		t.Error("a directory that is gone is vouched for")
 	}
 }
 
 // TestSearchable: commands have the rights of the workspace's owner.
 func TestSearchable(t *testing.T) {
-	s := newBench(t, plantTurns).opened()
+	q := newBench(t).opened()
 	self, other := uint32(os.Geteuid()), uint32(os.Geteuid()+1) //nolint:gosec // uids
 	for d, want := range map[closedDirectory]bool{
 		{uid: self, mode: 0o100}: true, {uid: self, mode: 0o677}: false,
 		{uid: other, mode: 0o010}: true, {uid: other, mode: 0o001}: true, {uid: other, mode: 0o766}: false,
 	} {
-		if got := bindOf(s).quarantine.isSearchable(d); got != want {
+		if got := q.isSearchable(d); got != want {
 			t.Errorf("%+v: %t", d, got)
 		}
 	}
-	gone, err := os.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone.Close()
-	bindOf(s).quarantine.dir = gone
-	if !bindOf(s).quarantine.isSearchable(closedDirectory{uid: self}) {
+	q.opts.Owner = func() (int, bool) { return 0, false }
+	if !q.isSearchable(closedDirectory{uid: self}) {
 		t.Error("a directory counts as closed to commands where their user is not known")
 	}
 }
 
 // TestQuarantineIsBounded: beyond the bound, renames and failures are counted.
 func TestQuarantineIsBounded(t *testing.T) {
-	var q quarantine
+	var q Quarantine
 	for i := range maxNoted + 3 {
 		p := fmt.Sprint(i)
-		q.done(record.Quarantined{Path: p, To: p + "-to"})
-		q.fail(record.Quarantined{Path: p})
-		q.pin(p, "why")
+		q.addMove(record.Quarantined{Path: p, To: p + "-to"})
+		q.addFailure(record.Quarantined{Path: p})
+		q.pinMove(p, "why")
 	}
-	q.fail(record.Quarantined{Path: "0", Why: "again"})
+	q.addFailure(record.Quarantined{Path: "0", Why: "again"})
 	if len(q.moves) != maxNoted || q.moreMoved != 3 || len(q.failed) != maxNoted || q.moreFailed != 3 || len(q.pinned) != maxNoted || q.failed["0"].Why != "again" {
 		t.Errorf("%d moves and %d more, %d failures and %d more, %d to be tried", len(q.moves), q.moreMoved, len(q.failed), q.moreFailed, len(q.pinned))
 	}
@@ -346,15 +391,15 @@ func TestQuarantineIsBounded(t *testing.T) {
 
 // TestQuarantinedIsListed: failures come first; what is gone is no failure.
 func TestQuarantinedIsListed(t *testing.T) {
-	b := newBench(t, plantTurns)
-	s := b.opened()
+	b := newBench(t)
+	q := b.opened()
 	b.change("mkdir -p stuck/.git")
-	bindOf(s).quarantine.fail(record.Quarantined{Path: "stuck/.git", Why: "busy"})
-	bindOf(s).quarantine.fail(record.Quarantined{Path: "gone/.git", Why: "busy"})
-	bindOf(s).quarantine.done(record.Quarantined{Path: "b\xff/.git", To: "b\xff/.git-1"})
-	bindOf(s).quarantine.done(record.Quarantined{Path: "a/.git", To: "a/.git-2"})
-	bindOf(s).quarantine.done(record.Quarantined{Path: "a/.git", To: "a/.git-1"})
-	bindOf(s).quarantine.moreFailed, bindOf(s).quarantine.moreMoved = 1, 1
+	q.addFailure(record.Quarantined{Path: "stuck/.git", Why: "busy"})
+	q.addFailure(record.Quarantined{Path: "gone/.git", Why: "busy"})
+	q.addMove(record.Quarantined{Path: "b\xff/.git", To: "b\xff/.git-1"})
+	q.addMove(record.Quarantined{Path: "a/.git", To: "a/.git-2"})
+	q.addMove(record.Quarantined{Path: "a/.git", To: "a/.git-1"})
+	q.moreFailed, q.moreMoved = 1, 1
 	want := []record.Quarantined{
 		{Path: "stuck/.git", Why: "busy"},
 		{Path: ".", Why: "1 more in the workspace were not renamed either, or could not be looked at"},
@@ -364,7 +409,7 @@ func TestQuarantinedIsListed(t *testing.T) {
 		{Path: ".", To: ".", Why: "1 more were renamed"},
 	}
 	for range 2 {
-		if diff := cmp.Diff(want, bindOf(s).quarantine.list(t.Context())); diff != "" {
+		if diff := cmp.Diff(want, q.List(t.Context())); diff != "" {
 			t.Errorf("listed (-want +got):\n%s", diff)
 		}
 	}
@@ -372,7 +417,7 @@ func TestQuarantinedIsListed(t *testing.T) {
 
 func TestShowBytes(t *testing.T) {
 	for name, want := range map[string]string{"é": "é", "a\x7f\x80": "a\x7f" + `\x80`, "é\xff": `\xc3\xa9\xff`} {
-		if got := showBytes(name); got != want {
+		if got := ShowBytes(name); got != want {
 			t.Errorf("%q is shown as %q, want %q", name, got, want)
 		}
 	}
@@ -380,9 +425,9 @@ func TestShowBytes(t *testing.T) {
 
 // TestMountsOfALook: those in the workspace, however they are named.
 func TestMountsOfALook(t *testing.T) {
-	b := newBench(t, plantTurns)
-	b.opts.Submounts = []string{"sub", filepath.Join(b.dir, "x"), "/elsewhere"}
-	if diff := cmp.Diff([]string{"sub", "x"}, bindOf(b.opened()).quarantine.repositoryLook().mounts); diff != "" {
+	b := newBench(t)
+	b.submounts = []string{"sub", filepath.Join(b.dir, "x"), "/elsewhere"}
+	if diff := cmp.Diff([]string{"sub", "x"}, b.opened().newScanner().mounts); diff != "" {
 		t.Errorf("mounts (-want +got):\n%s", diff)
 	}
 }

@@ -1,4 +1,4 @@
-package runner
+package quarantine
 
 import (
 	"context"
@@ -46,9 +46,9 @@ var gitHooks = strings.Fields("applypatch-msg pre-applypatch post-applypatch pre
 	"pre-auto-gc post-rewrite sendemail-validate fsmonitor-watchman post-index-change")
 
 // addObeyed notes in files what a repository's configuration names.
-func (l *repositoryLook) addObeyed(ctx context.Context, repo string, configs []string, files map[string]obeyedFile) {
+func (s *scanner) addObeyed(ctx context.Context, repo string, configs []string, files map[string]obeyedFile) {
 	for _, config := range configs {
-		l.addConfig(ctx, worktreeOf(repo, config), config, maxIncludes, files)
+		s.addConfig(ctx, worktreeOf(repo, config), config, maxIncludes, files)
 	}
 }
 
@@ -63,8 +63,8 @@ func worktreeOf(repo, config string) string {
 	return repo
 }
 
-func (l *repositoryLook) addConfig(ctx context.Context, worktree, config string, depth int, files map[string]obeyedFile) {
-	file, err := l.reader.ReadFile(ctx, config, 0, fingerprintBytes)
+func (s *scanner) addConfig(ctx context.Context, worktree, config string, depth int, files map[string]obeyedFile) {
+	file, err := s.reader.ReadFile(ctx, config, 0, fingerprintBytes)
 	if err != nil || depth == 0 {
 		return
 	}
@@ -72,23 +72,23 @@ func (l *repositoryLook) addConfig(ctx context.Context, worktree, config string,
 	note := func(p, key string) {
 		if _, known := files[p]; !known && room > 0 && p != ".git" && !strings.HasPrefix(p, ".git/") {
 			room--
-			files[p] = obeyedFile{state: l.fileState(ctx, p), why: key + " in " + config}
+			files[p] = obeyedFile{state: s.fileState(ctx, p), why: key + " in " + config}
 		}
 	}
 	for key, value := range configValues(string(file.Data)) {
 		switch {
 		case key == "include.path" || strings.HasPrefix(key, "includeif.") && strings.HasSuffix(key, ".path"):
-			if p, ok := l.leads(path.Dir(config), value); ok {
+			if p, ok := s.resolveValue(path.Dir(config), value); ok {
 				note(p, key)
-				l.addConfig(ctx, worktree, p, depth-1, files)
+				s.addConfig(ctx, worktree, p, depth-1, files)
 			}
 		case key == "core.hookspath":
-			if dir, ok := l.leads(worktree, value); ok {
-				l.noteHooks(ctx, dir, func(p string) { note(p, key) })
+			if dir, ok := s.resolveValue(worktree, value); ok {
+				s.noteHooks(ctx, dir, func(p string) { note(p, key) })
 			}
 		case gitCommands().MatchString(key):
 			for _, word := range strings.FieldsFunc(value, func(r rune) bool { return strings.ContainsRune(" \t\n'\"`$(){};&|<>=!,", r) }) {
-				if p, ok := l.leads(worktree, word); ok && l.isProgram(ctx, word, p) {
+				if p, ok := s.resolveValue(worktree, word); ok && s.isProgram(ctx, word, p) {
 					note(p, key)
 				}
 			}
@@ -98,8 +98,8 @@ func (l *repositoryLook) addConfig(ctx context.Context, worktree, config string,
 
 // isProgram reports whether a word of a command may name a file p of the
 // workspace: one with a slash that is no directory, or any file that is there.
-func (l *repositoryLook) isProgram(ctx context.Context, word, p string) bool {
-	info, err := l.reader.Stat(ctx, p)
+func (s *scanner) isProgram(ctx context.Context, word, p string) bool {
+	info, err := s.reader.Stat(ctx, p)
 	if err != nil {
 		return strings.Contains(word, "/")
 	}
@@ -108,11 +108,11 @@ func (l *repositoryLook) isProgram(ctx context.Context, word, p string) bool {
 
 // noteHooks notes the files in a directory of hooks, which may run one another,
 // and the hooks that are not there.
-func (l *repositoryLook) noteHooks(ctx context.Context, dir string, note func(p string)) {
+func (s *scanner) noteHooks(ctx context.Context, dir string, note func(p string)) {
 	for _, name := range gitHooks {
 		note(path.Join(dir, name))
 	}
-	if list, _ := l.reader.List(ctx, dir, 1); len(list.Entries) <= maxObeyed/2 {
+	if list, _ := s.reader.List(ctx, dir, 1); len(list.Entries) <= maxObeyed/2 {
 		for _, e := range list.Entries {
 			if e.Type != workspace.TypeDir {
 				note(e.Path)
@@ -121,8 +121,8 @@ func (l *repositoryLook) noteHooks(ctx context.Context, dir string, note func(p 
 	}
 }
 
-// leads returns the path in the workspace that a value names, relative to dir.
-func (l *repositoryLook) leads(dir, value string) (string, bool) {
+// resolveValue returns the path in the workspace that a value names, relative to dir.
+func (s *scanner) resolveValue(dir, value string) (string, bool) {
 	if rest, ok := strings.CutPrefix(value, "~/"); ok {
 		home, err := os.UserHomeDir()
 		if err != nil {
@@ -136,22 +136,22 @@ func (l *repositoryLook) leads(dir, value string) (string, bool) {
 	case !path.IsAbs(value):
 		value = path.Join(dir, value)
 	}
-	p, err := l.reader.Relative(value)
+	p, err := s.reader.Relative(value)
 	return p, err == nil && p != "."
 }
 
-// fileState tells one state of a file from another, and of the symlinks that lead
-// to it.
-func (l *repositoryLook) fileState(ctx context.Context, p string) string {
+// fileState returns a hash of a file and of the symlinks that lead to it, "" if it
+// can't be read.
+func (s *scanner) fileState(ctx context.Context, p string) string {
 	sum := sha256.New()
 	f := &fingerprint{whole: true}
-	for _, above := range append(ancestors(p)[1:], p) {
-		st, err := l.reader.StatEntry(ctx, above)
+	for _, above := range append(parentDirs(p)[1:], p) {
+		st, err := s.reader.StatEntry(ctx, above)
 		if err != nil {
 			break
 		}
 		if st.Type != workspace.TypeDir {
-			fmt.Fprintf(sum, "%q %s\n", above, l.describe(ctx, f, above, st))
+			fmt.Fprintf(sum, "%q %s\n", above, s.describeEntry(ctx, f, above, st))
 		}
 	}
 	if !f.whole {
@@ -162,13 +162,13 @@ func (l *repositoryLook) fileState(ctx context.Context, p string) string {
 
 // changedObeyed calls quarantine with what is to be renamed so that git does not
 // obey a file that was changed: the file, or the symlink that leads to it.
-func (l *repositoryLook) changedObeyed(ctx context.Context, files map[string]obeyedFile, quarantine func(entrance, why string)) {
+func (s *scanner) changedObeyed(ctx context.Context, files map[string]obeyedFile, quarantine func(p, why string)) {
 	for p, was := range files {
-		if state := l.fileState(ctx, p); state != "" && state == was.state {
+		if state := s.fileState(ctx, p); state != "" && state == was.state {
 			continue
 		}
-		for _, above := range append(ancestors(p)[1:], p) {
-			st, err := l.reader.StatEntry(ctx, above)
+		for _, above := range append(parentDirs(p)[1:], p) {
+			st, err := s.reader.StatEntry(ctx, above)
 			if err != nil {
 				break // nothing is obeyed any more
 			}

@@ -1,11 +1,12 @@
-package runner
+// Package quarantine finds the repositories of a workspace and renames those that a
+// session added or in which it changed what git or hg of the host would obey.
+package quarantine
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -19,7 +20,7 @@ import (
 )
 
 const (
-	// cheapEntries is the size up to which a workspace is looked through after
+	// cheapEntries is the size up to which a workspace is scanned after
 	// each command: 1 µs an entry on two quiet cores and 10 on busy ones
 	// (BenchmarkSnapshot), so less than what a command costs.
 	cheapEntries = 1000
@@ -39,25 +40,35 @@ const (
 	whyChanged = "what is obeyed or run in it was changed"
 )
 
-// quarantine finds and renames repositories that appeared or were changed. It is safe for
-// concurrent use.
-type quarantine struct {
-	// reader reads the workspace dir; submounts are accepted mounts in it.
-	reader    *workspace.Reader
-	dir       *os.File
-	submounts []string
-	git       sandbox.GitMode
-	// change makes a change inside the sandbox, renew replaces that by one without
-	// protected mounts.
-	change func(context.Context, workspace.Op) (workspace.Change, error)
-	renew  func() error
-	log    *zap.Logger
+// errSlow is the cause of a scan that took too long.
+var errSlow = errors.New("no answer in time")
+
+// Options configures a [Quarantine]. Reader, Owner, Change, Renew and Log are
+// required.
+type Options struct {
+	// Reader reads the workspace; Submounts are accepted mounts in it.
+	Reader    *workspace.Reader
+	Submounts []string
+	Git       sandbox.GitMode
+	// Owner returns the user ID of the workspace's owner.
+	Owner func() (uid int, known bool)
+	// Change makes a change inside the sandbox. Renew replaces the sandbox by one
+	// without protected mounts.
+	Change func(context.Context, workspace.Op) (workspace.Change, error)
+	Renew  func() error
+	Log    *zap.Logger
+}
+
+// Quarantine finds and renames repositories that appeared or were changed. It is
+// safe for concurrent use once [Quarantine.Record] has returned.
+type Quarantine struct {
+	opts Options
 	// found are the repositories at the session's start.
 	found *repositories
 
 	mu sync.Mutex
 	// moves are the renames by new path, failed those that failed, and the
-	// directories that could not be looked at, by path.
+	// directories that could not be read, by path.
 	moves, failed         map[string]record.Quarantined
 	moreMoved, moreFailed int
 	// pinned are renames that failed, perhaps because of a mount.
@@ -66,10 +77,30 @@ type quarantine struct {
 
 type pinnedMove struct{ path, why string }
 
-// afterCommand renames repositories that a command made, where finding them is
+// New returns a quarantine. [Quarantine.Record] must be called next.
+func New(o Options) *Quarantine { return &Quarantine{opts: o} }
+
+// Record finds the repositories of the workspace as it is, and returns their paths.
+func (q *Quarantine) Record(ctx context.Context) []string {
+	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
+	defer cancel()
+	found, err := findRepositories(ctx, q.newScanner(), q.opts.Git)
+	if err != nil {
+		q.opts.Log.Warn("scan for repositories", zap.Error(err))
+		found = &repositories{} // nothing is known
+	}
+	q.found = found
+	return found.listPaths()
+}
+
+// Nested returns the recorded repositories that the sandbox must protect by mounts of
+// their own, those nearest to the top first.
+func (q *Quarantine) Nested() []string { return q.found.listNested() }
+
+// CheckAfterCommand renames repositories that a command made, where finding them is
 // cheap; the others are found when the session ends. At the top they are found at
 // once.
-func (q *quarantine) afterCommand(ctx context.Context) {
+func (q *Quarantine) CheckAfterCommand(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
 	defer cancel()
 	q.mu.Lock() // one opens and closes directories at a time
@@ -79,15 +110,15 @@ func (q *quarantine) afterCommand(ctx context.Context) {
 		return
 	}
 	for _, name := range []string{".hg", ".caisson"} {
-		st, err := q.reader.StatEntry(ctx, name)
-		if _, known := q.found.known[name]; err == nil && !known && q.found.covers(name) && (name == ".hg" || st.Type == workspace.TypeSymlink) {
-			q.move(ctx, name, "", nil)
+		st, err := q.opts.Reader.StatEntry(ctx, name)
+		if _, known := q.found.known[name]; err == nil && !known && q.found.coversPath(name) && (name == ".hg" || st.Type == workspace.TypeSymlink) {
+			q.renamePath(ctx, name, "", nil)
 		}
 	}
 }
 
-// atEnd renames what is left when the turns are over.
-func (q *quarantine) atEnd() {
+// CheckAtEnd renames what is left when the turns are over.
+func (q *Quarantine) CheckAtEnd() {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), repositoriesTime, errSlow)
 	defer cancel()
 	q.mu.Lock()
@@ -106,69 +137,69 @@ func (q *quarantine) atEnd() {
 // directory, or at one above it that has it as a submodule. A repository that
 // the first scan may have missed could be the user's own, and is only reported. The
 // last call also checks the files that ordinary work may change.
-func (q *quarantine) renameNew(ctx context.Context, last bool) {
+func (q *Quarantine) renameNew(ctx context.Context, last bool) {
 	doors := q.closedDirectories()
-	l := q.repositoryLook()
-	l.open = func(dir string) (func(), error) { return q.openDirectory(ctx, doors, dir) }
-	err := l.reader.Scan(ctx, ".", workspace.ScanOptions{
-		Mounts: l.mounts, Open: l.open,
+	s := q.newScanner()
+	s.open = func(dir string) (func(), error) { return q.openDirectory(ctx, doors, dir) }
+	err := s.reader.Scan(ctx, ".", workspace.ScanOptions{
+		Mounts: s.mounts, Open: s.open,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
 			if kind := kindOfEntry(e); kind != noRepository {
 				// In it may lie what is a bare repository under any name.
-				return 0, q.checkEntry(ctx, l, e.Path(), e.Type, doors)
+				return 0, q.checkEntry(ctx, s, e.Path(), e.Type, doors)
 			}
 			return markOf(e.Name()), enterDirectory(e)
 		},
 		Leave: func(dir string, marks uint8) {
 			if isBare(marks) {
-				q.checkEntry(ctx, l, dir, workspace.TypeDir, doors)
+				q.checkEntry(ctx, s, dir, workspace.TypeDir, doors)
 			}
 		},
 		Unread: func(dir string, err error) { q.noteUnread(ctx, dir, err) },
 	})
 	if err == nil && last {
-		l.changedObeyed(ctx, q.found.obeyed, func(p, why string) { q.move(ctx, p, why, doors) })
-		err = ended(ctx)
+		s.changedObeyed(ctx, q.found.obeyed, func(p, why string) { q.renamePath(ctx, p, why, doors) })
+		err = contextError(ctx)
 	}
 	if err != nil {
-		q.log.Warn("look for repositories", zap.Error(err))
-		q.fail(record.Quarantined{Path: ".", Why: "the look for repositories did not end: " + err.Error()})
+		q.opts.Log.Warn("look for repositories", zap.Error(err))
+		q.addFailure(record.Quarantined{Path: ".", Why: "the look for repositories did not end: " + err.Error()})
 	}
 }
 
-// repositoryLook returns a look at the workspace's own directory.
-func (q *quarantine) repositoryLook() *repositoryLook {
-	l := &repositoryLook{reader: q.reader}
-	for _, name := range q.submounts { // absolute, or relative to the workspace
-		if rel, err := q.reader.Relative(name); err == nil {
-			l.mounts = append(l.mounts, rel)
+// newScanner returns a scanner of the workspace's own directory.
+func (q *Quarantine) newScanner() *scanner {
+	s := &scanner{reader: q.opts.Reader}
+	for _, name := range q.opts.Submounts { // absolute, or relative to the workspace
+		if rel, err := q.opts.Reader.Relative(name); err == nil {
+			s.mounts = append(s.mounts, rel)
 		}
 	}
-	return l
+	return s
 }
 
 // checkEntry renames a repository that is new, or was changed, and returns
 // its new path, "" where it was not renamed.
-func (q *quarantine) checkEntry(ctx context.Context, l *repositoryLook, p string, typ workspace.Type, doors *closedDirectories) string {
+func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ workspace.Type, doors *closedDirectories) string {
 	was, known := q.found.known[p]
-	name := entrance(p)
+	name := entryToRename(p)
 	switch {
-	case known && isGuarded(p) && (p != ".git" || q.git != sandbox.GitCommit):
+	case known && isGuarded(p) && (p != ".git" || q.opts.Git != sandbox.GitCommit):
 		return "" // its mount protects it
 	case !known && p == ".git" && typ == workspace.TypeDir && q.isEmpty(ctx, p):
 		return "" // the sandbox's own placeholder, and nothing to git
-	case !known && !q.found.covers(name):
-		q.fail(record.Quarantined{Path: name, Why: whyUnsure})
+	case !known && !q.found.coversPath(name):
+		q.addFailure(record.Quarantined{Path: name, Why: whyUnsure})
 		return ""
 	case !known:
-		return q.move(ctx, name, "", doors)
+		return q.renamePath(ctx, name, "", doors)
 	case was == "":
-		q.fail(record.Quarantined{Path: name, Why: whyPartly})
+		q.addFailure(record.Quarantined{Path: name, Why: whyPartly})
 		return ""
 	}
-	now, err := l.fingerprint(ctx, p, skipped(p, q.git)...)
-	if err != nil || now.sum() != was {
-		return q.move(ctx, name, whyChanged, doors)
+	now, err := s.computeFingerprint(ctx, p, skippedEntries(p, q.opts.Git)...)
+	if err != nil || now.hashLines() != was {
+		return q.renamePath(ctx, name, whyChanged, doors)
 	}
 	if p == ".git" {
 		q.renameUnfinished(ctx)
@@ -178,113 +209,113 @@ func (q *quarantine) checkEntry(ctx context.Context, l *repositoryLook, p string
 
 // renameUnfinished renames what git would go on with in the workspace's own
 // repository, where commands may write to it: its steps can be commands.
-func (q *quarantine) renameUnfinished(ctx context.Context) {
+func (q *Quarantine) renameUnfinished(ctx context.Context) {
 	for _, name := range gitUnfinished {
 		p := path.Join(".git", name)
-		if _, err := q.reader.StatEntry(ctx, p); err == nil && !q.found.unfinished[p] {
-			q.move(ctx, p, "git would go on with the operation, and run its steps", nil)
+		if _, err := q.opts.Reader.StatEntry(ctx, p); err == nil && !q.found.unfinished[p] {
+			q.renamePath(ctx, p, "git would go on with the operation, and run its steps", nil)
 		}
 	}
 }
 
 // isEmpty reports whether a directory has no entries.
-func (q *quarantine) isEmpty(ctx context.Context, dir string) bool {
-	list, err := q.reader.List(ctx, dir, 1)
+func (q *Quarantine) isEmpty(ctx context.Context, dir string) bool {
+	list, err := q.opts.Reader.List(ctx, dir, 1)
 	return err == nil && len(list.Entries) == 0 && len(list.Incomplete) == 0
 }
 
-// entrance returns what is renamed of a repository, without which git takes the
-// directory for none: its .git or, since a bare repository's directory may be any
+// entryToRename returns the path that is renamed so that git no longer takes the
+// directory for a repository: its .git or, since a bare repository's directory may be any
 // in the workspace and the workspace itself, its HEAD.
-func entrance(repository string) string {
+func entryToRename(repository string) string {
 	if isNamed(path.Base(repository), ".git", ".hg", ".caisson") {
 		return repository
 	}
 	return path.Join(repository, "HEAD")
 }
 
-// move renames one path, and returns the new one, or "". The caller holds mu.
-func (q *quarantine) move(ctx context.Context, p, why string, doors *closedDirectories) string {
+// renamePath renames one path, and returns the new one, or "". The caller holds mu.
+func (q *Quarantine) renamePath(ctx context.Context, p, why string, doors *closedDirectories) string {
 	if _, failed := q.failed[p]; failed {
 		return ""
 	}
 	to := record.Quarantined{Path: p, To: p + quarantinedMark + record.NewID("q")[2:], Why: why}
 	op := workspace.Op{Kind: workspace.OpRename, Path: p, To: to.To}
-	_, err := q.change(ctx, op)
-	if denied(err) && doors != nil {
-		restore := doors.openAbove(ctx, p)
-		_, err = q.change(ctx, op)
+	_, err := q.opts.Change(ctx, op)
+	if isDenied(err) && doors != nil {
+		restore := doors.openParents(ctx, p)
+		_, err = q.opts.Change(ctx, op)
 		restore()
 	}
 	if err != nil {
-		q.log.Warn("quarantine", zap.String("path", p), zap.Error(err))
-		q.fail(record.Quarantined{Path: p, Why: err.Error()})
-		q.pin(p, why)
+		q.opts.Log.Warn("quarantine", zap.String("path", p), zap.Error(err))
+		q.addFailure(record.Quarantined{Path: p, Why: err.Error()})
+		q.pinMove(p, why)
 		return ""
 	}
-	q.done(to)
+	q.addMove(to)
 	return to.To
 }
 
 // movePinned tries the renames once more that failed, in a sandbox that mounts
 // nothing over the repositories: no command runs in it.
-func (q *quarantine) movePinned(ctx context.Context) {
+func (q *Quarantine) movePinned(ctx context.Context) {
 	pinned := q.pinned
 	if len(pinned) == 0 {
 		return
 	}
-	if err := q.renew(); err != nil {
-		q.log.Warn("quarantine in a fresh sandbox", zap.Error(err))
+	if err := q.opts.Renew(); err != nil {
+		q.opts.Log.Warn("quarantine in a fresh sandbox", zap.Error(err))
 		return
 	}
 	doors := q.closedDirectories()
 	for _, m := range pinned {
 		delete(q.failed, m.path)
-		q.move(ctx, m.path, m.why, doors)
+		q.renamePath(ctx, m.path, m.why, doors)
 	}
 }
 
 // isGone reports whether nothing has a path any more.
-func (q *quarantine) isGone(ctx context.Context, p string) bool {
-	_, err := q.reader.StatEntry(ctx, p)
+func (q *Quarantine) isGone(ctx context.Context, p string) bool {
+	_, err := q.opts.Reader.StatEntry(ctx, p)
 	e, ok := errors.AsType[*workspace.Error](err)
 	return ok && e.Kind == workspace.KindNotFound
 }
 
-// noteUnread reports a directory that could not be looked into, unless it is one
+// noteUnread reports a directory that could not be read, unless it is one
 // that could not be when the session began either, nor by commands.
-func (q *quarantine) noteUnread(ctx context.Context, dir string, cause error) {
+func (q *Quarantine) noteUnread(ctx context.Context, dir string, cause error) {
 	was, closed := q.found.closed[dir]
 	if !closed {
 		why := "it can't be looked into, so that there may be a repository in it"
-		if !q.found.covers(dir) {
+		if !q.found.coversPath(dir) {
 			why = whyUnsure
 		}
-		q.fail(record.Quarantined{Path: dir, Why: fmt.Sprintf("%s: %v", why, cause)})
+		q.addFailure(record.Quarantined{Path: dir, Why: fmt.Sprintf("%s: %v", why, cause)})
 		return
 	}
-	st, err := q.reader.StatEntry(ctx, dir)
+	st, err := q.opts.Reader.StatEntry(ctx, dir)
 	if err != nil || closedOf(st) != was || q.isSearchable(was) {
-		q.fail(record.Quarantined{Path: dir, Why: whyClosed})
+		q.addFailure(record.Quarantined{Path: dir, Why: whyClosed})
 	}
 }
 
 // isSearchable reports whether commands could go into a directory without changing
 // its mode: they have the identity of the workspace's owner.
-func (q *quarantine) isSearchable(d closedDirectory) bool {
-	info, err := q.dir.Stat()
-	if err != nil {
+func (q *Quarantine) isSearchable(d closedDirectory) bool {
+	owner, known := q.opts.Owner()
+	if !known {
 		return true
 	}
-	if owner, _, known := owners(info); known && uint32(owner) == d.uid { //nolint:gosec // a uid
+	if uint32(owner) == d.uid { //nolint:gosec // a uid
 		return d.mode&ownerSearch != 0
 	}
 	return d.mode&0o011 != 0
 }
 
-// done keeps one rename. The caller holds mu.
-func (q *quarantine) done(m record.Quarantined) {
-	for _, dir := range ancestors(m.Path) {
+// addMove keeps one rename. The caller holds mu.
+func (q *Quarantine) addMove(m record.Quarantined) {
+	for _, dir := range parentDirs(m.Path) {
 		if _, renamed := q.moves[dir]; renamed {
 			return // it goes without saying
 		}
@@ -299,8 +330,8 @@ func (q *quarantine) done(m record.Quarantined) {
 	q.moves[m.To] = m
 }
 
-// fail keeps what was not renamed, or could not be looked at. The caller holds mu.
-func (q *quarantine) fail(m record.Quarantined) {
+// addFailure keeps what was not renamed, or could not be read. The caller holds mu.
+func (q *Quarantine) addFailure(m record.Quarantined) {
 	if q.failed == nil {
 		q.failed = map[string]record.Quarantined{}
 	}
@@ -311,16 +342,16 @@ func (q *quarantine) fail(m record.Quarantined) {
 	q.failed[m.Path] = m
 }
 
-// pin keeps a rename to be tried once more. The caller holds mu.
-func (q *quarantine) pin(p, why string) {
+// pinMove keeps a rename to be tried once more. The caller holds mu.
+func (q *Quarantine) pinMove(p, why string) {
 	if len(q.pinned) < maxNoted {
 		q.pinned = append(q.pinned, pinnedMove{p, why})
 	}
 }
 
-// list lists what was not renamed, as far as it is still there, and then
+// List returns what was not renamed, as far as it is still there, and then
 // the renames.
-func (q *quarantine) list(ctx context.Context) []record.Quarantined {
+func (q *Quarantine) List(ctx context.Context) []record.Quarantined {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	var out []record.Quarantined
@@ -340,19 +371,19 @@ func (q *quarantine) list(ctx context.Context) []record.Quarantined {
 		out = append(out, record.Quarantined{Path: ".", To: ".", Why: fmt.Sprintf("%d more were renamed", q.moreMoved)})
 	}
 	for i := range out {
-		out[i].Path, out[i].To = showBytes(out[i].Path), showBytes(out[i].To)
+		out[i].Path, out[i].To = ShowBytes(out[i].Path), ShowBytes(out[i].To)
 	}
 	return out
 }
 
-// hasUnvouched reports whether something was not renamed, or not looked at.
-func hasUnvouched(list []record.Quarantined) bool {
+// HasUnvouched reports whether something was not renamed, or not read.
+func HasUnvouched(list []record.Quarantined) bool {
 	return slices.ContainsFunc(list, func(q record.Quarantined) bool { return q.To == "" })
 }
 
-// showBytes writes the bytes of a name that are not UTF-8 as \xNN, so that a
+// ShowBytes writes the bytes of a name that are not UTF-8 as \xNN, so that a
 // record can hold it.
-func showBytes(name string) string {
+func ShowBytes(name string) string {
 	valid := strings.ToValidUTF8(name, "\x00") // which no name holds
 	if valid == name {
 		return name

@@ -1,4 +1,4 @@
-package runner
+package quarantine
 
 import (
 	"bytes"
@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// fingerprintBytes bounds what is read of one file; a larger one is told
-	// from another by its metadata, of which a program can't set the change time.
+	// fingerprintBytes bounds what is read of one file; a larger one is
+	// compared by its metadata, of which a program can't set the change time.
 	fingerprintBytes = 1 << 20
 	// fingerprintEntries bounds the entries of a repository that count.
 	fingerprintEntries = 200_000
@@ -25,8 +25,8 @@ const (
 	linkedEntries = 10_000
 )
 
-// repositoryLook looks at repositories. It changes nothing but through open.
-type repositoryLook struct {
+// scanner reads repositories. It changes nothing except by open.
+type scanner struct {
 	reader *workspace.Reader
 	mounts []string
 	// open makes a closed directory accessible; nil leaves it closed.
@@ -35,7 +35,7 @@ type repositoryLook struct {
 	entries int
 }
 
-// fingerprint is a hash of everything in a repository that ordinary work leaves
+// computeFingerprint is a hash of everything in a repository that ordinary work leaves
 // alone.
 type fingerprint struct {
 	lines [][sha256.Size]byte
@@ -54,7 +54,7 @@ type fingerprint struct {
 // to a directory, and its commondir file to another.
 const maxHops = 3
 
-func (f *fingerprint) add(format string, args ...any) {
+func (f *fingerprint) addLine(format string, args ...any) {
 	if len(f.lines) >= fingerprintEntries {
 		f.whole = false
 		return
@@ -62,45 +62,45 @@ func (f *fingerprint) add(format string, args ...any) {
 	f.lines = append(f.lines, sha256.Sum256(fmt.Appendf(nil, format, args...)))
 }
 
-// sum returns the hash, or "" where not everything could be looked at.
-func (f *fingerprint) sum() string {
+// hashLines returns the hash, or "" if not everything could be read.
+func (f *fingerprint) hashLines() string {
 	if !f.whole {
 		return ""
 	}
 	slices.SortFunc(f.lines, func(a, b [sha256.Size]byte) int { return bytes.Compare(a[:], b[:]) })
 	sum := sha256.New()
-	for _, l := range f.lines {
-		sum.Write(l[:])
+	for _, s := range f.lines {
+		sum.Write(s[:])
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-// fingerprint returns the fingerprint of a repository: of where a .git file or a
+// computeFingerprint returns the fingerprint of a repository: of where a .git file or a
 // symlink leads, or of a directory. An entry that may differ counts all the same
 // where it is a symlink, a special file, or has another name: ordinary work makes
 // none such. The error is that ctx has ended.
-func (l *repositoryLook) fingerprint(ctx context.Context, repo string, skip ...string) (*fingerprint, error) {
+func (s *scanner) computeFingerprint(ctx context.Context, repo string, skip ...string) (*fingerprint, error) {
 	f := &fingerprint{whole: true, skip: skip}
-	return f, l.addRepository(ctx, f, repo)
+	return f, s.addRepository(ctx, f, repo)
 }
 
-func (l *repositoryLook) addRepository(ctx context.Context, f *fingerprint, repo string) error {
-	st, err := l.reader.StatEntry(ctx, repo)
+func (s *scanner) addRepository(ctx context.Context, f *fingerprint, repo string) error {
+	st, err := s.reader.StatEntry(ctx, repo)
 	if err != nil {
 		f.whole = false
-		return ended(ctx)
+		return contextError(ctx)
 	}
 	if st.Type == workspace.TypeDir {
-		return l.addDirectory(ctx, f, repo)
+		return s.addDirectory(ctx, f, repo)
 	}
-	f.add("itself %s", l.describe(ctx, f, repo, st))
-	if dir, ok := l.named(ctx, repo, "gitdir:"); ok && st.Type == workspace.TypeFile {
-		return l.addNamed(ctx, f, dir)
+	f.addLine("itself %s", s.describeEntry(ctx, f, repo, st))
+	if dir, ok := s.readNamedDir(ctx, repo, "gitdir:"); ok && st.Type == workspace.TypeFile {
+		return s.addNamed(ctx, f, dir)
 	}
-	return ended(ctx)
+	return contextError(ctx)
 }
 
-func ended(ctx context.Context) error {
+func contextError(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -108,32 +108,32 @@ func ended(ctx context.Context) error {
 }
 
 // addDirectory adds what is in a repository's directory.
-func (l *repositoryLook) addDirectory(ctx context.Context, f *fingerprint, repo string) error {
+func (s *scanner) addDirectory(ctx context.Context, f *fingerprint, repo string) error {
 	bare := !isNamed(path.Base(repo), ".git", ".hg")
-	err := l.reader.Scan(ctx, repo, workspace.ScanOptions{
-		Mounts: l.mounts, Open: l.open,
+	err := s.reader.Scan(ctx, repo, workspace.ScanOptions{
+		Mounts: s.mounts, Open: s.open,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
-			l.entries++
+			s.entries++
 			p := e.Path()
 			rest := p
 			if repo != "." {
 				rest = p[len(repo)+1:]
 			}
-			return 0, l.addEntry(ctx, f, e, p, rest, repo, bare)
+			return 0, s.addEntry(ctx, f, e, p, rest, repo, bare)
 		},
 		Unread: func(string, error) { f.whole = false },
 	})
 	if err != nil {
 		return err
 	}
-	if dir, ok := l.named(ctx, path.Join(repo, "commondir"), ""); ok && dir != repo && !strings.HasPrefix(repo, dir+"/") {
-		return l.addNamed(ctx, f, dir)
+	if dir, ok := s.readNamedDir(ctx, path.Join(repo, "commondir"), ""); ok && dir != repo && !strings.HasPrefix(repo, dir+"/") {
+		return s.addNamed(ctx, f, dir)
 	}
-	return ended(ctx)
+	return contextError(ctx)
 }
 
 // addEntry adds one entry and returns the directory that is to be entered.
-func (l *repositoryLook) addEntry(ctx context.Context, f *fingerprint, e *workspace.ScanEntry, p, rest, repo string, bare bool) (enter string) {
+func (s *scanner) addEntry(ctx context.Context, f *fingerprint, e *workspace.ScanEntry, p, rest, repo string, bare bool) (enter string) {
 	top, _, below := strings.Cut(rest, "/")
 	if strings.Contains(top, quarantinedMark) {
 		return "" // what was renamed in it, which nothing obeys
@@ -144,7 +144,7 @@ func (l *repositoryLook) addEntry(ctx context.Context, f *fingerprint, e *worksp
 	free := mayDiffer(repo, rest, e.Type == workspace.TypeDir) || e.Type == workspace.TypeSymlink && mayDiffer(repo, rest, true)
 	if e.Type == workspace.TypeDir {
 		if !free {
-			f.add("%q dir", rest)
+			f.addLine("%q dir", rest)
 		} else if f.shallow {
 			return ""
 		}
@@ -161,10 +161,10 @@ func (l *repositoryLook) addEntry(ctx context.Context, f *fingerprint, e *worksp
 	case free && st.Type == workspace.TypeFile && (st.Links == 1 || isNamed(path.Base(repo), ".hg")):
 		return "" // hg makes names of one file itself, and writes to none of several
 	case free && st.Type == workspace.TypeFile:
-		f.add("%q linked %d", rest, st.Inode)
+		f.addLine("%q linked %d", rest, st.Inode)
 		return ""
 	case free && st.Type == workspace.TypeSymlink: // what it leads to may differ too
-		f.add("%q link %q", rest, st.Target)
+		f.addLine("%q link %q", rest, st.Target)
 		return ""
 	case strings.HasPrefix(rest, "fsmonitor--daemon") && st.Type == workspace.TypeSocket:
 		return "" // git's own, which a git of the host starts
@@ -172,7 +172,7 @@ func (l *repositoryLook) addEntry(ctx context.Context, f *fingerprint, e *worksp
 	if name := path.Base(rest); name == "config" || name == "config.worktree" {
 		f.configs = append(f.configs, p)
 	}
-	f.add("%q %s", rest, l.describe(ctx, f, p, st))
+	f.addLine("%q %s", rest, s.describeEntry(ctx, f, p, st))
 	return ""
 }
 
@@ -182,24 +182,24 @@ func bareEntry(name string) bool {
 	return slices.Contains(gitObeyed, name) || slices.Contains([]string{"HEAD", "objects", "refs", "logs", "packed-refs", "index", "attributes"}, name)
 }
 
-// describe returns what tells an entry from another: its type, mode, whether it
-// has other names, and its content or where it leads.
-func (l *repositoryLook) describe(ctx context.Context, f *fingerprint, p string, st workspace.ScanStat) string {
+// describeEntry describes an entry: its type, mode, whether it has other names, and
+// its content or target.
+func (s *scanner) describeEntry(ctx context.Context, f *fingerprint, p string, st workspace.ScanStat) string {
 	text := fmt.Sprintf("%s %o %v ", st.Type, st.Mode, st.Links > 1)
 	switch {
 	case st.Type == workspace.TypeFile && st.Size <= fingerprintBytes:
-		return text + l.content(ctx, f, p)
+		return text + s.hashContent(ctx, f, p)
 	case st.Type == workspace.TypeFile:
 		return text + fmt.Sprintf("%d %d %d %d", st.Size, st.Inode, st.ModTime.UnixNano(), st.ChangeTime.UnixNano())
 	case st.Type == workspace.TypeSymlink:
-		return text + fmt.Sprintf("%q %s", st.Target, l.linked(ctx, f, p))
+		return text + fmt.Sprintf("%q %s", st.Target, s.describeTarget(ctx, f, p))
 	}
 	return text
 }
 
-// content returns a hash of a file, through symlinks.
-func (l *repositoryLook) content(ctx context.Context, f *fingerprint, p string) string {
-	file, err := l.reader.ReadFile(ctx, p, 0, fingerprintBytes+1)
+// hashContent returns a hash of a file, through symlinks.
+func (s *scanner) hashContent(ctx context.Context, f *fingerprint, p string) string {
+	file, err := s.reader.ReadFile(ctx, p, 0, fingerprintBytes+1)
 	if err != nil || file.Truncated {
 		f.whole = false
 		return ""
@@ -207,10 +207,10 @@ func (l *repositoryLook) content(ctx context.Context, f *fingerprint, p string) 
 	return fmt.Sprintf("%x", sha256.Sum256(file.Data))
 }
 
-// linked returns what a symlink leads to, as far as that is in the workspace:
+// describeTarget describes what a symlink leads to, as far as that is in the workspace:
 // outside nothing can be changed.
-func (l *repositoryLook) linked(ctx context.Context, f *fingerprint, p string) string {
-	info, err := l.reader.Stat(ctx, p)
+func (s *scanner) describeTarget(ctx context.Context, f *fingerprint, p string) string {
+	info, err := s.reader.Stat(ctx, p)
 	if e, ok := errors.AsType[*workspace.Error](err); ok {
 		return string(e.Kind)
 	}
@@ -219,15 +219,15 @@ func (l *repositoryLook) linked(ctx context.Context, f *fingerprint, p string) s
 		f.whole = false
 		return ""
 	case info.Type == workspace.TypeFile && info.Size <= fingerprintBytes:
-		return l.content(ctx, f, p)
+		return s.hashContent(ctx, f, p)
 	case info.Type != workspace.TypeDir:
 		return fmt.Sprintf("%s %d %d", info.Type, info.Size, info.ModTime.UnixNano())
 	}
 	var text strings.Builder
-	walked, err := l.reader.Walk(ctx, p, workspace.WalkOptions{MaxEntries: linkedEntries}, func(e workspace.Entry) error {
+	walked, err := s.reader.Walk(ctx, p, workspace.WalkOptions{MaxEntries: linkedEntries}, func(e workspace.Entry) error {
 		fmt.Fprintf(&text, "%q %s %o %q\n", e.Path, e.Type, e.Mode, e.Target)
 		if e.Type == workspace.TypeFile {
-			text.WriteString(l.content(ctx, f, e.Path))
+			text.WriteString(s.hashContent(ctx, f, e.Path))
 		}
 		return nil
 	})
@@ -238,22 +238,22 @@ func (l *repositoryLook) linked(ctx context.Context, f *fingerprint, p string) s
 // addNamed adds a repository that another one names: where its .git file leads,
 // or where its configuration is read from. The workspace's own is protected by
 // its mount.
-func (l *repositoryLook) addNamed(ctx context.Context, f *fingerprint, dir string) error {
-	f.add("names %q", dir)
+func (s *scanner) addNamed(ctx context.Context, f *fingerprint, dir string) error {
+	f.addLine("names %q", dir)
 	if dir == ".git" || strings.HasPrefix(dir, ".git/") || f.hops == maxHops {
 		return nil
 	}
 	other := &fingerprint{whole: true, shallow: f.shallow, hops: f.hops + 1}
-	err := l.addRepository(ctx, other, dir)
+	err := s.addRepository(ctx, other, dir)
 	f.whole = f.whole && other.whole
 	f.lines, f.configs = append(f.lines, other.lines...), append(f.configs, other.configs...)
 	return err
 }
 
-// named returns the directory of the workspace that a small file names after
+// readNamedDir returns the directory of the workspace that a small file names after
 // prefix; ok is false where there is no such file, or it names none.
-func (l *repositoryLook) named(ctx context.Context, file, prefix string) (dir string, ok bool) {
-	content, err := l.reader.ReadFile(ctx, file, 0, workspace.MaxPathBytes)
+func (s *scanner) readNamedDir(ctx context.Context, file, prefix string) (dir string, ok bool) {
+	content, err := s.reader.ReadFile(ctx, file, 0, workspace.MaxPathBytes)
 	if err != nil {
 		return "", false
 	}
@@ -265,10 +265,10 @@ func (l *repositoryLook) named(ctx context.Context, file, prefix string) (dir st
 	if !path.IsAbs(text) {
 		text = path.Join(path.Dir(file), text)
 	}
-	dir, err = l.reader.Relative(text)
+	dir, err = s.reader.Relative(text)
 	if err != nil {
 		return "", false
 	}
-	info, err := l.reader.Stat(ctx, dir)
+	info, err := s.reader.Stat(ctx, dir)
 	return dir, err == nil && info.Type == workspace.TypeDir && dir != "."
 }

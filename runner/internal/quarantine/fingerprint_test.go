@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package quarantine
 
 import (
 	"context"
@@ -198,7 +198,7 @@ func TestFingerprintsTellRepositoriesApart(t *testing.T) {
 				if err := l.addRepository(t.Context(), f, tc.repo); err != nil {
 					t.Fatal(err)
 				}
-				return f.sum()
+				return f.hashLines()
 			}
 			was := sum()
 			if was == "" || sum() != was {
@@ -217,10 +217,10 @@ func TestFingerprintsTellRepositoriesApart(t *testing.T) {
 // TestFingerprintsOfWhatIsTooLarge: of what is not looked at whole there is none.
 func TestFingerprintsOfWhatIsTooLarge(t *testing.T) {
 	f := &fingerprint{whole: true, lines: make([][32]byte, fingerprintEntries-1)}
-	if f.add("x"); f.sum() == "" {
+	if f.addLine("x"); f.hashLines() == "" {
 		t.Error("none with as many entries as count")
 	}
-	if f.add("x"); f.sum() != "" {
+	if f.addLine("x"); f.hashLines() != "" {
 		t.Error("one with more entries than count")
 	}
 	dir, l := lookAt(t, map[string]string{"r/.git/config": "", "big/file": strings.Repeat("x", fingerprintBytes+2), "s/.git": "gitdir: ../r/.git"})
@@ -228,9 +228,9 @@ func TestFingerprintsOfWhatIsTooLarge(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, repo := range []string{"r/.git", "s/.git", "none/.git"} {
-		f, err := l.fingerprint(t.Context(), repo)
-		if err != nil || f.sum() != "" {
-			t.Errorf("%s: %q, %v", repo, f.sum(), err)
+		f, err := l.computeFingerprint(t.Context(), repo)
+		if err != nil || f.hashLines() != "" {
+			t.Errorf("%s: %q, %v", repo, f.hashLines(), err)
 		}
 	}
 	if err := links("r/.git/info", "../../many")(dir); err != nil {
@@ -246,9 +246,9 @@ func TestFingerprintsOfWhatIsTooLarge(t *testing.T) {
 		if i < linkedEntries-1 {
 			continue
 		}
-		f, err := l.fingerprint(t.Context(), "r/.git")
-		if err != nil || (f.sum() == "") != (i == linkedEntries) {
-			t.Errorf("with %d files: %q, %v", i+1, f.sum(), err)
+		f, err := l.computeFingerprint(t.Context(), "r/.git")
+		if err != nil || (f.hashLines() == "") != (i == linkedEntries) {
+			t.Errorf("with %d files: %q, %v", i+1, f.hashLines(), err)
 		}
 	}
 }
@@ -260,20 +260,20 @@ func TestFingerprintOfALookThatEnds(t *testing.T) {
 		"r/.git/config": "", "r/.git/hooks/x": "", "r/.git/info/y": "", "s/.git": "gitdir: ../r/.git", "c/.git/commondir": "../../r/.git",
 	})
 	for _, repo := range []string{"r/.git", "s/.git", "c/.git", "none/.git"} {
-		whole, err := l.fingerprint(t.Context(), repo)
+		whole, err := l.computeFingerprint(t.Context(), repo)
 		if err != nil {
 			t.Fatal(err)
 		}
 		failed := 0
 		for left, ended := 0, true; ended; left++ {
 			inner, cancel := context.WithCancel(t.Context())
-			f, err := l.fingerprint(&endingContext{inner, cancel, left, new(sync.Mutex)}, repo)
+			f, err := l.computeFingerprint(&endingContext{inner, cancel, left, new(sync.Mutex)}, repo)
 			ended = inner.Err() != nil
 			cancel()
 			if err != nil {
 				failed++
-			} else if sum := f.sum(); sum != "" && sum != whole.sum() {
-				t.Errorf("%s, ended after %d: %q, not %q", repo, left, sum, whole.sum())
+			} else if sum := f.hashLines(); sum != "" && sum != whole.hashLines() {
+				t.Errorf("%s, ended after %d: %q, not %q", repo, left, sum, whole.hashLines())
 			}
 		}
 		if failed == 0 {
@@ -286,11 +286,11 @@ func TestFingerprintOfALookThatEnds(t *testing.T) {
 func TestFingerprintsOfAnyOrder(t *testing.T) {
 	one, other := &fingerprint{whole: true}, &fingerprint{whole: true}
 	for i := range 10 {
-		one.add("%d", i)
-		other.add("%d", 9-i)
+		one.addLine("%d", i)
+		other.addLine("%d", 9-i)
 	}
-	if one.sum() != other.sum() {
-		t.Errorf("%s and %s", one.sum(), other.sum())
+	if one.hashLines() != other.hashLines() {
+		t.Errorf("%s and %s", one.hashLines(), other.hashLines())
 	}
 }
 
@@ -303,7 +303,7 @@ func TestFingerprintsOfWhatCannotBeRead(t *testing.T) {
 	}
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
-	for name, look := range map[string]func(context.Context, *fingerprint, string) string{"a symlink": l.linked, "a file": l.content} {
+	for name, look := range map[string]func(context.Context, *fingerprint, string) string{"a symlink": l.describeTarget, "a file": l.hashContent} {
 		f := &fingerprint{whole: true}
 		if text := look(cancelled, f, "r/.git/link"); text != "" || f.whole {
 			t.Errorf("%s: %q, whole %v", name, text, f.whole)
@@ -343,8 +343,8 @@ func TestFingerprintsOfWhatCannotBeRead(t *testing.T) {
 	if err = errors.Join(err, unix.Close(below)); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := l.fingerprint(t.Context(), "r/.git"); err != nil || f.sum() != "" {
-		t.Errorf("a directory that can't be read: %q, %v", f.sum(), err)
+	if f, err := l.computeFingerprint(t.Context(), "r/.git"); err != nil || f.hashLines() != "" {
+		t.Errorf("a directory that can't be read: %q, %v", f.hashLines(), err)
 	}
 }
 
@@ -354,7 +354,7 @@ func TestConfigurationsOfFingerprints(t *testing.T) {
 	})
 	for _, repo := range []string{"r/.git", "s/.git"} {
 		l.entries = 0
-		f, err := l.fingerprint(t.Context(), repo)
+		f, err := l.computeFingerprint(t.Context(), repo)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -376,11 +376,11 @@ func TestNamedDirectories(t *testing.T) {
 	for file, want := range map[string]bool{
 		"relative": true, "absolute": true, "lines": true, "bare": false, "other": false, "empty": false, "file": false, "gone": false, "top": false, "outside": false, "none": false,
 	} {
-		if dir, ok := l.named(t.Context(), "a/"+file, "gitdir:"); ok != want || ok && dir != "dir" {
+		if dir, ok := l.readNamedDir(t.Context(), "a/"+file, "gitdir:"); ok != want || ok && dir != "dir" {
 			t.Errorf("%s: %q, %v", file, dir, ok)
 		}
 	}
-	if dir, ok := l.named(t.Context(), "a/bare", ""); !ok || dir != "dir" {
+	if dir, ok := l.readNamedDir(t.Context(), "a/bare", ""); !ok || dir != "dir" {
 		t.Errorf("without a prefix: %q, %v", dir, ok)
 	}
 }

@@ -1,4 +1,4 @@
-package runner
+package quarantine
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// restoreTime bounds giving a directory its mode back, whatever interrupted the look.
+	// restoreTime bounds giving a directory its mode back, whatever interrupted the scan.
 	restoreTime = 30 * time.Second
 	// ownerAll and ownerSearch are mode bits of a directory.
 	ownerAll, ownerSearch = 0o700, 0o100
@@ -31,25 +31,25 @@ type closedDirectories struct {
 	log *zap.Logger
 }
 
-func (q *quarantine) closedDirectories() *closedDirectories {
-	return &closedDirectories{set: q.chmod, log: q.log}
+func (q *Quarantine) closedDirectories() *closedDirectories {
+	return &closedDirectories{set: q.setMode, log: q.opts.Log}
 }
 
-// openDirectory opens a directory for a look, unless it was closed when the
+// openDirectory makes a directory accessible to the scan, unless it was closed when the
 // session began.
-func (q *quarantine) openDirectory(ctx context.Context, doors *closedDirectories, dir string) (restore func(), err error) {
-	if !q.found.covers(path.Join(dir, "entry")) {
+func (q *Quarantine) openDirectory(ctx context.Context, doors *closedDirectories, dir string) (restore func(), err error) {
+	if !q.found.coversPath(path.Join(dir, "entry")) {
 		return nil, errClosedBefore
 	}
-	return doors.open(ctx, dir, ownerAll)
+	return doors.addPermissions(ctx, dir, ownerAll)
 }
 
-// open adds permission bits of the owner to a directory. The caller must call
+// addPermissions adds permission bits of the owner to a directory. The caller must call
 // restore unless there is an error.
-func (c *closedDirectories) open(ctx context.Context, dir string, bits uint32) (restore func(), err error) {
+func (c *closedDirectories) addPermissions(ctx context.Context, dir string, bits uint32) (restore func(), err error) {
 	was, err := c.set(ctx, dir, bits, true)
 	if err != nil {
-		c.log.Warn("open directory for a look", zap.String("path", dir), zap.Error(err))
+		c.log.Warn("open directory for a scan", zap.String("path", dir), zap.Error(err))
 		return nil, err
 	}
 	if was&bits == bits {
@@ -64,15 +64,15 @@ func (c *closedDirectories) open(ctx context.Context, dir string, bits uint32) (
 	}, nil
 }
 
-// openAbove makes the directory of p writable and those above it searchable.
-func (c *closedDirectories) openAbove(ctx context.Context, p string) (restore func()) {
+// openParents makes the directory of p writable and those above it searchable.
+func (c *closedDirectories) openParents(ctx context.Context, p string) (restore func()) {
 	var undo []func()
 	open := func(dir string, bits uint32) {
-		if restore, err := c.open(ctx, dir, bits); err == nil {
+		if restore, err := c.addPermissions(ctx, dir, bits); err == nil {
 			undo = append(undo, restore)
 		}
 	}
-	above := ancestors(p)
+	above := parentDirs(p)
 	for _, dir := range above {
 		open(dir, ownerSearch)
 	}
@@ -84,8 +84,8 @@ func (c *closedDirectories) openAbove(ctx context.Context, p string) (restore fu
 	}
 }
 
-// ancestors are the folders above dir, the workspace first.
-func ancestors(dir string) []string {
+// parentDirs returns the directories above dir, the workspace first.
+func parentDirs(dir string) []string {
 	var out []string
 	for dir != "." {
 		dir = path.Dir(dir)
@@ -95,14 +95,14 @@ func ancestors(dir string) []string {
 	return out
 }
 
-// chmod sets a directory's mode inside the sandbox and returns the former one.
-func (q *quarantine) chmod(ctx context.Context, dir string, mode uint32, add bool) (uint32, error) {
-	change, err := q.change(ctx, workspace.Op{Kind: workspace.OpChmod, Path: dir, Mode: mode, Add: add})
+// setMode sets a directory's mode inside the sandbox and returns the former one.
+func (q *Quarantine) setMode(ctx context.Context, dir string, mode uint32, add bool) (uint32, error) {
+	change, err := q.opts.Change(ctx, workspace.Op{Kind: workspace.OpChmod, Path: dir, Mode: mode, Add: add})
 	return change.Mode, err
 }
 
-// denied reports whether a change failed because of modes or owners.
-func denied(err error) bool {
+// isDenied reports whether a change failed because of modes or owners.
+func isDenied(err error) bool {
 	e, ok := errors.AsType[*workspace.Error](err)
 	return ok && e.Kind == workspace.KindPermission
 }
