@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,8 +12,8 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
@@ -29,12 +30,9 @@ const (
 // belongs to its Renderer.
 type view struct {
 	style style
-	calls map[string]*call
-	order []string
-	// asked describes the calls that needed an approval, and refused why calls were
-	// refused, by their ids.
-	asked   map[string]string
-	refused map[string]string
+	steps *trace.Steps
+	// running are the calls under way, in the order of their start.
+	running []*call
 	// asking is the time since which the model is asked; text is its answer so
 	// far.
 	asking bool
@@ -48,6 +46,7 @@ type view struct {
 
 // call is one tool call under way.
 type call struct {
+	id     string
 	what   string
 	since  time.Time
 	output tail
@@ -64,11 +63,14 @@ func (t *tail) addText(s string) {
 }
 
 func newView(s style) *view {
-	return &view{style: s, calls: map[string]*call{}, asked: map[string]string{}, refused: map[string]string{}}
+	return &view{style: s, steps: trace.NewSteps(nil)}
 }
 
 // addRecord adds one record and returns its lines on the screen.
 func (v *view) addRecord(r record.Record) []string {
+	if c := v.steps.Record(r).Call; c != nil && r.Kind != record.KindMessage {
+		return v.addCall(r, c)
+	}
 	switch r.Kind {
 	case record.KindSessionCreated:
 		return v.addCreated(decode[record.SessionCreated](r))
@@ -98,7 +100,7 @@ func (v *view) addRecord(r record.Record) []string {
 		v.warned = append(v.warned, p.Message)
 		return []string{v.style.yellow("! " + safeLine(p.Message))}
 	}
-	return v.toolRecord(r)
+	return nil
 }
 
 // addBudget warns that a limit is near; one that is reached says so at the end.
@@ -113,79 +115,80 @@ func (v *view) addBudget(p record.BudgetWarning) []string {
 	return []string{v.style.yellow("! " + p.String())}
 }
 
-// failedText returns the reason of a failed call, once.
-func failedText(p record.ToolFailed) string {
-	text := firstLine(p.Message)
-	if strings.EqualFold(strings.TrimRight(text, "."), string(p.Class)) || text == "" {
-		return string(p.Class)
-	}
-	return string(p.Class) + ": " + text
-}
-
-// toolRecord takes the records of tool calls.
-func (v *view) toolRecord(r record.Record) []string {
+// addCall adds a record of a call, which has changed by it.
+func (v *view) addCall(r record.Record, c *trace.Call) []string {
 	switch r.Kind {
 	case record.KindToolCalled:
-		p := decode[record.ToolCalled](r)
-		v.calls[p.CallID] = &call{what: v.callText(p.Name, p.Summary), since: r.Time}
-		v.order = append(v.order, p.CallID)
+		v.running = append(v.running, &call{id: c.ID, what: v.callText(c), since: r.Time})
 	case record.KindToolCompleted:
-		return v.addCompleted(decode[record.ToolCompleted](r))
+		return v.addCompleted(c)
 	case record.KindToolFailed:
-		p := decode[record.ToolFailed](r)
-		c := v.addEnd(p.CallID, string(p.Name))
-		why, ok := v.refused[p.CallID]
-		if delete(v.refused, p.CallID); !ok {
-			why = safeLine(failedText(p))
-		}
-		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), c.what, v.style.red(why))
-		return append([]string{head}, v.tailOf(c, tailLines)...)
+		ended := v.endCall(c)
+		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), ended.what, v.style.red(failedText(c)))
+		return append([]string{head}, v.tailOf(ended, tailLines)...)
 	case record.KindToolInputInvalid:
-		p := decode[record.ToolInputInvalid](r)
-		return []string{fmt.Sprintf("%s %s  %s", v.style.red("✗"), v.style.bold(safeLine(string(p.Name))), safeLine("invalid input: "+strings.Join(p.Errors, "; ")))}
-	case record.KindConfirmationRequested:
-		p := decode[record.ConfirmationRequested](r)
-		v.asked[p.CallID] = v.callText(p.Name, p.Summary)
+		ended := v.endCall(c)
+		return []string{fmt.Sprintf("%s %s  %s", v.style.red("✗"), ended.what, safeLine("invalid input: "+strings.ReplaceAll(c.Error, "\n", "; ")))}
 	case record.KindConfirmationResolved:
-		return v.addResolved(decode[record.ConfirmationResolved](r))
+		return v.addResolved(c)
 	}
 	return nil
 }
 
-// callText returns a call as people know it.
-func (v *view) callText(name tools.Name, summary string) string {
-	return v.style.bold(safeLine(string(name))) + " " + fitWidth(safeLine(summary), maxSummaryCells)
+// failedText returns the reason of a failed call, once.
+func failedText(c *trace.Call) string {
+	if q := lastAnswer(c); q.Decision != "" && q.Decision != approval.DecisionAllow && q.By != "cancel" {
+		return "refused" + answeredBy(q)
+	}
+	text := firstLine(c.Error)
+	if strings.EqualFold(strings.TrimRight(text, "."), c.ErrorClass) || text == "" {
+		return safeLine(c.ErrorClass)
+	}
+	return safeLine(c.ErrorClass + ": " + text)
 }
 
-// addResolved says whose answer allowed a call, unless it was given here: then it
-// stands behind the question. A refusal is told once, as the end of its call.
-func (v *view) addResolved(p record.ConfirmationResolved) []string {
-	if p.By == "cancel" {
-		return nil // as its call says
+// lastAnswer returns the last confirmation of a call. Its Decision is "" if there
+// is none.
+func lastAnswer(c *trace.Call) trace.Question {
+	if len(c.Asked) == 0 {
+		return trace.Question{}
 	}
-	by := answeredBy(p)
-	if p.Decision != approval.DecisionAllow {
-		v.refused[p.CallID] = "refused" + by
+	return c.Asked[len(c.Asked)-1]
+}
+
+// callText returns a call as people know it: its name, and its summary once it has
+// run or was asked about.
+func (v *view) callText(c *trace.Call) string {
+	text := v.style.bold(safeLine(string(c.Name)))
+	if c.Summary != "" {
+		text += " " + fitWidth(safeLine(c.Summary), maxSummaryCells)
+	}
+	return text
+}
+
+// addResolved returns a line on whose answer allowed a call, unless it was given
+// here: then it follows the question. A refusal is reported once, with the end of
+// its call.
+func (v *view) addResolved(c *trace.Call) []string {
+	q := lastAnswer(c)
+	if q.Decision != approval.DecisionAllow || q.By == "cancel" || q.By == "user" && q.Client == "terminal" {
 		return nil
 	}
-	if p.By == "user" && p.Client == "terminal" {
-		return nil
-	}
-	text := "  allowed" + by
-	if what := v.asked[p.CallID]; what != "" {
-		text += ": " + what
+	text := "  allowed" + answeredBy(q)
+	if c.Summary != "" {
+		text += ": " + v.callText(c)
 	}
 	return []string{v.style.dim(text)}
 }
 
-// answeredBy returns who or what answered a question, to stand behind the answer.
-func answeredBy(p record.ConfirmationResolved) string {
-	switch p.By {
+// answeredBy returns who or what answered a question, to follow the answer.
+func answeredBy(q trace.Question) string {
+	switch q.By {
 	case "user":
-		if p.Client == "" || p.Client == "terminal" {
+		if q.Client == "" || q.Client == "terminal" {
 			return " by you"
 		}
-		return " by " + safeLine(p.Client)
+		return " by " + safeLine(q.Client)
 	case "session":
 		return " by an earlier answer of this session"
 	case "grant":
@@ -195,42 +198,32 @@ func answeredBy(p record.ConfirmationResolved) string {
 	case "on_prompt":
 		return ": nobody could be asked"
 	}
-	return " by " + safeLine(p.By)
+	return " by " + safeLine(q.By)
 }
 
-func (v *view) addCompleted(p record.ToolCompleted) []string {
-	c := v.addEnd(p.CallID, string(p.Name))
-	took := v.style.dim(formatElapsed(time.Duration(p.LatencyMS) * time.Millisecond))
-	if p.Success {
-		return []string{fmt.Sprintf("%s %s  %s", v.style.green("✓"), c.what, took)}
+func (v *view) addCompleted(c *trace.Call) []string {
+	ended := v.endCall(c)
+	took := v.style.dim(formatElapsed(time.Duration(c.LatencyMS) * time.Millisecond))
+	if c.Status == trace.CallDone {
+		return []string{fmt.Sprintf("%s %s  %s", v.style.green("✓"), ended.what, took)}
 	}
-	head := fmt.Sprintf("%s %s  ", v.style.red("✗"), c.what)
-	if why := tools.CommandEnding(p.Metadata); why != "" {
-		head += v.style.red(why) + " "
+	head := fmt.Sprintf("%s %s  ", v.style.red("✗"), ended.what)
+	if c.Ending != "" {
+		head += v.style.red(c.Ending) + " "
 	}
-	return append([]string{head + took}, v.tailOf(c, tailLines)...)
+	return append([]string{head + took}, v.tailOf(ended, tailLines)...)
 }
 
-// addEnd takes a call off the list. One that never ran has what was asked about it, or
-// only its name.
-func (v *view) addEnd(id, name string) *call {
-	asked := v.asked[id]
-	delete(v.asked, id)
-	c, ok := v.calls[id]
-	switch {
-	case !ok && asked != "":
-		return &call{what: asked}
-	case !ok:
-		return &call{what: v.style.bold(safeLine(name))}
-	}
-	delete(v.calls, id)
-	for i, o := range v.order {
-		if o == id {
-			v.order = append(v.order[:i:i], v.order[i+1:]...)
-			break
+// endCall removes a call from those that run, and returns it. It may never have
+// run.
+func (v *view) endCall(c *trace.Call) *call {
+	for i, o := range v.running {
+		if o.id == c.ID {
+			v.running = slices.Delete(v.running, i, i+1)
+			return o
 		}
 	}
-	return c
+	return &call{what: v.callText(c)}
 }
 
 // tailOf returns the last n lines of a call's output.
@@ -345,8 +338,10 @@ func (v *view) addDelta(d runner.Delta) {
 		v.text.addText(d.Text)
 		return
 	}
-	if c, ok := v.calls[d.CallID]; ok {
-		c.output.addText(d.Text)
+	for _, c := range v.running {
+		if c.id == d.CallID {
+			c.output.addText(d.Text)
+		}
 	}
 }
 
@@ -368,12 +363,11 @@ func (v *view) regionWith(tail int, now time.Time, spinner string, cells int) []
 		return fmt.Sprintf("%s %s  %s", v.style.cyan(spinner), fitWidth(what, cells-len(took)-4), v.style.dim(took))
 	}
 	var out []string
-	for _, id := range v.order {
-		c := v.calls[id]
+	for _, c := range v.running {
 		out = append(out, head(c.what, c.since))
 		out = append(out, v.tailOf(c, tail)...)
 	}
-	if len(v.order) == 0 {
+	if len(v.running) == 0 {
 		what := "working"
 		switch {
 		case v.asking:
