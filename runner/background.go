@@ -76,13 +76,13 @@ type background struct {
 
 // Begin starts a command. It implements shell.Background.
 func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, error) {
-	l, err := b.x.waitReady(ctx)
+	g, err := b.x.waitReady(ctx)
 	if err != nil {
 		return "", err
 	}
-	program, err := b.x.shellProgram(ctx, l)
+	program, err := b.x.shellProgram(ctx, g)
 	if err != nil {
-		return "", b.x.box.checkLoss(l, err)
+		return "", b.x.sandbox.checkLoss(g, err)
 	}
 	own, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	j, err := b.addCommand(cmd.CallID, cancel)
@@ -98,7 +98,7 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	start := cmd.Command
 	start.Argv, start.Timeout, start.Output = scriptArgv(program, cmd), timeout, sandbox.OutputLimits{Live: backgroundLive}
 	start.Stdout, start.Stderr = j.log.streamWriter(0), j.log.streamWriter(1)
-	p, err := l.box.Start(watched, start)
+	p, err := g.sandbox.Start(watched, start)
 	if err != nil {
 		full := diskFull(watched)
 		unwatch()
@@ -107,11 +107,11 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 		if full != nil {
 			return "", full
 		}
-		return "", fmt.Errorf("start background command: %w", badDir(cmd, b.x.box.checkLoss(l, err)))
+		return "", fmt.Errorf("start background command: %w", badDir(cmd, b.x.sandbox.checkLoss(g, err)))
 	}
 	finish := func() {
 		defer b.wait.Done()
-		b.finishCommand(watched, l, j, p)
+		b.finishCommand(watched, g, j, p)
 		unwatch()
 		cancel(nil)
 	}
@@ -161,7 +161,7 @@ func (b *backgrounds) dropCommand(j *background) {
 
 // finishCommand waits for the end of one, and records it. The loss of the sandbox is
 // left to the call that meets it next, which the model hears of it by.
-func (b *backgrounds) finishCommand(watched context.Context, l *generation, j *background, p sandbox.Process) {
+func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *background, p sandbox.Process) {
 	exit, err := p.Wait()
 	cause := context.Cause(watched)
 	j.log.addEnd(exit)
@@ -182,7 +182,7 @@ func (b *backgrounds) finishCommand(watched context.Context, l *generation, j *b
 	}
 	if err == nil {
 		if end.Kill.Left > 0 {
-			_ = b.x.box.retireSandbox(l, end.Kill.Left) // who calls next meets what comes of it
+			_ = b.x.sandbox.retireSandbox(g, end.Kill.Left) // who calls next meets what comes of it
 		}
 		if !errors.Is(cause, errSessionEnd) {
 			b.x.after(context.WithoutCancel(watched))
@@ -402,7 +402,7 @@ func (g *backgroundLog) closeFile() (total int64) {
 }
 
 // backgroundEnded is the record of an end; cause is why its context ended, nil
-// where it did not.
+// if it did not.
 func backgroundEnded(j *background, exit sandbox.Exit, end shell.Ended, cause error) record.BackgroundEnded {
 	p := record.BackgroundEnded{
 		CallID: j.callID, Handle: j.handle, EndedBy: "itself",

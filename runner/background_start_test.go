@@ -34,7 +34,7 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 				return diskRoom{bytes: free.Load(), files: -1}
 			}, nil)
 			var command context.Context
-			b.x.box.backend.(*fakeBackend).starting = func(ctx context.Context, cmd sandbox.Command) error {
+			b.x.sandbox.backend.(*fakeBackend).starting = func(ctx context.Context, cmd sandbox.Command) error {
 				if cmd.Argv[0] == "bash" && len(cmd.Argv) == 3 {
 					return nil // there is a bash
 				}
@@ -104,7 +104,7 @@ func TestBackgroundWithoutRoomForItsOutput(t *testing.T) {
 
 func TestBackgroundWithoutAShell(t *testing.T) {
 	b, _ := startedBackgrounds(t, nil)
-	b.x.box.backend.(*fakeBackend).starting = func(context.Context, sandbox.Command) error { return sandbox.ErrInvalid }
+	b.x.sandbox.backend.(*fakeBackend).starting = func(context.Context, sandbox.Command) error { return sandbox.ErrInvalid }
 	if handle, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); !errors.Is(err, sandbox.ErrInvalid) || handle != "" {
 		t.Errorf("%q, %v", handle, err)
 	}
@@ -119,7 +119,7 @@ func TestBackgroundWhoseCallIsCancelledAsItStarts(t *testing.T) {
 		<-ctx.Done()
 		return sandbox.ExitStatus{Code: -1, Signal: 15}
 	}})
-	b.x.box.backend.(*fakeBackend).starting = func(_ context.Context, cmd sandbox.Command) error {
+	b.x.sandbox.backend.(*fakeBackend).starting = func(_ context.Context, cmd sandbox.Command) error {
 		if len(cmd.Argv) > 3 {
 			cancel(user)
 		}
@@ -233,11 +233,11 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 				}
 				after++
 			}
-			l, err := b.x.waitReady(t.Context())
+			g, err := b.x.waitReady(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
-			b.x.box.record = func(p record.Payload) error {
+			b.x.sandbox.record = func(p record.Payload) error {
 				if _, ok := p.(record.SandboxLost); ok {
 					lost++
 				}
@@ -249,7 +249,7 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancelCause(t.Context())
 			cancel(c.cause)
-			b.finishCommand(ctx, l, j, endedProcess{exit: c.exit, err: c.err})
+			b.finishCommand(ctx, g, j, endedProcess{exit: c.exit, err: c.err})
 			b.wait.Done()
 			end, was, err := b.End(t.Context(), j.handle)
 			if err != nil || !was || end.Lost != (c.err != nil) || end.DiskReserve != c.reserve || end.DiskFiles != (c.reserve > 0) || end.Bytes != c.exit.Stdout.Total {

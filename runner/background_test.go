@@ -151,9 +151,9 @@ func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, 
 	}
 	box := newLiveSandbox(t.Context(), &fakeBackend{scripts: scripts}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
 	box.record = func(record.Payload) error { return nil }
-	box.start()
-	t.Cleanup(box.close)
-	x := &executor{box: box, spill: newSpiller(state, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}), ready: noWait, after: func(context.Context) {}}
+	box.ensureStarted()
+	t.Cleanup(box.stopAndDestroy)
+	x := &executor{sandbox: box, spill: newSpiller(state, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}), ready: noWait, after: func(context.Context) {}}
 	var all []record.BackgroundEnded // read after close
 	x.background = newBackgrounds(x, func(e record.BackgroundEnded) error {
 		x.mu.Lock()

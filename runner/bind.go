@@ -23,7 +23,7 @@ type bindTracker struct {
 	dir       string // the session's
 	workspace *Workspace
 	original  *workspace.Reader
-	box       *liveSandbox
+	sandbox   *liveSandbox
 	warn      func(message string)
 	log       *zap.Logger
 
@@ -42,11 +42,11 @@ type bindTracker struct {
 
 func newBindTracker(s *Session, original *workspace.Reader) *bindTracker {
 	b := &bindTracker{
-		recording: newRecording(), dir: s.dir, workspace: s.opts.Workspace, original: original, box: s.box,
+		recording: newRecording(), dir: s.dir, workspace: s.opts.Workspace, original: original, sandbox: s.sandbox,
 		warn: s.events.recordWarning, log: s.log, images: s.exec.images, repositories: make(chan struct{}),
 		quarantine: quarantine.New(quarantine.Options{
-			Reader: original, Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: s.opts.Workspace.owner,
-			Change: s.exec.applyAnywhere, Renew: s.box.startUnguarded, Log: s.log,
+			Reader: original, Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: s.opts.Workspace.ownerID,
+			Change: s.exec.applyAnywhere, Renew: s.sandbox.startUnguarded, Log: s.log,
 		}),
 		privileges: &privilegeCheck{reader: original, log: s.log},
 	}
@@ -57,7 +57,7 @@ func newBindTracker(s *Session, original *workspace.Reader) *bindTracker {
 	return b
 }
 
-func (b *bindTracker) view() workspace.View { return b.original }
+func (b *bindTracker) workspaceView() workspace.View { return b.original }
 
 // prepareSpec waits until the repositories are found, for the mounts that protect
 // them.
@@ -69,9 +69,9 @@ func (b *bindTracker) prepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	}
 }
 
-func (b *bindTracker) start(ctx context.Context) {
+func (b *bindTracker) startRecording(ctx context.Context) {
 	go b.findRepositories(ctx) // the sandbox waits for it
-	b.run(func() error {
+	b.runInBackground(func() error {
 		b.recordFiles(ctx)
 		<-b.repositories
 		return nil
@@ -88,7 +88,7 @@ func (b *bindTracker) recordFiles(ctx context.Context) {
 		files = &changes.FileStates{} // nothing is known
 	}
 	b.files = files
-	b.privileges.was, b.privileges.before, err = b.privileges.find(ctx, true)
+	b.privileges.was, b.privileges.before, err = b.privileges.findPrivileged(ctx, true)
 	if err != nil {
 		b.log.Warn("scan workspace", zap.Error(err))
 		b.privileges.before = &snapshot{} // nothing is known
@@ -141,26 +141,26 @@ func (b *bindTracker) checkAfterCommand(ctx context.Context) { b.quarantine.Chec
 // change of the workspace, and those are made inside. If a command made its sandbox
 // end to get around it, a fresh one is started for this.
 func (b *bindTracker) checkAtEnd() {
-	if !b.box.isUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
+	if !b.sandbox.isUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
 		b.quarantine.CheckAtEnd()
 	}
 }
 
-func (b *bindTracker) compare(ctx context.Context) (changes.Differences, error) {
+func (b *bindTracker) findDifferences(ctx context.Context) (changes.Differences, error) {
 	return b.files.Compare(ctx, b.original, b.images)
 }
 
 func (b *bindTracker) addChanges(r *Report) {
-	if b.box.isUntouched() {
+	if b.sandbox.isUntouched() {
 		return // nothing can have run
 	}
 	<-b.done
 	ctx, cancel := context.WithTimeoutCause(context.Background(), compareTime, errSlow)
 	defer cancel()
 	r.Quarantined = b.quarantine.List(ctx)
-	found, after, err := b.privileges.find(ctx, false)
+	found, after, err := b.privileges.findPrivileged(ctx, false)
 	r.Cleared = b.privileges.clearNew(found)
-	d, diffErr := b.compare(ctx)
+	d, diffErr := b.findDifferences(ctx)
 	if diffErr != nil {
 		b.log.Warn("scan workspace", zap.Error(diffErr))
 		d.Incomplete = true
@@ -171,12 +171,12 @@ func (b *bindTracker) addChanges(r *Report) {
 		r.Incomplete = true
 		return
 	}
-	r.Incomplete = r.Incomplete || b.privileges.before.incomplete() || after.incomplete()
+	r.Incomplete = r.Incomplete || b.privileges.before.isIncomplete() || after.isIncomplete()
 }
 
-func (b *bindTracker) discard() {}
+func (b *bindTracker) discardState() {}
 
-func (b *bindTracker) close() {
+func (b *bindTracker) releaseState() {
 	err := b.images.Close()
 	b.waitStarted()
 	if b.forget != nil {

@@ -11,7 +11,7 @@ import (
 const (
 	// diskReserve is the room that commands must leave on the file system that
 	// they write to: enough for the host to go on, and more than the fastest
-	// disks write between two looks.
+	// disks write between two checks.
 	diskReserve = 1 << 30
 	// diskSlack and fileSlack are the bytes and files that a command may still
 	// write that starts when less than the reserve is left: it must be possible
@@ -20,10 +20,10 @@ const (
 	fileSlack = 1000
 	// fileReserve is the part of all the files (inodes) of a file system that
 	// commands must leave, in percent, and leastFiles the least of it: more than
-	// the fastest command creates between two looks and until it is dead.
+	// the fastest command creates between two checks and until it is dead.
 	fileReserve = 5
 	leastFiles  = 10_000
-	// diskLook is how often it is looked at while a command runs: a statfs
+	// diskLook is the interval of checks while a command runs: a statfs
 	// takes 2 µs, and one processor creates 5,000 files in the meantime.
 	diskLook = 25 * time.Millisecond
 )
@@ -36,7 +36,7 @@ type diskRoom struct {
 	allFiles int64
 }
 
-// noRoom is the room of a file system that can't be asked.
+// noRoom is the room of a file system whose room is unknown.
 var noRoom = diskRoom{bytes: -1, files: -1}
 
 // diskWatch ends commands before they fill the file system that the workspace,
@@ -45,14 +45,14 @@ var noRoom = diskRoom{bytes: -1, files: -1}
 type diskWatch struct {
 	// room returns what is left.
 	room func() diskRoom
-	// reserve is what must be left.
+	// reserve is the room that must be left.
 	reserve diskRoom
 	// kill ends what does not end when its context is cancelled.
 	kill func()
 }
 
 // newDiskWatch keeps diskReserve bytes and fileReserve percent of the files
-// free, leastFiles at least, or half of what is free now where that is less, so
+// free, leastFiles at least, or half of what is free now if that is less, so
 // that a small disk can be worked on.
 func newDiskWatch(room func() diskRoom, kill func()) *diskWatch {
 	now := room()
@@ -63,7 +63,7 @@ func newDiskWatch(room func() diskRoom, kill func()) *diskWatch {
 }
 
 // watchContext returns a context that is cancelled, with a *limits.ExceededError of
-// kind disk as its cause, when less than the reserve is left; where it was less
+// kind disk as its cause, when less than the reserve is left; if less was left
 // before, when the slack is gone too. A command that is cancelled already is
 // killed then. Call stop when the command has ended. A file system that does
 // not answer ends nothing.

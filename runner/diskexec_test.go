@@ -29,14 +29,14 @@ func filling(t *testing.T) *executor {
 	t.Cleanup(func() { dir.Close() })
 	box := newLiveSandbox(t.Context(), &fakeBackend{scripts: map[string]script{"fill": hangs(started)}}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
 	box.record = func(record.Payload) error { return nil }
-	box.start()
-	t.Cleanup(box.close)
+	box.ensureStarted()
+	t.Cleanup(box.stopAndDestroy)
 	go func() {
 		<-started
 		free.Store(1000)
 	}()
 	return &executor{
-		box: box, spill: newSpiller(t.TempDir(), nil), ready: noWait, after: func(context.Context) {},
+		sandbox: box, spill: newSpiller(t.TempDir(), nil), ready: noWait, after: func(context.Context) {},
 		disk: newDiskWatch(func() diskRoom { return diskRoom{bytes: free.Load(), files: -1} }, nil),
 	}
 }
@@ -53,7 +53,7 @@ func TestDiskFull(t *testing.T) {
 // TestUserCommandDiskFull: so is a user's.
 func TestUserCommandDiskFull(t *testing.T) {
 	x := filling(t)
-	u := &userCommands{box: x.box, exec: x}
+	u := &userCommands{sandbox: x.sandbox, exec: x}
 	exit, err := u.startCommand(t.Context(), sandbox.Command{Argv: []string{"fill"}, Stdout: discard{}, Stderr: discard{}})
 	full, ok := errors.AsType[*limits.ExceededError](err)
 	if !ok || full.Kind != limits.KindDisk || exit.Status.Signal != 15 {

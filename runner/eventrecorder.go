@@ -15,7 +15,7 @@ import (
 )
 
 // eventRecorder turns events into records: it knows which record caused which. It is
-// safe for concurrent use, as the dispatcher, the loop and the container
+// safe for concurrent use, as the dispatcher, the loop and the sandbox
 // report from goroutines of their own.
 type eventRecorder struct {
 	rec  *record.Recorder
@@ -50,11 +50,11 @@ func newEventRecorder(rec *record.Recorder, live func(Delta)) *eventRecorder {
 	if live == nil {
 		live = func(Delta) {}
 	}
-	return &eventRecorder{rec: rec, live: live, calls: map[string]string{}, cancelled: func() record.TurnCancelled { return cancellation(context.Background()) }}
+	return &eventRecorder{rec: rec, live: live, calls: map[string]string{}, cancelled: func() record.TurnCancelled { return cancellationRecord(context.Background()) }}
 }
 
-// syncAfter does something with mu held, and puts what it wrote on the disk, where
-// this is due: without mu, so that others go on, and share the sync.
+// syncAfter does something with mu held, and syncs what it wrote to the disk if
+// that is due: without mu, so that others go on, and share the sync.
 func (j *eventRecorder) syncAfter(do func() (due bool, err error)) error {
 	j.mu.Lock()
 	due, err := do()
@@ -72,7 +72,7 @@ func (j *eventRecorder) beginTurn(client string, cancelled func() record.TurnCan
 	j.client, j.cancelled = client, cancelled
 }
 
-// writeRecord records something that the session itself says. Once sandbox.started
+// writeRecord writes a record of the session itself. Once sandbox.started
 // is written, so are the calls that waited for it.
 func (j *eventRecorder) writeRecord(p record.Payload) error {
 	return j.syncAfter(func() (bool, error) { return j.writeLocked(p) })
@@ -107,14 +107,14 @@ func (j *eventRecorder) recordDenied(p record.NetworkDenied) error {
 	if _, err := j.recordWaiting(p.CallID); err != nil {
 		return err
 	}
-	return j.putRecord(nil, j.cause(p.CallID), record.ActorTool, p)
+	return j.putRecord(nil, j.parentRecord(p.CallID), record.ActorTool, p)
 }
 
 // recordBackground records the end of a command in the background, below its call.
 func (j *eventRecorder) recordBackground(p record.BackgroundEnded) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.putRecord(nil, j.cause(p.CallID), record.ActorTool, p)
+	return j.putRecord(nil, j.parentRecord(p.CallID), record.ActorTool, p)
 }
 
 // recordUser records what a user did, below the record parent, "" for the session's
@@ -154,9 +154,9 @@ func (j *eventRecorder) recordStart(e dispatch.Called) (due bool, _ error) {
 	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
 
-// sandboxed reports whether calls of a class run in the sandbox, wherever they
+// runsInSandbox reports whether calls of a class run in the sandbox, wherever they
 // are from: registration sees to it.
-func sandboxed(c tools.Class) bool { return c == tools.ClassWrite || c == tools.ClassExecute }
+func runsInSandbox(c tools.Class) bool { return c == tools.ClassWrite || c == tools.ClassExecute }
 
 // currentTally returns the counts so far.
 func (j *eventRecorder) currentTally() tally {
@@ -242,7 +242,7 @@ func (j *eventRecorder) recordMessage(m loop.Message) error {
 	return j.putRecord(nil, parent, actor, record.Message{Role: m.Role, Blocks: m.Blocks, Client: client})
 }
 
-// putRecord writes one record and keeps its id where keep is not nil. The caller
+// putRecord writes one record and stores its id in *keep if keep is not nil. The caller
 // holds mu.
 func (j *eventRecorder) putRecord(keep *string, parent string, actor record.Actor, p record.Payload) error {
 	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: parent, Actor: actor, Payload: p})
@@ -255,7 +255,7 @@ func (j *eventRecorder) putRecord(keep *string, parent string, actor record.Acto
 // putCall writes one record of a call, under the call's record before it, or
 // under the model's answer that made the call.
 func (j *eventRecorder) putCall(call string, actor record.Actor, p record.Payload) error {
-	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.cause(call), Actor: actor, Payload: p})
+	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.parentRecord(call), Actor: actor, Payload: p})
 	if err == nil {
 		j.calls[call] = id
 	}
@@ -264,7 +264,7 @@ func (j *eventRecorder) putCall(call string, actor record.Actor, p record.Payloa
 
 // toolEvent records what the dispatcher reports. A call of the sandbox that
 // comes before the sandbox runs waits for it, and is recorded behind
-// sandbox.started, or with its own end where that is first.
+// sandbox.started, or with its own end if that is first.
 func (j *eventRecorder) toolEvent(e dispatch.Event) error {
 	if d, ok := e.(dispatch.OutputDelta); ok {
 		j.live(Delta{CallID: d.CallID, Stream: d.Stream, Text: d.Text})
@@ -282,7 +282,7 @@ func (j *eventRecorder) toolEvent(e dispatch.Event) error {
 		if err != nil {
 			return due, err
 		}
-		return answered(e), j.toolRecord(e)
+		return isClientAnswer(e), j.toolRecord(e)
 	})
 }
 
@@ -290,16 +290,16 @@ func (j *eventRecorder) toolEvent(e dispatch.Event) error {
 // The caller holds mu.
 func (j *eventRecorder) recordCall(e dispatch.Called) (due bool, _ error) {
 	j.tally.toolCalls++
-	if sandboxed(e.Class) && !j.attested {
+	if runsInSandbox(e.Class) && !j.attested {
 		j.waiting = append(j.waiting, e)
 		return false, nil
 	}
 	return j.recordStart(e)
 }
 
-// answered reports whether an event is a client's answer: it is on the disk before
-// the client is told what became of it.
-func answered(e dispatch.Event) bool {
+// isClientAnswer reports whether an event is a client's answer: it is on the disk before
+// the client receives the outcome.
+func isClientAnswer(e dispatch.Event) bool {
 	switch e := e.(type) {
 	case dispatch.ConfirmationResolved:
 		return e.By == "user"
@@ -330,15 +330,15 @@ func (j *eventRecorder) toolRecord(e dispatch.Event) error {
 			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By, Client: e.Client,
 		})
 	case dispatch.ConfirmationAttempted:
-		return j.putRecord(nil, j.cause(e.CallID), record.ActorUser, newConfirmationAttempted(e))
+		return j.putRecord(nil, j.parentRecord(e.CallID), record.ActorUser, newConfirmationAttempted(e))
 	case dispatch.Warning:
-		return j.putRecord(nil, j.cause(e.CallID), record.ActorSystem, record.Warning{CallID: e.CallID, Message: e.Message})
+		return j.putRecord(nil, j.parentRecord(e.CallID), record.ActorSystem, record.Warning{CallID: e.CallID, Message: e.Message})
 	}
 	return nil
 }
 
-// cause is the last record of a call, or the model's answer that made it.
-func (j *eventRecorder) cause(call string) string {
+// parentRecord is the last record of a call, or the model's answer that made it.
+func (j *eventRecorder) parentRecord(call string) string {
 	if id := j.calls[call]; id != "" {
 		return id
 	}

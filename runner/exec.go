@@ -15,11 +15,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// executor runs what tools ask for in the session's container: shell commands
+// executor runs what tools request in the session's sandbox: shell commands
 // for tools/shell, changes of files for tools/file. It is safe for concurrent use.
 type executor struct {
-	box   *liveSandbox
-	spill *spiller
+	sandbox *liveSandbox
+	spill   *spiller
 	// ready waits until the workspace is recorded; nothing may change it before, or
 	// after an error.
 	ready func(ctx context.Context) error
@@ -45,7 +45,7 @@ type executor struct {
 // changes provides.
 func newExecutor(s *Session) *executor {
 	x := &executor{
-		box: s.box, spill: newSpiller(s.dir, s.opts.Secrets), disk: newSessionDiskWatch(s.opts, s.dir, s.box.killCurrent), images: changes.NewPreimages(s.dir),
+		sandbox: s.sandbox, spill: newSpiller(s.dir, s.opts.Secrets), disk: newSessionDiskWatch(s.opts, s.dir, s.sandbox.killCurrent), images: changes.NewPreimages(s.dir),
 		patches: &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.opts.workspaceMode(), warn: s.events.recordWarning, log: s.log},
 	}
 	x.background = newBackgrounds(x, s.events.recordBackground, s.log)
@@ -54,13 +54,13 @@ func newExecutor(s *Session) *executor {
 
 // Run runs one shell command to its end.
 func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, error) {
-	l, err := x.waitReady(ctx)
+	g, err := x.waitReady(ctx)
 	if err != nil {
 		return shell.Result{}, err
 	}
-	program, err := x.shellProgram(ctx, l)
+	program, err := x.shellProgram(ctx, g)
 	if err != nil {
-		return shell.Result{}, x.box.checkLoss(l, err)
+		return shell.Result{}, x.sandbox.checkLoss(g, err)
 	}
 	stdout := &capture{stream: "stdout", watch: cmd.Stdout, spill: x.spill}
 	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
@@ -68,13 +68,13 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	defer stop()
 	start := cmd.Command
 	start.Argv, start.Stdout, start.Stderr = scriptArgv(program, cmd), stdout, stderr
-	p, err := l.box.Start(watched, start)
+	p, err := g.sandbox.Start(watched, start)
 	full, isFull := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if isFull && err != nil { // it ended before it began
 		return shell.Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1}}, DiskReserve: full.Limit, DiskFiles: full.Files}, nil
 	}
 	if err != nil {
-		return shell.Result{}, fmt.Errorf("start command: %w", badDir(cmd, x.box.checkLoss(l, err)))
+		return shell.Result{}, fmt.Errorf("start command: %w", badDir(cmd, x.sandbox.checkLoss(g, err)))
 	}
 	exit, err := p.Wait()
 	result := shell.Result{Exit: exit, Stdout: stdout.finishCapture(exit.Stdout), Stderr: stderr.finishCapture(exit.Stderr)}
@@ -83,11 +83,11 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	}
 	x.addKilled(result)
 	if err != nil {
-		return result, fmt.Errorf("wait for command: %w", x.box.checkLoss(l, err))
+		return result, fmt.Errorf("wait for command: %w", x.sandbox.checkLoss(g, err))
 	}
 	if left := exit.Kill.Left; left > 0 {
 		// The result is the command's; only a loss for good is this call's.
-		if err := x.box.retireSandbox(l, left); errors.Is(err, tools.ErrSandboxLost) {
+		if err := x.sandbox.retireSandbox(g, left); errors.Is(err, tools.ErrSandboxLost) {
 			return result, fmt.Errorf("run command: %w", err)
 		}
 	}
@@ -113,7 +113,7 @@ func badDir(cmd shell.Command, err error) error {
 
 // Apply makes one change to the workspace.
 func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
-	l, err := x.waitReady(ctx)
+	g, err := x.waitReady(ctx)
 	if err != nil {
 		return workspace.Change{}, err
 	}
@@ -122,9 +122,9 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	case workspace.OpWrite, workspace.OpAppend, workspace.OpPatch, workspace.OpDelete:
 		noted, fresh = true, x.fresh(ctx, op.Path)
 	}
-	change, err := l.box.Apply(ctx, op)
+	change, err := g.sandbox.Apply(ctx, op)
 	if err != nil {
-		return change, x.box.checkLoss(l, err)
+		return change, x.sandbox.checkLoss(g, err)
 	}
 	if noted {
 		x.images.Note(change, fresh)
@@ -140,7 +140,7 @@ func (x *executor) applyAnywhere(ctx context.Context, op workspace.Op) (workspac
 		change, err = x.Apply(ctx, op)
 	}
 	if errors.Is(err, tools.ErrSandboxLost) {
-		if err = x.box.startAgain(); err == nil {
+		if err = x.sandbox.startAgain(); err == nil {
 			change, err = x.Apply(ctx, op)
 		}
 	}
@@ -167,25 +167,25 @@ func (x *executor) Output(handle string) (shell.Kept, error) {
 // waitReady starts the sandbox if need be, waits for it, and until the workspace is
 // recorded.
 func (x *executor) waitReady(ctx context.Context) (*generation, error) {
-	l, err := x.box.waitRunning(ctx)
+	g, err := x.sandbox.waitRunning(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if err := x.ready(ctx); err != nil {
 		return nil, err
 	}
-	return l, nil
+	return g, nil
 }
 
-// shellProgram is the shell of the image: bash where it has it, else sh. It is
-// asked once a session.
-func (x *executor) shellProgram(ctx context.Context, l *generation) (string, error) {
+// shellProgram is the shell of the image: bash if it has it, else sh. It is
+// determined once per session.
+func (x *executor) shellProgram(ctx context.Context, g *generation) (string, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.shell != "" {
 		return x.shell, nil
 	}
-	p, err := l.box.Start(ctx, sandbox.Command{Argv: []string{"bash", "-c", ":"}, Timeout: 30 * time.Second})
+	p, err := g.sandbox.Start(ctx, sandbox.Command{Argv: []string{"bash", "-c", ":"}, Timeout: 30 * time.Second})
 	if err != nil {
 		return "", fmt.Errorf("look for bash: %w", err)
 	}

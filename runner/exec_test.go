@@ -66,7 +66,7 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 	})
 	after = new(int)
 	x = &executor{
-		box: b.liveSandbox, spill: newSpiller(t.TempDir(), nil), ready: noWait, after: func(context.Context) { *after++ },
+		sandbox: b.liveSandbox, spill: newSpiller(t.TempDir(), nil), ready: noWait, after: func(context.Context) { *after++ },
 		fresh: func(context.Context, string) bool { return true }, images: changes.NewPreimages(t.TempDir()),
 	}
 	x.background = newBackgrounds(x, func(record.BackgroundEnded) error { return nil }, zap.NewNop())
@@ -230,7 +230,7 @@ func TestExecutorLooksForBash(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		starts := 0
-		l := &generation{box: &startedBox{&fakeBox{}, func(context.Context, sandbox.Command) (sandbox.Process, error) {
+		g := &generation{sandbox: &startedBox{&fakeBox{}, func(context.Context, sandbox.Command) (sandbox.Process, error) {
 			if starts++; tc.cancels {
 				cancel(user)
 			}
@@ -238,7 +238,7 @@ func TestExecutorLooksForBash(t *testing.T) {
 		}}}
 		x := &executor{}
 		for range 2 {
-			if got, err := x.shellProgram(ctx, l); got != tc.want || !errors.Is(err, tc.wantErr) || (err == nil) != (tc.wantErr == nil) {
+			if got, err := x.shellProgram(ctx, g); got != tc.want || !errors.Is(err, tc.wantErr) || (err == nil) != (tc.wantErr == nil) {
 				t.Errorf("%s: %q, %v", name, got, err)
 			}
 		}
@@ -274,7 +274,7 @@ func TestExecutorMeetsALoss(t *testing.T) {
 		t.Errorf("the look for bash: %v", err)
 	}
 	x, b, _ = newExecutorBench(t, nil)
-	b.close()
+	b.stopAndDestroy()
 	if _, err := x.Run(t.Context(), command("work")); !errors.Is(err, tools.ErrSandboxLost) {
 		t.Errorf("a command after the end: %v", err)
 	}
@@ -291,7 +291,7 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 		t.Fatal(err)
 	}
 	recorded := newRecording()
-	x.ready = recorded.wait
+	x.ready = recorded.waitRecorded
 	user := errors.New("user")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
@@ -310,7 +310,7 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 		}
 	}
 	close(recorded.done)
-	if l, err := x.waitReady(t.Context()); err != nil || l == nil {
+	if g, err := x.waitReady(t.Context()); err != nil || g == nil {
 		t.Errorf("after the recording: %v", err)
 	}
 	recorded.err = errors.New("not recorded")

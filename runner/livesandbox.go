@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	// maxRestarts is how often a container that died of its limits is replaced.
+	// maxRestarts is how often a sandbox that died of its limits is replaced.
 	maxRestarts = 3
-	// destroyTime bounds taking a container down: above the 30 s after which
+	// destroyTime bounds the destruction of a sandbox: above the 30 s after which
 	// a guest that does not answer is given up.
 	destroyTime = 60 * time.Second
-	// reasonTime bounds the wait for a lost container's own account of it.
+	// reasonTime bounds the wait for the reason of a lost sandbox.
 	reasonTime = 5 * time.Second
 )
 
 // liveSandbox is the session's one sandbox through its generations. It is started in
 // the background, by start or by the first call that needs it; calls wait for
-// it. A start that fails is an error of the calls that need the container, and
+// it. A start that fails is an error of the calls that need the sandbox, and
 // of nothing else. It is safe for concurrent use.
 //
 //	none ──start, running──▶ generation 1 ──died of its limits──▶ generation 2 ─▶ … at most maxRestarts
@@ -44,9 +44,9 @@ type liveSandbox struct {
 	fail   func(error)
 	phrase func(record.Problem) record.Problem
 	log    *zap.Logger
-	// refuseLost refuses a container that lacks a protection.
+	// refuseLost refuses a sandbox that lacks a protection.
 	refuseLost bool
-	// prepare, where it is set, completes the spec of each generation; it may wait.
+	// prepare, if it is set, completes the spec of each generation; it may wait.
 	prepare func(ctx context.Context, spec *sandbox.Spec)
 
 	// making bounds Create; it ends when the session does.
@@ -65,13 +65,13 @@ type liveSandbox struct {
 	left     []string
 }
 
-// generation is one container, from the request for it on.
+// generation is one sandbox, from the request for it on.
 type generation struct {
-	number int           // from 0
-	ready  chan struct{} // closed when box or err is set
-	box    sandbox.Sandbox
-	err    error
-	once   sync.Once // its loss is handled once
+	number  int           // from 0
+	ready   chan struct{} // closed when box or err is set
+	sandbox sandbox.Sandbox
+	err     error
+	once    sync.Once // its loss is handled once
 	// taken reports that it was taken down, or that this failed: to try again at once
 	// would only take as long again, and the next sweep does.
 	taken bool
@@ -101,15 +101,16 @@ func newLiveSandbox(ctx context.Context, backend sandbox.Creator, spec sandbox.S
 	return c
 }
 
-// start begins to make the container, where that has not begun, and returns at once.
-func (c *liveSandbox) start() {
+// ensureStarted begins to start the sandbox unless that has begun, and returns at
+// once.
+func (c *liveSandbox) ensureStarted() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.startLocked()
 }
 
-// startLocked is start for a caller that holds mu. It reports whether there is a
-// generation: after close, none begins.
+// startLocked is ensureStarted for a caller that holds mu. It reports whether there is a
+// generation: after stopAndDestroy, none begins.
 func (c *liveSandbox) startLocked() bool {
 	if c.current == nil && c.making.Err() == nil {
 		if c.onStart != nil {
@@ -120,7 +121,7 @@ func (c *liveSandbox) startLocked() bool {
 	return c.current != nil
 }
 
-// isUntouched reports whether nothing can have run in the container so far.
+// isUntouched reports whether nothing can have run in the sandbox so far.
 func (c *liveSandbox) isUntouched() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,36 +129,36 @@ func (c *liveSandbox) isUntouched() bool {
 }
 
 // startGeneration makes one generation; the caller holds mu.
-func (c *liveSandbox) startGeneration(l *generation) *generation {
-	l.ready = make(chan struct{})
+func (c *liveSandbox) startGeneration(g *generation) *generation {
+	g.ready = make(chan struct{})
 	c.starts.Go(func() {
-		defer close(l.ready)
+		defer close(g.ready)
 		spec := c.spec
-		spec.Workspace.Unguarded = l.unguarded
+		spec.Workspace.Unguarded = g.unguarded
 		if c.prepare != nil {
 			c.prepare(c.making, &spec)
 		}
 		begun := time.Now()
 		box, err := c.backend.Create(c.making, spec)
 		if err == nil {
-			l.box = box
-			err = c.recordStarted(l, time.Since(begun))
+			g.sandbox = box
+			err = c.recordStarted(g, time.Since(begun))
 		} else {
 			err = &startError{err}
 		}
-		c.finishStart(l, err)
+		c.finishStart(g, err)
 	})
-	return l
+	return g
 }
 
-// finishStart keeps how the start of a generation ended. A failure is reported here only
-// where no call waits to return it. One of the records ends the run.
-func (c *liveSandbox) finishStart(l *generation, err error) {
+// finishStart records how the start of a generation ended. A failure is reported here
+// only if no call waits to return it. A record that can't be written ends the run.
+func (c *liveSandbox) finishStart(g *generation, err error) {
 	c.mu.Lock()
-	l.err, c.usable = err, c.usable || err == nil
+	g.err, c.usable = err, c.usable || err == nil
 	tell := err != nil && c.waiting == 0 && c.making.Err() == nil
-	if err != nil && l.box != nil {
-		c.destroyGeneration(l)
+	if err != nil && g.sandbox != nil {
+		c.destroyGeneration(g)
 	}
 	c.mu.Unlock()
 	switch {
@@ -170,27 +171,27 @@ func (c *liveSandbox) finishStart(l *generation, err error) {
 }
 
 // recordStarted records the attestation of a generation.
-func (c *liveSandbox) recordStarted(l *generation, took time.Duration) error {
-	att := l.box.Attestation()
-	if !l.unguarded {
+func (c *liveSandbox) recordStarted(g *generation, took time.Duration) error {
+	att := g.sandbox.Attestation()
+	if !g.unguarded {
 		c.mu.Lock()
 		c.attested = &att
 		c.mu.Unlock()
 	}
 	var p record.Payload = record.SandboxStarted{Attestation: att, StartMS: took.Milliseconds()}
-	if l.number > 0 {
-		p = record.SandboxRestarted{Restart: l.number, Attestation: att, StartMS: took.Milliseconds()}
+	if g.number > 0 {
+		p = record.SandboxRestarted{Restart: g.number, Attestation: att, StartMS: took.Milliseconds()}
 	}
 	if err := c.record(p); err != nil {
 		return err
 	}
-	if c.refuseLost && !l.unguarded && len(att.Lost) > 0 {
+	if c.refuseLost && !g.unguarded && len(att.Lost) > 0 {
 		return &startError{fmt.Errorf("%w: it lacks protections, which is refused here (refuse_lost): %s", sandbox.ErrUnsupported, strings.Join(att.Lost, "; "))}
 	}
 	return nil
 }
 
-// waitRunning starts the container, where that has not begun, waits for it and
+// waitRunning starts the sandbox unless that has begun, waits for it and
 // returns its generation.
 func (c *liveSandbox) waitRunning(ctx context.Context) (*generation, error) {
 	if ctx.Err() != nil {
@@ -201,7 +202,7 @@ func (c *liveSandbox) waitRunning(ctx context.Context) (*generation, error) {
 		c.mu.Unlock()
 		return nil, fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
 	}
-	l := c.current
+	g := c.current
 	c.waiting++
 	c.mu.Unlock()
 	defer func() {
@@ -210,18 +211,18 @@ func (c *liveSandbox) waitRunning(ctx context.Context) (*generation, error) {
 		c.waiting--
 	}()
 	select {
-	case <-l.ready:
+	case <-g.ready:
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for sandbox: %w", context.Cause(ctx))
 	}
-	if l.err != nil {
-		return nil, l.err
+	if g.err != nil {
+		return nil, g.err
 	}
 	select {
-	case <-l.box.Done():
-		return nil, c.handleLoss(l, l.box.Err())
+	case <-g.sandbox.Done():
+		return nil, c.handleLoss(g, g.sandbox.Err())
 	default:
-		return l, nil
+		return g, nil
 	}
 }
 
@@ -229,24 +230,24 @@ func (c *liveSandbox) waitRunning(ctx context.Context) (*generation, error) {
 // attestation, or the warning, is recorded also where no call needed it.
 func (c *liveSandbox) waitStarted(ctx context.Context) {
 	c.mu.Lock()
-	l := c.current
+	g := c.current
 	c.mu.Unlock()
-	if l == nil {
+	if g == nil {
 		return
 	}
 	select {
-	case <-l.ready:
+	case <-g.ready:
 	case <-ctx.Done():
 	}
 }
 
 // checkLoss turns the loss of a generation into what a call reports; other errors, and
 // nil, pass.
-func (c *liveSandbox) checkLoss(l *generation, err error) error {
+func (c *liveSandbox) checkLoss(g *generation, err error) error {
 	if !errors.Is(err, sandbox.ErrLost) && !errors.Is(err, sandbox.ErrState) {
 		return err
 	}
-	return c.handleLoss(l, err)
+	return c.handleLoss(g, err)
 }
 
 // startAgain begins one more generation after the run, for what must still be done inside.
@@ -261,46 +262,46 @@ func (c *liveSandbox) startAgain() error {
 	return nil
 }
 
-// startUnguarded takes the container down when the turns are over and begins one more
+// startUnguarded destroys the sandbox when the turns are over and begins one more
 // generation, in which no command runs and nothing is protected from changes.
 func (c *liveSandbox) startUnguarded() error {
 	c.mu.Lock()
-	l := c.current
+	g := c.current
 	c.mu.Unlock()
-	<-l.ready
-	if l.box != nil {
-		l.once.Do(func() { l.after = c.recordUnnoticedLoss(l) }) // not under mu, as in close
+	<-g.ready
+	if g.sandbox != nil {
+		g.once.Do(func() { g.after = c.recordUnnoticedLoss(g) }) // not under mu, as in stopAndDestroy
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := context.Cause(c.making); err != nil {
 		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, err)
 	}
-	if l.box != nil {
-		c.destroyGeneration(l)
+	if g.sandbox != nil {
+		c.destroyGeneration(g)
 	}
 	c.restarts++
 	c.current = c.startGeneration(&generation{number: c.restarts, unguarded: true})
 	return nil
 }
 
-// destroyGeneration takes one generation down and keeps what it could not remove. The caller
+// destroyGeneration destroys one generation and keeps what it could not remove. The caller
 // holds mu.
-func (c *liveSandbox) destroyGeneration(l *generation) {
-	if l.taken {
+func (c *liveSandbox) destroyGeneration(g *generation) {
+	if g.taken {
 		return
 	}
-	l.taken = true
+	g.taken = true
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.making), destroyTime, errSlow)
 	defer cancel()
-	if err := l.box.Destroy(ctx); err != nil {
-		c.log.Error("destroy sandbox", zap.String("container", l.box.ID()), zap.Error(err))
+	if err := g.sandbox.Destroy(ctx); err != nil {
+		c.log.Error("destroy sandbox", zap.String("container", g.sandbox.ID()), zap.Error(err))
 		c.left = append(c.left, err.Error())
 	}
 }
 
-// killCurrent takes the container down while calls run, because one of them does not
-// end. What still runs in it, or is called later, meets its loss.
+// killCurrent destroys the sandbox while calls run, because one of them does not
+// end. Calls that still run in it, or come later, meet its loss.
 func (c *liveSandbox) killCurrent() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -309,31 +310,31 @@ func (c *liveSandbox) killCurrent() {
 	}
 	select {
 	case <-c.current.ready:
-		if c.current.box != nil {
+		if c.current.sandbox != nil {
 			c.destroyGeneration(c.current)
 		}
 	default:
 	}
 }
 
-// close ends the making, waits for it, and takes down what there is. It is
+// stopAndDestroy ends the making, waits for it, and takes down what there is. It is
 // idempotent and does not hurry commands: they are over, or are to be killed.
-func (c *liveSandbox) close() {
+func (c *liveSandbox) stopAndDestroy() {
 	c.mu.Lock()
 	c.stop(errors.New("session ended"))
 	c.mu.Unlock()
 	c.starts.Wait() // from here on no other generation begins
 	c.mu.Lock()
-	l := c.current
+	g := c.current
 	c.mu.Unlock()
-	if l == nil || l.box == nil {
+	if g == nil || g.sandbox == nil {
 		return
 	}
 	// Not under mu: a call that meets the loss holds the once and waits for mu.
-	l.once.Do(func() { l.after = c.recordUnnoticedLoss(l) })
+	g.once.Do(func() { g.after = c.recordUnnoticedLoss(g) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.destroyGeneration(l)
+	c.destroyGeneration(g)
 }
 
 // closeOn closes the sandbox when force is closed: the caller does not wait any
@@ -348,7 +349,7 @@ func (c *liveSandbox) closeOn(force <-chan struct{}) (stop func()) {
 		select {
 		case <-force:
 			c.log.Warn("forced end: destroying the sandbox")
-			c.close()
+			c.stopAndDestroy()
 		case <-end:
 		}
 	}()
@@ -358,8 +359,8 @@ func (c *liveSandbox) closeOn(force <-chan struct{}) (stop func()) {
 	}
 }
 
-// summarize are what session.ended says about the container.
-func (c *liveSandbox) summarize() (att *sandbox.Attestation, restarts int, left []string) {
+// endFacts returns the facts about the sandbox that session.ended contains.
+func (c *liveSandbox) endFacts() (att *sandbox.Attestation, restarts int, left []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.attested, c.restarts, c.left
@@ -370,20 +371,20 @@ type loss struct {
 	cause error
 	text  string // for records
 	limit *limits.ExceededError
-	// again is set if a fresh container may take its place; tell is then the
+	// again is set if a fresh sandbox may take its place; tell is then the
 	// message to the model.
 	again bool
 	tell  string
 }
 
 // handleLoss handles the loss of a generation, once, and returns the error for the call that
-// met it: one for the model if a fresh container takes its place, otherwise one
+// met it: one for the model if a fresh sandbox takes its place, otherwise one
 // that ends the run.
-func (c *liveSandbox) handleLoss(l *generation, err error) error {
-	l.once.Do(func() {
+func (c *liveSandbox) handleLoss(g *generation, err error) error {
+	g.once.Do(func() {
 		select {
-		case <-l.box.Done():
-			if own := l.box.Err(); own != nil {
+		case <-g.sandbox.Done():
+			if own := g.sandbox.Err(); own != nil {
 				err = own
 			}
 		case <-time.After(reasonTime):
@@ -391,9 +392,9 @@ func (c *liveSandbox) handleLoss(l *generation, err error) error {
 		if err == nil { // destroyed by us, because a call would not end
 			err = sandbox.ErrLost
 		}
-		l.after = c.replaceGeneration(l, lossOf(err))
+		g.after = c.replaceGeneration(g, lossOf(err))
 	})
-	return l.after
+	return g.after
 }
 
 func lossOf(err error) loss {
@@ -411,33 +412,34 @@ func lossOf(err error) loss {
 
 // retireSandbox ends a generation in which processes were left that could not be killed:
 // what can't be stopped may write beside the next command, and at any time.
-func (c *liveSandbox) retireSandbox(l *generation, left int) error {
-	l.once.Do(func() {
-		l.after = c.replaceGeneration(l, loss{
+func (c *liveSandbox) retireSandbox(g *generation, left int) error {
+	g.once.Do(func() {
+		g.after = c.replaceGeneration(g, loss{
 			cause: fmt.Errorf("%w: %d processes could not be killed", sandbox.ErrLost, left),
 			text:  fmt.Sprintf("%d processes could not be killed", left), again: true,
 			tell: "The sandbox was replaced by a fresh one on the same workspace, because a command before left processes in it that could not be killed. The call was not run.",
 		})
 	})
-	return l.after
+	return g.after
 }
 
-// replaceGeneration takes a lost generation down and begins the next one, where there may be one.
-func (c *liveSandbox) replaceGeneration(l *generation, why loss) error {
+// replaceGeneration destroys a lost generation and begins the next one if there may
+// be one.
+func (c *liveSandbox) replaceGeneration(g *generation, why loss) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.making.Err() != nil { // we took it down ourselves
 		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, why.cause)
 	}
 	again := why.again && c.restarts < maxRestarts
-	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
-	err := c.record(record.SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit), Restarting: again})
+	c.log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
+	err := c.record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: wireLimit(why.limit), Restarting: again})
 	if err != nil {
 		return err
 	}
-	c.destroyGeneration(l)
+	c.destroyGeneration(g)
 	if !again {
-		// Not wrapped: a container lost for good is not the run's own limit.
+		// Not wrapped: a sandbox lost for good is not the run's own limit.
 		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, why.cause.Error())
 		c.fail(err)
 		return err
@@ -447,11 +449,11 @@ func (c *liveSandbox) replaceGeneration(l *generation, why loss) error {
 	return &tools.Error{Class: tools.ErrorExecution, Reason: replacedReason, Visible: true, Err: why.cause, Message: why.tell}
 }
 
-// replacedReason is the reason of a call that met the end of a container which
+// replacedReason is the reason of a call that met the end of a sandbox which
 // a fresh one replaces.
 const replacedReason = "sandbox_replaced"
 
-// limitText says a limit in its unit.
+// limitText returns a limit with its unit.
 func limitText(e *limits.ExceededError) string {
 	switch e.Kind {
 	case limits.KindMemory:
@@ -462,22 +464,22 @@ func limitText(e *limits.ExceededError) string {
 	return fmt.Sprintf("%s %d", e.Kind, e.Limit)
 }
 
-// recordUnnoticedLoss records the loss of a container that no call met, and returns the
+// recordUnnoticedLoss records the loss of a sandbox that no call met, and returns the
 // error for a call that still comes.
-func (c *liveSandbox) recordUnnoticedLoss(l *generation) error {
+func (c *liveSandbox) recordUnnoticedLoss(g *generation) error {
 	gone := fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
 	select {
-	case <-l.box.Done():
+	case <-g.sandbox.Done():
 	default:
 		return gone
 	}
-	cause := l.box.Err()
+	cause := g.sandbox.Err()
 	if cause == nil {
 		return gone // taken down by us
 	}
-	c.log.Warn("sandbox lost", zap.String("container", l.box.ID()), zap.Error(cause))
+	c.log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(cause))
 	why := lossOf(cause)
 	// A trace that can't be written is found again by the last record.
-	_ = c.record(record.SandboxLost{Container: l.box.ID(), Cause: why.text, Limit: wireLimit(why.limit)})
+	_ = c.record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: wireLimit(why.limit)})
 	return gone
 }

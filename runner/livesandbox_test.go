@@ -48,18 +48,18 @@ func newContainerBench(t *testing.T) *containerBench {
 		defer b.reports.Unlock()
 		b.ends = append(b.ends, err)
 	}
-	t.Cleanup(b.close)
+	t.Cleanup(b.stopAndDestroy)
 	return b
 }
 
 // runningBox returns the life that runs, which it starts where none does, and its box.
 func (b *containerBench) runningBox(t *testing.T) (*generation, *fakeBox) {
 	t.Helper()
-	l, err := b.waitRunning(t.Context())
+	g, err := b.waitRunning(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return l, l.box.(*fakeBox)
+	return g, g.sandbox.(*fakeBox)
 }
 
 // requireReports fails the test unless exactly these records were written and so
@@ -100,13 +100,13 @@ func TestContainerStartsOnce(t *testing.T) {
 	if !b.isUntouched() {
 		t.Error("touched before the start")
 	}
-	b.start()
-	b.start()
-	l, box := b.runningBox(t)
-	if again, _ := b.runningBox(t); again != l || starts != 1 || len(b.boxes.boxes) != 1 || b.isUntouched() || box.spec.Workspace.Unguarded {
+	b.ensureStarted()
+	b.ensureStarted()
+	g, box := b.runningBox(t)
+	if again, _ := b.runningBox(t); again != g || starts != 1 || len(b.boxes.boxes) != 1 || b.isUntouched() || box.spec.Workspace.Unguarded {
 		t.Errorf("%d starts of %d boxes, untouched %v, unguarded %v", starts, len(b.boxes.boxes), b.isUntouched(), box.spec.Workspace.Unguarded)
 	}
-	att, restarts, left := b.summarize()
+	att, restarts, left := b.endFacts()
 	if att == nil || att.Container != "fake-0" || restarts != 0 || len(left) != 0 {
 		t.Errorf("facts %+v, %d, %v", att, restarts, left)
 	}
@@ -148,7 +148,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 			t.Errorf("a later call: %v", err)
 		}
 		b.killCurrent()
-		b.close()
+		b.stopAndDestroy()
 		b.requireReports(t, 0, record.KindWarning)
 	})
 	t.Run("a call waits", func(t *testing.T) {
@@ -169,9 +169,9 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 	t.Run("the session ends", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.boxes.create = func(ctx context.Context, _ int) error { <-ctx.Done(); return context.Cause(ctx) }
-		b.start()
+		b.ensureStarted()
 		b.killCurrent() // there is nothing yet
-		b.close()
+		b.stopAndDestroy()
 		b.requireReports(t, 0)
 	})
 }
@@ -220,13 +220,13 @@ func TestContainerIsReplaced(t *testing.T) {
 	b := newContainerBench(t)
 	want := []record.Kind{record.KindSandboxStarted}
 	for n := range maxRestarts {
-		l, box := b.runningBox(t)
+		g, box := b.runningBox(t)
 		if box.number != n {
 			t.Fatalf("box %d runs, want %d", box.number, n)
 		}
-		err := b.retireSandbox(l, 2)
+		err := b.retireSandbox(g, 2)
 		requireReplaced(t, err, "could not be killed")
-		if again := b.checkLoss(l, sandbox.ErrLost); !errors.Is(again, err) {
+		if again := b.checkLoss(g, sandbox.ErrLost); !errors.Is(again, err) {
 			t.Errorf("a second call that met it: %v", again)
 		}
 		if box.State() != sandbox.StateStopped {
@@ -241,8 +241,8 @@ func TestContainerIsReplaced(t *testing.T) {
 		}
 		want = append(want, record.KindSandboxLost, record.KindSandboxRestarted)
 	}
-	l, _ := b.runningBox(t)
-	err := b.retireSandbox(l, 1)
+	g, _ := b.runningBox(t)
+	err := b.retireSandbox(g, 1)
 	if !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrLost) {
 		t.Errorf("the last one: %v", err)
 	}
@@ -250,7 +250,7 @@ func TestContainerIsReplaced(t *testing.T) {
 	if lost := lastPayload[record.SandboxLost](t, b); lost.Restarting {
 		t.Errorf("recorded %+v", lost)
 	}
-	if _, restarts, _ := b.summarize(); restarts != maxRestarts || len(b.boxes.boxes) != maxRestarts+1 {
+	if _, restarts, _ := b.endFacts(); restarts != maxRestarts || len(b.boxes.boxes) != maxRestarts+1 {
 		t.Errorf("%d restarts, %d boxes", restarts, len(b.boxes.boxes))
 	}
 	b.boxes.requireGone(t)
@@ -274,9 +274,9 @@ func lastLoss(t *testing.T, b *containerBench) record.SandboxLost {
 // forgotten.
 func TestContainerFailsToBeReplaced(t *testing.T) {
 	b := newContainerBench(t)
-	l, _ := b.runningBox(t)
+	g, _ := b.runningBox(t)
 	b.boxes.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
-	requireReplaced(t, b.retireSandbox(l, 1), "")
+	requireReplaced(t, b.retireSandbox(g, 1), "")
 	b.waitStarted(t.Context())
 	if b.isUntouched() {
 		t.Error("untouched")
@@ -290,18 +290,18 @@ func TestContainerIsLost(t *testing.T) {
 	state := &sandbox.StateError{Action: "start", State: sandbox.StateStopped}
 	t.Run("other errors", func(t *testing.T) {
 		b := newContainerBench(t)
-		l, _ := b.runningBox(t)
+		g, _ := b.runningBox(t)
 		other := errors.New("no such file")
-		if !errors.Is(b.checkLoss(l, other), other) || b.checkLoss(l, nil) != nil {
+		if !errors.Is(b.checkLoss(g, other), other) || b.checkLoss(g, nil) != nil {
 			t.Error("an error without a loss is changed")
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted)
 	})
 	t.Run("of a limit", func(t *testing.T) {
 		b := newContainerBench(t)
-		l, box := b.runningBox(t)
+		g, box := b.runningBox(t)
 		box.die(errors.Join(sandbox.ErrLost, memory))
-		requireReplaced(t, b.checkLoss(l, sandbox.ErrLost), "memory, 64 MiB")
+		requireReplaced(t, b.checkLoss(g, sandbox.ErrLost), "memory, 64 MiB")
 		if lost := lastLoss(t, b); lost.Limit == nil || !lost.Restarting || lost.Container != "fake-0" {
 			t.Errorf("recorded %+v", lost)
 		}
@@ -319,10 +319,10 @@ func TestContainerIsLost(t *testing.T) {
 	})
 	t.Run("of a crash", func(t *testing.T) {
 		b := newContainerBench(t)
-		l, box := b.runningBox(t)
+		g, box := b.runningBox(t)
 		box.die(sandbox.ErrLost)
 		for _, met := range []error{state, sandbox.ErrLost} {
-			if err := b.checkLoss(l, met); !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrState) {
+			if err := b.checkLoss(g, met); !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrState) {
 				t.Errorf("the call: %v", err)
 			}
 		}
@@ -344,31 +344,31 @@ func TestContainerIsLost(t *testing.T) {
 		if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !strings.Contains(err.Error(), sandbox.ErrLost.Error()) {
 			t.Errorf("the next call: %v", err)
 		}
-		b.close()
+		b.stopAndDestroy()
 		b.requireReports(t, 1, record.KindSandboxStarted, record.KindSandboxLost)
-		_, _, left := b.summarize()
+		_, _, left := b.endFacts()
 		if diff := cmp.Diff([]string{"mount busy"}, left); diff != "" {
 			t.Errorf("left (-want +got):\n%s", diff)
 		}
 	})
 	t.Run("without a record", func(t *testing.T) {
 		b := newContainerBench(t)
-		l, box := b.runningBox(t)
+		g, box := b.runningBox(t)
 		b.refuse = tools.ErrRecord
 		box.die(errors.Join(sandbox.ErrLost, memory))
-		if err := b.checkLoss(l, sandbox.ErrLost); !errors.Is(err, tools.ErrRecord) {
+		if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrRecord) {
 			t.Errorf("the call: %v", err)
 		}
-		if _, restarts, _ := b.summarize(); restarts != 0 || len(b.boxes.boxes) != 1 {
+		if _, restarts, _ := b.endFacts(); restarts != 0 || len(b.boxes.boxes) != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
 	t.Run("while the session ends", func(t *testing.T) {
 		b := newContainerBench(t)
-		l, _ := b.runningBox(t)
+		g, _ := b.runningBox(t)
 		b.stop(errors.New("over"))
 		b.killCurrent()
-		if err := b.checkLoss(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+		if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("the call: %v", err)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted)
@@ -385,15 +385,15 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 		if err := b.startAgain(); err != nil {
 			t.Fatal(err)
 		}
-		if l, box := b.runningBox(t); box.number != 1 || l.unguarded {
+		if g, box := b.runningBox(t); box.number != 1 || g.unguarded {
 			t.Errorf("box %d runs", box.number)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
-		b.close()
+		b.stopAndDestroy()
 		if err := b.startAgain(); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("after the end: %v", err)
 		}
-		if _, restarts, _ := b.summarize(); restarts != 1 {
+		if _, restarts, _ := b.endFacts(); restarts != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
@@ -409,18 +409,18 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 		if err := b.checkLoss(first, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("a call of the first box: %v", err)
 		}
-		if l, box := b.runningBox(t); box.number != 1 || !l.unguarded || !box.spec.Workspace.Unguarded {
-			t.Errorf("box %d runs, guarded %v", box.number, !l.unguarded)
+		if g, box := b.runningBox(t); box.number != 1 || !g.unguarded || !box.spec.Workspace.Unguarded {
+			t.Errorf("box %d runs, guarded %v", box.number, !g.unguarded)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
-		if att, restarts, _ := b.summarize(); att.Container != "fake-0" || restarts != 1 {
+		if att, restarts, _ := b.endFacts(); att.Container != "fake-0" || restarts != 1 {
 			t.Errorf("attested %s, %d restarts", att.Container, restarts)
 		}
-		b.close()
+		b.stopAndDestroy()
 		if err := b.startUnguarded(); !errors.Is(err, tools.ErrSandboxLost) || len(b.boxes.boxes) != 2 {
 			t.Errorf("after the end: %v", err)
 		}
-		if _, restarts, _ := b.summarize(); restarts != 1 {
+		if _, restarts, _ := b.endFacts(); restarts != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
@@ -432,11 +432,11 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 			}
 			return nil
 		}
-		b.start()
+		b.ensureStarted()
 		if err := b.startUnguarded(); err != nil {
 			t.Fatal(err)
 		}
-		b.close()
+		b.stopAndDestroy()
 		b.boxes.requireGone(t)
 	})
 	t.Run("renewed after a crash", func(t *testing.T) {
@@ -468,7 +468,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 func TestContainerCloses(t *testing.T) {
 	t.Run("before it starts", func(t *testing.T) {
 		b := newContainerBench(t)
-		b.close()
+		b.stopAndDestroy()
 		if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !b.isUntouched() {
 			t.Errorf("a late call: %v", err)
 		}
@@ -476,13 +476,13 @@ func TestContainerCloses(t *testing.T) {
 	t.Run("while it starts", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.boxes.create = func(ctx context.Context, _ int) error { <-ctx.Done(); return nil }
-		b.start()
-		b.close()
+		b.ensureStarted()
+		b.stopAndDestroy()
 		if len(b.boxes.boxes) != 1 {
 			t.Fatalf("%d boxes", len(b.boxes.boxes))
 		}
 		b.boxes.requireGone(t)
-		b.close()
+		b.stopAndDestroy()
 	})
 	for name, died := range map[string]struct {
 		err   error
@@ -494,13 +494,13 @@ func TestContainerCloses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newContainerBench(t)
-			l, box := b.runningBox(t)
+			g, box := b.runningBox(t)
 			if died.err != nil {
 				box.die(died.err)
 			}
-			b.close()
+			b.stopAndDestroy()
 			b.boxes.requireGone(t)
-			if err := b.checkLoss(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+			if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 				t.Errorf("a late call: %v", err)
 			}
 			b.requireReports(t, 0, died.kinds...)
@@ -514,10 +514,10 @@ func TestContainerCloses(t *testing.T) {
 	}
 	t.Run("killed before", func(t *testing.T) {
 		b := newContainerBench(t)
-		l, _ := b.runningBox(t)
+		g, _ := b.runningBox(t)
 		b.killCurrent()
-		b.close()
-		if err := b.checkLoss(l, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
+		b.stopAndDestroy()
+		if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("a late call: %v", err)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted)

@@ -332,8 +332,8 @@ func TestNoStartAfterTheEnd(t *testing.T) {
 	}
 	c.killCurrent()
 	c.waitStarted(t.Context())
-	c.close()
-	c.start()
+	c.stopAndDestroy()
+	c.ensureStarted()
 	if _, err := c.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || starts.Load() != 0 {
 		t.Errorf("closed: %v, %d starts", err, starts.Load())
 	}
@@ -341,7 +341,7 @@ func TestNoStartAfterTheEnd(t *testing.T) {
 	if _, err := c.waitRunning(t.Context()); err != nil || starts.Load() != 1 {
 		t.Errorf("control: %v, %d starts", err, starts.Load())
 	}
-	c.close()
+	c.stopAndDestroy()
 }
 
 // TestNothingRunsInAWorkspaceThatIsNotRecorded: the control is the second call.
@@ -352,7 +352,7 @@ func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	s.box.start()
+	s.sandbox.ensureStarted()
 	<-bindOf(s).done
 	op := workspace.Op{Kind: workspace.OpWrite, Path: "made", Content: []byte("made")}
 	bindOf(s).err = tools.ErrSandboxStart
@@ -407,7 +407,7 @@ func TestNothingIsQuarantinedWhereNothingRan(t *testing.T) {
 			}
 			return nil
 		}
-		s.box.prepare = nil
+		s.sandbox.prepare = nil
 		turn, err := s.Start("read")
 		if err != nil {
 			t.Fatal(err)

@@ -222,8 +222,8 @@ func (s *Session) whereChangesAre() string {
 	return "What was done is in the workspace."
 }
 
-// phrase returns a problem in the words of o.Phrase.
-func (o Options) phrase(p record.Problem) record.Problem {
+// rewriteProblem returns a problem in the words of o.Phrase.
+func (o Options) rewriteProblem(p record.Problem) record.Problem {
 	if o.Phrase == nil {
 		return p
 	}
@@ -235,7 +235,7 @@ func (s *Session) redactProblem(p *record.Problem) *record.Problem {
 	if p == nil {
 		return nil
 	}
-	*p = s.opts.phrase(*p)
+	*p = s.opts.rewriteProblem(*p)
 	redact := redact.New(s.opts.Secrets)
 	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Hint: string(redact.Bytes([]byte(p.Hint)))}
 }

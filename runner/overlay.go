@@ -44,8 +44,8 @@ type overlayTracker struct {
 
 	workspace *Workspace
 	layers    *overlay.Layers
-	reader    *boxView
-	box       *liveSandbox
+	reader    *sandboxView
+	sandbox   *liveSandbox
 	images    *changes.Preimages
 	log       *zap.Logger
 	// apply applies the changes in the name of user; closing force ends that.
@@ -70,19 +70,19 @@ func newOverlayTracker(s *Session, original *workspace.Reader) (*overlayTracker,
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
 	return &overlayTracker{
-		recording: newRecording(), workspace: s.opts.Workspace, layers: layers, reader: &boxView{box: s.box, original: original},
-		box: s.box, images: s.exec.images, log: s.log, apply: s.opts.Apply, user: s.opts.User.Name, force: s.opts.Force,
+		recording: newRecording(), workspace: s.opts.Workspace, layers: layers, reader: &sandboxView{sandbox: s.sandbox, original: original},
+		sandbox: s.sandbox, images: s.exec.images, log: s.log, apply: s.opts.Apply, user: s.opts.User.Name, force: s.opts.Force,
 	}, nil
 }
 
-func (o *overlayTracker) view() workspace.View { return o.reader }
+func (o *overlayTracker) workspaceView() workspace.View { return o.reader }
 
 func (o *overlayTracker) prepareSpec(_ context.Context, spec *sandbox.Spec) {
 	spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, o.layers.Dir()
 }
 
-func (o *overlayTracker) start(ctx context.Context) {
-	o.run(func() error { return o.recordLower(ctx) })
+func (o *overlayTracker) startRecording(ctx context.Context) {
+	o.runInBackground(func() error { return o.recordLower(ctx) })
 }
 
 // recordLower records the original directory, the lower layer. If that fails, changes
@@ -107,7 +107,7 @@ func (o *overlayTracker) checkAfterCommand(context.Context) {}
 
 func (o *overlayTracker) checkAtEnd() {}
 
-func (o *overlayTracker) compare(ctx context.Context) (changes.Differences, error) {
+func (o *overlayTracker) findDifferences(ctx context.Context) (changes.Differences, error) {
 	list, err := o.layers.Changes(ctx, o.workspace.Dir, changes.ReadBounds)
 	if err != nil {
 		return changes.Differences{}, err
@@ -123,7 +123,7 @@ func (o *overlayTracker) addChanges(r *Report) {
 // addDifferences adds what the upper layer holds, and the whole diff.
 func (o *overlayTracker) addDifferences(r *Report) {
 	o.waitStarted()
-	if !o.recorded || o.box.isUntouched() { // nothing can have run
+	if !o.recorded || o.sandbox.isUntouched() { // nothing can have run
 		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}
@@ -148,9 +148,9 @@ func (o *overlayTracker) addDifferences(r *Report) {
 	boundOverlay(r.Overlay)
 }
 
-func (o *overlayTracker) discard() { o.endLayers(&Report{}) }
+func (o *overlayTracker) discardState() { o.endLayers(&Report{}) }
 
-func (o *overlayTracker) close() {
+func (o *overlayTracker) releaseState() {
 	if err := o.images.Close(); err != nil {
 		o.log.Warn("remove scratch files", zap.Error(err))
 	}

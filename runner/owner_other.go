@@ -4,5 +4,5 @@ package runner
 
 import "io/fs"
 
-// owners reports nothing: owners are unknown here.
-func owners(fs.FileInfo) (owner, self int, known bool) { return 0, 0, false }
+// fileOwners reports nothing: owners are unknown here.
+func fileOwners(fs.FileInfo) (owner, self int, known bool) { return 0, 0, false }

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// owners returns the owner of a directory and this process's user.
-func owners(info fs.FileInfo) (owner, self int, known bool) {
+// fileOwners returns the owner of a directory and this process's user.
+func fileOwners(info fs.FileInfo) (owner, self int, known bool) {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
 		return 0, 0, false

@@ -29,9 +29,9 @@ type patchMarker struct {
 	running map[int][]string // paths of the patches that have not ended
 }
 
-// mark records that a patch of paths begins. The function that it returns
+// markPatch records that a patch of paths begins. The function that it returns
 // records that the patch was done or undone.
-func (m *patchMarker) mark(paths []string) (unmark func(), err error) {
+func (m *patchMarker) markPatch(paths []string) (unmark func(), err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.started++
@@ -40,7 +40,7 @@ func (m *patchMarker) mark(paths []string) (unmark func(), err error) {
 		m.running = map[int][]string{}
 	}
 	m.running[number] = paths
-	if err := m.write(); err != nil {
+	if err := m.writeMark(); err != nil {
 		delete(m.running, number)
 		return nil, fmt.Errorf("mark patch: %w", err)
 	}
@@ -48,16 +48,16 @@ func (m *patchMarker) mark(paths []string) (unmark func(), err error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		delete(m.running, number)
-		if err := m.write(); err != nil {
+		if err := m.writeMark(); err != nil {
 			m.log.Warn("remove the mark of a patch", zap.Error(err))
 		}
 	}, nil
 }
 
-// write replaces the file, or removes it if no patch is running.
-func (m *patchMarker) write() error {
+// writeMark replaces the file, or removes it if no patch is running.
+func (m *patchMarker) writeMark() error {
 	path := filepath.Join(m.dir, sessiondir.PatchMarkFile)
-	paths := m.paths()
+	paths := m.listPaths()
 	if len(paths) == 0 {
 		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 			return err
@@ -71,8 +71,8 @@ func (m *patchMarker) write() error {
 	return atomicwriter.WriteFile(path, text, 0o600)
 }
 
-// paths returns the sorted paths of the patches that have not ended.
-func (m *patchMarker) paths() []string {
+// listPaths returns the sorted paths of the patches that have not ended.
+func (m *patchMarker) listPaths() []string {
 	var all []string
 	for _, paths := range m.running {
 		all = append(all, paths...)
@@ -86,7 +86,7 @@ func (m *patchMarker) paths() []string {
 func (m *patchMarker) reportLost() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	paths := m.paths()
+	paths := m.listPaths()
 	switch {
 	case len(paths) == 0:
 	case m.mode == string(sandbox.ModeOverlay):

@@ -154,7 +154,7 @@ func (b *bench) leaveMark(mark sessiondir.PatchMark) (session, dir string) {
 		b.t.Fatal(err)
 	}
 	m := &patchMarker{dir: dir, workspace: mark.Workspace, mode: mark.Mode}
-	if _, err := m.mark(mark.Paths); err != nil {
+	if _, err := m.markPatch(mark.Paths); err != nil {
 		b.t.Fatal(err)
 	}
 	return session, dir
@@ -252,7 +252,7 @@ func TestPatchMarks(t *testing.T) {
 	m := &patchMarker{dir: t.TempDir(), workspace: "/w", mode: "bind"}
 	begin := func(paths ...string) (unmark func()) {
 		t.Helper()
-		unmark, err := m.mark(paths)
+		unmark, err := m.markPatch(paths)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -276,7 +276,7 @@ func TestPatchMarks(t *testing.T) {
 		t.Errorf("left %v, %v", left, err)
 	}
 	m.dir = filepath.Join(m.dir, "missing")
-	if _, err := m.mark([]string{"a"}); err == nil {
+	if _, err := m.markPatch([]string{"a"}); err == nil {
 		t.Error("no error in a directory that is missing")
 	}
 	if note := sessiondir.CutOffNote("x", strings.Fields(strings.Repeat("p ", 22)), "y"); !strings.HasSuffix(note, "p, p and 2 more: check them with y") {

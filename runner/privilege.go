@@ -21,7 +21,7 @@ type privileged map[string]workspace.PrivilegedFile
 // privilegeCheck finds files of a workspace whose privileges are new.
 type privilegeCheck struct {
 	reader *workspace.Reader
-	// files reads the privileges of files, nil where that is not possible.
+	// files reads the privileges of files, nil if that is not possible.
 	files *workspace.Privileges
 	log   *zap.Logger
 	// was are the privileged files of the session's start, and before reports how
@@ -30,11 +30,11 @@ type privilegeCheck struct {
 	before *snapshot
 }
 
-// find scans the workspace for privileged files; withSum also reads
+// findPrivileged scans the workspace for privileged files; withSum also reads
 // their contents.
-func (c *privilegeCheck) find(ctx context.Context, withSum bool) (privileged, *snapshot, error) {
+func (c *privilegeCheck) findPrivileged(ctx context.Context, withSum bool) (privileged, *snapshot, error) {
 	found := privileged{}
-	if err := c.add(found, ".", withSum); err != nil {
+	if err := c.addFile(found, ".", withSum); err != nil {
 		return nil, nil, err
 	}
 	// Capabilities of files without execute permission have no effect.
@@ -56,13 +56,13 @@ func (c *privilegeCheck) find(ctx context.Context, withSum bool) (privileged, *s
 		if err != nil || st.Mode&mode == 0 {
 			return err
 		}
-		return c.add(found, e.Path(), withSum)
+		return c.addFile(found, e.Path(), withSum)
 	})
 	return found, snap, err
 }
 
-// add adds the file or directory at path to found if it has privileges.
-func (c *privilegeCheck) add(found privileged, path string, withSum bool) error {
+// addFile adds the file or directory at path to found if it has privileges.
+func (c *privilegeCheck) addFile(found privileged, path string, withSum bool) error {
 	if c.files == nil {
 		return nil
 	}
@@ -77,9 +77,9 @@ func (c *privilegeCheck) add(found privileged, path string, withSum bool) error 
 	return nil
 }
 
-// had reports whether a file had all of its privileges when the snapshot p was
+// hadBefore reports whether a file had all of its privileges when the snapshot p was
 // taken: the same directory, or the same file, by any name, with the same content.
-func (p privileged) had(now workspace.PrivilegedFile, sum func() string) bool {
+func (p privileged) hadBefore(now workspace.PrivilegedFile, sum func() string) bool {
 	for _, was := range p {
 		if was.Inode == now.Inode && !now.Exceeds(was.Privilege) {
 			return now.Dir || was.Changed == now.Changed || was.Sum != "" && was.Sum == sum()
@@ -102,11 +102,11 @@ func (c *privilegeCheck) clearNew(found privileged) []record.Cleared {
 			}
 			return f.Sum
 		}
-		if c.was.had(now, sum) {
+		if c.was.hadBefore(now, sum) {
 			continue
 		}
 		cleared := record.Cleared{Path: path, SetUID: now.SetUID, SetGID: now.SetGID, Capabilities: now.Capabilities}
-		if !c.before.knows(path) {
+		if !c.before.knowsPath(path) {
 			cleared.Why = "it may have been there before: the workspace could not be looked at whole when the session began"
 		} else if _, err := c.files.Clear(path, now.Inode); err != nil {
 			c.log.Warn("clear privileges of file", zap.String("path", path), zap.Error(err))
@@ -122,19 +122,19 @@ const unreadDirectories = 20
 
 // snapshot records how much of the workspace a scan met. The zero value knows nothing.
 type snapshot struct {
-	// whole reports whether the scan came to its end and could look at every entry
+	// whole reports whether the scan came to its end and could read every entry
 	// that it met; unread are directories that it could not read, all of them
 	// unless there are unreadDirectories.
 	whole  bool
 	unread []string
 }
 
-// incomplete reports whether there may be files that the scan did not meet.
-func (s *snapshot) incomplete() bool { return !s.whole || len(s.unread) > 0 }
+// isIncomplete reports whether there may be files that the scan did not meet.
+func (s *snapshot) isIncomplete() bool { return !s.whole || len(s.unread) > 0 }
 
-// knows reports whether the scan saw everything there was on the way to p: only
+// knowsPath reports whether the scan saw everything there was on the way to p: only
 // then is a file that it did not meet a new one.
-func (s *snapshot) knows(p string) bool {
+func (s *snapshot) knowsPath(p string) bool {
 	if !s.whole || len(s.unread) >= unreadDirectories {
 		return false
 	}
@@ -142,7 +142,7 @@ func (s *snapshot) knows(p string) bool {
 }
 
 // takeSnapshot scans the workspace and calls visit for each entry, whose error
-// reports that it could not be looked at. What lies in repositories is left out:
+// reports that it could not be read. What lies in repositories is left out:
 // see package quarantine. It keeps nothing of an entry, however many there are.
 func takeSnapshot(ctx context.Context, r *workspace.Reader, visit func(*workspace.ScanEntry) error) (*snapshot, error) {
 	s := &snapshot{whole: true}

@@ -216,12 +216,12 @@ func TestPrivilegesThatCannotBeRead(t *testing.T) {
 	b.file("dir/x", "x")
 	b.setMode("dir", 0o4755)
 	s := b.opened()
-	if _, snap, err := bindOf(s).privileges.find(t.Context(), true); err != nil || snap.incomplete() {
+	if _, snap, err := bindOf(s).privileges.findPrivileged(t.Context(), true); err != nil || snap.isIncomplete() {
 		t.Fatalf("control: %+v, %v", snap, err)
 	}
 	ended, cancel := context.WithCancelCause(t.Context())
 	cancel(errSlow)
-	if _, _, err := bindOf(s).privileges.find(ended, true); !errors.Is(err, errSlow) {
+	if _, _, err := bindOf(s).privileges.findPrivileged(ended, true); !errors.Is(err, errSlow) {
 		t.Errorf("a look that did not end: %v", err)
 	}
 	elsewhere := t.TempDir()
@@ -238,11 +238,11 @@ func TestPrivilegesThatCannotBeRead(t *testing.T) {
 	if bindOf(s).privileges.files, err = workspace.NewPrivileges(held); err != nil {
 		t.Fatal(err)
 	}
-	if _, snap, err := bindOf(s).privileges.find(t.Context(), true); err != nil || !snap.incomplete() {
+	if _, snap, err := bindOf(s).privileges.findPrivileged(t.Context(), true); err != nil || !snap.isIncomplete() {
 		t.Errorf("what can't be read: %+v, %v", snap, err)
 	}
 	held.Close()
-	if _, _, err := bindOf(s).privileges.find(t.Context(), true); err == nil {
+	if _, _, err := bindOf(s).privileges.findPrivileged(t.Context(), true); err == nil {
 		t.Error("the workspace itself can't be read")
 	}
 }

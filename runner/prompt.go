@@ -25,12 +25,12 @@ const maxInstructionBytes = 32 << 10
 // trustUntrusted is the trust level of what comes from a workspace.
 const trustUntrusted = "untrusted"
 
-// instructionNames are the files that are looked for in a workspace's root; the
-// first that is there counts.
+// instructionNames returns the names of instruction files; the first that is in a
+// workspace's root counts.
 func instructionNames() []string { return []string{"AGENTS.md", "CLAUDE.md"} }
 
-// promptContext is what the model gets of a workspace with the first turn, and
-// what of the workspace's own settings has no effect.
+// promptContext holds the messages about a workspace that the model gets with the
+// first turn, and the settings of the workspace that have no effect.
 type promptContext struct {
 	// loaded are the files in the messages, ignored those that are not used.
 	loaded  []record.LoadedFile
@@ -40,8 +40,8 @@ type promptContext struct {
 	instructions, notes string
 }
 
-// loadContext reads what a session tells the model of its workspace, once, before
-// anything of the session can change it. What can't be read is noted and left out.
+// loadContext reads the instruction file and the notes of a workspace, once, before
+// anything of the session can change it. Files that can't be read are ignored.
 func loadContext(o Options, original *workspace.Reader, log *zap.Logger) promptContext {
 	var c promptContext
 	if o.InstructionFiles {
@@ -141,7 +141,7 @@ func untrustedSettings(o Options, original *workspace.Reader) []record.Ignored {
 		if known {
 			continue
 		}
-		// A path that leads outside is not looked at, and does not count either.
+		// A path that leads outside is not read, and does not count either.
 		if there, err := original.Exists(context.Background(), name); err == nil && there {
 			out = append(out, record.Ignored{Name: name, Why: why})
 		}

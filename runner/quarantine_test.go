@@ -263,7 +263,7 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	tracker := bindOf(s)
-	tracker.start(t.Context())
+	tracker.startRecording(t.Context())
 	<-tracker.done
 	held := filepath.Join(s.dir, "repositories.json")
 	if found, err := sessiondir.TakeNewRepositories(filepath.Join(filepath.Dir(s.dir), "ses_other"), b.opts.Workspace.Path, []string{"new"}); len(found) > 0 || err != nil {
@@ -348,12 +348,12 @@ func TestQuarantineNeedsASandbox(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.looked()
 	b.file("sub/.git/config", evilConfig)
-	s.box.usable = false
+	s.sandbox.usable = false
 	s.tracker.checkAtEnd()
 	if !b.exists("sub/.git") {
 		t.Error("the user's repository was renamed")
 	}
-	s.box.usable = true
+	s.sandbox.usable = true
 	s.tracker.checkAtEnd()
 	if b.exists("sub/.git") {
 		t.Error("control: nothing was renamed in a session with commands")

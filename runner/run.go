@@ -13,7 +13,7 @@ import (
 )
 
 // Run does one session: one task, to its end. It makes the sandbox while the
-// first model call is under way, where a call may need it, and takes everything
+// first model call is under way, if a call may need it, and takes everything
 // down before it returns.
 //
 // Cancelling ctx ends the session in order: running commands are stopped, with
@@ -61,12 +61,12 @@ func (s *Session) abortStart(err error) error {
 	s.unforced()
 	s.end(errClosed)
 	err = errors.Join(err, s.rec.Close())
-	s.tracker.discard()
-	return &Error{Status: ExitFatal, Err: err, Problem: unwritable(s.dir, err)}
+	s.tracker.discardState()
+	return &Error{Status: ExitFatal, Err: err, Problem: unwritableProblem(s.dir, err)}
 }
 
-// unwritable is the problem of records that can't be written.
-func unwritable(dir string, err error) record.Problem {
+// unwritableProblem is the problem of records that can't be written.
+func unwritableProblem(dir string, err error) record.Problem {
 	return record.Problem{
 		Cause: fmt.Sprintf("the records in %s can't be written: %v", dir, err),
 		Hint:  "Make room on that file system; what was written before can be read.",
@@ -81,7 +81,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.closeTools()
 	s.exec.patches.reportLost()
 	s.tracker.checkAtEnd()
-	s.box.close()
+	s.sandbox.stopAndDestroy()
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
@@ -99,11 +99,11 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	r.Problem = s.redactProblem(s.describeProblem(r))
 	r.ExitStatus = ExitStatus(r)
 	s.writeEnd(&r)
-	s.tracker.close()
+	s.tracker.releaseState()
 	return r
 }
 
-// answerOf returns the answer of a turn, or "". What the model said before a
+// answerOf returns the answer of a turn, or "". Text of the model from before a
 // turn ended for another reason, in its closing completion too, is none.
 func answerOf(out loop.Outcome) string {
 	if out.Reason != loop.StopAnswered {
@@ -114,7 +114,7 @@ func answerOf(out loop.Outcome) string {
 
 // addFacts fills in what the sandbox and the event recorder know.
 func (s *Session) addFacts(r *Report) {
-	att, restarts, left := s.box.summarize()
+	att, restarts, left := s.sandbox.endFacts()
 	r.Attestation, r.Restarts = att, restarts
 	r.Left = append(r.Left, left...)
 	r.Denials = record.NonNil(s.events.currentTally().denials)
@@ -135,7 +135,7 @@ func (s *Session) writeEnd(r *Report) {
 			r.Reason, r.Answer = loop.StopTraceUnwritable, ""
 		}
 		r.Err = errors.Join(r.Err, err)
-		r.Problem = new(unwritable(s.dir, err))
+		r.Problem = new(unwritableProblem(s.dir, err))
 		r.ExitStatus = ExitStatus(*r)
 	}
 }

@@ -1,4 +1,4 @@
-// Package runner runs one session: it makes the sandbox, where a call may need
+// Package runner runs one session: it makes the sandbox, if a call may need
 // it, while the first model call is under way, wires tools to it, runs the loop,
 // writes the records, and takes everything down again.
 //
@@ -30,7 +30,7 @@ import (
 // readerEntries bounds the entries that one call of a tool reads.
 const readerEntries = 500_000
 
-// Session is one session under way: a container, its tools and a history, in
+// Session is one session under way: a sandbox, its tools and a history, in
 // which one turn runs at a time. The caller of [Open] closes it. It is safe for
 // concurrent use.
 //
@@ -47,7 +47,7 @@ type Session struct {
 	original *workspace.Reader
 	tracker  changeTracker
 	prompt   promptContext
-	box      *liveSandbox
+	sandbox  *liveSandbox
 	tools    *dispatch.Dispatcher
 	exec     *executor
 
@@ -83,7 +83,7 @@ type Session struct {
 }
 
 // Open makes a session: its trace, with session.created in it, and its tools.
-// Its container is made by the first turn whose tools may need it, or the first
+// Its sandbox is made by the first turn whose tools may need it, or the first
 // call that does. Cancelling ctx ends the turn that runs, and no other is started.
 // Its error is an [Error].
 func Open(ctx context.Context, o Options) (*Session, error) {
@@ -100,8 +100,8 @@ func Open(ctx context.Context, o Options) (*Session, error) {
 // start records the session's beginning.
 func (s *Session) start(ctx context.Context) error {
 	s.ctx, s.end = context.WithCancelCause(ctx)
-	s.box.fail = func(err error) { s.end(err) }
-	s.unforced = s.box.closeOn(s.opts.Force)
+	s.sandbox.fail = func(err error) { s.end(err) }
+	s.unforced = s.sandbox.closeOn(s.opts.Force)
 	if err := s.writeCreated(); err != nil {
 		return s.abortStart(err)
 	}
@@ -110,7 +110,7 @@ func (s *Session) start(ctx context.Context) error {
 
 // newSession makes the session's trace and its tools, and starts nothing.
 func newSession(ctx context.Context, o Options) (_ *Session, err error) {
-	if err := o.validate(); err != nil {
+	if err := o.checkRequired(); err != nil {
 		return nil, err
 	}
 	s := &Session{
@@ -133,18 +133,18 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, &WorkspaceError{Op: "read", Path: o.Workspace.Path, Err: err}
 	}
 	s.original = original
-	s.box = newLiveSandbox(ctx, o.Backend, s.sandboxSpec())
-	s.box.record, s.box.phrase, s.box.log, s.box.refuseLost = s.events.writeRecord, o.phrase, s.log, o.RefuseLost
+	s.sandbox = newLiveSandbox(ctx, o.Backend, s.sandboxSpec())
+	s.sandbox.record, s.sandbox.phrase, s.sandbox.log, s.sandbox.refuseLost = s.events.writeRecord, o.rewriteProblem, s.log, o.RefuseLost
 	s.exec = newExecutor(s)
 	if s.tracker, err = newTracker(s, original); err != nil {
 		return nil, errors.Join(err, s.rec.Close())
 	}
-	s.exec.ready, s.exec.fresh, s.exec.after = s.tracker.wait, s.tracker.isFresh, s.tracker.checkAfterCommand
-	s.box.prepare = s.tracker.prepareSpec
-	s.box.onStart = func() { s.tracker.start(s.ctx) }
+	s.exec.ready, s.exec.fresh, s.exec.after = s.tracker.waitRecorded, s.tracker.isFresh, s.tracker.checkAfterCommand
+	s.sandbox.prepare = s.tracker.prepareSpec
+	s.sandbox.onStart = func() { s.tracker.startRecording(s.ctx) }
 	if s.tools, err = s.newDispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it
-		s.tracker.discard()
+		s.tracker.discardState()
 		return nil, fmt.Errorf("open session: %w", err)
 	}
 	return s, nil
@@ -158,8 +158,8 @@ func newTracker(s *Session, original *workspace.Reader) (changeTracker, error) {
 	return newBindTracker(s, original), nil
 }
 
-// validate reports the first option that is missing.
-func (o Options) validate() error {
+// checkRequired reports the first option that is missing.
+func (o Options) checkRequired() error {
 	for _, f := range []struct {
 		name    string
 		missing bool
@@ -181,7 +181,7 @@ func (o Options) validate() error {
 
 func (s *Session) sandboxSpec() sandbox.Spec {
 	return sandbox.Spec{
-		Session: s.opts.Dir.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.spec(s.opts.Submounts),
+		Session: s.opts.Dir.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.sandboxSpec(s.opts.Submounts),
 		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
 		Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
 	}
@@ -196,12 +196,12 @@ func (s *Session) dispatcherOptions() dispatch.Options {
 		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Dir.Session, Redact: redact.New(s.opts.Secrets).JSON}),
 		Emit:   s.events.toolEvent, Abandon: s.opts.abandonTime(),
 		Scope: func(path string) error {
-			return s.tracker.view().Scope(context.Background(), path)
+			return s.tracker.workspaceView().Scope(context.Background(), path)
 		},
 		OnAbandon: func(callID string, def tools.Definition) {
 			s.log.Error("a call does not end", zap.String("call", callID), zap.String("tool", string(def.Name)))
 			if def.Runs == tools.PlaceSandbox {
-				s.box.killCurrent()
+				s.sandbox.killCurrent()
 			}
 		},
 		Logger: s.log,
@@ -214,7 +214,7 @@ func (s *Session) newDispatcher() (*dispatch.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := newToolset(s).factories()
+	all, err := newToolset(s).listFactories()
 	if err != nil {
 		return nil, err
 	}
@@ -226,7 +226,7 @@ func (s *Session) newDispatcher() (*dispatch.Dispatcher, error) {
 	return d, nil
 }
 
-// closeTools ends what tools still do. After it nothing uses the container.
+// closeTools ends what tools still do. After it nothing uses the sandbox.
 func (s *Session) closeTools() {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), s.opts.abandonTime()+destroyTime, errSlow)
 	defer cancel()

@@ -44,14 +44,14 @@ type toolset struct {
 // newToolset returns the tools of a session. It needs the session's executor.
 func newToolset(s *Session) toolset {
 	return toolset{
-		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.view(), exec: s.exec, log: s.log,
+		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.workspaceView(), exec: s.exec, log: s.log,
 		denied: s.events.recordDenied, warn: s.events.recordWarning,
 	}
 }
 
-// factories returns all tools, in the order in which models are offered them.
-func (t toolset) factories() ([]tools.Factory, error) {
-	all, err := file.Factories(file.Options{Reader: t.reader, Applier: t.exec, MarkPatch: t.exec.patches.mark, Logger: t.log})
+// listFactories returns all tools, in the order in which models are offered them.
+func (t toolset) listFactories() ([]tools.Factory, error) {
+	all, err := file.Factories(file.Options{Reader: t.reader, Applier: t.exec, MarkPatch: t.exec.patches.markPatch, Logger: t.log})
 	if err != nil {
 		return nil, err
 	}
@@ -149,7 +149,7 @@ func Definitions() ([]tools.Definition, error) { return DefinitionsOf(Options{})
 // has: of their fields about tools (Declared, Memory, Fetch, Resources, Tools; zero is
 // the default). Those that are off are among them, with EnabledByDefault false.
 func DefinitionsOf(o Options) ([]tools.Definition, error) {
-	all, err := toolset{opts: o, hostRoot: "/", reader: &boxView{}, exec: &executor{}, log: zap.NewNop()}.factories()
+	all, err := toolset{opts: o, hostRoot: "/", reader: &sandboxView{}, exec: &executor{}, log: zap.NewNop()}.listFactories()
 	if err != nil {
 		return nil, fmt.Errorf("list tools: %w", err)
 	}

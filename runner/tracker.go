@@ -23,15 +23,15 @@ var errSlow = errors.New("no answer in time")
 // the upper layer. It is safe for concurrent use.
 type changeTracker interface {
 	// view returns the workspace as the tools of the session read it.
-	view() workspace.View
+	workspaceView() workspace.View
 	// prepareSpec completes the spec of a sandbox of the session. It may wait.
 	prepareSpec(ctx context.Context, spec *sandbox.Spec)
 	// start records the workspace in the background, before the sandbox can change
 	// it. It must not wait.
-	start(ctx context.Context)
+	startRecording(ctx context.Context)
 	// wait waits until the workspace is recorded. Nothing may change the workspace
 	// before, or after an error.
-	wait(ctx context.Context) error
+	waitRecorded(ctx context.Context) error
 	// isFresh reports whether a file is still as the session found it, by its own
 	// metadata. It returns false if that is not known.
 	isFresh(ctx context.Context, name string) bool
@@ -42,13 +42,13 @@ type changeTracker interface {
 	checkAtEnd()
 	// compare returns what differs now from the session's start. The workspace must
 	// be recorded.
-	compare(ctx context.Context) (changes.Differences, error)
+	findDifferences(ctx context.Context) (changes.Differences, error)
 	// addChanges adds what the session changed to r. The sandbox must be gone.
 	addChanges(r *Report)
 	// discard removes what the tracker made for a session that did not begin.
-	discard()
+	discardState()
 	// close removes what was kept of the workspace as it was.
-	close()
+	releaseState()
 }
 
 // recording is the recording of a workspace in the background. It is safe for
@@ -63,8 +63,8 @@ type recording struct {
 
 func newRecording() *recording { return &recording{done: make(chan struct{})} }
 
-// run calls record in the background.
-func (r *recording) run(record func() error) {
+// runInBackground calls record in the background.
+func (r *recording) runInBackground(record func() error) {
 	r.mu.Lock()
 	r.started = true
 	r.mu.Unlock()
@@ -74,8 +74,8 @@ func (r *recording) run(record func() error) {
 	}()
 }
 
-// wait waits for the end of the recording.
-func (r *recording) wait(ctx context.Context) error {
+// waitRecorded waits for the end of the recording.
+func (r *recording) waitRecorded(ctx context.Context) error {
 	select {
 	case <-r.done:
 		return r.err
@@ -121,9 +121,9 @@ func newComparisons() *comparisons {
 	return c
 }
 
-// begin begins a comparison, whose context ends when the session is closed. The
+// beginComparison begins a comparison, whose context ends when the session is closed. The
 // caller must call done. Its error wraps [ErrOver].
-func (c *comparisons) begin(ctx context.Context) (_ context.Context, done func(), err error) {
+func (c *comparisons) beginComparison(ctx context.Context) (_ context.Context, done func(), err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -139,8 +139,8 @@ func (c *comparisons) begin(ctx context.Context) (_ context.Context, done func()
 	}, nil
 }
 
-// close ends the comparisons and waits for them. None begins afterwards.
-func (c *comparisons) close() {
+// endAll ends the comparisons and waits for them. None begins afterwards.
+func (c *comparisons) endAll() {
 	c.mu.Lock()
 	c.closed = true
 	c.mu.Unlock()
@@ -152,7 +152,7 @@ func (c *comparisons) close() {
 // while a turn runs: what is written meanwhile is in it or not. It ends with ctx,
 // and when the session is closed; its errors then wrap [ErrOver].
 func (s *Session) Differences(ctx context.Context) (changes.Differences, error) {
-	ctx, done, err := s.comparisons.begin(ctx)
+	ctx, done, err := s.comparisons.beginComparison(ctx)
 	if err != nil {
 		return changes.Differences{}, fmt.Errorf("compare workspace: %w", err)
 	}
@@ -163,14 +163,14 @@ func (s *Session) Differences(ctx context.Context) (changes.Differences, error) 
 	if !began {
 		return changes.Differences{}, nil // nothing has run
 	}
-	if err := s.tracker.wait(ctx); ctx.Err() != nil {
+	if err := s.tracker.waitRecorded(ctx); ctx.Err() != nil {
 		return changes.Differences{}, fmt.Errorf("compare workspace: %w", context.Cause(ctx))
 	} else if err != nil {
 		return changes.Differences{}, nil // nothing may run
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, compareTime, errSlow)
 	defer cancel()
-	d, err := s.tracker.compare(ctx)
+	d, err := s.tracker.findDifferences(ctx)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

@@ -44,7 +44,7 @@ type Turn struct {
 type TurnReport struct {
 	Turn   string          `json:"turn"`
 	Reason loop.StopReason `json:"stop_reason"`
-	// Answer is "" where Reason is not answered.
+	// Answer is "" unless Reason is answered.
 	Answer string `json:"answer"`
 	// Truncated reports that a limit ended it, or that the provider cut the answer.
 	Truncated bool          `json:"truncated"`
@@ -57,14 +57,14 @@ type TurnReport struct {
 }
 
 // Cancel ends the turn with a cause: running commands are stopped, open
-// questions are withdrawn, and the records say so. It doesn't wait, and a
-// second one does nothing.
+// confirmations are withdrawn, and both are recorded. It does not wait, and a second
+// call does nothing.
 func (t *Turn) Cancel(cause error) { t.cancel(cause) }
 
 // Done is closed when the turn has ended and its records are written.
 func (t *Turn) Done() <-chan struct{} { return t.done }
 
-// Report is how it ended. It waits for the end.
+// Report waits for the end of the turn and returns its report.
 func (t *Turn) Report() TurnReport {
 	<-t.done
 	return t.report
@@ -98,11 +98,11 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	t := &Turn{ID: record.NewID("trn"), begun: time.Now(), cancel: cancel, done: make(chan struct{})}
 	if s.turns++; s.turns == 1 {
-		t.begun = s.begun // its time is what the session has taken
+		t.begun = s.begun // its time is that of the session
 	}
 	s.turn = t
 	s.user = user
-	s.events.beginTurn(user.Name, func() record.TurnCancelled { return cancellation(ctx) })
+	s.events.beginTurn(user.Name, func() record.TurnCancelled { return cancellationRecord(ctx) })
 	go func() {
 		out := s.runTurn(ctx, t, message, s.turns == 1)
 		s.finishTurn(t, out, context.Cause(ctx))
@@ -114,7 +114,7 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 // runTurn runs one turn.
 func (s *Session) runTurn(ctx context.Context, t *Turn, message string, first bool) loop.Outcome {
 	if s.mayNeedSandbox() {
-		s.box.start()
+		s.sandbox.ensureStarted()
 	}
 	if first {
 		s.startServices()
@@ -131,7 +131,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, message string, first bo
 		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err, History: s.history}
 	}
 	if out.Reason == loop.StopAnswered {
-		s.box.waitStarted(ctx)
+		s.sandbox.waitStarted(ctx)
 	}
 	return out
 }
@@ -145,11 +145,11 @@ func (s *Session) mayNeedSandbox() bool {
 // startServices starts what runs beside the turns.
 func (s *Session) startServices() {
 	s.exec.patches.reportKilled()
-	users := &userCommands{box: s.box, exec: s.exec, events: s.events, sync: s.rec.Sync, log: s.log}
-	s.stop = append(s.stop, users.serve(s.ctx, s.dir), s.exec.background.endAll)
+	users := &userCommands{sandbox: s.sandbox, exec: s.exec, events: s.events, sync: s.rec.Sync, log: s.log}
+	s.stop = append(s.stop, users.serveCommands(s.ctx, s.dir), s.exec.background.endAll)
 }
 
-// finishTurn keeps what a turn leaves and tells that it is over.
+// finishTurn keeps the outcome of a turn and closes its Done channel.
 func (s *Session) finishTurn(t *Turn, out loop.Outcome, cause error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +188,7 @@ func (s *Session) CloseFor(client string) Report {
 		s.closing, s.closedBy = true, client
 		t := s.turn
 		s.mu.Unlock()
-		s.comparisons.close()
+		s.comparisons.endAll()
 		if t != nil {
 			t.Cancel(cause)
 			<-t.Done()
@@ -214,7 +214,7 @@ type Status struct {
 	Usage limits.Usage `json:"usage"` // of the turns that have ended
 	// Last is how the last turn ended, nil before.
 	Last *TurnReport `json:"last,omitempty"`
-	// Attestation is that of the container, nil while none has started.
+	// Attestation is that of the sandbox, nil while none has started.
 	Attestation *sandbox.Attestation `json:"attestation,omitempty"`
 	Restarts    int                  `json:"restarts"`
 	// Over is the reason why no turn can be started any more, or "".
@@ -226,7 +226,7 @@ func (s *Session) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Status{Turns: s.turns, Usage: s.used}
-	st.Attestation, st.Restarts, _ = s.box.summarize()
+	st.Attestation, st.Restarts, _ = s.sandbox.endFacts()
 	if s.turn != nil {
 		st.Turn = s.turn.ID
 	}

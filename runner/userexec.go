@@ -27,22 +27,22 @@ import (
 )
 
 // userCommands runs what users ask for with `caisson sandbox exec` in the
-// session's container, beside the agent's calls. They get the same identity,
+// session's sandbox, beside the agent's calls. They get the same identity,
 // limits and kill as these, and are recorded as the user's.
 type userCommands struct {
-	box    *liveSandbox
-	exec   *executor
-	events *eventRecorder
-	sync   func() error
-	log    *zap.Logger
+	sandbox *liveSandbox
+	exec    *executor
+	events  *eventRecorder
+	sync    func() error
+	log     *zap.Logger
 }
 
 // errEnding is why a user's command is cancelled at the end of a session.
 var errEnding = errors.New("the session ends")
 
-// serve serves commands of users until ctx ends or stop is called. If it can't, the
+// serveCommands serves commands of users until ctx ends or stop is called. If it can't, the
 // session goes on without, and the log contains the reason.
-func (u *userCommands) serve(ctx context.Context, dir string) (stop func()) {
+func (u *userCommands) serveCommands(ctx context.Context, dir string) (stop func()) {
 	server, err := execapi.Listen(ctx, filepath.Join(dir, sessiondir.SandboxDir), sandbox.ExecSocket, u.runCommand)
 	if err != nil {
 		u.log.Warn("caisson sandbox exec can't reach this session", zap.Error(err))
@@ -68,7 +68,7 @@ func (u *userCommands) runCommand(ctx context.Context, r execapi.Request, stdin 
 	})
 	ended := record.UserCommandEnded{
 		ExecID: id, ExitCode: exit.Status.Code, Signal: exit.Status.Signal, TimedOut: exit.Status.TimedOut,
-		Cancelled: exit.Status.Cancelled, OOMKilled: exit.Status.OOMKilled, Stdout: out.stream(), Stderr: errOut.stream(),
+		Cancelled: exit.Status.Cancelled, OOMKilled: exit.Status.OOMKilled, Stdout: out.recordStream(), Stderr: errOut.recordStream(),
 		WallMS: exit.Wall.Milliseconds(), CPUMS: exit.CPU.Milliseconds(), Kill: exit.Kill,
 	}
 	if err != nil {
@@ -86,31 +86,30 @@ func (u *userCommands) runCommand(ctx context.Context, r execapi.Request, stdin 
 	}
 }
 
-// unbounded lets all of a command's output through: the asker's reading is
-// what bounds it.
+// unbounded lets all of a command's output through: the client's reading bounds it.
 const unbounded = 1 << 50
 
-// startCommand runs the command in the container that runs, or is just starting.
+// startCommand runs the command in the sandbox that runs, or is just starting.
 func (u *userCommands) startCommand(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {
-	l, err := u.exec.waitReady(ctx)
+	g, err := u.exec.waitReady(ctx)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
 	watched, stop := u.exec.disk.watchContext(ctx)
 	defer stop()
-	p, err := l.box.Start(watched, cmd)
+	p, err := g.sandbox.Start(watched, cmd)
 	if err != nil {
 		if full := diskFull(watched); full != nil { // it ended before it began
 			return sandbox.Exit{}, full
 		}
-		return sandbox.Exit{}, u.box.checkLoss(l, err)
+		return sandbox.Exit{}, u.sandbox.checkLoss(g, err)
 	}
 	exit, err := p.Wait()
 	if err != nil {
-		return exit, u.box.checkLoss(l, err)
+		return exit, u.sandbox.checkLoss(g, err)
 	}
 	if left := exit.Kill.Left; left > 0 {
-		if err := u.box.retireSandbox(l, left); errors.Is(err, tools.ErrSandboxLost) {
+		if err := u.sandbox.retireSandbox(g, left); errors.Is(err, tools.ErrSandboxLost) {
 			return exit, err
 		}
 	}
@@ -121,7 +120,7 @@ func (u *userCommands) startCommand(ctx context.Context, cmd sandbox.Command) (s
 	return exit, nil
 }
 
-// diskFull returns an error where a watched command was ended because it filled the disk.
+// diskFull returns an error if a watched command was ended because it filled the disk.
 func diskFull(watched context.Context) error {
 	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	switch {
@@ -173,7 +172,7 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func (c *counted) stream() record.UserStream {
+func (c *counted) recordStream() record.UserStream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return record.UserStream{Bytes: c.total, SHA256: hex.EncodeToString(c.sum.Sum(nil))}
@@ -206,13 +205,13 @@ func validText(s string) string {
 // UserCommand is a command that a user runs in the sandbox of a session that
 // another process owns.
 type UserCommand struct {
-	// Argv is the program and its arguments, Dir a folder in the container, ""
+	// Argv is the program and its arguments, Dir a directory in the sandbox, ""
 	// the workspace.
 	Argv []string
 	Dir  string
 	// Timeout bounds its wall time; zero is the session's own bound.
 	Timeout time.Duration
-	// Stdin is nil where it gets none. It is read until the command has ended,
+	// Stdin is nil if it gets none. It is read until the command has ended,
 	// and one read longer if that read does not return.
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -238,8 +237,8 @@ func Listens(stateDir, session string) bool {
 
 // RunUserCommand runs a command in a live session's sandbox, by the process
 // that owns it. Cancelling ctx cancels the command, and its result is still
-// waited for. Its errors are an [Error]: 42 where no such session lives or the
-// command can't be run as given, 45 where the sandbox or its owner was lost.
+// waited for. Its errors are an [Error]: 42 if no such session lives or the
+// command can't be run as given, 45 if the sandbox or its owner was lost.
 func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand) (UserResult, error) {
 	conn, err := execapi.Dial(filepath.Join(sessiondir.Path(stateDir, session), sessiondir.SandboxDir), sandbox.ExecSocket)
 	if err != nil {
@@ -289,8 +288,8 @@ type CancelledByUser struct{ Client string }
 // Error names the user.
 func (c *CancelledByUser) Error() string { return "cancelled by " + c.Client }
 
-// cancellation returns what the record of a cancelled turn contains about its cause.
-func cancellation(ctx context.Context) record.TurnCancelled {
+// cancellationRecord returns what the record of a cancelled turn contains about its cause.
+func cancellationRecord(ctx context.Context) record.TurnCancelled {
 	cause := context.Cause(ctx)
 	if i, ok := errors.AsType[*Interrupted](cause); ok {
 		return record.TurnCancelled{Reason: i.Error(), By: "signal"}

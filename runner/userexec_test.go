@@ -213,14 +213,14 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 				return sandbox.ExitStatus{}
 			}})
 			synced, starts := 0, 0
-			b.x.box.backend.(*fakeBackend).starting = func(_ context.Context, cmd sandbox.Command) error {
+			b.x.sandbox.backend.(*fakeBackend).starting = func(_ context.Context, cmd sandbox.Command) error {
 				if starts++; cmd.Timeout != 1500*time.Millisecond || synced != 1 {
 					t.Errorf("started with a timeout of %v, after %d syncs", cmd.Timeout, synced)
 				}
 				return nil
 			}
 			core, logged := observer.New(zap.ErrorLevel)
-			u := &userCommands{box: b.x.box, exec: b.x, events: newEventRecorder(rec, nil), log: zap.New(core), sync: func() error {
+			u := &userCommands{sandbox: b.x.sandbox, exec: b.x, events: newEventRecorder(rec, nil), log: zap.New(core), sync: func() error {
 				synced++
 				return c.sync
 			}}
@@ -291,8 +291,8 @@ func TestCountedOutput(t *testing.T) {
 			t.Error(n, err)
 		}
 	}
-	c.stream()
-	if got := c.stream(); got.Bytes != 3 || got.SHA256 != fmt.Sprintf("%x", sha256.Sum256([]byte("abc"))) {
+	c.recordStream()
+	if got := c.recordStream(); got.Bytes != 3 || got.SHA256 != fmt.Sprintf("%x", sha256.Sum256([]byte("abc"))) {
 		t.Errorf("%+v", got)
 	}
 	if _, err := (&counted{to: failingWriter{}, sum: sha256.New()}).Write([]byte("x")); err == nil {
@@ -324,7 +324,7 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, _ := startedBackgrounds(t, map[string]script{"run": c.script})
-			backend := b.x.box.backend.(*fakeBackend)
+			backend := b.x.sandbox.backend.(*fakeBackend)
 			backend.left = map[string]int{"run": c.left}
 			free := int64(4 * diskReserve)
 			var mu sync.Mutex
@@ -356,17 +356,17 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 			if _, err := b.x.waitReady(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			b.x.box.record = func(p record.Payload) error {
+			b.x.sandbox.record = func(p record.Payload) error {
 				if _, ok := p.(record.SandboxLost); ok {
 					lost++
 				}
 				return nil
 			}
 			if c.last {
-				b.x.box.restarts, b.x.box.fail = maxRestarts, func(error) {}
+				b.x.sandbox.restarts, b.x.sandbox.fail = maxRestarts, func(error) {}
 			}
 			b.x.ready = func(context.Context) error { return c.unready }
-			u := &userCommands{box: b.x.box, exec: b.x}
+			u := &userCommands{sandbox: b.x.sandbox, exec: b.x}
 			_, err := u.startCommand(t.Context(), sandbox.Command{Argv: []string{"run"}, Stdout: io.Discard, Stderr: io.Discard})
 			if (err != nil) != (c.want != nil) {
 				t.Errorf("%v, want %v", err, c.want)

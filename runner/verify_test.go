@@ -32,7 +32,7 @@ func TestChecksGetWhatACommandWrote(t *testing.T) {
 	if head, tail, _ := strings.Cut(got.Stdout, "\n"); err != nil || !got.Cut || got.Code != 0 || got.DiskFull || len(head) != captureBytes || len(tail) != captureBytes {
 		t.Errorf("%d bytes, cut: %t, %v", len(got.Stdout), got.Cut, err)
 	}
-	b.x.box.backend.(*fakeBackend).scripts["whole"] = says(long[:captureBytes+1])
+	b.x.sandbox.backend.(*fakeBackend).scripts["whole"] = says(long[:captureBytes+1])
 	if got, err := (checker{b.x}).RunCheck(t.Context(), verify.Command{Script: "whole"}); err != nil || got.Cut || got.Stdout != long[:captureBytes+1] {
 		t.Errorf("%d bytes, cut: %t, %v", len(got.Stdout), got.Cut, err)
 	}

@@ -14,7 +14,7 @@ import (
 // Workspace is the directory of a session, opened once. The caller of [OpenWorkspace]
 // closes it after the session.
 type Workspace struct {
-	// Path is absolute. It is for messages and labels; Dir is what counts.
+	// Path is absolute. It is for messages and labels; checks use Dir.
 	Path string
 	Dir  *os.File
 }
@@ -89,8 +89,8 @@ func (e *WorkspaceError) Error() string {
 // Unwrap returns the cause.
 func (e *WorkspaceError) Unwrap() error { return e.Err }
 
-// Directories of the system: those that are none to work in themselves, those in
-// which nothing is either, and exceptions to these.
+// Directories of the system: those that can't be workspaces themselves, those that
+// contain no workspaces either, and exceptions to these.
 var (
 	systemDirs  = []string{"/home", "/root", "/Users", "/mnt", "/media", "/opt", "/srv", "/tmp", "/var", "/var/lib", "/var/log", "/var/spool", "/var/tmp"}
 	systemTrees = []string{"/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/proc", "/run", "/sbin", "/sys", "/usr", "/var/spool/cron"}
@@ -133,14 +133,14 @@ func OpenWorkspace(path string, p Protected) (*Workspace, error) {
 		return nil, &WorkspaceError{Op: "open", Path: abs, Err: err}
 	}
 	w := &Workspace{Path: abs, Dir: dir}
-	if err := w.refuse(p); err != nil {
+	if err := w.refuseProtected(p); err != nil {
 		return nil, errors.Join(err, dir.Close())
 	}
 	return w, nil
 }
 
-// absolutePath makes a path absolute. The working folder's own name is resolved: a
-// shell's name for it may hold links, and the process is where it is.
+// absolutePath makes a path absolute. The name of the working directory is resolved: a
+// shell's name for it may contain symlinks.
 func absolutePath(path string) (string, error) {
 	if filepath.IsAbs(path) {
 		return filepath.Clean(path), nil
@@ -152,11 +152,11 @@ func absolutePath(path string) (string, error) {
 	return filepath.Join(dir, path), err
 }
 
-// Close closes the folder.
+// Close closes the directory.
 func (w *Workspace) Close() error { return w.Dir.Close() }
 
-// refuse compares the opened folder, not its name, with what is protected.
-func (w *Workspace) refuse(p Protected) error {
+// refuseProtected compares the opened directory, not its name, with the protected ones.
+func (w *Workspace) refuseProtected(p Protected) error {
 	own, err := w.Dir.Stat()
 	if err != nil {
 		return &WorkspaceError{Op: "read", Path: w.Path, Err: err}
@@ -216,20 +216,20 @@ func (w *Workspace) CheckOwner(callerOwnsFiles bool) error {
 	if err != nil {
 		return &WorkspaceError{Op: "read", Path: w.Path, Err: err}
 	}
-	owner, self, known := owners(info)
+	owner, self, known := fileOwners(info)
 	if mayOwn(owner, self, known, callerOwnsFiles) {
 		return nil
 	}
 	return &WorkspaceError{Op: "own", Path: w.Path, Err: &OwnerError{Owner: owner, User: self}}
 }
 
-// owner returns the user ID of the workspace's owner.
-func (w *Workspace) owner() (uid int, known bool) {
+// ownerID returns the user ID of the workspace's owner.
+func (w *Workspace) ownerID() (uid int, known bool) {
 	info, err := w.Dir.Stat()
 	if err != nil {
 		return 0, false
 	}
-	uid, _, known = owners(info)
+	uid, _, known = fileOwners(info)
 	return uid, known
 }
 
@@ -239,6 +239,6 @@ func mayOwn(owner, self int, known, accept bool) bool {
 	return !known || owner == self || self == 0 || accept
 }
 
-func (w *Workspace) spec(submounts []string) sandbox.Workspace {
+func (w *Workspace) sandboxSpec(submounts []string) sandbox.Workspace {
 	return sandbox.Workspace{Path: w.Path, Dir: w.Dir, Submounts: submounts}
 }

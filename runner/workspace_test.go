@@ -89,7 +89,7 @@ func TestRelativeWorkspace(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if owner, self, known := owners(info); owner != os.Geteuid() || self != os.Geteuid() || !known {
+		if owner, self, known := fileOwners(info); owner != os.Geteuid() || self != os.Geteuid() || !known {
 			t.Errorf("owned by %d, asked by %d, known: %t", owner, self, known)
 		}
 		if err := w.CheckOwner(false); err != nil {
@@ -98,7 +98,7 @@ func TestRelativeWorkspace(t *testing.T) {
 		if w.Close() != nil || w.Close() == nil {
 			t.Error("it is not closed")
 		}
-		if err := w.refuse(Protected{}); err == nil {
+		if err := w.refuseProtected(Protected{}); err == nil {
 			t.Error("a closed directory is accepted")
 		}
 		if err := w.CheckOwner(false); err == nil {

@@ -9,49 +9,49 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// boxView reads the workspace of an overlay session as its commands see it. Until
+// sandboxView reads the workspace of an overlay session as its commands see it. Until
 // a sandbox can be used, nothing can have been changed, and it reads the original
-// folder. From then on it reads through the sandbox that runs at the time of each
-// call, and waits for the fresh one where one was lost. A call that meets the
+// directory. From then on it reads through the sandbox that runs at the time of each
+// call, and waits for the fresh one if one was lost. A call that meets the
 // loss fails as a command would.
-type boxView struct {
-	box      *liveSandbox
+type sandboxView struct {
+	sandbox  *liveSandbox
 	original *workspace.Reader
 }
 
-var _ workspace.View = (*boxView)(nil)
+var _ workspace.View = (*sandboxView)(nil)
 
-// errNoView is a backend that mounted an overlay and can't show it.
+// errNoView reports that a backend mounted an overlay and has no view of it.
 var errNoView = fmt.Errorf("%w: the backend shows the host no overlay workspace", sandbox.ErrUnsupported)
 
-// readThrough calls read with the original folder, or the view of the sandbox that
+// readThrough calls read with the original directory, or the view of the sandbox that
 // runs.
-func readThrough[T any](ctx context.Context, v *boxView, read func(workspace.View) (T, error)) (T, error) {
-	if v.box.isUntouched() {
+func readThrough[T any](ctx context.Context, v *sandboxView, read func(workspace.View) (T, error)) (T, error) {
+	if v.sandbox.isUntouched() {
 		return read(v.original)
 	}
 	var none T
-	l, err := v.box.waitRunning(ctx)
+	g, err := v.sandbox.waitRunning(ctx)
 	if err != nil {
 		return none, err
 	}
-	view := l.box.View()
+	view := g.sandbox.View()
 	if view == nil {
 		return none, errNoView
 	}
 	got, err := read(view)
 	if err != nil {
-		return got, v.box.checkLoss(l, err)
+		return got, v.sandbox.checkLoss(g, err)
 	}
 	return got, nil
 }
 
-// Relative looks at the spelling alone.
-func (v *boxView) Relative(path string) (string, error) { return v.original.Relative(path) }
+// Relative checks the spelling alone.
+func (v *sandboxView) Relative(path string) (string, error) { return v.original.Relative(path) }
 
-// Scope is the courtesy of a check before the call: where there is no sandbox
-// to ask, the call itself will say so.
-func (v *boxView) Scope(ctx context.Context, path string) error {
+// Scope checks a path before the call. If there is no sandbox to check with, it
+// returns nil, and the call itself fails.
+func (v *sandboxView) Scope(ctx context.Context, path string) error {
 	if _, err := v.original.Relative(path); err != nil {
 		return err
 	}
@@ -63,27 +63,27 @@ func (v *boxView) Scope(ctx context.Context, path string) error {
 }
 
 // Exists reports whether a path leads to something.
-func (v *boxView) Exists(ctx context.Context, path string) (bool, error) {
+func (v *sandboxView) Exists(ctx context.Context, path string) (bool, error) {
 	return readThrough(ctx, v, func(w workspace.View) (bool, error) { return w.Exists(ctx, path) })
 }
 
 // Stat describes what a path leads to.
-func (v *boxView) Stat(ctx context.Context, path string) (workspace.Info, error) {
+func (v *sandboxView) Stat(ctx context.Context, path string) (workspace.Info, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Stat(ctx, path) })
 }
 
 // Lstat describes what a path itself names.
-func (v *boxView) Lstat(ctx context.Context, path string) (workspace.Info, error) {
+func (v *sandboxView) Lstat(ctx context.Context, path string) (workspace.Info, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Lstat(ctx, path) })
 }
 
 // List returns the entries of a directory.
-func (v *boxView) List(ctx context.Context, path string, depth int) (workspace.Listing, error) {
+func (v *sandboxView) List(ctx context.Context, path string, depth int) (workspace.Listing, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Listing, error) { return w.List(ctx, path, depth) })
 }
 
 // Walk visits what is below a path.
-func (v *boxView) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
+func (v *sandboxView) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
 	// What visit fails with is its own, whatever it wraps.
 	var own error
 	walked, err := readThrough(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
@@ -105,8 +105,8 @@ func (v *boxView) Walk(ctx context.Context, path string, o workspace.WalkOptions
 	return walked, err
 }
 
-// Search looks for files below a path.
-func (v *boxView) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
+// Search searches files below a path.
+func (v *sandboxView) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
 	var own error // of Visit, whatever it wraps
 	visit := o.Visit
 	o.Visit = func(name string, f workspace.SearchResult) error {
@@ -127,11 +127,11 @@ func (v *boxView) Search(ctx context.Context, path string, o workspace.SearchOpt
 }
 
 // ReadFile reads a piece of a file.
-func (v *boxView) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
+func (v *sandboxView) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadFile(ctx, path, offset, most) })
 }
 
 // ReadInto reads a piece of a file into a buffer.
-func (v *boxView) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (workspace.File, error) {
+func (v *sandboxView) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (workspace.File, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadInto(ctx, path, offset, buf) })
 }
