@@ -25,7 +25,7 @@ import (
 // probe finds its secret on the host, and the secrets that the workspace itself
 // holds are there, redacted.
 func TestSecretsStayOut(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		canaries := map[string]string{}
 		canary := func(name string) string {
@@ -347,7 +347,7 @@ func plantTraps(t *testing.T, m *machine, git, fired string, port int) {
 // changed outside, and no check tells anything of what is there, whether it
 // guesses right or wrong. The control is the same inside, and the naive reader.
 func TestPatchesAndChecksStayInTheWorkspace(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		o := newOutside(t, m)
 		o.plant(t, m.workspace)

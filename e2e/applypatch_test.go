@@ -16,7 +16,7 @@ import (
 // leaves every file as it was. That it would have changed files otherwise is
 // shown by the same patch without its last file.
 func TestApplyPatch(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		m.write(t, "a.go", "package a\n\nvar x = 1\n")
 		m.write(t, "run.sh", "#!/bin/sh\necho old\n")

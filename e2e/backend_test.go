@@ -23,8 +23,8 @@ import (
 // backendNames are all backends, in the order in which tests run on them.
 var backendNames = []string{"docker", "gvisor", "runc"}
 
-// onEachBackend runs a test on every backend that this machine has. One that
-// it lacks is skipped, or fails where REQUIRE_BACKENDS names it.
+// onEachBackend runs a test on one backend of this machine after the other. A
+// backend that is missing is skipped, or fails where REQUIRE_BACKENDS names it.
 func onEachBackend(t *testing.T, test func(t *testing.T, backend string)) {
 	t.Helper()
 	for _, backend := range backendNames {
@@ -33,6 +33,17 @@ func onEachBackend(t *testing.T, test func(t *testing.T, backend string)) {
 			test(t, backend)
 		})
 	}
+}
+
+// onBackendsAtOnce is onEachBackend, on all backends at the same time: for a test
+// that takes long, makes a machine for each backend, and compares neither them nor
+// what the engine holds.
+func onBackendsAtOnce(t *testing.T, test func(t *testing.T, backend string)) {
+	t.Helper()
+	onEachBackend(t, func(t *testing.T, backend string) {
+		t.Parallel()
+		test(t, backend)
+	})
 }
 
 // anyBackend gives a backend that the machine has, for tests of what is the

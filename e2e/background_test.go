@@ -42,7 +42,7 @@ func background(command string) scriptCall {
 // living on is not what happens anyway; and a command that kills all processes
 // of its user is seen to have killed one in the background.
 func TestBackground(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		args := m.playing(t,
 			/* 1 */ []scriptCall{background(beating("alpha"))},

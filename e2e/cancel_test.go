@@ -31,7 +31,7 @@ while :; do sleep 1; done; : %s`, strings.ReplaceAll(ignore, `'`, `'"'"'`), mark
 // in its result, and the exit status says what happened.
 func TestCancelLeavesNoProcess(t *testing.T) {
 	t.Parallel() // it waits for grace periods most of its time
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		for _, test := range []struct {
 			name   string
 			args   []string
@@ -126,7 +126,7 @@ func wantPartial(t *testing.T, all records, said string) {
 // command: the container goes away by itself, and the next start reports and
 // removes whatever else was left.
 func TestKilledCaissonLeavesNothing(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		marker := "marker-" + secret()[:16]
 		run := m.start(t, taskArgs(m, append([]string{"--backend", backend}, m.playing(t, []scriptCall{shell(daemon(marker))})...)...)...)

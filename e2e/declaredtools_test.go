@@ -16,7 +16,7 @@ func TestDeclaredTools(t *testing.T) {
 	hostile := []string{
 		"; touch /workspace/pwned", "$(touch /workspace/pwned)", "`touch /workspace/pwned`", "x\ntouch /workspace/pwned\n", "'\"; touch /workspace/pwned; \"'",
 	}
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		m.write(t, "a.txt", "one\ntwo\n")
 		dir := filepath.Join(m.home, ".config", "caisson")

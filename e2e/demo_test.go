@@ -50,7 +50,7 @@ func TestDemo(t *testing.T) {
 
 // TestGreetingOnEachBackend replays the demo's task everywhere.
 func TestGreetingOnEachBackend(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		newMachine(t).example(t, "greeting", backend)
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -87,7 +88,7 @@ func (o outside) reads() []string {
 // TestToolsStayInTheWorkspace drives every file tool at every way out, on each
 // backend: typed errors, no canary anywhere, nothing changed outside.
 func TestToolsStayInTheWorkspace(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		o := newOutside(t, m)
 		o.plant(t, m.workspace)
@@ -296,7 +297,7 @@ func checkThenRead(path string) string {
 // files, network. Each probe is run on the host first, where it must find
 // what it looks for.
 func TestShellSeesNothingOfTheHost(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		o := newOutside(t, m)
 		hostSecret := secret()
@@ -323,6 +324,7 @@ func TestShellSeesNothingOfTheHost(t *testing.T) {
 			}
 			calls = append(calls, shell(probe.command))
 		}
+		eventually(t, "the connection of the control is counted", time.Minute, func() bool { return listener.Load() > 0 })
 		hits := listener.Load()
 		out := m.runTask(t, append([]string{"--backend", backend}, m.playing(t, calls)...)...)
 		out.want(t, 0)

@@ -22,7 +22,7 @@ const residentBound = 160 << 20
 // TestFloodKeepsMemoryFlat lets a command write 3 GiB: caisson's memory stays
 // flat, and the result has head, tail and the exact count.
 func TestFloodKeepsMemoryFlat(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		size := int64(floodBytes)
 		if testing.Short() {
 			size = 100 << 20

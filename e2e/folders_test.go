@@ -23,7 +23,7 @@ const bombFiles = 1500
 // stop at their bounds and say so, the deletes are whole, and the session's own
 // looks at the workspace end. A plain listing gives all.
 func TestFolderBombs(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		files := fromEnv(t, "BOMB_ENTRIES", bombFiles)
 		m := newMachine(t)
 		for name, make := range map[string]func(dir int, i int) error{

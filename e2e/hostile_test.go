@@ -238,7 +238,7 @@ func TestAHostileSessionRunsNothingOnTheHost(t *testing.T) {
 		}
 	}
 	newHostileMachine(t).control(t)
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newHostileMachine(t)
 		m.furnish(t, m.workspace)
 		before := m.asUser(t, m.workspace, "cat .git/config; git log --oneline")
@@ -284,7 +284,7 @@ func TestAHostileCommitRunsNothingOnTheHost(t *testing.T) {
 	if os.Getuid() != 0 {
 		lacking(t, "", "needs root, to be several users")
 	}
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		for name, a := range map[string]attack{
 			"packed-refs": attacks["packedrefs"], "COMMIT_EDITMSG": attacks["editmsg"], "rebase": attacks["rebase"],
 			"work": {setup: aRepository, session: "set -e; echo x >f; git add f; git commit -qm two; git gc -q; git stash list"},

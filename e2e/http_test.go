@@ -272,7 +272,7 @@ func TestHTTPDocumentation(t *testing.T) {
 // ignores being asked to end, one that waits for an answer, and one that is idle:
 // it ends with 0, and nothing of them is left.
 func TestServeStops(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		r, sessions := m.serveBusy(t, backend, "1s")
 		if err := r.process.Process.Signal(os.Interrupt); err != nil {

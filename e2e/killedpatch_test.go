@@ -75,7 +75,7 @@ func eachOldOrNew(t *testing.T, now, old, updated map[string]string) (mixed bool
 // control is a kill that leaves some files old and some new.
 func TestKilledPatchIsReported(t *testing.T) {
 	t.Parallel()
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		t.Run("caisson", func(t *testing.T) {
 			untilMidway(t, func(t *testing.T) bool {
 				m := newMachine(t)

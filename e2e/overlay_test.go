@@ -118,7 +118,7 @@ func TestOverlayIsAppliedOrNot(t *testing.T) {
 	if os.Getuid() != 0 {
 		lacking(t, "", "needs root, to be several users")
 	}
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		for _, u := range overlayUsers {
 			t.Run(fmt.Sprintf("runner %d owner %d", u.runner, u.owner), func(t *testing.T) {
 				m, want := overlayMachine(t, u.runner, u.owner, engineGroups(t, backend)...)
@@ -180,7 +180,7 @@ func cantOverlay(t *testing.T, out outcome, backend string, runner int) bool {
 
 // TestOverlayConflict has the user work on the same files meanwhile.
 func TestOverlayConflict(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		m.write(t, "mine", "before\n")
 		m.write(t, "agents", "before\n")
@@ -268,7 +268,7 @@ func TestKilledApplyIsGoneOnWith(t *testing.T) {
 // TestPatchOutGivesTheSameTree has git and patch apply what --patch-out wrote to
 // a copy, and compares with --apply of the same run.
 func TestPatchOutGivesTheSameTree(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m, _ := overlayMachine(t, 0, os.Getuid())
 		// What patch(1) can't: links that are there, and kinds that change.
 		const work = `echo two >> a.txt; rm -r gone; echo new > src/new.c; mkdir -p added/sub; echo f > added/sub/f; mv src/s.c src/moved.c
@@ -302,7 +302,7 @@ func TestPatchOutGivesTheSameTree(t *testing.T) {
 // TestOverlayRepository has a hostile session commit, and make git run things:
 // after apply the commits are there, and the host's git runs nothing.
 func TestOverlayRepository(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		hostScript(t, m.workspace, `git init -q .; git config user.email a@b; git config user.name n; echo 1 > f; git add f; git commit -qm one`)
 		fired := filepath.Join(t.TempDir(), "fired")
@@ -338,7 +338,7 @@ func TestOverlayRepository(t *testing.T) {
 // TestLongOutputIsPaged has a command write more than is kept, and the model page
 // through it.
 func TestLongOutputIsPaged(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		look := func(more map[string]any) scriptCall {
 			more["handle"] = "command-0001-stdout"
@@ -367,7 +367,7 @@ func TestLongOutputIsPaged(t *testing.T) {
 // session: what was written until then is shown and applied, not before the
 // session is over.
 func TestKilledOverlaySessionKeepsItsChanges(t *testing.T) {
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		m := newMachine(t)
 		m.write(t, "a", "before\n")
 		run := m.start(t, taskArgs(m, append([]string{"--backend", backend, "--mode", "overlay"}, m.playing(t,

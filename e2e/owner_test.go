@@ -21,7 +21,7 @@ func TestFilesBelongToTheWorkspaceOwner(t *testing.T) {
 	if os.Getuid() != 0 {
 		lacking(t, "", "needs root, to be both users")
 	}
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		for _, runner := range []uint32{0, ordinary} {
 			for _, owner := range []uint32{0, ordinary} {
 				t.Run(fmt.Sprintf("runner %d owner %d", runner, owner), func(t *testing.T) {

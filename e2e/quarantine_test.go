@@ -47,7 +47,7 @@ func TestNewRepositoriesRunNothing(t *testing.T) {
 	if os.Getuid() != 0 {
 		lacking(t, "", "needs root, to be several users")
 	}
-	onEachBackend(t, func(t *testing.T, backend string) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
 		for _, u := range []struct{ runner, owner int }{{0, 4242}, {ordinary, ordinary}} {
 			for name, p := range plantings {
 				t.Run(fmt.Sprintf("runner %d/%s", u.runner, name), func(t *testing.T) {
