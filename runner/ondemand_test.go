@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -149,13 +150,14 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// TestHintOfAFailedStart: a sandbox that can't have its namespaces and mounts has
-// that hint, for runs and for commands of users, and an error with a hint keeps it.
+// TestHintOfAFailedStart: a sandbox that can't have its namespaces and mounts, or
+// whose guest lies on a file system without programs, has that hint, for runs and for commands of users, and an error with a hint keeps it.
 // The control is any other cause.
 func TestHintOfAFailedStart(t *testing.T) {
 	const general = "caisson doctor says"
 	for want, cause := range map[string]error{
 		NamespacesHint:  fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM),
+		NoExecHint:      fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, &programs.NoExecError{Path: "/state/guest"}),
 		"Its own hint.": &Error{Problem: record.Problem{Cause: "no", Hint: "Its own hint."}, Err: sandbox.ErrUnavailable},
 		general:         sandbox.ErrUnavailable,
 	} {

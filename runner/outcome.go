@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // Exit statuses of the command line; docs/exit-status.md is the published table.
@@ -184,6 +185,10 @@ const otherSandboxHint = "caisson doctor says what this machine can run; --backe
 const NamespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, where AppArmor confines it) " +
 	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend."
 
+// NoExecHint is the hint for [programs.NoExecError].
+const NoExecHint = "Mount that file system without noexec, or use directories on another one: XDG_STATE_HOME holds the sessions and the guest that they run, " +
+	"XDG_CACHE_HOME images and unpacked programs."
+
 // startProblem returns the cause and the hint of a sandbox that could not start,
 // whatever the call that needed it made of the error. The hint is general where
 // the cause has none of its own.
@@ -197,6 +202,9 @@ func startProblem(err error, general string) record.Problem {
 	}
 	if errors.Is(err, sandbox.ErrNoNamespaces) {
 		p.Hint = NamespacesHint
+	}
+	if errors.As(err, new(*programs.NoExecError)) {
+		p.Hint = NoExecHint
 	}
 	return p
 }

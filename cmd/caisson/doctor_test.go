@@ -332,6 +332,7 @@ func TestUnusableBackend(t *testing.T) {
 		{"gvisor", fmt.Errorf("check gvisor: %w: %w: %w", sandbox.ErrUnavailable, sandbox.ErrNoNamespaces, os.ErrPermission), "seccomp=unconfined"},
 		{"runc", &programs.NotFoundError{Name: "runc"}, "Install runc or crun"},
 		{"docker", fmt.Errorf("ask the engine: %w", sandbox.ErrUnavailable), "Start a Docker engine"},
+		{"gvisor", fmt.Errorf("runsc --version: %w: %w", sandbox.ErrUnavailable, &programs.NoExecError{Path: "/cache/runsc"}), "without noexec"},
 	} {
 		found := doctor.CheckBackends(t.Context(), doctor.Backends{
 			Names: []string{tt.backend}, Asked: tt.backend, Allowed: func(string) bool { return true },

@@ -141,6 +141,8 @@ func describeError(err error) *commandError {
 		return &commandError{Status: exitSandboxStart, Problem: problem, Err: err}
 	case errors.Is(err, sandbox.ErrNoNamespaces):
 		return &commandError{Status: exitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: runner.NamespacesHint}, Err: err}
+	case errors.As(err, new(*programs.NoExecError)):
+		return &commandError{Status: exitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: runner.NoExecHint}, Err: err}
 	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
 		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):
 		problem.Hint = "caisson doctor says what this machine can run; --backend chooses another sandbox."

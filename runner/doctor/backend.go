@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/mod/semver"
 
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
@@ -100,6 +101,9 @@ func unusableBackend(name string, err error) Finding {
 	f.Advice, f.Subject = AdviseBackend, name
 	if e, ok := errors.AsType[*programs.NotFoundError](err); errors.Is(err, sandbox.ErrNoNamespaces) || ok && e.Name == "caisson-guest" {
 		f.Advice = "" // the backend itself is not missing
+	}
+	if errors.As(err, new(*programs.NoExecError)) {
+		f.Advice, f.Hint = "", runner.NoExecHint
 	}
 	return f
 }

@@ -7,13 +7,17 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
-	"golang.org/x/sys/unix"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // files writes files below a new folder and gives it.
@@ -219,4 +223,28 @@ func TestDoctorAddresses(t *testing.T) {
 	if ip := net.IPv4(127, 0, 0, 1); !seen[ip.String()] {
 		t.Errorf("%v", seen)
 	}
+}
+
+// A state directory from which no guest can be executed is a failure with a hint.
+func TestStateOnNoExec(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it mounts a file system")
+	}
+	dir := t.TempDir()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // the thread ends with the goroutine, and the mount with it
+		if err := errors.Join(
+			unix.Unshare(unix.CLONE_FS|unix.CLONE_NEWNS), unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""),
+			unix.Mount("noexec", dir, "tmpfs", unix.MS_NOEXEC, "mode=0700"),
+		); err != nil {
+			t.Logf("not tried: %v", err)
+			return
+		}
+		if f := CheckState(dir, nil); f.Result != Failed || f.Hint != runner.NoExecHint || !errors.As(f.Err, new(*programs.NoExecError)) {
+			t.Errorf("finding %+v", f)
+		}
+	}()
+	<-done
 }

@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // leastSpace is the free space that the store of images should have: for an ordinary
@@ -156,6 +158,11 @@ func CheckState(dir string, temporary []string) Finding {
 	const check = "state directory"
 	if err := sessiondir.CheckStateDir(dir); err != nil {
 		return failed(check, err)
+	}
+	if err := programs.CheckExec(dir); err != nil {
+		f := failed(check, err)
+		f.Hint = runner.NoExecHint
+		return f
 	}
 	f := Finding{Check: check, Result: Warning, Detail: dir, Hint: "Set XDG_STATE_HOME to a directory that stays."}
 	if temp := FindParent(dir, temporary); temp != "" {

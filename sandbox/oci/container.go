@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // driver is the runtime's part of the lifecycle.
@@ -150,6 +151,9 @@ func (c *container) Create(ctx context.Context) (lifecycle.Connection, error) {
 
 func (c *container) writeBundle() (err error) {
 	b, p := c.backend, c.prep
+	if err := b.checkImageDir(p.Image.Dir); err != nil {
+		return fmt.Errorf("image %s: %w", p.Spec.Image, err)
+	}
 	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, p.Spec.Resources, b.hardLimit
 	c.plan.identity, c.plan.image, c.plan.files, c.plan.workspace = b.identity(p.Mounts), p.Image, p.FileBinds(), p.Mounts.Binds
 	if c.plan.volumes, err = p.VolumeMounts(p.Image.Volumes); err != nil {
@@ -164,6 +168,20 @@ func (c *container) writeBundle() (err error) {
 		}
 	}
 	return c.bundle.writeConfig(c.plan.spec())
+}
+
+// checkImageDir returns an error if the programs of an image in a directory can't
+// be executed; dir is empty for host. Where its file system is mounted noexec,
+// gVisor kills what is executed by SIGSEGV, and an ordinary user can't mount the
+// image otherwise. As root, runc mounts it anew without that flag.
+func (b *Backend) checkImageDir(dir string) error {
+	if dir == "" || !b.traits.ownKernel && !b.rootless {
+		return nil
+	}
+	if err := programs.CheckExec(dir); err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
+	}
+	return nil
 }
 
 // Start waits for the runtime's end, opens the container's process and finds its

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // runtimeClient calls an OCI runtime's command line: version, run (see
@@ -129,8 +131,14 @@ func (r *runtimeClient) callRuntime(ctx context.Context, root string, args ...st
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
+		} else if errors.Is(err, fs.ErrPermission) {
+			err = cmp.Or(programs.CheckExec(r.path), err)
 		}
-		return "", fmt.Errorf("%s %s: %w: %w: %s", filepath.Base(r.path), args[len(args)-1], sandbox.ErrUnavailable, err, lifecycle.OneLine(stderr.String()))
+		err = fmt.Errorf("%s %s: %w: %w", filepath.Base(r.path), args[len(args)-1], sandbox.ErrUnavailable, err)
+		if text := lifecycle.OneLine(stderr.String()); text != "" {
+			err = fmt.Errorf("%w: %s", err, text)
+		}
+		return "", err
 	}
 	return stdout.String(), nil
 }

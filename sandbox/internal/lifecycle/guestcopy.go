@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"github.com/moby/sys/atomicwriter"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // GuestCopy is a copy of the guest's binary that does not change. If a rebuild
@@ -48,6 +50,17 @@ func (c *guestCopier) checkSource() error {
 // copyGuest returns the copy of the guest's binary, and makes it if there is
 // none with its content. Copies stay for further sessions; see pruneCache.
 func (c *guestCopier) copyGuest() (GuestCopy, error) {
+	g, err := c.reuseOrCopy()
+	if err == nil {
+		err = programs.CheckExec(g.Path)
+	}
+	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		err = fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, err)
+	}
+	return g, err
+}
+
+func (c *guestCopier) reuseOrCopy() (GuestCopy, error) {
 	info, err := os.Stat(c.source)
 	if err != nil {
 		return GuestCopy{}, c.checkSource()
@@ -62,7 +75,7 @@ func (c *guestCopier) copyGuest() (GuestCopy, error) {
 	}
 	g, err := copyGuest(c.source, c.dir)
 	if err != nil {
-		return GuestCopy{}, fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, err)
+		return GuestCopy{}, err
 	}
 	g.source = info
 	c.latest = g

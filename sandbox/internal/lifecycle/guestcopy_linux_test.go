@@ -1,0 +1,27 @@
+package lifecycle
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/worktest"
+	"github.com/caisson-run/caisson/sandbox/programs"
+)
+
+// A guest that could not be executed is refused with the cause, at each call.
+func TestCopyGuestToNoExec(t *testing.T) {
+	source := filepath.Join(t.TempDir(), "guest")
+	must(t, os.WriteFile(source, []byte("#!/bin/false\n"), 0o755))
+	worktest.RunOnNoExec(t, func(dir string) {
+		c := guestCopier{source: source, dir: filepath.Join(dir, "cache")}
+		for range 2 {
+			_, err := c.copyGuest()
+			if !errors.Is(err, sandbox.ErrUnavailable) || !errors.As(err, new(*programs.NoExecError)) {
+				t.Errorf("error %v", err)
+			}
+		}
+	})
+}
