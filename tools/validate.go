@@ -189,6 +189,6 @@ func validationProblems(err error) []string {
 	return problems
 }
 
-func pointerEscape(key string) string {
-	return strings.NewReplacer("~", "~0", "/", "~1").Replace(utf8text.Clip(key, 80))
-}
+var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
+
+func pointerEscape(key string) string { return pointerEscapes.Replace(utf8text.Clip(key, 80)) }

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -173,9 +174,8 @@ func (b *builder) addEntry(p string) error {
 func (b *builder) readVersions() []string {
 	var facts []string
 	for _, p := range []string{"/usr/lib/os-release", "/var/lib/dpkg/status", "/lib/apk/db/installed"} {
-		if data, err := os.ReadFile(b.hostPath(p)); err == nil {
-			sum := sha256.Sum256(data)
-			facts = append(facts, p+" "+hex.EncodeToString(sum[:]))
+		if sum, err := hashFile(b.hostPath(p)); err == nil {
+			facts = append(facts, p+" "+sum)
 		}
 	}
 	for _, p := range []string{"/var/lib/rpm/rpmdb.sqlite", "/usr/lib/sysimage/rpm/rpmdb.sqlite", "/var/lib/pacman/local", "/usr/bin", "/usr/lib", "/usr/local/bin"} {
@@ -184,6 +184,19 @@ func (b *builder) readVersions() []string {
 		}
 	}
 	return slices.Clip(facts)
+}
+
+// hashFile returns the SHA-256 of a file, hex. A package database has megabytes, so it
+// is not read into memory.
+func hashFile(name string) (string, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }() // only read
+	h := sha256.New()
+	_, err = io.Copy(h, f)
+	return hex.EncodeToString(h.Sum(nil)), err
 }
 
 // escapeGlob quotes the characters that filepath.Glob would interpret.

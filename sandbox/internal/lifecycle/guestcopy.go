@@ -89,17 +89,20 @@ func sameFile(a, b fs.FileInfo) bool {
 // copyGuest writes the content of source to a file of dir that is named by its
 // hash. An existing file of that name is read and compared.
 func copyGuest(source, dir string) (GuestCopy, error) {
-	data, err := readBounded(source, maxGuest)
+	sum, err := hashGuest(source)
 	if err != nil {
 		return GuestCopy{}, err
 	}
-	sum := sha256.Sum256(data)
-	g := GuestCopy{SHA256: hex.EncodeToString(sum[:])}
-	g.Path = filepath.Join(dir, "guest-"+g.SHA256[:32])
-	if have, err := readBounded(g.Path, maxGuest); err == nil && sha256.Sum256(have) == sum {
+	g := nameGuestCopy(dir, sum)
+	if have, err := hashGuest(g.Path); err == nil && have == sum {
 		MarkUsed(g.Path)
 		return g, nil
 	}
+	data, err := os.ReadFile(source)
+	if err != nil {
+		return GuestCopy{}, err
+	}
+	g = nameGuestCopy(dir, sha256.Sum256(data)) // the source may have changed
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return GuestCopy{}, err
 	}
@@ -111,15 +114,24 @@ func copyGuest(source, dir string) (GuestCopy, error) {
 	return g, atomicwriter.WriteFile(g.Path, data, 0o555)
 }
 
-func readBounded(name string, limit int64) ([]byte, error) {
+func nameGuestCopy(dir string, sum [sha256.Size]byte) GuestCopy {
+	name := hex.EncodeToString(sum[:])
+	return GuestCopy{Path: filepath.Join(dir, "guest-"+name[:32]), SHA256: name}
+}
+
+// hashGuest returns the hash of a binary of at most maxGuest bytes. It runs at every
+// start of a sandbox, so it holds no more than a part of the file in memory.
+func hashGuest(name string) (sum [sha256.Size]byte, err error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, err
+		return sum, err
 	}
-	defer func() { _ = f.Close() }()
-	data, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(data)) > limit {
-		return nil, fmt.Errorf("%s is larger than %d bytes", name, limit)
+	defer func() { _ = f.Close() }() // only read
+	h := sha256.New()
+	n, err := io.Copy(h, io.LimitReader(f, maxGuest+1))
+	if err == nil && n > maxGuest {
+		err = fmt.Errorf("%s is larger than %d bytes", name, maxGuest)
 	}
-	return data, err
+	h.Sum(sum[:0])
+	return sum, err
 }
