@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"io"
-	"net/http"
 	"time"
 
 	"go.uber.org/zap"
@@ -45,9 +44,3 @@ func (d *diagnostics) writeBytes(w io.Writer, text []byte) {
 
 // errStopping ends what runs when the server stops.
 var errStopping = errors.New("the server stops")
-
-// serverStopping returns the problem of a request that comes while the server
-// stops.
-func serverStopping() error {
-	return newProblem(http.StatusServiceUnavailable, "stopping", "the server is stopping", "Try again when it is back")
-}

@@ -19,10 +19,6 @@ import (
 )
 
 const (
-	// maxBodyBytes bounds a request's body; a user's message is the largest.
-	maxBodyBytes = 1 << 20
-	// bodyTime bounds the time in which a body arrives.
-	bodyTime = 10 * time.Second
 	// answerTime bounds the time to write a response, from its first byte.
 	answerTime = time.Minute
 	// maxRequests bounds the requests that are served at once, streams not

@@ -15,6 +15,9 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
+// maxBodyBytes bounds a request's body; a user's message is the largest.
+const maxBodyBytes = 1 << 20
+
 // jsonDepth bounds the nesting of a request; none of ours has more than three.
 const jsonDepth = 16
 

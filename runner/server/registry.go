@@ -96,6 +96,12 @@ func (r *registry) reserveSession() error {
 	return nil
 }
 
+// serverStopping returns the problem of a request that comes while the server
+// stops.
+func serverStopping() error {
+	return newProblem(http.StatusServiceUnavailable, "stopping", "the server is stopping", "Try again when it is back")
+}
+
 // removeSession removes a session that has ended.
 func (r *registry) removeSession(id string) {
 	r.mu.Lock()

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -88,6 +89,9 @@ func (c client) name() string { return "http:" + c.label }
 func (c client) runnerUser() runner.User {
 	return runner.User{Name: c.name(), Admin: c.hasRole(RoleAdmin)}
 }
+
+// ErrRoles reports that a token's roles can't be used.
+var ErrRoles = errors.New("invalid roles")
 
 // checkRoles reports the first role that does not exist.
 func checkRoles(roles []Role) error {

@@ -4,7 +4,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
-	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -27,9 +26,6 @@ const MinTokenBytes = 22
 var tokenLabel = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 })
-
-// ErrRoles reports that a token's roles can't be used.
-var ErrRoles = errors.New("invalid roles")
 
 // NewToken returns a token of 256 random bits with the given roles.
 func NewToken(label string, roles ...Role) Token {

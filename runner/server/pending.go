@@ -1,0 +1,136 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"regexp"
+	"slices"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+)
+
+// confirmationID matches the ID of a confirmation.
+var confirmationID = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[0-9a-f]{32}$`)
+})
+
+// keptAsked bounds the confirmations whose turn a live session keeps, as the
+// broker does.
+const keptAsked = 4096
+
+// confirmations are the confirmations of one live session. It is safe for
+// concurrent use.
+type confirmations struct {
+	*diagnostics
+	session string
+	broker  *approval.Broker
+
+	mu     sync.Mutex
+	inTurn map[string]string // confirmation → turn
+	oldest []string          // keys of inTurn, oldest first
+}
+
+func newConfirmations(d *diagnostics) *confirmations {
+	return &confirmations{diagnostics: d, broker: approval.NewBroker(approval.BrokerOptions{Attended: true}), inTurn: map[string]string{}}
+}
+
+// rememberTurn stores the turn of a confirmation.
+func (c *confirmations) rememberTurn(confirmation, turn string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.inTurn[confirmation] = turn
+	if c.oldest = append(c.oldest, confirmation); len(c.oldest) > keptAsked {
+		delete(c.inTurn, c.oldest[0])
+		c.oldest = c.oldest[1:]
+	}
+}
+
+// turnOf returns the turn of a confirmation, or "".
+func (c *confirmations) turnOf(confirmation string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.inTurn[confirmation]
+}
+
+// listPending returns the confirmations that wait for an answer.
+func (c *confirmations) listPending() []Confirmation {
+	list := []Confirmation{}
+	for _, p := range c.broker.Pending() {
+		turn := c.turnOf(p.ID)
+		if turn == "" {
+			continue // its record is not written yet
+		}
+		v := Confirmation{
+			ID: p.ID, Turn: turn, CallID: p.CallID, Name: p.Name, Class: p.Class, Seq: p.Seq, Runs: p.Runs, Summary: p.Summary, Display: p.Input,
+			Exact: p.Exact, InputHash: p.InputHash, Projected: orEmpty(p.Projected), Diff: p.Diff, Dangerous: p.Dangerous, Phrase: p.Phrase, Elided: p.DiffElided, Notices: p.Notices, Covers: p.Covers, Hidden: p.Hidden, Changed: p.Changed, Admin: p.RequiresAdmin,
+			Scopes: orEmpty(p.Scopes), Expires: p.Expires.UTC(),
+		}
+		list = append(list, v)
+	}
+	return list
+}
+
+// answerConfirmation answers a confirmation in the name of a client.
+func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
+	unknown := newProblem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
+	asked := c.turnOf(id)
+	given := approval.Answer{Decision: a.Decision, Scope: a.Scope}
+	if !confirmationID().MatchString(id) || asked != "" && asked != turn {
+		// The attempt is recorded. The broker bounds these records, so that a client
+		// can't fill a trace.
+		if err := c.broker.Misdirected(id, given, from.name()); errors.Is(err, tools.ErrRecord) {
+			return Resolution{}, c.internalProblem("record an attempt", err)
+		}
+		return Resolution{}, unknown
+	}
+	if c.needsAdmin(id, given) && !from.hasRole(RoleAdmin) {
+		if err := c.broker.Forbidden(id, given, from.name()); err != nil {
+			return Resolution{}, c.internalProblem("record an attempt", err)
+		}
+		return Resolution{}, from.lacksRole(RoleAdmin)
+	}
+	// The answer counts even if the client leaves.
+	got, err := c.broker.Answer(context.WithoutCancel(ctx), id, given, from.name())
+	if late, ok := errors.AsType[*approval.ResolvedError](err); ok {
+		p := newProblem(http.StatusConflict, "resolved", "it was answered before: "+string(late.Resolution.Decision)+", by "+answeredBy(late.Resolution), "That decision stands")
+		p.Resolution = new(newResolution(late.Resolution, asked))
+		return Resolution{}, p
+	}
+	switch {
+	case errors.Is(err, approval.ErrUnknownConfirmation):
+		return Resolution{}, unknown
+	case errors.Is(err, tools.ErrRecord):
+		return Resolution{}, c.internalProblem("record an answer: nothing was allowed", err)
+	case err != nil:
+		return Resolution{}, c.internalProblem("answer", err)
+	}
+	c.log.Info("confirmation answered", zap.String("session", c.session), zap.String("confirmation", id),
+		zap.String("decision", string(got.Decision)), zap.String("client", from.label))
+	return newResolution(got, asked), nil
+}
+
+// needsAdmin reports whether an answer needs an administrator.
+func (c *confirmations) needsAdmin(id string, a approval.Answer) bool {
+	if a.Scope == approval.ScopeAlways {
+		return true
+	}
+	return a.Decision == approval.DecisionAllow && slices.ContainsFunc(c.broker.Pending(), func(p approval.Confirmation) bool {
+		return p.ID == id && p.RequiresAdmin
+	})
+}
+
+func answeredBy(r approval.Resolution) string {
+	if r.Client != "" {
+		return r.Client
+	}
+	return r.By
+}
+
+func newResolution(r approval.Resolution, turn string) Resolution {
+	return Resolution{Confirmation: r.ConfirmationID, Turn: turn, CallID: r.CallID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client}
+}
