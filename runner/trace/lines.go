@@ -2,11 +2,11 @@ package trace
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
@@ -35,31 +35,20 @@ func JSON(w io.Writer, s Session) (Overview, error) { return writeLines(w, s, "[
 // writeLines writes the records between begin and end. If between is not empty,
 // it separates the records; otherwise a newline follows each.
 func writeLines(w io.Writer, s Session, begin, between, end string) (Overview, error) {
-	over := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
-	in, err := s.Open()
-	if err != nil {
-		return over, err
-	}
-	defer func() { _ = in.Close() }() // only read
+	over := newOverview(s)
 	out := bufio.NewWriterSize(w, 64<<10)
 	_, _ = out.WriteString(begin) // Flush returns the error of a failed write
-	for {
-		rec, err := in.Next()
-		if err != nil {
-			over.Torn, over.Hash, over.Omitted = in.Torn(), in.Hash(), in.Omitted()
-			if !errors.Is(err, io.EOF) {
-				over.Damage = err.Error()
-			}
-			break
-		}
-		if over.Records > 0 {
+	err := over.scanRecords(s, nil, func(in *Reader, _ record.Record) {
+		if over.Records > 1 {
 			_, _ = out.WriteString(between)
 		}
-		over.addRecord(rec)
 		_, _ = out.Write(in.Line())
 		if between == "" {
 			_ = out.WriteByte('\n')
 		}
+	})
+	if err != nil {
+		return over, err
 	}
 	if between != "" && over.Records > 0 {
 		_ = out.WriteByte('\n')

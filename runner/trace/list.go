@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
@@ -187,14 +186,4 @@ func ReadLast(f *os.File) (record.Record, error) {
 		return record.Record{}, errors.New("the last line is too long for a record")
 	}
 	return record.Decode(tail[bytes.LastIndexByte(tail[:end], '\n')+1 : end])
-}
-
-// decodePayload returns a record's payload, and reports whether it has the kind
-// of P and can be decoded.
-func decodePayload[P record.Payload](rec record.Record) (P, bool) {
-	var p P
-	if rec.Kind != p.Kind() || json.Unmarshal(rec.Payload, &p) != nil {
-		return p, false
-	}
-	return p, true
 }

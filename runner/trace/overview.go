@@ -48,21 +48,38 @@ func Read(s Session, visit func(record.Record)) (Overview, error) {
 }
 
 // walkSession is like Read, and also calls step, unless it is nil, with each step.
-// again, if it is not nil, is called at the end of the records of a live session
-// and reports whether to go on with those added since.
-func walkSession(s Session, record func(record.Record), step func(Step), again func() bool) (Overview, error) {
-	o := Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
-	in, err := s.Open()
-	if err != nil {
-		return o, err
-	}
-	defer func() { _ = in.Close() }() // only read
+// again is as for scanRecords.
+func walkSession(s Session, visit func(record.Record), step func(Step), again func() bool) (Overview, error) {
+	o := newOverview(s)
 	steps := NewSteps(func(s Step) {
 		o.countStep(s)
 		if step != nil {
 			step(s)
 		}
 	})
+	err := o.scanRecords(s, again, func(_ *Reader, r record.Record) {
+		steps.Record(r)
+		if visit != nil {
+			visit(r)
+		}
+	})
+	steps.Close()
+	return o, err
+}
+
+func newOverview(s Session) Overview {
+	return Overview{Session: s.ID, Pruned: s.Pruned, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
+}
+
+// scanRecords adds the records of a session, up to the first damaged one, and
+// calls visit with each. again, if it is not nil, is called at the end of the
+// records of a live session and reports whether to go on with those added since.
+func (o *Overview) scanRecords(s Session, again func() bool, visit func(*Reader, record.Record)) error {
+	in, err := s.Open()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }() // only read
 	lives := o.Live
 	for {
 		rec, err := in.Next()
@@ -72,18 +89,14 @@ func walkSession(s Session, record func(record.Record), step func(Step), again f
 			continue
 		}
 		if err != nil {
-			steps.Close()
 			o.Torn, o.Hash, o.Omitted = in.Torn(), in.Hash(), in.Omitted()
 			if !errors.Is(err, io.EOF) {
 				o.Damage = err.Error()
 			}
-			return o, nil
+			return nil
 		}
 		o.addRecord(rec)
-		steps.Record(rec)
-		if record != nil {
-			record(rec)
-		}
+		visit(in, rec)
 	}
 }
 

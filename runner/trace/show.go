@@ -18,7 +18,7 @@ type ShowOptions struct {
 	Kinds []record.Kind
 	// JSON writes the lines of the records unchanged.
 	JSON bool
-	// Full shows texts in full length. FullHint tells how to get that, in the note
+	// Full shows texts in full length. FullHint is the hint for that in the note
 	// where lines are left out; it may be "".
 	Full     bool
 	FullHint string
@@ -129,19 +129,19 @@ func (p *printer) writeHead(o Overview) {
 // writeStep writes one step.
 func (p *printer) writeStep(s Step) {
 	at := p.dim(s.Time.Local().Format("15:04:05.000"))
-	say := func(label, text string) { p.printf("%s  %s %s\n", at, p.bold(fmt.Sprintf("%-9s", label)), text) }
+	write := func(label, text string) { p.printf("%s  %s %s\n", at, p.bold(fmt.Sprintf("%-9s", label)), text) }
 	switch s.Kind {
 	case StepTurn:
 		p.printf("%s  %s\n", at, p.bold(fmt.Sprintf("── turn %d ──", s.Turn)))
 	case StepSystem:
 		if p.o.Full {
-			say("system", "")
+			write("system", "")
 			p.writeText(s.Text, "")
 		} else {
-			say("system", p.dim(fmt.Sprintf("%s bytes of instructions", formatCount(int64(len(s.Text))))))
+			write("system", p.dim(fmt.Sprintf("%s bytes of instructions", formatCount(int64(len(s.Text))))))
 		}
 	case StepUser, StepAssistant, StepThinking:
-		say(string(s.Kind), "")
+		write(string(s.Kind), "")
 		p.writeText(s.Text, "")
 	case StepModel:
 		p.writeModelCall(at, s)
@@ -152,17 +152,17 @@ func (p *printer) writeStep(s Step) {
 		if s.Failed || s.Kind == StepWarning {
 			text = p.paint("33", text)
 		}
-		say(string(s.Kind), text)
+		write(string(s.Kind), text)
 	case StepOmitted:
-		say("", p.dim(fmt.Sprintf("%d records are gone (keep_sessions)", s.Count)))
+		write("", p.dim(fmt.Sprintf("%d records are gone (keep_sessions)", s.Count)))
 	case StepUnknown:
-		say("?", p.dim("a record of kind "+displayLine(s.Text)+" that this program can't read"))
+		write("?", p.dim("a record of kind "+displayLine(s.Text)+" that this program can't read"))
 	case StepTurnEnd, StepEnd:
 		code := "32"
 		if s.Failed {
 			code = "31"
 		}
-		say(string(s.Kind), p.paint(code, displayLine(s.Text)))
+		write(string(s.Kind), p.paint(code, displayLine(s.Text)))
 	}
 }
 

@@ -198,6 +198,16 @@ func (s *Steps) newStep(r record.Record, kind StepKind, text string, failed bool
 	return Step{Kind: kind, Seq: r.Seq, Record: r.ID, Start: r.Time, Time: r.Time, Turn: s.turn, Text: cutMiddle(text, maxText), Failed: failed}
 }
 
+// decodePayload returns a record's payload, and reports whether it has the kind
+// of P and can be decoded.
+func decodePayload[P record.Payload](rec record.Record) (P, bool) {
+	var p P
+	if rec.Kind != p.Kind() || json.Unmarshal(rec.Payload, &p) != nil {
+		return p, false
+	}
+	return p, true
+}
+
 // withPayload calls f with a record's payload, and reports whether it could be
 // decoded.
 func withPayload[P record.Payload](r record.Record, f func(P)) bool {

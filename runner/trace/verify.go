@@ -1,15 +1,14 @@
 package trace
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
 
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // Verdict is the result of [Verify].
@@ -41,32 +40,20 @@ type Verdict struct {
 // that they refer to. Its errors are of type [*Error]: the records can't
 // be read at all.
 func Verify(s Session) (Verdict, error) {
-	v := Verdict{Session: s.ID, Live: !s.Pruned && sessiondir.SessionLives(s.Dir)}
-	in, err := s.Open()
-	if err != nil {
-		return v, err
-	}
-	defer func() { _ = in.Close() }() // only read
-	for {
-		rec, err := in.Next()
-		if err != nil {
-			v.Torn, v.Hash, v.Omitted = in.Torn(), in.Hash(), in.Omitted()
-			if !errors.Is(err, io.EOF) && v.Damage == "" {
-				v.Damage = err.Error()
-			}
-			break
-		}
-		v.Records++
-		v.Ended = rec.Kind == record.KindSessionEnded
-		for _, value := range record.SpilledValues(rec) {
+	o, v := newOverview(s), Verdict{Session: s.ID}
+	err := o.scanRecords(s, nil, func(_ *Reader, r record.Record) {
+		v.Ended = r.Kind == record.KindSessionEnded
+		for _, value := range record.SpilledValues(r) {
 			v.Values++
 			if err := verifyValue(s, value); err != nil && v.Damage == "" {
-				v.Damage = fmt.Sprintf("record %d: %v", rec.Seq, err)
+				v.Damage = fmt.Sprintf("record %d: %v", r.Seq, err)
 			}
 		}
-	}
-	v.OK = v.Damage == ""
-	return v, nil
+	})
+	v.Records, v.Omitted, v.Hash, v.Torn, v.Live = o.Records, o.Omitted, o.Hash, o.Torn, o.Live
+	v.Damage = cmp.Or(v.Damage, o.Damage)
+	v.OK = err == nil && v.Damage == ""
+	return v, err
 }
 
 // verifyValue compares a value in a file with the size and hash in its record.
