@@ -754,3 +754,46 @@ func TestConfirmationSaysWhatItDoesNotCover(t *testing.T) {
 		t.Errorf("the question covers %q and says %q", asked.Covers, asked.Notices)
 	}
 }
+
+func TestExampleDenied(t *testing.T) {
+	rec := &recorder{}
+	var shown approval.Confirmation
+	deny := approver(func(_ context.Context, c approval.Confirmation) (approval.Answer, error) {
+		shown = c
+		return approval.Answer{Decision: approval.DecisionDeny}, nil
+	})
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(deny)}, fakeTool{def: testDefinition("write_file", tools.ClassWrite)})
+	r := roundOK(t, d, call("tu_01HZ_c", "write_file", `{"text":"x","path":"src/auth.ts"}`))[0]
+	wantText(t, r, true, "The user denied this operation.")
+	wantEvents(t, rec, "tu_01HZ_c", "requested", "resolved deny by user", "failed user_denied")
+	want := approval.Confirmation{
+		ID: shown.ID, CallID: "tu_01HZ_c", Seq: 1, Name: "write_file", Class: tools.ClassWrite, Runs: tools.PlaceSandbox, Summary: "src/auth.ts",
+		Input: `{"path":"src/auth.ts","text":"x"}`, Exact: []byte(`{"path":"src/auth.ts","text":"x"}`),
+		InputHash: hashInput([]byte(`{"path":"src/auth.ts","text":"x"}`)), Projected: []string{"src/auth.ts"},
+		Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeSession}, Expires: shown.Expires,
+	}
+	if diff := cmp.Diff(want, shown); diff != "" {
+		t.Errorf("confirmation (-want +got):\n%s", diff)
+	}
+	if len(shown.ID) != 32 || !shown.Expires.After(time.Now()) {
+		t.Errorf("id %q, expires %v", shown.ID, shown.Expires)
+	}
+}
+
+func TestAlwaysAllowThisTool(t *testing.T) {
+	rec := &recorder{}
+	asked := 0
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerFunc(func(context.Context, approval.Confirmation) (approval.Answer, error) {
+		asked++
+		return approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeSession}, nil
+	})}, fakeTool{def: testDefinition("shell", tools.ClassExecute)}, fakeTool{def: testDefinition("other", tools.ClassExecute)})
+	roundOK(t, d, call("a", "shell", `{}`))
+	roundOK(t, d, call("b", "shell", `{"text":"another input"}`))
+	roundOK(t, d, call("c", "other", `{}`))
+	wantEvents(t, rec, "a", "requested", "resolved allow by user", "called execute", "completed true")
+	wantEvents(t, rec, "b", "resolved allow by session", "called execute", "completed true")
+	wantEvents(t, rec, "c", "requested", "resolved allow by user", "called execute", "completed true")
+	if asked != 2 {
+		t.Errorf("asked %d times, want 2: once a tool", asked)
+	}
+}

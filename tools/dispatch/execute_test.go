@@ -512,3 +512,134 @@ func TestEmptyResultSaysSo(t *testing.T) {
 	}))
 	wantText(t, roundOK(t, d, call("a", "read_file", `{}`))[0], false, "(no output)")
 }
+
+func TestExampleSimpleRead(t *testing.T) {
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, fakeTool{
+		def:     testDefinition("read_file", tools.ClassRead),
+		execute: func(context.Context, *tools.Call) (tools.Output, error) { return textOutput("# Project Foo\n"), nil },
+	})
+	r := roundOK(t, d, call("tu_01HZ_a", "read_file", `{"path": "README.md"}`))[0]
+	wantText(t, r, false, "# Project Foo\n")
+	wantEvents(t, rec, "tu_01HZ_a", "called read", "completed true")
+	got := find[Called](rec)[0]
+	want := Called{
+		CallID: "tu_01HZ_a", Name: "read_file", Class: tools.ClassRead, InputBytes: len(`{"path":"README.md"}`), Rule: "class read", Summary: "README.md",
+	}
+	want.InputHash = hashInput([]byte(`{"path":"README.md"}`))
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("tool.called (-want +got):\n%s", diff)
+	}
+}
+
+func TestExampleWorkspaceEscape(t *testing.T) {
+	rec := &recorder{}
+	ran := false
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Workspace: "/home/me/p"}, fakeTool{
+		def: testDefinition("read_file", tools.ClassRead),
+		execute: func(context.Context, *tools.Call) (tools.Output, error) {
+			ran = true
+			return textOutput("root:x:0:0"), nil
+		},
+	})
+	// Each is refused by name alone; "inside" are the positive controls.
+	outside := []string{"../../etc/passwd", "/etc/passwd", "subdir/../../../etc/passwd", "..", "/home/me/p-evil/x", "/home/me/p/../q", "//etc/passwd", "a\u0000b"}
+	for i, path := range outside {
+		id := fmt.Sprintf("out_%d", i)
+		r := roundOK(t, d, call(id, "read_file", fmt.Sprintf(`{"path":"%s"}`, strings.ReplaceAll(path, "\x00", `\u0000`))))[0]
+		why := "outside the workspace"
+		if strings.Contains(path, "\x00") {
+			why = "a path can't hold a NUL"
+		}
+		if text := blocksText(r.Content); r.Class != tools.ErrorPermissionDenied || !strings.HasSuffix(text, why) {
+			t.Errorf("%q: class %q with %q", path, r.Class, text)
+		}
+		if ran {
+			t.Fatalf("%q ran", path)
+		}
+	}
+	wantEvents(t, rec, "out_0", "failed permission_denied")
+	if f := find[Failed](rec)[0]; f.Reason != "workspace_escape" || f.Ran || f.Message != `"../../etc/passwd": outside the workspace` {
+		t.Errorf("tool.failed is %+v", f)
+	}
+	for i, path := range []string{"README.md", "/home/me/p/README.md", "/workspace/README.md", "a/../b", "."} {
+		ran = false
+		if r := roundOK(t, d, call(fmt.Sprintf("in_%d", i), "read_file", fmt.Sprintf(`{"path":%q}`, path)))[0]; r.IsError || !ran {
+			t.Errorf("%q inside is refused: %q", path, blocksText(r.Content))
+		}
+	}
+}
+
+// A command that ignores SIGTERM returns late, with what there is; the call is
+// cancelled all the same. That SIGKILL follows is the sandbox's to show.
+func TestExampleCancelShell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		rec := &recorder{}
+		started := make(chan struct{})
+		cause := errors.New("the user cancelled")
+		d := newDispatcher(t, rec, Options{Policy: preset(t, "sandboxed")}, fakeTool{
+			def: testDefinition("shell", tools.ClassExecute),
+			execute: func(ctx context.Context, c *tools.Call) (tools.Output, error) {
+				if c.ID == "next" {
+					return textOutput("fine"), nil
+				}
+				c.Delta("stdout", "added 1 package")
+				close(started)
+				<-ctx.Done()
+				time.Sleep(5 * time.Second) // the grace until SIGKILL
+				return tools.Output{Content: []tools.Block{{Text: "added 1 package"}}, FilesModified: []string{"package-lock.json"}}, nil
+			},
+		})
+		go func() {
+			<-started
+			time.Sleep(2 * time.Minute)
+			d.Cancel(cause)
+			d.Cancel(errors.New("again"))
+		}()
+		r := roundOK(t, d, call("tu_01HZ_d", "shell", `{"text":"npm install"}`))[0]
+		wantText(t, r, true, "Cancelled. Files changed before that: package-lock.json.\nOutput until then:\nadded 1 package")
+		wantEvents(t, rec, "tu_01HZ_d", "called execute", "delta stdout added 1 package", "failed cancelled")
+		f := find[Failed](rec)[0]
+		if f.Partial != "added 1 package" || !f.Ran || f.Latency != 2*time.Minute+5*time.Second || len(f.FilesModified) != 1 {
+			t.Errorf("tool.failed is %+v", f)
+		}
+		wantText(t, roundOK(t, d, call("next", "shell", `{}`))[0], false, "fine") // a later round isn't cancelled
+	})
+}
+
+func TestForeignErrorsAreRedactedAndLogged(t *testing.T) {
+	logged, logs := observer.New(zap.DebugLevel)
+	rec := &recorder{}
+	secret := errors.New("dial tcp 10.0.0.5: password is hunter2")
+	tool := func(name string, f func() (tools.Output, error)) fakeTool {
+		return fakeTool{def: testDefinition(name, tools.ClassRead), execute: func(context.Context, *tools.Call) (tools.Output, error) { return f() }}
+	}
+	d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Logger: zap.New(logged)},
+		tool("foreign", func() (tools.Output, error) { return tools.Output{}, secret }),
+		tool("panics", func() (tools.Output, error) { panic(secret) }),
+		tool("hidden", func() (tools.Output, error) {
+			return tools.Output{}, fmt.Errorf("outer: %w", &tools.Error{Class: tools.ErrorExecution, Message: "hunter2", Err: secret})
+		}),
+	)
+	for i, name := range []string{"foreign", "panics", "hidden"} {
+		r := roundOK(t, d, call(name, name, `{}`))[0]
+		f := find[Failed](rec)[i]
+		text := blocksText(r.Content)
+		if r.Class != tools.ErrorExecution || strings.Contains(fmt.Sprint(text, f), "hunter2") {
+			t.Errorf("%s: the model or a record sees %q, %+v", name, text, f)
+		}
+		if !strings.HasPrefix(f.ErrorID, "err_") || len(f.ErrorID) != len("err_")+16 || !strings.Contains(text, f.ErrorID) {
+			t.Errorf("%s: error id %q is not in %q", name, f.ErrorID, text)
+		}
+		entries := logs.FilterField(zap.String("error_id", f.ErrorID)).All()
+		if len(entries) != 1 || entries[0].Level != zap.ErrorLevel || !strings.Contains(fmt.Sprint(entries[0].ContextMap()), "hunter2") {
+			t.Errorf("%s: the log has %v", name, entries)
+		}
+		if name == "hidden" && !strings.Contains(fmt.Sprint(entries[0].ContextMap()["error"]), "outer: ") {
+			t.Errorf("the log has no word of where it failed: %v", entries[0].ContextMap())
+		}
+		if name == "panics" && !strings.Contains(fmt.Sprint(entries[0].ContextMap()["stack"]), "execute_test.go") {
+			t.Errorf("the log has no stack of the panic: %v", entries[0].ContextMap()["stack"])
+		}
+	}
+}
