@@ -3,7 +3,6 @@ package memory
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -18,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/gofrs/flock"
+	"github.com/moby/sys/atomicwriter"
 )
 
 // Bounds of the notes of one workspace. A model reads them all at the start of a
@@ -220,7 +220,7 @@ func (s *Store) Change(ctx context.Context, ifState string, f func(n *Notes) err
 	if err := n.checkBounds(); err != nil {
 		return n, aside, err
 	}
-	return n, aside, writeNotes(root, n)
+	return n, aside, s.writeNotes(n)
 }
 
 // lock excludes other processes. The kernel releases the lock of a process that
@@ -236,25 +236,10 @@ func (s *Store) lock(ctx context.Context) (unlock func(), err error) {
 }
 
 // writeNotes replaces the file atomically.
-func writeNotes(root *os.Root, n Notes) (err error) {
+func (s *Store) writeNotes(n Notes) error {
 	text, err := json.MarshalIndent(n, "", "  ")
-	if err != nil {
-		return fmt.Errorf("write memory: %w", err)
-	}
-	temp := notesFile + "." + rand.Text() + ".tmp"
-	f, err := root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return fmt.Errorf("write memory: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = root.Remove(temp)
-		}
-	}()
-	_, err = f.Write(append(text, '\n'))
-	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
-		err = root.Rename(temp, notesFile)
+		err = atomicwriter.WriteFile(filepath.Join(s.dir, notesFile), append(text, '\n'), 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("write memory: %w", err)

@@ -295,7 +295,9 @@ func (j *CleanupList) replaceEntries(entries []numberedEntry) error {
 // writeFile writes the whole file beside the old one and renames it, so that a
 // reader sees one or the other. The directory is synced when the file first
 // contains a placeholder. Later renames may be lost, because each version
-// contains it.
+// contains it. It doesn't use package atomicwriter, which goes by paths and syncs
+// each file: the list is written below the handle of a directory that was checked,
+// several times per start, and mostly needs no sync.
 func (j *CleanupList) writeFile() error {
 	if j.root == nil {
 		return fs.ErrClosed
