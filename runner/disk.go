@@ -109,12 +109,3 @@ func (w *diskWatch) checkFloor(floor diskRoom) error {
 	}
 	return nil
 }
-
-// newSessionDiskWatch watches what the commands of a session write to: the workspace,
-// or in overlay mode the layers in the session's directory.
-func newSessionDiskWatch(o Options, dir string, kill func()) *diskWatch {
-	if o.isOverlay() {
-		return newDiskWatch(roomAt(dir), kill)
-	}
-	return newDiskWatch(roomOn(o.Workspace.Dir), kill)
-}

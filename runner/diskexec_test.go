@@ -53,8 +53,7 @@ func TestDiskFull(t *testing.T) {
 // TestUserCommandDiskFull: so is a user's.
 func TestUserCommandDiskFull(t *testing.T) {
 	x := filling(t)
-	u := &userCommands{sandbox: x.sandbox, exec: x}
-	exit, err := u.startCommand(t.Context(), sandbox.Command{Argv: []string{"fill"}, Stdout: discard{}, Stderr: discard{}})
+	exit, err := x.RunProgram(t.Context(), sandbox.Command{Argv: []string{"fill"}, Stdout: discard{}, Stderr: discard{}})
 	full, ok := errors.AsType[*limits.ExceededError](err)
 	if !ok || full.Kind != limits.KindDisk || exit.Status.Signal != 15 {
 		t.Errorf("%+v, %v", exit, err)

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
@@ -350,13 +349,6 @@ func (j *eventRecorder) addDenial(e dispatch.Failed) {
 	case tools.ErrorPermissionDenied, tools.ErrorUserDenied, tools.ErrorConfirmationTimeout:
 		j.tally.denials = append(j.tally.denials, record.Denial{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason})
 	}
-}
-
-func wireLimit(e *limits.ExceededError) *record.Limit {
-	if e == nil {
-		return nil
-	}
-	return &record.Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used}
 }
 
 func newToolCalled(e dispatch.Called) record.ToolCalled {

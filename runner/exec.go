@@ -31,8 +31,6 @@ type executor struct {
 	after func(ctx context.Context)
 
 	images *changes.Preimages
-	// patches marks the patches that are running.
-	patches *patchMarker
 	// background are the commands that outlive their calls.
 	background *backgrounds
 
@@ -41,15 +39,10 @@ type executor struct {
 	killed int
 }
 
-// newExecutor returns the executor of a session, which lacks what the tracker of
-// changes provides.
-func newExecutor(s *Session) *executor {
-	x := &executor{
-		sandbox: s.sandbox, spill: newSpiller(s.dir, s.opts.Secrets), disk: newSessionDiskWatch(s.opts, s.dir, s.sandbox.killCurrent), images: changes.NewPreimages(s.dir),
-		patches: &patchMarker{dir: s.dir, workspace: s.opts.Workspace.Path, mode: s.opts.workspaceMode(), warn: s.events.recordWarning, log: s.log},
-	}
-	x.background = newBackgrounds(x, s.events.recordBackground, s.log)
-	return x
+// newExecutor returns an executor. The caller must set ready, fresh, after and
+// background.
+func newExecutor(sandbox *liveSandbox, dir string, spill *spiller, disk *diskWatch) *executor {
+	return &executor{sandbox: sandbox, spill: spill, disk: disk, images: changes.NewPreimages(dir)}
 }
 
 // Run runs one shell command to its end.
@@ -96,6 +89,49 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	}
 	x.after(ctx)
 	return result, nil
+}
+
+// RunProgram runs a program to its end in the sandbox that runs, or is just starting.
+func (x *executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {
+	g, err := x.waitReady(ctx)
+	if err != nil {
+		return sandbox.Exit{}, err
+	}
+	watched, stop := x.disk.watchContext(ctx)
+	defer stop()
+	p, err := g.sandbox.Start(watched, cmd)
+	if err != nil {
+		if full := diskFull(watched); full != nil { // it ended before it began
+			return sandbox.Exit{}, full
+		}
+		return sandbox.Exit{}, x.sandbox.checkLoss(g, err)
+	}
+	exit, err := p.Wait()
+	if err != nil {
+		return exit, x.sandbox.checkLoss(g, err)
+	}
+	if left := exit.Kill.Left; left > 0 {
+		if err := x.sandbox.retireSandbox(g, left); errors.Is(err, tools.ErrSandboxLost) {
+			return exit, err
+		}
+	}
+	x.after(ctx)
+	if full := diskFull(watched); full != nil && exit.Status.Cancelled {
+		return exit, full
+	}
+	return exit, nil
+}
+
+// diskFull returns an error if a watched command was ended because it filled the disk.
+func diskFull(watched context.Context) error {
+	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
+	switch {
+	case !ok || full.Kind != limits.KindDisk:
+		return nil
+	case full.Files:
+		return fmt.Errorf("the command was stopped: the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps: %w", full.Limit, full)
+	}
+	return fmt.Errorf("the command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps: %w", full.Limit>>20, full)
 }
 
 // badDir turns the refusal of a working directory into a failure that the model

@@ -26,6 +26,9 @@ const (
 	reasonTime = 5 * time.Second
 )
 
+// errSlow is the cause of a clean-up or scan that took too long.
+var errSlow = errors.New("no answer in time")
+
 // liveSandbox is the session's one sandbox through its generations. It is started in
 // the background, by start or by the first call that needs it; calls wait for
 // it. A start that fails is an error of the calls that need the sandbox, and
@@ -39,11 +42,12 @@ type liveSandbox struct {
 	// onStart is called once, with mu held, when the first generation begins; it must
 	// not wait. Nil does nothing.
 	onStart func()
-	// record writes a record; fail ends the run; phrase words a problem.
-	record func(record.Payload) error
-	fail   func(error)
-	phrase func(record.Problem) record.Problem
-	log    *zap.Logger
+	// record writes a record; fail ends the run; describe
+	// describes a failed start to users.
+	record   func(record.Payload) error
+	fail     func(error)
+	describe func(error) string
+	log      *zap.Logger
 	// refuseLost refuses a sandbox that lacks a protection.
 	refuseLost bool
 	// prepare, if it is set, completes the spec of each generation; it may wait.
@@ -85,8 +89,11 @@ type startError struct{ cause error }
 
 // Error names the cause, without a hint.
 func (e *startError) Error() string {
-	if c, ok := errors.AsType[*Error](e.cause); ok {
-		return fmt.Sprintf("%v: %s", tools.ErrSandboxStart, c.Cause)
+	if c, ok := errors.AsType[interface {
+		error
+		WithoutHint() string
+	}](e.cause); ok {
+		return fmt.Sprintf("%v: %s", tools.ErrSandboxStart, c.WithoutHint())
 	}
 	return fmt.Sprintf("%v: %v", tools.ErrSandboxStart, e.cause)
 }
@@ -96,7 +103,7 @@ func (e *startError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.
 
 func newLiveSandbox(ctx context.Context, backend sandbox.Creator, spec sandbox.Spec) *liveSandbox {
 	c := &liveSandbox{backend: backend, spec: spec, log: zap.NewNop()}
-	c.phrase = func(p record.Problem) record.Problem { return p }
+	c.describe = error.Error
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c
 }
@@ -166,7 +173,7 @@ func (c *liveSandbox) finishStart(g *generation, err error) {
 		c.fail(err)
 	case tell:
 		// A trace that can't be written is found again by the last record.
-		_ = c.record(record.Warning{Message: "calls that need the sandbox will fail: " + (&Error{Problem: c.phrase(startProblem(err, otherSandboxHint))}).Error()})
+		_ = c.record(record.Warning{Message: "calls that need the sandbox will fail: " + c.describe(err)})
 	}
 }
 
@@ -433,7 +440,7 @@ func (c *liveSandbox) replaceGeneration(g *generation, why loss) error {
 	}
 	again := why.again && c.restarts < maxRestarts
 	c.log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
-	err := c.record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: wireLimit(why.limit), Restarting: again})
+	err := c.record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit), Restarting: again})
 	if err != nil {
 		return err
 	}
@@ -480,6 +487,6 @@ func (c *liveSandbox) recordUnnoticedLoss(g *generation) error {
 	c.log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(cause))
 	why := lossOf(cause)
 	// A trace that can't be written is found again by the last record.
-	_ = c.record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: wireLimit(why.limit)})
+	_ = c.record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit)})
 	return gone
 }

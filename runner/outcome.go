@@ -112,6 +112,9 @@ func (e *Error) Error() string {
 	return e.Cause + ". " + e.Hint
 }
 
+// WithoutHint returns the cause alone.
+func (e *Error) WithoutHint() string { return e.Cause }
+
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
@@ -228,6 +231,11 @@ func (s *Session) whereChangesAre() string {
 		return "The workspace is unchanged; caisson diff shows what was done."
 	}
 	return "What was done is in the workspace."
+}
+
+// describeStart returns the error of a sandbox that could not start as users read it.
+func (o Options) describeStart(err error) string {
+	return (&Error{Problem: o.rewriteProblem(startProblem(err, otherSandboxHint))}).Error()
 }
 
 // rewriteProblem returns a problem in the words of o.Phrase.

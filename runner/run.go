@@ -79,13 +79,13 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 		stop()
 	}
 	s.closeTools()
-	s.exec.patches.reportLost()
+	s.patches.reportLost()
 	s.tracker.checkAtEnd()
 	s.sandbox.stopAndDestroy()
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
-			Turns: s.turns, Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: wireLimit(out.Limit), Usage: s.used,
+			Turns: s.turns, Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: record.NewLimit(out.Limit), Usage: s.used,
 			CostUSD: record.CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(),
 		},
 	}

@@ -46,6 +46,7 @@ type Session struct {
 	// original reads the workspace's own directory, also in overlay mode.
 	original *workspace.Reader
 	tracker  changeTracker
+	patches  *patchMarker
 	prompt   promptContext
 	sandbox  *liveSandbox
 	tools    *dispatch.Dispatcher
@@ -134,8 +135,10 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s.original = original
 	s.sandbox = newLiveSandbox(ctx, o.Backend, s.sandboxSpec())
-	s.sandbox.record, s.sandbox.phrase, s.sandbox.log, s.sandbox.refuseLost = s.events.writeRecord, o.rewriteProblem, s.log, o.RefuseLost
-	s.exec = newExecutor(s)
+	s.sandbox.record, s.sandbox.describe, s.sandbox.log, s.sandbox.refuseLost = s.events.writeRecord, o.describeStart, s.log, o.RefuseLost
+	s.exec = newExecutor(s.sandbox, s.dir, newSpiller(s.dir, o.Secrets), newSessionDiskWatch(o, s.dir, s.sandbox.killCurrent))
+	s.exec.background = newBackgrounds(s.exec, s.events.recordBackground, s.log)
+	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
 	if s.tracker, err = newTracker(s, original); err != nil {
 		return nil, errors.Join(err, s.rec.Close())
 	}
@@ -264,4 +267,13 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 		p.Tools = append(p.Tools, record.OfferedTool{Name: d.Name, Class: d.Class, Runs: d.Runs})
 	}
 	return p
+}
+
+// newSessionDiskWatch watches what the commands of a session write to: the workspace,
+// or in overlay mode the layers in the session's directory.
+func newSessionDiskWatch(o Options, dir string, kill func()) *diskWatch {
+	if o.isOverlay() {
+		return newDiskWatch(roomAt(dir), kill)
+	}
+	return newDiskWatch(roomOn(o.Workspace.Dir), kill)
 }

@@ -35,6 +35,7 @@ type toolset struct {
 	hostRoot, dir string
 	reader        workspace.View
 	exec          *executor
+	patches       *patchMarker
 	// denied and warn record what tools report beside their results.
 	denied func(record.NetworkDenied) error
 	warn   func(message string)
@@ -44,14 +45,14 @@ type toolset struct {
 // newToolset returns the tools of a session. It needs the session's executor.
 func newToolset(s *Session) toolset {
 	return toolset{
-		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.workspaceView(), exec: s.exec, log: s.log,
+		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.workspaceView(), exec: s.exec, patches: s.patches, log: s.log,
 		denied: s.events.recordDenied, warn: s.events.recordWarning,
 	}
 }
 
 // listFactories returns all tools, in the order in which models are offered them.
 func (t toolset) listFactories() ([]tools.Factory, error) {
-	all, err := file.Factories(file.Options{Reader: t.reader, Applier: t.exec, MarkPatch: t.exec.patches.markPatch, Logger: t.log})
+	all, err := file.Factories(file.Options{Reader: t.reader, Applier: t.exec, MarkPatch: t.patches.markPatch, Logger: t.log})
 	if err != nil {
 		return nil, err
 	}

@@ -2,7 +2,6 @@ package runner
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -14,9 +13,6 @@ import (
 
 // compareTime bounds one scan of the whole workspace.
 const compareTime = 60 * time.Second
-
-// errSlow is the cause of a clean-up or scan that took too long.
-var errSlow = errors.New("no answer in time")
 
 // changeTracker finds out what a session changes in its workspace: a bindTracker by
 // comparing the directory with its state at the start, an overlayTracker by reading

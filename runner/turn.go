@@ -144,8 +144,8 @@ func (s *Session) mayNeedSandbox() bool {
 
 // startServices starts what runs beside the turns.
 func (s *Session) startServices() {
-	s.exec.patches.reportKilled()
-	users := &userCommands{sandbox: s.sandbox, exec: s.exec, events: s.events, sync: s.rec.Sync, log: s.log}
+	s.patches.reportKilled()
+	users := &userCommands{exec: s.exec, events: s.events, sync: s.rec.Sync, log: s.log}
 	s.stop = append(s.stop, users.serveCommands(s.ctx, s.dir), s.exec.background.endAll)
 }
 
@@ -165,7 +165,7 @@ func (s *Session) finishTurn(t *Turn, out loop.Outcome, cause error) {
 		s.end(out.Err) // the sandbox of a session is started once
 	}
 	t.report = TurnReport{
-		Turn: t.ID, Reason: out.Reason, Answer: answerOf(out), Truncated: out.Truncated, Limit: wireLimit(out.Limit),
+		Turn: t.ID, Reason: out.Reason, Answer: answerOf(out), Truncated: out.Truncated, Limit: record.NewLimit(out.Limit),
 		Usage: out.Usage, CostUSD: record.CostUSD(out.Usage.CostMicroUSD), WallMS: time.Since(t.begun).Milliseconds(), Err: out.Err,
 	}
 	s.turn, s.ended = nil, t

@@ -30,11 +30,10 @@ import (
 // session's sandbox, beside the agent's calls. They get the same identity,
 // limits and kill as these, and are recorded as the user's.
 type userCommands struct {
-	sandbox *liveSandbox
-	exec    *executor
-	events  *eventRecorder
-	sync    func() error
-	log     *zap.Logger
+	exec   *executor
+	events *eventRecorder
+	sync   func() error
+	log    *zap.Logger
 }
 
 // errEnding is why a user's command is cancelled at the end of a session.
@@ -62,7 +61,7 @@ func (u *userCommands) runCommand(ctx context.Context, r execapi.Request, stdin 
 		return notRun(err)
 	}
 	out, errOut := &counted{to: stdout, sum: sha256.New()}, &counted{to: stderr, sum: sha256.New()}
-	exit, err := u.startCommand(ctx, sandbox.Command{
+	exit, err := u.exec.RunProgram(ctx, sandbox.Command{
 		Argv: argStrings(r.Argv), Dir: r.Dir, Stdin: stdin, Stdout: out, Stderr: errOut,
 		Output: sandbox.OutputLimits{Live: unbounded}, Timeout: time.Duration(r.TimeoutMS) * time.Millisecond,
 	})
@@ -88,49 +87,6 @@ func (u *userCommands) runCommand(ctx context.Context, r execapi.Request, stdin 
 
 // unbounded lets all of a command's output through: the client's reading bounds it.
 const unbounded = 1 << 50
-
-// startCommand runs the command in the sandbox that runs, or is just starting.
-func (u *userCommands) startCommand(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {
-	g, err := u.exec.waitReady(ctx)
-	if err != nil {
-		return sandbox.Exit{}, err
-	}
-	watched, stop := u.exec.disk.watchContext(ctx)
-	defer stop()
-	p, err := g.sandbox.Start(watched, cmd)
-	if err != nil {
-		if full := diskFull(watched); full != nil { // it ended before it began
-			return sandbox.Exit{}, full
-		}
-		return sandbox.Exit{}, u.sandbox.checkLoss(g, err)
-	}
-	exit, err := p.Wait()
-	if err != nil {
-		return exit, u.sandbox.checkLoss(g, err)
-	}
-	if left := exit.Kill.Left; left > 0 {
-		if err := u.sandbox.retireSandbox(g, left); errors.Is(err, tools.ErrSandboxLost) {
-			return exit, err
-		}
-	}
-	u.exec.after(ctx)
-	if full := diskFull(watched); full != nil && exit.Status.Cancelled {
-		return exit, full
-	}
-	return exit, nil
-}
-
-// diskFull returns an error if a watched command was ended because it filled the disk.
-func diskFull(watched context.Context) error {
-	full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched))
-	switch {
-	case !ok || full.Kind != limits.KindDisk:
-		return nil
-	case full.Files:
-		return fmt.Errorf("the command was stopped: the disk that the workspace is on has room for less than %d more files (inodes), which the host keeps: %w", full.Limit, full)
-	}
-	return fmt.Errorf("the command was stopped: the disk that the workspace is on has less than %d MiB left, which the host keeps: %w", full.Limit>>20, full)
-}
 
 // notRun returns the result of a command that did not end.
 func notRun(err error) execapi.Result {

@@ -220,7 +220,7 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 				return nil
 			}
 			core, logged := observer.New(zap.ErrorLevel)
-			u := &userCommands{sandbox: b.x.sandbox, exec: b.x, events: newEventRecorder(rec, nil), log: zap.New(core), sync: func() error {
+			u := &userCommands{exec: b.x, events: newEventRecorder(rec, nil), log: zap.New(core), sync: func() error {
 				synced++
 				return c.sync
 			}}
@@ -366,8 +366,7 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 				b.x.sandbox.restarts, b.x.sandbox.fail = maxRestarts, func(error) {}
 			}
 			b.x.ready = func(context.Context) error { return c.unready }
-			u := &userCommands{sandbox: b.x.sandbox, exec: b.x}
-			_, err := u.startCommand(t.Context(), sandbox.Command{Argv: []string{"run"}, Stdout: io.Discard, Stderr: io.Discard})
+			_, err := b.x.RunProgram(t.Context(), sandbox.Command{Argv: []string{"run"}, Stdout: io.Discard, Stderr: io.Discard})
 			if (err != nil) != (c.want != nil) {
 				t.Errorf("%v, want %v", err, c.want)
 			}

@@ -80,7 +80,7 @@ func TestAmountsOfRecords(t *testing.T) {
 	if got := record.NewBudget(limits.Budget{}); got != (record.Budget{}) {
 		t.Errorf("%+v", got)
 	}
-	if got := wireLimit(&limits.ExceededError{Kind: limits.KindTokens, Limit: 1, Used: 2}); wireLimit(nil) != nil || *got != (record.Limit{Kind: limits.KindTokens, Limit: 1, Used: 2}) {
+	if got := record.NewLimit(&limits.ExceededError{Kind: limits.KindTokens, Limit: 1, Used: 2}); record.NewLimit(nil) != nil || *got != (record.Limit{Kind: limits.KindTokens, Limit: 1, Used: 2}) {
 		t.Errorf("%+v", got)
 	}
 	if none := record.NonNil[string](nil); none == nil || len(record.NonNil([]string{"a"})) != 1 {

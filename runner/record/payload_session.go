@@ -328,6 +328,14 @@ func NewResources(r limits.Resources) Resources {
 	}
 }
 
+// NewLimit returns the limit that was reached, or nil.
+func NewLimit(e *limits.ExceededError) *Limit {
+	if e == nil {
+		return nil
+	}
+	return &Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used}
+}
+
 // NewBudget returns the budget that a record holds.
 func NewBudget(b limits.Budget) Budget {
 	out := Budget{Rounds: b.Rounds, ToolCalls: b.ToolCalls, Tokens: b.Tokens, CostMicroUSD: b.CostMicroUSD}
