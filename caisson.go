@@ -159,17 +159,8 @@ func (s *Session) Ask(ctx context.Context, message string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	stop := context.AfterFunc(ctx, func() { t.Cancel(context.Cause(ctx)) })
-	<-t.Done()
-	stop()
-	r := t.Report()
-	switch {
-	case r.Err != nil:
-		return r.Answer, r.Err
-	case r.Reason != loop.StopAnswered:
-		return r.Answer, fmt.Errorf("the turn ended without an answer: %s", r.Reason)
-	}
-	return r.Answer, nil
+	r, err := t.Wait(ctx)
+	return r.Answer, err
 }
 
 // Close stops what runs, removes the sandbox and reports how the session ended.

@@ -64,6 +64,8 @@ type state struct {
 	turnStart int
 	// hasTools reports whether tools are offered to the model.
 	hasTools bool
+	// callsOnly is set for a turn of [Options].Calls, without a model.
+	callsOnly bool
 	// closing is the turn's ending once the closing completion was requested.
 	closing *ending
 	// truncated reports whether the provider cut the last answer at its output
@@ -86,6 +88,12 @@ func nextStep(history []Message, s state) step {
 	}
 	if s.closing != nil {
 		return step{action: actEnd, ending: *s.closing}
+	}
+	if s.callsOnly && s.refusedBy != nil {
+		return step{action: actEnd, ending: ending{reason: StopLimit, limit: s.refusedBy, truncated: true}}
+	}
+	if s.callsOnly {
+		return step{action: actEnd, ending: ending{reason: StopAnswered}}
 	}
 	if s.emptyAnswer {
 		return decideEmpty(s)
@@ -117,7 +125,7 @@ func decideCalls(pending []ToolUse, s state) step {
 	}
 	// The results of these calls could not be sent to the model.
 	if e := s.meter.Exceeded(limits.StepClosing, s.elapsed); e != nil {
-		return step{action: actHandleCalls, refuse: pending, refusal: refusalMessage(e)}
+		return step{action: actHandleCalls, refuse: pending, refusal: refusalMessage(e), exceeded: e}
 	}
 	left, limited := s.meter.LeftToolCalls()
 	switch {

@@ -32,6 +32,14 @@ type ModelInfo struct {
 	ToolNameBytes int `json:"-"`
 }
 
+// String returns the provider and the model, "none" for the zero value.
+func (m ModelInfo) String() string {
+	if m.Model == "" {
+		return "none"
+	}
+	return m.Provider + "/" + m.Model
+}
+
 // Request is the request of one model call. The adapter must not change or keep
 // it.
 type Request struct {

@@ -23,9 +23,13 @@ type dispatcher interface {
 	Round(ctx context.Context, calls []tools.Call) ([]tools.Result, error)
 }
 
-// Options configures one turn. Model, Messages, Session and Turn are required.
+// Options configures one turn. Model and Messages, or Calls, are required, and
+// Session and Turn.
 type Options struct {
 	Model Model
+	// Calls are run by a turn without a model, which ends with their results: their
+	// Name and Raw, as of a model's answer. Model, System and Messages are ignored.
+	Calls []ToolUse
 	// Dispatcher runs the tool calls. If nil, no tools are offered.
 	Dispatcher dispatcher
 	// Budget bounds the turn; the zero value has no limits.
@@ -87,10 +91,11 @@ var ErrInvalid = errors.New("invalid loop options")
 // validate returns an error for the first field that is missing or out of bounds.
 func (o Options) validate() error {
 	switch {
-	case o.Model == nil:
+	case o.Model == nil && len(o.Calls) == 0:
 		return ErrNoModel
 	case o.Session == "" || o.Turn == "":
 		return fmt.Errorf("%w: session and turn need an id", ErrInvalid)
+	case len(o.Calls) > 0:
 	case len(o.Messages) == 0 || o.Messages[len(o.Messages)-1].Role != RoleUser:
 		return fmt.Errorf("%w: the last message must be the user's", ErrInvalid)
 	case o.MaxOutputTokens < 0 || o.ContextWindow < 0:

@@ -76,7 +76,7 @@ func newTurn(o Options) *turn {
 	if t.started.IsZero() {
 		t.started = time.Now()
 	}
-	t.state = state{meter: &t.meter, nudged: map[string]bool{}}
+	t.state = state{meter: &t.meter, nudged: map[string]bool{}, callsOnly: len(o.Calls) > 0}
 	return t
 }
 
@@ -109,7 +109,7 @@ func (t *turn) run(ctx context.Context) Outcome {
 // startTurn emits the start of the turn and adds its first messages.
 func (t *turn) startTurn() {
 	t.emit(TurnStarted{Turn: t.Turn})
-	if len(t.history) == 0 && t.System != "" {
+	if len(t.history) == 0 && t.System != "" && !t.state.callsOnly {
 		t.addMessage(NewText(RoleSystem, t.System))
 	}
 	// Calls that an earlier run left unfinished are never run again.
@@ -117,6 +117,14 @@ func (t *turn) startTurn() {
 		t.refuseCall(u, refusedInterrupted, tools.ErrorCancelled, "interrupted")
 	}
 	t.state.turnStart = len(t.history)
+	if t.state.callsOnly {
+		var calls Message
+		for _, u := range t.Calls {
+			calls.Blocks = append(calls.Blocks, Block{ToolUse: &u})
+		}
+		t.addMessage(t.identifier.identifyMessage(Response{Message: calls}, t.definitions(), 0))
+		return
+	}
 	for _, m := range t.Messages {
 		t.addMessage(m)
 	}

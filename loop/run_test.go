@@ -319,3 +319,42 @@ func TestSystemPrompt(t *testing.T) {
 		}
 	}
 }
+
+// A turn of calls needs no model: it ends with their results, in whose order they came.
+func TestCallsOnly(t *testing.T) {
+	for name, tt := range map[string]struct {
+		budget limits.Budget
+		names  []tools.Name
+		reason StopReason
+		ran    int
+		roles  []Role
+	}{
+		"calls":         {names: []tools.Name{"shell"}, reason: StopAnswered, ran: 2, roles: []Role{RoleAssistant, RoleTool, RoleTool}},
+		"one too many":  {names: []tools.Name{"shell"}, budget: limits.Budget{ToolCalls: new(int64(1))}, reason: StopLimit, ran: 1, roles: []Role{RoleAssistant, RoleTool, RoleTool}},
+		"without tools": {reason: StopAnswered, roles: []Role{RoleAssistant, RoleTool, RoleTool}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := &fakeDispatcher{names: tt.names}
+			o := newTestOptions(nil, d)
+			o.Model, o.Messages, o.System, o.Budget = nil, nil, "unused", tt.budget
+			o.Calls = []ToolUse{{Name: "shell", Raw: `{"n": 1}`}, {Name: "shell"}}
+			out, events := runTurn(t, t.Context(), o)
+			var roles []Role
+			for _, m := range out.History {
+				roles = append(roles, m.Role)
+			}
+			if diff := cmp.Diff(tt.roles, roles); diff != "" || out.Reason != tt.reason || len(d.ran) != tt.ran || out.Answer != "" {
+				t.Errorf("%+v, %d ran\n%s", out, len(d.ran), diff)
+			}
+			if tt.ran > 0 && string(d.ran[0].Input) != `{"n": 1}` {
+				t.Errorf("input %s", d.ran[0].Input)
+			}
+			for _, e := range events {
+				switch e.(type) {
+				case ModelCallStarted, ModelCallCompleted, ModelCallFailed:
+					t.Errorf("%T without a model", e)
+				}
+			}
+		})
+	}
+}

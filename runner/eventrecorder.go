@@ -175,7 +175,9 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 	switch e := e.(type) {
 	case loop.TurnStarted:
 		j.turn, j.tally.modelCalls, j.tally.toolCalls = e.Turn, 0, 0
-		return j.putRecord(&j.turnRec, j.created, record.ActorUser, record.TurnStarted{Client: j.client})
+		err := j.putRecord(&j.turnRec, j.created, record.ActorUser, record.TurnStarted{Client: j.client})
+		j.answer = j.turnRec // until the model answers
+		return err
 	case loop.MessageAdded:
 		return j.recordMessage(e.Message)
 	case loop.ModelCallStarted:

@@ -19,8 +19,8 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// Options configures one session. Dir, Workspace, Backend, Model, Image and
-// Resources are required.
+// Options configures one session. Dir, Workspace, Backend, Image and Resources are
+// required.
 type Options struct {
 	// Dir is the session's directory, from [sessiondir.Create]. It must stay open
 	// until the session is closed.
@@ -107,6 +107,7 @@ func (o SandboxOptions) abandonTime() time.Duration {
 
 // ModelOptions configures the model of a session, its messages and its budgets.
 type ModelOptions struct {
+	// Model answers the messages of turns; nil is for a session of calls alone.
 	Model loop.Model
 	// MaxOutputTokens and ContextWindow are the model's; zero is unknown.
 	MaxOutputTokens, ContextWindow int64
@@ -122,6 +123,14 @@ type ModelOptions struct {
 	// none, to the first turn: as data, in the wrapper of tool results. It is read
 	// once, when the session is opened.
 	InstructionFiles bool
+}
+
+// modelInfo returns the identity of the model, the zero value if there is none.
+func (o ModelOptions) modelInfo() loop.ModelInfo {
+	if o.Model == nil {
+		return loop.ModelInfo{}
+	}
+	return o.Model.Info()
 }
 
 // PolicyOptions configures the tools of a session, what their calls may do, and

@@ -126,8 +126,8 @@ func (s *Session) describeProblem(r Report) *record.Problem {
 	if failure.ErrorID != "" {
 		detail += " under " + failure.ErrorID
 	}
-	info := s.opts.Model.Info()
-	model := info.Provider + "/" + info.Model
+	info := s.opts.modelInfo()
+	model := info.String()
 	if info.BaseURL != "" {
 		model += " at " + info.BaseURL
 	}

@@ -22,8 +22,11 @@ import (
 // session, and is an [Error]; once session.created is written, what went wrong
 // is in the [Report].
 func Run(ctx context.Context, o Options) (Report, error) {
-	if o.Task == "" {
+	switch {
+	case o.Task == "":
 		return Report{}, errors.New("run session: Options.Task is missing")
+	case o.Model == nil:
+		return Report{}, fmt.Errorf("run session: %w", loop.ErrNoModel)
 	}
 	s, err := Open(ctx, o)
 	if err != nil {

@@ -170,7 +170,6 @@ func (o Options) checkRequired() error {
 		{"Dir", o.Dir == nil},
 		{"Workspace", o.Workspace == nil},
 		{"Backend", o.Backend == nil},
-		{"Model", o.Model == nil},
 	} {
 		if f.missing {
 			return fmt.Errorf("open session: Options.%s is missing", f.name)
@@ -258,7 +257,7 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 	}
 	p := record.SessionCreated{
 		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: s.opts.workspaceMode(), Git: string(git),
-		Backend: o.Choice, Image: name, Model: o.Model.Info(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
+		Backend: o.Choice, Image: name, Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: record.NewResources(o.Resources), Budget: record.NewBudget(o.Budget), Tools: []record.OfferedTool{},
 		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.prompt.ignored...),
 		FilesLoaded: record.NonNil(s.prompt.loaded), MCPServers: []string{}, MCPSkipped: []record.Ignored{}, Removed: o.Removed,

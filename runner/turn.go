@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // Errors of [Session.Start], for errors.Is.
@@ -27,8 +29,8 @@ const StopNoTurn loop.StopReason = "no_turn"
 // errClosed is the cause that a turn sees whose session is closed.
 var errClosed = errors.New("session closed")
 
-// Turn is one turn under way, from a user's message to its answer. It is safe
-// for concurrent use and needs no closing.
+// Turn is one turn under way, from a user's message to its answer, or from a call to
+// its result. It is safe for concurrent use and needs no closing.
 type Turn struct {
 	// ID is trn_ and a ULID.
 	ID string
@@ -38,6 +40,8 @@ type Turn struct {
 	done   chan struct{}
 	report TurnReport
 	cause  error
+	// result is that of a turn of [Session.Call], nil if it has none.
+	result *loop.ToolResult
 }
 
 // TurnReport is how a turn ended.
@@ -70,8 +74,20 @@ func (t *Turn) Report() TurnReport {
 	return t.report
 }
 
+// Wait waits for the end of the turn and returns its report. If ctx ends before, it
+// cancels the turn. The error is why the turn has no answer.
+func (t *Turn) Wait(ctx context.Context) (TurnReport, error) {
+	stop := context.AfterFunc(ctx, func() { t.Cancel(context.Cause(ctx)) })
+	r := t.Report()
+	stop()
+	if r.Err == nil && r.Reason != loop.StopAnswered {
+		return r, fmt.Errorf("the turn ended without an answer: %s", r.Reason)
+	}
+	return r, r.Err
+}
+
 // Start begins a turn with a message of [Options].User, and returns at once.
-// Its errors wrap [ErrBusy] or [ErrOver].
+// Its errors wrap [ErrBusy], [ErrOver] or [loop.ErrNoModel].
 func (s *Session) Start(message string) (*Turn, error) {
 	return s.StartFor(s.opts.User, message)
 }
@@ -79,11 +95,42 @@ func (s *Session) Start(message string) (*Turn, error) {
 // StartFor is Start with a message of the given user. The turn offers the tools
 // that this user may use.
 func (s *Session) StartFor(user User, message string) (*Turn, error) {
+	switch {
+	case s.opts.Model == nil:
+		return nil, fmt.Errorf("start turn: %w", loop.ErrNoModel)
+	case message == "":
+		return nil, errors.New("start turn: the message is empty")
+	}
+	return s.startTurn(user, func(o *loop.Options) {
+		o.Model, o.History, o.Messages = s.opts.Model, s.history, s.prompt.openingMessages(message, len(s.history) == 0)
+		o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions})
+		o.MaxOutputTokens, o.ContextWindow = s.opts.MaxOutputTokens, s.opts.ContextWindow
+	})
+}
+
+// Call runs one tool call of [Options].User without the model, as a turn of its own,
+// and returns its result. Policy, approvals, sandbox and records are those of every
+// call; the sandbox starts when the call needs it, and the model is not told of the
+// call. If ctx ends, the call is cancelled. The error is why there is no result; that
+// of a call which can't begin wraps [ErrBusy] or [ErrOver].
+func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessage) (loop.ToolResult, error) {
+	t, err := s.startTurn(s.opts.User, func(o *loop.Options) {
+		o.Calls = []loop.ToolUse{{Name: name, Raw: string(input)}}
+	})
+	if err != nil {
+		return loop.ToolResult{}, err
+	}
+	if _, err := t.Wait(ctx); err != nil {
+		return loop.ToolResult{}, fmt.Errorf("call %s: %w", name, err)
+	}
+	return *t.result, nil
+}
+
+// startTurn begins a turn of the given user; configure sets what it consists of.
+func (s *Session) startTurn(user User, configure func(*loop.Options)) (*Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case message == "":
-		return nil, errors.New("start turn: the message is empty")
 	case s.turn != nil:
 		return nil, fmt.Errorf("start turn: %w: %s", ErrBusy, s.turn.ID)
 	case s.closing:
@@ -104,7 +151,7 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 	s.user = user
 	s.events.beginTurn(user.Name, func() record.TurnCancelled { return cancellationRecord(ctx) })
 	go func() {
-		out := s.runTurn(ctx, t, message, s.turns == 1)
+		out := s.runTurn(ctx, t, configure)
 		s.finishTurn(t, out, context.Cause(ctx))
 		cancel(nil)
 	}()
@@ -112,26 +159,28 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 }
 
 // runTurn runs one turn.
-func (s *Session) runTurn(ctx context.Context, t *Turn, message string, first bool) loop.Outcome {
-	if s.mayNeedSandbox() {
+func (s *Session) runTurn(ctx context.Context, t *Turn, configure func(*loop.Options)) loop.Outcome {
+	o := loop.Options{
+		Dispatcher: s.tools, Budget: s.breaker.Turn(s.opts.Budget), Session: s.opts.Dir.Session, Turn: t.ID,
+		Emit: s.events.loopEvent, Started: t.begun, Logger: s.log,
+	}
+	configure(&o)
+	if o.Model != nil && s.mayNeedSandbox() {
 		s.sandbox.ensureStarted()
 	}
-	if first {
+	if s.turns == 1 {
 		s.startServices()
 	}
-	out, err := loop.Run(ctx, loop.Options{
-		Model: s.opts.Model, Dispatcher: s.tools, Budget: s.breaker.Turn(s.opts.Budget),
-		System:   loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions}),
-		History:  s.history,
-		Messages: s.prompt.openingMessages(message, first),
-		Session:  s.opts.Dir.Session, Turn: t.ID, Emit: s.events.loopEvent, Started: t.begun,
-		MaxOutputTokens: s.opts.MaxOutputTokens, ContextWindow: s.opts.ContextWindow, Logger: s.log,
-	})
+	out, err := loop.Run(ctx, o)
 	if err != nil { // options of ours that make no sense
 		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err, History: s.history}
 	}
 	if out.Reason == loop.StopAnswered {
 		s.sandbox.waitStarted(ctx)
+	}
+	if o.Model == nil {
+		last := out.History[len(out.History)-1]
+		t.result, out.History = last.Blocks[0].ToolResult, s.history
 	}
 	return out
 }

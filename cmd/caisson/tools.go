@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/memory"
@@ -241,7 +241,7 @@ func newToolsCallCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-// callTool runs a session whose model asks for one call.
+// callTool opens a session without a model and makes one call in it.
 func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	input, err := readArguments(a, args)
 	if err != nil {
@@ -275,22 +275,30 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
-	m := &caller{name: defs[i].Name, input: input}
-	o.Dir, o.Model, o.Task, o.Secrets = folder, m, "caisson tools call "+string(m.name), s.knownSecrets(config.SelectedModel{})
+	name := defs[i].Name
+	o.Dir, o.Task, o.Secrets = folder, "caisson tools call "+string(name), s.knownSecrets(config.SelectedModel{})
 	o.InstructionFiles = false // there is no model
 	o.Broker, o.Live = u.newBroker(), u.showDelta
 	o.Mirror = func(r record.Record, _ []byte) {
-		m.watchRecord(r)
 		if isWarning(r) {
 			u.out.Queue(len(r.Payload), func() { u.render.Record(r) })
 		}
 	}
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
-	r, err := runner.Run(ctx, o)
+	session, err := runner.Open(ctx, o)
 	if err != nil {
 		return err
 	}
-	return u.finishCall(ctx, r, m, f.json)
+	result, err := session.Call(ctx, name, input)
+	r := session.Close()
+	if err != nil { // the report has the cause
+		return u.finishCall(ctx, r, name, nil, f.json)
+	}
+	redact := redact.New(o.Secrets)
+	for i, b := range result.Content {
+		result.Content[i].Text = string(redact.Bytes([]byte(b.Text)))
+	}
+	return u.finishCall(ctx, r, name, &result, f.json)
 }
 
 // isWarning reports whether a record is about something that a person should
@@ -336,44 +344,8 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// caller is a model that asks for one call and is then done. It keeps the result
-// as it was recorded.
-type caller struct {
-	name   tools.Name
-	input  json.RawMessage
-	result atomic.Pointer[loop.ToolResult]
-}
-
-// Info names it in records.
-func (*caller) Info() loop.ModelInfo { return loop.ModelInfo{Provider: "caisson", Model: "tools call"} }
-
-// Complete implements loop.Model.
-func (c *caller) Complete(_ context.Context, req loop.Request, _ func(loop.Delta)) (loop.Response, error) {
-	if req.Messages[len(req.Messages)-1].Role == loop.RoleTool {
-		return loop.Response{Message: loop.NewText(loop.RoleAssistant, "Done."), Finish: "stop"}, nil
-	}
-	use := loop.Block{ToolUse: &loop.ToolUse{ProviderID: "call_1", Name: c.name, Raw: string(c.input)}}
-	return loop.Response{Message: loop.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{use}}, Finish: "tool_calls"}, nil
-}
-
-// watchRecord keeps the result of the call.
-func (c *caller) watchRecord(r record.Record) {
-	if r.Kind != record.KindMessage {
-		return
-	}
-	var m loop.Message
-	if err := json.Unmarshal(r.Payload, &m); err != nil {
-		return // the report has the cause
-	}
-	for _, b := range m.Blocks {
-		if b.ToolResult != nil {
-			c.result.Store(b.ToolResult)
-		}
-	}
-}
-
-// finishCall shows the end of a call.
-func (u *userInterface) finishCall(ctx context.Context, r runner.Report, m *caller, asJSON bool) error {
+// finishCall shows the end of a call and its result, if there is one.
+func (u *userInterface) finishCall(ctx context.Context, r runner.Report, name tools.Name, result *loop.ToolResult, asJSON bool) error {
 	u.finished = true
 	if u.flush(ctx) {
 		u.render.Close()
@@ -383,7 +355,6 @@ func (u *userInterface) finishCall(ctx context.Context, r runner.Report, m *call
 	}
 	u.reportEnd(r)
 	status := r.ExitStatus
-	result := m.result.Load()
 	if result == nil || r.Reason != loop.StopAnswered { // the call did not run, or not to its end
 		status = max(status, exitFailed)
 		if !asJSON {
@@ -399,7 +370,7 @@ func (u *userInterface) finishCall(ctx context.Context, r runner.Report, m *call
 	}
 	if asJSON {
 		err := writeJSON(u.app.stdout, map[string]any{
-			"tool": m.name, "session": r.Session, "is_error": result.IsError, "content": result.Content, "changed": r.Changed,
+			"tool": name, "session": r.Session, "is_error": result.IsError, "content": result.Content, "changed": r.Changed,
 			"exit_status": status,
 		})
 		return cmp.Or(err, exitWith(status))

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
@@ -207,12 +206,10 @@ func displayTitle(text string) string {
 	return safe
 }
 
-func modelName(m loop.ModelInfo) string { return m.Provider + "/" + m.Model }
-
 // setFacts sets the fields that the first record has.
 func (v *Session) setFacts(c record.SessionCreated, whole bool) {
 	v.Workspace, v.Mode, v.Backend, v.Image = c.Workspace, c.WorkspaceMode, c.Backend.Chosen, c.Image
-	v.Model, v.Policy, v.Client = modelName(c.Model), c.Policy, c.Client
+	v.Model, v.Policy, v.Client = c.Model.String(), c.Policy, c.Client
 	if whole {
 		v.Resources, v.Budget = &c.Resources, &c.Budget
 	}

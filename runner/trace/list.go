@@ -91,7 +91,7 @@ func readEntry(s Session) (Entry, bool) {
 	}
 	e.Begun = begin.Time
 	if err == nil {
-		e.Task, e.Workspace, e.Model = begin.Task, begin.Created.Workspace, begin.Created.Model.Provider+"/"+begin.Created.Model.Model
+		e.Task, e.Workspace, e.Model = begin.Task, begin.Created.Workspace, begin.Created.Model.String()
 		err = e.readLast(f)
 	}
 	switch {

@@ -116,7 +116,7 @@ func (p *printer) writeHead(o Overview) {
 	if c := o.Created; c != nil {
 		fact("task", oneLine(o.Task, 200))
 		fact("workspace", fmt.Sprintf("%s (%s, git %s)", c.Workspace, c.WorkspaceMode, c.Git))
-		fact("model", c.Model.Provider+"/"+c.Model.Model)
+		fact("model", c.Model.String())
 		fact("policy", fmt.Sprintf("%s, without an answer %s", c.Policy, c.OnPrompt))
 		fact("caisson", c.Version)
 	}

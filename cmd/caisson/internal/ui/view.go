@@ -238,7 +238,7 @@ func (v *view) tailOf(c *call, n int) []string {
 func (v *view) addCreated(p record.SessionCreated) []string {
 	lines := []string{
 		v.style.bold("caisson "+safeLine(p.Version)) + v.style.dim(fmt.Sprintf(" · %s on %s · policy %s · %s",
-			safeLine(p.Model.Provider+"/"+p.Model.Model), safeLine(p.Workspace), safeLine(p.Policy), safeLine(boundsText(p)))),
+			safeLine(p.Model.String()), safeLine(p.Workspace), safeLine(p.Policy), safeLine(boundsText(p)))),
 		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", safeLine(cmp.Or(p.Backend.Chosen, "none")), safeLine(shortReason(p.Backend.Why)), safeLine(p.Image))),
 	}
 	if p.Backend.Chosen == "" {
