@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"time"
@@ -159,7 +160,12 @@ func (c *container) writeBundle() (err error) {
 	if c.plan.volumes, err = p.VolumeMounts(p.Image.Volumes); err != nil {
 		return err
 	}
-	if c.plan.rootfs, err = skeletonFor(p.Image, lifecycle.CacheDir(b.options.StateDir)); err != nil {
+	// A runtime refuses a root file system whose path has symlinks.
+	cache, err := filepath.EvalSymlinks(lifecycle.CacheDir(b.options.StateDir))
+	if err != nil {
+		return err
+	}
+	if c.plan.rootfs, err = skeletonFor(p.Image, cache); err != nil {
 		return err
 	}
 	if !b.traits.ownKernel {

@@ -181,6 +181,22 @@ func TestWeakContainerIsRefused(t *testing.T) {
 	})
 }
 
+// A state directory may lie below a symlink, as that of a user whose home
+// directory is one.
+func TestStateBelowSymlink(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		link := filepath.Join(t.TempDir(), "link")
+		must(t, os.Symlink(filepath.Dir(b.state), link))
+		o := b.backend.options
+		o.StateDir = filepath.Join(link, filepath.Base(b.state))
+		backend, err := New(o)
+		must(t, err)
+		b.state, b.backend = o.StateDir, backend
+		b.start(t, b.spec(t, "ses_symlink"))
+	})
+}
+
 // TestRootfs runs on an unpacked root filesystem made of the host's shell.
 func TestRootfs(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
