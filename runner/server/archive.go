@@ -3,8 +3,6 @@ package server
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -64,19 +62,11 @@ func (a archive) isVisible(dir string) bool {
 
 // listIDs returns the IDs of all sessions, the newest first.
 func (a archive) listIDs() ([]string, error) {
-	entries, err := os.ReadDir(filepath.Dir(sessiondir.Path(a.stateDir, "x")))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
+	names, err := sessiondir.List(a.stateDir)
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for _, e := range entries {
-		if e.IsDir() && sessionID().MatchString(e.Name()) {
-			names = append(names, e.Name())
-		}
-	}
+	names = slices.DeleteFunc(names, func(name string) bool { return !sessionID().MatchString(name) })
 	slices.Reverse(names) // ids sort by time
 	return names, nil
 }

@@ -26,9 +26,9 @@ const (
 	// writeTime is how long one event may wait for a reader. It is dropped
 	// then, and can come back with Last-Event-ID.
 	writeTime = 10 * time.Second
-	// lookEvery is the interval at which the trace of another process's session is
+	// pollEvery is the interval at which the trace of another process's session is
 	// polled.
-	lookEvery = time.Second
+	pollEvery = time.Second
 )
 
 type eventsInput struct {
@@ -231,10 +231,10 @@ func (st *stream) sendAll(ctx context.Context) error {
 	}
 	beat := time.NewTimer(heartbeat)
 	defer beat.Stop()
-	look := time.NewTicker(lookEvery)
-	defer look.Stop()
+	poll := time.NewTicker(pollEvery)
+	defer poll.Stop()
 	if st.feed != nil {
-		look.Stop() // the feed wakes
+		poll.Stop() // the feed wakes
 	}
 	for {
 		end, err := st.catchUp()
@@ -246,7 +246,7 @@ func (st *stream) sendAll(ctx context.Context) error {
 		}
 		select {
 		case <-wake:
-		case <-look.C:
+		case <-poll.C:
 			continue // a quiet stream still beats
 		case <-beat.C:
 			if err := st.writeAndFlush([]byte(": still here\n\n")); err != nil {

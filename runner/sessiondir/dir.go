@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -65,6 +66,21 @@ func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 	out := zapcore.AddSync(redact.New(secrets).LogWriter(file))
 	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(out), zapcore.DebugLevel))
 	return &Dir{Session: session, Path: dir, Log: log, file: file}, nil
+}
+
+// List returns the IDs of all sessions in a state directory, the oldest first.
+func List(stateDir string) ([]string, error) {
+	entries, err := os.ReadDir(filepath.Dir(Path(stateDir, "x")))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var ids []string
+	for _, e := range entries { // IDs sort by time
+		if e.IsDir() && strings.HasPrefix(e.Name(), "ses_") {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, nil
 }
 
 // Close closes the log. What a session that never began left is removed.

@@ -55,15 +55,9 @@ func OpenLastChanges(stateDir string, dir *os.File, path string) (*overlay.Layer
 }
 
 func sessionNames(stateDir string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Dir(Path(stateDir, "x")))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	names, err := List(stateDir)
+	if err != nil {
 		return nil, stateError(stateDir, "can't be read: "+err.Error(), err)
-	}
-	var names []string
-	for _, e := range entries {
-		if e.IsDir() && strings.HasPrefix(e.Name(), "ses_") {
-			names = append(names, e.Name())
-		}
 	}
 	return names, nil
 }

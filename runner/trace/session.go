@@ -63,16 +63,9 @@ func Find(stateDir, name string) (Session, error) {
 
 // listSessions returns the IDs of all sessions, the oldest first.
 func listSessions(stateDir string) ([]string, error) {
-	dir := filepath.Dir(sessiondir.Path(stateDir, "x"))
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, &Error{Reason: NotListed, Name: dir, Err: err}
-	}
-	var names []string
-	for _, e := range entries {
-		if e.IsDir() && strings.HasPrefix(e.Name(), "ses_") {
-			names = append(names, e.Name())
-		}
+	names, err := sessiondir.List(stateDir)
+	if err != nil {
+		return nil, &Error{Reason: NotListed, Name: filepath.Dir(sessiondir.Path(stateDir, "x")), Err: err}
 	}
 	return names, nil
 }
