@@ -22,7 +22,7 @@ if [ "$goos" = linux ]; then
 fi
 for program in "$build"/programs/*; do
 	name=${program##*/}
-	gzip -9nc "$program" >"$build/files/$name.gz"
+	gzip -nc "$program" >"$build/files/$name.gz"
 	printf '%s  %s\n' "$(sha256sum <"$program" | cut -d' ' -f1)" "$name" >>"$build/files/SHA256SUMS"
 done
 # An overlay shows the files to the compiler without writing to the source tree.

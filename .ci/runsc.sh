@@ -5,6 +5,8 @@
 set -eu
 module=$1
 output=$2
+# The underscore keeps the go command out of it.
+kept=$(cd "$(dirname "$0")" && pwd)/bin/_filters
 cd "$module"
 version=$("$GO" list -m -f '{{.Version}}' gvisor.dev/gvisor)
 export CGO_ENABLED=0
@@ -18,8 +20,15 @@ if [ "$("$GO" env GOOS GOARCH)" = "$("$GO" env GOHOSTOS GOHOSTARCH)" ]; then
 	temporary=$(mktemp -d)
 	trap 'rm -rf "$temporary"' EXIT
 	"$GO" build -trimpath -buildvcs=false -ldflags "-s -w" -o "$temporary/precompile" ./precompile
-	"$temporary/precompile" "$temporary/filters.go"
-	printf '{"Replace": {"%s": "%s"}}\n' "$PWD/filters_generated.go" "$temporary/filters.go" >"$temporary/overlay.json"
+	# That takes a minute. The same program writes the same filters, so they are kept.
+	filters=$kept/$(sha256sum <"$temporary/precompile" | cut -d' ' -f1).go
+	if [ ! -s "$filters" ]; then
+		"$temporary/precompile" "$temporary/filters.go"
+		mkdir -p "$kept"
+		cp "$temporary/filters.go" "$filters.$$"
+		mv "$filters.$$" "$filters"
+	fi
+	printf '{"Replace": {"%s": "%s"}}\n' "$PWD/filters_generated.go" "$filters" >"$temporary/overlay.json"
 	set -- "$@" -overlay "$temporary/overlay.json"
 fi
 "$GO" build "$@" .

@@ -223,6 +223,7 @@ func TestOverlayConflict(t *testing.T) {
 // TestKilledApplyIsGoneOnWith kills caisson apply again and again in the middle
 // of a large change, until one comes to its end.
 func TestKilledApplyIsGoneOnWith(t *testing.T) {
+	t.Parallel() // most of it is the wait before a kill
 	backend := anyBackend(t)
 	const work = `for d in $(seq 60); do mkdir -p tree/$d; for i in $(seq 40); do echo "$d $i" > tree/$d/$i; done; done; rm -r old; mkdir old; echo o > old/o; rm f; mkdir f; echo in > f/in`
 	const before = `mkdir old; for i in $(seq 300); do echo $i > old/$i; done; echo f > f`
