@@ -16,7 +16,7 @@ func gitSessions(k Kind, mode string) func(t *testing.T, dir string) sandbox.San
 	return func(t *testing.T, dir string) sandbox.Sandbox {
 		b := newBed(t, k, os.Geteuid())
 		b.workspace = dir
-		spec := b.spec(t, fmt.Sprintf("ses_git%d%s", n.Add(1), mode))
+		spec := b.spec(t, fmt.Sprintf("ses_git%d%s%s", n.Add(1), mode, k))
 		worktest.GitModes[mode](&spec)
 		if spec.Workspace.Mode == sandbox.ModeOverlay {
 			b.overlaid(t, &spec)
@@ -32,7 +32,10 @@ func TestHostileRepositories(t *testing.T) {
 	}
 	both(t, func(t *testing.T, k Kind) {
 		for mode := range worktest.GitModes {
-			t.Run(mode, func(t *testing.T) { worktest.Hostile(t, userID, gitSessions(k, mode)) })
+			t.Run(mode, func(t *testing.T) {
+				t.Parallel()
+				worktest.Hostile(t, userID, gitSessions(k, mode))
+			})
 		}
 	})
 }
