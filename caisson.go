@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/tools"
@@ -174,11 +175,28 @@ func (s *Session) Close() Report {
 		report.Changed = append(report.Changed, c.Path)
 	}
 	if r.Problem != nil {
-		report.Err = &runner.Error{Status: r.ExitStatus, Problem: *r.Problem, Err: r.Err}
+		report.Err = &sessionError{*r.Problem, r.Err}
 	}
 	report.Err = errors.Join(report.Err, s.closeAll())
 	return report
 }
+
+// sessionError is a problem of a session with its hint.
+type sessionError struct {
+	record.Problem
+	cause error
+}
+
+// Error returns the cause and the hint.
+func (e *sessionError) Error() string {
+	if e.Hint == "" {
+		return e.Cause
+	}
+	return e.Cause + ". " + e.Hint
+}
+
+// Unwrap returns the error of the session.
+func (e *sessionError) Unwrap() error { return e.cause }
 
 // closeAll closes what the session was opened with.
 func (s *Session) closeAll() error {

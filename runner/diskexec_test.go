@@ -58,7 +58,7 @@ func TestUserCommandDiskFull(t *testing.T) {
 	if !ok || full.Kind != limits.KindDisk || exit.Status.Signal != 15 {
 		t.Errorf("%+v, %v", exit, err)
 	}
-	if f := notRun(err).Failure; f == nil || !strings.Contains(f.Hint, "disk") {
+	if f := (&userCommands{hint: Fault.Hint}).notRun(err).Failure; f == nil || !strings.Contains(f.Hint, "disk") {
 		t.Errorf("%+v", f)
 	}
 }

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/sandbox"
 )
 
 // TestExitStatusIsThePublishedTable compares the code with docs/exit-status.md.
@@ -83,15 +83,15 @@ func TestExitStatusOfReports(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	cause := os.ErrNotExist
-	e := &Error{Problem: record.Problem{Cause: "no such session", Hint: "List them."}, Err: cause}
-	if e.Error() != "no such session. List them." || !errors.Is(e, cause) {
-		t.Errorf("%q of %v", e, errors.Unwrap(e))
-	}
 	for want, err := range map[string]error{
-		"no such session": &Error{Problem: record.Problem{Cause: "no such session"}}, "terminated": &Interrupted{Signal: 15}, "interrupted": &Interrupted{Signal: 2},
+		"terminated": &Interrupted{Signal: 15}, "interrupted": &Interrupted{Signal: 2},
+		"session limits: file does not exist":                     &LimitsError{Session: true, Err: fmt.Errorf("limits: %w", cause)},
+		"file does not exist":                                     &LimitsError{Err: cause},
+		"the records in /s can't be written: file does not exist": &RecordsError{Dir: "/s", Err: cause},
+		"no such session":                                         &UserCommandError{Cause: "no such session", Err: cause},
 	} {
-		if err.Error() != want {
-			t.Errorf("%q, want %q", err, want)
+		if interrupted := errors.As(err, new(*Interrupted)); err.Error() != want || !interrupted && !errors.Is(err, cause) {
+			t.Errorf("%q of %v, want %q", err, errors.Unwrap(err), want)
 		}
 	}
 }
@@ -100,20 +100,20 @@ func TestProviderHints(t *testing.T) {
 	for class, want := range map[loop.ErrorClass]string{
 		loop.ModelRateLimit: "max_retries", loop.ModelServer: "later", loop.ModelInvalidRequest: "settings", loop.ModelNetwork: "network",
 	} {
-		if got := providerHint(class); !strings.Contains(got, want) {
+		if got := (Fault{Kind: FaultModel, Model: class}).Hint(); !strings.Contains(got, want) {
 			t.Errorf("%s: %q does not name %q", class, got, want)
 		}
 	}
 }
 
 func TestCancelledSessionsTellWhereChangesAre(t *testing.T) {
-	for mode, want := range map[sandbox.WorkspaceMode]string{
-		sandbox.ModeBind:    "What was done is in the workspace.",
-		sandbox.ModeOverlay: "The workspace is unchanged; caisson diff shows what was done.",
+	for overlay, want := range map[bool]string{
+		false: "What was done is in the workspace.",
+		true:  "The workspace is unchanged; the changes are kept.",
 	} {
-		s := &Session{opts: Options{SandboxOptions: SandboxOptions{Mode: mode}}}
-		if got := s.whereChangesAre(); got != want {
-			t.Errorf("%s: %q, want %q", mode, got, want)
+		f := Fault{Kind: FaultCancelled, Overlay: overlay}
+		if got := f.Hint(); got != want {
+			t.Errorf("overlay %v: %q, want %q", overlay, got, want)
 		}
 	}
 }

@@ -87,14 +87,8 @@ type generation struct {
 // startError is a sandbox that could not start.
 type startError struct{ cause error }
 
-// Error names the cause, without a hint.
+// Error names the cause.
 func (e *startError) Error() string {
-	if c, ok := errors.AsType[interface {
-		error
-		WithoutHint() string
-	}](e.cause); ok {
-		return fmt.Sprintf("%v: %s", tools.ErrSandboxStart, c.WithoutHint())
-	}
 	return fmt.Sprintf("%v: %v", tools.ErrSandboxStart, e.cause)
 }
 

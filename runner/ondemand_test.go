@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -150,23 +151,32 @@ func TestFailedStart(t *testing.T) {
 	}
 }
 
-// TestHintOfAFailedStart: a sandbox that can't have its namespaces and mounts, or
-// whose guest lies on a file system without programs, has that hint, for runs and for commands of users, and an error with a hint keeps it.
-// The control is any other cause.
+// TestHintOfAFailedStart: a sandbox that can't have its namespaces and mounts,
+// or whose guest is on a file system without programs, has
+// that hint, for runs and for commands of users, and the caller can word it. The
+// control is any other cause.
 func TestHintOfAFailedStart(t *testing.T) {
-	const general = "caisson doctor says"
 	for want, cause := range map[string]error{
-		NamespacesHint:  fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM),
-		NoExecHint:      fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, &programs.NoExecError{Path: "/state/guest"}),
-		"Its own hint.": &Error{Problem: record.Problem{Cause: "no", Hint: "Its own hint."}, Err: sandbox.ErrUnavailable},
-		general:         sandbox.ErrUnavailable,
+		"Allow this user to make user namespaces": fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM),
+		"Mount that file system without noexec":   fmt.Errorf("copy guest binary: %w: %w", sandbox.ErrUnavailable, &programs.NoExecError{Path: "/state/guest"}),
+		"Check the engine or runtime":             sandbox.ErrUnavailable,
+		"The caller's hint.":                      os.ErrNotExist,
 	} {
+		hint := Fault.Hint
+		if errors.Is(cause, os.ErrNotExist) {
+			hint = func(f Fault) string {
+				if f.Kind != FaultSandboxStart || !errors.Is(f.Err, cause) {
+					t.Errorf("%+v", f)
+				}
+				return "The caller's hint."
+			}
+		}
 		b, _ := countStarts(t, shellTurn+lastTurn, cause)
-		b.opts.StartOnDemand = true
+		b.opts.StartOnDemand, b.opts.Hint = true, hint
 		r, _ := b.run(t.Context())
-		f := notRun(&startError{cause}).Failure
+		f := (&userCommands{hint: hint}).notRun(&startError{cause}).Failure
 		for _, hint := range []string{r.Problem.Hint, f.Hint} {
-			if !strings.HasPrefix(hint, want) || r.ExitStatus != ExitSandboxStart || f.Status != ExitSandboxStart {
+			if !strings.HasPrefix(hint, want) || r.ExitStatus != ExitSandboxStart || f.Kind != string(FaultSandboxStart) {
 				t.Errorf("%v: %q (%d), want %q", cause, hint, r.ExitStatus, want)
 			}
 		}

@@ -167,9 +167,9 @@ type Hooks struct {
 	// Live receives what is never stored: output and answers as they arrive. It
 	// is called from several goroutines and must return at once.
 	Live func(Delta)
-	// Phrase rewrites a problem for those who read the session's records; nil
-	// leaves problems as they are, in words for the command line.
-	Phrase func(record.Problem) record.Problem
+	// Hint returns what the caller's users can do about a fault; the session's
+	// records and the report have it. Nil takes [Fault.Hint].
+	Hint func(Fault) string
 	// Notify receives what the start of the sandbox waits for, if it has to; see
 	// [sandbox.Spec].
 	Notify func(waiting string)

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -12,8 +13,6 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
-	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // Exit statuses of the command line; docs/exit-status.md is the published table.
@@ -95,155 +94,118 @@ func (i *Interrupted) Error() string {
 	return "interrupted"
 }
 
-// Error is why there was no session, as people read it.
-type Error struct {
-	// Status is the exit status.
-	Status int
-	record.Problem
-	// Err is the cause, where it is more than Problem says.
-	Err error
-}
-
-// Error returns the cause and the hint.
-func (e *Error) Error() string {
-	if e.Hint == "" {
-		return e.Cause
-	}
-	return e.Cause + ". " + e.Hint
-}
-
-// WithoutHint returns the cause alone.
-func (e *Error) WithoutHint() string { return e.Cause }
-
-// Unwrap returns the cause.
-func (e *Error) Unwrap() error { return e.Err }
-
 // describeProblem returns what went wrong with a session and what to do, or nil.
 func (s *Session) describeProblem(r Report) *record.Problem {
-	logFile := filepath.Join(s.dir, sessiondir.LogFile)
-	failure := s.events.currentTally().modelFailure
-	detail := "The detail is in " + logFile
-	if failure.ErrorID != "" {
-		detail += " under " + failure.ErrorID
+	f, ok := s.findFault(r)
+	if !ok {
+		return nil
 	}
-	info := s.opts.modelInfo()
-	model := info.String()
-	if info.BaseURL != "" {
-		model += " at " + info.BaseURL
-	}
-	switch r.Reason {
-	case loop.StopAnswered:
-		if r.Unapproved == 0 {
-			return applyProblem(r)
-		}
-		return approvalProblem(r, countOf(r.Unapproved, "call"), s.opts.Broker != nil)
-	case loop.StopProviderFailed:
-		return &record.Problem{Cause: fmt.Sprintf("the model %s failed: %s", model, orElse(failure.Message, errText(r.Err))), Hint: providerHint(failure.Class) + " " + detail + "."}
-	case loop.StopAuth:
-		return &record.Problem{Cause: fmt.Sprintf("the model %s refuses the key: %s", model, orElse(failure.Message, errText(r.Err))), Hint: "Check the key and what it may use. " + detail + "."}
-	case loop.StopStuck:
-		return &record.Problem{Cause: "the agent repeated the same call with the same result", Hint: "Say in the task what it should do instead, or use another model."}
-	case loop.StopSandboxStart:
-		return new(startProblem(r.Err, otherSandboxHint))
-	case loop.StopSandboxLost:
-		return &record.Problem{Cause: errText(r.Err), Hint: "Look at the engine or runtime (caisson doctor), and run the task again. " + s.whereChangesAre()}
-	case loop.StopLimit:
-		return &record.Problem{Cause: "a limit was reached: " + budgetText(r.Limit), Hint: "Raise that limit, or make the task smaller."}
-	case loop.StopTraceUnwritable:
-		return &record.Problem{Cause: errText(r.Err), Hint: "Make room on the file system of " + s.dir + "."}
-	case loop.StopNoApprover:
-		p := approvalProblem(r, "a call", s.opts.Broker != nil)
-		p.Hint += " --on-prompt deny goes on without it."
-		return p
-	case loop.StopCancelled:
-		return &record.Problem{Cause: errText(r.Err), Hint: s.whereChangesAre()}
-	}
-	return nil
+	return &record.Problem{Cause: s.describeCause(f, r), Hint: s.opts.hint(f)}
 }
 
-// approvalProblem describes calls that needed an approval and got none: because
-// there was no way to ask, because the answers ended, or because none came in time.
-func approvalProblem(r Report, calls string, canAsk bool) *record.Problem {
-	const allow = " Or allow the class of the call with --policy, or a command for good with caisson approvals trust."
+// findFault returns what went wrong with a session, and whether anything did.
+func (s *Session) findFault(r Report) (Fault, bool) {
+	f, _ := FaultOf(r.Session, r.SessionEnded)
+	if r.Reason == loop.StopAnswered {
+		switch {
+		case r.Unapproved > 0:
+			f.Kind = FaultNoApprover
+		case r.ApplyRefused:
+			f.Kind = FaultConflicts
+		case f.Kind == FaultNoApprover || f.Kind == FaultLateAnswer: // a denial that the agent got over
+			r.Denials = nil
+			f.Kind = faultOfAnswered(r.SessionEnded)
+		}
+	}
+	f.Dir, f.Overlay, f.Err = s.dir, s.opts.isOverlay(), r.Err
+	switch f.Kind {
+	case FaultModel, FaultModelKey:
+		failure := s.events.currentTally().modelFailure
+		f.LogFile, f.ErrorID, f.Model = filepath.Join(s.dir, sessiondir.LogFile), failure.ErrorID, failure.Class
+	case FaultNoApprover:
+		f.Kind = approvalFault(r, s.opts.Broker != nil)
+	}
+	return f, f.Kind != ""
+}
+
+// approvalFault returns why calls that needed an approval got none.
+func approvalFault(r Report, canAsk bool) FaultKind {
 	unasked := slices.ContainsFunc(r.Denials, func(d record.Denial) bool { return d.Reason == "no_approver" })
-	p := &record.Problem{Cause: calls + " needed an approval and got none"}
 	switch {
 	case !canAsk:
-		p.Cause += ": nobody could be asked"
-		p.Hint = "To be asked, run with standard input and standard error on a terminal, and without --json." + allow
+		return FaultNoApprover
 	case !unasked && r.Reason != loop.StopNoApprover:
-		p.Cause += " in time"
-		p.Hint = "Answer while the question waits. --confirm-timeout sets how long that is." + allow
-	default:
-		p.Cause += ": the input for answers ended at a question, and nothing was asked after it"
-		p.Hint = "Run it again and answer the questions; Ctrl-D ends them." + allow
+		return FaultLateAnswer
 	}
-	return p
+	return FaultNoAnswer
 }
 
-// otherSandboxHint is the hint for a session whose sandbox could not start.
-const otherSandboxHint = "caisson doctor says what this machine can run; --backend and --image choose another sandbox."
-
-// NamespacesHint is the hint for [sandbox.ErrNoNamespaces].
-const NamespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, where AppArmor confines it) " +
-	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend."
-
-// NoExecHint is the hint for [programs.NoExecError].
-const NoExecHint = "Mount that file system without noexec, or use directories on another one: XDG_STATE_HOME holds the sessions and the guest that they run, " +
-	"XDG_CACHE_HOME images and unpacked programs."
-
-// startProblem returns the cause and the hint of a sandbox that could not start,
-// whatever the call that needed it made of the error. The hint is general where
-// the cause has none of its own.
-func startProblem(err error, general string) record.Problem {
-	if e, ok := errors.AsType[*Error](err); ok {
-		return e.Problem
+// describeCause returns the cause of a fault for people.
+func (s *Session) describeCause(f Fault, r Report) string {
+	switch f.Kind {
+	case FaultModel:
+		return fmt.Sprintf("the model %s failed: %s", s.modelName(), s.modelFailure(r))
+	case FaultModelKey:
+		return fmt.Sprintf("the model %s refuses the key: %s", s.modelName(), s.modelFailure(r))
+	case FaultStuck:
+		return "the agent repeated the same call with the same result"
+	case FaultSandboxStart:
+		return startCause(r.Err)
+	case FaultLimit:
+		return "a limit was reached: " + budgetText(r.Limit)
+	case FaultNoApprover:
+		return unapprovedCalls(r) + ": no one could be asked"
+	case FaultLateAnswer:
+		return unapprovedCalls(r) + " in time"
+	case FaultNoAnswer:
+		return unapprovedCalls(r) + ": the input for answers ended at a question, and nothing was asked after it"
+	case FaultConflicts:
+		return fmt.Sprintf("the task is done, and nothing of it was applied: %s changed in the workspace meanwhile, such as %s", countOf(len(r.Overlay.Conflicts), "file"), r.Overlay.Conflicts[0].Path)
+	case FaultNotApplied:
+		failed := r.Overlay.Failed
+		return fmt.Sprintf("the task is done, and %d of its changes could not be applied: %s: %s", len(failed), failed[0].Path, failed[0].Why)
+	case FaultLeft:
+		return "the task is done, and something of the sandbox could not be removed: " + r.Left[0]
 	}
-	p := record.Problem{Cause: errText(err), Hint: general}
+	return errText(r.Err)
+}
+
+// unapprovedCalls counts the calls that got no approval.
+func unapprovedCalls(r Report) string {
+	calls := "a call"
+	if r.Reason == loop.StopAnswered {
+		calls = countOf(r.Unapproved, "call")
+	}
+	return calls + " needed an approval and got none"
+}
+
+// modelName returns the name of the model and its address.
+func (s *Session) modelName() string {
+	info := s.opts.modelInfo()
+	name := info.String()
+	if info.BaseURL != "" {
+		name += " at " + info.BaseURL
+	}
+	return name
+}
+
+// modelFailure returns what the provider answered, or the error of the request.
+func (s *Session) modelFailure(r Report) string {
+	return cmp.Or(s.events.currentTally().modelFailure.Message, errText(r.Err))
+}
+
+// startCause returns the cause of a sandbox that could not start, whatever the call
+// that needed it made of the error.
+func startCause(err error) string {
 	if e, ok := errors.AsType[*startError](err); ok {
-		p.Cause = e.Error()
+		return e.Error()
 	}
-	if errors.Is(err, sandbox.ErrNoNamespaces) {
-		p.Hint = NamespacesHint
-	}
-	if errors.As(err, new(*programs.NoExecError)) {
-		p.Hint = NoExecHint
-	}
-	return p
-}
-
-// providerHint returns what to do about a model call that failed.
-func providerHint(class loop.ErrorClass) string {
-	switch class {
-	case loop.ModelRateLimit:
-		return "Wait and run it again, or allow more retries (max_retries)."
-	case loop.ModelServer:
-		return "The fault is the provider's: run it again later."
-	case loop.ModelInvalidRequest:
-		return "Check the model's name and its settings."
-	}
-	return "Check the address, the network and the model's name."
-}
-
-// whereChangesAre tells where the changes of a session that did not end well are.
-func (s *Session) whereChangesAre() string {
-	if s.opts.isOverlay() {
-		return "The workspace is unchanged; caisson diff shows what was done."
-	}
-	return "What was done is in the workspace."
+	return errText(err)
 }
 
 // describeStart returns the error of a sandbox that could not start as users read it.
 func (o Options) describeStart(err error) string {
-	return (&Error{Problem: o.rewriteProblem(startProblem(err, otherSandboxHint))}).Error()
-}
-
-// rewriteProblem returns a problem in the words of o.Phrase.
-func (o Options) rewriteProblem(p record.Problem) record.Problem {
-	if o.Phrase == nil {
-		return p
-	}
-	return o.Phrase(p)
+	return startCause(err) + ". " + o.hint(Fault{Kind: FaultSandboxStart, Session: o.Dir.Session, Err: err})
 }
 
 // redactProblem takes secrets out of a problem: it may quote the provider.
@@ -251,38 +213,8 @@ func (s *Session) redactProblem(p *record.Problem) *record.Problem {
 	if p == nil {
 		return nil
 	}
-	*p = s.opts.rewriteProblem(*p)
 	redact := redact.New(s.opts.Secrets)
 	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Hint: string(redact.Bytes([]byte(p.Hint)))}
-}
-
-// applyProblem reports that the task is done and its changes are not in the
-// workspace, though that was asked for.
-func applyProblem(r Report) *record.Problem {
-	switch o := r.Overlay; {
-	case r.ApplyRefused:
-		return &record.Problem{
-			Cause: fmt.Sprintf("the task is done, and nothing of it was applied: %s changed in the workspace meanwhile, such as %s", countOf(len(o.Conflicts), "file"), o.Conflicts[0].Path),
-			Hint:  "caisson diff " + r.Session + " shows both; caisson apply --skip-conflicts " + r.Session + " applies the rest.",
-		}
-	case o != nil && len(o.Failed) > 0:
-		return &record.Problem{
-			Cause: fmt.Sprintf("the task is done, and %d of its changes could not be applied: %s: %s", len(o.Failed), o.Failed[0].Path, o.Failed[0].Why),
-			Hint:  "Fix that and run caisson apply " + r.Session + ": it goes on where it stopped.",
-		}
-	}
-	return leftProblem(r)
-}
-
-// leftProblem reports that the task is done and the sandbox not wholly gone.
-func leftProblem(r Report) *record.Problem {
-	if len(r.Left) == 0 {
-		return nil
-	}
-	return &record.Problem{
-		Cause: "the task is done, and something of the sandbox could not be removed: " + r.Left[0],
-		Hint:  "The next caisson run tries again; caisson doctor says whether the engine or runtime is ill.",
-	}
 }
 
 func budgetText(l *record.Limit) string {
@@ -313,11 +245,4 @@ func errText(err error) string {
 		return "no cause is known"
 	}
 	return err.Error()
-}
-
-func orElse(s, def string) string {
-	if s == "" {
-		return def
-	}
-	return s
 }

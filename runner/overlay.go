@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 
@@ -62,9 +63,7 @@ func newOverlayTracker(s *Session, original *workspace.Reader) (*overlayTracker,
 		Session: s.opts.Dir.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
 	})
 	if errors.Is(err, overlay.ErrUnsupported) {
-		return nil, &Error{Status: ExitSandboxStart, Err: err, Problem: record.Problem{
-			Cause: "overlay workspaces can't be had here: " + err.Error(), Hint: "Take --mode bind, on a copy of the directory if need be.",
-		}}
+		return nil, fmt.Errorf("overlay workspaces are not available here: %w", err)
 	}
 	if err != nil {
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}

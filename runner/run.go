@@ -19,7 +19,7 @@ import (
 // Cancelling ctx ends the session in order: running commands are stopped, with
 // their partial output in the records, and session.ended is written. A cause
 // that is an [Interrupted] is in the report. The error is the reason why there was no
-// session, and is an [Error]; once session.created is written, what went wrong
+// session, and as for [Open]; once session.created is written, what went wrong
 // is in the [Report].
 func Run(ctx context.Context, o Options) (Report, error) {
 	switch {
@@ -65,15 +65,7 @@ func (s *Session) abortStart(err error) error {
 	s.end(errClosed)
 	err = errors.Join(err, s.rec.Close())
 	s.tracker.discardState()
-	return &Error{Status: ExitFatal, Err: err, Problem: unwritableProblem(s.dir, err)}
-}
-
-// unwritableProblem is the problem of records that can't be written.
-func unwritableProblem(dir string, err error) record.Problem {
-	return record.Problem{
-		Cause: fmt.Sprintf("the records in %s can't be written: %v", dir, err),
-		Hint:  "Make room on that file system; what was written before can be read.",
-	}
+	return &RecordsError{Dir: s.dir, Err: err}
 }
 
 // shutdown takes everything down, writes the last record and the report.
@@ -138,7 +130,7 @@ func (s *Session) writeEnd(r *Report) {
 			r.Reason, r.Answer = loop.StopTraceUnwritable, ""
 		}
 		r.Err = errors.Join(r.Err, err)
-		r.Problem = new(unwritableProblem(s.dir, err))
+		r.Problem = &record.Problem{Cause: (&RecordsError{Dir: s.dir, Err: err}).Error(), Hint: s.opts.hint(Fault{Kind: FaultRecords, Session: r.Session, Dir: s.dir, Overlay: s.opts.isOverlay(), Err: err})}
 		r.ExitStatus = ExitStatus(*r)
 	}
 }

@@ -86,7 +86,9 @@ type Session struct {
 // Open makes a session: its trace, with session.created in it, and its tools.
 // Its sandbox is made by the first turn whose tools may need it, or the first
 // call that does. Cancelling ctx ends the turn that runs, and no other is started.
-// Its error is an [Error].
+// Its error wraps a [LimitsError], a [WorkspaceError], a [RecordsError], a
+// [sessiondir.StateError] or [overlay.ErrUnsupported] if the caller can do something
+// about it.
 func Open(ctx context.Context, o Options) (*Session, error) {
 	s, err := newSession(ctx, o)
 	if err != nil {
@@ -119,7 +121,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		comparisons: newComparisons(),
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
-		return nil, &Error{Status: ExitConfig, Problem: record.Problem{Cause: "session " + err.Error(), Hint: "Change the session's limits."}, Err: err}
+		return nil, &LimitsError{Session: true, Err: err}
 	}
 	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
@@ -176,7 +178,7 @@ func (o Options) checkRequired() error {
 		}
 	}
 	if err := o.Resources.Validate(); err != nil {
-		return &Error{Status: ExitConfig, Problem: record.Problem{Cause: err.Error(), Hint: "Change the resource limits."}, Err: err}
+		return &LimitsError{Err: err}
 	}
 	return nil
 }

@@ -194,7 +194,7 @@ func (s *Session) mayNeedSandbox() bool {
 // startServices starts what runs beside the turns.
 func (s *Session) startServices() {
 	s.patches.reportKilled()
-	users := &userCommands{exec: s.exec, events: s.events, sync: s.rec.Sync, log: s.log}
+	users := &userCommands{exec: s.exec, events: s.events, sync: s.rec.Sync, hint: s.opts.hint, log: s.log, session: s.opts.Dir.Session, dir: s.dir}
 	s.stop = append(s.stop, users.serveCommands(s.ctx, s.dir), s.exec.background.endAll)
 }
 

@@ -26,14 +26,17 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// userCommands runs what users ask for with `caisson sandbox exec` in the
-// session's sandbox, beside the agent's calls. They get the same identity,
+// userCommands runs what users request in the
+// session's container, beside the agent's calls. They get the same identity,
 // limits and kill as these, and are recorded as the user's.
 type userCommands struct {
 	exec   *executor
 	events *eventRecorder
 	sync   func() error
+	hint   func(Fault) string
 	log    *zap.Logger
+	// session is the id, dir the directory of the records.
+	session, dir string
 }
 
 // errEnding is why a user's command is cancelled at the end of a session.
@@ -44,7 +47,7 @@ var errEnding = errors.New("the session ends")
 func (u *userCommands) serveCommands(ctx context.Context, dir string) (stop func()) {
 	server, err := execapi.Listen(ctx, filepath.Join(dir, sessiondir.SandboxDir), sandbox.ExecSocket, u.runCommand)
 	if err != nil {
-		u.log.Warn("caisson sandbox exec can't reach this session", zap.Error(err))
+		u.log.Warn("commands of users can't reach this session", zap.Error(err))
 		return func() {}
 	}
 	return func() { server.Close(errEnding) }
@@ -58,7 +61,7 @@ func (u *userCommands) runCommand(ctx context.Context, r execapi.Request, stdin 
 		err = u.sync()
 	}
 	if err != nil {
-		return notRun(err)
+		return u.notRun(err)
 	}
 	out, errOut := &counted{to: stdout, sum: sha256.New()}, &counted{to: stderr, sum: sha256.New()}
 	exit, err := u.exec.RunProgram(ctx, sandbox.Command{
@@ -77,7 +80,7 @@ func (u *userCommands) runCommand(ctx context.Context, r execapi.Request, stdin 
 		u.log.Error("record a user's command", zap.Error(recordErr))
 	}
 	if err != nil {
-		return notRun(err)
+		return u.notRun(err)
 	}
 	return execapi.Result{
 		Code: exit.Status.Code, Signal: exit.Status.Signal, TimedOut: exit.Status.TimedOut, Cancelled: exit.Status.Cancelled,
@@ -89,27 +92,54 @@ func (u *userCommands) runCommand(ctx context.Context, r execapi.Request, stdin 
 const unbounded = 1 << 50
 
 // notRun returns the result of a command that did not end.
-func notRun(err error) execapi.Result {
-	f := &execapi.Failure{Status: ExitFailed, Cause: err.Error(), Hint: "The session's records say more."}
-	full, isFull := errors.AsType[*limits.ExceededError](err)
-	switch {
-	case isFull && full.Kind == limits.KindDisk:
-		f.Hint = "Remove what is not needed on that disk."
-	case errors.Is(err, tools.ErrRecord):
-		f.Status, f.Hint = ExitFatal, "Make room on the file system of the session's folder; nothing runs that can't be recorded."
-	case errors.Is(err, tools.ErrSandboxStart):
-		p := startProblem(err, "caisson doctor says what this machine can run.")
-		f.Status, f.Cause, f.Hint = ExitSandboxStart, p.Cause, p.Hint
-	case errors.Is(err, tools.ErrSandboxLost), errors.Is(err, sandbox.ErrLost), errors.Is(err, sandbox.ErrState):
-		f.Status, f.Hint = ExitSandboxLost, "The command is not run again; caisson sandbox ls says what runs."
-	case errors.Is(err, sandbox.ErrInvalid):
-		f.Status, f.Hint = ExitInput, "Name a program, and a folder at or below "+sandbox.WorkspaceDir+"."
+func (u *userCommands) notRun(err error) execapi.Result {
+	f := Fault{Kind: commandFault(err), Session: u.session, Dir: u.dir, Err: err}
+	out := &execapi.Failure{Kind: string(f.Kind), Cause: err.Error(), Hint: u.hint(f)}
+	switch t, ok := errors.AsType[*tools.Error](err); {
+	case f.Kind == FaultSandboxStart:
+		out.Cause = startCause(err)
+	case f.Kind == FaultReplaced && ok:
+		out.Cause = t.Message
 	}
-	if t, ok := errors.AsType[*tools.Error](err); ok && t.Reason == replacedReason {
-		f.Status, f.Cause, f.Hint = ExitSandboxLost, t.Message, "Ask again: a fresh sandbox runs."
-	}
-	return execapi.Result{Failure: f}
+	return execapi.Result{Failure: out}
 }
+
+// commandFault returns why a user's command did not end.
+func commandFault(err error) FaultKind {
+	full, isFull := errors.AsType[*limits.ExceededError](err)
+	t, isTool := errors.AsType[*tools.Error](err)
+	switch {
+	case isTool && t.Reason == replacedReason:
+		return FaultReplaced
+	case isFull && full.Kind == limits.KindDisk:
+		return FaultDisk
+	case errors.Is(err, tools.ErrRecord):
+		return FaultRecords
+	case errors.Is(err, tools.ErrSandboxStart):
+		return FaultSandboxStart
+	case errors.Is(err, tools.ErrSandboxLost), errors.Is(err, sandbox.ErrLost), errors.Is(err, sandbox.ErrState):
+		return FaultCommandLost
+	case errors.Is(err, sandbox.ErrInvalid):
+		return FaultCommand
+	}
+	return FaultOther
+}
+
+// UserCommandError reports that a user's command was not run, or that its end is
+// unknown.
+type UserCommandError struct {
+	Kind  FaultKind
+	Cause string
+	// Hint is that of the session which did not run it; "" if there was no answer.
+	Hint string
+	Err  error
+}
+
+// Error returns the cause.
+func (e *UserCommandError) Error() string { return e.Cause }
+
+// Unwrap returns the error of the connection, or nil.
+func (e *UserCommandError) Unwrap() error { return e.Err }
 
 // counted counts and hashes what goes through it.
 type counted struct {
@@ -193,16 +223,13 @@ func Listens(stateDir, session string) bool {
 
 // RunUserCommand runs a command in a live session's sandbox, by the process
 // that owns it. Cancelling ctx cancels the command, and its result is still
-// waited for. Its errors are an [Error]: 42 if no such session lives or the
-// command can't be run as given, 45 if the sandbox or its owner was lost.
+// waited for. Its error is a [UserCommandError].
 func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand) (UserResult, error) {
 	conn, err := execapi.Dial(filepath.Join(sessiondir.Path(stateDir, session), sessiondir.SandboxDir), sandbox.ExecSocket)
 	if err != nil {
-		e := &Error{Status: ExitInput, Err: err, Problem: record.Problem{
-			Cause: fmt.Sprintf("session %s can't be asked: %v", session, err), Hint: "caisson sandbox ls says what runs.",
-		}}
+		e := &UserCommandError{Kind: FaultUnreachable, Cause: fmt.Sprintf("session %s can't be reached: %v", session, err), Err: err}
 		if errors.Is(err, fs.ErrNotExist) {
-			e.Cause = fmt.Sprintf("no process owns a live sandbox of session %s", session)
+			e.Kind, e.Cause = FaultNotLive, fmt.Sprintf("no process owns a live sandbox of session %s", session)
 		}
 		return UserResult{}, e
 	}
@@ -213,12 +240,10 @@ func RunUserCommand(ctx context.Context, stateDir, session string, c UserCommand
 	r, err := execapi.Run(ctx, conn, execapi.Request{Argv: argv, Dir: c.Dir, TimeoutMS: c.Timeout.Milliseconds()},
 		execapi.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr}, c.Abandon)
 	if err != nil {
-		return UserResult{}, &Error{Status: ExitSandboxLost, Err: err, Problem: record.Problem{
-			Cause: "the command's end is not known: " + err.Error(), Hint: "The session's records say what became of it.",
-		}}
+		return UserResult{}, &UserCommandError{Kind: FaultEndUnknown, Cause: "the command's end is not known: " + err.Error(), Err: err}
 	}
 	if f := r.Failure; f != nil {
-		return UserResult{}, &Error{Status: f.Status, Problem: record.Problem{Cause: f.Cause, Hint: f.Hint}}
+		return UserResult{}, &UserCommandError{Kind: FaultKind(f.Kind), Cause: f.Cause, Hint: f.Hint}
 	}
 	return UserResult{
 		Status: sandbox.ExitStatus{Code: r.Code, Signal: r.Signal, OOMKilled: r.OOMKilled, TimedOut: r.TimedOut, Cancelled: r.Cancelled},

@@ -116,7 +116,7 @@ func TestUserCommandMeetsALoss(t *testing.T) {
 	}
 	report, records := b.asking(func(stateDir string) {
 		_, r, err := b.command(stateDir, "die")
-		if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitSandboxLost || e.Hint == "" {
+		if e, ok := errors.AsType[*UserCommandError](err); !ok || e.Kind != FaultCommandLost || e.Hint == "" {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
@@ -174,7 +174,7 @@ func TestUserCommandWhoseOwnerIsLost(t *testing.T) {
 	abandon := make(chan struct{})
 	close(abandon)
 	_, err = RunUserCommand(t.Context(), state, "ses_x", UserCommand{Argv: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard, Abandon: abandon})
-	if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitSandboxLost || !strings.HasPrefix(e.Cause, "the command's end is not known: ") {
+	if e, ok := errors.AsType[*UserCommandError](err); !ok || e.Kind != FaultEndUnknown || !strings.HasPrefix(e.Cause, "the command's end is not known: ") {
 		t.Errorf("%v", err)
 	}
 }
@@ -220,7 +220,7 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 				return nil
 			}
 			core, logged := observer.New(zap.ErrorLevel)
-			u := &userCommands{exec: b.x, events: newEventRecorder(rec, nil), log: zap.New(core), sync: func() error {
+			u := &userCommands{exec: b.x, hint: Fault.Hint, events: newEventRecorder(rec, nil), log: zap.New(core), sync: func() error {
 				synced++
 				return c.sync
 			}}
@@ -239,27 +239,30 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 func TestUserCommandOfNoSession(t *testing.T) {
 	for _, session := range []string{"ses_none", "../.."} {
 		_, err := RunUserCommand(t.Context(), t.TempDir(), session, UserCommand{Argv: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard})
-		if e, ok := errors.AsType[*Error](err); !ok || e.Status != ExitInput || e.Hint == "" || e.Cause != "no process owns a live sandbox of session "+session {
+		if e, ok := errors.AsType[*UserCommandError](err); !ok || e.Kind != FaultNotLive || e.Cause != "no process owns a live sandbox of session "+session {
 			t.Errorf("%s: %v", session, err)
 		}
 	}
 }
 
-// TestFailuresOfUserCommands: each reason why a command has no end has a status of
-// its own, and the text of the command line.
+// TestFailuresOfUserCommands: each reason why a command has no end has a kind and a
+// hint.
 func TestFailuresOfUserCommands(t *testing.T) {
 	disk := &limits.ExceededError{Kind: limits.KindDisk}
-	for want, errs := range map[int][]error{
-		ExitFailed:       {errors.New("any"), &limits.ExceededError{Kind: limits.KindMemory}, disk, &tools.Error{Reason: "cwd"}},
-		ExitFatal:        {fmt.Errorf("a: %w", tools.ErrRecord)},
-		ExitSandboxStart: {fmt.Errorf("a: %w", tools.ErrSandboxStart)},
-		ExitSandboxLost:  {tools.ErrSandboxLost, sandbox.ErrLost, sandbox.ErrState, &tools.Error{Reason: replacedReason, Message: "replaced"}},
-		ExitInput:        {fmt.Errorf("a: %w", sandbox.ErrInvalid)},
+	u := &userCommands{hint: Fault.Hint}
+	for want, errs := range map[FaultKind][]error{
+		FaultOther:        {errors.New("any"), &limits.ExceededError{Kind: limits.KindMemory}, &tools.Error{Reason: "cwd"}},
+		FaultDisk:         {disk},
+		FaultRecords:      {fmt.Errorf("a: %w", tools.ErrRecord)},
+		FaultSandboxStart: {fmt.Errorf("a: %w", tools.ErrSandboxStart)},
+		FaultCommandLost:  {tools.ErrSandboxLost, sandbox.ErrLost, sandbox.ErrState},
+		FaultReplaced:     {&tools.Error{Reason: replacedReason, Message: "replaced"}},
+		FaultCommand:      {fmt.Errorf("a: %w", sandbox.ErrInvalid)},
 	} {
 		for _, err := range errs {
-			f := notRun(err).Failure
-			if f == nil || f.Status != want || f.Hint == "" || (f.Hint == "The session's records say more.") != (want == ExitFailed && !errors.Is(err, disk)) {
-				t.Errorf("%v: %+v, want %d", err, f, want)
+			f := u.notRun(err).Failure
+			if f == nil || f.Kind != string(want) || f.Hint == "" || (f.Hint == "The session's records have the details.") != (want == FaultOther) {
+				t.Errorf("%v: %+v, want %s", err, f, want)
 			}
 			if e, ok := errors.AsType[*tools.Error](err); ok && (f.Cause == "replaced") != (e.Reason == replacedReason) {
 				t.Errorf("%v: %q", err, f.Cause)

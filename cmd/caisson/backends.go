@@ -156,8 +156,7 @@ func newLateBackend(choose func(ctx context.Context) (sandbox.Creator, error)) *
 func (l *lateBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	b, err := l.chooseOnce(ctx)
 	if err != nil {
-		e := describeError(err)
-		return nil, &runner.Error{Status: e.Status, Problem: e.Problem, Err: e}
+		return nil, describeError(err)
 	}
 	return b.Create(ctx, spec)
 }

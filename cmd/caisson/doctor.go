@@ -193,6 +193,7 @@ func (bs *backends) testSandbox(ctx context.Context, image doctor.Finding) []doc
 var adviceTexts = map[doctor.Advice]string{
 	doctor.AdviseOtherBackend:    "Don't run anything on this backend here: choose another with --backend, and report this.",
 	doctor.AdviseRuncUpdate:      "Install runc 1.2.8, 1.3.3, 1.4.0 or newer, unless your distribution has fixed this one; until then use images that you trust, or --backend gvisor.",
+	doctor.AdviseNamespaces:      namespacesHint,
 	doctor.AdviseOverlay:         "As root: modprobe overlay; --mode bind needs none.",
 	doctor.AdviseImage:           "Name an existing image: --image, or image in the configuration.",
 	doctor.AdvisePull:            "caisson images pull %s fetches it now.",

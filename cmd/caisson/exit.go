@@ -122,9 +122,6 @@ func describeError(err error) *commandError {
 	if e, ok := errors.AsType[*commandError](err); ok {
 		return e
 	}
-	if e, ok := errors.AsType[*runner.Error](err); ok {
-		return &commandError{Status: e.Status, Problem: e.Problem, Err: err}
-	}
 	if e := explainError(err); e != nil {
 		return e
 	}
@@ -134,18 +131,24 @@ func describeError(err error) *commandError {
 	if c, ok := errors.AsType[*config.Error](err); ok {
 		return &commandError{Status: exitConfig, Problem: record.Problem{Cause: c.Error(), Hint: makeSentence(c.Hint)}, Err: err}
 	}
+	if u, ok := errors.AsType[*untrustedError](err); ok {
+		return &commandError{Status: exitUntrusted, Err: err, Problem: record.Problem{
+			Cause: "the workspace " + u.path + " is not trusted, and --require-trust asks for it (" + u.why + ")",
+			Hint:  "Look at caisson trust --dry-run " + u.path + ", then run caisson trust.",
+		}}
+	}
 	problem := record.Problem{Cause: err.Error()}
 	switch missing, ok := errors.AsType[*programs.NotFoundError](err); {
 	case ok:
 		problem.Hint = installHint(missing.Name)
 		return &commandError{Status: exitSandboxStart, Problem: problem, Err: err}
 	case errors.Is(err, sandbox.ErrNoNamespaces):
-		return &commandError{Status: exitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: runner.NamespacesHint}, Err: err}
+		return &commandError{Status: exitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: namespacesHint}, Err: err}
 	case errors.As(err, new(*programs.NoExecError)):
-		return &commandError{Status: exitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: runner.NoExecHint}, Err: err}
+		return &commandError{Status: exitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: startHint(err)}, Err: err}
 	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
 		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):
-		problem.Hint = "caisson doctor says what this machine can run; --backend chooses another sandbox."
+		problem.Hint = "caisson doctor shows what this machine can run; --backend chooses another sandbox."
 		return &commandError{Status: exitSandboxStart, Problem: problem, Err: err}
 	}
 	return &commandError{Status: exitFailed, Problem: problem, Err: err}

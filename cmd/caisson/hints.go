@@ -1,12 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // explainError adds the hint and the exit status to an error of the libraries, whose
@@ -22,10 +26,105 @@ func explainError(err error) *commandError {
 		text, hint = e, workspaceHint(e)
 	} else if e, ok := errors.AsType[*trace.Error](err); ok {
 		text, hint = e, traceHint(e)
+	} else if e, ok := errors.AsType[*runner.LimitsError](err); ok {
+		text, status, hint = e, exitConfig, limitsHint(e)
+	} else if e, ok := errors.AsType[*runner.RecordsError](err); ok {
+		text, status, hint = e, exitFatal, "Make room on that file system; what was written before can be read."
+	} else if e, ok := errors.AsType[*runner.UserCommandError](err); ok {
+		text, status, hint = e, userCommandStatus(e.Kind), cmp.Or(e.Hint, sessionHint(runner.Fault{Kind: e.Kind}))
+	} else if errors.Is(err, overlay.ErrUnsupported) {
+		text, status, hint = err, exitSandboxStart, "Use --mode bind, on a copy of the directory if need be."
 	} else {
 		return nil
 	}
 	return &commandError{Status: status, Problem: record.Problem{Cause: text.Error(), Hint: hint}, Err: err}
+}
+
+// namespacesHint is the hint for [sandbox.ErrNoNamespaces].
+const namespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, where AppArmor confines it) " +
+	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend."
+
+// sessionHint returns what to do about a fault of a session, at a command line.
+func sessionHint(f runner.Fault) string {
+	const allow = " Or allow the class of the call with --policy, or a command for good with caisson approvals trust."
+	switch f.Kind {
+	case runner.FaultSandboxStart:
+		return startHint(f.Err)
+	case runner.FaultSandboxLost:
+		return "Check the engine or runtime (caisson doctor), and run the task again. " + changesPlace(f)
+	case runner.FaultCancelled:
+		return changesPlace(f)
+	case runner.FaultNoApprover:
+		return "To be asked, run with standard input and standard error on a terminal, and without --json." + allow + withoutApprover(f)
+	case runner.FaultLateAnswer:
+		return "Answer while the question waits. --confirm-timeout sets how long that is." + allow + withoutApprover(f)
+	case runner.FaultNoAnswer:
+		return "Run it again and answer the questions; Ctrl-D ends them." + allow + withoutApprover(f)
+	case runner.FaultConflicts:
+		return "caisson diff " + f.Session + " shows both; caisson apply --skip-conflicts " + f.Session + " applies the rest."
+	case runner.FaultNotApplied:
+		return "Fix that and run caisson apply " + f.Session + ": it goes on where it stopped."
+	case runner.FaultLeft:
+		return "The next caisson run tries again; caisson doctor checks the engine or runtime."
+	case runner.FaultCommandLost:
+		return "The command is not run again; caisson sandbox ls lists what runs."
+	case runner.FaultUnreachable, runner.FaultNotLive:
+		return "caisson sandbox ls lists what runs."
+	}
+	return f.Hint()
+}
+
+// startHint returns what to do about a sandbox that could not start.
+func startHint(err error) string {
+	if e, ok := errors.AsType[*commandError](err); ok {
+		return e.Hint
+	}
+	if errors.Is(err, sandbox.ErrNoNamespaces) {
+		return namespacesHint
+	}
+	if errors.As(err, new(*programs.NoExecError)) {
+		return runner.NoExecHint
+	}
+	return "caisson doctor shows what this machine can run; --backend and --image choose another sandbox."
+}
+
+// changesPlace returns where the changes of a session are that did not end well.
+func changesPlace(f runner.Fault) string {
+	if f.Overlay {
+		return "The workspace is unchanged; caisson diff shows what was done."
+	}
+	return "What was done is in the workspace."
+}
+
+// withoutApprover names the flag with which a missing approval does not end a session.
+func withoutApprover(f runner.Fault) string {
+	if f.Stopped {
+		return " --on-prompt deny goes on without it."
+	}
+	return ""
+}
+
+// userCommandStatus returns the exit status of a user's command that was not run.
+func userCommandStatus(kind runner.FaultKind) int {
+	switch kind {
+	case runner.FaultRecords:
+		return exitFatal
+	case runner.FaultSandboxStart:
+		return exitSandboxStart
+	case runner.FaultCommandLost, runner.FaultReplaced, runner.FaultEndUnknown:
+		return exitSandboxLost
+	case runner.FaultCommand, runner.FaultUnreachable, runner.FaultNotLive:
+		return exitInput
+	}
+	return exitFailed
+}
+
+// limitsHint returns what to do about limits that no session can have.
+func limitsHint(e *runner.LimitsError) string {
+	if e.Session {
+		return "Change the session's limits."
+	}
+	return "Change the resource limits."
 }
 
 // changesHint returns what to do where the changes of a session can't be opened.

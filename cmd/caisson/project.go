@@ -118,6 +118,13 @@ func projectError(w *runner.Workspace, err error) error {
 	}}}
 }
 
+// untrustedError reports a workspace that is not trusted, where that is required.
+type untrustedError struct{ path, why string }
+
+func (e *untrustedError) Error() string {
+	return "the workspace " + e.path + " is not trusted (" + e.why + ")"
+}
+
 // checkStartable refuses settings that are well written and with which no session
 // would start.
 func checkStartable(c *config.Config) error {
@@ -165,10 +172,7 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 		why = "it is not as it was when the workspace was trusted"
 	}
 	if !trusted && o.require {
-		return &commandError{Status: exitUntrusted, Problem: record.Problem{
-			Cause: "the workspace " + w.Path + " is not trusted, and --require-trust asks for it (" + why + ")",
-			Hint:  "Look at caisson trust --dry-run " + w.Path + ", then run caisson trust.",
-		}}
+		return &untrustedError{w.Path, why}
 	}
 	switch {
 	case own.config == nil && (trusted || !known || len(entry.Files) == 0):
@@ -177,10 +181,17 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 		s.ignoreProject("it was there when the workspace was trusted, and is gone: what it tightened is not tightened now")
 		return nil
 	case !trusted:
-		s.ignoreProject(why + "; caisson trust --dry-run shows what it would do")
+		if !s.forClients {
+			why += "; caisson trust --dry-run shows what it would do"
+		}
+		s.ignoreProject(why)
 		return nil
 	case o.ignore:
-		s.ignoreProject("--ignore-project-config")
+		why = "--ignore-project-config"
+		if s.forClients {
+			why = "this server does not use them"
+		}
+		s.ignoreProject(why)
 		return nil
 	}
 	s.project = own.config

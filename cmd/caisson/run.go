@@ -271,7 +271,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	}
 	var warnings []string
 	if needed {
-		warnings = inShort(*s.conf.Image, s.host.ImageWarnings(ctx, image))
+		warnings = s.inShort(s.host.ImageWarnings(ctx, image))
 	}
 	ready := s.shared
 	if ready == nil {
@@ -294,7 +294,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 			Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout), Grants: s.environ.grantStore(),
 			Concurrency: int(*s.conf.Concurrency), Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Tools.Declared(),
 		},
-		Hooks:   runner.Hooks{Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }},
+		Hooks:   runner.Hooks{Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }},
 		Version: programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
 	}, nil
 }
@@ -316,11 +316,15 @@ func (s *sessionBuilder) mayNeedSandbox(policy policy.Policy) (bool, error) {
 
 // inShort makes one warning of what an image lacks: people who know it are
 // told again in every run.
-func inShort(image string, warnings []string) []string {
+func (s *sessionBuilder) inShort(warnings []string) []string {
 	if len(warnings) < 2 {
 		return warnings
 	}
-	return []string{fmt.Sprintf("image %s lacks programs that are on your PATH, in %d directories: caisson doctor lists them", image, len(warnings))}
+	text := fmt.Sprintf("image %s lacks programs that are on your PATH, in %d directories", *s.conf.Image, len(warnings))
+	if !s.forClients {
+		text += ": caisson doctor lists them"
+	}
+	return []string{text}
 }
 
 // noModel returns the error for a missing key, if that is why there is no model.

@@ -465,7 +465,7 @@ func TestServeWithoutABackend(t *testing.T) {
 	}
 	s := startServe(t, "policy: {preset: sandboxed}", "--backend", "auto").up()
 	log := s.log.String()
-	if strings.Count(log, "no systrap") != 1 || strings.Count(log, "caisson doctor says") != 1 || !strings.Contains(log, "caisson: backend none: ") {
+	if strings.Count(log, "no systrap") != 1 || strings.Count(log, "caisson doctor shows") != 1 || !strings.Contains(log, "caisson: backend none: ") {
 		t.Errorf("warned as %s", log)
 	}
 	if status, text := s.do("", "GET", "/healthz", ""); status != http.StatusOK {

@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/server"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -83,7 +84,7 @@ func (h *serverHost) openWorkspace(workspace string) (_ *settings, w *runner.Wor
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := loadSettings(h.app, h.flags.settings, h.flags.profile)
+	s, err := loadClientSettings(h.app, h.flags.settings, h.flags.profile)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -258,20 +259,38 @@ func requestError(err error) error {
 			p.Hint = makeSentence(c.Hint)
 		}
 	}
-	return &server.RequestError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Hint: p.Hint}, Err: err}
+	return &server.PrepareError{Code: "refused", Problem: record.Problem{Cause: p.Cause, Hint: p.Hint}, Err: err}
 }
 
-// prepareError adds a status to an error, as the command line does. A workspace whose
-// own settings can't be used is a fault of the request, not of the server.
+// prepareError puts an error into words for clients, unless it is one that the server
+// words itself. A workspace whose own settings can't be used is a fault of the request,
+// not of the server.
 func prepareError(err error) error {
-	if r, ok := errors.AsType[*server.RequestError](err); ok {
+	if r, ok := errors.AsType[*server.PrepareError](err); ok {
 		return r
 	}
+	if errors.As(err, new(*runner.WorkspaceError)) || errors.As(err, new(*sessiondir.StateError)) {
+		return err
+	}
 	if own, ok := errors.AsType[*ownError](err); ok {
-		return &server.RequestError{Code: "workspace_configuration", Problem: describeError(own.err).Problem, Err: err}
+		return &server.PrepareError{Code: "workspace_configuration", Problem: describeError(own.err).Problem, Err: err}
+	}
+	if u, ok := errors.AsType[*untrustedError](err); ok {
+		return &server.PrepareError{Code: "untrusted", Err: err, Problem: record.Problem{
+			Cause: u.Error() + ", and this server requires it", Hint: "Ask the server's operator to trust it.",
+		}}
 	}
 	e := describeError(err)
-	return &runner.Error{Status: e.Status, Problem: e.Problem, Err: e}
+	code, ok := prepareCodes[e.Status]
+	if !ok {
+		return err
+	}
+	return &server.PrepareError{Code: code, Problem: record.Problem{Cause: e.Cause}, Err: err} // its hint is for the operator
+}
+
+// prepareCodes are the codes of clients for errors with an exit status.
+var prepareCodes = map[int]string{
+	exitInput: "input", exitConfig: "configuration", exitAuth: "model", exitSandboxStart: "sandbox", exitFatal: "records",
 }
 
 // roots are the directories at or below which workspaces are, open as long as the
@@ -436,7 +455,7 @@ func withoutLinks(path string) string {
 }
 
 func outsideError(path string) error {
-	return &server.RequestError{Code: "workspace", Problem: record.Problem{
+	return &server.PrepareError{Code: "workspace", Problem: record.Problem{
 		Cause: fmt.Sprintf("the workspace %q is not at or below a root of this server", path),
 		Hint:  "Name one that is, without a symlink on the way.",
 	}}

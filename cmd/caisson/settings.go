@@ -112,11 +112,20 @@ type settings struct {
 	// lists those that are not.
 	project *config.ProjectFile
 	ignored []record.Ignored
+	// forClients leaves the flags of this program out of errors and facts: clients of
+	// the server have none.
+	forClients bool
 }
 
 // loadSettings reads the settings in all their layers but the workspace's own.
 func loadSettings(a *app, flags config.File, profile string) (*settings, error) {
 	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile}
+	return s, s.load(config.File{})
+}
+
+// loadClientSettings is loadSettings for a session that a client of the server starts.
+func loadClientSettings(a *app, flags config.File, profile string) (*settings, error) {
+	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile, forClients: true}
 	return s, s.load(config.File{})
 }
 
@@ -126,6 +135,7 @@ func (s *settings) load(asked config.File) (err error) {
 	o := config.Options{
 		Environ: s.environ, Others: []string{configEnv, "CAISSON_PROFILE"}, Profile: cmp.Or(s.profile, s.environ.get("CAISSON_PROFILE")),
 		Project: s.project, Flags: s.flags, Asked: asked, Requirements: s.deps.requirements, RequirementsUID: s.deps.requirementsUID,
+		NameKeys: s.forClients,
 	}
 	o.Path, o.Needed = s.environ.configPath()
 	s.conf, err = config.Load(o)

@@ -58,6 +58,7 @@ const (
 	AdviseBackend         Advice = "use a backend of this machine"       // Subject: the missing backend
 	AdviseOtherBackend    Advice = "choose another backend"              // Subject: the unsafe backend
 	AdviseRuncUpdate      Advice = "update runc"                         // no Subject
+	AdviseNamespaces      Advice = "allow user namespaces"               // no Subject
 	AdviseOverlay         Advice = "load the overlay module"             // no Subject
 	AdviseImage           Advice = "name an image that exists"           // no Subject
 	AdvisePull            Advice = "fetch the image"                     // Subject: its reference

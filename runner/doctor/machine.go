@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -190,7 +189,7 @@ func (m machine) checkNamespaces() Finding {
 		return f
 	}
 	if err := m.UserNamespace(); err != nil {
-		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("none can be made: %v", err), Hint: runner.NamespacesHint}
+		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("none can be made: %v", err), Advice: AdviseNamespaces}
 	}
 	return Finding{Check: check, Result: OK, Detail: "can be made"}
 }

@@ -133,7 +133,7 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 	if spec.Workspace.Mode == sandbox.ModeOverlay {
 		layers, err := overlay.Create(filepath.Join(folder.Path, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: path, Workspace: dir})
 		if err != nil {
-			return nil, 0, nil, fmt.Errorf("%w: overlay workspaces can't be had here: %w", sandbox.ErrUnsupported, err)
+			return nil, 0, nil, fmt.Errorf("%w: overlay workspaces are not available here: %w", sandbox.ErrUnsupported, err)
 		}
 		undos = append(undos, func() error {
 			return errors.Join(layers.End(overlay.Discarded), layers.Close(), os.RemoveAll(layers.Dir()))

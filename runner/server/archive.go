@@ -116,7 +116,7 @@ func (p past) sessionView(lives, whole bool) Session {
 		if whole {
 			v.Attestation, v.Restarts, v.Left = e.Attestation, e.Restarts, e.Left
 			if e.Problem != nil {
-				v.Problem = new(Failure(clientProblem(*e.Problem, recordsHint)))
+				v.Problem = new(Failure(pastProblem(p.id, *e)))
 			}
 		}
 	case lives:

@@ -115,7 +115,7 @@ func (w *testEnv) options() Options {
 
 func (w *testEnv) openWorkspace(path string) (*runner.Workspace, error) {
 	if !strings.HasPrefix(path, filepath.Join(w.root, "workspaces")+"/") {
-		return nil, &RequestError{Code: "workspace", Problem: record.Problem{Cause: "it is below no root", Hint: "Name another."}}
+		return nil, &PrepareError{Code: "workspace", Problem: record.Problem{Cause: "it is below no root", Hint: "Name another."}}
 	}
 	return runner.OpenWorkspace(path, runner.Protected{State: w.state})
 }

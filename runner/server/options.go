@@ -29,7 +29,7 @@ type Options struct {
 	StateDir string
 	// Prepare returns the options of a session that a client requests. The server
 	// adds Task, Broker, Mirror, Live and Force. done releases the resources after
-	// the session. The error of a request that is not allowed is a [RequestError];
+	// the session. The error of a request that is not allowed is a [PrepareError];
 	// other errors are as those of runner.Open.
 	Prepare func(ctx context.Context, r NewSession) (o runner.Options, done func(), err error)
 	// OpenWorkspace opens the workspace of an ended session, for its changes. It

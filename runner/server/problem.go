@@ -3,10 +3,7 @@ package server
 import (
 	"errors"
 	"net/http"
-	"regexp"
-	"slices"
 	"strings"
-	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/oklog/ulid/v2"
@@ -15,6 +12,9 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // Problem is an error in the format of RFC 9457. Code, and Type, which is made
@@ -75,77 +75,82 @@ func newProblem(status int, code, cause, hint string) *Problem {
 	return &Problem{Type: "urn:caisson:problem:" + code, Title: http.StatusText(status), Status: status, Code: code, Detail: detail}
 }
 
-// RequestError is a request that [Options].Prepare refuses: the client's own
-// mistake, as opposed to one of the machine or its configuration.
-type RequestError struct {
-	// Code is a stable word, Problem the cause and hint.
+// PrepareError is an error of [Options].Prepare or [Options].OpenWorkspace in words for
+// clients. Other errors, unless they are of the runner, are internal to them.
+type PrepareError struct {
+	// Code is a stable word; prepareStatuses has all of them.
 	Code string
+	// Problem is the cause and hint; without a hint the client gets a general one.
 	record.Problem
 	Err error
 }
 
-// Error returns the cause and the hint.
-func (e *RequestError) Error() string { return e.Cause + ". " + e.Hint }
+// Error returns the cause.
+func (e *PrepareError) Error() string { return e.Cause }
 
 // Unwrap returns the cause.
-func (e *RequestError) Unwrap() error { return e.Err }
+func (e *PrepareError) Unwrap() error { return e.Err }
 
-// Words of a command line, which a client of the API has no use for: flags, and
-// commands of the program.
-var (
-	flagWords = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`(^|[\s("'])--([a-z][a-z-]*)`)
-	})
-	commandWords = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`\b[Cc]aisson (--)?[a-z]`)
-	})
-	clauseEnds = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`[.;](\s+|$)`)
-	})
-)
-
-// clientProblem returns a problem in words for a client of the API. Flags in the
-// cause lose their dashes, which makes most of them keys of a request, and a hint
-// keeps what doesn't speak of a command line; fallback takes its place where
-// nothing is left.
-func clientProblem(p record.Problem, fallback string) record.Problem {
-	out := record.Problem{Cause: clientText(p.Cause)}
-	var kept []string
-	for _, clause := range clauseEnds().Split(p.Hint, -1) {
-		if clause = strings.TrimSpace(clause); clause != "" && !flagWords().MatchString(clause) && !commandWords().MatchString(clause) {
-			kept = append(kept, strings.ToUpper(clause[:1])+clause[1:]+".")
-		}
-	}
-	out.Hint = strings.Join(kept, " ")
-	if len(kept) == 0 {
-		out.Hint = fallback
-	}
-	return out
+// prepareStatuses are the HTTP statuses of the codes of a [PrepareError].
+var prepareStatuses = map[string]int{
+	"input": http.StatusUnprocessableEntity, "refused": http.StatusUnprocessableEntity,
+	"workspace": http.StatusUnprocessableEntity, "workspace_configuration": http.StatusUnprocessableEntity,
+	"untrusted":     http.StatusForbidden,
+	"configuration": http.StatusServiceUnavailable, "model": http.StatusServiceUnavailable,
+	"sandbox": http.StatusServiceUnavailable, "records": http.StatusServiceUnavailable,
 }
 
-// clientText returns a text without the dashes of flags.
-func clientText(text string) string { return flagWords().ReplaceAllString(text, "$1$2") }
-
-// speakToClients rewrites what the records of a session will contain for people,
-// for clients of the API.
-func speakToClients(o *runner.Options) {
-	o.Phrase = func(p record.Problem) record.Problem { return clientProblem(p, recordsHint) }
-	o.Choice.Why = clientText(o.Choice.Why)
-	o.Warnings, o.Ignored = slices.Clone(o.Warnings), slices.Clone(o.Ignored)
-	for i := range o.Warnings {
-		o.Warnings[i] = clientText(o.Warnings[i])
-	}
-	for i := range o.Ignored {
-		o.Ignored[i].Why = clientText(o.Ignored[i].Why)
-	}
-}
-
-// Hints of errors that name none for a client.
+// Hints of errors that have none of their own.
 const (
 	askOtherwise = "Ask for something else."
 	operatorHint = "The server's operator finds the cause in its log."
 	recordsHint  = "The session's records have the details."
 )
+
+// sessionHint returns what a client can do about a fault of a session.
+func sessionHint(f runner.Fault) string {
+	const allow = " Or start a session with a policy that allows the class of the call."
+	switch f.Kind {
+	case runner.FaultSandboxStart:
+		if !errors.Is(f.Err, sandbox.ErrNoNamespaces) && !errors.As(f.Err, new(*programs.NoExecError)) {
+			return "Choose another image, or ask the server's operator to check its engine or runtime."
+		}
+	case runner.FaultSandboxLost:
+		return "Start another session; if it happens again, ask the server's operator to check the engine or runtime. " + whereChangesAre(f)
+	case runner.FaultNoApprover:
+		return "Answer the confirmations of the session." + allow
+	case runner.FaultLateAnswer:
+		return "Answer while the question waits." + allow
+	case runner.FaultCancelled:
+		return whereChangesAre(f)
+	case runner.FaultConflicts, runner.FaultNotApplied:
+		return "GET /sessions/{id}/diff shows both; POST /sessions/{id}/apply applies the rest."
+	}
+	return f.Hint()
+}
+
+// whereChangesAre returns where a client finds the changes of a session.
+func whereChangesAre(f runner.Fault) string {
+	if f.Overlay {
+		return "The workspace is unchanged; GET /sessions/{id}/diff shows the changes."
+	}
+	return "What was done is in the workspace."
+}
+
+// pastProblem returns the problem of a session that has ended. Another program may have
+// recorded it, with hints for its own users.
+func pastProblem(session string, end record.SessionEnded) record.Problem {
+	out := record.Problem{Cause: end.Problem.Cause, Hint: recordsHint}
+	f, ok := runner.FaultOf(session, end)
+	switch {
+	case !ok:
+	case f.Kind == runner.FaultModel, f.Kind == runner.FaultModelKey, f.Kind == runner.FaultRecords:
+		out.Hint = end.Problem.Hint // the same for all programs: it names the log or the disk
+	default:
+		out.Hint = sessionHint(f)
+	}
+	return out
+}
 
 // internalProblem returns the problem of an error whose text clients must not
 // see. The text is in the log, under the ID that the problem has.
@@ -162,44 +167,42 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
 	}
-	if e, ok := errors.AsType[*RequestError](err); ok {
-		return fromProblem(http.StatusUnprocessableEntity, e.Code, clientProblem(e.Problem, askOtherwise))
+	if e, ok := errors.AsType[*PrepareError](err); ok && prepareStatuses[e.Code] != 0 {
+		return d.prepareProblem(what, e)
 	}
-	if w, ok := errors.AsType[*runner.WorkspaceError](err); ok {
-		d.log.Warn(what, zap.Error(err))
-		return fromProblem(http.StatusUnprocessableEntity, "input", record.Problem{Cause: w.Error(), Hint: "Name another directory."})
-	}
-	if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
-		d.log.Warn(what, zap.Error(err))
-		return fromProblem(http.StatusServiceUnavailable, "configuration", record.Problem{Cause: e.Error(), Hint: operatorHint})
-	}
-	e, ok := errors.AsType[*runner.Error](err)
-	if !ok {
-		return d.internalProblem(what, err)
-	}
-	status, code := http.StatusServiceUnavailable, ""
-	switch e.Status {
-	case runner.ExitInput:
-		status, code = http.StatusUnprocessableEntity, "input"
-	case runner.ExitUntrusted:
-		status, code = http.StatusForbidden, "untrusted"
-	case runner.ExitConfig:
-		code = "configuration"
-	case runner.ExitAuth:
-		code = "model"
-	case runner.ExitSandboxStart:
-		code = "sandbox"
-	case runner.ExitFatal:
-		code = "records"
-	default:
+	status, code, hint := http.StatusServiceUnavailable, "", operatorHint
+	var cause error
+	if e, ok := errors.AsType[*runner.WorkspaceError](err); ok {
+		status, code, cause, hint = http.StatusUnprocessableEntity, "input", e, "Name another directory."
+	} else if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
+		code, cause = "configuration", e
+	} else if e, ok := errors.AsType[*runner.LimitsError](err); ok {
+		code, cause, hint = "configuration", e, "Change the limits, or ask the server's operator."
+	} else if e, ok := errors.AsType[*runner.RecordsError](err); ok {
+		code, cause = "records", e
+	} else if errors.Is(err, overlay.ErrUnsupported) {
+		code, cause, hint = "sandbox", err, "Ask for mode bind, on a copy of the workspace if need be."
+	} else {
 		return d.internalProblem(what, err)
 	}
 	d.log.Warn(what, zap.Error(err))
-	fallback := operatorHint
-	if status == http.StatusUnprocessableEntity {
-		fallback = askOtherwise
+	return fromProblem(status, code, record.Problem{Cause: cause.Error(), Hint: hint})
+}
+
+// prepareProblem returns the problem for an error of the caller, with a hint.
+func (d *diagnostics) prepareProblem(what string, e *PrepareError) *Problem {
+	status, p := prepareStatuses[e.Code], e.Problem
+	if status != http.StatusUnprocessableEntity {
+		d.log.Warn(what, zap.Error(e))
 	}
-	return fromProblem(status, code, clientProblem(e.Problem, fallback))
+	switch {
+	case p.Hint != "":
+	case status == http.StatusUnprocessableEntity:
+		p.Hint = askOtherwise
+	default:
+		p.Hint = operatorHint
+	}
+	return fromProblem(status, e.Code, p)
 }
 
 // fromProblem returns a problem whose detail is the cause and the hint of another.

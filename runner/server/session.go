@@ -85,7 +85,7 @@ func (s *session) openRun(ctx, lifetime context.Context, opts *Options) error {
 	s.confirmations.session = s.id
 	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.confirmations.broker, s.feed.publishDelta, opts.Force
 	o.Mirror, o.User = s.observeRecord, s.client.runnerUser()
-	speakToClients(&o)
+	o.Hint = sessionHint
 	if s.run, err = runner.Open(lifetime, o); err != nil {
 		done()
 		return s.asProblem("open session", err)
@@ -144,7 +144,7 @@ func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 	case errors.Is(err, runner.ErrBusy):
 		return nil, newProblem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" runs", "Wait for its end, or cancel it")
 	case errors.Is(err, runner.ErrOver):
-		return nil, newProblem(http.StatusConflict, "over", "the session takes no more turns: "+clientText(s.run.Status().Over), "End it with DELETE, and start another one")
+		return nil, newProblem(http.StatusConflict, "over", "the session takes no more turns: "+s.run.Status().Over, "End it with DELETE, and start another one")
 	case err != nil:
 		return nil, s.internalProblem("start turn", err)
 	}
@@ -291,7 +291,7 @@ func (s *session) sessionView(whole bool) Session {
 	v := Session{
 		ID: s.id, State: state, Title: title, Begun: s.begun.UTC(),
 		Turn: st.Turn, Turns: &st.Turns, Usage: st.Usage, CostUSD: record.CostUSD(st.Usage.CostMicroUSD),
-		Waiting: len(s.confirmations.listPending()), Seq: seq, Over: clientText(st.Over),
+		Waiting: len(s.confirmations.listPending()), Seq: seq, Over: st.Over,
 	}
 	s.recMu.Lock()
 	v.Spent = s.spent

@@ -52,11 +52,12 @@ type Result struct {
 	Failure *Failure `json:"failure,omitempty"`
 }
 
-// Failure is the reason for a missing result: cause, hint and exit status.
+// Failure is the reason for a missing result: its kind for programs, and cause and
+// hint for people.
 type Failure struct {
-	Status int    `json:"status"`
-	Cause  string `json:"cause"`
-	Hint   string `json:"hint"`
+	Kind  string `json:"kind"`
+	Cause string `json:"cause"`
+	Hint  string `json:"hint"`
 }
 
 const (

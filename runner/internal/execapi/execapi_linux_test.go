@@ -54,7 +54,7 @@ func dial(t *testing.T, dir string) net.Conn {
 func echo(_ context.Context, r Request, stdin io.Reader, stdout, stderr io.Writer) Result {
 	if stdin != nil {
 		if _, err := io.Copy(stdout, stdin); err != nil {
-			return Result{Failure: &Failure{Status: 1, Cause: err.Error()}}
+			return Result{Failure: &Failure{Kind: "other", Cause: err.Error()}}
 		}
 	}
 	stderr.Write(bytes.Join(r.Argv, []byte("|")))

@@ -95,7 +95,7 @@ func (s *Server) servePeer(ctx context.Context, conn *net.UnixConn) {
 		defer func() { <-s.slots }()
 	default:
 		sendResult(conn, frames, Result{Failure: &Failure{
-			Status: 1, Cause: fmt.Sprintf("%d commands of users run in this session already", maxPeers), Hint: "Wait until one ends.",
+			Kind: "busy", Cause: fmt.Sprintf("%d commands of users run in this session already", maxPeers), Hint: "Wait until one ends.",
 		}})
 		return
 	}

@@ -35,6 +35,9 @@ type Options struct {
 	// RequirementsUID the user who must own it and its folder: 0 outside tests.
 	Requirements    string
 	RequirementsUID int
+	// NameKeys makes errors name the keys of settings, and not the flags or variables
+	// that they came from.
+	NameKeys bool
 }
 
 // Config has the settings in effect, and where each came from.
@@ -86,7 +89,9 @@ func Load(o Options) (Config, error) {
 		c.addLayer(env, Source{Name: "environment"})
 	}
 	c.addLayer(o.Flags, Source{Name: "flags"})
-	c.origins.nameSettings()
+	if !o.NameKeys {
+		c.origins.nameSettings()
+	}
 	c.File = c.Over(o.Asked)
 	for _, v := range listValues(o.Asked) {
 		c.origins[v.Key] = "client"

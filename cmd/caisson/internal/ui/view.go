@@ -196,7 +196,7 @@ func answeredBy(q trace.Question) string {
 	case "timeout":
 		return ": nobody answered in time"
 	case "on_prompt":
-		return ": nobody could be asked"
+		return ": no one could be asked"
 	}
 	return " by " + safeLine(q.By)
 }

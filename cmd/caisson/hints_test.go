@@ -1,0 +1,108 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/server"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+// TestSessionHints: the hints of faults name flags and commands of this program, and an
+// error with a hint of its own keeps it.
+func TestSessionHints(t *testing.T) {
+	own := &commandError{Problem: record.Problem{Cause: "no engine", Hint: "Start one."}}
+	for want, f := range map[string]runner.Fault{
+		"Start one.":               {Kind: runner.FaultSandboxStart, Err: fmt.Errorf("start: %w", own)},
+		"seccomp=unconfined":       {Kind: runner.FaultSandboxStart, Err: fmt.Errorf("runc run: %w: %w", sandbox.ErrNoNamespaces, syscall.EPERM)},
+		"caisson doctor shows":     {Kind: runner.FaultSandboxStart, Err: sandbox.ErrUnavailable},
+		"(caisson doctor), and":    {Kind: runner.FaultSandboxLost},
+		"caisson diff shows what":  {Kind: runner.FaultCancelled, Overlay: true},
+		"is in the workspace.":     {Kind: runner.FaultCancelled},
+		"trust. --on-prompt deny":  {Kind: runner.FaultNoApprover, Stopped: true},
+		"without --json. Or allow": {Kind: runner.FaultNoApprover},
+		"--confirm-timeout":        {Kind: runner.FaultLateAnswer},
+		"Ctrl-D":                   {Kind: runner.FaultNoAnswer},
+		"--skip-conflicts ses_1":   {Kind: runner.FaultConflicts, Session: "ses_1"},
+		"caisson apply ses_1":      {Kind: runner.FaultNotApplied, Session: "ses_1"},
+		"The next caisson run":     {Kind: runner.FaultLeft},
+		"not run again":            {Kind: runner.FaultCommandLost},
+		"caisson sandbox ls":       {Kind: runner.FaultNotLive},
+		"under err_1.":             {Kind: runner.FaultModel, LogFile: "/s/log", ErrorID: "err_1"},
+	} {
+		if got := sessionHint(f); !strings.Contains(got, want) {
+			t.Errorf("%s: %q, want %q", f.Kind, got, want)
+		}
+	}
+}
+
+// TestStatusesOfRunnerErrors compares the statuses of errors of the runner with
+// docs/exit-status.md.
+func TestStatusesOfRunnerErrors(t *testing.T) {
+	for want, errs := range map[int][]error{
+		exitFailed:       {&runner.UserCommandError{Kind: runner.FaultOther}, &runner.UserCommandError{Kind: "busy"}, &runner.UserCommandError{Kind: runner.FaultDisk}},
+		exitInput:        {&runner.UserCommandError{Kind: runner.FaultNotLive}, &runner.UserCommandError{Kind: runner.FaultCommand}},
+		exitSandboxStart: {&runner.UserCommandError{Kind: runner.FaultSandboxStart}, fmt.Errorf("open: %w", overlay.ErrUnsupported)},
+		exitSandboxLost:  {&runner.UserCommandError{Kind: runner.FaultCommandLost}, &runner.UserCommandError{Kind: runner.FaultReplaced}, &runner.UserCommandError{Kind: runner.FaultEndUnknown}},
+		exitFatal:        {&runner.UserCommandError{Kind: runner.FaultRecords}, &runner.RecordsError{Dir: "/s", Err: syscall.ENOSPC}},
+		exitConfig:       {&runner.LimitsError{Err: errors.New("limits")}, &runner.LimitsError{Session: true, Err: errors.New("limits")}},
+	} {
+		for _, err := range errs {
+			if got := describeError(err); got.Status != want || got.Hint == "" {
+				t.Errorf("%#v: %d, %q, want %d", err, got.Status, got.Hint, want)
+			}
+		}
+	}
+	if got := describeError(&runner.UserCommandError{Kind: "busy", Hint: "Wait."}); got.Hint != "Wait." {
+		t.Errorf("the session's hint became %q", got.Hint)
+	}
+}
+
+// TestPrepareErrors: what a client of the server reads about an error names no flag and
+// no command, and errors that the server words reach it as they are.
+func TestPrepareErrors(t *testing.T) {
+	commandLine := regexp.MustCompile(`(^|[\s("'])--[a-z]|\bcaisson [a-z]+`)
+	for want, err := range map[string]error{
+		"untrusted":               &untrustedError{"/w", "the workspace is not trusted"},
+		"workspace_configuration": &ownError{&config.Error{Where: "policy", Message: "it is wrong"}},
+		"configuration":           &config.Error{Where: "image", Message: "it is wrong", Hint: "see caisson run --help"},
+		"sandbox":                 fmt.Errorf("choose: %w", sandbox.ErrUnavailable),
+		"model":                   &commandError{Status: exitAuth, Problem: record.Problem{Cause: "no key", Hint: "Use --model."}},
+		"input":                   &commandError{Status: exitInput, Problem: record.Problem{Cause: "no recording", Hint: "Use --model."}},
+	} {
+		got, ok := errors.AsType[*server.PrepareError](prepareError(err))
+		if !ok || got.Code != want || commandLine.MatchString(got.Cause+" "+got.Hint) {
+			t.Errorf("%v: %+v, want %s", err, got, want)
+		}
+	}
+	for _, err := range []error{&runner.WorkspaceError{Op: "open", Path: "/w"}, &sessiondir.StateError{Path: "/s"}, errors.New("any")} {
+		if got := prepareError(err); !errors.Is(got, err) || errors.As(got, new(*server.PrepareError)) {
+			t.Errorf("%v became %v", err, got)
+		}
+	}
+}
+
+// TestClientFacts: the facts of a session that a client of the server starts name no
+// flag and no command; those of the command line, the control, do.
+func TestClientFacts(t *testing.T) {
+	for _, forClients := range []bool{false, true} {
+		image := "debian:stable"
+		c, err := config.Load(config.Options{Flags: config.File{Image: &image}, NameKeys: forClients, Requirements: t.TempDir() + "/none"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := &sessionBuilder{backends: &backends{settings: &settings{conf: c, forClients: forClients}}}
+		if got := b.inShort([]string{"a", "b"}); len(got) != 1 || strings.Contains(got[0], "caisson doctor") == forClients {
+			t.Errorf("for clients %v: %q", forClients, got)
+		}
+	}
+}
