@@ -56,8 +56,8 @@ func (a archive) isVisible(dir string) bool {
 		return false
 	}
 	defer t.close()
-	b, err := trace.ReadBegin(t.file)
-	return err == nil && b.Created.Workspace != "" && a.shows(b.Created.Workspace)
+	created, err := trace.ReadCreated(t.file)
+	return err == nil && created.Workspace != "" && a.shows(created.Workspace)
 }
 
 // listIDs returns the IDs of all sessions, the newest first.

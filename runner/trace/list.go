@@ -131,38 +131,52 @@ type Begin struct {
 // beginRecords bounds the records that are searched for the first message.
 const beginRecords = 8
 
-// ReadBegin reads the first records of a session. The error is io.EOF if there is
-// none. What was read before an error is returned with it.
-func ReadBegin(r io.Reader) (Begin, error) {
-	var b Begin
-	in := bufio.NewReaderSize(r, record.MaxLineBytes)
+// ReadCreated reads the first record of a session. The error is io.EOF if there
+// is none.
+func ReadCreated(r io.Reader) (record.SessionCreated, error) {
+	_, p, err := readCreated(bufio.NewReaderSize(r, record.MaxLineBytes))
+	return p, err
+}
+
+func readCreated(in *bufio.Reader) (rec record.Record, p record.SessionCreated, err error) {
 	line, err := in.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
 		err = errors.New("the first line is too long for a record")
 	}
 	if err != nil {
-		return b, err
+		return rec, p, err
 	}
-	rec, err := record.Decode(line)
+	if rec, err = record.Decode(line); err != nil {
+		return rec, p, err
+	}
+	p, ok := decodePayload[record.SessionCreated](rec)
+	if !ok {
+		err = errors.New("the first record is " + string(rec.Kind) + ", not session.created")
+	}
+	return rec, p, err
+}
+
+// ReadBegin reads the first records of a session. The error is io.EOF if there is
+// none. What was read before an error is returned with it.
+func ReadBegin(r io.Reader) (Begin, error) {
+	in := bufio.NewReaderSize(r, record.MaxLineBytes)
+	rec, p, err := readCreated(in)
+	b := Begin{Time: rec.Time, Created: p, Task: p.Task}
 	if err != nil {
 		return b, err
 	}
-	b.Time = rec.Time
-	var ok bool
-	if b.Created, ok = decodePayload[record.SessionCreated](rec); !ok {
-		return b, errors.New("the first record is " + string(rec.Kind) + ", not session.created")
-	}
-	b.Task = b.Created.Task
 	steps := NewSteps(func(s Step) {
 		if s.Kind == StepUser {
 			b.Task = cmp.Or(b.Task, s.Text)
 		}
 	})
 	for i := 1; i < beginRecords && b.Task == ""; i++ {
-		if line, err = in.ReadSlice('\n'); err != nil {
+		line, err := in.ReadSlice('\n')
+		if err != nil {
 			break
 		}
-		if rec, err = record.Decode(line); err != nil {
+		rec, err := record.Decode(line)
+		if err != nil {
 			break
 		}
 		steps.Record(rec)
