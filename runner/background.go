@@ -89,7 +89,7 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	if err != nil {
 		return "", err
 	}
-	watched, unwatch := b.x.disk.watchContext(own)
+	watched, unwatch := b.x.disk.WatchContext(own)
 	starting := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	timeout := cmd.Timeout
 	if timeout == 0 {

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -28,10 +29,10 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, ended := startedBackgrounds(t, nil)
 			var looks, free atomic.Int64
-			free.Store(2 * diskReserve)
-			watch := newDiskWatch(func() diskRoom {
+			free.Store(2 * diskwatch.Reserve)
+			watch := diskwatch.New(func() diskwatch.Room {
 				looks.Add(1)
-				return diskRoom{bytes: free.Load(), files: -1}
+				return diskwatch.Room{Bytes: free.Load(), Files: -1}
 			}, nil)
 			var command context.Context
 			b.x.sandbox.backend.(*fakeBackend).starting = func(ctx context.Context, cmd sandbox.Command) error {
@@ -49,7 +50,7 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 				if b.x.disk = watch; i == 0 && !fills {
 					b.x.disk = nil
 				}
-				free.Store(2 * diskReserve)
+				free.Store(2 * diskwatch.Reserve)
 				handle, err := b.Begin(t.Context(), shell.Command{Script: "serve", Command: sandbox.Command{Dir: "none"}})
 				full, isFull := errors.AsType[*limits.ExceededError](err)
 				if isFull != fills || isFull && full.Kind != limits.KindDisk || !fills && !errors.Is(err, sandbox.ErrInvalid) {
@@ -62,9 +63,9 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 					t.Error("a command that did not start has output")
 				}
 			}
-			time.Sleep(diskLook) // for looks that were under way
+			time.Sleep(diskwatch.Interval) // for looks that were under way
 			now := looks.Load()
-			time.Sleep(3 * diskLook)
+			time.Sleep(3 * diskwatch.Interval)
 			if looks.Load() != now {
 				t.Error("the disk is still watched")
 			}
@@ -193,7 +194,7 @@ func (p endedProcess) Wait() (sandbox.Exit, error) { return p.exit, p.err }
 // TestEndsOfBackgroundCommands: what a command's end means for its result, its
 // record, the sandbox and the workspace.
 func TestEndsOfBackgroundCommands(t *testing.T) {
-	full := &limits.ExceededError{Kind: limits.KindDisk, Limit: diskReserve, Files: true}
+	full := &limits.ExceededError{Kind: limits.KindDisk, Limit: diskwatch.Reserve, Files: true}
 	cancelled := sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}
 	for name, c := range map[string]struct {
 		exit    sandbox.Exit
@@ -206,7 +207,7 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 		retired bool // the sandbox is replaced
 	}{
 		"by itself":        {exit: sandbox.Exit{Stdout: sandbox.Stream{Total: 100}, Wall: 5 * time.Second, Kill: sandbox.KillReport{Killed: 3}}, by: "itself", after: true},
-		"of a full disk":   {exit: sandbox.Exit{Status: cancelled}, cause: full, by: "disk_full", reserve: diskReserve, after: true},
+		"of a full disk":   {exit: sandbox.Exit{Status: cancelled}, cause: full, by: "disk_full", reserve: diskwatch.Reserve, after: true},
 		"as a disk filled": {cause: full, by: "itself", after: true},
 		"with its sandbox": {err: sandbox.ErrLost, by: "sandbox_lost"},
 		"with the session": {exit: sandbox.Exit{Status: cancelled}, cause: errSessionEnd, by: "session_end"},

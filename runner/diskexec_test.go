@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -20,7 +21,7 @@ import (
 func filling(t *testing.T) *executor {
 	t.Helper()
 	var free atomic.Int64
-	free.Store(diskReserve * 4)
+	free.Store(diskwatch.Reserve * 4)
 	started := make(chan struct{})
 	dir, err := os.Open(t.TempDir())
 	if err != nil {
@@ -37,7 +38,7 @@ func filling(t *testing.T) *executor {
 	}()
 	return &executor{
 		sandbox: box, spill: newSpiller(t.TempDir(), nil), ready: noWait, after: func(context.Context) {},
-		disk: newDiskWatch(func() diskRoom { return diskRoom{bytes: free.Load(), files: -1} }, nil),
+		disk: diskwatch.New(func() diskwatch.Room { return diskwatch.Room{Bytes: free.Load(), Files: -1} }, nil),
 	}
 }
 
@@ -45,7 +46,7 @@ func filling(t *testing.T) *executor {
 // and that nobody cancelled it.
 func TestDiskFull(t *testing.T) {
 	r, err := filling(t).Run(t.Context(), shell.Command{Script: "fill", Command: sandbox.Command{Stdout: discard{}, Stderr: discard{}}})
-	if err != nil || r.DiskReserve != diskReserve || r.Status.Cancelled || r.Status.Signal != 15 {
+	if err != nil || r.DiskReserve != diskwatch.Reserve || r.Status.Cancelled || r.Status.Signal != 15 {
 		t.Errorf("%+v, %v", r, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -26,7 +27,7 @@ type executor struct {
 	// fresh reports whether a file is still as the session found it.
 	fresh func(ctx context.Context, path string) bool
 	// disk ends commands before they fill the host's disk; nil is no watch.
-	disk *diskWatch
+	disk *diskwatch.Watch
 	// after is called when a command has ended.
 	after func(ctx context.Context)
 
@@ -41,7 +42,7 @@ type executor struct {
 
 // newExecutor returns an executor. The caller must set ready, fresh, after and
 // background.
-func newExecutor(sandbox *liveSandbox, dir string, spill *spiller, disk *diskWatch) *executor {
+func newExecutor(sandbox *liveSandbox, dir string, spill *spiller, disk *diskwatch.Watch) *executor {
 	return &executor{sandbox: sandbox, spill: spill, disk: disk, images: changes.NewPreimages(dir)}
 }
 
@@ -57,7 +58,7 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	}
 	stdout := &capture{stream: "stdout", watch: cmd.Stdout, spill: x.spill}
 	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
-	watched, stop := x.disk.watchContext(ctx)
+	watched, stop := x.disk.WatchContext(ctx)
 	defer stop()
 	start := cmd.Command
 	start.Argv, start.Stdout, start.Stderr = scriptArgv(program, cmd), stdout, stderr
@@ -97,7 +98,7 @@ func (x *executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
-	watched, stop := x.disk.watchContext(ctx)
+	watched, stop := x.disk.WatchContext(ctx)
 	defer stop()
 	p, err := g.sandbox.Start(watched, cmd)
 	if err != nil {

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -90,7 +91,7 @@ func TestExecutorRunsACommand(t *testing.T) {
 		stream := sandbox.Stream{Total: 3, Live: 3}
 		return endedProcess{exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: 3}, Stdout: stream, Stderr: stream, Kill: sandbox.KillReport{Killed: 2}}}, nil
 	})
-	x.disk = newDiskWatch(func() diskRoom { return diskRoom{bytes: 4 * diskReserve, files: -1} }, nil)
+	x.disk = diskwatch.New(func() diskwatch.Room { return diskwatch.Room{Bytes: 4 * diskwatch.Reserve, Files: -1} }, nil)
 	for i, cmd := range []shell.Command{
 		{Script: "work", Command: sandbox.Command{Dir: "sub", NoLinks: true, Timeout: 7}}, {Script: "work", Args: []string{"a"}},
 	} {
@@ -163,7 +164,7 @@ func TestExecutorEndsWhatFillsTheDisk(t *testing.T) {
 	}{"before it began": {false, true}, "while it ran": {true, true}, "as it ended": {true, false}} {
 		t.Run(name, func(t *testing.T) {
 			var free atomic.Int64
-			free.Store(4 * diskReserve)
+			free.Store(4 * diskwatch.Reserve)
 			x, _, _ := newExecutorBench(t, func(ctx context.Context, _ sandbox.Command) (sandbox.Process, error) {
 				free.Store(1000)
 				<-ctx.Done()
@@ -172,9 +173,9 @@ func TestExecutorEndsWhatFillsTheDisk(t *testing.T) {
 				}
 				return endedProcess{exit: sandbox.Exit{Status: sandbox.ExitStatus{Cancelled: tc.ended}}}, nil
 			})
-			x.disk = newDiskWatch(func() diskRoom { return diskRoom{bytes: free.Load(), files: -1} }, nil)
+			x.disk = diskwatch.New(func() diskwatch.Room { return diskwatch.Room{Bytes: free.Load(), Files: -1} }, nil)
 			r, err := x.Run(t.Context(), command("fill"))
-			if err != nil || (r.DiskReserve == diskReserve) != tc.ended || r.Status.Cancelled || (r.Status.Code == -1) == tc.starts {
+			if err != nil || (r.DiskReserve == diskwatch.Reserve) != tc.ended || r.Status.Cancelled || (r.Status.Code == -1) == tc.starts {
 				t.Errorf("%+v, %v", r, err)
 			}
 		})

@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -138,7 +139,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	s.original = original
 	s.sandbox = newLiveSandbox(ctx, o.Backend, s.sandboxSpec())
 	s.sandbox.record, s.sandbox.describe, s.sandbox.log, s.sandbox.refuseLost = s.events.writeRecord, o.describeStart, s.log, o.RefuseLost
-	s.exec = newExecutor(s.sandbox, s.dir, newSpiller(s.dir, o.Secrets), newSessionDiskWatch(o, s.dir, s.sandbox.killCurrent))
+	s.exec = newExecutor(s.sandbox, s.dir, newSpiller(s.dir, o.Secrets), diskwatch.New(roomOfSession(o, s.dir), s.sandbox.killCurrent))
 	s.exec.background = newBackgrounds(s.exec, s.events.recordBackground, s.log)
 	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
 	if s.tracker, err = newTracker(s, original); err != nil {
@@ -270,11 +271,11 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 	return p
 }
 
-// newSessionDiskWatch watches what the commands of a session write to: the workspace,
-// or in overlay mode the layers in the session's directory.
-func newSessionDiskWatch(o Options, dir string, kill func()) *diskWatch {
+// roomOfSession returns the room that the commands of a session have: on the file
+// system of the workspace, or in overlay mode of the layers in the session's directory.
+func roomOfSession(o Options, dir string) func() diskwatch.Room {
 	if o.isOverlay() {
-		return newDiskWatch(roomAt(dir), kill)
+		return diskwatch.RoomAt(dir)
 	}
-	return newDiskWatch(roomOn(o.Workspace.Dir), kill)
+	return diskwatch.RoomOn(o.Workspace.Dir)
 }

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/runner/internal/diskwatch"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -64,5 +66,21 @@ func TestSessionIsOverWithoutItsSandbox(t *testing.T) {
 	}
 	if over := s.Status().Over; !strings.Contains(over, tools.ErrSandboxLost.Error()) {
 		t.Errorf("over: %q", over)
+	}
+}
+
+// TestDiskOfASession: in overlay mode commands write to the session's directory, here
+// one that has no size, otherwise to the workspace.
+func TestDiskOfASession(t *testing.T) {
+	dir, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	for mode, known := range map[sandbox.WorkspaceMode]bool{sandbox.ModeBind: true, sandbox.ModeOverlay: false} {
+		o := Options{Workspace: &Workspace{Dir: dir}, SandboxOptions: SandboxOptions{Mode: mode}}
+		if room := roomOfSession(o, "/proc")(); (room != diskwatch.UnknownRoom) != known {
+			t.Errorf("%s: %+v", mode, room)
+		}
 	}
 }

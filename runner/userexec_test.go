@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -329,12 +330,12 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 			b, _ := startedBackgrounds(t, map[string]script{"run": c.script})
 			backend := b.x.sandbox.backend.(*fakeBackend)
 			backend.left = map[string]int{"run": c.left}
-			free := int64(4 * diskReserve)
+			free := int64(4 * diskwatch.Reserve)
 			var mu sync.Mutex
-			b.x.disk = newDiskWatch(func() diskRoom {
+			b.x.disk = diskwatch.New(func() diskwatch.Room {
 				mu.Lock()
 				defer mu.Unlock()
-				return diskRoom{bytes: free, files: -1}
+				return diskwatch.Room{Bytes: free, Files: -1}
 			}, nil)
 			var watched context.Context
 			backend.starting = func(ctx context.Context, _ sandbox.Command) error {

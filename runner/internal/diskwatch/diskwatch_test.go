@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package diskwatch
 
 import (
 	"context"
@@ -14,14 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/sandbox"
 )
 
 // fakeDisk is a file system whose room a test sets.
 type fakeDisk struct{ bytes, files, allFiles, killed atomic.Int64 }
 
-func (d *fakeDisk) room() diskRoom {
-	return diskRoom{bytes: d.bytes.Load(), files: d.files.Load(), allFiles: d.allFiles.Load()}
+func (d *fakeDisk) room() Room {
+	return Room{Bytes: d.bytes.Load(), Files: d.files.Load(), AllFiles: d.allFiles.Load()}
 }
 
 func (d *fakeDisk) kill() { d.killed.Add(1) }
@@ -33,7 +32,7 @@ func TestDiskWatch(t *testing.T) {
 		reserve int64
 		slack   int64
 	}{
-		"bytes": {func(d *fakeDisk) *atomic.Int64 { return &d.bytes }, diskReserve, diskSlack},
+		"bytes": {func(d *fakeDisk) *atomic.Int64 { return &d.bytes }, Reserve, byteSlack},
 		"files": {func(d *fakeDisk) *atomic.Int64 { return &d.files }, 50_000, fileSlack},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -43,8 +42,8 @@ func TestDiskWatch(t *testing.T) {
 				disk.files.Store(900_000)
 				disk.allFiles.Store(1_000_000)
 				free := c.count(&disk)
-				w := newDiskWatch(disk.room, disk.kill)
-				ctx, stop := w.watchContext(t.Context())
+				w := New(disk.room, disk.kill)
+				ctx, stop := w.WatchContext(t.Context())
 				time.Sleep(time.Minute)
 				if ctx.Err() != nil {
 					t.Fatalf("ended with room left: %v", context.Cause(ctx))
@@ -59,7 +58,7 @@ func TestDiskWatch(t *testing.T) {
 
 				// The next one can remove things, but not write much more; one with
 				// room again goes on.
-				ctx, stop = w.watchContext(t.Context())
+				ctx, stop = w.WatchContext(t.Context())
 				time.Sleep(time.Minute)
 				free.Add(-c.slack)
 				time.Sleep(time.Minute)
@@ -70,7 +69,7 @@ func TestDiskWatch(t *testing.T) {
 				<-ctx.Done()
 				stop()
 				free.Store(2 * c.reserve)
-				ctx, stop = w.watchContext(t.Context())
+				ctx, stop = w.WatchContext(t.Context())
 				time.Sleep(time.Minute)
 				if ctx.Err() != nil {
 					t.Error("with room again a command is ended")
@@ -95,7 +94,7 @@ func TestDiskWatchOfACancelledCommand(t *testing.T) {
 		disk.bytes.Store(10 << 30)
 		disk.files.Store(-1)
 		ctx, cancel := context.WithCancel(t.Context())
-		_, stop := newDiskWatch(disk.room, disk.kill).watchContext(ctx)
+		_, stop := New(disk.room, disk.kill).WatchContext(ctx)
 		cancel()
 		time.Sleep(time.Second)
 		if disk.killed.Load() != 0 {
@@ -112,14 +111,14 @@ func TestDiskWatchOfACancelledCommand(t *testing.T) {
 
 // TestDiskReserve: a small disk can be worked on, one that can't be asked too.
 func TestDiskReserve(t *testing.T) {
-	for _, c := range []struct{ room, want diskRoom }{
-		{diskRoom{bytes: 100, files: 100, allFiles: 1 << 40}, diskRoom{bytes: 50, files: 50}},
-		{diskRoom{bytes: 1 << 40, files: 30_208, allFiles: 30_208}, diskRoom{bytes: diskReserve, files: leastFiles}},
-		{diskRoom{bytes: 1 << 40, files: 900_000, allFiles: 1_000_000}, diskRoom{bytes: diskReserve, files: 50_000}},
-		{diskRoom{bytes: 1 << 40, files: 2000, allFiles: 30_208}, diskRoom{bytes: diskReserve, files: 1000}},
-		{noRoom, diskRoom{}},
+	for _, c := range []struct{ room, want Room }{
+		{Room{Bytes: 100, Files: 100, AllFiles: 1 << 40}, Room{Bytes: 50, Files: 50}},
+		{Room{Bytes: 1 << 40, Files: 30_208, AllFiles: 30_208}, Room{Bytes: Reserve, Files: leastFiles}},
+		{Room{Bytes: 1 << 40, Files: 900_000, AllFiles: 1_000_000}, Room{Bytes: Reserve, Files: 50_000}},
+		{Room{Bytes: 1 << 40, Files: 2000, AllFiles: 30_208}, Room{Bytes: Reserve, Files: 1000}},
+		{UnknownRoom, Room{}},
 	} {
-		if w := newDiskWatch(func() diskRoom { return c.room }, nil); w.reserve != c.want {
+		if w := New(func() Room { return c.room }, nil); w.reserve != c.want {
 			t.Errorf("of %+v, %+v is reserved", c.room, w.reserve)
 		}
 	}
@@ -127,30 +126,30 @@ func TestDiskReserve(t *testing.T) {
 	for _, c := range []struct {
 		fs   unix.Statfs_t
 		err  error
-		want diskRoom
+		want Room
 	}{
-		{unix.Statfs_t{Blocks: 1, Bavail: 3, Bsize: 10, Files: 1, Ffree: 2}, nil, diskRoom{bytes: 30, files: 2, allFiles: 1}},
-		{unix.Statfs_t{Bavail: 3, Bsize: 10, Ffree: 2}, nil, noRoom},
-		{unix.Statfs_t{Blocks: 1, Bavail: 3, Bsize: 10, Files: 1, Ffree: 2}, unix.EIO, noRoom},
+		{unix.Statfs_t{Blocks: 1, Bavail: 3, Bsize: 10, Files: 1, Ffree: 2}, nil, Room{Bytes: 30, Files: 2, AllFiles: 1}},
+		{unix.Statfs_t{Bavail: 3, Bsize: 10, Ffree: 2}, nil, UnknownRoom},
+		{unix.Statfs_t{Blocks: 1, Bavail: 3, Bsize: 10, Files: 1, Ffree: 2}, unix.EIO, UnknownRoom},
 	} {
 		if got := roomOf(&c.fs, c.err); got != c.want {
 			t.Errorf("%+v, %v: %+v", c.fs, c.err, got)
 		}
 	}
 	for _, c := range []struct {
-		room diskRoom
+		room Room
 		full bool
-	}{{diskRoom{bytes: 100, files: 100}, false}, {diskRoom{bytes: 99, files: 100}, true}, {diskRoom{bytes: 100, files: 99}, true}, {diskRoom{files: 100}, true}, {diskRoom{bytes: 100}, true}, {noRoom, false}} {
-		w := &diskWatch{room: func() diskRoom { return c.room }}
-		if err := w.checkFloor(diskRoom{bytes: 100, files: 100}); (err != nil) != c.full {
+	}{{Room{Bytes: 100, Files: 100}, false}, {Room{Bytes: 99, Files: 100}, true}, {Room{Bytes: 100, Files: 99}, true}, {Room{Files: 100}, true}, {Room{Bytes: 100}, true}, {UnknownRoom, false}} {
+		w := &Watch{room: func() Room { return c.room }}
+		if err := w.checkFloor(Room{Bytes: 100, Files: 100}); (err != nil) != c.full {
 			t.Errorf("%+v: %v", c.room, err)
 		}
 	}
-	if full := (&diskWatch{room: func() diskRoom { return diskRoom{files: 5, bytes: 5} }, reserve: diskRoom{files: 7}}).checkFloor(diskRoom{files: 6}); full == nil {
+	if full := (&Watch{room: func() Room { return Room{Files: 5, Bytes: 5} }, reserve: Room{Files: 7}}).checkFloor(Room{Files: 6}); full == nil {
 		t.Error("no files are left, and it is not said")
 	}
 	synctest.Test(t, func(t *testing.T) {
-		ctx, stop := newDiskWatch(func() diskRoom { return noRoom }, nil).watchContext(t.Context())
+		ctx, stop := New(func() Room { return UnknownRoom }, nil).WatchContext(t.Context())
 		time.Sleep(time.Minute)
 		if ctx.Err() != nil {
 			t.Error("a disk that can't be asked ends commands")
@@ -162,15 +161,7 @@ func TestDiskReserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	if room := roomOn(dir)(); room.bytes <= 0 || room.files == 0 || room.allFiles != roomAt(dir.Name())().allFiles {
+	if room := RoomOn(dir)(); room.Bytes <= 0 || room.Files == 0 || room.AllFiles != RoomAt(dir.Name())().AllFiles {
 		t.Errorf("%+v is free", room)
-	}
-	// In overlay mode commands write to the session's directory, here one that has
-	// no size.
-	for mode, known := range map[sandbox.WorkspaceMode]bool{sandbox.ModeBind: true, sandbox.ModeOverlay: false} {
-		o := Options{Workspace: &Workspace{Dir: dir}, SandboxOptions: SandboxOptions{Mode: mode}}
-		if room := newSessionDiskWatch(o, "/proc", nil).room(); (room != noRoom) != known {
-			t.Errorf("%s: %+v", mode, room)
-		}
 	}
 }

@@ -1,6 +1,6 @@
 //go:build linux || darwin
 
-package runner
+package diskwatch
 
 import (
 	"os"
@@ -8,30 +8,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// roomOn returns what is left for ordinary users on the file system that a
+// RoomOn returns what is left for ordinary users on the file system that a
 // directory is on.
-func roomOn(dir *os.File) func() diskRoom {
-	return func() diskRoom {
+func RoomOn(dir *os.File) func() Room {
+	return func() Room {
 		raw, err := dir.SyscallConn()
 		if err != nil {
-			return noRoom
+			return UnknownRoom
 		}
-		room := noRoom
+		room := UnknownRoom
 		err = raw.Control(func(fd uintptr) {
 			var fs unix.Statfs_t
 			err := unix.Fstatfs(int(fd), &fs)
 			room = roomOf(&fs, err)
 		})
 		if err != nil {
-			return noRoom
+			return UnknownRoom
 		}
 		return room
 	}
 }
 
-// roomAt is roomOn by a path.
-func roomAt(dir string) func() diskRoom {
-	return func() diskRoom {
+// RoomAt is roomOn by a path.
+func RoomAt(dir string) func() Room {
+	return func() Room {
 		var fs unix.Statfs_t
 		err := unix.Statfs(dir, &fs)
 		return roomOf(&fs, err)
@@ -40,16 +40,16 @@ func roomAt(dir string) func() diskRoom {
 
 // roomOf reads the answer of statfs(2). Some file systems have no size, and
 // others (btrfs) no bound on files: their counts are 0.
-func roomOf(fs *unix.Statfs_t, err error) diskRoom {
-	room := noRoom
+func roomOf(fs *unix.Statfs_t, err error) Room {
+	room := UnknownRoom
 	if err != nil {
 		return room
 	}
 	if fs.Blocks > 0 {
-		room.bytes = int64(fs.Bavail) * int64(fs.Bsize) //nolint:unconvert // 32 bits on some systems
+		room.Bytes = int64(fs.Bavail) * int64(fs.Bsize) //nolint:unconvert // 32 bits on some systems
 	}
 	if fs.Files > 0 {
-		room.files, room.allFiles = int64(fs.Ffree), int64(fs.Files)
+		room.Files, room.AllFiles = int64(fs.Ffree), int64(fs.Files)
 	}
 	return room
 }

@@ -1,0 +1,112 @@
+// Package diskwatch ends commands before they fill a file system of the host.
+package diskwatch
+
+import (
+	"context"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+// Bounds of the host's own disk.
+const (
+	// Reserve is the room, in bytes, that commands must leave on the file system that
+	// they write to: enough for the host to go on, and more than the fastest
+	// disks write between two checks.
+	Reserve = 1 << 30
+	// byteSlack and fileSlack are the bytes and files that a command may still
+	// write that starts when less than the reserve is left: it must be possible
+	// to remove things.
+	byteSlack = 16 << 20
+	fileSlack = 1000
+	// fileReserve is the part of all the files (inodes) of a file system that
+	// commands must leave, in percent, and leastFiles the least of it: more than
+	// the fastest command creates between two checks and until it is dead.
+	fileReserve = 5
+	leastFiles  = 10_000
+	// Interval is the interval of checks while a command runs: a statfs
+	// takes 2 µs, and one processor creates 5,000 files in the meantime.
+	Interval = 25 * time.Millisecond
+)
+
+// Room is the free space of a file system for ordinary users. A field is -1
+// if it is unknown.
+type Room struct {
+	Bytes, Files int64
+	// AllFiles is how many files the file system can hold.
+	AllFiles int64
+}
+
+// UnknownRoom is the room of a file system whose room is unknown.
+var UnknownRoom = Room{Bytes: -1, Files: -1}
+
+// Watch ends commands before they fill the file system that the workspace,
+// or an overlay's upper layer, is on: neither has a size of its own, and a full
+// disk harms the host. It is safe for concurrent use.
+type Watch struct {
+	// room returns the room that is left.
+	room func() Room
+	// reserve is the room that must be left.
+	reserve Room
+	// kill ends commands that do not end when their contexts are cancelled.
+	kill func()
+}
+
+// New returns a watch that keeps Reserve bytes and fileReserve percent of the files
+// free, leastFiles at least, or half of what is free now if that is less, so
+// that a small disk can be worked on.
+func New(room func() Room, kill func()) *Watch {
+	now := room()
+	return &Watch{room: room, kill: kill, reserve: Room{
+		Bytes: min(Reserve, now.Bytes/2),
+		Files: min(max(now.AllFiles/100*fileReserve, leastFiles), now.Files/2),
+	}}
+}
+
+// WatchContext returns a context that is cancelled, with a *limits.ExceededError of
+// kind disk as its cause, when less than the reserve is left; if less was left
+// before, when the slack is gone too. A command that is cancelled already is
+// killed then. Call stop when the command has ended. A file system that does
+// not answer ends nothing.
+func (w *Watch) WatchContext(ctx context.Context) (watched context.Context, stop func()) {
+	if w == nil {
+		return ctx, func() {}
+	}
+	now := w.room()
+	floor := Room{Bytes: min(w.reserve.Bytes, now.Bytes-byteSlack), Files: min(w.reserve.Files, now.Files-fileSlack)}
+	ctx, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		look := time.NewTicker(Interval)
+		for {
+			if full := w.checkFloor(floor); full != nil {
+				if ctx.Err() != nil && w.kill != nil {
+					w.kill()
+				}
+				cancel(full)
+				return
+			}
+			select {
+			case <-ended:
+				return
+			case <-look.C:
+			}
+		}
+	}()
+	return ctx, func() {
+		cancel(nil)
+		close(ended)
+	}
+}
+
+// checkFloor returns an error where less than floor is left, and nil otherwise.
+func (w *Watch) checkFloor(floor Room) error {
+	now := w.room()
+	switch {
+	case now.Bytes >= 0 && now.Bytes < floor.Bytes:
+		return &limits.ExceededError{Kind: limits.KindDisk, Limit: w.reserve.Bytes, Used: now.Bytes}
+	case now.Files >= 0 && now.Files < floor.Files:
+		return &limits.ExceededError{Kind: limits.KindDisk, Limit: w.reserve.Files, Used: now.Files, Files: true}
+	}
+	return nil
+}
