@@ -84,7 +84,7 @@ func TestStartsOfTheSandbox(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, starts := countStarts(t, tc.turns, nil)
 			usePolicy(t, b, tc.policy)
-			b.opts.StartOnDemand = tc.onDemand
+			b.opts.startOnDemand = tc.onDemand
 			if tc.overlay {
 				b = b.overlaid()
 			}
@@ -130,7 +130,7 @@ func TestFailedStart(t *testing.T) {
 			if tc.lacks {
 				b.backend.lacks, b.opts.RefuseLost = []string{"no such image"}, true
 			}
-			b.opts.StartOnDemand = tc.onDemand
+			b.opts.startOnDemand = tc.onDemand
 			if tc.overlay {
 				b = b.overlaid()
 			}
@@ -172,7 +172,7 @@ func TestHintOfAFailedStart(t *testing.T) {
 			}
 		}
 		b, _ := countStarts(t, shellTurn+lastTurn, cause)
-		b.opts.StartOnDemand, b.opts.Hint = true, hint
+		b.opts.startOnDemand, b.opts.Hint = true, hint
 		r, _ := b.run(t.Context())
 		f := (&userCommands{hint: hint}).notRun(&startError{cause}).Failure
 		for _, hint := range []string{r.Problem.Hint, f.Hint} {
@@ -253,7 +253,7 @@ func TestOverlayReadsSeeWhatCommandsChanged(t *testing.T) {
 	for _, onDemand := range []bool{false, true} {
 		b, starts := countStarts(t, turns, nil)
 		b = b.overlaid()
-		b.opts.StartOnDemand = onDemand
+		b.opts.startOnDemand = onDemand
 		b.backend.scripts["work"] = bash(t, "echo changed by a command > notes.txt")
 		b.backend.scripts["die"] = dies(true)
 		r, records := b.run(t.Context())
@@ -279,7 +279,7 @@ func TestOverlayReadsSeeWhatCommandsChanged(t *testing.T) {
 // lists what commands changed, and guards the repositories that were there then.
 func TestChangesBeforeTheStartAreNotTheSessions(t *testing.T) {
 	b, _ := countStarts(t, readTurn+shellTurn+lastTurn, nil)
-	b.opts.StartOnDemand = true
+	b.opts.startOnDemand = true
 	var once bool
 	b.opts.Mirror = func(r record.Record, _ []byte) {
 		if r.Kind == record.KindToolCompleted && !once {
@@ -312,7 +312,7 @@ func TestChangesBeforeTheStartAreNotTheSessions(t *testing.T) {
 func TestInterruptedStart(t *testing.T) {
 	for _, onDemand := range []bool{false, true} {
 		b, starts := countStarts(t, readTurn+shellTurn+lastTurn, nil)
-		b.opts.StartOnDemand = onDemand
+		b.opts.startOnDemand = onDemand
 		ctx, cancel := context.WithCancelCause(t.Context())
 		b.backend.create = func(making context.Context, _ int) error {
 			starts.Add(1)

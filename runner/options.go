@@ -76,11 +76,12 @@ type SandboxOptions struct {
 	// CallerOwnsFiles accepts that new files belong to the user who runs
 	// Caisson in a workspace of another user.
 	CallerOwnsFiles bool
-	// StartOnDemand starts the sandbox when a call needs it, and not beside the
-	// first model call: for a model that needs no time to answer.
-	StartOnDemand bool
 	// RefuseLost refuses a sandbox whose attestation names lost protections.
 	RefuseLost bool
+
+	// startOnDemand starts the sandbox when a call needs it, and not beside the
+	// first model call, for tests.
+	startOnDemand bool
 }
 
 // isOverlay reports whether the session works on a copy-on-write view.

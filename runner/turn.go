@@ -188,7 +188,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, configure func(*loop.Opt
 // mayNeedSandbox reports whether the turn may call a tool that runs in the
 // sandbox, which is then started beside the first model call.
 func (s *Session) mayNeedSandbox() bool {
-	return !s.opts.StartOnDemand && s.opts.Policy.AllowsSandboxed(s.tools.Definitions(), s.opts.Workspace.Path)
+	return !s.opts.startOnDemand && s.opts.Policy.AllowsSandboxed(s.tools.Definitions(), s.opts.Workspace.Path)
 }
 
 // startServices starts what runs beside the turns.

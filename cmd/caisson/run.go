@@ -285,7 +285,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		SandboxOptions: runner.SandboxOptions{
 			Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image, Submounts: s.conf.Submounts,
 			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
-			CallerOwnsFiles: *s.conf.CallerOwnsFiles, StartOnDemand: s.reads, RefuseLost: *s.conf.File.RefuseLost,
+			CallerOwnsFiles: *s.conf.CallerOwnsFiles, RefuseLost: *s.conf.File.RefuseLost,
 		},
 		ModelOptions: runner.ModelOptions{
 			Budget: s.conf.Limits.Budget(), SessionBudget: s.conf.Limits.Session.Budget(), InstructionFiles: *s.conf.File.InstructionFiles,
