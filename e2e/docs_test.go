@@ -3,6 +3,10 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
 	"io/fs"
 	"maps"
 	"os"
@@ -222,6 +226,44 @@ func TestDesignNames(t *testing.T) {
 	}
 	if found < 60 {
 		t.Errorf("%d names found: the patterns match too little", found)
+	}
+}
+
+// explainedMutant is the key of a survivor on docs/mutation.md: file, function, change.
+var explainedMutant = regexp.MustCompile("(?m)^- `` (\\S+\\.go): ([^:]+): ")
+
+// TestMutationKeys holds the files and functions that docs/mutation.md names against
+// the code: a key that is stale explains nothing.
+func TestMutationKeys(t *testing.T) {
+	keys := explainedMutant.FindAllStringSubmatch(readDocument(t, "docs/mutation.md"), -1)
+	declared := map[string]map[string]bool{}
+	for _, key := range keys {
+		name, function := key[1], key[2]
+		if declared[name] == nil {
+			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", filepath.FromSlash(name)), nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Errorf("docs/mutation.md: %v: name the file that has %s now", err, function)
+				continue
+			}
+			declared[name] = map[string]bool{}
+			for _, d := range file.Decls {
+				f, ok := d.(*ast.FuncDecl)
+				if !ok {
+					continue
+				}
+				full := f.Name.Name
+				if f.Recv != nil {
+					full = types.ExprString(f.Recv.List[0].Type) + "." + full
+				}
+				declared[name][full] = true
+			}
+		}
+		if !declared[name][function] {
+			t.Errorf("docs/mutation.md: %s has no function %s: name it as it is now, or drop the key", name, function)
+		}
+	}
+	if len(keys) < 100 {
+		t.Errorf("%d keys found: the pattern matches too little", len(keys))
 	}
 }
 
