@@ -79,6 +79,9 @@ func (f Fault) Hint() string {
 		if errors.As(f.Err, new(*programs.NoExecError)) {
 			return NoExecHint
 		}
+		if errors.As(f.Err, new(*programs.UnpackError)) {
+			return UnpackHint
+		}
 		return "Check the engine or runtime, or choose another backend or image."
 	case FaultSandboxLost:
 		return "Check the engine or runtime, and run the task again. " + f.whereChangesAre()
@@ -103,6 +106,9 @@ func (f Fault) Hint() string {
 	}
 	return f.commandHint()
 }
+
+// UnpackHint is the hint for [programs.UnpackError].
+const UnpackHint = "Set XDG_CACHE_HOME to a directory that you own, that no other user can write, and that has room for the programs (100 MiB)."
 
 // NoExecHint is the hint for [programs.NoExecError].
 const NoExecHint = "Mount that file system without noexec, or use directories on another one: XDG_STATE_HOME holds the sessions and the guest that they run, " +

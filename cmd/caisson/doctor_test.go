@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -333,6 +334,7 @@ func TestUnusableBackend(t *testing.T) {
 		{"runc", &programs.NotFoundError{Name: "runc"}, "Install runc or crun"},
 		{"docker", fmt.Errorf("ask the engine: %w", sandbox.ErrUnavailable), "Start a Docker engine"},
 		{"gvisor", fmt.Errorf("runsc --version: %w: %w", sandbox.ErrUnavailable, &programs.NoExecError{Path: "/cache/runsc"}), "without noexec"},
+		{"gvisor", &programs.UnpackError{Name: "runsc", Err: syscall.ENOSPC}, "Set XDG_CACHE_HOME"},
 	} {
 		found := doctor.CheckBackends(t.Context(), doctor.Backends{
 			Names: []string{tt.backend}, Asked: tt.backend, Allowed: func(string) bool { return true },

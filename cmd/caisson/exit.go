@@ -144,7 +144,7 @@ func describeError(err error) *commandError {
 		return &commandError{Status: exitSandboxStart, Problem: problem, Err: err}
 	case errors.Is(err, sandbox.ErrNoNamespaces):
 		return &commandError{Status: exitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: namespacesHint}, Err: err}
-	case errors.As(err, new(*programs.NoExecError)):
+	case errors.As(err, new(*programs.NoExecError)), errors.As(err, new(*programs.UnpackError)):
 		return &commandError{Status: exitSandboxStart, Problem: record.Problem{Cause: err.Error(), Hint: startHint(err)}, Err: err}
 	case errors.Is(err, sandbox.ErrUnavailable), errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrUnsupported),
 		errors.Is(err, sandbox.ErrInvalid), errors.Is(err, tools.ErrSandboxStart):

@@ -85,6 +85,9 @@ func startHint(err error) string {
 	if errors.As(err, new(*programs.NoExecError)) {
 		return runner.NoExecHint
 	}
+	if errors.As(err, new(*programs.UnpackError)) {
+		return runner.UnpackHint
+	}
 	return "caisson doctor shows what this machine can run; --backend and --image choose another sandbox."
 }
 

@@ -105,6 +105,9 @@ func unusableBackend(name string, err error) Finding {
 	if errors.As(err, new(*programs.NoExecError)) {
 		f.Advice, f.Hint = "", runner.NoExecHint
 	}
+	if errors.As(err, new(*programs.UnpackError)) {
+		f.Advice, f.Hint = "", runner.UnpackHint
+	}
 	return f
 }
 

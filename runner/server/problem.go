@@ -112,7 +112,7 @@ func sessionHint(f runner.Fault) string {
 	const allow = " Or start a session with a policy that allows the class of the call."
 	switch f.Kind {
 	case runner.FaultSandboxStart:
-		if !errors.Is(f.Err, sandbox.ErrNoNamespaces) && !errors.As(f.Err, new(*programs.NoExecError)) {
+		if !errors.Is(f.Err, sandbox.ErrNoNamespaces) && !errors.As(f.Err, new(*programs.NoExecError)) && !errors.As(f.Err, new(*programs.UnpackError)) {
 			return "Choose another image, or ask the server's operator to check its engine or runtime."
 		}
 	case runner.FaultSandboxLost:

@@ -31,7 +31,7 @@ type Finder struct {
 
 // Find returns the absolute path of the first of names that is found, with
 // symlinks resolved. configured is a path from the configuration or nil. The error
-// is a [*NotFoundError], or one of unpacking an embedded program.
+// is a [*NotFoundError] or an [*UnpackError].
 func (f *Finder) Find(configured *string, names ...string) (string, error) {
 	var tried []string
 	try := func(candidate string) string {
@@ -54,7 +54,7 @@ func (f *Finder) Find(configured *string, names ...string) (string, error) {
 	for _, name := range names {
 		switch path, err := f.unpackProgram(name); {
 		case err != nil:
-			return "", fmt.Errorf("unpack %s: %w", name, err)
+			return "", &UnpackError{Name: name, Err: err}
 		case path == "":
 		default:
 			if path = try(path); path != "" {

@@ -179,7 +179,7 @@ func TestEmbeddedRefused(t *testing.T) {
 		embed(t, sumOf("other"))
 		cache := t.TempDir()
 		_, err := (&Finder{Executable: none, Cache: cache}).Find(nil, "guest")
-		if err == nil || !strings.Contains(err.Error(), "unpack guest: its checksum differs") {
+		if e, ok := errors.AsType[*UnpackError](err); !ok || e.Name != "guest" || !strings.Contains(err.Error(), "unpack guest: its checksum differs") {
 			t.Errorf("error %v", err)
 		}
 		if entries, _ := os.ReadDir(filepath.Join(cache, sumOf("other"))); len(entries) != 0 {

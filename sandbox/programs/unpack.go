@@ -54,6 +54,18 @@ func readSums(from fs.FS) ([]programSum, error) {
 	return sums, nil
 }
 
+// UnpackError reports an embedded program that could not be unpacked to the cache.
+type UnpackError struct {
+	Name string
+	Err  error
+}
+
+// Error names the program and the cause.
+func (e *UnpackError) Error() string { return "unpack " + e.Name + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *UnpackError) Unwrap() error { return e.Err }
+
 // unpackProgram returns the path of an embedded program in the cache, unpacked if it is
 // not there yet, or "" if this build does not embed it. The directory's name is the
 // program's sum, and the sum is verified before the file gets its name.
