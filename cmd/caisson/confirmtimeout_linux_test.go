@@ -43,7 +43,7 @@ func TestConfirmTimeout(t *testing.T) {
 			status, shown := w.onNewTerminal(t, c.answers, append([]string{"--policy", "default"}, c.args...)...)
 			_, err := os.Stat(filepath.Join(w.dir, "made"))
 			want := map[bool]int{true: 0, false: 56}[c.made]
-			if made := err == nil; made != c.made || status != want || !strings.Contains(shown, "wants to run") || strings.Contains(shown, "nobody answered in time") == made {
+			if made := err == nil; made != c.made || status != want || !strings.Contains(shown, "wants to run") || strings.Contains(shown, "no one answered in time") == made {
 				t.Errorf("status %d, want %d; ran %t, want %t:\n%s", status, want, made, c.made, shown)
 			}
 			if hint := strings.Contains(shown, "got none in time") && strings.Contains(shown, "--confirm-timeout"); hint == c.made || strings.Contains(shown, "on a terminal") {

@@ -375,7 +375,7 @@ func (s *settings) expireChanges() []string {
 	gone, err := sessiondir.ExpireChanges(s.environ.stateDir(), time.Duration(*s.conf.KeepChanges))
 	var out []string
 	for _, session := range gone {
-		out = append(out, "the changes of session "+session+" are gone: nobody applied them in time (keep_changes)")
+		out = append(out, "the changes of session "+session+" are gone: they were not applied in time (keep_changes)")
 	}
 	if err != nil {
 		out = append(out, "changes of old sessions could not be removed: "+err.Error())

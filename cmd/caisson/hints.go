@@ -19,7 +19,7 @@ func explainError(err error) *commandError {
 	status, hint := exitInput, ""
 	var text error
 	if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
-		text, status, hint = e, exitConfig, "Make it a directory that you own and that nobody else can write, or set XDG_STATE_HOME to one."
+		text, status, hint = e, exitConfig, "Make it a directory that you own and no one else can write, or set XDG_STATE_HOME to one."
 	} else if e, ok := errors.AsType[*sessiondir.ChangesError](err); ok {
 		text, hint = e, changesHint(e)
 	} else if e, ok := errors.AsType[*runner.WorkspaceError](err); ok {

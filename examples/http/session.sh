@@ -32,7 +32,7 @@ field() { grep -o "\"$1\":\"[^\"]*\"" | head -n 1 | cut -d '"' -f 4; }
 ask() {
 	printf '%s [y/N] ' "$1"
 	read -r reply <&3 || reply=n
-	[ -t 3 ] || echo "$reply" # nobody typed it
+	[ -t 3 ] || echo "$reply" # it was not typed
 	[ "$reply" = y ]
 }
 
@@ -40,7 +40,7 @@ ask() {
 answer() {
 	asked=$(api GET "/sessions/$session/confirmations")
 	id=$(printf '%s' "$asked" | field id)
-	[ -n "$id" ] || return 0 # somebody else was faster
+	[ -n "$id" ] || return 0 # another client was faster
 	printf '%s wants: %s\n' "$(printf '%s' "$asked" | field tool_name)" "$(printf '%s' "$asked" | field summary)"
 	decision=deny
 	ask "Allow it?" && decision=allow

@@ -99,7 +99,7 @@ func removeStale(ctx context.Context, path string) error {
 	conn, err := dialer.DialContext(ctx, "unix", path)
 	if err == nil {
 		_ = conn.Close() // only a probe
-		return errors.New("somebody listens on it already")
+		return errors.New("another process listens on it already")
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		return err

@@ -360,12 +360,12 @@ func TestClientsComeAndGo(t *testing.T) {
 			third()
 		}()
 		start := time.Now()
-		wantText(t, roundOK(t, d, call("a", "shell", `{}`))[0], true, `Tool "shell" (class execute) needs an approval, and nobody can be asked in this session.`)
+		wantText(t, roundOK(t, d, call("a", "shell", `{}`))[0], true, `Tool "shell" (class execute) needs an approval, and no one can be asked in this session.`)
 		wantEvents(t, rec, "a", "requested", "resolved deny by on_prompt", "failed permission_denied")
 		if took := time.Since(start); took != 0 || len(broker.Pending()) != 0 {
 			t.Errorf("took %v, %d wait", took, len(broker.Pending()))
 		}
-		wantText(t, roundOK(t, d, call("b", "shell", `{}`))[0], true, `Tool "shell" (class execute) needs an approval, and nobody can be asked in this session.`)
+		wantText(t, roundOK(t, d, call("b", "shell", `{}`))[0], true, `Tool "shell" (class execute) needs an approval, and no one can be asked in this session.`)
 	})
 }
 

@@ -283,7 +283,7 @@ func (r confirmer) waitForReply(p *pending) *tools.Error {
 		p.confirm.shown = tools.Projection{} // the answer was not to this diff
 		return firstOf(r.recordResolution(p, first, first.Answer.Decision, approval.ScopeSession), denialOf(first.Answer.Decision))
 	case approval.ByTimeout:
-		message := fmt.Sprintf("Nobody confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
+		message := fmt.Sprintf("No one confirmed this operation within %v.", r.d.opts.ConfirmTimeout)
 		timeout := &tools.Error{Class: tools.ErrorConfirmationTimeout, Message: message, Visible: true}
 		r.countUnapproved(approval.DecisionTimeout)
 		return firstOf(r.recordResolution(p, first, approval.DecisionTimeout, approval.ScopeOnce), timeout)
@@ -357,7 +357,7 @@ func (r confirmer) applyOnPrompt(p *pending) *tools.Error {
 	if r.d.opts.OnPrompt == OnPromptFail {
 		r.stopRun(fmt.Errorf("tool %s: %w", p.call.Name, ErrNoApprover))
 	}
-	message := fmt.Sprintf("Tool %q (class %s) needs an approval, and nobody can be asked in this session.", p.tool.Wire, p.tool.Definition.Class)
+	message := fmt.Sprintf("Tool %q (class %s) needs an approval, and no one can be asked in this session.", p.tool.Wire, p.tool.Definition.Class)
 	return firstOf(fail, &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "no_approver", Message: message, Visible: true})
 }
 

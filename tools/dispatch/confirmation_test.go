@@ -32,7 +32,7 @@ func TestNobodyToAsk(t *testing.T) {
 			rec := &recorder{}
 			d := newDispatcher(t, rec, Options{Policy: preset(t, "default"), Broker: brokerOf(ask)}, fakeTool{def: testDefinition("shell", tools.ClassExecute)}, readTool("read_file", nil))
 			results := roundOK(t, d, call("a", "shell", `{}`), call("b", "read_file", `{}`), call("c", "shell", `{}`))
-			wantText(t, results[0], true, `Tool "shell" (class execute) needs an approval, and nobody can be asked in this session.`)
+			wantText(t, results[0], true, `Tool "shell" (class execute) needs an approval, and no one can be asked in this session.`)
 			wantText(t, results[1], false, "done")
 			wantEvents(t, rec, "a", "requested", "resolved deny by on_prompt", "failed permission_denied")
 			if f := find[Failed](rec)[0]; f.Reason != "no_approver" || d.Unapproved() != 2 {

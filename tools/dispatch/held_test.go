@@ -57,7 +57,7 @@ func TestConfirmationWaitsFiveMinutes(t *testing.T) {
 			}, fakeTool{def: testDefinition("shell", tools.ClassExecute)})
 			begun := time.Now()
 			r := roundOK(t, d, call("a", "shell", `{}`))[0]
-			wantText(t, r, true, fmt.Sprintf("Nobody confirmed this operation within %v.", want))
+			wantText(t, r, true, fmt.Sprintf("No one confirmed this operation within %v.", want))
 			if took := time.Since(begun); took != want || r.Class != tools.ErrorConfirmationTimeout {
 				t.Errorf("with a timeout of %v the question ended as %s after %v, want %v", given, r.Class, took, want)
 			}

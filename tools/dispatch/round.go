@@ -225,7 +225,7 @@ func (r *round) raiseMode(p *pending, v policy.Verdict) policy.Verdict {
 	case r.d.opts.Broker != nil && !r.d.opts.Policy.NoPrompts:
 		return policy.Verdict{Mode: policy.ModePrompt, Rule: "dangerous command " + p.dangerous + ", " + v.Rule, As: v.As}
 	case v.Mode == policy.ModeAuto:
-		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because nobody can be asked: %s", p.dangerous))
+		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because no one can be asked: %s", p.dangerous))
 	}
 	return v
 }

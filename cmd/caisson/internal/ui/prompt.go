@@ -75,7 +75,7 @@ func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval
 		p.Out.writeDirect("", p.Out.view.style.dim("  "+describeWithdrawal(err)))
 	case errors.Is(err, errInputEnded):
 		p.ended = true
-		p.Out.writeDirect("", p.Out.view.style.dim("  standard input ended: nobody is asked any more"))
+		p.Out.writeDirect("", p.Out.view.style.dim("  standard input ended: no more questions"))
 	}
 	if err != nil {
 		return approval.Answer{}, fmt.Errorf("ask: %w", err)

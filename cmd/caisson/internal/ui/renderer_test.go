@@ -294,7 +294,7 @@ func TestARefusalIsToldOnce(t *testing.T) {
 		"refused by http:alice":             {&resolved{By: "user", Client: "http:alice"}, tools.ErrorUserDenied, "user"},
 		"refused by a stored answer":        {&resolved{By: "grant"}, tools.ErrorUserDenied, "grant"},
 		"refused: no one could be asked":    {&resolved{By: "on_prompt"}, tools.ErrorPermissionDenied, "no_approver"},
-		"refused: nobody answered in time":  {&resolved{By: "timeout"}, tools.ErrorConfirmationTimeout, ""},
+		"refused: no one answered in time":  {&resolved{By: "timeout"}, tools.ErrorConfirmationTimeout, ""},
 		"permission_denied: It is refused.": {nil, tools.ErrorPermissionDenied, "mode_deny"},
 	} {
 		var out bytes.Buffer

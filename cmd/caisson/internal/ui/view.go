@@ -194,7 +194,7 @@ func answeredBy(q trace.Question) string {
 	case "grant":
 		return " by a stored answer"
 	case "timeout":
-		return ": nobody answered in time"
+		return ": no one answered in time"
 	case "on_prompt":
 		return ": no one could be asked"
 	}
