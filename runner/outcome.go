@@ -94,17 +94,25 @@ func (i *Interrupted) Error() string {
 	return "interrupted"
 }
 
+// problemDescriber describes the problem of a session for people. A zero failure is no
+// failed model call.
+type problemDescriber struct {
+	opts    Options
+	dir     string
+	failure record.ModelCallFailed
+}
+
 // describeProblem returns what went wrong with a session and what to do, or nil.
-func (s *Session) describeProblem(r Report) *record.Problem {
-	f, ok := s.findFault(r)
+func (d problemDescriber) describeProblem(r Report) *record.Problem {
+	f, ok := d.findFault(r)
 	if !ok {
 		return nil
 	}
-	return &record.Problem{Cause: s.describeCause(f, r), Hint: s.opts.hint(f)}
+	return &record.Problem{Cause: d.describeCause(f, r), Hint: d.opts.hint(f)}
 }
 
 // findFault returns what went wrong with a session, and whether anything did.
-func (s *Session) findFault(r Report) (Fault, bool) {
+func (d problemDescriber) findFault(r Report) (Fault, bool) {
 	f, _ := FaultOf(r.Session, r.SessionEnded)
 	if r.Reason == loop.StopAnswered {
 		switch {
@@ -117,13 +125,12 @@ func (s *Session) findFault(r Report) (Fault, bool) {
 			f.Kind = faultOfAnswered(r.SessionEnded)
 		}
 	}
-	f.Dir, f.Overlay, f.Err = s.dir, s.opts.isOverlay(), r.Err
+	f.Dir, f.Overlay, f.Err = d.dir, d.opts.isOverlay(), r.Err
 	switch f.Kind {
 	case FaultModel, FaultModelKey:
-		failure := s.events.currentTally().modelFailure
-		f.LogFile, f.ErrorID, f.Model = filepath.Join(s.dir, sessiondir.LogFile), failure.ErrorID, failure.Class
+		f.LogFile, f.ErrorID, f.Model = filepath.Join(d.dir, sessiondir.LogFile), d.failure.ErrorID, d.failure.Class
 	case FaultNoApprover:
-		f.Kind = approvalFault(r, s.opts.Broker != nil)
+		f.Kind = approvalFault(r, d.opts.Broker != nil)
 	}
 	return f, f.Kind != ""
 }
@@ -141,12 +148,12 @@ func approvalFault(r Report, canAsk bool) FaultKind {
 }
 
 // describeCause returns the cause of a fault for people.
-func (s *Session) describeCause(f Fault, r Report) string {
+func (d problemDescriber) describeCause(f Fault, r Report) string {
 	switch f.Kind {
 	case FaultModel:
-		return fmt.Sprintf("the model %s failed: %s", s.modelName(), s.modelFailure(r))
+		return fmt.Sprintf("the model %s failed: %s", d.modelName(), d.modelFailure(r))
 	case FaultModelKey:
-		return fmt.Sprintf("the model %s refuses the key: %s", s.modelName(), s.modelFailure(r))
+		return fmt.Sprintf("the model %s refuses the key: %s", d.modelName(), d.modelFailure(r))
 	case FaultStuck:
 		return "the agent repeated the same call with the same result"
 	case FaultSandboxStart:
@@ -180,8 +187,8 @@ func unapprovedCalls(r Report) string {
 }
 
 // modelName returns the name of the model and its address.
-func (s *Session) modelName() string {
-	info := s.opts.modelInfo()
+func (d problemDescriber) modelName() string {
+	info := d.opts.modelInfo()
 	name := info.String()
 	if info.BaseURL != "" {
 		name += " at " + info.BaseURL
@@ -190,8 +197,8 @@ func (s *Session) modelName() string {
 }
 
 // modelFailure returns what the provider answered, or the error of the request.
-func (s *Session) modelFailure(r Report) string {
-	return cmp.Or(s.events.currentTally().modelFailure.Message, errText(r.Err))
+func (d problemDescriber) modelFailure(r Report) string {
+	return cmp.Or(d.failure.Message, errText(r.Err))
 }
 
 // startCause returns the cause of a sandbox that could not start, whatever the call
@@ -209,11 +216,11 @@ func (o Options) describeStart(err error) string {
 }
 
 // redactProblem takes secrets out of a problem: it may quote the provider.
-func (s *Session) redactProblem(p *record.Problem) *record.Problem {
+func (d problemDescriber) redactProblem(p *record.Problem) *record.Problem {
 	if p == nil {
 		return nil
 	}
-	redact := redact.New(s.opts.Secrets)
+	redact := redact.New(d.opts.Secrets)
 	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Hint: string(redact.Bytes([]byte(p.Hint)))}
 }
 

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -35,14 +34,6 @@ func (b *bench) looked() *Session {
 		b.t.Fatal(err)
 	}
 	return s
-}
-
-// change runs a script in the workspace.
-func (b *bench) change(script string) {
-	b.t.Helper()
-	if out := b.host("set -e; " + script); !regexp.MustCompile(`\(<nil>\)$`).MatchString(out) {
-		b.t.Fatalf("%s: %s", script, out)
-	}
 }
 
 // plants makes a repository whose configuration runs a program.

@@ -91,7 +91,8 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	r.Unapproved = s.tools.Unapproved()
 	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
 	s.tracker.addChanges(&r)
-	r.Problem = s.redactProblem(s.describeProblem(r))
+	problems := problemDescriber{opts: s.opts, dir: s.dir, failure: s.events.currentTally().modelFailure}
+	r.Problem = problems.redactProblem(problems.describeProblem(r))
 	r.ExitStatus = ExitStatus(r)
 	s.writeEnd(&r)
 	s.tracker.releaseState()
