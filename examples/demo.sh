@@ -21,7 +21,7 @@ if [ ! -x "$caisson" ]; then
 	exit 2
 fi
 
-# A link in the path of the temporary folder would be refused as a workspace.
+# A symlink in the path of the temporary directory would be refused as a workspace.
 tmp=$(CDPATH='' cd "$(mktemp -d)" && pwd -P)
 trap 'rm -rf "$tmp"' EXIT
 trap 'exit 130' INT

@@ -1,5 +1,5 @@
 #!/bin/sh
-# One task over HTTP, with nothing but curl: starts a session on a folder, gives
+# One task over HTTP, with nothing but curl: starts a session on a directory, gives
 # it a message, shows what happens, asks about what it asks, shows what it
 # changed, and applies it.
 #
@@ -7,11 +7,11 @@
 #   sh examples/http/session.sh ~/work/project "make the tests pass"
 set -eu
 [ $# -eq 2 ] || {
-	echo "usage: sh $0 FOLDER MESSAGE" >&2
-	echo "  FOLDER lies at or below a --root of caisson serve, which runs in another terminal" >&2
+	echo "usage: sh $0 DIRECTORY MESSAGE" >&2
+	echo "  DIRECTORY lies at or below a --root of caisson serve, which runs in another terminal" >&2
 	exit 2
 }
-folder=$1 message=$2
+directory=$1 message=$2
 base=${CAISSON_URL:-http://127.0.0.1:8717}
 state=${XDG_STATE_HOME:-$HOME/.local/state}/caisson
 tmp=$(mktemp -d)
@@ -79,7 +79,7 @@ follow() {
 }
 
 exec 3<&0
-session=$(api POST /sessions "{\"workspace\":$(quote "$folder"),\"mode\":\"overlay\"}" | field id)
+session=$(api POST /sessions "{\"workspace\":$(quote "$directory"),\"mode\":\"overlay\"}" | field id)
 [ -n "$session" ] || exit 1
 turn=$(api POST "/sessions/$session/turns" "{\"message\":$(quote "$message")}" | field turn)
 until follow; do :; done
