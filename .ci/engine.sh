@@ -30,7 +30,7 @@ engine_install() {
 		return 1
 	fi
 	echo "installing:$wanted"
-	# Without this the package would start a service that nobody stops.
+	# Without this the package would start a service that nothing stops.
 	policy=/usr/sbin/policy-rc.d
 	if [ ! -e "$policy" ]; then
 		printf '#!/bin/sh\nexit 101\n' >"$policy"

@@ -15,19 +15,15 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// Exit statuses of the command line; docs/exit-status.md is the published table.
+// Exit statuses of sessions; docs/exit-status.md is the published table.
 const (
 	ExitDone         = 0
 	ExitFailed       = 1 // the agent or the model failed, or something was left behind
-	ExitUsage        = 2
 	ExitAuth         = 41
-	ExitInput        = 42
 	ExitSandboxStart = 44
 	ExitSandboxLost  = 45
-	ExitConfig       = 52
 	ExitLimit        = 53
 	ExitFatal        = 54 // a tool failed fatally, or the trace can't be written
-	ExitUntrusted    = 55
 	ExitNoApprover   = 56
 	ExitConflict     = 57  // changes are not applied: their originals changed meanwhile
 	ExitUnvouched    = 58  // something in the workspace was not renamed, or not looked at

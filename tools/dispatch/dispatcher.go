@@ -29,7 +29,7 @@ const (
 
 // ErrNoApprover is a prompt that no one can answer under [OnPromptFail]. It ends the
 // run.
-var ErrNoApprover = errors.New("nobody to approve")
+var ErrNoApprover = errors.New("no approver")
 
 // Options configure a [Dispatcher]. The zero value is invalid: Emit is needed.
 type Options struct {

@@ -72,7 +72,7 @@ func newPage(r Response, raw bool) (page, error) {
 	var hidden int
 	p.text, hidden = removeInvisible(text)
 	if hidden > 0 {
-		p.addNote("%d characters that nobody sees were left out", hidden)
+		p.addNote("%d invisible characters were left out", hidden)
 	}
 	return p, nil
 }
