@@ -51,7 +51,7 @@ func run(file, machine string, in io.Reader, out io.Writer) error {
 // module begins the package lines of go test.
 const module = "pkg: github.com/caisson-run/caisson/"
 
-// read gives every number of every benchmark.
+// read returns every number of every benchmark.
 func read(r io.Reader) (map[metric]float64, error) {
 	measured := map[metric]float64{}
 	pkg := ""

@@ -4,6 +4,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -73,5 +75,31 @@ func TestNothingMeasured(t *testing.T) {
 	}
 	if _, err := replace("no markers", "x"); err == nil {
 		t.Error("a page without markers was written")
+	}
+}
+
+// A row whose benchmark was moved or renamed would be printed as not measured: each is
+// in its package, and is run by bench.sh.
+func TestRowsHaveBenchmarks(t *testing.T) {
+	script, err := os.ReadFile("../bench.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range rows() {
+		name, _, _ := strings.Cut(r.ours.bench, "/")
+		files, err := filepath.Glob("../../" + r.ours.pkg + "/*_test.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(files, func(file string) bool {
+			text, err := os.ReadFile(file)
+			return err == nil && strings.Contains(string(text), "func Benchmark"+name+"(")
+		}) {
+			t.Errorf("%s: package %s has no Benchmark%s", r.what, r.ours.pkg, name)
+		}
+		measured := regexp.MustCompile(`(?m)^measure \./` + regexp.QuoteMeta(r.ours.pkg) + ` '\^Benchmark\(?([A-Za-z]+\|)*` + name + `\b`)
+		if !measured.Match(script) {
+			t.Errorf("%s: bench.sh does not measure Benchmark%s of %s", r.what, name, r.ours.pkg)
+		}
 	}
 }

@@ -28,7 +28,7 @@ type row struct {
 	by   float64
 }
 
-// killedBy begins the unit by which a benchmark says how commands are killed.
+// killedBy begins the unit that tells how commands are killed.
 const killedBy = "killed-by-"
 
 // rows are the targets of the design, in its order.
@@ -57,11 +57,11 @@ func rows() []row {
 			row{what: "memory that the host needs more for it, " + b.name, ours: e2e("Output/"+b.name, "MiB-grown"), atMost: true, limit: 16, unit: "MiB", by: 1})
 	}
 	for _, b := range []struct{ calls, bench string }{{"one call", "Round/none/1"}, {"four calls at once, a call", "Round/none/4"}} {
-		list = append(list, row{what: "the dispatcher alone, " + b.calls, ours: metric{"tools", b.bench, ns}, atMost: true, limit: 50, unit: "µs", by: 1e3})
+		list = append(list, row{what: "the dispatcher alone, " + b.calls, ours: metric{"tools/dispatch", b.bench, ns}, atMost: true, limit: 50, unit: "µs", by: 1e3})
 	}
 	list = append(list,
-		row{what: "records a second, one writer, a sync each 100", ours: metric{"runner", "Recorder/batched/writers=1", "records/s"}, limit: 10, unit: "thousand", by: 1e3},
-		row{what: "one lock and one fsync a record / shared syncs, each record on the disk, 64 writers", ours: metric{"runner", "Recorder/durable/writers=64", "ns/op"}, peer: metric{"runner", "Recorder/naive/writers=64", "ns/op"}, inverse: true, limit: 4})
+		row{what: "records a second, one writer, a sync each 100", ours: metric{"runner/record", "Recorder/batched/writers=1", "records/s"}, limit: 10, unit: "thousand", by: 1e3},
+		row{what: "one lock and one fsync a record / shared syncs, each record on the disk, 64 writers", ours: metric{"runner/record", "Recorder/durable/writers=64", "ns/op"}, peer: metric{"runner/record", "Recorder/naive/writers=64", "ns/op"}, inverse: true, limit: 4})
 	search := func(bench, side string) metric { return e2e("Search/"+bench, side+ns) }
 	list = append(list,
 		row{what: "grep for one name in 100,000 files / ripgrep with as many threads", ours: search("grep", ""), peer: search("grep", "rg-"), needs: "rg of Debian's ripgrep", atMost: true, limit: 1.2},
