@@ -322,6 +322,10 @@ func TestCredit(t *testing.T) {
 		if _, err := p.Wait(); err != nil || out.Len() != size || errs.Len() != size {
 			t.Errorf("%v, %d and %d bytes came", err, out.Len(), errs.Len())
 		}
+		// The end of the test ends its context, which cancels the first command.
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
