@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -262,46 +260,6 @@ func TestSchedulerWaitsAndCancels(t *testing.T) {
 		s.giveBack(tickets[0])
 		if len(s.tickets) != 0 {
 			t.Errorf("%d tickets are left", len(s.tickets))
-		}
-	})
-}
-
-func TestSixCallsAtFour(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rec := &recorder{}
-		var mu sync.Mutex
-		running, most := 0, 0
-		d := newDispatcher(t, rec, Options{Policy: preset(t, "default")}, fakeTool{
-			def: testDefinition("read_file", tools.ClassRead),
-			execute: func(_ context.Context, c *tools.Call) (tools.Output, error) {
-				mu.Lock()
-				running++
-				most = max(most, running)
-				mu.Unlock()
-				time.Sleep(time.Second)
-				mu.Lock()
-				running--
-				mu.Unlock()
-				return textOutput(c.ID), nil
-			},
-		})
-		var calls []tools.Call
-		for i := range 6 {
-			calls = append(calls, call(fmt.Sprint(i), "read_file", `{}`))
-		}
-		start := time.Now()
-		results := roundOK(t, d, calls...)
-		if took := time.Since(start); took != 2*time.Second || most != 4 {
-			t.Errorf("took %v with up to %d at once, want 2s with 4", took, most)
-		}
-		for i, r := range results {
-			wantText(t, r, false, fmt.Sprint(i))
-		}
-		checkTerminals(t, rec, calls)
-		for i, ev := range find[Called](rec) {
-			if ev.CallID != fmt.Sprint(i) {
-				t.Errorf("call %s started out of turn, as number %d", ev.CallID, i)
-			}
 		}
 	})
 }

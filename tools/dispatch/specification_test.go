@@ -668,7 +668,7 @@ func TestSpecification10_7ConfirmationTimeout(t *testing.T) {
 	})
 }
 
-// Test 8: six calls at a cap of four.
+// Test 8: six calls at a cap of four, which start in their order.
 func TestSpecification10_8ConcurrencyCap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -696,6 +696,15 @@ func TestSpecification10_8ConcurrencyCap(t *testing.T) {
 		for i, r := range results {
 			s.wantResult(r, calls[i].ID, false, calls[i].ID)
 			s.wantEvents(calls[i].ID, "tool.called {tool_name: slow, side_effects: read}", "tool.completed {success: true, output_size_bytes: 4}")
+		}
+		var started []string
+		for _, ev := range s.events {
+			if c, ok := ev.(dispatch.Called); ok {
+				started = append(started, c.CallID)
+			}
+		}
+		if !slices.IsSorted(started) {
+			t.Errorf("the calls started in the order %v", started)
 		}
 	})
 }
