@@ -262,8 +262,8 @@ func TestATraceThatCanNotBeBegunEndsTheSession(t *testing.T) {
 	b := newBench(t, "  - text: done\n")
 	b.opts.writeTrace = func(*os.File, []byte) (int, error) { return 0, syscall.ENOSPC }
 	_, err := Open(t.Context(), b.opts)
-	e, ok := errors.AsType[*RecordsError](err)
-	if !ok || e.Dir == "" || len(b.backend.boxes) != 0 {
+	e, ok := errors.AsType[Fault](err)
+	if !ok || e.Kind != FaultRecords || e.Dir == "" || len(b.backend.boxes) != 0 {
 		t.Errorf("began with %v and %d sandboxes", e, len(b.backend.boxes))
 	}
 }

@@ -2,7 +2,6 @@ package runner
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -85,10 +84,9 @@ func TestErrors(t *testing.T) {
 	cause := os.ErrNotExist
 	for want, err := range map[string]error{
 		"terminated": &Interrupted{Signal: 15}, "interrupted": &Interrupted{Signal: 2},
-		"session limits: file does not exist":                     &LimitsError{Session: true, Err: fmt.Errorf("limits: %w", cause)},
-		"file does not exist":                                     &LimitsError{Err: cause},
-		"the records in /s can't be written: file does not exist": &RecordsError{Dir: "/s", Err: cause},
-		"no such session":                                         &UserCommandError{Cause: "no such session", Err: cause},
+		"file does not exist": Fault{Kind: FaultInvalidLimits, Err: cause},
+		"the records in /s can't be written: file does not exist": Fault{Kind: FaultRecords, Dir: "/s", Err: cause},
+		"no such session": &UserCommandError{Cause: "no such session", Err: cause},
 	} {
 		if interrupted := errors.As(err, new(*Interrupted)); err.Error() != want || !interrupted && !errors.Is(err, cause) {
 			t.Errorf("%q of %v, want %q", err, errors.Unwrap(err), want)

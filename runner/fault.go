@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 
@@ -30,6 +31,8 @@ const (
 	FaultConflicts    FaultKind = "conflicts"   // no change was applied: the workspace changed meanwhile
 	FaultNotApplied   FaultKind = "not_applied" // some changes could not be applied
 	FaultLeft         FaultKind = "left"        // part of the sandbox could not be removed
+
+	FaultInvalidLimits FaultKind = "invalid_limits" // no session can have its limits
 )
 
 // The kinds of faults of a user's command; see [UserCommandError].
@@ -45,7 +48,8 @@ const (
 )
 
 // Fault has the facts about a failure of a session. The caller turns them into a hint
-// for its users, with [Hooks].Hint.
+// for its users, with [Hooks].Hint. A Fault is the error of a session that can't be
+// opened because of its limits or its records.
 type Fault struct {
 	Kind FaultKind
 	// Session is the id, Dir the directory of the records.
@@ -62,73 +66,76 @@ type Fault struct {
 	Err error
 }
 
+// Error describes a fault that [Open] returns.
+func (f Fault) Error() string {
+	if f.Kind == FaultRecords {
+		return "the records in " + f.Dir + " can't be written: " + f.Err.Error()
+	}
+	return f.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (f Fault) Unwrap() error { return f.Err }
+
+// hints are those of faults for which their kind is enough.
+var hints = map[FaultKind]string{
+	FaultStuck:         "Tell the agent in the task what to do instead, or use another model.",
+	FaultLimit:         "Raise that limit, or make the task smaller.",
+	FaultInvalidLimits: "Change that limit.",
+	FaultNoApprover:    "Connect an approver." + allowClass,
+	FaultLateAnswer:    "Answer while the question waits." + allowClass,
+	FaultNoAnswer:      "Run it again and answer the questions." + allowClass,
+	FaultConflicts:     "Compare both, and apply the rest without them.",
+	FaultNotApplied:    "Fix that and apply the changes again: the apply continues where it stopped.",
+	FaultLeft:          "The next session tries again.",
+	FaultCommand:       "Name a program, and a directory at or below " + sandbox.WorkspaceDir + ".",
+	FaultCommandLost:   "The command is not run again.",
+	FaultReplaced:      "Ask again: a fresh sandbox runs.",
+	FaultDisk:          "Remove what is not needed on that disk.",
+	FaultUnreachable:   "Name a session that runs.",
+	FaultNotLive:       "Name a session that runs.",
+}
+
+const allowClass = " Or allow the class of the call in the policy."
+
 // Hint returns what to do about the fault in words for any program.
 func (f Fault) Hint() string {
-	const allow = " Or allow the class of the call in the policy."
 	switch f.Kind {
 	case FaultModel:
 		return modelHint(f.Model) + f.detail()
 	case FaultModelKey:
 		return "Check the key and what it may use." + f.detail()
-	case FaultStuck:
-		return "Tell the agent in the task what to do instead, or use another model."
 	case FaultSandboxStart:
-		if errors.Is(f.Err, sandbox.ErrNoNamespaces) {
-			return "Allow this user to make user namespaces, also in the seccomp and AppArmor profiles of a container around it, or use the docker backend."
-		}
-		if errors.As(f.Err, new(*programs.NoExecError)) {
-			return NoExecHint
-		}
-		if errors.As(f.Err, new(*programs.UnpackError)) {
-			return UnpackHint
-		}
-		return "Check the engine or runtime, or choose another backend or image."
+		return startHint(f.Err)
 	case FaultSandboxLost:
 		return "Check the engine or runtime, and run the task again. " + f.whereChangesAre()
-	case FaultLimit:
-		return "Raise that limit, or make the task smaller."
 	case FaultRecords:
 		return "Make room on the file system of " + f.Dir + "; what was written before can be read."
-	case FaultNoApprover:
-		return "Connect an approver." + allow
-	case FaultLateAnswer:
-		return "Answer while the question waits." + allow
-	case FaultNoAnswer:
-		return "Run it again and answer the questions." + allow
 	case FaultCancelled:
 		return f.whereChangesAre()
-	case FaultConflicts:
-		return "Compare both, and apply the rest without them."
-	case FaultNotApplied:
-		return "Fix that and apply the changes again: the apply continues where it stopped."
-	case FaultLeft:
-		return "The next session tries again."
 	}
-	return f.commandHint()
+	return cmp.Or(hints[f.Kind], "The session's records have the details.")
 }
 
-// UnpackHint is the hint for [programs.UnpackError].
-const UnpackHint = "Set XDG_CACHE_HOME to a directory that you own, that no other user can write, and that has room for the programs (100 MiB)."
-
-// NoExecHint is the hint for [programs.NoExecError].
-const NoExecHint = "Mount that file system without noexec, or use directories on another one: XDG_STATE_HOME holds the sessions and the guest that they run, " +
-	"XDG_CACHE_HOME images and unpacked programs."
-
-// commandHint is Hint for the faults of a user's command.
-func (f Fault) commandHint() string {
-	switch f.Kind {
-	case FaultCommand:
-		return "Name a program, and a directory at or below " + sandbox.WorkspaceDir + "."
-	case FaultCommandLost:
-		return "The command is not run again."
-	case FaultReplaced:
-		return "Ask again: a fresh sandbox runs."
-	case FaultDisk:
-		return "Remove what is not needed on that disk."
-	case FaultUnreachable, FaultNotLive:
-		return "Name a session that runs."
+// startHint returns what to do about a sandbox that could not start.
+func startHint(err error) string {
+	if errors.Is(err, sandbox.ErrNoNamespaces) {
+		return "Allow this user to make user namespaces, also in the seccomp and AppArmor profiles of a container around it, or use the docker backend."
 	}
-	return "The session's records have the details."
+	return cmp.Or(ProgramHint(err), "Check the engine or runtime, or choose another backend or image.")
+}
+
+// ProgramHint returns what to do about a [programs.NoExecError] or a
+// [programs.UnpackError], "" for any other error.
+func ProgramHint(err error) string {
+	switch {
+	case errors.As(err, new(*programs.NoExecError)):
+		return "Mount that file system without noexec, or use directories on another one: XDG_STATE_HOME holds the sessions and the guest that they run, " +
+			"XDG_CACHE_HOME images and unpacked programs."
+	case errors.As(err, new(*programs.UnpackError)):
+		return "Set XDG_CACHE_HOME to a directory that you own, that no other user can write, and that has room for the programs (100 MiB)."
+	}
+	return ""
 }
 
 // modelHint returns what to do about a failed request to the model.
@@ -163,33 +170,27 @@ func (f Fault) whereChangesAre() string {
 	return "What was done is in the workspace."
 }
 
+// faultKinds are the kinds of faults by the reason of the session's end.
+var faultKinds = map[loop.StopReason]FaultKind{
+	loop.StopProviderFailed:  FaultModel,
+	loop.StopAuth:            FaultModelKey,
+	loop.StopStuck:           FaultStuck,
+	loop.StopSandboxStart:    FaultSandboxStart,
+	loop.StopSandboxLost:     FaultSandboxLost,
+	loop.StopLimit:           FaultLimit,
+	loop.StopTraceUnwritable: FaultRecords,
+	loop.StopCancelled:       FaultCancelled,
+	loop.StopNoApprover:      FaultNoApprover,
+}
+
 // FaultOf returns the fault that a session ended with, as far as its last record
-// tells, and whether there is one.
-func FaultOf(session string, end record.SessionEnded) (Fault, bool) {
-	f := Fault{Session: session, Overlay: end.Overlay != nil}
-	switch end.Reason {
-	case loop.StopProviderFailed:
-		f.Kind = FaultModel
-	case loop.StopAuth:
-		f.Kind = FaultModelKey
-	case loop.StopStuck:
-		f.Kind = FaultStuck
-	case loop.StopSandboxStart:
-		f.Kind = FaultSandboxStart
-	case loop.StopSandboxLost:
-		f.Kind = FaultSandboxLost
-	case loop.StopLimit:
-		f.Kind = FaultLimit
-	case loop.StopTraceUnwritable:
-		f.Kind = FaultRecords
-	case loop.StopCancelled:
-		f.Kind = FaultCancelled
-	case loop.StopNoApprover:
-		f.Kind, f.Stopped = FaultNoApprover, true
-	case loop.StopAnswered:
+// tells; its Kind is "" if there is none.
+func FaultOf(session string, end record.SessionEnded) Fault {
+	f := Fault{Kind: faultKinds[end.Reason], Session: session, Overlay: end.Overlay != nil, Stopped: end.Reason == loop.StopNoApprover}
+	if end.Reason == loop.StopAnswered {
 		f.Kind = faultOfAnswered(end)
 	}
-	return f, f.Kind != ""
+	return f
 }
 
 // faultOfAnswered returns the fault of a session whose task is done, or "".
@@ -214,36 +215,3 @@ func (o Options) hint(f Fault) string {
 	}
 	return o.Hint(f)
 }
-
-// LimitsError reports limits that no session can have.
-type LimitsError struct {
-	// Session reports that they are those of all turns together, and otherwise those
-	// of the sandbox.
-	Session bool
-	Err     error
-}
-
-// Error names the limits.
-func (e *LimitsError) Error() string {
-	if e.Session {
-		return "session " + e.Err.Error()
-	}
-	return e.Err.Error()
-}
-
-// Unwrap returns the cause.
-func (e *LimitsError) Unwrap() error { return e.Err }
-
-// RecordsError reports that the first records of a session can't be written.
-type RecordsError struct {
-	Dir string
-	Err error
-}
-
-// Error names the directory.
-func (e *RecordsError) Error() string {
-	return "the records in " + e.Dir + " can't be written: " + e.Err.Error()
-}
-
-// Unwrap returns the cause.
-func (e *RecordsError) Unwrap() error { return e.Err }

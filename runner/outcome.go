@@ -109,7 +109,7 @@ func (d problemDescriber) describeProblem(r Report) *record.Problem {
 
 // findFault returns what went wrong with a session, and whether anything did.
 func (d problemDescriber) findFault(r Report) (Fault, bool) {
-	f, _ := FaultOf(r.Session, r.SessionEnded)
+	f := FaultOf(r.Session, r.SessionEnded)
 	if r.Reason == loop.StopAnswered {
 		switch {
 		case r.Unapproved > 0:

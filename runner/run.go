@@ -65,7 +65,7 @@ func (s *Session) abortStart(err error) error {
 	s.end(errClosed)
 	err = errors.Join(err, s.rec.Close())
 	s.tracker.discardState()
-	return &RecordsError{Dir: s.dir, Err: err}
+	return Fault{Kind: FaultRecords, Session: s.opts.Dir.Session, Dir: s.dir, Err: err}
 }
 
 // shutdown takes everything down, writes the last record and the report.
@@ -131,7 +131,8 @@ func (s *Session) writeEnd(r *Report) {
 			r.Reason, r.Answer = loop.StopTraceUnwritable, ""
 		}
 		r.Err = errors.Join(r.Err, err)
-		r.Problem = &record.Problem{Cause: (&RecordsError{Dir: s.dir, Err: err}).Error(), Hint: s.opts.hint(Fault{Kind: FaultRecords, Session: r.Session, Dir: s.dir, Overlay: s.opts.isOverlay(), Err: err})}
+		f := Fault{Kind: FaultRecords, Session: r.Session, Dir: s.dir, Overlay: s.opts.isOverlay(), Err: err}
+		r.Problem = &record.Problem{Cause: f.Error(), Hint: s.opts.hint(f)}
 		r.ExitStatus = ExitStatus(*r)
 	}
 }

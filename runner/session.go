@@ -87,9 +87,9 @@ type Session struct {
 // Open makes a session: its trace, with session.created in it, and its tools.
 // Its sandbox is made by the first turn whose tools may need it, or the first
 // call that does. Cancelling ctx ends the turn that runs, and no other is started.
-// Its error wraps a [LimitsError], a [WorkspaceError], a [RecordsError], a
-// [sessiondir.StateError] or [overlay.ErrUnsupported] if the caller can do something
-// about it.
+// Its error wraps a [Fault] of kind [FaultInvalidLimits] or [FaultRecords], a
+// [WorkspaceError], a [sessiondir.StateError] or [overlay.ErrUnsupported] if the caller
+// can do something about it.
 func Open(ctx context.Context, o Options) (*Session, error) {
 	s, err := newSession(ctx, o)
 	if err != nil {
@@ -122,7 +122,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		comparisons: newComparisons(),
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
-		return nil, &LimitsError{Session: true, Err: err}
+		return nil, Fault{Kind: FaultInvalidLimits, Err: fmt.Errorf("session %w", err)}
 	}
 	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
@@ -179,7 +179,7 @@ func (o Options) checkRequired() error {
 		}
 	}
 	if err := o.Resources.Validate(); err != nil {
-		return &LimitsError{Err: err}
+		return Fault{Kind: FaultInvalidLimits, Err: err}
 	}
 	return nil
 }

@@ -41,7 +41,8 @@ func TestSessionBudget(t *testing.T) {
 		t.Errorf("control: the same without a session's budget: %+v", second)
 	}
 	b.opts.SessionBudget.Tokens = new(int64(0))
-	if _, err := Open(t.Context(), b.opts); err == nil {
-		t.Error("a limit of zero was taken")
+	_, err = Open(t.Context(), b.opts)
+	if f, ok := errors.AsType[Fault](err); !ok || f.Kind != FaultInvalidLimits || !strings.HasPrefix(f.Error(), "session budget tokens is 0") {
+		t.Errorf("a limit of zero: %v", err)
 	}
 }

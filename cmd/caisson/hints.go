@@ -10,7 +10,6 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
-	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // explainError adds the hint and the exit status to an error of the libraries, whose
@@ -26,12 +25,10 @@ func explainError(err error) *commandError {
 		text, hint = e, workspaceHint(e)
 	} else if e, ok := errors.AsType[*trace.Error](err); ok {
 		text, hint = e, traceHint(e)
-	} else if e, ok := errors.AsType[*runner.LimitsError](err); ok {
-		text, status, hint = e, exitConfig, limitsHint(e)
-	} else if e, ok := errors.AsType[*runner.RecordsError](err); ok {
-		text, status, hint = e, exitFatal, "Make room on that file system; what was written before can be read."
+	} else if e, ok := errors.AsType[runner.Fault](err); ok {
+		text, status, hint = e, faultStatus(e.Kind), sessionHint(e)
 	} else if e, ok := errors.AsType[*runner.UserCommandError](err); ok {
-		text, status, hint = e, userCommandStatus(e.Kind), cmp.Or(e.Hint, sessionHint(runner.Fault{Kind: e.Kind}))
+		text, status, hint = e, faultStatus(e.Kind), cmp.Or(e.Hint, sessionHint(runner.Fault{Kind: e.Kind}))
 	} else if errors.Is(err, overlay.ErrUnsupported) {
 		text, status, hint = err, exitSandboxStart, "Use --mode bind, on a copy of the directory if need be."
 	} else {
@@ -82,13 +79,7 @@ func startHint(err error) string {
 	if errors.Is(err, sandbox.ErrNoNamespaces) {
 		return namespacesHint
 	}
-	if errors.As(err, new(*programs.NoExecError)) {
-		return runner.NoExecHint
-	}
-	if errors.As(err, new(*programs.UnpackError)) {
-		return runner.UnpackHint
-	}
-	return "caisson doctor shows what this machine can run; --backend and --image choose another sandbox."
+	return cmp.Or(runner.ProgramHint(err), "caisson doctor shows what this machine can run; --backend and --image choose another sandbox.")
 }
 
 // changesPlace returns where the changes of a session are that did not end well.
@@ -107,9 +98,12 @@ func withoutApprover(f runner.Fault) string {
 	return ""
 }
 
-// userCommandStatus returns the exit status of a user's command that was not run.
-func userCommandStatus(kind runner.FaultKind) int {
+// faultStatus returns the exit status for a session that can't be opened, or a user's
+// command that was not run.
+func faultStatus(kind runner.FaultKind) int {
 	switch kind {
+	case runner.FaultInvalidLimits:
+		return exitConfig
 	case runner.FaultRecords:
 		return exitFatal
 	case runner.FaultSandboxStart:
@@ -120,14 +114,6 @@ func userCommandStatus(kind runner.FaultKind) int {
 		return exitInput
 	}
 	return exitFailed
-}
-
-// limitsHint returns what to do about limits that no session can have.
-func limitsHint(e *runner.LimitsError) string {
-	if e.Session {
-		return "Change the session's limits."
-	}
-	return "Change the resource limits."
 }
 
 // changesHint returns what to do where the changes of a session can't be opened.

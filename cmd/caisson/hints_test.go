@@ -53,8 +53,8 @@ func TestStatusesOfRunnerErrors(t *testing.T) {
 		exitInput:        {&runner.UserCommandError{Kind: runner.FaultNotLive}, &runner.UserCommandError{Kind: runner.FaultCommand}},
 		exitSandboxStart: {&runner.UserCommandError{Kind: runner.FaultSandboxStart}, fmt.Errorf("open: %w", overlay.ErrUnsupported)},
 		exitSandboxLost:  {&runner.UserCommandError{Kind: runner.FaultCommandLost}, &runner.UserCommandError{Kind: runner.FaultReplaced}, &runner.UserCommandError{Kind: runner.FaultEndUnknown}},
-		exitFatal:        {&runner.UserCommandError{Kind: runner.FaultRecords}, &runner.RecordsError{Dir: "/s", Err: syscall.ENOSPC}},
-		exitConfig:       {&runner.LimitsError{Err: errors.New("limits")}, &runner.LimitsError{Session: true, Err: errors.New("limits")}},
+		exitFatal:        {&runner.UserCommandError{Kind: runner.FaultRecords}, runner.Fault{Kind: runner.FaultRecords, Dir: "/s", Err: syscall.ENOSPC}},
+		exitConfig:       {runner.Fault{Kind: runner.FaultInvalidLimits, Err: errors.New("limits")}},
 	} {
 		for _, err := range errs {
 			if got := describeError(err); got.Status != want || got.Hint == "" {

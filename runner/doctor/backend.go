@@ -102,11 +102,8 @@ func unusableBackend(name string, err error) Finding {
 	if e, ok := errors.AsType[*programs.NotFoundError](err); errors.Is(err, sandbox.ErrNoNamespaces) || ok && e.Name == "caisson-guest" {
 		f.Advice = "" // the backend itself is not missing
 	}
-	if errors.As(err, new(*programs.NoExecError)) {
-		f.Advice, f.Hint = "", runner.NoExecHint
-	}
-	if errors.As(err, new(*programs.UnpackError)) {
-		f.Advice, f.Hint = "", runner.UnpackHint
+	if hint := runner.ProgramHint(err); hint != "" {
+		f.Advice, f.Hint = "", hint
 	}
 	return f
 }

@@ -242,7 +242,7 @@ func TestStateOnNoExec(t *testing.T) {
 			t.Logf("not tried: %v", err)
 			return
 		}
-		if f := CheckState(dir, nil); f.Result != Failed || f.Hint != runner.NoExecHint || !errors.As(f.Err, new(*programs.NoExecError)) {
+		if f := CheckState(dir, nil); f.Result != Failed || f.Hint != runner.ProgramHint(f.Err) || f.Hint == "" || !errors.As(f.Err, new(*programs.NoExecError)) {
 			t.Errorf("finding %+v", f)
 		}
 	}()

@@ -161,7 +161,7 @@ func CheckState(dir string, temporary []string) Finding {
 	}
 	if err := programs.CheckExec(dir); err != nil {
 		f := failed(check, err)
-		f.Hint = runner.NoExecHint
+		f.Hint = runner.ProgramHint(err)
 		return f
 	}
 	f := Finding{Check: check, Result: Warning, Detail: dir, Hint: "Set XDG_STATE_HOME to a directory that stays."}

@@ -14,7 +14,6 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
-	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // Problem is an error in the format of RFC 9457. Code, and Type, which is made
@@ -112,7 +111,7 @@ func sessionHint(f runner.Fault) string {
 	const allow = " Or start a session with a policy that allows the class of the call."
 	switch f.Kind {
 	case runner.FaultSandboxStart:
-		if !errors.Is(f.Err, sandbox.ErrNoNamespaces) && !errors.As(f.Err, new(*programs.NoExecError)) && !errors.As(f.Err, new(*programs.UnpackError)) {
+		if !errors.Is(f.Err, sandbox.ErrNoNamespaces) && runner.ProgramHint(f.Err) == "" {
 			return "Choose another image, or ask the server's operator to check its engine or runtime."
 		}
 	case runner.FaultSandboxLost:
@@ -141,10 +140,10 @@ func whereChangesAre(f runner.Fault) string {
 // recorded it, with hints for its own users.
 func pastProblem(session string, end record.SessionEnded) record.Problem {
 	out := record.Problem{Cause: end.Problem.Cause, Hint: recordsHint}
-	f, ok := runner.FaultOf(session, end)
-	switch {
-	case !ok:
-	case f.Kind == runner.FaultModel, f.Kind == runner.FaultModelKey, f.Kind == runner.FaultRecords:
+	f := runner.FaultOf(session, end)
+	switch f.Kind {
+	case "":
+	case runner.FaultModel, runner.FaultModelKey, runner.FaultRecords:
 		out.Hint = end.Problem.Hint // the same for all programs: it names the log or the disk
 	default:
 		out.Hint = sessionHint(f)
@@ -176,9 +175,9 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 		status, code, cause, hint = http.StatusUnprocessableEntity, "input", e, "Name another directory."
 	} else if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
 		code, cause = "configuration", e
-	} else if e, ok := errors.AsType[*runner.LimitsError](err); ok {
+	} else if e, ok := errors.AsType[runner.Fault](err); ok && e.Kind == runner.FaultInvalidLimits {
 		code, cause, hint = "configuration", e, "Change the limits, or ask the server's operator."
-	} else if e, ok := errors.AsType[*runner.RecordsError](err); ok {
+	} else if ok {
 		code, cause = "records", e
 	} else if errors.Is(err, overlay.ErrUnsupported) {
 		code, cause, hint = "sandbox", err, "Ask for mode bind, on a copy of the workspace if need be."
