@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -181,14 +182,14 @@ func playWild(t *testing.T, rt fataler, w wildSession) []record.Record {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	interrupted := &Interrupted{Signal: 2}
-	b.backend.scripts = map[string]script{
-		"ok": says("fine\n"), "dies": dies(false), "bursts": dies(true),
-		"fails": func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts = map[string]fakesandbox.Script{
+		"ok": fakesandbox.WriteText("fine\n"), "dies": fakesandbox.EndSandbox(false), "bursts": fakesandbox.EndSandbox(true),
+		"fails": func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 			return sandbox.ExitStatus{Code: 3}
 		},
-		"hang": func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		"hang": func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 			cancel(interrupted)
-			return hangs(make(chan struct{}))(ctx, box, cmd)
+			return fakesandbox.WaitForEnd(make(chan struct{}))(ctx, box, cmd)
 		},
 	}
 	written := 0
@@ -201,7 +202,7 @@ func playWild(t *testing.T, rt fataler, w wildSession) []record.Record {
 	if err != nil {
 		rt.Fatal(err)
 	}
-	b.backend.requireGone(t)
+	b.backend.RequireGone(t)
 	text, err := os.Open(r.Dir + "/" + record.TraceFile)
 	if err != nil {
 		rt.Fatal(err)

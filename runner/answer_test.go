@@ -24,7 +24,7 @@ func TestNothingIsAnAnswerUnlessTheTurnAnswered(t *testing.T) {
 	}{
 		"a limit": {turns, func(b *bench) { b.opts.Budget = limits.Budget{Rounds: new(int64(1))} }, loop.StopLimit, ""},
 		"no sandbox": {turns, func(b *bench) {
-			b.backend.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
+			b.backend.OnCreate = func(context.Context, int) error { return sandbox.ErrUnavailable }
 		}, loop.StopSandboxStart, ""},
 		"the model":               {"  - text: I look first.\n    calls: [{tool: shell, input: {command: \"true\"}}]\n", func(*bench) {}, loop.StopProviderFailed, ""},
 		"the answer, the control": {turns, func(*bench) {}, loop.StopAnswered, "All is well."},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -35,7 +36,7 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 				return diskwatch.Room{Bytes: free.Load(), Files: -1}
 			}, nil)
 			var command context.Context
-			b.x.sandbox.backend.(*fakeBackend).starting = func(ctx context.Context, cmd sandbox.Command) error {
+			b.x.sandbox.backend.(*fakesandbox.Backend).OnStart = func(ctx context.Context, cmd sandbox.Command) error {
 				if cmd.Argv[0] == "bash" && len(cmd.Argv) == 3 {
 					return nil // there is a bash
 				}
@@ -105,7 +106,7 @@ func TestBackgroundWithoutRoomForItsOutput(t *testing.T) {
 
 func TestBackgroundWithoutAShell(t *testing.T) {
 	b, _ := startedBackgrounds(t, nil)
-	b.x.sandbox.backend.(*fakeBackend).starting = func(context.Context, sandbox.Command) error { return sandbox.ErrInvalid }
+	b.x.sandbox.backend.(*fakesandbox.Backend).OnStart = func(context.Context, sandbox.Command) error { return sandbox.ErrInvalid }
 	if handle, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); !errors.Is(err, sandbox.ErrInvalid) || handle != "" {
 		t.Errorf("%q, %v", handle, err)
 	}
@@ -116,11 +117,11 @@ func TestBackgroundWithoutAShell(t *testing.T) {
 func TestBackgroundWhoseCallIsCancelledAsItStarts(t *testing.T) {
 	user := errors.New("user")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	b, ended := startedBackgrounds(t, map[string]script{"serve": func(ctx context.Context, _ *fakeBox, _ sandbox.Command) sandbox.ExitStatus {
+	b, ended := startedBackgrounds(t, map[string]fakesandbox.Script{"serve": func(ctx context.Context, _ *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
 		<-ctx.Done()
 		return sandbox.ExitStatus{Code: -1, Signal: 15}
 	}})
-	b.x.sandbox.backend.(*fakeBackend).starting = func(_ context.Context, cmd sandbox.Command) error {
+	b.x.sandbox.backend.(*fakesandbox.Backend).OnStart = func(_ context.Context, cmd sandbox.Command) error {
 		if len(cmd.Argv) > 3 {
 			cancel(user)
 		}
@@ -139,7 +140,7 @@ func TestBackgroundWhoseCallIsCancelledAsItStarts(t *testing.T) {
 func TestBackgroundCommand(t *testing.T) {
 	var got sandbox.Command
 	var command context.Context
-	b, _ := startedBackgrounds(t, map[string]script{"serve": func(ctx context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b, _ := startedBackgrounds(t, map[string]fakesandbox.Script{"serve": func(ctx context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		got, command = cmd, ctx
 		_, _ = cmd.Stdout.Write([]byte("out\n"))
 		_, _ = cmd.Stderr.Write([]byte("err\n"))
@@ -162,7 +163,7 @@ func TestBackgroundCommand(t *testing.T) {
 
 func TestBackgroundThatDoesNotEnd(t *testing.T) {
 	release := make(chan struct{})
-	b, _ := startedBackgrounds(t, map[string]script{"deaf": func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b, _ := startedBackgrounds(t, map[string]fakesandbox.Script{"deaf": func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		<-release
 		return sandbox.ExitStatus{}
 	}})

@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
@@ -38,10 +39,10 @@ func TestBackgroundOutlivesItsCall(t *testing.T) {
   - text: done
 `)
 	started := make(chan struct{})
-	b.backend.scripts["serve"] = hangs(started)
-	b.backend.scripts["echo"] = func(ctx context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["serve"] = fakesandbox.WaitForEnd(started)
+	b.backend.Scripts["echo"] = func(ctx context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		<-started // so that there is output to read
-		return says("beside\n")(ctx, nil, cmd)
+		return fakesandbox.WriteText("beside\n")(ctx, nil, cmd)
 	}
 	_, records := b.run(t.Context())
 	text := told(records)
@@ -73,8 +74,8 @@ func TestBackgroundEndsWithItsSession(t *testing.T) {
   - text: done
 `)
 	serving, hanging := make(chan struct{}), make(chan struct{})
-	b.backend.scripts["serve"] = hangs(serving)
-	b.backend.scripts["hang"] = hangs(hanging)
+	b.backend.Scripts["serve"] = fakesandbox.WaitForEnd(serving)
+	b.backend.Scripts["hang"] = fakesandbox.WaitForEnd(hanging)
 	s := b.opened()
 	turn, err := s.Start("one")
 	if err != nil {
@@ -88,7 +89,7 @@ func TestBackgroundEndsWithItsSession(t *testing.T) {
 	}
 	startTurn(t, s, "two")
 	r := s.Close()
-	b.backend.requireGone(t)
+	b.backend.RequireGone(t)
 	records := b.records(r)
 	if text := told(records); !strings.Contains(text, "[background-1: running for ") {
 		t.Error("the second turn did not see it run")
@@ -111,13 +112,13 @@ func TestBackgroundLosesItsSandbox(t *testing.T) {
   - text: done
 `)
 	gone := make(chan struct{})
-	b.backend.scripts["dies"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["dies"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		defer close(gone)
-		return dies(true)(ctx, box, cmd)
+		return fakesandbox.EndSandbox(true)(ctx, box, cmd)
 	}
-	b.backend.scripts["echo"] = func(ctx context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["echo"] = func(ctx context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		<-gone
-		return says("again\n")(ctx, nil, cmd)
+		return fakesandbox.WriteText("again\n")(ctx, nil, cmd)
 	}
 	_, records := b.run(t.Context())
 	text := told(records)
@@ -138,7 +139,7 @@ func TestBackgroundLosesItsSandbox(t *testing.T) {
 }
 
 // startedBackgrounds is backgrounds over a fake, and what they record.
-func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, func() []record.BackgroundEnded) {
+func startedBackgrounds(t *testing.T, scripts map[string]fakesandbox.Script) (*backgrounds, func() []record.BackgroundEnded) {
 	t.Helper()
 	dir, err := os.Open(t.TempDir())
 	if err != nil {
@@ -149,7 +150,7 @@ func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, 
 	if err := os.Mkdir(state+"/"+record.SpillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	box := newLiveSandbox(t.Context(), &fakeBackend{scripts: scripts}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
+	box := newLiveSandbox(t.Context(), &fakesandbox.Backend{Scripts: scripts}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
 	box.record = func(record.Payload) error { return nil }
 	box.ensureStarted()
 	t.Cleanup(box.stopAndDestroy)
@@ -170,10 +171,10 @@ func startedBackgrounds(t *testing.T, scripts map[string]script) (*backgrounds, 
 }
 
 func TestBackgroundsAreBounded(t *testing.T) {
-	serve := func(ctx context.Context, b *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
-		return hangs(make(chan struct{}))(ctx, b, cmd)
+	serve := func(ctx context.Context, b *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
+		return fakesandbox.WaitForEnd(make(chan struct{}))(ctx, b, cmd)
 	}
-	b, ended := startedBackgrounds(t, map[string]script{"serve": serve})
+	b, ended := startedBackgrounds(t, map[string]fakesandbox.Script{"serve": serve})
 	var handles []string
 	for range maxBackground {
 		h, err := b.Begin(t.Context(), shell.Command{Script: "serve"})
@@ -211,7 +212,7 @@ func TestBackgroundOfACancelledCall(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	user := errors.New("user")
-	b, ended := startedBackgrounds(t, map[string]script{"serve": func(ctx context.Context, _ *fakeBox, _ sandbox.Command) sandbox.ExitStatus {
+	b, ended := startedBackgrounds(t, map[string]fakesandbox.Script{"serve": func(ctx context.Context, _ *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
 		<-ctx.Done()
 		return sandbox.ExitStatus{Code: -1, Signal: 15}
 	}})
@@ -387,10 +388,10 @@ func TestBackgroundLogOfAFlood(t *testing.T) {
 // TestBackgroundsAtOnce: whatever starts, looks, kills and ends at once, each
 // command that was started has exactly one recorded end, and none is left.
 func TestBackgroundsAtOnce(t *testing.T) {
-	serve := func(ctx context.Context, b *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
-		return hangs(make(chan struct{}))(ctx, b, cmd)
+	serve := func(ctx context.Context, b *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
+		return fakesandbox.WaitForEnd(make(chan struct{}))(ctx, b, cmd)
 	}
-	b, ended := startedBackgrounds(t, map[string]script{"serve": serve, "short": says("short\n")})
+	b, ended := startedBackgrounds(t, map[string]fakesandbox.Script{"serve": serve, "short": fakesandbox.WriteText("short\n")})
 	var mu sync.Mutex
 	begun := map[string]int{}
 	var wg sync.WaitGroup

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -19,7 +20,9 @@ import (
 func TestCallWithoutModel(t *testing.T) {
 	b := newBench(t, "")
 	b.file("a.txt", "content\n")
-	b.backend.scripts["echo"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus { return sandbox.ExitStatus{} }
+	b.backend.Scripts["echo"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
+		return sandbox.ExitStatus{}
+	}
 	s := b.opened()
 	if _, err := s.Start("hello"); !errors.Is(err, loop.ErrNoModel) {
 		t.Errorf("Start: %v", err)
@@ -28,7 +31,7 @@ func TestCallWithoutModel(t *testing.T) {
 	if err != nil || read.IsError || !strings.Contains(loop.ResultText(read.Content), "content") {
 		t.Errorf("read_file: %+v, %v", read, err)
 	}
-	if n := len(b.backend.boxes); n != 0 {
+	if n := len(b.backend.Sandboxes); n != 0 {
 		t.Errorf("%d sandboxes for a call that reads", n)
 	}
 	if run, err := s.Call(t.Context(), "shell", json.RawMessage(`{"command": "echo"}`)); err != nil || run.IsError {
@@ -38,7 +41,7 @@ func TestCallWithoutModel(t *testing.T) {
 		t.Errorf("arguments that are no object: %+v, %v", wrong, err)
 	}
 	r := s.Close()
-	b.backend.requireGone(t)
+	b.backend.RequireGone(t)
 	if r.ExitStatus != ExitDone || r.Turns != 3 || r.Usage.Rounds != 0 || r.Usage.ToolCalls != 3 {
 		t.Errorf("%+v", r)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -33,7 +34,7 @@ func TestADiffIsOnlyShownFromTheSessionsStart(t *testing.T) {
 	if err := os.Chtimes(filepath.Join(b.dir, "a.txt"), past, past); err != nil {
 		t.Fatal(err)
 	}
-	b.backend.scripts["slip"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["slip"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		// The same size and modification time as before.
 		b.file("a.txt", "one evil\n")
 		if err := os.Chtimes(filepath.Join(b.dir, "a.txt"), past, past); err != nil {
@@ -63,7 +64,7 @@ func TestWhatCommandsChangeIsCounted(t *testing.T) {
 	b.file("a.sql", "-- one\ntwo\n")
 	b.file("same.txt", "same\n")
 	b.file("large.txt", strings.Repeat("x\n", 256<<10))
-	b.backend.scripts["work"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["work"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		b.file("a.sql", "two\nthree\n++ four\n")
 		b.file("same.txt", "same\n")
 		b.file("large.txt", strings.Repeat("y\n", 256<<10))
@@ -97,7 +98,7 @@ func TestWhatCommandsChangeIsCounted(t *testing.T) {
 
 func TestSecretsStayOutOfTheSessionsFolder(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: leak}}]\n  - text: the key is "+testKey+"\n")
-	b.backend.scripts["leak"] = says("OPENAI_API_KEY=" + testKey + "\n")
+	b.backend.Scripts["leak"] = fakesandbox.WriteText("OPENAI_API_KEY=" + testKey + "\n")
 	b.opts.Dir.Log.Error("a log entry with " + testKey)
 	r, _ := b.run(t.Context())
 	seen := 0
@@ -135,7 +136,7 @@ func TestProjectSettingsDoNotCount(t *testing.T) {
 func TestLongOutputIsCountedAndSpilled(t *testing.T) {
 	const lines = 50_000
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: flood}}]\n  - text: done\n")
-	b.backend.scripts["flood"] = func(_ context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["flood"] = func(_ context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		_, _ = cmd.Stdout.Write([]byte("first\n"))
 		for range lines {
 			_, _ = cmd.Stdout.Write([]byte("0123456789\n"))

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -134,7 +135,7 @@ func TestClosedFoldersDoNotHelp(t *testing.T) {
 			b.file("other/f", "")
 			b.chmods("other", 0o750|int(fs.ModeSetgid))
 			repo := filepath.Join(c.dir, ".git")
-			b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+			b.backend.Scripts["plant"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 				b.plants(repo)(ctx, box, cmd)
 				b.chmods(c.modes...)
 				return sandbox.ExitStatus{}
@@ -172,7 +173,7 @@ func TestManyClosedFoldersDoNotHelp(t *testing.T) {
 	}
 	b := newBench(t, plantTurns)
 	const closed = 50
-	b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		for i := range 25 {
 			if err := os.MkdirAll(filepath.Join(b.dir, fmt.Sprintf("a%02d", i)+strings.Repeat("/d", workspace.DefaultMaxDepth+2)), 0o755); err != nil {
 				t.Error(err)
@@ -207,7 +208,7 @@ func TestFoldersClosedBeforeStayClosed(t *testing.T) {
 		b := newBench(t, plantTurns)
 		b.file("private/.git/config", "[core]\n")
 		b.chmods("private", mode)
-		b.backend.scripts["plant"] = b.plants("sub/.git")
+		b.backend.Scripts["plant"] = b.plants("sub/.git")
 		r := b.ends()
 		if diff := cmp.Diff(want, paths(r.Quarantined)); diff != "" {
 			t.Errorf("quarantined (-want +got):\n%s", diff)
@@ -228,10 +229,10 @@ func TestWhatStaysClosedIsNamed(t *testing.T) {
 		return
 	}
 	b := newBench(t, plantTurns)
-	b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		b.plants("sub/.git")(ctx, box, cmd)
 		b.chmods("sub", 0o311)
-		box.writer = workspace.NewWriter(nil, workspace.WriterOptions{}) // every change fails
+		box.Writer = workspace.NewWriter(nil, workspace.WriterOptions{}) // every change fails
 		return sandbox.ExitStatus{}
 	}
 	r := b.ends()
@@ -246,10 +247,10 @@ func TestWhatStaysClosedIsNamed(t *testing.T) {
 func TestChangesOfAReplacedSandbox(t *testing.T) {
 	b := newBench(t, plantTurns)
 	s := b.looked()
-	b.backend.boxes[0].die(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: limits.KindMemory}))
+	b.backend.Sandboxes[0].End(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: limits.KindMemory}))
 	b.file("sub/.git/config", evilConfig)
 	_, err := s.exec.applyAnywhere(t.Context(), workspace.Op{Kind: workspace.OpRename, Path: "sub/.git", To: "sub/new"})
-	if err != nil || !b.exists("sub/new") || b.exists("sub/.git") || len(b.backend.boxes) != 2 {
-		t.Errorf("%v, in %d sandboxes", err, len(b.backend.boxes))
+	if err != nil || !b.exists("sub/new") || b.exists("sub/.git") || len(b.backend.Sandboxes) != 2 {
+		t.Errorf("%v, in %d sandboxes", err, len(b.backend.Sandboxes))
 	}
 }

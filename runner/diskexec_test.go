@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -28,7 +29,7 @@ func filling(t *testing.T) *executor {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { dir.Close() })
-	box := newLiveSandbox(t.Context(), &fakeBackend{scripts: map[string]script{"fill": hangs(started)}}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
+	box := newLiveSandbox(t.Context(), &fakesandbox.Backend{Scripts: map[string]fakesandbox.Script{"fill": fakesandbox.WaitForEnd(started)}}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
 	box.record = func(record.Payload) error { return nil }
 	box.ensureStarted()
 	t.Cleanup(box.stopAndDestroy)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -33,7 +34,7 @@ func TestSandboxIsAwaitedWhereNoToolNeedsIt(t *testing.T) {
 			close(answered)
 		}
 	}
-	b.backend.create = func(ctx context.Context, _ int) error {
+	b.backend.OnCreate = func(ctx context.Context, _ int) error {
 		<-answered
 		select {
 		case <-time.After(20 * time.Millisecond): // in which the session would end
@@ -78,20 +79,20 @@ func TestLossOfTheSandbox(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, tc.turns)
-			b.backend.scripts["die"] = dies(tc.ofLimits)
-			b.backend.scripts["echo"] = says("alive")
+			b.backend.Scripts["die"] = fakesandbox.EndSandbox(tc.ofLimits)
+			b.backend.Scripts["echo"] = fakesandbox.WriteText("alive")
 			r, records := b.run(t.Context())
 			lost := of[record.SandboxLost](t, records)
-			got := []int{r.ExitStatus, r.Restarts, len(lost), len(b.backend.boxes), len(of[record.SandboxRestarted](t, records))}
+			got := []int{r.ExitStatus, r.Restarts, len(lost), len(b.backend.Sandboxes), len(of[record.SandboxRestarted](t, records))}
 			if diff := cmp.Diff([]int{tc.status, tc.restarts, tc.lost, tc.boxes, tc.restarts}, got); diff != "" {
 				t.Errorf("status, restarts, lost, boxes, restarted (-want +got):\n%s", diff)
 			}
 			if !strings.Contains(resultTexts(t, records), tc.wantInResult) {
 				t.Errorf("the model was not told %q: %s", tc.wantInResult, resultTexts(t, records))
 			}
-			for _, box := range b.backend.boxes {
-				if n := len(slices.DeleteFunc(slices.Clone(box.ran), func(s string) bool { return s != "die" })); n > 1 {
-					t.Errorf("sandbox %d ran the command %d times", box.number, n)
+			for _, box := range b.backend.Sandboxes {
+				if n := len(slices.DeleteFunc(slices.Clone(box.Ran), func(s string) bool { return s != "die" })); n > 1 {
+					t.Errorf("sandbox %d ran the command %d times", box.Number, n)
 				}
 			}
 		})
@@ -123,7 +124,7 @@ func TestCancellation(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, turns)
 			started := make(chan struct{})
-			b.backend.scripts["hang"] = hangs(started)
+			b.backend.Scripts["hang"] = fakesandbox.WaitForEnd(started)
 			ctx, cancel := context.WithCancelCause(t.Context())
 			go func() {
 				<-started
@@ -147,7 +148,7 @@ func TestCancellation(t *testing.T) {
 func TestWallTimeIsALimit(t *testing.T) {
 	t.Parallel() // it waits nearly all the time
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: hang}}]\n  - text: done\n")
-	b.backend.scripts["hang"] = hangs(make(chan struct{}))
+	b.backend.Scripts["hang"] = fakesandbox.WaitForEnd(make(chan struct{}))
 	b.opts.Budget.WallTime = new(5 * time.Second) // in which the command begins on a busy machine too
 	r, records := b.run(t.Context())
 	if r.ExitStatus != 53 || r.Limit == nil || r.Limit.Kind != limits.KindWallTime {
@@ -161,9 +162,9 @@ func TestWallTimeIsALimit(t *testing.T) {
 func TestForceDestroysTheSandboxAtOnce(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: stubborn}}]\n  - text: done\n")
 	started := make(chan struct{})
-	b.backend.scripts["stubborn"] = func(_ context.Context, box *fakeBox, _ sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["stubborn"] = func(_ context.Context, box *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
 		close(started)
-		<-box.done // nothing but the sandbox's end ends it
+		<-box.Done() // nothing but the sandbox's end ends it
 		return sandbox.ExitStatus{Code: -1, Signal: 9}
 	}
 	force := make(chan struct{})
@@ -194,14 +195,14 @@ func TestNobodyToAsk(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, turns)
-			b.backend.scripts["echo"] = says("hi")
+			b.backend.Scripts["echo"] = fakesandbox.WriteText("hi")
 			b.opts.OnPrompt = tc.onPrompt
 			var err error
 			if b.opts.Policy, err = policy.Preset("default"); err != nil {
 				t.Fatal(err)
 			}
 			r, _ := b.run(t.Context())
-			got := []any{r.ExitStatus, r.Reason, len(b.backend.boxes[0].ran), len(r.Denials)}
+			got := []any{r.ExitStatus, r.Reason, len(b.backend.Sandboxes[0].Ran), len(r.Denials)}
 			if diff := cmp.Diff([]any{tc.status, tc.reason, tc.ran, tc.denials}, got); diff != "" {
 				t.Errorf("status, reason, ran, denials (-want +got):\n%s", diff)
 			}
@@ -216,14 +217,14 @@ func TestAPolicyThatDeniesIsNoMissingApprover(t *testing.T) {
 	if w := of[record.Warning](t, records); len(w) != 1 || !strings.Contains(w[0].Message, `"shel" matches no tool`) {
 		t.Errorf("warnings %+v", w)
 	}
-	if r.ExitStatus != 0 || len(r.Denials) != 1 || len(b.backend.boxes[0].ran) != 0 {
+	if r.ExitStatus != 0 || len(r.Denials) != 1 || len(b.backend.Sandboxes[0].Ran) != 0 {
 		t.Errorf("ended %d, denials %+v", r.ExitStatus, r.Denials)
 	}
 }
 
 func TestNothingRunsThatCannotBeRecorded(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
-	b.backend.scripts["echo"] = says("hi")
+	b.backend.Scripts["echo"] = fakesandbox.WriteText("hi")
 	closed := false
 	b.opts.Mirror = func(r record.Record, _ []byte) { closed = closed || r.Kind == record.KindModelCallCompleted }
 	b.opts.writeTrace = func(f *os.File, line []byte) (int, error) {
@@ -237,20 +238,20 @@ func TestNothingRunsThatCannotBeRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := b.takes(s)
-	b.backend.requireGone(t)
+	b.backend.RequireGone(t)
 	if r.Reason != loop.StopTraceUnwritable || r.ExitStatus != 54 || r.Problem == nil {
 		t.Errorf("ended %s (%d): %+v", r.Reason, r.ExitStatus, r.Problem)
 	}
-	for _, box := range b.backend.boxes {
-		if len(box.ran) > 0 {
-			t.Errorf("%q ran without a record", box.ran)
+	for _, box := range b.backend.Sandboxes {
+		if len(box.Ran) > 0 {
+			t.Errorf("%q ran without a record", box.Ran)
 		}
 	}
 }
 
 func TestWhatIsLeftBehindIsAFailure(t *testing.T) {
 	b := newBench(t, "  - text: done\n")
-	b.backend.destroy = errors.New("mount busy")
+	b.backend.DestroyErr = errors.New("mount busy")
 	r, records := b.run(t.Context())
 	ended := of[record.SessionEnded](t, records)[0]
 	if r.ExitStatus != 1 || r.Reason != loop.StopAnswered || len(ended.Left) != 1 || ended.Problem == nil {
@@ -263,14 +264,14 @@ func TestATraceThatCanNotBeBegunEndsTheSession(t *testing.T) {
 	b.opts.writeTrace = func(*os.File, []byte) (int, error) { return 0, syscall.ENOSPC }
 	_, err := Open(t.Context(), b.opts)
 	e, ok := errors.AsType[Fault](err)
-	if !ok || e.Kind != FaultRecords || e.Dir == "" || len(b.backend.boxes) != 0 {
-		t.Errorf("began with %v and %d sandboxes", e, len(b.backend.boxes))
+	if !ok || e.Kind != FaultRecords || e.Dir == "" || len(b.backend.Sandboxes) != 0 {
+		t.Errorf("began with %v and %d sandboxes", e, len(b.backend.Sandboxes))
 	}
 }
 
 func TestALossThatNoCallMeetsIsRecorded(t *testing.T) {
 	b := newBench(t, "  - text: done\n")
-	b.backend.made = func(box *fakeBox) { box.die(sandbox.ErrLost) }
+	b.backend.OnCreated = func(box *fakesandbox.Sandbox) { box.End(sandbox.ErrLost) }
 	r, records := b.run(t.Context())
 	if lost := of[record.SandboxLost](t, records); r.ExitStatus != 0 || len(lost) != 1 || lost[0].Restarting {
 		t.Errorf("ended %d, lost %+v", r.ExitStatus, lost)
@@ -279,11 +280,11 @@ func TestALossThatNoCallMeetsIsRecorded(t *testing.T) {
 
 func TestASandboxThatHoldsWhatCanNotBeKilledIsReplaced(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: stick}}]\n  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
-	b.backend.scripts["stick"] = says("stuck\n")
-	b.backend.scripts["echo"] = says("alive\n")
-	b.backend.left = map[string]int{"stick": 2}
+	b.backend.Scripts["stick"] = fakesandbox.WriteText("stuck\n")
+	b.backend.Scripts["echo"] = fakesandbox.WriteText("alive\n")
+	b.backend.Unkillable = map[string]int{"stick": 2}
 	r, records := b.run(t.Context())
-	if r.ExitStatus != 0 || r.Restarts != 1 || len(b.backend.boxes) != 2 || len(b.backend.boxes[1].ran) != 1 {
+	if r.ExitStatus != 0 || r.Restarts != 1 || len(b.backend.Sandboxes) != 2 || len(b.backend.Sandboxes[1].Ran) != 1 {
 		t.Errorf("ended %d after %d restarts", r.ExitStatus, r.Restarts)
 	}
 	if lost := of[record.SandboxLost](t, records); len(lost) != 1 || !strings.Contains(lost[0].Cause, "2 processes could not be killed") {
@@ -295,12 +296,12 @@ func TestWhatASandboxLacksCanBeRefused(t *testing.T) {
 	for name, refuse := range map[string]bool{"refused": true, "accepted": false} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: done\n")
-			b.backend.scripts["echo"] = says("hi")
-			b.backend.lacks = []string{"no limit of memory"}
+			b.backend.Scripts["echo"] = fakesandbox.WriteText("hi")
+			b.backend.Lost = []string{"no limit of memory"}
 			b.opts.RefuseLost = refuse
 			r, _ := b.run(t.Context())
 			want := map[bool][]int{true: {44, 0}, false: {0, 1}}[refuse]
-			if diff := cmp.Diff(want, []int{r.ExitStatus, len(b.backend.boxes[0].ran)}); diff != "" {
+			if diff := cmp.Diff(want, []int{r.ExitStatus, len(b.backend.Sandboxes[0].Ran)}); diff != "" {
 				t.Errorf("status, commands (-want +got):\n%s", diff)
 			}
 			if refuse && !strings.Contains(r.Problem.Cause, "no limit of memory") {
@@ -329,7 +330,7 @@ func TestNothingRunsWhoseApprovalCannotBeRecorded(t *testing.T) {
 	for _, name := range []string{"no room to write", "not on the disk"} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, "  - calls: [{tool: shell, input: {command: echo}}]\n  - text: went on\n")
-			b.backend.scripts["echo"] = says("hi")
+			b.backend.Scripts["echo"] = fakesandbox.WriteText("hi")
 			var err error
 			if b.opts.Policy, err = policy.Preset("strict"); err != nil {
 				t.Fatal(err)
@@ -362,13 +363,13 @@ func TestNothingRunsWhoseApprovalCannotBeRecorded(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := b.takes(s)
-			b.backend.requireGone(t)
+			b.backend.RequireGone(t)
 			if !asked.Load() || r.Reason != loop.StopTraceUnwritable || r.ExitStatus != 54 {
 				t.Errorf("asked %v, ended %s (%d): %+v", asked.Load(), r.Reason, r.ExitStatus, r.Problem)
 			}
-			for _, box := range b.backend.boxes {
-				if len(box.ran) > 0 {
-					t.Errorf("%q ran", box.ran)
+			for _, box := range b.backend.Sandboxes {
+				if len(box.Ran) > 0 {
+					t.Errorf("%q ran", box.Ran)
 				}
 			}
 		})

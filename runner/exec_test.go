@@ -16,6 +16,7 @@ import (
 
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -28,7 +29,7 @@ type startFunc func(ctx context.Context, cmd sandbox.Command) (sandbox.Process, 
 
 // startedBox is a box whose commands are started by a function.
 type startedBox struct {
-	*fakeBox
+	*fakesandbox.Sandbox
 	start startFunc
 }
 
@@ -58,7 +59,7 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 		if err != nil {
 			return nil, err
 		}
-		return &startedBox{box.(*fakeBox), func(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
+		return &startedBox{box.(*fakesandbox.Sandbox), func(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
 			if len(cmd.Argv) == 3 {
 				return endedProcess{}, nil // there is a bash
 			}
@@ -134,13 +135,13 @@ func TestExecutorReportsHowACommandEnded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
-			var boxes *fakeBackend
+			var boxes *fakesandbox.Backend
 			x, b, after := newExecutorBench(t, func(context.Context, sandbox.Command) (sandbox.Process, error) {
 				if tc.cancels {
 					cancel(user)
 				}
 				if tc.err != nil {
-					boxes.boxes[0].die(tc.err)
+					boxes.Sandboxes[0].End(tc.err)
 				}
 				return endedProcess{exit: tc.exit, err: tc.err}, nil
 			})
@@ -231,7 +232,7 @@ func TestExecutorLooksForBash(t *testing.T) {
 	} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		starts := 0
-		g := &generation{sandbox: &startedBox{&fakeBox{}, func(context.Context, sandbox.Command) (sandbox.Process, error) {
+		g := &generation{sandbox: &startedBox{&fakesandbox.Sandbox{}, func(context.Context, sandbox.Command) (sandbox.Process, error) {
 			if starts++; tc.cancels {
 				cancel(user)
 			}
@@ -253,8 +254,8 @@ func TestExecutorLooksForBash(t *testing.T) {
 // TestExecutorMeetsALoss as it looks for bash and as it changes a file.
 func TestExecutorMeetsALoss(t *testing.T) {
 	x, b, _ := newExecutorBench(t, nil)
-	b.boxes.applying = func(box *fakeBox, _ workspace.Op, _ func() (workspace.Change, error)) (workspace.Change, error) {
-		box.die(sandbox.ErrLost)
+	b.boxes.OnApply = func(box *fakesandbox.Sandbox, _ workspace.Op, _ func() (workspace.Change, error)) (workspace.Change, error) {
+		box.End(sandbox.ErrLost)
 		return workspace.Change{}, sandbox.ErrLost
 	}
 	if _, err := x.Apply(t.Context(), workspace.Op{Kind: workspace.OpMkdir, Path: "d"}); !errors.Is(err, tools.ErrSandboxLost) {
@@ -266,7 +267,7 @@ func TestExecutorMeetsALoss(t *testing.T) {
 		box, err := create.Create(ctx, spec)
 		started := box.(*startedBox)
 		started.start = func(context.Context, sandbox.Command) (sandbox.Process, error) {
-			started.die(sandbox.ErrLost)
+			started.End(sandbox.ErrLost)
 			return nil, sandbox.ErrLost
 		}
 		return box, err

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -30,7 +31,9 @@ func TestAToolOfAServer(t *testing.T) {
 	}
 	b.opts.Declared = []shell.Declared{declare("srv/do_it", "do it"), declare("srv/refused", "refused")}
 	b.opts.Policy.Tools = map[string]policy.Mode{"srv/refused": policy.ModeDeny}
-	b.backend.scripts["do it"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus { return sandbox.ExitStatus{} }
+	b.backend.Scripts["do it"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
+		return sandbox.ExitStatus{}
+	}
 	report, records := b.run(t.Context())
 	called, completed := of[record.ToolCalled](t, records), of[record.ToolCompleted](t, records)
 	invalid, failed := of[record.ToolInputInvalid](t, records), of[record.ToolFailed](t, records)
@@ -59,7 +62,9 @@ func TestAToolOfAServer(t *testing.T) {
 func TestAnAbandonedCallLosesItsSandbox(t *testing.T) {
 	for place, want := range map[tools.Place]sandbox.State{tools.PlaceSandbox: sandbox.StateStopped, tools.PlaceHost: sandbox.StateRunning} {
 		b := newBench(t, "  - calls: [{tool: shell, input: {command: ready}}]\n  - text: Done.\n")
-		b.backend.scripts["ready"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus { return sandbox.ExitStatus{} }
+		b.backend.Scripts["ready"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
+			return sandbox.ExitStatus{}
+		}
 		s, err := Open(t.Context(), b.opts)
 		if err != nil {
 			t.Fatal(err)
@@ -69,7 +74,7 @@ func TestAnAbandonedCallLosesItsSandbox(t *testing.T) {
 			t.Fatal(err)
 		}
 		turn.Report()
-		box := b.backend.boxes[0]
+		box := b.backend.Sandboxes[0]
 		o := s.dispatcherOptions()
 		if o.Abandon < dispatch.DefaultAbandon || o.OnAbandon == nil {
 			t.Fatalf("a call is given up after %v, told %t", o.Abandon, o.OnAbandon != nil)

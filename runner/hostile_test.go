@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -219,7 +220,7 @@ func TestHostileRepositoriesRunNothing(t *testing.T) {
 			b := newBench(t, plantTurns)
 			setup := b.host(tt.setup)
 			var session string
-			b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+			b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 				session = b.host(tt.session)
 				return sandbox.ExitStatus{}
 			}
@@ -275,7 +276,7 @@ func TestOrdinaryWorkIsNotQuarantined(t *testing.T) {
 			b := newBench(t, plantTurns)
 			b.host(tt.setup)
 			var session string
-			b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+			b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 				session = b.host(tt.session)
 				return sandbox.ExitStatus{}
 			}
@@ -296,7 +297,7 @@ func TestNoBoundHidesARepository(t *testing.T) {
 	t.Run("names", func(t *testing.T) {
 		b := newBench(t, plantTurns)
 		long := strings.Repeat("n", 250)
-		b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		b.backend.Scripts["plant"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 			deep := filepath.Join(slices.Repeat([]string{long}, 14)...)
 			if err := os.MkdirAll(filepath.Join(b.dir, deep), 0o755); err != nil {
 				t.Error(err)
@@ -337,7 +338,7 @@ func TestNoBoundHidesARepository(t *testing.T) {
 		}
 		const many = 10_000
 		b := newBench(t, plantTurns)
-		b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+		b.backend.Scripts["plant"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 			for i := range many {
 				dir := filepath.Join(b.dir, fmt.Sprint("d", i))
 				if err := os.Mkdir(dir, 0o755); err != nil {
@@ -369,13 +370,13 @@ func TestNoBoundHidesARepository(t *testing.T) {
 // at, is listed before anything else and whole, and ends with a status of its own.
 func TestWhatIsNotVouchedForComesFirst(t *testing.T) {
 	b := newBench(t, plantTurns)
-	b.backend.applying = func(_ *fakeBox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
+	b.backend.OnApply = func(_ *fakesandbox.Sandbox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
 		if strings.HasPrefix(op.Path, "stuck") {
 			return workspace.Change{}, &workspace.Error{Kind: workspace.KindIO, Path: op.Path, Detail: "no"}
 		}
 		return do()
 	}
-	b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		for i := range record.MaxListed + 20 {
 			b.plants(fmt.Sprintf("a%03d/.git", i))(ctx, box, cmd)
 			b.plants(fmt.Sprintf("stuck%03d/.git", i))(ctx, box, cmd)
@@ -404,7 +405,7 @@ func TestWhatIsNotVouchedForComesFirst(t *testing.T) {
 // vouched for.
 func TestAPathThatIsTooLongIsReported(t *testing.T) {
 	b := newBench(t, plantTurns)
-	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		dir, err := unix.Open(b.dir, unix.O_DIRECTORY, 0)
 		for range 20 {
 			name := strings.Repeat("n", 250)
@@ -428,7 +429,7 @@ func TestAPathThatIsTooLongIsReported(t *testing.T) {
 // can't be protected.
 func TestASymlinkedConfigurationIsQuarantined(t *testing.T) {
 	b := newBench(t, plantTurns)
-	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		b.host(`ln -s /nowhere .caisson; mkdir sub; mkfifo sub/.caisson; mkdir own; mkdir own/.caisson`)
 		return sandbox.ExitStatus{}
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -15,7 +16,7 @@ func TestDifferencesOfALiveSession(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: write_file, input: {path: a.txt, content: \"new\\n\"}}]\n  - calls: [{tool: shell, input: {command: hang}}]\n  - text: Done.\n")
 	b.file("a.txt", "old\n")
 	started := make(chan struct{})
-	b.backend.scripts["hang"] = hangs(started)
+	b.backend.Scripts["hang"] = fakesandbox.WaitForEnd(started)
 	s := b.opened()
 	if d, err := s.Differences(t.Context()); err != nil || len(d.Changed) != 0 {
 		t.Errorf("before a turn: %+v, %v", d, err)
@@ -49,7 +50,7 @@ func TestDifferencesOfALiveSession(t *testing.T) {
 func TestDifferencesWhileItCloses(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: say}}]\n  - text: Done.\n")
 	b.opts.Mode = sandbox.ModeBind
-	b.backend.scripts["say"] = says("x")
+	b.backend.Scripts["say"] = fakesandbox.WriteText("x")
 	s := b.opened()
 	startTurn(t, s, "go")
 	done := make(chan error)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -22,7 +23,7 @@ import (
 // containerBench is a container without a session, and what it reports.
 type containerBench struct {
 	*liveSandbox
-	boxes *fakeBackend
+	boxes *fakesandbox.Backend
 
 	reports  sync.Mutex
 	kinds    []record.Kind
@@ -33,7 +34,7 @@ type containerBench struct {
 
 func newContainerBench(t *testing.T) *containerBench {
 	t.Helper()
-	f := &fakeBackend{}
+	f := &fakesandbox.Backend{}
 	b := &containerBench{liveSandbox: newLiveSandbox(t.Context(), f, sandbox.Spec{}), boxes: f}
 	b.record = func(p record.Payload) error {
 		b.reports.Lock()
@@ -53,13 +54,13 @@ func newContainerBench(t *testing.T) *containerBench {
 }
 
 // runningBox returns the life that runs, which it starts where none does, and its box.
-func (b *containerBench) runningBox(t *testing.T) (*generation, *fakeBox) {
+func (b *containerBench) runningBox(t *testing.T) (*generation, *fakesandbox.Sandbox) {
 	t.Helper()
 	g, err := b.waitRunning(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return g, g.sandbox.(*fakeBox)
+	return g, g.sandbox.(*fakesandbox.Sandbox)
 }
 
 // requireReports fails the test unless exactly these records were written and so
@@ -103,8 +104,8 @@ func TestContainerStartsOnce(t *testing.T) {
 	b.ensureStarted()
 	b.ensureStarted()
 	g, box := b.runningBox(t)
-	if again, _ := b.runningBox(t); again != g || starts != 1 || len(b.boxes.boxes) != 1 || b.isUntouched() || box.spec.Workspace.Unguarded {
-		t.Errorf("%d starts of %d boxes, untouched %v, unguarded %v", starts, len(b.boxes.boxes), b.isUntouched(), box.spec.Workspace.Unguarded)
+	if again, _ := b.runningBox(t); again != g || starts != 1 || len(b.boxes.Sandboxes) != 1 || b.isUntouched() || box.Spec.Workspace.Unguarded {
+		t.Errorf("%d starts of %d boxes, untouched %v, unguarded %v", starts, len(b.boxes.Sandboxes), b.isUntouched(), box.Spec.Workspace.Unguarded)
 	}
 	att, restarts, left := b.endFacts()
 	if att == nil || att.Container != "fake-0" || restarts != 0 || len(left) != 0 {
@@ -116,8 +117,8 @@ func TestContainerStartsOnce(t *testing.T) {
 func TestContainerPreparesItsSpec(t *testing.T) {
 	b := newContainerBench(t)
 	b.prepare = func(_ context.Context, spec *sandbox.Spec) { spec.Session = "prepared" }
-	if _, box := b.runningBox(t); box.spec.Session != "prepared" {
-		t.Errorf("spec %+v", box.spec)
+	if _, box := b.runningBox(t); box.Spec.Session != "prepared" {
+		t.Errorf("spec %+v", box.Spec)
 	}
 }
 
@@ -127,7 +128,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 	t.Run("no call waits", func(t *testing.T) {
 		b := newContainerBench(t)
 		fail := make(chan struct{})
-		b.boxes.create = func(context.Context, int) error { <-fail; return sandbox.ErrUnavailable }
+		b.boxes.OnCreate = func(context.Context, int) error { <-fail; return sandbox.ErrUnavailable }
 		ctx, cancel := context.WithCancelCause(t.Context())
 		gone := errors.New("the caller is gone")
 		time.AfterFunc(10*time.Millisecond, func() { cancel(gone) })
@@ -153,7 +154,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 	})
 	t.Run("a call waits", func(t *testing.T) {
 		b := newContainerBench(t)
-		b.boxes.create = func(ctx context.Context, _ int) error {
+		b.boxes.OnCreate = func(ctx context.Context, _ int) error {
 			for waits := false; !waits && ctx.Err() == nil; time.Sleep(time.Millisecond) {
 				b.mu.Lock()
 				waits = b.waiting == 1
@@ -168,7 +169,7 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 	})
 	t.Run("the session ends", func(t *testing.T) {
 		b := newContainerBench(t)
-		b.boxes.create = func(ctx context.Context, _ int) error { <-ctx.Done(); return context.Cause(ctx) }
+		b.boxes.OnCreate = func(ctx context.Context, _ int) error { <-ctx.Done(); return context.Cause(ctx) }
 		b.ensureStarted()
 		b.killCurrent() // there is nothing yet
 		b.stopAndDestroy()
@@ -180,8 +181,8 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 func TestContainerEndsTheRunWithoutARecord(t *testing.T) {
 	b := newContainerBench(t)
 	b.refuse = tools.ErrRecord
-	if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrRecord) || b.boxes.boxes[0].State() != sandbox.StateStopped {
-		t.Errorf("the call: %v; the box is %s", err, b.boxes.boxes[0].State())
+	if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrRecord) || b.boxes.Sandboxes[0].State() != sandbox.StateStopped {
+		t.Errorf("the call: %v; the box is %s", err, b.boxes.Sandboxes[0].State())
 	}
 	b.requireReports(t, 1)
 }
@@ -197,19 +198,19 @@ func TestContainerRefusesWhatIsLacking(t *testing.T) {
 		{false, []string{"no seccomp filter"}, nil},
 	} {
 		b := newContainerBench(t)
-		b.refuseLost, b.boxes.lacks = tc.refuse, tc.lacks
+		b.refuseLost, b.boxes.Lost = tc.refuse, tc.lacks
 		_, err := b.waitRunning(t.Context())
 		if !errors.Is(err, tc.want) || errors.Is(err, tools.ErrSandboxStart) != (tc.want != nil) {
 			t.Errorf("%+v: %v", tc, err)
 		}
-		if stopped := b.boxes.boxes[0].State() == sandbox.StateStopped; stopped != (tc.want != nil) {
+		if stopped := b.boxes.Sandboxes[0].State() == sandbox.StateStopped; stopped != (tc.want != nil) {
 			t.Errorf("%+v: stopped %v", tc, stopped)
 		}
 		// The one without commands is not refused.
 		if err := b.startUnguarded(); err != nil {
 			t.Error(err)
 		}
-		if _, box := b.runningBox(t); !box.spec.Workspace.Unguarded {
+		if _, box := b.runningBox(t); !box.Spec.Workspace.Unguarded {
 			t.Errorf("%+v: it is guarded", tc)
 		}
 	}
@@ -221,8 +222,8 @@ func TestContainerIsReplaced(t *testing.T) {
 	want := []record.Kind{record.KindSandboxStarted}
 	for n := range maxRestarts {
 		g, box := b.runningBox(t)
-		if box.number != n {
-			t.Fatalf("box %d runs, want %d", box.number, n)
+		if box.Number != n {
+			t.Fatalf("box %d runs, want %d", box.Number, n)
 		}
 		err := b.retireSandbox(g, 2)
 		requireReplaced(t, err, "could not be killed")
@@ -250,10 +251,10 @@ func TestContainerIsReplaced(t *testing.T) {
 	if lost := lastPayload[record.SandboxLost](t, b); lost.Restarting {
 		t.Errorf("recorded %+v", lost)
 	}
-	if _, restarts, _ := b.endFacts(); restarts != maxRestarts || len(b.boxes.boxes) != maxRestarts+1 {
-		t.Errorf("%d restarts, %d boxes", restarts, len(b.boxes.boxes))
+	if _, restarts, _ := b.endFacts(); restarts != maxRestarts || len(b.boxes.Sandboxes) != maxRestarts+1 {
+		t.Errorf("%d restarts, %d boxes", restarts, len(b.boxes.Sandboxes))
 	}
-	b.boxes.requireGone(t)
+	b.boxes.RequireGone(t)
 }
 
 // lastLoss returns the last record of a loss; one of a start may follow.
@@ -275,7 +276,7 @@ func lastLoss(t *testing.T, b *containerBench) record.SandboxLost {
 func TestContainerFailsToBeReplaced(t *testing.T) {
 	b := newContainerBench(t)
 	g, _ := b.runningBox(t)
-	b.boxes.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
+	b.boxes.OnCreate = func(context.Context, int) error { return sandbox.ErrUnavailable }
 	requireReplaced(t, b.retireSandbox(g, 1), "")
 	b.waitStarted(t.Context())
 	if b.isUntouched() {
@@ -300,27 +301,27 @@ func TestContainerIsLost(t *testing.T) {
 	t.Run("of a limit", func(t *testing.T) {
 		b := newContainerBench(t)
 		g, box := b.runningBox(t)
-		box.die(errors.Join(sandbox.ErrLost, memory))
+		box.End(errors.Join(sandbox.ErrLost, memory))
 		requireReplaced(t, b.checkLoss(g, sandbox.ErrLost), "memory, 64 MiB")
 		if lost := lastLoss(t, b); lost.Limit == nil || !lost.Restarting || lost.Container != "fake-0" {
 			t.Errorf("recorded %+v", lost)
 		}
-		if _, box := b.runningBox(t); box.number != 1 {
-			t.Errorf("box %d runs", box.number)
+		if _, box := b.runningBox(t); box.Number != 1 {
+			t.Errorf("box %d runs", box.Number)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxLost, record.KindSandboxRestarted)
 	})
 	t.Run("seen by the next call", func(t *testing.T) {
 		b := newContainerBench(t)
 		_, box := b.runningBox(t)
-		box.die(errors.Join(sandbox.ErrLost, memory))
+		box.End(errors.Join(sandbox.ErrLost, memory))
 		_, err := b.waitRunning(t.Context())
 		requireReplaced(t, err, "memory, 64 MiB")
 	})
 	t.Run("of a crash", func(t *testing.T) {
 		b := newContainerBench(t)
 		g, box := b.runningBox(t)
-		box.die(sandbox.ErrLost)
+		box.End(sandbox.ErrLost)
 		for _, met := range []error{state, sandbox.ErrLost} {
 			if err := b.checkLoss(g, met); !errors.Is(err, tools.ErrSandboxLost) || errors.Is(err, sandbox.ErrState) {
 				t.Errorf("the call: %v", err)
@@ -333,7 +334,7 @@ func TestContainerIsLost(t *testing.T) {
 	})
 	t.Run("killed", func(t *testing.T) {
 		b := newContainerBench(t)
-		b.boxes.destroy = errors.New("mount busy")
+		b.boxes.DestroyErr = errors.New("mount busy")
 		b.killCurrent() // there is nothing yet
 		_, box := b.runningBox(t)
 		b.killCurrent()
@@ -355,11 +356,11 @@ func TestContainerIsLost(t *testing.T) {
 		b := newContainerBench(t)
 		g, box := b.runningBox(t)
 		b.refuse = tools.ErrRecord
-		box.die(errors.Join(sandbox.ErrLost, memory))
+		box.End(errors.Join(sandbox.ErrLost, memory))
 		if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrRecord) {
 			t.Errorf("the call: %v", err)
 		}
-		if _, restarts, _ := b.endFacts(); restarts != 0 || len(b.boxes.boxes) != 1 {
+		if _, restarts, _ := b.endFacts(); restarts != 0 || len(b.boxes.Sandboxes) != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
@@ -385,8 +386,8 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 		if err := b.startAgain(); err != nil {
 			t.Fatal(err)
 		}
-		if g, box := b.runningBox(t); box.number != 1 || g.unguarded {
-			t.Errorf("box %d runs", box.number)
+		if g, box := b.runningBox(t); box.Number != 1 || g.unguarded {
+			t.Errorf("box %d runs", box.Number)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
 		b.stopAndDestroy()
@@ -409,15 +410,15 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 		if err := b.checkLoss(first, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("a call of the first box: %v", err)
 		}
-		if g, box := b.runningBox(t); box.number != 1 || !g.unguarded || !box.spec.Workspace.Unguarded {
-			t.Errorf("box %d runs, guarded %v", box.number, !g.unguarded)
+		if g, box := b.runningBox(t); box.Number != 1 || !g.unguarded || !box.Spec.Workspace.Unguarded {
+			t.Errorf("box %d runs, guarded %v", box.Number, !g.unguarded)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
 		if att, restarts, _ := b.endFacts(); att.Container != "fake-0" || restarts != 1 {
 			t.Errorf("attested %s, %d restarts", att.Container, restarts)
 		}
 		b.stopAndDestroy()
-		if err := b.startUnguarded(); !errors.Is(err, tools.ErrSandboxLost) || len(b.boxes.boxes) != 2 {
+		if err := b.startUnguarded(); !errors.Is(err, tools.ErrSandboxLost) || len(b.boxes.Sandboxes) != 2 {
 			t.Errorf("after the end: %v", err)
 		}
 		if _, restarts, _ := b.endFacts(); restarts != 1 {
@@ -426,7 +427,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 	})
 	t.Run("renewed while it starts", func(t *testing.T) {
 		b := newContainerBench(t)
-		b.boxes.create = func(_ context.Context, number int) error {
+		b.boxes.OnCreate = func(_ context.Context, number int) error {
 			if number == 0 {
 				time.Sleep(20 * time.Millisecond)
 			}
@@ -437,12 +438,12 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.stopAndDestroy()
-		b.boxes.requireGone(t)
+		b.boxes.RequireGone(t)
 	})
 	t.Run("renewed after a crash", func(t *testing.T) {
 		b := newContainerBench(t)
 		_, box := b.runningBox(t)
-		box.die(sandbox.ErrLost)
+		box.End(sandbox.ErrLost)
 		if err := b.startUnguarded(); err != nil {
 			t.Fatal(err)
 		}
@@ -451,11 +452,11 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 	})
 	t.Run("renewed after a failed start", func(t *testing.T) {
 		b := newContainerBench(t)
-		b.boxes.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
+		b.boxes.OnCreate = func(context.Context, int) error { return sandbox.ErrUnavailable }
 		if _, err := b.waitRunning(t.Context()); err == nil {
 			t.Fatal("control: it started")
 		}
-		b.boxes.create = nil
+		b.boxes.OnCreate = nil
 		if err := b.startUnguarded(); err != nil {
 			t.Fatal(err)
 		}
@@ -475,13 +476,13 @@ func TestContainerCloses(t *testing.T) {
 	})
 	t.Run("while it starts", func(t *testing.T) {
 		b := newContainerBench(t)
-		b.boxes.create = func(ctx context.Context, _ int) error { <-ctx.Done(); return nil }
+		b.boxes.OnCreate = func(ctx context.Context, _ int) error { <-ctx.Done(); return nil }
 		b.ensureStarted()
 		b.stopAndDestroy()
-		if len(b.boxes.boxes) != 1 {
-			t.Fatalf("%d boxes", len(b.boxes.boxes))
+		if len(b.boxes.Sandboxes) != 1 {
+			t.Fatalf("%d boxes", len(b.boxes.Sandboxes))
 		}
-		b.boxes.requireGone(t)
+		b.boxes.RequireGone(t)
 		b.stopAndDestroy()
 	})
 	for name, died := range map[string]struct {
@@ -496,10 +497,10 @@ func TestContainerCloses(t *testing.T) {
 			b := newContainerBench(t)
 			g, box := b.runningBox(t)
 			if died.err != nil {
-				box.die(died.err)
+				box.End(died.err)
 			}
 			b.stopAndDestroy()
-			b.boxes.requireGone(t)
+			b.boxes.RequireGone(t)
 			if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 				t.Errorf("a late call: %v", err)
 			}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -35,11 +36,11 @@ func TestNeighboursAreWarnedOf(t *testing.T) {
 	t.Cleanup(func() { _ = folder.Close() })
 	second.opts.Dir = folder
 	var during []record.Record
-	first.backend.scripts["work"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	first.backend.Scripts["work"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		_, during = second.run(t.Context())
 		return sandbox.ExitStatus{}
 	}
-	second.backend.scripts["work"] = says("ok\n")
+	second.backend.Scripts["work"] = fakesandbox.WriteText("ok\n")
 	r, records := first.run(t.Context())
 	if !warned(during, r.Session) || warned(records, "ses_") {
 		t.Errorf("the second is warned: %v, the first: %v", warned(during, r.Session), warned(records, "ses_"))

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -109,9 +110,9 @@ func TestDeclaredToolsRunInTheSandbox(t *testing.T) {
 	}}
 	var argv []string
 	var dir string
-	b.backend.scripts["$(id); 'y'"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["$(id); 'y'"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		argv, dir = cmd.Argv, cmd.Dir
-		return says("it ran\n")(ctx, box, cmd)
+		return fakesandbox.WriteText("it ran\n")(ctx, box, cmd)
 	}
 	_, records := b.run(t.Context())
 	if want := []string{"bash", "-c", "--", `exec "$@"`, "caisson", "tool", "--", "$(id); 'y'"}; !slices.Equal(argv, want) || dir != "/workspace/sub" {

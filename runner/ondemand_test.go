@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
@@ -39,9 +40,9 @@ func countStarts(t *testing.T, turns string, err error) (*bench, *atomic.Int32) 
 	t.Helper()
 	b := newBench(t, turns)
 	b.file("notes.txt", "what the file holds\n")
-	b.backend.scripts["work"] = says("worked\n")
+	b.backend.Scripts["work"] = fakesandbox.WriteText("worked\n")
 	starts := new(atomic.Int32)
-	b.backend.create = func(context.Context, int) error {
+	b.backend.OnCreate = func(context.Context, int) error {
 		starts.Add(1)
 		return err
 	}
@@ -128,7 +129,7 @@ func TestFailedStart(t *testing.T) {
 			}
 			b, starts := countStarts(t, tc.turns, cause)
 			if tc.lacks {
-				b.backend.lacks, b.opts.RefuseLost = []string{"no such image"}, true
+				b.backend.Lost, b.opts.RefuseLost = []string{"no such image"}, true
 			}
 			b.opts.startOnDemand = tc.onDemand
 			if tc.overlay {
@@ -188,7 +189,7 @@ func TestHintOfAFailedStart(t *testing.T) {
 func TestACallAfterTheStartFailed(t *testing.T) {
 	b, _ := countStarts(t, readTurn+readTurn+shellTurn+lastTurn, nil)
 	failed := make(chan struct{})
-	b.backend.create = func(context.Context, int) error { return sandbox.ErrUnavailable }
+	b.backend.OnCreate = func(context.Context, int) error { return sandbox.ErrUnavailable }
 	b.opts.Mirror = func(r record.Record, _ []byte) {
 		if r.Kind == record.KindWarning {
 			close(failed)
@@ -223,7 +224,7 @@ func TestReadsWhileTheSandboxStarts(t *testing.T) {
 			b = b.overlaid()
 		}
 		read := make(chan struct{})
-		b.backend.create = func(ctx context.Context, _ int) error {
+		b.backend.OnCreate = func(ctx context.Context, _ int) error {
 			select {
 			case <-read:
 				return nil
@@ -254,8 +255,8 @@ func TestOverlayReadsSeeWhatCommandsChanged(t *testing.T) {
 		b, starts := countStarts(t, turns, nil)
 		b = b.overlaid()
 		b.opts.startOnDemand = onDemand
-		b.backend.scripts["work"] = bash(t, "echo changed by a command > notes.txt")
-		b.backend.scripts["die"] = dies(true)
+		b.backend.Scripts["work"] = bash(t, "echo changed by a command > notes.txt")
+		b.backend.Scripts["die"] = fakesandbox.EndSandbox(true)
 		r, records := b.run(t.Context())
 		var reads []string
 		for text := range strings.SplitSeq(resultTexts(t, records), "\n") {
@@ -288,7 +289,7 @@ func TestChangesBeforeTheStartAreNotTheSessions(t *testing.T) {
 			b.file("users/.git/config", "")
 		}
 	}
-	b.backend.scripts["work"] = func(_ context.Context, _ *fakeBox, _ sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["work"] = func(_ context.Context, _ *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
 		b.file("agents.txt", "the agent's\n")
 		b.file("agents/.git/config", "")
 		return sandbox.ExitStatus{}
@@ -314,7 +315,7 @@ func TestInterruptedStart(t *testing.T) {
 		b, starts := countStarts(t, readTurn+shellTurn+lastTurn, nil)
 		b.opts.startOnDemand = onDemand
 		ctx, cancel := context.WithCancelCause(t.Context())
-		b.backend.create = func(making context.Context, _ int) error {
+		b.backend.OnCreate = func(making context.Context, _ int) error {
 			starts.Add(1)
 			cancel(&Interrupted{Signal: int(syscall.SIGINT)})
 			<-making.Done()
@@ -410,7 +411,7 @@ func TestNothingIsQuarantinedWhereNothingRan(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.backend.create = func(context.Context, int) error {
+		b.backend.OnCreate = func(context.Context, int) error {
 			<-bindOf(s).done
 			b.file("users/.git/config", "")
 			b.file("users/file", "")

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -25,7 +26,7 @@ func TestTheModelPagesThroughOutput(t *testing.T) {
       - {tool: shell_output, input: {handle: command-0002-stdout}}
   - text: done
 `)
-	b.backend.scripts["long"] = func(_ context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["long"] = func(_ context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		for i := 1; i <= 20_000; i++ {
 			line := fmt.Sprintf("line %d\n", i)
 			if i == 15_000 {

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -37,10 +38,10 @@ func (b *bench) overlaid() *bench {
 }
 
 // bash runs a script in the workspace as commands see it.
-func bash(t *testing.T, text string) script {
-	return func(_ context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+func bash(t *testing.T, text string) fakesandbox.Script {
+	return func(_ context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		c := exec.Command("bash", "-ec", text)
-		c.Dir, c.Stdout, c.Stderr = box.dir.Name(), cmd.Stdout, cmd.Stdout
+		c.Dir, c.Stdout, c.Stderr = box.Dir.Name(), cmd.Stdout, cmd.Stdout
 		if err := c.Run(); err != nil {
 			t.Errorf("%s: %v", text, err)
 			return sandbox.ExitStatus{Code: 1}
@@ -69,7 +70,7 @@ func newOverlayBench(t *testing.T) *bench {
 	b := newBench(t, overlayTurns).overlaid()
 	b.file("greet.sh", "echo Helo\n")
 	b.file("old.txt", "old\n")
-	b.backend.scripts["work"] = bash(t, `echo made > made.txt; rm old.txt; chmod +x greet.sh; mkdir sub; (cd sub; git init -q .)`)
+	b.backend.Scripts["work"] = bash(t, `echo made > made.txt; rm old.txt; chmod +x greet.sh; mkdir sub; (cd sub; git init -q .)`)
 	return b
 }
 
@@ -180,9 +181,9 @@ func TestOverlayApply(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newOverlayBench(t)
 			b.opts.Apply = true
-			b.backend.scripts["ok"] = says("ok\n")
-			work := b.backend.scripts["work"]
-			b.backend.scripts["work"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+			b.backend.Scripts["ok"] = fakesandbox.WriteText("ok\n")
+			work := b.backend.Scripts["work"]
+			b.backend.Scripts["work"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 				defer func() {
 					if tc.meanwhile != nil {
 						tc.meanwhile(b)
@@ -214,8 +215,8 @@ func TestOverlayOutlivesItsSandbox(t *testing.T) {
   - calls: [{tool: read_file, input: {path: made.txt}}]
   - text: done
 `).overlaid()
-	b.backend.scripts["work"] = bash(t, `echo "before the loss" > made.txt`)
-	b.backend.scripts["die"] = dies(true)
+	b.backend.Scripts["work"] = bash(t, `echo "before the loss" > made.txt`)
+	b.backend.Scripts["die"] = fakesandbox.EndSandbox(true)
 	r, records := b.run(t.Context())
 	if r.Restarts != 1 || !strings.Contains(told(records), "before the loss") {
 		t.Errorf("%d restarts; what was written is lost", r.Restarts)
@@ -227,7 +228,7 @@ func TestOverlayOutlivesItsSandbox(t *testing.T) {
 
 func TestOverlayThatCantBeHad(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: work}}]\n  - text: done\n").overlaid()
-	b.backend.create = func(context.Context, int) error {
+	b.backend.OnCreate = func(context.Context, int) error {
 		return fmt.Errorf("%w: no overlay here", sandbox.ErrUnsupported)
 	}
 	r, _ := b.run(t.Context())
@@ -339,7 +340,7 @@ func TestDeletedSettingsAreToldOf(t *testing.T) {
 			b.file("moved/.caisson/config.yaml", "mode: overlay\n")
 			b.file("child/Makefile", "all:\n")
 			b.file("plain.txt", "x\n")
-			b.backend.scripts["work"] = bash(t, "rm -r child plain.txt; mv moved/.caisson moved/aside")
+			b.backend.Scripts["work"] = bash(t, "rm -r child plain.txt; mv moved/.caisson moved/aside")
 			r, _ := b.run(t.Context())
 			want := []record.HostExecuted{
 				{Path: "child/.caisson/config.yaml", By: "an agent", Deleted: true}, {Path: "moved/.caisson/config.yaml", By: "an agent", Deleted: true},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -59,9 +60,9 @@ func (b *bench) files() map[string]string {
 // answer lost.
 func (b *bench) dieAt(step int, after bool) {
 	calls := 0
-	b.backend.applying = func(box *fakeBox, _ workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
+	b.backend.OnApply = func(box *fakesandbox.Sandbox, _ workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
 		calls++
-		if box.number > 0 || calls != step {
+		if box.Number > 0 || calls != step {
 			return do()
 		}
 		if after {
@@ -69,7 +70,7 @@ func (b *bench) dieAt(step int, after bool) {
 				b.t.Error(err)
 			}
 		}
-		box.die(sandbox.ErrLost)
+		box.End(sandbox.ErrLost)
 		return workspace.Change{}, fmt.Errorf("apply: %w", sandbox.ErrLost)
 	}
 }
@@ -95,7 +96,7 @@ func (b *bench) again() *bench {
 		b.t.Fatal(err)
 	}
 	b.t.Cleanup(func() { folder.Close() })
-	next.backend = &fakeBackend{scripts: map[string]script{}}
+	next.backend = &fakesandbox.Backend{Scripts: map[string]fakesandbox.Script{}}
 	next.opts.Dir, next.opts.Backend = folder, next.backend
 	next.opts.Model = player(b.t, "  - calls: [{tool: read_file, input: {path: a}}]\n  - text: done\n")
 	return &next

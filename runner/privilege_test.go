@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -76,7 +77,7 @@ func TestPrivilegesAreCleared(t *testing.T) {
 	b.setMode("gains", 0o2755)
 	b.file("olddir/a", "")
 	b.setMode("olddir", 0o6755)
-	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		for _, name := range []string{"new/user", "new/group", "new/plain", "new/both"} {
 			b.file(name, "evil")
 		}
@@ -143,7 +144,7 @@ func TestCapabilitiesAreCleared(t *testing.T) {
 	b.file("old", "x")
 	b.file("known", "x")
 	give("old")
-	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		b.file("new", "evil")
 		give("new")
 		give("known")

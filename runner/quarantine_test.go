@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -37,8 +38,8 @@ func (b *bench) looked() *Session {
 }
 
 // plants makes a repository whose configuration runs a program.
-func (b *bench) plants(name string) script {
-	return func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+func (b *bench) plants(name string) fakesandbox.Script {
+	return func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		b.file(name+"/config", "[core]\n\tfsmonitor = touch FIRED\n")
 		return sandbox.ExitStatus{}
 	}
@@ -64,7 +65,7 @@ func paths(list []record.Quarantined) []string {
 func TestNewRepositoriesAreQuarantined(t *testing.T) {
 	b := newBench(t, plantTurns)
 	b.file("old/.git/config", "[core]\n")
-	b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		b.file("link/.git", "gitdir: ../evil\n")
 		for _, name := range []string{"HEAD", "objects/x", "refs/x", "config"} {
 			b.file("bare/"+name, "x")
@@ -128,7 +129,7 @@ func TestBareRepositoriesAreQuarantined(t *testing.T) {
 					b.file(tt.plant[i], tt.plant[i+1])
 				}
 			}
-			b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+			b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 				plant()
 				return sandbox.ExitStatus{}
 			}
@@ -156,7 +157,7 @@ func TestAnInterruptionLeavesNoRepository(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	gone := make(chan struct{})
-	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		for i := range 60 {
 			b.file(fmt.Sprintf("r%02d/.git/config", i), "[core]\n\tfsmonitor = touch FIRED\n")
 		}
@@ -193,7 +194,7 @@ func TestChangedRepositoriesAreQuarantined(t *testing.T) {
 	for _, name := range []string{"HEAD", "objects/x", "refs/x", "config"} {
 		b.file("bare/"+name, "x")
 	}
-	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		// What git may change freely.
 		b.file("same/.git/HEAD", "ref: refs/heads/other\n")
 		b.file("same/.git/objects/aa/bb", "object")
@@ -232,9 +233,9 @@ func TestTakingTheSandboxDownDoesNotHelp(t *testing.T) {
 	for name, ofLimits := range map[string]bool{"of its limits": true, "otherwise": false} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, plantTurns)
-			b.backend.scripts["plant"] = func(ctx context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+			b.backend.Scripts["plant"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 				b.plants("sub/.git")(ctx, box, cmd)
-				return dies(ofLimits)(ctx, box, cmd)
+				return fakesandbox.EndSandbox(ofLimits)(ctx, box, cmd)
 			}
 			r, _ := b.run(t.Context())
 			if b.exists("sub/.git") || len(r.Quarantined) != 1 || r.Quarantined[0].To == "" {
@@ -295,7 +296,7 @@ func TestAnUnfinishedRebaseIsQuarantined(t *testing.T) {
 	b.opts.Git = sandbox.GitCommit
 	b.file(".git/config", "")
 	b.file(".git/sequencer/todo", "the user's\n")
-	b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		b.file(".git/rebase-merge/git-rebase-todo", "exec touch FIRED\n")
 		return sandbox.ExitStatus{}
 	}
@@ -316,7 +317,7 @@ func TestTheWorkspacesRepositoryIsLookedAtToo(t *testing.T) {
 		b.opts.Git = mode
 		b.file(".git/config", "")
 		b.file(".git/HEAD", "ref: refs/heads/main\n")
-		b.backend.scripts["plant"] = func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+		b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 			b.file(".git/index", "")
 			b.file(".git/COMMIT_EDITMSG", "")
 			if mode == sandbox.GitCommit {
@@ -363,8 +364,8 @@ func TestQuarantineNeedsASandbox(t *testing.T) {
 // sandbox that mounts nothing over the repositories.
 func TestPinnedRenamesNeedAFreshSandbox(t *testing.T) {
 	b := newBench(t, plantTurns)
-	b.backend.applying = func(box *fakeBox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
-		if box.number == 0 {
+	b.backend.OnApply = func(box *fakesandbox.Sandbox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error) {
+		if box.Number == 0 {
 			return workspace.Change{}, &workspace.Error{Kind: workspace.KindIO, Path: op.Path, Detail: "busy"}
 		}
 		return do()
@@ -373,7 +374,7 @@ func TestPinnedRenamesNeedAFreshSandbox(t *testing.T) {
 	b.file("sub/.git/config", evilConfig)
 	s.tracker.checkAfterCommand(t.Context())
 	s.tracker.checkAtEnd()
-	if n := len(b.backend.boxes); b.exists("sub/.git") || n != 2 || !b.backend.boxes[n-1].spec.Workspace.Unguarded {
+	if n := len(b.backend.Sandboxes); b.exists("sub/.git") || n != 2 || !b.backend.Sandboxes[n-1].Spec.Workspace.Unguarded {
 		t.Errorf("%d sandboxes, and sub/.git is there: %t", n, b.exists("sub/.git"))
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/internal/recordtest"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -36,7 +37,7 @@ const testKey = "k3y-that-nobody-may-see"
 // bench is one session's world.
 type bench struct {
 	t       *testing.T
-	backend *fakeBackend
+	backend *fakesandbox.Backend
 	opts    Options
 	dir     string // the workspace
 }
@@ -45,7 +46,7 @@ type bench struct {
 func newBench(t *testing.T, turns string) *bench {
 	t.Helper()
 	root := t.TempDir()
-	b := &bench{t: t, backend: &fakeBackend{scripts: map[string]script{}}, dir: filepath.Join(root, "workspace")}
+	b := &bench{t: t, backend: &fakesandbox.Backend{Scripts: map[string]fakesandbox.Script{}}, dir: filepath.Join(root, "workspace")}
 	if err := os.Mkdir(b.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +112,7 @@ func (b *bench) run(ctx context.Context) (Report, []record.Record) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	b.backend.requireGone(b.t)
+	b.backend.RequireGone(b.t)
 	text, err := os.ReadFile(filepath.Join(r.Dir, record.TraceFile))
 	if err != nil {
 		b.t.Fatal(err)
@@ -205,7 +206,7 @@ func TestSessionMendsAFile(t *testing.T) {
 	b := newBench(t, mendTurns)
 	b.file("greet.sh", "echo Helo\n")
 	b.file("Makefile", "all:\n")
-	b.backend.scripts["sh test.sh"] = func(_ context.Context, box *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["sh test.sh"] = func(_ context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		text, err := os.ReadFile(filepath.Join(b.dir, "greet.sh"))
 		if err != nil || !strings.Contains(string(text), "Hello") {
 			_, _ = cmd.Stdout.Write([]byte("FAIL\n"))

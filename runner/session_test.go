@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -58,7 +59,7 @@ func TestScopeOfASession(t *testing.T) {
 // TestSessionIsOverWithoutItsSandbox: no turn begins after a loss for good.
 func TestSessionIsOverWithoutItsSandbox(t *testing.T) {
 	b := newBench(t, "  - calls: [{tool: shell, input: {command: die}}]\n"+lastTurn+lastTurn)
-	b.backend.scripts["die"] = dies(false)
+	b.backend.Scripts["die"] = fakesandbox.EndSandbox(false)
 	s := b.opened()
 	startTurn(t, s, "one")
 	if _, err := s.Start("two"); !errors.Is(err, ErrOver) || !errors.Is(err, tools.ErrSandboxLost) {

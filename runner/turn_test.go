@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
@@ -66,7 +67,7 @@ func TestTurnsShareOneSandboxAndHistory(t *testing.T) {
 		t.Errorf("turns gave %+v and %+v", first, second)
 	}
 	r := s.Close()
-	b.backend.requireGone(t)
+	b.backend.RequireGone(t)
 	if r.Answer != "Second." || r.ExitStatus != 0 || r.Usage.Rounds != 3 {
 		t.Errorf("session ended %s (%d), %d rounds: %q", r.Reason, r.ExitStatus, r.Usage.Rounds, r.Answer)
 	}
@@ -161,7 +162,7 @@ func TestClosingASession(t *testing.T) {
 		if r := s.Close(); r.Reason != loop.StopCancelled {
 			t.Errorf("ended %s", r.Reason)
 		}
-		b.backend.requireGone(t)
+		b.backend.RequireGone(t)
 	})
 	t.Run("while others look", func(t *testing.T) {
 		b, _ := countStarts(t, readTurn+lastTurn, nil)
@@ -240,8 +241,8 @@ func TestStartRefusesATurn(t *testing.T) {
 func TestStatusOfASession(t *testing.T) {
 	call := "  - calls: [{tool: shell, input: {command: stick}}]\n"
 	b := newBench(t, call+call+"  - text: First.\n  - text: Second.\n")
-	b.backend.scripts["stick"] = says("stuck\n")
-	b.backend.left = map[string]int{"stick": 1}
+	b.backend.Scripts["stick"] = fakesandbox.WriteText("stuck\n")
+	b.backend.Unkillable = map[string]int{"stick": 1}
 	s := b.opened()
 	if st := s.Status(); st.Turn != "" || st.Turns != 0 || st.Last != nil || st.Attestation != nil || st.Restarts != 0 || st.Over != "" || st.Usage.Rounds != 0 {
 		t.Errorf("before: %+v", st)

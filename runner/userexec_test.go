@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
+	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -35,7 +36,7 @@ func (b *bench) asking(ask func(stateDir string)) (Report, []record.Record) {
 	b.t.Helper()
 	running, release := make(chan struct{}), make(chan struct{})
 	b.opts.Model = player(b.t, "  - calls: [{tool: shell, input: {command: wait}}]\n  - text: Done.\n")
-	b.backend.scripts["wait"] = func(ctx context.Context, _ *fakeBox, _ sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["wait"] = func(ctx context.Context, _ *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
 		close(running)
 		select {
 		case <-release:
@@ -68,7 +69,7 @@ func (b *bench) command(stateDir, script string) (out string, r UserResult, err 
 // the user's, without the session's secrets.
 func TestUserCommand(t *testing.T) {
 	b := newBench(t, "")
-	b.backend.scripts["hello"] = func(_ context.Context, _ *fakeBox, cmd sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["hello"] = func(_ context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 		fmt.Fprint(cmd.Stdout, "hello")
 		return sandbox.ExitStatus{Code: 7}
 	}
@@ -111,8 +112,8 @@ func TestUserCommand(t *testing.T) {
 // exit of the command, and ends the session as any loss does.
 func TestUserCommandMeetsALoss(t *testing.T) {
 	b := newBench(t, "")
-	b.backend.scripts["die"] = func(_ context.Context, box *fakeBox, _ sandbox.Command) sandbox.ExitStatus {
-		box.die(fmt.Errorf("gone: %w", sandbox.ErrLost))
+	b.backend.Scripts["die"] = func(_ context.Context, box *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
+		box.End(fmt.Errorf("gone: %w", sandbox.ErrLost))
 		return sandbox.ExitStatus{}
 	}
 	report, records := b.asking(func(stateDir string) {
@@ -133,7 +134,7 @@ func TestUserCommandMeetsALoss(t *testing.T) {
 func TestUserCommandEndsWithItsSession(t *testing.T) {
 	b := newBench(t, "")
 	begun := make(chan struct{})
-	b.backend.scripts["stay"] = func(ctx context.Context, _ *fakeBox, _ sandbox.Command) sandbox.ExitStatus {
+	b.backend.Scripts["stay"] = func(ctx context.Context, _ *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
 		close(begun)
 		<-ctx.Done()
 		if !errors.Is(context.Cause(ctx), errEnding) {
@@ -207,14 +208,14 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			b, _ := startedBackgrounds(t, map[string]script{"run": func(context.Context, *fakeBox, sandbox.Command) sandbox.ExitStatus {
+			b, _ := startedBackgrounds(t, map[string]fakesandbox.Script{"run": func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 				if c.closes {
 					end()
 				}
 				return sandbox.ExitStatus{}
 			}})
 			synced, starts := 0, 0
-			b.x.sandbox.backend.(*fakeBackend).starting = func(_ context.Context, cmd sandbox.Command) error {
+			b.x.sandbox.backend.(*fakesandbox.Backend).OnStart = func(_ context.Context, cmd sandbox.Command) error {
 				if starts++; cmd.Timeout != 1500*time.Millisecond || synced != 1 {
 					t.Errorf("started with a timeout of %v, after %d syncs", cmd.Timeout, synced)
 				}
@@ -310,26 +311,26 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 	for name, c := range map[string]struct {
 		refuses error
 		fills   bool // the disk, before it starts
-		script  script
+		script  fakesandbox.Script
 		left    int
 		last    bool // no other sandbox follows
 		unready error
 		after   int
 		want    error
 	}{
-		"one that runs": {script: says("x"), after: 1},
-		"one that ended before the disk was full": {script: says("x"), after: 1},
+		"one that runs": {script: fakesandbox.WriteText("x"), after: 1},
+		"one that ended before the disk was full": {script: fakesandbox.WriteText("x"), after: 1},
 		"a refused one":               {refuses: sandbox.ErrInvalid, want: sandbox.ErrInvalid},
 		"one on a full disk":          {refuses: sandbox.ErrInvalid, fills: true, want: &limits.ExceededError{}},
-		"one that leaves one":         {script: says("x"), left: 1, after: 1},
-		"one that leaves one at last": {script: says("x"), left: 1, last: true, want: tools.ErrSandboxLost},
-		"one without a workspace":     {script: says("x"), unready: sandbox.ErrState, want: sandbox.ErrState},
-		"one that is lost":            {script: dies(true), want: &tools.Error{}},
+		"one that leaves one":         {script: fakesandbox.WriteText("x"), left: 1, after: 1},
+		"one that leaves one at last": {script: fakesandbox.WriteText("x"), left: 1, last: true, want: tools.ErrSandboxLost},
+		"one without a workspace":     {script: fakesandbox.WriteText("x"), unready: sandbox.ErrState, want: sandbox.ErrState},
+		"one that is lost":            {script: fakesandbox.EndSandbox(true), want: &tools.Error{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b, _ := startedBackgrounds(t, map[string]script{"run": c.script})
-			backend := b.x.sandbox.backend.(*fakeBackend)
-			backend.left = map[string]int{"run": c.left}
+			b, _ := startedBackgrounds(t, map[string]fakesandbox.Script{"run": c.script})
+			backend := b.x.sandbox.backend.(*fakesandbox.Backend)
+			backend.Unkillable = map[string]int{"run": c.left}
 			free := int64(4 * diskwatch.Reserve)
 			var mu sync.Mutex
 			b.x.disk = diskwatch.New(func() diskwatch.Room {
@@ -338,7 +339,7 @@ func TestUserCommandsThatDoNotRun(t *testing.T) {
 				return diskwatch.Room{Bytes: free, Files: -1}
 			}, nil)
 			var watched context.Context
-			backend.starting = func(ctx context.Context, _ sandbox.Command) error {
+			backend.OnStart = func(ctx context.Context, _ sandbox.Command) error {
 				watched = ctx
 				if c.fills {
 					mu.Lock()
