@@ -45,8 +45,9 @@ func roleProblem(a answer) bool {
 }
 
 // TestEveryRouteRequiresARole sends a request to each route of the OpenAPI
-// document, and to those that it leaves out, with the token of each role: the
-// routes that serve it are exactly those of the expected table.
+// document, and to those that it leaves out, without a token, with an unknown one,
+// and with the token of each role: the routes that serve it are exactly those of
+// the expected table.
 func TestEveryRouteRequiresARole(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.Tokens = roleTokens() })
 	want := map[string]string{ // who is served, besides boss
@@ -56,6 +57,7 @@ func TestEveryRouteRequiresARole(t *testing.T) {
 		"POST /sessions/{id}/turns/{turn}/confirmations/{request}": "approver", "GET /sessions/{id}/events": "reader default",
 		"GET /sessions/{id}/values/{name}": "reader default", "GET /sessions/{id}/diff": "reader default", "GET /sessions/{id}/patch": "reader default",
 		"POST /sessions/{id}/apply": "", "GET /metrics": "reader default", "GET /openapi.json": "reader runner approver default",
+		"GET /healthz": "reader runner approver default",
 	}
 	var doc struct {
 		Paths map[string]map[string]struct {
@@ -63,7 +65,7 @@ func TestEveryRouteRequiresARole(t *testing.T) {
 		} `json:"paths"`
 	}
 	w.get("/openapi.json").requireStatus(t, 200).decodeInto(t, &doc)
-	routes := []string{"GET /metrics", "GET /openapi.json"}
+	routes := []string{"GET /metrics", "GET /openapi.json", "GET /healthz"}
 	for path, operations := range doc.Paths {
 		for method, op := range operations {
 			route := strings.ToUpper(method) + " " + path
@@ -96,8 +98,16 @@ func TestEveryRouteRequiresARole(t *testing.T) {
 				}
 			}
 		}
+		for _, m := range methods {
+			for _, token := range []string{"", strings.Repeat("x", 40)} {
+				body := map[bool]string{true: "{}", false: ""}[m == http.MethodPost]
+				if a := w.do(token, m, path, body); (a.status != http.StatusUnauthorized) != (route == "GET /healthz") {
+					t.Errorf("%s %s with the token %q: %d %s", m, path, token, a.status, a.text)
+				}
+			}
+		}
 	}
-	if len(routes) != len(want) || len(routeRoles) != len(routes)+1 { // and /healthz
+	if len(routes) != len(want) || len(routeRoles) != len(routes) {
 		t.Errorf("%d routes, %d expected, %d in the table", len(routes), len(want), len(routeRoles))
 	}
 }
