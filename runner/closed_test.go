@@ -98,10 +98,10 @@ func (b *bench) ends() Report {
 	return b.takes(s)
 }
 
-// TestClosedFoldersDoNotHelp: a repository is renamed also where the modes of the
+// TestClosedDirectoriesDoNotHelp: a repository is renamed also where the modes of the
 // folders above it keep it from that, or from being seen, and these are then as
 // they were.
-func TestClosedFoldersDoNotHelp(t *testing.T) {
+func TestClosedDirectoriesDoNotHelp(t *testing.T) {
 	if asUser(t) {
 		return
 	}

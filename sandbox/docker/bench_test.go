@@ -22,7 +22,7 @@ import (
 type benchBed struct {
 	*bed
 	engine *client.Client
-	box    sandbox.Sandbox
+	sb     sandbox.Sandbox
 	host   *container.HostConfig
 	image  string
 }
@@ -31,14 +31,14 @@ func newBenchBed(b *testing.B) *benchBed {
 	b.Helper()
 	bed := newBed(b, 0)
 	bed.backend = bed.open(b, Options{Logger: zap.NewNop()})
-	box, _ := bed.start(b)
+	sb, _ := bed.start(b)
 	r, _, err := bed.backend.connect(b.Context())
 	must(b, err)
 	engine, ok := r.engine.(*client.Client)
 	if !ok {
 		b.Fatalf("engine is a %T", r.engine)
 	}
-	got, err := engine.ContainerInspect(b.Context(), box.ID())
+	got, err := engine.ContainerInspect(b.Context(), sb.ID())
 	must(b, err)
 	host := &container.HostConfig{NetworkMode: "none"}
 	for _, m := range got.HostConfig.Mounts {
@@ -46,7 +46,7 @@ func newBenchBed(b *testing.B) *benchBed {
 			host.Mounts = append(host.Mounts, m)
 		}
 	}
-	return &benchBed{bed: bed, engine: engine, box: box, host: host, image: got.Image}
+	return &benchBed{bed: bed, engine: engine, sb: sb, host: host, image: got.Image}
 }
 
 // plain makes a container by the engine's API alone and starts it.
@@ -146,7 +146,7 @@ func BenchmarkExec(b *testing.B) {
 	defer bed.remove(b, id)
 	var ours, theirs []time.Duration
 	for b.Loop() {
-		ours = append(ours, timed(func() { runTrue(b, bed.box) }))
+		ours = append(ours, timed(func() { runTrue(b, bed.sb) }))
 		theirs = append(theirs, timed(func() { bed.exec(b, id) }))
 	}
 	report(b, ours, theirs)

@@ -65,7 +65,7 @@ func TestBuildContext(t *testing.T) {
 		make  func(t *testing.T, dir string)
 		want  map[string]string
 	}{
-		"files and folders": {
+		"files and directories": {
 			files: map[string]string{"Dockerfile": "FROM scratch", "a/b/c": "x"},
 			want:  map[string]string{"Dockerfile": "0FROM scratch", "a/": "5", "a/b/": "5", "a/b/c": "0x"},
 		},
@@ -73,10 +73,10 @@ func TestBuildContext(t *testing.T) {
 			files: map[string]string{"Dockerfile": ""},
 			make: func(t *testing.T, dir string) {
 				must(t, os.Symlink(filepath.Join(outside, "canary"), filepath.Join(dir, "out")))
-				must(t, os.Symlink(outside, filepath.Join(dir, "folder")))
+				must(t, os.Symlink(outside, filepath.Join(dir, "directory")))
 				must(t, os.Symlink("../x", filepath.Join(dir, "up")))
 			},
-			want: map[string]string{"Dockerfile": "0", "out": "2" + filepath.Join(outside, "canary"), "folder": "2" + outside, "up": "2../x"},
+			want: map[string]string{"Dockerfile": "0", "out": "2" + filepath.Join(outside, "canary"), "directory": "2" + outside, "up": "2../x"},
 		},
 		"pipes and sockets are left out": {
 			files: map[string]string{"Dockerfile": ""},
@@ -124,10 +124,10 @@ func TestBuildContextFails(t *testing.T) {
 		want  error
 		says  string
 	}{
-		"no Dockerfile":        {files: map[string]string{"x": ""}, want: images.ErrNotFound, says: "Dockerfile"},
-		"Dockerfile elsewhere": {make: func(t *testing.T, dir string) { must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "Dockerfile"))) }, want: images.ErrNotFound, says: "Dockerfile"},
-		"Dockerfile a folder":  {files: map[string]string{"Dockerfile/x": ""}, want: images.ErrInvalid, says: "Dockerfile"},
-		"bad pattern":          {files: map[string]string{"Dockerfile": "", ".dockerignore": "[a\n"}, want: images.ErrInvalid, says: ".dockerignore"},
+		"no Dockerfile":          {files: map[string]string{"x": ""}, want: images.ErrNotFound, says: "Dockerfile"},
+		"Dockerfile elsewhere":   {make: func(t *testing.T, dir string) { must(t, os.Symlink("/etc/passwd", filepath.Join(dir, "Dockerfile"))) }, want: images.ErrNotFound, says: "Dockerfile"},
+		"Dockerfile a directory": {files: map[string]string{"Dockerfile/x": ""}, want: images.ErrInvalid, says: "Dockerfile"},
+		"bad pattern":            {files: map[string]string{"Dockerfile": "", ".dockerignore": "[a\n"}, want: images.ErrInvalid, says: ".dockerignore"},
 		"ignore file a pipe": {files: map[string]string{"Dockerfile": ""}, make: func(t *testing.T, dir string) {
 			must(t, syscall.Mkfifo(filepath.Join(dir, ".dockerignore"), 0o644))
 		}, want: images.ErrInvalid, says: ".dockerignore"},
@@ -144,7 +144,7 @@ func TestBuildContextFails(t *testing.T) {
 		})
 	}
 	if _, err := openContext(filepath.Join(t.TempDir(), "absent")); !errors.Is(err, images.ErrNotFound) {
-		t.Errorf("absent folder: %v", err)
+		t.Errorf("absent directory: %v", err)
 	}
 }
 

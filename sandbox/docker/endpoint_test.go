@@ -48,7 +48,7 @@ func TestResolveEndpoint(t *testing.T) {
 		{name: "DOCKER_CONTEXT", env: map[string]string{"DOCKER_CONTEXT": "mine", "DOCKER_CONFIG": config}, want: "unix:///ctx.sock", from: "mine"},
 		{name: "DOCKER_CONTEXT default", env: map[string]string{"DOCKER_CONTEXT": "default", "DOCKER_CONFIG": config}, want: defaultHost},
 		{name: "current context", env: map[string]string{"DOCKER_CONFIG": config}, want: "unix:///ctx.sock"},
-		{name: "in the home folder", env: map[string]string{"HOME": home}, want: "unix:///home.sock"},
+		{name: "in the home directory", env: map[string]string{"HOME": home}, want: "unix:///home.sock"},
 		{name: "missing context", env: map[string]string{"DOCKER_CONTEXT": "other", "DOCKER_CONFIG": config}, err: sandbox.ErrNotFound},
 		{name: "context with a path in its name", env: map[string]string{"DOCKER_CONTEXT": "../../x", "DOCKER_CONFIG": config}, err: sandbox.ErrNotFound},
 		{name: "damaged configuration", env: map[string]string{"DOCKER_CONFIG": broken}, err: sandbox.ErrUnavailable},

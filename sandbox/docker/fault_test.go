@@ -302,17 +302,17 @@ func TestDestroyThatFails(t *testing.T) {
 func TestSpecsThatAreRefused(t *testing.T) {
 	b := newFakeBed(t)
 	for name, spoil := range map[string]func(*sandbox.Spec){
-		"no session":         func(s *sandbox.Spec) { s.Session = "" },
-		"hostile session":    func(s *sandbox.Spec) { s.Session = "../x" },
-		"zero resources":     func(s *sandbox.Spec) { s.Resources = limits.Resources{} },
-		"no workspace":       func(s *sandbox.Spec) { s.Workspace.Dir = nil },
-		"no folder":          func(s *sandbox.Spec) { s.Dir = "" },
-		"folder elsewhere":   func(s *sandbox.Spec) { s.Dir = os.TempDir() },
-		"relative folder":    func(s *sandbox.Spec) { s.Dir = "x" },
-		"git mode":           func(s *sandbox.Spec) { s.Git = "all" },
-		"the state folder":   func(s *sandbox.Spec) { s.Dir = b.state },
-		"another's folder":   func(s *sandbox.Spec) { s.Session = newSession() },
-		"a file as the work": func(s *sandbox.Spec) { s.Workspace.Dir = openFile(t) },
+		"no session":          func(s *sandbox.Spec) { s.Session = "" },
+		"hostile session":     func(s *sandbox.Spec) { s.Session = "../x" },
+		"zero resources":      func(s *sandbox.Spec) { s.Resources = limits.Resources{} },
+		"no workspace":        func(s *sandbox.Spec) { s.Workspace.Dir = nil },
+		"no directory":        func(s *sandbox.Spec) { s.Dir = "" },
+		"directory elsewhere": func(s *sandbox.Spec) { s.Dir = os.TempDir() },
+		"relative directory":  func(s *sandbox.Spec) { s.Dir = "x" },
+		"git mode":            func(s *sandbox.Spec) { s.Git = "all" },
+		"the state directory": func(s *sandbox.Spec) { s.Dir = b.state },
+		"another's directory": func(s *sandbox.Spec) { s.Session = newSession() },
+		"a file as the work":  func(s *sandbox.Spec) { s.Workspace.Dir = openFile(t) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			spec := b.fakeSpec(t)

@@ -34,8 +34,8 @@ func TestHostileRepositories(t *testing.T) {
 	}
 }
 
-// TestClosedFolders: a repository in directories that are closed can be renamed.
-func TestClosedFolders(t *testing.T) {
+// TestClosedDirectories: a repository in directories that are closed can be renamed.
+func TestClosedDirectories(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: to be two users")
 	}

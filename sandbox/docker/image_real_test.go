@@ -129,7 +129,7 @@ func volumes(t *testing.T, c *client.Client) int {
 
 var anonymous = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-func TestFolderImage(t *testing.T) {
+func TestDirectoryImage(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	root := t.TempDir()
 	must(t, os.Chmod(root, 0o755))

@@ -120,9 +120,9 @@ func TestSkeletonImportRefused(t *testing.T) {
 				}
 				failure(http.StatusInternalServerError, `failed to create an image docker.io/caisson/skeleton:… after deleting the existing one: AlreadyExists: image "docker.io/caisson/skeleton:…": already exists`)(w, r)
 			}
-			folder, err := host.Directory(t.Context(), newShellSource(t).dir)
+			source, err := host.Directory(t.Context(), newShellSource(t).dir)
 			must(t, err)
-			got, err := b.backend.skeletonImage(t.Context(), r, folder)
+			got, err := b.backend.skeletonImage(t.Context(), r, source)
 			if other && (err != nil || got.id != made) {
 				t.Errorf("got %s, %v, want what the other made", got.id, err)
 			}

@@ -44,12 +44,12 @@ func TestMemberOfTheDockerGroup(t *testing.T) {
 	}
 	// What only root can make: files of other users in the member's workspace.
 	for name, owner := range map[string]int{"thirds": memberID, "own": memberID, "anothers": 4242, "closed": 4242} {
-		folder := filepath.Join(dir, name)
-		must(t, os.Mkdir(folder, 0o755))
-		must(t, os.Chown(folder, owner, owner))
-		worktest.Furnish(t, folder, owner, owner)
+		sub := filepath.Join(dir, name)
+		must(t, os.Mkdir(sub, 0o755))
+		must(t, os.Chown(sub, owner, owner))
+		worktest.Furnish(t, sub, owner, owner)
 		if name == "anothers" {
-			must(t, os.Chmod(folder, 0o777))
+			must(t, os.Chmod(sub, 0o777))
 		}
 	}
 	cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "test"), "-test.v", "-test.run=^TestMember$")

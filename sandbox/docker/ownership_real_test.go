@@ -47,7 +47,7 @@ func memberOwnership(t *testing.T, dir string) {
 	}
 	worktest.Ownership(t, worktest.Cell{Sandbox: sb, Dir: b.workspace, UID: memberID, GID: memberID, Thirds: true})
 	for _, c := range []struct {
-		folder  string
+		sub     string
 		allow   bool
 		overlay bool
 		says    string
@@ -57,7 +57,7 @@ func memberOwnership(t *testing.T, dir string) {
 		{"closed", false, false, "let new files belong to the caller"},
 		{"closed", true, false, "can't write to it"},
 	} {
-		b.workspace = filepath.Join(dir, c.folder)
+		b.workspace = filepath.Join(dir, c.sub)
 		before := worktest.Tree(t, b.workspace)
 		spec := b.spec(t, newSession())
 		spec.CallerOwnsFiles = c.allow

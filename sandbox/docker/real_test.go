@@ -50,8 +50,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	if guestBuild.folder != "" {
-		os.RemoveAll(guestBuild.folder)
+	if guestBuild.dir != "" {
+		os.RemoveAll(guestBuild.dir)
 	}
 	os.Exit(code)
 }
@@ -59,8 +59,8 @@ func TestMain(m *testing.M) {
 // guestBuild builds the guest once for all tests of a run.
 var guestBuild struct {
 	sync.Once
-	folder, path string
-	err          error
+	dir, path string
+	err       error
 }
 
 func guestPath(t testing.TB) string {
@@ -69,18 +69,18 @@ func guestPath(t testing.TB) string {
 		return filepath.Join(dir, "guest")
 	}
 	guestBuild.Do(func() {
-		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-") //nolint:usetesting // it outlives the test that needs it first
+		guestBuild.dir, guestBuild.err = os.MkdirTemp("", "caisson-guest-") //nolint:usetesting // it outlives the test that needs it first
 		if guestBuild.err != nil {
 			return
 		}
-		guestBuild.path = filepath.Join(guestBuild.folder, "caisson-guest")
+		guestBuild.path = filepath.Join(guestBuild.dir, "caisson-guest")
 		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", guestBuild.path, "github.com/caisson-run/caisson/cmd/caisson-guest")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOOS=linux")
 		if out, err := build.CombinedOutput(); err != nil {
 			guestBuild.err = fmt.Errorf("build the guest: %w: %s", err, out)
 			return
 		}
-		guestBuild.err = errors.Join(os.Chmod(guestBuild.folder, 0o755), os.Chmod(guestBuild.path, 0o755))
+		guestBuild.err = errors.Join(os.Chmod(guestBuild.dir, 0o755), os.Chmod(guestBuild.path, 0o755))
 	})
 	must(t, guestBuild.err)
 	return guestBuild.path
@@ -250,13 +250,13 @@ func TestOwnership(t *testing.T) {
 		t.Run(fmt.Sprint(uid), func(t *testing.T) {
 			b := newBed(t, uid)
 			s, _ := b.start(t)
-			out, exit := shell(t, s, "id -u; echo x >by-shell; mkdir folder; mv .git .git2; touch .git/config")
+			out, exit := shell(t, s, "id -u; echo x >by-shell; mkdir directory; mv .git .git2; touch .git/config")
 			if !strings.HasPrefix(out, "10001\n") || exit.Status.Success() {
 				t.Errorf("%v: %s", exit.Status, out)
 			}
 			_, err := s.Apply(t.Context(), workspace.Op{Kind: workspace.OpWrite, Path: "by/tool", Content: []byte("y")})
 			must(t, err)
-			for _, name := range []string{"by-shell", "folder", "by", "by/tool"} {
+			for _, name := range []string{"by-shell", "directory", "by", "by/tool"} {
 				info, err := os.Lstat(filepath.Join(b.workspace, name))
 				must(t, err)
 				if st := info.Sys().(*syscall.Stat_t); int(st.Uid) != uid || int(st.Gid) != uid {

@@ -343,7 +343,7 @@ func TestSkeletonsThatMeet(t *testing.T) {
 	must(t, os.Chmod(root, 0o755))
 	unpack(t, shellTar(t), root)
 	must(t, os.Symlink("bin", filepath.Join(root, strings.ToLower(newSession())))) // a skeleton of its own
-	folder, err := host.Directory(t.Context(), root)
+	source, err := host.Directory(t.Context(), root)
 	must(t, err)
 	var group errgroup.Group
 	for range 4 {
@@ -353,7 +353,7 @@ func TestSkeletonsThatMeet(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			made, err := b.backend.skeletonImage(t.Context(), r, folder)
+			made, err := b.backend.skeletonImage(t.Context(), r, source)
 			if err != nil {
 				return err
 			}
@@ -368,7 +368,7 @@ func TestSkeletonsThatMeet(t *testing.T) {
 	b := newBed(t, os.Geteuid())
 	r, _, err := b.backend.connect(t.Context())
 	must(t, err)
-	made, err := b.backend.skeletonImage(t.Context(), r, folder)
+	made, err := b.backend.skeletonImage(t.Context(), r, source)
 	must(t, err)
 	found, err := r.findImage(t.Context(), made.id)
 	must(t, err)

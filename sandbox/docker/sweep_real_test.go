@@ -107,13 +107,13 @@ func tryOwner(t *testing.T, b *bed, session string, as *syscall.SysProcAttr) (ow
 }
 
 // testBinary puts this program where another user can execute it.
-func testBinary(t *testing.T, folder string) string {
+func testBinary(t *testing.T, dir string) string {
 	t.Helper()
 	exe, err := os.Executable()
 	must(t, err)
 	data, err := os.ReadFile(exe)
 	must(t, err)
-	path := filepath.Join(folder, "owner")
+	path := filepath.Join(dir, "owner")
 	must(t, os.WriteFile(path, data, 0o755))
 	return path
 }
@@ -157,7 +157,7 @@ func TestOwnerKilled(t *testing.T) {
 		kinds[l.Kind]++
 	}
 	if kinds["directory"] != 1 || kinds["placeholder"] != 1 {
-		t.Errorf("swept %+v, want the nonce's folder and .git", left)
+		t.Errorf("swept %+v, want the nonce's directory and .git", left)
 	}
 	if _, err := os.Lstat(filepath.Join(dead.workspace, ".git")); err == nil {
 		t.Error("the placeholder is left")

@@ -12,7 +12,7 @@ import (
 )
 
 // directories makes cgroup directories with files in them.
-func folders(t *testing.T, files map[string]string) string {
+func makeTree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
 	for name, content := range files {
@@ -28,7 +28,7 @@ func folders(t *testing.T, files map[string]string) string {
 }
 
 func TestCgroupLayout(t *testing.T) {
-	root := folders(t, map[string]string{
+	root := makeTree(t, map[string]string{
 		"memory/ci/job/memory.memsw.limit_in_bytes": "1", "pids/x": "", "cpu/x": "", "unified/init/x": "",
 		"v2/cgroup.controllers": "cpuset cpu io memory pids\n", "v2/user.slice/session.scope/x": "",
 		"nested/cgroup.controllers": "cpu memory pids", "nested/job/x": "",
@@ -148,16 +148,16 @@ func TestNoCgroupsIsLost(t *testing.T) {
 }
 
 func TestCgroupReadBack(t *testing.T) {
-	v1 := folders(t, map[string]string{
+	v1 := makeTree(t, map[string]string{
 		"memory.limit_in_bytes": "67108864\n", "memory.memsw.limit_in_bytes": "67108864\n", "pids.max": "64\n",
 		"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n",
 		"memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", "memory.max_usage_in_bytes": "67108800\n", "pids.events": "max 0\n",
 	})
-	v2 := folders(t, map[string]string{
+	v2 := makeTree(t, map[string]string{
 		"memory.max": "67108864\n", "memory.swap.max": "0\n", "pids.max": "64\n", "cpu.max": "150000 100000\n",
 		"memory.events": "low 0\nmax 3\noom 0\noom_kill 0\n", "pids.events": "max 4\n", "pids.peak": "64\n",
 	})
-	none := folders(t, map[string]string{"memory.max": "max", "memory.swap.max": "max", "pids.max": "max", "cpu.max": "max 100000"})
+	none := makeTree(t, map[string]string{"memory.max": "max", "memory.swap.max": "max", "pids.max": "max", "cpu.max": "max 100000"})
 	want := sandbox.AttestedLimits{MemoryBytes: 64 << 20, PIDs: 64, MilliCPUs: 1500}
 	for _, tt := range []struct {
 		name     string
@@ -184,7 +184,7 @@ func TestCgroupReadBack(t *testing.T) {
 }
 
 func TestRemoveCgroupTouchesNothingElse(t *testing.T) {
-	dir := folders(t, map[string]string{"caisson-ses_1/file": "", "other/file": ""})
+	dir := makeTree(t, map[string]string{"caisson-ses_1/file": "", "other/file": ""})
 	for _, name := range []string{"caisson-ses_1", "other"} {
 		if _, err := removeCgroup(filepath.Join(dir, name), "ses_1"); err == nil {
 			t.Errorf("removed %s, which is no cgroup", name)

@@ -8,7 +8,7 @@ import (
 )
 
 func TestCgroupInfo(t *testing.T) {
-	root := folders(t, map[string]string{
+	root := makeTree(t, map[string]string{
 		"memory/memory.memsw.limit_in_bytes": "1", "noswap/x": "", "pids/x": "", "cpu/x": "", "unified/x": "",
 		"v2/cgroup.controllers": "cpuset cpu io memory pids\n", "poor/cgroup.controllers": "cpu",
 		"container/cgroup.controllers": "cpu memory pids", "container/cgroup.type": "domain", "container/cgroup.procs": "1\n",

@@ -226,11 +226,11 @@ func TestFaultsMidCommand(t *testing.T) {
 			must(t, os.RemoveAll(c.bundle.dir))
 			c.process.sendKill()
 		}},
-		{"runtime's folder removed, then killed", Runc, false, func(t *testing.T, c *container) {
+		{"runtime's directory removed, then killed", Runc, false, func(t *testing.T, c *container) {
 			must(t, os.RemoveAll(c.backend.runtime.root))
 			c.process.sendKill()
 		}},
-		{"runtime's folder removed, then killed", GVisor, false, func(t *testing.T, c *container) {
+		{"runtime's directory removed, then killed", GVisor, false, func(t *testing.T, c *container) {
 			must(t, os.RemoveAll(c.backend.runtime.root))
 			c.process.sendKill()
 		}},

@@ -67,7 +67,7 @@ func shellRoot(t *testing.T) string {
 		must(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 	}
 	must(t, os.Chmod(root, 0o755))
-	must(t, os.WriteFile(filepath.Join(root, "marker"), []byte("from the folder\n"), 0o644))
+	must(t, os.WriteFile(filepath.Join(root, "marker"), []byte("from the directory\n"), 0o644))
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(root, "bin/sh"), "./testdata/shell")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -95,29 +95,29 @@ func TestImageOfAStore(t *testing.T) {
 		source := &fakeSource{dir: shellRoot(t), env: []string{"FROM_IMAGE=yes", "HOME=/evil", "PATH=/bin"}, vols: []string{"/data", "/tmp", "/workspace"}}
 		spec := b.spec(t, "ses_store")
 		spec.Image = someName
-		box, err := b.with(t, source).Create(t.Context(), spec)
+		sb, err := b.with(t, source).Create(t.Context(), spec)
 		must(t, err)
-		defer func() { _ = box.Destroy(context.Background()) }() // done below where it counts
+		defer func() { _ = sb.Destroy(context.Background()) }() // done below where it counts
 		if source.hurried {
 			t.Error("the start's time bounds the fetching")
 		}
 		if n := source.held.Load(); n != 1 {
 			t.Errorf("the image is held %d times while the sandbox runs", n)
 		}
-		got := output(t, box, "env")
+		got := output(t, sb, "env")
 		for _, want := range []string{"FROM_IMAGE=yes\n", "HOME=/home/agent\n", "PATH=/bin\n", "SANDBOX=caisson\n", "PWD=/workspace\n"} {
 			if !strings.Contains(got, want) {
 				t.Errorf("the environment lacks %q:\n%s", want, got)
 			}
 		}
-		if got := output(t, box, "volume"); got != fmt.Sprintf("/data: %d bytes, <nil>\n", 16<<20) {
+		if got := output(t, sb, "volume"); got != fmt.Sprintf("/data: %d bytes, <nil>\n", 16<<20) {
 			t.Errorf("volume: %s", got)
 		}
-		if a := box.Attestation(); a.Image != someName.String() || !strings.HasPrefix(a.ImageDigest, "sha256:") {
+		if a := sb.Attestation(); a.Image != someName.String() || !strings.HasPrefix(a.ImageDigest, "sha256:") {
 			t.Errorf("attested %s %s", a.Image, a.ImageDigest)
 		}
-		must(t, box.Destroy(t.Context()))
-		must(t, box.Destroy(t.Context()))
+		must(t, sb.Destroy(t.Context()))
+		must(t, sb.Destroy(t.Context()))
 		if n := source.held.Load(); n != 0 {
 			t.Errorf("the image is held %d times after the end", n)
 		}

@@ -16,7 +16,7 @@ func TestHeldLog(t *testing.T) {
 	must(t, err)
 	defer log.close()
 	if !log.held {
-		t.Skip("needs leases: the file system of the temporary folder has none")
+		t.Skip("needs leases: the file system of the temporary directory has none")
 	}
 	opener := func() <-chan error {
 		cmd := exec.CommandContext(t.Context(), "sh", "-c", `echo '{"level":"error","msg":"it says so"}' >>"$0"`, b.logPath())

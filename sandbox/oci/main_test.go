@@ -45,8 +45,8 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	if guestBuild.folder != "" {
-		os.RemoveAll(guestBuild.folder)
+	if guestBuild.dir != "" {
+		os.RemoveAll(guestBuild.dir)
 	}
 	os.Exit(code)
 }
@@ -54,8 +54,8 @@ func TestMain(m *testing.M) {
 // guestBuild builds the guest once for all tests of a run.
 var guestBuild struct {
 	sync.Once
-	folder, path string
-	err          error
+	dir, path string
+	err       error
 }
 
 func guestPath(t testing.TB) string {
@@ -64,18 +64,18 @@ func guestPath(t testing.TB) string {
 		return filepath.Join(dir, "guest")
 	}
 	guestBuild.Do(func() {
-		guestBuild.folder, guestBuild.err = os.MkdirTemp("", "caisson-guest-") //nolint:usetesting // outlives one test
+		guestBuild.dir, guestBuild.err = os.MkdirTemp("", "caisson-guest-") //nolint:usetesting // outlives one test
 		if guestBuild.err != nil {
 			return
 		}
-		guestBuild.path = filepath.Join(guestBuild.folder, "caisson-guest")
+		guestBuild.path = filepath.Join(guestBuild.dir, "caisson-guest")
 		build := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", guestBuild.path, "github.com/caisson-run/caisson/cmd/caisson-guest")
 		build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOOS=linux")
 		if out, err := build.CombinedOutput(); err != nil {
 			guestBuild.err = fmt.Errorf("build the guest: %w: %s", err, out)
 			return
 		}
-		guestBuild.err = errors.Join(os.Chmod(guestBuild.folder, 0o755), os.Chmod(guestBuild.path, 0o755))
+		guestBuild.err = errors.Join(os.Chmod(guestBuild.dir, 0o755), os.Chmod(guestBuild.path, 0o755))
 	})
 	must(t, guestBuild.err)
 	return guestBuild.path

@@ -40,12 +40,12 @@ func TestOwnershipMatrix(t *testing.T) {
 func TestOwnershipOfAUser(t *testing.T) {
 	asUser(t, "TestUserOwnership", func(dir string) {
 		for name, owner := range map[string]int{"own": userID, "anothers": 4242, "closed": 4242} {
-			folder := filepath.Join(dir, name)
-			must(t, os.Mkdir(folder, 0o755))
-			must(t, os.Chown(folder, owner, owner))
-			worktest.Furnish(t, folder, owner, owner)
+			sub := filepath.Join(dir, name)
+			must(t, os.Mkdir(sub, 0o755))
+			must(t, os.Chown(sub, owner, owner))
+			worktest.Furnish(t, sub, owner, owner)
 			if name == "anothers" {
-				must(t, os.Chmod(folder, 0o777))
+				must(t, os.Chmod(sub, 0o777))
 			}
 		}
 	})
@@ -66,15 +66,15 @@ func TestUserOwnership(t *testing.T) {
 		}
 		worktest.Ownership(t, worktest.Cell{Sandbox: sb, Dir: b.workspace, UID: os.Geteuid(), GID: os.Getegid(), Thirds: true, NoSetgid: k == GVisor})
 		for _, c := range []struct {
-			folder string
-			allow  bool
-			says   string
+			sub   string
+			allow bool
+			says  string
 		}{
 			{"anothers", false, "let new files belong to the caller"},
 			{"closed", false, "let new files belong to the caller"},
 			{"closed", true, "can't write to it"},
 		} {
-			b.workspace = filepath.Join(dir, c.folder)
+			b.workspace = filepath.Join(dir, c.sub)
 			before := worktest.Tree(t, b.workspace)
 			spec := b.spec(t, "ses_refused")
 			spec.CallerOwnsFiles = c.allow

@@ -98,15 +98,15 @@ func TestCreateRefuses(t *testing.T) {
 		change func(*sandbox.Spec)
 		want   error
 	}{
-		"no session":        {func(s *sandbox.Spec) { s.Session = "" }, sandbox.ErrInvalid},
-		"session of a path": {func(s *sandbox.Spec) { s.Session = "../x" }, sandbox.ErrInvalid},
-		"no image":          {func(s *sandbox.Spec) { s.Image = images.Reference{} }, sandbox.ErrInvalid},
-		"image of no store": {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeName, Value: "x"} }, sandbox.ErrUnsupported},
-		"absent rootfs":     {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeRootFS, Value: "/absent"} }, sandbox.ErrNotFound},
-		"no limits":         {func(s *sandbox.Spec) { s.Resources = limits.Resources{} }, sandbox.ErrInvalid},
-		"git mode":          {func(s *sandbox.Spec) { s.Git = "rw" }, sandbox.ErrInvalid},
-		"folder elsewhere":  {func(s *sandbox.Spec) { s.Dir = t.TempDir() }, sandbox.ErrInvalid},
-		"no workspace":      {func(s *sandbox.Spec) { s.Workspace.Dir = nil }, sandbox.ErrInvalid},
+		"no session":          {func(s *sandbox.Spec) { s.Session = "" }, sandbox.ErrInvalid},
+		"session of a path":   {func(s *sandbox.Spec) { s.Session = "../x" }, sandbox.ErrInvalid},
+		"no image":            {func(s *sandbox.Spec) { s.Image = images.Reference{} }, sandbox.ErrInvalid},
+		"image of no store":   {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeName, Value: "x"} }, sandbox.ErrUnsupported},
+		"absent rootfs":       {func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeRootFS, Value: "/absent"} }, sandbox.ErrNotFound},
+		"no limits":           {func(s *sandbox.Spec) { s.Resources = limits.Resources{} }, sandbox.ErrInvalid},
+		"git mode":            {func(s *sandbox.Spec) { s.Git = "rw" }, sandbox.ErrInvalid},
+		"directory elsewhere": {func(s *sandbox.Spec) { s.Dir = t.TempDir() }, sandbox.ErrInvalid},
+		"no workspace":        {func(s *sandbox.Spec) { s.Workspace.Dir = nil }, sandbox.ErrInvalid},
 	} {
 		spec := b.spec(t, "ses_bad")
 		tt.change(&spec)
@@ -205,13 +205,13 @@ func TestRootfs(t *testing.T) {
 		spec := b.spec(t, "ses_rootfs")
 		spec.Image = images.Reference{Scheme: images.SchemeRootFS, Value: root}
 		got := output(t, b.start(t, spec), "")
-		if want := "from the folder\n<nil>\nhidden: true\nread-only: true\nworkspace: <nil>\n"; got != want {
+		if want := "from the directory\n<nil>\nhidden: true\nread-only: true\nworkspace: <nil>\n"; got != want {
 			t.Errorf("output %q, want %q", got, want)
 		}
 		entries, err := os.ReadDir(root)
 		must(t, err)
 		if len(entries) != 4 {
-			t.Errorf("the folder was written to: %v", entries)
+			t.Errorf("the directory was written to: %v", entries)
 		}
 	})
 }

@@ -49,7 +49,7 @@ func ownUntilKilled(dir string) error {
 	if err != nil {
 		return err
 	}
-	work := "trap '' TERM; rm -rf folder; echo begun >begun; while :; do mkdir -p a/b; echo x >a/b/f; mv a c; rm -rf c; done"
+	work := "trap '' TERM; rm -rf directory; echo begun >begun; while :; do mkdir -p a/b; echo x >a/b/f; mv a c; rm -rf c; done"
 	if spec.Workspace.Mode != sandbox.ModeOverlay {
 		work = "trap '' TERM; exec sleep 4711"
 	}
@@ -73,7 +73,7 @@ func TestKilledOwnerOfAnOverlay(t *testing.T) {
 	both(t, func(t *testing.T, k Kind) {
 		b := newBed(t, k, os.Geteuid())
 		b.workspace = filepath.Join(filepath.Dir(b.workspace), "other") // as startOwner makes it
-		must(t, os.MkdirAll(filepath.Join(b.workspace, "folder"), 0o755))
+		must(t, os.MkdirAll(filepath.Join(b.workspace, "directory"), 0o755))
 		worktest.Unchanged(t, b.workspace)
 		layers := filepath.Join(b.state, "layers")
 		worktest.MakeLayers(t, layers, b.workspace)
@@ -101,7 +101,7 @@ func TestKilledOwnerOfAnOverlay(t *testing.T) {
 		t.Cleanup(func() { _ = os.Chmod(work, 0o700) }) // made anew by the next one
 		b.nothingLeft(t, "ses_orphan")
 		sb := b.start(t, spec)
-		if got := output(t, sb, "cat begun; test -e folder || echo gone; rm -rf a c; ls"); got != "begun\ngone\nbegun\n" {
+		if got := output(t, sb, "cat begun; test -e directory || echo gone; rm -rf a c; ls"); got != "begun\ngone\nbegun\n" {
 			t.Errorf("the next sandbox sees %q", got)
 		}
 	})
@@ -136,7 +136,7 @@ func TestKilledOwner(t *testing.T) {
 			}
 		}
 		if !kinds["container"] || !kinds["directory"] {
-			t.Errorf("sweep found %+v, want a container and a folder at least", left)
+			t.Errorf("sweep found %+v, want a container and a directory at least", left)
 		}
 		b.nothingLeft(t, "ses_orphan")
 		if again, err := b.backend.Sweep(t.Context()); err != nil || len(again) != 0 {

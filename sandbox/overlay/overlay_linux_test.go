@@ -550,7 +550,7 @@ func TestLocks(t *testing.T) {
 	must(t, err)
 	defer elsewhere.Close()
 	if _, err := other.Apply(t.Context(), elsewhere, ApplyOptions{}); !errors.Is(err, ErrOther) {
-		t.Errorf("apply to another folder: %v", err)
+		t.Errorf("apply to another directory: %v", err)
 	}
 	if _, err := other.Apply(t.Context(), w.dir, ApplyOptions{}); err != nil {
 		t.Error(err)

@@ -36,8 +36,8 @@ func heapBytes() int64 {
 // control has room for MaxTextBytes.
 func TestChangesAreBoundedInBytes(t *testing.T) {
 	for name, prepare := range map[string]func(t *testing.T, upper, lower string){
-		"added":         func(t *testing.T, upper, _ string) { makeLongLinks(t, filepath.Join(upper, "d")) },
-		"of one folder": func(t *testing.T, upper, _ string) { makeLongLinks(t, upper) },
+		"added":            func(t *testing.T, upper, _ string) { makeLongLinks(t, filepath.Join(upper, "d")) },
+		"of one directory": func(t *testing.T, upper, _ string) { makeLongLinks(t, upper) },
 		"file for a dir": func(t *testing.T, upper, lower string) {
 			makeLongLinks(t, filepath.Join(lower, "d"))
 			must(t, os.WriteFile(filepath.Join(upper, "d"), nil, 0o644))
@@ -156,7 +156,7 @@ func TestRecordIsBoundedInBytes(t *testing.T) {
 		r.addUnread(strings.Repeat("u", 1000))
 	}
 	if !r.truncated || len(r.unread) != maxUnreadBytes/1000 {
-		t.Errorf("%d folders that can't be read, cut %v", len(r.unread), r.truncated)
+		t.Errorf("%d directories that can't be read, cut %v", len(r.unread), r.truncated)
 	}
 }
 

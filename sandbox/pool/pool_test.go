@@ -62,7 +62,7 @@ func (b *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 	if during != nil {
 		during(spec)
 	}
-	box, err := b.Fake.Create(ctx, spec)
+	sb, err := b.Fake.Create(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (b *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sa
 	defer b.mu.Unlock()
 	b.made = append(b.made, spec.Session)
 	b.alive[spec.Session] = true
-	return &countedSandbox{Sandbox: box, backend: b, session: spec.Session}, nil
+	return &countedSandbox{Sandbox: sb, backend: b, session: spec.Session}, nil
 }
 
 // waitForRoom waits until there is room, as an admission semaphore does.
@@ -193,17 +193,17 @@ func (b *env) spec(t testing.TB) sandbox.Spec {
 }
 
 // create creates a sandbox and reports whether it was started ahead of time.
-func (b *env) create(t testing.TB, spec sandbox.Spec) (box sandbox.Sandbox, warm bool) {
+func (b *env) create(t testing.TB, spec sandbox.Spec) (sb sandbox.Sandbox, warm bool) {
 	t.Helper()
-	box, err := b.pool.Create(t.Context(), spec)
+	sb, err := b.pool.Create(t.Context(), spec)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := box.Destroy(context.Background()); err != nil {
+		if err := sb.Destroy(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
-	_, warm = box.(*pooledSandbox)
-	return box, warm
+	_, warm = sb.(*pooledSandbox)
+	return sb, warm
 }
 
 // waitUntilIdle waits until the background work is done.
@@ -389,7 +389,7 @@ func TestOldSandboxesAreReplaced(t *testing.T) {
 				t.Errorf("made %v, alive %v", b.backend.made, b.backend.alive)
 			}
 		})
-		if box, warm := b.create(t, b.spec(t)); !warm || time.Since(box.(*pooledSandbox).ready.started) > time.Minute {
+		if sb, warm := b.create(t, b.spec(t)); !warm || time.Since(sb.(*pooledSandbox).ready.started) > time.Minute {
 			t.Error("no young one")
 		}
 		time.Sleep(20 * time.Minute)
@@ -482,16 +482,16 @@ func TestDestroyFails(t *testing.T) {
 	runWithFakeClock(t, Options{}, func(t *testing.T, b *env) {
 		must(t, b.pool.Prepare(b.spec(t)))
 		waitUntilIdle(t)
-		box, warm := b.create(t, b.spec(t))
+		sb, warm := b.create(t, b.spec(t))
 		if !warm {
 			t.Fatal("not ready")
 		}
 		b.backend.update(func() { b.backend.refuseDestroy = true })
-		if err := box.Destroy(t.Context()); err == nil {
+		if err := sb.Destroy(t.Context()); err == nil {
 			t.Error("no error for a failed Destroy")
 		}
 		b.backend.update(func() { b.backend.refuseDestroy = false })
-		must(t, box.Destroy(t.Context()))
+		must(t, sb.Destroy(t.Context()))
 	})
 }
 
@@ -567,7 +567,7 @@ func TestWaitingStartEvictsReady(t *testing.T) {
 func TestStartAheadDoesNotWait(t *testing.T) {
 	runWithFakeClock(t, Options{Size: 4}, func(t *testing.T, b *env) {
 		b.backend.update(func() { b.backend.maxAlive = 1 })
-		box, _ := b.create(t, b.spec(t))
+		sb, _ := b.create(t, b.spec(t))
 		waitUntilIdle(t)
 		waitUntilIdle(t) // starts run in groups of as many as there are processors
 		b.pool.mu.Lock()
@@ -583,7 +583,7 @@ func TestStartAheadDoesNotWait(t *testing.T) {
 		if n := b.backend.countAlive(); n != 5 {
 			t.Errorf("%d are alive", n)
 		}
-		must(t, box.Destroy(t.Context()))
+		must(t, sb.Destroy(t.Context()))
 	})
 }
 
@@ -638,11 +638,11 @@ func TestBucketInUseIsNotForgotten(t *testing.T) {
 		start := DefaultForget + time.Second
 		b.backend.update(func() { b.backend.onCreate = func(sandbox.Spec) { time.Sleep(start) } })
 		slow := b.spec(t)
-		var box sandbox.Sandbox
+		var sb sandbox.Sandbox
 		var all sync.WaitGroup
 		all.Go(func() {
 			var err error
-			box, err = b.pool.Create(t.Context(), slow)
+			sb, err = b.pool.Create(t.Context(), slow)
 			if err != nil {
 				t.Error(err)
 			}
@@ -660,7 +660,7 @@ func TestBucketInUseIsNotForgotten(t *testing.T) {
 		if _, warm := b.create(t, slow); !warm {
 			t.Error("nothing was started ahead after it")
 		}
-		must(t, box.Destroy(t.Context()))
+		must(t, sb.Destroy(t.Context()))
 	})
 }
 
@@ -688,18 +688,18 @@ func TestConcurrent(t *testing.T) {
 			for i := range 10 {
 				s := spec
 				s.Session = fmt.Sprintf("%s_%d", spec.Session, i)
-				box, err := b.pool.Create(t.Context(), s)
+				sb, err := b.pool.Create(t.Context(), s)
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				mu.Lock()
-				if seen[box.ID()] {
-					t.Errorf("%s was returned twice", box.ID())
+				if seen[sb.ID()] {
+					t.Errorf("%s was returned twice", sb.ID())
 				}
-				seen[box.ID()] = true
+				seen[sb.ID()] = true
 				mu.Unlock()
-				if err := box.Destroy(t.Context()); err != nil {
+				if err := sb.Destroy(t.Context()); err != nil {
 					t.Error(err)
 				}
 			}
@@ -708,7 +708,7 @@ func TestConcurrent(t *testing.T) {
 	all.Wait()
 }
 
-func TestSweepRemovesEmptyFolders(t *testing.T) {
+func TestSweepRemovesEmptyDirectories(t *testing.T) {
 	b := newEnv(t, Options{})
 	old := filepath.Join(b.state, dirName, "ses_old")
 	young := filepath.Join(b.state, dirName, "ses_young")

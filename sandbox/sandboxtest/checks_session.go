@@ -33,7 +33,7 @@ func checkStrangers(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	planted := splitLines(strings.TrimSuffix(w.String(), "ready\n"))
-	seen, err := e.expectOutput(ctx, "look", word)
+	seen, err := e.expectOutput(ctx, "find", word)
 	if err != nil {
 		return err
 	}
@@ -45,7 +45,7 @@ func checkStrangers(ctx context.Context, e *env) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, other.close(context.WithoutCancel(ctx))) }()
-	found, err := other.expectOutput(ctx, "look", word)
+	found, err := other.expectOutput(ctx, "find", word)
 	if err != nil {
 		return err
 	}
@@ -95,7 +95,7 @@ func checkFresh(ctx context.Context, e *env) (err error) {
 	if next.sb.ID() == e.sb.ID() {
 		return fmt.Errorf("the container %s is used again", e.sb.ID())
 	}
-	found, err := next.expectOutput(ctx, "look", word)
+	found, err := next.expectOutput(ctx, "find", word)
 	if err != nil {
 		return err
 	}

@@ -59,7 +59,7 @@ func (c *fakeCommand) answer(verb string, args []string) (string, bool) {
 	case "stop-all":
 		c.sb.stopped.Store(true)
 		return "stopped\n", true
-	case "look":
+	case "find":
 		return c.findTraces(args[0]), true
 	case "args":
 		if c.sb.backend.Fault == FaultQuoting {

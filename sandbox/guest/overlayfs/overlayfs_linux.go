@@ -114,9 +114,9 @@ func kernelMessages(overlay int) string {
 	return out.String()
 }
 
-// OpenFolder opens for reading the directory that a descriptor names, such as the
+// OpenDir opens for reading the directory that a descriptor names, such as the
 // root of a mount that is attached nowhere.
-func OpenFolder(at *os.File) (*os.File, error) {
+func OpenDir(at *os.File) (*os.File, error) {
 	fd, err := unix.Openat(int(at.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open mount: %w", err)

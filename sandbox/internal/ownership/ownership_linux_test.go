@@ -210,7 +210,7 @@ func TestInstanceIsStable(t *testing.T) {
 	}
 	other, _ := state(t)
 	if id, err := Instance(other); err != nil || id == again {
-		t.Errorf("another folder has instance %q too (%v)", id, err)
+		t.Errorf("another directory has instance %q too (%v)", id, err)
 	}
 	must(t, os.WriteFile(filepath.Join(dir, instanceFile), []byte("short"), 0o600))
 	if _, err := Instance(dir); err == nil {
@@ -218,7 +218,7 @@ func TestInstanceIsStable(t *testing.T) {
 	}
 }
 
-func TestUnsafeStateFolder(t *testing.T) {
+func TestUnsafeStateDirectory(t *testing.T) {
 	for name, spoil := range map[string]func(dir string) error{
 		"writable by others": func(dir string) error { return os.Chmod(dir, 0o777) },
 		"cleanup lists writable": func(dir string) error {
@@ -330,10 +330,10 @@ func TestEntriesThatAreRefused(t *testing.T) {
 
 func TestCleanupListOfAnotherDirectoryIsRefused(t *testing.T) {
 	dir, self := state(t)
-	for _, folder := range []string{dir, filepath.Dir(dir), os.TempDir(), filepath.Join(dir, "sessions")} {
-		_, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: testSession, Owner: self, Dir: folder})
+	for _, sub := range []string{dir, filepath.Dir(dir), os.TempDir(), filepath.Join(dir, "sessions")} {
+		_, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: testSession, Owner: self, Dir: sub})
 		if !errors.Is(err, sandbox.ErrInvalid) {
-			t.Errorf("folder %s: %v", folder, err)
+			t.Errorf("directory %s: %v", sub, err)
 		}
 	}
 }
@@ -377,10 +377,10 @@ func TestSweepLeavesTheLivingAlone(t *testing.T) {
 	left, err = sweep(t, dir, self)
 	must(t, err)
 	if len(left) != 1 || left[0].Kind != "directory" || left[0].Name != "bundle" || left[0].Session != testSession {
-		t.Errorf("swept %+v, want the folder", left)
+		t.Errorf("swept %+v, want the directory", left)
 	}
 	if names := list(t, sessionDir(dir)); len(names) > 0 {
-		t.Errorf("left in the session's folder: %q", names)
+		t.Errorf("left in the session's directory: %q", names)
 	}
 	if left, err = sweep(t, dir, self); len(left) > 0 || err != nil {
 		t.Errorf("a second sweep: %v %v", left, err)
@@ -401,7 +401,7 @@ func TestSweepOfAnUnknownOwner(t *testing.T) {
 	}
 	must(t, j.lock.Close()) // as the kernel does when a process dies
 	if left, err := sweep(t, dir, self); len(left) != 1 || err != nil {
-		t.Errorf("swept %v %v, want the folder", left, err)
+		t.Errorf("swept %v %v, want the directory", left, err)
 	}
 }
 
@@ -417,7 +417,7 @@ func TestSweepOfWhatWasGivenUp(t *testing.T) {
 		t.Error("pending is wrong about the backend")
 	}
 	if left, err := sweep(t, dir, self); len(left) != 1 || err != nil {
-		t.Errorf("swept %v %v, want the folder", left, err)
+		t.Errorf("swept %v %v, want the directory", left, err)
 	}
 	if Pending(dir, "docker") {
 		t.Error("pending after the sweep")
@@ -440,7 +440,7 @@ func TestSweepGoesOnAfterAnErrorAndKeepsWhatIsLeft(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	if len(list(t, sessionDir(dir))) != 1 {
-		t.Error("the folder was removed although the container may still use it")
+		t.Error("the directory was removed although the container may still use it")
 	}
 	o.RemoveEntry = func(_ context.Context, session string, e Entry) (bool, error) {
 		return session == testSession && e.Name == "caisson-x", nil
@@ -460,18 +460,18 @@ func TestDamagedCleanupLists(t *testing.T) {
 		}
 	}
 	for name, spoil := range map[string]func(*document){
-		"folder of the state": func(d *document) { d.Dir = "." },
-		"folder outside":      func(d *document) { d.Dir = "../" + testSession },
-		"another's folder":    func(d *document) { d.Dir = "sessions/ses_other" },
-		"path outside":        func(d *document) { d.Entries[0].Path = "../ses_other" },
-		"absolute path":       func(d *document) { d.Entries[0].Path = "/etc" },
-		"unknown kind":        func(d *document) { d.Entries[0].Kind = "file" },
-		"another session":     func(d *document) { d.Session = "ses_other" },
-		"no backend":          func(d *document) { d.Backend = "" },
-		"version 0":           func(d *document) { d.Version = 0 },
-		"a number twice":      func(d *document) { d.Entries = append(d.Entries, d.Entries[0]) },
-		"a number below 1":    func(d *document) { d.Entries[0].ID = -1 },
-		"strange volume":      func(d *document) { d.Entries[0].Entry = Entry{Kind: KindVolume, Name: "data"} },
+		"directory of the state": func(d *document) { d.Dir = "." },
+		"directory outside":      func(d *document) { d.Dir = "../" + testSession },
+		"another's directory":    func(d *document) { d.Dir = "sessions/ses_other" },
+		"path outside":           func(d *document) { d.Entries[0].Path = "../ses_other" },
+		"absolute path":          func(d *document) { d.Entries[0].Path = "/etc" },
+		"unknown kind":           func(d *document) { d.Entries[0].Kind = "file" },
+		"another session":        func(d *document) { d.Session = "ses_other" },
+		"no backend":             func(d *document) { d.Backend = "" },
+		"version 0":              func(d *document) { d.Version = 0 },
+		"a number twice":         func(d *document) { d.Entries = append(d.Entries, d.Entries[0]) },
+		"a number below 1":       func(d *document) { d.Entries[0].ID = -1 },
+		"strange volume":         func(d *document) { d.Entries[0].Entry = Entry{Kind: KindVolume, Name: "data"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, self := state(t)
@@ -531,9 +531,9 @@ func owned(t *testing.T) Identity {
 // hangs nor follows it.
 func TestCleanupListsThatAreNoFiles(t *testing.T) {
 	for name, make := range map[string]func(path string) error{
-		"link":   func(path string) error { return os.Symlink("/etc/passwd", path) },
-		"fifo":   func(path string) error { return unix.Mkfifo(path, 0o600) },
-		"folder": func(path string) error { return os.Mkdir(path, 0o700) },
+		"link":      func(path string) error { return os.Symlink("/etc/passwd", path) },
+		"fifo":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, self := state(t)
@@ -594,7 +594,7 @@ func TestStrays(t *testing.T) {
 
 // What a dead owner's socket left in its directory goes with its cleanup list; a file
 // of that name, and a directory with something else in it, stay.
-func TestSweepTidiesTheFolder(t *testing.T) {
+func TestSweepTidiesTheDirectory(t *testing.T) {
 	for name, tt := range map[string]struct {
 		plant func(dir string) error
 		left  []string
@@ -619,7 +619,7 @@ func TestSweepTidiesTheFolder(t *testing.T) {
 			_, err = sweep(t, dir, self)
 			must(t, err)
 			if _, err := os.Stat(own); (err == nil) != (tt.left != nil) {
-				t.Errorf("the folder: %v", err)
+				t.Errorf("the directory: %v", err)
 			}
 			if tt.left != nil && !cmp.Equal(tt.left, list(t, own)) {
 				t.Errorf("left %q", list(t, own))
@@ -685,9 +685,9 @@ func TestConcurrentSweeps(t *testing.T) {
 	const sessions = 8
 	for i := range sessions {
 		session := fmt.Sprintf("ses_%d", i)
-		folder := filepath.Join(dir, "sessions", session)
-		must(t, os.MkdirAll(filepath.Join(folder, "bundle"), 0o700))
-		j, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: session, Owner: self, Dir: folder})
+		sub := filepath.Join(dir, "sessions", session)
+		must(t, os.MkdirAll(filepath.Join(sub, "bundle"), 0o700))
+		j, err := OpenCleanupList(CleanupOptions{StateDir: dir, Backend: "docker", Session: session, Owner: self, Dir: sub})
 		must(t, err)
 		_, err = j.Add(Entry{Kind: KindDirectory, Path: "bundle"})
 		must(t, err)
@@ -729,7 +729,7 @@ func FuzzParseList(f *testing.F) {
 			return
 		}
 		if !filepath.IsLocal(doc.Dir) || !strings.Contains(doc.Dir, testSession) {
-			t.Errorf("folder %q", doc.Dir)
+			t.Errorf("directory %q", doc.Dir)
 		}
 		for _, e := range doc.Entries {
 			if e.Path != "" && (e.Kind == KindMount || e.Kind == KindDirectory) && !filepath.IsLocal(e.Path) {

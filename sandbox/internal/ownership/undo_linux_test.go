@@ -35,20 +35,20 @@ func TestRemoveTreeEntersNoMount(t *testing.T) {
 		t.Error("the tree was removed with a mount in it")
 	}
 	if _, err := os.Stat(filepath.Join(precious, "work")); err != nil {
-		t.Fatalf("the mounted folder lost its file: %v", err)
+		t.Fatalf("the mounted directory lost its file: %v", err)
 	}
 	must(t, Unmount(dir, "session/mounts/1"))
 	must(t, Unmount(dir, "session/mounts/1"))
 	must(t, RemoveTree(dir, "session"))
 	if _, err := os.Stat(filepath.Join(precious, "work")); err != nil {
-		t.Errorf("the mounted folder lost its file: %v", err)
+		t.Errorf("the mounted directory lost its file: %v", err)
 	}
 }
 
 func TestRemoveTreeFollowsNoLink(t *testing.T) {
 	base := t.TempDir()
 	outside := filepath.Join(base, "outside")
-	must(t, os.MkdirAll(filepath.Join(outside, "folder"), 0o755))
+	must(t, os.MkdirAll(filepath.Join(outside, "directory"), 0o755))
 	must(t, os.WriteFile(filepath.Join(outside, "canary"), []byte("x"), 0o644))
 	must(t, os.MkdirAll(filepath.Join(base, "state/session"), 0o755))
 	must(t, os.Symlink(outside, filepath.Join(base, "state/session/link")))
@@ -56,14 +56,14 @@ func TestRemoveTreeFollowsNoLink(t *testing.T) {
 	dir, err := os.Open(filepath.Join(base, "state"))
 	must(t, err)
 	defer dir.Close()
-	if err := RemoveTree(dir, "shortcut/folder"); !errors.Is(err, unix.ELOOP) {
+	if err := RemoveTree(dir, "shortcut/directory"); !errors.Is(err, unix.ELOOP) {
 		t.Errorf("through a link: %v", err)
 	}
 	if err := RemoveTree(dir, "../outside"); !errors.Is(err, unix.EXDEV) {
-		t.Errorf("out of the folder: %v", err)
+		t.Errorf("out of the directory: %v", err)
 	}
 	must(t, RemoveTree(dir, "session"))
-	for _, name := range []string{"canary", "folder"} {
+	for _, name := range []string{"canary", "directory"} {
 		if _, err := os.Stat(filepath.Join(outside, name)); err != nil {
 			t.Errorf("outside: %v", err)
 		}
@@ -90,15 +90,15 @@ func TestPlaceholders(t *testing.T) {
 		gone  bool
 		err   error
 	}{
-		{name: "unchanged folder", place: ".git", gone: true},
+		{name: "unchanged directory", place: ".git", gone: true},
 		{name: "unchanged file", place: ".git/commondir", gone: true},
-		{name: "folder with content", place: ".git", err: ErrChanged, spoil: func(t *testing.T, dir string) {
+		{name: "directory with content", place: ".git", err: ErrChanged, spoil: func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Join(dir, ".git/x"), nil, 0o644))
 		}},
 		{name: "file with another content", place: ".git/commondir", err: ErrChanged, spoil: func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Join(dir, ".git/commondir"), []byte("x\n"), 0o644))
 		}},
-		{name: "another folder of that name", place: ".git", err: ErrChanged, spoil: func(t *testing.T, dir string) {
+		{name: "another directory of that name", place: ".git", err: ErrChanged, spoil: func(t *testing.T, dir string) {
 			must(t, os.Rename(filepath.Join(dir, ".git"), filepath.Join(dir, "old")))
 			must(t, os.Mkdir(filepath.Join(dir, ".git"), 0o755))
 		}},

@@ -21,7 +21,7 @@ func TestLayout(t *testing.T) {
 		{"a repository appears", "", func(t *testing.T, dir string) { must(t, os.Mkdir(filepath.Join(dir, ".git"), 0o755)) }, true},
 		{"a configuration appears", "", func(t *testing.T, dir string) { write(t, filepath.Join(dir, ownConfig), "x") }, true},
 		{"the owner changes", "", func(t *testing.T, dir string) { needRoot(t); must(t, os.Chown(dir, 4711, 4711)) }, true},
-		{"the folder is moved", "", func(t *testing.T, dir string) { must(t, os.Rename(dir, dir+"2")) }, true},
+		{"the directory is moved", "", func(t *testing.T, dir string) { must(t, os.Rename(dir, dir+"2")) }, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := newFixture(t, os.Geteuid(), os.Getegid())

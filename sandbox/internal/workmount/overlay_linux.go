@@ -38,7 +38,7 @@ func (p *Mounts) stageOverlay(s *stager, guards []guard) error {
 	if err != nil {
 		return err
 	}
-	root, err := overlayfs.OpenFolder(merged)
+	root, err := overlayfs.OpenDir(merged)
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func openLayersOf(lower, own *os.File) (l overlayfs.Layers, err error) {
 			closeAll(l.Lower, l.Upper, l.Work)
 		}
 	}()
-	if l.Lower, err = overlayfs.OpenFolder(lower); err != nil {
+	if l.Lower, err = overlayfs.OpenDir(lower); err != nil {
 		return l, err
 	}
 	if l.Upper, err = openBelow(own, upperName, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {

@@ -157,7 +157,7 @@ func TestOverlayGoesOn(t *testing.T) {
 
 	p = f.prepare(t)
 	if left, err := os.ReadDir(filepath.Join(f.Workspace.Layers, workName, workName)); err != nil || len(left) > 0 {
-		t.Errorf("work folder has %v %v", left, err)
+		t.Errorf("work directory has %v %v", left, err)
 	}
 	f.seesChange(t, p)
 	if diff := cmp.Diff(before, worktest.Tree(t, filepath.Join(f.Workspace.Layers, upperName))); diff != "" {

@@ -132,32 +132,32 @@ func (f *fixture) open(t *testing.T) {
 
 func TestFilesBelongToTheOwner(t *testing.T) {
 	needRoot(t)
-	for _, folder := range []ids{{1000, 1000}, {0, 0}, {4321, 0}, {10001, 10001}, {10001, 77}} {
-		t.Run(folder.String(), func(t *testing.T) {
-			f := newFixture(t, folder.uid, folder.gid)
+	for _, owner := range []ids{{1000, 1000}, {0, 0}, {4321, 0}, {10001, 10001}, {10001, 77}} {
+		t.Run(owner.String(), func(t *testing.T) {
+			f := newFixture(t, owner.uid, owner.gid)
 			write(t, filepath.Join(f.dir, "third"), "x")
 			must(t, os.Chown(filepath.Join(f.dir, "third"), 2222, 3333))
 			must(t, os.Mkdir(filepath.Join(f.dir, "shared"), 0o755))
-			must(t, os.Chown(filepath.Join(f.dir, "shared"), folder.uid, 5555))
+			must(t, os.Chown(filepath.Join(f.dir, "shared"), owner.uid, 5555))
 			must(t, os.Chmod(filepath.Join(f.dir, "shared"), 0o775|os.ModeSetgid))
 			p := f.prepare(t)
 			f.open(t)
-			if !p.Staged || p.IDMapped != (folder != commandIDs) || len(p.Lost) != 0 {
+			if !p.Staged || p.IDMapped != (owner != commandIDs) || len(p.Lost) != 0 {
 				t.Fatalf("staged %v, mapped %v, lost %q", p.Staged, p.IDMapped, p.Lost)
 			}
-			if (ids{p.OwnerUID, p.OwnerGID}) != folder || (ids{p.CommandUID, p.CommandGID}) != commandIDs {
+			if (ids{p.OwnerUID, p.OwnerGID}) != owner || (ids{p.CommandUID, p.CommandGID}) != commandIDs {
 				t.Errorf("owner %d:%d, commands %d:%d", p.OwnerUID, p.OwnerGID, p.CommandUID, p.CommandGID)
 			}
 			mount := p.Binds[0].Source
-			must(t, as(t, 10001, 10001, "cd "+mount+" && echo hi >made && mkdir folder && echo x >shared/inner"))
-			if got := ownerOf(t, filepath.Join(f.dir, "made")); got != folder {
-				t.Errorf("file made through the mount belongs to %v, want %v", got, folder)
+			must(t, as(t, 10001, 10001, "cd "+mount+" && echo hi >made && mkdir directory && echo x >shared/inner"))
+			if got := ownerOf(t, filepath.Join(f.dir, "made")); got != owner {
+				t.Errorf("file made through the mount belongs to %v, want %v", got, owner)
 			}
-			if got := ownerOf(t, filepath.Join(f.dir, "folder")); got != folder {
-				t.Errorf("folder made through the mount belongs to %v, want %v", got, folder)
+			if got := ownerOf(t, filepath.Join(f.dir, "directory")); got != owner {
+				t.Errorf("directory made through the mount belongs to %v, want %v", got, owner)
 			}
-			if got, want := ownerOf(t, filepath.Join(f.dir, "shared/inner")), (ids{folder.uid, 5555}); got != want {
-				t.Errorf("file in a setgid folder belongs to %v, want %v", got, want)
+			if got, want := ownerOf(t, filepath.Join(f.dir, "shared/inner")), (ids{owner.uid, 5555}); got != want {
+				t.Errorf("file in a setgid directory belongs to %v, want %v", got, want)
 			}
 			if got, want := ownerOf(t, filepath.Join(mount, "third")), (ids{2222, 3333}); got != want {
 				t.Errorf("file of third ids shows as %v, want %v", got, want)
@@ -167,10 +167,10 @@ func TestFilesBelongToTheOwner(t *testing.T) {
 			}
 			// Positive control: without the map the same write must fail or
 			// assign the file to 10001, or else the test proves nothing.
-			if folder != commandIDs {
+			if owner != commandIDs {
 				must(t, os.Chmod(f.dir, 0o777))
 				must(t, as(t, 10001, 10001, "echo hi >"+filepath.Join(f.dir, "control")))
-				if got := ownerOf(t, filepath.Join(f.dir, "control")); got == folder {
+				if got := ownerOf(t, filepath.Join(f.dir, "control")); got == owner {
 					t.Errorf("control: a file made beside the mount belongs to %v too", got)
 				}
 			}
@@ -306,12 +306,12 @@ func TestRefusals(t *testing.T) {
 		make func(t *testing.T, f *fixture)
 		want string
 	}{
-		{"the root folder", func(t *testing.T, f *fixture) { f.dir = "/"; f.hold(t) }, "root directory"},
-		{"a folder that holds the state directory", func(t *testing.T, f *fixture) { f.dir = filepath.Dir(f.StateDir); f.hold(t) }, "holds"},
+		{"the root directory", func(t *testing.T, f *fixture) { f.dir = "/"; f.hold(t) }, "root directory"},
+		{"a directory that holds the state directory", func(t *testing.T, f *fixture) { f.dir = filepath.Dir(f.StateDir); f.hold(t) }, "holds"},
 		{"the state directory", func(t *testing.T, f *fixture) { f.dir = f.StateDir; f.hold(t) }, "must not change"},
-		{"a folder in the state directory", func(t *testing.T, f *fixture) { f.dir = f.Dir; f.hold(t) }, "lies in the state directory"},
+		{"a directory in the state directory", func(t *testing.T, f *fixture) { f.dir = f.Dir; f.hold(t) }, "lies in the state directory"},
 		{"home", func(t *testing.T, f *fixture) { f.Protect = []string{f.dir + "/."} }, "must not change"},
-		{"a folder that holds home", func(t *testing.T, f *fixture) {
+		{"a directory that holds home", func(t *testing.T, f *fixture) {
 			must(t, os.Mkdir(filepath.Join(f.dir, "me"), 0o755))
 			f.Protect = []string{filepath.Join(f.dir, "me")}
 		}, "holds"},
@@ -320,7 +320,7 @@ func TestRefusals(t *testing.T) {
 			must(t, os.Symlink(f.dir, link))
 			f.Protect = []string{link}
 		}, "must not change"},
-		{"a removed folder", func(t *testing.T, f *fixture) { must(t, os.Remove(f.dir)) }, "removed"},
+		{"a removed directory", func(t *testing.T, f *fixture) { must(t, os.Remove(f.dir)) }, "removed"},
 		{"a submount", func(t *testing.T, f *fixture) { mountTmpfs(t, filepath.Join(f.dir, "sub")) }, "sub"},
 		{".git is a link", func(t *testing.T, f *fixture) { must(t, os.Symlink("/etc", filepath.Join(f.dir, ".git"))) }, "link"},
 		{".git is a FIFO", func(t *testing.T, f *fixture) { must(t, unix.Mkfifo(filepath.Join(f.dir, ".git"), 0o644)) }, "special"},
@@ -401,7 +401,7 @@ func TestNamedSubmount(t *testing.T) {
 }
 
 // The directory stays the one that was opened, whatever happens to its path.
-func TestFolderReplaced(t *testing.T) {
+func TestDirectoryReplaced(t *testing.T) {
 	needRoot(t)
 	f := newFixture(t, 1000, 1000)
 	write(t, filepath.Join(f.dir, "mine"), "x")
@@ -411,7 +411,7 @@ func TestFolderReplaced(t *testing.T) {
 	must(t, os.Symlink(outside, f.dir))
 	p := f.prepare(t)
 	if _, err := os.Stat(filepath.Join(p.Binds[0].Source, "mine")); err != nil {
-		t.Errorf("the mount is not the held folder: %v", err)
+		t.Errorf("the mount is not the held directory: %v", err)
 	}
 	// Positive control: the path leads outside.
 	if _, err := os.Stat(filepath.Join(f.dir, "canary")); err != nil {
@@ -562,7 +562,7 @@ func TestGitSwappedWhileItIsPrepared(t *testing.T) {
 		prepared++
 		for _, b := range p.Binds {
 			if _, err := os.Stat(filepath.Join(b.Source, "canary")); err == nil {
-				t.Errorf("the mount of %s is the folder outside", b.Target)
+				t.Errorf("the mount of %s is the directory outside", b.Target)
 			}
 		}
 		must(t, p.Close(t.Context()))

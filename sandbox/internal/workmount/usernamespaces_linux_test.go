@@ -27,7 +27,7 @@ func TestNamespacesAreKept(t *testing.T) {
 		info, err := os.Stat(p.Binds[0].Source)
 		must(t, err)
 		if st := info.Sys().(*syscall.Stat_t); st.Uid != sandbox.CommandUID || st.Gid != sandbox.CommandGID {
-			t.Errorf("the folder of %d is seen as %d:%d", uid, st.Uid, st.Gid)
+			t.Errorf("the directory of %d is seen as %d:%d", uid, st.Uid, st.Gid)
 		}
 		namespace, err := kept.openFor("/nonexistent", ids{uid, uid})
 		must(t, err)

@@ -58,7 +58,7 @@ func TestWithoutIDMap(t *testing.T) {
 	}
 	p.files = ids{0, 0}
 	if _, err := p.withoutIDMap("/w", cause); !errors.Is(err, sandbox.ErrUnsupported) || !errors.Is(err, cause) {
-		t.Errorf("error %v for a folder of root's, want ErrUnsupported and the cause", err)
+		t.Errorf("error %v for a directory of root's, want ErrUnsupported and the cause", err)
 	}
 }
 

@@ -26,7 +26,7 @@ func TestOnlyOwnRepositoryIsMounted(t *testing.T) {
 			must(t, os.Remove(filepath.Join(d, "gitdir")))
 			must(t, mkfifo(filepath.Join(d, "gitdir")))
 		},
-		"a folder of the host's": func(t *testing.T, f *fixture, _ string) { write(t, filepath.Join(f.dir, ".git"), "gitdir: /etc\n") },
+		"a directory of the host's": func(t *testing.T, f *fixture, _ string) { write(t, filepath.Join(f.dir, ".git"), "gitdir: /etc\n") },
 	} {
 		for _, mode := range []sandbox.WorkspaceMode{sandbox.ModeBind, sandbox.ModeOverlay} {
 			t.Run(name+" "+string(mode), func(t *testing.T) {

@@ -37,10 +37,10 @@ type closedDirectory struct {
 
 // plantScript returns a script that makes a repository whose configuration
 // executes $M in the last of the directories, and closes them.
-func plantScript(folders []closedDirectory) string {
-	dir := folders[len(folders)-1].path
+func plantScript(dirs []closedDirectory) string {
+	dir := dirs[len(dirs)-1].path
 	script := []string{"mkdir -p " + dir, "git init -q " + dir, "git config -f " + dir + `/.git/config core.fsmonitor "$M"`}
-	for _, f := range slices.Backward(folders) {
+	for _, f := range slices.Backward(dirs) {
 		bits := f.mode.Perm()
 		if f.mode&os.ModeSticky != 0 {
 			bits |= 0o1000
@@ -51,14 +51,14 @@ func plantScript(folders []closedDirectory) string {
 }
 
 // enterScript returns the script of a user who enters the last of the directories.
-func enterScript(folders []closedDirectory) string {
+func enterScript(dirs []closedDirectory) string {
 	var script []string
-	for _, f := range folders {
+	for _, f := range dirs {
 		if f.mode&0o100 == 0 {
 			script = append(script, "chmod u+x "+f.path)
 		}
 	}
-	return strings.Join(append(script, "cd "+folders[len(folders)-1].path+" && git status"), "; ")
+	return strings.Join(append(script, "cd "+dirs[len(dirs)-1].path+" && git status"), "; ")
 }
 
 // ClosedDirectories runs a session for each row of the table in a sandbox that open
@@ -66,39 +66,39 @@ func enterScript(folders []closedDirectory) string {
 // them again by the sandbox's own operations, as at the end of a session.
 // ClosedControls is the same without the rename.
 func ClosedDirectories(t *testing.T, uid int, open func(t *testing.T, dir string) sandbox.Sandbox) {
-	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedDirectory) {
+	eachClosed(t, uid, func(t *testing.T, m marker, dir string, dirs []closedDirectory) {
 		s := open(t, dir)
-		if out, exit := gitInside(t, s, "set -e; cd /workspace\n"+m.writeScript(plantScript(folders))); !exit.Status.Success() {
+		if out, exit := gitInside(t, s, "set -e; cd /workspace\n"+m.writeScript(plantScript(dirs))); !exit.Status.Success() {
 			t.Fatalf("plant: %v %s", exit.Status, out)
 		}
-		repo := path.Join(folders[len(folders)-1].path, ".git")
+		repo := path.Join(dirs[len(dirs)-1].path, ".git")
 		rename := workspace.Op{Kind: workspace.OpRename, Path: repo, To: repo + ".quarantined"}
-		if last := folders[len(folders)-1]; last.mode&0o300 != 0o300 {
+		if last := dirs[len(dirs)-1]; last.mode&0o300 != 0o300 {
 			if _, err := s.Apply(t.Context(), rename); err == nil {
-				t.Error("the folders are not closed for a rename")
+				t.Error("the directories are not closed for a rename")
 			}
 		}
 		var were []uint32
-		for _, f := range folders {
+		for _, f := range dirs {
 			c, err := s.Apply(t.Context(), workspace.Op{Kind: workspace.OpChmod, Path: f.path, Mode: 0o700, Add: true})
 			must(t, err)
 			were = append(were, c.Mode)
 		}
 		_, err := s.Apply(t.Context(), rename)
 		must(t, err)
-		for i, f := range slices.Backward(folders) {
+		for i, f := range slices.Backward(dirs) {
 			_, err := s.Apply(t.Context(), workspace.Op{Kind: workspace.OpChmod, Path: f.path, Mode: were[i]})
 			must(t, err)
 		}
 		must(t, s.Destroy(context.WithoutCancel(t.Context())))
-		for _, f := range folders {
+		for _, f := range dirs {
 			info, err := os.Lstat(filepath.Join(dir, f.path))
 			must(t, err)
 			if diff := cmp.Diff(f.mode|os.ModeDir, info.Mode()); diff != "" {
 				t.Errorf("%s (-want +got): %s", f.path, diff)
 			}
 		}
-		out, _ := hostGit(t, dir, uid, enterScript(folders)) // only the marker counts
+		out, _ := hostGit(t, dir, uid, enterScript(dirs)) // only the marker counts
 		if m.checkFired(t) {
 			t.Errorf("the host's git ran a session's program: %s", out)
 		}
@@ -107,24 +107,24 @@ func ClosedDirectories(t *testing.T, uid int, open func(t *testing.T, dir string
 
 // ClosedControls plants on the host: each row must run the marker.
 func ClosedControls(t *testing.T, uid int) {
-	eachClosed(t, uid, func(t *testing.T, m marker, dir string, folders []closedDirectory) {
-		HostGit(t, dir, uid, "set -e\n"+m.writeScript(plantScript(folders)))
-		out, _ := hostGit(t, dir, uid, enterScript(folders)) // only the marker counts
+	eachClosed(t, uid, func(t *testing.T, m marker, dir string, dirs []closedDirectory) {
+		HostGit(t, dir, uid, "set -e\n"+m.writeScript(plantScript(dirs)))
+		out, _ := hostGit(t, dir, uid, enterScript(dirs)) // only the marker counts
 		if !m.checkFired(t) {
 			t.Errorf("the marker does not fire: %s", out)
 		}
 	})
 }
 
-func eachClosed(t *testing.T, uid int, f func(t *testing.T, m marker, dir string, folders []closedDirectory)) {
-	for name, folders := range closed {
+func eachClosed(t *testing.T, uid int, f func(t *testing.T, m marker, dir string, dirs []closedDirectory)) {
+	for name, dirs := range closed {
 		t.Run(name, func(t *testing.T) {
 			base := HostDirectory(t, uid)
 			dir := filepath.Join(base, "workspace")
 			must(t, os.Mkdir(dir, 0o755))
 			must(t, os.Chown(dir, uid, uid))
 			t.Cleanup(func() { HostGit(t, base, os.Geteuid(), "chmod -R u+rwx workspace") })
-			f(t, newMarker(t, base), dir, folders)
+			f(t, newMarker(t, base), dir, dirs)
 		})
 	}
 }

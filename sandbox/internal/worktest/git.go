@@ -167,11 +167,11 @@ var hostile = map[string]string{
 // harmless are sessions after which a host's git executes nothing in any case:
 // they must only stay so.
 var harmless = map[string]string{
-	"driver that the config lacks": `echo '* filter=absent diff=absent merge=absent' >.gitattributes; echo x >>a`,
-	"alternates":                   `mkdir -p evil/info evil/pack; echo ../../evil >.git/objects/info/alternates || true`,
-	"bare repository in a folder":  `git init -q --bare bare; git config -f bare/config core.fsmonitor "$M"`,
-	"excludes":                     `mkdir -p .git/info; echo '*' >.git/info/exclude || true`,
-	"environment file":             `echo "GIT_DIR=evil" >.env; echo "export GIT_EXTERNAL_DIFF=$M" >.envrc`,
+	"driver that the config lacks":   `echo '* filter=absent diff=absent merge=absent' >.gitattributes; echo x >>a`,
+	"alternates":                     `mkdir -p evil/info evil/pack; echo ../../evil >.git/objects/info/alternates || true`,
+	"bare repository in a directory": `git init -q --bare bare; git config -f bare/config core.fsmonitor "$M"`,
+	"excludes":                       `mkdir -p .git/info; echo '*' >.git/info/exclude || true`,
+	"environment file":               `echo "GIT_DIR=evil" >.env; echo "export GIT_EXTERNAL_DIFF=$M" >.envrc`,
 }
 
 // userGit contains the git commands of a host's user, or their prompt.
@@ -180,9 +180,9 @@ const userGit = "git status; git status --short; git diff; git diff HEAD; git lo
 // marker is a program that leaves a trace only if it is executed on the host.
 type marker struct{ program, fired string }
 
-func newMarker(t *testing.T, folder string) marker {
+func newMarker(t *testing.T, dir string) marker {
 	t.Helper()
-	m := marker{filepath.Join(folder, "marker"), filepath.Join(folder, "fired")}
+	m := marker{filepath.Join(dir, "marker"), filepath.Join(dir, "fired")}
 	must(t, os.WriteFile(m.program, []byte("#!/bin/sh\necho fired >>"+m.fired+"\nexit 1\n"), 0o755))
 	must(t, os.WriteFile(m.fired, nil, 0o666))
 	must(t, os.Chmod(m.fired, 0o666))

@@ -167,7 +167,7 @@ func (c Cell) checkUpper(t *testing.T) {
 		t.Errorf("opaque %v", err)
 	}
 	if info, err := os.Stat(filepath.Join(upper, "set/made")); err != nil || info.Mode()&os.ModeSetgid == 0 {
-		t.Errorf("a folder in a setgid folder has mode %v: %v", info.Mode(), err)
+		t.Errorf("a directory in a setgid directory has mode %v: %v", info.Mode(), err)
 	}
 	if info, err := os.Stat(filepath.Join(upper, "keep/deep/f")); err != nil || info.ModTime().Unix() != 1100000000 {
 		t.Errorf("time of change: %v %v", info, err)

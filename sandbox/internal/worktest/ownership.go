@@ -16,7 +16,7 @@ import (
 )
 
 // touched are the entries of a furnished workspace that Ownership changes.
-var touched = []string{".", "set", "third", "new", "folder", "folder/in", "set/in", "set/sub", "by", "by/tool", ".git"}
+var touched = []string{".", "set", "third", "new", "directory", "directory/in", "set/in", "set/sub", "by", "by/tool", ".git"}
 
 // Ownership makes commands and a WRITE tool make files in a furnished workspace
 // that is mounted as it is, and checks whose they are on the host, and that
@@ -24,7 +24,7 @@ var touched = []string{".", "set", "third", "new", "folder", "folder/in", "set/i
 func Ownership(t *testing.T, c Cell) {
 	t.Helper()
 	before := listRest(t, c.Dir)
-	script := "set -e; umask 022; cd /workspace; echo x >new; mkdir folder; echo x >folder/in; chmod 640 new"
+	script := "set -e; umask 022; cd /workspace; echo x >new; mkdir directory; echo x >directory/in; chmod 640 new"
 	if !c.NoSetgid {
 		script += "; echo g >set/in; mkdir set/sub"
 	}
@@ -41,7 +41,7 @@ func Ownership(t *testing.T, c Cell) {
 		Shell(t, c.Sandbox, "cd /workspace; echo t2 >>third; cat hidden; chmod 777 hidden third; chown 0:0 third; rm -f hidden/x; true")
 	}
 	want := map[string][2]int{
-		"new": {c.UID, c.GID}, "folder": {c.UID, c.GID}, "folder/in": {c.UID, c.GID}, "by": {c.UID, c.GID}, "by/tool": {c.UID, c.GID},
+		"new": {c.UID, c.GID}, "directory": {c.UID, c.GID}, "directory/in": {c.UID, c.GID}, "by": {c.UID, c.GID}, "by/tool": {c.UID, c.GID},
 	}
 	if !c.NoSetgid {
 		want["set/in"], want["set/sub"] = [2]int{c.UID, set}, [2]int{c.UID, set}
@@ -66,10 +66,10 @@ func Ownership(t *testing.T, c Cell) {
 	var st unix.Stat_t
 	if c.NoSetgid {
 		if _, exit := Shell(t, c.Sandbox, "echo g >/workspace/set/in"); exit.Status.Success() {
-			t.Error("a file was made in a setgid folder of another group: fix the attestation")
+			t.Error("a file was made in a setgid directory of another group: fix the attestation")
 		}
 	} else if must(t, unix.Lstat(c.Dir+"/set/sub", &st)); st.Mode&unix.S_ISGID == 0 {
-		t.Errorf("a folder in a setgid folder has mode %o", st.Mode)
+		t.Errorf("a directory in a setgid directory has mode %o", st.Mode)
 	}
 	if diff := cmp.Diff(before, listRest(t, c.Dir)); diff != "" {
 		t.Errorf("what no command changed was changed: %s", diff)

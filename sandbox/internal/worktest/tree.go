@@ -83,7 +83,7 @@ func Unchanged(t testing.TB, dir string) {
 	before := Tree(t, dir)
 	t.Cleanup(func() {
 		if diff := cmp.Diff(before, Tree(t, dir)); diff != "" {
-			t.Errorf("the host's folder %s was changed: %s", dir, diff)
+			t.Errorf("the host's directory %s was changed: %s", dir, diff)
 		}
 	})
 }

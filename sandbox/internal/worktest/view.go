@@ -73,7 +73,7 @@ func shortSocket(t testing.TB, dir string) string {
 // links are the symlink table of the acceptance catalogue's case 2.
 var links = [][2]string{
 	{"to-file", "a/f"},
-	{"to-folder", "a"},
+	{"to-directory", "a"},
 	{"slash", "a/"},
 	{"file-slash", "a/f/"},
 	{"a/up", "../a/f"},
@@ -84,9 +84,9 @@ var links = [][2]string{
 	{"b/l1", "c/l2"},
 	{"b/c/l2", "../../a"},
 	{"past", "../outside/canary"},
-	{"folder-outside", "../outside"},
+	{"directory-outside", "../outside"},
 	{"absolute", "{outside}/canary"},
-	{"absolute-folder", "{outside}"},
+	{"absolute-directory", "{outside}"},
 	{"absolute-inside", "{root}/a/f"},
 	{"container-inside", "/workspace/a/f"},
 	{"b/up", "../a"},
@@ -102,9 +102,9 @@ var links = [][2]string{
 
 // paths are the paths of a Layout that are read, and the kind of error of each.
 var paths = map[string]workspace.Kind{
-	"a/f": "", "to-file": "", "to-folder/f": "", "slash/f": "", "file-slash": workspace.KindNotDir, "a/up": "", "d/d/a/f": "", "l1": "", "b/l1/f": "",
-	"past": workspace.KindEscape, "folder-outside/canary": workspace.KindEscape, "absolute": workspace.KindEscape,
-	"absolute-folder/canary": workspace.KindEscape, "absolute-inside": workspace.KindEscape, "container-inside": workspace.KindEscape,
+	"a/f": "", "to-file": "", "to-directory/f": "", "slash/f": "", "file-slash": workspace.KindNotDir, "a/up": "", "d/d/a/f": "", "l1": "", "b/l1/f": "",
+	"past": workspace.KindEscape, "directory-outside/canary": workspace.KindEscape, "absolute": workspace.KindEscape,
+	"absolute-directory/canary": workspace.KindEscape, "absolute-inside": workspace.KindEscape, "container-inside": workspace.KindEscape,
 	"up-after-link": workspace.KindEscape, "itself": workspace.KindInvalid, "circle1/x": workspace.KindInvalid, "dangling": workspace.KindNotFound,
 	"proc-root": workspace.KindEscape, "proc-cwd": workspace.KindEscape, "stdin": workspace.KindEscape,
 	"a/f/x": workspace.KindNotDir, "a": workspace.KindIsDir, ".": workspace.KindIsDir, "": workspace.KindInvalid, "..": workspace.KindEscape,
@@ -314,7 +314,7 @@ func SearchSeesWalk(t *testing.T, v workspace.View) {
 		}
 		return fmt.Sprintf("%d %q %q", f.Size, f.Data, kindOf(err))
 	}
-	for _, start := range []string{".", "a", "keep", "opaque", "elsewhere", "elsewhere/sub", "to-folder", "many", "nothing"} {
+	for _, start := range []string{".", "a", "keep", "opaque", "elsewhere", "elsewhere/sub", "to-directory", "many", "nothing"} {
 		var want, got []string
 		walked, wantErr := v.Walk(t.Context(), start, workspace.WalkOptions{}, func(e workspace.Entry) error {
 			if e.Type == workspace.TypeFile {
@@ -346,7 +346,7 @@ func SearchSeesWalk(t *testing.T, v workspace.View) {
 // the canary, or View proves nothing.
 func Control(t *testing.T, dir string) {
 	t.Helper()
-	for _, p := range []string{"past", "folder-outside/canary", "absolute", "absolute-folder/canary", "../outside/canary"} {
+	for _, p := range []string{"past", "directory-outside/canary", "absolute", "absolute-directory/canary", "../outside/canary"} {
 		if b, err := os.ReadFile(filepath.Join(dir, p)); string(b) != canary {
 			t.Errorf("control: %s: %q %v", p, b, err)
 		}

@@ -77,7 +77,7 @@ var verbs = map[string]func(args []string) error{
 	"rlimits":       printRlimits,
 	"connect":       printConnectable,
 	"plant":         plantTraces,
-	"look":          findTraces,
+	"find":          findTraces,
 	"replace":       printReplaceable,
 	"attack-guest":  attackGuest,
 	"dial":          dialAddresses,

@@ -96,7 +96,7 @@ func mountOverlay(at, workspace, layers string) (*os.File, error) {
 	if err := overlayfs.Attach(merged, unix.AT_FDCWD, filepath.Clean(at)); err != nil {
 		return nil, err
 	}
-	return overlayfs.OpenFolder(merged)
+	return overlayfs.OpenDir(merged)
 }
 
 // reopen opens in this namespace the directory that fd is of another: a mount

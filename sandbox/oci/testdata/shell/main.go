@@ -22,11 +22,11 @@ func main() {
 		}
 		fmt.Printf("/data: %d bytes, %v\n", int64(fs.Blocks)*fs.Bsize, err)
 	default:
-		look()
+		printView()
 	}
 }
 
-func look() {
+func printView() {
 	marker, err := os.ReadFile("/marker")
 	fmt.Printf("%s%v\n", marker, err)
 	_, err = os.Stat("/home/somebody")
