@@ -15,6 +15,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/store"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
@@ -261,7 +262,7 @@ func showImages(w io.Writer, list []images.Image, asJSON bool, now time.Time) er
 		if i.InUse {
 			used = "now"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, doctor.ShortenDigest(i.Digest), i.Platform, doctor.FormatSize(i.Size), doctor.FormatAge(i.Pulled, now), used)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", name, doctor.ShortenDigest(i.Digest), i.Platform, limits.FormatSize(i.Size), doctor.FormatAge(i.Pulled, now), used)
 	}
 	return t.Flush()
 }
@@ -299,7 +300,7 @@ func showPruned(w io.Writer, p store.Pruned) error {
 	if p.Orphans > 0 {
 		line("removed  %d things that dead processes left half made", p.Orphans)
 	}
-	line("%s freed", doctor.FormatSize(p.Bytes))
+	line("%s freed", limits.FormatSize(p.Bytes))
 	return errors.Join(errs...)
 }
 

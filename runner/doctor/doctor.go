@@ -79,21 +79,6 @@ func failed(check string, err error) Finding {
 	return Finding{Check: check, Result: Failed, Err: err}
 }
 
-// FormatSize returns a number of bytes with a unit, such as 1.5 GiB.
-func FormatSize(n int64) string {
-	unit, value := "B", float64(n)
-	for _, u := range []string{"KiB", "MiB", "GiB"} {
-		if value < 1<<10 {
-			break
-		}
-		unit, value = u, value/(1<<10)
-	}
-	if unit == "B" {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.1f %s", value, unit)
-}
-
 // FormatAge returns the time since an event in its largest unit.
 func FormatAge(since, now time.Time) string {
 	d := now.Sub(since)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -144,9 +145,9 @@ func CheckImageStore(dir string) Finding {
 	case err != nil:
 		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s: %v", there, err), Hint: "Set XDG_CACHE_HOME to a directory that you can write."}
 	case free < leastSpace:
-		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s has %s free", dir, FormatSize(free)), Advice: AdvisePrune}
+		return Finding{Check: check, Result: Warning, Detail: fmt.Sprintf("%s has %s free", dir, limits.FormatSize(free)), Advice: AdvisePrune}
 	}
-	return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, FormatSize(free))}
+	return Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, limits.FormatSize(free))}
 }
 
 // leastState is the free space that the state directory should have: for records,
@@ -175,10 +176,10 @@ func CheckState(dir string, temporary []string) Finding {
 		f.Detail += ": " + err.Error()
 		f.Hint = "Make it writable, or set XDG_STATE_HOME to another directory."
 	case free < leastState:
-		f.Detail += fmt.Sprintf(" has %s free", FormatSize(free))
+		f.Detail += fmt.Sprintf(" has %s free", limits.FormatSize(free))
 		f.Hint = "Make room there, or set XDG_STATE_HOME to a directory on a larger disk."
 	default:
-		f = Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, FormatSize(free))}
+		f = Finding{Check: check, Result: OK, Detail: fmt.Sprintf("%s, %s free", dir, limits.FormatSize(free))}
 	}
 	return f
 }

@@ -183,7 +183,7 @@ func makeWorkspace(workspace string, places ...string) (path string, err error) 
 func (t SmokeTest) checkAttestation(a sandbox.Attestation, info sandbox.Info, took time.Duration, notes []string) Finding {
 	memory := "memory without a limit"
 	if a.Limits.MemoryBytes > 0 {
-		memory = FormatSize(a.Limits.MemoryBytes) + " of memory"
+		memory = limits.FormatSize(a.Limits.MemoryBytes) + " of memory"
 	}
 	processes := "processes without a limit"
 	if a.Limits.PIDs > 0 {

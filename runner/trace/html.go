@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -79,18 +80,6 @@ func toInt64(n any) int64 {
 		return n
 	}
 	return 0
-}
-
-func sizeText(n int64) string {
-	for _, u := range []struct {
-		size int64
-		name string
-	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
-		if n >= u.size {
-			return strings.Replace(fmt.Sprintf("%.1f %s", float64(n)/float64(u.size), u.name), ".0 ", " ", 1)
-		}
-	}
-	return fmt.Sprintf("%d bytes", n)
 }
 
 // diffLine is one line of a diff and its class.
@@ -273,7 +262,7 @@ func (o Overview) Protections() []Protection {
 		{"Capabilities", caps, len(a.Capabilities) == 0},
 		{"Seccomp", a.Seccomp, a.Seccomp == "filter"},
 		{"User", a.User, !strings.HasPrefix(a.User, "0:")},
-		{"Memory", sizeText(a.Limits.MemoryBytes), a.Limits.MemoryBytes > 0},
+		{"Memory", limits.FormatSize(a.Limits.MemoryBytes), a.Limits.MemoryBytes > 0},
 		{"Processes", formatCount(a.Limits.PIDs), a.Limits.PIDs > 0},
 		{"Git", a.Git, true},
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/gofrs/flock"
+
+	"github.com/caisson-run/caisson/limits"
 )
 
 // Memory is the machine's memory, in bytes.
@@ -64,9 +66,9 @@ func (a *acquisition) reserveMemory(ctx context.Context) (reason string, err err
 	switch {
 	case count == 0:
 	case sum+need > memory.Total-reserve:
-		return fmt.Sprintf("for memory: %d sandboxes run, for which %s of this machine's %s are set aside", count, formatSize(sum), formatSize(memory.Total)), nil
+		return fmt.Sprintf("for memory: %d sandboxes run, for which %s of this machine's %s are set aside", count, limits.FormatSize(sum), limits.FormatSize(memory.Total)), nil
 	case memory.Available < reserve+need:
-		return fmt.Sprintf("for memory: %s are to be available and %d other sandboxes run", formatSize(reserve+need), count), nil
+		return fmt.Sprintf("for memory: %s are to be available and %d other sandboxes run", limits.FormatSize(reserve+need), count), nil
 	}
 	if err := os.WriteFile(free.Path(), []byte(strconv.FormatInt(need, 10)+"\n"), 0o600); err != nil {
 		return "", err
@@ -106,12 +108,4 @@ func (s *Semaphore) sumReservations() (free *flock.Flock, sum int64, count int, 
 			count++
 		}
 	}
-}
-
-// formatSize formats a number of bytes for messages.
-func formatSize(bytes int64) string {
-	if bytes < 1<<30 {
-		return fmt.Sprintf("%d MiB", bytes>>20)
-	}
-	return fmt.Sprintf("%.1f GiB", float64(bytes)/(1<<30))
 }

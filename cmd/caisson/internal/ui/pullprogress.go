@@ -10,7 +10,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/caisson-run/caisson/images/store"
-	"github.com/caisson-run/caisson/runner/doctor"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -105,22 +105,22 @@ func (s *pullState) describePhase(phase store.Phase) string {
 		return "taking it from the engine"
 	case store.PhaseUnpack:
 		done, _ := sumProgress(s.unpack)
-		return "unpacking, " + doctor.FormatSize(done)
+		return "unpacking, " + limits.FormatSize(done)
 	}
 	done, total := sumProgress(s.layers)
 	if done == 0 {
 		return "fetching"
 	}
 	if total > done {
-		return fmt.Sprintf("downloading, %s of %s", doctor.FormatSize(done), doctor.FormatSize(total))
+		return fmt.Sprintf("downloading, %s of %s", limits.FormatSize(done), limits.FormatSize(total))
 	}
-	return "downloading, " + doctor.FormatSize(done)
+	return "downloading, " + limits.FormatSize(done)
 }
 
 // downloadedText returns the downloaded size.
 func (s *pullState) downloadedText() string {
 	if done, _ := sumProgress(s.layers); done > 0 {
-		return ", " + doctor.FormatSize(done) + " downloaded"
+		return ", " + limits.FormatSize(done) + " downloaded"
 	}
 	return ""
 }

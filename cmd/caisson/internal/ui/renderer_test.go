@@ -268,7 +268,7 @@ func TestSummary(t *testing.T) {
 	}}
 	want := []string{
 		" a.sh          | 3 ++-",
-		" long/name.bin | modified, 2.1 KB",
+		" long/name.bin | modified, 2.1 KiB",
 		" old.bin       | deleted",
 		" … and 2 more",
 		" 5 files changed, 2 insertions(+), 1 deletion(-), and 4 files whose lines are not counted",

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 )
@@ -122,7 +123,7 @@ func diffstatLines(r runner.Report, s style) []string {
 	for _, c := range r.Changed[:min(len(r.Changed), most)] {
 		what := c.Change
 		if c.Change != "deleted" && c.Change != "mode" {
-			what += ", " + formatBytes(c.Size)
+			what += ", " + limits.FormatSize(c.Size)
 		}
 		if c.HasDiff {
 			what = fmt.Sprintf("%d %s%s", c.Insertions+c.Deletions, s.green(changeBar('+', c.Insertions, c.Deletions)), s.red(changeBar('-', c.Deletions, c.Insertions)))
@@ -180,17 +181,6 @@ func costLine(r runner.Report) string {
 		cost, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens, u.OutputTokens,
 		formatCount(int(u.Rounds), "model call"), formatCount(int(u.ToolCalls), "tool call"),
 		fmt.Sprint(r.WallMS/1000), r.WallMS%1000/100, safeLine(r.Dir))
-}
-
-// formatBytes writes a number of bytes for people.
-func formatBytes(n int64) string {
-	switch {
-	case n < 1000:
-		return fmt.Sprintf("%d B", n)
-	case n < 1000*1000:
-		return fmt.Sprintf("%.1f KB", float64(n)/1000)
-	}
-	return fmt.Sprintf("%.1f MB", float64(n)/1000/1000)
 }
 
 func formatCount(n int, noun string) string {
