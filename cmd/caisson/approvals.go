@@ -134,7 +134,7 @@ func (f approvalFlags) toolName() (tools.Name, error) {
 
 // grantFilter matches what --tool and --workspace say; directory is taken where
 // --workspace is not given, "" is every one.
-func (f approvalFlags) grantFilter(env environ, folder string) (func(approval.Grant) bool, error) {
+func (f approvalFlags) grantFilter(env environ, directory string) (func(approval.Grant) bool, error) {
 	name, err := f.toolName()
 	if err != nil {
 		return nil, err
@@ -144,10 +144,10 @@ func (f approvalFlags) grantFilter(env environ, folder string) (func(approval.Gr
 	}
 	workspace := ""
 	if f.workspace != "" {
-		folder = f.workspace
+		directory = f.workspace
 	}
-	if folder != "" && folder != anything {
-		if workspace, err = namedWorkspace(env, folder); err != nil {
+	if directory != "" && directory != anything {
+		if workspace, err = namedWorkspace(env, directory); err != nil {
 			return nil, err
 		}
 	}
@@ -195,18 +195,18 @@ func printGrants(a *app, list []approval.Grant) error {
 }
 
 func revokeApprovals(a *app, f approvalFlags, args []string) error {
-	folder := "."
+	directory := "."
 	switch {
 	case f.all && len(args) > 0:
 		return newUsageError("a phrase or --all, not both")
 	case f.all && f.tool == "" && f.workspace == "":
 		return newUsageError(`--all needs --tool or --workspace; --all --workspace "*" revokes everything`)
 	case f.all:
-		folder = ""
+		directory = ""
 	case len(args) == 0 && (f.tool == "" || f.tool == anything):
 		return newUsageError("name a phrase, a tool (--tool), or --all with --tool or --workspace")
 	}
-	match, err := f.grantFilter(a.environ, folder)
+	match, err := f.grantFilter(a.environ, directory)
 	if err != nil {
 		return err
 	}

@@ -54,13 +54,13 @@ func newConfigShowCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-func showConfig(a *app, flags config.File, profile, folder string, asJSON bool) error {
+func showConfig(a *app, flags config.File, profile, directory string, asJSON bool) error {
 	s, err := loadSettings(a, flags, profile)
 	if err != nil {
 		return err
 	}
-	if folder != "" {
-		w, err := workspaceFor(a.environ, folder)
+	if directory != "" {
+		w, err := workspaceFor(a.environ, directory)
 		if err != nil {
 			return err
 		}

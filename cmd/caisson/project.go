@@ -208,13 +208,13 @@ func (s *settings) ignoreProject(why string) {
 
 // workspaceFor opens the directory that a command is about; "" is the working
 // directory.
-func workspaceFor(env environ, folder string) (*runner.Workspace, error) {
-	if folder == "" {
-		folder = "."
+func workspaceFor(env environ, directory string) (*runner.Workspace, error) {
+	if directory == "" {
+		directory = "."
 	}
 	protected := env.protectedDirs()
 	protected.AcceptSystem = true // nothing runs in it, and what is applied was run in it
-	return runner.OpenWorkspace(folder, protected)
+	return runner.OpenWorkspace(directory, protected)
 }
 
 // needState refuses to work without a place for state, or with one that others

@@ -199,18 +199,18 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		return runner.Options{}, nil, noModel(err)
 	}
 	hidden := s.knownSecrets(selected)
-	folder, err := sessiondir.Create(s.environ.stateDir(), hidden)
+	dir, err := sessiondir.Create(s.environ.stateDir(), hidden)
 	if err != nil {
 		return runner.Options{}, nil, err
 	}
-	s.setLogger(folder.Log)
-	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, retries: u.printNotice, logger: folder.Log})
+	s.setLogger(dir.Log)
+	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, retries: u.printNotice, logger: dir.Log})
 	if err != nil {
-		return runner.Options{}, nil, errors.Join(err, folder.Close())
+		return runner.Options{}, nil, errors.Join(err, dir.Close())
 	}
 	end := func() {
 		closeModel()
-		_ = folder.Close() // an empty directory that stays does no harm
+		_ = dir.Close() // an empty directory that stays does no harm
 	}
 	if text == "" && s.shared == nil {
 		text = recordedTask(model)
@@ -225,7 +225,7 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		end()
 		return runner.Options{}, nil, err
 	}
-	o.Dir, o.Task, o.Model, o.Secrets = folder, text, model, hidden
+	o.Dir, o.Task, o.Model, o.Secrets = dir, text, model, hidden
 	o.MaxOutputTokens, o.ContextWindow = selected.MaxOutputTokens, selected.ContextWindow
 	return o, end, nil
 }

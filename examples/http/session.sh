@@ -1,6 +1,6 @@
 #!/bin/sh
-# One task over HTTP, with nothing but curl: starts a session on a directory, gives
-# it a message, shows what happens, asks about what it asks, shows what it
+# One task over HTTP, with nothing but curl: starts a session on a directory, sends
+# it a message, shows what happens, lets you answer its confirmations, shows what it
 # changed, and applies it.
 #
 #   caisson serve --root ~/work                              (in another terminal)

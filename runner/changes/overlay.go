@@ -38,7 +38,7 @@ func HostExecuted(c *overlay.Changes, o overlay.ApplyOptions) []record.HostExecu
 // end. Files that a host would run or obey have room of their own.
 var ReadBounds = overlay.ReadOptions{MaxEntries: 40_000, MaxTextBytes: 6 << 20, First: isHostExecuted}
 
-// overlayList lists changes as records do: files, and folders whose mode alone
+// overlayList lists changes as records do: files, and directorys whose mode alone
 // changed.
 func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
 	l := &changeList{}
@@ -64,18 +64,18 @@ func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
 }
 
 // Notes divides changes into those that conflict and those that an apply
-// with o leaves out. A folder that is left out stands for what is in it.
+// with o leaves out. A directory that is left out stands for what is in it.
 func Notes(list []overlay.Change, o overlay.ApplyOptions) (conflicts, left []record.PathNote) {
-	folder := record.PathNote{}
+	dir := record.PathNote{}
 	for i := range list {
 		c := &list[i]
 		switch {
 		case o.LeavesOut(c):
-			if folder.Path != "" && c.LeftOut == folder.Why && strings.HasPrefix(c.Path, folder.Path+"/") {
+			if dir.Path != "" && c.LeftOut == dir.Why && strings.HasPrefix(c.Path, dir.Path+"/") {
 				continue
 			}
-			folder = record.PathNote{Path: c.Path, Why: c.LeftOut}
-			left = append(left, folder)
+			dir = record.PathNote{Path: c.Path, Why: c.LeftOut}
+			left = append(left, dir)
 		case c.Conflict != "":
 			conflicts = append(conflicts, record.PathNote{Path: c.Path, Why: c.Conflict})
 		}

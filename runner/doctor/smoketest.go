@@ -108,11 +108,11 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 			err = errors.Join(err, all())
 		}
 	}()
-	folder, err := sessiondir.Create(t.StateDir, nil)
+	records, err := sessiondir.Create(t.StateDir, nil)
 	if err != nil {
 		return nil, 0, nil, err
 	}
-	undos = append(undos, folder.Close)
+	undos = append(undos, records.Close)
 	// The state directory itself is refused as a workspace.
 	path, err := makeWorkspace(".", os.TempDir(), filepath.Dir(t.StateDir), "..")
 	if path != "" {
@@ -127,11 +127,11 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 	}
 	undos = append(undos, dir.Close)
 	spec := sandbox.Spec{
-		Session: folder.Session, Image: t.Image, Git: t.Git, Resources: t.Resources, Dir: filepath.Join(folder.Path, "sandbox"),
+		Session: records.Session, Image: t.Image, Git: t.Git, Resources: t.Resources, Dir: filepath.Join(records.Path, "sandbox"),
 		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: t.Mode}, CallerOwnsFiles: true,
 	}
 	if spec.Workspace.Mode == sandbox.ModeOverlay {
-		layers, err := overlay.Create(filepath.Join(folder.Path, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: path, Workspace: dir})
+		layers, err := overlay.Create(filepath.Join(records.Path, "overlay"), overlay.CreateOptions{Session: records.Session, Path: path, Workspace: dir})
 		if err != nil {
 			return nil, 0, nil, fmt.Errorf("%w: overlay workspaces are not available here: %w", sandbox.ErrUnsupported, err)
 		}

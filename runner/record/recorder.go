@@ -16,12 +16,12 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TraceFile is the name of the trace in a session's folder.
+// TraceFile is the name of the trace in a session's directory.
 const TraceFile = "trace.jsonl"
 
 // RecorderOptions configures a [Recorder].
 type RecorderOptions struct {
-	// Dir is the session's folder. It must exist and hold no trace yet.
+	// Dir is the session's directory. It must exist and hold no trace yet.
 	Dir string
 	// Session is the id in every record.
 	Session string
@@ -66,13 +66,13 @@ type Recorder struct {
 // FirstHash stands before the first record.
 var FirstHash = strings.Repeat("0", 64)
 
-// NewRecorder creates the trace and the folder for spilled values.
+// NewRecorder creates the trace and the directory for spilled values.
 func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
 	if err := os.MkdirAll(filepath.Join(opts.Dir, SpillDir), 0o700); err != nil {
-		return nil, fmt.Errorf("create spill folder: %w", err)
+		return nil, fmt.Errorf("create spill directory: %w", err)
 	}
 	if opts.Write == nil {
 		opts.Write = (*os.File).Write

@@ -56,7 +56,7 @@ type ApplyRequest struct {
 	SkipConflicts bool `json:"skip_conflicts,omitempty" doc:"apply what does not conflict, instead of nothing"`
 	// WithSymlinksOut also applies symlinks that lead out of the workspace.
 	WithSymlinksOut bool `json:"with_symlinks_out,omitempty" doc:"also apply symlinks that lead out of the workspace: look at their targets first"`
-	DryRun          bool `json:"dry_run,omitempty" doc:"say what would be done, and do nothing"`
+	DryRun          bool `json:"dry_run,omitempty" doc:"report what would be done, and do nothing"`
 	Discard         bool `json:"discard,omitempty" doc:"remove the changes instead"`
 }
 
@@ -101,7 +101,7 @@ func (a changesAPI) addOperations(o operations) {
 		}}, nil
 	})
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/apply", "applyChanges", "Bring in what an overlay session changed",
-		"A live session must be idle, and is ended first. A file that changed in the workspace since the session began is a conflict: nothing is applied then, and 409 lists them, unless skip_conflicts says to apply the rest. Symlinks that lead out of the workspace are left out unless with_symlinks_out is set. What a git of the host would obey is never applied here.",
+		"A live session must be idle, and is ended first. A file that changed in the workspace since the session began is a conflict: nothing is applied then, and 409 lists them, unless skip_conflicts applies the rest. Symlinks that lead out of the workspace are left out unless with_symlinks_out is set. What a git of the host would obey is never applied here.",
 		http.StatusOK, 404, 409, 410, 422),
 		func(ctx context.Context, in *struct {
 			SessionPath
@@ -260,11 +260,11 @@ func (a changesAPI) changesProblem(i overlay.Info, err error) error {
 	}
 	switch {
 	case errors.Is(err, overlay.ErrBusy):
-		return newProblem(http.StatusConflict, "busy", "the changes of session "+i.Session+", or others of its folder, are being applied", "Wait for that")
+		return newProblem(http.StatusConflict, "busy", "the changes of session "+i.Session+", or others of its directory, are being applied", "Wait for that")
 	case errors.Is(err, overlay.ErrOther):
-		return newProblem(http.StatusConflict, "other_folder", "session "+i.Session+" worked on another folder: the one that was "+i.Workspace+" then", "Take the patch")
+		return newProblem(http.StatusConflict, "other_directory", "session "+i.Session+" worked on another directory: the one that was "+i.Workspace+" then", "Take the patch")
 	case errors.Is(err, overlay.ErrTooMany):
-		return newProblem(http.StatusConflict, "too_many", fmt.Sprintf("session %s made more changes than are applied over HTTP: %d, or %d MiB of names and link targets",
+		return newProblem(http.StatusConflict, "too_many", fmt.Sprintf("session %s made more changes than are applied over HTTP: %d, or %d MiB of names and symlink targets",
 			i.Session, changes.ReadBounds.MaxEntries, changes.ReadBounds.MaxTextBytes>>20), "Apply them on the server's host, or discard them")
 	}
 	return a.sessions.internalProblem("read changes", err)
@@ -317,7 +317,7 @@ func (a changesAPI) endForApply(ctx context.Context, id string, r ApplyRequest) 
 	v := live.sessionView(false)
 	switch {
 	case v.Mode != string(sandbox.ModeOverlay):
-		return newProblem(http.StatusConflict, "no_changes", "session "+id+" works on the folder itself", "What it changed is there; mode overlay keeps changes apart")
+		return newProblem(http.StatusConflict, "no_changes", "session "+id+" works on the directory itself", "What it changed is there; mode overlay keeps changes apart")
 	case v.State == StateRunning:
 		return newProblem(http.StatusConflict, "busy", "turn "+v.Turn+" runs", "Wait for its end, or cancel it")
 	case r.DryRun:

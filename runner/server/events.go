@@ -71,7 +71,7 @@ func (a *streamsAPI) addOperations(o operations) {
 	op := o.newOperation(http.MethodGet, "/sessions/{id}/events", "followSession", "Follow a session's records",
 		`Server-sent events. A record is an event without a name, its id the record's seq, its data one line of JSON: the Record schema, as in trace.jsonl.
 Events named "delta" (the Delta schema) are live output; they have no id, and are never sent again. The event "end" (StreamEnd) is the last: the session has ended. Comments keep the connection alive.
-A client that comes back with Last-Event-ID, or ?after=, gets exactly what came behind it. One that is too slow is disconnected, and can come back. 204 says that there is nothing behind, and will not be.`,
+A client that comes back with Last-Event-ID, or ?after=, gets exactly what came behind it. One that is too slow is disconnected, and can come back. 204: there are no more records, and there will be none.`,
 		http.StatusOK, 400, 404, 429)
 	schemas := o.api.OpenAPI().Components.Schemas
 	op.Responses["200"] = &huma.Response{Description: "The stream", Content: map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}}}}

@@ -64,7 +64,7 @@ func (g *guard) guardRequests(next http.Handler) http.Handler {
 				}
 				g.log.Error("a request panicked", zap.String("route", r.Pattern), zap.Any("panic", v), zap.Stack("stack"))
 				if out.status == 0 {
-					g.writeProblem(out, r, newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log says why"))
+					g.writeProblem(out, r, newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log has the cause"))
 				}
 			}
 			g.metrics.countRequest(r, out.status, time.Since(began))
@@ -310,7 +310,7 @@ func (r *response) startAnswer(status int) {
 		r.Header().Set("Connection", "close")
 		_ = http.NewResponseController(r.ResponseWriter).SetReadDeadline(time.Unix(1, 0)) // as below
 	}
-	_ = http.NewResponseController(r.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTime)) // the guard said so if it can't
+	_ = http.NewResponseController(r.ResponseWriter).SetWriteDeadline(time.Now().Add(answerTime)) // guardRequests has logged where it can't
 }
 
 // Write implements io.Writer.

@@ -156,7 +156,7 @@ func pastProblem(session string, end record.SessionEnded) record.Problem {
 func (d *diagnostics) internalProblem(what string, err error) *Problem {
 	id := "err_" + ulid.Make().String()
 	d.log.Error(what, zap.String("error_id", id), zap.Error(err))
-	p := newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log says why, under "+id)
+	p := newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log has the cause, under "+id)
 	p.ErrorID = id
 	return p
 }
@@ -222,9 +222,9 @@ func asOwnProblem(_ huma.Context, _ string, v any) (any, error) {
 		http.StatusUnsupportedMediaType: "content_type", http.StatusRequestTimeout: "too_slow", http.StatusNotAcceptable: "not_acceptable",
 	}[e.Status]
 	if code == "" {
-		return newProblem(e.Status, "internal", "the server failed at this request", "Try again; its log may say more"), nil
+		return newProblem(e.Status, "internal", "the server failed at this request", "Try again; its log may have the cause"), nil
 	}
-	p := newProblem(e.Status, code, "the request is not as the API says", "errors names each place; /openapi.json describes all requests")
+	p := newProblem(e.Status, code, "the request does not match the API", "errors names each place; /openapi.json describes all requests")
 	for _, d := range e.Errors {
 		if d != nil { // d.Value is the client's own text, and may be long: it is left out
 			p.Errors = append(p.Errors, Place{Location: d.Location, Message: d.Message})

@@ -110,5 +110,5 @@ func (c client) lacksRole(r Role) *Problem {
 		roles = append(roles, string(have))
 	}
 	return newProblem(http.StatusForbidden, "role", fmt.Sprintf("this needs the role %s, and the token %s has %s", r, c.label, strings.Join(roles, ", ")),
-		"Use a token that has it; serve.tokens in the server's configuration gives roles")
+		"Use a token that has it; serve.tokens in the server's configuration sets roles")
 }

@@ -24,7 +24,7 @@ type turnsAPI struct{ sessions *registry }
 
 func (a turnsAPI) addOperations(o operations) {
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/turns", "startTurn", "Give a session a message",
-		"Answers when the turn has begun; the events say how it goes.", http.StatusAccepted, 404, 409, 410),
+		"Answers when the turn has begun; the events report its progress.", http.StatusAccepted, 404, 409, 410),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Body NewTurn
@@ -73,7 +73,7 @@ var turnID = sync.OnceValue(func() *regexp.Regexp {
 
 // findTurn returns a turn of a session, live or ended.
 func (a turnsAPI) findTurn(session, id string) (Turn, error) {
-	none := newProblem(http.StatusNotFound, "no_turn", "the session has no such turn", "POST /sessions/{id}/turns gives its id")
+	none := newProblem(http.StatusNotFound, "no_turn", "the session has no such turn", "POST /sessions/{id}/turns returns its id")
 	if live := a.sessions.liveSession(session); live != nil {
 		if t, ok := live.turnView(id); ok {
 			return t, nil

@@ -36,7 +36,7 @@ const (
 // taken from the server's configuration, and no field can be less strict than
 // that.
 type NewSession struct {
-	Workspace string         `json:"workspace" minLength:"1" maxLength:"4096" doc:"folder that the agent works on: absolute, or below the only root; it lies at or below a root of the server"`
+	Workspace string         `json:"workspace" minLength:"1" maxLength:"4096" doc:"directory that the agent works on: absolute, or below the only root; it lies at or below a root of the server"`
 	Title     string         `json:"title,omitempty" maxLength:"400" doc:"a word about the session, for lists; without one it is the first message"`
 	Model     string         `json:"model,omitempty" maxLength:"200" doc:"a model profile of the server's configuration"`
 	Policy    string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy: it can only make it stricter"`

@@ -90,7 +90,7 @@ func (e *ImageEngine) Save(ctx context.Context, id string) (io.ReadCloser, error
 	if err != nil {
 		return nil, err
 	}
-	// Asked for an image that it lacks, Docker 20.10 answers that it is ill.
+	// Asked for an image that it lacks, Docker 20.10 answers with an internal error.
 	if _, err := r.findImage(ctx, id); err != nil {
 		return nil, asImageError(err)
 	}
