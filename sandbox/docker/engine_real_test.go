@@ -26,10 +26,8 @@ func TestEngineKilled(t *testing.T) {
 	p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sleep", "1000"}})
 	must(t, err)
 	e.Kill(t)
-	if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
-		t.Errorf("the command ended with %v", err)
-	}
-	<-s.Done()
+	wantLost(t, p)
+	await(t, s.Done(), "the sandbox's loss")
 	if !errors.Is(s.Err(), sandbox.ErrLost) {
 		t.Errorf("lost with %v", s.Err())
 	}

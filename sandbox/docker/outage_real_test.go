@@ -43,30 +43,10 @@ func lostCommand(t *testing.T, b *bed, s sandbox.Sandbox, do func()) {
 		Argv: []string{"sh", "-c", once}, Stdout: onWrite(func() { close(started) }),
 	})
 	must(t, err)
-	<-started
+	await(t, started, "the command's first output")
 	do()
-	type end struct {
-		exit sandbox.Exit
-		err  error
-	}
-	ended := make(chan end, 1)
-	go func() {
-		exit, err := p.Wait()
-		ended <- end{exit, err}
-	}()
-	select {
-	case e := <-ended:
-		if !errors.Is(e.err, sandbox.ErrLost) {
-			t.Errorf("the command ended with %v and %v, want ErrLost", e.exit.Status, e.err)
-		}
-	case <-time.After(lossTime):
-		t.Fatal("the command's loss is not noticed")
-	}
-	select {
-	case <-s.Done():
-	case <-time.After(lossTime):
-		t.Fatal("the sandbox's loss is not noticed")
-	}
+	wantLost(t, p)
+	await(t, s.Done(), "the sandbox's loss")
 	if !errors.Is(s.Err(), sandbox.ErrLost) || s.State() != sandbox.StateStopped {
 		t.Errorf("the sandbox is %v, lost with %v", s.State(), s.Err())
 	}
@@ -77,6 +57,32 @@ func lostCommand(t *testing.T, b *bed, s sandbox.Sandbox, do func()) {
 	ran, err := os.ReadFile(filepath.Join(b.workspace, "times"))
 	if must(t, err); string(ran) != "ran\n" {
 		t.Errorf("the command was run: %q", ran)
+	}
+}
+
+// wantLost requires that a command ends in time, and with a typed loss.
+func wantLost(t *testing.T, p sandbox.Process) {
+	t.Helper()
+	ended := make(chan struct{})
+	var exit sandbox.Exit
+	var err error
+	go func() {
+		defer close(ended)
+		exit, err = p.Wait()
+	}()
+	await(t, ended, "the command's loss")
+	if !errors.Is(err, sandbox.ErrLost) {
+		t.Errorf("the command ended with %v and %v, want ErrLost", exit.Status, err)
+	}
+}
+
+// await waits until a channel is closed, and fails the test if it isn't in time.
+func await(t *testing.T, closed <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-closed:
+	case <-time.After(lossTime):
+		t.Fatalf("not within %v: %s", lossTime, what)
 	}
 }
 
@@ -217,16 +223,20 @@ func (f *freezing) forward(t *testing.T, conn net.Conn) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := conn.Read(buf)
-		f.mu.Lock()
-		if f.verb != "" && bytes.Contains(buf[:n], []byte(f.verb)) {
-			f.verb = ""
-			f.engine.Freeze(t)
-			f.frozen <- struct{}{}
-		}
-		f.mu.Unlock()
+		f.freezeAtVerb(t, buf[:n])
 		if _, writeErr := to.Write(buf[:n]); err != nil || writeErr != nil {
 			return
 		}
+	}
+}
+
+func (f *freezing) freezeAtVerb(t *testing.T, request []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.verb != "" && bytes.Contains(request, []byte(f.verb)) {
+		f.verb = ""
+		f.engine.Freeze(t)
+		f.frozen <- struct{}{}
 	}
 }
 
@@ -296,13 +306,12 @@ func TestEngineFreezes(t *testing.T) {
 			Argv: []string{"sh", "-c", once}, Stdout: onWrite(func() { close(started) }), Grace: 100 * time.Millisecond,
 		})
 		must(t, err)
-		<-started
+		await(t, started, "the command's first output")
 		e.Freeze(t)
+		defer e.Thaw(t)
 		cancel()
-		if exit, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
-			t.Errorf("the cancelled command ended with %v, %v, want ErrLost", exit.Status, err)
-		}
-		<-s.Done()
+		wantLost(t, p)
+		await(t, s.Done(), "the sandbox's loss")
 		if err := s.Destroy(t.Context()); !errors.Is(err, sandbox.ErrUnavailable) {
 			t.Errorf("destroy: %v", err)
 		}
@@ -320,7 +329,7 @@ func TestEngineFreezes(t *testing.T) {
 			e.Thaw(t)
 		})
 		p, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"sh", "-c", "exit 7"}})
-		<-thawed
+		await(t, thawed, "the engine's thaw")
 		must(t, err)
 		if exit, err := p.Wait(); err != nil || exit.Status.Code != 7 {
 			t.Errorf("a command over a short stop: %v, %v", exit.Status, err)
@@ -448,9 +457,7 @@ func TestOperator(t *testing.T) {
 			t.Errorf("list: %+v, %v", list, err)
 		}
 		cancel()
-		if exit, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
-			t.Errorf("the command ended with %v, %v, want ErrLost", exit.Status, err)
-		}
+		wantLost(t, p)
 		goesOn(t, b, s, session)
 	})
 	t.Run("pauses it for a moment", func(t *testing.T) {

@@ -290,13 +290,11 @@ func TestDestroyIsIdempotentAndConcurrent(t *testing.T) {
 	for range 4 {
 		must(t, <-errs)
 	}
-	<-s.Done()
+	await(t, s.Done(), "the sandbox's end")
 	if s.State() != sandbox.StateStopped || s.Err() != nil {
 		t.Errorf("after destroy: %v, %v", s.State(), s.Err())
 	}
-	if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
-		t.Errorf("the running command ended with %v", err)
-	}
+	wantLost(t, p)
 	if _, err := s.Start(t.Context(), sandbox.Command{Argv: []string{"true"}}); !errors.Is(err, sandbox.ErrState) {
 		t.Errorf("start after destroy: %v", err)
 	}
@@ -311,10 +309,8 @@ func TestContainerRemovedByAnOperator(t *testing.T) {
 	r, _, err := b.backend.connect(t.Context())
 	must(t, err)
 	must(t, r.engine.ContainerRemove(t.Context(), s.ID(), container.RemoveOptions{Force: true}))
-	if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
-		t.Errorf("the command ended with %v", err)
-	}
-	<-s.Done()
+	wantLost(t, p)
+	await(t, s.Done(), "the sandbox's loss")
 	if !errors.Is(s.Err(), sandbox.ErrLost) || s.State() != sandbox.StateStopped {
 		t.Errorf("lost with %v, state %v", s.Err(), s.State())
 	}

@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Engine is a running engine. It ends with its test.
@@ -157,26 +159,51 @@ func (e *Engine) pingOnce(ctx context.Context) error {
 	return nil
 }
 
+// stopTime bounds how long the engine may take to stop or end.
+const stopTime = time.Minute
+
 // Kill ends the engine with SIGKILL. Its containers' shims live on.
 func (e *Engine) Kill(t testing.TB) {
 	t.Helper()
 	must(t, e.dockerd.Kill())
-	<-e.dockerd.ended
-	e.dockerd = nil
+	e.awaitEnd(t)
 }
 
 // Stop ends the engine in order, as a restart does.
 func (e *Engine) Stop(t testing.TB) {
 	t.Helper()
 	must(t, e.dockerd.Signal(syscall.SIGTERM))
-	<-e.dockerd.ended
-	e.dockerd = nil
+	e.awaitEnd(t)
 }
 
-// Freeze stops it in its tracks: it takes connections and answers nothing.
+func (e *Engine) awaitEnd(t testing.TB) {
+	t.Helper()
+	select {
+	case <-e.dockerd.ended:
+		e.dockerd = nil
+	case <-time.After(stopTime):
+		t.Fatalf("the private engine does not end within %v", stopTime)
+	}
+}
+
+// Freeze stops it in its tracks: it takes connections and answers nothing. When
+// Freeze returns, every thread is stopped; the signal alone promises that only
+// for later.
 func (e *Engine) Freeze(t testing.TB) {
 	t.Helper()
 	must(t, e.dockerd.Signal(syscall.SIGSTOP))
+	for deadline := time.Now().Add(stopTime); ; time.Sleep(time.Millisecond) {
+		// The kernel reports a stop when the last thread has stopped. WNOWAIT keeps
+		// the report, for one who freezes twice.
+		var info unix.Siginfo
+		must(t, unix.Waitid(unix.P_PID, e.dockerd.Pid, &info, unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil))
+		if info.Signo == int32(unix.SIGCHLD) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the private engine does not stop within %v", stopTime)
+		}
+	}
 }
 
 // Thaw lets it go on.
