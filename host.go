@@ -172,30 +172,44 @@ func (h *Host) currentLogger() *zap.Logger {
 func (h *Host) Backend(name string) (sandbox.Backend, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if b, ok := h.backends[name]; ok {
-		return b, nil
+	b, ok := h.backends[name]
+	if !ok {
+		var err error
+		if b, err = h.newBackend(name); err != nil {
+			return nil, err
+		}
+		h.backends[name] = b
 	}
-	b, err := h.newBackend(name)
-	if err != nil {
-		return nil, err
+	if len(programs.Embedded()) > 0 {
+		b = unpackedBackend{b, h}
 	}
-	h.backends[name] = b
 	return b, nil
+}
+
+// unpackedBackend is a backend of a release build. A program that was removed from the
+// cache since the backend was made is unpacked again for the next sandbox.
+type unpackedBackend struct {
+	sandbox.Backend
+	host *Host
+}
+
+// Create implements [sandbox.Creator].
+func (b unpackedBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	if _, err := b.host.findPrograms(b.Name()); errors.As(err, new(*programs.UnpackError)) {
+		return nil, fmt.Errorf("create %s sandbox: %w: %w", b.Name(), sandbox.ErrUnavailable, err)
+	}
+	return b.Backend.Create(ctx, spec) // it reports what else is missing
 }
 
 func (h *Host) allowsBackend(name string) bool {
 	return h.o.Backends == nil || slices.Contains(h.o.Backends, name)
 }
 
-func (h *Host) newBackend(name string) (sandbox.Backend, error) {
-	switch name {
-	case docker.Name, string(oci.GVisor), string(oci.Runc):
-	default:
-		return nil, fmt.Errorf("%w: no backend %q: backends are docker, gvisor and runc", sandbox.ErrInvalid, name)
-	}
+// findPrograms returns the settings of a backend, with the programs that it needs.
+func (h *Host) findPrograms(name string) (BackendSettings, error) {
 	guest, err := h.programs.Find(optional(h.o.Guest), "caisson-guest")
 	if err != nil {
-		return nil, err
+		return BackendSettings{}, err
 	}
 	settings := BackendSettings{Name: name, StateDir: h.o.StateDir, Guest: guest, Environ: h.o.Environ}
 	switch name {
@@ -206,6 +220,16 @@ func (h *Host) newBackend(name string) (sandbox.Backend, error) {
 	case string(oci.Runc):
 		settings.Runtime, err = h.programs.Find(optional(h.o.Runc), "runc", "crun")
 	}
+	return settings, err
+}
+
+func (h *Host) newBackend(name string) (sandbox.Backend, error) {
+	switch name {
+	case docker.Name, string(oci.GVisor), string(oci.Runc):
+	default:
+		return nil, fmt.Errorf("%w: no backend %q: backends are docker, gvisor and runc", sandbox.ErrInvalid, name)
+	}
+	settings, err := h.findPrograms(name)
 	if err != nil {
 		return nil, err
 	}
@@ -221,12 +245,12 @@ func (h *Host) newBackend(name string) (sandbox.Backend, error) {
 	}
 	if name == docker.Name {
 		return docker.New(docker.Options{
-			Host: settings.DockerHost, Runtime: settings.Runtime, GuestPath: guest, StateDir: h.o.StateDir, Protect: protect,
+			Host: settings.DockerHost, Runtime: settings.Runtime, GuestPath: settings.Guest, StateDir: h.o.StateDir, Protect: protect,
 			HostImage: hostImage, Images: &h.images, Getenv: h.getenv, Logger: h.logger,
 		})
 	}
 	return oci.New(oci.Options{
-		Kind: oci.Kind(name), RuntimePath: settings.Runtime, GuestPath: guest, StateDir: h.o.StateDir, Protect: protect,
+		Kind: oci.Kind(name), RuntimePath: settings.Runtime, GuestPath: settings.Guest, StateDir: h.o.StateDir, Protect: protect,
 		Host: hostImage, Images: &h.images, Logger: h.logger,
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"time"
 )
 
 func writeProgramFile(t *testing.T, path string) string {
@@ -158,18 +159,40 @@ func TestEmbedded(t *testing.T) {
 		t.Errorf("unpacked again, %v", err)
 	}
 
-	// A file that another program changed is unpacked again.
-	if err := os.Chmod(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("other"), 0o700); err != nil {
+	// One with another time is kept after it was read.
+	if err := os.Chtimes(path, time.Time{}, time.Now()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := f.Find(nil, "guest"); err != nil {
 		t.Fatal(err)
 	}
-	if text, err := os.ReadFile(path); err != nil || string(text) != "program" {
-		t.Errorf("a replaced file stays: %q, %v", text, err)
+	if after, err := os.Stat(path); err != nil || !os.SameFile(before, after) || !after.ModTime().Equal(before.ModTime()) {
+		t.Errorf("unpacked again, or its time is %v, %v", after.ModTime(), err)
+	}
+
+	// A file that another program removed, changed or made writable is unpacked again.
+	for name, change := range map[string]func() error{
+		"removed":  func() error { return os.Remove(path) },
+		"writable": func() error { return errors.Join(os.Chmod(path, 0o700), os.WriteFile(path, []byte("other"), 0o700)) },
+		"changed": func() error {
+			return errors.Join(os.Chmod(path, 0o700), os.WriteFile(path, []byte("PROGRAM"), 0o700), os.Chmod(path, 0o555))
+		},
+		"truncated": func() error {
+			return errors.Join(os.Chmod(path, 0o700), os.Truncate(path, 3), os.Chmod(path, 0o555))
+		},
+	} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Find(nil, "guest"); err != nil {
+			t.Fatal(err)
+		}
+		if text, err := os.ReadFile(path); err != nil || string(text) != "program" {
+			t.Errorf("%s: it holds %q, %v", name, text, err)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode() != 0o555 {
+			t.Errorf("%s: mode %v, %v", name, info.Mode(), err)
+		}
 	}
 }
 

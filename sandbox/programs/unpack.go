@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // maxProgramBytes bounds an unpacked program.
@@ -67,8 +68,8 @@ func (e *UnpackError) Error() string { return "unpack " + e.Name + ": " + e.Err.
 func (e *UnpackError) Unwrap() error { return e.Err }
 
 // unpackProgram returns the path of an embedded program in the cache, unpacked if it is
-// not there yet, or "" if this build does not embed it. The directory's name is the
-// program's sum, and the sum is verified before the file gets its name.
+// not there yet or was changed, or "" if this build does not embed it. The directory's
+// name is the program's sum, and the sum is verified before the file gets its name.
 func (f *Finder) unpackProgram(name string) (string, error) {
 	sums, err := readSums(files)
 	if err != nil {
@@ -86,12 +87,39 @@ func (f *Finder) unpackProgram(name string) (string, error) {
 		if err := makePrivateDir(dir); err != nil {
 			return "", err
 		}
-		if info, err := os.Lstat(path); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o222 == 0 && onlyCallerWrites(info) {
+		if isIntact(path, s.sum) {
 			return path, nil
 		}
 		return path, writeProgram(files, s, path)
 	}
 	return "", nil
+}
+
+// unpackedTime is the modification time of an unpacked program. Hashing all of it at
+// each start would take a tenth of a second; who writes to it changes its time.
+var unpackedTime = time.Date(2000, time.January, 1, 0, 0, 0, 0, time.UTC)
+
+// isIntact reports whether an unpacked program is as [writeProgram] left it. One with
+// another time is read: file systems and backups don't all keep times.
+func isIntact(path, sum string) bool {
+	info, err := os.Lstat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o222 != 0 || !onlyCallerWrites(info) {
+		return false
+	}
+	if info.ModTime().Equal(unpackedTime) {
+		return true
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = file.Close() }() // only read
+	h := sha256.New()
+	if _, err := io.Copy(h, file); err != nil || hex.EncodeToString(h.Sum(nil)) != sum {
+		return false
+	}
+	_ = os.Chtimes(path, unpackedTime, unpackedTime) // it is read again if that fails
+	return true
 }
 
 // makePrivateDir makes a directory that no other user can write, and its parents.
@@ -146,5 +174,6 @@ func writeProgram(from fs.FS, s programSum, path string) (err error) {
 	if err = errors.Join(err, out.Close()); err != nil {
 		return err
 	}
+	_ = os.Chtimes(out.Name(), unpackedTime, unpackedTime) // isIntact reads it if that fails
 	return os.Rename(out.Name(), path)
 }
