@@ -148,7 +148,8 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 			Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Mode: o.Mode, Resources: resources,
 		},
 		ModelOptions:  runner.ModelOptions{Model: o.Model, Budget: o.Budget, SessionBudget: o.SessionBudget, Instructions: o.Instructions},
-		PolicyOptions: runner.PolicyOptions{Policy: o.Policy, OnPrompt: dispatch.OnPromptDeny, Tools: o.Tools},
+		PolicyOptions: runner.PolicyOptions{Policy: o.Policy, OnPrompt: dispatch.OnPromptDeny},
+		ToolOptions:   runner.ToolOptions{Tools: o.Tools},
 	})
 	return err
 }

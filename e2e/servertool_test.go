@@ -67,7 +67,8 @@ func TestAToolOfAServer(t *testing.T) {
 		Dir: folder, Task: "do it", Workspace: w,
 		SandboxOptions: runner.SandboxOptions{Backend: backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
 		ModelOptions:   runner.ModelOptions{Model: model, Budget: limits.Budget{Rounds: new(int64(5))}},
-		PolicyOptions: runner.PolicyOptions{Policy: policy, Declared: []toolshell.Declared{{
+		PolicyOptions:  runner.PolicyOptions{Policy: policy},
+		ToolOptions: runner.ToolOptions{Declared: []toolshell.Declared{{
 			Name: "srv/do_it", Description: "Does it.", InputSchema: json.RawMessage(`{"type":"object","properties":{}}`),
 			Template: toolshell.Template{Script: "echo done > made"},
 		}}},

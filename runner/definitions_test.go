@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
@@ -39,8 +40,8 @@ func TestDefinitions(t *testing.T) {
 // TestDefinitionsOfOptions: the bounds of commands that models are told are those of
 // the options, the usual ones without any, and a tool that can't be made is an error.
 func TestDefinitionsOfOptions(t *testing.T) {
-	text := func(o Options) string {
-		defs, err := DefinitionsOf(o)
+	text := func(commandTime time.Duration) string {
+		defs, err := DefinitionsOf(ToolOptions{}, commandTime)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,18 +54,22 @@ func TestDefinitionsOfOptions(t *testing.T) {
 		}
 		return out.String()
 	}
-	short := limits.DefaultResources()
-	short.CommandTime = 7 * time.Second
-	if usual := text(Options{}); usual != text(Options{SandboxOptions: SandboxOptions{Resources: limits.DefaultResources()}}) || usual == text(Options{SandboxOptions: SandboxOptions{Resources: short}}) {
+	if usual := text(0); usual != text(limits.DefaultResources().CommandTime) || usual == text(7*time.Second) {
 		t.Error("the time of commands that models are told is another one")
 	}
-	for name, o := range map[string]Options{
-		"a declared tool without a name":    {PolicyOptions: PolicyOptions{Declared: []shell.Declared{{}}}},
-		"a grace period below zero":         {SandboxOptions: SandboxOptions{Grace: -1}},
-		"an exchange of less than no bytes": {PolicyOptions: PolicyOptions{Fetch: FetchOptions{Egress: limits.EgressBudget{Bytes: -1}}}},
+	for name, o := range map[string]ToolOptions{
+		"a declared tool without a name":    {Declared: []shell.Declared{{}}},
+		"an exchange of less than no bytes": {Fetch: FetchOptions{Egress: limits.EgressBudget{Bytes: -1}}},
 	} {
-		if defs, err := DefinitionsOf(o); err == nil {
+		if defs, err := DefinitionsOf(o, 0); err == nil {
 			t.Errorf("%s: %d definitions", name, len(defs))
 		}
+	}
+	if defs, err := DefinitionsOf(ToolOptions{}, -1); err == nil {
+		t.Errorf("commands of less than no time: %d definitions", len(defs))
+	}
+	below := toolset{opts: Options{SandboxOptions: SandboxOptions{Grace: -1}}, hostRoot: "/", reader: &sandboxView{}, exec: &executor{}, log: zap.NewNop()}
+	if all, err := below.listFactories(); err == nil {
+		t.Errorf("a grace period below zero: %d tools", len(all))
 	}
 }

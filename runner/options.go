@@ -38,6 +38,7 @@ type Options struct {
 	SandboxOptions
 	ModelOptions
 	PolicyOptions
+	ToolOptions
 	Hooks
 
 	// Version, Sources, Ignored and Removed are facts for session.created: the
@@ -134,8 +135,8 @@ func (o ModelOptions) modelInfo() loop.ModelInfo {
 	return o.Model.Info()
 }
 
-// PolicyOptions configures the tools of a session, what their calls may do, and
-// who approves them.
+// PolicyOptions configures what the calls of a session may do, and who approves
+// them.
 type PolicyOptions struct {
 	// Policy decides which calls need an approval. Broker receives the answers; if
 	// it is nil, no one can be asked and OnPrompt decides.
@@ -150,6 +151,11 @@ type PolicyOptions struct {
 	// Concurrency is how many tool calls run at once; zero means
 	// dispatch.DefaultConcurrency.
 	Concurrency int
+}
+
+// ToolOptions configures the tools of a session. The zero value has the built-in
+// ones.
+type ToolOptions struct {
 	// Fetch configures what may be fetched; the zero value allows nothing.
 	Fetch FetchOptions
 	// Memory keeps notes about the workspace; nil offers none.

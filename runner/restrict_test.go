@@ -20,7 +20,7 @@ func TestRestrictionsBindTheBuiltInTools(t *testing.T) {
 			Template: shell.Template{Argv: []string{"true"}},
 		}
 	}
-	defs, err := DefinitionsOf(Options{PolicyOptions: PolicyOptions{Declared: []shell.Declared{declared("run_tests", tools.ClassExecute), declared("format_code", tools.ClassWrite)}}})
+	defs, err := DefinitionsOf(ToolOptions{Declared: []shell.Declared{declared("run_tests", tools.ClassExecute), declared("format_code", tools.ClassWrite)}}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -144,13 +144,14 @@ func (t toolset) memoryTools() []tools.Factory {
 
 // Definitions returns the definitions of the built-in tools, in the order in which
 // models are offered them.
-func Definitions() ([]tools.Definition, error) { return DefinitionsOf(Options{}) }
+func Definitions() ([]tools.Definition, error) { return DefinitionsOf(ToolOptions{}, 0) }
 
 // DefinitionsOf returns the definitions of the tools that a session with these options
-// has: of their fields about tools (Declared, Memory, Fetch, Resources, Tools; zero is
-// the default). Those that are off are among them, with EnabledByDefault false.
-func DefinitionsOf(o Options) ([]tools.Definition, error) {
-	all, err := toolset{opts: o, hostRoot: "/", reader: &sandboxView{}, exec: &executor{}, log: zap.NewNop()}.listFactories()
+// and this limit of a command's time has; zero is the default. Those that are off are
+// among them, with EnabledByDefault false.
+func DefinitionsOf(o ToolOptions, commandTime time.Duration) ([]tools.Definition, error) {
+	opts := Options{ToolOptions: o, SandboxOptions: SandboxOptions{Resources: limits.Resources{CommandTime: commandTime}}}
+	all, err := toolset{opts: opts, hostRoot: "/", reader: &sandboxView{}, exec: &executor{}, log: zap.NewNop()}.listFactories()
 	if err != nil {
 		return nil, fmt.Errorf("list tools: %w", err)
 	}

@@ -292,10 +292,11 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		},
 		PolicyOptions: runner.PolicyOptions{
 			Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout), Grants: s.environ.grantStore(),
-			Concurrency: int(*s.conf.Concurrency), Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Tools.Declared(),
+			Concurrency: int(*s.conf.Concurrency),
 		},
-		Hooks:   runner.Hooks{Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }},
-		Version: programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
+		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Tools.Declared()},
+		Hooks:       runner.Hooks{Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }},
+		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
 	}, nil
 }
 

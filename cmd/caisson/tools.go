@@ -105,18 +105,19 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 
 // toolsOf are the tools that a session with this configuration has, off or on.
 func toolsOf(conf *config.Config) ([]tools.Definition, error) {
-	o := runner.Options{PolicyOptions: runner.PolicyOptions{Declared: conf.Tools.Declared()}}
-	var err error
-	if o.Fetch, err = conf.FetchOptions(); err != nil {
+	fetching, err := conf.FetchOptions()
+	if err != nil {
 		return nil, err
 	}
-	if o.Resources, err = conf.SandboxResources(); err != nil {
+	resources, err := conf.SandboxResources()
+	if err != nil {
 		return nil, err
 	}
+	o := runner.ToolOptions{Fetch: fetching, Declared: conf.Tools.Declared()}
 	if on := conf.MemoryTools; on != nil && *on {
 		o.Memory = memory.NewStore("", "") // nothing is read or written
 	}
-	return runner.DefinitionsOf(o)
+	return runner.DefinitionsOf(o, resources.CommandTime)
 }
 
 // selectTools keeps the tools of these names, in either form.

@@ -38,7 +38,7 @@ func HostExecuted(c *overlay.Changes, o overlay.ApplyOptions) []record.HostExecu
 // end. Files that a host would run or obey have room of their own.
 var ReadBounds = overlay.ReadOptions{MaxEntries: 40_000, MaxTextBytes: 6 << 20, First: isHostExecuted}
 
-// overlayList lists changes as records do: files, and directorys whose mode alone
+// overlayList lists changes as records do: files, and directories whose mode alone
 // changed.
 func overlayList(c *overlay.Changes, stats *overlay.Stats) *changeList {
 	l := &changeList{}
