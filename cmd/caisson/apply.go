@@ -42,7 +42,7 @@ func newApplyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "apply [flags] [SESSION]",
 		Short:   "Apply the changes of an overlay run",
-		Long:    applyLong + exitHelp(map[int]string{exitFailed: "a change could not be applied, or the apply did not finish"}, exitInput, exitConfig, exitConflict, exitInterrupted),
+		Long:    applyLong + exitHelp(map[int]string{exitFailed: "a change could not be applied, or the apply did not finish"}, usesConfig|usesInput|appliesChanges|interruptible),
 		Example: "  caisson apply --dry-run\n  caisson apply --skip-conflicts ses_01JD\n  caisson apply --discard",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {

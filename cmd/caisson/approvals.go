@@ -46,7 +46,7 @@ func newApprovalsListCommand(a *app) *cobra.Command {
 		Use:   "list [flags]",
 		Short: "List lasting approvals and refusals",
 		Long: "List the stored answers of every workspace, or of one tool or workspace. An empty list is no error.\n" +
-			exitHelp(nil, exitInput, exitConfig),
+			exitHelp(nil, usesConfig|usesInput),
 		Example: "  caisson approvals list\n  caisson approvals list --tool shell --workspace .",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -71,7 +71,7 @@ one of a tool or a workspace: --all needs --tool or --workspace, and "*" for eve
 
 Without --workspace a PHRASE, and a tool without --all, is revoked in the working directory,
 and --all --tool in every workspace. A tool whose answers are about commands needs a PHRASE or --all.
-` + exitHelp(map[int]string{exitFailed: "nothing matched"}, exitInput, exitConfig),
+` + exitHelp(map[int]string{exitFailed: "nothing matched"}, usesConfig|usesInput),
 		Example: `  caisson approvals revoke "git status"
   caisson approvals revoke --tool write_file
   caisson approvals revoke --tool notion/create-pages --all
@@ -99,7 +99,7 @@ command alone: not with other arguments, not as a part of another.
 These can't be approved for good: text that the shell expands, joins or redirects, commands that set
 variables or can run other programs (env, find, make, -c, -exec, --pre, …), and commands that the
 policy calls dangerous. A phrase that is approved already is no error.
-` + exitHelp(nil, exitInput, exitConfig),
+` + exitHelp(nil, usesConfig|usesInput),
 		Example: `  caisson approvals trust "git status"
   caisson approvals trust --workspace ./project "go test ./..."`,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -393,7 +393,7 @@ func newApprovalsLogCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "log [flags]",
 		Short:   "Show who changed approvals and trusted workspaces",
-		Long:    approvalsLogLong + exitHelp(nil, exitConfig),
+		Long:    approvalsLogLong + exitHelp(nil, usesConfig),
 		Example: "  caisson approvals log\n  caisson approvals log --json | jq '.[] | select(.file==\"trust.json\")'",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {

@@ -39,7 +39,7 @@ func newConfigShowCommand(a *app) *cobra.Command {
 			"With --workspace a trusted workspace's own settings count too. What a setting does not do though it\n" +
 			"looks like it is said on standard error. A preset that is not configured\n" +
 			"is chosen by each run: ci without a terminal, default or sandboxed on one.\n" +
-			exitHelp(nil, exitInput, exitConfig),
+			exitHelp(nil, usesConfig|usesInput),
 		Example: "  caisson config show\n  caisson config show --workspace . --profile careful --json",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -129,7 +129,7 @@ func newConfigSchemaCommand(a *app) *cobra.Command {
 		Use:   "schema [user | project | requirements]",
 		Short: "Write a JSON Schema of a configuration file, for editors",
 		Long: "Write the JSON Schema (Draft 7) of the user's configuration file, of a workspace's own\n" +
-			"(.caisson/config.yaml), or of an administrator's requirements.\n" + exitHelp(nil),
+			"(.caisson/config.yaml), or of an administrator's requirements.\n" + exitHelp(nil, 0),
 		Example: "  caisson config schema > caisson.json",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {

@@ -40,7 +40,7 @@ func newDiffCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "diff [flags] [SESSION]",
 		Short:   "Show the changes of an overlay run",
-		Long:    diffLong + exitHelp(nil, exitInput, exitConfig),
+		Long:    diffLong + exitHelp(nil, usesConfig|usesInput),
 		Example: "  caisson diff\n  caisson diff --stat ses_01JD\n  caisson diff > changes.patch && git apply --check changes.patch",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {

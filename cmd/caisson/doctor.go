@@ -45,7 +45,7 @@ func newDoctorCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor [flags]",
 		Short: "Check what this machine can run, with cause and hint",
-		Long:  doctorLong + exitHelp(nil, exitInput, exitSandboxStart, exitConfig, exitInterrupted),
+		Long:  doctorLong + exitHelp(nil, usesConfig|usesInput|startsSandbox|interruptible),
 		Example: `  caisson doctor
   caisson doctor --backend gvisor --image debian:bookworm-slim
   caisson doctor --quick --json | jq -r '.[] | select(.result != "ok") | .hint'`,

@@ -76,36 +76,59 @@ func interruption(ctx context.Context) error {
 	return nil
 }
 
-// exitMeanings are the exit statuses as help describes them.
-var exitMeanings = map[int]string{
-	exitDone: "done", exitFailed: "the agent or the model failed, or something was left behind", exitUsage: "usage",
-	exitAuth: "authentication", exitInput: "the workspace, the task or a file can't be used",
-	exitSandboxStart: "the sandbox could not start", exitSandboxLost: "the sandbox was lost",
-	exitConfig: "configuration", exitLimit: "a limit was reached",
-	exitFatal:       "a record could not be written",
-	exitConflict:    "nothing was applied: the workspace changed meanwhile",
-	exitUnvouched:   "the workspace could not be vouched for: read the notices before you use git or hg there",
-	exitUntrusted:   "the workspace is not trusted (--require-trust)",
-	exitNoApprover:  "something needed an approval that it didn't get",
-	exitInterrupted: "interrupted (129: hang-up, 143: terminated)",
-	exitPipe:        "the reader of standard output went away",
+// commandTraits are the parts of a command's work that have exit statuses of their own.
+type commandTraits uint
+
+const (
+	usesConfig     commandTraits = 1 << iota // reads the configuration or the state directory
+	usesInput                                // reads what the user names: a workspace, a task, a file
+	startsSandbox                            // starts a sandbox
+	runsCommands                             // runs commands in a sandbox, with records
+	decidesCalls                             // runs calls of tools under the policy and the limits
+	asksModel                                // has a model, and sends its records to a reader
+	appliesChanges                           // brings changes into a workspace
+	interruptible                            // has something to end when it is interrupted
+)
+
+// exitMeanings are the exit statuses as help describes them, and the commands that have
+// them. Success and usage are those of every command.
+var exitMeanings = map[int]struct {
+	text   string
+	traits commandTraits
+}{
+	exitDone:         {text: "done"},
+	exitFailed:       {"the agent or the model failed, or something was left behind", decidesCalls},
+	exitUsage:        {text: "usage"},
+	exitAuth:         {"authentication", asksModel},
+	exitInput:        {"the workspace, the task or a file can't be used", usesInput},
+	exitSandboxStart: {"the sandbox could not start", startsSandbox},
+	exitSandboxLost:  {"the sandbox was lost", runsCommands},
+	exitConfig:       {"configuration", usesConfig},
+	exitLimit:        {"a limit was reached", decidesCalls},
+	exitFatal:        {"a record could not be written", runsCommands},
+	exitConflict:     {"nothing was applied: the workspace changed meanwhile", appliesChanges},
+	exitUnvouched:    {"the workspace could not be vouched for: read the notices before you use git or hg there", decidesCalls},
+	exitUntrusted:    {"the workspace is not trusted (--require-trust)", decidesCalls},
+	exitNoApprover:   {"something needed an approval that it didn't get", decidesCalls},
+	exitInterrupted:  {"interrupted (129: hang-up, 143: terminated)", interruptible},
+	exitPipe:         {"the reader of standard output went away", asksModel},
 }
 
-// exitHelp returns the end of a command's help: success, usage, the statuses with
-// a meaning of the command's own, and others. An empty meaning leaves one out.
-func exitHelp(own map[int]string, others ...int) string {
-	all := append(slices.Collect(maps.Keys(own)), others...)
-	all = append(all, exitDone, exitUsage)
-	slices.Sort(all)
+// exitHelp returns the end of a command's help: its exit statuses, those with a meaning
+// of the command's own among them. An empty meaning leaves one out.
+func exitHelp(own map[int]string, traits commandTraits) string {
+	meanings := map[int]string{}
+	for status, m := range exitMeanings {
+		if m.traits == 0 || m.traits&traits != 0 {
+			meanings[status] = m.text
+		}
+	}
+	maps.Copy(meanings, own)
 	var b strings.Builder
 	b.WriteString("\nExit status:\n")
-	for _, status := range slices.Compact(all) {
-		meaning, ok := own[status]
-		if !ok {
-			meaning = exitMeanings[status]
-		}
-		if meaning != "" {
-			fmt.Fprintf(&b, "  %-5d%s\n", status, meaning)
+	for _, status := range slices.Sorted(maps.Keys(meanings)) {
+		if meanings[status] != "" {
+			fmt.Fprintf(&b, "  %-5d%s\n", status, meanings[status])
 		}
 	}
 	return b.String()

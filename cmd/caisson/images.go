@@ -38,7 +38,7 @@ func newImagesListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List the images of the cache",
-		Long:    imagesListLong + exitHelp(map[int]string{exitFailed: imagesFailed}, exitConfig),
+		Long:    imagesListLong + exitHelp(map[int]string{exitFailed: imagesFailed}, usesConfig),
 		Example: "  caisson images ls\n  caisson images ls --json | jq -r '.[].digest'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -67,7 +67,7 @@ func newImagesPullCommand(a *app) *cobra.Command {
 		Use:   "pull REF...",
 		Short: "Fetch images and pin their names to the present digests",
 		Long: imagesPullLong + exitHelp(map[int]string{exitFailed: imagesFailed, exitAuth: imagesRefused, exitInput: imagesMissing},
-			exitConfig, exitInterrupted),
+			usesConfig|interruptible),
 		Example: "  caisson images pull debian:bookworm-slim\n  caisson images pull localhost:5000/team/tools@sha256:…",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			refs, err := imageArguments(args)
@@ -108,7 +108,7 @@ func newImagesRemoveCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm REF...",
 		Short:   "Remove images from the cache",
-		Long:    imagesRemoveLong + exitHelp(map[int]string{exitFailed: imagesFailed, exitInput: imagesMissing}, exitConfig),
+		Long:    imagesRemoveLong + exitHelp(map[int]string{exitFailed: imagesFailed, exitInput: imagesMissing}, usesConfig),
 		Example: "  caisson images rm debian:bookworm-slim",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			refs, err := imageArguments(args)
@@ -144,7 +144,7 @@ func newImagesPruneCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "prune [flags]",
 		Short:   "Remove images that no session has used for a while",
-		Long:    imagesPruneLong + exitHelp(map[int]string{exitFailed: imagesFailed}, exitConfig),
+		Long:    imagesPruneLong + exitHelp(map[int]string{exitFailed: imagesFailed}, usesConfig),
 		Example: "  caisson images prune\n  caisson images prune --unused 24h",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -170,7 +170,7 @@ func newVersionCommand(a *app) *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
-		Long:  "Print the version, and what it was built with." + "\n" + exitHelp(nil),
+		Long:  "Print the version, and what it was built with." + "\n" + exitHelp(nil, 0),
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			_, err := fmt.Fprintln(a.stdout, versionLine())

@@ -60,7 +60,7 @@ func newRunCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] [TASK] [-]",
 		Short: "Run one agent task on a workspace, to its end",
-		Long:  runLong + exitHelp(nil, exitFailed, exitAuth, exitInput, exitSandboxStart, exitSandboxLost, exitConfig, exitLimit, exitFatal, exitUntrusted, exitNoApprover, exitConflict, exitUnvouched, exitInterrupted, exitPipe),
+		Long:  runLong + exitHelp(nil, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|asksModel|appliesChanges|interruptible),
 		Example: `  caisson run "make the tests pass"
   git diff | caisson run "review this"
   caisson run --backend gvisor --policy ci --json - < task.txt

@@ -43,7 +43,7 @@ func newSandboxListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List sandboxes, live and dead",
-		Long:    listLong + exitHelp(map[int]string{exitFailed: "a backend could not be asked"}, exitConfig),
+		Long:    listLong + exitHelp(map[int]string{exitFailed: "a backend could not be asked"}, usesConfig),
 		Example: "  caisson sandbox ls\n  caisson sandbox ls --json | jq -r '.[].session'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -80,7 +80,7 @@ func newSandboxCollectCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "gc [flags]",
 		Short:   "Remove the remains of dead sandboxes",
-		Long:    collectLong + exitHelp(map[int]string{exitFailed: "something could not be removed"}, exitConfig),
+		Long:    collectLong + exitHelp(map[int]string{exitFailed: "something could not be removed"}, usesConfig),
 		Example: "  caisson sandbox gc\n  caisson sandbox gc --json | jq '.left'",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

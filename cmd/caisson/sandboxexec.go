@@ -44,7 +44,7 @@ func newSandboxExecCommand(a *app) *cobra.Command {
 		Long: execLong + exitHelp(map[int]string{
 			exitDone:   "", // the command's own
 			exitFailed: "the command could not be requested, or its output not be written", exitInput: "there is no such live session or directory",
-		}, exitSandboxStart, exitSandboxLost, exitConfig, exitFatal, exitInterrupted),
+		}, usesConfig|startsSandbox|runsCommands|interruptible),
 		Example: `  caisson sandbox exec ses_01J… -- ps aux
   caisson sandbox exec last -- ls -l /tmp
   caisson sandbox exec ses_01J… sh -c 'ls -l /workspace | head'

@@ -52,7 +52,7 @@ func newServeCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve --root DIR [flags]",
 		Short: "Serve the HTTP API: many sessions at once",
-		Long:  serveLong + exitHelp(map[int]string{exitFailed: "the server failed, or something of a session was left behind"}, exitInput, exitSandboxStart, exitConfig),
+		Long:  serveLong + exitHelp(map[int]string{exitFailed: "the server failed, or something of a session was left behind"}, usesConfig|usesInput|startsSandbox),
 		Example: `  caisson serve --root ~/work
   caisson serve --root /srv/work --listen unix:/run/user/1000/caisson.sock --backend gvisor
   curl -H "Authorization: Bearer $(cat ~/.local/state/caisson/serve.token)" http://127.0.0.1:8717/sessions`,

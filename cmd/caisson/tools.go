@@ -42,7 +42,7 @@ definition that a model gets: the description and the schema of the arguments.
 
 The mode is that of the policy of a run without a terminal (ci, or the configuration's own), for a
 workspace that is not trusted. A tool that is off is not offered; the configuration turns it on.
-` + exitHelp(nil, exitInput, exitConfig),
+` + exitHelp(nil, usesConfig|usesInput),
 		Example: "  caisson tools ls\n  caisson tools ls shell apply_patch\n  caisson tools ls --json",
 		RunE: func(_ *cobra.Command, args []string) error {
 			return listTools(a, profile, args, asJSON)
@@ -223,7 +223,7 @@ func newToolsCallCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "call [flags] NAME [ARGUMENTS | -]",
 		Short: "Call one tool without a model",
-		Long:  callLong + exitHelp(nil, exitFailed, exitInput, exitSandboxStart, exitSandboxLost, exitConfig, exitLimit, exitFatal, exitUntrusted, exitNoApprover, exitUnvouched, exitInterrupted),
+		Long:  callLong + exitHelp(nil, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|interruptible),
 		Example: `  caisson tools call read_file '{"path": "go.mod"}'
   caisson tools call shell '{"command": "go test ./..."}' --backend gvisor
   caisson tools call apply_patch - < arguments.json`,

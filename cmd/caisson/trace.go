@@ -79,7 +79,7 @@ func newTraceListCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [flags]",
 		Short:   "List sessions, the newest first",
-		Long:    traceListLong + exitHelp(nil, exitInput, exitConfig),
+		Long:    traceListLong + exitHelp(nil, usesConfig|usesInput),
 		Example: "  caisson trace ls\n  caisson trace ls --json --limit 0 | jq -r '.[] | select(.state==\"cut short\").session'",
 		Args:    noArgs,
 		RunE: func(*cobra.Command, []string) error {
@@ -200,7 +200,7 @@ func newTraceShowCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "show [flags] SESSION",
 		Short:   "Show what happened in a session",
-		Long:    traceShowLong + exitHelp(map[int]string{exitFailed: "the records are damaged"}, exitInput, exitConfig),
+		Long:    traceShowLong + exitHelp(map[int]string{exitFailed: "the records are damaged"}, usesConfig|usesInput),
 		Example: "  caisson trace show ses_01JD\n  caisson trace show --kind tool.confirmation_resolved --kind tool.confirmation_attempted ses_01JD\n  caisson trace show --json ses_01JD | jq -r .kind\n  caisson trace show --follow last",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, k := range kinds {
@@ -275,7 +275,7 @@ func newTracePruneCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "prune [flags]",
 		Short:   "Shorten old sessions to their audit records",
-		Long:    tracePruneLong + exitHelp(map[int]string{exitFailed: "a session could not be shortened"}, exitConfig),
+		Long:    tracePruneLong + exitHelp(map[int]string{exitFailed: "a session could not be shortened"}, usesConfig),
 		Example: "  caisson trace prune --dry-run\n  caisson trace prune --keep 720h",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

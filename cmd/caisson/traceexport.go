@@ -31,7 +31,7 @@ func newTraceExportCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "export [flags] SESSION",
 		Short:   "Write a session as JSON lines, JSON or an ATIF trajectory",
-		Long:    traceExportLong + exitHelp(map[int]string{exitFailed: "it can't be written"}, exitInput, exitConfig),
+		Long:    traceExportLong + exitHelp(map[int]string{exitFailed: "it can't be written"}, usesConfig|usesInput),
 		Example: "  caisson trace export --format atif -o trajectory.json ses_01JD",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			write, ok := map[string]func(io.Writer, trace.Session) (trace.Overview, error){
@@ -117,7 +117,7 @@ func newTraceHTMLCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "html [flags] SESSION",
 		Short:   "Write a session as one HTML page",
-		Long:    traceHTMLLong + exitHelp(map[int]string{exitFailed: "it can't be written"}, exitInput, exitConfig),
+		Long:    traceHTMLLong + exitHelp(map[int]string{exitFailed: "it can't be written"}, usesConfig|usesInput),
 		Example: "  caisson trace html -o session.html ses_01JD",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return exportTrace(a, cmd, args, path, trace.HTML)
@@ -140,7 +140,7 @@ func newTraceVerifyCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "verify [flags] SESSION | --all",
 		Short:   "Verify that records were not changed",
-		Long:    traceVerifyLong + exitHelp(map[int]string{exitFailed: "records were changed, are missing or can't be read"}, exitInput, exitConfig),
+		Long:    traceVerifyLong + exitHelp(map[int]string{exitFailed: "records were changed, are missing or can't be read"}, usesConfig|usesInput),
 		Example: "  caisson trace verify ses_01JD\n  caisson trace verify --all --json | jq '.[] | select(.ok|not)'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var list []trace.Session

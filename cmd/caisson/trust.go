@@ -36,7 +36,7 @@ func newTrustCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "trust [flags] [PATH]",
 		Short:   "Let a workspace's own settings count",
-		Long:    trustLong + exitHelp(nil, exitInput, exitConfig),
+		Long:    trustLong + exitHelp(nil, usesConfig|usesInput),
 		Example: "  caisson trust --dry-run ./project\n  caisson trust ./project\n  caisson trust --list",
 		RunE: func(_ *cobra.Command, args []string) error {
 			switch {
@@ -68,7 +68,7 @@ func newUntrustCommand(a *app) *cobra.Command {
 		Short: "Let a workspace's own settings count no more",
 		Long: "Forget that a workspace is trusted. PATH is a directory, by default the working directory; it need\n" +
 			"not exist any more. A workspace that was not trusted is no error.\n" +
-			exitHelp(nil, exitInput, exitConfig),
+			exitHelp(nil, usesConfig|usesInput),
 		Example: "  caisson untrust\n  caisson untrust /home/me/old",
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
