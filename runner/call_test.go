@@ -42,7 +42,7 @@ func TestCallWithoutModel(t *testing.T) {
 	}
 	r := s.Close()
 	b.backend.RequireGone(t)
-	if r.ExitStatus != ExitDone || r.Turns != 3 || r.Usage.Rounds != 0 || r.Usage.ToolCalls != 3 {
+	if r.ExitStatus != OutcomeDone || r.Turns != 3 || r.Usage.Rounds != 0 || r.Usage.ToolCalls != 3 {
 		t.Errorf("%+v", r)
 	}
 	if _, err := s.Call(t.Context(), "read_file", nil); !errors.Is(err, ErrOver) {

@@ -213,7 +213,7 @@ func TestFoldersClosedBeforeStayClosed(t *testing.T) {
 		if diff := cmp.Diff(want, paths(r.Quarantined)); diff != "" {
 			t.Errorf("quarantined (-want +got):\n%s", diff)
 		}
-		if status := r.ExitStatus; (status == ExitUnvouched) != (len(want) == 2) {
+		if status := r.ExitStatus; (status == OutcomeUnvouched) != (len(want) == 2) {
 			t.Errorf("%o: status %d", mode, status)
 		}
 		if had := b.openUp(); had["private"] != fs.FileMode(mode) || !b.exists("private/.git/config") {

@@ -231,7 +231,7 @@ func TestHostileRepositoriesRunNothing(t *testing.T) {
 				t.Errorf("the host ran what a session wrote: %s\nbefore: %s\nthe session: %s", out, setup, session)
 			}
 			got := slices.Compact(slices.Sorted(slices.Values(paths(r.Quarantined))))
-			if !slices.Equal(got, tt.want) || r.ExitStatus != ExitDone {
+			if !slices.Equal(got, tt.want) || r.ExitStatus != OutcomeDone {
 				t.Errorf("status %d, quarantined %+v, want %q", r.ExitStatus, r.Quarantined, tt.want)
 			}
 		})
@@ -281,7 +281,7 @@ func TestOrdinaryWorkIsNotQuarantined(t *testing.T) {
 				return sandbox.ExitStatus{}
 			}
 			r := b.ends()
-			if len(r.Quarantined) > 0 || r.ExitStatus != ExitDone {
+			if len(r.Quarantined) > 0 || r.ExitStatus != OutcomeDone {
 				t.Errorf("status %d, quarantined %+v: %s", r.ExitStatus, r.Quarantined, session)
 			}
 			if !strings.HasSuffix(session, "(<nil>)") {
@@ -312,7 +312,7 @@ func TestNoBoundHidesARepository(t *testing.T) {
 			return b.plants("zzz/.git")(ctx, box, cmd)
 		}
 		r := b.ends()
-		if b.exists("zzz/.git") || !slices.Contains(paths(r.Quarantined), "zzz/.git") || r.ExitStatus != ExitDone {
+		if b.exists("zzz/.git") || !slices.Contains(paths(r.Quarantined), "zzz/.git") || r.ExitStatus != OutcomeDone {
 			t.Errorf("status %d, quarantined %+v", r.ExitStatus, r.Quarantined)
 		}
 		if r.Incomplete {
@@ -355,7 +355,7 @@ func TestNoBoundHidesARepository(t *testing.T) {
 		}
 		r := b.ends()
 		had := b.openUp()
-		if repo := fmt.Sprint("d", many/2, "/.git"); b.exists(repo) || !slices.Equal(paths(r.Quarantined), []string{repo}) || r.ExitStatus != ExitDone {
+		if repo := fmt.Sprint("d", many/2, "/.git"); b.exists(repo) || !slices.Equal(paths(r.Quarantined), []string{repo}) || r.ExitStatus != OutcomeDone {
 			t.Errorf("status %d, quarantined %+v", r.ExitStatus, r.Quarantined)
 		}
 		for dir, mode := range had {
@@ -384,7 +384,7 @@ func TestWhatIsNotVouchedForComesFirst(t *testing.T) {
 		return sandbox.ExitStatus{}
 	}
 	r, records := b.run(t.Context())
-	if r.ExitStatus != ExitUnvouched {
+	if r.ExitStatus != OutcomeUnvouched {
 		t.Errorf("status %d", r.ExitStatus)
 	}
 	ended := of[record.SessionEnded](t, records)[0]
@@ -420,7 +420,7 @@ func TestAPathThatIsTooLongIsReported(t *testing.T) {
 		return sandbox.ExitStatus{}
 	}
 	r := b.ends()
-	if r.ExitStatus != ExitUnvouched || len(r.Quarantined) != 1 || r.Quarantined[0].To != "" {
+	if r.ExitStatus != OutcomeUnvouched || len(r.Quarantined) != 1 || r.Quarantined[0].To != "" {
 		t.Errorf("status %d, %+v", r.ExitStatus, r.Quarantined)
 	}
 }
@@ -446,11 +446,11 @@ func TestExitStatusOfAnUnvouchedWorkspace(t *testing.T) {
 	for reason, want := range map[string]int{"answered": 58, "no_turn": 58, "limit": 58, "no_approver": 58, "cancelled": 130, "sandbox_lost": 45, "provider_failed": 1} {
 		var r Report
 		r.Reason, r.Quarantined = loop.StopReason(reason), left
-		if got := ExitStatus(r); got != want {
+		if got := OutcomeCode(r); got != want {
 			t.Errorf("%s: %d, want %d", reason, got, want)
 		}
 		r.Unapproved, r.Quarantined = 1, []record.Quarantined{{Path: "a/.git", To: "b"}}
-		if got := ExitStatus(r); got == 58 {
+		if got := OutcomeCode(r); got == 58 {
 			t.Errorf("%s: renamed, and %d", reason, got)
 		}
 	}

@@ -177,7 +177,7 @@ func TestHintOfAFailedStart(t *testing.T) {
 		r, _ := b.run(t.Context())
 		f := (&userCommands{hint: hint}).notRun(&startError{cause}).Failure
 		for _, hint := range []string{r.Problem.Hint, f.Hint} {
-			if !strings.HasPrefix(hint, want) || r.ExitStatus != ExitSandboxStart || f.Kind != string(FaultSandboxStart) {
+			if !strings.HasPrefix(hint, want) || r.ExitStatus != OutcomeSandboxStart || f.Kind != string(FaultSandboxStart) {
 				t.Errorf("%v: %q (%d), want %q", cause, hint, r.ExitStatus, want)
 			}
 		}

@@ -15,65 +15,66 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// Exit statuses of sessions; docs/exit-status.md is the published table.
+// Outcome codes of sessions, which their last record has. A program that runs one
+// session can end with its code; docs/exit-status.md is the published table.
 const (
-	ExitDone         = 0
-	ExitFailed       = 1 // the agent or the model failed, or something was left behind
-	ExitAuth         = 41
-	ExitSandboxStart = 44
-	ExitSandboxLost  = 45
-	ExitLimit        = 53
-	ExitFatal        = 54 // a tool failed fatally, or the trace can't be written
-	ExitNoApprover   = 56
-	ExitConflict     = 57  // changes are not applied: their originals changed meanwhile
-	ExitUnvouched    = 58  // something in the workspace was not renamed, or not looked at
-	ExitInterrupted  = 130 // SIGINT; 128 plus the signal's number for others
+	OutcomeDone         = 0
+	OutcomeFailed       = 1 // the agent or the model failed, or something was left behind
+	OutcomeAuth         = 41
+	OutcomeSandboxStart = 44
+	OutcomeSandboxLost  = 45
+	OutcomeLimit        = 53
+	OutcomeFatal        = 54 // a tool failed fatally, or the trace can't be written
+	OutcomeNoApprover   = 56
+	OutcomeConflict     = 57  // changes are not applied: their originals changed meanwhile
+	OutcomeUnvouched    = 58  // something in the workspace was not renamed, or not looked at
+	OutcomeInterrupted  = 130 // SIGINT; 128 plus the signal's number for others
 )
 
-// ExitStatus returns the exit status that a report stands for. Interrupted beats
-// errors, errors beat success; a workspace that can't be vouched for beats
-// success, a limit, and an approval that was missing.
-func ExitStatus(r Report) int {
+// OutcomeCode returns the code of a report. Interrupted beats errors, errors beat
+// success; a workspace that can't be vouched for beats success, a limit, and an approval
+// that was missing.
+func OutcomeCode(r Report) int {
 	switch r.Reason {
 	case loop.StopAnswered, StopNoTurn, loop.StopLimit, loop.StopNoApprover:
 		if quarantine.HasUnvouched(r.Quarantined) {
-			return ExitUnvouched
+			return OutcomeUnvouched
 		}
 	}
 	switch r.Reason {
 	case loop.StopAnswered:
 		switch {
 		case r.Unapproved > 0:
-			return ExitNoApprover
+			return OutcomeNoApprover
 		case r.ApplyRefused:
-			return ExitConflict
+			return OutcomeConflict
 		case r.Overlay != nil && len(r.Overlay.Failed) > 0:
-			return ExitFailed
+			return OutcomeFailed
 		case len(r.Left) > 0:
-			return ExitFailed
+			return OutcomeFailed
 		}
-		return ExitDone
+		return OutcomeDone
 	case StopNoTurn:
-		return ExitDone
+		return OutcomeDone
 	case loop.StopAuth:
-		return ExitAuth
+		return OutcomeAuth
 	case loop.StopSandboxStart:
-		return ExitSandboxStart
+		return OutcomeSandboxStart
 	case loop.StopSandboxLost:
-		return ExitSandboxLost
+		return OutcomeSandboxLost
 	case loop.StopLimit:
-		return ExitLimit
+		return OutcomeLimit
 	case loop.StopTraceUnwritable:
-		return ExitFatal
+		return OutcomeFatal
 	case loop.StopNoApprover:
-		return ExitNoApprover
+		return OutcomeNoApprover
 	case loop.StopCancelled:
 		if r.Signal > 0 {
 			return 128 + r.Signal
 		}
-		return ExitInterrupted
+		return OutcomeInterrupted
 	}
-	return ExitFailed // provider_failed, stuck
+	return OutcomeFailed // provider_failed, stuck
 }
 
 // Interrupted is the cause with which a run is cancelled by a signal.

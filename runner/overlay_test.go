@@ -167,16 +167,16 @@ func TestOverlayApply(t *testing.T) {
 		state     overlay.State
 		greet     string
 	}{
-		"at the end": {status: ExitDone, state: overlay.Kept, greet: "echo Hello\n"}, // sub/.git is left out
+		"at the end": {status: OutcomeDone, state: overlay.Kept, greet: "echo Hello\n"}, // sub/.git is left out
 		"conflict": {
 			meanwhile: func(b *bench) { b.file("old.txt", "the user's\n") },
-			status:    ExitConflict, state: overlay.Kept, greet: "echo Helo\n",
+			status:    OutcomeConflict, state: overlay.Kept, greet: "echo Helo\n",
 		},
 		"a limit": {
 			opts:   func(o *Options) { o.Budget = limits.Budget{Rounds: new(int64(2))} },
-			status: ExitLimit, state: overlay.Kept, greet: "echo Helo\n",
+			status: OutcomeLimit, state: overlay.Kept, greet: "echo Helo\n",
 		},
-		"nothing changed": {turns: "  - calls: [{tool: shell, input: {command: ok}}]\n  - text: done\n", status: ExitDone, state: overlay.Empty, greet: "echo Helo\n"},
+		"nothing changed": {turns: "  - calls: [{tool: shell, input: {command: ok}}]\n  - text: done\n", status: OutcomeDone, state: overlay.Empty, greet: "echo Helo\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newOverlayBench(t)
@@ -201,7 +201,7 @@ func TestOverlayApply(t *testing.T) {
 			if r.ExitStatus != tc.status || r.Overlay == nil || r.Overlay.State != tc.state || b.read("greet.sh") != tc.greet {
 				t.Errorf("status %d, overlay %+v, problem %+v, greet.sh %q", r.ExitStatus, r.Overlay, r.Problem, b.read("greet.sh"))
 			}
-			if (r.ExitStatus == ExitDone) != (r.Problem == nil) {
+			if (r.ExitStatus == OutcomeDone) != (r.Problem == nil) {
 				t.Errorf("problem %+v", r.Problem)
 			}
 		})
@@ -232,7 +232,7 @@ func TestOverlayThatCantBeHad(t *testing.T) {
 		return fmt.Errorf("%w: no overlay here", sandbox.ErrUnsupported)
 	}
 	r, _ := b.run(t.Context())
-	if r.ExitStatus != ExitSandboxStart || r.Problem == nil || !strings.Contains(r.Problem.Cause, "no overlay here") {
+	if r.ExitStatus != OutcomeSandboxStart || r.Problem == nil || !strings.Contains(r.Problem.Cause, "no overlay here") {
 		t.Errorf("status %d, problem %+v", r.ExitStatus, r.Problem)
 	}
 	if _, err := os.Stat(filepath.Join(r.Dir, sessiondir.OverlayDir, overlay.UpperDir)); !errors.Is(err, os.ErrNotExist) {

@@ -124,7 +124,7 @@ func TestPatchWhoseSandboxIsLost(t *testing.T) {
 				b := patchBench(t)
 				b.dieAt(step, after)
 				r, records := b.run(t.Context())
-				want, status := []string{"apply_patch was cut off while changing a, b, gone, n: check them with git diff"}, ExitSandboxLost
+				want, status := []string{"apply_patch was cut off while changing a, b, gone, n: check them with git diff"}, OutcomeSandboxLost
 				if step == 0 {
 					want, status = nil, 0
 				}

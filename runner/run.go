@@ -93,7 +93,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.tracker.addChanges(&r)
 	problems := problemDescriber{opts: s.opts, dir: s.dir, failure: s.events.currentTally().modelFailure}
 	r.Problem = problems.redactProblem(problems.describeProblem(r))
-	r.ExitStatus = ExitStatus(r)
+	r.ExitStatus = OutcomeCode(r)
 	s.writeEnd(&r)
 	s.tracker.releaseState()
 	return r
@@ -133,6 +133,6 @@ func (s *Session) writeEnd(r *Report) {
 		r.Err = errors.Join(r.Err, err)
 		f := Fault{Kind: FaultRecords, Session: r.Session, Dir: s.dir, Overlay: s.opts.isOverlay(), Err: err}
 		r.Problem = &record.Problem{Cause: f.Error(), Hint: s.opts.hint(f)}
-		r.ExitStatus = ExitStatus(*r)
+		r.ExitStatus = OutcomeCode(*r)
 	}
 }

@@ -122,7 +122,7 @@ func TestUserCommandMeetsALoss(t *testing.T) {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
-	if report.ExitStatus != ExitSandboxLost {
+	if report.ExitStatus != OutcomeSandboxLost {
 		t.Errorf("the session ended with %d", report.ExitStatus)
 	}
 	if ended := of[record.UserCommandEnded](t, records); len(ended) != 1 || ended[0].Error == "" || ended[0].ExitCode != -1 {

@@ -23,21 +23,21 @@ import (
 
 // Exit statuses; docs/exit-status.md is the published table.
 const (
-	exitDone         = runner.ExitDone
-	exitFailed       = runner.ExitFailed // the agent or the model failed, or something was left behind
+	exitDone         = runner.OutcomeDone
+	exitFailed       = runner.OutcomeFailed // the agent or the model failed, or something was left behind
 	exitUsage        = 2
-	exitAuth         = runner.ExitAuth
+	exitAuth         = runner.OutcomeAuth
 	exitInput        = 42
-	exitSandboxStart = runner.ExitSandboxStart
-	exitSandboxLost  = runner.ExitSandboxLost
+	exitSandboxStart = runner.OutcomeSandboxStart
+	exitSandboxLost  = runner.OutcomeSandboxLost
 	exitConfig       = 52
-	exitLimit        = runner.ExitLimit
-	exitFatal        = runner.ExitFatal // a tool failed fatally, or the trace can't be written
+	exitLimit        = runner.OutcomeLimit
+	exitFatal        = runner.OutcomeFatal // a tool failed fatally, or the trace can't be written
 	exitUntrusted    = 55
-	exitNoApprover   = runner.ExitNoApprover
-	exitConflict     = runner.ExitConflict    // changes are not applied: their originals changed meanwhile
-	exitUnvouched    = runner.ExitUnvouched   // something in the workspace was not renamed, or not looked at
-	exitInterrupted  = runner.ExitInterrupted // SIGINT; 128 plus the signal's number for others
+	exitNoApprover   = runner.OutcomeNoApprover
+	exitConflict     = runner.OutcomeConflict    // changes are not applied: their originals changed meanwhile
+	exitUnvouched    = runner.OutcomeUnvouched   // something in the workspace was not renamed, or not looked at
+	exitInterrupted  = runner.OutcomeInterrupted // SIGINT; 128 plus the signal's number for others
 )
 
 // commandError is an error with its exit status and its hint.

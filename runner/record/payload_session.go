@@ -127,8 +127,10 @@ type Limit struct {
 //
 //	{"reason":"answered","exit_status":0,"truncated":false,"usage":{…},"cost_usd":"unknown","wall_ms":4212,"attestation":{…},"changed":[{"path":"greet.sh","change":"modified",…}],…}
 type SessionEnded struct {
-	Reason     loop.StopReason `json:"reason"`
-	ExitStatus int             `json:"exit_status"`
+	Reason loop.StopReason `json:"reason"`
+	// ExitStatus is the outcome as a code: the exit status of a program that runs
+	// only this session.
+	ExitStatus int `json:"exit_status"`
 	// Answer is the model's answer to the last turn; absent where that turn did
 	// not end with one.
 	Answer string `json:"answer,omitempty"`
@@ -180,7 +182,7 @@ type SessionEnded struct {
 }
 
 // MaxListed bounds each list of a SessionEnded, so that the line stays short;
-// report.json in the session's folder has up to 10,000 changed files, and 1,000
+// report.json in the session's directory has up to 10,000 changed files, and 1,000
 // of those that a host would run or obey.
 const MaxListed = 100
 

@@ -225,7 +225,7 @@ func (o Overview) Mood() string {
 	switch {
 	case o.Damage != "":
 		return "bad"
-	case o.Ended != nil && o.Ended.ExitStatus == runner.ExitDone:
+	case o.Ended != nil && o.Ended.ExitStatus == runner.OutcomeDone:
 		return "good"
 	case o.Ended != nil:
 		return "bad"

@@ -69,7 +69,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 	case record.KindSessionEnded:
 		return withPayload(r, func(p record.SessionEnded) {
 			s.Close()
-			s.visitStep(r, StepEnd, formatEnd(p), p.ExitStatus != runner.ExitDone)
+			s.visitStep(r, StepEnd, formatEnd(p), p.ExitStatus != runner.OutcomeDone)
 		})
 	}
 	return s.handleToolRecord(r) || s.handleSandboxRecord(r)

@@ -13,8 +13,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// TestExitStatusIsThePublishedTable compares the code with docs/exit-status.md.
-func TestExitStatusIsThePublishedTable(t *testing.T) {
+// TestOutcomeCodesArePublished compares the code with docs/exit-status.md.
+func TestOutcomeCodesArePublished(t *testing.T) {
 	text, err := os.ReadFile("../docs/exit-status.md")
 	if err != nil {
 		t.Fatal(err)
@@ -37,7 +37,7 @@ func TestExitStatusIsThePublishedTable(t *testing.T) {
 		loop.StopSandboxLost: 45, loop.StopLimit: 53, loop.StopTraceUnwritable: 54, loop.StopNoApprover: 56, loop.StopCancelled: 130,
 	} {
 		r := Report{SessionEnded: record.SessionEnded{Reason: reason}}
-		if got := ExitStatus(r); got != want || !slices.Contains(published[reason], want) {
+		if got := OutcomeCode(r); got != want || !slices.Contains(published[reason], want) {
 			t.Errorf("%s: %d, published %v, want %d", reason, got, published[reason], want)
 		}
 		delete(published, reason)
@@ -47,7 +47,7 @@ func TestExitStatusIsThePublishedTable(t *testing.T) {
 	}
 }
 
-func TestExitStatusOfReports(t *testing.T) {
+func TestOutcomeCodeOfReports(t *testing.T) {
 	named := []record.Quarantined{{Path: "a/.git", To: "a/.git.quarantined-1"}}
 	unnamed := append(slices.Clone(named), record.Quarantined{Path: "b/.git", Why: "denied"})
 	for _, c := range []struct {
@@ -55,26 +55,26 @@ func TestExitStatusOfReports(t *testing.T) {
 		report Report
 		want   int
 	}{
-		{"an answer", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered}}, ExitDone},
-		{"no turn", Report{SessionEnded: record.SessionEnded{Reason: StopNoTurn}}, ExitDone},
-		{"a call that nobody approved", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered}, Unapproved: 1, ApplyRefused: true}, ExitNoApprover},
-		{"a limit after such a call", Report{SessionEnded: record.SessionEnded{Reason: loop.StopLimit}, Unapproved: 1}, ExitLimit},
-		{"conflicts", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Left: []string{"a"}}, ApplyRefused: true}, ExitConflict},
-		{"all was applied", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Overlay: &record.OverlayResult{}}}, ExitDone},
-		{"one was not applied", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Overlay: &record.OverlayResult{Failed: []record.PathNote{{}}}}}, ExitFailed},
-		{"one thing is left", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Left: []string{"a mount"}}}, ExitFailed},
-		{"all was renamed", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Quarantined: named}}, ExitDone},
-		{"one was not renamed", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Quarantined: unnamed}, Unapproved: 1}, ExitUnvouched},
-		{"not renamed, no turn", Report{SessionEnded: record.SessionEnded{Reason: StopNoTurn, Quarantined: unnamed}}, ExitUnvouched},
-		{"not renamed, a limit", Report{SessionEnded: record.SessionEnded{Reason: loop.StopLimit, Quarantined: unnamed}}, ExitUnvouched},
-		{"not renamed, no approver", Report{SessionEnded: record.SessionEnded{Reason: loop.StopNoApprover, Quarantined: unnamed}}, ExitUnvouched},
-		{"not renamed, the sandbox was lost", Report{SessionEnded: record.SessionEnded{Reason: loop.StopSandboxLost, Quarantined: unnamed}}, ExitSandboxLost},
+		{"an answer", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered}}, OutcomeDone},
+		{"no turn", Report{SessionEnded: record.SessionEnded{Reason: StopNoTurn}}, OutcomeDone},
+		{"a call that nobody approved", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered}, Unapproved: 1, ApplyRefused: true}, OutcomeNoApprover},
+		{"a limit after such a call", Report{SessionEnded: record.SessionEnded{Reason: loop.StopLimit}, Unapproved: 1}, OutcomeLimit},
+		{"conflicts", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Left: []string{"a"}}, ApplyRefused: true}, OutcomeConflict},
+		{"all was applied", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Overlay: &record.OverlayResult{}}}, OutcomeDone},
+		{"one was not applied", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Overlay: &record.OverlayResult{Failed: []record.PathNote{{}}}}}, OutcomeFailed},
+		{"one thing is left", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Left: []string{"a mount"}}}, OutcomeFailed},
+		{"all was renamed", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Quarantined: named}}, OutcomeDone},
+		{"one was not renamed", Report{SessionEnded: record.SessionEnded{Reason: loop.StopAnswered, Quarantined: unnamed}, Unapproved: 1}, OutcomeUnvouched},
+		{"not renamed, no turn", Report{SessionEnded: record.SessionEnded{Reason: StopNoTurn, Quarantined: unnamed}}, OutcomeUnvouched},
+		{"not renamed, a limit", Report{SessionEnded: record.SessionEnded{Reason: loop.StopLimit, Quarantined: unnamed}}, OutcomeUnvouched},
+		{"not renamed, no approver", Report{SessionEnded: record.SessionEnded{Reason: loop.StopNoApprover, Quarantined: unnamed}}, OutcomeUnvouched},
+		{"not renamed, the sandbox was lost", Report{SessionEnded: record.SessionEnded{Reason: loop.StopSandboxLost, Quarantined: unnamed}}, OutcomeSandboxLost},
 		{"SIGTERM", Report{SessionEnded: record.SessionEnded{Reason: loop.StopCancelled, Quarantined: unnamed}, Unapproved: 1, Signal: 15}, 143},
 		{"SIGINT", Report{SessionEnded: record.SessionEnded{Reason: loop.StopCancelled}, Unapproved: 1, Signal: 2}, 130},
 		{"SIGHUP", Report{SessionEnded: record.SessionEnded{Reason: loop.StopCancelled}, Signal: 1}, 129},
 		{"SIGPIPE", Report{SessionEnded: record.SessionEnded{Reason: loop.StopCancelled}, Signal: 13}, 141},
 	} {
-		if got := ExitStatus(c.report); got != c.want {
+		if got := OutcomeCode(c.report); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}
