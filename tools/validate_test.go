@@ -6,7 +6,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
@@ -58,8 +57,8 @@ func TestInputIsAcceptedOrEveryProblemIsNamed(t *testing.T) {
 		{name: "alias is rewritten", input: `{"file_path":"a"}`, want: `{"path":"a"}`},
 		{name: "alias beside its name", input: `{"file_path":"a","path":"b"}`, problems: []string{`/file_path: means the same as "path"`}},
 		{name: "two aliases of one name", input: `{"file_path":"a","filePath":"b"}`, problems: []string{`/file_path: means the same as "filePath", give only "path"`}},
-		{name: "missing", input: `{}`, problems: []string{"/: missing property 'path'"}},
-		{name: "empty input is an empty object", input: ``, problems: []string{"/: missing property 'path'"}},
+		{name: "missing", input: `{}`, problems: []string{"/: missing property \"path\""}},
+		{name: "empty input is an empty object", input: ``, problems: []string{"/: missing property \"path\""}},
 		{name: "string", input: `{"path":1}`, problems: []string{"/path: got number, want string"}},
 		{name: "integer", input: `{"path":"a","limit":1.5}`, problems: []string{"/limit: got number, want integer"}},
 		{name: "number", input: `{"path":"a","ratio":"0.5"}`, problems: []string{"/ratio: got string, want number"}},
@@ -68,13 +67,13 @@ func TestInputIsAcceptedOrEveryProblemIsNamed(t *testing.T) {
 		{name: "enum", input: `{"path":"a","kind":"c"}`, problems: []string{"/kind: value must be one of"}},
 		{name: "object", input: `{"path":"a","free":[]}`, problems: []string{"/free: got array, want object"}},
 		{name: "array", input: `{"path":"a","edits":{}}`, problems: []string{"/edits: got object, want array"}},
-		{name: "pattern", input: `{"path":"a","name":"A"}`, problems: []string{"/name: 'A' does not match pattern"}},
+		{name: "pattern", input: `{"path":"a","name":"A"}`, problems: []string{"/name: \"A\" does not match pattern"}},
 		{name: "bounds", input: `{"path":"","limit":11,"ratio":1,"edits":[]}`, problems: []string{"/edits: minItems", "/limit: maximum", "/path: minLength", "/ratio: exclusiveMaximum"}},
-		{name: "inside items", input: `{"path":"a","edits":[{"old":"x","new":"y"},{"old":1}]}`, problems: []string{"/edits/1/old: got number", "/edits/1: missing property 'new'"}},
-		{name: "unknown argument", input: `{"path":"a","privileged":true}`, problems: []string{"/: additional properties 'privileged' not allowed"}},
-		{name: "unknown argument below", input: `{"path":"a","edits":[{"old":"x","new":"y","all":true}]}`, problems: []string{"/edits/0: additional properties 'all' not allowed"}},
-		{name: "another case is another key", input: `{"Path":"a"}`, problems: []string{"/: additional properties 'Path' not allowed", "/: missing property 'path'"}},
-		{name: "everything at once", input: `{"limit":0,"deep":1,"kind":2,"x":3}`, problems: []string{"/: additional properties 'x'", "/: missing property 'path'", "/deep:", "/kind:", "/limit:"}},
+		{name: "inside items", input: `{"path":"a","edits":[{"old":"x","new":"y"},{"old":1}]}`, problems: []string{"/edits/1: missing property \"new\"", "/edits/1/old: got number"}},
+		{name: "unknown argument", input: `{"path":"a","privileged":true}`, problems: []string{"/: unknown property \"privileged\""}},
+		{name: "unknown argument below", input: `{"path":"a","edits":[{"old":"x","new":"y","all":true}]}`, problems: []string{"/edits/0: unknown property \"all\""}},
+		{name: "another case is another key", input: `{"Path":"a"}`, problems: []string{"/: missing property \"path\"", "/: unknown property \"Path\""}},
+		{name: "everything at once", input: `{"limit":0,"deep":1,"kind":2,"x":3}`, problems: []string{"/: missing property \"path\"", "/deep:", "/kind:", "/limit:", "/: unknown property \"x\""}},
 		{name: "not JSON", input: `{"path":`, problems: []string{"/: JSON ends too early"}},
 		{name: "not an object", input: `["path"]`, problems: []string{"/: input must be a JSON object"}},
 		{name: "NaN", input: `{"path":"a","limit":NaN}`, problems: []string{"/: not JSON"}},
@@ -111,48 +110,10 @@ func TestInputIsAcceptedOrEveryProblemIsNamed(t *testing.T) {
 // TestManyProblemsAreCounted: the model is told of the first twenty.
 func TestManyProblemsAreCounted(t *testing.T) {
 	s := compileForTest(t, `{"type":"object","properties":{"list":{"type":"array","items":{"type":"string"}}}}`, nil)
-	for wrong, last := range map[int]string{20: "/list/9: got number, want string", 21: "and 1 more", 30: "and 10 more"} {
+	for wrong, last := range map[int]string{20: "/list/19: got number, want string", 21: "and 1 more", 30: "and 10 more"} {
 		_, problems := s.acceptInput([]byte(`{"list":[` + strings.TrimSuffix(strings.Repeat("1,", wrong), ",") + `]}`))
 		if len(problems) != min(wrong, 21) || problems[len(problems)-1] != last {
 			t.Errorf("%d wrong values give %d problems, the last is %q", wrong, len(problems), problems[len(problems)-1])
 		}
-	}
-}
-
-// TestSchemasAreDraft7: a list of items, which Draft 2020-12 calls prefixItems, is
-// obeyed, and prefixItems is not. The controls are compilers of other drafts.
-func TestSchemasAreDraft7(t *testing.T) {
-	refuses := func(c *jsonschema.Compiler, keyword string) bool {
-		doc := map[string]any{"type": "array", keyword: []any{map[string]any{"type": "string"}}}
-		if err := c.AddResource("schema:///x.json", doc); err != nil {
-			t.Fatal(err)
-		}
-		compiled, err := c.Compile("schema:///x.json")
-		return err != nil || compiled.Validate([]any{1}) != nil
-	}
-	conditional := func(c *jsonschema.Compiler) bool { // since Draft 7
-		if err := c.AddResource("schema:///x.json", map[string]any{"if": map[string]any{}, "then": false}); err != nil {
-			t.Fatal(err)
-		}
-		compiled, err := c.Compile("schema:///x.json")
-		return err == nil && compiled.Validate(1) != nil
-	}
-	draft := func(d *jsonschema.Draft) *jsonschema.Compiler {
-		c := jsonschema.NewCompiler()
-		c.DefaultDraft(d)
-		return c
-	}
-	if !refuses(newSchemaCompiler(), "items") || refuses(newSchemaCompiler(), "prefixItems") || !conditional(newSchemaCompiler()) {
-		t.Error("tool schemas are not compiled as Draft 7")
-	}
-	c := newSchemaCompiler()
-	if err := c.AddResource("schema:///x.json", map[string]any{"$ref": "file:///etc/hostname"}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.Compile("schema:///x.json"); err == nil || !strings.Contains(err.Error(), "references are not followed") {
-		t.Errorf("a reference to a file gives %v", err)
-	}
-	if !refuses(draft(jsonschema.Draft2020), "prefixItems") || conditional(draft(jsonschema.Draft6)) {
-		t.Error("control: the schemas don't tell the drafts apart")
 	}
 }

@@ -151,9 +151,9 @@ func TestDeclaredRefusesInput(t *testing.T) {
 		"too long":                {Declared{Template: touch}, map[string]any{"x": strings.Repeat("x", MaxScriptBytes+1)}, "at most"},
 		"outside":                 {Declared{Template: Template{Argv: []string{"touch", "marker", "{{file}}"}}, Paths: []string{"file"}}, map[string]any{"file": "../../etc/passwd"}, "outside the workspace"},
 		"outside by its name":     {Declared{Template: Template{Argv: []string{"touch", "marker", "{{file}}"}}, Paths: []string{"file"}}, map[string]any{"file": "/etc/passwd"}, "outside the workspace"},
-		"an argument of no tool":  {Declared{Template: touch}, map[string]any{"command": "touch marker"}, "additional properties"},
+		"an argument of no tool":  {Declared{Template: touch}, map[string]any{"command": "touch marker"}, "unknown property"},
 		"the wrong type":          {Declared{Template: touch}, map[string]any{"x": []string{"a"}}, "want string"},
-		"an option of the script": {Declared{Template: touch}, map[string]any{"ENV": "x"}, "additional properties"},
+		"an option of the script": {Declared{Template: touch}, map[string]any{"ENV": "x"}, "unknown property"},
 	} {
 		r, dir := declaredResult(t, c.d, c.in)
 		if !r.IsError || !strings.Contains(resultText(r), c.want) {

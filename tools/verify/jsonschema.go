@@ -4,39 +4,29 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
+	"io"
 	"strings"
 
-	"github.com/santhosh-tekuri/jsonschema/v6"
-
+	"github.com/caisson-run/caisson/tools/internal/jsonschema"
 	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
-// Bounds of a json_schema check. Without references, validation visits each part
-// of the schema at most once per value, so the product of both bounds its cost.
+// Bounds of a json_schema check. A part of the schema is applied at most once to
+// each value, so the product of both bounds its cost.
 const (
 	maxSchemaNodes = 2000
 	maxSchemaWork  = 5_000_000
 	maxJSONDepth   = 100
+	// maxProblems bounds the problems that the reason of a check names.
+	maxProblems = 5
 )
 
-// referenceKeywords are the keywords that apply a schema more than once.
-var referenceKeywords = []string{"$ref", "$dynamicRef", "$recursiveRef"}
-
-// refuseLoader refuses to load any referenced schema.
-type refuseLoader struct{}
-
-func (refuseLoader) Load(url string) (any, error) {
-	return nil, fmt.Errorf("load %q: references are not followed", url)
-}
-
-// matchSchema validates text as JSON against a schema, by default of draft
-// 2020-12.
+// matchSchema validates text as JSON against a schema of draft 2020-12.
 func matchSchema(schema json.RawMessage, text string) (bool, string) {
 	if len(schema) == 0 || string(schema) == "null" {
 		return false, "needs schema"
 	}
-	doc, err := jsonschema.UnmarshalJSON(strings.NewReader(string(schema)))
+	doc, err := decodeJSON(string(schema))
 	if err != nil {
 		return false, "the schema is not JSON: " + err.Error()
 	}
@@ -50,7 +40,7 @@ func matchSchema(schema json.RawMessage, text string) (bool, string) {
 	case m.patternSize*len(text) > maxRegexWork:
 		return false, fmt.Sprintf("the schema's patterns are too large for a text of %d bytes", len(text))
 	}
-	value, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+	value, err := decodeJSON(text)
 	if err != nil {
 		return false, "not JSON: " + err.Error()
 	}
@@ -62,20 +52,29 @@ func matchSchema(schema json.RawMessage, text string) (bool, string) {
 	case m.nodes*v.nodes > maxSchemaWork:
 		return false, fmt.Sprintf("the JSON has %d values, too many for this schema", v.nodes)
 	}
-	c := jsonschema.NewCompiler()
-	c.UseLoader(refuseLoader{})
-	const at = "schema:///check.json"
-	if err := c.AddResource(at, doc); err != nil {
-		return false, "the schema can't be used: " + err.Error()
+	compiled, problems := jsonschema.Compile(doc)
+	if len(problems) > 0 {
+		problems = problems[:min(len(problems), maxProblems)]
+		return false, "the schema can't be used: " + clipText(strings.Join(problems, "; "), 1000)
 	}
-	compiled, err := c.Compile(at)
-	if err != nil {
-		return false, "the schema can't be used: " + err.Error()
-	}
-	if err := compiled.Validate(value); err != nil {
-		return false, firstProblems(err)
+	if problems := compiled.Validate(value, maxProblems); len(problems) > 0 {
+		return false, strings.Join(problems, "; ")
 	}
 	return true, "valid"
+}
+
+// decodeJSON decodes one value and keeps its numbers as they are written.
+func decodeJSON(text string) (any, error) {
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		return nil, err
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more data after the value")
+	}
+	return v, nil
 }
 
 // measurer measures the cost of a document and finds unacceptable parts of it.
@@ -117,11 +116,7 @@ func (m *measurer) countKeyword(key string, value any) {
 	if !m.schema {
 		return
 	}
-	text, isText := value.(string)
-	if isText && slices.Contains(referenceKeywords, key) {
-		m.problem = "holds " + key + ", which is not followed"
-	}
-	if isText && key == "pattern" {
+	if text, ok := value.(string); ok && key == "pattern" {
 		m.countPattern(text)
 	}
 	if patterns, ok := value.(map[string]any); ok && key == "patternProperties" {
@@ -137,29 +132,4 @@ func (m *measurer) countPattern(p string) {
 		m.problem = fmt.Sprintf("holds a bad pattern, %s", err)
 	}
 	m.patternSize += size
-}
-
-// firstProblems returns the first few problems of a validation error, sorted.
-func firstProblems(err error) string {
-	invalid, ok := errors.AsType[*jsonschema.ValidationError](err)
-	if !ok {
-		return err.Error()
-	}
-	var list []string
-	for _, unit := range invalid.BasicOutput().Errors {
-		if unit.Error != nil {
-			path := unit.InstanceLocation
-			if path == "" {
-				path = "/"
-			}
-			list = append(list, clipText(path+": "+unit.Error.String(), 200))
-		}
-	}
-	slices.Sort(list)
-	list = slices.Compact(list)
-	const maxProblems = 5
-	if over := len(list) - maxProblems; over > 0 {
-		list = append(list[:maxProblems], fmt.Sprintf("and %d more", over))
-	}
-	return strings.Join(list, "; ")
 }

@@ -1,0 +1,203 @@
+package jsonschema
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	oracle "github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/caisson-run/caisson/tools/internal/strictjson"
+)
+
+func decode(t testing.TB, text string) any {
+	t.Helper()
+	v, err := strictjson.Decode([]byte(text), 1<<20, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// schemaTests are schemas, values, and the problems of each value.
+var schemaTests = []struct {
+	schema, value string
+	want          []string
+}{
+	{`true`, `1`, nil},
+	{`false`, `1`, []string{"/: no value is accepted here"}},
+	{`{"x-note":1,"title":"t","default":1,"format":"email","$schema":"https://json-schema.org/draft/2020-12/schema"}`, `"x"`, nil},
+	{`{"type":"integer"}`, `1.0`, nil},
+	{`{"type":"integer"}`, `1e2`, nil},
+	{`{"type":"integer"}`, `1.5`, []string{"/: got number, want integer"}},
+	{`{"type":["integer","null"]}`, `"x"`, []string{"/: got string, want integer or null"}},
+	{`{"type":"number"}`, `1`, nil},
+	{`{"enum":[1,"x",null,[1.0]]}`, `1.0`, nil},
+	{`{"enum":[1,"x",null,[1.0]]}`, `[1]`, nil},
+	{`{"enum":[1,"x",null,[1.0]]}`, `"1"`, []string{`/: value must be one of 1, "x", null, [1.0]`}},
+	{`{"const":9007199254740993}`, `9007199254740992`, []string{"/: value must be 9007199254740993"}},
+	{`{"const":{"a":1,"b":[]}}`, `{"b":[],"a":1.0}`, nil},
+	{`{"const":null}`, `false`, []string{"/: value must be null"}},
+	{`{"minimum":1,"maximum":2.50}`, `0.5`, []string{"/: minimum: got 0.5, want 1"}},
+	{`{"minimum":1,"maximum":2.50}`, `3`, []string{"/: maximum: got 3, want 2.5"}},
+	{`{"minimum":1,"maximum":1}`, `1`, nil},
+	{`{"exclusiveMinimum":1}`, `1`, []string{"/: exclusiveMinimum: got 1, want 1"}},
+	{`{"exclusiveMaximum":1}`, `1`, []string{"/: exclusiveMaximum: got 1, want 1"}},
+	{`{"multipleOf":0.01}`, `19.99`, nil},
+	{`{"multipleOf":0.01}`, `0.075`, []string{"/: multipleOf: got 0.075, want a multiple of 0.01"}},
+	{`{"minLength":2,"maxLength":2}`, `"éa"`, nil},
+	{`{"minLength":2,"maxLength":2}`, `"é"`, []string{"/: minLength: got 1, want 2"}},
+	{`{"maxLength":1.0}`, `"ab"`, []string{"/: maxLength: got 2, want 1"}},
+	{`{"pattern":"^a"}`, `"ba"`, []string{`/: "ba" does not match pattern "^a"`}},
+	{`{"pattern":"^a","minimum":3}`, `[]`, nil},
+	{`{"prefixItems":[{"type":"string"}],"items":false}`, `["a",1]`, []string{"/1: no value is accepted here"}},
+	{`{"items":{"type":"string"}}`, `["a",1,2]`, []string{"/1: got number, want string", "/2: got number, want string"}},
+	{`{"minItems":1}`, `[]`, []string{"/: minItems: got 0, want 1"}},
+	{`{"maxItems":0}`, `[1]`, []string{"/: maxItems: got 1, want 0"}},
+	{`{"uniqueItems":true}`, `[1,"1",[1],{"a":1},true,null]`, nil},
+	{`{"uniqueItems":true}`, `["x",{"a":[1.0]},{"a":[1]}]`, []string{"/: items 1 and 2 are equal"}},
+	{`{"uniqueItems":false}`, `[1,1]`, nil},
+	{`{"contains":{"const":1}}`, `[2]`, []string{"/: minContains: got 0, want 1"}},
+	{`{"contains":{"const":1},"minContains":0,"maxContains":1}`, `[1,1]`, []string{"/: maxContains: got 2, want 1"}},
+	{`{"contains":{"const":1},"minContains":0}`, `[]`, nil},
+	{`{"properties":{"a":{"type":"string"},"b":{}},"required":["a","c"]}`, `{"a":1,"d":2}`, []string{`/: missing property "c"`, "/a: got number, want string"}},
+	{`{"properties":{"a":{}},"additionalProperties":false}`, `{"a":1,"b":2,"c":3}`, []string{`/: unknown property "b"`, `/: unknown property "c"`}},
+	{`{"additionalProperties":{"type":"string"}}`, `{"a/b":1,"c~":2}`, []string{"/a~1b: got number, want string", "/c~0: got number, want string"}},
+	{`{"patternProperties":{"^x":{"type":"string"}},"additionalProperties":false}`, `{"xa":1,"y":2}`, []string{"/xa: got number, want string", `/: unknown property "y"`}},
+	{`{"propertyNames":{"maxLength":1}}`, `{"ab":1}`, []string{`/: property name "ab" is not accepted`}},
+	{`{"minProperties":1,"maxProperties":1}`, `{}`, []string{"/: minProperties: got 0, want 1"}},
+	{`{"maxProperties":1}`, `{"a":1,"b":2}`, []string{"/: maxProperties: got 2, want 1"}},
+	{`{"dependentRequired":{"a":["b"]}}`, `{"a":1}`, []string{`/: missing property "b", which "a" requires`}},
+	{`{"dependentRequired":{"a":["b"]}}`, `{"c":1}`, nil},
+	{`{"dependentSchemas":{"a":{"required":["b"]}}}`, `{"a":1}`, []string{`/: missing property "b"`}},
+	{`{"dependentSchemas":{"a":false}}`, `{}`, nil},
+	{`{"allOf":[{"minimum":2},{"maximum":0}]}`, `1`, []string{"/: minimum: got 1, want 2", "/: maximum: got 1, want 0"}},
+	{`{"anyOf":[{"type":"string"},{"minimum":2}]}`, `1`, []string{"/: anyOf: none of the 2 schemas accepts the value"}},
+	{`{"anyOf":[{"type":"string"},{"minimum":2}]}`, `2`, nil},
+	{`{"oneOf":[{"minimum":1},{"minimum":2}]}`, `2`, []string{"/: oneOf: 2 of the 2 schemas accept the value, want 1"}},
+	{`{"oneOf":[{"minimum":1},{"minimum":2}]}`, `1`, nil},
+	{`{"not":{"type":"null"}}`, `null`, []string{"/: not: the schema accepts the value"}},
+	{`{"if":{"type":"string"},"then":{"minLength":1},"else":{"minimum":1}}`, `""`, []string{"/: minLength: got 0, want 1"}},
+	{`{"if":{"type":"string"},"then":{"minLength":1},"else":{"minimum":1}}`, `0`, []string{"/: minimum: got 0, want 1"}},
+	{`{"if":false,"then":false}`, `0`, nil},
+	{`{"then":false,"else":false}`, `0`, nil},
+}
+
+func TestValidate(t *testing.T) {
+	for _, tt := range schemaTests {
+		s, problems := Compile(decode(t, tt.schema))
+		if len(problems) > 0 {
+			t.Errorf("%s is refused: %q", tt.schema, problems)
+			continue
+		}
+		if diff := cmp.Diff(tt.want, s.Validate(decode(t, tt.value), 10)); diff != "" {
+			t.Errorf("%s, %s: problems (-want +got):\n%s", tt.schema, tt.value, diff)
+		}
+		if valid, err := accepts(t, tt.schema, tt.value); err != nil || valid != (len(tt.want) == 0) {
+			t.Errorf("%s, %s: another implementation: %v, %v", tt.schema, tt.value, valid, err)
+		}
+	}
+}
+
+func TestProblemsAreBounded(t *testing.T) {
+	s, _ := Compile(decode(t, `{"items":{"type":"string"}}`))
+	got := s.Validate(decode(t, `[1,2,3,4,5]`), 2)
+	want := []string{"/0: got number, want string", "/1: got number, want string", "and 3 more"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	s, _ = Compile(decode(t, `{"pattern":"^$","additionalProperties":false}`))
+	for _, v := range []any{strings.Repeat("x", 1<<20), map[string]any{strings.Repeat("x", 1<<20): nil}} {
+		if got := s.Validate(v, 2); len(got) != 1 || len(got[0]) > maxProblemBytes {
+			t.Errorf("%d problems, the first of %d bytes", len(got), len(got[0]))
+		}
+	}
+}
+
+func TestCompileRefuses(t *testing.T) {
+	tests := []struct {
+		schema string
+		want   []string
+	}{
+		{`1`, []string{"/: must be a schema, which is an object, true or false"}},
+		{`{"type":"file","enum":[],"required":["a","a"],"pattern":"(","minLength":-1,"maxItems":1.5,"minimum":"1","uniqueItems":1,"title":1}`, []string{
+			"/enum: must be a list with at least one value",
+			"/maxItems: must be a whole number of at least 0",
+			"/minLength: must be a whole number of at least 0",
+			"/minimum: must be a number",
+			"/pattern: error parsing regexp: missing closing ): `(`",
+			"/required: must be a list of different strings",
+			"/title: must be a string",
+			"/type: must be one of string, number, integer, boolean, null, object, array, or a list of them",
+			"/uniqueItems: must be true or false",
+		}},
+		{`{"multipleOf":0}`, []string{"/multipleOf: must be a number above 0"}},
+		{`{"properties":[],"patternProperties":{"(":1},"allOf":[],"dependentRequired":{"a":1}}`, []string{
+			"/allOf: must be a list with at least one value",
+			"/dependentRequired: must be a list of different strings",
+			"/patternProperties/(: must be a schema, which is an object, true or false",
+			"/patternProperties: error parsing regexp: missing closing ): `(`",
+			"/properties: must be an object",
+		}},
+		{`{"anyOf":[{"$ref":"#"}],"items":[{}],"unevaluatedItems":false,"dependencies":{},"exclusiveMinimum":true}`, []string{
+			"/anyOf/0/$ref: is not supported",
+			"/dependencies: is not supported",
+			"/exclusiveMinimum: must be a number",
+			"/items: must be a schema, which is an object, true or false",
+			"/unevaluatedItems: is not supported",
+		}},
+		{`{"$schema":"https://example.com/mine"}`, []string{"/$schema: is a dialect that is not supported"}},
+	}
+	for _, tt := range tests {
+		s, problems := Compile(decode(t, tt.schema))
+		if diff := cmp.Diff(tt.want, problems); diff != "" || s != nil {
+			t.Errorf("%s: problems (-want +got):\n%s", tt.schema, diff)
+		}
+	}
+}
+
+// accepts reports whether another implementation accepts a value.
+func accepts(t testing.TB, schema, value string) (bool, error) {
+	t.Helper()
+	c := oracle.NewCompiler()
+	c.UseLoader(oracle.SchemeURLLoader{})
+	if err := c.AddResource("schema:///s.json", decode(t, schema)); err != nil {
+		return false, err
+	}
+	s, err := c.Compile("schema:///s.json")
+	if err != nil {
+		return false, err
+	}
+	return s.Validate(decode(t, value)) == nil, nil
+}
+
+// A schema that compiles accepts what another implementation accepts, unless
+// that one refuses the schema.
+func FuzzValidate(f *testing.F) {
+	for _, tt := range schemaTests {
+		for i := range schemaTests {
+			if i%7 == len(tt.schema)%7 || schemaTests[i].schema == tt.schema {
+				f.Add(tt.schema, schemaTests[i].value)
+			}
+		}
+	}
+	f.Fuzz(func(t *testing.T, schema, value string) {
+		doc, err := strictjson.Decode([]byte(schema), 1<<16, 32)
+		if err != nil {
+			return
+		}
+		v, err := strictjson.Decode([]byte(value), 1<<16, 32)
+		if err != nil {
+			return
+		}
+		s, problems := Compile(doc)
+		if len(problems) > 0 {
+			return
+		}
+		problems = s.Validate(v, 3)
+		valid, err := accepts(t, schema, value)
+		if err == nil && valid != (len(problems) == 0) {
+			t.Fatalf("%s, %s: another implementation: %v, this one: %q", schema, value, valid, problems)
+		}
+	})
+}

@@ -1,0 +1,341 @@
+package jsonschema
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/big"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools/internal/strictjson"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
+)
+
+// maxProblemBytes bounds a problem: a model needs the path, not its own megabyte
+// back.
+const maxProblemBytes = 400
+
+// Validate returns the problems of a value whose numbers are json.Number, each as
+// "path: message" with the path as a JSON pointer, at most so many and then the
+// number of the others.
+func (s *Schema) Validate(v any, most int) []string {
+	r := result{most: most}
+	r.applySchema(s, v)
+	if over := r.count - len(r.problems); over > 0 {
+		return append(r.problems, fmt.Sprintf("and %d more", over))
+	}
+	return r.problems
+}
+
+// result collects the problems of a value, depth first.
+type result struct {
+	most     int
+	path     []string
+	problems []string
+	count    int
+}
+
+func (r *result) addProblem(format string, args ...any) {
+	if r.count++; r.count <= r.most {
+		r.problems = append(r.problems, utf8text.Clip(formatPath(r.path)+": "+fmt.Sprintf(format, args...), maxProblemBytes))
+	}
+}
+
+// accepts reports whether a schema accepts a value, and adds no problem.
+func (s *Schema) accepts(v any) bool {
+	var r result
+	r.applySchema(s, v)
+	return r.count == 0
+}
+
+// applySchema applies a schema to a value. The parts of the value are looked at only if
+// its type is accepted and it is one of the allowed values.
+func (r *result) applySchema(s *Schema, v any) {
+	if s.never {
+		r.addProblem("no value is accepted here")
+		return
+	}
+	if got := typeOf(v); len(s.types) > 0 && !slices.ContainsFunc(s.types, func(t string) bool { return isType(t, got, v) }) {
+		r.addProblem("got %s, want %s", got, strings.Join(s.types, " or "))
+		return
+	}
+	for _, set := range s.allowed {
+		if !slices.Contains(set.keys, keyOf(v)) {
+			r.addProblem("value must be %s", set.text)
+			return
+		}
+	}
+	switch v := v.(type) {
+	case json.Number:
+		r.applyToNumber(s, v)
+	case string:
+		r.applyToString(s, v)
+	case []any:
+		r.applyToArray(s, v)
+	case map[string]any:
+		r.applyToObject(s, v)
+	}
+	r.applyLogic(s, v)
+}
+
+func (r *result) applyToNumber(s *Schema, n json.Number) {
+	if len(s.bounds) == 0 && s.multipleOf == nil {
+		return
+	}
+	value := exactValue(n)
+	for _, b := range s.bounds {
+		if !b.accepts(value.Cmp(b.value)) {
+			r.addProblem("%s: got %s, want %s", b.keyword, n, formatNumber(b.value))
+		}
+	}
+	if s.multipleOf != nil && !new(big.Rat).Quo(value, s.multipleOf).IsInt() {
+		r.addProblem("multipleOf: got %s, want a multiple of %s", n, formatNumber(s.multipleOf))
+	}
+}
+
+func (r *result) applyToString(s *Schema, text string) {
+	r.checkCount("Length", utf8.RuneCountInString(text), s.length)
+	if s.pattern != nil && !s.pattern.MatchString(text) {
+		r.addProblem("%q does not match pattern %q", utf8text.Clip(text, maxProblemBytes/4), s.pattern)
+	}
+}
+
+func (r *result) applyToArray(s *Schema, list []any) {
+	r.checkCount("Items", len(list), s.itemCount)
+	if s.unique {
+		if first, second, found := findEqual(list); found {
+			r.addProblem("items %d and %d are equal", first, second)
+		}
+	}
+	if s.contains != nil {
+		n := 0
+		for _, v := range list {
+			if s.contains.accepts(v) {
+				n++
+			}
+		}
+		r.checkCount("Contains", n, s.containsCount)
+	}
+	for i, v := range list {
+		if i < len(s.prefixItems) {
+			r.applyToPart(s.prefixItems[i], strconv.Itoa(i), v)
+		} else if s.items != nil {
+			r.applyToPart(s.items, strconv.Itoa(i), v)
+		}
+	}
+}
+
+func (r *result) applyToObject(s *Schema, object map[string]any) {
+	r.checkCount("Properties", len(object), s.propertyCount)
+	r.checkRequired(s.required, object, "")
+	for _, d := range s.dependentRequired {
+		if _, given := object[d.name]; given {
+			r.checkRequired(d.required, object, d.name)
+		}
+	}
+	known := 0
+	for _, p := range s.properties {
+		if v, given := object[p.name]; given {
+			known++
+			r.applyToPart(p.schema, p.name, v)
+		}
+	}
+	if known < len(object) || s.propertyNames != nil || len(s.patternProperties) > 0 {
+		r.applyToNames(s, object)
+	}
+	for _, d := range s.dependentSchemas {
+		if _, given := object[d.name]; given {
+			r.applySchema(d.schema, object)
+		}
+	}
+}
+
+// applyToNames applies the keywords that depend on the name of a property, other
+// than properties.
+func (r *result) applyToNames(s *Schema, object map[string]any) {
+	if s.additional == nil && s.propertyNames == nil && len(s.patternProperties) == 0 {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		if s.propertyNames != nil && !s.propertyNames.accepts(name) {
+			r.addProblem("property name %q is not accepted", utf8text.Clip(name, maxProblemBytes/4))
+		}
+		_, known := slices.BinarySearchFunc(s.properties, name, func(p namedSchema, name string) int { return strings.Compare(p.name, name) })
+		for _, p := range s.patternProperties {
+			if p.pattern.MatchString(name) {
+				known = true
+				r.applyToPart(p.schema, name, object[name])
+			}
+		}
+		switch {
+		case known || s.additional == nil:
+		case s.additional.never:
+			r.addProblem("unknown property %q", utf8text.Clip(name, maxProblemBytes/4))
+		default:
+			r.applyToPart(s.additional, name, object[name])
+		}
+	}
+}
+
+// applyLogic applies the keywords that hold for a value of any type.
+func (r *result) applyLogic(s *Schema, v any) {
+	for _, part := range s.allOf {
+		r.applySchema(part, v)
+	}
+	accepts := func(part *Schema) bool { return part.accepts(v) }
+	if len(s.anyOf) > 0 && !slices.ContainsFunc(s.anyOf, accepts) {
+		r.addProblem("anyOf: none of the %d schemas accepts the value", len(s.anyOf))
+	}
+	if len(s.oneOf) > 0 {
+		n := 0
+		for _, part := range s.oneOf {
+			if accepts(part) {
+				n++
+			}
+		}
+		if n != 1 {
+			r.addProblem("oneOf: %d of the %d schemas accept the value, want 1", n, len(s.oneOf))
+		}
+	}
+	if s.not != nil && accepts(s.not) {
+		r.addProblem("not: the schema accepts the value")
+	}
+	if s.condition != nil {
+		branch := s.otherwise
+		if accepts(s.condition) {
+			branch = s.then
+		}
+		if branch != nil {
+			r.applySchema(branch, v)
+		}
+	}
+}
+
+func (r *result) applyToPart(s *Schema, key string, v any) {
+	r.path = append(r.path, key)
+	r.applySchema(s, v)
+	r.path = r.path[:len(r.path)-1]
+}
+
+// checkCount checks a number that two keywords bound, min and max with this end.
+func (r *result) checkCount(keyword string, n int, c countRange) {
+	if n < c.minimum {
+		r.addProblem("min%s: got %d, want %d", keyword, n, c.minimum)
+	}
+	if c.maximum >= 0 && n > c.maximum {
+		r.addProblem("max%s: got %d, want %d", keyword, n, c.maximum)
+	}
+}
+
+// checkRequired checks that an object has these properties, for the sake of
+// another one if it is named.
+func (r *result) checkRequired(names []string, object map[string]any, dependent string) {
+	for _, name := range names {
+		if _, given := object[name]; given {
+			continue
+		}
+		if dependent != "" {
+			r.addProblem("missing property %q, which %q requires", name, dependent)
+		} else {
+			r.addProblem("missing property %q", name)
+		}
+	}
+}
+
+// typeOf returns the type of a value. That of a number is number.
+func typeOf(v any) string {
+	switch v.(type) {
+	case nil:
+		return "null"
+	case bool:
+		return "boolean"
+	case json.Number:
+		return "number"
+	case string:
+		return "string"
+	case []any:
+		return "array"
+	default:
+		return "object"
+	}
+}
+
+func isType(want, got string, v any) bool {
+	if want == "integer" {
+		n, ok := v.(json.Number)
+		return ok && exactValue(n).IsInt()
+	}
+	return want == got
+}
+
+// newValueSet returns the set of these values.
+func newValueSet(list []any) valueSet {
+	var set valueSet
+	texts := make([]string, len(list))
+	for i, v := range list {
+		set.keys = append(set.keys, keyOf(v))
+		text, _ := strictjson.Canonical(v) // it was decoded from JSON
+		texts[i] = string(text)
+	}
+	if set.text = strings.Join(texts, ", "); len(list) > 1 {
+		set.text = "one of " + set.text
+	}
+	return set
+}
+
+// keyOf returns a text that two values share if they are equal.
+func keyOf(v any) string {
+	var b strings.Builder
+	writeKey(&b, v)
+	return b.String()
+}
+
+func writeKey(b *strings.Builder, v any) {
+	switch v := v.(type) {
+	case json.Number:
+		b.WriteString(exactValue(v).RatString())
+	case string:
+		b.WriteString(strconv.Quote(v))
+	case []any:
+		b.WriteByte('[')
+		for _, e := range v {
+			writeKey(b, e)
+			b.WriteByte(',')
+		}
+		b.WriteByte(']')
+	case map[string]any:
+		b.WriteByte('{')
+		for _, name := range slices.Sorted(maps.Keys(v)) {
+			b.WriteString(strconv.Quote(name) + ":")
+			writeKey(b, v[name])
+			b.WriteByte(',')
+		}
+		b.WriteByte('}')
+	default:
+		fmt.Fprint(b, v) // true, false, nil
+	}
+}
+
+// findEqual returns the places of two items that are equal.
+func findEqual(list []any) (first, second int, found bool) {
+	places := make(map[string]int, len(list))
+	for i, v := range list {
+		key := keyOf(v)
+		if first, found = places[key]; found {
+			return first, i, true
+		}
+		places[key] = i
+	}
+	return 0, 0, false
+}
+
+// formatNumber returns a number in decimal.
+func formatNumber(r *big.Rat) string {
+	if n, exact := r.FloatPrec(); exact {
+		return r.FloatString(n)
+	}
+	return r.RatString()
+}
