@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,8 +51,8 @@ func TestCallWithoutModel(t *testing.T) {
 	}
 	records := b.records(r)
 	for _, rec := range records {
-		if strings.HasPrefix(string(rec.Kind), "llm.") {
-			t.Errorf("%s without a model", rec.Kind)
+		if strings.HasPrefix(string(rec.Kind), "llm.") || rec.Actor == record.ActorAgent {
+			t.Errorf("%s by %s without a model", rec.Kind, rec.Actor)
 		}
 	}
 	turns := of[record.TurnStarted](t, records)
@@ -75,7 +76,17 @@ func TestCallBesideTurns(t *testing.T) {
 	if roles := s.history[0].Role; roles != loop.RoleSystem || len(s.history) != 4 {
 		t.Errorf("the history of the model: %+v", s.history)
 	}
-	if r := s.Close(); r.Answer != "First." || r.Turns != 2 {
+	r := s.Close()
+	if r.Answer != "First." || r.Turns != 2 {
 		t.Errorf("%+v", r)
+	}
+	var actors []record.Actor // of the call's message, the call, and the model's answer
+	for _, rec := range b.records(r) {
+		if rec.Kind == record.KindToolCalled || rec.Kind == record.KindMessage && strings.Contains(string(rec.Payload), `"assistant"`) {
+			actors = append(actors, rec.Actor)
+		}
+	}
+	if want := []record.Actor{record.ActorUser, record.ActorUser, record.ActorAgent}; !slices.Equal(actors, want) {
+		t.Errorf("actors %v, want %v", actors, want)
 	}
 }

@@ -23,6 +23,7 @@ type eventRecorder struct {
 	// cause, and client is the label of the user who started the turn.
 	cancelled func() record.TurnCancelled
 	client    string
+	caller    record.Actor // who makes the calls of the turn
 
 	mu      sync.Mutex
 	created string // record ids, "" where there is none yet
@@ -49,7 +50,7 @@ func newEventRecorder(rec *record.Recorder, live func(Delta)) *eventRecorder {
 	if live == nil {
 		live = func(Delta) {}
 	}
-	return &eventRecorder{rec: rec, live: live, calls: map[string]string{}, cancelled: func() record.TurnCancelled { return cancellationRecord(context.Background()) }}
+	return &eventRecorder{rec: rec, live: live, calls: map[string]string{}, caller: record.ActorAgent, cancelled: func() record.TurnCancelled { return cancellationRecord(context.Background()) }}
 }
 
 // syncAfter does something with mu held, and syncs what it wrote to the disk if
@@ -64,11 +65,12 @@ func (j *eventRecorder) syncAfter(do func() (due bool, err error)) error {
 	return err
 }
 
-// beginTurn sets who started the next turn, and how its cancellation is recorded.
-func (j *eventRecorder) beginTurn(client string, cancelled func() record.TurnCancelled) {
+// beginTurn sets who started the next turn and who makes its calls, and how its
+// cancellation is recorded.
+func (j *eventRecorder) beginTurn(client string, caller record.Actor, cancelled func() record.TurnCancelled) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.client, j.cancelled = client, cancelled
+	j.client, j.caller, j.cancelled = client, caller, cancelled
 }
 
 // writeRecord writes a record of the session itself. Once sandbox.started
@@ -149,7 +151,7 @@ func (j *eventRecorder) recordWaiting(call string) (due bool, _ error) {
 // recordStart records that a call begins; what writes, executes or reaches a network
 // is due on the disk before it does. The caller holds mu.
 func (j *eventRecorder) recordStart(e dispatch.Called) (due bool, _ error) {
-	err := j.putCall(e.CallID, record.ActorAgent, newToolCalled(e))
+	err := j.putCall(e.CallID, j.caller, newToolCalled(e))
 	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
 
@@ -231,7 +233,7 @@ func (j *eventRecorder) recordMessage(m loop.Message) error {
 	case loop.RoleUser:
 		actor, client = record.ActorUser, j.client
 	case loop.RoleAssistant:
-		parent, actor = j.answer, record.ActorAgent
+		parent, actor = j.answer, j.caller
 	case loop.RoleTool:
 		actor = record.ActorTool
 		for _, b := range m.Blocks {

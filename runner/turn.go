@@ -101,7 +101,7 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 	case message == "":
 		return nil, errors.New("start turn: the message is empty")
 	}
-	return s.startTurn(user, func(o *loop.Options) {
+	return s.startTurn(user, record.ActorAgent, func(o *loop.Options) {
 		o.Model, o.History, o.Messages = s.opts.Model, s.history, s.prompt.openingMessages(message, len(s.history) == 0)
 		o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: sandbox.WorkspaceDir, Instructions: s.opts.Instructions})
 		o.MaxOutputTokens, o.ContextWindow = s.opts.MaxOutputTokens, s.opts.ContextWindow
@@ -114,7 +114,7 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 // call. If ctx ends, the call is cancelled. The error is why there is no result; that
 // of a call which can't begin wraps [ErrBusy] or [ErrOver].
 func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessage) (loop.ToolResult, error) {
-	t, err := s.startTurn(s.opts.User, func(o *loop.Options) {
+	t, err := s.startTurn(s.opts.User, record.ActorUser, func(o *loop.Options) {
 		o.Calls = []loop.ToolUse{{Name: name, Raw: string(input)}}
 	})
 	if err != nil {
@@ -126,8 +126,9 @@ func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessa
 	return *t.result, nil
 }
 
-// startTurn begins a turn of the given user; configure sets what it consists of.
-func (s *Session) startTurn(user User, configure func(*loop.Options)) (*Turn, error) {
+// startTurn begins a turn of the given user, whose tool calls are made by caller;
+// configure sets what it consists of.
+func (s *Session) startTurn(user User, caller record.Actor, configure func(*loop.Options)) (*Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -149,7 +150,7 @@ func (s *Session) startTurn(user User, configure func(*loop.Options)) (*Turn, er
 	}
 	s.turn = t
 	s.user = user
-	s.events.beginTurn(user.Name, func() record.TurnCancelled { return cancellationRecord(ctx) })
+	s.events.beginTurn(user.Name, caller, func() record.TurnCancelled { return cancellationRecord(ctx) })
 	go func() {
 		out := s.runTurn(ctx, t, configure)
 		s.finishTurn(t, out, context.Cause(ctx))
