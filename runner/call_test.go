@@ -6,14 +6,17 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // A session without a model runs calls: with policy, records and sandbox as always, and
@@ -88,5 +91,111 @@ func TestCallBesideTurns(t *testing.T) {
 	}
 	if want := []record.Actor{record.ActorUser, record.ActorUser, record.ActorAgent}; !slices.Equal(actors, want) {
 		t.Errorf("actors %v, want %v", actors, want)
+	}
+}
+
+// Calls with arguments of any kind get a result, and the records hold each of them.
+func TestCallWithBadInput(t *testing.T) {
+	b := newBench(t, "")
+	b.file("a.txt", "content\n")
+	s := b.opened()
+	calls := map[string]struct {
+		tool  tools.Name
+		input string
+	}{
+		"exceeded max depth":           {"read_file", strings.Repeat("[", 20_000)},
+		"unexpected end of JSON input": {"read_file", "{"},
+		"after top-level value":        {"read_file", `{"path": "a.txt"} {}`},
+		"must be a JSON object":        {"read_file", `[1]`},
+		`missing property "path"`:      {"read_file", ""},
+		"given twice":                  {"read_file", `{"path": "a.txt", "path": "b"}`},
+		"not valid UTF-8":              {"read_file", "{\"path\": \"\xff\"}"},
+		"NUL":                          {"read_file", `{"path": "\u0000"}`},
+		"at most 4194304 are accepted": {"read_file", `{"path": "` + strings.Repeat("a", tools.MaxInputBytes) + `"}`},
+		`There is no tool "nothing"`:   {"nothing", `{}`},
+		`There is no tool ""`:          {"", `{}`},
+		`There is no tool "a\\n`:       {"a\n\x00\xff", `{}`},
+	}
+	for want, c := range calls {
+		r, err := s.Call(t.Context(), c.tool, json.RawMessage(c.input))
+		if text := loop.ResultText(r.Content); err != nil || !r.IsError || !strings.Contains(text, want) {
+			t.Errorf("%q, %v; want %q", text, err, want)
+		}
+	}
+	r := s.Close()
+	if b.checkSession(r); r.ExitStatus != OutcomeDone || r.Turns != len(calls) {
+		t.Errorf("%d turns, ended %s: %v", r.Turns, r.Reason, r.Err)
+	}
+}
+
+// A call that is cancelled or whose tool fails ends alone, and one that Close meets
+// ends with the session, whose end is recorded once.
+func TestCallThatEndsBadly(t *testing.T) {
+	b := newBench(t, "")
+	started := make(chan struct{}, 1)
+	newTool := func(name string, run func(context.Context) (string, error)) tools.Factory {
+		def := tools.Definition{
+			Name: tools.Name(name), Description: "A tool of a test.", Class: tools.ClassNone, InputSchema: json.RawMessage(`{"type": "object", "properties": {"x": {"type": "string"}}}`),
+		}
+		return tools.NewFunc(def, func(ctx context.Context, _ struct{}) (string, error) { return run(ctx) })
+	}
+	b.opts.Tools = []tools.Factory{
+		newTool("panics", func(context.Context) (string, error) { panic("boom") }),
+		newTool("exits", func(context.Context) (string, error) { runtime.Goexit(); return "", nil }),
+		newTool("waits", func(ctx context.Context) (string, error) {
+			started <- struct{}{}
+			<-ctx.Done()
+			return "", context.Cause(ctx)
+		}),
+	}
+	s := b.opened()
+	for _, name := range []tools.Name{"panics", "exits"} {
+		r, err := s.Call(t.Context(), name, nil)
+		if text := loop.ResultText(r.Content); err != nil || !r.IsError || strings.Contains(text, "boom") {
+			t.Errorf("%s: %q, %v", name, text, err)
+		}
+	}
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		<-started
+		if _, err := s.Call(t.Context(), "panics", nil); !errors.Is(err, ErrBusy) {
+			t.Errorf("a second call at the same time: %v", err)
+		}
+		cancel(cause)
+	}()
+	if _, err := s.Call(ctx, "waits", nil); !errors.Is(err, cause) {
+		t.Errorf("a cancelled call: %v", err)
+	}
+	if _, err := s.Call(ctx, "panics", nil); !errors.Is(err, cause) {
+		t.Errorf("a call that is cancelled before: %v", err)
+	}
+	if _, err := s.Call(t.Context(), "panics", nil); err != nil {
+		t.Errorf("a call after a cancelled one: %v", err)
+	}
+
+	var all sync.WaitGroup
+	all.Go(func() {
+		if _, err := s.Call(t.Context(), "waits", nil); !errors.Is(err, errClosed) {
+			t.Errorf("a call of a session that is closed: %v", err)
+		}
+	})
+	<-started
+	for range 4 {
+		all.Go(func() {
+			for {
+				if _, err := s.Call(t.Context(), "panics", nil); errors.Is(err, ErrOver) {
+					return
+				} else if !errors.Is(err, ErrBusy) {
+					t.Errorf("a call beside the one that waits: %v", err)
+				}
+			}
+		})
+		all.Go(func() { s.Close() })
+	}
+	all.Wait()
+	r := s.Close()
+	if b.checkSession(r); r.Reason != loop.StopCancelled || r.Turns != 6 {
+		t.Errorf("%d turns, ended %s: %v", r.Turns, r.Reason, r.Err)
 	}
 }
