@@ -67,17 +67,18 @@ func TestStatusesOfRunnerErrors(t *testing.T) {
 	}
 }
 
-// TestPrepareErrors: what a client of the server reads about an error names no flag and
-// no command, and errors that the server words reach it as they are.
+// TestPrepareErrors: what a client of the server reads about an error names no flag, no
+// command, and no file or variable of the server's host, and errors that the server words
+// reach it as they are.
 func TestPrepareErrors(t *testing.T) {
-	commandLine := regexp.MustCompile(`(^|[\s("'])--[a-z]|\bcaisson [a-z]+`)
+	commandLine := regexp.MustCompile(`(^|[\s("'])--[a-z]|\bcaisson [a-z]+|/host|OUR_KEY`)
 	for want, err := range map[string]error{
 		"untrusted":               &untrustedError{"/w", "the workspace is not trusted"},
 		"workspace_configuration": &ownError{&config.Error{Where: "policy", Message: "it is wrong"}},
-		"configuration":           &config.Error{Where: "image", Message: "it is wrong", Hint: "see caisson run --help"},
-		"sandbox":                 fmt.Errorf("choose: %w", sandbox.ErrUnavailable),
-		"model":                   &commandError{Status: exitAuth, Problem: record.Problem{Cause: "no key", Hint: "Use --model."}},
-		"input":                   &commandError{Status: exitInput, Problem: record.Problem{Cause: "no recording", Hint: "Use --model."}},
+		"configuration":           &config.Error{Where: "/host/config.yaml:3:1", Message: "it is wrong", Hint: "see caisson run --help"},
+		"sandbox":                 fmt.Errorf("choose /host/engine: %w", sandbox.ErrUnavailable),
+		"model":                   &commandError{Status: exitAuth, Problem: record.Problem{Cause: "OUR_KEY is not set", Hint: "Use --model."}},
+		"input":                   &commandError{Status: exitInput, Problem: record.Problem{Cause: "no recording /host/a.jsonl", Hint: "Use --model."}},
 	} {
 		got, ok := errors.AsType[*server.PrepareError](prepareError(err))
 		if !ok || got.Code != want || commandLine.MatchString(got.Cause+" "+got.Hint) {

@@ -280,12 +280,11 @@ func prepareError(err error) error {
 			Cause: u.Error() + ", and this server requires it", Hint: "Ask the server's operator to trust it.",
 		}}
 	}
-	e := describeError(err)
-	code, ok := prepareCodes[e.Status]
+	code, ok := prepareCodes[describeError(err).Status]
 	if !ok {
 		return err
 	}
-	return &server.PrepareError{Code: code, Problem: record.Problem{Cause: e.Cause}, Err: err} // its hint is for the operator
+	return &server.PrepareError{Code: code, Err: err} // its words are for the operator
 }
 
 // prepareCodes are the codes of clients for errors with an exit status.

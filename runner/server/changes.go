@@ -301,6 +301,8 @@ func (a changesAPI) applyChanges(ctx context.Context, id string, r ApplyRequest)
 		status, code := http.StatusConflict, "no_changes"
 		if errors.Is(err, overlay.ErrGone) {
 			status, code = http.StatusGone, "changes_gone"
+		} else if e, ok := errors.AsType[*sessiondir.ChangesError](err); !ok || e.Reason == sessiondir.Unreadable {
+			return Applied{}, a.sessions.internalProblem("open changes", err)
 		}
 		return Applied{}, fromProblem(status, code, record.Problem{Cause: err.Error(), Hint: "Its diff shows what is known of them."})
 	}

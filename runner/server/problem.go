@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"strings"
@@ -79,13 +80,19 @@ func newProblem(status int, code, cause, hint string) *Problem {
 type PrepareError struct {
 	// Code is a stable word; prepareStatuses has all of them.
 	Code string
-	// Problem is the cause and hint; without a hint the client gets a general one.
+	// Problem is the cause and the hint. Without them the client gets general ones:
+	// Err may name files and variables of the server's host, and is in the log.
 	record.Problem
 	Err error
 }
 
 // Error returns the cause.
-func (e *PrepareError) Error() string { return e.Cause }
+func (e *PrepareError) Error() string {
+	if e.Cause == "" && e.Err != nil {
+		return e.Err.Error()
+	}
+	return e.Cause
+}
 
 // Unwrap returns the cause.
 func (e *PrepareError) Unwrap() error { return e.Err }
@@ -99,10 +106,15 @@ var prepareStatuses = map[string]int{
 	"sandbox": http.StatusServiceUnavailable, "records": http.StatusServiceUnavailable,
 }
 
+// prepareCauses are the causes of errors that have none for clients, by the code.
+var prepareCauses = map[string]string{
+	"input": "a file that the session needs can't be used", "configuration": "the server's configuration can't be used",
+	"model": "the model can't be used", "sandbox": "the sandbox can't be used", "records": "the records of a session can't be written",
+}
+
 // Hints of errors that have none of their own.
 const (
 	askOtherwise = "Ask for something else."
-	operatorHint = "The server's operator finds the cause in its log."
 	recordsHint  = "The session's records have the details."
 )
 
@@ -154,12 +166,15 @@ func pastProblem(session string, end record.SessionEnded) record.Problem {
 // internalProblem returns the problem of an error whose text clients must not
 // see. The text is in the log, under the ID that the problem has.
 func (d *diagnostics) internalProblem(what string, err error) *Problem {
-	id := "err_" + ulid.Make().String()
+	id := newErrorID()
 	d.log.Error(what, zap.String("error_id", id), zap.Error(err))
 	p := newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log has the cause, under "+id)
 	p.ErrorID = id
 	return p
 }
+
+// newErrorID returns an ID that a problem and an entry of the log share.
+func newErrorID() string { return "err_" + ulid.Make().String() }
 
 // asProblem returns the problem for an error of the runner.
 func (d *diagnostics) asProblem(what string, err error) *Problem {
@@ -169,39 +184,44 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 	if e, ok := errors.AsType[*PrepareError](err); ok && prepareStatuses[e.Code] != 0 {
 		return d.prepareProblem(what, e)
 	}
-	status, code, hint := http.StatusServiceUnavailable, "", operatorHint
-	var cause error
-	if e, ok := errors.AsType[*runner.WorkspaceError](err); ok {
-		status, code, cause, hint = http.StatusUnprocessableEntity, "input", e, "Name another directory."
-	} else if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
-		code, cause = "configuration", e
-	} else if e, ok := errors.AsType[runner.Fault](err); ok && e.Kind == runner.FaultInvalidLimits {
-		code, cause, hint = "configuration", e, "Change the limits, or ask the server's operator."
+	e := &PrepareError{Err: err}
+	if w, ok := errors.AsType[*runner.WorkspaceError](err); ok {
+		e.Code, e.Problem = "input", record.Problem{Cause: w.Error(), Hint: "Name another directory."}
+	} else if errors.As(err, new(*sessiondir.StateError)) {
+		e.Code = "configuration"
+	} else if f, ok := errors.AsType[runner.Fault](err); ok && f.Kind == runner.FaultInvalidLimits {
+		e.Code, e.Problem = "configuration", record.Problem{Cause: f.Error(), Hint: "Change the limits, or ask the server's operator."}
 	} else if ok {
-		code, cause = "records", e
+		e.Code = "records"
 	} else if errors.Is(err, overlay.ErrUnsupported) {
-		code, cause, hint = "sandbox", err, "Ask for mode bind, on a copy of the workspace if need be."
+		e.Code, e.Problem = "sandbox", record.Problem{Cause: "mode overlay can't be used with this workspace", Hint: "Ask for mode bind, on a copy of the workspace if need be."}
 	} else {
 		return d.internalProblem(what, err)
 	}
-	d.log.Warn(what, zap.Error(err))
-	return fromProblem(status, code, record.Problem{Cause: cause.Error(), Hint: hint})
+	return d.prepareProblem(what, e)
 }
 
-// prepareProblem returns the problem for an error of the caller, with a hint.
+// prepareProblem returns the problem for an error in words for clients. The log has the
+// error, unless its words are all of it and for the client alone.
 func (d *diagnostics) prepareProblem(what string, e *PrepareError) *Problem {
-	status, p := prepareStatuses[e.Code], e.Problem
-	if status != http.StatusUnprocessableEntity {
-		d.log.Warn(what, zap.Error(e))
+	status, p, id := prepareStatuses[e.Code], e.Problem, ""
+	if p.Cause == "" {
+		p.Cause, id = cmp.Or(prepareCauses[e.Code], "the session can't be started"), newErrorID()
 	}
 	switch {
 	case p.Hint != "":
-	case status == http.StatusUnprocessableEntity:
+	case status == http.StatusUnprocessableEntity && id == "":
 		p.Hint = askOtherwise
 	default:
-		p.Hint = operatorHint
+		id = cmp.Or(id, newErrorID())
+		p.Hint = "The server's operator finds the cause in its log, under " + id + "."
 	}
-	return fromProblem(status, e.Code, p)
+	if id != "" || status != http.StatusUnprocessableEntity {
+		d.log.Warn(what, zap.String("error_id", id), zap.Error(cmp.Or(e.Err, error(e))))
+	}
+	out := fromProblem(status, e.Code, p)
+	out.ErrorID = id
+	return out
 }
 
 // fromProblem returns a problem whose detail is the cause and the hint of another.

@@ -4,15 +4,22 @@ package server
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // TestHintsOfFaultsSpeakToClients: each kind of fault has a hint, in words for clients.
@@ -95,5 +102,52 @@ func TestRecordsSpeakToClients(t *testing.T) {
 				t.Errorf("%q is not in %s", tc.contains, all)
 			}
 		})
+	}
+}
+
+// TestProblemsKeepTheHostToThemselves: a client that starts a session reads no file and no
+// variable of the server's host in an error that is not about its request; the log has
+// the error, under the ID that the client gets.
+func TestProblemsKeepTheHostToThemselves(t *testing.T) {
+	host := errors.New("open /host/file: OUR_KEY is not set")
+	for name, test := range map[string]struct {
+		err    error
+		status int
+		code   string
+	}{
+		"state directory":  {&sessiondir.StateError{Path: "/host/state", Err: host}, 503, "configuration"},
+		"records":          {runner.Fault{Kind: runner.FaultRecords, Dir: "/host/records", Err: host}, 503, "records"},
+		"no overlay":       {fmt.Errorf("mount /host/layers: %w", overlay.ErrUnsupported), 503, "sandbox"},
+		"configuration":    {&PrepareError{Code: "configuration", Err: host}, 503, "configuration"},
+		"model":            {&PrepareError{Code: "model", Err: host}, 503, "model"},
+		"sandbox":          {&PrepareError{Code: "sandbox", Err: host}, 503, "sandbox"},
+		"a file":           {&PrepareError{Code: "input", Err: host}, 422, "input"},
+		"any error":        {host, 500, "internal"},
+		"an unknown code":  {&PrepareError{Code: "new", Err: host}, 500, "internal"},
+		"a cause, no hint": {&PrepareError{Code: "sandbox", Problem: record.Problem{Cause: "it is full"}, Err: host}, 503, "sandbox"},
+	} {
+		core, logged := observer.New(zap.InfoLevel)
+		w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) {
+			o.Logger = zap.New(core)
+			o.Prepare = func(context.Context, NewSession) (runner.Options, func(), error) {
+				return runner.Options{}, nil, test.err
+			}
+		})
+		a := w.post("/sessions", fmt.Sprintf(`{"workspace":%q}`, w.dir))
+		p := a.requireProblem(t, test.status, test.code)
+		if strings.Contains(a.text, "/host") || strings.Contains(a.text, "OUR_KEY") {
+			t.Errorf("%s: %s", name, a.text)
+		}
+		if p.ErrorID == "" && name != "no overlay" || !strings.Contains(p.Detail, p.ErrorID) {
+			t.Errorf("%s: no place in the log: %s", name, a.text)
+		}
+		found := false
+		for _, e := range logged.All() {
+			text := fmt.Sprint(e.ContextMap())
+			found = found || strings.Contains(text, "/host") && strings.Contains(text, "error_id:"+p.ErrorID)
+		}
+		if !found {
+			t.Errorf("%s: the log lacks %s: %v", name, p.ErrorID, logged.All())
+		}
 	}
 }
