@@ -225,6 +225,39 @@ func TestDoctorAddresses(t *testing.T) {
 	}
 }
 
+// A state directory that another user can replace, by the name or behind a symlink, is
+// a warning.
+func TestReplaceableStateIsAWarning(t *testing.T) {
+	parent := t.TempDir()
+	dir := filepath.Join(parent, "middle", "state")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.Symlink(filepath.Dir(dir), link)); err != nil {
+		t.Fatal(err)
+	}
+	check := func(want string) {
+		t.Helper()
+		for _, path := range []string{dir, filepath.Join(link, "state")} {
+			f := CheckState(path, nil)
+			if found := strings.Contains(f.Detail, "can be replaced"); found != (want != "") || found && (f.Result != Warning || !strings.Contains(f.Detail, want) || f.Hint == "") {
+				t.Errorf("%s: %+v, want %q", path, f, want)
+			}
+		}
+	}
+	check("")
+	for mode, want := range map[os.FileMode]string{0o777: "all users can write " + parent, 0o777 | os.ModeSticky: "", 0o775: "", 0o755: ""} {
+		if err := os.Chmod(parent, mode); err != nil {
+			t.Fatal(err)
+		}
+		check(want)
+	}
+	if os.Geteuid() == 0 {
+		if err := os.Chown(parent, 4711, -1); err != nil {
+			t.Fatal(err)
+		}
+		check("belongs to uid 4711")
+	}
+}
+
 // A state directory from which no guest can be executed is a failure with a hint.
 func TestStateOnNoExec(t *testing.T) {
 	if os.Geteuid() != 0 {
