@@ -36,7 +36,7 @@ func TestBackgroundThatDoesNotStart(t *testing.T) {
 				return diskwatch.Room{Bytes: free.Load(), Files: -1}
 			}, nil)
 			var command context.Context
-			b.x.sandbox.backend.(*fakesandbox.Backend).OnStart = func(ctx context.Context, cmd sandbox.Command) error {
+			b.x.sandbox.opts.Backend.(*fakesandbox.Backend).OnStart = func(ctx context.Context, cmd sandbox.Command) error {
 				if cmd.Argv[0] == "bash" && len(cmd.Argv) == 3 {
 					return nil // there is a bash
 				}
@@ -106,7 +106,7 @@ func TestBackgroundWithoutRoomForItsOutput(t *testing.T) {
 
 func TestBackgroundWithoutAShell(t *testing.T) {
 	b, _ := startedBackgrounds(t, nil)
-	b.x.sandbox.backend.(*fakesandbox.Backend).OnStart = func(context.Context, sandbox.Command) error { return sandbox.ErrInvalid }
+	b.x.sandbox.opts.Backend.(*fakesandbox.Backend).OnStart = func(context.Context, sandbox.Command) error { return sandbox.ErrInvalid }
 	if handle, err := b.Begin(t.Context(), shell.Command{Script: "serve"}); !errors.Is(err, sandbox.ErrInvalid) || handle != "" {
 		t.Errorf("%q, %v", handle, err)
 	}
@@ -121,7 +121,7 @@ func TestBackgroundWhoseCallIsCancelledAsItStarts(t *testing.T) {
 		<-ctx.Done()
 		return sandbox.ExitStatus{Code: -1, Signal: 15}
 	}})
-	b.x.sandbox.backend.(*fakesandbox.Backend).OnStart = func(_ context.Context, cmd sandbox.Command) error {
+	b.x.sandbox.opts.Backend.(*fakesandbox.Backend).OnStart = func(_ context.Context, cmd sandbox.Command) error {
 		if len(cmd.Argv) > 3 {
 			cancel(user)
 		}
@@ -229,7 +229,7 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 				return c.failing
 			}
 			after, lost := 0, 0
-			b.x.after = func(ctx context.Context) {
+			b.x.opts.AfterCommand = func(ctx context.Context) {
 				if ctx.Err() != nil {
 					t.Error("the look at the workspace ends with the command")
 				}
@@ -239,7 +239,7 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			b.x.sandbox.record = func(p record.Payload) error {
+			b.x.sandbox.opts.Record = func(p record.Payload) error {
 				if _, ok := p.(record.SandboxLost); ok {
 					lost++
 				}

@@ -23,120 +23,8 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// TestBackgroundOutlivesItsCall: a command is started, others run beside it, its
-// output is read while it runs, it is killed, and its end is recorded.
-func TestBackgroundOutlivesItsCall(t *testing.T) {
-	b := newBench(t, `
-  - calls: [{tool: shell, input: {command: serve, background: true}}]
-  - calls: [{tool: shell, input: {command: echo}}]
-  - calls: [{tool: shell_output, input: {handle: background-1}}]
-  - calls: [{tool: shell_kill, input: {handle: background-1}}]
-  - calls:
-      - {tool: shell_output, input: {handle: background-1, tail: 1}}
-      - {tool: shell_kill, input: {handle: background-1}}
-      - {tool: shell_kill, input: {handle: background-2}}
-      - {tool: shell_kill, input: {handle: ../../etc/passwd}}
-  - text: done
-`)
-	started := make(chan struct{})
-	b.backend.Scripts["serve"] = fakesandbox.WaitForEnd(started)
-	b.backend.Scripts["echo"] = func(ctx context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
-		<-started // so that there is output to read
-		return fakesandbox.WriteText("beside\n")(ctx, nil, cmd)
-	}
-	_, records := b.run(t.Context())
-	text := told(records)
-	for _, want := range []string{
-		"started in the background: background-1",
-		"[background-1: running for 0s; 7 bytes; lines 1 to 1, the end]\\nso far\\n",
-		"background-1 was ended: killed by signal 15 (SIGTERM)", "Nothing of it is left.", "It wrote 7 bytes",
-		"[background-1: killed by signal 15 (SIGTERM) (ended by us) after ",
-		"background-1 had ended before",
-		`no background command with the handle \"background-2\"`,
-		`no background command with the handle \"../../etc/passwd\"`,
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the model was not told %q", want)
-		}
-	}
-	ended := of[record.BackgroundEnded](t, records)
-	if len(ended) != 1 || ended[0].EndedBy != "shell_kill" || ended[0].Signal != 15 || ended[0].Handle != "background-1" || ended[0].Stdout.Bytes != 7 {
-		t.Errorf("ended: %+v", ended)
-	}
-}
-
-// TestBackgroundEndsWithItsSession and not with its turn, cancelled or not.
-func TestBackgroundEndsWithItsSession(t *testing.T) {
-	b := newBench(t, `
-  - calls: [{tool: shell, input: {command: serve, background: true}}]
-  - calls: [{tool: shell, input: {command: hang}}]
-  - calls: [{tool: shell_output, input: {handle: background-1}}]
-  - text: done
-`)
-	serving, hanging := make(chan struct{}), make(chan struct{})
-	b.backend.Scripts["serve"] = fakesandbox.WaitForEnd(serving)
-	b.backend.Scripts["hang"] = fakesandbox.WaitForEnd(hanging)
-	s := b.opened()
-	turn, err := s.Start("one")
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-serving
-	<-hanging
-	turn.Cancel(errors.New("user"))
-	if got := turn.Report(); got.Reason != "cancelled" {
-		t.Errorf("the turn ended %s", got.Reason)
-	}
-	startTurn(t, s, "two")
-	r := s.Close()
-	b.backend.RequireGone(t)
-	records := b.records(r)
-	if text := told(records); !strings.Contains(text, "[background-1: running for ") {
-		t.Error("the second turn did not see it run")
-	}
-	ended := of[record.BackgroundEnded](t, records)
-	if len(ended) != 1 || ended[0].EndedBy != "session_end" {
-		t.Errorf("ended: %+v", ended)
-	}
-	if last := records[len(records)-1]; last.Kind != record.KindSessionEnded {
-		t.Errorf("the last record is %s", last.Kind)
-	}
-}
-
-// TestBackgroundLosesItsSandbox: the loss is its end, and the next call is told.
-func TestBackgroundLosesItsSandbox(t *testing.T) {
-	b := newBench(t, `
-  - calls: [{tool: shell, input: {command: dies, background: true}}]
-  - calls: [{tool: shell, input: {command: echo}}]
-  - calls: [{tool: shell, input: {command: echo}}, {tool: shell_output, input: {handle: background-1}}, {tool: shell_kill, input: {handle: background-1}}]
-  - text: done
-`)
-	gone := make(chan struct{})
-	b.backend.Scripts["dies"] = func(ctx context.Context, box *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
-		defer close(gone)
-		return fakesandbox.EndSandbox(true)(ctx, box, cmd)
-	}
-	b.backend.Scripts["echo"] = func(ctx context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
-		<-gone
-		return fakesandbox.WriteText("again\n")(ctx, nil, cmd)
-	}
-	_, records := b.run(t.Context())
-	text := told(records)
-	for _, want := range []string{
-		"The sandbox reached its limit", "again\\n", "[background-1: lost with its sandbox after", "had ended before: lost with its sandbox",
-	} {
-		if !strings.Contains(text, want) {
-			t.Errorf("the model was not told %q", want)
-		}
-	}
-	ended := of[record.BackgroundEnded](t, records)
-	if len(ended) != 1 || ended[0].EndedBy != "sandbox_lost" || ended[0].ExitCode != -1 || ended[0].Error == "" {
-		t.Errorf("ended: %+v", ended)
-	}
-	if lost := of[record.SandboxLost](t, records); len(lost) != 1 || !lost[0].Restarting {
-		t.Errorf("lost: %+v", lost)
-	}
-}
+// logKey is a secret of the sessions here.
+const logKey = "k3y-that-nobody-may-see"
 
 // startedBackgrounds is backgrounds over a fake, and what they record.
 func startedBackgrounds(t *testing.T, scripts map[string]fakesandbox.Script) (*backgrounds, func() []record.BackgroundEnded) {
@@ -150,22 +38,28 @@ func startedBackgrounds(t *testing.T, scripts map[string]fakesandbox.Script) (*b
 	if err := os.Mkdir(state+"/"+record.SpillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	box := newLiveSandbox(t.Context(), &fakesandbox.Backend{Scripts: scripts}, sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}})
-	box.record = func(record.Payload) error { return nil }
+	box := newLiveSandbox(t.Context(), sandboxOptions{
+		Backend: &fakesandbox.Backend{Scripts: scripts}, Spec: sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}},
+		Record: func(record.Payload) error { return nil },
+	})
 	box.ensureStarted()
 	t.Cleanup(box.stopAndDestroy)
-	x := &executor{sandbox: box, spill: newSpiller(state, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}), ready: noWait, after: func(context.Context) {}}
+	var mu sync.Mutex
 	var all []record.BackgroundEnded // read after close
-	x.background = newBackgrounds(x, func(e record.BackgroundEnded) error {
-		x.mu.Lock()
-		defer x.mu.Unlock()
-		all = append(all, e)
-		return nil
-	}, zap.NewNop())
+	x := newExecutor(box, executorOptions{
+		Dir: state, Secrets: []redact.Secret{{Name: "OPENAI_API_KEY", Value: logKey}}, WaitRecorded: noWait, AfterCommand: func(context.Context) {},
+		RecordBackground: func(e record.BackgroundEnded) error {
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, e)
+			return nil
+		},
+		Log: zap.NewNop(),
+	})
 	t.Cleanup(x.background.endAll)
 	return x.background, func() []record.BackgroundEnded {
-		x.mu.Lock()
-		defer x.mu.Unlock()
+		mu.Lock()
+		defer mu.Unlock()
 		return slices.Clone(all)
 	}
 }
@@ -255,7 +149,7 @@ func newLog(t *testing.T) *backgroundLog {
 	if err := os.Mkdir(dir+"/"+record.SpillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	g, err := newBackgroundLog(newSpiller(dir, []redact.Secret{{Name: "OPENAI_API_KEY", Value: testKey}}))
+	g, err := newBackgroundLog(newSpiller(dir, []redact.Secret{{Name: "OPENAI_API_KEY", Value: logKey}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,13 +160,13 @@ func newLog(t *testing.T) *backgroundLog {
 // TestBackgroundLogHidesSecrets: also one that is half there when it is read,
 // and one whose halves have other output between them.
 func TestBackgroundLogHidesSecrets(t *testing.T) {
-	for cut := 1; cut < len(testKey); cut++ {
+	for cut := 1; cut < len(logKey); cut++ {
 		g := newLog(t)
-		g.write(t, 0, "the key is "+testKey[:cut])
+		g.write(t, 0, "the key is "+logKey[:cut])
 		half, _ := g.text(t)
 		g.write(t, 1, "noise on the other stream\n")
 		between, _ := g.text(t)
-		g.write(t, 0, testKey[cut:]+" and more\n")
+		g.write(t, 0, logKey[cut:]+" and more\n")
 		whole, k := g.text(t)
 		g.closeFile()
 		end, _ := g.text(t)
@@ -280,10 +174,10 @@ func TestBackgroundLogHidesSecrets(t *testing.T) {
 		if !strings.HasPrefix(between, half) || !strings.HasPrefix(whole, between) || end != whole {
 			t.Fatalf("cut at %d: %q, then %q, then %q, then %q", cut, half, between, whole, end)
 		}
-		if strings.Contains(half, testKey[:1]+testKey[1:cut]) && cut > 1 && strings.HasSuffix(half, testKey[:cut]) {
+		if strings.Contains(half, logKey[:1]+logKey[1:cut]) && cut > 1 && strings.HasSuffix(half, logKey[:cut]) {
 			t.Errorf("cut at %d: half a key is shown: %q", cut, half)
 		}
-		if strings.Contains(whole, testKey) || !strings.Contains(whole, "[redacted:OPENAI_API_KEY] and more\n") || !k.Redacted {
+		if strings.Contains(whole, logKey) || !strings.Contains(whole, "[redacted:OPENAI_API_KEY] and more\n") || !k.Redacted {
 			t.Errorf("cut at %d: %q", cut, whole)
 		}
 		if !strings.Contains(whole, "noise on the other stream\n") {
@@ -291,7 +185,7 @@ func TestBackgroundLogHidesSecrets(t *testing.T) {
 		}
 	}
 	// The control: the bytes as they came do hold the key.
-	if naive := "the key is " + testKey[:5] + testKey[5:]; !strings.Contains(naive, testKey) {
+	if naive := "the key is " + logKey[:5] + logKey[5:]; !strings.Contains(naive, logKey) {
 		t.Fatal("the test's key is not in what it writes")
 	}
 }
@@ -303,7 +197,7 @@ func TestBackgroundLogIsBounded(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	line := strings.Repeat("x", 1000) + " " + testKey + "\n"
+	line := strings.Repeat("x", 1000) + " " + logKey + "\n"
 	const lines = 100_000 // 100 MB
 	for i := range lines {
 		if _, err := g.streamWriter(i % 2).Write([]byte(line)); err != nil {
@@ -328,7 +222,7 @@ func TestBackgroundLogIsBounded(t *testing.T) {
 	if info, err := os.Stat(g.path); err != nil || info.Size() > most {
 		t.Errorf("file: %v, %v", info, err)
 	}
-	if last := string(k.Last); !strings.HasSuffix(last, "the very end\n") || strings.Contains(last, testKey) || !strings.Contains(last, "[redacted:") {
+	if last := string(k.Last); !strings.HasSuffix(last, "the very end\n") || strings.Contains(last, logKey) || !strings.Contains(last, "[redacted:") {
 		t.Errorf("the end has %d bytes: %.200q", len(last), last)
 	}
 	if left := g.spill.left; left > spillBytes-backgroundBytes/2 {

@@ -40,10 +40,10 @@ type bindTracker struct {
 	forget func()
 }
 
-func newBindTracker(s *Session, original *workspace.Reader) *bindTracker {
+func newBindTracker(s *Session, original *workspace.Reader, images *changes.Preimages) *bindTracker {
 	b := &bindTracker{
 		recording: newRecording(), dir: s.dir, workspace: s.opts.Workspace, original: original, sandbox: s.sandbox,
-		warn: s.events.recordWarning, log: s.log, images: s.exec.images, repositories: make(chan struct{}),
+		warn: s.events.recordWarning, log: s.log, images: images, repositories: make(chan struct{}),
 		quarantine: quarantine.New(quarantine.Options{
 			Reader: original, Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: s.opts.Workspace.ownerID,
 			Change: s.exec.applyAnywhere, Renew: s.sandbox.startUnguarded, Log: s.log,

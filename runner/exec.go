@@ -7,9 +7,13 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
@@ -19,19 +23,11 @@ import (
 // executor runs what tools request in the session's sandbox: shell commands
 // for tools/shell, changes of files for tools/file. It is safe for concurrent use.
 type executor struct {
+	opts    executorOptions
 	sandbox *liveSandbox
 	spill   *spiller
-	// ready waits until the workspace is recorded; nothing may change it before, or
-	// after an error.
-	ready func(ctx context.Context) error
-	// fresh reports whether a file is still as the session found it.
-	fresh func(ctx context.Context, path string) bool
 	// disk ends commands before they fill the host's disk; nil is no watch.
 	disk *diskwatch.Watch
-	// after is called when a command has ended.
-	after func(ctx context.Context)
-
-	images *changes.Preimages
 	// background are the commands that outlive their calls.
 	background *backgrounds
 
@@ -40,11 +36,44 @@ type executor struct {
 	killed int
 }
 
-// newExecutor returns an executor. The caller must set ready, fresh, after and
-// background.
-func newExecutor(sandbox *liveSandbox, dir string, spill *spiller, disk *diskwatch.Watch) *executor {
-	return &executor{sandbox: sandbox, spill: spill, disk: disk, images: changes.NewPreimages(dir)}
+// executorOptions configures an executor. All fields are required, but Secrets and
+// Room may be nil.
+type executorOptions struct {
+	// Dir is the session's directory. Long output is kept there, without Secrets.
+	Dir     string
+	Secrets []redact.Secret
+	// Room returns the room that commands have on the host's disk; nil is no bound.
+	Room func() diskwatch.Room
+	// WaitRecorded waits until the workspace is recorded; nothing may change it
+	// before, or after an error.
+	WaitRecorded func(ctx context.Context) error
+	// IsFresh reports whether a file is still as the session found it.
+	IsFresh func(ctx context.Context, path string) bool
+	// AfterCommand is called when a command has ended.
+	AfterCommand func(ctx context.Context)
+	// Images receives the files that changes replace.
+	Images *changes.Preimages
+	// RecordBackground records the end of a background command.
+	RecordBackground func(record.BackgroundEnded) error
+	Log              *zap.Logger
 }
+
+// newExecutor returns an executor of a session's sandbox.
+func newExecutor(sandbox *liveSandbox, o executorOptions) *executor {
+	x := &executor{opts: o, sandbox: sandbox, spill: newSpiller(o.Dir, o.Secrets)}
+	if o.Room != nil {
+		x.disk = diskwatch.New(o.Room, sandbox.killCurrent)
+	}
+	x.background = newBackgrounds(x, o.RecordBackground, o.Log)
+	return x
+}
+
+// Background returns the commands that outlive their calls, for tools/shell.
+func (x *executor) Background() shell.Background { return x.background }
+
+// endBackground ends the commands that outlive their calls and waits for them. None
+// is started any more.
+func (x *executor) endBackground() { x.background.endAll() }
 
 // Run runs one shell command to its end.
 func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, error) {
@@ -88,7 +117,7 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	if ctx.Err() != nil {
 		return result, fmt.Errorf("run command: %w", context.Cause(ctx))
 	}
-	x.after(ctx)
+	x.opts.AfterCommand(ctx)
 	return result, nil
 }
 
@@ -116,7 +145,7 @@ func (x *executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 			return exit, err
 		}
 	}
-	x.after(ctx)
+	x.opts.AfterCommand(ctx)
 	if full := diskFull(watched); full != nil && exit.Status.Cancelled {
 		return exit, full
 	}
@@ -157,14 +186,14 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	var fresh, noted bool
 	switch op.Kind {
 	case workspace.OpWrite, workspace.OpAppend, workspace.OpPatch, workspace.OpDelete:
-		noted, fresh = true, x.fresh(ctx, op.Path)
+		noted, fresh = true, x.opts.IsFresh(ctx, op.Path)
 	}
 	change, err := g.sandbox.Apply(ctx, op)
 	if err != nil {
 		return change, x.sandbox.checkLoss(g, err)
 	}
 	if noted {
-		x.images.Note(change, fresh)
+		x.opts.Images.Note(change, fresh)
 	}
 	return change, nil
 }
@@ -208,7 +237,7 @@ func (x *executor) waitReady(ctx context.Context) (*generation, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := x.ready(ctx); err != nil {
+	if err := x.opts.WaitRecorded(ctx); err != nil {
 		return nil, err
 	}
 	return g, nil

@@ -53,8 +53,8 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 	}
 	t.Cleanup(func() { dir.Close() })
 	b = newContainerBench(t)
-	b.spec.Workspace = sandbox.Workspace{Path: dir.Name(), Dir: dir}
-	b.backend = creatorFunc(func(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	b.opts.Spec.Workspace = sandbox.Workspace{Path: dir.Name(), Dir: dir}
+	b.opts.Backend = creatorFunc(func(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 		box, err := b.boxes.Create(ctx, spec)
 		if err != nil {
 			return nil, err
@@ -67,12 +67,11 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 		}}, nil
 	})
 	after = new(int)
-	x = &executor{
-		sandbox: b.liveSandbox, spill: newSpiller(t.TempDir(), nil), ready: noWait, after: func(context.Context) { *after++ },
-		fresh: func(context.Context, string) bool { return true }, images: changes.NewPreimages(t.TempDir()),
-	}
-	x.background = newBackgrounds(x, func(record.BackgroundEnded) error { return nil }, zap.NewNop())
-	return x, b, after
+	return newExecutor(b.liveSandbox, executorOptions{
+		Dir: t.TempDir(), WaitRecorded: noWait, AfterCommand: func(context.Context) { *after++ },
+		IsFresh: func(context.Context, string) bool { return true }, Images: changes.NewPreimages(t.TempDir()),
+		RecordBackground: func(record.BackgroundEnded) error { return nil }, Log: zap.NewNop(),
+	}), b, after
 }
 
 // noWait is a workspace that is recorded.
@@ -262,8 +261,8 @@ func TestExecutorMeetsALoss(t *testing.T) {
 		t.Errorf("a change: %v", err)
 	}
 	x, b, _ = newExecutorBench(t, nil)
-	create := b.backend
-	b.backend = creatorFunc(func(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+	create := b.opts.Backend
+	b.opts.Backend = creatorFunc(func(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 		box, err := create.Create(ctx, spec)
 		started := box.(*startedBox)
 		started.start = func(context.Context, sandbox.Command) (sandbox.Process, error) {
@@ -292,8 +291,16 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 	if _, err := b.waitRunning(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	recorded := newRecording()
-	x.ready = recorded.waitRecorded
+	recorded := make(chan struct{})
+	var notRecorded error
+	x.opts.WaitRecorded = func(ctx context.Context) error {
+		select {
+		case <-recorded:
+			return notRecorded
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 	user := errors.New("user")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
@@ -311,12 +318,12 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 			t.Errorf("a cancelled call: %v", err)
 		}
 	}
-	close(recorded.done)
+	close(recorded)
 	if g, err := x.waitReady(t.Context()); err != nil || g == nil {
 		t.Errorf("after the recording: %v", err)
 	}
-	recorded.err = errors.New("not recorded")
-	if _, err := x.waitReady(t.Context()); !errors.Is(err, recorded.err) {
+	notRecorded = errors.New("not recorded")
+	if _, err := x.waitReady(t.Context()); !errors.Is(err, notRecorded) {
 		t.Errorf("after a failed recording: %v", err)
 	}
 }
@@ -325,7 +332,7 @@ func TestExecutorWaitsForTheWorkspace(t *testing.T) {
 func TestExecutorKeepsWhatItChanges(t *testing.T) {
 	x, b, _ := newExecutorBench(t, nil)
 	var fresh []string
-	x.fresh = func(_ context.Context, path string) bool {
+	x.opts.IsFresh = func(_ context.Context, path string) bool {
 		fresh = append(fresh, path)
 		return true
 	}
@@ -337,11 +344,11 @@ func TestExecutorKeepsWhatItChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if text, err := os.ReadFile(b.spec.Workspace.Path + "/f"); err != nil || string(text) != "new" {
+	if text, err := os.ReadFile(b.opts.Spec.Workspace.Path + "/f"); err != nil || string(text) != "new" {
 		t.Errorf("%q, %v", text, err)
 	}
-	_, absent, known := x.images.Before("f")
-	_, noFile, directory := x.images.Before("d")
+	_, absent, known := x.opts.Images.Before("f")
+	_, noFile, directory := x.opts.Images.Before("d")
 	if diff := cmp.Diff([]string{"f"}, fresh); diff != "" || !absent || !known || noFile || directory {
 		t.Errorf("absent %v, known %v, the directory %v; asked (-want +got):\n%s", absent, known, directory, diff)
 	}

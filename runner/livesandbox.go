@@ -26,8 +26,28 @@ const (
 	reasonTime = 5 * time.Second
 )
 
-// errSlow is the cause of a clean-up or scan that took too long.
-var errSlow = errors.New("no answer in time")
+// errDestroySlow is the cause of a destruction that took too long.
+var errDestroySlow = errors.New("no answer in time")
+
+// sandboxOptions configures a liveSandbox. Backend, Record and Fail are required.
+type sandboxOptions struct {
+	Backend sandbox.Creator
+	Spec    sandbox.Spec
+	// RefuseLost refuses a sandbox that lacks a protection.
+	RefuseLost bool
+	// OnStart is called once when the first generation begins; it must neither wait
+	// nor call the sandbox. Nil does nothing.
+	OnStart func()
+	// Prepare completes the spec of each generation; it may wait. Nil does nothing.
+	Prepare func(ctx context.Context, spec *sandbox.Spec)
+	// Record writes a record, and Fail ends the session.
+	Record func(record.Payload) error
+	Fail   func(error)
+	// Describe describes a failed start to users; nil takes the error's text.
+	Describe func(error) string
+	// Log is nil for no log.
+	Log *zap.Logger
+}
 
 // liveSandbox is the session's one sandbox through its generations. It is started in
 // the background, by start or by the first call that needs it; calls wait for
@@ -37,21 +57,7 @@ var errSlow = errors.New("no answer in time")
 //	none ──start, running──▶ generation 1 ──died of its limits──▶ generation 2 ─▶ … at most maxRestarts
 //	                            └──────lost otherwise──────▶ the run ends
 type liveSandbox struct {
-	backend sandbox.Creator
-	spec    sandbox.Spec
-	// onStart is called once, with mu held, when the first generation begins; it must
-	// not wait. Nil does nothing.
-	onStart func()
-	// record writes a record; fail ends the run; describe
-	// describes a failed start to users.
-	record   func(record.Payload) error
-	fail     func(error)
-	describe func(error) string
-	log      *zap.Logger
-	// refuseLost refuses a sandbox that lacks a protection.
-	refuseLost bool
-	// prepare, if it is set, completes the spec of each generation; it may wait.
-	prepare func(ctx context.Context, spec *sandbox.Spec)
+	opts sandboxOptions
 
 	// making bounds Create; it ends when the session does.
 	making context.Context
@@ -95,9 +101,16 @@ func (e *startError) Error() string {
 // Unwrap returns tools.ErrSandboxStart and the cause.
 func (e *startError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.cause} }
 
-func newLiveSandbox(ctx context.Context, backend sandbox.Creator, spec sandbox.Spec) *liveSandbox {
-	c := &liveSandbox{backend: backend, spec: spec, log: zap.NewNop()}
-	c.describe = error.Error
+// newLiveSandbox returns the sandbox of a session. Values of ctx are those of its
+// starts; its end is not.
+func newLiveSandbox(ctx context.Context, o sandboxOptions) *liveSandbox {
+	if o.Describe == nil {
+		o.Describe = error.Error
+	}
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	c := &liveSandbox{opts: o}
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c
 }
@@ -114,8 +127,8 @@ func (c *liveSandbox) ensureStarted() {
 // generation: after stopAndDestroy, none begins.
 func (c *liveSandbox) startLocked() bool {
 	if c.current == nil && c.making.Err() == nil {
-		if c.onStart != nil {
-			c.onStart()
+		if c.opts.OnStart != nil {
+			c.opts.OnStart()
 		}
 		c.current = c.startGeneration(&generation{})
 	}
@@ -134,13 +147,13 @@ func (c *liveSandbox) startGeneration(g *generation) *generation {
 	g.ready = make(chan struct{})
 	c.starts.Go(func() {
 		defer close(g.ready)
-		spec := c.spec
+		spec := c.opts.Spec
 		spec.Workspace.Unguarded = g.unguarded
-		if c.prepare != nil {
-			c.prepare(c.making, &spec)
+		if c.opts.Prepare != nil {
+			c.opts.Prepare(c.making, &spec)
 		}
 		begun := time.Now()
-		box, err := c.backend.Create(c.making, spec)
+		box, err := c.opts.Backend.Create(c.making, spec)
 		if err == nil {
 			g.sandbox = box
 			err = c.recordStarted(g, time.Since(begun))
@@ -164,10 +177,10 @@ func (c *liveSandbox) finishStart(g *generation, err error) {
 	c.mu.Unlock()
 	switch {
 	case errors.Is(err, tools.ErrRecord):
-		c.fail(err)
+		c.opts.Fail(err)
 	case tell:
 		// A trace that can't be written is found again by the last record.
-		_ = c.record(record.Warning{Message: "calls that need the sandbox will fail: " + c.describe(err)})
+		_ = c.opts.Record(record.Warning{Message: "calls that need the sandbox will fail: " + c.opts.Describe(err)})
 	}
 }
 
@@ -183,10 +196,10 @@ func (c *liveSandbox) recordStarted(g *generation, took time.Duration) error {
 	if g.number > 0 {
 		p = record.SandboxRestarted{Restart: g.number, Attestation: att, StartMS: took.Milliseconds()}
 	}
-	if err := c.record(p); err != nil {
+	if err := c.opts.Record(p); err != nil {
 		return err
 	}
-	if c.refuseLost && !g.unguarded && len(att.Lost) > 0 {
+	if c.opts.RefuseLost && !g.unguarded && len(att.Lost) > 0 {
 		return &startError{fmt.Errorf("%w: it lacks protections, which is refused here (refuse_lost): %s", sandbox.ErrUnsupported, strings.Join(att.Lost, "; "))}
 	}
 	return nil
@@ -293,10 +306,10 @@ func (c *liveSandbox) destroyGeneration(g *generation) {
 		return
 	}
 	g.taken = true
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.making), destroyTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.making), destroyTime, errDestroySlow)
 	defer cancel()
 	if err := g.sandbox.Destroy(ctx); err != nil {
-		c.log.Error("destroy sandbox", zap.String("container", g.sandbox.ID()), zap.Error(err))
+		c.opts.Log.Error("destroy sandbox", zap.String("container", g.sandbox.ID()), zap.Error(err))
 		c.left = append(c.left, err.Error())
 	}
 }
@@ -349,7 +362,7 @@ func (c *liveSandbox) closeOn(force <-chan struct{}) (stop func()) {
 		defer close(done)
 		select {
 		case <-force:
-			c.log.Warn("forced end: destroying the sandbox")
+			c.opts.Log.Warn("forced end: destroying the sandbox")
 			c.stopAndDestroy()
 		case <-end:
 		}
@@ -433,8 +446,8 @@ func (c *liveSandbox) replaceGeneration(g *generation, why loss) error {
 		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, why.cause)
 	}
 	again := why.again && c.restarts < maxRestarts
-	c.log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
-	err := c.record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit), Restarting: again})
+	c.opts.Log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
+	err := c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit), Restarting: again})
 	if err != nil {
 		return err
 	}
@@ -442,7 +455,7 @@ func (c *liveSandbox) replaceGeneration(g *generation, why loss) error {
 	if !again {
 		// Not wrapped: a sandbox lost for good is not the run's own limit.
 		err := fmt.Errorf("%w: %s", tools.ErrSandboxLost, why.cause.Error())
-		c.fail(err)
+		c.opts.Fail(err)
 		return err
 	}
 	c.restarts++
@@ -478,9 +491,9 @@ func (c *liveSandbox) recordUnnoticedLoss(g *generation) error {
 	if cause == nil {
 		return gone // taken down by us
 	}
-	c.log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(cause))
+	c.opts.Log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(cause))
 	why := lossOf(cause)
 	// A trace that can't be written is found again by the last record.
-	_ = c.record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit)})
+	_ = c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit)})
 	return gone
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,8 +36,8 @@ type containerBench struct {
 func newContainerBench(t *testing.T) *containerBench {
 	t.Helper()
 	f := &fakesandbox.Backend{}
-	b := &containerBench{liveSandbox: newLiveSandbox(t.Context(), f, sandbox.Spec{}), boxes: f}
-	b.record = func(p record.Payload) error {
+	b := &containerBench{liveSandbox: newLiveSandbox(t.Context(), sandboxOptions{Backend: f}), boxes: f}
+	b.opts.Record = func(p record.Payload) error {
 		b.reports.Lock()
 		defer b.reports.Unlock()
 		if b.refuse == nil {
@@ -44,7 +45,7 @@ func newContainerBench(t *testing.T) *containerBench {
 		}
 		return b.refuse
 	}
-	b.fail = func(err error) {
+	b.opts.Fail = func(err error) {
 		b.reports.Lock()
 		defer b.reports.Unlock()
 		b.ends = append(b.ends, err)
@@ -97,7 +98,7 @@ func requireReplaced(t *testing.T, err error, text string) {
 func TestContainerStartsOnce(t *testing.T) {
 	b := newContainerBench(t)
 	starts := 0
-	b.onStart = func() { starts++ }
+	b.opts.OnStart = func() { starts++ }
 	if !b.isUntouched() {
 		t.Error("touched before the start")
 	}
@@ -116,7 +117,7 @@ func TestContainerStartsOnce(t *testing.T) {
 
 func TestContainerPreparesItsSpec(t *testing.T) {
 	b := newContainerBench(t)
-	b.prepare = func(_ context.Context, spec *sandbox.Spec) { spec.Session = "prepared" }
+	b.opts.Prepare = func(_ context.Context, spec *sandbox.Spec) { spec.Session = "prepared" }
 	if _, box := b.runningBox(t); box.Spec.Session != "prepared" {
 		t.Errorf("spec %+v", box.Spec)
 	}
@@ -198,7 +199,7 @@ func TestContainerRefusesWhatIsLacking(t *testing.T) {
 		{false, []string{"no seccomp filter"}, nil},
 	} {
 		b := newContainerBench(t)
-		b.refuseLost, b.boxes.Lost = tc.refuse, tc.lacks
+		b.opts.RefuseLost, b.boxes.Lost = tc.refuse, tc.lacks
 		_, err := b.waitRunning(t.Context())
 		if !errors.Is(err, tc.want) || errors.Is(err, tools.ErrSandboxStart) != (tc.want != nil) {
 			t.Errorf("%+v: %v", tc, err)
@@ -535,4 +536,37 @@ func TestLimitsInWords(t *testing.T) {
 			t.Errorf("%+v: %q, want %q", e, got, want)
 		}
 	}
+}
+
+// TestNoStartAfterTheEnd: neither a call that was cancelled nor one that comes
+// after the end starts a sandbox. The last call is the control.
+func TestNoStartAfterTheEnd(t *testing.T) {
+	var starts atomic.Int32
+	backend := &fakesandbox.Backend{OnCreate: func(context.Context, int) error {
+		starts.Add(1)
+		return nil
+	}}
+	make := func() *liveSandbox {
+		return newLiveSandbox(t.Context(), sandboxOptions{
+			Backend: backend, Record: func(record.Payload) error { return nil }, Fail: func(err error) { t.Error(err) },
+		})
+	}
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := make()
+	if _, err := c.waitRunning(cancelled); !errors.Is(err, context.Canceled) || starts.Load() != 0 {
+		t.Errorf("cancelled: %v, %d starts", err, starts.Load())
+	}
+	c.killCurrent()
+	c.waitStarted(t.Context())
+	c.stopAndDestroy()
+	c.ensureStarted()
+	if _, err := c.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || starts.Load() != 0 {
+		t.Errorf("closed: %v, %d starts", err, starts.Load())
+	}
+	c = make()
+	if _, err := c.waitRunning(t.Context()); err != nil || starts.Load() != 1 {
+		t.Errorf("control: %v, %d starts", err, starts.Load())
+	}
+	c.stopAndDestroy()
 }

@@ -175,7 +175,7 @@ func TestHintOfAFailedStart(t *testing.T) {
 		b, _ := countStarts(t, shellTurn+lastTurn, cause)
 		b.opts.startOnDemand, b.opts.Hint = true, hint
 		r, _ := b.run(t.Context())
-		f := (&userCommands{hint: hint}).notRun(&startError{cause}).Failure
+		f := (&userCommands{hint: hint}).notRun(&startError{cause: cause}).Failure
 		for _, hint := range []string{r.Problem.Hint, f.Hint} {
 			if !strings.HasPrefix(hint, want) || r.ExitStatus != OutcomeSandboxStart || f.Kind != string(FaultSandboxStart) {
 				t.Errorf("%v: %q (%d), want %q", cause, hint, r.ExitStatus, want)
@@ -328,35 +328,6 @@ func TestInterruptedStart(t *testing.T) {
 	}
 }
 
-// TestNoStartAfterTheEnd: neither a call that was cancelled nor one that comes
-// after the end starts a sandbox. The last call is the control.
-func TestNoStartAfterTheEnd(t *testing.T) {
-	b, starts := countStarts(t, lastTurn, nil)
-	make := func() *liveSandbox {
-		c := newLiveSandbox(t.Context(), b.backend, sandbox.Spec{})
-		c.record, c.fail = func(record.Payload) error { return nil }, func(err error) { t.Error(err) }
-		return c
-	}
-	cancelled, cancel := context.WithCancel(t.Context())
-	cancel()
-	c := make()
-	if _, err := c.waitRunning(cancelled); !errors.Is(err, context.Canceled) || starts.Load() != 0 {
-		t.Errorf("cancelled: %v, %d starts", err, starts.Load())
-	}
-	c.killCurrent()
-	c.waitStarted(t.Context())
-	c.stopAndDestroy()
-	c.ensureStarted()
-	if _, err := c.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || starts.Load() != 0 {
-		t.Errorf("closed: %v, %d starts", err, starts.Load())
-	}
-	c = make()
-	if _, err := c.waitRunning(t.Context()); err != nil || starts.Load() != 1 {
-		t.Errorf("control: %v, %d starts", err, starts.Load())
-	}
-	c.stopAndDestroy()
-}
-
 // TestNothingRunsInAWorkspaceThatIsNotRecorded: the control is the second call.
 func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 	b, _ := countStarts(t, lastTurn, nil)
@@ -420,7 +391,6 @@ func TestNothingIsQuarantinedWhereNothingRan(t *testing.T) {
 			}
 			return nil
 		}
-		s.sandbox.prepare = nil
 		turn, err := s.Start("read")
 		if err != nil {
 			t.Fatal(err)

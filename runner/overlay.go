@@ -58,7 +58,7 @@ type overlayTracker struct {
 }
 
 // newOverlayTracker makes the layers.
-func newOverlayTracker(s *Session, original *workspace.Reader) (*overlayTracker, error) {
+func newOverlayTracker(s *Session, original *workspace.Reader, images *changes.Preimages) (*overlayTracker, error) {
 	layers, err := overlay.Create(filepath.Join(s.dir, sessiondir.OverlayDir), overlay.CreateOptions{
 		Session: s.opts.Dir.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
 	})
@@ -69,8 +69,8 @@ func newOverlayTracker(s *Session, original *workspace.Reader) (*overlayTracker,
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
 	return &overlayTracker{
-		recording: newRecording(), workspace: s.opts.Workspace, layers: layers, reader: &sandboxView{sandbox: s.sandbox, original: original},
-		sandbox: s.sandbox, images: s.exec.images, log: s.log, apply: s.opts.Apply, user: s.opts.User.Name, force: s.opts.Force,
+		recording: newRecording(), workspace: s.opts.Workspace, layers: layers, reader: newView(s.sandbox, original),
+		sandbox: s.sandbox, images: images, log: s.log, apply: s.opts.Apply, user: s.opts.User.Name, force: s.opts.Force,
 	}, nil
 }
 
@@ -91,7 +91,7 @@ func (o *overlayTracker) recordLower(ctx context.Context) error {
 	defer cancel()
 	if err := o.layers.Record(ctx, o.workspace.Dir); err != nil {
 		o.log.Error("record workspace", zap.Error(err))
-		return &startError{err}
+		return &startError{cause: err}
 	}
 	o.recorded = true
 	return nil

@@ -31,7 +31,12 @@ const evilConfig = "[core]\n\tfsmonitor = touch FIRED\n"
 func (b *bench) looked() *Session {
 	b.t.Helper()
 	s := b.opened()
-	if _, err := s.exec.waitReady(b.t.Context()); err != nil {
+	s.sandbox.ensureStarted()
+	s.sandbox.waitStarted(b.t.Context())
+	if s.sandbox.isUntouched() && b.backend.OnCreate == nil {
+		b.t.Fatal("the sandbox did not start")
+	}
+	if err := s.tracker.waitRecorded(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 	return s
@@ -338,14 +343,16 @@ func TestTheWorkspacesRepositoryIsLookedAtToo(t *testing.T) {
 // is new in it is its user's.
 func TestQuarantineNeedsASandbox(t *testing.T) {
 	b := newBench(t, plantTurns)
+	b.backend.OnCreate = func(context.Context, int) error { return sandbox.ErrUnavailable }
 	s := b.looked()
 	b.file("sub/.git/config", evilConfig)
-	s.sandbox.usable = false
 	s.tracker.checkAtEnd()
 	if !b.exists("sub/.git") {
 		t.Error("the user's repository was renamed")
 	}
-	s.sandbox.usable = true
+	b = newBench(t, plantTurns)
+	s = b.looked()
+	b.file("sub/.git/config", evilConfig)
 	s.tracker.checkAtEnd()
 	if b.exists("sub/.git") {
 		t.Error("control: nothing was renamed in a session with commands")

@@ -21,6 +21,11 @@ type sandboxView struct {
 
 var _ workspace.View = (*sandboxView)(nil)
 
+// newView returns a view of an overlay on a directory.
+func newView(sandbox *liveSandbox, original *workspace.Reader) *sandboxView {
+	return &sandboxView{sandbox: sandbox, original: original}
+}
+
 // errNoView reports that a backend mounted an overlay and has no view of it.
 var errNoView = fmt.Errorf("%w: the backend shows the host no overlay workspace", sandbox.ErrUnsupported)
 

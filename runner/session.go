@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -104,7 +105,6 @@ func Open(ctx context.Context, o Options) (*Session, error) {
 // start records the session's beginning.
 func (s *Session) start(ctx context.Context) error {
 	s.ctx, s.end = context.WithCancelCause(ctx)
-	s.sandbox.fail = func(err error) { s.end(err) }
 	s.unforced = s.sandbox.closeOn(s.opts.Force)
 	if err := s.writeCreated(); err != nil {
 		return s.abortStart(err)
@@ -137,17 +137,13 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, &WorkspaceError{Op: "read", Path: o.Workspace.Path, Err: err}
 	}
 	s.original = original
-	s.sandbox = newLiveSandbox(ctx, o.Backend, s.sandboxSpec())
-	s.sandbox.record, s.sandbox.describe, s.sandbox.log, s.sandbox.refuseLost = s.events.writeRecord, o.describeStart, s.log, o.RefuseLost
-	s.exec = newExecutor(s.sandbox, s.dir, newSpiller(s.dir, o.Secrets), diskwatch.New(roomOfSession(o, s.dir), s.sandbox.killCurrent))
-	s.exec.background = newBackgrounds(s.exec, s.events.recordBackground, s.log)
+	images := changes.NewPreimages(s.dir)
+	s.sandbox = newLiveSandbox(ctx, s.liveSandboxOptions())
+	s.exec = newExecutor(s.sandbox, s.executorOptions(images))
 	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
-	if s.tracker, err = newTracker(s, original); err != nil {
+	if s.tracker, err = newTracker(s, original, images); err != nil {
 		return nil, errors.Join(err, s.rec.Close())
 	}
-	s.exec.ready, s.exec.fresh, s.exec.after = s.tracker.waitRecorded, s.tracker.isFresh, s.tracker.checkAfterCommand
-	s.sandbox.prepare = s.tracker.prepareSpec
-	s.sandbox.onStart = func() { s.tracker.startRecording(s.ctx) }
 	if s.tools, err = s.newDispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it
 		s.tracker.discardState()
@@ -157,11 +153,11 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 }
 
 // newTracker returns the tracker for the mode of the workspace.
-func newTracker(s *Session, original *workspace.Reader) (changeTracker, error) {
+func newTracker(s *Session, original *workspace.Reader, images *changes.Preimages) (changeTracker, error) {
 	if s.opts.isOverlay() {
-		return newOverlayTracker(s, original)
+		return newOverlayTracker(s, original, images)
 	}
-	return newBindTracker(s, original), nil
+	return newBindTracker(s, original, images), nil
 }
 
 // checkRequired reports the first option that is missing.
@@ -189,6 +185,29 @@ func (s *Session) sandboxSpec() sandbox.Spec {
 		Session: s.opts.Dir.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.sandboxSpec(s.opts.Submounts),
 		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
 		Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
+	}
+}
+
+// liveSandboxOptions returns the options of the session's sandbox. They need its
+// tracker when the sandbox is started.
+func (s *Session) liveSandboxOptions() sandboxOptions {
+	return sandboxOptions{
+		Backend: s.opts.Backend, Spec: s.sandboxSpec(), RefuseLost: s.opts.RefuseLost,
+		OnStart: func() { s.tracker.startRecording(s.ctx) },
+		Prepare: func(ctx context.Context, spec *sandbox.Spec) { s.tracker.prepareSpec(ctx, spec) },
+		Record:  s.events.writeRecord, Fail: func(err error) { s.end(err) }, Describe: s.opts.describeStart, Log: s.log,
+	}
+}
+
+// executorOptions returns the options of the session's executor, with the files as
+// they were before tools changed them.
+func (s *Session) executorOptions(images *changes.Preimages) executorOptions {
+	return executorOptions{
+		Dir: s.dir, Secrets: s.opts.Secrets, Room: roomOfSession(s.opts, s.dir), Images: images,
+		WaitRecorded:     func(ctx context.Context) error { return s.tracker.waitRecorded(ctx) },
+		IsFresh:          func(ctx context.Context, path string) bool { return s.tracker.isFresh(ctx, path) },
+		AfterCommand:     func(ctx context.Context) { s.tracker.checkAfterCommand(ctx) },
+		RecordBackground: s.events.recordBackground, Log: s.log,
 	}
 }
 

@@ -82,7 +82,7 @@ func (t toolset) listFactories() ([]tools.Factory, error) {
 func (t toolset) shellOptions() shell.Options {
 	return shell.Options{
 		Timeout: t.opts.Resources.CommandTime, Grace: t.opts.Grace, Mount: sandbox.WorkspaceDir, HostRoot: t.hostRoot,
-		Background: t.exec.background, View: t.reader,
+		Background: t.exec.Background(), View: t.reader,
 	}
 }
 

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -13,6 +14,9 @@ import (
 
 // compareTime bounds one scan of the whole workspace.
 const compareTime = 60 * time.Second
+
+// errSlow is the cause of a scan or a clean-up that took too long.
+var errSlow = errors.New("no answer in time")
 
 // changeTracker finds out what a session changes in its workspace: a bindTracker by
 // comparing the directory with its state at the start, an overlayTracker by reading

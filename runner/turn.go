@@ -196,7 +196,7 @@ func (s *Session) mayNeedSandbox() bool {
 func (s *Session) startServices() {
 	s.patches.reportKilled()
 	users := &userCommands{exec: s.exec, events: s.events, sync: s.rec.Sync, hint: s.opts.hint, log: s.log, session: s.opts.Dir.Session, dir: s.dir}
-	s.stop = append(s.stop, users.serveCommands(s.ctx, s.dir), s.exec.background.endAll)
+	s.stop = append(s.stop, users.serveCommands(s.ctx, s.dir), s.exec.endBackground)
 }
 
 // finishTurn keeps the outcome of a turn and closes its Done channel.

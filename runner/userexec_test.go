@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -21,7 +20,6 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
@@ -208,21 +206,22 @@ func TestUserCommandsAreRecordedFirst(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			b, _ := startedBackgrounds(t, map[string]fakesandbox.Script{"run": func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
+			backend := &fakesandbox.Backend{Scripts: map[string]fakesandbox.Script{"run": func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 				if c.closes {
 					end()
 				}
 				return sandbox.ExitStatus{}
-			}})
+			}}}
+			x := newTestExecutor(t, backend, nil)
 			synced, starts := 0, 0
-			b.x.sandbox.backend.(*fakesandbox.Backend).OnStart = func(_ context.Context, cmd sandbox.Command) error {
+			backend.OnStart = func(_ context.Context, cmd sandbox.Command) error {
 				if starts++; cmd.Timeout != 1500*time.Millisecond || synced != 1 {
 					t.Errorf("started with a timeout of %v, after %d syncs", cmd.Timeout, synced)
 				}
 				return nil
 			}
 			core, logged := observer.New(zap.ErrorLevel)
-			u := &userCommands{exec: b.x, hint: Fault.Hint, events: newEventRecorder(rec, nil), log: zap.New(core), sync: func() error {
+			u := &userCommands{exec: x, hint: Fault.Hint, events: newEventRecorder(rec, nil), log: zap.New(core), sync: func() error {
 				synced++
 				return c.sync
 			}}
@@ -263,7 +262,7 @@ func TestFailuresOfUserCommands(t *testing.T) {
 	} {
 		for _, err := range errs {
 			f := u.notRun(err).Failure
-			if f == nil || f.Kind != string(want) || f.Hint == "" || (f.Hint == "The session's records have the details.") != (want == FaultOther) {
+			if f == nil || f.Kind != string(want) || f.Hint == "" || want == FaultDisk && !strings.Contains(f.Hint, "disk") || (f.Hint == "The session's records have the details.") != (want == FaultOther) {
 				t.Errorf("%v: %+v, want %s", err, f, want)
 			}
 			if e, ok := errors.AsType[*tools.Error](err); ok && (f.Cause == "replaced") != (e.Reason == replacedReason) {
@@ -271,21 +270,15 @@ func TestFailuresOfUserCommands(t *testing.T) {
 			}
 		}
 	}
-	for cause, want := range map[error]string{
-		errors.New("user"): "", &limits.ExceededError{Kind: limits.KindMemory, Limit: 1 << 30}: "",
-		&limits.ExceededError{Kind: limits.KindDisk, Limit: 1 << 30}:           "less than 1024 MiB left",
-		&limits.ExceededError{Kind: limits.KindDisk, Limit: 5000, Files: true}: "less than 5000 more files",
-	} {
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(cause)
-		if err := diskFull(ctx); (err != nil) != (want != "") || err != nil && (!strings.Contains(err.Error(), want) || !errors.Is(err, cause)) {
-			t.Errorf("%v: %v", cause, err)
-		}
-	}
 	if got := recordTexts([][]byte{[]byte("a"), {0xff}}); len(got) != 2 || got[0] != "a" || got[1] != `"\xff"` || recordTexts(nil) == nil {
 		t.Errorf("recorded as %q", got)
 	}
 }
+
+// brokenWriter is a client that is gone.
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
 
 // TestCountedOutput: what is recorded of a stream is what the user was given.
 func TestCountedOutput(t *testing.T) {
@@ -300,87 +293,7 @@ func TestCountedOutput(t *testing.T) {
 	if got := c.recordStream(); got.Bytes != 3 || got.SHA256 != fmt.Sprintf("%x", sha256.Sum256([]byte("abc"))) {
 		t.Errorf("%+v", got)
 	}
-	if _, err := (&counted{to: failingWriter{}, sum: sha256.New()}).Write([]byte("x")); err == nil {
+	if _, err := (&counted{to: brokenWriter{}, sum: sha256.New()}).Write([]byte("x")); err == nil {
 		t.Error("a reader that is gone is not reported")
-	}
-}
-
-// TestUserCommandsThatDoNotRun: the sandbox refuses one, is lost, or leaves
-// processes; the workspace is looked at after those that ran.
-func TestUserCommandsThatDoNotRun(t *testing.T) {
-	for name, c := range map[string]struct {
-		refuses error
-		fills   bool // the disk, before it starts
-		script  fakesandbox.Script
-		left    int
-		last    bool // no other sandbox follows
-		unready error
-		after   int
-		want    error
-	}{
-		"one that runs": {script: fakesandbox.WriteText("x"), after: 1},
-		"one that ended before the disk was full": {script: fakesandbox.WriteText("x"), after: 1},
-		"a refused one":               {refuses: sandbox.ErrInvalid, want: sandbox.ErrInvalid},
-		"one on a full disk":          {refuses: sandbox.ErrInvalid, fills: true, want: &limits.ExceededError{}},
-		"one that leaves one":         {script: fakesandbox.WriteText("x"), left: 1, after: 1},
-		"one that leaves one at last": {script: fakesandbox.WriteText("x"), left: 1, last: true, want: tools.ErrSandboxLost},
-		"one without a workspace":     {script: fakesandbox.WriteText("x"), unready: sandbox.ErrState, want: sandbox.ErrState},
-		"one that is lost":            {script: fakesandbox.EndSandbox(true), want: &tools.Error{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			b, _ := startedBackgrounds(t, map[string]fakesandbox.Script{"run": c.script})
-			backend := b.x.sandbox.backend.(*fakesandbox.Backend)
-			backend.Unkillable = map[string]int{"run": c.left}
-			free := int64(4 * diskwatch.Reserve)
-			var mu sync.Mutex
-			b.x.disk = diskwatch.New(func() diskwatch.Room {
-				mu.Lock()
-				defer mu.Unlock()
-				return diskwatch.Room{Bytes: free, Files: -1}
-			}, nil)
-			var watched context.Context
-			backend.OnStart = func(ctx context.Context, _ sandbox.Command) error {
-				watched = ctx
-				if c.fills {
-					mu.Lock()
-					free = 0
-					mu.Unlock()
-					<-ctx.Done()
-				}
-				return c.refuses
-			}
-			after, lost := 0, 0
-			b.x.after = func(context.Context) {
-				if after++; name == "one that ended before the disk was full" {
-					mu.Lock()
-					free = 0
-					mu.Unlock()
-					<-watched.Done()
-				}
-			}
-			if _, err := b.x.waitReady(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			b.x.sandbox.record = func(p record.Payload) error {
-				if _, ok := p.(record.SandboxLost); ok {
-					lost++
-				}
-				return nil
-			}
-			if c.last {
-				b.x.sandbox.restarts, b.x.sandbox.fail = maxRestarts, func(error) {}
-			}
-			b.x.ready = func(context.Context) error { return c.unready }
-			_, err := b.x.RunProgram(t.Context(), sandbox.Command{Argv: []string{"run"}, Stdout: io.Discard, Stderr: io.Discard})
-			if (err != nil) != (c.want != nil) {
-				t.Errorf("%v, want %v", err, c.want)
-			}
-			if full, isFull := errors.AsType[*limits.ExceededError](err); c.fills && (!isFull || full.Kind != limits.KindDisk) || c.refuses != nil && !c.fills && !errors.Is(err, c.want) {
-				t.Errorf("%v, want %v", err, c.want)
-			}
-			if after != c.after || (lost == 1) != (c.left > 0 || name == "one that is lost") {
-				t.Errorf("looked %d times, lost %d sandboxes", after, lost)
-			}
-		})
 	}
 }

@@ -4,45 +4,61 @@ package runner
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/verify"
+	"go.uber.org/zap"
 )
 
 // TestChecksGetWhatACommandWrote: a check is given how its command ended and what
 // it wrote, and is told where that was cut.
 func TestChecksGetWhatACommandWrote(t *testing.T) {
+	const captureBytes = 32 << 10 // of each end of the output
 	long := strings.Repeat("x", 3*captureBytes)
-	b, _ := startedBackgrounds(t, map[string]fakesandbox.Script{
+	backend := &fakesandbox.Backend{Scripts: map[string]fakesandbox.Script{
 		"short": func(_ context.Context, _ *fakesandbox.Sandbox, cmd sandbox.Command) sandbox.ExitStatus {
 			_, _ = cmd.Stdout.Write([]byte("short"))
 			return sandbox.ExitStatus{Code: 3}
 		},
 		"long": fakesandbox.WriteText(long),
-	})
-	got, err := checker{b.x}.RunCheck(t.Context(), verify.Command{Script: "short"})
+	}}
+	x := newTestExecutor(t, backend, nil)
+	got, err := checker{x}.RunCheck(t.Context(), verify.Command{Script: "short"})
 	if err != nil || got != (verify.Ended{ExitStatus: sandbox.ExitStatus{Code: 3}, Stdout: "short"}) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	got, err = checker{b.x}.RunCheck(t.Context(), verify.Command{Script: "long"})
+	got, err = checker{x}.RunCheck(t.Context(), verify.Command{Script: "long"})
 	if head, tail, _ := strings.Cut(got.Stdout, "\n"); err != nil || !got.Cut || got.Code != 0 || got.DiskFull || len(head) != captureBytes || len(tail) != captureBytes {
 		t.Errorf("%d bytes, cut: %t, %v", len(got.Stdout), got.Cut, err)
 	}
-	b.x.sandbox.backend.(*fakesandbox.Backend).Scripts["whole"] = fakesandbox.WriteText(long[:captureBytes+1])
-	if got, err := (checker{b.x}).RunCheck(t.Context(), verify.Command{Script: "whole"}); err != nil || got.Cut || got.Stdout != long[:captureBytes+1] {
+	backend.Scripts["whole"] = fakesandbox.WriteText(long[:captureBytes+1])
+	if got, err := (checker{x}).RunCheck(t.Context(), verify.Command{Script: "whole"}); err != nil || got.Cut || got.Stdout != long[:captureBytes+1] {
 		t.Errorf("%d bytes, cut: %t, %v", len(got.Stdout), got.Cut, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := (checker{b.x}).RunCheck(ctx, verify.Command{Script: "short"}); err == nil {
+	if _, err := (checker{x}).RunCheck(ctx, verify.Command{Script: "short"}); err == nil {
 		t.Error("a check that did not run has ended")
 	}
-	x := filling(t)
+	started := make(chan struct{})
+	backend.Scripts["fill"] = fakesandbox.WaitForEnd(started)
+	x = newTestExecutor(t, backend, func() diskwatch.Room {
+		select {
+		case <-started:
+			return diskwatch.Room{Bytes: 1000, Files: -1}
+		default:
+			return diskwatch.Room{Bytes: 4 * diskwatch.Reserve, Files: -1}
+		}
+	})
 	if got, err := (checker{x}).RunCheck(t.Context(), verify.Command{Script: "fill"}); err != nil || !got.DiskFull {
 		t.Errorf("on a full disk: %+v, %v", got, err)
 	}
@@ -56,4 +72,27 @@ func TestVerifyToolsNeedTime(t *testing.T) {
 			t.Errorf("%v: %v", limit, err)
 		}
 	}
+}
+
+// newTestExecutor returns an executor without a session.
+func newTestExecutor(t *testing.T, backend *fakesandbox.Backend, room func() diskwatch.Room) *executor {
+	t.Helper()
+	dir, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	state := t.TempDir()
+	if err := os.Mkdir(filepath.Join(state, record.SpillDir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	box := newLiveSandbox(t.Context(), sandboxOptions{
+		Backend: backend, Spec: sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}},
+		Record: func(record.Payload) error { return nil }, Fail: func(err error) { t.Error(err) },
+	})
+	t.Cleanup(box.stopAndDestroy)
+	return newExecutor(box, executorOptions{
+		Dir: state, Room: room, WaitRecorded: func(context.Context) error { return nil }, AfterCommand: func(context.Context) {},
+		RecordBackground: func(record.BackgroundEnded) error { return nil }, Log: zap.NewNop(),
+	})
 }
