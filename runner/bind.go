@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/internal/quarantine"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -23,7 +24,7 @@ type bindTracker struct {
 	dir       string // the session's
 	workspace *Workspace
 	original  *workspace.Reader
-	sandbox   *liveSandbox
+	sandbox   *livesandbox.Sandbox
 	warn      func(message string)
 	log       *zap.Logger
 
@@ -46,7 +47,7 @@ func newBindTracker(s *Session, original *workspace.Reader, images *changes.Prei
 		warn: s.events.recordWarning, log: s.log, images: images, repositories: make(chan struct{}),
 		quarantine: quarantine.New(quarantine.Options{
 			Reader: original, Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: s.opts.Workspace.ownerID,
-			Change: s.exec.applyAnywhere, Renew: s.sandbox.startUnguarded, Log: s.log,
+			Change: s.exec.ApplyAnywhere, Renew: s.sandbox.StartUnguarded, Log: s.log,
 		}),
 		privileges: &privilegeCheck{reader: original, log: s.log},
 	}
@@ -141,7 +142,7 @@ func (b *bindTracker) checkAfterCommand(ctx context.Context) { b.quarantine.Chec
 // change of the workspace, and those are made inside. If a command made its sandbox
 // end to get around it, a fresh one is started for this.
 func (b *bindTracker) checkAtEnd() {
-	if !b.sandbox.isUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
+	if !b.sandbox.IsUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
 		b.quarantine.CheckAtEnd()
 	}
 }
@@ -151,7 +152,7 @@ func (b *bindTracker) findDifferences(ctx context.Context) (changes.Differences,
 }
 
 func (b *bindTracker) addChanges(r *Report) {
-	if b.sandbox.isUntouched() {
+	if b.sandbox.IsUntouched() {
 		return // nothing can have run
 	}
 	<-b.done

@@ -249,7 +249,7 @@ func TestChangesOfAReplacedSandbox(t *testing.T) {
 	s := b.looked()
 	b.backend.Sandboxes[0].End(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: limits.KindMemory}))
 	b.file("sub/.git/config", evilConfig)
-	_, err := s.exec.applyAnywhere(t.Context(), workspace.Op{Kind: workspace.OpRename, Path: "sub/.git", To: "sub/new"})
+	_, err := s.exec.ApplyAnywhere(t.Context(), workspace.Op{Kind: workspace.OpRename, Path: "sub/.git", To: "sub/new"})
 	if err != nil || !b.exists("sub/new") || b.exists("sub/.git") || len(b.backend.Sandboxes) != 2 {
 		t.Errorf("%v, in %d sandboxes", err, len(b.backend.Sandboxes))
 	}

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -68,7 +69,7 @@ func TestDefinitionsOfOptions(t *testing.T) {
 	if defs, err := DefinitionsOf(ToolOptions{}, -1); err == nil {
 		t.Errorf("commands of less than no time: %d definitions", len(defs))
 	}
-	below := toolset{opts: Options{SandboxOptions: SandboxOptions{Grace: -1}}, hostRoot: "/", reader: &sandboxView{}, exec: &executor{}, log: zap.NewNop()}
+	below := toolset{opts: Options{SandboxOptions: SandboxOptions{Grace: -1}}, hostRoot: "/", reader: &livesandbox.View{}, exec: &livesandbox.Executor{}, log: zap.NewNop()}
 	if all, err := below.listFactories(); err == nil {
 		t.Errorf("a grace period below zero: %d tools", len(all))
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
@@ -175,7 +176,7 @@ func TestHintOfAFailedStart(t *testing.T) {
 		b, _ := countStarts(t, shellTurn+lastTurn, cause)
 		b.opts.startOnDemand, b.opts.Hint = true, hint
 		r, _ := b.run(t.Context())
-		f := (&userCommands{hint: hint}).notRun(&startError{cause: cause}).Failure
+		f := (&userCommands{hint: hint}).notRun(&livesandbox.StartError{Cause: cause}).Failure
 		for _, hint := range []string{r.Problem.Hint, f.Hint} {
 			if !strings.HasPrefix(hint, want) || r.ExitStatus != OutcomeSandboxStart || f.Kind != string(FaultSandboxStart) {
 				t.Errorf("%v: %q (%d), want %q", cause, hint, r.ExitStatus, want)
@@ -336,7 +337,7 @@ func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	s.sandbox.ensureStarted()
+	s.sandbox.EnsureStarted()
 	<-bindOf(s).done
 	op := workspace.Op{Kind: workspace.OpWrite, Path: "made", Content: []byte("made")}
 	bindOf(s).err = tools.ErrSandboxStart

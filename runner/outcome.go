@@ -9,6 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/internal/quarantine"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -201,7 +202,7 @@ func (d problemDescriber) modelFailure(r Report) string {
 // startCause returns the cause of a sandbox that could not start, whatever the call
 // that needed it made of the error.
 func startCause(err error) string {
-	if e, ok := errors.AsType[*startError](err); ok {
+	if e, ok := errors.AsType[*livesandbox.StartError](err); ok {
 		return e.Error()
 	}
 	return errText(err)

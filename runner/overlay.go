@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -45,8 +46,8 @@ type overlayTracker struct {
 
 	workspace *Workspace
 	layers    *overlay.Layers
-	reader    *sandboxView
-	sandbox   *liveSandbox
+	reader    *livesandbox.View
+	sandbox   *livesandbox.Sandbox
 	images    *changes.Preimages
 	log       *zap.Logger
 	// apply applies the changes in the name of user; closing force ends that.
@@ -69,7 +70,7 @@ func newOverlayTracker(s *Session, original *workspace.Reader, images *changes.P
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
 	return &overlayTracker{
-		recording: newRecording(), workspace: s.opts.Workspace, layers: layers, reader: newView(s.sandbox, original),
+		recording: newRecording(), workspace: s.opts.Workspace, layers: layers, reader: livesandbox.NewView(s.sandbox, original),
 		sandbox: s.sandbox, images: images, log: s.log, apply: s.opts.Apply, user: s.opts.User.Name, force: s.opts.Force,
 	}, nil
 }
@@ -91,7 +92,7 @@ func (o *overlayTracker) recordLower(ctx context.Context) error {
 	defer cancel()
 	if err := o.layers.Record(ctx, o.workspace.Dir); err != nil {
 		o.log.Error("record workspace", zap.Error(err))
-		return &startError{cause: err}
+		return &livesandbox.StartError{Cause: err}
 	}
 	o.recorded = true
 	return nil
@@ -122,7 +123,7 @@ func (o *overlayTracker) addChanges(r *Report) {
 // addDifferences adds what the upper layer holds, and the whole diff.
 func (o *overlayTracker) addDifferences(r *Report) {
 	o.waitStarted()
-	if !o.recorded || o.sandbox.isUntouched() { // nothing can have run
+	if !o.recorded || o.sandbox.IsUntouched() { // nothing can have run
 		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}

@@ -31,9 +31,9 @@ const evilConfig = "[core]\n\tfsmonitor = touch FIRED\n"
 func (b *bench) looked() *Session {
 	b.t.Helper()
 	s := b.opened()
-	s.sandbox.ensureStarted()
-	s.sandbox.waitStarted(b.t.Context())
-	if s.sandbox.isUntouched() && b.backend.OnCreate == nil {
+	s.sandbox.EnsureStarted()
+	s.sandbox.WaitStarted(b.t.Context())
+	if s.sandbox.IsUntouched() && b.backend.OnCreate == nil {
 		b.t.Fatal("the sandbox did not start")
 	}
 	if err := s.tracker.waitRecorded(b.t.Context()); err != nil {

@@ -76,7 +76,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.closeTools()
 	s.patches.reportLost()
 	s.tracker.checkAtEnd()
-	s.sandbox.stopAndDestroy()
+	s.sandbox.StopAndDestroy()
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
@@ -110,11 +110,11 @@ func answerOf(out loop.Outcome) string {
 
 // addFacts fills in what the sandbox and the event recorder know.
 func (s *Session) addFacts(r *Report) {
-	att, restarts, left := s.sandbox.endFacts()
+	att, restarts, left := s.sandbox.EndFacts()
 	r.Attestation, r.Restarts = att, restarts
 	r.Left = append(r.Left, left...)
 	r.Denials = record.NonNil(s.events.currentTally().denials)
-	r.ProcessesKilled = s.exec.processesKilled()
+	r.ProcessesKilled = s.exec.ProcessesKilled()
 }
 
 // writeEnd writes session.ended and what stands beside the trace. A trace that

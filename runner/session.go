@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -50,9 +51,9 @@ type Session struct {
 	tracker  changeTracker
 	patches  *patchMarker
 	prompt   promptContext
-	sandbox  *liveSandbox
+	sandbox  *livesandbox.Sandbox
 	tools    *dispatch.Dispatcher
-	exec     *executor
+	exec     *livesandbox.Executor
 
 	// ctx is the session's: it ends by end, with the cause.
 	ctx context.Context //nolint:containedctx // the contexts of its turns derive from it
@@ -105,7 +106,7 @@ func Open(ctx context.Context, o Options) (*Session, error) {
 // start records the session's beginning.
 func (s *Session) start(ctx context.Context) error {
 	s.ctx, s.end = context.WithCancelCause(ctx)
-	s.unforced = s.sandbox.closeOn(s.opts.Force)
+	s.unforced = s.sandbox.CloseOn(s.opts.Force)
 	if err := s.writeCreated(); err != nil {
 		return s.abortStart(err)
 	}
@@ -138,8 +139,8 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s.original = original
 	images := changes.NewPreimages(s.dir)
-	s.sandbox = newLiveSandbox(ctx, s.liveSandboxOptions())
-	s.exec = newExecutor(s.sandbox, s.executorOptions(images))
+	s.sandbox = livesandbox.New(ctx, s.liveSandboxOptions())
+	s.exec = livesandbox.NewExecutor(s.sandbox, s.executorOptions(images))
 	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
 	if s.tracker, err = newTracker(s, original, images); err != nil {
 		return nil, errors.Join(err, s.rec.Close())
@@ -190,8 +191,8 @@ func (s *Session) sandboxSpec() sandbox.Spec {
 
 // liveSandboxOptions returns the options of the session's sandbox. They need its
 // tracker when the sandbox is started.
-func (s *Session) liveSandboxOptions() sandboxOptions {
-	return sandboxOptions{
+func (s *Session) liveSandboxOptions() livesandbox.Options {
+	return livesandbox.Options{
 		Backend: s.opts.Backend, Spec: s.sandboxSpec(), RefuseLost: s.opts.RefuseLost,
 		OnStart: func() { s.tracker.startRecording(s.ctx) },
 		Prepare: func(ctx context.Context, spec *sandbox.Spec) { s.tracker.prepareSpec(ctx, spec) },
@@ -201,8 +202,8 @@ func (s *Session) liveSandboxOptions() sandboxOptions {
 
 // executorOptions returns the options of the session's executor, with the files as
 // they were before tools changed them.
-func (s *Session) executorOptions(images *changes.Preimages) executorOptions {
-	return executorOptions{
+func (s *Session) executorOptions(images *changes.Preimages) livesandbox.ExecutorOptions {
+	return livesandbox.ExecutorOptions{
 		Dir: s.dir, Secrets: s.opts.Secrets, Room: roomOfSession(s.opts, s.dir), Images: images,
 		WaitRecorded:     func(ctx context.Context) error { return s.tracker.waitRecorded(ctx) },
 		IsFresh:          func(ctx context.Context, path string) bool { return s.tracker.isFresh(ctx, path) },
@@ -225,7 +226,7 @@ func (s *Session) dispatcherOptions() dispatch.Options {
 		OnAbandon: func(callID string, def tools.Definition) {
 			s.log.Error("a call does not end", zap.String("call", callID), zap.String("tool", string(def.Name)))
 			if def.Runs == tools.PlaceSandbox {
-				s.sandbox.killCurrent()
+				s.sandbox.KillCurrent()
 			}
 		},
 		Logger: s.log,
@@ -252,7 +253,7 @@ func (s *Session) newDispatcher() (*dispatch.Dispatcher, error) {
 
 // closeTools ends what tools still do. After it nothing uses the sandbox.
 func (s *Session) closeTools() {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), s.opts.abandonTime()+destroyTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), s.opts.abandonTime()+livesandbox.DestroyTime, errSlow)
 	defer cancel()
 	if err := s.tools.Close(ctx); err != nil {
 		s.log.Error("close tools", zap.Error(err))

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
@@ -34,7 +35,7 @@ type toolset struct {
 	// "" is none.
 	hostRoot, dir string
 	reader        workspace.View
-	exec          *executor
+	exec          *livesandbox.Executor
 	patches       *patchMarker
 	// denied and warn record what tools report beside their results.
 	denied func(record.NetworkDenied) error
@@ -151,7 +152,7 @@ func Definitions() ([]tools.Definition, error) { return DefinitionsOf(ToolOption
 // among them, with EnabledByDefault false.
 func DefinitionsOf(o ToolOptions, commandTime time.Duration) ([]tools.Definition, error) {
 	opts := Options{ToolOptions: o, SandboxOptions: SandboxOptions{Resources: limits.Resources{CommandTime: commandTime}}}
-	all, err := toolset{opts: opts, hostRoot: "/", reader: &sandboxView{}, exec: &executor{}, log: zap.NewNop()}.listFactories()
+	all, err := toolset{opts: opts, hostRoot: "/", reader: &livesandbox.View{}, exec: &livesandbox.Executor{}, log: zap.NewNop()}.listFactories()
 	if err != nil {
 		return nil, fmt.Errorf("list tools: %w", err)
 	}
@@ -187,7 +188,7 @@ type FetchOptions struct {
 }
 
 // checker runs the commands of checks like any other command.
-type checker struct{ exec *executor }
+type checker struct{ exec *livesandbox.Executor }
 
 // RunCheck runs one command in the workspace.
 func (c checker) RunCheck(ctx context.Context, cmd verify.Command) (verify.Ended, error) {

@@ -167,7 +167,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, configure func(*loop.Opt
 	}
 	configure(&o)
 	if o.Model != nil && s.mayNeedSandbox() {
-		s.sandbox.ensureStarted()
+		s.sandbox.EnsureStarted()
 	}
 	if s.turns == 1 {
 		s.startServices()
@@ -177,7 +177,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, configure func(*loop.Opt
 		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err, History: s.history}
 	}
 	if out.Reason == loop.StopAnswered {
-		s.sandbox.waitStarted(ctx)
+		s.sandbox.WaitStarted(ctx)
 	}
 	if o.Model == nil {
 		last := out.History[len(out.History)-1]
@@ -196,7 +196,7 @@ func (s *Session) mayNeedSandbox() bool {
 func (s *Session) startServices() {
 	s.patches.reportKilled()
 	users := &userCommands{exec: s.exec, events: s.events, sync: s.rec.Sync, hint: s.opts.hint, log: s.log, session: s.opts.Dir.Session, dir: s.dir}
-	s.stop = append(s.stop, users.serveCommands(s.ctx, s.dir), s.exec.endBackground)
+	s.stop = append(s.stop, users.serveCommands(s.ctx, s.dir), s.exec.EndBackground)
 }
 
 // finishTurn keeps the outcome of a turn and closes its Done channel.
@@ -276,7 +276,7 @@ func (s *Session) Status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := Status{Turns: s.turns, Usage: s.used}
-	st.Attestation, st.Restarts, _ = s.sandbox.endFacts()
+	st.Attestation, st.Restarts, _ = s.sandbox.EndFacts()
 	if s.turn != nil {
 		st.Turn = s.turn.ID
 	}

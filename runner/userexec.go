@@ -20,6 +20,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -30,7 +31,7 @@ import (
 // session's container, beside the agent's calls. They get the same identity,
 // limits and kill as these, and are recorded as the user's.
 type userCommands struct {
-	exec   *executor
+	exec   *livesandbox.Executor
 	events *eventRecorder
 	sync   func() error
 	hint   func(Fault) string
@@ -109,7 +110,7 @@ func commandFault(err error) FaultKind {
 	full, isFull := errors.AsType[*limits.ExceededError](err)
 	t, isTool := errors.AsType[*tools.Error](err)
 	switch {
-	case isTool && t.Reason == replacedReason:
+	case isTool && t.Reason == livesandbox.ReplacedReason:
 		return FaultReplaced
 	case isFull && full.Kind == limits.KindDisk:
 		return FaultDisk

@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -257,7 +258,7 @@ func TestFailuresOfUserCommands(t *testing.T) {
 		FaultRecords:      {fmt.Errorf("a: %w", tools.ErrRecord)},
 		FaultSandboxStart: {fmt.Errorf("a: %w", tools.ErrSandboxStart)},
 		FaultCommandLost:  {tools.ErrSandboxLost, sandbox.ErrLost, sandbox.ErrState},
-		FaultReplaced:     {&tools.Error{Reason: replacedReason, Message: "replaced"}},
+		FaultReplaced:     {&tools.Error{Reason: livesandbox.ReplacedReason, Message: "replaced"}},
 		FaultCommand:      {fmt.Errorf("a: %w", sandbox.ErrInvalid)},
 	} {
 		for _, err := range errs {
@@ -265,7 +266,7 @@ func TestFailuresOfUserCommands(t *testing.T) {
 			if f == nil || f.Kind != string(want) || f.Hint == "" || want == FaultDisk && !strings.Contains(f.Hint, "disk") || (f.Hint == "The session's records have the details.") != (want == FaultOther) {
 				t.Errorf("%v: %+v, want %s", err, f, want)
 			}
-			if e, ok := errors.AsType[*tools.Error](err); ok && (f.Cause == "replaced") != (e.Reason == replacedReason) {
+			if e, ok := errors.AsType[*tools.Error](err); ok && (f.Cause == "replaced") != (e.Reason == livesandbox.ReplacedReason) {
 				t.Errorf("%v: %q", err, f.Cause)
 			}
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/verify"
@@ -75,7 +76,7 @@ func TestVerifyToolsNeedTime(t *testing.T) {
 }
 
 // newTestExecutor returns an executor without a session.
-func newTestExecutor(t *testing.T, backend *fakesandbox.Backend, room func() diskwatch.Room) *executor {
+func newTestExecutor(t *testing.T, backend *fakesandbox.Backend, room func() diskwatch.Room) *livesandbox.Executor {
 	t.Helper()
 	dir, err := os.Open(t.TempDir())
 	if err != nil {
@@ -86,12 +87,12 @@ func newTestExecutor(t *testing.T, backend *fakesandbox.Backend, room func() dis
 	if err := os.Mkdir(filepath.Join(state, record.SpillDir), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	box := newLiveSandbox(t.Context(), sandboxOptions{
+	box := livesandbox.New(t.Context(), livesandbox.Options{
 		Backend: backend, Spec: sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}},
 		Record: func(record.Payload) error { return nil }, Fail: func(err error) { t.Error(err) },
 	})
-	t.Cleanup(box.stopAndDestroy)
-	return newExecutor(box, executorOptions{
+	t.Cleanup(box.StopAndDestroy)
+	return livesandbox.NewExecutor(box, livesandbox.ExecutorOptions{
 		Dir: state, Room: room, WaitRecorded: func(context.Context) error { return nil }, AfterCommand: func(context.Context) {},
 		RecordBackground: func(record.BackgroundEnded) error { return nil }, Log: zap.NewNop(),
 	})

@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package livesandbox
 
 import (
 	"context"
@@ -18,7 +18,7 @@ import (
 )
 
 // filling gives an executor, and its box, whose command "fill" fills the disk.
-func filling(t *testing.T) *executor {
+func filling(t *testing.T) *Executor {
 	t.Helper()
 	var free atomic.Int64
 	free.Store(diskwatch.Reserve * 4)
@@ -28,18 +28,18 @@ func filling(t *testing.T) *executor {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { dir.Close() })
-	box := newLiveSandbox(t.Context(), sandboxOptions{
+	box := New(t.Context(), Options{
 		Backend: &fakesandbox.Backend{Scripts: map[string]fakesandbox.Script{"fill": fakesandbox.WaitForEnd(started)}},
 		Spec:    sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}},
 		Record:  func(record.Payload) error { return nil },
 	})
-	box.ensureStarted()
-	t.Cleanup(box.stopAndDestroy)
+	box.EnsureStarted()
+	t.Cleanup(box.StopAndDestroy)
 	go func() {
 		<-started
 		free.Store(1000)
 	}()
-	return newExecutor(box, executorOptions{
+	return NewExecutor(box, ExecutorOptions{
 		Dir: t.TempDir(), WaitRecorded: noWait, AfterCommand: func(context.Context) {},
 		Room: func() diskwatch.Room { return diskwatch.Room{Bytes: free.Load(), Files: -1} },
 	})

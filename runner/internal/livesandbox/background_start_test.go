@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package livesandbox
 
 import (
 	"context"
@@ -266,8 +266,8 @@ func TestEndsOfBackgroundCommands(t *testing.T) {
 			if ended.EndedBy != c.by || (ended.Error != "") != (c.err != nil) {
 				t.Errorf("recorded: %+v", ended)
 			}
-			if (after == 1) != c.after || (lost == 1) != c.retired || b.x.processesKilled() != c.exit.Kill.Killed {
-				t.Errorf("looked %d times, lost %d sandboxes, %d processes killed", after, lost, b.x.processesKilled())
+			if (after == 1) != c.after || (lost == 1) != c.retired || b.x.ProcessesKilled() != c.exit.Kill.Killed {
+				t.Errorf("looked %d times, lost %d sandboxes, %d processes killed", after, lost, b.x.ProcessesKilled())
 			}
 			if n := logged.Len(); (n == 1) != (c.failing != nil) {
 				t.Errorf("%d errors logged", n)

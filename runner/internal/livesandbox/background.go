@@ -1,4 +1,4 @@
-package runner
+package livesandbox
 
 import (
 	"bytes"
@@ -46,7 +46,7 @@ var (
 // them. They end by themselves, by shell_kill, or with the session; the end of
 // a turn, cancelled or not, leaves them. It is safe for concurrent use.
 type backgrounds struct {
-	x *executor
+	x *Executor
 	// ended records the end of one.
 	ended func(record.BackgroundEnded) error
 	log   *zap.Logger
@@ -59,7 +59,7 @@ type backgrounds struct {
 	wait   sync.WaitGroup
 }
 
-func newBackgrounds(x *executor, ended func(record.BackgroundEnded) error, log *zap.Logger) *backgrounds {
+func newBackgrounds(x *Executor, ended func(record.BackgroundEnded) error, log *zap.Logger) *backgrounds {
 	return &backgrounds{x: x, ended: ended, log: log, all: map[string]*background{}}
 }
 

@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package livesandbox
 
 import (
 	"context"
@@ -45,7 +45,7 @@ func (f creatorFunc) Create(ctx context.Context, spec sandbox.Spec) (sandbox.San
 
 // newExecutorBench returns an executor whose commands other than the look for bash
 // are started by start. after counts its looks at the workspace.
-func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerBench, after *int) {
+func newExecutorBench(t *testing.T, start startFunc) (x *Executor, b *containerBench, after *int) {
 	t.Helper()
 	dir, err := os.Open(t.TempDir())
 	if err != nil {
@@ -67,7 +67,7 @@ func newExecutorBench(t *testing.T, start startFunc) (x *executor, b *containerB
 		}}, nil
 	})
 	after = new(int)
-	return newExecutor(b.liveSandbox, executorOptions{
+	return NewExecutor(b.Sandbox, ExecutorOptions{
 		Dir: t.TempDir(), WaitRecorded: noWait, AfterCommand: func(context.Context) { *after++ },
 		IsFresh: func(context.Context, string) bool { return true }, Images: changes.NewPreimages(t.TempDir()),
 		RecordBackground: func(record.BackgroundEnded) error { return nil }, Log: zap.NewNop(),
@@ -107,8 +107,8 @@ func TestExecutorRunsACommand(t *testing.T) {
 		if diff := cmp.Diff(want, got.Argv); diff != "" || got.Dir != cmd.Dir || got.NoLinks != cmd.NoLinks || got.Timeout != cmd.Timeout {
 			t.Errorf("%+v; (-want +got):\n%s", got, diff)
 		}
-		if *after != i+1 || x.processesKilled() != 2*(i+1) || running.Err() == nil {
-			t.Errorf("looked %d times, %d processes killed, the watch ended with %v", *after, x.processesKilled(), running.Err())
+		if *after != i+1 || x.ProcessesKilled() != 2*(i+1) || running.Err() == nil {
+			t.Errorf("looked %d times, %d processes killed, the watch ended with %v", *after, x.ProcessesKilled(), running.Err())
 		}
 	}
 }
@@ -237,7 +237,7 @@ func TestExecutorLooksForBash(t *testing.T) {
 			}
 			return endedProcess{exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: tc.code}}, err: tc.waitErr}, tc.startErr
 		}}}
-		x := &executor{}
+		x := &Executor{}
 		for range 2 {
 			if got, err := x.shellProgram(ctx, g); got != tc.want || !errors.Is(err, tc.wantErr) || (err == nil) != (tc.wantErr == nil) {
 				t.Errorf("%s: %q, %v", name, got, err)
@@ -275,7 +275,7 @@ func TestExecutorMeetsALoss(t *testing.T) {
 		t.Errorf("the look for bash: %v", err)
 	}
 	x, b, _ = newExecutorBench(t, nil)
-	b.stopAndDestroy()
+	b.StopAndDestroy()
 	if _, err := x.Run(t.Context(), command("work")); !errors.Is(err, tools.ErrSandboxLost) {
 		t.Errorf("a command after the end: %v", err)
 	}

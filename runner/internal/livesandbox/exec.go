@@ -1,4 +1,4 @@
-package runner
+package livesandbox
 
 import (
 	"context"
@@ -20,11 +20,11 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// executor runs what tools request in the session's sandbox: shell commands
+// Executor runs what tools request in the session's sandbox: shell commands
 // for tools/shell, changes of files for tools/file. It is safe for concurrent use.
-type executor struct {
-	opts    executorOptions
-	sandbox *liveSandbox
+type Executor struct {
+	opts    ExecutorOptions
+	sandbox *Sandbox
 	spill   *spiller
 	// disk ends commands before they fill the host's disk; nil is no watch.
 	disk *diskwatch.Watch
@@ -36,9 +36,9 @@ type executor struct {
 	killed int
 }
 
-// executorOptions configures an executor. All fields are required, but Secrets and
+// ExecutorOptions configures an [Executor]. All fields are required, but Secrets and
 // Room may be nil.
-type executorOptions struct {
+type ExecutorOptions struct {
 	// Dir is the session's directory. Long output is kept there, without Secrets.
 	Dir     string
 	Secrets []redact.Secret
@@ -58,25 +58,25 @@ type executorOptions struct {
 	Log              *zap.Logger
 }
 
-// newExecutor returns an executor of a session's sandbox.
-func newExecutor(sandbox *liveSandbox, o executorOptions) *executor {
-	x := &executor{opts: o, sandbox: sandbox, spill: newSpiller(o.Dir, o.Secrets)}
+// NewExecutor returns an executor of a session's sandbox.
+func NewExecutor(sandbox *Sandbox, o ExecutorOptions) *Executor {
+	x := &Executor{opts: o, sandbox: sandbox, spill: newSpiller(o.Dir, o.Secrets)}
 	if o.Room != nil {
-		x.disk = diskwatch.New(o.Room, sandbox.killCurrent)
+		x.disk = diskwatch.New(o.Room, sandbox.KillCurrent)
 	}
 	x.background = newBackgrounds(x, o.RecordBackground, o.Log)
 	return x
 }
 
 // Background returns the commands that outlive their calls, for tools/shell.
-func (x *executor) Background() shell.Background { return x.background }
+func (x *Executor) Background() shell.Background { return x.background }
 
-// endBackground ends the commands that outlive their calls and waits for them. None
+// EndBackground ends the commands that outlive their calls and waits for them. None
 // is started any more.
-func (x *executor) endBackground() { x.background.endAll() }
+func (x *Executor) EndBackground() { x.background.endAll() }
 
 // Run runs one shell command to its end.
-func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, error) {
+func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, error) {
 	g, err := x.waitReady(ctx)
 	if err != nil {
 		return shell.Result{}, err
@@ -122,7 +122,7 @@ func (x *executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 }
 
 // RunProgram runs a program to its end in the sandbox that runs, or is just starting.
-func (x *executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {
+func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {
 	g, err := x.waitReady(ctx)
 	if err != nil {
 		return sandbox.Exit{}, err
@@ -178,7 +178,7 @@ func badDir(cmd shell.Command, err error) error {
 }
 
 // Apply makes one change to the workspace.
-func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+func (x *Executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	g, err := x.waitReady(ctx)
 	if err != nil {
 		return workspace.Change{}, err
@@ -198,11 +198,11 @@ func (x *executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	return change, nil
 }
 
-// applyAnywhere makes one change to the workspace, in a fresh sandbox if there is
+// ApplyAnywhere makes one change to the workspace, in a fresh sandbox if there is
 // none any more.
-func (x *executor) applyAnywhere(ctx context.Context, op workspace.Op) (workspace.Change, error) {
+func (x *Executor) ApplyAnywhere(ctx context.Context, op workspace.Op) (workspace.Change, error) {
 	change, err := x.Apply(ctx, op)
-	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == replacedReason {
+	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == ReplacedReason {
 		change, err = x.Apply(ctx, op)
 	}
 	if errors.Is(err, tools.ErrSandboxLost) {
@@ -223,7 +223,7 @@ func scriptArgv(program string, cmd shell.Command) []string {
 }
 
 // Output opens what a command wrote, or has written so far, for tools/shell.
-func (x *executor) Output(handle string) (shell.Kept, error) {
+func (x *Executor) Output(handle string) (shell.Kept, error) {
 	if k, ok, err := x.background.openOutput(handle); ok {
 		return k, err
 	}
@@ -232,7 +232,7 @@ func (x *executor) Output(handle string) (shell.Kept, error) {
 
 // waitReady starts the sandbox if need be, waits for it, and until the workspace is
 // recorded.
-func (x *executor) waitReady(ctx context.Context) (*generation, error) {
+func (x *Executor) waitReady(ctx context.Context) (*generation, error) {
 	g, err := x.sandbox.waitRunning(ctx)
 	if err != nil {
 		return nil, err
@@ -245,7 +245,7 @@ func (x *executor) waitReady(ctx context.Context) (*generation, error) {
 
 // shellProgram is the shell of the image: bash if it has it, else sh. It is
 // determined once per session.
-func (x *executor) shellProgram(ctx context.Context, g *generation) (string, error) {
+func (x *Executor) shellProgram(ctx context.Context, g *generation) (string, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.shell != "" {
@@ -270,14 +270,14 @@ func (x *executor) shellProgram(ctx context.Context, g *generation) (string, err
 	return x.shell, nil
 }
 
-func (x *executor) addKilled(r shell.Result) {
+func (x *Executor) addKilled(r shell.Result) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.killed += r.KilledProcesses()
 }
 
-// processesKilled is the number of processes that had to be killed so far.
-func (x *executor) processesKilled() int {
+// ProcessesKilled is the number of processes that had to be killed so far.
+func (x *Executor) ProcessesKilled() int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.killed

@@ -1,4 +1,4 @@
-package runner
+package livesandbox
 
 import (
 	"context"
@@ -9,21 +9,21 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// sandboxView reads the workspace of an overlay session as its commands see it. Until
+// View reads the workspace of an overlay session as its commands see it. Until
 // a sandbox can be used, nothing can have been changed, and it reads the original
 // directory. From then on it reads through the sandbox that runs at the time of each
 // call, and waits for the fresh one if one was lost. A call that meets the
 // loss fails as a command would.
-type sandboxView struct {
-	sandbox  *liveSandbox
+type View struct {
+	sandbox  *Sandbox
 	original *workspace.Reader
 }
 
-var _ workspace.View = (*sandboxView)(nil)
+var _ workspace.View = (*View)(nil)
 
-// newView returns a view of an overlay on a directory.
-func newView(sandbox *liveSandbox, original *workspace.Reader) *sandboxView {
-	return &sandboxView{sandbox: sandbox, original: original}
+// NewView returns a view of an overlay on a directory.
+func NewView(sandbox *Sandbox, original *workspace.Reader) *View {
+	return &View{sandbox: sandbox, original: original}
 }
 
 // errNoView reports that a backend mounted an overlay and has no view of it.
@@ -31,8 +31,8 @@ var errNoView = fmt.Errorf("%w: the backend shows the host no overlay workspace"
 
 // readThrough calls read with the original directory, or the view of the sandbox that
 // runs.
-func readThrough[T any](ctx context.Context, v *sandboxView, read func(workspace.View) (T, error)) (T, error) {
-	if v.sandbox.isUntouched() {
+func readThrough[T any](ctx context.Context, v *View, read func(workspace.View) (T, error)) (T, error) {
+	if v.sandbox.IsUntouched() {
 		return read(v.original)
 	}
 	var none T
@@ -52,11 +52,11 @@ func readThrough[T any](ctx context.Context, v *sandboxView, read func(workspace
 }
 
 // Relative checks the spelling alone.
-func (v *sandboxView) Relative(path string) (string, error) { return v.original.Relative(path) }
+func (v *View) Relative(path string) (string, error) { return v.original.Relative(path) }
 
 // Scope checks a path before the call. If there is no sandbox to check with, it
 // returns nil, and the call itself fails.
-func (v *sandboxView) Scope(ctx context.Context, path string) error {
+func (v *View) Scope(ctx context.Context, path string) error {
 	if _, err := v.original.Relative(path); err != nil {
 		return err
 	}
@@ -68,27 +68,27 @@ func (v *sandboxView) Scope(ctx context.Context, path string) error {
 }
 
 // Exists reports whether a path leads to something.
-func (v *sandboxView) Exists(ctx context.Context, path string) (bool, error) {
+func (v *View) Exists(ctx context.Context, path string) (bool, error) {
 	return readThrough(ctx, v, func(w workspace.View) (bool, error) { return w.Exists(ctx, path) })
 }
 
 // Stat describes what a path leads to.
-func (v *sandboxView) Stat(ctx context.Context, path string) (workspace.Info, error) {
+func (v *View) Stat(ctx context.Context, path string) (workspace.Info, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Stat(ctx, path) })
 }
 
 // Lstat describes what a path itself names.
-func (v *sandboxView) Lstat(ctx context.Context, path string) (workspace.Info, error) {
+func (v *View) Lstat(ctx context.Context, path string) (workspace.Info, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Info, error) { return w.Lstat(ctx, path) })
 }
 
 // List returns the entries of a directory.
-func (v *sandboxView) List(ctx context.Context, path string, depth int) (workspace.Listing, error) {
+func (v *View) List(ctx context.Context, path string, depth int) (workspace.Listing, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.Listing, error) { return w.List(ctx, path, depth) })
 }
 
 // Walk visits what is below a path.
-func (v *sandboxView) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
+func (v *View) Walk(ctx context.Context, path string, o workspace.WalkOptions, visit func(workspace.Entry) error) (workspace.WalkResult, error) {
 	// What visit fails with is its own, whatever it wraps.
 	var own error
 	walked, err := readThrough(ctx, v, func(w workspace.View) (workspace.WalkResult, error) {
@@ -111,7 +111,7 @@ func (v *sandboxView) Walk(ctx context.Context, path string, o workspace.WalkOpt
 }
 
 // Search searches files below a path.
-func (v *sandboxView) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
+func (v *View) Search(ctx context.Context, path string, o workspace.SearchOptions) (workspace.WalkResult, error) {
 	var own error // of Visit, whatever it wraps
 	visit := o.Visit
 	o.Visit = func(name string, f workspace.SearchResult) error {
@@ -132,11 +132,11 @@ func (v *sandboxView) Search(ctx context.Context, path string, o workspace.Searc
 }
 
 // ReadFile reads a piece of a file.
-func (v *sandboxView) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
+func (v *View) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadFile(ctx, path, offset, most) })
 }
 
 // ReadInto reads a piece of a file into a buffer.
-func (v *sandboxView) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (workspace.File, error) {
+func (v *View) ReadInto(ctx context.Context, path string, offset int64, buf []byte) (workspace.File, error) {
 	return readThrough(ctx, v, func(w workspace.View) (workspace.File, error) { return w.ReadInto(ctx, path, offset, buf) })
 }

@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package livesandbox
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 
 // containerBench is a container without a session, and what it reports.
 type containerBench struct {
-	*liveSandbox
+	*Sandbox
 	boxes *fakesandbox.Backend
 
 	reports  sync.Mutex
@@ -36,7 +36,7 @@ type containerBench struct {
 func newContainerBench(t *testing.T) *containerBench {
 	t.Helper()
 	f := &fakesandbox.Backend{}
-	b := &containerBench{liveSandbox: newLiveSandbox(t.Context(), sandboxOptions{Backend: f}), boxes: f}
+	b := &containerBench{Sandbox: New(t.Context(), Options{Backend: f}), boxes: f}
 	b.opts.Record = func(p record.Payload) error {
 		b.reports.Lock()
 		defer b.reports.Unlock()
@@ -50,7 +50,7 @@ func newContainerBench(t *testing.T) *containerBench {
 		defer b.reports.Unlock()
 		b.ends = append(b.ends, err)
 	}
-	t.Cleanup(b.stopAndDestroy)
+	t.Cleanup(b.StopAndDestroy)
 	return b
 }
 
@@ -90,7 +90,7 @@ func lastPayload[T record.Payload](t *testing.T, b *containerBench) T {
 func requireReplaced(t *testing.T, err error, text string) {
 	t.Helper()
 	e, ok := errors.AsType[*tools.Error](err)
-	if !ok || e.Class != tools.ErrorExecution || e.Reason != replacedReason || !e.Visible || !strings.Contains(e.Message, text) {
+	if !ok || e.Class != tools.ErrorExecution || e.Reason != ReplacedReason || !e.Visible || !strings.Contains(e.Message, text) {
 		t.Errorf("the call ended with %+v", err)
 	}
 }
@@ -99,16 +99,16 @@ func TestContainerStartsOnce(t *testing.T) {
 	b := newContainerBench(t)
 	starts := 0
 	b.opts.OnStart = func() { starts++ }
-	if !b.isUntouched() {
+	if !b.IsUntouched() {
 		t.Error("touched before the start")
 	}
-	b.ensureStarted()
-	b.ensureStarted()
+	b.EnsureStarted()
+	b.EnsureStarted()
 	g, box := b.runningBox(t)
-	if again, _ := b.runningBox(t); again != g || starts != 1 || len(b.boxes.Sandboxes) != 1 || b.isUntouched() || box.Spec.Workspace.Unguarded {
-		t.Errorf("%d starts of %d boxes, untouched %v, unguarded %v", starts, len(b.boxes.Sandboxes), b.isUntouched(), box.Spec.Workspace.Unguarded)
+	if again, _ := b.runningBox(t); again != g || starts != 1 || len(b.boxes.Sandboxes) != 1 || b.IsUntouched() || box.Spec.Workspace.Unguarded {
+		t.Errorf("%d starts of %d boxes, untouched %v, unguarded %v", starts, len(b.boxes.Sandboxes), b.IsUntouched(), box.Spec.Workspace.Unguarded)
 	}
-	att, restarts, left := b.endFacts()
+	att, restarts, left := b.EndFacts()
 	if att == nil || att.Container != "fake-0" || restarts != 0 || len(left) != 0 {
 		t.Errorf("facts %+v, %d, %v", att, restarts, left)
 	}
@@ -139,18 +139,18 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 		if _, err := b.waitRunning(ctx); !errors.Is(err, gone) {
 			t.Errorf("a call that was cancelled before: %v", err)
 		}
-		b.waitStarted(ctx)
+		b.WaitStarted(ctx)
 		close(fail)
-		b.waitStarted(t.Context())
+		b.WaitStarted(t.Context())
 		b.requireReports(t, 0, record.KindWarning)
-		if !b.isUntouched() {
+		if !b.IsUntouched() {
 			t.Error("touched after a failed start")
 		}
 		if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxStart) || !errors.Is(err, sandbox.ErrUnavailable) {
 			t.Errorf("a later call: %v", err)
 		}
-		b.killCurrent()
-		b.stopAndDestroy()
+		b.KillCurrent()
+		b.StopAndDestroy()
 		b.requireReports(t, 0, record.KindWarning)
 	})
 	t.Run("a call waits", func(t *testing.T) {
@@ -171,9 +171,9 @@ func TestContainerTellsOfAFailedStart(t *testing.T) {
 	t.Run("the session ends", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.boxes.OnCreate = func(ctx context.Context, _ int) error { <-ctx.Done(); return context.Cause(ctx) }
-		b.ensureStarted()
-		b.killCurrent() // there is nothing yet
-		b.stopAndDestroy()
+		b.EnsureStarted()
+		b.KillCurrent() // there is nothing yet
+		b.StopAndDestroy()
 		b.requireReports(t, 0)
 	})
 }
@@ -208,7 +208,7 @@ func TestContainerRefusesWhatIsLacking(t *testing.T) {
 			t.Errorf("%+v: stopped %v", tc, stopped)
 		}
 		// The one without commands is not refused.
-		if err := b.startUnguarded(); err != nil {
+		if err := b.StartUnguarded(); err != nil {
 			t.Error(err)
 		}
 		if _, box := b.runningBox(t); !box.Spec.Workspace.Unguarded {
@@ -252,7 +252,7 @@ func TestContainerIsReplaced(t *testing.T) {
 	if lost := lastPayload[record.SandboxLost](t, b); lost.Restarting {
 		t.Errorf("recorded %+v", lost)
 	}
-	if _, restarts, _ := b.endFacts(); restarts != maxRestarts || len(b.boxes.Sandboxes) != maxRestarts+1 {
+	if _, restarts, _ := b.EndFacts(); restarts != maxRestarts || len(b.boxes.Sandboxes) != maxRestarts+1 {
 		t.Errorf("%d restarts, %d boxes", restarts, len(b.boxes.Sandboxes))
 	}
 	b.boxes.RequireGone(t)
@@ -279,8 +279,8 @@ func TestContainerFailsToBeReplaced(t *testing.T) {
 	g, _ := b.runningBox(t)
 	b.boxes.OnCreate = func(context.Context, int) error { return sandbox.ErrUnavailable }
 	requireReplaced(t, b.retireSandbox(g, 1), "")
-	b.waitStarted(t.Context())
-	if b.isUntouched() {
+	b.WaitStarted(t.Context())
+	if b.IsUntouched() {
 		t.Error("untouched")
 	}
 	b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxLost, record.KindWarning)
@@ -336,19 +336,19 @@ func TestContainerIsLost(t *testing.T) {
 	t.Run("killed", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.boxes.DestroyErr = errors.New("mount busy")
-		b.killCurrent() // there is nothing yet
+		b.KillCurrent() // there is nothing yet
 		_, box := b.runningBox(t)
-		b.killCurrent()
+		b.KillCurrent()
 		if box.State() != sandbox.StateStopped {
 			t.Error("the box still runs")
 		}
-		b.killCurrent()
+		b.KillCurrent()
 		if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !strings.Contains(err.Error(), sandbox.ErrLost.Error()) {
 			t.Errorf("the next call: %v", err)
 		}
-		b.stopAndDestroy()
+		b.StopAndDestroy()
 		b.requireReports(t, 1, record.KindSandboxStarted, record.KindSandboxLost)
-		_, _, left := b.endFacts()
+		_, _, left := b.EndFacts()
 		if diff := cmp.Diff([]string{"mount busy"}, left); diff != "" {
 			t.Errorf("left (-want +got):\n%s", diff)
 		}
@@ -361,7 +361,7 @@ func TestContainerIsLost(t *testing.T) {
 		if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrRecord) {
 			t.Errorf("the call: %v", err)
 		}
-		if _, restarts, _ := b.endFacts(); restarts != 0 || len(b.boxes.Sandboxes) != 1 {
+		if _, restarts, _ := b.EndFacts(); restarts != 0 || len(b.boxes.Sandboxes) != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
@@ -369,7 +369,7 @@ func TestContainerIsLost(t *testing.T) {
 		b := newContainerBench(t)
 		g, _ := b.runningBox(t)
 		b.stop(errors.New("over"))
-		b.killCurrent()
+		b.KillCurrent()
 		if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("the call: %v", err)
 		}
@@ -383,7 +383,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 	t.Run("revived", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.runningBox(t)
-		b.killCurrent()
+		b.KillCurrent()
 		if err := b.startAgain(); err != nil {
 			t.Fatal(err)
 		}
@@ -391,18 +391,18 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 			t.Errorf("box %d runs", box.Number)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
-		b.stopAndDestroy()
+		b.StopAndDestroy()
 		if err := b.startAgain(); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("after the end: %v", err)
 		}
-		if _, restarts, _ := b.endFacts(); restarts != 1 {
+		if _, restarts, _ := b.EndFacts(); restarts != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
 	t.Run("renewed", func(t *testing.T) {
 		b := newContainerBench(t)
 		first, box := b.runningBox(t)
-		if err := b.startUnguarded(); err != nil {
+		if err := b.StartUnguarded(); err != nil {
 			t.Fatal(err)
 		}
 		if box.State() != sandbox.StateStopped {
@@ -415,14 +415,14 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 			t.Errorf("box %d runs, guarded %v", box.Number, !g.unguarded)
 		}
 		b.requireReports(t, 0, record.KindSandboxStarted, record.KindSandboxRestarted)
-		if att, restarts, _ := b.endFacts(); att.Container != "fake-0" || restarts != 1 {
+		if att, restarts, _ := b.EndFacts(); att.Container != "fake-0" || restarts != 1 {
 			t.Errorf("attested %s, %d restarts", att.Container, restarts)
 		}
-		b.stopAndDestroy()
-		if err := b.startUnguarded(); !errors.Is(err, tools.ErrSandboxLost) || len(b.boxes.Sandboxes) != 2 {
+		b.StopAndDestroy()
+		if err := b.StartUnguarded(); !errors.Is(err, tools.ErrSandboxLost) || len(b.boxes.Sandboxes) != 2 {
 			t.Errorf("after the end: %v", err)
 		}
-		if _, restarts, _ := b.endFacts(); restarts != 1 {
+		if _, restarts, _ := b.EndFacts(); restarts != 1 {
 			t.Errorf("%d restarts", restarts)
 		}
 	})
@@ -434,18 +434,18 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 			}
 			return nil
 		}
-		b.ensureStarted()
-		if err := b.startUnguarded(); err != nil {
+		b.EnsureStarted()
+		if err := b.StartUnguarded(); err != nil {
 			t.Fatal(err)
 		}
-		b.stopAndDestroy()
+		b.StopAndDestroy()
 		b.boxes.RequireGone(t)
 	})
 	t.Run("renewed after a crash", func(t *testing.T) {
 		b := newContainerBench(t)
 		_, box := b.runningBox(t)
 		box.End(sandbox.ErrLost)
-		if err := b.startUnguarded(); err != nil {
+		if err := b.StartUnguarded(); err != nil {
 			t.Fatal(err)
 		}
 		b.runningBox(t)
@@ -458,7 +458,7 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 			t.Fatal("control: it started")
 		}
 		b.boxes.OnCreate = nil
-		if err := b.startUnguarded(); err != nil {
+		if err := b.StartUnguarded(); err != nil {
 			t.Fatal(err)
 		}
 		b.runningBox(t)
@@ -470,21 +470,21 @@ func TestContainerRunsAgainAfterTheTurns(t *testing.T) {
 func TestContainerCloses(t *testing.T) {
 	t.Run("before it starts", func(t *testing.T) {
 		b := newContainerBench(t)
-		b.stopAndDestroy()
-		if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !b.isUntouched() {
+		b.StopAndDestroy()
+		if _, err := b.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || !b.IsUntouched() {
 			t.Errorf("a late call: %v", err)
 		}
 	})
 	t.Run("while it starts", func(t *testing.T) {
 		b := newContainerBench(t)
 		b.boxes.OnCreate = func(ctx context.Context, _ int) error { <-ctx.Done(); return nil }
-		b.ensureStarted()
-		b.stopAndDestroy()
+		b.EnsureStarted()
+		b.StopAndDestroy()
 		if len(b.boxes.Sandboxes) != 1 {
 			t.Fatalf("%d boxes", len(b.boxes.Sandboxes))
 		}
 		b.boxes.RequireGone(t)
-		b.stopAndDestroy()
+		b.StopAndDestroy()
 	})
 	for name, died := range map[string]struct {
 		err   error
@@ -500,7 +500,7 @@ func TestContainerCloses(t *testing.T) {
 			if died.err != nil {
 				box.End(died.err)
 			}
-			b.stopAndDestroy()
+			b.StopAndDestroy()
 			b.boxes.RequireGone(t)
 			if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 				t.Errorf("a late call: %v", err)
@@ -517,8 +517,8 @@ func TestContainerCloses(t *testing.T) {
 	t.Run("killed before", func(t *testing.T) {
 		b := newContainerBench(t)
 		g, _ := b.runningBox(t)
-		b.killCurrent()
-		b.stopAndDestroy()
+		b.KillCurrent()
+		b.StopAndDestroy()
 		if err := b.checkLoss(g, sandbox.ErrLost); !errors.Is(err, tools.ErrSandboxLost) {
 			t.Errorf("a late call: %v", err)
 		}
@@ -546,8 +546,8 @@ func TestNoStartAfterTheEnd(t *testing.T) {
 		starts.Add(1)
 		return nil
 	}}
-	make := func() *liveSandbox {
-		return newLiveSandbox(t.Context(), sandboxOptions{
+	make := func() *Sandbox {
+		return New(t.Context(), Options{
 			Backend: backend, Record: func(record.Payload) error { return nil }, Fail: func(err error) { t.Error(err) },
 		})
 	}
@@ -557,10 +557,10 @@ func TestNoStartAfterTheEnd(t *testing.T) {
 	if _, err := c.waitRunning(cancelled); !errors.Is(err, context.Canceled) || starts.Load() != 0 {
 		t.Errorf("cancelled: %v, %d starts", err, starts.Load())
 	}
-	c.killCurrent()
-	c.waitStarted(t.Context())
-	c.stopAndDestroy()
-	c.ensureStarted()
+	c.KillCurrent()
+	c.WaitStarted(t.Context())
+	c.StopAndDestroy()
+	c.EnsureStarted()
 	if _, err := c.waitRunning(t.Context()); !errors.Is(err, tools.ErrSandboxLost) || starts.Load() != 0 {
 		t.Errorf("closed: %v, %d starts", err, starts.Load())
 	}
@@ -568,5 +568,5 @@ func TestNoStartAfterTheEnd(t *testing.T) {
 	if _, err := c.waitRunning(t.Context()); err != nil || starts.Load() != 1 {
 		t.Errorf("control: %v, %d starts", err, starts.Load())
 	}
-	c.stopAndDestroy()
+	c.StopAndDestroy()
 }

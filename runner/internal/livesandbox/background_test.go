@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package livesandbox
 
 import (
 	"context"
@@ -38,15 +38,15 @@ func startedBackgrounds(t *testing.T, scripts map[string]fakesandbox.Script) (*b
 	if err := os.Mkdir(state+"/"+record.SpillDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	box := newLiveSandbox(t.Context(), sandboxOptions{
+	box := New(t.Context(), Options{
 		Backend: &fakesandbox.Backend{Scripts: scripts}, Spec: sandbox.Spec{Workspace: sandbox.Workspace{Path: dir.Name(), Dir: dir}},
 		Record: func(record.Payload) error { return nil },
 	})
-	box.ensureStarted()
-	t.Cleanup(box.stopAndDestroy)
+	box.EnsureStarted()
+	t.Cleanup(box.StopAndDestroy)
 	var mu sync.Mutex
 	var all []record.BackgroundEnded // read after close
-	x := newExecutor(box, executorOptions{
+	x := NewExecutor(box, ExecutorOptions{
 		Dir: state, Secrets: []redact.Secret{{Name: "OPENAI_API_KEY", Value: logKey}}, WaitRecorded: noWait, AfterCommand: func(context.Context) {},
 		RecordBackground: func(e record.BackgroundEnded) error {
 			mu.Lock()

@@ -1,4 +1,9 @@
-package runner
+// Package livesandbox keeps the sandbox of a session alive and runs in it what tools and
+// users request: it starts the sandbox when the first call needs it, replaces one that
+// reached its limits, captures and spills the output of commands, runs commands in the
+// background, and destroys everything at the end. It knows its session by the functions
+// in its options alone.
+package livesandbox
 
 import (
 	"context"
@@ -19,9 +24,9 @@ import (
 const (
 	// maxRestarts is how often a sandbox that died of its limits is replaced.
 	maxRestarts = 3
-	// destroyTime bounds the destruction of a sandbox: above the 30 s after which
+	// DestroyTime bounds the destruction of a sandbox: above the 30 s after which
 	// a guest that does not answer is given up.
-	destroyTime = 60 * time.Second
+	DestroyTime = 60 * time.Second
 	// reasonTime bounds the wait for the reason of a lost sandbox.
 	reasonTime = 5 * time.Second
 )
@@ -29,8 +34,8 @@ const (
 // errDestroySlow is the cause of a destruction that took too long.
 var errDestroySlow = errors.New("no answer in time")
 
-// sandboxOptions configures a liveSandbox. Backend, Record and Fail are required.
-type sandboxOptions struct {
+// Options configures a [Sandbox]. Backend, Record and Fail are required.
+type Options struct {
 	Backend sandbox.Creator
 	Spec    sandbox.Spec
 	// RefuseLost refuses a sandbox that lacks a protection.
@@ -49,15 +54,15 @@ type sandboxOptions struct {
 	Log *zap.Logger
 }
 
-// liveSandbox is the session's one sandbox through its generations. It is started in
-// the background, by start or by the first call that needs it; calls wait for
+// Sandbox is the session's one sandbox through its generations. It is started in
+// the background, by EnsureStarted or by the first call that needs it; calls wait for
 // it. A start that fails is an error of the calls that need the sandbox, and
 // of nothing else. It is safe for concurrent use.
 //
-//	none ──start, running──▶ generation 1 ──died of its limits──▶ generation 2 ─▶ … at most maxRestarts
-//	                            └──────lost otherwise──────▶ the run ends
-type liveSandbox struct {
-	opts sandboxOptions
+//	none ──first call──▶ generation 1 ──died of its limits──▶ generation 2 ─▶ … at most maxRestarts
+//	                     └──────lost otherwise──────▶ the run ends
+type Sandbox struct {
+	opts Options
 
 	// making bounds Create; it ends when the session does.
 	making context.Context
@@ -78,7 +83,7 @@ type liveSandbox struct {
 // generation is one sandbox, from the request for it on.
 type generation struct {
 	number  int           // from 0
-	ready   chan struct{} // closed when box or err is set
+	ready   chan struct{} // closed when sandbox or err is set
 	sandbox sandbox.Sandbox
 	err     error
 	once    sync.Once // its loss is handled once
@@ -90,42 +95,42 @@ type generation struct {
 	unguarded bool
 }
 
-// startError is a sandbox that could not start.
-type startError struct{ cause error }
+// StartError is a sandbox that could not start.
+type StartError struct{ Cause error }
 
 // Error names the cause.
-func (e *startError) Error() string {
-	return fmt.Sprintf("%v: %v", tools.ErrSandboxStart, e.cause)
+func (e *StartError) Error() string {
+	return fmt.Sprintf("%v: %v", tools.ErrSandboxStart, e.Cause)
 }
 
 // Unwrap returns tools.ErrSandboxStart and the cause.
-func (e *startError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.cause} }
+func (e *StartError) Unwrap() []error { return []error{tools.ErrSandboxStart, e.Cause} }
 
-// newLiveSandbox returns the sandbox of a session. Values of ctx are those of its
+// New returns the sandbox of a session. Values of ctx are those of its
 // starts; its end is not.
-func newLiveSandbox(ctx context.Context, o sandboxOptions) *liveSandbox {
+func New(ctx context.Context, o Options) *Sandbox {
 	if o.Describe == nil {
 		o.Describe = error.Error
 	}
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	c := &liveSandbox{opts: o}
+	c := &Sandbox{opts: o}
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c
 }
 
-// ensureStarted begins to start the sandbox unless that has begun, and returns at
+// EnsureStarted begins to start the sandbox unless that has begun, and returns at
 // once.
-func (c *liveSandbox) ensureStarted() {
+func (c *Sandbox) EnsureStarted() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.startLocked()
 }
 
-// startLocked is ensureStarted for a caller that holds mu. It reports whether there is a
-// generation: after stopAndDestroy, none begins.
-func (c *liveSandbox) startLocked() bool {
+// startLocked is EnsureStarted for a caller that holds mu. It reports whether there is a
+// generation: after StopAndDestroy, none begins.
+func (c *Sandbox) startLocked() bool {
 	if c.current == nil && c.making.Err() == nil {
 		if c.opts.OnStart != nil {
 			c.opts.OnStart()
@@ -135,15 +140,15 @@ func (c *liveSandbox) startLocked() bool {
 	return c.current != nil
 }
 
-// isUntouched reports whether nothing can have run in the sandbox so far.
-func (c *liveSandbox) isUntouched() bool {
+// IsUntouched reports whether nothing can have run in the sandbox so far.
+func (c *Sandbox) IsUntouched() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.usable
 }
 
 // startGeneration makes one generation; the caller holds mu.
-func (c *liveSandbox) startGeneration(g *generation) *generation {
+func (c *Sandbox) startGeneration(g *generation) *generation {
 	g.ready = make(chan struct{})
 	c.starts.Go(func() {
 		defer close(g.ready)
@@ -158,7 +163,7 @@ func (c *liveSandbox) startGeneration(g *generation) *generation {
 			g.sandbox = box
 			err = c.recordStarted(g, time.Since(begun))
 		} else {
-			err = &startError{err}
+			err = &StartError{err}
 		}
 		c.finishStart(g, err)
 	})
@@ -167,7 +172,7 @@ func (c *liveSandbox) startGeneration(g *generation) *generation {
 
 // finishStart records how the start of a generation ended. A failure is reported here
 // only if no call waits to return it. A record that can't be written ends the run.
-func (c *liveSandbox) finishStart(g *generation, err error) {
+func (c *Sandbox) finishStart(g *generation, err error) {
 	c.mu.Lock()
 	g.err, c.usable = err, c.usable || err == nil
 	tell := err != nil && c.waiting == 0 && c.making.Err() == nil
@@ -185,7 +190,7 @@ func (c *liveSandbox) finishStart(g *generation, err error) {
 }
 
 // recordStarted records the attestation of a generation.
-func (c *liveSandbox) recordStarted(g *generation, took time.Duration) error {
+func (c *Sandbox) recordStarted(g *generation, took time.Duration) error {
 	att := g.sandbox.Attestation()
 	if !g.unguarded {
 		c.mu.Lock()
@@ -200,14 +205,14 @@ func (c *liveSandbox) recordStarted(g *generation, took time.Duration) error {
 		return err
 	}
 	if c.opts.RefuseLost && !g.unguarded && len(att.Lost) > 0 {
-		return &startError{fmt.Errorf("%w: it lacks protections, which is refused here (refuse_lost): %s", sandbox.ErrUnsupported, strings.Join(att.Lost, "; "))}
+		return &StartError{fmt.Errorf("%w: it lacks protections, which is refused here (refuse_lost): %s", sandbox.ErrUnsupported, strings.Join(att.Lost, "; "))}
 	}
 	return nil
 }
 
 // waitRunning starts the sandbox unless that has begun, waits for it and
 // returns its generation.
-func (c *liveSandbox) waitRunning(ctx context.Context) (*generation, error) {
+func (c *Sandbox) waitRunning(ctx context.Context) (*generation, error) {
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("wait for sandbox: %w", context.Cause(ctx))
 	}
@@ -240,9 +245,9 @@ func (c *liveSandbox) waitRunning(ctx context.Context) (*generation, error) {
 	}
 }
 
-// waitStarted waits until a generation that was begun is ready or has failed, so that its
+// WaitStarted waits until a generation that was begun is ready or has failed, so that its
 // attestation, or the warning, is recorded also where no call needed it.
-func (c *liveSandbox) waitStarted(ctx context.Context) {
+func (c *Sandbox) WaitStarted(ctx context.Context) {
 	c.mu.Lock()
 	g := c.current
 	c.mu.Unlock()
@@ -257,7 +262,7 @@ func (c *liveSandbox) waitStarted(ctx context.Context) {
 
 // checkLoss turns the loss of a generation into what a call reports; other errors, and
 // nil, pass.
-func (c *liveSandbox) checkLoss(g *generation, err error) error {
+func (c *Sandbox) checkLoss(g *generation, err error) error {
 	if !errors.Is(err, sandbox.ErrLost) && !errors.Is(err, sandbox.ErrState) {
 		return err
 	}
@@ -265,7 +270,7 @@ func (c *liveSandbox) checkLoss(g *generation, err error) error {
 }
 
 // startAgain begins one more generation after the run, for what must still be done inside.
-func (c *liveSandbox) startAgain() error {
+func (c *Sandbox) startAgain() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := context.Cause(c.making); err != nil {
@@ -276,15 +281,15 @@ func (c *liveSandbox) startAgain() error {
 	return nil
 }
 
-// startUnguarded destroys the sandbox when the turns are over and begins one more
+// StartUnguarded destroys the sandbox when the turns are over and begins one more
 // generation, in which no command runs and nothing is protected from changes.
-func (c *liveSandbox) startUnguarded() error {
+func (c *Sandbox) StartUnguarded() error {
 	c.mu.Lock()
 	g := c.current
 	c.mu.Unlock()
 	<-g.ready
 	if g.sandbox != nil {
-		g.once.Do(func() { g.after = c.recordUnnoticedLoss(g) }) // not under mu, as in stopAndDestroy
+		g.once.Do(func() { g.after = c.recordUnnoticedLoss(g) }) // not under mu, as in StopAndDestroy
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,12 +306,12 @@ func (c *liveSandbox) startUnguarded() error {
 
 // destroyGeneration destroys one generation and keeps what it could not remove. The caller
 // holds mu.
-func (c *liveSandbox) destroyGeneration(g *generation) {
+func (c *Sandbox) destroyGeneration(g *generation) {
 	if g.taken {
 		return
 	}
 	g.taken = true
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.making), destroyTime, errDestroySlow)
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(c.making), DestroyTime, errDestroySlow)
 	defer cancel()
 	if err := g.sandbox.Destroy(ctx); err != nil {
 		c.opts.Log.Error("destroy sandbox", zap.String("container", g.sandbox.ID()), zap.Error(err))
@@ -314,9 +319,9 @@ func (c *liveSandbox) destroyGeneration(g *generation) {
 	}
 }
 
-// killCurrent destroys the sandbox while calls run, because one of them does not
+// KillCurrent destroys the sandbox while calls run, because one of them does not
 // end. Calls that still run in it, or come later, meet its loss.
-func (c *liveSandbox) killCurrent() {
+func (c *Sandbox) KillCurrent() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.current == nil {
@@ -331,9 +336,9 @@ func (c *liveSandbox) killCurrent() {
 	}
 }
 
-// stopAndDestroy ends the making, waits for it, and takes down what there is. It is
+// StopAndDestroy ends the making, waits for it, and takes down what there is. It is
 // idempotent and does not hurry commands: they are over, or are to be killed.
-func (c *liveSandbox) stopAndDestroy() {
+func (c *Sandbox) StopAndDestroy() {
 	c.mu.Lock()
 	c.stop(errors.New("session ended"))
 	c.mu.Unlock()
@@ -351,9 +356,9 @@ func (c *liveSandbox) stopAndDestroy() {
 	c.destroyGeneration(g)
 }
 
-// closeOn closes the sandbox when force is closed: the caller does not wait any
+// CloseOn closes the sandbox when force is closed: the caller does not wait any
 // longer. The function that it returns stops waiting for that; force may be nil.
-func (c *liveSandbox) closeOn(force <-chan struct{}) (stop func()) {
+func (c *Sandbox) CloseOn(force <-chan struct{}) (stop func()) {
 	if force == nil {
 		return func() {}
 	}
@@ -363,7 +368,7 @@ func (c *liveSandbox) closeOn(force <-chan struct{}) (stop func()) {
 		select {
 		case <-force:
 			c.opts.Log.Warn("forced end: destroying the sandbox")
-			c.stopAndDestroy()
+			c.StopAndDestroy()
 		case <-end:
 		}
 	}()
@@ -373,8 +378,8 @@ func (c *liveSandbox) closeOn(force <-chan struct{}) (stop func()) {
 	}
 }
 
-// endFacts returns the facts about the sandbox that session.ended contains.
-func (c *liveSandbox) endFacts() (att *sandbox.Attestation, restarts int, left []string) {
+// EndFacts returns the facts about the sandbox that session.ended contains.
+func (c *Sandbox) EndFacts() (att *sandbox.Attestation, restarts int, left []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.attested, c.restarts, c.left
@@ -394,7 +399,7 @@ type loss struct {
 // handleLoss handles the loss of a generation, once, and returns the error for the call that
 // met it: one for the model if a fresh sandbox takes its place, otherwise one
 // that ends the run.
-func (c *liveSandbox) handleLoss(g *generation, err error) error {
+func (c *Sandbox) handleLoss(g *generation, err error) error {
 	g.once.Do(func() {
 		select {
 		case <-g.sandbox.Done():
@@ -426,7 +431,7 @@ func lossOf(err error) loss {
 
 // retireSandbox ends a generation in which processes were left that could not be killed:
 // what can't be stopped may write beside the next command, and at any time.
-func (c *liveSandbox) retireSandbox(g *generation, left int) error {
+func (c *Sandbox) retireSandbox(g *generation, left int) error {
 	g.once.Do(func() {
 		g.after = c.replaceGeneration(g, loss{
 			cause: fmt.Errorf("%w: %d processes could not be killed", sandbox.ErrLost, left),
@@ -439,7 +444,7 @@ func (c *liveSandbox) retireSandbox(g *generation, left int) error {
 
 // replaceGeneration destroys a lost generation and begins the next one if there may
 // be one.
-func (c *liveSandbox) replaceGeneration(g *generation, why loss) error {
+func (c *Sandbox) replaceGeneration(g *generation, why loss) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.making.Err() != nil { // we took it down ourselves
@@ -460,12 +465,12 @@ func (c *liveSandbox) replaceGeneration(g *generation, why loss) error {
 	}
 	c.restarts++
 	c.current = c.startGeneration(&generation{number: c.restarts})
-	return &tools.Error{Class: tools.ErrorExecution, Reason: replacedReason, Visible: true, Err: why.cause, Message: why.tell}
+	return &tools.Error{Class: tools.ErrorExecution, Reason: ReplacedReason, Visible: true, Err: why.cause, Message: why.tell}
 }
 
-// replacedReason is the reason of a call that met the end of a sandbox which
+// ReplacedReason is the reason of a call that met the end of a sandbox which
 // a fresh one replaces.
-const replacedReason = "sandbox_replaced"
+const ReplacedReason = "sandbox_replaced"
 
 // limitText returns a limit with its unit.
 func limitText(e *limits.ExceededError) string {
@@ -480,7 +485,7 @@ func limitText(e *limits.ExceededError) string {
 
 // recordUnnoticedLoss records the loss of a sandbox that no call met, and returns the
 // error for a call that still comes.
-func (c *liveSandbox) recordUnnoticedLoss(g *generation) error {
+func (c *Sandbox) recordUnnoticedLoss(g *generation) error {
 	gone := fmt.Errorf("%w: the session has ended", tools.ErrSandboxLost)
 	select {
 	case <-g.sandbox.Done():

@@ -1,4 +1,4 @@
-package runner
+package livesandbox
 
 import (
 	"fmt"
@@ -59,7 +59,7 @@ func (s *spiller) createFile(stream string) (*os.File, string, error) {
 	return f, name, err
 }
 
-// filePath is the path of a file that create named.
+// filePath is the path of a file that createFile named.
 func (s *spiller) filePath(name string) string { return filepath.Join(s.dir, name) }
 
 // reserveBytes reserves n bytes and reports whether they were left.
