@@ -92,10 +92,33 @@ func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error 
 // their own.
 func (r *runtimeClient) isStarting(pid int, id string) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
-	line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-	if err != nil || !strings.HasSuffix(string(line), "\x00"+id+"\x00") || !strings.Contains(string(line), "\x00--detach\x00") {
-		return false
+	for deadline := time.Now().Add(execTime); ; time.Sleep(time.Millisecond) {
+		line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+		if err != nil || len(line) > 0 && !isStartOf(string(line), id) || !r.mayStart(dir) {
+			return false
+		}
+		if len(line) > 0 {
+			return true
+		}
+		if time.Now().After(deadline) {
+			return false
+		}
 	}
+}
+
+// execTime bounds the wait for the command line of a process, which is empty for
+// a moment after the process has got its program.
+const execTime = 500 * time.Millisecond
+
+// isStartOf reports whether a command line is that of a runtime that starts a
+// container.
+func isStartOf(line, id string) bool {
+	return strings.HasSuffix(line, "\x00"+id+"\x00") && strings.Contains(line, "\x00--detach\x00")
+}
+
+// mayStart reports whether a process, of which dir is the directory in /proc,
+// has the program of a runtime, or of what becomes one, and is in no sandbox.
+func (r *runtimeClient) mayStart(dir string) bool {
 	space, err := os.Readlink(filepath.Join(dir, "ns/pid"))
 	own, ownErr := os.Readlink("/proc/self/ns/pid")
 	if err != nil || ownErr != nil || space != own {
@@ -103,7 +126,7 @@ func (r *runtimeClient) isStarting(pid int, id string) bool {
 	}
 	exe, err := os.Readlink(filepath.Join(dir, "exe"))
 	if err != nil {
-		return false
+		return false // also a kernel thread, and a process that has ended
 	}
 	exe = strings.TrimSuffix(exe, " (deleted)") // an update came between
 	if path, err := filepath.EvalSymlinks(r.path); err == nil && exe == path || isScript(r.path) {

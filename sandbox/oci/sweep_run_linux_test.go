@@ -109,6 +109,20 @@ func TestWaitForRun(t *testing.T) {
 			t.Error("the runtime is not seen")
 		}
 	})
+	t.Run("it has just executed its program", func(t *testing.T) {
+		r := &runtimeClient{path: copyShell(t)}
+		for range 50 {
+			cmd := exec.CommandContext(t.Context(), r.path, "-c", "read x; :", "--detach", id)
+			stdin, err := cmd.StdinPipe()
+			must(t, err)
+			must(t, cmd.Start()) // returns when execve has closed the descriptors
+			if !r.isStarting(cmd.Process.Pid, id) {
+				t.Error("the runtime is not found while its command line is empty")
+			}
+			must(t, stdin.Close())
+			_ = cmd.Wait() // read finds no line
+		}
+	})
 	t.Run("a script", func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "wrapper")
 		syscall.ForkLock.RLock()

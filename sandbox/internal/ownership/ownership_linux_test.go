@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -402,6 +403,41 @@ func TestSweepOfAnUnknownOwner(t *testing.T) {
 	must(t, j.lock.Close()) // as the kernel does when a process dies
 	if left, err := sweep(t, dir, self); len(left) != 1 || err != nil {
 		t.Errorf("swept %v %v, want the directory", left, err)
+	}
+}
+
+// A child that the owner had forked has the lock until it executes a program,
+// which a sweep waits for; it does not wait for ever.
+func TestSweepWaitsForChildrenOfDeadOwner(t *testing.T) {
+	for name, release := range map[string]time.Duration{"a child executes": childTime / 8, "a child hangs": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			dir, self := state(t)
+			dead := self
+			dead.Start++ // another process had this PID
+			j := openList(t, dir, dead)
+			_, err := j.Add(Entry{Kind: KindContainer, Name: "caisson-x"})
+			must(t, err)
+			var released atomic.Bool
+			timer := time.AfterFunc(release, func() {
+				released.Store(true)
+				if err := j.lock.Unlock(); err != nil {
+					t.Error(err)
+				}
+			})
+			defer timer.Stop()
+			begun := time.Now()
+			waited := false
+			left, err := Sweep(t.Context(), SweepOptions{
+				StateDir: dir, Backend: "docker", Instance: self.Instance,
+				RemoveEntry: func(context.Context, string, Entry) (bool, error) {
+					waited = released.Load() || time.Since(begun) >= childTime
+					return true, nil
+				},
+			})
+			if len(left) != 1 || err != nil || !waited {
+				t.Errorf("swept %v, %v, and waited for the child: %t", left, err, waited)
+			}
+		})
 	}
 }
 

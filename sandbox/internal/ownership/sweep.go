@@ -167,7 +167,7 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 	}
 	lock := ownerLock(o.StateDir, doc.Session)
 	defer func() { _ = lock.Close() }()
-	if !o.isOrphaned(doc, lock) {
+	if !o.isOrphaned(ctx, doc, lock) {
 		return nil, nil
 	}
 	j := &CleanupList{root: root, lock: lock, doc: doc}
@@ -189,13 +189,32 @@ func (o SweepOptions) sweepList(ctx context.Context, root *os.Root, name string)
 // isOrphaned reports whether the owner of a cleanup list is dead or gave it up:
 // its process is known to be gone, or can't be seen from here or gave up, and
 // no longer holds its lock.
-func (o SweepOptions) isOrphaned(doc document, lock *flock.Flock) bool {
+func (o SweepOptions) isOrphaned(ctx context.Context, doc document, lock *flock.Flock) bool {
 	fate := doc.Owner.Fate(o.Instance)
 	if fate == Unknown || doc.Abandoned {
 		locked, err := lock.TryLock()
 		return err == nil && locked
 	}
+	if fate == Dead {
+		waitForChildren(ctx, lock)
+	}
 	return fate == Dead
+}
+
+// childTime bounds the wait for the children of a dead owner. It is long for
+// what a child does between fork and exec, even on a busy machine.
+const childTime = 2 * time.Second
+
+// waitForChildren waits until the lock of a dead owner is free. A child that
+// the owner had forked keeps the lock until it executes its program, for
+// example the runtime: before that nothing shows whose child it is, and it would
+// begin its work after the sweep.
+func waitForChildren(ctx context.Context, lock *flock.Flock) {
+	ctx, cancel := context.WithTimeout(ctx, childTime)
+	defer cancel()
+	if locked, err := lock.TryLockContext(ctx, time.Millisecond); err == nil && locked {
+		_ = lock.Unlock() // nothing depends on it: the owner is dead
+	}
 }
 
 // undoList removes what is in one cleanup list. After an error nothing of a
