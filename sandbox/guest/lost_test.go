@@ -26,7 +26,7 @@ func TestGuestKilled(t *testing.T) {
 	g.Kill()
 	exit, err := p.Wait()
 	if !errors.Is(err, sandbox.ErrLost) || exit.Status.Success() {
-		t.Errorf("wait: %+v, %v", exit, err)
+		t.Fatalf("wait: %+v, %v", exit, err)
 	}
 	if exit.Stdout.Live != 6 {
 		t.Errorf("what was captured is %+v", exit.Stdout)

@@ -113,7 +113,9 @@ func checkDestroy(ctx context.Context, e *env) error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	<-e.sb.Done()
+	if err := waitDone(e.sb); err != nil {
+		return err
+	}
 	if e.sb.Err() != nil || e.sb.State() != sandbox.StateStopped {
 		return fmt.Errorf("after destroy: state %s, err %w", e.sb.State(), e.sb.Err())
 	}
@@ -148,7 +150,9 @@ func checkKilled(ctx context.Context, e *env) error {
 	if _, err := waitProcess(ctx, p); !errors.Is(err, sandbox.ErrLost) {
 		return fmt.Errorf("command: %w, want ErrLost", err)
 	}
-	<-e.sb.Done()
+	if err := waitDone(e.sb); err != nil {
+		return err
+	}
 	if !errors.Is(e.sb.Err(), sandbox.ErrLost) || w.String() != "ready\n" {
 		return fmt.Errorf("sandbox: %w, want ErrLost; output %q", e.sb.Err(), w.String())
 	}

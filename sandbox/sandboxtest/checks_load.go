@@ -195,7 +195,9 @@ func checkPaused(ctx context.Context, e *env) error {
 	if _, err := waitProcess(longer, p); !errors.Is(err, sandbox.ErrLost) {
 		return fmt.Errorf("command: %w, want ErrLost", err)
 	}
-	<-e.sb.Done()
+	if err := waitDone(e.sb); err != nil {
+		return err
+	}
 	if !errors.Is(e.sb.Err(), sandbox.ErrLost) {
 		return fmt.Errorf("sandbox: %w, want ErrLost", e.sb.Err())
 	}

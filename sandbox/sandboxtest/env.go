@@ -192,8 +192,9 @@ func (e *env) run(ctx context.Context, cmd sandbox.Command) (result, error) {
 	return r, nil
 }
 
-// stuckTime is how long after its context a command may take to be over: its
-// grace period, the kill and the proof, on a slow machine.
+// stuckTime is how long a command may take to be over after its context, and a
+// sandbox after its loss: the grace period, the kill and the proof, on a slow
+// machine.
 const stuckTime = 15 * time.Second
 
 // waitProcess waits for a process, but not for one that outlives its context.
@@ -217,6 +218,16 @@ func waitProcess(ctx context.Context, p sandbox.Process) (sandbox.Exit, error) {
 		return a.exit, a.err
 	case <-time.After(stuckTime):
 		return sandbox.Exit{}, fmt.Errorf("wait did not return within %s of the cancellation", stuckTime)
+	}
+}
+
+// waitDone waits for the end of a sandbox that must have ended or be about to.
+func waitDone(sb sandbox.Sandbox) error {
+	select {
+	case <-sb.Done():
+		return nil
+	case <-time.After(stuckTime):
+		return fmt.Errorf("the sandbox is %s and not done within %s", sb.State(), stuckTime)
 	}
 }
 

@@ -155,12 +155,12 @@ func runBeside(ctx context.Context, neighbour *env, l load, base string) error {
 		cmd.Timeout = loadTime
 	}
 	r, err := hostile.run(ctx, cmd)
-	var lost error
+	var lost, notDone error
 	if errors.Is(err, sandbox.ErrLost) {
-		<-hostile.sb.Done()
+		notDone = waitDone(hostile.sb)
 		lost = hostile.sb.Err()
 	}
-	err = l.reported(neighbour.target, r, err, lost)
+	err = errors.Join(l.reported(neighbour.target, r, err, lost), notDone)
 	stop()
 	did := <-done
 	err = errors.Join(err, did.err)
