@@ -79,7 +79,7 @@ func TestGrantsAreStoredFoundAndRevoked(t *testing.T) {
 	if list, _ := g.List(); len(list) != 1 {
 		t.Errorf("%v is left", list)
 	}
-	left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".approvals.json-*"))
+	left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".tmp-*"))
 	if err != nil || len(left) > 0 {
 		t.Errorf("temporary files are left: %v, %v", left, err)
 	}

@@ -145,6 +145,9 @@ func withFileLock(path, what string, f func() error) error {
 	defer cancel()
 	lock := flock.New(path+".lock", flock.SetPermissions(0o600))
 	if _, err := lock.TryLockContext(ctx, 5*time.Millisecond); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 		return fmt.Errorf("lock %s %s: %w", what, path, err)
 	}
 	return errors.Join(f(), lock.Close())

@@ -10,7 +10,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/gofrs/flock"
 )
 
 // anyState is a file of any JSON value, which is its only entry.
@@ -89,7 +92,7 @@ func TestStateFileFailures(t *testing.T) {
 	fail(taken.change(edit), "write answers: ")
 	fail(below.write(nil), "write answers: ")
 	fail(anyState(folder).write(nil), "write answers: ")
-	if left, err := filepath.Glob(filepath.Join(dir, ".folder-*")); len(left) != 0 || err != nil {
+	if left, err := filepath.Glob(filepath.Join(dir, ".tmp-*")); len(left) != 0 || err != nil {
 		t.Errorf("temporary files are left: %v, %v", left, err)
 	}
 	fail(syncDir(filepath.Join(dir, "none")), "sync directory: ")
@@ -100,6 +103,23 @@ func TestStateFileFailures(t *testing.T) {
 			t.Errorf("a folder that can't be synced: %v", err)
 		}
 	}
+}
+
+// TestStateFileIsHeld: a lock that another process keeps is an error that says so.
+func TestStateFileIsHeld(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	other := flock.New(path + ".lock")
+	if err := other.Lock(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = other.Close() }()
+	synctest.Test(t, func(t *testing.T) {
+		begun := time.Now()
+		err := withFileLock(path, "answers", func() error { return errors.New("it ran") })
+		if err == nil || err.Error() != "lock answers "+path+": held by another process" || time.Since(begun) != stateLockTimeout {
+			t.Errorf("%v after %v", err, time.Since(begun))
+		}
+	})
 }
 
 // TestStateFileEncodes: content that can't be encoded is not stored, nor logged.
