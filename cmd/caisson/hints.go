@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"errors"
+	"io/fs"
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -148,6 +149,9 @@ func traceHint(e *trace.Error) string {
 		return "It was ended before it wrote any, or they were removed."
 	case trace.NotExported:
 		return "caisson trace show shows what there is."
+	}
+	if errors.Is(e.Err, fs.ErrPermission) {
+		return "Run caisson as the user who owns them."
 	}
 	return "Name a session, its directory or its trace.jsonl."
 }

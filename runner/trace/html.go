@@ -48,9 +48,14 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 			}
 			return formatDollars(formatMicroUSD(*n))
 		},
-		"diff":    diffLines,
-		"clock":   func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
-		"date":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 MST") },
+		"diff":  diffLines,
+		"clock": func(t time.Time) string { return t.UTC().Format("15:04:05.000") },
+		"date": func(t time.Time) string {
+			if t.IsZero() {
+				return "an unknown time"
+			}
+			return t.UTC().Format("2006-01-02 15:04:05 MST")
+		},
 		"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 		"style":   func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // a file of ours
 	}).Parse(pageText))

@@ -63,6 +63,9 @@ func List(stateDir string, limit int) ([]Entry, error) {
 			break
 		}
 		s, err := sessionInDir(sessiondir.Path(stateDir, name))
+		if e, ok := errors.AsType[*Error](err); ok && e.Reason == Unreadable {
+			list = append(list, Entry{Session: s.ID, State: StateDamaged, Damage: e.Err.Error()})
+		}
 		if err != nil {
 			continue
 		}
@@ -196,8 +199,9 @@ func ReadLast(f *os.File) (record.Record, error) {
 		return record.Record{}, err
 	}
 	end := bytes.LastIndexByte(tail, '\n')
-	if end < 0 {
+	begin := bytes.LastIndexByte(tail[:max(end, 0)], '\n') + 1
+	if end < 0 || begin == 0 && size > int64(len(tail)) {
 		return record.Record{}, errors.New("the last line is too long for a record")
 	}
-	return record.Decode(tail[bytes.LastIndexByte(tail[:end], '\n')+1 : end])
+	return record.Decode(tail[begin:end])
 }

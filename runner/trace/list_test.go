@@ -4,11 +4,14 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // TestReadBegin reads the task of a session from its first records, of which the
@@ -54,6 +57,72 @@ func TestReadBegin(t *testing.T) {
 	for _, none := range []string{"", `{"seq":1`} {
 		if _, err := ReadBegin(strings.NewReader(none)); !errors.Is(err, io.EOF) {
 			t.Errorf("%q: got %v, want io.EOF", none, err)
+		}
+	}
+}
+
+// TestUnreadableSessions: a session whose directory can't be read is listed with the
+// cause, and is not one without records.
+func TestUnreadableSessions(t *testing.T) {
+	state := t.TempDir()
+	for _, id := range []string{"ses_1", "ses_2"} { // the second is the control: it has no records
+		if err := os.MkdirAll(sessiondir.Path(state, id), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	loop := filepath.Join(sessiondir.Path(state, "ses_1"), record.TraceFile)
+	if err := os.Symlink(record.TraceFile, loop); err != nil {
+		t.Fatal(err)
+	}
+	list, err := List(state, 0)
+	if err != nil || len(list) != 1 || list[0].Session != "ses_1" || list[0].State != StateDamaged || list[0].Damage == "" {
+		t.Errorf("listed %+v, %v", list, err)
+	}
+	file := filepath.Join(state, "file") // as a directory that may not be searched
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := sessionInDir(file); !isReason(err, Unreadable) {
+		t.Errorf("no directory: %v", err)
+	}
+	if _, err := Find(state, "ses_2"); !isReason(err, NoRecords) {
+		t.Errorf("no records: %v", err)
+	}
+	if os.Getuid() == 0 {
+		return // no directory is closed to root
+	}
+	closed := sessiondir.Path(state, "ses_2")
+	if err := os.Chmod(closed, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Chmod(closed, 0o700) })
+	if list, err := List(state, 0); err != nil || len(list) != 2 || !strings.Contains(list[0].Damage, "permission denied") {
+		t.Errorf("listed %+v, %v", list, err)
+	}
+	if _, err := Find(state, "ses_2"); !isReason(err, Unreadable) {
+		t.Errorf("a closed directory: %v", err)
+	}
+}
+
+func isReason(err error, reason Reason) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e.Reason == reason
+}
+
+// TestReadLastOfALongLine: what follows the longest line is not read as a record.
+func TestReadLastOfALongLine(t *testing.T) {
+	path := filepath.Join(t.TempDir(), record.TraceFile)
+	for _, text := range []string{strings.Repeat("a", 3*record.MaxLineBytes), "{}\n" + strings.Repeat("a", 3*record.MaxLineBytes) + "\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := ReadLast(f); err == nil || !strings.Contains(err.Error(), "too long") {
+			t.Errorf("%d bytes: %v", len(text), err)
 		}
 	}
 }

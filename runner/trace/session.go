@@ -73,12 +73,16 @@ func listSessions(stateDir string) ([]string, error) {
 // sessionInDir returns the session whose directory is dir.
 func sessionInDir(dir string) (Session, error) {
 	s := Session{ID: filepath.Base(dir), Dir: dir, Path: filepath.Join(dir, record.TraceFile)}
-	if _, err := os.Lstat(s.Path); err == nil {
+	_, err := os.Lstat(s.Path)
+	if err == nil {
 		return s, nil
 	}
 	if path := filepath.Join(dir, record.AuditFile); fileExists(path) {
 		s.Path, s.Pruned = path, true
 		return s, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return s, &Error{Reason: Unreadable, Name: s.ID, Err: err}
 	}
 	return s, &Error{Reason: NoRecords, Name: s.ID, Err: fs.ErrNotExist}
 }

@@ -112,7 +112,9 @@ func (p *printer) writeHead(o Overview) {
 			p.printf("  %s %s\n", p.dim(fmt.Sprintf("%-11s", name)), displayLine(text))
 		}
 	}
-	fact("begun", o.Begun.Local().Format("2006-01-02 15:04:05"))
+	if !o.Begun.IsZero() {
+		fact("begun", o.Begun.Local().Format("2006-01-02 15:04:05"))
+	}
 	if c := o.Created; c != nil {
 		fact("task", oneLine(o.Task, 200))
 		fact("workspace", fmt.Sprintf("%s (%s, git %s)", c.Workspace, c.WorkspaceMode, c.Git))
