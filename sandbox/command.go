@@ -2,8 +2,6 @@ package sandbox
 
 import (
 	"io"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -16,7 +14,7 @@ type Command struct {
 	Argv []string
 	// Env is the whole environment as NAME=value; nothing is inherited. Nil
 	// means the sandbox's own: the [Environment] for the variables that its
-	// image declares.
+	// image declares, and those of Spec.Env.
 	Env []string
 	// Dir is the working directory, an absolute path in the container at or
 	// below WorkspaceDir. Empty means WorkspaceDir. Symlinks that leave the
@@ -61,64 +59,3 @@ const (
 	DefaultLiveBytes = 16 << 20
 	DefaultTailBytes = 32 << 10
 )
-
-// DefaultEnv returns the environment of a command that sets none: a fixed PATH,
-// no pagers, no prompts, and the usual markers of a sandbox. It contains
-// nothing of the host's environment.
-func DefaultEnv() []string {
-	return []string{
-		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME=" + HomeDir,
-		"USER=agent",
-		"LOGNAME=agent",
-		"PWD=" + WorkspaceDir,
-		"TMPDIR=/tmp",
-		"LANG=C.UTF-8",
-		"TERM=dumb",
-		"CI=1",
-		"PAGER=cat",
-		"GIT_PAGER=cat",
-		"GIT_TERMINAL_PROMPT=0",
-		"SANDBOX=caisson",
-		"IS_SANDBOX=1",
-		"AI_AGENT=caisson",
-	}
-}
-
-// Environment returns the environment of commands on an image: [DefaultEnv]
-// with the variables that the image's configuration declares (OCI image-spec
-// 1.1, config.Env). These replace defaults of the same name, except for the
-// identity of the command, its directories and the markers. The directories in
-// path are appended to PATH. Entries that are not NAME=value are left out.
-func Environment(image, path []string) []string {
-	env := DefaultEnv()
-	for _, v := range image {
-		name, _, ok := strings.Cut(v, "=")
-		if !ok || name == "" || slices.Contains(fixedEnv, name) {
-			continue
-		}
-		if i := slices.IndexFunc(env, func(have string) bool { return strings.HasPrefix(have, name+"=") }); i >= 0 {
-			env[i] = v
-		} else {
-			env = append(env, v)
-		}
-	}
-	for i, v := range env {
-		list, ok := strings.CutPrefix(v, "PATH=")
-		if !ok {
-			continue
-		}
-		dirs := strings.Split(list, ":")
-		for _, dir := range path {
-			if !slices.Contains(dirs, dir) && !strings.Contains(dir, ":") {
-				dirs = append(dirs, dir)
-			}
-		}
-		env[i] = "PATH=" + strings.Join(dirs, ":")
-	}
-	return env
-}
-
-// fixedEnv are the variables that no image can set: the sandbox's own identity
-// and directories, and the hooks of the loader and the shell.
-var fixedEnv = []string{"HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "SANDBOX", "IS_SANDBOX", "AI_AGENT", "LD_PRELOAD", "LD_AUDIT", "BASH_ENV", "ENV"}

@@ -95,6 +95,11 @@ type Spec struct {
 	// the backend's bundles and mount points. The backend removes what it put
 	// there. The caller creates and removes the directory.
 	Dir string
+	// Env are variables of every command that has no Env of its own, as
+	// NAME=value, above those of the image. [CheckVariables] must accept them.
+	// Their values may be secret: they reach the commands and nothing else, no
+	// label, log or configuration of a container.
+	Env []string
 	// Grace is the time between SIGTERM and SIGKILL on cancellation; zero means
 	// [DefaultGrace].
 	Grace time.Duration

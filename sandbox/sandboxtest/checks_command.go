@@ -120,7 +120,7 @@ func checkEnvironment(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	return sameEnvironment(out, sandbox.DefaultEnv())
+	return sameEnvironment(out, sandbox.SetVariables(nil, sessionVariables))
 }
 
 // sameEnvironment names what differs, never the values: a leaked one is secret.

@@ -95,6 +95,7 @@ func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 		Workspace: sandbox.Workspace{Path: e.workspace, Dir: dir},
 		Resources: r,
 		Dir:       state,
+		Env:       sessionVariables,
 	}
 	if e.overlay {
 		spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, filepath.Join(e.layersHome(), "layers-"+ulid.Make().String())
@@ -106,6 +107,10 @@ func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	}
 	return spec, nil
 }
+
+// sessionVariables are the variables of every session of the suite: a new one, and
+// one that replaces a default.
+var sessionVariables = []string{"SESSION_VARIABLE=a b=\n$HOME", "PAGER=more"}
 
 // layersHome is where layers lie: below the state directory, as a backend
 // demands.

@@ -132,7 +132,7 @@ func validateSpec(spec sandbox.Spec) error {
 	case spec.Git != "" && spec.Git != sandbox.GitReadOnly && spec.Git != sandbox.GitCommit:
 		return fmt.Errorf("git mode %q", spec.Git)
 	}
-	return spec.Resources.Validate()
+	return errors.Join(sandbox.CheckVariables(spec.Env), spec.Resources.Validate())
 }
 
 // fakeSandbox is one sandbox of a Fake.

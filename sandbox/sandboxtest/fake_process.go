@@ -74,8 +74,10 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	} else if err != nil {
 		return nil, fmt.Errorf("start command: %w", err)
 	}
-	if cmd.Env == nil {
+	if cmd.Env == nil && s.backend.Fault == FaultNoVariables {
 		cmd.Env = sandbox.DefaultEnv()
+	} else if cmd.Env == nil {
+		cmd.Env = sandbox.SetVariables(nil, s.spec.Env)
 	}
 	if s.backend.Fault == FaultHostEnvironment {
 		cmd.Env = append(slices.Clone(cmd.Env), os.Environ()...)

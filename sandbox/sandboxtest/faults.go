@@ -12,6 +12,7 @@ const (
 	FaultNoDaemons       Fault = "daemons survive a kill"
 	FaultKillAtOnce      Fault = "SIGKILL without SIGTERM"
 	FaultHostEnvironment Fault = "the host's environment is inherited"
+	FaultNoVariables     Fault = "the session's variables are dropped"
 	FaultLostBytes       Fault = "the count stops at the cut"
 	FaultOverlappingTail Fault = "the tail repeats live bytes"
 	FaultRootOwner       Fault = "new files belong to root"

@@ -99,6 +99,7 @@ var found = map[Fault][]string{
 	FaultWritableRoot:   {"the root is read-only"},
 	FaultZombies:        {"orphans are reaped"},
 	FaultCommonCause:    {"cancel before start"},
+	FaultNoVariables:    {"environment is what was given"},
 	FaultAnySpec:        {"bad specs are refused and leave nothing"},
 	FaultSweepsLiving:   {"sweep spares the living"},
 	FaultFullUnreported: {"a full place is reported"},

@@ -88,6 +88,9 @@ func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	if err := spec.Resources.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrInvalid, err)
 	}
+	if err := sandbox.CheckVariables(spec.Env); err != nil {
+		return err
+	}
 	switch {
 	case spec.Session == "" || strings.ContainsAny(spec.Session, "/. \x00"):
 		return fmt.Errorf("%w: session %q", sandbox.ErrInvalid, spec.Session)

@@ -189,7 +189,7 @@ func (s *Sandbox) guestOptions() guest.Options {
 	config.View = p.Mounts.Volume != nil
 	config.SilenceMS = b.Silence.Milliseconds()
 	return guest.Options{
-		Config: config, Env: p.Env, Timeout: p.Spec.Resources.CommandTime, Grace: p.Spec.Grace,
+		Config: config, Env: sandbox.SetVariables(p.Env, p.Spec.Env), Timeout: p.Spec.Resources.CommandTime, Grace: p.Spec.Grace,
 		AnswerTime: b.AnswerTime, Logger: p.Log,
 	}
 }

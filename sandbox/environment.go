@@ -1,0 +1,118 @@
+package sandbox
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// DefaultEnv returns the environment of a command that sets none: a fixed PATH,
+// no pagers, no prompts, and the usual markers of a sandbox. It contains
+// nothing of the host's environment.
+func DefaultEnv() []string {
+	return []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME=" + HomeDir,
+		"USER=agent",
+		"LOGNAME=agent",
+		"PWD=" + WorkspaceDir,
+		"TMPDIR=/tmp",
+		"LANG=C.UTF-8",
+		"TERM=dumb",
+		"CI=1",
+		"PAGER=cat",
+		"GIT_PAGER=cat",
+		"GIT_TERMINAL_PROMPT=0",
+		"SANDBOX=caisson",
+		"IS_SANDBOX=1",
+		"AI_AGENT=caisson",
+	}
+}
+
+// Environment returns the environment of commands on an image: [DefaultEnv]
+// with the variables that the image's configuration declares (OCI image-spec
+// 1.1, config.Env). These replace defaults of the same name, except for the
+// identity of the command, its directories and the markers. The directories in
+// path are appended to PATH. Entries that are not NAME=value are left out.
+func Environment(image, path []string) []string {
+	env := DefaultEnv()
+	for _, v := range image {
+		name, _, ok := strings.Cut(v, "=")
+		if !ok || name == "" || slices.Contains(fixedEnv, name) {
+			continue
+		}
+		env = setVariable(env, name, v)
+	}
+	for i, v := range env {
+		list, ok := strings.CutPrefix(v, "PATH=")
+		if !ok {
+			continue
+		}
+		dirs := strings.Split(list, ":")
+		for _, dir := range path {
+			if !slices.Contains(dirs, dir) && !strings.Contains(dir, ":") {
+				dirs = append(dirs, dir)
+			}
+		}
+		env[i] = "PATH=" + strings.Join(dirs, ":")
+	}
+	return env
+}
+
+// fixedEnv are the variables that no image can set: the sandbox's own identity
+// and directories, and the hooks of the loader and the shell.
+var fixedEnv = []string{"HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "SANDBOX", "IS_SANDBOX", "AI_AGENT", "LD_PRELOAD", "LD_AUDIT", "BASH_ENV", "ENV"}
+
+// CheckVariables returns an error that wraps [ErrInvalid] if a session can't set one
+// of these variables, NAME=value each: the loader's (LD_…), PATH, those that no
+// image can set either, and names that are not of letters, digits and
+// underscores. It names the variable, never its value.
+func CheckVariables(env []string) error {
+	for _, v := range env {
+		name, value, ok := strings.Cut(v, "=")
+		switch {
+		case !ok || !isVariableName(name):
+			return fmt.Errorf("%w: %q is not a variable's name", ErrInvalid, name)
+		case name == "PATH" || strings.HasPrefix(name, "LD_") || slices.Contains(fixedEnv, name):
+			return fmt.Errorf("%w: the variable %s is the sandbox's own", ErrInvalid, name)
+		case strings.Contains(value, "\x00"):
+			return fmt.Errorf("%w: the variable %s contains a NUL", ErrInvalid, name)
+		case len(v) >= maxVariableBytes:
+			return fmt.Errorf("%w: the variable %s has %d bytes, at most %d are accepted", ErrInvalid, name, len(v), maxVariableBytes-1)
+		}
+	}
+	return nil
+}
+
+// maxVariableBytes is MAX_ARG_STRLEN of Linux with 4 KiB pages, the final NUL
+// included.
+const maxVariableBytes = 128 << 10
+
+func isVariableName(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool {
+		return r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	}) && (name[0] < '0' || name[0] > '9')
+}
+
+// SetVariables returns an environment, nil meaning [DefaultEnv], in which these
+// variables replace those of the same name.
+func SetVariables(env, variables []string) []string {
+	if env == nil {
+		env = DefaultEnv()
+	}
+	env = slices.Clone(env)
+	for _, v := range variables {
+		name, _, _ := strings.Cut(v, "=")
+		env = setVariable(env, name, v)
+	}
+	return env
+}
+
+func setVariable(env []string, name, v string) []string {
+	i := slices.IndexFunc(env, func(have string) bool { return strings.HasPrefix(have, name+"=") })
+	if i < 0 {
+		return append(env, v)
+	}
+	env[i] = v
+	return env
+}
