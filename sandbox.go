@@ -36,6 +36,9 @@ type SandboxOptions struct {
 	Mode sandbox.WorkspaceMode
 	// Resources bound the sandbox; the zero value is limits.DefaultResources.
 	Resources limits.Resources
+	// Env are variables of the commands, as NAME=value. Records have their names; a
+	// secret value belongs into Options.Secrets too.
+	Env []string
 }
 
 // withDefaults returns the image and the resources with their defaults.
@@ -116,7 +119,7 @@ func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptio
 	}
 	h.Sweep(ctx)
 	spec := sandbox.Spec{
-		Session: folder.Session, Image: image, Resources: resources, Dir: filepath.Join(folder.Path, "sandbox"),
+		Session: folder.Session, Image: image, Resources: resources, Env: o.Env, Dir: filepath.Join(folder.Path, "sandbox"),
 		Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir, Mode: o.Mode},
 	}
 	if o.Mode == sandbox.ModeOverlay {

@@ -73,7 +73,10 @@ type SandboxOptions struct {
 	// gone.
 	Apply     bool
 	Resources limits.Resources
-	Grace     time.Duration // zero means sandbox.DefaultGrace
+	// Env are variables of the commands, as [sandbox.Spec] has them. Records have
+	// their names. Options.Secrets must have the values that are secret.
+	Env   []string
+	Grace time.Duration // zero means sandbox.DefaultGrace
 	// CallerOwnsFiles accepts that new files belong to the user who runs
 	// Caisson in a workspace of another user.
 	CallerOwnsFiles bool

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -178,14 +179,27 @@ func (o Options) checkRequired() error {
 	if err := o.Resources.Validate(); err != nil {
 		return Fault{Kind: FaultInvalidLimits, Err: err}
 	}
+	if err := sandbox.CheckVariables(o.Env); err != nil {
+		return fmt.Errorf("open session: Options.Env: %w", err)
+	}
 	return nil
+}
+
+// variableNames returns the names of variables that are NAME=value.
+func variableNames(env []string) []string {
+	var names []string
+	for _, v := range env {
+		name, _, _ := strings.Cut(v, "=")
+		names = append(names, name)
+	}
+	return names
 }
 
 func (s *Session) sandboxSpec() sandbox.Spec {
 	return sandbox.Spec{
 		Session: s.opts.Dir.Session, Image: s.opts.Image, Workspace: s.opts.Workspace.sandboxSpec(s.opts.Submounts),
 		Git: s.opts.Git, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
-		Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
+		Env: s.opts.Env, Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
 	}
 }
 
@@ -281,7 +295,7 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 	p := record.SessionCreated{
 		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceMode: s.opts.workspaceMode(), Git: string(git),
 		Backend: o.Choice, Image: name, Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
-		Resources: record.NewResources(o.Resources), Budget: record.NewBudget(o.Budget), Tools: []record.OfferedTool{},
+		Resources: record.NewResources(o.Resources), Env: variableNames(o.Env), Budget: record.NewBudget(o.Budget), Tools: []record.OfferedTool{},
 		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.prompt.ignored...),
 		FilesLoaded: record.NonNil(s.prompt.loaded), MCPServers: []string{}, MCPSkipped: []record.Ignored{}, Removed: o.Removed,
 	}

@@ -186,7 +186,7 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	}
 	c := exec.CommandContext(ctx, cmd.Argv[0], cmd.Argv[1:]...)
 	if cmd.Env == nil {
-		cmd.Env = sandbox.DefaultEnv()
+		cmd.Env = sandbox.SetVariables(nil, s.spec.Env)
 	}
 	c.Dir, c.Env, c.Stdout, c.Stderr = dir, cmd.Env, orDiscard(cmd.Stdout), orDiscard(cmd.Stderr)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

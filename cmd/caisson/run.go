@@ -257,6 +257,10 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err != nil {
 		return o, err
 	}
+	variables, err := s.conf.Variables(s.environ.lookup)
+	if err != nil {
+		return o, err
+	}
 	policy, err := s.conf.ToolPolicy(u.defaultPreset(*s.conf.Mode == string(sandbox.ModeOverlay) && !s.apply))
 	if err != nil {
 		return o, err
@@ -285,6 +289,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		SandboxOptions: runner.SandboxOptions{
 			Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image, Submounts: s.conf.Submounts,
 			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), Resources: resources, Grace: time.Duration(*s.conf.Grace),
+			Env:             variables,
 			CallerOwnsFiles: *s.conf.CallerOwnsFiles, RefuseLost: *s.conf.File.RefuseLost,
 		},
 		ModelOptions: runner.ModelOptions{

@@ -20,13 +20,18 @@ type environ []string
 
 // get returns a variable's value, the last one if it is set twice.
 func (e environ) get(name string) string {
-	value := ""
+	value, _ := e.lookup(name)
+	return value
+}
+
+// lookup returns the last value of a variable, and whether there is one.
+func (e environ) lookup(name string) (value string, found bool) {
 	for _, v := range e {
 		if k, rest, ok := strings.Cut(v, "="); ok && k == name {
-			value = rest
+			value, found = rest, true
 		}
 	}
-	return value
+	return value, found
 }
 
 // home is the user's home directory, "" where there is none.
@@ -198,13 +203,13 @@ func (s *settings) recordSources() []record.Source {
 var secretSuffixes = []string{"_API_KEY", "_ACCESS_KEY", "_SECRET_KEY", "_SECRET", "_TOKEN", "_PASSWORD"}
 
 // environSecrets are the values of the environment that are keys, whichever model
-// was chosen: the model's own, and what is named as keys are.
-func environSecrets(env environ, m config.SelectedModel) []redact.Secret {
+// was chosen: those of these names, and what is named as keys are.
+func environSecrets(env environ, names ...string) []redact.Secret {
 	var out []redact.Secret
 	for _, v := range env {
 		name, value, _ := strings.Cut(v, "=")
 		named := slices.ContainsFunc(secretSuffixes, func(suffix string) bool { return strings.HasSuffix(strings.ToUpper(name), suffix) })
-		if value != "" && (named || name == m.KeyEnv) {
+		if value != "" && (named || slices.Contains(names, name)) {
 			out = append(out, redact.Secret{Name: name, Value: value})
 		}
 	}
@@ -213,7 +218,7 @@ func environSecrets(env environ, m config.SelectedModel) []redact.Secret {
 
 // knownSecrets returns what no record, log or message of the session may hold.
 func (s *settings) knownSecrets(m config.SelectedModel) []redact.Secret {
-	return append(environSecrets(s.environ, m), urlSecrets(s.environ, &s.conf)...)
+	return append(environSecrets(s.environ, append(s.conf.EnvFrom, m.KeyEnv)...), urlSecrets(s.environ, &s.conf)...)
 }
 
 // urlSecrets returns the credentials in the URLs that Caisson uses: of models,

@@ -91,15 +91,15 @@ func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write f
 // knownSecrets are the keys that the environment and the configuration name. A
 // configuration that can't be read has none.
 func knownSecrets(a *app) []redact.Secret {
-	all := environSecrets(a.environ, config.SelectedModel{})
+	all := environSecrets(a.environ)
 	conf, err := loadConfig(a, "")
 	if err != nil {
 		return append(all, urlSecrets(a.environ, &config.Config{})...)
 	}
-	all = append(all, urlSecrets(a.environ, &conf)...)
+	all = append(environSecrets(a.environ, conf.EnvFrom...), urlSecrets(a.environ, &conf)...)
 	for _, m := range conf.Models {
 		if m.APIKeyEnv != nil {
-			all = append(all, environSecrets(a.environ, config.SelectedModel{KeyEnv: *m.APIKeyEnv})...)
+			all = append(all, environSecrets(a.environ, *m.APIKeyEnv)...)
 		}
 	}
 	return all

@@ -26,10 +26,12 @@ type SessionCreated struct {
 	OnPrompt      string         `json:"on_prompt"`
 	// Client is the label of the user who started the session; absent where it
 	// is unknown.
-	Client    string        `json:"client,omitempty"`
-	Resources Resources     `json:"resources"`
-	Budget    Budget        `json:"budget"`
-	Tools     []OfferedTool `json:"tools"`
+	Client    string    `json:"client,omitempty"`
+	Resources Resources `json:"resources"`
+	// Env are the names of the variables that commands were given.
+	Env    []string      `json:"env,omitempty"`
+	Budget Budget        `json:"budget"`
+	Tools  []OfferedTool `json:"tools"`
 	// Configuration lists where settings came from, lowest first; Ignored the
 	// files that do not count, and why.
 	Configuration []Source  `json:"configuration"`

@@ -30,9 +30,9 @@ func samples() []Payload {
 			Version: "0.1.0", Task: "make the test pass", Workspace: "/home/me/p", WorkspaceMode: "bind", Git: "ro",
 			Backend: BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no local engine answered"},
 			Image:   "host", Model: model, Policy: "ci", OnPrompt: "deny", Client: "http:alice",
-			Resources: NewResources(limits.DefaultResources()),
-			Budget:    NewBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
-			Tools:     []OfferedTool{{"shell", tools.ClassExecute, tools.PlaceSandbox}},
+			Resources: NewResources(limits.DefaultResources()), Env: []string{"NODE_ENV"},
+			Budget: NewBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
+			Tools:  []OfferedTool{{"shell", tools.ClassExecute, tools.PlaceSandbox}},
 			Configuration: []Source{
 				{Name: "built-in"}, {Name: "user", Path: "/home/me/.config/caisson/config.yaml", SHA256: "ab"},
 			},

@@ -241,6 +241,9 @@ func (c *Config) checkValues() error {
 			return &Error{Where: v.Key, Message: v.Text + " is not an absolute path"}
 		}
 	}
+	if err := c.checkVariables(); err != nil {
+		return err
+	}
 	return c.applyRequirements()
 }
 

@@ -34,6 +34,8 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"docker host":       {"docker: {host: 'tcp://evil:2375'}", `can't set "docker"`, false},
 		"programs":          {"programs: {runc: /ws/runc}", `can't set "programs"`, false},
 		"images":            {"images: {plain_http: [evil]}", `can't set "images"`, false},
+		"env":               {"env: {A: b}", `can't set "env"`, false},
+		"env_from":          {"env_from: [HOME]", `can't set "env_from"`, false},
 		"toolchains":        {"host_image: {toolchains: [/root]}", `can't set "host_image"`, false},
 		"submounts":         {"submounts: [x]", `can't set "submounts"`, false},
 		"owner":             {"caller_owns_files: true", `can't set "caller_owns_files"`, false},

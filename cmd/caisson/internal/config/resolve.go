@@ -2,11 +2,67 @@ package config
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
 )
+
+// VariableNames are names of environment variables.
+type VariableNames []string
+
+// setText parses the value of a flag, with commas between the names.
+func (n *VariableNames) setText(text string) error {
+	*n = nil
+	for name := range strings.SplitSeq(text, ",") {
+		*n = append(*n, strings.TrimSpace(name))
+	}
+	return nil
+}
+
+// Variables returns the variables of commands as NAME=value, from env and from the
+// variables of this process that env_from names.
+func (c *Config) Variables(getenv func(string) (string, bool)) ([]string, error) {
+	var out []string
+	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
+		out = append(out, name+"="+c.Env[name])
+	}
+	for _, name := range slices.Compact(slices.Sorted(slices.Values(c.EnvFrom))) {
+		value, ok := getenv(name)
+		if !ok {
+			return nil, c.addPlace(&Error{Where: "env_from", Message: name + " is not set in caisson's environment", Hint: "export it, or take it out of env_from"})
+		}
+		out = append(out, name+"="+value)
+	}
+	return out, sandbox.CheckVariables(out)
+}
+
+// checkVariables refuses variables that a sandbox does not take.
+func (c *Config) checkVariables() error {
+	check := func(where, v string) error {
+		if err := sandbox.CheckVariables([]string{v}); err != nil {
+			return &Error{Where: where, Message: strings.TrimPrefix(err.Error(), sandbox.ErrInvalid.Error()+": ")}
+		}
+		return nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
+		if err := check("env."+name, name+"="+c.Env[name]); err != nil {
+			return err
+		}
+	}
+	for _, name := range c.EnvFrom {
+		if err := check("env_from", name+"="); err != nil {
+			return err
+		}
+		if _, both := c.Env[name]; both {
+			return &Error{Where: "env_from", Message: name + " is in env too", Hint: "keep one of them"}
+		}
+	}
+	return nil
+}
 
 // SandboxResources returns the checked limits of the sandbox.
 func (c *Config) SandboxResources() (limits.Resources, error) {

@@ -44,25 +44,27 @@ type File struct {
 	Backend               *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
 	Image                 *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
 	Bounds                `yaml:",inline"`
-	KeepChanges           *Duration `yaml:"keep_changes" flag:"keep-changes" value:"TIME" group:"Output" default:"336h" doc:"how long changes of overlay runs wait to be applied, such as 336h"`
-	KeepSessions          *Duration `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long records are kept whole, such as 2160h; then their audit records stay"`
-	Submounts             []string  `yaml:"submounts" doc:"mounts inside the workspace that are accepted"`
-	Policy                *Policy   `yaml:"policy" doc:"which calls run, prompt or are refused"`
-	Concurrency           *Count    `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
-	ConfirmTimeout        *Duration `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"wait for an answer to a confirmation"`
-	Grace                 *Duration `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"between SIGTERM and SIGKILL when a command is cancelled"`
-	Fetch                 Fetch     `yaml:"fetch" doc:"what the fetch tool may reach; without allow it is off"`
-	Docker                Docker    `yaml:"docker" doc:"the Docker engine"`
-	Stream                *bool     `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
-	CallerOwnsFiles       *bool     `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
-	AcceptSystemWorkspace *bool     `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
-	Sandbox               Sandbox   `yaml:"sandbox" doc:"how sandboxes are started"`
-	HostImage             HostImage `yaml:"host_image" doc:"what image host has beside the machine's /usr"`
-	Images                Images    `yaml:"images" doc:"how images are fetched"`
-	Programs              Programs  `yaml:"programs" doc:"absolute paths of what is not beside the executable or on PATH"`
-	Serve                 Serve     `yaml:"serve" doc:"how caisson serve serves; its sessions have the rest of the file"`
-	Tools                 Tools     `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
-	MemoryTools           *bool     `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start"`
+	KeepChanges           *Duration         `yaml:"keep_changes" flag:"keep-changes" value:"TIME" group:"Output" default:"336h" doc:"how long changes of overlay runs wait to be applied, such as 336h"`
+	KeepSessions          *Duration         `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long records are kept whole, such as 2160h; then their audit records stay"`
+	Env                   map[string]string `yaml:"env" doc:"variables of the commands in the sandbox, by name" each:"value of a variable"`
+	EnvFrom               VariableNames     `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands get too; their values are kept out of records; the flag has commas between them"`
+	Submounts             []string          `yaml:"submounts" doc:"mounts inside the workspace that are accepted"`
+	Policy                *Policy           `yaml:"policy" doc:"which calls run, prompt or are refused"`
+	Concurrency           *Count            `yaml:"concurrency" flag:"concurrency" value:"N" group:"Limits" doc:"tool calls that run at once, at most 64"`
+	ConfirmTimeout        *Duration         `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"wait for an answer to a confirmation"`
+	Grace                 *Duration         `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"between SIGTERM and SIGKILL when a command is cancelled"`
+	Fetch                 Fetch             `yaml:"fetch" doc:"what the fetch tool may reach; without allow it is off"`
+	Docker                Docker            `yaml:"docker" doc:"the Docker engine"`
+	Stream                *bool             `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
+	CallerOwnsFiles       *bool             `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
+	AcceptSystemWorkspace *bool             `yaml:"accept_system_workspace" flag:"accept-system-workspace" group:"Task" default:"false" doc:"let a directory of the system, such as /etc or /home, be the workspace"`
+	Sandbox               Sandbox           `yaml:"sandbox" doc:"how sandboxes are started"`
+	HostImage             HostImage         `yaml:"host_image" doc:"what image host has beside the machine's /usr"`
+	Images                Images            `yaml:"images" doc:"how images are fetched"`
+	Programs              Programs          `yaml:"programs" doc:"absolute paths of what is not beside the executable or on PATH"`
+	Serve                 Serve             `yaml:"serve" doc:"how caisson serve serves; its sessions have the rest of the file"`
+	Tools                 Tools             `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
+	MemoryTools           *bool             `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start"`
 
 	// Profiles are named sets of these settings; a profile has none itself.
 	Profiles map[string]File `yaml:"profiles" doc:"named sets of these settings"`
