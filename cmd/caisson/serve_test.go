@@ -269,7 +269,11 @@ serve:
 	} {
 		s.wants(alice, body, 422, says)
 	}
-	s.wants(alice, `{"workspace":"one","model":"own"}`, 422, "can't be played") // it was allowed, and isn't there
+	// It was allowed, and isn't there: only the log names the file.
+	s.wants(alice, `{"workspace":"one","model":"own"}`, 422, "a file that the session needs can't be used")
+	if log := s.log.String(); !strings.Contains(log, "can't be played") || !strings.Contains(log, "/nowhere/else") {
+		t.Errorf("the log does not name the recording: %s", log)
+	}
 	s.wants(alice, `{"workspace":"one","limits":{"tokens":5}}`, 422, `body.limits.tokens`)
 	v := s.wants(alice, `{"workspace":"one","limits":{"max_rounds":3,"timeout_seconds":60,"pids":70,"milli_cpus":500},"policy":"readonly","mode":"overlay"}`, 201, "")
 	if *v.Budget.Rounds != 3 || *v.Budget.WallTimeMS != 60_000 || v.Resources.PIDs != 70 || v.Resources.MilliCPUs != 500 || v.Policy != "default+readonly" || v.Mode != "overlay" || v.Client != "http:alice" {
