@@ -141,7 +141,7 @@ func (a changesAPI) readDiff(ctx context.Context, id string) (Diff, string, erro
 	return a.readPastDiff(ctx, id, dir)
 }
 
-// waitClosed waits until a session has closed.
+// waitClosed waits until a session has closed, or the client is gone.
 func waitClosed(ctx context.Context, closed <-chan struct{}) error {
 	select {
 	case <-closed:

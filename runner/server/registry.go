@@ -51,31 +51,51 @@ func (r *registry) startSession(ctx context.Context, in NewSession, from client)
 	if err := r.reserveSession(); err != nil {
 		return nil, err
 	}
+	reserved := true
+	defer func() { // also if openRun panics: closeAll would wait for ever
+		if reserved {
+			r.releaseSession()
+		}
+		r.ending.Done()
+	}()
 	live := newSession(r.diagnostics, r.indexes, in, from)
 	live.idleTime, live.onClosed = r.opts.IdleTime, func() { r.removeSession(live.id) }
-	err := live.openRun(ctx, r.ctx, r.opts)
-	if err != nil && r.ctx.Err() != nil {
-		err = serverStopping()
+	if err := live.openRun(ctx, r.ctx, r.opts); err != nil {
+		if r.ctx.Err() != nil {
+			return nil, serverStopping()
+		}
+		return nil, err
 	}
-	defer r.ending.Done() // of reserveSession
+	reserved = !r.addSession(live)
+	if reserved { // it came too late for closeAll
+		live.close("")
+		<-live.closed
+		return nil, serverStopping()
+	}
+	r.metrics.started.Inc()
+	r.log.Info("session started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", displayTitle(in.Workspace)))
+	return live, nil
+}
+
+// addSession makes a reserved session live, and reports whether it did: not while the
+// server stops.
+func (r *registry) addSession(live *session) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closing {
+		return false
+	}
+	r.starting--
+	r.sessions[live.id] = live
+	live.startIdleTimer()
+	return true
+}
+
+// releaseSession undoes reserveSession for a session that did not become live.
+func (r *registry) releaseSession() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.starting--
-	switch {
-	case err != nil:
-		return nil, err
-	case r.closing: // it came too late for closeAll
-		r.mu.Unlock()
-		live.close("")
-		<-live.closed
-		r.mu.Lock()
-		return nil, serverStopping()
-	}
-	r.sessions[live.id] = live
-	r.metrics.started.Inc()
-	live.startIdleTimer()
-	r.log.Info("session started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", displayTitle(in.Workspace)))
-	return live, nil
 }
 
 // reserveSession counts a session that is about to be started.

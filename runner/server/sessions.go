@@ -89,7 +89,7 @@ func (a sessionsAPI) endSession(ctx context.Context, id string) (Session, error)
 	if live := a.sessions.liveSession(id); live != nil {
 		live.close(clientOf(ctx).name())
 		if err := waitClosed(ctx, live.closed); err != nil {
-			return Session{}, a.sessions.internalProblem("end session", err)
+			return Session{}, err
 		}
 	}
 	v, err := a.sessions.viewSession(id, true)

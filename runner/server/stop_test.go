@@ -152,3 +152,24 @@ func TestServerStopsBehindAnApply(t *testing.T) {
 		})
 	}
 }
+
+// TestPanicOfPrepare: a session whose preparation panics takes no slot, and the server
+// stops all the same.
+func TestPanicOfPrepare(t *testing.T) {
+	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) {
+		prepare, first := o.Prepare, true
+		o.MaxSessions = 1
+		o.Prepare = func(ctx context.Context, in NewSession) (runner.Options, func(), error) {
+			if first {
+				first = false
+				panic("by the test")
+			}
+			return prepare(ctx, in)
+		}
+	})
+	w.post("/sessions", fmt.Sprintf(`{"workspace":%q}`, w.dir)).requireProblem(t, 500, "internal")
+	w.startSession("bind")
+	if err := w.stop(); err != nil {
+		t.Error(err)
+	}
+}
