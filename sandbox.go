@@ -107,23 +107,23 @@ func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptio
 		return err
 	}
 	s.undo = append(s.undo, work.Close)
-	folder, err := sessiondir.Create(h.o.StateDir, nil)
+	dir, err := sessiondir.Create(h.o.StateDir, nil)
 	if err != nil {
 		return err
 	}
-	s.undo = append(s.undo, folder.Close)
-	h.SetLogger(folder.Log)
+	s.undo = append(s.undo, dir.Close)
+	h.SetLogger(dir.Log)
 	backend, _, err := h.Choose(ctx, o.Backend, nil)
 	if err != nil {
 		return err
 	}
 	h.Sweep(ctx)
 	spec := sandbox.Spec{
-		Session: folder.Session, Image: image, Resources: resources, Env: o.Env, Dir: filepath.Join(folder.Path, "sandbox"),
+		Session: dir.Session, Image: image, Resources: resources, Env: o.Env, Dir: filepath.Join(dir.Path, "sandbox"),
 		Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir, Mode: o.Mode},
 	}
 	if o.Mode == sandbox.ModeOverlay {
-		layers, err := overlay.Create(filepath.Join(folder.Path, "overlay"), overlay.CreateOptions{Session: folder.Session, Path: work.Path, Workspace: work.Dir})
+		layers, err := overlay.Create(filepath.Join(dir.Path, "overlay"), overlay.CreateOptions{Session: dir.Session, Path: work.Path, Workspace: work.Dir})
 		if err != nil {
 			return err
 		}

@@ -22,14 +22,14 @@ var errSlow = errors.New("no answer in time")
 // comparing the directory with its state at the start, an overlayTracker by reading
 // the upper layer. It is safe for concurrent use.
 type changeTracker interface {
-	// view returns the workspace as the tools of the session read it.
+	// workspaceView returns the workspace as the tools of the session read it.
 	workspaceView() workspace.View
 	// prepareSpec completes the spec of a sandbox of the session. It may wait.
 	prepareSpec(ctx context.Context, spec *sandbox.Spec)
-	// start records the workspace in the background, before the sandbox can change
+	// startRecording records the workspace in the background, before the sandbox can change
 	// it. It must not wait.
 	startRecording(ctx context.Context)
-	// wait waits until the workspace is recorded. Nothing may change the workspace
+	// waitRecorded waits until the workspace is recorded. Nothing may change the workspace
 	// before, or after an error.
 	waitRecorded(ctx context.Context) error
 	// isFresh reports whether a file is still as the session found it, by its own
@@ -40,14 +40,14 @@ type changeTracker interface {
 	// checkAtEnd does so when the turns are over. The sandbox must still run: the
 	// changes are made inside.
 	checkAtEnd()
-	// compare returns what differs now from the session's start. The workspace must
+	// findDifferences returns what differs now from the session's start. The workspace must
 	// be recorded.
 	findDifferences(ctx context.Context) (changes.Differences, error)
 	// addChanges adds what the session changed to r. The sandbox must be gone.
 	addChanges(r *Report)
-	// discard removes what the tracker made for a session that did not begin.
+	// discardState removes what the tracker made for a session that did not begin.
 	discardState()
-	// close removes what was kept of the workspace as it was.
+	// releaseState removes what was kept of the workspace as it was.
 	releaseState()
 }
 

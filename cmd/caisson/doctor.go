@@ -22,7 +22,7 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// finding is a finding of the doctor in this program's words.
+// describedFinding is a finding of the doctor in this program's words.
 type describedFinding struct {
 	doctor.Finding
 	status int // the exit status of a failure

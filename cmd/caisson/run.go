@@ -232,11 +232,12 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 
 // reporter receives notices while a session is made.
 type reporter interface {
-	// say tells a person, note and differs the records too, once there are any.
+	// printNotice tells the user; recordWarning and reportDifference also record
+	// the text, once there are records.
 	printNotice(text string)
 	recordWarning(text string)
 	reportDifference(text string)
-	// preset is the policy where none is named.
+	// defaultPreset returns the policy if none is named.
 	defaultPreset(appliedLater bool) string
 }
 

@@ -288,7 +288,7 @@ func formatPlural(n int, noun string) string {
 type OverlayResult struct {
 	// State is kept, applied or empty.
 	State overlay.State `json:"state"`
-	// Changes counts what differs, folders included; Applied what was brought
+	// Changes counts what differs, directories included; Applied what was brought
 	// into the workspace, with apply.
 	Changes int `json:"changes"`
 	Applied int `json:"applied"`

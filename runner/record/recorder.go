@@ -173,7 +173,7 @@ func (r *Recorder) flushLocked() {
 }
 
 // syncFiles syncs the values first: a record on the disk refers to nothing that is
-// not. The first time it syncs the folders too, which hold the names.
+// not. The first time it syncs the directories too, which hold the names.
 func (r *Recorder) syncFiles(spilled []string, placed bool) error {
 	for _, path := range spilled {
 		if err := r.fsyncPath(filepath.Join(r.opts.Dir, path)); err != nil {

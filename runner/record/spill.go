@@ -37,14 +37,14 @@ type Spilled struct {
 	// Pointer is the JSON pointer of a string in the payload, or "" for the
 	// payload itself, which is then an object with this list alone.
 	Pointer string `json:"pointer"`
-	// Path is the file below the session's folder, its bytes and their hash.
+	// Path is the file below the session's directory, its bytes and their hash.
 	Path   string `json:"path"`
 	Bytes  int    `json:"bytes"`
 	SHA256 string `json:"sha256"`
 }
 
 // SpilledFiles are the files of a record's long values, below its session's
-// folder. A record may be foreign: what does not lie in the spill folder is left
+// directory. A record may be foreign: what does not lie in the spill directory is left
 // out.
 func SpilledFiles(rec Record) []string {
 	var files []string

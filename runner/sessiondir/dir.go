@@ -17,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 )
 
-// LogFile is the name of the operators' log in a session's folder.
+// LogFile is the name of the operators' log in a session's directory.
 const LogFile = "log.jsonl"
 
 // OverlayDir is the directory of an overlay session's layers, below the session's.
@@ -39,7 +39,7 @@ type Dir struct {
 	file *os.File
 }
 
-// Create makes the folder of a new session. It refuses a state folder that
+// Create makes the directory of a new session. It refuses a state directory that
 // others could change, with a [StateError].
 func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 	session := record.NewID("ses")

@@ -56,7 +56,7 @@ type NotPruned struct {
 	Why     string `json:"why"`
 }
 
-// Prune shortens sessions that ended longer ago than o.Keep: of their folders
+// Prune shortens sessions that ended longer ago than o.Keep: of their directories
 // stay audit.jsonl, the long values of audit records, and the note of what
 // became of an overlay. It leaves whole what runs, what keeps changes that were
 // not applied, what has a sandbox that is not gone, and what is damaged: that
@@ -277,7 +277,7 @@ func placeAudit(out *os.File, dir string) error {
 
 // bulk removes what a shortened session does not keep, after place has put in
 // place what it does, and returns its size. The log goes last: who holds it
-// holds the folder.
+// holds the directory.
 func bulk(dir string, stays []string, dry bool, place func() error) (int64, error) {
 	files, err := bulkFiles(dir, stays)
 	if err != nil {
@@ -296,7 +296,7 @@ func bulk(dir string, stays []string, dry bool, place func() error) (int64, erro
 		return 0, err
 	}
 	for _, path := range files {
-		// A folder is empty by now, or holds what stays.
+		// A directory is empty by now, or holds what stays.
 		if err := ignoreMissing(os.Remove(path)); err != nil && !nonEmpty(path) {
 			return size, err
 		}
@@ -309,8 +309,8 @@ func nonEmpty(path string) bool {
 	return err == nil && len(inside) > 0
 }
 
-// bulkFiles lists what goes: files before their folder, the log last. It does
-// not look into the folders of sandboxes and overlays, and follows no link.
+// bulkFiles lists what goes: files before their directory, the log last. It does
+// not look into the directories of sandboxes and overlays, and follows no link.
 func bulkFiles(dir string, stays []string) ([]string, error) {
 	var files []string
 	log := ""

@@ -5,13 +5,13 @@ import (
 	"path/filepath"
 )
 
-// Path is the folder of a session below the state folder.
+// Path is the directory of a session below the state directory.
 func Path(stateDir, session string) string {
 	return filepath.Join(stateDir, "sessions", session)
 }
 
-// makeSessionDir makes the session's folder, private to its user. It refuses a
-// state folder that others could change: records, approvals and the names of
+// makeSessionDir makes the session's directory, private to its user. It refuses a
+// state directory that others could change: records, approvals and the names of
 // what runs are believed because they are there.
 func makeSessionDir(stateDir, session string) (string, error) {
 	dir := Path(stateDir, session)
@@ -34,7 +34,7 @@ func makeSessionDir(stateDir, session string) (string, error) {
 func CheckStateDir(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {
-		return stateError(path, "can't be looked at: "+err.Error(), err)
+		return stateError(path, "can't be read: "+err.Error(), err)
 	}
 	if why := unsafeReason(info); why != "" {
 		return stateError(path, why, nil)

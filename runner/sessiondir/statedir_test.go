@@ -60,7 +60,7 @@ func TestStateDirectories(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		"ours": "", "readable": "", "group": "other users", "all": "other users", "none": "looked at", "file": "is not a directory",
+		"ours": "", "readable": "", "group": "other users", "all": "other users", "none": "can't be read", "file": "is not a directory",
 	} {
 		dir := filepath.Join(root, name)
 		if err := CheckStateDir(dir); (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {

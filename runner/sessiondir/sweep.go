@@ -11,10 +11,10 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 )
 
-// Sweep removes, from the folders of sessions whose process is dead, what
+// Sweep removes, from the directories of sessions whose process is dead, what
 // no backend noted: the socket on which users were answered, and the sandbox's
-// folder where that leaves it empty. Records and logs stay. It goes on after an
-// error and returns how many folders it removed.
+// directory where that leaves it empty. Records and logs stay. It goes on after an
+// error and returns how many directories it removed.
 func Sweep(stateDir string) (int, error) {
 	dirs, err := filepath.Glob(filepath.Join(stateDir, "sessions", "ses_*", SandboxDir))
 	if err != nil {
@@ -57,7 +57,7 @@ func ignoreMissing(err error) error {
 }
 
 // SessionLives reports whether the process of the session whose directory dir is
-// lives, as far as can be told from here. A folder without records has no
+// lives, as far as can be told from here. A directory without records has no
 // answer yet, and one without a log none any more: both are no.
 func SessionLives(dir string) bool {
 	for _, name := range []string{record.TraceFile, LogFile} {

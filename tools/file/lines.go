@@ -93,7 +93,7 @@ func (s *scanner) feedBytes(p []byte) {
 	}
 }
 
-// finish takes what follows the last newline as a line.
+// finishLine takes what follows the last newline as a line.
 func (s *scanner) finishLine() {
 	if s.length > 0 {
 		s.flushText(false)

@@ -77,7 +77,7 @@ func (w *Watch) WatchContext(ctx context.Context) (watched context.Context, stop
 	ctx, cancel := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	go func() {
-		look := time.NewTicker(Interval)
+		ticker := time.NewTicker(Interval)
 		for {
 			if full := w.checkFloor(floor); full != nil {
 				if ctx.Err() != nil && w.kill != nil {
@@ -89,7 +89,7 @@ func (w *Watch) WatchContext(ctx context.Context) (watched context.Context, stop
 			select {
 			case <-ended:
 				return
-			case <-look.C:
+			case <-ticker.C:
 			}
 		}
 	}()

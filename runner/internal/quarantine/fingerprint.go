@@ -35,7 +35,7 @@ type scanner struct {
 	entries int
 }
 
-// computeFingerprint is a hash of everything in a repository that ordinary work leaves
+// fingerprint is a hash of everything in a repository that ordinary work leaves
 // alone.
 type fingerprint struct {
 	lines [][sha256.Size]byte

@@ -205,8 +205,8 @@ func closedOf(st workspace.ScanStat) closedDirectory {
 	return closedDirectory{inode: st.Inode, mode: st.Mode, uid: st.UID, gid: st.GID, changed: st.ChangeTime.UnixNano()}
 }
 
-// guarded are the entries of the workspace that its mounts protect whole, or,
-// with [sandbox.GitCommit], but for what ordinary work writes.
+// isGuarded reports whether the mounts protect an entry of the workspace: all of it or,
+// with [sandbox.GitCommit], all but what ordinary work writes.
 func isGuarded(p string) bool { return p == ".git" || p == ".hg" }
 
 // skippedEntries are the entries of a repository that its mounts protect, whatever
