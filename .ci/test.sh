@@ -34,6 +34,8 @@ strict=
 export E2E_BIN="$PWD/bin"
 
 "$GO" build -C .ci -o bin/testsum ./testsum
+# The time limits are three times what the slowest package needs, so that a test
+# that hangs fails well before CI gives up.
 # The end-to-end tests list what is left on the machine, so they run alone.
 # Those that say so at their head wait for deadlines most of their time: four of
 # them at once need less than one that works.
@@ -42,5 +44,5 @@ packages=$("$GO" list ./... | grep -v /e2e)
 .ci/bin/testsum $strict -go "$GO" -- \
 	-C .ci -count=1 ./... -- \
 	-C sandbox/oci/runsc -count=1 ./... -- \
-	-count=1 -timeout=40m $race $packages -- \
+	-count=1 -timeout=25m $race $packages -- \
 	-count=1 -timeout=30m -parallel=4 $race ./e2e/...
