@@ -42,6 +42,9 @@ const (
 	auxVDSO   = 33
 )
 
+// startTime bounds the start of a child.
+const startTime = time.Minute
+
 // startCommand starts a command whose clocks these are. Its first line of standard output
 // is the listener's descriptor, as [filterClocks] prints it; line returns it.
 func (c *clocks) startCommand(t *testing.T, cmd *exec.Cmd, line func() string) {
@@ -66,7 +69,15 @@ func (c *clocks) startCommand(t *testing.T, cmd *exec.Cmd, line func() string) {
 	if err := <-started; err != nil {
 		lacking(t, "a child can't be traced: "+err.Error())
 	}
-	said := line()
+	lines := make(chan string, 1)
+	go func() { lines <- line() }()
+	var said string
+	select {
+	case said = <-lines:
+	case <-time.After(startTime):
+		_ = cmd.Process.Kill() // which also ends the read
+		t.Fatalf("the child prints no listener within %v", startTime)
+	}
 	number, err := strconv.Atoi(said)
 	if err != nil {
 		lacking(t, "a child can't have clocks of its own: "+said)
