@@ -65,6 +65,9 @@ func showConfig(a *app, flags config.File, profile, directory string, asJSON boo
 			return err
 		}
 		defer func() { _ = w.Close() }()
+		if err := s.loadFor(w.Path); err != nil {
+			return err
+		}
 		if err := s.useProject(w, projectOptions{}); err != nil {
 			return err
 		}

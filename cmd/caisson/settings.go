@@ -113,6 +113,9 @@ type settings struct {
 	flags   config.File
 	profile string
 	conf    config.Config
+	// workspaceDir is the resolved path of the workspace if the user's file has settings
+	// for it, "" if not.
+	workspaceDir string
 	// project has the workspace's own settings if they are in effect; ignored
 	// lists those that are not.
 	project *config.ProjectFile
@@ -139,7 +142,7 @@ func loadClientSettings(a *app, flags config.File, profile string) (*settings, e
 func (s *settings) load(asked config.File) (err error) {
 	o := config.Options{
 		Environ: s.environ, Others: []string{configEnv, "CAISSON_PROFILE"}, Profile: cmp.Or(s.profile, s.environ.get("CAISSON_PROFILE")),
-		Project: s.project, Flags: s.flags, Asked: asked, Requirements: s.deps.requirements, RequirementsUID: s.deps.requirementsUID,
+		Workspace: s.workspaceDir, Project: s.project, Flags: s.flags, Asked: asked, Requirements: s.deps.requirements, RequirementsUID: s.deps.requirementsUID,
 		NameKeys: s.forClients,
 	}
 	o.Path, o.Needed = s.environ.configPath()
@@ -175,8 +178,34 @@ func errNoStateDir() error {
 	}}
 }
 
-// openWorkspace opens the workspace of sessions.
+// loadFor reads the settings anew if the user's file has some for single workspaces. A path
+// that can't be resolved has none: opening it reports why.
+func (s *settings) loadFor(workspace string) error {
+	if len(s.conf.Workspaces) == 0 {
+		return nil
+	}
+	s.workspaceDir = resolvePath(workspace)
+	return s.load(config.File{})
+}
+
+// resolvePath returns a path without symlinks, "" if there is none.
+func resolvePath(path string) string {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return ""
+	}
+	if abs, err = filepath.EvalSymlinks(abs); err != nil {
+		return ""
+	}
+	return abs
+}
+
+// openWorkspace opens the workspace of sessions, whose own settings in the user's file
+// count from then on.
 func (s *settings) openWorkspace(path string) (*runner.Workspace, error) {
+	if err := s.loadFor(path); err != nil {
+		return nil, err
+	}
 	protected := s.environ.protectedDirs()
 	protected.AcceptSystem = *s.conf.AcceptSystemWorkspace
 	w, err := runner.OpenWorkspace(path, protected)
@@ -185,6 +214,10 @@ func (s *settings) openWorkspace(path string) (*runner.Workspace, error) {
 	}
 	if err := w.CheckOwner(*s.conf.CallerOwnsFiles); err != nil {
 		return nil, errors.Join(err, w.Close())
+	}
+	if s.workspaceDir != "" && resolvePath(w.Path) != s.workspaceDir {
+		err := errors.New("it was replaced while it was opened")
+		return nil, errors.Join(&runner.WorkspaceError{Op: "open", Path: w.Path, Err: err}, w.Close())
 	}
 	return w, nil
 }

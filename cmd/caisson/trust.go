@@ -94,7 +94,7 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	s := &settings{deps: a.deps, environ: a.environ, project: own.config}
+	s := &settings{deps: a.deps, environ: a.environ, project: own.config, workspaceDir: resolvePath(w.Path)}
 	if err := s.load(config.File{}); err != nil {
 		return err
 	}

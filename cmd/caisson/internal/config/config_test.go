@@ -41,7 +41,9 @@ func TestBadFilesAreRefusedWithTheirPlace(t *testing.T) {
 		"unset variable":     {"image: ${NOPE}\n", 1, 8, "${NOPE} is not set in the environment; set it, or write ${NOPE:-default}"},
 		"command":            {"image: ${$(id)}\n", 1, 8, "${$(id)} names no variable"},
 		"two documents":      {"image: host\n---\nimage: host\n", 3, 6, "a second document; a configuration file holds one"},
-		"nested profiles":    {"profiles: {a: {profiles: {b: {}}}}\n", 0, 0, "profile a holds profiles of its own"},
+		"nested profiles":    {"profiles: {a: {profiles: {b: {}}}}\n", 0, 0, "profile a holds profiles or workspaces of its own"},
+		"nested workspaces":  {"workspaces: {/a: {profiles: {b: {}}}}\n", 0, 0, "workspace /a holds profiles or workspaces of its own"},
+		"relative workspace": {"workspaces: {a: {}}\n", 0, 0, "workspaces: a is not an absolute path"},
 		"no YAML":            {"image: 'host\n", 1, 8, "could not find end character of single-quoted text"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -67,12 +69,23 @@ image: ${IMG:-rootfs:/x}
 limits: {max_rounds: 9, timeout: 1h}
 resources: {memory: 1GiB, cpus: 0.5}
 profiles:
-  ci: {backend: docker, limits: {max_rounds: 8}}
+  ci: {backend: docker, limits: {max_rounds: 8}, env: {A: profile, B: profile}}
+workspaces:
+  ~/app: {limits: {max_tokens: 1}, image: debian, env: {A: workspace}}
+  /other: {image: other}
 `)
+	home := t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(home, "real"), 0o755), os.Symlink("real", filepath.Join(home, "app"))); err != nil {
+		t.Fatal(err)
+	}
+	workspace, err := filepath.EvalSymlinks(filepath.Join(home, "real"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	flags := File{Bounds: Bounds{Limits: Limits{Rounds: new(Count(6))}}}
 	c, err := Load(Options{
-		Path: path, Profile: "ci", Flags: flags,
-		Environ: []string{"CAISSON_MAX_ROUNDS=7", "CAISSON_MAX_TOKENS=100", "CAISSON_CONFIG=x", "OTHER=1"},
+		Path: path, Profile: "ci", Workspace: workspace, Flags: flags,
+		Environ: []string{"HOME=" + home, "CAISSON_MAX_ROUNDS=7", "CAISSON_MAX_TOKENS=100", "CAISSON_CONFIG=x", "OTHER=1"},
 		Others:  []string{"CAISSON_CONFIG"},
 	})
 	if err != nil {
@@ -94,10 +107,13 @@ profiles:
 		sources = append(sources, s.Name)
 	}
 	want := got{
-		"docker", "rootfs:/x",
+		"docker", "debian",
 		limits.Budget{Rounds: new(int64(6)), Tokens: new(int64(100)), WallTime: new(time.Hour)},
 		1 << 30, 500, 256,
-		[]string{"built-in", "user", "profile", "environment", "flags"},
+		[]string{"built-in", "user", "profile", "workspace", "environment", "flags"},
+	}
+	if diff := cmp.Diff(map[string]string{"A": "workspace", "B": "profile"}, c.Env); diff != "" {
+		t.Errorf("env (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(want, got{*c.Backend, *c.Image, c.Limits.Budget(), r.MemoryBytes, r.MilliCPUs, r.PIDs, sources}); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -6,6 +6,7 @@
 //	/etc/caisson/requirements.yaml        can only tighten
 //	flags
 //	CAISSON_… environment
+//	workspaces.PATH of the user's file    of the workspace
 //	profiles.NAME of the user's file      by --profile
 //	$XDG_CONFIG_HOME/caisson/config.yaml
 //	built-in

@@ -25,6 +25,8 @@ type Options struct {
 	Needed bool
 	// Profile is a name in the user's file, or "".
 	Profile string
+	// Workspace is the resolved path of the workspace, "" where there is none.
+	Workspace string
 	// Flags holds the settings of the command line, and Asked those that a client of
 	// the server requests.
 	Flags, Asked File
@@ -76,6 +78,9 @@ func Load(o Options) (Config, error) {
 		return Config{}, err
 	}
 	if err := c.loadProfile(o); err != nil {
+		return Config{}, err
+	}
+	if err := c.loadWorkspace(o); err != nil {
 		return Config{}, err
 	}
 	if err := c.loadProject(o); err != nil {
@@ -172,10 +177,12 @@ func (c *Config) loadUser(o Options, getenv func(string) (string, bool)) error {
 		return err
 	}
 	c.user = layerText{o.Path, text}
-	c.Profiles = user.Profiles
-	for name, p := range c.Profiles {
-		if p.Profiles != nil {
-			return &Error{Where: o.Path, Message: "profile " + name + " holds profiles of its own", Hint: "profiles don't nest"}
+	c.Profiles, c.Workspaces = user.Profiles, user.Workspaces
+	for kind, sets := range map[string]map[string]File{"profile ": c.Profiles, "workspace ": c.Workspaces} {
+		for name, set := range sets {
+			if set.Profiles != nil || set.Workspaces != nil {
+				return &Error{Where: o.Path, Message: kind + name + " holds profiles or workspaces of its own", Hint: "they don't nest"}
+			}
 		}
 	}
 	c.addLayer(user, Source{"user", o.Path, hashHex(text)})
@@ -195,6 +202,23 @@ func (c *Config) loadProfile(o Options) error {
 		return &Error{Where: o.Path, Message: "there is no profile " + o.Profile + "; " + have, Hint: "name one of these, or add it under profiles:"}
 	}
 	c.addLayer(p, Source{Name: "profile", Path: o.Profile})
+	return nil
+}
+
+// loadWorkspace lays the user's settings for one workspace over the profile's.
+func (c *Config) loadWorkspace(o Options) error {
+	for _, name := range slices.Sorted(maps.Keys(c.Workspaces)) {
+		if c.home == "" && strings.HasPrefix(name, "~") {
+			continue // it is no workspace of this process
+		}
+		path, err := resolveFolder(name, c.home)
+		if err != nil {
+			return &Error{Where: o.Path, Message: "workspaces: " + err.Error(), Hint: "write the path from / or ~/ on"}
+		}
+		if path == o.Workspace {
+			c.addLayer(c.Workspaces[name], Source{Name: "workspace", Path: name})
+		}
+	}
 	return nil
 }
 

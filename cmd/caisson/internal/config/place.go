@@ -26,11 +26,14 @@ func (c *Config) addPlace(err error) error {
 	rest, required := strings.CutPrefix(key, "requirements.")
 	origin := c.origins.find(key)
 	name, profile := strings.CutPrefix(origin, "profile ")
+	path, workspace := strings.CutPrefix(origin, "workspace ")
 	switch {
 	case required:
 		file, key = c.required, rest
 	case profile:
 		key = joinKey("profiles", name) + "." + key
+	case workspace:
+		key = joinKey("workspaces", path) + "." + key
 	case !strings.HasPrefix(origin, "user "):
 		e.Where = cmp.Or(c.origins.flagOrVariable(key), e.Where)
 		return err

@@ -12,10 +12,10 @@ import (
 // after its file was read is reported with file, line and column, one that came from a flag or a variable with its name. The control is a fault that the decoder sees.
 func TestFaultsHavePlaces(t *testing.T) {
 	for name, tc := range map[string]struct {
-		user, required, profile string
-		environ                 []string
-		flags, asked            File
-		want                    string
+		user, required, profile, workspace string
+		environ                            []string
+		flags, asked                       File
+		want                               string
 	}{
 		"decoder":           {user: "grace: 5s\ngrce: 5s\n", want: "USER:2:1: "},
 		"backend":           {user: "# mine\nbackend: podman\n", want: `USER:2:10: backend: "podman" is none of`},
@@ -27,6 +27,7 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"resources":         {user: "resources:\n  memory: 1k\n", want: "USER:2:11: resources.memory: 1KiB is less than a sandbox needs, which is 64MiB"},
 		"model":             {user: "model: quick\nmodels:\n  fast: {model: x}\n", want: "USER:1:8: model: "},
 		"profile of models": {user: "model: a.b/c\nmodels:\n  a.b/c:\n    temperature: 1\n", want: "models.a.b/c: the profile names no model"},
+		"workspace":         {user: "workspaces:\n  /w:\n    env:\n      LD_X: y\n", workspace: "/w", want: "USER:4:13: env.LD_X: "},
 		"profile":           {user: "backend: auto\nprofiles:\n  fast:\n    backend: podman\n", profile: "fast", want: "USER:4:14: backend: "},
 		"requirements":      {required: "mode: both\n", want: "REQUIRED:1:7: requirements.mode: "},
 		"their preset":      {required: "policy:\n  preset: lax\n", want: "REQUIRED:2:11: requirements.policy.preset: "},
@@ -43,7 +44,7 @@ func TestFaultsHavePlaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			o := Options{Environ: append(tc.environ, "OPENAI_API_KEY=k"), Flags: tc.flags, Asked: tc.asked, Profile: tc.profile, RequirementsUID: os.Getuid()}
+			o := Options{Environ: append(tc.environ, "OPENAI_API_KEY=k"), Flags: tc.flags, Asked: tc.asked, Profile: tc.profile, Workspace: tc.workspace, RequirementsUID: os.Getuid()}
 			o.Path, o.Requirements = filepath.Join(dir, "config.yaml"), filepath.Join(dir, "requirements.yaml")
 			for path, text := range map[string]string{o.Path: tc.user, o.Requirements: tc.required} {
 				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

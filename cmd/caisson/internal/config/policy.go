@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"maps"
 	"path/filepath"
 	"reflect"
@@ -127,25 +128,34 @@ func convertModes[K ~string](in map[string]string) map[K]policy.Mode {
 	return out
 }
 
-// resolveFolders returns directories in the form of workspaces' paths: "~" is the home
-// directory, symlinks are resolved. A directory that does not exist keeps its name.
+// resolveFolders resolves directories; see [resolveFolder].
 func resolveFolders(folders []string, home string) ([]string, error) {
 	var out []string
 	for _, folder := range folders {
-		path := folder
-		if rest, ok := strings.CutPrefix(folder, "~"); ok && (rest == "" || rest[0] == '/') {
-			if home == "" {
-				return nil, &Error{Where: "policy.relaxed_workspaces", Message: folder + " needs HOME, which is not set to an absolute path"}
-			}
-			path = home + rest
+		path, err := resolveFolder(folder, home)
+		if err != nil {
+			return nil, &Error{Where: "policy.relaxed_workspaces", Message: err.Error(), Hint: "write it from / or ~/ on"}
 		}
-		if !filepath.IsAbs(path) {
-			return nil, &Error{Where: "policy.relaxed_workspaces", Message: folder + " is not an absolute path", Hint: "write it from / or ~/ on"}
-		}
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			path = real
-		}
-		out = append(out, filepath.Clean(path))
+		out = append(out, path)
 	}
 	return out, nil
+}
+
+// resolveFolder returns a directory in the form of workspaces' paths: "~" is the home
+// directory, symlinks are resolved. A directory that does not exist keeps its name.
+func resolveFolder(folder, home string) (string, error) {
+	path := folder
+	if rest, ok := strings.CutPrefix(folder, "~"); ok && (rest == "" || rest[0] == '/') {
+		if home == "" {
+			return "", errors.New(folder + " needs HOME, which is not set to an absolute path")
+		}
+		path = home + rest
+	}
+	if !filepath.IsAbs(path) {
+		return "", errors.New(folder + " is not an absolute path")
+	}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	return filepath.Clean(path), nil
 }

@@ -35,7 +35,7 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"programs":          {"programs: {runc: /ws/runc}", `can't set "programs"`, false},
 		"images":            {"images: {plain_http: [evil]}", `can't set "images"`, false},
 		"env":               {"env: {A: b}", `can't set "env"`, false},
-		"env_from":          {"env_from: [HOME]", `can't set "env_from"`, false},
+		"env_from":          {"env_from: [A]", `can't set "env_from"`, false},
 		"toolchains":        {"host_image: {toolchains: [/root]}", `can't set "host_image"`, false},
 		"submounts":         {"submounts: [x]", `can't set "submounts"`, false},
 		"owner":             {"caller_owns_files: true", `can't set "caller_owns_files"`, false},

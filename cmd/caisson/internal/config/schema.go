@@ -20,10 +20,13 @@ func Schema(name string) (map[string]any, error) {
 	case "user":
 		s = schemaMaker{references: true}
 		root = s.objectSchema("", reflect.TypeFor[File]())
-		profile := s.objectSchema("", reflect.TypeFor[File]())
-		profile["description"] = "named sets of these settings, taken by --profile"
-		root["properties"].(map[string]any)["profiles"] = map[string]any{
-			"type": "object", "description": "named sets of these settings", "additionalProperties": profile,
+		for name, doc := range map[string]string{
+			"profiles":   "named sets of these settings, taken by --profile",
+			"workspaces": "settings for one workspace, by its path from / or ~/ on",
+		} {
+			root["properties"].(map[string]any)[name] = map[string]any{
+				"type": "object", "description": doc, "additionalProperties": s.objectSchema("", reflect.TypeFor[File]()),
+			}
 		}
 	case "project":
 		s = schemaMaker{tightens: true}

@@ -100,6 +100,8 @@ func TestSchemaAndLoaderAgree(t *testing.T) {
 		{"user", "limits: {timeout: 5}", false},
 		{"user", "resources: {memory: 2 potatoes}", false},
 		{"user", "profiles: {a: {profiles: {}}}", false},
+		{"user", "workspaces: {~/a: {env: {A: b}, env_from: [C]}}", true},
+		{"user", "workspaces: {/a: {workspaces: {}}}", false},
 		{"user", "policy: {default: {shell: deny}}", false},
 		{"user", "policy: {tools: {shell: never}}", false},
 		{"user", "stream: maybe", false},

@@ -66,8 +66,10 @@ type File struct {
 	Tools                 Tools             `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
 	MemoryTools           *bool             `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start"`
 
-	// Profiles are named sets of these settings; a profile has none itself.
-	Profiles map[string]File `yaml:"profiles" doc:"named sets of these settings"`
+	// Profiles are named sets of these settings, Workspaces those of one workspace by
+	// its path; neither has any itself.
+	Profiles   map[string]File `yaml:"profiles" doc:"named sets of these settings"`
+	Workspaces map[string]File `yaml:"workspaces" doc:"settings for one workspace, by its path (from / or ~/ on); they count more than a profile"`
 }
 
 // Bounds are the settings that a trusted workspace's own file and an

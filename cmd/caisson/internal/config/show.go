@@ -20,6 +20,7 @@ type Value struct {
 	// a secret is not in it.
 	Text string `json:"value"`
 	// Origin says where it came from: "built-in", "user PATH", "profile NAME",
+	// "workspace PATH",
 	// "project PATH", "environment CAISSON_…", "flag --…", "requirements".
 	Origin string `json:"origin"`
 }
@@ -79,10 +80,10 @@ func (c *Config) ProjectSettings() []ProjectSetting {
 	return out
 }
 
-// listValues lists what a file sets. Profiles are left out: they are no settings
-// of their own.
+// listValues lists what a file sets. Profiles and workspaces are left out: they are no
+// settings of their own.
 func listValues(f File) []Value {
-	f.Profiles = nil
+	f.Profiles, f.Workspaces = nil, nil
 	var out []Value
 	flattenValue("", reflect.ValueOf(f), &out)
 	slices.SortFunc(out, func(a, b Value) int { return strings.Compare(a.Key, b.Key) })

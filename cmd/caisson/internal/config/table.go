@@ -22,7 +22,7 @@ type field struct {
 }
 
 // fieldsOf returns the keys of a struct in their order, those of inlined structs
-// among them and profiles aside.
+// among them, profiles and workspaces aside.
 func fieldsOf(t reflect.Type) []field {
 	var out []field
 	for f := range t.Fields() {
@@ -198,7 +198,7 @@ func setText(dst reflect.Value, text string, enum []string) error {
 	return nil
 }
 
-// Over returns f with everything that upper sets laid over it. Profiles stay.
+// Over returns f with everything that upper sets laid over it. Profiles and workspaces stay.
 func (f File) Over(upper File) File {
 	overlayValue(reflect.ValueOf(&f).Elem(), reflect.ValueOf(upper))
 	return f
