@@ -10,6 +10,7 @@ import (
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/internal/quarantine"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -21,12 +22,12 @@ import (
 type bindTracker struct {
 	*recording
 
-	dir       string // the session's
-	workspace *Workspace
-	original  *workspace.Reader
-	sandbox   *livesandbox.Sandbox
-	warn      func(message string)
-	log       *zap.Logger
+	dir      string // the session's
+	path     string // the workspace's
+	original *workspace.Reader
+	sandbox  *livesandbox.Sandbox
+	warn     func(message string)
+	log      *zap.Logger
 
 	// images are the files that tools changed, as they were before, files all
 	// files of the workspace when the sandbox began to start.
@@ -41,19 +42,19 @@ type bindTracker struct {
 	forget func()
 }
 
-func newBindTracker(s *Session, original *workspace.Reader, images *changes.Preimages) *bindTracker {
+// newBindTracker returns a tracker of a workspace that the sandbox changes in place.
+func newBindTracker(o trackerOptions) changeTracker {
 	b := &bindTracker{
-		recording: newRecording(), dir: s.dir, workspace: s.opts.Workspace, original: original, sandbox: s.sandbox,
-		warn: s.events.recordWarning, log: s.log, images: images, repositories: make(chan struct{}),
+		recording: newRecording(), dir: o.Dir, path: o.Path, original: o.Original, sandbox: o.Sandbox,
+		warn: o.Warn, log: o.Log, images: o.Images, repositories: make(chan struct{}),
 		quarantine: quarantine.New(quarantine.Options{
-			Reader: original, Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: s.opts.Workspace.ownerID,
-			Change: s.exec.ApplyAnywhere, Renew: s.sandbox.StartUnguarded, Log: s.log,
+			Reader: o.Original, Submounts: o.Submounts, Git: o.Git, Owner: o.Owner, Change: o.Change, Renew: o.Sandbox.StartUnguarded, Log: o.Log,
 		}),
-		privileges: &privilegeCheck{reader: original, log: s.log},
+		privileges: &privilegeCheck{reader: o.Original, log: o.Log},
 	}
 	var err error
-	if b.privileges.files, err = workspace.NewPrivileges(s.opts.Workspace.Dir); err != nil {
-		s.log.Debug("read privileges of files", zap.Error(err))
+	if b.privileges.files, err = workspace.NewPrivileges(o.Workspace); err != nil {
+		o.Log.Debug("read privileges of files", zap.Error(err))
 	}
 	return b
 }
@@ -81,7 +82,7 @@ func (b *bindTracker) startRecording(ctx context.Context) {
 
 // recordFiles records the files and their privileges.
 func (b *bindTracker) recordFiles(ctx context.Context) {
-	ctx, cancel := context.WithTimeoutCause(ctx, compareTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, scanTime, errScanSlow)
 	defer cancel()
 	files, err := changes.TakeFileStates(ctx, b.original, b.dir)
 	if err != nil {
@@ -107,14 +108,14 @@ func (b *bindTracker) findRepositories(ctx context.Context) {
 // its own, the changes of the other. It keeps the list of the current repositories
 // for the next session, in case this one is killed.
 func (b *bindTracker) reportNewRepositories(paths []string) {
-	suspects, err := sessiondir.TakeNewRepositories(b.dir, b.workspace.Path, paths)
+	suspects, err := sessiondir.TakeNewRepositories(b.dir, b.path, paths)
 	if err != nil {
 		b.log.Warn("remove inventory", zap.Error(err))
 	}
 	for _, r := range suspects {
 		b.warn(fmt.Sprintf("%s appeared while the session %s worked here, which was killed: look at its configuration before git does", quarantine.ShowBytes(r.Path), r.Session))
 	}
-	remove, err := sessiondir.KeepInventory(b.dir, b.workspace.Path, paths)
+	remove, err := sessiondir.KeepInventory(b.dir, b.path, paths)
 	if err != nil {
 		b.log.Warn("keep inventory", zap.Error(err))
 		return
@@ -124,7 +125,7 @@ func (b *bindTracker) reportNewRepositories(paths []string) {
 			b.log.Warn("remove inventory", zap.Error(err))
 		}
 	}
-	for _, session := range sessiondir.Neighbours(b.dir, b.workspace.Path) {
+	for _, session := range sessiondir.Neighbours(b.dir, b.path) {
 		b.warn(fmt.Sprintf("The session %s works on this workspace too, in bind mode: what either of them changes is seen, and listed, by both.", session))
 	}
 }
@@ -151,12 +152,13 @@ func (b *bindTracker) findDifferences(ctx context.Context) (changes.Differences,
 	return b.files.Compare(ctx, b.original, b.images)
 }
 
-func (b *bindTracker) addChanges(r *Report) {
+func (b *bindTracker) addChanges(end *record.SessionEnded, _ bool) (patch string, refused bool) {
 	if b.sandbox.IsUntouched() {
-		return // nothing can have run
+		return "", false // nothing can have run
 	}
+	r := &sessionChanges{SessionEnded: end}
 	<-b.done
-	ctx, cancel := context.WithTimeoutCause(context.Background(), compareTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), scanTime, errScanSlow)
 	defer cancel()
 	r.Quarantined = b.quarantine.List(ctx)
 	found, after, err := b.privileges.findPrivileged(ctx, false)
@@ -170,9 +172,10 @@ func (b *bindTracker) addChanges(r *Report) {
 	if err != nil {
 		b.log.Warn("scan workspace", zap.Error(err))
 		r.Incomplete = true
-		return
+		return r.patch, false
 	}
 	r.Incomplete = r.Incomplete || b.privileges.before.isIncomplete() || after.isIncomplete()
+	return r.patch, false
 }
 
 func (b *bindTracker) discardState() {}

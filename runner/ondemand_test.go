@@ -329,6 +329,14 @@ func TestInterruptedStart(t *testing.T) {
 	}
 }
 
+// unrecorded is a tracker that could not record the workspace.
+type unrecorded struct {
+	changeTracker
+	err error
+}
+
+func (u unrecorded) waitRecorded(context.Context) error { return u.err }
+
 // TestNothingRunsInAWorkspaceThatIsNotRecorded: the control is the second call.
 func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 	b, _ := countStarts(t, lastTurn, nil)
@@ -338,13 +346,17 @@ func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 	}
 	defer s.Close()
 	s.sandbox.EnsureStarted()
-	<-bindOf(s).done
+	s.sandbox.WaitStarted(t.Context())
+	recorded := s.tracker
+	if err := recorded.waitRecorded(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	op := workspace.Op{Kind: workspace.OpWrite, Path: "made", Content: []byte("made")}
-	bindOf(s).err = tools.ErrSandboxStart
+	s.tracker = unrecorded{recorded, tools.ErrSandboxStart}
 	if _, err := s.exec.Apply(t.Context(), op); !errors.Is(err, tools.ErrSandboxStart) || b.exists("made") {
 		t.Errorf("applied: %v", err)
 	}
-	bindOf(s).err = nil
+	s.tracker = recorded
 	if _, err := s.exec.Apply(t.Context(), op); err != nil || !b.exists("made") {
 		t.Errorf("control: %v", err)
 	}
@@ -384,7 +396,9 @@ func TestNothingIsQuarantinedWhereNothingRan(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.backend.OnCreate = func(context.Context, int) error {
-			<-bindOf(s).done
+			if err := s.tracker.waitRecorded(t.Context()); err != nil {
+				return err
+			}
 			b.file("users/.git/config", "")
 			b.file("users/file", "")
 			if fails {

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
@@ -44,34 +44,34 @@ func boundOverlay(o *record.OverlayResult) {
 type overlayTracker struct {
 	*recording
 
-	workspace *Workspace
+	workspace *os.File
 	layers    *overlay.Layers
 	reader    *livesandbox.View
 	sandbox   *livesandbox.Sandbox
 	images    *changes.Preimages
 	log       *zap.Logger
-	// apply applies the changes in the name of user; closing force ends that.
-	apply bool
+	// user is in whose name the changes are applied; closing force ends that.
 	user  string
 	force <-chan struct{}
 	// recorded reports that the layers know the original directory.
 	recorded bool
 }
 
-// newOverlayTracker makes the layers.
-func newOverlayTracker(s *Session, original *workspace.Reader, images *changes.Preimages) (*overlayTracker, error) {
-	layers, err := overlay.Create(filepath.Join(s.dir, sessiondir.OverlayDir), overlay.CreateOptions{
-		Session: s.opts.Dir.Session, Path: s.opts.Workspace.Path, Workspace: s.opts.Workspace.Dir,
+// newOverlayTracker makes the layers of an overlay and returns its tracker. Its error
+// wraps [overlay.ErrUnsupported] or a [sessiondir.StateError] if there can be none.
+func newOverlayTracker(o trackerOptions) (changeTracker, error) {
+	layers, err := overlay.Create(filepath.Join(o.Dir, sessiondir.OverlayDir), overlay.CreateOptions{
+		Session: o.Session, Path: o.Path, Workspace: o.Workspace,
 	})
 	if errors.Is(err, overlay.ErrUnsupported) {
 		return nil, fmt.Errorf("overlay workspaces are not available here: %w", err)
 	}
 	if err != nil {
-		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
+		return nil, &sessiondir.StateError{Path: o.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
 	return &overlayTracker{
-		recording: newRecording(), workspace: s.opts.Workspace, layers: layers, reader: livesandbox.NewView(s.sandbox, original),
-		sandbox: s.sandbox, images: images, log: s.log, apply: s.opts.Apply, user: s.opts.User.Name, force: s.opts.Force,
+		recording: newRecording(), workspace: o.Workspace, layers: layers, reader: livesandbox.NewView(o.Sandbox, o.Original),
+		sandbox: o.Sandbox, images: o.Images, log: o.Log, user: o.User, force: o.Force,
 	}, nil
 }
 
@@ -88,9 +88,9 @@ func (o *overlayTracker) startRecording(ctx context.Context) {
 // recordLower records the original directory, the lower layer. If that fails, changes
 // can't be told from what was there, so nothing may run.
 func (o *overlayTracker) recordLower(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, compareTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, scanTime, errScanSlow)
 	defer cancel()
-	if err := o.layers.Record(ctx, o.workspace.Dir); err != nil {
+	if err := o.layers.Record(ctx, o.workspace); err != nil {
 		o.log.Error("record workspace", zap.Error(err))
 		return &livesandbox.StartError{Cause: err}
 	}
@@ -108,35 +108,37 @@ func (o *overlayTracker) checkAfterCommand(context.Context) {}
 func (o *overlayTracker) checkAtEnd() {}
 
 func (o *overlayTracker) findDifferences(ctx context.Context) (changes.Differences, error) {
-	list, err := o.layers.Changes(ctx, o.workspace.Dir, changes.ReadBounds)
+	list, err := o.layers.Changes(ctx, o.workspace, changes.ReadBounds)
 	if err != nil {
 		return changes.Differences{}, err
 	}
-	return changes.ReadOverlay(ctx, o.layers, o.workspace.Dir, list)
+	return changes.ReadOverlay(ctx, o.layers, o.workspace, list)
 }
 
-func (o *overlayTracker) addChanges(r *Report) {
+func (o *overlayTracker) addChanges(end *record.SessionEnded, apply bool) (patch string, refused bool) {
+	r := &sessionChanges{SessionEnded: end}
 	o.addDifferences(r)
-	o.endLayers(r)
+	o.endLayers(r, apply)
+	return r.patch, r.refused
 }
 
 // addDifferences adds what the upper layer holds, and the whole diff.
-func (o *overlayTracker) addDifferences(r *Report) {
+func (o *overlayTracker) addDifferences(r *sessionChanges) {
 	o.waitStarted()
 	if !o.recorded || o.sandbox.IsUntouched() { // nothing can have run
 		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), compareTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), scanTime, errScanSlow)
 	defer cancel()
-	list, err := o.layers.Changes(ctx, o.workspace.Dir, changes.ReadBounds)
+	list, err := o.layers.Changes(ctx, o.workspace, changes.ReadBounds)
 	if err != nil {
 		o.log.Warn("read changes", zap.Error(err))
 		r.Incomplete = true
 		r.Overlay = &record.OverlayResult{State: overlay.Kept}
 		return
 	}
-	d, err := changes.ReadOverlay(ctx, o.layers, o.workspace.Dir, list)
+	d, err := changes.ReadOverlay(ctx, o.layers, o.workspace, list)
 	if err != nil {
 		o.log.Warn("make diff", zap.Error(err))
 		d = changes.List(list, &overlay.Stats{Files: make([]overlay.FileStat, len(list.List))})
@@ -148,7 +150,9 @@ func (o *overlayTracker) addDifferences(r *Report) {
 	boundOverlay(r.Overlay)
 }
 
-func (o *overlayTracker) discardState() { o.endLayers(&Report{}) }
+func (o *overlayTracker) discardState() {
+	o.endLayers(&sessionChanges{SessionEnded: &record.SessionEnded{}}, false)
+}
 
 func (o *overlayTracker) releaseState() {
 	if err := o.images.Close(); err != nil {
@@ -157,9 +161,9 @@ func (o *overlayTracker) releaseState() {
 	o.waitStarted()
 }
 
-// endLayers applies the changes if that was asked for and the session ended well,
+// endLayers applies the changes if apply is set,
 // removes layers without changes, and releases the lock.
-func (o *overlayTracker) endLayers(r *Report) {
+func (o *overlayTracker) endLayers(r *sessionChanges, apply bool) {
 	defer func() {
 		if err := o.layers.Close(); err != nil {
 			o.log.Warn("close layers", zap.Error(err))
@@ -177,13 +181,13 @@ func (o *overlayTracker) endLayers(r *Report) {
 		if r.Overlay != nil {
 			r.Overlay.State = overlay.Empty
 		}
-	case o.apply && r.Reason == loop.StopAnswered && r.Unapproved == 0:
+	case apply:
 		o.applyLayers(r)
 	}
 }
 
 // applyLayers applies the changes to the original directory.
-func (o *overlayTracker) applyLayers(r *Report) {
+func (o *overlayTracker) applyLayers(r *sessionChanges) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	if o.force != nil {
@@ -196,7 +200,7 @@ func (o *overlayTracker) applyLayers(r *Report) {
 		}()
 	}
 	o.layers.SetUser(o.user)
-	done, err := o.layers.Apply(ctx, o.workspace.Dir, overlay.ApplyOptions{
+	done, err := o.layers.Apply(ctx, o.workspace, overlay.ApplyOptions{
 		MaxEntries: changes.ReadBounds.MaxEntries, MaxTextBytes: changes.ReadBounds.MaxTextBytes,
 	})
 	if done != nil {
@@ -204,7 +208,7 @@ func (o *overlayTracker) applyLayers(r *Report) {
 		r.Overlay.Omitted = 0
 		r.Overlay.Conflicts, _ = changes.Notes(done.Conflicts, overlay.ApplyOptions{})
 		_, r.Overlay.LeftOut = changes.Notes(done.LeftOut, overlay.ApplyOptions{})
-		r.ApplyRefused = done.Refused
+		r.refused = done.Refused
 		for _, f := range done.Failed {
 			r.Overlay.Failed = append(r.Overlay.Failed, record.PathNote{Path: f.Path, Why: f.Err.Error()})
 		}

@@ -5,198 +5,88 @@ package runner
 import (
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
-	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// allCapabilities is the attribute of a file with all capabilities, version 2.
-var allCapabilities = []byte{1, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0xff, 1, 0, 0, 0, 0, 0, 0}
-
-// setMode sets the mode of a file of the workspace.
-func (b *bench) setMode(name string, mode uint32) {
-	b.t.Helper()
-	if err := unix.Chmod(filepath.Join(b.dir, name), mode); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-func (b *bench) mode(name string) uint32 {
-	b.t.Helper()
-	var st unix.Stat_t
-	if err := unix.Lstat(filepath.Join(b.dir, name), &st); err != nil {
-		b.t.Fatal(err)
-	}
-	return st.Mode & 0o7777
-}
-
-// writeMapped changes a file by memory that is mapped, after which the kernel
-// leaves the mode as it was. The time of modification is put back.
-func (b *bench) writeMapped(name, text string) error {
-	path := filepath.Join(b.dir, name)
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+// newPrivilegeCheck returns a check of an empty workspace.
+func newPrivilegeCheck(t *testing.T) (path string, c *privilegeCheck) {
+	t.Helper()
+	path = t.TempDir()
+	dir, err := workspace.OpenDir(path)
 	if err != nil {
-		return err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	mapped, err := unix.Mmap(int(f.Fd()), 0, len(text), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return err
-	}
-	copy(mapped, text)
-	return errors.Join(unix.Msync(mapped, unix.MS_SYNC), unix.Munmap(mapped), os.Chtimes(path, info.ModTime(), info.ModTime()))
-}
-
-// TestPrivilegesAreCleared: what has got past the sandbox is cleared at the
-// end, and what was there before stays.
-func TestPrivilegesAreCleared(t *testing.T) {
-	b := newBench(t, plantTurns)
-	outside := filepath.Join(t.TempDir(), "outside")
-	if err := errors.Join(os.WriteFile(outside, nil, 0o755), unix.Chmod(outside, 0o4755)); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"old", "moved", "mapped", "gains", "dir/deep"} {
-		b.file(name, "old content")
+	t.Cleanup(func() { dir.Close() })
+	reader, err := workspace.NewReader(dir, workspace.ReaderOptions{HostPath: path, MaxEntries: 500_000})
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, name := range []string{"old", "moved", "mapped", "dir/deep"} {
-		b.setMode(name, 0o4755)
+	files, err := workspace.NewPrivileges(dir)
+	if err != nil {
+		t.Fatal(err)
 	}
-	b.setMode("gains", 0o2755)
-	b.file("olddir/a", "")
-	b.setMode("olddir", 0o6755)
-	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
-		for _, name := range []string{"new/user", "new/group", "new/plain", "new/both"} {
-			b.file(name, "evil")
-		}
-		b.setMode("new/user", 0o4711)
-		b.setMode("new/group", 0o2750)
-		b.setMode("new/both", 0o6755)
-		b.setMode("new", 0o6755)
-		b.file("shared/x", "")
-		b.setMode("shared", 0o2755)
-		b.setMode("dir", 0o4755)
-		b.setMode(".", 0o4755)
-		b.file("olddir/x", "")
-		b.setMode("gains", 0o6755)
-		err := errors.Join(
-			os.Rename(filepath.Join(b.dir, "moved"), filepath.Join(b.dir, "to")),
-			os.Symlink(outside, filepath.Join(b.dir, "link")),
-			b.writeMapped("mapped", "evil"),
-		)
-		if err != nil {
-			t.Error(err)
-		}
-		if b.mode("mapped") != 0o4755 {
-			t.Errorf("the control lost its mode: %o", b.mode("mapped"))
-		}
-		return sandbox.ExitStatus{}
+	return path, &privilegeCheck{reader: reader, files: files, log: zap.NewNop()}
+}
+
+// makeFile makes a file with a mode.
+func makeFile(t *testing.T, dir, name string, mode uint32) {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := os.WriteFile(path, []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
 	}
-	r, _ := b.run(t.Context())
-	want := []record.Cleared{
-		{Path: ".", SetUID: true},
-		{Path: "dir", SetUID: true},
-		{Path: "gains", SetUID: true, SetGID: true},
-		{Path: "mapped", SetUID: true},
-		{Path: "new", SetUID: true},
-		{Path: "new/both", SetUID: true, SetGID: true},
-		{Path: "new/group", SetGID: true},
-		{Path: "new/user", SetUID: true},
-	}
-	if diff := cmp.Diff(want, r.Cleared); diff != "" {
-		t.Errorf("cleared (-want +got):\n%s", diff)
-	}
-	for name, want := range map[string]uint32{
-		"old": 0o4755, "to": 0o4755, "dir/deep": 0o4755, "olddir": 0o6755, "dir": 0o755, ".": 0o755, "shared": 0o2755, "mapped": 0o755, "gains": 0o755,
-		"new": 0o2755, "new/user": 0o711, "new/group": 0o750, "new/both": 0o755, "new/plain": 0o644,
-	} {
-		if got := b.mode(name); got != want {
-			t.Errorf("%s has mode %o, want %o", name, got, want)
-		}
-	}
-	if info, err := os.Stat(outside); err != nil || info.Mode()&fs.ModeSetuid == 0 {
-		t.Errorf("a file outside, behind a symlink, was changed: %v, %v", info, err)
+	if err := unix.Chmod(path, mode); err != nil {
+		t.Fatal(err)
 	}
 }
 
-// TestCapabilitiesAreCleared does the same for capabilities, which only root
-// can give. They have no effect on a file that nobody may execute.
-func TestCapabilitiesAreCleared(t *testing.T) {
-	b := newBench(t, plantTurns)
-	give := func(name string) {
-		b.setMode(name, 0o755)
-		if err := unix.Setxattr(filepath.Join(b.dir, name), "security.capability", allCapabilities, 0); err != nil {
-			t.Skip("needs to give capabilities: ", err)
-		}
+// modeOf returns the mode of a file.
+func modeOf(t *testing.T, dir, name string) uint32 {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil {
+		t.Fatal(err)
 	}
-	b.file("old", "x")
-	b.file("known", "x")
-	give("old")
-	b.backend.Scripts["plant"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
-		b.file("new", "evil")
-		give("new")
-		give("known")
-		for name, mode := range map[string]uint32{"data": 0o644, "others": 0o601} {
-			b.file(name, "evil")
-			give(name)
-			b.setMode(name, mode)
-		}
-		return sandbox.ExitStatus{}
-	}
-	r, _ := b.run(t.Context())
-	if diff := cmp.Diff([]record.Cleared{{Path: "known", Capabilities: true}, {Path: "new", Capabilities: true}, {Path: "others", Capabilities: true}}, r.Cleared); diff != "" {
-		t.Errorf("cleared (-want +got):\n%s", diff)
-	}
-	for name, want := range map[string]bool{"old": true, "known": false, "new": false, "data": true, "others": false} {
-		n, err := unix.Getxattr(filepath.Join(b.dir, name), "security.capability", nil)
-		if got := err == nil && n > 0; got != want {
-			t.Errorf("%s has capabilities: %v, want %v", name, got, want)
-		}
-	}
+	return st.Mode & 0o7777
 }
 
 // TestPrivilegesOfUnknownFilesStay: where the look at the start failed, a file
 // may be the user's own.
 func TestPrivilegesOfUnknownFilesStay(t *testing.T) {
-	b := newBench(t, plantTurns)
-	b.file("mine", "x")
-	b.setMode("mine", 0o4755)
-	s := b.opened()
-	bindOf(s).privileges.before = &snapshot{}
-	found, err := bindOf(s).privileges.files.Read("mine", false)
+	dir, c := newPrivilegeCheck(t)
+	makeFile(t, dir, "mine", 0o4755)
+	c.before = &snapshot{}
+	found, err := c.files.Read("mine", false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := bindOf(s).privileges.clearNew(privileged{"mine": found})
-	if len(got) != 1 || got[0].Why == "" || b.mode("mine") != 0o4755 {
-		t.Errorf("%+v, mode %o", got, b.mode("mine"))
+	got := c.clearNew(privileged{"mine": found})
+	if len(got) != 1 || got[0].Why == "" || modeOf(t, dir, "mine") != 0o4755 {
+		t.Errorf("%+v, mode %o", got, modeOf(t, dir, "mine"))
 	}
-	bindOf(s).privileges.before.whole = true // the control
-	if got := bindOf(s).privileges.clearNew(privileged{"mine": found}); len(got) != 1 || got[0].Why != "" || b.mode("mine") != 0o755 {
-		t.Errorf("known to be new: %+v, mode %o", got, b.mode("mine"))
+	c.before.whole = true // the control
+	if got := c.clearNew(privileged{"mine": found}); len(got) != 1 || got[0].Why != "" || modeOf(t, dir, "mine") != 0o755 {
+		t.Errorf("known to be new: %+v, mode %o", got, modeOf(t, dir, "mine"))
 	}
 }
 
 // TestAReplacedFileIsNotCleared: content is only taken from the file that was found,
 // and what is in its place is left and named.
 func TestAReplacedFileIsNotCleared(t *testing.T) {
-	b := newBench(t, plantTurns)
-	b.file("mine", "x")
-	b.setMode("mine", 0o4755)
-	s := b.looked()
-	found, err := bindOf(s).privileges.files.Read("mine", true)
+	dir, c := newPrivilegeCheck(t)
+	makeFile(t, dir, "mine", 0o4755)
+	var err error
+	if c.was, c.before, err = c.findPrivileged(t.Context(), true); err != nil {
+		t.Fatal(err)
+	}
+	found, err := c.files.Read("mine", true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,25 +94,29 @@ func TestAReplacedFileIsNotCleared(t *testing.T) {
 	found.Changed--
 	was := found
 	was.Changed--
-	bindOf(s).privileges.was = privileged{"old": was}
-	got := bindOf(s).privileges.clearNew(privileged{"mine": found})
-	if len(got) != 1 || got[0].Why != "another file is in its place" || b.mode("mine") != 0o4755 {
-		t.Errorf("%+v, mode %o", got, b.mode("mine"))
+	c.was = privileged{"old": was}
+	got := c.clearNew(privileged{"mine": found})
+	if len(got) != 1 || got[0].Why != "another file is in its place" || modeOf(t, dir, "mine") != 0o4755 {
+		t.Errorf("%+v, mode %o", got, modeOf(t, dir, "mine"))
 	}
 }
 
 // TestPrivilegesThatCannotBeRead: the look is not taken for a whole one.
 func TestPrivilegesThatCannotBeRead(t *testing.T) {
-	b := newBench(t, plantTurns)
-	b.file("dir/x", "x")
-	b.setMode("dir", 0o4755)
-	s := b.opened()
-	if _, snap, err := bindOf(s).privileges.findPrivileged(t.Context(), true); err != nil || snap.isIncomplete() {
+	dir, c := newPrivilegeCheck(t)
+	if err := os.Mkdir(filepath.Join(dir, "dir"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	makeFile(t, dir, "dir/x", 0o644)
+	if err := unix.Chmod(filepath.Join(dir, "dir"), 0o4755); err != nil {
+		t.Fatal(err)
+	}
+	if _, snap, err := c.findPrivileged(t.Context(), true); err != nil || snap.isIncomplete() {
 		t.Fatalf("control: %+v, %v", snap, err)
 	}
 	ended, cancel := context.WithCancelCause(t.Context())
-	cancel(errSlow)
-	if _, _, err := bindOf(s).privileges.findPrivileged(ended, true); !errors.Is(err, errSlow) {
+	cancel(errScanSlow)
+	if _, _, err := c.findPrivileged(ended, true); !errors.Is(err, errScanSlow) {
 		t.Errorf("a look that did not end: %v", err)
 	}
 	elsewhere := t.TempDir()
@@ -236,14 +130,14 @@ func TestPrivilegesThatCannotBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bindOf(s).privileges.files, err = workspace.NewPrivileges(held); err != nil {
+	if c.files, err = workspace.NewPrivileges(held); err != nil {
 		t.Fatal(err)
 	}
-	if _, snap, err := bindOf(s).privileges.findPrivileged(t.Context(), true); err != nil || !snap.isIncomplete() {
+	if _, snap, err := c.findPrivileged(t.Context(), true); err != nil || !snap.isIncomplete() {
 		t.Errorf("what can't be read: %+v, %v", snap, err)
 	}
 	held.Close()
-	if _, _, err := bindOf(s).privileges.findPrivileged(t.Context(), true); err == nil {
+	if _, _, err := c.findPrivileged(t.Context(), true); err == nil {
 		t.Error("the workspace itself can't be read")
 	}
 }

@@ -259,9 +259,10 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tracker := bindOf(s)
-	tracker.startRecording(t.Context())
-	<-tracker.done
+	s.tracker.startRecording(t.Context())
+	if err := s.tracker.waitRecorded(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	held := filepath.Join(s.dir, "repositories.json")
 	if found, err := sessiondir.TakeNewRepositories(filepath.Join(filepath.Dir(s.dir), "ses_other"), b.opts.Workspace.Path, []string{"new"}); len(found) > 0 || err != nil {
 		t.Error("a live session's list was taken for a dead one's")
@@ -270,7 +271,7 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tracker.forget()
+	s.tracker.releaseState()
 	s.rec.Close()
 	if err := os.WriteFile(held, text, 0o600); err != nil { // what SIGKILL leaves
 		t.Fatal(err)

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 )
@@ -30,13 +29,6 @@ type Report struct {
 	ApplyRefused bool `json:"apply_refused,omitempty"`
 	// Err is the cause of a bad end, for the log and errors.Is.
 	Err error `json:"-"`
-}
-
-// setDifferences fills in what differs.
-func (r *Report) setDifferences(d changes.Differences) {
-	r.Changed, r.ChangedOmitted, r.ChangedCount = record.NonNil(d.Changed), d.ChangedOmitted, d.Count
-	r.HostExecuted, r.HostExecutedOmitted = record.NonNil(d.HostExecuted), d.HostExecutedOmitted
-	r.Patch, r.Incomplete = d.Patch, r.Incomplete || d.Incomplete
 }
 
 // reportWriter writes files beside the trace of a session, without secrets.

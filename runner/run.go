@@ -90,7 +90,8 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.addFacts(&r)
 	r.Unapproved = s.tools.Unapproved()
 	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
-	s.tracker.addChanges(&r)
+	apply := s.opts.Apply && r.Reason == loop.StopAnswered && r.Unapproved == 0
+	r.Patch, r.ApplyRefused = s.tracker.addChanges(&r.SessionEnded, apply)
 	problems := problemDescriber{opts: s.opts, dir: s.dir, failure: s.events.currentTally().modelFailure}
 	r.Problem = problems.redactProblem(problems.describeProblem(r))
 	r.ExitStatus = OutcomeCode(r)

@@ -76,9 +76,6 @@ func newBench(t *testing.T, turns string) *bench {
 	return b
 }
 
-// bindOf returns the tracker of a session in bind mode.
-func bindOf(s *Session) *bindTracker { return s.tracker.(*bindTracker) }
-
 func player(t *testing.T, turns string) *replay.Model {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "script.yaml")

@@ -143,7 +143,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	s.sandbox = livesandbox.New(ctx, s.liveSandboxOptions())
 	s.exec = livesandbox.NewExecutor(s.sandbox, s.executorOptions(images))
 	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
-	if s.tracker, err = newTracker(s, original, images); err != nil {
+	if s.tracker, err = s.newTracker(images); err != nil {
 		return nil, errors.Join(err, s.rec.Close())
 	}
 	if s.tools, err = s.newDispatcher(); err != nil {
@@ -155,11 +155,17 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 }
 
 // newTracker returns the tracker for the mode of the workspace.
-func newTracker(s *Session, original *workspace.Reader, images *changes.Preimages) (changeTracker, error) {
-	if s.opts.isOverlay() {
-		return newOverlayTracker(s, original, images)
+func (s *Session) newTracker(images *changes.Preimages) (changeTracker, error) {
+	w := s.opts.Workspace
+	o := trackerOptions{
+		Session: s.opts.Dir.Session, Dir: s.dir, Path: w.Path, Workspace: w.Dir, Original: s.original, Sandbox: s.sandbox, Images: images, Log: s.log,
+		Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: w.ownerID, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning,
+		User: s.opts.User.Name, Force: s.opts.Force,
 	}
-	return newBindTracker(s, original, images), nil
+	if s.opts.isOverlay() {
+		return newOverlayTracker(o)
+	}
+	return newBindTracker(o), nil
 }
 
 // checkRequired reports the first option that is missing.

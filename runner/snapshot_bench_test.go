@@ -32,7 +32,7 @@ func BenchmarkSnapshot(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer dir.Close()
-			reader, err := workspace.NewReader(dir, workspace.ReaderOptions{MaxEntries: readerEntries})
+			reader, err := workspace.NewReader(dir, workspace.ReaderOptions{MaxEntries: 500_000})
 			if err != nil {
 				b.Fatal(err)
 			}

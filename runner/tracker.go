@@ -4,19 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
+	"go.uber.org/zap"
 )
 
-// compareTime bounds one scan of the whole workspace.
-const compareTime = 60 * time.Second
+// scanTime bounds one scan of the whole workspace.
+const scanTime = 60 * time.Second
 
-// errSlow is the cause of a scan or a clean-up that took too long.
-var errSlow = errors.New("no answer in time")
+// errScanSlow is the cause of a scan that took too long.
+var errScanSlow = errors.New("no answer in time")
 
 // changeTracker finds out what a session changes in its workspace: a bindTracker by
 // comparing the directory with its state at the start, an overlayTracker by reading
@@ -43,8 +47,11 @@ type changeTracker interface {
 	// findDifferences returns what differs now from the session's start. The workspace must
 	// be recorded.
 	findDifferences(ctx context.Context) (changes.Differences, error)
-	// addChanges adds what the session changed to r. The sandbox must be gone.
-	addChanges(r *Report)
+	// addChanges adds what the session changed to the facts about its end; apply
+	// applies the changes of an overlay. The sandbox must be gone. It returns a
+	// unified diff, and reports whether the changes were not applied because of
+	// conflicts.
+	addChanges(end *record.SessionEnded, apply bool) (patch string, refused bool)
 	// discardState removes what the tracker made for a session that did not begin.
 	discardState()
 	// releaseState removes what was kept of the workspace as it was.
@@ -104,78 +111,47 @@ func (r *recording) isDone() bool {
 	}
 }
 
-// comparisons are the comparisons of a workspace that are running. It is safe for
-// concurrent use.
-type comparisons struct {
-	closing context.Context //nolint:containedctx // it ends all comparisons
-	stop    context.CancelCauseFunc
+// trackerOptions configures a tracker. All fields are required unless they are of
+// overlays alone and the workspace is in bind mode, or vice versa.
+type trackerOptions struct {
+	// Session is the id of the session and Dir its directory.
+	Session, Dir string
+	// Path is the workspace's, Original reads it.
+	Path      string
+	Workspace *os.File
+	Original  *workspace.Reader
+	Sandbox   *livesandbox.Sandbox
+	// Images are the files that tools changed, as they were before.
+	Images *changes.Preimages
+	Log    *zap.Logger
 
-	mu      sync.Mutex
-	closed  bool
-	running sync.WaitGroup
+	// Submounts are mounts in the workspace that are accepted, and Git is the mode of
+	// its repositories.
+	Submounts []string
+	Git       sandbox.GitMode
+	// Owner returns the user ID of the workspace's owner.
+	Owner func() (uid int, known bool)
+	// Change makes a change of the workspace, in a fresh sandbox if need be.
+	Change func(context.Context, workspace.Op) (workspace.Change, error)
+	// Warn records a warning.
+	Warn func(message string)
+
+	// User is in whose name the changes of an overlay are applied; closing Force ends
+	// that.
+	User  string
+	Force <-chan struct{}
 }
 
-func newComparisons() *comparisons {
-	c := &comparisons{}
-	c.closing, c.stop = context.WithCancelCause(context.Background())
-	return c
+// sessionChanges is what a session changed, beside the facts about its end.
+type sessionChanges struct {
+	*record.SessionEnded
+	patch   string
+	refused bool
 }
 
-// beginComparison begins a comparison, whose context ends when the session is closed. The
-// caller must call done. Its error wraps [ErrOver].
-func (c *comparisons) beginComparison(ctx context.Context) (_ context.Context, done func(), err error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.closed {
-		return nil, nil, fmt.Errorf("%w: it is closed", ErrOver)
-	}
-	c.running.Add(1) // under mu: close waits for no comparison that comes later
-	ctx, cancel := context.WithCancelCause(ctx)
-	unlink := context.AfterFunc(c.closing, func() { cancel(fmt.Errorf("%w: it is closed", ErrOver)) })
-	return ctx, func() {
-		unlink()
-		cancel(nil)
-		c.running.Done()
-	}, nil
-}
-
-// endAll ends the comparisons and waits for them. None begins afterwards.
-func (c *comparisons) endAll() {
-	c.mu.Lock()
-	c.closed = true
-	c.mu.Unlock()
-	c.stop(errClosed)
-	c.running.Wait()
-}
-
-// Differences returns what differs now from the session's start. It may be called
-// while a turn runs: what is written meanwhile is in it or not. It ends with ctx,
-// and when the session is closed; its errors then wrap [ErrOver].
-func (s *Session) Differences(ctx context.Context) (changes.Differences, error) {
-	ctx, done, err := s.comparisons.beginComparison(ctx)
-	if err != nil {
-		return changes.Differences{}, fmt.Errorf("compare workspace: %w", err)
-	}
-	defer done()
-	s.mu.Lock()
-	began := s.turns > 0
-	s.mu.Unlock()
-	if !began {
-		return changes.Differences{}, nil // nothing has run
-	}
-	if err := s.tracker.waitRecorded(ctx); ctx.Err() != nil {
-		return changes.Differences{}, fmt.Errorf("compare workspace: %w", context.Cause(ctx))
-	} else if err != nil {
-		return changes.Differences{}, nil // nothing may run
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, compareTime, errSlow)
-	defer cancel()
-	d, err := s.tracker.findDifferences(ctx)
-	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx)
-	}
-	if err != nil {
-		return changes.Differences{}, fmt.Errorf("compare workspace: %w", err)
-	}
-	return d, nil
+// setDifferences fills in what differs.
+func (r *sessionChanges) setDifferences(d changes.Differences) {
+	r.Changed, r.ChangedOmitted, r.ChangedCount = record.NonNil(d.Changed), d.ChangedOmitted, d.Count
+	r.HostExecuted, r.HostExecutedOmitted = record.NonNil(d.HostExecuted), d.HostExecutedOmitted
+	r.patch, r.Incomplete = d.Patch, r.Incomplete || d.Incomplete
 }

@@ -1,0 +1,89 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/caisson-run/caisson/runner/changes"
+)
+
+// errSlow is the cause of a scan or a clean-up that took too long.
+var errSlow = errors.New("no answer in time")
+
+// comparisons are the comparisons of a workspace that are running. It is safe for
+// concurrent use.
+type comparisons struct {
+	closing context.Context //nolint:containedctx // it ends all comparisons
+	stop    context.CancelCauseFunc
+
+	mu      sync.Mutex
+	closed  bool
+	running sync.WaitGroup
+}
+
+func newComparisons() *comparisons {
+	c := &comparisons{}
+	c.closing, c.stop = context.WithCancelCause(context.Background())
+	return c
+}
+
+// beginComparison begins a comparison, whose context ends when the session is closed. The
+// caller must call done. Its error wraps [ErrOver].
+func (c *comparisons) beginComparison(ctx context.Context) (_ context.Context, done func(), err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, nil, fmt.Errorf("%w: it is closed", ErrOver)
+	}
+	c.running.Add(1) // under mu: close waits for no comparison that comes later
+	ctx, cancel := context.WithCancelCause(ctx)
+	unlink := context.AfterFunc(c.closing, func() { cancel(fmt.Errorf("%w: it is closed", ErrOver)) })
+	return ctx, func() {
+		unlink()
+		cancel(nil)
+		c.running.Done()
+	}, nil
+}
+
+// endAll ends the comparisons and waits for them. None begins afterwards.
+func (c *comparisons) endAll() {
+	c.mu.Lock()
+	c.closed = true
+	c.mu.Unlock()
+	c.stop(errClosed)
+	c.running.Wait()
+}
+
+// Differences returns what differs now from the session's start. It may be called
+// while a turn runs: what is written meanwhile is in it or not. It ends with ctx,
+// and when the session is closed; its errors then wrap [ErrOver].
+func (s *Session) Differences(ctx context.Context) (changes.Differences, error) {
+	ctx, done, err := s.comparisons.beginComparison(ctx)
+	if err != nil {
+		return changes.Differences{}, fmt.Errorf("compare workspace: %w", err)
+	}
+	defer done()
+	s.mu.Lock()
+	began := s.turns > 0
+	s.mu.Unlock()
+	if !began {
+		return changes.Differences{}, nil // nothing has run
+	}
+	if err := s.tracker.waitRecorded(ctx); ctx.Err() != nil {
+		return changes.Differences{}, fmt.Errorf("compare workspace: %w", context.Cause(ctx))
+	} else if err != nil {
+		return changes.Differences{}, nil // nothing may run
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, scanTime, errSlow)
+	defer cancel()
+	d, err := s.tracker.findDifferences(ctx)
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return changes.Differences{}, fmt.Errorf("compare workspace: %w", err)
+	}
+	return d, nil
+}
