@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/runner/internal/tracker"
 )
 
 // errSlow is the cause of a scan or a clean-up that took too long.
@@ -71,14 +72,14 @@ func (s *Session) Differences(ctx context.Context) (changes.Differences, error) 
 	if !began {
 		return changes.Differences{}, nil // nothing has run
 	}
-	if err := s.tracker.waitRecorded(ctx); ctx.Err() != nil {
+	if err := s.tracker.WaitRecorded(ctx); ctx.Err() != nil {
 		return changes.Differences{}, fmt.Errorf("compare workspace: %w", context.Cause(ctx))
 	} else if err != nil {
 		return changes.Differences{}, nil // nothing may run
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, scanTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, tracker.ScanTime, errSlow)
 	defer cancel()
-	d, err := s.tracker.findDifferences(ctx)
+	d, err := s.tracker.FindDifferences(ctx)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
+	"github.com/caisson-run/caisson/runner/internal/tracker"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
@@ -331,11 +332,11 @@ func TestInterruptedStart(t *testing.T) {
 
 // unrecorded is a tracker that could not record the workspace.
 type unrecorded struct {
-	changeTracker
+	tracker.Tracker
 	err error
 }
 
-func (u unrecorded) waitRecorded(context.Context) error { return u.err }
+func (u unrecorded) WaitRecorded(context.Context) error { return u.err }
 
 // TestNothingRunsInAWorkspaceThatIsNotRecorded: the control is the second call.
 func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
@@ -348,7 +349,7 @@ func TestNothingRunsInAWorkspaceThatIsNotRecorded(t *testing.T) {
 	s.sandbox.EnsureStarted()
 	s.sandbox.WaitStarted(t.Context())
 	recorded := s.tracker
-	if err := recorded.waitRecorded(t.Context()); err != nil {
+	if err := recorded.WaitRecorded(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	op := workspace.Op{Kind: workspace.OpWrite, Path: "made", Content: []byte("made")}
@@ -396,7 +397,7 @@ func TestNothingIsQuarantinedWhereNothingRan(t *testing.T) {
 			t.Fatal(err)
 		}
 		b.backend.OnCreate = func(context.Context, int) error {
-			if err := s.tracker.waitRecorded(t.Context()); err != nil {
+			if err := s.tracker.WaitRecorded(t.Context()); err != nil {
 				return err
 			}
 			b.file("users/.git/config", "")

@@ -36,7 +36,7 @@ func (b *bench) looked() *Session {
 	if s.sandbox.IsUntouched() && b.backend.OnCreate == nil {
 		b.t.Fatal("the sandbox did not start")
 	}
-	if err := s.tracker.waitRecorded(b.t.Context()); err != nil {
+	if err := s.tracker.WaitRecorded(b.t.Context()); err != nil {
 		b.t.Fatal(err)
 	}
 	return s
@@ -259,8 +259,8 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.tracker.startRecording(t.Context())
-	if err := s.tracker.waitRecorded(t.Context()); err != nil {
+	s.tracker.StartRecording(t.Context())
+	if err := s.tracker.WaitRecorded(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	held := filepath.Join(s.dir, "repositories.json")
@@ -271,7 +271,7 @@ func TestWhatAKilledSessionLeftIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.tracker.releaseState()
+	s.tracker.ReleaseState()
 	s.rec.Close()
 	if err := os.WriteFile(held, text, 0o600); err != nil { // what SIGKILL leaves
 		t.Fatal(err)
@@ -347,22 +347,22 @@ func TestQuarantineNeedsASandbox(t *testing.T) {
 	b.backend.OnCreate = func(context.Context, int) error { return sandbox.ErrUnavailable }
 	s := b.looked()
 	b.file("sub/.git/config", evilConfig)
-	s.tracker.checkAtEnd()
+	s.tracker.CheckAtEnd()
 	if !b.exists("sub/.git") {
 		t.Error("the user's repository was renamed")
 	}
 	b = newBench(t, plantTurns)
 	s = b.looked()
 	b.file("sub/.git/config", evilConfig)
-	s.tracker.checkAtEnd()
+	s.tracker.CheckAtEnd()
 	if b.exists("sub/.git") {
 		t.Error("control: nothing was renamed in a session with commands")
 	}
 	b = newBench(t, plantTurns).overlaid()
 	s = b.looked()
 	b.file("sub/.git/config", evilConfig)
-	s.tracker.checkAfterCommand(t.Context())
-	s.tracker.checkAtEnd()
+	s.tracker.CheckAfterCommand(t.Context())
+	s.tracker.CheckAtEnd()
 	if !b.exists("sub/.git") {
 		t.Error("the user's repository was renamed by an overlay session")
 	}
@@ -380,8 +380,8 @@ func TestPinnedRenamesNeedAFreshSandbox(t *testing.T) {
 	}
 	s := b.looked()
 	b.file("sub/.git/config", evilConfig)
-	s.tracker.checkAfterCommand(t.Context())
-	s.tracker.checkAtEnd()
+	s.tracker.CheckAfterCommand(t.Context())
+	s.tracker.CheckAtEnd()
 	if n := len(b.backend.Sandboxes); b.exists("sub/.git") || n != 2 || !b.backend.Sandboxes[n-1].Spec.Workspace.Unguarded {
 		t.Errorf("%d sandboxes, and sub/.git is there: %t", n, b.exists("sub/.git"))
 	}

@@ -64,7 +64,7 @@ func (s *Session) abortStart(err error) error {
 	s.unforced()
 	s.end(errClosed)
 	err = errors.Join(err, s.rec.Close())
-	s.tracker.discardState()
+	s.tracker.DiscardState()
 	return Fault{Kind: FaultRecords, Session: s.opts.Dir.Session, Dir: s.dir, Err: err}
 }
 
@@ -75,7 +75,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	}
 	s.closeTools()
 	s.patches.reportLost()
-	s.tracker.checkAtEnd()
+	s.tracker.CheckAtEnd()
 	s.sandbox.StopAndDestroy()
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
@@ -91,12 +91,12 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	r.Unapproved = s.tools.Unapproved()
 	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
 	apply := s.opts.Apply && r.Reason == loop.StopAnswered && r.Unapproved == 0
-	r.Patch, r.ApplyRefused = s.tracker.addChanges(&r.SessionEnded, apply)
+	r.Patch, r.ApplyRefused = s.tracker.AddChanges(&r.SessionEnded, apply)
 	problems := problemDescriber{opts: s.opts, dir: s.dir, failure: s.events.currentTally().modelFailure}
 	r.Problem = problems.redactProblem(problems.describeProblem(r))
 	r.ExitStatus = OutcomeCode(r)
 	s.writeEnd(&r)
-	s.tracker.releaseState()
+	s.tracker.ReleaseState()
 	return r
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
+	"github.com/caisson-run/caisson/runner/internal/tracker"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -49,7 +50,7 @@ type Session struct {
 	events *eventRecorder
 	// original reads the workspace's own directory, also in overlay mode.
 	original *workspace.Reader
-	tracker  changeTracker
+	tracker  tracker.Tracker
 	patches  *patchMarker
 	prompt   promptContext
 	sandbox  *livesandbox.Sandbox
@@ -148,24 +149,24 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	if s.tools, err = s.newDispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it
-		s.tracker.discardState()
+		s.tracker.DiscardState()
 		return nil, fmt.Errorf("open session: %w", err)
 	}
 	return s, nil
 }
 
 // newTracker returns the tracker for the mode of the workspace.
-func (s *Session) newTracker(images *changes.Preimages) (changeTracker, error) {
+func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error) {
 	w := s.opts.Workspace
-	o := trackerOptions{
+	o := tracker.Options{
 		Session: s.opts.Dir.Session, Dir: s.dir, Path: w.Path, Workspace: w.Dir, Original: s.original, Sandbox: s.sandbox, Images: images, Log: s.log,
 		Submounts: s.opts.Submounts, Git: s.opts.Git, Owner: w.ownerID, Change: s.exec.ApplyAnywhere, Warn: s.events.recordWarning,
 		User: s.opts.User.Name, Force: s.opts.Force,
 	}
 	if s.opts.isOverlay() {
-		return newOverlayTracker(o)
+		return tracker.NewOverlay(o)
 	}
-	return newBindTracker(o), nil
+	return tracker.NewBind(o), nil
 }
 
 // checkRequired reports the first option that is missing.
@@ -214,8 +215,8 @@ func (s *Session) sandboxSpec() sandbox.Spec {
 func (s *Session) liveSandboxOptions() livesandbox.Options {
 	return livesandbox.Options{
 		Backend: s.opts.Backend, Spec: s.sandboxSpec(), RefuseLost: s.opts.RefuseLost,
-		OnStart: func() { s.tracker.startRecording(s.ctx) },
-		Prepare: func(ctx context.Context, spec *sandbox.Spec) { s.tracker.prepareSpec(ctx, spec) },
+		OnStart: func() { s.tracker.StartRecording(s.ctx) },
+		Prepare: func(ctx context.Context, spec *sandbox.Spec) { s.tracker.PrepareSpec(ctx, spec) },
 		Record:  s.events.writeRecord, Fail: func(err error) { s.end(err) }, Describe: s.opts.describeStart, Log: s.log,
 	}
 }
@@ -225,9 +226,9 @@ func (s *Session) liveSandboxOptions() livesandbox.Options {
 func (s *Session) executorOptions(images *changes.Preimages) livesandbox.ExecutorOptions {
 	return livesandbox.ExecutorOptions{
 		Dir: s.dir, Secrets: s.opts.Secrets, Room: roomOfSession(s.opts, s.dir), Images: images,
-		WaitRecorded:     func(ctx context.Context) error { return s.tracker.waitRecorded(ctx) },
-		IsFresh:          func(ctx context.Context, path string) bool { return s.tracker.isFresh(ctx, path) },
-		AfterCommand:     func(ctx context.Context) { s.tracker.checkAfterCommand(ctx) },
+		WaitRecorded:     func(ctx context.Context) error { return s.tracker.WaitRecorded(ctx) },
+		IsFresh:          func(ctx context.Context, path string) bool { return s.tracker.IsFresh(ctx, path) },
+		AfterCommand:     func(ctx context.Context) { s.tracker.CheckAfterCommand(ctx) },
 		RecordBackground: s.events.recordBackground, Log: s.log,
 	}
 }
@@ -241,7 +242,7 @@ func (s *Session) dispatcherOptions() dispatch.Options {
 		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Dir.Session, Redact: redact.New(s.opts.Secrets).JSON}),
 		Emit:   s.events.toolEvent, Abandon: s.opts.abandonTime(),
 		Scope: func(path string) error {
-			return s.tracker.workspaceView().Scope(context.Background(), path)
+			return s.tracker.WorkspaceView().Scope(context.Background(), path)
 		},
 		OnAbandon: func(callID string, def tools.Definition) {
 			s.log.Error("a call does not end", zap.String("call", callID), zap.String("tool", string(def.Name)))

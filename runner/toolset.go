@@ -46,7 +46,7 @@ type toolset struct {
 // newToolset returns the tools of a session. It needs the session's executor.
 func newToolset(s *Session) toolset {
 	return toolset{
-		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.workspaceView(), exec: s.exec, patches: s.patches, log: s.log,
+		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.WorkspaceView(), exec: s.exec, patches: s.patches, log: s.log,
 		denied: s.events.recordDenied, warn: s.events.recordWarning,
 	}
 }

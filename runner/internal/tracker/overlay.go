@@ -1,4 +1,4 @@
-package runner
+package tracker
 
 import (
 	"context"
@@ -50,16 +50,16 @@ type overlayTracker struct {
 	sandbox   *livesandbox.Sandbox
 	images    *changes.Preimages
 	log       *zap.Logger
-	// user is in whose name the changes are applied; closing force ends that.
+	// user is recorded as the user who applies the changes; closing force ends that.
 	user  string
 	force <-chan struct{}
 	// recorded reports that the layers know the original directory.
 	recorded bool
 }
 
-// newOverlayTracker makes the layers of an overlay and returns its tracker. Its error
+// NewOverlay makes the layers of an overlay and returns its tracker. Its error
 // wraps [overlay.ErrUnsupported] or a [sessiondir.StateError] if there can be none.
-func newOverlayTracker(o trackerOptions) (changeTracker, error) {
+func NewOverlay(o Options) (Tracker, error) {
 	layers, err := overlay.Create(filepath.Join(o.Dir, sessiondir.OverlayDir), overlay.CreateOptions{
 		Session: o.Session, Path: o.Path, Workspace: o.Workspace,
 	})
@@ -75,20 +75,20 @@ func newOverlayTracker(o trackerOptions) (changeTracker, error) {
 	}, nil
 }
 
-func (o *overlayTracker) workspaceView() workspace.View { return o.reader }
+func (o *overlayTracker) WorkspaceView() workspace.View { return o.reader }
 
-func (o *overlayTracker) prepareSpec(_ context.Context, spec *sandbox.Spec) {
+func (o *overlayTracker) PrepareSpec(_ context.Context, spec *sandbox.Spec) {
 	spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, o.layers.Dir()
 }
 
-func (o *overlayTracker) startRecording(ctx context.Context) {
+func (o *overlayTracker) StartRecording(ctx context.Context) {
 	o.runInBackground(func() error { return o.recordLower(ctx) })
 }
 
 // recordLower records the original directory, the lower layer. If that fails, changes
 // can't be told from what was there, so nothing may run.
 func (o *overlayTracker) recordLower(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, scanTime, errScanSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()
 	if err := o.layers.Record(ctx, o.workspace); err != nil {
 		o.log.Error("record workspace", zap.Error(err))
@@ -98,16 +98,16 @@ func (o *overlayTracker) recordLower(ctx context.Context) error {
 	return nil
 }
 
-// isFresh returns false: the diff is read from the layers.
-func (o *overlayTracker) isFresh(context.Context, string) bool { return false }
+// IsFresh returns false: the diff is read from the layers.
+func (o *overlayTracker) IsFresh(context.Context, string) bool { return false }
 
-// checkAfterCommand does nothing: no program of the host sees the changes before
+// CheckAfterCommand does nothing: no program of the host sees the changes before
 // they are applied.
-func (o *overlayTracker) checkAfterCommand(context.Context) {}
+func (o *overlayTracker) CheckAfterCommand(context.Context) {}
 
-func (o *overlayTracker) checkAtEnd() {}
+func (o *overlayTracker) CheckAtEnd() {}
 
-func (o *overlayTracker) findDifferences(ctx context.Context) (changes.Differences, error) {
+func (o *overlayTracker) FindDifferences(ctx context.Context) (changes.Differences, error) {
 	list, err := o.layers.Changes(ctx, o.workspace, changes.ReadBounds)
 	if err != nil {
 		return changes.Differences{}, err
@@ -115,7 +115,7 @@ func (o *overlayTracker) findDifferences(ctx context.Context) (changes.Differenc
 	return changes.ReadOverlay(ctx, o.layers, o.workspace, list)
 }
 
-func (o *overlayTracker) addChanges(end *record.SessionEnded, apply bool) (patch string, refused bool) {
+func (o *overlayTracker) AddChanges(end *record.SessionEnded, apply bool) (patch string, refused bool) {
 	r := &sessionChanges{SessionEnded: end}
 	o.addDifferences(r)
 	o.endLayers(r, apply)
@@ -129,7 +129,7 @@ func (o *overlayTracker) addDifferences(r *sessionChanges) {
 		r.Overlay = &record.OverlayResult{State: overlay.Empty}
 		return
 	}
-	ctx, cancel := context.WithTimeoutCause(context.Background(), scanTime, errScanSlow)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), ScanTime, errScanSlow)
 	defer cancel()
 	list, err := o.layers.Changes(ctx, o.workspace, changes.ReadBounds)
 	if err != nil {
@@ -150,11 +150,11 @@ func (o *overlayTracker) addDifferences(r *sessionChanges) {
 	boundOverlay(r.Overlay)
 }
 
-func (o *overlayTracker) discardState() {
+func (o *overlayTracker) DiscardState() {
 	o.endLayers(&sessionChanges{SessionEnded: &record.SessionEnded{}}, false)
 }
 
-func (o *overlayTracker) releaseState() {
+func (o *overlayTracker) ReleaseState() {
 	if err := o.images.Close(); err != nil {
 		o.log.Warn("remove scratch files", zap.Error(err))
 	}

@@ -1,4 +1,8 @@
-package runner
+// Package tracker tracks what a session changes in its workspace. In bind mode it
+// compares the directory with its state at the start, quarantines repositories that
+// commands made, and clears privileges of files that are new. In overlay mode it
+// reads the changes from the layers, and applies them.
+package tracker
 
 import (
 	"context"
@@ -8,54 +12,55 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
-	"go.uber.org/zap"
 )
 
-// scanTime bounds one scan of the whole workspace.
-const scanTime = 60 * time.Second
+// ScanTime bounds one scan of the whole workspace.
+const ScanTime = 60 * time.Second
 
 // errScanSlow is the cause of a scan that took too long.
 var errScanSlow = errors.New("no answer in time")
 
-// changeTracker finds out what a session changes in its workspace: a bindTracker by
-// comparing the directory with its state at the start, an overlayTracker by reading
+// Tracker finds out what a session changes in its workspace: that of [NewBind] by
+// comparing the directory with its state at the start, that of [NewOverlay] by reading
 // the upper layer. It is safe for concurrent use.
-type changeTracker interface {
-	// workspaceView returns the workspace as the tools of the session read it.
-	workspaceView() workspace.View
-	// prepareSpec completes the spec of a sandbox of the session. It may wait.
-	prepareSpec(ctx context.Context, spec *sandbox.Spec)
-	// startRecording records the workspace in the background, before the sandbox can change
+type Tracker interface {
+	// WorkspaceView returns the workspace as the tools of the session read it.
+	WorkspaceView() workspace.View
+	// PrepareSpec completes the spec of a sandbox of the session. It may wait.
+	PrepareSpec(ctx context.Context, spec *sandbox.Spec)
+	// StartRecording records the workspace in the background, before the sandbox can change
 	// it. It must not wait.
-	startRecording(ctx context.Context)
-	// waitRecorded waits until the workspace is recorded. Nothing may change the workspace
+	StartRecording(ctx context.Context)
+	// WaitRecorded waits until the workspace is recorded. Nothing may change the workspace
 	// before, or after an error.
-	waitRecorded(ctx context.Context) error
-	// isFresh reports whether a file is still as the session found it, by its own
+	WaitRecorded(ctx context.Context) error
+	// IsFresh reports whether a file is still as the session found it, by its own
 	// metadata. It returns false if that is not known.
-	isFresh(ctx context.Context, name string) bool
-	// checkAfterCommand quarantines what a command left in the workspace.
-	checkAfterCommand(ctx context.Context)
-	// checkAtEnd does so when the turns are over. The sandbox must still run: the
+	IsFresh(ctx context.Context, name string) bool
+	// CheckAfterCommand quarantines what a command left in the workspace.
+	CheckAfterCommand(ctx context.Context)
+	// CheckAtEnd does so when the turns are over. The sandbox must still run: the
 	// changes are made inside.
-	checkAtEnd()
-	// findDifferences returns what differs now from the session's start. The workspace must
+	CheckAtEnd()
+	// FindDifferences returns what differs now from the session's start. The workspace must
 	// be recorded.
-	findDifferences(ctx context.Context) (changes.Differences, error)
-	// addChanges adds what the session changed to the facts about its end; apply
+	FindDifferences(ctx context.Context) (changes.Differences, error)
+	// AddChanges adds what the session changed to the facts about its end; apply
 	// applies the changes of an overlay. The sandbox must be gone. It returns a
 	// unified diff, and reports whether the changes were not applied because of
 	// conflicts.
-	addChanges(end *record.SessionEnded, apply bool) (patch string, refused bool)
-	// discardState removes what the tracker made for a session that did not begin.
-	discardState()
-	// releaseState removes what was kept of the workspace as it was.
-	releaseState()
+	AddChanges(end *record.SessionEnded, apply bool) (patch string, refused bool)
+	// DiscardState removes what the tracker made for a session that did not begin.
+	DiscardState()
+	// ReleaseState removes what was kept of the workspace as it was.
+	ReleaseState()
 }
 
 // recording is the recording of a workspace in the background. It is safe for
@@ -81,8 +86,8 @@ func (r *recording) runInBackground(record func() error) {
 	}()
 }
 
-// waitRecorded waits for the end of the recording.
-func (r *recording) waitRecorded(ctx context.Context) error {
+// WaitRecorded waits for the end of the recording.
+func (r *recording) WaitRecorded(ctx context.Context) error {
 	select {
 	case <-r.done:
 		return r.err
@@ -111,14 +116,14 @@ func (r *recording) isDone() bool {
 	}
 }
 
-// trackerOptions configures a tracker. All fields are required unless they are of
-// overlays alone and the workspace is in bind mode, or vice versa.
-type trackerOptions struct {
+// Options configures a tracker. Those of the second group are for [NewBind], those of
+// the third for [NewOverlay]; all others are required.
+type Options struct {
 	// Session is the id of the session and Dir its directory.
 	Session, Dir string
-	// Path is the workspace's, Original reads it.
-	Path      string
+	// Workspace is the opened directory, Path its path; Original reads it.
 	Workspace *os.File
+	Path      string
 	Original  *workspace.Reader
 	Sandbox   *livesandbox.Sandbox
 	// Images are the files that tools changed, as they were before.
@@ -136,13 +141,12 @@ type trackerOptions struct {
 	// Warn records a warning.
 	Warn func(message string)
 
-	// User is in whose name the changes of an overlay are applied; closing Force ends
-	// that.
+	// User is recorded as the user who applies the changes; closing Force ends that.
 	User  string
 	Force <-chan struct{}
 }
 
-// sessionChanges is what a session changed, beside the facts about its end.
+// sessionChanges holds what a session changed, beside the facts about its end.
 type sessionChanges struct {
 	*record.SessionEnded
 	patch   string

@@ -1,4 +1,4 @@
-package runner
+package tracker
 
 import (
 	"context"
@@ -12,16 +12,16 @@ func TestWaitRecorded(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(user)
 	r := newRecording()
-	if err := r.waitRecorded(ctx); !errors.Is(err, user) || r.isDone() {
+	if err := r.WaitRecorded(ctx); !errors.Is(err, user) || r.isDone() {
 		t.Errorf("a cancelled call: %v, done %v", err, r.isDone())
 	}
 	r.runInBackground(func() error { return failed })
-	if err := r.waitRecorded(t.Context()); !errors.Is(err, failed) || !r.isDone() {
+	if err := r.WaitRecorded(t.Context()); !errors.Is(err, failed) || !r.isDone() {
 		t.Errorf("after a failed recording: %v", err)
 	}
 	r = newRecording()
 	r.runInBackground(func() error { return nil })
-	if err := r.waitRecorded(t.Context()); err != nil {
+	if err := r.WaitRecorded(t.Context()); err != nil {
 		t.Errorf("after the recording: %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package runner
+package tracker
 
 import (
 	"context"
@@ -42,8 +42,8 @@ type bindTracker struct {
 	forget func()
 }
 
-// newBindTracker returns a tracker of a workspace that the sandbox changes in place.
-func newBindTracker(o trackerOptions) changeTracker {
+// NewBind returns a tracker of a workspace that the sandbox changes in place.
+func NewBind(o Options) Tracker {
 	b := &bindTracker{
 		recording: newRecording(), dir: o.Dir, path: o.Path, original: o.Original, sandbox: o.Sandbox,
 		warn: o.Warn, log: o.Log, images: o.Images, repositories: make(chan struct{}),
@@ -59,11 +59,11 @@ func newBindTracker(o trackerOptions) changeTracker {
 	return b
 }
 
-func (b *bindTracker) workspaceView() workspace.View { return b.original }
+func (b *bindTracker) WorkspaceView() workspace.View { return b.original }
 
-// prepareSpec waits until the repositories are found, for the mounts that protect
+// PrepareSpec waits until the repositories are found, for the mounts that protect
 // them.
-func (b *bindTracker) prepareSpec(ctx context.Context, spec *sandbox.Spec) {
+func (b *bindTracker) PrepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	select {
 	case <-b.repositories:
 		spec.Workspace.Repositories = b.quarantine.Nested()
@@ -71,7 +71,7 @@ func (b *bindTracker) prepareSpec(ctx context.Context, spec *sandbox.Spec) {
 	}
 }
 
-func (b *bindTracker) startRecording(ctx context.Context) {
+func (b *bindTracker) StartRecording(ctx context.Context) {
 	go b.findRepositories(ctx) // the sandbox waits for it
 	b.runInBackground(func() error {
 		b.recordFiles(ctx)
@@ -82,7 +82,7 @@ func (b *bindTracker) startRecording(ctx context.Context) {
 
 // recordFiles records the files and their privileges.
 func (b *bindTracker) recordFiles(ctx context.Context) {
-	ctx, cancel := context.WithTimeoutCause(ctx, scanTime, errScanSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, ScanTime, errScanSlow)
 	defer cancel()
 	files, err := changes.TakeFileStates(ctx, b.original, b.dir)
 	if err != nil {
@@ -130,40 +130,40 @@ func (b *bindTracker) reportNewRepositories(paths []string) {
 	}
 }
 
-func (b *bindTracker) isFresh(ctx context.Context, name string) bool {
+func (b *bindTracker) IsFresh(ctx context.Context, name string) bool {
 	rel, err := b.original.Relative(name)
 	return err == nil && b.files.IsFresh(ctx, b.original, rel)
 }
 
-// checkAfterCommand renames repositories that a command made; see
+// CheckAfterCommand renames repositories that a command made; see
 // [quarantine.Quarantine.CheckAfterCommand].
-func (b *bindTracker) checkAfterCommand(ctx context.Context) { b.quarantine.CheckAfterCommand(ctx) }
+func (b *bindTracker) CheckAfterCommand(ctx context.Context) { b.quarantine.CheckAfterCommand(ctx) }
 
-// checkAtEnd renames repositories before the sandbox is destroyed: a rename is a
+// CheckAtEnd renames repositories before the sandbox is destroyed: a rename is a
 // change of the workspace, and those are made inside. If a command made its sandbox
 // end to get around it, a fresh one is started for this.
-func (b *bindTracker) checkAtEnd() {
+func (b *bindTracker) CheckAtEnd() {
 	if !b.sandbox.IsUntouched() && b.isDone() { // else nothing has run, or the file system is stuck
 		b.quarantine.CheckAtEnd()
 	}
 }
 
-func (b *bindTracker) findDifferences(ctx context.Context) (changes.Differences, error) {
+func (b *bindTracker) FindDifferences(ctx context.Context) (changes.Differences, error) {
 	return b.files.Compare(ctx, b.original, b.images)
 }
 
-func (b *bindTracker) addChanges(end *record.SessionEnded, _ bool) (patch string, refused bool) {
+func (b *bindTracker) AddChanges(end *record.SessionEnded, _ bool) (patch string, refused bool) {
 	if b.sandbox.IsUntouched() {
 		return "", false // nothing can have run
 	}
 	r := &sessionChanges{SessionEnded: end}
 	<-b.done
-	ctx, cancel := context.WithTimeoutCause(context.Background(), scanTime, errScanSlow)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), ScanTime, errScanSlow)
 	defer cancel()
 	r.Quarantined = b.quarantine.List(ctx)
 	found, after, err := b.privileges.findPrivileged(ctx, false)
 	r.Cleared = b.privileges.clearNew(found)
-	d, diffErr := b.findDifferences(ctx)
+	d, diffErr := b.FindDifferences(ctx)
 	if diffErr != nil {
 		b.log.Warn("scan workspace", zap.Error(diffErr))
 		d.Incomplete = true
@@ -178,9 +178,9 @@ func (b *bindTracker) addChanges(end *record.SessionEnded, _ bool) (patch string
 	return r.patch, false
 }
 
-func (b *bindTracker) discardState() {}
+func (b *bindTracker) DiscardState() {}
 
-func (b *bindTracker) releaseState() {
+func (b *bindTracker) ReleaseState() {
 	err := b.images.Close()
 	b.waitStarted()
 	if b.forget != nil {

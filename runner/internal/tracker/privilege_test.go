@@ -1,6 +1,6 @@
 //go:build linux
 
-package runner
+package tracker
 
 import (
 	"context"
@@ -48,10 +48,10 @@ func makeFile(t *testing.T, dir, name string, mode uint32) {
 }
 
 // modeOf returns the mode of a file.
-func modeOf(t *testing.T, dir, name string) uint32 {
+func modeOf(t *testing.T, path string) uint32 {
 	t.Helper()
 	var st unix.Stat_t
-	if err := unix.Lstat(filepath.Join(dir, name), &st); err != nil {
+	if err := unix.Lstat(path, &st); err != nil {
 		t.Fatal(err)
 	}
 	return st.Mode & 0o7777
@@ -68,12 +68,12 @@ func TestPrivilegesOfUnknownFilesStay(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := c.clearNew(privileged{"mine": found})
-	if len(got) != 1 || got[0].Why == "" || modeOf(t, dir, "mine") != 0o4755 {
-		t.Errorf("%+v, mode %o", got, modeOf(t, dir, "mine"))
+	if len(got) != 1 || got[0].Why == "" || modeOf(t, filepath.Join(dir, "mine")) != 0o4755 {
+		t.Errorf("%+v, mode %o", got, modeOf(t, filepath.Join(dir, "mine")))
 	}
 	c.before.whole = true // the control
-	if got := c.clearNew(privileged{"mine": found}); len(got) != 1 || got[0].Why != "" || modeOf(t, dir, "mine") != 0o755 {
-		t.Errorf("known to be new: %+v, mode %o", got, modeOf(t, dir, "mine"))
+	if got := c.clearNew(privileged{"mine": found}); len(got) != 1 || got[0].Why != "" || modeOf(t, filepath.Join(dir, "mine")) != 0o755 {
+		t.Errorf("known to be new: %+v, mode %o", got, modeOf(t, filepath.Join(dir, "mine")))
 	}
 }
 
@@ -96,8 +96,8 @@ func TestAReplacedFileIsNotCleared(t *testing.T) {
 	was.Changed--
 	c.was = privileged{"old": was}
 	got := c.clearNew(privileged{"mine": found})
-	if len(got) != 1 || got[0].Why != "another file is in its place" || modeOf(t, dir, "mine") != 0o4755 {
-		t.Errorf("%+v, mode %o", got, modeOf(t, dir, "mine"))
+	if len(got) != 1 || got[0].Why != "another file is in its place" || modeOf(t, filepath.Join(dir, "mine")) != 0o4755 {
+		t.Errorf("%+v, mode %o", got, modeOf(t, filepath.Join(dir, "mine")))
 	}
 }
 
