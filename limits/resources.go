@@ -44,7 +44,8 @@ const (
 	MinPIDs = 64
 )
 
-// DefaultResources returns the resources of a session that sets none.
+// DefaultResources returns the resources of a session that sets none and shares its
+// process with others; see [ResourcesAlone].
 func DefaultResources() Resources {
 	return Resources{
 		MemoryBytes: 2 << 30,
@@ -56,6 +57,20 @@ func DefaultResources() Resources {
 		OpenFiles:   4096,
 		CommandTime: 10 * time.Minute,
 	}
+}
+
+// ResourcesAlone returns the resources of the only session of a process on a machine
+// with so much memory, in bytes, and so many processors, which sets none: half of
+// the memory, at least 2 and at most 8 GiB, and all processors. Zero is unknown.
+func ResourcesAlone(memory int64, processors int) Resources {
+	r := DefaultResources()
+	if memory > 0 {
+		r.MemoryBytes = min(max(memory/2, r.MemoryBytes), 8<<30)
+	}
+	if processors > 0 {
+		r.MilliCPUs = int64(processors) * 1000
+	}
+	return r
 }
 
 // Validate returns a *[ResourceError] for the first field that is too small.

@@ -68,7 +68,7 @@ func TestFlagsAreGrouped(t *testing.T) {
 			t.Errorf("--%s has no group", f.Name)
 		}
 	})
-	for _, want := range []string{"Task:\n", "Model:\n", "Sandbox:\n", "Limits:\n", "Output:\n", "(default 50)", "(default 2GiB)", "(default deny)"} {
+	for _, want := range []string{"Task:\n", "Model:\n", "Sandbox:\n", "Limits:\n", "Output:\n", "(default 50)", "(default all; serve: 2)", "(default deny)"} {
 		if !strings.Contains(groupedFlags(cmd), want) {
 			t.Errorf("help has no %q", want)
 		}

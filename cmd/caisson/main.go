@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/sandbox"
 )
@@ -71,6 +73,9 @@ type deps struct {
 	// requirements is the administrator's file, owned by requirementsUID.
 	requirements    string
 	requirementsUID int
+	// resources returns the built-in resources of the process's only session; nil
+	// means limits.DefaultResources.
+	resources func() limits.Resources
 }
 
 // modelSettings are the settings of a model besides its selection.
@@ -101,6 +106,7 @@ func newApp(signals <-chan os.Signal, exit func(int)) app {
 			executable:   os.Executable,
 			model:        makeModel,
 			requirements: "/etc/caisson/requirements.yaml",
+			resources:    func() limits.Resources { return limits.ResourcesAlone(machineMemory(), runtime.GOMAXPROCS(0)) },
 		},
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/caisson-run/caisson"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 )
 
@@ -49,6 +50,7 @@ func fakeMain() {
 	}
 	d.executable = func() (string, error) { return self, nil }
 	d.backend = fakeBackends
+	d.resources = func() limits.Resources { return limits.ResourcesAlone(10<<30, 4) }
 	env := os.Environ()
 	for i, v := range env {
 		if strings.HasPrefix(v, "PATH=") {

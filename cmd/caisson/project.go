@@ -141,7 +141,7 @@ func (s *settings) checkStartable(w *runner.Workspace) error {
 	if err == nil {
 		return nil
 	}
-	others := &settings{deps: s.deps, environ: s.environ, flags: s.flags, profile: s.profile, workspaceDir: s.workspaceDir}
+	others := &settings{deps: s.deps, environ: s.environ, flags: s.flags, profile: s.profile, shared: s.shared, workspaceDir: s.workspaceDir}
 	if loadErr := others.load(config.File{}); loadErr != nil || checkStartable(&others.conf) != nil {
 		return err
 	}

@@ -81,7 +81,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	if f.remote {
 		f.settings.Serve.AllowRemote = new(true)
 	}
-	s, err := loadSettings(a, f.settings, f.profile)
+	s, err := loadServerSettings(a, f.settings, f.profile)
 	if err != nil {
 		return err
 	}

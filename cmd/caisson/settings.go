@@ -120,6 +120,8 @@ type settings struct {
 	// lists those that are not.
 	project *config.ProjectFile
 	ignored []record.Ignored
+	// shared is set if the process has many sessions, which share the machine.
+	shared bool
 	// forClients leaves the flags of this program out of errors and facts: clients of
 	// the server have none.
 	forClients bool
@@ -131,9 +133,15 @@ func loadSettings(a *app, flags config.File, profile string) (*settings, error) 
 	return s, s.load(config.File{})
 }
 
+// loadServerSettings is loadSettings for a process with many sessions.
+func loadServerSettings(a *app, flags config.File, profile string) (*settings, error) {
+	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile, shared: true}
+	return s, s.load(config.File{})
+}
+
 // loadClientSettings is loadSettings for a session that a client of the server starts.
 func loadClientSettings(a *app, flags config.File, profile string) (*settings, error) {
-	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile, forClients: true}
+	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile, shared: true, forClients: true}
 	return s, s.load(config.File{})
 }
 
@@ -144,6 +152,9 @@ func (s *settings) load(asked config.File) (err error) {
 		Environ: s.environ, Others: []string{configEnv, "CAISSON_PROFILE"}, Profile: cmp.Or(s.profile, s.environ.get("CAISSON_PROFILE")),
 		Workspace: s.workspaceDir, Project: s.project, Flags: s.flags, Asked: asked, Requirements: s.deps.requirements, RequirementsUID: s.deps.requirementsUID,
 		NameKeys: s.forClients,
+	}
+	if !s.shared && s.deps.resources != nil {
+		o.Resources = new(s.deps.resources())
 	}
 	o.Path, o.Needed = s.environ.configPath()
 	s.conf, err = config.Load(o)

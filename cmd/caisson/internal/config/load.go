@@ -12,6 +12,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"github.com/caisson-run/caisson/limits"
 )
 
 // Options says where settings come from.
@@ -37,6 +39,9 @@ type Options struct {
 	// RequirementsUID the user who must own it and its folder: 0 outside tests.
 	Requirements    string
 	RequirementsUID int
+	// Resources are the built-in ones of a sandbox; nil means
+	// limits.DefaultResources.
+	Resources *limits.Resources
 	// NameKeys makes errors name the keys of settings, and not the flags or variables
 	// that they came from.
 	NameKeys bool
@@ -73,7 +78,11 @@ func Load(o Options) (Config, error) {
 	if home, _ := getenv("HOME"); filepath.IsAbs(home) {
 		c.home = home
 	}
-	c.addLayer(builtinFile(), Source{Name: "built-in"})
+	resources := limits.DefaultResources()
+	if o.Resources != nil {
+		resources = *o.Resources
+	}
+	c.addLayer(builtinFile(resources), Source{Name: "built-in"})
 	if err := c.loadUser(o, getenv); err != nil {
 		return Config{}, err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -228,7 +229,7 @@ func TestProjectLowersAlone(t *testing.T) {
 			OnPrompt: new(rapid.SampledFrom(order).Draw(rt, "user's")), Git: new(rapid.SampledFrom([]string{"ro", "commit"}).Draw(rt, "git")),
 			Limits: Limits{Rounds: new(Count(n.Draw(rt, "rounds")))}, Resources: Resources{PIDs: new(Count(n.Draw(rt, "pids")))},
 		}}
-		c := Config{File: builtinFile().Over(lower)}
+		c := Config{File: builtinFile(limits.DefaultResources()).Over(lower)}
 		p := Project{Bounds: Bounds{
 			OnPrompt: new(rapid.SampledFrom(order[:2]).Draw(rt, "project's")), Git: new("ro"), Mode: new("overlay"),
 			Limits:    Limits{Rounds: new(Count(n.Draw(rt, "project's rounds"))), Tokens: new(Count(n.Draw(rt, "tokens")))},
@@ -260,7 +261,7 @@ func FuzzProject(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		c := Config{File: builtinFile(), origins: map[string]string{}}
+		c := Config{File: builtinFile(limits.DefaultResources()), origins: map[string]string{}}
 		before, err := c.ToolPolicy("default")
 		if err != nil {
 			t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
@@ -42,7 +43,7 @@ func TestReference(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(referenceHead)
 	defaults := map[string]string{}
-	for _, v := range listValues(builtinFile()) {
+	for _, v := range listValues(builtinFile(limits.DefaultResources())) {
 		defaults[v.Key] = v.Text
 	}
 	user, bounded := map[string]bool{}, map[string]bool{}
@@ -64,7 +65,11 @@ func TestReference(t *testing.T) {
 		if bounded[k.name] {
 			tighten = "yes"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", k.name, code(flag), code(defaults[k.name]), tighten, strings.ReplaceAll(k.tag.Get("doc"), "|", `\|`))
+		value := defaults[k.name]
+		if shown := k.tag.Get("shown"); shown != "" {
+			value = shown
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", k.name, code(flag), code(value), tighten, strings.ReplaceAll(k.tag.Get("doc"), "|", `\|`))
 	}
 	b.WriteString(requirementsHead)
 	for _, k := range keysOf(reflect.TypeFor[Requirements]()) {

@@ -33,6 +33,7 @@ import (
 //	value    the kind of value in help, such as SIZE; none for a switch
 //	group    the group of the flag in help
 //	default  the built-in value, as a file has it; builtin has those of libraries
+//	shown    the built-in value in documents and help, where it is not always the same
 //	enum     the allowed words, checked when the layers are loaded
 //	words    the allowed words, checked where the setting is used
 //	tighten  in Bounds: the allowed values, the strictest first
@@ -106,8 +107,8 @@ type SessionLimits struct {
 
 // Resources bound one sandbox.
 type Resources struct {
-	Memory      *Size     `yaml:"memory" flag:"memory" value:"SIZE" group:"Sandbox" doc:"memory of the sandbox, such as 2GiB"`
-	CPUs        *CPUs     `yaml:"cpus" flag:"cpus" value:"N" group:"Sandbox" doc:"processors of the sandbox, such as 1.5"`
+	Memory      *Size     `yaml:"memory" flag:"memory" value:"SIZE" group:"Sandbox" shown:"half of the machine's, 2GiB to 8GiB; serve: 2GiB" doc:"memory of the sandbox, such as 2GiB"`
+	CPUs        *CPUs     `yaml:"cpus" flag:"cpus" value:"N" group:"Sandbox" shown:"all; serve: 2" doc:"processors of the sandbox, such as 1.5"`
 	PIDs        *Count    `yaml:"pids" flag:"pids" value:"N" group:"Sandbox" doc:"processes and threads in the sandbox"`
 	Tmp         *Size     `yaml:"tmp" flag:"tmp-size" value:"SIZE" group:"Sandbox" doc:"size of /tmp in the sandbox"`
 	Home        *Size     `yaml:"home" doc:"size of the home directory in the sandbox"`
@@ -278,9 +279,9 @@ type Requirements struct {
 
 // builtinFile returns the lowest layer: the tags default, and the defaults of
 // libraries. Every setting that has a default has it here, so that requirements
-// are compared with what would count.
-func builtinFile() File {
-	r, e := limits.DefaultResources(), limits.DefaultEgressBudget()
+// are compared with what would count. r are the sandbox's resources.
+func builtinFile(r limits.Resources) File {
+	e := limits.DefaultEgressBudget()
 	f := File{
 		Concurrency: new(Count(dispatch.DefaultConcurrency)), ConfirmTimeout: new(Duration(dispatch.DefaultConfirmTimeout)), Grace: new(Duration(sandbox.DefaultGrace)),
 		Bounds: Bounds{Resources: Resources{

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+
+	"github.com/caisson-run/caisson/limits"
 )
 
 // field is one key of a struct of settings.
@@ -127,7 +130,7 @@ func Settings() []Setting { return listSettings() }
 // listSettings reads the table once: each command asks for it.
 var listSettings = sync.OnceValue(func() []Setting {
 	defaults := map[string]string{}
-	for _, v := range listValues(builtinFile()) {
+	for _, v := range listValues(builtinFile(limits.DefaultResources())) {
 		defaults[v.Key] = v.Text
 	}
 	var out []Setting
@@ -135,7 +138,7 @@ var listSettings = sync.OnceValue(func() []Setting {
 		if flag := k.tag.Get("flag"); flag != "" {
 			out = append(out, Setting{
 				Flag: flag, Key: k.name, Value: k.tag.Get("value"), Group: k.tag.Get("group"), Usage: k.tag.Get("doc"),
-				Default: defaults[k.name], Words: k.words(), key: k,
+				Default: cmp.Or(k.tag.Get("shown"), defaults[k.name]), Words: k.words(), key: k,
 			})
 		}
 	}

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/limits"
+)
+
+// TestResourcesAreSharedByServedSessions: the machine's size counts for a process
+// with one session, and only where nothing is configured.
+func TestResourcesAreSharedByServedSessions(t *testing.T) {
+	dir := t.TempDir()
+	a := &app{environ: environ{"HOME=" + dir}}
+	a.deps.requirements = filepath.Join(dir, "none")
+	a.deps.resources = func() limits.Resources { return limits.ResourcesAlone(12<<30, 7) }
+	memory := func(load func(*app, config.File, string) (*settings, error)) [2]int64 {
+		t.Helper()
+		s, err := load(a, config.File{}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := s.conf.SandboxResources()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return [2]int64{r.MemoryBytes, r.MilliCPUs}
+	}
+	if got := memory(loadSettings); got != [2]int64{6 << 30, 7000} {
+		t.Errorf("one session has %d", got)
+	}
+	for name, load := range map[string]func(*app, config.File, string) (*settings, error){"server": loadServerSettings, "client": loadClientSettings} {
+		if got := memory(load); got != [2]int64{2 << 30, 2000} {
+			t.Errorf("%s: a session has %d", name, got)
+		}
+	}
+	path := filepath.Join(dir, "config.yaml")
+	if err := os.WriteFile(path, []byte("resources: {memory: 1GiB}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	a.environ = append(a.environ, configEnv+"="+path)
+	if got := memory(loadSettings); got != [2]int64{1 << 30, 7000} {
+		t.Errorf("with 1 GiB configured, one session has %d", got)
+	}
+}

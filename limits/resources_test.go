@@ -1,0 +1,30 @@
+package limits
+
+import "testing"
+
+func TestResourcesAlone(t *testing.T) {
+	for _, tt := range []struct {
+		memory               int64
+		processors           int
+		wantMemory, wantCPUs int64
+	}{
+		{0, 0, 2 << 30, 2000},
+		{1 << 30, 1, 2 << 30, 1000},
+		{4 << 30, 3, 2 << 30, 3000},
+		{10 << 30, 4, 5 << 30, 4000},
+		{16 << 30, 4, 8 << 30, 4000},
+		{1 << 40, 256, 8 << 30, 256_000},
+	} {
+		r := ResourcesAlone(tt.memory, tt.processors)
+		if r.MemoryBytes != tt.wantMemory || r.MilliCPUs != tt.wantCPUs {
+			t.Errorf("%d bytes, %d processors: %d and %d", tt.memory, tt.processors, r.MemoryBytes, r.MilliCPUs)
+		}
+		if err := r.Validate(); err != nil {
+			t.Error(err)
+		}
+		r.MemoryBytes, r.MilliCPUs = DefaultResources().MemoryBytes, DefaultResources().MilliCPUs
+		if r != DefaultResources() {
+			t.Errorf("%+v is not the default otherwise", r)
+		}
+	}
+}
