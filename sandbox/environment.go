@@ -7,8 +7,8 @@ import (
 )
 
 // DefaultEnv returns the environment of a command that sets none: a fixed PATH,
-// no pagers, no prompts, and the usual markers of a sandbox. It contains
-// nothing of the host's environment.
+// no pagers, no prompts, package managers offline, and the usual markers of a
+// sandbox. It contains nothing of the host's environment.
 func DefaultEnv() []string {
 	return []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -26,6 +26,16 @@ func DefaultEnv() []string {
 		"SANDBOX=caisson",
 		"IS_SANDBOX=1",
 		"AI_AGENT=caisson",
+		// There is no network: package managers fail at once and say why, where they
+		// would try again for minutes.
+		"GOPROXY=off",
+		"GOTOOLCHAIN=local",
+		"npm_config_offline=true",
+		"YARN_ENABLE_NETWORK=0",
+		"PIP_NO_INDEX=1",
+		"UV_OFFLINE=1",
+		"CARGO_NET_OFFLINE=true",
+		"MAVEN_ARGS=--offline",
 	}
 }
 
