@@ -7,7 +7,7 @@ import (
 )
 
 // DefaultEnv returns the environment of a command that sets none: a fixed PATH,
-// no pagers, no prompts, package managers offline, and the usual markers of a
+// no pagers, no prompts, package managers in their offline modes, and the usual markers of a
 // sandbox. It contains nothing of the host's environment.
 func DefaultEnv() []string {
 	return []string{
