@@ -35,6 +35,9 @@ var schemaTests = []struct {
 	{`{"enum":[1,"x",null,[1.0]]}`, `1.0`, nil},
 	{`{"enum":[1,"x",null,[1.0]]}`, `[1]`, nil},
 	{`{"enum":[1,"x",null,[1.0]]}`, `"1"`, []string{`/: value must be one of 1, "x", null, [1.0]`}},
+	{`{"enum":["a","b"]}`, `"c"`, []string{`/: value must be one of "a", "b"`}},
+	{`{"enum":[[1.50,{"a":[2e0]}]]}`, `[1.5,{"a":[2]}]`, nil},
+	{`{"enum":[-0]}`, `0`, nil},
 	{`{"const":9007199254740993}`, `9007199254740992`, []string{"/: value must be 9007199254740993"}},
 	{`{"const":{"a":1,"b":[]}}`, `{"b":[],"a":1.0}`, nil},
 	{`{"const":null}`, `false`, []string{"/: value must be null"}},
@@ -51,11 +54,13 @@ var schemaTests = []struct {
 	{`{"pattern":"^a"}`, `"ba"`, []string{`/: "ba" does not match pattern "^a"`}},
 	{`{"pattern":"^a","minimum":3}`, `[]`, nil},
 	{`{"prefixItems":[{"type":"string"}],"items":false}`, `["a",1]`, []string{"/1: no value is accepted here"}},
+	{`{"prefixItems":[{"type":"string"}]}`, `[1,2]`, []string{"/0: got number, want string"}},
 	{`{"items":{"type":"string"}}`, `["a",1,2]`, []string{"/1: got number, want string", "/2: got number, want string"}},
 	{`{"minItems":1}`, `[]`, []string{"/: minItems: got 0, want 1"}},
 	{`{"maxItems":0}`, `[1]`, []string{"/: maxItems: got 1, want 0"}},
 	{`{"uniqueItems":true}`, `[1,"1",[1],{"a":1},true,null]`, nil},
 	{`{"uniqueItems":true}`, `["x",{"a":[1.0]},{"a":[1]}]`, []string{"/: items 1 and 2 are equal"}},
+	{`{"uniqueItems":true}`, `[1,1]`, []string{"/: items 0 and 1 are equal"}},
 	{`{"uniqueItems":false}`, `[1,1]`, nil},
 	{`{"contains":{"const":1}}`, `[2]`, []string{"/: minContains: got 0, want 1"}},
 	{`{"contains":{"const":1},"minContains":0,"maxContains":1}`, `[1,1]`, []string{"/: maxContains: got 2, want 1"}},
@@ -64,6 +69,9 @@ var schemaTests = []struct {
 	{`{"properties":{"a":{}},"additionalProperties":false}`, `{"a":1,"b":2,"c":3}`, []string{`/: unknown property "b"`, `/: unknown property "c"`}},
 	{`{"additionalProperties":{"type":"string"}}`, `{"a/b":1,"c~":2}`, []string{"/a~1b: got number, want string", "/c~0: got number, want string"}},
 	{`{"patternProperties":{"^x":{"type":"string"}},"additionalProperties":false}`, `{"xa":1,"y":2}`, []string{"/xa: got number, want string", `/: unknown property "y"`}},
+	{`{"patternProperties":{"^x":{"type":"string"}}}`, `{"xa":1,"y":2}`, []string{"/xa: got number, want string"}},
+	{`{"properties":{"xa":{"minimum":2}},"patternProperties":{"^x":{"type":"string"}}}`, `{"xa":1}`, []string{"/xa: minimum: got 1, want 2", "/xa: got number, want string"}},
+	{`{"properties":{"` + strings.Repeat("a/", 60) + `":{"type":"string"}}}`, `{"` + strings.Repeat("a/", 60) + `":1}`, []string{"/" + strings.Repeat("a~1", 38) + "a…: got number, want string"}},
 	{`{"propertyNames":{"maxLength":1}}`, `{"ab":1}`, []string{`/: property name "ab" is not accepted`}},
 	{`{"minProperties":1,"maxProperties":1}`, `{}`, []string{"/: minProperties: got 0, want 1"}},
 	{`{"maxProperties":1}`, `{"a":1,"b":2}`, []string{"/: maxProperties: got 2, want 1"}},
@@ -74,6 +82,8 @@ var schemaTests = []struct {
 	{`{"allOf":[{"minimum":2},{"maximum":0}]}`, `1`, []string{"/: minimum: got 1, want 2", "/: maximum: got 1, want 0"}},
 	{`{"anyOf":[{"type":"string"},{"minimum":2}]}`, `1`, []string{"/: anyOf: none of the 2 schemas accepts the value"}},
 	{`{"anyOf":[{"type":"string"},{"minimum":2}]}`, `2`, nil},
+	{`{"anyOf":[{"minimum":2}]}`, `1`, []string{"/: anyOf: none of the 1 schemas accepts the value"}},
+	{`{"oneOf":[{"minimum":2}]}`, `1`, []string{"/: oneOf: 0 of the 1 schemas accept the value, want 1"}},
 	{`{"oneOf":[{"minimum":1},{"minimum":2}]}`, `2`, []string{"/: oneOf: 2 of the 2 schemas accept the value, want 1"}},
 	{`{"oneOf":[{"minimum":1},{"minimum":2}]}`, `1`, nil},
 	{`{"not":{"type":"null"}}`, `null`, []string{"/: not: the schema accepts the value"}},
@@ -101,10 +111,11 @@ func TestValidate(t *testing.T) {
 
 func TestProblemsAreBounded(t *testing.T) {
 	s, _ := Compile(decode(t, `{"items":{"type":"string"}}`))
-	got := s.Validate(decode(t, `[1,2,3,4,5]`), 2)
-	want := []string{"/0: got number, want string", "/1: got number, want string", "and 3 more"}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("problems (-want +got):\n%s", diff)
+	for value, more := range map[string][]string{`[1,2]`: nil, `[1,2,3]`: {"and 1 more"}, `[1,2,3,4,5]`: {"and 3 more"}} {
+		want := append([]string{"/0: got number, want string", "/1: got number, want string"}, more...)
+		if diff := cmp.Diff(want, s.Validate(decode(t, value), 2)); diff != "" {
+			t.Errorf("%s: problems (-want +got):\n%s", value, diff)
+		}
 	}
 	s, _ = Compile(decode(t, `{"pattern":"^$","additionalProperties":false}`))
 	for _, v := range []any{strings.Repeat("x", 1<<20), map[string]any{strings.Repeat("x", 1<<20): nil}} {
@@ -130,6 +141,12 @@ func TestCompileRefuses(t *testing.T) {
 			"/title: must be a string",
 			"/type: must be one of string, number, integer, boolean, null, object, array, or a list of them",
 			"/uniqueItems: must be true or false",
+		}},
+		{`{"type":["null","null"],"allOf":[{"type":[]},{"required":["a",1]},{"type":[1]}]}`, []string{
+			"/allOf/0/type: must not be an empty list",
+			"/allOf/1/required: must be a list of different strings",
+			"/allOf/2/type: must be one of string, number, integer, boolean, null, object, array, or a list of them",
+			`/type: "null" is listed twice`,
 		}},
 		{`{"multipleOf":0}`, []string{"/multipleOf: must be a number above 0"}},
 		{`{"properties":[],"patternProperties":{"(":1},"allOf":[],"dependentRequired":{"a":1}}`, []string{

@@ -106,7 +106,7 @@ func (r *result) applyToString(s *Schema, text string) {
 func (r *result) applyToArray(s *Schema, list []any) {
 	r.checkCount("Items", len(list), s.itemCount)
 	if s.unique {
-		if first, second, found := findEqual(list); found {
+		if first, second := findEqual(list); second > 0 {
 			r.addProblem("items %d and %d are equal", first, second)
 		}
 	}
@@ -136,16 +136,12 @@ func (r *result) applyToObject(s *Schema, object map[string]any) {
 			r.checkRequired(d.required, object, d.name)
 		}
 	}
-	known := 0
 	for _, p := range s.properties {
 		if v, given := object[p.name]; given {
-			known++
 			r.applyToPart(p.schema, p.name, v)
 		}
 	}
-	if known < len(object) || s.propertyNames != nil || len(s.patternProperties) > 0 {
-		r.applyToNames(s, object)
-	}
+	r.applyToNames(s, object)
 	for _, d := range s.dependentSchemas {
 		if _, given := object[d.name]; given {
 			r.applySchema(d.schema, object)
@@ -288,54 +284,47 @@ func newValueSet(list []any) valueSet {
 
 // keyOf returns a text that two values share if they are equal.
 func keyOf(v any) string {
-	var b strings.Builder
-	writeKey(&b, v)
-	return b.String()
+	text, _ := strictjson.Canonical(normalizeNumbers(v)) // it was decoded from JSON
+	return string(text)
 }
 
-func writeKey(b *strings.Builder, v any) {
+// normalizeNumbers returns a value in which numbers of one value have one text.
+func normalizeNumbers(v any) any {
 	switch v := v.(type) {
 	case json.Number:
-		b.WriteString(exactValue(v).RatString())
-	case string:
-		b.WriteString(strconv.Quote(v))
+		return json.Number(formatNumber(exactValue(v)))
 	case []any:
-		b.WriteByte('[')
-		for _, e := range v {
-			writeKey(b, e)
-			b.WriteByte(',')
+		list := make([]any, len(v))
+		for i, e := range v {
+			list[i] = normalizeNumbers(e)
 		}
-		b.WriteByte(']')
+		return list
 	case map[string]any:
-		b.WriteByte('{')
-		for _, name := range slices.Sorted(maps.Keys(v)) {
-			b.WriteString(strconv.Quote(name) + ":")
-			writeKey(b, v[name])
-			b.WriteByte(',')
+		object := make(map[string]any, len(v))
+		for name, e := range v {
+			object[name] = normalizeNumbers(e)
 		}
-		b.WriteByte('}')
-	default:
-		fmt.Fprint(b, v) // true, false, nil
+		return object
 	}
+	return v
 }
 
-// findEqual returns the places of two items that are equal.
-func findEqual(list []any) (first, second int, found bool) {
+// findEqual returns the places of two items that are equal, the second being 0 if
+// there are none.
+func findEqual(list []any) (first, second int) {
 	places := make(map[string]int, len(list))
 	for i, v := range list {
 		key := keyOf(v)
-		if first, found = places[key]; found {
-			return first, i, true
+		if first, found := places[key]; found {
+			return first, i
 		}
 		places[key] = i
 	}
-	return 0, 0, false
+	return 0, 0
 }
 
-// formatNumber returns a number in decimal.
+// formatNumber returns a number of JSON in decimal, exactly.
 func formatNumber(r *big.Rat) string {
-	if n, exact := r.FloatPrec(); exact {
-		return r.FloatString(n)
-	}
-	return r.RatString()
+	digits, _ := r.FloatPrec()
+	return r.FloatString(digits)
 }
