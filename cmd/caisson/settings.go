@@ -226,11 +226,21 @@ func (s *settings) openWorkspace(path string) (*runner.Workspace, error) {
 	if err := w.CheckOwner(*s.conf.CallerOwnsFiles); err != nil {
 		return nil, errors.Join(err, w.Close())
 	}
-	if s.workspaceDir != "" && resolvePath(w.Path) != s.workspaceDir {
-		err := errors.New("it was replaced while it was opened")
-		return nil, errors.Join(&runner.WorkspaceError{Op: "open", Path: w.Path, Err: err}, w.Close())
+	if err := s.checkSettingsOf(w); err != nil {
+		return nil, errors.Join(err, w.Close())
 	}
 	return w, nil
+}
+
+// checkSettingsOf refuses a workspace that another directory's settings were read for: a
+// symlink on the way was replaced meanwhile.
+func (s *settings) checkSettingsOf(w *runner.Workspace) error {
+	if s.workspaceDir == "" || resolvePath(w.Path) == s.workspaceDir {
+		return nil
+	}
+	return &commandError{Status: exitInput, Problem: record.Problem{
+		Cause: "the workspace " + w.Path + " was replaced while it was opened", Hint: "Run the command again, and find out who replaced it.",
+	}}
 }
 
 // recordSources returns where the settings came from, for the records.

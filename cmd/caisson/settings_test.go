@@ -7,6 +7,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner"
 )
 
 // TestResourcesAreSharedByServedSessions: the machine's size counts for a process
@@ -43,5 +44,32 @@ func TestResourcesAreSharedByServedSessions(t *testing.T) {
 	a.environ = append(a.environ, configEnv+"="+path)
 	if got := memory(loadSettings); got != [2]int64{1 << 30, 7000} {
 		t.Errorf("with 1 GiB configured, one session has %d", got)
+	}
+}
+
+// TestSettingsOfAReplacedWorkspace: settings that were read for one directory, secrets
+// of env_from among them, don't count for another one behind the same name.
+func TestSettingsOfAReplacedWorkspace(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"one", "two"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &settings{}
+	check := func(workspace string) error {
+		return s.checkSettingsOf(&runner.Workspace{Path: filepath.Join(dir, workspace)})
+	}
+	if err := check("one"); err != nil {
+		t.Errorf("without settings of one workspace: %v", err)
+	}
+	s.workspaceDir = resolvePath(filepath.Join(dir, "one"))
+	if err := check("one"); err != nil {
+		t.Error(err)
+	}
+	for _, other := range []string{"two", "gone"} {
+		if err := check(other); err == nil {
+			t.Errorf("%s has the settings of one", other)
+		}
 	}
 }
