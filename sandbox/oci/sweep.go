@@ -92,7 +92,7 @@ func (p *hostProcess) waitOrKill(ctx context.Context, deadline time.Time) error 
 // their own.
 func (r *runtimeClient) isStarting(pid int, id string) bool {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
-	for deadline := time.Now().Add(execTime); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(execTime); ; pauseBriefly() {
 		line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 		if err != nil || len(line) > 0 && !isStartOf(string(line), id) || !r.mayStart(dir) {
 			return false

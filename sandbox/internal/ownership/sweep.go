@@ -210,7 +210,7 @@ const childTime = 2 * time.Second
 // example the runtime: before that nothing shows whose child it is, and it would
 // begin its work after the sweep.
 func waitForChildren(ctx context.Context, lock *flock.Flock) {
-	ctx, cancel := context.WithTimeout(ctx, childTime)
+	ctx, cancel := context.WithTimeoutCause(ctx, childTime, errors.New("a child of the dead owner holds its lock"))
 	defer cancel()
 	if locked, err := lock.TryLockContext(ctx, time.Millisecond); err == nil && locked {
 		_ = lock.Unlock() // nothing depends on it: the owner is dead

@@ -18,7 +18,10 @@ type VariableNames []string
 func (n *VariableNames) setText(text string) error {
 	*n = nil
 	for name := range strings.SplitSeq(text, ",") {
-		*n = append(*n, strings.TrimSpace(name))
+		if name = strings.TrimSpace(name); name == "" {
+			return errors.New("a name is empty")
+		}
+		*n = append(*n, name)
 	}
 	return nil
 }
