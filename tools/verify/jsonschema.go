@@ -12,10 +12,12 @@ import (
 )
 
 // Bounds of a json_schema check. A part of the schema is applied at most once to
-// each value, so the product of both bounds its cost.
+// each value, so the product of both bounds its cost, and may read all of the
+// text: 500 million bytes take a second.
 const (
 	maxSchemaNodes = 2000
 	maxSchemaWork  = 5_000_000
+	maxSchemaBytes = 500_000_000
 	maxJSONDepth   = 100
 	// maxProblems bounds the problems that the reason of a check names.
 	maxProblems = 5
@@ -39,6 +41,8 @@ func matchSchema(schema json.RawMessage, text string) (bool, string) {
 		return false, fmt.Sprintf("the schema has %d parts, at most %d are accepted", m.nodes, maxSchemaNodes)
 	case m.patternSize*len(text) > maxRegexWork:
 		return false, fmt.Sprintf("the schema's patterns are too large for a text of %d bytes", len(text))
+	case m.nodes*len(text) > maxSchemaBytes:
+		return false, fmt.Sprintf("the schema has %d parts, too many for a text of %d bytes", m.nodes, len(text))
 	}
 	value, err := decodeJSON(text)
 	if err != nil {

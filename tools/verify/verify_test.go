@@ -232,6 +232,10 @@ func TestCosts(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(f.root, "numbers"), []byte(numbers), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(filepath.Join(f.root, "text"), []byte(`"`+strings.Repeat("a", 4_000_000)+`"`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	consts := strings.TrimSuffix(strings.Repeat(`{"const":"x"},`, 600), ",")
 	many := `{"items":{"allOf":[` + strings.TrimSuffix(strings.Repeat(`{"type":"string"},`, 500), ",") + `]}}`
 	for check, reason := range map[string]string{
 		`{"kind":"regex_match","path":"long","value":"(?:a?){999}z"}`:                                                    "the pattern is too large",
@@ -244,6 +248,7 @@ func TestCosts(t *testing.T) {
 		`{"kind":"json_schema","path":"numbers","schema":` + many + `}`:                                                  "the JSON has 100001 values",
 		`{"kind":"json_schema","path":"long","schema":{"pattern":"(?:a?){999}z"}}`:                                       "the schema's patterns are too large",
 		`{"kind":"json_schema","path":"long","schema":{"patternProperties":{"(?:a?){999}z":{}}}}`:                        "the schema's patterns are too large",
+		`{"kind":"json_schema","path":"text","schema":{"allOf":[` + consts + `]}}`:                                       "the schema has 1202 parts, too many for a text of 4000002 bytes",
 		`{"kind":"json_schema","target_text":"` + strings.Repeat("[", 20_000) + `","schema":{}}`:                         "not JSON",
 		`{"kind":"json_schema","target_text":"` + strings.Repeat("[", 500) + strings.Repeat("]", 500) + `","schema":{}}`: "the JSON is nested deeper than 100",
 	} {
