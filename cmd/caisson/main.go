@@ -5,10 +5,13 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"runtime"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -114,4 +117,30 @@ func newApp(signals <-chan os.Signal, exit func(int)) app {
 func isTerminal(stream any) bool {
 	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// machineMemory returns the memory in bytes that this process may use: MemTotal of
+// proc(5), or less in a container with a limit. It is 0 where that is unknown, and
+// then sandboxes have the memory of an engine's machine.
+func machineMemory() int64 {
+	var kib int64
+	text, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	if _, err := fmt.Sscanf(string(text), "MemTotal: %d kB", &kib); err != nil {
+		return 0
+	}
+	memory := kib << 10
+	// A container sees its own cgroup at the top, on version 2 and on version 1.
+	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		if limit, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && limit > 0 {
+			memory = min(memory, limit)
+		}
+	}
+	return memory
 }

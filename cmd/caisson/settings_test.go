@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
@@ -71,5 +72,12 @@ func TestSettingsOfAReplacedWorkspace(t *testing.T) {
 		if err := check(other); err == nil {
 			t.Errorf("%s has the settings of one", other)
 		}
+	}
+}
+
+func TestMachineMemory(t *testing.T) {
+	memory := machineMemory()
+	if runtime.GOOS == "linux" && memory < 64<<20 || memory < 0 || memory > 1<<50 {
+		t.Errorf("this machine has %d bytes", memory)
 	}
 }
