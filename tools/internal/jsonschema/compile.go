@@ -112,6 +112,13 @@ func (c *compiler) addProblem(format string, args ...any) {
 	c.problems = append(c.problems, formatPath(c.path)+": "+fmt.Sprintf(format, args...))
 }
 
+// within compiles the part of a schema that has this key.
+func (c *compiler) within(key string, compile func()) {
+	c.path = append(c.path, key)
+	compile()
+	c.path = c.path[:len(c.path)-1]
+}
+
 func (c *compiler) compileSchema(doc any) *Schema {
 	s := &Schema{
 		length: countRange{0, -1}, itemCount: countRange{0, -1}, propertyCount: countRange{0, -1}, containsCount: countRange{1, -1},
@@ -121,9 +128,7 @@ func (c *compiler) compileSchema(doc any) *Schema {
 		s.never = !doc
 	case map[string]any:
 		for _, key := range slices.Sorted(maps.Keys(doc)) {
-			c.path = append(c.path, key)
-			c.compileKeyword(s, key, doc[key])
-			c.path = c.path[:len(c.path)-1]
+			c.within(key, func() { c.compileKeyword(s, key, doc[key]) })
 		}
 	default:
 		c.addProblem("must be a schema, which is an object, true or false")
@@ -241,9 +246,7 @@ func (c *compiler) compileSchemas(v any) []*Schema {
 	list := c.readList(v)
 	schemas := make([]*Schema, len(list))
 	for i, doc := range list {
-		c.path = append(c.path, strconv.Itoa(i))
-		schemas[i] = c.compileSchema(doc)
-		c.path = c.path[:len(c.path)-1]
+		c.within(strconv.Itoa(i), func() { schemas[i] = c.compileSchema(doc) })
 	}
 	return schemas
 }
@@ -252,9 +255,7 @@ func (c *compiler) compileNamed(v any) []namedSchema {
 	object := c.readObject(v)
 	schemas := make([]namedSchema, 0, len(object))
 	for _, name := range slices.Sorted(maps.Keys(object)) {
-		c.path = append(c.path, name)
-		schemas = append(schemas, namedSchema{name, c.compileSchema(object[name])})
-		c.path = c.path[:len(c.path)-1]
+		c.within(name, func() { schemas = append(schemas, namedSchema{name, c.compileSchema(object[name])}) })
 	}
 	return schemas
 }
