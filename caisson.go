@@ -32,15 +32,16 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
-// Options configure a session. Workspace is required, and Model for turns; the zero value
+// Options configure a session. Workspace is required, and Profiles for turns; the zero value
 // of every other field is useful.
 type Options struct {
 	SandboxOptions
 
-	// Model answers the agent's requests. The caller closes it after the session. Nil is
-	// for a session without turns, in which the program itself makes calls and runs
+	// Profiles are the models that answer the agent's requests, with their prices and
+	// limits; see [loop.Options]. The caller closes the models after the session. None
+	// are for a session without turns, in which the program itself makes calls and runs
 	// commands.
-	Model loop.Model
+	Profiles []loop.Profile
 	// Policy decides which tool calls run; the zero value is the preset "ci": what runs
 	// in the sandbox or only reads is allowed, everything else is refused.
 	Policy policy.Policy
@@ -82,8 +83,8 @@ type Report struct {
 // before. The error reports that no session could be opened; a session that failed
 // has a report with Err set.
 func Run(ctx context.Context, o Options, task string) (Report, error) {
-	if o.Model == nil {
-		return Report{}, errors.New("run session: Options.Model is missing")
+	if len(o.Profiles) == 0 {
+		return Report{}, errors.New("run session: Options.Profiles is missing")
 	}
 	s, err := Open(ctx, o)
 	if err != nil {
@@ -167,7 +168,7 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 			Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Root: o.Root, UserPolicy: o.User, Service: o.Service, Mode: o.Mode, Target: target, Resources: resources, Env: o.Env,
 			Mounts: s.mounts, Caches: caches,
 		},
-		ModelOptions:  runner.ModelOptions{Model: o.Model, Budget: o.Budget, SessionBudget: o.SessionBudget, Instructions: o.Instructions},
+		ModelOptions:  runner.ModelOptions{Profiles: o.Profiles, Budget: o.Budget, SessionBudget: o.SessionBudget, Instructions: o.Instructions},
 		PolicyOptions: runner.PolicyOptions{Policy: o.Policy, OnPrompt: dispatch.OnPromptDeny},
 		ToolOptions:   runner.ToolOptions{Tools: o.Tools},
 	})

@@ -137,7 +137,7 @@ func TestRun(t *testing.T) {
       - {tool: shell, input: {command: "echo made >file"}}
   - text: Done.
 `)
-	r, err := caisson.Run(t.Context(), caisson.Options{SandboxOptions: o, Model: model, Tools: []tools.Factory{clock}}, "Make a file.")
+	r, err := caisson.Run(t.Context(), caisson.Options{SandboxOptions: o, Profiles: []loop.Profile{{Model: model}}, Tools: []tools.Factory{clock}}, "Make a file.")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +160,7 @@ func TestRunRefusesWhatAsks(t *testing.T) {
 		t.Fatal(err)
 	}
 	model := script(t, "  - calls: [{tool: shell, input: {command: \"echo made >file\"}}]\n  - text: Done.\n")
-	r, err := caisson.Run(t.Context(), caisson.Options{SandboxOptions: o, Model: model, Policy: policy}, "Make a file.")
+	r, err := caisson.Run(t.Context(), caisson.Options{SandboxOptions: o, Profiles: []loop.Profile{{Model: model}}, Policy: policy}, "Make a file.")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func TestRunRefusesWhatAsks(t *testing.T) {
 func TestOpen(t *testing.T) {
 	o := options(t)
 	model := script(t, "  - text: First.\n  - calls: [{tool: shell, input: {command: \"exit 3\"}}]\n  - text: Second.\n")
-	s, err := caisson.Open(t.Context(), caisson.Options{SandboxOptions: o, Model: model})
+	s, err := caisson.Open(t.Context(), caisson.Options{SandboxOptions: o, Profiles: []loop.Profile{{Model: model}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,24 +207,24 @@ func TestBadOptions(t *testing.T) {
 		o    caisson.Options
 		want string
 	}{
-		"no model":     {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir()}}, "Options.Model is missing"},
-		"no workspace": {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host}, Model: model}, "Workspace is missing"},
-		"no directory": {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: "/nonexistent"}, Model: model}, "/nonexistent"},
-		"system":       {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: "/etc"}, Model: model}, "directory of the system"},
-		"image":        {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Image: "Not An Image"}, Model: model}, "Not An Image"},
-		"backend":      {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Backend: "vm"}, Model: model}, "vm"},
+		"no model":     {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir()}}, "Options.Profiles is missing"},
+		"no workspace": {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host}, Profiles: []loop.Profile{{Model: model}}}, "Workspace is missing"},
+		"no directory": {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: "/nonexistent"}, Profiles: []loop.Profile{{Model: model}}}, "/nonexistent"},
+		"system":       {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: "/etc"}, Profiles: []loop.Profile{{Model: model}}}, "directory of the system"},
+		"image":        {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Image: "Not An Image"}, Profiles: []loop.Profile{{Model: model}}}, "Not An Image"},
+		"backend":      {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Backend: "vm"}, Profiles: []loop.Profile{{Model: model}}}, "vm"},
 		"writable mount in overlay mode": {caisson.Options{SandboxOptions: caisson.SandboxOptions{
 			HostOptions: host, Workspace: t.TempDir(), Mode: sandbox.ModeOverlay, Mounts: []sandbox.Mount{{Path: t.TempDir(), Target: "/data"}},
-		}, Model: model}, "is writable"},
+		}, Profiles: []loop.Profile{{Model: model}}}, "is writable"},
 		"mount of the state directory": {caisson.Options{SandboxOptions: caisson.SandboxOptions{
 			HostOptions: host, Workspace: t.TempDir(), Mounts: []sandbox.Mount{{Path: state, Target: "/data", ReadOnly: true}},
-		}, Model: model}, "Caisson's state directory"},
+		}, Profiles: []loop.Profile{{Model: model}}}, "Caisson's state directory"},
 		"mount of another type": {caisson.Options{SandboxOptions: caisson.SandboxOptions{
 			HostOptions: host, Workspace: t.TempDir(), Mounts: []sandbox.Mount{{Type: sandbox.MountTmpfs, Target: "/data", Bytes: 1 << 20}},
-		}, Model: model}, "more than Path, Target and ReadOnly"},
-		"cache":     {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Caches: []string{"bazel"}}, Model: model}, "no cache has the name"},
-		"cache use": {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), CacheUse: "forzen"}, Model: model}, "forzen"},
-		"no state":  {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: caisson.HostOptions{Environ: []string{"HOME=here"}}, Workspace: t.TempDir()}, Model: model}, "no state directory"},
+		}, Profiles: []loop.Profile{{Model: model}}}, "more than Path, Target and ReadOnly"},
+		"cache":     {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), Caches: []string{"bazel"}}, Profiles: []loop.Profile{{Model: model}}}, "no cache has the name"},
+		"cache use": {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: host, Workspace: t.TempDir(), CacheUse: "forzen"}, Profiles: []loop.Profile{{Model: model}}}, "forzen"},
+		"no state":  {caisson.Options{SandboxOptions: caisson.SandboxOptions{HostOptions: caisson.HostOptions{Environ: []string{"HOME=here"}}, Workspace: t.TempDir()}, Profiles: []loop.Profile{{Model: model}}}, "no state directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := caisson.Run(t.Context(), tt.o, "task")

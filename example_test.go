@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/caisson-run/caisson"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/openai"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -44,7 +45,7 @@ func ExampleRun() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	o := caisson.Options{SandboxOptions: caisson.SandboxOptions{Workspace: "."}, Model: model}
+	o := caisson.Options{SandboxOptions: caisson.SandboxOptions{Workspace: "."}, Profiles: []loop.Profile{{Model: model}}}
 	report, err := caisson.Run(context.Background(), o, "Make the tests pass.")
 	fmt.Println(report.Answer, report.Changed, report.Err, err)
 }
@@ -58,7 +59,7 @@ func ExampleRun_tool() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	o := caisson.Options{SandboxOptions: caisson.SandboxOptions{Workspace: "."}, Model: model, Tools: []tools.Factory{add}}
+	o := caisson.Options{SandboxOptions: caisson.SandboxOptions{Workspace: "."}, Profiles: []loop.Profile{{Model: model}}, Tools: []tools.Factory{add}}
 	report, err := caisson.Run(context.Background(), o, "What is 27 + 15?")
 	fmt.Println(report.Answer, report.Err, err)
 }

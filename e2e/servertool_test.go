@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -66,7 +67,7 @@ func TestAToolOfAServer(t *testing.T) {
 	report, err := runner.Run(t.Context(), runner.Options{
 		Dir: folder, Task: "do it", Workspace: w,
 		SandboxOptions: runner.SandboxOptions{Backend: backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
-		ModelOptions:   runner.ModelOptions{Model: model, Budget: limits.Budget{Rounds: new(int64(5))}},
+		ModelOptions:   runner.ModelOptions{Profiles: []loop.Profile{{Model: model}}, Budget: limits.Budget{Rounds: new(int64(5))}},
 		PolicyOptions:  runner.PolicyOptions{Policy: policy},
 		ToolOptions: runner.ToolOptions{Declared: []toolshell.Declared{{
 			Name: "srv/do_it", Description: "Does it.", InputSchema: json.RawMessage(`{"type":"object","properties":{}}`),

@@ -108,7 +108,7 @@ func TestModelErrors(t *testing.T) {
 				return Response{}, &ModelError{Class: class, Status: 418, Err: cause}
 			}}
 			o := newTestOptions(model, nil)
-			o.ContextWindow = 1000
+			o.Profiles[0].ContextWindow = 1000
 			out, events := runTurn(t, t.Context(), o)
 			if out.Reason != want || !errors.Is(out.Err, cause) {
 				t.Errorf("reason %s, err %v", out.Reason, out.Err)
@@ -194,12 +194,12 @@ func TestInvalidOptions(t *testing.T) {
 		change func(*Options)
 		want   error
 	}{
-		"no model":        {change: func(o *Options) { o.Model = nil }, want: ErrNoModel},
+		"no model":        {change: func(o *Options) { o.Profiles = nil }, want: ErrNoModel},
 		"no session":      {change: func(o *Options) { o.Session = "" }, want: ErrInvalid},
 		"no turn":         {change: func(o *Options) { o.Turn = "" }, want: ErrInvalid},
 		"no message":      {change: func(o *Options) { o.Messages = nil }, want: ErrInvalid},
 		"not the user's":  {change: func(o *Options) { o.Messages = []Message{NewText(RoleAssistant, "Hi.")} }, want: ErrInvalid},
-		"negative window": {change: func(o *Options) { o.ContextWindow = -1 }, want: ErrInvalid},
+		"negative window": {change: func(o *Options) { o.Profiles[0].ContextWindow = -1 }, want: ErrInvalid},
 		"zero rounds":     {change: func(o *Options) { o.Budget.Rounds = new(int64(0)) }, want: ErrInvalid},
 	} {
 		t.Run(name, func(t *testing.T) {

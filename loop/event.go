@@ -15,17 +15,28 @@ type Event interface{ loopEvent() }
 // MessageAdded reports a new message in the history.
 type MessageAdded struct{ Message Message }
 
+// ModelCall identifies one attempt of a model call.
+type ModelCall struct {
+	Round   int // from 1; 0 for the closing completion
+	Profile string
+	Attempt int // from 1; each request of a round to one profile counts
+	// Model is the model of the profile. Of an answer, its name is the one that
+	// the provider reported, if any.
+	Model ModelInfo
+}
+
 // ModelCallStarted reports the start of a model call. A [ModelCallCompleted] or a
 // [ModelCallFailed] follows it.
 type ModelCallStarted struct {
-	Round int // from 1; 0 for the closing completion
-	Model ModelInfo
+	ModelCall
+
 	Tools int // the number of tools offered
 }
 
 // ModelCallCompleted reports the successful end of a model call.
 type ModelCallCompleted struct {
-	Round      int
+	ModelCall
+
 	Latency    time.Duration
 	FirstDelta time.Duration // the time until the first delta; 0 without one
 	Usage      limits.Usage
@@ -35,11 +46,21 @@ type ModelCallCompleted struct {
 
 // ModelCallFailed reports the failure of a model call.
 type ModelCallFailed struct {
-	Round   int
+	ModelCall
+
 	Class   ErrorClass
 	Status  int
 	Message string // for users; without the provider's details
 	ErrorID string // identifies the log entry
+	// Retry is the repetition of the request, or nil if it is not repeated.
+	Retry *Retry
+}
+
+// Retry is the repetition of a failed request after a delay.
+type Retry struct {
+	// Number counts the retries of the request from 1; Most is the largest one.
+	Number, Most int
+	Delay        time.Duration
 }
 
 // TextDelta reports a piece of an answer. It is never stored.

@@ -111,7 +111,7 @@ func newCountingIDs() func(string) string {
 // newTestOptions returns the options of an ordinary turn.
 func newTestOptions(m Model, d dispatcher) Options {
 	return Options{
-		Model: m, Dispatcher: d, System: "You are a test.", Messages: []Message{NewText(RoleUser, "Do it.")},
+		Profiles: []Profile{{Model: m}}, Dispatcher: d, System: "You are a test.", Messages: []Message{NewText(RoleUser, "Do it.")},
 		Session: "ses_1", Turn: "trn_1", NewID: newCountingIDs(),
 	}
 }

@@ -108,7 +108,7 @@ func FuzzTurn(f *testing.F) {
 			o.Budget.Tokens = new(int64(settings>>10&7)*200 + 1)
 		}
 		if settings&0x2000 != 0 {
-			o.ContextWindow = 1000
+			o.Profiles[0].ContextWindow = 1000
 		}
 		if failAt := int(settings >> 14); failAt > 0 {
 			n := 0

@@ -15,8 +15,8 @@ type Model interface {
 	// Complete makes one model call. It passes the pieces of the answer to
 	// onDelta, unless that is nil, as they arrive and from the calling
 	// goroutine. If ctx is cancelled, the error wraps context.Cause(ctx); other
-	// failures are a *ModelError. Complete retries where that is safe, but
-	// never after a response has begun.
+	// failures are a *ModelError. Complete makes one attempt: the loop repeats
+	// what can be repeated, see [ModelError].Retryable.
 	Complete(ctx context.Context, req Request, onDelta func(Delta)) (Response, error)
 	// Info returns the identity of the model, for records.
 	Info() ModelInfo
@@ -63,7 +63,9 @@ type Delta struct {
 type Response struct {
 	// Message is an assistant message: text and tool uses in order.
 	Message Message
-	Usage   limits.Usage
+	// Usage is the provider's count of tokens. Its cost is the one that the provider
+	// reports, or nil; the loop prefers that of [Profile].Price.
+	Usage limits.Usage
 	// Finish is the finish reason that the provider reported, for records.
 	Finish string
 	// ID and Model are the values that the provider reported.
@@ -96,6 +98,9 @@ type ModelError struct {
 	Status     int           // HTTP status, or 0
 	RetryAfter time.Duration // the delay that the provider asked for, or 0
 	Err        error
+	// Retryable reports whether the same request may succeed later. It is false if
+	// the answer had begun.
+	Retryable bool
 	// Visible reports whether Err may be shown to users: it contains no words of
 	// the provider.
 	Visible bool

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,8 +25,9 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 		round = int(t.meter.Used().Rounds) + 1
 		offered = t.definitions()
 	}
+	call := &pendingCall{round: round, offered: offered}
 	for {
-		resp, err := t.requestCompletion(ctx, round, offered)
+		resp, err := t.requestCompletion(ctx, call)
 		if t.emitErr != nil {
 			return &ending{reason: StopTraceUnwritable, err: t.emitErr}
 		}
@@ -38,14 +40,54 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 		}
 		// Each refusal shortens more, so the loop ends.
 		if errorClass(err) != ModelContextOverflow || !t.shortenResults(shortenAll) {
-			return new(endingForModelError(err, t.view.tokens, t.ContextWindow))
+			return new(endingForModelError(err, t.view.tokens, t.profile.ContextWindow))
 		}
 	}
 }
 
-// requestCompletion makes one model call and emits its events.
-func (t *turn) requestCompletion(ctx context.Context, round int, offered []tools.Definition) (Response, error) {
-	t.emit(ModelCallStarted{Round: round, Model: t.Model.Info(), Tools: len(offered)})
+// pendingCall is a model call that has no answer yet.
+type pendingCall struct {
+	round   int // from 1; 0 for the closing completion
+	offered []tools.Definition
+	// attempts counts the requests so far.
+	attempts int
+	// shown reports whether a piece of an answer was emitted. Nothing is repeated
+	// then.
+	shown bool
+}
+
+// requestCompletion requests an answer of the turn's profile. It repeats the
+// request after failures for which [ModelError].Retryable is set, as often as the
+// profile allows.
+func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response, error) {
+	for retries := 0; ; retries++ {
+		c.attempts++
+		call := ModelCall{Round: c.round, Profile: t.profile.Name, Attempt: c.attempts, Model: t.profile.Model.Info()}
+		resp, err := t.attemptCompletion(ctx, call, c)
+		if err == nil || t.emitErr != nil {
+			return resp, err
+		}
+		failed := t.describeFailure(ctx, call, err)
+		delay, again := t.profile.retryDelay(err, retries)
+		if again = again && !c.shown && ctx.Err() == nil; again {
+			failed.Retry = &Retry{Number: retries + 1, Most: *t.profile.MaxRetries, Delay: delay}
+		}
+		t.emit(failed)
+		if !again || t.emitErr != nil {
+			return Response{}, err
+		}
+		select {
+		case <-ctx.Done():
+			return Response{}, context.Cause(ctx)
+		case <-time.After(delay):
+		}
+	}
+}
+
+// attemptCompletion makes one request. It emits the start, the pieces and the
+// answer, and counts the usage with its cost.
+func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pendingCall) (Response, error) {
+	t.emit(ModelCallStarted{ModelCall: call, Tools: len(c.offered)})
 	if t.emitErr != nil {
 		return Response{}, t.emitErr
 	}
@@ -53,9 +95,10 @@ func (t *turn) requestCompletion(ctx context.Context, round int, offered []tools
 	defer cancel(nil)
 	started := time.Now()
 	var firstDelta time.Duration
-	resp, err := t.Model.Complete(ctx, Request{
-		Messages: t.view.renderHistory(t.history), Tools: offered, MaxOutputTokens: t.MaxOutputTokens,
+	resp, err := t.profile.Model.Complete(ctx, Request{
+		Messages: t.view.renderHistory(t.history), Tools: c.offered, MaxOutputTokens: t.profile.MaxOutputTokens,
 	}, func(d Delta) {
+		c.shown = true
 		if firstDelta == 0 {
 			firstDelta = time.Since(started)
 		}
@@ -68,29 +111,29 @@ func (t *turn) requestCompletion(ctx context.Context, round int, offered []tools
 		}
 	})
 	if err != nil {
-		t.reportModelFailure(ctx, round, err)
 		return Response{}, err
 	}
 	used := resp.Usage
+	t.profile.setCost(&used)
 	used.Rounds, used.ToolCalls = 0, 0
-	if round > 0 {
+	if c.round > 0 {
 		used.Rounds = 1
 	}
 	t.meter.Add(used)
+	call.Model.Model = cmp.Or(resp.Model, call.Model.Model)
 	t.emit(ModelCallCompleted{
-		Round: round, Latency: time.Since(started), FirstDelta: firstDelta, Usage: used,
+		ModelCall: call, Latency: time.Since(started), FirstDelta: firstDelta, Usage: used,
 		Finish: resp.Finish, ToolCalls: len(resp.Message.toolUses()),
 	})
 	return resp, nil
 }
 
-// reportModelFailure emits the class of a failed call and logs its cause.
-func (t *turn) reportModelFailure(ctx context.Context, round int, err error) {
+// describeFailure returns the event of a failed request and logs its cause.
+func (t *turn) describeFailure(ctx context.Context, call ModelCall, err error) ModelCallFailed {
 	if ctx.Err() != nil {
-		t.emit(ModelCallFailed{Round: round, Class: ModelCancelled, Message: describeErrorClass(ModelCancelled)})
-		return
+		return ModelCallFailed{ModelCall: call, Class: ModelCancelled, Message: describeErrorClass(ModelCancelled)}
 	}
-	failed := ModelCallFailed{Round: round, Class: errorClass(err), ErrorID: t.NewID("err")}
+	failed := ModelCallFailed{ModelCall: call, Class: errorClass(err), ErrorID: t.NewID("err")}
 	failed.Message = describeErrorClass(failed.Class)
 	if m, ok := errors.AsType[*ModelError](err); ok {
 		failed.Status = m.Status
@@ -104,15 +147,15 @@ func (t *turn) reportModelFailure(ctx context.Context, round int, err error) {
 			failed.Message = m.Err.Error()
 		}
 	}
-	t.log.Error("model call failed", zap.String("error_id", failed.ErrorID),
+	t.log.Error("model call failed", zap.String("error_id", failed.ErrorID), zap.String("profile", call.Profile),
 		zap.String("class", string(failed.Class)), zap.Int("status", failed.Status), zap.Error(err))
-	t.emit(failed)
+	return failed
 }
 
 // acceptResponse adds an answer to the history, and warns and shortens if limits
 // are near.
 func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
-	m := t.identifier.identifyMessage(resp, offered, t.Model.Info().ToolNameBytes)
+	m := t.identifier.identifyMessage(resp, offered, t.profile.Model.Info().ToolNameBytes)
 	t.state.truncated = resp.Truncated
 	// Providers refuse a conversation with an empty message; nextStep handles
 	// its absence.
@@ -125,7 +168,7 @@ func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 	t.view.tokens = resp.Usage.Tokens()
 	t.emitWarnings()
 	if t.nearWindow() {
-		t.shortenResults(t.view.tokens - t.ContextWindow*3/5)
+		t.shortenResults(t.view.tokens - t.profile.ContextWindow*3/5)
 	}
 }
 
@@ -136,13 +179,13 @@ func (t *turn) emitWarnings() {
 	}
 	if t.nearWindow() && !t.view.warned {
 		t.view.warned = true
-		t.emit(BudgetWarning{Kind: limits.KindContext, Limit: t.ContextWindow, Used: t.view.tokens})
+		t.emit(BudgetWarning{Kind: limits.KindContext, Limit: t.profile.ContextWindow, Used: t.view.tokens})
 	}
 }
 
 // nearWindow reports whether four fifths of the model's context window are used.
 func (t *turn) nearWindow() bool {
-	return t.ContextWindow > 0 && t.view.tokens >= t.ContextWindow-t.ContextWindow/5
+	return t.profile.ContextWindow > 0 && t.view.tokens >= t.profile.ContextWindow-t.profile.ContextWindow/5
 }
 
 // shortenResults shortens old results in future requests by about the given

@@ -23,12 +23,13 @@ type dispatcher interface {
 	Round(ctx context.Context, calls []tools.Call) ([]tools.Result, error)
 }
 
-// Options configures one turn. Model and Messages, or Calls, are required, and
+// Options configures one turn. Profiles and Messages, or Calls, are required, and
 // Session and Turn.
 type Options struct {
-	Model Model
+	// Profiles are the models of the turn. The first one is used; see [Profile].
+	Profiles []Profile
 	// Calls are run by a turn without a model, which ends with their results: their
-	// Name and Raw, as of a model's answer. Model, System and Messages are ignored.
+	// Name and Raw, as of a model's answer. Profiles, System and Messages are ignored.
 	Calls []ToolUse
 	// Dispatcher runs the tool calls. If nil, no tools are offered.
 	Dispatcher dispatcher
@@ -53,12 +54,6 @@ type Options struct {
 	// Started is the start of the run, from which Budget.WallTime counts; zero
 	// means now.
 	Started time.Time
-	// MaxOutputTokens is the longest answer; zero means the provider's default.
-	MaxOutputTokens int64
-	// ContextWindow is the model's context window in tokens. Near it, old tool
-	// results are shortened in requests, never in the history. Zero means
-	// unknown: results are shortened only if the provider refuses a request.
-	ContextWindow int64
 	// NewID returns a new ID with the given prefix ("tu" or "err"); nil means
 	// ULIDs.
 	NewID func(prefix string) string
@@ -91,15 +86,18 @@ var ErrInvalid = errors.New("invalid loop options")
 // validate returns an error for the first field that is missing or out of bounds.
 func (o Options) validate() error {
 	switch {
-	case o.Model == nil && len(o.Calls) == 0:
+	case len(o.Profiles) == 0 && len(o.Calls) == 0:
 		return ErrNoModel
 	case o.Session == "" || o.Turn == "":
 		return fmt.Errorf("%w: session and turn need an id", ErrInvalid)
 	case len(o.Calls) > 0:
 	case len(o.Messages) == 0 || o.Messages[len(o.Messages)-1].Role != RoleUser:
 		return fmt.Errorf("%w: the last message must be the user's", ErrInvalid)
-	case o.MaxOutputTokens < 0 || o.ContextWindow < 0:
-		return fmt.Errorf("%w: negative token count", ErrInvalid)
+	}
+	for _, p := range o.Profiles {
+		if err := p.validate(); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
 	}
 	if err := o.Budget.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)

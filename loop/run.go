@@ -51,6 +51,8 @@ type turn struct {
 	view       view
 	history    []Message
 	state      state
+	// profile is the one that answers; it is zero in a turn without a model.
+	profile Profile
 	// emitErr is the first error of Emit.
 	emitErr error
 }
@@ -75,6 +77,9 @@ func newTurn(o Options) *turn {
 	}
 	if t.started.IsZero() {
 		t.started = time.Now()
+	}
+	if len(o.Profiles) > 0 {
+		t.profile = o.Profiles[0].withDefaults()
 	}
 	t.state = state{meter: &t.meter, nudged: map[string]bool{}, callsOnly: len(o.Calls) > 0}
 	return t

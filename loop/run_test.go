@@ -336,7 +336,7 @@ func TestCallsOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := &fakeDispatcher{names: tt.names}
 			o := newTestOptions(nil, d)
-			o.Model, o.Messages, o.System, o.Budget = nil, nil, "unused", tt.budget
+			o.Profiles, o.Messages, o.System, o.Budget = nil, nil, "unused", tt.budget
 			o.Calls = []ToolUse{{Name: "shell", Raw: `{"n": 1}`}, {Name: "shell"}}
 			out, events := runTurn(t, t.Context(), o)
 			var roles []Role

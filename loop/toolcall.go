@@ -80,10 +80,10 @@ const minResultBytes = 2000
 // take at most half of what is left of the context window. It returns 0 if the
 // window is unknown.
 func (t *turn) maxResultBytes(n int) int {
-	if t.ContextWindow == 0 {
+	if t.profile.ContextWindow == 0 {
 		return 0
 	}
-	left := t.ContextWindow - t.view.tokens - t.MaxOutputTokens
+	left := t.profile.ContextWindow - t.view.tokens - t.profile.MaxOutputTokens
 	return int(max(left/2*tokenBytes/int64(n), minResultBytes))
 }
 

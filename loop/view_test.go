@@ -56,14 +56,14 @@ func TestShortensNearTheWindow(t *testing.T) {
 		return callsResponse(`read_file {"path":"` + strings.Repeat("x", n) + `"}`)
 	})
 	o := newTestOptions(model, newLongDispatcher())
-	o.ContextWindow = 50_000
+	o.Profiles[0].ContextWindow = 50_000
 	out, events := runTurn(t, t.Context(), o)
 	if out.Reason != StopAnswered {
 		t.Fatalf("outcome %s, %v", out.Reason, out.Err)
 	}
 	for i, req := range model.requests {
-		if got := countTokens(req); got > o.ContextWindow {
-			t.Errorf("call %d has %d tokens of %d", i+1, got, o.ContextWindow)
+		if got := countTokens(req); got > o.Profiles[0].ContextWindow {
+			t.Errorf("call %d has %d tokens of %d", i+1, got, o.Profiles[0].ContextWindow)
 		}
 	}
 	var shortenedResults int
@@ -192,7 +192,7 @@ func TestShortenToThreeFifths(t *testing.T) {
 	} {
 		var got []ContextShortened
 		o := newTestOptions(playResponses(), nil)
-		o.ContextWindow, o.History = tt.window, newRoundWithResults("a", tt.sizes...)
+		o.Profiles[0].ContextWindow, o.History = tt.window, newRoundWithResults("a", tt.sizes...)
 		o.Emit = func(e Event) error {
 			if s, ok := e.(ContextShortened); ok {
 				got = append(got, s)

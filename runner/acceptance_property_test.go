@@ -165,7 +165,7 @@ func playWild(t *testing.T, rt fataler, w wildSession) []record.Record {
 	}
 	turns.WriteString("  - text: done\n")
 	b := newBench(t, turns.String())
-	b.opts.Model = &twisted{Model: b.opts.Model, ids: w.IDs}
+	b.opts.Profiles = []loop.Profile{{Model: &twisted{Model: b.opts.Profiles[0].Model, ids: w.IDs}}}
 	b.file("f", "x\n")
 	if err := os.Symlink("..", b.dir+"/link"); err != nil {
 		rt.Fatal(err)

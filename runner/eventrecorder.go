@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
@@ -184,10 +185,10 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 		return j.recordMessage(e.Message)
 	case loop.ModelCallStarted:
 		j.tally.modelCalls++
-		return j.putRecord(&j.asked, j.turnRec, record.ActorAgent, record.ModelCallStarted{Round: e.Round, Model: e.Model, Tools: e.Tools})
+		return j.putRecord(&j.asked, j.turnRec, record.ActorAgent, record.ModelCallStarted{ModelCall: record.ModelCall(e.ModelCall), Tools: e.Tools})
 	case loop.ModelCallCompleted:
 		p := record.ModelCallCompleted{
-			Round: e.Round, LatencyMS: e.Latency.Milliseconds(), Usage: e.Usage, Finish: e.Finish, ToolCalls: e.ToolCalls,
+			ModelCall: record.ModelCall(e.ModelCall), LatencyMS: e.Latency.Milliseconds(), Usage: e.Usage, Finish: e.Finish, ToolCalls: e.ToolCalls,
 		}
 		if e.FirstDelta > 0 {
 			p.FirstDeltaMS = new(e.FirstDelta.Milliseconds())
@@ -195,7 +196,10 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 		return j.putRecord(&j.answer, j.asked, record.ActorAgent, p)
 	case loop.ModelCallFailed:
 		j.tally.modelFailure = record.ModelCallFailed{
-			Round: e.Round, Class: e.Class, Status: e.Status, Message: e.Message, ErrorID: e.ErrorID,
+			ModelCall: record.ModelCall(e.ModelCall), Class: e.Class, Status: e.Status, Message: e.Message, ErrorID: e.ErrorID,
+		}
+		if e.Retry != nil {
+			j.tally.modelFailure.Retry = &record.ModelRetry{Number: e.Retry.Number, Most: e.Retry.Most, DelayMS: (e.Retry.Delay + time.Millisecond - 1).Milliseconds()}
 		}
 		return j.putRecord(&j.answer, j.asked, record.ActorAgent, j.tally.modelFailure)
 	case loop.CallRefused:

@@ -67,7 +67,7 @@ func TestFork(t *testing.T) {
 		b.backend.Scripts[name] = bash(t, `test "$(cat common)" = common; test ! -e original; test ! -e own; echo `+name+` > own`)
 		l := &listener{Model: player(t, "  - calls: [{tool: read_file, input: {path: common}}, {tool: shell, input: {command: "+name+"}}]\n  - text: Done.\n")}
 		models = append(models, l)
-		o.Model = l
+		o.Profiles = []loop.Profile{{Model: l}}
 	}
 	s := b.opened()
 	startTurn(t, s, "the first task")
@@ -198,7 +198,7 @@ func TestForkBeforeAnythingRan(t *testing.T) {
 	b := newBench(t, lastTurn).overlaid()
 	b.file("original", "o\n")
 	b.opts.OnFork = func(_ int, o *Options) {
-		o.Model = player(t, "  - calls: [{tool: read_file, input: {path: original}}]\n"+lastTurn)
+		o.Profiles = []loop.Profile{{Model: player(t, "  - calls: [{tool: read_file, input: {path: original}}]\n"+lastTurn)}}
 		o.startOnDemand = true
 	}
 	forks, err := b.opened().Fork(t.Context(), 1)

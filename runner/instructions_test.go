@@ -86,8 +86,8 @@ func TestInstructionFilesAreData(t *testing.T) {
 		}
 		return sandbox.ExitStatus{}
 	}
-	model := &attentive{Model: b.opts.Model}
-	b.opts.Model = model
+	model := &attentive{Model: b.opts.Profiles[0].Model}
+	b.opts.Profiles = []loop.Profile{{Model: model}}
 	s := b.opened()
 	startTurn(t, s, "do it")
 	startTurn(t, s, "and more")
@@ -119,8 +119,8 @@ func TestInstructionFilesAreData(t *testing.T) {
 	next := newBench(t, "  - text: Third.\n")
 	next.opts.InstructionFiles = true
 	next.file("AGENTS.md", order)
-	model = &attentive{Model: next.opts.Model}
-	next.opts.Model = model
+	model = &attentive{Model: next.opts.Profiles[0].Model}
+	next.opts.Profiles = []loop.Profile{{Model: model}}
 	_, records = next.run(t.Context())
 	if out, in := bare(model.requests[0].Messages, order); out != 0 || in != 1 {
 		t.Errorf("in the next session the order is %d times outside, %d inside", out, in)
@@ -132,8 +132,8 @@ func TestInstructionFilesAreData(t *testing.T) {
 	// The control: as instructions of the operator's, as many agents take it.
 	naive := newBench(t, "  - text: Fourth.\n")
 	naive.opts.Instructions = order
-	model = &attentive{Model: naive.opts.Model}
-	naive.opts.Model = model
+	model = &attentive{Model: naive.opts.Profiles[0].Model}
+	naive.opts.Profiles = []loop.Profile{{Model: model}}
 	naive.run(t.Context())
 	if out, _ := bare(model.requests[0].Messages, order); out == 0 {
 		t.Error("control: an order in the system prompt is not seen by this test")
@@ -164,8 +164,8 @@ func TestWhichInstructionFile(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, "  - text: Done.\n")
 			b.opts.InstructionFiles = !tc.off
-			model := &attentive{Model: b.opts.Model}
-			b.opts.Model = model
+			model := &attentive{Model: b.opts.Profiles[0].Model}
+			b.opts.Profiles = []loop.Profile{{Model: model}}
 			for file, text := range tc.files {
 				b.file(file, text)
 			}

@@ -198,7 +198,7 @@ func TestACallAfterTheStartFailed(t *testing.T) {
 			close(failed)
 		}
 	}
-	b.opts.Model = &waitingModel{Model: b.opts.Model, until: failed}
+	b.opts.Profiles = []loop.Profile{{Model: &waitingModel{Model: b.opts.Profiles[0].Model, until: failed}}}
 	r, records := b.run(t.Context())
 	if r.ExitStatus != 44 || len(of[record.ToolCompleted](t, records)) != 2 || len(of[record.ToolFailed](t, records)) != 1 {
 		t.Errorf("ended %d with %v", r.ExitStatus, kinds(records))

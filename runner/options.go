@@ -150,10 +150,8 @@ func (o SandboxOptions) abandonTime() time.Duration {
 
 // ModelOptions configures the model of a session, its messages and its budgets.
 type ModelOptions struct {
-	// Model answers the messages of turns; nil is for a session of calls alone.
-	Model loop.Model
-	// MaxOutputTokens and ContextWindow are the model's; zero is unknown.
-	MaxOutputTokens, ContextWindow int64
+	// Profiles answer the messages of turns; none are for a session of calls alone.
+	Profiles []loop.Profile
 	// Budget bounds each turn; a nil field is no limit.
 	Budget limits.Budget
 	// SessionBudget bounds all turns together, its wall time from Open on: a turn
@@ -170,10 +168,10 @@ type ModelOptions struct {
 
 // modelInfo returns the identity of the model, the zero value if there is none.
 func (o ModelOptions) modelInfo() loop.ModelInfo {
-	if o.Model == nil {
+	if len(o.Profiles) == 0 {
 		return loop.ModelInfo{}
 	}
-	return o.Model.Info()
+	return o.Profiles[0].Model.Info()
 }
 
 // PolicyOptions configures what the calls of a session may do, and who approves

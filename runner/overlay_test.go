@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -195,7 +196,7 @@ func TestOverlayApply(t *testing.T) {
 				tc.opts(&b.opts)
 			}
 			if tc.turns != "" {
-				b.opts.Model = player(t, tc.turns)
+				b.opts.Profiles = []loop.Profile{{Model: player(t, tc.turns)}}
 			}
 			r, _ := b.run(t.Context())
 			if r.ExitStatus != tc.status || r.Overlay == nil || r.Overlay.State != tc.state || b.read("greet.sh") != tc.greet {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -98,7 +99,7 @@ func (b *bench) again() *bench {
 	b.t.Cleanup(func() { folder.Close() })
 	next.backend = &fakesandbox.Backend{Scripts: map[string]fakesandbox.Script{}}
 	next.opts.Dir, next.opts.Backend = folder, next.backend
-	next.opts.Model = player(b.t, "  - calls: [{tool: read_file, input: {path: a}}]\n  - text: done\n")
+	next.opts.Profiles = []loop.Profile{{Model: player(b.t, "  - calls: [{tool: read_file, input: {path: a}}]\n  - text: done\n")}}
 	return &next
 }
 

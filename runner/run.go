@@ -25,7 +25,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	switch {
 	case o.Task == "":
 		return Report{}, errors.New("run session: Options.Task is missing")
-	case o.Model == nil:
+	case len(o.Profiles) == 0:
 		return Report{}, fmt.Errorf("run session: %w", loop.ErrNoModel)
 	}
 	s, err := Open(ctx, o)

@@ -71,7 +71,7 @@ func newBench(t *testing.T, turns string) *bench {
 		PolicyOptions:  PolicyOptions{Policy: policy},
 	}
 	if turns != "" {
-		b.opts.Model = player(t, turns)
+		b.opts.Profiles = []loop.Profile{{Model: player(t, turns)}}
 	}
 	return b
 }

@@ -97,15 +97,14 @@ func (s *Session) Start(message string) (*Turn, error) {
 // that this user may use.
 func (s *Session) StartFor(user User, message string) (*Turn, error) {
 	switch {
-	case s.opts.Model == nil:
+	case len(s.opts.Profiles) == 0:
 		return nil, fmt.Errorf("start turn: %w", loop.ErrNoModel)
 	case message == "":
 		return nil, errors.New("start turn: the message is empty")
 	}
 	return s.startTurn(user, record.ActorAgent, func(o *loop.Options) {
-		o.Model, o.History, o.Messages = s.opts.Model, s.history, s.prompt.openingMessages(message, len(s.history) == 0)
+		o.Profiles, o.History, o.Messages = s.opts.Profiles, s.history, s.prompt.openingMessages(message, len(s.history) == 0)
 		o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Instructions: s.opts.Instructions})
-		o.MaxOutputTokens, o.ContextWindow = s.opts.MaxOutputTokens, s.opts.ContextWindow
 	})
 }
 
@@ -178,7 +177,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, configure func(*loop.Opt
 		Emit: s.events.loopEvent, Started: t.begun, Logger: s.log,
 	}
 	configure(&o)
-	if o.Model != nil && s.mayNeedSandbox() {
+	if len(o.Profiles) > 0 && s.mayNeedSandbox() {
 		s.sandbox.EnsureStarted()
 	}
 	s.startServices()
@@ -189,7 +188,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, configure func(*loop.Opt
 	if out.Reason == loop.StopAnswered {
 		s.sandbox.WaitStarted(ctx)
 	}
-	if o.Model == nil {
+	if len(o.Profiles) == 0 {
 		last := out.History[len(out.History)-1]
 		t.result, out.History = last.Blocks[0].ToolResult, s.history
 	}

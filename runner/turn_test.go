@@ -95,7 +95,7 @@ func TestTurnsShareOneSandboxAndHistory(t *testing.T) {
 func TestOneTurnAtATime(t *testing.T) {
 	b := newBench(t, "")
 	model := &blockedModel{make(chan struct{})}
-	b.opts.Model = model
+	b.opts.Profiles = []loop.Profile{{Model: model}}
 	s := b.opened()
 	turn, err := s.Start("one")
 	if err != nil {
@@ -113,7 +113,7 @@ func TestOneTurnAtATime(t *testing.T) {
 		t.Errorf("ended %s", got.Reason)
 	}
 	// The session goes on after a turn that was cancelled.
-	b.opts.Model, s.opts.Model = nil, player(t, "  - text: Yes.\n")
+	b.opts.Profiles, s.opts.Profiles = nil, []loop.Profile{{Model: player(t, "  - text: Yes.\n")}}
 	if got := startTurn(t, s, "still there?"); got.Answer != "Yes." {
 		t.Errorf("answered %q (%s)", got.Answer, got.Reason)
 	}
@@ -153,7 +153,7 @@ func TestClosingASession(t *testing.T) {
 	t.Run("while a turn runs", func(t *testing.T) {
 		b := newBench(t, "")
 		model := &blockedModel{make(chan struct{})}
-		b.opts.Model = model
+		b.opts.Profiles = []loop.Profile{{Model: model}}
 		s := b.opened()
 		if _, err := s.Start("one"); err != nil {
 			t.Fatal(err)

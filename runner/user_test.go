@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -138,7 +139,7 @@ func TestWhoCancelledATurn(t *testing.T) {
 	} {
 		b := newBench(t, "")
 		model := &blockedModel{make(chan struct{})}
-		b.opts.Model = model
+		b.opts.Profiles = []loop.Profile{{Model: model}}
 		s := b.opened()
 		turn, err := s.Start("one")
 		if err != nil {

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/execapi"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
@@ -34,7 +35,7 @@ import (
 func (b *bench) asking(ask func(stateDir string)) (Report, []record.Record) {
 	b.t.Helper()
 	running, release := make(chan struct{}), make(chan struct{})
-	b.opts.Model = player(b.t, "  - calls: [{tool: shell, input: {command: wait}}]\n  - text: Done.\n")
+	b.opts.Profiles = []loop.Profile{{Model: player(b.t, "  - calls: [{tool: shell, input: {command: wait}}]\n  - text: Done.\n")}}
 	b.backend.Scripts["wait"] = func(ctx context.Context, _ *fakesandbox.Sandbox, _ sandbox.Command) sandbox.ExitStatus {
 		close(running)
 		select {

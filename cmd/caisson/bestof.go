@@ -192,7 +192,7 @@ func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text
 // nothing that the agent could write to but the workspace.
 func judgeOptions(_ int, o *runner.Options) {
 	o.Task = "judge of " + o.Task
-	o.Model, o.Memory, o.InstructionFiles, o.Declared = nil, nil, false, nil
+	o.Profiles, o.Memory, o.InstructionFiles, o.Declared = nil, nil, false, nil
 	o.Caches = runner.CacheOptions{}
 }
 

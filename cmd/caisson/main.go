@@ -87,8 +87,6 @@ type modelSettings struct {
 	stream bool
 	// differs is called for each difference of a replayed run.
 	differs func(text string)
-	// retries is told of each retry of a request before the wait; nil is no matter.
-	retries func(text string)
 	logger  *zap.Logger
 }
 

@@ -56,7 +56,7 @@ func TestProviderIsQuoted(t *testing.T) {
 				t.Errorf("status %d, want %d\n%s", status, tc.status, errs.String())
 			}
 			// Each wait is shown on standard error, without the provider's words.
-			retries := regexp.MustCompile(`(?m)^caisson: model: HTTP \d+ [A-Za-z ]+, retry (\d) of (\d) in 1ms$`).FindAllStringSubmatch(errs.String(), -1)
+			retries := regexp.MustCompile(`(?m)^! model: HTTP \d+ [A-Za-z ]+, retry (\d) of (\d) in 1ms$`).FindAllStringSubmatch(errs.String(), -1)
 			if len(retries) != int(tc.requests)-1 || strings.Count(errs.String(), ", retry ") != len(retries) || strings.Contains(out.String(), "retry") {
 				t.Errorf("retries %q of %d requests\n%s", retries, tc.requests, errs.String())
 			}

@@ -225,7 +225,7 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		return runner.Options{}, nil, err
 	}
 	s.setLogger(dir.Log)
-	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, retries: u.printNotice, logger: dir.Log})
+	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, logger: dir.Log})
 	if err != nil {
 		return runner.Options{}, nil, errors.Join(err, dir.Close())
 	}
@@ -246,8 +246,8 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		end()
 		return runner.Options{}, nil, err
 	}
-	o.Dir, o.Task, o.Model, o.Secrets = dir, text, model, hidden
-	o.MaxOutputTokens, o.ContextWindow = selected.MaxOutputTokens, selected.ContextWindow
+	o.Dir, o.Task, o.Secrets = dir, text, hidden
+	o.Profiles = []loop.Profile{newProfile(selected, model)}
 	return o, end, nil
 }
 

@@ -3,14 +3,11 @@ package main
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/loop"
@@ -334,14 +331,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	}
 	o := openai.Options{
 		Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
-		MaxOutputTokens: m.MaxOutputTokens, Logger: s.logger,
-		MaxRetries: m.MaxRetries, MaxRetryDelay: m.MaxRetryDelay, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout,
-	}
-	if s.retries != nil {
-		o.OnRetry = func(r openai.Retry) { s.retries(retryText(r)) }
-	}
-	if m.Price != nil {
-		o.Price = &openai.Price{Input: float64(m.Price.Input), CachedInput: float64(m.Price.CachedInput), Output: float64(m.Price.Output)}
+		MaxOutputTokens: m.MaxOutputTokens, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
 	}
 	model, err := openai.New(o)
 	if err != nil {
@@ -352,17 +342,12 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	return model, model.Close, nil
 }
 
-// retryText describes a retry of a model's request for people.
-func retryText(r openai.Retry) string {
-	failure := "no answer"
-	if r.Status != 0 {
-		failure = strings.TrimSpace(fmt.Sprintf("HTTP %d %s", r.Status, http.StatusText(r.Status)))
+// newProfile returns the profile of a selected model.
+func newProfile(m config.SelectedModel, model loop.Model) loop.Profile {
+	return loop.Profile{
+		Name: m.Profile, Model: model, Price: m.Price, MaxOutputTokens: m.MaxOutputTokens, ContextWindow: m.ContextWindow,
+		MaxRetries: m.MaxRetries, MaxRetryDelay: m.MaxRetryDelay,
 	}
-	wait := r.Delay
-	if wait >= 10*time.Second {
-		wait = wait.Round(time.Second)
-	}
-	return fmt.Sprintf("model: %s, retry %d of %d in %s", failure, r.Number, r.Most, wait)
 }
 
 // recordedTask returns the task of a recording, or "".

@@ -113,14 +113,14 @@ func testCutStream(t *testing.T, base string) {
 // runTurn runs one turn with the server and returns the text of its deltas, too.
 func runTurn(t *testing.T, base string, stream bool, task string, d *recordingDispatcher, retries *int) (loop.Outcome, string) {
 	t.Helper()
-	m, err := openai.New(openai.Options{Model: "mock", BaseURL: base + "/v1", APIKey: "test", Stream: stream, MaxRetries: retries})
+	m, err := openai.New(openai.Options{Model: "mock", BaseURL: base + "/v1", APIKey: "test", Stream: stream})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
 	var shown strings.Builder
 	out, err := loop.Run(t.Context(), loop.Options{
-		Model: m, Dispatcher: d, System: loop.SystemPrompt(loop.PromptOptions{}), Session: "ses_1", Turn: "trn_1",
+		Profiles: []loop.Profile{{Model: m, MaxRetries: retries}}, Dispatcher: d, System: loop.SystemPrompt(loop.PromptOptions{}), Session: "ses_1", Turn: "trn_1",
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, task)},
 		Emit: func(e loop.Event) error {
 			if d, ok := e.(loop.TextDelta); ok {

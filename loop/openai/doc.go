@@ -2,7 +2,7 @@
 // Completions API: OpenAI itself, Ollama's /v1, vLLM, llama.cpp, OpenRouter, Groq,
 // Mistral, and Gemini's compatible layer.
 //
-// The library openai-go builds requests, retries them and reads server-sent events.
+// The library openai-go builds requests and reads server-sent events.
 // This package decodes the answers itself, because the library is strict where
 // endpoints differ from the standard: arguments as objects, calls without index or
 // ID, errors in a stream with status 200, missing usage, missing finish reasons.

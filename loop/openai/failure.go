@@ -57,7 +57,7 @@ func (w *watcher) toModelError(err error) error {
 		class := classifyRefusal(w.status, message)
 		return &loop.ModelError{
 			Class: class, Status: w.status, ProviderMessage: messageForUsers(class, message), RetryAfter: parseRetryAfter(w.header),
-			Err: &refusal{status: w.status, message: message},
+			Retryable: isRetriable(w.status, w.header, message), Err: &refusal{status: w.status, message: message},
 		}
 	case errors.Is(err, bufio.ErrTooLong): // one event of more than 32 MiB
 		return w.toModelError(errTooLarge)
@@ -71,7 +71,7 @@ func (w *watcher) toModelError(err error) error {
 			err = outer.Err
 		}
 		return &loop.ModelError{
-			Class: loop.ModelNetwork, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.options.BaseURL), err),
+			Class: loop.ModelNetwork, Visible: true, Retryable: !w.began, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.options.BaseURL), err),
 		}
 	}
 }
@@ -103,7 +103,7 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 		return loop.ModelRateLimit
 	case status == http.StatusRequestEntityTooLarge, isContextOverflow(message):
 		return loop.ModelContextOverflow
-	case status == http.StatusRequestTimeout, status >= http.StatusInternalServerError:
+	case status == http.StatusRequestTimeout, status == http.StatusConflict, status >= http.StatusInternalServerError:
 		return loop.ModelServer
 	case status >= http.StatusBadRequest:
 		return loop.ModelInvalidRequest

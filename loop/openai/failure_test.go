@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -40,7 +39,7 @@ func TestRefusals(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for mode, stream := range map[string]bool{"whole": false, "stream": true} {
 				e := newEndpoint(t, respondJSON(tt.status, tt.body))
-				_, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.Stream, o.MaxRetries = stream, new(0) }), newRequest())
+				_, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.Stream = stream }), newRequest())
 				failure, ok := errors.AsType[*loop.ModelError](err)
 				if !ok || failure.Class != tt.class || failure.Status != tt.status {
 					t.Fatalf("%s: error %v, want class %s", mode, err, tt.class)
@@ -59,119 +58,64 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-func TestRetries(t *testing.T) {
-	ok := respondJSON(http.StatusOK, doneResponse)
-	after := func(header, value string, status int) func(int, http.ResponseWriter, *http.Request) {
-		return func(n int, w http.ResponseWriter, r *http.Request) {
-			w.Header().Set(header, value)
-			respondJSON(status, `{"error":{"message":"later"}}`)(n, w, r)
-		}
-	}
-	ms := func(status int) func(int, http.ResponseWriter, *http.Request) {
-		return after("Retry-After-Ms", "5", status)
-	}
+// TestRetryable checks which refusals the loop may repeat, and that the adapter
+// itself repeats none.
+func TestRetryable(t *testing.T) {
 	for name, tt := range map[string]struct {
-		answers  []func(int, http.ResponseWriter, *http.Request)
-		class    loop.ErrorClass
-		requests int
+		status        int
+		header, value string
+		body          string
+		class         loop.ErrorClass
+		retryable     bool
+		after         time.Duration
 	}{
-		"then it works":         {answers: []func(int, http.ResponseWriter, *http.Request){ms(429), ms(503), ok}, requests: 3},
-		"two retries":           {answers: []func(int, http.ResponseWriter, *http.Request){ms(503), ms(503), ms(429), ok}, requests: 3, class: loop.ModelRateLimit},
-		"not for a bad request": {answers: []func(int, http.ResponseWriter, *http.Request){ms(400), ok}, requests: 1, class: loop.ModelInvalidRequest},
-		"not for a bad key":     {answers: []func(int, http.ResponseWriter, *http.Request){ms(401), ok}, requests: 1, class: loop.ModelAuth},
-		"asked to wait too long": {
-			answers: []func(int, http.ResponseWriter, *http.Request){after("Retry-After", "3600", 429), ok}, requests: 1, class: loop.ModelRateLimit,
-		},
+		"rate limit":            {status: 429, class: loop.ModelRateLimit, retryable: true},
+		"seconds":               {status: 429, header: "Retry-After", value: "3600", class: loop.ModelRateLimit, retryable: true, after: time.Hour},
+		"milliseconds":          {status: 503, header: "Retry-After-Ms", value: "5", class: loop.ModelServer, retryable: true, after: 5 * time.Millisecond},
+		"a moment that is over": {status: 503, header: "Retry-After", value: "Fri, 31 Dec 1999 23:59:59 GMT", class: loop.ModelServer, retryable: true},
+		"no delay":              {status: 503, header: "Retry-After", value: "soon", class: loop.ModelServer, retryable: true},
+		"negative":              {status: 503, header: "Retry-After", value: "-5", class: loop.ModelServer, retryable: true},
+		"server":                {status: 500, class: loop.ModelServer, retryable: true},
+		"overloaded":            {status: 529, class: loop.ModelServer, retryable: true},
+		"timeout":               {status: 408, class: loop.ModelServer, retryable: true},
+		"conflict":              {status: 409, class: loop.ModelServer, retryable: true},
+		"told not to":           {status: 500, header: "X-Should-Retry", value: "false", class: loop.ModelServer},
+		"told to":               {status: 400, header: "X-Should-Retry", value: "true", class: loop.ModelInvalidRequest, retryable: true},
+		"quota that is used up": {status: 429, body: `{"error":{"message":"You exceeded your current quota","code":"insufficient_quota"}}`, class: loop.ModelRateLimit},
+		"bad request":           {status: 400, header: "Retry-After", value: "1", class: loop.ModelInvalidRequest, after: time.Second},
+		"bad key":               {status: 401, class: loop.ModelAuth},
+		"too long":              {status: 413, class: loop.ModelContextOverflow},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) { tt.answers[n-1](n, w, r) })
-			var retries []openai.Retry
-			_, _, err := callModel(t, e.newModel(t, func(o *openai.Options) {
-				enableStream(o)
-				o.OnRetry = func(r openai.Retry) { retries = append(retries, r) }
-			}), newRequest())
-			for i, r := range retries {
-				if want := (openai.Retry{Status: r.Status, Delay: 5 * time.Millisecond, Number: i + 1, Most: 2}); r != want || r.Status != 429 && r.Status != 503 {
-					t.Errorf("retry %+v, want %+v", r, want)
+			e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) {
+				if tt.header != "" {
+					w.Header().Set(tt.header, tt.value)
 				}
+				respondJSON(tt.status, tt.body)(n, w, r)
+			})
+			_, _, err := callModel(t, e.newModel(t, enableStream), newRequest())
+			failure, ok := errors.AsType[*loop.ModelError](err)
+			if !ok || failure.Class != tt.class || failure.Retryable != tt.retryable || failure.RetryAfter != tt.after {
+				t.Errorf("error %#v, want class %s, retryable %v, after %v", failure, tt.class, tt.retryable, tt.after)
 			}
-			if len(retries) != tt.requests-1 {
-				t.Errorf("%d retries were reported, want %d", len(retries), tt.requests-1)
-			}
-			failure, _ := errors.AsType[*loop.ModelError](err)
-			if (tt.class == "") != (err == nil) || failure != nil && failure.Class != tt.class {
-				t.Errorf("error %v, want class %q", err, tt.class)
-			}
-			if e.countRequests() != tt.requests {
-				t.Errorf("%d requests, want %d", e.countRequests(), tt.requests)
-			}
-			if name == "asked to wait too long" && failure.RetryAfter != time.Hour {
-				t.Errorf("retry after %v", failure.RetryAfter)
+			if e.countRequests() != 1 {
+				t.Errorf("%d requests", e.countRequests())
 			}
 		})
-	}
-}
-
-// TestRetryAfter checks that a retry waits as long as the endpoint asked for.
-func TestRetryAfter(t *testing.T) {
-	var times []time.Time
-	e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) {
-		times = append(times, time.Now())
-		if n == 1 {
-			w.Header().Set("Retry-After", "1")
-			respondJSON(http.StatusTooManyRequests, `{}`)(n, w, r)
-			return
-		}
-		respondJSON(http.StatusOK, doneResponse)(n, w, r)
-	})
-	if _, _, err := callModel(t, e.newModel(t, nil), newRequest()); err != nil {
-		t.Fatal(err)
-	}
-	if waited := times[1].Sub(times[0]); waited < time.Second {
-		t.Errorf("waited %v of 1 s", waited)
-	}
-}
-
-// TestRetriesWithoutAnAnswer checks that the delays of retries without an answer are
-// reported and grow up to their limit.
-func TestRetriesWithoutAnAnswer(t *testing.T) {
-	var delays []time.Duration
-	m, err := openai.New(openai.Options{
-		Model: "m", BaseURL: "http://127.0.0.1:1/v1", MaxRetries: new(3), MaxRetryDelay: 700 * time.Millisecond,
-		OnRetry: func(r openai.Retry) {
-			if r.Status != 0 || r.Most != 3 || r.Number != len(delays)+1 {
-				t.Errorf("retry %+v", r)
-			}
-			delays = append(delays, r.Delay)
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
-	began := time.Now()
-	if _, _, err := callModel(t, m, newRequest()); err == nil {
-		t.Error("it was reached")
-	}
-	if want := []time.Duration{500 * time.Millisecond, 700 * time.Millisecond, 700 * time.Millisecond}; !slices.Equal(delays, want) {
-		t.Errorf("reported %v, want %v", delays, want)
-	}
-	if took, least := time.Since(began), 3*1900*time.Millisecond/4; took < least { // the jitter is a quarter
-		t.Errorf("it took %v, and the delays take at least %v", took, least)
 	}
 }
 
 // TestUnreachable checks that the error names the endpoint and the cause.
 func TestUnreachable(t *testing.T) {
 	const address = "127.0.0.1:1" // the kernel never assigns this port
-	m, err := openai.New(openai.Options{Model: "m", BaseURL: "http://" + address + "/v1", APIKey: "sk-secret-key", MaxRetries: new(0)})
+	m, err := openai.New(openai.Options{Model: "m", BaseURL: "http://" + address + "/v1", APIKey: "sk-secret-key"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer m.Close()
 	_, _, err = callModel(t, m, newRequest())
 	failure, ok := errors.AsType[*loop.ModelError](err)
-	if !ok || failure.Class != loop.ModelNetwork || !failure.Visible {
+	if !ok || failure.Class != loop.ModelNetwork || !failure.Visible || !failure.Retryable {
 		t.Fatalf("error %v", err)
 	}
 	if text := failure.Err.Error(); !strings.Contains(text, address) || !strings.Contains(text, "connection refused") || strings.Contains(text, "sk-secret") {
@@ -181,15 +125,15 @@ func TestUnreachable(t *testing.T) {
 
 func TestSilence(t *testing.T) {
 	for name, tt := range map[string]struct {
-		answer   func(release chan struct{}) func(int, http.ResponseWriter, *http.Request)
-		says     string
-		requests int
+		answer    func(release chan struct{}) func(int, http.ResponseWriter, *http.Request)
+		says      string
+		retryable bool
 	}{
 		"before headers": {
 			answer: func(release chan struct{}) func(int, http.ResponseWriter, *http.Request) {
 				return func(int, http.ResponseWriter, *http.Request) { <-release }
 			},
-			says: "did not begin to answer", requests: 2,
+			says: "did not begin to answer", retryable: true,
 		},
 		"in the answer": {
 			answer: func(release chan struct{}) func(int, http.ResponseWriter, *http.Request) {
@@ -198,7 +142,7 @@ func TestSilence(t *testing.T) {
 					<-release
 				}
 			},
-			says: "fell silent", requests: 1,
+			says: "fell silent",
 		},
 		"in a refusal": {
 			answer: func(release chan struct{}) func(int, http.ResponseWriter, *http.Request) {
@@ -209,7 +153,7 @@ func TestSilence(t *testing.T) {
 					<-release
 				}
 			},
-			says: "400", requests: 1,
+			says: "400",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -217,18 +161,17 @@ func TestSilence(t *testing.T) {
 			e := newEndpoint(t, tt.answer(release))
 			defer close(release)
 			m := e.newModel(t, func(o *openai.Options) {
-				o.Stream, o.MaxRetries = true, new(1)
-				o.IdleTimeout, o.MaxRetryDelay = 100*time.Millisecond, time.Millisecond
+				o.Stream, o.IdleTimeout = true, 100*time.Millisecond
 				if name == "before headers" {
 					o.HeaderTimeout = 100 * time.Millisecond
 				}
 			})
 			_, _, err := callModel(t, m, newRequest())
-			if _, ok := errors.AsType[*loop.ModelError](err); !ok || !strings.Contains(err.Error(), tt.says) {
-				t.Errorf("error %v, want one with %q", err, tt.says)
+			if failure, ok := errors.AsType[*loop.ModelError](err); !ok || !strings.Contains(err.Error(), tt.says) || failure.Retryable != tt.retryable {
+				t.Errorf("error %v, want one with %q, retryable: %v", err, tt.says, tt.retryable)
 			}
-			if e.countRequests() != tt.requests {
-				t.Errorf("%d requests, want %d", e.countRequests(), tt.requests)
+			if e.countRequests() != 1 {
+				t.Errorf("%d requests", e.countRequests())
 			}
 		})
 	}

@@ -65,7 +65,7 @@ func (e *endpoint) countRequests() int {
 // newModel returns a model of the endpoint.
 func (e *endpoint) newModel(t *testing.T, change func(*openai.Options)) *openai.Model {
 	t.Helper()
-	o := openai.Options{Model: "m", BaseURL: e.URL + "/v1", APIKey: "sk-secret-key", MaxRetryDelay: 2 * time.Second}
+	o := openai.Options{Model: "m", BaseURL: e.URL + "/v1", APIKey: "sk-secret-key"}
 	if change != nil {
 		change(&o)
 	}

@@ -51,9 +51,7 @@ func New(o Options) (*Model, error) {
 	opts := []option.RequestOption{
 		option.WithHTTPClient(m.client),
 		option.WithBaseURL(o.BaseURL),
-		// Only this layer retries, and only until headers arrive.
-		option.WithMaxRetries(*o.MaxRetries),
-		option.WithMaxRetryDelay(o.MaxRetryDelay),
+		option.WithMaxRetries(0), // the loop retries
 	}
 	if o.APIKey != "" {
 		opts = append(opts, option.WithAPIKey(o.APIKey))
@@ -86,7 +84,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 		resp, err := m.sendRequest(ctx, req, q, onDelta)
 		if err == nil {
 			m.storeQuirks(known, q)
-			m.setCost(&resp)
+			m.warnMissingUsage(resp.Usage)
 			return resp, nil
 		}
 		if ctx.Err() != nil {
@@ -101,7 +99,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	}
 }
 
-// sendRequest sends the request, with retries, and returns the answer.
+// sendRequest sends the request once and returns the answer.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
 	params, err := m.buildParams(req, q)
 	if err != nil {

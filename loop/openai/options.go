@@ -34,20 +34,9 @@ type Options struct {
 	// MaxOutputTokens is the longest answer of a request that sets none; zero
 	// means the endpoint's default.
 	MaxOutputTokens int64
-	// Price is the price of tokens; nil means unknown.
-	Price *Price
 	// SendReasoning sends the model's earlier reasoning with each request. Some
 	// endpoints require it and some refuse it.
 	SendReasoning bool
-	// MaxRetries is the number of times that a request is repeated if it failed
-	// before its answer began; nil means 2.
-	MaxRetries *int
-	// MaxRetryDelay is the longest delay before a retry; zero means 2 minutes.
-	// If the endpoint asks for more, the request is not repeated.
-	MaxRetryDelay time.Duration
-	// OnRetry is called before the delay of each retry; nil means no call. It must
-	// return at once.
-	OnRetry func(Retry)
 	// HeaderTimeout is the longest wait for the first byte of an answer; zero
 	// means 10 minutes, because a long answer without streaming can take that
 	// long.
@@ -63,29 +52,11 @@ type Options struct {
 	Logger *zap.Logger
 }
 
-// Retry is a request that failed and is repeated after a delay.
-type Retry struct {
-	// Status is the HTTP status of the failure; 0 means that no answer began.
-	Status int
-	// Delay is the longest time until the request is repeated.
-	Delay time.Duration
-	// Number counts the retries of the request from 1; Most is the largest one.
-	Number, Most int
-}
-
-// Price is the price of tokens, in US dollars per million. CachedInput is the price
-// of cached input.
-type Price struct {
-	Input, CachedInput, Output float64
-}
-
 // DefaultBaseURL is OpenAI's own endpoint.
 const DefaultBaseURL = "https://api.openai.com/v1"
 
 // Defaults of Options.
 const (
-	defaultRetries       = 2
-	defaultRetryDelay    = 2 * time.Minute
 	defaultHeaderTimeout = 10 * time.Minute
 	defaultIdleTimeout   = 2 * time.Minute
 	// An answer of 128,000 tokens in one event per token has about 30 MB.
@@ -115,22 +86,14 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Provider == "" {
 		o.Provider = "openai"
 	}
-	if o.MaxRetries == nil {
-		o.MaxRetries = new(defaultRetries)
-	}
-	if *o.MaxRetries < 0 || o.MaxOutputTokens < 0 || o.MaxRetryDelay < 0 ||
-		o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.MaxResponseBytes < 0 {
+	if o.MaxOutputTokens < 0 || o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.MaxResponseBytes < 0 {
 		return o, fmt.Errorf("%w: negative number", ErrInvalid)
 	}
-	o.MaxRetryDelay = cmp.Or(o.MaxRetryDelay, defaultRetryDelay)
 	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
 	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
-	}
-	if o.OnRetry == nil {
-		o.OnRetry = func(Retry) {}
 	}
 	return o, nil
 }

@@ -9,7 +9,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -74,22 +73,10 @@ func (u usage) limitsUsage() limits.Usage {
 	return out
 }
 
-// setCost sets the cost by the configured price, which takes precedence over the
-// cost that the endpoint reports. Without usage the cost stays unknown.
-func (m *Model) setCost(r *loop.Response) {
-	if r.Usage.Tokens() == 0 {
-		if m.usageMissingLogged.CompareAndSwap(false, true) {
-			m.options.Logger.Warn("endpoint reports no usage: token and cost limits have no effect",
-				zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model))
-		}
-		return
+// warnMissingUsage logs once that the endpoint reports no usage.
+func (m *Model) warnMissingUsage(u limits.Usage) {
+	if u.Tokens() == 0 && m.usageMissingLogged.CompareAndSwap(false, true) {
+		m.options.Logger.Warn("endpoint reports no usage: token and cost limits have no effect",
+			zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model))
 	}
-	p := m.options.Price
-	if p == nil {
-		return
-	}
-	// Dollars per million tokens are millionths of a dollar per token.
-	micro := float64(r.Usage.InputTokens)*p.Input + float64(r.Usage.CachedInputTokens)*p.CachedInput +
-		float64(r.Usage.OutputTokens)*p.Output
-	r.Usage.CostMicroUSD = new(int64(math.Ceil(micro)))
 }

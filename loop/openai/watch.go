@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/openai/openai-go/v3/option"
@@ -22,32 +23,27 @@ var (
 // maxErrorBytes is the number of bytes that are read of an error's body.
 const maxErrorBytes = 64 << 10
 
-// watcher observes all attempts of one request. It records the refusal of the last
-// attempt, and bounds the waits and the size of the answer. Attempts are sequential,
-// so it needs no lock.
+// watcher observes one request. It records a refusal, and bounds the waits and the
+// size of the answer.
 type watcher struct {
 	options Options
-	// status, header and body are those of the last refusal; status is 0 if
-	// there was none.
+	// began reports whether an answer other than a refusal began.
+	began bool
+	// status, header and body are those of a refusal; status is 0 if there was
+	// none.
 	status int
 	header http.Header
 	body   []byte
-	// attempts counts the attempts that have failed.
-	attempts int
 }
 
-// middleware runs one attempt. See [option.WithMiddleware].
+// middleware runs the request. See [option.WithMiddleware].
 func (w *watcher) middleware(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
-	w.status = 0
-	w.header = nil
-	w.body = nil
 	ctx, cancel := context.WithCancelCause(req.Context())
 	wait := time.AfterFunc(w.options.HeaderTimeout, func() { cancel(errNoHeaders) })
 	res, err := next(req.WithContext(ctx))
 	wait.Stop()
 	if err != nil {
 		defer cancel(nil)
-		w.reportRetry(req.Context(), nil)
 		if cause := context.Cause(ctx); errors.Is(cause, errNoHeaders) {
 			return nil, fmt.Errorf("%w (%v): %w", errNoHeaders, w.options.HeaderTimeout, err)
 		}
@@ -58,41 +54,27 @@ func (w *watcher) middleware(req *http.Request, next option.MiddlewareNext) (*ht
 	}
 	if res.StatusCode >= http.StatusBadRequest {
 		w.recordRefusal(res)
-		w.reportRetry(req.Context(), res)
+	} else {
+		w.began = true
 	}
 	return res, nil
 }
 
-// reportRetry counts an attempt that failed, with an answer or with none, and
-// reports the retry that follows it, if any.
-func (w *watcher) reportRetry(ctx context.Context, res *http.Response) {
-	w.attempts++
-	if ctx.Err() != nil || w.attempts > *w.options.MaxRetries || res != nil && !isRetriable(res) {
-		return
-	}
-	// The library's jitter shortens this delay by up to a quarter.
-	delay := min(500*time.Millisecond<<min(w.attempts-1, 30), w.options.MaxRetryDelay)
-	if asked := parseRetryAfter(w.header); asked > w.options.MaxRetryDelay {
-		return
-	} else if asked > 0 {
-		delay = asked
-	}
-	w.options.OnRetry(Retry{Status: w.status, Delay: delay, Number: w.attempts, Most: *w.options.MaxRetries})
-}
-
-// isRetriable reports whether the library repeats a request after a refusal.
-func isRetriable(res *http.Response) bool {
-	switch res.Header.Get("X-Should-Retry") {
+// isRetriable reports whether a request that was refused may succeed later.
+func isRetriable(status int, header http.Header, message string) bool {
+	switch header.Get("X-Should-Retry") {
 	case "true":
 		return true
 	case "false":
 		return false
 	}
-	switch res.StatusCode {
-	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+	switch status {
+	case http.StatusRequestTimeout, http.StatusConflict:
 		return true
+	case http.StatusTooManyRequests:
+		return !strings.Contains(message, "insufficient_quota")
 	}
-	return res.StatusCode >= http.StatusInternalServerError
+	return status >= http.StatusInternalServerError
 }
 
 // recordRefusal records a refusal and empties its body. The library could not decode

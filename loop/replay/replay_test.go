@@ -61,7 +61,7 @@ func playTurn(t *testing.T, m *Model, d fixedResults) (loop.Outcome, string) {
 	t.Helper()
 	var shown strings.Builder
 	out, err := loop.Run(t.Context(), loop.Options{
-		Model: m, Dispatcher: d, Session: "ses_1", Turn: "trn_1",
+		Profiles: []loop.Profile{{Model: m}}, Dispatcher: d, Session: "ses_1", Turn: "trn_1",
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, "Do it.")},
 		Emit: func(e loop.Event) error {
 			if d, ok := e.(loop.TextDelta); ok {

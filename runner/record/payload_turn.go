@@ -41,16 +41,27 @@ type TurnCancelled struct {
 	WallMS     int64        `json:"wall_ms"`
 }
 
+// ModelCall identifies one request to a model.
+type ModelCall struct {
+	Round   int    `json:"round"` // from 1; 0 for a closing completion
+	Profile string `json:"profile"`
+	Attempt int    `json:"attempt"` // from 1 in each round
+	// Model is the model of the profile. In an answer, its name is the one that
+	// the provider reports.
+	Model loop.ModelInfo `json:"model"`
+}
+
 // ModelCallStarted reports a request to the model.
 type ModelCallStarted struct {
-	Round int            `json:"round"` // from 1; 0 for a closing completion
-	Model loop.ModelInfo `json:"model"`
-	Tools int            `json:"tools_offered"`
+	ModelCall
+
+	Tools int `json:"tools_offered"`
 }
 
 // ModelCallCompleted reports its answer.
 type ModelCallCompleted struct {
-	Round     int   `json:"round"`
+	ModelCall
+
 	LatencyMS int64 `json:"latency_ms"`
 	// FirstDeltaMS is absent where nothing was streamed.
 	FirstDeltaMS *int64       `json:"first_delta_ms,omitempty"`
@@ -61,11 +72,20 @@ type ModelCallCompleted struct {
 
 // ModelCallFailed reports that there is no answer.
 type ModelCallFailed struct {
-	Round   int             `json:"round"`
+	ModelCall
+
 	Class   loop.ErrorClass `json:"error_class"`
 	Status  int             `json:"http_status,omitempty"`
 	Message string          `json:"error_message"`
 	ErrorID string          `json:"error_id,omitempty"` // names the log's entry
+	Retry   *ModelRetry     `json:"retry,omitempty"`    // absent if the request is not repeated
+}
+
+// ModelRetry is the repetition of a failed request.
+type ModelRetry struct {
+	Number  int   `json:"number"` // from 1
+	Most    int   `json:"most"`
+	DelayMS int64 `json:"delay_ms"`
 }
 
 // Message is one message of the history, whole: what resume, replay and

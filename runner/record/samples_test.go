@@ -26,6 +26,7 @@ func samples() []Payload {
 	usage := limits.Usage{Rounds: 2, ToolCalls: 1, InputTokens: 100, OutputTokens: 20, CostMicroUSD: new(int64(1234))}
 	exceeded := &Limit{Kind: limits.KindMemory, Limit: 2 << 30, Used: 2<<30 + 1}
 	model := loop.ModelInfo{Provider: "openai", Model: "gpt-5", BaseURL: "https://api.openai.com/v1"}
+	call := ModelCall{Round: 1, Profile: "main", Attempt: 2, Model: model}
 	return []Payload{
 		SessionCreated{
 			Version: "0.1.0", Task: "make the test pass", Workspace: "/home/me/p", WorkspaceMode: "bind", Git: "ro",
@@ -51,9 +52,12 @@ func samples() []Payload {
 			{ToolResult: &loop.ToolResult{ToolUseID: "tu_0", Content: []tools.Block{{Text: "exit code 1"}}, IsError: true}},
 			{Thinking: &loop.Thinking{Text: "hm", Signature: "s"}},
 		}, Client: "http:alice"},
-		ModelCallStarted{Round: 1, Model: model, Tools: 8},
-		ModelCallCompleted{Round: 1, LatencyMS: 812, FirstDeltaMS: new(int64(120)), Usage: usage, Finish: "tool_calls", ToolCalls: 1},
-		ModelCallFailed{Round: 1, Class: loop.ModelRateLimit, Status: 429, Message: "the provider refuses", ErrorID: "err_1"},
+		ModelCallStarted{ModelCall: call, Tools: 8},
+		ModelCallCompleted{ModelCall: call, LatencyMS: 812, FirstDeltaMS: new(int64(120)), Usage: usage, Finish: "tool_calls", ToolCalls: 1},
+		ModelCallFailed{
+			ModelCall: call, Class: loop.ModelRateLimit, Status: 429, Message: "the provider refuses", ErrorID: "err_1",
+			Retry: &ModelRetry{Number: 1, Most: 2, DelayMS: 500},
+		},
 		SandboxStarted{Attestation: att, StartMS: 140},
 		SandboxLost{Container: "caisson-ses_1", Cause: "out of memory", Limit: exceeded, Restarting: true},
 		SandboxRestarted{Restart: 1, Attestation: att, StartMS: 131},

@@ -19,6 +19,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -152,7 +153,7 @@ func prepare(state, turns, rules string, in NewSession, backend sandbox.Backend,
 			Backend: backend, Choice: record.BackendChoice{Asked: "fake", Chosen: "fake"},
 			Image: images.Reference{Scheme: images.SchemeHost}, Mode: sandbox.WorkspaceMode(in.Mode), Resources: limits.DefaultResources(),
 		},
-		ModelOptions:  runner.ModelOptions{Model: model, Budget: limits.Budget{Rounds: new(int64(40))}},
+		ModelOptions:  runner.ModelOptions{Profiles: []loop.Profile{{Model: model}}, Budget: limits.Budget{Rounds: new(int64(40))}},
 		PolicyOptions: runner.PolicyOptions{Policy: preset},
 	}
 	if change != nil {

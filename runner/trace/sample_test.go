@@ -92,9 +92,10 @@ func (w *writer) created(task string) {
 
 // model is one model call with an answer and calls.
 func (w *writer) model(round int, takes time.Duration, text string, calls ...loop.ToolUse) {
-	w.put(10*time.Millisecond, record.ActorAgent, record.ModelCallStarted{Round: round, Model: loop.ModelInfo{Provider: "openai", Model: "gpt-5"}, Tools: 5})
+	call := record.ModelCall{Round: round, Profile: "main", Attempt: 1, Model: loop.ModelInfo{Provider: "openai", Model: "gpt-5"}}
+	w.put(10*time.Millisecond, record.ActorAgent, record.ModelCallStarted{ModelCall: call, Tools: 5})
 	w.put(takes, record.ActorAgent, record.ModelCallCompleted{
-		Round: round, LatencyMS: takes.Milliseconds(), Finish: "tool_calls", ToolCalls: len(calls),
+		ModelCall: call, LatencyMS: takes.Milliseconds(), Finish: "tool_calls", ToolCalls: len(calls),
 		Usage: limits.Usage{Rounds: 1, InputTokens: int64(900 + 350*round), CachedInputTokens: int64(800 * (round - 1)), OutputTokens: int64(60 + 20*round), CostMicroUSD: new(int64(2100 + 400*round))},
 	})
 	m := record.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}}
@@ -249,8 +250,8 @@ func TestSessionsWithoutATask(t *testing.T) {
 			for _, text := range []string{tc.message, "what the workspace says"} {
 				w.put(0, record.ActorUser, record.Message{Role: loop.RoleUser, Blocks: []loop.Block{{Text: &loop.Text{Text: text}}}})
 			}
-			w.put(0, record.ActorAgent, record.ModelCallStarted{Round: 1})
-			w.put(300*time.Microsecond, record.ActorAgent, record.ModelCallCompleted{Round: 1})
+			w.put(0, record.ActorAgent, record.ModelCallStarted{ModelCall: record.ModelCall{Round: 1}})
+			w.put(300*time.Microsecond, record.ActorAgent, record.ModelCallCompleted{ModelCall: record.ModelCall{Round: 1}})
 			w.turn = ""
 		}
 		w.put(100*time.Microsecond, record.ActorSystem, record.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown"})

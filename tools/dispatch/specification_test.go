@@ -448,7 +448,7 @@ func TestSpecification9_5ParallelReads(t *testing.T) {
 	}
 	model := &script{answers: []loop.Message{three, loop.NewText(loop.RoleAssistant, "I read three files.")}}
 	out, err := loop.Run(t.Context(), loop.Options{
-		Model: model, Dispatcher: s.d, System: "Read.", Messages: []loop.Message{loop.NewText(loop.RoleUser, "Read all.")},
+		Profiles: []loop.Profile{{Model: model}}, Dispatcher: s.d, System: "Read.", Messages: []loop.Message{loop.NewText(loop.RoleUser, "Read all.")},
 		Session: "ses_spec", Turn: "trn_spec",
 	})
 	if err != nil || out.Reason != loop.StopAnswered {

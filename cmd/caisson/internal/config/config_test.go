@@ -263,14 +263,14 @@ models:
 		want    SelectedModel
 		err     string
 	}{
-		"key alone":      {"", []string{"OPENAI_API_KEY=k"}, SelectedModel{Provider: "openai", Name: "gpt-5", KeyEnv: "OPENAI_API_KEY", APIKey: "k", KeyNeeded: true}, ""},
-		"address alone":  {"", []string{"OPENAI_BASE_URL=http://h/v1"}, SelectedModel{Provider: "openai", Name: "gpt-5", BaseURL: "http://h/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
+		"key alone":      {"", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "openai/gpt-5", Provider: "openai", Name: "gpt-5", KeyEnv: "OPENAI_API_KEY", APIKey: "k", KeyNeeded: true}, ""},
+		"address alone":  {"", []string{"OPENAI_BASE_URL=http://h/v1"}, SelectedModel{Profile: "openai/gpt-5", Provider: "openai", Name: "gpt-5", BaseURL: "http://h/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
 		"nothing":        {"", nil, SelectedModel{}, "model: no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL"},
-		"named, no key":  {"openai/m", nil, SelectedModel{Provider: "openai", Name: "m", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
-		"slash in name":  {"openai/a/b", nil, SelectedModel{Provider: "openai", Name: "a/b", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
-		"replay":         {"replay//x/y.yaml", nil, SelectedModel{Provider: "replay", Name: "/x/y.yaml"}, ""},
-		"no key leaked":  {"local", []string{"OPENAI_API_KEY=k"}, SelectedModel{Provider: "openai", Name: "qwen3", BaseURL: "http://127.0.0.1:1/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
-		"profile's key":  {"keyed", []string{"OPENAI_API_KEY=k", "X_KEY=x"}, SelectedModel{Provider: "openai", Name: "m", BaseURL: "https://x/v1", KeyEnv: "X_KEY", APIKey: "x", KeyNeeded: true, Price: &Price{1, 0.1, 2}}, ""},
+		"named, no key":  {"openai/m", nil, SelectedModel{Profile: "openai/m", Provider: "openai", Name: "m", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"slash in name":  {"openai/a/b", nil, SelectedModel{Profile: "openai/a/b", Provider: "openai", Name: "a/b", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"replay":         {"replay//x/y.yaml", nil, SelectedModel{Profile: "replay//x/y.yaml", Provider: "replay", Name: "/x/y.yaml"}, ""},
+		"no key leaked":  {"local", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "local", Provider: "openai", Name: "qwen3", BaseURL: "http://127.0.0.1:1/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
+		"profile's key":  {"keyed", []string{"OPENAI_API_KEY=k", "X_KEY=x"}, SelectedModel{Profile: "keyed", Provider: "openai", Name: "m", BaseURL: "https://x/v1", KeyEnv: "X_KEY", APIKey: "x", KeyNeeded: true, Price: &limits.Price{Input: 1, CachedInput: 0.1, CacheWrite: 1, Output: 2}}, ""},
 		"no profile":     {"other", nil, SelectedModel{}, "--model: there is no model profile other (there are keyed, local)"},
 		"other provider": {"acme/m", nil, SelectedModel{}, "--model: there is no provider acme"},
 	} {

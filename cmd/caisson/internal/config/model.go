@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/caisson-run/caisson/limits"
 )
 
 // DefaultModel is the model if only a key of OpenAI, or the address of a server that
@@ -20,6 +22,8 @@ const openAIBase = "https://api.openai.com/v1"
 
 // SelectedModel is the model that was chosen, its key looked up.
 type SelectedModel struct {
+	// Profile is the name of the profile, or provider/model.
+	Profile string
 	// Provider is openai or replay.
 	Provider string
 	// Name is the model's, or the file that replay plays.
@@ -36,7 +40,7 @@ type SelectedModel struct {
 	MaxRetries                                *int
 	MaxRetryDelay, HeaderTimeout, IdleTimeout time.Duration
 	// Price is nil where it is unknown.
-	Price *Price
+	Price *limits.Price
 }
 
 // SelectModel returns the model that the settings name. environ holds the keys.
@@ -68,7 +72,7 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 		m = Model{Provider: &provider, Model: &model}
 	}
 	out := SelectedModel{
-		Provider: valueOr(m.Provider, "openai"), Name: valueOr(m.Model, ""), Price: m.Price,
+		Profile: name, Provider: valueOr(m.Provider, "openai"), Name: valueOr(m.Model, ""), Price: m.Price.perToken(),
 		MaxOutputTokens: int64(valueOr(m.MaxOutputTokens, 0)), ContextWindow: int64(valueOr(m.ContextWindow, 0)),
 	}
 	if m.Temperature != nil {

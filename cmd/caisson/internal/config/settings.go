@@ -146,9 +146,22 @@ type Model struct {
 
 // Price is in US dollars per million tokens.
 type Price struct {
-	Input       Number `yaml:"input" doc:"of input"`
-	CachedInput Number `yaml:"cached_input" doc:"of input that the provider had cached"`
-	Output      Number `yaml:"output" doc:"of output"`
+	Input       Number  `yaml:"input" doc:"of input"`
+	CachedInput *Number `yaml:"cached_input" doc:"of input that the provider had cached; that of input by default"`
+	CacheWrite  *Number `yaml:"cache_write" doc:"of input that the provider wrote to its cache; that of input by default"`
+	Output      Number  `yaml:"output" doc:"of output"`
+}
+
+// perToken returns the price for the loop, nil if it is unknown. Cached tokens cost what
+// input costs where the price names none of their own, so that a cost is never too low.
+func (p *Price) perToken() *limits.Price {
+	if p == nil {
+		return nil
+	}
+	return &limits.Price{
+		Input: float64(p.Input), CachedInput: float64(valueOr(p.CachedInput, p.Input)),
+		CacheWrite: float64(valueOr(p.CacheWrite, p.Input)), Output: float64(p.Output),
+	}
 }
 
 // Policy decides which calls run, prompt or are refused.

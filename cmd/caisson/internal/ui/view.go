@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -90,6 +91,9 @@ func (v *view) addRecord(r record.Record) []string {
 	case record.KindModelCallFailed:
 		v.asking = false
 		p := decode[record.ModelCallFailed](r)
+		if p.Retry != nil {
+			return []string{v.style.yellow("! " + retryText(p))}
+		}
 		return []string{v.style.red(fmt.Sprintf("! the model failed (%s): %s", p.Class, safeLine(p.Message)))}
 	case record.KindMessage:
 		return v.addMessage(decode[record.Message](r))
@@ -101,6 +105,19 @@ func (v *view) addRecord(r record.Record) []string {
 		return []string{v.style.yellow("! " + safeLine(p.Message))}
 	}
 	return nil
+}
+
+// retryText describes a request to the model that is repeated.
+func retryText(p record.ModelCallFailed) string {
+	failure := "no answer"
+	if p.Status != 0 {
+		failure = strings.TrimSpace(fmt.Sprintf("HTTP %d %s", p.Status, http.StatusText(p.Status)))
+	}
+	wait := time.Duration(p.Retry.DelayMS) * time.Millisecond
+	if wait >= 10*time.Second {
+		wait = wait.Round(time.Second)
+	}
+	return fmt.Sprintf("model: %s, retry %d of %d in %s", failure, p.Retry.Number, p.Retry.Most, wait)
 }
 
 // addBudget warns that a limit is near; one that is reached says so at the end.
