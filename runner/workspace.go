@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -134,6 +135,21 @@ func OpenWorkspace(path string, p Protected) (*Workspace, error) {
 		return nil, errors.Join(err, dir.Close())
 	}
 	return w, nil
+}
+
+// MakeWorkspace makes an empty workspace for one session, below the state directory,
+// which no other session reaches. The caller removes it with [sessiondir.RemoveWorkspace]
+// after the session.
+func MakeWorkspace(d *sessiondir.Dir) (*Workspace, error) {
+	path, err := d.MakeWorkspace()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := workspace.OpenDir(path)
+	if err != nil {
+		return nil, &WorkspaceError{Op: "open", Path: path, Err: err}
+	}
+	return &Workspace{Path: path, Dir: dir}, nil
 }
 
 // absolutePath makes a path absolute. The name of the working directory is resolved: a

@@ -61,5 +61,9 @@ type Mount struct {
 }
 
 // CachesDir returns the directory below a state directory whose subdirectories
-// may be mounted. Nothing else of the state directory may.
+// may be mounted as [Spec].Mounts, and WorkspacesDir that whose subdirectories may be
+// workspaces. Nothing else of the state directory may be mounted.
 func CachesDir(stateDir string) string { return filepath.Join(stateDir, "caches") }
+
+// WorkspacesDir is described at [CachesDir].
+func WorkspacesDir(stateDir string) string { return filepath.Join(stateDir, "workspaces") }

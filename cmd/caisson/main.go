@@ -5,26 +5,34 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"runtime"
+	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 	"golang.org/x/term"
 
 	"github.com/caisson-run/caisson"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ci"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // version is stamped by the build (-X main.version).
@@ -142,4 +150,209 @@ func machineMemory() int64 {
 		}
 	}
 	return memory
+}
+
+// run executes the whole program and returns the exit status.
+func run(ctx context.Context, args, env []string, a app) int {
+	a.environ, a.args = env, args
+	var guard *ci.Guard
+	if !isHolder(args) { // whose output its parent guards
+		guard = guardOutput(&a)
+	}
+	stop := handleSignals(&a)
+	defer stop()
+	status := execute(ctx, &a, guard, args)
+	if guard != nil {
+		closeGuard(&a, guard) // not where the program panics: commands stay stopped then
+	}
+	return status
+}
+
+// execute runs the command that the arguments name, and returns the exit status.
+func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
+	root := newRoot(a)
+	if guard != nil {
+		root.PersistentPreRun = func(cmd *cobra.Command, _ []string) { configureGuard(guard, cmd) }
+	}
+	root.SetArgs(args)
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
+	err := root.ExecuteContext(ctx)
+	if e, ok := errors.AsType[*exitError](err); ok {
+		return e.status
+	}
+	if err != nil {
+		e := describeError(err)
+		reportError(a, e)
+		return e.Status
+	}
+	return exitDone
+}
+
+// newRoot makes the command tree.
+func newRoot(a *app) *cobra.Command {
+	root := newGroup(&cobra.Command{
+		Use:   "caisson",
+		Short: "Run an agent's tool calls where they can do no harm",
+		Long: "Caisson runs an LLM agent on a workspace. What only reads runs in this process; what writes or\n" +
+			"executes runs in one container a session, without network, and nothing is left of it afterwards.",
+		SilenceUsage: true, SilenceErrors: true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}, newRunCommand(a), newExecCommand(a), newInitCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newCachesCommand(a), newServeCommand(a), newApprovalsCommand(a),
+		newTrustCommand(a), newUntrustCommand(a), newConfigCommand(a), newTraceCommand(a), newToolsCommand(a), newDoctorCommand(a), newVersionCommand(a))
+	root.Version = programVersion()
+	root.SetVersionTemplate(versionLine() + "\n")
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{suggestFlag(cmd, err)} })
+	setHelp(root)
+	addCompletion(root, a.environ)
+	return root
+}
+
+// newGroup completes a command that only has subcommands.
+func newGroup(cmd *cobra.Command, commands ...*cobra.Command) *cobra.Command {
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return noCommand(cmd, args[0])
+		}
+		return cmd.Help()
+	}
+	cmd.AddCommand(commands...)
+	return cmd
+}
+
+// noCommand returns the error for an unknown subcommand, which lists those of cmd.
+func noCommand(cmd *cobra.Command, name string) error {
+	var names []string
+	for _, c := range cmd.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	if like := doctor.NearestWord(name, names); like != "" {
+		return newUsageError("there is no command %q (did you mean %s %s?); there are %s", cmd.CommandPath()+" "+name, cmd.CommandPath(), like, strings.Join(names, ", "))
+	}
+	return newUsageError("there is no command %q; there are %s", cmd.CommandPath()+" "+name, strings.Join(names, ", "))
+}
+
+// suggestFlag adds to the error about an unknown flag the one that it is like.
+func suggestFlag(cmd *cobra.Command, err error) error {
+	unknown, ok := errors.AsType[*pflag.NotExistError](err)
+	if !ok {
+		return err
+	}
+	var names []string
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	if like := doctor.NearestWord(unknown.GetSpecifiedName(), names); like != "" {
+		return fmt.Errorf("%w (did you mean --%s?)", err, like)
+	}
+	return err
+}
+
+// noArgs refuses arguments.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return newUsageError("%s takes no arguments, got %q", cmd.CommandPath(), args[0])
+	}
+	return nil
+}
+
+// dataCommands write data that a file must get as it is: a patch, a program's
+// own output, records, a page.
+var dataCommands = []string{"caisson diff", "caisson exec", "caisson sandbox exec", "caisson trace export", "caisson trace html"}
+
+// guardOutput puts a guard in front of the streams where a CI system's runner
+// would obey what they say. It returns nil elsewhere.
+func guardOutput(a *app) *ci.Guard {
+	g := ci.New(a.environ.get, a.stdout, a.stderr)
+	if g == nil {
+		return nil
+	}
+	a.stdout, a.stderr = g.Stdout(), g.Stderr()
+	isTerminal, exit := a.terminal, a.exit
+	a.terminal = func(stream any) bool {
+		if s, ok := stream.(*ci.Stream); ok {
+			return isTerminal(s.Unwrap())
+		}
+		return isTerminal(stream)
+	}
+	a.exit = func(status int) {
+		g.Close()
+		exit(status)
+	}
+	return g
+}
+
+// configureGuard tells the guard what a command writes to standard output.
+func configureGuard(g *ci.Guard, cmd *cobra.Command) {
+	path := cmd.CommandPath()
+	if asJSON := cmd.Flags().Lookup("json"); path == "caisson trace export" || asJSON != nil && asJSON.Value.String() == "true" {
+		g.WriteJSON()
+	}
+	if slices.Contains(dataCommands, path) {
+		g.KeepFiles()
+	}
+}
+
+// closeGuard ends the guard, and reports what it changed for good.
+func closeGuard(a *app, g *ci.Guard) {
+	if n := g.Escaped(); n > 0 {
+		fmt.Fprintf(a.stderr, "caisson: on standard output %s escaped, as in :\\u003a, so that the CI runner does not obey text; docs/ci.md says how to get it unchanged\n",
+			formatCount(n, "marker is", "markers are"))
+	}
+	g.Close()
+}
+
+func newVersionCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Long:  "Print the version, and what it was built with." + "\n" + exitHelp(nil, 0),
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := fmt.Fprintln(a.stdout, versionLine())
+			return err
+		},
+	}
+}
+
+func versionLine() string {
+	with := "no programs embedded"
+	if names := programs.Embedded(); len(names) > 0 {
+		with = "with " + strings.Join(names, " and ")
+	}
+	return fmt.Sprintf("caisson %s %s %s/%s, %s", programVersion(), runtime.Version(), runtime.GOOS, runtime.GOARCH, with)
+}
+
+// modulePath is the path of this module.
+const modulePath = "github.com/caisson-run/caisson"
+
+// installHint returns how a program that was not found is installed: in the way in
+// which this one was.
+func installHint(name string) string {
+	switch name {
+	case "caisson-guest", "runsc":
+	default:
+		return "Install it, or name it under programs: in the configuration."
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		install := map[string]string{
+			"caisson-guest": modulePath + "/cmd/caisson-guest@" + info.Main.Version,
+			"runsc":         modulePath + "/sandbox/oci/runsc@latest",
+		}[name]
+		return "Install it beside caisson: CGO_ENABLED=0 go install " + install
+	}
+	return "Build it with make build, keep it beside caisson, or name it under programs: in the configuration."
+}
+
+// programVersion returns the version stamped by the build, or that of the module.
+func programVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
+		return info.Main.Version
+	}
+	return "devel"
 }

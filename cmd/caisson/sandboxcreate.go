@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -119,13 +118,13 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 	ctx, force, cancel, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
 	defer stop()
 	defer u.close(ctx)
-	h := newHolder(f.ttl, func() { cancel(nil) })
+	watch := runner.NewCommandWatch()
 	var id string
 	session, done, err := s.openWithoutModel(ctx, u, force, "caisson sandbox create", func(o *runner.Options) {
-		id, o.EndRequested = o.Dir.Session, h.end
+		id, o.EndRequested = o.Dir.Session, func() { cancel(nil) }
 		show := o.Mirror
 		o.Mirror = func(r record.Record, line []byte) {
-			h.observeRecord(r.Kind)
+			watch.Observe(r.Kind)
 			show(r, line)
 		}
 	})
@@ -139,7 +138,7 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 		err = parent.Ready(id)
 	}
 	if err == nil {
-		h.waitForEnd(ctx, session)
+		watch.Wait(ctx, session, f.ttl)
 	}
 	r := session.Close()
 	u.showEnd(ctx, r)
@@ -147,60 +146,6 @@ func holdSandbox(ctx context.Context, a *app, f *createFlags) error {
 		return cmp.Or(interruption(ctx), err)
 	}
 	return exitWith(r.ExitStatus)
-}
-
-// holder decides when a sandbox without an agent ends.
-type holder struct {
-	ttl time.Duration
-	end func()
-	// running is the number of commands that run. used receives when a command begins or
-	// ends, or the sandbox is lost.
-	running atomic.Int64
-	used    chan struct{}
-}
-
-func newHolder(ttl time.Duration, end func()) *holder {
-	return &holder{ttl: ttl, end: end, used: make(chan struct{}, 1)}
-}
-
-// observeRecord is called with the kind of every record, and never waits.
-func (h *holder) observeRecord(kind record.Kind) {
-	switch kind {
-	case record.KindUserCommandStarted:
-		h.running.Add(1)
-	case record.KindUserCommandEnded:
-		h.running.Add(-1)
-	case record.KindSandboxLost:
-	default:
-		return
-	}
-	select {
-	case h.used <- struct{}{}:
-	default: // what was sent before was not received yet
-	}
-}
-
-// waitForEnd returns when the sandbox has to end: ctx has ended, no command has run for the
-// time to live, or the session can run no more commands.
-func (h *holder) waitForEnd(ctx context.Context, session *runner.Session) {
-	idle := time.NewTimer(h.ttl)
-	defer idle.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-idle.C:
-			return
-		case <-h.used:
-			if session.Status().Over != "" {
-				return
-			}
-			idle.Stop()
-			if h.running.Load() == 0 {
-				idle.Reset(h.ttl)
-			}
-		}
-	}
 }
 
 const removeLong = `End sandboxes of caisson sandbox create, and wait until nothing is left of them. Running commands get

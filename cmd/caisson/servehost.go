@@ -50,7 +50,7 @@ func (h *serverHost) defaultPreset(bool) string { return "default" }
 func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	conf := h.base.conf.Serve
 	o := server.Options{
-		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
+		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, PrepareSandbox: h.prepareSandbox, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
 		OpenMetrics: conf.OpenMetrics != nil && *conf.OpenMetrics,
 		Shows: func(workspace string) bool {
 			_, _, ok := h.roots.findRoot(workspace)
@@ -124,6 +124,11 @@ func (h *serverHost) openSession(workspace string, asked config.Asked) (_ *sessi
 	if err != nil {
 		return nil, requestError(err)
 	}
+	return h.newBuilder(s, w, wishes)
+}
+
+// newBuilder returns the builder of a session with what a client asks for.
+func (h *serverHost) newBuilder(s *settings, w *runner.Workspace, wishes config.File) (*sessionBuilder, error) {
 	if err := s.load(wishes); err != nil {
 		return nil, err
 	}
@@ -198,13 +203,20 @@ func (h *serverHost) prepareSession(ctx context.Context, in server.NewSession) (
 			})
 		}
 	}
-	for _, t := range h.secrets {
-		o.Secrets = append(o.Secrets, redact.Secret{Name: "token " + t.Label, Value: t.Value})
-	}
+	o.Secrets = append(o.Secrets, h.tokenSecrets()...)
 	return o, func() {
 		done()
 		s.close()
 	}, nil
+}
+
+// tokenSecrets returns the tokens of clients, which no record may hold.
+func (h *serverHost) tokenSecrets() []redact.Secret {
+	var out []redact.Secret
+	for _, t := range h.secrets {
+		out = append(out, redact.Secret{Name: "token " + t.Label, Value: t.Value})
+	}
+	return out
 }
 
 // notGranted returns the first class of calls for which the policy that would be

@@ -57,7 +57,7 @@ func (a archive) isVisible(dir string) bool {
 	}
 	defer t.close()
 	created, err := trace.ReadCreated(t.file)
-	return err == nil && created.Workspace != "" && a.shows(created.Workspace)
+	return err == nil && created.Workspace != "" && (created.Workspace == sessiondir.WorkspacePath(a.stateDir, filepath.Base(dir)) || a.shows(created.Workspace))
 }
 
 // listIDs returns the IDs of all sessions, the newest first.

@@ -110,7 +110,7 @@ func (w *testEnv) options() Options {
 	return Options{
 		StateDir: w.state, Version: "test", MaxSessions: 80, MaxStreams: 256,
 		Tokens:  []Token{{"alice", aliceToken, []Role{RoleAdmin}}, {"bob", bobToken, []Role{RoleAdmin}}},
-		Prepare: w.prepare, OpenWorkspace: w.openWorkspace,
+		Prepare: w.prepare, PrepareSandbox: w.prepareSandbox, OpenWorkspace: w.openWorkspace,
 	}
 }
 
@@ -162,6 +162,38 @@ func prepare(state, turns, rules string, in NewSession, backend sandbox.Backend,
 	return o, func() {
 		_ = folder.Close()
 		_ = ws.Close()
+	}, nil
+}
+
+// prepareSandbox does the same as cmd/caisson, with a fake sandbox.
+func (w *testEnv) prepareSandbox(_ context.Context, in NewSandbox) (runner.Options, func(), error) {
+	folder, err := sessiondir.Create(w.state, nil)
+	if err != nil {
+		return runner.Options{}, nil, err
+	}
+	var ws *runner.Workspace
+	if in.Workspace == "" {
+		ws, err = runner.MakeWorkspace(folder)
+	} else {
+		ws, err = w.openWorkspace(in.Workspace)
+	}
+	if err != nil {
+		return runner.Options{}, nil, errors.Join(err, folder.Close())
+	}
+	o := runner.Options{
+		Dir: folder, Workspace: ws, Version: "test",
+		SandboxOptions: runner.SandboxOptions{
+			Backend: w.backend, Choice: record.BackendChoice{Asked: "fake", Chosen: "fake"},
+			Image: images.Reference{Scheme: images.SchemeHost}, Mode: sandbox.WorkspaceMode(in.Mode), Resources: limits.DefaultResources(),
+		},
+	}
+	if w.opts != nil {
+		w.opts(&o)
+	}
+	return o, func() {
+		if err := errors.Join(ws.Close(), sessiondir.RemoveWorkspace(w.state, folder.Session), folder.Close()); err != nil {
+			w.t.Errorf("end a sandbox: %v", err)
+		}
 	}, nil
 }
 

@@ -79,6 +79,9 @@ func newReader(tb testing.TB, state string) *reader {
 	tb.Helper()
 	s, err := New(Options{
 		StateDir: state, Tokens: []Token{{Label: "alice", Value: aliceToken}},
+		PrepareSandbox: func(context.Context, NewSandbox) (runner.Options, func(), error) {
+			return runner.Options{}, nil, errors.New("no sandboxes here")
+		},
 		Prepare: func(context.Context, NewSession) (runner.Options, func(), error) {
 			return runner.Options{}, nil, errors.New("it only reads")
 		},

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -47,8 +48,14 @@ func TestOpenAPIIsPublished(t *testing.T) {
 		Paths   map[string]map[string]json.RawMessage `json:"paths"`
 	}
 	got.decodeInto(t, &doc)
-	if !strings.HasPrefix(doc.OpenAPI, "3.1") || len(doc.Paths) != 12 {
-		t.Errorf("OpenAPI %s with %d paths", doc.OpenAPI, len(doc.Paths))
+	if !strings.HasPrefix(doc.OpenAPI, "3.1") {
+		t.Errorf("OpenAPI %s", doc.OpenAPI)
+	}
+	for route := range routeRoles {
+		_, path, _ := strings.Cut(route, " ")
+		if _, listed := doc.Paths[path]; listed == slices.Contains([]string{"/metrics", "/openapi.json", "/healthz"}, path) {
+			t.Errorf("%s is listed: %v", path, listed)
+		}
 	}
 	// Every operation describes its errors as problems.
 	for path, operations := range doc.Paths {

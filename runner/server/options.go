@@ -17,12 +17,17 @@ const (
 	// DefaultMaxStreams is the number of event streams that one token may have
 	// open.
 	DefaultMaxStreams = 64
+	// DefaultSandboxTTL is how long a sandbox without a model stays without a command,
+	// and DefaultMaxSandboxTTL the longest such time that a client may ask for.
+	DefaultSandboxTTL    = time.Hour
+	DefaultMaxSandboxTTL = 24 * time.Hour
 	// DefaultIdleTime is how long a session without a turn is kept. Its container
 	// holds memory meanwhile.
 	DefaultIdleTime = time.Hour
 )
 
-// Options are the options of a server. StateDir, Prepare and Tokens are required.
+// Options are the options of a server. StateDir, Prepare, PrepareSandbox and Tokens are
+// required.
 type Options struct {
 	// StateDir is the state directory, with the sessions of all Caissons of its
 	// user.
@@ -32,6 +37,8 @@ type Options struct {
 	// the session. The error of a request that is not allowed is a [PrepareError];
 	// other errors are as those of runner.Open.
 	Prepare func(ctx context.Context, r NewSession) (o runner.Options, done func(), err error)
+	// PrepareSandbox is Prepare for a sandbox without a model.
+	PrepareSandbox func(ctx context.Context, r NewSandbox) (o runner.Options, done func(), err error)
 	// OpenWorkspace opens the workspace of an ended session, for its changes. It
 	// refuses directories on which sessions can't be started.
 	OpenWorkspace func(path string) (*runner.Workspace, error)
@@ -48,10 +55,10 @@ type Options struct {
 	// Hosts are the names, or names and ports, of the server besides localhost and
 	// its addresses.
 	Hosts []string
-	// MaxSessions, MaxStreams and IdleTime bound the resources of clients; zero
-	// means the default.
+	// MaxSessions, MaxStreams, IdleTime and MaxSandboxTTL bound the resources of
+	// clients; zero means the default.
 	MaxSessions, MaxStreams int
-	IdleTime                time.Duration
+	IdleTime, MaxSandboxTTL time.Duration
 	// OpenMetrics serves /metrics without a token.
 	OpenMetrics bool
 
@@ -80,6 +87,7 @@ func (o *Options) setDefaults() {
 	defaultTo(&o.MaxSessions, DefaultMaxSessions)
 	defaultTo(&o.MaxStreams, DefaultMaxStreams)
 	defaultTo(&o.IdleTime, DefaultIdleTime)
+	defaultTo(&o.MaxSandboxTTL, DefaultMaxSandboxTTL)
 	defaultTo(&o.headerTime, headerTime)
 	defaultTo(&o.bodyTime, bodyTime)
 }

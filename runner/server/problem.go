@@ -104,12 +104,19 @@ var prepareStatuses = map[string]int{
 	"untrusted":     http.StatusForbidden,
 	"configuration": http.StatusServiceUnavailable, "model": http.StatusServiceUnavailable,
 	"sandbox": http.StatusServiceUnavailable, "records": http.StatusServiceUnavailable,
+
+	string(runner.FaultCommand): http.StatusUnprocessableEntity, string(runner.FaultSandboxStart): http.StatusServiceUnavailable,
+	string(runner.FaultCommandLost): http.StatusServiceUnavailable, string(runner.FaultReplaced): http.StatusServiceUnavailable,
+	string(runner.FaultDisk): http.StatusInsufficientStorage,
 }
 
 // prepareCauses are the causes of errors that have none for clients, by the code.
 var prepareCauses = map[string]string{
 	"input": "a file that the session needs can't be used", "configuration": "the server's configuration can't be used",
 	"model": "the model can't be used", "sandbox": "the sandbox can't be used", "records": "the records of a session can't be written",
+	string(runner.FaultSandboxStart): "the sandbox could not start", string(runner.FaultCommandLost): "the sandbox was lost while the command ran",
+	string(runner.FaultReplaced): "a fresh sandbox took the place of one that was lost, and the command did not run in it",
+	string(runner.FaultDisk):     "the disk of the server is nearly full",
 }
 
 // Hints of errors that have none of their own.

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner"
 )
 
 // registry holds the live sessions of a server, and finds the others in its
@@ -48,8 +50,20 @@ func newRegistry(o *Options, d *diagnostics) *registry {
 
 // startSession starts a session that a client requests.
 func (r *registry) startSession(ctx context.Context, in NewSession, from client) (*session, error) {
-	if err := r.reserveSession(); err != nil {
+	live := newSession(r.diagnostics, r.indexes, in.Title, from)
+	live.prepare = func(ctx context.Context) (runner.Options, func(), error) { return r.opts.Prepare(ctx, in) }
+	live.idleTime = r.opts.IdleTime
+	if err := r.startLive(ctx, live); err != nil {
 		return nil, err
+	}
+	r.log.Info("session started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", displayTitle(in.Workspace)))
+	return live, nil
+}
+
+// startLive opens a session and makes it live.
+func (r *registry) startLive(ctx context.Context, live *session) error {
+	if err := r.reserveSession(); err != nil {
+		return err
 	}
 	reserved := true
 	defer func() { // also if openRun panics: closeAll would wait for ever
@@ -58,23 +72,21 @@ func (r *registry) startSession(ctx context.Context, in NewSession, from client)
 		}
 		r.ending.Done()
 	}()
-	live := newSession(r.diagnostics, r.indexes, in, from)
-	live.idleTime, live.onClosed = r.opts.IdleTime, func() { r.removeSession(live.id) }
+	live.onClosed = func() { r.removeSession(live.id) }
 	if err := live.openRun(ctx, r.ctx, r.opts); err != nil {
 		if r.ctx.Err() != nil {
-			return nil, serverStopping()
+			return serverStopping()
 		}
-		return nil, err
+		return err
 	}
 	reserved = !r.addSession(live)
 	if reserved { // it came too late for closeAll
 		live.close("")
 		<-live.closed
-		return nil, serverStopping()
+		return serverStopping()
 	}
 	r.metrics.started.Inc()
-	r.log.Info("session started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", displayTitle(in.Workspace)))
-	return live, nil
+	return nil
 }
 
 // addSession makes a reserved session live, and reports whether it did: not while the

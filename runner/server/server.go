@@ -26,8 +26,8 @@ type Server struct {
 
 // New returns a server that does not listen yet.
 func New(o Options) (*Server, error) {
-	if o.StateDir == "" || o.Prepare == nil {
-		return nil, errors.New("new server: Options.StateDir or Options.Prepare is missing")
+	if o.StateDir == "" || o.Prepare == nil || o.PrepareSandbox == nil {
+		return nil, errors.New("new server: Options.StateDir, Options.Prepare or Options.PrepareSandbox is missing")
 	}
 	o.setDefaults()
 	keys, err := newKeyring(o.Tokens)
@@ -40,7 +40,7 @@ func New(o Options) (*Server, error) {
 	s.guard = &guard{diagnostics: s.diagnostics, keys: keys, hosts: o.Hosts, openMetrics: o.OpenMetrics, bodyTime: o.bodyTime}
 	mux := http.NewServeMux()
 	s.openAPI, err = registerRoutes(mux, s.diagnostics,
-		sessionsAPI{s.sessions}, turnsAPI{s.sessions}, confirmationsAPI{s.sessions}, s.streams, valuesAPI{s.sessions},
+		sessionsAPI{s.sessions}, sandboxesAPI{s.sessions}, turnsAPI{s.sessions}, confirmationsAPI{s.sessions}, s.streams, valuesAPI{s.sessions},
 		changesAPI{sessions: s.sessions, open: o.OpenWorkspace, settle: o.Settle})
 	if err != nil {
 		return nil, fmt.Errorf("new server: %w", err)

@@ -26,12 +26,17 @@ type session struct {
 	indexes *indexes
 	id      string
 	dir     string // of its records
-	asked   NewSession
 	client  client // who started it
+	// prepare is Options.Prepare or Options.PrepareSandbox for the client's request, and
+	// task describes the session in its first record.
+	prepare func(ctx context.Context) (runner.Options, func(), error)
+	task    string
 	begun   time.Time
 	run     *runner.Session
 	feed    *feed
 	steps   *trace.Steps
+	// sandbox is that of a session without a model, nil for others.
+	sandbox *liveSandbox
 	// confirmations are those of the session.
 	confirmations *confirmations
 	// done releases the resources of Prepare.
@@ -62,9 +67,9 @@ type session struct {
 }
 
 // newSession returns a session that is not open yet.
-func newSession(d *diagnostics, x *indexes, in NewSession, from client) *session {
+func newSession(d *diagnostics, x *indexes, title string, from client) *session {
 	return &session{
-		diagnostics: d, indexes: x, asked: in, client: from, begun: time.Now(), title: displayTitle(in.Title), feed: newFeed(),
+		diagnostics: d, indexes: x, task: title, client: from, begun: time.Now(), title: displayTitle(title), feed: newFeed(),
 		closed: make(chan struct{}), steps: trace.NewSteps(nil), turns: map[string]*runner.Turn{},
 		confirmations: newConfirmations(d),
 	}
@@ -77,13 +82,13 @@ func (s *session) openRun(ctx, lifetime context.Context, opts *Options) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(lifetime, func() { cancel(context.Cause(lifetime)) })()
-	o, done, err := opts.Prepare(ctx, s.asked)
+	o, done, err := s.prepare(ctx)
 	if err != nil {
 		return s.asProblem("prepare session", err)
 	}
 	s.id, s.dir, s.done = o.Dir.Session, o.Dir.Path, done
 	s.confirmations.session = s.id
-	o.Task, o.Broker, o.Live, o.Force = s.asked.Title, s.confirmations.broker, s.feed.publishDelta, opts.Force
+	o.Task, o.Broker, o.Live, o.Force = s.task, s.confirmations.broker, s.feed.publishDelta, opts.Force
 	o.Mirror, o.User = s.observeRecord, s.client.runnerUser()
 	o.Hint = sessionHint
 	if s.run, err = runner.Open(lifetime, o); err != nil {
@@ -97,6 +102,9 @@ func (s *session) openRun(ctx, lifetime context.Context, opts *Options) error {
 // must not block.
 func (s *session) observeRecord(r record.Record, _ []byte) {
 	step := s.steps.Record(r)
+	if s.sandbox != nil {
+		s.sandbox.watch.Observe(r.Kind)
+	}
 	switch r.Kind {
 	case record.KindSessionCreated:
 		s.recMu.Lock()
@@ -136,8 +144,11 @@ func (s *session) addUsage(u limits.Usage) {
 func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ending {
+	switch {
+	case s.ending:
 		return nil, sessionEnded(s.id)
+	case s.sandbox != nil:
+		return nil, newProblem(http.StatusConflict, "no_model", "session "+s.id+" is a sandbox without a model", "Start a session for turns")
 	}
 	t, err := s.run.StartFor(from.runnerUser(), message)
 	switch {
@@ -193,10 +204,18 @@ func (s *session) cancelTurn(id string, from client) {
 	}
 }
 
-// startIdleTimer starts the timer that ends the session if no turn begins.
+// startIdleTimer starts the timer that ends the session if no turn, or no command,
+// begins.
 func (s *session) startIdleTimer() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.sandbox != nil {
+		s.follows.Go(func() {
+			s.sandbox.watch.Wait(s.sandbox.ctx, s.run, s.sandbox.ttl)
+			s.close("")
+		})
+		return
+	}
 	s.idle = time.AfterFunc(s.idleTime, s.endIfIdle)
 }
 
@@ -218,7 +237,7 @@ func (s *session) watchTurn(t *runner.Turn) {
 // endIfIdle ends a session that has been idle for IdleTime.
 func (s *session) endIfIdle() {
 	s.mu.Lock()
-	unused := !s.ending && s.run.Status().Turn == ""
+	unused := !s.ending && !s.isBusy()
 	s.ending = s.ending || unused // no turn begins any more
 	s.mu.Unlock()
 	if unused {
@@ -227,12 +246,17 @@ func (s *session) endIfIdle() {
 	}
 }
 
+// isBusy reports whether a turn runs, or a command of a sandbox.
+func (s *session) isBusy() bool {
+	return s.run.Status().Turn != "" || s.sandbox != nil && s.sandbox.watch.Running() > 0
+}
+
 // endIdle ends a session in which no turn runs, and reports whether it did. A
 // session that is being ended during a turn is not idle: its changes are
 // incomplete.
 func (s *session) endIdle(client string) bool {
 	s.mu.Lock()
-	idle := s.ending && !s.cut || !s.ending && s.run.Status().Turn == ""
+	idle := s.ending && !s.cut || !s.ending && !s.isBusy()
 	s.ending = s.ending || idle // no turn begins any more
 	s.mu.Unlock()
 	if idle {
@@ -246,10 +270,13 @@ func (s *session) endIdle(client string) bool {
 func (s *session) close(client string) {
 	s.closing.Do(func() {
 		s.mu.Lock()
-		s.cut = !s.ending && s.run.Status().Turn != ""
+		s.cut = !s.ending && s.isBusy()
 		s.ending = true
 		if s.idle != nil {
 			s.idle.Stop()
+		}
+		if s.sandbox != nil {
+			s.sandbox.end(nil)
 		}
 		s.mu.Unlock()
 		go s.finishClose(client)
@@ -274,7 +301,7 @@ func (s *session) currentState() State {
 	switch {
 	case s.ending:
 		return StateClosing
-	case s.run.Status().Turn != "":
+	case s.isBusy():
 		return StateRunning
 	}
 	return StateIdle

@@ -71,7 +71,7 @@ type Session struct {
 	Mode      string     `json:"mode" doc:"bind, overlay or copy"`
 	Backend   string     `json:"backend"`
 	Image     string     `json:"image"`
-	Model     string     `json:"model"`
+	Model     string     `json:"model" doc:"none for a sandbox without a model"`
 	Policy    string     `json:"policy"`
 	// Turn is the running turn.
 	Turn string `json:"turn,omitempty" doc:"the turn that runs"`

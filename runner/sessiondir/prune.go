@@ -162,7 +162,6 @@ func pruneSession(o PruneOptions, name string, before time.Time) (_ *Pruned, err
 // prunable returns the reason why a session must stay whole, or locks its log, as a
 // living session does: no other process prunes it meanwhile.
 func prunable(stateDir, dir string) (release func(), err error) {
-	name := filepath.Base(dir)
 	log, err := os.Open(filepath.Join(dir, LogFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, notPrunedError("its log is missing, so whether it runs is unknown")
@@ -178,12 +177,7 @@ func prunable(stateDir, dir string) (release func(), err error) {
 	if held(log) { // and holds it, where it is not
 		return nil, notPrunedError("it runs")
 	}
-	for _, note := range []string{name + ".json", name + ".json.damaged"} {
-		if _, err := os.Lstat(filepath.Join(stateDir, "cleanup", note)); !errors.Is(err, fs.ErrNotExist) {
-			return nil, notPrunedError("its sandbox is not gone: the next session removes it")
-		}
-	}
-	if inside, err := os.ReadDir(filepath.Join(dir, SandboxDir)); len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if hasRemains(stateDir, dir) {
 		return nil, notPrunedError("its sandbox is not gone: the next session removes it")
 	}
 	if hasUnreportedPatch(dir) {

@@ -3,11 +3,42 @@ package sessiondir
 import (
 	"os"
 	"path/filepath"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // Path is the directory of a session below the state directory.
 func Path(stateDir, session string) string {
 	return filepath.Join(stateDir, "sessions", session)
+}
+
+// WorkspacePath is the path of a workspace that a session has of its own.
+func WorkspacePath(stateDir, session string) string {
+	return filepath.Join(sandbox.WorkspacesDir(stateDir), session)
+}
+
+// MakeWorkspace makes an empty directory that is the session's own workspace, and
+// returns its path. The caller removes it with [RemoveWorkspace] before it closes f.
+func (f *Dir) MakeWorkspace() (string, error) {
+	path := WorkspacePath(filepath.Dir(filepath.Dir(f.Path)), f.Session)
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	if err == nil {
+		err = CheckStateDir(filepath.Dir(path))
+	}
+	if err == nil {
+		err = os.Mkdir(path, 0o755)
+	}
+	if err != nil {
+		return "", stateError(path, "can't be made: "+err.Error(), err)
+	}
+	return path, nil
+}
+
+// RemoveWorkspace removes a session's own workspace with its content, and does nothing if
+// there is none. The session must have ended.
+func RemoveWorkspace(stateDir, session string) error {
+	return overlay.RemoveTree(WorkspacePath(stateDir, session))
 }
 
 // makeSessionDir makes the session's directory, private to its user. It refuses a

@@ -12,9 +12,9 @@ import (
 )
 
 // Sweep removes, from the directories of sessions whose process is dead, what
-// no backend noted: the socket on which users were answered, and the sandbox's
-// directory where that leaves it empty. Records and logs stay. It goes on after an
-// error and returns how many directories it removed.
+// no backend noted: the socket on which users were answered, the sandbox's
+// directory where that leaves it empty, and a workspace of the session's own. Records and
+// logs stay. It goes on after an error and returns how many directories it removed.
 func Sweep(stateDir string) (int, error) {
 	dirs, err := filepath.Glob(filepath.Join(stateDir, "sessions", "ses_*", SandboxDir))
 	if err != nil {
@@ -35,7 +35,42 @@ func Sweep(stateDir string) (int, error) {
 			removed++
 		}
 	}
+	gone, err := sweepWorkspaces(stateDir)
+	return removed + gone, errors.Join(append(errs, err)...)
+}
+
+// sweepWorkspaces removes the workspaces that dead sessions had of their own, once their
+// sandbox is gone.
+func sweepWorkspaces(stateDir string) (removed int, err error) {
+	entries, err := os.ReadDir(sandbox.WorkspacesDir(stateDir))
+	if err != nil {
+		return 0, ignoreMissing(err)
+	}
+	var errs []error
+	for _, e := range entries {
+		session := Path(stateDir, e.Name())
+		if _, err := os.Lstat(session); err == nil && (LivesIn(session) || hasRemains(stateDir, session)) {
+			continue
+		}
+		if err := RemoveWorkspace(stateDir, e.Name()); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		removed++
+	}
 	return removed, errors.Join(errs...)
+}
+
+// hasRemains reports whether a part of the sandbox of a dead session is left.
+func hasRemains(stateDir, session string) bool {
+	name := filepath.Base(session)
+	for _, note := range []string{name + ".json", name + ".json.damaged"} {
+		if _, err := os.Lstat(filepath.Join(stateDir, "cleanup", note)); !errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+	}
+	inside, err := os.ReadDir(filepath.Join(session, SandboxDir))
+	return len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
 // LivesIn reports whether the process of the session with the given directory lives,

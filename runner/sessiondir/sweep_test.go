@@ -3,6 +3,7 @@
 package sessiondir
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -10,6 +11,53 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 )
+
+// TestSweepWorkspaces: the workspace that a session has of its own is removed once its
+// process is dead and its sandbox gone, whatever commands made of it.
+func TestSweepWorkspaces(t *testing.T) {
+	state := t.TempDir()
+	if err := os.Chmod(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	start := func() *Dir {
+		d, err := Create(state, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path, err := d.MakeWorkspace()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.MkdirAll(filepath.Join(path, "a/b"), 0o755), os.Symlink(state, filepath.Join(path, "link")), os.Chmod(filepath.Join(path, "a"), 0)); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	living, dead, contained, noted := start(), start(), start(), start()
+	for _, d := range []*Dir{dead, contained, noted} {
+		if err := d.file.Close(); err != nil { // as the kernel does for a process that is killed
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(contained.Path, SandboxDir, "bundle"), nil, 0o600),
+		os.Mkdir(filepath.Join(state, "cleanup"), 0o700), os.WriteFile(filepath.Join(state, "cleanup", noted.Session+".json"), nil, 0o600),
+		os.MkdirAll(WorkspacePath(state, "ses_x"), 0o700), // of a session whose directory is gone
+	); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Sweep(state); err != nil {
+		t.Error(err)
+	}
+	for session, want := range map[string]bool{living.Session: true, dead.Session: false, contained.Session: true, noted.Session: true, "ses_x": false} {
+		if _, err := os.Lstat(WorkspacePath(state, session)); (err == nil) != want {
+			t.Errorf("the workspace of %s: %v, want it there: %v", session, err, want)
+		}
+	}
+	if err := errors.Join(RemoveWorkspace(state, living.Session), RemoveWorkspace(state, living.Session), living.Close()); err != nil {
+		t.Error(err)
+	}
+}
 
 // What a dead session's process left in its folder is removed; a living one's,
 // and what is no socket, is not.

@@ -26,7 +26,7 @@ func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := work.checkProtected(o, ""); err != nil {
+	if err := work.checkProtected(o, sandbox.WorkspacesDir(o.StateDir)); err != nil {
 		return nil, err
 	}
 	mounts, err := listSubmounts(work.what, path, o.Workspace.Submounts)

@@ -309,6 +309,11 @@ func TestRefusals(t *testing.T) {
 		{"the root directory", func(t *testing.T, f *fixture) { f.dir = "/"; f.hold(t) }, "root directory"},
 		{"a directory that holds the state directory", func(t *testing.T, f *fixture) { f.dir = filepath.Dir(f.StateDir); f.hold(t) }, "holds"},
 		{"the state directory", func(t *testing.T, f *fixture) { f.dir = f.StateDir; f.hold(t) }, "must not change"},
+		{"the directory of workspaces", func(t *testing.T, f *fixture) {
+			f.dir = sandbox.WorkspacesDir(f.StateDir)
+			must(t, os.Mkdir(f.dir, 0o700))
+			f.hold(t)
+		}, "lies in the state directory"},
 		{"a directory in the state directory", func(t *testing.T, f *fixture) { f.dir = f.Dir; f.hold(t) }, "lies in the state directory"},
 		{"home", func(t *testing.T, f *fixture) { f.Protect = []string{f.dir + "/."} }, "must not change"},
 		{"a directory that holds home", func(t *testing.T, f *fixture) {

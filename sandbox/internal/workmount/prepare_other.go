@@ -98,7 +98,8 @@ func checkPlace(path string, o Options) error {
 			return fmt.Errorf("workspace %s: %w: it is or holds %s: use a directory of its own", path, sandbox.ErrInvalid, name)
 		}
 		rel, err = filepath.Rel(real, path)
-		if name == o.StateDir && err == nil && filepath.IsLocal(rel) {
+		own, _ := filepath.Rel(sandbox.WorkspacesDir(real), path)
+		if name == o.StateDir && err == nil && filepath.IsLocal(rel) && (own == "." || !filepath.IsLocal(own)) {
 			return fmt.Errorf("workspace %s: %w: it lies in the state directory %s", path, sandbox.ErrInvalid, name)
 		}
 	}

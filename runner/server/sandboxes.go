@@ -1,0 +1,257 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// NewSandbox is a client's request for a sandbox without a model. Fields that are left
+// out are taken from the server's configuration.
+type NewSandbox struct {
+	Workspace string `json:"workspace,omitempty" maxLength:"4096" doc:"directory that commands work on: absolute, or below the only root; it lies at or below a root of the server. Without one the sandbox has an empty directory, which is removed with it"`
+	Title     string `json:"title,omitempty" maxLength:"400" doc:"a word about the sandbox, for lists"`
+	Mode      string `json:"mode,omitempty" enum:"bind,overlay,copy" doc:"how the workspace is mounted; overlay and copy leave it untouched until changes are applied"`
+	TTL       int64  `json:"ttl_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"how long the sandbox stays without a command; an hour without it"`
+}
+
+// Sandbox is a sandbox without a model, live or ended. It is a session too, of the same
+// id.
+type Sandbox struct {
+	ID        string    `json:"id" example:"ses_01KAJ6N8YV8QZ6W4T0F6P3E9RC"`
+	State     State     `json:"state" enum:"idle,running,closing,ended,interrupted,elsewhere" doc:"running while a command runs"`
+	Title     string    `json:"title"`
+	Begun     time.Time `json:"begun"`
+	Client    string    `json:"client,omitempty" doc:"who started it, as in its records" example:"http:alice"`
+	Workspace string    `json:"workspace,omitempty" doc:"absent where it has a directory of its own"`
+	Mode      string    `json:"mode" doc:"bind, overlay or copy"`
+	Backend   string    `json:"backend"`
+	Image     string    `json:"image"`
+	TTL       int64     `json:"ttl_seconds,omitempty" doc:"how long it stays without a command; absent where it is not live here"`
+	Seq       int64     `json:"seq" doc:"the number of the last record"`
+	Reason    string    `json:"stop_reason,omitempty" doc:"how an ended sandbox ended"`
+	// The rest is given for one sandbox, and not in lists.
+	Problem     *Failure             `json:"problem,omitempty" doc:"what went wrong with an ended sandbox"`
+	Attestation *sandbox.Attestation `json:"attestation,omitempty" doc:"of the container"`
+	Restarts    int                  `json:"restarts,omitempty" doc:"how often a fresh container took the place of one that was lost"`
+	Resources   *record.Resources    `json:"resources,omitempty"`
+	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be taken down"`
+}
+
+// SandboxList is a page of live sandboxes, the newest first.
+type SandboxList struct {
+	Sandboxes []Sandbox `json:"sandboxes" nullable:"false"`
+	Next      string    `json:"next,omitempty" doc:"give it as before for the next page; absent on the last"`
+}
+
+// SandboxPath is the path of a sandbox.
+type SandboxPath struct {
+	ID string `path:"id" doc:"a sandbox's id"`
+}
+
+// liveSandbox is what a live session without a model has.
+type liveSandbox struct {
+	watch *runner.CommandWatch
+	ttl   time.Duration
+	// ctx ends by end, when the session begins to close.
+	ctx context.Context //nolint:containedctx // that of the goroutine that waits for the end of the ttl
+	end context.CancelCauseFunc
+}
+
+// sandboxesAPI are the operations on sandboxes without a model.
+type sandboxesAPI struct{ sessions *registry }
+
+func (a sandboxesAPI) addOperations(o operations) {
+	huma.Register(o.api, o.newOperation(http.MethodPost, "/sandboxes", "startSandbox", "Start a sandbox without a model",
+		"Answers when it can run commands. It ends by DELETE, after its time to live without a command, and with the server. It counts as a session, and is one with the model none.",
+		http.StatusCreated, 422, 429, 503, 507),
+		func(ctx context.Context, in *struct{ Body NewSandbox }) (*struct {
+			Location string `header:"Location"`
+			Body     Sandbox
+		}, error,
+		) {
+			live, err := a.startSandbox(ctx, in.Body, clientOf(ctx))
+			if err != nil {
+				return nil, err
+			}
+			return &struct {
+				Location string `header:"Location"`
+				Body     Sandbox
+			}{"/sandboxes/" + live.id, a.sandboxView(live.sessionView(true), live)}, nil
+		})
+	huma.Register(o.api, o.newOperation(http.MethodGet, "/sandboxes", "listSandboxes", "List live sandboxes",
+		"Those of this server that have not ended, the newest first. GET /sessions has the others too.", http.StatusOK),
+		func(_ context.Context, in *listInput) (*body[SandboxList], error) {
+			return &body[SandboxList]{a.listSandboxes(in.Limit, in.Before)}, nil
+		})
+	huma.Register(o.api, o.newOperation(http.MethodGet, "/sandboxes/{id}", "getSandbox", "Look at a sandbox", "Live or ended.", http.StatusOK, 404),
+		func(_ context.Context, in *SandboxPath) (*body[Sandbox], error) {
+			v, err := a.viewSandbox(in.ID)
+			return &body[Sandbox]{v}, err
+		})
+	huma.Register(o.api, o.newOperation(http.MethodDelete, "/sandboxes/{id}", "endSandbox", "End a sandbox",
+		"Cancels its commands, removes its container, and answers when that is done. Its records and the changes of an overlay are kept. Ending an ended sandbox does nothing.",
+		http.StatusOK, 404, 409),
+		func(ctx context.Context, in *SandboxPath) (*body[Sandbox], error) {
+			v, err := a.endSandbox(ctx, in.ID)
+			if !clientOf(ctx).hasRole(RoleRead) {
+				v = Sandbox{ID: v.ID, State: v.State, Client: v.Client}
+			}
+			return &body[Sandbox]{v}, err
+		})
+}
+
+// startSandbox starts a sandbox that a client requests, and waits until it can run
+// commands.
+func (a sandboxesAPI) startSandbox(ctx context.Context, in NewSandbox, from client) (*session, error) {
+	ttl := time.Duration(in.TTL) * time.Second
+	switch most := a.sessions.opts.MaxSandboxTTL; {
+	case ttl > most:
+		return nil, newProblem(http.StatusUnprocessableEntity, "refused", fmt.Sprintf("ttl_seconds is above the server's limit of %d", int64(most/time.Second)), "Ask for less, or leave it out")
+	case ttl == 0:
+		ttl = min(DefaultSandboxTTL, most)
+	}
+	live := newSession(a.sessions.diagnostics, a.sessions.indexes, in.Title, from)
+	live.prepare = func(ctx context.Context) (runner.Options, func(), error) {
+		return a.sessions.opts.PrepareSandbox(ctx, in)
+	}
+	live.sandbox = &liveSandbox{watch: runner.NewCommandWatch(), ttl: ttl}
+	live.sandbox.ctx, live.sandbox.end = context.WithCancelCause(context.Background())
+	if err := a.sessions.startLive(ctx, live); err != nil {
+		live.sandbox.end(nil)
+		return nil, err
+	}
+	// The first command starts the sandbox, and shows that it runs commands.
+	r, err := live.run.Exec(ctx, runner.UserCommand{Argv: []string{sandbox.GuestPath, "version"}})
+	if err == nil && r.Status == (sandbox.ExitStatus{}) {
+		a.sessions.log.Info("sandbox started", zap.String("session", live.id), zap.String("client", from.label), zap.String("workspace", displayTitle(in.Workspace)))
+		return live, nil
+	}
+	live.close("")
+	<-live.closed
+	switch {
+	case a.sessions.ctx.Err() != nil:
+		return nil, serverStopping()
+	case err != nil:
+		return nil, a.sessions.commandProblem(live.id, err)
+	case r.Status.Cancelled: // by DELETE, or the client is gone
+		return nil, sandboxEnded(live.id)
+	}
+	return nil, a.sessions.internalProblem("start sandbox", fmt.Errorf("its first command ended with %+v", r.Status))
+}
+
+func (a sandboxesAPI) listSandboxes(limit int, before string) SandboxList {
+	out := SandboxList{Sandboxes: []Sandbox{}}
+	all := slices.DeleteFunc(a.sessions.listLive(), func(live *session) bool {
+		return live.sandbox == nil || before != "" && live.id >= before
+	})
+	slices.SortFunc(all, func(x, y *session) int { // ids sort by time
+		if x.id > y.id {
+			return -1
+		}
+		return 1
+	})
+	for _, live := range all {
+		if len(out.Sandboxes) == limit {
+			out.Next = out.Sandboxes[limit-1].ID
+			break
+		}
+		out.Sandboxes = append(out.Sandboxes, a.sandboxView(live.sessionView(false), live))
+	}
+	return out
+}
+
+// viewSandbox returns a sandbox as clients see it.
+func (a sandboxesAPI) viewSandbox(id string) (Sandbox, error) {
+	live := a.sessions.liveSession(id)
+	v, err := a.sessions.viewSession(id, true)
+	if p, ok := errors.AsType[*Problem](err); ok && p.Status == http.StatusNotFound || err == nil && v.Model != (loop.ModelInfo{}).String() {
+		return Sandbox{}, noSandbox()
+	}
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return a.sandboxView(v, live), nil
+}
+
+// requireSandbox returns a live sandbox, or a problem if it has ended or doesn't exist.
+func (a sandboxesAPI) requireSandbox(id string) (*session, error) {
+	if live := a.sessions.liveSession(id); live != nil && live.sandbox != nil {
+		return live, nil
+	}
+	switch v, err := a.viewSandbox(id); {
+	case err != nil:
+		return nil, err
+	case v.State == StateElsewhere:
+		return nil, elsewhere(id)
+	}
+	return nil, sandboxEnded(id)
+}
+
+func (a sandboxesAPI) endSandbox(ctx context.Context, id string) (Sandbox, error) {
+	if live := a.sessions.liveSession(id); live != nil && live.sandbox != nil {
+		live.close(clientOf(ctx).name())
+		if err := waitClosed(ctx, live.closed); err != nil {
+			return Sandbox{}, err
+		}
+	}
+	v, err := a.viewSandbox(id)
+	if err == nil && v.State == StateElsewhere {
+		err = elsewhere(id)
+	}
+	return v, err
+}
+
+// sandboxView returns the view of a sandbox from that of its session; live is nil if it
+// is not live here.
+func (a sandboxesAPI) sandboxView(v Session, live *session) Sandbox {
+	out := Sandbox{
+		ID: v.ID, State: v.State, Title: v.Title, Begun: v.Begun, Client: v.Client, Mode: v.Mode, Backend: v.Backend, Image: v.Image,
+		Seq: v.Seq, Reason: v.Reason, Problem: v.Problem, Attestation: v.Attestation, Restarts: v.Restarts, Resources: v.Resources, Left: v.Left,
+	}
+	if v.Workspace != sessiondir.WorkspacePath(a.sessions.opts.StateDir, v.ID) {
+		out.Workspace = v.Workspace
+	}
+	if live != nil {
+		out.TTL = int64(live.sandbox.ttl / time.Second)
+	}
+	return out
+}
+
+// commandProblem returns the problem of a command that did not end in a sandbox.
+func (d *diagnostics) commandProblem(id string, err error) *Problem {
+	e, ok := errors.AsType[*runner.UserCommandError](err)
+	switch {
+	case errors.Is(err, runner.ErrOver):
+		return sandboxEnded(id)
+	case !ok || prepareStatuses[string(e.Kind)] == 0:
+		return d.internalProblem("run command", err)
+	case e.Kind == runner.FaultCommand: // it is about the request
+		return fromProblem(http.StatusUnprocessableEntity, "command", record.Problem{Cause: e.Cause, Hint: e.Hint})
+	}
+	return d.prepareProblem("run command in "+id, &PrepareError{Code: string(e.Kind), Err: err})
+}
+
+func noSandbox() *Problem {
+	return newProblem(http.StatusNotFound, "no_sandbox", "there is no such sandbox", "GET /sandboxes lists them")
+}
+
+func sandboxEnded(id string) *Problem {
+	return newProblem(http.StatusGone, "ended", "sandbox "+id+" has ended", "Start another one; its records and changes are still there, by GET /sessions/{id}")
+}
+
+func elsewhere(id string) *Problem {
+	return newProblem(http.StatusConflict, "elsewhere", "sandbox "+id+" belongs to another process", "Speak to that")
+}
