@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package boot brings the guest up: it takes over the connection, reads the
 // configuration, restricts itself, reports what it observes, and serves.
 package boot

@@ -1,3 +1,5 @@
+//go:build linux
+
 package filter
 
 import "golang.org/x/sys/unix"

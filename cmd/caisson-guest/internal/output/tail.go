@@ -1,3 +1,5 @@
+//go:build linux
+
 package output
 
 // Tail keeps the last bytes that were written to it. It allocates when it is

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package spawn starts commands.
 //
 // One goroutine is locked to one thread, the spawner. When it starts it empties

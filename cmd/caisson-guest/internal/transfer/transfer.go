@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package transfer runs when the guest's binary is started as a command that
 // gets files into a sandbox or out of it.
 package transfer

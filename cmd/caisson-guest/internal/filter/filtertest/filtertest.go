@@ -1,3 +1,5 @@
+//go:build linux
+
 // Package filtertest makes seccomp filters for tests of calls that fail.
 package filtertest
 
