@@ -58,7 +58,7 @@ type SandboxOptions struct {
 	// protected as the workspace is. In overlay mode all must be read-only.
 	Mounts []sandbox.Mount
 	// Caches hold the files that build tools keep between the sandboxes of a workspace, below
-	// StateDir: go, npm, pip, cargo, maven, or a directory below the home of commands
+	// StateDir: go, npm, pip, cargo, maven, apt, or a directory below the home of commands
 	// such as ~/.gradle.
 	Caches []string
 	// CacheUse is how commands use Caches; "" means writable. With frozen, what they

@@ -49,8 +49,9 @@ import (
 // imagePrograms are what an image has.
 var imagePrograms = []string{"sh", "cat", "id", "ls", "mkdir", "touch"}
 
-// userland gives the files of a small root filesystem, by their path in it.
-func userland(t *testing.T) map[string][]byte {
+// userland gives the files of a small root filesystem, by their path in it, with
+// further programs and their libraries.
+func userland(t *testing.T, further ...string) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{"marker": []byte("from the image\n"), "data/inside": []byte("of the image\n")}
 	add := func(inside, host string) {
@@ -60,7 +61,7 @@ func userland(t *testing.T) map[string][]byte {
 		}
 		files[strings.TrimPrefix(inside, "/")] = content
 	}
-	for _, program := range imagePrograms {
+	for _, program := range slices.Concat(imagePrograms, further) {
 		path, err := exec.LookPath(program)
 		if err == nil {
 			path, err = filepath.EvalSymlinks(path)

@@ -70,6 +70,16 @@ func OpenCaches(dir *sessiondir.Dir, w *Workspace, mode sandbox.WorkspaceMode, o
 		}
 		c.Mounts = append(c.Mounts, m)
 	}
+	for _, cache := range o.Caches {
+		if cache.Config == nil {
+			continue
+		}
+		d, err := c.lease.OpenConfig(*cache.Config)
+		if err != nil {
+			return nil, err
+		}
+		c.Mounts = append(c.Mounts, sandbox.Mount{Target: d.Target, Path: d.Path, Dir: d.File, ReadOnly: true})
+	}
 	return c, nil
 }
 

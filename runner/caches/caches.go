@@ -4,6 +4,7 @@
 //
 //	STATE/caches/ID/workspace.json  the workspace, its owner
 //	STATE/caches/ID/NAME            one cache; NAME is its escaped mount point
+//	STATE/caches/ID/.NAME           a file that Caisson makes for the tools of a cache
 //	STATE/caches/ID.lock            shared while a session uses the caches
 //	STATE/caches/lock               held while caches are opened or removed
 //
@@ -58,7 +59,18 @@ type Cache struct {
 	Targets []string
 	// Env are variables as NAME=value. Those of the user count more.
 	Env []string
+	// Config is a file that the tools read; nil means none.
+	Config *ConfigFile
 }
+
+// ConfigFile is a file that Caisson makes, in a directory of its own that commands can't
+// change.
+type ConfigFile struct {
+	Path, Text string // Path is that in the sandbox
+}
+
+// Target returns the mount point of the directory.
+func (f ConfigFile) Target() string { return path.Dir(f.Path) }
 
 const home = sandbox.HomeDir + "/"
 
@@ -76,7 +88,27 @@ var presets = []Cache{
 	{Name: "cargo", Targets: []string{home + ".cargo/registry", home + ".cargo/git"}, Env: []string{"CARGO_HOME=" + home + ".cargo"}},
 	// Maven 3.8 and older know no MAVEN_ARGS.
 	{Name: "maven", Targets: []string{home + ".m2/repository"}, Env: []string{"MAVEN_OPTS=-Dmaven.repo.local=" + home + ".m2/repository"}},
+	{Name: "apt", Targets: []string{home + ".cache/apt"}, Env: []string{"APT_CONFIG=" + aptConfig}, Config: &ConfigFile{aptConfig, aptText}},
 }
+
+// aptConfig lies in a directory of the root, since a command can rename those of its home.
+const aptConfig = "/.caisson-apt/apt.conf"
+
+// aptText makes apt keep lists and archives in the cache. It makes directories below
+// Dir::State and Dir::Cache alone; the state of dpkg is the image's. Files of the cache
+// can't be given to the user _apt. The command apt removes archives that it installed,
+// unless it is told to keep them.
+const aptText = `Dir::Cache "` + home + `.cache/apt/";
+Dir::Cache::archives "archives/";
+Dir::Cache::pkgcache "";
+Dir::Cache::srcpkgcache "";
+Dir::State "` + home + `.cache/apt/";
+Dir::State::lists "lists/";
+Dir::State::status "/var/lib/dpkg/status";
+Dir::State::extended_states "/var/lib/apt/extended_states";
+APT::Sandbox::User "root";
+Binary::apt::APT::Keep-Downloaded-Packages "true";
+`
 
 // Presets returns the names of the presets.
 func Presets() []string {
@@ -95,8 +127,6 @@ func Parse(name string) (Cache, error) {
 	}
 	dir, ok := strings.CutPrefix(name, "~/")
 	switch {
-	case name == "apt":
-		return Cache{}, fmt.Errorf("a cache of apt would stay empty, since commands reach no registry of packages: use an image with the packages, or have root with a writable root install .deb files of the workspace")
 	case !ok:
 		return Cache{}, fmt.Errorf("no cache has the name %q: want %s, or a directory below the home such as ~/.gradle", name, strings.Join(Presets(), ", "))
 	case dir == "" || dir == "." || path.Clean("/"+dir) != "/"+dir || strings.ContainsFunc(dir, isSpecial):

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +26,8 @@ const (
 	lockSuffix = ".lock"
 	// removedPrefix begins the names of directories that are being removed.
 	removedPrefix = ".removed-"
+	// configPrefix begins the names of directories with a ConfigFile.
+	configPrefix = "."
 )
 
 // ErrBusy reports caches that a session uses.
@@ -66,7 +69,10 @@ type Dir struct {
 // Lease holds caches open. No other process removes them until it is closed.
 type Lease struct {
 	Dirs []Dir
-	lock *flock.Flock
+
+	dir     string // of the workspace
+	configs []*os.File
+	lock    *flock.Flock
 }
 
 // Close closes the directories and ends the lease.
@@ -74,6 +80,9 @@ func (l *Lease) Close() error {
 	var errs []error
 	for _, d := range l.Dirs {
 		errs = append(errs, d.File.Close())
+	}
+	for _, f := range l.configs {
+		errs = append(errs, f.Close())
 	}
 	_ = os.Chtimes(l.lock.Path(), time.Time{}, time.Now()) // the caches were used until now
 	return errors.Join(append(errs, l.lock.Close())...)
@@ -105,25 +114,46 @@ func (s *Store) Open(workspace string, owner Owner, targets []string) (_ *Lease,
 			err = errors.Join(err, l.Close())
 		}
 	}()
-	dir := filepath.Join(s.dir, name)
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	l.dir = filepath.Join(s.dir, name)
+	if err := os.Mkdir(l.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
 	text, err := json.Marshal(workspaceRecord{workspace, owner})
 	if err == nil {
-		err = atomicwriter.WriteFile(filepath.Join(dir, recordFile), append(text, '\n'), 0o600)
+		err = atomicwriter.WriteFile(filepath.Join(l.dir, recordFile), append(text, '\n'), 0o600)
 	}
 	if err != nil {
 		return nil, err
 	}
 	for _, target := range targets {
-		d := Dir{Target: target, Path: filepath.Join(dir, url.PathEscape(target))}
+		d := Dir{Target: target, Path: filepath.Join(l.dir, url.PathEscape(target))}
 		if d.File, err = openCache(d.Path, owner); err != nil {
 			return nil, err
 		}
 		l.Dirs = append(l.Dirs, d)
 	}
 	return l, os.Chtimes(l.lock.Path(), time.Time{}, time.Now())
+}
+
+// OpenConfig writes the file of a cache, and opens its directory, which is the lease's. It
+// is to be mounted read-only. All users may read it.
+func (l *Lease) OpenConfig(f ConfigFile) (Dir, error) {
+	d := Dir{Target: f.Target(), Path: filepath.Join(l.dir, configPrefix+url.PathEscape(f.Target()))}
+	err := os.Mkdir(d.Path, 0o700)
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		err = os.Chmod(d.Path, 0o755) // whatever the umask is
+	}
+	if err == nil {
+		err = atomicwriter.WriteFile(filepath.Join(d.Path, path.Base(f.Path)), []byte(f.Text), 0o644)
+	}
+	if err == nil {
+		d.File, err = os.Open(d.Path)
+	}
+	if err != nil {
+		return Dir{}, fmt.Errorf("open caches: %w", err)
+	}
+	l.configs = append(l.configs, d.File)
+	return d, nil
 }
 
 // openCache opens a cache's directory, which it makes if it is missing. Its parent
@@ -228,7 +258,7 @@ func (s *Store) describeCaches(id string) (Entry, error) {
 		return e, err
 	}
 	for _, name := range names {
-		if target, err := url.PathUnescape(name.Name()); err == nil && name.IsDir() {
+		if target, err := url.PathUnescape(name.Name()); err == nil && name.IsDir() && !strings.HasPrefix(name.Name(), configPrefix) {
 			e.Caches = append(e.Caches, shortenHome(target))
 			e.Bytes += sizeOf(filepath.Join(dir, name.Name()))
 		}

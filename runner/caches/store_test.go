@@ -108,6 +108,54 @@ func TestPlantedEntriesAreNotFollowed(t *testing.T) {
 	}
 }
 
+// TestConfigFile tests that the file of a cache is the same for each session, readable by all, no cache itself, and removed with the caches.
+func TestConfigFile(t *testing.T) {
+	s := NewStore(t.TempDir())
+	c, err := Parse("apt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		l, err := s.Open("/w", self, c.Targets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := l.OpenConfig(*c.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(d.Path, "apt.conf")
+		text, err := os.ReadFile(file)
+		if err != nil || string(text) != c.Config.Text || d.Target != "/.caisson-apt" {
+			t.Errorf("%q, %v at %s", text, err, d.Target)
+		}
+		for path, want := range map[string]fs.FileMode{d.Path: fs.ModeDir | 0o755, file: 0o644} {
+			if info, err := os.Stat(path); err != nil || info.Mode() != want {
+				t.Errorf("%s: %v, %v", path, info.Mode(), err)
+			}
+		}
+		if err := os.WriteFile(file, []byte("of another version"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := d.File.Stat(); err == nil {
+			t.Error("the lease left the directory open")
+		}
+	}
+	list, err := s.List()
+	if err != nil || len(list) != 1 {
+		t.Fatal(list, err)
+	}
+	if diff := cmp.Diff([]string{"~/.cache/apt"}, list[0].Caches); diff != "" {
+		t.Error(diff)
+	}
+	if err := s.Remove(list[0].ID); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRemoveLeavesUsedCaches tests that caches which a session has open are neither removed nor expired, and that those which no session used
 // for a time are, with what an interrupted removal left.
 func TestRemoveLeavesUsedCaches(t *testing.T) {
@@ -155,8 +203,7 @@ func TestRemoveLeavesUsedCaches(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	for name, want := range map[string]string{
-		"go": "", "npm": "", "pip": "", "cargo": "", "maven": "", "~/.gradle": "", "~/.cache/ms-playwright": "",
-		"apt":                           "would stay empty",
+		"go": "", "npm": "", "pip": "", "cargo": "", "maven": "", "apt": "", "~/.gradle": "", "~/.cache/ms-playwright": "",
 		"bazel":                         "no cache has the name",
 		"/var/cache":                    "no cache has the name",
 		"~":                             "no cache has the name",

@@ -30,7 +30,7 @@ func TestFaultsHavePlaces(t *testing.T) {
 		"workspace":         {user: "workspaces:\n  /w:\n    env:\n      LD_X: y\n", workspace: "/w", want: "USER:4:13: env.LD_X: "},
 		"mounts":            {user: "git: ro\nmounts: [{from: /a}]\n", want: "USER:2:1: mounts: a mount needs from and to"},
 		"mount point":       {user: "mounts: [{from: /a, to: /b/../proc}]\n", want: "USER:1:1: mounts: \"/b/../proc\" is no absolute path of the sandbox"},
-		"caches":            {user: "caches: [go, apt]\n", want: "USER:1:1: caches: a cache of apt would stay empty"},
+		"caches":            {user: "caches: [go, yum]\n", want: "USER:1:1: caches: no cache has the name \"yum\""},
 		"required mounts":   {user: "mounts: [{from: /srv/data/x, to: /x}, {from: /srv/database, to: /y}]\n", required: "mounts: [/srv/data]\n", want: "requirements: mounts /srv/database is not allowed"},
 		"read-only mounts":  {user: "mounts: [{from: /srv/a, to: /x, read_only: true}, {from: /srv/b, to: /y}]\n", required: "writable_mounts: []\n", want: "requirements: mounts /srv/b is not allowed"},
 		"required env_from": {user: "env_from: [CI_A, B]\n", required: "env_from: [CI_*]\n", want: "requirements: env_from B is not allowed"},

@@ -55,7 +55,7 @@ type File struct {
 	Env                   map[string]string `yaml:"env" doc:"variables of the commands in the sandbox, by name" each:"value of a variable"`
 	EnvFrom               VariableNames     `yaml:"env_from" flag:"env-from" value:"NAMES" group:"Sandbox" doc:"variables of caisson's own environment that commands get too; their values are kept out of records; the flag has commas between them"`
 	Mounts                Mounts            `yaml:"mounts" flag:"mount" value:"MOUNTS" group:"Sandbox" doc:"directories of this machine that commands see; the flag has FROM:TO or FROM:TO:ro, with commas between them"`
-	Caches                CacheNames        `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, or a directory such as ~/.gradle; the flag has commas between them"`
+	Caches                CacheNames        `yaml:"caches" flag:"cache" value:"NAMES" group:"Sandbox" doc:"caches that the sessions of a workspace share: go, npm, pip, cargo, maven, apt, or a directory such as ~/.gradle; the flag has commas between them"`
 	KeepCaches            *Duration         `yaml:"keep_caches" flag:"keep-caches" value:"TIME" group:"Output" default:"720h" doc:"how long caches are kept that no session uses, such as 720h"`
 	Submounts             []string          `yaml:"submounts" doc:"mounts inside the workspace that are accepted"`
 	Policy                *Policy           `yaml:"policy" doc:"which calls run, prompt or are refused"`
