@@ -6,10 +6,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
@@ -17,6 +19,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/memory"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // A session without a model runs calls: with policy, records and sandbox as always, and
@@ -197,5 +201,47 @@ func TestCallThatEndsBadly(t *testing.T) {
 	r := s.Close()
 	if b.checkSession(r); r.Reason != loop.StopCancelled || r.Turns != 6 {
 		t.Errorf("%d turns, ended %s: %v", r.Turns, r.Reason, r.Err)
+	}
+}
+
+// TestToolsOfThisProcessAreRecordedFirst tests that a call of a tool which needs no sandbox, though its class is that of one, is on the disk
+// before the tool acts, and that nothing acts if it can't be.
+func TestToolsOfThisProcessAreRecordedFirst(t *testing.T) {
+	b := newBench(t, "")
+	b.opts.Memory = memory.NewStore(t.TempDir(), "/w")
+	b.opts.Policy.Tools = map[string]policy.Mode{"memory_add": policy.ModeAuto}
+	var full error
+	b.opts.syncTrace = func(*os.File) error { return full }
+	var s *Session
+	ran := 0
+	for _, class := range []tools.Class{tools.ClassWrite, tools.ClassExecute} {
+		def := tools.Definition{
+			Name: tools.Name("own_" + class), Description: "A tool of a test.", Class: class, Runs: tools.PlaceSandbox, InputSchema: json.RawMessage(`{"type": "object", "properties": {"x": {"type": "string"}}}`),
+		}
+		b.opts.Tools = append(b.opts.Tools, tools.NewFunc(def, func(context.Context, struct{}) (string, error) {
+			ran++
+			records := recordsOf(t, s.rec)
+			last := records[len(records)-1]
+			if last.Kind != record.KindToolCalled || !strings.Contains(string(last.Payload), "own_"+string(class)) || s.rec.Synced() < int64(len(records)) {
+				t.Errorf("%s acts behind %s %s, %d of %d on the disk", class, last.Kind, last.Payload, s.rec.Synced(), len(records))
+			}
+			return "", nil
+		}))
+	}
+	s = b.opened()
+	for _, name := range []tools.Name{"own_write", "own_execute"} {
+		if r, err := s.Call(t.Context(), name, nil); err != nil || r.IsError {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
+	}
+	if ran != 2 || len(b.backend.Sandboxes) != 0 {
+		t.Errorf("%d calls, %d sandboxes", ran, len(b.backend.Sandboxes))
+	}
+	full = syscall.ENOSPC
+	if r, err := s.Call(t.Context(), "memory_add", json.RawMessage(`{"text": "x"}`)); err == nil && !r.IsError {
+		t.Errorf("memory_add without its record: %+v", r)
+	}
+	if kept, err := b.opts.Memory.Read(); err != nil || len(kept.Notes) != 0 {
+		t.Errorf("kept %+v, %v", kept, err)
 	}
 }

@@ -38,6 +38,9 @@ type eventRecorder struct {
 	// hold a slot and wait for it.
 	attested bool
 	waiting  []dispatch.Called
+	// direct are the tools that can act before a sandbox runs: those of this process.
+	// It is set before the first call.
+	direct map[tools.Name]bool
 }
 
 // tally holds the counts of what was recorded.
@@ -156,10 +159,6 @@ func (j *eventRecorder) recordStart(e dispatch.Called) (due bool, _ error) {
 	return e.Class != tools.ClassNone && e.Class != tools.ClassRead, err
 }
 
-// runsInSandbox reports whether calls of a class run in the sandbox, wherever they
-// are from: registration sees to it.
-func runsInSandbox(c tools.Class) bool { return c == tools.ClassWrite || c == tools.ClassExecute }
-
 // currentTally returns the counts so far.
 func (j *eventRecorder) currentTally() tally {
 	j.mu.Lock()
@@ -269,8 +268,8 @@ func (j *eventRecorder) putCall(call string, actor record.Actor, p record.Payloa
 	return err
 }
 
-// toolEvent records what the dispatcher reports. A call of the sandbox that
-// comes before the sandbox runs waits for it, and is recorded behind
+// toolEvent records what the dispatcher reports. A call that only the sandbox can
+// execute, and that comes before the sandbox runs, is recorded behind
 // sandbox.started, or with its own end if that is first.
 func (j *eventRecorder) toolEvent(e dispatch.Event) error {
 	if d, ok := e.(dispatch.OutputDelta); ok {
@@ -297,7 +296,7 @@ func (j *eventRecorder) toolEvent(e dispatch.Event) error {
 // The caller holds mu.
 func (j *eventRecorder) recordCall(e dispatch.Called) (due bool, _ error) {
 	j.tally.toolCalls++
-	if runsInSandbox(e.Class) && !j.attested {
+	if (e.Class == tools.ClassWrite || e.Class == tools.ClassExecute) && !j.direct[e.Name] && !j.attested {
 		j.waiting = append(j.waiting, e)
 		return false, nil
 	}

@@ -319,9 +319,14 @@ func (s *Session) newDispatcher() (*dispatch.Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, f := range all {
+	s.events.direct = map[tools.Name]bool{}
+	own := len(all) - len(s.opts.Tools)
+	for i, f := range all {
 		if err := d.Register(f); err != nil {
 			return nil, err
+		}
+		if def := f().Definition(); i >= own || def.Runs != tools.PlaceSandbox {
+			s.events.direct[def.Name] = true
 		}
 	}
 	return d, nil
