@@ -44,10 +44,14 @@ type bench struct {
 
 // newBench makes a workspace and a session that plays turns, in YAML.
 func newBench(t *testing.T, turns string) *bench {
+	return newBenchIn(t, t.TempDir(), turns)
+}
+
+// newBenchIn is newBench in a directory, which may have the workspace and sessions.
+func newBenchIn(t *testing.T, root, turns string) *bench {
 	t.Helper()
-	root := t.TempDir()
 	b := &bench{t: t, backend: &fakesandbox.Backend{Scripts: map[string]fakesandbox.Script{}}, dir: filepath.Join(root, "workspace")}
-	if err := os.Mkdir(b.dir, 0o755); err != nil {
+	if err := os.MkdirAll(b.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	w, err := OpenWorkspace(b.dir, Protected{State: filepath.Join(root, "state")})

@@ -191,7 +191,6 @@ func ExpireChanges(stateDir string, keep time.Duration) ([]string, error) {
 			all = append(all, DropCaches(Path(stateDir, name)))
 		}
 	}
-	all = append(all, overlay.SweepFrozen(FrozenLayers(Path(stateDir, "x"))))
 	return gone, errors.Join(all...)
 }
 

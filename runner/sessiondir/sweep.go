@@ -6,37 +6,36 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// Sweep removes, from the directories of sessions whose process is dead, what
-// no backend noted: the socket on which users were answered, the sandbox's
-// directory where that leaves it empty, and a workspace of the session's own. Records and
-// logs stay. It goes on after an error and returns how many directories it removed.
+// Sweep removes what sessions whose process is dead left, and no backend noted: the
+// socket on which users were answered, the sandbox's directory where that leaves it
+// empty, a workspace of the session's own, layers that were not made yet, the whole
+// directory of a session in which nothing ran, and frozen layers that no session needs.
+// Records and logs stay. It goes on after an error and returns how many directories of
+// sandboxes and workspaces it removed.
 func Sweep(stateDir string) (int, error) {
-	dirs, err := filepath.Glob(filepath.Join(stateDir, "sessions", "ses_*", SandboxDir))
+	names, err := List(stateDir)
 	if err != nil {
 		return 0, fmt.Errorf("sweep sessions: %w", err)
 	}
 	removed := 0
 	var errs []error
-	for _, dir := range dirs {
-		if LivesIn(filepath.Dir(dir)) {
-			continue
-		}
-		socket := filepath.Join(dir, sandbox.ExecSocket)
-		if info, err := os.Lstat(socket); err == nil && info.Mode().Type() == fs.ModeSocket {
-			errs = append(errs, ignoreMissing(os.Remove(socket)))
-		}
-		// It may hold what a backend noted and could not remove yet.
-		if os.Remove(dir) == nil {
+	for _, name := range names {
+		swept, err := sweepSession(stateDir, Path(stateDir, name))
+		if swept {
 			removed++
 		}
+		errs = append(errs, err)
 	}
 	gone, err := sweepWorkspaces(stateDir)
-	return removed + gone, errors.Join(append(errs, err)...)
+	errs = append(errs, err, overlay.SweepFrozen(FrozenLayers(Path(stateDir, "x"))))
+	return removed + gone, errors.Join(errs...)
 }
 
 // sweepWorkspaces removes the workspaces that dead sessions had of their own, once their
@@ -71,6 +70,77 @@ func hasRemains(stateDir, session string) bool {
 	}
 	inside, err := os.ReadDir(filepath.Join(session, SandboxDir))
 	return len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
+}
+
+// makingTime is longer than [Create] takes to make the directories of a session and to
+// lock its log. The sandbox's directory is the last of them.
+const makingTime = time.Minute
+
+// sweepSession sweeps the directory of one session, and reports whether it removed the
+// sandbox's.
+func sweepSession(stateDir, session string) (bool, error) {
+	dir := filepath.Join(session, SandboxDir)
+	if _, err := os.Lstat(dir); err != nil {
+		info, err := os.Lstat(session)
+		if err != nil || hasRecords(session) || time.Since(info.ModTime()) < makingTime {
+			return false, ignoreMissing(err)
+		}
+		_ = os.Remove(session) // it is empty if the process was killed before it made the log
+		if LivesIn(session) || mayHaveRun(stateDir, session) {
+			return false, nil
+		}
+		return false, removeUnrecorded(session)
+	}
+	if LivesIn(session) {
+		return false, nil
+	}
+	socket := filepath.Join(dir, sandbox.ExecSocket)
+	var socketErr error
+	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() == fs.ModeSocket {
+		socketErr = ignoreMissing(os.Remove(socket))
+	}
+	_, err := overlay.SweepUnmade(filepath.Join(session, OverlayDir))
+	err = errors.Join(socketErr, err)
+	if hasRecords(session) || mayHaveRun(stateDir, session) {
+		// It may hold what a backend noted and could not remove yet.
+		return os.Remove(dir) == nil, err
+	}
+	return true, errors.Join(err, removeUnrecorded(session))
+}
+
+// hasRecords reports whether a session has begun, as far as can be told.
+func hasRecords(session string) bool {
+	for _, name := range []string{record.TraceFile, record.AuditFile} {
+		info, err := os.Lstat(filepath.Join(session, name))
+		if err == nil && info.Size() > 0 || ignoreMissing(err) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// mayHaveRun reports whether a dead session without records, as those of Go programs
+// that make a sandbox alone, has a sandbox or changes.
+func mayHaveRun(stateDir, session string) bool {
+	changes, err := os.ReadDir(filepath.Join(session, OverlayDir, overlay.UpperDir))
+	return len(changes) > 0 || ignoreMissing(err) != nil || hasRemains(stateDir, session)
+}
+
+// removeUnrecorded removes the directory of a dead session in which nothing ran. It is
+// known to be dead by its log, which goes last.
+func removeUnrecorded(session string) error {
+	names, err := os.ReadDir(session)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if name.Name() != LogFile {
+			if err := overlay.RemoveTree(filepath.Join(session, name.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return errors.Join(ignoreMissing(os.Remove(filepath.Join(session, LogFile))), os.Remove(session))
 }
 
 // LivesIn reports whether the process of the session with the given directory lives,

@@ -8,8 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // TestSweepWorkspaces: the workspace that a session has of its own is removed once its
@@ -59,8 +62,8 @@ func TestSweepWorkspaces(t *testing.T) {
 	}
 }
 
-// What a dead session's process left in its folder is removed; a living one's,
-// and what is no socket, is not.
+// What a dead session's process left in its folder is removed, all of it if nothing
+// ran; a living one's, and what is no socket, is not.
 func TestSweepFolders(t *testing.T) {
 	state := t.TempDir()
 	if err := os.Chmod(state, 0o700); err != nil {
@@ -85,7 +88,14 @@ func TestSweepFolders(t *testing.T) {
 	living, livingBox := make()
 	dead, deadBox := make()
 	full, fullBox := make()
-	for _, f := range []*Dir{dead, full} {
+	unrecorded, _ := make()
+	if err := os.WriteFile(filepath.Join(dead.Path, record.TraceFile), []byte("{}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range []*Dir{dead, full, unrecorded} {
+		if err := os.MkdirAll(filepath.Join(f.Path, OverlayDir, overlay.UpperDir), 0o700); err != nil {
+			t.Fatal(err)
+		}
 		if err := f.file.Close(); err != nil { // as the kernel does for a process that is killed
 			t.Fatal(err)
 		}
@@ -93,11 +103,12 @@ func TestSweepFolders(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(fullBox, "bundle"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := Sweep(state); n != 1 || err != nil {
+	if n, err := Sweep(state); n != 2 || err != nil {
 		t.Errorf("removed %d folders, %v", n, err)
 	}
 	for path, want := range map[string]bool{
 		filepath.Join(livingBox, sandbox.ExecSocket): true, deadBox: false, filepath.Join(dead.Path, LogFile): true,
+		filepath.Join(dead.Path, OverlayDir): false, filepath.Join(full.Path, OverlayDir): false, unrecorded.Path: false,
 		filepath.Join(fullBox, sandbox.ExecSocket): false, filepath.Join(fullBox, "bundle"): true,
 	} {
 		if _, err := os.Lstat(path); (err == nil) != want {
@@ -112,5 +123,50 @@ func TestSweepFolders(t *testing.T) {
 	}
 	if n, err := Sweep(state); n != 0 || err != nil {
 		t.Errorf("second sweep: %d, %v", n, err)
+	}
+}
+
+// TestSweepUnmade: a directory that a killed process was making is removed, and one
+// that may be in the making is not.
+func TestSweepUnmade(t *testing.T) {
+	state := t.TempDir()
+	if err := os.Chmod(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	long := time.Now().Add(-time.Hour)
+	for _, c := range []struct {
+		name                        string
+		log, old, recorded, changes bool
+		stays                       bool
+	}{
+		{name: "ses_empty", old: true},
+		{name: "ses_log", old: true, log: true},
+		{name: "ses_recorded", old: true, log: true, recorded: true, stays: true},
+		{name: "ses_changes", old: true, log: true, changes: true, stays: true}, {name: "ses_young", stays: true},
+		{name: "ses_younglog", log: true, stays: true},
+	} {
+		dir := Path(state, c.name)
+		err := os.MkdirAll(dir, 0o700)
+		if c.log {
+			err = errors.Join(err, os.WriteFile(filepath.Join(dir, LogFile), nil, 0o600))
+		}
+		if c.recorded {
+			err = errors.Join(err, os.WriteFile(filepath.Join(dir, record.TraceFile), []byte("{}\n"), 0o600))
+		}
+		if c.changes {
+			err = errors.Join(err, os.MkdirAll(filepath.Join(dir, OverlayDir, overlay.UpperDir, "changed"), 0o700))
+		}
+		if c.old {
+			err = errors.Join(err, os.Chtimes(dir, long, long))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Sweep(state); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(dir); (err == nil) != c.stays {
+			t.Errorf("%s: %v", c.name, err)
+		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/moby/sys/atomicwriter"
@@ -159,22 +160,30 @@ func newLayerName() string { return "lay_" + rand.Text() }
 // moveUpper makes the upper layer the content of a new frozen layer, and makes a
 // new one like it.
 func moveUpper(l *Layers, name string) error {
-	if err := makeFrozen(l, name); err != nil {
-		return err
+	upper, next, frozen := filepath.Join(l.dir, UpperDir), newUpper(l.dir), frozenPath(l, name, UpperDir)
+	if err := makeUpperLike(next, upper); err != nil {
+		return errors.Join(err, RemoveTree(next))
 	}
-	upper, frozen := filepath.Join(l.dir, UpperDir), frozenPath(l, name, UpperDir)
-	if err := os.Rename(upper, frozen); err != nil {
-		return err
+	err := makeFrozen(l, name)
+	if err == nil {
+		err = os.Rename(upper, frozen)
 	}
-	if err := makeUpperLike(upper, frozen); err != nil {
-		return errors.Join(err, ignoreMissing(unix.Rmdir(upper)), os.Rename(frozen, upper))
+	if err != nil {
+		return errors.Join(err, RemoveTree(next))
+	}
+	if err := os.Rename(next, upper); err != nil {
+		return errors.Join(err, os.Rename(frozen, upper), RemoveTree(next))
 	}
 	return nil
 }
 
-// makeFrozen makes the directory of a new frozen layer that this session uses.
+// newFrozen returns the path at which the directory of a frozen layer is made.
+func newFrozen(dir string) string { return filepath.Join(dir, "frozen.new") }
+
+// makeFrozen makes the directory of a new frozen layer that this session uses. It
+// gets its place with the file of its users, so one without is being removed.
 func makeFrozen(l *Layers, name string) error {
-	for _, dir := range []string{filepath.Join(l.dir, l.lowers.Dir), filepath.Join(l.dir, lowersDir), frozenPath(l, name, "")} {
+	for _, dir := range []string{filepath.Join(l.dir, l.lowers.Dir), filepath.Join(l.dir, lowersDir), newFrozen(l.dir)} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
@@ -183,7 +192,63 @@ func makeFrozen(l *Layers, name string) error {
 	if err := os.WriteFile(link, nil, 0o600); err != nil {
 		return err
 	}
-	return os.Link(link, frozenPath(l, name, frozenFile))
+	if err := os.Link(link, filepath.Join(newFrozen(l.dir), frozenFile)); err != nil {
+		return err
+	}
+	return os.Rename(newFrozen(l.dir), frozenPath(l, name, ""))
+}
+
+// finishFreeze ends a freeze whose process was killed, and removes what is half
+// made. The layers must be locked.
+func (l *Layers) finishFreeze() error {
+	if l.info.State != Kept {
+		return nil
+	}
+	if err := l.readLowers(); err != nil {
+		return err
+	}
+	var all []error
+	for _, path := range halfMade(l.dir) {
+		all = append(all, RemoveTree(path))
+	}
+	upper, next := filepath.Join(l.dir, UpperDir), newUpper(l.dir)
+	if _, err := os.Lstat(upper); isMissing(err) && len(l.lowers.Lowers) > 0 {
+		err = makeUpperLike(next, l.Lowers()[0])
+		if err == nil {
+			err = os.Rename(next, upper)
+		}
+		all = append(all, err)
+	}
+	links, err := os.ReadDir(filepath.Join(l.dir, lowersDir))
+	all = append(all, ignoreMissing(err))
+	for _, link := range links {
+		if !slices.Contains(l.lowers.Lowers, link.Name()) {
+			all = append(all, dropLower(l, link.Name()))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// isUnfinished reports whether a process that was killed may have left something
+// half made, or one that lives is making it.
+func isUnfinished(l *Layers) bool {
+	_, err := os.Lstat(filepath.Join(l.dir, UpperDir))
+	links, _ := os.ReadDir(filepath.Join(l.dir, lowersDir)) // there may be none
+	return isMissing(err) || len(links) != len(l.lowers.Lowers) || len(halfMade(l.dir)) > 0
+}
+
+// halfMade returns what is in the directory of layers under a name that it has only
+// until it is complete.
+func halfMade(dir string) []string {
+	names, _ := os.ReadDir(dir) // using the layers fails with the same error
+	var paths []string
+	for _, name := range names {
+		path := filepath.Join(dir, name.Name())
+		if path == newUpper(dir) || path == newFrozen(dir) || path == filepath.Join(dir, baseFile+".new") || strings.HasPrefix(name.Name(), ".tmp-") { // of atomicwriter
+			paths = append(paths, path)
+		}
+	}
+	return paths
 }
 
 // makeUpperLike makes an empty upper layer whose owner, mode and user attributes
@@ -263,11 +328,7 @@ func (l *Layers) Fork(dir, session string) (_ *Layers, err error) {
 	if err := os.Link(stampsPath(l), filepath.Join(dir, stampsFile)); err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(info)
-	if err != nil {
-		return nil, err
-	}
-	return fork, os.WriteFile(filepath.Join(dir, baseFile), append(text, '\n'), 0o600)
+	return fork, fork.writeInfo()
 }
 
 // stampsPath returns the file with the recorded state of the original.
@@ -315,18 +376,12 @@ func dropLower(l *Layers, name string) error {
 // has a link itself, so none can come while there is none.
 func removeUnused(dir string) error {
 	var st unix.Stat_t
-	if err := unix.Lstat(filepath.Join(dir, frozenFile), &st); err != nil || st.Nlink > 1 {
-		return ignoreMissing(err)
-	}
-	if err := RemoveTree(filepath.Join(dir, UpperDir)); err != nil {
+	err := unix.Lstat(filepath.Join(dir, frozenFile), &st)
+	if err != nil && !isMissing(err) || err == nil && st.Nlink > 1 {
 		return err
 	}
 	return RemoveTree(dir)
 }
-
-// unusedAge is the age of a frozen layer without its file that shows users, as
-// one that is just being made is.
-const unusedAge = time.Hour
 
 // SweepFrozen removes the layers below frozen that no session uses any more,
 // such as those of sessions whose directories were removed. It goes on after an
@@ -338,14 +393,7 @@ func SweepFrozen(frozen string) error {
 	}
 	var all []error
 	for _, name := range names {
-		dir := filepath.Join(frozen, name.Name())
-		_, users := os.Lstat(filepath.Join(dir, frozenFile))
-		info, err := os.Lstat(dir)
-		if isMissing(users) && err == nil && time.Since(info.ModTime()) > unusedAge {
-			all = append(all, RemoveTree(dir))
-			continue
-		}
-		all = append(all, removeUnused(dir))
+		all = append(all, removeUnused(filepath.Join(frozen, name.Name())))
 	}
 	return errors.Join(all...)
 }

@@ -75,14 +75,24 @@ func Create(dir string, o CreateOptions) (_ *Layers, err error) {
 	if err := l.acquireLock(); err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(l.info)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, baseFile), append(text, '\n'), 0o600)
-	}
-	if err != nil {
+	if err := l.writeInfo(); err != nil {
 		return nil, errors.Join(fmt.Errorf("create layers: %w", err), l.Close())
 	}
 	return l, nil
+}
+
+// writeInfo writes base.json without stamps. Layers without the file are not made
+// yet.
+func (l *Layers) writeInfo() error {
+	text, err := json.Marshal(l.info)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(l.dir, baseFile)
+	if err := os.WriteFile(path+".new", append(text, '\n'), 0o600); err != nil {
+		return err
+	}
+	return os.Rename(path+".new", path)
 }
 
 // Open opens the layers in dir for reading. Its error wraps fs.ErrNotExist if
@@ -132,12 +142,19 @@ func (l *Layers) Dir() string { return l.dir }
 func (l *Layers) Info() Info { return l.info }
 
 // Lock locks the layers for a change. It returns [ErrBusy] if their session
-// runs or another process applies them.
+// runs or another process applies them. What a process left half made that was
+// killed is completed or removed.
 func (l *Layers) Lock() error {
 	if l.lock != nil {
 		return nil
 	}
-	return l.acquireLock()
+	if err := l.acquireLock(); err != nil {
+		return err
+	}
+	if err := l.finishFreeze(); err != nil {
+		return errors.Join(fmt.Errorf("lock layers: %w", err), l.Close())
+	}
+	return nil
 }
 
 // acquireLock takes the lock, or returns [ErrBusy].
@@ -197,10 +214,13 @@ func (l *Layers) End(state State) error {
 	return l.endAs(state)
 }
 
-// Sweep removes the rest of layers whose End was interrupted. It removes
-// nothing of other layers.
+// Sweep removes the rest of layers whose End was interrupted. Of others it removes
+// what was left half made. It may lock the layers.
 func (l *Layers) Sweep() error {
 	if l.info.State == Kept {
+		if isUnfinished(l) {
+			return l.Lock()
+		}
 		return nil
 	}
 	_, upper := os.Lstat(filepath.Join(l.dir, UpperDir))
@@ -212,6 +232,20 @@ func (l *Layers) Sweep() error {
 		return err
 	}
 	return l.removeLayers()
+}
+
+// SweepUnmade removes the directory of layers whose process was killed while it made
+// them, and reports whether it did. The process must be gone.
+func SweepUnmade(dir string) (bool, error) {
+	if _, err := os.Lstat(dir); err != nil {
+		return false, ignoreMissing(err)
+	}
+	for _, name := range []string{stateFile, baseFile} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); !isMissing(err) {
+			return false, err
+		}
+	}
+	return true, RemoveTree(dir)
 }
 
 // endAs records the state and removes the layers.

@@ -38,6 +38,9 @@ func (l *Layers) Freeze(context.Context, string) error { return ErrUnsupported }
 // Fork returns [ErrUnsupported].
 func (l *Layers) Fork(string, string) (*Layers, error) { return nil, ErrUnsupported }
 
+// SweepUnmade does nothing.
+func SweepUnmade(string) (bool, error) { return false, nil }
+
 // SweepFrozen does nothing.
 func SweepFrozen(string) error { return nil }
 

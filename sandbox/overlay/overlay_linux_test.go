@@ -37,7 +37,12 @@ func newTestEnv(t *testing.T, before func(dir string)) *testEnv {
 		}
 		t.Skip("mounting an overlay needs root")
 	}
-	root := t.TempDir()
+	return newTestEnvIn(t, t.TempDir(), before)
+}
+
+// newTestEnvIn is newTestEnv in an empty directory.
+func newTestEnvIn(t *testing.T, root string, before func(dir string)) *testEnv {
+	t.Helper()
 	w := &testEnv{t: t, original: filepath.Join(root, "workspace"), merged: filepath.Join(root, "merged")}
 	for _, dir := range []string{w.original, w.merged} {
 		must(t, os.Mkdir(dir, 0o755))
@@ -157,8 +162,27 @@ func TestNamesOfGuardedFiles(t *testing.T) {
 	}
 }
 
+// describeAttributes returns the user's extended attributes of a file as text.
+func describeAttributes(t testing.TB, path string) string {
+	t.Helper()
+	buf := make([]byte, 64<<10)
+	n, err := unix.Llistxattr(path, buf)
+	must(t, err)
+	var out string
+	names := strings.Split(string(buf[:n]), "\x00")
+	slices.Sort(names)
+	for _, name := range names {
+		if strings.HasPrefix(name, "user.") && !strings.HasPrefix(name, overlayPrefix) {
+			n, err := unix.Lgetxattr(path, name, buf)
+			must(t, err)
+			out += fmt.Sprintf(" %s=%q", name, buf[:n])
+		}
+	}
+	return out
+}
+
 // describeTree returns a tree as text: type, mode, owner, number of names,
-// content.
+// content, attributes.
 func describeTree(t testing.TB, dir string) string {
 	t.Helper()
 	var b strings.Builder
@@ -189,7 +213,7 @@ func describeTree(t testing.TB, dir string) string {
 		default:
 			fmt.Fprintf(&b, " rdev %d", st.Rdev)
 		}
-		b.WriteByte('\n')
+		b.WriteString(describeAttributes(t, path) + "\n")
 		return nil
 	})
 	must(t, err)
