@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -34,16 +36,46 @@ const (
 	// ByDescriptor needs Linux 6.13, and takes directories of unattached mounts
 	// from 6.15 on.
 	ByDescriptor LayerReference = iota
-	// ByPath names the same descriptors by /proc/self/fd, the one path to a
+	// ByPath names the same descriptors below /proc/self/fd, the one path to a
 	// directory that can't be changed on the way. Their mounts must be attached
-	// in this mount namespace.
+	// in this mount namespace. Before Linux 6.7 all lower layers are one string,
+	// which has room for some 50.
 	ByPath
 )
 
+// ErrTooManyLayers is the error if the names of the lower layers have no room.
+var ErrTooManyLayers = errors.New("too many lower layers")
+
 // Mount makes an overlay and returns its mount, nosuid and nodev, which is not
 // attached. The caller closes it. Errors wrap the kernel's: EPERM, ENOSYS or
-// ENODEV if overlays can't be mounted at all, EINVAL if not of these layers.
-func Mount(l Layers, ref LayerReference) (*os.File, error) {
+// ENODEV if overlays can't be mounted at all, EINVAL if not of these layers; or they
+// wrap ErrTooManyLayers.
+func Mount(l Layers, ref LayerReference) (mount *os.File, err error) {
+	if ref == ByDescriptor {
+		return mountLayers(l, ref)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// Never unlocked: the thread ends with the goroutine, and its working
+		// directory with it.
+		runtime.LockOSThread()
+		if err = unix.Unshare(unix.CLONE_FS); err == nil {
+			err = unix.Chdir("/proc/self/fd")
+		}
+		if err != nil {
+			err = fmt.Errorf("enter /proc/self/fd: %w", err)
+			return
+		}
+		mount, err = mountLayers(l, ref)
+	}()
+	<-done
+	return mount, err
+}
+
+// mountLayers is Mount. To name layers by path it needs a thread whose working
+// directory is /proc/self/fd.
+func mountLayers(l Layers, ref LayerReference) (*os.File, error) {
 	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("open overlay: %w", err)
@@ -91,13 +123,17 @@ func configureOverlay(overlay int, l Layers, ref LayerReference) error {
 const maxString = 255
 
 // setLowers sets the lower layers of an overlay that is being configured. Linux
-// before 6.7 knows only one list of paths, in which about 14 have room.
+// before 6.7 knows only one list of paths.
 func (ref LayerReference) setLowers(overlay int, lowers []*os.File) error {
-	var paths []string
-	for _, f := range lowers {
-		paths = append(paths, descriptorPath(f))
-	}
-	if list := strings.Join(paths, ":"); ref == ByPath && len(list) <= maxString {
+	if ref == ByPath {
+		var names []string
+		for _, f := range lowers {
+			names = append(names, strconv.Itoa(int(f.Fd())))
+		}
+		list := strings.Join(names, ":")
+		if len(list) > maxString {
+			return fmt.Errorf("%w: the names of %d have %d bytes, and the kernel takes %d", ErrTooManyLayers, len(lowers), len(list), maxString)
+		}
 		return unix.FsconfigSetString(overlay, "lowerdir", list)
 	}
 	for _, f := range lowers {
@@ -111,13 +147,10 @@ func (ref LayerReference) setLowers(overlay int, lowers []*os.File) error {
 // setLayer sets one of the layers of an overlay that is being configured.
 func (ref LayerReference) setLayer(overlay int, key string, layer *os.File) error {
 	if ref == ByPath {
-		return unix.FsconfigSetString(overlay, key, descriptorPath(layer))
+		return unix.FsconfigSetString(overlay, key, strconv.Itoa(int(layer.Fd())))
 	}
 	return unix.FsconfigSetFd(overlay, key, int(layer.Fd()))
 }
-
-// descriptorPath returns the path of an open directory in this process.
-func descriptorPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // Refused reports whether the kernel refused the layers in this form.
 func Refused(err error) bool { return errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EBADF) }
