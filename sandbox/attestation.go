@@ -29,7 +29,11 @@ type Attestation struct {
 	Network           string   `json:"network"` // "none": the loopback interface only
 	RootReadOnly      bool     `json:"root_read_only"`
 	Namespaces        []string `json:"namespaces"`
-	Rootless          bool     `json:"rootless"`
+	// UIDMap and GIDMap are the maps of the guest's user namespace: for each range
+	// the first id inside, the first one outside, and how many there are.
+	UIDMap   string `json:"uid_map,omitempty"`
+	GIDMap   string `json:"gid_map,omitempty"`
+	Rootless bool   `json:"rootless"`
 	// Identities is the number of identities of commands: 1, or 16.
 	Identities int `json:"identities"`
 

@@ -97,6 +97,9 @@ type Info struct {
 	Local bool `json:"local"`
 	// Rootless reports whether the runtime runs without root on the host.
 	Rootless bool `json:"rootless"`
+	// Remapped reports whether the engine remaps the ids of its containers
+	// (userns-remap).
+	Remapped bool `json:"remapped,omitempty"`
 	// Lost names protections and limits that this host lacks.
 	Lost []string `json:"lost,omitempty"`
 }

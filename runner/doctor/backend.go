@@ -76,6 +76,9 @@ func (b Backends) check(ctx context.Context, name string) []Finding {
 	if info.Rootless {
 		detail += ", rootless"
 	}
+	if info.Remapped {
+		detail += ", with userns-remap"
+	}
 	if len(info.Lost) > 0 {
 		detail += "; not protected here: " + strings.Join(info.Lost, " ")
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -53,6 +54,9 @@ func (c *engineContainer) findAccount(ctx context.Context) error {
 // process that can't map ids must be that user.
 func (c *engineContainer) checkAccount() error {
 	id := c.prep.ImageIdentity()
+	if c.facts.base.IsNamespace() {
+		return c.checkRange(id)
+	}
 	if runtime.GOOS != "linux" || os.Geteuid() == 0 || id.UID == os.Geteuid() && len(id.Groups) == 0 && (c.prep.Account.GID == 0 || id.GID == os.Getegid()) {
 		return nil
 	}
@@ -60,6 +64,21 @@ func (c *engineContainer) checkAccount() error {
 		Request: "user image", Reason: fmt.Sprintf("the image's user is %d:%d, and only root can make files of that user yours", id.UID, id.GID),
 		Hint: "use the gvisor backend, or run as root",
 	}
+}
+
+// checkRange refuses an image's user that the user namespace of a remapping engine
+// does not have, or with a group of the range that marks commands there.
+func (c *engineContainer) checkRange(id workmount.Identity) error {
+	for i, n := range append([]int{id.UID, id.GID}, id.Groups...) {
+		isMark := i > 0 && n >= guest.DefaultGIDBase && n < guest.DefaultGIDBase+guest.DefaultGIDCount
+		if n >= workmount.IDCount || isMark {
+			return &sandbox.IncapableError{
+				Request: "user image", Reason: fmt.Sprintf("the image's user has the number %d, which can't be used in a container of an engine with userns-remap", n),
+				Hint: "use the gvisor or the runc backend, or an engine without remapping",
+			}
+		}
+	}
+	return nil
 }
 
 func (c *engineContainer) readAccount(ctx context.Context) error {

@@ -27,7 +27,7 @@ func (c *engineContainer) Attest(ctx context.Context, conn *guest.Conn, a *sandb
 	if err := c.checkVolume(ctx, conn); err != nil {
 		return err
 	}
-	if err := errors.Join(readBack(c.asked, got), checkKernel(c.facts.runtime, hello), c.verifyRoot(hello), c.checkLimits(hello)); err != nil {
+	if err := errors.Join(readBack(c.asked, got), checkKernel(c.facts.runtime, hello), c.verifyRoot(hello), c.verifyBase(hello, got), c.checkLimits(hello)); err != nil {
 		return lifecycle.WeakError(err)
 	}
 	c.describe(a, hello, got)

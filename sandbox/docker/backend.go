@@ -88,6 +88,7 @@ type facts struct {
 	version string
 	info    system.Info
 	runtime runtimeFacts
+	base    workmount.Base // of its containers' user namespaces, with userns-remap
 }
 
 // runtimeFacts are the properties of the runtime that containers get.
@@ -138,7 +139,7 @@ func New(o Options) (*Backend, error) {
 	return b, nil
 }
 
-// markGIDs is the first of the gids that mark commands. The containers have no
+// markGIDs is the first of the gids that mark commands, in containers without a
 // user namespace, so that a gid inside is one on the host: this range is above
 // those of users and the subordinate ones (SUB_GID_MAX of login.defs(5) is
 // 600100000), so that no file of the workspace opens to it.
@@ -219,7 +220,7 @@ func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	}
 	info := sandbox.Info{
 		Backend: Name, Runtime: f.runtime.name, RuntimeVersion: f.runtime.version, RuntimePath: f.runtime.path,
-		EngineVersion: f.version, Local: b.endpoint.isLocal(),
+		EngineVersion: f.version, Local: b.endpoint.isLocal(), Remapped: f.base.IsNamespace(),
 	}
 	if os.Geteuid() != 0 && runtime.GOOS == "linux" {
 		info.Lost = append(info.Lost, workmount.LostFlags)
@@ -268,6 +269,9 @@ func examineEngine(ctx context.Context, r *remote, runtime string) (facts, error
 	if err == nil && f.runtime.version == "" && r.endpoint.isLocal() {
 		f.runtime.version = queryVersion(ctx, f.runtime.path)
 	}
+	if err == nil && isRemapped(info) {
+		f.base, err = findBase(f, r.endpoint.isLocal())
+	}
 	return f, err
 }
 
@@ -281,13 +285,9 @@ func checkIsolation(info system.Info) error {
 	if !strings.Contains(options, "name=seccomp") {
 		missing = append(missing, fmt.Errorf("%w: it has no seccomp: use a kernel and an engine that have", sandbox.ErrUnsupported))
 	}
-	for option, text := range map[string]string{
-		"name=rootless": "it runs rootless", "name=userns": "it remaps user ids (userns-remap)",
-	} {
-		if strings.Contains(options, option) {
-			missing = append(missing, fmt.Errorf("%w: %s, so that only the container's root would own files in the workspace: "+
-				"use an engine that runs as root without remapping, or the gvisor backend", sandbox.ErrUnsupported, text))
-		}
+	if strings.Contains(options, "name=rootless") {
+		missing = append(missing, fmt.Errorf("%w: it runs rootless, so that only the container's root would own files in the workspace: "+
+			"use an engine that runs as root, or the gvisor backend", sandbox.ErrUnsupported))
 	}
 	for name, has := range map[string]bool{"memory": info.MemoryLimit, "pids": info.PidsLimit, "CPU": info.CPUCfsQuota || info.CgroupVersion == "2"} {
 		if !has {

@@ -121,11 +121,13 @@ func (c *engineContainer) Begin(ctx context.Context) error {
 // Identity returns the identity that the workspace's mounts need.
 func (c *engineContainer) Identity(m *workmount.Mounts) lifecycle.Identity {
 	if c.isRoot() {
-		return lifecycle.RootIdentity(c.prep.Spec, false)
+		return lifecycle.RootIdentity(c.prep.Spec, c.facts.base)
 	}
-	return lifecycle.Identity{
+	id := lifecycle.Identity{
 		CommandUID: m.CommandUID, CommandGID: m.CommandGID, ForeignFiles: runtime.GOOS == "linux" && !m.IDMapped, Workspace: c.prep.ImageIdentity(),
 	}
+	id.Workspace.Base = c.facts.base
+	return id
 }
 
 // Create makes the engine's container and attaches to it before it starts, so
@@ -181,6 +183,7 @@ func (c *engineContainer) makeRequest(ctx context.Context) error {
 	c.asked = plan{
 		spec: p.Spec, image: c.image, volumes: volumes, work: p.Mounts, tmpfs: slices.Concat(own, further), files: p.FileBinds(), hostsPath: p.Files.Path(hostsFile), remote: p.Remote, seccomp: c.seccomp,
 		runtime: c.facts.runtime, cpus: c.facts.info.NCPU, labels: c.backend.labels(p.Spec), noSwapLimit: !c.facts.info.SwapLimit,
+		coverCgroups: c.isRoot() && c.ownsCgroups(),
 	}.buildRequest()
 	return nil
 }

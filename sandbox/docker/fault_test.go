@@ -86,9 +86,6 @@ func TestCreateFaults(t *testing.T) {
 		{name: "rootless", spoil: func(b *fakeBed) {
 			b.engine.info.SecurityOptions = append(b.engine.info.SecurityOptions, "name=rootless")
 		}, want: sandbox.ErrUnsupported, text: "rootless"},
-		{name: "remaps ids", spoil: func(b *fakeBed) {
-			b.engine.info.SecurityOptions = append(b.engine.info.SecurityOptions, "name=userns")
-		}, want: sandbox.ErrUnsupported, text: "userns-remap"},
 		{name: "no pids limit", spoil: func(b *fakeBed) { b.engine.info.PidsLimit = false }, want: sandbox.ErrUnsupported, text: "pids"},
 		{name: "no runtime", spoil: func(b *fakeBed) { b.engine.info.DefaultRuntime = "crun" }, want: sandbox.ErrNotFound, text: "runc, runsc"},
 		{name: "another processor", spoil: func(b *fakeBed) { b.engine.info.Architecture = "aarch64" }, want: sandbox.ErrUnsupported, text: "linux/amd64"},

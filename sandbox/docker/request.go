@@ -37,7 +37,9 @@ type plan struct {
 	cpus      int // of the engine's machine
 	// noSwapLimit reports that its kernel does not count swap.
 	noSwapLimit bool
-	labels      map[string]string
+	// coverCgroups hides the cgroups, which the container has writable.
+	coverCgroups bool
+	labels       map[string]string
 }
 
 const (
@@ -203,8 +205,7 @@ func (p plan) mounts() []mount.Mount {
 		list = append(list, bind(b.Source, b.Target, b.ReadOnly))
 	}
 	masks := p.image.masks
-	if p.spec.User == sandbox.UserRoot {
-		// gVisor mounts its own cgroups writable, whatever it is asked for.
+	if p.coverCgroups {
 		masks = append(slices.Clone(masks), "/sys/fs/cgroup")
 	}
 	for _, m := range masks {

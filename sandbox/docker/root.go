@@ -22,9 +22,11 @@ func (c *engineContainer) isRoot() bool { return c.prep.Spec.User == sandbox.Use
 func (b *Backend) checkRoot(f facts) error {
 	err := &sandbox.IncapableError{Request: "user root"}
 	switch {
+	case f.base.IsNamespace():
+		return nil
 	case !f.runtime.ownKernel():
 		err.Reason = fmt.Sprintf("root in a container of the engine's runtime %s would be root of its machine to the kernel", f.runtime.name)
-		err.Hint = "use the gvisor or the runc backend, or a runtime of the engine that is gVisor's runsc (docker.runtime)"
+		err.Hint = "use the gvisor or the runc backend, a runtime of the engine that is gVisor's runsc (docker.runtime), or an engine with userns-remap"
 	case runtime.GOOS != "linux" || !b.endpoint.isLocal() || os.Geteuid() != 0:
 		// gVisor's gofer is root of the host, and acts with the ids of commands.
 		err.Reason = "files that root makes would be those of root of the engine's machine, because only root of that machine can map ids"
@@ -36,9 +38,9 @@ func (b *Backend) checkRoot(f facts) error {
 }
 
 // verifyRoot returns an error if commands are root, and the guest does not observe
-// that it runs on a kernel of its own.
+// that it runs on a kernel of its own or in a user namespace.
 func (c *engineContainer) verifyRoot(hello wire.Hello) error {
-	if !c.isRoot() {
+	if !c.isRoot() || c.facts.base.IsNamespace() { // which every container has verified
 		return nil
 	}
 	host, err := os.ReadFile("/proc/version")
@@ -48,24 +50,41 @@ func (c *engineContainer) verifyRoot(hello wire.Hello) error {
 	return err
 }
 
-// stageBinds replaces the binds of the image host by mounts without owners, of
-// which root reads what all users may. The gofer, which is root of the host,
-// would read more. Files of other images belong to root inside.
+// ownsCgroups reports whether root inside could write to the container's cgroups.
+// gVisor mounts its own ones writable, whatever it is asked for. An engine that
+// remaps ids asks for writable ones: the directory of those of version 1, a tmpfs
+// without a size, and those of version 2 belong to root of the user namespace.
+func (c *engineContainer) ownsCgroups() bool {
+	return c.facts.runtime.ownKernel() || c.facts.base.IsNamespace()
+}
+
+// stageBinds replaces the binds of an image by mounts with other owners, if it has
+// any. Of the image host, whose files are this machine's, root reads what all users
+// may: gVisor's gofer, which is root of the host, would read more. Other images
+// belong to root inside, which takes a map where the engine remaps ids.
 func (c *engineContainer) stageBinds() error {
-	if !c.isRoot() || c.prep.Image == nil || c.prep.Image.Reference.Scheme != images.SchemeHost {
+	if c.prep.Image == nil {
+		return nil
+	}
+	isHost := c.prep.Image.Reference.Scheme == images.SchemeHost
+	if isHost && !c.isRoot() || !isHost && !c.facts.base.IsNamespace() {
 		return nil
 	}
 	if c.binds == nil {
-		owners, err := workmount.MapOwners(c.prep.Guest.Path, workmount.OwnersHidden)
+		owners := func() (*os.File, error) { return workmount.HideOwners(c.prep.Guest.Path) }
+		if !isHost {
+			owners = func() (*os.File, error) { return workmount.ShiftOwners(c.prep.Guest.Path, c.facts.base) }
+		}
+		userns, err := owners()
 		if err != nil {
 			return err
 		}
-		defer func() { _ = owners.Close() }()
+		defer func() { _ = userns.Close() }()
 		var sources []string
 		for _, b := range c.image.binds {
 			sources = append(sources, b.Source)
 		}
-		o := workmount.RootOptions{Dir: c.prep.Spec.Dir, Cleanup: c.prep.Cleanup, UserNamespace: owners}
+		o := workmount.RootOptions{Dir: c.prep.Spec.Dir, Cleanup: c.prep.Cleanup, UserNamespace: userns}
 		if c.binds, err = workmount.StageImage(o, sources); err != nil {
 			return err
 		}

@@ -12,8 +12,8 @@ import (
 
 // Attest fills the parts of an attestation that are observed from inside:
 // Kernel, GuestVersion, User, GuestUser, Capabilities, GuestCapabilities,
-// NoNewPrivileges, Seccomp, Network, RootReadOnly, Namespaces, Identities, Limits,
-// KillMethod and Lost. The backend fills the rest, and replaces limits of 0 by
+// NoNewPrivileges, Seccomp, Network, RootReadOnly, Namespaces, UIDMap, GIDMap,
+// Identities, Limits, KillMethod and Lost. The backend fills the rest, and replaces limits of 0 by
 // what it read back from the engine or runtime. A capability counts if it is
 // in any of a process's five sets.
 func Attest(h wire.Hello) sandbox.Attestation {
@@ -29,6 +29,8 @@ func Attest(h wire.Hello) sandbox.Attestation {
 		Network:           networkName(h.Interfaces),
 		RootReadOnly:      slices.Contains(h.Root.Options, "ro"),
 		Namespaces:        slices.Sorted(maps.Keys(h.Namespaces)),
+		UIDMap:            formatIDMap(h.UIDMap),
+		GIDMap:            formatIDMap(h.GIDMap),
 		Identities:        min(max(h.Identities, 1), sandbox.MaxIdentity+1),
 		KillMethod:        h.KillMethod,
 		Limits: sandbox.AttestedLimits{
@@ -48,6 +50,15 @@ func Attest(h wire.Hello) sandbox.Attestation {
 }
 
 func userName(id wire.Identity) string { return fmt.Sprintf("%d:%d", id.UID[1], id.GID[1]) }
+
+// formatIDMap returns a map as text: "0 300000 65536".
+func formatIDMap(list []wire.IDRange) string {
+	var lines []string
+	for _, r := range list {
+		lines = append(lines, fmt.Sprint(r.Inside, " ", r.Outside, " ", r.Count))
+	}
+	return strings.Join(lines, ", ")
+}
 
 func allSets(id wire.Identity) uint64 {
 	return id.Inheritable | id.Permitted | id.Effective | id.Bounding | id.Ambient

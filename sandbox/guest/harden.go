@@ -32,6 +32,9 @@ type Expectation struct {
 	// HostNamespaces are those of the host, as HostNamespaces returns them,
 	// that the container must not be in. If it is nil, none are compared.
 	HostNamespaces map[string]uint64
+	// UIDMap and GIDMap are the maps that its user namespace must have; nil
+	// means that none is compared.
+	UIDMap, GIDMap []wire.IDRange
 	// Accepted names the attempts of the probe that may succeed here, because
 	// the backend knows why they do no harm or has attested the loss.
 	Accepted []string
@@ -56,6 +59,7 @@ func VerifyHardening(h wire.Hello, want Expectation) error {
 	v.checkGuest(h, want)
 	v.checkMounts(h, want)
 	v.checkNamespaces(h, want)
+	v.checkIDMaps(h, want)
 	v.checkProbe(h.Probe, want)
 	return errors.Join(v.list...)
 }
@@ -133,6 +137,16 @@ func (v *violations) checkNamespaces(h wire.Hello, want Expectation) {
 	for _, kind := range slices.Sorted(maps.Keys(want.HostNamespaces)) {
 		inode, ok := h.Namespaces[kind]
 		v.add(!ok || inode == want.HostNamespaces[kind], "the %s namespace is the host's, or unknown", kind)
+	}
+}
+
+// checkIDMaps checks the user namespace. Root of a container on the host's kernel
+// must not be the host's root, whatever is wanted.
+func (v *violations) checkIDMaps(h wire.Hello, want Expectation) {
+	for name, m := range map[string]struct{ got, want []wire.IDRange }{"uids": {h.UIDMap, want.UIDMap}, "gids": {h.GIDMap, want.GIDMap}} {
+		v.add(m.want != nil && !slices.Equal(m.got, m.want), "its user namespace maps the %s %q, not %q", name, formatIDMap(m.got), formatIDMap(m.want))
+		isHost := len(m.got) == 0 || slices.ContainsFunc(m.got, func(r wire.IDRange) bool { return r.Outside == 0 })
+		v.add(want.Root && want.HostNamespaces != nil && isHost, "its root would be root of the machine: its user namespace maps the %s %q", name, formatIDMap(m.got))
 	}
 }
 

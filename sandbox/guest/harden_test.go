@@ -2,6 +2,7 @@ package guest
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -78,9 +79,10 @@ func TestVerifyRoot(t *testing.T) {
 		h.Command.Permitted, h.Command.Effective, h.Command.Bounding = wire.RootCapabilities, wire.RootCapabilities, wire.RootCapabilities
 		h.Guest.Bounding |= wire.RootCapabilities
 		h.KillMethod = "subreaper"
+		h.UIDMap, h.GIDMap = []wire.IDRange{{Outside: 300_000, Count: 65_536}}, []wire.IDRange{{Outside: 400_000, Count: 65_536}}
 		return h
 	}
-	want := Expectation{Filters: 2, Probe: true, Root: true}
+	want := Expectation{Filters: 2, Probe: true, Root: true, HostNamespaces: map[string]uint64{"pid": 1}}
 	if err := VerifyHardening(root(), want); err != nil {
 		t.Fatalf("a good container: %v", err)
 	}
@@ -91,6 +93,13 @@ func TestVerifyRoot(t *testing.T) {
 		"the groups":       func(h *wire.Hello) { h.Command.Groups = []uint32{1, 2} },
 		"traced":           func(h *wire.Hello) { h.Dumpable = true },
 		"command may gain": func(h *wire.Hello) { h.Command.NoNewPrivs = false },
+		`maps the uids "0 0 4294967295"`: func(h *wire.Hello) {
+			h.UIDMap = []wire.IDRange{{Count: 1<<32 - 1}}
+		},
+		`maps the gids "0 400000 1000, 1000 0 1"`: func(h *wire.Hello) {
+			h.GIDMap = []wire.IDRange{{Outside: 400_000, Count: 1000}, {Inside: 1000, Count: 1}}
+		},
+		`maps the uids ""`: func(h *wire.Hello) { h.UIDMap = nil },
 	} {
 		h := root()
 		spoil(&h)
@@ -101,6 +110,38 @@ func TestVerifyRoot(t *testing.T) {
 	if err := VerifyHardening(root(), Expectation{Filters: 2, Probe: true}); err == nil {
 		t.Error("root is accepted where it was not requested")
 	}
+	// A kernel of the sandbox's own has ids of its own.
+	own := root()
+	own.UIDMap, own.GIDMap, want.HostNamespaces = []wire.IDRange{{Count: 1<<32 - 1}}, nil, nil
+	if err := VerifyHardening(own, want); err != nil {
+		t.Errorf("a kernel of its own: %v", err)
+	}
+}
+
+// TestVerifyIDMaps: a container has the user namespace that was asked for, and no
+// larger one.
+func TestVerifyIDMaps(t *testing.T) {
+	one := func(outside, count uint32) []wire.IDRange { return []wire.IDRange{{Outside: outside, Count: count}} }
+	want := Expectation{Filters: 2, Probe: true, UIDMap: one(300_000, 65_536), GIDMap: one(400_000, 65_536)}
+	for _, tt := range []struct {
+		uids, gids []wire.IDRange
+		text       string // empty for a good container
+	}{
+		{one(300_000, 65_536), one(400_000, 65_536), ""},
+		{nil, one(400_000, 65_536), "uids"},
+		{one(0, 1<<32-1), one(400_000, 65_536), "uids"},
+		{one(300_000, 65_536), one(300_000, 65_536), "gids"},
+		{one(300_000, 1000), one(400_000, 65_536), "uids"},
+		{one(300_000, 65_537), one(400_000, 65_536), "uids"},
+		{slices.Concat(one(300_000, 65_536), []wire.IDRange{{Inside: 65_536, Outside: 500_000, Count: 65_536}}), one(400_000, 65_536), "uids"},
+	} {
+		h := hardened()
+		h.UIDMap, h.GIDMap = tt.uids, tt.gids
+		err := VerifyHardening(h, want)
+		if (err == nil) != (tt.text == "") || err != nil && !strings.Contains(err.Error(), "its user namespace maps the "+tt.text) {
+			t.Errorf("%v, %v: error %v, want one about %q", tt.uids, tt.gids, err, tt.text)
+		}
+	}
 }
 
 func TestAttest(t *testing.T) {
@@ -108,11 +149,12 @@ func TestAttest(t *testing.T) {
 	h.Kernel, h.Version = "Linux\x1b[0m", "v1"
 	h.Tmpfs = []wire.Mount{{Path: "/tmp", Bytes: 5}}
 	h.Limits = wire.Limits{MemoryBytes: -1, PIDs: 64}
+	h.UIDMap, h.GIDMap = wire.ParseIDMap("         0     300000      65536\n"), wire.ParseIDMap("0 1000 1\n1 100000 65535\n")
 	want := sandbox.Attestation{
 		Kernel: "Linux?[0m", GuestVersion: "v1", User: "10001:10001", GuestUser: "0:0",
 		Capabilities: []string{}, GuestCapabilities: []string{"CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP"},
 		NoNewPrivileges: true, Seccomp: "filter", Network: "none", RootReadOnly: true,
-		Namespaces: []string{"pid"}, Identities: 1, KillMethod: "gid",
+		Namespaces: []string{"pid"}, UIDMap: "0 300000 65536", GIDMap: "0 1000 1, 1 100000 65535", Identities: 1, KillMethod: "gid",
 		Limits: sandbox.AttestedLimits{PIDs: 64, TmpBytes: 5},
 	}
 	if diff := cmp.Diff(want, Attest(h)); diff != "" {

@@ -144,7 +144,11 @@ func (c *container) startRuntime(ctx context.Context) (err error) {
 func (c *container) Identity(m *workmount.Mounts) lifecycle.Identity {
 	id := c.backend.identity(m, c.isRoot(), c.prep.ImageIdentity())
 	if id.root {
-		out := lifecycle.RootIdentity(c.prep.Spec, id.user != nil)
+		base := workmount.Base{}
+		if id.user != nil && !c.backend.rootless {
+			base = workmount.OwnBase
+		}
+		out := lifecycle.RootIdentity(c.prep.Spec, base)
 		out.SingleUID = id.single
 		return out
 	}

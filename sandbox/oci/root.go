@@ -25,7 +25,7 @@ func (c *container) setRoot() (err error) {
 	shifted := c.mapsImage() && !c.plan.traits.ownKernel
 	var owners *os.File
 	if shifted {
-		if owners, err = workmount.MapOwners(p.Guest.Path, workmount.OwnersShifted); err != nil {
+		if owners, err = workmount.ShiftOwners(p.Guest.Path, workmount.OwnBase); err != nil {
 			return err
 		}
 		defer func() { _ = owners.Close() }()
@@ -75,7 +75,7 @@ func (c *container) mapBinds(owners *os.File) (err error) {
 		return nil
 	}
 	if isHost {
-		if owners, err = workmount.MapOwners(c.prep.Guest.Path, workmount.OwnersHidden); err != nil {
+		if owners, err = workmount.HideOwners(c.prep.Guest.Path); err != nil {
 			return err
 		}
 		defer func() { _ = owners.Close() }()

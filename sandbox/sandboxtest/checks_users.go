@@ -135,12 +135,38 @@ func checkRootIdentity(ctx context.Context, e *env) error {
 	}
 	a := e.sb.Attestation()
 	return errors.Join(append(
-		wrong,
+		wrong, e.checkIDMaps(ctx),
 		compareSetting("uid", f.EUID, 0), compareSetting("gid", f.EGID, 0), compareSetting("groups", f.Groups, 0),
 		compareSetting("NoNewPrivs", f.NoNewPrivs, "1"), compareSetting("Seccomp", f.Seccomp, "2"),
 		compareSetting("attested policy", a.UserPolicy, string(sandbox.UserRoot)), compareSetting("attested user", a.User, "0:0"),
 		compareSetting("attested capabilities", len(a.Capabilities), len(harden.RootCapabilities())),
 	)...)
+}
+
+// checkIDMaps asserts that root inside is not root outside, by what is attested and by
+// what the host shows of the container's first process. A kernel of the sandbox's
+// own has no ids of the host; a fake, which has no process, attests some.
+func (e *env) checkIDMaps(ctx context.Context) error {
+	pid, err := e.target.HostProcess(ctx, e.sb)
+	if err != nil || e.target.OwnKernel && pid != 0 {
+		return err
+	}
+	a := e.sb.Attestation()
+	var wrong []error
+	for name, attested := range map[string]string{"uid_map": a.UIDMap, "gid_map": a.GIDMap} {
+		if host := strings.Fields(attested); len(host) != 3 || host[0] != "0" || host[1] == "0" {
+			wrong = append(wrong, fmt.Errorf("its %s is %q, in which its root is root of the host", name, attested))
+		}
+		if pid == 0 {
+			continue // a fake runs in this process
+		}
+		shown, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, name))
+		if err != nil {
+			return err
+		}
+		wrong = append(wrong, compareSetting("attested "+name, attested, strings.Join(strings.Fields(string(shown)), " ")))
+	}
+	return errors.Join(wrong...)
 }
 
 // rootWorks are the lines of the probe's verb of the same name. With one id there

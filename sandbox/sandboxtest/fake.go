@@ -347,6 +347,10 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 	at.UserPolicy = string(cmp.Or(s.spec.User, sandbox.UserOwner))
 	if s.spec.User == sandbox.UserRoot {
 		at.User, at.Capabilities = "0:0", harden.RootCapabilities()
+		at.UIDMap, at.GIDMap = "0 300000 65536", "0 300000 65536"
+		if s.backend.Fault == FaultRootOutside {
+			at.UIDMap = "0 0 4294967295"
+		}
 	}
 	if s.service != nil {
 		at.Service = new(s.service.Attestation())

@@ -79,6 +79,7 @@ const (
 	FaultUserHome       Fault = "the image's user has another home"
 	FaultGroupFiles     Fault = "a group of the image opens files of the host's"
 	FaultAnyUser        Fault = "any USER is taken"
+	FaultRootOutside    Fault = "root inside is root of the host"
 	FaultNoEnd          Fault = "a destroyed sandbox takes commands"
 	FaultOneUser        Fault = "all identities are one user"
 	FaultOthersLeft     Fault = "daemons of another identity survive a kill"

@@ -110,9 +110,10 @@ func sameMount(e *env, m mountLine) error {
 		return nil // the device that is empty
 	case m.kind == "cgroup2" && e.sb.Attestation().KillMethod == "cgroup.kill":
 		return nil // the guest's own, below the session's limits
-	case e.target.OwnKernel && m.kind == "cgroup" && strings.HasPrefix(m.point, "/sys/fs/cgroup/"):
+	case (e.target.OwnKernel || e.target.Remapped) && m.kind == "cgroup" && strings.HasPrefix(m.point, "/sys/fs/cgroup/"):
 		// An engine asks for cgroup mounts; gVisor's are its own kernel's and
-		// show no options. That commands can't write there is checkPlaces'.
+		// show no options. In user namespaces it asks for writable ones. That
+		// commands can't write there is checkPlaces'.
 		return nil
 	case !m.hasOption("ro"):
 		return errors.New("is writable, and not planned to be")

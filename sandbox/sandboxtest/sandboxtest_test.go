@@ -128,6 +128,7 @@ var found = map[Fault][]string{
 	FaultUserHome:       {imageHomeCheck},
 	FaultGroupFiles:     {imageUserCheck},
 	FaultAnyUser:        {"an image's user that can't be is refused"},
+	FaultRootOutside:    {rootCheck},
 	FaultNoEnd:          {"destroy is idempotent and stops everything"},
 	FaultOneUser:        {otherIdentity, serviceRuns, "another identity makes no files in the workspace", imageUserCheck},
 	FaultOthersLeft:     {"commands of another identity end"},

@@ -52,6 +52,9 @@ type Target struct {
 	// OwnKernel reports whether the container's kernel is the runtime's, so
 	// that no seccomp profile of the host's kernel is attested.
 	OwnKernel bool
+	// Remapped reports whether the containers have user namespaces that an engine
+	// made.
+	Remapped bool
 	// LimitsUnenforced reports whether this host can't limit memory and pids
 	// for this backend (rootless); the attestation must list it in Lost.
 	LimitsUnenforced bool

@@ -147,7 +147,12 @@ type Hello struct {
 	Dumpable bool `json:"dumpable"`
 	// Namespaces maps a kind (pid, mnt, net, …) to its inode number.
 	Namespaces map[string]uint64 `json:"namespaces"`
-	Root       Mount             `json:"root"`
+	// UIDMap and GIDMap are the maps of the guest's user namespace, as
+	// /proc/self/uid_map and gid_map have them. Without one of its own they map
+	// all ids to themselves.
+	UIDMap []IDRange `json:"uid_map"`
+	GIDMap []IDRange `json:"gid_map"`
+	Root   Mount     `json:"root"`
 	// Workspace is the workspace's mount, Submounts the mounts below it.
 	Workspace Mount   `json:"workspace"`
 	Submounts []Mount `json:"submounts,omitempty"`
@@ -200,6 +205,28 @@ type Identity struct {
 	// the kernel does not say.
 	Seccomp int `json:"seccomp"`
 	Filters int `json:"seccomp_filters,omitempty"`
+}
+
+// IDRange maps Count ids of a user namespace, from Inside on, to those from
+// Outside on of the namespace around it.
+type IDRange struct {
+	Inside  uint32 `json:"inside"`
+	Outside uint32 `json:"outside"`
+	Count   uint32 `json:"count"`
+}
+
+// ParseIDMap parses the content of /proc/PID/uid_map or gid_map. It returns nil
+// for any other text.
+func ParseIDMap(text string) []IDRange {
+	var list []IDRange
+	for line := range strings.Lines(text) {
+		var r IDRange
+		if n, err := fmt.Sscan(line, &r.Inside, &r.Outside, &r.Count); n != 3 || err != nil {
+			return nil
+		}
+		list = append(list, r)
+	}
+	return list
 }
 
 // Mount is one mount of the container.

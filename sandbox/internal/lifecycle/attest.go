@@ -72,6 +72,7 @@ func (o *observation) expectedHardening() guest.Expectation {
 	}
 	if !IsGVisor(o.hello) { // which has namespaces of its own, and loads no profile
 		want.Filters, want.HostNamespaces = 2, guest.HostNamespaces()
+		want.UIDMap, want.GIDMap = id.idMaps()
 	}
 	for _, b := range o.prep.Mounts.Binds[1:] {
 		if o.prep.Mounts.IsInside(b) {

@@ -43,7 +43,8 @@ type Options struct {
 	// call of the driver has its own limit.
 	StartTime, DestroyTime time.Duration
 	// GIDBase and GIDCount are the supplementary gids that mark commands; see
-	// wire.Config. Zero means the guest's default.
+	// wire.Config. Zero means the guest's default, which a container with a user
+	// namespace has in any case.
 	GIDBase, GIDCount uint32
 	// Copies reports that containers can have a copy of the workspace. Remote
 	// reports that those with a copy have nothing else of this machine: no bind,

@@ -109,16 +109,25 @@ type Identity struct {
 }
 
 // RootIdentity returns the identity of commands that are root in the container,
-// whose ids are shifted there or not; see workmount.Identity.
-func RootIdentity(spec sandbox.Spec, shifted bool) Identity {
+// which has a user namespace or a kernel of its own; see workmount.Identity.
+func RootIdentity(spec sandbox.Spec, base workmount.Base) Identity {
 	id := Identity{
-		Root: true, Workspace: workmount.Identity{Root: true, Shifted: shifted},
+		Root: true, Workspace: workmount.Identity{Root: true, Base: base},
 		Accepted: []string{"list-guest-descriptors", "setgroups", "setuid-root"},
 	}
 	if spec.Root == sandbox.RootEphemeral {
 		id.Accepted = append(id.Accepted, "write-root")
 	}
 	return id
+}
+
+// idMaps returns the maps of the container's user namespace, nil without one.
+func (i Identity) idMaps() (uids, gids []wire.IDRange) {
+	base := i.Workspace.Base
+	if !base.IsNamespace() {
+		return nil, nil
+	}
+	return []wire.IDRange{{Outside: uint32(base.UID), Count: workmount.IDCount}}, []wire.IDRange{{Outside: uint32(base.GID), Count: workmount.IDCount}}
 }
 
 // ContainerName returns the name of a session's container.

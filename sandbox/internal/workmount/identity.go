@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -29,12 +28,18 @@ type Identity struct {
 	// Root reports that they are uid and gid 0. Only id-mapped mounts are made
 	// for them.
 	Root bool
-	// Shifted reports that the container has a user namespace, in which the ids
-	// from 0 to IDCount-1 are those from FirstID on of the host.
-	Shifted bool
+	// Base is that of the container's user namespace, if it has one. Only
+	// id-mapped mounts are made for it.
+	Base Base
 }
 
-// The host ids of containers with root commands in a user namespace. They are
+// Base is the user and the group of the host that are 0 in a container's user
+// namespace; its ids up to IDCount-1 follow. The zero value means that the
+// container has no user namespace.
+type Base struct{ UID, GID int }
+
+// The ids on the disk of users of a container other than the commands' own, and
+// the host's ids of containers whose user namespace Caisson makes. They are
 // the same for all sessions, so that what a session leaves has the same owners
 // in the next. No system hands them out: systemd's UIDS-GIDS lists them as
 // unused, and they lie above what sssd maps to by default (2000200000).
@@ -42,6 +47,32 @@ const (
 	FirstID = 0x7800_0000
 	IDCount = 1 << 16
 )
+
+// OwnBase is the base of user namespaces that Caisson makes.
+var OwnBase = Base{FirstID, FirstID}
+
+// IsNamespace reports whether the container has a user namespace.
+func (b Base) IsNamespace() bool { return b != Base{} }
+
+// contains reports whether a user or its group is one of the namespace's.
+func (b Base) contains(i ids) bool {
+	in := func(id, first int) bool { return id >= first && id < first+IDCount }
+	return b.IsNamespace() && (in(i.uid, b.UID) || in(i.gid, b.GID))
+}
+
+// Check returns an error unless the ids of a user namespace that an engine chose
+// are neither those of users of this machine nor Caisson's own.
+func (b Base) Check() error {
+	for _, first := range []int64{int64(b.UID), int64(b.GID)} {
+		switch {
+		case first < IDCount:
+			return fmt.Errorf("its ids begin with %d, and users of this machine have such ids: use a range above %d", first, IDCount)
+		case first > FirstID-IDCount && first < FirstID+IDCount || first > lastID-IDCount:
+			return fmt.Errorf("its ids begin with %d, which Caisson or the system uses: use a range below %d", first, FirstID-IDCount)
+		}
+	}
+	return nil
+}
 
 func (i Identity) command() ids {
 	if i.UID == 0 && i.GID == 0 && !i.Root {
@@ -76,6 +107,9 @@ type identityPlan struct {
 // called only if the answer matters.
 func decideIdentity(want Identity, runner, owner ids, path string, callerOwns bool, writable func() bool) (identityPlan, error) {
 	switch {
+	case runner.uid == 0 && want.Base != OwnBase && want.Base.contains(owner):
+		return identityPlan{}, fmt.Errorf("workspace %s: %w: it belongs to %s, which is one of the ids of the engine's containers (from %d on): "+
+			"give the directory to another user", path, sandbox.ErrInvalid, owner, want.Base.UID)
 	case runner.uid == 0:
 		command := want.command()
 		return identityPlan{want: want, command: command, files: owner, stage: true, idmap: true}, nil
@@ -106,6 +140,10 @@ func (p identityPlan) withoutIDMap(path string, cause error) (identityPlan, erro
 		return identityPlan{}, fmt.Errorf("workspace %s: %w: it can't be id-mapped (%w), and files of commands that are root would belong to root: "+
 			"use user owner, or Linux 5.12 or newer and a file system with id-mapped mounts", path, sandbox.ErrUnsupported, cause)
 	}
+	if p.want.Base.IsNamespace() {
+		return identityPlan{}, fmt.Errorf("workspace %s: %w: it can't be id-mapped (%w), and the engine remaps the ids of containers: "+
+			"use an engine without userns-remap, another backend, or Linux 5.12 or newer and a file system with id-mapped mounts", path, sandbox.ErrUnsupported, cause)
+	}
 	if p.want.UID != 0 && (p.files != p.command || len(p.want.Groups) > 0) {
 		return identityPlan{}, fmt.Errorf("workspace %s: %w: it can't be id-mapped (%w), so that commands can't run as user %s: "+
 			"use user owner, or Linux 5.12 or newer and a file system with id-mapped mounts", path, sandbox.ErrUnsupported, cause, p.command)
@@ -130,48 +168,76 @@ type idRange struct{ inside, outside, size int64 }
 // lastID is the largest id; (uid_t)-1 is none, see user_namespaces(7).
 const lastID = 1<<32 - 2
 
-// mapIDs maps the full range to itself, except that a and b change places and
-// that nothing is mapped to the identities of other commands than the agent's,
-// which follow base. They can't create files through the mount, which would
+// idMap is the input of a map of the full range, of users or of groups.
+type idMap struct {
+	// owner, on the disk, becomes command, as the host's kernel sees it.
+	owner, command int64
+	// identities precedes the identities of other commands than the agent's.
+	identities int64
+	// first is the first id of the container's user namespace, 0 without one.
+	first int64
+	// groups are the supplementary groups of commands. They have none on the disk.
+	groups []int
+}
+
+// show returns what an id becomes for all but the owner, the command and its
+// groups. The ids of a user namespace change places with those from FirstID on:
+// files of an engine's other containers belong to nobody inside. It is its own
+// inverse.
+func (m idMap) show(id int64) int64 {
+	switch {
+	case m.first == 0:
+	case id >= m.first && id < m.first+IDCount:
+		return id - m.first + FirstID
+	case id >= FirstID && id < FirstID+IDCount:
+		return id - FirstID + m.first
+	}
+	return id
+}
+
+// ranges maps the full range to itself, except that owner and command change
+// places and that nothing is mapped to the identities of other commands than the
+// agent's. They can't create files through the mount, which would
 // belong to an unknown user on the host, and files of those users seem to be the
 // kernel's overflow user's. The map is its own inverse but for that. A map with
 // two entries would leave files of all third ids without an owner, and a one-way
 // map could not be inverted.
 //
 // Each of groups changes places with an unused id, as otherwise commands
-// could do with files of a group of the host what its members can.
-func mapIDs(a, b, base int64, groups ...int) []idRange {
-	shown := map[int64]int64{a: b, b: a}
-	for _, g := range groups {
-		group, unused := int64(g), int64(FirstID+g)
-		for unused == a || unused == b {
-			unused += IDCount
-		}
-		for id, as := range shown {
-			switch as {
-			case group:
-				shown[id] = unused
-			case unused:
-				shown[id] = group
-			}
-		}
-		for id, as := range map[int64]int64{group: unused, unused: group} {
-			if _, moved := shown[id]; !moved {
-				shown[id] = as
-			}
+// could do with files of a group of the host what its members can. In a user
+// namespace they are such ids already.
+func (m idMap) ranges() []idRange {
+	shown := map[int64]int64{m.owner: m.command}
+	if was := m.show(m.command); was != m.owner {
+		shown[was] = m.show(m.owner)
+	}
+	for _, g := range m.groups {
+		if m.first == 0 {
+			m.hideGroup(shown, int64(g))
 		}
 	}
-	var swapped []idRange
-	next := int64(0)
-	for _, id := range slices.Sorted(maps.Keys(shown)) {
-		swapped = append(swapped, idRange{next, next, id - next}, idRange{id, shown[id], 1})
-		next = id + 1
+	starts := []int64{0}
+	for id := range shown {
+		starts = append(starts, id, id+1)
 	}
-	swapped = append(swapped, idRange{next, next, lastID + 1 - next})
-	first, end := base+1, base+1+sandbox.MaxIdentity
+	if m.first != 0 {
+		starts = append(starts, m.first, m.first+IDCount, FirstID, FirstID+IDCount)
+	}
+	slices.Sort(starts)
+	starts = slices.DeleteFunc(slices.Compact(starts), func(id int64) bool { return id > lastID })
+	hidden, end := m.identities+1, m.identities+1+sandbox.MaxIdentity
 	var out []idRange
-	for _, r := range swapped {
-		below := min(r.size, max(0, first-r.outside))
+	for i, start := range starts {
+		next := int64(lastID + 1)
+		if i+1 < len(starts) {
+			next = starts[i+1]
+		}
+		as, ok := shown[start]
+		if !ok {
+			as = m.show(start)
+		}
+		r := idRange{start, as, next - start}
+		below := min(r.size, max(0, hidden-r.outside))
 		above := min(r.size, max(0, r.outside+r.size-end))
 		if below > 0 {
 			out = append(out, idRange{r.inside, r.outside, below})
@@ -183,6 +249,27 @@ func mapIDs(a, b, base int64, groups ...int) []idRange {
 	return out
 }
 
+// hideGroup lets a group change places with an unused id in shown.
+func (m idMap) hideGroup(shown map[int64]int64, group int64) {
+	unused := FirstID + group
+	for unused == m.owner || unused == m.command {
+		unused += IDCount
+	}
+	for id, as := range shown {
+		switch as {
+		case group:
+			shown[id] = unused
+		case unused:
+			shown[id] = group
+		}
+	}
+	for id, as := range map[int64]int64{group: unused, unused: group} {
+		if _, moved := shown[id]; !moved {
+			shown[id] = as
+		}
+	}
+}
+
 // idMaps is the input of the id maps of a mount: which of its owners commands
 // see as themselves.
 type idMaps struct {
@@ -192,16 +279,16 @@ type idMaps struct {
 
 // ranges returns the maps of uids and of gids.
 func (m idMaps) ranges() (uids, gids []idRange) {
-	switch {
-	case m.want.Root && m.want.Shifted:
-		const none = lastID // root has no other identities
-		return mapIDs(int64(m.owner.uid), FirstID, none), mapIDs(int64(m.owner.gid), FirstID, none)
-	case m.want.Root:
+	if m.want.Root && !m.want.Base.IsNamespace() {
 		return rootIDs(int64(m.owner.uid)), append(rootIDs(int64(m.owner.gid)), otherIDs(int64(m.owner.gid))...)
 	}
-	command := m.want.command()
-	base := int64(sandbox.IdentityBase(command.uid, command.gid))
-	return mapIDs(int64(m.owner.uid), int64(command.uid), base), mapIDs(int64(m.owner.gid), int64(command.gid), base, m.want.Groups...)
+	command, identities := m.want.command(), int64(lastID) // root has no other identities
+	if !m.want.Root {
+		identities = int64(sandbox.IdentityBase(command.uid, command.gid))
+	}
+	uid, gid := int64(m.want.Base.UID), int64(m.want.Base.GID)
+	return idMap{owner: int64(m.owner.uid), command: uid + int64(command.uid), identities: uid + identities, first: uid}.ranges(),
+		idMap{owner: int64(m.owner.gid), command: gid + int64(command.gid), identities: gid + identities, first: gid, groups: m.want.Groups}.ranges()
 }
 
 // rootIDs is the map for a kernel of the sandbox's own, whose gofer is root of the

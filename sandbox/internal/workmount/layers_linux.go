@@ -132,7 +132,7 @@ func (l *overlayLayers) checkDirs(uid int) error {
 // (EOVERFLOW), nor pass the directory of both. Only this process's user passes the
 // directories above.
 func (l *overlayLayers) shareWithRoot(decided identityPlan) error {
-	if !decided.stage || !decided.want.Root || decided.want.Shifted {
+	if !decided.stage || !decided.want.Root || decided.want.Base.IsNamespace() {
 		return nil
 	}
 	at, owner := int(l.dir.Fd()), decided.files

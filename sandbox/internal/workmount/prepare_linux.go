@@ -194,7 +194,7 @@ func (p *Mounts) bindWanted(o Options, decided identityPlan, wanted []guard, sub
 			return err
 		}
 		p.Binds, p.Further = nil, nil
-		if decided.want.Root || decided.command != decided.files || len(decided.want.Groups) > 0 {
+		if decided.want.Root || decided.want.Base.IsNamespace() || decided.command != decided.files || len(decided.want.Groups) > 0 {
 			if decided, err = decided.withoutIDMap(p.Path, err); err != nil {
 				return err
 			}
@@ -296,7 +296,7 @@ func (p *Mounts) stageAll(o Options, decided *identityPlan, wanted []guard, subm
 			defer func() { _ = s.userns.Close() }()
 		}
 	}
-	if err == nil && o.Identity.Root && !o.Identity.Shifted && len(p.cleanup.scratch) > 0 {
+	if err == nil && o.Identity.Root && !o.Identity.Base.IsNamespace() && len(p.cleanup.scratch) > 0 {
 		if s.scratch, err = o.UserNamespaces.openFor(o.Holder, idMaps{ids{FirstID, FirstID}, o.Identity}); err != nil {
 			return err
 		}

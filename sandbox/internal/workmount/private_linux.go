@@ -30,30 +30,22 @@ type privateMount struct {
 	isDir bool
 }
 
-// Owners selects the ids of the owners of private mounts.
-type Owners int
-
-const (
-	// OwnersShifted shows the ids from 0 to IDCount-1 as those of a container's
-	// user namespace.
-	OwnersShifted Owners = iota
-	// OwnersHidden shows no owner: the kernel then grants no process more than a file's
-	// permissions for others, whatever the capabilities.
-	OwnersHidden
-)
-
-// ownerMap returns the map of uids and gids alike.
-func (o Owners) ownerMap() []idRange {
-	if o == OwnersShifted {
-		return []idRange{{0, FirstID, IDCount}}
-	}
-	return []idRange{{FirstID, FirstID, 1}} // there must be one
+// ShiftOwners returns a descriptor of a user namespace for [PrivateMounts.Add] and
+// [StageImage], made with the program holder. It shows the ids from 0 to IDCount-1
+// as those of a container's user namespace.
+func ShiftOwners(holder string, base Base) (*os.File, error) {
+	return mapOwners(holder, idRange{0, int64(base.UID), IDCount}, idRange{0, int64(base.GID), IDCount})
 }
 
-// MapOwners returns a descriptor of a user namespace for [PrivateMounts.Add], made
-// with the program holder.
-func MapOwners(holder string, o Owners) (*os.File, error) {
-	f, err := openUserNamespace(holder, o.ownerMap(), o.ownerMap())
+// HideOwners is ShiftOwners for a map that shows no owner: the kernel then grants
+// no process more than a file's permissions for others, whatever the capabilities.
+func HideOwners(holder string) (*os.File, error) {
+	one := idRange{FirstID, FirstID, 1} // there must be one
+	return mapOwners(holder, one, one)
+}
+
+func mapOwners(holder string, uids, gids idRange) (*os.File, error) {
+	f, err := openUserNamespace(holder, []idRange{uids}, []idRange{gids})
 	if err != nil {
 		return nil, fmt.Errorf("map owners: %w: %w", sandbox.ErrUnsupported, err)
 	}

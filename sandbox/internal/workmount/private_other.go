@@ -13,17 +13,13 @@ import (
 // PrivateMounts are for Linux alone.
 type PrivateMounts struct{}
 
-// Owners selects the ids of the owners of private mounts.
-type Owners int
+// ShiftOwners returns ErrUnsupported.
+func ShiftOwners(string, Base) (*os.File, error) {
+	return nil, fmt.Errorf("map owners: %w", sandbox.ErrUnsupported)
+}
 
-// The owners of private mounts.
-const (
-	OwnersShifted Owners = iota
-	OwnersHidden
-)
-
-// MapOwners returns ErrUnsupported.
-func MapOwners(string, Owners) (*os.File, error) {
+// HideOwners returns ErrUnsupported.
+func HideOwners(string) (*os.File, error) {
 	return nil, fmt.Errorf("map owners: %w", sandbox.ErrUnsupported)
 }
 

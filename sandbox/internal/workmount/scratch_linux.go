@@ -85,17 +85,18 @@ func (u *cleanup) makeOwned(name string, mode uint32) error {
 }
 
 // ownScratch makes what makeScratch made belong to the commands' identity in
-// the container. Without an id map that identity is the same on the host; that of
-// root commands is the first of the ids that containers have there. An ordinary
+// the container, as the host's kernel sees it: without a user namespace that is the
+// same, but root commands are the first of the ids that Caisson uses. An ordinary
 // user owns it already.
 func (u *cleanup) ownScratch(decided identityPlan) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}
-	owner := decided.command
-	if decided.want.Root { // never root of the host
-		owner = ids{FirstID, FirstID}
+	base := decided.want.Base
+	if decided.want.Root && !base.IsNamespace() { // never root of the host
+		base = OwnBase
 	}
+	owner := ids{base.UID + decided.command.uid, base.GID + decided.command.gid}
 	for _, name := range u.scratch {
 		if err := unix.Fchownat(int(u.dir.Fd()), name, owner.uid, owner.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return fmt.Errorf("make scratch directory: %w", err)

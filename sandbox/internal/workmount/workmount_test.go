@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -81,7 +82,7 @@ func TestMapIDs(t *testing.T) {
 		{base + 15, 10001},
 		{base + 16, 10001},
 	} {
-		ranges := mapIDs(pair[0], pair[1], base)
+		ranges := idMap{owner: pair[0], command: pair[1], identities: base}.ranges()
 		apply := func(id int64) int64 {
 			for _, r := range ranges {
 				if id >= r.inside && id < r.inside+r.size {
@@ -118,7 +119,7 @@ func TestGroupMaps(t *testing.T) {
 	const command, base = 1000, 50000
 	groups := []int{4, 27, 44, 999, IDCount - 1}
 	for _, owner := range []int64{0, 1, 4, 27, 1000, 10001, FirstID, FirstID + 4, FirstID + 27, FirstID + IDCount + 4, lastID} {
-		ranges := mapIDs(owner, command, base, groups...)
+		ranges := idMap{owner: owner, command: command, identities: base, groups: groups}.ranges()
 		var size int64
 		seen := map[int64]bool{}
 		for i, r := range ranges {
@@ -151,11 +152,85 @@ func TestGroupMaps(t *testing.T) {
 		many[i] = 30000 + 3*i
 	}
 	text := 0
-	for _, r := range mapIDs(lastID, 0x7000_0000, base, many...) {
+	for _, r := range (idMap{owner: lastID, command: 0x7000_0000, identities: base, groups: many}).ranges() {
 		text += len(fmt.Sprintln(r.inside, r.outside, r.size))
 	}
 	if text >= 4096 { // PAGE_SIZE
 		t.Errorf("the map of %d groups has %d bytes", len(many), text)
+	}
+}
+
+// TestNamespaceMaps: in a user namespace the owner is the commands' identity, the
+// map is one to one, and nothing else on the disk has an id of the namespace but
+// those that Caisson uses: files of users of the host, and of an engine's other
+// containers, belong to nobody inside.
+func TestNamespaceMaps(t *testing.T) {
+	for _, base := range []int{FirstID, 1 << 16, 100_000, 300_000, FirstID - IDCount, FirstID + IDCount} {
+		for _, want := range []Identity{{Root: true}, {}, {UID: 33, GID: 33, Groups: []int{4, 27, 2347}}} {
+			want.Base = Base{base, base}
+			command := int64(want.command().uid)
+			for _, owner := range []int{0, 1000, 10001, base, base + 33, base + 10001, FirstID, FirstID + 33, FirstID + 10001, lastID} {
+				uids, gids := idMaps{ids{owner, owner}, want}.ranges()
+				for name, ranges := range map[string][]idRange{"uids": uids, "gids": gids} {
+					disk := map[int64]int64{} // by what the container has
+					var size int64
+					for i, r := range ranges {
+						size += r.size
+						for _, other := range ranges[:i] {
+							if r.inside < other.inside+other.size && other.inside < r.inside+r.size || r.outside < other.outside+other.size && other.outside < r.outside+r.size {
+								t.Fatalf("%s of %+v, owner %d: %+v and %+v overlap", name, want, owner, r, other)
+							}
+						}
+						for id := max(r.outside, int64(base)); id < min(r.outside+r.size, int64(base)+IDCount); id++ {
+							disk[id-int64(base)] = r.inside + id - r.outside
+						}
+					}
+					hidden := int64(sandbox.MaxIdentity)
+					if want.Root {
+						hidden = 0
+					}
+					if size != lastID+1-hidden || int64(len(disk)) != IDCount-hidden {
+						t.Errorf("%s of %+v, owner %d: %d ids are mapped, %d of them inside", name, want, owner, size, len(disk))
+					}
+					for id, on := range disk {
+						switch {
+						case id == command && on != int64(owner):
+							t.Errorf("%s of %+v, owner %d: the commands' id is %d on the disk", name, want, owner, on)
+						case id != command && (on < FirstID || on >= FirstID+IDCount):
+							if own := owner >= FirstID && owner < FirstID+IDCount; !own {
+								t.Errorf("%s of %+v, owner %d: %d inside is %d on the disk", name, want, owner, id, on)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestForeignBase: a user namespace that an engine chose has no ids of users, nor
+// those of the workspace's owner.
+func TestForeignBase(t *testing.T) {
+	for base, ok := range map[Base]bool{
+		{}: false, {1000, 1000}: false, {100_000, 1000}: false, {IDCount, IDCount}: true, {300_000, 400_000}: true, OwnBase: false,
+		{300_000, FirstID + 1}: false, {FirstID - 1, 300_000}: false, {lastID - 5, lastID - 5}: false,
+	} {
+		if err := base.Check(); (err == nil) != ok {
+			t.Errorf("%+v: %v", base, err)
+		}
+	}
+	want := Identity{Base: Base{300_000, 400_000}}
+	for owner, ok := range map[ids]bool{
+		{0, 0}: true, {1000, 1000}: true, {300_000, 1000}: false, {365_535, 1000}: false, {365_536, 1000}: true, {1000, 400_007}: false, {400_007, 1000}: true,
+	} {
+		p, err := decideIdentity(want, ids{0, 0}, owner, "/w", false, nil)
+		if ok != (err == nil) || err != nil && !errors.Is(err, sandbox.ErrInvalid) {
+			t.Errorf("a workspace of %v: %+v, %v", owner, p, err)
+		}
+	}
+	p := identityPlan{want: want, command: commandIDs, files: commandIDs}
+	if _, err := p.withoutIDMap("/w", errNoIDMap); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "userns-remap") {
+		t.Errorf("without an id map: %v", err)
 	}
 }
 

@@ -1,5 +1,6 @@
 // Package privateengine runs a Docker engine of a test's own, which the test
 // may stop, kill and restart while the machine's engine goes on untouched.
+// [NewRemapped] runs one with userns-remap.
 //
 // It has its own containerd, its own directories, and its own network
 // namespace: an engine without a bridge removes docker0 where it finds one

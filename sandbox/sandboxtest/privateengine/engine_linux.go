@@ -50,6 +50,7 @@ func New(t testing.TB, args ...string) *Engine {
 	}
 	dir, err := os.MkdirTemp("", "caisson-engine-")
 	must(t, err)
+	must(t, os.Chmod(dir, 0o711)) // for root of containers with other ids
 	e := &Engine{dir: dir, args: args}
 	before := hostNetwork(t)
 	t.Cleanup(func() {

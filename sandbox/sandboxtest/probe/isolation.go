@@ -70,10 +70,16 @@ func ambientCapabilities() string {
 }
 
 // foreignGroups counts supplementary groups that mean something: the one that
-// marks a command's processes is a high number that owns nothing.
+// marks a command's processes owns nothing. It is a high number or, in a user
+// namespace, which has no such number, one of guest.DefaultGIDBase.
 func foreignGroups() int {
+	const first, count = 30_000, 20_000
 	groups, _ := os.Getgroups()
-	groups = slices.DeleteFunc(groups, func(g int) bool { return g >= 1<<20 || g == os.Getgid() })
+	all, _ := os.ReadFile("/proc/self/gid_map")
+	isNamespace := len(strings.Fields(string(all))) != 3 || strings.Fields(string(all))[1] != "0"
+	groups = slices.DeleteFunc(groups, func(g int) bool {
+		return g >= 1<<20 || g == os.Getgid() || isNamespace && g >= first && g < first+count
+	})
 	return len(groups)
 }
 

@@ -23,6 +23,8 @@ func Container(workspace string) wire.Hello {
 		Kernel:     readText("/proc/version"),
 		PID:        os.Getpid(),
 		Namespaces: namespaces(),
+		UIDMap:     wire.ParseIDMap(readText("/proc/self/uid_map")),
+		GIDMap:     wire.ParseIDMap(readText("/proc/self/gid_map")),
 		Root:       table.mountAt("/"),
 		Workspace:  table.mountAt(workspace),
 		Tmpfs:      table.ofType("tmpfs"),
