@@ -25,6 +25,7 @@ const remapFirst = 300_000
 // TestConformanceRemapped holds the backend to the contract on an engine with
 // userns-remap.
 func TestConformanceRemapped(t *testing.T) {
+	t.Parallel()
 	e := privateengine.NewRemapped(t, remapFirst)
 	if e == nil {
 		return // the other process tests it
