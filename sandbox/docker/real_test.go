@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/filters"
 	"github.com/moby/sys/mountinfo"
 	"github.com/oklog/ulid/v2"
 	"go.uber.org/goleak"
@@ -198,12 +197,14 @@ func (b *bed) leftovers(session string) ([]string, error) {
 		return nil, err
 	}
 	var left []string
-	list, err := r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSession+"="+session))})
+	list, err := r.listContainers(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, c := range list {
-		left = append(left, "container "+c.ID+" "+c.Status)
+		if c.Labels[ownership.LabelSession] == session {
+			left = append(left, "container "+c.ID+" "+c.Status)
+		}
 	}
 	volumes, err := r.listVolumes(ctx)
 	if err != nil {

@@ -2,8 +2,10 @@ package docker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -13,6 +15,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/system"
 
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
 )
 
@@ -122,11 +125,20 @@ func (r *remote) inspectContainer(ctx context.Context, id string) (container.Ins
 	})
 }
 
-// listContainers returns every container that has Caisson's labels.
+// listContainers returns every container that has Caisson's labels. An engine
+// that was killed may list one as dead that it removed when it was started
+// again, until its next start: that one is left out.
 func (r *remote) listContainers(ctx context.Context) ([]container.Summary, error) {
-	return callWithin(ctx, r.ask, "list containers", func(ctx context.Context) ([]container.Summary, error) {
+	list, err := callWithin(ctx, r.ask, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})
 	})
+	return slices.DeleteFunc(list, func(c container.Summary) bool {
+		if c.State != container.StateDead {
+			return false
+		}
+		_, err := r.inspectContainer(ctx, c.ID)
+		return errors.Is(err, sandbox.ErrNotFound)
+	}), err
 }
 
 // withDeadline bounds several calls together.

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"net/http"
 	"testing"
 	"time"
 
@@ -71,5 +72,27 @@ func TestAbandoned(t *testing.T) {
 				t.Errorf("abandoned: %v, want %v", got, tt.want)
 			}
 		})
+	}
+}
+
+// TestForgottenContainer tests that a container which the engine lists as dead and does not know is neither listed nor swept, and that one which
+// it knows is both.
+func TestForgottenContainer(t *testing.T) {
+	b := newFakeBed(t)
+	dead := b.backend.self
+	dead.PID = 1<<22 + 1
+	summary := func(id, session string) container.Summary {
+		return container.Summary{ID: id, State: container.StateDead, Labels: dead.Labels(session)}
+	}
+	known, forgotten := newSession(), newSession()
+	b.engine.containers["known"] = &fakeContainer{id: "known", config: container.CreateRequest{Config: &container.Config{}, HostConfig: &container.HostConfig{}}}
+	b.engine.answers["GET /containers/json"] = answer(http.StatusOK, []container.Summary{summary("known", known), summary("forgotten", forgotten)})
+	list, err := b.backend.List(t.Context())
+	if err != nil || len(list) != 1 || list[0].Session != known {
+		t.Errorf("listed %+v, %v", list, err)
+	}
+	swept, err := b.backend.Sweep(t.Context())
+	if err != nil || len(swept) != 1 || swept[0].Session != known {
+		t.Errorf("swept %+v, %v", swept, err)
 	}
 }
