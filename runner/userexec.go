@@ -270,14 +270,17 @@ type UserCommand struct {
 // PackCommand returns a command that writes a file or directory of the sandbox to w as a
 // tar archive (PAX), under a name; "." puts the content of a directory at the top. The
 // archive is untrusted: what runs in the sandbox can have written it. The exit status is
-// not 0 if something could not be read, which standard error names.
+// [archive.StatusNoFile] or [archive.StatusRefused] if there is nothing to pack, and 1 if
+// something could not be read, which standard error names. Special files below the path
+// are left out.
 func PackCommand(path, name string, w io.Writer) UserCommand {
 	return UserCommand{Argv: []string{sandbox.GuestPath, archive.PackWord, path, name}, Stdout: w}
 }
 
 // UnpackCommand returns a command that writes the files of a tar archive below a
 // directory of the sandbox. Its exit status is [archive.StatusNoDirectory] if there is no
-// such directory; nothing of r was used then. It is 1 if something could not be written.
+// such directory; nothing of r was used then. It is [archive.StatusRefused] for an archive
+// that is broken or not allowed, and 1 if something could not be written.
 func UnpackCommand(dir string, r io.Reader) UserCommand {
 	return UserCommand{Argv: []string{sandbox.GuestPath, archive.UnpackWord, dir}, Stdin: r}
 }

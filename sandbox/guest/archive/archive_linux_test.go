@@ -164,6 +164,9 @@ func TestPackLeavesOut(t *testing.T) {
 	if len(left) != 1 || left[0] != "d/pipetrue" || !bytes.Contains(text, []byte("d/z")) {
 		t.Errorf("left out %q", left)
 	}
+	if err := Pack(io.Discard, filepath.Join(dir, "pipe"), PackOptions{LeaveOut: func(string, error) error { return nil }}); !errors.Is(err, ErrSpecial) {
+		t.Errorf("a pipe alone: %v", err)
+	}
 	if _, err := openRegular(filepath.Join(dir, "pipe")); !errors.Is(err, ErrSpecial) { // it took a file's place
 		t.Errorf("opened a pipe: %v", err)
 	}
@@ -293,6 +296,24 @@ func TestUnpackRefuses(t *testing.T) {
 			if _, err := os.Lstat(p); err == nil {
 				t.Errorf("%s made a special file", name)
 			}
+		}
+	}
+}
+
+// TestUnpackCut: an archive that ends within an entry, and text that is none, are
+// malformed.
+func TestUnpackCut(t *testing.T) {
+	whole := write(t, file("a"), tar.Header{Typeflag: tar.TypeReg, Name: "b", Mode: 0o644, Size: 2000})
+	for _, text := range [][]byte{whole[:100], whole[:1024+512+1000], []byte(strings.Repeat("x", 2000))} {
+		if err := Unpack(bytes.NewReader(text), t.TempDir(), Bounds{}); !errors.Is(err, ErrMalformed) {
+			t.Errorf("%d bytes: %v", len(text), err)
+		}
+	}
+	to := t.TempDir()
+	must(t, unix.Mkfifo(filepath.Join(to, "pipe"), 0o600))
+	for _, name := range []string{"pipe", "none"} {
+		if err := Unpack(bytes.NewReader(whole), filepath.Join(to, name), Bounds{}); !errors.Is(err, ErrNoDirectory) {
+			t.Errorf("unpacked to %s: %v", name, err)
 		}
 	}
 }

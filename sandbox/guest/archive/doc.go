@@ -21,13 +21,18 @@ import (
 //
 // NAME is the name of PATH in the archive; see [PackOptions.Name]. The exit
 // status is 0; 1 if something could not be read or written, which standard
-// error names; 2 for wrong arguments; and StatusNoDirectory if DIRECTORY is no
-// directory, before anything was read.
+// error names; 2 for wrong arguments; or one of the constants.
 const (
 	PackWord   = "pack"
 	UnpackWord = "unpack"
 
+	// StatusNoDirectory reports that DIRECTORY is no directory; nothing was read.
 	StatusNoDirectory = 3
+	// StatusNoFile reports that PATH does not exist; nothing was written.
+	StatusNoFile = 4
+	// StatusRefused reports that PATH is a special file, or that the archive is
+	// malformed or has an entry that is not allowed.
+	StatusRefused = 5
 )
 
 // Errors of this package; test for them with errors.Is.
@@ -36,6 +41,8 @@ var (
 	ErrBound = errors.New("too large")
 	// ErrEntry is the error for an entry that is not allowed in an archive.
 	ErrEntry = errors.New("refused entry")
+	// ErrMalformed is the error if what is unpacked is no whole archive.
+	ErrMalformed = errors.New("malformed archive")
 	// ErrNoDirectory is the error if what is unpacked to is no directory.
 	ErrNoDirectory = errors.New("no such directory")
 	// ErrSpecial is the error for a socket, pipe or device, which no archive

@@ -23,7 +23,7 @@ type PackOptions struct {
 	// LeaveOut is called for each entry that can't be packed: with [ErrSpecial]
 	// for a special file, and otherwise with the error of reading it. Pack
 	// returns its error; if it is nil, Pack goes on without the entry. Without
-	// LeaveOut every such error ends Pack.
+	// LeaveOut every such error ends Pack, and so does that of the first entry.
 	LeaveOut func(name string, err error) error
 }
 
@@ -66,7 +66,7 @@ type packer struct {
 
 // leaveOut decides about an entry that can't be packed.
 func (p *packer) leaveOut(name string, err error) error {
-	if p.o.LeaveOut == nil {
+	if p.o.LeaveOut == nil || p.budget.entries == 0 {
 		return err
 	}
 	return p.o.LeaveOut(name, err)

@@ -33,11 +33,19 @@ import (
 //     control lists are not restored.
 //   - Blocks of zeros become holes.
 //
-// Unpack stops at the first error; what it wrote stays. An archive that ends
+// Unpack stops at the first error; what it wrote stays. The error of an archive
+// that is cut off or broken wraps [ErrMalformed]. An archive that ends
 // between two entries counts as complete, so the caller must learn from its
 // source whether it is.
 func Unpack(r io.Reader, dir string, bounds Bounds) error {
-	root, err := os.OpenRoot(dir)
+	info, err := os.Stat(dir) // opening a pipe would wait
+	if err == nil && !info.IsDir() {
+		err = &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOTDIR}
+	}
+	var root *os.Root
+	if err == nil {
+		root, err = os.OpenRoot(dir)
+	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return fmt.Errorf("unpack: %w: %w", ErrNoDirectory, err)
 	}
@@ -89,7 +97,7 @@ func (u *unpacker) unpackAll(in *tar.Reader) error {
 			return nil
 		}
 		if err != nil {
-			return err
+			return fmt.Errorf("%w: %w", ErrMalformed, err)
 		}
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue // comments, as git writes them
@@ -293,7 +301,7 @@ func (u *unpacker) copySparse(f *os.File, content io.Reader, size int64) error {
 	for left := size; left > 0; {
 		b := u.block[:min(left, blockSize)]
 		if _, err := io.ReadFull(content, b); err != nil {
-			return err
+			return fmt.Errorf("%w: %w", ErrMalformed, err)
 		}
 		left -= int64(len(b))
 		if hole = isZero(b); hole {

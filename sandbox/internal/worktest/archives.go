@@ -59,10 +59,26 @@ func Archives(t *testing.T, s sandbox.Sandbox) {
 	if len(names) != 4 || names[0] != "out/" || names[3] != "out/link" {
 		t.Errorf("packed %q", names)
 	}
-	if _, text, exit := run(bytes.NewReader(in.Bytes()), archive.UnpackWord, "/usr"); exit.Status.Code != 1 || text == "" {
-		t.Errorf("unpacked into the image: %v, %q", exit.Status, text)
+	if _, exit := Shell(t, s, "mkfifo /tmp/pipe"); !exit.Status.Success() {
+		t.Errorf("make a pipe: %v", exit.Status)
 	}
-	if out, text, exit := run(nil, archive.PackWord, "/none"); exit.Status.Code != 1 || text == "" || out != "" {
-		t.Errorf("packed nothing: %v, %q", exit.Status, text)
+	for _, c := range []struct {
+		stdin []byte
+		word  string
+		path  string
+		want  int
+	}{
+		{in.Bytes(), archive.UnpackWord, "/usr", 1},
+		{in.Bytes()[:in.Len()/2], archive.UnpackWord, "/tmp", archive.StatusRefused},
+		{in.Bytes(), archive.UnpackWord, "/none", archive.StatusNoDirectory},
+		{in.Bytes(), archive.UnpackWord, "/tmp/pipe", archive.StatusNoDirectory},
+		{nil, archive.PackWord, "/none", archive.StatusNoFile},
+		{nil, archive.PackWord, "/etc/passwd/none", archive.StatusNoFile},
+		{nil, archive.PackWord, "/tmp/pipe", archive.StatusRefused},
+		{nil, archive.PackWord, "/dev/null", archive.StatusRefused},
+	} {
+		if out, text, exit := run(bytes.NewReader(c.stdin), c.word, c.path); exit.Status.Code != c.want || text == "" || out != "" {
+			t.Errorf("%s %s: %v, %q, want status %d", c.word, c.path, exit.Status, text, c.want)
+		}
 	}
 }

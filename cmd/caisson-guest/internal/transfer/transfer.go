@@ -8,7 +8,9 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"syscall"
 
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
@@ -41,7 +43,12 @@ func Pack(args []string) int {
 	if err == nil {
 		err = out.Flush()
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, archive.ErrSpecial):
+		return report(archive.StatusRefused, err)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR): // PATH; entries are left out
+		return report(archive.StatusNoFile, err)
+	case err != nil:
 		return report(failed, err)
 	}
 	return status
@@ -57,6 +64,8 @@ func Unpack(args []string) int {
 	switch {
 	case errors.Is(err, archive.ErrNoDirectory):
 		return report(archive.StatusNoDirectory, err)
+	case errors.Is(err, archive.ErrEntry), errors.Is(err, archive.ErrMalformed):
+		return report(archive.StatusRefused, err)
 	case err != nil:
 		return report(failed, err)
 	}
