@@ -71,6 +71,9 @@ func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	if conf.MaxStreams != nil {
 		o.MaxStreams = int(*conf.MaxStreams)
 	}
+	if conf.MaxTransfer != nil {
+		o.MaxTransfer = int64(*conf.MaxTransfer)
+	}
 	if conf.IdleTime != nil {
 		o.IdleTime = time.Duration(*conf.IdleTime)
 	}

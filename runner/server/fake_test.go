@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	guestarchive "github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -30,6 +31,9 @@ type fakeBackend struct {
 	create func(ctx context.Context) error
 	// clings is told when a command has begun, and when it is asked to end and doesn't.
 	clings chan struct{}
+
+	// transfer runs in place of the commands that copy files; nil runs these.
+	transfer func(context.Context, sandbox.Command) sandbox.ExitStatus
 
 	mu    sync.Mutex
 	boxes []*fakeBox
@@ -183,6 +187,7 @@ func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Ex
 		return exit // there is a bash
 	}
 	if cmd.Argv[0] == sandbox.GuestPath {
+		exit.Status = b.transfer(ctx, cmd)
 		return exit
 	}
 	text := cmd.Argv[len(cmd.Argv)-1]
@@ -237,6 +242,44 @@ func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Ex
 	}
 	exit.Stdout = sandbox.Stream{Total: int64(n), Live: int64(n)}
 	return exit
+}
+
+// transfer packs and unpacks in the workspace, as the guest's binary does. A program of the
+// test may take its place.
+func (b *fakeBox) transfer(ctx context.Context, cmd sandbox.Command) sandbox.ExitStatus {
+	if b.backend.transfer != nil {
+		return b.backend.transfer(ctx, cmd)
+	}
+	var err error
+	switch cmd.Argv[1] {
+	case guestarchive.PackWord:
+		err = guestarchive.Pack(cmd.Stdout, b.path(cmd.Argv[2]), guestarchive.PackOptions{Name: cmd.Argv[3], LeaveOut: func(string, error) error { return nil }})
+	case guestarchive.UnpackWord:
+		r, w := io.Pipe()
+		go func() {
+			_, err := io.Copy(w, cmd.Stdin)
+			w.CloseWithError(err)
+		}()
+		defer context.AfterFunc(ctx, func() { w.CloseWithError(context.Cause(ctx)) })()
+		err = guestarchive.Unpack(r, b.path(cmd.Argv[2]), guestarchive.Bounds{})
+		r.CloseWithError(io.ErrClosedPipe)
+	}
+	switch {
+	case err == nil:
+		return sandbox.ExitStatus{}
+	case ctx.Err() != nil:
+		return sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}
+	}
+	fmt.Fprintln(cmd.Stderr, err)
+	switch {
+	case errors.Is(err, guestarchive.ErrNoDirectory):
+		return sandbox.ExitStatus{Code: guestarchive.StatusNoDirectory}
+	case errors.Is(err, guestarchive.ErrEntry), errors.Is(err, guestarchive.ErrMalformed), errors.Is(err, guestarchive.ErrSpecial):
+		return sandbox.ExitStatus{Code: guestarchive.StatusRefused}
+	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return sandbox.ExitStatus{Code: guestarchive.StatusNoFile}
+	}
+	return sandbox.ExitStatus{Code: 1}
 }
 
 type fakeProcess struct {

@@ -68,6 +68,7 @@ func FuzzRequests(f *testing.F) {
 		{"GET", "/sessions/x/values/..%2fy", ""},
 		{"DELETE", "/sessions/%00", ""},
 		{"GET", "/sessions/%zz", ""},
+		{"PUT", "/sandboxes/x/files?path=/tmp&path=%00", "x"},
 	}
 	if len(seeds) == 0 {
 		f.Fatal("no seeds")
@@ -105,6 +106,20 @@ func FuzzRequests(f *testing.F) {
 		}
 		if len(s.sessions.sessions) != 0 {
 			t.Fatalf("%s %s %q started a session", method, path, body)
+		}
+	})
+}
+
+// FuzzAccept: what the header Accept names first, of the two types, is sent.
+func FuzzAccept(f *testing.F) {
+	for _, s := range []string{"", "*/*", "application/x-tar", "application/x-tar;q=0, */*;q=0.1", "text/html", "application/octet-stream, application/x-tar", "a/b;q=\"", ",", "APPLICATION/X-TAR; q=1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, accept string) {
+		wanted, ok := acceptsArchive([]string{accept})
+		named := strings.Contains(strings.ToLower(accept), archiveType)
+		if wanted && (!ok || !named) || ok && !wanted && strings.TrimSpace(accept) != "" && !strings.Contains(accept, "*") && !strings.Contains(strings.ToLower(accept), fileType) {
+			t.Fatalf("%q: archive %t, %t", accept, wanted, ok)
 		}
 	})
 }

@@ -26,6 +26,17 @@ const (
 	maxRequests = 256
 )
 
+// streamRoutes are the routes whose requests last as long as their client reads or
+// sends. They take no slot of limitRequests: takeStream bounds them, per token.
+var streamRoutes = map[string]bool{
+	"GET /sessions/{id}/events":       true,
+	http.MethodGet + " " + filesRoute: true,
+	uploadRoute:                       true,
+}
+
+// uploadRoute is the route whose bodies are read by its operation, as they come.
+const uploadRoute = http.MethodPut + " " + filesRoute
+
 // guard protects the routes from requests that are not allowed, malformed or too
 // many.
 type guard struct {
@@ -38,7 +49,7 @@ type guard struct {
 
 // protectRoutes returns a handler that serves mux behind all checks.
 func (g *guard) protectRoutes(mux *http.ServeMux) http.Handler {
-	return g.guardRequests(g.authorize(mux, g.limitRequests(g.readBodies(g.routeRequests(mux)))))
+	return g.guardRequests(g.authorize(mux, g.limitRequests(mux, g.readBodies(mux, g.routeRequests(mux)))))
 }
 
 // guardRequests checks every request before it is handled, in this order: Host,
@@ -170,10 +181,10 @@ func (g *guard) authorize(mux *http.ServeMux, next http.Handler) http.Handler {
 }
 
 // readBodies reads the bodies of requests with a token. Those of public routes
-// are not read.
-func (g *guard) readBodies(next http.Handler) http.Handler {
+// and of uploadRoute are not read.
+func (g *guard) readBodies(mux *http.ServeMux, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !g.isPublic(r) {
+		if _, pattern := mux.Handler(r); pattern != uploadRoute && !g.isPublic(r) {
 			if p := readBody(w, r); p != nil {
 				g.writeProblem(w, r, p)
 				return
@@ -202,11 +213,10 @@ func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 		return nil
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBodyBytes))
-	var timeout net.Error
 	switch _, large := errors.AsType[*http.MaxBytesError](err); {
 	case large:
 		return newProblem(http.StatusRequestEntityTooLarge, "too_large", "the body is larger than 1 MiB", "Send less")
-	case errors.As(err, &timeout) && timeout.Timeout():
+	case isTimeout(err):
 		return newProblem(http.StatusRequestTimeout, "too_slow", "the body did not arrive in 10 s", "Send it at once")
 	case err != nil:
 		return newProblem(http.StatusBadRequest, "malformed", "the body could not be read", "Send it whole")
@@ -220,7 +230,7 @@ func readBody(w http.ResponseWriter, r *http.Request) *Problem {
 }
 
 // writeProblem writes a problem as the response.
-func (g *guard) writeProblem(w http.ResponseWriter, r *http.Request, p *Problem) {
+func (d *diagnostics) writeProblem(w http.ResponseWriter, r *http.Request, p *Problem) {
 	maps.Copy(w.Header(), p.GetHeaders())
 	w.Header().Set("Content-Type", problemType)
 	w.WriteHeader(p.Status)
@@ -228,16 +238,16 @@ func (g *guard) writeProblem(w http.ResponseWriter, r *http.Request, p *Problem)
 		return
 	}
 	if err := writeJSON(w, p); err != nil {
-		g.log.Debug("write answer", zap.Error(err))
+		d.log.Debug("write answer", zap.Error(err))
 	}
 }
 
 // limitRequests bounds the requests that are served at once. Streams have their
 // own bound.
-func (g *guard) limitRequests(next http.Handler) http.Handler {
+func (g *guard) limitRequests(mux *http.ServeMux, next http.Handler) http.Handler {
 	slots := make(chan struct{}, maxRequests)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/events") {
+		if _, pattern := mux.Handler(r); streamRoutes[pattern] {
 			next.ServeHTTP(w, r)
 			return
 		}

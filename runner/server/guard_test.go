@@ -263,6 +263,8 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 		"a stream's":             {aliceToken, "GET", "/sessions/x/events", maxRequests, 400, false},
 		"a GET's":                {aliceToken, "GET", "/sessions", 0, 400, false},
 		"a HEAD's":               {aliceToken, "HEAD", "/sessions/x/events", 0, 400, false},
+		"an upload's":            {aliceToken, "PUT", "/sandboxes/x/files", maxRequests, 404, false},
+		"no token, to an upload": {"", "PUT", "/sandboxes/x/files", 0, 401, false},
 		"the control":            {aliceToken, "POST", "/sessions", maxRequests - 1, 422, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -274,8 +276,9 @@ func TestBodiesAreReadBehindTokenAndSlot(t *testing.T) {
 			})
 			mux.HandleFunc("POST /sessions", func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(422) })
 			mux.HandleFunc("GET /healthz", func(http.ResponseWriter, *http.Request) {})
+			mux.HandleFunc(uploadRoute, func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(404) })
 			g := w.server.guard
-			h := g.guardRequests(g.limitRequests(g.readBodies(g.routeRequests(mux))))
+			h := g.guardRequests(g.limitRequests(mux, g.readBodies(mux, g.routeRequests(mux))))
 			server := httptest.NewServer(h)
 			defer server.Close()
 			var held sync.WaitGroup

@@ -14,9 +14,11 @@ const (
 	// DefaultMaxSessions is the number of sessions that may be live at once. Each
 	// may hold a container.
 	DefaultMaxSessions = 16
-	// DefaultMaxStreams is the number of event streams that one token may have
-	// open.
+	// DefaultMaxStreams is the number of event streams and copies of files that one
+	// token may have open.
 	DefaultMaxStreams = 64
+	// DefaultMaxTransfer is the size of one copy of files into a sandbox or out of it.
+	DefaultMaxTransfer = 1 << 30
 	// DefaultSandboxTTL is how long a sandbox without a model stays without a command,
 	// and DefaultMaxSandboxTTL the longest such time that a client may ask for.
 	DefaultSandboxTTL    = time.Hour
@@ -55,9 +57,10 @@ type Options struct {
 	// Hosts are the names, or names and ports, of the server besides localhost and
 	// its addresses.
 	Hosts []string
-	// MaxSessions, MaxStreams, IdleTime and MaxSandboxTTL bound the resources of
-	// clients; zero means the default.
+	// MaxSessions, MaxStreams, MaxTransfer (in bytes), IdleTime and MaxSandboxTTL bound
+	// the resources of clients; zero means the default.
 	MaxSessions, MaxStreams int
+	MaxTransfer             int64
 	IdleTime, MaxSandboxTTL time.Duration
 	// OpenMetrics serves /metrics without a token.
 	OpenMetrics bool
@@ -72,7 +75,7 @@ type Options struct {
 
 	// Tests set these times so short, or so long, that only one of them can end a
 	// request.
-	headerTime, bodyTime time.Duration
+	headerTime, bodyTime, copyTime time.Duration
 }
 
 // headerTime and bodyTime bound the time in which a request's headers and its body
@@ -80,6 +83,8 @@ type Options struct {
 const (
 	headerTime = 10 * time.Second
 	bodyTime   = 10 * time.Second
+	// copyTime is how long a client that copies files may pause.
+	copyTime = time.Minute
 )
 
 // setDefaults replaces zero values by the defaults.
@@ -90,9 +95,11 @@ func (o *Options) setDefaults() {
 	defaultTo(&o.MaxSandboxTTL, DefaultMaxSandboxTTL)
 	defaultTo(&o.headerTime, headerTime)
 	defaultTo(&o.bodyTime, bodyTime)
+	defaultTo(&o.copyTime, copyTime)
+	defaultTo(&o.MaxTransfer, DefaultMaxTransfer)
 }
 
-func defaultTo[T int | time.Duration](v *T, def T) {
+func defaultTo[T int | int64 | time.Duration](v *T, def T) {
 	if *v == 0 {
 		*v = def
 	}

@@ -19,7 +19,7 @@ type Role string
 const (
 	// RoleRead sees sessions, their records, questions and changes.
 	RoleRead Role = "read"
-	// RoleRun starts, messages, cancels and ends sessions.
+	// RoleRun starts, messages, cancels and ends sessions, and copies files of sandboxes.
 	RoleRun Role = "run"
 	// RoleApprove answers confirmations for this call or for the session.
 	RoleApprove Role = "approve"
@@ -60,6 +60,8 @@ var routeRoles = map[string]Role{
 	"GET /sandboxes":                          RoleRead,
 	"GET /sandboxes/{id}":                     RoleRead,
 	"DELETE /sandboxes/{id}":                  RoleRun,
+	"PUT /sandboxes/{id}/files":               RoleRun,
+	"GET /sandboxes/{id}/files":               RoleRun,
 	"GET /metrics":                            RoleRead,
 	"GET /openapi.json":                       roleAny,
 	"GET /healthz":                            roleNone,

@@ -39,8 +39,10 @@ func New(o Options) (*Server, error) {
 	s.streams = newStreamsAPI(s.sessions, o.MaxStreams)
 	s.guard = &guard{diagnostics: s.diagnostics, keys: keys, hosts: o.Hosts, openMetrics: o.OpenMetrics, bodyTime: o.bodyTime}
 	mux := http.NewServeMux()
+	sandboxes := sandboxesAPI{s.sessions}
 	s.openAPI, err = registerRoutes(mux, s.diagnostics,
-		sessionsAPI{s.sessions}, sandboxesAPI{s.sessions}, turnsAPI{s.sessions}, confirmationsAPI{s.sessions}, s.streams, valuesAPI{s.sessions},
+		sessionsAPI{s.sessions}, sandboxes,
+		filesAPI{sandboxes: sandboxes, streams: s.streams, maxBytes: o.MaxTransfer, idleTime: o.copyTime}, turnsAPI{s.sessions}, confirmationsAPI{s.sessions}, s.streams, valuesAPI{s.sessions},
 		changesAPI{sessions: s.sessions, open: o.OpenWorkspace, settle: o.Settle})
 	if err != nil {
 		return nil, fmt.Errorf("new server: %w", err)

@@ -256,7 +256,8 @@ type Serve struct {
 	Models      []string               `yaml:"models" doc:"model profiles that clients may name; without it all of models, and the configured model"`
 	Images      []string               `yaml:"images" doc:"images that clients may name besides the configured one"`
 	MaxSessions *Count                 `yaml:"max_sessions" doc:"sessions that live at once"`
-	MaxStreams  *Count                 `yaml:"max_streams" doc:"event streams that one token may have open"`
+	MaxStreams  *Count                 `yaml:"max_streams" doc:"event streams and copies of files that one token may have open"`
+	MaxTransfer *Size                  `yaml:"max_transfer" doc:"size of one copy of files into a sandbox or out of it; without it 1GiB"`
 	IdleTime    *Duration              `yaml:"idle_time" doc:"how long a session without a turn is kept"`
 	OpenMetrics *bool                  `yaml:"open_metrics" doc:"serve /metrics without a token"`
 }
