@@ -31,7 +31,7 @@ func (e *SizeError) Error() string {
 }
 
 // IncompleteError is the error of [Copy.Collect] if some files or directories
-// could not be read. All others were collected.
+// could not be read, or exceed the bounds. All others were collected.
 type IncompleteError struct {
 	// Unread are up to 20 of them, and Count is their number.
 	Unread []string
@@ -39,5 +39,5 @@ type IncompleteError struct {
 }
 
 func (e *IncompleteError) Error() string {
-	return fmt.Sprintf("%d files or directories of the copy can't be read: %q", e.Count, e.Unread)
+	return fmt.Sprintf("%d files or directories of the copy can't be read, or are too large: %q", e.Count, e.Unread)
 }

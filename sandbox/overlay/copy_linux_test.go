@@ -1,12 +1,16 @@
 package overlay
 
 import (
+	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -22,7 +26,7 @@ func (w *testEnv) sendCopy() (string, *Copy) {
 	dir := w.t.TempDir()
 	read, write := io.Pipe()
 	go func() {
-		write.CloseWithError(WriteTree(w.t.Context(), write, w.layers.Dir(), w.dir, DefaultCopyBounds))
+		write.CloseWithError(WriteTree(w.t.Context(), write, w.layers.Dir(), w.layers.Lowers(), w.dir, DefaultCopyBounds))
 	}()
 	must(w.t, archive.Unpack(read, dir, archive.Bounds{}))
 	held, err := os.Open(dir)
@@ -60,7 +64,10 @@ func TestCollectIsTheCopy(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		w := newTestEnv(t, func(dir string) { runScript(t, dir, tree0+"\nmkdir .git; echo ref >.git/HEAD") })
 		w.unmount()
-		for range 1 + random.IntN(2) {
+		for range 1 + random.IntN(3) {
+			if random.IntN(2) > 0 {
+				must(t, w.layers.Freeze(t.Context(), w.frozen()))
+			}
 			dir, c := w.sendCopy()
 			w.requireSame(dir)
 			for range 1 + random.IntN(3) {
@@ -106,7 +113,7 @@ func TestCopyIsBounded(t *testing.T) {
 		runScript(t, dir, "mkdir large many small; truncate -s 3M large/f; for i in $(seq 30); do : >many/$i; done; echo x >small/f")
 	})
 	w.unmount()
-	err := WriteTree(t.Context(), io.Discard, w.layers.Dir(), w.dir, CopyBounds{Bytes: 1 << 20, Entries: 10})
+	err := WriteTree(t.Context(), io.Discard, w.layers.Dir(), nil, w.dir, CopyBounds{Bytes: 1 << 20, Entries: 10})
 	e, ok := errors.AsType[*SizeError](err)
 	if !ok || e.Entries != 36 || len(e.Largest) != 3 || !strings.HasPrefix(e.Largest[0], `"many"`) && !strings.HasPrefix(e.Largest[0], `"large"`) {
 		t.Errorf("%v", err)
@@ -116,11 +123,13 @@ func TestCopyIsBounded(t *testing.T) {
 	must(t, c.Collect(t.Context()))
 	c.most = CopyBounds{Bytes: 1000, Entries: 100}
 	runScript(t, dir, "head -c 2000 /dev/urandom >more; rm kept")
-	if err := c.Collect(t.Context()); err == nil {
-		t.Error("too many bytes were collected")
+	if e, ok := errors.AsType[*IncompleteError](c.Collect(t.Context())); !ok || e.Count != 1 || e.Unread[0] != "more" {
+		t.Errorf("too many bytes were collected: %v", e)
 	}
-	w.requireChanges("added kept")
-	runScript(t, dir, "rm more; for i in $(seq 100); do : >$i; done")
+	w.requireChanges()
+	runScript(t, dir, "rm more; echo kept >kept")
+	must(t, c.Collect(t.Context()))
+	runScript(t, dir, "for i in $(seq 100); do : >$i; done")
 	if err := c.Collect(t.Context()); err == nil {
 		t.Error("too many entries were collected")
 	}
@@ -143,4 +152,77 @@ func TestCollectUnread(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	w.requireChanges("modified a.txt", "added closed/", "added closed/in/")
+}
+
+// TestCollectHostile: what is special, huge or deep harms nothing and hides nothing
+// else.
+func TestCollectHostile(t *testing.T) {
+	w := newTestEnv(t, func(dir string) { runScript(t, dir, tree0+"\nmkdir sub; echo s >sub/f") })
+	w.unmount()
+	dir, c := w.sendCopy()
+	deep := strings.Repeat("d/", 1990)
+	runScript(t, dir, `rm a.txt; mknod a.txt c 0 0; rm h1; mkfifo h1; rm -r sub; mknod sub c 1 3; truncate -s 1T huge; echo small >small
+		echo odd >$'na\nme\xff\\'; mkdir -p `+deep+`; ln -s /etc/passwd out; : >empty; chmod 0 empty`)
+	err := c.Collect(t.Context())
+	if e, ok := errors.AsType[*IncompleteError](err); !ok || !slices.Contains(e.Unread, "huge") {
+		t.Errorf("%v", err)
+	}
+	list, err := w.layers.Changes(t.Context(), w.dir, ReadOptions{})
+	must(t, err)
+	got := map[string]Kind{}
+	for _, change := range list.List {
+		got[change.Path] = change.Kind
+	}
+	for path, want := range map[string]Kind{
+		"a.txt": Deleted, "h1": Typed, "sub": Deleted, "sub/f": Deleted, "small": Added, "na\nme\xff\\": Added, "d": Added, "out": Added, "empty": Added,
+	} {
+		if got[path] != want {
+			t.Errorf("%q is %q, want %q", path, got[path], want)
+		}
+	}
+	if _, ok := got["huge"]; ok {
+		t.Error("a file that was left out is a change")
+	}
+	if target, err := os.Readlink(filepath.Join(w.layers.Dir(), UpperDir, "out")); err != nil || target != "/etc/passwd" {
+		t.Errorf("%q, %v", target, err)
+	}
+}
+
+// swappingReader replaces a directory by a symlink out of the copy once it has been
+// listed, as a command may.
+type swappingReader struct {
+	CopyReader
+	dir, out string
+	once     sync.Once
+}
+
+func (r *swappingReader) ReadFile(ctx context.Context, path string, offset, most int64) (workspace.File, error) {
+	r.once.Do(func() {
+		_ = os.RemoveAll(filepath.Join(r.dir, "src"))
+		_ = os.Symlink(r.out, filepath.Join(r.dir, "src"))
+	})
+	return r.CopyReader.ReadFile(ctx, path, offset, most)
+}
+
+// TestCollectWhileReplaced: a directory that becomes a symlink while it is collected
+// leads nowhere, neither in the copy nor in the layer.
+func TestCollectWhileReplaced(t *testing.T) {
+	w := newTestEnv(t, func(dir string) { runScript(t, dir, tree0) })
+	w.unmount()
+	dir, c := w.sendCopy()
+	out := t.TempDir()
+	runScript(t, out, "echo secret >new.c; echo secret >x.c")
+	runScript(t, dir, "echo new >src/new.c; echo x >src/x.c")
+	c.reader = &swappingReader{CopyReader: c.reader, dir: dir, out: out}
+	if err := c.Collect(t.Context()); !errors.As(err, new(*IncompleteError)) {
+		t.Errorf("%v", err)
+	}
+	must(t, filepath.WalkDir(w.layers.Dir(), func(path string, d fs.DirEntry, err error) error {
+		if text, readErr := os.ReadFile(path); err == nil && d.Type().IsRegular() && readErr == nil && strings.Contains(string(text), "secret") {
+			t.Errorf("%s is from outside", path)
+		}
+		return err
+	}))
+	must(t, c.Collect(t.Context()))
+	w.requireSame(dir)
 }

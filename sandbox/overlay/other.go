@@ -81,7 +81,7 @@ func (l *Layers) Apply(context.Context, *os.File, ApplyOptions) (*Result, error)
 func RemoveTree(path string) error { return os.RemoveAll(path) }
 
 // WriteTree returns [ErrUnsupported].
-func WriteTree(context.Context, io.Writer, string, *os.File, CopyBounds) error {
+func WriteTree(context.Context, io.Writer, string, []string, *os.File, CopyBounds) error {
 	return ErrUnsupported
 }
 

@@ -20,18 +20,20 @@ import (
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
-// WriteTree writes the merged directory of the layers in dir, over the original,
-// to w as an archive whose top is the directory itself. It leaves out
-// .caisson at the top, special files and what this process can't read. It
-// returns a [*SizeError] before it writes anything if a bound is exceeded.
-func WriteTree(ctx context.Context, w io.Writer, dir string, original *os.File, bounds CopyBounds) error {
-	upper, err := (&Layers{dir: dir}).openStack() // of a copy no layer is frozen
+// WriteTree writes the merged directory of the layers in dir and the frozen ones
+// below them, over the original, to w as an archive whose top is the directory
+// itself. It leaves out .caisson at the top, special files and what this process
+// can't read. It returns a [*SizeError] before it writes anything if a bound is
+// exceeded.
+func WriteTree(ctx context.Context, w io.Writer, dir string, lowers []string, original *os.File, bounds CopyBounds) error {
+	layers, err := openLayers(slices.Concat([]string{filepath.Join(dir, UpperDir)}, lowers))
 	if err != nil {
 		return err
 	}
-	defer upper.close()
+	defer layers.close()
+	all := append(slices.Clone(layers), layerDir{int(original.Fd()), len(layers)})
 	s := sender{ctx: ctx, linked: map[inode]string{}, totals: map[string]*total{}}
-	if err := s.walkTop(upper[0].fd, int(original.Fd())); err != nil {
+	if err := s.walkTop(all); err != nil {
 		return fmt.Errorf("measure workspace: %w", err)
 	}
 	if err := s.checkSize(bounds); err != nil {
@@ -40,7 +42,7 @@ func WriteTree(ctx context.Context, w io.Writer, dir string, original *os.File, 
 	// It may have grown since it was measured.
 	s.most, s.all = bounds, total{}
 	s.tar = tar.NewWriter(w)
-	if err := s.walkTop(upper[0].fd, int(original.Fd())); err != nil {
+	if err := s.walkTop(all); err != nil {
 		return fmt.Errorf("send workspace: %w", err)
 	}
 	if err := s.tar.Close(); err != nil {
@@ -64,43 +66,41 @@ type sender struct {
 	totals map[string]*total // by the name at the top
 	linked map[inode]string
 	depth  int
+	open   int // descriptors of directories
 }
 
-func (s *sender) walkTop(upper, lower int) error {
+// walkTop sends everything. It opens the layers anew, because a descriptor
+// remembers how far it was read.
+func (s *sender) walkTop(layers stack) error {
 	clear(s.linked)
-	up, err := (tree{upper}).openDir(".")
-	if err != nil {
-		return err
+	var top stack
+	defer func() { top.close() }()
+	for _, d := range layers {
+		fd, err := (tree{d.fd}).openDir(".")
+		if err != nil {
+			return err
+		}
+		top = append(top, layerDir{fd, d.index})
 	}
-	defer unix.Close(up)
-	low, err := (tree{lower}).openDir(".")
-	if err != nil {
-		return err
-	}
-	defer unix.Close(low)
-	n, err := statAt(up, "")
+	n, err := statAt(top[0].fd, "")
 	if err != nil {
 		return err
 	}
 	if err := s.addHeader(&tar.Header{Typeflag: tar.TypeDir, Name: "./"}, n); err != nil {
 		return err
 	}
-	return s.walkDirectory(".", up, low)
+	return s.walkDirectory(".", top)
 }
 
-// walkDirectory sends the content of a directory: the open one of the upper
-// layer and the one below it, either of which may be -1.
-func (s *sender) walkDirectory(rel string, up, low int) error {
+// walkDirectory sends the content of a directory.
+func (s *sender) walkDirectory(rel string, dirs stack) error {
 	if s.ctx.Err() != nil {
 		return context.Cause(s.ctx)
 	}
 	from := map[string]int{}
-	for _, dir := range []int{low, up} {
-		if dir < 0 {
-			continue
-		}
-		err := eachName(dir, func(name string) error {
-			from[name] = dir
+	for i, d := range slices.Backward(dirs) {
+		err := eachName(d.fd, func(name string) error {
+			from[name] = i
 			return nil
 		})
 		if err != nil && !errors.Is(err, errNames) {
@@ -111,11 +111,7 @@ func (s *sender) walkDirectory(rel string, up, low int) error {
 		if rel == "." && name == ownConfig {
 			continue
 		}
-		below := -1
-		if from[name] == up {
-			below = low
-		}
-		if err := s.walkEntry(join(rel, name), name, from[name], below); err != nil {
+		if err := s.walkEntry(join(rel, name), name, dirs[from[name]:]); err != nil {
 			return err
 		}
 	}
@@ -125,10 +121,9 @@ func (s *sender) walkDirectory(rel string, up, low int) error {
 // ownConfig is the directory of Caisson's own configuration in a workspace.
 const ownConfig = ".caisson"
 
-// walkEntry sends name of the open directory dir. The directory that dir
-// hides is below, or -1.
-func (s *sender) walkEntry(path, name string, dir, below int) error {
-	n, err := statAt(dir, name)
+// walkEntry sends name of the first of the directories; the others are below it.
+func (s *sender) walkEntry(path, name string, dirs stack) error {
+	n, err := statAt(dirs[0].fd, name)
 	if err != nil || len(path) > maxPathBytes {
 		return nil // gone, or closed to this process
 	}
@@ -139,37 +134,57 @@ func (s *sender) walkEntry(path, name string, dir, below int) error {
 		if err := s.addHeader(h, n); err != nil || s.depth >= maxScanDepth {
 			return err
 		}
-		return s.enterDirectory(path, name, dir, below)
+		return s.enterDirectory(path, name, dirs)
 	case workspace.TypeSymlink:
 		h.Typeflag, h.Linkname = tar.TypeSymlink, n.target
 		return s.addHeader(h, n)
 	case workspace.TypeFile:
-		return s.addFile(h, name, dir, n)
+		return s.addFile(h, name, dirs[0].fd, n)
 	}
 	return nil
 }
 
-func (s *sender) enterDirectory(path, name string, dir, below int) error {
-	fd, err := (tree{dir}).openDir(name)
+func (s *sender) enterDirectory(path, name string, dirs stack) error {
+	below, err := s.openShown(name, dirs)
 	if err != nil {
 		return nil // gone, closed, or another file system
 	}
-	defer unix.Close(fd)
-	up, low := -1, fd
-	if below >= 0 {
-		up, low = fd, -1
-		if hides, err := isOpaque(up); err == nil && !hides {
-			if low, err = (tree{below}).openDir(name); err != nil {
-				low = -1
-			}
-		}
-		if low >= 0 {
-			defer unix.Close(low)
-		}
+	defer s.closeDirectory(below)
+	if s.open > maxStackDescriptors {
+		return fmt.Errorf("%q is in too many directories for %d layers", path, len(below))
 	}
 	s.depth++
 	defer func() { s.depth-- }()
-	return s.walkDirectory(path, up, low)
+	return s.walkDirectory(path, below)
+}
+
+// openShown opens the directory name in those of the directories that show in it.
+// The error is that of the first one; others that can't be read are left out. The
+// caller must call closeDirectory.
+func (s *sender) openShown(name string, dirs stack) (below stack, err error) {
+	for i, d := range dirs {
+		fd, err := (tree{d.fd}).openDir(name)
+		if i > 0 && errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil && i > 0 { // a file, a whiteout, or closed
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		below = append(below, layerDir{fd, d.index})
+		s.open++
+		if hides, err := isOpaque(fd); hides || err != nil {
+			break
+		}
+	}
+	return below, nil
+}
+
+func (s *sender) closeDirectory(dirs stack) {
+	s.open -= len(dirs)
+	dirs.close()
 }
 
 func (s *sender) addFile(h *tar.Header, name string, dir int, n *node) error {

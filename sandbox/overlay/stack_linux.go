@@ -126,22 +126,22 @@ func (s stack) lstat(path string) (*node, error) {
 }
 
 // openStack opens the upper layers of the session. The caller must close it.
-func (l *Layers) openStack() (s stack, err error) {
-	defer func() {
-		if err != nil {
-			s.close()
-			s = nil
-		}
-	}()
+func (l *Layers) openStack() (stack, error) {
 	paths := l.Lowers()
 	upper := filepath.Join(l.dir, UpperDir)
 	if _, err := os.Lstat(upper); len(paths) == 0 || !isMissing(err) { // a freeze may have been killed before it made a new one
 		paths = slices.Insert(paths, 0, upper)
 	}
+	return openLayers(paths)
+}
+
+// openLayers opens layers, the top one first. The caller must close them.
+func openLayers(paths []string) (s stack, err error) {
 	for i, path := range paths {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return s, fmt.Errorf("open upper layer: %w", &os.PathError{Op: "open", Path: path, Err: err})
+			s.close()
+			return nil, fmt.Errorf("open upper layer: %w", &os.PathError{Op: "open", Path: path, Err: err})
 		}
 		s = append(s, layerDir{fd, i})
 	}

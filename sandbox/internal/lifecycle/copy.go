@@ -28,7 +28,7 @@ func (s *Sandbox) sendCopy(ctx context.Context) error {
 	read, write := io.Pipe()
 	sent := make(chan error, 1)
 	go func() {
-		err := overlay.WriteTree(ctx, write, p.Spec.Workspace.Layers, p.Spec.Workspace.Dir, p.copyBounds())
+		err := overlay.WriteTree(ctx, write, p.Spec.Workspace.Layers, p.Spec.Workspace.Lowers, p.Spec.Workspace.Dir, p.copyBounds())
 		if err != nil {
 			cancel(err)
 		}
