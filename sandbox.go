@@ -55,7 +55,7 @@ type SandboxOptions struct {
 	Env []string
 	// Mounts are more directories of this machine that commands see. Path, Target and
 	// ReadOnly of each are used, and the other fields must be zero. A writable one is
-	// protected as the workspace is. In overlay mode all must be read-only.
+	// protected as the workspace is. In overlay and copy mode all must be read-only.
 	Mounts []sandbox.Mount
 	// Caches hold the files that build tools keep between the sandboxes of a workspace, below
 	// StateDir: go, npm, pip, cargo, maven, apt, or a directory below the home of commands

@@ -44,23 +44,26 @@ const reasonFork = "the session was forked"
 // a directory of their own below the state directory, which Close closes. The
 // workspace must stay open until all are closed. Cancelling ctx is as for [Open].
 //
-// Its errors wrap [sandbox.ErrUnsupported] unless the workspace is an overlay, and
-// [ErrBusy] or [ErrOver] as those of [Session.Start]. The parent is usable after an
-// error, and there are no forks.
+// A copy is collected before. Files that can't be brought back, such as those that
+// commands closed to themselves, would be missing then: that is an error.
+//
+// Its errors wrap [sandbox.ErrUnsupported] in bind mode, and [ErrBusy] or [ErrOver] as
+// those of [Session.Start]. The parent is usable after an error, and there are no
+// forks.
 func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("fork session: %d forks", n)
 	}
 	changed, ok := s.tracker.(tracker.Forker)
-	if !ok || s.opts.Mode != sandbox.ModeOverlay {
-		return nil, fmt.Errorf("fork session: %w: the workspace is in %s mode, and only an overlay has layers that can be shared", sandbox.ErrUnsupported, s.opts.workspaceMode())
+	if !ok || !s.opts.isOverlay() {
+		return nil, fmt.Errorf("fork session: %w: the workspace is in %s mode, and only overlay and copy have layers that can be shared", sandbox.ErrUnsupported, s.opts.workspaceMode())
 	}
 	done, err := s.calls.exclude(func() error { return holdTurns(s) })
 	if err != nil {
 		return nil, fmt.Errorf("fork session: %w", err)
 	}
 	defer done(func() { releaseTurns(s) })
-	ended, resume, err := s.exec.Suspend(reasonFork)
+	ended, resume, err := s.exec.Suspend(ctx, reasonFork)
 	if err != nil {
 		return nil, fmt.Errorf("fork session: %w", err)
 	}

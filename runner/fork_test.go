@@ -50,12 +50,19 @@ func (b *bench) frozenLayers() int {
 // TestFork: the forks and the session itself go on with the same conversation and
 // files, and are apart from then on.
 func TestFork(t *testing.T) {
+	for _, mode := range []sandbox.WorkspaceMode{sandbox.ModeOverlay, sandbox.ModeCopy} {
+		t.Run(string(mode), func(t *testing.T) { testFork(t, mode) })
+	}
+}
+
+func testFork(t *testing.T, mode sandbox.WorkspaceMode) {
 	b := newBench(t, `
   - calls: [{tool: shell, input: {command: work}}, {tool: shell, input: {command: serve, background: true}}]
   - text: Ready.
   - calls: [{tool: shell, input: {command: parent}}]
   - text: Parent.
 `).overlaid()
+	b.opts.Mode = mode
 	b.file("original", "o\n")
 	serving := make(chan struct{})
 	b.backend.Scripts["work"] = bash(t, `echo common > common; rm original`)

@@ -82,17 +82,17 @@ func (o SandboxOptions) checkMounts() error {
 	return nil
 }
 
-// checkWritable refuses a writable mount in overlay mode: what commands write to it would
+// checkWritable refuses a writable mount in overlay and copy mode: what commands write to it would
 // not wait to be applied.
 func checkWritable(from string, readOnly bool, mode sandbox.WorkspaceMode) error {
-	if mode == sandbox.ModeOverlay && !readOnly {
+	if mode.KeepsChanges() && !readOnly {
 		return &MountError{From: from, Err: ErrWritableMount}
 	}
 	return nil
 }
 
 // ErrWritableMount is the reason why a directory can't be mounted writable.
-var ErrWritableMount = errors.New("is writable, and in overlay mode commands change no directory of this machine")
+var ErrWritableMount = errors.New("is writable, and in overlay and copy mode commands change no directory of this machine")
 
 // recordMounts returns mounts as records have them.
 func recordMounts(list []sandbox.Mount) []record.Mount {

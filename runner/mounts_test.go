@@ -216,12 +216,14 @@ func TestChangesInMountsAreTheOwners(t *testing.T) {
 	}
 }
 
-// TestOverlayRefusesWritableMounts tests that a session in overlay mode changes no directory of the user.
+// TestOverlayRefusesWritableMounts tests that a session in overlay or copy mode changes no directory of the user.
 func TestOverlayRefusesWritableMounts(t *testing.T) {
-	b := newBench(t, plantTurns)
-	b.mount("data")
-	b.opts.Mode = sandbox.ModeOverlay
-	if _, err := Open(t.Context(), b.opts); !errors.Is(err, ErrWritableMount) {
-		t.Error(err)
+	for _, mode := range []sandbox.WorkspaceMode{sandbox.ModeOverlay, sandbox.ModeCopy} {
+		b := newBench(t, plantTurns)
+		b.mount("data")
+		b.opts.Mode = mode
+		if _, err := Open(t.Context(), b.opts); !errors.Is(err, ErrWritableMount) {
+			t.Error(mode, err)
+		}
 	}
 }

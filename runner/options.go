@@ -83,6 +83,10 @@ type SandboxOptions struct {
 	// CopyBytes and CopyEntries bound what copy mode sends; zero means the
 	// defaults of [sandbox.Workspace].
 	CopyBytes, CopyEntries int64
+	// NoCheckpoints leaves the changes of a copy in the sandbox until the session's
+	// end, and ends a session whose sandbox is lost. Otherwise they are collected while
+	// the model is asked, and a fresh sandbox goes on from there.
+	NoCheckpoints bool
 	// Target is where the workspace is mounted in the container; empty means
 	// sandbox.WorkspaceDir. See sandbox.Workspace.
 	Target string

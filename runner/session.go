@@ -270,6 +270,7 @@ func (s *Session) liveSandboxOptions() livesandbox.Options {
 	return livesandbox.Options{
 		Backend: s.caches.Creator(s.opts.Backend, s.events.recordWarning), Spec: s.sandboxSpec(), RefuseLost: s.opts.RefuseLost,
 		Touched: s.opts.from != nil && s.opts.from.changed != nil,
+		Copy:    s.opts.Mode == sandbox.ModeCopy, Checkpoints: s.opts.Mode == sandbox.ModeCopy && !s.opts.NoCheckpoints,
 		OnStart: func() { s.tracker.StartRecording(s.ctx) },
 		Prepare: func(ctx context.Context, spec *sandbox.Spec) { s.tracker.PrepareSpec(ctx, spec) },
 		Record:  s.events.writeRecord, Fail: func(err error) { s.end(err) }, Describe: s.opts.describeStart, Log: s.log,

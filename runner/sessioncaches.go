@@ -60,7 +60,7 @@ func OpenCaches(dir *sessiondir.Dir, w *Workspace, mode sandbox.WorkspaceMode, o
 	c.Env = caches.Env(o.Caches)
 	for _, d := range c.lease.Dirs {
 		m := sandbox.Mount{Target: d.Target, Path: d.Path, Dir: d.File}
-		if mode == sandbox.ModeOverlay || o.Use == caches.Frozen {
+		if mode.KeepsChanges() || o.Use == caches.Frozen {
 			layers, err := sessiondir.CreateCacheLayers(dir, d.File)
 			if err != nil {
 				return nil, err

@@ -174,7 +174,13 @@ func (s *Session) startTurn(user User, caller record.Actor, configure func(*loop
 func (s *Session) runTurn(ctx context.Context, t *Turn, configure func(*loop.Options)) loop.Outcome {
 	o := loop.Options{
 		Dispatcher: s.tools, Budget: s.breaker.Turn(s.opts.Budget), Session: s.opts.Dir.Session, Turn: t.ID,
-		Emit: s.events.loopEvent, Started: t.begun, Logger: s.log,
+		Started: t.begun, Logger: s.log,
+		Emit: func(e loop.Event) error {
+			if _, ok := e.(loop.ModelCallStarted); ok {
+				s.exec.StartCheckpoint()
+			}
+			return s.events.loopEvent(e)
+		},
 	}
 	configure(&o)
 	if len(o.Profiles) > 0 && s.mayNeedSandbox() {

@@ -71,8 +71,8 @@ func (f *runFlags) checkBestOf() error {
 	if f.settings.Mode == nil {
 		f.settings.Mode = new(string(sandbox.ModeOverlay))
 	}
-	if *f.settings.Mode != string(sandbox.ModeOverlay) {
-		return newUsageError("--best-of needs overlay mode, not --mode %s", *f.settings.Mode)
+	if !sandbox.WorkspaceMode(*f.settings.Mode).KeepsChanges() {
+		return newUsageError("--best-of needs overlay or copy mode, not --mode %s", *f.settings.Mode)
 	}
 	return nil
 }

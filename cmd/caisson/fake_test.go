@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,7 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/archive"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -72,7 +75,7 @@ func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Orphan, error) {
 }
 func (f *fakeBackend) List(context.Context) ([]sandbox.Listing, error) { return f.listed, nil }
 
-func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
+func (f *fakeBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, error) {
 	if err := f.unavailable(); err != nil {
 		return nil, err
 	}
@@ -93,10 +96,15 @@ func (f *fakeBackend) Create(_ context.Context, spec sandbox.Spec) (sandbox.Sand
 		}
 	}
 	s := &fakeSandbox{backend: f, spec: spec, done: make(chan struct{}), dir: spec.Workspace.Dir, path: spec.Workspace.Path}
-	if spec.Workspace.Mode == sandbox.ModeOverlay {
-		if err := s.mount(); err != nil {
-			return nil, err
-		}
+	var err error
+	switch spec.Workspace.Mode {
+	case sandbox.ModeOverlay:
+		err = s.mount()
+	case sandbox.ModeCopy:
+		err = s.sendCopy(ctx)
+	}
+	if err != nil {
+		return nil, err
 	}
 	s.writer = workspace.NewWriter(s.dir, workspace.WriterOptions{HostPath: spec.Workspace.Path, ContainerPath: sandbox.WorkspaceDir})
 	return s, nil
@@ -109,6 +117,7 @@ type fakeSandbox struct {
 	// dir is the workspace as commands see it, at path.
 	dir  *os.File
 	path string
+	copy *overlay.Copy
 	once sync.Once
 	done chan struct{}
 }
@@ -134,8 +143,37 @@ func (s *fakeSandbox) mount() (err error) {
 // Ping answers as long as the sandbox runs.
 func (s *fakeSandbox) Ping(context.Context) error { return s.Err() }
 
-// Collect is for copies, which this fake makes none of.
-func (*fakeSandbox) Collect(context.Context) error { return sandbox.ErrState }
+// sendCopy makes a copy of the workspace.
+func (s *fakeSandbox) sendCopy(ctx context.Context) (err error) {
+	w := s.spec.Workspace
+	s.path = filepath.Join(s.spec.Dir, "copy")
+	if err := os.Mkdir(s.path, 0o755); err != nil {
+		return err
+	}
+	var tree bytes.Buffer
+	if err := overlay.WriteTree(ctx, &tree, w.Layers, w.Lowers, w.Dir, overlay.DefaultCopyBounds); err != nil {
+		return err
+	}
+	if err := archive.Unpack(&tree, s.path, archive.Bounds{}); err != nil {
+		return err
+	}
+	if s.dir, err = os.Open(s.path); err != nil {
+		return err
+	}
+	r, err := workspace.NewReader(s.dir, workspace.ReaderOptions{})
+	if err == nil {
+		s.copy, err = overlay.OpenCopy(ctx, w.Layers, r, overlay.DefaultCopyBounds)
+	}
+	return err
+}
+
+// Collect collects the changes of a copy.
+func (s *fakeSandbox) Collect(ctx context.Context) error {
+	if s.copy == nil {
+		return sandbox.ErrState
+	}
+	return s.copy.Collect(ctx)
+}
 
 // View is nil where the workspace is mounted as it is.
 func (s *fakeSandbox) View() workspace.View {
@@ -157,7 +195,11 @@ func (s *fakeSandbox) Destroy(context.Context) error {
 	var err error
 	s.once.Do(func() {
 		if s.dir != s.spec.Workspace.Dir {
-			err = errors.Join(s.dir.Close(), unix.Unmount(s.path, 0), os.Remove(s.path))
+			err = s.dir.Close()
+			if s.copy == nil {
+				err = errors.Join(err, unix.Unmount(s.path, 0))
+			}
+			err = errors.Join(err, os.RemoveAll(s.path))
 		}
 		close(s.done)
 	})

@@ -86,7 +86,7 @@ func newRunCommand(a *app) *cobra.Command {
 	flags.StringVarP(&f.output, "output", "o", "", "also write the answer to FILE")
 	flags.BoolVar(&f.apply, "apply", false, "overlay mode, and bring the changes in at the end of a run that answered")
 	flags.StringVar(&f.patch, "patch-out", "", "overlay mode, and write the unified diff of the changes to FILE")
-	flags.IntVar(&f.attempts, "best-of", 0, "overlay mode, N attempts, and keep the changes of the best")
+	flags.IntVar(&f.attempts, "best-of", 0, "overlay or copy mode, N attempts, and keep the changes of the best")
 	flags.StringVar(&f.judge, "judge", "", "shell COMMAND that judges an attempt of --best-of, in a fresh sandbox")
 	flags.BoolVar(&f.json, "json", false, "write the records to standard output, one a line")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
@@ -324,7 +324,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.workspace,
 		SandboxOptions: runner.SandboxOptions{
 			Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image, Service: s.conf.UserService(), Root: s.conf.Root(), UserPolicy: sandbox.UserPolicy(*s.conf.User), Submounts: s.conf.Submounts,
-			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), CopyBytes: int64(*s.conf.CopyBytes), CopyEntries: int64(*s.conf.CopyEntries), Target: target, Resources: resources, Grace: time.Duration(*s.conf.Grace),
+			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), CopyBytes: int64(*s.conf.CopyBytes), CopyEntries: int64(*s.conf.CopyEntries), NoCheckpoints: *s.conf.CopyCheckpoint == "never", Target: target, Resources: resources, Grace: time.Duration(*s.conf.Grace),
 			Env: variables, Mounts: s.mounts,
 			Caches:          runner.CacheOptions{Store: caches.NewStore(s.environ.stateDir()), Caches: cached, Use: caches.Use(*s.conf.CacheUse)},
 			CallerOwnsFiles: *s.conf.CallerOwnsFiles, RefuseLost: *s.conf.File.RefuseLost,

@@ -150,6 +150,8 @@ type SandboxLost struct {
 	Limit *Limit `json:"limit,omitempty"`
 	// Restarting reports that a fresh one is started on the same workspace.
 	Restarting bool `json:"restarting"`
+	// Workspace is what a workspace that is a copy is back to then, as the model is told.
+	Workspace string `json:"workspace,omitempty"`
 }
 
 // SandboxRestarted attests the container that took the place of one that was lost, or

@@ -59,7 +59,7 @@ func samples() []Payload {
 			Retry: &ModelRetry{Number: 1, Most: 2, DelayMS: 500},
 		},
 		SandboxStarted{Attestation: att, StartMS: 140},
-		SandboxLost{Container: "caisson-ses_1", Cause: "out of memory", Limit: exceeded, Restarting: true},
+		SandboxLost{Container: "caisson-ses_1", Cause: "out of memory", Limit: exceeded, Restarting: true, Workspace: "files of the workspace are back to what they were before the last command or change of files"},
 		SandboxRestarted{Restart: 1, Attestation: att, StartMS: 131},
 		UserCommandStarted{ExecID: "exe_1", Argv: []string{"sh", "-c", "ls"}, Dir: "/workspace/sub", PID: 4712, Client: "uid:1000"},
 		UserCommandEnded{

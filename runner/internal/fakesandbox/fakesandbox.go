@@ -19,6 +19,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -33,6 +34,8 @@ type Backend struct {
 	OnCreated func(*Sandbox)
 	// OnApply runs instead of a change, which it makes by calling do.
 	OnApply func(b *Sandbox, op workspace.Op, do func() (workspace.Change, error)) (workspace.Change, error)
+	// OnCollect runs instead of a collection, which it makes by calling do.
+	OnCollect func(b *Sandbox, do func() error) error
 	// Lost lists the lost protections of the attestation, Unkillable the number of
 	// processes that could not be killed after a script.
 	Lost       []string
@@ -75,8 +78,13 @@ func (f *Backend) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbo
 		}
 	}
 	b := &Sandbox{backend: f, Number: number, Spec: spec, done: make(chan struct{}), Dir: spec.Workspace.Dir}
-	if spec.Workspace.Mode == sandbox.ModeOverlay {
+	switch spec.Workspace.Mode {
+	case sandbox.ModeOverlay:
 		if err := b.mountOverlay(); err != nil {
+			return nil, err
+		}
+	case sandbox.ModeCopy:
+		if err := b.sendCopy(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -184,6 +192,7 @@ type Sandbox struct {
 	// is mounted, "" in bind mode.
 	Dir    *os.File
 	merged string
+	copy   *overlay.Copy // of the workspace in copy mode
 
 	service *serviceProcess // nil for none
 
@@ -241,12 +250,9 @@ func (b *Sandbox) mountOverlay() (err error) {
 // Ping fails when the sandbox has been lost.
 func (b *Sandbox) Ping(context.Context) error { return b.Err() }
 
-// Collect is for copies, which this fake makes none of.
-func (*Sandbox) Collect(context.Context) error { return sandbox.ErrState }
-
-// View returns a view of the overlay, or nil in bind mode.
+// View returns a view of the overlay or the copy, or nil in bind mode.
 func (b *Sandbox) View() workspace.View {
-	if b.merged == "" {
+	if !b.Spec.Workspace.Mode.KeepsChanges() {
 		return nil
 	}
 	if b.State() == sandbox.StateStopped {
@@ -296,6 +302,11 @@ func (b *Sandbox) End(err error) {
 	case <-b.done:
 	default:
 		b.err = err
+		if b.copy != nil {
+			if err := errors.Join(b.Dir.Close(), os.RemoveAll(b.Dir.Name())); err != nil {
+				panic(err)
+			}
+		}
 		if b.merged != "" {
 			if err := errors.Join(b.Dir.Close(), unix.Unmount(b.merged, 0), os.Remove(b.merged)); err != nil {
 				panic(err)

@@ -83,6 +83,7 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	if err != nil {
 		return "", err
 	}
+	defer b.x.sandbox.beginUse()()
 	program, err := b.x.shellProgram(ctx, g)
 	if err != nil {
 		return "", b.x.sandbox.checkLoss(g, err)
@@ -230,6 +231,13 @@ func (b *backgrounds) endAll() {
 	}
 	b.mu.Unlock()
 	b.wait.Wait()
+}
+
+// isRunning reports whether a command runs.
+func (b *backgrounds) isRunning() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.live > 0
 }
 
 // endRunning ends the commands that run, waits for them and returns how many they

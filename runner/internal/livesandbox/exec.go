@@ -86,9 +86,9 @@ func (x *Executor) EndBackground() {
 
 // Suspend ends the commands that outlive their calls and suspends the sandbox. It
 // returns how many commands it ended; see [Sandbox.Suspend].
-func (x *Executor) Suspend(reason string) (ended int, resume func(), err error) {
+func (x *Executor) Suspend(ctx context.Context, reason string) (ended int, resume func(), err error) {
 	ended = x.background.endRunning()
-	resume, err = x.sandbox.Suspend(reason)
+	resume, err = x.sandbox.Suspend(ctx, reason)
 	return ended, resume, err
 }
 
@@ -102,6 +102,8 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	if err != nil {
 		return shell.Result{}, x.sandbox.checkLoss(g, err)
 	}
+	done := x.sandbox.beginUse()
+	defer done()
 	stdout := &capture{stream: "stdout", watch: cmd.Stdout, spill: x.spill}
 	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
 	watched, stop := x.disk.WatchContext(ctx, g.bounds...)
@@ -117,6 +119,7 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 		return shell.Result{}, fmt.Errorf("start command: %w", x.badDir(cmd, x.sandbox.checkLoss(g, err)))
 	}
 	exit, err := p.Wait()
+	done()
 	result := shell.Result{Exit: exit, Stdout: stdout.finishCapture(exit.Stdout), Stderr: stderr.finishCapture(exit.Stderr)}
 	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && exit.Status.Cancelled {
 		result.Status.Cancelled, result.DiskReserve, result.DiskFiles, result.DiskDir = false, full.Limit, full.Files, full.Dir
@@ -145,6 +148,8 @@ func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
+	done := x.sandbox.beginUse()
+	defer done()
 	watched, stop := x.disk.WatchContext(ctx, g.bounds...)
 	defer stop()
 	p, err := g.sandbox.Start(watched, cmd)
@@ -152,11 +157,16 @@ func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 		if full := diskFull(watched); full != nil { // it ended before it began
 			return sandbox.Exit{}, full
 		}
-		return sandbox.Exit{}, x.sandbox.checkLoss(g, err)
+		err = x.sandbox.checkLoss(g, err)
+		x.sandbox.tellBack(g)
+		return sandbox.Exit{}, err
 	}
 	exit, err := p.Wait()
+	done()
 	if err != nil {
-		return exit, x.sandbox.checkLoss(g, err)
+		err = x.sandbox.checkLoss(g, err)
+		x.sandbox.tellBack(g)
+		return exit, err
 	}
 	if left := exit.Kill.Left; left > 0 {
 		if err := x.sandbox.retireSandbox(g, left); errors.Is(err, tools.ErrSandboxLost) {
@@ -205,6 +215,7 @@ func (x *Executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	if err != nil {
 		return workspace.Change{}, err
 	}
+	defer x.sandbox.beginUse()()
 	var fresh, noted bool
 	switch op.Kind {
 	case workspace.OpWrite, workspace.OpAppend, workspace.OpPatch, workspace.OpDelete:

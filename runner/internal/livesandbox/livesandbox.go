@@ -46,6 +46,10 @@ type Options struct {
 	// Touched reports that the workspace shows more than the original directory
 	// before anything has run in the sandbox: it is that of a fork.
 	Touched bool
+	// Copy reports that the workspace is a copy, whose changes are collected. With
+	// Checkpoints that is also done by [Executor.StartCheckpoint], and a sandbox that
+	// was lost for another reason than a limit is replaced too.
+	Copy, Checkpoints bool
 	// Log is nil for no log.
 	Log *zap.Logger
 }
@@ -84,6 +88,8 @@ type Sandbox struct {
 
 	services  serviceBounds
 	following sync.WaitGroup // followService
+
+	copy copyState
 }
 
 // generation is one sandbox, from the request for it on.
@@ -107,6 +113,8 @@ type generation struct {
 	endService     context.CancelCauseFunc
 	unwatchService func()
 	notice         string
+	// back is what the workspace is back to after the loss, if that is a copy.
+	back string
 	// bounds are the bounded directories of commands, such as the home.
 	bounds []*diskwatch.Bound
 }
@@ -155,7 +163,7 @@ func New(ctx context.Context, o Options) *Sandbox {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	c := &Sandbox{opts: o, usable: o.Touched}
+	c := &Sandbox{opts: o, usable: o.Touched, copy: copyState{collecting: make(chan struct{}, 1)}}
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
 	return c
 }
@@ -200,6 +208,7 @@ func (c *Sandbox) startGeneration(g *generation) *generation {
 		spec := c.opts.Spec
 		spec.Workspace.Unguarded = g.unguarded
 		spec.Service = c.serviceSpec(g)
+		c.waitCollected()
 		if c.opts.Prepare != nil {
 			c.opts.Prepare(c.making, &spec)
 		}
@@ -368,26 +377,6 @@ func (c *Sandbox) destroyGeneration(g *generation) {
 	}
 }
 
-// Collect collects the changes of a workspace that is a copy from the sandbox that
-// runs. Without one there is nothing to collect.
-func (c *Sandbox) Collect(ctx context.Context) error {
-	c.mu.Lock()
-	g := c.current
-	c.mu.Unlock()
-	if g == nil {
-		return nil
-	}
-	select {
-	case <-g.ready:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	if g.sandbox == nil {
-		return nil // it did not start
-	}
-	return g.sandbox.Collect(ctx)
-}
-
 // KillCurrent destroys the sandbox while calls run, because one of them does not
 // end. Calls that still run in it, or come later, meet its loss.
 func (c *Sandbox) KillCurrent() {
@@ -424,6 +413,7 @@ func (c *Sandbox) StopAndDestroy() {
 	c.destroyGeneration(g)
 	c.mu.Unlock()
 	c.following.Wait() // the sandbox's end is that of its service
+	c.copy.checkpoints.Wait()
 }
 
 // CloseOn closes the sandbox when force is closed: the caller does not wait any

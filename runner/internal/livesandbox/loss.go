@@ -29,7 +29,7 @@ type loss struct {
 	text  string // for records
 	limit *limits.ExceededError
 	// again is set if a fresh sandbox may take its place; tell is then the
-	// message to the model.
+	// message to the model, with %s for what its workspace is like.
 	again bool
 	tell  string
 }
@@ -48,17 +48,23 @@ func (c *Sandbox) checkLoss(g *generation, err error) error {
 // that ends the run.
 func (c *Sandbox) handleLoss(g *generation, err error) error {
 	g.once.Do(func() {
+		own := false
 		select {
 		case <-g.sandbox.Done():
-			if own := g.sandbox.Err(); own != nil {
-				err = own
+			if loss := g.sandbox.Err(); loss != nil {
+				err, own = loss, true
 			}
 		case <-time.After(reasonTime):
 		}
 		if err == nil { // destroyed by us, because a call would not end
 			err = sandbox.ErrLost
 		}
-		g.after = c.replaceGeneration(g, lossOf(err))
+		c.waitCollected() // a collection that still succeeds counts
+		why := lossOf(err)
+		if why.limit == nil && own && c.opts.Checkpoints {
+			why.again = true
+		}
+		g.after = c.replaceGeneration(g, why)
 	})
 	return g.after
 }
@@ -66,12 +72,15 @@ func (c *Sandbox) handleLoss(g *generation, err error) error {
 func lossOf(err error) loss {
 	exceeded, ofLimits := errors.AsType[*limits.ExceededError](err)
 	if !ofLimits {
-		return loss{cause: err, text: "the container or its guest went away"}
+		return loss{
+			cause: err, text: "the container or its guest went away",
+			tell: "The sandbox was lost, and this call with it. A fresh one runs: %s; /tmp and running programs are gone. The call was not run again.",
+		}
 	}
 	return loss{
 		cause: err, text: "the container reached its limit: " + limitText(exceeded), limit: exceeded, again: true,
 		tell: fmt.Sprintf("The sandbox reached its limit (%s) and was stopped, and this call with it. "+
-			"A fresh one runs on the same workspace: files of the workspace are kept, /tmp and running programs are gone. "+
+			"A fresh one runs on the same workspace: %%s; /tmp and running programs are gone. "+
 			"The call was not run again; do it in a way that needs less.", limitText(exceeded)),
 	}
 }
@@ -80,10 +89,11 @@ func lossOf(err error) loss {
 // what can't be stopped may write beside the next command, and at any time.
 func (c *Sandbox) retireSandbox(g *generation, left int) error {
 	g.once.Do(func() {
+		c.collectBefore()
 		g.after = c.replaceGeneration(g, loss{
 			cause: fmt.Errorf("%w: %d processes could not be killed", sandbox.ErrLost, left),
 			text:  fmt.Sprintf("%d processes could not be killed", left), again: true,
-			tell: "The sandbox was replaced by a fresh one on the same workspace, because a command before left processes in it that could not be killed. The call was not run.",
+			tell: "The sandbox was replaced by a fresh one on the same workspace, because a command before left processes in it that could not be killed: %s. The call was not run.",
 		})
 	})
 	return g.after
@@ -99,7 +109,11 @@ func (c *Sandbox) replaceGeneration(g *generation, why loss) error {
 	}
 	again := why.again && c.restarts < maxRestarts
 	c.opts.Log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
-	err := c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit), Restarting: again})
+	back := c.describeWorkspace()
+	if c.opts.Copy && again {
+		g.back = back
+	}
+	err := c.opts.Record(record.SandboxLost{Container: g.sandbox.ID(), Cause: why.text, Limit: record.NewLimit(why.limit), Restarting: again, Workspace: g.back})
 	if err != nil {
 		return err
 	}
@@ -111,8 +125,11 @@ func (c *Sandbox) replaceGeneration(g *generation, why loss) error {
 		return err
 	}
 	c.restarts++
-	c.current = c.startGeneration(&generation{number: c.nextNumber()})
-	return &tools.Error{Class: tools.ErrorExecution, Reason: ReplacedReason, Visible: true, Err: why.cause, Message: why.tell}
+	c.current = nil
+	if c.paused == nil { // or else the next call begins one
+		c.current = c.startGeneration(&generation{number: c.nextNumber()})
+	}
+	return &tools.Error{Class: tools.ErrorExecution, Reason: ReplacedReason, Visible: true, Err: why.cause, Message: fmt.Sprintf(why.tell, back)}
 }
 
 // limitText returns a limit with its unit.

@@ -13,9 +13,10 @@ import (
 // Suspend takes the sandbox down and lets none begin before resume is called, so that
 // nothing uses the workspace meanwhile. The next call that needs a sandbox then starts
 // a fresh one. Calls that run, such as commands of users, fail with a message that has
-// reason. After an error, such as that something of the sandbox is not gone, resume is
-// nil and others may begin.
-func (c *Sandbox) Suspend(reason string) (resume func(), err error) {
+// reason. The changes of a copy are collected before. After an error, such as that not
+// all of them could be, or that something of the sandbox is not gone, resume is nil and
+// others may begin.
+func (c *Sandbox) Suspend(ctx context.Context, reason string) (resume func(), err error) {
 	c.mu.Lock()
 	if c.making.Err() != nil || c.paused != nil {
 		c.mu.Unlock()
@@ -25,19 +26,37 @@ func (c *Sandbox) Suspend(reason string) (resume func(), err error) {
 	c.paused = paused
 	g := c.current
 	c.mu.Unlock()
-	resume = func() {
+	unpause := func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.paused = nil
 		close(paused)
 	}
+	release, err := c.suspendGeneration(ctx, g, reason)
+	if err != nil {
+		unpause()
+		return nil, err
+	}
+	return func() {
+		release()
+		unpause()
+	}, nil
+}
+
+// suspendGeneration takes down the generation g, which may be nil. Nothing is collected
+// before release is called.
+func (c *Sandbox) suspendGeneration(ctx context.Context, g *generation, reason string) (release func(), err error) {
 	if g == nil {
-		return resume, nil
+		return c.holdCollecting(ctx)
 	}
 	<-g.ready
 	if g.err != nil {
-		resume()
 		return nil, g.err
+	}
+	if c.opts.Copy {
+		if err := c.Collect(ctx); err != nil {
+			return nil, err
+		}
 	}
 	g.once.Do(func() { // not under mu, as in StopAndDestroy
 		_ = c.recordUnnoticedLoss(g) // what else it returns is for the end of a session
@@ -46,6 +65,10 @@ func (c *Sandbox) Suspend(reason string) (resume func(), err error) {
 			Message: "The sandbox was stopped, because " + reason + ", and this call with it. A fresh one starts with the next call.",
 		}
 	})
+	// Not before: what is done once to a generation may collect its changes.
+	if release, err = c.holdCollecting(context.WithoutCancel(ctx)); err != nil {
+		return nil, err
+	}
 	c.mu.Lock()
 	before := len(c.left)
 	c.destroyGeneration(g)
@@ -54,10 +77,10 @@ func (c *Sandbox) Suspend(reason string) (resume func(), err error) {
 	c.suspended++
 	c.mu.Unlock()
 	if len(left) > 0 {
-		resume()
+		release()
 		return nil, errors.New("the sandbox is not gone: " + strings.Join(left, "; "))
 	}
-	return resume, nil
+	return release, nil
 }
 
 // waitResumed waits until the sandbox is not suspended, and returns with mu held unless

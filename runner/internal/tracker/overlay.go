@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -150,16 +149,13 @@ func (o *overlayTracker) CheckAfterCommand(context.Context) {}
 
 // CheckAtEnd collects the changes of a copy.
 func (o *overlayTracker) CheckAtEnd() {
-	ctx, cancel := context.WithTimeoutCause(context.Background(), CollectTime, errScanSlow)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), livesandbox.CollectTime, errScanSlow)
 	defer cancel()
 	if err := o.collectChanges(ctx); err != nil {
 		o.log.Error("collect changes", zap.Error(err))
 		o.uncollected.Store(true)
 	}
 }
-
-// CollectTime bounds the collection of the changes of a copy.
-const CollectTime = 10 * time.Minute
 
 // collectChanges brings the changes of a copy into the layers.
 func (o *overlayTracker) collectChanges(ctx context.Context) error {

@@ -113,7 +113,8 @@ func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	case spec.Workspace.Dir == nil || !filepath.IsAbs(spec.Workspace.Path):
 		return fmt.Errorf("%w: workspace %q is not open", sandbox.ErrInvalid, spec.Workspace.Path)
 	case spec.Workspace.Mode == sandbox.ModeCopy && !b.Copies:
-		return fmt.Errorf("workspace %s: %w: mode copy is for engines that can't mount it: use overlay mode", spec.Workspace.Path, sandbox.ErrUnsupported)
+		return fmt.Errorf("workspace %s: %w: the %s backend has no mode copy, which is for Docker engines that can't mount it: use mode overlay, or the docker backend",
+			spec.Workspace.Path, sandbox.ErrUnsupported, b.Name)
 	case spec.Workspace.CopyBytes < 0 || spec.Workspace.CopyEntries < 0:
 		return fmt.Errorf("%w: negative bounds of the workspace's copy", sandbox.ErrInvalid)
 	case spec.Git != "" && spec.Git != sandbox.GitReadOnly && spec.Git != sandbox.GitCommit:

@@ -49,6 +49,7 @@ type File struct {
 	Bounds                `yaml:",inline"`
 	CopyBytes             *Size             `yaml:"copy_bytes" group:"Sandbox" default:"256MiB" doc:"largest size of a workspace that mode copy sends; its copy, which is in memory, may grow to four times this"`
 	CopyEntries           *Count            `yaml:"copy_entries" group:"Sandbox" default:"100000" doc:"largest number of files and directories that mode copy sends"`
+	CopyCheckpoint        *string           `yaml:"copy_checkpoint" flag:"copy-checkpoint" value:"WHEN" group:"Sandbox" default:"turn" enum:"turn never" doc:"when changes of mode copy are brought back before the end: turn, while the model is asked, so that a fresh sandbox has them after a loss; or never"`
 	Service               Service           `yaml:"service" doc:"a long-lived program of the sandbox, such as the server that an image starts"`
 	KeepChanges           *Duration         `yaml:"keep_changes" flag:"keep-changes" value:"TIME" group:"Output" default:"336h" doc:"how long changes of overlay runs wait to be applied, such as 336h"`
 	KeepSessions          *Duration         `yaml:"keep_sessions" flag:"keep-sessions" value:"TIME" group:"Output" default:"2160h" doc:"how long records are kept whole, such as 2160h; then their audit records stay"`
