@@ -108,6 +108,11 @@ type attested struct {
 	IDMapped  bool   `json:"id_mapped"`
 	Image     string `json:"image"`
 	Digest    string `json:"image_digest"`
+	Service   *struct {
+		Program string `json:"program"`
+		Healthy bool   `json:"healthy"`
+		Tests   int    `json:"tests"`
+	} `json:"service"`
 }
 
 // attestation is that of sandbox.started, which must be there once.
