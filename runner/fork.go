@@ -90,6 +90,7 @@ func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 		}
 		forks = append(forks, fork)
 	}
+	s.opts.startOnDemand = true // no turn runs that reads it
 	s.events.recordWarning(forkWarning(forks))
 	return forks, nil
 }
@@ -139,7 +140,7 @@ func openFork(ctx context.Context, o Options, number int, point *forkPoint) (_ *
 	if o.Caches.enabled() {
 		o.Caches.Use = caches.Frozen
 	}
-	o.from = point
+	o.from, o.startOnDemand = point, true
 	if onFork != nil {
 		onFork(number, &o)
 	}

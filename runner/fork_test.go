@@ -206,7 +206,6 @@ func TestForkBeforeAnythingRan(t *testing.T) {
 	b.file("original", "o\n")
 	b.opts.OnFork = func(_ int, o *Options) {
 		o.Profiles = []loop.Profile{{Model: player(t, "  - calls: [{tool: read_file, input: {path: original}}]\n"+lastTurn)}}
-		o.startOnDemand = true
 	}
 	forks, err := b.opened().Fork(t.Context(), 1)
 	if err != nil {
@@ -216,6 +215,65 @@ func TestForkBeforeAnythingRan(t *testing.T) {
 		t.Errorf("%+v with %d sandboxes and %d frozen layers", r, len(b.backend.Sandboxes), b.frozenLayers())
 	}
 	forks[0].Close()
+}
+
+// TestForkStartsOnDemand: neither a fork nor its session starts a sandbox before a call
+// needs one.
+func TestForkStartsOnDemand(t *testing.T) {
+	turns := lastTurn + "  - calls: [{tool: read_file, input: {path: made}}]\n" + lastTurn
+	b := newBench(t, "  - calls: [{tool: shell, input: {command: work}}]\n"+lastTurn+turns).overlaid()
+	b.backend.Scripts["work"] = bash(t, `echo x > made`)
+	b.opts.OnFork = func(_ int, o *Options) { o.Profiles = []loop.Profile{{Model: player(t, turns)}} }
+	s := b.opened()
+	startTurn(t, s, "work")
+	forks, err := s.Fork(t.Context(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, session := range append(forks, s) {
+		for turn, want := range []int{i + 1, i + 2} {
+			r := startTurn(t, session, "go on")
+			if n := len(b.backend.Sandboxes); n != want || r.Reason != loop.StopAnswered {
+				t.Errorf("%d sandboxes after turn %d of session %d, want %d; %+v", n, turn, i, want, r)
+			}
+		}
+		session.Close()
+	}
+}
+
+// TestForkOften forks a session more often than there may be layers, which are merged.
+func TestForkOften(t *testing.T) {
+	var turns strings.Builder
+	b := newBench(t, "").overlaid()
+	b.file("original", "o\n")
+	forks := overlay.MaxLowers + 1
+	for i := range forks {
+		name := fmt.Sprint("work", i)
+		fmt.Fprintf(&turns, "  - calls: [{tool: shell, input: {command: %s}}]\n%s", name, lastTurn)
+		b.backend.Scripts[name] = bash(t, fmt.Sprintf(`rm -rf original dir f$((%[1]d-2)); mkdir dir; echo %[1]d > dir/d%[1]d; echo %[1]d > f%[1]d; chmod 7%[2]d0 dir`, i, i%8))
+	}
+	b.opts.Profiles = []loop.Profile{{Model: player(t, turns.String())}}
+	s := b.opened()
+	for i := range forks {
+		startTurn(t, s, "go on")
+		made, err := s.Fork(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := b.frozenLayers(); n > overlay.MaxLowers {
+			t.Errorf("%d frozen layers after fork %d", n, i)
+		}
+		if err := sessiondir.DiscardChanges(made[0].Close().Dir); err != nil {
+			t.Error(err)
+		}
+	}
+	last := forks - 1
+	if want, r := fmt.Sprintf("dir/d%d f%d f%d original", last, last-1, last), s.Close(); changedPaths(r) != want || r.Incomplete {
+		t.Errorf("changed %s, want %s", changedPaths(r), want)
+	}
+	if n := b.frozenLayers(); n != 2 {
+		t.Errorf("%d frozen layers, want the merged one and one more", n)
+	}
 }
 
 // The numbers of TestManyForks: -forks 50 -forkfiles 100000 are those that are measured.

@@ -112,7 +112,7 @@ type SandboxOptions struct {
 	RefuseLost bool
 
 	// startOnDemand starts the sandbox when a call needs it, and not beside the
-	// first model call, for tests.
+	// first model call: of forks, and in tests.
 	startOnDemand bool
 }
 
