@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
@@ -211,11 +212,14 @@ func (c *engineContainer) Start(ctx context.Context) error {
 }
 
 // ExplainFailure adds what would help where the engine could not mount the
-// overlay, and how a container ended that was started.
+// overlay or has other user namespaces, and how a container ended that was started.
 func (c *engineContainer) ExplainFailure(ctx context.Context, err error) error {
 	if m := c.prep.Mounts; m != nil && m.Volume != nil && strings.Contains(err.Error(), "mount local volume") {
 		return fmt.Errorf("workspace %s: %w: the engine can't mount an overlay of it, or does not share this machine's processes and mounts: "+
 			"use the gvisor backend, run as root, or use bind mode: %w", m.Path, sandbox.ErrUnsupported, err)
+	}
+	if errors.Is(err, guest.ErrUserNamespace) {
+		return fmt.Errorf("%w: give the user of userns-remap one range of %d ids in /etc/subuid and /etc/subgid, or use the gvisor or the runc backend", err, workmount.IDCount)
 	}
 	if !c.started || context.Cause(ctx) != nil {
 		return err

@@ -140,11 +140,18 @@ func (v *violations) checkNamespaces(h wire.Hello, want Expectation) {
 	}
 }
 
+// ErrUserNamespace is the error for a container with another user namespace than
+// was asked for.
+var ErrUserNamespace = errors.New("its user namespace is another one")
+
 // checkIDMaps checks the user namespace. Root of a container on the host's kernel
 // must not be the host's root, whatever is wanted.
 func (v *violations) checkIDMaps(h wire.Hello, want Expectation) {
 	for name, m := range map[string]struct{ got, want []wire.IDRange }{"uids": {h.UIDMap, want.UIDMap}, "gids": {h.GIDMap, want.GIDMap}} {
-		v.add(m.want != nil && !slices.Equal(m.got, m.want), "its user namespace maps the %s %q, not %q", name, formatIDMap(m.got), formatIDMap(m.want))
+		if m.want != nil && !slices.Equal(m.got, m.want) {
+			v.list = append(v.list, fmt.Errorf("verify container: %w: %w: it maps the %s %q, not %q",
+				sandbox.ErrUnavailable, ErrUserNamespace, name, formatIDMap(m.got), formatIDMap(m.want)))
+		}
 		isHost := len(m.got) == 0 || slices.ContainsFunc(m.got, func(r wire.IDRange) bool { return r.Outside == 0 })
 		v.add(want.Root && want.HostNamespaces != nil && isHost, "its root would be root of the machine: its user namespace maps the %s %q", name, formatIDMap(m.got))
 	}

@@ -54,6 +54,9 @@ var OwnBase = Base{FirstID, FirstID}
 // IsNamespace reports whether the container has a user namespace.
 func (b Base) IsNamespace() bool { return b != Base{} }
 
+// isForeign reports whether it is a user namespace that Caisson does not make.
+func (b Base) isForeign() bool { return b.IsNamespace() && b != OwnBase }
+
 // contains reports whether a user or its group is one of the namespace's.
 func (b Base) contains(i ids) bool {
 	in := func(id, first int) bool { return id >= first && id < first+IDCount }
@@ -107,9 +110,11 @@ type identityPlan struct {
 // called only if the answer matters.
 func decideIdentity(want Identity, runner, owner ids, path string, callerOwns bool, writable func() bool) (identityPlan, error) {
 	switch {
-	case runner.uid == 0 && want.Base != OwnBase && want.Base.contains(owner):
-		return identityPlan{}, fmt.Errorf("workspace %s: %w: it belongs to %s, which is one of the ids of the engine's containers (from %d on): "+
-			"give the directory to another user", path, sandbox.ErrInvalid, owner, want.Base.UID)
+	case runner.uid == 0 && want.Base.isForeign() && want.Base.contains(owner):
+		return identityPlan{}, &sandbox.IncapableError{
+			Request: "workspace " + path, Reason: fmt.Sprintf("it belongs to %s, and the engine's containers have the ids from %d on (userns-remap)", owner, want.Base.UID),
+			Hint: "use the gvisor or the runc backend, or give the directory to another user",
+		}
 	case runner.uid == 0:
 		command := want.command()
 		return identityPlan{want: want, command: command, files: owner, stage: true, idmap: true}, nil
@@ -140,9 +145,11 @@ func (p identityPlan) withoutIDMap(path string, cause error) (identityPlan, erro
 		return identityPlan{}, fmt.Errorf("workspace %s: %w: it can't be id-mapped (%w), and files of commands that are root would belong to root: "+
 			"use user owner, or Linux 5.12 or newer and a file system with id-mapped mounts", path, sandbox.ErrUnsupported, cause)
 	}
-	if p.want.Base.IsNamespace() {
-		return identityPlan{}, fmt.Errorf("workspace %s: %w: it can't be id-mapped (%w), and the engine remaps the ids of containers: "+
-			"use an engine without userns-remap, another backend, or Linux 5.12 or newer and a file system with id-mapped mounts", path, sandbox.ErrUnsupported, cause)
+	if p.want.Base.isForeign() {
+		return identityPlan{}, &sandbox.IncapableError{
+			Request: "workspace " + path, Reason: fmt.Sprintf("it can't be id-mapped (%v), and the engine remaps the ids of containers (userns-remap)", cause),
+			Hint: "use the gvisor or the runc backend, an engine without remapping, or a file system with id-mapped mounts",
+		}
 	}
 	if p.want.UID != 0 && (p.files != p.command || len(p.want.Groups) > 0) {
 		return identityPlan{}, fmt.Errorf("workspace %s: %w: it can't be id-mapped (%w), so that commands can't run as user %s: "+

@@ -1,6 +1,7 @@
 package privateengine
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -47,11 +48,15 @@ func NewRemapped(t *testing.T, first int, args ...string) *Engine {
 	return New(t, append([]string{"--userns-remap", remapUser + ":" + group.Name}, args...)...)
 }
 
-// runInMountNamespace runs the test again in a mount namespace of its own, which
+// runInMountNamespace runs the test, or those parts of it that were asked for, again in a mount namespace of its own, which
 // ends with it. It fails or is skipped as it is there.
 func runInMountNamespace(t *testing.T) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^"+t.Name()+"$")
+	run := "^" + t.Name() + "$"
+	if _, parts, ok := strings.Cut(flag.Lookup("test.run").Value.String(), "/"); ok {
+		run += "/" + parts
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run="+run)
 	cmd.Env = append(os.Environ(), remapVariable+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()
