@@ -45,9 +45,7 @@ func (c *claim) withdraw() error {
 		if err := c.removeFiles(); err != nil {
 			return err
 		}
-		if err := c.prep.Cleanup.Forget(c.entries...); err != nil {
-			return err
-		}
+		c.prep.Cleanup.Drop(c.entries...)
 	}
 	if err := c.prep.Cleanup.Close(); err != nil {
 		return err

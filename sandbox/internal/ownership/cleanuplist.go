@@ -213,9 +213,19 @@ func (j *CleanupList) Update(id int, e Entry) error {
 func (j *CleanupList) Forget(ids ...int) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.replaceEntries(slices.DeleteFunc(slices.Clone(j.doc.Entries), func(r numberedEntry) bool {
-		return slices.Contains(ids, r.ID)
-	}))
+	return j.replaceEntries(j.entriesWithout(ids))
+}
+
+// Drop is Forget except that the file has the entries until it is written or removed
+// next. A sweep in between finds nothing at their places.
+func (j *CleanupList) Drop(ids ...int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.doc.Entries = j.entriesWithout(ids)
+}
+
+func (j *CleanupList) entriesWithout(ids []int) []numberedEntry {
+	return slices.DeleteFunc(slices.Clone(j.doc.Entries), func(r numberedEntry) bool { return slices.Contains(ids, r.ID) })
 }
 
 // Entries returns a copy of the entries, in the order in which they were added.

@@ -274,7 +274,17 @@ func TestCleanupList(t *testing.T) {
 	if diff := cmp.Diff([]Entry{{Kind: KindContainer, Name: "caisson-y"}}, onDisk()); diff != "" {
 		t.Errorf("after changes (-want +got):\n%s", diff)
 	}
-	must(t, j.Forget(ids[0]))
+	more, err := j.Add(Entry{Kind: KindMount, Path: "mounts/1"}, Entry{Kind: KindMount, Path: "mounts/2"})
+	must(t, err)
+	j.Drop(more[0])
+	if len(j.Entries()) != 2 || len(onDisk()) != 3 {
+		t.Errorf("a dropped entry: %v in memory, %v in the file", j.Entries(), onDisk())
+	}
+	must(t, j.Forget(more[1]))
+	if diff := cmp.Diff(j.Entries(), onDisk()); diff != "" || len(j.Entries()) != 1 {
+		t.Errorf("after the next change (-memory +file):\n%s", diff)
+	}
+	j.Drop(ids[0])
 	must(t, j.Close())
 	must(t, j.Close())
 	if left := list(t, filepath.Join(dir, listDir)); len(left) > 0 {

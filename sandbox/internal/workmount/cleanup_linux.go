@@ -47,7 +47,7 @@ type cleanup struct {
 }
 
 // removeStaging removes the staging mounts, the last one first, and their
-// directory.
+// directory. The cleanup list's file has them until it is written next.
 func (u *cleanup) removeStaging() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -60,7 +60,7 @@ func (u *cleanup) discardStaging() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.closeView()
-	return u.removeStagingLocked()
+	return errors.Join(u.removeStagingLocked(), u.list.Forget())
 }
 
 // overlayRoot returns the overlay's root and its layers, if this process
@@ -100,9 +100,7 @@ func (u *cleanup) removeStagingLocked() error {
 			u.mountsDir = nil
 		}
 	}
-	if len(done) > 0 {
-		errs = append(errs, u.list.Forget(done...))
-	}
+	u.list.Drop(done...)
 	return errors.Join(errs...)
 }
 
@@ -122,7 +120,7 @@ func (u *cleanup) closeAll(ctx context.Context) error {
 	u.dirs = slices.DeleteFunc(u.dirs, func(f listedDir) bool {
 		err := ownership.RemoveTree(u.dir, f.name)
 		if err == nil {
-			err = u.list.Forget(f.id)
+			u.list.Drop(f.id) // a list with a placeholder is synced whenever it is written
 		}
 		errs = append(errs, err)
 		return err == nil

@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -53,6 +54,7 @@ func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 			err = errors.Join(err, p.Close(context.WithoutCancel(ctx)))
 		}
 	}()
+	defer o.openNamespaceAhead(plan)()
 	p.cleanup.further = further
 	if err := p.makeScratch(o.Further); err != nil {
 		return nil, err
@@ -93,6 +95,22 @@ func prepareMounts(ctx context.Context, o Options) (_ *Mounts, err error) {
 		return nil, err
 	}
 	return p, nil
+}
+
+// openNamespaceAhead makes the user namespace of the id map, unless one is kept, while
+// names are reserved. An error shows when the namespace is needed. The function that it
+// returns waits for the end.
+func (o Options) openNamespaceAhead(decided identityPlan) (wait func()) {
+	if !decided.idmap || o.UserNamespaces == nil {
+		return func() {}
+	}
+	var made sync.WaitGroup
+	made.Go(func() {
+		if f, err := o.UserNamespaces.openFor(o.Holder, idMaps{decided.files, o.Identity}); err == nil {
+			_ = f.Close() // one is kept
+		}
+	})
+	return made.Wait
 }
 
 // newMounts decides on the identities and opens what everything else needs.
