@@ -40,7 +40,7 @@ func New(o Options) (*Backend, error) {
 	log := o.Logger.Named(string(o.Kind))
 	b := &Backend{
 		options: o, traits: t, rootless: os.Geteuid() != 0,
-		runtime: &runtimeClient{path: o.RuntimePath, root: filepath.Join(o.StateDir, "oci", string(o.Kind)), flags: t.flags, log: log},
+		runtime: &runtimeClient{path: o.RuntimePath, root: filepath.Join(o.StateDir, "oci", string(o.Kind)), cache: lifecycle.CacheDir(o.StateDir), flags: t.flags, log: log},
 	}
 	b.lifecycle = lifecycle.New(lifecycle.Options{
 		Name: b.Name(), StateDir: o.StateDir, GuestPath: o.GuestPath, Protect: o.Protect, HostImage: o.Host, Images: o.Images,
@@ -88,8 +88,9 @@ func (b *Backend) List(ctx context.Context) ([]sandbox.Listing, error) { return 
 // state directory, so that a Sweep has anything to do. It runs no runtime.
 func Pending(stateDir string, k Kind) bool { return ownership.Pending(stateDir, string(k)) }
 
-// Check runs the runtime for its version and checks what the backend needs of
-// the system. It starts no container and writes nothing.
+// Check runs the runtime for its version, unless a process of this user did since its
+// file changed last, and checks what the backend needs of the system. It starts no
+// container.
 func (b *Backend) Check(ctx context.Context) (sandbox.Info, error) {
 	info := sandbox.Info{Backend: b.Name(), RuntimePath: b.options.RuntimePath, Local: true, Rootless: b.rootless}
 	if err := b.checkSystem(); err != nil {

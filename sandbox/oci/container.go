@@ -42,6 +42,7 @@ type container struct {
 	cgroup       cgroup
 	root         *workmount.Root // of an ephemeral root
 	disconnected bool            // disconnect was called
+	ended        bool            // process was seen to have ended
 }
 
 var _ lifecycle.Container = (*container)(nil)
@@ -297,7 +298,11 @@ func (c *container) ExplainLoss(_ context.Context, err error) error {
 // the cgroups. Each is removed only when the previous one is gone.
 func (c *container) Remove(ctx context.Context) error {
 	c.disconnect()
-	if _, err := c.backend.runtime.deleteContainer(ctx, c.id); err != nil {
+	forget := c.backend.runtime.deleteContainer
+	if c.ended && c.plan.cgroup.path != "" && c.backend.runtime.keepsFilesOnly() {
+		forget = c.backend.runtime.removeFiles
+	}
+	if _, err := forget(ctx, c.id); err != nil {
 		return err
 	}
 	var errs []error
@@ -326,10 +331,12 @@ func (c *container) disconnect() {
 	if c.launch != nil {
 		c.launch.waitUnused(c.log.held)
 	}
-	if c.process != nil && !c.process.waitFor(exitTime) {
-		c.process.sendKill()
-		thawCgroups(c.plan.cgroup.dirs)
-		c.process.waitFor(destroyTime / 2)
+	if c.process != nil {
+		if c.ended = c.process.waitFor(exitTime); !c.ended {
+			c.process.sendKill()
+			thawCgroups(c.plan.cgroup.dirs)
+			c.ended = c.process.waitFor(destroyTime / 2)
+		}
 	}
 	if c.stdio != nil {
 		c.stdio.stderr.close()
