@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -167,5 +168,43 @@ func TestEndOfExecsWithoutTurns(t *testing.T) {
 				t.Errorf("after the end: %v", err)
 			}
 		})
+	}
+}
+
+// What is to be done beside a session begins after its first record, warns in the
+// records, and is over before the last one. Forks don't do it again.
+func TestBeside(t *testing.T) {
+	b := newBench(t, "").overlaid()
+	b.backend.Scripts["work"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
+		return sandbox.ExitStatus{}
+	}
+	begun, end := make(chan struct{}, 2), make(chan struct{})
+	b.opts.Beside = func(context.Context) []string {
+		begun <- struct{}{}
+		<-end
+		return []string{"old changes are gone"}
+	}
+	s := b.opened()
+	<-begun
+	if r, err := s.Exec(t.Context(), UserCommand{Argv: []string{"work"}}); err != nil || r.Status.Code != 0 {
+		t.Errorf("a command beside it: %+v, %v", r, err)
+	}
+	forks, err := s.Fork(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	forks[0].Close() // which would wait for it
+	closed := make(chan Report, 1)
+	go func() { closed <- s.Close() }()
+	close(end)
+	records := b.records(<-closed)
+	if w := of[record.Warning](t, records); !slices.ContainsFunc(w, func(w record.Warning) bool { return w.Message == "old changes are gone" }) {
+		t.Errorf("warnings: %+v", w)
+	}
+	if first, last := records[0].Kind, records[len(records)-1].Kind; first != "session.created" || last != "session.ended" {
+		t.Errorf("the records begin with %s and end with %s", first, last)
+	}
+	if len(begun) > 0 {
+		t.Error("the fork does it again")
 	}
 }

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"cmp"
+	"context"
 	"os"
 	"time"
 
@@ -226,6 +227,10 @@ type Hooks struct {
 	// Warner receives, once, a function that records a warning: for what the
 	// caller learns while the session runs.
 	Warner func(warn func(message string))
+	// Beside does what need not be done before the session begins and returns
+	// warnings, which are recorded. It runs once the first record is written, beside
+	// everything else, and the session's end waits for it.
+	Beside func(ctx context.Context) []string
 	// OnFork changes the options of a fork, whose number counts from 0, before it is
 	// opened: its model, broker, policy, budgets and hooks. The directory, the
 	// workspace and its mode must stay. See [Session.Fork].

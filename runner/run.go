@@ -78,6 +78,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.patches.reportLost()
 	s.tracker.CheckAtEnd()
 	s.sandbox.StopAndDestroy()
+	s.beside.Wait() // its warnings are recorded before the end
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{

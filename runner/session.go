@@ -85,6 +85,9 @@ type Session struct {
 	// unforced ends the wait for Options.Force.
 	unforced func()
 
+	// beside waits for Options.Beside.
+	beside sync.WaitGroup
+
 	// calls are those that run beside the turns, and users runs commands.
 	calls    *callGroup
 	users    *userCommands
@@ -116,6 +119,13 @@ func (s *Session) start(ctx context.Context) error {
 	s.unforced = s.sandbox.CloseOn(s.opts.Force)
 	if err := s.writeCreated(); err != nil {
 		return s.abortStart(err)
+	}
+	if s.opts.Beside != nil {
+		s.beside.Go(func() {
+			for _, text := range s.opts.Beside(s.ctx) {
+				s.events.recordWarning(text)
+			}
+		})
 	}
 	return nil
 }

@@ -314,11 +314,14 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		warnings = s.absentWarnings(ctx, image)
 	}
 	ready := s.shared
+	var beside func(ctx context.Context) []string
 	if ready == nil {
 		if ready, err = s.findBackend(ctx, u, needed); err != nil {
 			return o, err
 		}
-		warnings = append(warnings, slices.Concat(s.expireChanges(), s.expireCaches(), s.pruneSessions(ctx))...)
+		beside = func(ctx context.Context) []string {
+			return slices.Concat(s.expireChanges(), s.expireCaches(), s.pruneSessions(ctx))
+		}
 	}
 	return runner.Options{
 		User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.workspace,
@@ -337,7 +340,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 			Concurrency: int(*s.conf.Concurrency),
 		},
 		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Tools.Declared()},
-		Hooks:       runner.Hooks{Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }},
+		Hooks:       runner.Hooks{Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
 		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
 	}, nil
 }

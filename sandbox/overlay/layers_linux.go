@@ -99,6 +99,9 @@ func (l *Layers) writeInfo() error {
 // there are none, because the session had not begun to write.
 func Open(dir string) (*Layers, error) {
 	l := &Layers{dir: dir}
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open layers: %w", err)
+	}
 	// The state file outlives the layers.
 	for _, name := range []string{stateFile, baseFile} {
 		info, err := readInfo(filepath.Join(dir, name))
