@@ -39,11 +39,23 @@ import (
 var version string
 
 func main() {
+	delayCollection()
 	// A closed standard output must end the run in order, not kill it.
 	signal.Ignore(syscall.SIGPIPE)
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), newApp(signals, os.Exit)))
+}
+
+// delayCollection leaves the first garbage collection to 16 MB, and the others to the
+// usual growth: a short command needs none, and its first four megabytes would be
+// collected three times while it starts. A value that the user chose stays.
+func delayCollection() {
+	if os.Getenv("GOGC") != "" {
+		return
+	}
+	debug.SetGCPercent(400)
+	runtime.AddCleanup(new(struct{ pointer *int }), func(percent int) { debug.SetGCPercent(percent) }, 100)
 }
 
 // app is one start of the program: what it takes from outside, and its
