@@ -72,7 +72,8 @@ var ranks = map[string]int{
 	"runner/doctor": 9,
 	"runner/trace":  9,
 
-	"runner/server": 10,
+	"runner/server":                    10,
+	"runner/server/internal/outputlog": 0,
 
 	".": 11,
 

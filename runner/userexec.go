@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -107,8 +108,8 @@ func (u *userCommands) serveRequest(ctx context.Context, r execapi.Request, stdi
 // runCommand runs one command to its end, recorded before and after as that of a client
 // and its process. Its error is nil if the command ended.
 func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client string, pid int32) (UserResult, *UserCommandError) {
-	id := record.NewID("exe")
-	started, err := u.events.recordUser(record.UserCommandStarted{ExecID: id, Argv: recordTexts(c.Argv), Dir: c.Dir, PID: pid, Client: client}, "")
+	id := cmp.Or(c.ID, record.NewID("exe"))
+	started, err := u.events.recordUser(record.UserCommandStarted{ExecID: id, Argv: recordTexts(c.Argv), Dir: c.Dir, Env: variableNames(c.Env), PID: pid, Client: client}, "")
 	if err == nil {
 		err = u.sync()
 	}
@@ -117,7 +118,7 @@ func (u *userCommands) runCommand(ctx context.Context, c UserCommand, client str
 	}
 	out, errOut := newCounted(c.Stdout), newCounted(c.Stderr)
 	exit, err := u.exec.RunProgram(ctx, sandbox.Command{
-		Argv: c.Argv, Dir: c.Dir, Stdin: c.Stdin, Stdout: out, Stderr: errOut,
+		Argv: c.Argv, Dir: c.Dir, Variables: c.Env, Stdin: c.Stdin, Stdout: out, Stderr: errOut,
 		Output: sandbox.OutputLimits{Live: unbounded}, Timeout: c.Timeout,
 	})
 	ended := record.UserCommandEnded{
@@ -254,6 +255,11 @@ type UserCommand struct {
 	// the workspace.
 	Argv []string
 	Dir  string
+	// ID is the command's id in the records, "" for a new one, and Client its user, ""
+	// for Options.User. Env has variables (NAME=value) besides the sandbox's own.
+	// [RunUserCommand] takes none of these.
+	ID, Client string
+	Env        []string
 	// Timeout bounds its wall time; zero is the session's own bound.
 	Timeout time.Duration
 	// Stdin is nil if it gets none. It is read until the command has ended,
@@ -293,7 +299,7 @@ type UserResult struct {
 	Killed, Left int
 }
 
-// Exec runs a command of [Options].User in the session's sandbox, without the model, and
+// Exec runs a command of a user in the session's sandbox, without the model, and
 // waits for its end. The sandbox starts if need be, the records show the command as the
 // user's, and the policy is not asked. Commands may run beside a turn and beside each other. If
 // ctx ends, or the session, the command is cancelled: its processes get SIGTERM, and
@@ -316,7 +322,7 @@ func (s *Session) Exec(ctx context.Context, c UserCommand) (UserResult, error) {
 	s.users.mu.Unlock()
 	s.sandbox.EnsureStarted() // beside the first record
 	s.startServices()
-	r, failed := s.users.runCommand(ctx, c, s.opts.User.Name, int32(os.Getpid()))
+	r, failed := s.users.runCommand(ctx, c, cmp.Or(c.Client, s.opts.User.Name), int32(os.Getpid()))
 	if failed == nil {
 		return r, nil
 	}

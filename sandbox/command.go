@@ -16,6 +16,9 @@ type Command struct {
 	// means the sandbox's own: the [Environment] for the variables that its
 	// image declares, and those of Spec.Env.
 	Env []string
+	// Variables are added to Env, or to the sandbox's own environment, in place of those
+	// of the same name.
+	Variables []string
 	// Dir is the working directory, an absolute path in the container at or
 	// below the workspace's mount point, which empty means, or the home of another
 	// Identity than 0. Symlinks that leave the workspace are not followed.

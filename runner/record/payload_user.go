@@ -11,6 +11,8 @@ type UserCommandStarted struct {
 	ExecID string   `json:"exec_id"`
 	Argv   []string `json:"argv"`
 	Dir    string   `json:"dir,omitempty"`
+	// Env has the names of the variables that the command got besides the sandbox's own.
+	Env []string `json:"env,omitempty"`
 	// PID is the asking process, and Client its user (uid:1000), as the kernel
 	// reports them.
 	PID    int32  `json:"pid"`

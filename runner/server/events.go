@@ -94,8 +94,14 @@ type stream struct {
 	after int64  // the last record that the client has
 	next  *entry // read but not yet sent
 	last  bool   // session.ended has been sent
-	w     http.ResponseWriter
-	wire  *http.ResponseController
+	eventWriter
+}
+
+// eventWriter writes server-sent events to one client.
+type eventWriter struct {
+	metrics *metrics
+	w       http.ResponseWriter
+	wire    *http.ResponseController
 }
 
 // streamEvents streams a session's records.
@@ -141,7 +147,7 @@ func (a *streamsAPI) streamEvents(ctx context.Context, in *eventsInput) (*huma.S
 			w.WriteHeader(http.StatusOK)
 			return
 		}
-		st.w, st.wire = w, http.NewResponseController(w)
+		st.eventWriter = eventWriter{a.sessions.metrics, w, http.NewResponseController(w)}
 		if err := st.sendAll(r.Context()); err != nil {
 			a.sessions.log.Debug("stream", zap.String("session", st.id), zap.Error(err))
 		}
@@ -217,16 +223,13 @@ func (st *stream) skipSeen() (done bool, err error) {
 // sendAll sends records and live output until the session has ended, or the client
 // is gone or too slow.
 func (st *stream) sendAll(ctx context.Context) error {
-	st.w.Header().Set("Content-Type", "text/event-stream")
-	st.w.Header().Set("X-Accel-Buffering", "no")
 	var wake <-chan struct{}
 	if st.feed != nil {
 		sub, leave := st.feed.subscribe()
 		defer leave()
 		st.sub, wake = sub, sub.wake
 	}
-	st.w.WriteHeader(http.StatusOK)
-	if err := st.writeAndFlush([]byte(": caisson\n\n")); err != nil {
+	if err := st.begin(); err != nil {
 		return err
 	}
 	beat := time.NewTimer(heartbeat)
@@ -344,9 +347,23 @@ func (st *stream) sendRecords(upTo int64) (last bool, err error) {
 	return st.last, err
 }
 
+// begin sends the headers.
+func (st *eventWriter) begin() error {
+	st.w.Header().Set("Content-Type", "text/event-stream")
+	st.w.Header().Set("X-Accel-Buffering", "no")
+	st.w.WriteHeader(http.StatusOK)
+	return st.writeAndFlush([]byte(": caisson\n\n"))
+}
+
 // sendEvent sends one event without an id.
-func (st *stream) sendEvent(name string, v any) error {
+func (st *eventWriter) sendEvent(name string, v any) error { return st.sendNumbered("", name, v) }
+
+// sendNumbered sends one event with an id.
+func (st *eventWriter) sendNumbered(id, name string, v any) error {
 	var buf bytes.Buffer
+	if id != "" {
+		fmt.Fprintf(&buf, "id: %s\n", id)
+	}
 	fmt.Fprintf(&buf, "event: %s\ndata: ", name)
 	if err := writeJSON(&buf, v); err != nil {
 		return err
@@ -356,7 +373,7 @@ func (st *stream) sendEvent(name string, v any) error {
 }
 
 // writeAndFlush writes and flushes within writeTime.
-func (st *stream) writeAndFlush(text []byte) error {
+func (st *eventWriter) writeAndFlush(text []byte) error {
 	if err := st.wire.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
 		return fmt.Errorf("send event: %w", err)
 	}
@@ -367,7 +384,7 @@ func (st *stream) writeAndFlush(text []byte) error {
 	if err != nil {
 		var timeout interface{ Timeout() bool }
 		if errors.As(err, &timeout) && timeout.Timeout() {
-			st.sessions.metrics.dropped.Inc()
+			st.metrics.dropped.Inc()
 		}
 		return fmt.Errorf("send event: %w", err)
 	}

@@ -4,6 +4,7 @@ package server
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -24,13 +25,18 @@ import (
 // fakeBackend makes sandboxes in memory that know these commands:
 //
 //	say TEXT · write NAME TEXT · link NAME TARGET · fill COUNT · flood BYTES · hang · cling
+//	gate · cat · env · bytes HEX
 //
 // Files are really written, in the folder or in a real overlay of it.
 type fakeBackend struct {
 	// create runs first in Create; nil does nothing.
 	create func(ctx context.Context) error
+	// start runs first in Start; nil does nothing.
+	start func(cmd sandbox.Command) error
 	// clings is told when a command has begun, and when it is asked to end and doesn't.
 	clings chan struct{}
+	// gate lets the command of that name go on.
+	gate chan struct{}
 
 	// transfer runs in place of the commands that copy files; nil runs these.
 	transfer func(context.Context, sandbox.Command) sandbox.ExitStatus
@@ -166,6 +172,11 @@ func (b *fakeBox) Apply(ctx context.Context, op workspace.Op) (workspace.Change,
 }
 
 func (b *fakeBox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
+	if b.backend.start != nil {
+		if err := b.backend.start(cmd); err != nil {
+			return nil, err
+		}
+	}
 	p := &fakeProcess{done: make(chan struct{})}
 	go func() {
 		defer close(p.done)
@@ -231,6 +242,30 @@ func (b *fakeBox) run(ctx context.Context, cmd sandbox.Command) (exit sandbox.Ex
 		case <-b.done:
 		}
 		exit.Status = sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: ctx.Err() != nil}
+	case "gate":
+		_, _ = io.WriteString(cmd.Stdout, "before\n")
+		select {
+		case <-b.backend.gate:
+			_, _ = io.WriteString(cmd.Stdout, "after\n")
+			_, _ = io.WriteString(cmd.Stderr, "done\n")
+			exit.Status.Code = 3
+		case <-ctx.Done():
+			exit.Status = sandbox.ExitStatus{Code: -1, Signal: 15, Cancelled: true}
+		case <-b.done:
+			exit.Status = sandbox.ExitStatus{Code: -1, Signal: 9}
+		}
+	case "cat":
+		if cmd.Stdin != nil {
+			_, _ = io.Copy(cmd.Stdout, cmd.Stdin)
+		}
+	case "env":
+		_, _ = io.WriteString(cmd.Stdout, strings.Join(cmd.Variables, "\n"))
+	case "bytes":
+		text, _ := hex.DecodeString(rest)
+		for i := range text { // one at a time
+			_, _ = cmd.Stdout.Write(text[i : i+1])
+			_, _ = cmd.Stderr.Write(text[i : i+1])
+		}
 	case "cling": // it ends with its sandbox alone
 		b.backend.clings <- struct{}{}
 		<-ctx.Done()

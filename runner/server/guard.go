@@ -13,6 +13,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -96,7 +97,7 @@ func (g *guard) guardRequests(next http.Handler) http.Handler {
 					"Send it as the header Authorization: Bearer TOKEN; one in the URL does not count"))
 				return
 			}
-			r = r.WithContext(context.WithValue(r.Context(), clientKey{}, from))
+			r = r.WithContext(context.WithValue(context.WithValue(r.Context(), clientKey{}, from), responseKey{}, out))
 			if (r.Method == http.MethodGet || r.Method == http.MethodHead) && r.ContentLength != 0 {
 				// A stream takes no slot: its body would be held without one.
 				g.writeProblem(out, r, newProblem(http.StatusBadRequest, "body", "a "+r.Method+" takes no body", "Leave it out"))
@@ -253,8 +254,13 @@ func (g *guard) limitRequests(mux *http.ServeMux, next http.Handler) http.Handle
 		}
 		select {
 		case slots <- struct{}{}:
-			defer func() { <-slots }()
-			next.ServeHTTP(w, r)
+			out, ok := w.(*response)
+			if !ok {
+				out = &response{ResponseWriter: w}
+			}
+			out.releaseSlot = sync.OnceFunc(func() { <-slots })
+			defer out.releaseSlot()
+			next.ServeHTTP(out, r)
 		default:
 			p := newProblem(http.StatusServiceUnavailable, "overloaded", "too many requests are under way", "Try again in a second")
 			p.retryAfter = "1"
@@ -300,6 +306,19 @@ type response struct {
 	status int
 	// unread reports that the request has a body that has not been read.
 	unread bool
+	// releaseSlot ends the request's part in the bound of limitRequests. It may be
+	// called twice.
+	releaseSlot func()
+}
+
+// responseKey is the context key of the response.
+type responseKey struct{}
+
+// releaseSlot is for operations that wait for long, and have a bound of their own.
+func releaseSlot(ctx context.Context) {
+	if out, _ := ctx.Value(responseKey{}).(*response); out != nil && out.releaseSlot != nil {
+		out.releaseSlot()
+	}
 }
 
 // WriteHeader implements http.ResponseWriter.

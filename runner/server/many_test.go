@@ -220,7 +220,7 @@ func TestReaderThatIsDropped(t *testing.T) {
 	w := newTestEnv(t, "  - text: Done.\n")
 	server, client := net.Pipe() // nothing is buffered: a write waits for its reader
 	defer client.Close()
-	st := &stream{sessions: w.server.sessions, w: &deadlined{conn: server, limit: time.Now().Add(-time.Second)}}
+	st := &eventWriter{metrics: w.server.metrics, w: &deadlined{conn: server, limit: time.Now().Add(-time.Second)}}
 	st.wire = http.NewResponseController(st.w)
 	if err := st.writeAndFlush([]byte("x")); err == nil {
 		t.Error("a write that nobody reads succeeds")

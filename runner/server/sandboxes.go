@@ -42,6 +42,7 @@ type Sandbox struct {
 	TTL       int64     `json:"ttl_seconds,omitempty" doc:"how long it stays without a command; absent where it is not live here"`
 	Seq       int64     `json:"seq" doc:"the number of the last record"`
 	Reason    string    `json:"stop_reason,omitempty" doc:"how an ended sandbox ended"`
+	Commands  []string  `json:"commands,omitempty" nullable:"false" doc:"ids of the commands that run"`
 	// The rest is given for one sandbox, and not in lists.
 	Problem     *Failure             `json:"problem,omitempty" doc:"what went wrong with an ended sandbox"`
 	Attestation *sandbox.Attestation `json:"attestation,omitempty" doc:"of the container"`
@@ -63,8 +64,9 @@ type SandboxPath struct {
 
 // liveSandbox is what a live session without a model has.
 type liveSandbox struct {
-	watch *runner.CommandWatch
-	ttl   time.Duration
+	watch    *runner.CommandWatch
+	commands *commands
+	ttl      time.Duration
 	// ctx ends by end, when the session begins to close.
 	ctx context.Context //nolint:containedctx // that of the goroutine that waits for the end of the ttl
 	end context.CancelCauseFunc
@@ -127,7 +129,7 @@ func (a sandboxesAPI) startSandbox(ctx context.Context, in NewSandbox, from clie
 	live.prepare = func(ctx context.Context) (runner.Options, func(), error) {
 		return a.sessions.opts.PrepareSandbox(ctx, in)
 	}
-	live.sandbox = &liveSandbox{watch: runner.NewCommandWatch(), ttl: ttl}
+	live.sandbox = &liveSandbox{watch: runner.NewCommandWatch(), commands: newCommands(), ttl: ttl}
 	live.sandbox.ctx, live.sandbox.end = context.WithCancelCause(context.Background())
 	if err := a.sessions.startLive(ctx, live); err != nil {
 		live.sandbox.end(nil)
@@ -225,7 +227,7 @@ func (a sandboxesAPI) sandboxView(v Session, live *session) Sandbox {
 		out.Workspace = v.Workspace
 	}
 	if live != nil {
-		out.TTL = int64(live.sandbox.ttl / time.Second)
+		out.TTL, out.Commands = int64(live.sandbox.ttl/time.Second), live.sandbox.commands.listRunning()
 	}
 	return out
 }

@@ -285,14 +285,26 @@ func (s *session) close(client string) {
 
 func (s *session) finishClose(client string) {
 	s.report = s.run.CloseFor(client)
-	s.done()
 	s.follows.Wait()
+	if s.sandbox != nil {
+		if err := s.sandbox.commands.removeOutput(); err != nil {
+			s.log.Warn("remove the output of commands", zap.String("session", s.id), zap.Error(err))
+		}
+	}
+	s.done()
 	s.metrics.ended.WithLabelValues(string(s.report.Reason)).Inc()
 	s.log.Info("session ended", zap.String("session", s.id), zap.String("reason", string(s.report.Reason)), zap.Strings("left", s.report.Left))
 	s.feed.closeFeed()
 	s.indexes.releaseIndex(s.id)
 	s.onClosed()
 	close(s.closed)
+}
+
+// isEnding reports whether the session is being ended.
+func (s *session) isEnding() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ending
 }
 
 func (s *session) currentState() State {

@@ -33,6 +33,10 @@ func FrozenLayers(session string) string {
 // session's directory.
 const SandboxDir = "sandbox"
 
+// OutputDir is where a server keeps the output of commands as long as their sandbox,
+// below the session's directory.
+const OutputDir = "output"
+
 // Dir is a session's directory below the state directory, private to its user, with
 // the log of everything that serves the session. The caller of [Create] closes it
 // after the session.

@@ -15,10 +15,10 @@ import (
 
 // Sweep removes what sessions whose process is dead left, and no backend noted: the
 // socket on which users were answered, the sandbox's directory where that leaves it
-// empty, a workspace of the session's own, layers that were not made yet, the whole
-// directory of a session in which nothing ran, and frozen layers that no session needs.
-// Records and logs stay. It goes on after an error and returns how many directories of
-// sandboxes and workspaces it removed.
+// empty, the output that was kept of commands, a workspace of the session's own, layers
+// that were not made yet, the whole directory of a session in which nothing ran, and
+// frozen layers that no session needs. Records and logs stay. It goes on after an error
+// and returns how many directories of sandboxes and workspaces it removed.
 func Sweep(stateDir string) (int, error) {
 	names, err := List(stateDir)
 	if err != nil {
@@ -94,13 +94,14 @@ func sweepSession(stateDir, session string) (bool, error) {
 	if LivesIn(session) {
 		return false, nil
 	}
+	outputErr := os.RemoveAll(filepath.Join(session, OutputDir))
 	socket := filepath.Join(dir, sandbox.ExecSocket)
 	var socketErr error
 	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() == fs.ModeSocket {
 		socketErr = ignoreMissing(os.Remove(socket))
 	}
 	_, err := overlay.SweepUnmade(filepath.Join(session, OverlayDir))
-	err = errors.Join(socketErr, err)
+	err = errors.Join(socketErr, outputErr, err)
 	if hasRecords(session) || mayHaveRun(stateDir, session) {
 		// It may hold what a backend noted and could not remove yet.
 		return os.Remove(dir) == nil, err

@@ -38,6 +38,8 @@ func TestCommandOutcomes(t *testing.T) {
 		{name: "stdin", cmd: sandbox.Command{Argv: []string{"cat"}, Stdin: strings.NewReader("in\x00\xff\n")}, stdout: "in\x00\xff\n"},
 		{name: "stdin not read", cmd: sandbox.Command{Argv: []string{"true"}, Stdin: strings.NewReader(strings.Repeat("x", 4<<20))}},
 		{name: "default environment", cmd: sandbox.Command{Argv: []string{"env"}}, stdout: strings.Join(sandbox.DefaultEnv(), "\n") + "\n"},
+		{name: "variables beside an environment", cmd: sandbox.Command{Argv: []string{"/usr/bin/env"}, Env: []string{"A=1", "B=2"}, Variables: []string{"B=3", "C=4"}}, stdout: "A=1\nB=3\nC=4\n"},
+		{name: "variables beside the sandbox's own", cmd: sandbox.Command{Argv: []string{"/bin/sh", "-c", "echo $SANDBOX $A"}, Variables: []string{"A=1"}}, stdout: "caisson 1\n"},
 		{name: "own environment", cmd: sandbox.Command{Argv: []string{"/usr/bin/env"}, Env: []string{"A=1\n2", "B=\xff"}}, stdout: "A=1\n2\nB=\xff\n"},
 		{name: "exact arguments", cmd: sandbox.Command{Argv: []string{"printf", "%s|", "", "a b", "c\nd", "\xff\xfe", "-n"}}, stdout: "|a b|c\nd|\xff\xfe|-n|"},
 		{name: "not found", cmd: sandbox.Command{Argv: []string{"no-such-program"}}, status: sandbox.ExitStatus{Code: 127}, stderr: "not found"},

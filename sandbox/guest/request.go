@@ -45,6 +45,9 @@ func (o Options) newRequest(cmd sandbox.Command) (wire.Exec, error) {
 	if env == nil {
 		env = o.ownEnv(cmd)
 	}
+	if len(cmd.Variables) > 0 {
+		env = sandbox.SetVariables(env, cmd.Variables)
+	}
 	total := 0
 	if r.Argv, err = checkArguments("argument", cmd.Argv, &total); err != nil {
 		return r, err

@@ -83,6 +83,9 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 		env := sandbox.SetVariables(nil, append(s.accountVariables(), "PWD="+cmp.Or(cmd.Dir, s.mountPoint())))
 		cmd.Env = sandbox.SetVariables(sandbox.SetVariables(env, s.spec.Env), sandbox.IdentityVariables(cmd.Identity))
 	}
+	if len(cmd.Variables) > 0 {
+		cmd.Env = sandbox.SetVariables(cmd.Env, cmd.Variables)
+	}
 	if s.backend.Fault == FaultHostEnvironment {
 		cmd.Env = append(slices.Clone(cmd.Env), os.Environ()...)
 	}

@@ -1,0 +1,244 @@
+package server
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/server/internal/outputlog"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// Bounds of the commands of one sandbox.
+const (
+	// maxRunning bounds those that run at once.
+	maxRunning = 16
+	// maxKeyed bounds those with a key, whose results are kept as long as the sandbox.
+	maxKeyed = 1000
+	// keptStream is how much of each stream is kept, and keptOutput how much of all.
+	keptStream = 16 << 20
+	keptOutput = 512 << 20
+)
+
+// commands are the commands of one sandbox: those that run, and those with a key. It is
+// safe for concurrent use.
+type commands struct {
+	mu    sync.Mutex
+	store *outputlog.Store    // nil before the first
+	byID  map[string]*command // all
+	byKey map[string]*command // by the client's label and the key
+	// running is the number of those that have not ended.
+	running int
+}
+
+func newCommands() *commands {
+	return &commands{byID: map[string]*command{}, byKey: map[string]*command{}}
+}
+
+// command is one command of a sandbox.
+type command struct {
+	id string
+	// key is the one in commands.byKey, "" for none, and sum the hash of its request.
+	key    string
+	sum    [sha256.Size]byte
+	log    *outputlog.Log
+	cancel context.CancelCauseFunc
+	// done is closed when result and err are set.
+	done   chan struct{}
+	result runner.UserResult
+	err    error
+}
+
+// requestSum returns a hash of a request's body: equal requests have equal hashes.
+func requestSum(body any) ([sha256.Size]byte, error) {
+	text, err := json.Marshal(body)
+	return sha256.Sum256(text), err
+}
+
+// labelledKey returns the key of a request, bound to its client, or "".
+func labelledKey(key string, from client) string {
+	if key == "" {
+		return ""
+	}
+	return from.label + " " + key
+}
+
+// keyReused returns the problem of a key that another request has.
+func keyReused() *Problem {
+	return newProblem(http.StatusUnprocessableEntity, "key_reused", "another request had this Idempotency-Key", "Send a new key, or the same request")
+}
+
+// startCommand starts a command of a sandbox that a client requests, or returns the one
+// that its key started. If the client resumes the events of one, none is started.
+func (s *session) startCommand(in NewExec, key string, resumes bool, from client) (*command, error) {
+	command, problem := in.userCommand()
+	if problem != nil {
+		return nil, problem
+	}
+	if most := s.commandTime(); most > 0 && command.Timeout > most {
+		return nil, newProblem(http.StatusUnprocessableEntity, "refused", fmt.Sprintf("timeout_seconds is above the sandbox's limit of %v", most), "Ask for less, or leave it out")
+	}
+	sum, err := requestSum(in)
+	if err != nil {
+		return nil, s.internalProblem("start command", err)
+	}
+	s.mu.Lock() // until follows has it: finishClose waits for those
+	defer s.mu.Unlock()
+	if s.ending {
+		return nil, sandboxEnded(s.id)
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	c, joined, err := s.sandbox.commands.addCommand(outputDir(s.dir), labelledKey(key, from), sum, resumes, cancel)
+	if err != nil || joined {
+		cancel(nil)
+		return c, s.keptProblem(err)
+	}
+	command.ID, command.Client, command.Stdout, command.Stderr = c.id, from.name(), c.log.Writer(0), c.log.Writer(1)
+	s.follows.Go(func() {
+		defer cancel(nil)
+		c.result, c.err = s.run.Exec(ctx, command)
+		if e, ok := errors.AsType[*runner.UserCommandError](c.err); ok && e.Kind == runner.FaultOther && (ctx.Err() != nil || s.isEnding()) {
+			c.result, c.err = runner.UserResult{Status: sandbox.ExitStatus{Code: -1, Cancelled: true}}, nil // before it began
+		}
+		if err := c.log.End(); err != nil {
+			s.log.Warn("the output of a command is not kept whole", zap.String("session", s.id), zap.String("exec", c.id), zap.Error(err))
+		}
+		s.sandbox.commands.endCommand()
+		close(c.done)
+	})
+	return c, nil
+}
+
+// commandTime returns the longest time of a command.
+func (s *session) commandTime() time.Duration {
+	s.recMu.Lock()
+	defer s.recMu.Unlock()
+	return time.Duration(s.facts.Resources.CommandTimeMS) * time.Millisecond
+}
+
+// outputDir returns the directory of the output that is kept of commands, for that of the
+// session's records.
+func outputDir(dir string) string { return filepath.Join(dir, sessiondir.OutputDir) }
+
+// keptProblem returns the problem of a command that can't be added.
+func (s *session) keptProblem(err error) error {
+	if _, ok := err.(*Problem); ok || err == nil { //nolint:errorlint // addCommand wraps none
+		return err
+	}
+	return s.internalProblem("keep output", err)
+}
+
+// addCommand adds a command that is about to run, or returns the one of the key. dir is
+// for its output.
+func (x *commands) addCommand(dir, key string, sum [sha256.Size]byte, resumes bool, cancel context.CancelCauseFunc) (_ *command, joined bool, err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if c := x.byKey[key]; c != nil && key != "" {
+		if c.sum != sum {
+			return nil, false, keyReused()
+		}
+		return c, true, nil
+	}
+	if resumes {
+		return nil, false, badEventID()
+	}
+	if x.store == nil {
+		if x.store, err = outputlog.NewStore(dir, keptStream, keptOutput); err != nil {
+			return nil, false, err
+		}
+	}
+	switch {
+	case x.running >= maxRunning:
+		p := newProblem(http.StatusTooManyRequests, "commands", fmt.Sprintf("%d commands run in this sandbox, and there may be no more", maxRunning), "Wait for one, or cancel one")
+		p.retryAfter = "1"
+		return nil, false, p
+	case key != "" && len(x.byKey) >= maxKeyed:
+		return nil, false, newProblem(http.StatusTooManyRequests, "keys", fmt.Sprintf("this sandbox keeps the results of %d commands with a key, and may have no more", maxKeyed), "Start another sandbox, or leave the key out")
+	case key != "" && x.store.Room() < outputlog.Streams*keptStream:
+		return nil, false, newProblem(http.StatusInsufficientStorage, "output", "this sandbox keeps as much output of commands with a key as it may", "Start another sandbox, or leave the key out")
+	}
+	c := &command{id: record.NewID("exe"), key: key, sum: sum, cancel: cancel, done: make(chan struct{})}
+	if c.log, err = x.store.Create(c.id); err != nil {
+		return nil, false, err
+	}
+	x.running++
+	x.byID[c.id] = c
+	if key != "" {
+		x.byKey[key] = c
+	}
+	return c, false, nil
+}
+
+// endCommand counts a command that has ended.
+func (x *commands) endCommand() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.running--
+}
+
+// forgetCommand removes a command without a key, and its output.
+func (x *commands) forgetCommand(c *command) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.byID, c.id)
+	_ = c.log.Remove() // the end of the sandbox tries again
+}
+
+// findCommand returns a command that runs or has a key, or nil.
+func (x *commands) findCommand(id string) *command {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.byID[id]
+}
+
+// listRunning returns the ids of those that have not ended.
+func (x *commands) listRunning() []string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	ids := []string{}
+	for _, c := range slices.SortedFunc(maps.Values(x.byID), func(a, b *command) int { return strings.Compare(a.id, b.id) }) {
+		select {
+		case <-c.done:
+		default:
+			ids = append(ids, c.id)
+		}
+	}
+	return ids
+}
+
+// removeOutput removes all output that is kept. No command runs any more.
+func (x *commands) removeOutput() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.store == nil {
+		return nil
+	}
+	return x.store.Remove()
+}
+
+// end describes the end of a command; done is closed.
+func (c *command) end() ExecEnd {
+	st, _ := c.log.State()
+	size := func(i int) StreamSize {
+		return StreamSize{Bytes: st.Total[i], Truncated: st.Kept[i] < st.Total[i]}
+	}
+	r := c.result
+	return ExecEnd{
+		Exec: c.id, Status: r.Status.Code, Signal: r.Status.Signal, TimedOut: r.Status.TimedOut, OOMKilled: r.Status.OOMKilled,
+		Cancelled: r.Status.Cancelled, Killed: r.Killed, Left: r.Left, Stdout: size(0), Stderr: size(1),
+	}
+}
