@@ -56,9 +56,10 @@ var ranks = map[string]int{
 
 	"tools/dispatch": 4,
 
-	"loop":        5,
-	"loop/openai": 5,
-	"loop/replay": 5,
+	"loop":                    5,
+	"loop/internal/modelhttp": 5,
+	"loop/openai":             6,
+	"loop/replay":             5,
 
 	"runner/redact": 5,
 	"runner/record": 6,

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -35,7 +36,7 @@ func (a *assembly) checkSize() error {
 		size += c.arguments.Len()
 	}
 	if size > maxContentBytes {
-		return errTooLarge
+		return modelhttp.ErrTooLarge
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
 // FuzzAnswer checks that any answer can be read without a panic, that the deltas
@@ -40,8 +41,8 @@ func FuzzAnswer(f *testing.F) {
 			resp, err = readWhole([]byte(body), onDelta)
 		}
 		if err != nil {
-			w := &watcher{}
-			if text := w.toModelError(err).Error(); len(text) > 2000 || !utf8.ValidString(text) {
+			w := &modelhttp.Watcher{}
+			if text := w.ModelError(err).Error(); len(text) > 2000 || !utf8.ValidString(text) {
 				t.Errorf("error %q", text)
 			}
 			if len(resp.Message.Blocks) > 0 {

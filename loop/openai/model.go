@@ -13,6 +13,7 @@ import (
 	"github.com/openai/openai-go/v3/option"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -55,6 +56,9 @@ func New(o Options) (*Model, error) {
 	}
 	if o.APIKey != "" {
 		opts = append(opts, option.WithAPIKey(o.APIKey))
+	}
+	for name, value := range o.Headers {
+		opts = append(opts, option.WithHeader(name, value))
 	}
 	// openai.NewClient would read the environment.
 	m.service = openai.NewChatCompletionService(opts...)
@@ -105,10 +109,15 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onD
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
 	}
-	w := &watcher{options: m.options}
+	w := &modelhttp.Watcher{Options: modelhttp.Options{
+		BaseURL: m.options.BaseURL, APIKey: m.options.APIKey,
+		HeaderTimeout: m.options.HeaderTimeout, IdleTimeout: m.options.IdleTimeout, MaxResponseBytes: m.options.MaxResponseBytes,
+	}}
 	var res *http.Response
 	opts := []option.RequestOption{
-		option.WithMiddleware(w.middleware),
+		option.WithMiddleware(func(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+			return w.Middleware(req, next)
+		}),
 		option.WithResponseBodyInto(&res),
 	}
 	if m.options.Stream {
@@ -116,12 +125,12 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onD
 	}
 	_, err = m.service.New(ctx, params, opts...)
 	if err != nil {
-		return loop.Response{}, w.toModelError(err)
+		return loop.Response{}, w.ModelError(err)
 	}
 	defer func() { _ = res.Body.Close() }() // the answer is complete or discarded
 	resp, err := m.readResponse(res, onDelta)
 	if err != nil {
-		return loop.Response{}, w.toModelError(err)
+		return loop.Response{}, w.ModelError(err)
 	}
 	return resp, nil
 }

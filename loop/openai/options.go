@@ -34,6 +34,11 @@ type Options struct {
 	// MaxOutputTokens is the longest answer of a request that sets none; zero
 	// means the endpoint's default.
 	MaxOutputTokens int64
+	// ReasoningEffort is how much the model reasons, in the endpoint's words; ""
+	// means the endpoint's default.
+	ReasoningEffort string
+	// Headers are sent with each request, besides the usual ones.
+	Headers map[string]string
 	// SendReasoning sends the model's earlier reasoning with each request. Some
 	// endpoints require it and some refuse it.
 	SendReasoning bool

@@ -29,6 +29,7 @@ func (m *Model) buildParams(req loop.Request, q quirks) (openai.ChatCompletionNe
 	if m.options.Temperature != nil {
 		p.Temperature = openai.Float(*m.options.Temperature)
 	}
+	p.ReasoningEffort = shared.ReasoningEffort(m.options.ReasoningEffort)
 	if n := m.maxTokens(req); n > 0 {
 		if m.usesMaxCompletionTokens(q) {
 			p.MaxCompletionTokens = openai.Int(n)

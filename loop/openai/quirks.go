@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -23,7 +24,7 @@ type quirks struct {
 // to send the request again. It changes each quirk at most once; known are the
 // quirks before the first request.
 func (m *Model) adaptQuirks(known, q quirks, req loop.Request, err error) (quirks, bool) {
-	message, ok := refusedParameter(err)
+	message, ok := modelhttp.RefusedParameter(err)
 	switch {
 	case !ok:
 		return q, false

@@ -9,6 +9,7 @@ import (
 	"github.com/openai/openai-go/v3/packages/ssestream"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
 // readStream reads an answer in pieces. An answer is complete only with a finish
@@ -42,7 +43,7 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 	case err != nil:
 		return loop.Response{}, err
 	default:
-		return loop.Response{}, errCut
+		return loop.Response{}, modelhttp.ErrCut
 	}
 }
 
@@ -53,7 +54,7 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 		return loop.Response{}, err
 	}
 	if len(whole.Choices) == 0 {
-		return loop.Response{}, fmt.Errorf("%w: an answer without choices", errMalformed)
+		return loop.Response{}, fmt.Errorf("%w: an answer without choices", modelhttp.ErrMalformed)
 	}
 	a := &assembly{onDelta: onDelta}
 	a.addCompletion(whole)
@@ -64,17 +65,17 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 }
 
 // decodeCompletion decodes one JSON value of an answer. If it contains an error, that
-// is returned as a *[streamError].
+// is returned as a *[modelhttp.StreamError].
 func decodeCompletion(data []byte) (completion, error) {
 	var c completion
 	if len(data) > 2*maxContentBytes { // twice for escapes; decoding takes time
-		return c, errTooLarge
+		return c, modelhttp.ErrTooLarge
 	}
 	if err := json.Unmarshal(data, &c); err != nil {
-		return c, fmt.Errorf("%w: %w", errMalformed, err)
+		return c, fmt.Errorf("%w: %w", modelhttp.ErrMalformed, err)
 	}
 	if len(c.Error) > 0 && !bytes.Equal(c.Error, []byte("null")) {
-		return c, &streamError{body: data}
+		return c, &modelhttp.StreamError{Body: data, Begun: true}
 	}
 	return c, nil
 }

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -18,7 +19,7 @@ type usage struct {
 	Completion tokenCount    `json:"completion_tokens"`
 	Details    promptDetails `json:"prompt_tokens_details"`
 	// Cost is the cost in US dollars, which OpenRouter reports, or "".
-	Cost looseString `json:"cost"`
+	Cost modelhttp.LooseString `json:"cost"`
 }
 
 // promptDetails has the part of the prompt that was cached.

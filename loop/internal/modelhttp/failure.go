@@ -1,4 +1,4 @@
-package openai
+package modelhttp
 
 import (
 	"bufio"
@@ -17,15 +17,19 @@ import (
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// errMalformed is the error of an answer that is not a chat completion.
-var errMalformed = errors.New("answer is not a chat completion")
+// ErrMalformed is wrapped by the error of an answer that is none of the protocol.
+var ErrMalformed = errors.New("answer is not one of the protocol")
 
-// streamError is an error that the endpoint sent in place of an answer.
-type streamError struct{ body []byte }
+// StreamError is an error that the endpoint sent in place of an answer.
+type StreamError struct {
+	Body []byte
+	// Begun reports whether a part of an answer came before.
+	Begun bool
+}
 
 // Error returns a message with that of the endpoint.
-func (e *streamError) Error() string {
-	return "endpoint failed in its answer: " + extractMessage(e.body)
+func (e *StreamError) Error() string {
+	return "endpoint failed in its answer: " + extractMessage(e.Body)
 }
 
 // refusal is an answer with an error instead of a completion.
@@ -42,16 +46,19 @@ func (e *refusal) Error() string {
 	return fmt.Sprintf("endpoint answered %d %s: %s", e.status, http.StatusText(e.status), e.message)
 }
 
-// toModelError returns the classified error for err. Messages may be logged, so the
+// ModelError returns the classified error for err. Messages may be logged, so the
 // key is removed from those of the endpoint.
-func (w *watcher) toModelError(err error) error {
-	inStream, ok := errors.AsType[*streamError](err)
+func (w *Watcher) ModelError(err error) error {
+	inStream, ok := errors.AsType[*StreamError](err)
 	switch {
 	case ok:
-		status := embeddedStatus(inStream.body)
-		message := w.redactKey(extractMessage(inStream.body))
+		status := embeddedStatus(inStream.Body)
+		message := w.redactKey(extractMessage(inStream.Body))
 		class := classifyRefusal(status, message)
-		return &loop.ModelError{Class: class, Status: status, ProviderMessage: messageForUsers(class, message), Err: &refusal{status: status, message: message}}
+		return &loop.ModelError{
+			Class: class, Status: status, ProviderMessage: messageForUsers(class, message),
+			Retryable: !inStream.Begun && isRetriable(status, nil, message), Err: &refusal{status: status, message: message},
+		}
 	case w.status != 0:
 		message := w.redactKey(extractMessage(w.body))
 		class := classifyRefusal(w.status, message)
@@ -60,10 +67,10 @@ func (w *watcher) toModelError(err error) error {
 			Retryable: isRetriable(w.status, w.header, message), Err: &refusal{status: w.status, message: message},
 		}
 	case errors.Is(err, bufio.ErrTooLong): // one event of more than 32 MiB
-		return w.toModelError(errTooLarge)
-	case errors.Is(err, errMalformed), errors.Is(err, errTooLarge):
+		return w.ModelError(ErrTooLarge)
+	case errors.Is(err, ErrMalformed), errors.Is(err, ErrTooLarge):
 		return &loop.ModelError{
-			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.options.BaseURL), err),
+			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.BaseURL), err),
 		}
 	default:
 		// The outer error repeats the whole URL; the inner one has the cause.
@@ -71,7 +78,7 @@ func (w *watcher) toModelError(err error) error {
 			err = outer.Err
 		}
 		return &loop.ModelError{
-			Class: loop.ModelNetwork, Visible: true, Retryable: !w.began, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.options.BaseURL), err),
+			Class: loop.ModelNetwork, Visible: true, Retryable: w.Response == nil, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.BaseURL), err),
 		}
 	}
 }
@@ -87,11 +94,11 @@ func messageForUsers(class loop.ErrorClass, message string) string {
 }
 
 // redactKey returns text with the key replaced.
-func (w *watcher) redactKey(text string) string {
-	if w.options.APIKey == "" {
+func (w *Watcher) redactKey(text string) string {
+	if w.APIKey == "" {
 		return text
 	}
-	return strings.ReplaceAll(text, w.options.APIKey, "[key]")
+	return strings.ReplaceAll(text, w.APIKey, "[key]")
 }
 
 // classifyRefusal returns the class of a refusal by its status and message.
@@ -99,7 +106,7 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 	switch {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		return loop.ModelAuth
-	case status == http.StatusTooManyRequests:
+	case status == http.StatusTooManyRequests, status == http.StatusPaymentRequired:
 		return loop.ModelRateLimit
 	case status == http.StatusRequestEntityTooLarge, isContextOverflow(message):
 		return loop.ModelContextOverflow
@@ -129,9 +136,9 @@ func isContextOverflow(message string) bool {
 	return false
 }
 
-// refusedParameter returns the message of a refusal and whether the refusal may be
-// about a parameter that the endpoint does not accept.
-func refusedParameter(err error) (string, bool) {
+// RefusedParameter returns the message of a refusal and whether the refusal may be
+// about a part of the request that the endpoint does not accept.
+func RefusedParameter(err error) (string, bool) {
 	failure, isFailure := errors.AsType[*loop.ModelError](err)
 	refused, isRefusal := errors.AsType[*refusal](err)
 	if !isFailure || !isRefusal || failure.Class == loop.ModelContextOverflow {
@@ -177,18 +184,18 @@ func memberTexts(raw json.RawMessage) []string {
 		return nil
 	}
 	var inner struct {
-		Message, Code, Type, Param looseString
+		Message, Code, Type, Param LooseString
 	}
 	if json.Unmarshal(raw, &inner) == nil {
 		var out []string
-		for _, s := range []looseString{inner.Message, inner.Code, inner.Type, inner.Param} {
+		for _, s := range []LooseString{inner.Message, inner.Code, inner.Type, inner.Param} {
 			if s != "" {
 				out = append(out, string(s))
 			}
 		}
 		return out
 	}
-	var l looseString
+	var l LooseString
 	_ = l.UnmarshalJSON(raw)
 	if l == "" {
 		return nil
@@ -196,16 +203,33 @@ func memberTexts(raw json.RawMessage) []string {
 	return []string{string(l)}
 }
 
+// errorTypes are the types of Anthropic's errors with the status that each has outside
+// of a stream (API reference, Errors).
+var errorTypes = map[string]int{
+	"authentication_error": http.StatusUnauthorized,
+	"billing_error":        http.StatusPaymentRequired,
+	"permission_error":     http.StatusForbidden,
+	"not_found_error":      http.StatusNotFound,
+	"request_too_large":    http.StatusRequestEntityTooLarge,
+	"rate_limit_error":     http.StatusTooManyRequests,
+	"api_error":            http.StatusInternalServerError,
+	"timeout_error":        http.StatusGatewayTimeout,
+	"overloaded_error":     529,
+}
+
 // embeddedStatus returns the HTTP status that the body of an error inside an answer
 // names or implies; the default is 502.
 func embeddedStatus(body []byte) int {
 	var envelope struct {
 		Error struct {
-			Code, Status looseString
+			Code, Status, Type LooseString
 		} `json:"error"`
 	}
 	_ = json.Unmarshal(body, &envelope) // an error that is a string has no status
-	for _, s := range []looseString{envelope.Error.Code, envelope.Error.Status} {
+	if status := errorTypes[string(envelope.Error.Type)]; status != 0 {
+		return status
+	}
+	for _, s := range []LooseString{envelope.Error.Code, envelope.Error.Status} {
 		if n, err := strconv.Atoi(string(s)); err == nil && n >= 400 && n < 600 {
 			return n
 		}
@@ -228,4 +252,22 @@ func parseRetryAfter(h http.Header) time.Duration {
 		return max(time.Until(at), 0)
 	}
 	return 0
+}
+
+// LooseString is a string. It is decoded from a string or null; any other JSON value
+// is kept as its text.
+type LooseString string
+
+// UnmarshalJSON never fails.
+func (l *LooseString) UnmarshalJSON(data []byte) error {
+	var s string
+	switch {
+	case string(data) == "null":
+		*l = ""
+	case data[0] == '"' && json.Unmarshal(data, &s) == nil:
+		*l = LooseString(s)
+	default:
+		*l = LooseString(data)
+	}
+	return nil
 }

@@ -1,4 +1,6 @@
-package openai
+// Package modelhttp has what the adapters of models over HTTP share: bounds of waits
+// and sizes, and the classes of failures.
+package modelhttp
 
 import (
 	"context"
@@ -8,27 +10,36 @@ import (
 	"net/http"
 	"strings"
 	"time"
-
-	"github.com/openai/openai-go/v3/option"
 )
 
 // Causes for which an answer is discarded.
 var (
 	errNoHeaders = errors.New("endpoint did not begin to answer in time")
 	errSilent    = errors.New("endpoint fell silent in the middle of its answer")
-	errTooLarge  = errors.New("answer is larger than allowed")
-	errCut       = errors.New("answer broke off before it was complete")
+	ErrTooLarge  = errors.New("answer is larger than allowed")
+	ErrCut       = errors.New("answer broke off before it was complete")
 )
 
 // maxErrorBytes is the number of bytes that are read of an error's body.
 const maxErrorBytes = 64 << 10
 
-// watcher observes one request. It records a refusal, and bounds the waits and the
+// Options are the endpoint of a request and its bounds.
+type Options struct {
+	BaseURL, APIKey string
+	// HeaderTimeout is the longest wait for the first byte of an answer,
+	// IdleTimeout the longest pause within it, and MaxResponseBytes its largest
+	// size.
+	HeaderTimeout, IdleTimeout time.Duration
+	MaxResponseBytes           int64
+}
+
+// Watcher observes one request. It records a refusal, and bounds the waits and the
 // size of the answer.
-type watcher struct {
-	options Options
-	// began reports whether an answer other than a refusal began.
-	began bool
+type Watcher struct {
+	Options
+	// Response is the answer, or nil if there is none or a refusal.
+	Response *http.Response
+
 	// status, header and body are those of a refusal; status is 0 if there was
 	// none.
 	status int
@@ -36,26 +47,26 @@ type watcher struct {
 	body   []byte
 }
 
-// middleware runs the request. See [option.WithMiddleware].
-func (w *watcher) middleware(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {
+// Middleware runs the request. It is the middleware of a provider's library.
+func (w *Watcher) Middleware(req *http.Request, next func(*http.Request) (*http.Response, error)) (*http.Response, error) {
 	ctx, cancel := context.WithCancelCause(req.Context())
-	wait := time.AfterFunc(w.options.HeaderTimeout, func() { cancel(errNoHeaders) })
+	wait := time.AfterFunc(w.HeaderTimeout, func() { cancel(errNoHeaders) })
 	res, err := next(req.WithContext(ctx))
 	wait.Stop()
 	if err != nil {
 		defer cancel(nil)
 		if cause := context.Cause(ctx); errors.Is(cause, errNoHeaders) {
-			return nil, fmt.Errorf("%w (%v): %w", errNoHeaders, w.options.HeaderTimeout, err)
+			return nil, fmt.Errorf("%w (%v): %w", errNoHeaders, w.HeaderTimeout, err)
 		}
 		return nil, err
 	}
 	res.Body = &boundedBody{
-		body: res.Body, left: w.options.MaxResponseBytes, idle: w.options.IdleTimeout, ctx: ctx, cancel: cancel,
+		body: res.Body, left: w.MaxResponseBytes, idle: w.IdleTimeout, ctx: ctx, cancel: cancel,
 	}
 	if res.StatusCode >= http.StatusBadRequest {
 		w.recordRefusal(res)
 	} else {
-		w.began = true
+		w.Response = res
 	}
 	return res, nil
 }
@@ -79,7 +90,7 @@ func isRetriable(status int, header http.Header, message string) bool {
 
 // recordRefusal records a refusal and empties its body. The library could not decode
 // the body of some endpoints, and would then return an error without the status.
-func (w *watcher) recordRefusal(res *http.Response) {
+func (w *Watcher) recordRefusal(res *http.Response) {
 	w.status, w.header = res.StatusCode, res.Header
 	// After an error, the part that arrived is used.
 	w.body, _ = io.ReadAll(io.LimitReader(res.Body, maxErrorBytes))
@@ -101,7 +112,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	timer := time.AfterFunc(b.idle, func() { b.cancel(errSilent) })
 	defer timer.Stop()
 	if b.left <= 0 {
-		return 0, errTooLarge
+		return 0, ErrTooLarge
 	}
 	n, err := b.body.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)
@@ -109,7 +120,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 		if errors.Is(context.Cause(b.ctx), errSilent) {
 			return n, fmt.Errorf("%w (%v)", errSilent, b.idle)
 		}
-		return n, fmt.Errorf("%w: %w", errCut, err)
+		return n, fmt.Errorf("%w: %w", ErrCut, err)
 	}
 	return n, err
 }
