@@ -63,6 +63,13 @@ type Retry struct {
 	Delay        time.Duration
 }
 
+// ProfileChanged reports that a profile failed and another one is asked in its place,
+// for this call and those of the next minutes.
+type ProfileChanged struct {
+	From, To string
+	Class    ErrorClass // of the failure
+}
+
 // TextDelta reports a piece of an answer. It is never stored.
 type TextDelta struct{ Text string }
 
@@ -112,6 +119,7 @@ func (MessageAdded) loopEvent()       {}
 func (ModelCallStarted) loopEvent()   {}
 func (ModelCallCompleted) loopEvent() {}
 func (ModelCallFailed) loopEvent()    {}
+func (ProfileChanged) loopEvent()     {}
 func (TextDelta) loopEvent()          {}
 func (TurnStarted) loopEvent()        {}
 func (TurnEnded) loopEvent()          {}

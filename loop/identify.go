@@ -40,14 +40,18 @@ const maxProviderIDBytes = 128
 // identifyMessage returns the assistant's message of an adapter's response, with
 // identified calls. If the provider cut the answer and its last block is a call,
 // the call gets an InputError and never runs, even if it looks complete.
-// maxNameBytes bounds names on the provider's wire, see [ModelInfo].
-func (id callIdentifier) identifyMessage(resp Response, offered []tools.Definition, maxNameBytes int) Message {
-	names := wireNames(offered, maxNameBytes)
+// model is the one that answered.
+func (id callIdentifier) identifyMessage(resp Response, offered []tools.Definition, model ModelInfo) Message {
+	names := wireNames(offered, model.ToolNameBytes)
 	m := Message{Role: RoleAssistant}
 	for i, b := range resp.Message.Blocks {
 		switch {
-		case b.Text != nil && b.Text.Text != "", b.Thinking != nil:
+		case b.Text != nil && b.Text.Text != "":
 			m.Blocks = append(m.Blocks, b)
+		case b.Thinking != nil:
+			thinking := *b.Thinking
+			thinking.Model = model.String()
+			m.Blocks = append(m.Blocks, Block{Thinking: &thinking})
 		case b.ToolUse != nil:
 			truncated := resp.Truncated && i == len(resp.Message.Blocks)-1
 			m.Blocks = append(m.Blocks, Block{ToolUse: new(id.identifyCall(*b.ToolUse, names, truncated))})

@@ -24,7 +24,7 @@ func TestIdentify(t *testing.T) {
 		newToolUse("a", "shell"), newToolUse("a", "shell"), newToolUse("", "github__create_issue"), newToolUse("old", "github/create_issue"),
 		newToolUse("b c", "Shell"), newToolUse(strings.Repeat("x", 200), "nope__x"), newToolUse("ü", "read file"), newToolUse("z", "shell"),
 		newToolUse(strings.Repeat("~", maxProviderIDBytes), "shell"), newToolUse(strings.Repeat("y", maxProviderIDBytes+1), "shell"),
-	}}}, offered, 0)
+	}}}, offered, ModelInfo{Provider: "p", Model: "m"})
 
 	if m.Role != RoleAssistant {
 		t.Errorf("role %s came from the provider", m.Role)
@@ -48,6 +48,9 @@ func TestIdentify(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	if m.Blocks[1].Thinking.Model != "p/m" {
+		t.Errorf("reasoning of %q", m.Blocks[1].Thinking.Model)
 	}
 	if len(m.Blocks) != 2+len(want) {
 		t.Errorf("%d blocks: empty text or a forged result was accepted", len(m.Blocks))
@@ -86,7 +89,7 @@ func TestShortenedNamesAreResolved(t *testing.T) {
 			}
 			called = append(called, newToolUse("", string(wire)), newToolUse("", string(whole)), newToolUse("", string(d.Name)))
 		}
-		m := newCallIdentifier(newCountingIDs(), nil).identifyMessage(Response{Message: Message{Blocks: called}}, offered, limit)
+		m := newCallIdentifier(newCountingIDs(), nil).identifyMessage(Response{Message: Message{Blocks: called}}, offered, ModelInfo{ToolNameBytes: limit})
 		for i, u := range m.toolUses() {
 			if want := offered[i/3].Name; u.Name != want {
 				t.Errorf("%d: %q is a call of %q, want %q", limit, called[i].ToolUse.Name, u.Name, want)

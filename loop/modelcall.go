@@ -25,7 +25,8 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 		round = int(t.meter.Used().Rounds) + 1
 		offered = t.definitions()
 	}
-	call := &pendingCall{round: round, offered: offered}
+	call := &pendingCall{round: round, offered: offered, tried: map[int]bool{}}
+	t.selectProfile(call, 0)
 	for {
 		resp, err := t.requestCompletion(ctx, call)
 		if t.emitErr != nil {
@@ -38,8 +39,11 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 		if ctx.Err() != nil {
 			return new(endingForCause(context.Cause(ctx)))
 		}
-		// Each refusal shortens more, so the loop ends.
-		if errorClass(err) != ModelContextOverflow || !t.shortenResults(shortenAll) {
+		// Each refusal shortens more, and no profile is tried twice, so the loop ends.
+		if errorClass(err) == ModelContextOverflow && t.shortenResults(shortenAll) {
+			continue
+		}
+		if !t.fallBack(ctx, call, err) {
 			return new(endingForModelError(err, t.view.tokens, t.profile.ContextWindow))
 		}
 	}
@@ -49,6 +53,9 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 type pendingCall struct {
 	round   int // from 1; 0 for the closing completion
 	offered []tools.Definition
+	// profile is the index of the profile in use, and tried has those used so far.
+	profile int
+	tried   map[int]bool
 	// attempts counts the requests so far.
 	attempts int
 	// shown reports whether a piece of an answer was emitted. Nothing is repeated
@@ -96,7 +103,7 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 	started := time.Now()
 	var firstDelta time.Duration
 	resp, err := t.profile.Model.Complete(ctx, Request{
-		Messages: t.view.renderHistory(t.history), Tools: c.offered, MaxOutputTokens: t.profile.MaxOutputTokens,
+		Messages: t.view.renderHistory(t.history, call.Model.String()), Tools: c.offered, MaxOutputTokens: t.profile.MaxOutputTokens,
 	}, func(d Delta) {
 		c.shown = true
 		if firstDelta == 0 {
@@ -155,7 +162,7 @@ func (t *turn) describeFailure(ctx context.Context, call ModelCall, err error) M
 // acceptResponse adds an answer to the history, and warns and shortens if limits
 // are near.
 func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
-	m := t.identifier.identifyMessage(resp, offered, t.profile.Model.Info().ToolNameBytes)
+	m := t.identifier.identifyMessage(resp, offered, t.profile.Model.Info())
 	t.state.truncated = resp.Truncated
 	// Providers refuse a conversation with an empty message; nextStep handles
 	// its absence.

@@ -26,7 +26,11 @@ type dispatcher interface {
 // Options configures one turn. Profiles and Messages, or Calls, are required, and
 // Session and Turn.
 type Options struct {
-	// Profiles are the models of the turn. The first one is used; see [Profile].
+	// Profiles are the models of the turn. Each call is sent to the first one. If that
+	// fails before its answer began, the others are asked in order, and the one that
+	// failed is not asked again for five minutes. After a refused key, or a context
+	// overflow that shortening does not cure, it is not asked again in the turn. A
+	// request that is invalid, or was cancelled, ends the turn.
 	Profiles []Profile
 	// Calls are run by a turn without a model, which ends with their results: their
 	// Name and Raw, as of a model's answer. Profiles, System and Messages are ignored.

@@ -27,6 +27,8 @@ func modelCalls(events []Event) []string {
 				text += " retry"
 			}
 			out = append(out, text)
+		case ProfileChanged:
+			out = append(out, e.From+" > "+e.To)
 		}
 	}
 	return out

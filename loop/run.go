@@ -51,8 +51,9 @@ type turn struct {
 	view       view
 	history    []Message
 	state      state
-	// profile is the one that answers; it is zero in a turn without a model.
-	profile Profile
+	// profile is the one in use of profiles. It is zero in a turn without a model.
+	profile  Profile
+	profiles profileList
 	// emitErr is the first error of Emit.
 	emitErr error
 }
@@ -78,8 +79,9 @@ func newTurn(o Options) *turn {
 	if t.started.IsZero() {
 		t.started = time.Now()
 	}
+	t.profiles = newProfileList(o.Profiles)
 	if len(o.Profiles) > 0 {
-		t.profile = o.Profiles[0].withDefaults()
+		t.profile = t.profiles.profiles[0]
 	}
 	t.state = state{meter: &t.meter, nudged: map[string]bool{}, callsOnly: len(o.Calls) > 0}
 	return t
@@ -127,7 +129,7 @@ func (t *turn) startTurn() {
 		for _, u := range t.Calls {
 			calls.Blocks = append(calls.Blocks, Block{ToolUse: &u})
 		}
-		t.addMessage(t.identifier.identifyMessage(Response{Message: calls}, t.definitions(), 0))
+		t.addMessage(t.identifier.identifyMessage(Response{Message: calls}, t.definitions(), ModelInfo{}))
 		return
 	}
 	for _, m := range t.Messages {

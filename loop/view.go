@@ -29,13 +29,18 @@ func newView() view {
 	return view{wrapped: map[string][]tools.Block{}, shortened: map[string]bool{}}
 }
 
-// renderHistory returns the messages of a request. It does not change history.
-func (v view) renderHistory(history []Message) []Message {
+// renderHistory returns the messages of a request to the model with the given name,
+// see [ModelInfo.String]. The reasoning of other models is left out: their signatures
+// are not valid there. It does not change history.
+func (v view) renderHistory(history []Message, model string) []Message {
 	out := make([]Message, len(history))
 	for i, m := range history {
 		out[i] = m
-		out[i].Blocks = make([]Block, len(m.Blocks))
-		for j, b := range m.Blocks {
+		out[i].Blocks = make([]Block, 0, len(m.Blocks))
+		for _, b := range m.Blocks {
+			if b.Thinking != nil && b.Thinking.Model != "" && b.Thinking.Model != model {
+				continue
+			}
 			if b.ToolResult != nil {
 				b.ToolResult = &ToolResult{
 					ToolUseID: b.ToolResult.ToolUseID,
@@ -43,7 +48,7 @@ func (v view) renderHistory(history []Message) []Message {
 					IsError:   b.ToolResult.IsError,
 				}
 			}
-			out[i].Blocks[j] = b
+			out[i].Blocks = append(out[i].Blocks, b)
 		}
 	}
 	return out

@@ -201,6 +201,10 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 			j.tally.modelFailure.Retry = &record.ModelRetry{Number: e.Retry.Number, Most: e.Retry.Most, DelayMS: (e.Retry.Delay + time.Millisecond - 1).Milliseconds()}
 		}
 		return j.putRecord(&j.answer, j.asked, record.ActorAgent, j.tally.modelFailure)
+	case loop.ProfileChanged:
+		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.Warning{
+			Message: fmt.Sprintf("the model profile %s failed (%s); %s is asked instead", e.From, e.Class, e.To),
+		})
 	case loop.CallRefused:
 		f := dispatch.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}
 		j.addDenial(f)

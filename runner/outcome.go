@@ -198,7 +198,7 @@ func unapprovedCalls(r Report) string {
 
 // modelName returns the name of the model and its address.
 func (d problemDescriber) modelName() string {
-	info := d.opts.modelInfo()
+	info := cmp.Or(d.failure.Model, d.opts.modelInfo()) // a fallback may have failed last
 	name := info.String()
 	if info.BaseURL != "" {
 		name += " at " + info.BaseURL

@@ -268,25 +268,44 @@ func (s *settings) checkRequirements() doctor.Finding {
 // checkModel makes the model, as a run would, and asks it nothing.
 func (s *settings) checkModel() doctor.Finding {
 	const check = "model"
-	m, err := s.conf.SelectModel(s.environ)
+	models, err := s.conf.SelectModels(s.environ)
 	if err != nil {
 		f := failedFinding(check, noModel(err))
 		f.Result = doctor.Warning
 		return f
 	}
-	detail := m.Provider + "/" + m.Name
-	if m.BaseURL != "" {
-		detail += " at " + safeurl.String(m.BaseURL)
+	var details []string
+	for _, m := range models {
+		name := m.Provider + "/" + m.Name
+		if m.BaseURL != "" {
+			name += " at " + safeurl.String(m.BaseURL)
+		}
+		details = append(details, name)
+		if f := s.checkOne(m); f.Result != doctor.OK {
+			f.Check = check
+			if f.Err == nil {
+				f.Detail = name + ": " + f.Detail
+			}
+			return f
+		}
 	}
+	return doctor.Finding{Check: check, Result: doctor.OK, Detail: strings.Join(details, ", then ")}
+}
+
+// checkOne makes one model. It does not run the command that prints its key.
+func (s *settings) checkOne(m config.SelectedModel) doctor.Finding {
 	warn := func(text, hint string) doctor.Finding {
-		return doctor.Finding{Check: check, Result: doctor.Warning, Detail: detail + ": " + text, Hint: hint}
+		return doctor.Finding{Result: doctor.Warning, Detail: text, Hint: hint}
 	}
-	if m.KeyNeeded && m.APIKey == "" {
+	if m.KeyNeeded && m.APIKey == "" && m.KeyCommand == nil {
 		return warn(m.KeyEnv+" is not set", "Set it to your key.")
+	}
+	if m.KeyCommand != nil {
+		m.APIKey = "unknown"
 	}
 	_, closeModel, err := s.deps.model(m, modelSettings{stream: *s.conf.Stream, differs: func(string) {}, logger: zap.NewNop()})
 	if err != nil {
-		return failedFinding(check, err)
+		return failedFinding("", err)
 	}
 	closeModel()
 	base, err := url.Parse(m.BaseURL)
@@ -296,7 +315,7 @@ func (s *settings) checkModel() doctor.Finding {
 	case m.Provider != "replay" && m.Price == nil && (err != nil || !isLoopback(base.Host)):
 		return warn("its price is unknown, and so is what a run costs", "Add a price to its profile under models:.")
 	}
-	return doctor.Finding{Check: check, Result: doctor.OK, Detail: detail}
+	return doctor.Finding{Result: doctor.OK}
 }
 
 // isLoopback reports whether host or host:port is this machine.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -201,7 +200,7 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 // by task. Closing force ends it at once. change may change its options; nil does not. The
 // caller must call done after the session.
 func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface, force <-chan struct{}, task string, change func(*runner.Options)) (_ *runner.Session, done func(), err error) {
-	hidden := s.knownSecrets(config.SelectedModel{})
+	hidden := s.knownSecrets()
 	dir, err := sessiondir.Create(s.environ.stateDir(), hidden)
 	if err != nil {
 		return nil, nil, err

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -11,6 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // TestProviderIsQuoted is acceptance case 134: what the provider says about the
@@ -67,6 +70,95 @@ func TestProviderIsQuoted(t *testing.T) {
 			}
 			if requests.Load() != tc.requests {
 				t.Errorf("%d requests, want %d", requests.Load(), tc.requests)
+			}
+		})
+	}
+}
+
+// TestFallbackModel runs a task whose first model is down: the second one answers with
+// a key that a command prints, both requests are recorded, and no key is.
+func TestFallbackModel(t *testing.T) {
+	const key = "key-printed-by-a-command"
+	down := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) }))
+	defer down.Close()
+	up := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+key || r.Header.Get("X-Team") != "blue" {
+			t.Errorf("headers %v", r.Header)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"model":"answering-1","choices":[{"message":{"content":"Done with %s."},"finish_reason":"stop"}],"usage":{"prompt_tokens":1000000,"completion_tokens":1}}`, key)
+	}))
+	defer up.Close()
+	w := newWorld(t, "  - text: done\n")
+	config := filepath.Join(filepath.Dir(w.dir), "config.yaml")
+	text := fmt.Sprintf("model: first\nlimits: {max_cost_usd: 10}\nmodels:\n  first: {model: a, base_url: %q, max_retries: 0, price: {input: 1, output: 1}, fallback: [second]}\n"+
+		"  second: {model: b, base_url: %q, api_key_command: [echo, %s], headers: {X-Team: blue}, price: {input: 2, output: 2}}\n", down.URL+"/v1", up.URL+"/v1", key)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out, errs bytes.Buffer
+	w.app.stdout, w.app.stderr = &out, &errs
+	w.env = append(w.env, "CAISSON_CONFIG="+config)
+	status := run(t.Context(), []string{"run", "--json", "--workspace", w.dir, "task"}, w.env, w.app)
+	if status != 0 || strings.Contains(out.String()+errs.String(), key) {
+		t.Errorf("status %d\n%s%s", status, out.String(), errs.String())
+	}
+	for _, want := range []string{
+		`"profile":"first","attempt":1,`, `"error_class":"server_error","http_status":503`, "the model profile first failed (server_error); second is asked instead",
+		`"profile":"second","attempt":2,"model":{"provider":"openai","model":"answering-1"`, `"cost_micro_usd":2000002`,
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no record has %s", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(out.String())
+	}
+}
+
+// TestKeyCommand checks what a command may be and print. No error holds its output.
+func TestKeyCommand(t *testing.T) {
+	w := newWorld(t, "  - text: done\n")
+	outside := t.TempDir()
+	for path, text := range map[string]string{filepath.Join(outside, "key"): "#!/bin/sh\necho secret-key\n", filepath.Join(w.dir, "key"): "#!/bin/sh\necho secret-key\n"} {
+		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(filepath.Join(w.dir, "key"), filepath.Join(outside, "link")); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(w.dir)
+	for name, tc := range map[string]struct {
+		command []string
+		want    string
+		err     string
+	}{
+		"printed":           {command: []string{filepath.Join(outside, "key")}, want: "secret-key"},
+		"no shell":          {command: []string{"echo", "$HOME;id"}, want: "$HOME;id"},
+		"in the workspace":  {command: []string{filepath.Join(w.dir, "key")}, err: "lies in the workspace"},
+		"relative":          {command: []string{"./key"}, err: "lies in the workspace"},
+		"by a symlink":      {command: []string{filepath.Join(outside, "link")}, err: "lies in the workspace"},
+		"as an argument":    {command: []string{"sh", filepath.Join(w.dir, "key")}, err: "lies in the workspace"},
+		"relative argument": {command: []string{"sh", "key"}, err: "exit status"},
+		"fails":             {command: []string{"sh", "-c", "echo secret-key; exit 3"}, err: "exit status 3"},
+		"nothing":           {command: []string{"true"}, err: "printed nothing"},
+		"two lines":         {command: []string{"printf", `secret-key\nsecond\n`}, err: "printed more than a key"},
+		"too much":          {command: []string{"head", "-c", "20000", "/dev/zero"}, err: "printed more than 16384 bytes"},
+		"endless":           {command: []string{"yes"}, err: "it took longer than"},
+		"not there":         {command: []string{"no-such-program"}, err: "not found"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &settings{environ: environ{"PATH=" + os.Getenv("PATH")}}
+			ctx := t.Context()
+			if name == "endless" {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeoutCause(ctx, 100*time.Millisecond, errors.New("it took longer than this test waits"))
+				defer cancel()
+			}
+			got, err := s.readKey(ctx, tc.command, w.dir)
+			if got != tc.want || (err == nil) != (tc.err == "") || err != nil && (!strings.Contains(err.Error(), tc.err) || strings.Contains(err.Error(), "secret")) {
+				t.Errorf("%q, %v; want %q, %s", got, err, tc.want, tc.err)
 			}
 		})
 	}

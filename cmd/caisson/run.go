@@ -215,26 +215,29 @@ func (s *sessionBuilder) close() {
 // sessionOptions puts a session together: its directory, the model, then the backend.
 // done ends what was made; it is called where there is no error.
 func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u reporter) (_ runner.Options, done func(), err error) {
-	selected, err := s.conf.SelectModel(s.environ)
+	selected, err := s.conf.SelectModels(s.environ)
 	if err != nil {
 		return runner.Options{}, nil, noModel(err)
 	}
-	hidden := s.knownSecrets(selected)
+	if err := s.readKeys(ctx, selected, s.workspace.Path); err != nil {
+		return runner.Options{}, nil, err
+	}
+	hidden := s.knownSecrets(selected...)
 	dir, err := sessiondir.Create(s.environ.stateDir(), hidden)
 	if err != nil {
 		return runner.Options{}, nil, err
 	}
 	s.setLogger(dir.Log)
-	model, closeModel, err := s.deps.model(selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, logger: dir.Log})
+	profiles, closeModels, err := s.makeProfiles(selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, logger: dir.Log})
 	if err != nil {
 		return runner.Options{}, nil, errors.Join(err, dir.Close())
 	}
 	end := func() {
-		closeModel()
+		closeModels()
 		_ = dir.Close() // an empty directory that stays does no harm
 	}
 	if text == "" && s.shared == nil {
-		text = recordedTask(model)
+		text = recordedTask(profiles[0].Model)
 	}
 	var o runner.Options
 	if text == "" && s.shared == nil {
@@ -246,8 +249,7 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		end()
 		return runner.Options{}, nil, err
 	}
-	o.Dir, o.Task, o.Secrets = dir, text, hidden
-	o.Profiles = []loop.Profile{newProfile(selected, model)}
+	o.Dir, o.Task, o.Secrets, o.Profiles = dir, text, hidden, profiles
 	return o, end, nil
 }
 

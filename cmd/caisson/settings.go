@@ -2,12 +2,16 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/loop"
@@ -275,8 +279,16 @@ func environSecrets(env environ, names ...string) []redact.Secret {
 }
 
 // knownSecrets returns what no record, log or message of the session may hold.
-func (s *settings) knownSecrets(m config.SelectedModel) []redact.Secret {
-	return append(environSecrets(s.environ, append(s.conf.EnvFrom, m.KeyEnv)...), urlSecrets(s.environ, &s.conf)...)
+func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret {
+	names := s.conf.EnvFrom
+	var printed []redact.Secret
+	for _, m := range models {
+		names = append(append(slices.Clip(names), m.SecretHeaders...), m.KeyEnv)
+		if m.KeyCommand != nil {
+			printed = append(printed, redact.Secret{Name: "models." + m.Profile + ".api_key_command", Value: m.APIKey})
+		}
+	}
+	return slices.Concat(environSecrets(s.environ, names...), printed, urlSecrets(s.environ, &s.conf))
 }
 
 // urlSecrets returns the credentials in the URLs that Caisson uses: of models,
@@ -293,7 +305,7 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	}
 	for _, v := range env {
 		name, value, _ := strings.Cut(v, "=")
-		if upper := strings.ToUpper(name); name == "OPENAI_BASE_URL" || name == "DOCKER_HOST" || strings.HasSuffix(upper, "_PROXY") && upper != "NO_PROXY" {
+		if upper := strings.ToUpper(name); slices.Contains(config.BaseURLVariables(), name) || name == "DOCKER_HOST" || strings.HasSuffix(upper, "_PROXY") && upper != "NO_PROXY" {
 			add(name, &value)
 		}
 	}
@@ -325,13 +337,14 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	}
 	if m.APIKey == "" && m.KeyNeeded {
 		return nil, nil, &commandError{Status: exitAuth, Problem: record.Problem{
-			Cause: "there is no key for the model " + m.Provider + "/" + m.Name + ": " + m.KeyEnv + " is not set",
+			Cause: "there is no key for the model " + m.Profile + ": " + m.KeyEnv + " is not set",
 			Hint:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
 		}}
 	}
 	o := openai.Options{
 		Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
 		MaxOutputTokens: m.MaxOutputTokens, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
+		Headers: m.Headers, ReasoningEffort: m.ReasoningEffort,
 	}
 	model, err := openai.New(o)
 	if err != nil {
@@ -342,12 +355,101 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	return model, model.Close, nil
 }
 
-// newProfile returns the profile of a selected model.
-func newProfile(m config.SelectedModel, model loop.Model) loop.Profile {
-	return loop.Profile{
-		Name: m.Profile, Model: model, Price: m.Price, MaxOutputTokens: m.MaxOutputTokens, ContextWindow: m.ContextWindow,
-		MaxRetries: m.MaxRetries, MaxRetryDelay: m.MaxRetryDelay,
+// makeProfiles makes the selected models. The function that comes with them ends them.
+func (s *settings) makeProfiles(selected []config.SelectedModel, m modelSettings) ([]loop.Profile, func(), error) {
+	var (
+		out  []loop.Profile
+		ends []func()
+	)
+	end := func() {
+		for _, f := range ends {
+			f()
+		}
 	}
+	for _, sel := range selected {
+		model, closeModel, err := s.deps.model(sel, m)
+		if err != nil {
+			end()
+			return nil, nil, err
+		}
+		ends = append(ends, closeModel)
+		out = append(out, loop.Profile{
+			Name: sel.Profile, Model: model, Price: sel.Price, MaxOutputTokens: sel.MaxOutputTokens, ContextWindow: sel.ContextWindow,
+			MaxRetries: sel.MaxRetries, MaxRetryDelay: sel.MaxRetryDelay,
+		})
+	}
+	return out, end, nil
+}
+
+// keyTime and maxKeyBytes bound a command that prints a key.
+const (
+	keyTime     = 30 * time.Second
+	maxKeyBytes = 16 << 10
+)
+
+// readKeys runs the commands that print the keys of models, except for programs in the
+// workspace, which the agent or its author could have put there. Its errors are a
+// *commandError.
+func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, workspace string) error {
+	for i, m := range models {
+		if m.KeyCommand == nil {
+			continue
+		}
+		key, err := s.readKey(ctx, m.KeyCommand, resolvePath(workspace))
+		if err != nil {
+			return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{
+				Cause: "the command for the key of the model " + m.Profile + " failed: " + err.Error(),
+				Hint:  "Run the program of models." + m.Profile + ".api_key_command yourself: it has to print the key, and nothing else, to standard output.",
+			}}
+		}
+		models[i].APIKey = key
+	}
+	return nil
+}
+
+// readKey runs a command and returns the line that it prints. Errors hold none of its
+// output.
+func (s *settings) readKey(ctx context.Context, command []string, workspace string) (string, error) {
+	program, err := exec.LookPath(command[0])
+	if err != nil {
+		return "", err
+	}
+	if program, err = filepath.Abs(program); err != nil {
+		return "", err
+	}
+	for _, path := range append([]string{program}, command[1:]...) {
+		if !filepath.IsAbs(path) {
+			continue
+		}
+		for _, path := range []string{path, resolvePath(path)} {
+			if inside, err := filepath.Rel(workspace, path); err == nil && filepath.IsLocal(inside) {
+				return "", fmt.Errorf("%s lies in the workspace", path)
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, keyTime, fmt.Errorf("it took longer than %v", keyTime))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, command[1:]...)
+	// A relative path among the arguments must not name a file of the workspace.
+	cmd.Env, cmd.Dir, cmd.WaitDelay = s.environ, string(filepath.Separator), time.Second
+	out := &boundedBuffer{most: maxKeyBytes + 1}
+	cmd.Stdout = out
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return "", fmt.Errorf("%s: %w", command[0], err)
+	}
+	key := strings.TrimRight(out.String(), "\r\n")
+	switch {
+	case key == "":
+		return "", fmt.Errorf("%s printed nothing", command[0])
+	case out.Len() > maxKeyBytes:
+		return "", fmt.Errorf("%s printed more than %d bytes", command[0], maxKeyBytes)
+	case strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", fmt.Errorf("%s printed more than a key: white space, or characters that no key has", command[0])
+	}
+	return key, nil
 }
 
 // recordedTask returns the task of a recording, or "".

@@ -268,7 +268,7 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	if err != nil { // the report has the cause
 		return u.finishCall(ctx, r, name, nil, f.json)
 	}
-	redact := redact.New(s.knownSecrets(config.SelectedModel{}))
+	redact := redact.New(s.knownSecrets())
 	for i, b := range result.Content {
 		result.Content[i].Text = string(redact.Bytes([]byte(b.Text)))
 	}

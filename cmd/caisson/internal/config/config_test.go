@@ -263,7 +263,7 @@ models:
 		want    SelectedModel
 		err     string
 	}{
-		"key alone":      {"", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "openai/gpt-5", Provider: "openai", Name: "gpt-5", KeyEnv: "OPENAI_API_KEY", APIKey: "k", KeyNeeded: true}, ""},
+		"key alone":      {"", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "openai/gpt-5", Provider: "openai", Name: "gpt-5", KeyEnv: "OPENAI_API_KEY", APIKey: "k", KeyNeeded: true, Price: &limits.Price{Input: 1.25, CachedInput: 0.125, CacheWrite: 1.25, Output: 10}, ContextWindow: 272_000}, ""},
 		"address alone":  {"", []string{"OPENAI_BASE_URL=http://h/v1"}, SelectedModel{Profile: "openai/gpt-5", Provider: "openai", Name: "gpt-5", BaseURL: "http://h/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
 		"nothing":        {"", nil, SelectedModel{}, "model: no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL"},
 		"named, no key":  {"openai/m", nil, SelectedModel{Profile: "openai/m", Provider: "openai", Name: "m", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
@@ -283,7 +283,7 @@ models:
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, err := c.SelectModel(tc.environ)
+			all, err := c.SelectModels(tc.environ)
 			if tc.err != "" {
 				if err == nil || err.Error() != tc.err {
 					t.Fatalf("got %v, want %s", err, tc.err)
@@ -293,7 +293,7 @@ models:
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
+			if diff := cmp.Diff([]SelectedModel{tc.want}, all); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

@@ -34,18 +34,23 @@ func TestBudgets(t *testing.T) {
 // run and of a session; a price of 0 is known.
 func TestUnknownPrice(t *testing.T) {
 	for _, tt := range []struct{ name, text, where string }{
-		{"run", "limits: {max_cost_usd: 1}", "limits.max_cost_usd"},
-		{"session", "limits: {session: {max_cost_usd: 1}}", "limits.session.max_cost_usd"},
-		{"no limit", "", ""},
+		{"run", "limits: {max_cost_usd: 1}\nmodel: openai/x", "limits.max_cost_usd"},
+		{"session", "limits: {session: {max_cost_usd: 1}}\nmodel: openai/x", "limits.session.max_cost_usd"},
+		{"no limit", "model: openai/x", ""},
 		{"price", "limits: {max_cost_usd: 1}\nmodels: {m: {model: x, price: {input: 1, output: 2}}}\nmodel: m", ""},
 		{"costs nothing", "limits: {max_cost_usd: 1}\nmodels: {m: {model: x, price: {input: 0, output: 0}}}\nmodel: m", ""},
+		{"default model", "limits: {max_cost_usd: 1}\nmodel: openai/gpt-5", ""},
+		{"snapshot", "limits: {max_cost_usd: 1}\nmodel: openai/gpt-4.1-mini-2025-04-14", ""},
+		{"unknown model", "limits: {max_cost_usd: 1}\nmodel: openai/gpt-5-of-others", "limits.max_cost_usd"},
+		{"known model elsewhere", "limits: {max_cost_usd: 1}\nmodels: {m: {model: gpt-5, base_url: 'http://127.0.0.1:1'}}\nmodel: m", "limits.max_cost_usd"},
+		{"fallback", "limits: {max_cost_usd: 1}\nmodels: {m: {model: gpt-5, fallback: [openai/unknown]}}\nmodel: m", "limits.max_cost_usd"},
 		{"recording", "limits: {max_cost_usd: 1}\nmodel: replay/x.yaml", ""},
 	} {
 		c, err := loadFetch(t, tt.text, "", "")
 		if err != nil {
 			t.Fatalf("%s: %v", tt.name, err)
 		}
-		_, err = c.SelectModel([]string{"OPENAI_API_KEY=k"})
+		_, err = c.SelectModels([]string{"OPENAI_API_KEY=k"})
 		at, _ := errors.AsType[*Error](err)
 		if (err == nil) != (tt.where == "") || at != nil && at.Where != tt.where {
 			t.Errorf("%s: %v", tt.name, err)

@@ -2,10 +2,14 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/caisson-run/caisson/limits"
 )
@@ -17,10 +21,24 @@ const DefaultModel = "openai/gpt-5"
 // ErrNoModel is the error of settings and an environment that name no model.
 var ErrNoModel = errors.New("no model is configured")
 
-// openAIBase is where the openai provider is without a base URL.
-const openAIBase = "https://api.openai.com/v1"
+// provider describes where the models of a provider are, and its variables.
+type provider struct{ base, baseEnv, keyEnv string }
 
-// SelectedModel is the model that was chosen, its key looked up.
+// providers are the providers that are spoken to over the network.
+var providers = map[string]provider{
+	"openai": {base: "https://api.openai.com/v1", baseEnv: "OPENAI_BASE_URL", keyEnv: "OPENAI_API_KEY"},
+}
+
+// BaseURLVariables returns the variables that hold addresses of models.
+func BaseURLVariables() []string {
+	var out []string
+	for _, p := range providers {
+		out = append(out, p.baseEnv)
+	}
+	return out
+}
+
+// SelectedModel is a model that was chosen, its key looked up unless a command prints it.
 type SelectedModel struct {
 	// Profile is the name of the profile, or provider/model.
 	Profile string
@@ -31,49 +49,82 @@ type SelectedModel struct {
 	BaseURL string
 	// KeyEnv names the variable that APIKey came from. KeyNeeded is set if the
 	// provider can't be used without a key.
-	KeyEnv, APIKey  string
-	KeyNeeded       bool
+	KeyEnv, APIKey string
+	KeyNeeded      bool
+	// KeyCommand prints the key; nil if no command does.
+	KeyCommand []string
+	// Headers are sent with each request. SecretHeaders names the variables whose
+	// values are among them.
+	Headers       map[string]string
+	SecretHeaders []string
+	// ReasoningEffort is the provider's word, or "".
+	ReasoningEffort string
 	Temperature     *float64
 	MaxOutputTokens int64
 	ContextWindow   int64
-	// MaxRetries is nil where the provider's own default counts; so is a time of zero.
+	// MaxRetries is nil where the loop's own default counts; so is a time of zero.
 	MaxRetries                                *int
 	MaxRetryDelay, HeaderTimeout, IdleTimeout time.Duration
 	// Price is nil where it is unknown.
 	Price *limits.Price
 }
 
-// SelectModel returns the model that the settings name. environ holds the keys.
-func (c *Config) SelectModel(environ []string) (SelectedModel, error) {
-	m, err := c.selectModel(environ)
-	return m, c.addPlace(err)
+// SelectModels returns the model that the settings name, and then the fallbacks of its
+// profile. environ holds the keys.
+func (c *Config) SelectModels(environ []string) ([]SelectedModel, error) {
+	out, err := c.selectModels(environ)
+	return out, c.addPlace(err)
 }
 
-func (c *Config) selectModel(environ []string) (SelectedModel, error) {
+func (c *Config) selectModels(environ []string) ([]SelectedModel, error) {
 	getenv := newLookup(environ)
 	name := valueOr(c.Model, "")
 	if name == "" {
 		_, key := getenv("OPENAI_API_KEY")
 		_, base := getenv("OPENAI_BASE_URL")
 		if !key && !base {
-			return SelectedModel{}, &Error{
+			return nil, &Error{
 				Where: "model", Err: ErrNoModel, Message: "no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL",
 				Hint: "set OPENAI_API_KEY, or name a model with --model or model: in the configuration; --model replay/FILE needs no key",
 			}
 		}
 		name = DefaultModel
 	}
+	first, err := c.selectModel(name, "model", getenv)
+	if err != nil {
+		return nil, err
+	}
+	out := []SelectedModel{first}
+	where := "models." + name + ".fallback"
+	for _, fallback := range c.Models[name].Fallback {
+		if slices.ContainsFunc(out, func(m SelectedModel) bool { return m.Profile == fallback }) {
+			return nil, &Error{Where: where, Message: "the profile " + fallback + " is asked already", Hint: "name each profile once, and not the profile itself"}
+		}
+		m, err := c.selectModel(fallback, where, getenv)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, m)
+	}
+	return out, nil
+}
+
+// selectModel returns the model of a profile, or of provider/model, that is named at
+// where.
+func (c *Config) selectModel(name, where string, getenv func(string) (string, bool)) (SelectedModel, error) {
 	m, ok := c.Models[name]
 	if !ok {
 		provider, model, ok := strings.Cut(name, "/")
 		if !ok || model == "" {
-			return SelectedModel{}, &Error{Where: "model", Message: "there is no model profile " + name + listProfiles(c.Models), Hint: "name a profile of models:, or provider/model such as openai/gpt-5"}
+			return SelectedModel{}, &Error{Where: where, Message: "there is no model profile " + name + listProfiles(c.Models), Hint: "name a profile of models:, or provider/model such as openai/gpt-5"}
 		}
 		m = Model{Provider: &provider, Model: &model}
 	}
 	out := SelectedModel{
 		Profile: name, Provider: valueOr(m.Provider, "openai"), Name: valueOr(m.Model, ""), Price: m.Price.perToken(),
 		MaxOutputTokens: int64(valueOr(m.MaxOutputTokens, 0)), ContextWindow: int64(valueOr(m.ContextWindow, 0)),
+		ReasoningEffort: valueOr(m.ReasoningEffort, ""), KeyCommand: m.APIKeyCommand,
+		MaxRetryDelay: time.Duration(valueOr(m.MaxRetryDelay, 0)), HeaderTimeout: time.Duration(valueOr(m.HeaderTimeout, 0)), IdleTimeout: time.Duration(valueOr(m.IdleTimeout, 0)),
 	}
 	if m.Temperature != nil {
 		out.Temperature = new(float64(*m.Temperature))
@@ -81,40 +132,104 @@ func (c *Config) selectModel(environ []string) (SelectedModel, error) {
 	if m.MaxRetries != nil {
 		out.MaxRetries = new(int(*m.MaxRetries))
 	}
-	out.MaxRetryDelay, out.HeaderTimeout, out.IdleTimeout = time.Duration(valueOr(m.MaxRetryDelay, 0)), time.Duration(valueOr(m.HeaderTimeout, 0)), time.Duration(valueOr(m.IdleTimeout, 0))
 	if out.Name == "" {
 		return out, &Error{Where: "models." + name, Message: "the profile names no model", Hint: "add model: to it"}
 	}
-	switch out.Provider {
-	case "replay":
+	if out.Provider == "replay" {
 		return out, nil
-	case "openai":
-	default:
-		return out, &Error{Where: "model", Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url) and replay"}
 	}
-	if out.Price == nil {
-		for _, limit := range []struct {
-			where string
-			set   *Dollars
-		}{{"limits.max_cost_usd", c.Limits.Cost}, {"limits.session.max_cost_usd", c.Limits.Session.Cost}} {
-			if limit.set != nil {
-				return out, &Error{
-					Where: limit.where, Message: "the price of the model " + name + " is unknown, so that nothing would hold the limit of " + limit.set.String() + " US dollars",
-					Hint: "give its profile under models: a price, in US dollars per million tokens: {input: 1.25, output: 10}; 0 where it costs nothing",
-				}
+	p, ok := providers[out.Provider]
+	if !ok {
+		return out, &Error{Where: where, Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url) and replay"}
+	}
+	if err := out.setAddress(m, p, getenv); err != nil {
+		return out, err
+	}
+	if err := out.setHeaders(m, getenv); err != nil {
+		return out, err
+	}
+	if out.isProvidersOwn(p) {
+		out.addKnown()
+	}
+	return out, c.checkPrice(out)
+}
+
+// setAddress sets where the model is, and its key.
+func (s *SelectedModel) setAddress(m Model, p provider, getenv func(string) (string, bool)) error {
+	base, _ := getenv(p.baseEnv)
+	s.BaseURL = valueOr(m.BaseURL, base)
+	if m.APIKeyCommand != nil {
+		where := "models." + s.Profile + ".api_key_command"
+		switch {
+		case m.APIKeyEnv != nil:
+			return &Error{Where: where, Message: "the profile has api_key_env too", Hint: "remove one of them"}
+		case len(m.APIKeyCommand) == 0 || m.APIKeyCommand[0] == "":
+			return &Error{Where: where, Message: "it names no program", Hint: "write the program and its arguments as a list, such as [pass, show, openai]"}
+		}
+		s.KeyNeeded = true
+		return nil
+	}
+	s.KeyEnv = valueOr(m.APIKeyEnv, p.keyEnv)
+	// A profile with an address of its own and no key of its own does not get the
+	// provider's key: it would hand the key to another server.
+	if m.BaseURL == nil || m.APIKeyEnv != nil {
+		s.APIKey, _ = getenv(s.KeyEnv)
+	}
+	s.KeyNeeded = s.isProvidersOwn(p) || m.APIKeyEnv != nil
+	return nil
+}
+
+// isProvidersOwn reports whether the model is at the provider's own address.
+func (s *SelectedModel) isProvidersOwn(p provider) bool {
+	return s.BaseURL == "" || strings.TrimSuffix(s.BaseURL, "/") == p.base
+}
+
+// setHeaders sets the headers. A value of the form $NAME is that of a variable.
+func (s *SelectedModel) setHeaders(m Model, getenv func(string) (string, bool)) error {
+	for name, value := range m.Headers {
+		where := "models." + s.Profile + ".headers." + name
+		if variable, ok := strings.CutPrefix(value, "$"); ok {
+			value, ok = getenv(variable)
+			if !ok {
+				return &Error{Where: where, Message: "the variable " + variable + " is not set", Hint: "set it, or write the header's value"}
+			}
+			s.SecretHeaders = append(s.SecretHeaders, variable)
+		}
+		switch http.CanonicalHeaderKey(name) {
+		case "Host", "Content-Length", "Content-Type", "Transfer-Encoding", "Connection", "Accept-Encoding":
+			return &Error{Where: where, Message: "the header is set by the program itself", Hint: "remove it"}
+		}
+		if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			return &Error{Where: where, Message: "the header is not valid", Hint: "write its name and value as HTTP has them, in one line"}
+		}
+		if s.Headers == nil {
+			s.Headers = map[string]string{}
+		}
+		s.Headers[name] = value
+	}
+	slices.Sort(s.SecretHeaders)
+	return nil
+}
+
+// checkPrice returns an error if a limit of costs can't be held because the price of
+// the model is unknown.
+func (c *Config) checkPrice(s SelectedModel) error {
+	if s.Price != nil {
+		return nil
+	}
+	for _, limit := range []struct {
+		where string
+		set   *Dollars
+	}{{"limits.max_cost_usd", c.Limits.Cost}, {"limits.session.max_cost_usd", c.Limits.Session.Cost}} {
+		if limit.set != nil {
+			return &Error{
+				Where:   limit.where,
+				Message: fmt.Sprintf("the price of the model %s is unknown, so that nothing would hold the limit of %s US dollars", s.Profile, limit.set),
+				Hint:    "give its profile under models: a price, in US dollars per million tokens: {input: 1.25, output: 10}; 0 where it costs nothing",
 			}
 		}
 	}
-	base, _ := getenv("OPENAI_BASE_URL")
-	out.BaseURL = valueOr(m.BaseURL, base)
-	out.KeyEnv = valueOr(m.APIKeyEnv, "OPENAI_API_KEY")
-	// A profile with an address of its own and no key of its own does not get
-	// OpenAI's key: it would hand the key to another server.
-	if m.BaseURL == nil || m.APIKeyEnv != nil {
-		out.APIKey, _ = getenv(out.KeyEnv)
-	}
-	out.KeyNeeded = out.BaseURL == "" || strings.TrimSuffix(out.BaseURL, "/") == openAIBase || m.APIKeyEnv != nil
-	return out, nil
+	return nil
 }
 
 func listProfiles(models map[string]Model) string {

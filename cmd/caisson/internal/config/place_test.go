@@ -66,7 +66,7 @@ func TestFaultsHavePlaces(t *testing.T) {
 				_, err = c.SandboxResources()
 			}
 			if err == nil {
-				_, err = c.SelectModel(o.Environ)
+				_, err = c.SelectModels(o.Environ)
 			}
 			want := strings.NewReplacer("USER", o.Path, "REQUIRED", o.Requirements).Replace(tc.want)
 			if err == nil || !strings.HasPrefix(err.Error(), want) {

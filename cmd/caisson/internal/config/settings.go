@@ -40,7 +40,7 @@ import (
 //	each     for a map: what an entry is
 //	names    for a map: the allowed names
 type File struct {
-	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, replay/FILE"`
+	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, replay/FILE; with OPENAI_API_KEY openai/gpt-5 by default"`
 	Models                map[string]Model `yaml:"models" doc:"model profiles, by name; selecting one selects all of it" each:"one model profile"`
 	Backend               *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
 	Image                 *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
@@ -131,18 +131,22 @@ type Resources struct {
 
 // Model is one model profile. Selecting it selects all of it.
 type Model struct {
-	Provider        *string   `yaml:"provider" words:"openai replay" doc:"openai (and servers that speak its protocol), or replay"`
-	Model           *string   `yaml:"model" doc:"the model's name at its provider"`
-	BaseURL         *string   `yaml:"base_url" doc:"address of the server, for another one than the provider's own"`
-	APIKeyEnv       *string   `yaml:"api_key_env" doc:"name of the environment variable that holds the key; never the key"`
-	Temperature     *Number   `yaml:"temperature" doc:"sampling temperature"`
-	MaxOutputTokens *Count    `yaml:"max_output_tokens" doc:"tokens of one answer"`
-	ContextWindow   *Count    `yaml:"context_window" doc:"tokens that the model can take"`
-	Price           *Price    `yaml:"price" doc:"US dollars per million tokens; without it the cost is unknown"`
-	MaxRetries      *Retries  `yaml:"max_retries" doc:"times that a request is sent again that failed before its answer began, 0 to 20; 2 by default"`
-	MaxRetryDelay   *Duration `yaml:"max_retry_delay" doc:"longest wait before a request is sent again; 2m by default"`
-	HeaderTimeout   *Duration `yaml:"header_timeout" doc:"longest wait for the first byte of an answer; 10m by default"`
-	IdleTimeout     *Duration `yaml:"idle_timeout" doc:"longest silence within an answer; 2m by default"`
+	Provider        *string           `yaml:"provider" words:"openai replay" doc:"openai (and servers that speak its protocol), or replay"`
+	Model           *string           `yaml:"model" doc:"the model's name at its provider"`
+	BaseURL         *string           `yaml:"base_url" doc:"address of the server, for another one than the provider's own"`
+	APIKeyEnv       *string           `yaml:"api_key_env" doc:"name of the environment variable that holds the key; never the key"`
+	APIKeyCommand   []string          `yaml:"api_key_command" doc:"program and arguments that print the key, run without a shell when the model is first needed"`
+	Headers         map[string]string `yaml:"headers" doc:"headers of each request, by name" each:"value of a header; $NAME is that of a variable"`
+	Fallback        []string          `yaml:"fallback" doc:"profiles, or provider/model, that are asked in this order when this one fails before its answer begins"`
+	ReasoningEffort *string           `yaml:"reasoning_effort" words:"none minimal low medium high xhigh max" doc:"how much the model reasons; providers know some of the words"`
+	Temperature     *Number           `yaml:"temperature" doc:"sampling temperature"`
+	MaxOutputTokens *Count            `yaml:"max_output_tokens" doc:"tokens of one answer"`
+	ContextWindow   *Count            `yaml:"context_window" doc:"tokens that the model can take"`
+	Price           *Price            `yaml:"price" doc:"US dollars per million tokens, for a model whose price is not known, or another price than the known one"`
+	MaxRetries      *Retries          `yaml:"max_retries" doc:"times that a request is sent again that failed before its answer began, 0 to 20; 2 by default"`
+	MaxRetryDelay   *Duration         `yaml:"max_retry_delay" doc:"longest wait before a request is sent again; 2m by default"`
+	HeaderTimeout   *Duration         `yaml:"header_timeout" doc:"longest wait for the first byte of an answer; 10m by default"`
+	IdleTimeout     *Duration         `yaml:"idle_timeout" doc:"longest silence within an answer; 2m by default"`
 }
 
 // Price is in US dollars per million tokens.

@@ -1,0 +1,117 @@
+package config
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+func TestFallbackProfiles(t *testing.T) {
+	environ := []string{"OPENAI_API_KEY=k"}
+	for name, tt := range map[string]struct {
+		fallback string
+		want     []string
+		err      string
+	}{
+		"none":        {"", []string{"main"}, ""},
+		"a profile":   {"[other]", []string{"main", "other"}, ""},
+		"a model":     {"[openai/gpt-5-mini]", []string{"main", "openai/gpt-5-mini"}, ""},
+		"in order":    {"[openai/b, other, openai/a]", []string{"main", "openai/b", "other", "openai/a"}, ""},
+		"not further": {"[chain]", []string{"main", "chain"}, ""},
+		"itself":      {"[main]", nil, "the profile main is asked already"},
+		"twice":       {"[other, other]", nil, "the profile other is asked already"},
+		"unknown":     {"[none]", nil, "there is no model profile none (there are chain, main, other)"},
+		"no provider": {"[acme/x]", nil, "there is no provider acme"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text := "model: main\nmodels:\n  other: {model: x}\n  chain: {model: y, fallback: [other]}\n  main: {model: gpt-5"
+			if tt.fallback != "" {
+				text += ", fallback: " + tt.fallback
+			}
+			c, err := Load(Options{Path: write(t, "config.yaml", text+"}\n")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			models, err := c.selectModels(environ)
+			if got, ok := errors.AsType[*Error](err); tt.err != "" && (!ok || got.Message != tt.err || got.Where != "models.main.fallback") {
+				t.Errorf("error %v, want %s", err, tt.err)
+			}
+			var got []string
+			for _, m := range models {
+				got = append(got, m.Profile)
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestProfileHeadersAndKeys(t *testing.T) {
+	for name, tt := range map[string]struct {
+		profile string
+		want    SelectedModel
+		err     string
+	}{
+		"headers":          {"headers: {X-Title: tests, X-Secret: $TOKEN}", SelectedModel{Headers: map[string]string{"X-Title": "tests", "X-Secret": "s3"}, SecretHeaders: []string{"TOKEN"}, KeyEnv: "OPENAI_API_KEY", APIKey: "k"}, ""},
+		"unset variable":   {"headers: {X-Secret: $NONE}", SelectedModel{}, "the variable NONE is not set"},
+		"bad name":         {`headers: {"X Y": a}`, SelectedModel{}, "the header is not valid"},
+		"two lines":        {`headers: {X-Y: "a\r\nHost: b"}`, SelectedModel{}, "the header is not valid"},
+		"variable's lines": {"headers: {X-Y: $LINES}", SelectedModel{}, "the header is not valid"},
+		"ours":             {"headers: {content-length: 5}", SelectedModel{}, "the header is set by the program itself"},
+		"effort":           {"reasoning_effort: low", SelectedModel{ReasoningEffort: "low", KeyEnv: "OPENAI_API_KEY", APIKey: "k"}, ""},
+		"key command":      {"api_key_command: [pass, show, x]", SelectedModel{KeyCommand: []string{"pass", "show", "x"}}, ""},
+		"elsewhere":        {"api_key_command: [pass], base_url: 'https://h/v1'", SelectedModel{KeyCommand: []string{"pass"}, BaseURL: "https://h/v1"}, ""},
+		"empty command":    {"api_key_command: []", SelectedModel{}, "it names no program"},
+		"two keys":         {"api_key_command: [pass], api_key_env: X", SelectedModel{}, "the profile has api_key_env too"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := Load(Options{Path: write(t, "config.yaml", "model: m\nmodels: {m: {model: x, "+tt.profile+"}}\n")})
+			if err != nil {
+				t.Fatal(err)
+			}
+			models, err := c.selectModels([]string{"OPENAI_API_KEY=k", "TOKEN=s3", "LINES=a\nb"})
+			if tt.err != "" {
+				if got, ok := errors.AsType[*Error](err); !ok || got.Message != tt.err {
+					t.Errorf("error %v, want %s", err, tt.err)
+				}
+				return
+			}
+			tt.want.Profile, tt.want.Provider, tt.want.Name, tt.want.KeyNeeded = "m", "openai", "x", true
+			if diff := cmp.Diff([]SelectedModel{tt.want}, models); err != nil || diff != "" {
+				t.Errorf("%v (-want +got):\n%s", err, diff)
+			}
+		})
+	}
+}
+
+// TestKnownModels checks that each known model has a whole price with its source, and
+// that only snapshots share it. The control is a model with another name.
+func TestKnownModels(t *testing.T) {
+	for _, k := range knownModels {
+		p := k.price
+		if p.Input <= 0 || p.Output <= p.Input || p.CachedInput <= 0 || p.CachedInput > p.Input || p.CacheWrite < p.Input || k.source == "" || k.asOf == "" || k.contextWindow <= 0 {
+			t.Errorf("%+v", k)
+		}
+		for _, suffix := range []string{"", "-2025-08-07", "-20250807"} {
+			if got, ok := findKnown(k.provider, k.name+suffix); !ok || got != k {
+				t.Errorf("%s is %+v", k.name+suffix, got)
+			}
+		}
+		for _, suffix := range []string{"-pro", "-2025", "-2025-0807", "20250807", "-20250807x"} {
+			if got, ok := findKnown(k.provider, k.name+suffix); ok && got == k {
+				t.Errorf("%s is taken for %s", k.name+suffix, k.name)
+			}
+		}
+	}
+	if _, ok := findKnown("openai", "gpt-5-unknown"); ok {
+		t.Error("a model with an unknown name has a price")
+	}
+	if k, _ := findKnown("openai", "gpt-5"); k.price != (limits.Price{Input: 1.25, CachedInput: 0.125, CacheWrite: 1.25, Output: 10}) {
+		t.Errorf("gpt-5 costs %+v", k.price)
+	}
+}

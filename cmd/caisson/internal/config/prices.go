@@ -1,0 +1,83 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+// knownModel is what the provider of a model publishes about it. Prices are those of
+// ordinary requests, in US dollars per million tokens; a profile's own come first.
+//
+// Models whose price depends on the length of the request are left out, so that no cost
+// is too low.
+type knownModel struct {
+	provider, name string
+	price          limits.Price
+	// contextWindow is the longest input where the provider bounds that apart.
+	contextWindow, maxOutput int64
+	// source is the page of the provider, as it was read at the date asOf.
+	source, asOf string
+}
+
+const (
+	openAIPrices = "https://developers.openai.com/api/docs/pricing"
+	pricesAsOf   = "2026-11-23"
+)
+
+// openAIPrice returns the price of a model of OpenAI, where writing to the cache costs
+// what input costs.
+func openAIPrice(input, cached, output float64) limits.Price {
+	return limits.Price{Input: input, CachedInput: cached, CacheWrite: input, Output: output}
+}
+
+// knownModels are well-known models. Update prices, source and date together.
+var knownModels = []knownModel{
+	{"openai", "gpt-5", openAIPrice(1.25, 0.125, 10), 272_000, 128_000, openAIPrices, pricesAsOf},
+	{"openai", "gpt-5-mini", openAIPrice(0.25, 0.025, 2), 272_000, 128_000, openAIPrices, pricesAsOf},
+	{"openai", "gpt-5-nano", openAIPrice(0.05, 0.005, 0.40), 272_000, 128_000, openAIPrices, pricesAsOf},
+	{"openai", "gpt-5.1", openAIPrice(1.25, 0.125, 10), 272_000, 128_000, openAIPrices, pricesAsOf},
+	{"openai", "gpt-5.2", openAIPrice(1.75, 0.175, 14), 272_000, 128_000, openAIPrices, pricesAsOf},
+	{"openai", "gpt-4.1", openAIPrice(2, 0.50, 8), 1_047_576, 32_768, openAIPrices, pricesAsOf},
+	{"openai", "gpt-4.1-mini", openAIPrice(0.40, 0.10, 1.60), 1_047_576, 32_768, openAIPrices, pricesAsOf},
+	{"openai", "gpt-4.1-nano", openAIPrice(0.10, 0.025, 0.40), 1_047_576, 32_768, openAIPrices, pricesAsOf},
+	{"openai", "gpt-4o", openAIPrice(2.50, 1.25, 10), 128_000, 16_384, openAIPrices, pricesAsOf},
+	{"openai", "gpt-4o-mini", openAIPrice(0.15, 0.075, 0.60), 128_000, 16_384, openAIPrices, pricesAsOf},
+	{"openai", "o3", openAIPrice(2, 0.50, 8), 200_000, 100_000, openAIPrices, pricesAsOf},
+	{"openai", "o4-mini", openAIPrice(1.10, 0.275, 4.40), 200_000, 100_000, openAIPrices, pricesAsOf},
+}
+
+// findKnown returns what is known of a model. Its name may end in the date of a
+// snapshot, as in gpt-5-2025-08-07.
+func findKnown(provider, name string) (knownModel, bool) {
+	for _, k := range knownModels {
+		rest, ok := strings.CutPrefix(name, k.name)
+		if ok && k.provider == provider && (rest == "" || isSnapshot(rest)) {
+			return k, true
+		}
+	}
+	return knownModel{}, false
+}
+
+// isSnapshot reports whether s is a date after a hyphen: -2025-08-07 or -20250807.
+func isSnapshot(s string) bool {
+	digits := strings.ReplaceAll(s, "-", "")
+	if len(digits) != len("20250807") || strings.Trim(digits, "0123456789") != "" {
+		return false
+	}
+	return s == "-"+digits || s == "-"+digits[:4]+"-"+digits[4:6]+"-"+digits[6:]
+}
+
+// addKnown sets what the profile leaves open and is known of the model.
+func (s *SelectedModel) addKnown() {
+	k, ok := findKnown(s.Provider, s.Name)
+	if !ok {
+		return
+	}
+	if s.Price == nil {
+		s.Price = &k.price
+	}
+	if s.ContextWindow == 0 {
+		s.ContextWindow = k.contextWindow
+	}
+}
