@@ -103,7 +103,7 @@ func (p *Preparation) commandEnv() []string {
 // attestAccount adds the groups of commands but for mark, by which the guest finds its
 // own command, and what another user of this machine can
 // do to them: to a kernel that they share, commands are processes of the user with that
-// number.
+// number, or with the one that it is in their user namespace.
 func (o *observation) attestAccount(a *sandbox.Attestation, mark uint32) {
 	for _, g := range o.hello.Command.Groups {
 		if g != mark {
@@ -113,7 +113,8 @@ func (o *observation) attestAccount(a *sandbox.Attestation, mark uint32) {
 	if o.prep.Spec.User != sandbox.UserImage || IsGVisor(o.hello) || !o.prep.Mounts.IDMapped {
 		return
 	}
-	if u, err := user.LookupId(strconv.Itoa(o.prep.Account.UID)); err == nil {
-		a.Lost = append(a.Lost, fmt.Sprintf("commands run as uid %d, who is user %s of this machine and can read their memory and signal them", o.prep.Account.UID, u.Username))
+	uid := o.prep.Identity.Workspace.Base.UID + o.prep.Account.UID
+	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil {
+		a.Lost = append(a.Lost, fmt.Sprintf("commands run as uid %d, who is user %s of this machine and can read their memory and signal them", uid, u.Username))
 	}
 }
