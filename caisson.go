@@ -165,7 +165,7 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 	s.session, err = runner.Open(ctx, runner.Options{
 		Dir: s.dir, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.work, Secrets: secrets, Removed: removed,
 		SandboxOptions: runner.SandboxOptions{
-			Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Root: o.Root, UserPolicy: o.User, Service: o.Service, Mode: o.Mode, Target: target, Resources: resources, Env: o.Env,
+			Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Root: o.Root, UserPolicy: o.User, Service: o.Service, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries, Target: target, Resources: resources, Env: o.Env,
 			Mounts: s.mounts, Caches: caches,
 		},
 		ModelOptions:  runner.ModelOptions{Profiles: o.Profiles, Budget: o.Budget, SessionBudget: o.SessionBudget, Instructions: o.Instructions},

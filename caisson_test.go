@@ -122,6 +122,39 @@ func TestNewSandbox(t *testing.T) {
 	}
 }
 
+// TestCopyBounds tests that a workspace beyond the bounds of a copy is refused, and that
+// programs can set them.
+func TestCopyBounds(t *testing.T) {
+	o := caisson.Options{SandboxOptions: options(t)}
+	o.Backend, o.Mode = "docker", sandbox.ModeCopy
+	if err := os.MkdirAll(filepath.Join(o.Workspace, "large"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(o.Workspace, "large", "file"), make([]byte, 2<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, most := range []struct{ bytes, entries int64 }{{1 << 20, 0}, {0, 2}} {
+		o.CopyBytes, o.CopyEntries = most.bytes, most.entries
+		box, err := caisson.NewSandbox(t.Context(), o.SandboxOptions)
+		if errors.Is(err, sandbox.ErrUnavailable) && os.Getenv("REQUIRE_BACKENDS") == "" {
+			t.Skip(err)
+		}
+		if err == nil {
+			err = box.Destroy(context.Background())
+			t.Fatalf("%v is no bound: %v", most, err)
+		}
+		for _, want := range []string{`"large" (2MiB, 2 entries)`, "CopyBytes", "an image that has them"} {
+			if !errors.Is(err, sandbox.ErrInvalid) || !strings.Contains(err.Error(), want) {
+				t.Errorf("with the bounds %v: %v, want %q", most, err, want)
+			}
+		}
+		o.Profiles = []loop.Profile{{Model: script(t, "  - calls: [{tool: shell, input: {command: ls}}]\n  - text: Done.\n")}}
+		if r, err := caisson.Run(t.Context(), o, "list"); err == nil && r.Err == nil {
+			t.Errorf("a session with the bounds %v: %+v", most, r)
+		}
+	}
+}
+
 func TestRun(t *testing.T) {
 	o := options(t)
 	var zones []string

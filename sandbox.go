@@ -46,8 +46,13 @@ type SandboxOptions struct {
 	// image's own; nil means none.
 	Service *sandbox.Service
 	// Mode is how the workspace is mounted; "" means bind, in which commands change it.
-	// An overlay leaves it untouched.
+	// An overlay leaves it untouched, and so does copy, which sends it to the container
+	// (docker), such as to an engine on another machine.
 	Mode sandbox.WorkspaceMode
+	// CopyBytes and CopyEntries bound what copy mode sends; zero means
+	// sandbox.DefaultCopyBytes and DefaultCopyEntries. The error for a workspace that
+	// exceeds them wraps sandbox.ErrInvalid and names its largest directories.
+	CopyBytes, CopyEntries int64
 	// Resources bound the sandbox; the zero value is limits.DefaultResources.
 	Resources limits.Resources
 	// Env are variables of the commands, as NAME=value. Records have their names; a
@@ -126,8 +131,8 @@ func (h *Host) cacheOptions(o SandboxOptions) (runner.CacheOptions, error) {
 }
 
 // NewSandbox starts a sandbox without a model, for programs that run commands
-// themselves. Destroy removes it with everything that was made for it; in overlay mode
-// the changes are discarded. If this process is killed, the sandbox ends, and the next
+// themselves. Destroy removes it with everything that was made for it; in overlay and copy
+// mode the changes are discarded. If this process is killed, the sandbox ends, and the next
 // start of a sandbox removes what is left.
 func NewSandbox(ctx context.Context, o SandboxOptions) (sandbox.Sandbox, error) {
 	h, err := NewHost(o.HostOptions)
@@ -194,10 +199,10 @@ func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptio
 	s.undo = append(s.undo, func() error { kept.End(false); return nil })
 	spec := sandbox.Spec{
 		Session: dir.Session, Image: image, Root: o.Root, User: o.User, Service: o.Service, Resources: resources, Dir: filepath.Join(dir.Path, "sandbox"),
-		Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir, Target: target, Mode: o.Mode},
+		Workspace: sandbox.Workspace{Path: work.Path, Dir: work.Dir, Target: target, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries},
 		Mounts:    slices.Concat(mounts, kept.Mounts), Env: slices.Concat(kept.Env, o.Env),
 	}
-	if o.Mode == sandbox.ModeOverlay {
+	if o.Mode.KeepsChanges() {
 		layers, err := overlay.Create(filepath.Join(dir.Path, "overlay"), overlay.CreateOptions{Session: dir.Session, Path: work.Path, Workspace: work.Dir})
 		if err != nil {
 			return err

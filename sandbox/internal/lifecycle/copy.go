@@ -41,7 +41,7 @@ func (s *Sandbox) sendCopy(ctx context.Context) error {
 		err = sendErr
 	}
 	if e, ok := errors.AsType[*overlay.SizeError](err); ok {
-		return fmt.Errorf("workspace %s: %w: %w: raise the bounds (copy_bytes, copy_entries), move these elsewhere, or use an image that has them",
+		return fmt.Errorf("workspace %s: %w: %w: raise the bounds (copy_bytes, copy_entries; CopyBytes and CopyEntries in Go), move these elsewhere, or use an image that has them",
 			p.Mounts.Path, sandbox.ErrInvalid, e)
 	}
 	if err != nil {
