@@ -51,6 +51,16 @@ func TestConformance(t *testing.T) {
 	sandboxtest.Run(t, target)
 }
 
+// TestConformanceCopy is the same on copies of the workspace.
+func TestConformanceCopy(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, os.Geteuid())
+	b.backend = b.open(t, Options{Logger: zap.NewNop()})
+	target := b.target()
+	target.OnCopies, target.Brief, target.FloodBytes, target.Pause = true, true, 16<<20, nil // the other run has waited for it
+	sandboxtest.Run(t, target)
+}
+
 // treeTar is a root filesystem with this machine's shell and what write adds.
 func treeTar(t *testing.T, write func(root string) error) []byte {
 	t.Helper()
@@ -168,8 +178,8 @@ func TestConformanceRunsc(t *testing.T) {
 func (b *bed) target() sandboxtest.Target {
 	return sandboxtest.Target{
 		RootRefused: true, NoLayeredMounts: os.Geteuid() != 0,
-		CountsForks: true,
-		Backend:     inState{b.backend, b.state}, StateDir: b.state, Image: images.Reference{Scheme: images.SchemeHost},
+		CountsForks: true, Copies: true,
+		Backend: inState{b.backend, b.state}, StateDir: b.state, Image: images.Reference{Scheme: images.SchemeHost},
 		Kill: func(ctx context.Context, sb sandbox.Sandbox) error {
 			r, _, err := b.backend.connect(ctx)
 			if err != nil {

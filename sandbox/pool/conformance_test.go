@@ -29,7 +29,7 @@ func TestConformance(t *testing.T) {
 	}
 	sandboxtest.Run(t, sandboxtest.Target{
 		Backend: p, Image: images.Reference{Scheme: images.SchemeHost}, Probe: sandboxtest.BuildProbe(t), StateDir: state,
-		FloodBytes: 4 << 20, LimitsKillSandbox: true, OwnKernel: true, NoOverlay: true, NoPrograms: true,
+		FloodBytes: 4 << 20, LimitsKillSandbox: true, OwnKernel: true, NoOverlay: true, Copies: true, NoPrograms: true,
 		Kill:        func(ctx context.Context, sb sandbox.Sandbox) error { return fake.Kill(ctx, inner(sb)) },
 		Pause:       func(ctx context.Context, sb sandbox.Sandbox) error { return fake.Pause(ctx, inner(sb)) },
 		HostProcess: func(ctx context.Context, sb sandbox.Sandbox) (int, error) { return fake.HostProcess(ctx, inner(sb)) },

@@ -21,7 +21,7 @@ func commandChecks() []check {
 	return []check{
 		{name: "exit codes are exact", run: checkExitCodes},
 		{name: "signals are reported", run: checkSignals},
-		{name: "missing and unusable programs", run: checkNotFound},
+		{name: "missing and unusable programs", shared: true, run: checkNotFound},
 		{name: "environment is what was given", run: checkEnvironment},
 		{name: "arguments arrive byte by byte", run: checkArguments},
 		{name: "working directory", run: checkDir},

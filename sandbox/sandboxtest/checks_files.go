@@ -22,9 +22,10 @@ func fileChecks() []check {
 		{name: "patch needs one match", run: checkPatch},
 		{name: "delete, mkdir and rename", run: checkDeleteMkdirRename},
 		{name: "no change leaves the workspace", run: checkApplyEscapes},
-		{name: "files belong to the workspace's owner", run: checkOwnership},
-		{name: "host and sandbox see each other's files", run: checkCoherence},
+		{name: "files belong to the workspace's owner", shared: true, run: checkOwnership},
+		{name: "host and sandbox see each other's files", shared: true, run: checkCoherence},
 		{name: "an overlay leaves the workspace alone", run: checkOverlay},
+		{name: copyCheck, run: checkCopy},
 		{name: "the workspace is where it was asked for", run: checkTarget},
 	}
 }
@@ -38,7 +39,7 @@ func checkWrite(ctx context.Context, e *env) error {
 	if !c.Created || c.Path != "w/a.txt" || c.Bytes != int64(len(content)) || c.HasBefore {
 		return fmt.Errorf("first write: %+v", c)
 	}
-	if err := e.hostHolds("w/a.txt", content); err != nil {
+	if err := e.hostHolds(ctx, "w/a.txt", content); err != nil {
 		return err
 	}
 	c, err = e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpWrite, Path: "/workspace/w/a.txt", Content: nil})
@@ -53,12 +54,16 @@ func checkWrite(ctx context.Context, e *env) error {
 			return err
 		}
 	}
-	return e.hostHolds("w/a.txt", slices.Concat(content, content))
+	return e.hostHolds(ctx, "w/a.txt", slices.Concat(content, content))
 }
 
 // hostHolds asserts what a file of the workspace holds, seen from the host.
-func (e *env) hostHolds(path string, want []byte) error {
-	got, err := os.ReadFile(filepath.Join(e.workspace, path))
+func (e *env) hostHolds(ctx context.Context, path string, want []byte) error {
+	at, err := e.hostPath(ctx, path)
+	if err != nil {
+		return err
+	}
+	got, err := os.ReadFile(at)
 	if err != nil {
 		return err
 	}
@@ -89,11 +94,11 @@ func checkPatch(ctx context.Context, e *env) error {
 	if c.Replacements != 2 {
 		return fmt.Errorf("replacements %d, want 2", c.Replacements)
 	}
-	return e.hostHolds("p.txt", []byte("A B A\n"))
+	return e.hostHolds(ctx, "p.txt", []byte("A B A\n"))
 }
 
 // checkTarget mounts the workspace elsewhere: commands start there, paths of Apply are
-// meant so, and a repository is protected as ever.
+// meant so, and a repository is protected as ever, but for one in a copy.
 func checkTarget(ctx context.Context, e *env) (err error) {
 	other := newEnv(e.target, filepath.Join(e.base, "elsewhere"))
 	other.mountPoint = "/srv/deep/app"
@@ -138,10 +143,10 @@ func checkTarget(ctx context.Context, e *env) (err error) {
 	if _, err := other.expectOutput(ctx, "touch", "sub/by-command"); err != nil {
 		return err
 	}
-	if r, err := other.runProbe(ctx, "touch", ".git/config"); err != nil || r.Status.Success() {
+	if r, err := other.runProbe(ctx, "touch", ".git/config"); err != nil || r.Status.Success() != other.copied {
 		return fmt.Errorf("a command wrote to the repository: %s, %w", r.Status, err)
 	}
-	return errors.Join(other.hostHolds("by-apply", []byte("x")), other.hostHolds("sub/by-command", []byte("x")))
+	return errors.Join(other.hostHolds(ctx, "by-apply", []byte("x")), other.hostHolds(ctx, "sub/by-command", []byte("x")))
 }
 
 // wantKind asserts that err is a workspace error of one of the kinds.
@@ -166,7 +171,7 @@ func checkDeleteMkdirRename(ctx context.Context, e *env) error {
 			return fmt.Errorf("%s %s: %w", op.Kind, op.Path, err)
 		}
 	}
-	if err := e.hostHolds("d/g", []byte("x")); err != nil {
+	if err := e.hostHolds(ctx, "d/g", []byte("x")); err != nil {
 		return err
 	}
 	_, err := e.sb.Apply(ctx, workspace.Op{Kind: workspace.OpDelete, Path: "d"})
@@ -177,7 +182,11 @@ func checkDeleteMkdirRename(ctx context.Context, e *env) error {
 	if err != nil {
 		return err
 	}
-	if _, err := os.Lstat(filepath.Join(e.workspace, "d")); !errors.Is(err, os.ErrNotExist) || c.Removed < 3 {
+	at, err := e.hostPath(ctx, "d")
+	if err != nil {
+		return err
+	}
+	if _, err := os.Lstat(at); !errors.Is(err, os.ErrNotExist) || c.Removed < 3 {
 		return fmt.Errorf("after delete: %w, removed %d", err, c.Removed)
 	}
 	return nil
@@ -301,6 +310,10 @@ func checkOverlay(ctx context.Context, e *env) (err error) {
 	if _, err := e.expectOutput(ctx, "touch", "by-command-in-bind-mode"); err != nil {
 		return err
 	}
-	_, err = os.Lstat(filepath.Join(e.workspace, "by-command-in-bind-mode"))
+	at, err := e.hostPath(ctx, "by-command-in-bind-mode")
+	if err != nil {
+		return err
+	}
+	_, err = os.Lstat(at)
 	return err
 }

@@ -27,12 +27,12 @@ import (
 // hostChecks: what of the host's could reach in, or be reached.
 func hostChecks() []check {
 	return []check{
-		{name: "an exec gains nothing", run: checkExec},
+		{name: "an exec gains nothing", shared: true, run: checkExec},
 		{name: "planted privilege gives none", fresh: true, plant: plantPrivilege, run: checkPlanted},
 		{name: "the host's descriptors stay outside", fresh: true, plant: plantDescriptors, run: checkHostDescriptors},
-		{name: "no program that runs can be rewritten", run: checkPrograms},
-		{name: "a working directory can't lead out", run: checkTrickyDirs},
-		{name: "sockets and FIFOs of the host", run: checkHostSockets},
+		{name: "no program that runs can be rewritten", shared: true, run: checkPrograms},
+		{name: "a working directory can't lead out", shared: true, run: checkTrickyDirs},
+		{name: "sockets and FIFOs of the host", shared: true, run: checkHostSockets},
 	}
 }
 

@@ -23,7 +23,7 @@ func identityChecks() []check {
 		{name: "identities out of range are refused", run: checkIdentityRange},
 		{name: "another identity is out of reach", run: checkIdentities},
 		{name: "commands of another identity end", run: checkIdentityEnds},
-		{name: "another identity makes no files in the workspace", run: checkIdentityFiles},
+		{name: "another identity makes no files in the workspace", shared: true, run: checkIdentityFiles},
 	}
 }
 

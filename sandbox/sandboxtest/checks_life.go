@@ -296,7 +296,7 @@ func checkUnhealthyService(ctx context.Context, e *env) error {
 func sessionChecks() []check {
 	return []check{
 		{name: "sessions see nothing of each other", run: checkStrangers},
-		{name: "a fresh sandbox knows nothing of the last", fresh: true, run: checkFresh},
+		{name: "a fresh sandbox knows nothing of the last", shared: true, fresh: true, run: checkFresh},
 		{name: "the root's directories can't be replaced", run: checkReplace},
 	}
 }

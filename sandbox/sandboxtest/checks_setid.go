@@ -27,11 +27,11 @@ import (
 func setIDChecks() []check {
 	return []check{
 		{name: "commands make no set-user-ID files", run: checkSetID},
-		{name: "tar extracts", programs: true, run: programCheck("tar", tarScript, tarForbidden)},
-		{name: "cp -p preserves", programs: true, run: programCheck("cp", copyScript, copyForbidden)},
-		{name: "install installs", programs: true, run: programCheck("install", installScript, installForbidden)},
-		{name: "git init --shared shares", programs: true, run: programCheck("git", gitScript, "chmod 4755 shared/a")},
-		{name: "npm ci installs", programs: true, run: programCheck("npm", npmScript, "chmod 4755 node_modules/dep/cli.js")},
+		{name: "tar extracts", programs: true, shared: true, run: programCheck("tar", tarScript, tarForbidden)},
+		{name: "cp -p preserves", programs: true, shared: true, run: programCheck("cp", copyScript, copyForbidden)},
+		{name: "install installs", programs: true, shared: true, run: programCheck("install", installScript, installForbidden)},
+		{name: "git init --shared shares", programs: true, shared: true, run: programCheck("git", gitScript, "chmod 4755 shared/a")},
+		{name: "npm ci installs", programs: true, shared: true, run: programCheck("npm", npmScript, "chmod 4755 node_modules/dep/cli.js")},
 	}
 }
 

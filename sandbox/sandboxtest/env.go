@@ -47,6 +47,8 @@ type env struct {
 	service *sandbox.Service
 	// overlay asks for a copy-on-write view of the workspace.
 	overlay bool
+	// copied asks for a copy of the workspace.
+	copied bool
 	// mountPoint is the workspace's; empty means the default.
 	mountPoint string
 	layers     *overlay.Layers
@@ -60,6 +62,7 @@ type env struct {
 func newEnv(target Target, base string) *env {
 	return &env{
 		target:    target,
+		copied:    target.OnCopies,
 		base:      base,
 		workspace: filepath.Join(base, "workspace"),
 		session:   "ses_" + ulid.Make().String(),
@@ -116,8 +119,15 @@ func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	if e.image.Scheme != "" {
 		spec.Image = e.image
 	}
-	if e.overlay {
-		spec.Workspace.Mode, spec.Workspace.Layers = sandbox.ModeOverlay, filepath.Join(e.layersHome(), "layers-"+ulid.Make().String())
+	switch {
+	case e.overlay:
+		spec.Workspace.Mode = sandbox.ModeOverlay
+	case e.copied:
+		// With it the other files in memory still have the sizes that were asked for.
+		spec.Workspace.Mode, spec.Workspace.CopyBytes = sandbox.ModeCopy, 64<<20
+	}
+	if spec.Workspace.Mode.KeepsChanges() {
+		spec.Workspace.Layers = filepath.Join(e.layersHome(), "layers-"+ulid.Make().String())
 		layers, err := overlay.Create(spec.Workspace.Layers, overlay.CreateOptions{Session: e.session, Path: e.workspace, Workspace: dir})
 		if err != nil {
 			return spec, err
@@ -131,7 +141,7 @@ func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 	return spec, nil
 }
 
-// frozenFile is in a frozen layer of the overlay, and in no directory of it.
+// frozenFile is in a frozen layer of an overlay or a copy, and in no directory of it.
 const frozenFile = "in-a-frozen-layer"
 
 // freezeFile makes a frozen layer with a file below the upper layer.
@@ -150,7 +160,8 @@ func (e *env) freezeFile() error {
 			return err
 		}
 	}
-	return errors.Join(e.layers.RecordTime(), e.layers.Freeze(context.Background(), e.layersDir+"-frozen"))
+	ctx := context.Background()
+	return errors.Join(e.layers.Record(ctx, e.dir), e.layers.Freeze(ctx, e.layersDir+"-frozen"))
 }
 
 // stateDir returns the session's directory.
@@ -377,4 +388,17 @@ func goBuild(ctx context.Context, path string) *exec.Cmd {
 		"github.com/caisson-run/caisson/sandbox/sandboxtest/probe")
 	cmd.Env = append(slices.Clone(os.Environ()), "CGO_ENABLED=0")
 	return cmd
+}
+
+// ownerOf returns "uid:gid" of a file, symlinks not followed.
+func ownerOf(path string) (string, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return "", err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return "", fmt.Errorf("%s: no owner", path)
+	}
+	return fmt.Sprintf("%d:%d", st.Uid, st.Gid), nil
 }

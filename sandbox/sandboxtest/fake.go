@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/internal/harden"
 	"github.com/caisson-run/caisson/sandbox/internal/service"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -121,12 +122,17 @@ func (f *Fake) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandbox, 
 		return nil, err
 	}
 	sb := &fakeSandbox{
-		backend: f, spec: spec, owner: owner, done: make(chan struct{}),
+		backend: f, spec: spec, original: spec.Workspace.Path, owner: owner, done: make(chan struct{}),
 	}
 	if err := sb.findAccount(); err != nil {
 		return nil, err
 	}
-	sb.writer = workspace.NewWriter(spec.Workspace.Dir, workspace.WriterOptions{ContainerPath: sb.mountPoint()})
+	if spec.Workspace.Mode == sandbox.ModeCopy {
+		if err := sb.sendCopy(ctx); err != nil {
+			return nil, err
+		}
+	}
+	sb.writer = workspace.NewWriter(sb.spec.Workspace.Dir, workspace.WriterOptions{ContainerPath: sb.mountPoint()})
 	if err := sb.makeMounts(); err != nil {
 		return nil, err
 	}
@@ -205,15 +211,19 @@ type fakeSandbox struct {
 	backend *Fake
 	spec    sandbox.Spec
 	mounts  []fakeMount
-	owner   string // uid:gid of the workspace
-	account images.UserAccount
-	writer  *workspace.Writer
-	life    sandbox.Lifecycle
-	service *service.Service // nil for none
-	serving atomic.Bool      // the service listens
-	done    chan struct{}
-	paused  atomic.Bool // from outside
-	stopped atomic.Bool // by a command
+	// original is the path of the workspace, of which spec has the copy in copy mode.
+	original string
+	copy     *overlay.Copy
+	view     workspace.View
+	owner    string // uid:gid of the workspace
+	account  images.UserAccount
+	writer   *workspace.Writer
+	life     sandbox.Lifecycle
+	service  *service.Service // nil for none
+	serving  atomic.Bool      // the service listens
+	done     chan struct{}
+	paused   atomic.Bool // from outside
+	stopped  atomic.Bool // by a command
 
 	mu        sync.Mutex
 	err       error
@@ -233,11 +243,8 @@ func (s *fakeSandbox) mountPoint() string {
 	return s.spec.Workspace.MountPoint()
 }
 
-// Collect is for copies, which this fake makes none of.
-func (*fakeSandbox) Collect(context.Context) error { return sandbox.ErrState }
-
-// View is nil: the workspace is mounted as it is.
-func (s *fakeSandbox) View() workspace.View { return nil }
+// View is that of the copy, or nil if the workspace is mounted as it is.
+func (s *fakeSandbox) View() workspace.View { return s.view }
 
 func (s *fakeSandbox) Done() <-chan struct{} { return s.done }
 
@@ -250,7 +257,7 @@ func (s *fakeSandbox) Err() error {
 // Destroy stops the sandbox and forgets it.
 func (s *fakeSandbox) Destroy(context.Context) error {
 	s.stop(nil)
-	if err := s.removeMounts(); err != nil {
+	if err := errors.Join(s.removeMounts(), s.removeCopy()); err != nil {
 		return err
 	}
 	if s.backend.Fault != FaultLeaks {
@@ -333,7 +340,7 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 		User: "10001:10001", GuestUser: "0:0", NoNewPrivileges: true, Seccomp: "filter",
 		SeccompProfile: strings.Repeat("0", 64), Network: "none", RootReadOnly: s.spec.Root != sandbox.RootEphemeral,
 		Identities: sandbox.MaxIdentity + 1,
-		Workspace:  s.spec.Workspace.Path, WorkspaceTarget: s.mountPoint(), WorkspaceMode: "bind", WorkspaceOwner: s.owner,
+		Workspace:  s.original, WorkspaceTarget: s.mountPoint(), WorkspaceMode: string(cmp.Or(s.spec.Workspace.Mode, sandbox.ModeBind)), WorkspaceOwner: s.owner,
 		Git: string(sandbox.GitReadOnly), Mounts: s.attestMounts(), KillMethod: "fake",
 		Limits: sandbox.AttestedLimits{
 			MemoryBytes: s.spec.Resources.MemoryBytes, PIDs: s.spec.Resources.PIDs,

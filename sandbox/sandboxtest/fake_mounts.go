@@ -3,16 +3,24 @@
 package sandboxtest
 
 import (
+	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/archive"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools/workspace"
 )
 
 // fakeMount is a further mount of a fake: a directory of the host.
@@ -175,4 +183,97 @@ func (f *Fake) listScars(*fakeSandbox) string {
 	}
 	f.scarred = f.Fault == FaultRootKept
 	return "file: changed\n"
+}
+
+// sendCopy makes the copy of the workspace, which takes its place.
+func (s *fakeSandbox) sendCopy(ctx context.Context) error {
+	w := &s.spec.Workspace
+	dir := filepath.Join(s.spec.Dir, "copy")
+	if s.backend.Fault == FaultCopyIsNone {
+		dir = w.Path
+	} else {
+		var tree bytes.Buffer
+		if err := overlay.WriteTree(ctx, &tree, w.Layers, w.Lowers, w.Dir, overlay.DefaultCopyBounds); err != nil {
+			return err
+		}
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return err
+		}
+		if err := archive.Unpack(&tree, dir, archive.Bounds{}); err != nil {
+			return err
+		}
+	}
+	held, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	r, err := workspace.NewReader(held, workspace.ReaderOptions{ContainerPath: s.mountPoint()})
+	if err == nil {
+		s.copy, err = overlay.OpenCopy(ctx, w.Layers, r, overlay.DefaultCopyBounds)
+	}
+	if err != nil {
+		return errors.Join(err, held.Close())
+	}
+	s.view, w.Dir, w.Path = r, held, dir
+	return nil
+}
+
+// removeCopy removes the copy.
+func (s *fakeSandbox) removeCopy() error {
+	if s.copy == nil {
+		return nil
+	}
+	s.copy = nil
+	err := s.spec.Workspace.Dir.Close()
+	if s.backend.Fault != FaultCopyIsNone {
+		err = errors.Join(err, os.RemoveAll(s.spec.Workspace.Path))
+	}
+	return err
+}
+
+// Collect collects the changes of a copy, with the fault of the fake.
+func (s *fakeSandbox) Collect(ctx context.Context) error {
+	if err := s.life.Require("collect", sandbox.StateRunning); err != nil {
+		return err
+	}
+	if s.copy == nil {
+		return sandbox.ErrState
+	}
+	if err := s.copy.Collect(ctx); err != nil {
+		return err
+	}
+	upper := filepath.Join(s.spec.Workspace.Layers, overlay.UpperDir)
+	return filepath.WalkDir(upper, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == upper {
+			return err
+		}
+		return s.bendCollected(path, d)
+	})
+}
+
+// bendCollected damages one entry of the upper layer as the fault of the fake does.
+func (s *fakeSandbox) bendCollected(path string, d fs.DirEntry) error {
+	switch kind := d.Type(); s.backend.Fault {
+	case FaultCopyKeeps:
+		if kind&fs.ModeCharDevice != 0 {
+			return os.Remove(path)
+		}
+	case FaultCopyModes:
+		if kind.IsDir() {
+			return os.Chmod(path, 0o755)
+		}
+	case FaultCopyFollows:
+		if kind == fs.ModeSymlink {
+			return errors.Join(os.Remove(path), os.WriteFile(path, nil, 0o644))
+		}
+	case FaultCopyOpaque:
+		if kind.IsDir() {
+			return unix.Lsetxattr(path, "user.overlay.opaque", []byte("y"), 0)
+		}
+	case FaultCopyStale:
+		if kind.IsRegular() {
+			return os.Truncate(path, 0)
+		}
+	}
+	return nil
 }

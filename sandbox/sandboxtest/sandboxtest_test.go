@@ -26,7 +26,7 @@ func fakeTarget(f *Fake) Target {
 			return images.Reference{Scheme: images.SchemeName, Value: userImage + user}
 		},
 		Probe:      "none",
-		FloodBytes: 4 << 20, LimitsKillSandbox: true, OwnKernel: true, NoOverlay: true, NoPrograms: true, quick: true,
+		FloodBytes: 4 << 20, LimitsKillSandbox: true, OwnKernel: true, NoOverlay: true, Copies: true, NoPrograms: true, quick: true,
 		Kill: f.Kill, Pause: f.Pause, HostProcess: f.HostProcess, Leftovers: f.Leftovers,
 	}
 }
@@ -65,7 +65,7 @@ var found = map[Fault][]string{
 		"a killed container is lost, never a result", "memory", "processes", "a fresh sandbox knows nothing of the last", "destroy during commands",
 		"a paused sandbox is lost, not waited for",
 	},
-	FaultLeaks:     append(fresh(), serviceRuns, unhealthyService, "sessions see nothing of each other", "a writable root is the sandbox's own", rootCheck, "root inside owns a writable root", furtherMounts, "the workspace is where it was asked for", imageUserCheck, imageHomeCheck),
+	FaultLeaks:     append(fresh(), copyCheck, serviceRuns, unhealthyService, "sessions see nothing of each other", "a writable root is the sandbox's own", rootCheck, "root inside owns a writable root", furtherMounts, "the workspace is where it was asked for", imageUserCheck, imageHomeCheck),
 	FaultAnyDir:    {"working directory", "a working directory can't lead out", "invalid commands are refused", "the workspace is where it was asked for"},
 	FaultLinkedDir: {"a working directory can't lead out"},
 	FaultNoPartial: {
@@ -114,6 +114,12 @@ var found = map[Fault][]string{
 	FaultFullUnreported: {"a full place is reported"},
 	FaultProcessors:     {"processors are those of the limit"},
 	FaultOverlay:        {"an overlay leaves the workspace alone", "a copy-on-write mount leaves its directory alone"},
+	FaultCopyIsNone:     {copyCheck},
+	FaultCopyKeeps:      {copyCheck},
+	FaultCopyModes:      {copyCheck},
+	FaultCopyFollows:    {copyCheck},
+	FaultCopyOpaque:     {copyCheck},
+	FaultCopyStale:      {copyCheck},
 	FaultTarget:         {"the workspace is where it was asked for"},
 	FaultUnguarded:      {"the workspace is where it was asked for"},
 	FaultStaleFiles:     {"host and sandbox see each other's files", furtherMounts, "another identity makes no files in the workspace"},

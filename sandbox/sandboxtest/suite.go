@@ -78,6 +78,11 @@ type Target struct {
 	// NoOverlay reports whether this backend has no overlay mode here, and must
 	// refuse it.
 	NoOverlay bool
+	// Copies reports whether this backend has copy mode; otherwise it must refuse it.
+	Copies bool
+	// OnCopies runs the suite on copies of the workspace, without the checks in which
+	// host and sandbox share its files.
+	OnCopies bool
 	// NoLayeredMounts reports whether this backend can't mount further
 	// directories copy-on-write here, and must refuse it.
 	NoLayeredMounts bool
@@ -135,6 +140,8 @@ type check struct {
 	memory bool
 	// user is set for checks that need Target.UserImage.
 	user bool
+	// shared is set for checks that need a workspace which host and sandbox share.
+	shared bool
 	// programs is set for checks that run programs of the image, such as tar.
 	programs bool
 	// resources changes the limits of a fresh sandbox.
@@ -175,7 +182,7 @@ func Run(t *testing.T, target Target) {
 	waiting, ended := startWaiting(t, shared)
 	defer ended()
 	for _, c := range allChecks() {
-		if c.programs && target.NoPrograms || c.writable && target.WritableImage.Scheme == "" || c.user && target.UserImage == nil {
+		if c.programs && target.NoPrograms || c.writable && target.WritableImage.Scheme == "" || c.user && target.UserImage == nil || c.shared && target.OnCopies {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
