@@ -68,7 +68,7 @@ func (a filesAPI) addOperations(o operations) {
 	both := map[string]*huma.MediaType{archiveType: binary, fileType: binary}
 	put := o.newOperation(http.MethodPut, filesRoute, "putFiles", "Copy files into a sandbox",
 		`The body is one file, which gets the path as its name, or a tar archive that is unpacked below the directory with the path.
-The directory must exist. An existing file is replaced by a new one; nothing is written through a symlink of the archive, and special files are refused. The files belong to the commands' user. After an error, what was written before stays; the same request can be sent again.`,
+The directory must exist. An existing file is replaced by a new one; nothing is written through a symlink of the archive, and special files are refused. The files belong to the commands' user. After an error, the files that were whole stay; the same request can be sent again.`,
 		http.StatusNoContent, 404, 408, 409, 410, 411, 413, 415, 422, 429, 503, 507)
 	put.RequestBody = &huma.RequestBody{Required: true, Content: both}
 	put.Responses["204"] = &huma.Response{Description: "Everything is written"}
@@ -196,9 +196,9 @@ func (t *transfer) upload() *Problem {
 	case errors.As(err, new(*http.MaxBytesError)):
 		return t.tooLarge("the body is")
 	case isTimeout(err):
-		return newProblem(http.StatusRequestTimeout, "too_slow", fmt.Sprintf("the body paused for %s", t.idleTime), "Send it again; what was written before stays")
+		return newProblem(http.StatusRequestTimeout, "too_slow", fmt.Sprintf("the body paused for %s", t.idleTime), "Send it again; files that were whole stay")
 	case err != nil && !errors.Is(err, io.EOF):
-		return newProblem(http.StatusBadRequest, "malformed", "the body could not be read to its end", "Send it again; what was written before stays")
+		return newProblem(http.StatusBadRequest, "malformed", "the body could not be read to its end", "Send it again; files that were whole stay")
 	case p == nil && err == nil:
 		return newProblem(http.StatusUnprocessableEntity, "archive", "the body goes on after the end of the archive", "Send the archive alone")
 	case p != nil:

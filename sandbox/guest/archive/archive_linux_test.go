@@ -310,6 +310,14 @@ func TestUnpackCut(t *testing.T) {
 		}
 	}
 	to := t.TempDir()
+	must(t, os.WriteFile(filepath.Join(to, "b"), []byte("old"), 0o644))
+	before := describe(t, to)[1:]
+	if err := Unpack(bytes.NewReader(write(t, tar.Header{Typeflag: tar.TypeReg, Name: "b", Mode: 0o644, Size: 2000})[:1000]), to, Bounds{}); !errors.Is(err, ErrMalformed) {
+		t.Errorf("over a file: %v", err)
+	}
+	if d := gocmp.Diff(before, describe(t, to)[1:]); d != "" {
+		t.Errorf("a file that was cut off left:\n%s", d)
+	}
 	must(t, unix.Mkfifo(filepath.Join(to, "pipe"), 0o600))
 	for _, name := range []string{"pipe", "none"} {
 		if err := Unpack(bytes.NewReader(whole), filepath.Join(to, name), Bounds{}); !errors.Is(err, ErrNoDirectory) {

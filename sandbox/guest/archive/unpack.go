@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path"
 	"path/filepath"
@@ -22,8 +23,8 @@ import (
 // was read.
 //
 //   - Existing directories are entered. Other existing names are replaced by
-//     new files; no existing file is written to, and nothing is written through
-//     a symlink. A directory does not replace a file, nor a file a directory.
+//     new files once these are whole; no existing file is written to, and nothing
+//     is written through a symlink. A directory does not replace a file, nor a file a directory.
 //   - Only files, directories, symlinks, and hard links to files of the same
 //     archive are allowed. Anything else, and a name that is absolute or has a
 //     "..", is an error that wraps [ErrEntry], as is a name below a symlink.
@@ -235,26 +236,37 @@ func (u *unpacker) finishDirectories() error {
 	return errors.Join(errs...)
 }
 
-// addFile writes a regular file.
+// addFile writes a regular file. It gets its name once it is whole, so that an
+// archive that is cut off neither damages the old file nor overtakes a second one
+// that is unpacked beside it.
 func (u *unpacker) addFile(name string, h *tar.Header, content io.Reader) error {
-	return u.replaceName(name, func(last string) error {
-		f, err := u.dir.OpenFile(last, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if err != nil {
-			return err
-		}
-		err = u.copySparse(f, content, h.Size)
-		if err == nil {
-			err = f.Chmod(modeOf(h))
-		}
-		if err = errors.Join(err, f.Close()); err != nil {
-			return err
-		}
-		if u.files == nil {
-			u.files = map[string]struct{}{}
-		}
-		u.files[name] = struct{}{}
-		return u.setTime(u.dir, last, h.ModTime)
-	})
+	last, part := path.Base(name), fmt.Sprintf(".caisson-%016x.part", rand.Uint64())
+	delete(u.files, name)
+	if info, err := u.dir.Lstat(last); err == nil && info.IsDir() {
+		return fmt.Errorf("%w: %.60q is a directory", ErrEntry, name)
+	}
+	f, err := u.dir.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	err = u.copySparse(f, content, h.Size)
+	if err == nil {
+		err = f.Chmod(modeOf(h))
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = u.setTime(u.dir, part, h.ModTime)
+	}
+	if err == nil {
+		err = u.dir.Rename(part, last)
+	}
+	if err != nil {
+		return errors.Join(err, u.dir.Remove(part))
+	}
+	if u.files == nil {
+		u.files = map[string]struct{}{}
+	}
+	u.files[name] = struct{}{}
+	return nil
 }
 
 // addLink makes another name of a file that the archive contains.

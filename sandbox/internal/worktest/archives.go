@@ -5,7 +5,10 @@ package worktest
 import (
 	"archive/tar"
 	"bytes"
+	"context"
+	"errors"
 	"io"
+	"strings"
 	"testing"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -59,6 +62,7 @@ func Archives(t *testing.T, s sandbox.Sandbox) {
 	if len(names) != 4 || names[0] != "out/" || names[3] != "out/link" {
 		t.Errorf("packed %q", names)
 	}
+	cutOffArchive(t, s, in.Bytes()[:in.Len()/2])
 	if _, exit := Shell(t, s, "mkfifo /tmp/pipe"); !exit.Status.Success() {
 		t.Errorf("make a pipe: %v", exit.Status)
 	}
@@ -80,5 +84,30 @@ func Archives(t *testing.T, s sandbox.Sandbox) {
 		if out, text, exit := run(bytes.NewReader(c.stdin), c.word, c.path); exit.Status.Code != c.want || text == "" || out != "" {
 			t.Errorf("%s %s: %v, %q, want status %d", c.word, c.path, exit.Status, text, c.want)
 		}
+	}
+}
+
+// cutOffArchive checks that an unpacking that is cancelled within a file leaves the old one
+// alone.
+func cutOffArchive(t *testing.T, s sandbox.Sandbox, beginning []byte) {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	r, w := io.Pipe()
+	go func() {
+		_, _ = w.Write(beginning) // the command may end before
+		for {
+			if out, _ := Shell(t, s, "ls -A /tmp/cut/in 2>&1"); strings.Contains(out, ".part") {
+				break
+			}
+		}
+		cancel(errors.New("the client went away"))
+	}()
+	Shell(t, s, "mkdir -p /tmp/cut/in && cd /tmp/cut/in && printf old > $(printf 'f\\377')")
+	exit, err := sandbox.Run(ctx, s, sandbox.Command{Argv: []string{sandbox.GuestPath, archive.UnpackWord, "/tmp/cut"}, Stdin: r})
+	_ = r.CloseWithError(io.ErrClosedPipe) // always nil
+	must(t, err)
+	if out, _ := Shell(t, s, "cd /tmp/cut/in && ls -A | wc -l && cat f*"); !exit.Status.Cancelled || out != "1\nold" {
+		t.Errorf("an unpacking that was cut off: %v, left %q", exit.Status, out)
 	}
 }

@@ -8,8 +8,10 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"os/signal"
 	"syscall"
 
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
@@ -60,7 +62,19 @@ func Unpack(args []string) int {
 	if len(args) != 1 {
 		return report(wrongUsage, errors.New("usage: unpack DIRECTORY"))
 	}
-	err := archive.Unpack(bufio.NewReaderSize(os.Stdin, 64<<10), args[0], archive.Bounds{})
+	// SIGTERM ends the input, so that no half of a file is left behind.
+	in, w := io.Pipe()
+	terminated := make(chan os.Signal, 1)
+	signal.Notify(terminated, syscall.SIGTERM)
+	go func() {
+		<-terminated
+		w.CloseWithError(errors.New("terminated"))
+	}()
+	go func() {
+		_, err := io.CopyBuffer(w, struct{ io.Reader }{os.Stdin}, make([]byte, 64<<10))
+		w.CloseWithError(err)
+	}()
+	err := archive.Unpack(bufio.NewReaderSize(in, 64<<10), args[0], archive.Bounds{})
 	switch {
 	case errors.Is(err, archive.ErrNoDirectory):
 		return report(archive.StatusNoDirectory, err)
