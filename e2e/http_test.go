@@ -172,31 +172,13 @@ func TestGeneratedClient(t *testing.T) {
   - text: Never said.
 `)
 	c := apiClient{t: t, base: base, token: m.token()}
-	dir := t.TempDir()
-	if err := errors.Join(os.CopyFS(dir, os.DirFS(filepath.Join("testdata", "httpclient"))), os.Mkdir(filepath.Join(dir, "api"), 0o755),
-		os.WriteFile(filepath.Join(dir, "openapi.json"), c.do(http.MethodGet, "/openapi.json", nil, http.StatusOK), 0o644),
-		os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module httpclient\n\ngo 1.26\n"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
+	client := m.generatedClient(t, "httpclient", c.do(http.MethodGet, "/openapi.json", nil, http.StatusOK))
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 8*time.Minute, errors.New("the client takes too long"))
 	defer cancel()
-	in := func(name string, args ...string) (string, error) {
-		cmd := exec.CommandContext(ctx, name, args...)
-		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off", "CONTROL_TOKEN="+m.token())
-		text, err := cmd.CombinedOutput()
-		return string(text), err
-	}
-	if text, err := in("go", "get", generatorRuntime); err != nil {
-		lacking(t, "", "needs the module proxy: "+text)
-	}
-	if text, err := in("go", "run", generator, "-generate", "types,client,skip-prune", "-package", "api", "-o", "api/api.go", "openapi.json"); err != nil {
-		t.Fatalf("generate: %v\n%s", err, text)
-	}
-	if text, err := in("go", "build", "-o", "client", "."); err != nil {
-		t.Fatalf("build: %v\n%s", err, text)
-	}
-	out, err := in("./client", base, m.workspace)
+	cmd := exec.CommandContext(ctx, client, base, m.workspace)
+	cmd.Env = append(os.Environ(), "CONTROL_TOKEN="+m.token())
+	text, err := cmd.CombinedOutput()
+	out := string(text)
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -221,15 +203,42 @@ func TestGeneratedClient(t *testing.T) {
 	}
 }
 
+// generatedClient makes a program of testdata/name and a client that is generated from an
+// OpenAPI document. It returns the program's path.
+func (m *machine) generatedClient(t *testing.T, name string, document []byte) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := errors.Join(os.CopyFS(dir, os.DirFS(filepath.Join("testdata", name))), os.Mkdir(filepath.Join(dir, "api"), 0o755),
+		os.WriteFile(filepath.Join(dir, "openapi.json"), document, 0o644),
+		os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module "+name+"\n\ngo 1.26\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 8*time.Minute, errors.New("the generator takes too long"))
+	defer cancel()
+	in := func(name string, args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, name, args...)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOWORK=off")
+		text, err := cmd.CombinedOutput()
+		return string(text), err
+	}
+	if text, err := in("go", "get", generatorRuntime); err != nil {
+		lacking(t, "", "needs the module proxy: "+text)
+	}
+	if text, err := in("go", "run", generator, "-generate", "types,client,skip-prune", "-package", "api", "-o", "api/api.go", "openapi.json"); err != nil {
+		t.Fatalf("generate: %v\n%s", err, text)
+	}
+	if text, err := in("go", "build", "-o", "client", "."); err != nil {
+		t.Fatalf("build: %v\n%s", err, text)
+	}
+	return filepath.Join(dir, "client")
+}
+
 // TestHTTPDocumentation runs the commands of docs/http.md, in their order, as
 // somebody would who reads it.
 func TestHTTPDocumentation(t *testing.T) {
 	if _, err := exec.LookPath("curl"); err != nil {
 		lacking(t, "", "needs curl")
-	}
-	page, err := os.ReadFile(filepath.Join("..", "docs", "http.md"))
-	if err != nil {
-		t.Fatal(err)
 	}
 	m := newMachine(t)
 	m.write(t, "project/a.txt", "old\n")
@@ -238,25 +247,9 @@ func TestHTTPDocumentation(t *testing.T) {
 	if err := os.WriteFile(script, []byte(turns), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	port := freePort(t)
-	r := m.start(t, "serve", "--root", m.workspace, "--backend", anyBackend(t), "--model", "replay/"+script, "--listen", fmt.Sprintf("127.0.0.1:%d", port))
-	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
-	commands := "set -eu\n"
-	for _, block := range strings.Split(string(page), "```sh\n")[1:] {
-		text, _, _ := strings.Cut(block, "```")
-		commands += text
-	}
-	commands = strings.ReplaceAll(commands, "127.0.0.1:8717", fmt.Sprintf("127.0.0.1:%d", port))
-	ctx, cancel := context.WithTimeoutCause(t.Context(), deadline, errors.New("the commands don't end"))
-	defer cancel()
-	sh := exec.CommandContext(ctx, "sh", "-c", commands)
-	sh.Env, sh.Dir = m.env, m.home
-	out, err := sh.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s\n%s", err, commands, out)
-	}
+	out := m.runDocument(t, readDocument(t, "docs/http.md"), "--model", "replay/"+script)
 	for _, want := range []string{`"decision":"allow"`, `"kind":"turn.completed"`, `event: end`, `"answer":"All is done."`, `"conflicts":[]`, "-old\n+new\n", `"changes":"applied"`, `"state":"ended"`} {
-		if !strings.Contains(string(out), want) {
+		if !strings.Contains(out, want) {
 			t.Errorf("the commands don't show %s", want)
 		}
 	}
@@ -266,6 +259,52 @@ func TestHTTPDocumentation(t *testing.T) {
 	if t.Failed() {
 		t.Logf("%s", out)
 	}
+}
+
+// TestServiceDocumentation runs the commands of docs/service.md that use HTTP.
+func TestServiceDocumentation(t *testing.T) {
+	if _, err := exec.LookPath("curl"); err != nil {
+		lacking(t, "", "needs curl")
+	}
+	m := newMachine(t)
+	if err := errors.Join(os.Mkdir(filepath.Join(m.home, "fixtures"), 0o755), os.WriteFile(filepath.Join(m.home, "fixtures", "names.txt"), []byte("b\nd\n"), 0o644),
+		os.WriteFile(filepath.Join(m.home, "more.txt"), []byte("c\na\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	_, section, ok := strings.Cut(readDocument(t, "docs/service.md"), "\n## Over HTTP\n")
+	out := m.runDocument(t, section)
+	for _, want := range []string{"event: exit", `"text":"a\nb\nc\nd\n"`, "\nsorted.txt\n", `"state":"ended"`} {
+		if !strings.Contains(out, want) || !ok {
+			t.Errorf("the commands don't show %s:\n%s", want, out)
+		}
+	}
+	if text, err := os.ReadFile(filepath.Join(m.home, "sorted.txt")); err != nil || string(text) != "a\nb\nc\nd\n" {
+		t.Errorf("sorted.txt is %q, %v", text, err)
+	}
+}
+
+// runDocument runs the shell commands of a text in the home directory, against a server on
+// the workspace, and returns their output.
+func (m *machine) runDocument(t *testing.T, text string, args ...string) string {
+	t.Helper()
+	address := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	r := m.start(t, append([]string{"serve", "--root", m.workspace, "--backend", anyBackend(t), "--listen", address}, args...)...)
+	r.until(t, "it listens", func() bool { return strings.Contains(r.stderr.String(), "caisson: backend ") })
+	commands := "set -eu\n"
+	for _, block := range strings.Split(text, "```sh\n")[1:] {
+		block, _, _ = strings.Cut(block, "```")
+		commands += block
+	}
+	commands = strings.ReplaceAll(commands, "127.0.0.1:8717", address)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), deadline, errors.New("the commands don't end"))
+	defer cancel()
+	sh := exec.CommandContext(ctx, "sh", "-c", commands)
+	sh.Env, sh.Dir = m.env, m.home
+	out, err := sh.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s\n%s", err, commands, out)
+	}
+	return string(out)
 }
 
 // TestServeStops ends a server, by one signal, that has a session whose command
