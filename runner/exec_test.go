@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/loop"
@@ -178,10 +179,20 @@ func TestBeside(t *testing.T) {
 	b.backend.Scripts["work"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		return sandbox.ExitStatus{}
 	}
-	begun, end := make(chan struct{}, 2), make(chan struct{})
+	begun, end, ended := make(chan struct{}, 2), make(chan struct{}), make(chan struct{})
+	b.opts.Mirror = func(r record.Record, _ []byte) {
+		if r.Kind == "session.ended" {
+			close(ended)
+		}
+	}
 	b.opts.Beside = func(context.Context) []string {
 		begun <- struct{}{}
 		<-end
+		select {
+		case <-ended:
+			t.Error("the session has ended before")
+		case <-time.After(200 * time.Millisecond):
+		}
 		return []string{"old changes are gone"}
 	}
 	s := b.opened()
@@ -194,10 +205,8 @@ func TestBeside(t *testing.T) {
 		t.Fatal(err)
 	}
 	forks[0].Close() // which would wait for it
-	closed := make(chan Report, 1)
-	go func() { closed <- s.Close() }()
 	close(end)
-	records := b.records(<-closed)
+	records := b.records(s.Close())
 	if w := of[record.Warning](t, records); !slices.ContainsFunc(w, func(w record.Warning) bool { return w.Message == "old changes are gone" }) {
 		t.Errorf("warnings: %+v", w)
 	}

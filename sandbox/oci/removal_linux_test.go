@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 )
 
 // copyRuntime gives a bed a runtime of its own, which the test may damage.
@@ -54,6 +56,21 @@ func TestRemoveWithoutRuntime(t *testing.T) {
 	})
 }
 
+// keepVersion keeps a false version of a runtime, once its file is old enough for that.
+func keepVersion(t *testing.T, cache, path string) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; pauseBriefly() {
+		_, keep := lifecycle.RecallFact(cache, "version", path)
+		keep("runc version 0.0.0-kept")
+		if fact, _ := lifecycle.RecallFact(cache, "version", path); fact != "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("no fact about %s is kept", path)
+		}
+	}
+}
+
 // TestDamagedRuntime: a runtime whose version is known from an earlier process is run
 // again once its file has changed, and an error says what is wrong with it.
 func TestDamagedRuntime(t *testing.T) {
@@ -77,12 +94,17 @@ func TestDamagedRuntime(t *testing.T) {
 	if got, err := recall(path); err != nil || got != v {
 		t.Errorf("version of a copy %v, %v, want %v", got, err, v)
 	}
+	keepVersion(t, installed.cache, path)
+	if got, err := recall(path); err != nil || got.number != "0.0.0-kept" {
+		t.Errorf("control: version of a copy %v, %v", got, err)
+	}
 	must(t, os.Truncate(path, 1000))
 	if _, err := recall(path); !errors.Is(err, sandbox.ErrUnavailable) || !strings.Contains(err.Error(), filepath.Base(path)) {
 		t.Errorf("damaged runtime: %v", err)
 	}
 	for _, number := range []string{"1.0", "2.0"} {
 		must(t, os.WriteFile(path, []byte("#!/bin/sh\necho runc version "+number+"\n"), 0o755))
+		keepVersion(t, installed.cache, path)
 		if got, err := recall(path); err != nil || got.number != number {
 			t.Errorf("script: version %v, %v, want %s", got, err, number)
 		}

@@ -22,7 +22,11 @@ func changeFile(t *testing.T, path, text string) {
 	if !ok {
 		t.Fatalf("%s is no file", path)
 	}
-	for now := before; now.changed == before.changed; now, _ = identifyFile(path) {
+	deadline := time.Now().Add(10 * time.Second)
+	for now := before; now == before; now, _ = identifyFile(path) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s is still the same: %+v", path, now)
+		}
 		must(t, os.WriteFile(path, []byte(text), 0o755))
 		at := time.Unix(0, before.modified)
 		must(t, os.Chtimes(path, at, at))
