@@ -33,15 +33,7 @@ func TestConformance(t *testing.T) {
 	b.backend = b.open(t, Options{Logger: zap.NewNop()})
 	target := b.target()
 	_, writable := importImage(t, treeTar(t, sandboxtest.WriteOpenTree))
-	users := treeTar(t, sandboxtest.WriteUserTree)
-	target.UserImage = func(user string) images.Reference {
-		var changes []string
-		if user != "" {
-			changes = []string{"USER " + user}
-		}
-		_, name := importImage(t, users, changes...)
-		return images.Reference{Scheme: images.SchemeName, Value: name}
-	}
+	target.UserImage = userImages(t, "")
 	target.UserImageRefused = os.Geteuid() != 0
 	target.WritableImage = images.Reference{Scheme: images.SchemeName, Value: writable}
 	if dir := os.Getenv(memberHelper); dir != "" {
@@ -59,6 +51,19 @@ func TestConformanceCopy(t *testing.T) {
 	target := b.target()
 	target.OnCopies, target.Brief, target.FloodBytes, target.Pause = true, true, 16<<20, nil // the other run has waited for it
 	sandboxtest.Run(t, target)
+}
+
+// userImages returns images of an engine whose USER is the given one; "" is that of the environment.
+func userImages(t *testing.T, host string) func(user string) images.Reference {
+	users := treeTar(t, sandboxtest.WriteUserTree)
+	return func(user string) images.Reference {
+		var changes []string
+		if user != "" {
+			changes = []string{"USER " + user}
+		}
+		_, name := importImageInto(t, host, users, changes...)
+		return images.Reference{Scheme: images.SchemeName, Value: name}
+	}
 }
 
 // treeTar is a root filesystem with this machine's shell and what write adds.
@@ -155,6 +160,7 @@ func TestConformanceRunsc(t *testing.T) {
 	target := b.target()
 	_, writable := importImageInto(t, e.Host(), treeTar(t, sandboxtest.WriteOpenTree))
 	target.WritableImage = images.Reference{Scheme: images.SchemeName, Value: writable}
+	target.UserImage = userImages(t, e.Host())
 	target.CountsForks, target.Brief, target.RootRefused = false, true, false
 	target.LimitsKillSandbox, target.PIDsSpareSandbox, target.OwnKernel, target.FloodBytes = true, true, true, 64<<20
 	sandboxtest.Run(t, target)
