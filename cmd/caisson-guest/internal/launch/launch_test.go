@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -26,6 +27,12 @@ import (
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == ShimWord {
+		if os.Getenv(noReport) != "" {
+			unix.CloseOnExec(shimReport)
+			unix.CloseOnExec(shimControl)
+			_ = exec.Command(os.Args[2], os.Args[4:]...).Start()
+			select {}
+		}
 		os.Exit(Shim(os.Args[2:]))
 	}
 	os.Exit(m.Run())
@@ -193,6 +200,50 @@ func TestDaemons(t *testing.T) {
 	settled(t, before)
 }
 
+// noReport is a variable with which a shim starts its command and reports nothing.
+const noReport = "SHIM_REPORTS_NOTHING"
+
+// TestShimKilledFirst tests that a command which kills its shim before that has reported anything counts as killed, and that it is found and
+// killed by the end of this command. The control is that it runs until then.
+func TestShimKilledFirst(t *testing.T) {
+	s := shimmedBy(t, "/proc/self/exe")
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil { // as PID 1 of a container
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) }()
+	before := descriptors(t)
+	ready := filepath.Join(t.TempDir(), "ready")
+	r := sh(`echo $$ >` + ready + `; kill -9 $PPID; exec sleep 1000`)
+	r.Env = append(r.Env, noReport+"=1")
+	p, err := s.Launch(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e := <-p.Exit; !e.Status.Signaled() || e.Status.Signal() != syscall.SIGKILL {
+		t.Errorf("it ends with %v", e.Status)
+	}
+	text, err := os.ReadFile(ready)
+	if err != nil {
+		t.Fatal(err)
+	}
+	daemon, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Kill(daemon, 0); err != nil {
+		t.Errorf("control: the command does not run: %v", err)
+	}
+	killer := kill.New(kill.MethodSubreaper, s.Reaper, s.Shims)
+	var report kill.Report
+	killer.Kill(p.Mark, &report)
+	if err := unix.Kill(daemon, 0); err != unix.ESRCH || report.Left() != 0 {
+		t.Errorf("the command is left: %v, %d", err, report.Left())
+	}
+	p.Close()
+	p.Release()
+	settled(t, before)
+}
+
 // TestLaunchFails: what is not started leaves nothing.
 func TestLaunchFails(t *testing.T) {
 	s := shimmedBy(t, "/proc/self/exe")
@@ -213,7 +264,7 @@ func TestLaunchFails(t *testing.T) {
 		"not executed": {s.Launch, noProgram, 126, "exec format error"},
 		"not there":    {s.Launch, "/none", 127, "not found"},
 		"no guest":     {shimmedBy(t, "/none").Launch, "/bin/true", 127, "not found"},
-		"no shim":      {shimmedBy(t, "/bin/true").Launch, "/bin/true", 0, "start shim"},
+		"no shim":      {shimmedBy(t, "/bin/true").Launch, "/bin/true", 0, "start shim: it ended with status 0 before"},
 	} {
 		killed := s.Reaper.Killed()
 		_, err := tt.launch(spawn.Request{Argv: []string{tt.program}, Env: os.Environ()})

@@ -50,7 +50,8 @@ type shimmed struct {
 }
 
 // Launch starts the shim and returns once it has started the command. The mark
-// is the shim.
+// is the shim. If the shim was killed before it reported the command's pid, the
+// command counts as killed, and the pid is the shim's.
 func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 	program, err := s.Spawner.Find(r)
 	if err != nil {
@@ -83,14 +84,25 @@ func (s Shimmed) Launch(r spawn.Request) (Process, error) {
 	p.Release = func() { s.releaseShim(shim, control, gone) }
 	lines := json.NewDecoder(io.LimitReader(report, 64<<10))
 	var first shimmed
-	if err := lines.Decode(&first); err != nil || first.Errno != 0 {
+	if err := lines.Decode(&first); err != nil {
+		_ = report.Close()
+		end := <-gone // it has ended, since the pipe has
+		again, exit := make(chan reap.Exit, 1), make(chan reap.Exit, 1)
+		again <- end
+		exit <- shimmed{}.exit()
+		gone, p.Exit = again, exit
+		if end.Status.Signaled() { // by the command, perhaps, which then runs: the caller ends what there is
+			return p, nil
+		}
+		p.Close()
+		p.Release()
+		return Process{}, fmt.Errorf("start shim: it ended with status %d before it started the command", end.Status.ExitStatus())
+	}
+	if first.Errno != 0 {
 		p.Close()
 		p.Release()
 		_ = report.Close()
-		if first.Errno != 0 {
-			return Process{}, s.Spawner.Explain(r.Argv[0], program, syscall.Errno(first.Errno))
-		}
-		return Process{}, fmt.Errorf("start shim: %w", err)
+		return Process{}, s.Spawner.Explain(r.Argv[0], program, syscall.Errno(first.Errno))
 	}
 	p.PID = first.PID
 	exit := make(chan reap.Exit, 1)
