@@ -129,7 +129,7 @@ type transfer struct {
 // runCommand runs a command that packs or unpacks, to its end.
 func (t *transfer) runCommand(command runner.UserCommand) *Problem {
 	text := &firstBytes{most: 4 << 10}
-	command.Stderr = text
+	command.Stderr, command.Client = text, clientOf(t.ctx).name()
 	r, err := t.live.run.Exec(t.ctx, command)
 	switch {
 	case err != nil:

@@ -113,6 +113,11 @@ func TestFiles(t *testing.T) {
 	if a := w.do(aliceToken, "HEAD", filesPath(id, "f"), "").requireStatus(t, 200); a.header.Get("Content-Length") != fmt.Sprint(len(content)) || a.text != "" {
 		t.Errorf("HEAD: %v %q", a.header, a.text)
 	}
+	w.do(bobToken, "GET", filesPath(id, "f"), "").requireStatus(t, 200)
+	started := w.trace(id)
+	if last := payload[record.UserCommandStarted](t, started[len(started)-2]); last.Client != "http:bob" {
+		t.Errorf("recorded as a command of %q", last.Client)
+	}
 	for _, c := range w.commandsEnded(id) {
 		if c.ExitCode != 0 || c.Error != "" {
 			t.Errorf("recorded %+v", c)
