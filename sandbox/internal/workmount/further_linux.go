@@ -337,7 +337,7 @@ func (p *Mounts) bindFurther(o Options, decided identityPlan) error {
 			continue
 		}
 		if m.layers != nil {
-			return fmt.Errorf("mount of %s at %s: %w: this process may not mount an overlay for it: run as root, mount it read-only, or without layers",
+			return fmt.Errorf("mount of %s at %s: %w: this process may not mount an overlay for it, and an engine mounts the workspace's alone: use the gvisor or runc backend, run as root, or mount it read-only",
 				m.source, m.Target, sandbox.ErrUnsupported)
 		}
 		dir, done, err := p.cleanup.openFurther(m)

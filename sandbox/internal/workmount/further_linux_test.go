@@ -1,0 +1,19 @@
+package workmount
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// TestLayersOnAnEngine tests that a copy-on-write mount which an engine would have to make is refused, with what helps.
+func TestLayersOnAnEngine(t *testing.T) {
+	m := furtherMount{Mount: sandbox.Mount{Target: "/cache"}, source: "/state/cache", layers: &overlayLayers{}}
+	p := &Mounts{cleanup: &cleanup{further: []furtherMount{m}}}
+	err := p.bindFurther(Options{}, identityPlan{})
+	if !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "use the gvisor or runc backend, run as root") {
+		t.Errorf("%v", err)
+	}
+}
