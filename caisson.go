@@ -10,8 +10,8 @@
 // caisson-guest and, for the gvisor backend, runsc: beside the program, on PATH, or
 // named in [HostOptions].
 //
-// This package, sandbox, images, limits, tools, tools/policy, loop, loop/openai and
-// sandbox/sandboxtest are the public API. The other packages may change in any version.
+// This package, sandbox, images, limits, tools, tools/policy, loop, loop/openai,
+// loop/anthropic and sandbox/sandboxtest are the public API. The other packages may change in any version.
 package caisson
 
 import (

@@ -58,6 +58,7 @@ var ranks = map[string]int{
 
 	"loop":                    5,
 	"loop/internal/modelhttp": 5,
+	"loop/anthropic":          6,
 	"loop/openai":             6,
 	"loop/replay":             5,
 
@@ -87,13 +88,15 @@ var ranks = map[string]int{
 var unranked = []string{"sandbox/sandboxtest", "e2e", "examples"}
 
 // concrete are the packages that only the root package, cmd and tests may import.
-var concrete = []string{"sandbox/docker", "sandbox/oci", "sandbox/pool", "loop/openai", "loop/replay"}
+var concrete = []string{"sandbox/docker", "sandbox/oci", "sandbox/pool", "loop/anthropic", "loop/openai", "loop/replay"}
 
 // denials are imports that no rank forbids clearly enough: nothing at or below
 // the first may import anything at or below the second.
 var denials = []struct{ from, to string }{
 	{"sandbox/docker", "sandbox/oci"},
 	{"sandbox/oci", "sandbox/docker"},
+	{"loop/anthropic", "loop/openai"},
+	{"loop/openai", "loop/anthropic"},
 	{"loop", "sandbox"},
 	// Of the tools, only tools/shell and tools/verify know the contract of sandboxes.
 	{"tools/policy", "sandbox"},
@@ -109,8 +112,9 @@ var denials = []struct{ from, to string }{
 
 // soleImporters are modules that one package alone may import.
 var soleImporters = map[string]string{
-	"github.com/docker/docker":    "sandbox/docker",
-	"github.com/openai/openai-go": "loop/openai",
+	"github.com/docker/docker":               "sandbox/docker",
+	"github.com/anthropics/anthropic-sdk-go": "loop/anthropic",
+	"github.com/openai/openai-go":            "loop/openai",
 }
 
 // edge is one import of a file that is no test.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/anthropic"
 	"github.com/caisson-run/caisson/loop/openai"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
@@ -341,6 +342,17 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 			Hint:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
 		}}
 	}
+	if m.Provider == "anthropic" {
+		model, err := anthropic.New(anthropic.Options{
+			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Temperature: m.Temperature, MaxOutputTokens: m.MaxOutputTokens,
+			ReasoningEffort: m.ReasoningEffort, ThinkingTokens: m.ThinkingTokens, Headers: m.Headers,
+			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
+		})
+		if err != nil {
+			return nil, nil, unusableModel(err)
+		}
+		return model, model.Close, nil
+	}
 	o := openai.Options{
 		Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
 		MaxOutputTokens: m.MaxOutputTokens, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
@@ -348,11 +360,16 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	}
 	model, err := openai.New(o)
 	if err != nil {
-		return nil, nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-			Cause: "the model can't be used: " + err.Error(), Hint: "Check base_url and the model's profile.",
-		}}
+		return nil, nil, unusableModel(err)
 	}
 	return model, model.Close, nil
+}
+
+// unusableModel is the error of a profile that its provider's package refuses.
+func unusableModel(err error) error {
+	return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
+		Cause: "the model can't be used: " + err.Error(), Hint: "Check base_url and the model's profile.",
+	}}
 }
 
 // makeProfiles makes the selected models. The function that comes with them ends them.

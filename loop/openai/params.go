@@ -12,6 +12,7 @@ import (
 	"github.com/openai/openai-go/v3/shared"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -126,7 +127,7 @@ func (m *Model) assistantMessage(message loop.Message) openai.ChatCompletionMess
 				OfFunction: &openai.ChatCompletionMessageFunctionToolCallParam{
 					ID: b.ToolUse.WireID(),
 					Function: openai.ChatCompletionMessageFunctionToolCallFunctionParam{
-						Name: wireName(b.ToolUse.Name), Arguments: string(b.ToolUse.Input),
+						Name: modelhttp.WireName(b.ToolUse.Name, toolNameBytes), Arguments: string(b.ToolUse.Input),
 					},
 				},
 			})
@@ -171,20 +172,4 @@ func joinText(message loop.Message) string {
 		}
 	}
 	return strings.Join(parts, "\n")
-}
-
-// wireName returns the wire form of a tool's name in the history. A name that the
-// model made up may have none. Its invalid characters are replaced then, because
-// endpoints refuse a conversation with an invalid name.
-func wireName(n tools.Name) string {
-	if wire, err := n.LLMWithin(toolNameBytes); err == nil {
-		return string(wire)
-	}
-	clean := strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' {
-			return r
-		}
-		return '_'
-	}, string(n))
-	return cmp.Or(clean[:min(len(clean), toolNameBytes)], "unknown")
 }

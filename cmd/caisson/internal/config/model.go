@@ -27,6 +27,8 @@ type provider struct{ base, baseEnv, keyEnv string }
 // providers are the providers that are spoken to over the network.
 var providers = map[string]provider{
 	"openai": {base: "https://api.openai.com/v1", baseEnv: "OPENAI_BASE_URL", keyEnv: "OPENAI_API_KEY"},
+
+	"anthropic": {base: "https://api.anthropic.com", baseEnv: "ANTHROPIC_BASE_URL", keyEnv: "ANTHROPIC_API_KEY"},
 }
 
 // BaseURLVariables returns the variables that hold addresses of models.
@@ -42,7 +44,7 @@ func BaseURLVariables() []string {
 type SelectedModel struct {
 	// Profile is the name of the profile, or provider/model.
 	Profile string
-	// Provider is openai or replay.
+	// Provider is openai, anthropic or replay.
 	Provider string
 	// Name is the model's, or the file that replay plays.
 	Name    string
@@ -59,6 +61,8 @@ type SelectedModel struct {
 	SecretHeaders []string
 	// ReasoningEffort is the provider's word, or "".
 	ReasoningEffort string
+	// ThinkingTokens is the budget of anthropic's reasoning, or 0.
+	ThinkingTokens  int64
 	Temperature     *float64
 	MaxOutputTokens int64
 	ContextWindow   int64
@@ -85,7 +89,7 @@ func (c *Config) selectModels(environ []string) ([]SelectedModel, error) {
 		if !key && !base {
 			return nil, &Error{
 				Where: "model", Err: ErrNoModel, Message: "no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL",
-				Hint: "set OPENAI_API_KEY, or name a model with --model or model: in the configuration; --model replay/FILE needs no key",
+				Hint: "set OPENAI_API_KEY, or name a model such as anthropic/claude-sonnet-5-5, whose key is in ANTHROPIC_API_KEY, with --model or model: in the configuration; --model replay/FILE needs no key",
 			}
 		}
 		name = DefaultModel
@@ -123,7 +127,7 @@ func (c *Config) selectModel(name, where string, getenv func(string) (string, bo
 	out := SelectedModel{
 		Profile: name, Provider: valueOr(m.Provider, "openai"), Name: valueOr(m.Model, ""), Price: m.Price.perToken(),
 		MaxOutputTokens: int64(valueOr(m.MaxOutputTokens, 0)), ContextWindow: int64(valueOr(m.ContextWindow, 0)),
-		ReasoningEffort: valueOr(m.ReasoningEffort, ""), KeyCommand: m.APIKeyCommand,
+		ReasoningEffort: valueOr(m.ReasoningEffort, ""), ThinkingTokens: int64(valueOr(m.ThinkingTokens, 0)), KeyCommand: m.APIKeyCommand,
 		MaxRetryDelay: time.Duration(valueOr(m.MaxRetryDelay, 0)), HeaderTimeout: time.Duration(valueOr(m.HeaderTimeout, 0)), IdleTimeout: time.Duration(valueOr(m.IdleTimeout, 0)),
 	}
 	if m.Temperature != nil {
@@ -140,7 +144,7 @@ func (c *Config) selectModel(name, where string, getenv func(string) (string, bo
 	}
 	p, ok := providers[out.Provider]
 	if !ok {
-		return out, &Error{Where: where, Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url) and replay"}
+		return out, &Error{Where: where, Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url), anthropic and replay"}
 	}
 	if err := out.setAddress(m, p, getenv); err != nil {
 		return out, err

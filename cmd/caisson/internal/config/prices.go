@@ -16,14 +16,22 @@ type knownModel struct {
 	price          limits.Price
 	// contextWindow is the longest input where the provider bounds that apart.
 	contextWindow, maxOutput int64
-	// source is the page of the provider, as it was read at the date asOf.
+	// source is the page of the provider that lists the price. It was looked up at the
+	// date asOf, in copies of that page and notes that quote it.
 	source, asOf string
 }
 
 const (
 	openAIPrices = "https://developers.openai.com/api/docs/pricing"
+	claudePrices = "https://platform.claude.com/docs/en/about-claude/pricing"
 	pricesAsOf   = "2026-11-23"
 )
+
+// claudePrice returns the price of a model of Anthropic, where writing to the cache for
+// five minutes costs a quarter more than input.
+func claudePrice(input, cached, output float64) limits.Price {
+	return limits.Price{Input: input, CachedInput: cached, CacheWrite: 1.25 * input, Output: output}
+}
 
 // openAIPrice returns the price of a model of OpenAI, where writing to the cache costs
 // what input costs.
@@ -45,6 +53,16 @@ var knownModels = []knownModel{
 	{"openai", "gpt-4o-mini", openAIPrice(0.15, 0.075, 0.60), 128_000, 16_384, openAIPrices, pricesAsOf},
 	{"openai", "o3", openAIPrice(2, 0.50, 8), 200_000, 100_000, openAIPrices, pricesAsOf},
 	{"openai", "o4-mini", openAIPrice(1.10, 0.275, 4.40), 200_000, 100_000, openAIPrices, pricesAsOf},
+	{"anthropic", "claude-fable-5-1", claudePrice(10, 0.25, 50), 1_000_000, 128_000, claudePrices, pricesAsOf},
+	{"anthropic", "claude-opus-5-5", claudePrice(4, 0.20, 20), 1_000_000, 128_000, claudePrices, pricesAsOf},
+	{"anthropic", "claude-opus-5", claudePrice(5, 0.50, 25), 1_000_000, 128_000, claudePrices, pricesAsOf},
+	{"anthropic", "claude-opus-4-6", claudePrice(5, 0.50, 25), 1_000_000, 128_000, claudePrices, pricesAsOf},
+	{"anthropic", "claude-opus-4-5", claudePrice(5, 0.50, 25), 200_000, 64_000, claudePrices, pricesAsOf},
+	{"anthropic", "claude-opus-4-1", claudePrice(15, 1.50, 75), 200_000, 32_000, claudePrices, pricesAsOf},
+	{"anthropic", "claude-sonnet-5-5", claudePrice(2, 0.10, 10), 1_000_000, 128_000, claudePrices, pricesAsOf},
+	{"anthropic", "claude-sonnet-5", claudePrice(2, 0.20, 10), 1_000_000, 128_000, claudePrices, pricesAsOf},
+	{"anthropic", "claude-sonnet-4-5", claudePrice(3, 0.30, 15), 200_000, 64_000, claudePrices, pricesAsOf},
+	{"anthropic", "claude-haiku-4-5", claudePrice(1, 0.10, 5), 200_000, 64_000, claudePrices, pricesAsOf},
 }
 
 // findKnown returns what is known of a model. Its name may end in the date of a

@@ -40,7 +40,7 @@ import (
 //	each     for a map: what an entry is
 //	names    for a map: the allowed names
 type File struct {
-	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, replay/FILE; with OPENAI_API_KEY openai/gpt-5 by default"`
+	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, anthropic/NAME, replay/FILE; with OPENAI_API_KEY openai/gpt-5 by default"`
 	Models                map[string]Model `yaml:"models" doc:"model profiles, by name; selecting one selects all of it" each:"one model profile"`
 	Backend               *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
 	Image                 *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
@@ -131,7 +131,7 @@ type Resources struct {
 
 // Model is one model profile. Selecting it selects all of it.
 type Model struct {
-	Provider        *string           `yaml:"provider" words:"openai replay" doc:"openai (and servers that speak its protocol), or replay"`
+	Provider        *string           `yaml:"provider" words:"openai anthropic replay" doc:"openai (and servers that speak its protocol), anthropic, or replay"`
 	Model           *string           `yaml:"model" doc:"the model's name at its provider"`
 	BaseURL         *string           `yaml:"base_url" doc:"address of the server, for another one than the provider's own"`
 	APIKeyEnv       *string           `yaml:"api_key_env" doc:"name of the environment variable that holds the key; never the key"`
@@ -139,6 +139,7 @@ type Model struct {
 	Headers         map[string]string `yaml:"headers" doc:"headers of each request, by name" each:"value of a header; $NAME is that of a variable"`
 	Fallback        []string          `yaml:"fallback" doc:"profiles, or provider/model, that are asked in this order when this one fails before its answer begins"`
 	ReasoningEffort *string           `yaml:"reasoning_effort" words:"none minimal low medium high xhigh max" doc:"how much the model reasons; providers know some of the words"`
+	ThinkingTokens  *Count            `yaml:"thinking_tokens" doc:"budget of reasoning of older models of anthropic, below max_output_tokens"`
 	Temperature     *Number           `yaml:"temperature" doc:"sampling temperature"`
 	MaxOutputTokens *Count            `yaml:"max_output_tokens" doc:"tokens of one answer"`
 	ContextWindow   *Count            `yaml:"context_window" doc:"tokens that the model can take"`

@@ -1,0 +1,384 @@
+package anthropic_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/anthropic"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The transcripts are made after Anthropic's documentation of API version 2023-06-01, as
+// of November 2026: "Streaming messages", "Thinking in tool and multi-turn workflows",
+// "Handling stop reasons" and "Errors" of platform.claude.com/docs.
+
+// started returns the first event of a stream.
+const started = `{"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","content":[],"model":"claude-x-1","stop_reason":null,"usage":{"input_tokens":25,"cache_read_input_tokens":1000,"cache_creation_input_tokens":200,"output_tokens":1}}}`
+
+// block returns the events of one block.
+func block(index int, start string, deltas ...string) []string {
+	out := []string{fmt.Sprintf(`{"type":"content_block_start","index":%d,"content_block":%s}`, index, start)}
+	for _, d := range deltas {
+		out = append(out, fmt.Sprintf(`{"type":"content_block_delta","index":%d,"delta":%s}`, index, d))
+	}
+	return append(out, fmt.Sprintf(`{"type":"content_block_stop","index":%d}`, index))
+}
+
+// ended returns the last events of a stream.
+func ended(reason string) []string {
+	return []string{`{"type":"message_delta","delta":{"stop_reason":"` + reason + `","stop_sequence":null},"usage":{"output_tokens":15}}`, `{"type":"message_stop"}`}
+}
+
+// stream joins events, with the one that begins each stream.
+func stream(parts ...[]string) []string {
+	out := []string{started, `{"type":"ping"}`}
+	for _, p := range parts {
+		out = append(out, p...)
+	}
+	return out
+}
+
+// endpoint is a server that answers with a function and records its requests.
+type endpoint struct {
+	*httptest.Server
+	mu      sync.Mutex
+	bodies  []string
+	headers []http.Header
+}
+
+func newEndpoint(t *testing.T, answer func(n int, body string, w http.ResponseWriter)) *endpoint {
+	t.Helper()
+	e := &endpoint{}
+	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		data, err := io.ReadAll(r.Body)
+		if err != nil || r.URL.Path != "/v1/messages" {
+			t.Errorf("request to %s: %v", r.URL.Path, err)
+		}
+		e.mu.Lock()
+		e.bodies, e.headers = append(e.bodies, string(data)), append(e.headers, r.Header)
+		n := len(e.bodies)
+		e.mu.Unlock()
+		answer(n, string(data), w)
+	}))
+	t.Cleanup(e.Close)
+	return e
+}
+
+// sendEvents sends each JSON value as one server-sent event of its type.
+func sendEvents(w http.ResponseWriter, values ...string) {
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	for _, v := range values {
+		var e struct{ Type string }
+		_ = json.Unmarshal([]byte(v), &e)
+		fmt.Fprintf(w, "event: %s\ndata: %s\n\n", e.Type, v)
+	}
+}
+
+func (e *endpoint) newModel(t *testing.T, change func(*anthropic.Options)) *anthropic.Model {
+	t.Helper()
+	o := anthropic.Options{Model: "claude-x", BaseURL: e.URL, APIKey: "sk-secret-key"}
+	if change != nil {
+		change(&o)
+	}
+	m, err := anthropic.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
+}
+
+func newRequest() loop.Request {
+	return loop.Request{
+		Messages: []loop.Message{loop.NewText(loop.RoleSystem, "Be brief."), loop.NewText(loop.RoleUser, "Do it.")},
+		Tools:    []tools.Definition{{Name: "shell", Description: "Runs.", InputSchema: []byte(`{"type":"object","properties":{"command":{"type":"string"}},"additionalProperties":false}`)}},
+	}
+}
+
+// summarize returns an answer in one line, with each call as name(id)arguments.
+func summarize(r loop.Response) string {
+	var parts []string
+	for _, b := range r.Message.Blocks {
+		switch {
+		case b.Thinking != nil:
+			parts = append(parts, fmt.Sprintf("thinking:%s/%s/%s", b.Thinking.Text, b.Thinking.Signature, b.Thinking.Redacted))
+		case b.Text != nil:
+			parts = append(parts, "text:"+b.Text.Text)
+		case b.ToolUse != nil:
+			parts = append(parts, fmt.Sprintf("%s(%s)%s", b.ToolUse.Name, b.ToolUse.ProviderID, b.ToolUse.Raw))
+		}
+	}
+	if r.Truncated {
+		parts = append(parts, "cut")
+	}
+	return strings.Join(parts, " | ")
+}
+
+func TestStreams(t *testing.T) {
+	text := block(0, `{"type":"text","text":""}`, `{"type":"text_delta","text":"Hel"}`, `{"type":"text_delta","text":"lo"}`)
+	call := block(1, `{"type":"tool_use","id":"toolu_1","name":"shell","input":{}}`,
+		`{"type":"input_json_delta","partial_json":""}`, `{"type":"input_json_delta","partial_json":"{\"command\": \"l"}`, `{"type":"input_json_delta","partial_json":"s\"}"}`)
+	for name, tt := range map[string]struct {
+		events []string
+		want   string
+	}{
+		"text":          {stream(text, ended("end_turn")), "text:Hello"},
+		"call":          {stream(text, call, ended("tool_use")), `text:Hello | shell(toolu_1){"command": "ls"}`},
+		"reason lies":   {stream(text, call, ended("end_turn")), `text:Hello | shell(toolu_1){"command": "ls"}`},
+		"empty input":   {stream(block(0, `{"type":"tool_use","id":"toolu_1","name":"shell","input":{}}`), ended("tool_use")), `shell(toolu_1){}`},
+		"whole input":   {stream(block(0, `{"type":"tool_use","id":"toolu_1","name":"shell","input":{"command":"ls"}}`), ended("tool_use")), `shell(toolu_1){"command":"ls"}`},
+		"no last event": {stream(text, ended("end_turn")[:1]), "text:Hello"},
+		"no reason":     {stream(text, ended("end_turn")[1:]), "text:Hello"},
+		"thinking": {
+			stream(block(0, `{"type":"thinking","thinking":"","signature":""}`, `{"type":"thinking_delta","thinking":"h"}`, `{"type":"thinking_delta","thinking":"m"}`, `{"type":"signature_delta","signature":"EqQB"}`),
+				block(1, `{"type":"redacted_thinking","data":"ENCR"}`), block(2, `{"type":"text","text":"Hi."}`), ended("end_turn")),
+			"thinking:hm/EqQB/ | thinking://ENCR | text:Hi.",
+		},
+		"interleaved blocks": {
+			stream([]string{
+				`{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"a","name":"x","input":{}}}`,
+				`{"type":"content_block_start","index":1,"content_block":{"type":"tool_use","id":"b","name":"y","input":{}}}`,
+				`{"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"{\"n\":0}"}}`,
+				`{"type":"content_block_delta","index":1,"delta":{"type":"input_json_delta","partial_json":"{\"n\":1}"}}`,
+			}, ended("tool_use")), `x(a){"n":0} | y(b){"n":1}`,
+		},
+		"cut in a call":     {stream(text, call[:3], ended("max_tokens")), `text:Hello | shell(toolu_1){"command": "l | cut`},
+		"window is full":    {stream(text, ended("model_context_window_exceeded")), "text:Hello | cut"},
+		"refusal":           {stream(text, ended("refusal")), "text:Hello | cut"},
+		"unknown kinds":     {stream([]string{`{"type":"novel","x":[]}`}, block(5, `{"type":"server_thing","x":1}`, `{"type":"novel_delta"}`), text, ended("end_turn")), "text:Hello"},
+		"delta of no block": {stream([]string{`{"type":"content_block_delta","index":7,"delta":{"type":"text_delta","text":"no"}}`}, text, ended("end_turn")), "text:Hello"},
+		"nothing":           {stream(ended("end_turn")), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) { sendEvents(w, tt.events...) })
+			var shown strings.Builder
+			resp, err := e.newModel(t, nil).Complete(t.Context(), newRequest(), func(d loop.Delta) { shown.WriteString(d.Text) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := summarize(resp); got != tt.want {
+				t.Errorf("answer %s, want %s", got, tt.want)
+			}
+			if strings.Contains(tt.want, "Hello") && shown.String() != "Hello" {
+				t.Errorf("shown %q", shown.String())
+			}
+			usage := limits.Usage{InputTokens: 25, CachedInputTokens: 1000, CacheWriteTokens: 200, OutputTokens: 15}
+			if name == "no reason" {
+				usage.OutputTokens = 1
+			}
+			if diff := cmp.Diff(usage, resp.Usage); diff != "" || resp.ID != "msg_1" || resp.Model != "claude-x-1" {
+				t.Errorf("%s %s, usage (-want +got):\n%s", resp.ID, resp.Model, diff)
+			}
+		})
+	}
+}
+
+func TestFailures(t *testing.T) {
+	text := block(0, `{"type":"text","text":""}`, `{"type":"text_delta","text":"Hel"}`)
+	refuse := func(status int, kind, message string) func(http.ResponseWriter) {
+		return func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(status)
+			fmt.Fprintf(w, `{"type":"error","error":{"type":%q,"message":%q},"request_id":"req_1"}`, kind, message)
+		}
+	}
+	events := func(e ...string) func(http.ResponseWriter) {
+		return func(w http.ResponseWriter) { sendEvents(w, e...) }
+	}
+	const overloaded = `{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}`
+	for name, tt := range map[string]struct {
+		answer    func(http.ResponseWriter)
+		class     loop.ErrorClass
+		status    int
+		retryable bool
+	}{
+		"key":                       {refuse(401, "authentication_error", "invalid x-api-key sk-secret-key"), loop.ModelAuth, 401, false},
+		"permission":                {refuse(403, "permission_error", "no"), loop.ModelAuth, 403, false},
+		"credit":                    {refuse(402, "billing_error", "Your credit balance is too low"), loop.ModelRateLimit, 402, false},
+		"rate limit":                {refuse(429, "rate_limit_error", "slow down"), loop.ModelRateLimit, 429, true},
+		"overloaded":                {refuse(529, "overloaded_error", "Overloaded"), loop.ModelServer, 529, true},
+		"server":                    {refuse(500, "api_error", "oops"), loop.ModelServer, 500, true},
+		"model":                     {refuse(404, "not_found_error", "model: claude-x"), loop.ModelInvalidRequest, 404, false},
+		"too long":                  {refuse(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"), loop.ModelContextOverflow, 400, false},
+		"too large":                 {refuse(413, "request_too_large", "Request exceeds the maximum size"), loop.ModelContextOverflow, 413, false},
+		"overloaded in the stream":  {events(stream(text, []string{overloaded})...), loop.ModelServer, 529, false},
+		"overloaded before content": {events(started, overloaded), loop.ModelServer, 529, true},
+		"rate limit in the stream":  {events(stream(text, []string{`{"type":"error","error":{"type":"rate_limit_error","message":"x"}}`})...), loop.ModelRateLimit, 429, false},
+		"cut":                       {events(stream(text)...), loop.ModelNetwork, 0, false},
+		"not JSON":                  {events(started, `{"type":`), loop.ModelOther, 0, false},
+		"a web page": {func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "text/html")
+			fmt.Fprint(w, "<!doctype html>")
+		}, loop.ModelNetwork, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) { tt.answer(w) })
+			resp, err := e.newModel(t, nil).Complete(t.Context(), newRequest(), nil)
+			failure, ok := errors.AsType[*loop.ModelError](err)
+			if !ok || failure.Class != tt.class || failure.Status != tt.status || failure.Retryable != tt.retryable {
+				t.Errorf("error %#v, want %s, %d, retryable %v", err, tt.class, tt.status, tt.retryable)
+			}
+			if len(resp.Message.Blocks) > 0 || len(e.bodies) != 1 || strings.Contains(fmt.Sprint(err), "sk-secret-key") {
+				t.Errorf("%v after %d requests: %v", resp, len(e.bodies), err)
+			}
+		})
+	}
+}
+
+// TestRequest checks the wire form of a conversation: one message of the user for all
+// results of a round and what follows them, reasoning unchanged and in place, and the
+// marks of the prompt cache.
+func TestRequest(t *testing.T) {
+	e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) {
+		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
+	})
+	req := newRequest()
+	long := tools.Name("srv/" + strings.Repeat("a", 100))
+	result := func(id string, isError bool, content ...tools.Block) loop.Message {
+		return loop.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: id, Content: content, IsError: isError}}}}
+	}
+	req.Messages = append(req.Messages,
+		loop.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+			{Thinking: &loop.Thinking{Text: "hm", Signature: "EqQB"}}, {Thinking: &loop.Thinking{Redacted: "ENCR"}}, {Thinking: &loop.Thinking{Text: "unsigned"}},
+			{Text: &loop.Text{Text: "Both."}}, {Text: &loop.Text{Text: " \n"}},
+			{ToolUse: &loop.ToolUse{ID: "tu_1", ProviderID: "toolu_1", Name: "shell", Input: []byte(`{"command":"ls"}`)}},
+			{ToolUse: &loop.ToolUse{ID: "tu_2", ProviderID: "call.2:x", Name: long, Input: []byte(`{}`)}},
+		}},
+		result("tu_1", false, tools.Block{Text: "out"}, tools.Block{Image: []byte("png"), MediaType: "image/png"}),
+		result("tu_2", true, tools.Block{Text: "no"}),
+		loop.NewText(loop.RoleUser, "Go on."),
+	)
+	m := e.newModel(t, func(o *anthropic.Options) {
+		o.ReasoningEffort, o.Headers, o.ThinkingTokens = "low", map[string]string{"Anthropic-Beta": "x"}, 2000
+	})
+	if _, err := m.Complete(t.Context(), req, nil); err != nil {
+		t.Fatal(err)
+	}
+	wire, err := long.LLMWithin(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `{"max_tokens":32000,"messages":[
+		{"role":"user","content":[{"type":"text","text":"Do it.","cache_control":{"type":"ephemeral"}}]},
+		{"role":"assistant","content":[{"type":"thinking","signature":"EqQB","thinking":"hm"},{"type":"redacted_thinking","data":"ENCR"},{"type":"text","text":"Both."},
+			{"type":"tool_use","id":"toolu_1","name":"shell","input":{"command":"ls"}},{"type":"tool_use","id":"tu_2","name":"` + string(wire) + `","input":{}}]},
+		{"role":"user","content":[
+			{"type":"tool_result","tool_use_id":"toolu_1","content":[{"type":"text","text":"out"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"cG5n"}}]},
+			{"type":"tool_result","tool_use_id":"tu_2","is_error":true,"content":[{"type":"text","text":"no"}]},
+			{"type":"text","text":"Go on.","cache_control":{"type":"ephemeral"}}]}],
+		"model":"claude-x","output_config":{"effort":"low"},"stream":true,"system":[{"type":"text","text":"Be brief.","cache_control":{"type":"ephemeral"}}],
+		"thinking":{"type":"enabled","budget_tokens":2000},
+		"tools":[{"name":"shell","description":"Runs.","input_schema":{"type":"object","properties":{"command":{"type":"string"}},"additionalProperties":false}}]}`
+	if diff := cmp.Diff(decode(t, want), decode(t, e.bodies[0])); diff != "" {
+		t.Errorf("request (-want +got):\n%s", diff)
+	}
+	h := e.headers[0]
+	if h.Get("X-Api-Key") != "sk-secret-key" || h.Get("Anthropic-Version") == "" || h.Get("Anthropic-Beta") != "x" || h.Get("Authorization") != "" {
+		t.Errorf("headers %v", h)
+	}
+}
+
+func decode(t *testing.T, text string) (v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestClosingRequest checks that a conversation with calls is sent with definitions of
+// tools that can't be called, since the API refuses it without any. A conversation
+// without calls has no member tools.
+func TestClosingRequest(t *testing.T) {
+	e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) {
+		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
+	})
+	m := e.newModel(t, nil)
+	req := newRequest()
+	req.Tools = nil
+	if _, err := m.Complete(t.Context(), req, nil); err != nil {
+		t.Fatal(err)
+	}
+	req.Messages = append(req.Messages, loop.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{{ToolUse: &loop.ToolUse{ID: "tu_1", Name: "shell", Input: []byte(`{}`)}}}},
+		loop.Message{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_1"}}}})
+	if _, err := m.Complete(t.Context(), req, nil); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(e.bodies[0], `"tools"`) {
+		t.Errorf("sent %s", e.bodies[0])
+	}
+	if !strings.Contains(e.bodies[1], `"tool_choice":{"type":"none"}`) || !strings.Contains(e.bodies[1], `"tools":[{`) {
+		t.Errorf("sent %s", e.bodies[1])
+	}
+}
+
+// TestStaleReasoning checks that reasoning that the provider refuses is left out, then
+// and later, and that newer reasoning is sent.
+func TestStaleReasoning(t *testing.T) {
+	e := newEndpoint(t, func(_ int, body string, w http.ResponseWriter) {
+		if strings.Contains(body, `"OLD"`) {
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, "{\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\",\"message\":\"messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation.\"}}")
+			return
+		}
+		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
+	})
+	m := e.newModel(t, nil)
+	req := newRequest()
+	req.Messages = append(req.Messages, loop.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
+		{Thinking: &loop.Thinking{Text: "hm", Signature: "OLD"}}, {Text: &loop.Text{Text: "Yes."}},
+	}}, loop.NewText(loop.RoleUser, "Go on."))
+	for range 2 {
+		if _, err := m.Complete(t.Context(), req, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	req.Messages[2].Blocks = append(req.Messages[2].Blocks, loop.Block{Thinking: &loop.Thinking{Text: "new", Signature: "NEW"}})
+	if _, err := m.Complete(t.Context(), req, nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(e.bodies) != 4 || strings.Contains(e.bodies[3], "OLD") || !strings.Contains(e.bodies[3], "NEW") {
+		t.Errorf("%d requests, the last one %s", len(e.bodies), e.bodies[len(e.bodies)-1])
+	}
+}
+
+// TestWhole checks the answer of a server that ignores the request for a stream.
+func TestWhole(t *testing.T) {
+	e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) {
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"id":"msg_1","type":"message","model":"claude-x-1","content":[{"type":"text","text":"Hi."},{"type":"tool_use","id":"a","name":"shell","input":{"n":1}}],"stop_reason":"tool_use","usage":{"input_tokens":5,"output_tokens":2}}`)
+	})
+	resp, err := e.newModel(t, nil).Complete(t.Context(), newRequest(), nil)
+	if err != nil || summarize(resp) != `text:Hi. | shell(a){"n":1}` || resp.Usage.Tokens() != 7 {
+		t.Errorf("%s, %+v, %v", summarize(resp), resp.Usage, err)
+	}
+}
+
+func TestInvalidOptions(t *testing.T) {
+	for name, o := range map[string]anthropic.Options{
+		"no model":       {},
+		"no URL":         {Model: "m", BaseURL: "::"},
+		"another scheme": {Model: "m", BaseURL: "ftp://h"},
+		"credentials":    {Model: "m", BaseURL: "https://u:p@h"},
+		"negative":       {Model: "m", MaxOutputTokens: -1},
+		"no answer left": {Model: "m", MaxOutputTokens: 1000, ThinkingTokens: 1000},
+	} {
+		if _, err := anthropic.New(o); !errors.Is(err, anthropic.ErrInvalid) || strings.Contains(err.Error(), "u:p") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

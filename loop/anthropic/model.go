@@ -1,0 +1,178 @@
+package anthropic
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/anthropics/anthropic-sdk-go"
+	"github.com/anthropics/anthropic-sdk-go/option"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/tools/safeurl"
+)
+
+// Model is one model. It is safe for concurrent use.
+type Model struct {
+	options Options
+	client  *http.Client
+	// ownsClient reports whether New made the client.
+	ownsClient bool
+	service    anthropic.MessageService
+	stale      staleReasoning
+}
+
+var _ loop.Model = (*Model)(nil)
+
+// New returns a model. It makes no connection. The error wraps [ErrInvalid].
+func New(o Options) (*Model, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{options: o, client: o.HTTPClient}
+	if m.client == nil {
+		// Clone the transport: Close must not affect other users of the
+		// default one.
+		transport, ok := http.DefaultTransport.(*http.Transport)
+		if !ok {
+			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
+		}
+		m.client = &http.Client{Transport: transport.Clone()}
+		m.ownsClient = true
+	}
+	opts := []option.RequestOption{
+		option.WithHTTPClient(m.client),
+		option.WithBaseURL(strings.TrimSuffix(strings.TrimSuffix(o.BaseURL, "/"), "/v1") + "/"),
+		option.WithMaxRetries(0), // the loop retries
+	}
+	if o.APIKey != "" {
+		opts = append(opts, option.WithAPIKey(o.APIKey))
+	}
+	for name, value := range o.Headers {
+		opts = append(opts, option.WithHeader(name, value))
+	}
+	// anthropic.NewClient would read the environment.
+	m.service = anthropic.NewMessageService(opts...)
+	return m, nil
+}
+
+// Info returns the identity of the model, for records.
+func (m *Model) Info() loop.ModelInfo {
+	return loop.ModelInfo{Provider: "anthropic", Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: toolNameBytes}
+}
+
+// Close closes idle connections of the model's own HTTP client. It does not affect
+// running calls.
+func (m *Model) Close() {
+	if m.ownsClient {
+		m.client.CloseIdleConnections()
+	}
+}
+
+// Complete makes one model call; see [loop.Model].
+func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	if onDelta == nil {
+		onDelta = func(loop.Delta) {}
+	}
+	for dropped := false; ; dropped = true {
+		resp, err := m.sendRequest(ctx, req, onDelta)
+		if err == nil {
+			return resp, nil
+		}
+		if ctx.Err() != nil {
+			return loop.Response{}, fmt.Errorf("complete with model %s: %w", m.options.Model, context.Cause(ctx))
+		}
+		message, refused := modelhttp.RefusedParameter(err)
+		if dropped || !refused || !strings.Contains(message, "signature") || !m.stale.add(req.Messages) {
+			return loop.Response{}, err
+		}
+		m.options.Logger.Info("the provider refused earlier reasoning of the model, which is left out from now on",
+			zap.String("model", m.options.Model), zap.Error(err))
+	}
+}
+
+// sendRequest sends the request once and returns the answer. Answers are always
+// requested in pieces: long ones would exceed the time that a connection is kept idle.
+func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	params, err := m.buildParams(req)
+	if err != nil {
+		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
+	}
+	w := &modelhttp.Watcher{Options: modelhttp.Options{
+		BaseURL: m.options.BaseURL, APIKey: m.options.APIKey,
+		HeaderTimeout: m.options.HeaderTimeout, IdleTimeout: m.options.IdleTimeout, MaxResponseBytes: m.options.MaxResponseBytes,
+	}}
+	opts := []option.RequestOption{option.WithMiddleware(w.Middleware)}
+	if reasoning := m.reasoningConfig(params); reasoning != nil {
+		// The library prints a warning to standard error if the field is set.
+		opts = append(opts, option.WithJSONSet("thinking", reasoning))
+	}
+	stream := m.service.NewStreaming(ctx, params, opts...)
+	if err := stream.Err(); err != nil {
+		return loop.Response{}, w.ModelError(err)
+	}
+	defer func() { _ = w.Response.Body.Close() }() // the answer is complete or discarded
+	resp, err := readResponse(w.Response, onDelta)
+	if err != nil {
+		return loop.Response{}, w.ModelError(err)
+	}
+	return resp, nil
+}
+
+// readResponse reads an answer. Servers that speak the protocol may send it whole.
+func readResponse(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
+	if mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type")); err != nil || mediaType != "application/json" {
+		return readStream(res, onDelta)
+	}
+	body, err := io.ReadAll(res.Body)
+	if err != nil {
+		return loop.Response{}, err
+	}
+	return readWhole(body, onDelta)
+}
+
+// staleReasoning are the signatures of reasoning that the provider refused. Newer models
+// accept a block only after the very conversation that it was made in, and a
+// conversation whose old results were shortened is another one.
+type staleReasoning struct {
+	mu         sync.Mutex
+	signatures map[string]bool
+}
+
+// add adds the reasoning in messages, and reports whether there is any that was not
+// known.
+func (s *staleReasoning) add(messages []loop.Message) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	added := false
+	for _, m := range messages {
+		for _, b := range m.Blocks {
+			if b.Thinking == nil || s.signatures[signatureOf(b.Thinking)] {
+				continue
+			}
+			if s.signatures == nil {
+				s.signatures = map[string]bool{}
+			}
+			s.signatures[signatureOf(b.Thinking)] = true
+			added = true
+		}
+	}
+	return added
+}
+
+// has reports whether the reasoning was refused.
+func (s *staleReasoning) has(t *loop.Thinking) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.signatures[signatureOf(t)]
+}
+
+// signatureOf returns what identifies a block of reasoning.
+func signatureOf(t *loop.Thinking) string { return t.Signature + t.Redacted }

@@ -1,0 +1,226 @@
+package anthropic
+
+import (
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/anthropics/anthropic-sdk-go"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// toolNameBytes is the length of the longest tool name that the API accepts:
+// ^[a-zA-Z0-9_-]{1,64}$.
+const toolNameBytes = 64
+
+// buildParams returns the wire form of a request. Only here do names take their wire
+// form and calls their provider's IDs.
+func (m *Model) buildParams(req loop.Request) (anthropic.MessageNewParams, error) {
+	p := anthropic.MessageNewParams{
+		Model:     m.options.Model,
+		MaxTokens: cmp.Or(req.MaxOutputTokens, m.options.MaxOutputTokens),
+	}
+	for _, message := range req.Messages {
+		if text := joinText(message); message.Role == loop.RoleSystem && text != "" {
+			p.System = append(p.System, anthropic.TextBlockParam{Text: text})
+		}
+	}
+	p.Messages = m.buildMessages(req.Messages)
+	var err error
+	if p.Tools, err = buildTools(req.Tools); err != nil {
+		return p, err
+	}
+	if called := calledTools(p.Messages); len(p.Tools) == 0 && len(called) > 0 {
+		// A conversation with calls is refused without the definitions of tools.
+		p.Tools = called
+		p.ToolChoice = anthropic.ToolChoiceUnionParam{OfNone: &anthropic.ToolChoiceNoneParam{}}
+	}
+	if m.options.Temperature != nil {
+		p.Temperature = anthropic.Float(*m.options.Temperature)
+	}
+	p.OutputConfig.Effort = anthropic.OutputConfigEffort(m.options.ReasoningEffort)
+	markCached(&p)
+	return p, nil
+}
+
+// reasoningConfig returns the member thinking of a request, or nil. In the middle of a
+// round the API refuses a budget if the call before has no reasoning, as that of another
+// model.
+func (m *Model) reasoningConfig(p anthropic.MessageNewParams) map[string]any {
+	if m.options.ThinkingTokens == 0 {
+		return nil
+	}
+	if n := len(p.Messages); n > 1 && hasToolResult(p.Messages[n-1]) && !hasReasoning(p.Messages[n-2]) {
+		return nil
+	}
+	return map[string]any{"type": "enabled", "budget_tokens": m.options.ThinkingTokens}
+}
+
+func hasToolResult(m anthropic.MessageParam) bool {
+	for _, b := range m.Content {
+		if b.OfToolResult != nil {
+			return true
+		}
+	}
+	return false
+}
+
+func hasReasoning(m anthropic.MessageParam) bool {
+	return len(m.Content) > 0 && (m.Content[0].OfThinking != nil || m.Content[0].OfRedactedThinking != nil)
+}
+
+// buildTools returns the wire form of tools.
+func buildTools(definitions []tools.Definition) ([]anthropic.ToolUnionParam, error) {
+	var out []anthropic.ToolUnionParam
+	for _, d := range definitions {
+		name, err := d.Name.LLMWithin(toolNameBytes)
+		if err != nil {
+			return nil, fmt.Errorf("offer tool: %w", err)
+		}
+		var schema map[string]any
+		if err := json.Unmarshal(d.InputSchema, &schema); err != nil {
+			return nil, fmt.Errorf("offer tool %s: schema: %w", d.Name, err)
+		}
+		delete(schema, "type") // the library writes it
+		out = append(out, anthropic.ToolUnionParam{OfTool: &anthropic.ToolParam{
+			Name: string(name), Description: anthropic.String(d.Description), InputSchema: anthropic.ToolInputSchemaParam{ExtraFields: schema},
+		}})
+	}
+	return out, nil
+}
+
+// calledTools returns a definition for each tool that the messages call.
+func calledTools(messages []anthropic.MessageParam) []anthropic.ToolUnionParam {
+	var out []anthropic.ToolUnionParam
+	seen := map[string]bool{}
+	for _, m := range messages {
+		for _, b := range m.Content {
+			if b.OfToolUse != nil && !seen[b.OfToolUse.Name] {
+				seen[b.OfToolUse.Name] = true
+				out = append(out, anthropic.ToolUnionParam{OfTool: &anthropic.ToolParam{Name: b.OfToolUse.Name}})
+			}
+		}
+	}
+	return out
+}
+
+// buildMessages returns the wire form of the conversation. Results and the text that
+// follows them are one message of the user, since roles have to alternate.
+func (m *Model) buildMessages(history []loop.Message) []anthropic.MessageParam {
+	var out []anthropic.MessageParam
+	ids := map[string]string{}
+	for _, message := range history {
+		role := anthropic.MessageParamRoleUser
+		if message.Role == loop.RoleAssistant {
+			role = anthropic.MessageParamRoleAssistant
+		}
+		var content []anthropic.ContentBlockParamUnion
+		if message.Role != loop.RoleSystem {
+			content = m.buildBlocks(message, ids)
+		}
+		switch last := len(out) - 1; {
+		case len(content) == 0:
+		case last >= 0 && out[last].Role == role:
+			out[last].Content = append(out[last].Content, content...)
+		default:
+			out = append(out, anthropic.MessageParam{Role: role, Content: content})
+		}
+	}
+	return out
+}
+
+// buildBlocks returns the wire form of a message's blocks. It adds the IDs of its calls
+// to ids, and takes those of its results from there.
+func (m *Model) buildBlocks(message loop.Message, ids map[string]string) []anthropic.ContentBlockParamUnion {
+	var out []anthropic.ContentBlockParamUnion
+	for _, b := range message.Blocks {
+		switch {
+		case b.Text != nil && strings.TrimSpace(b.Text.Text) != "": // the API refuses others
+			out = append(out, anthropic.NewTextBlock(b.Text.Text))
+		case b.Thinking != nil && m.stale.has(b.Thinking):
+		case b.Thinking != nil && b.Thinking.Redacted != "":
+			out = append(out, anthropic.NewRedactedThinkingBlock(b.Thinking.Redacted))
+		case b.Thinking != nil && b.Thinking.Signature != "":
+			out = append(out, anthropic.NewThinkingBlock(b.Thinking.Signature, b.Thinking.Text))
+		case b.ToolUse != nil:
+			ids[b.ToolUse.ID] = wireID(*b.ToolUse)
+			out = append(out, anthropic.NewToolUseBlock(ids[b.ToolUse.ID], b.ToolUse.Input, modelhttp.WireName(b.ToolUse.Name, toolNameBytes)))
+		case b.ToolResult != nil:
+			out = append(out, resultBlock(*b.ToolResult, cmp.Or(ids[b.ToolResult.ToolUseID], b.ToolResult.ToolUseID)))
+		}
+	}
+	return out
+}
+
+// wireID returns the ID of a call. That of another provider may have characters that
+// this one refuses.
+func wireID(u loop.ToolUse) string {
+	id := u.WireID()
+	valid := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-'
+	}
+	if strings.ContainsFunc(id, func(r rune) bool { return !valid(r) }) {
+		return u.ID
+	}
+	return id
+}
+
+// resultBlock returns the wire form of a result.
+func resultBlock(r loop.ToolResult, id string) anthropic.ContentBlockParamUnion {
+	p := &anthropic.ToolResultBlockParam{ToolUseID: id}
+	if r.IsError {
+		p.IsError = anthropic.Bool(true)
+	}
+	for _, b := range r.Content {
+		switch {
+		case b.Image != nil:
+			image := anthropic.NewImageBlockBase64(b.MediaType, base64.StdEncoding.EncodeToString(b.Image))
+			p.Content = append(p.Content, anthropic.ToolResultBlockParamContentUnion{OfImage: image.OfImage})
+		case strings.TrimSpace(b.Text) != "":
+			p.Content = append(p.Content, anthropic.ToolResultBlockParamContentUnion{OfText: &anthropic.TextBlockParam{Text: b.Text}})
+		}
+	}
+	return anthropic.ContentBlockParamUnion{OfToolResult: p}
+}
+
+// joinText returns the text blocks of a message, joined by newlines.
+func joinText(message loop.Message) string {
+	var parts []string
+	for _, b := range message.Blocks {
+		if b.Text != nil {
+			parts = append(parts, b.Text.Text)
+		}
+	}
+	return strings.Join(parts, "\n")
+}
+
+// markCached marks where the provider caches the prompt: behind tools and system prompt,
+// which never change, and behind the last two messages of the user. The next request
+// begins with the earlier one of them, and reads it from the cache.
+func markCached(p *anthropic.MessageNewParams) {
+	mark := anthropic.NewCacheControlEphemeralParam()
+	switch {
+	case len(p.System) > 0:
+		p.System[len(p.System)-1].CacheControl = mark
+	case len(p.Tools) > 0:
+		p.Tools[len(p.Tools)-1].OfTool.CacheControl = mark
+	}
+	left := 2
+	for i := len(p.Messages) - 1; i >= 0 && left > 0; i-- {
+		if p.Messages[i].Role != anthropic.MessageParamRoleUser {
+			continue
+		}
+		left--
+		switch b := p.Messages[i].Content[len(p.Messages[i].Content)-1]; {
+		case b.OfText != nil:
+			b.OfText.CacheControl = mark
+		case b.OfToolResult != nil:
+			b.OfToolResult.CacheControl = mark
+		}
+	}
+}

@@ -1,0 +1,240 @@
+package anthropic
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/anthropics/anthropic-sdk-go/packages/ssestream"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// event is an event of a stream. Which members it has depends on its type.
+type event struct {
+	Type    string        `json:"type"`
+	Index   int           `json:"index"`
+	Message *wireMessage  `json:"message"`
+	Block   *contentBlock `json:"content_block"`
+	Delta   struct {
+		Type       string `json:"type"`
+		Text       string `json:"text"`
+		Thinking   string `json:"thinking"`
+		Signature  string `json:"signature"`
+		Partial    string `json:"partial_json"`
+		StopReason string `json:"stop_reason"`
+	} `json:"delta"`
+	Usage *wireUsage `json:"usage"`
+}
+
+// wireMessage is an answer, whole or as it begins.
+type wireMessage struct {
+	ID         string          `json:"id"`
+	Type       string          `json:"type"`
+	Model      string          `json:"model"`
+	Content    []*contentBlock `json:"content"`
+	StopReason string          `json:"stop_reason"`
+	Usage      *wireUsage      `json:"usage"`
+}
+
+// contentBlock is a block of an answer.
+type contentBlock struct {
+	Type      string          `json:"type"`
+	Text      string          `json:"text"`
+	Thinking  string          `json:"thinking"`
+	Signature string          `json:"signature"`
+	Data      string          `json:"data"`
+	ID        string          `json:"id"`
+	Name      string          `json:"name"`
+	Input     json.RawMessage `json:"input"`
+
+	index int
+	// more is what deltas add to Text, Thinking or Input.
+	more strings.Builder
+}
+
+// wireUsage is the usage that the API reports, in disjoint counts. Counts of the last
+// event are those of the whole answer.
+type wireUsage struct {
+	Input      int64 `json:"input_tokens"`
+	CacheRead  int64 `json:"cache_read_input_tokens"`
+	CacheWrite int64 `json:"cache_creation_input_tokens"`
+	Output     int64 `json:"output_tokens"`
+}
+
+// assembly assembles an answer from its events.
+type assembly struct {
+	onDelta func(loop.Delta)
+	message wireMessage
+	usage   wireUsage
+	// size is the number of bytes of the content, and done is set at its end.
+	size int
+	done bool
+}
+
+// maxContentBytes is the largest accepted size of an answer's text, reasoning and
+// arguments together.
+const maxContentBytes = 16 << 20
+
+// readStream reads an answer in pieces. It is complete only with a stop reason or the
+// last event. If the stream ends without, nothing of it is used.
+func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
+	a := &assembly{onDelta: onDelta}
+	events := ssestream.NewDecoder(&http.Response{Header: http.Header{}, Body: res.Body})
+	for events.Next() {
+		data := bytes.TrimSpace(events.Event().Data)
+		if len(data) == 0 {
+			continue
+		}
+		if err := a.addEvent(data); err != nil {
+			return loop.Response{}, err
+		}
+		if a.size > maxContentBytes {
+			return loop.Response{}, modelhttp.ErrTooLarge
+		}
+	}
+	switch err := events.Err(); {
+	case a.done:
+		return a.buildResponse(), nil
+	case err != nil:
+		return loop.Response{}, err
+	default:
+		return loop.Response{}, modelhttp.ErrCut
+	}
+}
+
+// readWhole reads an answer in one piece.
+func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
+	a := &assembly{onDelta: onDelta}
+	if err := json.Unmarshal(body, &a.message); err != nil {
+		return loop.Response{}, fmt.Errorf("%w: %w", modelhttp.ErrMalformed, err)
+	}
+	switch {
+	case a.message.Type == "error":
+		return loop.Response{}, &modelhttp.StreamError{Body: body}
+	case a.message.StopReason == "":
+		return loop.Response{}, fmt.Errorf("%w: an answer without a stop reason", modelhttp.ErrMalformed)
+	}
+	a.addUsage(a.message.Usage)
+	for _, b := range a.message.Content {
+		if b != nil {
+			a.reportBlock(b)
+		}
+	}
+	return a.buildResponse(), nil
+}
+
+// addEvent adds one event. Unknown types are ignored, as the API asks of its clients.
+func (a *assembly) addEvent(data []byte) error {
+	var e event
+	if err := json.Unmarshal(data, &e); err != nil {
+		return fmt.Errorf("%w: %w", modelhttp.ErrMalformed, err)
+	}
+	switch e.Type {
+	case "error":
+		return &modelhttp.StreamError{Body: data, Begun: len(a.message.Content) > 0}
+	case "message_start":
+		if e.Message != nil {
+			a.message.ID, a.message.Model = e.Message.ID, e.Message.Model
+			a.addUsage(e.Message.Usage)
+		}
+	case "content_block_start":
+		if e.Block != nil {
+			e.Block.index = e.Index
+			a.message.Content = append(a.message.Content, e.Block)
+			a.size += len(e.Block.Text) + len(e.Block.Thinking) + len(e.Block.Data) + len(e.Block.Input)
+			a.reportBlock(e.Block)
+		}
+	case "content_block_delta":
+		a.addDelta(e)
+	case "message_delta":
+		a.addUsage(e.Usage)
+		if e.Delta.StopReason != "" {
+			a.message.StopReason, a.done = e.Delta.StopReason, true
+		}
+	case "message_stop":
+		a.done = true
+	}
+	return nil
+}
+
+// reportBlock reports the text or the tool's name that a block begins with.
+func (a *assembly) reportBlock(b *contentBlock) {
+	switch {
+	case b.Type == "text" && b.Text != "":
+		a.onDelta(loop.Delta{Text: b.Text})
+	case b.Type == "tool_use":
+		a.onDelta(loop.Delta{ToolName: b.Name})
+	}
+}
+
+// addDelta adds a piece to the block with its index.
+func (a *assembly) addDelta(e event) {
+	d := e.Delta
+	a.size += len(d.Text) + len(d.Thinking) + len(d.Signature) + len(d.Partial)
+	for _, b := range slices.Backward(a.message.Content) {
+		if b.index != e.Index {
+			continue
+		}
+		switch d.Type {
+		case "text_delta":
+			b.more.WriteString(d.Text)
+			a.onDelta(loop.Delta{Text: d.Text})
+		case "thinking_delta":
+			b.more.WriteString(d.Thinking)
+		case "signature_delta":
+			b.Signature += d.Signature
+		case "input_json_delta":
+			b.more.WriteString(d.Partial)
+		}
+		return
+	}
+}
+
+// addUsage takes over the counts that are there.
+func (a *assembly) addUsage(u *wireUsage) {
+	if u == nil {
+		return
+	}
+	a.usage.Input = max(a.usage.Input, u.Input)
+	a.usage.CacheRead = max(a.usage.CacheRead, u.CacheRead)
+	a.usage.CacheWrite = max(a.usage.CacheWrite, u.CacheWrite)
+	a.usage.Output = max(a.usage.Output, u.Output)
+}
+
+// buildResponse returns the assembled answer. The order of its blocks is kept: the
+// provider wants them back as they were.
+func (a *assembly) buildResponse() loop.Response {
+	m := loop.Message{Role: loop.RoleAssistant}
+	for _, b := range a.message.Content {
+		switch {
+		case b == nil:
+		case b.Type == "text":
+			m.Blocks = append(m.Blocks, loop.Block{Text: &loop.Text{Text: b.Text + b.more.String()}})
+		case b.Type == "thinking":
+			m.Blocks = append(m.Blocks, loop.Block{Thinking: &loop.Thinking{Text: b.Thinking + b.more.String(), Signature: b.Signature}})
+		case b.Type == "redacted_thinking":
+			m.Blocks = append(m.Blocks, loop.Block{Thinking: &loop.Thinking{Redacted: b.Data}})
+		case b.Type == "tool_use":
+			// The loop resolves the name and checks the arguments.
+			raw := b.more.String()
+			if raw == "" {
+				raw = string(b.Input)
+			}
+			m.Blocks = append(m.Blocks, loop.Block{ToolUse: &loop.ToolUse{ProviderID: b.ID, Name: tools.Name(b.Name), Raw: raw}})
+		}
+	}
+	return loop.Response{
+		Message: m, Finish: a.message.StopReason, ID: a.message.ID, Model: a.message.Model,
+		Usage: limits.Usage{
+			InputTokens: a.usage.Input, CachedInputTokens: a.usage.CacheRead, CacheWriteTokens: a.usage.CacheWrite, OutputTokens: a.usage.Output,
+		},
+		Truncated: slices.Contains([]string{"max_tokens", "model_context_window_exceeded", "refusal"}, a.message.StopReason),
+	}
+}
