@@ -116,3 +116,43 @@ func TestCopy(t *testing.T) {
 	b.nothingLeft(t, spec.Session)
 	b.checkCopy(t, spec, layers)
 }
+
+// hostileScript fills a copy with what could harm a collection. The content of "times"
+// changes under its old size and times.
+const hostileScript = `cd /workspace; mkdir many most; (cd many; seq 100001 | xargs touch); (cd most; seq 20000 | xargs touch); for i in 1 2 3 4 5; do truncate -s 500M huge$i; done; mkfifo pipe
+	printf 'echo odd >"$(printf "a\nb\377")"' | sh; ln -s /etc/passwd out; mkdir -p $(printf 'd/%.0s' $(seq 1900)) || :
+	printf before >times; touch -d @1000 times`
+
+// TestCopyHostile: what a command fills a copy with is collected within the bounds of
+// time and size, and what is left out is named.
+func TestCopyHostile(t *testing.T) {
+	needEngine(t)
+	b := newBed(t, 0)
+	spec := b.spec(t, newSession())
+	layers := b.copied(t, &spec)
+	sb := b.create(t, spec)
+	if out, exit := shell(t, sb, hostileScript); !exit.Status.Success() {
+		t.Fatalf("%v: %q", exit.Status, out)
+	}
+	// Two of the large files fit into the bound of 1 GiB, and a directory may have
+	// 100,000 entries.
+	err := sb.Collect(t.Context())
+	if e, ok := errors.AsType[*overlay.IncompleteError](err); !ok || strings.Join(e.Unread, " ") != "huge3 huge4 huge5 many" {
+		t.Fatalf("collected with %v", err)
+	}
+	if out, exit := shell(t, sb, "cd /workspace; printf behind >times; touch -d @1000 times; date -s @1 2>/dev/null; rm huge*; rm -r many most"); !exit.Status.Success() {
+		t.Errorf("%v: %q", exit.Status, out)
+	}
+	must(t, sb.Collect(t.Context()))
+	upper := filepath.Join(layers.Dir(), overlay.UpperDir)
+	if text, err := os.ReadFile(filepath.Join(upper, "times")); err != nil || string(text) != "behind" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if target, err := os.Readlink(filepath.Join(upper, "out")); err != nil || target != "/etc/passwd" {
+		t.Errorf("%q, %v", target, err)
+	}
+	if _, err := os.Lstat(filepath.Join(upper, "a\nb\xff")); err != nil {
+		t.Error(err)
+	}
+	must(t, sb.Destroy(context.Background()))
+}

@@ -159,7 +159,7 @@ func (c *Copy) walkCopy(ctx context.Context) (*copyWalk, error) {
 type directory struct {
 	mode    fs.FileMode
 	entries []workspace.Entry
-	err     error // why it can't be read
+	err     error // why it can't be read, or is not
 }
 
 // readDirectory reads one directory. Listings have no modes of directories.
@@ -173,8 +173,11 @@ func (c *Copy) readDirectory(ctx context.Context, path string) (d directory, err
 	if errors.As(err, new(*workspace.Error)) && path != "." {
 		return directory{mode: d.mode, err: err}, nil
 	}
-	if more {
+	switch {
+	case more && path == ".":
 		err = c.tooMany()
+	case more:
+		return directory{mode: d.mode, err: c.tooMany()}, nil
 	}
 	return d, err
 }
@@ -191,7 +194,7 @@ func (c *Copy) addDirectory(w *copyWalk, path string, d directory) (below []stri
 	case failed && e.Kind == workspace.KindNotFound: // removed since
 		delete(w.entries, path)
 		return nil, nil
-	case failed:
+	case d.err != nil:
 		w.unread[path] = true
 		if own.mode == 0 { // not known
 			own.mode = c.sent[path].mode
