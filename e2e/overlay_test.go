@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/docker/docker/api/types/container"
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -398,4 +399,43 @@ func TestKilledOverlaySessionKeepsItsChanges(t *testing.T) {
 			t.Errorf("not applied: %q", text)
 		}
 	})
+}
+
+// TestCopyOutlivesItsContainer removes the container of a copy session, once the work of
+// its first command was collected: a fresh one goes on from there. Without checkpoints
+// the session ends.
+func TestCopyOutlivesItsContainer(t *testing.T) {
+	needBackend(t, "docker")
+	for _, when := range []string{"turn", "never"} {
+		t.Run(when, func(t *testing.T) {
+			m := newMachine(t)
+			m.write(t, "a", "before\n")
+			run := m.start(t, taskArgs(m, append([]string{"--backend", "docker", "--mode", "copy", "--copy-checkpoint", when}, m.playing(t,
+				[]scriptCall{shell("echo after > a; echo new > new")}, []scriptCall{shell("echo half > half; sleep 300")}, []scriptCall{shell("cat a new; ls")})...)...)...)
+			run.until(t, "the second command", func() bool { return strings.Count(run.stdout.String(), `"tool.called"`) == 2 })
+			session := readRecords(t, run.stdout.String())[0].Session
+			if when == "turn" {
+				eventually(t, "the checkpoint", time.Minute, func() bool {
+					_, err := os.Stat(filepath.Join(m.stateDir(), "sessions", session, "overlay", "upper", "new"))
+					return err == nil
+				})
+			}
+			if err := engine(t).ContainerRemove(t.Context(), "caisson-"+session, container.RemoveOptions{Force: true}); err != nil {
+				t.Fatal(err)
+			}
+			<-run.ended
+			out := run.stdout.String()
+			if told := strings.Contains(out, "files of the workspace are back to what they were"); told != (when == "turn") {
+				t.Errorf("the model is told what the workspace is back to: %t", told)
+			}
+			shown := m.run(t, "diff", "--workspace", m.workspace)
+			if kept := strings.Contains(shown.stdout, "+after\n"); kept != (when == "turn") {
+				t.Errorf("the changes are kept: %t\n%s", kept, shown.stdout)
+			}
+			if lost := strings.Contains(out, `"sandbox_lost"`); lost != (when == "never") {
+				t.Errorf("the session ends with the loss: %t", lost)
+			}
+			m.wantNothingLeft(t, session)
+		})
+	}
 }
