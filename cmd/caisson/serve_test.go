@@ -514,3 +514,35 @@ func TestServeWithoutABackend(t *testing.T) {
 		t.Errorf("it ended with %d: %s", status, s.log)
 	}
 }
+
+// TestServeSandboxes: a sandbox has what the configuration offers by name, and what is not
+// offered is refused with the names alone.
+func TestServeSandboxes(t *testing.T) {
+	s := startServe(t, `
+mode: overlay
+serve:
+  roots: [ROOT/two]
+  sandboxes:
+    images: {base: "rootfs:/srv/secret"}
+    mounts: {three: {from: ROOT/two/three, to: /three, read_only: true}}
+    resources: {tiny: {memory: 256MiB, pids: 70}}
+    max_ttl: 10m
+`).up()
+	for body, says := range map[string]string{
+		`{"image":"rootfs:/srv/secret"}`:              "name one of these: base",
+		`{"mounts":["two"]}`:                          "Name one of these: three",
+		`{"resources":"big"}`:                         "tiny",
+		`{"ttl_seconds":601}`:                         "limit of 600",
+		`{"workspace":"/etc"}`:                        "not at or below a root",
+		`{"workspace":"one/../../outside"}`:           "not at or below a root",
+		`{"mode":"bind"}`:                             "milder",
+		`{"workspace":"` + s.home + `/.local/state"}`: "not at or below a root",
+		`{"backend":"runc"}`:                          "body",
+		`{"egress":["https://example.com"]}`:          "body",
+	} {
+		status, text := s.do(s.token(), "POST", "/sandboxes", body)
+		if status != 422 || !strings.Contains(strings.ToLower(text), strings.ToLower(says)) || strings.Contains(text, "secret") && !strings.Contains(body, "secret") || strings.Contains(text, "three\",\"") {
+			t.Errorf("%s: %d %s, want %q", body, status, text, says)
+		}
+	}
+}

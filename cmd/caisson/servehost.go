@@ -74,6 +74,9 @@ func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	if conf.MaxTransfer != nil {
 		o.MaxTransfer = int64(*conf.MaxTransfer)
 	}
+	if conf.Sandboxes.MaxTTL != nil {
+		o.MaxSandboxTTL = time.Duration(*conf.Sandboxes.MaxTTL)
+	}
 	if conf.IdleTime != nil {
 		o.IdleTime = time.Duration(*conf.IdleTime)
 	}

@@ -14,9 +14,9 @@ import (
 )
 
 // prepareSandbox makes the options of a sandbox without a model that a client asks for.
-func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (o runner.Options, done func(), err error) {
+func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (o runner.Options, _ func(), err error) {
 	var ends []func()
-	done = func() {
+	done := func() {
 		for _, end := range slices.Backward(ends) {
 			end()
 		}
@@ -24,7 +24,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	defer func() {
 		if err != nil {
 			done()
-			done, err = nil, prepareError(err)
+			err = prepareError(err)
 		}
 	}()
 	var s *settings
@@ -55,11 +55,7 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 		}
 		ends = append(ends, func() { _ = w.Close() }) // it is removed next
 	}
-	var asked config.Asked
-	if in.Mode != "" {
-		asked.Mode = &in.Mode
-	}
-	wishes, err := s.conf.Ask(asked)
+	wishes, err := s.conf.AskSandbox(config.AskedSandbox{Mode: in.Mode, Image: in.Image, Mounts: in.Mounts, Resources: in.Resources})
 	if err != nil {
 		return o, nil, requestError(err)
 	}

@@ -34,6 +34,7 @@ type registry struct {
 	closing  bool
 	starting int // sessions that are being started
 	sessions map[string]*session
+	keys     sandboxKeys
 	// ending counts the sessions that are being started, and the running applies.
 	ending sync.WaitGroup
 }
@@ -41,7 +42,7 @@ type registry struct {
 func newRegistry(o *Options, d *diagnostics) *registry {
 	r := &registry{
 		diagnostics: d, opts: o, archive: archive{stateDir: o.StateDir, shows: o.Shows}, indexes: newIndexes(d.log),
-		sessions: map[string]*session{}, stopped: make(chan struct{}),
+		sessions: map[string]*session{}, keys: sandboxKeys{byKey: map[string]*sandboxStart{}}, stopped: make(chan struct{}),
 	}
 	r.ctx, r.end = context.WithCancelCause(context.Background())
 	d.metrics.collectStates(r.countStates)
@@ -72,7 +73,11 @@ func (r *registry) startLive(ctx context.Context, live *session) error {
 		}
 		r.ending.Done()
 	}()
-	live.onClosed = func() { r.removeSession(live.id) }
+	ended := live.onClosed
+	live.onClosed = func() {
+		r.removeSession(live.id)
+		ended()
+	}
 	if err := live.openRun(ctx, r.ctx, r.opts); err != nil {
 		if r.ctx.Err() != nil {
 			return serverStopping()

@@ -2,10 +2,12 @@ package server
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -21,10 +23,13 @@ import (
 // NewSandbox is a client's request for a sandbox without a model. Fields that are left
 // out are taken from the server's configuration.
 type NewSandbox struct {
-	Workspace string `json:"workspace,omitempty" maxLength:"4096" doc:"directory that commands work on: absolute, or below the only root; it lies at or below a root of the server. Without one the sandbox has an empty directory, which is removed with it"`
-	Title     string `json:"title,omitempty" maxLength:"400" doc:"a word about the sandbox, for lists"`
-	Mode      string `json:"mode,omitempty" enum:"bind,overlay,copy" doc:"how the workspace is mounted; overlay and copy leave it untouched until changes are applied"`
-	TTL       int64  `json:"ttl_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"how long the sandbox stays without a command; an hour without it"`
+	Workspace string   `json:"workspace,omitempty" maxLength:"4096" doc:"directory that commands work on: absolute, or below the only root; it lies at or below a root of the server. Without one the sandbox has an empty directory, which is removed with it"`
+	Title     string   `json:"title,omitempty" maxLength:"400" doc:"a word about the sandbox, for lists"`
+	Mode      string   `json:"mode,omitempty" enum:"bind,overlay,copy" doc:"how the workspace is mounted; overlay and copy leave it untouched until changes are applied"`
+	Image     string   `json:"image,omitempty" maxLength:"200" doc:"root filesystem: a name that the server's configuration offers"`
+	Mounts    []string `json:"mounts,omitempty" maxItems:"100" nullable:"false" doc:"further directories: names that the server's configuration offers"`
+	Resources string   `json:"resources,omitempty" maxLength:"200" doc:"memory, processors and other limits: a name that the server's configuration offers"`
+	TTL       int64    `json:"ttl_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"how long the sandbox stays without a command; an hour without it"`
 }
 
 // Sandbox is a sandbox without a model, live or ended. It is a session too, of the same
@@ -77,14 +82,18 @@ type sandboxesAPI struct{ sessions *registry }
 
 func (a sandboxesAPI) addOperations(o operations) {
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sandboxes", "startSandbox", "Start a sandbox without a model",
-		"Answers when it can run commands. It ends by DELETE, after its time to live without a command, and with the server. It counts as a session, and is one with the model none.",
-		http.StatusCreated, 422, 429, 503, 507),
-		func(ctx context.Context, in *struct{ Body NewSandbox }) (*struct {
+		"Answers when it can run commands. It ends by DELETE, after its time to live without a command, and with the server. It counts as a session, and is one with the model none. The same request with the same Idempotency-Key gets the same sandbox, also if the connection of the first was lost, until that sandbox has ended; another body with the key is 422.",
+		http.StatusCreated, 409, 422, 429, 503, 507),
+		func(ctx context.Context, in *struct {
+			Key  string `header:"Idempotency-Key" maxLength:"128" pattern:"^[!-~]*$" doc:"the same key gets the same sandbox as long as that lives"`
+			Body NewSandbox
+		},
+		) (*struct {
 			Location string `header:"Location"`
 			Body     Sandbox
 		}, error,
 		) {
-			live, err := a.startSandbox(ctx, in.Body, clientOf(ctx))
+			live, err := a.startOnce(ctx, in.Body, in.Key, clientOf(ctx))
 			if err != nil {
 				return nil, err
 			}
@@ -115,9 +124,89 @@ func (a sandboxesAPI) addOperations(o operations) {
 		})
 }
 
+// sandboxKeys are the starts of live sandboxes by the client's label and the key. It is
+// safe for concurrent use.
+type sandboxKeys struct {
+	mu    sync.Mutex
+	byKey map[string]*sandboxStart
+}
+
+// sandboxStart is the start of a sandbox with a key.
+type sandboxStart struct {
+	sum [sha256.Size]byte
+	// ready is closed when live or err is set.
+	ready chan struct{}
+	live  *session
+	err   error
+}
+
+// addStart returns the start that has the key, and whether it is a new one.
+func (k *sandboxKeys) addStart(key string, sum [sha256.Size]byte) (_ *sandboxStart, first bool, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s := k.byKey[key]
+	switch {
+	case s == nil:
+		s = &sandboxStart{sum: sum, ready: make(chan struct{})}
+		k.byKey[key] = s
+		return s, true, nil
+	case s.sum != sum:
+		return nil, false, keyReused()
+	}
+	return s, false, nil
+}
+
+// removeKey forgets a key.
+func (k *sandboxKeys) removeKey(key string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.byKey, key)
+}
+
+// startOnce starts a sandbox that a client requests, or returns the one that its key
+// started.
+func (a sandboxesAPI) startOnce(ctx context.Context, in NewSandbox, key string, from client) (*session, error) {
+	if key == "" {
+		return a.startSandbox(ctx, in, from, func() {})
+	}
+	key = labelledKey(key, from)
+	sum, err := requestSum(in)
+	if err != nil {
+		return nil, a.sessions.internalProblem("start sandbox", err)
+	}
+	s, first, err := a.sessions.keys.addStart(key, sum)
+	if err != nil {
+		return nil, err
+	}
+	if first {
+		a.runStart(context.WithoutCancel(ctx), s, in, key, from)
+	} else if err := waitClosed(ctx, s.ready); err != nil {
+		return nil, err
+	}
+	if s.err == nil && s.live.isEnding() {
+		p := newProblem(http.StatusConflict, "closing", "sandbox "+s.live.id+", which has this Idempotency-Key, is being ended", "Try again to start another one")
+		p.retryAfter = "1"
+		return nil, p
+	}
+	return s.live, s.err
+}
+
+// runStart starts the sandbox of a key, whether its client waits or not. A key whose
+// sandbox did not start or has ended is free again.
+func (a sandboxesAPI) runStart(ctx context.Context, s *sandboxStart, in NewSandbox, key string, from client) {
+	s.err = newProblem(http.StatusInternalServerError, "internal", "the server failed at this request", "Its log has the cause") // it panics
+	defer func() {
+		if s.err != nil {
+			a.sessions.keys.removeKey(key)
+		}
+		close(s.ready)
+	}()
+	s.live, s.err = a.startSandbox(ctx, in, from, func() { a.sessions.keys.removeKey(key) })
+}
+
 // startSandbox starts a sandbox that a client requests, and waits until it can run
-// commands.
-func (a sandboxesAPI) startSandbox(ctx context.Context, in NewSandbox, from client) (*session, error) {
+// commands. ended is called when it has ended.
+func (a sandboxesAPI) startSandbox(ctx context.Context, in NewSandbox, from client, ended func()) (*session, error) {
 	ttl := time.Duration(in.TTL) * time.Second
 	switch most := a.sessions.opts.MaxSandboxTTL; {
 	case ttl > most:
@@ -131,6 +220,7 @@ func (a sandboxesAPI) startSandbox(ctx context.Context, in NewSandbox, from clie
 	}
 	live.sandbox = &liveSandbox{watch: runner.NewCommandWatch(), commands: newCommands(), ttl: ttl}
 	live.sandbox.ctx, live.sandbox.end = context.WithCancelCause(context.Background())
+	live.onClosed = ended
 	if err := a.sessions.startLive(ctx, live); err != nil {
 		live.sandbox.end(nil)
 		return nil, err

@@ -205,3 +205,81 @@ func TestSandboxEndsWhileItStarts(t *testing.T) {
 		})
 	}
 }
+
+// TestSandboxKeys: the same request with the same key has one sandbox, however many send
+// it at once and whether the first is still there; after its end the key is free.
+func TestSandboxKeys(t *testing.T) {
+	w := newTestEnv(t, "  - text: Never asked.\n")
+	making, goOn := make(chan struct{}, 100), make(chan struct{})
+	w.backend.create = func(ctx context.Context) error {
+		making <- struct{}{}
+		select {
+		case <-goOn:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	post := func(ctx context.Context, token, key, body string) (answer, error) {
+		return send(ctx, http.DefaultClient, w.base, token, "POST", "/sandboxes", body, "Idempotency-Key", key)
+	}
+	// The first client leaves while its sandbox is made.
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	var first sync.WaitGroup
+	first.Go(func() {
+		if _, err := post(ctx, aliceToken, "k", `{}`); !errors.Is(err, context.Canceled) {
+			t.Errorf("the first client got %v", err)
+		}
+	})
+	<-making
+	leave()
+	first.Wait()
+	const clients = 30
+	answers := make(chan answer, clients)
+	for range clients {
+		go func() {
+			a, err := post(t.Context(), aliceToken, "k", `{}`)
+			if err != nil {
+				t.Error(err)
+			}
+			answers <- a
+		}()
+	}
+	w.do(aliceToken, "POST", "/sandboxes", `{"title":"other"}`, "Idempotency-Key", "k").requireProblem(t, 422, "key_reused")
+	close(goOn)
+	ids := map[string]bool{}
+	var s Sandbox
+	for range clients {
+		(<-answers).requireStatus(t, 201).decodeInto(t, &s)
+		ids[s.ID] = true
+	}
+	if live, _ := w.listSandboxes(""); len(ids) != 1 || len(live) != 1 {
+		t.Fatalf("%d sandboxes for one key, %d live", len(ids), len(live))
+	}
+	var bobs Sandbox
+	w.do(bobToken, "POST", "/sandboxes", `{}`, "Idempotency-Key", "k").requireStatus(t, 201).decodeInto(t, &bobs)
+	if ids[bobs.ID] {
+		t.Error("another client got it by its key")
+	}
+	// While it ends there is no second one, and after it there is.
+	live := w.server.sessions.liveSession(s.ID)
+	w.backend.gate = make(chan struct{})
+	live.mu.Lock()
+	live.ending = true
+	live.mu.Unlock()
+	w.do(aliceToken, "POST", "/sandboxes", `{}`, "Idempotency-Key", "k").requireProblem(t, 409, "closing")
+	w.do(aliceToken, "DELETE", "/sandboxes/"+s.ID, "").requireStatus(t, 200)
+	var next Sandbox
+	w.do(aliceToken, "POST", "/sandboxes", `{}`, "Idempotency-Key", "k").requireStatus(t, 201).decodeInto(t, &next)
+	if next.ID == s.ID {
+		t.Error("the key has a sandbox that ended")
+	}
+	// A start that fails leaves the key free.
+	w.backend.create = func(context.Context) error { return errors.New("no") }
+	for range 2 {
+		w.do(aliceToken, "POST", "/sandboxes", `{}`, "Idempotency-Key", "fails").requireProblem(t, 503, "sandbox_start")
+	}
+	w.backend.create = nil
+	w.do(aliceToken, "POST", "/sandboxes", `{}`, "Idempotency-Key", "fails").requireStatus(t, 201)
+}

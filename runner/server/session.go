@@ -71,7 +71,7 @@ func newSession(d *diagnostics, x *indexes, title string, from client) *session 
 	return &session{
 		diagnostics: d, indexes: x, task: title, client: from, begun: time.Now(), title: displayTitle(title), feed: newFeed(),
 		closed: make(chan struct{}), steps: trace.NewSteps(nil), turns: map[string]*runner.Turn{},
-		confirmations: newConfirmations(d),
+		confirmations: newConfirmations(d), onClosed: func() {},
 	}
 }
 

@@ -31,11 +31,21 @@ func Sweep(stateDir string) (int, error) {
 		if swept {
 			removed++
 		}
-		errs = append(errs, err)
+		errs = append(errs, err, sweepOutput(Path(stateDir, name)))
 	}
 	gone, err := sweepWorkspaces(stateDir)
 	errs = append(errs, err, overlay.SweepFrozen(FrozenLayers(Path(stateDir, "x"))))
 	return removed + gone, errors.Join(errs...)
+}
+
+// sweepOutput removes the output of commands that the process of a session kept, if it is
+// dead.
+func sweepOutput(session string) error {
+	dir := filepath.Join(session, OutputDir)
+	if _, err := os.Lstat(dir); err != nil || LivesIn(session) {
+		return ignoreMissing(err)
+	}
+	return os.RemoveAll(dir)
 }
 
 // sweepWorkspaces removes the workspaces that dead sessions had of their own, once their
@@ -94,14 +104,13 @@ func sweepSession(stateDir, session string) (bool, error) {
 	if LivesIn(session) {
 		return false, nil
 	}
-	outputErr := os.RemoveAll(filepath.Join(session, OutputDir))
 	socket := filepath.Join(dir, sandbox.ExecSocket)
 	var socketErr error
 	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() == fs.ModeSocket {
 		socketErr = ignoreMissing(os.Remove(socket))
 	}
 	_, err := overlay.SweepUnmade(filepath.Join(session, OverlayDir))
-	err = errors.Join(socketErr, outputErr, err)
+	err = errors.Join(socketErr, err)
 	if hasRecords(session) || mayHaveRun(stateDir, session) {
 		// It may hold what a backend noted and could not remove yet.
 		return os.Remove(dir) == nil, err

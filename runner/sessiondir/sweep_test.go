@@ -34,9 +34,15 @@ func TestSweepWorkspaces(t *testing.T) {
 		if err := errors.Join(os.MkdirAll(filepath.Join(path, "a/b"), 0o755), os.Symlink(state, filepath.Join(path, "link")), os.Chmod(filepath.Join(path, "a"), 0)); err != nil {
 			t.Fatal(err)
 		}
+		if err := os.MkdirAll(filepath.Join(d.Path, OutputDir, "exe_1.1"), 0o700); err != nil {
+			t.Fatal(err)
+		}
 		return d
 	}
 	living, dead, contained, noted := start(), start(), start(), start()
+	if err := os.Remove(filepath.Join(dead.Path, SandboxDir)); err != nil { // as a backend does
+		t.Fatal(err)
+	}
 	for _, d := range []*Dir{dead, contained, noted} {
 		if err := d.file.Close(); err != nil { // as the kernel does for a process that is killed
 			t.Fatal(err)
@@ -57,7 +63,12 @@ func TestSweepWorkspaces(t *testing.T) {
 			t.Errorf("the workspace of %s: %v, want it there: %v", session, err, want)
 		}
 	}
-	if err := errors.Join(RemoveWorkspace(state, living.Session), RemoveWorkspace(state, living.Session), living.Close()); err != nil {
+	for _, d := range []*Dir{living, dead, contained, noted} {
+		if _, err := os.Lstat(filepath.Join(d.Path, OutputDir)); (err == nil) != (d == living) {
+			t.Errorf("the output of commands of %s: %v", d.Session, err)
+		}
+	}
+	if err := errors.Join(os.RemoveAll(filepath.Join(living.Path, OutputDir)), RemoveWorkspace(state, living.Session), RemoveWorkspace(state, living.Session), living.Close()); err != nil {
 		t.Error(err)
 	}
 }
@@ -142,7 +153,8 @@ func TestSweepUnmade(t *testing.T) {
 		{name: "ses_empty", old: true},
 		{name: "ses_log", old: true, log: true},
 		{name: "ses_recorded", old: true, log: true, recorded: true, stays: true},
-		{name: "ses_changes", old: true, log: true, changes: true, stays: true}, {name: "ses_young", stays: true},
+		{name: "ses_changes", old: true, log: true, changes: true, stays: true},
+		{name: "ses_young", stays: true},
 		{name: "ses_younglog", log: true, stays: true},
 	} {
 		dir := Path(state, c.name)

@@ -3,7 +3,9 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/runner"
@@ -57,7 +59,7 @@ func (c *Config) MountError(err error) error {
 
 // checkMounts refuses mounts that are not complete.
 func checkMounts(c *Config) error {
-	for _, m := range c.Mounts {
+	for _, m := range slices.Concat(c.Mounts, slices.Collect(maps.Values(c.Serve.Sandboxes.Mounts))) {
 		var err error
 		switch {
 		case m.From == nil || m.To == nil:

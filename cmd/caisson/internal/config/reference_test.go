@@ -58,7 +58,10 @@ func TestReference(t *testing.T) {
 	}
 	for _, k := range keysOf(reflect.TypeFor[File]()) {
 		user[k.name] = true
-		flag, tighten := k.tag.Get("flag"), ""
+		flag, shown, tighten := k.tag.Get("flag"), k.tag.Get("shown"), ""
+		if k.index == nil { // in an entry of a map
+			flag, shown = "", ""
+		}
 		if flag != "" {
 			flag = "--" + flag
 		}
@@ -66,7 +69,7 @@ func TestReference(t *testing.T) {
 			tighten = "yes"
 		}
 		value := defaults[k.name]
-		if shown := k.tag.Get("shown"); shown != "" {
+		if shown != "" {
 			value = shown
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", k.name, code(flag), code(value), tighten, strings.ReplaceAll(k.tag.Get("doc"), "|", `\|`))

@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -72,6 +73,67 @@ func (c *Config) Ask(a Asked) (File, error) {
 		f.Mode = a.Mode
 	}
 	return f, c.askLimits(a, &f)
+}
+
+// AskedSandbox has the requests of a client for a sandbox without a model. "" is none.
+type AskedSandbox struct {
+	Mode, Image, Resources string
+	Mounts                 []string
+}
+
+// AskSandbox returns a client's requests as settings, if serve.sandboxes offers what they
+// name. Its error is an [Error] at the request's key.
+func (c *Config) AskSandbox(a AskedSandbox) (File, error) {
+	var asked Asked
+	if a.Mode != "" {
+		asked.Mode = &a.Mode
+	}
+	f, err := c.Ask(asked)
+	if err != nil {
+		return f, err
+	}
+	offered := c.Serve.Sandboxes
+	if a.Image != "" {
+		image, err := chooseOffered("image", a.Image, offered.Images)
+		if err != nil {
+			return f, err
+		}
+		f.Image = &image
+	}
+	for i, name := range a.Mounts {
+		m, err := chooseOffered("mounts", name, offered.Mounts)
+		if err != nil {
+			return f, err
+		}
+		if slices.Contains(a.Mounts[:i], name) {
+			return f, &Error{Where: "mounts", Message: name + " is there twice", Hint: "name it once"}
+		}
+		if f.Mounts == nil {
+			f.Mounts = slices.Clone(c.Mounts)
+		}
+		f.Mounts = append(f.Mounts, m)
+	}
+	if a.Resources != "" {
+		if f.Resources, err = chooseOffered("resources", a.Resources, offered.Resources); err != nil {
+			return f, err
+		}
+		tightenValue(reflect.ValueOf(&f.Resources).Elem(), reflect.ValueOf(c.Project.Resources))
+	}
+	return f, nil
+}
+
+// chooseOffered returns what a client names, and an error with the names of all that is
+// offered if it is none of these.
+func chooseOffered[T any](where, name string, offered map[string]T) (T, error) {
+	v, ok := offered[name]
+	if ok {
+		return v, nil
+	}
+	hint := "leave it out: this server offers none"
+	if len(offered) > 0 {
+		hint = "name one of these: " + strings.Join(slices.Sorted(maps.Keys(offered)), ", ")
+	}
+	return v, &Error{Where: where, Message: fmt.Sprintf("%q is not offered", name), Hint: hint}
 }
 
 func (c *Config) askLimits(a Asked, f *File) error {

@@ -265,7 +265,16 @@ type Serve struct {
 	MaxStreams  *Count                 `yaml:"max_streams" doc:"event streams and copies of files that one token may have open"`
 	MaxTransfer *Size                  `yaml:"max_transfer" doc:"size of one copy of files into a sandbox or out of it; without it 1GiB"`
 	IdleTime    *Duration              `yaml:"idle_time" doc:"how long a session without a turn is kept"`
+	Sandboxes   ServeSandboxes         `yaml:"sandboxes" doc:"what clients may choose for sandboxes without a model, by name; their other settings are those of the file"`
 	OpenMetrics *bool                  `yaml:"open_metrics" doc:"serve /metrics without a token"`
+}
+
+// ServeSandboxes are the choices of clients for sandboxes without a model.
+type ServeSandboxes struct {
+	Images    map[string]string    `yaml:"images" doc:"images, by the name that clients use" each:"an image, as for image"`
+	Mounts    map[string]Mount     `yaml:"mounts" doc:"directories of this machine, by the name that clients use" each:"one directory"`
+	Resources map[string]Resources `yaml:"resources" doc:"sizes, by the name that clients use; what one leaves out is that of resources" each:"one size"`
+	MaxTTL    *Duration            `yaml:"max_ttl" doc:"longest time that a sandbox may stay without a command; without it 24h"`
 }
 
 // TokenSource is where a token comes from, Env or File and never the token

@@ -135,7 +135,7 @@ var listSettings = sync.OnceValue(func() []Setting {
 	}
 	var out []Setting
 	for _, k := range keysOf(reflect.TypeFor[File]()) {
-		if flag := k.tag.Get("flag"); flag != "" {
+		if flag := k.tag.Get("flag"); flag != "" && k.index != nil { // not in an entry of a map
 			out = append(out, Setting{
 				Flag: flag, Key: k.name, Value: k.tag.Get("value"), Group: k.tag.Get("group"), Usage: k.tag.Get("doc"),
 				Default: cmp.Or(k.tag.Get("shown"), defaults[k.name]), Words: k.words(), key: k,
