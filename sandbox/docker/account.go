@@ -55,7 +55,7 @@ func (c *engineContainer) findAccount(ctx context.Context) error {
 func (c *engineContainer) checkAccount() error {
 	id := c.prep.ImageIdentity()
 	if c.facts.base.IsNamespace() {
-		return c.checkRange(id)
+		return checkRange(id)
 	}
 	if runtime.GOOS != "linux" || os.Geteuid() == 0 || id.UID == os.Geteuid() && len(id.Groups) == 0 && (c.prep.Account.GID == 0 || id.GID == os.Getegid()) {
 		return nil
@@ -68,7 +68,7 @@ func (c *engineContainer) checkAccount() error {
 
 // checkRange refuses an image's user that the user namespace of a remapping engine
 // does not have, or with a group of the range that marks commands there.
-func (c *engineContainer) checkRange(id workmount.Identity) error {
+func checkRange(id workmount.Identity) error {
 	for i, n := range append([]int{id.UID, id.GID}, id.Groups...) {
 		isMark := i > 0 && n >= guest.DefaultGIDBase && n < guest.DefaultGIDBase+guest.DefaultGIDCount
 		if n >= workmount.IDCount || isMark {

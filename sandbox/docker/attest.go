@@ -24,7 +24,7 @@ func (c *engineContainer) Attest(ctx context.Context, conn *guest.Conn, a *sandb
 	if err != nil {
 		return err
 	}
-	if err := c.checkVolume(ctx, conn); err != nil {
+	if err := checkVolume(ctx, c.prep.Mounts.Volume, conn); err != nil {
 		return err
 	}
 	if err := errors.Join(readBack(c.asked, got), checkKernel(c.facts.runtime, hello), c.verifyRoot(hello), c.verifyBase(hello, got), c.checkLimits(hello)); err != nil {

@@ -16,7 +16,6 @@ import (
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
-	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
@@ -115,7 +114,6 @@ func TestVerifyBase(t *testing.T) {
 // TestRemappedAccounts: an image's user must be one of the user namespace, and in no
 // group that marks commands.
 func TestRemappedAccounts(t *testing.T) {
-	c := &engineContainer{facts: facts{base: workmount.Base{UID: 300_000, GID: 300_000}}, prep: &lifecycle.Preparation{}}
 	for _, tt := range []struct {
 		id workmount.Identity
 		ok bool
@@ -130,7 +128,7 @@ func TestRemappedAccounts(t *testing.T) {
 		{workmount.Identity{UID: 1000, GID: 1000, Groups: []int{49_999}}, false},
 		{workmount.Identity{UID: 1000, GID: 1000, Groups: []int{50_000}}, true},
 	} {
-		err := c.checkRange(tt.id)
+		err := checkRange(tt.id)
 		if incapable, ok := errors.AsType[*sandbox.IncapableError](err); tt.ok != (err == nil) || err != nil && (!ok || incapable.Hint == "") {
 			t.Errorf("%+v: %v", tt.id, err)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest"
 	"github.com/caisson-run/caisson/sandbox/internal/lifecycle"
 	"github.com/caisson-run/caisson/sandbox/internal/ownership"
+	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
 // localDriver is the engine's own driver of volumes, which calls mount(2) with
@@ -61,9 +62,10 @@ func volumeMount(name, target string) mount.Mount {
 	return mount.Mount{Type: mount.TypeVolume, Source: name, Target: target, VolumeOptions: &mount.VolumeOptions{NoCopy: true}}
 }
 
-// checkVolume returns an error unless the engine mounted the open directories.
-func (c *engineContainer) checkVolume(ctx context.Context, conn *guest.Conn) error {
-	if c.prep.Mounts.Volume == nil {
+// checkVolume returns an error unless the engine mounted the open directories of a
+// volume, which may be nil.
+func checkVolume(ctx context.Context, v *workmount.Volume, conn *guest.Conn) error {
+	if v == nil {
 		return nil
 	}
 	for _, flag := range []string{"nosuid", "nodev"} {
@@ -71,7 +73,7 @@ func (c *engineContainer) checkVolume(ctx context.Context, conn *guest.Conn) err
 			return fmt.Errorf("%w: the engine mounted the overlay without %s", sandbox.ErrUnavailable, flag)
 		}
 	}
-	return c.prep.Mounts.Volume.Check(ctx, conn.View(), lifecycle.IsGVisor(conn.Hello()))
+	return v.Check(ctx, conn.View(), lifecycle.IsGVisor(conn.Hello()))
 }
 
 // cleanVolume mounts and unmounts the overlay once more, with a container that

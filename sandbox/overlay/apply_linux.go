@@ -33,7 +33,7 @@ func (l *Layers) Apply(ctx context.Context, original *os.File, o ApplyOptions) (
 	}
 	// A sandbox locks the directory of the layers while it has them mounted,
 	// even while it is being destroyed.
-	unmounted, err := l.lockDir()
+	unmounted, err := lockLayers(l.dir)
 	if err != nil {
 		return nil, fmt.Errorf("apply changes: %w", err)
 	}
@@ -252,9 +252,9 @@ func (w *writer) makeAll(ctx context.Context, todo []*Change, o ApplyOptions, r 
 	return nil
 }
 
-// lockDir returns [ErrBusy] while a sandbox has the layers mounted.
-func (l *Layers) lockDir() (release func(), err error) {
-	dir, err := os.Open(l.dir)
+// lockLayers returns [ErrBusy] while a sandbox has the layers mounted.
+func lockLayers(path string) (release func(), err error) {
+	dir, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("lock layers: %w", err)
 	}

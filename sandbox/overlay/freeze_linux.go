@@ -100,7 +100,7 @@ func (l *Layers) Freeze(ctx context.Context, frozen string) (err error) {
 	case l.info.State != Kept || !l.info.Recorded:
 		return fmt.Errorf("%w: session %s", ErrGone, l.info.Session)
 	}
-	unmounted, err := l.lockDir()
+	unmounted, err := lockLayers(l.dir)
 	if err != nil {
 		return err
 	}

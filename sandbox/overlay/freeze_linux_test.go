@@ -173,7 +173,7 @@ func TestFreezeWithoutChanges(t *testing.T) {
 		t.Errorf("%d frozen layers after a change of the mode alone", n)
 	}
 	w.unmount()
-	release, err := w.layers.lockDir() // as a sandbox does
+	release, err := lockLayers(w.layers.dir) // as a sandbox does
 	must(t, err)
 	if err := w.layers.Freeze(t.Context(), w.frozen()); !errors.Is(err, ErrBusy) {
 		t.Errorf("while it is mounted: %v", err)

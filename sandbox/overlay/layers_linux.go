@@ -209,7 +209,7 @@ func (l *Layers) End(state State) error {
 	if l.lock == nil {
 		return fmt.Errorf("end layers: %w: they are not locked", ErrBusy)
 	}
-	unmounted, err := l.lockDir()
+	unmounted, err := lockLayers(l.dir)
 	if err != nil {
 		return fmt.Errorf("end layers: %w", err)
 	}

@@ -82,11 +82,11 @@ func checkCopy(ctx context.Context, e *env) (err error) {
 	if mode := other.sb.Attestation().WorkspaceMode; mode != string(sandbox.ModeCopy) {
 		return fmt.Errorf("attested mode %q", mode)
 	}
-	if err := other.changeCopy(ctx); err != nil {
+	if err := changeCopy(ctx, other); err != nil {
 		return err
 	}
 	for range 2 { // of which the second finds nothing new
-		if err := other.checkCollected(ctx, copiedChanges); err != nil {
+		if err := checkCollected(ctx, other, copiedChanges); err != nil {
 			return err
 		}
 	}
@@ -105,11 +105,11 @@ func checkCopy(ctx context.Context, e *env) (err error) {
 	if _, err := other.sb.Apply(ctx, workspace.Op{Kind: workspace.OpDelete, Path: "by-command"}); err != nil {
 		return err
 	}
-	return other.checkCollected(ctx, copiedChanges[1:])
+	return checkCollected(ctx, other, copiedChanges[1:])
 }
 
 // changeCopy makes the changes.
-func (e *env) changeCopy(ctx context.Context) error {
+func changeCopy(ctx context.Context, e *env) error {
 	if _, err := e.expectOutput(ctx, "read", frozenFile); err != nil {
 		return fmt.Errorf("a file of a frozen layer: %w", err)
 	}
@@ -137,7 +137,7 @@ func (e *env) changeCopy(ctx context.Context) error {
 
 // checkCollected collects the changes and compares them, and the workspace with what was
 // planted.
-func (e *env) checkCollected(ctx context.Context, want []string) error {
+func checkCollected(ctx context.Context, e *env, want []string) error {
 	if err := e.sb.Collect(ctx); err != nil {
 		return err
 	}

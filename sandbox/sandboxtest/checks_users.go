@@ -135,7 +135,7 @@ func checkRootIdentity(ctx context.Context, e *env) error {
 	}
 	a := e.sb.Attestation()
 	return errors.Join(append(
-		wrong, e.checkIDMaps(ctx),
+		wrong, checkIDMaps(ctx, e),
 		compareSetting("uid", f.EUID, 0), compareSetting("gid", f.EGID, 0), compareSetting("groups", f.Groups, 0),
 		compareSetting("NoNewPrivs", f.NoNewPrivs, "1"), compareSetting("Seccomp", f.Seccomp, "2"),
 		compareSetting("attested policy", a.UserPolicy, string(sandbox.UserRoot)), compareSetting("attested user", a.User, "0:0"),
@@ -146,7 +146,7 @@ func checkRootIdentity(ctx context.Context, e *env) error {
 // checkIDMaps asserts that root inside is not root outside, by what is attested and by
 // what the host shows of the container's first process. A kernel of the sandbox's
 // own has no ids of the host; a fake, which has no process, attests some.
-func (e *env) checkIDMaps(ctx context.Context) error {
+func checkIDMaps(ctx context.Context, e *env) error {
 	pid, err := e.target.HostProcess(ctx, e.sb)
 	if err != nil || e.target.OwnKernel && pid != 0 {
 		return err

@@ -83,7 +83,7 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	if err != nil {
 		return "", err
 	}
-	defer b.x.sandbox.beginUse()()
+	defer b.x.sandbox.copy.beginUse()()
 	program, err := b.x.shellProgram(ctx, g)
 	if err != nil {
 		return "", b.x.sandbox.checkLoss(g, err)

@@ -102,7 +102,7 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	if err != nil {
 		return shell.Result{}, x.sandbox.checkLoss(g, err)
 	}
-	done := x.sandbox.beginUse()
+	done := x.sandbox.copy.beginUse()
 	defer done()
 	stdout := &capture{stream: "stdout", watch: cmd.Stdout, spill: x.spill}
 	stderr := &capture{stream: "stderr", watch: cmd.Stderr, spill: x.spill}
@@ -148,7 +148,7 @@ func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
-	done := x.sandbox.beginUse()
+	done := x.sandbox.copy.beginUse()
 	defer done()
 	watched, stop := x.disk.WatchContext(ctx, g.bounds...)
 	defer stop()
@@ -215,7 +215,7 @@ func (x *Executor) Apply(ctx context.Context, op workspace.Op) (workspace.Change
 	if err != nil {
 		return workspace.Change{}, err
 	}
-	defer x.sandbox.beginUse()()
+	defer x.sandbox.copy.beginUse()()
 	var fresh, noted bool
 	switch op.Kind {
 	case workspace.OpWrite, workspace.OpAppend, workspace.OpPatch, workspace.OpDelete:

@@ -89,7 +89,7 @@ type Sandbox struct {
 	services  serviceBounds
 	following sync.WaitGroup // followService
 
-	copy copyState
+	copy *collector
 }
 
 // generation is one sandbox, from the request for it on.
@@ -163,8 +163,9 @@ func New(ctx context.Context, o Options) *Sandbox {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	c := &Sandbox{opts: o, usable: o.Touched, copy: copyState{collecting: make(chan struct{}, 1)}}
+	c := &Sandbox{opts: o, usable: o.Touched}
 	c.making, c.stop = context.WithCancelCause(context.WithoutCancel(ctx))
+	c.copy = &collector{opts: o, making: c.making, findRunning: c.findRunning, collecting: make(chan struct{}, 1)}
 	return c
 }
 
@@ -184,13 +185,10 @@ func (c *Sandbox) startLocked() bool {
 			c.opts.OnStart()
 		}
 		c.begun = true
-		c.current = c.startGeneration(&generation{number: c.nextNumber()})
+		c.current = c.startGeneration(&generation{})
 	}
 	return c.current != nil
 }
-
-// nextNumber returns the number of the next generation; the caller holds mu.
-func (c *Sandbox) nextNumber() int { return c.restarts + c.suspended }
 
 // IsUntouched reports whether the workspace still is the original directory: nothing
 // can have run in the sandbox so far.
@@ -202,13 +200,13 @@ func (c *Sandbox) IsUntouched() bool {
 
 // startGeneration makes one generation; the caller holds mu.
 func (c *Sandbox) startGeneration(g *generation) *generation {
-	g.ready = make(chan struct{})
+	g.number, g.ready = c.restarts+c.suspended, make(chan struct{})
 	c.starts.Go(func() {
 		defer close(g.ready)
 		spec := c.opts.Spec
 		spec.Workspace.Unguarded = g.unguarded
 		spec.Service = c.serviceSpec(g)
-		c.waitCollected()
+		c.copy.waitCollected()
 		if c.opts.Prepare != nil {
 			c.opts.Prepare(c.making, &spec)
 		}
@@ -271,7 +269,7 @@ func (c *Sandbox) recordStarted(g *generation, took time.Duration) error {
 	if g.unguarded {
 		return nil
 	}
-	return c.checkLost(att)
+	return c.opts.checkLost(att)
 }
 
 // waitRunning starts the sandbox unless that has begun, waits for it and
@@ -334,7 +332,7 @@ func (c *Sandbox) startAgain() error {
 		return fmt.Errorf("%w: %w", tools.ErrSandboxLost, err)
 	}
 	c.restarts++
-	c.current = c.startGeneration(&generation{number: c.nextNumber(), helper: true})
+	c.current = c.startGeneration(&generation{helper: true})
 	return nil
 }
 
@@ -357,7 +355,7 @@ func (c *Sandbox) StartUnguarded() error {
 		c.destroyGeneration(g)
 	}
 	c.restarts++
-	c.current = c.startGeneration(&generation{number: c.nextNumber(), unguarded: true})
+	c.current = c.startGeneration(&generation{unguarded: true})
 	return nil
 }
 
@@ -400,6 +398,7 @@ func (c *Sandbox) StopAndDestroy() {
 	c.mu.Lock()
 	c.stop(errors.New("session ended"))
 	c.mu.Unlock()
+	defer c.copy.endCheckpoints()
 	c.starts.Wait() // from here on no other generation begins
 	c.mu.Lock()
 	g := c.current
@@ -413,7 +412,6 @@ func (c *Sandbox) StopAndDestroy() {
 	c.destroyGeneration(g)
 	c.mu.Unlock()
 	c.following.Wait() // the sandbox's end is that of its service
-	c.copy.checkpoints.Wait()
 }
 
 // CloseOn closes the sandbox when force is closed: the caller does not wait any

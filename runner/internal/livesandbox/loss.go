@@ -59,7 +59,7 @@ func (c *Sandbox) handleLoss(g *generation, err error) error {
 		if err == nil { // destroyed by us, because a call would not end
 			err = sandbox.ErrLost
 		}
-		c.waitCollected() // a collection that still succeeds counts
+		c.copy.waitCollected() // a collection that still succeeds counts
 		why := lossOf(err)
 		if why.limit == nil && own && c.opts.Checkpoints {
 			why.again = true
@@ -89,7 +89,9 @@ func lossOf(err error) loss {
 // what can't be stopped may write beside the next command, and at any time.
 func (c *Sandbox) retireSandbox(g *generation, left int) error {
 	g.once.Do(func() {
-		c.collectBefore()
+		if c.opts.Copy {
+			c.copy.collectOrWarn()
+		}
 		g.after = c.replaceGeneration(g, loss{
 			cause: fmt.Errorf("%w: %d processes could not be killed", sandbox.ErrLost, left),
 			text:  fmt.Sprintf("%d processes could not be killed", left), again: true,
@@ -109,7 +111,7 @@ func (c *Sandbox) replaceGeneration(g *generation, why loss) error {
 	}
 	again := why.again && c.restarts < maxRestarts
 	c.opts.Log.Warn("sandbox lost", zap.String("container", g.sandbox.ID()), zap.Error(why.cause), zap.Bool("restarting", again))
-	back := c.describeWorkspace()
+	back := c.copy.describeWorkspace()
 	if c.opts.Copy && again {
 		g.back = back
 	}
@@ -127,7 +129,7 @@ func (c *Sandbox) replaceGeneration(g *generation, why loss) error {
 	c.restarts++
 	c.current = nil
 	if c.paused == nil { // or else the next call begins one
-		c.current = c.startGeneration(&generation{number: c.nextNumber()})
+		c.current = c.startGeneration(&generation{})
 	}
 	return &tools.Error{Class: tools.ErrorExecution, Reason: ReplacedReason, Visible: true, Err: why.cause, Message: fmt.Sprintf(why.tell, back)}
 }

@@ -34,7 +34,7 @@ func (c *Sandbox) serviceSpec(g *generation) *sandbox.Service {
 	}
 	s := *c.opts.Spec.Service
 	s.Watch = func(ctx context.Context, a sandbox.Attestation) (context.Context, error) {
-		if err := c.checkLost(a); err != nil {
+		if err := c.opts.checkLost(a); err != nil {
 			return nil, err
 		}
 		if err := c.services.waitRecorded(ctx); err != nil {
@@ -132,8 +132,8 @@ func (c *Sandbox) endService() {
 }
 
 // checkLost refuses a sandbox that lacks protections, if that is asked for.
-func (c *Sandbox) checkLost(a sandbox.Attestation) error {
-	if !c.opts.RefuseLost || len(a.Lost) == 0 {
+func (o Options) checkLost(a sandbox.Attestation) error {
+	if !o.RefuseLost || len(a.Lost) == 0 {
 		return nil
 	}
 	return &StartError{fmt.Errorf("%w: it lacks protections, which is refused here (refuse_lost): %s", sandbox.ErrUnsupported, strings.Join(a.Lost, "; "))}

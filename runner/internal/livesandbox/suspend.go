@@ -47,7 +47,7 @@ func (c *Sandbox) Suspend(ctx context.Context, reason string) (resume func(), er
 // before release is called.
 func (c *Sandbox) suspendGeneration(ctx context.Context, g *generation, reason string) (release func(), err error) {
 	if g == nil {
-		return c.holdCollecting(ctx)
+		return c.copy.holdCollecting(ctx)
 	}
 	<-g.ready
 	if g.err != nil {
@@ -66,7 +66,7 @@ func (c *Sandbox) suspendGeneration(ctx context.Context, g *generation, reason s
 		}
 	})
 	// Not before: what is done once to a generation may collect its changes.
-	if release, err = c.holdCollecting(context.WithoutCancel(ctx)); err != nil {
+	if release, err = c.copy.holdCollecting(context.WithoutCancel(ctx)); err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
