@@ -253,8 +253,11 @@ func TestRequest(t *testing.T) {
 	}
 	req.Messages = append(req.Messages,
 		loop.Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
-			{Thinking: &loop.Thinking{Text: "hm", Signature: "EqQB"}}, {Thinking: &loop.Thinking{Redacted: "ENCR"}}, {Thinking: &loop.Thinking{Text: "unsigned"}},
-			{Text: &loop.Text{Text: "Both."}}, {Text: &loop.Text{Text: " \n"}},
+			{Thinking: &loop.Thinking{Text: "hm", Signature: "EqQB"}},
+			{Thinking: &loop.Thinking{Redacted: "ENCR"}},
+			{Thinking: &loop.Thinking{Text: "unsigned"}},
+			{Text: &loop.Text{Text: "Both."}},
+			{Text: &loop.Text{Text: " \n"}},
 			{ToolUse: &loop.ToolUse{ID: "tu_1", ProviderID: "toolu_1", Name: "shell", Input: []byte(`{"command":"ls"}`)}},
 			{ToolUse: &loop.ToolUse{ID: "tu_2", ProviderID: "call.2:x", Name: long, Input: []byte(`{}`)}},
 		}},

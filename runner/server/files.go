@@ -72,13 +72,13 @@ The directory must exist. An existing file is replaced by a new one; nothing is 
 		http.StatusNoContent, 404, 408, 409, 410, 411, 413, 415, 422, 429, 503, 507)
 	put.RequestBody = &huma.RequestBody{Required: true, Content: both}
 	put.Responses["204"] = &huma.Response{Description: "Everything is written"}
-	huma.Register(o.api, put, a.serveTransfers((*transfer).upload))
+	huma.Register(o.api, put, a.serveTransfers((*transfer).receiveFiles))
 	get := o.newOperation(http.MethodGet, filesRoute, "getFiles", "Copy files out of a sandbox",
 		`With Accept: application/x-tar a tar archive of the path and everything below it; with a path that ends in /., of its content. Otherwise the bytes of one file.
 Special files below the path are left out. Commands of the sandbox may have written anything into it, the names in the archive included. An answer that is cut off has no proper end: its connection is closed before the announced length, or before the last chunk.`,
 		http.StatusOK, 404, 406, 409, 410, 413, 422, 429, 503, 505, 507)
 	get.Responses["200"] = &huma.Response{Description: "The bytes", Content: both}
-	huma.Register(o.api, get, a.serveTransfers((*transfer).download))
+	huma.Register(o.api, get, a.serveTransfers((*transfer).sendFiles))
 }
 
 // serveTransfers returns the handler of an operation that copies files. Its problem is
@@ -160,8 +160,8 @@ func (t *transfer) runCommand(command runner.UserCommand) *Problem {
 	return newProblem(http.StatusConflict, "not_copied", cause, "What was copied before stays; change what is in the way, or name another path")
 }
 
-// upload copies the request's body into the sandbox.
-func (t *transfer) upload() *Problem {
+// receiveFiles copies the request's body into the sandbox.
+func (t *transfer) receiveFiles() *Problem {
 	media, _, err := mime.ParseMediaType(t.r.Header.Get("Content-Type"))
 	switch {
 	case err != nil || len(t.r.Header.Values("Content-Type")) > 1 || media != archiveType && media != fileType:
@@ -293,8 +293,8 @@ func (b *uploadBody) finish() error {
 	return b.err
 }
 
-// download copies a file or a tree of the sandbox to the client.
-func (t *transfer) download() *Problem {
+// sendFiles copies a file or a tree of the sandbox to the client.
+func (t *transfer) sendFiles() *Problem {
 	asArchive, ok := acceptsArchive(t.r.Header.Values("Accept"))
 	switch {
 	case !ok:

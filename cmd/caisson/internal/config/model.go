@@ -115,12 +115,12 @@ func (c *Config) selectModels(environ []string) ([]SelectedModel, error) {
 
 // selectModel returns the model of a profile, or of provider/model, that is named at
 // where.
-func (c *Config) selectModel(name, where string, getenv func(string) (string, bool)) (SelectedModel, error) {
-	m, ok := c.Models[name]
+func (f *File) selectModel(name, where string, getenv func(string) (string, bool)) (SelectedModel, error) {
+	m, ok := f.Models[name]
 	if !ok {
 		provider, model, ok := strings.Cut(name, "/")
 		if !ok || model == "" {
-			return SelectedModel{}, &Error{Where: where, Message: "there is no model profile " + name + listProfiles(c.Models), Hint: "name a profile of models:, or provider/model such as openai/gpt-5"}
+			return SelectedModel{}, &Error{Where: where, Message: "there is no model profile " + name + listProfiles(f.Models), Hint: "name a profile of models:, or provider/model such as openai/gpt-5"}
 		}
 		m = Model{Provider: &provider, Model: &model}
 	}
@@ -155,7 +155,7 @@ func (c *Config) selectModel(name, where string, getenv func(string) (string, bo
 	if out.isProvidersOwn(p) {
 		out.addKnown()
 	}
-	return out, c.checkPrice(out)
+	return out, f.Limits.checkPrice(out)
 }
 
 // setAddress sets where the model is, and its key.
@@ -217,14 +217,14 @@ func (s *SelectedModel) setHeaders(m Model, getenv func(string) (string, bool)) 
 
 // checkPrice returns an error if a limit of costs can't be held because the price of
 // the model is unknown.
-func (c *Config) checkPrice(s SelectedModel) error {
+func (l *Limits) checkPrice(s SelectedModel) error {
 	if s.Price != nil {
 		return nil
 	}
 	for _, limit := range []struct {
 		where string
 		set   *Dollars
-	}{{"limits.max_cost_usd", c.Limits.Cost}, {"limits.session.max_cost_usd", c.Limits.Session.Cost}} {
+	}{{"limits.max_cost_usd", l.Cost}, {"limits.session.max_cost_usd", l.Session.Cost}} {
 		if limit.set != nil {
 			return &Error{
 				Where:   limit.where,

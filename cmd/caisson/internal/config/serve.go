@@ -72,7 +72,7 @@ func (c *Config) Ask(a Asked) (File, error) {
 		}
 		f.Mode = a.Mode
 	}
-	return f, c.askLimits(a, &f)
+	return f, f.askLimits(a, c.File)
 }
 
 // AskedSandbox has the requests of a client for a sandbox without a model. "" is none.
@@ -136,17 +136,17 @@ func chooseOffered[T any](where, name string, offered map[string]T) (T, error) {
 	return v, &Error{Where: where, Message: fmt.Sprintf("%q is not offered", name), Hint: hint}
 }
 
-func (c *Config) askLimits(a Asked, f *File) error {
+func (f *File) askLimits(a Asked, c File) error {
 	return firstError(
 		setLimit("limits.max_rounds", a.Rounds, c.Limits.Rounds, &f.Limits.Rounds),
 		setLimit("limits.max_tool_calls", a.ToolCalls, c.Limits.ToolCalls, &f.Limits.ToolCalls),
 		setLimit("limits.max_tokens", a.Tokens, c.Limits.Tokens, &f.Limits.Tokens),
 		setLimit("limits.max_cost_usd", (*int64)(a.Cost), c.Limits.Cost, &f.Limits.Cost),
 		setLimit("limits.timeout_seconds", (*int64)(a.Timeout), c.Limits.Timeout, &f.Limits.Timeout),
-		setLimit("limits.memory_bytes", a.MemoryBytes, c.File.Resources.Memory, &f.Resources.Memory),
-		setLimit("limits.milli_cpus", a.MilliCPUs, c.File.Resources.CPUs, &f.Resources.CPUs),
-		setLimit("limits.pids", a.PIDs, c.File.Resources.PIDs, &f.Resources.PIDs),
-		setLimit("limits.command_seconds", (*int64)(a.CommandTime), c.File.Resources.CommandTime, &f.Resources.CommandTime),
+		setLimit("limits.memory_bytes", a.MemoryBytes, c.Resources.Memory, &f.Resources.Memory),
+		setLimit("limits.milli_cpus", a.MilliCPUs, c.Resources.CPUs, &f.Resources.CPUs),
+		setLimit("limits.pids", a.PIDs, c.Resources.PIDs, &f.Resources.PIDs),
+		setLimit("limits.command_seconds", (*int64)(a.CommandTime), c.Resources.CommandTime, &f.Resources.CommandTime),
 	)
 }
 

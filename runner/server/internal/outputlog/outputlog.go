@@ -44,8 +44,8 @@ func (s *Store) Room() int64 {
 // Remove removes the directory with all logs. Open readers go on.
 func (s *Store) Remove() error { return os.RemoveAll(s.dir) }
 
-// reserve takes up to n bytes of the room.
-func (s *Store) reserve(n int64) int64 {
+// reserveBytes takes up to n bytes of the room.
+func (s *Store) reserveBytes(n int64) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n = min(n, s.total-s.used)
@@ -53,8 +53,8 @@ func (s *Store) reserve(n int64) int64 {
 	return n
 }
 
-// release gives back n bytes of the room.
-func (s *Store) release(n int64) {
+// releaseBytes gives back n bytes of the room.
+func (s *Store) releaseBytes(n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.used -= n
@@ -107,27 +107,27 @@ type writer struct {
 
 // Write implements io.Writer.
 func (w *writer) Write(p []byte) (int, error) {
-	w.log.append(w.stream, p)
+	w.log.appendOutput(w.stream, p)
 	return len(p), nil
 }
 
-func (l *Log) append(stream int, p []byte) {
+func (l *Log) appendOutput(stream int, p []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	kept, total := &l.state.Kept[stream], &l.state.Total[stream]
 	if *kept == *total && l.files[stream] != nil && l.failed == nil { // nothing is missing before it
-		n := l.store.reserve(min(int64(len(p)), l.store.perStream-*kept))
+		n := l.store.reserveBytes(min(int64(len(p)), l.store.perStream-*kept))
 		written, err := l.files[stream].Write(p[:n])
-		l.store.release(n - int64(written))
+		l.store.releaseBytes(n - int64(written))
 		*kept += int64(written)
 		l.failed = err
 	}
 	*total += int64(len(p))
-	l.notify()
+	l.wakeReaders()
 }
 
-// notify wakes those that wait for a change. The caller holds mu.
-func (l *Log) notify() {
+// wakeReaders wakes those that wait for a change. The caller holds mu.
+func (l *Log) wakeReaders() {
 	if l.changed != nil {
 		close(l.changed)
 		l.changed = nil
@@ -146,7 +146,7 @@ func (l *Log) End() error {
 		l.files[i] = nil
 	}
 	l.state.Ended, l.failed = true, nil
-	l.notify()
+	l.wakeReaders()
 	return errors.Join(errs...)
 }
 
@@ -163,7 +163,7 @@ func (l *Log) Remove() error {
 		if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
 			errs = append(errs, err)
 		}
-		l.store.release(l.state.Kept[i])
+		l.store.releaseBytes(l.state.Kept[i])
 	}
 	return errors.Join(errs...)
 }
