@@ -10,21 +10,28 @@ import (
 // ordinary requests, in US dollars per million tokens; a profile's own come first.
 //
 // Models whose price depends on the length of the request are left out, so that no cost
-// is too low.
+// is too low, and so are models that their provider serves no more.
 type knownModel struct {
 	provider, name string
 	price          limits.Price
 	// contextWindow is the longest input where the provider bounds that apart.
-	contextWindow, maxOutput int64
-	// source is the page of the provider that lists the price. It was looked up at the
-	// date asOf, in copies of that page and notes that quote it.
+	contextWindow int64
+	// source is where price and contextWindow were read, on the date asOf.
 	source, asOf string
 }
 
 const (
-	openAIPrices = "https://developers.openai.com/api/docs/pricing"
-	claudePrices = "https://platform.claude.com/docs/en/about-claude/pricing"
-	pricesAsOf   = "2026-11-23"
+	// openAISource is a catalogue that people keep after OpenAI's pages; none of those
+	// pages was read. A copy of the list of prices of 2025 agrees with it, but does not
+	// have gpt-5.1 and gpt-5.2 yet.
+	openAISource = "github.com/anomalyco/models.dev, providers/openai/models and models/openai, commit f3fc6922 of 2026-07-02"
+	// claudeSource is Anthropic's own pages, in copies made between February and October
+	// 2026.
+	claudeSource = "platform.claude.com/docs, about-claude/pricing and models/*/overview"
+	// sonnet55Source has the price of reading from the cache that counts since 2026-10-07;
+	// the copy of the page models/sonnet-5-5/overview is older, and the same else.
+	sonnet55Source = "github.com/anomalyco/models.dev, providers/anthropic/models/claude-sonnet-5-5.toml, commit 482fb019; platform.claude.com/docs, models/sonnet-5-5/overview"
+	pricesAsOf     = "2026-11-23"
 )
 
 // claudePrice returns the price of a model of Anthropic, where writing to the cache for
@@ -33,36 +40,33 @@ func claudePrice(input, cached, output float64) limits.Price {
 	return limits.Price{Input: input, CachedInput: cached, CacheWrite: 1.25 * input, Output: output}
 }
 
-// openAIPrice returns the price of a model of OpenAI, where writing to the cache costs
-// what input costs.
+// openAIPrice returns the price of a model of OpenAI that has none for writing to the
+// cache: those tokens cost what input costs.
 func openAIPrice(input, cached, output float64) limits.Price {
 	return limits.Price{Input: input, CachedInput: cached, CacheWrite: input, Output: output}
 }
 
 // knownModels are well-known models. Update prices, source and date together.
 var knownModels = []knownModel{
-	{"openai", "gpt-5", openAIPrice(1.25, 0.125, 10), 272_000, 128_000, openAIPrices, pricesAsOf},
-	{"openai", "gpt-5-mini", openAIPrice(0.25, 0.025, 2), 272_000, 128_000, openAIPrices, pricesAsOf},
-	{"openai", "gpt-5-nano", openAIPrice(0.05, 0.005, 0.40), 272_000, 128_000, openAIPrices, pricesAsOf},
-	{"openai", "gpt-5.1", openAIPrice(1.25, 0.125, 10), 272_000, 128_000, openAIPrices, pricesAsOf},
-	{"openai", "gpt-5.2", openAIPrice(1.75, 0.175, 14), 272_000, 128_000, openAIPrices, pricesAsOf},
-	{"openai", "gpt-4.1", openAIPrice(2, 0.50, 8), 1_047_576, 32_768, openAIPrices, pricesAsOf},
-	{"openai", "gpt-4.1-mini", openAIPrice(0.40, 0.10, 1.60), 1_047_576, 32_768, openAIPrices, pricesAsOf},
-	{"openai", "gpt-4.1-nano", openAIPrice(0.10, 0.025, 0.40), 1_047_576, 32_768, openAIPrices, pricesAsOf},
-	{"openai", "gpt-4o", openAIPrice(2.50, 1.25, 10), 128_000, 16_384, openAIPrices, pricesAsOf},
-	{"openai", "gpt-4o-mini", openAIPrice(0.15, 0.075, 0.60), 128_000, 16_384, openAIPrices, pricesAsOf},
-	{"openai", "o3", openAIPrice(2, 0.50, 8), 200_000, 100_000, openAIPrices, pricesAsOf},
-	{"openai", "o4-mini", openAIPrice(1.10, 0.275, 4.40), 200_000, 100_000, openAIPrices, pricesAsOf},
-	{"anthropic", "claude-fable-5-1", claudePrice(10, 0.25, 50), 1_000_000, 128_000, claudePrices, pricesAsOf},
-	{"anthropic", "claude-opus-5-5", claudePrice(4, 0.20, 20), 1_000_000, 128_000, claudePrices, pricesAsOf},
-	{"anthropic", "claude-opus-5", claudePrice(5, 0.50, 25), 1_000_000, 128_000, claudePrices, pricesAsOf},
-	{"anthropic", "claude-opus-4-6", claudePrice(5, 0.50, 25), 1_000_000, 128_000, claudePrices, pricesAsOf},
-	{"anthropic", "claude-opus-4-5", claudePrice(5, 0.50, 25), 200_000, 64_000, claudePrices, pricesAsOf},
-	{"anthropic", "claude-opus-4-1", claudePrice(15, 1.50, 75), 200_000, 32_000, claudePrices, pricesAsOf},
-	{"anthropic", "claude-sonnet-5-5", claudePrice(2, 0.10, 10), 1_000_000, 128_000, claudePrices, pricesAsOf},
-	{"anthropic", "claude-sonnet-5", claudePrice(2, 0.20, 10), 1_000_000, 128_000, claudePrices, pricesAsOf},
-	{"anthropic", "claude-sonnet-4-5", claudePrice(3, 0.30, 15), 200_000, 64_000, claudePrices, pricesAsOf},
-	{"anthropic", "claude-haiku-4-5", claudePrice(1, 0.10, 5), 200_000, 64_000, claudePrices, pricesAsOf},
+	{"openai", "gpt-5", openAIPrice(1.25, 0.125, 10), 272_000, openAISource, pricesAsOf},
+	{"openai", "gpt-5-mini", openAIPrice(0.25, 0.025, 2), 272_000, openAISource, pricesAsOf},
+	{"openai", "gpt-5-nano", openAIPrice(0.05, 0.005, 0.40), 272_000, openAISource, pricesAsOf},
+	{"openai", "gpt-5.1", openAIPrice(1.25, 0.125, 10), 272_000, openAISource, pricesAsOf},
+	{"openai", "gpt-5.2", openAIPrice(1.75, 0.175, 14), 272_000, openAISource, pricesAsOf},
+	{"openai", "gpt-4.1", openAIPrice(2, 0.50, 8), 1_047_576, openAISource, pricesAsOf},
+	{"openai", "gpt-4.1-mini", openAIPrice(0.40, 0.10, 1.60), 1_047_576, openAISource, pricesAsOf},
+	{"openai", "gpt-4o", openAIPrice(2.50, 1.25, 10), 128_000, openAISource, pricesAsOf},
+	{"openai", "gpt-4o-mini", openAIPrice(0.15, 0.075, 0.60), 128_000, openAISource, pricesAsOf},
+	{"openai", "o3", openAIPrice(2, 0.50, 8), 200_000, openAISource, pricesAsOf},
+	{"anthropic", "claude-fable-5-1", claudePrice(10, 0.25, 50), 1_000_000, claudeSource, pricesAsOf},
+	{"anthropic", "claude-opus-5-5", claudePrice(4, 0.20, 20), 1_000_000, claudeSource, pricesAsOf},
+	{"anthropic", "claude-opus-5", claudePrice(5, 0.50, 25), 1_000_000, claudeSource, pricesAsOf},
+	{"anthropic", "claude-opus-4-6", claudePrice(5, 0.50, 25), 1_000_000, claudeSource, pricesAsOf},
+	{"anthropic", "claude-opus-4-5", claudePrice(5, 0.50, 25), 200_000, claudeSource, pricesAsOf},
+	{"anthropic", "claude-sonnet-5-5", claudePrice(2, 0.10, 10), 1_000_000, sonnet55Source, pricesAsOf},
+	{"anthropic", "claude-sonnet-5", claudePrice(2, 0.20, 10), 1_000_000, claudeSource, pricesAsOf},
+	{"anthropic", "claude-sonnet-4-5", claudePrice(3, 0.30, 15), 200_000, claudeSource, pricesAsOf},
+	{"anthropic", "claude-haiku-4-5", claudePrice(1, 0.10, 5), 200_000, claudeSource, pricesAsOf},
 }
 
 // findKnown returns what is known of a model. Its name may end in the date of a
