@@ -1,0 +1,62 @@
+package anthropic_test
+
+import (
+	"bytes"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/anthropic"
+	"github.com/caisson-run/caisson/loop/internal/aimocktest"
+)
+
+// TestModelServer tests the adapter, under the real loop, against a server of
+// others: aimock, from npm. That one replaces malformed arguments by none.
+func TestModelServer(t *testing.T) {
+	base := aimocktest.Start(t)
+	sent := &recordingTransport{}
+	newModel := func(thinking int64) loop.Model {
+		m, err := anthropic.New(anthropic.Options{
+			Model: "claude-opus-4-5", BaseURL: base, APIKey: "test", ThinkingTokens: thinking, HTTPClient: &http.Client{Transport: sent},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Close)
+		return m
+	}
+	m := newModel(0)
+	t.Run("two calls in one round", func(t *testing.T) { aimocktest.TestTwoCalls(t, base, m, true) })
+	// The server refuses a call that does not begin with its reasoning, if the request
+	// has a budget.
+	t.Run("reasoning", func(t *testing.T) {
+		d := &aimocktest.Dispatcher{}
+		out, _ := aimocktest.RunTurn(t, newModel(2000), "think first", d, new(0))
+		if out.Reason != loop.StopAnswered || out.Answer != "It is there." || len(d.Ran) != 1 {
+			t.Errorf("reason %s, answer %q, %v; ran %v", out.Reason, out.Answer, out.Err, d.Ran)
+		}
+		for _, part := range []string{"EqQBCgIYAhIM", "RU5DUllQVEVE", `"budget_tokens":2000`} {
+			if !strings.Contains(sent.last, part) {
+				t.Errorf("%s is not in the second request: %s", part, sent.last)
+			}
+		}
+	})
+	aimocktest.TestFailures(t, m)
+}
+
+// recordingTransport keeps the body of the last request.
+type recordingTransport struct{ last string }
+
+func (r *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, err
+	}
+	r.last = string(body)
+	req = req.Clone(req.Context())
+	req.Body = io.NopCloser(bytes.NewReader(body))
+	req.Close = true
+	return http.DefaultTransport.RoundTrip(req)
+}
