@@ -153,7 +153,7 @@ func wantOneParagraph(t *testing.T, message string) {
 	t.Helper()
 	lines := strings.Split(strings.TrimSpace(message), "\n")
 	own := slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
-		return strings.HasPrefix(line, "! not protected here: ") || strings.HasPrefix(line, "caisson: model: no answer, retry ")
+		return strings.HasPrefix(line, "! not protected here: ") || strings.HasPrefix(line, "! model: no answer, retry ")
 	})
 	if len(own) > 8 || strings.Contains(message, "goroutine ") || strings.Contains(message, "panic") {
 		t.Errorf("the message is no paragraph (%d lines):\n%s", len(own), message)

@@ -30,7 +30,7 @@ func main() {
 	client, err = api.NewClientWithResponses(os.Args[1], api.WithRequestEditorFn(bearer))
 	check(err)
 
-	mode := api.Overlay
+	mode := api.NewSessionModeOverlay
 	started, err := client.StartSessionWithResponse(ctx, api.NewSession{Workspace: os.Args[2], Mode: &mode})
 	check(err)
 	want(started.StatusCode(), 201, started.Body)
