@@ -40,13 +40,7 @@ func New(o Options) (*Model, error) {
 	m := &Model{options: o, client: o.HTTPClient}
 	m.quirks.Store(&quirks{})
 	if m.client == nil {
-		// Clone the transport: Close must not affect other users of the
-		// default one.
-		transport, ok := http.DefaultTransport.(*http.Transport)
-		if !ok {
-			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
-		}
-		m.client = &http.Client{Transport: transport.Clone()}
+		m.client = modelhttp.NewClient()
 		m.ownsClient = true
 	}
 	opts := []option.RequestOption{

@@ -5,12 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"time"
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/tools/safeurl"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
 // Options configures a model of an endpoint. Model is required. Nothing is read
@@ -76,17 +75,9 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Model == "" {
 		return o, fmt.Errorf("%w: no model name", ErrInvalid)
 	}
-	if o.BaseURL == "" {
-		o.BaseURL = DefaultBaseURL
-	}
-	u, err := url.Parse(o.BaseURL)
-	switch {
-	case err != nil:
-		return o, fmt.Errorf("%w: the base URL can't be parsed", ErrInvalid) // without the URL, which may contain a secret
-	case u.User != nil:
-		return o, fmt.Errorf("%w: the base URL holds credentials; give them as the key", ErrInvalid)
-	case u.Scheme != "http" && u.Scheme != "https", u.Host == "":
-		return o, fmt.Errorf("%w: base URL %q is not an http or https URL, such as %s", ErrInvalid, safeurl.String(o.BaseURL), DefaultBaseURL)
+	o.BaseURL = cmp.Or(o.BaseURL, DefaultBaseURL)
+	if err := modelhttp.CheckBaseURL(o.BaseURL, DefaultBaseURL); err != nil {
+		return o, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	if o.Provider == "" {
 		o.Provider = "openai"
