@@ -31,7 +31,7 @@ const (
 	forkLast = "CAISSON_TEST_FORK_LAST"
 )
 
-// forkChanges is what a session has changed before each of its forks.
+// forkChanges are the changes of a session before each of its forks.
 var forkChanges = []string{"common original", "common original second"}
 
 // TestForkLoop runs a session that is forked twice, until it is killed.

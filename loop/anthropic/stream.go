@@ -55,7 +55,7 @@ type contentBlock struct {
 	Input     json.RawMessage `json:"input"`
 
 	index int
-	// more is what deltas add to Text, Thinking or Input.
+	// more collects the deltas of Text, Thinking or Input.
 	more strings.Builder
 }
 

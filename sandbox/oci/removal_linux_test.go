@@ -72,7 +72,7 @@ func keepVersion(t *testing.T, cache, path string) {
 }
 
 // TestDamagedRuntime: a runtime whose version is known from an earlier process is run
-// again once its file has changed, and an error says what is wrong with it.
+// again once its file has changed, and an error has the cause.
 func TestDamagedRuntime(t *testing.T) {
 	b := newBed(t, Runc, os.Geteuid())
 	installed := b.backend.runtime

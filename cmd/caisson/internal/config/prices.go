@@ -6,7 +6,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// knownModel is what the provider of a model publishes about it. Prices are those of
+// knownModel has the published facts about a model. Prices are those of
 // ordinary requests, in US dollars per million tokens; a profile's own come first.
 //
 // Models whose price depends on the length of the request are left out, so that no cost
