@@ -31,7 +31,9 @@ func TestMain(m *testing.M) {
 			unix.CloseOnExec(shimReport)
 			unix.CloseOnExec(shimControl)
 			_ = exec.Command(os.Args[2], os.Args[4:]...).Start()
-			select {}
+			select { // one without cases would end as a deadlock
+			case <-time.After(time.Hour):
+			}
 		}
 		os.Exit(Shim(os.Args[2:]))
 	}
