@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
@@ -79,16 +80,16 @@ func (f *runFlags) checkBestOf() error {
 
 // runBestOf makes several attempts at a task, one after the other, and keeps the best.
 func runBestOf(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text string, force <-chan struct{}) (err error) {
-	answer, err := openAnswer(f.output)
+	answer, err := openOutput(f.output, "-o", "answer")
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, answer.close()) }()
-	patch, err := openPatch(f.patch)
+	defer func() { err = errors.Join(err, answer.Close()) }()
+	patch, err := openOutput(f.patch, "--patch-out", "patch")
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, patch.close()) }()
+	defer func() { err = errors.Join(err, patch.Close()) }()
 	var all bestOf
 	var best *attempt
 	for i := range f.attempts {
@@ -277,9 +278,9 @@ func (b *bestOf) writeTable(a *app) error {
 
 // finishBest writes the answer and the diff of the best attempt, and applies its
 // changes if that was asked for.
-func finishBest(ctx context.Context, a *app, f runFlags, best *attempt, answer, patch *answerFile) error {
+func finishBest(ctx context.Context, a *app, f runFlags, best *attempt, answer, patch *outfile.File) error {
 	r := best.report
-	if err := errors.Join(answer.write(r.Answer), patch.writePatch(r.Patch)); err != nil {
+	if err := errors.Join(writeResult(answer, "answer", withNewline(r.Answer)), writeResult(patch, "patch", r.Patch)); err != nil {
 		return err
 	}
 	if !f.json {

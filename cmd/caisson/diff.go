@@ -396,23 +396,3 @@ func (s *settings) expireCaches() []string {
 	}
 	return out
 }
-
-// openPatch opens the file of --patch-out, as -o does.
-func openPatch(path string) (*answerFile, error) {
-	f, err := openAnswer(path)
-	if e, ok := errors.AsType[*commandError](err); ok {
-		e.Cause, e.Hint = fmt.Sprintf("the patch can't be written to %s: %v", path, e.Err), "Name a file that you can write with --patch-out."
-	}
-	return f, err
-}
-
-// writePatch puts a patch into the file as it is.
-func (a *answerFile) writePatch(patch string) error {
-	if a.file == nil {
-		return nil
-	}
-	if _, err := a.file.WriteString(patch); err != nil {
-		return fmt.Errorf("write patch: %w", err)
-	}
-	return nil
-}

@@ -5,10 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
@@ -187,8 +190,8 @@ func (u *userInterface) reportDifference(text string) { u.recordWarning("the rep
 // finishRun shows the end of a run and returns its exit status. It writes the records
 // first. A pipe without a reader is left after a while, a terminal that is held only
 // after an interruption.
-func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *answerFile) int {
-	err := errors.Join(answer.write(r.Answer), answer.close())
+func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *outfile.File) int {
+	err := errors.Join(writeResult(answer, "answer", withNewline(r.Answer)), answer.Close())
 	u.finished = true
 	if u.json && r.Problem != nil {
 		u.reportProblem(*r.Problem)
@@ -251,4 +254,48 @@ func (u *userInterface) reportEnd(r runner.Report) {
 // reportProblem shows a problem that no record has.
 func (u *userInterface) reportProblem(p record.Problem) {
 	u.tell.Queue(len(p.Cause), func() { reportError(u.app, &commandError{Problem: p}) })
+}
+
+// printAnswer writes the answer to standard output: as it is to a file or a
+// pipe, made safe and broken at blanks to a terminal.
+func printAnswer(a *app, answer string) error {
+	if answer == "" {
+		return nil
+	}
+	if a.terminal(a.stdout) {
+		safe, _ := tools.DisplayLines(answer)
+		columns, _ := a.size()
+		answer = strings.Join(ui.Wrap(strings.Split(safe, "\n"), columns), "\n")
+	}
+	_, err := io.WriteString(a.stdout, withNewline(answer))
+	return err
+}
+
+func withNewline(s string) string {
+	if s == "" || strings.HasSuffix(s, "\n") {
+		return s
+	}
+	return s + "\n"
+}
+
+// openOutput opens the file that a flag names for a result, nil where it names none.
+func openOutput(path, flag, result string) (*outfile.File, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := outfile.Open(path)
+	if err != nil {
+		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{
+			Cause: fmt.Sprintf("the %s can't be written to %s: %v", result, path, err), Hint: "Name a file that you can write with " + flag + ".",
+		}}
+	}
+	return f, nil
+}
+
+// writeResult writes a result as it is.
+func writeResult(f *outfile.File, result, text string) error {
+	if _, err := io.WriteString(f, text); err != nil {
+		return fmt.Errorf("write %s: %w", result, err)
+	}
+	return nil
 }

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/trace"
 )
@@ -55,26 +53,20 @@ func exportTrace(a *app, cmd *cobra.Command, args []string, path string, write f
 	if err != nil {
 		return err
 	}
-	out := a.stdout
-	if path != "" {
-		f, err := createAnswer(path)
-		if err != nil {
-			return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
-				Cause: fmt.Sprintf("the export can't be written to %s: %v", path, err), Hint: "Name a file that you can write with -o.",
-			}}
-		}
-		defer func() { _ = f.Close() }() // closed below where it matters
-		out = f
+	f, err := openOutput(path, "-o", "export")
+	if err != nil {
+		return err
+	}
+	var out io.Writer = f
+	if path == "" {
+		out = a.stdout
 	}
 	safe := redact.New(knownSecrets(a)).NewWriter(out)
 	over, err := write(safe, s)
-	err = errors.Join(err, safe.Close())
-	if f, ok := out.(*os.File); ok && path != "" {
-		if err != nil { // half of it would be taken for the whole
-			err = errors.Join(err, f.Truncate(0))
-		}
-		err = errors.Join(err, f.Close())
+	if err = errors.Join(err, safe.Close()); err != nil { // half of it would be taken for the whole
+		err = errors.Join(err, f.Empty())
 	}
+	err = errors.Join(err, f.Close())
 	if err != nil {
 		return err
 	}

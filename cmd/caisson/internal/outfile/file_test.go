@@ -1,6 +1,7 @@
-package main
+package outfile
 
 import (
+	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -26,7 +27,7 @@ func TestReplacedOutput(t *testing.T) {
 				t.Fatal(err)
 			}
 			path := filepath.Join(dir, "answer")
-			f, err := openAnswer(path)
+			f, err := Open(path)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -35,10 +36,10 @@ func TestReplacedOutput(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := f.write("the answer"); err != nil {
+			if _, err := io.WriteString(f, "the answer"); err != nil {
 				t.Fatal(err)
 			}
-			if err := f.close(); (err != nil) != (replace != nil) {
+			if err := f.Close(); (err != nil) != (replace != nil) {
 				t.Errorf("closed with %v", err)
 			}
 		})

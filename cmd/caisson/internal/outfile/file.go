@@ -1,0 +1,89 @@
+// Package outfile writes the files that a command was told to leave its results in:
+// an answer, a patch, an export. A file is opened before the agent runs, and held, so
+// that nothing that happens to its name meanwhile changes where the result goes.
+//
+// It imports tools/workspace alone of this module.
+package outfile
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// File is an open file for results. A nil File discards what is written.
+type File struct{ file *os.File }
+
+// Open creates or empties a file. A directory reached through a link that an earlier
+// session could have made, and a name that is a link, a pipe, or one of several names
+// of a file, is refused: what lies in a workspace may have been put there for this.
+func Open(path string) (*File, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := workspace.OpenDir(filepath.Dir(abs))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }() // only held
+	f, err := createIn(dir, filepath.Base(abs))
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = errors.New("it is no regular file")
+	case manyNames(info):
+		err = errors.New("the file has other names, which would change too")
+	default:
+		err = f.Truncate(0)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &File{f}, nil
+}
+
+// Write implements io.Writer.
+func (f *File) Write(p []byte) (int, error) {
+	if f == nil {
+		return len(p), nil
+	}
+	return f.file.Write(p)
+}
+
+// Empty removes what was written. Nothing is written after it.
+func (f *File) Empty() error {
+	if f == nil {
+		return nil
+	}
+	return f.file.Truncate(0)
+}
+
+// Close closes the file. It fails where the file's name leads to another file by now:
+// what was written is not where it was asked for.
+func (f *File) Close() error {
+	if f == nil {
+		return nil
+	}
+	return errors.Join(f.checkName(), f.file.Close())
+}
+
+// checkName reports a file that was removed or replaced since it was opened.
+func (f *File) checkName() error {
+	written, err := f.file.Stat()
+	if err != nil {
+		return fmt.Errorf("examine %s: %w", f.file.Name(), err)
+	}
+	named, err := os.Lstat(f.file.Name())
+	if err != nil || !os.SameFile(written, named) {
+		return fmt.Errorf("%s was removed or replaced while the run went on", f.file.Name())
+	}
+	return nil
+}
