@@ -7,6 +7,10 @@ import (
 
 func TestPriceCost(t *testing.T) {
 	price := Price{Input: 3, CachedInput: 0.3, CacheWrite: 3.75, Output: 15}
+	tiered := Price{Input: 1, CachedInput: 0.1, CacheWrite: 2, Output: 10, Tiers: []PriceTier{
+		{Above: 300, Input: 4, CachedInput: 0.4, CacheWrite: 8, Output: 40},
+		{Above: 200, Input: 2, CachedInput: 0.2, CacheWrite: 4, Output: 15},
+	}}
 	for name, tt := range map[string]struct {
 		price Price
 		usage Usage
@@ -23,6 +27,11 @@ func TestPriceCost(t *testing.T) {
 		"free":                {usage: Usage{InputTokens: 1000, OutputTokens: 1000}},
 		"rounds cost nothing": {price: price, usage: Usage{Rounds: 3, ToolCalls: 4}},
 		"negative":            {price: price, usage: Usage{InputTokens: -1000, OutputTokens: 1}, want: 15},
+		"short":               {price: tiered, usage: Usage{InputTokens: 200, OutputTokens: 1000}, want: 10200},
+		"long":                {price: tiered, usage: Usage{InputTokens: 201, OutputTokens: 1000}, want: 15402},
+		"longest":             {price: tiered, usage: Usage{InputTokens: 301, OutputTokens: 1}, want: 1244},
+		"long by its cache":   {price: tiered, usage: Usage{InputTokens: 1, CachedInputTokens: 100, CacheWriteTokens: 100}, want: 422},
+		"output is no input":  {price: tiered, usage: Usage{InputTokens: 1, OutputTokens: 1000}, want: 10001},
 		"beyond int64":        {price: price, usage: Usage{OutputTokens: math.MaxInt64}, want: math.MaxInt64},
 	} {
 		t.Run(name, func(t *testing.T) {

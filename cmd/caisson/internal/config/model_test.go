@@ -98,12 +98,12 @@ func TestKnownModels(t *testing.T) {
 			t.Errorf("%+v", k)
 		}
 		for _, suffix := range []string{"", "-2025-08-07", "-20250807"} {
-			if got, ok := findKnown(k.provider, k.name+suffix); !ok || got != k {
+			if got, ok := findKnown(k.provider, k.name+suffix); !ok || got.name != k.name {
 				t.Errorf("%s is %+v", k.name+suffix, got)
 			}
 		}
 		for _, suffix := range []string{"-pro", "-2025", "-2025-0807", "20250807", "-20250807x"} {
-			if got, ok := findKnown(k.provider, k.name+suffix); ok && got == k {
+			if got, ok := findKnown(k.provider, k.name+suffix); ok && got.name == k.name {
 				t.Errorf("%s is taken for %s", k.name+suffix, k.name)
 			}
 		}
@@ -111,7 +111,17 @@ func TestKnownModels(t *testing.T) {
 	if _, ok := findKnown("openai", "gpt-5-unknown"); ok {
 		t.Error("a model with an unknown name has a price")
 	}
-	if k, _ := findKnown("openai", "gpt-5"); k.price != (limits.Price{Input: 1.25, CachedInput: 0.125, CacheWrite: 1.25, Output: 10}) {
-		t.Errorf("gpt-5 costs %+v", k.price)
+	for name, want := range map[string]limits.Price{
+		"gpt-5": {Input: 1.25, CachedInput: 0.125, CacheWrite: 1.25, Output: 10},
+		"gpt-6.2-sol": {
+			Input: 2, CachedInput: 0.10, CacheWrite: 2.50, Output: 10,
+			Tiers: []limits.PriceTier{{Above: 272_000, Input: 4, CachedInput: 0.20, CacheWrite: 5, Output: 15}},
+		},
+	} {
+		k, _ := findKnown("openai", name)
+		if diff := cmp.Diff(want, k.price); diff != "" {
+			t.Errorf("price of %s (-want +got):\n%s", name, diff)
+		}
 	}
+
 }

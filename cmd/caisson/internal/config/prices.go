@@ -9,8 +9,9 @@ import (
 // knownModel has the published facts about a model. Prices are those of
 // ordinary requests, in US dollars per million tokens; a profile's own come first.
 //
-// Models whose price depends on the length of the request are left out, so that no cost
-// is too low, and so are models that their provider serves no more.
+// Models that their provider serves no more are left out. OpenAI ends gpt-5, gpt-5-mini,
+// gpt-5-nano and o3 on 2026-12-11, gpt-4.1, gpt-4.1-mini, gpt-4o and gpt-4o-mini on
+// 2027-01-14 and gpt-5.1 on 2027-04-01 (developers.openai.com/api/docs/deprecations).
 type knownModel struct {
 	provider, name string
 	price          limits.Price
@@ -25,6 +26,11 @@ const (
 	// pages was read. A copy of the list of prices of 2025 agrees with it, but does not
 	// have gpt-5.1 and gpt-5.2 yet.
 	openAISource = "github.com/anomalyco/models.dev, providers/openai/models and models/openai, commit f3fc6922 of 2026-07-02"
+	// openAIPagesSource is OpenAI's own pages, in copies made between October and
+	// November 2026.
+	openAIPagesSource = "developers.openai.com/api/docs/models, the page of the model"
+	// sol61Source are notes of projects that name OpenAI's page, which was not read.
+	sol61Source = "docs.litellm.ai/blog/gpt_6_1_sol; github.com/amine123max/Codex-Manager, release 0.4.7 of 2026-09-30"
 	// claudeSource is Anthropic's own pages, in copies made between February and October
 	// 2026.
 	claudeSource = "platform.claude.com/docs, about-claude/pricing and models/*/overview"
@@ -46,8 +52,33 @@ func openAIPrice(input, cached, output float64) limits.Price {
 	return limits.Price{Input: input, CachedInput: cached, CacheWrite: input, Output: output}
 }
 
+// openAIWritePrice returns the price of a model of OpenAI where writing to the cache costs
+// a quarter more than input, and a request with more than 272,000 tokens of input twice
+// as much, and its output half as much again.
+func openAIWritePrice(input, cached, output float64) limits.Price {
+	p := openAIPrice(input, cached, output)
+	p.CacheWrite = 1.25 * input
+	return doubleLong(p)
+}
+
+// doubleLong returns p with OpenAI's price of long requests.
+func doubleLong(p limits.Price) limits.Price {
+	p.Tiers = []limits.PriceTier{{
+		Above: 272_000, Input: 2 * p.Input, CachedInput: 2 * p.CachedInput, CacheWrite: 2 * p.CacheWrite, Output: 1.5 * p.Output,
+	}}
+	return p
+}
+
 // knownModels are well-known models. Update prices, source and date together.
 var knownModels = []knownModel{
+	{"openai", "gpt-6.2-sol", openAIWritePrice(2, 0.10, 10), 922_000, openAIPagesSource, pricesAsOf},
+	{"openai", "gpt-6.1-terra", openAIWritePrice(1, 0.05, 5), 922_000, openAIPagesSource, pricesAsOf},
+	{"openai", "gpt-6.1-sol", openAIWritePrice(2, 0.10, 10), 922_000, sol61Source, pricesAsOf},
+	{"openai", "gpt-6-luna", openAIWritePrice(0.10, 0.01, 0.50), 922_000, openAIPagesSource, pricesAsOf},
+	{"openai", "gpt-5.6-luna", openAIWritePrice(0.20, 0.02, 1.20), 922_000, openAIPagesSource, pricesAsOf},
+	{"openai", "gpt-5.5", doubleLong(openAIPrice(5, 0.50, 30)), 922_000, openAISource, pricesAsOf},
+	{"openai", "gpt-5.4", doubleLong(openAIPrice(2.50, 0.25, 15)), 922_000, openAISource, pricesAsOf},
+	{"openai", "gpt-5.4-mini", openAIPrice(0.75, 0.075, 4.50), 272_000, openAISource, pricesAsOf},
 	{"openai", "gpt-5", openAIPrice(1.25, 0.125, 10), 272_000, openAISource, pricesAsOf},
 	{"openai", "gpt-5-mini", openAIPrice(0.25, 0.025, 2), 272_000, openAISource, pricesAsOf},
 	{"openai", "gpt-5-nano", openAIPrice(0.05, 0.005, 0.40), 272_000, openAISource, pricesAsOf},

@@ -152,6 +152,16 @@ type Model struct {
 
 // Price is in US dollars per million tokens.
 type Price struct {
+	Input       Number      `yaml:"input" doc:"of input"`
+	CachedInput *Number     `yaml:"cached_input" doc:"of input that the provider had cached; that of input by default"`
+	CacheWrite  *Number     `yaml:"cache_write" doc:"of input that the provider wrote to its cache; that of input by default"`
+	Output      Number      `yaml:"output" doc:"of output"`
+	Tiers       []PriceTier `yaml:"tiers" doc:"prices of requests with a long input: a list of above, in tokens, with input, cached_input, cache_write and output"`
+}
+
+// PriceTier is the price of requests with a long input.
+type PriceTier struct {
+	Above       Count   `yaml:"above" doc:"tokens of input, cached ones too, above which this price counts for the whole request"`
 	Input       Number  `yaml:"input" doc:"of input"`
 	CachedInput *Number `yaml:"cached_input" doc:"of input that the provider had cached; that of input by default"`
 	CacheWrite  *Number `yaml:"cache_write" doc:"of input that the provider wrote to its cache; that of input by default"`
@@ -164,10 +174,17 @@ func (p *Price) perToken() *limits.Price {
 	if p == nil {
 		return nil
 	}
-	return &limits.Price{
+	out := &limits.Price{
 		Input: float64(p.Input), CachedInput: float64(valueOr(p.CachedInput, p.Input)),
 		CacheWrite: float64(valueOr(p.CacheWrite, p.Input)), Output: float64(p.Output),
 	}
+	for _, t := range p.Tiers {
+		out.Tiers = append(out.Tiers, limits.PriceTier{
+			Above: int64(t.Above), Input: float64(t.Input), CachedInput: float64(valueOr(t.CachedInput, t.Input)),
+			CacheWrite: float64(valueOr(t.CacheWrite, t.Input)), Output: float64(t.Output),
+		})
+	}
+	return out
 }
 
 // Policy decides which calls run, prompt or are refused.
