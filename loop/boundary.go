@@ -66,6 +66,18 @@ func wrapContent(content []tools.Block, nonce string) []tools.Block {
 	return out
 }
 
+// denialIntro begins the line behind the wrapper that has a person's reason.
+const denialIntro = "The user refused this call and says: "
+
+// addDenialReason returns wrapped content with the reason for which a person refused
+// the call behind the wrapper, where only Caisson can write.
+func addDenialReason(wrapped []tools.Block, reason string) []tools.Block {
+	if reason == "" {
+		return wrapped
+	}
+	return append(wrapped, tools.Block{Text: denialIntro + EscapeResult(reason)})
+}
+
 // isText reports whether a block is text, including "".
 func isText(b tools.Block) bool { return b.Image == nil }
 
@@ -75,7 +87,7 @@ func mergeText(blocks []tools.Block, text string) []tools.Block {
 }
 
 // ResultText returns the text of a tool result as the model receives it, without
-// the wrapper. Adapters that only compare text use it. Escaped tags stay
+// the wrapper and without the reason of a denial behind it. Adapters that only compare text use it. Escaped tags stay
 // escaped; see [EscapeResult].
 func ResultText(content []tools.Block) string {
 	text := joinText(content)
@@ -85,7 +97,8 @@ func ResultText(content []tools.Block) string {
 		return text
 	}
 	closing := "\n</" + boundaryTag + "-" + nonce
-	if inner, ok := strings.CutSuffix(rest, closing); ok {
+	inner, after, ok := strings.Cut(rest, closing)
+	if ok && (after == "" || strings.HasPrefix(after, "\n"+denialIntro)) {
 		return inner
 	}
 	return text

@@ -127,6 +127,9 @@ type ToolResult struct {
 	ToolUseID string        `json:"tool_use_id"`
 	Content   []tools.Block `json:"content"`
 	IsError   bool          `json:"is_error"`
+	// DenialReason is why a person refused the call, in their words. The model gets it
+	// behind the wrapper of Content, since no tool wrote it.
+	DenialReason string `json:"denial_reason,omitempty"`
 }
 
 // Thinking is reasoning of the model. It is kept because some providers require

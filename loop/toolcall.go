@@ -55,7 +55,7 @@ func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 			t.log.Error("dispatcher returned no result", zap.String("call", u.ID), zap.String("tool", string(u.Name)))
 			r = tools.Result{CallID: u.ID, Content: []tools.Block{{Text: refusedLost}}, IsError: true}
 		}
-		t.addResult(u.ID, r.Content, r.IsError)
+		t.addResult(ToolResult{ToolUseID: u.ID, Content: r.Content, IsError: r.IsError, DenialReason: r.DenialReason})
 	}
 	t.meter.Add(limits.Usage{ToolCalls: int64(len(uses))})
 	if err == nil {
@@ -90,12 +90,10 @@ func (t *turn) maxResultBytes(n int) int {
 // refuseCall adds an error result for a call that is not dispatched.
 func (t *turn) refuseCall(u ToolUse, message string, class tools.ErrorClass, reason string) {
 	t.emit(CallRefused{CallID: u.ID, Name: u.Name, Class: class, Reason: reason, Message: message})
-	t.addResult(u.ID, []tools.Block{{Text: message}}, true)
+	t.addResult(ToolResult{ToolUseID: u.ID, Content: []tools.Block{{Text: message}}, IsError: true})
 }
 
 // addResult adds a tool message with one result.
-func (t *turn) addResult(id string, content []tools.Block, isError bool) {
-	t.addMessage(Message{Role: RoleTool, Blocks: []Block{{ToolResult: &ToolResult{
-		ToolUseID: id, Content: content, IsError: isError,
-	}}}})
+func (t *turn) addResult(r ToolResult) {
+	t.addMessage(Message{Role: RoleTool, Blocks: []Block{{ToolResult: &r}}})
 }

@@ -63,7 +63,7 @@ func (v view) renderResult(r ToolResult) []tools.Block {
 	if v.shortened[r.ToolUseID] {
 		content = []tools.Block{{Text: shortenContent(content)}}
 	}
-	v.wrapped[r.ToolUseID] = wrapContent(content, newNonce())
+	v.wrapped[r.ToolUseID] = addDenialReason(wrapContent(content, newNonce()), r.DenialReason)
 	return v.wrapped[r.ToolUseID]
 }
 

@@ -337,7 +337,7 @@ func (j *eventRecorder) toolRecord(e dispatch.Event) error {
 			actor = record.ActorUser
 		}
 		return j.putCall(e.CallID, actor, record.ConfirmationResolved{
-			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By, Client: e.Client,
+			CallID: e.CallID, RequestID: e.ConfirmationID, Decision: e.Decision, Scope: e.Scope, By: e.By, Client: e.Client, Reason: e.Reason,
 		})
 	case dispatch.ConfirmationAttempted:
 		return j.putRecord(nil, j.parentRecord(e.CallID), record.ActorUser, newConfirmationAttempted(e))

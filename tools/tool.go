@@ -156,6 +156,9 @@ type Result struct {
 	// Class is the error class where the call failed, "" where it completed
 	// (with or without success) and "input_invalid" for a schema failure.
 	Class ErrorClass
+	// DenialReason is why a person refused the call, in their words, safe for display;
+	// "" for none. It is no part of Content: no tool wrote it.
+	DenialReason string
 	// Output keeps what the tool reported beside its content, also after a
 	// failure (files_modified).
 	Output Output

@@ -184,6 +184,8 @@ type ConfirmationResolved struct {
 	Scope     approval.Scope    `json:"scope,omitempty"`
 	By        string            `json:"by"`               // user, session, grant, on_prompt, timeout, cancel
 	Client    string            `json:"client,omitempty"` // the label of the client that a user answered at
+	// Reason is why the user refused, in their words, for the model.
+	Reason string `json:"reason,omitempty"`
 }
 
 // ConfirmationAttempted is an answer that changed nothing: the decision that

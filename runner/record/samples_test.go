@@ -77,7 +77,7 @@ func samples() []Payload {
 			Runs: tools.PlaceSandbox, Dangerous: "rm -r build", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Changed: true,
 			Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways}, Phrase: "rm -r build",
 		},
-		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, By: "user", Client: "terminal"},
+		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: "user", Client: "terminal", Reason: "use make test"},
 		ConfirmationAttempted{
 			RequestID: "00ff", CallID: "tu_1", Decision: approval.DecisionDeny, Scope: approval.ScopeSession, By: "http",
 			Outcome: AttemptResolved, Recorded: approval.DecisionAllow, RecordedBy: "user", Omitted: 3,

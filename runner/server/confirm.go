@@ -25,8 +25,8 @@ func (a confirmationsAPI) addOperations(o operations) {
 			return out, err
 		})
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/turns/{turn}/confirmations/{request}", "answerConfirmation", "Answer a confirmation",
-		"The first answer counts, from any client, and is recorded before this answers. The scope always, and allowing a tool that requires an administrator, need the role admin. 409 has the decision that stands; 410: the session has ended, and with it all that it asked.",
-		http.StatusOK, 404, 409, 410),
+		"The first answer counts, from any client, and is recorded before this answers. The scope always, and allowing a tool that requires an administrator, need the role admin. A deny may have a reason, which the model is told as the user's words. 409 has the decision that stands; 410: the session has ended, and with it all that it asked.",
+		http.StatusOK, 404, 409, 410, 422),
 		func(ctx context.Context, in *struct {
 			TurnPath
 			Request string `path:"request" doc:"a confirmation's id"`

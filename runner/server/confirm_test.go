@@ -64,6 +64,50 @@ func TestConfirmationShowsWhatIsExecuted(t *testing.T) {
 	w.waitForTurn(id, turn)
 }
 
+// TestReasonOfADenial checks that a reason comes back, is recorded, and reaches the
+// model; one that can't be shown is refused, and the confirmation stays open.
+func TestReasonOfADenial(t *testing.T) {
+	w := newTestEnv(t, asks)
+	id := w.startSession("bind")
+	f := w.followEvents(id, "")
+	turn := w.startTurn(id, "go")
+	c := w.waitForConfirmation(id, f)
+	path := "/sessions/" + id + "/turns/" + turn + "/confirmations/" + c.ID
+	for _, bad := range []string{
+		`{"decision":"deny","reason":"a\u001b[2J"}`, `{"decision":"deny","reason":"a\u202e"}`,
+		`{"decision":"deny","reason":"` + strings.Repeat("x", approval.MaxReasonCharacters+1) + `"}`, `{"decision":"allow","reason":"fine"}`,
+	} {
+		if got := w.post(path, bad); got.status != http.StatusUnprocessableEntity {
+			t.Errorf("%.60s: %d", bad, got.status)
+		}
+	}
+	reason := strings.Repeat("é", approval.MaxReasonCharacters-20) + " use\tmake\ntest"
+	text, err := json.Marshal(map[string]string{"decision": "deny", "reason": reason})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got Resolution
+	w.post(path, string(text)).requireStatus(t, 200).decodeInto(t, &got)
+	if got.Reason != reason || got.Decision != approval.DecisionDeny {
+		t.Errorf("%+v", got)
+	}
+	w.waitForTurn(id, turn)
+	resolved, result := "", ""
+	for _, r := range w.trace(id) {
+		switch r.Kind {
+		case record.KindConfirmationResolved:
+			resolved = payload[record.ConfirmationResolved](t, r).Reason
+		case record.KindMessage:
+			if b := payload[record.Message](t, r).Blocks; b[0].ToolResult != nil {
+				result = b[0].ToolResult.DenialReason
+			}
+		}
+	}
+	if resolved != reason || result != reason {
+		t.Errorf("recorded %q and %q", resolved, result)
+	}
+}
+
 // TestOneAnswerCounts lets one client allow and another deny at the same moment,
 // 50 times in parallel.
 func TestOneAnswerCounts(t *testing.T) {

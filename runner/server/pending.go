@@ -79,7 +79,13 @@ func (c *confirmations) listPending() []Confirmation {
 func (c *confirmations) answerConfirmation(ctx context.Context, turn, id string, a Answer, from client) (Resolution, error) {
 	unknown := newProblem(http.StatusNotFound, "no_confirmation", "this turn of this session has not asked this", "GET /sessions/{id}/confirmations lists what is asked")
 	asked := c.turnOf(id)
-	given := approval.Answer{Decision: a.Decision, Scope: a.Scope}
+	given := approval.Answer{Decision: a.Decision, Scope: a.Scope, Reason: a.Reason}
+	if _, hidden := tools.DisplayLines(a.Reason); hidden {
+		return Resolution{}, newProblem(http.StatusUnprocessableEntity, "refused", "the reason holds characters that can't be shown", "Write plain text; lines and tabs are allowed")
+	}
+	if a.Reason != "" && a.Decision != approval.DecisionDeny {
+		return Resolution{}, newProblem(http.StatusUnprocessableEntity, "refused", "a reason goes with a deny alone", "Leave the reason out")
+	}
 	if !confirmationID().MatchString(id) || asked != "" && asked != turn {
 		// The attempt is recorded. The broker bounds these records, so that a client
 		// can't fill a trace.
@@ -132,5 +138,5 @@ func answeredBy(r approval.Resolution) string {
 }
 
 func newResolution(r approval.Resolution, turn string) Resolution {
-	return Resolution{Confirmation: r.ConfirmationID, Turn: turn, CallID: r.CallID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client}
+	return Resolution{Confirmation: r.ConfirmationID, Turn: turn, CallID: r.CallID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client, Reason: r.Reason}
 }

@@ -169,6 +169,7 @@ type Note = record.PathNote
 type Answer struct {
 	Decision approval.Decision `json:"decision" enum:"allow,deny"`
 	Scope    approval.Scope    `json:"scope,omitempty" enum:"once,session,always" doc:"how long it holds: this call (default), this tool for the session, or this workspace, which needs the role admin; a scope that the confirmation does not offer counts as once"`
+	Reason   string            `json:"reason,omitempty" maxLength:"1000" doc:"why it is denied, in your words, which the model is told; with a deny alone"`
 }
 
 // Resolution is the recorded outcome of a confirmation.
@@ -180,6 +181,7 @@ type Resolution struct {
 	Scope        approval.Scope    `json:"scope,omitempty"`
 	By           string            `json:"by" doc:"user, timeout, or cancel" example:"user"`
 	Client       string            `json:"client,omitempty" doc:"the client that answered" example:"http:alice"`
+	Reason       string            `json:"reason,omitempty" doc:"why it was denied, as the model is told"`
 }
 
 func orEmpty[T any](s []T) []T {

@@ -159,6 +159,9 @@ func (a *atif) addRecord(r record.Record) {
 	case record.KindConfirmationResolved:
 		withPayload(r, func(p record.ConfirmationResolved) {
 			a.callExtra(p.CallID)["decision"], a.callExtra(p.CallID)["decided_by"] = p.Decision, p.By
+			if p.Reason != "" {
+				a.callExtra(p.CallID)["denial_reason"] = p.Reason
+			}
 		})
 	case record.KindToolCompleted:
 		withPayload(r, func(p record.ToolCompleted) {

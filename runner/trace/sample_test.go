@@ -184,7 +184,7 @@ func newShopSession(t *testing.T, state string) Session {
 	w.put(0, record.ActorTool, record.ToolInputInvalid{CallID: "tu_8", Name: "shell", Errors: []string{"/timeout_seconds: got string, want integer"}})
 	w.result("tu_8", "The input is invalid:\n/timeout_seconds: got string, want integer", true)
 	w.put(0, record.ActorSystem, record.ConfirmationRequested{CallID: "tu_9", Name: "shell", Class: tools.ClassExecute, RequestID: "00fe", Summary: "git push origin HEAD"})
-	w.put(2600*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_9", RequestID: "00fe", Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: "user", Client: "terminal"})
+	w.put(2600*time.Millisecond, record.ActorUser, record.ConfirmationResolved{CallID: "tu_9", RequestID: "00fe", Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: "user", Client: "terminal", Reason: "use make test"})
 	w.put(0, record.ActorTool, record.ToolFailed{CallID: "tu_9", Name: "shell", Class: tools.ErrorUserDenied, Reason: "user", Message: "The user denied this operation."})
 	w.result("tu_9", "The user denied this operation.", true)
 	w.model(2, 700*time.Millisecond, "You denied the push; nothing was published. The change waits in the overlay.")

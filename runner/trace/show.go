@@ -265,6 +265,9 @@ func (q Question) Words() string {
 	if waited := q.Answered.Sub(q.At); waited > 0 {
 		text += ", after " + formatDuration(waited)
 	}
+	if q.Reason != "" {
+		text += ": " + q.Reason
+	}
 	return text
 }
 

@@ -122,6 +122,8 @@ type Question struct {
 	By, Client, Diff string
 	Display          string
 	Hidden           bool
+	// Reason is why the user refused, in their words.
+	Reason string
 }
 
 const (

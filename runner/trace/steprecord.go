@@ -235,7 +235,7 @@ func (s *Steps) resolveQuestion(r record.Record, p record.ConfirmationResolved) 
 		q = c.Asked[last]
 		c.Asked = c.Asked[:last]
 	}
-	q.Answered, q.Decision, q.Scope, q.By, q.Client = r.Time, p.Decision, p.Scope, p.By, cutMiddle(p.Client, 200)
+	q.Answered, q.Decision, q.Scope, q.By, q.Client, q.Reason = r.Time, p.Decision, p.Scope, p.By, cutMiddle(p.Client, 200), cutMiddle(p.Reason, maxText)
 	c.addQuestion(q)
 }
 

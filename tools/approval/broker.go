@@ -52,6 +52,8 @@ type Resolution struct {
 	By string
 	// Client is the label of the client that answered, "" for none.
 	Client string
+	// Reason is why a person refused, as in [Answer].
+	Reason string
 }
 
 // Attempt is an answer that changed nothing: it came after another one, after the end

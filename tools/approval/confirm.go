@@ -3,9 +3,12 @@ package approval
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
 // Decision is an answer to a confirmation.
@@ -92,6 +95,25 @@ type Confirmation struct {
 type Answer struct {
 	Decision Decision
 	Scope    Scope
+	// Reason is why a person refuses, in their words, for the model; "" for none. The
+	// broker makes it safe for display and cuts it to [MaxReasonCharacters]. An answer
+	// that allows has none.
+	Reason string
+}
+
+// MaxReasonCharacters bounds Answer.Reason.
+const MaxReasonCharacters = 1000
+
+// cleanReason returns the reason of an answer as records, people and the model get it.
+func cleanReason(a Answer) string {
+	if a.Decision == DecisionAllow {
+		return ""
+	}
+	safe, _ := tools.DisplayLines(strings.TrimSpace(utf8text.Clip(a.Reason, utf8.UTFMax*MaxReasonCharacters)))
+	if utf8.RuneCountInString(safe) > MaxReasonCharacters {
+		safe = string([]rune(safe)[:MaxReasonCharacters])
+	}
+	return safe
 }
 
 // Approver is a client that asks a person; see [Broker.Attach]. It is safe for

@@ -173,6 +173,7 @@ func (b *Broker) resolve(q *Request, r Reply) bool {
 		return false
 	}
 	wanted := r.By
+	r.Answer.Reason = cleanReason(r.Answer)
 	if by := b.endedBy(q); by != "" {
 		r = Reply{By: by}
 	}
@@ -196,7 +197,7 @@ func (b *Broker) Wait(q *Request, answers *SessionAnswers, earlier func() (Decis
 	for {
 		changed := answers.Changed()
 		if d, ok := earlier(); ok {
-			b.resolveAlone(q, Answer{d, ScopeSession}, BySession)
+			b.resolveAlone(q, Answer{Decision: d, Scope: ScopeSession}, BySession)
 		}
 		select {
 		case <-q.answered:

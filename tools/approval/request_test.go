@@ -133,7 +133,7 @@ func TestThePastIsBounded(t *testing.T) {
 	broker := NewBroker(BrokerOptions{Attended: true})
 	bind(t, broker, Binding{})
 	answer := func(i int) error {
-		_, err := broker.Answer(t.Context(), fmt.Sprint(i), Answer{DecisionAllow, ScopeOnce}, "")
+		_, err := broker.Answer(t.Context(), fmt.Sprint(i), Answer{Decision: DecisionAllow, Scope: ScopeOnce}, "")
 		return err
 	}
 	const forgotten = 3

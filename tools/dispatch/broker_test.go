@@ -119,7 +119,7 @@ func TestAnswersAtTheSameMoment(t *testing.T) {
 				recorded = append(recorded, ev)
 			}
 		}
-		want := []ConfirmationResolved{{id, won.ConfirmationID, won.Decision, won.Scope, won.By, won.Client}}
+		want := []ConfirmationResolved{{CallID: id, ConfirmationID: won.ConfirmationID, Decision: won.Decision, Scope: won.Scope, By: won.By, Client: won.Client, Reason: won.Reason}}
 		if diff := cmp.Diff(want, recorded); diff != "" {
 			t.Errorf("question %d: recorded (-told +recorded):\n%s", n, diff)
 		}

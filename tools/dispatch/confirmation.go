@@ -30,6 +30,8 @@ type confirmation struct {
 	// decision and by are those of the recorded resolution.
 	decision approval.Decision
 	by       string
+	// reason is why a person refused, in their words.
+	reason string
 }
 
 func newConfirmation(p *pending) *confirmation {
@@ -241,6 +243,7 @@ func (r confirmer) waitForConfirmation(p *pending) *tools.Error {
 	}
 	if leader := p.confirm.leader; leader != nil {
 		<-leader.done
+		p.confirm.reason = leader.reason
 		return r.followLeader(p, leader)
 	}
 	<-p.confirm.done
@@ -374,12 +377,12 @@ func (r confirmer) countUnapproved(d approval.Decision) {
 // recordResolution records the resolution of a confirmation, and then lets the clients
 // know. An answer that can't be recorded does not count: the call fails.
 func (r confirmer) recordResolution(p *pending, first approval.Reply, d approval.Decision, s approval.Scope) *tools.Error {
-	p.confirm.decision, p.confirm.by = d, first.By
+	p.confirm.decision, p.confirm.by, p.confirm.reason = d, first.By, first.Answer.Reason
 	err := r.emit(ConfirmationResolved{
-		CallID: p.call.ID, ConfirmationID: p.confirm.id, Decision: d, Scope: s, By: first.By, Client: first.Client,
+		CallID: p.call.ID, ConfirmationID: p.confirm.id, Decision: d, Scope: s, By: first.By, Client: first.Client, Reason: p.confirm.reason,
 	})
 	if q := p.confirm.request; q != nil {
-		r.d.opts.Broker.Record(q, approval.Resolution{ConfirmationID: q.ID, CallID: q.CallID, Decision: d, Scope: s, By: first.By, Client: first.Client}, err)
+		r.d.opts.Broker.Record(q, approval.Resolution{ConfirmationID: q.ID, CallID: q.CallID, Decision: d, Scope: s, By: first.By, Client: first.Client, Reason: p.confirm.reason}, err)
 	}
 	if err != nil {
 		return r.cancelledError(err)

@@ -94,6 +94,8 @@ type ConfirmationResolved struct {
 	By string
 	// Client is the label of the client that a user answered at, or "".
 	Client string
+	// Reason is why the user refused, as in [approval.Answer].
+	Reason string
 }
 
 // ConfirmationAttempted is an answer that changed nothing; see [approval.Attempt].

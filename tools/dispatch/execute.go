@@ -240,6 +240,9 @@ func (r *round) failCall(p *pending, fail *tools.Error, out tools.Output, took t
 	p.result.IsError, p.result.Class = true, fail.Class
 	text = utf8text.Repair(text)
 	p.result.Content = []tools.Block{{Text: text}}
+	if fail.Class == tools.ErrorUserDenied { // which no tool can return
+		p.result.DenialReason = p.confirm.reason
+	}
 	p.result.Output, p.result.Duration = out, took
 	_ = r.emit(Failed{
 		CallID: p.call.ID, Name: p.call.Name, Class: fail.Class, Reason: fail.Reason, Message: message, ErrorID: id,

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/tools/approval"
 )
@@ -114,6 +115,9 @@ func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, erro
 			continue
 		}
 		answer, known := decideKey(text, c)
+		if n := utf8.RuneCountInString(answer.Reason); n > approval.MaxReasonCharacters {
+			p.Out.writeDirect(q.style.yellow(fmt.Sprintf("  the reason has %d characters; the model gets the first %d", n, approval.MaxReasonCharacters)))
+		}
 		if answer.Decision == approval.DecisionAllow && !seen {
 			p.Out.writeDirect(q.style.yellow("  not all of it was shown: nothing is allowed before v has shown the whole"))
 			continue
@@ -204,10 +208,17 @@ func (p *Prompt) readLine() <-chan typedLine {
 
 // decideKey returns the answer of a typed line, and reports whether it was one of the
 // offered keys; any other line is no. Case matters for "A" and "a" alone, because "A"
-// allows more.
+// allows more. What follows the key of a refusal is its reason.
 func decideKey(text string, c approval.Confirmation) (answer approval.Answer, known bool) {
 	session, always := offers(c, approval.ScopeSession), offers(c, approval.ScopeAlways)
 	word := strings.ToLower(text)
+	if end := strings.IndexAny(text, " ,:"); end > 0 {
+		refusal, known := decideKey(text[:end], c)
+		if known && refusal.Decision == approval.DecisionDeny {
+			refusal.Reason = strings.TrimLeft(text[end:], " ,:")
+			return refusal, true
+		}
+	}
 	switch {
 	case word == "y" || word == "yes":
 		return approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, true

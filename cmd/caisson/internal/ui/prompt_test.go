@@ -55,9 +55,10 @@ func TestAnswers(t *testing.T) {
 	allow := func(s approval.Scope) approval.Answer {
 		return approval.Answer{Decision: approval.DecisionAllow, Scope: s}
 	}
-	deny := func(s approval.Scope) approval.Answer {
-		return approval.Answer{Decision: approval.DecisionDeny, Scope: s}
+	because := func(s approval.Scope, reason string) approval.Answer {
+		return approval.Answer{Decision: approval.DecisionDeny, Scope: s, Reason: reason}
 	}
+	deny := func(s approval.Scope) approval.Answer { return because(s, "") }
 	for _, tc := range []struct {
 		typed  string
 		scopes []approval.Scope
@@ -77,6 +78,15 @@ func TestAnswers(t *testing.T) {
 		{"d", session, deny(approval.ScopeOnce)},
 		{"n", all, deny(approval.ScopeOnce)},
 		{"", all, deny(approval.ScopeOnce)},
+		{"n  use make test", all, because(approval.ScopeOnce, "use make test")},
+		{"No, use make test, y", once, because(approval.ScopeOnce, "use make test, y")},
+		{"n ", all, deny(approval.ScopeOnce)},
+		{"d: never here", all, because(approval.ScopeAlways, "never here")},
+		{"d never here", session, deny(approval.ScopeOnce)}, // not offered
+		{"nobody cares", all, deny(approval.ScopeOnce)},
+		{"y because", all, deny(approval.ScopeOnce)},
+		{"a because", all, deny(approval.ScopeOnce)},
+		{"n " + strings.Repeat("y", 3000), all, because(approval.ScopeOnce, strings.Repeat("y", 3000))}, // the broker cuts it
 		{"yy", all, deny(approval.ScopeOnce)},
 		{"y\x1b[A", all, deny(approval.ScopeOnce)},
 		{"y\x00", all, deny(approval.ScopeOnce)},
@@ -102,7 +112,7 @@ func TestTheQuestionShowsWhatWouldRun(t *testing.T) {
 	}
 	for _, want := range []string{
 		"? shell wants to run, class execute", `{"command":"rm -r build"}`, "would change: build", "  -old", "  +new",
-		"characters that terminals don't show", "y once, a this session, n no, ? help >",
+		"characters that terminals don't show", "y once, a this session, n no (or n and why), ? help >",
 	} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("the question lacks %q:\n%s", want, p.out)
@@ -228,7 +238,7 @@ func TestNothingIsWrittenBehindAQuestion(t *testing.T) {
 	if _, err := p.Approve(t.Context(), confirmation()); err != nil {
 		t.Fatal(err)
 	}
-	if got := p.out.String(); !strings.HasSuffix(got, "n no, ? help > sandbox started\n") || strings.Count(got, "sandbox started") != 1 {
+	if got := p.out.String(); !strings.HasSuffix(got, "n no (or n and why), ? help > sandbox started\n") || strings.Count(got, "sandbox started") != 1 {
 		t.Errorf("on the screen, the typed line not echoed:\n%s", got)
 	}
 }

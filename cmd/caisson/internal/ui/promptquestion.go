@@ -192,7 +192,8 @@ func keys(c approval.Confirmation) []string {
 	}
 	return append(lines,
 		"  v  page the whole, with what the question leaves out",
-		"  n  refuse this call; so do Enter alone and every other key")
+		"  n  refuse this call; so do Enter alone and every other key",
+		"     what follows n on its line is the reason, which the model is told: n use make test")
 }
 
 // choices names the keys that mean something. Before the whole was seen, none allows.
@@ -209,7 +210,7 @@ func choices(c approval.Confirmation, seen bool) string {
 	} else {
 		keys = append(keys, "v whole, then y")
 	}
-	keys = append(keys, "n no")
+	keys = append(keys, "n no (or n and why)")
 	if offers(c, approval.ScopeAlways) {
 		keys = append(keys, "d never")
 	}

@@ -155,7 +155,11 @@ func (v *view) addCall(r record.Record, c *trace.Call) []string {
 // failedText returns the reason of a failed call, once.
 func failedText(c *trace.Call) string {
 	if q := lastAnswer(c); q.Decision != "" && q.Decision != approval.DecisionAllow && q.By != "cancel" {
-		return "refused" + answeredBy(q)
+		text := "refused" + answeredBy(q)
+		if q.Reason != "" {
+			text += ": " + fitWidth(safeLine(q.Reason), maxSummaryCells)
+		}
+		return text
 	}
 	text := firstLine(c.Error)
 	if strings.EqualFold(strings.TrimRight(text, "."), c.ErrorClass) || text == "" {
