@@ -1,6 +1,9 @@
 package limits
 
-import "fmt"
+import (
+	"fmt"
+	"time"
+)
 
 // Kind names a limit, in records and reports too.
 type Kind string
@@ -14,6 +17,7 @@ const (
 	KindCost      Kind = "cost_usd"   // millionths of a US dollar
 	KindWallTime  Kind = "wall_time"  // milliseconds
 	KindContext   Kind = "context"    // tokens
+	KindRequests  Kind = "requests"   // count
 	KindMemory    Kind = "memory"     // bytes
 	KindPIDs      Kind = "pids"       // count
 	KindDisk      Kind = "disk"       // free bytes or files: Limit is the required minimum, Used the current value; see ExceededError.Dir
@@ -25,6 +29,8 @@ type ExceededError struct {
 	Kind Kind
 	// Limit is the limit and Used the use at that time, in the unit of Kind.
 	Limit, Used int64
+	// Needed is the least that the refused operation needs, if Used is below Limit.
+	Needed int64
 	// Files reports whether Limit and Used of [KindDisk] count files (inodes)
 	// rather than bytes.
 	Files bool
@@ -32,6 +38,11 @@ type ExceededError struct {
 	// the home; "" if it was the host's file system. Limit and Used of
 	// [KindDisk] are then that bound and the use.
 	Dir string
+	// Period is that of a [Ceiling], "" for other limits. Until is its end, and
+	// Profile the model profile that the ceiling is for, "" if it is for all.
+	Period  Period
+	Until   time.Time
+	Profile string
 }
 
 // Error returns a message with the kind, the use and the limit.
@@ -39,5 +50,16 @@ func (e *ExceededError) Error() string {
 	if e.Dir != "" {
 		return fmt.Sprintf("limit %s reached: %s uses %d of %d", e.Kind, e.Dir, e.Used, e.Limit)
 	}
-	return fmt.Sprintf("limit %s reached: used %d of %d", e.Kind, e.Used, e.Limit)
+	what := string(e.Kind)
+	if e.Period != "" {
+		what += " per " + string(e.Period)
+	}
+	if e.Profile != "" {
+		what += " of profile " + e.Profile
+	}
+	text := fmt.Sprintf("limit %s reached: used %d of %d", what, e.Used, e.Limit)
+	if e.Needed > 0 {
+		text += fmt.Sprintf(", and the next request needs up to %d", e.Needed)
+	}
+	return text
 }

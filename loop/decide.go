@@ -71,6 +71,9 @@ type state struct {
 	// truncated reports whether the provider cut the last answer at its output
 	// limit.
 	truncated bool
+	// lowered is the limit because of which the last answer was cut earlier than its
+	// profile asks for, or nil.
+	lowered *limits.ExceededError
 	// emptyAnswer reports whether the last answer had neither text nor calls. Such
 	// an answer is not in the history.
 	emptyAnswer bool
@@ -94,6 +97,9 @@ func nextStep(history []Message, s state) step {
 	}
 	if s.callsOnly {
 		return step{action: actEnd, ending: ending{reason: StopAnswered}}
+	}
+	if s.truncated && s.lowered != nil && (s.emptyAnswer || history[len(history)-1].Role == RoleAssistant) {
+		return step{action: actEnd, ending: ending{reason: StopLimit, limit: s.lowered, truncated: true}}
 	}
 	if s.emptyAnswer {
 		return decideEmpty(s)

@@ -89,6 +89,9 @@ type TurnEnded struct {
 type BudgetWarning struct {
 	Kind        limits.Kind
 	Limit, Used int64
+	// Period and Profile are those of a ceiling, see [limits.ExceededError].
+	Period  limits.Period
+	Profile string
 }
 
 // CallRefused reports a tool call that the loop answered itself, without the

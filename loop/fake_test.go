@@ -17,6 +17,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type scriptModel struct {
 	respond  func(n int, req Request, onDelta func(Delta)) (Response, error)
 	requests []Request
+	// charged is set for a model whose requests need a reservation.
+	charged bool
 }
 
 func (m *scriptModel) Complete(_ context.Context, req Request, onDelta func(Delta)) (Response, error) {
@@ -24,7 +26,9 @@ func (m *scriptModel) Complete(_ context.Context, req Request, onDelta func(Delt
 	return m.respond(len(m.requests), req, onDelta)
 }
 
-func (m *scriptModel) Info() ModelInfo { return ModelInfo{Provider: "fake", Model: "script"} }
+func (m *scriptModel) Info() ModelInfo {
+	return ModelInfo{Provider: "fake", Model: "script", Recorded: !m.charged}
+}
 
 // playResponses returns a model that plays responses in order and then repeats the
 // last one.

@@ -30,6 +30,9 @@ type ModelInfo struct {
 	// ToolNameBytes is the longest name of a tool on the provider's wire; zero
 	// means [tools.MaxNameBytes].
 	ToolNameBytes int `json:"-"`
+	// Recorded reports that answers and their usage are those of a recording: requests
+	// cost nothing, and nothing is reserved for them.
+	Recorded bool `json:"-"`
 }
 
 // String returns the provider and the model, "none" for the zero value.

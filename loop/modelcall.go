@@ -18,6 +18,13 @@ import (
 // is false for the closing completion. If the provider refuses the conversation
 // as too long, it shortens old results and requests again. It returns the ending
 // if the turn can't go on.
+//
+// Around each model call, outermost first:
+//
+//	telemetry  emit: each request, and each change, is an event
+//	budget     reserve and settle: a request begins only if what it may use fits
+//	fallback   fallBack: another profile, after the retries of requestCompletion
+//	usage      attemptCompletion: what the request used, with its cost
 func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 	round := 0
 	var offered []tools.Definition
@@ -28,7 +35,16 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 	call := &pendingCall{round: round, offered: offered, tried: map[int]bool{}}
 	t.selectProfile(call, 0)
 	for {
-		resp, err := t.requestCompletion(ctx, call)
+		if e := t.reserve(ctx, call); e != nil {
+			return e
+		}
+		resp, used, err := t.requestCompletion(ctx, call)
+		if e := t.settle(call, used); e != nil {
+			if err == nil {
+				t.acceptResponse(resp, offered)
+			}
+			return e
+		}
 		if t.emitErr != nil {
 			return &ending{reason: StopTraceUnwritable, err: t.emitErr}
 		}
@@ -53,26 +69,30 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 type pendingCall struct {
 	round   int // from 1; 0 for the closing completion
 	offered []tools.Definition
+	// messages are those of the request, and reservation is what it may use.
+	messages    []Message
+	reservation reservation
 	// profile is the index of the profile in use, and tried has those used so far.
 	profile int
 	tried   map[int]bool
 	// attempts counts the requests so far.
 	attempts int
-	// shown reports whether a piece of an answer was emitted. Nothing is repeated
-	// then.
-	shown bool
+	// shown reports whether a piece of an answer was emitted, and shownBytes is the
+	// length of its text. Nothing is repeated then.
+	shown      bool
+	shownBytes int64
 }
 
 // requestCompletion requests an answer of the turn's profile. It repeats the
 // request after failures for which [ModelError].Retryable is set, as often as the
-// profile allows.
-func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response, error) {
+// profile allows. The usage is nil without an answer.
+func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response, *limits.Usage, error) {
 	for retries := 0; ; retries++ {
 		c.attempts++
 		call := ModelCall{Round: c.round, Profile: t.profile.Name, Attempt: c.attempts, Model: t.profile.Model.Info()}
-		resp, err := t.attemptCompletion(ctx, call, c)
+		resp, used, err := t.attemptCompletion(ctx, call, c)
 		if err == nil || t.emitErr != nil {
-			return resp, err
+			return resp, used, err
 		}
 		failed := t.describeFailure(ctx, call, err)
 		delay, again := t.profile.retryDelay(err, retries)
@@ -81,11 +101,11 @@ func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response,
 		}
 		t.emit(failed)
 		if !again || t.emitErr != nil {
-			return Response{}, err
+			return Response{}, nil, err
 		}
 		select {
 		case <-ctx.Done():
-			return Response{}, context.Cause(ctx)
+			return Response{}, nil, context.Cause(ctx)
 		case <-time.After(delay):
 		}
 	}
@@ -93,19 +113,20 @@ func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response,
 
 // attemptCompletion makes one request. It emits the start, the pieces and the
 // answer, and counts the usage with its cost.
-func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pendingCall) (Response, error) {
+func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pendingCall) (Response, *limits.Usage, error) {
 	t.emit(ModelCallStarted{ModelCall: call, Tools: len(c.offered)})
 	if t.emitErr != nil {
-		return Response{}, t.emitErr
+		return Response{}, nil, t.emitErr
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	started := time.Now()
 	var firstDelta time.Duration
 	resp, err := t.profile.Model.Complete(ctx, Request{
-		Messages: t.view.renderHistory(t.history, call.Model.String()), Tools: c.offered, MaxOutputTokens: t.profile.MaxOutputTokens,
+		Messages: c.messages, Tools: c.offered, MaxOutputTokens: c.reservation.maxOutput,
 	}, func(d Delta) {
 		c.shown = true
+		c.shownBytes += int64(len(d.Text))
 		if firstDelta == 0 {
 			firstDelta = time.Since(started)
 		}
@@ -118,7 +139,7 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 		}
 	})
 	if err != nil {
-		return Response{}, err
+		return Response{}, nil, err
 	}
 	used := resp.Usage
 	t.profile.setCost(&used)
@@ -132,7 +153,7 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 		ModelCall: call, Latency: time.Since(started), FirstDelta: firstDelta, Usage: used,
 		Finish: resp.Finish, ToolCalls: len(resp.Message.toolUses()),
 	})
-	return resp, nil
+	return resp, &used, nil
 }
 
 // describeFailure returns the event of a failed request and logs its cause.
@@ -182,7 +203,7 @@ func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 // emitWarnings emits a warning for each limit of which four fifths are used.
 func (t *turn) emitWarnings() {
 	for _, w := range t.meter.Warnings(time.Since(t.started)) {
-		t.emit(BudgetWarning{Kind: w.Kind, Limit: w.Limit, Used: w.Used})
+		t.emit(newBudgetWarning(w))
 	}
 	if t.nearWindow() && !t.view.warned {
 		t.view.warned = true
@@ -200,6 +221,7 @@ func (t *turn) nearWindow() bool {
 func (t *turn) shortenResults(tokens int64) bool {
 	n, bytes := t.view.shortenOldest(t.history, tokens)
 	if n > 0 {
+		t.counted.addShortened(n)
 		t.emit(ContextShortened{Results: n, Bytes: bytes})
 	}
 	return n > 0

@@ -39,6 +39,9 @@ type Options struct {
 	Dispatcher dispatcher
 	// Budget bounds the turn; the zero value has no limits.
 	Budget limits.Budget
+	// Ledger bounds the requests of this and other sessions together; nil does not. It
+	// counts no requests to models with [ModelInfo].Recorded set.
+	Ledger Ledger
 	// System is the system prompt, see [SystemPrompt]; "" means none. It becomes
 	// the first message if History is empty and is ignored otherwise.
 	System string
@@ -100,6 +103,9 @@ func (o Options) validate() error {
 	}
 	for _, p := range o.Profiles {
 		if err := p.validate(); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
+		if err := p.CheckPrice(o.Budget); err != nil {
 			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 	}

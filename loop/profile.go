@@ -3,6 +3,7 @@ package loop
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 
@@ -18,7 +19,9 @@ type Profile struct {
 	// Price is the price of the model's tokens; nil means unknown. The cost is then
 	// the one that the provider reports, or unknown.
 	Price *limits.Price
-	// MaxOutputTokens is the longest answer; zero means the provider's default.
+	// MaxOutputTokens is the longest answer; zero means the provider's default, or
+	// 16,384 tokens under a limit of tokens or cost. If less is left of a limit, a
+	// request asks for a shorter one, down to 1,024 tokens.
 	MaxOutputTokens int64
 	// ContextWindow is the model's context window in tokens. Near it, old tool
 	// results are shortened in requests, never in the history. Zero means
@@ -50,6 +53,15 @@ func (p Profile) validate() error {
 		return errors.New("negative retries")
 	}
 	return nil
+}
+
+// CheckPrice returns an error if the budget bounds the cost and the price is unknown, so
+// that nothing would hold the limit.
+func (p Profile) CheckPrice(b limits.Budget) error {
+	if b.CostMicroUSD == nil || p.Price != nil || p.Model.Info().Recorded {
+		return nil
+	}
+	return fmt.Errorf("a limit of cost needs the price of the model %s", cmp.Or(p.Name, p.Model.Info().String()))
 }
 
 // withDefaults returns p with defaults for zero fields.

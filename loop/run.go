@@ -54,6 +54,8 @@ type turn struct {
 	// profile is the one in use of profiles. It is zero in a turn without a model.
 	profile  Profile
 	profiles profileList
+	// counted is the provider's last count of input.
+	counted countedInput
 	// emitErr is the first error of Emit.
 	emitErr error
 }

@@ -210,7 +210,7 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 		j.addDenial(f)
 		return j.putCall(e.CallID, record.ActorTool, newToolFailed(f))
 	case loop.BudgetWarning:
-		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used})
+		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used, Period: e.Period, Profile: e.Profile})
 	case loop.ContextShortened:
 		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.Warning{Message: shortenedText(e)})
 	case loop.TurnEnded:

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/loop"
@@ -60,6 +61,8 @@ type Fault struct {
 	// Model is its class.
 	LogFile, ErrorID string
 	Model            loop.ErrorClass
+	// Until is when the ceiling that was reached is free again; nil for other limits.
+	Until *time.Time
 	// Overlay reports that the workspace is unchanged, and the changes are kept.
 	Overlay bool
 	// Stopped reports that a missing approval ended the session.
@@ -111,6 +114,10 @@ func (f Fault) Hint() string {
 		return startHint(f.Err)
 	case FaultSandboxLost:
 		return "Check the engine or runtime, and run the task again. " + f.whereChangesAre()
+	case FaultLimit:
+		if f.Until != nil {
+			return "It is free again at " + f.Until.UTC().Format("2006-01-02 15:04 UTC") + ". Wait until then, or raise that limit."
+		}
 	case FaultRecords:
 		return "Make room on the file system of " + f.Dir + "; what was written before can be read."
 	case FaultCancelled:
@@ -197,6 +204,9 @@ var faultKinds = map[loop.StopReason]FaultKind{
 // tells; its Kind is "" if there is none.
 func FaultOf(session string, end record.SessionEnded) Fault {
 	f := Fault{Kind: faultKinds[end.Reason], Session: session, Overlay: end.Overlay != nil, Stopped: end.Reason == loop.StopNoApprover}
+	if end.Limit != nil {
+		f.Until = end.Limit.Until
+	}
 	if end.Reason == loop.StopAnswered || end.Reason == StopNoTurn {
 		f.Kind = faultOfDone(end)
 	}

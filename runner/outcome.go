@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/caisson-run/caisson/images"
-	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/internal/quarantine"
@@ -166,7 +165,10 @@ func (d problemDescriber) describeCause(f Fault, r Report) string {
 	case FaultSandboxStart:
 		return startCause(r.Err)
 	case FaultLimit:
-		return "a limit was reached: " + budgetText(r.Limit)
+		if r.Limit == nil {
+			return "a limit was reached"
+		}
+		return "a limit was reached: " + r.Limit.String()
 	case FaultNoApprover:
 		return unapprovedCalls(r) + ": no one could be asked"
 	case FaultLateAnswer:
@@ -232,21 +234,6 @@ func (d problemDescriber) redactProblem(p *record.Problem) *record.Problem {
 	}
 	redact := redact.New(d.opts.Secrets)
 	return &record.Problem{Cause: string(redact.Bytes([]byte(p.Cause))), Hint: string(redact.Bytes([]byte(p.Hint)))}
-}
-
-func budgetText(l *record.Limit) string {
-	if l == nil {
-		return "unknown"
-	}
-	switch l.Kind {
-	case limits.KindWallTime:
-		return fmt.Sprintf("%d.%01d s of wall time", l.Limit/1000, l.Limit%1000/100)
-	case limits.KindCost:
-		return fmt.Sprintf("a cost of %s US dollars", record.CostUSD(&l.Limit))
-	case limits.KindToolCalls:
-		return countOf(int(l.Limit), "tool call")
-	}
-	return fmt.Sprintf("%d %s", l.Limit, l.Kind)
 }
 
 // countOf returns a number and its noun.

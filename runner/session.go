@@ -145,6 +145,11 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, Fault{Kind: FaultInvalidLimits, Err: fmt.Errorf("session %w", err)}
 	}
+	for _, p := range o.Profiles {
+		if err := cmp.Or(p.CheckPrice(o.Budget), p.CheckPrice(o.SessionBudget)); err != nil {
+			return nil, Fault{Kind: FaultInvalidLimits, Err: err}
+		}
+	}
 	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}

@@ -303,6 +303,25 @@ func decode(t *testing.T, text string) (v any) {
 	return v
 }
 
+// TestLoweredAnswerWithoutReasoning checks that a budget of reasoning which leaves no
+// answer, because a limit lowered its length, is left out.
+func TestLoweredAnswerWithoutReasoning(t *testing.T) {
+	e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) {
+		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
+	})
+	m := e.newModel(t, func(o *anthropic.Options) { o.ThinkingTokens = 2000 })
+	for i, output := range []int64{2000, 2001} {
+		req := newRequest()
+		req.MaxOutputTokens = output
+		if _, err := m.Complete(t.Context(), req, nil); err != nil {
+			t.Fatal(err)
+		}
+		if reasons := strings.Contains(e.bodies[i], `"budget_tokens":2000`); reasons != (output > 2000) {
+			t.Errorf("an answer of %d tokens: reasoning is asked for: %v", output, reasons)
+		}
+	}
+}
+
 // TestClosingRequest checks that a conversation with calls is sent with definitions of
 // tools that can't be called, since the API refuses it without any. A conversation
 // without calls has no member tools.

@@ -50,9 +50,10 @@ func (m *Model) buildParams(req loop.Request) (anthropic.MessageNewParams, error
 
 // reasoningConfig returns the member thinking of a request, or nil. In the middle of a
 // round the API refuses a budget if the call before has no reasoning, as that of another
-// model.
+// model. It refuses a budget that leaves no answer, too, which is where a limit lowered
+// the length of the answer.
 func (m *Model) reasoningConfig(p anthropic.MessageNewParams) map[string]any {
-	if m.options.ThinkingTokens == 0 {
+	if m.options.ThinkingTokens == 0 || m.options.ThinkingTokens >= p.MaxTokens {
 		return nil
 	}
 	if n := len(p.Messages); n > 1 && hasToolResult(p.Messages[n-1]) && !hasReasoning(p.Messages[n-2]) {

@@ -67,7 +67,7 @@ func (m *Model) Left() int {
 
 // Info returns the recording's name as that of the model.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: "replay", Model: m.recording.name}
+	return loop.ModelInfo{Provider: "replay", Model: m.recording.name, Recorded: true}
 }
 
 // Complete compares the results of the previous turn and plays the next one. Its

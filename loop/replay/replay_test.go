@@ -104,7 +104,7 @@ func TestScript(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m.Task() != "Make the test pass." || m.Info() != (loop.ModelInfo{Provider: "replay", Model: "greeting"}) || m.Left() != 2 {
+	if m.Task() != "Make the test pass." || m.Info() != (loop.ModelInfo{Provider: "replay", Model: "greeting", Recorded: true}) || m.Left() != 2 {
 		t.Errorf("task %q, info %+v, left %d", m.Task(), m.Info(), m.Left())
 	}
 	failing := textResult("exit code 1 after 0.02 s\n--- stdout\nFAIL")

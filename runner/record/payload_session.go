@@ -2,6 +2,9 @@ package record
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -167,6 +170,52 @@ type Limit struct {
 	Kind  limits.Kind `json:"kind"`
 	Limit int64       `json:"limit"`
 	Used  int64       `json:"used"`
+	// Needed is the least that the next request could have used; absent where all of
+	// the limit was used.
+	Needed int64 `json:"needed,omitempty"`
+	// Period, Until and Profile are those of a ceiling: day or month, its end, and the
+	// model profile that it is for, absent where it is for all.
+	Period  limits.Period `json:"period,omitempty"`
+	Until   *time.Time    `json:"until,omitempty"`
+	Profile string        `json:"profile,omitempty"`
+}
+
+// String describes the limit, what was used of it and what was needed.
+func (l Limit) String() string {
+	amount := func(n int64) string { return strconv.FormatInt(n, 10) }
+	what := string(l.Kind)
+	switch l.Kind {
+	case limits.KindWallTime:
+		return fmt.Sprintf("%d.%01d s of wall time", l.Limit/1000, l.Limit%1000/100)
+	case limits.KindCost:
+		amount, what = func(n int64) string { return CostUSD(&n) }, "US dollars"
+	case limits.KindToolCalls:
+		what = "tool calls"
+	}
+	text := amount(l.Limit) + " " + what
+	switch {
+	case l.Kind == limits.KindCost:
+		text = "a cost of " + text
+	case l.Limit == 1:
+		text = strings.TrimSuffix(text, "s")
+	}
+	text += ofCeiling(l.Period, l.Profile)
+	if l.Needed > 0 {
+		text += fmt.Sprintf(" (%s used, and the next request may use %s)", amount(l.Used), amount(l.Needed))
+	}
+	return text
+}
+
+// ofCeiling returns what follows a limit that is a ceiling.
+func ofCeiling(p limits.Period, profile string) string {
+	if p == "" {
+		return ""
+	}
+	text := " per " + string(p)
+	if profile != "" {
+		text += " with profile " + profile
+	}
+	return text
 }
 
 // SessionEnded is the last record.
@@ -381,7 +430,11 @@ func NewLimit(e *limits.ExceededError) *Limit {
 	if e == nil {
 		return nil
 	}
-	return &Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used}
+	out := &Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used, Needed: e.Needed, Period: e.Period, Profile: e.Profile}
+	if !e.Until.IsZero() {
+		out.Until = &e.Until
+	}
+	return out
 }
 
 // NewBudget returns the budget that a record holds.

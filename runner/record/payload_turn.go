@@ -243,6 +243,9 @@ type BudgetWarning struct {
 	What  limits.Kind `json:"kind"`
 	Limit int64       `json:"limit"`
 	Used  int64       `json:"used"`
+	// Period and Profile are those of a ceiling, as [Limit] has them.
+	Period  limits.Period `json:"period,omitempty"`
+	Profile string        `json:"profile,omitempty"`
 }
 
 // String describes how near the limit is.
@@ -256,7 +259,7 @@ func (b BudgetWarning) String() string {
 	case limits.KindWallTime:
 		used, limit, what = (time.Duration(b.Used) * time.Millisecond).String(), (time.Duration(b.Limit) * time.Millisecond).String(), "of wall time"
 	}
-	return fmt.Sprintf("%s of %s %s used", used, limit, what)
+	return fmt.Sprintf("%s of %s %s%s used", used, limit, what, ofCeiling(b.Period, b.Profile))
 }
 
 // Warning is a fact that an operator or user should see.

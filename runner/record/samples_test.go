@@ -93,7 +93,7 @@ func samples() []Payload {
 			LatencyMS: 5000, FilesModified: []string{"a"}, Partial: "half",
 		},
 		ToolInputInvalid{CallID: "tu_1", Name: "shell", Errors: []string{"/command: missing"}},
-		BudgetWarning{What: limits.KindTokens, Limit: 1000, Used: 810},
+		BudgetWarning{What: limits.KindTokens, Limit: 1000, Used: 810, Period: limits.PeriodDay, Profile: "main"},
 		Warning{CallID: "tu_1", Message: "left-to-right \u202e mark, C1 \u009b, tag \U000e0041"},
 		TurnCompleted{Reason: loop.StopAnswered, ModelCalls: 2, ToolCalls: 1, Usage: usage, WallMS: 4000},
 		TurnCancelled{Reason: "interrupted", By: "user", Client: "http:alice", ModelCalls: 1, ToolCalls: 1, Usage: usage, WallMS: 4000},

@@ -1,0 +1,93 @@
+package limits
+
+import "math"
+
+// Demand is the most that one request to a model can use. It is reserved before the
+// request begins, and replaced by what the request used.
+type Demand struct {
+	// Input and Output are numbers of tokens: an upper bound of the input, and the
+	// length at which the provider cuts the answer.
+	Input, Output int64
+	// MinOutput is the length of the shortest answer that is of use. Output is lowered
+	// down to it where less is left.
+	MinOutput int64
+	// Price is the price of the tokens; nil is unknown. An unknown cost is not
+	// reserved.
+	Price *Price
+}
+
+// Tokens returns the tokens that the request can use. The sum saturates at the largest
+// int64.
+func (d Demand) Tokens() int64 { return addCounts(d.Input, d.Output) }
+
+// Cost returns the most that the request can cost, in millionths of a US dollar, and
+// whether it is known. All input has the price of its dearest kind.
+func (d Demand) Cost() (micro int64, known bool) {
+	if d.Price == nil {
+		return 0, false
+	}
+	p := *d.Price
+	p.Input = max(p.Input, p.CachedInput, p.CacheWrite)
+	return p.Cost(Usage{InputTokens: d.Input, OutputTokens: d.Output}), true
+}
+
+// Fit returns d with its output lowered so that it fits what is left of a limit of
+// tokens or cost, and whether an answer of MinOutput does. Other kinds always fit.
+func (d Demand) Fit(k Kind, left int64) (Demand, bool) {
+	least := d
+	least.Output = min(d.MinOutput, d.Output)
+	switch {
+	case d.need(k) <= left:
+		return d, true
+	case least.need(k) > left:
+		return least, false
+	case k == KindTokens:
+		d.Output = left - max(d.Input, 0)
+		return d, true
+	}
+	// need grows with Output: find the largest one that fits.
+	low, high := least.Output, d.Output
+	for low < high-1 {
+		d.Output = low + (high-low)/2
+		if d.need(k) <= left {
+			low = d.Output
+		} else {
+			high = d.Output
+		}
+	}
+	d.Output = low
+	return d, true
+}
+
+// need returns what d needs of a limit.
+func (d Demand) need(k Kind) int64 {
+	switch k {
+	case KindTokens:
+		return d.Tokens()
+	case KindCost:
+		cost, _ := d.Cost()
+		return cost
+	}
+	return math.MinInt64
+}
+
+// Reserve returns the demand with its output lowered to what the budget has left, or
+// the limit of which too little is left. lowered is the limit that lowered it most,
+// or nil.
+func (m *Meter) Reserve(d Demand) (fit Demand, lowered, refused *ExceededError) {
+	for _, k := range []Kind{KindCost, KindTokens} {
+		limit, used, ok := m.readLimit(k, 0)
+		if !ok {
+			continue
+		}
+		next, ok := d.Fit(k, limit-used)
+		if !ok {
+			return d, nil, &ExceededError{Kind: k, Limit: limit, Used: used, Needed: next.need(k)}
+		}
+		if next.Output < d.Output {
+			lowered = &ExceededError{Kind: k, Limit: limit, Used: used}
+		}
+		d = next
+	}
+	return d, lowered, nil
+}
