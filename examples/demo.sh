@@ -60,7 +60,7 @@ heading "With a real model"
 cat <<END
   export OPENAI_API_KEY=...            # or OPENAI_BASE_URL=http://127.0.0.1:11434/v1 for a local server
   cp -R examples/$example/workspace /tmp/$example
-  bin/caisson run --workspace /tmp/$example --policy sandboxed --model openai/gpt-5 -f examples/$example/task.txt
+  bin/caisson run --workspace /tmp/$example --policy sandboxed --model openai/gpt-6.2-sol -f examples/$example/task.txt
 
   bin/caisson doctor                   # what this machine can run, with cause and hint
 END

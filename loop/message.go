@@ -137,7 +137,8 @@ type ToolResult struct {
 type Thinking struct {
 	Text      string `json:"text"`
 	Signature string `json:"signature,omitempty"`
-	// Redacted is reasoning that the provider encrypted. It has no Text.
+	// Redacted is reasoning that the provider encrypted. Text is a summary then, if
+	// there is one.
 	Redacted string `json:"redacted,omitempty"`
 	// Model is the model that reasoned, as provider/model. The loop sets it, and
 	// sends the block to no other model.

@@ -354,7 +354,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		return model, model.Close, nil
 	}
 	o := openai.Options{
-		Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
+		Model: m.Name, API: openai.API(m.API), BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
 		MaxOutputTokens: m.MaxOutputTokens, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
 		Headers: m.Headers, ReasoningEffort: m.ReasoningEffort,
 	}

@@ -7,7 +7,6 @@ import (
 	"mime"
 	"net/http"
 	"strings"
-	"sync"
 
 	"github.com/anthropics/anthropic-sdk-go"
 	"github.com/anthropics/anthropic-sdk-go/option"
@@ -25,7 +24,7 @@ type Model struct {
 	// ownsClient reports whether New made the client.
 	ownsClient bool
 	service    anthropic.MessageService
-	stale      staleReasoning
+	stale      modelhttp.StaleReasoning
 }
 
 var _ loop.Model = (*Model)(nil)
@@ -84,7 +83,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 			return loop.Response{}, fmt.Errorf("complete with model %s: %w", m.options.Model, context.Cause(ctx))
 		}
 		message, refused := modelhttp.RefusedParameter(err)
-		if dropped || !refused || !strings.Contains(message, "signature") || !m.stale.add(req.Messages) {
+		if dropped || !refused || !strings.Contains(message, "signature") || !m.stale.Add(req.Messages) {
 			return loop.Response{}, err
 		}
 		m.options.Logger.Info("the provider refused earlier reasoning of the model, which is left out from now on",
@@ -131,42 +130,3 @@ func readResponse(res *http.Response, onDelta func(loop.Delta)) (loop.Response, 
 	}
 	return readWhole(body, onDelta)
 }
-
-// staleReasoning are the signatures of reasoning that the provider refused. Newer models
-// accept a block only after the very conversation that it was made in, and a
-// conversation whose old results were shortened is another one.
-type staleReasoning struct {
-	mu         sync.Mutex
-	signatures map[string]bool
-}
-
-// add adds the reasoning in messages, and reports whether there is any that was not
-// known.
-func (s *staleReasoning) add(messages []loop.Message) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	added := false
-	for _, m := range messages {
-		for _, b := range m.Blocks {
-			if b.Thinking == nil || s.signatures[signatureOf(b.Thinking)] {
-				continue
-			}
-			if s.signatures == nil {
-				s.signatures = map[string]bool{}
-			}
-			s.signatures[signatureOf(b.Thinking)] = true
-			added = true
-		}
-	}
-	return added
-}
-
-// has reports whether the reasoning was refused.
-func (s *staleReasoning) has(t *loop.Thinking) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.signatures[signatureOf(t)]
-}
-
-// signatureOf returns what identifies a block of reasoning.
-func signatureOf(t *loop.Thinking) string { return t.Signature + t.Redacted }

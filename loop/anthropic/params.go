@@ -143,7 +143,7 @@ func (m *Model) buildBlocks(message loop.Message, ids map[string]string) []anthr
 		switch {
 		case b.Text != nil && strings.TrimSpace(b.Text.Text) != "": // the API refuses others
 			out = append(out, anthropic.NewTextBlock(b.Text.Text))
-		case b.Thinking != nil && m.stale.has(b.Thinking):
+		case b.Thinking != nil && m.stale.Has(b.Thinking):
 		case b.Thinking != nil && b.Thinking.Redacted != "":
 			out = append(out, anthropic.NewRedactedThinkingBlock(b.Thinking.Redacted))
 		case b.Thinking != nil && b.Thinking.Signature != "":

@@ -26,13 +26,14 @@ type endpoint struct {
 	*httptest.Server
 	mu      sync.Mutex
 	bodies  []map[string]any
+	path    string
 	headers []http.Header
 }
 
 // newEndpoint starts an endpoint. The parameter n of answer counts requests from 1.
 func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *endpoint {
 	t.Helper()
-	e := &endpoint{}
+	e := &endpoint{path: "/v1/chat/completions"}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		data, err := io.ReadAll(r.Body)
 		if err != nil {
@@ -46,7 +47,7 @@ func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http
 		e.bodies, e.headers = append(e.bodies, body), append(e.headers, r.Header)
 		n := len(e.bodies)
 		e.mu.Unlock()
-		if r.URL.Path != "/v1/chat/completions" {
+		if r.URL.Path != e.path {
 			t.Errorf("path %s", r.URL.Path)
 		}
 		answer(n, w, r)

@@ -2,6 +2,7 @@ package openai
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"mime"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/openai/openai-go/v3"
 	"github.com/openai/openai-go/v3/option"
+	"github.com/openai/openai-go/v3/responses"
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
@@ -23,10 +25,15 @@ type Model struct {
 	client  *http.Client
 	// ownsClient reports whether New made the client.
 	ownsClient bool
-	service    openai.ChatCompletionService
+	chat       openai.ChatCompletionService
+	responses  responses.ResponseService
 	// quirks are the known quirks of the endpoint.
 	quirks             atomic.Pointer[quirks]
 	usageMissingLogged atomic.Bool
+	// stale is reasoning that the endpoint refused, and namesPhases reports whether the
+	// model names the phase of its messages; both belong to the Responses API.
+	stale       modelhttp.StaleReasoning
+	namesPhases atomic.Bool
 }
 
 var _ loop.Model = (*Model)(nil)
@@ -55,7 +62,8 @@ func New(o Options) (*Model, error) {
 		opts = append(opts, option.WithHeader(name, value))
 	}
 	// openai.NewClient would read the environment.
-	m.service = openai.NewChatCompletionService(opts...)
+	m.chat = openai.NewChatCompletionService(opts...)
+	m.responses = responses.NewResponseService(opts...)
 	return m, nil
 }
 
@@ -99,10 +107,6 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 
 // sendRequest sends the request once and returns the answer.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
-	params, err := m.buildParams(req, q)
-	if err != nil {
-		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
-	}
 	w := &modelhttp.Watcher{Options: modelhttp.Options{
 		BaseURL: m.options.BaseURL, APIKey: m.options.APIKey,
 		HeaderTimeout: m.options.HeaderTimeout, IdleTimeout: m.options.IdleTimeout, MaxResponseBytes: m.options.MaxResponseBytes,
@@ -117,8 +121,10 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onD
 	if m.options.Stream {
 		opts = append(opts, option.WithJSONSet("stream", true), option.WithHeader("Accept", "text/event-stream"))
 	}
-	_, err = m.service.New(ctx, params, opts...)
-	if err != nil {
+	if err := m.post(ctx, req, q, opts); err != nil {
+		if errors.Is(err, errUnsendable) {
+			return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
+		}
 		return loop.Response{}, w.ModelError(err)
 	}
 	defer func() { _ = res.Body.Close() }() // the answer is complete or discarded
@@ -129,6 +135,27 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onD
 	return resp, nil
 }
 
+// errUnsendable is wrapped by the error of a request that has no wire form.
+var errUnsendable = errors.New("request has no wire form")
+
+// post sends the request in the form of the endpoint's API.
+func (m *Model) post(ctx context.Context, req loop.Request, q quirks, opts []option.RequestOption) error {
+	if m.options.API == Responses {
+		params, err := m.buildResponseParams(req, q)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errUnsendable, err)
+		}
+		_, err = m.responses.New(ctx, params, opts...)
+		return err
+	}
+	params, err := m.buildParams(req, q)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errUnsendable, err)
+	}
+	_, err = m.chat.New(ctx, params, opts...)
+	return err
+}
+
 // readResponse reads an answer, whole or in pieces. The media type decides if there
 // is a specific one, because endpoints may ignore the requested form.
 func (m *Model) readResponse(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
@@ -137,12 +164,19 @@ func (m *Model) readResponse(res *http.Response, onDelta func(loop.Delta)) (loop
 		mediaType = ""
 	}
 	unspecific := slices.Contains([]string{"", "text/plain", "application/octet-stream"}, mediaType)
-	if mediaType == "text/event-stream" || m.options.Stream && unspecific {
+	inEvents := mediaType == "text/event-stream" || m.options.Stream && unspecific
+	switch {
+	case inEvents && m.options.API == Responses:
+		return m.readResponseStream(res, onDelta)
+	case inEvents:
 		return readStream(res, onDelta)
 	}
 	body, err := io.ReadAll(res.Body)
 	if err != nil {
 		return loop.Response{}, err
+	}
+	if m.options.API == Responses {
+		return m.readWholeResponse(body, onDelta)
 	}
 	return readWhole(body, onDelta)
 }

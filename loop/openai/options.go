@@ -18,6 +18,8 @@ import (
 type Options struct {
 	// Model is the endpoint's name of the model.
 	Model string
+	// API is the endpoint's API; "" means [Chat].
+	API API
 	// BaseURL is the endpoint up to and including its version, such as
 	// http://localhost:11434/v1; "" means [DefaultBaseURL].
 	BaseURL string
@@ -56,6 +58,16 @@ type Options struct {
 	Logger *zap.Logger
 }
 
+// API is one of the two APIs of these endpoints.
+type API string
+
+// The APIs. OpenAI's models since GPT-6 call tools in Responses alone; most other
+// endpoints know only Chat.
+const (
+	Chat      API = "chat"
+	Responses API = "responses"
+)
+
 // DefaultBaseURL is OpenAI's own endpoint.
 const DefaultBaseURL = "https://api.openai.com/v1"
 
@@ -78,6 +90,10 @@ func (o Options) withDefaults() (Options, error) {
 	o.BaseURL = cmp.Or(o.BaseURL, DefaultBaseURL)
 	if err := modelhttp.CheckBaseURL(o.BaseURL, DefaultBaseURL); err != nil {
 		return o, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	o.API = cmp.Or(o.API, Chat)
+	if o.API != Chat && o.API != Responses {
+		return o, fmt.Errorf("%w: unknown API %q", ErrInvalid, o.API)
 	}
 	if o.Provider == "" {
 		o.Provider = "openai"

@@ -18,6 +18,9 @@ type quirks struct {
 	// otherMaxTokensName reports whether the longest answer has the name other
 	// than the usual one, see [Model.usesMaxCompletionTokens].
 	otherMaxTokensName bool
+	// noEncryptedReasoning reports whether encrypted reasoning can't be requested:
+	// models that don't reason refuse it.
+	noEncryptedReasoning bool
 }
 
 // adaptQuirks returns q changed by what the endpoint refused with err, and whether
@@ -28,6 +31,18 @@ func (m *Model) adaptQuirks(known, q quirks, req loop.Request, err error) (quirk
 	switch {
 	case !ok:
 		return q, false
+	case m.options.API == Responses:
+		if !strings.Contains(strings.ToLower(strings.ReplaceAll(message, "_", " ")), "encrypted content") {
+			return q, false
+		}
+		if m.stale.Add(req.Messages) {
+			m.options.Logger.Info("the endpoint refused earlier reasoning of the model, which is left out from now on",
+				zap.String("model", m.options.Model), zap.Error(err))
+			return q, true
+		}
+		again := !q.noEncryptedReasoning
+		q.noEncryptedReasoning = true
+		return q, again
 	case strings.Contains(message, "stream_options") && m.options.Stream && !q.noStreamOptions:
 		q.noStreamOptions = true
 		return q, true
@@ -47,7 +62,8 @@ func (m *Model) storeQuirks(known, q quirks) {
 	m.quirks.Store(&q)
 	m.options.Logger.Info("adapted requests to an endpoint that differs from the standard",
 		zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model),
-		zap.Bool("no_stream_options", q.noStreamOptions), zap.Bool("other_max_tokens", q.otherMaxTokensName))
+		zap.Bool("no_stream_options", q.noStreamOptions), zap.Bool("other_max_tokens", q.otherMaxTokensName),
+		zap.Bool("no_encrypted_reasoning", q.noEncryptedReasoning))
 }
 
 // usesMaxCompletionTokens reports whether the longest answer is sent as

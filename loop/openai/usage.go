@@ -22,9 +22,11 @@ type usage struct {
 	Cost modelhttp.LooseString `json:"cost"`
 }
 
-// promptDetails has the part of the prompt that was cached.
+// promptDetails has the parts of the prompt that were read from the cache and written
+// to it.
 type promptDetails struct {
-	Cached tokenCount `json:"cached_tokens"`
+	Cached  tokenCount `json:"cached_tokens"`
+	Written tokenCount `json:"cache_write_tokens"`
 }
 
 // UnmarshalJSON never fails: an unreadable count must not discard the answer.
@@ -65,8 +67,10 @@ func (c *tokenCount) UnmarshalJSON(data []byte) error {
 // reports, if any.
 func (u usage) limitsUsage() limits.Usage {
 	cached := min(u.Details.Cached, u.Prompt)
+	written := min(u.Details.Written, u.Prompt-cached)
 	out := limits.Usage{
-		InputTokens: int64(u.Prompt - cached), CachedInputTokens: int64(cached), OutputTokens: int64(u.Completion),
+		InputTokens: int64(u.Prompt - cached - written), CachedInputTokens: int64(cached), CacheWriteTokens: int64(written),
+		OutputTokens: int64(u.Completion),
 	}
 	if usd, err := strconv.ParseFloat(string(u.Cost), 64); err == nil && usd >= 0 && usd < 1e9 {
 		out.CostMicroUSD = new(int64(math.Round(usd * 1e6)))

@@ -110,6 +110,8 @@ func classifyRefusal(status int, message string) loop.ErrorClass {
 		return loop.ModelRateLimit
 	case status == http.StatusRequestEntityTooLarge, isContextOverflow(message):
 		return loop.ModelContextOverflow
+	case status == http.StatusNotImplemented:
+		return loop.ModelInvalidRequest
 	case status == http.StatusRequestTimeout, status == http.StatusConflict, status >= http.StatusInternalServerError:
 		return loop.ModelServer
 	case status >= http.StatusBadRequest:
@@ -203,9 +205,10 @@ func memberTexts(raw json.RawMessage) []string {
 	return []string{string(l)}
 }
 
-// errorTypes are the types of Anthropic's errors with the status that each has outside
-// of a stream (API reference, Errors).
-var errorTypes = map[string]int{
+// errorStatuses are the types and codes of errors with the status that each has outside of
+// a stream: those of Anthropic (API reference, Errors), of OpenAI (guide Error codes; API
+// reference, response.failed), and of llama.cpp's server (format_error_response).
+var errorStatuses = map[string]int{
 	"authentication_error": http.StatusUnauthorized,
 	"billing_error":        http.StatusPaymentRequired,
 	"permission_error":     http.StatusForbidden,
@@ -215,6 +218,19 @@ var errorTypes = map[string]int{
 	"api_error":            http.StatusInternalServerError,
 	"timeout_error":        http.StatusGatewayTimeout,
 	"overloaded_error":     529,
+
+	"invalid_api_key":         http.StatusUnauthorized,
+	"invalid_request_error":   http.StatusBadRequest,
+	"invalid_prompt":          http.StatusBadRequest,
+	"context_length_exceeded": http.StatusBadRequest,
+	"rate_limit_exceeded":     http.StatusTooManyRequests,
+	"insufficient_quota":      http.StatusTooManyRequests,
+	"server_error":            http.StatusInternalServerError,
+	"server_is_overloaded":    http.StatusServiceUnavailable,
+
+	"exceed_context_size_error": http.StatusBadRequest,
+	"not_supported_error":       http.StatusNotImplemented,
+	"unavailable_error":         http.StatusServiceUnavailable,
 }
 
 // embeddedStatus returns the HTTP status that the body of an error inside an answer
@@ -226,12 +242,14 @@ func embeddedStatus(body []byte) int {
 		} `json:"error"`
 	}
 	_ = json.Unmarshal(body, &envelope) // an error that is a string has no status
-	if status := errorTypes[string(envelope.Error.Type)]; status != 0 {
-		return status
-	}
 	for _, s := range []LooseString{envelope.Error.Code, envelope.Error.Status} {
 		if n, err := strconv.Atoi(string(s)); err == nil && n >= 400 && n < 600 {
 			return n
+		}
+	}
+	for _, s := range []LooseString{envelope.Error.Code, envelope.Error.Type} {
+		if status := errorStatuses[string(s)]; status != 0 {
+			return status
 		}
 	}
 	if text := strings.ToLower(string(body)); strings.Contains(text, "rate_limit") || strings.Contains(text, "rate limit") {

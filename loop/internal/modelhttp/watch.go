@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/caisson-run/caisson/loop"
 )
 
 // Causes for which an answer is discarded.
@@ -73,6 +75,9 @@ func (w *Watcher) Middleware(req *http.Request, next func(*http.Request) (*http.
 
 // isRetriable reports whether a request that was refused may succeed later.
 func isRetriable(status int, header http.Header, message string) bool {
+	if classifyRefusal(status, message) == loop.ModelContextOverflow {
+		return false
+	}
 	switch header.Get("X-Should-Retry") {
 	case "true":
 		return true
@@ -82,6 +87,8 @@ func isRetriable(status int, header http.Header, message string) bool {
 	switch status {
 	case http.StatusRequestTimeout, http.StatusConflict:
 		return true
+	case http.StatusNotImplemented:
+		return false
 	case http.StatusTooManyRequests:
 		return !strings.Contains(message, "insufficient_quota")
 	}

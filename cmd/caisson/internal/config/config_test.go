@@ -256,6 +256,8 @@ func TestModelSelection(t *testing.T) {
 models:
   local: {model: qwen3, base_url: "http://127.0.0.1:1/v1"}
   keyed: {model: m, base_url: "https://x/v1", api_key_env: X_KEY, price: {input: 1, cached_input: 0.1, output: 2}}
+  api: {model: m, api: chat}
+  elsewhere: {model: m, api: responses, base_url: "http://h/v1"}
   tiered: {model: m, base_url: "https://x/v1", price: {input: 1, output: 2, tiers: [{above: 1000, input: 2, cached_input: 0.2, output: 3}, {above: 2000, input: 4, output: 6}]}}
 `)
 	for name, tc := range map[string]struct {
@@ -264,19 +266,28 @@ models:
 		want    SelectedModel
 		err     string
 	}{
-		"key alone":     {"", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "openai/gpt-5", Provider: "openai", Name: "gpt-5", KeyEnv: "OPENAI_API_KEY", APIKey: "k", KeyNeeded: true, Price: &limits.Price{Input: 1.25, CachedInput: 0.125, CacheWrite: 1.25, Output: 10}, ContextWindow: 272_000}, ""},
-		"address alone": {"", []string{"OPENAI_BASE_URL=http://h/v1"}, SelectedModel{Profile: "openai/gpt-5", Provider: "openai", Name: "gpt-5", BaseURL: "http://h/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
-		"nothing":       {"", nil, SelectedModel{}, "model: no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL"},
-		"named, no key": {"openai/m", nil, SelectedModel{Profile: "openai/m", Provider: "openai", Name: "m", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
-		"slash in name": {"openai/a/b", nil, SelectedModel{Profile: "openai/a/b", Provider: "openai", Name: "a/b", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"key alone": {"", []string{"OPENAI_API_KEY=k", "ANTHROPIC_API_KEY=a"}, SelectedModel{
+			Profile: "openai/gpt-6.2-sol", Provider: "openai", Name: "gpt-6.2-sol", API: "responses", KeyEnv: "OPENAI_API_KEY", APIKey: "k", KeyNeeded: true,
+			Price: new(openAIWritePrice(2, 0.10, 10)), ContextWindow: 922_000,
+		}, ""},
+		"other key": {"", []string{"ANTHROPIC_API_KEY=a"}, SelectedModel{
+			Profile: "anthropic/claude-sonnet-5-5", Provider: "anthropic", Name: "claude-sonnet-5-5", KeyEnv: "ANTHROPIC_API_KEY", APIKey: "a", KeyNeeded: true,
+			Price: new(claudePrice(2, 0.10, 10)), ContextWindow: 1_000_000,
+		}, ""},
+		"address alone": {"", []string{"OPENAI_BASE_URL=http://h/v1"}, SelectedModel{Profile: "openai/gpt-6.2-sol", Provider: "openai", Name: "gpt-6.2-sol", API: "chat", BaseURL: "http://h/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
+		"nothing":       {"", nil, SelectedModel{}, "model: no model is configured, and the environment holds no OPENAI_API_KEY, ANTHROPIC_API_KEY, OPENAI_BASE_URL or ANTHROPIC_BASE_URL"},
+		"api":           {"api", nil, SelectedModel{Profile: "api", Provider: "openai", Name: "m", API: "chat", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"api elsewhere": {"elsewhere", nil, SelectedModel{Profile: "elsewhere", Provider: "openai", Name: "m", API: "responses", BaseURL: "http://h/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
+		"named, no key": {"openai/m", nil, SelectedModel{Profile: "openai/m", Provider: "openai", Name: "m", API: "responses", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
+		"slash in name": {"openai/a/b", nil, SelectedModel{Profile: "openai/a/b", Provider: "openai", Name: "a/b", API: "responses", KeyEnv: "OPENAI_API_KEY", KeyNeeded: true}, ""},
 		"replay":        {"replay//x/y.yaml", nil, SelectedModel{Profile: "replay//x/y.yaml", Provider: "replay", Name: "/x/y.yaml"}, ""},
-		"no key leaked": {"local", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "local", Provider: "openai", Name: "qwen3", BaseURL: "http://127.0.0.1:1/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
-		"profile's key": {"keyed", []string{"OPENAI_API_KEY=k", "X_KEY=x"}, SelectedModel{Profile: "keyed", Provider: "openai", Name: "m", BaseURL: "https://x/v1", KeyEnv: "X_KEY", APIKey: "x", KeyNeeded: true, Price: &limits.Price{Input: 1, CachedInput: 0.1, CacheWrite: 1, Output: 2}}, ""},
-		"long requests": {"tiered", nil, SelectedModel{Profile: "tiered", Provider: "openai", Name: "m", BaseURL: "https://x/v1", KeyEnv: "OPENAI_API_KEY", Price: &limits.Price{
+		"no key leaked": {"local", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "local", Provider: "openai", API: "chat", Name: "qwen3", BaseURL: "http://127.0.0.1:1/v1", KeyEnv: "OPENAI_API_KEY"}, ""},
+		"profile's key": {"keyed", []string{"OPENAI_API_KEY=k", "X_KEY=x"}, SelectedModel{Profile: "keyed", Provider: "openai", API: "chat", Name: "m", BaseURL: "https://x/v1", KeyEnv: "X_KEY", APIKey: "x", KeyNeeded: true, Price: &limits.Price{Input: 1, CachedInput: 0.1, CacheWrite: 1, Output: 2}}, ""},
+		"long requests": {"tiered", nil, SelectedModel{Profile: "tiered", Provider: "openai", API: "chat", Name: "m", BaseURL: "https://x/v1", KeyEnv: "OPENAI_API_KEY", Price: &limits.Price{
 			Input: 1, CachedInput: 1, CacheWrite: 1, Output: 2,
 			Tiers: []limits.PriceTier{{Above: 1000, Input: 2, CachedInput: 0.2, CacheWrite: 2, Output: 3}, {Above: 2000, Input: 4, CachedInput: 4, CacheWrite: 4, Output: 6}},
 		}}, ""},
-		"no profile":     {"other", nil, SelectedModel{}, "--model: there is no model profile other (there are keyed, local, tiered)"},
+		"no profile":     {"other", nil, SelectedModel{}, "--model: there is no model profile other (there are api, elsewhere, keyed, local, tiered)"},
 		"other provider": {"acme/m", nil, SelectedModel{}, "--model: there is no provider acme"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -39,7 +39,7 @@ func TestUnknownPrice(t *testing.T) {
 		{"no limit", "model: openai/x", ""},
 		{"price", "limits: {max_cost_usd: 1}\nmodels: {m: {model: x, price: {input: 1, output: 2}}}\nmodel: m", ""},
 		{"costs nothing", "limits: {max_cost_usd: 1}\nmodels: {m: {model: x, price: {input: 0, output: 0}}}\nmodel: m", ""},
-		{"default model", "limits: {max_cost_usd: 1}\nmodel: openai/gpt-5", ""},
+		{"default model", "limits: {max_cost_usd: 1}\nmodel: openai/gpt-6.2-sol", ""},
 		{"snapshot", "limits: {max_cost_usd: 1}\nmodel: openai/gpt-4.1-mini-2025-04-14", ""},
 		{"unknown model", "limits: {max_cost_usd: 1}\nmodel: openai/gpt-5-of-others", "limits.max_cost_usd"},
 		{"known model elsewhere", "limits: {max_cost_usd: 1}\nmodels: {m: {model: gpt-5, base_url: 'http://127.0.0.1:1'}}\nmodel: m", "limits.max_cost_usd"},

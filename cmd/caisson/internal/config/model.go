@@ -14,9 +14,12 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// DefaultModel is the model if only a key of OpenAI, or the address of a server that
-// speaks its protocol, is known.
-const DefaultModel = "openai/gpt-5"
+// defaultModels are the models that are used without a configured one: the first for
+// which the environment has the key, or the address of a server.
+var defaultModels = []struct{ model, keyEnv, baseEnv string }{
+	{"openai/gpt-6.2-sol", "OPENAI_API_KEY", "OPENAI_BASE_URL"},
+	{"anthropic/claude-sonnet-5-5", "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"},
+}
 
 // ErrNoModel is the error of settings and an environment that name no model.
 var ErrNoModel = errors.New("no model is configured")
@@ -49,6 +52,8 @@ type SelectedModel struct {
 	// Name is the model's, or the file that replay plays.
 	Name    string
 	BaseURL string
+	// API is chat or responses where the provider is openai.
+	API string
 	// KeyEnv names the variable that APIKey came from. KeyNeeded is set if the
 	// provider can't be used without a key.
 	KeyEnv, APIKey string
@@ -84,15 +89,18 @@ func (c *Config) selectModels(environ []string) ([]SelectedModel, error) {
 	getenv := newLookup(environ)
 	name := valueOr(c.Model, "")
 	if name == "" {
-		_, key := getenv("OPENAI_API_KEY")
-		_, base := getenv("OPENAI_BASE_URL")
-		if !key && !base {
+		i := slices.IndexFunc(defaultModels, func(d struct{ model, keyEnv, baseEnv string }) bool {
+			_, key := getenv(d.keyEnv)
+			_, base := getenv(d.baseEnv)
+			return key || base
+		})
+		if i < 0 {
 			return nil, &Error{
-				Where: "model", Err: ErrNoModel, Message: "no model is configured, and the environment holds no OPENAI_API_KEY or OPENAI_BASE_URL",
-				Hint: "set OPENAI_API_KEY, or name a model such as anthropic/claude-sonnet-5-5, whose key is in ANTHROPIC_API_KEY, with --model or model: in the configuration; --model replay/FILE needs no key",
+				Where: "model", Err: ErrNoModel, Message: "no model is configured, and the environment holds no OPENAI_API_KEY, ANTHROPIC_API_KEY, OPENAI_BASE_URL or ANTHROPIC_BASE_URL",
+				Hint: "set the variable of your key, or name a model with --model or model: in the configuration; --model replay/FILE needs no key",
 			}
 		}
-		name = DefaultModel
+		name = defaultModels[i].model
 	}
 	first, err := c.selectModel(name, "model", getenv)
 	if err != nil {
@@ -120,7 +128,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 	if !ok {
 		provider, model, ok := strings.Cut(name, "/")
 		if !ok || model == "" {
-			return SelectedModel{}, &Error{Where: where, Message: "there is no model profile " + name + listProfiles(f.Models), Hint: "name a profile of models:, or provider/model such as openai/gpt-5"}
+			return SelectedModel{}, &Error{Where: where, Message: "there is no model profile " + name + listProfiles(f.Models), Hint: "name a profile of models:, or provider/model such as openai/gpt-6.2-sol"}
 		}
 		m = Model{Provider: &provider, Model: &model}
 	}
@@ -147,6 +155,9 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 		return out, &Error{Where: where, Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url), anthropic and replay"}
 	}
 	if err := out.setAddress(m, p, getenv); err != nil {
+		return out, err
+	}
+	if err := out.setAPI(m, p); err != nil {
 		return out, err
 	}
 	if err := out.setHeaders(m, getenv); err != nil {
@@ -180,6 +191,21 @@ func (s *SelectedModel) setAddress(m Model, p provider, getenv func(string) (str
 		s.APIKey, _ = getenv(s.KeyEnv)
 	}
 	s.KeyNeeded = s.isProvidersOwn(p) || m.APIKeyEnv != nil
+	return nil
+}
+
+// setAPI sets the API of a server that speaks OpenAI's protocol. OpenAI's newest models
+// call tools in Responses alone; other servers may not know that.
+func (s *SelectedModel) setAPI(m Model, p provider) error {
+	switch {
+	case s.Provider != "openai" && m.API != nil:
+		return &Error{Where: "models." + s.Profile + ".api", Message: "the provider " + s.Provider + " has one API only", Hint: "remove it"}
+	case s.Provider != "openai":
+	case s.isProvidersOwn(p):
+		s.API = valueOr(m.API, "responses")
+	default:
+		s.API = valueOr(m.API, "chat")
+	}
 	return nil
 }
 

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -66,6 +67,7 @@ func TestProfileHeadersAndKeys(t *testing.T) {
 		"effort":           {"reasoning_effort: low", SelectedModel{ReasoningEffort: "low", KeyEnv: "OPENAI_API_KEY", APIKey: "k"}, ""},
 		"key command":      {"api_key_command: [pass, show, x]", SelectedModel{KeyCommand: []string{"pass", "show", "x"}}, ""},
 		"elsewhere":        {"api_key_command: [pass], base_url: 'https://h/v1'", SelectedModel{KeyCommand: []string{"pass"}, BaseURL: "https://h/v1"}, ""},
+		"no such api":      {"provider: anthropic, api: chat", SelectedModel{}, "the provider anthropic has one API only"},
 		"empty command":    {"api_key_command: []", SelectedModel{}, "it names no program"},
 		"two keys":         {"api_key_command: [pass], api_key_env: X", SelectedModel{}, "the profile has api_key_env too"},
 	} {
@@ -82,6 +84,10 @@ func TestProfileHeadersAndKeys(t *testing.T) {
 				return
 			}
 			tt.want.Profile, tt.want.Provider, tt.want.Name, tt.want.KeyNeeded = "m", "openai", "x", true
+			tt.want.API = "responses"
+			if tt.want.BaseURL != "" {
+				tt.want.API = "chat"
+			}
 			if diff := cmp.Diff([]SelectedModel{tt.want}, models); err != nil || diff != "" {
 				t.Errorf("%v (-want +got):\n%s", err, diff)
 			}
@@ -123,5 +129,10 @@ func TestKnownModels(t *testing.T) {
 			t.Errorf("price of %s (-want +got):\n%s", name, diff)
 		}
 	}
-
+	for _, d := range defaultModels {
+		provider, name, _ := strings.Cut(d.model, "/")
+		if _, ok := findKnown(provider, name); !ok || providers[provider].keyEnv != d.keyEnv {
+			t.Errorf("the default model %s has no known price, or another key than %s", d.model, d.keyEnv)
+		}
+	}
 }

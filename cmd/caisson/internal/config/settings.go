@@ -40,7 +40,7 @@ import (
 //	each     for a map: what an entry is
 //	names    for a map: the allowed names
 type File struct {
-	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, anthropic/NAME, replay/FILE; with OPENAI_API_KEY openai/gpt-5 by default"`
+	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, anthropic/NAME, replay/FILE; by default openai/gpt-6.2-sol with OPENAI_API_KEY, else anthropic/claude-sonnet-5-5 with ANTHROPIC_API_KEY"`
 	Models                map[string]Model `yaml:"models" doc:"model profiles, by name; selecting one selects all of it" each:"one model profile"`
 	Backend               *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
 	Image                 *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
@@ -133,6 +133,7 @@ type Resources struct {
 type Model struct {
 	Provider        *string           `yaml:"provider" words:"openai anthropic replay" doc:"openai (and servers that speak its protocol), anthropic, or replay"`
 	Model           *string           `yaml:"model" doc:"the model's name at its provider"`
+	API             *string           `yaml:"api" words:"chat responses" doc:"of provider openai: responses, or chat (Chat Completions); responses at OpenAI's own address by default, chat at others"`
 	BaseURL         *string           `yaml:"base_url" doc:"address of the server, for another one than the provider's own"`
 	APIKeyEnv       *string           `yaml:"api_key_env" doc:"name of the environment variable that holds the key; never the key"`
 	APIKeyCommand   []string          `yaml:"api_key_command" doc:"program and arguments that print the key, run without a shell when the model is first needed"`
