@@ -74,6 +74,8 @@ var ranks = map[string]int{
 	"runner/doctor": 9,
 	"runner/trace":  9,
 
+	"runner/telemetry": 9,
+
 	"runner/server":                    10,
 	"runner/server/internal/outputlog": 0,
 
@@ -115,6 +117,7 @@ var soleImporters = map[string]string{
 	"github.com/docker/docker":               "sandbox/docker",
 	"github.com/anthropics/anthropic-sdk-go": "loop/anthropic",
 	"github.com/openai/openai-go":            "loop/openai",
+	"go.opentelemetry.io":                    "runner/telemetry",
 }
 
 // edge is one import of a file that is no test.

@@ -215,6 +215,9 @@ type Hooks struct {
 	// Mirror receives every record and its line, in order. The session waits for
 	// it: it must hand on and return.
 	Mirror func(r record.Record, line []byte)
+	// Observe is a second Mirror: for what exports the records of all sessions, forks
+	// included.
+	Observe func(r record.Record, line []byte)
 	// Live receives what is never stored: output and answers as they arrive. It
 	// is called from several goroutines and must return at once.
 	Live func(Delta)
@@ -246,6 +249,20 @@ type Hooks struct {
 	// writeTrace and syncTrace are those of [record.RecorderOptions], for tests.
 	writeTrace func(f *os.File, line []byte) (int, error)
 	syncTrace  func(f *os.File) error
+}
+
+// mirror returns Observe and Mirror in one.
+func (h Hooks) mirror() func(r record.Record, line []byte) {
+	switch {
+	case h.Observe == nil:
+		return h.Mirror
+	case h.Mirror == nil:
+		return h.Observe
+	}
+	return func(r record.Record, line []byte) {
+		h.Observe(r, line)
+		h.Mirror(r, line)
+	}
 }
 
 // Delta is a piece of live output. It is not made safe for a terminal.

@@ -150,7 +150,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 			return nil, Fault{Kind: FaultInvalidLimits, Err: err}
 		}
 	}
-	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.Mirror, Write: o.writeTrace, Sync: o.syncTrace})
+	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.mirror(), Write: o.writeTrace, Sync: o.syncTrace})
 	if err != nil {
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
 	}

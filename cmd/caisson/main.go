@@ -97,6 +97,8 @@ type deps struct {
 	// requirements is the administrator's file, owned by requirementsUID.
 	requirements    string
 	requirementsUID int
+	// telemetry is the export of spans and metrics; nil exports none.
+	telemetry *exporter
 	// resources returns the built-in resources of the process's only session; nil
 	// means limits.DefaultResources.
 	resources func() limits.Resources
@@ -127,6 +129,7 @@ func newApp(signals <-chan os.Signal, exit func(int)) app {
 		deps: deps{
 			executable:   os.Executable,
 			model:        makeModel,
+			telemetry:    &exporter{},
 			requirements: "/etc/caisson/requirements.yaml",
 			resources:    func() limits.Resources { return limits.ResourcesAlone(machineMemory(), runtime.GOMAXPROCS(0)) },
 		},
@@ -174,6 +177,7 @@ func run(ctx context.Context, args, env []string, a app) int {
 	stop := handleSignals(&a)
 	defer stop()
 	status := execute(ctx, &a, guard, args)
+	a.telemetry.close(ctx, &a)
 	if guard != nil {
 		closeGuard(&a, guard) // not where the program panics: commands stay stopped then
 	}

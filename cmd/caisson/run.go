@@ -294,6 +294,10 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err != nil {
 		return o, err
 	}
+	observe, err := s.observer()
+	if err != nil {
+		return o, err
+	}
 	policy, err := s.conf.ToolPolicy(u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.apply))
 	if err != nil {
 		return o, err
@@ -337,7 +341,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 			Concurrency: int(*s.conf.Concurrency),
 		},
 		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Tools.Declared()},
-		Hooks:       runner.Hooks{Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
+		Hooks:       runner.Hooks{Observe: observe, Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
 		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
 	}, nil
 }

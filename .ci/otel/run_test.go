@@ -1,0 +1,210 @@
+package otel
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/ptrace"
+)
+
+// The task of the run: canary stands for contents, token is the collector's secret, which
+// the model says too.
+const (
+	canary = "canary-7c1f"
+	token  = "tok-4b1d9e7f2c"
+	parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+)
+
+const script = `
+version: 1
+name: scripted-model
+task: look for ` + canary + `
+turns:
+  - text: I look at both at once, ` + canary + `.
+    calls:
+      - tool: shell
+        input: {command: "env; echo ` + canary + `"}
+        expect: {contains: HOME=}
+      - tool: read_file
+        input: {path: ` + canary + `.txt}
+      - tool: ` + canary + `
+        input: {}
+  - text: Now one that fails.
+    calls:
+      - tool: shell
+        input: {command: "exit 3"}
+  - text: The token is ` + token + `, and all is well.
+`
+
+// run runs the built program with its telemetry sent to endpoint, and returns its notices
+// and its records.
+func run(t *testing.T, endpoint string, env ...string) (notices, records string) {
+	t.Helper()
+	bin := os.Getenv("E2E_BIN")
+	if bin == "" {
+		bin = filepath.Join("..", "..", "bin")
+	}
+	bin, err := filepath.Abs(bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	workspace := filepath.Join(dir, "workspace")
+	if err := os.Mkdir(workspace, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"script.yaml": script, "workspace/" + canary + ".txt": canary + "\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "caisson"), "run", "--json", "--backend", "gvisor", "--policy", "default", "--on-prompt", "allow",
+		"--workspace", workspace, "--model", "replay/"+filepath.Join(dir, "script.yaml"))
+	cmd.Env = append([]string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "OTEL_EXPORTER_OTLP_ENDPOINT=" + endpoint, "TRACEPARENT=" + parent,
+		"OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20" + token, "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=ci",
+	}, env...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		if e, ok := err.(*exec.ExitError); ok && e.ExitCode() == 44 && os.Getenv("REQUIRE_BACKENDS") == "" {
+			t.Skipf("no sandbox can start here: %s", stderr.String())
+		}
+		t.Fatalf("%v\n%s\n%s", err, out, stderr.String())
+	}
+	return stderr.String(), string(out)
+}
+
+// TestTelemetryOfARun receives the spans and metrics of a run with a real sandbox.
+func TestTelemetryOfARun(t *testing.T) {
+	endpoint, got := startCollector(t)
+	notices, records := run(t, endpoint)
+	if strings.Contains(notices, "telemetry") {
+		t.Errorf("a warning: %s", notices)
+	}
+	checkTree(t, got)
+	c := readConventions(t)
+	for _, s := range got.spans {
+		for _, fault := range c.checkSpan(s, false) {
+			t.Error(fault)
+		}
+		if all := describe(s); strings.Contains(all, canary) {
+			t.Errorf("contents are exported: %s", all)
+		}
+	}
+	for _, name := range []string{"gen_ai.client.operation.duration", "gen_ai.client.token.usage", "gen_ai.invoke_agent.duration", "gen_ai.execute_tool.duration"} {
+		if _, ok := got.metrics[name]; !ok {
+			t.Errorf("the metric %s is missing", name)
+		}
+	}
+	for _, m := range got.metrics {
+		for _, fault := range c.checkMetric(m) {
+			t.Error(fault)
+		}
+	}
+	for name, want := range map[string]string{"service.name": "caisson", "deployment.environment.name": "ci"} {
+		if got.resource[name] != want {
+			t.Errorf("resource: %s is %v, want %s", name, got.resource[name], want)
+		}
+	}
+	// The sandbox printed its environment: neither the variables nor the token are in it,
+	// and what the model says of the token is redacted.
+	if !strings.Contains(records, "HOME=") || strings.Contains(records, "OTEL_RESOURCE_ATTRIBUTES") || strings.Contains(records, "TRACEPARENT") {
+		t.Error("the sandbox has variables of OpenTelemetry, or did not print its own")
+	}
+	if strings.Contains(records, token) {
+		t.Error("the records have the collector's token")
+	}
+}
+
+// checkTree checks which span is below which, and how many there are.
+func checkTree(t *testing.T, got *received) {
+	t.Helper()
+	ids := map[pcommon.SpanID]ptrace.Span{}
+	var lines []string
+	for _, s := range got.spans {
+		ids[s.SpanID()] = s
+	}
+	for _, s := range got.spans {
+		if s.TraceID().String() != "0af7651916cd43dd8448eb211c80319c" {
+			t.Errorf("%s is of the trace %s, not of the caller's", s.Name(), s.TraceID())
+		}
+		above := s.ParentSpanID().String()
+		if p, ok := ids[s.ParentSpanID()]; ok {
+			above = p.Name()
+			if s.StartTimestamp() < p.StartTimestamp() || s.EndTimestamp() > p.EndTimestamp() {
+				t.Errorf("%s is not within %s", s.Name(), above)
+			}
+		}
+		lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s > %s %s", above, s.Name(), text(s, "error.type"))))
+	}
+	slices.Sort(lines)
+	want := []string{
+		"b7ad6b7169203331 > invoke_agent caisson",
+		"execute_tool shell > wait_for_approval",
+		"execute_tool shell > wait_for_approval",
+		"invoke_agent caisson > chat scripted-model",
+		"invoke_agent caisson > chat scripted-model",
+		"invoke_agent caisson > chat scripted-model",
+		"invoke_agent caisson > execute_tool _OTHER not_found",
+		"invoke_agent caisson > execute_tool read_file",
+		"invoke_agent caisson > execute_tool shell",
+		"invoke_agent caisson > execute_tool shell",
+		"invoke_agent caisson > start_sandbox",
+	}
+	if !slices.Equal(lines, want) {
+		t.Errorf("spans\n%s\nwant\n%s", strings.Join(lines, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestContents asks for contents: they are exported, as redacted as records are.
+func TestContents(t *testing.T) {
+	endpoint, got := startCollector(t)
+	run(t, endpoint, "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY")
+	checkTree(t, got)
+	c := readConventions(t)
+	seen := map[string]bool{}
+	for _, s := range got.spans {
+		for _, fault := range c.checkSpan(s, true) {
+			t.Error(fault)
+		}
+		if all := describe(s); strings.Contains(all, token) {
+			t.Errorf("the token is exported: %s", all)
+		}
+		for name, value := range s.Attributes().All() {
+			seen[name] = seen[name] || strings.Contains(value.AsString(), canary)
+			if name != "gen_ai.input.messages" && name != "gen_ai.output.messages" {
+				continue
+			}
+			var messages []struct {
+				Role  string           `json:"role"`
+				Parts []map[string]any `json:"parts"`
+			}
+			if err := json.Unmarshal([]byte(value.AsString()), &messages); err != nil || len(messages) == 0 || messages[0].Role == "" || len(messages[0].Parts) == 0 {
+				t.Errorf("%s: %s is no list of messages: %v", s.Name(), name, err)
+			}
+		}
+	}
+	for _, name := range []string{"gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"} {
+		if !seen[name] {
+			t.Errorf("no %s has the contents", name)
+		}
+	}
+}
+
+// describe returns all texts of a span.
+func describe(s ptrace.Span) string {
+	text := fmt.Sprint(s.Name(), s.Attributes().AsRaw(), s.Status().Message())
+	for _, e := range s.Events().All() {
+		text += fmt.Sprint(e.Name(), e.Attributes().AsRaw())
+	}
+	return text
+}

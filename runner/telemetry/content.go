@@ -1,0 +1,181 @@
+package telemetry
+
+import (
+	"encoding/json"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// maxHistory bounds the messages that a model call's span has, in bytes: the newest ones
+// stay.
+const maxHistory = 64 << 10
+
+// message is a message as the conventions have it. Finish is only an answer's.
+type message struct {
+	Role   string `json:"role"`
+	Parts  []part `json:"parts"`
+	Finish string `json:"finish_reason,omitempty"`
+}
+
+// part is a part of a message: text, reasoning, tool_call or tool_call_response.
+type part struct {
+	Type      string          `json:"type"`
+	Content   string          `json:"content,omitempty"`
+	ID        string          `json:"id,omitempty"`
+	Name      string          `json:"name,omitempty"`
+	Arguments json.RawMessage `json:"arguments,omitempty"`
+	Response  string          `json:"response,omitempty"`
+}
+
+// history is the content of a session, if it is exported: the newest messages, and the
+// arguments of the calls that have not ended.
+type history struct {
+	messages  []string
+	bytes     int
+	arguments map[string]string
+}
+
+// held is a span that ended at a time, and waits for its content: a model call for the
+// message below its last record, a tool call for its result.
+type held struct {
+	span          trace.Span
+	end           time.Time
+	call, message string
+	finish        string
+}
+
+// endOrHold ends a span, once its content is known if contents are exported.
+func (s *session) endOrHold(h held) {
+	if s.content && s.turn != nil {
+		s.turn.held = append(s.turn.held, h)
+		return
+	}
+	h.span.End(trace.WithTimestamp(h.end))
+}
+
+// release ends the held spans for which add returns true, or all of them if it is nil.
+func (s *session) release(add func(h held) bool) {
+	if s.turn == nil {
+		return
+	}
+	kept := s.turn.held[:0]
+	for _, h := range s.turn.held {
+		if add != nil && !add(h) {
+			kept = append(kept, h)
+			continue
+		}
+		h.span.End(trace.WithTimestamp(h.end))
+	}
+	s.turn.held = kept
+}
+
+// addMessage adds a message to the history and to the span that it belongs to.
+func (s *session) addMessage(r record.Record) {
+	if !s.content || s.turn == nil {
+		return
+	}
+	p := decode[record.Message](r)
+	m := message{Role: string(p.Role), Parts: []part{}}
+	if s.history.arguments == nil {
+		s.history.arguments = map[string]string{}
+	}
+	for _, b := range p.Blocks {
+		switch {
+		case b.Text != nil:
+			m.Parts = append(m.Parts, part{Type: "text", Content: b.Text.Text})
+		case b.Thinking != nil:
+			m.Parts = append(m.Parts, part{Type: "reasoning", Content: b.Thinking.Text})
+		case b.ToolUse != nil:
+			m.Parts = append(m.Parts, part{Type: "tool_call", ID: b.ToolUse.ID, Name: string(b.ToolUse.Name), Arguments: b.ToolUse.Input})
+			s.history.arguments[b.ToolUse.ID] = string(b.ToolUse.Input)
+		case b.ToolResult != nil:
+			result := joinText(b.ToolResult.Content)
+			m.Parts = append(m.Parts, part{Type: "tool_call_response", ID: b.ToolResult.ToolUseID, Response: result})
+			s.release(func(h held) bool {
+				if h.call != b.ToolResult.ToolUseID {
+					return false
+				}
+				h.span.SetAttributes(keyResult.String(result))
+				return true
+			})
+		}
+	}
+	s.history.add(m)
+	switch p.Role {
+	case loop.RoleUser:
+		s.turn.input = &m
+	case loop.RoleAssistant:
+		s.release(func(h held) bool {
+			if h.message != r.Parent {
+				return false
+			}
+			m.Finish = h.finish
+			h.span.SetAttributes(keyMessagesOut.String("[" + encode(m) + "]"))
+			return true
+		})
+		s.turn.output = &m
+	}
+}
+
+func joinText(blocks []tools.Block) string {
+	var parts []string
+	for _, b := range blocks {
+		parts = append(parts, b.Text)
+	}
+	return strings.Join(parts, "\n")
+}
+
+// add appends a message, and drops the oldest ones that are too much.
+func (h *history) add(m message) {
+	text := encode(m)
+	h.messages, h.bytes = append(h.messages, text), h.bytes+len(text)
+	for h.bytes > maxHistory {
+		h.bytes -= len(h.messages[0])
+		h.messages = h.messages[1:]
+	}
+}
+
+// setHistory adds the messages that a model call answers.
+func (s *session) setHistory(span trace.Span) {
+	if !s.content {
+		return
+	}
+	span.SetAttributes(keyMessagesIn.String("[" + strings.Join(s.history.messages, ",") + "]"))
+}
+
+// setArguments adds the arguments of a call that ended.
+func (s *session) setArguments(span trace.Span, call string) {
+	if text, ok := s.history.arguments[call]; ok {
+		span.SetAttributes(keyArguments.String(text))
+		delete(s.history.arguments, call)
+	}
+}
+
+// setAnswer adds the user's message and the last answer to a turn.
+func (s *session) setAnswer(t *turn) {
+	if t.span == nil {
+		return
+	}
+	if t.input != nil {
+		t.span.SetAttributes(keyMessagesIn.String("[" + encode(*t.input) + "]"))
+	}
+	if t.output != nil {
+		t.span.SetAttributes(keyMessagesOut.String("[" + encode(*t.output) + "]"))
+	}
+}
+
+// encode returns a message as JSON. Arguments that are no JSON, because a long record
+// cut them, make it the empty message.
+func encode(m message) string {
+	text, err := json.Marshal(m)
+	if err != nil {
+		text, _ = json.Marshal(message{Role: m.Role, Parts: []part{}})
+	}
+	return string(text)
+}

@@ -1,0 +1,159 @@
+package telemetry
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/metric/noop"
+	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	metricspb "go.opentelemetry.io/proto/otlp/metrics/v1"
+	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
+)
+
+// metrics are the instruments: those of version 1.41 of the conventions, and four of the
+// version after it, which have no predecessor.
+type metrics struct {
+	operation, firstChunk, agent, tool metric.Float64Histogram
+	tokens, modelCalls, toolCalls      metric.Int64Histogram
+}
+
+// Bounds of buckets, as the conventions have them. Those of calls are ours.
+var (
+	secondBounds = []float64{0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92}
+	tokenBounds  = []float64{1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864}
+	callBounds   = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
+)
+
+func (e *Exporter) newMetrics(version string) (metrics, error) {
+	var provider metric.MeterProvider = noop.NewMeterProvider()
+	if e.meters != nil {
+		provider = e.meters
+	}
+	meter := provider.Meter(scope, metric.WithInstrumentationVersion(version), metric.WithSchemaURL(schemaURL))
+	var errs []error
+	seconds := func(name, description string) metric.Float64Histogram {
+		h, err := meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(secondBounds...))
+		errs = append(errs, err)
+		return h
+	}
+	counts := func(name, unit, description string, bounds []float64) metric.Int64Histogram {
+		h, err := meter.Int64Histogram(name, metric.WithUnit(unit), metric.WithDescription(description), metric.WithExplicitBucketBoundaries(bounds...))
+		errs = append(errs, err)
+		return h
+	}
+	m := metrics{
+		operation:  seconds("gen_ai.client.operation.duration", "GenAI operation duration."),
+		firstChunk: seconds("gen_ai.client.operation.time_to_first_chunk", "Time from the request to the first chunk of its answer."),
+		agent:      seconds("gen_ai.invoke_agent.duration", "Duration of an agent's invocation."),
+		tool:       seconds("gen_ai.execute_tool.duration", "Duration of a tool's execution."),
+		tokens:     counts("gen_ai.client.token.usage", "{token}", "Number of input and output tokens used.", tokenBounds),
+		modelCalls: counts("gen_ai.invoke_agent.inference_calls", "{call}", "Calls of models in an agent's invocation.", callBounds),
+		toolCalls:  counts("gen_ai.invoke_agent.tool_calls", "{call}", "Calls of tools in an agent's invocation.", callBounds),
+	}
+	return m, errors.Join(errs...)
+}
+
+// metricExporter sends metrics, as [sdkmetric.Exporter] wants it. Only histograms are
+// made.
+type metricExporter struct {
+	post  *endpoint
+	delta bool
+}
+
+// Temporality implements sdkmetric.Exporter.
+func (e *metricExporter) Temporality(sdkmetric.InstrumentKind) metricdata.Temporality {
+	if e.delta {
+		return metricdata.DeltaTemporality
+	}
+	return metricdata.CumulativeTemporality
+}
+
+// Aggregation implements sdkmetric.Exporter.
+func (*metricExporter) Aggregation(k sdkmetric.InstrumentKind) sdkmetric.Aggregation {
+	return sdkmetric.DefaultAggregationSelector(k)
+}
+
+// ForceFlush implements sdkmetric.Exporter.
+func (*metricExporter) ForceFlush(context.Context) error { return nil }
+
+// Shutdown implements sdkmetric.Exporter.
+func (*metricExporter) Shutdown(context.Context) error { return nil }
+
+// Export implements sdkmetric.Exporter.
+func (e *metricExporter) Export(ctx context.Context, rm *metricdata.ResourceMetrics) error {
+	out := &metricspb.ResourceMetrics{SchemaUrl: rm.Resource.SchemaURL(), Resource: &resourcepb.Resource{Attributes: keyValues(rm.Resource.Set())}}
+	for _, sm := range rm.ScopeMetrics {
+		scoped := &metricspb.ScopeMetrics{SchemaUrl: sm.Scope.SchemaURL, Scope: &commonpb.InstrumentationScope{Name: sm.Scope.Name, Version: sm.Scope.Version}}
+		for _, m := range sm.Metrics {
+			if h := histogram(m.Data); h != nil {
+				scoped.Metrics = append(scoped.Metrics, &metricspb.Metric{
+					Name: m.Name, Unit: m.Unit, Description: m.Description, Data: &metricspb.Metric_Histogram{Histogram: h},
+				})
+			}
+		}
+		out.ScopeMetrics = append(out.ScopeMetrics, scoped)
+	}
+	if len(out.ScopeMetrics) == 0 {
+		return nil
+	}
+	return e.post.post(ctx, &metricspb.MetricsData{ResourceMetrics: []*metricspb.ResourceMetrics{out}})
+}
+
+// histogram returns a histogram for the wire, nil for another aggregation.
+func histogram(data metricdata.Aggregation) *metricspb.Histogram {
+	switch h := data.(type) {
+	case metricdata.Histogram[float64]:
+		return &metricspb.Histogram{AggregationTemporality: temporality(h.Temporality), DataPoints: points(h.DataPoints)}
+	case metricdata.Histogram[int64]:
+		return &metricspb.Histogram{AggregationTemporality: temporality(h.Temporality), DataPoints: points(h.DataPoints)}
+	}
+	return nil
+}
+
+func temporality(t metricdata.Temporality) metricspb.AggregationTemporality {
+	if t == metricdata.DeltaTemporality {
+		return metricspb.AggregationTemporality_AGGREGATION_TEMPORALITY_DELTA
+	}
+	return metricspb.AggregationTemporality_AGGREGATION_TEMPORALITY_CUMULATIVE
+}
+
+// points returns the points without exemplars.
+func points[N int64 | float64](in []metricdata.HistogramDataPoint[N]) []*metricspb.HistogramDataPoint {
+	var out []*metricspb.HistogramDataPoint
+	for _, p := range in {
+		q := &metricspb.HistogramDataPoint{
+			Attributes: keyValues(&p.Attributes), StartTimeUnixNano: unixNano(p.StartTime), TimeUnixNano: unixNano(p.Time),
+			Count: p.Count, Sum: new(float64(p.Sum)), ExplicitBounds: p.Bounds, BucketCounts: p.BucketCounts,
+		}
+		if v, ok := p.Min.Value(); ok {
+			q.Min = new(float64(v))
+		}
+		if v, ok := p.Max.Value(); ok {
+			q.Max = new(float64(v))
+		}
+		out = append(out, q)
+	}
+	return out
+}
+
+func unixNano(t time.Time) uint64 { return uint64(max(t.UnixNano(), 0)) }
+
+// keyValues returns attributes for the wire. Those of metrics and of the resource are
+// strings, or integers.
+func keyValues(set *attribute.Set) []*commonpb.KeyValue {
+	var out []*commonpb.KeyValue
+	for it := set.Iter(); it.Next(); {
+		kv := it.Attribute()
+		v := &commonpb.AnyValue{Value: &commonpb.AnyValue_StringValue{StringValue: kv.Value.String()}}
+		if kv.Value.Type() == attribute.INT64 {
+			v.Value = &commonpb.AnyValue_IntValue{IntValue: kv.Value.AsInt64()}
+		}
+		out = append(out, &commonpb.KeyValue{Key: string(kv.Key), Value: v})
+	}
+	return out
+}

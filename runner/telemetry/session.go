@@ -1,0 +1,401 @@
+package telemetry
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"sync"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// session makes spans of the records of one session:
+//
+//	invoke_agent caisson          turn.started … turn.completed
+//	├─ start_sandbox              sandbox.started
+//	├─ chat MODEL                 llm.call_started … llm.call_completed, one per attempt
+//	└─ execute_tool NAME          tool.confirmation_requested or tool.called … tool.completed
+//	   └─ wait_for_approval       tool.confirmation_requested … tool.confirmation_resolved
+//
+// A span begins and ends at the times of its records.
+type session struct {
+	*Exporter
+
+	id string
+
+	mu      sync.Mutex
+	model   loop.ModelInfo
+	offered map[tools.Name]bool
+	turn    *turn
+	chats   map[string]*chat // by the record of their start
+	calls   map[string]*call
+	execs   map[string]time.Time // starts of the user's commands
+	history history
+}
+
+// turn is a turn that is under way.
+type turn struct {
+	ctx   context.Context
+	span  trace.Span // nil in a session without a model
+	start time.Time
+	// sandbox is when the sandbox was attested, if it was in this turn.
+	sandbox time.Time
+	// held are spans whose content has not been recorded yet; input and output are the
+	// user's message and the last answer, if contents are exported.
+	held          []held
+	input, output *message
+}
+
+// chat is a model call that is under way.
+type chat struct {
+	span  trace.Span
+	start time.Time
+	// labels are the request's attributes in metrics.
+	labels []attribute.KeyValue
+}
+
+// call is a tool call that is under way. Its span is made when it ends, because only
+// then is it known when it began.
+type call struct {
+	name      tools.Name
+	first     time.Time
+	class     tools.Class
+	approvals []approval
+}
+
+// approval is one wait for an answer.
+type approval struct {
+	start, end time.Time
+	resolved   record.ConfirmationResolved
+}
+
+func newSession(e *Exporter, id string) *session {
+	return &session{
+		Exporter: e, id: id, offered: map[tools.Name]bool{},
+		chats: map[string]*chat{}, calls: map[string]*call{}, execs: map[string]time.Time{},
+	}
+}
+
+// observe takes the next record.
+func (s *session) observe(r record.Record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch r.Kind {
+	case record.KindSessionCreated:
+		p := decode[record.SessionCreated](r)
+		s.model = p.Model
+		for _, t := range p.Tools {
+			s.offered[t.Name] = true
+		}
+	case record.KindSessionEnded:
+		s.endAll(r.Time)
+	case record.KindTurnStarted:
+		s.startTurn(r)
+	case record.KindTurnCompleted:
+		p := decode[record.TurnCompleted](r)
+		s.endTurn(r.Time, string(p.Reason), p)
+	case record.KindTurnCancelled:
+		p := decode[record.TurnCancelled](r)
+		s.endTurn(r.Time, string(loop.StopCancelled), record.TurnCompleted{
+			Reason: loop.StopCancelled, ModelCalls: p.ModelCalls, ToolCalls: p.ToolCalls, Usage: p.Usage,
+		})
+	case record.KindModelCallStarted:
+		s.startChat(r)
+	case record.KindModelCallCompleted:
+		s.completeChat(r)
+	case record.KindModelCallFailed:
+		s.failChat(r)
+	case record.KindMessage:
+		s.addMessage(r)
+	case record.KindSandboxStarted:
+		p := decode[record.SandboxStarted](r)
+		s.addSandbox(r.Time, p.StartMS, p.Attestation)
+	case record.KindSandboxRestarted:
+		p := decode[record.SandboxRestarted](r)
+		s.addSandbox(r.Time, p.StartMS, p.Attestation)
+	case record.KindUserCommandStarted:
+		s.execs[decode[record.UserCommandStarted](r).ExecID] = r.Time
+	case record.KindUserCommandEnded:
+		s.endExec(r)
+	default:
+		s.observeCall(r)
+	}
+}
+
+// observeCall takes a record of a tool call, or one that is an event of the turn.
+func (s *session) observeCall(r record.Record) {
+	switch r.Kind {
+	case record.KindConfirmationRequested:
+		p := decode[record.ConfirmationRequested](r)
+		c := s.callOf(p.CallID, p.Name, r.Time)
+		c.class, c.approvals = p.Class, append(c.approvals, approval{start: r.Time})
+	case record.KindConfirmationResolved:
+		p := decode[record.ConfirmationResolved](r)
+		if c := s.calls[p.CallID]; c != nil && len(c.approvals) > 0 {
+			a := &c.approvals[len(c.approvals)-1]
+			a.end, a.resolved = r.Time, p
+		}
+	case record.KindToolCalled:
+		p := decode[record.ToolCalled](r)
+		s.callOf(p.CallID, p.Name, r.Time).class = p.Class
+	case record.KindToolCompleted:
+		p := decode[record.ToolCompleted](r)
+		s.endCall(p.CallID, p.Name, r.Time, p.LatencyMS, "", attribute.Bool("caisson.tool.success", p.Success))
+	case record.KindToolFailed:
+		p := decode[record.ToolFailed](r)
+		s.endCall(p.CallID, p.Name, r.Time, p.LatencyMS, string(p.Class))
+	case record.KindToolInputInvalid:
+		p := decode[record.ToolInputInvalid](r)
+		s.endCall(p.CallID, p.Name, r.Time, 0, "input_invalid")
+	case record.KindBudgetWarning:
+		s.addEvent(r, attribute.String("caisson.limit.kind", string(decode[record.BudgetWarning](r).What)))
+	case record.KindSandboxLost, record.KindNetworkDenied, record.KindWarning:
+		s.addEvent(r)
+	}
+}
+
+// decode returns a record's payload. What can't be read is the zero value: records are
+// the session's own.
+func decode[P record.Payload](r record.Record) P {
+	var p P
+	_ = json.Unmarshal(r.Payload, &p)
+	return p
+}
+
+// abandon ends the spans of a session that goes on beyond the program, or was cut off.
+func (s *session) abandon(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.endAll(at)
+}
+
+func (s *session) endAll(at time.Time) {
+	if s.turn != nil {
+		s.endTurn(at, "session_ended", record.TurnCompleted{})
+	}
+}
+
+// startSpan starts a span below the turn, or below the remote parent outside of one.
+func (s *session) startSpan(at time.Time, name string, kind trace.SpanKind, attributes ...attribute.KeyValue) trace.Span {
+	ctx := s.turnContext()
+	if s.turn != nil && at.Before(s.turn.start) {
+		at = s.turn.start // what was reckoned from rounded milliseconds
+	}
+	_, span := s.tracer.Start(ctx, name, trace.WithTimestamp(at), trace.WithSpanKind(kind), trace.WithAttributes(attributes...))
+	return span
+}
+
+func (s *session) addEvent(r record.Record, attributes ...attribute.KeyValue) {
+	if s.turn != nil && s.turn.span != nil {
+		s.turn.span.AddEvent("caisson."+string(r.Kind), trace.WithTimestamp(r.Time), trace.WithAttributes(attributes...))
+	}
+}
+
+func (s *session) startTurn(r record.Record) {
+	s.turn = &turn{ctx: s.parent, start: r.Time}
+	if s.model.Model == "" {
+		return // the user's own calls: no agent is invoked
+	}
+	s.turn.ctx, s.turn.span = s.tracer.Start(s.parent, "invoke_agent "+agentName, trace.WithTimestamp(r.Time),
+		trace.WithSpanKind(trace.SpanKindInternal), trace.WithAttributes(
+			keyOperation.String("invoke_agent"), keyAgent.String(agentName), keyProvider.String(providerName(s.model.Provider)),
+			keyAgentVersion.String(s.version), keyRequestModel.String(s.model.Model), keyConversation.String(s.id), attribute.String("caisson.turn.id", r.Turn)))
+}
+
+// endTurn ends the turn and what is open below it. It failed unless the model answered.
+func (s *session) endTurn(at time.Time, reason string, p record.TurnCompleted) {
+	t := s.turn
+	if t == nil {
+		return
+	}
+	for id, c := range s.chats {
+		s.failChatAt(id, c, at, "cancelled")
+	}
+	for id, c := range s.calls {
+		s.endCall(id, c.name, at, 0, "cancelled")
+	}
+	s.release(nil)
+	s.setAnswer(t)
+	clear(s.history.arguments)
+	s.turn = nil
+	if t.span == nil {
+		return
+	}
+	labels := []attribute.KeyValue{keyAgent.String(agentName)}
+	if reason != string(loop.StopAnswered) {
+		labels = append(labels, setError(t.span, reason))
+	}
+	t.span.SetAttributes(attribute.String("caisson.stop_reason", reason))
+	t.span.SetAttributes(usageAttributes(p.Usage)...)
+	t.span.End(trace.WithTimestamp(at))
+	with := metric.WithAttributes(labels...)
+	s.metrics.agent.Record(t.ctx, at.Sub(t.start).Seconds(), with)
+	s.metrics.modelCalls.Record(t.ctx, int64(p.ModelCalls), with)
+	s.metrics.toolCalls.Record(t.ctx, int64(p.ToolCalls), with)
+}
+
+// setError marks a span as failed for a reason of few values, and returns the
+// attribute. The text of an error may hold contents, and is not exported.
+func setError(span trace.Span, reason string) attribute.KeyValue {
+	span.SetStatus(codes.Error, reason)
+	attr := keyError.String(reason)
+	span.SetAttributes(attr)
+	return attr
+}
+
+func (s *session) startChat(r record.Record) {
+	p := decode[record.ModelCallStarted](r)
+	s.release(nil) // what was held has no content
+	labels := modelAttributes(p.Model)
+	span := s.startSpan(r.Time, "chat "+p.Model.Model, trace.SpanKindClient, slices.Concat(labels, []attribute.KeyValue{
+		keyConversation.String(s.id), attribute.String("caisson.profile", p.Profile), attribute.Int("caisson.attempt", p.Attempt),
+	})...)
+	s.setHistory(span)
+	s.chats[r.ID] = &chat{span: span, start: r.Time, labels: labels}
+}
+
+func (s *session) completeChat(r record.Record) {
+	c := s.chats[r.Parent]
+	if c == nil {
+		return
+	}
+	delete(s.chats, r.Parent)
+	p := decode[record.ModelCallCompleted](r)
+	c.labels = append(c.labels, keyResponseModel.String(p.Model.Model))
+	c.span.SetAttributes(keyFinish.StringSlice([]string{p.Finish}), keyResponseModel.String(p.Model.Model))
+	c.span.SetAttributes(usageAttributes(p.Usage)...)
+	ctx, with := s.turnContext(), metric.WithAttributes(c.labels...)
+	s.metrics.operation.Record(ctx, r.Time.Sub(c.start).Seconds(), with)
+	s.metrics.tokens.Record(ctx, inputTokens(p.Usage), with, metric.WithAttributes(keyTokenType.String("input")))
+	s.metrics.tokens.Record(ctx, p.Usage.OutputTokens, with, metric.WithAttributes(keyTokenType.String("output")))
+	if p.FirstDeltaMS != nil {
+		first := time.Duration(*p.FirstDeltaMS) * time.Millisecond
+		c.span.SetAttributes(keyStream.Bool(true), keyFirstChunk.Float64(first.Seconds()))
+		s.metrics.firstChunk.Record(ctx, first.Seconds(), with)
+	}
+	s.endOrHold(held{span: c.span, end: r.Time, message: r.ID, finish: p.Finish})
+}
+
+func (s *session) failChat(r record.Record) {
+	c := s.chats[r.Parent]
+	if c == nil {
+		return
+	}
+	p := decode[record.ModelCallFailed](r)
+	if p.Status != 0 {
+		c.span.SetAttributes(attribute.Int("http.response.status_code", p.Status))
+	}
+	s.failChatAt(r.Parent, c, r.Time, string(p.Class))
+}
+
+// failChatAt ends a model call without an answer.
+func (s *session) failChatAt(id string, c *chat, at time.Time, failure string) {
+	delete(s.chats, id)
+	c.labels = append(c.labels, setError(c.span, failure))
+	c.span.End(trace.WithTimestamp(at))
+	s.metrics.operation.Record(s.turnContext(), at.Sub(c.start).Seconds(), metric.WithAttributes(c.labels...))
+}
+
+// callOf returns a call that is under way, and begins it if it is new.
+func (s *session) callOf(id string, name tools.Name, at time.Time) *call {
+	c := s.calls[id]
+	if c == nil {
+		c = &call{name: name, first: at}
+		s.calls[id] = c
+	}
+	return c
+}
+
+// endCall makes the span of a call. It began with its first record, or before it where
+// that waited for the sandbox.
+func (s *session) endCall(id string, name tools.Name, at time.Time, latencyMS int64, failure string, attributes ...attribute.KeyValue) {
+	c := s.callOf(id, name, at)
+	delete(s.calls, id)
+	tool := unknownTool
+	if s.offered[c.name] {
+		tool = string(c.name)
+	}
+	took := time.Duration(latencyMS) * time.Millisecond
+	start := c.first
+	if began := at.Add(-took); began.Before(start) {
+		start = began
+	}
+	span := s.startSpan(start, "execute_tool "+tool, trace.SpanKindInternal, append(attributes,
+		keyOperation.String("execute_tool"), keyTool.String(tool), keyCall.String(id), keyToolType.String("function"),
+		keyConversation.String(s.id), attribute.String("caisson.tool.side_effects", string(c.class)))...)
+	ctx := trace.ContextWithSpan(s.turnContext(), span)
+	for _, a := range c.approvals {
+		s.addApproval(ctx, a, at)
+	}
+	if s.turn != nil && s.turn.sandbox.After(start) && s.turn.sandbox.Before(at) {
+		span.AddEvent("caisson.sandbox.started", trace.WithTimestamp(s.turn.sandbox))
+	}
+	labels := []attribute.KeyValue{keyTool.String(tool), keyToolType.String("function")}
+	if failure != "" {
+		labels = append(labels, setError(span, failure))
+	}
+	s.metrics.tool.Record(ctx, took.Seconds(), metric.WithAttributes(labels...))
+	s.setArguments(span, id)
+	s.endOrHold(held{span: span, end: at, call: id})
+}
+
+// addApproval makes the span of a wait for an answer; one that never came ended with
+// the call.
+func (s *session) addApproval(ctx context.Context, a approval, end time.Time) {
+	if a.end.IsZero() {
+		a.end = end
+	}
+	_, span := s.tracer.Start(ctx, "wait_for_approval", trace.WithTimestamp(a.start), trace.WithAttributes(
+		attribute.String("caisson.approval.decision", string(a.resolved.Decision)),
+		attribute.String("caisson.approval.scope", string(a.resolved.Scope)), attribute.String("caisson.approval.by", a.resolved.By)))
+	span.End(trace.WithTimestamp(a.end))
+}
+
+func (s *session) addSandbox(at time.Time, startMS int64, a sandbox.Attestation) {
+	if s.turn != nil {
+		s.turn.sandbox = at
+	}
+	span := s.startSpan(at.Add(-time.Duration(startMS)*time.Millisecond), "start_sandbox", trace.SpanKindInternal,
+		keyConversation.String(s.id), attribute.String("caisson.sandbox.backend", a.Backend), attribute.String("caisson.sandbox.runtime", a.Runtime),
+		attribute.String("container.id", a.Container), attribute.String("caisson.sandbox.image_digest", a.ImageDigest),
+		attribute.Int("caisson.sandbox.lost_protections", len(a.Lost)))
+	span.End(trace.WithTimestamp(at))
+}
+
+// endExec makes the span of a command that the user ran.
+func (s *session) endExec(r record.Record) {
+	p := decode[record.UserCommandEnded](r)
+	start, ok := s.execs[p.ExecID]
+	if !ok {
+		return
+	}
+	delete(s.execs, p.ExecID)
+	span := s.startSpan(start, "execute_command", trace.SpanKindInternal, keyConversation.String(s.id), attribute.Int("process.exit.code", p.ExitCode))
+	switch {
+	case p.TimedOut:
+		setError(span, "timeout")
+	case p.Cancelled:
+		setError(span, "cancelled")
+	case p.OOMKilled:
+		setError(span, "oom_killed")
+	case p.Error != "":
+		setError(span, "sandbox_lost")
+	}
+	span.End(trace.WithTimestamp(r.Time))
+}
+
+func (s *session) turnContext() context.Context {
+	if s.turn != nil {
+		return s.turn.ctx
+	}
+	return s.parent
+}

@@ -1,0 +1,336 @@
+package telemetry
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+	"go.uber.org/goleak"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m)
+}
+
+// collector keeps the spans that it receives, and answers with status.
+type collector struct {
+	*httptest.Server
+
+	status func(n int) int
+	mu     sync.Mutex
+	spans  map[string]*tracepb.Span
+	asked  atomic.Int32
+}
+
+func newCollector(t *testing.T, status func(n int) int) *collector {
+	t.Helper()
+	c := &collector{status: status, spans: map[string]*tracepb.Span{}}
+	c.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil || r.URL.Path != "/v1/traces" {
+			return // metrics
+		}
+		n := c.status(int(c.asked.Add(1)))
+		if n == http.StatusOK {
+			c.keep(t, body)
+		}
+		w.Header().Set("Location", "/v1/other")
+		w.WriteHeader(n)
+	}))
+	t.Cleanup(c.Close)
+	return c
+}
+
+func (c *collector) keep(t *testing.T, body []byte) {
+	var data tracepb.TracesData
+	if err := proto.Unmarshal(body, &data); err != nil {
+		t.Error(err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, rs := range data.ResourceSpans {
+		for _, ss := range rs.ScopeSpans {
+			for _, s := range ss.Spans {
+				c.spans[s.Name] = s
+			}
+		}
+	}
+}
+
+func accept(int) int { return http.StatusOK }
+
+// open opens an exporter to an address.
+func open(t *testing.T, env map[string]string) (e *Exporter, warnings func() []string) {
+	t.Helper()
+	var mu sync.Mutex
+	var list []string
+	e, err := Open(t.Context(), Options{Getenv: func(name string) string { return env[name] }, Version: "test", Warn: func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		list = append(list, text)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e, func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return list
+	}
+}
+
+// observe gives an exporter the records of one session, a second apart, and each with the
+// ID of its number.
+func observe(t *testing.T, e *Exporter, payloads map[int]record.Payload, parents map[int]string) {
+	t.Helper()
+	begin := time.Date(2026, 11, 20, 10, 0, 0, 0, time.UTC)
+	for n := range len(payloads) {
+		p := payloads[n]
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Observe(record.Record{
+			ID: string(rune('a' + n)), Session: "ses_1", Turn: "trn_1", Parent: parents[n], Kind: p.Kind(), Payload: raw, Time: begin.Add(time.Duration(n) * time.Second),
+		}, nil)
+	}
+}
+
+// aTurn is a turn that is cancelled while a call and a model call are under way.
+func aTurn() (map[int]record.Payload, map[int]string) {
+	model := loop.ModelInfo{Provider: "openai", Model: "gpt", BaseURL: "https://api.example:8443/v1"}
+	return map[int]record.Payload{
+		0: record.SessionCreated{Model: model, Tools: []record.OfferedTool{{Name: tools.Name("shell")}}},
+		1: record.TurnStarted{},
+		2: record.ModelCallStarted{ModelCall: record.ModelCall{Round: 1, Profile: "p", Attempt: 1, Model: model}},
+		3: record.ModelCallCompleted{ModelCall: record.ModelCall{Model: model}, FirstDeltaMS: new(int64(250)), Finish: "tool_calls", Usage: limits.Usage{InputTokens: 5, CachedInputTokens: 7, OutputTokens: 3}},
+		4: record.ConfirmationRequested{CallID: "tu_1", Name: "shell"},
+		5: record.ModelCallStarted{ModelCall: record.ModelCall{Round: 2, Profile: "p", Attempt: 1, Model: model}},
+		6: record.ModelCallFailed{ModelCall: record.ModelCall{Model: model}, Class: "rate_limited", Status: 429, Message: "secret words"},
+		7: record.TurnCancelled{Reason: "interrupted"},
+	}, map[int]string{3: "c", 6: "f"}
+}
+
+func TestSpansOfACancelledTurn(t *testing.T) {
+	c := newCollector(t, accept)
+	e, warnings := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"})
+	observe1, parents := aTurn()
+	observe(t, e, observe1, parents)
+	e.Close(t.Context())
+	if list := warnings(); len(list) > 0 {
+		t.Errorf("warnings: %q", list)
+	}
+	for name, want := range map[string]string{
+		"invoke_agent caisson": "cancelled", "chat gpt": "rate_limited", "execute_tool shell": "cancelled", "wait_for_approval": "",
+	} {
+		s := c.spans[name]
+		if s == nil {
+			t.Errorf("no span %s", name)
+			continue
+		}
+		if got := attributeOf(s, "error.type"); got != want {
+			t.Errorf("%s: error.type %q, want %q", name, got, want)
+		}
+		if strings.Contains(s.String(), "secret words") {
+			t.Errorf("%s has the text of the error", name)
+		}
+	}
+	call := c.spans["execute_tool shell"]
+	if d := call.EndTimeUnixNano - call.StartTimeUnixNano; d != uint64(3*time.Second) {
+		t.Errorf("the call took %s, want the time of its wait: 3 s", time.Duration(d))
+	}
+	if got := attributeOf(c.spans["chat gpt"], "server.address"); got != "api.example" {
+		t.Errorf("server.address %q", got)
+	}
+}
+
+func attributeOf(s *tracepb.Span, key string) string {
+	for _, kv := range s.Attributes {
+		if kv.Key == key {
+			return kv.Value.GetStringValue()
+		}
+	}
+	return ""
+}
+
+// TestOff opens nothing where nothing asks for it.
+func TestOff(t *testing.T) {
+	for name, env := range map[string]map[string]string{
+		"nothing":  {},
+		"disabled": {"OTEL_SDK_DISABLED": "true", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+		"none":     {"OTEL_TRACES_EXPORTER": "none", "OTEL_METRICS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+	} {
+		before := runtime.NumGoroutine()
+		e, err := Open(t.Context(), Options{Getenv: func(name string) string { return env[name] }})
+		if e != nil || err != nil {
+			t.Errorf("%s: %v, %v", name, e, err)
+		}
+		if n := runtime.NumGoroutine(); n != before {
+			t.Errorf("%s: %d goroutines more", name, n-before)
+		}
+		e.Observe(record.Record{}, nil)
+		e.Close(t.Context())
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		env             map[string]string
+		traces, metrics string // "" is nowhere
+		err             string
+	}{
+		{"one for all", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, "http://h:4318/v1/traces", "http://h:4318/v1/metrics", ""},
+		{"with a path", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "https://h/otlp/"}, "https://h/otlp/v1/traces", "https://h/otlp/v1/metrics", ""},
+		{"of one signal", map[string]string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://h:1/x"}, "http://h:1/x", "", ""},
+		{"of one signal without a path", map[string]string{"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://h:1"}, "", "http://h:1/", ""},
+		{"by exporter", map[string]string{"OTEL_TRACES_EXPORTER": "otlp"}, "http://localhost:4318/v1/traces", "", ""},
+		{"no metrics", map[string]string{"OTEL_METRICS_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h"}, "http://h/v1/traces", "", ""},
+		{"grpc", map[string]string{"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4317"}, "", "", "OTEL_EXPORTER_OTLP_PROTOCOL: unsupported protocol"},
+		{"no address", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "h:4318"}, "", "", "OTEL_EXPORTER_OTLP_ENDPOINT: not an http or https address"},
+		{"unknown exporter", map[string]string{"OTEL_TRACES_EXPORTER": "jaeger"}, "", "", `OTEL_TRACES_EXPORTER: unknown exporter "jaeger"`},
+		{"headers", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_HEADERS": "a b=secret"}, "", "", "OTEL_EXPORTER_OTLP_HEADERS: invalid headers"},
+		{"a header of two lines", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_HEADERS": "a=b%0Ac"}, "", "", "OTEL_EXPORTER_OTLP_HEADERS: invalid headers"},
+		{"timeout", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h", "OTEL_EXPORTER_OTLP_TIMEOUT": "10s"}, "", "", "OTEL_EXPORTER_OTLP_TIMEOUT: invalid time"},
+		{"certificate", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "https://h", "OTEL_EXPORTER_OTLP_CERTIFICATE": "/nonexistent"}, "", "", "OTEL_EXPORTER_OTLP_CERTIFICATE: "},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			traces, metrics, err := Options{Getenv: func(name string) string { return c.env[name] }}.signals()
+			if err != nil || c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) || strings.Contains(err.Error(), "secret") {
+					t.Fatalf("error %v, want %q", err, c.err)
+				}
+				return
+			}
+			for got, want := range map[*endpoint]string{traces: c.traces, metrics: c.metrics} {
+				if got == nil && want != "" || got != nil && got.url.String() != want {
+					t.Errorf("%v, want %s", got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestSecrets names the parts of headers that no record may hold.
+func TestSecrets(t *testing.T) {
+	o := Options{Headers: map[string]string{"X-Key": "k-1234567"}, Getenv: func(name string) string {
+		return map[string]string{"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20t-89,x=1"}[name]
+	}}
+	var all []string
+	for _, values := range o.Secrets() {
+		all = append(all, values...)
+	}
+	for _, want := range []string{"k-1234567", "Bearer%20t-89", "Bearer t-89", "t-89"} {
+		found := false
+		for _, s := range all {
+			found = found || s == want
+		}
+		if !found {
+			t.Errorf("%q is not among %q", want, all)
+		}
+	}
+}
+
+// TestDeadCollector warns once, and holds nothing up.
+func TestDeadCollector(t *testing.T) {
+	for name, status := range map[string]int{"refused": http.StatusForbidden, "a redirect": http.StatusTemporaryRedirect} {
+		t.Run(name, func(t *testing.T) {
+			c := newCollector(t, func(int) int { return status })
+			e, warnings := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_METRICS_EXPORTER": "none"})
+			payloads, parents := aTurn()
+			observe(t, e, payloads, parents)
+			e.Close(t.Context())
+			if list := warnings(); len(list) != 1 || !strings.Contains(list[0], http.StatusText(status)) {
+				t.Errorf("warnings: %q", list)
+			}
+			if n := c.asked.Load(); n != 1 {
+				t.Errorf("%d requests, want 1", n)
+			}
+		})
+	}
+}
+
+// TestHangingCollector closes while a collector doesn't answer, which it does only when
+// the test has ended: nothing but [FlushTime] can end the wait.
+func TestHangingCollector(t *testing.T) {
+	release := make(chan struct{})
+	hanging := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
+	defer hanging.Close()
+	defer close(release)
+	t.Setenv("OTEL_BSP_EXPORT_TIMEOUT", "600000")
+	t.Setenv("OTEL_METRIC_EXPORT_TIMEOUT", "600000")
+	e, warnings := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": hanging.URL, "OTEL_EXPORTER_OTLP_TIMEOUT": "600000"})
+	payloads, parents := aTurn()
+	observe(t, e, payloads, parents)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel() // an interrupted run sends what it has all the same
+	e.Close(ctx)
+	if list := warnings(); len(list) != 1 || !strings.Contains(list[0], "within 2s") {
+		t.Errorf("warnings: %q", list)
+	}
+}
+
+// TestRetry repeats what a collector is too busy for.
+func TestRetry(t *testing.T) {
+	c := newCollector(t, func(n int) int {
+		if n == 1 {
+			return http.StatusServiceUnavailable
+		}
+		return http.StatusOK
+	})
+	e, warnings := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_METRICS_EXPORTER": "none"})
+	payloads, parents := aTurn()
+	observe(t, e, payloads, parents)
+	if err := e.traces.ForceFlush(t.Context()); err != nil {
+		t.Error(err)
+	}
+	e.Close(t.Context())
+	if list := warnings(); len(list) > 0 || len(c.spans) == 0 {
+		t.Errorf("%d spans; warnings: %q", len(c.spans), list)
+	}
+}
+
+// TestRejected reads what a collector did not take, and survives answers that are none.
+func TestRejected(t *testing.T) {
+	partial := protowire.AppendTag(nil, 1, protowire.VarintType)
+	partial = protowire.AppendVarint(partial, 3)
+	partial = protowire.AppendTag(partial, 2, protowire.BytesType)
+	partial = protowire.AppendString(partial, "too\x1b[2J old")
+	whole := protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), partial)
+	if got := rejected(whole); !strings.HasPrefix(got, "3 items: too") || strings.Contains(got, "\x1b") {
+		t.Errorf("%q", got)
+	}
+	for n := range whole {
+		_ = rejected(whole[:n])
+	}
+	if got := rejected([]byte(`{"partialSuccess":{}}`)); got != "" {
+		t.Errorf("%q", got)
+	}
+}
+
+// TestHistoryBound keeps the newest messages.
+func TestHistoryBound(t *testing.T) {
+	var h history
+	for range 100 {
+		h.add(message{Role: "user", Parts: []part{{Type: "text", Content: strings.Repeat("x", 10_000)}}})
+	}
+	if h.bytes > maxHistory || len(h.messages) != 6 {
+		t.Errorf("%d messages of %d bytes are kept, want 6 within %d", len(h.messages), h.bytes, maxHistory)
+	}
+}
