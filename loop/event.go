@@ -17,13 +17,21 @@ type MessageAdded struct{ Message Message }
 
 // ModelCall identifies one attempt of a model call.
 type ModelCall struct {
-	Round   int // from 1; 0 for the closing completion
+	Round   int // from 1; 0 for the closing completion and other calls
 	Profile string
 	Attempt int // from 1; each request of a round to one profile counts
+	// Purpose is what the answer is for, "" for an answer in the conversation.
+	Purpose Purpose
 	// Model is the model of the profile. Of an answer, its name is the one that
 	// the provider reported, if any.
 	Model ModelInfo
 }
+
+// Purpose is what the answer of a model call is for.
+type Purpose string
+
+// PurposeSummary is the purpose of a call that summarizes old messages.
+const PurposeSummary Purpose = "summary"
 
 // ModelCallStarted reports the start of a model call. A [ModelCallCompleted] or a
 // [ModelCallFailed] follows it.
@@ -109,21 +117,41 @@ type CallRefused struct {
 }
 
 // ContextShortened reports that further old tool results are shortened in
-// requests, because the model's context window is nearly full. The history keeps
-// them whole.
+// requests, because the model's context window is nearly full.
 type ContextShortened struct {
 	Results int   // the number of results
 	Bytes   int64 // the number of bytes left out
 }
 
-func (CallRefused) loopEvent()        {}
-func (ContextShortened) loopEvent()   {}
-func (MessageAdded) loopEvent()       {}
-func (ModelCallStarted) loopEvent()   {}
-func (ModelCallCompleted) loopEvent() {}
-func (ModelCallFailed) loopEvent()    {}
-func (ProfileChanged) loopEvent()     {}
-func (TextDelta) loopEvent()          {}
-func (TurnStarted) loopEvent()        {}
-func (TurnEnded) loopEvent()          {}
-func (BudgetWarning) loopEvent()      {}
+// ContextCompacted reports that a summary replaces the oldest messages in requests,
+// because the model's context window is nearly full and shortened results are not
+// enough. It replaces the summary before it, if any.
+type ContextCompacted struct {
+	Summary Summary
+	Profile string // that wrote the summary
+	Model   ModelInfo
+	Usage   limits.Usage // of the answer, which a ModelCallCompleted has counted
+	// BytesBefore is the size of what is replaced, BytesAfter that of the summary.
+	BytesBefore, BytesAfter int64
+}
+
+// ContextCompactionFailed reports that there is no usable summary. Requests go on with
+// the messages.
+type ContextCompactionFailed struct {
+	Reason  CompactionFailure
+	Profile string
+}
+
+func (CallRefused) loopEvent()             {}
+func (ContextCompacted) loopEvent()        {}
+func (ContextShortened) loopEvent()        {}
+func (ContextCompactionFailed) loopEvent() {}
+func (MessageAdded) loopEvent()            {}
+func (ModelCallStarted) loopEvent()        {}
+func (ModelCallCompleted) loopEvent()      {}
+func (ModelCallFailed) loopEvent()         {}
+func (ProfileChanged) loopEvent()          {}
+func (TextDelta) loopEvent()               {}
+func (TurnStarted) loopEvent()             {}
+func (TurnEnded) loopEvent()               {}
+func (BudgetWarning) loopEvent()           {}

@@ -299,7 +299,7 @@ func TestMaxResultBytes(t *testing.T) {
 		{8_000, 7_900, 1_000, 1, minResultBytes},
 		{8_000, 9_000, 0, 256, minResultBytes},
 	} {
-		turn := &turn{profile: Profile{ContextWindow: tt.window, MaxOutputTokens: tt.output}, view: newView()}
+		turn := &turn{profile: Profile{ContextWindow: tt.window, MaxOutputTokens: tt.output}, view: NewView(nil)}
 		turn.view.tokens = tt.used
 		if got := turn.maxResultBytes(tt.calls); got != tt.want {
 			t.Errorf("%+v: %d bytes", tt, got)

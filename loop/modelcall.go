@@ -16,8 +16,8 @@ import (
 
 // callModel requests an answer of the model and adds it to the history. withTools
 // is false for the closing completion. If the provider refuses the conversation
-// as too long, it shortens old results and requests again. It returns the ending
-// if the turn can't go on.
+// as too long, it shortens old results, or summarizes the oldest half, and requests
+// again. It returns the ending if the turn can't go on.
 //
 // Around each model call, outermost first:
 //
@@ -34,6 +34,9 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 	}
 	call := &pendingCall{round: round, offered: offered, tried: map[int]bool{}}
 	t.selectProfile(call, 0)
+	if e := t.makeRoom(ctx); e != nil {
+		return e
+	}
 	for {
 		if e := t.reserve(ctx, call); e != nil {
 			return e
@@ -56,8 +59,14 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 			return new(endingForCause(context.Cause(ctx)))
 		}
 		// Each refusal shortens more, and no profile is tried twice, so the loop ends.
-		if errorClass(err) == ModelContextOverflow && t.shortenResults(shortenAll) {
-			continue
+		if errorClass(err) == ModelContextOverflow {
+			shorter, e := t.shortenOrSummarize(ctx)
+			if e != nil {
+				return e
+			}
+			if shorter {
+				continue
+			}
 		}
 		if !t.fallBack(ctx, call, err) {
 			return new(endingForModelError(err, t.view.tokens, t.profile.ContextWindow))
@@ -69,6 +78,8 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 type pendingCall struct {
 	round   int // from 1; 0 for the closing completion
 	offered []tools.Definition
+	// purpose is not empty for a call whose answer is not for the conversation.
+	purpose Purpose
 	// messages are those of the request, and reservation is what it may use.
 	messages    []Message
 	reservation reservation
@@ -77,8 +88,8 @@ type pendingCall struct {
 	tried   map[int]bool
 	// attempts counts the requests so far.
 	attempts int
-	// shown reports whether a piece of an answer was emitted, and shownBytes is the
-	// length of its text. Nothing is repeated then.
+	// shown reports whether a piece of an answer arrived, and shownBytes is the length
+	// of its text. Nothing is repeated then.
 	shown      bool
 	shownBytes int64
 }
@@ -89,7 +100,7 @@ type pendingCall struct {
 func (t *turn) requestCompletion(ctx context.Context, c *pendingCall) (Response, *limits.Usage, error) {
 	for retries := 0; ; retries++ {
 		c.attempts++
-		call := ModelCall{Round: c.round, Profile: t.profile.Name, Attempt: c.attempts, Model: t.profile.Model.Info()}
+		call := ModelCall{Round: c.round, Profile: t.profile.Name, Attempt: c.attempts, Purpose: c.purpose, Model: t.profile.Model.Info()}
 		resp, used, err := t.attemptCompletion(ctx, call, c)
 		if err == nil || t.emitErr != nil {
 			return resp, used, err
@@ -130,7 +141,7 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 		if firstDelta == 0 {
 			firstDelta = time.Since(started)
 		}
-		if d.Text == "" || t.emitErr != nil {
+		if d.Text == "" || c.purpose != "" || t.emitErr != nil {
 			return
 		}
 		t.emit(TextDelta{Text: d.Text})
@@ -193,7 +204,7 @@ func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 	} else {
 		t.state.emptyAnswer = true
 	}
-	t.view.tokens = resp.Usage.Tokens()
+	t.view.tokens, t.view.saved = resp.Usage.Tokens(), 0
 	t.emitWarnings()
 	if t.nearWindow() {
 		t.shortenResults(t.view.tokens - t.profile.ContextWindow*3/5)
@@ -205,8 +216,8 @@ func (t *turn) emitWarnings() {
 	for _, w := range t.meter.Warnings(time.Since(t.started)) {
 		t.emit(newBudgetWarning(w))
 	}
-	if t.nearWindow() && !t.view.warned {
-		t.view.warned = true
+	if t.nearWindow() && !t.nearWarned {
+		t.nearWarned = true
 		t.emit(BudgetWarning{Kind: limits.KindContext, Limit: t.profile.ContextWindow, Used: t.view.tokens})
 	}
 }
@@ -225,4 +236,17 @@ func (t *turn) shortenResults(tokens int64) bool {
 		t.emit(ContextShortened{Results: n, Bytes: bytes})
 	}
 	return n > 0
+}
+
+// shortenOrSummarize makes the next request shorter than one that the provider refused
+// as too long. It reports whether it could, and returns the ending if the turn can't go
+// on.
+func (t *turn) shortenOrSummarize(ctx context.Context) (bool, *ending) {
+	if t.shortenResults(shortenAll) {
+		return true, nil
+	}
+	if t.emitErr != nil {
+		return false, &ending{reason: StopTraceUnwritable, err: t.emitErr}
+	}
+	return t.summarizeOldest(ctx)
 }

@@ -3,6 +3,7 @@ package loop
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -26,6 +27,9 @@ const (
 	truncatedCall      = "the answer was cut at the output limit in the middle of this call, so it was not run; " +
 		"do it in smaller steps"
 )
+
+// isNotice reports whether the text of a user message is a notice of the loop.
+func isNotice(text string) bool { return strings.HasPrefix(text, noticePrefix) }
 
 // Causes of endings that no other error explains.
 var (

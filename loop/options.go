@@ -47,8 +47,12 @@ type Options struct {
 	System string
 	// History is the conversation before this turn. Its messages are not
 	// reported. Calls in it without a result are never run; they get a result
-	// that reports the interruption.
+	// that reports the interruption. Messages that the view's summary stands for are
+	// not in it, see [Summary.TrimHistory].
 	History []Message
+	// View is that of the conversation's earlier turns; the turn changes it. Nil is a
+	// new one.
+	View *View
 	// Messages are the first messages of the turn; the last one is the user's.
 	// They are reported as [MessageAdded] after [TurnStarted].
 	Messages []Message
@@ -81,7 +85,9 @@ type Outcome struct {
 	// Limit is the limit that was reached if Reason is StopLimit.
 	Limit *limits.ExceededError
 	Usage limits.Usage
-	// History is the whole conversation, including [Options].History.
+	// History is [Options].History with the messages of the turn. Results that were
+	// shortened are shortened in it, and messages that the view's summary stands for
+	// are left out: [MessageAdded] had them whole.
 	History []Message
 	// Err is the cause of a failure, for the log.
 	Err error
@@ -100,6 +106,11 @@ func (o Options) validate() error {
 	case len(o.Calls) > 0:
 	case len(o.Messages) == 0 || o.Messages[len(o.Messages)-1].Role != RoleUser:
 		return fmt.Errorf("%w: the last message must be the user's", ErrInvalid)
+	}
+	if o.View != nil {
+		if err := o.View.summary.validate(o.History); err != nil {
+			return fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
 	}
 	for _, p := range o.Profiles {
 		if err := p.validate(); err != nil {

@@ -24,8 +24,8 @@ type Profile struct {
 	// request asks for a shorter one, down to 1,024 tokens.
 	MaxOutputTokens int64
 	// ContextWindow is the model's context window in tokens. Near it, old tool
-	// results are shortened in requests, never in the history. Zero means
-	// unknown: results are shortened only if the provider refuses a request.
+	// results are shortened in requests, then old messages are summarized. Zero
+	// means unknown: both happen only if the provider refuses a request.
 	ContextWindow int64
 	// MaxRetries is the number of times that a request is repeated if it failed
 	// before its answer began; nil means 2.

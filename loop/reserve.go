@@ -57,7 +57,9 @@ type reservation struct {
 // budget, and then of the ledger. It returns the ending if too little is left.
 func (t *turn) reserve(ctx context.Context, c *pendingCall) *ending {
 	info := t.profile.Model.Info()
-	c.messages = t.view.renderHistory(t.history, info.String())
+	if c.purpose == "" {
+		c.messages = t.view.renderHistory(t.history, info.String())
+	}
 	c.reservation = reservation{maxOutput: t.profile.MaxOutputTokens}
 	t.state.lowered = nil
 	if info.Recorded || t.Ledger == nil && t.Budget.Tokens == nil && t.Budget.CostMicroUSD == nil {
@@ -93,6 +95,8 @@ func (t *turn) settle(c *pendingCall, used *limits.Usage) *ending {
 	r := c.reservation
 	if used != nil {
 		t.state.lowered = r.lowered
+	}
+	if used != nil && c.purpose == "" {
 		t.counted.record(c, t.profile.Model.Info().String(), *used)
 	}
 	if r.settle == nil {
@@ -167,6 +171,15 @@ func (n *countedInput) addShortened(results int) {
 	}
 }
 
+// addSummary counts a summary that took the place of messages, so that the given number
+// of messages less comes before the last one that was counted.
+func (n *countedInput) addSummary(dropped int, summary Message) {
+	if n.tokens > 0 {
+		n.messages -= dropped
+		n.tokens += messageBound(summary)
+	}
+}
+
 // Sizes of what a provider adds to the text of a request, in tokens. The largest
 // preamble that providers document is that of Anthropic's tools, below 1,000.
 const (
@@ -184,7 +197,7 @@ const (
 // for at least one byte of the text.
 func (n *countedInput) estimateInput(messages []Message, offered []tools.Definition, model string) int64 {
 	total, from, defined := int64(requestTokens), 0, definitionBytes(offered)
-	if n.tokens > 0 && n.model == model && n.messages <= len(messages) && messageIdentity(messages[n.messages-1]) == n.last {
+	if n.tokens > 0 && n.model == model && n.messages > 0 && n.messages <= len(messages) && messageIdentity(messages[n.messages-1]) == n.last {
 		total, from = total+n.tokens, n.messages
 		if defined == n.toolBytes {
 			defined = 0

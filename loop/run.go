@@ -48,9 +48,11 @@ type turn struct {
 	started    time.Time
 	meter      limits.Meter
 	identifier callIdentifier
-	view       view
+	view       *View
 	history    []Message
 	state      state
+	// nearWarned reports whether the warning about the context window was emitted.
+	nearWarned bool
 	// profile is the one in use of profiles. It is zero in a turn without a model.
 	profile  Profile
 	profiles profileList
@@ -75,8 +77,11 @@ func newTurn(o Options) *turn {
 		started:    o.Started,
 		meter:      meter,
 		identifier: newCallIdentifier(o.NewID, o.History),
-		view:       newView(),
+		view:       o.View,
 		history:    append([]Message(nil), o.History...),
+	}
+	if t.view == nil {
+		t.view = NewView(nil)
 	}
 	if t.started.IsZero() {
 		t.started = time.Now()

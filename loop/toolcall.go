@@ -83,7 +83,7 @@ func (t *turn) maxResultBytes(n int) int {
 	if t.profile.ContextWindow == 0 {
 		return 0
 	}
-	left := t.profile.ContextWindow - t.view.tokens - t.profile.MaxOutputTokens
+	left := t.profile.ContextWindow - t.view.estimateTokens() - t.profile.MaxOutputTokens
 	return int(max(left/2*tokenBytes/int64(n), minResultBytes))
 }
 

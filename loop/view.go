@@ -2,68 +2,121 @@ package loop
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/tools"
 )
 
-// view is the history as the model receives it: results are wrapped, and old
-// ones are shortened when the context window fills up. It caches wrapped results,
-// so that each request repeats them byte for byte and the provider's prompt cache
-// stays valid.
-type view struct {
+// View is how requests show a conversation: tool results are wrapped, and near the
+// context window a summary replaces the oldest messages. It keeps what requests of the
+// conversation have in common, so that each one repeats the beginning of the one before
+// byte for byte and the provider's prompt cache stays valid, in later turns too. The
+// turns of a conversation use it one after the other.
+type View struct {
+	// summary stands for the oldest messages, nil for none; summaryMessage is its
+	// message in requests.
+	summary        *Summary
+	summaryMessage Message
 	// wrapped has the wrapped content of tool results, by ToolUse.ID.
 	wrapped map[string][]tools.Block
-	// shortened has the results to shorten, by ToolUse.ID.
-	shortened map[string]bool
 	// tokens is the number of tokens, input and output, that the provider
-	// counted for the last call.
-	tokens int64
-	// warned reports whether the warning about the window was emitted.
-	warned bool
+	// counted for the last call; saved is the number of bytes left out since.
+	tokens, saved int64
+	// failedAt is the number of tokens at which a summary failed last, or 0.
+	failedAt int64
 }
 
-// newView returns a view that shortens nothing.
-func newView() view {
-	return view{wrapped: map[string][]tools.Block{}, shortened: map[string]bool{}}
+// NewView returns a view of a conversation that has a summary, which may be nil.
+func NewView(summary *Summary) *View {
+	v := &View{wrapped: map[string][]tools.Block{}}
+	if summary != nil {
+		v.setSummary(summary, nil)
+	}
+	return v
+}
+
+// Clone returns a copy for a conversation that goes on from the same point.
+func (v *View) Clone() *View {
+	c := *v
+	c.wrapped = maps.Clone(v.wrapped)
+	return &c
+}
+
+// Summary returns the summary in use, or nil.
+func (v *View) Summary() *Summary { return v.summary }
+
+// estimateTokens returns about how many tokens the conversation takes: those of the last
+// call, without what was left out since.
+func (v *View) estimateTokens() int64 { return v.tokens - v.saved/tokenBytes }
+
+// setSummary sets the summary, and drops what is kept about messages that are not in
+// the trimmed history.
+func (v *View) setSummary(s *Summary, trimmed []Message) {
+	v.summary, v.summaryMessage, v.failedAt = s, s.message(), 0
+	wrapped := make(map[string][]tools.Block, len(v.wrapped))
+	for _, m := range trimmed {
+		for _, b := range m.Blocks {
+			if b.ToolResult == nil {
+				continue
+			}
+			if done, ok := v.wrapped[b.ToolResult.ToolUseID]; ok {
+				wrapped[b.ToolResult.ToolUseID] = done
+			}
+		}
+	}
+	v.wrapped = wrapped
 }
 
 // renderHistory returns the messages of a request to the model with the given name,
 // see [ModelInfo.String]. The reasoning of other models is left out: their signatures
 // are not valid there. It does not change history.
-func (v view) renderHistory(history []Message, model string) []Message {
-	out := make([]Message, len(history))
+func (v *View) renderHistory(history []Message, model string) []Message {
+	out := make([]Message, 0, len(history)+1)
+	head := -1
+	if v.summary != nil {
+		head = v.summary.countHead(history)
+	}
 	for i, m := range history {
-		out[i] = m
-		out[i].Blocks = make([]Block, 0, len(m.Blocks))
-		for _, b := range m.Blocks {
-			if b.Thinking != nil && b.Thinking.Model != "" && b.Thinking.Model != model {
-				continue
-			}
-			if b.ToolResult != nil {
-				b.ToolResult = &ToolResult{
-					ToolUseID: b.ToolResult.ToolUseID,
-					Content:   v.renderResult(*b.ToolResult),
-					IsError:   b.ToolResult.IsError,
-				}
-			}
-			out[i].Blocks = append(out[i].Blocks, b)
+		if i == head {
+			out = append(out, v.summaryMessage)
 		}
+		out = append(out, v.renderMessage(m, model))
+	}
+	if head == len(history) {
+		out = append(out, v.summaryMessage)
 	}
 	return out
 }
 
-// renderResult returns the wrapped content of a result.
-func (v view) renderResult(r ToolResult) []tools.Block {
+// renderMessage returns one message of a request.
+func (v *View) renderMessage(m Message, model string) Message {
+	blocks := make([]Block, 0, len(m.Blocks))
+	for _, b := range m.Blocks {
+		if b.Thinking != nil && b.Thinking.Model != "" && b.Thinking.Model != model {
+			continue
+		}
+		if b.ToolResult != nil {
+			b.ToolResult = &ToolResult{
+				ToolUseID: b.ToolResult.ToolUseID,
+				Content:   v.wrapResult(*b.ToolResult),
+				IsError:   b.ToolResult.IsError,
+			}
+		}
+		blocks = append(blocks, b)
+	}
+	m.Blocks = blocks
+	return m
+}
+
+// wrapResult returns the wrapped content of a result.
+func (v *View) wrapResult(r ToolResult) []tools.Block {
 	if done, ok := v.wrapped[r.ToolUseID]; ok {
 		return done
 	}
-	content := r.Content
-	if v.shortened[r.ToolUseID] {
-		content = []tools.Block{{Text: shortenContent(content)}}
-	}
-	v.wrapped[r.ToolUseID] = addDenialReason(wrapContent(content, newNonce()), r.DenialReason)
+	v.wrapped[r.ToolUseID] = addDenialReason(wrapContent(r.Content, newNonce()), r.DenialReason)
 	return v.wrapped[r.ToolUseID]
 }
 
@@ -82,40 +135,62 @@ const (
 	imageBytes = 1000 * tokenBytes
 )
 
-// shortenOldest marks the oldest results as shortened until about the given
-// number of tokens is saved. It returns the number of results and bytes. The
-// results of the last round stay whole, because the model has not used them yet;
-// they are shortened only for shortenAll, if no other result is left.
-func (v view) shortenOldest(history []Message, tokens int64) (results int, saved int64) {
+// shortenOldest shortens the oldest results in history until about the given number of
+// tokens is saved. It returns the number of results and bytes. The results of the last
+// round stay whole, because the model has not used them yet; they are shortened only
+// for shortenAll, if no other result is left. Messages are replaced, not changed.
+func (v *View) shortenOldest(history []Message, tokens int64) (results int, saved int64) {
 	last := len(history)
 	for last > 0 && history[last-1].Role != RoleAssistant {
 		last--
 	}
 	results, saved = v.shortenMessages(history[:last], tokens)
 	if results == 0 && tokens == shortenAll {
-		return v.shortenMessages(history[last:], tokens)
+		results, saved = v.shortenMessages(history[last:], tokens)
 	}
+	v.saved += saved
 	return results, saved
 }
 
 // shortenMessages is like shortenOldest, for the results in messages.
-func (v view) shortenMessages(messages []Message, tokens int64) (results int, saved int64) {
-	for _, m := range messages {
-		for _, b := range m.Blocks {
-			r := b.ToolResult
-			if r == nil || v.shortened[r.ToolUseID] || contentBytes(r.Content) < minShortenBytes {
+func (v *View) shortenMessages(messages []Message, tokens int64) (results int, saved int64) {
+	for i, m := range messages {
+		for k, b := range m.Blocks {
+			// What was shortened before is smaller.
+			if b.ToolResult == nil || contentBytes(b.ToolResult.Content) < minShortenBytes {
 				continue
 			}
 			if saved/tokenBytes >= tokens {
 				return results, saved
 			}
-			v.shortened[r.ToolUseID] = true
-			delete(v.wrapped, r.ToolUseID)
+			short := *b.ToolResult
+			short.Content = []tools.Block{{Text: shortenContent(b.ToolResult.Content)}}
+			messages[i].Blocks = slices.Clone(messages[i].Blocks)
+			messages[i].Blocks[k].ToolResult = &short
+			delete(v.wrapped, short.ToolUseID)
 			results++
-			saved += contentBytes(r.Content) - shortHeadBytes - shortTailBytes
+			saved += contentBytes(b.ToolResult.Content) - shortHeadBytes - shortTailBytes
 		}
 	}
 	return results, saved
+}
+
+// sentBytes returns about how many bytes of a request messages take.
+func sentBytes(messages []Message) int64 {
+	var n int64
+	for _, m := range messages {
+		for _, b := range m.Blocks {
+			switch {
+			case b.Text != nil:
+				n += int64(len(b.Text.Text))
+			case b.ToolUse != nil:
+				n += int64(len(b.ToolUse.Name) + len(b.ToolUse.Input))
+			case b.ToolResult != nil:
+				n += contentBytes(b.ToolResult.Content)
+			}
+		}
+	}
+	return n
 }
 
 // contentBytes returns the size of a result's text in bytes, plus [imageBytes]
@@ -134,26 +209,39 @@ func contentBytes(content []tools.Block) int64 {
 // shortenContent returns the beginning and the end of a result's text, with a
 // note about what was left out.
 func shortenContent(content []tools.Block) string {
-	text, images := joinText(content), 0
+	text := cutMiddle(joinText(content), shortHeadBytes+shortTailBytes,
+		"\n[%d bytes of this old result were left out to make room; call the tool again if you need them]\n")
+	if images := countImages(content); images > 0 {
+		text += fmt.Sprintf("\n[%d images of this old result were left out]", images)
+	}
+	return text
+}
+
+// countImages returns the number of images in a result.
+func countImages(content []tools.Block) int {
+	n := 0
 	for _, b := range content {
 		if b.Image != nil {
-			images++
+			n++
 		}
 	}
-	note := ""
-	if images > 0 {
-		note = fmt.Sprintf("\n[%d images of this old result were left out]", images)
+	return n
+}
+
+// cutMiddle returns text with its middle replaced by a note, which formats the number
+// of bytes left out, if it has more than limit bytes. Two thirds of them are the
+// beginning.
+func cutMiddle(text string, limit int, note string) string {
+	if len(text) <= limit {
+		return text
 	}
-	if len(text) <= shortHeadBytes+shortTailBytes {
-		return text + note
-	}
-	head, tail := shortHeadBytes, len(text)-shortTailBytes
+	tail := len(text) - limit/3
+	head := limit - limit/3
 	for head > 0 && !utf8.RuneStart(text[head]) {
 		head--
 	}
 	for tail < len(text) && !utf8.RuneStart(text[tail]) {
 		tail++
 	}
-	return fmt.Sprintf("%s\n[%d bytes of this old result were left out to make room; call the tool again if you need them]\n%s%s",
-		text[:head], tail-head, text[tail:], note)
+	return text[:head] + fmt.Sprintf(note, tail-head) + text[tail:]
 }

@@ -46,8 +46,8 @@ func countTokens(req Request) int64 {
 	return n
 }
 
-// TestShortensNearTheWindow checks that old results are shortened in requests and
-// not in the history.
+// TestShortensNearTheWindow checks that old results are shortened in requests, and
+// whole in the events that records are made from.
 func TestShortensNearTheWindow(t *testing.T) {
 	model := newCountingModel(func(n int) Response {
 		if n == 12 {
@@ -88,9 +88,9 @@ func TestShortensNearTheWindow(t *testing.T) {
 	if newest := joinText(last[len(last)-1].Blocks[0].ToolResult.Content); len(newest) < 40_000 {
 		t.Error("the newest result was shortened")
 	}
-	for _, m := range out.History {
+	for _, m := range addedMessages(events) {
 		if m.Role == RoleTool && len(joinText(m.Blocks[0].ToolResult.Content)) < 40_000 {
-			t.Error("the history was shortened")
+			t.Error("an event has a shortened result")
 		}
 	}
 }
@@ -164,11 +164,11 @@ func TestShortenOldest(t *testing.T) {
 		"no answer":          {history: newest[1:], tokens: 1_000_000},
 		"an image is weight": {history: picture, tokens: 1, results: 1, saved: imageBytes - 900},
 	} {
-		v := newView()
-		if n, saved := v.shortenOldest(tt.history, tt.tokens); n != tt.results || saved != tt.saved {
+		v, history := NewView(nil), slices.Clone(tt.history)
+		if n, saved := v.shortenOldest(history, tt.tokens); n != tt.results || saved != tt.saved {
 			t.Errorf("%s: %d results and %d bytes, want %d and %d", name, n, saved, tt.results, tt.saved)
 		}
-		if again, _ := v.shortenOldest(tt.history, tt.tokens); tt.tokens >= 1_000_000 && tt.results > 0 && again > 1 {
+		if again, _ := v.shortenOldest(history, tt.tokens); tt.tokens >= 1_000_000 && tt.results > 0 && again > 1 {
 			t.Errorf("%s: %d results were shortened again", name, again)
 		}
 	}

@@ -212,7 +212,14 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 	case loop.BudgetWarning:
 		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.BudgetWarning{What: e.Kind, Limit: e.Limit, Used: e.Used, Period: e.Period, Profile: e.Profile})
 	case loop.ContextShortened:
-		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.Warning{Message: shortenedText(e)})
+		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.ContextShortened(e))
+	case loop.ContextCompacted:
+		return j.putRecord(nil, j.answer, record.ActorSystem, record.ContextCompacted{
+			Summary: e.Summary.Text, Messages: e.Summary.Messages, Kept: record.NonNil(e.Summary.Kept), Profile: e.Profile, Model: e.Model,
+			Usage: e.Usage, BytesBefore: e.BytesBefore, BytesAfter: e.BytesAfter,
+		})
+	case loop.ContextCompactionFailed:
+		return j.putRecord(nil, j.answer, record.ActorSystem, record.ContextCompactionFailed(e))
 	case loop.TurnEnded:
 		return j.turnEnded(e)
 	}
@@ -421,8 +428,4 @@ func newConfirmationAttempted(e dispatch.ConfirmationAttempted) record.Confirmat
 		p.Outcome = record.AttemptExpired
 	}
 	return p
-}
-
-func shortenedText(e loop.ContextShortened) string {
-	return fmt.Sprintf("near the model's context window: %d old tool results are shortened in what is sent, by %d bytes", e.Results, e.Bytes)
 }

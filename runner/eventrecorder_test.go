@@ -209,6 +209,10 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		message(loop.RoleTool, loop.Block{Text: &loop.Text{}}, loop.Block{ToolResult: &loop.ToolResult{ToolUseID: "none"}}),
 		ofLoop(loop.BudgetWarning{}),
 		ofLoop(loop.ContextShortened{}),
+		ofLoop(loop.ModelCallStarted{ModelCall: loop.ModelCall{Purpose: loop.PurposeSummary}}),
+		ofLoop(loop.ModelCallCompleted{ModelCall: loop.ModelCall{Purpose: loop.PurposeSummary}}),
+		ofLoop(loop.ContextCompacted{}),
+		ofLoop(loop.ContextCompactionFailed{}),
 		ofLoop(loop.ModelCallStarted{}),
 		ofLoop(loop.ModelCallFailed{Message: "down"}),
 		ofTools(dispatch.Failed{CallID: "d", Class: tools.ErrorUserDenied}),
@@ -260,7 +264,11 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		"tool.failed by tool below llm.call_completed 1",
 		"message by tool below turn.started 1",
 		"budget.warning by system below turn.started 1",
-		"warning by system below turn.started 1",
+		"context.shortened by system below turn.started 1",
+		"llm.call_started by agent below turn.started 1",
+		"llm.call_completed by agent below llm.call_started 1",
+		"context.compacted by system below llm.call_completed 1",
+		"context.compaction_failed by system below llm.call_completed 1",
 		"llm.call_started by agent below turn.started 1",
 		"llm.call_failed by agent below llm.call_started 1",
 		"tool.failed by tool below llm.call_failed 1",
@@ -285,11 +293,11 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 	if m := of[record.Message](t, records); m[0].Client != "http:alice" || m[1].Client != "" || of[record.TurnStarted](t, records)[0].Client != "http:alice" {
 		t.Errorf("the user is not recorded: %+v", m)
 	}
-	if c := of[record.ModelCallCompleted](t, records); c[0].FirstDeltaMS != nil || c[1].FirstDeltaMS == nil || *c[1].FirstDeltaMS != 1000 {
+	if c := of[record.ModelCallCompleted](t, records); c[0].FirstDeltaMS != nil || c[1].Purpose != loop.PurposeSummary || c[2].FirstDeltaMS == nil || *c[2].FirstDeltaMS != 1000 {
 		t.Errorf("first pieces %+v", c)
 	}
 	first, second := of[record.TurnCompleted](t, records)[0], of[record.TurnCancelled](t, records)[0]
-	if first.ModelCalls != 2 || first.ToolCalls != 1 || second.ModelCalls != 1 || second.ToolCalls != 2 || second.By != "user" || second.Usage.Rounds != 7 || second.WallMS != 1000 {
+	if first.ModelCalls != 3 || first.ToolCalls != 1 || second.ModelCalls != 1 || second.ToolCalls != 2 || second.By != "user" || second.Usage.Rounds != 7 || second.WallMS != 1000 {
 		t.Errorf("turns %+v, %+v", first, second)
 	}
 	var denied []string
@@ -326,6 +334,8 @@ func TestJournalReportsWhatIsNotRecorded(t *testing.T) {
 		loop.CallRefused{},
 		loop.BudgetWarning{},
 		loop.ContextShortened{},
+		loop.ContextCompacted{},
+		loop.ContextCompactionFailed{},
 		loop.TurnEnded{},
 		loop.TurnEnded{Reason: loop.StopCancelled},
 	} {

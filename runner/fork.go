@@ -18,9 +18,10 @@ import (
 // forkPoint is where a session begins that is a fork: what it has of its parent.
 type forkPoint struct {
 	parent record.Parent
-	// history is the conversation, and notice what the model is told with the next
-	// message.
+	// history is the conversation, view how requests show it, and notice what the
+	// model is told with the next message.
 	history []loop.Message
+	view    *loop.View
 	notice  string
 	// changed is the parent's tracker with the frozen changes, nil if there can be
 	// none.
@@ -73,7 +74,7 @@ func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 	} else if !frozen {
 		changed = nil
 	}
-	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.history)), changed: changed, notice: s.prompt.notice}
+	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.history)), view: s.view.Clone(), changed: changed, notice: s.prompt.notice}
 	if !s.sandbox.IsUntouched() && len(s.history) > 0 {
 		point.notice = forkNotice(ended)
 		s.prompt.notice = point.notice

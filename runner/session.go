@@ -80,8 +80,10 @@ type Session struct {
 	used  limits.Usage
 	// breaker bounds what all turns use together.
 	breaker *limits.SessionBreaker
-	// history holds the messages with which the next turn begins.
+	// history holds the messages with which the next turn begins, and view how
+	// requests show them.
 	history []loop.Message
+	view    *loop.View
 	// unforced ends the wait for Options.Force.
 	unforced func()
 
@@ -137,9 +139,10 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s := &Session{
 		opts: o, user: o.User, begun: time.Now(), dir: o.Dir.Path, log: o.Dir.Log,
-		calls: newCallGroup(),
+		calls: newCallGroup(), view: loop.NewView(nil),
 	}
 	if o.from != nil {
+		s.view = o.from.view.Clone()
 		s.history, s.prompt.notice = o.from.history, o.from.notice
 	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {

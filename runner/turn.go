@@ -103,7 +103,8 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 		return nil, errors.New("start turn: the message is empty")
 	}
 	return s.startTurn(user, record.ActorAgent, func(o *loop.Options) {
-		o.Profiles, o.History, o.Messages = s.opts.Profiles, s.history, s.prompt.openingMessages(message, len(s.history) == 0)
+		o.Profiles, o.History, o.View = s.opts.Profiles, s.history, s.view
+		o.Messages = s.prompt.openingMessages(message, len(s.history) == 0)
 		o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Instructions: s.opts.Instructions})
 	})
 }

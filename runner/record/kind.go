@@ -20,6 +20,9 @@ const (
 	KindModelCallCompleted    Kind = "llm.call_completed"
 	KindModelCallFailed       Kind = "llm.call_failed"
 	KindMessage               Kind = "message"
+	KindContextShortened      Kind = "context.shortened"
+	KindContextCompacted      Kind = "context.compacted"
+	KindCompactionFailed      Kind = "context.compaction_failed"
 	KindToolCalled            Kind = "tool.called"
 	KindToolCompleted         Kind = "tool.completed"
 	KindToolFailed            Kind = "tool.failed"
@@ -49,6 +52,9 @@ func Payloads() []Payload {
 		ModelCallStarted{},
 		ModelCallCompleted{},
 		ModelCallFailed{},
+		ContextShortened{},
+		ContextCompacted{},
+		ContextCompactionFailed{},
 		SandboxStarted{},
 		SandboxLost{},
 		SandboxRestarted{},
@@ -103,6 +109,15 @@ func (ModelCallCompleted) Kind() Kind { return KindModelCallCompleted }
 
 // Kind implements [Payload].
 func (ModelCallFailed) Kind() Kind { return KindModelCallFailed }
+
+// Kind implements [Payload].
+func (ContextShortened) Kind() Kind { return KindContextShortened }
+
+// Kind implements [Payload].
+func (ContextCompacted) Kind() Kind { return KindContextCompacted }
+
+// Kind implements [Payload].
+func (ContextCompactionFailed) Kind() Kind { return KindCompactionFailed }
 
 // Kind implements [Payload].
 func (Message) Kind() Kind { return KindMessage }

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"time"
@@ -46,6 +47,9 @@ type ModelCall struct {
 	Round   int    `json:"round"` // from 1; 0 for a closing completion
 	Profile string `json:"profile"`
 	Attempt int    `json:"attempt"` // from 1 in each round
+	// Purpose is what the answer is for: absent for one in the conversation, summary
+	// for one that replaces old messages.
+	Purpose loop.Purpose `json:"purpose,omitempty"`
 	// Model is the model of the profile. In an answer, its name is the one that
 	// the provider reports.
 	Model loop.ModelInfo `json:"model"`
@@ -97,6 +101,60 @@ type Message struct {
 	Blocks []loop.Block `json:"blocks"`
 	// Client is the label of the user who sent it; absent in other roles.
 	Client string `json:"client,omitempty"`
+}
+
+// ContextShortened reports that further old tool results are shortened in requests,
+// because the model's context window is nearly full.
+type ContextShortened struct {
+	Results int   `json:"results"`
+	Bytes   int64 `json:"bytes"` // what is left out
+}
+
+// String describes what was shortened.
+func (c ContextShortened) String() string {
+	return fmt.Sprintf("the context window is nearly full: %d old tool results are shortened in requests, by %d bytes", c.Results, c.Bytes)
+}
+
+// ContextCompacted reports that a summary replaces the oldest messages in requests. The
+// last one of a session counts.
+//
+//	{"summary":"The tests of …","messages":240,"kept":[0,1],"profile":"main","model":{…},"usage":{…},"bytes_before":310221,"bytes_after":4210}
+type ContextCompacted struct {
+	Summary string `json:"summary"`
+	// Messages is how many messages of the conversation, from the first, the summary
+	// stands for: those of the message records, without turns of calls that a user
+	// made, and in a fork behind those of its parent. Kept are the indexes, from 0, of
+	// those among them that requests still have.
+	Messages int            `json:"messages"`
+	Kept     []int          `json:"kept"`
+	Profile  string         `json:"profile"` // that wrote it
+	Model    loop.ModelInfo `json:"model"`
+	// Usage is that of the summary's call, whose llm.call_completed has it too.
+	Usage limits.Usage `json:"usage"`
+	// BytesBefore is the size of what is replaced, BytesAfter that of the summary.
+	BytesBefore int64 `json:"bytes_before"`
+	BytesAfter  int64 `json:"bytes_after"`
+}
+
+// String describes what was replaced.
+func (c ContextCompacted) String() string {
+	return fmt.Sprintf("the context window is nearly full: requests have a summary of %d bytes in place of %d bytes of old messages", c.BytesAfter, c.BytesBefore)
+}
+
+// ContextCompactionFailed reports that a summary could not be used. Requests go on with
+// the messages.
+type ContextCompactionFailed struct {
+	Reason  loop.CompactionFailure `json:"reason"` // model_failed, empty, cut, too_long
+	Profile string                 `json:"profile"`
+}
+
+// String describes the failure.
+func (c ContextCompactionFailed) String() string {
+	reasons := map[loop.CompactionFailure]string{
+		loop.CompactionModelFailed: "the model failed", loop.CompactionEmpty: "it is empty",
+		loop.CompactionCut: "it was cut", loop.CompactionTooLong: "it is not shorter",
+	}
+	return "the context window is nearly full, and old messages could not be summarized: " + cmp.Or(reasons[c.Reason], string(c.Reason))
 }
 
 // ToolCalled reports that a call holds its slot and starts. Its input is in the

@@ -26,7 +26,7 @@ func samples() []Payload {
 	usage := limits.Usage{Rounds: 2, ToolCalls: 1, InputTokens: 100, OutputTokens: 20, CostMicroUSD: new(int64(1234))}
 	exceeded := &Limit{Kind: limits.KindMemory, Limit: 2 << 30, Used: 2<<30 + 1}
 	model := loop.ModelInfo{Provider: "openai", Model: "gpt-5", BaseURL: "https://api.openai.com/v1"}
-	call := ModelCall{Round: 1, Profile: "main", Attempt: 2, Model: model}
+	call := ModelCall{Round: 1, Profile: "main", Attempt: 2, Purpose: loop.PurposeSummary, Model: model}
 	return []Payload{
 		SessionCreated{
 			Version: "0.1.0", Task: "make the test pass", Workspace: "/home/me/p", WorkspaceMode: "bind", Git: "ro",
@@ -58,6 +58,12 @@ func samples() []Payload {
 			ModelCall: call, Class: loop.ModelRateLimit, Status: 429, Message: "the provider refuses", ErrorID: "err_1",
 			Retry: &ModelRetry{Number: 1, Most: 2, DelayMS: 500},
 		},
+		ContextShortened{Results: 3, Bytes: 41_000},
+		ContextCompacted{
+			Summary: "The tests of <a> fail.", Messages: 240, Kept: []int{0, 1}, Profile: "main", Model: call.Model, Usage: usage,
+			BytesBefore: 310_221, BytesAfter: 4210,
+		},
+		ContextCompactionFailed{Reason: loop.CompactionTooLong, Profile: "main"},
 		SandboxStarted{Attestation: att, StartMS: 140},
 		SandboxLost{Container: "caisson-ses_1", Cause: "out of memory", Limit: exceeded, Restarting: true, Workspace: "files of the workspace are back to what they were before the last command or change of files"},
 		SandboxRestarted{Restart: 1, Attestation: att, StartMS: 131},

@@ -151,7 +151,11 @@ func (a *atif) addRecord(r record.Record) {
 	case record.KindModelCallStarted:
 		withPayload(r, func(p record.ModelCallStarted) { a.modelCalls, a.model = a.modelCalls+1, p.Model.Model })
 	case record.KindModelCallCompleted:
-		withPayload(r, func(p record.ModelCallCompleted) { a.used = p.Usage })
+		withPayload(r, func(p record.ModelCallCompleted) {
+			if p.Purpose == "" { // a summary belongs to no step
+				a.used = p.Usage
+			}
+		})
 	case record.KindToolCalled:
 		withPayload(r, func(p record.ToolCalled) {
 			a.callExtra(p.CallID)["side_effects"], a.callExtra(p.CallID)["rule"] = p.Class, p.Rule

@@ -155,6 +155,15 @@ func (p *printer) writeStep(s Step) {
 			text = p.paint("33", text)
 		}
 		write(string(s.Kind), text)
+	case StepContext:
+		text := displayLine(s.Text)
+		if s.Failed {
+			text = p.paint("33", text)
+		}
+		write(string(s.Kind), text)
+		if s.Detail != "" {
+			p.writeText(s.Detail, "")
+		}
 	case StepOmitted:
 		write("", p.dim(fmt.Sprintf("%d records are gone (keep_sessions)", s.Count)))
 	case StepUnknown:
@@ -174,7 +183,7 @@ func (p *printer) writeModelCall(at string, s Step) {
 		p.printf("%s  %s %s\n", at, p.bold("model    "), p.paint("31", displayLine(m.Error)))
 		return
 	}
-	text := fmt.Sprintf("round %d, %s", m.Round, formatDuration(fromMilliseconds(m.LatencyMS)))
+	text := fmt.Sprintf("%s, %s", m.Label(), formatDuration(fromMilliseconds(m.LatencyMS)))
 	if in := m.Usage.InputTokens + m.Usage.CachedInputTokens + m.Usage.CacheWriteTokens; in+m.Usage.OutputTokens > 0 {
 		text += fmt.Sprintf(", %s tokens in, %s out", formatCount(in), formatCount(m.Usage.OutputTokens))
 	}

@@ -2,6 +2,7 @@ package trace
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -27,6 +28,7 @@ const (
 	StepCommand    StepKind = "command"    // a user's command in the sandbox; Text, Failed, Start
 	StepBackground StepKind = "background" // a command in the background ended; Text, Failed, Start
 	StepAttempt    StepKind = "attempt"    // an answer that changed nothing; Text
+	StepContext    StepKind = "context"    // old messages are shortened, or summarized; Text, Failed, Detail
 	StepWarning    StepKind = "warning"    // Text
 	StepTurnEnd    StepKind = "turn end"   // Text, Failed, Start, End
 	StepOmitted    StepKind = "omitted"    // retention removed records here; Count
@@ -45,6 +47,7 @@ type Step struct {
 	Start, Time time.Time
 	Turn        int
 	Text        string
+	Detail      string // a summary
 	Failed      bool
 	Count       int64
 	Model       *ModelCall
@@ -66,12 +69,21 @@ type TurnEnd struct {
 // ModelCall is one call of the model.
 type ModelCall struct {
 	Round     int
+	Purpose   loop.Purpose
 	Model     loop.ModelInfo
 	LatencyMS int64
 	Usage     limits.Usage
 	Finish    string
 	// Error is the error of a failed call, or "".
 	Error string
+}
+
+// Label returns what a call was for, such as "round 3".
+func (m ModelCall) Label() string {
+	if m.Purpose != "" {
+		return cutMiddle(string(m.Purpose), 40)
+	}
+	return fmt.Sprintf("round %d", m.Round)
 }
 
 // Call is one tool call, from the model's request to its result.

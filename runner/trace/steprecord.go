@@ -31,13 +31,13 @@ func (s *Steps) handleRecord(r record.Record) bool {
 	case record.KindModelCallStarted:
 		return withPayload(r, func(p record.ModelCallStarted) {
 			step := s.newStep(r, StepModel, "", false)
-			step.Model = &ModelCall{Round: p.Round, Model: p.Model}
+			step.Model = &ModelCall{Round: p.Round, Purpose: p.Purpose, Model: p.Model}
 			s.openModelCall, s.changed = &step, step
 		})
 	case record.KindModelCallCompleted:
 		return withPayload(r, func(p record.ModelCallCompleted) {
 			s.finishModelCall(r, func(m *ModelCall) {
-				m.Round, m.LatencyMS, m.Usage, m.Finish = p.Round, p.LatencyMS, p.Usage, p.Finish
+				m.Round, m.Purpose, m.LatencyMS, m.Usage, m.Finish = p.Round, p.Purpose, p.LatencyMS, p.Usage, p.Finish
 			})
 		})
 	case record.KindModelCallFailed:
@@ -66,6 +66,16 @@ func (s *Steps) handleRecord(r record.Record) bool {
 		return withPayload(r, func(p record.BudgetWarning) {
 			s.visitStep(r, StepWarning, p.String(), false)
 		})
+	case record.KindContextShortened:
+		return withPayload(r, func(p record.ContextShortened) { s.visitStep(r, StepContext, p.String(), false) })
+	case record.KindContextCompacted:
+		return withPayload(r, func(p record.ContextCompacted) {
+			step := s.newStep(r, StepContext, p.String(), false)
+			step.Detail = cutMiddle(p.Summary, maxText)
+			s.visit(step)
+		})
+	case record.KindCompactionFailed:
+		return withPayload(r, func(p record.ContextCompactionFailed) { s.visitStep(r, StepContext, p.String(), true) })
 	case record.KindSessionEnded:
 		return withPayload(r, func(p record.SessionEnded) {
 			s.Close()

@@ -61,7 +61,7 @@ func (t *timeline) addStep(s Step) {
 		t.turnEnd = s.Time
 		t.addSpan("turns", span{Start: s.Start, End: s.Time, Class: "turn", Label: fmt.Sprintf("turn %d: %s", s.Turn, oneLine(s.Text, 60)), Seq: s.Seq})
 	case StepModel:
-		class, label := "model", fmt.Sprintf("model, round %d, %s", s.Model.Round, formatDuration(fromMilliseconds(s.Model.LatencyMS)))
+		class, label := "model", fmt.Sprintf("model, %s, %s", s.Model.Label(), formatDuration(fromMilliseconds(s.Model.LatencyMS)))
 		if s.Failed {
 			class, label = "model bad", "model failed: "+oneLine(s.Model.Error, 80)
 		}

@@ -99,6 +99,12 @@ func (v *view) addRecord(r record.Record) []string {
 		return v.addMessage(decode[record.Message](r))
 	case record.KindBudgetWarning:
 		return v.addBudget(decode[record.BudgetWarning](r))
+	case record.KindContextShortened:
+		return []string{v.style.dim(decode[record.ContextShortened](r).String())}
+	case record.KindContextCompacted:
+		return []string{v.style.dim(decode[record.ContextCompacted](r).String())}
+	case record.KindCompactionFailed:
+		return []string{v.style.yellow("! " + safeLine(decode[record.ContextCompactionFailed](r).String()))}
 	case record.KindWarning:
 		p := decode[record.Warning](r)
 		v.warned = append(v.warned, p.Message)

@@ -1,0 +1,173 @@
+package loop
+
+import (
+	"context"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+// CompactionFailure is the reason why a summary was not used.
+type CompactionFailure string
+
+// The reasons.
+const (
+	CompactionModelFailed CompactionFailure = "model_failed" // see the ModelCallFailed before it
+	CompactionEmpty       CompactionFailure = "empty"        // the answer has no text
+	CompactionCut         CompactionFailure = "cut"          // the provider cut the answer
+	CompactionTooLong     CompactionFailure = "too_long"     // the answer is not shorter than what it replaces
+)
+
+// makeRoom summarizes the oldest half of the conversation if the last call was near the
+// context window and shortened results are not enough. It returns the ending if the
+// turn can't go on.
+func (t *turn) makeRoom(ctx context.Context) *ending {
+	window, left := t.profile.ContextWindow, t.view.estimateTokens()
+	// After a failure the next attempt waits until a twentieth of the window was added.
+	if !t.nearWindow() || left < window-window*3/10 || t.view.failedAt > 0 && left < t.view.failedAt+window/20 {
+		return nil
+	}
+	_, e := t.summarizeOldest(ctx)
+	return e
+}
+
+// summarizeOldest replaces the oldest half of the conversation by a summary of the
+// model. It reports whether it did, and returns the ending if the turn can't go on.
+func (t *turn) summarizeOldest(ctx context.Context) (bool, *ending) {
+	before := t.view.summary
+	head := before.countHead(t.history)
+	cut := t.findCut(head)
+	if cut <= head || before.position(cut) <= before.position(head) {
+		return false, nil
+	}
+	next := t.newSummary(head, cut)
+	trimmed := next.trim(t.history, before)
+	replaced := sentBytes(t.history) - sentBytes(trimmed)
+	if before != nil {
+		replaced += int64(len(before.Text))
+	}
+	resp, used, e := t.requestSummary(ctx, summaryRequest(before, t.history[:head], t.history[head:cut]))
+	if e != nil {
+		return false, e
+	}
+	next.Text = resp.Message.joinedText()
+	switch {
+	case used == nil:
+		return false, t.failCompaction(CompactionModelFailed)
+	case resp.Truncated:
+		return false, t.failCompaction(CompactionCut)
+	case next.Text == "":
+		return false, t.failCompaction(CompactionEmpty)
+	case int64(len(next.Text)) >= replaced:
+		return false, t.failCompaction(CompactionTooLong)
+	}
+	t.state.turnStart = trimmedStart(next, before, t.state.turnStart)
+	dropped := len(t.history) - len(trimmed)
+	if before == nil {
+		dropped-- // the summary is a message
+	}
+	t.history = trimmed
+	t.view.setSummary(next, trimmed)
+	t.view.saved += replaced - int64(len(next.Text))
+	t.counted.addSummary(dropped, t.view.summaryMessage)
+	t.emit(ContextCompacted{
+		Summary: *next, Profile: t.profile.Name, Model: t.profile.Model.Info(), Usage: *used,
+		BytesBefore: replaced, BytesAfter: int64(len(next.Text)),
+	})
+	if t.emitErr != nil {
+		return false, &ending{reason: StopTraceUnwritable, err: t.emitErr}
+	}
+	return true, t.checkSpent()
+}
+
+// requestSummary requests a summary of the turn's profile. The usage is nil without an
+// answer. It returns the ending if the turn can't go on.
+func (t *turn) requestSummary(ctx context.Context, messages []Message) (Response, *limits.Usage, *ending) {
+	call := &pendingCall{purpose: PurposeSummary, messages: messages}
+	if e := t.reserve(ctx, call); e != nil {
+		return Response{}, nil, e
+	}
+	resp, used, err := t.requestCompletion(ctx, call)
+	if e := t.settle(call, used); e != nil {
+		return resp, used, e
+	}
+	switch {
+	case t.emitErr != nil:
+		return resp, used, &ending{reason: StopTraceUnwritable, err: t.emitErr}
+	case err != nil && ctx.Err() != nil:
+		return resp, used, new(endingForCause(context.Cause(ctx)))
+	}
+	return resp, used, nil
+}
+
+// newSummary returns a summary without text of the history before the index cut. It
+// keeps the first head messages and those that began the turn.
+func (t *turn) newSummary(head, cut int) *Summary {
+	s := &Summary{Messages: t.view.summary.position(cut)}
+	for i := range cut {
+		if i < head || i >= t.state.turnStart && i < t.state.turnStart+len(t.Messages) {
+			s.Kept = append(s.Kept, t.view.summary.position(i))
+		}
+	}
+	return s
+}
+
+// trimmedStart returns the index of the turn's first message once a history that
+// before trimmed is trimmed by next.
+func trimmedStart(next, before *Summary, start int) int {
+	at := before.position(start)
+	for i, kept := range next.Kept {
+		if kept >= at {
+			return i
+		}
+	}
+	return len(next.Kept) + max(at-next.Messages, 0)
+}
+
+// findCut returns the index at which the history is cut for a summary of its oldest
+// half, by size. It is never between a call and its results, and the last round, which
+// the model has not used yet, is behind it. The first head messages stay.
+func (t *turn) findCut(head int) int {
+	last := len(t.history) - 1
+	for last > t.state.turnStart && t.history[last].Role != RoleAssistant {
+		last--
+	}
+	first := head
+	if t.view.summary != nil {
+		first = len(t.view.summary.Kept) // messages that a summary stands for stay behind it
+	}
+	half := sentBytes(t.history[head:]) / 2
+	cut, passed := head, int64(0)
+	for i := head; i < last; i++ {
+		passed += sentBytes(t.history[i : i+1])
+		if i+1 <= first || t.history[i+1].Role == RoleTool {
+			continue
+		}
+		cut = i + 1
+		if passed >= half {
+			break
+		}
+	}
+	return cut
+}
+
+// failCompaction emits the failure of a summary. It returns the ending if the turn
+// can't go on.
+func (t *turn) failCompaction(reason CompactionFailure) *ending {
+	t.view.failedAt = max(t.view.estimateTokens(), 1)
+	t.emit(ContextCompactionFailed{Reason: reason, Profile: t.profile.Name})
+	if t.emitErr != nil {
+		return &ending{reason: StopTraceUnwritable, err: t.emitErr}
+	}
+	return t.checkSpent()
+}
+
+// checkSpent returns the ending if a summary used up the tokens, the cost or the time
+// of the turn.
+func (t *turn) checkSpent() *ending {
+	t.emitWarnings()
+	if e := t.meter.Exceeded(limits.StepClosing, time.Since(t.started)); e != nil {
+		return &ending{reason: StopLimit, limit: e, truncated: true}
+	}
+	return nil
+}
