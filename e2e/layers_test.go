@@ -114,6 +114,7 @@ var denials = []struct{ from, to string }{
 
 // soleImporters are modules that one package alone may import.
 var soleImporters = map[string]string{
+	"github.com/charmbracelet/ultraviolet":   "cmd/caisson/internal/chat",
 	"github.com/docker/docker":               "sandbox/docker",
 	"github.com/anthropics/anthropic-sdk-go": "loop/anthropic",
 	"github.com/openai/openai-go":            "loop/openai",

@@ -176,6 +176,8 @@ type sessionBuilder struct {
 	// reads is set if the command, as far as is known, needs no sandbox, and orders if it
 	// needs one whatever the policy, and reports what the image lacks by itself.
 	reads, orders bool
+	// chat is set if messages come later, so that no task is needed.
+	chat bool
 	// shared is the backend that the sessions of a server share; nil lets each
 	// run choose its own, and clean up before it.
 	shared *readyBackend
@@ -183,11 +185,16 @@ type sessionBuilder struct {
 
 // openSessionBuilder reads the settings and opens the workspace, in this order, so that
 // a mistake in either is reported before anything is started.
-func openSessionBuilder(a *app, flags config.File, profile, workspace string, project projectOptions) (_ *sessionBuilder, err error) {
+func openSessionBuilder(a *app, flags config.File, profile, workspace string, project projectOptions) (*sessionBuilder, error) {
 	s, err := loadSettings(a, flags, profile)
 	if err != nil {
 		return nil, err
 	}
+	return openBuilder(s, workspace, project)
+}
+
+// openBuilder is [openSessionBuilder] with settings that were read.
+func openBuilder(s *settings, workspace string, project projectOptions) (_ *sessionBuilder, err error) {
 	w, err := s.openWorkspace(workspace)
 	if err != nil {
 		return nil, err
@@ -231,11 +238,12 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		closeModels()
 		_ = dir.Close() // an empty directory that stays does no harm
 	}
-	if text == "" && s.shared == nil {
+	needed := s.shared == nil && !s.chat
+	if text == "" && needed {
 		text = recordedTask(profiles[0].Model)
 	}
 	var o runner.Options
-	if text == "" && s.shared == nil {
+	if text == "" && needed {
 		err = newUsageError("a task is needed: as the argument, by -f FILE, or - for standard input")
 	} else {
 		o, err = s.sandboxOptions(ctx, u)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -121,6 +123,8 @@ type settings struct {
 	environ environ
 	flags   config.File
 	profile string
+	// builtin are the built-in values of the command that differ from those of others.
+	builtin config.File
 	conf    config.Config
 	// workspaceDir is the resolved path of the workspace if the user's file has settings
 	// for it, "" if not.
@@ -142,6 +146,16 @@ func loadSettings(a *app, flags config.File, profile string) (*settings, error) 
 	return s, s.load(config.File{})
 }
 
+// loadChatSettings is loadSettings for a conversation.
+func loadChatSettings(a *app, flags config.File, profile string) (*settings, error) {
+	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile}
+	s.builtin.Limits.Rounds = new(config.Count(chatRounds))
+	if runtime.GOOS == "linux" && !strings.HasPrefix(a.environ.get("DOCKER_HOST"), "tcp://") {
+		s.builtin.Mode = new(string(sandbox.ModeOverlay))
+	}
+	return s, s.load(config.File{})
+}
+
 // loadServerSettings is loadSettings for a process with many sessions.
 func loadServerSettings(a *app, flags config.File, profile string) (*settings, error) {
 	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile, shared: true}
@@ -158,8 +172,8 @@ func loadClientSettings(a *app, flags config.File, profile string) (*settings, e
 // the server.
 func (s *settings) load(asked config.File) (err error) {
 	o := config.Options{
-		Environ: s.environ, Others: []string{configEnv, "CAISSON_PROFILE"}, Profile: cmp.Or(s.profile, s.environ.get("CAISSON_PROFILE")),
-		Workspace: s.workspaceDir, Project: s.project, Flags: s.flags, Asked: asked, Requirements: s.deps.requirements, RequirementsUID: s.deps.requirementsUID,
+		Environ: s.environ, Others: []string{configEnv, "CAISSON_PROFILE", plainEnv}, Profile: cmp.Or(s.profile, s.environ.get("CAISSON_PROFILE")),
+		Workspace: s.workspaceDir, Project: s.project, Builtin: s.builtin, Flags: s.flags, Asked: asked, Requirements: s.deps.requirements, RequirementsUID: s.deps.requirementsUID,
 		NameKeys: s.forClients,
 	}
 	if !s.shared && s.deps.resources != nil {

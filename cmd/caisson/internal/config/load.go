@@ -29,6 +29,8 @@ type Options struct {
 	Profile string
 	// Workspace is the resolved path of the workspace, "" where there is none.
 	Workspace string
+	// Builtin are the built-in values of the command that differ from those of others.
+	Builtin File
 	// Flags holds the settings of the command line, and Asked those that a client of
 	// the server requests.
 	Flags, Asked File
@@ -82,7 +84,8 @@ func Load(o Options) (Config, error) {
 	if o.Resources != nil {
 		resources = *o.Resources
 	}
-	c.addLayer(builtinFile(resources), Source{Name: "built-in"})
+	builtin := builtinFile(resources)
+	c.addLayer(builtin.Over(o.Builtin), Source{Name: "built-in"})
 	if err := c.loadUser(o, getenv); err != nil {
 		return Config{}, err
 	}

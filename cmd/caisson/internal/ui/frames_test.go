@@ -128,7 +128,7 @@ func TestResizesLeaveNothingBehind(t *testing.T) {
 			"begin":  func(rt *rapid.T) { s.begin(words.Draw(rt, "summary")) },
 			"output": func(rt *rapid.T) { s.output(words.Draw(rt, "output")) },
 			"key": func(*rapid.T) {
-				if len(s.renderer.region) > 0 {
+				if len(s.renderer.region.lines) > 0 {
 					s.screen.echo("^C")
 				}
 			},
@@ -170,7 +170,7 @@ func TestNaiveFramesLeaveRows(t *testing.T) {
 	if s.faults(s.screen.String()) == "" {
 		t.Error("positive control: no glyph is left where the frame begins at the cursor")
 	}
-	s.renderer.region = nil
+	s.renderer.region = region{cursor: -1}
 }
 
 // A frame is one write inside mode 2026, and there is none where nothing has changed.
@@ -214,8 +214,8 @@ func TestTheRegionIsBounded(t *testing.T) {
 			s.begin(fmt.Sprint("call ", i))
 			s.output("one\ntwo\nthree\nfour\nfive\nsix")
 			s.frame()
-			if n, most := len(s.renderer.region), max(min(rows*2/5, 8), 1); n > most {
-				t.Errorf("%d lines on a screen of %d rows: %q", n, rows, s.renderer.region)
+			if n, most := len(s.renderer.region.lines), max(min(rows*2/5, 8), 1); n > most {
+				t.Errorf("%d lines on a screen of %d rows: %q", n, rows, s.renderer.region.lines)
 			}
 		}
 	}

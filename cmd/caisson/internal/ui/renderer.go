@@ -43,6 +43,30 @@ type Options struct {
 	// second.
 	Now  func() time.Time
 	Tick <-chan time.Time
+	// Chat shows a session of many turns: its answers too, a paragraph as soon as it is
+	// complete, and nothing that goes on between turns. Redact removes secrets from them.
+	Chat   bool
+	Redact func(text string) string
+	// Footer returns what stands at the end of the region, in at most so many lines and
+	// cells; nil is nothing. It must not call the renderer.
+	Footer func(cells, lines int) Footer
+	// OnSuspend is called as the region leaves the screen for a question, and with false
+	// as it comes back. It must not call the renderer. Nil does nothing.
+	OnSuspend func(suspended bool)
+	// Words replaces signs such as ✓ by words.
+	Words bool
+}
+
+// Footer is the end of a live region, and where the terminal's cursor stands in it.
+type Footer struct {
+	// Lines are safe, and of characters whose width is sure; see [SureWidth].
+	Lines []string
+	// Row is the line of the cursor and Before its text in front of the cursor, which
+	// stands on a character of the line.
+	Row    int
+	Before string
+	// At is that character.
+	At string
 }
 
 // Renderer shows one session. Its methods are safe for concurrent use. Close
@@ -58,12 +82,30 @@ type Renderer struct {
 
 	mu        sync.Mutex
 	view      *view
-	pending   []string // lines to commit with the next frame
-	region    []string // lines of the region on the screen
-	columns   int      // at which it was drawn
+	pending   []printed // to commit with the next frame
+	region    region    // on the screen
+	columns   int       // at which it was drawn
+	question  string    // the last row of the choices of a question
 	frame     int
 	suspended bool
 	closed    bool
+}
+
+// printed are lines that are committed together.
+type printed struct {
+	lines []string
+	// verbatim lines are not broken at blanks.
+	verbatim bool
+}
+
+// region is what a live region shows. The cursor is below its last line, or in a line of
+// its footer.
+type region struct {
+	lines []string
+	// cursor is the line of the cursor, -1 for below, before the text in front of it
+	// and at the character under it.
+	cursor     int
+	before, at string
 }
 
 // New makes a renderer and, for a live one, begins to redraw.
@@ -71,8 +113,11 @@ func New(o Options) *Renderer {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	r := &Renderer{opts: o, stop: make(chan struct{}), view: newView(style{o.Colour})}
-	r.view.since = o.Now()
+	r := &Renderer{opts: o, stop: make(chan struct{}), view: newView(style{o.Colour}), region: region{cursor: -1}}
+	r.view.since, r.view.chat = o.Now(), o.Chat
+	if o.Redact != nil {
+		r.view.redact = o.Redact
+	}
 	if o.Live {
 		r.done.Go(r.redrawRegion)
 	}
@@ -118,7 +163,25 @@ func (r *Renderer) Warned(text string) bool {
 func (r *Renderer) Delta(d runner.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.view.addDelta(d)
+	if lines := r.view.addDelta(d); len(lines) > 0 {
+		r.commitLines(lines)
+	}
+}
+
+// Draw draws a frame at once, for a key that was pressed.
+func (r *Renderer) Draw() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.opts.Live {
+		r.drawRegion()
+	}
+}
+
+// SendSequence writes a sequence that changes nothing on the screen, such as a bell.
+func (r *Renderer) SendSequence(sequence string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.write(sequence)
 }
 
 // Print leaves lines of our own on the screen; they must be safe.
@@ -128,20 +191,48 @@ func (r *Renderer) Print(lines ...string) {
 	r.commitLines(lines)
 }
 
+// PrintVerbatim is Print for lines that are not broken, such as those of a diff.
+func (r *Renderer) PrintVerbatim(lines ...string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending = append(r.pending, printed{lines, true})
+	r.commitLines(nil)
+}
+
+// Activity describes what goes on now, in words.
+func (r *Renderer) Activity() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.view.describeActivity(r.opts.Now())
+}
+
+// Rows returns the rows of the terminal.
+func (r *Renderer) Rows() int {
+	_, rows := r.terminalSize()
+	return rows
+}
+
 // Suspend takes the region off the screen, so that a question can stand
 // there, until resume is called.
 func (r *Renderer) Suspend() (resume func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.leave()
-	r.suspended = true
+	r.setSuspended(true)
 	return func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.suspended = false
+		r.setSuspended(false)
 		if !r.opts.Live || r.closed {
 			r.leave()
 		}
+	}
+}
+
+func (r *Renderer) setSuspended(on bool) {
+	r.suspended = on
+	if r.opts.OnSuspend != nil {
+		r.opts.OnSuspend(on)
 	}
 }
 
@@ -149,7 +240,18 @@ func (r *Renderer) Suspend() (resume func()) {
 func (r *Renderer) writeDirect(lines ...string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.write(strings.Join(lines, "\n") + "\n")
+	r.write(strings.Join(r.spell(lines), "\n") + "\n")
+}
+
+// spell replaces the signs that begin lines by words, where that is asked for.
+func (r *Renderer) spell(lines []string) []string {
+	if r.opts.Words {
+		lines = slices.Clone(lines)
+		for i, l := range lines {
+			lines[i] = spellSign(l)
+		}
+	}
+	return lines
 }
 
 // choose writes the choices and leaves the cursor behind them, with room for an answer.
@@ -157,7 +259,25 @@ func (r *Renderer) choose(text string) {
 	columns, _ := r.terminalSize()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.write(strings.Join(WrapWords(text, columns-answerCells, "  "), "\n"))
+	rows := WrapWords(text, columns-answerCells, "  ")
+	r.question = rows[len(rows)-1]
+	r.write(strings.Join(rows, "\n"))
+}
+
+// Retype shows what was typed so far behind the choices of a question, where the terminal
+// does not echo it. It must be safe. With done the line is complete.
+func (r *Renderer) Retype(typed string, done bool) {
+	columns, _ := r.terminalSize()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.suspended {
+		return
+	}
+	text := "\r \x1b[J\r" + fitWidth(SureWidth(r.question+typed), columns-1)
+	if done {
+		text += "\n"
+	}
+	r.write(text)
 }
 
 // terminalSize returns the terminal's columns and rows.
@@ -186,7 +306,9 @@ func (r *Renderer) Close() {
 // commitLines keeps lines for the next frame, or writes them where there are no frames.
 // The caller holds mu, as for all below.
 func (r *Renderer) commitLines(lines []string) {
-	r.pending = append(r.pending, lines...)
+	if len(lines) > 0 {
+		r.pending = append(r.pending, printed{lines: r.spell(lines)})
+	}
 	if !r.suspended && (!r.opts.Live || r.closed) {
 		r.leave()
 	}
@@ -195,7 +317,7 @@ func (r *Renderer) commitLines(lines []string) {
 // leave commits what is pending and takes the region off the screen.
 func (r *Renderer) leave() {
 	if !r.suspended {
-		r.replaceRegion(nil)
+		r.replaceRegion(region{cursor: -1})
 	}
 }
 
@@ -205,29 +327,55 @@ func (r *Renderer) drawRegion() {
 		return
 	}
 	columns, rows := r.terminalSize()
-	cells := min(columns-1, maxRegionCells)
-	region := r.view.regionLines(r.opts.Now(), spinnerFrame(r.frame), cells, max(min(rows*2/5, maxRegionLines), 1))
-	for i, l := range region {
-		region[i] = fitWidth(sureWidth(l), cells)
+	cells, most := min(columns-1, maxRegionCells), max(min(rows*2/5, maxRegionLines), 1)
+	var footer Footer
+	if r.opts.Footer != nil {
+		footer = r.opts.Footer(cells, max(most-1, 1))
 	}
-	if len(r.pending) == 0 && columns == r.columns && slices.Equal(region, r.region) {
+	var lines []string
+	if rest := most - len(footer.Lines); rest > 0 {
+		lines = r.view.regionLines(r.opts.Now(), spinnerFrame(r.frame), cells, rest)
+	}
+	for i, l := range lines {
+		lines[i] = fitWidth(SureWidth(l), cells)
+	}
+	next := region{lines: append(lines, footer.Lines...), cursor: -1}
+	if len(footer.Lines) > 0 {
+		next.cursor, next.before, next.at = len(lines)+footer.Row, footer.Before, footer.At
+	}
+	if len(r.pending) == 0 && columns == r.columns && r.region.equals(next) {
 		return
 	}
-	r.replaceRegion(region)
+	r.replaceRegion(next)
+}
+
+func (g region) equals(o region) bool {
+	return g.cursor == o.cursor && g.before == o.before && slices.Equal(g.lines, o.lines)
 }
 
 // replaceRegion commits what is pending and puts another region below it, in one write.
-func (r *Renderer) replaceRegion(region []string) {
+func (r *Renderer) replaceRegion(next region) {
 	columns, _ := r.terminalSize()
-	lines := r.pending
-	if r.opts.Size != nil {
-		lines = Wrap(lines, columns)
-	}
 	text := r.eraseSequence(columns)
-	for _, l := range append(lines, region...) {
-		text += l + "\n"
+	for _, p := range r.pending {
+		if r.opts.Size != nil && !p.verbatim {
+			p.lines = Wrap(p.lines, columns)
+		}
+		for _, l := range p.lines {
+			text += l + "\n"
+		}
 	}
-	r.pending, r.region, r.columns = nil, region, columns
+	text += strings.Join(next.lines, "\n")
+	switch below := len(next.lines) - 1 - next.cursor; {
+	case len(next.lines) == 0:
+	case next.cursor < 0:
+		text += "\n"
+	case below > 0:
+		text += fmt.Sprintf("\x1b[%dA\r%s", below, next.before)
+	default:
+		text += "\r" + next.before
+	}
+	r.pending, r.region, r.columns = nil, next, columns
 	if text != "" && r.opts.Live {
 		text = "\x1b[?2026h" + text + "\x1b[?2026l"
 	}
@@ -239,19 +387,28 @@ func (r *Renderer) replaceRegion(region []string) {
 // the terminal may have broken its lines anew. The carriage return passes over what
 // the terminal has echoed meanwhile, such as ^C.
 func (r *Renderer) eraseSequence(columns int) string {
-	if len(r.region) == 0 {
+	if len(r.region.lines) == 0 {
 		return ""
 	}
-	rows := len(r.region)
+	count := func(string) int { return 1 }
 	if r.opts.Reflow {
-		rows = 0
-		for _, l := range r.region {
-			rows += rowsOf(l, columns)
-		}
+		count = func(l string) int { return rowsOf(l, columns) }
+	}
+	rows, above := 0, r.region.lines
+	if r.region.cursor >= 0 {
+		above = above[:r.region.cursor]
+		rows = count(r.region.before+r.region.at) - 1
+	}
+	for _, l := range above {
+		rows += count(l)
+	}
+	up := ""
+	if rows > 0 {
+		up = fmt.Sprintf("\x1b[%dA", rows)
 	}
 	// Not from the first cell on: tmux takes that for clearing the screen when it is the
 	// screen's first, and keeps what stood there in the scrollback.
-	return fmt.Sprintf("\r\x1b[%dA \x1b[J\r", rows)
+	return "\r" + up + " \x1b[J\r"
 }
 
 func (r *Renderer) write(text string) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/charmbracelet/x/ansi"
 
@@ -57,6 +58,25 @@ func lastLines(text string, n int) []string {
 		out = append(out, safeLine(strings.ReplaceAll(ansi.Strip(l), "\t", "    ")))
 	}
 	return out
+}
+
+// lastRows returns the last n rows of a text that is broken at blanks.
+func lastRows(text string, cells, n int) []string {
+	rows := Wrap(lastLines(text, n), cells)
+	return rows[max(len(rows)-n, 0):]
+}
+
+// signWords are the signs that begin our lines, in words.
+var signWords = strings.NewReplacer("✓ ", "done: ", "✗ ", "failed: ", "● ", "", "! ", "warning: ", "? ", "question: ", "› ", "you: ")
+
+// spellSign replaces the sign at the beginning of a line by a word.
+func spellSign(l string) string {
+	body := strings.TrimLeft(l, " ")
+	_, size := utf8.DecodeRuneInString(body)
+	if !strings.HasPrefix(body[size:], " ") {
+		return l
+	}
+	return l[:len(l)-len(body)] + signWords.Replace(body[:size+1]) + body[size+1:]
 }
 
 // formatElapsed writes a time as people do: 40ms, 1.4s, 12s, 2m5s.

@@ -39,6 +39,13 @@ type view struct {
 	asking bool
 	since  time.Time
 	text   tail
+	// chat shows the answers of many turns, of which one runs if turn is set. answer is
+	// what the model says now, said reports that it has said something in this turn,
+	// and redact removes secrets.
+	chat, turn bool
+	answer     answerText
+	said       bool
+	redact     func(string) string
 	// warned are the warnings that were shown.
 	warned []string
 	// sandbox is "" until the container runs, where one was chosen.
@@ -64,7 +71,7 @@ func (t *tail) addText(s string) {
 }
 
 func newView(s style) *view {
-	return &view{style: s, steps: trace.NewSteps(nil)}
+	return &view{style: s, steps: trace.NewSteps(nil), redact: func(text string) string { return text }}
 }
 
 // addRecord adds one record and returns its lines on the screen.
@@ -84,6 +91,11 @@ func (v *view) addRecord(r record.Record) []string {
 	case record.KindSandboxLost:
 		p := decode[record.SandboxLost](r)
 		return []string{v.style.red("! sandbox lost: " + safeLine(p.Cause))}
+	case record.KindTurnStarted:
+		v.turn, v.said, v.since = true, false, r.Time
+	case record.KindTurnCompleted, record.KindTurnCancelled:
+		v.turn = false
+		return v.addAnswer(v.answer.takeRest())
 	case record.KindModelCallStarted:
 		v.asking, v.since, v.text = true, r.Time, tail{}
 	case record.KindModelCallCompleted:
@@ -91,10 +103,11 @@ func (v *view) addRecord(r record.Record) []string {
 	case record.KindModelCallFailed:
 		v.asking = false
 		p := decode[record.ModelCallFailed](r)
+		lines := v.addAnswer(v.answer.takeRest())
 		if p.Retry != nil {
-			return []string{v.style.yellow("! " + retryText(p))}
+			return append(lines, v.style.yellow("! "+retryText(p)))
 		}
-		return []string{v.style.red(fmt.Sprintf("! the model failed (%s): %s", p.Class, safeLine(p.Message)))}
+		return append(lines, v.style.red(fmt.Sprintf("! the model failed (%s): %s", p.Class, safeLine(p.Message))))
 	case record.KindMessage:
 		return v.addMessage(decode[record.Message](r))
 	case record.KindBudgetWarning:
@@ -271,7 +284,7 @@ func (v *view) addCreated(p record.SessionCreated) []string {
 	if p.Backend.Chosen == "" {
 		v.sandbox = "none"
 	}
-	if p.WorkspaceMode == "overlay" {
+	if p.WorkspaceMode == "overlay" && !v.chat {
 		lines = append(lines, v.style.dim("changes go to an overlay: the workspace stays as it is until caisson apply"))
 	}
 	for _, f := range p.FilesLoaded {
@@ -349,6 +362,9 @@ func (v *view) addMessage(m record.Message) []string {
 		calls = calls || b.ToolUse != nil
 	}
 	v.text = tail{}
+	if v.chat {
+		return v.addAnswer(v.answer.endText(text.String(), v.redact))
+	}
 	if !calls {
 		return nil
 	}
@@ -359,23 +375,45 @@ func (v *view) addMessage(m record.Message) []string {
 	return out
 }
 
-// addDelta takes a piece of live output.
-func (v *view) addDelta(d runner.Delta) {
+// addAnswer returns the lines of a paragraph of a chat, with an empty one between
+// paragraphs.
+func (v *view) addAnswer(text string) []string {
+	lines := answerLines(text, v.redact)
+	if len(lines) == 0 {
+		return nil
+	}
+	if v.said {
+		lines = append([]string{""}, lines...)
+	}
+	v.said = true
+	return lines
+}
+
+// addDelta takes a piece of live output and returns the lines of a chat that are
+// complete by it.
+func (v *view) addDelta(d runner.Delta) []string {
+	if d.CallID == "" && v.chat {
+		return v.addAnswer(v.answer.addText(d.Text))
+	}
 	if d.CallID == "" {
 		v.text.addText(d.Text)
-		return
+		return nil
 	}
 	for _, c := range v.running {
 		if c.id == d.CallID {
 			c.output.addText(d.Text)
 		}
 	}
+	return nil
 }
 
 // regionLines returns at most rows lines, of about so many cells, that show what is going
 // on now: of the output of calls as much as there is room for.
 func (v *view) regionLines(now time.Time, spinner string, cells, rows int) []string {
 	var out []string
+	if v.chat && !v.turn {
+		return nil
+	}
 	for tail := tailLines; tail >= 0; tail-- {
 		if out = v.regionWith(tail, now, spinner, cells); len(out) <= rows {
 			return out
@@ -397,12 +435,17 @@ func (v *view) regionWith(tail int, now time.Time, spinner string, cells int) []
 	if len(v.running) == 0 {
 		what := "working"
 		switch {
+		case v.asking && len(v.answer.text) > 0:
+			what = "answering"
 		case v.asking:
 			what = "thinking"
 		case v.sandbox == "":
 			what = "starting the sandbox"
 		}
 		out = append(out, head(what, v.since))
+		if v.chat {
+			return append(out, lastRows(v.redact(v.answer.openText()), cells, tail)...)
+		}
 		for _, l := range lastLines(v.text.text, tail) {
 			out = append(out, "  "+l)
 		}

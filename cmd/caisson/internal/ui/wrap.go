@@ -94,9 +94,9 @@ func rowsOf(l string, columns int) int {
 	return rows
 }
 
-// sureWidth replaces characters whose width differs between terminals, such as flags
+// SureWidth replaces characters whose width differs between terminals, such as flags
 // and emoji with a skin tone: the live region counts cells.
-func sureWidth(s string) string {
+func SureWidth(s string) string {
 	var b strings.Builder
 	for s != "" {
 		cluster, width := ansi.FirstGraphemeCluster(s, ansi.GraphemeWidth)

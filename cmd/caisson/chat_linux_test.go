@@ -1,0 +1,204 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// step is something that a person does once a text stands on the terminal, behind that of
+// the step before.
+type step struct{ await, keys string }
+
+// terminate stands for a signal in place of keys.
+const terminate = "SIGTERM"
+
+// chatOn runs a conversation on a terminal, and returns its status, what the terminal got,
+// and its world.
+func chatOn(t *testing.T, term string, steps []step, turns string, args ...string) (status int, shown string, w *world) {
+	t.Helper()
+	w = newWorld(t, turns)
+	master, slave := openTerminal(t)
+	before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	signals := make(chan os.Signal, 1)
+	w.app.signals = signals
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		seen, buf := 0, make([]byte, 4096)
+		for !strings.Contains(text.String(), endMark) {
+			n, err := master.Read(buf)
+			if err != nil {
+				return
+			}
+			text.Write(buf[:n])
+			for len(steps) > 0 {
+				at := strings.Index(text.String()[seen:], steps[0].await)
+				if at < 0 {
+					break
+				}
+				seen += at + len(steps[0].await)
+				if steps[0].keys == terminate {
+					signals <- syscall.SIGTERM
+				} else {
+					fmt.Fprint(master, steps[0].keys)
+				}
+				steps = steps[1:]
+			}
+		}
+	}()
+	w.app.stdin, w.app.stdout, w.app.stderr = slave, slave, slave
+	w.app.size = func() (int, int) { return 100, 30 }
+	w.app.pressed = func(ctx context.Context, _ time.Duration) (bool, error) {
+		return ui.KeyPressed(ctx, slave, time.Millisecond)
+	}
+	w.env = append(w.env, "TERM="+term)
+	w.args[0] = "chat"
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	status = run(ctx, append(w.args, args...), w.env, w.app)
+	after, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+	if err != nil || *after != *before {
+		t.Errorf("the terminal is left as %+v, was %+v, %v", after, before, err)
+	}
+	fmt.Fprint(slave, endMark)
+	<-done
+	if len(steps) > 0 {
+		t.Errorf("%q never came:\n%q", steps[0].await, &text)
+	}
+	return status, strings.ReplaceAll(strings.TrimSuffix(text.String(), endMark), "\r\n", "\n"), w
+}
+
+const oneAnswer = "  - text: \"First paragraph.\\n\\n```\\ncode \\e[31m\\n```\\n\\nLast line.\"\n"
+
+func TestAConversation(t *testing.T) {
+	status, shown, _ := chatOn(t, "xterm-256color", []step{
+		{"› ", "make it\r"},
+		{"Last line.", ""},
+		{"› ", "again\r"},
+		{"second", ""},
+		{"› ", "/quit\r"},
+	}, oneAnswer+"  - text: the second answer\n")
+	if status != 0 {
+		t.Errorf("status %d\n%s", status, shown)
+	}
+	for _, want := range []string{"› make it", "First paragraph.", "code \\x1b[31m", "the second answer", "\x1b[?2004h", "\x1b[?2004l", "\x1b[>1u", "\x1b[<u"} {
+		if !strings.Contains(shown, want) {
+			t.Errorf("the terminal lacks %q:\n%q", want, shown)
+		}
+	}
+	if n := strings.Count(shown, "Last line."); n != 1 {
+		t.Errorf("the last paragraph was printed %d times:\n%q", n, shown)
+	}
+}
+
+// Ctrl+C ends the turn and not the session, and keeps the draft.
+func TestStoppingATurn(t *testing.T) {
+	status, shown, _ := chatOn(t, "xterm", []step{
+		{"› ", "begin\r"},
+		{"sleep 1000", "a draft\x03"},
+		{"stopped", ""},
+		{"› a draft", "\r"},
+		{"goes on", "\x03\x03\x03"},
+	}, "  - calls: [{tool: shell, input: {command: sleep 1000}}]\n  - text: it goes on\n")
+	if status != 0 || !strings.Contains(shown, "› a draft") {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+}
+
+// A plain conversation has neither escape sequences nor carriage returns of its own, and
+// words for signs.
+func TestAPlainConversation(t *testing.T) {
+	status, shown, _ := chatOn(t, "xterm", []step{
+		{"your turn", "make it\n"},
+		{"Last line.", ""},
+		{"your turn", "/help\n"},
+		{"/quit", ""},
+		{"your turn", "\x04"},
+	}, "  - calls: [{tool: shell, input: {command: echo hi}}]\n"+oneAnswer, "--plain")
+	if status != 0 || strings.ContainsAny(shown, "\x1b\r\a") || strings.ContainsAny(shown, "✓✗●") || !strings.Contains(shown, "done: shell echo hi") {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+}
+
+// A question is answered by keys that were pressed after it was shown whole; keys before,
+// and a paste, answer nothing.
+func TestAQuestionOfAConversation(t *testing.T) {
+	for _, tt := range []struct {
+		answer string
+		ran    bool
+	}{{"y\r", true}, {"x\x7fy\r", true}, {"n\r", false}, {"\x1b[200~y\r\x1b[201~n\r", false}} {
+		_, shown, w := chatOn(t, "xterm", []step{
+			{"› ", "make it\ry\r"}, // the second line waits for the turn's end
+			{"? help", tt.answer},
+			{"the end", ""},
+			{"the end", ""}, // of the second turn
+			{"› ", "/quit\r"},
+		}, "  - calls: [{tool: write_file, input: {path: one, content: x}}]\n  - text: the end\n  - text: the end\n", "--mode", "bind")
+		if _, err := os.Stat(filepath.Join(w.dir, "one")); (err == nil) != tt.ran {
+			t.Errorf("%q: %v\n%q", tt.answer, err, shown)
+		}
+	}
+}
+
+// A conversation that is ended by a signal keeps its draft, for its user alone.
+func TestDraftsAreKept(t *testing.T) {
+	status, _, w := chatOn(t, "xterm", []step{{"› ", "a draft"}, {"› a draft", terminate}}, oneAnswer)
+	if status != 143 {
+		t.Errorf("status %d", status)
+	}
+	found, _ := filepath.Glob(filepath.Join(w.dir, "../home/.local/state/caisson/sessions/*/draft.txt"))
+	if len(found) != 1 {
+		t.Fatalf("drafts: %v", found)
+	}
+	info, err := os.Stat(found[0])
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if text, _ := os.ReadFile(found[0]); string(text) != "a draft" {
+		t.Errorf("the draft is %q", text)
+	}
+}
+
+// Without a terminal there is no conversation, unless it is plain.
+func TestAConversationNeedsATerminal(t *testing.T) {
+	w := newWorld(t, oneAnswer)
+	w.args[0] = "chat"
+	var out bytes.Buffer
+	w.app.stderr = &out
+	w.env = append(w.env, "TERM=xterm")
+	if status := run(t.Context(), w.args, w.env, w.app); status != 42 || !strings.Contains(out.String(), "caisson run") {
+		t.Errorf("status %d: %s", status, &out)
+	}
+	out.Reset()
+	w.app.stdin = strings.NewReader("make it\n/cost\n")
+	if status := run(t.Context(), append(w.args, "--plain"), w.env, w.app); status != 0 || !strings.Contains(out.String(), "you: make it\n") || !strings.Contains(out.String(), "Last line.") {
+		t.Errorf("status %d: %s", status, &out)
+	}
+	if at, cost := strings.Index(out.String(), "Last line."), strings.Index(out.String(), "1 model calls"); cost < at {
+		t.Errorf("the command did not wait for the turn:\n%s", &out)
+	}
+	traces, _ := filepath.Glob(filepath.Join(w.dir, "../home/.local/state/caisson/sessions/*/"+record.TraceFile))
+	if len(traces) != 1 {
+		t.Fatalf("traces: %v", traces)
+	}
+	text, err := os.ReadFile(traces[0])
+	if err != nil || !bytes.Contains(text, []byte(`"rounds":25`)) {
+		t.Errorf("a turn is not bounded to 25 rounds: %v", err)
+	}
+}

@@ -1,0 +1,467 @@
+package chat
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/moby/sys/atomicwriter"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/changes"
+)
+
+const (
+	// draftFile is the draft in a session's directory, and draftTime how long after the
+	// last key it is written.
+	draftFile = "draft.txt"
+	draftTime = time.Second
+	// stillTime is the time between two notices of a plain chat that a turn runs.
+	stillTime = 30 * time.Second
+	// longTurn is how long a turn lasts whose end a person should hear of.
+	longTurn = 10 * time.Second
+)
+
+// Options configure a chat. All fields but the last group are required.
+type Options struct {
+	Renderer *ui.Renderer
+	Keyboard *Keyboard
+	Status   *Status
+	// Queue calls do once everything is shown that was queued before.
+	Queue func(size int, do func())
+	// Session is open, and Dir its directory.
+	Session *runner.Session
+	Dir     string
+	Signals <-chan os.Signal
+	// Stop ends the turn that runs with the session; Force, once, destroys its sandbox;
+	// Exit ends the program.
+	Stop  func(cause error)
+	Force func()
+	Exit  func(status int)
+
+	// Plain shows lines alone.
+	Plain bool
+	// Echo repeats messages of a plain chat, which no terminal does.
+	Echo   bool
+	Colour bool
+	// Notify draws attention to the chat; nil does nothing.
+	Notify func(text string)
+	// Overlay reports that changes wait for /apply.
+	Overlay bool
+	// External runs a program on the terminal, which the chat leaves alone meanwhile;
+	// nil where there is none.
+	External func(name string, args ...string) error
+	// Getenv returns a variable of the environment.
+	Getenv func(name string) string
+}
+
+// End is how a chat ended.
+type End struct {
+	Report runner.Report
+	// Signal is the number of the signal that ended it, or 0.
+	Signal int
+}
+
+// chat is one chat under way. Its fields belong to the goroutine of run, but for those
+// that mu guards: what stands in the live region.
+type chat struct {
+	Options
+
+	ctx context.Context //nolint:containedctx // it ends with the chat
+	// keys are those of the keyboard, nil once that has ended.
+	keys   <-chan key
+	events chan func()
+	ended  bool
+	signal int
+	// turn is the one that runs, or nil; begun is when it began, and answer the last
+	// answer.
+	turn    *runner.Turn
+	begun   time.Time
+	answer  string
+	blurred bool
+	notes   *time.Timer // writes the draft
+	still   *time.Ticker
+
+	mu       sync.Mutex
+	composer composer
+	queue    []string
+	hint     string
+	// stops counts Ctrl+C on an empty draft.
+	stops int
+}
+
+// Run holds the conversation until the person ends it, and closes the session.
+func Run(ctx context.Context, o Options) End {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	c := &chat{Options: o, ctx: ctx, keys: o.Keyboard.keys, events: make(chan func(), 16), notes: time.NewTimer(time.Hour), still: time.NewTicker(stillTime)}
+	defer c.still.Stop()
+	c.notes.Stop()
+	c.composer.complete = completeCommand
+	c.readDraft()
+	if !c.Plain {
+		c.Status.setFooter(c.footer)
+		defer c.Status.setFooter(nil)
+	}
+	c.yourTurn()
+	c.Renderer.Draw()
+	for !c.ended {
+		c.wait()
+	}
+	c.writeDraft()
+	return End{c.close(), c.signal}
+}
+
+// wait handles the next event.
+func (c *chat) wait() {
+	keys := c.keys
+	if c.Echo && c.turn != nil {
+		keys = nil // what no one types is done in its order
+	}
+	select {
+	case k := <-keys:
+		c.press(k)
+		if len(c.keys) == 0 {
+			c.Renderer.Draw()
+		}
+	case do := <-c.events:
+		do()
+		c.Renderer.Draw()
+	case sig := <-c.Signals:
+		c.handleSignal(sig)
+	case <-c.notes.C:
+		c.writeDraft()
+	case <-c.ctx.Done():
+		c.ended = true
+	case <-c.still.C:
+		if c.Plain && c.turn != nil {
+			c.say("still running: " + c.Renderer.Activity())
+		}
+	}
+}
+
+// say shows lines, which must be safe, after everything before them.
+func (c *chat) say(lines ...string) {
+	size := 0
+	for _, l := range lines {
+		size += len(l)
+	}
+	c.Queue(size, func() {
+		c.Renderer.Print(lines...)
+		c.Renderer.Draw()
+	})
+}
+
+// handleSignal stops the turn at an interrupt, and ends the chat at other signals.
+func (c *chat) handleSignal(sig os.Signal) {
+	if sig == os.Interrupt {
+		c.stop()
+		return
+	}
+	c.ended, c.signal = true, int(syscall.SIGTERM)
+	if s, ok := sig.(syscall.Signal); ok {
+		c.signal = int(s)
+	}
+	c.Stop(&runner.Interrupted{Signal: c.signal})
+}
+
+// press obeys a key.
+func (c *chat) press(k key) {
+	switch k.kind {
+	case keyFocus, keyBlur:
+		c.blurred = k.kind == keyBlur
+		return
+	case keyEOF:
+		c.ended = c.turn == nil // the answer to the last line is waited for
+		c.keys = nil
+		return
+	case keyLine:
+		c.send(k.text)
+		return
+	}
+	c.mu.Lock()
+	act := c.composer.press(k)
+	c.hint = ""
+	if act != actStop {
+		c.stops = 0
+	}
+	c.mu.Unlock()
+	switch act {
+	case actEdit:
+		c.notes.Reset(draftTime)
+	case actSend:
+		c.sendDraft()
+	case actStop:
+		c.stop()
+	case actEnd:
+		c.ended = true
+	case actTakeBack:
+		c.takeBack()
+	case actEditor:
+		c.editDraft()
+	}
+}
+
+// stop stops the turn that runs. Without one it moves the draft into the history, and
+// ends the chat if there is none, the second time.
+func (c *chat) stop() {
+	if c.turn != nil {
+		c.setHint("stopping: what runs is being ended")
+		c.turn.Cancel(&runner.CancelledByUser{Client: "terminal"})
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.composer.text != "" {
+		c.composer.take()
+		c.notes.Reset(0)
+		c.hint = "the draft is in the history: Up"
+		return
+	}
+	if c.stops++; c.stops > 1 {
+		c.ended = true
+		return
+	}
+	c.hint = "Ctrl+C once more to end"
+	if c.Plain {
+		c.say(c.hint)
+	}
+}
+
+func (c *chat) setHint(text string) {
+	c.mu.Lock()
+	c.hint = text
+	c.mu.Unlock()
+	if c.Plain {
+		c.say(text)
+	}
+}
+
+// sendDraft sends the draft.
+func (c *chat) sendDraft() {
+	c.mu.Lock()
+	text := c.composer.text
+	if strings.TrimSpace(text) == "" {
+		c.mu.Unlock()
+		return
+	}
+	c.composer.take()
+	c.mu.Unlock()
+	if !c.send(text) {
+		c.mu.Lock()
+		c.composer.set(text)
+		c.mu.Unlock()
+	}
+	c.writeDraft()
+}
+
+// send obeys a command, or sends a message now or after the turn that runs. It reports
+// whether the text is done with.
+func (c *chat) send(text string) bool {
+	text = strings.TrimSpace(text)
+	if text == "" {
+		c.yourTurn()
+		return true
+	}
+	if name, rest, ok := cutCommand(text); ok {
+		return c.obey(name, rest)
+	}
+	if c.turn != nil {
+		c.mu.Lock()
+		c.queue = append(c.queue, text)
+		c.mu.Unlock()
+		if c.Plain {
+			c.say("queued, for after this turn")
+		}
+		return true
+	}
+	return c.start(text)
+}
+
+// start begins a turn.
+func (c *chat) start(text string) bool {
+	turn, err := c.Session.Start(text)
+	if err != nil {
+		c.say(ui.ErrorLine(describeOver(err), c.Colour))
+		return false
+	}
+	if !c.Plain || c.Echo {
+		c.say(ui.MessageLines(text, c.Colour)...)
+	}
+	c.turn, c.begun = turn, time.Now()
+	c.still.Reset(stillTime)
+	go func() {
+		r := turn.Report()
+		c.post(func() { c.finish(r) })
+	}()
+	return true
+}
+
+// describeOver returns the error of a turn that can't begin.
+func describeOver(err error) string {
+	if errors.Is(err, runner.ErrOver) {
+		return err.Error() + ". Everything is kept: /quit, then start again"
+	}
+	return err.Error()
+}
+
+// post calls do in the goroutine of the chat, unless that has ended.
+func (c *chat) post(do func()) {
+	select {
+	case c.events <- do:
+	case <-c.ctx.Done():
+	}
+}
+
+// finish shows the end of a turn, and begins the next one that waits.
+func (c *chat) finish(r runner.TurnReport) {
+	c.turn = nil
+	c.mu.Lock()
+	c.hint = ""
+	next := ""
+	if len(c.queue) > 0 && r.Reason == loop.StopAnswered {
+		next, c.queue = c.queue[0], c.queue[1:]
+	}
+	waiting := c.queue
+	if next == "" && len(waiting) > 0 { // a person looks at it first
+		c.composer.set(joinDraft(append(waiting, c.composer.text)))
+		c.queue = nil
+	}
+	c.mu.Unlock()
+	if r.Answer != "" {
+		c.answer = r.Answer
+	}
+	c.say(ui.TurnLines(r, c.Colour)...)
+	if next != "" && c.start(next) {
+		return
+	}
+	if c.blurred && time.Since(c.begun) > longTurn {
+		c.notify("the turn has ended")
+	}
+	if c.keys == nil {
+		c.ended = true
+		return
+	}
+	if !c.Overlay {
+		c.yourTurn()
+		return
+	}
+	go func() {
+		d, err := c.Session.Differences(c.ctx)
+		c.post(func() { c.showCount(d, err) })
+	}()
+}
+
+// showCount tells how much waits to be applied.
+func (c *chat) showCount(d changes.Differences, err error) {
+	if err == nil && c.Status.setChanged(d.Count.Files) && d.Count.Files > 0 {
+		c.say(d.Count.String() + ": /diff, /apply, /discard")
+	}
+	if c.turn == nil {
+		c.yourTurn()
+	}
+}
+
+// yourTurn tells the person of a plain chat to write.
+func (c *chat) yourTurn() {
+	if c.Plain && c.turn == nil {
+		c.say("your turn: write a message, or /help")
+	}
+}
+
+func (c *chat) notify(text string) {
+	if c.Notify != nil {
+		c.Notify(text)
+	}
+}
+
+// takeBack moves the last message that waits into the composer, or the last one of the
+// history.
+func (c *chat) takeBack() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(c.queue)
+	if n == 0 {
+		c.composer.recall(c.composer.at - 1)
+		return
+	}
+	c.composer.set(c.queue[n-1])
+	c.queue = c.queue[:n-1]
+	c.notes.Reset(draftTime)
+}
+
+// joinDraft joins messages to one draft.
+func joinDraft(texts []string) string {
+	var all []string
+	for _, t := range texts {
+		if strings.TrimSpace(t) != "" {
+			all = append(all, t)
+		}
+	}
+	return strings.Join(all, "\n\n")
+}
+
+// readDraft brings back the draft of a session that is resumed.
+func (c *chat) readDraft() {
+	if text, err := os.ReadFile(filepath.Join(c.Dir, draftFile)); err == nil {
+		c.mu.Lock()
+		c.composer.set(strings.ToValidUTF8(string(text), "\uFFFD"))
+		c.mu.Unlock()
+	}
+}
+
+// writeDraft keeps the draft, with the messages that wait, for when the process dies.
+func (c *chat) writeDraft() {
+	c.notes.Stop()
+	c.mu.Lock()
+	text := joinDraft(append(slices.Clip(c.queue), c.composer.text))
+	c.mu.Unlock()
+	path := filepath.Join(c.Dir, draftFile)
+	if text == "" {
+		_ = os.Remove(path) // there may be none
+		return
+	}
+	if err := atomicwriter.WriteFile(path, []byte(text), 0o600); err != nil {
+		c.say(ui.ErrorLine("the draft can't be kept: "+err.Error(), c.Colour))
+	}
+}
+
+// close closes the session, which may take as long as commands take to end. Another
+// request destroys the sandbox, and one more ends the program.
+func (c *chat) close() runner.Report {
+	c.setHint("ending the session")
+	c.Renderer.Draw()
+	done := make(chan runner.Report, 1)
+	go func() { done <- c.Session.Close() }()
+	for n := 0; ; {
+		select {
+		case r := <-done:
+			return r
+		case k := <-c.keys:
+			if k.kind == keyText && k.ctrl && k.text == "c" {
+				n++
+			}
+		case <-c.Signals:
+			n++
+		case do := <-c.events:
+			_ = do // of a turn that has ended with the session
+		}
+		switch n {
+		case 1:
+			c.Force()
+			c.setHint("killing the sandbox; once more to end without waiting")
+			n++
+		case 3:
+			c.Exit(130)
+		}
+		c.Renderer.Draw()
+	}
+}

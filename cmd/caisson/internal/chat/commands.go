@@ -1,0 +1,236 @@
+package chat
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/runner/changes"
+)
+
+// command is what a person asks of the chat itself.
+type command struct {
+	name, help string
+	do         func(c *chat, rest string) bool
+}
+
+// commands returns the commands, in the order of /help.
+func commands() []command {
+	return []command{
+		{"/diff", "show what has changed", (*chat).showDiff},
+		{"/copy", "copy the last answer", (*chat).copyAnswer},
+		{"/cost", "show what the session has used", (*chat).showCost},
+		{"/help", "list commands and keys", (*chat).showHelp},
+		{"/quit", "end the session; its changes are kept", (*chat).quit},
+	}
+}
+
+// keysHelp explains the keys.
+var keysHelp = []string{
+	"Enter sends, or queues while a turn runs. Ctrl+J, Alt+Enter or Shift+Enter begins a line.",
+	"Ctrl+X opens $EDITOR. Up takes back what is queued, then recalls messages. Tab completes commands.",
+	"Ctrl+C stops the turn and keeps the draft; without a turn it moves the draft to the history; twice without a draft it ends.",
+}
+
+// cutCommand returns the command that a message is, and what follows it. A path such as
+// /etc/hosts is none.
+func cutCommand(text string) (name, rest string, ok bool) {
+	name, rest, _ = strings.Cut(text, " ")
+	if !strings.HasPrefix(name, "/") || strings.ContainsAny(name[1:], "/\n.") {
+		return "", "", false
+	}
+	return name, strings.TrimSpace(rest), true
+}
+
+// completeCommand returns the commands that begin with a text.
+func completeCommand(text string) []string {
+	var found []string
+	for _, cmd := range commands() {
+		if strings.HasPrefix(text, "/") && strings.HasPrefix(cmd.name, text) {
+			found = append(found, cmd.name)
+		}
+	}
+	return found
+}
+
+// obey runs a command. It reports whether the text is done with.
+func (c *chat) obey(name, rest string) bool {
+	all := commands()
+	i := slices.IndexFunc(all, func(cmd command) bool { return cmd.name == name })
+	if i < 0 {
+		safe, _ := displayText(name)
+		c.say(ui.ErrorLine("there is no command "+safe+": /help lists them", c.Colour))
+		return false
+	}
+	return all[i].do(c, rest)
+}
+
+func (c *chat) showHelp(string) bool {
+	for _, cmd := range commands() {
+		c.say(fmt.Sprintf("%-9s %s", cmd.name, cmd.help))
+	}
+	if !c.Plain {
+		c.say(keysHelp...)
+	}
+	c.yourTurn()
+	return true
+}
+
+func (c *chat) quit(string) bool {
+	c.ended = true
+	return true
+}
+
+func (c *chat) showCost(string) bool {
+	u := c.Session.Status().Usage
+	c.say(fmt.Sprintf("%s · %d tokens in, of them %d cached, and %d out · %d model calls, %d tool calls",
+		c.Status.cost(), u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens, u.CachedInputTokens, u.OutputTokens, u.Rounds, u.ToolCalls))
+	c.yourTurn()
+	return true
+}
+
+// showDiff shows the changes so far, in $PAGER if they are longer than the screen.
+func (c *chat) showDiff(string) bool {
+	go func() {
+		d, err := c.Session.Differences(c.ctx)
+		c.post(func() { c.showChanges(d, err) })
+	}()
+	return true
+}
+
+func (c *chat) showChanges(d changes.Differences, err error) {
+	defer c.yourTurn()
+	switch {
+	case err != nil:
+		c.say(ui.ErrorLine(err.Error(), c.Colour))
+		return
+	case d.Count.Files == 0 && d.Patch == "":
+		c.say("nothing has changed")
+		return
+	}
+	c.Status.setChanged(d.Count.Files)
+	notes := slices.Concat(ui.Conflicts(d.Conflicts, c.Colour), ui.LeftOut(d.LeftOut, c.Colour), ui.HostExecuted(d.HostExecuted, c.Colour))
+	text := ui.Diff(d.Patch, c.Colour)
+	lines := append(strings.Split(strings.TrimSuffix(text, "\n"), "\n"), notes...)
+	lines = append(lines, ui.Stat(d, c.Colour)...)
+	if c.External == nil || len(lines) < c.Renderer.Rows() {
+		c.Queue(len(text), func() { c.Renderer.PrintVerbatim(lines...) })
+		return
+	}
+	if err := c.page(strings.Join(lines, "\n") + "\n"); err != nil {
+		c.say(ui.ErrorLine("the pager failed: "+err.Error(), c.Colour))
+		return
+	}
+	c.say(ui.Stat(d, c.Colour)...)
+}
+
+// page shows a text, which must be safe, in $PAGER.
+func (c *chat) page(text string) error {
+	path := filepath.Join(c.Dir, "diff.txt")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return err
+	}
+	defer func() { _ = os.Remove(path) }()
+	pager := c.Getenv("PAGER")
+	if pager == "" {
+		pager = "less -R"
+	}
+	return c.External("/bin/sh", "-c", pager+` "$1"`, "sh", path)
+}
+
+// editDraft opens the draft in $EDITOR.
+func (c *chat) editDraft() {
+	if c.External == nil {
+		return
+	}
+	path := filepath.Join(c.Dir, "message.md")
+	c.mu.Lock()
+	text := c.composer.text
+	c.mu.Unlock()
+	editor := c.Getenv("VISUAL")
+	if editor == "" {
+		editor = c.Getenv("EDITOR")
+	}
+	if editor == "" {
+		editor = "vi"
+	}
+	err := os.WriteFile(path, []byte(text), 0o600)
+	if err == nil {
+		defer func() { _ = os.Remove(path) }()
+		err = c.External("/bin/sh", "-c", editor+` "$1"`, "sh", path)
+	}
+	var edited []byte
+	if err == nil {
+		edited, err = os.ReadFile(path)
+	}
+	if err != nil {
+		c.say(ui.ErrorLine("the draft was not changed: "+err.Error(), c.Colour))
+		return
+	}
+	c.mu.Lock()
+	c.composer.set(strings.TrimRight(pastedText(edited), "\n"))
+	c.mu.Unlock()
+	c.notes.Reset(draftTime)
+}
+
+// clipboards are the programs that fill a clipboard, each where a variable says that there
+// is one.
+var clipboards = []struct {
+	variable string
+	argv     []string
+}{
+	{"WAYLAND_DISPLAY", []string{"wl-copy"}},
+	{"DISPLAY", []string{"xclip", "-selection", "clipboard"}},
+	{"DISPLAY", []string{"xsel", "--clipboard", "--input"}},
+	{"TMUX", []string{"tmux", "load-buffer", "-w", "-"}},
+	{"HOME", []string{"pbcopy"}},
+}
+
+// errNoClipboard reports that no program fills a clipboard here.
+var errNoClipboard = errors.New("no clipboard was found")
+
+// copyAnswer copies the last answer, as the model wrote it.
+func (c *chat) copyAnswer(string) bool {
+	defer c.yourTurn()
+	if c.answer == "" {
+		c.say("there is no answer to copy")
+		return true
+	}
+	name, err := c.fillClipboard(c.answer)
+	if err == nil {
+		c.say("copied with " + name)
+		return true
+	}
+	path := filepath.Join(c.Dir, "answer.md")
+	if err := os.WriteFile(path, []byte(c.answer), 0o600); err != nil {
+		c.say(ui.ErrorLine("the answer can't be copied: "+err.Error(), c.Colour))
+		return true
+	}
+	safe, _ := displayText(path)
+	c.say(err.Error() + ": the answer is in " + safe)
+	return true
+}
+
+func (c *chat) fillClipboard(text string) (program string, err error) {
+	err = errNoClipboard
+	for _, b := range clipboards {
+		if c.Getenv(b.variable) == "" {
+			continue
+		}
+		path, lookErr := exec.LookPath(b.argv[0])
+		if lookErr != nil {
+			continue
+		}
+		cmd := exec.CommandContext(c.ctx, path, b.argv[1:]...)
+		cmd.Stdin = strings.NewReader(text)
+		if err = cmd.Run(); err == nil {
+			return b.argv[0], nil
+		}
+	}
+	return "", err
+}

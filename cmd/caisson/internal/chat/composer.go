@@ -1,0 +1,301 @@
+package chat
+
+import (
+	"strings"
+	"unicode"
+
+	"github.com/charmbracelet/x/ansi"
+)
+
+// composer is the text that a person writes, with its history. It is a state alone: it
+// neither draws nor sends.
+type composer struct {
+	text string
+	// cursor is the byte of text in front of which the cursor stands.
+	cursor int
+	// history are the messages so far, the newest last; at is the one that is shown,
+	// len(history) for the draft, which is kept in aside.
+	history []string
+	at      int
+	aside   string
+	// menu are the completions that stand below the text, of which chosen is marked.
+	menu   []string
+	chosen int
+	// complete returns the completions of a text.
+	complete func(text string) []string
+}
+
+// action is what a key asks of the chat.
+type action int
+
+// The actions. actEdit changed the draft, actNone did nothing.
+const (
+	actNone action = iota
+	actEdit
+	actSend
+	actStop
+	actEnd
+	actEditor
+	actTakeBack
+)
+
+// press obeys a key.
+func (c *composer) press(k key) action {
+	if k.kind == keyTab {
+		return c.completeText()
+	}
+	if k.kind == keyEscape || k.kind == keyEnter && len(c.menu) > 0 {
+		had := len(c.menu) > 0
+		c.menu = nil
+		if had || k.kind == keyEscape {
+			return actEdit
+		}
+	}
+	c.menu = nil
+	switch k.kind {
+	case keyText:
+		if k.ctrl || k.alt {
+			return c.pressControl(k)
+		}
+		c.insert(k.text)
+	case keyPaste:
+		c.insert(k.text)
+	case keyEnter:
+		if k.alt || k.shift || k.ctrl {
+			c.insert("\n")
+			break
+		}
+		return actSend
+	case keyBackspace:
+		if k.ctrl || k.alt {
+			c.remove(c.wordStart(), c.cursor)
+			break
+		}
+		c.remove(c.before(), c.cursor)
+	case keyDelete:
+		c.remove(c.cursor, c.after())
+	case keyUp:
+		return c.moveUp()
+	case keyDown:
+		c.moveDown()
+	case keyLeft:
+		if c.cursor = c.before(); k.ctrl || k.alt {
+			c.cursor = c.wordStart()
+		}
+	case keyRight:
+		if c.cursor = c.after(); k.ctrl || k.alt {
+			c.cursor = c.wordEnd()
+		}
+	case keyHome:
+		c.cursor = c.lineStart()
+	case keyEnd:
+		c.cursor = c.lineEnd()
+	default:
+		return actNone
+	}
+	return actEdit
+}
+
+// pressControl obeys a letter with a modifier.
+func (c *composer) pressControl(k key) action {
+	if k.alt {
+		switch k.text {
+		case "b":
+			c.cursor = c.wordStart()
+		case "f":
+			c.cursor = c.wordEnd()
+		case "d":
+			c.remove(c.cursor, c.wordEnd())
+		default:
+			return actNone
+		}
+		return actEdit
+	}
+	switch k.text {
+	case "j":
+		c.insert("\n")
+	case "m":
+		return actSend
+	case "h":
+		c.remove(c.before(), c.cursor)
+	case "c":
+		return actStop
+	case "d":
+		if c.text == "" {
+			return actEnd
+		}
+		c.remove(c.cursor, c.after())
+	case "x":
+		return actEditor
+	case "a":
+		c.cursor = c.lineStart()
+	case "e":
+		c.cursor = c.lineEnd()
+	case "b":
+		c.cursor = c.before()
+	case "f":
+		c.cursor = c.after()
+	case "w":
+		c.remove(c.wordStart(), c.cursor)
+	case "u":
+		c.remove(c.lineStart(), c.cursor)
+	case "k":
+		c.remove(c.cursor, c.lineEnd())
+	case "p":
+		return c.moveUp()
+	case "n":
+		c.moveDown()
+	default:
+		return actNone
+	}
+	return actEdit
+}
+
+// set replaces the draft.
+func (c *composer) set(text string) {
+	c.text, c.cursor, c.at, c.menu = text, len(text), len(c.history), nil
+}
+
+// take empties the composer into the history.
+func (c *composer) take() {
+	if c.text != "" && (len(c.history) == 0 || c.history[len(c.history)-1] != c.text) {
+		c.history = append(c.history, c.text)
+	}
+	c.set("")
+}
+
+func (c *composer) insert(text string) {
+	c.text = c.text[:c.cursor] + text + c.text[c.cursor:]
+	c.cursor += len(text)
+}
+
+func (c *composer) remove(from, to int) {
+	c.text = c.text[:from] + c.text[to:]
+	c.cursor = from
+}
+
+// before and after return where the character in front of the cursor begins, and the one
+// behind it ends.
+func (c *composer) before() int {
+	start, state := 0, c.text[:c.cursor]
+	for rest := state[c.paragraph():]; rest != ""; {
+		cluster, _ := ansi.FirstGraphemeCluster(rest, ansi.GraphemeWidth)
+		start, rest = c.cursor-len(rest), rest[len(cluster):]
+	}
+	return start
+}
+
+// paragraph returns the start of the line that holds the character in front of the
+// cursor.
+func (c *composer) paragraph() int {
+	return strings.LastIndexByte(c.text[:max(c.cursor-1, 0)], '\n') + 1
+}
+
+func (c *composer) after() int {
+	cluster, _ := ansi.FirstGraphemeCluster(c.text[c.cursor:], ansi.GraphemeWidth)
+	return c.cursor + len(cluster)
+}
+
+func (c *composer) lineStart() int { return strings.LastIndexByte(c.text[:c.cursor], '\n') + 1 }
+
+func (c *composer) lineEnd() int {
+	if n := strings.IndexByte(c.text[c.cursor:], '\n'); n >= 0 {
+		return c.cursor + n
+	}
+	return len(c.text)
+}
+
+func isWord(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) || r == '_' }
+
+func (c *composer) wordStart() int {
+	at := strings.TrimRightFunc(c.text[:c.cursor], func(r rune) bool { return !isWord(r) })
+	return len(strings.TrimRightFunc(at, isWord))
+}
+
+func (c *composer) wordEnd() int {
+	rest := strings.TrimLeftFunc(c.text[c.cursor:], func(r rune) bool { return !isWord(r) })
+	return len(c.text) - len(strings.TrimLeftFunc(rest, isWord))
+}
+
+// moveUp moves to the line above, or in the first one to the message before.
+func (c *composer) moveUp() action {
+	start := c.lineStart()
+	switch {
+	case start > 0:
+		c.moveTo(strings.LastIndexByte(c.text[:start-1], '\n')+1, countCharacters(c.text[start:c.cursor]))
+	case c.text == "" && c.at == len(c.history):
+		return actTakeBack // of what waits, before the history
+	default:
+		c.recall(c.at - 1)
+	}
+	return actEdit
+}
+
+func (c *composer) moveDown() {
+	if end := c.lineEnd(); end < len(c.text) {
+		c.moveTo(end+1, countCharacters(c.text[c.lineStart():c.cursor]))
+		return
+	}
+	c.recall(c.at + 1)
+}
+
+// moveTo moves to a character of the line that begins at start, or to the line's end.
+func (c *composer) moveTo(start, column int) {
+	c.cursor = start
+	for end := c.lineEnd(); column > 0 && c.cursor < end; column-- {
+		c.cursor = c.after()
+	}
+}
+
+// countCharacters counts characters as people see them.
+func countCharacters(text string) int {
+	n := 0
+	for ; text != ""; n++ {
+		cluster, _ := ansi.FirstGraphemeCluster(text, ansi.GraphemeWidth)
+		text = text[len(cluster):]
+	}
+	return n
+}
+
+// recall shows a message of the history, or the draft behind them.
+func (c *composer) recall(at int) {
+	if at < 0 || at > len(c.history) {
+		return
+	}
+	if c.at == len(c.history) {
+		c.aside = c.text
+	}
+	text := c.aside
+	if at < len(c.history) {
+		text = c.history[at]
+	}
+	c.text, c.cursor, c.at = text, len(text), at
+}
+
+// completeText completes a command: to what all completions have in common, then by
+// turns to each of them.
+func (c *composer) completeText() action {
+	if len(c.menu) > 0 {
+		c.chosen = (c.chosen + 1) % len(c.menu)
+		c.text, c.cursor = c.menu[c.chosen], len(c.menu[c.chosen])
+		return actEdit
+	}
+	if c.complete == nil || c.cursor != len(c.text) {
+		return actNone
+	}
+	found := c.complete(c.text)
+	if len(found) == 0 {
+		return actNone
+	}
+	common := found[0]
+	for _, f := range found {
+		for !strings.HasPrefix(f, common) {
+			common = common[:len(common)-1]
+		}
+	}
+	c.text, c.cursor = common, len(common)
+	if len(found) > 1 {
+		c.menu, c.chosen = found, -1
+	}
+	return actEdit
+}

@@ -1,0 +1,169 @@
+package chat
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Status is what the status line of a chat shows, from the session's records. It is safe
+// for concurrent use. The zero value shows nothing.
+type Status struct {
+	mu      sync.Mutex
+	model   string
+	sandbox string
+	mode    string
+	changed int
+	// spent is in millionths of a US dollar, unknown if a price is missing; limit is nil
+	// for none.
+	spent   int64
+	unknown bool
+	limit   *int64
+	running bool
+	footer  func(cells, lines int) ui.Footer
+}
+
+// AddRecord takes notice of a record.
+func (s *Status) AddRecord(r record.Record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch r.Kind {
+	case record.KindSessionCreated:
+		var p record.SessionCreated
+		if json.Unmarshal(r.Payload, &p) == nil {
+			s.model, s.mode, s.limit = p.Model.Model, p.WorkspaceMode, p.Budget.CostMicroUSD
+			s.sandbox = cmp.Or(p.Backend.Chosen, "no sandbox yet")
+		}
+	case record.KindSandboxStarted, record.KindSandboxRestarted:
+		var p record.SandboxStarted
+		if json.Unmarshal(r.Payload, &p) == nil {
+			s.sandbox = p.Attestation.Backend + ", network " + p.Attestation.Network
+		}
+	case record.KindModelCallCompleted:
+		var p record.ModelCallCompleted
+		if json.Unmarshal(r.Payload, &p) == nil {
+			if s.model = cmp.Or(p.Model.Model, s.model); p.Usage.CostMicroUSD == nil {
+				s.unknown = true
+			} else {
+				s.spent += *p.Usage.CostMicroUSD
+			}
+		}
+	case record.KindTurnStarted:
+		s.running = true
+	case record.KindTurnCompleted, record.KindTurnCancelled:
+		s.running = false
+	}
+}
+
+// setChanged sets the number of changed files, and reports whether it is another one.
+func (s *Status) setChanged(files int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	other := s.changed != files
+	s.changed = files
+	return other
+}
+
+// cost returns what was spent.
+func (s *Status) cost() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.costLocked()
+}
+
+func (s *Status) costLocked() string {
+	if s.unknown {
+		return "cost unknown"
+	}
+	return dollars(s.spent)
+}
+
+// dollars writes an amount in cents, or exactly where it is less than one.
+func dollars(micro int64) string {
+	if micro > 0 && micro < 10_000 {
+		return "$" + record.CostUSD(&micro)
+	}
+	return fmt.Sprintf("$%.2f", float64(micro)/1e6)
+}
+
+// line returns the status line.
+func (s *Status) line() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	mode := s.mode
+	if s.changed > 0 {
+		mode += fmt.Sprintf(", %d changed", s.changed)
+	}
+	cost := s.costLocked()
+	if s.limit != nil {
+		cost += " of " + dollars(*s.limit)
+	}
+	parts := []string{s.model, s.sandbox, mode, cost}
+	if s.running {
+		parts = append(parts, "Ctrl+C stops")
+	}
+	text, _ := tools.Display(strings.Join(parts, " · "))
+	return ui.SureWidth(text)
+}
+
+// Footer returns the end of the live region: the messages that wait, the status, the
+// composer and its menu. It is [ui.Options.Footer], and empty before Run.
+func (s *Status) Footer(cells, lines int) ui.Footer {
+	s.mu.Lock()
+	footer := s.footer
+	s.mu.Unlock()
+	if footer == nil {
+		return ui.Footer{}
+	}
+	return footer(cells, lines)
+}
+
+func (s *Status) setFooter(footer func(cells, lines int) ui.Footer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.footer = footer
+}
+
+// footer implements [Status.Footer] for a chat.
+func (c *chat) footer(cells, lines int) ui.Footer {
+	status := c.Status.line()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hint != "" {
+		status = ui.SureWidth(c.hint)
+	}
+	var above, below []string
+	if n := len(c.queue); n > 0 {
+		first, _ := tools.Display(c.queue[0])
+		above = append(above, ui.SureWidth(fmt.Sprintf("  %d queued, Up takes the last back: %s", n, first)))
+	}
+	above = append(above, ui.Dim(fit(status, cells), c.Colour))
+	if len(c.composer.menu) > 0 {
+		below = append(below, ui.Dim(fit("  "+strings.Join(c.composer.menu, "  "), cells), c.Colour))
+	}
+	if over := len(above) + len(below) + 1 - lines; over > 0 {
+		above = above[min(over, len(above)):]
+	}
+	for i, l := range above {
+		above[i] = fit(l, cells)
+	}
+	draft := layOut(c.composer.text, c.composer.cursor, cells, lines-len(above)-len(below))
+	for i, row := range draft.rows { // of a screen that is narrower than one character's escape
+		draft.rows[i] = fit(row, cells)
+	}
+	draft.before = fit(draft.before, cells)
+	return ui.Footer{
+		Lines: append(append(above, draft.rows...), below...),
+		Row:   len(above) + draft.row, Before: draft.before, At: draft.at,
+	}
+}
+
+func fit(text string, cells int) string { return ansi.Truncate(text, max(cells, 1), "…") }

@@ -1,0 +1,221 @@
+package chat
+
+import (
+	"context"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// escapeTime is how long the rest of an escape sequence may take: after it, the escape
+// was a key.
+const escapeTime = 50 * time.Millisecond
+
+// maxAnswer bounds a typed answer to a question, with its reason.
+const maxAnswer = 1000
+
+// Keyboard reads a terminal, and hands what is typed to the composer or, while a question
+// stands there, to the question. It is safe for concurrent use.
+type Keyboard struct {
+	in io.Reader
+	// raw is set for keys; otherwise the terminal edits lines itself.
+	raw bool
+	// echo shows what was typed as an answer so far.
+	echo func(typed string, done bool)
+	keys chan key
+	file *pausableFile // nil where reading can't be interrupted
+
+	mu      sync.Mutex
+	asking  bool
+	typed   string
+	answers chan string
+	ended   bool
+}
+
+// NewKeyboard returns the keyboard of a terminal, or of another input if it is one of
+// lines. echo shows what was typed as an answer so far; only raw keyboards call it.
+func NewKeyboard(in io.Reader, raw bool, echo func(typed string, done bool)) *Keyboard {
+	k := &Keyboard{in: in, raw: raw, echo: echo, keys: make(chan key, 64), answers: make(chan string, 1)}
+	if f, ok := in.(*os.File); ok {
+		k.file = newPausableFile(f)
+	}
+	return k
+}
+
+// Start begins to read.
+func (k *Keyboard) Start() { go k.read() }
+
+// read reads until the end of input.
+func (k *Keyboard) read() {
+	var decoder keyDecoder
+	buf := make([]byte, 64<<10)
+	for {
+		wait := time.Duration(-1)
+		if decoder.waits() {
+			wait = escapeTime
+		}
+		n, err := k.readSome(buf, wait)
+		var keys []key
+		switch {
+		case !k.raw:
+			keys = lineKeys(string(buf[:n]))
+		case n == 0 && err == nil: // nothing more came
+			keys = decoder.endWait()
+		default:
+			keys = decoder.addBytes(buf[:n])
+		}
+		for _, pressed := range keys {
+			k.route(pressed)
+		}
+		if err != nil {
+			k.end()
+			return
+		}
+	}
+}
+
+// readSome reads what there is, or returns 0 after a wait, if that is not negative.
+func (k *Keyboard) readSome(buf []byte, wait time.Duration) (int, error) {
+	if k.file == nil {
+		return k.in.Read(buf)
+	}
+	return k.file.read(buf, wait)
+}
+
+// lineKeys returns the lines of a read, which on a terminal is one line.
+func lineKeys(text string) []key {
+	var keys []key
+	for l := range strings.Lines(text) {
+		keys = append(keys, key{kind: keyLine, text: strings.TrimRight(l, "\r\n")})
+	}
+	return keys
+}
+
+// end reports the end of input to whoever waits.
+func (k *Keyboard) end() {
+	k.mu.Lock()
+	k.ended = true
+	close(k.answers)
+	k.mu.Unlock()
+	k.keys <- key{kind: keyEOF}
+}
+
+// route hands a key to the question or to the composer.
+func (k *Keyboard) route(pressed key) {
+	stop := pressed.kind == keyText && pressed.ctrl && pressed.text == "c"
+	k.mu.Lock()
+	asking := k.asking
+	k.mu.Unlock()
+	if !asking || stop || pressed.kind == keyFocus || pressed.kind == keyBlur {
+		k.keys <- pressed
+		return
+	}
+	typed, done, changed := k.answerKey(pressed)
+	if changed && k.raw {
+		k.echo(typed, done)
+	}
+	if done {
+		k.deliver(typed)
+	}
+}
+
+// answerKey adds a key to the answer, and reports whether that is complete. A paste is
+// none: it would be keys.
+func (k *Keyboard) answerKey(pressed key) (typed string, done, changed bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	switch {
+	case pressed.kind == keyLine:
+		return pressed.text, true, true
+	case pressed.kind == keyEnter:
+		typed, k.typed = k.typed, ""
+		return typed, true, true
+	case pressed.kind == keyBackspace && k.typed != "":
+		_, size := lastCharacter(k.typed)
+		k.typed = k.typed[:len(k.typed)-size]
+	case pressed.kind == keyText && !pressed.ctrl && !pressed.alt && len(k.typed) < maxAnswer:
+		safe, _ := tools.Display(pressed.text)
+		k.typed += safe
+	default:
+		return "", false, false
+	}
+	return k.typed, false, true
+}
+
+// lastCharacter returns the last character of a text, which is not empty.
+func lastCharacter(text string) (string, int) {
+	for {
+		cluster, _ := ansi.FirstGraphemeCluster(text, ansi.GraphemeWidth)
+		if len(cluster) == len(text) {
+			return cluster, len(cluster)
+		}
+		text = text[len(cluster):]
+	}
+}
+
+// deliver hands an answer to the question, unless that is gone or has one.
+func (k *Keyboard) deliver(answer string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.asking && !k.ended {
+		select {
+		case k.answers <- answer + "\n":
+		default:
+		}
+	}
+}
+
+// Ask begins or ends a question. What was typed before is dropped.
+func (k *Keyboard) Ask(on bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.asking = on
+	k.dropTyped()
+}
+
+// dropTyped forgets what was typed as an answer. The caller holds mu.
+func (k *Keyboard) dropTyped() {
+	k.typed = ""
+	if k.ended {
+		return
+	}
+	select {
+	case <-k.answers:
+	default:
+	}
+}
+
+// Read returns the next answer to a question, a line. It implements io.Reader.
+func (k *Keyboard) Read(p []byte) (int, error) {
+	answer, ok := <-k.answers
+	if !ok {
+		return 0, io.EOF
+	}
+	return copy(p, answer), nil
+}
+
+// Pressed calls pressed, which looks for a key for a while and drops it, while the keyboard
+// is not read; then it drops what was typed before.
+func (k *Keyboard) Pressed(ctx context.Context, wait time.Duration, pressed func(context.Context, time.Duration) (bool, error)) (bool, error) {
+	defer k.Pause()()
+	found, err := pressed(ctx, wait)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	early := k.typed != ""
+	k.dropTyped()
+	return found || early, err
+}
+
+// Pause keeps the keyboard from being read until resume is called, where that is possible.
+func (k *Keyboard) Pause() (resume func()) {
+	if k.file == nil {
+		return func() {}
+	}
+	return k.file.pause()
+}

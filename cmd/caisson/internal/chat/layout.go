@@ -1,0 +1,123 @@
+package chat
+
+import (
+	"unicode/utf8"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const (
+	// firstMark and nextMark begin the rows of the composer, and cutMark the first one
+	// where rows above it are not shown.
+	firstMark, nextMark, cutMark = "› ", "  ", "⋮ "
+	// layoutBytes is how much of a draft before and behind the cursor is laid out: more
+	// than stands in a live region.
+	layoutBytes = 4096
+)
+
+// composerRows are the rows of a draft around its cursor.
+type composerRows struct {
+	rows []string
+	// row is the cursor's; before is its text in front of the cursor and at the
+	// character under it.
+	row        int
+	before, at string
+}
+
+// layOut breaks a draft into at most so many rows of so many cells.
+func layOut(text string, cursor, cells, most int) composerRows {
+	text, cursor, cut := clipDraft(text, cursor)
+	room := max(cells-ansi.StringWidth(firstMark)-1, 1) // one for the cursor at the end
+	l := composerRows{rows: []string{""}, row: -1}
+	width := 0
+	place := func(at string) {
+		l.row, l.before, l.at = len(l.rows)-1, l.rows[len(l.rows)-1], at
+	}
+	for at := 0; at < len(text); {
+		cluster, _ := ansi.FirstGraphemeCluster(text[at:], ansi.GraphemeWidth)
+		here := l.row < 0 && cursor < at+len(cluster)
+		at += len(cluster)
+		if cluster == "\n" {
+			if here {
+				place(" ")
+				l.rows[l.row] += " "
+			}
+			l.rows, width = append(l.rows, ""), 0
+			continue
+		}
+		shown := displayCharacter(cluster)
+		w := ansi.StringWidth(shown)
+		if width+w > room && width > 0 {
+			l.rows, width = append(l.rows, ""), 0
+		}
+		if here {
+			place(shown)
+		}
+		l.rows[len(l.rows)-1] += shown
+		width += w
+	}
+	if l.row < 0 {
+		place(" ")
+		l.rows[l.row] += " "
+	}
+	return l.window(max(most, 1), cut)
+}
+
+// clipDraft cuts a long draft to what is around its cursor. What is cut off in front
+// changes a kilobyte at a time, so that rows stay where they are.
+func clipDraft(text string, cursor int) (string, int, bool) {
+	start, end := 0, min(len(text), cursor+layoutBytes)
+	if cursor > layoutBytes {
+		start = (cursor - layoutBytes) / 1024 * 1024
+		for start < cursor && !utf8.RuneStart(text[start]) {
+			start++
+		}
+	}
+	for end < len(text) && !utf8.RuneStart(text[end]) {
+		end++
+	}
+	return text[start:end], cursor - start, start > 0
+}
+
+// window keeps the rows around the cursor, and marks them.
+func (l composerRows) window(most int, cut bool) composerRows {
+	first := 0
+	if len(l.rows) > most {
+		first = min(max(l.row-most+1, 0), len(l.rows)-most)
+	}
+	rows := l.rows[first:min(first+most, len(l.rows))]
+	l.row -= first
+	for i := range rows {
+		mark := nextMark
+		switch {
+		case i == 0 && (cut || first > 0):
+			mark = cutMark
+		case i == 0:
+			mark = firstMark
+		}
+		if i == l.row {
+			l.before = mark + l.before
+		}
+		rows[i] = mark + rows[i]
+	}
+	l.rows = rows
+	return l
+}
+
+// displayCharacter returns a character as it can stand in the live region.
+func displayCharacter(cluster string) string {
+	if cluster == "\t" {
+		return "    "
+	}
+	if sure := ui.SureWidth(cluster); sure != cluster {
+		return sure
+	}
+	safe, _ := tools.Display(cluster)
+	return safe
+}
+
+// displayText makes a text safe to show.
+func displayText(text string) (string, bool) { return tools.Display(text) }

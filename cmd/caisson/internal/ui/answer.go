@@ -1,0 +1,80 @@
+package ui
+
+import (
+	"bytes"
+	"strings"
+)
+
+// answerText is the text of a model's answer as it arrives. It is committed a paragraph
+// at a time; code between fences is one.
+type answerText struct {
+	text []byte // of this response so far
+	// done and scanned are how far it was committed, and read line by line.
+	done, scanned int
+	fenced        bool
+}
+
+// addText adds a piece and returns the paragraphs that are complete by it.
+func (a *answerText) addText(piece string) string {
+	a.text = append(a.text, piece...)
+	end := a.done
+	for {
+		n := bytes.IndexByte(a.text[a.scanned:], '\n')
+		if n < 0 {
+			break
+		}
+		line := bytes.TrimSpace(a.text[a.scanned : a.scanned+n])
+		a.scanned += n + 1
+		fence := bytes.HasPrefix(line, []byte("```"))
+		a.fenced = a.fenced != fence
+		if !a.fenced && (fence || len(line) == 0) {
+			end = a.scanned
+		}
+	}
+	complete := string(a.text[a.done:end])
+	a.done = end
+	return complete
+}
+
+// takeRest returns what was not committed of a response that was cut off.
+func (a *answerText) takeRest() string {
+	rest := string(a.text[a.done:])
+	*a = answerText{}
+	return rest
+}
+
+// endText returns what was not committed of a response whose whole text, without secrets,
+// is given, and begins the next one. redact removes secrets.
+func (a *answerText) endText(whole string, redact func(string) string) string {
+	shown := redact(string(a.text[:a.done]))
+	rest, follows := strings.CutPrefix(whole, shown)
+	if !follows {
+		// A secret was only recognized in the whole, or pieces were left out.
+		rest = whole
+	}
+	*a = answerText{}
+	return rest
+}
+
+// openText returns what of the open paragraph can be shown: to its last blank, since the
+// word behind may become a secret.
+func (a *answerText) openText() string {
+	open := a.text[a.done:]
+	if len(open) > tailBytes {
+		open = open[len(open)-tailBytes:]
+	}
+	return string(open[:bytes.LastIndexAny(open, " \n\t")+1])
+}
+
+// answerLines returns a text of a model as lines that are safe.
+func answerLines(text string, redact func(string) string) []string {
+	text = strings.TrimRight(redact(text), " \r\n")
+	if text == "" {
+		return nil
+	}
+	var out []string
+	for l := range strings.SplitSeq(text, "\n") {
+		out = append(out, safeLine(strings.ReplaceAll(strings.TrimRight(l, "\r"), "\t", "    ")))
+	}
+	return out
+}

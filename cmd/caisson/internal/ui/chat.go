@@ -1,0 +1,64 @@
+package ui
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+)
+
+// ErrorLine returns a line about something that failed.
+func ErrorLine(text string, colour bool) string {
+	return style{colour}.red("! " + safeLine(text))
+}
+
+// Dim returns a safe line that is less important than others.
+func Dim(text string, colour bool) string { return style{colour}.dim(text) }
+
+// MessageLines returns the message of a person as it stands above its turn.
+func MessageLines(text string, colour bool) []string {
+	s, out := style{colour}, []string{""}
+	mark := "› "
+	for l := range strings.SplitSeq(text, "\n") {
+		out = append(out, s.bold(mark+safeLine(strings.ReplaceAll(l, "\t", "    "))))
+		mark = "  "
+	}
+	return out
+}
+
+// TurnLines returns what to know about the end of a turn of a chat, if there is anything.
+func TurnLines(r runner.TurnReport, colour bool) []string {
+	s := style{colour}
+	switch {
+	case r.Reason == loop.StopAnswered && r.Truncated:
+		return []string{s.yellow("! the answer was cut short")}
+	case r.Reason == loop.StopAnswered:
+		return nil
+	case r.Reason == loop.StopCancelled:
+		return []string{s.yellow("! stopped")}
+	case r.Limit != nil:
+		return []string{s.yellow("! the turn reached its limit of " + safeLine(string(r.Limit.Kind)) + "; a message goes on")}
+	case r.Err != nil:
+		return []string{s.red("! the turn ended without an answer: " + safeLine(r.Err.Error()))}
+	}
+	return []string{s.yellow("! the turn ended without an answer: " + safeLine(string(r.Reason)))}
+}
+
+// describeActivity describes what goes on now, in words.
+func (v *view) describeActivity(now time.Time) string {
+	what, since := "working", v.since
+	switch {
+	case len(v.running) > 0:
+		what, since = ansi.Strip(v.running[0].what), v.running[0].since
+	case v.asking:
+		what = "waiting for the model"
+	}
+	if more := len(v.running) - 1; more > 0 {
+		what += fmt.Sprintf(" and %d more", more)
+	}
+	return what + ", " + formatElapsed(now.Sub(since))
+}
