@@ -67,6 +67,7 @@ var ranks = map[string]int{
 
 	"runner/caches":     7,
 	"runner/changes":    7,
+	"runner/ledger":     7,
 	"runner/sessiondir": 7,
 
 	"runner": 8,

@@ -39,3 +39,33 @@ type Ceiling struct {
 
 // IsZero reports whether the ceiling has no limit.
 func (c Ceiling) IsZero() bool { return c == Ceiling{} }
+
+// Limit returns the limit of one kind, nil if there is none.
+func (c Ceiling) Limit(k Kind) *int64 {
+	switch k {
+	case KindRequests:
+		return c.Requests
+	case KindTokens:
+		return c.Tokens
+	case KindCost:
+		return c.CostMicroUSD
+	}
+	return nil
+}
+
+// Ceilings are those of a day and of a month.
+type Ceilings struct{ Day, Month Ceiling }
+
+// Of returns the ceiling of one period.
+func (c Ceilings) Of(p Period) Ceiling {
+	if p == PeriodMonth {
+		return c.Month
+	}
+	return c.Day
+}
+
+// IsZero reports whether neither ceiling has a limit.
+func (c Ceilings) IsZero() bool { return c.Day.IsZero() && c.Month.IsZero() }
+
+// BoundsCost reports whether one of the ceilings bounds the cost.
+func (c Ceilings) BoundsCost() bool { return c.Day.CostMicroUSD != nil || c.Month.CostMicroUSD != nil }

@@ -21,13 +21,20 @@ type Demand struct {
 func (d Demand) Tokens() int64 { return addCounts(d.Input, d.Output) }
 
 // Cost returns the most that the request can cost, in millionths of a US dollar, and
-// whether it is known. All input has the price of its dearest kind.
+// whether it is known. All input has the price of its dearest kind, and of the dearest
+// tier that it may be in.
 func (d Demand) Cost() (micro int64, known bool) {
 	if d.Price == nil {
 		return 0, false
 	}
 	p := *d.Price
 	p.Input = max(p.Input, p.CachedInput, p.CacheWrite)
+	for _, t := range p.Tiers {
+		if d.Input > t.Above {
+			p.Input, p.Output = max(p.Input, t.Input, t.CachedInput, t.CacheWrite), max(p.Output, t.Output)
+		}
+	}
+	p.Tiers = nil
 	return p.Cost(Usage{InputTokens: d.Input, OutputTokens: d.Output}), true
 }
 

@@ -47,8 +47,12 @@ func TestReservedInputHasItsDearestPrice(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 20_000 {
 		p := limits.Price{Input: r.Float64(), CachedInput: r.Float64(), CacheWrite: r.Float64(), Output: r.Float64()}
+		for range r.IntN(3) {
+			p.Tiers = append(p.Tiers, limits.PriceTier{Above: r.Int64N(3000), Input: r.Float64(), CachedInput: r.Float64(), CacheWrite: r.Float64(), Output: r.Float64()})
+		}
 		u := limits.Usage{InputTokens: r.Int64N(1000), CachedInputTokens: r.Int64N(1000), CacheWriteTokens: r.Int64N(1000), OutputTokens: r.Int64N(1000)}
 		d := limits.Demand{Input: u.InputTokens + u.CachedInputTokens + u.CacheWriteTokens, Output: u.OutputTokens, Price: &p}
+		d.Input += r.Int64N(1000)
 		if reserved, _ := d.Cost(); p.Cost(u) > reserved {
 			t.Fatalf("%+v cost %d at %+v, and %d was reserved", u, p.Cost(u), p, reserved)
 		}

@@ -31,6 +31,8 @@ type ExceededError struct {
 	Limit, Used int64
 	// Needed is the least that the refused operation needs, if Used is below Limit.
 	Needed int64
+	// Reserved is the part of Used that is reserved for requests that are under way.
+	Reserved int64
 	// Files reports whether Limit and Used of [KindDisk] count files (inodes)
 	// rather than bytes.
 	Files bool

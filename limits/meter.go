@@ -27,6 +27,8 @@ type Meter struct {
 	budget Budget
 	used   Usage // its cost is in cost
 	cost   int64
+	// estimate is what providers did not count; it is no part of used.
+	estimate Usage
 	// costUnknown reports whether some usage had no price.
 	costUnknown bool
 	warned      map[Kind]bool
@@ -60,6 +62,13 @@ func (m *Meter) Add(u Usage) {
 		m.costUnknown = true
 	}
 }
+
+// AddEstimate counts tokens and cost that no provider counted. They use up limits, and
+// are no part of [Meter.Used].
+func (m *Meter) AddEstimate(u Usage) { m.estimate = m.estimate.plusKnown(u) }
+
+// Estimate returns the sum of what AddEstimate counted.
+func (m *Meter) Estimate() Usage { return m.estimate }
 
 // addCounts returns the sum of a and b, at most the largest int64. A negative
 // value counts as zero.
@@ -130,9 +139,12 @@ func (m *Meter) readLimit(k Kind, elapsed time.Duration) (limit, used int64, ok 
 	case KindToolCalls:
 		bound, used = m.budget.ToolCalls, m.used.ToolCalls
 	case KindTokens:
-		bound, used = m.budget.Tokens, m.used.Tokens()
+		bound, used = m.budget.Tokens, addCounts(m.used.Tokens(), m.estimate.Tokens())
 	case KindCost:
 		bound, used = m.budget.CostMicroUSD, m.cost
+		if m.estimate.CostMicroUSD != nil {
+			used = addCounts(used, *m.estimate.CostMicroUSD)
+		}
 	case KindWallTime:
 		if m.budget.WallTime != nil {
 			// A limit below one millisecond must not become 0.

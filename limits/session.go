@@ -42,6 +42,13 @@ func (s *SessionBreaker) Add(u Usage) {
 	s.meter.Add(u)
 }
 
+// AddEstimate counts what no provider counted, see [Meter.AddEstimate].
+func (s *SessionBreaker) AddEstimate(u Usage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.meter.AddEstimate(u)
+}
+
 // Used returns the sum of all usage so far.
 func (s *SessionBreaker) Used() Usage {
 	s.mu.Lock()

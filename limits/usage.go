@@ -20,6 +20,16 @@ func (u Usage) Tokens() int64 {
 	return addCounts(addCounts(addCounts(addCounts(0, u.InputTokens), u.CachedInputTokens), u.CacheWriteTokens), u.OutputTokens)
 }
 
+// plusKnown is [Usage.Plus], but an unknown cost counts as zero.
+func (u Usage) plusKnown(o Usage) Usage {
+	for _, v := range []*Usage{&u, &o} {
+		if v.CostMicroUSD == nil {
+			v.CostMicroUSD = new(int64(0))
+		}
+	}
+	return u.Plus(o)
+}
+
 // Plus returns the sum of two usages. Its cost is nil unless both costs are
 // known.
 func (u Usage) Plus(o Usage) Usage {

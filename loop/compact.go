@@ -88,7 +88,7 @@ func (t *turn) requestSummary(ctx context.Context, messages []Message) (Response
 		return Response{}, nil, e
 	}
 	resp, used, err := t.requestCompletion(ctx, call)
-	if e := t.settle(call, used); e != nil {
+	if e := t.settle(call, resp, used); e != nil {
 		return resp, used, e
 	}
 	switch {

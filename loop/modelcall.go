@@ -42,7 +42,7 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 			return e
 		}
 		resp, used, err := t.requestCompletion(ctx, call)
-		if e := t.settle(call, used); e != nil {
+		if e := t.settle(call, resp, used); e != nil {
 			if err == nil {
 				t.acceptResponse(resp, offered)
 			}

@@ -85,6 +85,9 @@ type Outcome struct {
 	// Limit is the limit that was reached if Reason is StopLimit.
 	Limit *limits.ExceededError
 	Usage limits.Usage
+	// Estimate is what counted against limits of tokens and cost beside Usage, because
+	// no provider counted it.
+	Estimate limits.Usage
 	// History is [Options].History with the messages of the turn. Results that were
 	// shortened are shortened in it, and messages that the view's summary stands for
 	// are left out: [MessageAdded] had them whole.

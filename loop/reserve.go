@@ -88,10 +88,10 @@ func (t *turn) reserve(ctx context.Context, c *pendingCall) *ending {
 	return nil
 }
 
-// settle replaces the reservation of a request with what it used. An answer that broke
-// off has no usage: the provider may charge for it, so what was reserved for its input,
-// and what arrived of it, count in the ledger.
-func (t *turn) settle(c *pendingCall, used *limits.Usage) *ending {
+// settle replaces the reservation of a request with what it used. If the provider
+// counted nothing, or the answer broke off, for which it may charge too, the limits count
+// what was reserved for the input and what arrived of the answer.
+func (t *turn) settle(c *pendingCall, resp Response, used *limits.Usage) *ending {
 	r := c.reservation
 	if used != nil {
 		t.state.lowered = r.lowered
@@ -99,12 +99,17 @@ func (t *turn) settle(c *pendingCall, used *limits.Usage) *ending {
 	if used != nil && c.purpose == "" {
 		t.counted.record(c, t.profile.Model.Info().String(), *used)
 	}
+	if r.demand.Output > 0 && (used == nil && c.shown || used != nil && used.Tokens() == 0) {
+		estimate := limits.Usage{Rounds: 1, InputTokens: r.demand.Input, OutputTokens: min(max(c.shownBytes, messageBound(resp.Message)), r.demand.Output)}
+		t.profile.setCost(&estimate)
+		if used != nil && used.CostMicroUSD != nil {
+			estimate.CostMicroUSD = used.CostMicroUSD
+		}
+		t.meter.AddEstimate(estimate)
+		used = &estimate
+	}
 	if r.settle == nil {
 		return nil
-	}
-	if used == nil && c.shown {
-		used = &limits.Usage{Rounds: 1, InputTokens: r.demand.Input, OutputTokens: min(c.shownBytes, r.demand.Output)}
-		t.profile.setCost(used)
 	}
 	if err := r.settle(used); err != nil {
 		return t.endingForLedger(context.Background(), err)

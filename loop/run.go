@@ -178,7 +178,7 @@ func (t *turn) finishTurn(e ending) Outcome {
 	}
 	out := Outcome{
 		Reason: e.reason, Answer: lastText(t.history[t.state.turnStart:]), Truncated: e.truncated,
-		Limit: e.limit, Usage: t.meter.Used(), History: t.history, Err: e.err,
+		Limit: e.limit, Usage: t.meter.Used(), Estimate: t.meter.Estimate(), History: t.history, Err: e.err,
 	}
 	t.emit(TurnEnded{
 		Turn: t.Turn, Reason: out.Reason, Truncated: out.Truncated,

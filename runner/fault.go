@@ -8,6 +8,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
@@ -119,6 +120,9 @@ func (f Fault) Hint() string {
 			return "It is free again at " + f.Until.UTC().Format("2006-01-02 15:04 UTC") + ". Wait until then, or raise that limit."
 		}
 	case FaultRecords:
+		if e, ok := errors.AsType[*ledger.FileError](f.Err); ok {
+			return e.Hint()
+		}
 		return "Make room on the file system of " + f.Dir + "; what was written before can be read."
 	case FaultCancelled:
 		return f.whereChangesAre()

@@ -10,6 +10,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/caches"
+	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -163,6 +164,9 @@ type ModelOptions struct {
 	// gets no more than what is left, and no turn starts when nothing is left. A
 	// nil field is no limit; rounds are bounded per turn.
 	SessionBudget limits.Budget
+	// Ledger holds ceilings per day and month; nil has none. The caller closes it
+	// after the session.
+	Ledger *ledger.Ledger
 	// Instructions are the operator's, added to the system prompt.
 	Instructions string
 	// InstructionFiles adds the workspace's AGENTS.md, or CLAUDE.md if there is

@@ -164,7 +164,12 @@ func (s *Session) startTurn(user User, caller record.Actor, configure func(*loop
 	s.user = user
 	s.events.beginTurn(user.Name, caller, func() record.TurnCancelled { return cancellationRecord(ctx) })
 	go func() {
-		out := s.runTurn(ctx, t, configure)
+		out := s.runTurn(ctx, t, func(o *loop.Options) {
+			if s.opts.Ledger != nil {
+				o.Ledger = s.opts.Ledger.ForUser(user.Name)
+			}
+			configure(o)
+		})
 		s.finishTurn(t, out, context.Cause(ctx))
 		cancel(nil)
 	}()
@@ -237,6 +242,7 @@ func (s *Session) finishTurn(t *Turn, out loop.Outcome, cause error) {
 	defer s.mu.Unlock()
 	s.last, s.history = out, out.History
 	s.breaker.Add(out.Usage)
+	s.breaker.AddEstimate(out.Estimate)
 	if s.turns == 1 {
 		s.used = out.Usage
 	} else {

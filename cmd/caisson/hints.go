@@ -7,6 +7,7 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
@@ -21,6 +22,8 @@ func explainError(err error) *commandError {
 	var text error
 	if e, ok := errors.AsType[*sessiondir.StateError](err); ok {
 		text, status, hint = e, exitConfig, "Make it a directory that you own and no one else can write, or set XDG_STATE_HOME to one."
+	} else if e, ok := errors.AsType[*ledger.FileError](err); ok {
+		text, status, hint = e, exitConfig, e.Hint()
 	} else if e, ok := errors.AsType[*sessiondir.ChangesError](err); ok {
 		text, hint = e, changesHint(e)
 	} else if e, ok := errors.AsType[*runner.WorkspaceError](err); ok {

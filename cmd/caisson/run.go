@@ -13,8 +13,10 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/caches"
+	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -234,8 +236,16 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 	if err != nil {
 		return runner.Options{}, nil, errors.Join(err, dir.Close())
 	}
+	counts, err := s.openLedger(ctx, selected)
+	if err != nil {
+		closeModels()
+		return runner.Options{}, nil, errors.Join(err, dir.Close())
+	}
 	end := func() {
 		closeModels()
+		if counts != nil {
+			_ = counts.Close() // what stays is removed by the next one
+		}
 		_ = dir.Close() // an empty directory that stays does no harm
 	}
 	needed := s.shared == nil && !s.chat
@@ -252,8 +262,23 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		end()
 		return runner.Options{}, nil, err
 	}
-	o.Dir, o.Task, o.Secrets, o.Profiles = dir, text, hidden, profiles
+	o.Dir, o.Task, o.Secrets, o.Profiles, o.Ledger = dir, text, hidden, profiles, counts
 	return o, end, nil
+}
+
+// openLedger opens the ledger of the ceilings per day and month, nil if there are none or
+// no model costs anything.
+func (s *settings) openLedger(ctx context.Context, selected []config.SelectedModel) (*ledger.Ledger, error) {
+	o := ledger.Options{StateDir: s.environ.stateDir(), User: s.conf.Limits.Ceilings(), Profiles: map[string]limits.Ceilings{}}
+	ceilings, charged := s.conf.ProfileCeilings(), false
+	for _, m := range selected {
+		o.Profiles[m.Profile] = ceilings[m.Profile]
+		charged = charged || m.Provider != "replay"
+	}
+	if !charged || !o.Bound() {
+		return nil, nil
+	}
+	return ledger.Open(ctx, o)
 }
 
 // reporter receives notices while a session is made.

@@ -166,7 +166,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 	if out.isProvidersOwn(p) {
 		out.addKnown()
 	}
-	return out, f.Limits.checkPrice(out)
+	return out, f.Limits.checkPrice(out, m.Limits)
 }
 
 // setAddress sets where the model is, and its key.
@@ -241,16 +241,23 @@ func (s *SelectedModel) setHeaders(m Model, getenv func(string) (string, bool)) 
 	return nil
 }
 
-// checkPrice returns an error if a limit of costs can't be held because the price of
-// the model is unknown.
-func (l *Limits) checkPrice(s SelectedModel) error {
+// checkPrice returns an error if a limit of costs, or one of the profile's own, can't be
+// held because the price of the model is unknown.
+func (l *Limits) checkPrice(s SelectedModel, own ProfileLimits) error {
 	if s.Price != nil {
 		return nil
 	}
 	for _, limit := range []struct {
 		where string
 		set   *Dollars
-	}{{"limits.max_cost_usd", l.Cost}, {"limits.session.max_cost_usd", l.Session.Cost}} {
+	}{
+		{"limits.max_cost_usd", l.Cost},
+		{"limits.session.max_cost_usd", l.Session.Cost},
+		{"limits.day.max_cost_usd", l.Day.Cost},
+		{"limits.month.max_cost_usd", l.Month.Cost},
+		{"models." + s.Profile + ".limits.day.max_cost_usd", own.Day.Cost},
+		{"models." + s.Profile + ".limits.month.max_cost_usd", own.Month.Cost},
+	} {
 		if limit.set != nil {
 			return &Error{
 				Where:   limit.where,

@@ -143,6 +143,28 @@ func (l Limits) Budget() limits.Budget {
 	}
 }
 
+// Ceilings returns the ceilings of each user.
+func (l Limits) Ceilings() limits.Ceilings {
+	return limits.Ceilings{Day: l.Day.ceiling(), Month: l.Month.ceiling()}
+}
+
+// ProfileCeilings returns the ceilings of model profiles, by their names.
+func (f *File) ProfileCeilings() map[string]limits.Ceilings {
+	out := map[string]limits.Ceilings{}
+	for name, m := range f.Models {
+		out[name] = m.Limits.ceilings()
+	}
+	return out
+}
+
+func (l ProfileLimits) ceilings() limits.Ceilings {
+	return limits.Ceilings{Day: l.Day.ceiling(), Month: l.Month.ceiling()}
+}
+
+func (l CeilingLimits) ceiling() limits.Ceiling {
+	return limits.Ceiling{Requests: (*int64)(l.Requests), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost)}
+}
+
 // Budget returns the limits of a session with all of its turns.
 func (l SessionLimits) Budget() limits.Budget {
 	return limits.Budget{ToolCalls: (*int64)(l.ToolCalls), Tokens: (*int64)(l.Tokens), CostMicroUSD: (*int64)(l.Cost), WallTime: (*time.Duration)(l.Timeout)}

@@ -108,6 +108,21 @@ type Limits struct {
 	Cost      *Dollars      `yaml:"max_cost_usd" flag:"max-cost-usd" value:"USD" group:"Limits" doc:"US dollars that the run may cost, by the price in the model's profile, such as 0.50"`
 	Timeout   *Duration     `yaml:"timeout" flag:"timeout" value:"TIME" group:"Limits" doc:"wall time of the run, such as 10m"`
 	Session   SessionLimits `yaml:"session" doc:"of a session, however many turns it has"`
+	Day       CeilingLimits `yaml:"day" doc:"of all sessions of a user together, from midnight UTC on"`
+	Month     CeilingLimits `yaml:"month" doc:"of all sessions of a user together, from the first of the month on"`
+}
+
+// CeilingLimits bound what all sessions use together in a day or a month.
+type CeilingLimits struct {
+	Requests *Count   `yaml:"max_requests" doc:"requests that a model answered"`
+	Tokens   *Count   `yaml:"max_tokens" doc:"input and output tokens"`
+	Cost     *Dollars `yaml:"max_cost_usd" doc:"US dollars, by the prices of the models"`
+}
+
+// ProfileLimits bound what all users together use of one model profile.
+type ProfileLimits struct {
+	Day   CeilingLimits `yaml:"day" doc:"of all sessions and users together, from midnight UTC on"`
+	Month CeilingLimits `yaml:"month" doc:"of all sessions and users together, from the first of the month on"`
 }
 
 // SessionLimits bound all turns of one session together.
@@ -145,6 +160,7 @@ type Model struct {
 	Temperature     *Number           `yaml:"temperature" doc:"sampling temperature"`
 	MaxOutputTokens *Count            `yaml:"max_output_tokens" doc:"tokens of one answer"`
 	ContextWindow   *Count            `yaml:"context_window" doc:"tokens that the model can take"`
+	Limits          ProfileLimits     `yaml:"limits" doc:"of the profile per day and month, for all users together"`
 	Price           *Price            `yaml:"price" doc:"US dollars per million tokens, for a model whose price is not known, or another price than the known one"`
 	MaxRetries      *Retries          `yaml:"max_retries" doc:"times that a request is sent again that failed before its answer began, 0 to 20; 2 by default"`
 	MaxRetryDelay   *Duration         `yaml:"max_retry_delay" doc:"longest wait before a request is sent again; 2m by default"`

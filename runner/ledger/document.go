@@ -1,0 +1,240 @@
+package ledger
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/moby/sys/atomicwriter"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+const (
+	// version is that of the file's format.
+	version = 1
+	// maxBytes bounds the file: some thousand users and profiles.
+	maxBytes = 1 << 20
+)
+
+// document is the content of the file.
+type document struct {
+	Version      int                `json:"version"`
+	Users        map[string]account `json:"users"`
+	Profiles     map[string]account `json:"profiles"`
+	Reservations []reservation      `json:"reservations"`
+
+	// now is the time of the change.
+	now time.Time
+}
+
+// account is what a user, or what all users of a profile, have used.
+type account struct {
+	Day   count `json:"day"`
+	Month count `json:"month"`
+}
+
+// count is what was used in the period that began at Since.
+type count struct {
+	Since        time.Time `json:"since"`
+	Requests     int64     `json:"requests"`
+	Tokens       int64     `json:"tokens"`
+	CostMicroUSD int64     `json:"cost_micro_usd"`
+}
+
+// reservation is what a request that is under way may use.
+type reservation struct {
+	ID           string `json:"id"`
+	Holder       string `json:"holder"`
+	User         string `json:"user"`
+	Profile      string `json:"profile"`
+	Requests     int64  `json:"requests"`
+	Tokens       int64  `json:"tokens"`
+	CostMicroUSD int64  `json:"cost_micro_usd"`
+}
+
+// of returns the count of one period. That of an account without one begins now.
+func (a account) of(p limits.Period, now time.Time) count {
+	c := a.Day
+	if p == limits.PeriodMonth {
+		c = a.Month
+	}
+	if c.Since.IsZero() {
+		c.Since = p.Start(now)
+	}
+	return c
+}
+
+func (c count) amount(k limits.Kind) int64 {
+	return amountOf(k, c.Requests, c.Tokens, c.CostMicroUSD)
+}
+
+func (r reservation) amount(k limits.Kind) int64 {
+	return amountOf(k, r.Requests, r.Tokens, r.CostMicroUSD)
+}
+
+func amountOf(k limits.Kind, requests, tokens, cost int64) int64 {
+	switch k {
+	case limits.KindRequests:
+		return requests
+	case limits.KindTokens:
+		return tokens
+	}
+	return cost
+}
+
+// addAmounts returns the sum of two amounts, at most the largest int64. A negative one,
+// which only a broken provider reports, counts as zero.
+func addAmounts(a, b int64) int64 {
+	a, b = max(a, 0), max(b, 0)
+	return a + min(b, math.MaxInt64-a)
+}
+
+// beginPeriods resets the counts whose period is over. One that began later than now
+// stays: the clock was set back.
+func (d *document) beginPeriods(now time.Time) {
+	begin := func(p limits.Period, c count) count {
+		if start := p.Start(now); c.Since.Before(start) {
+			return count{Since: start}
+		}
+		return c
+	}
+	for _, accounts := range []map[string]account{d.Users, d.Profiles} {
+		for name, a := range accounts {
+			accounts[name] = account{Day: begin(limits.PeriodDay, a.Day), Month: begin(limits.PeriodMonth, a.Month)}
+		}
+		maps.DeleteFunc(accounts, func(_ string, a account) bool { return a.Month.Requests == 0 && a.Day.Requests == 0 })
+	}
+	if d.Users == nil {
+		d.Users = map[string]account{}
+	}
+	if d.Profiles == nil {
+		d.Profiles = map[string]account{}
+	}
+	d.now = now
+}
+
+// dropDead removes the reservations whose holders are dead.
+func (d *document) dropDead(isDead func(holder string) bool) {
+	dead := map[string]bool{}
+	d.Reservations = slices.DeleteFunc(d.Reservations, func(r reservation) bool {
+		if _, known := dead[r.Holder]; !known {
+			dead[r.Holder] = isDead(r.Holder)
+		}
+		return dead[r.Holder]
+	})
+}
+
+// settle replaces a reservation with what was used, nil for nothing.
+func (d *document) settle(id, user, profile string, used *limits.Usage) {
+	d.Reservations = slices.DeleteFunc(d.Reservations, func(r reservation) bool { return r.ID == id })
+	if used == nil {
+		return
+	}
+	var cost int64
+	if used.CostMicroUSD != nil {
+		cost = *used.CostMicroUSD
+	}
+	add := func(c count) count {
+		c.Requests = addAmounts(c.Requests, 1)
+		c.Tokens = addAmounts(c.Tokens, used.Tokens())
+		c.CostMicroUSD = addAmounts(c.CostMicroUSD, cost)
+		return c
+	}
+	for _, at := range []struct {
+		accounts map[string]account
+		name     string
+	}{{d.Users, user}, {d.Profiles, profile}} {
+		a := at.accounts[at.name]
+		at.accounts[at.name] = account{Day: add(a.of(limits.PeriodDay, d.now)), Month: add(a.of(limits.PeriodMonth, d.now))}
+	}
+}
+
+// validate returns an error for content that this package does not write.
+func (d *document) validate() error {
+	if d.Version != version {
+		return fmt.Errorf("it has version %d instead of %d", d.Version, version)
+	}
+	for _, accounts := range []map[string]account{d.Users, d.Profiles} {
+		for name, a := range accounts {
+			for p, c := range map[limits.Period]count{limits.PeriodDay: a.Day, limits.PeriodMonth: a.Month} {
+				if c.Requests < 0 || c.Tokens < 0 || c.CostMicroUSD < 0 {
+					return fmt.Errorf("a count of %s is negative", name)
+				}
+				if !c.Since.Equal(p.Start(c.Since)) || c.Since.IsZero() {
+					return fmt.Errorf("%v is not the start of a %s", c.Since, p)
+				}
+			}
+		}
+	}
+	for _, r := range d.Reservations {
+		if r.Requests < 0 || r.Tokens < 0 || r.CostMicroUSD < 0 {
+			return errors.New("a reservation is negative")
+		}
+		if _, err := ulid.ParseStrict(r.Holder); err != nil { // it becomes a file name
+			return fmt.Errorf("holder %q of a reservation: %w", r.Holder, err)
+		}
+	}
+	return nil
+}
+
+// read returns the content of the file, an empty one if there is no file. A file that
+// is not exactly what was written is an error: nothing of it counts as zero.
+func (l *Ledger) read() (*document, error) {
+	if err := checkOwned(l.path(), false); errors.Is(err, fs.ErrNotExist) {
+		return &document{Version: version}, nil
+	} else if err != nil {
+		return nil, l.fileError(err)
+	}
+	f, err := os.Open(l.path())
+	if err != nil {
+		return nil, l.fileError(err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	text, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	if err != nil {
+		return nil, l.fileError(err)
+	}
+	var doc document
+	if len(text) > maxBytes {
+		err = fmt.Errorf("it is longer than %d bytes", maxBytes)
+	} else {
+		dec := json.NewDecoder(bytes.NewReader(text))
+		dec.DisallowUnknownFields()
+		if err = dec.Decode(&doc); err == nil && len(bytes.TrimSpace(text[dec.InputOffset():])) > 0 {
+			err = errors.New("something follows its content")
+		}
+	}
+	if err == nil {
+		err = doc.validate()
+	}
+	if err != nil {
+		return nil, &FileError{Path: l.path(), Corrupt: true, Err: err}
+	}
+	return &doc, nil
+}
+
+// write replaces the file, whole or not at all.
+func (l *Ledger) write(doc *document) error {
+	doc.Version = version
+	text, err := json.Marshal(doc)
+	if err != nil {
+		return l.fileError(err)
+	}
+	if len(text) > maxBytes {
+		return l.fileError(errors.New("it has too many users, profiles or requests under way"))
+	}
+	if err := atomicwriter.WriteFile(l.path(), append(text, '\n'), 0o600); err != nil {
+		return l.fileError(err)
+	}
+	return nil
+}

@@ -1,0 +1,334 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/oklog/ulid/v2"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+)
+
+// Dir is the directory of the ledger below the state directory.
+const Dir = "usage"
+
+// lockTime bounds the wait for other processes, each of which holds the lock for some
+// milliseconds.
+const lockTime = 10 * time.Second
+
+// holderPrefix begins the names of the files whose locks open ledgers hold.
+const holderPrefix = "open-"
+
+// Options configures a [Ledger]. StateDir is required.
+type Options struct {
+	// StateDir is the state directory. It must exist, and be the caller's alone.
+	StateDir string
+	// User bounds what each user uses, whichever profiles it is, and Profiles what all
+	// users together use of each profile.
+	User     limits.Ceilings
+	Profiles map[string]limits.Ceilings
+	// Now returns the time; nil means time.Now.
+	Now func() time.Time
+}
+
+// Bound reports whether the options have a ceiling.
+func (o Options) Bound() bool {
+	for _, c := range o.Profiles {
+		if !c.IsZero() {
+			return true
+		}
+	}
+	return !o.User.IsZero()
+}
+
+// Ledger is the ledger of one session. It is safe for concurrent use. The caller of
+// [Open] closes it.
+type Ledger struct {
+	opts Options
+	dir  string
+	// holder is the lock that shows other processes that this ledger is open.
+	holder *flock.Flock
+	id     string
+	// noLock leaves the lock out, for tests.
+	noLock bool
+
+	mu     sync.Mutex
+	warned map[string]bool
+}
+
+// FileError is the error of a ledger that can't be used. No request may begin then: what
+// was used is unknown, which is not zero.
+type FileError struct {
+	Path string
+	// Corrupt reports that the file was read and has no valid content.
+	Corrupt bool
+	Err     error
+}
+
+// Error names the file and the cause.
+func (e *FileError) Error() string {
+	if e.Corrupt {
+		return fmt.Sprintf("the count of usage in %s is damaged: %v", e.Path, e.Err)
+	}
+	return fmt.Sprintf("the count of usage in %s can't be used: %v", e.Path, e.Err)
+}
+
+// Hint returns what to do about it.
+func (e *FileError) Hint() string {
+	if e.Corrupt {
+		return "Restore that file from a copy, or remove it: what was used before then counts against no limit."
+	}
+	return "Make that file and its directory writable for you alone, with room on their file system."
+}
+
+// Unwrap returns the cause.
+func (e *FileError) Unwrap() error { return e.Err }
+
+// Open opens the ledger of a state directory. Its error is a [FileError].
+func Open(ctx context.Context, o Options) (*Ledger, error) {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	l := &Ledger{opts: o, dir: filepath.Join(o.StateDir, Dir), id: ulid.Make().String(), warned: map[string]bool{}}
+	if err := os.Mkdir(l.dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, l.fileError(err)
+	}
+	for _, dir := range []string{o.StateDir, l.dir} {
+		if err := checkOwned(dir, true); err != nil {
+			return nil, &FileError{Path: dir, Err: err}
+		}
+	}
+	l.holder = flock.New(l.holderPath(l.id), flock.SetPermissions(0o600))
+	err := l.withLock(ctx, func() error {
+		if _, err := l.read(); err != nil {
+			return err
+		}
+		// Under the lock: no other process looks at the file before it is locked.
+		if ok, err := l.holder.TryLock(); err != nil || !ok {
+			return l.fileError(cmp.Or(err, errors.New("a new file is locked")))
+		}
+		return l.removeRemains()
+	})
+	if err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Close ends the ledger. Reservations that were not settled no longer count.
+func (l *Ledger) Close() error {
+	err := os.Remove(l.holder.Path())
+	return errors.Join(err, l.holder.Close())
+}
+
+// ForUser returns the ledger as one user has it; its requests count for that user.
+func (l *Ledger) ForUser(user string) loop.Ledger { return userLedger{l, user} }
+
+type userLedger struct {
+	ledger *Ledger
+	user   string
+}
+
+// Reserve implements [loop.Ledger].
+func (u userLedger) Reserve(ctx context.Context, profile string, d limits.Demand) (loop.LedgerEntry, error) {
+	return u.ledger.reserve(ctx, u.user, profile, d)
+}
+
+// reserve reserves what a request may use, if it fits all ceilings.
+func (l *Ledger) reserve(ctx context.Context, user, profile string, d limits.Demand) (entry loop.LedgerEntry, err error) {
+	if d.Price == nil && (l.opts.User.BoundsCost() || l.opts.Profiles[profile].BoundsCost()) {
+		return entry, fmt.Errorf("a ceiling of cost needs the price of the model %s", profile)
+	}
+	id := ulid.Make().String()
+	err = l.change(ctx, func(doc *document) error {
+		doc.dropDead(l.isDead)
+		entry.Demand = d
+		for _, c := range l.applicable(doc, user, profile) {
+			if w, ok := l.newWarning(c); ok {
+				entry.Warnings = append(entry.Warnings, w)
+			}
+			lowered, err := c.fit(&entry.Demand)
+			if err != nil {
+				return err
+			}
+			entry.Lowered = cmp.Or(lowered, entry.Lowered)
+		}
+		cost, _ := entry.Demand.Cost()
+		doc.Reservations = append(doc.Reservations, reservation{
+			ID: id, Holder: l.id, User: user, Profile: profile, Requests: 1, Tokens: entry.Demand.Tokens(), CostMicroUSD: cost,
+		})
+		return nil
+	})
+	entry.Settle = func(used *limits.Usage) error {
+		return l.change(context.Background(), func(doc *document) error {
+			doc.settle(id, user, profile, used)
+			return nil
+		})
+	}
+	return entry, err
+}
+
+// standing is one limit of a ceiling, and what counts against it.
+type standing struct {
+	limits.ExceededError
+
+	key string
+}
+
+// applicable returns the limits that apply to a request, in the order in which they are
+// named: of a day first, and of the user first.
+func (l *Ledger) applicable(doc *document, user, profile string) []standing {
+	var out []standing
+	for _, p := range []limits.Period{limits.PeriodDay, limits.PeriodMonth} {
+		for _, of := range []struct {
+			key, profile string
+			ceiling      limits.Ceiling
+			account      account
+			reserved     func(reservation) bool
+		}{
+			{"user " + user, "", l.opts.User.Of(p), doc.Users[user], func(r reservation) bool { return r.User == user }},
+			{"profile " + profile, profile, l.opts.Profiles[profile].Of(p), doc.Profiles[profile], func(r reservation) bool { return r.Profile == profile }},
+		} {
+			used := of.account.of(p, l.opts.Now())
+			for _, k := range []limits.Kind{limits.KindRequests, limits.KindCost, limits.KindTokens} {
+				limit := of.ceiling.Limit(k)
+				if limit == nil {
+					continue
+				}
+				s := standing{key: fmt.Sprint(of.key, p, used.Since, k), ExceededError: limits.ExceededError{
+					Kind: k, Limit: *limit, Used: used.amount(k), Period: p, Until: p.End(used.Since), Profile: of.profile,
+				}}
+				for _, r := range doc.Reservations {
+					if of.reserved(r) {
+						s.Reserved = addAmounts(s.Reserved, r.amount(k))
+					}
+				}
+				s.Used = addAmounts(s.Used, s.Reserved)
+				out = append(out, s)
+			}
+		}
+	}
+	return out
+}
+
+// fit lowers the output of d to what is left. The error is an *ExceededError if too
+// little is.
+func (s standing) fit(d *limits.Demand) (lowered *limits.ExceededError, err error) {
+	left := s.Limit - s.Used
+	if s.Kind == limits.KindRequests {
+		if left < 1 {
+			return nil, &s.ExceededError
+		}
+		return nil, nil
+	}
+	fit, ok := d.Fit(s.Kind, left)
+	if !ok {
+		s.Needed = fit.Tokens()
+		if s.Kind == limits.KindCost {
+			s.Needed, _ = fit.Cost()
+		}
+		if left <= 0 && s.Reserved == 0 {
+			s.Needed = 0 // nothing is left, whatever the request needs
+		}
+		return nil, &s.ExceededError
+	}
+	if fit.Output < d.Output {
+		lowered = &s.ExceededError
+	}
+	*d = fit
+	return lowered, nil
+}
+
+// newWarning returns the limit as a warning if four fifths of it are used and it was
+// not returned before.
+func (l *Ledger) newWarning(s standing) (limits.ExceededError, bool) {
+	s.Used -= s.Reserved
+	s.Reserved = 0
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s.Used < s.Limit-s.Limit/5 || l.warned[s.key] {
+		return limits.ExceededError{}, false
+	}
+	l.warned[s.key] = true
+	return s.ExceededError, true
+}
+
+// isDead reports whether the ledger that made a reservation is closed or its process has
+// ended. The caller holds the lock.
+func (l *Ledger) isDead(holder string) bool {
+	if holder == l.id {
+		return false
+	}
+	if _, err := os.Lstat(l.holderPath(holder)); err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	lock := flock.New(l.holderPath(holder), flock.SetFlag(os.O_RDWR))
+	free, err := lock.TryLock()
+	if err != nil || !free {
+		return false // it lives, or this can't be told
+	}
+	_ = errors.Join(os.Remove(lock.Path()), lock.Close()) // a file that stays does no harm
+	return true
+}
+
+// removeRemains removes what killed processes left. The caller holds the lock.
+func (l *Ledger) removeRemains() error {
+	entries, err := os.ReadDir(l.dir)
+	if err != nil {
+		return l.fileError(err)
+	}
+	for _, e := range entries {
+		if holder, ok := strings.CutPrefix(e.Name(), holderPrefix); ok {
+			l.isDead(holder) // which removes the file
+		} else if strings.HasPrefix(e.Name(), ".tmp-") {
+			_ = os.Remove(filepath.Join(l.dir, e.Name())) // the next one tries again
+		}
+	}
+	return nil
+}
+
+// change changes the document under the lock. Nothing is written if edit returns an
+// error.
+func (l *Ledger) change(ctx context.Context, edit func(*document) error) error {
+	return l.withLock(ctx, func() error {
+		doc, err := l.read()
+		if err != nil {
+			return err
+		}
+		doc.beginPeriods(l.opts.Now())
+		if err := edit(doc); err != nil {
+			return err
+		}
+		return l.write(doc)
+	})
+}
+
+// withLock calls f while it holds the lock against other processes.
+func (l *Ledger) withLock(ctx context.Context, f func() error) error {
+	if l.noLock {
+		return f()
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, lockTime, errors.New("another process has held its lock for too long"))
+	defer cancel()
+	lock := flock.New(filepath.Join(l.dir, "lock"), flock.SetPermissions(0o600))
+	if _, err := lock.TryLockContext(ctx, time.Millisecond); err != nil {
+		return l.fileError(cmp.Or(context.Cause(ctx), err))
+	}
+	return errors.Join(f(), lock.Close())
+}
+
+func (l *Ledger) path() string { return filepath.Join(l.dir, "ledger.json") }
+
+func (l *Ledger) holderPath(id string) string { return filepath.Join(l.dir, holderPrefix+id) }
+
+func (l *Ledger) fileError(err error) error { return &FileError{Path: l.path(), Err: err} }
