@@ -22,7 +22,10 @@ var paragraphs = map[string]map[string]int{
 		"6.1": 2, "6.2": 2, "6.3": 2, "7": 6, "8": 5, "9": 5, "10": 15, "11": 2, "12": 10, "13": 1,
 	},
 	"Names and approvals":    {"1": 4, "2": 4, "3": 5, "4": 3, "5": 3, "6": 7, "7": 1},
-	"A loop with four tools": {"1": 3, "2": 3, "3": 2, "4": 3, "5": 2, "6": 2, "7": 2, "8": 1},
+	"A loop with four tools": {"1": 3, "2": 3, "3": 2, "4": 3, "5": 2, "6": 2, "7": 2, "8": 2, "9": 3, "10": 4},
+	"Tool runtime": {
+		"1": 5, "2.1": 4, "2.2": 4, "2.3": 4, "2.4": 3, "2.5": 2, "2.6": 4, "2.7": 2, "3": 8,
+	},
 }
 
 // acceptanceCases are the catalogue's cases of docs/acceptance.md; those about
