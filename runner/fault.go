@@ -33,6 +33,9 @@ const (
 	FaultCancelled    FaultKind = "cancelled"
 	FaultConflicts    FaultKind = "conflicts"   // no change was applied: the workspace changed meanwhile
 	FaultNotApplied   FaultKind = "not_applied" // some changes could not be applied
+	FaultFormat       FaultKind = "format"      // the answer does not have the form that was asked for
+	FaultUnverified   FaultKind = "unverified"  // the verification of the result failed
+	FaultReplay       FaultKind = "replay"      // tools returned something else than in the replayed run
 	FaultLeft         FaultKind = "left"        // part of the sandbox could not be removed
 
 	FaultInvalidLimits FaultKind = "invalid_limits" // no session can have its limits
@@ -93,6 +96,9 @@ var hints = map[FaultKind]string{
 	FaultNoAnswer:      "Run it again and answer the questions." + allowClass,
 	FaultConflicts:     "Compare both, and apply the rest without them.",
 	FaultNotApplied:    "Fix that and apply the changes again: the apply continues where it stopped.",
+	FaultFormat:        "Change the task or the form, or use another model.",
+	FaultUnverified:    "The end of its output is in the report and the records.",
+	FaultReplay:        "Record the run again if the change is meant.",
 	FaultLeft:          "The next session tries again.",
 	FaultCommand:       "Name a program, and a directory at or below the workspace's path in the container.",
 	FaultCommandLost:   "The command is not run again.",
@@ -224,6 +230,10 @@ func faultOfDone(end record.SessionEnded) FaultKind {
 		return FaultNoApprover
 	case slices.ContainsFunc(end.Denials, func(d record.Denial) bool { return d.Class == tools.ErrorConfirmationTimeout }):
 		return FaultLateAnswer
+	case len(end.AnswerProblems) > 0:
+		return FaultFormat
+	case end.Verification != nil && !end.Verification.Passed:
+		return FaultUnverified
 	case o != nil && len(o.Failed) > 0:
 		return FaultNotApplied
 	case len(end.Left) > 0:

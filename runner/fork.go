@@ -55,23 +55,37 @@ func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 	if n < 1 {
 		return nil, fmt.Errorf("fork session: %d forks", n)
 	}
-	changed, ok := s.tracker.(tracker.Forker)
-	if !ok || !s.opts.isOverlay() {
+	if !s.opts.isOverlay() {
 		return nil, fmt.Errorf("fork session: %w: the workspace is in %s mode, and only overlay and copy have layers that can be shared", sandbox.ErrUnsupported, s.opts.workspaceMode())
 	}
+	forks, err := forkSession(ctx, s, n, reasonFork, s.opts.OnFork)
+	if err != nil {
+		return nil, fmt.Errorf("fork session: %w", err)
+	}
+	s.events.recordWarning(forkWarning(forks))
+	return forks, nil
+}
+
+// forkSession makes n sessions that go on from s, whose commands end for a reason, with
+// options that configure changes. In bind mode they share the workspace.
+func forkSession(ctx context.Context, s *Session, n int, reason string, configure func(number int, o *Options)) ([]*Session, error) {
 	done, err := s.calls.exclude(func() error { return holdTurns(s) })
 	if err != nil {
-		return nil, fmt.Errorf("fork session: %w", err)
+		return nil, err
 	}
 	defer done(func() { releaseTurns(s) })
-	ended, resume, err := s.exec.Suspend(ctx, reasonFork)
+	ended, resume, err := s.exec.Suspend(ctx, reason)
 	if err != nil {
-		return nil, fmt.Errorf("fork session: %w", err)
+		return nil, err
 	}
 	defer resume()
-	if frozen, err := changed.Freeze(ctx); err != nil {
-		return nil, fmt.Errorf("fork session: %w", err)
-	} else if !frozen {
+	changed, ok := s.tracker.(tracker.Forker)
+	if ok {
+		if ok, err = changed.Freeze(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if !ok { // there is nothing to share but the workspace
 		changed = nil
 	}
 	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.history)), view: s.view.Clone(), changed: changed, notice: s.prompt.notice}
@@ -81,18 +95,21 @@ func (s *Session) Fork(ctx context.Context, n int) ([]*Session, error) {
 	}
 	var forks []*Session
 	for i := range n {
-		fork, err := openFork(ctx, s.opts, i, point)
+		fork, err := openFork(ctx, s.opts, point, func(o *Options) {
+			if configure != nil {
+				configure(i, o)
+			}
+		})
 		if err != nil {
 			for _, f := range forks {
 				f.Close()
 				err = errors.Join(err, sessiondir.DiscardChanges(f.dir))
 			}
-			return nil, fmt.Errorf("fork session: %w", err)
+			return nil, err
 		}
 		forks = append(forks, fork)
 	}
 	s.opts.startOnDemand = true // no turn runs that reads it
-	s.events.recordWarning(forkWarning(forks))
 	return forks, nil
 }
 
@@ -124,8 +141,8 @@ func parentOf(s *Session) record.Parent {
 	return p
 }
 
-// openFork opens the fork with a number of a session with options.
-func openFork(ctx context.Context, o Options, number int, point *forkPoint) (_ *Session, err error) {
+// openFork opens a fork of a session with options, which configure changes.
+func openFork(ctx context.Context, o Options, point *forkPoint, configure func(o *Options)) (_ *Session, err error) {
 	state := filepath.Dir(filepath.Dir(o.Dir.Path))
 	if o.Dir, err = sessiondir.Create(state, o.Secrets); err != nil {
 		return nil, err
@@ -135,16 +152,14 @@ func openFork(ctx context.Context, o Options, number int, point *forkPoint) (_ *
 			err = errors.Join(err, o.Dir.Close())
 		}
 	}()
-	onFork := o.OnFork
 	o.Broker, o.Apply, o.Removed, o.Warnings = nil, false, nil, nil
-	o.Hooks = Hooks{Hint: o.Hint, Notify: o.Notify, Force: o.Force, OnFork: onFork, writeTrace: o.writeTrace, syncTrace: o.syncTrace}
+	o.Hooks = Hooks{Hint: o.Hint, Notify: o.Notify, Force: o.Force, OnFork: o.OnFork, writeTrace: o.writeTrace, syncTrace: o.syncTrace}
 	if o.Caches.enabled() {
 		o.Caches.Use = caches.Frozen
 	}
 	o.from, o.startOnDemand = point, true
-	if onFork != nil {
-		onFork(number, &o)
-	}
+	o.CheckOptions = CheckOptions{}
+	configure(&o)
 	return Open(ctx, o)
 }
 

@@ -43,6 +43,7 @@ type Options struct {
 	ModelOptions
 	PolicyOptions
 	ToolOptions
+	CheckOptions
 	Hooks
 
 	// Version, Sources, Ignored and Removed are facts for session.created: the

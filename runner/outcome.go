@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/loop"
@@ -15,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // Outcome codes of sessions, which their last record has. A program that runs one
@@ -31,6 +33,8 @@ const (
 	OutcomeNoApprover   = 56
 	OutcomeConflict     = 57  // changes are not applied: their originals changed meanwhile
 	OutcomeUnvouched    = 58  // something in the workspace was not renamed, or not looked at
+	OutcomeUnverified   = 60  // the command that verifies the result failed, or could not run
+	OutcomeFormat       = 61  // the answer does not have the form that was asked for
 	OutcomeInterrupted  = 130 // SIGINT; 128 plus the signal's number for others
 )
 
@@ -49,6 +53,12 @@ func OutcomeCode(r Report) int {
 		switch {
 		case r.Unapproved > 0:
 			return OutcomeNoApprover
+		case len(r.AnswerProblems) > 0:
+			return OutcomeFormat
+		case r.Verification != nil && !r.Verification.Passed:
+			return OutcomeUnverified
+		case r.ReplayFailed:
+			return OutcomeFailed
 		case r.ApplyRefused:
 			return OutcomeConflict
 		case r.Overlay != nil && len(r.Overlay.Failed) > 0:
@@ -121,14 +131,18 @@ func (d problemDescriber) describeProblem(r Report) *record.Problem {
 func (d problemDescriber) findFault(r Report) (Fault, bool) {
 	f := FaultOf(r.Session, r.SessionEnded)
 	if r.Reason == loop.StopAnswered {
+		if r.Unapproved == 0 { // the agent got over its denials
+			r.Denials = nil
+			f.Kind = faultOfDone(r.SessionEnded)
+		}
 		switch {
 		case r.Unapproved > 0:
 			f.Kind = FaultNoApprover
+		case f.Kind == FaultFormat, f.Kind == FaultUnverified:
+		case r.ReplayFailed:
+			f.Kind = FaultReplay
 		case r.ApplyRefused:
 			f.Kind = FaultConflicts
-		case f.Kind == FaultNoApprover || f.Kind == FaultLateAnswer: // a denial that the agent got over
-			r.Denials = nil
-			f.Kind = faultOfDone(r.SessionEnded)
 		}
 	}
 	f.Dir, f.Overlay, f.Err = d.dir, d.opts.isOverlay(), r.Err
@@ -180,6 +194,12 @@ func (d problemDescriber) describeCause(f Fault, r Report) string {
 	case FaultNotApplied:
 		failed := r.Overlay.Failed
 		return fmt.Sprintf("the task is done, and %d of its changes could not be applied: %s: %s", len(failed), failed[0].Path, failed[0].Why)
+	case FaultFormat:
+		return "the answer does not have the form that was asked for: " + strings.Join(r.AnswerProblems, "; ")
+	case FaultUnverified:
+		return fmt.Sprintf("the verification of the result failed: %s: %s", tools.Elide(r.Verification.Command, 200), r.Verification)
+	case FaultReplay:
+		return fmt.Sprintf("the tools of the replay returned something else than before, in %s: the first is %s", countOf(len(r.Differences), "place"), r.Differences[0])
 	case FaultLeft:
 		if r.Reason == StopNoTurn {
 			return "something of the sandbox could not be removed: " + r.Left[0]

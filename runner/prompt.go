@@ -38,6 +38,8 @@ type promptContext struct {
 	// instructions and notes are the messages about the workspace's instruction file
 	// and about the notes of earlier sessions, "" if there are none.
 	instructions, notes string
+	// format is the message about the form of the answer; "" is none.
+	format string
 	// notice tells the model something before the next message; "" is nothing.
 	notice string
 }
@@ -48,6 +50,9 @@ func loadContext(o Options, original *workspace.Reader, log *zap.Logger) promptC
 	var c promptContext
 	if o.InstructionFiles && !o.from.isContinued() {
 		c.loadInstructions(original)
+	}
+	if o.Format != nil {
+		c.format = o.Format.Request
 	}
 	if o.Memory != nil && !o.from.isContinued() {
 		c.loadNotes(o.Memory, log)
@@ -110,6 +115,9 @@ func (c *promptContext) openingMessages(message string, first bool) []loop.Messa
 		c.notice = ""
 	}
 	messages = append(messages, loop.NewText(loop.RoleUser, message))
+	if first && c.format != "" {
+		messages = append(messages, loop.NewText(loop.RoleUser, c.format))
+	}
 	if first && c.instructions != "" {
 		messages = append(messages, loop.NewText(loop.RoleUser, c.instructions))
 	}

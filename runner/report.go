@@ -27,6 +27,10 @@ type Report struct {
 	Patch string `json:"-"`
 	// ApplyRefused reports that Options.Apply applied nothing, because of conflicts.
 	ApplyRefused bool `json:"apply_refused,omitempty"`
+	// ReplayFailed reports that Options.StrictReplay did not accept the differences.
+	ReplayFailed bool `json:"replay_failed,omitempty"`
+	// VerifyFiles are the files of Options.Verify.
+	VerifyFiles []byte `json:"-"`
 	// Err is the cause of a bad end, for the log and errors.Is.
 	Err error `json:"-"`
 }
@@ -81,6 +85,7 @@ func shortenLists(e record.SessionEnded) record.SessionEnded {
 	e.Cleared = e.Cleared[:min(len(e.Cleared), record.MaxListed)]
 	e.Denials = e.Denials[:min(len(e.Denials), record.MaxListed)]
 	e.Left = e.Left[:min(len(e.Left), record.MaxListed)]
+	e.Differences = e.Differences[:min(len(e.Differences), record.MaxListed)]
 	if e.Overlay != nil {
 		o := *e.Overlay
 		for _, list := range []*[]record.PathNote{&o.Conflicts, &o.LeftOut, &o.Failed} {

@@ -35,6 +35,7 @@ func Run(ctx context.Context, o Options) (Report, error) {
 	t, err := s.Start(o.Task)
 	if err == nil {
 		<-t.Done()
+		finishTask(ctx, s)
 	}
 	return s.Close(), nil // what kept the turn from starting is in the report
 }
@@ -92,7 +93,7 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.addFacts(&r)
 	r.Unapproved = s.tools.Unapproved()
 	r.Changed, r.HostExecuted = []record.Changed{}, []record.HostExecuted{}
-	apply := s.opts.Apply && r.Reason == loop.StopAnswered && r.Unapproved == 0
+	apply := addChecks(s, &r) && s.opts.Apply && r.Reason == loop.StopAnswered && r.Unapproved == 0
 	r.Patch, r.ApplyRefused = s.tracker.AddChanges(&r.SessionEnded, apply)
 	s.endCaches(&r, apply)
 	problems := problemDescriber{opts: s.opts, dir: s.dir, failure: s.events.currentTally().modelFailure}

@@ -84,6 +84,10 @@ type Session struct {
 	// requests show them.
 	history []loop.Message
 	view    *loop.View
+	// verification, verifyFiles and answerProblems are what the checks found.
+	verification   *record.Verification
+	verifyFiles    []byte
+	answerProblems []string
 	// unforced ends the wait for Options.Force.
 	unforced func()
 

@@ -156,7 +156,7 @@ func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text
 		return nil, err
 	}
 	defer done()
-	o.Broker, o.Force, o.OnFork = u.newBroker(), force, judgeOptions
+	o.Broker, o.Force = u.newBroker(), force
 	o.Warner = func(warn func(string)) { u.warn.Store(&warn) }
 	if !f.json {
 		o.Mirror, o.Live = u.showRecord, u.showDelta
@@ -189,38 +189,23 @@ func runAttempt(ctx context.Context, a *app, s *sessionBuilder, f runFlags, text
 	return t, err
 }
 
-// judgeOptions changes the options of a fork to those of a judge: it has no model, and
-// nothing that the agent could write to but the workspace.
-func judgeOptions(_ int, o *runner.Options) {
-	o.Task = "judge of " + o.Task
-	o.Profiles, o.Memory, o.InstructionFiles, o.Declared = nil, nil, false, nil
-	o.Caches = runner.CacheOptions{}
-}
-
 // judgeTail bounds what is kept of the end of a judge's output.
 const judgeTail = 4 << 10
 
-// judgeAttempt runs the judge in a fresh sandbox on a fork of an attempt, and drops what
-// it changes.
+// judgeAttempt runs the judge in a fresh sandbox on the result of an attempt, and drops
+// what it changes.
 func judgeAttempt(ctx context.Context, session *runner.Session, command string, t *attempt) error {
-	forks, err := session.Fork(ctx, 1)
-	if err != nil {
-		return fmt.Errorf("judge attempt %d: %w", t.Number, err)
-	}
-	judge := forks[0]
 	out := &tailWriter{}
-	result, err := judge.Exec(ctx, runner.UserCommand{Argv: []string{"/bin/sh", "-c", command}, Stdout: out})
-	r := judge.Close()
-	err = errors.Join(err, sessiondir.DiscardChanges(r.Dir))
+	v, _, err := runner.Verify(ctx, session, runner.VerifyOptions{Command: command, Stdout: out})
 	if err != nil {
 		return fmt.Errorf("judge attempt %d: %w", t.Number, err)
 	}
-	status := result.Status.Code
-	if result.Status.Signal > 0 {
-		status = 128 + result.Status.Signal
+	status := v.ExitCode
+	if v.Signal > 0 {
+		status = 128 + v.Signal
 	}
-	t.Judge, t.JudgeStatus, t.Verdict = r.Session, &status, verdictFailed
-	if result.Status.Success() {
+	t.Judge, t.JudgeStatus, t.Verdict = v.Session, &status, verdictFailed
+	if v.Passed {
 		t.Verdict = verdictPassed
 	}
 	t.Said = out.lastLine()

@@ -36,8 +36,10 @@ const (
 	exitFatal        = runner.OutcomeFatal // a tool failed fatally, or the trace can't be written
 	exitUntrusted    = 55
 	exitNoApprover   = runner.OutcomeNoApprover
-	exitConflict     = runner.OutcomeConflict    // changes are not applied: their originals changed meanwhile
-	exitUnvouched    = runner.OutcomeUnvouched   // something in the workspace was not renamed, or not looked at
+	exitConflict     = runner.OutcomeConflict  // changes are not applied: their originals changed meanwhile
+	exitUnvouched    = runner.OutcomeUnvouched // something in the workspace was not renamed, or not looked at
+	exitUnverified   = runner.OutcomeUnverified
+	exitFormat       = runner.OutcomeFormat
 	exitInterrupted  = runner.OutcomeInterrupted // SIGINT; 128 plus the signal's number for others
 )
 

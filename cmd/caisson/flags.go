@@ -95,11 +95,12 @@ const helpColumns = 80
 // own in the table of settings. A flag in no group is in the first.
 var flagGroups = []flagGroup{
 	{"Task", []string{"workspace", "file", "apply", "best-of", "judge", "profile", "require-trust", "ignore-project-config"}},
+	{"Checks", []string{"output-schema", "verify", "verify-junit", "replay-strict", "replay-ignore"}},
 	{"Model", []string{"no-stream"}},
 	{"Policy", nil},
 	{"Sandbox", []string{"submount"}},
 	{"Limits", nil},
-	{"Output", []string{"json", "output", "patch-out", "verbose", "help"}},
+	{"Output", []string{"json", "output", "patch-out", "junit", "report", "verbose", "help"}},
 }
 
 // flagGroup is one group of flags.
@@ -175,7 +176,7 @@ func addCompletion(root *cobra.Command, env environ) {
 		"caisson tools ls": completeTools, "caisson tools call": completeTools, "caisson trust": completeDirectories, "caisson untrust": completeDirectories, "caisson config schema": completeWords("user", "project", "requirements"),
 	}
 	flags := map[string]candidates{
-		"workspace": completeDirectories, "tool": completeTools, "profile": completeProfiles, "model": completeModels, "format": completeWords("jsonl", "json", "atif"),
+		"workspace": completeDirectories, "tool": completeTools, "profile": completeProfiles, "model": completeModels, "format": completeWords("jsonl", "json", "atif"), "report": completeWords("auto", "github", "none"),
 	}
 	for _, s := range config.Settings() {
 		if s.Words != nil {

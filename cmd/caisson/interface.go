@@ -8,12 +8,14 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
@@ -48,6 +50,11 @@ type userInterface struct {
 	finished bool
 	// warn records a warning, once there is a session that can.
 	warn atomic.Pointer[func(string)]
+	// ignores reports whether a difference of a replay does not count; nil is none.
+	ignores func(d replay.Difference) bool
+
+	mu          sync.Mutex
+	differences []record.Difference
 }
 
 func newInterface(a *app, json bool) *userInterface {
@@ -185,12 +192,31 @@ func (u *userInterface) recordWarning(text string) {
 	u.printNotice(text)
 }
 
-func (u *userInterface) reportDifference(text string) { u.recordWarning("the replay differs: " + text) }
+// reportDifference tells of a difference of a replay, and keeps it for the report.
+func (u *userInterface) reportDifference(d replay.Difference) {
+	if u.ignores != nil && u.ignores(d) {
+		return
+	}
+	u.recordWarning("the replay differs: " + d.String())
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.differences = append(u.differences, newDifference(d))
+}
+
+// listDifferences returns the differences of a replay so far.
+func (u *userInterface) listDifferences() []record.Difference {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Clone(u.differences)
+}
 
 // finishRun shows the end of a run and returns its exit status. It writes the records
 // first. A pipe without a reader is left after a while, a terminal that is held only
 // after an interruption.
 func (u *userInterface) finishRun(ctx context.Context, r runner.Report, answer *outfile.File) int {
+	if len(r.AnswerProblems) > 0 {
+		r.Answer = "" // standard output has JSON that is valid, or nothing
+	}
 	err := errors.Join(writeResult(answer, "answer", withNewline(r.Answer)), answer.Close())
 	u.finished = true
 	if u.json && r.Problem != nil {

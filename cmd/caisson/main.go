@@ -30,6 +30,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner/doctor"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/programs"
@@ -108,7 +109,7 @@ type deps struct {
 type modelSettings struct {
 	stream bool
 	// differs is called for each difference of a replayed run.
-	differs func(text string)
+	differs func(d replay.Difference)
 	logger  *zap.Logger
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/ledger"
@@ -40,6 +41,7 @@ type runFlags struct {
 	attempts  int
 	judge     string
 	project   projectOptions
+	check     checkFlags
 }
 
 const runLong = `Run one agent task on a workspace, to its end.
@@ -57,6 +59,10 @@ status 0 passes, and a number on the last line of its standard output is a score
 best are kept, as caisson diff and caisson apply find them; those of the others are removed. A table
 on standard error, or with --json one object on standard output, has verdicts and costs.
 
+After an answer --output-schema validates it, and --verify runs a command in a fresh sandbox on the
+result: a failed check is not applied and has an exit status of its own. Standard output then has
+JSON that is valid, or nothing. In CI the run is reported there: see docs/ci.md.
+
 Every setting below is also an environment variable, CAISSON_ and its name in capitals with
 underscores, and a key of $XDG_CONFIG_HOME/caisson/config.yaml.
 `
@@ -66,7 +72,7 @@ func newRunCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] [TASK] [-]",
 		Short: "Run one agent task on a workspace, to its end",
-		Long:  runLong + exitHelp(nil, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|asksModel|appliesChanges|interruptible),
+		Long:  runLong + exitHelp(map[int]string{exitUnverified: "the result was not verified (--verify)", exitFormat: "the answer is not valid (--output-schema)"}, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|asksModel|appliesChanges|interruptible),
 		Example: `  caisson run "make the tests pass"
   git diff | caisson run "review this"
   caisson run --backend gvisor --policy ci --json - < task.txt
@@ -91,19 +97,29 @@ func newRunCommand(a *app) *cobra.Command {
 	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspace's own settings, though it is trusted")
 	flags.StringArrayVar(&f.submounts, "submount", nil, "accept a mount inside the workspace (repeatable)")
 	flags.BoolVar(&f.noStream, "no-stream", false, "don't stream the model's answer")
+	f.check.addTo(cmd)
 	addSettings(cmd, &f.settings)
 	return cmd
 }
 
 // runTask runs one task to its end.
-func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
+func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error) {
 	if f.noStream {
 		f.settings.Stream = new(false)
 	}
 	if f.submounts != nil {
 		f.settings.Submounts = f.submounts
 	}
-	if err := errors.Join(f.impliesOverlay(), f.checkBestOf()); err != nil {
+	if err := errors.Join(f.impliesOverlay(), f.checkBestOf(), f.check.check(a, f.attempts)); err != nil {
+		return err
+	}
+	report, err := f.check.openReport(a)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, report.close(ctx, err)) }()
+	format, err := f.check.readFormat()
+	if err != nil {
 		return err
 	}
 	text, err := readTask(a, args, f.file)
@@ -115,7 +131,7 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 		return err
 	}
 	defer s.close()
-	s.apply = f.apply
+	s.apply, s.verifies = f.apply, f.check.verify != ""
 	if f.attempts > 0 {
 		ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
 		defer stop()
@@ -133,6 +149,7 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 	}
 	defer done()
 	o.Apply = f.apply
+	report.configure(&o, u, format)
 	o.Broker, o.Mirror, o.Live = u.newBroker(), u.showRecord, u.showDelta
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
 	answer, err := openOutput(f.output, "-o", "answer")
@@ -149,6 +166,10 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) error {
 	}
 	if err := errors.Join(writeResult(patch, "patch", r.Patch), patch.Close()); err != nil {
 		u.reportProblem(record.Problem{Cause: "the patch can't be written: " + err.Error(), Hint: "It is in " + r.Dir + "/workspace.patch."})
+		r.ExitStatus = max(r.ExitStatus, exitFailed)
+	}
+	if err := report.write(r, f.patch); err != nil {
+		u.reportProblem(record.Problem{Cause: "the report can't be written: " + err.Error(), Hint: "It is in " + r.Dir + "/report.json."})
 		r.ExitStatus = max(r.ExitStatus, exitFailed)
 	}
 	return exitWith(u.finishRun(ctx, r, answer))
@@ -175,6 +196,8 @@ type sessionBuilder struct {
 	mounts    []sandbox.Mount // opened for the session
 	// apply is set if the run applies its changes by itself.
 	apply bool
+	// verifies is set if the run verifies its result in a sandbox.
+	verifies bool
 	// reads is set if the command, as far as is known, needs no sandbox, and orders if it
 	// needs one whatever the policy, and reports what the image lacks by itself.
 	reads, orders bool
@@ -287,7 +310,7 @@ type reporter interface {
 	// the text, once there are records.
 	printNotice(text string)
 	recordWarning(text string)
-	reportDifference(text string)
+	reportDifference(d replay.Difference)
 	// defaultPreset returns the policy if none is named.
 	defaultPreset(appliedLater bool) string
 }
@@ -391,7 +414,7 @@ func (s *sessionBuilder) openMemory() *memory.Store {
 // anything else asks for one.
 func (s *sessionBuilder) mayNeedSandbox(policy policy.Policy) (bool, error) {
 	defs, err := toolsOf(&s.conf)
-	return s.orders || !s.reads && policy.AllowsSandboxed(defs, s.workspace.Path), err
+	return s.orders || s.verifies || !s.reads && policy.AllowsSandboxed(defs, s.workspace.Path), err
 }
 
 // absentWarnings returns a warning about what an image lacks, if it lacks anything. The

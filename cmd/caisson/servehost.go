@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -40,9 +41,11 @@ type serverHost struct {
 
 var _ reporter = (*serverHost)(nil)
 
-func (h *serverHost) printNotice(text string)      { h.log.Info(text) }
-func (h *serverHost) recordWarning(text string)    { h.log.Warn(text) }
-func (h *serverHost) reportDifference(text string) { h.log.Warn("the replay differs: " + text) }
+func (h *serverHost) printNotice(text string)   { h.log.Info(text) }
+func (h *serverHost) recordWarning(text string) { h.log.Warn(text) }
+func (h *serverHost) reportDifference(d replay.Difference) {
+	h.log.Warn("the replay differs: " + d.String())
+}
 
 // defaultPreset asks about everything that does something: clients are there to answer.
 func (h *serverHost) defaultPreset(bool) string { return "default" }

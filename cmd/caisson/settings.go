@@ -343,7 +343,7 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), error) {
 	if m.Provider == "replay" {
 		model, err := replay.Open(m.Name, replay.Options{
-			Report: func(d replay.Difference) { s.differs(d.String()) }, Logger: s.logger,
+			Report: s.differs, Logger: s.logger,
 		})
 		if err != nil {
 			status := exitConfig

@@ -60,6 +60,9 @@ type Difference struct {
 	Want, Got string
 }
 
+// Fields returns the properties that are compared, as Difference.What has them.
+func Fields() []string { return []string{"result", "error", "exit_code", "contains", "not_contains"} }
+
 // String returns the difference in one line, for people.
 func (d Difference) String() string {
 	return fmt.Sprintf("turn %d, call %d (%s): %s: want %s, got %s",

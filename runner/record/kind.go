@@ -31,6 +31,7 @@ const (
 	KindConfirmationResolved  Kind = "tool.confirmation_resolved"
 	KindConfirmationAttempted Kind = "tool.confirmation_attempted"
 	KindNetworkDenied         Kind = "network.denied"
+	KindVerification          Kind = "result.verified"
 	KindBudgetWarning         Kind = "budget.warning"
 	KindWarning               Kind = "warning"
 )
@@ -73,6 +74,7 @@ func Payloads() []Payload {
 		Warning{},
 		TurnCompleted{},
 		TurnCancelled{},
+		Verification{},
 		SessionEnded{},
 	}
 }
@@ -97,6 +99,9 @@ func (TurnStarted) Kind() Kind { return KindTurnStarted }
 
 // Kind implements [Payload].
 func (TurnCompleted) Kind() Kind { return KindTurnCompleted }
+
+// Kind implements [Payload].
+func (Verification) Kind() Kind { return KindVerification }
 
 // Kind implements [Payload].
 func (TurnCancelled) Kind() Kind { return KindTurnCancelled }

@@ -270,6 +270,12 @@ type SessionEnded struct {
 	// them only where they are counted as applied.
 	Overlay *OverlayResult `json:"overlay,omitempty"`
 	Denials []Denial       `json:"denials"`
+	// Verification is that of the result, AnswerProblems why the answer does not have
+	// the form that was asked for, and Differences how results of tools differ from
+	// those of the run that was replayed.
+	Verification   *Verification `json:"verification,omitempty"`
+	AnswerProblems []string      `json:"answer_problems,omitempty"`
+	Differences    []Difference  `json:"differences,omitempty"`
 	// ProcessesKilled counts processes that commands left and that were killed.
 	ProcessesKilled int `json:"processes_killed"`
 	// Left lists parts of the sandbox that could not be removed.
@@ -399,6 +405,66 @@ type OverlayResult struct {
 type PathNote struct {
 	Path string `json:"path"`
 	Why  string `json:"why"`
+}
+
+// Verification is how a command that verified the result of a session ended, which ran
+// in a session of its own.
+//
+//	{"passed":false,"command":"make test","session":"ses_…","exit_code":2,"output":"FAIL …","wall_ms":4100}
+type Verification struct {
+	Passed  bool   `json:"passed"`
+	Command string `json:"command"`
+	// Session is the session of the command; absent where there is none.
+	Session   string `json:"session,omitempty"`
+	ExitCode  int    `json:"exit_code"`
+	Signal    int    `json:"signal,omitempty"`
+	TimedOut  bool   `json:"timed_out,omitempty"`
+	OOMKilled bool   `json:"oom_killed,omitempty"`
+	// Output is the end of what the command wrote; OutputOmitted counts the bytes
+	// before it.
+	Output        string `json:"output,omitempty"`
+	OutputOmitted int64  `json:"output_omitted,omitempty"`
+	WallMS        int64  `json:"wall_ms"`
+	// Error is why the command could not be run to its end.
+	Error string `json:"error,omitempty"`
+}
+
+// String describes how the verification ended.
+func (v Verification) String() string {
+	switch {
+	case v.Passed:
+		return "passed"
+	case v.Error != "":
+		return "not run: " + v.Error
+	case v.TimedOut:
+		return "its time was over"
+	case v.OOMKilled:
+		return "it was out of memory"
+	case v.Signal > 0:
+		return fmt.Sprintf("signal %d", v.Signal)
+	}
+	return fmt.Sprintf("exit code %d", v.ExitCode)
+}
+
+// Difference is a difference between the result of a tool and that of the run that was
+// replayed, or that the replayed script expects.
+//
+//	{"turn":1,"call":2,"tool_name":"shell","what":"exit_code","want":"0","got":"1"}
+type Difference struct {
+	Turn int        `json:"turn"` // Turn and Call count from 1
+	Call int        `json:"call"`
+	Tool tools.Name `json:"tool_name"`
+	// What is the compared property: result, error, exit_code, contains or
+	// not_contains.
+	What string `json:"what"`
+	// Want and Got are shortened.
+	Want string `json:"want"`
+	Got  string `json:"got"`
+}
+
+// String returns the difference in one line.
+func (d Difference) String() string {
+	return fmt.Sprintf("turn %d, call %d (%s): %s: want %q, got %q", d.Turn, d.Call, d.Tool, d.What, d.Want, d.Got)
 }
 
 // LoadedFile is a file of the workspace that reached the model unasked.

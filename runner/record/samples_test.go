@@ -103,6 +103,10 @@ func samples() []Payload {
 		Warning{CallID: "tu_1", Message: "left-to-right \u202e mark, C1 \u009b, tag \U000e0041"},
 		TurnCompleted{Reason: loop.StopAnswered, ModelCalls: 2, ToolCalls: 1, Usage: usage, WallMS: 4000},
 		TurnCancelled{Reason: "interrupted", By: "user", Client: "http:alice", ModelCalls: 1, ToolCalls: 1, Usage: usage, WallMS: 4000},
+		Verification{
+			Passed: false, Command: "make test", Session: "ses_01JD0000000000000000000003", ExitCode: 2, Signal: 9, TimedOut: true, OOMKilled: true,
+			Output: "FAIL", OutputOmitted: 7, WallMS: 4100, Error: "the sandbox was lost",
+		},
 		SessionEnded{
 			Reason: loop.StopLimit, ExitStatus: 53, Answer: "The test passes now.", Client: "http:alice", Truncated: true, Limit: exceeded,
 			Problem: &Problem{Cause: "the limit on memory was reached", Hint: "give more"},
@@ -116,8 +120,10 @@ func samples() []Payload {
 				State: overlay.Kept, Changes: 3, Applied: 1, Conflicts: []PathNote{{Path: "a", Why: "it was changed"}},
 				Omitted: 2, LeftOut: []PathNote{{Path: ".git/config", Why: "git obeys it"}}, Failed: []PathNote{{Path: "b", Why: "no space"}},
 			},
-			Denials: []Denial{{CallID: "tu_1", Name: "shell", Class: tools.ErrorPermissionDenied, Reason: "no_approver"}},
-			Left:    []string{"mount /x: busy"}, ProcessesKilled: 2,
+			Denials:      []Denial{{CallID: "tu_1", Name: "shell", Class: tools.ErrorPermissionDenied, Reason: "no_approver"}},
+			Verification: &Verification{Passed: true, Command: "make test", WallMS: 4100}, AnswerProblems: []string{"/: got string, want object"},
+			Differences: []Difference{{Turn: 1, Call: 2, Tool: "shell", What: "exit_code", Want: "0", Got: "1"}},
+			Left:        []string{"mount /x: busy"}, ProcessesKilled: 2,
 		},
 	}
 }

@@ -76,6 +76,12 @@ func (s *Steps) handleRecord(r record.Record) bool {
 		})
 	case record.KindCompactionFailed:
 		return withPayload(r, func(p record.ContextCompactionFailed) { s.visitStep(r, StepContext, p.String(), true) })
+	case record.KindVerification:
+		return withPayload(r, func(p record.Verification) {
+			step := s.newStep(r, StepCommand, cutMiddle(fmt.Sprintf("verify: %s (%s)\n%s", p.Command, p, p.Output), maxText), !p.Passed)
+			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
+			s.visit(step)
+		})
 	case record.KindSessionEnded:
 		return withPayload(r, func(p record.SessionEnded) {
 			s.Close()

@@ -28,43 +28,67 @@ func matchSchema(schema json.RawMessage, text string) (bool, string) {
 	if len(schema) == 0 || string(schema) == "null" {
 		return false, "needs schema"
 	}
+	s, err := CompileSchema(schema)
+	if err != nil {
+		return false, "the schema " + err.Error()
+	}
+	if problems := s.Check(text); len(problems) > 0 {
+		return false, strings.Join(problems, "; ")
+	}
+	return true, "valid"
+}
+
+// Schema is a compiled JSON Schema of draft 2020-12, without references. The cost of
+// its checks is bounded.
+type Schema struct {
+	compiled *jsonschema.Schema
+	measured measurer
+}
+
+// CompileSchema compiles a schema. Its error reads as the end of a sentence about it.
+func CompileSchema(schema []byte) (*Schema, error) {
 	doc, err := decodeJSON(string(schema))
 	if err != nil {
-		return false, "the schema is not JSON: " + err.Error()
+		return nil, fmt.Errorf("is not JSON: %w", err)
 	}
 	m := measurer{schema: true}
 	m.countNodes(doc, 0)
 	switch {
 	case m.problem != "":
-		return false, "the schema " + m.problem
+		return nil, errors.New(m.problem)
 	case m.nodes > maxSchemaNodes:
-		return false, fmt.Sprintf("the schema has %d parts, at most %d are accepted", m.nodes, maxSchemaNodes)
+		return nil, fmt.Errorf("has %d parts, at most %d are accepted", m.nodes, maxSchemaNodes)
+	}
+	compiled, problems := jsonschema.Compile(doc)
+	if len(problems) > 0 {
+		problems = problems[:min(len(problems), maxProblems)]
+		return nil, errors.New("can't be used: " + clipText(strings.Join(problems, "; "), 1000))
+	}
+	return &Schema{compiled, m}, nil
+}
+
+// Check validates text as JSON and returns the problems, at most a few of them.
+func (s *Schema) Check(text string) (problems []string) {
+	m := s.measured
+	switch {
 	case m.patternSize*len(text) > maxRegexWork:
-		return false, fmt.Sprintf("the schema's patterns are too large for a text of %d bytes", len(text))
+		return []string{fmt.Sprintf("the schema's patterns are too large for a text of %d bytes", len(text))}
 	case m.nodes*len(text) > maxSchemaBytes:
-		return false, fmt.Sprintf("the schema has %d parts, too many for a text of %d bytes", m.nodes, len(text))
+		return []string{fmt.Sprintf("the schema has %d parts, too many for a text of %d bytes", m.nodes, len(text))}
 	}
 	value, err := decodeJSON(text)
 	if err != nil {
-		return false, "not JSON: " + err.Error()
+		return []string{"not JSON: " + err.Error()}
 	}
 	v := measurer{}
 	v.countNodes(value, 0)
 	switch {
 	case v.problem != "":
-		return false, "the JSON " + v.problem
+		return []string{"the JSON " + v.problem}
 	case m.nodes*v.nodes > maxSchemaWork:
-		return false, fmt.Sprintf("the JSON has %d values, too many for this schema", v.nodes)
+		return []string{fmt.Sprintf("the JSON has %d values, too many for this schema", v.nodes)}
 	}
-	compiled, problems := jsonschema.Compile(doc)
-	if len(problems) > 0 {
-		problems = problems[:min(len(problems), maxProblems)]
-		return false, "the schema can't be used: " + clipText(strings.Join(problems, "; "), 1000)
-	}
-	if problems := compiled.Validate(value, maxProblems); len(problems) > 0 {
-		return false, strings.Join(problems, "; ")
-	}
-	return true, "valid"
+	return s.compiled.Validate(value, maxProblems)
 }
 
 // decodeJSON decodes one value and keeps its numbers as they are written.

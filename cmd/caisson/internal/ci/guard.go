@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"time"
 )
@@ -45,12 +46,45 @@ func New(getenv func(string) string, stdout, stderr io.Writer) *Guard {
 	g.stdout.out.scan.reset()
 	g.stderr.out.scan.reset()
 	if github {
-		var token [16]byte
-		_, _ = rand.Read(token[:]) // never fails
-		text := hex.EncodeToString(token[:])
-		g.stop, g.resume = "::stop-commands::"+text+"\n", "::"+text+"::\n"
+		g.stop, g.resume = newStop()
 	}
 	return g
+}
+
+// newStop returns the lines that stop and resume commands, with a token of their own.
+func newStop() (stop, resume string) {
+	var token [16]byte
+	_, _ = rand.Read(token[:]) // never fails
+	text := hex.EncodeToString(token[:])
+	return "::stop-commands::" + text + "\n", "::" + text + "::\n"
+}
+
+// RunCommands writes workflow commands, one a line, to standard error, for GitHub's runner
+// to obey: behind the line that resumes commands and before one that stops them anew.
+// Nothing else is written between the two. It does nothing for other systems.
+func (g *Guard) RunCommands(lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	g.writeFirst()
+	if g.stdout.out != g.stderr.out {
+		g.stdout.out.mu.Lock()
+		defer g.stdout.out.mu.Unlock()
+	}
+	o := g.stderr.out
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if g.resume == "" || o.closed {
+		return
+	}
+	text := g.resume + strings.Join(lines, "\n") + "\n"
+	if !o.scan.atLineStart() {
+		text = "\n" + text
+	}
+	var stop string
+	stop, g.resume = newStop()
+	_, _ = io.WriteString(g.stderr.w, text+stop) // nothing else could be done about it
+	o.scan.startLine()
 }
 
 // Stdout returns the guarded standard output.
@@ -150,6 +184,14 @@ type Stream struct {
 	exact bool
 	// escaped counts markers that were escaped in text.
 	escaped int
+}
+
+// Guard returns the stream's guard; that of a nil Stream is nil.
+func (s *Stream) Guard() *Guard {
+	if s == nil {
+		return nil
+	}
+	return s.guard
 }
 
 // Unwrap returns the stream behind the guard.

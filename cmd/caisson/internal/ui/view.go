@@ -118,12 +118,29 @@ func (v *view) addRecord(r record.Record) []string {
 		return []string{v.style.dim(decode[record.ContextCompacted](r).String())}
 	case record.KindCompactionFailed:
 		return []string{v.style.yellow("! " + safeLine(decode[record.ContextCompactionFailed](r).String()))}
+	case record.KindVerification:
+		return v.addVerification(decode[record.Verification](r))
 	case record.KindWarning:
 		p := decode[record.Warning](r)
 		v.warned = append(v.warned, p.Message)
 		return []string{v.style.yellow("! " + safeLine(p.Message))}
 	}
 	return nil
+}
+
+// addVerification shows the end of a verification, with that of its output if it failed.
+func (v *view) addVerification(p record.Verification) []string {
+	took := formatElapsed(time.Duration(p.WallMS) * time.Millisecond)
+	if p.Passed {
+		return []string{v.style.green("✓") + " verify " + safeLine(p.Command) + v.style.dim("  "+took)}
+	}
+	lines := []string{v.style.red("✗") + " verify " + safeLine(p.Command) + "  " + v.style.red(safeLine(p.String())) + v.style.dim("  "+took)}
+	const most = 20
+	output := strings.FieldsFunc(p.Output, func(r rune) bool { return r == '\n' })
+	for _, l := range output[max(0, len(output)-most):] {
+		lines = append(lines, "    "+safeLine(l))
+	}
+	return lines
 }
 
 // retryText describes a request to the model that is repeated.

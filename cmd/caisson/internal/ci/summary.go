@@ -1,0 +1,179 @@
+package ci
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const (
+	// maxSummary is the largest file that GitHub takes as the summary of a step.
+	maxSummary = 1 << 20
+	// maxListed bounds each list of a summary, maxPath a path in it, and maxPart the text
+	// of an answer or an output. In the worst case a byte becomes six.
+	maxListed = 100
+	maxPath   = 300
+	maxPart   = 32 << 10
+)
+
+// renderSummary returns the summary of a run in Markdown, in at most room bytes. What does
+// not fit is left out, from the end.
+func renderSummary(r runner.Report, failures, room int) string {
+	var b strings.Builder
+	const omitted = "\nThe rest does not fit: see the report of the session.\n"
+	for _, section := range []string{
+		outcomeSection(r), problemSection(r), verifySection(r, failures), differencesSection(r), readFirstSection(r), changesSection(r), refusalsSection(r), answerSection(r),
+	} {
+		if b.Len()+len(section)+len(omitted) > room {
+			if room-b.Len() >= len(omitted) {
+				b.WriteString(omitted)
+			}
+			break
+		}
+		b.WriteString(section)
+	}
+	return b.String()
+}
+
+func outcomeSection(r runner.Report) string {
+	outcome := "failed"
+	if r.ExitStatus == runner.OutcomeDone {
+		outcome = "done"
+	}
+	cost := "unknown"
+	if r.CostUSD != "unknown" {
+		cost = "$" + r.CostUSD
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n## Caisson: %s\n\n", outcome)
+	for _, row := range [][2]string{
+		{"Exit status", fmt.Sprint(r.ExitStatus)},
+		{"Stop reason", string(r.Reason)},
+		{"Session", r.Session},
+		{"Cost", cost},
+		{"Tokens", fmt.Sprintf("%d in, %d out", r.Usage.InputTokens+r.Usage.CachedInputTokens+r.Usage.CacheWriteTokens, r.Usage.OutputTokens)},
+		{"Time", (time.Duration(r.WallMS) * time.Millisecond).Round(100 * time.Millisecond).String()},
+		{"Changes", r.ChangedCount.String()},
+	} {
+		fmt.Fprintf(&b, "- %s: %s\n", row[0], codeText(row[1]))
+	}
+	return b.String()
+}
+
+func problemSection(r runner.Report) string {
+	if r.Problem == nil {
+		return ""
+	}
+	return "\n### Problem\n\n" + preText(r.Problem.Cause+"\n"+r.Problem.Hint)
+}
+
+func verifySection(r runner.Report, failures int) string {
+	v := r.Verification
+	if v == nil {
+		return ""
+	}
+	text := "\n### Verification\n\n" + codeText(v.Command) + ": " + codeText(v.String()) + "\n"
+	if failures > 0 {
+		text += fmt.Sprintf("\nFailed tests in its reports: %d\n", failures)
+	}
+	if v.Output != "" {
+		text += detailsText("The end of its output", v.Output)
+	}
+	return text
+}
+
+func differencesSection(r runner.Report) string {
+	return listSection("Differences from the replayed run", r.Differences, record.Difference.String)
+}
+
+func readFirstSection(r runner.Report) string {
+	section := listSection("Not vouched for", r.Quarantined, func(q record.Quarantined) string {
+		if q.To == "" {
+			return q.Path + " was not renamed: " + q.Why
+		}
+		return q.Path + " was renamed to " + q.To
+	})
+	return section + listSection("Read these first: programs of the host would run or obey them", r.HostExecuted, func(h record.HostExecuted) string {
+		return elidePath(h.Path) + ": " + hostText(h)
+	})
+}
+
+func changesSection(r runner.Report) string {
+	section := listSection("Changed files", r.Changed, func(c record.Changed) string {
+		if c.HasDiff {
+			return fmt.Sprintf("%s: %s, +%d -%d", elidePath(c.Path), c.Change, c.Insertions, c.Deletions)
+		}
+		return elidePath(c.Path) + ": " + c.Change
+	})
+	if o := r.Overlay; o != nil {
+		section += fmt.Sprintf("\n%d changes: %s, %d applied\n", o.Changes, codeText(string(o.State)), o.Applied)
+		section += listSection("Conflicts", o.Conflicts, func(n record.PathNote) string { return elidePath(n.Path) + ": " + n.Why })
+	}
+	return section
+}
+
+func refusalsSection(r runner.Report) string {
+	return listSection("Refused calls", r.Denials, func(d record.Denial) string { return fmt.Sprintf("%s: %s, %s", d.Name, d.Class, d.Reason) })
+}
+
+func answerSection(r runner.Report) string {
+	if r.Answer == "" {
+		return ""
+	}
+	return "\n### Answer\n\n" + preText(r.Answer)
+}
+
+// listSection returns a heading and the first of a list, "" for an empty one.
+func listSection[T any](title string, list []T, text func(T) string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n### %s\n\n", title)
+	for _, v := range list[:min(len(list), maxListed)] {
+		b.WriteString("- " + codeText(text(v)) + "\n")
+	}
+	if over := len(list) - maxListed; over > 0 {
+		fmt.Fprintf(&b, "- and %d more, in the report of the session\n", over)
+	}
+	return b.String()
+}
+
+func elidePath(name string) string { return tools.Elide(name, maxPath) }
+
+// codeText returns foreign text in one line, as code. GitHub looks for mentions, issues
+// and links in no code.
+func codeText(text string) string {
+	safe, _ := tools.Display(tools.Elide(text, 2*maxPath))
+	return "<code>" + escapeMarkdown(safe) + "</code>"
+}
+
+// preText returns foreign text of several lines as a block of code.
+func preText(text string) string {
+	safe, _ := tools.DisplayLines(tools.Elide(strings.ReplaceAll(strings.TrimSpace(text), "\r\n", "\n"), maxPart))
+	return "<pre>" + escapeMarkdown(safe) + "</pre>\n"
+}
+
+// detailsText is preText, folded.
+func detailsText(title, text string) string {
+	return "\n<details><summary>" + title + "</summary>\n\n" + preText(text) + "\n</details>\n"
+}
+
+// escapeMarkdown returns text that is neither Markdown nor HTML: each ASCII character but
+// letters, digits and blanks is a reference, which no Markdown takes for a marker.
+func escapeMarkdown(text string) string {
+	var b strings.Builder
+	for _, c := range []byte(text) {
+		switch {
+		case c >= 0x80, c == ' ', c == '\n', c == '\t', '0' <= c && c <= '9', 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z':
+			b.WriteByte(c)
+		default:
+			fmt.Fprintf(&b, "&#%d;", c)
+		}
+	}
+	return b.String()
+}

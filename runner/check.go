@@ -1,0 +1,230 @@
+package runner
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+)
+
+// CheckOptions configures what is checked once the model has answered. What does not
+// pass is not applied. The zero value checks nothing. [Run] makes the checks; a caller
+// of [Open] makes them itself, with [Verify].
+type CheckOptions struct {
+	// Format is the form that the answer must have; nil accepts any text.
+	Format *AnswerFormat
+	// Verify verifies the result once the answer has its form.
+	Verify VerifyOptions
+	// Differences returns how the results of tools differ from those of the run that
+	// is replayed; nil is for models that replay none. With StrictReplay a difference
+	// fails the session.
+	Differences  func() []record.Difference
+	StrictReplay bool
+}
+
+// AnswerFormat is the form that an answer must have.
+type AnswerFormat struct {
+	// Request tells the model of it, after the task.
+	Request string
+	// Check returns the answer without what surrounds it, or its problems.
+	Check func(answer string) (accepted string, problems []string)
+}
+
+// VerifyOptions configures the verification of a result. The zero value verifies
+// nothing.
+type VerifyOptions struct {
+	// Command is run by sh, in the workspace. Exit status 0 passes.
+	Command string
+	// Files is a pattern of the shell for files that the command writes, such as
+	// reports of tests; "" is none. Verify returns the content of all of them together,
+	// at most MaxVerifyFiles bytes.
+	Files string
+	// Stdout receives the standard output of the command, if it is not nil.
+	Stdout io.Writer
+}
+
+// MaxVerifyFiles bounds the files of [VerifyOptions] in bytes.
+const MaxVerifyFiles = 4 << 20
+
+// maxVerifyOutput bounds what is kept of the end of the output of a verification.
+const maxVerifyOutput = 16 << 10
+
+// reasonVerify is why commands end when the result of their session is verified.
+const reasonVerify = "the result is verified"
+
+// finishTask makes the checks of [CheckOptions] on the result of the first turn, which
+// has ended.
+func finishTask(ctx context.Context, s *Session) {
+	if s.last.Reason != loop.StopAnswered || !checkAnswer(s) || s.opts.Verify.Command == "" {
+		return
+	}
+	v, files, err := Verify(ctx, s, s.opts.Verify)
+	s.mu.Lock()
+	s.verification, s.verifyFiles = &v, files
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		s.last.Reason, s.last.Err, s.ended.cause = loop.StopCancelled, err, cause
+	}
+	s.mu.Unlock()
+	_ = s.events.writeRecord(v) // what can't be recorded ends the session at the next record
+}
+
+// checkAnswer reports whether the answer has its form. The model has one more turn to
+// correct it, with what is left of the budget.
+func checkAnswer(s *Session) bool {
+	f := s.opts.Format
+	if f == nil {
+		return true
+	}
+	accepted, problems := f.Check(s.last.Answer)
+	if len(problems) > 0 {
+		s.events.recordWarning("the answer does not have the form that was asked for, and the model is asked again: " + strings.Join(problems, "; "))
+		if !startCorrection(s, problems) {
+			return false
+		}
+		accepted, problems = f.Check(s.last.Answer)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.answerProblems = problems
+	if len(problems) == 0 {
+		s.last.Answer = accepted
+	}
+	return len(problems) == 0
+}
+
+// startCorrection asks the model to correct its answer, and reports whether it answered.
+// The problems are kept if nothing is left of the budget.
+func startCorrection(s *Session, problems []string) bool {
+	now := s.begun
+	left, err := limits.NewSessionBreaker(s.opts.Budget, func() time.Time { return now })
+	if err == nil {
+		now = time.Now()
+		left.Add(s.used)
+		err = left.Check(limits.StepRound)
+	}
+	if err != nil {
+		s.answerProblems = problems
+		return false
+	}
+	s.opts.Budget = left.Turn(s.opts.Budget) // no turn runs that reads it
+	t, err := s.Start("That answer does not have the form that was asked for:\n\n- " + strings.Join(problems, "\n- ") + "\n\n" + s.opts.Format.Request)
+	if err != nil {
+		s.answerProblems = problems
+		return false
+	}
+	return t.Report().Reason == loop.StopAnswered
+}
+
+// Verify runs a command on the result of a session that is between turns, in a fresh
+// sandbox and a session of its own, which has no model, no caches and nothing else that
+// the agent could have written to but the workspace. In overlay and copy mode what the
+// command changes is dropped. Commands of s in the background end, and its sandbox is
+// taken down. The error is also in the verification, which has not passed then.
+func Verify(ctx context.Context, s *Session, o VerifyOptions) (v record.Verification, files []byte, err error) {
+	began := time.Now()
+	v = record.Verification{Command: o.Command}
+	out := &verifyOutput{}
+	defer func() {
+		redactor := redact.New(s.opts.Secrets)
+		v.Output, files = string(redactor.Bytes(out.tail)), redactor.Bytes(files)
+		v.OutputOmitted, v.WallMS = out.total-int64(len(out.tail)), time.Since(began).Milliseconds()
+		if err != nil {
+			v.Passed, v.Error = false, string(redactor.Bytes([]byte(err.Error())))
+		}
+	}()
+	verifier, err := openVerifier(ctx, s)
+	if err != nil {
+		return v, nil, err
+	}
+	v.Session = verifier.opts.Dir.Session
+	result, err := verifier.Exec(ctx, UserCommand{Argv: []string{"/bin/sh", "-c", o.Command}, Stdout: io.MultiWriter(out, cmp.Or[io.Writer](o.Stdout, io.Discard)), Stderr: out})
+	if err == nil && o.Files != "" {
+		files, err = readVerifyFiles(ctx, verifier, o.Files)
+	}
+	r := verifier.Close()
+	if err == nil && r.Reason == loop.StopCancelled {
+		err = context.Cause(ctx)
+	}
+	status := result.Status
+	v.Passed, v.ExitCode, v.Signal, v.TimedOut, v.OOMKilled = status.Success(), status.Code, status.Signal, status.TimedOut, status.OOMKilled
+	return v, files, errors.Join(err, sessiondir.DiscardChanges(r.Dir))
+}
+
+// openVerifier opens the session of a verification.
+func openVerifier(ctx context.Context, s *Session) (*Session, error) {
+	forks, err := forkSession(ctx, s, 1, reasonVerify, func(_ int, o *Options) {
+		o.Task = "verify: " + o.Task
+		o.Profiles, o.Memory, o.InstructionFiles, o.Declared, o.Tools = nil, nil, false, nil, nil
+		o.Caches = CacheOptions{}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("verify result: %w", err)
+	}
+	return forks[0], nil
+}
+
+// errSlowFiles is why reading the files of a verification ends.
+var errSlowFiles = errors.New("reading the reports takes longer than a minute")
+
+// readVerifyFiles returns the files of a pattern, through the sandbox. Without a file of
+// that name there is nothing, and no error.
+func readVerifyFiles(ctx context.Context, s *Session, pattern string) ([]byte, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, time.Minute, errSlowFiles)
+	defer cancel()
+	w := &boundedBuffer{limit: MaxVerifyFiles}
+	// Unquoted, $1 is split and expanded by the shell.
+	const script = `for f in $1; do if [ -f "$f" ]; then cat -- "$f"; fi; done`
+	_, err := s.Exec(ctx, UserCommand{Argv: []string{"/bin/sh", "-c", script, "sh", pattern}, Stdout: w})
+	return w.text, err
+}
+
+// boundedBuffer keeps the beginning of what is written.
+type boundedBuffer struct {
+	limit int
+	text  []byte
+}
+
+// Write keeps p, as far as there is room.
+func (b *boundedBuffer) Write(p []byte) (int, error) {
+	b.text = append(b.text, p[:min(len(p), b.limit-len(b.text))]...)
+	return len(p), nil
+}
+
+// verifyOutput keeps the end of what is written, by any goroutine.
+type verifyOutput struct {
+	mu    sync.Mutex
+	tail  []byte
+	total int64
+}
+
+// Write keeps the end of p.
+func (w *verifyOutput) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.total += int64(len(p))
+	w.tail = append(w.tail, p[max(0, len(p)-maxVerifyOutput):]...)
+	w.tail = slices.Delete(w.tail, 0, max(0, len(w.tail)-maxVerifyOutput))
+	return len(p), nil
+}
+
+// addChecks fills in what the checks of a session found, and reports whether its result
+// passed them.
+func addChecks(s *Session, r *Report) bool {
+	r.Verification, r.VerifyFiles, r.AnswerProblems = s.verification, s.verifyFiles, s.answerProblems
+	if s.opts.Differences != nil {
+		r.Differences = s.opts.Differences()
+		r.ReplayFailed = s.opts.StrictReplay && len(r.Differences) > 0
+	}
+	return (r.Verification == nil || r.Verification.Passed) && len(r.AnswerProblems) == 0 && !r.ReplayFailed
+}
