@@ -40,6 +40,7 @@ measure ./e2e '^BenchmarkSession$' 3x
 measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"
 measure ./e2e '^BenchmarkIdle$' 1x
 measure ./tools/dispatch '^BenchmarkRound$' "$BENCHTIME"
+measure ./runner '^BenchmarkLoop$' 10x
 measure ./runner/record '^BenchmarkRecorder$' 5000x
 measure ./runner/server '^BenchmarkReconnect$' "$BENCHTIME"
 measure ./sandbox/docker '^BenchmarkStart$' "$STARTS"

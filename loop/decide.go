@@ -79,6 +79,8 @@ type state struct {
 	emptyAnswer bool
 	// refusedBy is the limit for which tool calls were refused, if any.
 	refusedBy *limits.ExceededError
+	// callHashes keeps what findRepetition computed.
+	callHashes roundHashes
 	// nudged has the topics of past nudges.
 	nudged map[string]bool
 }
@@ -171,7 +173,7 @@ func decideRound(history []Message, s state) step {
 	if e := s.meter.Exceeded(limits.StepRound, s.elapsed); e != nil {
 		return closingStep(ending{reason: StopLimit, limit: e, truncated: true})
 	}
-	if topic, stuck := findRepetition(history[s.turnStart:]); stuck {
+	if topic, stuck := findRepetition(history[s.turnStart:], s.callHashes); stuck {
 		if s.nudged[topic] {
 			return closingStep(ending{reason: StopStuck, truncated: true, err: errStuck})
 		}

@@ -19,8 +19,8 @@ const (
 // findRepetition reports whether the last rounds are repetitions of one block of
 // rounds: the same calls with the same results. It ignores rounds before the last
 // user message, which may be a nudge. The string identifies the block; it is the
-// same for every rotation of its rounds.
-func findRepetition(messages []Message) (string, bool) {
+// same for every rotation of its rounds. hashes keeps hashes for the next call.
+func findRepetition(messages []Message, hashes roundHashes) (string, bool) {
 	rounds := lastRounds(messages, maxPeriod*minRepeats)
 	for period := 1; period <= maxPeriod; period++ {
 		length := period * minRepeats
@@ -29,12 +29,12 @@ func findRepetition(messages []Message) (string, bool) {
 		}
 		tail := rounds[len(rounds)-length:]
 		// Compare calls first: hashing results is expensive.
-		if !hasPeriod(tail, period, round.hashCalls) || !hasPeriod(tail, period, round.hashResults) {
+		if !hasPeriod(tail, period, hashes.hashCalls) || !hasPeriod(tail, period, round.hashResults) {
 			continue
 		}
 		var block []string
 		for _, r := range tail[:period] {
-			block = append(block, r.hashCalls()+r.hashResults())
+			block = append(block, hashes.hashCalls(r)+r.hashResults())
 		}
 		slices.Sort(block)
 		return strings.Join(block, ","), true
@@ -78,6 +78,26 @@ func lastRounds(messages []Message, limit int) []round {
 	}
 	slices.Reverse(rounds)
 	return rounds
+}
+
+// roundHashes has the hashes of the calls of rounds, by the ID of the first call. A nil
+// one keeps none.
+type roundHashes map[string]string
+
+// hashCalls returns r.hashCalls().
+func (h roundHashes) hashCalls(r round) string {
+	id := r.uses[0].ID
+	if hash, ok := h[id]; ok {
+		return hash
+	}
+	hash := r.hashCalls()
+	if h != nil {
+		if len(h) > 2*maxPeriod*minRepeats {
+			clear(h) // older rounds are not compared again
+		}
+		h[id] = hash
+	}
+	return hash
 }
 
 // hashCalls returns a hash of the names and arguments of the round's calls.

@@ -67,7 +67,7 @@ func TestFindRepetition(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			about, got := findRepetition(newRounds(tt.rounds...))
+			about, got := findRepetition(newRounds(tt.rounds...), nil)
 			if got != tt.want || (about != "") != tt.want {
 				t.Errorf("findRepetition() = %q, %v, want %v", about, got, tt.want)
 			}
@@ -78,8 +78,8 @@ func TestFindRepetition(t *testing.T) {
 // TestFindRepetitionNamesTheCycle checks that all rotations of a cycle have the same
 // name.
 func TestFindRepetitionNamesTheCycle(t *testing.T) {
-	a, _ := findRepetition(newRounds("1=a", "2=b", "1=a", "2=b", "1=a", "2=b"))
-	b, _ := findRepetition(newRounds("2=b", "1=a", "2=b", "1=a", "2=b", "1=a"))
+	a, _ := findRepetition(newRounds("1=a", "2=b", "1=a", "2=b", "1=a", "2=b"), nil)
+	b, _ := findRepetition(newRounds("2=b", "1=a", "2=b", "1=a", "2=b", "1=a"), nil)
 	if a != b || a == "" {
 		t.Errorf("one cycle has two names: %q, %q", a, b)
 	}
@@ -124,7 +124,7 @@ func TestFindRepetitionComparesTools(t *testing.T) {
 				}
 			}
 		}
-		if _, got := findRepetition(history); got != tt.want {
+		if _, got := findRepetition(history, nil); got != tt.want {
 			t.Errorf("%s: findRepetition() = %t, want %t", name, got, tt.want)
 		}
 	}
@@ -132,7 +132,7 @@ func TestFindRepetitionComparesTools(t *testing.T) {
 
 func TestFindRepetitionWithoutResult(t *testing.T) {
 	history := newRounds("1=a", "1=a", "1=a")
-	if _, got := findRepetition(history[:len(history)-1]); got {
+	if _, got := findRepetition(history[:len(history)-1], nil); got {
 		t.Error("a round without its result equals rounds with one")
 	}
 }

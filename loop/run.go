@@ -90,7 +90,7 @@ func newTurn(o Options) *turn {
 	if len(o.Profiles) > 0 {
 		t.profile = t.profiles.profiles[0]
 	}
-	t.state = state{meter: &t.meter, nudged: map[string]bool{}, callsOnly: len(o.Calls) > 0}
+	t.state = state{meter: &t.meter, nudged: map[string]bool{}, callHashes: roundHashes{}, callsOnly: len(o.Calls) > 0}
 	return t
 }
 

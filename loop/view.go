@@ -22,6 +22,11 @@ type View struct {
 	summaryMessage Message
 	// wrapped has the wrapped content of tool results, by ToolUse.ID.
 	wrapped map[string][]tools.Block
+	// rendered are the messages of the last request, made for the model renderedFor
+	// from the first renderedCount messages of the history.
+	rendered      []Message
+	renderedFor   string
+	renderedCount int
 	// tokens is the number of tokens, input and output, that the provider
 	// counted for the last call; saved is the number of bytes left out since.
 	tokens, saved int64
@@ -41,7 +46,7 @@ func NewView(summary *Summary) *View {
 // Clone returns a copy for a conversation that goes on from the same point.
 func (v *View) Clone() *View {
 	c := *v
-	c.wrapped = maps.Clone(v.wrapped)
+	c.wrapped, c.rendered = maps.Clone(v.wrapped), slices.Clip(v.rendered)
 	return &c
 }
 
@@ -55,7 +60,7 @@ func (v *View) estimateTokens() int64 { return v.tokens - v.saved/tokenBytes }
 // setSummary sets the summary, and drops what is kept about messages that are not in
 // the trimmed history.
 func (v *View) setSummary(s *Summary, trimmed []Message) {
-	v.summary, v.summaryMessage, v.failedAt = s, s.message(), 0
+	v.summary, v.summaryMessage, v.failedAt, v.renderedFor = s, s.message(), 0, ""
 	wrapped := make(map[string][]tools.Block, len(v.wrapped))
 	for _, m := range trimmed {
 		for _, b := range m.Blocks {
@@ -72,23 +77,26 @@ func (v *View) setSummary(s *Summary, trimmed []Message) {
 
 // renderHistory returns the messages of a request to the model with the given name,
 // see [ModelInfo.String]. The reasoning of other models is left out: their signatures
-// are not valid there. It does not change history.
+// are not valid there. It does not change history, which continues that of the call
+// before; only messages that are new since then are rendered.
 func (v *View) renderHistory(history []Message, model string) []Message {
-	out := make([]Message, 0, len(history)+1)
+	if v.renderedFor != model || v.renderedCount > len(history) {
+		v.rendered, v.renderedFor, v.renderedCount = nil, model, 0
+	}
 	head := -1
 	if v.summary != nil {
 		head = v.summary.countHead(history)
 	}
-	for i, m := range history {
-		if i == head {
-			out = append(out, v.summaryMessage)
+	for ; v.renderedCount < len(history); v.renderedCount++ {
+		if v.renderedCount == head {
+			v.rendered = append(v.rendered, v.summaryMessage)
 		}
-		out = append(out, v.renderMessage(m, model))
+		v.rendered = append(v.rendered, v.renderMessage(history[v.renderedCount], model))
 	}
 	if head == len(history) {
-		out = append(out, v.summaryMessage)
+		return append(slices.Clip(v.rendered), v.summaryMessage)
 	}
-	return out
+	return slices.Clip(v.rendered)
 }
 
 // renderMessage returns one message of a request.
@@ -168,6 +176,7 @@ func (v *View) shortenMessages(messages []Message, tokens int64) (results int, s
 			messages[i].Blocks = slices.Clone(messages[i].Blocks)
 			messages[i].Blocks[k].ToolResult = &short
 			delete(v.wrapped, short.ToolUseID)
+			v.renderedFor = ""
 			results++
 			saved += contentBytes(b.ToolResult.Content) - shortHeadBytes - shortTailBytes
 		}

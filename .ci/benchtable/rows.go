@@ -60,7 +60,11 @@ func rows() []row {
 	for _, b := range []struct{ calls, bench string }{{"one call", "Round/none/1"}, {"four calls at once, a call", "Round/none/4"}} {
 		list = append(list, row{what: "the dispatcher alone, " + b.calls, ours: metric{"tools/dispatch", b.bench, ns}, atMost: true, limit: 50, unit: "µs", by: 1e3})
 	}
+	for _, b := range []struct{ what, unit string }{{"near round 10", "ns/round-10"}, {"near round 500", "ns/round-500"}} {
+		list = append(list, row{what: "the loop with records that are not synced, a round " + b.what, ours: metric{"runner", "Loop/unsynced", b.unit}, atMost: true, limit: 0.5, unit: "ms", by: ms})
+	}
 	list = append(list,
+		row{what: "the loop with synced records, a round", ours: metric{"runner", "Loop/synced", "ns/round"}, atMost: true, limit: 10, unit: "ms", by: ms},
 		row{what: "records a second, one writer, a sync each 100", ours: metric{"runner/record", "Recorder/batched/writers=1", "records/s"}, limit: 10, unit: "thousand", by: 1e3},
 		row{what: "one lock and one fsync a record / shared syncs, each record on the disk, 64 writers", ours: metric{"runner/record", "Recorder/durable/writers=64", "ns/op"}, peer: metric{"runner/record", "Recorder/naive/writers=64", "ns/op"}, inverse: true, limit: 4})
 	search := func(bench, side string) metric { return e2e("Search/"+bench, side+ns) }

@@ -89,16 +89,20 @@ func SafeJSON(text []byte) []byte {
 		return text
 	}
 	out := make([]byte, 0, len(text)+64)
-	for len(text) > 0 {
-		r, n := utf8.DecodeRune(text)
-		if isInvisible(r) {
-			out = appendEscape(out, r)
-		} else {
-			out = append(out, text[:n]...)
+	copied := 0
+	for i := 0; i < len(text); {
+		if b := text[i]; b >= ' ' && b < 0x7f {
+			i++
+			continue
 		}
-		text = text[n:]
+		r, n := utf8.DecodeRune(text[i:])
+		if isInvisible(r) {
+			out = appendEscape(append(out, text[copied:i]...), r)
+			copied = i + n
+		}
+		i += n
 	}
-	return out
+	return append(out, text[copied:]...)
 }
 
 func isInvisible(r rune) bool {
