@@ -59,6 +59,7 @@ var ranks = map[string]int{
 	"loop":                    5,
 	"loop/internal/modelhttp": 5,
 	"loop/anthropic":          6,
+	"loop/ollama":             6,
 	"loop/openai":             6,
 	"loop/replay":             5,
 
@@ -91,7 +92,7 @@ var ranks = map[string]int{
 var unranked = []string{"sandbox/sandboxtest", "e2e", "examples"}
 
 // concrete are the packages that only the root package, cmd and tests may import.
-var concrete = []string{"sandbox/docker", "sandbox/oci", "sandbox/pool", "loop/anthropic", "loop/openai", "loop/replay"}
+var concrete = []string{"sandbox/docker", "sandbox/oci", "sandbox/pool", "loop/anthropic", "loop/ollama", "loop/openai", "loop/replay"}
 
 // denials are imports that no rank forbids clearly enough: nothing at or below
 // the first may import anything at or below the second.
@@ -99,7 +100,11 @@ var denials = []struct{ from, to string }{
 	{"sandbox/docker", "sandbox/oci"},
 	{"sandbox/oci", "sandbox/docker"},
 	{"loop/anthropic", "loop/openai"},
+	{"loop/anthropic", "loop/ollama"},
+	{"loop/ollama", "loop/anthropic"},
+	{"loop/ollama", "loop/openai"},
 	{"loop/openai", "loop/anthropic"},
+	{"loop/openai", "loop/ollama"},
 	{"loop", "sandbox"},
 	// Of the tools, only tools/shell and tools/verify know the contract of sandboxes.
 	{"tools/policy", "sandbox"},

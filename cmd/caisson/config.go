@@ -316,6 +316,10 @@ func (s *settings) checkOne(m config.SelectedModel) doctor.Finding {
 	case m.Provider != "replay" && m.Price == nil && (err != nil || !isLoopback(base.Host)):
 		return warn("its price is unknown, and so is what a run costs", "Add a price to its profile under models:.")
 	}
+	if m.Provider == "ollama" && m.ContextWindow == 0 {
+		return warn("its context window is the server's default, which is often too short: a longer conversation ends the run",
+			"Add context_window to its profile under models:, as many tokens as the model has and the memory allows.")
+	}
 	return doctor.Finding{Result: doctor.OK}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/anthropic"
+	"github.com/caisson-run/caisson/loop/ollama"
 	"github.com/caisson-run/caisson/loop/openai"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
@@ -367,6 +368,17 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		model, err := anthropic.New(anthropic.Options{
 			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Temperature: m.Temperature, MaxOutputTokens: m.MaxOutputTokens,
 			ReasoningEffort: m.ReasoningEffort, ThinkingTokens: m.ThinkingTokens, Headers: m.Headers,
+			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
+		})
+		if err != nil {
+			return nil, nil, unusableModel(err)
+		}
+		return model, model.Close, nil
+	}
+	if m.Provider == "ollama" {
+		model, err := ollama.New(ollama.Options{
+			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, ContextWindow: m.ContextWindow, Stream: s.stream, Temperature: m.Temperature,
+			MaxOutputTokens: m.MaxOutputTokens, ReasoningEffort: m.ReasoningEffort, Headers: m.Headers,
 			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
 		})
 		if err != nil {

@@ -68,7 +68,7 @@ func TestTwoCalls(t *testing.T, base string, m loop.Model, stream bool) {
 // TestFailures tests a model that asks for streams: a rate limit, a stream that ends in a
 // call, and an error.
 func TestFailures(t *testing.T, m loop.Model) {
-	t.Run("rate limit", func(t *testing.T) { testRateLimit(t, m) })
+	t.Run("rate limit", func(t *testing.T) { TestRateLimit(t, m) })
 	t.Run("cut stream", func(t *testing.T) { testCutStream(t, m) })
 	t.Run("nothing fits", func(t *testing.T) {
 		out, _ := RunTurn(t, m, "an unknown thing", &Dispatcher{}, new(0))
@@ -78,7 +78,8 @@ func TestFailures(t *testing.T, m loop.Model) {
 	})
 }
 
-func testRateLimit(t *testing.T, m loop.Model) {
+// TestRateLimit tests a rate limit with a Retry-After.
+func TestRateLimit(t *testing.T, m loop.Model) {
 	began := time.Now()
 	out, _ := RunTurn(t, m, "too often", &Dispatcher{}, nil)
 	if out.Reason != loop.StopAnswered || out.Answer != "Here you are." {

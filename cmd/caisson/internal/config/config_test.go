@@ -287,8 +287,10 @@ models:
 			Input: 1, CachedInput: 1, CacheWrite: 1, Output: 2,
 			Tiers: []limits.PriceTier{{Above: 1000, Input: 2, CachedInput: 0.2, CacheWrite: 2, Output: 3}, {Above: 2000, Input: 4, CachedInput: 4, CacheWrite: 4, Output: 6}},
 		}}, ""},
-		"no profile":     {"other", nil, SelectedModel{}, "--model: there is no model profile other (there are api, elsewhere, keyed, local, tiered)"},
-		"other provider": {"acme/m", nil, SelectedModel{}, "--model: there is no provider acme"},
+		"ollama":           {"ollama/qwen3:8b", []string{"OPENAI_API_KEY=k"}, SelectedModel{Profile: "ollama/qwen3:8b", Provider: "ollama", Name: "qwen3:8b", BaseURL: "http://127.0.0.1:11434"}, ""},
+		"ollama elsewhere": {"ollama/qwen3", []string{"OLLAMA_HOST=gpu.example"}, SelectedModel{Profile: "ollama/qwen3", Provider: "ollama", Name: "qwen3", BaseURL: "http://gpu.example:11434"}, ""},
+		"no profile":       {"other", nil, SelectedModel{}, "--model: there is no model profile other (there are api, elsewhere, keyed, local, tiered)"},
+		"other provider":   {"acme/m", nil, SelectedModel{}, "--model: there is no provider acme"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := Options{Path: file}

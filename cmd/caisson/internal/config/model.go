@@ -1,10 +1,14 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -32,6 +36,7 @@ var providers = map[string]provider{
 	"openai": {base: "https://api.openai.com/v1", baseEnv: "OPENAI_BASE_URL", keyEnv: "OPENAI_API_KEY"},
 
 	"anthropic": {base: "https://api.anthropic.com", baseEnv: "ANTHROPIC_BASE_URL", keyEnv: "ANTHROPIC_API_KEY"},
+	"ollama":    {base: "http://127.0.0.1:11434", baseEnv: "OLLAMA_HOST"},
 }
 
 // BaseURLVariables returns the variables that hold addresses of models.
@@ -47,7 +52,7 @@ func BaseURLVariables() []string {
 type SelectedModel struct {
 	// Profile is the name of the profile, or provider/model.
 	Profile string
-	// Provider is openai, anthropic or replay.
+	// Provider is openai, anthropic, ollama or replay.
 	Provider string
 	// Name is the model's, or the file that replay plays.
 	Name    string
@@ -152,7 +157,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 	}
 	p, ok := providers[out.Provider]
 	if !ok {
-		return out, &Error{Where: where, Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url), anthropic and replay"}
+		return out, &Error{Where: where, Message: "there is no provider " + out.Provider, Hint: "providers are openai (and servers that speak its protocol, by base_url), anthropic, ollama and replay"}
 	}
 	if err := out.setAddress(m, p, getenv); err != nil {
 		return out, err
@@ -172,6 +177,9 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 // setAddress sets where the model is, and its key.
 func (s *SelectedModel) setAddress(m Model, p provider, getenv func(string) (string, bool)) error {
 	base, _ := getenv(p.baseEnv)
+	if s.Provider == "ollama" {
+		base = ollamaURL(base, p.base)
+	}
 	s.BaseURL = valueOr(m.BaseURL, base)
 	if m.APIKeyCommand != nil {
 		where := "models." + s.Profile + ".api_key_command"
@@ -190,7 +198,7 @@ func (s *SelectedModel) setAddress(m Model, p provider, getenv func(string) (str
 	if m.BaseURL == nil || m.APIKeyEnv != nil {
 		s.APIKey, _ = getenv(s.KeyEnv)
 	}
-	s.KeyNeeded = s.isProvidersOwn(p) || m.APIKeyEnv != nil
+	s.KeyNeeded = s.isProvidersOwn(p) && p.keyEnv != "" || m.APIKeyEnv != nil
 	return nil
 }
 
@@ -207,6 +215,28 @@ func (s *SelectedModel) setAPI(m Model, p provider) error {
 		s.API = valueOr(m.API, "chat")
 	}
 	return nil
+}
+
+// ollamaURL returns the URL of the server that OLLAMA_HOST names, or own if that is empty.
+// As for Ollama's own client, the scheme and the port may be missing, and the address that
+// a server listens at is that of this machine.
+func ollamaURL(host, own string) string {
+	if host = strings.TrimSpace(host); host == "" {
+		return own
+	}
+	if !strings.Contains(host, "://") {
+		host = "http://" + host
+	}
+	u, err := url.Parse(host)
+	if err != nil || u.Host == "" {
+		return host // refused as an address, later
+	}
+	name, port := u.Hostname(), cmp.Or(u.Port(), map[string]string{"http": "11434", "https": "443"}[u.Scheme])
+	if ip, err := netip.ParseAddr(name); err == nil && ip.IsUnspecified() || name == "" {
+		name = "127.0.0.1"
+	}
+	u.Host = net.JoinHostPort(name, port)
+	return u.String()
 }
 
 // isProvidersOwn reports whether the model is at the provider's own address.

@@ -95,6 +95,20 @@ func TestProfileHeadersAndKeys(t *testing.T) {
 	}
 }
 
+func TestOllamaURL(t *testing.T) {
+	const own = "http://127.0.0.1:11434"
+	for host, want := range map[string]string{
+		"": own, " ": own, "0.0.0.0": own, "0.0.0.0:11434": own, "[::]:11434": own, ":11434": own,
+		"127.0.0.1:8080": "http://127.0.0.1:8080", "gpu": "http://gpu:11434", "http://gpu": "http://gpu:11434", "[fd00::1]": "http://[fd00::1]:11434",
+		"https://ollama.com": "https://ollama.com:443", "https://gpu:8443/ollama": "https://gpu:8443/ollama",
+		"http://a b": "http://a b",
+	} {
+		if got := ollamaURL(host, own); got != want {
+			t.Errorf("OLLAMA_HOST=%s is %s, want %s", host, got, want)
+		}
+	}
+}
+
 // TestKnownModels checks that each known model has a whole price with its source, and
 // that only snapshots share it. The control is a model with another name.
 func TestKnownModels(t *testing.T) {

@@ -40,7 +40,7 @@ import (
 //	each     for a map: what an entry is
 //	names    for a map: the allowed names
 type File struct {
-	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, anthropic/NAME, replay/FILE; by default openai/gpt-6.2-sol with OPENAI_API_KEY, else anthropic/claude-sonnet-5-5 with ANTHROPIC_API_KEY"`
+	Model                 *string          `yaml:"model" flag:"model" value:"MODEL" group:"Model" doc:"model profile, or provider/model: openai/NAME, anthropic/NAME, ollama/NAME, replay/FILE; by default openai/gpt-6.2-sol with OPENAI_API_KEY, else anthropic/claude-sonnet-5-5 with ANTHROPIC_API_KEY"`
 	Models                map[string]Model `yaml:"models" doc:"model profiles, by name; selecting one selects all of it" each:"one model profile"`
 	Backend               *string          `yaml:"backend" flag:"backend" value:"NAME" group:"Sandbox" default:"auto" enum:"auto docker gvisor runc" doc:"where commands run: auto, docker, gvisor or runc"`
 	Image                 *string          `yaml:"image" flag:"image" value:"REF" group:"Sandbox" default:"host" doc:"root filesystem: host, an image's name, rootfs:DIR, oci-layout:DIR, docker-archive:FILE or build:DIR"`
@@ -147,7 +147,7 @@ type Resources struct {
 
 // Model is one model profile. Selecting it selects all of it.
 type Model struct {
-	Provider        *string           `yaml:"provider" words:"openai anthropic replay" doc:"openai (and servers that speak its protocol), anthropic, or replay"`
+	Provider        *string           `yaml:"provider" words:"openai anthropic ollama replay" doc:"openai (and servers that speak its protocol), anthropic, ollama (its own API), or replay"`
 	Model           *string           `yaml:"model" doc:"the model's name at its provider"`
 	API             *string           `yaml:"api" words:"chat responses" doc:"of provider openai: responses, or chat (Chat Completions); responses at OpenAI's own address by default, chat at others"`
 	BaseURL         *string           `yaml:"base_url" doc:"address of the server, for another one than the provider's own"`
@@ -159,8 +159,8 @@ type Model struct {
 	ThinkingTokens  *Count            `yaml:"thinking_tokens" doc:"budget of reasoning of older models of anthropic, below max_output_tokens"`
 	Temperature     *Number           `yaml:"temperature" doc:"sampling temperature"`
 	MaxOutputTokens *Count            `yaml:"max_output_tokens" doc:"tokens of one answer"`
-	ContextWindow   *Count            `yaml:"context_window" doc:"tokens that the model can take"`
 	Limits          ProfileLimits     `yaml:"limits" doc:"of the profile per day and month, for all users together"`
+	ContextWindow   *Count            `yaml:"context_window" doc:"tokens that the model can take; an ollama server reserves memory for them"`
 	Price           *Price            `yaml:"price" doc:"US dollars per million tokens, for a model whose price is not known, or another price than the known one"`
 	MaxRetries      *Retries          `yaml:"max_retries" doc:"times that a request is sent again that failed before its answer began, 0 to 20; 2 by default"`
 	MaxRetryDelay   *Duration         `yaml:"max_retry_delay" doc:"longest wait before a request is sent again; 2m by default"`

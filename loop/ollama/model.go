@@ -1,0 +1,122 @@
+// Package ollama implements [loop.Model] for Ollama's own API, /api/chat. Unlike its
+// compatible layer, that one takes the size of the context window, and refuses a
+// conversation that is longer instead of forgetting its beginning.
+package ollama
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/tools/safeurl"
+)
+
+// Model is one model of one server. It is safe for concurrent use.
+type Model struct {
+	options Options
+	client  *http.Client
+	// ownsClient reports whether New made the client.
+	ownsClient bool
+	// noThinkWords reports whether the model can think, but knows no words for how much.
+	noThinkWords atomic.Bool
+}
+
+var _ loop.Model = (*Model)(nil)
+
+// New returns a model. It makes no connection. The error wraps [ErrInvalid].
+func New(o Options) (*Model, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	m := &Model{options: o, client: o.HTTPClient}
+	if m.client == nil {
+		m.client = modelhttp.NewClient()
+		m.ownsClient = true
+	}
+	return m, nil
+}
+
+// Info returns the identity of the model, for records.
+func (m *Model) Info() loop.ModelInfo {
+	return loop.ModelInfo{Provider: "ollama", Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: toolNameBytes}
+}
+
+// Close closes idle connections of the model's own HTTP client. It does not affect
+// running calls.
+func (m *Model) Close() {
+	if m.ownsClient {
+		m.client.CloseIdleConnections()
+	}
+}
+
+// Complete makes one model call; see [loop.Model].
+func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	if onDelta == nil {
+		onDelta = func(loop.Delta) {}
+	}
+	for {
+		resp, err := m.sendRequest(ctx, req, onDelta)
+		if err == nil {
+			return resp, nil
+		}
+		if ctx.Err() != nil {
+			return loop.Response{}, fmt.Errorf("complete with model %s: %w", m.options.Model, context.Cause(ctx))
+		}
+		message, refused := modelhttp.RefusedParameter(err)
+		if !refused || !strings.Contains(message, "think value") || m.noThinkWords.Swap(true) {
+			return loop.Response{}, err
+		}
+		m.options.Logger.Info("the model knows no words for how much it thinks: thinking is only turned on",
+			zap.String("model", m.options.Model))
+	}
+}
+
+// sendRequest sends the request once and returns the answer.
+func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	chat, err := m.buildRequest(req)
+	if err != nil {
+		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
+	}
+	body, err := json.Marshal(chat)
+	if err != nil {
+		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
+	}
+	w := &modelhttp.Watcher{Options: modelhttp.Options{
+		BaseURL: m.options.BaseURL, APIKey: m.options.APIKey,
+		HeaderTimeout: m.options.HeaderTimeout, IdleTimeout: m.options.IdleTimeout, MaxResponseBytes: m.options.MaxResponseBytes,
+	}}
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(m.options.BaseURL, "/")+"/api/chat", bytes.NewReader(body))
+	if err != nil {
+		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: errors.New("the base URL can't be used")}
+	}
+	post.Header.Set("Content-Type", "application/json")
+	if m.options.APIKey != "" {
+		post.Header.Set("Authorization", "Bearer "+m.options.APIKey)
+	}
+	for name, value := range m.options.Headers {
+		post.Header.Set(name, value)
+	}
+	res, err := w.Middleware(post, m.client.Do)
+	if err != nil {
+		return loop.Response{}, w.ModelError(err)
+	}
+	defer func() { _ = res.Body.Close() }() // the answer is complete or discarded
+	if w.Response == nil {
+		return loop.Response{}, w.ModelError(errors.New("refused"))
+	}
+	resp, err := readResponse(res.Body, onDelta)
+	if err != nil {
+		return loop.Response{}, w.ModelError(err)
+	}
+	return resp, nil
+}

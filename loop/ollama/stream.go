@@ -1,0 +1,192 @@
+package ollama
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// piece is an answer, or a piece of one in a line of its own. Every field may be missing,
+// null or of another type.
+type piece struct {
+	Model   modelhttp.LooseString `json:"model"`
+	Message *struct {
+		Content   modelhttp.LooseString `json:"content"`
+		Thinking  modelhttp.LooseString `json:"thinking"`
+		ToolCalls []wireCall            `json:"tool_calls"`
+	} `json:"message"`
+	Done       modelhttp.LooseString `json:"done"`
+	DoneReason modelhttp.LooseString `json:"done_reason"`
+	// Input and Output are numbers of tokens.
+	Input  modelhttp.LooseString `json:"prompt_eval_count"`
+	Output modelhttp.LooseString `json:"eval_count"`
+}
+
+// wireCall is a call, always a whole one. Arguments are an object; servers in between may
+// send it as a string.
+type wireCall struct {
+	ID       modelhttp.LooseString `json:"id"`
+	Function struct {
+		Name      modelhttp.LooseString `json:"name"`
+		Arguments modelhttp.LooseString `json:"arguments"`
+	} `json:"function"`
+}
+
+// maxContentBytes is the largest accepted size of an answer's text, reasoning and
+// arguments together.
+const maxContentBytes = 16 << 20
+
+// readResponse reads an answer: one JSON value, or one for each piece. It is complete
+// only with a piece that is marked as the last. If there is none, the answer may be cut,
+// and nothing of it is used.
+func readResponse(body io.Reader, onDelta func(loop.Delta)) (loop.Response, error) {
+	a := &assembly{onDelta: onDelta}
+	values := json.NewDecoder(body)
+	for {
+		var raw json.RawMessage
+		if err := values.Decode(&raw); err != nil {
+			return loop.Response{}, classifyRead(err)
+		}
+		if len(raw) > 2*maxContentBytes { // twice for escapes
+			return loop.Response{}, modelhttp.ErrTooLarge
+		}
+		done, err := a.addPiece(raw)
+		if err != nil {
+			return loop.Response{}, err
+		}
+		if done {
+			return a.buildResponse(), nil
+		}
+	}
+}
+
+// classifyRead returns the error of an answer that ended with err.
+func classifyRead(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return modelhttp.ErrCut
+	}
+	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return fmt.Errorf("%w: %w", modelhttp.ErrMalformed, err)
+	}
+	return err
+}
+
+// assembly assembles an answer from its pieces.
+type assembly struct {
+	onDelta func(loop.Delta)
+
+	model, finish  string
+	text, thinking strings.Builder
+	calls          []wireCall
+	// begun reports whether a piece of an answer came, and size counts what was added.
+	begun         bool
+	size          int
+	input, output int64
+}
+
+// addPiece adds one piece and reports whether it is the last.
+func (a *assembly) addPiece(raw json.RawMessage) (bool, error) {
+	var p piece
+	if err := json.Unmarshal(raw, &p); err != nil {
+		return false, fmt.Errorf("%w: %w", modelhttp.ErrMalformed, err)
+	}
+	if body := findError(raw); body != nil {
+		return false, &modelhttp.StreamError{Body: body, Begun: a.begun}
+	}
+	if p.Message == nil && p.Done != "true" {
+		return false, fmt.Errorf("%w: a piece without a message", modelhttp.ErrMalformed)
+	}
+	a.begun = true
+	if p.Model != "" {
+		a.model = string(p.Model)
+	}
+	a.input, a.output = max(a.input, count(p.Input)), max(a.output, count(p.Output))
+	if p.Message != nil {
+		a.thinking.WriteString(string(p.Message.Thinking))
+		if text := string(p.Message.Content); text != "" {
+			a.text.WriteString(text)
+			a.onDelta(loop.Delta{Text: text})
+		}
+		a.size += len(p.Message.Content) + len(p.Message.Thinking)
+		for _, c := range p.Message.ToolCalls {
+			a.addCall(c)
+		}
+	}
+	if a.size > maxContentBytes {
+		return false, modelhttp.ErrTooLarge
+	}
+	a.finish = string(p.DoneReason)
+	return p.Done == "true", nil
+}
+
+// addCall adds a call, unless the very same one came before.
+func (a *assembly) addCall(c wireCall) {
+	if c.ID != "" && slices.Contains(a.calls, c) {
+		return
+	}
+	a.size += len(c.Function.Name) + len(c.Function.Arguments)
+	a.calls = append(a.calls, c)
+	a.onDelta(loop.Delta{ToolName: string(c.Function.Name)})
+}
+
+// findError returns the body of an error, or nil if the value is none. Some versions
+// begin the name of the member with "error" and go on with the cause.
+func findError(raw json.RawMessage) []byte {
+	var members map[string]json.RawMessage
+	if json.Unmarshal(raw, &members) != nil {
+		return nil
+	}
+	for name, value := range members {
+		switch {
+		case string(value) == "null", string(value) == `""`:
+		case name == "error":
+			return raw
+		case strings.HasPrefix(name, "error "):
+			body, err := json.Marshal(map[string]string{"error": name + ": " + string(value)})
+			if err == nil {
+				return body
+			}
+		}
+	}
+	return nil
+}
+
+// count returns a number of tokens; anything else is zero.
+func count(s modelhttp.LooseString) int64 {
+	f, err := strconv.ParseFloat(string(s), 64)
+	if err != nil || !(f > 0 && f < 1e12) {
+		return 0
+	}
+	return int64(f)
+}
+
+// buildResponse returns the assembled answer.
+func (a *assembly) buildResponse() loop.Response {
+	m := loop.Message{Role: loop.RoleAssistant}
+	if a.thinking.Len() > 0 {
+		m.Blocks = append(m.Blocks, loop.Block{Thinking: &loop.Thinking{Text: a.thinking.String()}})
+	}
+	if a.text.Len() > 0 {
+		m.Blocks = append(m.Blocks, loop.Block{Text: &loop.Text{Text: a.text.String()}})
+	}
+	for _, c := range a.calls {
+		// The loop makes an ID where there is none, resolves the name and checks the
+		// arguments.
+		m.Blocks = append(m.Blocks, loop.Block{ToolUse: &loop.ToolUse{
+			ProviderID: string(c.ID), Name: tools.Name(c.Function.Name), Raw: string(c.Function.Arguments),
+		}})
+	}
+	return loop.Response{
+		Message: m, Finish: a.finish, Model: a.model, Truncated: a.finish == "length",
+		Usage: limits.Usage{InputTokens: a.input, OutputTokens: a.output},
+	}
+}
