@@ -49,6 +49,14 @@ func (s *SessionBreaker) AddEstimate(u Usage) {
 	s.meter.AddEstimate(u)
 }
 
+// AddTime counts wall time that passed before the breaker was made, in an earlier
+// process of the session.
+func (s *SessionBreaker) AddTime(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.started = s.started.Add(-max(d, 0))
+}
+
 // Used returns the sum of all usage so far.
 func (s *SessionBreaker) Used() Usage {
 	s.mu.Lock()

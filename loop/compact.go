@@ -104,8 +104,12 @@ func (t *turn) requestSummary(ctx context.Context, messages []Message) (Response
 // keeps the first head messages and those that began the turn.
 func (t *turn) newSummary(head, cut int) *Summary {
 	s := &Summary{Messages: t.view.summary.position(cut)}
+	begun := t.state.turnStart // where the messages end that began the turn
+	for begun < cut && (t.history[begun].Role == RoleSystem || t.history[begun].Role == RoleUser) {
+		begun++
+	}
 	for i := range cut {
-		if i < head || i >= t.state.turnStart && i < t.state.turnStart+len(t.Messages) {
+		if i < head || i >= t.state.turnStart && i < begun {
 			s.Kept = append(s.Kept, t.view.summary.position(i))
 		}
 	}

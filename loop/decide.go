@@ -17,7 +17,7 @@ const (
 	actClose
 	// actHandleCalls runs tool calls and refuses those over a limit.
 	actHandleCalls
-	// actNudge adds a notice to the model, see [noticePrefix].
+	// actNudge adds a notice to the model, see [NoticePrefix].
 	actNudge
 	// actEnd ends the turn.
 	actEnd

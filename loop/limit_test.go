@@ -94,7 +94,7 @@ func TestLimits(t *testing.T) {
 			if tt.closed != (last.Tools == nil) {
 				t.Errorf("last call offered %d tools, closing: %v", len(last.Tools), tt.closed)
 			}
-			if said := last.Messages[len(last.Messages)-1].joinedText(); tt.closed != strings.HasPrefix(said, noticePrefix) {
+			if said := last.Messages[len(last.Messages)-1].joinedText(); tt.closed != strings.HasPrefix(said, NoticePrefix) {
 				t.Errorf("the last message is %q, closing: %v", said, tt.closed)
 			}
 		})

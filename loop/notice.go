@@ -9,27 +9,31 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// Notices of the loop to the model. A notice is a user message that starts with
-// [noticePrefix]. Tool output is never in a user message, so it can't imitate one.
-const (
-	noticePrefix = "[caisson] "
+// NoticePrefix begins a message to the model that neither a user nor the model wrote.
+const NoticePrefix = "[caisson] "
 
-	nudgeStuck = noticePrefix + "The same calls gave the same results three times in a row. Do not repeat them: " +
+// Notices of the loop to the model. A notice is a user message that starts with
+// [NoticePrefix]. Tool output is never in a user message, so it can't imitate one.
+const (
+	nudgeStuck = NoticePrefix + "The same calls gave the same results three times in a row. Do not repeat them: " +
 		"use what they already told you, try something different, or answer with what you know."
-	nudgeEmpty = noticePrefix + "Your last answer was empty. Go on with the task, or give your final answer."
-	closeStuck = noticePrefix + "You were told that you repeat the same calls, and went on. No more tools can be used. " +
+	nudgeEmpty = NoticePrefix + "Your last answer was empty. Go on with the task, or give your final answer."
+	closeStuck = NoticePrefix + "You were told that you repeat the same calls, and went on. No more tools can be used. " +
 		"Give your final answer now: what is done, what is not, and what stood in the way."
+
+	closeLimitPrefix = NoticePrefix + "The limit of "
 
 	refusedNoTools     = "Not run: no tools can be used now."
 	refusedTooMany     = "Not run: too many calls in one answer. Make fewer at a time."
 	refusedInterrupted = "Interrupted: it may have run, wholly or in part. It was not run again."
+	endedInterrupted   = "Interrupted: it ran to its end, but its result is lost. It was not run again."
 	refusedLost        = "Not run, or without a known result: the run ended before."
 	truncatedCall      = "the answer was cut at the output limit in the middle of this call, so it was not run; " +
 		"do it in smaller steps"
 )
 
 // isNotice reports whether the text of a user message is a notice of the loop.
-func isNotice(text string) bool { return strings.HasPrefix(text, noticePrefix) }
+func isNotice(text string) bool { return strings.HasPrefix(text, NoticePrefix) }
 
 // Causes of endings that no other error explains.
 var (
@@ -41,8 +45,8 @@ var (
 // closeLimitMessage returns the notice that requests the closing answer when a
 // limit is reached.
 func closeLimitMessage(e *limits.ExceededError) string {
-	return fmt.Sprintf("%sThe limit of %s is reached, so no more tools can be used. Give your final answer now: "+
-		"what is done, what is not, and what should be done next.", noticePrefix, describeLimit(e))
+	return fmt.Sprintf("%s%s is reached, so no more tools can be used. Give your final answer now: "+
+		"what is done, what is not, and what should be done next.", closeLimitPrefix, describeLimit(e))
 }
 
 // refusalMessage returns the result of a call that was refused because of a limit.

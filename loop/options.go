@@ -56,6 +56,9 @@ type Options struct {
 	// Messages are the first messages of the turn; the last one is the user's.
 	// They are reported as [MessageAdded] after [TurnStarted].
 	Messages []Message
+	// Unfinished continues the turn whose messages are the last ones of History; nil
+	// begins one. Messages are then those that still follow, and may be none.
+	Unfinished *Unfinished
 	// Session and Turn are the IDs for calls and events.
 	Session, Turn string
 	// Emit receives the events, in order and from one goroutine. If it returns
@@ -71,6 +74,15 @@ type Options struct {
 	// Logger receives details that users must not see, such as a provider's
 	// error messages; nil discards them.
 	Logger *zap.Logger
+}
+
+// Unfinished is a turn that another process began. Its start is not reported again. The
+// calls of its last answer need a result, see [AnswerInterrupted].
+type Unfinished struct {
+	// Start is the index of its first message in [Options].History.
+	Start int
+	// Used is what it has used so far.
+	Used limits.Usage
 }
 
 // Outcome is the outcome of a turn. It is always complete: History has a result
@@ -107,6 +119,10 @@ func (o Options) validate() error {
 	case o.Session == "" || o.Turn == "":
 		return fmt.Errorf("%w: session and turn need an id", ErrInvalid)
 	case len(o.Calls) > 0:
+	case o.Unfinished != nil:
+		if o.Unfinished.Start < 0 || o.Unfinished.Start > len(o.History) || len(o.History)+len(o.Messages) == 0 {
+			return fmt.Errorf("%w: the unfinished turn has no messages", ErrInvalid)
+		}
 	case len(o.Messages) == 0 || o.Messages[len(o.Messages)-1].Role != RoleUser:
 		return fmt.Errorf("%w: the last message must be the user's", ErrInvalid)
 	}

@@ -122,7 +122,9 @@ func (t *turn) run(ctx context.Context) Outcome {
 
 // startTurn emits the start of the turn and adds its first messages.
 func (t *turn) startTurn() {
-	t.emit(TurnStarted{Turn: t.Turn})
+	if t.Unfinished == nil {
+		t.emit(TurnStarted{Turn: t.Turn})
+	}
 	if len(t.history) == 0 && t.System != "" && !t.state.callsOnly {
 		t.addMessage(NewText(RoleSystem, t.System))
 	}
@@ -131,6 +133,11 @@ func (t *turn) startTurn() {
 		t.refuseCall(u, refusedInterrupted, tools.ErrorCancelled, "interrupted")
 	}
 	t.state.turnStart = len(t.history)
+	if t.Unfinished != nil {
+		t.state.turnStart = t.Unfinished.Start
+		t.meter.Add(t.Unfinished.Used)
+		t.state.restore(t.history)
+	}
 	if t.state.callsOnly {
 		var calls Message
 		for _, u := range t.Calls {

@@ -95,5 +95,10 @@ func (t *turn) refuseCall(u ToolUse, message string, class tools.ErrorClass, rea
 
 // addResult adds a tool message with one result.
 func (t *turn) addResult(r ToolResult) {
-	t.addMessage(Message{Role: RoleTool, Blocks: []Block{{ToolResult: &r}}})
+	t.addMessage(resultMessage(r))
+}
+
+// resultMessage returns the tool message with the result of a call.
+func resultMessage(r ToolResult) Message {
+	return Message{Role: RoleTool, Blocks: []Block{{ToolResult: &r}}}
 }

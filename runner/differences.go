@@ -101,7 +101,7 @@ func (s *Session) Differences(ctx context.Context) (changes.Differences, error) 
 	}
 	defer done()
 	s.mu.Lock()
-	began := s.turns > 0 || s.users.hasRun()
+	began := s.turn != nil || s.ended != nil || s.past.hasChanges() || s.users.hasRun()
 	s.mu.Unlock()
 	if !began {
 		return changes.Differences{}, nil // nothing has run

@@ -58,6 +58,8 @@ type Options struct {
 
 	// from is where a fork begins, nil for other sessions.
 	from *forkPoint
+	// continues refuses a session whose last turn can't be continued.
+	continues bool
 }
 
 // SandboxOptions configures the sandbox of a session.
@@ -182,6 +184,14 @@ func (o ModelOptions) modelInfo() loop.ModelInfo {
 		return loop.ModelInfo{}
 	}
 	return o.Profiles[0].Model.Info()
+}
+
+// profileName returns the name of the profile that is asked first, "" if there is none.
+func (o ModelOptions) profileName() string {
+	if len(o.Profiles) == 0 {
+		return ""
+	}
+	return cmp.Or(o.Profiles[0].Name, o.modelInfo().String())
 }
 
 // PolicyOptions configures what the calls of a session may do, and who approves

@@ -97,9 +97,14 @@ func (m *patchMarker) reportLost() {
 	}
 }
 
-// reportKilled warns of the patches that were cut off in this workspace when the
-// process of an earlier session was killed, and removes their marks.
+// reportKilled warns of the patches that were cut off in this workspace when the process
+// of an earlier session, or an earlier process of this one, was killed, and removes their
+// marks.
 func (m *patchMarker) reportKilled() {
+	if mark, ok := sessiondir.ReadPatchMark(m.dir); ok {
+		m.warn(sessiondir.CutOffNote("apply_patch", mark.Paths, "the session's diff"))
+		m.removeMark(m.dir)
+	}
 	for _, dir := range sessiondir.Siblings(m.dir) {
 		mark, ok := sessiondir.ReadPatchMark(dir)
 		if !ok || mark.Workspace != m.workspace || mark.Mode != string(sandbox.ModeBind) || sessiondir.LivesIn(dir) {

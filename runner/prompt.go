@@ -46,15 +46,16 @@ type promptContext struct {
 
 // loadContext reads the instruction file and the notes of a workspace, once, before
 // anything of the session can change it. Files that can't be read are ignored.
-func loadContext(o Options, original *workspace.Reader, log *zap.Logger) promptContext {
+func loadContext(o Options, original *workspace.Reader, past *resumption, log *zap.Logger) promptContext {
 	var c promptContext
-	if o.InstructionFiles && !o.from.isContinued() {
+	isContinued := o.from.isContinued() || past.isOpened()
+	if o.InstructionFiles && !isContinued {
 		c.loadInstructions(original)
 	}
 	if o.Format != nil {
 		c.format = o.Format.Request
 	}
-	if o.Memory != nil && !o.from.isContinued() {
+	if o.Memory != nil && !isContinued {
 		c.loadNotes(o.Memory, log)
 	}
 	c.ignored = append(c.ignored, untrustedSettings(o, original)...)

@@ -12,7 +12,8 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// Run does one session: one task, to its end. It makes the sandbox while the
+// Run does one session: one task, to its end. In a session that goes on ([Open]) it does
+// the task as another turn, or without one continues the last turn. It makes the sandbox while the
 // first model call is under way, if a call may need it, and takes everything
 // down before it returns.
 //
@@ -23,19 +24,27 @@ import (
 // is in the [Report].
 func Run(ctx context.Context, o Options) (Report, error) {
 	switch {
-	case o.Task == "":
+	case o.Task == "" && (o.Dir == nil || !o.Dir.Resumes()):
 		return Report{}, errors.New("run session: Options.Task is missing")
 	case len(o.Profiles) == 0:
 		return Report{}, fmt.Errorf("run session: %w", loop.ErrNoModel)
 	}
+	o.continues = o.Task == ""
 	s, err := Open(ctx, o)
 	if err != nil {
 		return Report{}, err
 	}
-	t, err := s.Start(o.Task)
+	var t *Turn
+	if o.Task == "" {
+		t, err = Continue(s)
+	} else {
+		t, err = s.Start(o.Task)
+	}
 	if err == nil {
 		<-t.Done()
 		finishTask(ctx, s)
+	} else {
+		keepFailure(s, err)
 	}
 	return s.Close(), nil // what kept the turn from starting is in the report
 }
@@ -43,9 +52,14 @@ func Run(ctx context.Context, o Options) (Report, error) {
 // writeCreated writes session.created, and what a user should know before anything runs.
 func (s *Session) writeCreated() error {
 	notice := s.prompt.notice
-	s.prompt = loadContext(s.opts, s.original, s.log)
+	s.prompt = loadContext(s.opts, s.original, s.past, s.log)
 	s.prompt.notice = notice
-	if err := s.events.writeRecord(s.newCreated(s.tools.Definitions())); err != nil {
+	created := s.newCreated(s.tools.Definitions())
+	if s.past != nil {
+		if err := writeResumed(s, created); err != nil {
+			return err
+		}
+	} else if err := s.events.writeRecord(created); err != nil {
 		return err
 	}
 	if s.opts.Warner != nil {
@@ -68,7 +82,7 @@ func (s *Session) abortStart(err error) error {
 	s.end(errClosed)
 	err = errors.Join(err, s.rec.Close())
 	s.tracker.DiscardState()
-	s.caches.End(false)
+	s.caches.End(s.past != nil)
 	return Fault{Kind: FaultRecords, Session: s.opts.Dir.Session, Dir: s.dir, Err: err}
 }
 

@@ -28,6 +28,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/dispatch"
@@ -91,6 +92,8 @@ type Session struct {
 	// unforced ends the wait for Options.Force.
 	unforced func()
 
+	// past is what the processes before did in a session that goes on, nil in others.
+	past *resumption
 	// beside waits for Options.Beside.
 	beside sync.WaitGroup
 
@@ -102,12 +105,13 @@ type Session struct {
 	report   Report
 }
 
-// Open makes a session: its trace, with session.created in it, and its tools.
+// Open makes a session, or goes on with one whose directory is from [sessiondir.Reopen];
+// see [Continue]. It makes its trace, with session.created in it, and its tools.
 // Its sandbox is made by the first turn whose tools may need it, or the first
 // call that does. Cancelling ctx ends the turn that runs, and no other is started.
 // Its error wraps a [Fault] of kind [FaultInvalidLimits] or [FaultRecords], a
-// [WorkspaceError], a [sessiondir.StateError] or [overlay.ErrUnsupported] if the caller
-// can do something about it.
+// [WorkspaceError], a [ResumeError], a [sessiondir.StateError] or [overlay.ErrUnsupported]
+// if the caller can do something about it.
 func Open(ctx context.Context, o Options) (*Session, error) {
 	s, err := newSession(ctx, o)
 	if err != nil {
@@ -157,11 +161,18 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 			return nil, Fault{Kind: FaultInvalidLimits, Err: err}
 		}
 	}
-	s.rec, err = record.NewRecorder(record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.mirror(), Write: o.writeTrace, Sync: o.syncTrace})
-	if err != nil {
+	records := record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.mirror(), Write: o.writeTrace, Sync: o.syncTrace}
+	if o.Dir.Resumes() {
+		if s.past, err = readPast(o); err != nil {
+			return nil, err
+		}
+		records.After = &s.past.End
+	}
+	if s.rec, err = record.NewRecorder(records); err != nil {
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}
 	}
 	s.events = newEventRecorder(s.rec, o.Live)
+	restorePast(s)
 	original, err := workspace.NewReader(o.Workspace.Dir, workspace.ReaderOptions{
 		HostPath: o.Workspace.Path, ContainerPath: o.mountPoint(), MaxEntries: readerEntries,
 	})
@@ -179,13 +190,13 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	s.users = &userCommands{exec: s.exec, events: s.events, sync: s.rec.Sync, hint: o.hint, log: s.log, session: o.Dir.Session, dir: s.dir, endSession: o.EndRequested}
 	s.patches = &patchMarker{dir: s.dir, workspace: o.Workspace.Path, mode: o.workspaceMode(), warn: s.events.recordWarning, log: s.log}
 	if s.tracker, err = s.newTracker(images); err != nil {
-		s.caches.End(false)
+		s.caches.End(s.past != nil)
 		return nil, errors.Join(err, s.rec.Close())
 	}
 	if s.tools, err = s.newDispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it
 		s.tracker.DiscardState()
-		s.caches.End(false)
+		s.caches.End(s.past != nil)
 		return nil, fmt.Errorf("open session: %w", err)
 	}
 	return s, nil
@@ -202,6 +213,8 @@ func (s *Session) newTracker(images *changes.Preimages) (tracker.Tracker, error)
 	switch from := s.opts.from; {
 	case from != nil && from.changed != nil:
 		return from.changed.Fork(o)
+	case s.opts.isOverlay() && s.past != nil:
+		return s.past.reopenOverlay(o)
 	case s.opts.isOverlay():
 		return tracker.NewOverlay(o)
 	}
@@ -307,7 +320,7 @@ func (s *Session) executorOptions(images *changes.Preimages) livesandbox.Executo
 		WaitRecorded:     func(ctx context.Context) error { return s.tracker.WaitRecorded(ctx) },
 		IsFresh:          func(ctx context.Context, path string) bool { return s.tracker.IsFresh(ctx, path) },
 		AfterCommand:     func(ctx context.Context) { s.tracker.CheckAfterCommand(ctx) },
-		RecordBackground: s.events.recordBackground, Log: s.log,
+		RecordBackground: s.events.recordBackground, Handles: s.past.handles(), Log: s.log,
 	}
 }
 
@@ -383,6 +396,7 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 		git = sandbox.GitReadOnly
 	}
 	p := record.SessionCreated{
+		WorkspaceID: overlay.IdentifyDir(o.Workspace.Dir), Profile: o.profileName(),
 		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceTarget: s.opts.mountPoint(), WorkspaceMode: s.opts.workspaceMode(), Git: string(git),
 		Backend: o.Choice, Image: name, Root: string(cmp.Or(o.Root, sandbox.RootReadOnly)), UserPolicy: string(cmp.Or(o.UserPolicy, sandbox.UserOwner)), Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: record.NewResources(o.Resources), Service: recordService(o.Service), Mounts: recordMounts(o.Mounts), Caches: recordCaches(o.Caches), Env: variableNames(o.Env), Budget: record.NewBudget(o.Budget), Tools: []record.OfferedTool{},

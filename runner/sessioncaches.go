@@ -61,7 +61,7 @@ func OpenCaches(dir *sessiondir.Dir, w *Workspace, mode sandbox.WorkspaceMode, o
 	for _, d := range c.lease.Dirs {
 		m := sandbox.Mount{Target: d.Target, Path: d.Path, Dir: d.File}
 		if mode.KeepsChanges() || o.Use == caches.Frozen {
-			layers, err := sessiondir.CreateCacheLayers(dir, d.File)
+			layers, err := sessiondir.OpenCacheLayers(dir, d.File)
 			if err != nil {
 				return nil, err
 			}

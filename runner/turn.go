@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
@@ -103,10 +105,15 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 		return nil, errors.New("start turn: the message is empty")
 	}
 	return s.startTurn(user, record.ActorAgent, func(o *loop.Options) {
-		o.Profiles, o.History, o.View = s.opts.Profiles, s.history, s.view
+		configureModel(s, o)
 		o.Messages = s.prompt.openingMessages(message, len(s.history) == 0)
-		o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Instructions: s.opts.Instructions})
 	})
+}
+
+// configureModel sets what the turns of models have in common.
+func configureModel(s *Session, o *loop.Options) {
+	o.Profiles, o.History, o.View = s.opts.Profiles, s.history, s.view
+	o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Instructions: s.opts.Instructions})
 }
 
 // Call runs one tool call of [Options].User without the model, as a turn of its own,
@@ -151,15 +158,25 @@ func (s *Session) startTurn(user User, caller record.Actor, configure func(*loop
 	if err := checkIdle(s); err != nil {
 		return nil, fmt.Errorf("start turn: %w", err)
 	}
+	if err := abandonUnfinished(s); err != nil {
+		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, err)
+	}
 	// Nothing left of any limit is nothing left for a turn.
 	if err := s.breaker.Check(limits.StepToolCall); err != nil {
 		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, err)
 	}
-	ctx, cancel := context.WithCancelCause(s.ctx)
-	t := &Turn{ID: record.NewID("trn"), begun: time.Now(), cancel: cancel, done: make(chan struct{})}
+	t := &Turn{ID: record.NewID("trn"), begun: time.Now()}
 	if s.turns++; s.turns == 1 {
 		t.begun = s.begun // its time is that of the session
 	}
+	launchTurn(s, t, user, caller, configure)
+	return t, nil
+}
+
+// launchTurn runs a turn in the background. The caller holds s.mu.
+func launchTurn(s *Session, t *Turn, user User, caller record.Actor, configure func(*loop.Options)) {
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	t.cancel, t.done = cancel, make(chan struct{})
 	s.turn = t
 	s.user = user
 	s.events.beginTurn(user.Name, caller, func() record.TurnCancelled { return cancellationRecord(ctx) })
@@ -173,7 +190,6 @@ func (s *Session) startTurn(user User, caller record.Actor, configure func(*loop
 		s.finishTurn(t, out, context.Cause(ctx))
 		cancel(nil)
 	}()
-	return t, nil
 }
 
 // runTurn runs one turn.
@@ -283,11 +299,17 @@ func (s *Session) CloseFor(client string) Report {
 		if t != nil {
 			<-t.Done()
 		}
+		s.mu.Lock()
+		if err := abandonUnfinished(s); err != nil {
+			s.log.Error("end turn", zap.Error(err)) // the last record fails too
+		}
+		s.mu.Unlock()
 		out, ended := s.last, error(nil)
-		if s.turns == 0 {
-			out, ended = s.users.endOutcome(context.Cause(s.ctx))
-		} else {
+		switch {
+		case s.ended != nil:
 			ended = s.ended.cause
+		case out.Reason == "":
+			out, ended = s.users.endOutcome(context.Cause(s.ctx))
 		}
 		s.report = s.shutdown(out, ended)
 		if s.opts.from != nil {

@@ -65,6 +65,14 @@ func (m *Model) Left() int {
 	return len(m.recording.turns) - m.next
 }
 
+// Skip passes over turns that were played before, in another process of the session. It
+// must be called before the first call of Complete.
+func (m *Model) Skip(answers int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.next = min(max(answers, 0), len(m.recording.turns))
+}
+
 // Info returns the recording's name as that of the model.
 func (m *Model) Info() loop.ModelInfo {
 	return loop.ModelInfo{Provider: "replay", Model: m.recording.name, Recorded: true}

@@ -8,7 +8,7 @@ import "slices"
 // written or executed after it.
 func AuditKinds() []Kind {
 	return []Kind{
-		KindSessionCreated, KindSessionEnded,
+		KindSessionCreated, KindSessionResumed, KindSessionEnded,
 		KindSandboxStarted, KindSandboxLost, KindSandboxRestarted,
 		KindUserCommandStarted, KindUserCommandEnded,
 		KindConfirmationRequested, KindConfirmationResolved, KindConfirmationAttempted,

@@ -6,6 +6,7 @@ type Kind string
 // The kinds of this version. Readers skip kinds that they don't know.
 const (
 	KindSessionCreated        Kind = "session.created"
+	KindSessionResumed        Kind = "session.resumed"
 	KindSessionEnded          Kind = "session.ended"
 	KindSandboxStarted        Kind = "sandbox.started"
 	KindSandboxLost           Kind = "sandbox.lost"
@@ -75,12 +76,16 @@ func Payloads() []Payload {
 		TurnCompleted{},
 		TurnCancelled{},
 		Verification{},
+		SessionResumed{},
 		SessionEnded{},
 	}
 }
 
 // Kind implements [Payload].
 func (SessionCreated) Kind() Kind { return KindSessionCreated }
+
+// Kind implements [Payload].
+func (SessionResumed) Kind() Kind { return KindSessionResumed }
 
 // Kind implements [Payload].
 func (SessionEnded) Kind() Kind { return KindSessionEnded }

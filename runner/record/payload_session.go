@@ -21,16 +21,21 @@ type SessionCreated struct {
 	Task      string `json:"task"`
 	Workspace string `json:"workspace"`
 	// WorkspaceTarget is the requested mount point in the container.
-	WorkspaceTarget string         `json:"workspace_target"`
-	WorkspaceMode   string         `json:"workspace_mode"`
-	Git             string         `json:"git"`
-	Backend         BackendChoice  `json:"backend"`
-	Image           string         `json:"image"`
-	Root            string         `json:"root"`        // "read-only" or "ephemeral"
-	UserPolicy      string         `json:"user_policy"` // "owner", "image" or "root"
-	Model           loop.ModelInfo `json:"model"`
-	Policy          string         `json:"policy"`
-	OnPrompt        string         `json:"on_prompt"`
+	WorkspaceTarget string `json:"workspace_target"`
+	// WorkspaceID identifies the directory as long as it exists; absent where its file
+	// system does not record when it was made.
+	WorkspaceID   string         `json:"workspace_id,omitempty"`
+	WorkspaceMode string         `json:"workspace_mode"`
+	Git           string         `json:"git"`
+	Backend       BackendChoice  `json:"backend"`
+	Image         string         `json:"image"`
+	Root          string         `json:"root"`        // "read-only" or "ephemeral"
+	UserPolicy    string         `json:"user_policy"` // "owner", "image" or "root"
+	Model         loop.ModelInfo `json:"model"`
+	// Profile is the name of the model's profile, or provider/model.
+	Profile  string `json:"profile,omitempty"`
+	Policy   string `json:"policy"`
+	OnPrompt string `json:"on_prompt"`
 	// Client is the label of the user who started the session; absent where it
 	// is unknown.
 	Client    string    `json:"client,omitempty"`
@@ -58,6 +63,24 @@ type SessionCreated struct {
 	Removed []sandbox.Orphan `json:"removed,omitempty"`
 	// Parent is the session that this one is a fork of.
 	Parent *Parent `json:"parent,omitempty"`
+}
+
+// SessionResumed reports that another process goes on with the session, after the first
+// one was killed or the session had ended. Its other fields are those of [SessionCreated],
+// as they are now; an attestation follows when a sandbox starts.
+type SessionResumed struct {
+	SessionCreated
+
+	// Unfinished is the turn that had no end, and Interrupted are its calls without a
+	// result, which get one that reports the interruption.
+	Unfinished  string   `json:"unfinished_turn,omitempty"`
+	Interrupted []string `json:"interrupted"`
+	// TornBytes is the length of a last line that was cut short, and is removed.
+	TornBytes int64 `json:"torn_bytes,omitempty"`
+	// Changes is what became of the changes that an overlay or a copy had: kept (the
+	// session goes on with them), checkpoint (with the last ones that were collected),
+	// applied, discarded, expired, or empty. It is absent in bind mode.
+	Changes string `json:"changes,omitempty"`
 }
 
 // Parent is the session of a fork, at the point where it was forked: its last turn and

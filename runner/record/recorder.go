@@ -21,8 +21,11 @@ const TraceFile = "trace.jsonl"
 
 // RecorderOptions configures a [Recorder].
 type RecorderOptions struct {
-	// Dir is the session's directory. It must exist and hold no trace yet.
+	// Dir is the session's directory. It must exist, and hold no trace unless After is set.
 	Dir string
+	// After is the end of the trace that is continued, as [Reader.Position] returned it
+	// there; nil begins one. What follows it in the file, a torn line, is cut off.
+	After *Position
 	// Session is the id in every record.
 	Session string
 	// Secrets never reach a record.
@@ -39,7 +42,7 @@ type RecorderOptions struct {
 }
 
 // Recorder writes one session's records: numbered without gaps, each chained
-// to the line before. The caller of [NewRecorder] closes it. It is safe for concurrent
+// to the line before, also across the processes of a session. The caller of [NewRecorder] closes it. It is safe for concurrent
 // use: a Write waits for no sync, and calls of Sync that come while one is
 // under way share the next. After one failed write or sync every other call
 // fails: nothing is recorded after a gap. Its errors wrap tools.ErrRecord.
@@ -66,7 +69,8 @@ type Recorder struct {
 // FirstHash stands before the first record.
 var FirstHash = strings.Repeat("0", 64)
 
-// NewRecorder creates the trace and the directory for spilled values.
+// NewRecorder creates the trace, or opens the one that is continued, and the directory
+// for spilled values.
 func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if opts.Now == nil {
 		opts.Now = time.Now
@@ -80,13 +84,35 @@ func NewRecorder(opts RecorderOptions) (*Recorder, error) {
 	if opts.Sync == nil {
 		opts.Sync = (*os.File).Sync
 	}
-	file, err := os.OpenFile(filepath.Join(opts.Dir, TraceFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("create trace: %w", err)
+	at := StartPosition()
+	flags := os.O_CREATE | os.O_EXCL
+	if opts.After != nil {
+		at, flags = *opts.After, 0
 	}
-	r := &Recorder{opts: opts, redact: redact.New(opts.Secrets), file: file, prev: FirstHash}
+	file, err := os.OpenFile(filepath.Join(opts.Dir, TraceFile), os.O_WRONLY|os.O_APPEND|flags, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open trace: %w", err)
+	}
+	if err := cutTorn(file, at.Offset); err != nil {
+		return nil, errors.Join(fmt.Errorf("continue trace: %w", err), file.Close())
+	}
+	r := &Recorder{opts: opts, redact: redact.New(opts.Secrets), file: file, seq: at.Seq, prev: at.Hash}
 	r.flushed = sync.NewCond(&r.mu)
 	return r, nil
+}
+
+// cutTorn cuts a trace off behind its last whole line.
+func cutTorn(file *os.File, end int64) error {
+	info, err := file.Stat()
+	switch {
+	case err != nil:
+		return err
+	case info.Size() < end:
+		return fmt.Errorf("%d bytes of %d are gone", end-info.Size(), end)
+	case info.Size() == end:
+		return nil
+	}
+	return file.Truncate(end)
 }
 
 // Entry is the caller's part of a record; the Recorder adds the rest.

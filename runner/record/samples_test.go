@@ -27,24 +27,25 @@ func samples() []Payload {
 	exceeded := &Limit{Kind: limits.KindMemory, Limit: 2 << 30, Used: 2<<30 + 1}
 	model := loop.ModelInfo{Provider: "openai", Model: "gpt-5", BaseURL: "https://api.openai.com/v1"}
 	call := ModelCall{Round: 1, Profile: "main", Attempt: 2, Purpose: loop.PurposeSummary, Model: model}
-	return []Payload{
-		SessionCreated{
-			Version: "0.1.0", Task: "make the test pass", Workspace: "/home/me/p", WorkspaceMode: "bind", Git: "ro",
-			Backend: BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no local engine answered"},
-			Image:   "host", Model: model, Policy: "ci", OnPrompt: "deny", Client: "http:alice",
-			Resources: NewResources(limits.DefaultResources()), Env: []string{"NODE_ENV"},
-			Service: &Service{Program: "image", HealthCheck: "configured", AsAgent: true},
-			Mounts:  []Mount{{From: "/data", To: "/data", ReadOnly: true}}, Caches: &Caches{Names: []string{"go"}, Use: "writable"},
-			Budget: NewBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
-			Tools:  []OfferedTool{{"shell", tools.ClassExecute, tools.PlaceSandbox}},
-			Configuration: []Source{
-				{Name: "built-in"}, {Name: "user", Path: "/home/me/.config/caisson/config.yaml", SHA256: "ab"},
-			},
-			Ignored:     []Ignored{{Name: ".caisson/config.yaml", Why: "the workspace is not trusted"}},
-			FilesLoaded: []LoadedFile{{Path: "AGENTS.md", Bytes: 40_000, SHA256: "9f86", Truncated: true, Trust: "untrusted"}}, MCPServers: []string{}, MCPSkipped: []Ignored{},
-			Removed: []sandbox.Orphan{{Kind: "container", Name: "caisson-ses_0", Owner: "pid 12"}},
-			Parent:  &Parent{Session: "ses_01JD0000000000000000000001", Turn: "trn_1", Seq: 7, SHA256: "ab12"},
+	created := SessionCreated{
+		Version: "0.1.0", Task: "make the test pass", Workspace: "/home/me/p", WorkspaceMode: "bind", WorkspaceID: "17-1795170000000000000", Git: "ro",
+		Backend: BackendChoice{Asked: "auto", Chosen: "gvisor", Why: "no local engine answered"},
+		Image:   "host", Model: model, Profile: "main", Policy: "ci", OnPrompt: "deny", Client: "http:alice",
+		Resources: NewResources(limits.DefaultResources()), Env: []string{"NODE_ENV"},
+		Service: &Service{Program: "image", HealthCheck: "configured", AsAgent: true},
+		Mounts:  []Mount{{From: "/data", To: "/data", ReadOnly: true}}, Caches: &Caches{Names: []string{"go"}, Use: "writable"},
+		Budget: NewBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
+		Tools:  []OfferedTool{{"shell", tools.ClassExecute, tools.PlaceSandbox}},
+		Configuration: []Source{
+			{Name: "built-in"}, {Name: "user", Path: "/home/me/.config/caisson/config.yaml", SHA256: "ab"},
 		},
+		Ignored:     []Ignored{{Name: ".caisson/config.yaml", Why: "the workspace is not trusted"}},
+		FilesLoaded: []LoadedFile{{Path: "AGENTS.md", Bytes: 40_000, SHA256: "9f86", Truncated: true, Trust: "untrusted"}}, MCPServers: []string{}, MCPSkipped: []Ignored{},
+		Removed: []sandbox.Orphan{{Kind: "container", Name: "caisson-ses_0", Owner: "pid 12"}},
+		Parent:  &Parent{Session: "ses_01JD0000000000000000000001", Turn: "trn_1", Seq: 7, SHA256: "ab12"},
+	}
+	return []Payload{
+		created,
 		TurnStarted{Client: "http:alice"},
 		Message{Role: loop.RoleAssistant, Blocks: []loop.Block{
 			{Text: &loop.Text{Text: "I run <the test> & see."}},
@@ -107,6 +108,7 @@ func samples() []Payload {
 			Passed: false, Command: "make test", Session: "ses_01JD0000000000000000000003", ExitCode: 2, Signal: 9, TimedOut: true, OOMKilled: true,
 			Output: "FAIL", OutputOmitted: 7, WallMS: 4100, Error: "the sandbox was lost",
 		},
+		SessionResumed{SessionCreated: created, Unfinished: "trn_1", Interrupted: []string{"tu_1"}, TornBytes: 17, Changes: "kept"},
 		SessionEnded{
 			Reason: loop.StopLimit, ExitStatus: 53, Answer: "The test passes now.", Client: "http:alice", Truncated: true, Limit: exceeded,
 			Problem: &Problem{Cause: "the limit on memory was reached", Hint: "give more"},

@@ -14,16 +14,29 @@ import (
 // CachesDir is the directory of the layers over caches, below the session's.
 const CachesDir = "caches"
 
-// CreateCacheLayers makes the layers of a session over the open directory of a cache. The
-// caller closes them with [EndCacheLayers], or closes them alone to keep them.
-func CreateCacheLayers(dir *Dir, cache *os.File) (*overlay.Layers, error) {
+// OpenCacheLayers makes the layers of a session over the open directory of a cache, or
+// opens those that an earlier process of the session made. The caller closes them with
+// [EndCacheLayers], or closes them alone to keep them.
+func OpenCacheLayers(dir *Dir, cache *os.File) (*overlay.Layers, error) {
 	above := filepath.Join(dir.Path, CachesDir)
 	if err := os.Mkdir(above, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("create layers of cache: %w", err)
 	}
-	l, err := overlay.Create(filepath.Join(above, filepath.Base(cache.Name())), overlay.CreateOptions{Session: dir.Session, Path: cache.Name(), Workspace: cache})
+	path := filepath.Join(above, filepath.Base(cache.Name()))
+	o := overlay.CreateOptions{Session: dir.Session, Path: cache.Name(), Workspace: cache}
+	l, _, err := overlay.Reopen(path, o)
+	if errors.Is(err, overlay.ErrOther) || errors.Is(err, overlay.ErrPartlyApplied) {
+		// It is a cache: what can't be used is made anew.
+		if err := overlay.RemoveTree(path); err != nil {
+			return nil, fmt.Errorf("create layers of cache: %w", err)
+		}
+		l, err = overlay.Create(path, o)
+	}
 	if err != nil {
 		return nil, err
+	}
+	if l.Info().Recorded {
+		return l, nil
 	}
 	if err := l.RecordTime(); err != nil {
 		return nil, errors.Join(err, l.Close())

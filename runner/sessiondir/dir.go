@@ -38,15 +38,16 @@ const SandboxDir = "sandbox"
 const OutputDir = "output"
 
 // Dir is a session's directory below the state directory, private to its user, with
-// the log of everything that serves the session. The caller of [Create] closes it
-// after the session.
+// the log of everything that serves the session. The caller of [Create] or [Reopen]
+// closes it after the session.
 type Dir struct {
 	// Session is the id, Path the path.
 	Session, Path string
 	// Log goes to log.jsonl, without secrets.
 	Log *zap.Logger
 
-	file *os.File
+	file   *os.File
+	resume bool
 }
 
 // Create makes the directory of a new session. It refuses a state directory that
@@ -71,12 +72,19 @@ func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 		}
 		return nil, stateError(dir, "can't be written: "+err.Error(), err)
 	}
+	return &Dir{Session: session, Path: dir, Log: newLog(file, secrets), file: file}, nil
+}
+
+// newLog returns the log that goes to a file.
+func newLog(file *os.File, secrets []redact.Secret) *zap.Logger {
 	conf := zap.NewProductionEncoderConfig()
 	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	out := zapcore.AddSync(redact.New(secrets).LogWriter(file))
-	log := zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(out), zapcore.DebugLevel))
-	return &Dir{Session: session, Path: dir, Log: log, file: file}, nil
+	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(out), zapcore.DebugLevel))
 }
+
+// Resumes reports whether the directory is that of a session that goes on, from [Reopen].
+func (f *Dir) Resumes() bool { return f.resume }
 
 // List returns the IDs of all sessions in a state directory, the oldest first.
 func List(stateDir string) ([]string, error) {

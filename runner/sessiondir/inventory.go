@@ -65,7 +65,7 @@ type NewRepository struct{ Path, Session string }
 func TakeNewRepositories(dir, workspace string, now []string) ([]NewRepository, error) {
 	var out []NewRepository
 	var errs []error
-	for _, sibling := range Siblings(dir) {
+	for _, sibling := range append([]string{dir}, Siblings(dir)...) { // dir's is that of an earlier process
 		path := filepath.Join(sibling, inventoryFile(workspace))
 		before, ok := readDeadInventory(path)
 		if !ok || before.Workspace != workspace {

@@ -140,7 +140,7 @@ func (a *atif) addRecord(r record.Record) {
 	if a.err != nil {
 		return
 	}
-	r, err := restoreSpilled(a.session, r)
+	r, err := record.Restore(a.session.Dir, r)
 	if err != nil {
 		a.err = err
 		return

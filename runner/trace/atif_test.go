@@ -104,7 +104,7 @@ func historyOf(t *testing.T, s Session) []loop.Message {
 	t.Helper()
 	var history []loop.Message
 	_, err := Read(s, func(r record.Record) {
-		r, err := restoreSpilled(s, r)
+		r, err := record.Restore(s.Dir, r)
 		if err != nil {
 			t.Fatal(err)
 		}

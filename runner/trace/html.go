@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -169,7 +170,7 @@ func HTML(w io.Writer, s Session) (Overview, error) {
 // readPatch reads the patch of a session's changes; more reports whether it was
 // cut at maxPatch.
 func readPatch(s Session) (text string, more bool) {
-	f, err := openRegular(filepath.Join(s.Dir, "workspace.patch"))
+	f, err := record.OpenRegular(filepath.Join(s.Dir, "workspace.patch"))
 	if err != nil {
 		return "", false
 	}

@@ -79,7 +79,7 @@ func List(stateDir string, limit int) ([]Entry, error) {
 // readEntry reads both ends of one trace and reports whether it has a record.
 func readEntry(s Session) (Entry, bool) {
 	e := Entry{Session: s.ID, Pruned: s.Pruned, State: StateDamaged}
-	f, err := openRegular(s.Path)
+	f, err := record.OpenRegular(s.Path)
 	if err != nil {
 		e.Damage = err.Error()
 		return e, true

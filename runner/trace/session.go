@@ -2,7 +2,6 @@ package trace
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"math"
@@ -123,7 +122,7 @@ type Reader struct {
 // Open opens the records. In a running session, the end is that of the records
 // written so far. Its errors are of type [*Error].
 func (s Session) Open() (*Reader, error) {
-	f, err := openRegular(s.Path)
+	f, err := record.OpenRegular(s.Path)
 	if err != nil {
 		return nil, &Error{Reason: Unreadable, Name: s.ID, Err: err}
 	}
@@ -139,26 +138,3 @@ func (r *Reader) resumeReading() {
 
 // Close closes the file.
 func (r *Reader) Close() error { return r.file.Close() }
-
-// openRegular opens a regular file for reading. It refuses pipes and devices,
-// which could block or have side effects.
-func openRegular(path string) (*os.File, error) {
-	info, err := os.Stat(path)
-	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file", path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|nonblock, 0)
-	if err != nil {
-		return nil, err
-	}
-	if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s is no regular file", path)
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}

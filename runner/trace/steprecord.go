@@ -21,6 +21,22 @@ func (s *Steps) handleRecord(r record.Record) bool {
 				s.classes[t.Name] = t.Class
 			}
 		})
+	case record.KindSessionResumed:
+		return withPayload(r, func(p record.SessionResumed) {
+			for _, t := range p.Tools {
+				s.classes[t.Name] = t.Class
+			}
+			s.openModelCall = nil // the process that made it is gone
+			clear(s.exec)
+			text := "another process goes on with the session"
+			if n := len(p.Interrupted); n > 0 {
+				text += fmt.Sprintf("; calls that were under way: %d", n)
+			}
+			if p.TornBytes > 0 {
+				text += fmt.Sprintf("; a torn last line of %d bytes was cut off", p.TornBytes)
+			}
+			s.visitStep(r, StepWarning, text, false)
+		})
 	case record.KindTurnStarted:
 		s.turn++
 		s.turnAt, s.answer = r.Time, ""

@@ -2,11 +2,7 @@ package trace
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"io"
-	"path/filepath"
 
 	"github.com/caisson-run/caisson/runner/record"
 )
@@ -45,7 +41,7 @@ func Verify(s Session) (Verdict, error) {
 		v.Ended = r.Kind == record.KindSessionEnded
 		for _, value := range record.SpilledValues(r) {
 			v.Values++
-			if err := verifyValue(s, value); err != nil && v.Damage == "" {
+			if err := value.Verify(s.Dir); err != nil && v.Damage == "" {
 				v.Damage = fmt.Sprintf("record %d: %v", r.Seq, err)
 			}
 		}
@@ -54,22 +50,4 @@ func Verify(s Session) (Verdict, error) {
 	v.Damage = cmp.Or(v.Damage, o.Damage)
 	v.OK = err == nil && v.Damage == ""
 	return v, err
-}
-
-// verifyValue compares a value in a file with the size and hash in its record.
-func verifyValue(s Session, value record.Spilled) error {
-	f, err := openRegular(filepath.Join(s.Dir, value.Path))
-	if err != nil {
-		return fmt.Errorf("its value %s can't be read: %w", value.Path, err)
-	}
-	defer func() { _ = f.Close() }() // only read
-	sum := sha256.New()
-	n, err := io.Copy(sum, io.LimitReader(f, int64(value.Bytes)+1))
-	switch {
-	case err != nil:
-		return fmt.Errorf("its value %s can't be read: %w", value.Path, err)
-	case n != int64(value.Bytes) || hex.EncodeToString(sum.Sum(nil)) != value.SHA256:
-		return fmt.Errorf("its value %s was changed: it has not the size and hash that the record says", value.Path)
-	}
-	return nil
 }

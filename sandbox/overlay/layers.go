@@ -48,6 +48,9 @@ var (
 	// more than MaxTextBytes of their paths and symlink targets. None is
 	// applied then.
 	ErrTooMany = errors.New("too many changes")
+	// ErrPartlyApplied is the error if a part of the changes was applied: the session
+	// would not see which of its later changes are already in the workspace.
+	ErrPartlyApplied = errors.New("the changes were applied in part")
 	// ErrUnsupported is the error on a system without overlays.
 	ErrUnsupported = errors.New("overlay workspaces need Linux")
 )

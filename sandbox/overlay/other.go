@@ -14,6 +14,12 @@ type Layers struct{}
 // Create returns [ErrUnsupported].
 func Create(string, CreateOptions) (*Layers, error) { return nil, ErrUnsupported }
 
+// Reopen returns [ErrUnsupported].
+func Reopen(string, CreateOptions) (*Layers, State, error) { return nil, "", ErrUnsupported }
+
+// IdentifyDir returns "".
+func IdentifyDir(*os.File) string { return "" }
+
 // Open returns [ErrUnsupported].
 func Open(string) (*Layers, error) { return nil, ErrUnsupported }
 

@@ -28,6 +28,8 @@ const (
 	// maxBackgrounds is how many a session may start: each keeps a file and the
 	// end of its output in memory.
 	maxBackgrounds = 200
+	// BackgroundPrefix begins the handles of commands in the background; a number follows.
+	BackgroundPrefix = "background-"
 	// backgroundTime is the timeout of one that has none: longer than any session.
 	backgroundTime = 365 * 24 * time.Hour
 	// backgroundLive bounds what is read of a stream while its command runs: then a
@@ -147,7 +149,7 @@ func (b *backgrounds) addCommand(call string, cancel context.CancelCauseFunc) (*
 	b.live++
 	b.wait.Add(1)
 	j := &background{
-		handle: fmt.Sprintf("background-%d", b.count), callID: call, begun: time.Now(), cancel: cancel, log: log, done: make(chan struct{}),
+		handle: fmt.Sprintf("%s%d", BackgroundPrefix, b.x.opts.Handles+b.count), callID: call, begun: time.Now(), cancel: cancel, log: log, done: make(chan struct{}),
 	}
 	b.all[j.handle] = j
 	return j, nil

@@ -1,8 +1,10 @@
 package livesandbox
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,13 +52,18 @@ func newSpiller(dir string, secrets []redact.Secret) *spiller {
 }
 
 // createFile creates the next file and returns its name below the session's directory.
+// Numbers that an earlier process of the session has used are left out.
 func (s *spiller) createFile(stream string) (*os.File, string, error) {
 	s.mu.Lock()
-	s.count++
-	name := filepath.Join(record.SpillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
-	s.mu.Unlock()
-	f, err := os.OpenFile(s.filePath(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	return f, name, err
+	defer s.mu.Unlock()
+	for {
+		s.count++
+		name := filepath.Join(record.SpillDir, fmt.Sprintf("command-%04d-%s", s.count, stream))
+		f, err := os.OpenFile(s.filePath(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if !errors.Is(err, fs.ErrExist) {
+			return f, name, err
+		}
+	}
 }
 
 // filePath is the path of a file that createFile named.

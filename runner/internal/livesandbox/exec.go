@@ -55,7 +55,10 @@ type ExecutorOptions struct {
 	Images *changes.Preimages
 	// RecordBackground records the end of a background command.
 	RecordBackground func(record.BackgroundEnded) error
-	Log              *zap.Logger
+	// Handles is the largest number of a handle that an earlier process of the session
+	// gave to a command in the background.
+	Handles int
+	Log     *zap.Logger
 }
 
 // NewExecutor returns an executor of a session's sandbox.

@@ -198,6 +198,17 @@ func (c *Sandbox) IsUntouched() bool {
 	return !c.usable
 }
 
+// MarkTouched makes the workspace count as changed before anything has run in the sandbox:
+// it has the changes of an earlier process of the session.
+func (c *Sandbox) MarkTouched() {
+	c.mu.Lock()
+	c.usable = true
+	c.mu.Unlock()
+	c.copy.mu.Lock()
+	defer c.copy.mu.Unlock()
+	c.copy.any = true
+}
+
 // startGeneration makes one generation; the caller holds mu.
 func (c *Sandbox) startGeneration(g *generation) *generation {
 	g.number, g.ready = c.restarts+c.suspended, make(chan struct{})

@@ -60,8 +60,9 @@ type overlayTracker struct {
 	// user is recorded as the user who applies the changes; closing force ends that.
 	user  string
 	force <-chan struct{}
-	// recorded reports that the layers know the original directory.
-	recorded bool
+	// recorded reports that the layers know the original directory, and reopened that
+	// they were there before the session was opened.
+	recorded, reopened bool
 }
 
 // NewOverlay makes the layers of an overlay and returns its tracker. Its error
@@ -77,6 +78,27 @@ func NewOverlay(o Options) (Tracker, error) {
 		return nil, &sessiondir.StateError{Path: o.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
 	}
 	return newOverlayTracker(o, layers), nil
+}
+
+// ReopenOverlay returns the tracker of a session that goes on, which has the changes that
+// it had, and their state until now: only those that are kept are still there. Its errors
+// are those of [overlay.Reopen], and of [NewOverlay].
+func ReopenOverlay(o Options) (Tracker, overlay.State, error) {
+	layers, state, err := overlay.Reopen(filepath.Join(o.Dir, sessiondir.OverlayDir), overlay.CreateOptions{
+		Session: o.Session, Path: o.Path, Workspace: o.Workspace,
+	})
+	if err != nil {
+		return nil, "", err
+	}
+	t := newOverlayTracker(o, layers)
+	t.reopened = true
+	if !layers.Info().Recorded {
+		return t, overlay.Empty, nil
+	}
+	t.recorded = true
+	close(t.done)
+	o.Sandbox.MarkTouched()
+	return t, state, nil
 }
 
 func newOverlayTracker(o Options, layers *overlay.Layers) *overlayTracker {
@@ -216,6 +238,12 @@ func (o *overlayTracker) addDifferences(r *sessionChanges) {
 }
 
 func (o *overlayTracker) DiscardState() {
+	if o.reopened { // what it has is the session's
+		if err := o.layers.Close(); err != nil {
+			o.log.Warn("close layers", zap.Error(err))
+		}
+		return
+	}
 	o.endLayers(&sessionChanges{SessionEnded: &record.SessionEnded{}}, false)
 }
 

@@ -1,5 +1,5 @@
 //go:build !unix
 
-package trace
+package record
 
 const nonblock = 0

@@ -1,25 +1,27 @@
-package trace
+package record
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-
-	"github.com/caisson-run/caisson/runner/record"
 )
 
 // maxRestored bounds the bytes of the long values restored into one record.
 const maxRestored = 64 << 20
 
-// restoreSpilled returns a record with its long values, which are in files; see
-// [record.Spilled]. A missing or changed value is an error, and so are more than
+// Restore returns a record with its long values, which are in files below dir; see
+// [Spilled]. A missing or changed value is an error, and so are more than
 // maxRestored bytes of values.
-func restoreSpilled(s Session, rec record.Record) (record.Record, error) {
-	values := record.SpilledValues(rec)
+func Restore(dir string, rec Record) (Record, error) {
+	values := SpilledValues(rec)
 	if len(values) == 0 {
 		return rec, nil
 	}
@@ -34,10 +36,7 @@ func restoreSpilled(s Session, rec record.Record) (record.Record, error) {
 		if left -= int64(v.Bytes); v.Bytes < 0 || left < 0 {
 			return rec, fmt.Errorf("record %d: its values have more than %d bytes", rec.Seq, maxRestored)
 		}
-		if err := verifyValue(s, v); err != nil {
-			return rec, fmt.Errorf("record %d: %w", rec.Seq, err)
-		}
-		text, err := readValue(s, v)
+		text, err := v.read(dir)
 		if err != nil {
 			return rec, fmt.Errorf("record %d: %w", rec.Seq, err)
 		}
@@ -60,13 +59,32 @@ func restoreSpilled(s Session, rec record.Record) (record.Record, error) {
 	return rec, nil
 }
 
-func readValue(s Session, v record.Spilled) ([]byte, error) {
-	f, err := openRegular(filepath.Join(s.Dir, v.Path))
+// read returns the value, which it compares with its size and hash.
+func (v Spilled) read(dir string) ([]byte, error) {
+	var text bytes.Buffer
+	err := v.copyTo(&text, dir)
+	return text.Bytes(), err
+}
+
+// Verify compares the value in its file below dir with its size and hash.
+func (v Spilled) Verify(dir string) error { return v.copyTo(io.Discard, dir) }
+
+// copyTo copies the value to w. What is written before an error is not the value.
+func (v Spilled) copyTo(w io.Writer, dir string) error {
+	f, err := OpenRegular(filepath.Join(dir, v.Path))
 	if err != nil {
-		return nil, err
+		return fmt.Errorf("its value %s can't be read: %w", v.Path, err)
 	}
 	defer func() { _ = f.Close() }() // only read
-	return io.ReadAll(io.LimitReader(f, int64(v.Bytes)))
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(w, sum), io.LimitReader(f, int64(v.Bytes)+1))
+	switch {
+	case err != nil:
+		return fmt.Errorf("its value %s can't be read: %w", v.Path, err)
+	case n != int64(v.Bytes) || hex.EncodeToString(sum.Sum(nil)) != v.SHA256:
+		return fmt.Errorf("its value %s was changed: it has not the size and hash that the record says", v.Path)
+	}
+	return nil
 }
 
 // replaceString replaces the string at a JSON pointer (RFC 6901), which is given
@@ -102,4 +120,27 @@ func replaceString(at any, tokens []string, value string) bool {
 		}
 	}
 	return len(tokens) > 0
+}
+
+// OpenRegular opens a regular file for reading. It refuses pipes and devices,
+// which could block or have side effects.
+func OpenRegular(path string) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|nonblock, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err = f.Stat(); err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file", path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }

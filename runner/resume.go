@@ -1,0 +1,380 @@
+package runner
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/internal/history"
+	"github.com/caisson-run/caisson/runner/internal/tracker"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
+)
+
+// ResumeReason is the reason of a [ResumeError].
+type ResumeReason string
+
+// The reasons.
+const (
+	ResumeDamaged        ResumeReason = "damaged"         // its records were changed
+	ResumeOtherWorkspace ResumeReason = "other_workspace" // Was and Now are the paths, equal where another directory has the path
+	ResumeOtherMode      ResumeReason = "other_mode"      // the workspace is mounted otherwise: Was, Now
+	ResumeOtherTarget    ResumeReason = "other_target"    // the workspace has another path in the sandbox: Was, Now
+	ResumePartlyApplied  ResumeReason = "partly_applied"  // some of its changes were applied
+	ResumeApplying       ResumeReason = "applying"        // its changes are in use, such as by an apply
+	ResumeNoModel        ResumeReason = "no_model"        // one of the two has a model, and the other none
+	ResumeNothing        ResumeReason = "nothing"         // the last turn has its answer
+	ResumeNoMessage      ResumeReason = "no_message"      // the message of the last turn is not in the records
+)
+
+// ResumeError reports that a session can't go on.
+type ResumeError struct {
+	Reason   ResumeReason
+	Session  string
+	Was, Now string
+	Err      error
+}
+
+// Error describes the reason.
+func (e *ResumeError) Error() string {
+	text := map[ResumeReason]string{
+		ResumeOtherMode:     fmt.Sprintf("it began in %s mode, and %s is asked for", e.Was, e.Now),
+		ResumeOtherTarget:   fmt.Sprintf("its workspace was at %s in the sandbox, and %s is asked for", e.Was, e.Now),
+		ResumePartlyApplied: "a part of its changes was applied",
+		ResumeApplying:      "its changes are in use",
+		ResumeNoModel:       "a session without a model can't go on with one, or the other way around",
+		ResumeNothing:       "its last turn has its answer",
+		ResumeNoMessage:     "the message of its last turn is not in the records",
+	}[e.Reason]
+	switch {
+	case e.Reason == ResumeOtherWorkspace && e.Was == e.Now:
+		text = "another directory is at " + e.Was + " now"
+	case e.Reason == ResumeOtherWorkspace:
+		text = fmt.Sprintf("it works on %s, not on %s", e.Was, e.Now)
+	case e.Reason == ResumeDamaged:
+		text = e.Err.Error()
+	}
+	return "session " + e.Session + " can't go on: " + text
+}
+
+// Unwrap returns the cause.
+func (e *ResumeError) Unwrap() error { return e.Err }
+
+// resumption is a session that goes on.
+type resumption struct {
+	*history.Past
+
+	// changes is the state of the layers that an overlay or a copy had: they are still
+	// there if it is [overlay.Kept]. It is "" in bind mode.
+	changes overlay.State
+	// unfinished is the turn that can be continued, nil once it is or another one began.
+	unfinished *history.Turn
+}
+
+// isOpened reports whether the model has all of the messages with which a session begins.
+func (p *resumption) isOpened() bool {
+	return p != nil && len(p.Messages) > 0 && !(p.Unfinished() && p.Last.Start == 0 && !p.Last.Asked)
+}
+
+// handles returns the number of the last handle of a command in the background.
+func (p *resumption) handles() int {
+	if p == nil {
+		return 0
+	}
+	return p.Handles
+}
+
+// hasChanges reports whether the session has changes of an earlier process.
+func (p *resumption) hasChanges() bool { return p != nil && p.changes == overlay.Kept }
+
+// reopenOverlay returns the tracker of the changes that the session had.
+func (p *resumption) reopenOverlay(o tracker.Options) (tracker.Tracker, error) {
+	t, state, err := tracker.ReopenOverlay(o)
+	reason := map[error]ResumeReason{overlay.ErrBusy: ResumeApplying, overlay.ErrPartlyApplied: ResumePartlyApplied, overlay.ErrOther: ResumeOtherWorkspace}
+	for cause, reason := range reason {
+		if errors.Is(err, cause) {
+			return nil, &ResumeError{Reason: reason, Session: o.Session, Was: o.Path, Now: o.Path, Err: err}
+		}
+	}
+	if err != nil {
+		return nil, &sessiondir.StateError{Path: o.Dir, Reason: "can't hold the layers of an overlay: " + err.Error(), Err: err}
+	}
+	p.changes = state
+	return t, nil
+}
+
+// message returns the message of the last turn, or "" if it is not known.
+func (p *resumption) message() string {
+	if p.Last != nil {
+		for _, m := range p.Messages[p.Last.Start:] {
+			if m.Role == loop.RoleUser && m.Blocks[0].Text != nil && !isResumeNotice(m) {
+				return m.Blocks[0].Text.Text
+			}
+		}
+	}
+	if p.Turns > 1 || strings.HasPrefix(p.Created.Client, "http:") { // clients of a server name sessions otherwise
+		return ""
+	}
+	return p.Created.Task
+}
+
+// checkContinued returns the reason why the last turn can't be continued, or "".
+func (p *resumption) checkContinued() ResumeReason {
+	switch {
+	case p.Last != nil && (p.Last.Direct || p.Last.Ended && p.Last.Reason == loop.StopAnswered), p.Last == nil && p.message() == "":
+		return ResumeNothing
+	case (p.Last == nil || !p.Last.Ended) && p.message() == "":
+		return ResumeNoMessage
+	}
+	return ""
+}
+
+// readPast reads the records of a session that goes on, and refuses options with which it
+// can't.
+func readPast(o Options) (*resumption, error) {
+	past, err := history.Read(o.Dir.Path)
+	if err != nil {
+		return nil, &ResumeError{Reason: ResumeDamaged, Session: o.Dir.Session, Err: err}
+	}
+	fail := func(reason ResumeReason, was, now string) (*resumption, error) {
+		return nil, &ResumeError{Reason: reason, Session: o.Dir.Session, Was: was, Now: now}
+	}
+	was := past.Created
+	id := overlay.IdentifyDir(o.Workspace.Dir)
+	switch {
+	case was.Workspace != o.Workspace.Path:
+		return fail(ResumeOtherWorkspace, was.Workspace, o.Workspace.Path)
+	case was.WorkspaceID != "" && id != "" && was.WorkspaceID != id:
+		return fail(ResumeOtherWorkspace, was.Workspace, was.Workspace)
+	case was.WorkspaceMode != o.workspaceMode():
+		return fail(ResumeOtherMode, was.WorkspaceMode, o.workspaceMode())
+	case was.WorkspaceTarget != o.mountPoint():
+		return fail(ResumeOtherTarget, was.WorkspaceTarget, o.mountPoint())
+	case (was.Model == loop.ModelInfo{}) != (len(o.Profiles) == 0):
+		return fail(ResumeNoModel, "", "")
+	}
+	p := &resumption{Past: past}
+	if reason := p.checkContinued(); reason != "" && o.continues {
+		return fail(reason, "", "")
+	}
+	return p, nil
+}
+
+// restorePast sets the state of a session that goes on.
+func restorePast(s *Session) {
+	p := s.past
+	if p == nil {
+		return
+	}
+	s.begun = s.begun.Add(-p.Active)
+	s.turns, s.used, s.history = p.Turns, p.Used, p.Messages
+	s.view = loop.NewView(p.Summary)
+	s.breaker.Add(p.Used)
+	s.breaker.AddTime(p.Active)
+	s.events.restorePast(p.Past)
+	if p.Unfinished() {
+		p.unfinished = p.Last
+	}
+	for _, f := range s.opts.Profiles {
+		if m, ok := f.Model.(interface{ Skip(answers int) }); ok { // it plays a recording
+			m.Skip(p.Answers[f.Model.Info().String()])
+		}
+	}
+}
+
+// restorePast sets the state of the last turn.
+func (j *eventRecorder) restorePast(p *history.Past) {
+	j.created, j.tally.denials = p.CreatedID, p.Denials
+	if t := p.Last; t != nil && !t.Ended {
+		j.turn, j.turnRec, j.answer, j.calls = t.ID, t.Record, t.Answer, t.Calls
+		j.tally.modelCalls, j.tally.toolCalls = t.ModelCalls, t.ToolCalls
+	}
+}
+
+// writeResumed writes session.resumed, whose settings are created, and a result for each
+// call that was under way.
+func writeResumed(s *Session, created record.SessionCreated) error {
+	p := s.past
+	r := record.SessionResumed{
+		SessionCreated: created, Interrupted: record.NonNil(loop.UnansweredCalls(s.history)), TornBytes: p.Torn, Changes: string(p.changes),
+	}
+	if p.Unfinished() {
+		r.Unfinished = p.Last.ID
+	}
+	if err := s.events.writeRecord(r); err != nil {
+		return err
+	}
+	note := describeResumed(s.opts, p)
+	if !p.Unfinished() {
+		s.prompt.notice = noticeOf(note)
+		return nil
+	}
+	had := len(s.history)
+	var err error
+	if s.history, err = loop.AnswerInterrupted(s.history, p.Last.EndedCalls, note, s.events.loopEvent); err != nil {
+		return err
+	}
+	if len(s.history) == had && p.mustTell(s.opts) {
+		s.prompt.notice = noticeOf(note)
+	}
+	if !p.Last.Direct {
+		return nil
+	}
+	s.history = s.history[:p.Last.Start] // the model is not told of it
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return abandonUnfinished(s)
+}
+
+// mustTell reports whether the model has to know of the fresh sandbox even though no call
+// was under way.
+func (p *resumption) mustTell(o Options) bool {
+	return p.Ran && (len(p.Background) > 0 || o.Mode == sandbox.ModeCopy || p.isGone())
+}
+
+// isGone reports whether the changes of the session are not in its layers any more.
+func (p *resumption) isGone() bool {
+	return p.changes != "" && p.changes != overlay.Kept && p.changes != overlay.Empty
+}
+
+// resumeNotice begins what the model is told of a fresh sandbox.
+const resumeNotice = "The session goes on"
+
+// isResumeNotice reports whether a message tells the model of a fresh sandbox.
+func isResumeNotice(m loop.Message) bool {
+	return m.Role == loop.RoleUser && m.Blocks[0].Text != nil && strings.HasPrefix(m.Blocks[0].Text.Text, loop.NoticePrefix+resumeNotice)
+}
+
+// describeResumed tells the model what a fresh sandbox has, "" if there was none before.
+func describeResumed(o Options, p *resumption) string {
+	if !p.Ran || len(p.Messages) == 0 {
+		return ""
+	}
+	files := "files of the workspace are kept"
+	switch {
+	case p.changes == overlay.Applied:
+		files = "the changes so far were applied to the user's workspace, which may have changed since"
+	case p.isGone():
+		files = "the changes so far were discarded, and files of the workspace are as they were without them"
+	case o.Mode == sandbox.ModeCopy && p.changes == overlay.Kept:
+		files = "files of the workspace are back to what they were when changes were collected last, which may be before the last commands and changes of files"
+	}
+	text := resumeNotice + " in a fresh sandbox: " + files + "; /tmp, the home directory and running programs are gone."
+	if n := len(p.Background); n > 0 {
+		text += fmt.Sprintf(" %s in the background ended.", countOf(n, "command"))
+	}
+	return text
+}
+
+// abandonUnfinished ends the turn that could have been continued. The caller holds s.mu.
+func abandonUnfinished(s *Session) error {
+	if s.past == nil || s.past.unfinished == nil {
+		return nil
+	}
+	t := s.past.unfinished
+	s.past.unfinished = nil
+	if s.turns == 1 {
+		s.used = t.Used
+	} else {
+		s.used = s.used.Plus(t.Used)
+	}
+	s.breaker.Add(t.Used)
+	return s.events.loopEvent(loop.TurnEnded{Turn: t.ID, Reason: loop.StopCancelled, Usage: t.Used, Wall: t.Elapsed})
+}
+
+// noticeOf returns the message for a note, or "".
+func noticeOf(note string) string {
+	if note == "" {
+		return ""
+	}
+	return loop.NoticePrefix + note
+}
+
+// continueMessage begins a turn that goes on with one which ended without an answer.
+const continueMessage = loop.NoticePrefix + "Go on with the task."
+
+// Continue goes on with the last turn of a session that goes on. A turn without an end,
+// whose process was killed, gets it now; after one that ended without an answer, such as
+// by a limit, another one asks the model to go on. Its errors wrap a [ResumeError], or are
+// those of [Session.Start].
+func Continue(s *Session) (*Turn, error) {
+	s.mu.Lock()
+	p := s.past
+	if p == nil || s.ended != nil || s.turn != nil {
+		s.mu.Unlock()
+		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: ResumeNothing, Session: s.opts.Dir.Session})
+	}
+	t := p.unfinished
+	s.mu.Unlock()
+	if reason := p.checkContinued(); reason != "" {
+		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: reason, Session: s.opts.Dir.Session})
+	}
+	switch {
+	case t != nil:
+		return continueTurn(s)
+	case p.Last == nil:
+		return s.Start(p.message())
+	}
+	return s.Start(continueMessage)
+}
+
+// continueTurn continues the turn that has no end.
+func continueTurn(s *Session) (*Turn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := checkIdle(s); err != nil {
+		return nil, fmt.Errorf("continue turn: %w", err)
+	}
+	was := s.past.unfinished
+	if was == nil || len(s.opts.Profiles) == 0 {
+		return nil, fmt.Errorf("continue turn: %w", &ResumeError{Reason: ResumeNothing, Session: s.opts.Dir.Session})
+	}
+	if err := s.breaker.Check(limits.StepToolCall); err != nil {
+		return nil, fmt.Errorf("continue turn: %w: %w", ErrOver, err)
+	}
+	s.past.unfinished = nil
+	t := &Turn{ID: was.ID, begun: time.Now().Add(-was.Elapsed)}
+	launchTurn(s, t, s.opts.User, record.ActorAgent, func(o *loop.Options) {
+		configureModel(s, o)
+		o.Messages = s.past.restOfOpening(&s.prompt)
+		o.Unfinished = &loop.Unfinished{Start: was.Start, Used: was.Used}
+	})
+	return t, nil
+}
+
+// restOfOpening returns the messages that still begin the last turn.
+func (p *resumption) restOfOpening(c *promptContext) []loop.Message {
+	var messages []loop.Message
+	if t := p.Last; !t.Asked {
+		c := *c
+		c.notice = ""
+		messages = c.openingMessages(p.message(), t.Start == 0)
+		had := t.Opened
+		for _, m := range p.Messages[t.Start:] {
+			if m.Role == loop.RoleSystem || isResumeNotice(m) {
+				had--
+			}
+		}
+		messages = messages[min(max(had, 0), len(messages)):]
+	}
+	if c.notice != "" {
+		messages = append(messages, loop.NewText(loop.RoleUser, c.notice))
+		c.notice = ""
+	}
+	return messages
+}
+
+// keepFailure keeps why the turn of [Run] could not start, for the report.
+func keepFailure(s *Session, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.last = loop.Outcome{Reason: loop.StopCancelled, Err: err, History: s.history}
+	if e, ok := errors.AsType[*limits.ExceededError](err); ok {
+		s.last.Reason, s.last.Limit, s.last.Truncated = loop.StopLimit, e, true
+	}
+}

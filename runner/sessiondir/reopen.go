@@ -1,0 +1,88 @@
+package sessiondir
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
+)
+
+// Errors of [Reopen], for errors.Is.
+var (
+	// ErrAlive reports that the process of the session lives, or that retention is
+	// shortening its records.
+	ErrAlive = errors.New("its process is alive")
+	// ErrNoRecords reports that there are no records to go on from: the session has
+	// written none, or retention has shortened them.
+	ErrNoRecords = errors.New("its records are not there")
+)
+
+// Reopen opens the directory of a session whose process is gone, to go on with the
+// session. It fails with a [StateError] for a directory that another user owns or could
+// change, and otherwise with [ErrAlive] or [ErrNoRecords].
+func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err error) {
+	defer func() {
+		if err != nil && !errors.As(err, new(*StateError)) {
+			err = fmt.Errorf("reopen session %s: %w", session, err)
+		}
+	}()
+	dir := Path(stateDir, session)
+	if !filepath.IsLocal(session) || filepath.Base(dir) != session {
+		return nil, fmt.Errorf("%w: %q is not the id of a session", ErrNoRecords, session)
+	}
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNoRecords
+	}
+	for _, path := range []string{stateDir, filepath.Dir(dir), dir} {
+		if err := CheckStateDir(path); err != nil {
+			return nil, err
+		}
+	}
+	file, err := openOwnLog(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = file.Close() // nothing was written
+		}
+	}()
+	// Retention removes the trace while it holds the log, which is what it removes last.
+	if _, err := os.Lstat(filepath.Join(dir, record.TraceFile)); err != nil {
+		return nil, errors.Join(ErrNoRecords, ignoreMissing(err))
+	}
+	if err := os.Mkdir(filepath.Join(dir, SandboxDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, stateError(dir, "can't be written: "+err.Error(), err)
+	}
+	return &Dir{Session: session, Path: dir, Log: newLog(file, secrets), file: file, resume: true}, nil
+}
+
+// openOwnLog opens the log of a session, and holds it as the process of the session does.
+func openOwnLog(dir string) (*os.File, error) {
+	path := filepath.Join(dir, LogFile)
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, ErrNoRecords
+	}
+	if err != nil {
+		return nil, stateError(dir, "can't be written: "+err.Error(), err)
+	}
+	if hold(file) != nil {
+		return nil, errors.Join(ErrAlive, file.Close())
+	}
+	own, err := file.Stat()
+	if err == nil {
+		var now fs.FileInfo
+		if now, err = os.Lstat(path); err == nil && !os.SameFile(own, now) {
+			err = ErrNoRecords // it was removed before it was held
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(ErrNoRecords, ignoreMissing(err), file.Close())
+	}
+	return file, nil
+}
