@@ -3,10 +3,12 @@ package runner
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -181,5 +183,232 @@ func TestResumeAnywhere(t *testing.T) {
 				t.Errorf("the turn ended %+v", ended)
 			}
 		})
+	}
+}
+
+// cut cuts the records of an ended session off before the first one of a kind, and closes
+// its directory.
+func (b *bench) cut(kind record.Kind) {
+	b.t.Helper()
+	path := filepath.Join(b.opts.Dir.Path, record.TraceFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var kept []byte
+	for line := range bytes.Lines(text) {
+		rec, err := record.Decode(line)
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		if rec.Kind == kind {
+			break
+		}
+		kept = append(kept, line...)
+	}
+	if err := os.WriteFile(path, kept, 0o600); err != nil {
+		b.t.Fatal(err)
+	}
+	if err := b.opts.Dir.Close(); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// TestResumeWithTask gives a session whose turn was cut short another task: the turn has
+// an end, its calls have results, and the model is told of the fresh sandbox.
+func TestResumeWithTask(t *testing.T) {
+	b := newBench(t, "  - calls:\n      - {tool: shell, input: {command: work}}\n  - text: done\n")
+	b.backend.Scripts["work"] = says("worked\n")
+	b.run(t.Context())
+	b.cut(record.KindToolCompleted)
+	c := b.goOn("  - text: unused\n  - text: another answer\n")
+	c.opts.Task = "another task"
+	r, records := c.run(t.Context())
+	if r.Answer != "another answer" || r.Turns != 2 {
+		t.Errorf("answer %q after %d turns", r.Answer, r.Turns)
+	}
+	cancelled := of[record.TurnCancelled](t, records)
+	if len(cancelled) != 1 || cancelled[0].By != "session" || cancelled[0].Usage.ToolCalls != 1 || r.Usage.Rounds != 2 {
+		t.Errorf("the turn ended %+v, used %+v", cancelled, r.Usage)
+	}
+	if lost := interruptedCalls(t, records); len(lost) != 1 {
+		t.Errorf("interrupted %v", lost)
+	}
+	if got := strings.Join(conversation(t, records, nil), "\n"); !strings.Contains(got, "user: another task") || !strings.Contains(got, "a fresh sandbox") || strings.Count(got, "system: ") != 1 {
+		t.Errorf("conversation:\n%s", got)
+	}
+	starts := of[record.SandboxStarted](t, records)
+	if len(starts) < 1 {
+		t.Error("nothing is attested")
+	}
+}
+
+// TestResumeAfterEnd goes on with sessions that have ended: one without an answer is asked
+// to go on, one with an answer needs a task, and then goes on with its numbers.
+func TestResumeAfterEnd(t *testing.T) {
+	b := newBench(t, "  - calls:\n      - {tool: list_dir, input: {path: .}}\n  - text: closing\n")
+	b.opts.Budget.Rounds = new(int64(1))
+	if r, _ := b.run(t.Context()); r.Reason != loop.StopLimit {
+		t.Fatalf("ended by %s", r.Reason)
+	}
+	c := b.reopen("  - text: unused\n  - text: unused\n  - text: done now\n")
+	r, records := c.run(t.Context())
+	if r.Answer != "done now" || r.Turns != 2 || len(of[record.SessionEnded](t, records)) != 2 {
+		t.Errorf("answer %q after %d turns", r.Answer, r.Turns)
+	}
+	if err := c.opts.Dir.Close(); err != nil {
+		t.Fatal(err)
+	}
+	before, err := os.ReadFile(filepath.Join(r.Dir, record.TraceFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := c.goOn("  - text: more\n")
+	if _, err := Run(t.Context(), d.opts); resumeReason(err) != ResumeNothing {
+		t.Errorf("without a task: %v", err)
+	}
+	if now, err := os.ReadFile(filepath.Join(r.Dir, record.TraceFile)); err != nil || !bytes.Equal(now, before) {
+		t.Errorf("a refused session has other records than before: %v", err)
+	}
+}
+
+func resumeReason(err error) ResumeReason {
+	e, ok := errors.AsType[*ResumeError](err)
+	if !ok {
+		return ""
+	}
+	return e.Reason
+}
+
+// TestResumeIsRefused tries what can't go on. Nothing is written, and the session can go
+// on as it was.
+func TestResumeIsRefused(t *testing.T) {
+	const turns = "  - calls:\n      - {tool: list_dir, input: {path: .}}\n  - text: done\n"
+	path := func(b *bench) string { return filepath.Join(b.opts.Dir.Path, record.TraceFile) }
+	edit := func(b *bench, change func([]byte) []byte) {
+		text, err := os.ReadFile(path(b))
+		if err == nil {
+			err = os.WriteFile(path(b), change(text), 0o600)
+		}
+		if err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	for name, tt := range map[string]struct {
+		spoil func(b *bench)
+		want  ResumeReason
+	}{
+		"changed": {func(b *bench) {
+			edit(b, func(text []byte) []byte { return bytes.Replace(text, []byte(`"do it"`), []byte(`"do me"`), 1) })
+		}, ResumeDamaged},
+		"missing": {func(b *bench) {
+			edit(b, func(text []byte) []byte {
+				lines := bytes.SplitAfter(text, []byte("\n"))
+				return bytes.Join(append(lines[:2:2], lines[3:]...), nil)
+			})
+		}, ResumeDamaged},
+		"no record": {func(b *bench) { edit(b, func([]byte) []byte { return nil }) }, ResumeDamaged},
+		"another workspace": {func(b *bench) {
+			w, err := OpenWorkspace(b.t.TempDir(), Protected{})
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			b.t.Cleanup(func() { w.Close() })
+			b.opts.Workspace = w
+		}, ResumeOtherWorkspace},
+		"another directory": {func(b *bench) {
+			err := errors.Join(os.Rename(b.dir, b.dir+"-old"), os.Mkdir(b.dir, 0o755))
+			w, openErr := OpenWorkspace(b.dir, Protected{})
+			if err := errors.Join(err, openErr); err != nil {
+				b.t.Fatal(err)
+			}
+			b.t.Cleanup(func() { w.Close() })
+			b.opts.Workspace = w
+		}, ResumeOtherWorkspace},
+		"another mode":   {func(b *bench) { b.opts.Mode = sandbox.ModeOverlay }, ResumeOtherMode},
+		"another target": {func(b *bench) { b.opts.Target = "/app" }, ResumeOtherTarget},
+		"no model":       {func(b *bench) { b.opts.Profiles = nil }, ResumeNoModel},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t, turns)
+			b.run(t.Context())
+			b.cut(record.KindTurnCompleted)
+			c := b.goOn(turns)
+			tt.spoil(c)
+			before, err := os.ReadFile(path(b))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s, err := Open(t.Context(), c.opts); resumeReason(err) != tt.want {
+				t.Errorf("Open() = %v, want %s", err, tt.want)
+				if err == nil {
+					s.Close()
+				}
+			}
+			if now, err := os.ReadFile(path(b)); err != nil || !bytes.Equal(now, before) {
+				t.Errorf("the records were changed: %v", err)
+			}
+		})
+	}
+	t.Run("alive", func(t *testing.T) {
+		b := newBench(t, turns)
+		b.run(t.Context())
+		if _, err := sessiondir.Reopen(filepath.Dir(filepath.Dir(b.opts.Dir.Path)), b.opts.Dir.Session, nil); !errors.Is(err, sessiondir.ErrAlive) {
+			t.Errorf("Reopen() = %v", err)
+		}
+	})
+}
+
+// TestResumeReadsLongValues goes on behind a result that was too long for its record, and
+// with a key in it: the model gets the whole result, without the key. A changed file is
+// refused.
+func TestResumeReadsLongValues(t *testing.T) {
+	const turns = "  - calls:\n      - {tool: shell, input: {command: long}}\n  - calls:\n      - {tool: list_dir, input: {path: .}}\n  - text: done\n"
+	for _, changed := range []bool{false, true} {
+		b := newBench(t, turns)
+		long := strings.Repeat("\"\"\"\"\"\"\"\"\"\"\"\"\"\"\n", 2800)
+		b.backend.Scripts["long"] = says(long + testKey)
+		b.run(t.Context())
+		path := filepath.Join(b.opts.Dir.Path, record.TraceFile)
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bytes.SplitAfter(text, []byte("\n"))
+		at := slices.IndexFunc(lines, func(l []byte) bool { return bytes.Contains(l, []byte(`"spilled"`)) })
+		if at < 0 {
+			t.Fatal("nothing was too long")
+		}
+		if err := errors.Join(os.WriteFile(path, bytes.Join(lines[:at+1], nil), 0o600), b.opts.Dir.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if changed {
+			files, err := filepath.Glob(filepath.Join(b.opts.Dir.Path, record.SpillDir, "rec_*"))
+			if err != nil || len(files) == 0 {
+				t.Fatal(files, err)
+			}
+			for _, f := range files {
+				if err := os.WriteFile(f, []byte("other"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		c := b.goOn("  - text: done\n")
+		heard := &listener{Model: c.opts.Profiles[0].Model}
+		c.opts.Profiles[0].Model = heard
+		r, err := Run(t.Context(), c.opts)
+		if changed {
+			if resumeReason(err) != ResumeDamaged {
+				t.Errorf("a changed value: %v", err)
+			}
+			continue
+		}
+		if err != nil || r.Reason != loop.StopAnswered {
+			t.Fatal(r.Reason, err)
+		}
+		got := heard.heard
+		if !strings.Contains(got, "[redacted:OPENAI_API_KEY]") || strings.Contains(got, testKey) || strings.Contains(got, "bytes left out here") {
+			t.Errorf("the model got %d bytes: %.200q … %.200q", len(got), got, got[max(len(got)-200, 0):])
+		}
 	}
 }
