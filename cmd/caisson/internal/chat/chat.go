@@ -240,7 +240,7 @@ func (c *chat) setHint(text string) {
 	c.mu.Lock()
 	c.hint = text
 	c.mu.Unlock()
-	if c.Plain {
+	if c.Plain && text != "" {
 		c.say(text)
 	}
 }

@@ -10,7 +10,10 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // command is what a person asks of the chat itself.
@@ -23,6 +26,8 @@ type command struct {
 func commands() []command {
 	return []command{
 		{"/diff", "show what has changed", (*chat).showDiff},
+		{"/apply", "bring the changes into the workspace", (*chat).applyChanges},
+		{"/discard", "remove the changes", (*chat).discardChanges},
 		{"/copy", "copy the last answer", (*chat).copyAnswer},
 		{"/cost", "show what the session has used", (*chat).showCost},
 		{"/help", "list commands and keys", (*chat).showHelp},
@@ -127,6 +132,60 @@ func (c *chat) showChanges(d changes.Differences, err error) {
 		return
 	}
 	c.say(ui.Stat(d, c.Colour)...)
+}
+
+// applyChanges brings the changes into the workspace, all or none.
+func (c *chat) applyChanges(string) bool {
+	return c.settle(func() []string {
+		r, err := runner.ApplyChanges(c.ctx, c.Session)
+		if err != nil {
+			return []string{ui.ErrorLine(describeSettling(err), c.Colour)}
+		}
+		return ui.AppliedLines(r, c.Colour)
+	})
+}
+
+func (c *chat) discardChanges(string) bool {
+	return c.settle(func() []string {
+		if err := runner.DiscardChanges(c.ctx, c.Session); err != nil {
+			return []string{ui.ErrorLine(describeSettling(err), c.Colour)}
+		}
+		return nil // the record of it was shown
+	})
+}
+
+// settle calls do, which returns what to say, without holding the keyboard up. No turn
+// can begin meanwhile.
+func (c *chat) settle(do func() []string) bool {
+	if c.turn != nil {
+		c.say(ui.ErrorLine("a turn is running: Ctrl+C stops it", c.Colour))
+		return false
+	}
+	c.setHint("working on the changes")
+	go func() {
+		lines := do()
+		d, err := c.Session.Differences(c.ctx)
+		c.post(func() {
+			c.setHint("")
+			c.say(lines...)
+			if err == nil {
+				c.Status.setChanged(d.Count.Files)
+			}
+			c.yourTurn()
+		})
+	}()
+	return true
+}
+
+// describeSettling returns the error of changes that were neither applied nor discarded.
+func describeSettling(err error) string {
+	switch {
+	case errors.Is(err, sandbox.ErrUnsupported):
+		return "the agent works in the workspace itself: there is nothing to apply or to discard"
+	case errors.Is(err, overlay.ErrTooMany):
+		return err.Error() + ": nothing of it can be applied safely; /discard removes it"
+	}
+	return err.Error()
 }
 
 // page shows a text, which must be safe, in $PAGER.

@@ -44,15 +44,9 @@ func (c *composer) press(k key) action {
 	if k.kind == keyTab {
 		return c.completeText()
 	}
-	if k.kind == keyEscape || k.kind == keyEnter && len(c.menu) > 0 {
-		had := len(c.menu) > 0
-		c.menu = nil
-		if had || k.kind == keyEscape {
-			return actEdit
-		}
-	}
 	c.menu = nil
 	switch k.kind {
+	case keyEscape:
 	case keyText:
 		if k.ctrl || k.alt {
 			return c.pressControl(k)
@@ -272,8 +266,8 @@ func (c *composer) recall(at int) {
 	c.text, c.cursor, c.at = text, len(text), at
 }
 
-// completeText completes a command: to what all completions have in common, then by
-// turns to each of them.
+// completeText completes a command: to the first completion, then by turns to each of
+// them.
 func (c *composer) completeText() action {
 	if len(c.menu) > 0 {
 		c.chosen = (c.chosen + 1) % len(c.menu)
@@ -287,15 +281,9 @@ func (c *composer) completeText() action {
 	if len(found) == 0 {
 		return actNone
 	}
-	common := found[0]
-	for _, f := range found {
-		for !strings.HasPrefix(f, common) {
-			common = common[:len(common)-1]
-		}
-	}
-	c.text, c.cursor = common, len(common)
+	c.text, c.cursor = found[0], len(found[0])
 	if len(found) > 1 {
-		c.menu, c.chosen = found, -1
+		c.menu, c.chosen = found, 0
 	}
 	return actEdit
 }

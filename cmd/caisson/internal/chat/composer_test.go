@@ -102,10 +102,10 @@ func TestCompletion(t *testing.T) {
 	}
 	c.set("")
 	typeKeys(&c, "/c\t")
-	if c.text != "/co" || len(c.menu) != 2 {
+	if c.text != "/copy" || len(c.menu) != 2 {
 		t.Errorf("%q, menu %v", c.text, c.menu)
 	}
-	typeKeys(&c, "\t\t")
+	typeKeys(&c, "\t")
 	if c.text != "/cost" {
 		t.Errorf("the second is %q", c.text)
 	}
@@ -138,7 +138,7 @@ func TestDraftsFit(t *testing.T) {
 		if len(l.rows) == 0 || len(l.rows) > most || l.row < 0 || l.row >= len(l.rows) {
 			rt.Fatalf("row %d of %q", l.row, l.rows)
 		}
-		if !strings.HasPrefix(l.rows[l.row], l.before+l.at) || l.at == "" {
+		if ansi.StringWidth(l.before+l.at) > ansi.StringWidth(l.rows[l.row])+1 || l.at == "" {
 			rt.Errorf("the cursor stands behind %q at %q of %q", l.before, l.at, l.rows[l.row])
 		}
 		for _, row := range l.rows {

@@ -99,9 +99,9 @@ func (l composerRows) window(most int, cut bool) composerRows {
 			mark = firstMark
 		}
 		if i == l.row {
-			l.before = mark + l.before
+			l.before = ui.SureWidth(mark + l.before)
 		}
-		rows[i] = mark + rows[i]
+		rows[i] = ui.SureWidth(mark + rows[i]) // a draft can begin with what combines with the mark
 	}
 	l.rows = rows
 	return l

@@ -9,6 +9,8 @@ import (
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/changes"
+	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
 // ErrorLine returns a line about something that failed.
@@ -36,8 +38,8 @@ func TurnLines(r runner.TurnReport, colour bool) []string {
 	switch {
 	case r.Reason == loop.StopAnswered && r.Truncated:
 		return []string{s.yellow("! the answer was cut short")}
-	case r.Reason == loop.StopAnswered:
-		return nil
+	case r.Reason == loop.StopAnswered, r.Reason == loop.StopProviderFailed, r.Reason == loop.StopAuth:
+		return nil // a failure of the model was shown
 	case r.Reason == loop.StopCancelled:
 		return []string{s.yellow("! stopped")}
 	case r.Limit != nil:
@@ -46,6 +48,28 @@ func TurnLines(r runner.TurnReport, colour bool) []string {
 		return []string{s.red("! the turn ended without an answer: " + safeLine(r.Err.Error()))}
 	}
 	return []string{s.yellow("! the turn ended without an answer: " + safeLine(string(r.Reason)))}
+}
+
+// AppliedLines describes changes that were applied, or why none were.
+func AppliedLines(r *overlay.Result, colour bool) []string {
+	s := style{colour}
+	if r.State == overlay.Empty {
+		return []string{"nothing has changed"}
+	}
+	if !r.Refused {
+		var out []string // the record of what was applied was shown
+		for _, f := range r.Failed {
+			out = append(out, s.red("! failed: "+safeLine(f.Error())))
+		}
+		return out
+	}
+	conflicts, _ := changes.Notes(r.Conflicts, overlay.ApplyOptions{})
+	_, left := changes.Notes(r.LeftOut, overlay.ApplyOptions{})
+	out := append(Conflicts(conflicts, colour), LeftOut(left, colour)...)
+	for _, dir := range r.Unread {
+		out = append(out, s.red("! can't be read: "+overlay.Quote(dir)))
+	}
+	return append(out, s.red("! nothing was applied; after the end of the session caisson apply --skip-conflicts applies the rest"))
 }
 
 // describeActivity describes what goes on now, in words.

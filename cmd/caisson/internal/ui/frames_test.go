@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/charmbracelet/x/ansi"
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/runner"
@@ -23,6 +24,7 @@ type stage struct {
 	now       time.Time
 	committed []string
 	call      int
+	footer    Footer
 }
 
 const liveMark = "≈"
@@ -31,11 +33,43 @@ func newStage(t *testing.T, columns, rows int, reflow, told bool) *stage {
 	s := &stage{t: t, screen: &screen{t: t, columns: columns, rows: rows, reflow: reflow}, now: begun}
 	s.renderer = New(Options{
 		Out: s.screen, Live: true, Colour: true, Reflow: told, Tick: make(chan time.Time),
-		Size: func() (int, int) { return s.screen.columns, s.screen.rows },
-		Now:  func() time.Time { return s.now },
+		Size:   func() (int, int) { return s.screen.columns, s.screen.rows },
+		Now:    func() time.Time { return s.now },
+		Footer: func(cells, lines int) Footer { return s.fitFooter(cells, lines) },
 	})
 	t.Cleanup(s.renderer.Close)
 	return s
+}
+
+// draft sets a composer of a few lines, with the cursor in one of them.
+func (s *stage) draft(text string, rows, row, column int) {
+	line := SureWidth(liveMark + text + " ")
+	s.footer = Footer{Row: row % rows}
+	for range rows {
+		s.footer.Lines = append(s.footer.Lines, line)
+	}
+	for rest := line; ; column-- {
+		cluster, _ := ansi.FirstGraphemeCluster(rest, ansi.GraphemeWidth)
+		if s.footer.At = cluster; column <= 0 || len(cluster) == len(rest) {
+			break
+		}
+		s.footer.Before += cluster
+		rest = rest[len(cluster):]
+	}
+}
+
+// fitFooter cuts the footer to a screen, as a composer lays out its draft.
+func (s *stage) fitFooter(cells, lines int) Footer {
+	f := s.footer
+	f.Lines = append([]string(nil), f.Lines[:min(len(f.Lines), lines)]...)
+	f.Row = min(f.Row, len(f.Lines)-1)
+	for i, l := range f.Lines {
+		f.Lines[i] = fitWidth(l, cells)
+	}
+	if ansi.StringWidth(f.Before+f.At) > cells {
+		f.Before, f.At = "", liveMark
+	}
+	return f
 }
 
 func (s *stage) frame() {
@@ -117,18 +151,27 @@ func TestResizesLeaveNothingBehind(t *testing.T) {
 	words := rapid.StringOfN(rapid.SampledFrom([]rune("ab -漢e\u0301/🇩👍\U0001f3fd❤\ufe0f")), 0, 120, -1)
 	rapid.Check(t, func(rt *rapid.T) {
 		size := func() (int, int) {
-			return rapid.IntRange(40, 200).Draw(rt, "columns"), rapid.IntRange(17, 60).Draw(rt, "rows")
+			columns := rapid.IntRange(40, 200).Draw(rt, "columns") // small ones more often
+			if rapid.Bool().Draw(rt, "wide") {
+				columns = 240 - columns
+			}
+			return columns, rapid.IntRange(17, 60).Draw(rt, "rows")
 		}
 		columns, rows := size()
 		s := newStage(t, columns, rows, rapid.Bool().Draw(rt, "reflow"), false)
 		s.renderer.opts.Reflow = s.screen.reflow
 		rt.Repeat(map[string]func(*rapid.T){
-			"frame":  func(*rapid.T) { s.frame() },
-			"print":  func(rt *rapid.T) { s.print(words.Draw(rt, "line")) },
-			"begin":  func(rt *rapid.T) { s.begin(words.Draw(rt, "summary")) },
+			"frame": func(*rapid.T) { s.frame() },
+			"print": func(rt *rapid.T) { s.print(words.Draw(rt, "line")) },
+			"begin": func(rt *rapid.T) { s.begin(words.Draw(rt, "summary")) },
+			"draft": func(rt *rapid.T) {
+				rows := rapid.IntRange(1, 4).Draw(rt, "rows")
+				s.draft(words.Draw(rt, "draft")+strings.Repeat(" long", 16), rows, rapid.IntRange(0, 3).Draw(rt, "row"), 90-rapid.IntRange(0, 90).Draw(rt, "column"))
+				s.renderer.Draw()
+			},
 			"output": func(rt *rapid.T) { s.output(words.Draw(rt, "output")) },
 			"key": func(*rapid.T) {
-				if len(s.renderer.region.lines) > 0 {
+				if len(s.renderer.region.lines) > 0 && s.renderer.region.cursor < 0 {
 					s.screen.echo("^C")
 				}
 			},
@@ -171,6 +214,26 @@ func TestNaiveFramesLeaveRows(t *testing.T) {
 		t.Error("positive control: no glyph is left where the frame begins at the cursor")
 	}
 	s.renderer.region = region{cursor: -1}
+}
+
+// The rows above the cursor of a composer are counted at the new width. The control, which
+// takes the cursor to stand in the first of them, leaves some.
+func TestCursorInFooter(t *testing.T) {
+	for _, counted := range []bool{true, false} {
+		s := newStage(t, 100, 24, true, true)
+		s.begin("sleep")
+		s.draft(strings.Repeat("word ", 15), 2, 0, 70)
+		s.frame()
+		if !counted {
+			s.renderer.region.before, s.renderer.region.at = "", liveMark
+		}
+		s.screen.resize(50, 24)
+		s.draft("", 1, 0, 0)
+		s.frame()
+		if fault := s.faults(s.end()); (fault == "") != counted {
+			t.Errorf("counted %t: %s:\n%s", counted, fault, s.screen)
+		}
+	}
 }
 
 // A frame is one write inside mode 2026, and there is none where nothing has changed.
