@@ -95,6 +95,7 @@ func runChat(ctx context.Context, a *app, f runFlags, plain bool) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer t.close(ctx)
+	t.attention = *s.conf.Chat.Notify
 	o, done, err := s.sessionOptions(ctx, "", t.userInterface)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
@@ -130,6 +131,8 @@ type chatTerminal struct {
 	keyboard *chat.Keyboard
 	status   chat.Status
 	redact   func(string) string
+	// attention is how the chat asks for it: off, bell or osc9.
+	attention string
 	// restore gives the terminal back, nil while it is as it was.
 	restore func()
 
@@ -309,9 +312,13 @@ func (t *chatTerminal) external(ctx context.Context) func(name string, args ...s
 }
 
 // notify draws attention to the terminal.
-func (t *chatTerminal) notify(string) {
-	if t.interactive {
+func (t *chatTerminal) notify(text string) {
+	switch {
+	case !t.interactive || t.attention == "off":
+	case t.attention == "bell", t.plain, t.app.environ.get("TERM") == "linux":
 		t.render.SendSequence("\a")
+	default:
+		t.render.SendSequence("\a\x1b]9;caisson: " + text + "\a")
 	}
 }
 

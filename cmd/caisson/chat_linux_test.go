@@ -150,6 +150,9 @@ func TestAQuestionOfAConversation(t *testing.T) {
 			{"the end", ""}, // of the second turn
 			{"› ", "/quit\r"},
 		}, "  - calls: [{tool: write_file, input: {path: one, content: x}}]\n  - text: the end\n  - text: the end\n", "--mode", "bind")
+		if !strings.Contains(shown, "\a\x1b]9;caisson: a question waits\a") {
+			t.Errorf("nothing draws attention:\n%q", shown)
+		}
 		if _, err := os.Stat(filepath.Join(w.dir, "one")); (err == nil) != tt.ran {
 			t.Errorf("%q: %v\n%q", tt.answer, err, shown)
 		}

@@ -72,6 +72,7 @@ type File struct {
 	HostImage             HostImage         `yaml:"host_image" doc:"what image host has beside the machine's /usr"`
 	Images                Images            `yaml:"images" doc:"how images are fetched"`
 	Programs              Programs          `yaml:"programs" doc:"absolute paths of what is not beside the executable or on PATH"`
+	Chat                  Chat              `yaml:"chat" doc:"how caisson chat behaves"`
 	Serve                 Serve             `yaml:"serve" doc:"how caisson serve serves; its sessions have the rest of the file"`
 	Telemetry             Telemetry         `yaml:"telemetry" doc:"export of spans and metrics by OTLP; the variables of OpenTelemetry win over it"`
 	Tools                 Tools             `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
@@ -81,6 +82,11 @@ type File struct {
 	// its path; neither has any itself.
 	Profiles   map[string]File `yaml:"profiles" doc:"named sets of these settings"`
 	Workspaces map[string]File `yaml:"workspaces" doc:"settings for one workspace, by its path (from / or ~/ on); they count more than a profile"`
+}
+
+// Chat holds the settings of caisson chat.
+type Chat struct {
+	Notify *string `yaml:"notify" default:"osc9" enum:"off bell osc9" doc:"how a chat asks for attention when a question waits, or when a long turn has ended in a terminal without focus: off, bell, or osc9, a bell and a notification of the terminal"`
 }
 
 // Bounds are the settings that a trusted workspace's own file and an

@@ -1,0 +1,60 @@
+package chat
+
+import (
+	"context"
+	"io"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+// No answer is made of what was typed before a question stood there, whatever it was and
+// however it is cut; what is typed afterwards is one. Without dropping, some early bytes
+// would be part of the answer: the control.
+func TestEarlyBytesAnswerNothing(t *testing.T) {
+	pieces := rapid.SampledFrom([]string{"y", "\r", "\n", "y\r", "yes\r", "a\r", "A", "\x7f", "\x1b", "\x1b[200~y\r\x1b[201~", "\x1b[13u", "\t", "漢", "\x04"})
+	controlled := false
+	rapid.Check(t, func(rt *rapid.T) {
+		early := rapid.SliceOfN(pieces, 0, 12).Draw(rt, "early")
+		shownAt := rapid.IntRange(0, len(early)).Draw(rt, "shown")
+		drop := rapid.Bool().Draw(rt, "drop")
+		k := NewKeyboard(nil, true, func(string, bool) {})
+		k.keys = make(chan key, 1000)
+		var d keyDecoder
+		typeIn := func(text string) {
+			for _, pressed := range append(d.addBytes([]byte(text)), d.endWait()...) {
+				k.route(pressed)
+			}
+		}
+		for _, text := range early[:shownAt] {
+			typeIn(text)
+		}
+		k.Ask(true)
+		for _, text := range early[shownAt:] { // while the question is drawn
+			typeIn(text)
+		}
+		if drop {
+			none := func(context.Context, time.Duration) (bool, error) { return false, nil }
+			if _, err := k.Pressed(t.Context(), time.Second, none); err != nil {
+				rt.Fatal(err)
+			}
+		}
+		typeIn("no\r")
+		buf := make([]byte, 4096)
+		n, err := k.Read(buf)
+		if err != nil && err != io.EOF {
+			rt.Fatal(err)
+		}
+		switch got := string(buf[:n]); {
+		case got == "no\n":
+		case drop:
+			rt.Errorf("the answer is %q", got)
+		default:
+			controlled = true
+		}
+	})
+	if !controlled {
+		t.Error("positive control: without dropping, early bytes answer nothing")
+	}
+}
