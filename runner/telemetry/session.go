@@ -85,12 +85,16 @@ func newSession(e *Exporter, id string) *session {
 	}
 }
 
+// kindSessionResumed is the kind of the record with which a session goes on in another
+// process; it has the fields of the first one.
+const kindSessionResumed record.Kind = "session.resumed"
+
 // observe takes the next record.
 func (s *session) observe(r record.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch r.Kind {
-	case record.KindSessionCreated:
+	case record.KindSessionCreated, kindSessionResumed:
 		p := decode[record.SessionCreated](r)
 		s.model = p.Model
 		for _, t := range p.Tools {
@@ -158,7 +162,8 @@ func (s *session) observeCall(r record.Record) {
 		s.endCall(p.CallID, p.Name, r.Time, 0, "input_invalid")
 	case record.KindBudgetWarning:
 		s.addEvent(r, attribute.String("caisson.limit.kind", string(decode[record.BudgetWarning](r).What)))
-	case record.KindSandboxLost, record.KindNetworkDenied, record.KindWarning:
+	case record.KindSandboxLost, record.KindNetworkDenied, record.KindWarning,
+		record.KindContextShortened, record.KindContextCompacted, record.KindCompactionFailed:
 		s.addEvent(r)
 	}
 }
@@ -259,6 +264,9 @@ func (s *session) startChat(r record.Record) {
 	span := s.startSpan(r.Time, "chat "+p.Model.Model, trace.SpanKindClient, slices.Concat(labels, []attribute.KeyValue{
 		keyConversation.String(s.id), attribute.String("caisson.profile", p.Profile), attribute.Int("caisson.attempt", p.Attempt),
 	})...)
+	if p.Purpose != "" {
+		span.SetAttributes(attribute.String("caisson.purpose", string(p.Purpose)))
+	}
 	s.setHistory(span)
 	s.chats[r.ID] = &chat{span: span, start: r.Time, labels: labels}
 }

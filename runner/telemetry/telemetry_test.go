@@ -334,3 +334,27 @@ func TestHistoryBound(t *testing.T) {
 		t.Errorf("%d messages of %d bytes are kept, want 6 within %d", len(h.messages), h.bytes, maxHistory)
 	}
 }
+
+// TestResumedSession makes the spans of a session that another process began.
+func TestResumedSession(t *testing.T) {
+	c := newCollector(t, accept)
+	e, _ := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_METRICS_EXPORTER": "none"})
+	created, err := json.Marshal(record.SessionCreated{Model: loop.ModelInfo{Provider: "openai", Model: "gpt"}, Tools: []record.OfferedTool{{Name: "shell"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Observe(record.Record{Session: "ses_1", Kind: kindSessionResumed, Payload: created, Time: time.Now()}, nil)
+	for _, p := range []record.Payload{record.TurnStarted{}, record.ToolCompleted{CallID: "tu_1", Name: "shell"}, record.TurnCompleted{Reason: loop.StopAnswered}} {
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Observe(record.Record{Session: "ses_1", Kind: p.Kind(), Payload: raw, Time: time.Now()}, nil)
+	}
+	e.Close(t.Context())
+	for _, name := range []string{"invoke_agent caisson", "execute_tool shell"} {
+		if s := c.spans[name]; s == nil || attributeOf(s, "error.type") != "" {
+			t.Errorf("%s: %v", name, s)
+		}
+	}
+}
