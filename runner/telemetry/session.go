@@ -85,17 +85,13 @@ func newSession(e *Exporter, id string) *session {
 	}
 }
 
-// kindSessionResumed is the kind of the record with which a session goes on in another
-// process; it has the fields of the first one.
-const kindSessionResumed record.Kind = "session.resumed"
-
 // observe takes the next record.
 func (s *session) observe(r record.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch r.Kind {
-	case record.KindSessionCreated, kindSessionResumed:
-		p := decode[record.SessionCreated](r)
+	case record.KindSessionCreated, record.KindSessionResumed:
+		p := decode[record.SessionCreated](r) // session.resumed has its fields too
 		s.model = p.Model
 		for _, t := range p.Tools {
 			s.offered[t.Name] = true

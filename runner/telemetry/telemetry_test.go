@@ -343,7 +343,7 @@ func TestResumedSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Observe(record.Record{Session: "ses_1", Kind: kindSessionResumed, Payload: created, Time: time.Now()}, nil)
+	e.Observe(record.Record{Session: "ses_1", Kind: record.KindSessionResumed, Payload: created, Time: time.Now()}, nil)
 	for _, p := range []record.Payload{record.TurnStarted{}, record.ToolCompleted{CallID: "tu_1", Name: "shell"}, record.TurnCompleted{Reason: loop.StopAnswered}} {
 		raw, err := json.Marshal(p)
 		if err != nil {

@@ -87,12 +87,12 @@ type State struct {
 func (s *Store) Create(name string) (*Log, error) {
 	l := &Log{store: s}
 	for i := range l.files {
-		l.paths[i] = filepath.Join(s.dir, fmt.Sprintf("%s.%d", name, i+1))
-		f, err := os.OpenFile(l.paths[i], os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		path := filepath.Join(s.dir, fmt.Sprintf("%s.%d", name, i+1))
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("make output log: %w", err), l.End(), l.Remove())
 		}
-		l.files[i] = f
+		l.files[i], l.paths[i] = f, path
 	}
 	return l, nil
 }
