@@ -22,22 +22,68 @@ type Budget struct {
 	WallTime *time.Duration
 }
 
+// budgetField is one limit of a budget.
+type budgetField struct {
+	kind  Kind
+	bound **int64
+}
+
+// fields returns the limits of b, which are those of b itself.
+func (b *Budget) fields() []budgetField {
+	return []budgetField{
+		{KindRounds, &b.Rounds},
+		{KindToolCalls, &b.ToolCalls},
+		{KindTokens, &b.Tokens},
+		{KindCost, &b.CostMicroUSD},
+	}
+}
+
 // Validate returns an error that names the first field that is zero or
 // negative.
 func (b Budget) Validate() error {
-	for _, f := range []struct {
-		kind  Kind
-		bound *int64
-	}{
-		{KindRounds, b.Rounds},
-		{KindToolCalls, b.ToolCalls},
-		{KindTokens, b.Tokens},
-		{KindCost, b.CostMicroUSD},
-		{KindWallTime, (*int64)(b.WallTime)},
-	} {
-		if f.bound != nil && *f.bound <= 0 {
-			return fmt.Errorf("budget %s is %d, must be positive or left out", f.kind, *f.bound)
+	wall := (*int64)(b.WallTime)
+	for _, f := range append(b.fields(), budgetField{KindWallTime, &wall}) {
+		if bound := *f.bound; bound != nil && *bound <= 0 {
+			return fmt.Errorf("budget %s is %d, must be positive or left out", f.kind, *bound)
 		}
 	}
 	return nil
+}
+
+// RaisedError is the error of a limit that is above the one that it should lower.
+type RaisedError struct {
+	Kind Kind
+	// Limit and Asked are in the unit of Kind.
+	Limit, Asked int64
+}
+
+// Error names the limit.
+func (e *RaisedError) Error() string {
+	return fmt.Sprintf("a limit %s of %d is above the limit of %d", e.Kind, e.Asked, e.Limit)
+}
+
+// LowerTo returns b with the limits that asked has. Its error is that of
+// [Budget.Validate] for asked, or a *[RaisedError] if a limit is above that of b.
+func (b Budget) LowerTo(asked Budget) (Budget, error) {
+	if err := asked.Validate(); err != nil {
+		return b, err
+	}
+	of := asked.fields()
+	for i, f := range b.fields() {
+		bound := *of[i].bound
+		switch {
+		case bound == nil:
+			continue
+		case *f.bound != nil && *bound > **f.bound:
+			return b, &RaisedError{Kind: f.kind, Limit: **f.bound, Asked: *bound}
+		}
+		*f.bound = bound
+	}
+	if wall := asked.WallTime; wall != nil {
+		if b.WallTime != nil && *wall > *b.WallTime {
+			return b, &RaisedError{Kind: KindWallTime, Limit: b.WallTime.Milliseconds(), Asked: wall.Milliseconds()}
+		}
+		b.WallTime = wall
+	}
+	return b, nil
 }

@@ -92,12 +92,23 @@ func (t *Turn) Wait(ctx context.Context) (TurnReport, error) {
 // Start begins a turn with a message of [Options].User, and returns at once.
 // Its errors wrap [ErrBusy], [ErrOver] or [loop.ErrNoModel].
 func (s *Session) Start(message string) (*Turn, error) {
-	return s.StartFor(s.opts.User, message)
+	return s.StartFor(s.opts.User, message, limits.Budget{})
 }
 
 // StartFor is Start with a message of the given user. The turn offers the tools
-// that this user may use.
-func (s *Session) StartFor(user User, message string) (*Turn, error) {
+// that this user may use. lower has limits of the turn below those of
+// [Options].Budget; an error about them is a *[limits.RaisedError] or a [Fault] of
+// kind [FaultInvalidLimits].
+func (s *Session) StartFor(user User, message string, lower limits.Budget) (*Turn, error) {
+	budget, err := s.opts.Budget.LowerTo(lower)
+	if err != nil {
+		return nil, fmt.Errorf("start turn: %w", err)
+	}
+	for _, p := range s.opts.Profiles {
+		if err := p.CheckPrice(budget); err != nil {
+			return nil, Fault{Kind: FaultInvalidLimits, Err: err}
+		}
+	}
 	switch {
 	case len(s.opts.Profiles) == 0:
 		return nil, fmt.Errorf("start turn: %w", loop.ErrNoModel)
@@ -106,6 +117,7 @@ func (s *Session) StartFor(user User, message string) (*Turn, error) {
 	}
 	return s.startTurn(user, record.ActorAgent, func(o *loop.Options) {
 		configureModel(s, o)
+		o.Budget = s.breaker.Turn(budget)
 		o.Messages = s.prompt.openingMessages(message, len(s.history) == 0)
 	})
 }

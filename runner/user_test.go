@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
@@ -43,7 +44,7 @@ func TestToolsOfAnAdministrator(t *testing.T) {
 		user User
 		want int
 	}{{User{Name: "http:boss", Admin: true}, 1}, {User{Name: "http:other"}, 1}, {User{Name: "http:boss", Admin: true}, 2}} {
-		started, err := s.StartFor(turn.user, "go")
+		started, err := s.StartFor(turn.user, "go", limits.Budget{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -196,6 +196,8 @@ type Limit struct {
 	// Needed is the least that the next request could have used; absent where all of
 	// the limit was used.
 	Needed int64 `json:"needed,omitempty"`
+	// Reserved is the part of Used that requests under way have reserved.
+	Reserved int64 `json:"reserved,omitempty"`
 	// Period, Until and Profile are those of a ceiling: day or month, its end, and the
 	// model profile that it is for, absent where it is for all.
 	Period  limits.Period `json:"period,omitempty"`
@@ -223,8 +225,16 @@ func (l Limit) String() string {
 		text = strings.TrimSuffix(text, "s")
 	}
 	text += ofCeiling(l.Period, l.Profile)
-	if l.Needed > 0 {
-		text += fmt.Sprintf(" (%s used, and the next request may use %s)", amount(l.Used), amount(l.Needed))
+	reserved := ""
+	if l.Reserved > 0 {
+		reserved = ", " + amount(l.Reserved) + " reserved by requests under way"
+	}
+	if l.Needed > 0 || l.Reserved > 0 {
+		text += fmt.Sprintf(" (%s used%s", amount(l.Used-l.Reserved), reserved)
+		if l.Needed > 0 {
+			text += ", and the next request may use " + amount(l.Needed)
+		}
+		text += ")"
 	}
 	return text
 }
@@ -519,7 +529,7 @@ func NewLimit(e *limits.ExceededError) *Limit {
 	if e == nil {
 		return nil
 	}
-	out := &Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used, Needed: e.Needed, Period: e.Period, Profile: e.Profile}
+	out := &Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used, Needed: e.Needed, Reserved: e.Reserved, Period: e.Period, Profile: e.Profile}
 	if !e.Until.IsZero() {
 		out.Until = &e.Until
 	}

@@ -141,7 +141,7 @@ func (s *session) addUsage(u limits.Usage) {
 }
 
 // startTurn starts a turn with a user's message.
-func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
+func (s *session) startTurn(in NewTurn, from client) (*runner.Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -150,7 +150,10 @@ func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 	case s.sandbox != nil:
 		return nil, newProblem(http.StatusConflict, "no_model", "session "+s.id+" is a sandbox without a model", "Start a session for turns")
 	}
-	t, err := s.run.StartFor(from.runnerUser(), message)
+	t, err := s.run.StartFor(from.runnerUser(), in.Message, in.Limits.budget())
+	if p := limitProblem(err); p != nil {
+		return nil, p
+	}
 	switch {
 	case errors.Is(err, runner.ErrBusy):
 		return nil, newProblem(http.StatusConflict, "busy", "turn "+s.run.Status().Turn+" runs", "Wait for its end, or cancel it")
@@ -160,7 +163,7 @@ func (s *session) startTurn(message string, from client) (*runner.Turn, error) {
 		return nil, s.internalProblem("start turn", err)
 	}
 	if s.title == "" {
-		s.title = displayTitle(message)
+		s.title = displayTitle(in.Message)
 	}
 	s.turns[t.ID] = t
 	if s.order = append(s.order, t.ID); len(s.order) > keptTurns {

@@ -2,16 +2,60 @@ package server
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
 	"net/http"
 	"regexp"
+	"strconv"
 	"sync"
+	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // NewTurn is a user's message.
 type NewTurn struct {
-	Message string `json:"message" minLength:"1" maxLength:"1000000" doc:"what the user says"`
+	Message string      `json:"message" minLength:"1" maxLength:"1000000" doc:"what the user says"`
+	Limits  *TurnLimits `json:"limits,omitempty" doc:"limits of this turn, below those of the session"`
+}
+
+// budget returns the limits as the runner has them.
+func (l *TurnLimits) budget() limits.Budget {
+	if l == nil {
+		return limits.Budget{}
+	}
+	b := limits.Budget{Rounds: l.Rounds, ToolCalls: l.ToolCalls, Tokens: l.Tokens}
+	if l.CostUSD != nil {
+		b.CostMicroUSD = new(int64(math.Round(*l.CostUSD * 1e6)))
+	}
+	if l.TimeoutSeconds != nil {
+		b.WallTime = new(time.Duration(*l.TimeoutSeconds) * time.Second)
+	}
+	return b
+}
+
+// limitProblem returns the problem for limits of a turn that can't be used, nil for
+// another error.
+func limitProblem(err error) *Problem {
+	if e, ok := errors.AsType[*limits.RaisedError](err); ok {
+		key, show := "max_"+string(e.Kind), func(n int64) string { return strconv.FormatInt(n, 10) }
+		switch e.Kind {
+		case limits.KindCost:
+			show = func(n int64) string { return record.CostUSD(&n) }
+		case limits.KindWallTime:
+			key, show = "timeout_seconds", func(n int64) string { return strconv.FormatFloat(float64(n)/1000, 'f', -1, 64) }
+		}
+		return newProblem(http.StatusUnprocessableEntity, "refused", fmt.Sprintf("limits.%s: %s is above the session's limit of %s", key, show(e.Asked), show(e.Limit)), "Ask for less, or leave it out")
+	}
+	if f, ok := errors.AsType[runner.Fault](err); ok && f.Kind == runner.FaultInvalidLimits {
+		return newProblem(http.StatusUnprocessableEntity, "refused", "limits: "+f.Error(), "Leave max_cost_usd out, or start a session with a model that has a price")
+	}
+	return nil
 }
 
 // Started is a turn that has begun.
@@ -24,7 +68,7 @@ type turnsAPI struct{ sessions *registry }
 
 func (a turnsAPI) addOperations(o operations) {
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/turns", "startTurn", "Give a session a message",
-		"Answers when the turn has begun; the events report its progress.", http.StatusAccepted, 404, 409, 410),
+		"Answers when the turn has begun; the events report its progress.", http.StatusAccepted, 404, 409, 410, 422),
 		func(ctx context.Context, in *struct {
 			SessionPath
 			Body NewTurn
@@ -38,7 +82,7 @@ func (a turnsAPI) addOperations(o operations) {
 			if err != nil {
 				return nil, err
 			}
-			t, err := live.startTurn(in.Body.Message, clientOf(ctx))
+			t, err := live.startTurn(in.Body, clientOf(ctx))
 			if err != nil {
 				return nil, err
 			}

@@ -45,18 +45,25 @@ type NewSession struct {
 	Limits    *SessionLimits `json:"limits,omitempty"`
 }
 
-// SessionLimits are limits that a client requests. A limit above the server's is
-// refused.
-type SessionLimits struct {
+// TurnLimits are limits of a turn that a client requests. A limit above that of the
+// session, or of the server, is refused.
+type TurnLimits struct {
 	Rounds         *int64   `json:"max_rounds,omitempty" minimum:"1" doc:"model calls in a turn"`
 	ToolCalls      *int64   `json:"max_tool_calls,omitempty" minimum:"1" doc:"tool calls in a turn"`
 	Tokens         *int64   `json:"max_tokens,omitempty" minimum:"1" doc:"input and output tokens in a turn"`
 	CostUSD        *float64 `json:"max_cost_usd,omitempty" minimum:"0.000001" maximum:"1000000000" doc:"US dollars that a turn may cost, by the price of its model in the server's configuration"`
 	TimeoutSeconds *int64   `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of a turn"`
-	MemoryBytes    *int64   `json:"memory_bytes,omitempty" minimum:"1" doc:"memory of the sandbox"`
-	MilliCPUs      *int64   `json:"milli_cpus,omitempty" minimum:"1" doc:"processors of the sandbox, in thousandths"`
-	PIDs           *int64   `json:"pids,omitempty" minimum:"1" doc:"processes and threads in the sandbox"`
-	CommandSeconds *int64   `json:"command_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of one command"`
+}
+
+// SessionLimits are limits that a client requests for a session: of each turn, and of the
+// sandbox. A limit above the server's is refused.
+type SessionLimits struct {
+	TurnLimits
+
+	MemoryBytes    *int64 `json:"memory_bytes,omitempty" minimum:"1" doc:"memory of the sandbox"`
+	MilliCPUs      *int64 `json:"milli_cpus,omitempty" minimum:"1" doc:"processors of the sandbox, in thousandths"`
+	PIDs           *int64 `json:"pids,omitempty" minimum:"1" doc:"processes and threads in the sandbox"`
+	CommandSeconds *int64 `json:"command_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of one command"`
 }
 
 // Session is a session, live or ended.
