@@ -63,6 +63,7 @@ var ranks = map[string]int{
 	"loop/openai":             6,
 	"loop/replay":             5,
 
+	"runner/prose":  2,
 	"runner/redact": 5,
 	"runner/record": 6,
 
@@ -121,6 +122,7 @@ var denials = []struct{ from, to string }{
 // soleImporters are modules that one package alone may import.
 var soleImporters = map[string]string{
 	"github.com/charmbracelet/ultraviolet":   "cmd/caisson/internal/chat",
+	"github.com/yuin/goldmark":               "runner/prose",
 	"github.com/docker/docker":               "sandbox/docker",
 	"github.com/anthropics/anthropic-sdk-go": "loop/anthropic",
 	"github.com/openai/openai-go":            "loop/openai",

@@ -283,15 +283,19 @@ func (u *userInterface) reportProblem(p record.Problem) {
 }
 
 // printAnswer writes the answer to standard output: as it is to a file or a
-// pipe, made safe and broken at blanks to a terminal.
+// pipe, and to a terminal as Markdown, made safe. JSON is not Markdown.
 func printAnswer(a *app, answer string) error {
 	if answer == "" {
 		return nil
 	}
 	if a.terminal(a.stdout) {
-		safe, _ := tools.DisplayLines(answer)
 		columns, _ := a.size()
-		answer = strings.Join(ui.Wrap(strings.Split(safe, "\n"), columns), "\n")
+		lines := ui.Prose(answer, columns, wantsColour(a, a.stdout))
+		if json.Valid([]byte(answer)) {
+			safe, _ := tools.DisplayLines(answer)
+			lines = []string{safe}
+		}
+		answer = strings.Join(lines, "\n")
 	}
 	_, err := io.WriteString(a.stdout, withNewline(answer))
 	return err

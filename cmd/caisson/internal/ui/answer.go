@@ -66,15 +66,15 @@ func (a *answerText) openText() string {
 	return string(open[:bytes.LastIndexAny(open, " \n\t")+1])
 }
 
-// answerLines returns a text of a model as lines that are safe.
-func answerLines(text string, redact func(string) string) []string {
+// answerLines returns the Markdown of a model as lines that are safe.
+func answerLines(text string, redact func(string) string, colour bool) []string {
 	text = strings.TrimRight(redact(text), " \r\n")
 	if text == "" {
 		return nil
 	}
-	var out []string
-	for l := range strings.SplitSeq(text, "\n") {
-		out = append(out, safeLine(strings.ReplaceAll(strings.TrimRight(l, "\r"), "\t", "    ")))
+	lines := Prose(text, 0, colour)
+	for i, l := range lines {
+		lines[i] = strings.ReplaceAll(l, "\t", "    ")
 	}
-	return out
+	return lines
 }

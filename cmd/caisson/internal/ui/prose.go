@@ -1,0 +1,103 @@
+package ui
+
+import (
+	"strings"
+
+	"github.com/caisson-run/caisson/runner/prose"
+)
+
+// blankInCode stands for a blank at which a line must not be broken. Foreign text that is
+// safe to show has none: it is a character of private use.
+const blankInCode = "\ue000"
+
+// Prose returns the Markdown of a model as lines that are safe, broken at blanks for a
+// terminal of so many columns; 0 breaks none. Code is never broken, and nothing is drawn
+// at its left. Without colour the markers of the Markdown stay.
+func Prose(markdown string, columns int, colour bool) []string {
+	s := style{colour}
+	var lines []string
+	for _, b := range prose.Parse(markdown) {
+		if b.Gap {
+			lines = append(lines, "")
+		}
+		switch b.Kind {
+		case prose.Code:
+			lines = append(lines, "```"+b.Language)
+			lines = append(lines, b.Lines...)
+			lines = append(lines, "```")
+			continue
+		case prose.Rule:
+			lines = append(lines, b.First+"---")
+			continue
+		}
+		first := b.First
+		if b.Kind == prose.Heading {
+			first += s.bold(strings.Repeat("#", b.Level) + " ")
+		}
+		for line := range strings.SplitSeq(s.spans(b), "\n") {
+			lines = append(lines, wrapProse(first+line, columns, b.Rest)...)
+			first = b.Rest
+		}
+	}
+	return lines
+}
+
+// wrapProse breaks a line that is no code, but for rows of tables.
+func wrapProse(line string, columns int, rest string) []string {
+	rows := []string{line}
+	if columns > 0 && !strings.HasPrefix(line, "|") {
+		rows = WrapWords(line, max(columns-1, 1), rest)
+	}
+	for i, row := range rows {
+		rows[i] = strings.ReplaceAll(row, blankInCode, " ")
+	}
+	return rows
+}
+
+// spans returns the content of a block, each line of it with its styles whole.
+func (s style) spans(b prose.Block) string {
+	var out strings.Builder
+	for _, span := range b.Spans {
+		for i, text := range strings.Split(span.Text, "\n") {
+			if i > 0 {
+				out.WriteString("\n")
+			}
+			out.WriteString(s.span(span, text, b.Kind == prose.Heading))
+		}
+	}
+	return out.String()
+}
+
+// span returns a text in the style of its span, or with the markers of Markdown.
+func (s style) span(span prose.Span, text string, heading bool) string {
+	if text == "" {
+		return ""
+	}
+	if span.Code {
+		text = strings.ReplaceAll(text, " ", blankInCode)
+	}
+	if !s.on {
+		for _, m := range []struct {
+			marker string
+			use    bool
+		}{{"`", span.Code}, {"*", span.Italic}, {"**", span.Bold}} {
+			if m.use {
+				text = m.marker + text + m.marker
+			}
+		}
+		return text
+	}
+	var codes []string
+	for _, c := range []struct {
+		code string
+		use  bool
+	}{{"1", span.Bold || heading}, {"3", span.Italic}, {"36", span.Code}} {
+		if c.use {
+			codes = append(codes, c.code)
+		}
+	}
+	if len(codes) == 0 {
+		return text
+	}
+	return s.paint(strings.Join(codes, ";"), text)
+}

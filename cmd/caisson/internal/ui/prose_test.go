@@ -1,0 +1,48 @@
+package ui
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/charmbracelet/x/ansi"
+	"github.com/google/go-cmp/cmp"
+)
+
+const proseSample = "# The **end**\n\nRun `go test ./store -run Total` and *then* read [the page](https://example.org/a?b=c), see ![plan](p.png).\n\n" +
+	"- one that is longer than the width of this narrow terminal\n  1. two\n\n> said\n\n```sh\n\tgo test ./... -run 'a very long line that no one may break' && echo \x1b[31m\n```\n<b>x</b>\n\n| a | b | a row of a table that is longer than the terminal |\n"
+
+func TestProse(t *testing.T) {
+	want := []string{
+		"# The **end**", "",
+		"Run `go test ./store -run Total` and", "*then* read the page", "(https://example.org/a?b=c), see image:", "plan (p.png).", "",
+		"- one that is longer than the width of", "  this narrow terminal", "  1. two", "",
+		"> said", "",
+		"```sh", "\tgo test ./... -run 'a very long line that no one may break' && echo \\x1b[31m", "```", "",
+		"<b>x</b>", "",
+		"| a | b | a row of a table that is longer than the terminal |",
+	}
+	if diff := cmp.Diff(want, Prose(proseSample, 41, false)); diff != "" {
+		t.Error(diff)
+	}
+	coloured := strings.Join(Prose(proseSample, 0, true), "\n")
+	for _, want := range []string{"\x1b[36mgo test ./store -run Total\x1b[0m", "\x1b[1m# \x1b[0m", "\x1b[3mthen\x1b[0m", "\n\tgo test"} {
+		if !strings.Contains(coloured, want) {
+			t.Errorf("no %q in %q", want, coloured)
+		}
+	}
+	plain := strings.NewReplacer("`", "", "*", "").Replace(strings.Join(Prose(proseSample, 0, false), "\n"))
+	if got := strings.ReplaceAll(ansi.Strip(coloured), "`", ""); got != plain {
+		t.Errorf("colour shows another text:\n%s", cmp.Diff(plain, got))
+	}
+}
+
+// TestProseObeysNothing: no text of a model is a sequence that a terminal obeys.
+func TestProseObeysNothing(t *testing.T) {
+	for _, text := range []string{"\x1b]8;;http://evil\x07x", "`\x1b[2J`", "[a](\x1b[31m)", "```\x1b[1m\n\x9b31m\n```", "\ue000", "**\u202e**", "&#27;[31m &#x9b;", "<\x1b[31m>", "# \r\x1b[A"} {
+		for _, line := range Prose(text, 0, false) {
+			if strings.ContainsAny(line, "\x1b\x07\r\u009b\u202e\ue000") {
+				t.Errorf("%q is shown as %q", text, line)
+			}
+		}
+	}
+}
