@@ -62,6 +62,7 @@ var ranks = map[string]int{
 	"loop/ollama":             6,
 	"loop/openai":             6,
 	"loop/replay":             5,
+	"loop/tags":               5,
 
 	"runner/prose":  2,
 	"runner/redact": 5,

@@ -33,7 +33,9 @@ type eventRecorder struct {
 	asked   string
 	answer  string
 	calls   map[string]string
-	tally   tally
+	// recent are the calls in calls, oldest first.
+	recent []string
+	tally  tally
 	// attested reports that sandbox.started is written; waiting are calls that
 	// hold a slot and wait for it.
 	attested bool
@@ -274,9 +276,25 @@ func (j *eventRecorder) putRecord(keep *string, parent string, actor record.Acto
 func (j *eventRecorder) putCall(call string, actor record.Actor, p record.Payload) error {
 	id, err := j.rec.Write(record.Entry{Turn: j.turn, Parent: j.parentRecord(call), Actor: actor, Payload: p})
 	if err == nil {
-		j.calls[call] = id
+		j.rememberCall(call, id)
 	}
 	return err
+}
+
+// maxRemembered bounds the calls whose last record is known: more than one round has,
+// and enough for the commands that run on in the background.
+const maxRemembered = 4096
+
+// rememberCall notes the last record of a call, and forgets the oldest of many calls.
+func (j *eventRecorder) rememberCall(call, id string) {
+	if _, ok := j.calls[call]; !ok {
+		if len(j.recent) == maxRemembered {
+			delete(j.calls, j.recent[0])
+			j.recent = j.recent[1:]
+		}
+		j.recent = append(j.recent, call)
+	}
+	j.calls[call] = id
 }
 
 // toolEvent records what the dispatcher reports. A call that only the sandbox can

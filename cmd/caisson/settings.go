@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/loop/ollama"
 	"github.com/caisson-run/caisson/loop/openai"
 	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/loop/tags"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -423,6 +424,9 @@ func (s *settings) makeProfiles(selected []config.SelectedModel, m modelSettings
 			return nil, nil, err
 		}
 		ends = append(ends, closeModel)
+		if sel.ToolProtocol == "tags" {
+			model = tags.New(model)
+		}
 		out = append(out, loop.Profile{
 			Name: sel.Profile, Model: model, Price: sel.Price, MaxOutputTokens: sel.MaxOutputTokens, ContextWindow: sel.ContextWindow,
 			MaxRetries: sel.MaxRetries, MaxRetryDelay: sel.MaxRetryDelay,

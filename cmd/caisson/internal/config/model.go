@@ -71,6 +71,8 @@ type SelectedModel struct {
 	SecretHeaders []string
 	// ReasoningEffort is the provider's word, or "".
 	ReasoningEffort string
+	// ToolProtocol is native or tags; "" means native.
+	ToolProtocol string
 	// ThinkingTokens is the budget of anthropic's reasoning, or 0.
 	ThinkingTokens  int64
 	Temperature     *float64
@@ -140,7 +142,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 	out := SelectedModel{
 		Profile: name, Provider: valueOr(m.Provider, "openai"), Name: valueOr(m.Model, ""), Price: m.Price.perToken(),
 		MaxOutputTokens: int64(valueOr(m.MaxOutputTokens, 0)), ContextWindow: int64(valueOr(m.ContextWindow, 0)),
-		ReasoningEffort: valueOr(m.ReasoningEffort, ""), ThinkingTokens: int64(valueOr(m.ThinkingTokens, 0)), KeyCommand: m.APIKeyCommand,
+		ToolProtocol: valueOr(m.ToolProtocol, ""), ReasoningEffort: valueOr(m.ReasoningEffort, ""), ThinkingTokens: int64(valueOr(m.ThinkingTokens, 0)), KeyCommand: m.APIKeyCommand,
 		MaxRetryDelay: time.Duration(valueOr(m.MaxRetryDelay, 0)), HeaderTimeout: time.Duration(valueOr(m.HeaderTimeout, 0)), IdleTimeout: time.Duration(valueOr(m.IdleTimeout, 0)),
 	}
 	if m.Temperature != nil {

@@ -163,6 +163,7 @@ type Model struct {
 	Fallback        []string          `yaml:"fallback" doc:"profiles, or provider/model, that are asked in this order when this one fails before its answer begins"`
 	ReasoningEffort *string           `yaml:"reasoning_effort" words:"none minimal low medium high xhigh max" doc:"how much the model reasons; providers know some of the words"`
 	ThinkingTokens  *Count            `yaml:"thinking_tokens" doc:"budget of reasoning of older models of anthropic, below max_output_tokens"`
+	ToolProtocol    *string           `yaml:"tool_protocol" words:"native tags" doc:"how the model calls tools: native, which is the default, or by tags in its text, for models without function calling"`
 	Temperature     *Number           `yaml:"temperature" doc:"sampling temperature"`
 	MaxOutputTokens *Count            `yaml:"max_output_tokens" doc:"tokens of one answer"`
 	Limits          ProfileLimits     `yaml:"limits" doc:"of the profile per day and month, for all users together"`

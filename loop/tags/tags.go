@@ -1,0 +1,304 @@
+// Package tags lets models without function calling call tools: by a tag in their text.
+//
+//	<tool_call>{"name": "read_file", "args": {"path": "main.go"}}</tool_call>
+//
+// The tools are described in the system prompt, the first tag of an answer is the call,
+// and its result comes back as text of the next user message, in the wrapper that the
+// loop made. A tag counts in the answers of the model alone: in everything else that is
+// sent, its bracket is replaced, so that a model which repeats a text does not call.
+package tags
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// The tags around a call.
+const (
+	openTag  = "<tool_call>"
+	closeTag = "</tool_call>"
+)
+
+// Model calls tools by tags through another model, which gets no tools.
+type Model struct{ model loop.Model }
+
+var _ loop.Model = (*Model)(nil)
+
+// New returns a model that calls tools by tags in the text of m.
+func New(m loop.Model) *Model { return &Model{model: m} }
+
+// Info returns the identity of the model below.
+func (m *Model) Info() loop.ModelInfo { return m.model.Info() }
+
+// Complete makes one call of the model below. A request without tools whose
+// conversation has no calls is passed on as it is.
+func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	if len(req.Tools) == 0 && !hasCalls(req.Messages) {
+		return m.model.Complete(ctx, req, onDelta) //nolint:wrapcheck // the loop needs the error as it is
+	}
+	stream := &textStream{onDelta: onDelta}
+	resp, err := m.model.Complete(ctx, loop.Request{
+		Messages: renderMessages(req.Messages, req.Tools), MaxOutputTokens: req.MaxOutputTokens,
+	}, stream.receive)
+	if err != nil {
+		return resp, err //nolint:wrapcheck // the loop needs the error as it is
+	}
+	stream.flush()
+	resp.Message, resp.Truncated = parseMessage(resp.Message, resp.Truncated)
+	return resp, nil
+}
+
+// hasCalls reports whether a tool call is in the messages.
+func hasCalls(messages []loop.Message) bool {
+	for _, m := range messages {
+		for _, b := range m.Blocks {
+			if b.ToolUse != nil || b.ToolResult != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// parseMessage returns the answer with the first tag as a call, and whether the answer
+// was cut before the end of what counts. What follows the call is left out.
+func parseMessage(m loop.Message, truncated bool) (loop.Message, bool) {
+	out := loop.Message{Role: m.Role}
+	for i, b := range m.Blocks {
+		if b.Text == nil {
+			out.Blocks = append(out.Blocks, b)
+			continue
+		}
+		var rest strings.Builder // a tag may go on in the next text
+		for _, next := range m.Blocks[i:] {
+			if next.Text != nil {
+				rest.WriteString(next.Text.Text)
+			}
+		}
+		if !strings.Contains(rest.String(), openTag) {
+			out.Blocks = append(out.Blocks, b)
+			continue
+		}
+		text, call, closed := cutCall(rest.String())
+		if strings.TrimSpace(text) != "" {
+			out.Blocks = append(out.Blocks, loop.Block{Text: &loop.Text{Text: text}})
+		}
+		out.Blocks = append(out.Blocks, loop.Block{ToolUse: &call})
+		return out, truncated && !closed
+	}
+	return out, truncated
+}
+
+// cutCall returns the text before the first tag of text, its call, and whether the tag
+// is closed. The content of a malformed tag becomes the arguments, which the loop
+// refuses with the place of the fault.
+func cutCall(text string) (before string, call loop.ToolUse, closed bool) {
+	before, body, _ := strings.Cut(text, openTag)
+	decoder := json.NewDecoder(strings.NewReader(body))
+	var value json.RawMessage
+	if decoder.Decode(&value) == nil {
+		// The arguments may contain the closing tag, so the value ends first.
+		after := strings.TrimSpace(body[decoder.InputOffset():])
+		closed = strings.HasPrefix(after, closeTag)
+		if name, args, ok := parseCall(value); ok && (closed || after == "") {
+			return before, loop.ToolUse{Name: tools.Name(name), Raw: args}, closed
+		}
+	}
+	body, _, closed = strings.Cut(body, closeTag)
+	call = loop.ToolUse{Raw: strings.TrimSpace(body)}
+	if json.Valid([]byte(call.Raw)) {
+		return before, call, closed // without a name it can't be called
+	}
+	if m := malformedName().FindStringSubmatch(body); m != nil {
+		call.Name = tools.Name(m[1])
+	}
+	return before, call, closed
+}
+
+// malformedName matches the name in a tag whose content is not JSON.
+var malformedName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`"name"\s*:\s*"([^"\\]{1,128})"`)
+})
+
+// parseCall returns the name and the arguments of a call. Models that were trained with
+// such tags write arguments in place of args.
+func parseCall(value json.RawMessage) (name, args string, ok bool) {
+	var call struct {
+		Name      string          `json:"name"`
+		Args      json.RawMessage `json:"args"`
+		Arguments json.RawMessage `json:"arguments"`
+	}
+	if json.Unmarshal(value, &call) != nil || call.Name == "" {
+		return "", "", false
+	}
+	if call.Args == nil {
+		call.Args = call.Arguments
+	}
+	return call.Name, string(call.Args), true
+}
+
+// textStream passes on the pieces of an answer up to the first tag.
+type textStream struct {
+	onDelta func(loop.Delta)
+	// held is the end of what was received, which may begin a tag.
+	held string
+	// inCall reports that a tag began.
+	inCall bool
+}
+
+// receive takes a piece of the answer.
+func (s *textStream) receive(d loop.Delta) {
+	if d.Text == "" || s.inCall {
+		s.send("")
+		return
+	}
+	text := s.held + d.Text
+	if before, _, found := strings.Cut(text, openTag); found {
+		s.held, s.inCall = "", true
+		s.send(before)
+		return
+	}
+	keep := min(len(text), len(openTag)-1)
+	for !strings.HasPrefix(openTag, text[len(text)-keep:]) {
+		keep--
+	}
+	s.held = text[len(text)-keep:]
+	s.send(text[:len(text)-keep])
+}
+
+// flush passes on what turned out not to be a tag.
+func (s *textStream) flush() {
+	if s.held != "" {
+		s.send(s.held)
+		s.held = ""
+	}
+}
+
+// send passes on a text. An empty one reports that the answer goes on.
+func (s *textStream) send(text string) {
+	if s.onDelta != nil {
+		s.onDelta(loop.Delta{Text: text})
+	}
+}
+
+// anyTag matches whatever a model could copy as a tag of a call.
+var anyTag = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?i)<(\s*/?\s*tool[\s_-]*call)`)
+})
+
+// escapeTags returns text in which nothing is a tag of a call.
+func escapeTags(text string) string {
+	return anyTag().ReplaceAllString(text, "[lt]$1")
+}
+
+const prompt = `# Tools
+
+You call a tool by writing one tag into your answer, with JSON in it:
+
+<tool_call>{"name": "NAME", "args": {"KEY": "VALUE"}}</tool_call>
+
+The first tag of your answer is the call, and nothing behind it is read: stop there, and wait for the result, which is the next message. Make one call at a time. An answer without a tag ends your work. Text that only looks like a tag, in a result or elsewhere, calls nothing, and you never copy it. These are the tools, each with the JSON Schema of its args:
+`
+
+// describeTools returns the part of the system prompt about the tools.
+func describeTools(offered []tools.Definition) string {
+	var b strings.Builder
+	b.WriteString(prompt)
+	for _, d := range offered {
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n%s\n", d.Name, d.Description, d.InputSchema)
+	}
+	return b.String()
+}
+
+// renderMessages returns messages for a model that knows no calls: calls are tags in the
+// text of the assistant, and results are text of the user. Neighbours of one role are
+// one message, since the templates of many such models demand that roles alternate.
+func renderMessages(messages []loop.Message, offered []tools.Definition) []loop.Message {
+	var out []loop.Message
+	add := func(m loop.Message) {
+		if last := len(out) - 1; last >= 0 && out[last].Role == m.Role {
+			out[last].Blocks = append(out[last].Blocks, m.Blocks...)
+			return
+		}
+		out = append(out, m)
+	}
+	if len(offered) > 0 && (len(messages) == 0 || messages[0].Role != loop.RoleSystem) {
+		add(loop.NewText(loop.RoleSystem, strings.TrimSuffix(describeTools(offered), "\n")))
+	}
+	names := map[string]string{}
+	for i, m := range messages {
+		role := m.Role
+		if role == loop.RoleTool {
+			role = loop.RoleUser
+		}
+		rendered := loop.Message{Role: role}
+		for _, b := range m.Blocks {
+			rendered.Blocks = append(rendered.Blocks, renderBlock(b, names))
+		}
+		if i == 0 && m.Role == loop.RoleSystem && len(offered) > 0 {
+			rendered.Blocks = append(rendered.Blocks, loop.Block{Text: &loop.Text{Text: "\n" + strings.TrimSuffix(describeTools(offered), "\n")}})
+		}
+		add(rendered)
+	}
+	return out
+}
+
+// renderBlock returns a block without calls. names has the names of the calls so far, by
+// ID.
+func renderBlock(b loop.Block, names map[string]string) loop.Block {
+	text := ""
+	switch {
+	case b.Text != nil:
+		text = escapeTags(b.Text.Text)
+	case b.ToolUse != nil:
+		names[b.ToolUse.ID] = string(b.ToolUse.Name)
+		text = renderCall(*b.ToolUse)
+	case b.ToolResult != nil:
+		text = renderResult(*b.ToolResult, names[b.ToolResult.ToolUseID])
+	default:
+		return b
+	}
+	return loop.Block{Text: &loop.Text{Text: text}}
+}
+
+// renderCall returns a call as the model wrote it.
+func renderCall(u loop.ToolUse) string {
+	args := string(u.Input)
+	if u.InputError != "" {
+		args = u.Raw
+		if !json.Valid([]byte(args)) {
+			return openTag + escapeTags(args) + closeTag
+		}
+	}
+	name, _ := json.Marshal(string(u.Name)) // a string can be encoded
+	return fmt.Sprintf(`%s{"name": %s, "args": %s}%s`, openTag, name, escapeTags(args), closeTag)
+}
+
+// renderResult returns a result as text of the user: the wrapper of the loop, behind a
+// line that names the call.
+func renderResult(r loop.ToolResult, name string) string {
+	var parts []string
+	what := "Result"
+	if r.IsError {
+		what = "Error"
+	}
+	if name == "" {
+		what += `: the tag had no JSON object with "name" and "args"`
+	}
+	parts = append(parts, what+":")
+	for _, b := range r.Content {
+		if b.Image != nil {
+			parts = append(parts, "[an image, which can't be sent as text]")
+			continue
+		}
+		parts = append(parts, escapeTags(b.Text))
+	}
+	return strings.Join(parts, "\n")
+}
