@@ -3,6 +3,7 @@ package openai
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -18,6 +19,7 @@ import (
 func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, error) {
 	a := &assembly{onDelta: onDelta}
 	events := ssestream.NewDecoder(res)
+	begun := false // whether a piece of the answer came
 	for events.Next() {
 		data := bytes.TrimSpace(events.Event().Data)
 		if bytes.HasPrefix(data, []byte("[DONE]")) {
@@ -29,8 +31,12 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 		}
 		piece, err := decodeCompletion(data)
 		if err != nil {
+			if failure, ok := errors.AsType[*modelhttp.StreamError](err); ok {
+				failure.Begun = begun
+			}
 			return loop.Response{}, err
 		}
+		begun = true
 		a.addCompletion(piece)
 		if err := a.checkSize(); err != nil {
 			return loop.Response{}, err
@@ -74,8 +80,8 @@ func decodeCompletion(data []byte) (completion, error) {
 	if err := json.Unmarshal(data, &c); err != nil {
 		return c, fmt.Errorf("%w: %w", modelhttp.ErrMalformed, err)
 	}
-	if len(c.Error) > 0 && !bytes.Equal(c.Error, []byte("null")) {
-		return c, &modelhttp.StreamError{Body: data, Begun: true}
+	if c.failed() {
+		return c, &modelhttp.StreamError{Body: data}
 	}
 	return c, nil
 }

@@ -3,6 +3,7 @@ package openai
 import (
 	"bytes"
 	"encoding/json"
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/loop/internal/modelhttp"
@@ -15,8 +16,16 @@ type completion struct {
 	Model   modelhttp.LooseString `json:"model"`
 	Choices []choice              `json:"choices"`
 	Usage   *usage                `json:"usage"`
-	// Error is the error of an endpoint that fails after status 200.
-	Error json.RawMessage `json:"error"`
+	// Error is the error of an endpoint that fails after status 200. That of vLLM may be
+	// the whole value, whose Object is "error" then.
+	Error  json.RawMessage       `json:"error"`
+	Object modelhttp.LooseString `json:"object"`
+}
+
+// failed reports whether the value is an error, or the end of an answer that failed.
+func (c completion) failed() bool {
+	return isSet(c.Error) || c.Object == "error" ||
+		slices.ContainsFunc(c.Choices, func(c choice) bool { return c.Finish == "error" })
 }
 
 // choice is one of several answers; only the first is used.

@@ -236,20 +236,24 @@ var errorStatuses = map[string]int{
 // embeddedStatus returns the HTTP status that the body of an error inside an answer
 // names or implies; the default is 502.
 func embeddedStatus(body []byte) int {
+	type description struct {
+		Code, Status, Type LooseString
+	}
 	var envelope struct {
-		Error struct {
-			Code, Status, Type LooseString
-		} `json:"error"`
+		description // of vLLM, which has no member error
+		Error       description
 	}
 	_ = json.Unmarshal(body, &envelope) // an error that is a string has no status
-	for _, s := range []LooseString{envelope.Error.Code, envelope.Error.Status} {
-		if n, err := strconv.Atoi(string(s)); err == nil && n >= 400 && n < 600 {
-			return n
+	for _, d := range []description{envelope.Error, envelope.description} {
+		for _, s := range []LooseString{d.Code, d.Status} {
+			if n, err := strconv.Atoi(string(s)); err == nil && n >= 400 && n < 600 {
+				return n
+			}
 		}
-	}
-	for _, s := range []LooseString{envelope.Error.Code, envelope.Error.Type} {
-		if status := errorStatuses[string(s)]; status != 0 {
-			return status
+		for _, s := range []LooseString{d.Code, d.Type} {
+			if status := errorStatuses[string(s)]; status != 0 {
+				return status
+			}
 		}
 	}
 	if text := strings.ToLower(string(body)); strings.Contains(text, "rate_limit") || strings.Contains(text, "rate limit") {

@@ -89,6 +89,8 @@ func isRetriable(status int, header http.Header, message string) bool {
 		return true
 	case http.StatusNotImplemented:
 		return false
+	case http.StatusPaymentRequired: // of OpenRouter, where other requests hold the rest
+		return header.Get("Retry-After") != ""
 	case http.StatusTooManyRequests:
 		return !strings.Contains(message, "insufficient_quota")
 	}
