@@ -154,6 +154,8 @@ func TestBrokenStreams(t *testing.T) {
 		answer func(int, http.ResponseWriter, *http.Request)
 		class  loop.ErrorClass
 		status int
+		// retryable is set where the error came before any piece of the answer.
+		retryable bool
 	}{
 		"ends without an end":    {answer: respondEvents(dataEvents(call)...), class: loop.ModelNetwork},
 		"ends at once":           {answer: respondEvents(), class: loop.ModelNetwork},
@@ -165,7 +167,7 @@ func TestBrokenStreams(t *testing.T) {
 			answer: respondEvents(dataEvents(call, `{"error":{"message":"slow down","code":429,"metadata":{}},"choices":[]}`)...), class: loop.ModelRateLimit, status: 429,
 		},
 		"error as text": {answer: respondEvents(dataEvents(call, `{"error":"boom"}`)...), class: loop.ModelServer, status: 502},
-		"error, typed":  {answer: respondEvents("event: error\ndata: {\"error\":{\"type\":\"rate_limit_exceeded\",\"message\":\"x\"}}"), class: loop.ModelRateLimit, status: 429},
+		"error, typed":  {answer: respondEvents("event: error\ndata: {\"error\":{\"type\":\"rate_limit_exceeded\",\"message\":\"x\"}}"), class: loop.ModelRateLimit, status: 429, retryable: true},
 		"not JSON":      {answer: respondEvents(dataEvents(call, `{"choices":[{`)...), class: loop.ModelOther},
 		"HTML":          {answer: respondEvents("<html>\n<body>502 Bad Gateway"), class: loop.ModelNetwork},
 		"choices are no list": {
@@ -177,8 +179,8 @@ func TestBrokenStreams(t *testing.T) {
 			e := newEndpoint(t, tt.answer)
 			resp, _, err := callModel(t, e.newModel(t, enableStream), newRequest())
 			failure, ok := errors.AsType[*loop.ModelError](err)
-			if !ok || failure.Class != tt.class || failure.Status != tt.status || failure.Retryable {
-				t.Errorf("error %v, want class %s, status %d", err, tt.class, tt.status)
+			if !ok || failure.Class != tt.class || failure.Status != tt.status || failure.Retryable != tt.retryable {
+				t.Errorf("error %v, want class %s, status %d, retryable %v", err, tt.class, tt.status, tt.retryable)
 			}
 			if len(resp.Message.Blocks) != 0 {
 				t.Errorf("a broken answer was used: %s", summarize(resp))
