@@ -26,6 +26,7 @@ var textExceptions = []struct{ file, literal, why string }{
 	{"sandbox/oci/", `^--[a-z0-9-]+(=\S*)?$`, "arguments of runsc and runc"},
 	{"sandbox/oci/options.go", `neither beside caisson nor on PATH`, "the name of the program's file"},
 	{"sandbox/overlay/diff.go", `^diff --git $`, "the format of git"},
+	{"tools/policy/commandoptions.go", `^-`, "options of programs that the policy reads"},
 	{"tools/policy/coversearch.go", `^--chdir$`, "a flag of git, make and env that the policy reads"},
 	{"tools/policy/dangersearch.go", `^--[a-z-]+$`, "flags of git that the policy reads"},
 	{"tools/policy/dangerous.go", `^(rm|git-reset) --[a-z]+\*$`, "rules of the policy"},

@@ -80,6 +80,11 @@ type Confirmation struct {
 	// Scopes are the scopes that an answer may have, ScopeOnce always among
 	// them. Another scope counts as ScopeOnce.
 	Scopes []Scope
+	// As is the other tool whose rule asked, and Command the policy's entry about
+	// commands that did, safe for display; "" for none. An answer for the session covers
+	// what they are about, alone.
+	As      tools.Name
+	Command string
 	// Phrase is the exact command that a lasting answer about an execute tool
 	// would be bound to, safe for display; "" for other classes, and where
 	// ScopeAlways is not offered.

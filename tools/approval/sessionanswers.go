@@ -8,8 +8,12 @@ import (
 
 // AnswerKey identifies the confirmations that one answer for the session covers: a
 // tool, and the other tool whose rule asked. An answer to an apply_patch that only
-// adds files does not cover one that deletes, if deletes are asked about.
-type AnswerKey struct{ Tool, As tools.Name }
+// adds files does not cover one that deletes, if deletes are asked about. Command is the
+// policy's entry about commands that asked, "" for none.
+type AnswerKey struct {
+	Tool, As tools.Name
+	Command  string
+}
 
 // SessionAnswers are the answers that hold for a session, one per key. The last one
 // stays, but an allow never replaces a deny. It is safe for concurrent use. The zero

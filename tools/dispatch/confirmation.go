@@ -169,6 +169,7 @@ func (r confirmer) describeCall(p *pending) approval.Confirmation {
 		Input: input, Summary: p.summary, Exact: bytes.Clone(p.call.Input), InputHash: p.hash,
 		RequiresAdmin: p.tool.Definition.RequiresAdmin, Changed: p.confirm.again, Scopes: []approval.Scope{approval.ScopeOnce}, Expires: time.Now().Add(r.d.opts.ConfirmTimeout),
 		Projected: paths, Diff: shownDiff, DiffElided: shownDiff != diff, Notices: tools.InputNotices(p.call.Input), Hidden: hidden || hiddenPath || hiddenDiff,
+		As: p.remember.As, Command: p.remember.Command,
 	}
 	for _, phrase := range p.confirm.shown.NotCovered {
 		safe, _ := tools.Display(utf8text.Clip(phrase, maxSummaryBytes))

@@ -192,12 +192,12 @@ func (r *round) checkPaths(p *pending) *tools.Error {
 }
 
 func (r *round) checkPolicy(p *pending) *tools.Error {
-	p.verdict = r.raiseMode(p, r.d.opts.Policy.DecideCall(p.tool.Definition, r.d.opts.Workspace, p.call.Input))
+	p.verdict = r.raiseMode(p, r.d.opts.Policy.DecideCallWith(r.d.danger, p.tool.Definition, r.d.opts.Workspace, p.call.Input))
 	switch p.verdict.Mode {
 	case policy.ModeAuto:
 		return nil
 	case policy.ModePrompt, policy.ModePromptOnce:
-		p.remember = approval.AnswerKey{Tool: p.call.Name, As: p.verdict.As}
+		p.remember = approval.AnswerKey{Tool: p.call.Name, As: p.verdict.As, Command: p.verdict.Command}
 		p.confirm = newConfirmation(p)
 		return nil
 	}
@@ -223,7 +223,7 @@ func (r *round) raiseMode(p *pending, v policy.Verdict) policy.Verdict {
 	case p.dangerous == "" || v.Mode == policy.ModePrompt:
 		return v
 	case r.d.opts.Broker != nil && !r.d.opts.Policy.NoPrompts:
-		return policy.Verdict{Mode: policy.ModePrompt, Rule: "dangerous command " + p.dangerous + ", " + v.Rule, As: v.As}
+		return policy.Verdict{Mode: policy.ModePrompt, Rule: "dangerous command " + p.dangerous + ", " + v.Rule, As: v.As, Command: v.Command}
 	case v.Mode == policy.ModeAuto:
 		r.warn(p, fmt.Sprintf("a command that is called dangerous ran without an answer, because no one can be asked: %s", p.dangerous))
 	}

@@ -208,7 +208,7 @@ func TestDangerousSearchIsBounded(t *testing.T) {
 		"scripts": "sudo " + strings.Repeat("sh ", 5000), "commands": strings.Repeat("a;", 5000),
 		"nested": "sudo " + strings.Repeat("sh ", 40) + `"` + strings.Repeat("sh ", 60) + `'` + strings.Repeat("eval ", 60) + `'"`,
 	} {
-		s := dangerSearch{patterns: patterns}
+		s := dangerSearch{match: func(name string, args, shown []string) string { return matchPatterns(patterns, name, args, shown) }}
 		if s.searchScript(command, 0); s.found == "" || s.steps > maxDangerousSteps+1 {
 			t.Errorf("%s: %d steps, found %q", name, s.steps, s.found)
 		}
@@ -221,7 +221,7 @@ func TestDangerousSearchIsBounded(t *testing.T) {
 			t.Errorf("%d bytes count as dangerous: %q", len(command), got)
 		}
 	}
-	s := dangerSearch{patterns: patterns}
+	s := dangerSearch{match: func(name string, args, shown []string) string { return matchPatterns(patterns, name, args, shown) }}
 	if s.searchScript("sudo "+strings.Repeat("x ", 5000), 0); s.found != "" || s.steps > 2+maxRunnerWords {
 		t.Errorf("%d steps, found %q", s.steps, s.found)
 	}

@@ -29,16 +29,18 @@ func dangerIn(patterns []dangerPattern, script string) string {
 	if len(script) > maxDangerousBytes {
 		return fmt.Sprintf("a command of more than %d bytes", maxDangerousBytes)
 	}
-	s := dangerSearch{patterns: patterns}
+	s := dangerSearch{match: func(name string, args, shown []string) string { return matchPatterns(patterns, name, args, shown) }}
 	s.searchScript(script, 0)
 	return s.found
 }
 
 // dangerSearch goes through one script.
 type dangerSearch struct {
-	patterns []dangerPattern
-	steps    int
-	found    string
+	// match returns how a command is shown that is searched for, or "". Redirections
+	// are the command ">". shown are the arguments as a person knows them, nil for args.
+	match func(name string, args, shown []string) string
+	steps int
+	found string
 }
 
 // countStep counts one more searched command, and reports whether the search goes on.
@@ -68,7 +70,7 @@ func (s *dangerSearch) searchScript(text string, depth int) {
 		switch n := n.(type) {
 		case *syntax.Redirect:
 			if n.Word != nil && strings.Contains(n.Op.String(), ">") {
-				s.matchPatterns(">", []string{wordText(n.Word)}, nil)
+				s.found = s.match(">", []string{wordText(n.Word)}, nil)
 			}
 		case *syntax.Stmt:
 			s.searchInput(n, depth)
@@ -139,10 +141,10 @@ func (s *dangerSearch) searchCommand(words []string, depth int) {
 		return
 	}
 	name := path.Base(words[0])
-	s.matchPatterns(name, words[1:], words[1:])
-	if name == "git" {
+	s.found = s.match(name, words[1:], words[1:])
+	if name == "git" && s.found == "" {
 		if sub := gitSubcommand(words[1:]); len(sub) > 0 {
-			s.matchPatterns("git-"+sub[0], sub[1:], words[1:])
+			s.found = s.match("git-"+sub[0], sub[1:], words[1:])
 		}
 	}
 	if takesScripts(name) {
@@ -177,10 +179,11 @@ func gitSubcommand(words []string) []string {
 	return words
 }
 
-// matchPatterns looks for a pattern; shown are the arguments as a person knows them.
-func (s *dangerSearch) matchPatterns(name string, args, shown []string) {
-	for _, p := range s.patterns {
-		if s.found != "" || !p.matchesCommand(name, args) {
+// matchPatterns returns a command that one of the patterns matches, for people; "" if
+// none does.
+func matchPatterns(patterns []dangerPattern, name string, args, shown []string) string {
+	for _, p := range patterns {
+		if !p.matchesCommand(name, args) {
 			continue
 		}
 		if shown == nil {
@@ -189,8 +192,9 @@ func (s *dangerSearch) matchPatterns(name string, args, shown []string) {
 		if sub, ok := strings.CutPrefix(name, "git-"); ok && slices.Contains(shown, sub) {
 			name = "git"
 		}
-		s.found = utf8text.Clip(strings.TrimSpace(name+" "+strings.Join(shown, " ")), maxFoundBytes)
+		return utf8text.Clip(strings.TrimSpace(name+" "+strings.Join(shown, " ")), maxFoundBytes)
 	}
+	return ""
 }
 
 // wordText is a word without its quotes where nothing in it is expanded, and

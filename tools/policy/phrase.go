@@ -58,6 +58,15 @@ func StaticPhrase(command string) (string, error) {
 // parseStatic returns the words of a single plain command, going by the parser
 // alone. The shells agree with it only where every character is visible.
 func parseStatic(command string) ([]string, error) {
+	stmt, err := parseSingle(command)
+	if err != nil {
+		return nil, err
+	}
+	return staticWords(stmt)
+}
+
+// parseSingle returns the only command of a script.
+func parseSingle(command string) (*syntax.Stmt, error) {
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(command), "")
 	if err != nil {
 		return nil, fmt.Errorf("command can't be parsed: %w", err)
@@ -65,11 +74,36 @@ func parseStatic(command string) ([]string, error) {
 	if len(file.Stmts) != 1 {
 		return nil, errors.New("not a single command")
 	}
-	return staticWords(file.Stmts[0])
+	return file.Stmts[0], nil
 }
 
-// staticWords returns the words of a plain command, all literal.
+// staticWords returns the words of a plain command that runs no other one, all literal.
 func staticWords(stmt *syntax.Stmt) ([]string, error) {
+	words, err := literalWords(stmt)
+	if err != nil {
+		return nil, err
+	}
+	if isRunner(words[0]) {
+		return nil, fmt.Errorf("%s runs another command", words[0])
+	}
+	if runner := runnerSubcommand(words); runner != "" {
+		return nil, fmt.Errorf("%s runs another command", runner)
+	}
+	return words, nil
+}
+
+// runnerSubcommand returns the subcommand of a command that runs others, "" for none.
+func runnerSubcommand(words []string) string {
+	for _, runner := range runnerSubcommands() {
+		if path.Base(words[0]) == runner[0] && containsInOrder(words[1:], runner[1:]) {
+			return strings.Join(runner, " ")
+		}
+	}
+	return ""
+}
+
+// literalWords returns the words of a plain command, all literal.
+func literalWords(stmt *syntax.Stmt) ([]string, error) {
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
 	switch {
 	case !ok || len(call.Args) == 0:
@@ -95,14 +129,6 @@ func staticWords(stmt *syntax.Stmt) ([]string, error) {
 	// reserved in shells.
 	if words[0] == "" || words[0] == "in" || strings.ContainsAny(words[0][:1], "-%") || strings.Contains(words[0], "=") {
 		return nil, errors.New("command has no name")
-	}
-	if isRunner(words[0]) {
-		return nil, fmt.Errorf("%s runs another command", words[0])
-	}
-	for _, runner := range runnerSubcommands() {
-		if path.Base(words[0]) == runner[0] && containsInOrder(words[1:], runner[1:]) {
-			return nil, fmt.Errorf("%s runs another command", strings.Join(runner, " "))
-		}
 	}
 	return words, nil
 }
@@ -215,7 +241,14 @@ func runnerSubcommands() [][]string {
 		{"git", "filter-branch"},
 		{"git", "difftool"},
 		{"git", "mergetool"},
+		{"go", "tool"},
+		{"npm", "create"},
 		{"npm", "exec"},
+		{"npm", "explore"},
+		{"npm", "init"},
+		{"npm", "x"},
+		{"pnpm", "create"},
+		{"yarn", "create"},
 		{"pnpm", "exec"},
 		{"pnpm", "dlx"},
 		{"yarn", "exec"},

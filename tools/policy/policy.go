@@ -53,6 +53,13 @@ type Policy struct {
 	// deny also binds the tools that act as this one ([tools.Definition].ActsAs), each
 	// at least as strictly; an auto is for the tool that it names alone.
 	Tools map[string]Mode
+	// Commands sets modes of single commands, for every tool that runs commands. A key is
+	// a static phrase ([StaticPhrase]), or one that ends with " *", which stands for any
+	// further words. Its mode is auto, prompt or deny. An auto counts for a call if all its commands are
+	// such phrases: plain, not dangerous, and with further words that name no program, no
+	// file to execute and no other directory. It lifts a prompt and never a deny. A
+	// prompt or a deny counts wherever a script has the command.
+	Commands map[string]Mode
 	// RelaxedWorkspaces are directories (absolute, symlinks resolved) in which WRITE
 	// is auto, at them and below; other classes keep their mode. They are about
 	// the contents of the directory: tools that keep state ([tools.PlaceState]) are not opened.
@@ -78,6 +85,8 @@ type Verdict struct {
 	// Rule names the rule that decided: "tool shell", "server github/*",
 	// "relaxed workspace", "class write", "sandboxed write", "no prompts".
 	Rule string
+	// Command is the entry of [Policy].Commands that decided, "" for none.
+	Command string
 	// As is the other tool whose rule decided, because the call does its work;
 	// "" where the rule is about the tool itself.
 	As tools.Name
@@ -104,6 +113,9 @@ func (p Policy) Validate() error {
 		}
 	}
 	if _, err := parseDangerous(p.Dangerous, ""); err != nil {
+		return fmt.Errorf("check policy: %w", err)
+	}
+	if _, err := parseCommands(p.Commands); err != nil {
 		return fmt.Errorf("check policy: %w", err)
 	}
 	for _, dir := range p.RelaxedWorkspaces {
@@ -133,15 +145,39 @@ func (p Policy) Decide(def tools.Definition, workspace string) Verdict {
 // wins wherever it stands among the rules that apply to the tool; otherwise the
 // most exact rule decides, then the strictest of the restrictions on tools that
 // the call acts as, and then the strictest of the policies.
+// Rules about commands come before those about tools and classes, but lift no deny.
 func (p Policy) DecideCall(def tools.Definition, workspace string, input json.RawMessage) Verdict {
-	var acts []tools.Name
-	if def.ActsAs != nil {
-		acts = def.ActsAs(input)
+	danger, err := p.DangerMatcher("")
+	if err != nil {
+		return Verdict{Mode: ModeDeny, Rule: err.Error()}
 	}
-	return p.decideActing(def, workspace, acts)
+	return p.DecideCallWith(danger, def, workspace, input)
 }
 
-func (p Policy) decideActing(def tools.Definition, workspace string, acts []tools.Name) Verdict {
+// DecideCallWith is [Policy.DecideCall] with the matcher of [Policy.DangerMatcher], made
+// once.
+func (p Policy) DecideCallWith(danger DangerMatcher, def tools.Definition, workspace string, input json.RawMessage) Verdict {
+	s := situation{def: def, workspace: workspace, danger: danger}
+	if def.ActsAs != nil {
+		s.acts = def.ActsAs(input)
+	}
+	if def.Commands != nil && input != nil {
+		s.commands = def.Commands(input)
+	}
+	return p.decideSituation(s)
+}
+
+// situation is a call as the layers of a policy decide about it.
+type situation struct {
+	def       tools.Definition
+	workspace string
+	acts      []tools.Name
+	commands  []string
+	danger    DangerMatcher
+}
+
+func (p Policy) decideSituation(s situation) Verdict {
+	def, workspace, acts := s.def, s.workspace, s.acts
 	rules := p.rulesFor(def, workspace)
 	verdict := rules[0]
 	for _, rule := range rules {
@@ -155,8 +191,9 @@ func (p Policy) decideActing(def tools.Definition, workspace string, acts []tool
 			verdict = Verdict{Mode: mode, Rule: "tool " + string(name) + ", whose work this call does", As: name}
 		}
 	}
+	verdict = p.decideCommands(verdict, s.commands, s.danger)
 	for _, stricter := range p.Tighten {
-		if v := stricter.decideActing(def, workspace, acts); v.Mode.rank() > verdict.Mode.rank() {
+		if v := stricter.decideSituation(s); v.Mode.rank() > verdict.Mode.rank() {
 			verdict = v
 			if stricter.Name != "" {
 				verdict.Rule = stricter.Name + ": " + v.Rule

@@ -129,6 +129,7 @@ func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, erro
 	if len(d.Template.Argv) > 0 {
 		def.Summary = d.summarizeInput
 	}
+	def.Commands = d.inputCommands
 	if len(d.Paths) > 0 {
 		def.Paths = d.inputPaths
 	}
@@ -167,6 +168,22 @@ func (d Declared) summarizeInput(raw json.RawMessage) string {
 		return ""
 	}
 	return quoteCommand(args)
+}
+
+// inputCommands returns the command that a call runs, for the rules of the policy.
+func (d Declared) inputCommands(raw json.RawMessage) []string {
+	values, err := argumentValues(raw)
+	if err != nil {
+		return nil
+	}
+	command, args, err := d.Template.fillCommand(values)
+	if err != nil {
+		return nil
+	}
+	if len(d.Template.Argv) > 0 {
+		command = quoteCommand(args)
+	}
+	return []string{command}
 }
 
 // quoteCommand returns a command line in which elements that a shell would take

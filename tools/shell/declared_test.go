@@ -240,7 +240,7 @@ func TestDeclaredDefinition(t *testing.T) {
 		t.Fatal(err)
 	}
 	def := factory().Definition()
-	if def.Class != tools.ClassExecute || def.Runs != tools.PlaceSandbox || def.Timeout <= DefaultTimeout || def.Commands != nil {
+	if def.Class != tools.ClassExecute || def.Runs != tools.PlaceSandbox || def.Timeout <= DefaultTimeout {
 		t.Errorf("%+v", def)
 	}
 	raw := json.RawMessage(`{"file":"a","x":"it's; here"}`)
@@ -249,5 +249,8 @@ func TestDeclaredDefinition(t *testing.T) {
 	}
 	if got := def.Summary(raw); got != `ls a '--x=it'\''s; here'` {
 		t.Errorf("summary %s", got)
+	}
+	if diff := cmp.Diff([]string{`ls a '--x=it'\''s; here'`}, def.Commands(raw)); diff != "" {
+		t.Error(diff)
 	}
 }

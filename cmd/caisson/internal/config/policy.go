@@ -24,7 +24,7 @@ func (p *Policy) overlaidBy(upper *Policy) *Policy {
 	lower := *p
 	if upper.Preset != nil {
 		lower = Policy{RelaxedModes: keepDenials(p.RelaxedModes), PolicyRules: PolicyRules{
-			Default: keepDenials(p.Default), Tools: keepDenials(p.Tools), DangerousCommands: p.DangerousCommands,
+			Default: keepDenials(p.Default), Tools: keepDenials(p.Tools), Commands: keepDenials(p.Commands), DangerousCommands: p.DangerousCommands,
 		}}
 	}
 	out := lower
@@ -85,7 +85,7 @@ func (p *Policy) toolPolicy(preset, home string) (policy.Policy, error) {
 		base.Classes[class] = mode
 		delete(base.Sandboxed, class) // what the user wrote is not milder in the sandbox
 	}
-	base.Tools = rules.Tools
+	base.Tools, base.Commands = rules.Tools, rules.Commands
 	base.RelaxedModes = rules.RelaxedModes
 	base.Dangerous = append(base.Dangerous, rules.Dangerous...)
 	base.RelaxedWorkspaces, err = resolveFolders(p.RelaxedWorkspaces, home)
@@ -115,7 +115,7 @@ func (p *Policy) tighteningLayers(name string) []policy.Policy {
 // ownRules returns the policy's own entries, without its preset.
 func (p *Policy) ownRules() policy.Policy {
 	return policy.Policy{
-		Classes: convertModes[tools.Class](p.Default), Tools: convertModes[string](p.Tools), Dangerous: p.DangerousCommands,
+		Classes: convertModes[tools.Class](p.Default), Tools: convertModes[string](p.Tools), Commands: convertModes[string](p.Commands), Dangerous: p.DangerousCommands,
 		RelaxedWorkspaces: p.RelaxedWorkspaces, RelaxedModes: convertModes[tools.Class](p.RelaxedModes),
 	}
 }

@@ -15,11 +15,12 @@ import (
 func TestPresetAboveKeepsDenialsAlone(t *testing.T) {
 	user := &Policy{RelaxedWorkspaces: []string{"/src"}, PolicyRules: PolicyRules{
 		Preset: new("default"), Default: map[string]string{"network": "deny", "write": "auto"}, Tools: map[string]string{"shell": "auto", "delete_file": "deny"},
+		Commands:          map[string]string{"make *": "auto", "git push *": "deny"},
 		DangerousCommands: []string{"terraform destroy"},
 	}}
 	got := user.overlaidBy(&Policy{PolicyRules: PolicyRules{Preset: new("strict")}})
 	want := &Policy{PolicyRules: PolicyRules{
-		Preset: new("strict"), Default: map[string]string{"network": "deny"}, Tools: map[string]string{"delete_file": "deny"}, DangerousCommands: []string{"terraform destroy"},
+		Preset: new("strict"), Default: map[string]string{"network": "deny"}, Tools: map[string]string{"delete_file": "deny"}, Commands: map[string]string{"git push *": "deny"}, DangerousCommands: []string{"terraform destroy"},
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

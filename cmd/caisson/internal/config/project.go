@@ -124,10 +124,10 @@ func (p Project) check(where string) error {
 	for _, group := range []struct {
 		key   string
 		modes map[string]string
-	}{{"policy.default", p.Policy.Default}, {"policy.tools", p.Policy.Tools}} {
+	}{{"policy.default", p.Policy.Default}, {"policy.tools", p.Policy.Tools}, {"policy.commands", p.Policy.Commands}} {
 		for _, name := range sortedKeys(group.modes) {
 			if group.modes[name] == string(policy.ModeAuto) {
-				return loosens(group.key+"."+name, "auto", "prompt_once, prompt or deny")
+				return loosens(group.key+"."+name, "auto", "prompt or deny")
 			}
 		}
 	}

@@ -224,6 +224,7 @@ type PolicyRules struct {
 	Preset            *string           `yaml:"preset" flag:"policy" value:"PRESET" group:"Policy" words:"strict readonly default sandboxed ci" doc:"strict, readonly, default, sandboxed or ci"`
 	Default           map[string]string `yaml:"default" names:"none read write execute network" words:"auto prompt_once prompt deny" doc:"modes by class" each:"mode of a class"`
 	Tools             map[string]string `yaml:"tools" words:"auto prompt_once prompt deny" doc:"modes by tool: a canonical name, its wire form, or server/*" each:"mode of a tool"`
+	Commands          map[string]string `yaml:"commands" words:"auto prompt deny" doc:"modes by command, for every tool that runs commands: a phrase such as go test, or one that ends with \" *\" for further words" each:"mode of a command"`
 	DangerousCommands []string          `yaml:"dangerous_commands" doc:"patterns of commands that are asked about although they are auto: a name and what must be among its arguments"`
 }
 

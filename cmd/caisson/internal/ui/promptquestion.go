@@ -55,6 +55,9 @@ func (q question) allSections(now time.Time, columns int, whole bool) []section 
 	if len(q.Covers) > 0 {
 		all = append(all, ours(nil, "  the answer covers what is in "+strings.Join(q.Covers, ", ")+" now, and no other file that it reads"))
 	}
+	if offers(q.Confirmation, approval.ScopeSession) {
+		all = append(all, ours(q.style.dim, "  a covers "+q.sessionWords()))
+	}
 	if offers(q.Confirmation, approval.ScopeAlways) {
 		all = append(all, ours(q.style.dim, "  A and d are kept for "+q.lastingLines()))
 	}
@@ -145,6 +148,20 @@ func (q question) headLines() string {
 	return head
 }
 
+// sessionWords describes what an answer for the session covers.
+func (q question) sessionWords() string {
+	name := string(q.Name)
+	switch {
+	case q.Command != "":
+		return "every command of " + name + " in this session that your rule " + q.Command + " asks about, and none that is called dangerous"
+	case q.As != "":
+		return "every call of " + name + " in this session that does the work of " + string(q.As)
+	case q.Class == tools.ClassExecute:
+		return "every call of " + name + " in this session, but none that is called dangerous"
+	}
+	return "every call of " + name + " in this session"
+}
+
 // lastingLines describes the scope of a lasting answer.
 func (q question) lastingLines() string {
 	what := "every call of " + string(q.Name)
@@ -181,10 +198,9 @@ func offers(c approval.Confirmation, s approval.Scope) bool { return slices.Cont
 
 // keys explains each key.
 func keys(c approval.Confirmation) []string {
-	name := safeLine(string(c.Name))
 	lines := []string{"  y  allow this call, and nothing else"}
 	if offers(c, approval.ScopeSession) {
-		lines = append(lines, "  a  allow "+name+" until the end of this session")
+		lines = append(lines, "  a  allow "+safeLine(question{Confirmation: c}.sessionWords()))
 	}
 	if offers(c, approval.ScopeAlways) {
 		q := question{Confirmation: c}

@@ -38,6 +38,7 @@ func TestAWholeQuestion(t *testing.T) {
 		"  note: 60 blanks in a row",
 		"  the policy calls this dangerous: rm -r /",
 		"  the answer covers what is in run.sh now, and no other file that it reads",
+		"  a covers every call of shell in this session, but none that is called dangerous",
 		"  A and d are kept for exactly `git status` in this folder",
 		"  no answer within 5m0s, by 10:04:59, is no",
 	}
@@ -277,7 +278,7 @@ func TestHelpAndOtherLines(t *testing.T) {
 	if err != nil || got.Decision != approval.DecisionDeny || len(typed) != 0 {
 		t.Errorf("%+v, %v, not typed: %q", got, err, typed)
 	}
-	for _, want := range []string{"a  allow shell until the end of this session", "A  allow for good: exactly `rm -r build` in this folder", "none of these keys, so it is no"} {
+	for _, want := range []string{"a  allow every call of shell in this session, but none that is called dangerous", "A  allow for good: exactly `rm -r build` in this folder", "none of these keys, so it is no"} {
 		if !strings.Contains(p.out.String(), want) {
 			t.Errorf("the screen lacks %q:\n%s", want, p.out)
 		}

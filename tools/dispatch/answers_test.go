@@ -9,6 +9,7 @@ import (
 
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // A person's reason reaches the records and the result, safe and bounded, beside the
@@ -53,5 +54,37 @@ func TestNoToolGivesAReason(t *testing.T) {
 		if got := roundOK(t, d, call("a", "shell", `{}`))[0]; got.DenialReason != "" || got.Class != tools.ErrorExecution {
 			t.Errorf("%s: %+v", p, got)
 		}
+	}
+}
+
+// A rule of the policy about commands lets its own run unasked, and answers for the
+// session about the tool don't cover another rule's commands.
+func TestRulesAboutCommands(t *testing.T) {
+	shell := fakeTool{def: testDefinition("shell", tools.ClassExecute)}
+	shell.def.Commands = commandOfText
+	rules := preset(t, "default")
+	rules.Commands = map[string]policy.Mode{"make *": policy.ModeAuto, "git push *": policy.ModePrompt, "npm publish *": policy.ModeDeny}
+	rec := &recorder{}
+	d := newDispatcher(t, rec, Options{Policy: rules, Broker: brokerOf(answering(approval.DecisionAllow, approval.ScopeSession))}, shell)
+	for id, tt := range map[string]struct{ command, want string }{
+		"a": {"make test", "called execute"}, "b": {"make -f evil", "requested"}, "c": {"cd x && npm publish", "failed permission_denied"},
+	} {
+		roundOK(t, d, call(id, "shell", `{"text":"`+tt.command+`"}`))
+		if got := rec.of(id)[0]; got != tt.want {
+			t.Errorf("%s: %s", tt.command, got)
+		}
+	}
+	roundOK(t, d, call("d", "shell", `{"text":"ls"}`))
+	if got := rec.of("d")[0]; got != "resolved allow by session" {
+		t.Errorf("control: %s", got)
+	}
+	for _, tt := range []struct{ id, want string }{{"e", "requested"}, {"f", "resolved allow by session"}} {
+		roundOK(t, d, call(tt.id, "shell", `{"text":"git push origin"}`))
+		if got := rec.of(tt.id)[0]; got != tt.want {
+			t.Errorf("a command of the rule that asks: %s, want %s", got, tt.want)
+		}
+	}
+	if c := find[ConfirmationRequested](rec)[1].Confirmation; c.Command != "git push *" {
+		t.Errorf("%+v", c)
 	}
 }

@@ -1,0 +1,272 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// commandRule is one entry of [Policy].Commands, parsed.
+type commandRule struct {
+	text  string
+	words []string
+	// open reports whether further words may follow: the entry ends with " *".
+	open bool
+	// program is the one whose arguments the further words are.
+	program string
+	mode    Mode
+}
+
+// parseCommands parses the entries of Policy.Commands, in the order of their text.
+func parseCommands(entries map[string]Mode) ([]commandRule, error) {
+	rules := make([]commandRule, 0, len(entries))
+	for _, text := range slices.Sorted(maps.Keys(entries)) {
+		rule, err := parseCommandRule(text, entries[text])
+		if err != nil {
+			return nil, fmt.Errorf("command %q: %w", text, err)
+		}
+		rules = append(rules, rule)
+	}
+	return rules, nil
+}
+
+func parseCommandRule(text string, mode Mode) (commandRule, error) {
+	rule := commandRule{text: text, mode: mode}
+	if !slices.Contains([]Mode{ModeAuto, ModePrompt, ModeDeny}, mode) {
+		return rule, fmt.Errorf("has the mode %q; modes of commands are auto, prompt, deny", mode)
+	}
+	phrase, open := strings.CutSuffix(text, " *")
+	words, err := plainWords(phrase)
+	switch {
+	case text == "*":
+		return rule, errors.New("names no program; policy.default has the modes of all commands")
+	case err != nil:
+		return rule, err
+	}
+	rule.words, rule.open = words, open
+	if mode != ModeAuto {
+		return rule, nil
+	}
+	if takesScripts(path.Base(words[0])) && (words[0] == "eval" || slices.ContainsFunc(words[1:], func(w string) bool { return isExecFlag(w) || w == "-S" })) {
+		return rule, errors.New("holds a script")
+	}
+	if open {
+		if rule.program = openProgram(words); rule.program == "" {
+			return rule, errors.New("the words that * stands for would be commands; name the program before *")
+		}
+	}
+	return rule, nil
+}
+
+// plainWords returns the words of a single plain command, all literal and visible.
+func plainWords(command string) ([]string, error) {
+	if len(command) > maxPhraseBytes {
+		return nil, fmt.Errorf("longer than %d bytes", maxPhraseBytes)
+	}
+	if safe, _ := tools.Display(command); safe != command {
+		return nil, errors.New("holds a control character, or one that is not visible")
+	}
+	stmt, err := parseSingle(command)
+	if err != nil {
+		return nil, err
+	}
+	return literalWords(stmt)
+}
+
+// openProgram returns the program whose arguments follow words, "" where they would be
+// commands, scripts or modules themselves.
+func openProgram(words []string) string {
+	if len(words) == 0 || strings.HasPrefix(words[0], "-") || strings.Contains(words[0], "=") {
+		return ""
+	}
+	name := path.Base(words[0])
+	switch strings.TrimRight(name, "0123456789.-") {
+	case "make", "gmake", "ninja":
+		return name
+	case "python", "pypy":
+		if len(words) < 3 || words[1] != "-m" || slices.Contains([]string{"cProfile", "code", "pdb", "profile", "runpy", "timeit", "trace"}, words[2]) {
+			return ""
+		}
+		return openProgram(words[2:])
+	case "bunx", "npx", "uvx":
+		return openProgram(words[1:])
+	}
+	if isRunner(name) {
+		return ""
+	}
+	if at := slices.IndexFunc(words, isLauncher); at > 0 {
+		switch {
+		case slices.Contains([]string{"docker", "podman", "kubectl", "ip", "ssh"}, name):
+			return ""
+		case words[at] == "run" && slices.Contains([]string{"npm", "pnpm", "yarn"}, name):
+			return name
+		}
+		return openProgram(words[at+1:])
+	}
+	if runnerSubcommand(words) != "" || setsProgram(words) {
+		return ""
+	}
+	return name
+}
+
+// isLauncher reports whether a word is, in many programs, the subcommand whose arguments
+// are a command.
+func isLauncher(word string) bool {
+	return slices.Contains([]string{"dlx", "eval", "exec", "foreach", "run", "shell", "x"}, word)
+}
+
+// mayLaunch reports whether a word of a program may be such a subcommand. The programs
+// whose options are known have none but those of [runnerSubcommands].
+func mayLaunch(program string) bool {
+	return harmlessOptions(program) == "" || slices.Contains([]string{"npm", "pnpm", "yarn"}, program)
+}
+
+// setsProgram reports whether a command may store the name of a program that a later
+// one runs: git config core.pager.
+func setsProgram(words []string) bool {
+	switch path.Base(words[0]) {
+	case "cargo", "composer", "gh", "git", "npm", "pip", "pip3", "pnpm", "poetry", "yarn":
+		return slices.Contains(words[1:], "config") || slices.Contains(words[1:], "set")
+	}
+	return false
+}
+
+// matchesPlain reports whether the rule is about a plain command. An open rule that
+// lets it run takes no further words that could make it run something else.
+func (r commandRule) matchesPlain(words []string) bool {
+	if len(words) < len(r.words) || !slices.Equal(words[:len(r.words)], r.words) {
+		return false
+	}
+	rest := words[len(r.words):]
+	if len(rest) == 0 || !r.open {
+		return len(rest) == 0
+	}
+	if r.mode != ModeAuto {
+		return true
+	}
+	if r.program == "git" && len(r.words) == 1 && strings.HasPrefix(rest[0], "-") {
+		return false // git -p is another option than git log -p
+	}
+	if runnerSubcommand(words) != "" && runnerSubcommand(r.words) == "" || setsProgram(words) {
+		return false
+	}
+	return !slices.ContainsFunc(rest, func(w string) bool {
+		return !isHarmlessWord(r.program, w) || isLauncher(w) && mayLaunch(r.program)
+	})
+}
+
+// isHarmlessWord reports whether a further word of a program names no program, no file
+// to execute and no other directory, and assigns nothing.
+func isHarmlessWord(program, word string) bool {
+	switch {
+	case word == "" || word == "--":
+		return true
+	case word[0] == '-':
+		return isHarmlessOption(program, word)
+	case strings.ContainsRune("@+", rune(word[0])) || strings.Contains(word, "="):
+		return false // @file holds further words, +word selects a toolchain or is a command
+	case program == "git":
+		return !strings.Contains(word, "::") // ext::COMMAND
+	}
+	return true
+}
+
+// matchesCommand reports whether a rule that restricts is about a command found in a
+// script, by any path of its program.
+func (r commandRule) matchesCommand(name string, args []string) bool {
+	words := append([]string{name}, args...)
+	if sub, ok := strings.CutPrefix(name, "git-"); ok {
+		words = append([]string{"git", sub}, args...)
+	}
+	own := slices.Clone(r.words)
+	own[0] = path.Base(own[0])
+	return len(words) >= len(own) && slices.Equal(words[:len(own)], own) && (r.open || len(words) == len(own))
+}
+
+// decideCommand returns the rule about one command; ok is false if there is none. A rule
+// that lets it run must be about the whole command; one that restricts counts wherever
+// in it the words stand. The rule with the most words decides, and a deny before all.
+func decideCommand(rules []commandRule, command string, danger DangerMatcher) (decided commandRule, ok bool) {
+	consider := func(r commandRule) {
+		switch {
+		case !ok, r.mode == ModeDeny && decided.mode != ModeDeny:
+		case decided.mode == ModeDeny:
+			return
+		case len(r.words) < len(decided.words), len(r.words) == len(decided.words) && r.open && !decided.open:
+			return
+		case len(r.words) == len(decided.words) && r.open == decided.open && r.mode.rank() <= decided.mode.rank():
+			return
+		}
+		decided, ok = r, true
+	}
+	words, err := plainWords(command)
+	if err == nil {
+		for _, r := range rules {
+			if r.matchesPlain(words) && (r.mode != ModeAuto || danger.Find(command) == "") {
+				consider(r)
+			}
+		}
+	}
+	for _, r := range restrictionsIn(rules, command) {
+		if err != nil || r.mode == ModeDeny || !r.matchesPlain(words) {
+			consider(r)
+		}
+	}
+	return decided, ok
+}
+
+// restrictionsIn returns the rules that restrict a command in a script, all of them
+// where the script can't be searched whole.
+func restrictionsIn(rules []commandRule, script string) []commandRule {
+	var restricting, found []commandRule
+	for _, r := range rules {
+		if r.mode == ModePrompt || r.mode == ModeDeny {
+			restricting = append(restricting, r)
+		}
+	}
+	if len(restricting) == 0 || len(script) > maxDangerousBytes {
+		return restricting
+	}
+	s := dangerSearch{match: func(name string, args, _ []string) string {
+		for _, r := range restricting {
+			if r.matchesCommand(name, args) {
+				found = append(found, r)
+			}
+		}
+		return ""
+	}}
+	if s.searchScript(script, 0); s.found != "" {
+		return restricting
+	}
+	return found
+}
+
+// decideCommands applies the rules about commands to a verdict: it becomes milder only
+// if all commands have a rule that lets them run.
+func (p Policy) decideCommands(v Verdict, commands []string, danger DangerMatcher) Verdict {
+	rules, err := parseCommands(p.Commands)
+	if err != nil || len(rules) == 0 || v.Mode == ModeDeny {
+		return v // Validate reports the error
+	}
+	lifted := len(commands) > 0
+	var strictest Verdict
+	for _, command := range commands {
+		rule, ok := decideCommand(rules, command, danger)
+		if !ok {
+			lifted = false
+			continue
+		}
+		if strictest.Rule == "" || rule.mode.rank() > strictest.Mode.rank() {
+			strictest = Verdict{Mode: rule.mode, Rule: "command " + rule.text, Command: rule.text}
+		}
+	}
+	if strictest.Rule != "" && (lifted || strictest.Mode.rank() > v.Mode.rank()) {
+		return strictest
+	}
+	return v
+}

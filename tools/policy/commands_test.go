@@ -1,0 +1,282 @@
+package policy
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// commandTool runs the lines that its input lists.
+func commandTool(name string) tools.Definition {
+	return tools.Definition{
+		Name: tools.Name(name), Class: tools.ClassExecute, Runs: tools.PlaceSandbox,
+		Commands: func(raw json.RawMessage) []string {
+			var list []string
+			_ = json.Unmarshal(raw, &list)
+			return list
+		},
+	}
+}
+
+func decideCommandsOf(t testing.TB, p Policy, commands ...string) Verdict {
+	t.Helper()
+	if err := p.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	input, err := json.Marshal(commands)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.DecideCall(commandTool("shell"), "", input)
+}
+
+func promptingPolicy(t testing.TB, commands map[string]Mode) Policy {
+	t.Helper()
+	p, err := Preset("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Commands = commands
+	return p
+}
+
+// attacks are commands that an entry must not let run, each with the harmless one that
+// it lets run.
+var attacks = []struct{ entry, harmless, attack string }{
+	{"make *", "make test", "make -f evil"},
+	{"make *", "make test", "make -fevil"},
+	{"make *", "make test", "make --file=evil test"},
+	{"make *", "make test", "make --fi=evil"},
+	{"make *", "make test", "make --makefile evil"},
+	{"make *", "make -kj4 test", "make -kf evil"},
+	{"make *", "make -k -j 4 test", "make -C dir"},
+	{"make *", "make -k -j 4 test", "make -Cdir test"},
+	{"make *", "make test", "make --directory=dir"},
+	{"make *", "make test", "make SHELL=./evil test"},
+	{"make *", "make test", "make test 'CC:=evil'"},
+	{"make *", "make test", "make --eval='$(shell id)'"},
+	{"make *", "make test", "make -E x"},
+	{"make *", "make test", "make -I dir"},
+	{"make *", "make test", "make @file"},
+	{"make *", "make test", "CC=evil make test"},
+	{"make *", "make test", "env X=Y make test"},
+	{"make *", "make test", "./make test"},
+	{"make *", "make test", "sudo make test"},
+	{"make *", "make test", "m\u0430ke test"},
+	{"make *", "make test", "make test; id"},
+	{"make *", "make test", "make test && id"},
+	{"make *", "make test", "make test | sh"},
+	{"make *", "make test", "make test &"},
+	{"make *", "make test", "make test\nid"},
+	{"make *", "make test", "make test\r\nid"},
+	{"make *", "make test", "make test > Makefile"},
+	{"make *", "make test", "make test 2>&1"},
+	{"make *", "make test", "make test <<E\nE"},
+	{"make *", "make test", "make <(id)"},
+	{"make *", "make test", "(make test)"},
+	{"make *", "make test", "! make test"},
+	{"make *", "make test", "make $VAR"},
+	{"make *", "make test", "make \"$VAR\""},
+	{"make *", "make test", "make $(id)"},
+	{"make *", "make test", "make `id`"},
+	{"make *", "make test", "make '$(id)'"},
+	{"make *", "make test", "make *"},
+	{"make *", "make test", "make te?t"},
+	{"make *", "make test", "make {a,b}"},
+	{"make *", "make test", "make ~/x"},
+	{"make *", "make test", `make \-f evil`},
+	{"make *", "make test", `make "-f" evil`},
+	{"make *", "make test", "make $'-f' evil"},
+	{"make *", "make test", "make test\u200b"},
+	{"make *", "make test", "maker test"},
+	{"go test", "go test", "go test ./..."},
+	{"go test *", "go test ./... -run 'TestA|TestB' -v -count=1 -race", "go test -exec ./evil ./..."},
+	{"go test *", "go test --run=Test ./...", "go test --exec=./evil ./..."},
+	{"go test *", "go test ./...", "go test -toolexec evil ./..."},
+	{"go test *", "go test ./...", "go test -vettool=evil"},
+	{"go test *", "go test ./...", "go test -C dir ./..."},
+	{"go test *", "go test ./...", "go test -overlay=x.json"},
+	{"go test *", "go test ./...", "go test -modfile=evil.mod"},
+	{"go test *", "go test ./...", "go test -ldflags=-extld=evil"},
+	{"go test *", "go test ./...", "go test -o /bin/x"},
+	{"go test *", "go test ./...", "go test . -args -exec"},
+	{"go test *", "go test ./...", "go -C dir test"},
+	{"go *", "go build ./...", "go run ./evil"},
+	{"go *", "go build ./...", "go generate ./..."},
+	{"go *", "go build ./...", "go tool evil"},
+	{"go *", "go env", "go env -w GOFLAGS=-toolexec=evil"},
+	{"git diff *", "git diff --stat HEAD", "git diff --ext-diff"},
+	{"git diff *", "git diff HEAD -- file", "git diff --output=Makefile"},
+	{"git diff *", "git diff HEAD", "git -c diff.external=evil diff"},
+	{"git *", "git log -p -5 --oneline", "git -c alias.x=!evil x"},
+	{"git *", "git log -p", "git -p log"},
+	{"git *", "git log", "git -C dir log"},
+	{"git *", "git log", "git --git-dir=evil log"},
+	{"git *", "git log", "git --exec-path=evil log"},
+	{"git *", "git log", "git config core.pager evil"},
+	{"git *", "git grep -n x", "git grep -Oevil x"},
+	{"git *", "git grep -n x", "git grep --open-files-in-pager=evil x"},
+	{"git *", "git clone https://example.org/x", "git clone -u evil x"},
+	{"git *", "git clone https://example.org/x", "git clone --upload-p=evil x"},
+	{"git *", "git clone https://example.org/x", "git clone 'ext::sh -c id'"},
+	{"git *", "git status --short", "git rebase -x evil HEAD"},
+	{"git *", "git status --short", "git rebase --exec evil HEAD"},
+	{"git *", "git bisect start", "git bisect run evil"},
+	{"git *", "git submodule update", "git submodule foreach evil"},
+	{"git *", "git status", "git push --force"},
+	{"git *", "git status", "git clean -f"},
+	{"npm test *", "npm test", "npm test --prefix dir"},
+	{"npm run *", "npm run build", "npm run build --script-shell=evil"},
+	{"npm run *", "npm run build --silent", "npm run build --node-options=--require=evil"},
+	{"npm *", "npm test", "npm exec evil"},
+	{"npm *", "npm test", "npm x evil"},
+	{"npm *", "npm test", "npm --prefix dir test"},
+	{"npm *", "npm test", "npm config set script-shell evil"},
+	{"npx jest *", "npx jest src/a.test.js --verbose", "npx jest --config=evil.js"},
+	{"npx jest *", "npx jest", "npx --package=evil jest"},
+	{"cargo *", "cargo test --workspace -- --nocapture", "cargo --config x test"},
+	{"cargo *", "cargo build --release", "cargo run"},
+	{"cargo *", "cargo build --release", "cargo +evil build"},
+	{"cargo *", "cargo build --release", "cargo build --manifest-path dir/Cargo.toml"},
+	{"pytest *", "pytest -xvs -k 'a and b' tests/test_a.py::test_b", "pytest -p evil"},
+	{"pytest *", "pytest --maxfail=1", "pytest -c evil.ini"},
+	{"pytest *", "pytest -q", "pytest --rootdir=dir"},
+	{"pytest *", "pytest -q", "pytest -o python_files=evil"},
+	{"python3 -m pytest *", "python3 -m pytest -q tests", "python3 -m pytest -p evil"},
+	{"python3 -m pytest *", "python3 -m pytest", "python3 -c 'import os'"},
+	{"python3 -m pytest *", "python3 -m pytest", "python3 -m http.server"},
+	{"uv run pytest *", "uv run pytest -q", "uv run sh"},
+	{"rg *", "rg -n 'a|b' src -g '*.go'", "rg --pre evil x"},
+	{"rg *", "rg -n x", "rg --hostname-bin=evil x"},
+	{"ls *", "ls -la src", "ls; id"},
+	{"docker compose *", "docker compose ps", "docker compose exec web sh"},
+	{"docker compose *", "docker compose ps", "docker compose -f evil ps"},
+	{"mycheck *", "mycheck src --verbose", "mycheck --plugin evil"},
+	{"mycheck *", "mycheck src -v", "mycheck -x"},
+	{"mycheck *", "mycheck src", "mycheck a=b"},
+	{"mycheck *", "mycheck src", "mycheck run evil"},
+	{"mycheck *", "mycheck src", "mycheck -"},
+}
+
+// Each attack is asked about, and the harmless command beside it is not. Without any
+// rule about further words all but those that are no single phrase would run.
+func TestEntriesOfCommandsLetNoAttackRun(t *testing.T) {
+	for _, a := range attacks {
+		p := promptingPolicy(t, map[string]Mode{a.entry: ModeAuto})
+		if got := decideCommandsOf(t, p, a.harmless); got.Mode != ModeAuto || got.Rule != "command "+a.entry {
+			t.Errorf("%q: %q gets %+v", a.entry, a.harmless, got)
+		}
+		if got := decideCommandsOf(t, p, a.attack); got.Mode != ModePrompt {
+			t.Errorf("%q lets %q run: %+v", a.entry, a.attack, got)
+		}
+	}
+}
+
+func TestEntriesOfCommandsThatAreNone(t *testing.T) {
+	for _, entry := range []string{
+		"", "*", " *", "make*x;", "make; id", "make && x", "make > x", "make $X", "make ~", "CC=x make", "make\nid", "make\u202e",
+		"env *", "sudo *", "xargs *", "sh *", "bash -c *", "python *", "python3 *", "python3 -m *", "python3 script.py *", "find *", "tar *", "npx *",
+		"uv run *", "npm exec *", "npm x *", "git config *", "git submodule foreach *", "go run *", "go tool *", "docker run *", "docker exec x *",
+		"uv run sh *", "npx env *", "timeout 60 *", "ssh host *", "sh -c 'make test'", "eval make", "python3 -m pdb *",
+	} {
+		if err := (Policy{Commands: map[string]Mode{entry: ModeAuto}}).Validate(); err == nil {
+			t.Errorf("%q is taken", entry)
+		}
+	}
+	for _, mode := range []Mode{"", "yes", ModePromptOnce} {
+		if err := (Policy{Commands: map[string]Mode{"make": mode}}).Validate(); err == nil {
+			t.Errorf("mode %q is taken", mode)
+		}
+	}
+	for entry, mode := range map[string]Mode{"env *": ModePrompt, "sudo *": ModeDeny, "python3 *": ModeDeny, "sh run.sh": ModeAuto, "python3 run.py": ModeAuto} {
+		if err := (Policy{Commands: map[string]Mode{entry: mode}}).Validate(); err != nil {
+			t.Errorf("%q: %v", entry, err)
+		}
+	}
+}
+
+// A prompt or a deny finds its command wherever it stands; the entry with the most words
+// decides, and a deny before all.
+func TestPrecedenceOfEntriesOfCommands(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		change   func(*Policy)
+		commands []string
+		want     Mode
+		entry    string
+	}{
+		{"more words decide", nil, []string{"git push origin"}, ModePrompt, "git push *"},
+		{"the rest of the wide entry", nil, []string{"git status"}, ModeAuto, "git *"},
+		{"a phrase before a wide entry", nil, []string{"npm run deploy"}, ModeDeny, "npm run deploy"},
+		{"in a list", nil, []string{"cd x && npm run deploy"}, ModeDeny, "npm run deploy"},
+		{"behind sudo", nil, []string{"sudo npm run deploy"}, ModeDeny, "npm run deploy"},
+		{"in a script of sh", nil, []string{"sh -c 'npm run deploy'"}, ModeDeny, "npm run deploy"},
+		{"by another path", nil, []string{"/usr/bin/npm run deploy"}, ModeDeny, "npm run deploy"},
+		{"behind options of git", nil, []string{"git -c a=b push"}, ModePrompt, "git push *"},
+		{"in quotes", nil, []string{`n"p"m run deploy`}, ModeDeny, "npm run deploy"},
+		{"not as an argument", nil, []string{"echo npm run deploy"}, ModePrompt, ""},
+		{"too long to search", nil, []string{"true " + strings.Repeat("x ", maxDangerousBytes)}, ModeDeny, "npm run deploy"},
+		{"all commands are auto", nil, []string{"git status", "git log"}, ModeAuto, "git *"},
+		{"one command is not", nil, []string{"git status", "id"}, ModePrompt, ""},
+		{"one command is denied", nil, []string{"git status", "npm run deploy"}, ModeDeny, "npm run deploy"},
+		{"no command", nil, nil, ModePrompt, ""},
+		{"the tool prompts", func(p *Policy) { p.Tools = map[string]Mode{"shell": ModePrompt} }, []string{"git status"}, ModeAuto, "git *"},
+		{"the tool is denied", func(p *Policy) { p.Tools = map[string]Mode{"shell": ModeDeny} }, []string{"git status"}, ModeDeny, ""},
+		{"the class is denied", func(p *Policy) { p.Classes[tools.ClassExecute] = ModeDeny }, []string{"git status"}, ModeDeny, ""},
+		{"all commands are auto, one prompts", func(p *Policy) { p.Classes[tools.ClassExecute] = ModeAuto }, []string{"git push"}, ModePrompt, "git push *"},
+		{"requirements prompt", func(p *Policy) {
+			p.Tighten = []Policy{{Name: "requirements", Classes: map[tools.Class]Mode{tools.ClassExecute: ModePrompt}}}
+		}, []string{"git status"}, ModePrompt, ""},
+		{"a project prompts about the command", func(p *Policy) {
+			p.Tighten = []Policy{{Classes: map[tools.Class]Mode{tools.ClassExecute: ModeAuto}, Commands: map[string]Mode{"git status": ModePrompt}}}
+		}, []string{"git status"}, ModePrompt, "git status"},
+		{"dangerous", func(p *Policy) { p.Dangerous = []string{"git-status"} }, []string{"git status"}, ModePrompt, ""},
+		{"dangerous by another layer", func(p *Policy) {
+			p.Tighten = []Policy{{Classes: map[tools.Class]Mode{tools.ClassExecute: ModeAuto}, Dangerous: []string{"git-status"}}}
+		}, []string{"git status"}, ModePrompt, ""},
+		{"no prompts", func(p *Policy) { p.NoPrompts = true }, []string{"git push"}, ModeDeny, "git push *"},
+	} {
+		p := promptingPolicy(t, map[string]Mode{"git *": ModeAuto, "git push *": ModePrompt, "npm run *": ModeAuto, "npm run deploy": ModeDeny})
+		if tt.change != nil {
+			tt.change(&p)
+		}
+		if got := decideCommandsOf(t, p, tt.commands...); got.Mode != tt.want || got.Command != tt.entry {
+			t.Errorf("%s: %+v, want %s by %q", tt.name, got, tt.want, tt.entry)
+		}
+	}
+}
+
+// What an entry with * lets run is one command of visible literal words that begin as
+// the entry does, and none is an unknown option, an assignment or a file of words.
+func FuzzEntriesOfCommands(f *testing.F) {
+	for _, a := range attacks {
+		f.Add(a.entry, a.harmless)
+		f.Add(a.entry, a.attack)
+	}
+	f.Fuzz(func(t *testing.T, entry, command string) {
+		p := promptingPolicy(t, map[string]Mode{entry: ModeAuto})
+		if p.Validate() != nil || !utf8.ValidString(command) || decideCommandsOf(t, p, command).Mode != ModeAuto {
+			return
+		}
+		words, err := plainWords(command)
+		if err != nil {
+			t.Fatalf("%q lets %q run: %v", entry, command, err)
+		}
+		rule, _ := parseCommandRule(entry, ModeAuto)
+		for i, w := range words {
+			switch {
+			case i < len(rule.words) && w != rule.words[i]:
+				t.Fatalf("%q lets %q run", entry, command)
+			case i < len(rule.words):
+			case !rule.open, strings.Contains(w, "=") && w[0] != '-', strings.HasPrefix(w, "@"), strings.HasPrefix(w, "+"):
+				t.Fatalf("%q lets %q run", entry, command)
+			}
+		}
+		if found, _ := p.DangerousIn(command); found != "" {
+			t.Fatalf("%q lets the dangerous %q run", entry, command)
+		}
+	})
+}
