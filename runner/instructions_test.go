@@ -141,7 +141,7 @@ func TestInstructionFilesAreData(t *testing.T) {
 }
 
 func TestWhichInstructionFile(t *testing.T) {
-	long := strings.Repeat("x", maxInstructionBytes+10)
+	long := strings.Repeat("x", MaxInstructionBytes+10)
 	for name, tc := range map[string]struct {
 		files   map[string]string
 		link    string // of AGENTS.md
@@ -155,7 +155,7 @@ func TestWhichInstructionFile(t *testing.T) {
 		"CLAUDE.md as fallback":    {files: map[string]string{"CLAUDE.md": "c"}, want: "CLAUDE.md 1 false"},
 		"an empty one":             {files: map[string]string{"AGENTS.md": " \n", "CLAUDE.md": "c"}, want: "CLAUDE.md 1 false"},
 		"too long":                 {files: map[string]string{"AGENTS.md": long}, want: fmt.Sprintf("AGENTS.md %d true", len(long))},
-		"long once it is seen":     {files: map[string]string{"AGENTS.md": strings.Repeat("\u200b\u2060", maxInstructionBytes/8)}, want: fmt.Sprintf("AGENTS.md %d true", maxInstructionBytes/4*3)},
+		"long once it is seen":     {files: map[string]string{"AGENTS.md": strings.Repeat("\u200b\u2060", MaxInstructionBytes/8)}, want: fmt.Sprintf("AGENTS.md %d true", MaxInstructionBytes/4*3)},
 		"a link inside":            {files: map[string]string{"CLAUDE.md": "c"}, link: "CLAUDE.md", want: "AGENTS.md 1 false"},
 		"a link that leads out":    {files: map[string]string{"CLAUDE.md": "c"}, link: "../outside", want: "CLAUDE.md 1 false", ignored: "AGENTS.md"},
 		"a folder":                 {files: map[string]string{"AGENTS.md/x": "x"}, ignored: "AGENTS.md"},
@@ -194,7 +194,7 @@ func TestWhichInstructionFile(t *testing.T) {
 				t.Errorf("%d messages", len(messages))
 			}
 			text := messageText(messages[len(messages)-1])
-			if strings.Contains(text, "\u200b") || strings.Contains(text, order) || len(text) > maxInstructionBytes+2000 {
+			if strings.Contains(text, "\u200b") || strings.Contains(text, order) || len(text) > MaxInstructionBytes+2000 {
 				t.Errorf("the model gets %d bytes: %.200q", len(text), text)
 			}
 		})

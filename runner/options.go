@@ -170,12 +170,25 @@ type ModelOptions struct {
 	// Ledger holds ceilings per day and month; nil has none. The caller closes it
 	// after the session.
 	Ledger *ledger.Ledger
-	// Instructions are the operator's, added to the system prompt.
-	Instructions string
+	// Instructions are the operator's, added to the system prompt. InstructionTexts are
+	// further ones, each with where it comes from, which is recorded.
+	Instructions     string
+	InstructionTexts []InstructionText
 	// InstructionFiles adds the workspace's AGENTS.md, or CLAUDE.md if there is
 	// none, to the first turn: as data, in the wrapper of tool results. It is read
 	// once, when the session is opened.
 	InstructionFiles bool
+	// TrustedInstructions are the workspace's instruction files that the user trusts as
+	// they were. One whose content has the hash when the session is opened is added to
+	// the system prompt instead, files of directories below the root included.
+	TrustedInstructions []approval.TrustedFile
+}
+
+// InstructionText is a text of the operator's instructions.
+type InstructionText struct {
+	// Source is where it comes from, such as a path.
+	Source string
+	Text   string
 }
 
 // modelInfo returns the identity of the model, the zero value if there is none.

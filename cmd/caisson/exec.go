@@ -210,7 +210,7 @@ func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface,
 	o, err := s.sandboxOptions(ctx, u)
 	if err == nil {
 		o.Dir, o.Task, o.Secrets = dir, task, hidden
-		o.InstructionFiles = false
+		o.InstructionFiles, o.InstructionTexts = false, nil
 		o.Broker, o.Live = u.newBroker(), u.showDelta
 		o.Mirror = func(r record.Record, _ []byte) {
 			if isWarning(r) {

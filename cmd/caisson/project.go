@@ -10,10 +10,12 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/project"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -178,6 +180,9 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 	if !trusted && o.require {
 		return &untrustedError{w.Path, why}
 	}
+	if trusted && !o.ignore {
+		s.instructions = entry.Instructions
+	}
 	switch {
 	case own.config == nil && (trusted || !known || len(entry.Files) == 0):
 		return nil
@@ -238,16 +243,22 @@ bound to the hash of the file, and is untrusted again when it changes, comes or 
 tighten. A file that would loosen anything, or with which no session would start, is an error and
 can't be trusted.
 
-The effect of the file is shown; with --dry-run nothing else happens. PATH is a directory, by default
-the working directory.
+Instruction files (AGENTS.md in the root, or CLAUDE.md there without one; AGENTS.md in directories
+below) count as your own instructions to the model, each as it is now. One that comes or changes is
+data for the model, and nothing more.
+
+The effect of the file is shown, and the text of the instructions; with --dry-run nothing else
+happens. PATH is a directory, by default the working directory.
 `
 
 // trustedAnswer is the output of caisson trust --json.
 type trustedAnswer struct {
-	Workspace string                  `json:"workspace"`
-	Trusted   bool                    `json:"trusted"`
-	Files     []approval.TrustedFile  `json:"files"`
-	Settings  []config.ProjectSetting `json:"settings"`
+	Workspace    string                  `json:"workspace"`
+	Trusted      bool                    `json:"trusted"`
+	Files        []approval.TrustedFile  `json:"files"`
+	Settings     []config.ProjectSetting `json:"settings"`
+	Instructions []project.Instruction   `json:"instructions"`
+	Notes        []string                `json:"notes,omitempty"`
 }
 
 func newTrustCommand(a *app) *cobra.Command {
@@ -321,17 +332,22 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 		return err
 	}
 	answer := trustedAnswer{Workspace: w.Path, Trusted: !dryRun, Files: own.files, Settings: s.conf.ProjectSettings()}
+	answer.Instructions, answer.Notes, err = project.FindInstructions(context.Background(), w.Dir, w.Path)
+	if err != nil {
+		return projectError(w, err)
+	}
+	instructions := project.TrustedFiles(answer.Instructions)
 	if answer.Files == nil {
 		answer.Files = []approval.TrustedFile{}
 	}
 	store := a.environ.trustStore()
 	if dryRun {
 		entry, known, err := store.Find(w.Path)
-		answer.Trusted = known && entry.Covers(own.files)
+		answer.Trusted = known && entry.Covers(own.files) && slices.Equal(entry.Instructions, instructions)
 		if err := warnCorrupt(a, err); err != nil {
 			return err
 		}
-	} else if err := storeTrust(a, store.As(newAuthor(a, "caisson trust")), w.Path, own.files); err != nil {
+	} else if err := storeTrust(a, store.As(newAuthor(a, "caisson trust")), w.Path, own.files, instructions); err != nil {
 		return err
 	}
 	if asJSON {
@@ -341,13 +357,13 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 }
 
 // storeTrust stores, and tells of a file that could not be read before.
-func storeTrust(a *app, store *approval.Trust, workspace string, files []approval.TrustedFile) error {
+func storeTrust(a *app, store *approval.Trust, workspace string, files, instructions []approval.TrustedFile) error {
 	if _, err := store.List(); err != nil {
 		if err := warnCorrupt(a, err); err != nil {
 			return err
 		}
 	}
-	if err := store.Add(workspace, files); err != nil {
+	if err := store.Add(workspace, files, instructions...); err != nil {
 		return stateProblem(err)
 	}
 	return nil
@@ -379,6 +395,9 @@ func showTrust(out io.Writer, a trustedAnswer, dryRun bool) error {
 		} else {
 			say("    %s: %s (changes nothing: yours is %s)", s.Key, s.Value, s.Effective)
 		}
+	}
+	for _, line := range project.DescribeInstructions(a.Instructions, a.Notes) {
+		say("%s", line)
 	}
 	if dryRun && !a.Trusted {
 		say("Nothing was stored. Without --dry-run it is.")
@@ -433,7 +452,7 @@ func listTrusted(a *app, asJSON bool) error {
 		shown, _ := tools.Display(w.Workspace)
 		_, err := fmt.Fprintf(a.stdout, "%s  since %s\n", shown, w.Created.Format("2006-01-02"))
 		errs = append(errs, err)
-		for _, f := range w.Files {
+		for _, f := range slices.Concat(w.Files, w.Instructions) {
 			_, err := fmt.Fprintf(a.stdout, "  %s  sha256 %s\n", f.Path, f.SHA256)
 			errs = append(errs, err)
 		}

@@ -366,6 +366,10 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err != nil {
 		return o, err
 	}
+	instructions, err := s.conf.OperatorInstructions(s.environ.configDir())
+	if err != nil {
+		return o, err
+	}
 	var warnings []string
 	if needed && !s.orders {
 		warnings = s.absentWarnings(ctx, image)
@@ -390,7 +394,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 			CallerOwnsFiles: *s.conf.CallerOwnsFiles, RefuseLost: *s.conf.File.RefuseLost,
 		},
 		ModelOptions: runner.ModelOptions{
-			Budget: s.conf.Limits.Budget(), SessionBudget: s.conf.Limits.Session.Budget(), InstructionFiles: *s.conf.File.InstructionFiles,
+			Budget: s.conf.Limits.Budget(), SessionBudget: s.conf.Limits.Session.Budget(), InstructionFiles: *s.conf.File.InstructionFiles, InstructionTexts: instructionTexts(instructions), TrustedInstructions: s.instructions,
 		},
 		PolicyOptions: runner.PolicyOptions{
 			Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout), Grants: s.environ.grantStore(),
@@ -400,6 +404,15 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		Hooks:       runner.Hooks{Observe: observe, Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
 		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
 	}, nil
+}
+
+// instructionTexts returns the operator's instructions for a session.
+func instructionTexts(list []config.Instructions) []runner.InstructionText {
+	texts := make([]runner.InstructionText, 0, len(list))
+	for _, i := range list {
+		texts = append(texts, runner.InstructionText(i))
+	}
+	return texts
 }
 
 // openMemory returns where notes about the workspace are kept, nil where they are off.

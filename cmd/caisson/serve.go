@@ -388,6 +388,6 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	if o, err = b.sandboxOptions(ctx, h); err != nil {
 		return o, nil, err
 	}
-	o.Dir, o.Secrets, o.InstructionFiles = dir, hidden, false
+	o.Dir, o.Secrets, o.InstructionFiles, o.InstructionTexts = dir, hidden, false, nil
 	return o, done, nil
 }

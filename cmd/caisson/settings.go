@@ -25,6 +25,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -135,6 +136,8 @@ type settings struct {
 	// lists those that are not.
 	project *config.ProjectFile
 	ignored []record.Ignored
+	// instructions are the workspace's instruction files that are trusted.
+	instructions []approval.TrustedFile
 	// shared is set if the process has many sessions, which share the machine.
 	shared bool
 	// forClients leaves the flags of this program out of errors and facts: clients of

@@ -504,14 +504,16 @@ func (d Difference) String() string {
 //
 //	{"path":"AGENTS.md","sha256":"9f86…","bytes":1200,"trust":"untrusted"}
 type LoadedFile struct {
-	// Path is relative to the workspace. Bytes is the file's size.
+	// Path is relative to the workspace, with the exception below. Bytes is the file's size.
 	Path  string `json:"path"`
 	Bytes int64  `json:"bytes"`
 	// SHA256 is that of the bytes that were taken: all, or with Truncated the
 	// first of them.
 	SHA256    string `json:"sha256"`
 	Truncated bool   `json:"truncated,omitempty"`
-	// Trust is always untrusted: anyone who can write to the workspace wrote it.
+	// Trust is untrusted for what anyone who can write to the workspace wrote, trusted
+	// for a file that is as it was when the user trusted it, and operator for the
+	// operator's own instructions, whose Path is where they come from.
 	Trust string `json:"trust"`
 }
 

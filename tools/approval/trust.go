@@ -20,6 +20,9 @@ type TrustedWorkspace struct {
 	// Files are all of its files that count, in the order of their names; none
 	// where there was none. A file that comes, goes or changes ends the trust.
 	Files []TrustedFile `json:"files"`
+	// Instructions are its instruction files that were trusted, in the order of their
+	// names. One that comes or changes is not trusted, and ends nothing else.
+	Instructions []TrustedFile `json:"instructions,omitempty"`
 	// Created is when it was stored, UTC.
 	Created time.Time `json:"created"`
 }
@@ -79,9 +82,10 @@ func (t *Trust) List() ([]TrustedWorkspace, error) {
 	return file.Workspaces, err
 }
 
-// Add binds a workspace to files, in the place of what was stored of it.
-func (t *Trust) Add(workspace string, files []TrustedFile) error {
-	entry := TrustedWorkspace{Workspace: workspace, Files: append([]TrustedFile{}, files...), Created: t.file.now().UTC().Truncate(time.Second)}
+// Add binds a workspace to files and instruction files, in the place of what was stored
+// of it.
+func (t *Trust) Add(workspace string, files []TrustedFile, instructions ...TrustedFile) error {
+	entry := TrustedWorkspace{Workspace: workspace, Files: append([]TrustedFile{}, files...), Instructions: instructions, Created: t.file.now().UTC().Truncate(time.Second)}
 	if err := entry.check(); err != nil {
 		return fmt.Errorf("trust %q: %w", workspace, err)
 	}
@@ -139,9 +143,11 @@ func (t TrustedWorkspace) check() error {
 	if t.Files == nil {
 		return errors.New("the list of files is missing")
 	}
-	for i, f := range t.Files {
-		if f.Path == "" || !hexSHA256().MatchString(f.SHA256) || i > 0 && f.Path <= t.Files[i-1].Path {
-			return errors.New("a file has no path or hash, or they are not in order")
+	for _, list := range [][]TrustedFile{t.Files, t.Instructions} {
+		for i, f := range list {
+			if f.Path == "" || !hexSHA256().MatchString(f.SHA256) || i > 0 && f.Path <= list[i-1].Path {
+				return errors.New("a file has no path or hash, or they are not in order")
+			}
 		}
 	}
 	return nil

@@ -76,6 +76,8 @@ type File struct {
 	Serve                 Serve             `yaml:"serve" doc:"how caisson serve serves; its sessions have the rest of the file"`
 	Telemetry             Telemetry         `yaml:"telemetry" doc:"export of spans and metrics by OTLP; the variables of OpenTelemetry win over it"`
 	Tools                 Tools             `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
+	Instructions          *string           `yaml:"instructions" doc:"instructions for the model, which count as the operator's; so does AGENTS.md beside the configuration"`
+	InstructionsFile      *string           `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with further instructions of the operator"`
 	MemoryTools           *bool             `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start"`
 
 	// Profiles are named sets of these settings, Workspaces those of one workspace by
@@ -101,7 +103,7 @@ type Bounds struct {
 	CacheUse         *string   `yaml:"cache_use" flag:"cache-use" value:"HOW" group:"Sandbox" shown:"writable" enum:"writable frozen none" tighten:"none frozen writable" doc:"how commands use the caches: writable, frozen (what they write is dropped) or none"`
 	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"with no one to ask: deny, fail or allow"`
 	RefuseLost       *bool     `yaml:"refuse_lost" flag:"refuse-lost" group:"Sandbox" default:"false" tighten:"true false" doc:"don't run where the sandbox lacks a protection"`
-	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"send the workspace's AGENTS.md to the model, as data"`
+	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"send the workspace's AGENTS.md to the model: as data, or as the operator's where caisson trust has it as it is"`
 	Limits           Limits    `yaml:"limits" doc:"of a run; a key that is missing is no limit"`
 	Resources        Resources `yaml:"resources" doc:"of a sandbox"`
 }

@@ -1,0 +1,94 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"unicode/utf8"
+)
+
+// InstructionsFileName is the file of the user's instructions, beside config.yaml.
+const InstructionsFileName = "AGENTS.md"
+
+// maxInstructionBytes bounds each text of the operator's instructions.
+const maxInstructionBytes = 32 << 10
+
+// Instructions is a text of the operator's instructions, and where it comes from.
+type Instructions struct{ Source, Text string }
+
+// OperatorInstructions returns the operator's instructions: the file in configDir, those
+// of the settings, and the named file. A file must be the user's own.
+func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) {
+	var all []Instructions
+	add := func(source, text string) error {
+		switch {
+		case len(text) > maxInstructionBytes:
+			return &Error{Where: source, Message: fmt.Sprintf("instructions of more than %d bytes", maxInstructionBytes), Hint: "shorten them"}
+		case !utf8.ValidString(text):
+			return &Error{Where: source, Message: "instructions that are not UTF-8", Hint: "write them as UTF-8"}
+		case strings.TrimSpace(text) != "":
+			all = append(all, Instructions{source, text})
+		}
+		return nil
+	}
+	if configDir != "" {
+		file := filepath.Join(configDir, InstructionsFileName)
+		text, err := readInstructions(file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if err := add(ShortenHome(file, c.home), text); err != nil {
+			return nil, err
+		}
+	}
+	if c.Instructions != nil {
+		if err := add("instructions", *c.Instructions); err != nil {
+			return nil, c.addPlace(err)
+		}
+	}
+	if c.InstructionsFile == nil || *c.InstructionsFile == "" {
+		return all, nil
+	}
+	file, err := c.instructionsPath(*c.InstructionsFile)
+	if err != nil {
+		return nil, c.addPlace(err)
+	}
+	text, err := readInstructions(file)
+	if err != nil {
+		return nil, err
+	}
+	return all, add(ShortenHome(file, c.home), text)
+}
+
+// instructionsPath returns the path of the named file. Only a flag is relative to the
+// working directory: a setting that is would name another file in each workspace.
+func (c *Config) instructionsPath(name string) (string, error) {
+	if strings.HasPrefix(c.origins.find("instructions_file"), fromFlag) {
+		return filepath.Abs(name)
+	}
+	path, err := expandHome(name, c.home)
+	if err != nil {
+		return "", &Error{Where: "instructions_file", Message: err.Error(), Hint: "write it from / or ~/ on"}
+	}
+	return path, nil
+}
+
+// readInstructions reads a file of instructions, which only root and the user can write.
+func readInstructions(file string) (string, error) {
+	info, err := os.Stat(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", &Error{Where: file, Message: "there is no such file", Hint: "write the path of a file with instructions", Err: err}
+	case err != nil:
+		return "", &Error{Where: file, Message: err.Error()}
+	case !info.Mode().IsRegular():
+		return "", &Error{Where: file, Message: "instructions must be in a regular file"}
+	case info.Size() > maxInstructionBytes:
+		return "", &Error{Where: file, Message: fmt.Sprintf("instructions of more than %d bytes", maxInstructionBytes), Hint: "shorten them"}
+	}
+	text, err := readPrivate(file)
+	return string(text), err
+}

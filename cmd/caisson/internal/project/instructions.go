@@ -1,0 +1,129 @@
+package project
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/runner"
+	display "github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// Instruction is an instruction file of a workspace that can be trusted as it is.
+type Instruction struct {
+	// Path is relative to the workspace; it may hold control characters.
+	Path   string `json:"path"`
+	SHA256 string `json:"sha256"`
+	// Text is the content, safe for display.
+	Text string `json:"text"`
+}
+
+// maxInstructions bounds the instruction files of a workspace that can be trusted.
+const maxInstructions = 64
+
+// FindInstructions returns the instruction files of a workspace, that of the root first
+// and then those of its directories by path, and notes on those that can't be trusted.
+// No symlink is followed.
+func FindInstructions(ctx context.Context, dir *os.File, hostPath string) (found []Instruction, notes []string, err error) {
+	r, err := workspace.NewReader(dir, workspace.ReaderOptions{HostPath: hostPath, MaxEntries: maxEntries, Deadline: 10 * time.Second})
+	if err != nil {
+		return nil, nil, err
+	}
+	list, err := r.List(ctx, ".", maxEntries)
+	if err != nil {
+		return nil, nil, err
+	}
+	if list.Truncated || len(list.Incomplete) > 0 {
+		notes = append(notes, "not every directory was searched; instruction files that were not found are not trusted")
+	}
+	room := runner.MaxTrustedInstructions
+	for _, name := range instructionPaths(list.Entries) {
+		i, err := readInstruction(ctx, r, name)
+		switch {
+		case err != nil:
+			notes = append(notes, name+" can't be trusted: "+err.Error())
+		case len(found) == maxInstructions || len(i.Text) > room:
+			notes = append(notes, fmt.Sprintf("%s can't be trusted: at most %d files and %d bytes of instructions can", name, maxInstructions, runner.MaxTrustedInstructions))
+		case strings.TrimSpace(i.Text) != "":
+			room -= len(i.Text)
+			found = append(found, i)
+		}
+	}
+	return found, notes, nil
+}
+
+// instructionPaths returns the paths of a workspace's instruction files, in order.
+func instructionPaths(entries []workspace.Entry) []string {
+	names := runner.InstructionNames()
+	top, nested := len(names), []string(nil)
+	for _, e := range entries {
+		switch i := slices.Index(names, e.Path); {
+		case i >= 0:
+			top = min(top, i)
+		case path.Base(e.Path) == names[0] && !slices.ContainsFunc(strings.Split(path.Dir(e.Path), "/"), func(d string) bool {
+			return strings.HasPrefix(d, ".") || slices.Contains(skipped, d)
+		}):
+			nested = append(nested, e.Path)
+		}
+	}
+	slices.Sort(nested)
+	return append(names[top:min(top+1, len(names))], nested...)
+}
+
+func readInstruction(ctx context.Context, r *workspace.Reader, name string) (Instruction, error) {
+	info, err := r.Lstat(ctx, name)
+	if err != nil {
+		return Instruction{}, err
+	}
+	if info.Type != workspace.TypeFile {
+		return Instruction{}, fmt.Errorf("it is a %s", info.Type)
+	}
+	f, err := r.ReadFile(ctx, name, 0, runner.MaxInstructionBytes+1)
+	if err != nil {
+		return Instruction{}, err
+	}
+	text, _ := display.DisplayLines(strings.ReplaceAll(string(f.Data), "\r\n", "\n"))
+	switch {
+	case len(f.Data) > runner.MaxInstructionBytes, len(text) > runner.MaxInstructionBytes:
+		return Instruction{}, fmt.Errorf("it is larger than %d bytes", runner.MaxInstructionBytes)
+	case !utf8.Valid(f.Data):
+		return Instruction{}, errors.New("it is not UTF-8")
+	}
+	sum := sha256.Sum256(f.Data)
+	return Instruction{Path: name, SHA256: hex.EncodeToString(sum[:]), Text: text}, nil
+}
+
+// TrustedFiles returns files as trust is bound to them, in the order of their names.
+func TrustedFiles(list []Instruction) []approval.TrustedFile {
+	files := []approval.TrustedFile{}
+	for _, i := range list {
+		files = append(files, approval.TrustedFile{Path: i.Path, SHA256: i.SHA256})
+	}
+	slices.SortFunc(files, func(a, b approval.TrustedFile) int { return strings.Compare(a.Path, b.Path) })
+	return files
+}
+
+// DescribeInstructions returns lines that show the text of files, and the notes.
+func DescribeInstructions(list []Instruction, notes []string) []string {
+	var lines []string
+	for _, i := range list {
+		lines = append(lines, fmt.Sprintf("  %s  sha256 %s; to the model, as your instructions:", i.Path, i.SHA256))
+		for l := range strings.Lines(i.Text) {
+			lines = append(lines, "    | "+strings.ReplaceAll(strings.TrimSuffix(l, "\n"), "\t", "    "))
+		}
+	}
+	for _, n := range notes {
+		lines = append(lines, "  note: "+n)
+	}
+	return lines
+}
