@@ -167,6 +167,9 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 			return nil, err
 		}
 		records.After = &s.past.End
+		if err := o.Dir.MakeSandboxDir(); err != nil {
+			return nil, err
+		}
 	}
 	if s.rec, err = record.NewRecorder(records); err != nil {
 		return nil, &sessiondir.StateError{Path: s.dir, Reason: "can't be written: " + err.Error(), Err: err}

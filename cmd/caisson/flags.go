@@ -94,7 +94,7 @@ const helpColumns = 80
 // order in help, with the flags that are no settings: those have a group of their
 // own in the table of settings. A flag in no group is in the first.
 var flagGroups = []flagGroup{
-	{"Task", []string{"workspace", "file", "apply", "best-of", "judge", "profile", "require-trust", "ignore-project-config"}},
+	{"Task", []string{"workspace", "file", "resume", "apply", "best-of", "judge", "profile", "require-trust", "ignore-project-config"}},
 	{"Checks", []string{"output-schema", "verify", "verify-junit", "replay-strict", "replay-ignore"}},
 	{"Model", []string{"no-stream"}},
 	{"Policy", nil},

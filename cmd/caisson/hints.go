@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/resumed"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/ledger"
@@ -34,6 +35,8 @@ func explainError(err error) *commandError {
 		text, status, hint = e, faultStatus(e.Kind), sessionHint(e)
 	} else if e, ok := errors.AsType[*runner.UserCommandError](err); ok {
 		text, status, hint = e, faultStatus(e.Kind), cmp.Or(e.Hint, sessionHint(runner.Fault{Kind: e.Kind}))
+	} else if h := resumed.Hint(err); h != "" {
+		text, hint = err, h
 	} else if errors.Is(err, overlay.ErrUnsupported) {
 		text, status, hint = err, exitSandboxStart, "Use --mode bind, on a copy of the directory if need be."
 	} else {

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/resumed"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
@@ -19,7 +20,9 @@ import (
 	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/memory"
@@ -40,6 +43,8 @@ type runFlags struct {
 	noStream  bool
 	attempts  int
 	judge     string
+	resume    string
+	named     bool // the command line has --workspace
 	project   projectOptions
 	check     checkFlags
 }
@@ -59,6 +64,11 @@ status 0 passes, and a number on the last line of its standard output is a score
 best are kept, as caisson diff and caisson apply find them; those of the others are removed. A table
 on standard error, or with --json one object on standard output, has verdicts and costs.
 
+--resume goes on with a session whose process was killed, interrupted or has ended, under the same
+id: without TASK with its last turn if that has no answer, otherwise with TASK as another turn. Calls
+that were under way are not run again. The session keeps workspace, mode, image, backend and model;
+policy and limits are those of now.
+
 After an answer --output-schema validates it, and --verify runs a command in a fresh sandbox on the
 result: a failed check is not applied and has an exit status of its own. Standard output then has
 JSON that is valid, or nothing. In CI the run is reported there: see docs/ci.md.
@@ -77,8 +87,10 @@ func newRunCommand(a *app) *cobra.Command {
   git diff | caisson run "review this"
   caisson run --backend gvisor --policy ci --json - < task.txt
   caisson run --workspace ./project --model replay/script.yaml
+  caisson run --resume last
   caisson run --best-of 4 --judge "make test" "fix the build"`,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			f.named = cmd.Flags().Changed("workspace")
 			return runTask(cmd.Context(), a, f, args)
 		},
 	}
@@ -86,6 +98,7 @@ func newRunCommand(a *app) *cobra.Command {
 	flags.SortFlags = false
 	flags.StringVar(&f.workspace, "workspace", ".", "directory that the agent works on")
 	flags.StringVarP(&f.file, "file", "f", "", "read the task from FILE")
+	flags.StringVar(&f.resume, "resume", "", "go on with a SESSION: its id, or last for the newest one on the workspace")
 	flags.StringVarP(&f.output, "output", "o", "", "also write the answer to FILE")
 	flags.BoolVar(&f.apply, "apply", false, "overlay mode, and bring the changes in at the end of a run that answered")
 	flags.StringVar(&f.patch, "patch-out", "", "overlay mode, and write the unified diff of the changes to FILE")
@@ -126,11 +139,16 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 	if err != nil {
 		return err
 	}
+	session, err := f.findResumed(a)
+	if err != nil {
+		return err
+	}
 	s, err := openSessionBuilder(a, f.settings, f.profile, f.workspace, f.project)
 	if err != nil {
 		return err
 	}
 	defer s.close()
+	s.resume = session
 	s.apply, s.verifies = f.apply, f.check.verify != ""
 	if f.attempts > 0 {
 		ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
@@ -175,6 +193,31 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 	return exitWith(u.finishRun(ctx, r, answer))
 }
 
+// findResumed returns the id of the session to go on with, "" for none, and sets the
+// settings that it keeps.
+func (f *runFlags) findResumed(a *app) (string, error) {
+	if f.resume == "" {
+		return "", nil
+	}
+	if f.attempts > 0 {
+		return "", newUsageError("--best-of starts sessions of its own, and can't go on with one")
+	}
+	s, err := resumed.Find(a.environ.stateDir(), f.resume, f.workspace)
+	if err != nil {
+		return "", err
+	}
+	s.Fill(&f.settings)
+	if f.resume != trace.Last && !f.named {
+		f.workspace = s.Created.Workspace
+	}
+	if !s.Exists() {
+		return "", &commandError{Status: exitInput, Problem: record.Problem{
+			Cause: "the workspace of session " + s.ID + " is gone: " + s.Created.Workspace, Hint: "Put the directory back, or start a new session.",
+		}}
+	}
+	return s.ID, nil
+}
+
 // impliesOverlay sets the mode that --apply and --patch-out need.
 func (f *runFlags) impliesOverlay() error {
 	if !f.apply && f.patch == "" {
@@ -201,6 +244,8 @@ type sessionBuilder struct {
 	// reads is set if the command, as far as is known, needs no sandbox, and orders if it
 	// needs one whatever the policy, and reports what the image lacks by itself.
 	reads, orders bool
+	// resume is the id of the session to go on with, "" for a new one.
+	resume string
 	// chat is set if messages come later, so that no task is needed.
 	chat bool
 	// shared is the backend that the sessions of a server share; nil lets each
@@ -250,7 +295,7 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		return runner.Options{}, nil, err
 	}
 	hidden := s.knownSecrets(selected...)
-	dir, err := sessiondir.Create(s.environ.stateDir(), hidden)
+	dir, err := s.openDir(hidden)
 	if err != nil {
 		return runner.Options{}, nil, err
 	}
@@ -271,7 +316,7 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		}
 		_ = dir.Close() // an empty directory that stays does no harm
 	}
-	needed := s.shared == nil && !s.chat
+	needed := s.shared == nil && !s.chat && s.resume == ""
 	if text == "" && needed {
 		text = recordedTask(profiles[0].Model)
 	}
@@ -302,6 +347,14 @@ func (s *settings) openLedger(ctx context.Context, selected []config.SelectedMod
 		return nil, nil
 	}
 	return ledger.Open(ctx, o)
+}
+
+// openDir makes the directory of a new session, or opens that of the one to go on with.
+func (s *sessionBuilder) openDir(hidden []redact.Secret) (*sessiondir.Dir, error) {
+	if s.resume == "" {
+		return sessiondir.Create(s.environ.stateDir(), hidden)
+	}
+	return sessiondir.Reopen(s.environ.stateDir(), s.resume, hidden)
 }
 
 // reporter receives notices while a session is made.
@@ -379,6 +432,16 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if ready == nil {
 		if ready, err = s.findBackend(ctx, u, needed); err != nil {
 			return o, err
+		}
+		if s.resume != "" {
+			if !needed { // or else it is done
+				ready.removed = s.host.Sweep(ctx)
+			}
+			if sessiondir.HasRemains(s.environ.stateDir(), s.resume) {
+				return o, &commandError{Status: exitSandboxStart, Problem: record.Problem{
+					Cause: "the sandbox of the session's dead process can't be removed", Hint: "caisson sandbox gc names what is left, and why.",
+				}}
+			}
 		}
 		beside = func(ctx context.Context) []string {
 			return slices.Concat(s.expireChanges(), s.expireCaches(), s.pruneSessions(ctx))

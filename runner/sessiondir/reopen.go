@@ -55,10 +55,16 @@ func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err erro
 	if _, err := os.Lstat(filepath.Join(dir, record.TraceFile)); err != nil {
 		return nil, errors.Join(ErrNoRecords, ignoreMissing(err))
 	}
-	if err := os.Mkdir(filepath.Join(dir, SandboxDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, stateError(dir, "can't be written: "+err.Error(), err)
-	}
 	return &Dir{Session: session, Path: dir, Log: newLog(file, secrets), file: file, resume: true}, nil
+}
+
+// MakeSandboxDir makes the directory of the sandbox unless it is there: a sweep removes
+// that of a dead process.
+func (f *Dir) MakeSandboxDir() error {
+	if err := os.Mkdir(filepath.Join(f.Path, SandboxDir), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return stateError(f.Path, "can't be written: "+err.Error(), err)
+	}
+	return nil
 }
 
 // openOwnLog opens the log of a session, and holds it as the process of the session does.

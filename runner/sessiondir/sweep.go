@@ -82,6 +82,10 @@ func hasRemains(stateDir, session string) bool {
 	return len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
+// HasRemains reports whether a part of the sandbox of a dead process of a session is left.
+// Its process must have none now.
+func HasRemains(stateDir, session string) bool { return hasRemains(stateDir, Path(stateDir, session)) }
+
 // makingTime is longer than [Create] takes to make the directories of a session and to
 // lock its log. The sandbox's directory is the last of them.
 const makingTime = time.Minute

@@ -1,0 +1,274 @@
+//go:build linux
+
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// resumedCalls is the number of calls that the scripted session makes before it looks at
+// the workspace.
+const resumedCalls = 6
+
+// resumedScript writes the script of a session to kill. Each call appends its number to a
+// file and makes one of its own; the last ones look which of those are missing.
+func resumedScript(t *testing.T, dir string) string {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString("version: 1\nname: resumed\nturns:\n")
+	for i := 0; i < resumedCalls; i += 2 {
+		b.WriteString("  - text: Next.\n    calls:\n")
+		for n := i; n < i+2; n++ {
+			fmt.Fprintf(&b, "      - {tool: shell, input: {command: 'echo %d >> attempts; sleep 0.0%d; echo data %d > file%d'}}\n", n, n, n, n)
+		}
+	}
+	for n := resumedCalls; n < resumedCalls+3; n++ {
+		fmt.Fprintf(&b, "  - calls:\n      - {tool: shell, input: {command: 'echo %d >> attempts; for i in 0 1 2 3 4 5; do test -s file$i || echo data $i > file$i; done; ls file*'}}\n", n)
+	}
+	b.WriteString("  - text: All files are there.\n")
+	path := filepath.Join(dir, "resumed.yaml")
+	if err := os.WriteFile(path, []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// story is the conversation in the records of a session. Results of the calls with the
+// numbers in lost are left out. It fails the test where a call has not exactly one result.
+func story(t *testing.T, trace []byte, lost map[int]bool) []string {
+	t.Helper()
+	calls, results := map[string]int{}, map[string]int{}
+	var out []string
+	for _, m := range payloadsOf[record.Message](t, trace) {
+		for _, b := range m.Blocks {
+			switch {
+			case b.Text != nil:
+				out = append(out, string(m.Role)+": "+b.Text.Text)
+			case b.ToolUse != nil:
+				calls[b.ToolUse.ID] = len(calls)
+				out = append(out, string(b.ToolUse.Input))
+			case b.ToolResult != nil:
+				n := calls[b.ToolResult.ToolUseID]
+				results[b.ToolResult.ToolUseID]++
+				text := loop.NormalizeResult(b.ToolResult.Content[0].Text)
+				if lost[n] {
+					text = "lost"
+				}
+				out = append(out, fmt.Sprintf("%d: %s", n, text))
+			}
+		}
+	}
+	for id, n := range calls {
+		if results[id] != 1 {
+			t.Errorf("call %d has %d results", n, results[id])
+		}
+	}
+	return out
+}
+
+// lostCalls are the numbers of the calls that were under way when a process was killed.
+func lostCalls(t *testing.T, trace []byte) map[int]bool {
+	t.Helper()
+	calls, text := map[string]int{}, map[string]string{}
+	for _, m := range payloadsOf[record.Message](t, trace) {
+		for _, b := range m.Blocks {
+			if b.ToolUse != nil {
+				calls[b.ToolUse.ID] = len(calls)
+			} else if b.ToolResult != nil {
+				text[b.ToolResult.ToolUseID] = b.ToolResult.Content[0].Text
+			}
+		}
+	}
+	lost := map[int]bool{}
+	for _, r := range payloadsOf[record.SessionResumed](t, trace) {
+		for _, id := range r.Interrupted {
+			lost[calls[id]] = true
+			if !strings.HasPrefix(text[id], "Interrupted: it ") {
+				t.Errorf("an interrupted call has the result %q", text[id])
+			}
+		}
+	}
+	return lost
+}
+
+func payloadsOf[P record.Payload](t *testing.T, trace []byte) []P {
+	t.Helper()
+	read, err := record.ReadTrace(bytes.NewReader(trace))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []P
+	for _, r := range read.Records {
+		var p P
+		if r.Kind != p.Kind() {
+			continue
+		}
+		if err := json.Unmarshal(r.Payload, &p); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// repeated returns the calls that ran more than once, by the numbers in the file to which
+// each appends its own.
+func repeated(attempts string) []string {
+	var twice []string
+	ran := strings.Fields(attempts)
+	for i, n := range ran {
+		if slices.Contains(ran[:i], n) {
+			twice = append(twice, n)
+		}
+	}
+	return twice
+}
+
+// TestResumeAfterKill kills a scripted session at random moments, a process that goes on
+// with one too, and goes on until the end. RESUME_KILLS is the number of kills, and
+// RESUME_SEED repeats those of another run.
+func TestResumeAfterKill(t *testing.T) {
+	backend := ""
+	for _, name := range []string{"runc", "gvisor", "docker"} {
+		if probeBackend(t, name) == nil {
+			backend = name
+			break
+		}
+	}
+	if backend == "" {
+		lacking(t, "", "needs a backend")
+	}
+	most, seed := 8, uint64(time.Now().UnixNano())
+	if n, err := strconv.Atoi(os.Getenv("RESUME_KILLS")); err == nil {
+		most = n
+	}
+	if n, err := strconv.ParseUint(os.Getenv("RESUME_SEED"), 10, 64); err == nil {
+		seed = n
+	}
+	t.Logf("backend %s, RESUME_SEED=%d", backend, seed)
+	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // moments to kill at need no secret
+	begun := time.Now()
+	calm := newMachine(t)
+	script := resumedScript(t, calm.home)
+	args := []string{"--backend", backend, "--model", "replay/" + script, "do it"}
+	calm.runTask(t, args...).want(t, 0)
+	took := time.Since(begun)
+	want := story(t, traceOf(t, calm), nil)
+	wanted := finalFiles(t, calm)
+	if got := repeated(readFile(t, calm, "attempts")); len(got) > 0 {
+		t.Fatalf("calls %v ran twice, undisturbed", got)
+	}
+	if got := repeated(strings.Repeat(readFile(t, calm, "attempts"), 2)); len(got) != resumedCalls+3 {
+		t.Fatalf("control: of calls that ran twice only %v are found", got)
+	}
+	kills, lost := 0, 0
+	for session := 0; kills < most; session++ {
+		m := newMachine(t)
+		r := m.start(t, taskArgs(m, args...)...)
+		var kept [][]byte
+		for killed := 0; killed < 2; killed++ { // the third look at the files is undisturbed
+			select {
+			case <-r.ended:
+			case <-time.After(time.Duration(random.Int64N(int64(took)))):
+			}
+			if r.process.Process.Signal(syscall.SIGKILL) == nil {
+				kills++
+			}
+			if r.wait(t, deadline).signal != syscall.SIGKILL {
+				break
+			}
+			text := traceOf(t, m)
+			if len(text) == 0 { // before the session's first record
+				break
+			}
+			kept = append(kept, text[:bytes.LastIndexByte(text, '\n')+1])
+			r = m.start(t, "run", "--workspace", m.workspace, "--policy", "ci", "--json", "--resume", "last")
+		}
+		out := r.wait(t, deadline)
+		text := traceOf(t, m)
+		if len(text) == 0 {
+			continue
+		}
+		ended := payloadsOf[record.SessionEnded](t, text)
+		if out.signal == 0 && out.status != 0 && !strings.Contains(out.stderr, "has its answer") || len(ended) == 0 {
+			t.Fatalf("session %d: status %d, %d ends\n%s", session, out.status, len(ended), out.stderr)
+		}
+		for _, k := range kept {
+			if !bytes.HasPrefix(text, k) {
+				t.Errorf("session %d: records that were on the disk are gone", session)
+			}
+		}
+		gone := lostCalls(t, text)
+		lost += len(gone)
+		var masked []string
+		for _, line := range want {
+			if n, _, ok := strings.Cut(line, ": "); ok {
+				if i, err := strconv.Atoi(n); err == nil && gone[i] {
+					line = n + ": lost"
+				}
+			}
+			masked = append(masked, line)
+		}
+		if diff := cmp.Diff(masked, story(t, text, gone)); diff != "" {
+			t.Errorf("session %d: the conversation (-undisturbed +resumed):\n%s", session, diff)
+		}
+		if got := repeated(readFile(t, m, "attempts")); len(got) > 0 {
+			t.Errorf("session %d: calls %v ran twice", session, got)
+		}
+		if diff := cmp.Diff(wanted, finalFiles(t, m)); diff != "" {
+			t.Errorf("session %d: the workspace (-undisturbed +resumed):\n%s", session, diff)
+		}
+		m.run(t, "trace", "verify", "last").want(t, 0)
+	}
+	t.Logf("%d kills, %d calls interrupted, %s", kills, lost, time.Since(begun).Round(time.Second))
+}
+
+// traceOf returns the records of the machine's only session, nil where it has none.
+func traceOf(t *testing.T, m *machine) []byte {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(m.stateDir(), "sessions", "*", record.TraceFile))
+	if err != nil || len(paths) > 1 {
+		t.Fatalf("traces %v, %v", paths, err)
+	}
+	if len(paths) == 0 {
+		return nil
+	}
+	text, err := os.ReadFile(paths[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func readFile(t *testing.T, m *machine, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(m.workspace, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// finalFiles are the files of the workspace but the one with the attempts.
+func finalFiles(t *testing.T, m *machine) map[string]string {
+	t.Helper()
+	tree := treeOf(t, m.workspace)
+	delete(tree, "attempts")
+	return tree
+}
