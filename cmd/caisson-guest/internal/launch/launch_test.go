@@ -31,9 +31,7 @@ func TestMain(m *testing.M) {
 			unix.CloseOnExec(shimReport)
 			unix.CloseOnExec(shimControl)
 			_ = exec.Command(os.Args[2], os.Args[4:]...).Start()
-			select { // one without cases would end as a deadlock
-			case <-time.After(time.Hour):
-			}
+			<-time.After(time.Hour) // a select without cases would end as a deadlock
 		}
 		os.Exit(Shim(os.Args[2:]))
 	}

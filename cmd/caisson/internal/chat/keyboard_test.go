@@ -2,6 +2,7 @@ package chat
 
 import (
 	"context"
+	"errors"
 	"io"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func TestEarlyBytesAnswerNothing(t *testing.T) {
 		typeIn("no\r")
 		buf := make([]byte, 4096)
 		n, err := k.Read(buf)
-		if err != nil && err != io.EOF {
+		if err != nil && !errors.Is(err, io.EOF) {
 			rt.Fatal(err)
 		}
 		switch got := string(buf[:n]); {

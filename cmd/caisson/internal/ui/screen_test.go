@@ -171,11 +171,11 @@ func (s *screen) resize(columns, rows int) {
 			l = old[i]
 		}
 		for j, cell := range l.cells {
-			if i == y && j == x {
-				at = [2]int{s.y, s.x}
-			}
 			if cell != "" {
 				s.put(cell)
+			}
+			if i == y && j == x { // on this cell, though it may have begun a row
+				at = [2]int{s.y, s.x - max(1, ansi.StringWidthWc(cell))}
 			}
 		}
 		s.line()
