@@ -241,7 +241,7 @@ func TestResumeAfterKill(t *testing.T) {
 }
 
 // traceOf returns the records of the machine's only session, nil where it has none.
-func traceOf(t *testing.T, m *machine) []byte {
+func traceOf(t testing.TB, m *machine) []byte {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(m.stateDir(), "sessions", "*", record.TraceFile))
 	if err != nil || len(paths) > 1 {

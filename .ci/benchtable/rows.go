@@ -76,6 +76,9 @@ func rows() []row {
 	for _, mode := range []string{"bind", "overlay"} {
 		list = append(list, row{what: "memory of a session on these files, " + mode + " mode", ours: e2e("Session/"+mode, "KiB-peak"), atMost: true, limit: 40, unit: "MB", by: 1e6 / 1024})
 	}
+	list = append(list,
+		row{what: "run --resume of a session of 10,000 records, to the end of the program", ours: e2e("Resume", ns), atMost: true, limit: 1, unit: "s", by: 1e9},
+		row{what: "memory of run --resume of a session of 10,000 records (peak RSS)", ours: e2e("Resume", "KiB-peak"), atMost: true, limit: 100, unit: "MB", by: 1e6 / 1024})
 	reconnect := func(unit string) metric { return metric{"runner/server", "Reconnect", unit} }
 	list = append(list,
 		row{what: "events: coming back at record 99,604 of 100,000", ours: reconnect(ns), atMost: true, limit: 20, unit: "ms", by: ms},
