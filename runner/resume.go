@@ -112,7 +112,7 @@ func (p *resumption) reopenOverlay(o tracker.Options) (tracker.Tracker, error) {
 func (p *resumption) message() string {
 	if p.Last != nil {
 		for _, m := range p.Messages[p.Last.Start:] {
-			if m.Role == loop.RoleUser && m.Blocks[0].Text != nil && !isResumeNotice(m) {
+			if m.Role == loop.RoleUser && m.Blocks[0].Text != nil && !isSandboxNotice(m) {
 				return m.Blocks[0].Text.Text
 			}
 		}
@@ -245,9 +245,58 @@ func (p *resumption) isGone() bool {
 // resumeNotice begins what the model is told of a fresh sandbox.
 const resumeNotice = "The session goes on"
 
-// isResumeNotice reports whether a message tells the model of a fresh sandbox.
-func isResumeNotice(m loop.Message) bool {
-	return m.Role == loop.RoleUser && m.Blocks[0].Text != nil && strings.HasPrefix(m.Blocks[0].Text.Text, loop.NoticePrefix+resumeNotice)
+// settleNotice begins what the model is told of changes that were applied or discarded.
+const settleNotice = "Since the last message "
+
+// isSandboxNotice reports whether a message tells the model of a fresh sandbox.
+func isSandboxNotice(m loop.Message) bool {
+	if m.Role != loop.RoleUser || m.Blocks[0].Text == nil {
+		return false
+	}
+	text, ok := strings.CutPrefix(m.Blocks[0].Text.Text, loop.NoticePrefix)
+	return ok && (strings.HasPrefix(text, resumeNotice) || strings.HasPrefix(text, settleNotice))
+}
+
+// Recap is what a person should know of a session that goes on, without its secrets.
+type Recap struct {
+	// Message is that of the last turn, and Answer the one of the model; "" for none.
+	Message, Answer string
+	// Unfinished reports that the turn has no end: [Continue] goes on with it.
+	Unfinished bool
+	// Turns counts the turns, and Used is what they used.
+	Turns int
+	Used  limits.Usage
+}
+
+// RecapOf returns the recap of a session that goes on, before its next turn begins. That
+// of another session is zero.
+func RecapOf(s *Session) Recap {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.past
+	if p == nil {
+		return Recap{}
+	}
+	r := Recap{Message: p.message(), Unfinished: p.unfinished != nil, Turns: p.Turns, Used: p.Used}
+	if r.Message == continueMessage {
+		r.Message = "" // no person wrote it
+	}
+	switch {
+	case p.Last == nil:
+	case p.unfinished != nil && p.Turns == 1:
+		r.Used = p.unfinished.Used
+	case p.unfinished != nil:
+		r.Used = p.Used.Plus(p.unfinished.Used)
+	case p.Last.Reason == loop.StopAnswered && len(p.Messages) > p.Last.Start:
+		if last := p.Messages[len(p.Messages)-1]; last.Role == loop.RoleAssistant {
+			for _, b := range last.Blocks {
+				if b.Text != nil {
+					r.Answer += b.Text.Text
+				}
+			}
+		}
+	}
+	return r
 }
 
 // describeResumed tells the model what a fresh sandbox has, "" if there was none before.
@@ -356,7 +405,7 @@ func (p *resumption) restOfOpening(c *promptContext) []loop.Message {
 		messages = c.openingMessages(p.message(), t.Start == 0)
 		had := t.Opened
 		for _, m := range p.Messages[t.Start:] {
-			if m.Role == loop.RoleSystem || isResumeNotice(m) {
+			if m.Role == loop.RoleSystem || isSandboxNotice(m) {
 				had--
 			}
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
+	"github.com/caisson-run/caisson/runner/internal/history"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -269,6 +270,26 @@ func TestResumeAfterEnd(t *testing.T) {
 	}
 	if now, err := os.ReadFile(filepath.Join(r.Dir, record.TraceFile)); err != nil || !bytes.Equal(now, before) {
 		t.Errorf("a refused session has other records than before: %v", err)
+	}
+}
+
+// TestRecap: what Caisson told the model before the message is not the message.
+func TestRecap(t *testing.T) {
+	text := func(role loop.Role, s string) loop.Message { return loop.NewText(role, s) }
+	past := &history.Past{Turns: 2, Used: limits.Usage{Rounds: 2}, Last: &history.Turn{Start: 2, Ended: true, Reason: loop.StopAnswered}, Messages: []loop.Message{
+		text(loop.RoleUser, "first"), text(loop.RoleAssistant, "first answer"),
+		text(loop.RoleUser, loop.NoticePrefix+settleNotice+"its changes were applied."), text(loop.RoleUser, "second"), text(loop.RoleAssistant, "second answer"),
+	}}
+	want := Recap{Message: "second", Answer: "second answer", Turns: 2, Used: past.Used}
+	if diff := cmp.Diff(want, RecapOf(&Session{past: &resumption{Past: past}})); diff != "" {
+		t.Errorf("recap (-want +got):\n%s", diff)
+	}
+	past.Last.Reason, want.Answer = loop.StopCancelled, ""
+	if diff := cmp.Diff(want, RecapOf(&Session{past: &resumption{Past: past}})); diff != "" {
+		t.Errorf("recap of a turn that was stopped (-want +got):\n%s", diff)
+	}
+	if got := RecapOf(&Session{}); got != (Recap{}) {
+		t.Errorf("recap of a new session: %+v", got)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/tracker"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -67,6 +68,6 @@ func settle(ctx context.Context, s *Session, reason string, do func(tracker.Sett
 		return err
 	}
 	s.events.recordWarning(done)
-	s.prompt.notice = "Since the last message " + done + ". The session goes on in a fresh sandbox: /tmp, the home directory and running programs are gone."
+	s.prompt.notice = loop.NoticePrefix + settleNotice + done + ". The session goes on in a fresh sandbox: /tmp, the home directory and running programs are gone."
 	return nil
 }

@@ -37,6 +37,9 @@ something.
 Enter sends a message, or queues it while a turn runs; Ctrl+J, Alt+Enter and Shift+Enter begin a
 line, Ctrl+X opens $EDITOR, Up recalls, Ctrl+C stops the turn. /help lists commands and keys.
 
+--resume goes on with a session of caisson chat or caisson run, under the same id: with its last turn
+if that has no end, and otherwise with the next message. The draft comes back.
+
 Standard input and standard error must be a terminal. With --plain, standard input may also be a
 file or a pipe: each line is a message, and no one is asked.
 `
@@ -50,9 +53,11 @@ func newChatCommand(a *app) *cobra.Command {
 		Long:  chatLong + exitHelp(map[int]string{exitFailed: "something was left behind", exitLimit: "", exitNoApprover: "", exitInterrupted: "ended by a signal (129: hang-up, 143: terminated)"}, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|asksModel|interruptible),
 		Example: `  caisson chat
   caisson chat --workspace ~/src/project --model anthropic/claude-sonnet-4-5
+  caisson chat --resume last
   caisson chat --plain`,
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.named = cmd.Flags().Changed("workspace")
 			return runChat(cmd.Context(), a, f, plain)
 		},
 	}
@@ -60,6 +65,7 @@ func newChatCommand(a *app) *cobra.Command {
 	flags.SortFlags = false
 	flags.BoolVar(&plain, "plain", false, "lines alone, without colours and escape sequences: for screen readers")
 	flags.StringVar(&f.workspace, "workspace", ".", "directory that the agent works on")
+	flags.StringVar(&f.resume, "resume", "", "go on with a SESSION: its id, or last for the newest one on the workspace")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
 	flags.BoolVar(&f.project.require, "require-trust", false, "end with status 55 where the workspace is not trusted (caisson trust)")
 	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspace's own settings, though it is trusted")
@@ -81,6 +87,10 @@ func runChat(ctx context.Context, a *app, f runFlags, plain bool) error {
 	if f.submounts != nil {
 		f.settings.Submounts = f.submounts
 	}
+	resumed, err := f.findResumed(a)
+	if err != nil {
+		return err
+	}
 	conf, err := loadChatSettings(a, f.settings, f.profile)
 	if err != nil {
 		return err
@@ -90,7 +100,7 @@ func runChat(ctx context.Context, a *app, f runFlags, plain bool) error {
 		return err
 	}
 	defer s.close()
-	s.chat = true
+	s.chat, s.resume = true, resumed
 	t := newChatTerminal(a, plain, interactive)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -348,6 +358,9 @@ func (t *chatTerminal) finish(ctx context.Context, end chat.End) int {
 	t.finished = true
 	if t.flush(ctx) {
 		t.render.Print(ui.Summary(end.Report, t.colour)...)
+		if end.Report.ExitStatus != exitFatal {
+			t.render.Print(ui.Dim("to go on: caisson chat --resume "+end.Report.Session, t.colour))
+		}
 		t.render.Close()
 	}
 	t.giveTerminal()

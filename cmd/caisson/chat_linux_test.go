@@ -29,6 +29,13 @@ const terminate = "SIGTERM"
 func chatOn(t *testing.T, term string, steps []step, turns string, args ...string) (status int, shown string, w *world) {
 	t.Helper()
 	w = newWorld(t, turns)
+	status, shown = chatIn(t, w, term, steps, args...)
+	return status, shown, w
+}
+
+// chatIn is chatOn in a world that is there.
+func chatIn(t *testing.T, w *world, term string, steps []step, args ...string) (status int, shown string) {
+	t.Helper()
 	master, slave := openTerminal(t)
 	before, err := unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
 	if err != nil {
@@ -81,7 +88,7 @@ func chatOn(t *testing.T, term string, steps []step, turns string, args ...strin
 	if len(steps) > 0 {
 		t.Errorf("%q never came:\n%q", steps[0].await, &text)
 	}
-	return status, strings.ReplaceAll(strings.TrimSuffix(text.String(), endMark), "\r\n", "\n"), w
+	return status, strings.ReplaceAll(strings.TrimSuffix(text.String(), endMark), "\r\n", "\n")
 }
 
 const oneAnswer = "  - text: \"First paragraph.\\n\\n```\\ncode \\e[31m\\n```\\n\\nLast line.\"\n"
@@ -178,6 +185,79 @@ func TestDraftsAreKept(t *testing.T) {
 	}
 }
 
+// A conversation that is resumed shows its last message and answer, has its draft, and
+// goes on where it was.
+func TestAConversationIsResumed(t *testing.T) {
+	status, shown, w := chatOn(t, "xterm", []step{
+		{"› ", "make it\r"},
+		{"Last line.", ""},
+		{"› ", "a draft"},
+		{"› a draft", terminate},
+	}, oneAnswer+"  - text: the second answer\n")
+	id := filepath.Base(filepath.Dir(w.onlyTrace(t)))
+	if status != 143 || !strings.Contains(shown, "caisson chat --resume "+id) {
+		t.Fatalf("status %d\n%q", status, shown)
+	}
+	for _, name := range []string{"last", id} {
+		steps := []step{{"› make it", ""}, {"Last line.", ""}, {"› a draft", "\r"}, {"the second answer", ""}, {"› ", "/quit\r"}}
+		if name == id {
+			steps = []step{{"› a draft", ""}, {"the second answer", ""}, {"› ", "/quit\r"}}
+		}
+		status, shown = chatIn(t, w, "xterm", steps, "--resume", name)
+		if status != 0 || !strings.Contains(shown, "caisson chat --resume "+id) {
+			t.Errorf("%s: status %d\n%q", name, status, shown)
+		}
+	}
+	w.onlyTrace(t)
+	if drafts, _ := filepath.Glob(filepath.Join(filepath.Dir(w.onlyTrace(t)), "draft.txt")); len(drafts) > 0 {
+		t.Error("the draft is there after it was sent")
+	}
+}
+
+// A conversation whose process was killed in a turn goes on with this turn.
+func TestAnUnfinishedTurnIsResumed(t *testing.T) {
+	_, _, w := chatOn(t, "xterm", []step{{"› ", "make it\r"}, {"the end", ""}, {"› ", "/quit\r"}},
+		"  - calls: [{tool: list_dir, input: {path: .}}]\n  - text: the end\n")
+	path := w.onlyTrace(t)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept []byte
+	for line := range bytes.Lines(text) { // as if the process had been killed here
+		if kept = append(kept, line...); bytes.Contains(line, []byte(`"tool.completed"`)) {
+			break
+		}
+	}
+	if err := os.WriteFile(path, kept, 0o600); err != nil || len(kept) == len(text) {
+		t.Fatal(err)
+	}
+	status, shown := chatIn(t, w, "xterm", []step{{"› make it", ""}, {"going on", ""}, {"the end", ""}, {"› ", "/quit\r"}}, "--resume", "last")
+	if status != 0 {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+}
+
+// A session that is not known is refused before the terminal is taken.
+func TestAnUnknownConversationIsRefused(t *testing.T) {
+	for _, name := range []string{"20260101T000000-nosuch", "../x", "last"} {
+		status, shown, _ := chatOn(t, "xterm", nil, oneAnswer, "--resume", name)
+		if status != 42 || !strings.Contains(shown, map[bool]string{true: "no such file", false: "no session"}[name == "../x"]) || strings.Contains(shown, "\x1b[?2004h") {
+			t.Errorf("%s: status %d\n%q", name, status, shown)
+		}
+	}
+}
+
+// onlyTrace returns the path of the records of the only session.
+func (w *world) onlyTrace(t *testing.T) string {
+	t.Helper()
+	found, _ := filepath.Glob(filepath.Join(w.dir, "../home/.local/state/caisson/sessions/*/"+record.TraceFile))
+	if len(found) != 1 {
+		t.Fatalf("traces: %v", found)
+	}
+	return found[0]
+}
+
 // Without a terminal there is no conversation, unless it is plain.
 func TestAConversationNeedsATerminal(t *testing.T) {
 	w := newWorld(t, oneAnswer)
@@ -196,11 +276,7 @@ func TestAConversationNeedsATerminal(t *testing.T) {
 	if at, cost := strings.Index(out.String(), "Last line."), strings.Index(out.String(), "1 model calls"); cost < at {
 		t.Errorf("the command did not wait for the turn:\n%s", &out)
 	}
-	traces, _ := filepath.Glob(filepath.Join(w.dir, "../home/.local/state/caisson/sessions/*/"+record.TraceFile))
-	if len(traces) != 1 {
-		t.Fatalf("traces: %v", traces)
-	}
-	text, err := os.ReadFile(traces[0])
+	text, err := os.ReadFile(w.onlyTrace(t))
 	if err != nil || !bytes.Contains(text, []byte(`"rounds":25`)) {
 		t.Errorf("a turn is not bounded to 25 rounds: %v", err)
 	}

@@ -106,6 +106,7 @@ func Run(ctx context.Context, o Options) End {
 	defer c.still.Stop()
 	c.notes.Stop()
 	c.composer.complete = completeCommand
+	c.goOn()
 	c.readDraft()
 	if !c.Plain {
 		c.Status.setFooter(c.footer)
@@ -296,19 +297,48 @@ func (c *chat) start(text string) bool {
 	if !c.Plain || c.Echo {
 		c.say(ui.MessageLines(text, c.Colour)...)
 	}
+	c.follow(turn)
+	return true
+}
+
+// follow waits for the end of a turn that has begun.
+func (c *chat) follow(turn *runner.Turn) {
 	c.turn, c.begun = turn, time.Now()
 	c.still.Reset(stillTime)
 	go func() {
 		r := turn.Report()
 		c.post(func() { c.finish(r) })
 	}()
-	return true
+}
+
+// goOn shows the recap of a session that is resumed, and goes on with its last turn if
+// that has no end.
+func (c *chat) goOn() {
+	r := runner.RecapOf(c.Session)
+	if r.Turns == 0 {
+		return
+	}
+	if r.Used.Rounds > 0 {
+		c.Status.setUsed(r.Used)
+	}
+	c.answer = r.Answer
+	c.say(ui.RecapLines(r.Message, r.Answer, filepath.Base(c.Dir), c.Colour)...)
+	if !r.Unfinished {
+		return
+	}
+	turn, err := runner.Continue(c.Session)
+	if err != nil {
+		c.say(ui.ErrorLine(describeOver(err), c.Colour))
+		return
+	}
+	c.say("going on with the turn that has no end")
+	c.follow(turn)
 }
 
 // describeOver returns the error of a turn that can't begin.
 func describeOver(err error) string {
 	if errors.Is(err, runner.ErrOver) {
-		return err.Error() + ". Everything is kept: /quit, then start again"
+		return err.Error() + ". Everything is kept: /quit, then caisson chat --resume goes on"
 	}
 	return err.Error()
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -36,7 +37,7 @@ func (s *Status) AddRecord(r record.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch r.Kind {
-	case record.KindSessionCreated:
+	case record.KindSessionCreated, record.KindSessionResumed: // whose payload begins alike
 		var p record.SessionCreated
 		if json.Unmarshal(r.Payload, &p) == nil {
 			s.model, s.mode, s.limit = p.Model.Model, p.WorkspaceMode, p.Budget.CostMicroUSD
@@ -60,6 +61,15 @@ func (s *Status) AddRecord(r record.Record) {
 		s.running = true
 	case record.KindTurnCompleted, record.KindTurnCancelled:
 		s.running = false
+	}
+}
+
+// setUsed sets what a session that goes on has used.
+func (s *Status) setUsed(u limits.Usage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.unknown = u.CostMicroUSD == nil; !s.unknown {
+		s.spent = *u.CostMicroUSD
 	}
 }
 

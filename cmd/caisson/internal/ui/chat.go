@@ -32,6 +32,26 @@ func MessageLines(text string, colour bool) []string {
 	return out
 }
 
+// RecapLines returns the beginnings of the last message and its answer, of a chat that goes
+// on. They end with how to see all of it.
+func RecapLines(message, answer, session string, colour bool) []string {
+	const mostMessage, mostAnswer = 5, 20
+	var out []string
+	cut := false
+	if message != "" {
+		lines := MessageLines(message, colour)
+		cut = len(lines) > mostMessage
+		out = lines[:min(len(lines), mostMessage)]
+	}
+	lines := answerLines(answer, func(text string) string { return text }, colour)
+	cut = cut || len(lines) > mostAnswer
+	out = append(out, lines[:min(len(lines), mostAnswer)]...)
+	if cut {
+		out = append(out, Dim("… shortened; caisson trace show "+safeLine(session)+" has all of it", colour))
+	}
+	return out
+}
+
 // TurnLines returns what to know about the end of a turn of a chat, if there is anything.
 func TurnLines(r runner.TurnReport, colour bool) []string {
 	s := style{colour}

@@ -82,6 +82,8 @@ func (v *view) addRecord(r record.Record) []string {
 	switch r.Kind {
 	case record.KindSessionCreated:
 		return v.addCreated(decode[record.SessionCreated](r))
+	case record.KindSessionResumed:
+		return v.addCreated(decode[record.SessionResumed](r).SessionCreated)
 	case record.KindSandboxStarted:
 		p := decode[record.SandboxStarted](r)
 		return v.addAttested(p.Attestation, fmt.Sprintf("in %d ms", p.StartMS))
