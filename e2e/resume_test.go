@@ -182,7 +182,7 @@ func TestResumeAfterKill(t *testing.T) {
 		m := newMachine(t)
 		r := m.start(t, taskArgs(m, args...)...)
 		var kept [][]byte
-		for killed := 0; killed < 2; killed++ { // the third look at the files is undisturbed
+		for range 2 { // the third look at the files is undisturbed
 			select {
 			case <-r.ended:
 			case <-time.After(time.Duration(random.Int64N(int64(took)))):
@@ -238,6 +238,60 @@ func TestResumeAfterKill(t *testing.T) {
 		m.run(t, "trace", "verify", "last").want(t, 0)
 	}
 	t.Logf("%d kills, %d calls interrupted, %s", kills, lost, time.Since(begun).Round(time.Second))
+}
+
+// TestResumeKeepsTheOverlay kills a session in overlay mode behind one of its changes, and
+// goes on: the changes are there, more are added, and apply brings all of them.
+func TestResumeKeepsTheOverlay(t *testing.T) {
+	onBackendsAtOnce(t, func(t *testing.T, backend string) {
+		m := newMachine(t)
+		m.write(t, "a", "before\n")
+		m.write(t, "gone", "old\n")
+		before := treeOf(t, m.workspace)
+		run := m.start(t, taskArgs(m, append([]string{"--backend", backend, "--mode", "overlay"}, m.playing(t,
+			[]scriptCall{shell("echo after > a; rm gone; mkdir d; echo new > d/new")},
+			[]scriptCall{shell("echo waiting; sleep 300")},
+			[]scriptCall{shell("cat a d/new; test ! -e gone && echo more >> d/new")},
+			[]scriptCall{call("read_file", map[string]any{"path": "d/new"}), call("write_file", map[string]any{"path": "tool", "content": "by tool\n"})})...)...)...)
+		run.until(t, "the second command", func() bool { return strings.Count(run.stdout.String(), `"tool.called"`) == 2 })
+		if err := run.process.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		<-run.ended
+		session := readRecords(t, run.stdout.String())[0].Session
+		m.run(t, "run", "--workspace", m.workspace, "--policy", "ci", "--resume", session).want(t, 0)
+		text := traceOf(t, m)
+		resumed := payloadsOf[record.SessionResumed](t, text)
+		if len(resumed) != 1 || resumed[0].Changes != "kept" || len(resumed[0].Interrupted) != 1 {
+			t.Errorf("resumed %+v", resumed)
+		}
+		var results strings.Builder
+		for _, p := range payloadsOf[record.Message](t, text) {
+			for _, b := range p.Blocks {
+				if b.ToolResult != nil {
+					results.WriteString(b.ToolResult.Content[0].Text)
+				}
+			}
+		}
+		for _, want := range []string{"after\nnew\n", "more"} {
+			if !strings.Contains(results.String(), want) {
+				t.Errorf("the results lack %q:\n%s", want, &results)
+			}
+		}
+		if diff := cmp.Diff(before, treeOf(t, m.workspace)); diff != "" {
+			t.Errorf("the workspace changed before apply (-before +after):\n%s", diff)
+		}
+		m.run(t, "apply", session).want(t, 0)
+		for name, want := range map[string]string{"a": "after\n", "d/new": "new\nmore\n", "tool": "by tool\n"} {
+			if got := readFile(t, m, name); got != want {
+				t.Errorf("%s is %q, want %q", name, got, want)
+			}
+		}
+		if _, err := os.Lstat(filepath.Join(m.workspace, "gone")); !os.IsNotExist(err) {
+			t.Errorf("the removed file is there: %v", err)
+		}
+		m.wantNothingLeft(t, session)
+	})
 }
 
 // traceOf returns the records of the machine's only session, nil where it has none.
