@@ -338,7 +338,7 @@ func (s *settings) suggestSettings(found []project.Found, programs []initProgram
 		if f.Cache != "" && !slices.Contains(s.conf.Caches, f.Cache) && !slices.Contains(caches.Items, config.FlowScalar(f.Cache)) {
 			caches.Items = append(caches.Items, config.FlowScalar(f.Cache))
 		}
-		from := s.findModules(f)
+		from := findModules(s.environ, f)
 		if _, set := s.conf.Env["GOPROXY"]; from == "" || set {
 			continue
 		}
@@ -354,10 +354,10 @@ func (s *settings) suggestSettings(found []project.Found, programs []initProgram
 
 // findModules returns the directory of the modules that this machine has downloaded, "" if
 // a workspace does not use them, or has its own. Nothing can be downloaded in the sandbox.
-func (s *settings) findModules(f project.Found) string {
-	modules := s.environ.get("GOMODCACHE")
+func findModules(env environ, f project.Found) string {
+	modules := env.get("GOMODCACHE")
 	if !filepath.IsAbs(modules) {
-		path := append(filepath.SplitList(s.environ.get("GOPATH")), filepath.Join(s.environ.home(), "go"))
+		path := append(filepath.SplitList(env.get("GOPATH")), filepath.Join(env.home(), "go"))
 		modules = filepath.Join(path[0], "pkg/mod")
 	}
 	modules = filepath.Join(modules, "cache/download")

@@ -14,11 +14,9 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/resumed"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/images"
-	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/caches"
-	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/runner/sessiondir"
@@ -332,21 +330,6 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 	}
 	o.Dir, o.Task, o.Secrets, o.Profiles, o.Ledger = dir, text, hidden, profiles, counts
 	return o, end, nil
-}
-
-// openLedger opens the ledger of the ceilings per day and month, nil if there are none or
-// no model costs anything.
-func (s *settings) openLedger(ctx context.Context, selected []config.SelectedModel) (*ledger.Ledger, error) {
-	o := ledger.Options{StateDir: s.environ.stateDir(), User: s.conf.Limits.Ceilings(), Profiles: map[string]limits.Ceilings{}}
-	ceilings, charged := s.conf.ProfileCeilings(), false
-	for _, m := range selected {
-		o.Profiles[m.Profile] = ceilings[m.Profile]
-		charged = charged || m.Provider != "replay"
-	}
-	if !charged || !o.Bound() {
-		return nil, nil
-	}
-	return ledger.Open(ctx, o)
 }
 
 // openDir makes the directory of a new session, or opens that of the one to go on with.

@@ -4,26 +4,20 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"time"
+	"sync"
+
+	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
-	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/loop/anthropic"
-	"github.com/caisson-run/caisson/loop/ollama"
-	"github.com/caisson-run/caisson/loop/openai"
-	"github.com/caisson-run/caisson/loop/replay"
-	"github.com/caisson-run/caisson/loop/tags"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/telemetry"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/safeurl"
@@ -344,175 +338,80 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	return out
 }
 
-// makeModel makes a real model. Its errors are a *commandError.
-func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), error) {
-	if m.Provider == "replay" {
-		model, err := replay.Open(m.Name, replay.Options{
-			Report: s.differs, Logger: s.logger,
-		})
-		if err != nil {
-			status := exitConfig
-			if errors.Is(err, fs.ErrNotExist) {
-				status = exitInput
-			}
-			return nil, nil, &commandError{Status: status, Err: err, Problem: record.Problem{
-				Cause: "the recording can't be played: " + err.Error(),
-				Hint:  "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.",
-			}}
-		}
-		return model, func() {}, nil
+// exporter is the export of telemetry of a process, which its first session opens. The
+// nil exporter exports nothing.
+type exporter struct {
+	opened sync.Once
+	to     *telemetry.Exporter
+	err    error
+
+	mu      sync.Mutex
+	warning string
+	logger  *zap.Logger
+}
+
+// observer returns what exports the records of sessions, nil for nothing. What is wrong
+// with the environment is a warning, because it may be meant for other programs.
+func (s *settings) observer() (func(record.Record, []byte), error) {
+	x := s.deps.telemetry
+	if x == nil {
+		return nil, nil
 	}
-	if m.APIKey == "" && m.KeyNeeded {
-		return nil, nil, &commandError{Status: exitAuth, Problem: record.Problem{
-			Cause: "there is no key for the model " + m.Profile + ": " + m.KeyEnv + " is not set",
-			Hint:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
-		}}
+	x.opened.Do(func() { x.open(s) })
+	if x.to == nil {
+		return nil, x.err
 	}
-	if m.Provider == "anthropic" {
-		model, err := anthropic.New(anthropic.Options{
-			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Temperature: m.Temperature, MaxOutputTokens: m.MaxOutputTokens,
-			ReasoningEffort: m.ReasoningEffort, ThinkingTokens: m.ThinkingTokens, Headers: m.Headers,
-			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
-		})
-		if err != nil {
-			return nil, nil, unusableModel(err)
-		}
-		return model, model.Close, nil
-	}
-	if m.Provider == "ollama" {
-		model, err := ollama.New(ollama.Options{
-			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, ContextWindow: m.ContextWindow, Stream: s.stream, Temperature: m.Temperature,
-			MaxOutputTokens: m.MaxOutputTokens, ReasoningEffort: m.ReasoningEffort, Headers: m.Headers,
-			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
-		})
-		if err != nil {
-			return nil, nil, unusableModel(err)
-		}
-		return model, model.Close, nil
-	}
-	o := openai.Options{
-		Model: m.Name, API: openai.API(m.API), BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
-		MaxOutputTokens: m.MaxOutputTokens, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
-		Headers: m.Headers, ReasoningEffort: m.ReasoningEffort,
-	}
-	model, err := openai.New(o)
+	return x.to.Observe, nil
+}
+
+func (x *exporter) open(s *settings) {
+	o, err := s.conf.Telemetry.Options(s.environ.lookup)
 	if err != nil {
-		return nil, nil, unusableModel(err)
+		x.err = err
+		return
 	}
-	return model, model.Close, nil
+	o.Version, o.NoParent, o.Warn = programVersion(), s.shared, x.warn
+	x.to, err = telemetry.Open(context.Background(), o)
+	if e, ok := errors.AsType[*telemetry.SettingError](err); ok && e.Name == "endpoint" {
+		x.err = &config.Error{Where: "telemetry.endpoint", Message: e.Reason, Hint: "write it as http://localhost:4318", Err: err}
+	} else if err != nil {
+		x.warn(err.Error())
+	}
 }
 
-// unusableModel is the error of a profile that its provider's package refuses.
-func unusableModel(err error) error {
-	return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
-		Cause: "the model can't be used: " + err.Error(), Hint: "Check base_url and the model's profile.",
-	}}
+// warn keeps a warning for the end of the program, where it is in no one's way, or logs
+// it.
+func (x *exporter) warn(text string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.warning = text; x.logger != nil {
+		x.logger.Warn("telemetry is not exported", zap.String("why", text))
+	}
 }
 
-// makeProfiles makes the selected models. The function that comes with them ends them.
-func (s *settings) makeProfiles(selected []config.SelectedModel, m modelSettings) ([]loop.Profile, func(), error) {
-	var (
-		out  []loop.Profile
-		ends []func()
-	)
-	end := func() {
-		for _, f := range ends {
-			f()
-		}
+// log makes warnings go to a log.
+func (x *exporter) log(to *zap.Logger) {
+	if x == nil {
+		return
 	}
-	for _, sel := range selected {
-		model, closeModel, err := s.deps.model(sel, m)
-		if err != nil {
-			end()
-			return nil, nil, err
-		}
-		ends = append(ends, closeModel)
-		if sel.ToolProtocol == "tags" {
-			model = tags.New(model)
-		}
-		out = append(out, loop.Profile{
-			Name: sel.Profile, Model: model, Price: sel.Price, MaxOutputTokens: sel.MaxOutputTokens, ContextWindow: sel.ContextWindow,
-			MaxRetries: sel.MaxRetries, MaxRetryDelay: sel.MaxRetryDelay,
-		})
+	x.mu.Lock()
+	warning := x.warning
+	x.logger = to
+	x.mu.Unlock()
+	if warning != "" {
+		x.warn(warning)
 	}
-	return out, end, nil
 }
 
-// keyTime and maxKeyBytes bound a command that prints a key.
-const (
-	keyTime     = 30 * time.Second
-	maxKeyBytes = 16 << 10
-)
-
-// readKeys runs the commands that print the keys of models, except for programs in the
-// workspace, which the agent or its author could have put there. Its errors are a
-// *commandError.
-func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, workspace string) error {
-	for i, m := range models {
-		if m.KeyCommand == nil {
-			continue
-		}
-		key, err := s.readKey(ctx, m.KeyCommand, resolvePath(workspace))
-		if err != nil {
-			return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{
-				Cause: "the command for the key of the model " + m.Profile + " failed: " + err.Error(),
-				Hint:  "Run the program of models." + m.Profile + ".api_key_command yourself: it has to print the key, and nothing else, to standard output.",
-			}}
-		}
-		models[i].APIKey = key
+// close sends what is left, and prints the warning if no log has it.
+func (x *exporter) close(ctx context.Context, a *app) {
+	if x == nil {
+		return
 	}
-	return nil
-}
-
-// readKey runs a command and returns the line that it prints. Errors hold none of its
-// output.
-func (s *settings) readKey(ctx context.Context, command []string, workspace string) (string, error) {
-	program, err := exec.LookPath(command[0])
-	if err != nil {
-		return "", err
+	x.to.Close(ctx)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.warning != "" && x.logger == nil {
+		a.printLines("caisson: telemetry is not exported: " + x.warning)
 	}
-	if program, err = filepath.Abs(program); err != nil {
-		return "", err
-	}
-	for _, path := range append([]string{program}, command[1:]...) {
-		if !filepath.IsAbs(path) {
-			continue
-		}
-		for _, path := range []string{path, resolvePath(path)} {
-			if inside, err := filepath.Rel(workspace, path); err == nil && filepath.IsLocal(inside) {
-				return "", fmt.Errorf("%s lies in the workspace", path)
-			}
-		}
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, keyTime, fmt.Errorf("it took longer than %v", keyTime))
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, command[1:]...)
-	// A relative path among the arguments must not name a file of the workspace.
-	cmd.Env, cmd.Dir, cmd.WaitDelay = s.environ, string(filepath.Separator), time.Second
-	out := &boundedBuffer{most: maxKeyBytes + 1}
-	cmd.Stdout = out
-	if err := cmd.Run(); err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return "", fmt.Errorf("%s: %w", command[0], err)
-	}
-	key := strings.TrimRight(out.String(), "\r\n")
-	switch {
-	case key == "":
-		return "", fmt.Errorf("%s printed nothing", command[0])
-	case out.Len() > maxKeyBytes:
-		return "", fmt.Errorf("%s printed more than %d bytes", command[0], maxKeyBytes)
-	case strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }):
-		return "", fmt.Errorf("%s printed more than a key: white space, or characters that no key has", command[0])
-	}
-	return key, nil
-}
-
-// recordedTask returns the task of a recording, or "".
-func recordedTask(m loop.Model) string {
-	if r, ok := m.(interface{ Task() string }); ok {
-		return r.Task()
-	}
-	return ""
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,9 +10,19 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/answer"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ci"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/junit"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/outfile"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // maxTaskBytes bounds a task.
@@ -140,4 +151,169 @@ func readTaskFile(file string) (string, error) {
 	}
 	defer func() { _ = f.Close() }() // only read
 	return readBounded(f, file)
+}
+
+// checkFlags are the flags of caisson run for checks of the result, and for their reports.
+type checkFlags struct {
+	schema      string
+	verify      string
+	verifyJUnit string
+	junit       string
+	report      string
+	strict      bool
+	strictSet   func() bool
+	ignore      []string
+}
+
+// addTo adds the flags to a command.
+func (f *checkFlags) addTo(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.schema, "output-schema", "", "the answer must be JSON, valid by the JSON Schema in FILE; one retry")
+	flags.StringVar(&f.verify, "verify", "", "shell COMMAND that verifies the result, in a fresh sandbox, before it is applied")
+	flags.StringVar(&f.verifyJUnit, "verify-junit", "", "PATTERN of JUnit reports that --verify writes, for annotations")
+	flags.StringVar(&f.junit, "junit", "", "write the outcome and the checks to FILE, as JUnit XML")
+	flags.StringVar(&f.report, "report", "auto", "report to a CI system: auto, github or none")
+	flags.BoolVar(&f.strict, "replay-strict", false, "end with status 1 if tools of a replay return something else (default in CI)")
+	flags.StringSliceVar(&f.ignore, "replay-ignore", nil, "FIELDS of results that may differ, such as result,shell.exit_code")
+	f.strictSet = func() bool { return flags.Changed("replay-strict") }
+}
+
+// check checks the flags. attempts is that of --best-of.
+func (f *checkFlags) check(a *app, attempts int) error {
+	switch {
+	case attempts > 0 && (f.schema != "" || f.verify != "" || f.junit != ""):
+		return newUsageError("--best-of has --judge to check attempts: it does not go with --verify, --output-schema and --junit")
+	case f.verifyJUnit != "" && f.verify == "":
+		return newUsageError("--verify-junit needs --verify with the command that writes the reports")
+	case !slices.Contains([]string{"auto", "github", "none"}, f.report):
+		return newUsageError("--report is auto, github or none, not %q", f.report)
+	case f.report == "github" && a.environ.get("GITHUB_ACTIONS") == "":
+		return newUsageError("--report github needs GITHUB_ACTIONS and the files that GitHub's runner names, such as GITHUB_STEP_SUMMARY")
+	}
+	for _, field := range f.ignore {
+		if !slices.Contains(replay.Fields(), field[strings.LastIndexByte(field, '.')+1:]) {
+			return newUsageError("--replay-ignore takes %s, or one of them behind a tool and a dot, not %q", strings.Join(replay.Fields(), ", "), field)
+		}
+	}
+	return nil
+}
+
+// isStrict reports whether a replay must return what it did before.
+func (f *checkFlags) isStrict(env environ) bool {
+	if f.strictSet() {
+		return f.strict
+	}
+	if v := env.get("CI"); v != "" && v != "false" && v != "0" {
+		return true
+	}
+	return slices.ContainsFunc([]string{"GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION"}, func(name string) bool { return env.get(name) != "" })
+}
+
+// ignores reports whether a difference of a replay does not count.
+func (f *checkFlags) ignores(d replay.Difference) bool {
+	return slices.Contains(f.ignore, d.What) || slices.Contains(f.ignore, string(d.Tool)+"."+d.What)
+}
+
+// readFormat returns the form of the answer, nil for any.
+func (f *checkFlags) readFormat() (*runner.AnswerFormat, error) {
+	if f.schema == "" {
+		return nil, nil
+	}
+	text, err := readSchema(f.schema)
+	var format *runner.AnswerFormat
+	if err == nil {
+		format, err = answer.NewFormat(text)
+	}
+	if err != nil {
+		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{
+			Cause: fmt.Sprintf("%s can't be the schema of the answer: %v", f.schema, err),
+			Hint:  "Name a file with a JSON Schema of draft 2020-12 with --output-schema.",
+		}}
+	}
+	return format, nil
+}
+
+func readSchema(name string) ([]byte, error) {
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }() // only read
+	text, err := io.ReadAll(io.LimitReader(file, answer.MaxSchemaBytes+1))
+	if err == nil && len(text) > answer.MaxSchemaBytes {
+		err = fmt.Errorf("it is longer than %d KiB", answer.MaxSchemaBytes>>10)
+	}
+	return text, err
+}
+
+// runReport is where a run is reported besides the terminal.
+type runReport struct {
+	flags  checkFlags
+	app    *app
+	junit  *outfile.File
+	github *ci.GitHub
+	replay bool
+	// started reports that there was a session, whose end is reported.
+	started bool
+}
+
+// openReport opens the files of a report before the run.
+func (f checkFlags) openReport(a *app) (*runReport, error) {
+	r := &runReport{flags: f, app: a}
+	if f.report != "none" && a.environ.get("GITHUB_ACTIONS") != "" {
+		guarded, _ := a.stderr.(*ci.Stream)
+		r.github = ci.NewGitHub(a.environ.get, guarded.Guard())
+	}
+	var err error
+	r.junit, err = openOutput(f.junit, "--junit", "JUnit report")
+	return r, err
+}
+
+// configure sets the checks of a session.
+func (r *runReport) configure(o *runner.Options, u *userInterface, format *runner.AnswerFormat) {
+	o.Format = format
+	o.Verify = runner.VerifyOptions{Command: r.flags.verify, Files: r.flags.verifyJUnit}
+	if o.Profiles[0].Model.Info().Provider == "replay" {
+		r.replay = true
+		o.Differences, o.StrictReplay = u.listDifferences, r.flags.isStrict(r.app.environ)
+	}
+	u.ignores = r.flags.ignores
+	if r.github != nil {
+		r.github.Workspace, r.github.Target = o.Workspace.Path, sandbox.Workspace{Target: o.Target}.MountPoint()
+	}
+}
+
+// write reports a run that has ended. patch is the file of --patch-out, "" for none.
+func (r *runReport) write(report runner.Report, patch string) error {
+	r.started = true
+	err := junit.Write(r.junit, report, junit.Checks{Format: r.flags.schema != "", Verify: r.flags.verify != "", Replay: r.replay}, time.Now())
+	if r.github != nil {
+		if r.github.Patch = patch; patch == "" && report.Patch != "" {
+			r.github.Patch = report.Dir + "/workspace.patch"
+		}
+		err = errors.Join(err, r.github.Report(report))
+	}
+	return errors.Join(err, r.junit.Close())
+}
+
+// close reports that there was no run, if err is why.
+func (r *runReport) close(ctx context.Context, err error) error {
+	if r.started {
+		return nil
+	}
+	if err == nil || interruption(ctx) != nil {
+		return r.junit.Close()
+	}
+	e := describeError(err)
+	err = junit.WriteError(r.junit, e.Problem, time.Now())
+	if r.github != nil {
+		err = errors.Join(err, r.github.ReportError(e.Status, e.Problem))
+	}
+	return errors.Join(err, r.junit.Close())
+}
+
+// newDifference returns what the report has of a difference.
+func newDifference(d replay.Difference) record.Difference {
+	const most = 500
+	return record.Difference{Turn: d.Turn, Call: d.Call, Tool: d.Tool, What: d.What, Want: tools.Elide(d.Want, most), Got: tools.Elide(d.Got, most)}
 }

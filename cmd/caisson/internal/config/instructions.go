@@ -52,7 +52,7 @@ func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) 
 	if c.InstructionsFile == nil || *c.InstructionsFile == "" {
 		return all, nil
 	}
-	file, err := c.instructionsPath(*c.InstructionsFile)
+	file, err := instructionsPath(c)
 	if err != nil {
 		return nil, c.addPlace(err)
 	}
@@ -63,9 +63,10 @@ func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) 
 	return all, add(ShortenHome(file, c.home), text)
 }
 
-// instructionsPath returns the path of the named file. Only a flag is relative to the
+// instructionsPath returns the path of instructions_file. Only a flag is relative to the
 // working directory: a setting that is would name another file in each workspace.
-func (c *Config) instructionsPath(name string) (string, error) {
+func instructionsPath(c *Config) (string, error) {
+	name := *c.InstructionsFile
 	if strings.HasPrefix(c.origins.find("instructions_file"), fromFlag) {
 		return filepath.Abs(name)
 	}

@@ -121,7 +121,7 @@ func Load(o Options) (Config, error) {
 	if err := c.checkValues(); err != nil {
 		return Config{}, c.addPlace(err)
 	}
-	c.noteChanges(before, "requirements")
+	c.origins.noteChanges(before, c.File, "requirements")
 	if c.Requirements.Mode == nil && c.origins["mode"] == "requirements" {
 		c.origins["mode"] = "built-in" // it has no value before the requirements are known
 	}
@@ -135,19 +135,6 @@ func (c *Config) addLayer(f File, from Source) {
 		c.origins[v.Key] = from.String()
 	}
 	c.Sources = append(c.Sources, from)
-}
-
-// noteChanges records a layer as the origin of the settings that are not as before.
-func (c *Config) noteChanges(before []Value, from string) {
-	was := map[string]string{}
-	for _, v := range before {
-		was[v.Key] = v.Text
-	}
-	for _, v := range listValues(c.File) {
-		if text, there := was[v.Key]; !there || text != v.Text {
-			c.origins[v.Key] = from
-		}
-	}
 }
 
 // loadProject lays a trusted workspace's own file over what is below it, where
@@ -165,7 +152,7 @@ func (c *Config) loadProject(o Options) error {
 		return err
 	}
 	from := Source{Name: "project", Path: o.Project.Path, SHA256: o.Project.SHA256()}
-	c.noteChanges(before, from.String())
+	c.origins.noteChanges(before, c.File, from.String())
 	c.Sources = append(c.Sources, from)
 	return nil
 }

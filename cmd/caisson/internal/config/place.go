@@ -53,6 +53,19 @@ const (
 	fromVariable = "environment "
 )
 
+// noteChanges records a layer as the origin of the settings that are not as before.
+func (o origins) noteChanges(before []Value, f File, from string) {
+	was := map[string]string{}
+	for _, v := range before {
+		was[v.Key] = v.Text
+	}
+	for _, v := range listValues(f) {
+		if text, there := was[v.Key]; !there || text != v.Text {
+			o[v.Key] = from
+		}
+	}
+}
+
 // nameSettings names the flag or variable of each setting that came from one.
 func (o origins) nameSettings() {
 	for _, s := range Settings() {

@@ -1,0 +1,211 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/anthropic"
+	"github.com/caisson-run/caisson/loop/ollama"
+	"github.com/caisson-run/caisson/loop/openai"
+	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/loop/tags"
+	"github.com/caisson-run/caisson/runner/ledger"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// makeModel makes a real model. Its errors are a *commandError.
+func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), error) {
+	if m.Provider == "replay" {
+		model, err := replay.Open(m.Name, replay.Options{
+			Report: s.differs, Logger: s.logger,
+		})
+		if err != nil {
+			status := exitConfig
+			if errors.Is(err, fs.ErrNotExist) {
+				status = exitInput
+			}
+			return nil, nil, &commandError{Status: status, Err: err, Problem: record.Problem{
+				Cause: "the recording can't be played: " + err.Error(),
+				Hint:  "Name a script, a trace.jsonl or an ATIF file: --model replay/FILE.",
+			}}
+		}
+		return model, func() {}, nil
+	}
+	if m.APIKey == "" && m.KeyNeeded {
+		return nil, nil, &commandError{Status: exitAuth, Problem: record.Problem{
+			Cause: "there is no key for the model " + m.Profile + ": " + m.KeyEnv + " is not set",
+			Hint:  "Set it to your key, or name another model with --model; --model replay/FILE needs none.",
+		}}
+	}
+	if m.Provider == "anthropic" {
+		model, err := anthropic.New(anthropic.Options{
+			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Temperature: m.Temperature, MaxOutputTokens: m.MaxOutputTokens,
+			ReasoningEffort: m.ReasoningEffort, ThinkingTokens: m.ThinkingTokens, Headers: m.Headers,
+			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
+		})
+		if err != nil {
+			return nil, nil, unusableModel(err)
+		}
+		return model, model.Close, nil
+	}
+	if m.Provider == "ollama" {
+		model, err := ollama.New(ollama.Options{
+			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, ContextWindow: m.ContextWindow, Stream: s.stream, Temperature: m.Temperature,
+			MaxOutputTokens: m.MaxOutputTokens, ReasoningEffort: m.ReasoningEffort, Headers: m.Headers,
+			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
+		})
+		if err != nil {
+			return nil, nil, unusableModel(err)
+		}
+		return model, model.Close, nil
+	}
+	o := openai.Options{
+		Model: m.Name, API: openai.API(m.API), BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
+		MaxOutputTokens: m.MaxOutputTokens, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
+		Headers: m.Headers, ReasoningEffort: m.ReasoningEffort,
+	}
+	model, err := openai.New(o)
+	if err != nil {
+		return nil, nil, unusableModel(err)
+	}
+	return model, model.Close, nil
+}
+
+// unusableModel is the error of a profile that its provider's package refuses.
+func unusableModel(err error) error {
+	return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
+		Cause: "the model can't be used: " + err.Error(), Hint: "Check base_url and the model's profile.",
+	}}
+}
+
+// makeProfiles makes the selected models. The function that comes with them ends them.
+func (s *settings) makeProfiles(selected []config.SelectedModel, m modelSettings) ([]loop.Profile, func(), error) {
+	var (
+		out  []loop.Profile
+		ends []func()
+	)
+	end := func() {
+		for _, f := range ends {
+			f()
+		}
+	}
+	for _, sel := range selected {
+		model, closeModel, err := s.deps.model(sel, m)
+		if err != nil {
+			end()
+			return nil, nil, err
+		}
+		ends = append(ends, closeModel)
+		if sel.ToolProtocol == "tags" {
+			model = tags.New(model)
+		}
+		out = append(out, loop.Profile{
+			Name: sel.Profile, Model: model, Price: sel.Price, MaxOutputTokens: sel.MaxOutputTokens, ContextWindow: sel.ContextWindow,
+			MaxRetries: sel.MaxRetries, MaxRetryDelay: sel.MaxRetryDelay,
+		})
+	}
+	return out, end, nil
+}
+
+// keyTime and maxKeyBytes bound a command that prints a key.
+const (
+	keyTime     = 30 * time.Second
+	maxKeyBytes = 16 << 10
+)
+
+// readKeys runs the commands that print the keys of models, except for programs in the
+// workspace, which the agent or its author could have put there. Its errors are a
+// *commandError.
+func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, workspace string) error {
+	for i, m := range models {
+		if m.KeyCommand == nil {
+			continue
+		}
+		key, err := s.readKey(ctx, m.KeyCommand, resolvePath(workspace))
+		if err != nil {
+			return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{
+				Cause: "the command for the key of the model " + m.Profile + " failed: " + err.Error(),
+				Hint:  "Run the program of models." + m.Profile + ".api_key_command yourself: it has to print the key, and nothing else, to standard output.",
+			}}
+		}
+		models[i].APIKey = key
+	}
+	return nil
+}
+
+// readKey runs a command and returns the line that it prints. Errors hold none of its
+// output.
+func (s *settings) readKey(ctx context.Context, command []string, workspace string) (string, error) {
+	program, err := exec.LookPath(command[0])
+	if err != nil {
+		return "", err
+	}
+	if program, err = filepath.Abs(program); err != nil {
+		return "", err
+	}
+	for _, path := range append([]string{program}, command[1:]...) {
+		if !filepath.IsAbs(path) {
+			continue
+		}
+		for _, path := range []string{path, resolvePath(path)} {
+			if inside, err := filepath.Rel(workspace, path); err == nil && filepath.IsLocal(inside) {
+				return "", fmt.Errorf("%s lies in the workspace", path)
+			}
+		}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, keyTime, fmt.Errorf("it took longer than %v", keyTime))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, command[1:]...)
+	// A relative path among the arguments must not name a file of the workspace.
+	cmd.Env, cmd.Dir, cmd.WaitDelay = s.environ, string(filepath.Separator), time.Second
+	out := &boundedBuffer{most: maxKeyBytes + 1}
+	cmd.Stdout = out
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return "", fmt.Errorf("%s: %w", command[0], err)
+	}
+	key := strings.TrimRight(out.String(), "\r\n")
+	switch {
+	case key == "":
+		return "", fmt.Errorf("%s printed nothing", command[0])
+	case out.Len() > maxKeyBytes:
+		return "", fmt.Errorf("%s printed more than %d bytes", command[0], maxKeyBytes)
+	case strings.ContainsFunc(key, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return "", fmt.Errorf("%s printed more than a key: white space, or characters that no key has", command[0])
+	}
+	return key, nil
+}
+
+// recordedTask returns the task of a recording, or "".
+func recordedTask(m loop.Model) string {
+	if r, ok := m.(interface{ Task() string }); ok {
+		return r.Task()
+	}
+	return ""
+}
+
+// openLedger opens the ledger of the ceilings per day and month, nil if there are none or
+// no model costs anything.
+func (s *settings) openLedger(ctx context.Context, selected []config.SelectedModel) (*ledger.Ledger, error) {
+	o := ledger.Options{StateDir: s.environ.stateDir(), User: s.conf.Limits.Ceilings(), Profiles: map[string]limits.Ceilings{}}
+	ceilings, charged := s.conf.ProfileCeilings(), false
+	for _, m := range selected {
+		o.Profiles[m.Profile] = ceilings[m.Profile]
+		charged = charged || m.Provider != "replay"
+	}
+	if !charged || !o.Bound() {
+		return nil, nil
+	}
+	return ledger.Open(ctx, o)
+}
