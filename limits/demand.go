@@ -44,9 +44,9 @@ func (d Demand) Fit(k Kind, left int64) (Demand, bool) {
 	least := d
 	least.Output = min(d.MinOutput, d.Output)
 	switch {
-	case d.need(k) <= left:
+	case d.neededOf(k) <= left:
 		return d, true
-	case least.need(k) > left:
+	case least.neededOf(k) > left:
 		return least, false
 	case k == KindTokens:
 		d.Output = left - max(d.Input, 0)
@@ -56,7 +56,7 @@ func (d Demand) Fit(k Kind, left int64) (Demand, bool) {
 	low, high := least.Output, d.Output
 	for low < high-1 {
 		d.Output = low + (high-low)/2
-		if d.need(k) <= left {
+		if d.neededOf(k) <= left {
 			low = d.Output
 		} else {
 			high = d.Output
@@ -66,8 +66,8 @@ func (d Demand) Fit(k Kind, left int64) (Demand, bool) {
 	return d, true
 }
 
-// need returns what d needs of a limit.
-func (d Demand) need(k Kind) int64 {
+// neededOf returns what d needs of a limit.
+func (d Demand) neededOf(k Kind) int64 {
 	switch k {
 	case KindTokens:
 		return d.Tokens()
@@ -89,7 +89,7 @@ func (m *Meter) Reserve(d Demand) (fit Demand, lowered, refused *ExceededError) 
 		}
 		next, ok := d.Fit(k, limit-used)
 		if !ok {
-			return d, nil, &ExceededError{Kind: k, Limit: limit, Used: used, Needed: next.need(k)}
+			return d, nil, &ExceededError{Kind: k, Limit: limit, Used: used, Needed: next.neededOf(k)}
 		}
 		if next.Output < d.Output {
 			lowered = &ExceededError{Kind: k, Limit: limit, Used: used}

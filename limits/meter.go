@@ -27,7 +27,7 @@ type Meter struct {
 	budget Budget
 	used   Usage // its cost is in cost
 	cost   int64
-	// estimate is what providers did not count; it is no part of used.
+	// estimate counts the use that providers did not report; used does not have it.
 	estimate Usage
 	// costUnknown reports whether some usage had no price.
 	costUnknown bool

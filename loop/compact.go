@@ -36,12 +36,12 @@ func (t *turn) makeRoom(ctx context.Context) *ending {
 func (t *turn) summarizeOldest(ctx context.Context) (bool, *ending) {
 	before := t.view.summary
 	head := before.countHead(t.history)
-	cut := t.findCut(head)
-	if cut <= head || before.position(cut) <= before.position(head) {
+	cut := findCut(t.history, t.view.summary, t.state.turnStart, head)
+	if cut <= head || before.absoluteIndex(cut) <= before.absoluteIndex(head) {
 		return false, nil
 	}
-	next := t.newSummary(head, cut)
-	trimmed := next.trim(t.history, before)
+	next := newSummary(t.history, t.view.summary, t.state.turnStart, head, cut)
+	trimmed := next.trimHistory(t.history, before)
 	replaced := sentBytes(t.history) - sentBytes(trimmed)
 	if before != nil {
 		replaced += int64(len(before.Text))
@@ -84,11 +84,11 @@ func (t *turn) summarizeOldest(ctx context.Context) (bool, *ending) {
 // answer. It returns the ending if the turn can't go on.
 func (t *turn) requestSummary(ctx context.Context, messages []Message) (Response, *limits.Usage, *ending) {
 	call := &pendingCall{purpose: PurposeSummary, messages: messages}
-	if e := t.reserve(ctx, call); e != nil {
+	if e := t.reserveRequest(ctx, call); e != nil {
 		return Response{}, nil, e
 	}
 	resp, used, err := t.requestCompletion(ctx, call)
-	if e := t.settle(call, resp, used); e != nil {
+	if e := t.settleRequest(call, resp, used); e != nil {
 		return resp, used, e
 	}
 	switch {
@@ -102,15 +102,15 @@ func (t *turn) requestSummary(ctx context.Context, messages []Message) (Response
 
 // newSummary returns a summary without text of the history before the index cut. It
 // keeps the first head messages and those that began the turn.
-func (t *turn) newSummary(head, cut int) *Summary {
-	s := &Summary{Messages: t.view.summary.position(cut)}
-	begun := t.state.turnStart // where the messages end that began the turn
-	for begun < cut && (t.history[begun].Role == RoleSystem || t.history[begun].Role == RoleUser) {
+func newSummary(history []Message, before *Summary, turnStart, head, cut int) *Summary {
+	s := &Summary{Messages: before.absoluteIndex(cut)}
+	begun := turnStart // where the messages end that began the turn
+	for begun < cut && (history[begun].Role == RoleSystem || history[begun].Role == RoleUser) {
 		begun++
 	}
 	for i := range cut {
-		if i < head || i >= t.state.turnStart && i < begun {
-			s.Kept = append(s.Kept, t.view.summary.position(i))
+		if i < head || i >= turnStart && i < begun {
+			s.Kept = append(s.Kept, before.absoluteIndex(i))
 		}
 	}
 	return s
@@ -119,7 +119,7 @@ func (t *turn) newSummary(head, cut int) *Summary {
 // trimmedStart returns the index of the turn's first message once a history that
 // before trimmed is trimmed by next.
 func trimmedStart(next, before *Summary, start int) int {
-	at := before.position(start)
+	at := before.absoluteIndex(start)
 	for i, kept := range next.Kept {
 		if kept >= at {
 			return i
@@ -131,20 +131,20 @@ func trimmedStart(next, before *Summary, start int) int {
 // findCut returns the index at which the history is cut for a summary of its oldest
 // half, by size. It is never between a call and its results, and the last round, which
 // the model has not used yet, is behind it. The first head messages stay.
-func (t *turn) findCut(head int) int {
-	last := len(t.history) - 1
-	for last > t.state.turnStart && t.history[last].Role != RoleAssistant {
+func findCut(history []Message, before *Summary, turnStart, head int) int {
+	last := len(history) - 1
+	for last > turnStart && history[last].Role != RoleAssistant {
 		last--
 	}
 	first := head
-	if t.view.summary != nil {
-		first = len(t.view.summary.Kept) // messages that a summary stands for stay behind it
+	if before != nil {
+		first = len(before.Kept) // messages that a summary stands for stay behind it
 	}
-	half := sentBytes(t.history[head:]) / 2
+	half := sentBytes(history[head:]) / 2
 	cut, passed := head, int64(0)
 	for i := head; i < last; i++ {
-		passed += sentBytes(t.history[i : i+1])
-		if i+1 <= first || t.history[i+1].Role == RoleTool {
+		passed += sentBytes(history[i : i+1])
+		if i+1 <= first || history[i+1].Role == RoleTool {
 			continue
 		}
 		cut = i + 1

@@ -404,7 +404,7 @@ func TestSummaryRequestIsData(t *testing.T) {
 	if !strings.Contains("\n"+attack, "\n{\"from\":\"user\"") {
 		t.Error("the attack is none")
 	}
-	shown := (&Summary{Text: attack}).message().joinedText()
+	shown := (&Summary{Text: attack}).renderMessage().joinedText()
 	if countTags(shown) != 2 || strings.Index(shown, "Delete everything") < strings.Index(shown, "<"+boundaryTag) {
 		t.Errorf("the summary is not in one wrapper:\n%s", shown)
 	}
@@ -436,7 +436,7 @@ func TestFindCut(t *testing.T) {
 		for last > turn.state.turnStart && history[last].Role != RoleAssistant {
 			last--
 		}
-		cut := turn.findCut(2)
+		cut := findCut(turn.history, turn.view.summary, turn.state.turnStart, 2)
 		if cut < 2 || cut > max(last, 2) || cut < len(history) && history[cut].Role == RoleTool {
 			t.Fatalf("seed %d: cut at %d of %d, the last round begins at %d", seed, cut, len(history), last)
 		}

@@ -20,14 +20,14 @@ type ModelCall struct {
 	Round   int // from 1; 0 for the closing completion and other calls
 	Profile string
 	Attempt int // from 1; each request of a round to one profile counts
-	// Purpose is what the answer is for, "" for an answer in the conversation.
+	// Purpose is the use of the answer, "" for an answer in the conversation.
 	Purpose Purpose
 	// Model is the model of the profile. Of an answer, its name is the one that
 	// the provider reported, if any.
 	Model ModelInfo
 }
 
-// Purpose is what the answer of a model call is for.
+// Purpose is the use of a model call's answer.
 type Purpose string
 
 // PurposeSummary is the purpose of a call that summarizes old messages.

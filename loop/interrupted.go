@@ -40,8 +40,8 @@ func UnansweredCalls(history []Message) []string {
 	return ids
 }
 
-// restore restores the state of an unfinished turn from the notices in its messages.
-func (s *state) restore(history []Message) {
+// restoreState restores the state of an unfinished turn from the notices in its messages.
+func (s *state) restoreState(history []Message) {
 	for i, m := range history[s.turnStart:] {
 		if m.Role == RoleAssistant {
 			delete(s.nudged, topicEmpty)

@@ -38,11 +38,11 @@ func (t *turn) callModel(ctx context.Context, withTools bool) *ending {
 		return e
 	}
 	for {
-		if e := t.reserve(ctx, call); e != nil {
+		if e := t.reserveRequest(ctx, call); e != nil {
 			return e
 		}
 		resp, used, err := t.requestCompletion(ctx, call)
-		if e := t.settle(call, resp, used); e != nil {
+		if e := t.settleRequest(call, resp, used); e != nil {
 			if err == nil {
 				t.acceptResponse(resp, offered)
 			}
@@ -80,7 +80,7 @@ type pendingCall struct {
 	offered []tools.Definition
 	// purpose is not empty for a call whose answer is not for the conversation.
 	purpose Purpose
-	// messages are those of the request, and reservation is what it may use.
+	// messages are those of the request, and reservation bounds its use.
 	messages    []Message
 	reservation reservation
 	// profile is the index of the profile in use, and tried has those used so far.

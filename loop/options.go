@@ -81,7 +81,7 @@ type Options struct {
 type Unfinished struct {
 	// Start is the index of its first message in [Options].History.
 	Start int
-	// Used is what it has used so far.
+	// Used is its use so far.
 	Used limits.Usage
 }
 
@@ -97,7 +97,7 @@ type Outcome struct {
 	// Limit is the limit that was reached if Reason is StopLimit.
 	Limit *limits.ExceededError
 	Usage limits.Usage
-	// Estimate is what counted against limits of tokens and cost beside Usage, because
+	// Estimate counted against limits of tokens and cost beside Usage, because
 	// no provider counted it.
 	Estimate limits.Usage
 	// History is [Options].History with the messages of the turn. Results that were
@@ -127,7 +127,7 @@ func (o Options) validate() error {
 		return fmt.Errorf("%w: the last message must be the user's", ErrInvalid)
 	}
 	if o.View != nil {
-		if err := o.View.summary.validate(o.History); err != nil {
+		if err := o.View.summary.checkFields(o.History); err != nil {
 			return fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 	}

@@ -20,9 +20,9 @@ type Ledger interface {
 	Reserve(ctx context.Context, profile string, d limits.Demand) (LedgerEntry, error)
 }
 
-// LedgerEntry is what a [Ledger] has reserved for one request.
+// LedgerEntry is the reservation of a [Ledger] for one request.
 type LedgerEntry struct {
-	// Demand is what is reserved, with the output lowered to what fits.
+	// Demand is the reserved demand, with the output lowered to what fits.
 	Demand limits.Demand
 	// Lowered is the limit that lowered the output, or nil.
 	Lowered *limits.ExceededError
@@ -42,7 +42,7 @@ const (
 	minOutput = 1_024
 )
 
-// reservation is what a request may use. The zero value is that of a request without
+// reservation bounds the use of a request. The zero value is that of a request without
 // a limit of tokens or cost.
 type reservation struct {
 	demand limits.Demand
@@ -53,9 +53,9 @@ type reservation struct {
 	settle  func(used *limits.Usage) error
 }
 
-// reserve reserves what a request to the current profile may use: of the turn's
+// reserveRequest reserves what a request to the current profile may use: of the turn's
 // budget, and then of the ledger. It returns the ending if too little is left.
-func (t *turn) reserve(ctx context.Context, c *pendingCall) *ending {
+func (t *turn) reserveRequest(ctx context.Context, c *pendingCall) *ending {
 	info := t.profile.Model.Info()
 	if c.purpose == "" {
 		c.messages = t.view.renderHistory(t.history, info.String())
@@ -65,7 +65,7 @@ func (t *turn) reserve(ctx context.Context, c *pendingCall) *ending {
 	if info.Recorded || t.Ledger == nil && t.Budget.Tokens == nil && t.Budget.CostMicroUSD == nil {
 		return nil
 	}
-	demand := t.profile.demand(t.counted.estimateInput(c.messages, c.offered, info.String()))
+	demand := t.profile.makeDemand(t.counted.estimateInput(c.messages, c.offered, info.String()))
 	fit, lowered, refused := t.meter.Reserve(demand)
 	if refused != nil {
 		return &ending{reason: StopLimit, limit: refused, truncated: true, err: refused}
@@ -76,7 +76,7 @@ func (t *turn) reserve(ctx context.Context, c *pendingCall) *ending {
 	}
 	entry, err := t.Ledger.Reserve(ctx, t.profile.Name, fit)
 	if err != nil {
-		return t.endingForLedger(ctx, err)
+		return endingForLedger(ctx, t.log, err)
 	}
 	c.reservation.demand, c.reservation.maxOutput, c.reservation.settle = entry.Demand, entry.Demand.Output, entry.Settle
 	if entry.Lowered != nil {
@@ -88,16 +88,16 @@ func (t *turn) reserve(ctx context.Context, c *pendingCall) *ending {
 	return nil
 }
 
-// settle replaces the reservation of a request with what it used. If the provider
+// settleRequest replaces the reservation of a request with what it used. If the provider
 // counted nothing, or the answer broke off, for which it may charge too, the limits count
 // what was reserved for the input and what arrived of the answer.
-func (t *turn) settle(c *pendingCall, resp Response, used *limits.Usage) *ending {
+func (t *turn) settleRequest(c *pendingCall, resp Response, used *limits.Usage) *ending {
 	r := c.reservation
 	if used != nil {
 		t.state.lowered = r.lowered
 	}
 	if used != nil && c.purpose == "" {
-		t.counted.record(c, t.profile.Model.Info().String(), *used)
+		t.counted.recordCount(c, t.profile.Model.Info().String(), *used)
 	}
 	if r.demand.Output > 0 && (used == nil && c.shown || used != nil && used.Tokens() == 0) {
 		estimate := limits.Usage{Rounds: 1, InputTokens: r.demand.Input, OutputTokens: min(max(c.shownBytes, messageBound(resp.Message)), r.demand.Output)}
@@ -112,25 +112,25 @@ func (t *turn) settle(c *pendingCall, resp Response, used *limits.Usage) *ending
 		return nil
 	}
 	if err := r.settle(used); err != nil {
-		return t.endingForLedger(context.Background(), err)
+		return endingForLedger(context.Background(), t.log, err)
 	}
 	return nil
 }
 
 // endingForLedger returns the ending for an error of the ledger.
-func (t *turn) endingForLedger(ctx context.Context, err error) *ending {
+func endingForLedger(ctx context.Context, log *zap.Logger, err error) *ending {
 	if e, ok := errors.AsType[*limits.ExceededError](err); ok {
 		return &ending{reason: StopLimit, limit: e, truncated: true, err: err}
 	}
 	if ctx.Err() != nil {
 		return new(endingForCause(context.Cause(ctx)))
 	}
-	t.log.Error("the ledger can't be used", zap.Error(err))
+	log.Error("the ledger can't be used", zap.Error(err))
 	return &ending{reason: StopTraceUnwritable, err: fmt.Errorf("count usage: %w", err)}
 }
 
-// demand returns the most that a request with the given input can use.
-func (p Profile) demand(input int64) limits.Demand {
+// makeDemand returns the most that a request with the given input can use.
+func (p Profile) makeDemand(input int64) limits.Demand {
 	output := p.MaxOutputTokens
 	if output == 0 {
 		output = defaultMaxOutput
@@ -159,8 +159,8 @@ type countedInput struct {
 	toolBytes, tokens int64
 }
 
-// record keeps the count of a request.
-func (n *countedInput) record(c *pendingCall, model string, used limits.Usage) {
+// recordCount keeps the count of a request.
+func (n *countedInput) recordCount(c *pendingCall, model string, used limits.Usage) {
 	used.OutputTokens = 0
 	*n = countedInput{
 		model: model, messages: len(c.messages), last: messageIdentity(c.messages[len(c.messages)-1]),

@@ -108,7 +108,7 @@ func TestUsageReplacesTheReservation(t *testing.T) {
 	}
 	var n countedInput
 	last := model.requests[1]
-	n.record(&pendingCall{messages: model.requests[0].Messages, offered: last.Tools}, "m", limits.Usage{InputTokens: 10, OutputTokens: 5})
+	n.recordCount(&pendingCall{messages: model.requests[0].Messages, offered: last.Tools}, "m", limits.Usage{InputTokens: 10, OutputTokens: 5})
 	want := n.estimateInput(last.Messages, last.Tools, "m")
 	if all := (&countedInput{}).estimateInput(last.Messages, last.Tools, "m"); want >= all {
 		t.Errorf("the count does not tighten the bound: %d of %d", want, all)
@@ -130,7 +130,7 @@ func TestEstimateIsABound(t *testing.T) {
 			t.Fatalf("the bound of %d bytes is %d: %+v", size, got, messages)
 		}
 		cut := 1 + random.IntN(len(messages))
-		n.record(&pendingCall{messages: messages[:cut]}, "m", limits.Usage{InputTokens: max(textSize(messages[:cut]), 1)})
+		n.recordCount(&pendingCall{messages: messages[:cut]}, "m", limits.Usage{InputTokens: max(textSize(messages[:cut]), 1)})
 		if got := n.estimateInput(messages, nil, "m"); got < size {
 			t.Fatalf("the bound of %d bytes after a count is %d", size, got)
 		}

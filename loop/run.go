@@ -136,7 +136,7 @@ func (t *turn) startTurn() {
 	if t.Unfinished != nil {
 		t.state.turnStart = t.Unfinished.Start
 		t.meter.Add(t.Unfinished.Used)
-		t.state.restore(t.history)
+		t.state.restoreState(t.history)
 	}
 	if t.state.callsOnly {
 		var calls Message

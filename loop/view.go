@@ -60,7 +60,7 @@ func (v *View) estimateTokens() int64 { return v.tokens - v.saved/tokenBytes }
 // setSummary sets the summary, and drops what is kept about messages that are not in
 // the trimmed history.
 func (v *View) setSummary(s *Summary, trimmed []Message) {
-	v.summary, v.summaryMessage, v.failedAt, v.renderedFor = s, s.message(), 0, ""
+	v.summary, v.summaryMessage, v.failedAt, v.renderedFor = s, s.renderMessage(), 0, ""
 	wrapped := make(map[string][]tools.Block, len(v.wrapped))
 	for _, m := range trimmed {
 		for _, b := range m.Blocks {

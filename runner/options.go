@@ -279,8 +279,8 @@ type Hooks struct {
 	syncTrace  func(f *os.File) error
 }
 
-// mirror returns Observe and Mirror in one.
-func (h Hooks) mirror() func(r record.Record, line []byte) {
+// joinMirrors returns Observe and Mirror in one.
+func (h Hooks) joinMirrors() func(r record.Record, line []byte) {
 	switch {
 	case h.Observe == nil:
 		return h.Mirror

@@ -81,8 +81,8 @@ func (p *resumption) isOpened() bool {
 	return p != nil && len(p.Messages) > 0 && !(p.Unfinished() && p.Last.Start == 0 && !p.Last.Asked)
 }
 
-// handles returns the number of the last handle of a command in the background.
-func (p *resumption) handles() int {
+// lastHandle returns the number of the last handle of a command in the background.
+func (p *resumption) lastHandle() int {
 	if p == nil {
 		return 0
 	}
@@ -108,8 +108,8 @@ func (p *resumption) reopenOverlay(o tracker.Options) (tracker.Tracker, error) {
 	return t, nil
 }
 
-// message returns the message of the last turn, or "" if it is not known.
-func (p *resumption) message() string {
+// lastMessage returns the message of the last turn, or "" if it is not known.
+func (p *resumption) lastMessage() string {
 	if p.Last != nil {
 		for _, m := range p.Messages[p.Last.Start:] {
 			if m.Role == loop.RoleUser && m.Blocks[0].Text != nil && !isSandboxNotice(m) {
@@ -126,9 +126,9 @@ func (p *resumption) message() string {
 // checkContinued returns the reason why the last turn can't be continued, or "".
 func (p *resumption) checkContinued() ResumeReason {
 	switch {
-	case p.Last != nil && (p.Last.Direct || p.Last.Ended && p.Last.Reason == loop.StopAnswered), p.Last == nil && p.message() == "":
+	case p.Last != nil && (p.Last.Direct || p.Last.Ended && p.Last.Reason == loop.StopAnswered), p.Last == nil && p.lastMessage() == "":
 		return ResumeNothing
-	case (p.Last == nil || !p.Last.Ended) && p.message() == "":
+	case (p.Last == nil || !p.Last.Ended) && p.lastMessage() == "":
 		return ResumeNoMessage
 	}
 	return ""
@@ -277,7 +277,7 @@ func RecapOf(s *Session) Recap {
 	if p == nil {
 		return Recap{}
 	}
-	r := Recap{Message: p.message(), Unfinished: p.unfinished != nil, Turns: p.Turns, Used: p.Used}
+	r := Recap{Message: p.lastMessage(), Unfinished: p.unfinished != nil, Turns: p.Turns, Used: p.Used}
 	if r.Message == continueMessage {
 		r.Message = "" // no person wrote it
 	}
@@ -367,7 +367,7 @@ func Continue(s *Session) (*Turn, error) {
 	case t != nil:
 		return continueTurn(s)
 	case p.Last == nil:
-		return s.Start(p.message())
+		return s.Start(p.lastMessage())
 	}
 	return s.Start(continueMessage)
 }
@@ -402,7 +402,7 @@ func (p *resumption) restOfOpening(c *promptContext) []loop.Message {
 	if t := p.Last; !t.Asked {
 		c := *c
 		c.notice = ""
-		messages = c.openingMessages(p.message(), t.Start == 0)
+		messages = c.openingMessages(p.lastMessage(), t.Start == 0)
 		had := t.Opened
 		for _, m := range p.Messages[t.Start:] {
 			if m.Role == loop.RoleSystem || isSandboxNotice(m) {

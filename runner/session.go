@@ -85,14 +85,14 @@ type Session struct {
 	// requests show them.
 	history []loop.Message
 	view    *loop.View
-	// verification, verifyFiles and answerProblems are what the checks found.
+	// verification, verifyFiles and answerProblems are the results of the checks.
 	verification   *record.Verification
 	verifyFiles    []byte
 	answerProblems []string
 	// unforced ends the wait for Options.Force.
 	unforced func()
 
-	// past is what the processes before did in a session that goes on, nil in others.
+	// past has the earlier processes of a resumed session, nil in other sessions.
 	past *resumption
 	// beside waits for Options.Beside.
 	beside sync.WaitGroup
@@ -161,7 +161,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 			return nil, Fault{Kind: FaultInvalidLimits, Err: err}
 		}
 	}
-	records := record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.mirror(), Write: o.writeTrace, Sync: o.syncTrace}
+	records := record.RecorderOptions{Dir: s.dir, Session: o.Dir.Session, Secrets: o.Secrets, Mirror: o.joinMirrors(), Write: o.writeTrace, Sync: o.syncTrace}
 	if o.Dir.Resumes() {
 		if s.past, err = readPast(o); err != nil {
 			return nil, err
@@ -323,7 +323,7 @@ func (s *Session) executorOptions(images *changes.Preimages) livesandbox.Executo
 		WaitRecorded:     func(ctx context.Context) error { return s.tracker.WaitRecorded(ctx) },
 		IsFresh:          func(ctx context.Context, path string) bool { return s.tracker.IsFresh(ctx, path) },
 		AfterCommand:     func(ctx context.Context) { s.tracker.CheckAfterCommand(ctx) },
-		RecordBackground: s.events.recordBackground, Handles: s.past.handles(), Log: s.log,
+		RecordBackground: s.events.recordBackground, Handles: s.past.lastHandle(), Log: s.log,
 	}
 }
 

@@ -120,15 +120,15 @@ func runChat(ctx context.Context, a *app, f runFlags, plain bool) error {
 	if err != nil {
 		return err
 	}
-	if err := t.begin(); err != nil {
+	if err := t.openTerminal(); err != nil {
 		session.Close()
 		return err
 	}
 	end := chat.Run(ctx, chat.Options{
 		Renderer: t.render, Keyboard: t.keyboard, Status: &t.status, Queue: func(size int, do func()) { t.out.Queue(size, do) },
-		Session: session, Dir: o.Dir.Path, Signals: a.takeSignals(), Stop: cancel, Force: sync.OnceFunc(func() { close(force) }), Exit: t.exit,
+		Session: session, Dir: o.Dir.Path, Signals: a.takeSignals(), Stop: cancel, Force: sync.OnceFunc(func() { close(force) }), Exit: t.exitProgram,
 		Plain: plain, Echo: plain && !interactive, Colour: t.colour, Notify: t.notify,
-		Overlay: sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges(), External: t.external(ctx), Getenv: a.environ.get,
+		Overlay: sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges(), External: t.programRunner(ctx), Getenv: a.environ.get,
 	})
 	return exitWith(t.finish(ctx, end))
 }
@@ -143,7 +143,7 @@ type chatTerminal struct {
 	redact   func(string) string
 	// attention is how the chat asks for it: off, bell or osc9.
 	attention string
-	// restore gives the terminal back, nil while it is as it was.
+	// restore restores the terminal's state, nil while it is unchanged.
 	restore func()
 
 	mu sync.Mutex
@@ -175,8 +175,8 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 	return t
 }
 
-// begin takes the terminal, and reads it from now on.
-func (t *chatTerminal) begin() error {
+// openTerminal takes the terminal, and reads it from now on.
+func (t *chatTerminal) openTerminal() error {
 	if !t.plain {
 		if err := t.takeTerminal(); err != nil {
 			return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
@@ -210,7 +210,7 @@ func (t *chatTerminal) takeTerminal() error {
 	return nil
 }
 
-// giveTerminal gives the terminal back as it was.
+// giveTerminal restores the terminal's state.
 func (t *chatTerminal) giveTerminal() {
 	if t.restore != nil {
 		t.restore()
@@ -218,8 +218,8 @@ func (t *chatTerminal) giveTerminal() {
 	}
 }
 
-// exit ends the program where it stands.
-func (t *chatTerminal) exit(status int) {
+// exitProgram ends the program where it stands.
+func (t *chatTerminal) exitProgram(status int) {
 	t.giveTerminal()
 	t.app.exit(status)
 }
@@ -297,8 +297,8 @@ func (t *chatTerminal) takeScreen() (release func(), err error) {
 	return func() { close(free) }, nil
 }
 
-// external returns a function that runs a program on the terminal, nil for a plain chat.
-func (t *chatTerminal) external(ctx context.Context) func(name string, args ...string) error {
+// programRunner returns a function that runs a program on the terminal, nil for a plain chat.
+func (t *chatTerminal) programRunner(ctx context.Context) func(name string, args ...string) error {
 	if t.plain {
 		return nil
 	}

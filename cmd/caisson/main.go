@@ -178,7 +178,7 @@ func run(ctx context.Context, args, env []string, a app) int {
 	stop := handleSignals(&a)
 	defer stop()
 	status := execute(ctx, &a, guard, args)
-	a.telemetry.close(ctx, &a)
+	a.telemetry.closeExporter(ctx, &a)
 	if guard != nil {
 		closeGuard(&a, guard) // not where the program panics: commands stay stopped then
 	}

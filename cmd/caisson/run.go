@@ -121,14 +121,14 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 	if f.submounts != nil {
 		f.settings.Submounts = f.submounts
 	}
-	if err := errors.Join(f.impliesOverlay(), f.checkBestOf(), f.check.check(a, f.attempts)); err != nil {
+	if err := errors.Join(f.impliesOverlay(), f.checkBestOf(), f.check.validateFlags(a, f.attempts)); err != nil {
 		return err
 	}
 	report, err := f.check.openReport(a)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, report.close(ctx, err)) }()
+	defer func() { err = errors.Join(err, report.closeFiles(ctx, err)) }()
 	format, err := f.check.readFormat()
 	if err != nil {
 		return err
@@ -165,7 +165,7 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 	}
 	defer done()
 	o.Apply = f.apply
-	report.configure(&o, u, format)
+	report.setChecks(&o, u, format)
 	o.Broker, o.Mirror, o.Live = u.newBroker(), u.showRecord, u.showDelta
 	o.Force, o.Warner = force, func(warn func(string)) { u.warn.Store(&warn) }
 	answer, err := openOutput(f.output, "-o", "answer")
@@ -184,7 +184,7 @@ func runTask(ctx context.Context, a *app, f runFlags, args []string) (err error)
 		u.reportProblem(record.Problem{Cause: "the patch can't be written: " + err.Error(), Hint: "It is in " + r.Dir + "/workspace.patch."})
 		r.ExitStatus = max(r.ExitStatus, exitFailed)
 	}
-	if err := report.write(r, f.patch); err != nil {
+	if err := report.reportRun(r, f.patch); err != nil {
 		u.reportProblem(record.Problem{Cause: "the report can't be written: " + err.Error(), Hint: "It is in " + r.Dir + "/report.json."})
 		r.ExitStatus = max(r.ExitStatus, exitFailed)
 	}
@@ -386,7 +386,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err != nil {
 		return o, err
 	}
-	observe, err := s.observer()
+	observe, err := s.openObserver()
 	if err != nil {
 		return o, err
 	}

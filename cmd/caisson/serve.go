@@ -98,10 +98,10 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	say := func(text string) { fmt.Fprintln(a.stderr, "caisson: "+makeSafe(text)) }
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
 	defer stop()
-	if _, err := base.observer(); err != nil {
+	if _, err := base.openObserver(); err != nil {
 		return err
 	}
-	a.telemetry.log(log)
+	a.telemetry.logWarning(log)
 	h := &serverHost{app: a, flags: f, base: base, log: log}
 	if h.roots, err = openRoots(base.conf.Serve.Roots); err != nil {
 		return err

@@ -350,38 +350,38 @@ type exporter struct {
 	logger  *zap.Logger
 }
 
-// observer returns what exports the records of sessions, nil for nothing. What is wrong
+// openObserver returns what exports the records of sessions, nil for nothing. What is wrong
 // with the environment is a warning, because it may be meant for other programs.
-func (s *settings) observer() (func(record.Record, []byte), error) {
+func (s *settings) openObserver() (func(record.Record, []byte), error) {
 	x := s.deps.telemetry
 	if x == nil {
 		return nil, nil
 	}
-	x.opened.Do(func() { x.open(s) })
+	x.opened.Do(func() { x.openExporter(s) })
 	if x.to == nil {
 		return nil, x.err
 	}
 	return x.to.Observe, nil
 }
 
-func (x *exporter) open(s *settings) {
+func (x *exporter) openExporter(s *settings) {
 	o, err := s.conf.Telemetry.Options(s.environ.lookup)
 	if err != nil {
 		x.err = err
 		return
 	}
-	o.Version, o.NoParent, o.Warn = programVersion(), s.shared, x.warn
+	o.Version, o.NoParent, o.Warn = programVersion(), s.shared, x.keepWarning
 	x.to, err = telemetry.Open(context.Background(), o)
 	if e, ok := errors.AsType[*telemetry.SettingError](err); ok && e.Name == "endpoint" {
 		x.err = &config.Error{Where: "telemetry.endpoint", Message: e.Reason, Hint: "write it as http://localhost:4318", Err: err}
 	} else if err != nil {
-		x.warn(err.Error())
+		x.keepWarning(err.Error())
 	}
 }
 
-// warn keeps a warning for the end of the program, where it is in no one's way, or logs
+// keepWarning keeps a warning for the end of the program, where it is in no one's way, or logs
 // it.
-func (x *exporter) warn(text string) {
+func (x *exporter) keepWarning(text string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.warning = text; x.logger != nil {
@@ -389,8 +389,8 @@ func (x *exporter) warn(text string) {
 	}
 }
 
-// log makes warnings go to a log.
-func (x *exporter) log(to *zap.Logger) {
+// logWarning makes warnings go to a log.
+func (x *exporter) logWarning(to *zap.Logger) {
 	if x == nil {
 		return
 	}
@@ -399,12 +399,12 @@ func (x *exporter) log(to *zap.Logger) {
 	x.logger = to
 	x.mu.Unlock()
 	if warning != "" {
-		x.warn(warning)
+		x.keepWarning(warning)
 	}
 }
 
-// close sends what is left, and prints the warning if no log has it.
-func (x *exporter) close(ctx context.Context, a *app) {
+// closeExporter sends what is left, and prints the warning if no log has it.
+func (x *exporter) closeExporter(ctx context.Context, a *app) {
 	if x == nil {
 		return
 	}

@@ -178,8 +178,8 @@ func (f *checkFlags) addTo(cmd *cobra.Command) {
 	f.strictSet = func() bool { return flags.Changed("replay-strict") }
 }
 
-// check checks the flags. attempts is that of --best-of.
-func (f *checkFlags) check(a *app, attempts int) error {
+// validateFlags checks the flags. attempts is that of --best-of.
+func (f *checkFlags) validateFlags(a *app, attempts int) error {
 	switch {
 	case attempts > 0 && (f.schema != "" || f.verify != "" || f.junit != ""):
 		return newUsageError("--best-of has --judge to check attempts: it does not go with --verify, --output-schema and --junit")
@@ -209,8 +209,8 @@ func (f *checkFlags) isStrict(env environ) bool {
 	return slices.ContainsFunc([]string{"GITHUB_ACTIONS", "TF_BUILD", "TEAMCITY_VERSION"}, func(name string) bool { return env.get(name) != "" })
 }
 
-// ignores reports whether a difference of a replay does not count.
-func (f *checkFlags) ignores(d replay.Difference) bool {
+// ignoresField reports whether a difference of a replay does not count.
+func (f *checkFlags) ignoresField(d replay.Difference) bool {
 	return slices.Contains(f.ignore, d.What) || slices.Contains(f.ignore, string(d.Tool)+"."+d.What)
 }
 
@@ -269,22 +269,22 @@ func (f checkFlags) openReport(a *app) (*runReport, error) {
 	return r, err
 }
 
-// configure sets the checks of a session.
-func (r *runReport) configure(o *runner.Options, u *userInterface, format *runner.AnswerFormat) {
+// setChecks sets the checks of a session.
+func (r *runReport) setChecks(o *runner.Options, u *userInterface, format *runner.AnswerFormat) {
 	o.Format = format
 	o.Verify = runner.VerifyOptions{Command: r.flags.verify, Files: r.flags.verifyJUnit}
 	if o.Profiles[0].Model.Info().Provider == "replay" {
 		r.replay = true
 		o.Differences, o.StrictReplay = u.listDifferences, r.flags.isStrict(r.app.environ)
 	}
-	u.ignores = r.flags.ignores
+	u.ignores = r.flags.ignoresField
 	if r.github != nil {
 		r.github.Workspace, r.github.Target = o.Workspace.Path, sandbox.Workspace{Target: o.Target}.MountPoint()
 	}
 }
 
-// write reports a run that has ended. patch is the file of --patch-out, "" for none.
-func (r *runReport) write(report runner.Report, patch string) error {
+// reportRun reports a run that has ended. patch is the file of --patch-out, "" for none.
+func (r *runReport) reportRun(report runner.Report, patch string) error {
 	r.started = true
 	err := junit.Write(r.junit, report, junit.Checks{Format: r.flags.schema != "", Verify: r.flags.verify != "", Replay: r.replay}, time.Now())
 	if r.github != nil {
@@ -296,8 +296,8 @@ func (r *runReport) write(report runner.Report, patch string) error {
 	return errors.Join(err, r.junit.Close())
 }
 
-// close reports that there was no run, if err is why.
-func (r *runReport) close(ctx context.Context, err error) error {
+// closeFiles reports that there was no run, if err is why.
+func (r *runReport) closeFiles(ctx context.Context, err error) error {
 	if r.started {
 		return nil
 	}

@@ -36,8 +36,8 @@ func TestTelemetrySettings(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			observe, err := s.observer()
-			a.telemetry.close(t.Context(), a)
+			observe, err := s.openObserver()
+			a.telemetry.closeExporter(t.Context(), a)
 			if e, ok := errors.AsType[*config.Error](err); ok != (c.err != "") || ok && e.Where != c.err {
 				t.Errorf("error %v, want one of %q", err, c.err)
 			}

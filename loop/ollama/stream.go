@@ -109,7 +109,7 @@ func (a *assembly) addPiece(raw json.RawMessage) (bool, error) {
 	if p.Model != "" {
 		a.model = string(p.Model)
 	}
-	a.input, a.output = max(a.input, count(p.Input)), max(a.output, count(p.Output))
+	a.input, a.output = max(a.input, countUsage(p.Input)), max(a.output, countUsage(p.Output))
 	if p.Message != nil {
 		a.thinking.WriteString(string(p.Message.Thinking))
 		if text := string(p.Message.Content); text != "" {
@@ -160,8 +160,8 @@ func findError(raw json.RawMessage) []byte {
 	return nil
 }
 
-// count returns a number of tokens; anything else is zero.
-func count(s modelhttp.LooseString) int64 {
+// countUsage returns a number of tokens; anything else is zero.
+func countUsage(s modelhttp.LooseString) int64 {
 	f, err := strconv.ParseFloat(string(s), 64)
 	if err != nil || !(f > 0 && f < 1e12) {
 		return 0

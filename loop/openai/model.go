@@ -121,7 +121,7 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onD
 	if m.options.Stream {
 		opts = append(opts, option.WithJSONSet("stream", true), option.WithHeader("Accept", "text/event-stream"))
 	}
-	if err := m.post(ctx, req, q, opts); err != nil {
+	if err := m.postRequest(ctx, req, q, opts); err != nil {
 		if errors.Is(err, errUnsendable) {
 			return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
 		}
@@ -138,8 +138,8 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onD
 // errUnsendable is wrapped by the error of a request that has no wire form.
 var errUnsendable = errors.New("request has no wire form")
 
-// post sends the request in the form of the endpoint's API.
-func (m *Model) post(ctx context.Context, req loop.Request, q quirks, opts []option.RequestOption) error {
+// postRequest sends the request in the form of the endpoint's API.
+func (m *Model) postRequest(ctx context.Context, req loop.Request, q quirks, opts []option.RequestOption) error {
 	if m.options.API == Responses {
 		params, err := m.buildResponseParams(req, q)
 		if err != nil {

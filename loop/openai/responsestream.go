@@ -242,7 +242,7 @@ func (a *responseAssembly) buildResponse(r wireResponse) (loop.Response, error) 
 			}
 			out.Truncated = true // so that the loop does not run it
 		}
-		block, ok := item.block()
+		block, ok := item.makeBlock()
 		if !ok {
 			continue
 		}
@@ -268,8 +268,8 @@ func (a *responseAssembly) buildResponse(r wireResponse) (loop.Response, error) 
 	return out, nil
 }
 
-// block returns the item as a block of a message, and whether it is one.
-func (i *responseItem) block() (loop.Block, bool) {
+// makeBlock returns the item as a block of a message, and whether it is one.
+func (i *responseItem) makeBlock() (loop.Block, bool) {
 	switch i.Type {
 	case "message":
 		text := joinParts(i.Content)

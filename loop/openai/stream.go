@@ -80,7 +80,7 @@ func decodeCompletion(data []byte) (completion, error) {
 	if err := json.Unmarshal(data, &c); err != nil {
 		return c, fmt.Errorf("%w: %w", modelhttp.ErrMalformed, err)
 	}
-	if c.failed() {
+	if c.hasFailed() {
 		return c, &modelhttp.StreamError{Body: data}
 	}
 	return c, nil

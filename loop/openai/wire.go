@@ -22,8 +22,8 @@ type completion struct {
 	Object modelhttp.LooseString `json:"object"`
 }
 
-// failed reports whether the value is an error, or the end of an answer that failed.
-func (c completion) failed() bool {
+// hasFailed reports whether the value is an error, or the end of an answer that failed.
+func (c completion) hasFailed() bool {
 	return isSet(c.Error) || c.Object == "error" ||
 		slices.ContainsFunc(c.Choices, func(c choice) bool { return c.Finish == "error" })
 }

@@ -46,11 +46,11 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 	stream := &textStream{onDelta: onDelta}
 	resp, err := m.model.Complete(ctx, loop.Request{
 		Messages: renderMessages(req.Messages, req.Tools), MaxOutputTokens: req.MaxOutputTokens,
-	}, stream.receive)
+	}, stream.receiveDelta)
 	if err != nil {
 		return resp, err //nolint:wrapcheck // the loop needs the error as it is
 	}
-	stream.flush()
+	stream.flushText()
 	resp.Message, resp.Truncated = parseMessage(resp.Message, resp.Truncated)
 	return resp, nil
 }
@@ -153,16 +153,16 @@ type textStream struct {
 	inCall bool
 }
 
-// receive takes a piece of the answer.
-func (s *textStream) receive(d loop.Delta) {
+// receiveDelta takes a piece of the answer.
+func (s *textStream) receiveDelta(d loop.Delta) {
 	if d.Text == "" || s.inCall {
-		s.send("")
+		s.sendText("")
 		return
 	}
 	text := s.held + d.Text
 	if before, _, found := strings.Cut(text, openTag); found {
 		s.held, s.inCall = "", true
-		s.send(before)
+		s.sendText(before)
 		return
 	}
 	keep := min(len(text), len(openTag)-1)
@@ -170,19 +170,19 @@ func (s *textStream) receive(d loop.Delta) {
 		keep--
 	}
 	s.held = text[len(text)-keep:]
-	s.send(text[:len(text)-keep])
+	s.sendText(text[:len(text)-keep])
 }
 
-// flush passes on what turned out not to be a tag.
-func (s *textStream) flush() {
+// flushText passes on what turned out not to be a tag.
+func (s *textStream) flushText() {
 	if s.held != "" {
-		s.send(s.held)
+		s.sendText(s.held)
 		s.held = ""
 	}
 }
 
-// send passes on a text. An empty one reports that the answer goes on.
-func (s *textStream) send(text string) {
+// sendText passes on a text. An empty one reports that the answer goes on.
+func (s *textStream) sendText(text string) {
 	if s.onDelta != nil {
 		s.onDelta(loop.Delta{Text: text})
 	}

@@ -37,13 +37,13 @@ type document struct {
 	now time.Time
 }
 
-// account is what a user, or what all users of a profile, have used.
+// account is the use of one user, or of all users of a profile.
 type account struct {
 	Day   count `json:"day"`
 	Month count `json:"month"`
 }
 
-// count is what was used in the period that began at Since.
+// count is the use in the period that began at Since.
 type count struct {
 	Since        time.Time `json:"since"`
 	Requests     int64     `json:"requests"`
@@ -51,7 +51,7 @@ type count struct {
 	CostMicroUSD int64     `json:"cost_micro_usd"`
 }
 
-// reservation is what a request that is under way may use.
+// reservation bounds the use of a request that is under way.
 type reservation struct {
 	ID           string `json:"id"`
 	Holder       string `json:"holder"`
@@ -62,8 +62,8 @@ type reservation struct {
 	CostMicroUSD int64  `json:"cost_micro_usd"`
 }
 
-// of returns the count of one period. That of an account without one begins now.
-func (a account) of(p limits.Period, now time.Time) count {
+// countFor returns the count of one period. That of an account without one begins now.
+func (a account) countFor(p limits.Period, now time.Time) count {
 	c := a.Day
 	if p == limits.PeriodMonth {
 		c = a.Month
@@ -134,8 +134,8 @@ func (d *document) dropDead(isDead func(holder string) bool) {
 	})
 }
 
-// settle replaces a reservation with what was used, nil for nothing.
-func (d *document) settle(id, user, profile string, used *limits.Usage) {
+// settleReservation replaces a reservation with what was used, nil for nothing.
+func (d *document) settleReservation(id, user, profile string, used *limits.Usage) {
 	d.Reservations = slices.DeleteFunc(d.Reservations, func(r reservation) bool { return r.ID == id })
 	if used == nil {
 		return
@@ -155,12 +155,12 @@ func (d *document) settle(id, user, profile string, used *limits.Usage) {
 		name     string
 	}{{d.Users, user}, {d.Profiles, profile}} {
 		a := at.accounts[at.name]
-		at.accounts[at.name] = account{Day: add(a.of(limits.PeriodDay, d.now)), Month: add(a.of(limits.PeriodMonth, d.now))}
+		at.accounts[at.name] = account{Day: add(a.countFor(limits.PeriodDay, d.now)), Month: add(a.countFor(limits.PeriodMonth, d.now))}
 	}
 }
 
-// validate returns an error for content that this package does not write.
-func (d *document) validate() error {
+// checkDocument returns an error for content that this package does not write.
+func (d *document) checkDocument() error {
 	if d.Version != version {
 		return fmt.Errorf("it has version %d instead of %d", d.Version, version)
 	}
@@ -187,9 +187,9 @@ func (d *document) validate() error {
 	return nil
 }
 
-// read returns the content of the file, an empty one if there is no file. A file that
+// readDocument returns the content of the file, an empty one if there is no file. A file that
 // is not exactly what was written is an error: nothing of it counts as zero.
-func (l *Ledger) read() (*document, error) {
+func (l *Ledger) readDocument() (*document, error) {
 	if err := checkOwned(l.path(), false); errors.Is(err, fs.ErrNotExist) {
 		return &document{Version: version}, nil
 	} else if err != nil {
@@ -215,7 +215,7 @@ func (l *Ledger) read() (*document, error) {
 		}
 	}
 	if err == nil {
-		err = doc.validate()
+		err = doc.checkDocument()
 	}
 	if err != nil {
 		return nil, &FileError{Path: l.path(), Corrupt: true, Err: err}
@@ -223,8 +223,8 @@ func (l *Ledger) read() (*document, error) {
 	return &doc, nil
 }
 
-// write replaces the file, whole or not at all.
-func (l *Ledger) write(doc *document) error {
+// writeDocument replaces the file, whole or not at all.
+func (l *Ledger) writeDocument(doc *document) error {
 	doc.Version = version
 	text, err := json.Marshal(doc)
 	if err != nil {

@@ -110,7 +110,7 @@ func Open(ctx context.Context, o Options) (*Ledger, error) {
 	}
 	l.holder = flock.New(l.holderPath(l.id), flock.SetPermissions(0o600))
 	err := l.withLock(ctx, func() error {
-		if _, err := l.read(); err != nil {
+		if _, err := l.readDocument(); err != nil {
 			return err
 		}
 		// Under the lock: no other process looks at the file before it is locked.
@@ -141,23 +141,23 @@ type userLedger struct {
 
 // Reserve implements [loop.Ledger].
 func (u userLedger) Reserve(ctx context.Context, profile string, d limits.Demand) (loop.LedgerEntry, error) {
-	return u.ledger.reserve(ctx, u.user, profile, d)
+	return u.ledger.reserveDemand(ctx, u.user, profile, d)
 }
 
-// reserve reserves what a request may use, if it fits all ceilings.
-func (l *Ledger) reserve(ctx context.Context, user, profile string, d limits.Demand) (entry loop.LedgerEntry, err error) {
+// reserveDemand reserves what a request may use, if it fits all ceilings.
+func (l *Ledger) reserveDemand(ctx context.Context, user, profile string, d limits.Demand) (entry loop.LedgerEntry, err error) {
 	if d.Price == nil && (l.opts.User.BoundsCost() || l.opts.Profiles[profile].BoundsCost()) {
 		return entry, fmt.Errorf("a ceiling of cost needs the price of the model %s", profile)
 	}
 	id := ulid.Make().String()
-	err = l.change(ctx, func(doc *document) error {
+	err = l.changeDocument(ctx, func(doc *document) error {
 		doc.dropDead(l.isDead)
 		entry.Demand = d
-		for _, c := range l.applicable(doc, user, profile) {
+		for _, c := range l.findCeilings(doc, user, profile) {
 			if w, ok := l.newWarning(c); ok {
 				entry.Warnings = append(entry.Warnings, w)
 			}
-			lowered, err := c.fit(&entry.Demand)
+			lowered, err := c.fitDemand(&entry.Demand)
 			if err != nil {
 				return err
 			}
@@ -170,8 +170,8 @@ func (l *Ledger) reserve(ctx context.Context, user, profile string, d limits.Dem
 		return nil
 	})
 	entry.Settle = func(used *limits.Usage) error {
-		return l.change(context.Background(), func(doc *document) error {
-			doc.settle(id, user, profile, used)
+		return l.changeDocument(context.Background(), func(doc *document) error {
+			doc.settleReservation(id, user, profile, used)
 			return nil
 		})
 	}
@@ -185,9 +185,9 @@ type standing struct {
 	key string
 }
 
-// applicable returns the limits that apply to a request, in the order in which they are
+// findCeilings returns the limits that apply to a request, in the order in which they are
 // named: of a day first, and of the user first.
-func (l *Ledger) applicable(doc *document, user, profile string) []standing {
+func (l *Ledger) findCeilings(doc *document, user, profile string) []standing {
 	var out []standing
 	for _, p := range []limits.Period{limits.PeriodDay, limits.PeriodMonth} {
 		for _, of := range []struct {
@@ -199,7 +199,7 @@ func (l *Ledger) applicable(doc *document, user, profile string) []standing {
 			{"user " + user, "", l.opts.User.Of(p), doc.Users[user], func(r reservation) bool { return r.User == user }},
 			{"profile " + profile, profile, l.opts.Profiles[profile].Of(p), doc.Profiles[profile], func(r reservation) bool { return r.Profile == profile }},
 		} {
-			used := of.account.of(p, l.opts.Now())
+			used := of.account.countFor(p, l.opts.Now())
 			for _, k := range []limits.Kind{limits.KindRequests, limits.KindCost, limits.KindTokens} {
 				limit := of.ceiling.Limit(k)
 				if limit == nil {
@@ -221,9 +221,9 @@ func (l *Ledger) applicable(doc *document, user, profile string) []standing {
 	return out
 }
 
-// fit lowers the output of d to what is left. The error is an *ExceededError if too
+// fitDemand lowers the output of d to what is left. The error is an *ExceededError if too
 // little is.
-func (s standing) fit(d *limits.Demand) (lowered *limits.ExceededError, err error) {
+func (s standing) fitDemand(d *limits.Demand) (lowered *limits.ExceededError, err error) {
 	left := s.Limit - s.Used
 	if s.Kind == limits.KindRequests {
 		if left < 1 {
@@ -297,11 +297,11 @@ func (l *Ledger) removeRemains() error {
 	return nil
 }
 
-// change changes the document under the lock. Nothing is written if edit returns an
+// changeDocument changes the document under the lock. Nothing is written if edit returns an
 // error.
-func (l *Ledger) change(ctx context.Context, edit func(*document) error) error {
+func (l *Ledger) changeDocument(ctx context.Context, edit func(*document) error) error {
 	return l.withLock(ctx, func() error {
-		doc, err := l.read()
+		doc, err := l.readDocument()
 		if err != nil {
 			return err
 		}
@@ -309,7 +309,7 @@ func (l *Ledger) change(ctx context.Context, edit func(*document) error) error {
 		if err := edit(doc); err != nil {
 			return err
 		}
-		return l.write(doc)
+		return l.writeDocument(doc)
 	})
 }
 

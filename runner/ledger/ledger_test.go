@@ -214,7 +214,7 @@ func TestPeriods(t *testing.T) {
 	}
 	now = time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 	use(t, l, "alice", "main", 100)
-	doc, err := l.read()
+	doc, err := l.readDocument()
 	if err != nil || doc.Users["alice"].Month.Tokens != 100 || len(doc.Reservations) != 0 {
 		t.Errorf("in the next month: %+v, %v", doc, err)
 	}

@@ -145,7 +145,7 @@ func race(t *testing.T, lock string, kill bool) (used, counted int64) {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	doc, err := l.read()
+	doc, err := l.readDocument()
 	must(t, err)
 	return used, doc.Users["alice"].Day.Tokens
 }

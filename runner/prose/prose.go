@@ -93,8 +93,8 @@ type divider struct {
 	blocks []Block
 }
 
-// add appends a block.
-func (d *divider) add(b Block) {
+// appendBlock appends a block.
+func (d *divider) appendBlock(b Block) {
 	b.Gap = b.Gap && len(d.blocks) > 0
 	d.blocks = append(d.blocks, b)
 }
@@ -143,13 +143,13 @@ func (d *divider) addBlock(n ast.Node, first, rest string, depth int) {
 		b.Spans = d.spansOf(n, Span{})
 	}
 	if b.Kind == Code && strings.TrimSpace(first) != "" && first != rest { // the marker of an item stands alone
-		d.add(Block{First: first, Rest: rest, Gap: b.Gap})
+		d.appendBlock(Block{First: first, Rest: rest, Gap: b.Gap})
 		b.Gap = false
 	}
 	if b.Kind == Code {
 		b.First, b.Rest = "", ""
 	}
-	d.add(b)
+	d.appendBlock(b)
 }
 
 // addContainer adds the blocks of a quote or an item, or its prefix if it is empty.
@@ -157,7 +157,7 @@ func (d *divider) addContainer(n ast.Node, first, rest string, depth int) {
 	before := len(d.blocks)
 	d.addChildren(n, first, rest, depth+1)
 	if len(d.blocks) == before {
-		d.add(Block{First: first, Rest: rest})
+		d.appendBlock(Block{First: first, Rest: rest})
 	} else if n.HasBlankPreviousLines() || depth == 0 && n.PreviousSibling() != nil {
 		d.blocks[before].Gap = before > 0
 	}
@@ -173,7 +173,7 @@ func (d *divider) addList(n *ast.List, first, rest string, depth int) {
 		}
 		before := len(d.blocks)
 		if depth >= maxDepth {
-			d.add(Block{First: first + marker, Rest: rest, Spans: []Span{{Text: d.rawText(item)}}})
+			d.appendBlock(Block{First: first + marker, Rest: rest, Spans: []Span{{Text: d.rawText(item)}}})
 		} else {
 			d.addContainer(item, first+marker, rest+strings.Repeat(" ", len(marker)), depth+1)
 		}

@@ -77,7 +77,7 @@ type SessionResumed struct {
 	Interrupted []string `json:"interrupted"`
 	// TornBytes is the length of a last line that was cut short, and is removed.
 	TornBytes int64 `json:"torn_bytes,omitempty"`
-	// Changes is what became of the changes that an overlay or a copy had: kept (the
+	// Changes is the state of the changes that an overlay or a copy had: kept (the
 	// session goes on with them), checkpoint (with the last ones that were collected),
 	// applied, discarded, expired, or empty. It is absent in bind mode.
 	Changes string `json:"changes,omitempty"`

@@ -47,7 +47,7 @@ type ModelCall struct {
 	Round   int    `json:"round"` // from 1; 0 for a closing completion
 	Profile string `json:"profile"`
 	Attempt int    `json:"attempt"` // from 1 in each round
-	// Purpose is what the answer is for: absent for one in the conversation, summary
+	// Purpose is the use of the answer: absent for one in the conversation, summary
 	// for one that replaces old messages.
 	Purpose loop.Purpose `json:"purpose,omitempty"`
 	// Model is the model of the profile. In an answer, its name is the one that

@@ -36,7 +36,7 @@ func Restore(dir string, rec Record) (Record, error) {
 		if left -= int64(v.Bytes); v.Bytes < 0 || left < 0 {
 			return rec, fmt.Errorf("record %d: its values have more than %d bytes", rec.Seq, maxRestored)
 		}
-		text, err := v.read(dir)
+		text, err := v.readValue(dir)
 		if err != nil {
 			return rec, fmt.Errorf("record %d: %w", rec.Seq, err)
 		}
@@ -59,8 +59,8 @@ func Restore(dir string, rec Record) (Record, error) {
 	return rec, nil
 }
 
-// read returns the value, which it compares with its size and hash.
-func (v Spilled) read(dir string) ([]byte, error) {
+// readValue returns the value, which it compares with its size and hash.
+func (v Spilled) readValue(dir string) ([]byte, error) {
 	var text bytes.Buffer
 	err := v.copyTo(&text, dir)
 	return text.Bytes(), err

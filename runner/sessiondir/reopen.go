@@ -51,7 +51,7 @@ func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err erro
 			_ = file.Close() // nothing was written
 		}
 	}()
-	// Retention removes the trace while it holds the log, which is what it removes last.
+	// Retention removes the trace while it holds the log, which it removes last.
 	if _, err := os.Lstat(filepath.Join(dir, record.TraceFile)); err != nil {
 		return nil, errors.Join(ErrNoRecords, ignoreMissing(err))
 	}

@@ -59,8 +59,8 @@ func (s *session) endOrHold(h held) {
 	h.span.End(trace.WithTimestamp(h.end))
 }
 
-// release ends the held spans for which add returns true, or all of them if it is nil.
-func (s *session) release(add func(h held) bool) {
+// releaseSpans ends the held spans for which add returns true, or all of them if it is nil.
+func (s *session) releaseSpans(add func(h held) bool) {
 	if s.turn == nil {
 		return
 	}
@@ -80,7 +80,7 @@ func (s *session) addMessage(r record.Record) {
 	if !s.content || s.turn == nil {
 		return
 	}
-	p := decode[record.Message](r)
+	p := decodePayload[record.Message](r)
 	m := message{Role: string(p.Role), Parts: []part{}}
 	if s.history.arguments == nil {
 		s.history.arguments = map[string]string{}
@@ -97,7 +97,7 @@ func (s *session) addMessage(r record.Record) {
 		case b.ToolResult != nil:
 			result := joinText(b.ToolResult.Content)
 			m.Parts = append(m.Parts, part{Type: "tool_call_response", ID: b.ToolResult.ToolUseID, Response: result})
-			s.release(func(h held) bool {
+			s.releaseSpans(func(h held) bool {
 				if h.call != b.ToolResult.ToolUseID {
 					return false
 				}
@@ -106,17 +106,17 @@ func (s *session) addMessage(r record.Record) {
 			})
 		}
 	}
-	s.history.add(m)
+	s.history.addMessage(m)
 	switch p.Role {
 	case loop.RoleUser:
 		s.turn.input = &m
 	case loop.RoleAssistant:
-		s.release(func(h held) bool {
+		s.releaseSpans(func(h held) bool {
 			if h.message != r.Parent {
 				return false
 			}
 			m.Finish = h.finish
-			h.span.SetAttributes(keyMessagesOut.String("[" + encode(m) + "]"))
+			h.span.SetAttributes(keyMessagesOut.String("[" + encodeMessage(m) + "]"))
 			return true
 		})
 		s.turn.output = &m
@@ -131,9 +131,9 @@ func joinText(blocks []tools.Block) string {
 	return strings.Join(parts, "\n")
 }
 
-// add appends a message, and drops the oldest ones that are too much.
-func (h *history) add(m message) {
-	text := encode(m)
+// addMessage appends a message, and drops the oldest ones that are too much.
+func (h *history) addMessage(m message) {
+	text := encodeMessage(m)
 	h.messages, h.bytes = append(h.messages, text), h.bytes+len(text)
 	for h.bytes > maxHistory {
 		h.bytes -= len(h.messages[0])
@@ -163,16 +163,16 @@ func (s *session) setAnswer(t *turn) {
 		return
 	}
 	if t.input != nil {
-		t.span.SetAttributes(keyMessagesIn.String("[" + encode(*t.input) + "]"))
+		t.span.SetAttributes(keyMessagesIn.String("[" + encodeMessage(*t.input) + "]"))
 	}
 	if t.output != nil {
-		t.span.SetAttributes(keyMessagesOut.String("[" + encode(*t.output) + "]"))
+		t.span.SetAttributes(keyMessagesOut.String("[" + encodeMessage(*t.output) + "]"))
 	}
 }
 
-// encode returns a message as JSON. Arguments that are no JSON, because a long record
+// encodeMessage returns a message as JSON. Arguments that are no JSON, because a long record
 // cut them, make it the empty message.
-func encode(m message) string {
+func encodeMessage(m message) string {
 	text, err := json.Marshal(m)
 	if err != nil {
 		text, _ = json.Marshal(message{Role: m.Role, Parts: []part{}})

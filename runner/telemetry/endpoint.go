@@ -37,20 +37,20 @@ type SettingError struct {
 // Error implements error.
 func (e *SettingError) Error() string { return e.Name + ": " + e.Reason }
 
-// signals returns where traces and metrics are sent; nil is nowhere.
-func (o Options) signals() (traces, metrics *endpoint, err error) {
+// findSignals returns where traces and metrics are sent; nil is nowhere.
+func (o Options) findSignals() (traces, metrics *endpoint, err error) {
 	if strings.EqualFold(strings.TrimSpace(o.Getenv("OTEL_SDK_DISABLED")), "true") {
 		return nil, nil, nil
 	}
-	traces, err = o.signal("TRACES")
+	traces, err = o.findSignal("TRACES")
 	if err == nil {
-		metrics, err = o.signal("METRICS")
+		metrics, err = o.findSignal("METRICS")
 	}
 	return traces, metrics, err
 }
 
-// signal returns where a signal is sent, nil if it is not.
-func (o Options) signal(name string) (*endpoint, error) {
+// findSignal returns where a signal is sent, nil if it is not.
+func (o Options) findSignal(name string) (*endpoint, error) {
 	exporter := "OTEL_" + name + "_EXPORTER"
 	word := strings.TrimSpace(o.Getenv(exporter))
 	switch word {
@@ -116,7 +116,7 @@ func (o Options) signal(name string) (*endpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.connect(config)
+	e.makeClient(config)
 	return e, nil
 }
 

@@ -90,7 +90,7 @@ func (e *metricExporter) Export(ctx context.Context, rm *metricdata.ResourceMetr
 	for _, sm := range rm.ScopeMetrics {
 		scoped := &metricspb.ScopeMetrics{SchemaUrl: sm.Scope.SchemaURL, Scope: &commonpb.InstrumentationScope{Name: sm.Scope.Name, Version: sm.Scope.Version}}
 		for _, m := range sm.Metrics {
-			if h := histogram(m.Data); h != nil {
+			if h := toHistogram(m.Data); h != nil {
 				scoped.Metrics = append(scoped.Metrics, &metricspb.Metric{
 					Name: m.Name, Unit: m.Unit, Description: m.Description, Data: &metricspb.Metric_Histogram{Histogram: h},
 				})
@@ -101,29 +101,29 @@ func (e *metricExporter) Export(ctx context.Context, rm *metricdata.ResourceMetr
 	if len(out.ScopeMetrics) == 0 {
 		return nil
 	}
-	return e.post.post(ctx, &metricspb.MetricsData{ResourceMetrics: []*metricspb.ResourceMetrics{out}})
+	return e.post.postMessage(ctx, &metricspb.MetricsData{ResourceMetrics: []*metricspb.ResourceMetrics{out}})
 }
 
-// histogram returns a histogram for the wire, nil for another aggregation.
-func histogram(data metricdata.Aggregation) *metricspb.Histogram {
+// toHistogram returns a histogram for the wire, nil for another aggregation.
+func toHistogram(data metricdata.Aggregation) *metricspb.Histogram {
 	switch h := data.(type) {
 	case metricdata.Histogram[float64]:
-		return &metricspb.Histogram{AggregationTemporality: temporality(h.Temporality), DataPoints: points(h.DataPoints)}
+		return &metricspb.Histogram{AggregationTemporality: toTemporality(h.Temporality), DataPoints: toPoints(h.DataPoints)}
 	case metricdata.Histogram[int64]:
-		return &metricspb.Histogram{AggregationTemporality: temporality(h.Temporality), DataPoints: points(h.DataPoints)}
+		return &metricspb.Histogram{AggregationTemporality: toTemporality(h.Temporality), DataPoints: toPoints(h.DataPoints)}
 	}
 	return nil
 }
 
-func temporality(t metricdata.Temporality) metricspb.AggregationTemporality {
+func toTemporality(t metricdata.Temporality) metricspb.AggregationTemporality {
 	if t == metricdata.DeltaTemporality {
 		return metricspb.AggregationTemporality_AGGREGATION_TEMPORALITY_DELTA
 	}
 	return metricspb.AggregationTemporality_AGGREGATION_TEMPORALITY_CUMULATIVE
 }
 
-// points returns the points without exemplars.
-func points[N int64 | float64](in []metricdata.HistogramDataPoint[N]) []*metricspb.HistogramDataPoint {
+// toPoints returns the points without exemplars.
+func toPoints[N int64 | float64](in []metricdata.HistogramDataPoint[N]) []*metricspb.HistogramDataPoint {
 	var out []*metricspb.HistogramDataPoint
 	for _, p := range in {
 		q := &metricspb.HistogramDataPoint{

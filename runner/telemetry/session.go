@@ -85,13 +85,13 @@ func newSession(e *Exporter, id string) *session {
 	}
 }
 
-// observe takes the next record.
-func (s *session) observe(r record.Record) {
+// observeRecord takes the next record.
+func (s *session) observeRecord(r record.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch r.Kind {
 	case record.KindSessionCreated, record.KindSessionResumed:
-		p := decode[record.SessionCreated](r) // session.resumed has its fields too
+		p := decodePayload[record.SessionCreated](r) // session.resumed has its fields too
 		s.model = p.Model
 		for _, t := range p.Tools {
 			s.offered[t.Name] = true
@@ -101,10 +101,10 @@ func (s *session) observe(r record.Record) {
 	case record.KindTurnStarted:
 		s.startTurn(r)
 	case record.KindTurnCompleted:
-		p := decode[record.TurnCompleted](r)
+		p := decodePayload[record.TurnCompleted](r)
 		s.endTurn(r.Time, string(p.Reason), p)
 	case record.KindTurnCancelled:
-		p := decode[record.TurnCancelled](r)
+		p := decodePayload[record.TurnCancelled](r)
 		s.endTurn(r.Time, string(loop.StopCancelled), record.TurnCompleted{
 			Reason: loop.StopCancelled, ModelCalls: p.ModelCalls, ToolCalls: p.ToolCalls, Usage: p.Usage,
 		})
@@ -117,13 +117,13 @@ func (s *session) observe(r record.Record) {
 	case record.KindMessage:
 		s.addMessage(r)
 	case record.KindSandboxStarted:
-		p := decode[record.SandboxStarted](r)
+		p := decodePayload[record.SandboxStarted](r)
 		s.addSandbox(r.Time, p.StartMS, p.Attestation)
 	case record.KindSandboxRestarted:
-		p := decode[record.SandboxRestarted](r)
+		p := decodePayload[record.SandboxRestarted](r)
 		s.addSandbox(r.Time, p.StartMS, p.Attestation)
 	case record.KindUserCommandStarted:
-		s.execs[decode[record.UserCommandStarted](r).ExecID] = r.Time
+		s.execs[decodePayload[record.UserCommandStarted](r).ExecID] = r.Time
 	case record.KindUserCommandEnded:
 		s.endExec(r)
 	default:
@@ -135,45 +135,45 @@ func (s *session) observe(r record.Record) {
 func (s *session) observeCall(r record.Record) {
 	switch r.Kind {
 	case record.KindConfirmationRequested:
-		p := decode[record.ConfirmationRequested](r)
+		p := decodePayload[record.ConfirmationRequested](r)
 		c := s.callOf(p.CallID, p.Name, r.Time)
 		c.class, c.approvals = p.Class, append(c.approvals, approval{start: r.Time})
 	case record.KindConfirmationResolved:
-		p := decode[record.ConfirmationResolved](r)
+		p := decodePayload[record.ConfirmationResolved](r)
 		if c := s.calls[p.CallID]; c != nil && len(c.approvals) > 0 {
 			a := &c.approvals[len(c.approvals)-1]
 			a.end, a.resolved = r.Time, p
 		}
 	case record.KindToolCalled:
-		p := decode[record.ToolCalled](r)
+		p := decodePayload[record.ToolCalled](r)
 		s.callOf(p.CallID, p.Name, r.Time).class = p.Class
 	case record.KindToolCompleted:
-		p := decode[record.ToolCompleted](r)
+		p := decodePayload[record.ToolCompleted](r)
 		s.endCall(p.CallID, p.Name, r.Time, p.LatencyMS, "", attribute.Bool("caisson.tool.success", p.Success))
 	case record.KindToolFailed:
-		p := decode[record.ToolFailed](r)
+		p := decodePayload[record.ToolFailed](r)
 		s.endCall(p.CallID, p.Name, r.Time, p.LatencyMS, string(p.Class))
 	case record.KindToolInputInvalid:
-		p := decode[record.ToolInputInvalid](r)
+		p := decodePayload[record.ToolInputInvalid](r)
 		s.endCall(p.CallID, p.Name, r.Time, 0, "input_invalid")
 	case record.KindBudgetWarning:
-		s.addEvent(r, attribute.String("caisson.limit.kind", string(decode[record.BudgetWarning](r).What)))
+		s.addEvent(r, attribute.String("caisson.limit.kind", string(decodePayload[record.BudgetWarning](r).What)))
 	case record.KindSandboxLost, record.KindNetworkDenied, record.KindWarning,
 		record.KindContextShortened, record.KindContextCompacted, record.KindCompactionFailed:
 		s.addEvent(r)
 	}
 }
 
-// decode returns a record's payload. What can't be read is the zero value: records are
+// decodePayload returns a record's payload. What can't be read is the zero value: records are
 // the session's own.
-func decode[P record.Payload](r record.Record) P {
+func decodePayload[P record.Payload](r record.Record) P {
 	var p P
 	_ = json.Unmarshal(r.Payload, &p)
 	return p
 }
 
-// abandon ends the spans of a session that goes on beyond the program, or was cut off.
-func (s *session) abandon(at time.Time) {
+// abandonSpans ends the spans of a session that goes on beyond the program, or was cut off.
+func (s *session) abandonSpans(at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.endAll(at)
@@ -224,7 +224,7 @@ func (s *session) endTurn(at time.Time, reason string, p record.TurnCompleted) {
 	for id, c := range s.calls {
 		s.endCall(id, c.name, at, 0, "cancelled")
 	}
-	s.release(nil)
+	s.releaseSpans(nil)
 	s.setAnswer(t)
 	clear(s.history.arguments)
 	s.turn = nil
@@ -254,8 +254,8 @@ func setError(span trace.Span, reason string) attribute.KeyValue {
 }
 
 func (s *session) startChat(r record.Record) {
-	p := decode[record.ModelCallStarted](r)
-	s.release(nil) // what was held has no content
+	p := decodePayload[record.ModelCallStarted](r)
+	s.releaseSpans(nil) // what was held has no content
 	labels := modelAttributes(p.Model)
 	span := s.startSpan(r.Time, "chat "+p.Model.Model, trace.SpanKindClient, slices.Concat(labels, []attribute.KeyValue{
 		keyConversation.String(s.id), attribute.String("caisson.profile", p.Profile), attribute.Int("caisson.attempt", p.Attempt),
@@ -273,7 +273,7 @@ func (s *session) completeChat(r record.Record) {
 		return
 	}
 	delete(s.chats, r.Parent)
-	p := decode[record.ModelCallCompleted](r)
+	p := decodePayload[record.ModelCallCompleted](r)
 	c.labels = append(c.labels, keyResponseModel.String(p.Model.Model))
 	c.span.SetAttributes(keyFinish.StringSlice([]string{p.Finish}), keyResponseModel.String(p.Model.Model))
 	c.span.SetAttributes(usageAttributes(p.Usage)...)
@@ -294,7 +294,7 @@ func (s *session) failChat(r record.Record) {
 	if c == nil {
 		return
 	}
-	p := decode[record.ModelCallFailed](r)
+	p := decodePayload[record.ModelCallFailed](r)
 	if p.Status != 0 {
 		c.span.SetAttributes(attribute.Int("http.response.status_code", p.Status))
 	}
@@ -377,7 +377,7 @@ func (s *session) addSandbox(at time.Time, startMS int64, a sandbox.Attestation)
 
 // endExec makes the span of a command that the user ran.
 func (s *session) endExec(r record.Record) {
-	p := decode[record.UserCommandEnded](r)
+	p := decodePayload[record.UserCommandEnded](r)
 	start, ok := s.execs[p.ExecID]
 	if !ok {
 		return

@@ -74,7 +74,7 @@ type Exporter struct {
 // Open returns an exporter, or nil if neither the environment nor the options ask for
 // one. An error is one of the settings.
 func Open(ctx context.Context, o Options) (*Exporter, error) {
-	traces, metrics, err := o.signals()
+	traces, metrics, err := o.findSignals()
 	if err != nil || traces == nil && metrics == nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func (e *Exporter) Observe(r record.Record, _ []byte) {
 		delete(e.sessions, r.Session)
 	}
 	e.mu.Unlock()
-	s.observe(r)
+	s.observeRecord(r)
 }
 
 // Close ends the spans of sessions that are live, and sends what is left within
@@ -152,7 +152,7 @@ func (e *Exporter) Close(ctx context.Context) {
 	clear(e.sessions)
 	e.mu.Unlock()
 	for _, s := range live {
-		s.abandon(time.Now())
+		s.abandonSpans(time.Now())
 	}
 	slow := fmt.Errorf("the collector took none of it within %s", FlushTime)
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), FlushTime, slow)

@@ -211,7 +211,7 @@ func TestEndpoints(t *testing.T) {
 		{"certificate", map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "https://h", "OTEL_EXPORTER_OTLP_CERTIFICATE": "/nonexistent"}, "", "", "OTEL_EXPORTER_OTLP_CERTIFICATE: "},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			traces, metrics, err := Options{Getenv: func(name string) string { return c.env[name] }}.signals()
+			traces, metrics, err := Options{Getenv: func(name string) string { return c.env[name] }}.findSignals()
 			if err != nil || c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) || strings.Contains(err.Error(), "secret") {
 					t.Fatalf("error %v, want %q", err, c.err)
@@ -313,13 +313,13 @@ func TestRejected(t *testing.T) {
 	partial = protowire.AppendTag(partial, 2, protowire.BytesType)
 	partial = protowire.AppendString(partial, "too\x1b[2J old")
 	whole := protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), partial)
-	if got := rejected(whole); !strings.HasPrefix(got, "3 items: too") || strings.Contains(got, "\x1b") {
+	if got := describeRejected(whole); !strings.HasPrefix(got, "3 items: too") || strings.Contains(got, "\x1b") {
 		t.Errorf("%q", got)
 	}
 	for n := range whole {
-		_ = rejected(whole[:n])
+		_ = describeRejected(whole[:n])
 	}
-	if got := rejected([]byte(`{"partialSuccess":{}}`)); got != "" {
+	if got := describeRejected([]byte(`{"partialSuccess":{}}`)); got != "" {
 		t.Errorf("%q", got)
 	}
 }
@@ -328,7 +328,7 @@ func TestRejected(t *testing.T) {
 func TestHistoryBound(t *testing.T) {
 	var h history
 	for range 100 {
-		h.add(message{Role: "user", Parts: []part{{Type: "text", Content: strings.Repeat("x", 10_000)}}})
+		h.addMessage(message{Role: "user", Parts: []part{{Type: "text", Content: strings.Repeat("x", 10_000)}}})
 	}
 	if h.bytes > maxHistory || len(h.messages) != 6 {
 		t.Errorf("%d messages of %d bytes are kept, want 6 within %d", len(h.messages), h.bytes, maxHistory)

@@ -40,16 +40,16 @@ const (
 	maxPause   = 8 * time.Second
 )
 
-// connect makes the client. It follows no redirect: the headers are for the collector that
+// makeClient makes the client. It follows no redirect: the headers are for the collector that
 // the operator named.
-func (e *endpoint) connect(config *tls.Config) {
+func (e *endpoint) makeClient(config *tls.Config) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig, transport.MaxIdleConns, transport.MaxIdleConnsPerHost = config, 2, 2
 	e.client = &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// post sends a message, which a collector may want repeated.
-func (e *endpoint) post(ctx context.Context, m proto.Message) error {
+// postMessage sends a message, which a collector may want repeated.
+func (e *endpoint) postMessage(ctx context.Context, m proto.Message) error {
 	body, err := proto.Marshal(m)
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
@@ -100,7 +100,7 @@ func (e *endpoint) postOnce(ctx context.Context, body []byte) (wait time.Duratio
 	answer, err := io.ReadAll(io.LimitReader(res.Body, maxAnswer))
 	switch {
 	case res.StatusCode/100 == 2 && err == nil:
-		if text := rejected(answer); text != "" {
+		if text := describeRejected(answer); text != "" {
 			return -1, fmt.Errorf("export to %s: the collector rejected %s", e.address(), text)
 		}
 		return -1, nil
@@ -119,9 +119,9 @@ func (e *endpoint) postOnce(ctx context.Context, body []byte) (wait time.Duratio
 // address is the address as it may be shown.
 func (e *endpoint) address() string { return safeurl.String(e.url.String()) }
 
-// rejected returns what a collector rejected, "" for nothing. Its answer is a message whose
+// describeRejected returns what a collector rejected, "" for nothing. Its answer is a message whose
 // first field, partial_success, has a count and a text.
-func rejected(answer []byte) string {
+func describeRejected(answer []byte) string {
 	number, kind, n := protowire.ConsumeTag(answer)
 	if n < 0 || number != 1 || kind != protowire.BytesType {
 		return ""
@@ -170,5 +170,5 @@ func (*traceClient) Stop(context.Context) error { return nil }
 // UploadTraces implements otlptrace.Client. On the wire, TracesData is the request of the
 // service, whose package would link gRPC.
 func (c *traceClient) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpans) error {
-	return c.post(ctx, &tracepb.TracesData{ResourceSpans: spans})
+	return c.postMessage(ctx, &tracepb.TracesData{ResourceSpans: spans})
 }

@@ -78,8 +78,8 @@ func TestFile(t *testing.T, name string, a Adapter) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			for _, size := range []int{0, 7} {
-				played := play(t, a, c.responses, size, 1)
-				played.check(t, c)
+				played := playCase(t, a, c.responses, size, 1)
+				played.checkOutcome(t, c)
 			}
 			if len(c.ran) > 0 && c.responses[0].status == http.StatusOK {
 				testBroken(t, a, c)
@@ -106,11 +106,11 @@ func testBroken(t *testing.T, a Adapter, c transcript) {
 			continue
 		}
 		cuts++
-		played := play(t, a, []response{r}, 0, 0)
+		played := playCase(t, a, []response{r}, 0, 0)
 		if len(played.ran) > 0 || played.refused > 0 {
 			t.Errorf("broken off after %d bytes: ran %q, refused %d", i+1, played.ran, played.refused)
 		}
-		if failure := played.failure(t); failure == nil || failure.Class != loop.ModelNetwork {
+		if failure := played.findFailure(t); failure == nil || failure.Class != loop.ModelNetwork {
 			t.Errorf("broken off after %d bytes: %s, %v", i+1, played.outcome.Reason, played.outcome.Err)
 		}
 	}
@@ -119,7 +119,7 @@ func testBroken(t *testing.T, a Adapter, c transcript) {
 	}
 }
 
-// played is what came of a case.
+// played is the outcome of a case.
 type played struct {
 	outcome  loop.Outcome
 	ran      []string
@@ -128,9 +128,9 @@ type played struct {
 	requests int
 }
 
-// play runs one turn with a model of a server that sends the responses, each line at once
+// playCase runs one turn with a model of a server that sends the responses, each line at once
 // or in pieces of that size.
-func play(t *testing.T, a Adapter, responses []response, size, retries int) *played {
+func playCase(t *testing.T, a Adapter, responses []response, size, retries int) *played {
 	t.Helper()
 	p := &played{}
 	var mu sync.Mutex
@@ -144,7 +144,7 @@ func play(t *testing.T, a Adapter, responses []response, size, retries int) *pla
 			_, _ = w.Write([]byte(a.Done))
 			return
 		}
-		responses[n-1].send(w, size)
+		responses[n-1].sendPieces(w, size)
 	}))
 	defer server.Close()
 	out, err := loop.Run(t.Context(), loop.Options{
@@ -165,8 +165,8 @@ func play(t *testing.T, a Adapter, responses []response, size, retries int) *pla
 	return p
 }
 
-// send sends the response.
-func (r response) send(w http.ResponseWriter, size int) {
+// sendPieces sends the response.
+func (r response) sendPieces(w http.ResponseWriter, size int) {
 	maps.Copy(w.Header(), r.header)
 	w.WriteHeader(r.status)
 	for body := []byte(r.body); len(body) > 0; {
@@ -214,9 +214,9 @@ func (p *played) Round(_ context.Context, calls []tools.Call) ([]tools.Result, e
 	return out, nil
 }
 
-// failure returns the failure that ended the turn, or nil. Any other end than an answer
+// findFailure returns the failure that ended the turn, or nil. Any other end than an answer
 // is an error of the test.
-func (p *played) failure(t *testing.T) *loop.ModelError {
+func (p *played) findFailure(t *testing.T) *loop.ModelError {
 	t.Helper()
 	failure, ok := errors.AsType[*loop.ModelError](p.outcome.Err)
 	if p.outcome.Reason != loop.StopAnswered && !ok {
@@ -225,8 +225,8 @@ func (p *played) failure(t *testing.T) *loop.ModelError {
 	return failure
 }
 
-// check compares what came of a case with what had to.
-func (p *played) check(t *testing.T, c transcript) {
+// checkOutcome compares what came of a case with what had to.
+func (p *played) checkOutcome(t *testing.T, c transcript) {
 	t.Helper()
 	if diff := cmp.Diff(c.ran, p.ran); diff != "" {
 		t.Errorf("calls that ran (-want +got):\n%s", diff)
@@ -237,7 +237,7 @@ func (p *played) check(t *testing.T, c transcript) {
 	if p.refused != c.refused || p.requests != c.requests {
 		t.Errorf("refused %d calls and sent %d requests, want %d and %d", p.refused, p.requests, c.refused, c.requests)
 	}
-	failure := p.failure(t)
+	failure := p.findFailure(t)
 	if failure == nil {
 		if c.fails != "" || strings.Join(strings.Fields(p.outcome.Answer), " ") != c.answer {
 			t.Errorf("answer %q, want %q, or the failure %s", p.outcome.Answer, c.answer, c.fails)

@@ -34,7 +34,7 @@ type Past struct {
 	// without those that Summary stands for; it is nil if there is none.
 	Messages []loop.Message
 	Summary  *loop.Summary
-	// Used is what the turns that have ended used, Calls the number of calls that began.
+	// Used is the use of the turns that have ended, Calls the number of calls that began.
 	Used  limits.Usage
 	Calls int
 	// Answers counts the answers of each model, by [loop.ModelInfo.String].
@@ -63,7 +63,7 @@ type Turn struct {
 	// it had before the model was asked; Asked reports that it was.
 	Start, Opened int
 	Asked         bool
-	// Used is what it used so far, and Elapsed how long it ran.
+	// Used is its use so far, and Elapsed its running time.
 	Used                  limits.Usage
 	Elapsed               time.Duration
 	ModelCalls, ToolCalls int
@@ -130,11 +130,11 @@ func readSession(dir string, upTo *record.Parent, parents int) (*Past, error) {
 	if r.past.CreatedID == "" {
 		return nil, &DamageError{session, errors.New("there is no record in them")}
 	}
-	return r.finish(in, f)
+	return r.finishReading(in, f)
 }
 
-// finish returns what was read.
-func (r *reader) finish(in *record.Reader, f *os.File) (*Past, error) {
+// finishReading returns what was read.
+func (r *reader) finishReading(in *record.Reader, f *os.File) (*Past, error) {
 	p := r.past
 	p.End = in.Position()
 	info, err := f.Stat()
@@ -179,7 +179,7 @@ func (r *reader) addRecord(rec record.Record) error {
 	switch rec.Kind {
 	case record.KindSessionResumed:
 		var p record.SessionResumed
-		if err := r.decode(rec, &p); err != nil {
+		if err := r.decodePayload(rec, &p); err != nil {
 			return err
 		}
 		r.active, r.begun, r.last = r.activeTime(), rec.Time, rec.Time
@@ -187,34 +187,34 @@ func (r *reader) addRecord(rec record.Record) error {
 		clear(r.past.Background) // its sandbox is gone
 	case record.KindMessage:
 		var p record.Message
-		if err := r.decode(rec, &p); err != nil {
+		if err := r.decodePayload(rec, &p); err != nil {
 			return err
 		}
 		r.addMessage(rec, p)
 	case record.KindTurnStarted:
 		var p record.TurnStarted
-		if err := r.decode(rec, &p); err != nil {
+		if err := r.decodePayload(rec, &p); err != nil {
 			return err
 		}
 		r.beginTurn(rec, p)
 	case record.KindTurnCompleted:
 		var p record.TurnCompleted
-		if err := r.decode(rec, &p); err != nil {
+		if err := r.decodePayload(rec, &p); err != nil {
 			return err
 		}
 		r.endTurn(p.Reason, p.Usage)
 	case record.KindTurnCancelled:
 		var p record.TurnCancelled
-		if err := r.decode(rec, &p); err != nil {
+		if err := r.decodePayload(rec, &p); err != nil {
 			return err
 		}
 		r.endTurn(loop.StopCancelled, p.Usage)
 	case record.KindContextCompacted:
 		var p record.ContextCompacted
-		if err := r.decode(rec, &p); err != nil {
+		if err := r.decodePayload(rec, &p); err != nil {
 			return err
 		}
-		return r.compact(rec, p)
+		return r.applySummary(rec, p)
 	case record.KindCompactionFailed:
 		r.countSummary()
 	case record.KindSandboxStarted:
@@ -223,7 +223,7 @@ func (r *reader) addRecord(rec record.Record) error {
 		r.beginModelCall()
 	case record.KindModelCallCompleted:
 		var p record.ModelCallCompleted
-		if err := r.decode(rec, &p); err != nil {
+		if err := r.decodePayload(rec, &p); err != nil {
 			return err
 		}
 		r.endModelCall(rec, p)
@@ -233,8 +233,8 @@ func (r *reader) addRecord(rec record.Record) error {
 	return nil
 }
 
-// decode decodes a payload, with its long values.
-func (r *reader) decode(rec record.Record, to any) error {
+// decodePayload decodes a payload, with its long values.
+func (r *reader) decodePayload(rec record.Record, to any) error {
 	whole, err := record.Restore(r.dir, rec)
 	if err == nil {
 		err = json.Unmarshal(whole.Payload, to)
@@ -251,7 +251,7 @@ func (r *reader) addCreated(rec record.Record) error {
 		return fmt.Errorf("%w: the first record is %s", record.ErrChain, rec.Kind)
 	}
 	p := r.past
-	if err := r.decode(rec, &p.Created); err != nil {
+	if err := r.decodePayload(rec, &p.Created); err != nil {
 		return err
 	}
 	p.Settings, p.CreatedID, r.begun, r.last = p.Created, rec.ID, rec.Time, rec.Time

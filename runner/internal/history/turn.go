@@ -102,8 +102,8 @@ func (r *reader) endModelCall(rec record.Record, p record.ModelCallCompleted) {
 	r.answered = p.Model.String()
 }
 
-// compact replaces the oldest messages by a summary.
-func (r *reader) compact(rec record.Record, p record.ContextCompacted) error {
+// applySummary replaces the oldest messages by a summary.
+func (r *reader) applySummary(rec record.Record, p record.ContextCompacted) error {
 	r.countSummary()
 	next := &loop.Summary{Text: p.Summary, Messages: p.Messages, Kept: p.Kept}
 	trimmed, err := next.TrimHistory(r.past.Messages, r.past.Summary)
@@ -125,7 +125,7 @@ func (r *reader) countSummary() {
 	r.summarized = ""
 }
 
-// callRecord is what the records of a call have in common, and what is needed of some.
+// callRecord has the common fields of the records of a call, and the needed ones of some.
 type callRecord struct {
 	CallID   string           `json:"tool_use_id"`
 	Name     tools.Name       `json:"tool_name"`

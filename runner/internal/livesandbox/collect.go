@@ -195,7 +195,7 @@ func (c *collector) describeWorkspace() string {
 func (c *Sandbox) Collect(ctx context.Context) error { return c.copy.collectChanges(ctx) }
 
 // findRunning returns the sandbox that runs, or nil.
-func (c *Sandbox) findRunning() sandbox.Sandbox {
+func findRunning(c *Sandbox) sandbox.Sandbox {
 	c.mu.Lock()
 	g := c.current
 	c.mu.Unlock()

@@ -45,7 +45,7 @@ func (o *overlayTracker) Apply(ctx context.Context) (*overlay.Result, error) {
 	if err != nil || r.State != overlay.Applied {
 		return r, err
 	}
-	return r, o.renew(ctx)
+	return r, o.renewLayers(ctx)
 }
 
 // Discard implements [Settler].
@@ -58,12 +58,12 @@ func (o *overlayTracker) Discard(ctx context.Context) error {
 	if err := o.layers.End(overlay.Discarded); err != nil {
 		return err
 	}
-	return o.renew(ctx)
+	return o.renewLayers(ctx)
 }
 
-// renew makes fresh layers in the place of those that have ended. After an error nothing
+// renewLayers makes fresh layers in the place of those that have ended. After an error nothing
 // may run in the session any more.
-func (o *overlayTracker) renew(ctx context.Context) (err error) {
+func (o *overlayTracker) renewLayers(ctx context.Context) (err error) {
 	defer func() {
 		if err != nil {
 			o.log.Error("begin with fresh layers", zap.Error(err))

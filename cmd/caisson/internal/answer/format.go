@@ -30,7 +30,7 @@ func NewFormat(schema []byte) (*runner.AnswerFormat, error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("the schema is not JSON: more data after the value")
 	}
-	flat, err := (&inliner{root: doc}).inline(doc)
+	flat, err := (&inliner{root: doc}).inlineReferences(doc)
 	if err != nil {
 		return nil, fmt.Errorf("the schema %w", err)
 	}
@@ -78,9 +78,9 @@ type inliner struct {
 	open []string
 }
 
-// inline returns a schema without references. Its errors read as the end of a sentence
+// inlineReferences returns a schema without references. Its errors read as the end of a sentence
 // about it.
-func (n *inliner) inline(schema any) (any, error) {
+func (n *inliner) inlineReferences(schema any) (any, error) {
 	n.parts++
 	if n.parts > maxParts {
 		return nil, fmt.Errorf("has more than %d parts once its references are replaced", maxParts)
@@ -100,7 +100,7 @@ func (n *inliner) inline(schema any) (any, error) {
 		case "properties", "patternProperties", "dependentSchemas":
 			value, err = n.inlineEach(value)
 		default:
-			value, err = n.inline(value)
+			value, err = n.inlineReferences(value)
 		}
 		if err != nil {
 			return nil, err
@@ -111,7 +111,7 @@ func (n *inliner) inline(schema any) (any, error) {
 	if !ok {
 		return out, nil
 	}
-	target, err := n.follow(ref)
+	target, err := n.followReference(ref)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +125,7 @@ func (n *inliner) inlineList(list []any) (any, error) {
 	out := make([]any, len(list))
 	for i, v := range list {
 		var err error
-		if out[i], err = n.inline(v); err != nil {
+		if out[i], err = n.inlineReferences(v); err != nil {
 			return nil, err
 		}
 	}
@@ -141,15 +141,15 @@ func (n *inliner) inlineEach(v any) (any, error) {
 	out := map[string]any{}
 	for name, schema := range object {
 		var err error
-		if out[name], err = n.inline(schema); err != nil {
+		if out[name], err = n.inlineReferences(schema); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// follow returns the schema that a reference refers to, without references.
-func (n *inliner) follow(ref string) (any, error) {
+// followReference returns the schema that a reference refers to, without references.
+func (n *inliner) followReference(ref string) (any, error) {
 	if slices.Contains(n.open, ref) {
 		return nil, fmt.Errorf("has a definition that contains itself: %q", ref)
 	}
@@ -166,5 +166,5 @@ func (n *inliner) follow(ref string) (any, error) {
 	}
 	n.open = append(n.open, ref)
 	defer func() { n.open = n.open[:len(n.open)-1] }()
-	return n.inline(target)
+	return n.inlineReferences(target)
 }

@@ -109,27 +109,27 @@ func Run(ctx context.Context, o Options) End {
 	c.goOn()
 	c.readDraft()
 	if !c.Plain {
-		c.Status.setFooter(c.footer)
+		c.Status.setFooter(c.renderFooter)
 		defer c.Status.setFooter(nil)
 	}
 	c.yourTurn()
 	c.Renderer.Draw()
 	for !c.ended {
-		c.wait()
+		c.handleEvent()
 	}
 	c.writeDraft()
-	return End{c.close(), c.signal}
+	return End{c.closeSession(), c.signal}
 }
 
-// wait handles the next event.
-func (c *chat) wait() {
+// handleEvent handles the next event.
+func (c *chat) handleEvent() {
 	keys := c.keys
 	if c.Echo && c.turn != nil {
 		keys = nil // what no one types is done in its order
 	}
 	select {
 	case k := <-keys:
-		c.press(k)
+		c.pressKey(k)
 		if len(c.keys) == 0 {
 			c.Renderer.Draw()
 		}
@@ -144,13 +144,13 @@ func (c *chat) wait() {
 		c.ended = true
 	case <-c.still.C:
 		if c.Plain && c.turn != nil {
-			c.say("still running: " + c.Renderer.Activity())
+			c.showLines("still running: " + c.Renderer.Activity())
 		}
 	}
 }
 
-// say shows lines, which must be safe, after everything before them.
-func (c *chat) say(lines ...string) {
+// showLines shows lines, which must be safe, after everything before them.
+func (c *chat) showLines(lines ...string) {
 	size := 0
 	for _, l := range lines {
 		size += len(l)
@@ -164,7 +164,7 @@ func (c *chat) say(lines ...string) {
 // handleSignal stops the turn at an interrupt, and ends the chat at other signals.
 func (c *chat) handleSignal(sig os.Signal) {
 	if sig == os.Interrupt {
-		c.stop()
+		c.stopTurn()
 		return
 	}
 	c.ended, c.signal = true, int(syscall.SIGTERM)
@@ -174,8 +174,8 @@ func (c *chat) handleSignal(sig os.Signal) {
 	c.Stop(&runner.Interrupted{Signal: c.signal})
 }
 
-// press obeys a key.
-func (c *chat) press(k key) {
+// pressKey obeys a key.
+func (c *chat) pressKey(k key) {
 	switch k.kind {
 	case keyFocus, keyBlur:
 		c.blurred = k.kind == keyBlur
@@ -185,11 +185,11 @@ func (c *chat) press(k key) {
 		c.keys = nil
 		return
 	case keyLine:
-		c.send(k.text)
+		c.sendText(k.text)
 		return
 	}
 	c.mu.Lock()
-	act := c.composer.press(k)
+	act := c.composer.pressKey(k)
 	c.hint = ""
 	if act != actStop {
 		c.stops = 0
@@ -201,7 +201,7 @@ func (c *chat) press(k key) {
 	case actSend:
 		c.sendDraft()
 	case actStop:
-		c.stop()
+		c.stopTurn()
 	case actEnd:
 		c.ended = true
 	case actTakeBack:
@@ -211,9 +211,9 @@ func (c *chat) press(k key) {
 	}
 }
 
-// stop stops the turn that runs. Without one it moves the draft into the history, and
+// stopTurn stops the turn that runs. Without one it moves the draft into the history, and
 // ends the chat if there is none, the second time.
-func (c *chat) stop() {
+func (c *chat) stopTurn() {
 	if c.turn != nil {
 		c.setHint("stopping: what runs is being ended")
 		c.turn.Cancel(&runner.CancelledByUser{Client: "terminal"})
@@ -222,7 +222,7 @@ func (c *chat) stop() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.composer.text != "" {
-		c.composer.take()
+		c.composer.takeDraft()
 		c.notes.Reset(0)
 		c.hint = "the draft is in the history: Up"
 		return
@@ -233,7 +233,7 @@ func (c *chat) stop() {
 	}
 	c.hint = "Ctrl+C once more to end"
 	if c.Plain {
-		c.say(c.hint)
+		c.showLines(c.hint)
 	}
 }
 
@@ -242,7 +242,7 @@ func (c *chat) setHint(text string) {
 	c.hint = text
 	c.mu.Unlock()
 	if c.Plain && text != "" {
-		c.say(text)
+		c.showLines(text)
 	}
 }
 
@@ -254,48 +254,48 @@ func (c *chat) sendDraft() {
 		c.mu.Unlock()
 		return
 	}
-	c.composer.take()
+	c.composer.takeDraft()
 	c.mu.Unlock()
-	if !c.send(text) {
+	if !c.sendText(text) {
 		c.mu.Lock()
-		c.composer.set(text)
+		c.composer.setDraft(text)
 		c.mu.Unlock()
 	}
 	c.writeDraft()
 }
 
-// send obeys a command, or sends a message now or after the turn that runs. It reports
+// sendText obeys a command, or sends a message now or after the turn that runs. It reports
 // whether the text is done with.
-func (c *chat) send(text string) bool {
+func (c *chat) sendText(text string) bool {
 	text = strings.TrimSpace(text)
 	if text == "" {
 		c.yourTurn()
 		return true
 	}
 	if name, rest, ok := cutCommand(text); ok {
-		return c.obey(name, rest)
+		return c.runCommand(name, rest)
 	}
 	if c.turn != nil {
 		c.mu.Lock()
 		c.queue = append(c.queue, text)
 		c.mu.Unlock()
 		if c.Plain {
-			c.say("queued, for after this turn")
+			c.showLines("queued, for after this turn")
 		}
 		return true
 	}
-	return c.start(text)
+	return c.startTurn(text)
 }
 
-// start begins a turn.
-func (c *chat) start(text string) bool {
+// startTurn begins a turn.
+func (c *chat) startTurn(text string) bool {
 	turn, err := c.Session.Start(text)
 	if err != nil {
-		c.say(ui.ErrorLine(describeOver(err), c.Colour))
+		c.showLines(ui.ErrorLine(describeOver(err), c.Colour))
 		return false
 	}
 	if !c.Plain || c.Echo {
-		c.say(ui.MessageLines(text, c.Colour)...)
+		c.showLines(ui.MessageLines(text, c.Colour)...)
 	}
 	c.follow(turn)
 	return true
@@ -307,7 +307,7 @@ func (c *chat) follow(turn *runner.Turn) {
 	c.still.Reset(stillTime)
 	go func() {
 		r := turn.Report()
-		c.post(func() { c.finish(r) })
+		c.postCall(func() { c.finishTurn(r) })
 	}()
 }
 
@@ -322,16 +322,16 @@ func (c *chat) goOn() {
 		c.Status.setUsed(r.Used)
 	}
 	c.answer = r.Answer
-	c.say(ui.RecapLines(r.Message, r.Answer, filepath.Base(c.Dir), c.Colour)...)
+	c.showLines(ui.RecapLines(r.Message, r.Answer, filepath.Base(c.Dir), c.Colour)...)
 	if !r.Unfinished {
 		return
 	}
 	turn, err := runner.Continue(c.Session)
 	if err != nil {
-		c.say(ui.ErrorLine(describeOver(err), c.Colour))
+		c.showLines(ui.ErrorLine(describeOver(err), c.Colour))
 		return
 	}
-	c.say("going on with the turn that has no end")
+	c.showLines("going on with the turn that has no end")
 	c.follow(turn)
 }
 
@@ -343,16 +343,16 @@ func describeOver(err error) string {
 	return err.Error()
 }
 
-// post calls do in the goroutine of the chat, unless that has ended.
-func (c *chat) post(do func()) {
+// postCall calls do in the goroutine of the chat, unless that has ended.
+func (c *chat) postCall(do func()) {
 	select {
 	case c.events <- do:
 	case <-c.ctx.Done():
 	}
 }
 
-// finish shows the end of a turn, and begins the next one that waits.
-func (c *chat) finish(r runner.TurnReport) {
+// finishTurn shows the end of a turn, and begins the next one that waits.
+func (c *chat) finishTurn(r runner.TurnReport) {
 	c.turn = nil
 	c.mu.Lock()
 	c.hint = ""
@@ -362,19 +362,19 @@ func (c *chat) finish(r runner.TurnReport) {
 	}
 	waiting := c.queue
 	if next == "" && len(waiting) > 0 { // a person looks at it first
-		c.composer.set(joinDraft(append(waiting, c.composer.text)))
+		c.composer.setDraft(joinDraft(append(waiting, c.composer.text)))
 		c.queue = nil
 	}
 	c.mu.Unlock()
 	if r.Answer != "" {
 		c.answer = r.Answer
 	}
-	c.say(ui.TurnLines(r, c.Colour)...)
-	if next != "" && c.start(next) {
+	c.showLines(ui.TurnLines(r, c.Colour)...)
+	if next != "" && c.startTurn(next) {
 		return
 	}
-	if c.blurred && time.Since(c.begun) > longTurn {
-		c.notify("the turn has ended")
+	if c.Notify != nil && c.blurred && time.Since(c.begun) > longTurn {
+		c.Notify("the turn has ended")
 	}
 	if c.keys == nil {
 		c.ended = true
@@ -386,14 +386,14 @@ func (c *chat) finish(r runner.TurnReport) {
 	}
 	go func() {
 		d, err := c.Session.Differences(c.ctx)
-		c.post(func() { c.showCount(d, err) })
+		c.postCall(func() { c.showCount(d, err) })
 	}()
 }
 
-// showCount tells how much waits to be applied.
+// showCount shows how much waits to be applied.
 func (c *chat) showCount(d changes.Differences, err error) {
 	if err == nil && c.Status.setChanged(d.Count.Files) && d.Count.Files > 0 {
-		c.say(d.Count.String() + ": /diff, /apply, /discard")
+		c.showLines(d.Count.String() + ": /diff, /apply, /discard")
 	}
 	if c.turn == nil {
 		c.yourTurn()
@@ -403,13 +403,7 @@ func (c *chat) showCount(d changes.Differences, err error) {
 // yourTurn tells the person of a plain chat to write.
 func (c *chat) yourTurn() {
 	if c.Plain && c.turn == nil {
-		c.say("your turn: write a message, or /help")
-	}
-}
-
-func (c *chat) notify(text string) {
-	if c.Notify != nil {
-		c.Notify(text)
+		c.showLines("your turn: write a message, or /help")
 	}
 }
 
@@ -420,10 +414,10 @@ func (c *chat) takeBack() {
 	defer c.mu.Unlock()
 	n := len(c.queue)
 	if n == 0 {
-		c.composer.recall(c.composer.at - 1)
+		c.composer.recallMessage(c.composer.at - 1)
 		return
 	}
-	c.composer.set(c.queue[n-1])
+	c.composer.setDraft(c.queue[n-1])
 	c.queue = c.queue[:n-1]
 	c.notes.Reset(draftTime)
 }
@@ -443,7 +437,7 @@ func joinDraft(texts []string) string {
 func (c *chat) readDraft() {
 	if text, err := os.ReadFile(filepath.Join(c.Dir, draftFile)); err == nil {
 		c.mu.Lock()
-		c.composer.set(strings.ToValidUTF8(string(text), "\uFFFD"))
+		c.composer.setDraft(strings.ToValidUTF8(string(text), "\uFFFD"))
 		c.mu.Unlock()
 	}
 }
@@ -460,13 +454,13 @@ func (c *chat) writeDraft() {
 		return
 	}
 	if err := atomicwriter.WriteFile(path, []byte(text), 0o600); err != nil {
-		c.say(ui.ErrorLine("the draft can't be kept: "+err.Error(), c.Colour))
+		c.showLines(ui.ErrorLine("the draft can't be kept: "+err.Error(), c.Colour))
 	}
 }
 
-// close closes the session, which may take as long as commands take to end. Another
+// closeSession closes the session, which may take as long as commands take to end. Another
 // request destroys the sandbox, and one more ends the program.
-func (c *chat) close() runner.Report {
+func (c *chat) closeSession() runner.Report {
 	c.setHint("ending the session")
 	c.Renderer.Draw()
 	done := make(chan runner.Report, 1)

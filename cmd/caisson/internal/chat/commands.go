@@ -1,6 +1,7 @@
 package chat
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -16,7 +17,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
 
-// command is what a person asks of the chat itself.
+// command is a request to the chat itself.
 type command struct {
 	name, help string
 	do         func(c *chat, rest string) bool
@@ -29,9 +30,9 @@ func commands() []command {
 		{"/apply", "bring the changes into the workspace", (*chat).applyChanges},
 		{"/discard", "remove the changes", (*chat).discardChanges},
 		{"/copy", "copy the last answer", (*chat).copyAnswer},
-		{"/cost", "show what the session has used", (*chat).showCost},
-		{"/help", "list commands and keys", (*chat).showHelp},
-		{"/quit", "end the session; its changes are kept", (*chat).quit},
+		{"/cost", "show what the session has used", showCost},
+		{"/help", "list commands and keys", showHelp},
+		{"/quit", "end the session; its changes are kept", quitChat},
 	}
 }
 
@@ -63,38 +64,38 @@ func completeCommand(text string) []string {
 	return found
 }
 
-// obey runs a command. It reports whether the text is done with.
-func (c *chat) obey(name, rest string) bool {
+// runCommand runs a command. It reports whether the text is done with.
+func (c *chat) runCommand(name, rest string) bool {
 	all := commands()
 	i := slices.IndexFunc(all, func(cmd command) bool { return cmd.name == name })
 	if i < 0 {
 		safe, _ := displayText(name)
-		c.say(ui.ErrorLine("there is no command "+safe+": /help lists them", c.Colour))
+		c.showLines(ui.ErrorLine("there is no command "+safe+": /help lists them", c.Colour))
 		return false
 	}
 	return all[i].do(c, rest)
 }
 
-func (c *chat) showHelp(string) bool {
+func showHelp(c *chat, _ string) bool {
 	for _, cmd := range commands() {
-		c.say(fmt.Sprintf("%-9s %s", cmd.name, cmd.help))
+		c.showLines(fmt.Sprintf("%-9s %s", cmd.name, cmd.help))
 	}
 	if !c.Plain {
-		c.say(keysHelp...)
+		c.showLines(keysHelp...)
 	}
 	c.yourTurn()
 	return true
 }
 
-func (c *chat) quit(string) bool {
+func quitChat(c *chat, _ string) bool {
 	c.ended = true
 	return true
 }
 
-func (c *chat) showCost(string) bool {
+func showCost(c *chat, _ string) bool {
 	u := c.Session.Status().Usage
-	c.say(fmt.Sprintf("%s · %d tokens in, of them %d cached, and %d out · %d model calls, %d tool calls",
-		c.Status.cost(), u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens, u.CachedInputTokens, u.OutputTokens, u.Rounds, u.ToolCalls))
+	c.showLines(fmt.Sprintf("%s · %d tokens in, of them %d cached, and %d out · %d model calls, %d tool calls",
+		c.Status.formatCost(), u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens, u.CachedInputTokens, u.OutputTokens, u.Rounds, u.ToolCalls))
 	c.yourTurn()
 	return true
 }
@@ -103,7 +104,7 @@ func (c *chat) showCost(string) bool {
 func (c *chat) showDiff(string) bool {
 	go func() {
 		d, err := c.Session.Differences(c.ctx)
-		c.post(func() { c.showChanges(d, err) })
+		c.postCall(func() { c.showChanges(d, err) })
 	}()
 	return true
 }
@@ -112,10 +113,10 @@ func (c *chat) showChanges(d changes.Differences, err error) {
 	defer c.yourTurn()
 	switch {
 	case err != nil:
-		c.say(ui.ErrorLine(err.Error(), c.Colour))
+		c.showLines(ui.ErrorLine(err.Error(), c.Colour))
 		return
 	case d.Count.Files == 0 && d.Patch == "":
-		c.say("nothing has changed")
+		c.showLines("nothing has changed")
 		return
 	}
 	c.Status.setChanged(d.Count.Files)
@@ -127,16 +128,16 @@ func (c *chat) showChanges(d changes.Differences, err error) {
 		c.Queue(len(text), func() { c.Renderer.PrintVerbatim(lines...) })
 		return
 	}
-	if err := c.page(strings.Join(lines, "\n") + "\n"); err != nil {
-		c.say(ui.ErrorLine("the pager failed: "+err.Error(), c.Colour))
+	if err := c.showPage(strings.Join(lines, "\n") + "\n"); err != nil {
+		c.showLines(ui.ErrorLine("the pager failed: "+err.Error(), c.Colour))
 		return
 	}
-	c.say(ui.Stat(d, c.Colour)...)
+	c.showLines(ui.Stat(d, c.Colour)...)
 }
 
 // applyChanges brings the changes into the workspace, all or none.
 func (c *chat) applyChanges(string) bool {
-	return c.settle(func() []string {
+	return c.settleChanges(func() []string {
 		r, err := runner.ApplyChanges(c.ctx, c.Session)
 		if err != nil {
 			return []string{ui.ErrorLine(describeSettling(err), c.Colour)}
@@ -146,7 +147,7 @@ func (c *chat) applyChanges(string) bool {
 }
 
 func (c *chat) discardChanges(string) bool {
-	return c.settle(func() []string {
+	return c.settleChanges(func() []string {
 		if err := runner.DiscardChanges(c.ctx, c.Session); err != nil {
 			return []string{ui.ErrorLine(describeSettling(err), c.Colour)}
 		}
@@ -154,20 +155,20 @@ func (c *chat) discardChanges(string) bool {
 	})
 }
 
-// settle calls do, which returns what to say, without holding the keyboard up. No turn
+// settleChanges calls do, which returns what to say, without holding the keyboard up. No turn
 // can begin meanwhile.
-func (c *chat) settle(do func() []string) bool {
+func (c *chat) settleChanges(do func() []string) bool {
 	if c.turn != nil {
-		c.say(ui.ErrorLine("a turn is running: Ctrl+C stops it", c.Colour))
+		c.showLines(ui.ErrorLine("a turn is running: Ctrl+C stops it", c.Colour))
 		return false
 	}
 	c.setHint("working on the changes")
 	go func() {
 		lines := do()
 		d, err := c.Session.Differences(c.ctx)
-		c.post(func() {
+		c.postCall(func() {
 			c.setHint("")
-			c.say(lines...)
+			c.showLines(lines...)
 			if err == nil {
 				c.Status.setChanged(d.Count.Files)
 			}
@@ -188,8 +189,8 @@ func describeSettling(err error) string {
 	return err.Error()
 }
 
-// page shows a text, which must be safe, in $PAGER.
-func (c *chat) page(text string) error {
+// showPage shows a text, which must be safe, in $PAGER.
+func (c *chat) showPage(text string) error {
 	path := filepath.Join(c.Dir, "diff.txt")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		return err
@@ -228,16 +229,16 @@ func (c *chat) editDraft() {
 		edited, err = os.ReadFile(path)
 	}
 	if err != nil {
-		c.say(ui.ErrorLine("the draft was not changed: "+err.Error(), c.Colour))
+		c.showLines(ui.ErrorLine("the draft was not changed: "+err.Error(), c.Colour))
 		return
 	}
 	c.mu.Lock()
-	c.composer.set(strings.TrimRight(pastedText(edited), "\n"))
+	c.composer.setDraft(strings.TrimRight(pastedText(edited), "\n"))
 	c.mu.Unlock()
 	c.notes.Reset(draftTime)
 }
 
-// clipboards are the programs that fill a clipboard, each where a variable says that there
+// clipboards are the programs that fill a clipboard, each where a variable shows that there
 // is one.
 var clipboards = []struct {
 	variable string
@@ -257,35 +258,35 @@ var errNoClipboard = errors.New("no clipboard was found")
 func (c *chat) copyAnswer(string) bool {
 	defer c.yourTurn()
 	if c.answer == "" {
-		c.say("there is no answer to copy")
+		c.showLines("there is no answer to copy")
 		return true
 	}
-	name, err := c.fillClipboard(c.answer)
+	name, err := fillClipboard(c.ctx, c.Getenv, c.answer)
 	if err == nil {
-		c.say("copied with " + name)
+		c.showLines("copied with " + name)
 		return true
 	}
 	path := filepath.Join(c.Dir, "answer.md")
 	if err := os.WriteFile(path, []byte(c.answer), 0o600); err != nil {
-		c.say(ui.ErrorLine("the answer can't be copied: "+err.Error(), c.Colour))
+		c.showLines(ui.ErrorLine("the answer can't be copied: "+err.Error(), c.Colour))
 		return true
 	}
 	safe, _ := displayText(path)
-	c.say(err.Error() + ": the answer is in " + safe)
+	c.showLines(err.Error() + ": the answer is in " + safe)
 	return true
 }
 
-func (c *chat) fillClipboard(text string) (program string, err error) {
+func fillClipboard(ctx context.Context, getenv func(string) string, text string) (program string, err error) {
 	err = errNoClipboard
 	for _, b := range clipboards {
-		if c.Getenv(b.variable) == "" {
+		if getenv(b.variable) == "" {
 			continue
 		}
 		path, lookErr := exec.LookPath(b.argv[0])
 		if lookErr != nil {
 			continue
 		}
-		cmd := exec.CommandContext(c.ctx, path, b.argv[1:]...)
+		cmd := exec.CommandContext(ctx, path, b.argv[1:]...)
 		cmd.Stdin = strings.NewReader(text)
 		if err = cmd.Run(); err == nil {
 			return b.argv[0], nil

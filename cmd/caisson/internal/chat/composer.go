@@ -25,7 +25,7 @@ type composer struct {
 	complete func(text string) []string
 }
 
-// action is what a key asks of the chat.
+// action is the effect of a key on the chat.
 type action int
 
 // The actions. actEdit changed the draft, actNone did nothing.
@@ -39,8 +39,8 @@ const (
 	actTakeBack
 )
 
-// press obeys a key.
-func (c *composer) press(k key) action {
+// pressKey obeys a key.
+func (c *composer) pressKey(k key) action {
 	if k.kind == keyTab {
 		return c.completeText()
 	}
@@ -51,33 +51,33 @@ func (c *composer) press(k key) action {
 		if k.ctrl || k.alt {
 			return c.pressControl(k)
 		}
-		c.insert(k.text)
+		c.insertText(k.text)
 	case keyPaste:
-		c.insert(k.text)
+		c.insertText(k.text)
 	case keyEnter:
 		if k.alt || k.shift || k.ctrl {
-			c.insert("\n")
+			c.insertText("\n")
 			break
 		}
 		return actSend
 	case keyBackspace:
 		if k.ctrl || k.alt {
-			c.remove(c.wordStart(), c.cursor)
+			c.removeText(c.wordStart(), c.cursor)
 			break
 		}
-		c.remove(c.before(), c.cursor)
+		c.removeText(c.previousBoundary(), c.cursor)
 	case keyDelete:
-		c.remove(c.cursor, c.after())
+		c.removeText(c.cursor, c.nextBoundary())
 	case keyUp:
 		return c.moveUp()
 	case keyDown:
 		c.moveDown()
 	case keyLeft:
-		if c.cursor = c.before(); k.ctrl || k.alt {
+		if c.cursor = c.previousBoundary(); k.ctrl || k.alt {
 			c.cursor = c.wordStart()
 		}
 	case keyRight:
-		if c.cursor = c.after(); k.ctrl || k.alt {
+		if c.cursor = c.nextBoundary(); k.ctrl || k.alt {
 			c.cursor = c.wordEnd()
 		}
 	case keyHome:
@@ -99,7 +99,7 @@ func (c *composer) pressControl(k key) action {
 		case "f":
 			c.cursor = c.wordEnd()
 		case "d":
-			c.remove(c.cursor, c.wordEnd())
+			c.removeText(c.cursor, c.wordEnd())
 		default:
 			return actNone
 		}
@@ -107,18 +107,18 @@ func (c *composer) pressControl(k key) action {
 	}
 	switch k.text {
 	case "j":
-		c.insert("\n")
+		c.insertText("\n")
 	case "m":
 		return actSend
 	case "h":
-		c.remove(c.before(), c.cursor)
+		c.removeText(c.previousBoundary(), c.cursor)
 	case "c":
 		return actStop
 	case "d":
 		if c.text == "" {
 			return actEnd
 		}
-		c.remove(c.cursor, c.after())
+		c.removeText(c.cursor, c.nextBoundary())
 	case "x":
 		return actEditor
 	case "a":
@@ -126,15 +126,15 @@ func (c *composer) pressControl(k key) action {
 	case "e":
 		c.cursor = c.lineEnd()
 	case "b":
-		c.cursor = c.before()
+		c.cursor = c.previousBoundary()
 	case "f":
-		c.cursor = c.after()
+		c.cursor = c.nextBoundary()
 	case "w":
-		c.remove(c.wordStart(), c.cursor)
+		c.removeText(c.wordStart(), c.cursor)
 	case "u":
-		c.remove(c.lineStart(), c.cursor)
+		c.removeText(c.lineStart(), c.cursor)
 	case "k":
-		c.remove(c.cursor, c.lineEnd())
+		c.removeText(c.cursor, c.lineEnd())
 	case "p":
 		return c.moveUp()
 	case "n":
@@ -145,32 +145,32 @@ func (c *composer) pressControl(k key) action {
 	return actEdit
 }
 
-// set replaces the draft.
-func (c *composer) set(text string) {
+// setDraft replaces the draft.
+func (c *composer) setDraft(text string) {
 	c.text, c.cursor, c.at, c.menu = text, len(text), len(c.history), nil
 }
 
-// take empties the composer into the history.
-func (c *composer) take() {
+// takeDraft empties the composer into the history.
+func (c *composer) takeDraft() {
 	if c.text != "" && (len(c.history) == 0 || c.history[len(c.history)-1] != c.text) {
 		c.history = append(c.history, c.text)
 	}
-	c.set("")
+	c.setDraft("")
 }
 
-func (c *composer) insert(text string) {
+func (c *composer) insertText(text string) {
 	c.text = c.text[:c.cursor] + text + c.text[c.cursor:]
 	c.cursor += len(text)
 }
 
-func (c *composer) remove(from, to int) {
+func (c *composer) removeText(from, to int) {
 	c.text = c.text[:from] + c.text[to:]
 	c.cursor = from
 }
 
-// before and after return where the character in front of the cursor begins, and the one
+// previousBoundary and nextBoundary return where the character in front of the cursor begins, and the one
 // behind it ends.
-func (c *composer) before() int {
+func (c *composer) previousBoundary() int {
 	start, state := 0, c.text[:c.cursor]
 	for rest := state[c.paragraph():]; rest != ""; {
 		cluster, _ := ansi.FirstGraphemeCluster(rest, ansi.GraphemeWidth)
@@ -185,7 +185,7 @@ func (c *composer) paragraph() int {
 	return strings.LastIndexByte(c.text[:max(c.cursor-1, 0)], '\n') + 1
 }
 
-func (c *composer) after() int {
+func (c *composer) nextBoundary() int {
 	cluster, _ := ansi.FirstGraphemeCluster(c.text[c.cursor:], ansi.GraphemeWidth)
 	return c.cursor + len(cluster)
 }
@@ -220,7 +220,7 @@ func (c *composer) moveUp() action {
 	case c.text == "" && c.at == len(c.history):
 		return actTakeBack // of what waits, before the history
 	default:
-		c.recall(c.at - 1)
+		c.recallMessage(c.at - 1)
 	}
 	return actEdit
 }
@@ -230,14 +230,14 @@ func (c *composer) moveDown() {
 		c.moveTo(end+1, countCharacters(c.text[c.lineStart():c.cursor]))
 		return
 	}
-	c.recall(c.at + 1)
+	c.recallMessage(c.at + 1)
 }
 
 // moveTo moves to a character of the line that begins at start, or to the line's end.
 func (c *composer) moveTo(start, column int) {
 	c.cursor = start
 	for end := c.lineEnd(); column > 0 && c.cursor < end; column-- {
-		c.cursor = c.after()
+		c.cursor = c.nextBoundary()
 	}
 }
 
@@ -251,8 +251,8 @@ func countCharacters(text string) int {
 	return n
 }
 
-// recall shows a message of the history, or the draft behind them.
-func (c *composer) recall(at int) {
+// recallMessage shows a message of the history, or the draft behind them.
+func (c *composer) recallMessage(at int) {
 	if at < 0 || at > len(c.history) {
 		return
 	}

@@ -15,7 +15,7 @@ func typeKeys(c *composer, bytes string) []action {
 	var d keyDecoder
 	var acts []action
 	for _, k := range append(d.addBytes([]byte(bytes)), d.endWait()...) {
-		if a := c.press(k); a != actEdit && a != actNone {
+		if a := c.pressKey(k); a != actEdit && a != actNone {
 			acts = append(acts, a)
 		}
 	}
@@ -66,8 +66,8 @@ func TestPasteIsOneInsertion(t *testing.T) {
 func TestHistory(t *testing.T) {
 	var c composer
 	for _, text := range []string{"one", "two\nlines", "two\nlines"} {
-		c.set(text)
-		c.take()
+		c.setDraft(text)
+		c.takeDraft()
 	}
 	typeKeys(&c, "draft")
 	for _, want := range []string{"two\nlines", "two\nlines", "one", "one"} { // up to the line above, first
@@ -80,7 +80,7 @@ func TestHistory(t *testing.T) {
 	if c.text != "draft" {
 		t.Errorf("the draft is %q", c.text)
 	}
-	c.set("")
+	c.setDraft("")
 	if acts := typeKeys(&c, "\x1b[A"); len(acts) != 1 || acts[0] != actTakeBack {
 		t.Errorf("Up on an empty draft: %v", acts)
 	}
@@ -100,7 +100,7 @@ func TestCompletion(t *testing.T) {
 	if c.text != "/diff" || len(c.menu) > 0 {
 		t.Errorf("%q, menu %v", c.text, c.menu)
 	}
-	c.set("")
+	c.setDraft("")
 	typeKeys(&c, "/c\t")
 	if c.text != "/copy" || len(c.menu) != 2 {
 		t.Errorf("%q, menu %v", c.text, c.menu)

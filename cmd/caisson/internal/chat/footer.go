@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Status is what the status line of a chat shows, from the session's records. It is safe
+// Status is the content of a chat's status line, from the session's records. It is safe
 // for concurrent use. The zero value shows nothing.
 type Status struct {
 	mu      sync.Mutex
@@ -82,8 +82,8 @@ func (s *Status) setChanged(files int) bool {
 	return other
 }
 
-// cost returns what was spent.
-func (s *Status) cost() string {
+// formatCost returns what was spent.
+func (s *Status) formatCost() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.costLocked()
@@ -104,8 +104,8 @@ func dollars(micro int64) string {
 	return fmt.Sprintf("$%.2f", float64(micro)/1e6)
 }
 
-// line returns the status line.
-func (s *Status) line() string {
+// formatLine returns the status line.
+func (s *Status) formatLine() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	mode := s.mode
@@ -142,9 +142,9 @@ func (s *Status) setFooter(footer func(cells, lines int) ui.Footer) {
 	s.footer = footer
 }
 
-// footer implements [Status.Footer] for a chat.
-func (c *chat) footer(cells, lines int) ui.Footer {
-	status := c.Status.line()
+// renderFooter implements [Status.Footer] for a chat.
+func (c *chat) renderFooter(cells, lines int) ui.Footer {
+	status := c.Status.formatLine()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.hint != "" {
@@ -155,25 +155,25 @@ func (c *chat) footer(cells, lines int) ui.Footer {
 		first, _ := tools.Display(c.queue[0])
 		above = append(above, ui.SureWidth(fmt.Sprintf("  %d queued, Up takes the last back: %s", n, first)))
 	}
-	above = append(above, ui.Dim(fit(status, cells), c.Colour))
+	above = append(above, ui.Dim(truncateText(status, cells), c.Colour))
 	if len(c.composer.menu) > 0 {
-		below = append(below, ui.Dim(fit("  "+strings.Join(c.composer.menu, "  "), cells), c.Colour))
+		below = append(below, ui.Dim(truncateText("  "+strings.Join(c.composer.menu, "  "), cells), c.Colour))
 	}
 	if over := len(above) + len(below) + 1 - lines; over > 0 {
 		above = above[min(over, len(above)):]
 	}
 	for i, l := range above {
-		above[i] = fit(l, cells)
+		above[i] = truncateText(l, cells)
 	}
 	draft := layOut(c.composer.text, c.composer.cursor, cells, lines-len(above)-len(below))
 	for i, row := range draft.rows { // of a screen that is narrower than one character's escape
-		draft.rows[i] = fit(row, cells)
+		draft.rows[i] = truncateText(row, cells)
 	}
-	draft.before = fit(draft.before, cells)
+	draft.before = truncateText(draft.before, cells)
 	return ui.Footer{
 		Lines: append(append(above, draft.rows...), below...),
 		Row:   len(above) + draft.row, Before: draft.before, At: draft.at,
 	}
 }
 
-func fit(text string, cells int) string { return ansi.Truncate(text, max(cells, 1), "…") }
+func truncateText(text string, cells int) string { return ansi.Truncate(text, max(cells, 1), "…") }

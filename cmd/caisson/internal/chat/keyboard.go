@@ -49,15 +49,15 @@ func NewKeyboard(in io.Reader, raw bool, echo func(typed string, done bool)) *Ke
 }
 
 // Start begins to read.
-func (k *Keyboard) Start() { go k.read() }
+func (k *Keyboard) Start() { go k.readKeys() }
 
-// read reads until the end of input.
-func (k *Keyboard) read() {
+// readKeys reads until the end of input.
+func (k *Keyboard) readKeys() {
 	var decoder keyDecoder
 	buf := make([]byte, 64<<10)
 	for {
 		wait := time.Duration(-1)
-		if decoder.waits() {
+		if decoder.waitsForMore() {
 			wait = escapeTime
 		}
 		n, err := k.readSome(buf, wait)
@@ -71,10 +71,10 @@ func (k *Keyboard) read() {
 			keys = decoder.addBytes(buf[:n])
 		}
 		for _, pressed := range keys {
-			k.route(pressed)
+			k.routeKey(pressed)
 		}
 		if err != nil {
-			k.end()
+			k.endInput()
 			return
 		}
 	}
@@ -97,8 +97,8 @@ func lineKeys(text string) []key {
 	return keys
 }
 
-// end reports the end of input to whoever waits.
-func (k *Keyboard) end() {
+// endInput reports the end of input to the one who waits.
+func (k *Keyboard) endInput() {
 	k.mu.Lock()
 	k.ended = true
 	close(k.answers)
@@ -106,8 +106,8 @@ func (k *Keyboard) end() {
 	k.keys <- key{kind: keyEOF}
 }
 
-// route hands a key to the question or to the composer.
-func (k *Keyboard) route(pressed key) {
+// routeKey hands a key to the question or to the composer.
+func (k *Keyboard) routeKey(pressed key) {
 	stop := pressed.kind == keyText && pressed.ctrl && pressed.text == "c"
 	k.mu.Lock()
 	asking := k.asking
@@ -121,7 +121,7 @@ func (k *Keyboard) route(pressed key) {
 		k.echo(typed, done)
 	}
 	if done {
-		k.deliver(typed)
+		k.deliverAnswer(typed)
 	}
 }
 
@@ -159,8 +159,8 @@ func lastCharacter(text string) (string, int) {
 	}
 }
 
-// deliver hands an answer to the question, unless that is gone or has one.
-func (k *Keyboard) deliver(answer string) {
+// deliverAnswer hands an answer to the question, unless that is gone or has one.
+func (k *Keyboard) deliverAnswer(answer string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.asking && !k.ended {

@@ -25,7 +25,7 @@ func TestEarlyBytesAnswerNothing(t *testing.T) {
 		var d keyDecoder
 		typeIn := func(text string) {
 			for _, pressed := range append(d.addBytes([]byte(text)), d.endWait()...) {
-				k.route(pressed)
+				k.routeKey(pressed)
 			}
 		}
 		for _, text := range early[:shownAt] {

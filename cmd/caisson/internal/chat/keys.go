@@ -8,11 +8,11 @@ import (
 	uv "github.com/charmbracelet/ultraviolet"
 )
 
-// key is what a person did at the keyboard: a key, a paste, or a line where the terminal
+// key is one event of the keyboard: a key, a paste, or a line where the terminal
 // edits lines itself.
 type key struct {
 	kind keyKind
-	// text is what a keyText, a keyPaste or a keyLine inserts.
+	// text is inserted by a keyText, a keyPaste or a keyLine.
 	text string
 	// ctrl and alt are modifiers; of keyText, text is then the letter.
 	ctrl, alt, shift bool
@@ -65,17 +65,17 @@ type keyDecoder struct {
 // addBytes returns the keys that are complete with more bytes.
 func (d *keyDecoder) addBytes(p []byte) []key {
 	d.waiting = append(d.waiting, p...)
-	return d.decode(false)
+	return d.decodeKeys(false)
 }
 
 // endWait returns the keys of what waited for more bytes, which did not come: a lone
 // escape is the key.
-func (d *keyDecoder) endWait() []key { return d.decode(true) }
+func (d *keyDecoder) endWait() []key { return d.decodeKeys(true) }
 
-// waits reports whether a part of a key, though not of a paste, waits for more bytes.
-func (d *keyDecoder) waits() bool { return !d.pasting && len(d.waiting) > 0 }
+// waitsForMore reports whether a part of a key, though not of a paste, waits for more bytes.
+func (d *keyDecoder) waitsForMore() bool { return !d.pasting && len(d.waiting) > 0 }
 
-func (d *keyDecoder) decode(all bool) []key {
+func (d *keyDecoder) decodeKeys(all bool) []key {
 	var keys []key
 	for len(d.waiting) > 0 {
 		if d.pasting {

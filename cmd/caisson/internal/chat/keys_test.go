@@ -62,7 +62,7 @@ func typedText(keys []key) string {
 // A lone escape is a key once nothing follows.
 func TestEscapeKey(t *testing.T) {
 	var d keyDecoder
-	if got := d.addBytes([]byte("\x1b")); len(got) > 0 || !d.waits() {
+	if got := d.addBytes([]byte("\x1b")); len(got) > 0 || !d.waitsForMore() {
 		t.Errorf("%v before the wait", got)
 	}
 	if got := d.endWait(); len(got) != 1 || got[0].kind != keyEscape {
@@ -79,7 +79,7 @@ func TestDecoderTakesAnything(t *testing.T) {
 		var keys []key
 		for _, piece := range text {
 			keys = append(keys, d.addBytes([]byte(piece))...)
-			if rapid.Bool().Draw(rt, "wait") && d.waits() {
+			if rapid.Bool().Draw(rt, "wait") && d.waitsForMore() {
 				keys = append(keys, d.endWait()...)
 			}
 		}

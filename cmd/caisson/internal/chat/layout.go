@@ -63,7 +63,7 @@ func layOut(text string, cursor, cells, most int) composerRows {
 		place(" ")
 		l.rows[l.row] += " "
 	}
-	return l.window(max(most, 1), cut)
+	return l.cutWindow(max(most, 1), cut)
 }
 
 // clipDraft cuts a long draft to what is around its cursor. What is cut off in front
@@ -82,8 +82,8 @@ func clipDraft(text string, cursor int) (string, int, bool) {
 	return text[start:end], cursor - start, start > 0
 }
 
-// window keeps the rows around the cursor, and marks them.
-func (l composerRows) window(most int, cut bool) composerRows {
+// cutWindow keeps the rows around the cursor, and marks them.
+func (l composerRows) cutWindow(most int, cut bool) composerRows {
 	first := 0
 	if len(l.rows) > most {
 		first = min(max(l.row-most+1, 0), len(l.rows)-most)

@@ -65,7 +65,7 @@ func (g *GitHub) Report(r runner.Report) error {
 // ReportError reports a run that could not begin.
 func (g *GitHub) ReportError(status int, p record.Problem) error {
 	if g.Guard != nil {
-		g.Guard.RunCommands([]string{annotation("error", "", 0, "caisson run", p.Cause+"\n"+p.Hint)})
+		g.Guard.RunCommands([]string{formatAnnotation("error", "", 0, "caisson run", p.Cause+"\n"+p.Hint)})
 	}
 	r := runner.Report{SessionEnded: record.SessionEnded{ExitStatus: status, Problem: &p, CostUSD: "unknown"}}
 	return errors.Join(
@@ -79,7 +79,7 @@ func (g *GitHub) errorsOf(r runner.Report, failures []junit.Failure) []string {
 	var all []string
 	for _, q := range r.Quarantined {
 		if q.To == "" {
-			all = append(all, annotation("error", "", 0, "not renamed", q.Path+": "+q.Why))
+			all = append(all, formatAnnotation("error", "", 0, "not renamed", q.Path+": "+q.Why))
 		}
 	}
 	if r.Problem != nil {
@@ -87,7 +87,7 @@ func (g *GitHub) errorsOf(r runner.Report, failures []junit.Failure) []string {
 		if r.Reason == loop.StopAnswered {
 			title = fmt.Sprintf("caisson run: exit status %d", r.ExitStatus)
 		}
-		all = append(all, annotation("error", "", 0, title, r.Problem.Cause+"\n"+r.Problem.Hint))
+		all = append(all, formatAnnotation("error", "", 0, title, r.Problem.Cause+"\n"+r.Problem.Hint))
 	}
 	for _, f := range failures {
 		message := f.Message
@@ -95,7 +95,7 @@ func (g *GitHub) errorsOf(r runner.Report, failures []junit.Failure) []string {
 		if file == "" && f.File != "" {
 			message = fmt.Sprintf("%s:%d: %s", f.File, f.Line, message)
 		}
-		all = append(all, annotation("error", file, f.Line, strings.Trim(f.Class+" "+f.Name, " "), message))
+		all = append(all, formatAnnotation("error", file, f.Line, strings.Trim(f.Class+" "+f.Name, " "), message))
 	}
 	return firstAnnotations("error", all)
 }
@@ -104,7 +104,7 @@ func (g *GitHub) errorsOf(r runner.Report, failures []junit.Failure) []string {
 func (g *GitHub) warningsOf(r runner.Report) []string {
 	var all []string
 	for _, h := range r.HostExecuted {
-		all = append(all, annotation("warning", g.repositoryPath(h.Path), 0, "read this first", h.Path+": "+hostText(h)))
+		all = append(all, formatAnnotation("warning", g.repositoryPath(h.Path), 0, "read this first", h.Path+": "+hostText(h)))
 	}
 	return firstAnnotations("warning", all)
 }
@@ -123,7 +123,7 @@ func hostText(h record.HostExecuted) string {
 // firstAnnotations returns as many as GitHub shows. The last counts the others.
 func firstAnnotations(level string, all []string) []string {
 	if over := len(all) - maxAnnotations; over > 0 {
-		all = append(all[:maxAnnotations-1], annotation(level, "", 0, "caisson run", fmt.Sprintf("and %d more, in the summary or the report", over+1)))
+		all = append(all[:maxAnnotations-1], formatAnnotation(level, "", 0, "caisson run", fmt.Sprintf("and %d more, in the summary or the report", over+1)))
 	}
 	return all
 }
@@ -178,8 +178,8 @@ func hasHidden(name string) bool {
 	return safe != name
 }
 
-// annotation returns a workflow command that annotates a file, or the run.
-func annotation(level, file string, line int, title, message string) string {
+// formatAnnotation returns a workflow command that annotates a file, or the run.
+func formatAnnotation(level, file string, line int, title, message string) string {
 	properties := []string{"title=" + escapeProperty(title)}
 	if file != "" {
 		properties = append(properties, "file="+escapeProperty(file))

@@ -248,7 +248,7 @@ func TestAnnotations(t *testing.T) {
 	if got := g.findFile(junit.Failure{File: "cart_test.go"}, nil); got != "" {
 		t.Errorf("a file outside of the repository: %q", got)
 	}
-	if got, want := annotation("error", "a,b:c.go", 3, "50%, done", "Foo::bar\r\nx ##[error]y"), `::error title=50%25%2C done,file=a%2Cb%3Ac.go,line=3::Foo::bar\r%0Ax ##\u005berror]y`; got != want {
+	if got, want := formatAnnotation("error", "a,b:c.go", 3, "50%, done", "Foo::bar\r\nx ##[error]y"), `::error title=50%25%2C done,file=a%2Cb%3Ac.go,line=3::Foo::bar\r%0Ax ##\u005berror]y`; got != want {
 		t.Errorf("got %s\nwant %s", got, want)
 	}
 }

@@ -54,7 +54,7 @@ func readReport(data []byte, most int) []Failure {
 				test, failed = newFailure(t.Attr), false
 			case "failure", "error":
 				failed, inside = true, true
-				test.addMessage(attribute(t.Attr, "message"))
+				test.addMessage(findAttribute(t.Attr, "message"))
 			}
 		case xml.CharData:
 			if inside {
@@ -77,12 +77,12 @@ func readReport(data []byte, most int) []Failure {
 }
 
 func newFailure(attributes []xml.Attr) Failure {
-	f := Failure{Class: attribute(attributes, "classname"), Name: attribute(attributes, "name"), File: attribute(attributes, "file")}
-	f.Line, _ = strconv.Atoi(attribute(attributes, "line"))
+	f := Failure{Class: findAttribute(attributes, "classname"), Name: findAttribute(attributes, "name"), File: findAttribute(attributes, "file")}
+	f.Line, _ = strconv.Atoi(findAttribute(attributes, "line"))
 	return f
 }
 
-func attribute(attributes []xml.Attr, name string) string {
+func findAttribute(attributes []xml.Attr, name string) string {
 	for _, a := range attributes {
 		if a.Name.Local == name && a.Name.Space == "" {
 			return a.Value

@@ -38,7 +38,7 @@ func Find(stateDir, name, workspace string) (Session, error) {
 	if found.Pruned || found.Dir != sessiondir.Path(stateDir, found.ID) {
 		return Session{}, &trace.Error{Reason: trace.NoRecords, Name: found.ID}
 	}
-	return read(found)
+	return readSession(found)
 }
 
 // findLast returns the newest session with a model on a workspace.
@@ -55,7 +55,7 @@ func findLast(stateDir, workspace string) (Session, error) {
 		return Session{}, &trace.Error{Reason: trace.NotListed, Name: stateDir, Err: err}
 	}
 	for _, id := range slices.Backward(names) { // ids sort by time
-		s, err := read(trace.Session{ID: id, Path: filepath.Join(sessiondir.Path(stateDir, id), record.TraceFile)})
+		s, err := readSession(trace.Session{ID: id, Path: filepath.Join(sessiondir.Path(stateDir, id), record.TraceFile)})
 		if err == nil && s.Created.Workspace == dir && s.Created.Model.Provider != "" {
 			return s, nil
 		}
@@ -63,8 +63,8 @@ func findLast(stateDir, workspace string) (Session, error) {
 	return Session{}, &trace.Error{Reason: trace.NoSession, Name: "on " + dir}
 }
 
-// read reads the first record of a session.
-func read(s trace.Session) (Session, error) {
+// readSession reads the first record of a session.
+func readSession(s trace.Session) (Session, error) {
 	f, err := record.OpenRegular(s.Path)
 	if err != nil {
 		return Session{}, &trace.Error{Reason: trace.Unreadable, Name: s.ID, Err: err}

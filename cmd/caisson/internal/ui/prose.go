@@ -34,7 +34,7 @@ func Prose(markdown string, columns int, colour bool) []string {
 		if b.Kind == prose.Heading {
 			first += s.bold(strings.Repeat("#", b.Level) + " ")
 		}
-		for line := range strings.SplitSeq(s.spans(b), "\n") {
+		for line := range strings.SplitSeq(s.renderSpans(b), "\n") {
 			lines = append(lines, wrapProse(first+line, columns, b.Rest)...)
 			first = b.Rest
 		}
@@ -54,22 +54,22 @@ func wrapProse(line string, columns int, rest string) []string {
 	return rows
 }
 
-// spans returns the content of a block, each line of it with its styles whole.
-func (s style) spans(b prose.Block) string {
+// renderSpans returns the content of a block, each line of it with its styles whole.
+func (s style) renderSpans(b prose.Block) string {
 	var out strings.Builder
 	for _, span := range b.Spans {
 		for i, text := range strings.Split(span.Text, "\n") {
 			if i > 0 {
 				out.WriteString("\n")
 			}
-			out.WriteString(s.span(span, text, b.Kind == prose.Heading))
+			out.WriteString(s.renderSpan(span, text, b.Kind == prose.Heading))
 		}
 	}
 	return out.String()
 }
 
-// span returns a text in the style of its span, or with the markers of Markdown.
-func (s style) span(span prose.Span, text string, heading bool) string {
+// renderSpan returns a text in the style of its span, or with the markers of Markdown.
+func (s style) renderSpan(span prose.Span, text string, heading bool) string {
 	if text == "" {
 		return ""
 	}

@@ -98,7 +98,7 @@ type printed struct {
 	verbatim bool
 }
 
-// region is what a live region shows. The cursor is below its last line, or in a line of
+// region is the content of a live region. The cursor is below its last line, or in a line of
 // its footer.
 type region struct {
 	lines []string
@@ -343,13 +343,13 @@ func (r *Renderer) drawRegion() {
 	if len(footer.Lines) > 0 {
 		next.cursor, next.before, next.at = len(lines)+footer.Row, footer.Before, footer.At
 	}
-	if len(r.pending) == 0 && columns == r.columns && r.region.equals(next) {
+	if len(r.pending) == 0 && columns == r.columns && r.region.equalsRegion(next) {
 		return
 	}
 	r.replaceRegion(next)
 }
 
-func (g region) equals(o region) bool {
+func (g region) equalsRegion(o region) bool {
 	return g.cursor == o.cursor && g.before == o.before && slices.Equal(g.lines, o.lines)
 }
 
