@@ -128,7 +128,7 @@ func TestFailuresCountAsInDocker(t *testing.T) {
 			}
 			counted := 0
 			for _, at := range f.tests {
-				if at >= tt.uncounted {
+				if at >= tt.uncounted-unit/8 { // the clock of the tests began a little later
 					counted++
 				}
 			}
