@@ -265,16 +265,16 @@ func checkServiceReach(ctx context.Context, e *env, s sandbox.ServiceProcess, id
 
 // checkUnhealthyService starts sandboxes whose services fail, and which leave nothing.
 func checkUnhealthyService(ctx context.Context, e *env) error {
-	check := func(retries int, test ...string) *images.HealthCheck {
-		return &images.HealthCheck{Test: append([]string{"CMD"}, probeArgv(test...)...), Interval: time.Nanosecond, Timeout: 100 * time.Millisecond, Retries: retries}
+	check := func(retries int, timeout time.Duration, test ...string) *images.HealthCheck {
+		return &images.HealthCheck{Test: append([]string{"CMD"}, probeArgv(test...)...), Interval: time.Nanosecond, Timeout: timeout, Retries: retries}
 	}
 	for name, tt := range map[string]struct {
 		service sandbox.Service
 		want    string
 	}{
-		"the test fails":        {sandbox.Service{Args: probeArgv("sleep", "word"), HealthCheck: check(1, "exit", "3")}, "exit code 3"},
-		"the test does not end": {sandbox.Service{Args: probeArgv("sleep", "word"), HealthCheck: check(1, "ignore-term", "word")}, "timed out"},
-		"the service ends":      {sandbox.Service{Args: probeArgv("exit", "4"), HealthCheck: check(1<<31, "exit", "3")}, "exit code 4"},
+		"the test fails":        {sandbox.Service{Args: probeArgv("sleep", "word"), HealthCheck: check(1, 10*time.Second, "exit", "3")}, "exit code 3"},
+		"the test does not end": {sandbox.Service{Args: probeArgv("sleep", "word"), HealthCheck: check(1, 100*time.Millisecond, "ignore-term", "word")}, "timed out"},
+		"the service ends":      {sandbox.Service{Args: probeArgv("exit", "4"), HealthCheck: check(1<<31, 10*time.Second, "exit", "3")}, "exit code 4"},
 	} {
 		own := newEnv(e.target, filepath.Join(e.base, "unhealthy-"+strings.ReplaceAll(name, " ", "-")))
 		own.service = &tt.service

@@ -121,13 +121,13 @@ func checkFilesRecover(ctx context.Context, e *env) error {
 }
 
 // checkForksRecover counts how many processes can be started, uses them up,
-// and counts again.
+// and counts again, up to five times, since a loaded machine reaps late.
 func checkForksRecover(ctx context.Context, e *env) error {
 	if e.target.LimitsUnenforced && !e.target.PIDsSpareSandbox {
 		return attestsLoss(e, "pids")
 	}
-	var counts [2]int
-	for i := range counts {
+	first := 0
+	for range 6 {
 		out, err := e.expectOutput(ctx, "fork-count")
 		if err != nil {
 			if e.target.LimitsKillSandbox && !e.target.PIDsSpareSandbox {
@@ -135,17 +135,24 @@ func checkForksRecover(ctx context.Context, e *env) error {
 			}
 			return err
 		}
-		if counts[i], err = strconv.Atoi(strings.TrimSpace(out)); err != nil {
+		count, err := strconv.Atoi(strings.TrimSpace(out))
+		if err != nil {
 			return err
 		}
+		switch {
+		case first > 0 && count >= first-5:
+			return nil
+		case first > 0:
+			continue
+		case count < 2 || count > 64:
+			return fmt.Errorf("%d processes could be started; limit 64", count)
+		}
+		first = count
 		if _, err := e.expectOutput(ctx, "orphans", "300"); err != nil {
 			return err
 		}
 	}
-	if counts[0] < 2 || counts[0] > 64 || counts[1] < counts[0]-5 {
-		return fmt.Errorf("first %d processes could be started, then %d; limit 64", counts[0], counts[1])
-	}
-	return nil
+	return fmt.Errorf("first %d processes could be started, then at least 6 fewer; limit 64", first)
 }
 
 // checkUnheldMemory fills what counts as memory and belongs to no process, so
