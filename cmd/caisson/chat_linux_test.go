@@ -242,7 +242,7 @@ func TestAnUnfinishedTurnIsResumed(t *testing.T) {
 func TestAnUnknownConversationIsRefused(t *testing.T) {
 	for _, name := range []string{"20260101T000000-nosuch", "../x", "last"} {
 		status, shown, _ := chatOn(t, "xterm", nil, oneAnswer, "--resume", name)
-		if status != 42 || !strings.Contains(shown, map[bool]string{true: "no such file", false: "no session"}[name == "../x"]) || strings.Contains(shown, "\x1b[?2004h") {
+		if status != 42 || !strings.Contains(strings.Join(strings.Fields(shown), " "), map[bool]string{true: "no such file", false: "no session"}[name == "../x"]) || strings.Contains(shown, "\x1b[?2004h") {
 			t.Errorf("%s: status %d\n%q", name, status, shown)
 		}
 	}
