@@ -25,6 +25,13 @@ type event struct {
 // testKey names one test or, with an empty test, a package.
 type testKey struct{ pkg, test string }
 
+func (k testKey) String() string {
+	if k.test == "" {
+		return k.pkg + " (package)"
+	}
+	return k.pkg + " " + k.test
+}
+
 // Summary counts the tests that it is told of. A test with subtests counts by
 // those, and by itself only if it failed on its own. It is not safe for
 // concurrent use.
@@ -33,9 +40,11 @@ type Summary struct {
 	output  map[testKey][]string
 	parents map[testKey]bool // has subtests
 	failing map[testKey]bool // has a failed subtest, or a failed test
+	retried map[testKey]bool
 	builds  map[string][]string
 	passed  int
-	failed  []string
+	failed  []testKey
+	flaky   []testKey // failed, and passed when they ran again alone
 	skipped []string
 	timed   []timedTest
 }
@@ -57,6 +66,7 @@ func NewSummary(out io.Writer) *Summary {
 		output:  map[testKey][]string{},
 		parents: map[testKey]bool{},
 		failing: map[testKey]bool{},
+		retried: map[testKey]bool{},
 		builds:  map[string][]string{},
 	}
 }
@@ -104,14 +114,13 @@ func parentsOf(key testKey) func(func(testKey) bool) {
 }
 
 func (s *Summary) endTest(action string, key testKey, seconds float64) {
-	name := key.pkg + " " + key.test
 	if !s.parents[key] {
-		s.timed = append(s.timed, timedTest{name, seconds})
+		s.timed = append(s.timed, timedTest{key.String(), seconds})
 	}
 	switch {
 	case action == "fail":
 		if !s.failing[key] {
-			s.fail(name, s.output[key])
+			s.fail(key, s.output[key])
 		}
 		for parent := range parentsOf(key) {
 			s.failing[parent] = true
@@ -119,7 +128,7 @@ func (s *Summary) endTest(action string, key testKey, seconds float64) {
 		s.failing[testKey{key.pkg, ""}] = true
 	case s.parents[key] && action == "pass":
 	case action == "skip":
-		s.skipped = append(s.skipped, name+": "+reason(s.output[key]))
+		s.skipped = append(s.skipped, key.String()+": "+reason(s.output[key]))
 	default:
 		s.passed++
 	}
@@ -129,7 +138,7 @@ func (s *Summary) endTest(action string, key testKey, seconds float64) {
 func (s *Summary) endPackage(e event) {
 	key := testKey{e.Package, ""}
 	if e.Action == "fail" && !s.failing[key] {
-		s.fail(e.Package+" (package)", append(s.builds[e.FailedBuild], s.unfinished(e.Package)...))
+		s.fail(key, append(s.builds[e.FailedBuild], s.unfinished(e.Package)...))
 	}
 	verdict := map[string]string{"pass": "ok", "fail": "FAIL", "skip": "no tests"}[e.Action]
 	fmt.Fprintf(s.out, "%-8s %s %.1fs\n", verdict, e.Package, e.Elapsed)
@@ -149,9 +158,9 @@ func (s *Summary) unfinished(pkg string) []string {
 	return lines
 }
 
-func (s *Summary) fail(name string, output []string) {
-	s.failed = append(s.failed, name)
-	fmt.Fprintf(s.out, "--- failed: %s\n%s", name, strings.Join(output, ""))
+func (s *Summary) fail(key testKey, output []string) {
+	s.failed = append(s.failed, key)
+	fmt.Fprintf(s.out, "--- failed: %s\n%s", key, strings.Join(output, ""))
 }
 
 // reason is what a test said when it skipped itself: its last line that go
@@ -170,6 +179,23 @@ func reason(output []string) string {
 	return "no reason given"
 }
 
+// MarkFlaky counts the failures of a test and of its subtests as flaky.
+func (s *Summary) MarkFlaky(pkg, test string) {
+	s.failed = slices.DeleteFunc(s.failed, func(k testKey) bool {
+		isOf := k.pkg == pkg && rootOf(k.test) == test
+		if isOf {
+			s.flaky = append(s.flaky, k)
+		}
+		return isOf
+	})
+}
+
+// rootOf is the test, as go test's -run names it, that a subtest is part of.
+func rootOf(test string) string {
+	root, _, _ := strings.Cut(test, "/")
+	return root
+}
+
 // Failures is the number of tests and packages that failed so far.
 func (s *Summary) Failures() int { return len(s.failed) }
 
@@ -186,12 +212,20 @@ func (s *Summary) Print() {
 	for _, list := range []struct {
 		title string
 		names []string
-	}{{"skipped", s.skipped}, {"failed", s.failed}} {
+	}{{"skipped", s.skipped}, {"failed, and passed alone", names(s.flaky)}, {"failed", names(s.failed)}} {
 		if len(list.names) > 0 {
 			fmt.Fprintf(s.out, "\n%s:\n  %s\n", list.title, strings.Join(list.names, "\n  "))
 		}
 	}
-	fmt.Fprintf(s.out, "\n%d passed, %d failed, %d skipped\n", s.passed, len(s.failed), len(s.skipped))
+	fmt.Fprintf(s.out, "\n%d passed, %d flaky, %d failed, %d skipped\n", s.passed, len(s.flaky), len(s.failed), len(s.skipped))
+}
+
+func names(keys []testKey) []string {
+	var list []string
+	for _, k := range keys {
+		list = append(list, k.String())
+	}
+	return list
 }
 
 // printSlowest writes the tests that took a second or more, the slowest first.

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -29,20 +32,20 @@ func TestSummaryCounts(t *testing.T) {
 		good   bool
 		strict bool
 	}{
-		{"nothing ran", nil, "0 passed, 0 failed, 0 skipped", false, false},
-		{"one passed", []string{"run|p|TestA|", "pass|p|TestA|", "pass|p||"}, "1 passed, 0 failed, 0 skipped", true, true},
+		{"nothing ran", nil, "0 passed, 0 flaky, 0 failed, 0 skipped", false, false},
+		{"one passed", []string{"run|p|TestA|", "pass|p|TestA|", "pass|p||"}, "1 passed, 0 flaky, 0 failed, 0 skipped", true, true},
 		{"a parent counts by its subtests", []string{
 			"run|p|TestA|", "run|p|TestA/x|", "run|p|TestA/y|",
 			"pass|p|TestA/x|", "fail|p|TestA/y|", "fail|p|TestA|", "fail|p||",
-		}, "1 passed, 1 failed, 0 skipped", false, false},
+		}, "1 passed, 0 flaky, 1 failed, 0 skipped", false, false},
 		{"a skip is good unless strict", []string{
 			"run|p|TestA|", "pass|p|TestA|", "run|p|TestB|",
 			"output|p|TestB|    b_test.go:7: needs docker\n", "output|p|TestB|--- SKIP: TestB (0.00s)\n", "skip|p|TestB|", "pass|p||",
-		}, "1 passed, 0 failed, 1 skipped", true, false},
-		{"a package that fails by itself", []string{"run|p|TestA|", "pass|p|TestA|", "fail|p||"}, "1 passed, 1 failed, 0 skipped", false, false},
+		}, "1 passed, 0 flaky, 0 failed, 1 skipped", true, false},
+		{"a package that fails by itself", []string{"run|p|TestA|", "pass|p|TestA|", "fail|p||"}, "1 passed, 0 flaky, 1 failed, 0 skipped", false, false},
 		{"a parent that fails after its subtests passed is not seen as passed", []string{
 			"run|p|TestA|", "run|p|TestA/x|", "pass|p|TestA/x|", "fail|p|TestA|", "fail|p||",
-		}, "1 passed, 1 failed, 0 skipped", false, false},
+		}, "1 passed, 0 flaky, 1 failed, 0 skipped", false, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			events := slices.Clone(test.events)
@@ -102,5 +105,51 @@ func TestSlowest(t *testing.T) {
 	sum.Print()
 	if want := "\nslowest:\n     2.2s p TestB\n     1.5s p TestA/x\n\n3 passed"; !strings.HasPrefix(out.String(), want) {
 		t.Errorf("output %q does not begin with %q", out.String(), want)
+	}
+}
+
+// TestRetry runs a module whose tests fail at the first try, always, and never.
+func TestRetry(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod": "module example.org/m\n\ngo 1.26\n",
+		"m_test.go": `package m
+
+import (
+	"os"
+	"testing"
+)
+
+func TestFirst(t *testing.T) {
+	t.Run("sub", func(t *testing.T) {
+		if f, err := os.OpenFile("ran", os.O_CREATE|os.O_EXCL, 0o600); err == nil {
+			f.Close()
+			t.Fatal("the first try")
+		}
+	})
+}
+
+func TestAlways(t *testing.T) { t.Fatal("always") }
+
+func TestNever(t *testing.T) {}
+`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		most int
+		want string
+	}{{1, "1 passed, 0 flaky, 2 failed, 0 skipped"}, {2, "1 passed, 1 flaky, 1 failed, 0 skipped"}} {
+		var out strings.Builder
+		sum := NewSummary(&out)
+		args := []string{"-C", dir, "-count=1", "./..."}
+		if err := errors.Join(os.RemoveAll(filepath.Join(dir, "ran")), runTests("go", args, sum), retryTests("go", args, test.most, sum)); err != nil {
+			t.Fatal(err)
+		}
+		if sum.Print(); !strings.HasSuffix(out.String(), "\n"+test.want+"\n") || sum.Good(false) {
+			t.Errorf("at most %d: %s\nwant %s", test.most, &out, test.want)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -48,6 +49,9 @@ func NewRemapped(t *testing.T, first int, args ...string) *Engine {
 	return New(t, append([]string{"--userns-remap", remapUser + ":" + group.Name}, args...)...)
 }
 
+// passing matches the lines of a test's output that name a test, but those of failures.
+var passing = regexp.MustCompile(`(?m)^ *(=== (RUN|PAUSE|CONT|NAME)|--- (PASS|SKIP)).*\n`)
+
 // runInMountNamespace runs the test, or those parts of it that were asked for, again in a mount namespace of its own, which
 // ends with it. It fails or is skipped as it is there.
 func runInMountNamespace(t *testing.T) {
@@ -60,7 +64,7 @@ func runInMountNamespace(t *testing.T) {
 	cmd.Env = append(os.Environ(), remapVariable+"="+t.Name())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	out, err := cmd.CombinedOutput()
-	t.Logf("%s", out)
+	t.Logf("%s", passing.ReplaceAll(out, nil))
 	if strings.Contains(string(out), "--- SKIP: "+t.Name()) {
 		t.Skip("see above")
 	}
