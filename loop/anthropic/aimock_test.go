@@ -1,8 +1,6 @@
 package anthropic_test
 
 import (
-	"bytes"
-	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -10,13 +8,14 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/anthropic"
 	"github.com/caisson-run/caisson/loop/internal/aimocktest"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 )
 
 // TestModelServer tests the adapter, under the real loop, against a server of
 // others: aimock, from npm. That one replaces malformed arguments by none.
 func TestModelServer(t *testing.T) {
 	base := aimocktest.Start(t)
-	sent := &recordingTransport{}
+	sent := &wiretest.RecordingTransport{}
 	newModel := func(thinking int64) loop.Model {
 		m, err := anthropic.New(anthropic.Options{
 			Model: "claude-opus-4-5", BaseURL: base, APIKey: "test", ThinkingTokens: thinking, HTTPClient: &http.Client{Transport: sent},
@@ -38,25 +37,10 @@ func TestModelServer(t *testing.T) {
 			t.Errorf("reason %s, answer %q, %v; ran %v", out.Reason, out.Answer, out.Err, d.Ran)
 		}
 		for _, part := range []string{"EqQBCgIYAhIM", "RU5DUllQVEVE", `"budget_tokens":2000`} {
-			if !strings.Contains(sent.last, part) {
-				t.Errorf("%s is not in the second request: %s", part, sent.last)
+			if !strings.Contains(sent.Last, part) {
+				t.Errorf("%s is not in the second request: %s", part, sent.Last)
 			}
 		}
 	})
 	aimocktest.TestFailures(t, m)
-}
-
-// recordingTransport keeps the body of the last request.
-type recordingTransport struct{ last string }
-
-func (r *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	body, err := io.ReadAll(req.Body)
-	if err != nil {
-		return nil, err
-	}
-	r.last = string(body)
-	req = req.Clone(req.Context())
-	req.Body = io.NopCloser(bytes.NewReader(body))
-	req.Close = true
-	return http.DefaultTransport.RoundTrip(req)
 }

@@ -4,11 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/anthropic"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -53,29 +51,12 @@ func stream(parts ...[]string) []string {
 }
 
 // endpoint is a server that answers with a function and records its requests.
-type endpoint struct {
-	*httptest.Server
-	mu      sync.Mutex
-	bodies  []string
-	headers []http.Header
-}
+type endpoint struct{ *wiretest.Endpoint }
 
-func newEndpoint(t *testing.T, answer func(n int, body string, w http.ResponseWriter)) *endpoint {
+// newEndpoint starts an endpoint. The parameter n of answer counts requests from 1.
+func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *endpoint {
 	t.Helper()
-	e := &endpoint{}
-	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		data, err := io.ReadAll(r.Body)
-		if err != nil || r.URL.Path != "/v1/messages" {
-			t.Errorf("request to %s: %v", r.URL.Path, err)
-		}
-		e.mu.Lock()
-		e.bodies, e.headers = append(e.bodies, string(data)), append(e.headers, r.Header)
-		n := len(e.bodies)
-		e.mu.Unlock()
-		answer(n, string(data), w)
-	}))
-	t.Cleanup(e.Close)
-	return e
+	return &endpoint{wiretest.NewEndpoint(t, "/v1/messages", answer)}
 }
 
 // sendEvents sends each JSON value as one server-sent event of its type.
@@ -102,30 +83,12 @@ func (e *endpoint) newModel(t *testing.T, change func(*anthropic.Options)) *anth
 	return m
 }
 
+// newRequest returns a request with a system prompt.
 func newRequest() loop.Request {
 	return loop.Request{
 		Messages: []loop.Message{loop.NewText(loop.RoleSystem, "Be brief."), loop.NewText(loop.RoleUser, "Do it.")},
 		Tools:    []tools.Definition{{Name: "shell", Description: "Runs.", InputSchema: []byte(`{"type":"object","properties":{"command":{"type":"string"}},"additionalProperties":false}`)}},
 	}
-}
-
-// summarize returns an answer in one line, with each call as name(id)arguments.
-func summarize(r loop.Response) string {
-	var parts []string
-	for _, b := range r.Message.Blocks {
-		switch {
-		case b.Thinking != nil:
-			parts = append(parts, fmt.Sprintf("thinking:%s/%s/%s", b.Thinking.Text, b.Thinking.Signature, b.Thinking.Redacted))
-		case b.Text != nil:
-			parts = append(parts, "text:"+b.Text.Text)
-		case b.ToolUse != nil:
-			parts = append(parts, fmt.Sprintf("%s(%s)%s", b.ToolUse.Name, b.ToolUse.ProviderID, b.ToolUse.Raw))
-		}
-	}
-	if r.Truncated {
-		parts = append(parts, "cut")
-	}
-	return strings.Join(parts, " | ")
 }
 
 func TestStreams(t *testing.T) {
@@ -164,13 +127,13 @@ func TestStreams(t *testing.T) {
 		"nothing":           {stream(ended("end_turn")), ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) { sendEvents(w, tt.events...) })
+			e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) { sendEvents(w, tt.events...) })
 			var shown strings.Builder
 			resp, err := e.newModel(t, nil).Complete(t.Context(), newRequest(), func(d loop.Delta) { shown.WriteString(d.Text) })
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := summarize(resp); got != tt.want {
+			if got := wiretest.Summarize(resp); got != tt.want {
 				t.Errorf("answer %s, want %s", got, tt.want)
 			}
 			if strings.Contains(tt.want, "Hello") && shown.String() != "Hello" {
@@ -226,14 +189,14 @@ func TestFailures(t *testing.T) {
 		}, loop.ModelNetwork, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) { tt.answer(w) })
+			e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) { tt.answer(w) })
 			resp, err := e.newModel(t, nil).Complete(t.Context(), newRequest(), nil)
 			failure, ok := errors.AsType[*loop.ModelError](err)
 			if !ok || failure.Class != tt.class || failure.Status != tt.status || failure.Retryable != tt.retryable {
 				t.Errorf("error %#v, want %s, %d, retryable %v", err, tt.class, tt.status, tt.retryable)
 			}
-			if len(resp.Message.Blocks) > 0 || len(e.bodies) != 1 || strings.Contains(fmt.Sprint(err), "sk-secret-key") {
-				t.Errorf("%v after %d requests: %v", resp, len(e.bodies), err)
+			if len(resp.Message.Blocks) > 0 || len(e.Requests()) != 1 || strings.Contains(fmt.Sprint(err), "sk-secret-key") {
+				t.Errorf("%v after %d requests: %v", resp, len(e.Requests()), err)
 			}
 		})
 	}
@@ -243,7 +206,7 @@ func TestFailures(t *testing.T) {
 // results of a round and what follows them, reasoning unchanged and in place, and the
 // marks of the prompt cache.
 func TestRequest(t *testing.T) {
-	e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) {
+	e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
 		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
 	})
 	req := newRequest()
@@ -286,10 +249,10 @@ func TestRequest(t *testing.T) {
 		"model":"claude-x","output_config":{"effort":"low"},"stream":true,"system":[{"type":"text","text":"Be brief.","cache_control":{"type":"ephemeral"}}],
 		"thinking":{"type":"enabled","budget_tokens":2000},
 		"tools":[{"name":"shell","description":"Runs.","input_schema":{"type":"object","properties":{"command":{"type":"string"}},"additionalProperties":false}}]}`
-	if diff := cmp.Diff(decode(t, want), decode(t, e.bodies[0])); diff != "" {
+	if diff := cmp.Diff(decode(t, want), decode(t, e.Request(t, 0).Text)); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
-	h := e.headers[0]
+	h := e.Request(t, 0).Header
 	if h.Get("X-Api-Key") != "sk-secret-key" || h.Get("Anthropic-Version") == "" || h.Get("Anthropic-Beta") != "x" || h.Get("Authorization") != "" {
 		t.Errorf("headers %v", h)
 	}
@@ -306,7 +269,7 @@ func decode(t *testing.T, text string) (v any) {
 // TestLoweredAnswerWithoutReasoning checks that a budget of reasoning which leaves no
 // answer, because a limit lowered its length, is left out.
 func TestLoweredAnswerWithoutReasoning(t *testing.T) {
-	e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) {
+	e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
 		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
 	})
 	m := e.newModel(t, func(o *anthropic.Options) { o.ThinkingTokens = 2000 })
@@ -316,7 +279,7 @@ func TestLoweredAnswerWithoutReasoning(t *testing.T) {
 		if _, err := m.Complete(t.Context(), req, nil); err != nil {
 			t.Fatal(err)
 		}
-		if reasons := strings.Contains(e.bodies[i], `"budget_tokens":2000`); reasons != (output > 2000) {
+		if reasons := strings.Contains(e.Request(t, i).Text, `"budget_tokens":2000`); reasons != (output > 2000) {
 			t.Errorf("an answer of %d tokens: reasoning is asked for: %v", output, reasons)
 		}
 	}
@@ -326,7 +289,7 @@ func TestLoweredAnswerWithoutReasoning(t *testing.T) {
 // tools that can't be called, since the API refuses it without any. A conversation
 // without calls has no member tools.
 func TestClosingRequest(t *testing.T) {
-	e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) {
+	e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
 		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
 	})
 	m := e.newModel(t, nil)
@@ -340,19 +303,20 @@ func TestClosingRequest(t *testing.T) {
 	if _, err := m.Complete(t.Context(), req, nil); err != nil {
 		t.Fatal(err)
 	}
-	if strings.Contains(e.bodies[0], `"tools"`) {
-		t.Errorf("sent %s", e.bodies[0])
+	if strings.Contains(e.Request(t, 0).Text, `"tools"`) {
+		t.Errorf("sent %s", e.Request(t, 0).Text)
 	}
-	if !strings.Contains(e.bodies[1], `"tool_choice":{"type":"none"}`) || !strings.Contains(e.bodies[1], `"tools":[{`) {
-		t.Errorf("sent %s", e.bodies[1])
+	if !strings.Contains(e.Request(t, 1).Text, `"tool_choice":{"type":"none"}`) || !strings.Contains(e.Request(t, 1).Text, `"tools":[{`) {
+		t.Errorf("sent %s", e.Request(t, 1).Text)
 	}
 }
 
 // TestStaleReasoning checks that reasoning that the provider refuses is left out, then
 // and later, and that newer reasoning is sent.
 func TestStaleReasoning(t *testing.T) {
-	e := newEndpoint(t, func(_ int, body string, w http.ResponseWriter) {
-		if strings.Contains(body, `"OLD"`) {
+	var e *endpoint
+	e = newEndpoint(t, func(n int, w http.ResponseWriter, _ *http.Request) {
+		if strings.Contains(e.Request(t, n-1).Text, `"OLD"`) {
 			w.WriteHeader(http.StatusBadRequest)
 			fmt.Fprint(w, "{\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\",\"message\":\"messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation.\"}}")
 			return
@@ -373,20 +337,20 @@ func TestStaleReasoning(t *testing.T) {
 	if _, err := m.Complete(t.Context(), req, nil); err != nil {
 		t.Fatal(err)
 	}
-	if len(e.bodies) != 4 || strings.Contains(e.bodies[3], "OLD") || !strings.Contains(e.bodies[3], "NEW") {
-		t.Errorf("%d requests, the last one %s", len(e.bodies), e.bodies[len(e.bodies)-1])
+	if len(e.Requests()) != 4 || strings.Contains(e.Request(t, 3).Text, "OLD") || !strings.Contains(e.Request(t, 3).Text, "NEW") {
+		t.Errorf("%d requests, the last one %s", len(e.Requests()), e.Request(t, len(e.Requests())-1).Text)
 	}
 }
 
 // TestWhole checks the answer of a server that ignores the request for a stream.
 func TestWhole(t *testing.T) {
-	e := newEndpoint(t, func(_ int, _ string, w http.ResponseWriter) {
+	e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		fmt.Fprint(w, `{"id":"msg_1","type":"message","model":"claude-x-1","content":[{"type":"text","text":"Hi."},{"type":"tool_use","id":"a","name":"shell","input":{"n":1}}],"stop_reason":"tool_use","usage":{"input_tokens":5,"output_tokens":2}}`)
 	})
 	resp, err := e.newModel(t, nil).Complete(t.Context(), newRequest(), nil)
-	if err != nil || summarize(resp) != `text:Hi. | shell(a){"n":1}` || resp.Usage.Tokens() != 7 {
-		t.Errorf("%s, %+v, %v", summarize(resp), resp.Usage, err)
+	if err != nil || wiretest.Summarize(resp) != `text:Hi. | shell(a){"n":1}` || resp.Usage.Tokens() != 7 {
+		t.Errorf("%s, %+v, %v", wiretest.Summarize(resp), resp.Usage, err)
 	}
 }
 

@@ -19,12 +19,10 @@ import (
 
 // Model is one model. It is safe for concurrent use.
 type Model struct {
-	options Options
-	client  *http.Client
-	// ownsClient reports whether New made the client.
-	ownsClient bool
-	service    anthropic.MessageService
-	stale      modelhttp.StaleReasoning
+	options  Options
+	endpoint modelhttp.Endpoint
+	service  anthropic.MessageService
+	stale    modelhttp.StaleReasoning
 }
 
 var _ loop.Model = (*Model)(nil)
@@ -35,14 +33,17 @@ func New(o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{options: o, client: o.HTTPClient}
-	if m.client == nil {
-		m.client = modelhttp.NewClient()
-		m.ownsClient = true
+	m := &Model{options: o}
+	m.endpoint, err = modelhttp.NewEndpoint(modelhttp.Options{
+		BaseURL: o.BaseURL, APIKey: o.APIKey, Client: o.HTTPClient,
+		HeaderTimeout: o.HeaderTimeout, IdleTimeout: o.IdleTimeout, MaxResponseBytes: o.MaxResponseBytes,
+	}, DefaultBaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	opts := []option.RequestOption{
-		option.WithHTTPClient(m.client),
-		option.WithBaseURL(strings.TrimSuffix(strings.TrimSuffix(o.BaseURL, "/"), "/v1") + "/"),
+		option.WithHTTPClient(m.endpoint.Client),
+		option.WithBaseURL(strings.TrimSuffix(strings.TrimSuffix(m.endpoint.BaseURL, "/"), "/v1") + "/"),
 		option.WithMaxRetries(0), // the loop retries
 	}
 	if o.APIKey != "" {
@@ -58,15 +59,13 @@ func New(o Options) (*Model, error) {
 
 // Info returns the identity of the model, for records.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: "anthropic", Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: toolNameBytes}
+	return loop.ModelInfo{Provider: "anthropic", Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: toolNameBytes}
 }
 
 // Close closes idle connections of the model's own HTTP client. It does not affect
 // running calls.
 func (m *Model) Close() {
-	if m.ownsClient {
-		m.client.CloseIdleConnections()
-	}
+	m.endpoint.Close()
 }
 
 // Complete makes one model call; see [loop.Model].
@@ -98,10 +97,7 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
 	}
-	w := &modelhttp.Watcher{Options: modelhttp.Options{
-		BaseURL: m.options.BaseURL, APIKey: m.options.APIKey,
-		HeaderTimeout: m.options.HeaderTimeout, IdleTimeout: m.options.IdleTimeout, MaxResponseBytes: m.options.MaxResponseBytes,
-	}}
+	w := &modelhttp.Watcher{Options: m.endpoint.Options}
 	opts := []option.RequestOption{option.WithMiddleware(w.Middleware)}
 	if reasoning := m.reasoningConfig(params); reasoning != nil {
 		// The library prints a warning to standard error if the field is set.

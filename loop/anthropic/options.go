@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
 // Options configures a model. Model is required. Nothing is read from the environment,
@@ -50,13 +48,8 @@ type Options struct {
 // DefaultBaseURL is Anthropic's own endpoint.
 const DefaultBaseURL = "https://api.anthropic.com"
 
-// Defaults of Options.
-const (
-	defaultMaxTokens     = 32_000
-	defaultHeaderTimeout = 10 * time.Minute
-	defaultIdleTimeout   = 2 * time.Minute
-	defaultResponseBytes = 64 << 20
-)
+// defaultMaxTokens is the default of Options.MaxOutputTokens.
+const defaultMaxTokens = 32_000
 
 // ErrInvalid is the error of [New] for invalid [Options].
 var ErrInvalid = errors.New("invalid model options")
@@ -66,20 +59,13 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Model == "" {
 		return o, fmt.Errorf("%w: no model name", ErrInvalid)
 	}
-	o.BaseURL = cmp.Or(o.BaseURL, DefaultBaseURL)
-	if err := modelhttp.CheckBaseURL(o.BaseURL, DefaultBaseURL); err != nil {
-		return o, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	if o.MaxOutputTokens < 0 || o.ThinkingTokens < 0 || o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.MaxResponseBytes < 0 {
+	if o.MaxOutputTokens < 0 || o.ThinkingTokens < 0 {
 		return o, fmt.Errorf("%w: negative number", ErrInvalid)
 	}
 	o.MaxOutputTokens = cmp.Or(o.MaxOutputTokens, defaultMaxTokens)
 	if o.ThinkingTokens >= o.MaxOutputTokens {
 		return o, fmt.Errorf("%w: a thinking budget of %d tokens leaves no answer within %d", ErrInvalid, o.ThinkingTokens, o.MaxOutputTokens)
 	}
-	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
-	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
-	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}

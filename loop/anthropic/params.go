@@ -26,7 +26,7 @@ func (m *Model) buildParams(req loop.Request) (anthropic.MessageNewParams, error
 		MaxTokens: cmp.Or(req.MaxOutputTokens, m.options.MaxOutputTokens),
 	}
 	for _, message := range req.Messages {
-		if text := joinText(message); message.Role == loop.RoleSystem && text != "" {
+		if text := modelhttp.JoinText(message); message.Role == loop.RoleSystem && text != "" {
 			p.System = append(p.System, anthropic.TextBlockParam{Text: text})
 		}
 	}
@@ -187,17 +187,6 @@ func resultBlock(r loop.ToolResult, id string) anthropic.ContentBlockParamUnion 
 		}
 	}
 	return anthropic.ContentBlockParamUnion{OfToolResult: p}
-}
-
-// joinText returns the text blocks of a message, joined by newlines.
-func joinText(message loop.Message) string {
-	var parts []string
-	for _, b := range message.Blocks {
-		if b.Text != nil {
-			parts = append(parts, b.Text.Text)
-		}
-	}
-	return strings.Join(parts, "\n")
 }
 
 // markCached marks where the provider caches the prompt: behind tools and system prompt,

@@ -3,10 +3,9 @@ package ollama
 import (
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 )
 
 // FuzzAnswer checks that any answer can be read without a panic, that the deltas equal
@@ -22,24 +21,6 @@ func FuzzAnswer(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body string) {
 		var deltas strings.Builder
 		resp, err := readResponse(strings.NewReader(body), func(d loop.Delta) { deltas.WriteString(d.Text) })
-		if err != nil {
-			w := &modelhttp.Watcher{}
-			if text := w.ModelError(err).Error(); len(text) > 2500 || !utf8.ValidString(text) {
-				t.Errorf("error %q", text)
-			}
-			if len(resp.Message.Blocks) > 0 {
-				t.Error("an error with an answer")
-			}
-			return
-		}
-		text := ""
-		for _, b := range resp.Message.Blocks {
-			if b.Text != nil {
-				text += b.Text.Text
-			}
-		}
-		if text != deltas.String() {
-			t.Errorf("delivered %q, answered %q", deltas.String(), text)
-		}
+		wiretest.CheckRead(t, resp, err, deltas.String(), true)
 	})
 }

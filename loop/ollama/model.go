@@ -22,10 +22,8 @@ import (
 
 // Model is one model of one server. It is safe for concurrent use.
 type Model struct {
-	options Options
-	client  *http.Client
-	// ownsClient reports whether New made the client.
-	ownsClient bool
+	options  Options
+	endpoint modelhttp.Endpoint
 	// noThinkWords reports whether the model can think, but knows no words for how much.
 	noThinkWords atomic.Bool
 }
@@ -38,25 +36,26 @@ func New(o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{options: o, client: o.HTTPClient}
-	if m.client == nil {
-		m.client = modelhttp.NewClient()
-		m.ownsClient = true
+	m := &Model{options: o}
+	m.endpoint, err = modelhttp.NewEndpoint(modelhttp.Options{
+		BaseURL: o.BaseURL, APIKey: o.APIKey, Client: o.HTTPClient,
+		HeaderTimeout: o.HeaderTimeout, IdleTimeout: o.IdleTimeout, MaxResponseBytes: o.MaxResponseBytes,
+	}, DefaultBaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
 	return m, nil
 }
 
 // Info returns the identity of the model, for records.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: "ollama", Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: toolNameBytes}
+	return loop.ModelInfo{Provider: "ollama", Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: toolNameBytes}
 }
 
 // Close closes idle connections of the model's own HTTP client. It does not affect
 // running calls.
 func (m *Model) Close() {
-	if m.ownsClient {
-		m.client.CloseIdleConnections()
-	}
+	m.endpoint.Close()
 }
 
 // Complete makes one model call; see [loop.Model].
@@ -91,22 +90,19 @@ func (m *Model) sendRequest(ctx context.Context, req loop.Request, onDelta func(
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: err}
 	}
-	w := &modelhttp.Watcher{Options: modelhttp.Options{
-		BaseURL: m.options.BaseURL, APIKey: m.options.APIKey,
-		HeaderTimeout: m.options.HeaderTimeout, IdleTimeout: m.options.IdleTimeout, MaxResponseBytes: m.options.MaxResponseBytes,
-	}}
-	post, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(m.options.BaseURL, "/")+"/api/chat", bytes.NewReader(body))
+	w := &modelhttp.Watcher{Options: m.endpoint.Options}
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, strings.TrimSuffix(m.endpoint.BaseURL, "/")+"/api/chat", bytes.NewReader(body))
 	if err != nil {
 		return loop.Response{}, &loop.ModelError{Class: loop.ModelInvalidRequest, Err: errors.New("the base URL can't be used")}
 	}
 	post.Header.Set("Content-Type", "application/json")
-	if m.options.APIKey != "" {
-		post.Header.Set("Authorization", "Bearer "+m.options.APIKey)
+	if m.endpoint.APIKey != "" {
+		post.Header.Set("Authorization", "Bearer "+m.endpoint.APIKey)
 	}
 	for name, value := range m.options.Headers {
 		post.Header.Set(name, value)
 	}
-	res, err := w.Middleware(post, m.client.Do)
+	res, err := w.Middleware(post, m.endpoint.Client.Do)
 	if err != nil {
 		return loop.Response{}, w.ModelError(err)
 	}

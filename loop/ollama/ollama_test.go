@@ -4,46 +4,28 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/loop/ollama"
-	"github.com/caisson-run/caisson/tools"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // endpoint is a server that answers with a function and records its requests.
-type endpoint struct {
-	*httptest.Server
-	bodies  []map[string]any
-	headers []http.Header
-}
+type endpoint struct{ *wiretest.Endpoint }
 
 // newEndpoint starts an endpoint. The parameter n of answer counts requests from 1.
-func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter)) *endpoint {
+func newEndpoint(t *testing.T, answer func(n int, w http.ResponseWriter, r *http.Request)) *endpoint {
 	t.Helper()
-	e := &endpoint{}
-	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var body map[string]any
-		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.URL.Path != "/api/chat" || r.Method != http.MethodPost {
-			t.Errorf("%s %s: %v", r.Method, r.URL.Path, err)
-		}
-		e.bodies, e.headers = append(e.bodies, body), append(e.headers, r.Header)
-		answer(len(e.bodies), w)
-	}))
-	t.Cleanup(e.Close)
-	return e
+	return &endpoint{wiretest.NewEndpoint(t, "/api/chat", answer)}
 }
 
 // newModel returns a model of the endpoint.
@@ -62,59 +44,8 @@ func (e *endpoint) newModel(t *testing.T, change func(*ollama.Options)) *ollama.
 }
 
 // respondLines sends each text as one line.
-func respondLines(lines ...string) func(int, http.ResponseWriter) {
-	return func(_ int, w http.ResponseWriter) {
-		w.Header().Set("Content-Type", "application/x-ndjson")
-		for _, l := range lines {
-			_, _ = fmt.Fprintln(w, l)
-			w.(http.Flusher).Flush()
-		}
-	}
-}
-
-// respondJSON sends one JSON value.
-func respondJSON(status int, body string) func(int, http.ResponseWriter) {
-	return func(_ int, w http.ResponseWriter) {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(status)
-		_, _ = io.WriteString(w, body)
-	}
-}
-
-// callModel makes one call with a deadline; text is the text of the deltas.
-func callModel(t *testing.T, m *ollama.Model, req loop.Request) (resp loop.Response, text string, err error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Second, errors.New("test takes too long"))
-	defer cancel()
-	var b strings.Builder
-	resp, err = m.Complete(ctx, req, func(d loop.Delta) { b.WriteString(d.Text) })
-	return resp, b.String(), err
-}
-
-func newRequest() loop.Request {
-	return loop.Request{
-		Messages: []loop.Message{loop.NewText(loop.RoleUser, "Do it.")},
-		Tools:    []tools.Definition{{Name: "shell", Description: "Runs.", InputSchema: []byte(`{"type":"object"}`)}},
-	}
-}
-
-// summarize returns an answer in one line, with each call as name(id)arguments.
-func summarize(r loop.Response) string {
-	var parts []string
-	for _, b := range r.Message.Blocks {
-		switch {
-		case b.Thinking != nil:
-			parts = append(parts, "thinking:"+b.Thinking.Text)
-		case b.Text != nil:
-			parts = append(parts, "text:"+b.Text.Text)
-		case b.ToolUse != nil:
-			parts = append(parts, fmt.Sprintf("%s(%s)%s", b.ToolUse.Name, b.ToolUse.ProviderID, b.ToolUse.Raw))
-		}
-	}
-	if r.Truncated {
-		parts = append(parts, "cut")
-	}
-	return strings.Join(parts, " | ")
+func respondLines(lines ...string) func(int, http.ResponseWriter, *http.Request) {
+	return wiretest.RespondPieces("application/x-ndjson", "\n", lines...)
 }
 
 const done = `{"model":"m:8b","message":{"role":"assistant","content":""},"done":true,"done_reason":"stop","prompt_eval_count":26,"eval_count":9}`
@@ -124,25 +55,8 @@ func TestRequest(t *testing.T) {
 	m := e.newModel(t, func(o *ollama.Options) {
 		o.ContextWindow, o.Temperature, o.ReasoningEffort, o.APIKey, o.Headers = 32_768, new(0.5), "high", "secret-key", map[string]string{"X-Team": "blue"}
 	})
-	req := loop.Request{
-		Messages: []loop.Message{
-			loop.NewText(loop.RoleSystem, "Be good."),
-			loop.NewText(loop.RoleUser, "Do <it>."),
-			{Role: loop.RoleAssistant, Blocks: []loop.Block{
-				{Thinking: &loop.Thinking{Text: "hm"}},
-				{Text: &loop.Text{Text: "Looking."}},
-				{ToolUse: &loop.ToolUse{ID: "tu_1", ProviderID: "call_1", Name: "github/get_issue", Input: []byte(`{"n":1}`)}},
-				{ToolUse: &loop.ToolUse{ID: "tu_2", Name: "made up!", Input: []byte(`{}`), InputError: "bad", Raw: "{"}},
-			}},
-			{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_1", Content: []tools.Block{
-				{Text: "a picture:"}, {Image: []byte("png"), MediaType: "image/png"},
-			}}}}},
-			{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_2", Content: []tools.Block{{Text: "no such tool"}}, IsError: true}}}},
-		},
-		Tools:           []tools.Definition{{Name: "github/get_issue", Description: "Gets.", InputSchema: []byte(`{"type":"object","required":["n"]}`)}},
-		MaxOutputTokens: 77,
-	}
-	if _, _, err := callModel(t, m, req); err != nil {
+	req := wiretest.NewConversation(loop.Thinking{Text: "hm"})
+	if _, _, err := wiretest.CallModel(t, m, req); err != nil {
 		t.Fatal(err)
 	}
 	var want map[string]any
@@ -151,7 +65,7 @@ func TestRequest(t *testing.T) {
 		"options": {"num_ctx": 32768, "num_predict": 77, "temperature": 0.5},
 		"messages": [
 			{"role": "system", "content": "Be good."},
-			{"role": "user", "content": "Do <it>."},
+			{"role": "user", "content": "Do <it> & more."},
 			{"role": "assistant", "content": "Looking.", "thinking": "hm", "tool_calls": [
 				{"id": "call_1", "function": {"index": 0, "name": "github__get_issue", "arguments": {"n": 1}}},
 				{"id": "tu_2", "function": {"index": 1, "name": "made_up_", "arguments": {}}}
@@ -160,22 +74,22 @@ func TestRequest(t *testing.T) {
 			{"role": "tool", "tool_name": "made_up_", "tool_call_id": "tu_2", "content": "no such tool"},
 			{"role": "user", "content": "Images of a tool result follow; they are tool output.", "images": ["cG5n"]}
 		],
-		"tools": [{"type": "function", "function": {"name": "github__get_issue", "description": "Gets.", "parameters": {"type": "object", "required": ["n"]}}}]
+		"tools": [{"type": "function", "function": {"name": "github__get_issue", "description": "Gets.", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}}]
 	}`), &want); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, e.bodies[0]); diff != "" {
+	if diff := cmp.Diff(want, e.Request(t, 0).Body); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
-	if h := e.headers[0]; h.Get("Authorization") != "Bearer secret-key" || h.Get("X-Team") != "blue" {
+	if h := e.Request(t, 0).Header; h.Get("Authorization") != "Bearer secret-key" || h.Get("X-Team") != "blue" {
 		t.Errorf("headers %v", h)
 	}
-	if _, _, err := callModel(t, e.newModel(t, nil), loop.Request{Messages: req.Messages[:2]}); err != nil {
+	if _, _, err := wiretest.CallModel(t, e.newModel(t, nil), loop.Request{Messages: req.Messages[:2]}); err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range []string{"tools", "think", "options"} {
-		if e.bodies[1][key] != nil || e.headers[1].Get("Authorization") != "" {
-			t.Errorf("the request has %q: %v, %v", key, e.bodies[1], e.headers[1])
+		if e.Request(t, 1).Body[key] != nil || e.Request(t, 1).Header.Get("Authorization") != "" {
+			t.Errorf("the request has %q: %v, %v", key, e.Request(t, 1).Body, e.Request(t, 1).Header)
 		}
 	}
 }
@@ -210,25 +124,14 @@ func TestAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEndpoint(t, respondLines(tt.lines...))
-			resp, text, err := callModel(t, e.newModel(t, nil), newRequest())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, summarize(resp)); diff != "" {
-				t.Errorf("answer (-want +got):\n%s", diff)
-			}
-			for _, b := range resp.Message.Blocks {
-				if b.Text != nil && b.Text.Text != text {
-					t.Errorf("deltas %q, answer %q", text, b.Text.Text)
-				}
-			}
+			wiretest.CheckAnswer(t, e.newModel(t, nil), tt.want)
 		})
 	}
 }
 
 func TestUsage(t *testing.T) {
 	e := newEndpoint(t, respondLines(done))
-	resp, _, err := callModel(t, e.newModel(t, nil), newRequest())
+	resp, _, err := wiretest.CallModel(t, e.newModel(t, nil), wiretest.NewRequest())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,26 +145,29 @@ func TestUsage(t *testing.T) {
 func TestFailures(t *testing.T) {
 	begun := `{"message":{"content":"","tool_calls":[{"function":{"name":"x","arguments":{}}}]},"done":false}`
 	for name, tt := range map[string]struct {
-		answer    func(int, http.ResponseWriter)
+		answer    func(int, http.ResponseWriter, *http.Request)
 		change    func(*ollama.Options)
 		class     loop.ErrorClass
 		retryable bool
 		words     string
 	}{
-		"ends without an end":  {answer: respondLines(begun), class: loop.ModelNetwork, words: "broke off"},
-		"ends in a line":       {answer: respondJSON(http.StatusOK, begun+"\n"+`{"message":{"content":"x`), class: loop.ModelNetwork, words: "broke off"},
-		"nothing":              {answer: respondLines(), class: loop.ModelNetwork, words: "broke off"},
-		"connection cut":       {answer: func(n int, w http.ResponseWriter) { respondLines(begun)(n, w); panic(http.ErrAbortHandler) }, class: loop.ModelNetwork, words: "broke off"},
+		"ends without an end": {answer: respondLines(begun), class: loop.ModelNetwork, words: "broke off"},
+		"ends in a line":      {answer: wiretest.RespondJSON(http.StatusOK, begun+"\n"+`{"message":{"content":"x`), class: loop.ModelNetwork, words: "broke off"},
+		"nothing":             {answer: respondLines(), class: loop.ModelNetwork, words: "broke off"},
+		"connection cut": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
+			respondLines(begun)(n, w, r)
+			panic(http.ErrAbortHandler)
+		}, class: loop.ModelNetwork, words: "broke off"},
 		"error in the stream":  {answer: respondLines(begun, `{"error":"an error was encountered while running the model"}`), class: loop.ModelServer, words: "running the model"},
 		"error at once":        {answer: respondLines(`{"error":"busy"}`), class: loop.ModelServer, retryable: true, words: "busy"},
 		"error as a name":      {answer: respondLines(begun, `{"error parsing tool call":"raw='{'"}`), class: loop.ModelServer, words: "error parsing tool call"},
-		"not found":            {answer: respondJSON(http.StatusNotFound, `{"error":"model 'm' not found"}`), class: loop.ModelInvalidRequest, words: "model 'm' not found"},
-		"no tools":             {answer: respondJSON(http.StatusBadRequest, `{"error":"registry.ollama.ai/library/m does not support tools"}`), class: loop.ModelInvalidRequest, words: "does not support tools"},
-		"too long":             {answer: respondJSON(http.StatusBadRequest, `{"error":"the input length exceeds the context length"}`), class: loop.ModelContextOverflow, words: "context length"},
-		"too long, in a 500":   {answer: respondJSON(http.StatusInternalServerError, `{"error":"the input length exceeds the context length"}`), class: loop.ModelContextOverflow, words: "context length"},
-		"unauthorized":         {answer: respondJSON(http.StatusUnauthorized, `{"error":"unauthorized","signin_url":"https://ollama.com/connect?key=x"}`), class: loop.ModelAuth, words: "unauthorized"},
-		"busy":                 {answer: respondJSON(http.StatusServiceUnavailable, `{"error":"server busy, please try again.  maximum pending requests exceeded"}`), class: loop.ModelServer, retryable: true, words: "server busy"},
-		"rate limit":           {answer: respondJSON(http.StatusTooManyRequests, `{"error":"too many concurrent requests"}`), class: loop.ModelRateLimit, retryable: true, words: "concurrent"},
+		"not found":            {answer: wiretest.RespondJSON(http.StatusNotFound, `{"error":"model 'm' not found"}`), class: loop.ModelInvalidRequest, words: "model 'm' not found"},
+		"no tools":             {answer: wiretest.RespondJSON(http.StatusBadRequest, `{"error":"registry.ollama.ai/library/m does not support tools"}`), class: loop.ModelInvalidRequest, words: "does not support tools"},
+		"too long":             {answer: wiretest.RespondJSON(http.StatusBadRequest, `{"error":"the input length exceeds the context length"}`), class: loop.ModelContextOverflow, words: "context length"},
+		"too long, in a 500":   {answer: wiretest.RespondJSON(http.StatusInternalServerError, `{"error":"the input length exceeds the context length"}`), class: loop.ModelContextOverflow, words: "context length"},
+		"unauthorized":         {answer: wiretest.RespondJSON(http.StatusUnauthorized, `{"error":"unauthorized","signin_url":"https://ollama.com/connect?key=x"}`), class: loop.ModelAuth, words: "unauthorized"},
+		"busy":                 {answer: wiretest.RespondJSON(http.StatusServiceUnavailable, `{"error":"server busy, please try again.  maximum pending requests exceeded"}`), class: loop.ModelServer, retryable: true, words: "server busy"},
+		"rate limit":           {answer: wiretest.RespondJSON(http.StatusTooManyRequests, `{"error":"too many concurrent requests"}`), class: loop.ModelRateLimit, retryable: true, words: "concurrent"},
 		"page":                 {answer: respondLines("<html><body>502"), class: loop.ModelOther, words: "not one of the protocol"},
 		"of another protocol":  {answer: respondLines(`{"choices":[]}`), class: loop.ModelOther, words: "without a message"},
 		"no object":            {answer: respondLines(`[1]`), class: loop.ModelOther, words: "not one of the protocol"},
@@ -269,17 +175,17 @@ func TestFailures(t *testing.T) {
 		"deep":                 {answer: respondLines(strings.Repeat("[", 1e5)), class: loop.ModelOther, words: "not one of the protocol"},
 		"more than the limit":  {answer: respondLines(`{"message":{"content":"` + strings.Repeat("x", 2<<20) + `"},"done":true}`), change: func(o *ollama.Options) { o.MaxResponseBytes = 1 << 20 }, class: loop.ModelOther, words: "larger than allowed"},
 		"many small ones":      {answer: respondLines(strings.Fields(strings.Repeat(`{"message":{"content":"`+strings.Repeat("x", 1<<20)+`"}} `, 17))...), class: loop.ModelOther, words: "larger than allowed"},
-		"refused without body": {answer: respondJSON(http.StatusBadGateway, ""), class: loop.ModelServer, retryable: true, words: "502"},
+		"refused without body": {answer: wiretest.RespondJSON(http.StatusBadGateway, ""), class: loop.ModelServer, retryable: true, words: "502"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEndpoint(t, tt.answer)
-			resp, _, err := callModel(t, e.newModel(t, tt.change), newRequest())
+			resp, _, err := wiretest.CallModel(t, e.newModel(t, tt.change), wiretest.NewRequest())
 			failure, ok := errors.AsType[*loop.ModelError](err)
 			if !ok || failure.Class != tt.class || failure.Retryable != tt.retryable || !strings.Contains(err.Error(), tt.words) {
 				t.Errorf("error %.300v, want class %s", err, tt.class)
 			}
-			if len(resp.Message.Blocks) > 0 || len(e.bodies) != 1 {
-				t.Errorf("answer %q, %d requests", summarize(resp), len(e.bodies))
+			if len(resp.Message.Blocks) > 0 || len(e.Requests()) != 1 {
+				t.Errorf("answer %q, %d requests", wiretest.Summarize(resp), len(e.Requests()))
 			}
 		})
 	}
@@ -287,26 +193,26 @@ func TestFailures(t *testing.T) {
 
 // TestThinkWords checks that thinking is only turned on for models that know no words.
 func TestThinkWords(t *testing.T) {
-	e := newEndpoint(t, func(n int, w http.ResponseWriter) {
+	e := newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) {
 		if n == 1 {
-			respondJSON(http.StatusBadRequest, `{"error":"think value \"low\" is not supported for this model"}`)(n, w)
+			wiretest.RespondJSON(http.StatusBadRequest, `{"error":"think value \"low\" is not supported for this model"}`)(n, w, r)
 			return
 		}
-		respondLines(done)(n, w)
+		respondLines(done)(n, w, r)
 	})
 	m := e.newModel(t, func(o *ollama.Options) { o.ReasoningEffort = "low" })
 	for range 2 {
-		if _, _, err := callModel(t, m, newRequest()); err != nil {
+		if _, _, err := wiretest.CallModel(t, m, wiretest.NewRequest()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	off := e.newModel(t, func(o *ollama.Options) { o.ReasoningEffort = "none" })
-	if _, _, err := callModel(t, off, newRequest()); err != nil {
+	if _, _, err := wiretest.CallModel(t, off, wiretest.NewRequest()); err != nil {
 		t.Fatal(err)
 	}
 	var got []any
-	for _, b := range e.bodies {
-		got = append(got, b["think"])
+	for _, r := range e.Requests() {
+		got = append(got, r.Body["think"])
 	}
 	if diff := cmp.Diff([]any{"low", true, true, false}, got); diff != "" {
 		t.Errorf("think (-want +got):\n%s", diff)
@@ -318,9 +224,9 @@ func TestCancel(t *testing.T) {
 	why := errors.New("interrupted")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	release := make(chan struct{})
-	e := newEndpoint(t, func(int, http.ResponseWriter) { cancel(why); <-release })
+	e := newEndpoint(t, func(int, http.ResponseWriter, *http.Request) { cancel(why); <-release })
 	defer close(release)
-	_, err := e.newModel(t, nil).Complete(ctx, newRequest(), nil)
+	_, err := e.newModel(t, nil).Complete(ctx, wiretest.NewRequest(), nil)
 	if _, isFailure := errors.AsType[*loop.ModelError](err); !errors.Is(err, why) || isFailure {
 		t.Errorf("error %v", err)
 	}

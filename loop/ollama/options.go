@@ -1,15 +1,12 @@
 package ollama
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
 // Options configures a model. Model is required. Nothing is read from the environment,
@@ -53,13 +50,6 @@ type Options struct {
 // DefaultBaseURL is a server on this machine.
 const DefaultBaseURL = "http://127.0.0.1:11434"
 
-// Defaults of Options.
-const (
-	defaultHeaderTimeout = 10 * time.Minute
-	defaultIdleTimeout   = 2 * time.Minute
-	defaultResponseBytes = 64 << 20
-)
-
 // ErrInvalid is the error of [New] for invalid [Options].
 var ErrInvalid = errors.New("invalid model options")
 
@@ -68,16 +58,9 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Model == "" {
 		return o, fmt.Errorf("%w: no model name", ErrInvalid)
 	}
-	o.BaseURL = cmp.Or(o.BaseURL, DefaultBaseURL)
-	if err := modelhttp.CheckBaseURL(o.BaseURL, DefaultBaseURL); err != nil {
-		return o, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	if o.ContextWindow < 0 || o.MaxOutputTokens < 0 || o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.MaxResponseBytes < 0 {
+	if o.ContextWindow < 0 || o.MaxOutputTokens < 0 {
 		return o, fmt.Errorf("%w: negative number", ErrInvalid)
 	}
-	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
-	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
-	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}

@@ -1,14 +1,13 @@
 package openai_test
 
 import (
-	"bytes"
-	"io"
 	"net/http"
 	"regexp"
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/internal/aimocktest"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/loop/openai"
 )
 
@@ -45,7 +44,7 @@ func TestModelServer(t *testing.T) {
 // ID and before the call that followed it.
 func TestReasoningIsSentBack(t *testing.T) {
 	base := aimocktest.Start(t)
-	sent := &recordingTransport{}
+	sent := &wiretest.RecordingTransport{}
 	for mode, stream := range map[string]bool{"whole": false, "stream": true} {
 		m, err := openai.New(openai.Options{
 			Model: "gpt-5", API: openai.Responses, BaseURL: base + "/v1", APIKey: "test", Stream: stream, HTTPClient: &http.Client{Transport: sent},
@@ -58,25 +57,10 @@ func TestReasoningIsSentBack(t *testing.T) {
 		if out.Reason != loop.StopAnswered || out.Answer != "It is there." || len(d.Ran) != 1 {
 			t.Errorf("%s: reason %s, answer %q, %v; ran %v", mode, out.Reason, out.Answer, out.Err, d.Ran)
 		}
-		if !regexp.MustCompile(`"id":"rs[-_][^"]+","summary":\[\{"text":"I should look at it\."[^]]*\],"encrypted_content":"[^"]{9,}","type":"reasoning"\},\{"arguments":`).MatchString(sent.last) {
-			t.Errorf("%s: the second request is %s", mode, sent.last)
+		if !regexp.MustCompile(`"id":"rs[-_][^"]+","summary":\[\{"text":"I should look at it\."[^]]*\],"encrypted_content":"[^"]{9,}","type":"reasoning"\},\{"arguments":`).MatchString(sent.Last) {
+			t.Errorf("%s: the second request is %s", mode, sent.Last)
 		}
 	}
-}
-
-// recordingTransport keeps the body of the last request.
-type recordingTransport struct{ last string }
-
-func (r *recordingTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	body, err := io.ReadAll(req.Body)
-	if err != nil {
-		return nil, err
-	}
-	r.last = string(body)
-	req = req.Clone(req.Context())
-	req.Body = io.NopCloser(bytes.NewReader(body))
-	req.Close = true
-	return http.DefaultTransport.RoundTrip(req)
 }
 
 func testMalformed(t *testing.T, m loop.Model) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/loop/openai"
 )
 
@@ -131,18 +132,7 @@ func TestStreams(t *testing.T) {
 	for name, tt := range streamCases() {
 		t.Run(name, func(t *testing.T) {
 			e := newEndpoint(t, respondEvents(tt.pieces...))
-			resp, text, err := callModel(t, e.newModel(t, enableStream), newRequest())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, summarize(resp)); diff != "" {
-				t.Errorf("answer (-want +got):\n%s", diff)
-			}
-			for _, b := range resp.Message.Blocks {
-				if b.Text != nil && b.Text.Text != text {
-					t.Errorf("deltas %q, answer %q", text, b.Text.Text)
-				}
-			}
+			wiretest.CheckAnswer(t, e.newModel(t, enableStream), tt.want)
 		})
 	}
 }
@@ -177,16 +167,16 @@ func TestBrokenStreams(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEndpoint(t, tt.answer)
-			resp, _, err := callModel(t, e.newModel(t, enableStream), newRequest())
+			resp, _, err := wiretest.CallModel(t, e.newModel(t, enableStream), wiretest.NewRequest())
 			failure, ok := errors.AsType[*loop.ModelError](err)
 			if !ok || failure.Class != tt.class || failure.Status != tt.status || failure.Retryable != tt.retryable {
 				t.Errorf("error %v, want class %s, status %d, retryable %v", err, tt.class, tt.status, tt.retryable)
 			}
 			if len(resp.Message.Blocks) != 0 {
-				t.Errorf("a broken answer was used: %s", summarize(resp))
+				t.Errorf("a broken answer was used: %s", wiretest.Summarize(resp))
 			}
-			if e.countRequests() != 1 {
-				t.Errorf("%d requests: an answer that had begun was requested again", e.countRequests())
+			if len(e.Requests()) != 1 {
+				t.Errorf("%d requests: an answer that had begun was requested again", len(e.Requests()))
 			}
 		})
 	}
@@ -214,12 +204,12 @@ func TestWhole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for mode, change := range map[string]func(*openai.Options){"requested": nil, "stream requested": enableStream} {
-				e := newEndpoint(t, respondJSON(http.StatusOK, tt.body))
-				resp, text, err := callModel(t, e.newModel(t, change), newRequest())
+				e := newEndpoint(t, wiretest.RespondJSON(http.StatusOK, tt.body))
+				resp, text, err := wiretest.CallModel(t, e.newModel(t, change), wiretest.NewRequest())
 				if err != nil {
 					t.Fatalf("%s: %v", mode, err)
 				}
-				if diff := cmp.Diff(tt.want, summarize(resp)); diff != "" {
+				if diff := cmp.Diff(tt.want, wiretest.Summarize(resp)); diff != "" {
 					t.Errorf("%s: answer (-want +got):\n%s", mode, diff)
 				}
 				if strings.HasPrefix(tt.want, "text:") && text == "" {
@@ -238,17 +228,17 @@ func TestBrokenWhole(t *testing.T) {
 		answer func(int, http.ResponseWriter, *http.Request)
 		class  loop.ErrorClass
 	}{
-		"no choices":             {answer: respondJSON(http.StatusOK, `{"choices":[]}`), class: loop.ModelOther},
-		"not JSON":               {answer: respondJSON(http.StatusOK, `<html>`), class: loop.ModelOther},
+		"no choices":             {answer: wiretest.RespondJSON(http.StatusOK, `{"choices":[]}`), class: loop.ModelOther},
+		"not JSON":               {answer: wiretest.RespondJSON(http.StatusOK, `<html>`), class: loop.ModelOther},
 		"a web page":             {answer: respondHTML, class: loop.ModelOther},
-		"nothing":                {answer: respondJSON(http.StatusOK, ``), class: loop.ModelOther},
-		"error under 200":        {answer: respondJSON(http.StatusOK, `{"error":{"message":"model is loading","code":503}}`), class: loop.ModelServer},
+		"nothing":                {answer: wiretest.RespondJSON(http.StatusOK, ``), class: loop.ModelOther},
+		"error under 200":        {answer: wiretest.RespondJSON(http.StatusOK, `{"error":{"message":"model is loading","code":503}}`), class: loop.ModelServer},
 		"shorter than announced": {answer: respondShortBody, class: loop.ModelNetwork},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for mode, change := range map[string]func(*openai.Options){"whole": nil, "stream": enableStream} {
 				e := newEndpoint(t, tt.answer)
-				_, _, err := callModel(t, e.newModel(t, change), newRequest())
+				_, _, err := wiretest.CallModel(t, e.newModel(t, change), wiretest.NewRequest())
 				if failure, ok := errors.AsType[*loop.ModelError](err); !ok || failure.Class != tt.class {
 					t.Errorf("%s: error %v, want class %s", mode, err, tt.class)
 				}
@@ -290,7 +280,7 @@ func TestUsage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEndpoint(t, respondEvents(append(dataEvents(deltaChunk(`{"content":"Hi."}`), finishChunk("stop"), `{"choices":[],"usage":`+tt.usage+`}`), "data: [DONE]")...))
-			resp, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.Stream = true }), newRequest())
+			resp, _, err := wiretest.CallModel(t, e.newModel(t, enableStream), wiretest.NewRequest())
 			if err != nil {
 				t.Fatal(err)
 			}

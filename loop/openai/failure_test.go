@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/loop/openai"
 )
 
@@ -38,8 +39,8 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for mode, stream := range map[string]bool{"whole": false, "stream": true} {
-				e := newEndpoint(t, respondJSON(tt.status, tt.body))
-				_, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.Stream = stream }), newRequest())
+				e := newEndpoint(t, wiretest.RespondJSON(tt.status, tt.body))
+				_, _, err := wiretest.CallModel(t, e.newModel(t, func(o *openai.Options) { o.Stream = stream }), wiretest.NewRequest())
 				failure, ok := errors.AsType[*loop.ModelError](err)
 				if !ok || failure.Class != tt.class || failure.Status != tt.status {
 					t.Fatalf("%s: error %v, want class %s", mode, err, tt.class)
@@ -50,8 +51,8 @@ func TestRefusals(t *testing.T) {
 				if failure.Visible {
 					t.Errorf("%s: the endpoint's message is visible to users", mode)
 				}
-				if e.countRequests() != 1 {
-					t.Errorf("%s: %d requests without retries", mode, e.countRequests())
+				if len(e.Requests()) != 1 {
+					t.Errorf("%s: %d requests without retries", mode, len(e.Requests()))
 				}
 			}
 		})
@@ -91,15 +92,15 @@ func TestRetryable(t *testing.T) {
 				if tt.header != "" {
 					w.Header().Set(tt.header, tt.value)
 				}
-				respondJSON(tt.status, tt.body)(n, w, r)
+				wiretest.RespondJSON(tt.status, tt.body)(n, w, r)
 			})
-			_, _, err := callModel(t, e.newModel(t, enableStream), newRequest())
+			_, _, err := wiretest.CallModel(t, e.newModel(t, enableStream), wiretest.NewRequest())
 			failure, ok := errors.AsType[*loop.ModelError](err)
 			if !ok || failure.Class != tt.class || failure.Retryable != tt.retryable || failure.RetryAfter != tt.after {
 				t.Errorf("error %#v, want class %s, retryable %v, after %v", failure, tt.class, tt.retryable, tt.after)
 			}
-			if e.countRequests() != 1 {
-				t.Errorf("%d requests", e.countRequests())
+			if len(e.Requests()) != 1 {
+				t.Errorf("%d requests", len(e.Requests()))
 			}
 		})
 	}
@@ -113,7 +114,7 @@ func TestUnreachable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	_, _, err = callModel(t, m, newRequest())
+	_, _, err = wiretest.CallModel(t, m, wiretest.NewRequest())
 	failure, ok := errors.AsType[*loop.ModelError](err)
 	if !ok || failure.Class != loop.ModelNetwork || !failure.Visible || !failure.Retryable {
 		t.Fatalf("error %v", err)
@@ -166,12 +167,12 @@ func TestSilence(t *testing.T) {
 					o.HeaderTimeout = 100 * time.Millisecond
 				}
 			})
-			_, _, err := callModel(t, m, newRequest())
+			_, _, err := wiretest.CallModel(t, m, wiretest.NewRequest())
 			if failure, ok := errors.AsType[*loop.ModelError](err); !ok || !strings.Contains(err.Error(), tt.says) || failure.Retryable != tt.retryable {
 				t.Errorf("error %v, want one with %q, retryable: %v", err, tt.says, tt.retryable)
 			}
-			if e.countRequests() != 1 {
-				t.Errorf("%d requests", e.countRequests())
+			if len(e.Requests()) != 1 {
+				t.Errorf("%d requests", len(e.Requests()))
 			}
 		})
 	}
@@ -201,7 +202,7 @@ func TestHugeAnswers(t *testing.T) {
 		"50 MB in one event": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
 			respondEvents("data: "+deltaChunk(`{"content":"`+strings.Repeat(string(megabyte), 50)+`"}`), "data: "+finishChunk("stop"))(n, w, r)
 		}, limit: 64 << 20},
-		"50 MB at once": {answer: respondJSON(http.StatusOK, `{"choices":[{"message":{"content":"`+strings.Repeat(string(megabyte), 50)+`"}}]}`), limit: 64 << 20},
+		"50 MB at once": {answer: wiretest.RespondJSON(http.StatusOK, `{"choices":[{"message":{"content":"`+strings.Repeat(string(megabyte), 50)+`"}}]}`), limit: 64 << 20},
 		"50 MB of arguments": {answer: func(n int, w http.ResponseWriter, r *http.Request) {
 			for range 50 {
 				respondEvents("data: "+deltaChunk(`{"tool_calls":[{"index":0,"id":"a","function":{"name":"x","arguments":"`+string(megabyte)+`"}}]}`))(n, w, r)
@@ -224,7 +225,7 @@ func TestHugeAnswers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEndpoint(t, tt.answer)
-			_, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.Stream, o.MaxResponseBytes = true, max(tt.limit, 8<<20) }), newRequest())
+			_, _, err := wiretest.CallModel(t, e.newModel(t, func(o *openai.Options) { o.Stream, o.MaxResponseBytes = true, max(tt.limit, 8<<20) }), wiretest.NewRequest())
 			if failure, ok := errors.AsType[*loop.ModelError](err); !ok || failure.Class != loop.ModelOther || !strings.Contains(err.Error(), "larger than allowed") {
 				t.Errorf("error %v", err)
 			}
@@ -249,12 +250,12 @@ func TestCancel(t *testing.T) {
 				<-release
 			})
 			defer close(release)
-			_, err := e.newModel(t, enableStream).Complete(ctx, newRequest(), func(loop.Delta) { cancel(why) })
+			_, err := e.newModel(t, enableStream).Complete(ctx, wiretest.NewRequest(), func(loop.Delta) { cancel(why) })
 			if _, isFailure := errors.AsType[*loop.ModelError](err); !errors.Is(err, why) || isFailure {
 				t.Errorf("error %v", err)
 			}
-			if e.countRequests() != 1 {
-				t.Errorf("%d requests", e.countRequests())
+			if len(e.Requests()) != 1 {
+				t.Errorf("%d requests", len(e.Requests()))
 			}
 		})
 	}
@@ -268,9 +269,9 @@ func TestConcurrentCalls(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			resp, text, err := callModel(t, m, newRequest())
-			if err != nil || summarize(resp) != "text:"+text {
-				t.Errorf("answer %q, deltas %q, error %v", summarize(resp), text, err)
+			resp, text, err := wiretest.CallModel(t, m, wiretest.NewRequest())
+			if err != nil || wiretest.Summarize(resp) != "text:"+text {
+				t.Errorf("answer %q, deltas %q, error %v", wiretest.Summarize(resp), text, err)
 			}
 		})
 	}

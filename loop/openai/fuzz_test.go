@@ -5,10 +5,9 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/loop/internal/modelhttp"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 )
 
 // FuzzAnswer checks that any answer can be read without a panic, that the deltas
@@ -48,25 +47,7 @@ func FuzzAnswer(f *testing.F) {
 		resp, err = m.readResponse(&http.Response{
 			Header: http.Header{"Content-Type": {mediaType}}, Body: io.NopCloser(strings.NewReader(body)),
 		}, onDelta)
-		if err != nil {
-			w := &modelhttp.Watcher{}
-			if text := w.ModelError(err).Error(); len(text) > 2000 || !utf8.ValidString(text) {
-				t.Errorf("error %q", text)
-			}
-			if len(resp.Message.Blocks) > 0 {
-				t.Error("an error with an answer")
-			}
-			return
-		}
-		text := ""
-		for _, b := range resp.Message.Blocks {
-			if b.Text != nil {
-				text += b.Text.Text
-			}
-		}
-		if text != deltas.String() && !responses { // those of Responses repeat the text at their end
-
-			t.Errorf("delivered %q, answered %q", deltas.String(), text)
-		}
+		// The events of Responses repeat the text at its end.
+		wiretest.CheckRead(t, resp, err, deltas.String(), !responses)
 	})
 }

@@ -21,12 +21,10 @@ import (
 
 // Model is one model of one endpoint. It is safe for concurrent use.
 type Model struct {
-	options Options
-	client  *http.Client
-	// ownsClient reports whether New made the client.
-	ownsClient bool
-	chat       openai.ChatCompletionService
-	responses  responses.ResponseService
+	options   Options
+	endpoint  modelhttp.Endpoint
+	chat      openai.ChatCompletionService
+	responses responses.ResponseService
 	// quirks are the known quirks of the endpoint.
 	quirks             atomic.Pointer[quirks]
 	usageMissingLogged atomic.Bool
@@ -44,15 +42,18 @@ func New(o Options) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{options: o, client: o.HTTPClient}
-	m.quirks.Store(&quirks{})
-	if m.client == nil {
-		m.client = modelhttp.NewClient()
-		m.ownsClient = true
+	m := &Model{options: o}
+	m.endpoint, err = modelhttp.NewEndpoint(modelhttp.Options{
+		BaseURL: o.BaseURL, APIKey: o.APIKey, Client: o.HTTPClient,
+		HeaderTimeout: o.HeaderTimeout, IdleTimeout: o.IdleTimeout, MaxResponseBytes: o.MaxResponseBytes,
+	}, DefaultBaseURL)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	m.quirks.Store(&quirks{})
 	opts := []option.RequestOption{
-		option.WithHTTPClient(m.client),
-		option.WithBaseURL(o.BaseURL),
+		option.WithHTTPClient(m.endpoint.Client),
+		option.WithBaseURL(m.endpoint.BaseURL),
 		option.WithMaxRetries(0), // the loop retries
 	}
 	if o.APIKey != "" {
@@ -69,15 +70,13 @@ func New(o Options) (*Model, error) {
 
 // Info returns the identity of the model, for records.
 func (m *Model) Info() loop.ModelInfo {
-	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: safeurl.String(m.options.BaseURL), ToolNameBytes: toolNameBytes}
+	return loop.ModelInfo{Provider: m.options.Provider, Model: m.options.Model, BaseURL: safeurl.String(m.endpoint.BaseURL), ToolNameBytes: toolNameBytes}
 }
 
 // Close closes idle connections of the model's own HTTP client. It does not affect
 // running calls.
 func (m *Model) Close() {
-	if m.ownsClient {
-		m.client.CloseIdleConnections()
-	}
+	m.endpoint.Close()
 }
 
 // Complete makes one model call; see [loop.Model].
@@ -107,10 +106,7 @@ func (m *Model) Complete(ctx context.Context, req loop.Request, onDelta func(loo
 
 // sendRequest sends the request once and returns the answer.
 func (m *Model) sendRequest(ctx context.Context, req loop.Request, q quirks, onDelta func(loop.Delta)) (loop.Response, error) {
-	w := &modelhttp.Watcher{Options: modelhttp.Options{
-		BaseURL: m.options.BaseURL, APIKey: m.options.APIKey,
-		HeaderTimeout: m.options.HeaderTimeout, IdleTimeout: m.options.IdleTimeout, MaxResponseBytes: m.options.MaxResponseBytes,
-	}}
+	w := &modelhttp.Watcher{Options: m.endpoint.Options}
 	var res *http.Response
 	opts := []option.RequestOption{
 		option.WithMiddleware(func(req *http.Request, next option.MiddlewareNext) (*http.Response, error) {

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-
-	"github.com/caisson-run/caisson/loop/internal/modelhttp"
 )
 
 // Options configures a model of an endpoint. Model is required. Nothing is read
@@ -71,14 +69,6 @@ const (
 // DefaultBaseURL is OpenAI's own endpoint.
 const DefaultBaseURL = "https://api.openai.com/v1"
 
-// Defaults of Options.
-const (
-	defaultHeaderTimeout = 10 * time.Minute
-	defaultIdleTimeout   = 2 * time.Minute
-	// An answer of 128,000 tokens in one event per token has about 30 MB.
-	defaultResponseBytes = 64 << 20
-)
-
 // ErrInvalid is the error of [New] for invalid [Options].
 var ErrInvalid = errors.New("invalid model options")
 
@@ -87,10 +77,6 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Model == "" {
 		return o, fmt.Errorf("%w: no model name", ErrInvalid)
 	}
-	o.BaseURL = cmp.Or(o.BaseURL, DefaultBaseURL)
-	if err := modelhttp.CheckBaseURL(o.BaseURL, DefaultBaseURL); err != nil {
-		return o, fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
 	o.API = cmp.Or(o.API, Chat)
 	if o.API != Chat && o.API != Responses {
 		return o, fmt.Errorf("%w: unknown API %q", ErrInvalid, o.API)
@@ -98,12 +84,9 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Provider == "" {
 		o.Provider = "openai"
 	}
-	if o.MaxOutputTokens < 0 || o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.MaxResponseBytes < 0 {
+	if o.MaxOutputTokens < 0 {
 		return o, fmt.Errorf("%w: negative number", ErrInvalid)
 	}
-	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
-	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
-	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
 	if o.Logger == nil {
 		o.Logger = zap.NewNop()
 	}

@@ -88,9 +88,9 @@ func (m *Model) buildMessages(history []loop.Message) []openai.ChatCompletionMes
 		}
 		switch message.Role {
 		case loop.RoleSystem:
-			out = append(out, openai.SystemMessage(joinText(message)))
+			out = append(out, openai.SystemMessage(modelhttp.JoinText(message)))
 		case loop.RoleUser:
-			out = append(out, openai.UserMessage(joinText(message)))
+			out = append(out, openai.UserMessage(modelhttp.JoinText(message)))
 		case loop.RoleAssistant:
 			out = append(out, m.assistantMessage(message))
 		case loop.RoleTool:
@@ -115,7 +115,7 @@ func (m *Model) assistantMessage(message loop.Message) openai.ChatCompletionMess
 		p         openai.ChatCompletionAssistantMessageParam
 		reasoning []string
 	)
-	if content := joinText(message); content != "" {
+	if content := modelhttp.JoinText(message); content != "" {
 		p.Content.OfString = param.NewOpt(content)
 	}
 	for _, b := range message.Blocks {
@@ -161,15 +161,4 @@ func resultContent(r loop.ToolResult) (string, []openai.ChatCompletionContentPar
 		texts = append(texts, fmt.Sprintf("[%d images, sent after this result]", len(images)-1))
 	}
 	return strings.Join(texts, "\n"), images
-}
-
-// joinText returns the text blocks of a message, joined by newlines.
-func joinText(message loop.Message) string {
-	var parts []string
-	for _, b := range message.Blocks {
-		if b.Text != nil {
-			parts = append(parts, b.Text.Text)
-		}
-	}
-	return strings.Join(parts, "\n")
 }

@@ -61,7 +61,7 @@ func (m *Model) storeQuirks(known, q quirks) {
 	}
 	m.quirks.Store(&q)
 	m.options.Logger.Info("adapted requests to an endpoint that differs from the standard",
-		zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model),
+		zap.String("base_url", safeurl.String(m.endpoint.BaseURL)), zap.String("model", m.options.Model),
 		zap.Bool("no_stream_options", q.noStreamOptions), zap.Bool("other_max_tokens", q.otherMaxTokensName),
 		zap.Bool("no_encrypted_reasoning", q.noEncryptedReasoning))
 }
@@ -70,7 +70,7 @@ func (m *Model) storeQuirks(known, q quirks) {
 // max_completion_tokens rather than max_tokens. OpenAI's own endpoint requires the
 // former; most others know only the latter.
 func (m *Model) usesMaxCompletionTokens(q quirks) bool {
-	u, err := url.Parse(m.options.BaseURL)
+	u, err := url.Parse(m.endpoint.BaseURL)
 	own := err == nil && (u.Hostname() == "openai.com" || strings.HasSuffix(u.Hostname(), ".openai.com"))
 	return own != q.otherMaxTokensName
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/loop/openai"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -18,29 +19,10 @@ import (
 var doneResponse = `{"choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`
 
 func TestRequest(t *testing.T) {
-	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
-	req := loop.Request{
-		Messages: []loop.Message{
-			loop.NewText(loop.RoleSystem, "Be good."),
-			loop.NewText(loop.RoleUser, "Do <it> & more."),
-			{Role: loop.RoleAssistant, Blocks: []loop.Block{
-				{Thinking: &loop.Thinking{Text: "hm"}},
-				{Text: &loop.Text{Text: "Looking."}},
-				{ToolUse: &loop.ToolUse{ID: "tu_1", ProviderID: "call_1", Name: "github/get_issue", Input: []byte(`{"n":1}`)}},
-				{ToolUse: &loop.ToolUse{ID: "tu_2", Name: "made up!", Input: []byte(`{}`), InputError: "bad", Raw: "{"}},
-			}},
-			{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_1", Content: []tools.Block{
-				{Text: "a picture:"}, {Image: []byte("png"), MediaType: "image/png"},
-			}}}}},
-			{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_2", Content: []tools.Block{{Text: "no such tool"}}, IsError: true}}}},
-		},
-		Tools: []tools.Definition{
-			{Name: "github/get_issue", Description: "Gets.", InputSchema: []byte(`{"type":"object","properties":{"n":{"type":"integer"}},"required":["n"]}`)},
-		},
-		MaxOutputTokens: 77,
-	}
+	e := newEndpoint(t, wiretest.RespondJSON(http.StatusOK, doneResponse))
+	req := wiretest.NewConversation(loop.Thinking{Text: "hm"})
 	m := e.newModel(t, func(o *openai.Options) { o.Temperature = new(0.0) })
-	if _, _, err := callModel(t, m, req); err != nil {
+	if _, _, err := wiretest.CallModel(t, m, req); err != nil {
 		t.Fatal(err)
 	}
 	want := `{
@@ -66,25 +48,25 @@ func TestRequest(t *testing.T) {
 	if err := json.Unmarshal([]byte(want), &wanted); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(wanted, e.bodies[0]); diff != "" {
+	if diff := cmp.Diff(wanted, e.Request(t, 0).Body); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
-	if got := e.headers[0].Get("Authorization"); got != "Bearer sk-secret-key" {
+	if got := e.Request(t, 0).Header.Get("Authorization"); got != "Bearer sk-secret-key" {
 		t.Errorf("authorization %q", got)
 	}
 }
 
 // TestNoToolsField checks that a request without tools has no tools field.
 func TestNoToolsField(t *testing.T) {
-	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
-	req := newRequest()
+	e := newEndpoint(t, wiretest.RespondJSON(http.StatusOK, doneResponse))
+	req := wiretest.NewRequest()
 	req.Tools = nil
-	if _, _, err := callModel(t, e.newModel(t, nil), req); err != nil {
+	if _, _, err := wiretest.CallModel(t, e.newModel(t, nil), req); err != nil {
 		t.Fatal(err)
 	}
 	for _, key := range []string{"tools", "tool_choice", "stream", "stream_options", "temperature", "max_tokens"} {
-		if _, ok := e.bodies[0][key]; ok {
-			t.Errorf("the request has %q: %v", key, e.bodies[0])
+		if _, ok := e.Request(t, 0).Body[key]; ok {
+			t.Errorf("the request has %q: %v", key, e.Request(t, 0).Body)
 		}
 	}
 }
@@ -96,11 +78,11 @@ func TestSendReasoning(t *testing.T) {
 		loop.NewText(loop.RoleUser, "Go on."),
 	}
 	for _, send := range []bool{false, true} {
-		e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
-		if _, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.SendReasoning = send }), loop.Request{Messages: history}); err != nil {
+		e := newEndpoint(t, wiretest.RespondJSON(http.StatusOK, doneResponse))
+		if _, _, err := wiretest.CallModel(t, e.newModel(t, func(o *openai.Options) { o.SendReasoning = send }), loop.Request{Messages: history}); err != nil {
 			t.Fatal(err)
 		}
-		_, sent := e.bodies[0]["messages"].([]any)[1].(map[string]any)["reasoning_content"]
+		_, sent := e.Request(t, 0).Body["messages"].([]any)[1].(map[string]any)["reasoning_content"]
 		if sent != send {
 			t.Errorf("SendReasoning %v: sent %v", send, sent)
 		}
@@ -115,16 +97,16 @@ func TestEnvironmentIsNotRead(t *testing.T) {
 	t.Setenv("OPENAI_ORG_ID", "org-from-environment")
 	t.Setenv("OPENAI_PROJECT_ID", "proj-from-environment")
 	t.Setenv("OPENAI_CUSTOM_HEADERS", "X-From: environment")
-	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
-	if _, _, err := callModel(t, e.newModel(t, func(o *openai.Options) { o.APIKey = "" }), newRequest()); err != nil {
+	e := newEndpoint(t, wiretest.RespondJSON(http.StatusOK, doneResponse))
+	if _, _, err := wiretest.CallModel(t, e.newModel(t, func(o *openai.Options) { o.APIKey = "" }), wiretest.NewRequest()); err != nil {
 		t.Fatal(err)
 	}
-	for key, values := range e.headers[0] {
+	for key, values := range e.Request(t, 0).Header {
 		if strings.Contains(strings.Join(values, " "), "environment") {
 			t.Errorf("%s: %v", key, values)
 		}
 	}
-	if got := e.headers[0].Get("Authorization"); got != "" {
+	if got := e.Request(t, 0).Header.Get("Authorization"); got != "" {
 		t.Errorf("authorization %q without a key", got)
 	}
 }
@@ -135,11 +117,11 @@ func TestRefusedParameters(t *testing.T) {
 	refuses := func(status int, body string, bad func(map[string]any) bool) func(*endpoint) func(int, http.ResponseWriter, *http.Request) {
 		return func(e *endpoint) func(int, http.ResponseWriter, *http.Request) {
 			return func(n int, w http.ResponseWriter, r *http.Request) {
-				if bad(e.bodies[n-1]) {
-					respondJSON(status, body)(n, w, r)
+				if bad(e.Request(t, n-1).Body) {
+					wiretest.RespondJSON(status, body)(n, w, r)
 					return
 				}
-				respondJSON(http.StatusOK, doneResponse)(n, w, r)
+				wiretest.RespondJSON(http.StatusOK, doneResponse)(n, w, r)
 			}
 		}
 	}
@@ -172,17 +154,17 @@ func TestRefusedParameters(t *testing.T) {
 			var e *endpoint
 			e = newEndpoint(t, func(n int, w http.ResponseWriter, r *http.Request) { tt.answer(e)(n, w, r) })
 			m := e.newModel(t, func(o *openai.Options) { o.Stream, o.MaxOutputTokens = true, 5 })
-			_, _, err := callModel(t, m, newRequest())
+			_, _, err := wiretest.CallModel(t, m, wiretest.NewRequest())
 			if (err == nil) != tt.ok {
 				t.Errorf("error %v", err)
 			}
 			if tt.ok {
-				if _, _, err := callModel(t, m, newRequest()); err != nil {
+				if _, _, err := wiretest.CallModel(t, m, wiretest.NewRequest()); err != nil {
 					t.Errorf("the second time: %v", err)
 				}
 			}
-			if e.countRequests() != tt.requests {
-				t.Errorf("%d requests, want %d", e.countRequests(), tt.requests)
+			if len(e.Requests()) != tt.requests {
+				t.Errorf("%d requests, want %d", len(e.Requests()), tt.requests)
 			}
 		})
 	}
@@ -225,7 +207,7 @@ func TestInfo(t *testing.T) {
 // TestLongToolNames checks that a name longer than OpenAI's 64 bytes has the same
 // short form in the offered tools and in the history. The control is its whole form.
 func TestLongToolNames(t *testing.T) {
-	e := newEndpoint(t, respondJSON(http.StatusOK, doneResponse))
+	e := newEndpoint(t, wiretest.RespondJSON(http.StatusOK, doneResponse))
 	long := tools.Name("srv/" + strings.Repeat("a", 100))
 	req := loop.Request{
 		Messages: []loop.Message{
@@ -235,10 +217,10 @@ func TestLongToolNames(t *testing.T) {
 		},
 		Tools: []tools.Definition{{Name: long, Description: "Does.", InputSchema: []byte(`{"type":"object"}`)}},
 	}
-	if _, _, err := callModel(t, e.newModel(t, func(*openai.Options) {}), req); err != nil {
+	if _, _, err := wiretest.CallModel(t, e.newModel(t, func(*openai.Options) {}), req); err != nil {
 		t.Fatal(err)
 	}
-	sent, err := json.Marshal(e.bodies[0])
+	sent, err := json.Marshal(e.Request(t, 0).Body)
 	if err != nil {
 		t.Fatal(err)
 	}

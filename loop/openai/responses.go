@@ -27,7 +27,7 @@ func (m *Model) buildResponseParams(req loop.Request, q quirks) (responses.Respo
 	}
 	var system []string
 	for _, message := range req.Messages {
-		if text := joinText(message); message.Role == loop.RoleSystem && text != "" {
+		if text := modelhttp.JoinText(message); message.Role == loop.RoleSystem && text != "" {
 			system = append(system, text)
 		}
 	}
@@ -75,7 +75,7 @@ func (m *Model) buildItems(history []loop.Message) responses.ResponseInputParam 
 	for _, message := range history {
 		switch message.Role {
 		case loop.RoleUser:
-			out = append(out, responses.ResponseInputItemParamOfMessage(joinText(message), responses.EasyInputMessageRoleUser))
+			out = append(out, responses.ResponseInputItemParamOfMessage(modelhttp.JoinText(message), responses.EasyInputMessageRoleUser))
 		case loop.RoleAssistant:
 			out = append(out, m.assistantItems(message)...)
 		case loop.RoleTool:

@@ -11,15 +11,15 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/loop/openai"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // newResponses starts an endpoint of the Responses API and returns a model of it.
 func newResponses(t *testing.T, answer func(int, http.ResponseWriter, *http.Request), change func(*openai.Options)) (*endpoint, *openai.Model) {
 	t.Helper()
 	e := newEndpoint(t, answer)
-	e.path = "/v1/responses"
+	e.Path = "/v1/responses"
 	return e, e.newModel(t, func(o *openai.Options) {
 		o.API = openai.Responses
 		if change != nil {
@@ -40,32 +40,13 @@ const (
 )
 
 func TestResponsesRequest(t *testing.T) {
-	e, m := newResponses(t, respondJSON(http.StatusOK, completed(`{"type":"message","phase":"final_answer","content":[{"text":"Done."}]}`)), func(o *openai.Options) {
+	e, m := newResponses(t, wiretest.RespondJSON(http.StatusOK, completed(`{"type":"message","phase":"final_answer","content":[{"text":"Done."}]}`)), func(o *openai.Options) {
 		o.ReasoningEffort, o.Temperature = "high", new(0.5)
 	})
-	req := loop.Request{
-		Messages: []loop.Message{
-			loop.NewText(loop.RoleSystem, "Be good."),
-			loop.NewText(loop.RoleUser, "Do it."),
-			{Role: loop.RoleAssistant, Blocks: []loop.Block{
-				{Thinking: &loop.Thinking{Text: "hm", Signature: "rs_1", Redacted: "ZW5j"}},
-				{Thinking: &loop.Thinking{Text: "of another wire"}},
-				{Text: &loop.Text{Text: "Looking."}},
-				{ToolUse: &loop.ToolUse{ID: "tu_1", ProviderID: "call_1", Name: "github/get_issue", Input: []byte(`{"n":1}`)}},
-				{ToolUse: &loop.ToolUse{ID: "tu_2", Name: "made up!", Input: []byte(`{}`), InputError: "bad", Raw: "{"}},
-			}},
-			{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_1", Content: []tools.Block{
-				{Text: "a picture:"}, {Image: []byte("png"), MediaType: "image/png"},
-			}}}}},
-			{Role: loop.RoleTool, Blocks: []loop.Block{{ToolResult: &loop.ToolResult{ToolUseID: "tu_2", Content: []tools.Block{{Text: "no such tool"}}, IsError: true}}}},
-			loop.NewText(loop.RoleAssistant, "Done."),
-			loop.NewText(loop.RoleUser, "Go on."),
-		},
-		Tools:           []tools.Definition{{Name: "github/get_issue", Description: "Gets.", InputSchema: []byte(`{"type":"object","required":["n"]}`)}},
-		MaxOutputTokens: 77,
-	}
+	req := wiretest.NewConversation(loop.Thinking{Text: "hm", Signature: "rs_1", Redacted: "ZW5j"}, loop.Thinking{Text: "of another wire"})
+	req.Messages = append(req.Messages, loop.NewText(loop.RoleAssistant, "Done."), loop.NewText(loop.RoleUser, "Go on."))
 	for range 2 { // the second request follows an answer that named its phase
-		if _, _, err := callModel(t, m, req); err != nil {
+		if _, _, err := wiretest.CallModel(t, m, req); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -75,7 +56,7 @@ func TestResponsesRequest(t *testing.T) {
 		"model": "m", "store": false, "include": ["reasoning.encrypted_content"], "temperature": 0.5, "max_output_tokens": 77,
 		"reasoning": {"effort": "high"}, "instructions": "Be good.",
 		"input": [
-			{"role": "user", "content": "Do it."},
+			{"role": "user", "content": "Do <it> & more."},
 			{"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "hm"}], "encrypted_content": "ZW5j"},
 			{"role": "assistant", "content": "Looking."`+commentary+`},
 			{"type": "function_call", "call_id": "call_1", "name": "github__get_issue", "arguments": "{\"n\":1}"},
@@ -86,16 +67,16 @@ func TestResponsesRequest(t *testing.T) {
 			{"role": "assistant", "content": "Done."`+final+`},
 			{"role": "user", "content": "Go on."}
 		],
-		"tools": [{"type": "function", "name": "github__get_issue", "description": "Gets.", "strict": false, "parameters": {"type": "object", "required": ["n"]}}]
+		"tools": [{"type": "function", "name": "github__get_issue", "description": "Gets.", "strict": false, "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}}]
 	}`), &out); err != nil {
 			t.Fatal(err)
 		}
 		return out
 	}
-	if diff := cmp.Diff(want("", ""), e.bodies[0]); diff != "" {
+	if diff := cmp.Diff(want("", ""), e.Request(t, 0).Body); diff != "" {
 		t.Errorf("request (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(want(`, "phase": "commentary"`, `, "phase": "final_answer"`), e.bodies[1]); diff != "" {
+	if diff := cmp.Diff(want(`, "phase": "commentary"`, `, "phase": "final_answer"`), e.Request(t, 1).Body); diff != "" {
 		t.Errorf("second request (-want +got):\n%s", diff)
 	}
 }
@@ -116,8 +97,8 @@ func TestResponses(t *testing.T) {
 		"text":                    {dataEvents(`{"type":"response.created","response":{"status":"in_progress"}}`, text, done(wireText), end(wireText)), "text:Hi."},
 		"text without deltas":     {dataEvents(end(wireText)), "text:Hi."},
 		"refusal":                 {dataEvents(`{"type":"response.refusal.delta","delta":"No."}`, end(`{"type":"message","content":[{"type":"refusal","refusal":"No."}]}`)), "text:No."},
-		"reasoning, text, call":   {dataEvents(text, end(wireThink+","+wireText+","+wireCall)), `thinking:hm | text:Hi. | shell(call_1){"command":"ls"}`},
-		"reasoning in content":    {dataEvents(end(`{"type":"reasoning","id":"rs_1","summary":[],"content":[{"type":"reasoning_text","text":"hm"}]}`)), "thinking:hm"},
+		"reasoning, text, call":   {dataEvents(text, end(wireThink+","+wireText+","+wireCall)), `thinking:hm/rs_1/ZW5j | text:Hi. | shell(call_1){"command":"ls"}`},
+		"reasoning in content":    {dataEvents(end(`{"type":"reasoning","id":"rs_1","summary":[],"content":[{"type":"reasoning_text","text":"hm"}]}`)), "thinking:hm/rs_1/"},
 		"empty reasoning":         {dataEvents(end(`{"type":"reasoning","id":"rs_1","summary":[]},` + wireCall)), `shell(call_1){"command":"ls"}`},
 		"no output at the end":    {dataEvents(added(wireCall), done(wireCall), end("")), `shell(call_1){"command":"ls"}`},
 		"an item done twice":      {dataEvents(done(wireCall), done(wireCall), end("")), `shell(call_1){"command":"ls"}`},
@@ -134,25 +115,14 @@ func TestResponses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, m := newResponses(t, respondEvents(tt.events...), enableStream)
-			resp, shown, err := callModel(t, m, newRequest())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, summarize(resp)); diff != "" {
-				t.Errorf("answer (-want +got):\n%s", diff)
-			}
-			for _, b := range resp.Message.Blocks {
-				if b.Text != nil && b.Text.Text != shown {
-					t.Errorf("deltas %q, answer %q", shown, b.Text.Text)
-				}
-			}
+			wiretest.CheckAnswer(t, m, tt.want)
 		})
 	}
 }
 
 func TestWholeResponse(t *testing.T) {
-	_, m := newResponses(t, respondJSON(http.StatusOK, completed(wireThink+","+wireText+","+wireCall)), nil)
-	resp, _, err := callModel(t, m, newRequest())
+	_, m := newResponses(t, wiretest.RespondJSON(http.StatusOK, completed(wireThink+","+wireText+","+wireCall)), nil)
+	resp, _, err := wiretest.CallModel(t, m, wiretest.NewRequest())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -198,20 +168,20 @@ func TestBrokenResponses(t *testing.T) {
 			class:  loop.ModelOther,
 		},
 		"not JSON":          {answer: respondEvents(dataEvents(`{"type":`)...), class: loop.ModelOther},
-		"of the other API":  {answer: respondJSON(http.StatusOK, doneResponse), class: loop.ModelOther},
-		"error under 200":   {answer: respondJSON(http.StatusOK, `{"error":{"message":"no","code":429}}`), class: loop.ModelRateLimit, retryable: true},
-		"in the background": {answer: respondJSON(http.StatusOK, `{"status":"queued","output":[]}`), class: loop.ModelOther},
-		"unknown path":      {answer: respondJSON(http.StatusNotFound, `{"error":{"message":"Not found"}}`), class: loop.ModelInvalidRequest},
+		"of the other API":  {answer: wiretest.RespondJSON(http.StatusOK, doneResponse), class: loop.ModelOther},
+		"error under 200":   {answer: wiretest.RespondJSON(http.StatusOK, `{"error":{"message":"no","code":429}}`), class: loop.ModelRateLimit, retryable: true},
+		"in the background": {answer: wiretest.RespondJSON(http.StatusOK, `{"status":"queued","output":[]}`), class: loop.ModelOther},
+		"unknown path":      {answer: wiretest.RespondJSON(http.StatusNotFound, `{"error":{"message":"Not found"}}`), class: loop.ModelInvalidRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, m := newResponses(t, tt.answer, enableStream)
-			resp, _, err := callModel(t, m, newRequest())
+			resp, _, err := wiretest.CallModel(t, m, wiretest.NewRequest())
 			failure, ok := errors.AsType[*loop.ModelError](err)
 			if !ok || failure.Class != tt.class || failure.Retryable != tt.retryable {
 				t.Errorf("error %v (%+v), want class %s", err, failure, tt.class)
 			}
-			if len(resp.Message.Blocks) > 0 || e.countRequests() != 1 {
-				t.Errorf("answer %q, %d requests", summarize(resp), e.countRequests())
+			if len(resp.Message.Blocks) > 0 || len(e.Requests()) != 1 {
+				t.Errorf("answer %q, %d requests", wiretest.Summarize(resp), len(e.Requests()))
 			}
 		})
 	}
@@ -239,28 +209,24 @@ func TestRefusedReasoning(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e, m := newResponses(t, func(n int, w http.ResponseWriter, r *http.Request) {
 				if n <= tt.refuse {
-					respondJSON(http.StatusBadRequest, `{"error":{"message":"`+tt.message+`"}}`)(n, w, r)
+					wiretest.RespondJSON(http.StatusBadRequest, `{"error":{"message":"`+tt.message+`"}}`)(n, w, r)
 					return
 				}
-				respondJSON(http.StatusOK, completed(wireText))(n, w, r)
+				wiretest.RespondJSON(http.StatusOK, completed(wireText))(n, w, r)
 			}, nil)
-			_, _, err := callModel(t, m, loop.Request{Messages: history})
-			if (err != nil) != (tt.requests == 1) || e.countRequests() != tt.requests {
-				t.Fatalf("%d requests, %v", e.countRequests(), err)
+			_, _, err := wiretest.CallModel(t, m, loop.Request{Messages: history})
+			if (err != nil) != (tt.requests == 1) || len(e.Requests()) != tt.requests {
+				t.Fatalf("%d requests, %v", len(e.Requests()), err)
 			}
 			if err == nil {
-				if _, _, err := callModel(t, m, loop.Request{Messages: history}); err != nil {
+				if _, _, err := wiretest.CallModel(t, m, loop.Request{Messages: history}); err != nil {
 					t.Fatal(err)
 				}
 			}
 			var reasoning, include []bool
-			for _, body := range e.bodies {
-				data, err := json.Marshal(body["input"])
-				if err != nil {
-					t.Fatal(err)
-				}
-				reasoning = append(reasoning, strings.Contains(string(data), "ZW5j"))
-				include = append(include, body["include"] != nil)
+			for _, r := range e.Requests() {
+				reasoning = append(reasoning, strings.Contains(r.Text, "ZW5j"))
+				include = append(include, r.Body["include"] != nil)
 			}
 			if diff := cmp.Diff([][]bool{tt.reasoning, tt.include}, [][]bool{reasoning, include}); diff != "" {
 				t.Errorf("requests with reasoning, and asking for it (-want +got):\n%s", diff)

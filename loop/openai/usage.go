@@ -82,6 +82,6 @@ func (u usage) limitsUsage() limits.Usage {
 func (m *Model) warnMissingUsage(u limits.Usage) {
 	if u.Tokens() == 0 && m.usageMissingLogged.CompareAndSwap(false, true) {
 		m.options.Logger.Warn("endpoint reports no usage: token and cost limits have no effect",
-			zap.String("base_url", safeurl.String(m.options.BaseURL)), zap.String("model", m.options.Model))
+			zap.String("base_url", safeurl.String(m.endpoint.BaseURL)), zap.String("model", m.options.Model))
 	}
 }

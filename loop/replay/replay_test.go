@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -59,21 +60,9 @@ func textResult(text string) tools.Result { return tools.Result{Content: []tools
 // deltas, too.
 func playTurn(t *testing.T, m *Model, d fixedResults) (loop.Outcome, string) {
 	t.Helper()
-	var shown strings.Builder
-	out, err := loop.Run(t.Context(), loop.Options{
-		Profiles: []loop.Profile{{Model: m}}, Dispatcher: d, Session: "ses_1", Turn: "trn_1",
-		Messages: []loop.Message{loop.NewText(loop.RoleUser, "Do it.")},
-		Emit: func(e loop.Event) error {
-			if d, ok := e.(loop.TextDelta); ok {
-				shown.WriteString(d.Text)
-			}
-			return nil
-		},
+	return wiretest.RunTurn(t, loop.Options{
+		Profiles: []loop.Profile{{Model: m}}, Dispatcher: d, Messages: []loop.Message{loop.NewText(loop.RoleUser, "Do it.")},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out, shown.String()
 }
 
 const greeting = `version: 1

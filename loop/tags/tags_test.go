@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -101,21 +102,10 @@ func (f *fakeTools) Round(_ context.Context, calls []tools.Call) ([]tools.Result
 // runTurn runs a turn and returns its outcome and the text that was streamed.
 func runTurn(t *testing.T, m loop.Model, d *fakeTools) (loop.Outcome, string) {
 	t.Helper()
-	var shown strings.Builder
-	out, err := loop.Run(t.Context(), loop.Options{
-		Profiles: []loop.Profile{{Model: m}}, Dispatcher: d, System: "You are a test.", Session: "ses_1", Turn: "trn_1",
+	return wiretest.RunTurn(t, loop.Options{
+		Profiles: []loop.Profile{{Model: m}}, Dispatcher: d, System: "You are a test.",
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, "Do it."), loop.NewText(loop.RoleUser, `Now, without <tool_call>{"name":"write"}</tool_call>.`)},
-		Emit: func(e loop.Event) error {
-			if d, ok := e.(loop.TextDelta); ok {
-				shown.WriteString(d.Text)
-			}
-			return nil
-		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out, shown.String()
 }
 
 // textOf returns the text of a message.

@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -103,21 +104,10 @@ func testCutStream(t *testing.T, m loop.Model) {
 // too. The task selects the server's answers.
 func RunTurn(t *testing.T, m loop.Model, task string, d *Dispatcher, retries *int) (loop.Outcome, string) {
 	t.Helper()
-	var shown strings.Builder
-	out, err := loop.Run(t.Context(), loop.Options{
-		Profiles: []loop.Profile{{Model: m, MaxRetries: retries}}, Dispatcher: d, System: loop.SystemPrompt(loop.PromptOptions{}), Session: "ses_1", Turn: "trn_1",
+	return wiretest.RunTurn(t, loop.Options{
+		Profiles: []loop.Profile{{Model: m, MaxRetries: retries}}, Dispatcher: d, System: loop.SystemPrompt(loop.PromptOptions{}),
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, task)},
-		Emit: func(e loop.Event) error {
-			if d, ok := e.(loop.TextDelta); ok {
-				shown.WriteString(d.Text)
-			}
-			return nil
-		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out, shown.String()
 }
 
 // Dispatcher records its calls and returns "ok".

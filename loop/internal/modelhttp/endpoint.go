@@ -1,17 +1,66 @@
 package modelhttp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
+	"time"
 
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
-// CheckBaseURL returns an error unless an endpoint's URL is one of http or https
+// Defaults of Options.
+const (
+	defaultHeaderTimeout = 10 * time.Minute // a model may have to be loaded first
+	defaultIdleTimeout   = 2 * time.Minute
+	// An answer of 128,000 tokens in one event per token has about 30 MB.
+	defaultResponseBytes = 64 << 20
+)
+
+// Endpoint is the endpoint of a model.
+type Endpoint struct {
+	Options
+	// ownsClient reports whether NewEndpoint made the client.
+	ownsClient bool
+}
+
+// NewEndpoint returns an endpoint with defaults for zero options. Its client has a
+// transport of its own then: closing its idle connections does not affect other users
+// of the default one. defaultURL is the URL if o has none.
+func NewEndpoint(o Options, defaultURL string) (Endpoint, error) {
+	o.BaseURL = cmp.Or(o.BaseURL, defaultURL)
+	if err := checkBaseURL(o.BaseURL, defaultURL); err != nil {
+		return Endpoint{}, err
+	}
+	if o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.MaxResponseBytes < 0 {
+		return Endpoint{}, errors.New("negative number")
+	}
+	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
+	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
+	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
+	e := Endpoint{Options: o, ownsClient: o.Client == nil}
+	if e.ownsClient {
+		transport, ok := http.DefaultTransport.(*http.Transport)
+		if !ok {
+			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
+		}
+		e.Client = &http.Client{Transport: transport.Clone()}
+	}
+	return e, nil
+}
+
+// Close closes idle connections of the endpoint's own client.
+func (e Endpoint) Close() {
+	if e.ownsClient {
+		e.Client.CloseIdleConnections()
+	}
+}
+
+// checkBaseURL returns an error unless an endpoint's URL is one of http or https
 // without credentials. example is a good one, for the message.
-func CheckBaseURL(text, example string) error {
+func checkBaseURL(text, example string) error {
 	u, err := url.Parse(text)
 	switch {
 	case err != nil:
@@ -22,14 +71,4 @@ func CheckBaseURL(text, example string) error {
 		return fmt.Errorf("base URL %q is not an http or https URL, such as %s", safeurl.String(text), example)
 	}
 	return nil
-}
-
-// NewClient returns a client with a transport of its own: closing its idle
-// connections does not affect other users of the default one.
-func NewClient() *http.Client {
-	transport, ok := http.DefaultTransport.(*http.Transport)
-	if !ok {
-		transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
-	}
-	return &http.Client{Transport: transport.Clone()}
 }

@@ -18,7 +18,7 @@ func TestCheckBaseURL(t *testing.T) {
 		"https://?key=hunter2":           "not an http or https URL",
 		"https://host/v1?api_key=secret": "",
 	} {
-		err := CheckBaseURL(text, "https://good")
+		err := checkBaseURL(text, "https://good")
 		if want == "" && err == nil {
 			continue
 		}

@@ -25,7 +25,7 @@ var (
 // maxErrorBytes is the number of bytes that are read of an error's body.
 const maxErrorBytes = 64 << 10
 
-// Options are the endpoint of a request and its bounds.
+// Options configures an endpoint and the bounds of its requests.
 type Options struct {
 	BaseURL, APIKey string
 	// HeaderTimeout is the longest wait for the first byte of an answer,
@@ -33,6 +33,8 @@ type Options struct {
 	// size.
 	HeaderTimeout, IdleTimeout time.Duration
 	MaxResponseBytes           int64
+	// Client is the HTTP client; nil means a new one.
+	Client *http.Client
 }
 
 // Watcher observes one request. It records a refusal, and bounds the waits and the

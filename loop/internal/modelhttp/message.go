@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"strings"
 
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -21,4 +22,15 @@ func WireName(n tools.Name, maxBytes int) string {
 		return '_'
 	}, string(n))
 	return cmp.Or(clean[:min(len(clean), maxBytes)], "unknown")
+}
+
+// JoinText returns the text blocks of a message, joined by newlines.
+func JoinText(m loop.Message) string {
+	var parts []string
+	for _, b := range m.Blocks {
+		if b.Text != nil {
+			parts = append(parts, b.Text.Text)
+		}
+	}
+	return strings.Join(parts, "\n")
 }
