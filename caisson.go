@@ -161,7 +161,7 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 	if err := s.host.CheckUser(ctx, image, o.User); err != nil {
 		return err
 	}
-	removed := s.host.Sweep(ctx)
+	removed, _ := s.host.Sweep(ctx) // the log has what could not be removed; the session needs none of it
 	s.session, err = runner.Open(ctx, runner.Options{
 		Dir: s.dir, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.work, Secrets: secrets, Removed: removed,
 		SandboxOptions: runner.SandboxOptions{

@@ -354,11 +354,12 @@ func (f *fallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 }
 
 // Sweep removes what sessions of dead processes left, on all backends, and returns what
-// it found.
-func (h *Host) Sweep(ctx context.Context) []sandbox.Orphan {
+// it found. It goes on after an error, logs it, and returns it joined with the others.
+func (h *Host) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, sweepTime, errors.New("no answer in time"))
 	defer cancel()
 	var all []sandbox.Orphan
+	var errs []error
 	for _, name := range []string{docker.Name, string(oci.GVisor), string(oci.Runc)} {
 		h.mu.Lock()
 		_, used := h.backends[name]
@@ -372,14 +373,16 @@ func (h *Host) Sweep(ctx context.Context) []sandbox.Orphan {
 		}
 		left, err := b.Sweep(ctx)
 		all = append(all, left...)
+		errs = append(errs, err)
 		if err != nil && !errors.Is(err, sandbox.ErrUnavailable) {
 			h.currentLogger().Warn("remove what dead processes left", zap.String("backend", name), zap.Error(err))
 		}
 	}
 	if _, err := sessiondir.Sweep(h.o.StateDir); err != nil {
 		h.currentLogger().Warn("remove what dead sessions left", zap.Error(err))
+		errs = append(errs, err)
 	}
-	return all
+	return all, errors.Join(errs...)
 }
 
 // Close closes the connections to engines. No session of the host may run.

@@ -191,7 +191,7 @@ func (s *ownedSandbox) startSandbox(ctx context.Context, h *Host, o SandboxOptio
 	if err != nil {
 		return err
 	}
-	h.Sweep(ctx)
+	_, _ = h.Sweep(ctx) // the log has what could not be removed; the sandbox needs none of it
 	kept, err := runner.OpenCaches(dir, work, o.Mode, cacheOptions)
 	if err != nil {
 		return err

@@ -90,6 +90,7 @@ type readyBackend struct {
 	backend sandbox.Creator
 	choice  record.BackendChoice
 	removed []sandbox.Orphan
+	left    error // why something was not removed
 }
 
 // choose chooses the backend and removes what dead owners left.
@@ -101,7 +102,8 @@ func (bs *backends) choose(ctx context.Context, u reporter) (*readyBackend, erro
 	if err != nil {
 		return nil, err
 	}
-	return &readyBackend{backend, choice, bs.host.Sweep(ctx)}, nil
+	removed, left := bs.host.Sweep(ctx)
+	return &readyBackend{backend, choice, removed, left}, nil
 }
 
 // setLogger makes a session's or the server's log that of what is made from now on.

@@ -418,12 +418,10 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		}
 		if s.resume != "" {
 			if !needed { // or else it is done
-				ready.removed = s.host.Sweep(ctx)
+				ready.removed, ready.left = s.host.Sweep(ctx)
 			}
-			if sessiondir.HasRemains(s.environ.stateDir(), s.resume) {
-				return o, &commandError{Status: exitSandboxStart, Problem: record.Problem{
-					Cause: "the sandbox of the session's dead process can't be removed", Hint: "caisson sandbox gc names what is left, and why.",
-				}}
+			if err := s.checkRemains(ctx, s.resume, ready.left); err != nil {
+				return o, err
 			}
 		}
 		beside = func(ctx context.Context) []string {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/runner/doctor"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
@@ -230,6 +231,24 @@ func whyLeft(l sandbox.Listing) string {
 		return fmt.Sprintf("its owner, pid %d, died meanwhile, or it could not be removed: run this again", l.Owner.PID)
 	}
 	return "its owner can't be seen from here: it is on another machine, or in another PID namespace"
+}
+
+// checkRemains refuses to go on with a session if a part of the sandbox of its dead process
+// is left behind a sweep, whose error is swept.
+func (bs *backends) checkRemains(ctx context.Context, session string, swept error) error {
+	left := sessiondir.Remains(bs.environ.stateDir(), session)
+	if len(left) == 0 {
+		return nil
+	}
+	cause := fmt.Sprintf("the sandbox of the session's dead process can't be removed: %s has %s", bs.environ.stateDir(), strings.Join(left, ", "))
+	found, _ := bs.listSandboxes(ctx) // the sweep has met its errors
+	if i := slices.IndexFunc(found, func(l sandbox.Listing) bool { return l.Session == session }); i >= 0 {
+		cause += "; " + whyLeft(found[i])
+	}
+	if swept != nil {
+		cause += "; " + swept.Error()
+	}
+	return &commandError{Status: exitSandboxStart, Err: swept, Problem: record.Problem{Cause: cause, Hint: "caisson sandbox gc tries again, and lists what is left."}}
 }
 
 // showCollection writes it for people, or as JSON.

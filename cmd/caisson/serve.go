@@ -221,7 +221,8 @@ func (h *serverHost) cleanPeriodically(ctx context.Context) (stop func()) {
 				return
 			case <-time.After(tidyEvery):
 			}
-			for _, l := range h.base.host.Sweep(ctx) {
+			removed, _ := h.base.host.Sweep(ctx) // it logs its errors
+			for _, l := range removed {
 				h.log.Info("removed what a dead owner left", zap.Any("leftover", l))
 			}
 		}

@@ -22,7 +22,7 @@ var (
 )
 
 // Reopen opens the directory of a session whose process is gone, to go on with the
-// session. It fails with a [StateError] for a directory that another user owns or could
+// session. What the process left and no cleanup list names is removed. It fails with a [StateError] for a directory that another user owns or could
 // change, and otherwise with [ErrAlive] or [ErrNoRecords].
 func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err error) {
 	defer func() {
@@ -54,6 +54,10 @@ func Reopen(stateDir, session string, secrets []redact.Secret) (_ *Dir, err erro
 	// Retention removes the trace while it holds the log, which it removes last.
 	if _, err := os.Lstat(filepath.Join(dir, record.TraceFile)); err != nil {
 		return nil, errors.Join(ErrNoRecords, ignoreMissing(err))
+	}
+	// A sweep leaves it alone from now on: this process holds the log.
+	if err := removeUnnoted(dir); err != nil {
+		return nil, stateError(dir, "can't be cleaned up: "+err.Error(), err)
 	}
 	return &Dir{Session: session, Path: dir, Log: newLog(file, secrets), file: file, resume: true}, nil
 }

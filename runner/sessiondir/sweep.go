@@ -72,19 +72,33 @@ func sweepWorkspaces(stateDir string) (removed int, err error) {
 
 // hasRemains reports whether a part of the sandbox of a dead session is left.
 func hasRemains(stateDir, session string) bool {
-	name := filepath.Base(session)
-	for _, note := range []string{name + ".json", name + ".json.damaged"} {
-		if _, err := os.Lstat(filepath.Join(stateDir, "cleanup", note)); !errors.Is(err, fs.ErrNotExist) {
-			return true
-		}
-	}
-	inside, err := os.ReadDir(filepath.Join(session, SandboxDir))
-	return len(inside) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist)
+	return len(Remains(stateDir, filepath.Base(session))) > 0
 }
 
-// HasRemains reports whether a part of the sandbox of a dead process of a session is left.
-// Its process must have none now.
-func HasRemains(stateDir, session string) bool { return hasRemains(stateDir, Path(stateDir, session)) }
+// Remains returns the paths, relative to the state directory, of what is left of the
+// sandbox of a dead process of a session: its cleanup list, and what is in the sandbox's
+// directory. No process may have a sandbox for the session now.
+func Remains(stateDir, session string) []string {
+	var left []string
+	for _, name := range []string{session + ".json", session + ".json.damaged"} {
+		list := filepath.Join("cleanup", name)
+		if _, err := os.Lstat(filepath.Join(stateDir, list)); !errors.Is(err, fs.ErrNotExist) {
+			left = append(left, list)
+		}
+	}
+	dir := filepath.Join(Path(stateDir, session), SandboxDir)
+	inside, err := os.ReadDir(dir)
+	if rel, relErr := filepath.Rel(stateDir, dir); relErr == nil {
+		dir = rel
+	}
+	if ignoreMissing(err) != nil {
+		return append(left, dir)
+	}
+	for _, e := range inside {
+		left = append(left, filepath.Join(dir, e.Name()))
+	}
+	return left
+}
 
 // makingTime is longer than [Create] takes to make the directories of a session and to
 // lock its log. The sandbox's directory is the last of them.
@@ -108,18 +122,24 @@ func sweepSession(stateDir, session string) (bool, error) {
 	if LivesIn(session) {
 		return false, nil
 	}
-	socket := filepath.Join(dir, sandbox.ExecSocket)
-	var socketErr error
-	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() == fs.ModeSocket {
-		socketErr = ignoreMissing(os.Remove(socket))
-	}
-	_, err := overlay.SweepUnmade(filepath.Join(session, OverlayDir))
-	err = errors.Join(socketErr, err)
+	err := removeUnnoted(session)
 	if hasRecords(session) || mayHaveRun(stateDir, session) {
 		// It may hold what a backend noted and could not remove yet.
 		return os.Remove(dir) == nil, err
 	}
 	return true, errors.Join(err, removeUnrecorded(session))
+}
+
+// removeUnnoted removes what the dead process of a session made and no backend noted: the
+// socket on which users were answered, and layers that were not made yet.
+func removeUnnoted(session string) error {
+	socket := filepath.Join(session, SandboxDir, sandbox.ExecSocket)
+	var socketErr error
+	if info, err := os.Lstat(socket); err == nil && info.Mode().Type() == fs.ModeSocket {
+		socketErr = ignoreMissing(os.Remove(socket))
+	}
+	_, err := overlay.SweepUnmade(filepath.Join(session, OverlayDir))
+	return errors.Join(socketErr, err)
 }
 
 // hasRecords reports whether a session has begun, as far as can be told.
