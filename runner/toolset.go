@@ -99,9 +99,8 @@ func (t toolset) shellTools() ([]tools.Factory, error) {
 // verifyTools returns verify and verify_shell.
 func (t toolset) verifyTools() ([]tools.Factory, error) {
 	o := verify.Options{View: t.reader, CommandTime: t.opts.Resources.CommandTime}
-	plain, err := verify.New(o)
-	sh, shellErr := verify.NewShell(checker{t.exec}, o)
-	return []tools.Factory{plain, sh}, errors.Join(err, shellErr)
+	sh, err := verify.NewShell(checker{t.exec}, o)
+	return []tools.Factory{verify.New(o), sh}, err
 }
 
 // fetchTool returns the fetch tool with the budget and the breakers of the session.

@@ -122,6 +122,28 @@ func cutCall(text string) (before string, call loop.ToolUse, closed bool) {
 	return before, call, closed
 }
 
+// ParseCall returns the first call in the text of an answer. found reports whether there
+// is a tag at all, and problem why its content is no call: Raw is a JSON object, or "",
+// only if that is "".
+func ParseCall(text string) (call loop.ToolUse, problem string, found bool) {
+	if !strings.Contains(text, openTag) {
+		return call, "", false
+	}
+	_, call, closed := cutCall(text)
+	var args map[string]json.RawMessage
+	switch err := json.Unmarshal([]byte(call.Raw), &args); {
+	case !closed:
+		problem = "the tag is not closed by " + closeTag
+	case call.Name == "" && err == nil:
+		problem = `the JSON has no "name" that is a text`
+	case call.Name == "" || err != nil && call.Raw != "" && !json.Valid([]byte(call.Raw)):
+		problem = "the tag holds no JSON object"
+	case err != nil && call.Raw != "":
+		problem = `"args" is not a JSON object`
+	}
+	return call, problem, true
+}
+
 // malformedName matches the name in a tag whose content is not JSON.
 var malformedName = sync.OnceValue(func() *regexp.Regexp {
 	return regexp.MustCompile(`"name"\s*:\s*"([^"\\]{1,128})"`)

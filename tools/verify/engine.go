@@ -62,6 +62,9 @@ func (e *engine) runCheck(ctx context.Context, c check, left *time.Duration) (r 
 	if extra := c.unusedField(); extra != "" {
 		return Result{Reason: extra}, nil
 	}
+	if e.view == nil && c.Path != "" {
+		return Result{Reason: "there is no workspace: give target_text"}, nil
+	}
 	switch c.Kind {
 	case kindShell:
 		return e.checkShell(ctx, c, left)

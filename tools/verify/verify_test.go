@@ -63,7 +63,7 @@ func newFixture(t *testing.T, r commandRunner) *fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.d.Close(context.WithoutCancel(t.Context())) })
-	plain, err := New(Options{View: view})
+	plain := New(Options{View: view})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -368,7 +368,7 @@ func TestDefinitions(t *testing.T) {
 	if diff := cmp.Diff([]string{"a"}, sh.Paths(raw)); diff != "" {
 		t.Error(diff)
 	}
-	for name, err := range map[string]error{"no view": second(New(Options{})), "no runner": second(NewShell(nil, Options{}))} {
+	for name, err := range map[string]error{"no runner": second(NewShell(nil, Options{}))} {
 		if err == nil {
 			t.Errorf("%s: no error", name)
 		}

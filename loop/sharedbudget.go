@@ -1,0 +1,120 @@
+package loop
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/caisson-run/caisson/limits"
+)
+
+// SharedBudget is a [Ledger] with the limits of tokens and cost of one budget, for
+// requests that several turns make at the same time. It is safe for concurrent use.
+type SharedBudget struct {
+	next Ledger
+
+	mu    sync.Mutex
+	meter limits.Meter
+	// pending has what was reserved and is not settled.
+	pending map[*limits.Usage]bool
+	// settled is closed, and made anew, when a reservation is settled.
+	settled chan struct{}
+}
+
+var _ Ledger = (*SharedBudget)(nil)
+
+// NewSharedBudget returns a ledger that has counted nothing. It passes what fits on to
+// next, unless that is nil. Its error is that of [limits.Budget.Validate].
+func NewSharedBudget(b limits.Budget, next Ledger) (*SharedBudget, error) {
+	m, err := limits.NewMeter(limits.Budget{Tokens: b.Tokens, CostMicroUSD: b.CostMicroUSD})
+	if err != nil {
+		return nil, err
+	}
+	return &SharedBudget{next: next, meter: m, pending: map[*limits.Usage]bool{}, settled: make(chan struct{})}, nil
+}
+
+// Used returns the sum of what was settled.
+func (s *SharedBudget) Used() limits.Usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.meter.Used()
+}
+
+// Reserve implements [Ledger]. A request that fits only if others use less than they
+// reserved waits for them.
+func (s *SharedBudget) Reserve(ctx context.Context, profile string, d limits.Demand) (LedgerEntry, error) {
+	for {
+		entry, wait, err := s.tryReserve(d)
+		if wait == nil {
+			if err != nil {
+				return LedgerEntry{}, err
+			}
+			return s.reserveNext(ctx, profile, entry)
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return LedgerEntry{}, fmt.Errorf("wait for a reservation: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// tryReserve reserves what fits, or returns the channel whose closing is to be waited
+// for.
+func (s *SharedBudget) tryReserve(d limits.Demand) (LedgerEntry, <-chan struct{}, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m := s.meter
+	for u := range s.pending {
+		m.AddEstimate(*u)
+	}
+	fit, lowered, refused := m.Reserve(d)
+	if len(s.pending) > 0 && (refused != nil || lowered != nil) {
+		return LedgerEntry{}, s.settled, nil
+	}
+	if refused != nil {
+		return LedgerEntry{}, nil, refused
+	}
+	reserved := &limits.Usage{InputTokens: fit.Input, OutputTokens: fit.Output}
+	if cost, known := fit.Cost(); known {
+		reserved.CostMicroUSD = &cost
+	}
+	s.pending[reserved] = true
+	return LedgerEntry{Demand: fit, Lowered: lowered, Settle: func(used *limits.Usage) error {
+		s.settleRequest(reserved, used)
+		return nil
+	}}, nil, nil
+}
+
+// settleRequest replaces a reservation with what was used, nil for nothing.
+func (s *SharedBudget) settleRequest(reserved, used *limits.Usage) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pending, reserved)
+	if used != nil {
+		s.meter.Add(*used)
+	}
+	close(s.settled)
+	s.settled = make(chan struct{})
+}
+
+// reserveNext reserves in the next ledger what was reserved in this one.
+func (s *SharedBudget) reserveNext(ctx context.Context, profile string, own LedgerEntry) (LedgerEntry, error) {
+	if s.next == nil {
+		return own, nil
+	}
+	entry, err := s.next.Reserve(ctx, profile, own.Demand)
+	if err != nil {
+		_ = own.Settle(nil) // never fails
+		return LedgerEntry{}, err
+	}
+	if entry.Lowered == nil {
+		entry.Lowered = own.Lowered
+	}
+	settleNext := entry.Settle
+	entry.Settle = func(used *limits.Usage) error {
+		_ = own.Settle(used) // never fails
+		return settleNext(used)
+	}
+	return entry, nil
+}

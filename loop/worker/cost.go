@@ -1,0 +1,125 @@
+package worker
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+)
+
+// CostMode is what happens when the cost of a worker is above its cap.
+type CostMode string
+
+// The modes. Any other value is CostWarn.
+const (
+	// CostWarn reports it, once, and goes on.
+	CostWarn CostMode = "warn"
+	// CostEnforce refuses the next call of a tool, and leaves one round to answer.
+	CostEnforce CostMode = "enforce"
+	// CostOff does nothing.
+	CostOff CostMode = "off"
+)
+
+// CostCap bounds the cost of each worker that has tools. The zero value has no bound.
+type CostCap struct {
+	// USD is the cap in US dollars. Zero, a negative number and one that is not finite
+	// mean none.
+	USD  float64
+	Mode CostMode
+}
+
+// normalize returns the cap with a valid mode, and without a bound if it is off.
+func (c CostCap) normalize() CostCap {
+	if c.Mode != CostEnforce && c.Mode != CostOff {
+		c.Mode = CostWarn
+	}
+	if !(c.USD > 0) || math.IsInf(c.USD, 0) || c.Mode == CostOff {
+		c.USD = 0
+	}
+	return c
+}
+
+// enabled reports whether there is a cap.
+func (c CostCap) enabled() bool { return c.USD > 0 }
+
+// checkPrice returns an error if the cap is enforced and the price of the profile is
+// unknown, so that nothing would hold it.
+func (o ToolOptions) checkPrice(p loop.Profile) error {
+	c := o.CostCap.normalize()
+	if !c.enabled() || c.Mode != CostEnforce || len(o.Names) == 0 {
+		return nil
+	}
+	return p.CheckPrice(limits.Budget{CostMicroUSD: new(int64(1))})
+}
+
+// CostCapState is the state of the cap of one worker.
+type CostCapState struct {
+	CapUSD float64  `json:"cap_usd"`
+	Mode   CostMode `json:"mode"`
+	// ObservedUSD is the worker's cost, nil if it is unknown.
+	ObservedUSD *float64 `json:"observed_usd"`
+	Exceeded    bool     `json:"exceeded"`
+	// Blocked reports that a call was refused because of the cap.
+	Blocked bool `json:"blocked"`
+}
+
+// observe returns the state of the cap after some usage.
+func (c CostCap) observe(used limits.Usage) CostCapState {
+	s := CostCapState{CapUSD: c.USD, Mode: c.Mode}
+	if used.CostMicroUSD != nil {
+		s.ObservedUSD = new(float64(*used.CostMicroUSD) / 1e6)
+		s.Exceeded = c.enabled() && *s.ObservedUSD > c.USD
+	}
+	return s
+}
+
+// refusalReason returns why a call is refused.
+func (s CostCapState) refusalReason() string {
+	return fmt.Sprintf("the cost so far, %.4f USD, is above the cap of %.4f USD", *s.ObservedUSD, s.CapUSD)
+}
+
+// CostCapReport is the state of the cap of all workers that have tools.
+type CostCapReport struct {
+	CapUSD      float64         `json:"cap_usd"`
+	Mode        CostMode        `json:"mode"`
+	ExceededAny bool            `json:"exceeded_any"`
+	BlockedAny  bool            `json:"blocked_any"`
+	PerProvider []CostCapWorker `json:"per_provider,omitempty"`
+	PerRole     []CostCapWorker `json:"per_role,omitempty"`
+	// OperatorPrompt asks what to do about a cap that was exceeded and not enforced.
+	OperatorPrompt string `json:"operator_prompt,omitempty"`
+}
+
+// CostCapWorker is the state of the cap of one worker.
+type CostCapWorker struct {
+	Role     Role   `json:"role,omitempty"`
+	Provider string `json:"provider"`
+	Profile  string `json:"profile"`
+	CostCapState
+}
+
+// newCostCapReport returns the report, nil if there is no cap.
+func newCostCapReport(c CostCap, answers []Answer) *CostCapReport {
+	if !c.enabled() {
+		return nil
+	}
+	r := &CostCapReport{CapUSD: c.USD, Mode: c.Mode}
+	for _, a := range answers {
+		if a.CostCap == nil {
+			continue
+		}
+		r.ExceededAny = r.ExceededAny || a.CostCap.Exceeded
+		r.BlockedAny = r.BlockedAny || a.CostCap.Blocked
+		w := CostCapWorker{Role: a.Role, Provider: a.Provider, Profile: a.Profile, CostCapState: *a.CostCap}
+		if a.Role == "" {
+			r.PerProvider = append(r.PerProvider, w)
+		} else {
+			r.PerRole = append(r.PerRole, w)
+		}
+	}
+	if r.ExceededAny && !r.BlockedAny {
+		r.OperatorPrompt = fmt.Sprintf("A worker with tools cost more than the cap of %.4f USD. Ask the user how to go on: enforce the cap, only warn as now, or switch it off.", c.USD)
+	}
+	return r
+}

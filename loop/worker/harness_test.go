@@ -1,0 +1,258 @@
+package worker_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/openai"
+	"github.com/caisson-run/caisson/loop/worker"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/fetch"
+	"github.com/caisson-run/caisson/tools/policy"
+	"github.com/caisson-run/caisson/tools/verify"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// provider is a server that speaks the protocol of OpenAI. Each of its models plays its
+// answers in order and then repeats the last one.
+type provider struct {
+	*httptest.Server
+	t testing.TB
+
+	mu       sync.Mutex
+	answers  map[string][]string
+	requests map[string][]request
+}
+
+// request is a request that a model received.
+type request struct {
+	raw      []byte
+	Model    string
+	Messages []struct{ Role, Content string }
+}
+
+// last returns the last message of the request.
+func (r request) last() string { return r.Messages[len(r.Messages)-1].Content }
+
+// newProvider starts a server. An answer that begins with an exclamation mark is the
+// status of a failure.
+func newProvider(t testing.TB, answers map[string][]string) *provider {
+	t.Helper()
+	p := &provider{t: t, answers: answers, requests: map[string][]request{}}
+	p.Server = httptest.NewServer(http.HandlerFunc(p.serveRequest))
+	t.Cleanup(p.Close)
+	return p
+}
+
+func (p *provider) serveRequest(w http.ResponseWriter, r *http.Request) {
+	raw, err := io.ReadAll(r.Body)
+	req := request{raw: raw}
+	if err != nil || json.Unmarshal(raw, &req) != nil {
+		p.t.Errorf("request %q: %v", raw, err)
+	}
+	p.mu.Lock()
+	n := len(p.requests[req.Model])
+	p.requests[req.Model] = append(p.requests[req.Model], req)
+	all := p.answers[req.Model]
+	p.mu.Unlock()
+	if len(all) == 0 {
+		p.t.Errorf("the model %s is not expected", req.Model)
+		return
+	}
+	text := all[min(n, len(all)-1)]
+	if status, ok := strings.CutPrefix(text, "!"); ok {
+		code := http.StatusInternalServerError
+		_, _ = fmt.Sscan(status, &code)
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, `{"error": {"message": "no"}}`)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{
+		"id": "x", "object": "chat.completion", "model": req.Model,
+		"choices": []any{map[string]any{"index": 0, "finish_reason": "stop", "message": map[string]any{"role": "assistant", "content": text}}},
+		"usage":   map[string]any{"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+	})
+}
+
+// received returns the requests of a model.
+func (p *provider) received(model string) []request {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.requests[model]
+}
+
+// roundUSD is the cost of one request to a model of profile.
+const roundUSD = 0.00012
+
+// profile returns a profile of one of the models, without retries.
+func (p *provider) profile(model string) loop.Profile {
+	p.t.Helper()
+	m, err := openai.New(openai.Options{Model: model, BaseURL: p.URL + "/v1", APIKey: "sk-test"})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(m.Close)
+	return loop.Profile{Name: model, Model: m, Price: &limits.Price{Input: 1, Output: 2}, MaxRetries: new(0)}
+}
+
+// call returns the text of a call.
+func call(name string, args any) string {
+	data, err := json.Marshal(map[string]any{"name": name, "args": args})
+	if err != nil {
+		panic(err)
+	}
+	return "I look.\n<tool_call>" + string(data) + "</tool_call>"
+}
+
+// fetchCall returns the text of a call of fetch.
+func fetchCall(url string) string { return call("fetch", map[string]any{"url": url}) }
+
+// verifyCall returns the text of a call of verify.
+func verifyCall(checks ...any) string { return call("verify", map[string]any{"checks": checks}) }
+
+// web is a server of pages, and the tools that may fetch them.
+type web struct {
+	*httptest.Server
+	page   string
+	hits   atomic.Int64
+	egress *limits.Egress
+	hosts  *limits.Breakers
+}
+
+// newWeb starts a server whose pages all have one text.
+func newWeb(t testing.TB, page string) *web {
+	t.Helper()
+	w := &web{page: page}
+	w.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		w.hits.Add(1)
+		if r.URL.Path == "/broken" {
+			panic(http.ErrAbortHandler)
+		}
+		rw.Header().Set("Content-Type", "text/plain")
+		_, _ = io.WriteString(rw, w.page)
+	}))
+	t.Cleanup(w.Close)
+	return w
+}
+
+// toolOptions returns options with fetch, for the pages of the server alone, and verify.
+func (w *web) toolOptions(t testing.TB, budget limits.EgressBudget, names ...string) worker.ToolOptions {
+	t.Helper()
+	rule, err := fetch.ParseRule(w.URL + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if budget == (limits.EgressBudget{}) {
+		budget = limits.DefaultEgressBudget()
+	}
+	if w.egress, err = limits.NewEgress(budget); err != nil {
+		t.Fatal(err)
+	}
+	if w.hosts, err = limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := fetch.New(fetch.Options{
+		Allow: []fetch.Rule{rule}, Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}},
+		Egress: w.egress, Hosts: w.hosts,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pol, err := policy.Preset("ci")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return worker.ToolOptions{Names: names, Factories: []tools.Factory{f, verify.New(verify.Options{})}, Policy: pol}
+}
+
+// canary is a listener that must not be reached. It counts connections.
+type canary struct {
+	url  string
+	hits atomic.Int64
+}
+
+// newCanary starts a canary on an address of this machine.
+func newCanary(t testing.TB) *canary {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &canary{url: "http://" + l.Addr().String()}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.hits.Add(1)
+			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\nConnection: close\r\n\r\nsecret")
+			_ = conn.Close()
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		wg.Wait()
+	})
+	return c
+}
+
+// events collects the events of a panel.
+type events struct{ all []worker.Event }
+
+func (e *events) emit(ev worker.Event) error {
+	e.all = append(e.all, ev)
+	return nil
+}
+
+// count returns how many events of a kind there are.
+func (e *events) count(kind string) int {
+	n := 0
+	for _, ev := range e.all {
+		if ev.Kind() == kind {
+			n++
+		}
+	}
+	return n
+}
+
+// confer runs Confer, which must succeed.
+func confer(t *testing.T, o worker.ConferOptions) worker.Conference {
+	t.Helper()
+	if o.Question == "" {
+		o.Question = "What does the page say?"
+	}
+	got, err := worker.Confer(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// statuses returns the statuses of calls, in order.
+func statuses(calls []worker.InnerCall) string {
+	var out []string
+	for i, c := range calls {
+		if c.Hop != i+1 {
+			out = append(out, "wrong hop")
+		}
+		out = append(out, c.Name+"="+string(c.Status))
+	}
+	return strings.Join(out, " ")
+}
