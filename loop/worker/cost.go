@@ -8,7 +8,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 )
 
-// CostMode is what happens when the cost of a worker is above its cap.
+// CostMode selects the reaction to a cost of a worker above its cap.
 type CostMode string
 
 // The modes. Any other value is CostWarn.

@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/tools/verify"
 )
 
-// Ballot is what a worker thinks of the proposal.
+// Ballot is a worker's vote on the proposal.
 type Ballot string
 
 // The ballots.

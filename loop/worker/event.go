@@ -20,7 +20,7 @@ type InputRefused struct {
 	Worker string `json:"worker"`
 	Hop    int    `json:"hop"`
 	Name   string `json:"name"`
-	// SchemaError is what is wrong with them.
+	// SchemaError lists their problems.
 	SchemaError string `json:"schema_error"`
 }
 

@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -202,6 +204,8 @@ func newCanary(t testing.TB) *canary {
 				return
 			}
 			c.hits.Add(1)
+			_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+			_, _ = http.ReadRequest(bufio.NewReader(conn))
 			_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 6\r\nConnection: close\r\n\r\nsecret")
 			_ = conn.Close()
 		}

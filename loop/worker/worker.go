@@ -41,7 +41,7 @@ const (
 // ErrInvalid is the error of options that can't be used.
 var ErrInvalid = errors.New("invalid worker options")
 
-// Options are what [Confer] and [Coordinate] have in common.
+// Options are common to [Confer] and [Coordinate].
 type Options struct {
 	// Question is for all workers. It is trusted like the task of an agent.
 	Question string
@@ -71,7 +71,7 @@ type Format struct {
 	Check func(answer string) (value string, problems []string)
 }
 
-// Role is what a worker of [Coordinate] does.
+// Role is the part of a worker in [Coordinate].
 type Role string
 
 // The roles.
@@ -94,7 +94,7 @@ const (
 	StatusFailed Status = "failed"
 )
 
-// Answer is what one worker returned and used.
+// Answer is the result of one worker, with its usage.
 type Answer struct {
 	Profile  string `json:"profile"`
 	Provider string `json:"provider"`
@@ -126,13 +126,13 @@ type Failure struct {
 	err     error
 }
 
-// Used is what some workers used together.
+// Used is the sum of the usage of some workers.
 type Used struct {
 	Workers int          `json:"workers"`
 	Usage   limits.Usage `json:"usage"`
 }
 
-// Accounting is what the workers used: in total, by provider, and by role where they
+// Accounting is the usage of the workers: in total, by provider, and by role where they
 // have roles.
 type Accounting struct {
 	Total       Used            `json:"total"`
@@ -148,7 +148,7 @@ func (u Used) addUsage(a Answer) Used {
 	return Used{Workers: u.Workers + 1, Usage: u.Usage.Plus(a.Usage)}
 }
 
-// newAccounting adds up what the workers used.
+// newAccounting adds up the usage of the workers.
 func newAccounting(answers []Answer) Accounting {
 	out := Accounting{PerProvider: map[string]Used{}}
 	for _, a := range answers {
@@ -252,7 +252,7 @@ func (p *panel) emitError() error {
 	return p.emitErr
 }
 
-// assignment is what one worker is asked.
+// assignment is the task of one worker.
 type assignment struct {
 	profile loop.Profile
 	role    Role

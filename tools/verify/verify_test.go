@@ -63,11 +63,7 @@ func newFixture(t *testing.T, r commandRunner) *fixture {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.d.Close(context.WithoutCancel(t.Context())) })
-	plain := New(Options{View: view})
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := []tools.Factory{plain}
+	all := []tools.Factory{New(Options{View: view})}
 	if r != nil {
 		sh, err := NewShell(r, Options{View: view, CommandTime: time.Minute})
 		if err != nil {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools/verify"
 )
@@ -49,22 +50,10 @@ func NewFormat(schema []byte) (*runner.AnswerFormat, error) {
 	return &runner.AnswerFormat{
 		Request: "Your answer must be one JSON value and nothing else: no explanation and no code fence. It must be valid by this JSON Schema:\n\n" + strings.TrimSpace(string(schema)),
 		Check: func(text string) (string, []string) {
-			value := withoutFence(text)
+			value := worker.TrimFence(text)
 			return value, compiled.Check(value)
 		},
 	}, nil
-}
-
-// withoutFence returns a text without the code fence that is around all of it.
-func withoutFence(text string) string {
-	text = strings.TrimSpace(text)
-	first, rest, ok := strings.Cut(text, "\n")
-	word := strings.TrimSpace(strings.TrimPrefix(first, "```"))
-	body, closed := strings.CutSuffix(rest, "```")
-	if !ok || !closed || !strings.HasPrefix(first, "```") || word != "" && word != "json" {
-		return text
-	}
-	return strings.TrimSpace(body)
 }
 
 // maxParts bounds the parts of a schema whose references were replaced.
