@@ -397,7 +397,7 @@ func newToolCalled(e dispatch.Called) record.ToolCalled {
 func newToolCompleted(e dispatch.Completed) record.ToolCompleted {
 	p := record.ToolCompleted{
 		CallID: e.CallID, Name: e.Name, Success: e.Success, OutputBytes: e.OutputBytes, Truncated: e.Truncated,
-		LatencyMS: e.Latency.Milliseconds(), FilesModified: record.NonNil(e.FilesModified), Metadata: e.Metadata,
+		LatencyMS: e.Latency.Milliseconds(), FilesModified: record.NonNil(e.FilesModified), Metadata: e.Metadata, Diff: e.Diff,
 	}
 	if e.Command != "" {
 		p.Command = &e.Command

@@ -24,7 +24,7 @@ func TestRecordsSayWhatWasShown(t *testing.T) {
 		Scopes: []approval.Scope{approval.ScopeOnce}, Phrase: "rm -rf /", Expires: time.Unix(1, 0),
 	})
 	ended := newToolCompleted(dispatch.Completed{
-		CallID: "tu_1", Name: "shell", Success: true, OutputBytes: 1, Truncated: true, Latency: time.Second, FilesModified: []string{"a"}, Command: "ls", Metadata: map[string]any{"a": 1},
+		CallID: "tu_1", Name: "shell", Success: true, OutputBytes: 1, Truncated: true, Latency: time.Second, FilesModified: []string{"a"}, Command: "ls", Metadata: map[string]any{"a": 1}, Diff: "+a",
 	})
 	for _, record := range []any{shown, ended} {
 		if empty := emptyFields(record); len(empty) > 0 {

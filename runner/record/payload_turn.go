@@ -180,6 +180,9 @@ type ToolCompleted struct {
 	FilesModified []string       `json:"files_modified"`
 	Command       *string        `json:"command_executed"`
 	Metadata      map[string]any `json:"metadata,omitempty"`
+	// Diff is the change of files that no one was asked about, as it was projected just
+	// before the call ran: safe to show, and elided in the middle where it is long.
+	Diff string `json:"diff,omitempty"`
 }
 
 // ToolFailed is the end of a call that did not.

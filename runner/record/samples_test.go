@@ -93,7 +93,7 @@ func samples() []Payload {
 		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true},
 		ToolCompleted{
 			CallID: "tu_1", Name: "shell", OutputBytes: 40, Truncated: true, LatencyMS: 9, FilesModified: []string{},
-			Command: new("sh test.sh"), Metadata: map[string]any{"exit_code": 1},
+			Command: new("sh test.sh"), Metadata: map[string]any{"exit_code": 1}, Diff: "--- a/f\n+++ b/f\n",
 		},
 		ToolFailed{
 			CallID: "tu_1", Name: "shell", Class: tools.ErrorCancelled, Reason: "interrupted", Message: "cancelled", ErrorID: "err_2",

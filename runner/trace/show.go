@@ -214,6 +214,7 @@ func (p *printer) writeCall(at string, s Step) {
 		p.writeText(c.Error, "31")
 	case c.failed() || p.o.Full:
 		p.writeText(c.Output, "")
+		p.writeText(c.Diff, "")
 	}
 }
 

@@ -105,6 +105,7 @@ type Call struct {
 	// Ending is how its command ended, "" if none ran.
 	Ending      string
 	Modified    []string
+	Diff        string // of a change that no one was asked about
 	Denied      []record.NetworkDenied
 	Output      string // as the model got it
 	OutputBytes int

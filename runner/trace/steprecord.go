@@ -208,7 +208,7 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 			if !p.Success {
 				c.Status = CallUnsuccess
 			}
-			c.Modified, c.Ending = p.FilesModified, tools.CommandEnding(p.Metadata)
+			c.Modified, c.Ending, c.Diff = p.FilesModified, tools.CommandEnding(p.Metadata), cutMiddle(p.Diff, maxText)
 		})
 	case record.KindToolFailed:
 		return withPayload(r, func(p record.ToolFailed) {

@@ -273,7 +273,7 @@ func (r confirmer) confirmAgain(p *pending) {
 	p.call.Projected = ""
 	p.confirm = newConfirmation(p)
 	p.confirm.again = true
-	p.confirm.shown = r.projectCall(p)
+	p.confirm.shown = r.projectCall(p, projectTimeout)
 	r.d.opts.Broker.Deliver(r.requestConfirmation(p))
 	p.confirm.resolve(r.waitForReply(p))
 }

@@ -54,6 +54,9 @@ type Completed struct {
 	FilesModified []string
 	Command       string
 	Metadata      map[string]any
+	// Diff is the change of files that no one was asked about, safe for display and
+	// elided in the middle where it is long; "" for none.
+	Diff string
 }
 
 // Failed is the terminal event of a call that did not.

@@ -75,6 +75,7 @@ func (r *round) executeCall(p *pending) {
 	}
 	p.ticket.announceStart()
 	p.ran = true
+	diff := confirmer{r}.projectUnasked(p)
 	start := time.Now()
 	out, err, cause := r.executeTool(p)
 	took := time.Since(start)
@@ -87,7 +88,7 @@ func (r *round) executeCall(p *pending) {
 	case err != nil:
 		r.failCall(p, classifyError(err), out, took)
 	default:
-		r.completeCall(p, out, took)
+		r.completeCall(p, out, diff, took)
 	}
 }
 
@@ -201,8 +202,11 @@ func ownFailure(own *tools.Error, err error) *tools.Error {
 	return &fail
 }
 
-// completeCall ends a call that ran to its end.
-func (r *round) completeCall(p *pending, out tools.Output, took time.Duration) {
+// completeCall ends a call that ran to its end; diff is that of projectUnasked.
+func (r *round) completeCall(p *pending, out tools.Output, diff string, took time.Duration) {
+	if !out.Success {
+		diff = ""
+	}
 	content, cut := boundBlocks(out.Content, r.resultBytes(p), r.d.opts.ResultCharacters)
 	out.Content, out.Metadata = nil, r.recordableMetadata(p, out.Metadata)
 	if len(content) == 0 {
@@ -213,7 +217,7 @@ func (r *round) completeCall(p *pending, out tools.Output, took time.Duration) {
 	_ = r.emit(Completed{
 		CallID: p.call.ID, Name: p.call.Name, Success: out.Success, OutputBytes: blocksSize(content),
 		Truncated: cut || out.Truncated, Latency: took, FilesModified: out.FilesModified, Command: out.Command,
-		Metadata: out.Metadata,
+		Metadata: out.Metadata, Diff: diff,
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -85,6 +86,62 @@ func TestToolsAreToldOfQuestions(t *testing.T) {
 				return textOutput("done"), nil
 			}))
 		wantText(t, roundOK(t, d, call("a", "read_file", `{}`))[0], false, "done")
+	}
+}
+
+// TestEditsThatNoOneSawHaveADiff: the end of a call that changed files has its diff, safe
+// and bounded, unless a person was shown it. Making it binds the call to nothing.
+func TestEditsThatNoOneSawHaveADiff(t *testing.T) {
+	session := func(d *Dispatcher) { roundOK(t, d, call("first", "write_file", `{"path":"f"}`)) }
+	long := strings.Repeat("long line\n", maxUnaskedDiff)
+	for name, tt := range map[string]struct {
+		preset, diff string
+		class        tools.Class
+		scope        approval.Scope
+		before       func(*Dispatcher)
+		err          error
+		want         string
+	}{
+		"allowed by the policy":         {"sandboxed", "+1", tools.ClassWrite, "", nil, nil, "+1"},
+		"asked":                         {"default", "+1", tools.ClassWrite, approval.ScopeOnce, nil, nil, ""},
+		"an earlier answer":             {"default", "+1", tools.ClassWrite, approval.ScopeSession, session, nil, "+1"},
+		"not a change of files":         {"sandboxed", "+1", tools.ClassExecute, "", nil, nil, ""},
+		"a failed call":                 {"sandboxed", "+1", tools.ClassWrite, "", nil, errors.New("disk full"), ""},
+		"no diff":                       {"sandboxed", "", tools.ClassWrite, "", nil, nil, ""},
+		"what a terminal would obey":    {"sandboxed", "+\x1b[2J\u202e\n", tools.ClassWrite, "", nil, nil, `+\x1b[2J\u202e` + "\n"},
+		"longer than is ever displayed": {"sandboxed", long, tools.ClassWrite, "", nil, nil, tools.Elide(long, maxUnaskedDiff)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tool := fakeTool{def: testDefinition("write_file", tt.class), project: func(context.Context, *tools.Call) (tools.Projection, error) {
+				return tools.Projection{Diff: tt.diff, State: "1"}, nil
+			}, execute: func(_ context.Context, c *tools.Call) (tools.Output, error) {
+				if c.ID == "a" && tt.scope != approval.ScopeOnce && c.Projected != "" {
+					t.Errorf("bound to %q, which no one saw", c.Projected)
+				}
+				return textOutput("done"), tt.err
+			}}
+			rec := &recorder{}
+			d := newDispatcher(t, rec, Options{Policy: preset(t, tt.preset), Broker: brokerOf(answering(approval.DecisionAllow, tt.scope))}, tool)
+			if tt.before != nil {
+				tt.before(d)
+			}
+			if _, err := d.Round(t.Context(), []tools.Call{call("a", "write_file", `{"path":"f"}`)}); err != nil {
+				t.Fatal(err)
+			}
+			got := "no end"
+			for _, e := range find[Completed](rec) {
+				if e.CallID == "a" {
+					got = e.Diff
+				}
+			}
+			if tt.err != nil {
+				if len(find[Failed](rec)) != 1 || got != "no end" {
+					t.Errorf("the call did not fail: %q", got)
+				}
+			} else if got != tt.want {
+				t.Errorf("diff %q, want %q", got, tt.want)
+			}
+		})
 	}
 }
 

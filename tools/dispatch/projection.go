@@ -10,10 +10,15 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// projectTimeout bounds making a diff; reading a file takes milliseconds.
-const projectTimeout = 10 * time.Second
+const (
+	// projectTimeout bounds making a diff; reading a file takes milliseconds.
+	projectTimeout = 10 * time.Second
+	// unaskedTimeout bounds making a diff that delays its call and decides nothing.
+	unaskedTimeout = time.Second
+)
 
 // projectCalls makes the diffs of calls, a few at a time: each may hold two versions of
 // a large file.
@@ -23,7 +28,7 @@ func (r confirmer) projectCalls(all []*pending) {
 	for _, p := range all {
 		slots <- struct{}{}
 		wg.Go(func() {
-			p.confirm.shown = r.projectCall(p)
+			p.confirm.shown = r.projectCall(p, projectTimeout)
 			<-slots
 		})
 	}
@@ -32,11 +37,11 @@ func (r confirmer) projectCalls(all []*pending) {
 
 // projectCall returns the diff of a call, an empty one if there is none or it fails. It
 // does not wait for a tool that hangs; Close does.
-func (r confirmer) projectCall(p *pending) tools.Projection {
+func (r confirmer) projectCall(p *pending, timeout time.Duration) tools.Projection {
 	if r.ctx.Err() != nil {
 		return tools.Projection{} // a round of a closed dispatcher starts nothing
 	}
-	ctx, cancel := context.WithTimeoutCause(r.ctx, projectTimeout, errors.New("projection timed out"))
+	ctx, cancel := context.WithTimeoutCause(r.ctx, timeout, errors.New("projection timed out"))
 	defer cancel()
 	call := p.call
 	call.Input, call.Delta = bytes.Clone(p.call.Input), func(string, string) {}
@@ -86,5 +91,15 @@ func (r confirmer) isStillAsShown(p *pending) bool {
 	}
 	p.ticket.announceStart() // others don't wait for the file system
 	p.call.Projected = p.confirm.shown.State
-	return r.projectCall(p).State == p.confirm.shown.State || r.ctx.Err() != nil
+	return r.projectCall(p, projectTimeout).State == p.confirm.shown.State || r.ctx.Err() != nil
+}
+
+// projectUnasked returns the diff, safe for display, of a call that is about to change
+// files without a person having seen it, or "".
+func (r confirmer) projectUnasked(p *pending) string {
+	if p.tool.Definition.Class != tools.ClassWrite || p.confirm != nil && p.confirm.by == approval.ByUser {
+		return ""
+	}
+	diff, _ := tools.DisplayLines(r.projectCall(p, unaskedTimeout).Diff)
+	return tools.Elide(diff, maxUnaskedDiff)
 }

@@ -13,6 +13,7 @@ const (
 	maxSummaryBytes = 200
 	maxShownInput   = 8 << 10
 	maxShownDiff    = 256 << 10
+	maxUnaskedDiff  = 16 << 10
 )
 
 // summaryLine is one line for people, safe for display.

@@ -7,6 +7,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -45,6 +46,34 @@ func Diff(text string, colour bool) string {
 		b.WriteString(body + end)
 	}
 	return b.String()
+}
+
+// maxDiffLines and maxDiffCells bound the diff of an edit below its line.
+const maxDiffLines, maxDiffCells = 16, 160
+
+// editLines returns the beginning of the diff of a call that changed files without a
+// question. The call's own line names a single file.
+func editLines(c *trace.Call, s style) []string {
+	lines := strings.Split(strings.TrimRight(c.Diff, "\n"), "\n")
+	if len(c.Modified) <= 1 && len(lines) > 2 && strings.HasPrefix(lines[0], "--- ") && strings.HasPrefix(lines[1], "+++ ") {
+		lines = lines[2:]
+	}
+	if len(lines) == 1 && lines[0] == "" {
+		return nil
+	}
+	more := len(lines) - maxDiffLines
+	lines = lines[:min(len(lines), maxDiffLines)]
+	for i, l := range lines {
+		lines[i] = fitWidth(safeLine(replaceTabs(l)), maxDiffCells)
+	}
+	lines = strings.Split(Diff(strings.Join(lines, "\n"), s.on), "\n")
+	if more > 0 {
+		lines = append(lines, s.dim("… "+formatCount(more, "more line")))
+	}
+	for i, l := range lines {
+		lines[i] = verbatimIndent + l
+	}
+	return lines
 }
 
 // HostExecuted warns of files that a program of the host would run, and of deleted

@@ -30,7 +30,7 @@ func (q question) argumentLines(columns int, whole bool) []section {
 		if len(q.Exact) > 0 {
 			text = string(q.Exact)
 		}
-		return []section{{rows: hasForeignScript("  ", text, columns)}}
+		return []section{{rows: wrapForeign("  ", text, columns)}}
 	}
 	if len(input) == 0 {
 		return []section{{rows: []string{"  without arguments"}}}
@@ -45,18 +45,18 @@ func (q question) argumentLines(columns int, whole bool) []section {
 func (q question) argumentLine(key string, value json.RawMessage, columns int, whole bool) []string {
 	var text string
 	if json.Unmarshal(value, &text) != nil || text == "" {
-		return hasForeignScript("  ", key+": "+string(value), columns)
+		return wrapForeign("  ", key+": "+string(value), columns)
 	}
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if q.Diff != "" && q.Class != tools.ClassExecute && !whole && (len(text) > inDiffBytes || len(lines) > 1) {
-		return hasForeignScript("  ", fmt.Sprintf("%s: %s in %s, see the diff", key, formatCount(len(text), "byte"), formatCount(len(lines), "line")), columns)
+		return wrapForeign("  ", fmt.Sprintf("%s: %s in %s, see the diff", key, formatCount(len(text), "byte"), formatCount(len(lines), "line")), columns)
 	}
 	if !strings.Contains(text, "\n") {
-		return hasForeignScript("  ", key+": "+text, columns)
+		return wrapForeign("  ", key+": "+text, columns)
 	}
-	rows := hasForeignScript("  ", key+":", columns)
+	rows := wrapForeign("  ", key+":", columns)
 	for _, l := range lines {
-		rows = append(rows, hasForeignScript("  | ", replaceTabs(l), columns)...)
+		rows = append(rows, wrapForeign("  | ", replaceTabs(l), columns)...)
 	}
 	return rows
 }
@@ -65,9 +65,9 @@ func (q question) argumentLine(key string, value json.RawMessage, columns int, w
 // line of ours.
 const moreBar = "  ¦ "
 
-// hasForeignScript returns text that isn't ours as rows of a terminal, broken wherever a row
+// wrapForeign returns text that isn't ours as rows of a terminal, broken wherever a row
 // is full.
-func hasForeignScript(prefix, text string, columns int) []string {
+func wrapForeign(prefix, text string, columns int) []string {
 	rows := hardWrap(countBlanks(safeLine(text)), columns-len(moreBar))
 	for i := range rows {
 		if rows[i] = prefix + rows[i]; i == 0 {
@@ -77,15 +77,15 @@ func hasForeignScript(prefix, text string, columns int) []string {
 	return rows
 }
 
-// isMixedWord returns a sentence of ours that holds foreign text as rows of a terminal,
+// wrapSentence returns a sentence of ours that holds foreign text as rows of a terminal,
 // broken at blanks where that is possible.
-func isMixedWord(text string, columns int) []string {
+func wrapSentence(text string, columns int) []string {
 	var rows []string
 	for _, row := range WrapWords(countBlanks(safeLine(text)), columns-len(moreBar), moreBar) {
 		if rest, more := strings.CutPrefix(row, moreBar); more {
-			rows = append(rows, hasForeignScript(moreBar, rest, columns)...)
+			rows = append(rows, wrapForeign(moreBar, rest, columns)...)
 		} else {
-			rows = append(rows, hasForeignScript("", row, columns)...)
+			rows = append(rows, wrapForeign("", row, columns)...)
 		}
 	}
 	return rows

@@ -32,7 +32,7 @@ type section struct {
 // change, what hides, and what a lasting answer would mean.
 func (q question) allSections(now time.Time, columns int, whole bool) []section {
 	ours := func(paint func(string) string, text string) section {
-		return section{isMixedWord(text, columns), paint}
+		return section{wrapSentence(text, columns), paint}
 	}
 	all := []section{ours(q.style.yellow, q.headLines())}
 	if q.Workspace != "" {
@@ -177,7 +177,7 @@ func (q question) lastingLines() string {
 func (q question) diffLines(columns int) section {
 	s := section{paint: func(row string) string { return paintDiff(q.style, row) }}
 	for l := range strings.Lines(q.Diff) {
-		s.rows = append(s.rows, hasForeignScript("  ", replaceTabs(strings.TrimSuffix(l, "\n")), columns)...)
+		s.rows = append(s.rows, wrapForeign("  ", replaceTabs(strings.TrimSuffix(l, "\n")), columns)...)
 	}
 	return s
 }

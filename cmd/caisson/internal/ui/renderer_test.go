@@ -69,7 +69,7 @@ func session() []any {
 		runner.Delta{CallID: "tu_1", Stream: "stdout", Text: "four\nfive\nprogress 1%\rprogress 99%\nsix\n"},
 		record.ToolCompleted{CallID: "tu_1", Name: "shell", LatencyMS: 1200, Metadata: map[string]any{"exit_code": 1}},
 		record.ToolCalled{CallID: "tu_2", Name: "patch_file", Summary: "a.sh"},
-		record.ToolCompleted{CallID: "tu_2", Name: "patch_file", LatencyMS: 3, Success: true},
+		record.ToolCompleted{CallID: "tu_2", Name: "patch_file", LatencyMS: 3, Success: true, FilesModified: []string{"a.sh"}, Diff: "--- a/a.sh\n+++ b/a.sh\n@@ -1 +1,2 @@\n-echo a\n+\techo b\n+✓ done\n"},
 		record.ToolFailed{CallID: "tu_3", Name: "fetch", Class: tools.ErrorPermissionDenied, Message: "not allowed\nmore"},
 		record.ToolInputInvalid{CallID: "tu_4", Name: "glob", Errors: []string{"/pattern: missing"}},
 		record.BudgetWarning{What: limits.KindTokens, Limit: 100, Used: 81},
@@ -93,6 +93,10 @@ I run the test.
     progress 99%
     six
 ✓ patch_file a.sh  3ms
+    @@ -1 +1,2 @@
+    -echo a
+    +    echo b
+    +✓ done
 ✗ fetch  permission_denied: not allowed
 ✗ glob  invalid input: /pattern: missing
 ! 81 of 100 tokens used
@@ -212,7 +216,7 @@ func TestForeignTextIsNeverObeyed(t *testing.T) {
 			record.ToolCalled{CallID: "tu_1", Name: hostile, Summary: hostile},
 			runner.Delta{CallID: "tu_1", Text: hostile},
 			runner.Delta{Text: hostile},
-			record.ToolCompleted{CallID: "tu_1", Name: hostile},
+			record.ToolCompleted{CallID: "tu_1", Name: hostile, Success: true, Diff: hostile},
 			record.ToolFailed{CallID: "tu_2", Name: hostile, Message: hostile},
 			record.ToolInputInvalid{Name: hostile, Errors: []string{hostile}},
 			record.ModelCallFailed{Message: hostile},

@@ -69,8 +69,11 @@ func lastRows(text string, cells, n int) []string {
 // signWords are the signs that begin our lines, in words.
 var signWords = strings.NewReplacer("✓ ", "done: ", "✗ ", "failed: ", "● ", "", "! ", "warning: ", "? ", "question: ", "› ", "you: ")
 
-// spellSign replaces the sign at the beginning of a line by a word.
+// spellSign replaces the sign at the beginning of a line of ours by a word.
 func spellSign(l string) string {
+	if strings.HasPrefix(l, verbatimIndent) {
+		return l
+	}
 	body := strings.TrimLeft(l, " ")
 	_, size := utf8.DecodeRuneInString(body)
 	if !strings.HasPrefix(body[size:], " ") {

@@ -264,7 +264,7 @@ func (v *view) addCompleted(c *trace.Call) []string {
 	ended := v.endCall(c)
 	took := v.style.dim(formatElapsed(time.Duration(c.LatencyMS) * time.Millisecond))
 	if c.Status == trace.CallDone {
-		return []string{fmt.Sprintf("%s %s  %s", v.style.green("✓"), ended.what, took)}
+		return append([]string{fmt.Sprintf("%s %s  %s", v.style.green("✓"), ended.what, took)}, editLines(c, v.style)...)
 	}
 	head := fmt.Sprintf("%s %s  ", v.style.red("✗"), ended.what)
 	if c.Ending != "" {
