@@ -105,31 +105,11 @@ func (t toolset) verifyTools() ([]tools.Factory, error) {
 
 // fetchTool returns the fetch tool with the budget and the breakers of the session.
 func (t toolset) fetchTool() (tools.Factory, error) {
-	o := t.opts.Fetch
-	if o.Egress == (limits.EgressBudget{}) {
-		o.Egress = limits.DefaultEgressBudget()
-	}
-	egress, err := limits.NewEgress(o.Egress)
-	if err != nil {
-		return nil, err
-	}
-	hosts, err := limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost})
-	if err != nil {
-		return nil, err
-	}
-	agent := "Caisson"
-	if t.opts.Version != "" {
-		agent += "/" + t.opts.Version
-	}
 	dir := ""
 	if t.dir != "" {
 		dir = filepath.Join(t.dir, fetchedDir)
 	}
-	return fetch.New(fetch.Options{
-		Allow: o.Allow, Private: o.Private, Egress: egress, Hosts: hosts, MaxBytes: o.MaxBytes, Timeout: o.Timeout, Proxy: o.Proxy,
-		Dir: dir, Agent: agent, Logger: t.log,
-		Denied: func(d fetch.Denial) error { return t.denied(record.NetworkDenied(d)) },
-	})
+	return t.opts.Fetch.NewTool(t.opts.Version, dir, t.log, func(d fetch.Denial) error { return t.denied(record.NetworkDenied(d)) })
 }
 
 // memoryTools returns the tools that keep notes; without a store they are off.
@@ -184,6 +164,30 @@ type FetchOptions struct {
 	// Egress bounds the session's exchange; the zero value means
 	// limits.DefaultEgressBudget.
 	Egress limits.EgressBudget
+}
+
+// NewTool returns a fetch tool with a budget and breakers of its own. It keeps responses
+// in dir, unless that is "", and reports refused connections to denied.
+func (o FetchOptions) NewTool(version, dir string, log *zap.Logger, denied func(fetch.Denial) error) (tools.Factory, error) {
+	if o.Egress == (limits.EgressBudget{}) {
+		o.Egress = limits.DefaultEgressBudget()
+	}
+	egress, err := limits.NewEgress(o.Egress)
+	if err != nil {
+		return nil, err
+	}
+	hosts, err := limits.NewBreakers(limits.BreakerOptions{Name: limits.BreakerFetchHost})
+	if err != nil {
+		return nil, err
+	}
+	agent := "Caisson"
+	if version != "" {
+		agent += "/" + version
+	}
+	return fetch.New(fetch.Options{
+		Allow: o.Allow, Private: o.Private, Egress: egress, Hosts: hosts, MaxBytes: o.MaxBytes, Timeout: o.Timeout, Proxy: o.Proxy,
+		Dir: dir, Agent: agent, Logger: log, Denied: denied,
+	})
 }
 
 // checker runs the commands of checks like any other command.
