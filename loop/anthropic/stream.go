@@ -35,12 +35,12 @@ type event struct {
 
 // wireMessage is an answer, whole or as it begins.
 type wireMessage struct {
-	ID         string          `json:"id"`
-	Type       string          `json:"type"`
-	Model      string          `json:"model"`
-	Content    []*contentBlock `json:"content"`
-	StopReason string          `json:"stop_reason"`
-	Usage      *wireUsage      `json:"usage"`
+	ID         string                        `json:"id"`
+	Type       string                        `json:"type"`
+	Model      string                        `json:"model"`
+	Content    modelhttp.List[*contentBlock] `json:"content"`
+	StopReason string                        `json:"stop_reason"`
+	Usage      *wireUsage                    `json:"usage"`
 }
 
 // contentBlock is a block of an answer.
@@ -55,8 +55,8 @@ type contentBlock struct {
 	Input     json.RawMessage `json:"input"`
 
 	index int
-	// more collects the deltas of Text, Thinking or Input.
-	more strings.Builder
+	// more collects the deltas of Text, Thinking or Input, signature those of Signature.
+	more, signature strings.Builder
 }
 
 // wireUsage is the usage that the API reports, in disjoint counts. Counts of the last
@@ -73,14 +73,10 @@ type assembly struct {
 	onDelta func(loop.Delta)
 	message wireMessage
 	usage   wireUsage
-	// size is the number of bytes of the content, and done is set at its end.
-	size int
+	content modelhttp.Content
+	// done is set at the end of the content.
 	done bool
 }
-
-// maxContentBytes is the largest accepted size of an answer's text, reasoning and
-// arguments together.
-const maxContentBytes = 16 << 20
 
 // readStream reads an answer in pieces. It is complete only with a stop reason or the
 // last event. If the stream ends without, nothing of it is used.
@@ -95,8 +91,8 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 		if err := a.addEvent(data); err != nil {
 			return loop.Response{}, err
 		}
-		if a.size > maxContentBytes {
-			return loop.Response{}, modelhttp.ErrTooLarge
+		if err := a.content.Check(); err != nil {
+			return loop.Response{}, err
 		}
 	}
 	switch err := events.Err(); {
@@ -124,8 +120,11 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	a.addUsage(a.message.Usage)
 	for _, b := range a.message.Content {
 		if b != nil {
-			a.reportBlock(b)
+			a.startBlock(b)
 		}
+	}
+	if err := a.content.Check(); err != nil {
+		return loop.Response{}, err
 	}
 	return a.buildResponse(), nil
 }
@@ -148,8 +147,7 @@ func (a *assembly) addEvent(data []byte) error {
 		if e.Block != nil {
 			e.Block.index = e.Index
 			a.message.Content = append(a.message.Content, e.Block)
-			a.size += len(e.Block.Text) + len(e.Block.Thinking) + len(e.Block.Data) + len(e.Block.Input)
-			a.reportBlock(e.Block)
+			a.startBlock(e.Block)
 		}
 	case "content_block_delta":
 		a.addDelta(e)
@@ -164,8 +162,10 @@ func (a *assembly) addEvent(data []byte) error {
 	return nil
 }
 
-// reportBlock reports the text or the tool's name that a block begins with.
-func (a *assembly) reportBlock(b *contentBlock) {
+// startBlock counts a block, and reports the text or the tool's name that it begins with.
+func (a *assembly) startBlock(b *contentBlock) {
+	a.content.AddBlock()
+	a.content.Add(b.Text, b.Thinking, b.Signature, b.Data, b.ID, b.Name, string(b.Input))
 	switch {
 	case b.Type == "text" && b.Text != "":
 		a.onDelta(loop.Delta{Text: b.Text})
@@ -177,7 +177,7 @@ func (a *assembly) reportBlock(b *contentBlock) {
 // addDelta adds a piece to the block with its index.
 func (a *assembly) addDelta(e event) {
 	d := e.Delta
-	a.size += len(d.Text) + len(d.Thinking) + len(d.Signature) + len(d.Partial)
+	a.content.Add(d.Text, d.Thinking, d.Signature, d.Partial)
 	for _, b := range slices.Backward(a.message.Content) {
 		if b.index != e.Index {
 			continue
@@ -189,7 +189,7 @@ func (a *assembly) addDelta(e event) {
 		case "thinking_delta":
 			b.more.WriteString(d.Thinking)
 		case "signature_delta":
-			b.Signature += d.Signature
+			b.signature.WriteString(d.Signature)
 		case "input_json_delta":
 			b.more.WriteString(d.Partial)
 		}
@@ -218,7 +218,7 @@ func (a *assembly) buildResponse() loop.Response {
 		case b.Type == "text":
 			m.Blocks = append(m.Blocks, loop.Block{Text: &loop.Text{Text: b.Text + b.more.String()}})
 		case b.Type == "thinking":
-			m.Blocks = append(m.Blocks, loop.Block{Thinking: &loop.Thinking{Text: b.Thinking + b.more.String(), Signature: b.Signature}})
+			m.Blocks = append(m.Blocks, loop.Block{Thinking: &loop.Thinking{Text: b.Thinking + b.more.String(), Signature: b.Signature + b.signature.String()}})
 		case b.Type == "redacted_thinking":
 			m.Blocks = append(m.Blocks, loop.Block{Thinking: &loop.Thinking{Redacted: b.Data}})
 		case b.Type == "tool_use":

@@ -1,6 +1,7 @@
 package anthropic_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -9,9 +10,9 @@ import (
 	"github.com/caisson-run/caisson/loop/internal/wiretest"
 )
 
-// TestTranscripts plays what Anthropic's server sends.
-func TestTranscripts(t *testing.T) {
-	wiretest.TestFile(t, "../internal/wiretest/testdata/anthropic.txt", wiretest.Adapter{
+// newAdapter returns the adapter under test.
+func newAdapter() wiretest.Adapter {
+	return wiretest.Adapter{
 		New: func(t *testing.T, url string) loop.Model {
 			m, err := anthropic.New(anthropic.Options{Model: "m", BaseURL: url, APIKey: "test"})
 			if err != nil {
@@ -22,5 +23,18 @@ func TestTranscripts(t *testing.T) {
 		},
 		Done: `{"type":"message","role":"assistant","content":[{"type":"text","text":"Done."}],"stop_reason":"end_turn"}`,
 		End:  func(body string) bool { return strings.Contains(body, `"stop_reason":"tool_use"`) },
-	})
+	}
+}
+
+// TestTranscripts plays what Anthropic's server sends.
+func TestTranscripts(t *testing.T) {
+	wiretest.TestFile(t, "../internal/wiretest/testdata/anthropic.txt", newAdapter())
+}
+
+func TestRedirects(t *testing.T) { wiretest.TestRedirects(t, newAdapter()) }
+
+func TestFloods(t *testing.T) {
+	wiretest.TestFloods(t, newAdapter(), "text/event-stream", func(i int) string {
+		return fmt.Sprintf("data: {\"type\":\"content_block_start\",\"index\":%d,\"content_block\":{\"type\":\"tool_use\",\"name\":\"x\"}}\n\n", i)
+	}, `{"type":"message","stop_reason":"tool_use","content":[`+strings.Repeat("{},", 1_000_000)+`{}]}`)
 }

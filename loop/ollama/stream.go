@@ -20,9 +20,9 @@ import (
 type piece struct {
 	Model   modelhttp.LooseString `json:"model"`
 	Message *struct {
-		Content   modelhttp.LooseString `json:"content"`
-		Thinking  modelhttp.LooseString `json:"thinking"`
-		ToolCalls []wireCall            `json:"tool_calls"`
+		Content   modelhttp.LooseString    `json:"content"`
+		Thinking  modelhttp.LooseString    `json:"thinking"`
+		ToolCalls modelhttp.List[wireCall] `json:"tool_calls"`
 	} `json:"message"`
 	Done       modelhttp.LooseString `json:"done"`
 	DoneReason modelhttp.LooseString `json:"done_reason"`
@@ -41,10 +41,6 @@ type wireCall struct {
 	} `json:"function"`
 }
 
-// maxContentBytes is the largest accepted size of an answer's text, reasoning and
-// arguments together.
-const maxContentBytes = 16 << 20
-
 // readResponse reads an answer: one JSON value, or one for each piece. It is complete
 // only with a piece that is marked as the last. If there is none, the answer may be cut,
 // and nothing of it is used.
@@ -56,7 +52,7 @@ func readResponse(body io.Reader, onDelta func(loop.Delta)) (loop.Response, erro
 		if err := values.Decode(&raw); err != nil {
 			return loop.Response{}, classifyRead(err)
 		}
-		if len(raw) > 2*maxContentBytes { // twice for escapes
+		if len(raw) > 2*modelhttp.MaxContentBytes { // twice for escapes
 			return loop.Response{}, modelhttp.ErrTooLarge
 		}
 		done, err := a.addPiece(raw)
@@ -87,9 +83,9 @@ type assembly struct {
 	model, finish  string
 	text, thinking strings.Builder
 	calls          []wireCall
-	// begun reports whether a piece of an answer came, and size counts what was added.
+	// begun reports whether a piece of an answer came.
 	begun         bool
-	size          int
+	content       modelhttp.Content
 	input, output int64
 }
 
@@ -116,13 +112,13 @@ func (a *assembly) addPiece(raw json.RawMessage) (bool, error) {
 			a.text.WriteString(text)
 			a.onDelta(loop.Delta{Text: text})
 		}
-		a.size += len(p.Message.Content) + len(p.Message.Thinking)
+		a.content.Add(string(p.Message.Content), string(p.Message.Thinking))
 		for _, c := range p.Message.ToolCalls {
 			a.addCall(c)
 		}
 	}
-	if a.size > maxContentBytes {
-		return false, modelhttp.ErrTooLarge
+	if err := a.content.Check(); err != nil {
+		return false, err
 	}
 	a.finish = string(p.DoneReason)
 	return p.Done == "true", nil
@@ -133,7 +129,8 @@ func (a *assembly) addCall(c wireCall) {
 	if c.ID != "" && slices.Contains(a.calls, c) {
 		return
 	}
-	a.size += len(c.Function.Name) + len(c.Function.Arguments)
+	a.content.AddBlock()
+	a.content.Add(string(c.ID), string(c.Function.Name), string(c.Function.Arguments))
 	a.calls = append(a.calls, c)
 	a.onDelta(loop.Delta{ToolName: string(c.Function.Name)})
 }

@@ -1,6 +1,7 @@
 package ollama_test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -9,9 +10,9 @@ import (
 	"github.com/caisson-run/caisson/loop/ollama"
 )
 
-// TestTranscripts plays what Ollama's servers send.
-func TestTranscripts(t *testing.T) {
-	wiretest.TestFile(t, "../internal/wiretest/testdata/ollama.txt", wiretest.Adapter{
+// newAdapter returns the adapter under test.
+func newAdapter() wiretest.Adapter {
+	return wiretest.Adapter{
 		New: func(t *testing.T, url string) loop.Model {
 			m, err := ollama.New(ollama.Options{Model: "m", BaseURL: url, Stream: true})
 			if err != nil {
@@ -22,5 +23,18 @@ func TestTranscripts(t *testing.T) {
 		},
 		Done: `{"message":{"content":"Done."},"done":true}`,
 		End:  func(body string) bool { return strings.Contains(body, `"done":true`) },
-	})
+	}
+}
+
+// TestTranscripts plays what Ollama's servers send.
+func TestTranscripts(t *testing.T) {
+	wiretest.TestFile(t, "../internal/wiretest/testdata/ollama.txt", newAdapter())
+}
+
+func TestRedirects(t *testing.T) { wiretest.TestRedirects(t, newAdapter()) }
+
+func TestFloods(t *testing.T) {
+	wiretest.TestFloods(t, newAdapter(), "application/x-ndjson", func(i int) string {
+		return fmt.Sprintf("{\"message\":{\"tool_calls\":[{\"id\":\"%d\",\"function\":{\"name\":\"x\"}}]}}\n", i)
+	}, `{"done":true,"message":{"tool_calls":[`+strings.Repeat("{},", 1_000_000)+`{}]}}`)
 }

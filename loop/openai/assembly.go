@@ -20,25 +20,9 @@ type assembly struct {
 	text, thinking    strings.Builder
 	calls             []*call
 	usage             *usage
+	content           modelhttp.Content
 	// done reports whether the endpoint has marked the end of the answer.
 	done bool
-}
-
-// maxContentBytes is the largest accepted size of an answer's text, reasoning and
-// arguments together. The longest outputs of models have 128,000 tokens, about half
-// a megabyte. Larger ones would only burden the records and every later request.
-const maxContentBytes = 16 << 20
-
-// checkSize returns an error if the answer is too large.
-func (a *assembly) checkSize() error {
-	size := a.text.Len() + a.thinking.Len()
-	for _, c := range a.calls {
-		size += c.arguments.Len()
-	}
-	if size > maxContentBytes {
-		return modelhttp.ErrTooLarge
-	}
-	return nil
 }
 
 // call is a tool call under assembly. Its index is -1 if the endpoint sends none.
@@ -46,6 +30,8 @@ type call struct {
 	index     int
 	id, name  string
 	arguments strings.Builder
+	// checked is the number of bytes that isComplete has read.
+	checked int
 }
 
 // addCompletion adds one piece of the answer.
@@ -81,6 +67,7 @@ func (a *assembly) addCompletion(c completion) {
 
 // addMessage adds the text, the reasoning and the old-style call of a message.
 func (a *assembly) addMessage(m wireMessage) {
+	a.content.Add(m.Content.thinking, m.reasoningText(), m.Content.text, string(m.Refusal))
 	a.thinking.WriteString(m.Content.thinking)
 	a.thinking.WriteString(m.reasoningText())
 	if text := m.Content.text + string(m.Refusal); text != "" {
@@ -109,14 +96,17 @@ func (a *assembly) startCall(piece toolCall) {
 	if i, err := strconv.Atoi(string(piece.Index)); err == nil {
 		c.index = i
 	}
+	a.content.AddBlock()
 	a.calls = append(a.calls, c)
 	a.extendCall(c, piece)
 }
 
 // extendCall adds a piece to its call.
 func (a *assembly) extendCall(c *call, piece toolCall) {
+	a.content.Add(string(piece.ID), string(piece.Function.Arguments))
 	if name := string(piece.Function.Name); name != "" && name != c.name {
 		c.name += name // a split name arrives before any argument
+		a.content.Add(c.name)
 		a.onDelta(loop.Delta{ToolName: c.name})
 	}
 	c.id = cmp.Or(c.id, string(piece.ID))
@@ -147,9 +137,11 @@ func (a *assembly) findCall(piece toolCall) *call {
 	return nil
 }
 
-// isComplete reports whether the call's arguments are complete JSON.
+// isComplete reports whether the call's arguments are complete JSON. It reads a bounded
+// number of bytes in all: a server may ask for each byte of the arguments.
 func (c *call) isComplete() bool {
-	return c.arguments.Len() > 0 && json.Valid([]byte(c.arguments.String()))
+	c.checked += c.arguments.Len()
+	return c.arguments.Len() > 0 && c.checked <= 16*modelhttp.MaxContentBytes && json.Valid([]byte(c.arguments.String()))
 }
 
 // buildResponse returns the assembled answer.

@@ -28,12 +28,12 @@ type responseEvent struct {
 
 // wireResponse is an answer. Every field may be missing, null or of another type.
 type wireResponse struct {
-	ID         modelhttp.LooseString `json:"id"`
-	Model      modelhttp.LooseString `json:"model"`
-	Status     modelhttp.LooseString `json:"status"`
-	Output     []*responseItem       `json:"output"`
-	Usage      *responseUsage        `json:"usage"`
-	Error      json.RawMessage       `json:"error"`
+	ID         modelhttp.LooseString         `json:"id"`
+	Model      modelhttp.LooseString         `json:"model"`
+	Status     modelhttp.LooseString         `json:"status"`
+	Output     modelhttp.List[*responseItem] `json:"output"`
+	Usage      *responseUsage                `json:"usage"`
+	Error      json.RawMessage               `json:"error"`
 	Incomplete struct {
 		Reason modelhttp.LooseString `json:"reason"`
 	} `json:"incomplete_details"`
@@ -42,16 +42,16 @@ type wireResponse struct {
 // responseItem is an item of an answer: a message, reasoning, or a call. Items of other
 // types are ignored.
 type responseItem struct {
-	Type      modelhttp.LooseString `json:"type"`
-	ID        modelhttp.LooseString `json:"id"`
-	Status    modelhttp.LooseString `json:"status"`
-	Phase     modelhttp.LooseString `json:"phase"`
-	Content   []responsePart        `json:"content"`
-	Summary   []responsePart        `json:"summary"`
-	Encrypted modelhttp.LooseString `json:"encrypted_content"`
-	CallID    modelhttp.LooseString `json:"call_id"`
-	Name      modelhttp.LooseString `json:"name"`
-	Arguments modelhttp.LooseString `json:"arguments"`
+	Type      modelhttp.LooseString        `json:"type"`
+	ID        modelhttp.LooseString        `json:"id"`
+	Status    modelhttp.LooseString        `json:"status"`
+	Phase     modelhttp.LooseString        `json:"phase"`
+	Content   modelhttp.List[responsePart] `json:"content"`
+	Summary   modelhttp.List[responsePart] `json:"summary"`
+	Encrypted modelhttp.LooseString        `json:"encrypted_content"`
+	CallID    modelhttp.LooseString        `json:"call_id"`
+	Name      modelhttp.LooseString        `json:"name"`
+	Arguments modelhttp.LooseString        `json:"arguments"`
 	// index is the item's output_index in a stream.
 	index string
 }
@@ -103,10 +103,13 @@ func (m *Model) readResponseStream(res *http.Response, onDelta func(loop.Delta))
 		if bytes.HasPrefix(data, []byte("[DONE]")) {
 			break
 		}
-		if a.size += len(data); len(data) > 2*maxContentBytes || a.size > 4*maxContentBytes {
+		if a.size += len(data); len(data) > 2*modelhttp.MaxContentBytes || a.size > 4*modelhttp.MaxContentBytes {
 			return loop.Response{}, modelhttp.ErrTooLarge
 		}
 		end, err := a.addEvent(data)
+		if err == nil {
+			err = a.content.Check()
+		}
 		if err != nil {
 			return loop.Response{}, err
 		}
@@ -122,7 +125,7 @@ func (m *Model) readResponseStream(res *http.Response, onDelta func(loop.Delta))
 
 // readWholeResponse reads an answer in one piece.
 func (m *Model) readWholeResponse(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
-	if len(body) > 2*maxContentBytes {
+	if len(body) > 2*modelhttp.MaxContentBytes {
 		return loop.Response{}, modelhttp.ErrTooLarge
 	}
 	var r wireResponse
@@ -141,7 +144,8 @@ type responseAssembly struct {
 	// begun reports whether an item began, and shown whether text was delivered.
 	begun, shown bool
 	// size is the size of all events.
-	size int
+	size    int
+	content modelhttp.Content
 }
 
 // addEvent adds one event. It returns the answer if the event ends it. Unknown types are
@@ -194,6 +198,7 @@ func (a *responseAssembly) addItem(e responseEvent) {
 		a.items[i] = e.Item
 		return
 	}
+	a.content.AddBlock()
 	a.items = append(a.items, e.Item)
 }
 
@@ -255,7 +260,7 @@ func (a *responseAssembly) buildResponse(r wireResponse) (loop.Response, error) 
 		size += len(item.Arguments) + len(item.Encrypted)
 		out.Message.Blocks = append(out.Message.Blocks, block)
 	}
-	if size+text.Len() > maxContentBytes {
+	if size+text.Len() > modelhttp.MaxContentBytes {
 		return loop.Response{}, modelhttp.ErrTooLarge
 	}
 	if !a.shown {

@@ -38,7 +38,7 @@ func readStream(res *http.Response, onDelta func(loop.Delta)) (loop.Response, er
 		}
 		begun = true
 		a.addCompletion(piece)
-		if err := a.checkSize(); err != nil {
+		if err := a.content.Check(); err != nil {
 			return loop.Response{}, err
 		}
 	}
@@ -64,7 +64,7 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 	}
 	a := &assembly{onDelta: onDelta}
 	a.addCompletion(whole)
-	if err := a.checkSize(); err != nil {
+	if err := a.content.Check(); err != nil {
 		return loop.Response{}, err
 	}
 	return a.buildResponse(), nil
@@ -74,7 +74,7 @@ func readWhole(body []byte, onDelta func(loop.Delta)) (loop.Response, error) {
 // is returned as a *[modelhttp.StreamError].
 func decodeCompletion(data []byte) (completion, error) {
 	var c completion
-	if len(data) > 2*maxContentBytes { // twice for escapes; decoding takes time
+	if len(data) > 2*modelhttp.MaxContentBytes { // twice for escapes; decoding takes time
 		return c, modelhttp.ErrTooLarge
 	}
 	if err := json.Unmarshal(data, &c); err != nil {

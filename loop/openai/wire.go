@@ -12,10 +12,10 @@ import (
 // completion is an answer, or a piece of one, as endpoints send it. Every field may
 // be missing, null or of another type.
 type completion struct {
-	ID      modelhttp.LooseString `json:"id"`
-	Model   modelhttp.LooseString `json:"model"`
-	Choices []choice              `json:"choices"`
-	Usage   *usage                `json:"usage"`
+	ID      modelhttp.LooseString  `json:"id"`
+	Model   modelhttp.LooseString  `json:"model"`
+	Choices modelhttp.List[choice] `json:"choices"`
+	Usage   *usage                 `json:"usage"`
 	// Error is the error of an endpoint that fails after status 200. That of vLLM may be
 	// the whole value, whose Object is "error" then.
 	Error  json.RawMessage       `json:"error"`
@@ -38,11 +38,11 @@ type choice struct {
 
 // wireMessage is a message of the model, whole or in a delta.
 type wireMessage struct {
-	Content          content               `json:"content"`
-	Refusal          modelhttp.LooseString `json:"refusal"`
-	Reasoning        modelhttp.LooseString `json:"reasoning"`
-	ReasoningContent modelhttp.LooseString `json:"reasoning_content"`
-	ToolCalls        []toolCall            `json:"tool_calls"`
+	Content          content                  `json:"content"`
+	Refusal          modelhttp.LooseString    `json:"refusal"`
+	Reasoning        modelhttp.LooseString    `json:"reasoning"`
+	ReasoningContent modelhttp.LooseString    `json:"reasoning_content"`
+	ToolCalls        modelhttp.List[toolCall] `json:"tool_calls"`
 	// FunctionCall is the deprecated form of a single tool call.
 	FunctionCall *function `json:"function_call"`
 }
@@ -80,12 +80,13 @@ func (c *content) UnmarshalJSON(data []byte) error {
 		c.text = string(l)
 		return nil
 	}
-	var parts []struct {
+	type part struct {
 		Text     modelhttp.LooseString `json:"text"`
-		Thinking []struct {
+		Thinking modelhttp.List[struct {
 			Text modelhttp.LooseString `json:"text"`
-		} `json:"thinking"`
+		}] `json:"thinking"`
 	}
+	var parts modelhttp.List[part]
 	if json.Unmarshal(data, &parts) != nil {
 		return nil
 	}

@@ -41,13 +41,20 @@ func NewEndpoint(o Options, defaultURL string) (Endpoint, error) {
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
 	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
 	e := Endpoint{Options: o, ownsClient: o.Client == nil}
+	client := http.Client{}
 	if e.ownsClient {
 		transport, ok := http.DefaultTransport.(*http.Transport)
 		if !ok {
 			transport = &http.Transport{Proxy: http.ProxyFromEnvironment}
 		}
-		e.Client = &http.Client{Transport: transport.Clone()}
+		client.Transport = transport.Clone()
+	} else {
+		client = *o.Client
 	}
+	if client.CheckRedirect == nil {
+		client.CheckRedirect = checkRedirect
+	}
+	e.Client = &client
 	return e, nil
 }
 
@@ -57,6 +64,26 @@ func (e Endpoint) Close() {
 		e.Client.CloseIdleConnections()
 	}
 }
+
+// checkRedirect returns an error for a redirect away from the endpoint. The conversation
+// and the headers with keys, of which the HTTP client withholds Authorization alone, are for
+// the host in the user's configuration only. A redirect to GET would lose the conversation.
+func checkRedirect(next *http.Request, earlier []*http.Request) error {
+	from := earlier[0]
+	switch {
+	case next.URL.Host != from.URL.Host || next.URL.Scheme != from.URL.Scheme:
+		return fmt.Errorf("%w to %s", errRedirect, safeurl.String(next.URL.Scheme+"://"+next.URL.Host))
+	case next.Method != from.Method, len(earlier) >= maxRedirects:
+		return fmt.Errorf("%w with a change of the method, or too often", errRedirect)
+	}
+	return nil
+}
+
+// errRedirect is the error of a redirect that is not followed.
+var errRedirect = errors.New("endpoint redirects")
+
+// maxRedirects is the number of redirects of one request that are followed.
+const maxRedirects = 5
 
 // checkBaseURL returns an error unless an endpoint's URL is one of http or https
 // without credentials. example is a good one, for the message.

@@ -68,7 +68,10 @@ func (w *Watcher) ModelError(err error) error {
 		}
 	case errors.Is(err, bufio.ErrTooLong): // one event of more than 32 MiB
 		return w.ModelError(ErrTooLarge)
-	case errors.Is(err, ErrMalformed), errors.Is(err, ErrTooLarge):
+	case errors.Is(err, ErrMalformed), errors.Is(err, ErrTooLarge), errors.Is(err, errRedirect):
+		if outer, ok := errors.AsType[*url.Error](err); ok {
+			err = outer.Err // the outer error repeats the whole URL
+		}
 		return &loop.ModelError{
 			Class: loop.ModelOther, Visible: true, Err: fmt.Errorf("model endpoint %s: %w", safeurl.String(w.BaseURL), err),
 		}
