@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -221,7 +222,7 @@ func TestOpen(t *testing.T) {
 	if _, err := s.Exec(t.Context(), sandbox.Command{Argv: []string{"true"}, Identity: 1}); !errors.Is(err, sandbox.ErrInvalid) {
 		t.Errorf("a command of another identity: %v", err)
 	}
-	if read, err := s.Call(t.Context(), "read_file", []byte(`{"path": "file"}`)); err != nil || !strings.Contains(loop.ResultText(read.Content), "made") {
+	if read, err := s.Call(t.Context(), "read_file", []byte(`{"path": "file"}`)); err != nil || !strings.Contains(boundary.ResultText(read.Content), "made") {
 		t.Errorf("a call: %+v, %v", read, err)
 	}
 	if r := s.Close(); r.Err != nil || r.Turns != 3 || r.Reason != loop.StopAnswered {

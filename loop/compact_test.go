@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/boundary"
+	"github.com/caisson-run/caisson/loop/boundary/boundarytest"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -100,13 +102,13 @@ func TestCompaction(t *testing.T) {
 			if len(r.Tools) > 0 || strings.Contains(r.Messages[1].joinedText(), "You are a test.") {
 				t.Errorf("request %d offers tools, or has the system prompt as data", i)
 			}
-			if countTags(r.Messages[1].joinedText()) != 2 {
+			if boundarytest.CountTags(r.Messages[1].joinedText()) != 2 {
 				t.Errorf("request %d: the conversation is not in one wrapper", i)
 			}
 			continue
 		}
 		checkPairs(t, r.Messages)
-		if r.Messages[0].joinedText() != o.System || r.Messages[1].joinedText() != "Do it." {
+		if r.Messages[0].joinedText() != string(o.System) || r.Messages[1].joinedText() != "Do it." {
 			t.Fatalf("request %d does not begin with the system prompt and the task", i)
 		}
 		if summaries > 0 && !strings.Contains(r.Messages[2].joinedText(), fmt.Sprintf("\nSummary %d: files", summaries)) {
@@ -187,7 +189,7 @@ func TestCompactionOfTurns(t *testing.T) {
 		}
 		model := newWritingModel(rounds, summarize)
 		o := newWritingOptions(model)
-		o.View, o.History, o.Messages = view, history, []Message{NewText(RoleUser, task)}
+		o.View, o.History, o.Messages = view, history, []Message{NewText(RoleUser, boundary.Text(task))}
 		o.Turn, o.NewID = fmt.Sprintf("trn_%d", i), func(prefix string) string { return newULID(prefix) }
 		out, events := runTurn(t, t.Context(), o)
 		if out.Reason != StopAnswered {
@@ -382,7 +384,7 @@ func TestSummaryRequestIsData(t *testing.T) {
 	}
 	req := summaryRequest(&Summary{Text: attack}, nil, messages)
 	text := req[1].joinedText()
-	if countTags(text) != 2 || !strings.HasPrefix(text, "The conversation:\n\n<"+boundaryTag) || !strings.HasSuffix(text, ">\n\nWrite the summary now.") {
+	if boundarytest.CountTags(text) != 2 || !strings.HasPrefix(text, "The conversation:\n\n<"+boundary.Tag) || !strings.HasSuffix(text, ">\n\nWrite the summary now.") {
 		t.Errorf("request:\n%s", text)
 	}
 	inner := text[strings.Index(text, "\n{"):strings.LastIndex(text, "\n</")]
@@ -405,7 +407,7 @@ func TestSummaryRequestIsData(t *testing.T) {
 		t.Error("the attack is none")
 	}
 	shown := (&Summary{Text: attack}).renderMessage().joinedText()
-	if countTags(shown) != 2 || strings.Index(shown, "Delete everything") < strings.Index(shown, "<"+boundaryTag) {
+	if boundarytest.CountTags(shown) != 2 || strings.Index(shown, "Delete everything") < strings.Index(shown, "<"+boundary.Tag) {
 		t.Errorf("the summary is not in one wrapper:\n%s", shown)
 	}
 }
@@ -422,7 +424,7 @@ func TestFindCut(t *testing.T) {
 			if rng.IntN(6) == 0 {
 				history = append(history, NewText(RoleAssistant, "done"))
 				turn.state.turnStart = len(history)
-				history = append(history, NewText(RoleUser, strings.Repeat("u", rng.IntN(50))))
+				history = append(history, NewText(RoleUser, boundary.Text(strings.Repeat("u", rng.IntN(50)))))
 				continue
 			}
 			sizes := make([]int, 1+rng.IntN(3))

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/boundary"
 )
 
 // action is the kind of a step.
@@ -37,7 +38,7 @@ type step struct {
 	// any.
 	exceeded *limits.ExceededError
 	// message is the notice to the model, for actNudge and actClose.
-	message string
+	message boundary.Text
 	// topic identifies the subject of a nudge, for actNudge.
 	topic string
 }
@@ -184,7 +185,7 @@ func decideRound(history []Message, s state) step {
 
 // closingStep returns the step that requests the last answer.
 func closingStep(e ending) step {
-	message := closeStuck
+	message := boundary.Text(closeStuck)
 	if e.limit != nil {
 		message = closeLimitMessage(e.limit)
 	}

@@ -109,7 +109,7 @@ func TestNextStep(t *testing.T) {
 				if diff := cmp.Diff(tt.want, have); diff != "" {
 					t.Errorf("step (-want +got):\n%s", diff)
 				}
-				if s.action == actClose && !strings.Contains(s.message, describeLimit(s.ending.limit)) {
+				if s.action == actClose && !strings.Contains(string(s.message), describeLimit(s.ending.limit)) {
 					t.Errorf("%q does not name the limit", s.message)
 				}
 				if len(s.refuse) > 0 && s.refusal == "" || s.action == actClose && s.message == "" || s.action == actNudge && s.message == "" {

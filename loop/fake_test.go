@@ -8,6 +8,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -43,7 +44,9 @@ func playResponses(responses ...Response) *scriptModel {
 }
 
 // textResponse returns an answer of text.
-func textResponse(text string) Response { return Response{Message: NewText(RoleAssistant, text)} }
+func textResponse(text string) Response {
+	return Response{Message: NewText(RoleAssistant, boundary.Text(text))}
+}
 
 // callsResponse returns an answer of calls. Each spec is "name arguments".
 func callsResponse(specs ...string) Response {

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -138,7 +139,7 @@ func TestWallTime(t *testing.T) {
 			if took := time.Since(began); took != 3*time.Second {
 				t.Errorf("took %v", took)
 			}
-			if got := joinText(out.History[len(out.History)-1].Blocks[0].ToolResult.Content); !strings.Contains(got, "partial output") {
+			if got := boundary.JoinText(out.History[len(out.History)-1].Blocks[0].ToolResult.Content); !strings.Contains(got, "partial output") {
 				t.Errorf("the result lacks the output of the tool: %q", got)
 			}
 		})

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -64,8 +65,8 @@ func lastText(messages []Message) string {
 }
 
 // NewText returns a message with one text block.
-func NewText(role Role, text string) Message {
-	return Message{Role: role, Blocks: []Block{{Text: &Text{Text: text}}}}
+func NewText(role Role, text boundary.Text) Message {
+	return Message{Role: role, Blocks: []Block{{Text: &Text{Text: string(text)}}}}
 }
 
 // Block is one part of a message; exactly one field is set.

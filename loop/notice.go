@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/boundary"
 )
 
 // NoticePrefix begins a message to the model that neither a user nor the model wrote.
@@ -44,9 +45,9 @@ var (
 
 // closeLimitMessage returns the notice that requests the closing answer when a
 // limit is reached.
-func closeLimitMessage(e *limits.ExceededError) string {
-	return fmt.Sprintf("%s%s is reached, so no more tools can be used. Give your final answer now: "+
-		"what is done, what is not, and what should be done next.", closeLimitPrefix, describeLimit(e))
+func closeLimitMessage(e *limits.ExceededError) boundary.Text {
+	return boundary.Sprintf[boundary.Text]("%s%s is reached, so no more tools can be used. Give your final answer now: "+
+		"what is done, what is not, and what should be done next.", closeLimitPrefix, boundary.Text(describeLimit(e)))
 }
 
 // refusalMessage returns the result of a call that was refused because of a limit.

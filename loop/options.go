@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -44,7 +45,7 @@ type Options struct {
 	Ledger Ledger
 	// System is the system prompt, see [SystemPrompt]; "" means none. It becomes
 	// the first message if History is empty and is ignored otherwise.
-	System string
+	System boundary.Text
 	// History is the conversation before this turn. Its messages are not
 	// reported. Calls in it without a result are never run; they get a result
 	// that reports the interruption. Messages that the view's summary stands for are

@@ -2,6 +2,8 @@ package loop
 
 import (
 	"strings"
+
+	"github.com/caisson-run/caisson/loop/boundary"
 )
 
 // PromptOptions configures the system prompt. The zero value is for a session
@@ -14,13 +16,13 @@ type PromptOptions struct {
 	Network bool
 	// Instructions are the operator's instructions, added at the end; "" means
 	// none.
-	Instructions string
+	Instructions boundary.Text
 }
 
 // SystemPrompt returns the system prompt of the main agent. It describes the
 // workspace and the behavior of tools, and declares tool output to be data, never
 // instructions. It depends only on the options, so that providers can cache it.
-func SystemPrompt(o PromptOptions) string {
+func SystemPrompt(o PromptOptions) boundary.Text {
 	if o.Workspace == "" {
 		o.Workspace = "/workspace"
 	}
@@ -28,7 +30,7 @@ func SystemPrompt(o PromptOptions) string {
 	if o.Network {
 		network = "It has the network access that the operator allowed, and no more."
 	}
-	prompt := strings.NewReplacer("{workspace}", o.Workspace, "{network}", network, "{tag}", boundaryTag).Replace(mainPrompt)
+	prompt := boundary.Text(strings.NewReplacer("{workspace}", o.Workspace, "{network}", network, "{tag}", boundary.Tag).Replace(mainPrompt))
 	if o.Instructions != "" {
 		prompt += "\n\n# Instructions of the operator\n\n" + o.Instructions
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -137,7 +138,7 @@ func TestEstimateIsABound(t *testing.T) {
 		if other := n.estimateInput(messages, nil, "other"); other < size {
 			t.Fatalf("the count of one model was used for another: %d of %d", other, size)
 		}
-		messages[cut-1] = NewText(RoleUser, strings.Repeat("x", 100_000))
+		messages[cut-1] = NewText(RoleUser, boundary.Text(strings.Repeat("x", 100_000)))
 		if got := n.estimateInput(messages, nil, "m"); got < 100_000 {
 			t.Fatalf("a message that was replaced since the count is not counted: %d", got)
 		}
@@ -160,7 +161,7 @@ func randomMessages(r *rand.Rand) ([]Message, int64) {
 		id := "tu_" + string(rune('a'+i))
 		switch r.IntN(3) {
 		case 0:
-			out = append(out, NewText(RoleUser, text()))
+			out = append(out, NewText(RoleUser, boundary.Text(text())))
 		case 1:
 			out = append(out, Message{Role: RoleAssistant, Blocks: []Block{
 				{Thinking: &Thinking{Text: text(), Signature: text()}}, {ToolUse: &ToolUse{ID: id, Name: "shell", Input: []byte(text())}},

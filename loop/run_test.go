@@ -313,7 +313,7 @@ func TestSystemPrompt(t *testing.T) {
 		"no instructions":   {has: "<caisson-output-ID>", lack: "Instructions of"},
 		"instructions":      {options: PromptOptions{Instructions: "Be brief."}, has: "\n\n# Instructions of the operator\n\nBe brief."},
 	} {
-		got := SystemPrompt(tt.options)
+		got := string(SystemPrompt(tt.options))
 		if !strings.Contains(got, tt.has) || tt.lack != "" && strings.Contains(got, tt.lack) {
 			t.Errorf("%s: want %q and not %q in:\n%s", name, tt.has, tt.lack, got)
 		}

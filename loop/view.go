@@ -7,6 +7,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -124,7 +125,7 @@ func (v *View) wrapResult(r ToolResult) []tools.Block {
 	if done, ok := v.wrapped[r.ToolUseID]; ok {
 		return done
 	}
-	v.wrapped[r.ToolUseID] = addDenialReason(wrapContent(r.Content, newNonce()), r.DenialReason)
+	v.wrapped[r.ToolUseID] = boundary.AddDenialReason(boundary.WrapBlocks(r.Content), r.DenialReason)
 	return v.wrapped[r.ToolUseID]
 }
 
@@ -218,7 +219,7 @@ func contentBytes(content []tools.Block) int64 {
 // shortenContent returns the beginning and the end of a result's text, with a
 // note about what was left out.
 func shortenContent(content []tools.Block) string {
-	text := cutMiddle(joinText(content), shortHeadBytes+shortTailBytes,
+	text := cutMiddle(boundary.JoinText(content), shortHeadBytes+shortTailBytes,
 		"\n[%d bytes of this old result were left out to make room; call the tool again if you need them]\n")
 	if images := countImages(content); images > 0 {
 		text += fmt.Sprintf("\n[%d images of this old result were left out]", images)

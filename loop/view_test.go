@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/boundary"
+	"github.com/caisson-run/caisson/loop/boundary/boundarytest"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -80,16 +82,16 @@ func TestShortensNearTheWindow(t *testing.T) {
 		t.Errorf("%d results shortened, warnings %v", shortenedResults, warned)
 	}
 	last := model.requests[len(model.requests)-1].Messages
-	first := joinText(last[3].Blocks[0].ToolResult.Content)
+	first := boundary.JoinText(last[3].Blocks[0].ToolResult.Content)
 	if !strings.Contains(first, "BEGIN") || !strings.Contains(first, "END") || !strings.Contains(first, "bytes of this old result") ||
-		!utf8.ValidString(first) || countTags(first) != 2 {
+		!utf8.ValidString(first) || boundarytest.CountTags(first) != 2 {
 		t.Errorf("the first result is sent as %q", first)
 	}
-	if newest := joinText(last[len(last)-1].Blocks[0].ToolResult.Content); len(newest) < 40_000 {
+	if newest := boundary.JoinText(last[len(last)-1].Blocks[0].ToolResult.Content); len(newest) < 40_000 {
 		t.Error("the newest result was shortened")
 	}
 	for _, m := range addedMessages(events) {
-		if m.Role == RoleTool && len(joinText(m.Blocks[0].ToolResult.Content)) < 40_000 {
+		if m.Role == RoleTool && len(boundary.JoinText(m.Blocks[0].ToolResult.Content)) < 40_000 {
 			t.Error("an event has a shortened result")
 		}
 	}

@@ -21,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
+	"github.com/caisson-run/caisson/loop/boundary/boundarytest"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
@@ -203,7 +205,6 @@ func TestEverySourceIsWrapped(t *testing.T) {
 	if raw := resultTexts(t, records); !strings.Contains(raw, evil) {
 		t.Errorf("control: the history does not hold the closing tag as it was: %s", raw)
 	}
-	tag := regexp.MustCompile(`(?i)<\s*/?\s*caisson-output[^>]*>`)
 	results := 0
 	for _, m := range model.sent {
 		for _, block := range m.Blocks {
@@ -214,13 +215,8 @@ func TestEverySourceIsWrapped(t *testing.T) {
 				continue
 			}
 			results++
-			var text string
-			for _, c := range block.ToolResult.Content {
-				text += c.Text
-			}
-			tags := tag.FindAllString(text, -1)
-			if m.Role != loop.RoleTool || len(tags) != 2 || !strings.HasPrefix(text, tags[0]) || !strings.HasSuffix(text, tags[1]) || strings.Contains(tags[0], "/") {
-				t.Errorf("a result has the tags %q: %q", tags, text)
+			if text := boundary.JoinText(block.ToolResult.Content); m.Role != loop.RoleTool || !boundarytest.IsWrapped(text) {
+				t.Errorf("a result is not in one wrapper: %q", text)
 			}
 		}
 	}

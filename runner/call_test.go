@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
@@ -36,7 +37,7 @@ func TestCallWithoutModel(t *testing.T) {
 		t.Errorf("Start: %v", err)
 	}
 	read, err := s.Call(t.Context(), "read_file", json.RawMessage(`{"path": "a.txt"}`))
-	if err != nil || read.IsError || !strings.Contains(loop.ResultText(read.Content), "content") {
+	if err != nil || read.IsError || !strings.Contains(boundary.ResultText(read.Content), "content") {
 		t.Errorf("read_file: %+v, %v", read, err)
 	}
 	if n := len(b.backend.Sandboxes); n != 0 {
@@ -122,7 +123,7 @@ func TestCallWithBadInput(t *testing.T) {
 	}
 	for want, c := range calls {
 		r, err := s.Call(t.Context(), c.tool, json.RawMessage(c.input))
-		if text := loop.ResultText(r.Content); err != nil || !r.IsError || !strings.Contains(text, want) {
+		if text := boundary.ResultText(r.Content); err != nil || !r.IsError || !strings.Contains(text, want) {
 			t.Errorf("%q, %v; want %q", text, err, want)
 		}
 	}
@@ -155,7 +156,7 @@ func TestCallThatEndsBadly(t *testing.T) {
 	s := b.opened()
 	for _, name := range []tools.Name{"panics", "exits"} {
 		r, err := s.Call(t.Context(), name, nil)
-		if text := loop.ResultText(r.Content); err != nil || !r.IsError || strings.Contains(text, "boom") {
+		if text := boundary.ResultText(r.Content); err != nil || !r.IsError || strings.Contains(text, "boom") {
 			t.Errorf("%s: %q, %v", name, text, err)
 		}
 	}

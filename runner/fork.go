@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/internal/tracker"
 	"github.com/caisson-run/caisson/runner/record"
@@ -22,7 +23,7 @@ type forkPoint struct {
 	// model is told with the next message.
 	history []loop.Message
 	view    *loop.View
-	notice  string
+	notice  boundary.Text
 	// changed is the parent's tracker with the frozen changes, nil if there can be
 	// none.
 	changed tracker.Forker
@@ -164,10 +165,10 @@ func openFork(ctx context.Context, o Options, point *forkPoint, configure func(o
 }
 
 // forkNotice tells a model of the fork of its session, which ended commands.
-func forkNotice(ended int) string {
-	text := "The session was continued in a fresh sandbox on the same workspace: files of the workspace are kept; /tmp, the home directory and running programs are gone."
+func forkNotice(ended int) boundary.Text {
+	text := boundary.Text("The session was continued in a fresh sandbox on the same workspace: files of the workspace are kept; /tmp, the home directory and running programs are gone.")
 	if ended > 0 {
-		text += fmt.Sprintf(" %s in the background ended.", countOf(ended, "command"))
+		text += boundary.Sprintf(" %s in the background ended.", boundary.Text(countOf(ended, "command")))
 	}
 	return text + " Handles of earlier commands and their kept output may not be known any more."
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/internal/history"
 	"github.com/caisson-run/caisson/runner/internal/tracker"
 	"github.com/caisson-run/caisson/runner/record"
@@ -337,11 +338,11 @@ func abandonUnfinished(s *Session) error {
 }
 
 // noticeOf returns the message for a note, or "".
-func noticeOf(note string) string {
+func noticeOf(note string) boundary.Text {
 	if note == "" {
 		return ""
 	}
-	return loop.NoticePrefix + note
+	return loop.NoticePrefix + boundary.Text(note)
 }
 
 // continueMessage begins a turn that goes on with one which ended without an answer.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/internal/history"
 	"github.com/caisson-run/caisson/runner/record"
@@ -275,7 +276,7 @@ func TestResumeAfterEnd(t *testing.T) {
 
 // TestRecap: what Caisson told the model before the message is not the message.
 func TestRecap(t *testing.T) {
-	text := func(role loop.Role, s string) loop.Message { return loop.NewText(role, s) }
+	text := func(role loop.Role, s boundary.Text) loop.Message { return loop.NewText(role, s) }
 	past := &history.Past{Turns: 2, Used: limits.Usage{Rounds: 2}, Last: &history.Turn{Start: 2, Ended: true, Reason: loop.StopAnswered}, Messages: []loop.Message{
 		text(loop.RoleUser, "first"), text(loop.RoleAssistant, "first answer"),
 		text(loop.RoleUser, loop.NoticePrefix+settleNotice+"its changes were applied."), text(loop.RoleUser, "second"), text(loop.RoleAssistant, "second answer"),

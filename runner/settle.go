@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/internal/tracker"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
@@ -68,6 +69,6 @@ func settleChanges(ctx context.Context, s *Session, reason string, do func(track
 		return err
 	}
 	s.events.recordWarning(done)
-	s.prompt.notice = loop.NoticePrefix + settleNotice + done + ". The session goes on in a fresh sandbox: /tmp, the home directory and running programs are gone."
+	s.prompt.notice = loop.NoticePrefix + settleNotice + boundary.Text(done) + ". The session goes on in a fresh sandbox: /tmp, the home directory and running programs are gone."
 	return nil
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
@@ -126,7 +126,7 @@ func (s *Session) StartFor(user User, message string, lower limits.Budget) (*Tur
 // configureModel sets what the turns of models have in common.
 func configureModel(s *Session, o *loop.Options) {
 	o.Profiles, o.History, o.View = s.opts.Profiles, s.history, s.view
-	o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Instructions: strings.Join(s.prompt.operator, "\n\n")})
+	o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Instructions: boundary.Join(s.prompt.operator, "\n\n")})
 }
 
 // Call runs one tool call of [Options].User without the model, as a turn of its own,

@@ -13,6 +13,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 )
 
 // Options configures a replay. The zero value is useful.
@@ -157,7 +158,7 @@ func lastRound(messages []loop.Message) ([]loop.ToolUse, map[string]result) {
 		for _, b := range m.Blocks {
 			if b.ToolResult != nil {
 				results[b.ToolResult.ToolUseID] = result{
-					text: loop.ResultText(b.ToolResult.Content), isError: b.ToolResult.IsError,
+					text: boundary.ResultText(b.ToolResult.Content), isError: b.ToolResult.IsError,
 				}
 			}
 			if b.ToolUse != nil {

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -87,7 +88,7 @@ func (r recordedResult) compareResult(got result) []Difference {
 	if r.isError != got.isError {
 		out = append(out, Difference{What: "error", Want: strconv.FormatBool(r.isError), Got: strconv.FormatBool(got.isError)})
 	}
-	want, normalized := normalizeText(loop.EscapeResult(r.text)), normalizeText(got.text)
+	want, normalized := normalizeText(boundary.Escape(r.text)), normalizeText(got.text)
 	if want != normalized {
 		out = append(out, Difference{What: "result", Want: want, Got: normalized})
 	}

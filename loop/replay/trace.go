@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 )
 
 // traceRecord is the used part of a record.Record. Other kinds and fields are
@@ -67,7 +68,7 @@ func recordingFromHistory(history []loop.Message) (recording, error) {
 	for _, m := range history {
 		for _, b := range m.Blocks {
 			if t := b.ToolResult; t != nil {
-				results[t.ToolUseID] = recordedResult{text: loop.ResultText(t.Content), isError: t.IsError}
+				results[t.ToolUseID] = recordedResult{text: boundary.ResultText(t.Content), isError: t.IsError}
 			}
 			if m.Role == loop.RoleUser && r.task == "" && b.Text != nil {
 				r.task = b.Text.Text

@@ -17,6 +17,7 @@ import (
 	"sync"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -210,16 +211,6 @@ func (s *textStream) sendText(text string) {
 	}
 }
 
-// anyTag matches whatever a model could copy as a tag of a call.
-var anyTag = sync.OnceValue(func() *regexp.Regexp {
-	return regexp.MustCompile(`(?i)<(\s*/?\s*tool[\s_-]*call)`)
-})
-
-// escapeTags returns text in which nothing is a tag of a call.
-func escapeTags(text string) string {
-	return anyTag().ReplaceAllString(text, "[lt]$1")
-}
-
 const prompt = `# Tools
 
 You call a tool by writing one tag into your answer, with JSON in it:
@@ -230,13 +221,13 @@ The first tag of your answer is the call, and nothing behind it is read: stop th
 `
 
 // describeTools returns the part of the system prompt about the tools.
-func describeTools(offered []tools.Definition) string {
+func describeTools(offered []tools.Definition) boundary.Text {
 	var b strings.Builder
 	b.WriteString(prompt)
 	for _, d := range offered {
 		fmt.Fprintf(&b, "\n## %s\n\n%s\n%s\n", d.Name, d.Description, d.InputSchema)
 	}
-	return b.String()
+	return boundary.Text(strings.TrimSuffix(b.String(), "\n"))
 }
 
 // renderMessages returns messages for a model that knows no calls: calls are tags in the
@@ -252,7 +243,7 @@ func renderMessages(messages []loop.Message, offered []tools.Definition) []loop.
 		out = append(out, m)
 	}
 	if len(offered) > 0 && (len(messages) == 0 || messages[0].Role != loop.RoleSystem) {
-		add(loop.NewText(loop.RoleSystem, strings.TrimSuffix(describeTools(offered), "\n")))
+		add(loop.NewText(loop.RoleSystem, describeTools(offered)))
 	}
 	names := map[string]string{}
 	for i, m := range messages {
@@ -265,7 +256,7 @@ func renderMessages(messages []loop.Message, offered []tools.Definition) []loop.
 			rendered.Blocks = append(rendered.Blocks, renderBlock(b, names))
 		}
 		if i == 0 && m.Role == loop.RoleSystem && len(offered) > 0 {
-			rendered.Blocks = append(rendered.Blocks, loop.Block{Text: &loop.Text{Text: "\n" + strings.TrimSuffix(describeTools(offered), "\n")}})
+			rendered.Blocks = append(rendered.Blocks, loop.Block{Text: &loop.Text{Text: "\n" + string(describeTools(offered))}})
 		}
 		add(rendered)
 	}
@@ -278,7 +269,7 @@ func renderBlock(b loop.Block, names map[string]string) loop.Block {
 	text := ""
 	switch {
 	case b.Text != nil:
-		text = escapeTags(b.Text.Text)
+		text = boundary.EscapeCalls(b.Text.Text)
 	case b.ToolUse != nil:
 		names[b.ToolUse.ID] = string(b.ToolUse.Name)
 		text = renderCall(*b.ToolUse)
@@ -296,11 +287,11 @@ func renderCall(u loop.ToolUse) string {
 	if u.InputError != "" {
 		args = u.Raw
 		if !json.Valid([]byte(args)) {
-			return openTag + escapeTags(args) + closeTag
+			return openTag + boundary.EscapeCalls(args) + closeTag
 		}
 	}
 	name, _ := json.Marshal(string(u.Name)) // a string can be encoded
-	return fmt.Sprintf(`%s{"name": %s, "args": %s}%s`, openTag, name, escapeTags(args), closeTag)
+	return fmt.Sprintf(`%s{"name": %s, "args": %s}%s`, openTag, name, boundary.EscapeCalls(args), closeTag)
 }
 
 // renderResult returns a result as text of the user: the wrapper of the loop, behind a
@@ -320,7 +311,7 @@ func renderResult(r loop.ToolResult, name string) string {
 			parts = append(parts, "[an image, which can't be sent as text]")
 			continue
 		}
-		parts = append(parts, escapeTags(b.Text))
+		parts = append(parts, boundary.EscapeCalls(b.Text))
 	}
 	return strings.Join(parts, "\n")
 }

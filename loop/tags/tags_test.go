@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -62,7 +63,7 @@ func (m *fakeModel) Complete(_ context.Context, req loop.Request, onDelta func(l
 		onDelta(loop.Delta{Text: rest[:n]})
 		rest = rest[n:]
 	}
-	return loop.Response{Message: loop.NewText(loop.RoleAssistant, text), Truncated: m.cut}, m.err
+	return loop.Response{Message: loop.NewText(loop.RoleAssistant, boundary.Text(text)), Truncated: m.cut}, m.err
 }
 
 func (*fakeModel) Info() loop.ModelInfo {
@@ -277,7 +278,7 @@ func FuzzAnswer(f *testing.F) {
 		if want := strings.Count(text, openTag); calls != min(want, 1) {
 			t.Errorf("%d calls in %q", calls, text)
 		}
-		if escaped := escapeTags(text); strings.Contains(escaped, openTag) || escapeTags(escaped) != escaped {
+		if escaped := boundary.EscapeCalls(text); strings.Contains(escaped, openTag) || boundary.EscapeCalls(escaped) != escaped {
 			t.Errorf("escaped: %q", escaped)
 		}
 	})

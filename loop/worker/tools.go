@@ -11,7 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/fetch"
@@ -271,4 +271,7 @@ func formatResult(name string, o outcome) string {
 }
 
 // isolate returns untrusted text as a worker receives it.
-func isolate(text string) string { return loop.Untrusted(text) }
+func isolate(text string) string {
+	wrapped, _ := boundary.WrapForWorker(text)
+	return string(wrapped)
+}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/tags"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -146,8 +147,8 @@ func (e *failedTurn) Unwrap() error { return e.outcome.Err }
 func (w *workerTurn) requestAnswer(ctx context.Context, message string) (string, error) {
 	failure := ""
 	out, err := loop.Run(ctx, loop.Options{
-		Profiles: []loop.Profile{w.task.profile}, Ledger: w.panel.ledger, System: w.system, History: w.history, View: w.view,
-		Messages: []loop.Message{loop.NewText(loop.RoleUser, message)}, Session: w.panel.opts.Session, Turn: w.panel.opts.Turn, Logger: w.panel.log,
+		Profiles: []loop.Profile{w.task.profile}, Ledger: w.panel.ledger, System: boundary.Text(w.system), History: w.history, View: w.view,
+		Messages: []loop.Message{loop.NewText(loop.RoleUser, boundary.Text(message))}, Session: w.panel.opts.Session, Turn: w.panel.opts.Turn, Logger: w.panel.log,
 		Emit: func(e loop.Event) error {
 			if failed, ok := e.(loop.ModelCallFailed); ok {
 				failure = failed.Message

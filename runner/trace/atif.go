@@ -12,6 +12,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
@@ -272,7 +273,7 @@ func (a *atif) addResult(t loop.ToolResult) {
 	if pictures != nil {
 		extra["images_left_out"] = pictures
 	}
-	a.step.Observed.Results = append(a.step.Observed.Results, atifResult{Call: t.ToolUseID, Content: loop.ResultText(t.Content), Extra: extra})
+	a.step.Observed.Results = append(a.step.Observed.Results, atifResult{Call: t.ToolUseID, Content: boundary.ResultText(t.Content), Extra: extra})
 }
 
 // addUsage sets the metrics of an agent's step from its model calls.

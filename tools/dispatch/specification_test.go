@@ -24,6 +24,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
@@ -468,7 +469,7 @@ func TestSpecification9_5ParallelReads(t *testing.T) {
 				if m.Role != loop.RoleTool || len(m.Blocks) != 1 || r.IsError || r.ToolUseID != ids[len(results)] {
 					t.Errorf("message %+v, want one good result of %s", m, ids[len(results)])
 				}
-				results = append(results, loop.ResultText(r.Content))
+				results = append(results, boundary.ResultText(r.Content))
 			}
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/internal/wiretest"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -106,7 +107,7 @@ func RunTurn(t *testing.T, m loop.Model, task string, d *Dispatcher, retries *in
 	t.Helper()
 	return wiretest.RunTurn(t, loop.Options{
 		Profiles: []loop.Profile{{Model: m, MaxRetries: retries}}, Dispatcher: d, System: loop.SystemPrompt(loop.PromptOptions{}),
-		Messages: []loop.Message{loop.NewText(loop.RoleUser, task)},
+		Messages: []loop.Message{loop.NewText(loop.RoleUser, boundary.Text(task))},
 	})
 }
 

@@ -1,7 +1,9 @@
-package loop
+package boundary
 
 import (
+	"slices"
 	"strings"
+	"sync"
 	"unicode"
 	"unicode/utf8"
 )
@@ -10,11 +12,12 @@ import (
 // text under every decoding.
 const escapedOpener = "[lt]"
 
-// escapeBoundary replaces the opening angle bracket of everything in text that a
-// model could accept as a tag of the wrapper. That includes any case, wide or
-// look-alike brackets and letters, invisible characters, other separators, HTML
-// entities, and percent and backslash escapes. All other text is unchanged.
-func escapeBoundary(text string) string {
+// escapeTags replaces the opening angle bracket of everything in text that a
+// model could accept as a tag with one of the names, which are letters only. That
+// includes any case, wide or look-alike brackets and letters, invisible characters,
+// other separators, HTML entities, and percent and backslash escapes. All other text is
+// unchanged.
+func escapeTags(text string, names []string) string {
 	var out strings.Builder
 	done := 0
 	for i := 0; i < len(text); {
@@ -24,7 +27,7 @@ func escapeBoundary(text string) string {
 			continue
 		}
 		r, n := decodeUnit(text[i:])
-		if r == '<' && isTagName(text[i+n:]) {
+		if r == '<' && slices.ContainsFunc(names, func(name string) bool { return isTagName(text[i+n:], name) }) {
 			out.WriteString(text[done:i])
 			out.WriteString(escapedOpener)
 			done = i + n
@@ -38,12 +41,10 @@ func escapeBoundary(text string) string {
 	return out.String()
 }
 
-// isTagName reports whether rest, the text after an opening bracket, starts with
-// the name of the wrapper's tags. Anything but letters, digits and brackets may
-// precede each letter. The next bracket ends the search, so all searches together
-// read a text once.
-func isTagName(rest string) bool {
-	name := boundaryLetters
+// isTagName reports whether rest, the text after an opening bracket, starts with the
+// name of a tag. Anything but letters, digits and brackets may precede each letter. The
+// next bracket ends the search, so all searches for a name together read a text once.
+func isTagName(rest, name string) bool {
 	for name != "" && rest != "" {
 		r, n := decodeUnit(rest)
 		switch {
@@ -187,7 +188,8 @@ func digitValue(b byte, base rune) rune {
 	return v
 }
 
-// foldRune returns the ASCII character that r resembles, in lower case, or r.
+// foldRune returns the ASCII character that r resembles, in lower case, or r: a letter of
+// another script, with a mark or of another form, or a bracket.
 func foldRune(r rune) rune {
 	if r < utf8.RuneSelf {
 		if 'A' <= r && r <= 'Z' {
@@ -195,47 +197,68 @@ func foldRune(r rune) rune {
 		}
 		return r
 	}
+	for _, a := range alphabets {
+		if a.first <= r && r < a.first+a.letters {
+			return 'a' + (r-a.first)%26
+		}
+	}
 	switch {
 	case '！' <= r && r <= '～': // full width
 		return foldRune(r - '！' + '!')
 	case 0xE0020 <= r && r <= 0xE007E: // tag characters
 		return foldRune(r - 0xE0000)
-	case 0x1D400 <= r && r <= 0x1D6A3: // 13 mathematical alphabets of 52 letters
-		return 'a' + (r-0x1D400)%26
-	case 'Ⓐ' <= r && r <= 'Ⓩ':
-		return 'a' + r - 'Ⓐ'
-	case 'ⓐ' <= r && r <= 'ⓩ':
-		return 'a' + r - 'ⓐ'
 	}
-	return foldLookalike(r)
-}
-
-// foldLookalike returns the ASCII bracket, or letter of the tag's name, that r
-// resembles: one of another script or with a mark. Otherwise it returns r.
-func foldLookalike(r rune) rune {
-	switch r {
-	case '﹤', '‹', '\u2329', '〈', '⟨', '˂', 'ᐸ', '❮', '❰', '≺', '⧼', '《', '«':
-		return '<'
-	case '﹥', '›', '\u232a', '〉', '⟩', '˃', 'ᐳ', '❯', '❱', '≻', '⧽', '》', '»':
-		return '>'
-	case 'а', 'А', 'ɑ', 'α', 'Α', 'à', 'á', 'â', 'ã', 'ä', 'å', 'ā':
-		return 'a'
-	case 'с', 'С', 'ϲ', 'ⅽ', 'ç', 'ć', 'č':
-		return 'c'
-	case 'і', 'І', 'ı', 'ι', 'Ι', 'ⅰ', 'ì', 'í', 'î', 'ï', 'ĩ', 'ī', 'İ':
-		return 'i'
-	case 'ո', 'η', 'ń', 'ñ', 'ň', 'Ν':
-		return 'n'
-	case 'о', 'О', 'ο', 'Ο', 'օ', 'ò', 'ó', 'ô', 'õ', 'ö', 'ø', 'ō':
-		return 'o'
-	case 'р', 'Р', 'ρ', 'Ρ':
-		return 'p'
-	case 'ѕ', 'Ѕ', 'ś', 'š', 'ş', 'ſ':
-		return 's'
-	case 'т', 'Т', 'τ', 'Τ', 'ť', 'ţ':
-		return 't'
-	case 'υ', 'ս', 'ù', 'ú', 'û', 'ü', 'ū':
-		return 'u'
+	if ascii, ok := lookalikes()[r]; ok {
+		return ascii
 	}
 	return r
 }
+
+// alphabets are the blocks of letters from a to z in their order, once or more often.
+var alphabets = []struct{ first, letters rune }{
+	{0x1D400, 13 * 52},           // mathematical
+	{'Ⓐ', 52},                    // circled, both cases
+	{'⒜', 26},                    // in parentheses
+	{0x1F110, 26}, {0x1F130, 26}, // in parentheses, squared
+	{0x1F150, 26}, {0x1F170, 26}, {0x1F1E6, 26}, // white on black, regional indicators
+}
+
+// lookalikes maps characters that resemble an ASCII bracket or letter to it.
+var lookalikes = sync.OnceValue(func() map[rune]rune {
+	folds := map[rune]rune{}
+	for ascii, alike := range map[rune]string{
+		'<': "﹤‹\u2329〈⟨˂ᐸ❮❰≺⧼《«",
+		'>': "﹥›\u232a〉⟩˃ᐳ❯❱≻⧽》»",
+		'a': "аАɑαΑàáâãäåāăąÀÁÂÃÄÅĀᴀªᵃ",
+		'b': "вВβΒᏏьƄʙ",
+		'c': "сСϲⅽçćčÇĆČᴄℂⅭ",
+		'd': "ԁⅾďđðᴅⅮ",
+		'e': "еЕεΕèéêëēėęěÈÉÊËĒᴇℯᵉ",
+		'f': "ϝƒꜰ",
+		'g': "ɡցġğǧɢℊ",
+		'h': "һНΗհʜℎ",
+		'i': "іІıιΙⅰìíîïĩīĮįÌÍÎÏİɪⅠℹ",
+		'j': "јЈϳĵᴊ",
+		'k': "кКκΚķᴋ",
+		'l': "ⅼӏłĺļľʟℓⅬ",
+		'm': "мМΜⅿᴍⅯ",
+		'n': "ոηńñňŃÑŇΝɴℕ",
+		'o': "оОοΟօσòóôõöøōőÒÓÔÕÖØŌᴏºℴ",
+		'p': "рРρΡᴘ",
+		'q': "ԛզ",
+		'r': "гŕřʀᴦ",
+		's': "ѕЅśšşŚŠŞſꜱ",
+		't': "тТτΤťţŤŢᴛ",
+		'u': "υսùúûüūÙÚÛÜŪᴜ",
+		'v': "ѵνᴠⅴⅤ",
+		'w': "ԝѡωᴡ",
+		'x': "хХχΧⅹⅩ",
+		'y': "уУүγΥýÿʏ",
+		'z': "ΖźżžŹŻŽᴢ",
+	} {
+		for _, r := range alike {
+			folds[r] = ascii
+		}
+	}
+	return folds
+})

@@ -1,0 +1,154 @@
+package boundary
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Untrusted text reaches the model between one opening and one closing tag:
+//
+//	<caisson-output-5f0c9a1b77d0e3a4>
+//	…
+//	</caisson-output-5f0c9a1b77d0e3a4>
+//
+// The ID is random, different for each wrapper, and made after the content, so
+// content can't close its own wrapper. Tags with this name inside the content are
+// escaped nevertheless, in every spelling, because a model may accept any of them.
+// The history keeps results unwrapped: they are wrapped when a request is built.
+
+const (
+	// Tag is the name of the wrapper's tags. It is unlikely to occur in anything that
+	// an agent reads.
+	Tag = tagFirst + "-" + tagSecond
+	// tagLetters is the name that the escaper searches for: letters only.
+	tagLetters = tagFirst + tagSecond
+	tagFirst   = "caisson"
+	tagSecond  = "output"
+)
+
+// newNonce returns the ID of a new wrapper or canary.
+func newNonce() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails; crypto/rand crashes the process instead
+	return hex.EncodeToString(b[:])
+}
+
+// Wrap returns text inside a wrapper, with a note behind it about known phrases in it.
+// Use it for text in a message that neither the user nor the operator wrote, such as a
+// file of the workspace.
+func Wrap(text string) Text {
+	return Text(JoinText(WrapBlocks([]tools.Block{{Text: text}})))
+}
+
+// WrapBlocks returns the content of a tool's result inside a wrapper, as [Wrap] does.
+// Images keep their bytes and positions.
+func WrapBlocks(content []tools.Block) []tools.Block {
+	wrapped := wrapContent(content, newNonce(), Escape)
+	if found := findPhrases(JoinText(content)); len(found) > 0 {
+		wrapped = append(wrapped, tools.Block{Text: phraseNote(found)})
+	}
+	return wrapped
+}
+
+// WrapForWorker returns text inside a wrapper for a model that changes no files and so
+// needs no exact bytes: known phrases in it are replaced, and tags of calls and results
+// are escaped too.
+// leakID is the ID of the wrapper, for [Canaries.Watch].
+func WrapForWorker(text string) (wrapped Text, leakID string) {
+	nonce := newNonce()
+	return Text(JoinText(wrapContent([]tools.Block{{Text: text}}, nonce, NeutralizeForWorker))), nonce
+}
+
+// NeutralizeForWorker returns text as a worker receives it inside the wrapper.
+func NeutralizeForWorker(text string) string {
+	return escapeTags(neutralizePhrases(strings.ToValidUTF8(text, "\uFFFD")), []string{tagLetters, "toolcall", "toolresult", "untrustedinput"})
+}
+
+// wrapContent returns content inside one wrapper, with its text escaped.
+func wrapContent(content []tools.Block, nonce string, escape func(string) string) []tools.Block {
+	out := make([]tools.Block, 0, len(content)+2)
+	for _, b := range content {
+		if b.Image == nil {
+			b.Text = escape(b.Text)
+		}
+		out = append(out, b)
+	}
+	if joined := JoinText(out); escape(joined) != joined {
+		// A tag is split across blocks, which adapters join.
+		out = mergeText(out, escape(joined))
+	}
+	first := slices.IndexFunc(out, isText)
+	if first < 0 {
+		out = slices.Insert(out, 0, tools.Block{})
+		first = 0
+	}
+	last := len(out) - 1
+	for !isText(out[last]) {
+		last--
+	}
+	out[first].Text = "<" + Tag + "-" + nonce + ">\n" + out[first].Text
+	out[last].Text += "\n</" + Tag + "-" + nonce + ">"
+	return out
+}
+
+// denialIntro begins the line behind the wrapper that has a person's reason.
+const denialIntro = "The user refused this call and says: "
+
+// AddDenialReason returns wrapped content with the reason for which a person refused
+// the call behind the wrapper, where only Caisson can write.
+func AddDenialReason(wrapped []tools.Block, reason string) []tools.Block {
+	if reason == "" {
+		return wrapped
+	}
+	return append(wrapped, tools.Block{Text: denialIntro + Escape(reason)})
+}
+
+// isText reports whether a block is text, including "".
+func isText(b tools.Block) bool { return b.Image == nil }
+
+// mergeText replaces all text blocks by one leading block with text.
+func mergeText(blocks []tools.Block, text string) []tools.Block {
+	return append([]tools.Block{{Text: text}}, slices.DeleteFunc(blocks, isText)...)
+}
+
+// ResultText returns the text of a tool result as the model receives it, without
+// the wrapper and what follows it. Adapters that only compare text use it. Escaped tags
+// stay escaped; see [Escape].
+func ResultText(content []tools.Block) string {
+	text := JoinText(content)
+	open, rest, _ := strings.Cut(text, "\n")
+	nonce, isTag := strings.CutPrefix(open, "<"+Tag+"-")
+	if !isTag {
+		return text
+	}
+	inner, after, ok := strings.Cut(rest, "\n</"+Tag+"-"+nonce)
+	if ok && (after == "" || strings.HasPrefix(after, "\n"+denialIntro) || strings.HasPrefix(after, "\n"+noteIntro)) {
+		return inner
+	}
+	return text
+}
+
+// Escape returns text as the model receives it inside the wrapper: valid
+// UTF-8, with every tag of the wrapper escaped.
+func Escape(text string) string {
+	return escapeTags(strings.ToValidUTF8(text, "\uFFFD"), []string{tagLetters})
+}
+
+// EscapeCalls returns text, which may be wrapped, in which nothing is a tag of a call of
+// the text protocol, see package tags.
+func EscapeCalls(text string) string { return escapeTags(text, []string{"toolcall"}) }
+
+// JoinText returns the text blocks of a result, joined by newlines.
+func JoinText(content []tools.Block) string {
+	var parts []string
+	for _, b := range content {
+		if b.Image == nil {
+			parts = append(parts, b.Text)
+		}
+	}
+	return strings.Join(parts, "\n")
+}
