@@ -198,7 +198,7 @@ func (t *chatTerminal) takeTerminal() error {
 	if err != nil {
 		return err
 	}
-	on, off := "\x1b[?2004h\x1b[?1004h", "\x1b[?1004l\x1b[?2004l"
+	on, off := "\x1b[?2004h\x1b[?1004h", "\x1b[?25h\x1b[?1004l\x1b[?2004l"
 	if t.app.environ.get("TERM") != "linux" { // which would show the rest
 		on, off = on+"\x1b[>1u", "\x1b[<u"+off
 	}

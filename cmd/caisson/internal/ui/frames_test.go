@@ -25,6 +25,9 @@ type stage struct {
 	committed []string
 	call      int
 	footer    Footer
+	// late has the renderer know the size of before.
+	late          bool
+	columns, rows int
 }
 
 const liveMark = "≈"
@@ -33,12 +36,20 @@ func newStage(t *testing.T, columns, rows int, reflow, told bool) *stage {
 	s := &stage{t: t, screen: &screen{t: t, columns: columns, rows: rows, reflow: reflow}, now: begun}
 	s.renderer = New(Options{
 		Out: s.screen, Live: true, Colour: true, Reflow: told, Tick: make(chan time.Time),
-		Size:   func() (int, int) { return s.screen.columns, s.screen.rows },
+		Size:   s.size,
 		Now:    func() time.Time { return s.now },
 		Footer: func(cells, lines int) Footer { return s.fitFooter(cells, lines) },
 	})
 	t.Cleanup(s.renderer.Close)
 	return s
+}
+
+// size is that of the screen, unless the renderer is not told of it yet.
+func (s *stage) size() (columns, rows int) {
+	if !s.late {
+		s.columns, s.rows = s.screen.columns, s.screen.rows
+	}
+	return s.columns, s.rows
 }
 
 // draft sets a composer of a few lines, with the cursor in one of them.
@@ -160,8 +171,10 @@ func TestResizesLeaveNothingBehind(t *testing.T) {
 		columns, rows := size()
 		s := newStage(t, columns, rows, rapid.Bool().Draw(rt, "reflow"), false)
 		s.renderer.opts.Reflow = s.screen.reflow
+		s.renderer.view.chat = rapid.Bool().Draw(rt, "chat")
 		rt.Repeat(map[string]func(*rapid.T){
 			"frame": func(*rapid.T) { s.frame() },
+			"turn":  func(*rapid.T) { s.renderer.view.turn = !s.renderer.view.turn },
 			"print": func(rt *rapid.T) { s.print(words.Draw(rt, "line")) },
 			"begin": func(rt *rapid.T) { s.begin(words.Draw(rt, "summary")) },
 			"draft": func(rt *rapid.T) {
@@ -171,7 +184,7 @@ func TestResizesLeaveNothingBehind(t *testing.T) {
 			},
 			"output": func(rt *rapid.T) { s.output(words.Draw(rt, "output")) },
 			"key": func(*rapid.T) {
-				if len(s.renderer.region.lines) > 0 && s.renderer.region.cursor < 0 {
+				if len(s.renderer.region.lines) > 0 && s.footer.Lines == nil {
 					s.screen.echo("^C")
 				}
 			},
@@ -185,9 +198,9 @@ func TestResizesLeaveNothingBehind(t *testing.T) {
 	})
 }
 
-// A count that takes no notice of the new width leaves rows behind, one that takes
-// notice where the terminal does not break its lines anew erases committed ones, and
-// a frame that begins where the cursor is leaves what was before it.
+// Rows of a composer are counted: a count that takes no notice of the new width leaves rows
+// behind, and one that takes notice where the terminal does not break its lines anew erases
+// committed ones. A frame that begins where the cursor is leaves what was before it.
 func TestNaiveFramesLeaveRows(t *testing.T) {
 	for _, reflow := range []bool{true, false} {
 		for _, told := range []bool{true, false} {
@@ -195,11 +208,11 @@ func TestNaiveFramesLeaveRows(t *testing.T) {
 			for range 10 {
 				s.print("line")
 			}
-			s.begin(strings.Repeat("x", 60))
-			s.output(strings.Repeat("y", 70))
-			s.frame()
+			s.renderer.view.chat = true // without a turn
+			s.draft(strings.Repeat("y", 70), 3, 2, 0)
+			s.renderer.Draw()
 			s.screen.resize(40, 24)
-			s.frame()
+			s.renderer.Draw()
 			if fault := s.faults(s.end()); (fault == "") != (told == reflow) {
 				t.Errorf("reflow %t, counted for %t: %q\n%s", reflow, told, fault, s.screen)
 			}
@@ -213,7 +226,55 @@ func TestNaiveFramesLeaveRows(t *testing.T) {
 	if s.faults(s.screen.String()) == "" {
 		t.Error("positive control: no glyph is left where the frame begins at the cursor")
 	}
-	s.renderer.region = region{cursor: -1}
+	s.renderer.region = region{}
+}
+
+// While a call runs, the renderer may know another width than the terminal has, whether that
+// breaks its lines anew or not: nothing of the region is left. The control, which counts rows
+// there too, leaves some.
+func TestLateSizesLeaveNothingBehind(t *testing.T) {
+	left := 0
+	for _, counted := range []bool{false, true} {
+		rapid.Check(t, func(rt *rapid.T) {
+			reflow := rapid.Bool().Draw(rt, "reflow")
+			s := newStage(t, 100, 40, reflow, reflow)
+			s.screen.keeps = reflow && rapid.Bool().Draw(rt, "keeps") // told in time, then
+			s.begin(strings.Repeat("a long command ", 8))
+			s.draft(strings.Repeat("word ", 15), 2, 1, 30)
+			for range rapid.IntRange(1, 20).Draw(rt, "steps") {
+				s.late = rapid.Bool().Draw(rt, "late") && !s.screen.keeps
+				s.screen.resize(rapid.IntRange(40, 200).Draw(rt, "columns"), rapid.IntRange(20, 60).Draw(rt, "rows"))
+				if rapid.Bool().Draw(rt, "print") {
+					s.print("committed")
+				}
+				s.output(strings.Repeat("output ", rapid.IntRange(0, 20).Draw(rt, "output")))
+				s.frame()
+				if counted {
+					s.countRows()
+				}
+			}
+			s.late = false
+			switch fault := s.faults(s.end()); {
+			case fault == "":
+			case counted:
+				left++
+			default:
+				rt.Errorf("%s:\n%s", fault, s.screen)
+			}
+		})
+	}
+	if left == 0 {
+		t.Error("positive control: nothing is left where rows are counted")
+	}
+}
+
+// countRows draws the region of the last frame once more, with the cursor in its composer.
+func (s *stage) countRows() {
+	r := s.renderer
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	counted := region{lines: r.region.lines, cursor: len(r.region.lines) - 1, at: liveMark}
+	r.replaceRegion(counted)
 }
 
 // The rows above the cursor of a composer are counted at the new width. The control, which
@@ -221,15 +282,17 @@ func TestNaiveFramesLeaveRows(t *testing.T) {
 func TestCursorInFooter(t *testing.T) {
 	for _, counted := range []bool{true, false} {
 		s := newStage(t, 100, 24, true, true)
-		s.begin("sleep")
+		s.renderer.view.chat = true // without a turn
+		s.print("line")
+		s.print("line")
 		s.draft(strings.Repeat("word ", 15), 2, 0, 70)
-		s.frame()
+		s.renderer.Draw()
 		if !counted {
 			s.renderer.region.before, s.renderer.region.at = "", liveMark
 		}
 		s.screen.resize(50, 24)
 		s.draft("", 1, 0, 0)
-		s.frame()
+		s.renderer.Draw()
 		if fault := s.faults(s.end()); (fault == "") != counted {
 			t.Errorf("counted %t: %s:\n%s", counted, fault, s.screen)
 		}

@@ -1,7 +1,6 @@
 package ui
 
 import (
-	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -17,14 +16,6 @@ const framePeriod = time.Second / 8
 
 // answerCells is the room that choices leave for an answer, of "always" and a blank.
 const answerCells = 8
-
-const (
-	// maxRegionLines and maxRegionCells bound the live region and a line of it, so
-	// that it still fits on a screen that has become much narrower: what a terminal
-	// has moved to its scrollback can't be erased.
-	maxRegionLines = 8
-	maxRegionCells = 80
-)
 
 // Options configure a [Renderer].
 type Options struct {
@@ -74,18 +65,25 @@ type Footer struct {
 //
 // A line that was committed is never written again. Below them stands the live
 // region, which is erased and drawn anew, a frame at a time and each in one write,
-// with SGR, CUU and ED inside mode 2026.
+// with SGR, CUU and ED inside mode 2026, and modes 7 and 25.
 type Renderer struct {
 	opts Options
 	stop chan struct{}
 	done sync.WaitGroup
 
-	mu        sync.Mutex
-	view      *view
-	pending   []printed // to commit with the next frame
-	region    region    // on the screen
-	columns   int       // at which it was drawn
-	question  string    // the last row of the choices of a question
+	mu      sync.Mutex
+	view    *view
+	pending []printed // to commit with the next frame
+	region  region    // on the screen
+	columns int       // at which it was drawn
+	width   int       // the terminal's columns when they were last read
+	changed time.Time // when they changed
+	hidden  bool      // the terminal's cursor
+	// above is how many rows of the screen are at least above the region. A narrower one
+	// that breaks lines of the region moves so many more to the scrollback, with tmux
+	// also while there are empty rows below.
+	above     int
+	question  string // the last row of the choices of a question
 	frame     int
 	suspended bool
 	closed    bool
@@ -98,22 +96,12 @@ type printed struct {
 	verbatim bool
 }
 
-// region is the content of a live region. The cursor is below its last line, or in a line of
-// its footer.
-type region struct {
-	lines []string
-	// cursor is the line of the cursor, -1 for below, before the text in front of it
-	// and at the character under it.
-	cursor     int
-	before, at string
-}
-
 // New makes a renderer and, for a live one, begins to redraw.
 func New(o Options) *Renderer {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	r := &Renderer{opts: o, stop: make(chan struct{}), view: newView(style{o.Colour}), region: region{cursor: -1}}
+	r := &Renderer{opts: o, stop: make(chan struct{}), view: newView(style{o.Colour})}
 	r.view.since, r.view.chat = o.Now(), o.Chat
 	if o.Redact != nil {
 		r.view.redact = o.Redact
@@ -137,7 +125,9 @@ func (r *Renderer) redrawRegion() {
 		case <-tick:
 			r.mu.Lock()
 			r.frame++
-			r.drawRegion()
+			if r.isSettled() {
+				r.drawRegion()
+			}
 			r.mu.Unlock()
 		case <-r.stop:
 			return
@@ -317,107 +307,12 @@ func (r *Renderer) commitLines(lines []string) {
 // leave commits what is pending and takes the region off the screen.
 func (r *Renderer) leave() {
 	if !r.suspended {
-		r.replaceRegion(region{cursor: -1})
+		r.replaceRegion(region{})
 	}
-}
-
-// drawRegion draws a frame, unless a question stands there or nothing has changed.
-func (r *Renderer) drawRegion() {
-	if r.suspended || r.closed {
-		return
-	}
-	columns, rows := r.terminalSize()
-	cells, most := min(columns-1, maxRegionCells), max(min(rows*2/5, maxRegionLines), 1)
-	var footer Footer
-	if r.opts.Footer != nil {
-		footer = r.opts.Footer(cells, max(most-1, 1))
-	}
-	var lines []string
-	if rest := most - len(footer.Lines); rest > 0 {
-		lines = r.view.regionLines(r.opts.Now(), spinnerFrame(r.frame), cells, rest)
-	}
-	for i, l := range lines {
-		lines[i] = fitWidth(SureWidth(l), cells)
-	}
-	next := region{lines: append(lines, footer.Lines...), cursor: -1}
-	if len(footer.Lines) > 0 {
-		next.cursor, next.before, next.at = len(lines)+footer.Row, footer.Before, footer.At
-	}
-	if len(r.pending) == 0 && columns == r.columns && r.region.equalsRegion(next) {
-		return
-	}
-	r.replaceRegion(next)
-}
-
-func (g region) equalsRegion(o region) bool {
-	return g.cursor == o.cursor && g.before == o.before && slices.Equal(g.lines, o.lines)
-}
-
-// replaceRegion commits what is pending and puts another region below it, in one write.
-func (r *Renderer) replaceRegion(next region) {
-	columns, _ := r.terminalSize()
-	text := r.eraseSequence(columns)
-	for _, p := range r.pending {
-		if r.opts.Size != nil && !p.verbatim {
-			p.lines = Wrap(p.lines, columns)
-		}
-		for _, l := range p.lines {
-			text += l + "\n"
-		}
-	}
-	text += strings.Join(next.lines, "\n")
-	switch below := len(next.lines) - 1 - next.cursor; {
-	case len(next.lines) == 0:
-	case next.cursor < 0:
-		text += "\n"
-	case below > 0:
-		text += fmt.Sprintf("\x1b[%dA\r%s", below, next.before)
-	default:
-		text += "\r" + next.before
-	}
-	r.pending, r.region, r.columns = nil, next, columns
-	if text != "" && r.opts.Live {
-		text = "\x1b[?2026h" + text + "\x1b[?2026l"
-	}
-	r.write(text)
-}
-
-// eraseSequence returns what takes the region off: to the first cell of its first row, and
-// clear to the end of the screen. The rows that it now stands on are counted, since
-// the terminal may have broken its lines anew. The carriage return passes over what
-// the terminal has echoed meanwhile, such as ^C.
-func (r *Renderer) eraseSequence(columns int) string {
-	if len(r.region.lines) == 0 {
-		return ""
-	}
-	count := func(string) int { return 1 }
-	if r.opts.Reflow {
-		count = func(l string) int { return rowsOf(l, columns) }
-	}
-	rows, above := 0, r.region.lines
-	if r.region.cursor >= 0 {
-		above = above[:r.region.cursor]
-		rows = count(r.region.before+r.region.at) - 1
-	}
-	for _, l := range above {
-		rows += count(l)
-	}
-	up := ""
-	if rows > 0 {
-		up = fmt.Sprintf("\x1b[%dA", rows)
-	}
-	// Not from the first cell on: tmux takes that for clearing the screen when it is the
-	// screen's first, and keeps what stood there in the scrollback.
-	return "\r" + up + " \x1b[J\r"
 }
 
 func (r *Renderer) write(text string) {
 	if text != "" {
 		_, _ = io.WriteString(r.opts.Out, text)
 	}
-}
-
-func spinnerFrame(frame int) string {
-	frames := []rune("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
-	return string(frames[frame%len(frames)])
 }

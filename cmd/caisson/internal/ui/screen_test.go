@@ -12,7 +12,7 @@ import (
 )
 
 // screen is a terminal. It obeys the sequences that we use (SGR, cursor up, clear to
-// the end, modes 2026, 2004 and 1004) and fails the test for any other one. The zero
+// the end, modes 7, 25, 2026, 2004 and 1004) and fails the test for any other one. The zero
 // value is so large that nothing wraps and nothing scrolls.
 type screen struct {
 	t *testing.T
@@ -22,12 +22,18 @@ type screen struct {
 	// its lines anew when columns changes.
 	columns, rows int
 	reflow        bool
+	// keeps is set if it keeps empty rows at its end when a smaller width breaks lines, as
+	// tmux does: as many rows go to the scrollback. total counts the rows then.
+	keeps bool
+	total int
 
 	mu     sync.Mutex
 	lines  []row // the scrollback's too
 	y, x   int   // the cursor's line and column
 	writes int
 	framed bool
+	// cuts is set while lines don't wrap, and hidden while the cursor is not shown.
+	cuts, hidden bool
 }
 
 // row is one row of a screen: a cell holds a character and what combines with it, and
@@ -59,6 +65,7 @@ func (s *screen) Write(p []byte) (int, error) {
 		switch {
 		case r == '\n':
 			s.y, s.x = s.y+1, 0
+			s.countRows()
 		case r == '\r':
 			s.x = 0
 		case r < 0x20 || r == 0x7f || r >= 0x80 && r < 0xa0 || r == utf8.RuneError && n == 1:
@@ -68,7 +75,8 @@ func (s *screen) Write(p []byte) (int, error) {
 		}
 		text = text[n:]
 	}
-	if s.framed {
+	s.countRows()
+	if s.framed || s.cuts {
 		s.t.Errorf("a frame was not ended by its write: %q", p)
 	}
 	return len(p), nil
@@ -93,6 +101,10 @@ func (s *screen) obey(args string, final byte) {
 		s.lines = s.lines[:min(s.y+min(s.x, 1), len(s.lines))]
 	case final == 'h' && args == "?2026", final == 'l' && args == "?2026":
 		s.framed = final == 'h'
+	case args == "?7" && (final == 'h' || final == 'l'):
+		s.cuts = final == 'l'
+	case args == "?25" && (final == 'h' || final == 'l'):
+		s.hidden = final == 'l'
 	case slices.Contains([]string{"?2004", "?1004"}, args) && (final == 'h' || final == 'l'):
 	default:
 		s.t.Errorf("sequence CSI %s %c", args, final)
@@ -104,12 +116,21 @@ func (s *screen) top() int {
 	if s.rows == 0 {
 		return 0
 	}
+	if s.keeps {
+		return s.total - s.rows
+	}
 	return max(0, max(len(s.lines), s.y+1)-s.rows)
 }
 
+// countRows takes notice of rows that were written.
+func (s *screen) countRows() { s.total = max(s.total, len(s.lines), s.y+1, s.rows) }
+
 func (s *screen) put(text string) {
 	width := ansi.StringWidthWc(text)
-	if s.columns > 0 && s.x+width > s.columns {
+	switch over := s.columns > 0 && s.x+width > s.columns; {
+	case over && s.cuts:
+		s.x = max(s.columns-width, 0)
+	case over:
 		s.line().wraps = true
 		s.y, s.x = s.y+1, 0
 	}
@@ -153,6 +174,14 @@ func (s *screen) echo(text string) {
 func (s *screen) resize(columns, rows int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.keeps {
+		if rows < s.rows { // what is below the cursor goes first
+			s.total = max(s.total-s.rows+rows, s.y+1)
+			s.lines = s.lines[:min(len(s.lines), s.total)]
+		} else {
+			s.total += rows - s.rows
+		}
+	}
 	old := s.lines
 	y, x := s.y, s.x
 	s.columns, s.rows = columns, rows
@@ -192,6 +221,10 @@ func (s *screen) resize(columns, rows int) {
 	}
 	if s.x == 0 && s.y == len(s.lines)-1 && len(s.lines[s.y].cells) == 0 {
 		s.lines = s.lines[:s.y]
+	}
+	s.total = max(s.total+len(s.lines)-len(old), rows)
+	if s.keeps && s.y < s.top() {
+		s.y, s.x = s.top(), 0
 	}
 }
 
