@@ -26,6 +26,7 @@ var paragraphs = map[string]map[string]int{
 	"Tool runtime": {
 		"1": 5, "2.1": 4, "2.2": 4, "2.3": 4, "2.4": 3, "2.5": 2, "2.6": 4, "2.7": 2, "3": 8,
 	},
+	"Worker tools": {"1": 8, "2": 7, "3": 6, "4": 6, "5": 7, "6": 8, "7": 4, "8": 9},
 }
 
 // acceptanceCases are the catalogue's cases of docs/acceptance.md; those about

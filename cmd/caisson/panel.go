@@ -159,7 +159,7 @@ func openPanel(ctx context.Context, a *app, f panelFlags, args, names []string) 
 	if format != nil {
 		r.options.Format = &worker.Format{Request: format.Request, Check: format.Check}
 	}
-	if r.options.Tools, err = s.workerTools(f); err != nil {
+	if r.options.Tools, err = f.workerTools(s); err != nil {
 		return nil, err
 	}
 	var closeModels func()
@@ -183,7 +183,7 @@ func openPanel(ctx context.Context, a *app, f panelFlags, args, names []string) 
 }
 
 // workerTools returns the tools of workers: fetch, as configured, and verify on texts.
-func (s *settings) workerTools(f panelFlags) (worker.ToolOptions, error) {
+func (f panelFlags) workerTools(s *settings) (worker.ToolOptions, error) {
 	fetching, err := s.conf.FetchOptions()
 	if err != nil {
 		return worker.ToolOptions{}, err
