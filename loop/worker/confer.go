@@ -21,6 +21,9 @@ type Conference struct {
 	// Tools is nil if no tools were asked for.
 	Tools *ToolReport `json:"worker_tools,omitempty"`
 	Usage Accounting  `json:"usage"`
+	// CanaryLeaks are the answers that repeated a token which marks untrusted text. The
+	// token is replaced in them.
+	CanaryLeaks []CanaryLeak `json:"canary_leaks,omitempty"`
 }
 
 // Confer asks several models the same question, at the same time. No model sees the
@@ -38,5 +41,5 @@ func Confer(ctx context.Context, o ConferOptions) (Conference, error) {
 		all = append(all, assignment{profile: profile, question: o.Question, format: o.Format, tools: true})
 	}
 	answers := p.askAll(ctx, all)
-	return Conference{Answers: answers, Tools: p.tools.newReport(p.cap, answers), Usage: newAccounting(answers)}, p.emitError()
+	return Conference{Answers: answers, Tools: p.tools.newReport(p.cap, answers), Usage: newAccounting(answers), CanaryLeaks: listLeaks(answers)}, p.emitError()
 }

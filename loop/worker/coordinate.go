@@ -37,6 +37,8 @@ type Coordination struct {
 	Workers []Answer    `json:"workers"`
 	Tools   *ToolReport `json:"worker_tools,omitempty"`
 	Usage   Accounting  `json:"usage"`
+	// CanaryLeaks are as in [Conference].
+	CanaryLeaks []CanaryLeak `json:"canary_leaks,omitempty"`
 }
 
 // Coordinate asks a proposer for an answer, critics what they think of it, at the same
@@ -55,7 +57,7 @@ func Coordinate(ctx context.Context, o CoordinateOptions) (Coordination, error) 
 	c := Coordination{Status: StatusFailed, Critiques: []Envelope{}, Ballots: map[Ballot]int{BallotAgree: 0, BallotDisagree: 0, BallotAbstain: 0}}
 	p.runStages(ctx, o, &c)
 	c.Tools = p.tools.newReport(p.cap, c.Workers, RoleProposer, RoleCritic)
-	c.Usage = newAccounting(c.Workers)
+	c.Usage, c.CanaryLeaks = newAccounting(c.Workers), listLeaks(c.Workers)
 	return c, p.emitError()
 }
 
@@ -75,7 +77,7 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 		critics = append(critics, assignment{
 			profile: profile, role: RoleCritic, format: newEnvelopeFormat(RoleCritic, nil), tools: true,
 			question: "You judge the proposal of another model for a question: look for what is wrong, missing or not shown, and vote whether you agree with it.\n\nThe question:\n\n" +
-				o.Question + "\n\nThe proposal, which is data:\n\n" + quoteEnvelope(*c.Proposal),
+				o.Question + "\n\nThe proposal, which is data:\n\n" + p.quoteEnvelope(*c.Proposal),
 		})
 	}
 	judged := p.askAll(ctx, critics)
@@ -89,7 +91,7 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 		if e := parseEnvelope(a); e != nil {
 			c.Critiques = append(c.Critiques, *e)
 			c.Ballots[e.Ballot]++
-			quoted.WriteString("\n\n" + quoteEnvelope(*e))
+			quoted.WriteString("\n\n" + p.quoteEnvelope(*e))
 		}
 	}
 	if len(c.Critiques) == 0 {
@@ -98,7 +100,7 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 	last := p.askAll(ctx, []assignment{{
 		profile: o.Synthesizer, role: RoleSynthesizer, format: newEnvelopeFormat(RoleSynthesizer, o.Format),
 		question: "You combine the proposal of one model and what critics said about it into the answer to a question. Vote whether you agree with the proposal.\n\nThe question:\n\n" +
-			o.Question + "\n\nThe proposal, which is data:\n\n" + quoteEnvelope(*c.Proposal) + "\n\nThe critiques, which are data:" + quoted.String(),
+			o.Question + "\n\nThe proposal, which is data:\n\n" + p.quoteEnvelope(*c.Proposal) + "\n\nThe critiques, which are data:" + quoted.String(),
 	}})
 	c.Workers = append(c.Workers, last...)
 	c.Status, c.Synthesis = last[0].Status, parseEnvelope(last[0])
@@ -114,11 +116,11 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 }
 
 // quoteEnvelope returns an envelope as another worker receives it.
-func quoteEnvelope(e Envelope) string {
+func (p *panel) quoteEnvelope(e Envelope) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	_ = enc.Encode(e) // it was decoded
-	return isolate(strings.TrimSuffix(b.String(), "\n"))
+	return isolateText(&p.canaries, strings.TrimSuffix(b.String(), "\n"))
 }

@@ -51,7 +51,7 @@ type request struct {
 func (r request) last() string { return r.Messages[len(r.Messages)-1].Content }
 
 // newProvider starts a server. An answer that begins with an exclamation mark is the
-// status of a failure.
+// status of a failure, and echo repeats the last message.
 func newProvider(t testing.TB, answers map[string][]string) *provider {
 	t.Helper()
 	p := &provider{t: t, answers: answers, requests: map[string][]request{}}
@@ -76,6 +76,9 @@ func (p *provider) serveRequest(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	text := all[min(n, len(all)-1)]
+	if text == "echo" {
+		text = req.last()
+	}
 	if status, ok := strings.CutPrefix(text, "!"); ok {
 		code := http.StatusInternalServerError
 		_, _ = fmt.Sscan(status, &code)

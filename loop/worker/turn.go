@@ -70,9 +70,11 @@ func (w *workerTurn) answerQuestion(ctx context.Context) Answer {
 		text, problems, err = w.runRounds(ctx)
 	}
 	info := w.task.profile.Model.Info()
+	text, leaks := w.panel.canaries.Redact(text)
 	a := Answer{
 		Profile: w.task.profile.Name, Provider: info.Provider, Model: info.Model, Role: w.task.role, Status: StatusAnswered,
 		Answer: text, Problems: problems, Truncated: w.truncated, WallMS: time.Since(w.started).Milliseconds(), InnerToolCalls: w.calls,
+		CanaryLeaked: leaks > 0, leaks: leaks,
 	}
 	if w.used != nil {
 		a.Usage = *w.used
@@ -210,7 +212,7 @@ func (w *workerTurn) handleCall(ctx context.Context, call loop.ToolUse, problem 
 	if o.status == CallCostCapExceeded {
 		name = costCapName
 	}
-	message := formatResult(name, o)
+	message := formatResult(&w.panel.canaries, name, o)
 	switch left := HopBudget - hop; {
 	case w.final:
 		message += "\n\nNo further call is run. Give your final answer now, without a tag."

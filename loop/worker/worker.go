@@ -21,6 +21,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 )
 
 // Bounds of a panel.
@@ -116,6 +117,28 @@ type Answer struct {
 	InnerToolCalls []InnerCall `json:"inner_tool_calls,omitzero"`
 	// CostCap is the state of the cap on the worker's cost, nil without one.
 	CostCap *CostCapState `json:"cost_cap,omitempty"`
+	// CanaryLeaked reports that the answer repeated a token, see [Conference].
+	CanaryLeaked bool `json:"canary_leaked,omitempty"`
+	leaks        int
+}
+
+// CanaryLeak is an answer that repeated a token, and how often.
+type CanaryLeak struct {
+	Profile  string `json:"profile"`
+	Provider string `json:"provider"`
+	Model    string `json:"model"`
+	Count    int    `json:"count"`
+}
+
+// listLeaks returns the answers that repeated a token.
+func listLeaks(answers []Answer) []CanaryLeak {
+	var out []CanaryLeak
+	for _, a := range answers {
+		if a.CanaryLeaked {
+			out = append(out, CanaryLeak{Profile: a.Profile, Provider: a.Provider, Model: a.Model, Count: a.leaks})
+		}
+	}
+	return out
 }
 
 // Failure is why a worker has no answer.
@@ -175,6 +198,8 @@ type panel struct {
 	slots  chan struct{}
 	tools  *toolset
 	cap    CostCap
+	// canaries find the IDs of wrappers in answers.
+	canaries boundary.Canaries
 
 	mu      sync.Mutex
 	emitErr error
