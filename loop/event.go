@@ -82,7 +82,11 @@ type ProfileChanged struct {
 type TextDelta struct{ Text string }
 
 // TurnStarted reports the start of a turn. It is the turn's first event.
-type TurnStarted struct{ Turn string }
+type TurnStarted struct {
+	Turn string
+	// Budget has the limits in force.
+	Budget limits.Budget
+}
 
 // TurnEnded reports the end of a turn. It is the turn's last event.
 type TurnEnded struct {

@@ -123,7 +123,7 @@ func (t *turn) run(ctx context.Context) Outcome {
 // startTurn emits the start of the turn and adds its first messages.
 func (t *turn) startTurn() {
 	if t.Unfinished == nil {
-		t.emit(TurnStarted{Turn: t.Turn})
+		t.emit(TurnStarted{Turn: t.Turn, Budget: t.Budget})
 	}
 	if len(t.history) == 0 && t.System != "" && !t.state.callsOnly {
 		t.addMessage(NewText(RoleSystem, t.System))

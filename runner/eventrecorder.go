@@ -179,7 +179,7 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 	switch e := e.(type) {
 	case loop.TurnStarted:
 		j.turn, j.tally.modelCalls, j.tally.toolCalls = e.Turn, 0, 0
-		err := j.putRecord(&j.turnRec, j.created, record.ActorUser, record.TurnStarted{Client: j.client})
+		err := j.putRecord(&j.turnRec, j.created, record.ActorUser, record.TurnStarted{Client: j.client, Budget: record.NewBudget(e.Budget)})
 		j.answer = j.turnRec // until the model answers
 		return err
 	case loop.MessageAdded:

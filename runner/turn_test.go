@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
 	"github.com/caisson-run/caisson/runner/record"
@@ -268,5 +269,32 @@ func TestTimeOfTurns(t *testing.T) {
 	hour := time.Hour.Milliseconds()
 	if first, second := startTurn(t, s, "one"), startTurn(t, s, "two"); first.WallMS < hour || second.WallMS >= hour {
 		t.Errorf("the turns took %d and %d ms", first.WallMS, second.WallMS)
+	}
+}
+
+// TestLimitsInRecords checks that each turn's records have the limits that were in force:
+// those of the session, what its own limits have left, and lower ones of a client.
+func TestLimitsInRecords(t *testing.T) {
+	call := "  - calls: [{tool: list_dir, input: {path: .}}]\n  - text: Done.\n"
+	b := newBench(t, call+"  - text: Done.\n")
+	b.opts.Budget = limits.Budget{Rounds: new(int64(50)), Tokens: new(int64(9000)), WallTime: new(time.Hour)}
+	b.opts.SessionBudget = limits.Budget{ToolCalls: new(int64(7))}
+	s := b.opened()
+	startTurn(t, s, "one")
+	second, err := s.StartFor(s.opts.User, "two", limits.Budget{Rounds: new(int64(5)), WallTime: new(time.Minute)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	second.Report()
+	var got []record.Budget
+	for _, p := range of[record.TurnStarted](t, b.records(s.Close())) {
+		got = append(got, p.Budget)
+	}
+	want := []record.Budget{
+		{Rounds: new(int64(50)), ToolCalls: new(int64(7)), Tokens: new(int64(9000)), WallTimeMS: new(int64(3_600_000))},
+		{Rounds: new(int64(5)), ToolCalls: new(int64(6)), Tokens: new(int64(9000)), WallTimeMS: new(int64(60_000))},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("limits (-want +got):\n%s", diff)
 	}
 }

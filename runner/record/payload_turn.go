@@ -17,6 +17,9 @@ type TurnStarted struct {
 	// Client is the label of the user who started it, such as http:alice or
 	// uid:1000; absent where it is unknown.
 	Client string `json:"client,omitempty"`
+	// Budget has the limits in force: those of the session, less what its earlier turns
+	// used of the session's own, or lower ones that the client asked for.
+	Budget Budget `json:"budget,omitzero"`
 }
 
 // TurnCompleted closes a turn that was not cancelled.
