@@ -2,9 +2,6 @@ package record
 
 import (
 	"fmt"
-	"strconv"
-	"strings"
-	"time"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -140,27 +137,6 @@ type OfferedTool struct {
 	Runs  tools.Place `json:"runs"`
 }
 
-// Resources is limits.Resources on the wire: bytes, counts, milliseconds.
-type Resources struct {
-	MemoryBytes   int64 `json:"memory_bytes"`
-	PIDs          int64 `json:"pids"`
-	MilliCPUs     int64 `json:"milli_cpus"`
-	TmpBytes      int64 `json:"tmp_bytes"`
-	HomeBytes     int64 `json:"home_bytes"`
-	ShmBytes      int64 `json:"shm_bytes"`
-	OpenFiles     int64 `json:"open_files"`
-	CommandTimeMS int64 `json:"command_time_ms"`
-}
-
-// Budget is limits.Budget on the wire; an absent field is no such limit.
-type Budget struct {
-	Rounds       *int64 `json:"rounds,omitempty"`
-	ToolCalls    *int64 `json:"tool_calls,omitempty"`
-	Tokens       *int64 `json:"tokens,omitempty"`
-	CostMicroUSD *int64 `json:"cost_micro_usd,omitempty"`
-	WallTimeMS   *int64 `json:"wall_time_ms,omitempty"`
-}
-
 // SandboxStarted attests what runs, before the first sandboxed call.
 type SandboxStarted struct {
 	Attestation sandbox.Attestation `json:"attestation"`
@@ -186,69 +162,6 @@ type SandboxRestarted struct {
 	Restart     int                 `json:"restart"` // from 1
 	Attestation sandbox.Attestation `json:"attestation"`
 	StartMS     int64               `json:"start_ms"`
-}
-
-// Limit is a *limits.ExceededError on the wire, in the kind's own unit.
-type Limit struct {
-	Kind  limits.Kind `json:"kind"`
-	Limit int64       `json:"limit"`
-	Used  int64       `json:"used"`
-	// Needed is the least that the next request could have used; absent where all of
-	// the limit was used.
-	Needed int64 `json:"needed,omitempty"`
-	// Reserved is the part of Used that requests under way have reserved.
-	Reserved int64 `json:"reserved,omitempty"`
-	// Period, Until and Profile are those of a ceiling: day or month, its end, and the
-	// model profile that it is for, absent where it is for all.
-	Period  limits.Period `json:"period,omitempty"`
-	Until   *time.Time    `json:"until,omitempty"`
-	Profile string        `json:"profile,omitempty"`
-}
-
-// String describes the limit, what was used of it and what was needed.
-func (l Limit) String() string {
-	amount := func(n int64) string { return strconv.FormatInt(n, 10) }
-	what := string(l.Kind)
-	switch l.Kind {
-	case limits.KindWallTime:
-		return fmt.Sprintf("%d.%01d s of wall time", l.Limit/1000, l.Limit%1000/100)
-	case limits.KindCost:
-		amount, what = func(n int64) string { return CostUSD(&n) }, "US dollars"
-	case limits.KindToolCalls:
-		what = "tool calls"
-	}
-	text := amount(l.Limit) + " " + what
-	switch {
-	case l.Kind == limits.KindCost:
-		text = "a cost of " + text
-	case l.Limit == 1:
-		text = strings.TrimSuffix(text, "s")
-	}
-	text += ofCeiling(l.Period, l.Profile)
-	reserved := ""
-	if l.Reserved > 0 {
-		reserved = ", " + amount(l.Reserved) + " reserved by requests under way"
-	}
-	if l.Needed > 0 || l.Reserved > 0 {
-		text += fmt.Sprintf(" (%s used%s", amount(l.Used-l.Reserved), reserved)
-		if l.Needed > 0 {
-			text += ", and the next request may use " + amount(l.Needed)
-		}
-		text += ")"
-	}
-	return text
-}
-
-// ofCeiling returns what follows a limit that is a ceiling.
-func ofCeiling(p limits.Period, profile string) string {
-	if p == "" {
-		return ""
-	}
-	text := " per " + string(p)
-	if profile != "" {
-		text += " with profile " + profile
-	}
-	return text
 }
 
 // SessionEnded is the last record.
@@ -515,34 +428,4 @@ type LoadedFile struct {
 	// for a file that is as it was when the user trusted it, and operator for the
 	// operator's own instructions, whose Path is where they come from.
 	Trust string `json:"trust"`
-}
-
-// NewResources returns the resources that a record holds.
-func NewResources(r limits.Resources) Resources {
-	return Resources{
-		MemoryBytes: r.MemoryBytes, PIDs: r.PIDs, MilliCPUs: r.MilliCPUs,
-		TmpBytes: r.TmpBytes, HomeBytes: r.HomeBytes, ShmBytes: r.ShmBytes,
-		OpenFiles: r.OpenFiles, CommandTimeMS: r.CommandTime.Milliseconds(),
-	}
-}
-
-// NewLimit returns the limit that was reached, or nil.
-func NewLimit(e *limits.ExceededError) *Limit {
-	if e == nil {
-		return nil
-	}
-	out := &Limit{Kind: e.Kind, Limit: e.Limit, Used: e.Used, Needed: e.Needed, Reserved: e.Reserved, Period: e.Period, Profile: e.Profile}
-	if !e.Until.IsZero() {
-		out.Until = &e.Until
-	}
-	return out
-}
-
-// NewBudget returns the budget that a record holds.
-func NewBudget(b limits.Budget) Budget {
-	out := Budget{Rounds: b.Rounds, ToolCalls: b.ToolCalls, Tokens: b.Tokens, CostMicroUSD: b.CostMicroUSD}
-	if b.WallTime != nil {
-		out.WallTimeMS = new(b.WallTime.Milliseconds())
-	}
-	return out
 }

@@ -210,14 +210,30 @@ func (st *stream) skipSeen() (done bool, err error) {
 			// A client that claims more records than the trace has would wait, and
 			// miss those written meanwhile.
 			return false, newProblem(http.StatusBadRequest, "event_id", "the session has no record of this number", "Begin without one")
+		case e.Seq == st.after && e.Kind == record.KindSessionEnded:
+			return st.isOver()
 		case e.Seq == st.after:
-			return e.Kind == record.KindSessionEnded, nil
+			return false, nil
 		case e.Seq > st.after:
 			// Retention has removed the record that the client has. It lacks this one.
 			st.next = &e
 			return false, nil
 		}
 	}
+}
+
+// isOver reports, behind a session.ended, that no record is there or will be: another
+// process may go on with a session that has ended.
+func (st *stream) isOver() (bool, error) {
+	lives := st.feed == nil && st.sessions.archive.isLive(st.id)
+	e, ok, err := st.trace.nextEntry()
+	if err != nil {
+		return false, st.sessions.internalProblem("read trace", err)
+	}
+	if ok {
+		st.next = &e
+	}
+	return !ok && !lives, nil
 }
 
 // sendAll sends records and live output until the session has ended, or the client
@@ -283,12 +299,12 @@ func (st *stream) catchUp() (end State, err error) {
 		switch {
 		case err != nil:
 			return "", err
+		case lives:
+			return "", nil // it may go on behind a session.ended
 		case last:
 			return StateEnded, nil
-		case !lives:
-			return StateInterrupted, nil
 		}
-		return "", nil
+		return StateInterrupted, nil
 	}
 	deltas, seq, ended := st.feed.takeDeltas(st.sub)
 	for _, d := range deltas {

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/runner/internal/history"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
@@ -121,4 +123,48 @@ func descriptors(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(entries)
+}
+
+// TestStreamOfASessionThatGoesOn follows a session with which another process goes on
+// behind its end: the stream goes on too, and who comes back at that end is not sent away.
+func TestStreamOfASessionThatGoesOn(t *testing.T) {
+	w := newTestEnv(t, "  - text: Done.\n")
+	id := w.startSession("bind")
+	w.waitForTurn(id, w.startTurn(id, "go"))
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
+	records := len(w.trace(id))
+	ended := strconv.Itoa(records)
+	w.do(aliceToken, "GET", "/sessions/"+id+"/events", "", "Last-Event-ID", ended).requireStatus(t, 204) // control
+
+	dir, err := sessiondir.Reopen(w.state, id, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	past, err := history.Read(dir.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back, all := w.followEvents(id, ended), w.followEvents(id, "")
+	rec, err := record.NewRecorder(record.RecorderOptions{Dir: dir.Path, Session: id, After: &past.End})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []record.Payload{record.SessionResumed{}, record.SessionEnded{}} {
+		if _, err := rec.Write(record.Entry{Actor: record.ActorTool, Payload: p}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(rec.Close(), dir.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		stream *follower
+		want   int
+	}{"from the end": {back, 2}, "from the beginning": {all, records + 2}} {
+		events := c.stream.rest()
+		if len(events) != c.want+1 || events[len(events)-1].name != "end" || !strings.Contains(events[len(events)-1].data, `"ended"`) {
+			t.Errorf("%s: %d events, want %d and the end: %v", name, len(events), c.want, events)
+		}
+	}
+	w.do(aliceToken, "GET", "/sessions/"+id+"/events", "", "Last-Event-ID", strconv.Itoa(len(w.trace(id)))).requireStatus(t, 204)
 }
