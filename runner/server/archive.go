@@ -43,7 +43,9 @@ func (a archive) findDir(id string) (string, bool) {
 }
 
 // isLive reports whether the process of a session runs.
-func (a archive) isLive(id string) bool { return sessiondir.SessionLives(sessiondir.Path(a.stateDir, id)) }
+func (a archive) isLive(id string) bool {
+	return sessiondir.SessionLives(sessiondir.Path(a.stateDir, id))
+}
 
 // isVisible reports whether clients may see a session that is not live here. A
 // session without a recorded workspace is not visible.
