@@ -416,16 +416,18 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		if ready, err = s.findBackend(ctx, u, needed); err != nil {
 			return o, err
 		}
-		if s.resume != "" {
-			if !needed { // or else it is done
-				ready.removed, ready.left = s.host.Sweep(ctx)
-			}
-			if err := s.checkRemains(ctx, s.resume, ready.left); err != nil {
-				return o, err
-			}
-		}
 		beside = func(ctx context.Context) []string {
 			return slices.Concat(s.expireChanges(), s.expireCaches(), s.pruneSessions(ctx))
+		}
+	}
+	removed := ready.removed
+	if s.resume != "" {
+		left := ready.left
+		if s.shared != nil || !needed { // or else it has just been done
+			removed, left = s.host.Sweep(ctx)
+		}
+		if err := s.checkRemains(ctx, s.resume, left); err != nil {
+			return o, err
 		}
 	}
 	return runner.Options{
@@ -446,7 +448,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		},
 		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Tools.Declared()},
 		Hooks:       runner.Hooks{Observe: observe, Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
-		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: ready.removed, Warnings: warnings,
+		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: removed, Warnings: warnings,
 	}, nil
 }
 

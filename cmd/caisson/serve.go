@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gofrs/flock"
@@ -18,10 +20,12 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/resumed"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/runner/trace"
 )
 
 // serveFlags are the flags of caisson serve.
@@ -328,6 +332,29 @@ func (t *tokens) close() error {
 		return nil
 	}
 	return errors.Join(os.Remove(t.path), t.lock.Close())
+}
+
+// resumeSession makes the options of a session that a client goes on with. It keeps its
+// workspace, its mode, and the preset that was laid over the server's policy.
+func (h *serverHost) resumeSession(ctx context.Context, session string, in server.ResumeSession) (runner.Options, func(), error) {
+	found, err := resumed.Find(h.app.environ.stateDir(), session, "")
+	if e, ok := errors.AsType[*trace.Error](err); ok && e.Reason == trace.Unreadable {
+		err = &runner.ResumeError{Reason: runner.ResumeDamaged, Session: session, Err: err}
+	} else if ok {
+		err = fmt.Errorf("%w: %w", sessiondir.ErrNoRecords, err)
+	}
+	if err != nil {
+		return runner.Options{}, nil, err
+	}
+	was := found.Created
+	if in.Policy == "" {
+		if i := strings.LastIndexByte(was.Policy, '+'); i >= 0 {
+			in.Policy = was.Policy[i+1:]
+		}
+	}
+	return h.buildSession(ctx, server.NewSession{
+		Workspace: was.Workspace, Mode: was.WorkspaceMode, Model: cmp.Or(in.Model, was.Profile), Image: cmp.Or(in.Image, was.Image), Policy: in.Policy, Limits: in.Limits,
+	}, session)
 }
 
 // prepareSandbox makes the options of a sandbox without a model that a client asks for.

@@ -53,7 +53,7 @@ func (h *serverHost) defaultPreset(bool) string { return "default" }
 func (h *serverHost) serverOptions(tokens []server.Token) server.Options {
 	conf := h.base.conf.Serve
 	o := server.Options{
-		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, PrepareSandbox: h.prepareSandbox, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
+		StateDir: h.app.environ.stateDir(), Prepare: h.prepareSession, Resume: h.resumeSession, PrepareSandbox: h.prepareSandbox, Tokens: tokens, Hosts: conf.Hosts, Version: programVersion(),
 		OpenMetrics: conf.OpenMetrics != nil && *conf.OpenMetrics,
 		Shows: func(workspace string) bool {
 			_, _, ok := h.roots.findRoot(workspace)
@@ -178,12 +178,18 @@ func (h *serverHost) shareBackend(ctx context.Context) (unusable *commandError, 
 
 // prepareSession makes the options of a session that a client asks for.
 func (h *serverHost) prepareSession(ctx context.Context, in server.NewSession) (runner.Options, func(), error) {
+	return h.buildSession(ctx, in, "")
+}
+
+// buildSession makes the options of a new session, or of one to go on with.
+func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, resume string) (runner.Options, func(), error) {
 	var none runner.Options
 	asked := askedBy(in)
 	s, err := h.openSession(in.Workspace, asked)
 	if err != nil {
 		return none, nil, prepareError(err)
 	}
+	s.resume = resume
 	o, done, err := s.sessionOptions(ctx, in.Title, h)
 	if err != nil {
 		s.close()

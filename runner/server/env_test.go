@@ -110,7 +110,7 @@ func (w *testEnv) options() Options {
 	return Options{
 		StateDir: w.state, Version: "test", MaxSessions: 80, MaxStreams: 256,
 		Tokens:  []Token{{"alice", aliceToken, []Role{RoleAdmin}}, {"bob", bobToken, []Role{RoleAdmin}}},
-		Prepare: w.prepare, PrepareSandbox: w.prepareSandbox, OpenWorkspace: w.openWorkspace,
+		Prepare: w.prepare, Resume: w.resume, PrepareSandbox: w.prepareSandbox, OpenWorkspace: w.openWorkspace,
 	}
 }
 
@@ -124,6 +124,23 @@ func (w *testEnv) openWorkspace(path string) (*runner.Workspace, error) {
 // prepare does the same as cmd/caisson, with a fake sandbox and a replayed model.
 func (w *testEnv) prepare(_ context.Context, in NewSession) (runner.Options, func(), error) {
 	return prepare(w.state, w.turns, w.policy, in, w.backend, w.openWorkspace, w.opts)
+}
+
+// resume does the same for a session that goes on, in bind mode.
+func (w *testEnv) resume(ctx context.Context, session string, _ ResumeSession) (runner.Options, func(), error) {
+	dir, err := sessiondir.Reopen(w.state, session, nil)
+	if err != nil {
+		return runner.Options{}, nil, err
+	}
+	o, done, err := w.prepare(ctx, NewSession{Workspace: w.dir, Mode: "bind"})
+	if err != nil {
+		return o, nil, errors.Join(err, dir.Close())
+	}
+	o.Dir = dir
+	return o, func() {
+		done()
+		_ = dir.Close()
+	}, nil
 }
 
 func prepare(state, turns, rules string, in NewSession, backend sandbox.Backend, open func(string) (*runner.Workspace, error), change func(*runner.Options)) (runner.Options, func(), error) {

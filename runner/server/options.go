@@ -28,8 +28,8 @@ const (
 	DefaultIdleTime = time.Hour
 )
 
-// Options are the options of a server. StateDir, Prepare, PrepareSandbox and Tokens are
-// required.
+// Options are the options of a server. StateDir, Prepare, Resume, PrepareSandbox and
+// Tokens are required.
 type Options struct {
 	// StateDir is the state directory, with the sessions of all Caissons of its
 	// user.
@@ -39,6 +39,9 @@ type Options struct {
 	// the session. The error of a request that is not allowed is a [PrepareError];
 	// other errors are as those of runner.Open.
 	Prepare func(ctx context.Context, r NewSession) (o runner.Options, done func(), err error)
+	// Resume is Prepare for a session that goes on from its records, whose directory is
+	// reopened. An error that wraps one of sessiondir.Reopen is a conflict.
+	Resume func(ctx context.Context, session string, r ResumeSession) (o runner.Options, done func(), err error)
 	// PrepareSandbox is Prepare for a sandbox without a model.
 	PrepareSandbox func(ctx context.Context, r NewSandbox) (o runner.Options, done func(), err error)
 	// OpenWorkspace opens the workspace of an ended session, for its changes. It

@@ -188,6 +188,9 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
 	}
+	if p := d.resumeProblem(err); p != nil {
+		return p
+	}
 	if e, ok := errors.AsType[*PrepareError](err); ok && prepareStatuses[e.Code] != 0 {
 		return d.prepareProblem(what, e)
 	}
@@ -206,6 +209,41 @@ func (d *diagnostics) asProblem(what string, err error) *Problem {
 		return d.internalProblem(what, err)
 	}
 	return d.prepareProblem(what, e)
+}
+
+// sessionLive returns the problem of a session that can't be resumed because a process
+// has it.
+func sessionLive() *Problem {
+	return newProblem(http.StatusConflict, "live", "a process has the session, this server or another one", "Send it messages if this server has it, or wait for its end")
+}
+
+// resumeProblem returns the problem of a session that can't go on, nil for another error.
+func (d *diagnostics) resumeProblem(err error) *Problem {
+	e, ok := errors.AsType[*runner.ResumeError](err)
+	switch {
+	case errors.Is(err, sessiondir.ErrAlive):
+		return sessionLive()
+	case errors.Is(err, sessiondir.ErrNoRecords):
+		return newProblem(http.StatusConflict, "no_records", "the records to go on from are not there", "Start another session")
+	case !ok:
+		return nil
+	case e.Reason == runner.ResumeDamaged: // its text names files of the server's host
+		id := newErrorID()
+		d.log.Warn("resume session", zap.String("error_id", id), zap.Error(err))
+		p := newProblem(http.StatusConflict, string(e.Reason), "the records of session "+e.Session+" were changed, or are damaged", "The server's log has the place, under "+id)
+		p.ErrorID = id
+		return p
+	}
+	hint := "Start another session"
+	switch e.Reason {
+	case runner.ResumeNothing, runner.ResumeNoMessage:
+		hint = "Send a message"
+	case runner.ResumePartlyApplied:
+		hint = "Apply the rest, and then resume it"
+	case runner.ResumeApplying:
+		hint = "Resume it when its changes are applied"
+	}
+	return newProblem(http.StatusConflict, string(e.Reason), e.Error(), hint)
 }
 
 // prepareProblem returns the problem for an error in words for clients. The log has the

@@ -61,6 +61,30 @@ func (r *registry) startSession(ctx context.Context, in NewSession, from client)
 	return live, nil
 }
 
+// resumeSession goes on with a session that no process has.
+func (r *registry) resumeSession(ctx context.Context, id string, in ResumeSession, from client) (*session, error) {
+	dir, err := r.findDir(id)
+	if err != nil {
+		return nil, err
+	}
+	if r.liveSession(id) != nil {
+		return nil, sessionLive()
+	}
+	p, err := readPast(id, dir)
+	if err != nil {
+		return nil, r.internalProblem("read session", err)
+	}
+	live := newSession(r.diagnostics, r.indexes, "", from)
+	live.title, live.begun = displayTitle(p.begin.Task), p.begin.Time
+	live.prepare = func(ctx context.Context) (runner.Options, func(), error) { return r.opts.Resume(ctx, id, in) }
+	live.idleTime = r.opts.IdleTime
+	if err := r.startLive(ctx, live); err != nil {
+		return nil, err
+	}
+	r.log.Info("session resumed", zap.String("session", id), zap.String("client", from.label))
+	return live, nil
+}
+
 // startLive opens a session and makes it live.
 func (r *registry) startLive(ctx context.Context, live *session) error {
 	if err := r.reserveSession(); err != nil {

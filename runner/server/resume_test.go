@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -167,4 +168,56 @@ func TestStreamOfASessionThatGoesOn(t *testing.T) {
 		}
 	}
 	w.do(aliceToken, "GET", "/sessions/"+id+"/events", "", "Last-Event-ID", strconv.Itoa(len(w.trace(id)))).requireStatus(t, 204)
+}
+
+// TestResumeSession goes on with a session that has ended: one of two requests gets it, it
+// keeps its id, and its records are one chain. Records that were changed are refused.
+func TestResumeSession(t *testing.T) {
+	w := newTestEnv(t, twoTurns)
+	w.policy = "sandboxed"
+	id := w.startSession("bind")
+	w.waitForTurn(id, w.startTurn(id, "hello"))
+	w.post("/sessions/"+id+"/resume", `{}`).requireProblem(t, 409, "live")
+	w.post("/sessions/"+id+"/turns", `{"continue":true}`).requireProblem(t, 409, "nothing")
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
+
+	answers := make(chan answer, 2)
+	for range 2 {
+		go func() { answers <- w.post("/sessions/"+id+"/resume", `{}`) }()
+	}
+	won, lost := <-answers, <-answers
+	if won.status != 200 {
+		won, lost = lost, won
+	}
+	lost.requireProblem(t, 409, "live")
+	var s Session
+	won.requireStatus(t, 200).decodeInto(t, &s)
+	if s.ID != id || s.State != StateIdle || s.Unfinished || s.Turns == nil || *s.Turns != 1 {
+		t.Errorf("resumed %+v", s)
+	}
+	for _, body := range []string{`{}`, `{"continue":true,"message":"x"}`} {
+		w.post("/sessions/"+id+"/turns", body).requireProblem(t, 422, "refused")
+	}
+	w.post("/sessions/"+id+"/turns", `{"continue":true}`).requireProblem(t, 409, "nothing")
+	w.waitForTurn(id, w.startTurn(id, "again"))
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
+	resumed := 0
+	for _, r := range w.trace(id) {
+		if r.Kind == record.KindSessionResumed {
+			resumed++
+		}
+	}
+	if resumed != 1 {
+		t.Errorf("%d session.resumed", resumed)
+	}
+	path := filepath.Join(sessiondir.Path(w.state, id), record.TraceFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), "hello", "hullo", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.post("/sessions/"+id+"/resume", `{}`).requireProblem(t, 409, "damaged")
+	w.post("/sessions/ses_00000000000000000000000000/resume", `{}`).requireProblem(t, 404, "no_session")
 }

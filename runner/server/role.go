@@ -47,6 +47,7 @@ var routeRoles = map[string]Role{
 	"GET /sessions":                                            RoleRead,
 	"GET /sessions/{id}":                                       RoleRead,
 	"DELETE /sessions/{id}":                                    RoleRun,
+	"POST /sessions/{id}/resume":                               RoleRun,
 	"POST /sessions/{id}/turns":                                RoleRun,
 	"GET /sessions/{id}/turns/{turn}":                          RoleRead,
 	"POST /sessions/{id}/turns/{turn}/cancel":                  RoleRun,

@@ -106,7 +106,7 @@ func (s *session) observeRecord(r record.Record, _ []byte) {
 		s.sandbox.watch.Observe(r.Kind)
 	}
 	switch r.Kind {
-	case record.KindSessionCreated:
+	case record.KindSessionCreated, record.KindSessionResumed:
 		s.recMu.Lock()
 		_ = json.Unmarshal(r.Payload, &s.facts) // missing fields are not shown
 		s.recMu.Unlock()
@@ -140,7 +140,7 @@ func (s *session) addUsage(u limits.Usage) {
 	s.spent = &u
 }
 
-// startTurn starts a turn with a user's message.
+// startTurn starts a turn with a user's message, or continues the last one.
 func (s *session) startTurn(in NewTurn, from client) (*runner.Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,8 +150,17 @@ func (s *session) startTurn(in NewTurn, from client) (*runner.Turn, error) {
 	case s.sandbox != nil:
 		return nil, newProblem(http.StatusConflict, "no_model", "session "+s.id+" is a sandbox without a model", "Start a session for turns")
 	}
-	t, err := s.run.StartFor(from.runnerUser(), in.Message, in.Limits.budget())
+	var t *runner.Turn
+	var err error
+	if in.Continue {
+		t, err = runner.Continue(s.run)
+	} else {
+		t, err = s.run.StartFor(from.runnerUser(), in.Message, in.Limits.budget())
+	}
 	if p := limitProblem(err); p != nil {
+		return nil, p
+	}
+	if p := s.resumeProblem(err); p != nil {
 		return nil, p
 	}
 	switch {
@@ -340,6 +349,7 @@ func (s *session) sessionView(whole bool) Session {
 	v.setFacts(s.facts, whole)
 	s.recMu.Unlock()
 	if whole {
+		v.Unfinished = runner.RecapOf(s.run).Unfinished
 		v.Attestation, v.Restarts = st.Attestation, st.Restarts
 		if st.Last != nil {
 			v.LastTurn = new(turnView(*st.Last))

@@ -50,6 +50,25 @@ func (a sessionsAPI) addOperations(o operations) {
 			v, err := a.sessions.viewSession(in.ID, true)
 			return &body[Session]{v}, err
 		})
+	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions/{id}/resume", "resumeSession", "Go on with a session",
+		`Goes on, under the same id, with a session that has ended or whose process died, from its records. Calls that were under way get a result that reports the interruption, and are never run again; its sandbox is a fresh one.
+No turn begins: send a message, or continue where unfinished is true. 409: its process lives (live), its records were changed (damaged) or are not there (no_records), or it can't go on for another reason, which the code names.`,
+		http.StatusOK, 404, 409, 422, 429, 503),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Body ResumeSession
+		},
+		) (*body[Session], error) {
+			live, err := a.sessions.resumeSession(ctx, in.ID, in.Body, clientOf(ctx))
+			if err != nil {
+				return nil, err
+			}
+			v := live.sessionView(true)
+			if !clientOf(ctx).hasRole(RoleRead) {
+				v = Session{ID: v.ID, State: v.State, Client: v.Client, Unfinished: v.Unfinished}
+			}
+			return &body[Session]{v}, nil
+		})
 	huma.Register(o.api, o.newOperation(http.MethodDelete, "/sessions/{id}", "endSession", "End a session",
 		"Cancels its turn, removes its container, and answers when that is done. Its records and the changes of an overlay are kept. Ending an ended session does nothing.",
 		http.StatusOK, 404, 409),

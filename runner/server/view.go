@@ -45,6 +45,15 @@ type NewSession struct {
 	Limits    *SessionLimits `json:"limits,omitempty"`
 }
 
+// ResumeSession is what a client changes in a session that goes on. Its workspace and its
+// mode stay, and so do its model, image and stricter policy where the client names no other.
+type ResumeSession struct {
+	Model  string         `json:"model,omitempty" maxLength:"200" doc:"a model profile of the server's configuration; without it the session's own"`
+	Policy string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy; without it the one that the session began with"`
+	Image  string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem; without it the session's own"`
+	Limits *SessionLimits `json:"limits,omitempty" doc:"without them those of the server"`
+}
+
 // TurnLimits are limits of a turn that a client requests. A limit above that of the
 // session, or of the server, is refused.
 type TurnLimits struct {
@@ -89,6 +98,9 @@ type Session struct {
 	CostUSD string        `json:"cost_usd" doc:"decimal US dollars, or unknown"`
 	Waiting int           `json:"waiting" doc:"confirmations that wait for an answer"`
 	Seq     int64         `json:"seq" doc:"the number of the last record"`
+
+	// Unfinished reports a turn without an end, of an earlier process.
+	Unfinished bool `json:"unfinished,omitempty" doc:"the last turn of a resumed session has no end: a turn with continue goes on with it, and a message cancels it"`
 
 	Over   string `json:"over,omitempty" doc:"why a live session takes no more turns"`
 	Reason string `json:"stop_reason,omitempty" doc:"how an ended session ended"`
