@@ -52,7 +52,7 @@ func TestEveryRouteRequiresARole(t *testing.T) {
 	w := newTestEnv(t, "  - text: Never asked.\n", func(o *Options) { o.Tokens = roleTokens() })
 	want := map[string]string{ // who is served, besides boss
 		"POST /sessions": "runner default", "GET /sessions": "reader default", "GET /sessions/{id}": "reader default",
-		"DELETE /sessions/{id}": "runner default", "POST /sessions/{id}/turns": "runner default", "GET /sessions/{id}/turns/{turn}": "reader default",
+		"DELETE /sessions/{id}": "runner default", "POST /sessions/{id}/resume": "runner default", "POST /sessions/{id}/turns": "runner default", "GET /sessions/{id}/turns/{turn}": "reader default",
 		"POST /sessions/{id}/turns/{turn}/cancel": "runner default", "GET /sessions/{id}/confirmations": "reader default",
 		"POST /sessions/{id}/turns/{turn}/confirmations/{request}": "approver", "GET /sessions/{id}/events": "reader default",
 		"GET /sessions/{id}/values/{name}": "reader default", "GET /sessions/{id}/diff": "reader default", "GET /sessions/{id}/patch": "reader default",
