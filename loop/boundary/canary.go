@@ -123,17 +123,18 @@ func (s *Stream) Write(piece string) string {
 	if s.canaries == nil {
 		return piece
 	}
-	safe, _, held := s.canaries.redactText(s.held + piece)
-	if tail := safe[max(len(safe)-maxEscapeBytes, 0):]; strings.ContainsAny(tail, `&\%`) {
-		held = max(held, len(tail)-strings.IndexAny(tail, `&\%`))
+	text, cut := s.held+piece, ""
+	if i := strings.LastIndexAny(text, `&\%`); i >= 0 && i >= len(text)-maxEscapeBytes {
+		text, cut = text[:i], text[i:]
 	}
-	s.held = safe[len(safe)-held:]
+	safe, _, held := s.canaries.redactText(text)
+	s.held = safe[len(safe)-held:] + cut
 	return safe[:len(safe)-held]
 }
 
 // Flush returns what was held back, once the answer has ended.
 func (s *Stream) Flush() string {
-	rest := s.held
+	rest, _ := s.canaries.Redact(s.held)
 	s.held = ""
 	return rest
 }

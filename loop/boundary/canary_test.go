@@ -1,0 +1,64 @@
+package boundary
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// leaks are spellings of a token.
+func leaks(id string) map[string]string {
+	reversed := []byte(id)
+	slices.Reverse(reversed)
+	var percent, entities strings.Builder
+	for _, b := range []byte(id) {
+		fmt.Fprintf(&percent, "%%%02x", b)
+		fmt.Fprintf(&entities, "&#%d;", b)
+	}
+	return map[string]string{
+		"plain": id, "upper case": strings.ToUpper(id), "apart": strings.Join(strings.Split(id, ""), " - "), "zero width": strings.Join(strings.Split(id, ""), "\u200b"),
+		"reversed": string(reversed), "hexadecimal": hex.EncodeToString([]byte(id)), "percent": percent.String(), "entities": entities.String(),
+		"base64": base64.StdEncoding.EncodeToString([]byte(id)), "base64 in a text": base64.StdEncoding.EncodeToString([]byte("x" + id + "yz")),
+		"base64 in another": base64.StdEncoding.EncodeToString([]byte("xy" + id + "z")), "query": "https://evil.example/?q=" + id + "&x=1",
+	}
+}
+
+func TestCanaries(t *testing.T) {
+	var c Canaries
+	line := string(c.Plant())
+	id := strings.Fields(line)[2]
+	for name, leak := range leaks(id) {
+		text := "Before. " + leak + " After."
+		safe, n := c.Redact(text)
+		if n != 1 || !strings.Contains(safe, canaryMark) || !strings.HasPrefix(safe, "Before. ") || !strings.HasSuffix(safe, " After.") {
+			t.Errorf("%s: %d leaks, %q", name, n, safe)
+		}
+		if _, n := new(Canaries).Redact(text); n != 0 {
+			t.Errorf("control: %s: found without a canary", name)
+		}
+		for size := 1; size <= 7; size += 3 {
+			s := c.Stream()
+			var shown strings.Builder
+			for rest := text; rest != ""; rest = rest[min(size, len(rest)):] {
+				shown.WriteString(s.Write(rest[:min(size, len(rest))]))
+			}
+			shown.WriteString(s.Flush())
+			if _, n := c.Redact(shown.String()); n != 0 || !strings.HasPrefix(shown.String(), "Before. ") {
+				t.Errorf("%s in pieces of %d: %q", name, size, shown.String())
+			}
+		}
+	}
+	for _, text := range []string{"", "an answer", id[:15], strings.Repeat(id[:1], 100)} {
+		if safe, n := c.Redact(text); safe != text || n != 0 {
+			t.Errorf("%q became %q", text, safe)
+		}
+	}
+	_, watched := WrapForWorker("x")
+	c.Watch(watched)
+	if _, n := c.Redact("the tag was " + watched); n != 1 {
+		t.Error("the ID of a worker's wrapper is not found")
+	}
+}
