@@ -185,6 +185,15 @@ func TestDraftsAreKept(t *testing.T) {
 	}
 }
 
+// A plain conversation shows the draft that was kept.
+func TestAPlainConversationShowsItsDraft(t *testing.T) {
+	_, _, w := chatOn(t, "xterm", []step{{"› ", "make it\r"}, {"Last line.", ""}, {"› ", "a draft"}, {"› a draft", terminate}}, oneAnswer)
+	status, shown := chatIn(t, w, "xterm", []step{{"a draft is kept:", ""}, {"you: a draft", ""}, {"your turn", "/quit\n"}}, "--resume", "last", "--plain")
+	if status != 0 {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+}
+
 // A conversation that is resumed shows its last message and answer, has its draft, and
 // goes on where it was.
 func TestAConversationIsResumed(t *testing.T) {

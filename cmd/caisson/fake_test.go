@@ -196,8 +196,8 @@ func (s *fakeSandbox) Destroy(context.Context) error {
 	s.once.Do(func() {
 		if s.dir != s.spec.Workspace.Dir {
 			err = s.dir.Close()
-			if s.copy == nil {
-				err = errors.Join(err, unix.Unmount(s.path, 0))
+			if s.copy == nil { // a command that was interrupted may still have files open in it
+				err = errors.Join(err, unix.Unmount(s.path, unix.MNT_DETACH))
 			}
 			err = errors.Join(err, os.RemoveAll(s.path))
 		}

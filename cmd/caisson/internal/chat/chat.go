@@ -438,7 +438,11 @@ func (c *chat) readDraft() {
 	if text, err := os.ReadFile(filepath.Join(c.Dir, draftFile)); err == nil {
 		c.mu.Lock()
 		c.composer.setDraft(strings.ToValidUTF8(string(text), "\uFFFD"))
+		draft := c.composer.text
 		c.mu.Unlock()
+		if c.Plain && draft != "" {
+			c.showLines(append([]string{"a draft is kept:"}, ui.MessageLines(draft, c.Colour)...)...)
+		}
 	}
 }
 

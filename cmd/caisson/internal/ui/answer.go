@@ -11,7 +11,8 @@ type answerText struct {
 	text []byte // of this response so far
 	// done and scanned are how far it was committed, and read line by line.
 	done, scanned int
-	fenced        bool
+	// fence is the mark that ends the code under way, "" outside of code.
+	fence string
 }
 
 // addText adds a piece and returns the paragraphs that are complete by it.
@@ -25,15 +26,29 @@ func (a *answerText) addText(piece string) string {
 		}
 		line := bytes.TrimSpace(a.text[a.scanned : a.scanned+n])
 		a.scanned += n + 1
-		fence := bytes.HasPrefix(line, []byte("```"))
-		a.fenced = a.fenced != fence
-		if !a.fenced && (fence || len(line) == 0) {
+		switch mark := fenceMark(line); {
+		case a.fence == "" && mark != "":
+			a.fence = mark
+		case a.fence != "" && mark == a.fence:
+			a.fence = ""
+			end = a.scanned
+		case a.fence == "" && len(line) == 0:
 			end = a.scanned
 		}
 	}
 	complete := string(a.text[a.done:end])
 	a.done = end
 	return complete
+}
+
+// fenceMark returns the mark of a fence of code that a line is, or "".
+func fenceMark(line []byte) string {
+	for _, mark := range []string{"```", "~~~"} {
+		if bytes.HasPrefix(line, []byte(mark)) {
+			return mark
+		}
+	}
+	return ""
 }
 
 // takeRest returns what was not committed of a response that was cut off.
