@@ -45,7 +45,7 @@ type NewSession struct {
 	Limits    *SessionLimits `json:"limits,omitempty"`
 }
 
-// ResumeSession is what a client changes in a session that goes on. Its workspace and its
+// ResumeSession has the settings that a client changes in a resumed session. Its workspace and its
 // mode stay, and so do its model, image and stricter policy where the client names no other.
 type ResumeSession struct {
 	Model  string         `json:"model,omitempty" maxLength:"200" doc:"a model profile of the server's configuration; without it the session's own"`
