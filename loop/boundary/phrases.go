@@ -40,7 +40,7 @@ var phrases = sync.OnceValue(func() []phrase {
 // phrase is a pattern and what texts that match it try.
 type phrase struct {
 	what string
-	// words are what one is in each match. The pattern, which is slow, is matched around
+	// Each match contains one of words. The pattern, which is slow, is matched around
 	// them only.
 	words   [][]byte
 	pattern *regexp.Regexp
