@@ -53,6 +53,7 @@ var ranks = map[string]int{
 	"tools/fetch":    3,
 	"tools/file":     3,
 	"tools/memory":   3,
+	"tools/skill":    3,
 	"tools/verify":   3,
 
 	"tools/dispatch": 4,
@@ -117,6 +118,7 @@ var denials = []struct{ from, to string }{
 	{"tools/fetch", "sandbox"},
 	{"tools/file", "sandbox"},
 	{"tools/memory", "sandbox"},
+	{"tools/skill", "sandbox"},
 	{"tools/workspace", "sandbox"},
 	// What keeps state on the host can't reach a workspace.
 	{"tools/memory", "tools/workspace"},

@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/skill"
 )
 
 // forkPoint is where a session begins that is a fork: what it has of its parent.
@@ -24,6 +25,8 @@ type forkPoint struct {
 	history []loop.Message
 	view    *loop.View
 	notice  boundary.Text
+	// skills are those of the parent, as it has loaded them.
+	skills *skill.Set
 	// changed is the parent's tracker with the frozen changes, nil if there can be
 	// none.
 	changed tracker.Forker
@@ -89,7 +92,7 @@ func forkSession(ctx context.Context, s *Session, n int, reason string, configur
 	if !ok { // there is nothing to share but the workspace
 		changed = nil
 	}
-	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.history)), view: s.view.Clone(), changed: changed, notice: s.prompt.notice}
+	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.history)), view: s.view.Clone(), skills: s.skills.Clone(), changed: changed, notice: s.prompt.notice}
 	if !s.sandbox.IsUntouched() && len(s.history) > 0 {
 		point.notice = forkNotice(ended)
 		s.prompt.notice = point.notice

@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/tools/memory"
 	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/shell"
+	"github.com/caisson-run/caisson/tools/skill"
 )
 
 // Options configures one session. Dir, Workspace, Backend, Image and Resources are
@@ -232,10 +233,22 @@ type ToolOptions struct {
 	Fetch FetchOptions
 	// Memory keeps notes about the workspace; nil offers none.
 	Memory *memory.Store
+	// Skills configures where skills are looked for; the zero value has none.
+	Skills SkillOptions
 	// Declared are the operator's own tools: commands in the sandbox.
 	Declared []shell.Declared
 	// Tools are offered after the built-in ones. They run in this process.
 	Tools []tools.Factory
+}
+
+// SkillOptions configures the skills of a session. [ModelOptions].TrustedInstructions
+// has those of the workspace that count as the operator's.
+type SkillOptions struct {
+	// Workspace looks for skills in the workspace, Dirs are the operator's directories.
+	Workspace bool
+	Dirs      []skill.Dir
+	// CheckFile refuses a file of Dirs that others could have written; nil accepts all.
+	CheckFile func(path string) error
 }
 
 // Hooks connect a session with its caller while it runs. Nil hooks do nothing.

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/memory"
+	"github.com/caisson-run/caisson/tools/skill"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -50,6 +51,8 @@ type promptContext struct {
 	// instructions and notes are the messages about the workspace's instruction file
 	// and about the notes of earlier sessions, "" if there are none.
 	instructions, notes boundary.Text
+	// skills is the message about the skills of the workspace.
+	skills boundary.Text
 	// format is the message about the form of the answer; "" is none.
 	format boundary.Text
 	// operator are the parts of the system prompt with the operator's instructions,
@@ -62,7 +65,7 @@ type promptContext struct {
 
 // loadContext reads the instruction file and the notes of a workspace, once, before
 // anything of the session can change it. Files that can't be read are ignored.
-func loadContext(o Options, original *workspace.Reader, past *resumption, log *zap.Logger) promptContext {
+func loadContext(o Options, original *workspace.Reader, skills *skill.Set, past *resumption, log *zap.Logger) promptContext {
 	var c promptContext
 	isContinued := o.from.isContinued() || past.isOpened()
 	if o.Instructions != "" {
@@ -78,8 +81,9 @@ func loadContext(o Options, original *workspace.Reader, past *resumption, log *z
 		c.loadInstructions(original, o.TrustedInstructions)
 		c.loadNested(original, o.TrustedInstructions)
 	}
+	c.addSkills(skills)
 	if isContinued { // the conversation has what is not in the system prompt
-		c.instructions = ""
+		c.instructions, c.skills = "", ""
 		c.loaded = slices.DeleteFunc(c.loaded, func(f record.LoadedFile) bool { return f.Trust == trustUntrusted })
 	}
 	if o.Format != nil {
@@ -124,7 +128,7 @@ func (c *promptContext) loadInstructions(original *workspace.Reader, trusted []a
 func (c *promptContext) loadNested(original *workspace.Reader, trusted []approval.TrustedFile) {
 	for _, t := range trusted {
 		dir := path.Dir(t.Path)
-		if dir == "." {
+		if dir == "." || path.Base(t.Path) == skill.FileName { // a skill reaches the model when it is loaded
 			continue
 		}
 		f, err := original.ReadFile(context.Background(), t.Path, 0, MaxInstructionBytes)
@@ -201,6 +205,9 @@ func (c *promptContext) openingMessages(message string, first bool) []loop.Messa
 	}
 	if first && c.instructions != "" {
 		messages = append(messages, loop.NewText(loop.RoleUser, c.instructions))
+	}
+	if first && c.skills != "" {
+		messages = append(messages, loop.NewText(loop.RoleUser, c.skills))
 	}
 	if first && c.notes != "" {
 		messages = append(messages, loop.NewText(loop.RoleUser, c.notes))

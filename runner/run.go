@@ -51,9 +51,9 @@ func Run(ctx context.Context, o Options) (Report, error) {
 
 // writeCreated writes session.created, and what a user should know before anything runs.
 func (s *Session) writeCreated() error {
-	notice := s.prompt.notice
-	s.prompt = loadContext(s.opts, s.original, s.past, s.log)
-	s.prompt.notice = notice
+	kept := s.prompt
+	s.prompt = loadContext(s.opts, s.original, s.skills, s.past, s.log)
+	s.prompt.notice, s.prompt.ignored = kept.notice, append(kept.ignored, s.prompt.ignored...)
 	created := s.newCreated(s.tools.Definitions())
 	if s.past != nil {
 		if err := writeResumed(s, created); err != nil {

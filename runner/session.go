@@ -32,6 +32,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/skill"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -56,6 +57,7 @@ type Session struct {
 	tracker  tracker.Tracker
 	patches  *patchMarker
 	prompt   promptContext
+	skills   *skill.Set
 	sandbox  *livesandbox.Sandbox
 	caches   *SessionCaches
 	tools    *dispatch.Dispatcher
@@ -196,6 +198,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		s.caches.End(s.past != nil)
 		return nil, errors.Join(err, s.rec.Close())
 	}
+	s.skills = findSkills(ctx, s)
 	if s.tools, err = s.newDispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it
 		s.tracker.DiscardState()
@@ -332,7 +335,7 @@ func (s *Session) dispatcherOptions() dispatch.Options {
 	return dispatch.Options{
 		Session: s.opts.Dir.Session, Workspace: s.opts.Workspace.Path, Mount: s.opts.mountPoint(),
 		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
-		Allow:  s.mayUse,
+		Allow: s.mayUse, Refusal: func(def tools.Definition) (reason, message string) { return s.skills.Refusal(def.Name) },
 		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Dir.Session, Redact: redact.New(s.opts.Secrets).JSON}),
 		Emit:   s.events.toolEvent, Abandon: s.opts.abandonTime(),
 		Scope: func(path string) error {
@@ -380,8 +383,12 @@ func (s *Session) closeTools() {
 	}
 }
 
-// mayUse reports whether the user of the turn may use a tool.
+// mayUse reports whether the user of the turn may use a tool, and the loaded skills
+// leave it.
 func (s *Session) mayUse(def tools.Definition) bool {
+	if !s.skills.Allows(def.Name) {
+		return false
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return def.EnabledByDefault && (!def.RequiresAdmin || s.user.Admin)
@@ -404,7 +411,7 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 		Backend: o.Choice, Image: name, Root: string(cmp.Or(o.Root, sandbox.RootReadOnly)), UserPolicy: string(cmp.Or(o.UserPolicy, sandbox.UserOwner)), Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: record.NewResources(o.Resources), Service: recordService(o.Service), Mounts: recordMounts(o.Mounts), Caches: recordCaches(o.Caches), Env: variableNames(o.Env), Budget: record.NewBudget(o.Budget), Tools: []record.OfferedTool{},
 		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.prompt.ignored...),
-		FilesLoaded: record.NonNil(s.prompt.loaded), MCPServers: []string{}, MCPSkipped: []record.Ignored{}, Removed: o.Removed,
+		FilesLoaded: record.NonNil(s.prompt.loaded), Skills: recordSkills(s.skills), MCPServers: []string{}, MCPSkipped: []record.Ignored{}, Removed: o.Removed,
 	}
 	if o.from != nil {
 		p.Parent = &o.from.parent

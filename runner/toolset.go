@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/tools/file"
 	"github.com/caisson-run/caisson/tools/memory"
 	"github.com/caisson-run/caisson/tools/shell"
+	"github.com/caisson-run/caisson/tools/skill"
 	"github.com/caisson-run/caisson/tools/verify"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
@@ -36,7 +37,10 @@ type toolset struct {
 	hostRoot, dir string
 	reader        workspace.View
 	exec          *livesandbox.Executor
-	patches       *patchMarker
+	skills        *skill.Set
+	// known returns the names of the session's tools.
+	known   func() []tools.Name
+	patches *patchMarker
 	// denied and warn record what tools report beside their results.
 	denied func(record.NetworkDenied) error
 	warn   func(message string)
@@ -46,7 +50,7 @@ type toolset struct {
 // newToolset returns the tools of a session. It needs the session's executor.
 func newToolset(s *Session) toolset {
 	return toolset{
-		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.WorkspaceView(), exec: s.exec, patches: s.patches, log: s.log,
+		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.WorkspaceView(), exec: s.exec, skills: s.skills, known: func() []tools.Name { return s.tools.Names() }, patches: s.patches, log: s.log,
 		denied: s.events.recordDenied, warn: s.events.recordWarning,
 	}
 }
@@ -70,6 +74,7 @@ func (t toolset) listFactories() ([]tools.Factory, error) {
 		return nil, err
 	}
 	all = append(append(append(append(all, commands...), checks...), fetched), t.memoryTools()...)
+	all = append(all, skill.New(skill.ToolOptions{Skills: t.skills, Known: t.known, Warn: t.warn}))
 	for _, d := range t.opts.Declared {
 		f, err := shell.NewDeclared(t.exec, d, t.shellOptions())
 		if err != nil {

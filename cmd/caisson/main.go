@@ -217,7 +217,7 @@ func newRoot(a *app) *cobra.Command {
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}, newRunCommand(a), newChatCommand(a), newConferCommand(a), newCoordinateCommand(a), newExecCommand(a), newInitCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newCachesCommand(a), newServeCommand(a), newApprovalsCommand(a),
-		newTrustCommand(a), newUntrustCommand(a), newConfigCommand(a), newTraceCommand(a), newToolsCommand(a), newDoctorCommand(a), newVersionCommand(a))
+		newTrustCommand(a), newUntrustCommand(a), newConfigCommand(a), newTraceCommand(a), newToolsCommand(a), newSkillsCommand(a), newDoctorCommand(a), newVersionCommand(a))
 	root.Version = programVersion()
 	root.SetVersionTemplate(versionLine() + "\n")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return &usageError{suggestFlag(cmd, err)} })

@@ -245,7 +245,8 @@ can't be trusted.
 
 Instruction files (AGENTS.md in the root, or CLAUDE.md there without one; AGENTS.md in directories
 below) count as your own instructions to the model, each as it is now. One that comes or changes is
-data for the model, and nothing more.
+data for the model, and nothing more. The same holds for the SKILL.md of skills (.agents/skills,
+.claude/skills).
 
 The effect of the file is shown, and the text of the instructions; with --dry-run nothing else
 happens. PATH is a directory, by default the working directory.

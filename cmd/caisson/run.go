@@ -406,6 +406,10 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err != nil {
 		return o, err
 	}
+	skills, err := skillOptions(&s.conf, s.environ)
+	if err != nil {
+		return o, err
+	}
 	var warnings []string
 	if needed && !s.orders {
 		warnings = s.absentWarnings(ctx, image)
@@ -431,7 +435,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		}
 	}
 	return runner.Options{
-		User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.workspace,
+		User: runner.User{Name: runner.LocalUser(), Admin: !s.conf.Requirements.RefuseLocalAdmin}, Workspace: s.workspace,
 		SandboxOptions: runner.SandboxOptions{
 			Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image, Service: s.conf.UserService(), Root: s.conf.Root(), UserPolicy: sandbox.UserPolicy(*s.conf.User), Submounts: s.conf.Submounts,
 			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), CopyBytes: int64(*s.conf.CopyBytes), CopyEntries: int64(*s.conf.CopyEntries), NoCheckpoints: *s.conf.CopyCheckpoint == "never", Target: target, Resources: resources, Grace: time.Duration(*s.conf.Grace),
@@ -446,7 +450,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 			Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout), Grants: s.environ.grantStore(),
 			Concurrency: int(*s.conf.Concurrency),
 		},
-		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Declared: s.conf.Tools.Declared()},
+		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Skills: skills, Declared: s.conf.Tools.Declared()},
 		Hooks:       runner.Hooks{Observe: observe, Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
 		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: removed, Warnings: warnings,
 	}, nil

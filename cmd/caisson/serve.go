@@ -417,5 +417,6 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 		return o, nil, err
 	}
 	o.Dir, o.Secrets, o.InstructionFiles, o.InstructionTexts = dir, hidden, false, nil
+	o.Skills = runner.SkillOptions{}
 	return o, done, nil
 }

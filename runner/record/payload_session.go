@@ -54,8 +54,10 @@ type SessionCreated struct {
 	// FilesLoaded are the workspace's files that reached the model unasked;
 	// MCPServers and MCPSkipped the servers of the session.
 	FilesLoaded []LoadedFile `json:"files_loaded"`
-	MCPServers  []string     `json:"mcp_servers"`
-	MCPSkipped  []Ignored    `json:"mcp_skipped"`
+	// Skills are those that the model can load.
+	Skills     []Skill   `json:"skills,omitempty"`
+	MCPServers []string  `json:"mcp_servers"`
+	MCPSkipped []Ignored `json:"mcp_skipped"`
 	// Removed lists orphans of dead owners on this machine that were removed.
 	Removed []sandbox.Orphan `json:"removed,omitempty"`
 	// Parent is the session that this one is a fork of.
@@ -427,5 +429,19 @@ type LoadedFile struct {
 	// Trust is untrusted for what anyone who can write to the workspace wrote, trusted
 	// for a file that is as it was when the user trusted it, and operator for the
 	// operator's own instructions, whose Path is where they come from.
+	Trust string `json:"trust"`
+}
+
+// Skill is a skill that the model can load. The record of the call that loads it, the
+// metadata of its tool.completed, has this too, and the allowed_tools that it declares.
+//
+//	{"name":"release","path":".agents/skills/release/SKILL.md","sha256":"9f86…","bytes":1200,"trust":"untrusted"}
+type Skill struct {
+	Name string `json:"name"`
+	// Path is relative to the workspace, for the operator's skills it is for display.
+	Path   string `json:"path"`
+	SHA256 string `json:"sha256"`
+	Bytes  int64  `json:"bytes"`
+	// Trust is as that of a [LoadedFile].
 	Trust string `json:"trust"`
 }

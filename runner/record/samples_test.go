@@ -40,7 +40,7 @@ func samples() []Payload {
 			{Name: "built-in"}, {Name: "user", Path: "/home/me/.config/caisson/config.yaml", SHA256: "ab"},
 		},
 		Ignored:     []Ignored{{Name: ".caisson/config.yaml", Why: "the workspace is not trusted"}},
-		FilesLoaded: []LoadedFile{{Path: "AGENTS.md", Bytes: 40_000, SHA256: "9f86", Truncated: true, Trust: "untrusted"}}, MCPServers: []string{}, MCPSkipped: []Ignored{},
+		FilesLoaded: []LoadedFile{{Path: "AGENTS.md", Bytes: 40_000, SHA256: "9f86", Truncated: true, Trust: "untrusted"}}, Skills: []Skill{{Name: "release", Path: ".agents/skills/release/SKILL.md", SHA256: "9f86", Bytes: 1200, Trust: "untrusted"}}, MCPServers: []string{}, MCPSkipped: []Ignored{},
 		Removed: []sandbox.Orphan{{Kind: "container", Name: "caisson-ses_0", Owner: "pid 12"}},
 		Parent:  &Parent{Session: "ses_01JD0000000000000000000001", Turn: "trn_1", Seq: 7, SHA256: "ab12"},
 	}

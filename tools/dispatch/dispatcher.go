@@ -63,6 +63,9 @@ type Options struct {
 	// EnabledByDefault and doesn't RequireAdmin. What it refuses is neither
 	// offered nor run.
 	Allow func(tools.Definition) bool
+	// Refusal returns the reason and the message of a call whose tool Allow refuses;
+	// nil, and an empty reason, mean that the session does not permit it.
+	Refusal func(tools.Definition) (reason, message string)
 	// Concurrency is the number of calls that run at once; zero means
 	// [DefaultConcurrency].
 	Concurrency int
@@ -193,6 +196,16 @@ func (d *Dispatcher) Definitions() []tools.Definition {
 		}
 	}
 	return defs
+}
+
+// Names returns the names of all tools, sorted, those included that this session may not
+// use.
+func (d *Dispatcher) Names() []tools.Name {
+	var names []tools.Name
+	for _, t := range d.tools.All() {
+		names = append(names, t.Definition.Name)
+	}
+	return names
 }
 
 // Lookup finds a tool by its canonical or its wire name, whether or not this

@@ -144,8 +144,7 @@ func (r *round) checkCall(p *pending) *tools.Error {
 	p.tool = tool
 	p.call.Name, p.result.Name = tool.Definition.Name, tool.Definition.Name
 	if !r.d.opts.Allow(tool.Definition) {
-		message := fmt.Sprintf("Tool %q is not permitted in this session.", tool.Wire)
-		return &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "not_permitted", Message: message, Visible: true}
+		return r.notPermitted(tool)
 	}
 	if p.call.InputError != "" {
 		r.rejectInput(p, []string{p.call.InputError})
@@ -162,6 +161,20 @@ func (r *round) checkCall(p *pending) *tools.Error {
 		return fail
 	}
 	return r.checkPolicy(p)
+}
+
+// notPermitted is the failure of a call whose tool this session may not use.
+func (r *round) notPermitted(tool *tools.RegisteredTool) *tools.Error {
+	fail := &tools.Error{
+		Class: tools.ErrorPermissionDenied, Reason: "not_permitted", Visible: true,
+		Message: fmt.Sprintf("Tool %q is not permitted in this session.", tool.Wire),
+	}
+	if r.d.opts.Refusal != nil {
+		if reason, message := r.d.opts.Refusal(tool.Definition); reason != "" {
+			fail.Reason, fail.Message = reason, message
+		}
+	}
+	return fail
 }
 
 func (r *round) unknownTool(name tools.Name) *tools.Error {

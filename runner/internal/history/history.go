@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools/skill"
 )
 
 // Past is a session up to its last record.
@@ -46,6 +47,8 @@ type Past struct {
 	Background map[string]bool
 	Handles    int
 	Denials    []record.Denial
+	// Skills are those that the session loaded, in order.
+	Skills []skill.Loaded
 }
 
 // Turn is the last turn of a session.
@@ -266,6 +269,6 @@ func (r *reader) addCreated(rec record.Record) error {
 	if err != nil {
 		return fmt.Errorf("it is a fork: %w", err)
 	}
-	p.Messages, p.Summary = parent.Messages, parent.Summary
+	p.Messages, p.Summary, p.Skills = parent.Messages, parent.Summary, parent.Skills
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/skill"
 )
 
 // beginTurn adds a turn.
@@ -138,6 +139,16 @@ type callRecord struct {
 	} `json:"metadata"`
 }
 
+// addSkill adds the skill that a call loaded, if it loaded one.
+func (r *reader) addSkill(rec record.Record) {
+	var c struct {
+		Metadata skill.Loaded `json:"metadata"`
+	}
+	if err := json.Unmarshal(rec.Payload, &c); err == nil && c.Metadata.Name != "" {
+		r.past.Skills = append(r.past.Skills, c.Metadata)
+	}
+}
+
 // addCallRecord adds a record of a call. Others are left alone.
 func (r *reader) addCallRecord(rec record.Record) error {
 	t := r.past.Last
@@ -168,6 +179,9 @@ func (r *reader) addCallRecord(rec record.Record) error {
 			if n, err := strconv.Atoi(strings.TrimPrefix(c.Metadata.Background, livesandbox.BackgroundPrefix)); err == nil {
 				r.past.Handles = max(r.past.Handles, n)
 			}
+		}
+		if c.Name == skill.ToolName {
+			r.addSkill(rec)
 		}
 	case record.KindToolFailed:
 		switch c.Class {

@@ -63,6 +63,30 @@ func (c *Config) OperatorInstructions(configDir string) ([]Instructions, error) 
 	return all, add(ShortenHome(file, c.home), text)
 }
 
+// SkillDir is one of the operator's directories of skills. Shown is its path for display.
+type SkillDir struct{ Path, Shown string }
+
+// skillsDirName is the directory of the user's skills, beside config.yaml.
+const skillsDirName = "skills"
+
+// OperatorSkillDirs returns the operator's directories of skills: the one in configDir
+// and those of the settings. They need not exist.
+func OperatorSkillDirs(c *Config, configDir string) ([]SkillDir, error) {
+	var dirs []SkillDir
+	if configDir != "" {
+		path := filepath.Join(configDir, skillsDirName)
+		dirs = append(dirs, SkillDir{path, ShortenHome(path, c.home)})
+	}
+	for _, name := range c.SkillDirs {
+		path, err := expandHome(name, c.home)
+		if err != nil {
+			return nil, c.addPlace(&Error{Where: "skill_dirs", Message: err.Error(), Hint: "write it from / or ~/ on"})
+		}
+		dirs = append(dirs, SkillDir{filepath.Clean(path), ShortenHome(filepath.Clean(path), c.home)})
+	}
+	return dirs, nil
+}
+
 // instructionsPath returns the path of instructions_file. Only a flag is relative to the
 // working directory: a setting that is would name another file in each workspace.
 func instructionsPath(c *Config) (string, error) {

@@ -35,16 +35,35 @@ func readPrivate(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
-	info, err := f.Stat()
-	if err != nil {
+	if err := checkPrivateFile(path, f); err != nil {
 		return nil, err
 	}
+	return io.ReadAll(f)
+}
+
+// CheckPrivate refuses a file that another user than root and the one who runs Caisson
+// can write or replace.
+func CheckPrivate(path string) error {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO does not block
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	return checkPrivateFile(path, f)
+}
+
+// checkPrivateFile is [CheckPrivate] of an open file.
+func checkPrivateFile(path string, f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
 	if err := checkPrivate(path, info); err != nil {
-		return nil, err
+		return err
 	}
 	abs, err := filepath.Abs(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	chains := []string{abs}
 	if resolved, err := filepath.EvalSymlinks(abs); err == nil && resolved != abs {
@@ -54,17 +73,17 @@ func readPrivate(path string) ([]byte, error) {
 		for dir := filepath.Dir(chain); ; dir = filepath.Dir(dir) {
 			info, err := os.Stat(dir)
 			if err != nil {
-				return nil, err
+				return err
 			}
 			if err := checkPrivate(dir, info); err != nil {
-				return nil, err
+				return err
 			}
 			if dir == filepath.Dir(dir) {
 				break
 			}
 		}
 	}
-	return io.ReadAll(f)
+	return nil
 }
 
 // checkPrivate refuses what another user than root and this one could have

@@ -78,6 +78,7 @@ type File struct {
 	Tools                 Tools             `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
 	Instructions          *string           `yaml:"instructions" doc:"instructions for the model, which count as the operator's; so does AGENTS.md beside the configuration"`
 	InstructionsFile      *string           `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with further instructions of the operator"`
+	SkillDirs             []string          `yaml:"skill_dirs" doc:"further directories of your skills, from / or ~/ on, beside skills in the configuration directory"`
 	MemoryTools           *bool             `yaml:"memory_tools" doc:"offer memory_add, memory_replace and memory_consolidate, and show their notes at a session's start"`
 
 	// Profiles are named sets of these settings, Workspaces those of one workspace by
@@ -104,6 +105,7 @@ type Bounds struct {
 	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"with no one to ask: deny, fail or allow"`
 	RefuseLost       *bool     `yaml:"refuse_lost" flag:"refuse-lost" group:"Sandbox" default:"false" tighten:"true false" doc:"don't run where the sandbox lacks a protection"`
 	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"send the workspace's AGENTS.md to the model: as data, or as the operator's where caisson trust has it as it is"`
+	Skills           *string   `yaml:"skills" flag:"skills" value:"WHICH" group:"Task" default:"all" enum:"all user off" tighten:"off user all" doc:"skills that the model can load: all; user, without those of the workspace; or off"`
 	Limits           Limits    `yaml:"limits" doc:"of a run; a key that is missing is no limit"`
 	Resources        Resources `yaml:"resources" doc:"of a sandbox"`
 }
@@ -368,6 +370,7 @@ type Requirements struct {
 	RefuseCallerOwnsFiles bool     `yaml:"refuse_caller_owns_files" doc:"refuse caller_owns_files"`
 	RefuseSystemWorkspace bool     `yaml:"refuse_system_workspace" doc:"refuse accept_system_workspace"`
 	RefuseWritableRoot    bool     `yaml:"refuse_writable_root" doc:"refuse writable_root"`
+	RefuseLocalAdmin      bool     `yaml:"refuse_local_admin" doc:"don't let people at the command line use tools that require an administrator"`
 	Bounds                `yaml:",inline"`
 	Policy                *Policy     `yaml:"policy" doc:"modes that calls have at least"`
 	Fetch                 FetchBounds `yaml:"fetch" doc:"what the fetch tool may reach at most"`

@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	display "github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/skill"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -32,8 +33,9 @@ type Instruction struct {
 const maxInstructions = 64
 
 // FindInstructions returns the instruction files of a workspace, that of the root first
-// and then those of its directories by path, and notes on those that can't be trusted.
-// No symlink is followed.
+// and then those of its directories by path, after them the SKILL.md of its skills, and
+// notes on those that can't be trusted. No symlink is followed but those of skills that
+// stay in the workspace.
 func FindInstructions(ctx context.Context, dir *os.File, hostPath string) (found []Instruction, notes []string, err error) {
 	r, err := workspace.NewReader(dir, workspace.ReaderOptions{HostPath: hostPath, MaxEntries: maxEntries, Deadline: 10 * time.Second})
 	if err != nil {
@@ -59,7 +61,25 @@ func FindInstructions(ctx context.Context, dir *os.File, hostPath string) (found
 			found = append(found, i)
 		}
 	}
-	return found, notes, nil
+	skills, skillNotes := findSkills(ctx, r)
+	return append(found, skills...), append(notes, skillNotes...), nil
+}
+
+// findSkills returns the skills of a workspace, each with what counts of its SKILL.md.
+func findSkills(ctx context.Context, r *workspace.Reader) (found []Instruction, notes []string) {
+	set, ignored := skill.Find(ctx, skill.Options{Workspace: r})
+	for _, i := range ignored {
+		notes = append(notes, i.Name+" can't be trusted: "+i.Why)
+	}
+	for _, s := range set.Skills() {
+		text := "skill " + s.Name + ": " + s.Description + "\n"
+		if s.Declares {
+			text += "allowed-tools: " + strings.Join(s.AllowedTools, " ") + "\n"
+		}
+		text, _ = display.DisplayLines(text + s.Body)
+		found = append(found, Instruction{Path: s.Path, SHA256: s.SHA256, Text: text})
+	}
+	return found, notes
 }
 
 // instructionPaths returns the paths of a workspace's instruction files, in order.

@@ -1,0 +1,90 @@
+package skill
+
+import (
+	"strings"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// allTools is the entry that names every tool.
+const allTools = "*"
+
+// entry is a name in allowed-tools, without what is in parentheses.
+type entry struct {
+	name string
+	// pattern is what was in the parentheses, "" for none. It restricts nothing.
+	pattern string
+}
+
+// parseEntry reads one name of allowed-tools, such as Read, Bash(git:*) or
+// mcp__server__tool.
+func parseEntry(written string) entry {
+	name, pattern, _ := strings.Cut(written, "(")
+	name = strings.TrimSpace(name)
+	return entry{name: name, pattern: strings.TrimSuffix(pattern, ")")}
+}
+
+// allows reports whether the entry names a tool. What only serves the commands of
+// shell goes with it.
+func (e entry) allows(name tools.Name) bool {
+	if e.name == allTools {
+		return true
+	}
+	if name == "shell_output" || name == "shell_kill" {
+		return e.allows(tools.NameShell)
+	}
+	if server := name.Server(); server != "" {
+		return e.allowsRemote(server, name)
+	}
+	return tools.IsSpelling(e.name, name)
+}
+
+// allowsRemote reports whether the entry names a tool of a server, or the server.
+func (e entry) allowsRemote(server string, name tools.Name) bool {
+	written := strings.TrimPrefix(e.name, "mcp__")
+	if whole := strings.TrimSuffix(strings.TrimSuffix(written, "/*"), "__*"); whole != e.name {
+		return whole == server || name.Same(tools.Name(whole))
+	}
+	return name.Same(tools.Name(written))
+}
+
+// allowsAny reports whether a list of entries names a tool.
+func allowsAny(list []string, name tools.Name) bool {
+	for _, written := range list {
+		if parseEntry(written).allows(name) {
+			return true
+		}
+	}
+	return false
+}
+
+// Resolve returns the tools among known that a declared list of allowed-tools names, in
+// their order, the written names that are none of them, and those whose pattern in
+// parentheses is not enforced.
+func Resolve(allowed []string, known []tools.Name) (names []tools.Name, unknown, patterns []string) {
+	names = []tools.Name{}
+	for _, name := range known {
+		if allowsAny(allowed, name) {
+			names = append(names, name)
+		}
+	}
+	for _, written := range allowed {
+		e := parseEntry(written)
+		switch {
+		case e.name != allTools && !allowsOneOf(e, known):
+			unknown = append(unknown, written)
+		case e.pattern != "" && e.pattern != "*":
+			patterns = append(patterns, written)
+		}
+	}
+	return names, unknown, patterns
+}
+
+func allowsOneOf(e entry, known []tools.Name) bool {
+	for _, name := range known {
+		if e.allows(name) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,262 @@
+package skill
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/tools/workspace"
+)
+
+// FileName is the name of the file that makes a directory a skill.
+const FileName = "SKILL.md"
+
+// Bounds of [Find].
+const (
+	// MaxSkills bounds the skills of a session.
+	MaxSkills = 100
+	// maxEntries bounds the entries of one directory of skills.
+	maxEntries = 1000
+	// findTime bounds the search.
+	findTime = 10 * time.Second
+)
+
+// WorkspaceDirs returns the directories of a workspace that hold skills.
+func WorkspaceDirs() []string { return []string{".agents/skills", ".claude/skills"} }
+
+// Options configures [Find].
+type Options struct {
+	// Workspace reads the workspace; nil looks for no skills there.
+	Workspace *workspace.Reader
+	// IsTrusted reports whether the user trusts a file of the workspace with this
+	// hash; nil trusts none.
+	IsTrusted func(path, sha256 string) bool
+	// Dirs are the operator's directories of skills; the first that has a skill of a
+	// name counts.
+	Dirs []Dir
+	// CheckFile refuses a file of the operator's directories that others could have
+	// written; nil accepts all.
+	CheckFile func(path string) error
+}
+
+// Dir is a directory of the operator's skills.
+type Dir struct {
+	// Path is absolute, Shown is for display.
+	Path, Shown string
+}
+
+// Ignored is a skill, or a directory of skills, that is not used.
+type Ignored struct {
+	// Name is the path as [Skill] has it.
+	Name string
+	Why  string
+}
+
+// finder is one call of Find.
+type finder struct {
+	opts    Options
+	found   []Skill
+	ignored []Ignored
+}
+
+// Find returns the skills of the known places, as they are now, and those that can't be
+// used. A skill of the workspace never takes the name of one of the operator's.
+func Find(ctx context.Context, o Options) (*Set, []Ignored) {
+	ctx, cancel := context.WithTimeoutCause(ctx, findTime, errSlow)
+	defer cancel()
+	f := finder{opts: o}
+	for _, dir := range o.Dirs {
+		f.findOperators(ctx, dir)
+	}
+	if o.Workspace != nil {
+		for _, dir := range WorkspaceDirs() {
+			f.findIn(ctx, o.Workspace, dir, func(name string) string { return path.Join(dir, name) }, nil)
+		}
+	}
+	return &Set{skills: f.selectSkills()}, f.ignored
+}
+
+// errSlow is why a search ends.
+var errSlow = fmt.Errorf("looking for skills takes longer than %s", findTime)
+
+func (f *finder) ignore(path string, err error) {
+	f.ignored = append(f.ignored, Ignored{Name: path, Why: describeError(err)})
+}
+
+// describeError returns why a skill is not used, safe as a reason in records.
+func describeError(err error) string {
+	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindEscape {
+		return "it leads outside of its directory"
+	}
+	return err.Error()
+}
+
+// findOperators looks for skills in one of the operator's directories.
+func (f *finder) findOperators(ctx context.Context, dir Dir) {
+	root, err := os.Open(dir.Path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	}
+	if err != nil {
+		f.ignore(dir.Shown, err)
+		return
+	}
+	defer func() { _ = root.Close() }() // it was only read
+	r, err := workspace.NewReader(root, workspace.ReaderOptions{})
+	if err != nil {
+		f.ignore(dir.Shown, err)
+		return
+	}
+	f.findIn(ctx, r, ".", func(name string) string { return filepath.Join(dir.Shown, name) }, &dir)
+}
+
+// findIn looks for skills in a directory. show returns the path of an entry as records
+// have it. operators is the directory if it is one of the operator's.
+func (f *finder) findIn(ctx context.Context, r *workspace.Reader, dir string, show func(name string) string, operators *Dir) {
+	entries, more, err := r.ReadDir(ctx, dir, true, workspace.Capacity{Entries: maxEntries, Bytes: 1 << 20})
+	if e, ok := errors.AsType[*workspace.Error](err); ok && e.Kind == workspace.KindNotFound {
+		return
+	}
+	if err != nil {
+		f.ignore(show(""), err)
+		return
+	}
+	if more {
+		f.ignore(show(""), fmt.Errorf("it has more than %d entries; the rest is not looked at", maxEntries))
+	}
+	slices.SortFunc(entries, func(a, b workspace.Entry) int { return cmp.Compare(a.Path, b.Path) })
+	for _, e := range entries {
+		if e.Type != workspace.TypeDir && e.Type != workspace.TypeSymlink {
+			continue
+		}
+		name := path.Base(e.Path)
+		shown := show(path.Join(name, FileName))
+		one, err := f.readSkill(ctx, r, path.Join(dir, name, FileName), name)
+		if err == nil && operators != nil {
+			one.dir = filepath.Join(operators.Path, name)
+			if f.opts.CheckFile != nil {
+				err = f.opts.CheckFile(filepath.Join(one.dir, FileName))
+			}
+		}
+		if e, ok := errors.AsType[*workspace.Error](err); ok && (e.Kind == workspace.KindNotFound || e.Kind == workspace.KindNotDir) {
+			continue
+		}
+		if err != nil {
+			f.ignore(shown, err)
+			continue
+		}
+		one.Path, one.Trust = shown, TrustUntrusted
+		switch {
+		case operators != nil:
+			one.Trust = TrustOperator
+		case f.opts.IsTrusted != nil && f.opts.IsTrusted(one.Path, one.SHA256):
+			one.Trust = TrustTrusted
+		}
+		f.found = append(f.found, one)
+	}
+}
+
+// readSkill reads the SKILL.md of a directory.
+func (f *finder) readSkill(ctx context.Context, r *workspace.Reader, file, dirName string) (Skill, error) {
+	content, err := r.ReadFile(ctx, file, 0, maxFileBytes)
+	if err != nil {
+		return Skill{}, err
+	}
+	if content.Truncated {
+		return Skill{}, &FormatError{Problem: fmt.Sprintf("it has more than %d bytes", maxFileBytes)}
+	}
+	doc, err := Parse(content.Data)
+	if err != nil {
+		return Skill{}, err
+	}
+	if doc.Name != dirName {
+		doc.Warnings = append(doc.Warnings, fmt.Sprintf("its name is not that of its directory, %q", clip(dirName, 80)))
+	}
+	sum := sha256.Sum256(content.Data)
+	return Skill{Document: doc, Bytes: int64(len(content.Data)), SHA256: hex.EncodeToString(sum[:])}, nil
+}
+
+// selectSkills returns the skills that count: of each name the most trusted one, and no
+// more than the bounds allow.
+func (f *finder) selectSkills() []Skill {
+	rank := []Trust{TrustOperator, TrustTrusted, TrustUntrusted}
+	slices.SortStableFunc(f.found, func(a, b Skill) int {
+		return cmp.Compare(slices.Index(rank, a.Trust), slices.Index(rank, b.Trust))
+	})
+	var kept []Skill
+	room := MaxListBytes
+	for _, one := range f.found {
+		i := slices.IndexFunc(kept, func(k Skill) bool { return k.Name == one.Name })
+		switch {
+		case i >= 0 && kept[i].SHA256 == one.SHA256:
+		case i >= 0:
+			f.ignore(one.Path, fmt.Errorf("%s has a skill of the same name", kept[i].Path))
+		case len(kept) == MaxSkills:
+			f.ignore(one.Path, fmt.Errorf("there are more than %d skills", MaxSkills))
+		case len(one.listLine()) > room:
+			f.ignore(one.Path, fmt.Errorf("the names and descriptions of skills have more than %d bytes", MaxListBytes))
+		default:
+			room -= len(one.listLine())
+			kept = append(kept, one)
+		}
+	}
+	return kept
+}
+
+// readResource reads a file of an operator's skill, which lies in its directory.
+func readResource(ctx context.Context, dir, name string) (workspace.File, error) {
+	root, err := os.Open(dir)
+	if err != nil {
+		return workspace.File{}, err
+	}
+	defer func() { _ = root.Close() }() // it was only read
+	r, err := workspace.NewReader(root, workspace.ReaderOptions{})
+	if err != nil {
+		return workspace.File{}, err
+	}
+	return r.ReadFile(ctx, name, 0, maxResourceBytes)
+}
+
+// listResources returns the paths of the files of an operator's skill, its SKILL.md
+// aside, at most maxResources of them.
+func listResources(ctx context.Context, dir string) (names []string, more bool) {
+	root, err := os.Open(dir)
+	if err != nil {
+		return nil, false
+	}
+	defer func() { _ = root.Close() }() // it was only read
+	r, err := workspace.NewReader(root, workspace.ReaderOptions{MaxEntries: maxEntries})
+	if err != nil {
+		return nil, false
+	}
+	list, err := r.List(ctx, ".", 4)
+	if err != nil {
+		return nil, false
+	}
+	for _, e := range list.Entries {
+		switch {
+		case e.Type != workspace.TypeFile || e.Path == FileName || strings.HasPrefix(path.Base(e.Path), "."):
+		case len(names) == maxResources:
+			return names, true
+		default:
+			names = append(names, e.Path)
+		}
+	}
+	return names, list.Truncated
+}
+
+// Bounds of the files of a skill.
+const (
+	maxResources     = 50
+	maxResourceBytes = 64 << 10
+)

@@ -1,0 +1,200 @@
+package skill
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Trust is whose text a skill is.
+type Trust string
+
+// The levels of trust, as records have them.
+const (
+	// TrustOperator is a skill of the operator's directories.
+	TrustOperator Trust = "operator"
+	// TrustTrusted is a skill of the workspace whose SKILL.md is as it was when the
+	// user trusted it. It counts as the operator's.
+	TrustTrusted Trust = "trusted"
+	// TrustUntrusted is any other skill of the workspace.
+	TrustUntrusted Trust = "untrusted"
+)
+
+// Skill is one skill of a session, as its SKILL.md was when the session began.
+type Skill struct {
+	Document
+
+	Trust Trust
+	// Path is that of the SKILL.md, relative to the workspace; for the operator's
+	// skills it is for display. It may hold control characters.
+	Path string
+	// Bytes is the size of the file, SHA256 the hex hash of it.
+	Bytes  int64
+	SHA256 string
+	// dir is the absolute path of the directory, for the operator's skills only.
+	dir string
+}
+
+// IsOperators reports whether the skill counts as the operator's text.
+func (s Skill) IsOperators() bool { return s.Trust != TrustUntrusted }
+
+// Loaded is what a session keeps of a skill that it loaded: it is the metadata of the
+// call's record.
+type Loaded struct {
+	Name   string `json:"skill"`
+	Path   string `json:"path"`
+	SHA256 string `json:"sha256"`
+	Trust  Trust  `json:"trust"`
+	// AllowedTools is nil if the skill does not declare them.
+	AllowedTools *[]string `json:"allowed_tools,omitempty"`
+}
+
+// newLoaded returns what is kept of a skill.
+func newLoaded(s Skill) Loaded {
+	l := Loaded{Name: s.Name, Path: s.Path, SHA256: s.SHA256, Trust: s.Trust}
+	if s.Declares {
+		l.AllowedTools = new(slices.Clone(s.AllowedTools))
+	}
+	return l
+}
+
+// Set holds the skills of one session, and which of them it has loaded. It is safe for
+// concurrent use. The zero value has no skills.
+type Set struct {
+	skills []Skill
+
+	mu     sync.Mutex
+	loaded []Loaded
+}
+
+// Skills returns the skills: the operator's first. The caller must not change them.
+func (s *Set) Skills() []Skill {
+	if s == nil {
+		return nil
+	}
+	return s.skills
+}
+
+// findSkill returns the skill of a name.
+func (s *Set) findSkill(name string) (Skill, bool) {
+	for _, one := range s.Skills() {
+		if one.Name == name {
+			return one, true
+		}
+	}
+	return Skill{}, false
+}
+
+// Clone returns a set with the same skills, of which the same are loaded.
+func (s *Set) Clone() *Set {
+	if s == nil {
+		return &Set{}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &Set{skills: s.skills, loaded: slices.Clone(s.loaded)}
+}
+
+// Restore adds skills that an earlier process of the session loaded: what they declared
+// then restricts the session now, even if they are gone.
+func (s *Set) Restore(loaded []Loaded) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.loaded = append(s.loaded, loaded...)
+}
+
+// addLoaded marks a skill as loaded. It returns false if what is loaded does not allow
+// another skill.
+func (s *Set) addLoaded(one Skill) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if slices.ContainsFunc(s.loaded, func(l Loaded) bool { return l.Name == one.Name && l.SHA256 == one.SHA256 }) {
+		return true
+	}
+	if allowed, declared := s.allowedLocked(); declared && !allowsAny(allowed, ToolName) {
+		return false
+	}
+	s.loaded = append(s.loaded, newLoaded(one))
+	return true
+}
+
+// isLoaded reports whether a skill is loaded.
+func (s *Set) isLoaded(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(s.loaded, func(l Loaded) bool { return l.Name == name })
+}
+
+// allowedLocked returns the union of what the loaded skills declare, and whether any
+// of them declares something. The caller holds mu.
+func (s *Set) allowedLocked() (allowed []string, declared bool) {
+	for _, l := range s.loaded {
+		if l.AllowedTools != nil {
+			allowed, declared = append(allowed, *l.AllowedTools...), true
+		}
+	}
+	return allowed, declared
+}
+
+// Allows reports whether the loaded skills leave a tool to the session
+// (docs/specification.md, Tool runtime): all tools are left if none of them declares
+// allowed-tools, and otherwise those that any of them names. An entry for read_file
+// leaves load_skill, for the files of the loaded skills.
+func (s *Set) Allows(name tools.Name) bool {
+	if s == nil {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	allowed, declared := s.allowedLocked()
+	return !declared || allowsAny(allowed, name) || name == ToolName && allowsAny(allowed, tools.NameReadFile)
+}
+
+// Refusal returns the reason and the message of a refused call of a tool, "" if the
+// skills allow it.
+func (s *Set) Refusal(name tools.Name) (reason, message string) {
+	if s.Allows(name) {
+		return "", ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := map[string]bool{}
+	for _, l := range s.loaded {
+		if l.AllowedTools != nil {
+			names[l.Name] = true
+		}
+	}
+	wire, err := name.LLM()
+	if err != nil {
+		wire = tools.LLMName(name)
+	}
+	return reasonSkill, fmt.Sprintf("Tool %q is not among the allowed-tools of the skills that this session has loaded: %s.", wire, strings.Join(slices.Sorted(maps.Keys(names)), ", "))
+}
+
+// reasonSkill is the reason of calls that the loaded skills refuse.
+const reasonSkill = "skill"
+
+// MaxListBytes bounds the list of names and descriptions that a session begins with.
+const MaxListBytes = 24_000
+
+// List returns one line with the name and the description of each skill, safe for
+// display: of the operator's skills, or of the others.
+func (s *Set) List(operators bool) string {
+	var b strings.Builder
+	for _, one := range s.Skills() {
+		if one.IsOperators() == operators {
+			b.WriteString(one.listLine())
+		}
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// listLine returns the line of a skill in the list.
+func (s Skill) listLine() string {
+	about, _ := tools.Display(strings.Join(strings.Fields(s.Description), " "))
+	return "- " + s.Name + ": " + about + "\n"
+}
