@@ -95,10 +95,9 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 	if list, err = selectTools(list, names); err != nil {
 		return err
 	}
-	switch {
-	case asJSON:
+	if asJSON {
 		return writeJSON(a.stdout, list)
-	case len(names) > 0:
+	} else if len(names) > 0 {
 		return describeTools(a.stdout, list)
 	}
 	return tabulateTools(a, list)
@@ -369,9 +368,8 @@ func skillOptions(conf *config.Config, env environ) (runner.SkillOptions, error)
 	return o, err
 }
 
-const skillsLong = `The skills that a session on the workspace can load: directories with a SKILL.md in .agents/skills and
-.claude/skills of the workspace, in skills beside your configuration, and in skill_dirs.
-`
+const skillsLong = "The skills that a session on the workspace can load: directories with a SKILL.md in .agents/skills and\n" +
+	".claude/skills of the workspace, in skills beside your configuration, and in skill_dirs.\n"
 
 func newSkillsCommand(a *app) *cobra.Command {
 	return newGroup(&cobra.Command{Use: "skills", Short: "List and show the skills that the model can load", Long: skillsLong},

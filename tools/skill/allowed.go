@@ -1,6 +1,7 @@
 package skill
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/tools"
@@ -80,11 +81,4 @@ func Resolve(allowed []string, known []tools.Name) (names []tools.Name, unknown,
 	return names, unknown, patterns
 }
 
-func allowsOneOf(e entry, known []tools.Name) bool {
-	for _, name := range known {
-		if e.allows(name) {
-			return true
-		}
-	}
-	return false
-}
+func allowsOneOf(e entry, known []tools.Name) bool { return slices.ContainsFunc(known, e.allows) }

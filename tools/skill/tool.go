@@ -193,26 +193,26 @@ func shownNames(names []string) string {
 
 // readFile reads a file of a loaded skill of the operator's.
 func (t *loadTool) readFile(ctx context.Context, one Skill, file string) (tools.Output, error) {
-	refuse := func(class tools.ErrorClass, reason, message string, err error) (tools.Output, error) {
-		return tools.Output{}, &tools.Error{Class: class, Reason: reason, Message: message, Visible: true, Err: err}
+	refuse := func(reason, message string, err error) (tools.Output, error) {
+		return tools.Output{}, &tools.Error{Class: tools.ErrorExecution, Reason: reason, Message: message, Visible: true, Err: err}
 	}
 	shown, _ := tools.Display(file)
 	switch {
 	case !t.opts.Skills.isLoaded(one.Name):
-		return refuse(tools.ErrorExecution, "not_loaded", fmt.Sprintf("Skill %s is not loaded; load it first, without file.", one.Name), nil)
+		return refuse("not_loaded", fmt.Sprintf("Skill %s is not loaded; load it first, without file.", one.Name), nil)
 	case one.dir == "":
 		dir, _ := tools.Display(path.Dir(one.Path))
-		return refuse(tools.ErrorExecution, "in_workspace", fmt.Sprintf("The files of skill %s are in %s of the workspace; read them there.", one.Name, dir), nil)
+		return refuse("in_workspace", fmt.Sprintf("The files of skill %s are in %s of the workspace; read them there.", one.Name, dir), nil)
 	}
 	content, err := readResource(ctx, one.dir, file)
 	if e, ok := errors.AsType[*workspace.Error](err); ok {
-		return refuse(tools.ErrorExecution, string(e.Kind), fmt.Sprintf("%s of skill %s can't be read: %s", shown, one.Name, describeKind(e)), err)
+		return refuse(string(e.Kind), fmt.Sprintf("%s of skill %s can't be read: %s", shown, one.Name, describeKind(e)), err)
 	}
 	if err != nil {
 		return tools.Output{}, err
 	}
 	if !utf8.Valid(content.Data) && !content.Truncated {
-		return refuse(tools.ErrorExecution, "not_text", fmt.Sprintf("%s of skill %s is not UTF-8 text.", shown, one.Name), nil)
+		return refuse("not_text", fmt.Sprintf("%s of skill %s is not UTF-8 text.", shown, one.Name), nil)
 	}
 	text, _ := tools.DisplayLines(strings.ToValidUTF8(strings.ReplaceAll(string(content.Data), "\r\n", "\n"), ""))
 	if content.Truncated {

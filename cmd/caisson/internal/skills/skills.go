@@ -47,12 +47,12 @@ func New(s skill.Skill, known []tools.Name) Skill {
 }
 
 // describeTools returns the tools that are left while the skill is loaded.
-func (l Skill) describeTools() string {
-	if l.AllowedTools == nil {
+func (s Skill) describeTools() string {
+	if s.AllowedTools == nil {
 		return "all"
 	}
-	names := make([]string, 0, len(l.Tools))
-	for _, name := range l.Tools {
+	names := make([]string, 0, len(s.Tools))
+	for _, name := range s.Tools {
 		names = append(names, string(name))
 	}
 	return cmp.Or(strings.Join(names, " "), "none")
