@@ -26,6 +26,7 @@ var boundaryConversions = map[string]int{
 	"runner.noticeOf":           1,
 	"runner.settleChanges":      1,
 	// Of the words of the user and the operator, and of files that the user trusts.
+	"runner.addSkills":       1,
 	"runner.addTrusted":      1,
 	"runner.loadContext":     3,
 	"runner.openingMessages": 1,

@@ -258,13 +258,13 @@ func isSandboxNotice(m loop.Message) bool {
 	return ok && (strings.HasPrefix(text, resumeNotice) || strings.HasPrefix(text, settleNotice))
 }
 
-// Recap is what a person should know of a session that goes on, without its secrets.
+// Recap sums up, for a person, a session that goes on, without its secrets.
 type Recap struct {
 	// Message is that of the last turn, and Answer the one of the model; "" for none.
 	Message, Answer string
 	// Unfinished reports that the turn has no end: [Continue] goes on with it.
 	Unfinished bool
-	// Turns counts the turns, and Used is what they used.
+	// Turns counts the turns, and Used is their usage.
 	Turns int
 	Used  limits.Usage
 }

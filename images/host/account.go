@@ -6,8 +6,8 @@ import (
 	"github.com/caisson-run/caisson/images"
 )
 
-// accountFiles returns the synthetic files of /etc: root, the accounts and
-// nobody, no password, nothing of the host's users or names.
+// accountFiles returns the synthetic files of /etc: root, the accounts and the user
+// "nobody", no password, nothing of the host's users or names.
 func accountFiles(accounts []images.Account) []images.File {
 	users, groups := []byte("root:x:0:0:root:/root:/usr/sbin/nologin\n"), []byte("root:x:0:\n")
 	for _, a := range accounts {

@@ -67,7 +67,7 @@ type SandboxPath struct {
 	ID string `path:"id" doc:"a sandbox's id"`
 }
 
-// liveSandbox is what a live session without a model has.
+// liveSandbox is a live session without a model.
 type liveSandbox struct {
 	watch    *runner.CommandWatch
 	commands *commands

@@ -13,7 +13,7 @@ const allTools = "*"
 // entry is a name in allowed-tools, without what is in parentheses.
 type entry struct {
 	name string
-	// pattern is what was in the parentheses, "" for none. It restricts nothing.
+	// pattern is the text in the parentheses, "" for none. It restricts nothing.
 	pattern string
 }
 

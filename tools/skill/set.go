@@ -42,8 +42,8 @@ type Skill struct {
 // IsOperators reports whether the skill counts as the operator's text.
 func (s Skill) IsOperators() bool { return s.Trust != TrustUntrusted }
 
-// Loaded is what a session keeps of a skill that it loaded: it is the metadata of the
-// call's record.
+// Loaded describes a skill that a session loaded. It is the metadata of the call's
+// record.
 type Loaded struct {
 	Name   string `json:"skill"`
 	Path   string `json:"path"`

@@ -146,7 +146,7 @@ func (t *loadTool) describeSkill(ctx context.Context, one Skill) string {
 	return b.String()
 }
 
-// describeAllowed tells which tools a skill leaves, and warns of names that are none.
+// describeAllowed names the tools that a skill leaves, and warns of names that are none.
 func (t *loadTool) describeAllowed(b *strings.Builder, one Skill) {
 	if !one.Declares {
 		return

@@ -44,7 +44,7 @@ func RecallFact(cacheDir, kind, path string) (fact string, keep func(fact string
 	}
 }
 
-// fileIdentity is what a file has in common with itself as long as no program has
+// fileIdentity identifies the content of a file as long as no program has
 // written to it or replaced it. Times are in nanoseconds since 1970.
 type fileIdentity struct {
 	device, inode           uint64
