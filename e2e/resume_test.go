@@ -107,7 +107,7 @@ func lostCalls(t *testing.T, trace []byte) map[int]bool {
 	return lost
 }
 
-func payloadsOf[P record.Payload](t *testing.T, trace []byte) []P {
+func payloadsOf[P record.Payload](t testing.TB, trace []byte) []P {
 	t.Helper()
 	read, err := record.ReadTrace(bytes.NewReader(trace))
 	if err != nil {

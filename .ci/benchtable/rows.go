@@ -79,6 +79,10 @@ func rows() []row {
 	list = append(list,
 		row{what: "run --resume of a session of 10,000 records, to the end of the program", ours: e2e("Resume", ns), atMost: true, limit: 1, unit: "s", by: 1e9},
 		row{what: "memory of run --resume of a session of 10,000 records (peak RSS)", ours: e2e("Resume", "KiB-peak"), atMost: true, limit: 100, unit: "MB", by: 1e6 / 1024})
+	list = append(list,
+		row{what: "chat, from its start to the prompt", ours: e2e("Chat", "start-"+ns), atMost: true, limit: 100, unit: "ms", by: ms},
+		row{what: "chat, from a key to the frame that shows it, p99, during output", ours: e2e("Chat", "key-p99-ns"), atMost: true, limit: 30, unit: "ms", by: ms},
+		row{what: "chat, that output in MB/s", ours: e2e("Chat", "MB/s"), limit: 10, unit: "MB/s", by: 1})
 	reconnect := func(unit string) metric { return metric{"runner/server", "Reconnect", unit} }
 	list = append(list,
 		row{what: "events: coming back at record 99,604 of 100,000", ours: reconnect(ns), atMost: true, limit: 20, unit: "ms", by: ms},
