@@ -350,6 +350,7 @@ func (t *chatTerminal) showDelta(d runner.Delta) {
 // close ends what finish has not ended.
 func (t *chatTerminal) close(ctx context.Context) {
 	t.userInterface.close(ctx)
+	t.keyboard.Close()
 	t.giveTerminal()
 }
 

@@ -2,6 +2,7 @@ package chat
 
 import (
 	"context"
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -51,7 +52,15 @@ func NewKeyboard(in io.Reader, raw bool, echo func(typed string, done bool)) *Ke
 // Start begins to read.
 func (k *Keyboard) Start() { go k.readKeys() }
 
-// readKeys reads until the end of input.
+// Close ends reading, where that is possible: the input, which stays open, is not used
+// afterwards. It waits for no one to take the keys that were read.
+func (k *Keyboard) Close() {
+	if k.file != nil {
+		k.file.close()
+	}
+}
+
+// readKeys reads until the end of input, or Close.
 func (k *Keyboard) readKeys() {
 	var decoder keyDecoder
 	buf := make([]byte, 64<<10)
@@ -61,6 +70,9 @@ func (k *Keyboard) readKeys() {
 			wait = escapeTime
 		}
 		n, err := k.readSome(buf, wait)
+		if errors.Is(err, os.ErrClosed) {
+			return
+		}
 		var keys []key
 		switch {
 		case !k.raw:

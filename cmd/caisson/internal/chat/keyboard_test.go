@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"os"
 	"testing"
 	"time"
 
@@ -57,5 +58,37 @@ func TestEarlyBytesAnswerNothing(t *testing.T) {
 	})
 	if !controlled {
 		t.Error("positive control: without dropping, early bytes answer nothing")
+	}
+}
+
+// A keyboard that was closed leaves its input alone: what is typed afterwards stays there.
+func TestAClosedKeyboardReadsNothing(t *testing.T) {
+	for _, closed := range []bool{true, false} {
+		in, typing, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		k := NewKeyboard(in, false, nil)
+		done := make(chan struct{})
+		go func() { defer close(done); k.readKeys() }()
+		if closed {
+			k.Close()
+			<-done
+		}
+		if _, err := typing.WriteString("late\n"); err != nil {
+			t.Fatal(err)
+		}
+		typing.Close()
+		if !closed { // the positive control
+			if got := <-k.keys; got.text != "late" {
+				t.Errorf("an open keyboard reads %q", got.text)
+			}
+			<-done
+		}
+		left, err := io.ReadAll(in)
+		if err != nil || (string(left) == "late\n") != closed {
+			t.Errorf("closed %t: %q is left, %v", closed, left, err)
+		}
+		in.Close()
 	}
 }

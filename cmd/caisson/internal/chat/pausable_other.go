@@ -15,3 +15,5 @@ func newPausableFile(*os.File) *pausableFile { return nil }
 func (*pausableFile) read([]byte, time.Duration) (int, error) { return 0, nil }
 
 func (*pausableFile) pause() (resume func()) { return func() {} }
+
+func (*pausableFile) close() {}

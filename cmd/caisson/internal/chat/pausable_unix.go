@@ -15,8 +15,10 @@ import (
 // pausableFile is a file whose reader can be held back, also while it waits.
 type pausableFile struct {
 	f *os.File
-	// reading is held by who reads, or holds reading back, which wake interrupts.
+	// reading is held by who reads, or holds reading back, which wake interrupts. It
+	// guards closed, after which f is not used.
 	reading             sync.Mutex
+	closed              bool
 	wakeReader, wakeEnd *os.File
 }
 
@@ -30,10 +32,13 @@ func newPausableFile(f *os.File) *pausableFile {
 }
 
 // read reads what there is. It returns 0 bytes if nothing came within a wait that is not
-// negative, or if reading was held back.
+// negative, or if reading was held back, and [os.ErrClosed] after close.
 func (p *pausableFile) read(buf []byte, wait time.Duration) (int, error) {
 	p.reading.Lock()
 	defer p.reading.Unlock()
+	if p.closed {
+		return 0, os.ErrClosed
+	}
 	fds := []unix.PollFd{{Fd: int32(p.f.Fd()), Events: unix.POLLIN}, {Fd: int32(p.wakeReader.Fd()), Events: unix.POLLIN}} //nolint:gosec // descriptors are small
 	limit := -1
 	if wait >= 0 {
@@ -63,4 +68,11 @@ func (p *pausableFile) pause() (resume func()) {
 		_, _ = p.wakeReader.Read(make([]byte, 1))
 		p.reading.Unlock()
 	}
+}
+
+// close ends reading. The file itself stays open.
+func (p *pausableFile) close() {
+	resume := p.pause()
+	p.closed = true
+	resume()
 }

@@ -88,7 +88,7 @@ func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval
 func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, error) {
 	c := q.Confirmation
 	columns, rows := p.Out.terminalSize()
-	choiceRows := len(WrapWords(choices(c, true), columns-answerCells, "  "))
+	choiceRows := len(WrapWords(choices(c, true, true), columns-answerCells, "  "))
 	lines, seen := q.boundedLines(time.Now(), columns, rows-choiceRows)
 	p.Out.writeDirect(lines...)
 	if err := p.awaitQuiet(ctx); err != nil {
@@ -96,7 +96,7 @@ func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, erro
 	}
 	shown := time.Now()
 	for {
-		p.Out.choose(choices(c, seen))
+		p.Out.choose(choices(c, seen, len(p.queue.listWaiting(p.Pending)) > 1))
 		text, err := p.readTyped(ctx, shown)
 		if err != nil {
 			return approval.Answer{}, err
@@ -104,6 +104,9 @@ func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, erro
 		switch text {
 		case "?":
 			p.Out.writeDirect(keys(c)...)
+			continue
+		case "l":
+			p.Out.writeDirect(waitingLines(p.queue.listWaiting(p.Pending), c, columns)...)
 			continue
 		case "v":
 			whole, err := p.showPage(ctx, q, shown)

@@ -242,3 +242,35 @@ func TestNothingIsWrittenBehindAQuestion(t *testing.T) {
 		t.Errorf("on the screen, the typed line not echoed:\n%s", got)
 	}
 }
+
+// l lists every question that waits, each in one safe line, and answers none.
+func TestTheQuestionsThatWaitAreListed(t *testing.T) {
+	p := newPerson(t)
+	first, second, gone := confirmation(), confirmation(), confirmation()
+	first.ID, first.Seq = "one", 1
+	second.ID, second.Seq, second.Name, second.Input = "two", 2, "write_file", "a\nb\x1b[31m "+strings.Repeat("long ", 100)
+	gone.ID, gone.Seq, gone.Name = "gone", 0, "answered_here"
+	p.Pending = func() []approval.Confirmation { return []approval.Confirmation{second, first, gone} }
+	p.queue.left = map[string]bool{"gone": true}
+	answers := []string{"l", "n"}
+	p.out.onWrite = func(written string) {
+		if strings.HasSuffix(written, " > ") {
+			text := answers[0]
+			answers = answers[1:]
+			go func() { _, _ = io.WriteString(p.typing, text+"\n") }()
+		}
+	}
+	got, err := p.Approve(t.Context(), first)
+	if err != nil || got.Decision != approval.DecisionDeny || len(answers) != 0 {
+		t.Errorf("%+v, %v, answers left: %q", got, err, answers)
+	}
+	shown := p.out.String()
+	one, two := strings.Index(shown, "  * 1. shell, class execute: "), strings.Index(shown, "    2. write_file, class execute: ")
+	if one < 0 || two < one || strings.Contains(shown, "answered_here") || !strings.Contains(shown, "l list, ? help > ") {
+		t.Errorf("the list is\n%s", shown)
+	}
+	line, _, _ := strings.Cut(shown[max(two, 0):], "\n")
+	if strings.ContainsAny(line, "\x1b\r") || !strings.HasSuffix(line, "…") {
+		t.Errorf("the line of the second question is %q", line)
+	}
+}

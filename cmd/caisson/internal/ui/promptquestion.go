@@ -208,12 +208,28 @@ func keys(c approval.Confirmation) []string {
 	}
 	return append(lines,
 		"  v  page the whole, with what the question leaves out",
+		"  l  list the questions that wait",
 		"  n  refuse this call; so do Enter alone and every other key",
 		"     what follows n on its line is the reason, which the model is told: n use make test")
 }
 
+// waitingLines returns a line for each question that waits; c is the one that is asked.
+// Listing one shows none of it whole, so it allows nothing.
+func waitingLines(waiting []approval.Confirmation, c approval.Confirmation, columns int) []string {
+	lines := make([]string, 0, len(waiting))
+	for i, o := range waiting {
+		mark := "  "
+		if o.ID == c.ID && o.Seq == c.Seq {
+			mark = "* "
+		}
+		text := safeLine(fmt.Sprintf("%d. %s, class %s: %s", i+1, o.Name, o.Class, o.Input))
+		lines = append(lines, fitWidth("  "+mark+text, columns))
+	}
+	return append(lines, "  * is asked now; the others follow in this order")
+}
+
 // choices names the keys that mean something. Before the whole was seen, none allows.
-func choices(c approval.Confirmation, seen bool) string {
+func choices(c approval.Confirmation, seen, others bool) string {
 	var keys []string
 	if seen {
 		keys = append(keys, "y once")
@@ -229,6 +245,9 @@ func choices(c approval.Confirmation, seen bool) string {
 	keys = append(keys, "n no (or n and why)")
 	if offers(c, approval.ScopeAlways) {
 		keys = append(keys, "d never")
+	}
+	if others {
+		keys = append(keys, "l list")
 	}
 	return "  " + strings.Join(append(keys, "? help"), ", ") + " > "
 }

@@ -48,7 +48,7 @@ func TestAWholeQuestion(t *testing.T) {
 	if !whole {
 		t.Error("it is not whole")
 	}
-	if got, want := choices(c, true), "  y once, a this session, A always, n no (or n and why), d never, ? help > "; got != want {
+	if got, want := choices(c, true, false), "  y once, a this session, A always, n no (or n and why), d never, ? help > "; got != want {
 		t.Errorf("choices %q, want %q", got, want)
 	}
 	c.Phrase, c.Name, c.Class = "", "write_file", tools.ClassWrite

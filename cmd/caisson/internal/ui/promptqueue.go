@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -55,16 +56,8 @@ func (q *queue) enterQueue(ctx context.Context, c *approval.Confirmation, pendin
 // countOthers counts the questions beside c, and those of them that come before it.
 // The caller holds mu.
 func (q *queue) countOthers(c *approval.Confirmation, pending func() []approval.Confirmation) (ahead, others int) {
-	var list []approval.Confirmation
-	if pending != nil {
-		list = pending()
-	} else {
-		for _, o := range q.waiting {
-			list = append(list, *o)
-		}
-	}
 	still := map[string]bool{}
-	for _, o := range list {
+	for _, o := range q.allWaiting(pending) {
 		if q.left[o.ID] {
 			still[o.ID] = true
 			continue
@@ -78,6 +71,27 @@ func (q *queue) countOthers(c *approval.Confirmation, pending func() []approval.
 	}
 	q.left = still
 	return ahead, others
+}
+
+// allWaiting returns the questions that wait here or elsewhere. The caller holds mu.
+func (q *queue) allWaiting(pending func() []approval.Confirmation) []approval.Confirmation {
+	if pending != nil {
+		return pending()
+	}
+	list := make([]approval.Confirmation, 0, len(q.waiting))
+	for _, o := range q.waiting {
+		list = append(list, *o)
+	}
+	return list
+}
+
+// listWaiting returns the questions that are to be answered here, the oldest first.
+func (q *queue) listWaiting(pending func() []approval.Confirmation) []approval.Confirmation {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	list := slices.DeleteFunc(q.allWaiting(pending), func(o approval.Confirmation) bool { return q.left[o.ID] })
+	slices.SortStableFunc(list, func(a, b approval.Confirmation) int { return cmp.Compare(a.Seq, b.Seq) })
+	return list
 }
 
 // leaveQueue takes a question away: answered, or not to be answered here.
