@@ -21,10 +21,11 @@ type eventRecorder struct {
 	rec  *record.Recorder
 	live func(Delta)
 	// cancelled returns what the record of a cancelled turn contains about its
-	// cause, and client is the label of the user who started the turn.
-	cancelled func() record.TurnCancelled
-	client    string
-	caller    record.Actor // who makes the calls of the turn
+	// cause, and client is the label of the user who started the turn. traceparent is
+	// their span.
+	cancelled           func() record.TurnCancelled
+	client, traceparent string
+	caller              record.Actor // who makes the calls of the turn
 
 	mu      sync.Mutex
 	created string // record ids, "" where there is none yet
@@ -71,12 +72,12 @@ func (j *eventRecorder) syncAfter(do func() (due bool, err error)) error {
 	return err
 }
 
-// beginTurn sets who started the next turn and who makes its calls, and how its
-// cancellation is recorded.
-func (j *eventRecorder) beginTurn(client string, caller record.Actor, cancelled func() record.TurnCancelled) {
+// beginTurn sets who started the next turn, in which span of theirs, and who makes its
+// calls, and how its cancellation is recorded.
+func (j *eventRecorder) beginTurn(client, traceparent string, caller record.Actor, cancelled func() record.TurnCancelled) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.client, j.caller, j.cancelled = client, caller, cancelled
+	j.client, j.traceparent, j.caller, j.cancelled = client, traceparent, caller, cancelled
 }
 
 // writeRecord writes a record of the session itself. Once sandbox.started
@@ -179,7 +180,7 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 	switch e := e.(type) {
 	case loop.TurnStarted:
 		j.turn, j.tally.modelCalls, j.tally.toolCalls = e.Turn, 0, 0
-		err := j.putRecord(&j.turnRec, j.created, record.ActorUser, record.TurnStarted{Client: j.client, Budget: record.NewBudget(e.Budget)})
+		err := j.putRecord(&j.turnRec, j.created, record.ActorUser, record.TurnStarted{Client: j.client, Budget: record.NewBudget(e.Budget), Traceparent: j.traceparent})
 		j.answer = j.turnRec // until the model answers
 		return err
 	case loop.MessageAdded:

@@ -184,7 +184,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		func() (err error) { command, err = j.recordUser(record.UserCommandStarted{}, ""); return err },
 		func() error { _, err := j.recordUser(record.UserCommandEnded{}, command); return err },
 		func() error {
-			j.beginTurn("http:alice", record.ActorAgent, func() record.TurnCancelled { return record.TurnCancelled{By: "user"} })
+			j.beginTurn("http:alice", "", record.ActorAgent, func() record.TurnCancelled { return record.TurnCancelled{By: "user"} })
 			return nil
 		},
 		ofLoop(loop.TurnStarted{Turn: "1"}),

@@ -39,7 +39,10 @@ type Turn struct {
 	// ID is trn_ and a ULID.
 	ID string
 
-	begun  time.Time
+	begun time.Time
+	// traceparent is the caller's span, "" for none.
+	traceparent string
+
 	cancel context.CancelCauseFunc
 	done   chan struct{}
 	report TurnReport
@@ -93,15 +96,23 @@ func (t *Turn) Wait(ctx context.Context) (TurnReport, error) {
 // Start begins a turn with a message of [Options].User, and returns at once.
 // Its errors wrap [ErrBusy], [ErrOver] or [loop.ErrNoModel].
 func (s *Session) Start(message string) (*Turn, error) {
-	return s.StartFor(s.opts.User, message, limits.Budget{})
+	return s.StartFor(s.opts.User, message, TurnOptions{})
+}
+
+// TurnOptions configures a turn of [Session.StartFor].
+type TurnOptions struct {
+	// Budget has limits of the turn below those of [Options].Budget.
+	Budget limits.Budget
+	// Traceparent is the caller's span as the header of W3C Trace Context has it, for
+	// the records of the turn. One that is malformed counts as none.
+	Traceparent string
 }
 
 // StartFor is Start with a message of the given user. The turn offers the tools
-// that this user may use. lower has limits of the turn below those of
-// [Options].Budget; an error about them is a *[limits.RaisedError] or a [Fault] of
-// kind [FaultInvalidLimits].
-func (s *Session) StartFor(user User, message string, lower limits.Budget) (*Turn, error) {
-	budget, err := s.opts.Budget.LowerTo(lower)
+// that this user may use. An error about the limits of o is a *[limits.RaisedError]
+// or a [Fault] of kind [FaultInvalidLimits].
+func (s *Session) StartFor(user User, message string, o TurnOptions) (*Turn, error) {
+	budget, err := s.opts.Budget.LowerTo(o.Budget)
 	if err != nil {
 		return nil, fmt.Errorf("start turn: %w", err)
 	}
@@ -116,7 +127,8 @@ func (s *Session) StartFor(user User, message string, lower limits.Budget) (*Tur
 	case message == "":
 		return nil, errors.New("start turn: the message is empty")
 	}
-	return s.startTurn(user, record.ActorAgent, func(o *loop.Options) {
+	t := &Turn{traceparent: record.ParseTraceparent(o.Traceparent)}
+	return s.startTurn(t, user, record.ActorAgent, func(o *loop.Options) {
 		configureModel(s, o)
 		o.Budget = s.breaker.Turn(budget)
 		o.Messages = s.prompt.openingMessages(message, len(s.history) == 0)
@@ -135,7 +147,7 @@ func configureModel(s *Session, o *loop.Options) {
 // call. If ctx ends, the call is cancelled. The error is why there is no result; that
 // of a call which can't begin wraps [ErrBusy] or [ErrOver].
 func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessage) (loop.ToolResult, error) {
-	t, err := s.startTurn(s.opts.User, record.ActorUser, func(o *loop.Options) {
+	t, err := s.startTurn(&Turn{}, s.opts.User, record.ActorUser, func(o *loop.Options) {
 		o.Calls = []loop.ToolUse{{Name: name, Raw: string(input)}}
 	})
 	if err != nil {
@@ -163,9 +175,9 @@ func checkIdle(s *Session) error {
 	return nil
 }
 
-// startTurn begins a turn of the given user, whose tool calls are made by caller;
+// startTurn begins t as a turn of the given user, whose tool calls are made by caller;
 // configure sets what it consists of.
-func (s *Session) startTurn(user User, caller record.Actor, configure func(*loop.Options)) (*Turn, error) {
+func (s *Session) startTurn(t *Turn, user User, caller record.Actor, configure func(*loop.Options)) (*Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := checkIdle(s); err != nil {
@@ -178,7 +190,7 @@ func (s *Session) startTurn(user User, caller record.Actor, configure func(*loop
 	if err := s.breaker.Check(limits.StepToolCall); err != nil {
 		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, err)
 	}
-	t := &Turn{ID: record.NewID("trn"), begun: time.Now()}
+	t.ID, t.begun = record.NewID("trn"), time.Now()
 	if s.turns++; s.turns == 1 {
 		t.begun = s.begun // its time is that of the session
 	}
@@ -192,7 +204,7 @@ func launchTurn(s *Session, t *Turn, user User, caller record.Actor, configure f
 	t.cancel, t.done = cancel, make(chan struct{})
 	s.turn = t
 	s.user = user
-	s.events.beginTurn(user.Name, caller, func() record.TurnCancelled { return cancellationRecord(ctx) })
+	s.events.beginTurn(user.Name, t.traceparent, caller, func() record.TurnCancelled { return cancellationRecord(ctx) })
 	go func() {
 		out := s.runTurn(ctx, t, func(o *loop.Options) {
 			if s.opts.Ledger != nil {

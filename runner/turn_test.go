@@ -281,7 +281,7 @@ func TestLimitsInRecords(t *testing.T) {
 	b.opts.SessionBudget = limits.Budget{ToolCalls: new(int64(7))}
 	s := b.opened()
 	startTurn(t, s, "one")
-	second, err := s.StartFor(s.opts.User, "two", limits.Budget{Rounds: new(int64(5)), WallTime: new(time.Minute)})
+	second, err := s.StartFor(s.opts.User, "two", TurnOptions{Budget: limits.Budget{Rounds: new(int64(5)), WallTime: new(time.Minute)}})
 	if err != nil {
 		t.Fatal(err)
 	}

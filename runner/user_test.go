@@ -8,7 +8,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
@@ -44,7 +43,7 @@ func TestToolsOfAnAdministrator(t *testing.T) {
 		user User
 		want int
 	}{{User{Name: "http:boss", Admin: true}, 1}, {User{Name: "http:other"}, 1}, {User{Name: "http:boss", Admin: true}, 2}} {
-		started, err := s.StartFor(turn.user, "go", limits.Budget{})
+		started, err := s.StartFor(turn.user, "go", TurnOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}

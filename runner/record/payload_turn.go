@@ -3,7 +3,10 @@ package record
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -20,6 +23,28 @@ type TurnStarted struct {
 	// Budget has the limits in force: those of the session, less what its earlier turns
 	// used of the session's own, or lower ones that the client asked for.
 	Budget Budget `json:"budget,omitzero"`
+	// Traceparent is the span in which the client started it, as [ParseTraceparent]
+	// returns it; absent where the client named none.
+	Traceparent string `json:"traceparent,omitempty"`
+}
+
+var traceparentPattern = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$`)
+})
+
+// ParseTraceparent returns the value of a traceparent header, as W3C Trace Context defines
+// it, in version 00 and with the flag sampled alone, or "" for a value that has to be
+// ignored: what a later version adds is not known, and left out.
+func ParseTraceparent(header string) string {
+	m := traceparentPattern().FindStringSubmatch(header)
+	if m == nil || m[1] == "ff" || m[1] == "00" && m[5] != "" || strings.Trim(m[2], "0") == "" || strings.Trim(m[3], "0") == "" {
+		return ""
+	}
+	flags, err := strconv.ParseUint(m[4], 16, 8)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf("00-%s-%s-%02x", m[2], m[3], flags&1)
 }
 
 // TurnCompleted closes a turn that was not cancelled.

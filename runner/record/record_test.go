@@ -342,3 +342,32 @@ func readSchema(t *testing.T) *recordtest.Schema {
 	}
 	return schema
 }
+
+// TestParseTraceparent has the cases of the W3C's own tests of implementations.
+func TestParseTraceparent(t *testing.T) {
+	const good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	for header, want := range map[string]string{
+		good: good,
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00":        good[:53] + "00",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-ff":        good,
+		"cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01":        good,
+		"cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what-x": good,
+		"cc-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01.what":   "",
+		"ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01":        "",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-what":   "",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01.":       "",
+		"00-0AF7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01":        "",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b716920333.-01":        "",
+		"00-00000000000000000000000000000000-b7ad6b7169203331-01":        "",
+		"00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01":        "",
+		"00-0af7651916cd43dd8448eb211c80319-b7ad6b7169203331-01":         "",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1":         "",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-.0":        "",
+		"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331":           "",
+		" " + good: "", good + "\n": "", good + "," + good: "", "": "",
+	} {
+		if got := ParseTraceparent(header); got != want {
+			t.Errorf("%q is %q, want %q", header, got, want)
+		}
+	}
+}

@@ -3,8 +3,12 @@
 package server
 
 import (
+	"encoding/json"
+	"errors"
+	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -63,6 +67,43 @@ func TestSessionFromItsStartToItsEnd(t *testing.T) {
 		t.Errorf("the turn from the trace (-live +past):\n%s", diff)
 	}
 	w.post("/sessions/"+id+"/turns", `{"message":"late"}`).requireProblem(t, 410, "ended")
+}
+
+// TestTraceparent: the client's span is in turn.started; one that can't be used is
+// ignored, and the turn begins.
+func TestTraceparent(t *testing.T) {
+	w := newTestEnv(t, strings.Repeat("  - text: Done.\n", 5))
+	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"
+	id := w.startSession("bind")
+	var got []string
+	for _, values := range [][]string{{parent}, {"cc" + parent[2:] + "-more"}, {"garbage\x80"}, {parent, parent}, nil} {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, w.base+"/sessions/"+id+"/turns", strings.NewReader(`{"message":"go"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header = http.Header{"Authorization": {"Bearer " + aliceToken}, "Content-Type": {"application/json"}, "Traceparent": values}
+		res, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var s Started
+		if err := errors.Join(json.NewDecoder(res.Body).Decode(&s), res.Body.Close()); err != nil || res.StatusCode != http.StatusAccepted {
+			t.Fatalf("%q: %s, %v", values, res.Status, err)
+		}
+		w.waitForTurn(id, s.Turn)
+	}
+	for _, r := range w.trace(id) {
+		var p record.TurnStarted
+		if r.Kind == record.KindTurnStarted {
+			if err := json.Unmarshal(r.Payload, &p); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, p.Traceparent)
+		}
+	}
+	if want := []string{parent, parent, "", "", ""}; !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
 }
 
 func TestOneTurnAtATime(t *testing.T) {

@@ -141,7 +141,7 @@ func (s *session) addUsage(u limits.Usage) {
 }
 
 // startTurn starts a turn with a user's message, or continues the last one.
-func (s *session) startTurn(in NewTurn, from client) (*runner.Turn, error) {
+func (s *session) startTurn(in NewTurn, from client, traceparent string) (*runner.Turn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -155,7 +155,7 @@ func (s *session) startTurn(in NewTurn, from client) (*runner.Turn, error) {
 	if in.Continue {
 		t, err = runner.Continue(s.run)
 	} else {
-		t, err = s.run.StartFor(from.runnerUser(), in.Message, in.Limits.budget())
+		t, err = s.run.StartFor(from.runnerUser(), in.Message, runner.TurnOptions{Budget: in.Limits.budget(), Traceparent: traceparent})
 	}
 	if p := limitProblem(err); p != nil {
 		return nil, p

@@ -75,6 +75,25 @@ type Started struct {
 	Turn string `json:"turn"`
 }
 
+// TraceHeader is the header of a client that traces its requests.
+type TraceHeader struct {
+	Traceparent string `header:"traceparent" doc:"the client's span, as W3C Trace Context has it: turn.started records it, and the turn's span links to it. A malformed value is ignored"`
+}
+
+// Resolve ignores a header that was sent more than once: no one of them is right.
+func (h *TraceHeader) Resolve(ctx huma.Context) []error {
+	sent := 0
+	ctx.EachHeader(func(name, _ string) {
+		if name == "Traceparent" {
+			sent++
+		}
+	})
+	if sent > 1 {
+		h.Traceparent = ""
+	}
+	return nil
+}
+
 // turnsAPI are the operations on turns.
 type turnsAPI struct{ sessions *registry }
 
@@ -83,6 +102,7 @@ func (a turnsAPI) addOperations(o operations) {
 		"Answers when the turn has begun; the events report its progress.", http.StatusAccepted, 404, 409, 410, 422),
 		func(ctx context.Context, in *struct {
 			SessionPath
+			TraceHeader
 			Body NewTurn
 		},
 		) (*struct {
@@ -97,7 +117,7 @@ func (a turnsAPI) addOperations(o operations) {
 			if err != nil {
 				return nil, err
 			}
-			t, err := live.startTurn(in.Body, clientOf(ctx))
+			t, err := live.startTurn(in.Body, clientOf(ctx), in.Traceparent)
 			if err != nil {
 				return nil, err
 			}

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/caisson-run/caisson/loop"
@@ -20,7 +21,8 @@ import (
 
 // session makes spans of the records of one session:
 //
-//	invoke_agent caisson          turn.started … turn.completed
+//	invoke_agent caisson          turn.started … turn.completed; of a turn that a resumed session
+//	│                             goes on with, from its next record
 //	├─ start_sandbox              sandbox.started
 //	├─ chat MODEL                 llm.call_started … llm.call_completed, one per attempt
 //	└─ execute_tool NAME          tool.confirmation_requested or tool.called … tool.completed
@@ -36,10 +38,12 @@ type session struct {
 	model   loop.ModelInfo
 	offered map[tools.Name]bool
 	turn    *turn
-	chats   map[string]*chat // by the record of their start
-	calls   map[string]*call
-	execs   map[string]time.Time // starts of the user's commands
-	history history
+	// unfinished is the turn that had no end when the session was resumed.
+	unfinished string
+	chats      map[string]*chat // by the record of their start
+	calls      map[string]*call
+	execs      map[string]time.Time // starts of the user's commands
+	history    history
 }
 
 // turn is a turn that is under way.
@@ -89,6 +93,9 @@ func newSession(e *Exporter, id string) *session {
 func (s *session) observeRecord(r record.Record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.turn == nil && r.Turn != "" && r.Turn == s.unfinished && r.Kind != record.KindTurnCancelled {
+		s.startTurn(r) // it goes on without another turn.started
+	}
 	switch r.Kind {
 	case record.KindSessionCreated, record.KindSessionResumed:
 		p := decodePayload[record.SessionCreated](r) // session.resumed has its fields too
@@ -96,6 +103,7 @@ func (s *session) observeRecord(r record.Record) {
 		for _, t := range p.Tools {
 			s.offered[t.Name] = true
 		}
+		s.unfinished = decodePayload[record.SessionResumed](r).Unfinished
 	case record.KindSessionEnded:
 		s.endAll(r.Time)
 	case record.KindTurnStarted:
@@ -202,14 +210,27 @@ func (s *session) addEvent(r record.Record, attributes ...attribute.KeyValue) {
 }
 
 func (s *session) startTurn(r record.Record) {
-	s.turn = &turn{ctx: s.parent, start: r.Time}
+	s.turn, s.unfinished = &turn{ctx: s.parent, start: r.Time}, ""
 	if s.model.Model == "" {
 		return // the user's own calls: no agent is invoked
 	}
 	s.turn.ctx, s.turn.span = s.tracer.Start(s.parent, "invoke_agent "+agentName, trace.WithTimestamp(r.Time),
-		trace.WithSpanKind(trace.SpanKindInternal), trace.WithAttributes(
+		trace.WithSpanKind(trace.SpanKindInternal), trace.WithLinks(clientLinks(r)...), trace.WithAttributes(
 			keyOperation.String("invoke_agent"), keyAgent.String(agentName), keyProvider.String(providerName(s.model.Provider)),
 			keyAgentVersion.String(s.version), keyRequestModel.String(s.model.Model), keyConversation.String(s.id), attribute.String("caisson.turn.id", r.Turn)))
+}
+
+// clientLinks returns the link to the span in which a client started a turn. A client's
+// span is no parent, whose flags would decide whether the turn is sampled.
+func clientLinks(r record.Record) []trace.Link {
+	if r.Kind != record.KindTurnStarted {
+		return nil
+	}
+	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": decodePayload[record.TurnStarted](r).Traceparent})
+	if to := trace.SpanContextFromContext(ctx); to.IsValid() {
+		return []trace.Link{{SpanContext: to}}
+	}
+	return nil
 }
 
 // endTurn ends the turn and what is open below it. It failed unless the model answered.

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -184,7 +185,9 @@ func TestOff(t *testing.T) {
 		if n := runtime.NumGoroutine(); n != before {
 			t.Errorf("%s: %d goroutines more", name, n-before)
 		}
-		e.Observe(record.Record{}, nil)
+		if n := testing.AllocsPerRun(100, func() { e.Observe(record.Record{Session: "ses_1", Kind: record.KindTurnStarted}, nil) }); n != 0 {
+			t.Errorf("%s: a record costs %.0f allocations", name, n)
+		}
 		e.Close(t.Context())
 	}
 }
@@ -355,6 +358,65 @@ func TestResumedSession(t *testing.T) {
 	for _, name := range []string{"invoke_agent caisson", "execute_tool shell"} {
 		if s := c.spans[name]; s == nil || attributeOf(s, "error.type") != "" {
 			t.Errorf("%s: %v", name, s)
+		}
+	}
+}
+
+// TestLinkToTheClient: the span of a client is linked to. It is no parent: its trace is
+// another one, and its flag against sampling counts for nothing.
+func TestLinkToTheClient(t *testing.T) {
+	for traceparent, want := range map[string]string{
+		"": "", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00": "0af7651916cd43dd8448eb211c80319c b7ad6b7169203331",
+		"00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01": "",
+	} {
+		c := newCollector(t, accept)
+		e, _ := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_METRICS_EXPORTER": "none"})
+		observe(t, e, map[int]record.Payload{
+			0: record.SessionCreated{Model: loop.ModelInfo{Provider: "openai", Model: "gpt"}},
+			1: record.TurnStarted{Traceparent: traceparent},
+			2: record.TurnCompleted{Reason: loop.StopAnswered},
+		}, nil)
+		e.Close(t.Context())
+		s := c.spans["invoke_agent caisson"]
+		if s == nil {
+			t.Errorf("%q: no span", traceparent)
+			continue
+		}
+		got := ""
+		for _, l := range s.Links {
+			got += fmt.Sprintf("%x %x", l.TraceId, l.SpanId)
+		}
+		if got != want || len(s.ParentSpanId) > 0 || fmt.Sprintf("%x", s.TraceId) == "0af7651916cd43dd8448eb211c80319c" {
+			t.Errorf("%q: links %q, want %q; the parent is %x in %x", traceparent, got, want, s.ParentSpanId, s.TraceId)
+		}
+	}
+}
+
+// TestContinuedTurn makes a span of a turn that another process began, and none of one
+// that is only cancelled.
+func TestContinuedTurn(t *testing.T) {
+	for name, c := range map[string]struct {
+		last record.Payload
+		want bool
+	}{
+		"continued": {record.TurnCompleted{Reason: loop.StopAnswered}, true},
+		"abandoned": {record.TurnCancelled{By: "session"}, false},
+	} {
+		to := newCollector(t, accept)
+		e, _ := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": to.URL, "OTEL_METRICS_EXPORTER": "none"})
+		resumed := record.SessionResumed{SessionCreated: record.SessionCreated{Model: loop.ModelInfo{Provider: "openai", Model: "gpt"}}, Unfinished: "trn_1"}
+		payloads := map[int]record.Payload{0: resumed, 1: c.last}
+		if c.want {
+			payloads = map[int]record.Payload{0: resumed, 1: record.ModelCallStarted{}, 2: record.ModelCallCompleted{Finish: "stop"}, 3: c.last}
+		}
+		observe(t, e, payloads, map[int]string{2: "b"})
+		e.Close(t.Context())
+		s := to.spans["invoke_agent caisson"]
+		if (s != nil) != c.want || s != nil && attributeOf(s, "error.type") != "" {
+			t.Errorf("%s: the span of the turn is %v", name, s)
+		}
+		if chat := to.spans["chat "]; c.want && (chat == nil || string(chat.ParentSpanId) != string(s.SpanId)) {
+			t.Errorf("%s: the model call %v is not below the turn", name, chat)
 		}
 	}
 }
