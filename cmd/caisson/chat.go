@@ -5,9 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +21,8 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/approval"
 )
@@ -87,50 +93,141 @@ func runChat(ctx context.Context, a *app, f runFlags, plain bool) error {
 	if f.submounts != nil {
 		f.settings.Submounts = f.submounts
 	}
-	resumed, err := f.findResumed(a)
-	if err != nil {
-		return err
-	}
-	conf, err := loadChatSettings(a, f.settings, f.profile)
-	if err != nil {
-		return err
-	}
-	s, err := openBuilder(conf, f.workspace, f.project)
-	if err != nil {
-		return err
-	}
-	defer s.close()
-	s.chat, s.resume = true, resumed
 	t := newChatTerminal(a, plain, interactive)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer t.close(ctx)
+	var before *runFlags // with which to go back if the next session can't be opened
+	for notice := ""; ; {
+		end, err := t.holdConversation(ctx, f, notice)
+		switch {
+		case err != nil && before != nil && ctx.Err() == nil:
+			problem := describeError(err).Problem
+			line := ui.ErrorLine(strings.TrimSpace(problem.Cause+". "+problem.Hint), t.colour)
+			t.out.Queue(len(line), func() { t.render.Print(line) })
+			f, before, notice = *before, nil, "going back to the session before"
+		case err != nil:
+			return err
+		case end.Next == nil || end.Report.ExitStatus == exitFatal || end.Report.ExitStatus == exitUnvouched || len(end.Report.Left) > 0:
+			return exitWith(t.finish(ctx, end))
+		default:
+			back := f.continueWith(chat.Next{Session: end.Report.Session, Model: valueOf(f.settings.Model)})
+			before, f, notice = &back, f.continueWith(*end.Next), ""
+			if end.Next.Session == end.Report.Session {
+				notice = "the next turns use " + end.Next.Model
+			}
+		}
+	}
+}
+
+// continueWith returns the flags with which a conversation goes on: the settings that a
+// session keeps are not those of another one.
+func (f runFlags) continueWith(n chat.Next) runFlags {
+	f.resume, f.named = n.Session, false
+	f.settings.Mode, f.settings.Workdir, f.settings.Image, f.settings.Backend, f.settings.Model = nil, nil, nil, nil, nil
+	if n.Model != "" {
+		f.settings.Model = &n.Model
+	}
+	return f
+}
+
+// holdConversation holds a conversation in one session, which is closed at its end.
+func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice string) (chat.End, error) {
+	a := t.app
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	release := func() {}
+	if t.opened {
+		release = sync.OnceFunc(chat.WatchInterrupts(ctx, t.keyboard, a.takeSignals(), cancel))
+	}
+	defer func() { release() }()
+	resumed, err := f.findResumed(a)
+	if err != nil {
+		return chat.End{}, err
+	}
+	conf, err := loadChatSettings(a, f.settings, f.profile)
+	if err != nil {
+		return chat.End{}, err
+	}
+	s, err := openBuilder(conf, f.workspace, f.project)
+	if err != nil {
+		return chat.End{}, err
+	}
+	defer s.close()
+	s.chat, s.resume = true, resumed
 	t.attention = *s.conf.Chat.Notify
 	o, done, err := s.sessionOptions(ctx, "", t.userInterface)
 	if err != nil {
-		return cmp.Or(interruption(ctx), err)
+		return chat.End{}, cmp.Or(interruption(ctx), err)
 	}
 	defer done()
-	redactor := redact.New(o.Secrets)
-	t.redact = func(text string) string { return string(redactor.Bytes([]byte(text))) }
+	t.redactor.Store(redact.New(o.Secrets))
 	force := make(chan struct{})
 	o.Broker, o.Mirror, o.Live = t.newBroker(), t.showRecord, t.showDelta
 	o.Force, o.Warner = force, func(warn func(string)) { t.warn.Store(&warn) }
 	session, err := runner.Open(ctx, o)
 	if err != nil {
-		return err
+		return chat.End{}, err
 	}
 	if err := t.openTerminal(); err != nil {
 		session.Close()
-		return err
+		return chat.End{}, err
 	}
-	end := chat.Run(ctx, chat.Options{
+	release()
+	return chat.Run(ctx, chat.Options{
 		Renderer: t.render, Keyboard: t.keyboard, Status: &t.status, Queue: func(size int, do func()) { t.out.Queue(size, do) },
 		Session: session, Dir: o.Dir.Path, Signals: a.takeSignals(), Stop: cancel, Force: sync.OnceFunc(func() { close(force) }), Exit: t.exitProgram,
-		Plain: plain, Echo: plain && !interactive, Colour: t.colour, Notify: t.notify,
+		Plain: t.plain, Echo: t.plain && !t.interactive, Colour: t.colour, Notify: t.notify,
 		Overlay: sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges(), External: t.programRunner(ctx), Getenv: a.environ.get,
+		Switching: chat.Switching{
+			Model: cmp.Or(o.Profiles[0].Name, o.Profiles[0].Model.Info().String()), Models: slices.Sorted(maps.Keys(s.conf.Models)), Notice: notice,
+			List:    func() ([]trace.Entry, error) { return listResumable(a, s.workspace.Path) },
+			Prepare: func(n chat.Next) (chat.Next, error) { return f.prepareNext(a, n, o.Dir.Session) },
+		},
+	}), nil
+}
+
+// mostListed is how many sessions /resume lists.
+const mostListed = 10
+
+// listResumable returns the newest sessions with a model on a workspace.
+func listResumable(a *app, workspace string) ([]trace.Entry, error) {
+	list, err := trace.List(a.environ.stateDir(), 0)
+	if err != nil {
+		return nil, describeError(err)
+	}
+	list = slices.DeleteFunc(list, func(e trace.Entry) bool {
+		return e.Workspace != workspace || e.Model == "" || e.Pruned || e.State == trace.StateDamaged
 	})
-	return exitWith(t.finish(ctx, end))
+	return list[:min(len(list), mostListed)], nil
+}
+
+// prepareNext finds the session that the conversation is to go on with, and checks what can
+// be checked before the current one is closed.
+func (f runFlags) prepareNext(a *app, n chat.Next, current string) (chat.Next, error) {
+	fail := func(err error) (chat.Next, error) {
+		p := describeError(err).Problem
+		return n, errors.New(strings.TrimSpace(p.Cause + ". " + p.Hint))
+	}
+	next := f.continueWith(n)
+	id, err := next.findResumed(a)
+	switch {
+	case err != nil:
+		return fail(err)
+	case id == current && n.Model == "":
+		return n, errors.New("this is session " + id)
+	case id != current && sessiondir.SessionLives(sessiondir.Path(a.environ.stateDir(), id)):
+		return fail(fmt.Errorf("session %s: %w", id, sessiondir.ErrAlive))
+	}
+	conf, err := loadChatSettings(a, next.settings, next.profile)
+	if err != nil {
+		return fail(err)
+	}
+	if _, err := conf.conf.SelectModels(conf.environ); err != nil {
+		return fail(noModel(err))
+	}
+	n.Session = id
+	return n, nil
 }
 
 // chatTerminal is the terminal of a conversation.
@@ -140,7 +237,12 @@ type chatTerminal struct {
 	plain    bool
 	keyboard *chat.Keyboard
 	status   chat.Status
-	redact   func(string) string
+	redactor atomic.Pointer[redact.Redactor]
+	// prompt asks the questions of all sessions, and broker is the current session's.
+	prompt *ui.Prompt
+	broker atomic.Pointer[approval.Broker]
+	// opened is set once the terminal is read.
+	opened bool
 	// attention is how the chat asks for it: off, bell or osc9.
 	attention string
 	// restore restores the terminal's state, nil while it is unchanged.
@@ -154,7 +256,7 @@ type chatTerminal struct {
 }
 
 func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
-	t := &chatTerminal{plain: plain, free: make(chan struct{}), redact: func(text string) string { return text }}
+	t := &chatTerminal{plain: plain, free: make(chan struct{})}
 	close(t.free)
 	u := &userInterface{
 		app: a, broken: func() {}, out: ui.NewAsyncWriter(), interactive: interactive,
@@ -164,7 +266,7 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 	t.userInterface = u
 	o := ui.Options{
 		Out: a.stderr, Live: !plain, Colour: u.colour, Reflow: breaksLinesAnew(a.environ), Chat: true, Words: plain,
-		Redact: func(text string) string { return t.redact(text) }, Footer: t.status.Footer,
+		Redact: t.redact, Footer: t.status.Footer,
 		OnSuspend: func(on bool) { t.keyboard.Ask(on) },
 	}
 	if a.terminal(a.stderr) {
@@ -172,11 +274,28 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 	}
 	t.keyboard = chat.NewKeyboard(a.stdin, !plain, func(typed string, done bool) { u.render.Retype(typed, done) })
 	u.render = ui.New(o)
+	t.prompt = &ui.Prompt{
+		In: t.keyboard, Out: u.render, Pending: func() []approval.Confirmation { return t.broker.Load().Pending() },
+		Pressed: func(ctx context.Context, wait time.Duration) (bool, error) {
+			return t.keyboard.Pressed(ctx, wait, a.pressed)
+		},
+	}
 	return t
+}
+
+// redact removes the secrets of the session from a text.
+func (t *chatTerminal) redact(text string) string {
+	if r := t.redactor.Load(); r != nil {
+		return string(r.Bytes([]byte(text)))
+	}
+	return text
 }
 
 // openTerminal takes the terminal, and reads it from now on.
 func (t *chatTerminal) openTerminal() error {
+	if t.opened {
+		return nil
+	}
 	if !t.plain {
 		if err := t.takeTerminal(); err != nil {
 			return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
@@ -185,6 +304,7 @@ func (t *chatTerminal) openTerminal() error {
 		}
 	}
 	t.keyboard.Start()
+	t.opened = true
 	return nil
 }
 
@@ -230,12 +350,8 @@ func (t *chatTerminal) newBroker() *approval.Broker {
 		return nil
 	}
 	b := approval.NewBroker(approval.BrokerOptions{})
-	b.Attach("terminal", &orderedApprover{t.out, &screenApprover{t, &ui.Prompt{
-		In: t.keyboard, Out: t.render, Pending: b.Pending,
-		Pressed: func(ctx context.Context, wait time.Duration) (bool, error) {
-			return t.keyboard.Pressed(ctx, wait, t.app.pressed)
-		},
-	}}})
+	t.broker.Store(b)
+	b.Attach("terminal", &orderedApprover{t.out, &screenApprover{t, t.prompt}})
 	return b
 }
 

@@ -5,13 +5,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/moby/sys/atomicwriter"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/loop"
@@ -61,6 +58,8 @@ type Options struct {
 	External func(name string, args ...string) error
 	// Getenv returns a variable of the environment.
 	Getenv func(name string) string
+	// Switching is required.
+	Switching Switching
 }
 
 // End is how a chat ended.
@@ -68,6 +67,8 @@ type End struct {
 	Report runner.Report
 	// Signal is the number of the signal that ended it, or 0.
 	Signal int
+	// Next is how the conversation goes on, nil where it does not.
+	Next *Next
 }
 
 // chat is one chat under way. Its fields belong to the goroutine of run, but for those
@@ -89,6 +90,9 @@ type chat struct {
 	blurred bool
 	notes   *time.Timer // writes the draft
 	still   *time.Ticker
+	// next is set if the chat ends in favour of another one, which may be one of listed.
+	next   *Next
+	listed []string
 
 	mu       sync.Mutex
 	composer composer
@@ -118,7 +122,7 @@ func Run(ctx context.Context, o Options) End {
 		c.handleEvent()
 	}
 	c.writeDraft()
-	return End{c.closeSession(), c.signal}
+	return End{c.closeSession(), c.signal, c.next}
 }
 
 // handleEvent handles the next event.
@@ -167,11 +171,15 @@ func (c *chat) handleSignal(sig os.Signal) {
 		c.stopTurn()
 		return
 	}
-	c.ended, c.signal = true, int(syscall.SIGTERM)
-	if s, ok := sig.(syscall.Signal); ok {
-		c.signal = int(s)
-	}
+	c.ended, c.signal = true, signalNumber(sig)
 	c.Stop(&runner.Interrupted{Signal: c.signal})
+}
+
+func signalNumber(sig os.Signal) int {
+	if s, ok := sig.(syscall.Signal); ok {
+		return int(s)
+	}
+	return int(syscall.SIGTERM)
 }
 
 // pressKey obeys a key.
@@ -315,6 +323,9 @@ func (c *chat) follow(turn *runner.Turn) {
 // that has no end.
 func (c *chat) goOn() {
 	r := runner.RecapOf(c.Session)
+	if c.Switching.Notice != "" {
+		c.showLines(safeText(c.Switching.Notice))
+	}
 	if r.Turns == 0 {
 		return
 	}
@@ -322,7 +333,9 @@ func (c *chat) goOn() {
 		c.Status.setUsed(r.Used)
 	}
 	c.answer = r.Answer
-	c.showLines(ui.RecapLines(r.Message, r.Answer, filepath.Base(c.Dir), c.Colour)...)
+	if c.Switching.Notice == "" {
+		c.showLines(ui.RecapLines(r.Message, r.Answer, filepath.Base(c.Dir), c.Colour)...)
+	}
 	if !r.Unfinished {
 		return
 	}
@@ -422,58 +435,22 @@ func (c *chat) takeBack() {
 	c.notes.Reset(draftTime)
 }
 
-// joinDraft joins messages to one draft.
-func joinDraft(texts []string) string {
-	var all []string
-	for _, t := range texts {
-		if strings.TrimSpace(t) != "" {
-			all = append(all, t)
-		}
-	}
-	return strings.Join(all, "\n\n")
-}
-
-// readDraft brings back the draft of a session that is resumed.
-func (c *chat) readDraft() {
-	if text, err := os.ReadFile(filepath.Join(c.Dir, draftFile)); err == nil {
-		c.mu.Lock()
-		c.composer.setDraft(strings.ToValidUTF8(string(text), "\uFFFD"))
-		draft := c.composer.text
-		c.mu.Unlock()
-		if c.Plain && draft != "" {
-			c.showLines(append([]string{"a draft is kept:"}, ui.MessageLines(draft, c.Colour)...)...)
-		}
-	}
-}
-
-// writeDraft keeps the draft, with the messages that wait, for when the process dies.
-func (c *chat) writeDraft() {
-	c.notes.Stop()
-	c.mu.Lock()
-	text := joinDraft(append(slices.Clip(c.queue), c.composer.text))
-	c.mu.Unlock()
-	path := filepath.Join(c.Dir, draftFile)
-	if text == "" {
-		_ = os.Remove(path) // there may be none
-		return
-	}
-	if err := atomicwriter.WriteFile(path, []byte(text), 0o600); err != nil {
-		c.showLines(ui.ErrorLine("the draft can't be kept: "+err.Error(), c.Colour))
-	}
-}
-
 // closeSession closes the session, which may take as long as commands take to end. Another
 // request destroys the sandbox, and one more ends the program.
 func (c *chat) closeSession() runner.Report {
 	c.setHint("ending the session")
 	c.Renderer.Draw()
+	keys := c.keys
+	if c.Plain { // its lines are for the next session
+		keys = nil
+	}
 	done := make(chan runner.Report, 1)
 	go func() { done <- c.Session.Close() }()
 	for n := 0; ; {
 		select {
 		case r := <-done:
 			return r
-		case k := <-c.keys:
+		case k := <-keys:
 			if k.kind == keyText && k.ctrl && k.text == "c" {
 				n++
 			}

@@ -31,6 +31,8 @@ func commands() []command {
 		{"/discard", "remove the changes", (*chat).discardChanges},
 		{"/copy", "copy the last answer", (*chat).copyAnswer},
 		{"/cost", "show what the session has used", showCost},
+		{"/model", "list models, or choose one for the next turns: /model NAME", switchModel},
+		{"/resume", "list sessions, or go on with one: /resume SESSION", switchSession},
 		{"/help", "list commands and keys", showHelp},
 		{"/quit", "end the session; its changes are kept", quitChat},
 	}

@@ -40,6 +40,7 @@ func (s *Status) AddRecord(r record.Record) {
 	case record.KindSessionCreated, record.KindSessionResumed: // whose payload begins alike
 		var p record.SessionCreated
 		if json.Unmarshal(r.Payload, &p) == nil {
+			s.spent, s.unknown, s.changed = 0, false, 0 // of an earlier session
 			s.model, s.mode, s.limit = p.Model.Model, p.WorkspaceMode, p.Budget.CostMicroUSD
 			s.sandbox = cmp.Or(p.Backend.Chosen, "no sandbox yet")
 		}

@@ -1,0 +1,115 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// addScript writes another script of a replayed model into the world, and returns its name
+// as a model.
+func (w *world) addScript(t *testing.T, name, turns string) string {
+	t.Helper()
+	path := filepath.Join(filepath.Dir(w.dir), name+".yaml")
+	if err := os.WriteFile(path, []byte("version: 1\nname: "+name+"\nturns:\n"+turns), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return "replay/" + path
+}
+
+// A conversation goes on with another model in the same session, and one that is not
+// known changes nothing.
+func TestChoosingAModel(t *testing.T) {
+	w := newWorld(t, "  - text: the first answer\n")
+	other := w.addScript(t, "other", "  - text: the other answer\n")
+	status, shown := chatIn(t, w, "xterm", []step{
+		{"› ", "/model\r"},
+		{"the model is replay/", "/model nosuch\r"},
+		{"nosuch", "\x03"},
+		{"in the history", "make it\r"},
+		{"the first answer", "/model " + other + "\r"},
+		{"the next turns use replay/", "again\r"},
+		{"the other answer", "/quit\r"},
+	})
+	if status != 0 {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+	text, err := os.ReadFile(w.onlyTrace(t))
+	if err != nil || bytes.Count(text, []byte(`"kind":"`+record.KindSessionResumed+`"`)) != 1 || bytes.Count(text, []byte(`"kind":"`+record.KindTurnCompleted+`"`)) != 2 {
+		t.Errorf("the records have another session or other turns: %v\n%s", err, text)
+	}
+}
+
+// A conversation goes on with another session, which /resume lists, and the first one is
+// kept. Its own id and one that is not known are refused.
+func TestGoingOnWithAnotherSession(t *testing.T) {
+	w := newWorld(t, "  - text: an answer\n  - text: the second answer\n")
+	if status, shown := chatIn(t, w, "xterm", []step{{"› ", "the old task\r"}, {"an answer", "/quit\r"}}); status != 0 {
+		t.Fatalf("status %d\n%q", status, shown)
+	}
+	old := filepath.Base(filepath.Dir(w.onlyTrace(t)))
+	status, shown := chatIn(t, w, "xterm", []step{
+		{"› ", "/resume nosuch\r"},
+		{"no session", "\x03"},
+		{"in the history", "the new task\r"},
+		{"an answer", "/resume\r"},
+		{"1  " + old, "/resume 1\r"},
+		{"› the old task", ""},
+		{"an answer", "more\r"},
+		{"the second answer", "/resume " + old + "\r"},
+		{"this is session " + old, "\x03\x03\x03"},
+	})
+	if status != 0 || !strings.Contains(shown, "the old task") {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+	found, _ := filepath.Glob(filepath.Join(w.dir, "../home/.local/state/caisson/sessions/*/"+record.TraceFile))
+	if len(found) != 2 {
+		t.Errorf("sessions: %q", found)
+	}
+}
+
+// Lines behind a command that switches are for the next session, whose end of input ends
+// the conversation.
+func TestAPlainConversationSwitches(t *testing.T) {
+	w := newWorld(t, "  - text: the first answer\n")
+	other := w.addScript(t, "other", "  - text: the other answer\n")
+	w.args[0] = "chat"
+	var out bytes.Buffer
+	w.app.stderr = &out
+	w.app.stdin = strings.NewReader("make it\n/model " + other + "\nagain\n")
+	if status := run(t.Context(), append(w.args, "--plain"), w.env, w.app); status != 0 || !strings.Contains(out.String(), "the other answer") {
+		t.Errorf("status %d: %s", status, &out)
+	}
+}
+
+// A session that turns out to be damaged is refused, and the conversation goes back to the
+// session before, with its model.
+func TestGoingBackFromADamagedSession(t *testing.T) {
+	w := newWorld(t, "  - text: an answer\n  - text: the second answer\n")
+	if status, shown := chatIn(t, w, "xterm", []step{{"› ", "the old task\r"}, {"an answer", "/quit\r"}}); status != 0 {
+		t.Fatalf("status %d\n%q", status, shown)
+	}
+	path := w.onlyTrace(t)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := bytes.Replace(text, []byte("an answer"), []byte("no answer"), 1)
+	if err := os.WriteFile(path, damaged, 0o600); err != nil || bytes.Equal(text, damaged) {
+		t.Fatalf("the records were not changed: %v", err)
+	}
+	old := filepath.Base(filepath.Dir(path))
+	status, shown := chatIn(t, w, "xterm", []step{
+		{"› ", "the new task\r"},
+		{"an answer", "/resume " + old + "\r"},
+		{"going back to the session before", "more\r"},
+		{"the second answer", "/quit\r"},
+	})
+	if status != 0 || !strings.Contains(shown, "! ") {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+}

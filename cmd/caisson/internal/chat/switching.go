@@ -1,0 +1,149 @@
+package chat
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/trace"
+)
+
+// Next is how a conversation goes on after its session was closed: with a session, the
+// same one or another.
+type Next struct {
+	// Session is the id of the session, or the beginning of one.
+	Session string
+	// Model is the profile or the provider/model of its next turns, "" for its own.
+	Model string
+}
+
+// Switching is what a chat needs to go on with another session or another model.
+type Switching struct {
+	// Model is the profile of the session's turns, and Models are the names of the
+	// configured ones.
+	Model  string
+	Models []string
+	// List returns the newest sessions that a chat on the workspace can go on with.
+	List func() ([]trace.Entry, error)
+	// Prepare returns n with the whole id of its session, or why the chat can't go on
+	// with it.
+	Prepare func(n Next) (Next, error)
+	// Notice is shown in place of the recap, unless it is empty.
+	Notice string
+}
+
+// switchModel shows the models, or goes on with another one.
+func switchModel(c *chat, name string) bool {
+	if name == "" {
+		c.showLines("the model is " + safeText(c.Switching.Model))
+		for _, m := range c.Switching.Models {
+			c.showLines("  " + safeText(m))
+		}
+		c.showLines(ui.Dim("/model NAME chooses one of these, or PROVIDER/MODEL, for the next turns", c.Colour))
+		c.yourTurn()
+		return true
+	}
+	if name == c.Switching.Model {
+		c.showLines("the model is " + safeText(name) + " already")
+		c.yourTurn()
+		return true
+	}
+	return switchTo(c, Next{Session: filepath.Base(c.Dir), Model: name})
+}
+
+// switchSession lists sessions, or goes on with another one.
+func switchSession(c *chat, name string) bool {
+	if name == "" {
+		listSessions(c)
+		c.yourTurn()
+		return true
+	}
+	if n, err := strconv.Atoi(name); err == nil && n >= 1 && n <= len(c.listed) {
+		name = c.listed[n-1]
+	}
+	return switchTo(c, Next{Session: name})
+}
+
+// listSessions shows the sessions that the chat can go on with.
+func listSessions(c *chat) {
+	list, err := c.Switching.List()
+	if err != nil {
+		c.showLines(ui.ErrorLine("the sessions can't be listed: "+err.Error(), c.Colour))
+		return
+	}
+	list = slices.DeleteFunc(list, func(e trace.Entry) bool { return e.Session == filepath.Base(c.Dir) })
+	if c.listed = nil; len(list) == 0 {
+		c.showLines("there is no other session on this workspace")
+		return
+	}
+	for i, e := range list {
+		c.listed = append(c.listed, e.Session)
+		task, _, _ := strings.Cut(e.Task, "\n")
+		task = truncateText(safeText(task), 60)
+		line := fmt.Sprintf("%2d  %s  %s  %s", i+1, e.Session, e.Begun.Local().Format("2006-01-02 15:04"), task)
+		if e.State == trace.StateLive {
+			line += " (in use)"
+		}
+		c.showLines(safeText(line))
+	}
+	c.showLines(ui.Dim("/resume NUMBER or /resume SESSION goes on with one; this session is kept", c.Colour))
+}
+
+// switchTo ends the chat in favour of another one, if that is possible.
+func switchTo(c *chat, n Next) bool {
+	if c.turn != nil {
+		c.showLines(ui.ErrorLine("a turn is running: Ctrl+C stops it", c.Colour))
+		return false
+	}
+	n, err := c.Switching.Prepare(n)
+	if err != nil {
+		c.showLines(ui.ErrorLine(err.Error(), c.Colour))
+		c.yourTurn()
+		return false
+	}
+	c.next, c.ended = &n, true
+	return true
+}
+
+func safeText(text string) string {
+	safe, _ := displayText(text)
+	return ui.SureWidth(safe)
+}
+
+// WatchInterrupts calls stop with the cause when a person presses Ctrl+C or a signal
+// comes, until release is called. It is for the time between two sessions, in which no chat
+// reads the keyboard; other keys of that time are dropped, but no lines of a plain chat.
+func WatchInterrupts(ctx context.Context, k *Keyboard, signals <-chan os.Signal, stop func(cause error)) (release func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	keys := k.keys
+	if !k.raw {
+		keys = nil
+	}
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case pressed := <-keys:
+				switch {
+				case pressed.kind == keyEOF:
+					keys = nil
+					defer func() { go func() { k.keys <- pressed }() }() // the next chat ends by it
+				case pressed.kind == keyText && pressed.ctrl && pressed.text == "c":
+					stop(&runner.CancelledByUser{Client: "terminal"})
+				}
+			case sig := <-signals:
+				stop(&runner.Interrupted{Signal: signalNumber(sig)})
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() { cancel(nil); <-done }
+}
