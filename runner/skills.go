@@ -18,7 +18,7 @@ func findSkills(ctx context.Context, s *Session) *skill.Set {
 	if o.from != nil {
 		return o.from.skillsFor(o.Skills)
 	}
-	set, ignored := o.Skills.Find(ctx, s.original, o.TrustedInstructions)
+	set, ignored := o.Skills.Find(ctx, s.original, o.Workspace.Path, o.TrustedInstructions)
 	for _, i := range ignored {
 		s.prompt.ignored = append(s.prompt.ignored, record.Ignored(i))
 	}
@@ -28,10 +28,10 @@ func findSkills(ctx context.Context, s *Session) *skill.Set {
 	return set
 }
 
-// Find returns the skills that a session on a workspace has, of which the user trusts
+// Find returns the skills that a session on the workspace at root has, of which the user trusts
 // files, and those that can't be used.
-func (o SkillOptions) Find(ctx context.Context, reader *workspace.Reader, trusted []approval.TrustedFile) (*skill.Set, []skill.Ignored) {
-	from := skill.Options{Dirs: o.Dirs, CheckFile: o.CheckFile}
+func (o SkillOptions) Find(ctx context.Context, reader *workspace.Reader, root string, trusted []approval.TrustedFile) (*skill.Set, []skill.Ignored) {
+	from := skill.Options{Root: root, Dirs: o.Dirs, CheckFile: o.CheckFile}
 	if o.Workspace {
 		from.Workspace = reader
 		from.IsTrusted = func(path, sha256 string) bool {

@@ -474,7 +474,7 @@ func (f *skillFlags) findSkills(ctx context.Context, a *app) (skills.Found, erro
 	if err != nil {
 		return found, err
 	}
-	set, ignored := options.Find(ctx, reader, s.instructions)
+	set, ignored := options.Find(ctx, reader, w.Path, s.instructions)
 	for _, i := range ignored {
 		found.Ignored = append(found.Ignored, record.Ignored(i))
 	}

@@ -122,7 +122,10 @@ func parseFrontMatter(header string) (map[string]ast.Node, error) {
 	}
 	values := map[string]ast.Node{}
 	var pairs []*ast.MappingValueNode
-	for _, doc := range file.Docs {
+	for i, doc := range file.Docs {
+		if i > 0 { // the parser finds a key that stands twice only within one document
+			return nil, &FormatError{Problem: "its front matter has more than one YAML document"}
+		}
 		switch body := doc.Body.(type) {
 		case *ast.MappingNode:
 			pairs = append(pairs, body.Values...)
@@ -134,11 +137,35 @@ func parseFrontMatter(header string) (map[string]ast.Node, error) {
 		}
 	}
 	for _, pair := range pairs {
-		if key, ok := pair.Key.(*ast.StringNode); ok {
-			values[key.Value] = pair.Value
+		key, ok := pair.Key.(*ast.StringNode)
+		if !ok {
+			return nil, &FormatError{Line: lineOf(pair.Key), Problem: "a key of its front matter is not plain text"}
 		}
+		name := key.Value
+		if declaresTools(name) {
+			name = allowedToolsKey
+		}
+		if _, twice := values[name]; twice {
+			return nil, &FormatError{Line: lineOf(pair.Key), Problem: "its front matter has " + name + " twice, in two spellings"}
+		}
+		values[name] = pair.Value
 	}
 	return values, nil
+}
+
+// allowedToolsKey is the key that lists tools.
+const allowedToolsKey = "allowed-tools"
+
+// declaresTools reports whether a key is allowed-tools in any spelling. A restriction
+// that its author meant must not be lost with a capital letter.
+func declaresTools(key string) bool {
+	plain := strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' {
+			return r
+		}
+		return -1
+	}, strings.ToLower(key))
+	return plain == "allowedtools"
 }
 
 // setValues sets the fields of the front matter.
@@ -159,18 +186,10 @@ func (d *Document) setValues(values map[string]ast.Node) error {
 		d.Description = clipped
 		d.Warnings = append(d.Warnings, fmt.Sprintf("its description has more than %d characters and was cut", MaxDescription))
 	}
-	node, ok := values["allowed-tools"]
-	other, alias := values["allowed_tools"]
-	switch {
-	case ok && alias:
-		return &FormatError{Line: lineOf(other), Problem: "its front matter has both allowed-tools and allowed_tools"}
-	case alias:
-		node = other
-	case !ok:
-		return nil
+	node, ok := values[allowedToolsKey]
+	if d.Declares = ok; ok {
+		d.AllowedTools = d.listTools(node)
 	}
-	d.Declares = true
-	d.AllowedTools = d.listTools(node)
 	return nil
 }
 

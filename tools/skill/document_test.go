@@ -18,6 +18,8 @@ func TestParse(t *testing.T) {
 		{"declared text", head + "allowed-tools: Bash(git add:*), Read   Grep\n---\n", Document{Declares: true, AllowedTools: []string{"Bash(git add:*)", "Read", "Grep"}}},
 		{"declared list", head + "allowed-tools:\n  - Read\n  - Bash(ls:*), Write\n---\n", Document{Declares: true, AllowedTools: []string{"Read", "Bash(ls:*)", "Write"}}},
 		{"underscore", head + "allowed_tools: Read\n---\n", Document{Declares: true, AllowedTools: []string{"Read"}}},
+		{"other spellings", head + "Allowed-Tools: Read\n---\n", Document{Declares: true, AllowedTools: []string{"Read"}}},
+		{"a quoted key", head + "\"allowedTools\": Read\n---\n", Document{Declares: true, AllowedTools: []string{"Read"}}},
 		{"declared without a value", head + "allowed-tools:\n---\n", Document{Declares: true, AllowedTools: []string{}}},
 		{"declared empty list", head + "allowed-tools: []\n---\n", Document{Declares: true, AllowedTools: []string{}}},
 		{"declared empty text", head + "allowed-tools: \"\"\n---\n", Document{Declares: true, AllowedTools: []string{}}},
@@ -69,7 +71,13 @@ func TestParseRefuses(t *testing.T) {
 		{"no UTF-8", "---\nname: a\ndescription: \xff\n---\n", "it is not UTF-8"},
 		{"large front matter", "---\nname: a\ndescription: b\nx: " + strings.Repeat("a", MaxFrontMatterBytes) + "\n---\n", "its front matter has more than 8192 bytes"},
 		{"large body", "---\nname: a\ndescription: b\n---\n" + strings.Repeat("a", MaxBodyBytes+1), "its body has more than 65536 bytes"},
-		{"both keys", "---\nname: a\ndescription: b\nallowed-tools: Read\nallowed_tools: Bash\n---\n", "line 5: its front matter has both allowed-tools and allowed_tools"},
+		{"both keys", "---\nname: a\ndescription: b\nallowed-tools: Read\nallowed_tools: Bash\n---\n", "line 5: its front matter has allowed-tools twice, in two spellings"},
+		{"two documents", "---\nname: a\ndescription: b\nallowed-tools: Read\n...\nallowed-tools: '*'\n---\n", "its front matter has more than one YAML document"},
+		{"a key with an anchor", "---\nname: a\ndescription: b\n&x allowed-tools: Read\n---\n", "line 4: a key of its front matter is not plain text"},
+		{"a key with a tag", "---\nname: a\ndescription: b\n!!str allowed-tools: Read\n---\n", "line 4: a key of its front matter is not plain text"},
+		{"an explicit key", "---\nname: a\ndescription: b\n? allowed-tools\n: Read\n---\n", "line 4: a key of its front matter is not plain text"},
+		{"a merge", "---\nx: &x {allowed-tools: Read}\n<<: *x\nname: a\ndescription: b\n---\n", "line 3: a key of its front matter is not plain text"},
+		{"a quoted key twice", "---\nname: a\ndescription: b\nallowed-tools: Read\n\"allowed-tools\": Bash\n---\n", `line 5: its front matter is not YAML: mapping key "allowed-tools" already defined at [3:1]`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			d, err := Parse([]byte(test.text))

@@ -38,6 +38,9 @@ func WorkspaceDirs() []string { return []string{".agents/skills", ".claude/skill
 type Options struct {
 	// Workspace reads the workspace; nil looks for no skills there.
 	Workspace *workspace.Reader
+	// Root is the path of the workspace. No directory of the operator's may be within
+	// it. "" checks nothing.
+	Root string
 	// IsTrusted reports whether the user trusts a file of the workspace with this
 	// hash; nil trusts none.
 	IsTrusted func(path, sha256 string) bool
@@ -112,12 +115,45 @@ func (f *finder) findOperators(ctx context.Context, dir Dir) {
 		return
 	}
 	defer func() { _ = root.Close() }() // it was only read
+	if isWithin(f.opts.Root, dir.Path) {
+		f.ignore(dir.Shown, errChangeable)
+		return
+	}
 	r, err := workspace.NewReader(root, workspace.ReaderOptions{})
 	if err != nil {
 		f.ignore(dir.Shown, err)
 		return
 	}
 	f.findIn(ctx, r, ".", func(name string) string { return filepath.Join(dir.Shown, name) }, &dir)
+}
+
+// errChangeable is why skills of the operator's in the workspace don't count.
+var errChangeable = errors.New("it is in the workspace, where commands can change it; keep your skills elsewhere")
+
+// isWithin reports whether a directory is root or below it, whatever its spelling. One
+// that can't be looked at counts as within.
+func isWithin(root, dir string) bool {
+	if root == "" {
+		return false
+	}
+	top, err := os.Stat(root)
+	if err != nil {
+		return true
+	}
+	if dir, err = filepath.EvalSymlinks(dir); err != nil {
+		return true
+	}
+	for {
+		info, err := os.Stat(dir)
+		if err != nil || os.SameFile(info, top) {
+			return true
+		}
+		above := filepath.Dir(dir)
+		if above == dir {
+			return false
+		}
+		dir = above
+	}
 }
 
 // findIn looks for skills in a directory. show returns the path of an entry as records
@@ -143,10 +179,8 @@ func (f *finder) findIn(ctx context.Context, r *workspace.Reader, dir string, sh
 		shown := show(path.Join(name, FileName))
 		one, err := f.readSkill(ctx, r, path.Join(dir, name, FileName), name)
 		if err == nil && operators != nil {
-			one.dir = filepath.Join(operators.Path, name)
-			if f.opts.CheckFile != nil {
-				err = f.opts.CheckFile(filepath.Join(one.dir, FileName))
-			}
+			one.dir, one.check = filepath.Join(operators.Path, name), f.opts.CheckFile
+			err = one.checkFile(FileName)
 		}
 		if e, ok := errors.AsType[*workspace.Error](err); ok && (e.Kind == workspace.KindNotFound || e.Kind == workspace.KindNotDir) {
 			continue
@@ -213,9 +247,20 @@ func (f *finder) selectSkills() []Skill {
 	return kept
 }
 
+// checkFile refuses a file of an operator's skill that others could have written.
+func (s Skill) checkFile(name string) error {
+	if s.check == nil {
+		return nil
+	}
+	return s.check(filepath.Join(s.dir, name))
+}
+
+// errNotPrivate is why a file of an operator's skill is not read.
+var errNotPrivate = errors.New("others could have written it")
+
 // readResource reads a file of an operator's skill, which lies in its directory.
-func readResource(ctx context.Context, dir, name string) (workspace.File, error) {
-	root, err := os.Open(dir)
+func (s Skill) readResource(ctx context.Context, name string) (workspace.File, error) {
+	root, err := os.Open(s.dir)
 	if err != nil {
 		return workspace.File{}, err
 	}
@@ -224,13 +269,17 @@ func readResource(ctx context.Context, dir, name string) (workspace.File, error)
 	if err != nil {
 		return workspace.File{}, err
 	}
-	return r.ReadFile(ctx, name, 0, maxResourceBytes)
+	content, err := r.ReadFile(ctx, name, 0, maxResourceBytes)
+	if err == nil && s.checkFile(name) != nil {
+		return workspace.File{}, errNotPrivate
+	}
+	return content, err
 }
 
-// listResources returns the paths of the files of an operator's skill, its SKILL.md
-// aside, at most maxResources of them.
-func listResources(ctx context.Context, dir string) (names []string, more bool) {
-	root, err := os.Open(dir)
+// listResources returns the paths of the files of an operator's skill, its SKILL.md and
+// those that others could have written aside, at most maxResources of them.
+func (s Skill) listResources(ctx context.Context) (names []string, more bool) {
+	root, err := os.Open(s.dir)
 	if err != nil {
 		return nil, false
 	}
@@ -248,7 +297,7 @@ func listResources(ctx context.Context, dir string) (names []string, more bool) 
 		case e.Type != workspace.TypeFile || e.Path == FileName || strings.HasPrefix(path.Base(e.Path), "."):
 		case len(names) == maxResources:
 			return names, true
-		default:
+		case s.checkFile(e.Path) == nil:
 			names = append(names, e.Path)
 		}
 	}

@@ -35,8 +35,10 @@ type Skill struct {
 	// Bytes is the size of the file, SHA256 the hex hash of it.
 	Bytes  int64
 	SHA256 string
-	// dir is the absolute path of the directory, for the operator's skills only.
-	dir string
+	// dir is the absolute path of the directory, and check refuses files that others
+	// could have written; for the operator's skills only.
+	dir   string
+	check func(path string) error
 }
 
 // IsOperators reports whether the skill counts as the operator's text.
@@ -112,7 +114,7 @@ func (s *Set) Restore(loaded []Loaded) {
 func (s *Set) addLoaded(one Skill) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if slices.ContainsFunc(s.loaded, func(l Loaded) bool { return l.Name == one.Name && l.SHA256 == one.SHA256 }) {
+	if slices.ContainsFunc(s.loaded, one.matches) {
 		return true
 	}
 	if allowed, declared := s.allowedLocked(); declared && !allowsAny(allowed, ToolName) {
@@ -122,11 +124,17 @@ func (s *Set) addLoaded(one Skill) bool {
 	return true
 }
 
-// isLoaded reports whether a skill is loaded.
-func (s *Set) isLoaded(name string) bool {
+// isLoaded reports whether a skill is loaded, as it is now.
+func (s *Set) isLoaded(one Skill) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.loaded, func(l Loaded) bool { return l.Name == name })
+	return slices.ContainsFunc(s.loaded, one.matches)
+}
+
+// matches reports whether a loaded skill is this one: of a resumed session, one of the
+// same name may have another text, or be another's.
+func (s Skill) matches(l Loaded) bool {
+	return l.Name == s.Name && l.SHA256 == s.SHA256 && l.Trust == s.Trust
 }
 
 // allowedLocked returns the union of what the loaded skills declare, and whether any

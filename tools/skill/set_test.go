@@ -75,6 +75,12 @@ func TestResolve(t *testing.T) {
 // makeWorkspace makes a workspace of files and symlinks ("-> target").
 func makeWorkspace(t *testing.T, files map[string]string) *workspace.Reader {
 	t.Helper()
+	return openWorkspace(t, makeFiles(t, files))
+}
+
+// makeFiles is makeWorkspace, and returns the directory.
+func makeFiles(t *testing.T, files map[string]string) string {
+	t.Helper()
 	root := t.TempDir()
 	for name, text := range files {
 		path := filepath.Join(root, name)
@@ -91,6 +97,11 @@ func makeWorkspace(t *testing.T, files map[string]string) *workspace.Reader {
 			t.Fatal(err)
 		}
 	}
+	return root
+}
+
+func openWorkspace(t *testing.T, root string) *workspace.Reader {
+	t.Helper()
 	dir, err := os.Open(root)
 	if err != nil {
 		t.Fatal(err)

@@ -133,7 +133,7 @@ func (t *loadTool) describeSkill(ctx context.Context, one Skill) string {
 	}
 	b.WriteString(body)
 	if one.dir != "" {
-		if files, more := listResources(ctx, one.dir); len(files) > 0 {
+		if files, more := one.listResources(ctx); len(files) > 0 {
 			shown, _ := tools.Display(strings.Join(files, ", "))
 			fmt.Fprintf(&b, "\n\nFiles of this skill, which %s reads: %s", ToolName, shown)
 			if more {
@@ -165,6 +165,9 @@ func (t *loadTool) describeAllowed(b *strings.Builder, one Skill) {
 	fmt.Fprintf(b, "\n\nTools that this skill allows: %s.", cmp.Or(strings.Join(wire, ", "), "none"))
 	if known == nil || t.opts.Warn == nil {
 		return
+	}
+	if len(wire) == 0 {
+		t.opts.Warn(fmt.Sprintf("skill %s allows no tool: the session has none from here on; to work without it, set skills to off and start another session", one.Name))
 	}
 	if len(unknown) > 0 {
 		t.opts.Warn(fmt.Sprintf("skill %s: its allowed-tools name what is no tool here, which is dropped: %s", one.Name, shownNames(unknown)))
@@ -198,13 +201,16 @@ func (t *loadTool) readFile(ctx context.Context, one Skill, file string) (tools.
 	}
 	shown, _ := tools.Display(file)
 	switch {
-	case !t.opts.Skills.isLoaded(one.Name):
+	case !t.opts.Skills.isLoaded(one):
 		return refuse("not_loaded", fmt.Sprintf("Skill %s is not loaded; load it first, without file.", one.Name), nil)
 	case one.dir == "":
 		dir, _ := tools.Display(path.Dir(one.Path))
 		return refuse("in_workspace", fmt.Sprintf("The files of skill %s are in %s of the workspace; read them there.", one.Name, dir), nil)
 	}
-	content, err := readResource(ctx, one.dir, file)
+	content, err := one.readResource(ctx, file)
+	if errors.Is(err, errNotPrivate) {
+		return refuse("not_private", fmt.Sprintf("%s of skill %s is not read: other users could have written it.", shown, one.Name), err)
+	}
 	if e, ok := errors.AsType[*workspace.Error](err); ok {
 		return refuse(string(e.Kind), fmt.Sprintf("%s of skill %s can't be read: %s", shown, one.Name, describeKind(e)), err)
 	}
