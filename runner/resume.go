@@ -348,11 +348,15 @@ func noticeOf(note string) boundary.Text {
 // continueMessage begins a turn that goes on with one which ended without an answer.
 const continueMessage = loop.NoticePrefix + "Go on with the task."
 
-// Continue goes on with the last turn of a session that goes on. A turn without an end,
+// Continue is [ContinueFor] with [Options].User and no lower limits.
+func Continue(s *Session) (*Turn, error) { return ContinueFor(s, s.opts.User, TurnOptions{}) }
+
+// ContinueFor goes on with the last turn of a session that goes on. A turn without an end,
 // whose process was killed, gets it now; after one that ended without an answer, such as
-// by a limit, another one asks the model to go on. Its errors wrap a [ResumeError], or are
-// those of [Session.Start].
-func Continue(s *Session) (*Turn, error) {
+// by a limit, another one asks the model to go on. The turn offers the tools that the user
+// may use, whoever began it; the options are as for [Session.StartFor]. Its errors
+// wrap a [ResumeError], or are those of [Session.StartFor].
+func ContinueFor(s *Session, user User, o TurnOptions) (*Turn, error) {
 	s.mu.Lock()
 	p := s.past
 	if p == nil || s.ended != nil || s.turn != nil {
@@ -366,15 +370,19 @@ func Continue(s *Session) (*Turn, error) {
 	}
 	switch {
 	case t != nil:
-		return continueTurn(s)
+		return continueTurn(s, user, o.Budget)
 	case p.Last == nil:
-		return s.Start(p.lastMessage())
+		return s.StartFor(user, p.lastMessage(), o)
 	}
-	return s.Start(continueMessage)
+	return s.StartFor(user, continueMessage, o)
 }
 
-// continueTurn continues the turn that has no end.
-func continueTurn(s *Session) (*Turn, error) {
+// continueTurn continues the turn that has no end, for a user.
+func continueTurn(s *Session, user User, lower limits.Budget) (*Turn, error) {
+	budget, err := lowerBudget(s.opts, lower)
+	if err != nil {
+		return nil, fmt.Errorf("continue turn: %w", err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := checkIdle(s); err != nil {
@@ -389,8 +397,9 @@ func continueTurn(s *Session) (*Turn, error) {
 	}
 	s.past.unfinished = nil
 	t := &Turn{ID: was.ID, begun: time.Now().Add(-was.Elapsed)}
-	launchTurn(s, t, s.opts.User, record.ActorAgent, func(o *loop.Options) {
+	launchTurn(s, t, user, record.ActorAgent, func(o *loop.Options) {
 		configureModel(s, o)
+		o.Budget = s.breaker.Turn(budget)
 		o.Messages = s.past.restOfOpening(&s.prompt)
 		o.Unfinished = &loop.Unfinished{Start: was.Start, Used: was.Used}
 	})

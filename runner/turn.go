@@ -112,14 +112,9 @@ type TurnOptions struct {
 // that this user may use. An error about the limits of o is a *[limits.RaisedError]
 // or a [Fault] of kind [FaultInvalidLimits].
 func (s *Session) StartFor(user User, message string, o TurnOptions) (*Turn, error) {
-	budget, err := s.opts.Budget.LowerTo(o.Budget)
+	budget, err := lowerBudget(s.opts, o.Budget)
 	if err != nil {
 		return nil, fmt.Errorf("start turn: %w", err)
-	}
-	for _, p := range s.opts.Profiles {
-		if err := p.CheckPrice(budget); err != nil {
-			return nil, Fault{Kind: FaultInvalidLimits, Err: err}
-		}
 	}
 	switch {
 	case len(s.opts.Profiles) == 0:
@@ -133,6 +128,20 @@ func (s *Session) StartFor(user User, message string, o TurnOptions) (*Turn, err
 		o.Budget = s.breaker.Turn(budget)
 		o.Messages = s.prompt.openingMessages(message, len(s.history) == 0)
 	})
+}
+
+// lowerBudget returns the limits of a turn of which some are lower than the options'.
+func lowerBudget(o Options, lower limits.Budget) (limits.Budget, error) {
+	budget, err := o.Budget.LowerTo(lower)
+	if err != nil {
+		return limits.Budget{}, err
+	}
+	for _, p := range o.Profiles {
+		if err := p.CheckPrice(budget); err != nil {
+			return limits.Budget{}, Fault{Kind: FaultInvalidLimits, Err: err}
+		}
+	}
+	return budget, nil
 }
 
 // configureModel sets what the turns of models have in common.

@@ -26,6 +26,7 @@ import (
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // serveFlags are the flags of caisson serve.
@@ -335,7 +336,7 @@ func (t *tokens) close() error {
 }
 
 // resumeSession makes the options of a session that a client goes on with. It keeps its
-// workspace, its mode, and the preset that was laid over the server's policy.
+// workspace, its mode, and the preset that was laid over the server's policy last.
 func (h *serverHost) resumeSession(ctx context.Context, session string, in server.ResumeSession) (runner.Options, func(), error) {
 	found, err := resumed.Find(h.app.environ.stateDir(), session, "")
 	if e, ok := errors.AsType[*trace.Error](err); ok && e.Reason == trace.Unreadable {
@@ -346,14 +347,12 @@ func (h *serverHost) resumeSession(ctx context.Context, session string, in serve
 	if err != nil {
 		return runner.Options{}, nil, err
 	}
-	was := found.Created
-	if in.Policy == "" {
-		if i := strings.LastIndexByte(was.Policy, '+'); i >= 0 {
-			in.Policy = was.Policy[i+1:]
-		}
+	last := found.Settings
+	if i := strings.LastIndexByte(last.Policy, '+'); in.Policy == "" && i >= 0 && slices.Contains(policy.PresetNames(), last.Policy[i+1:]) {
+		in.Policy = last.Policy[i+1:]
 	}
 	return h.buildSession(ctx, server.NewSession{
-		Workspace: was.Workspace, Mode: was.WorkspaceMode, Model: cmp.Or(in.Model, was.Profile), Image: cmp.Or(in.Image, was.Image), Policy: in.Policy, Limits: in.Limits,
+		Workspace: found.Created.Workspace, Mode: found.Created.WorkspaceMode, Model: cmp.Or(in.Model, last.Profile), Image: cmp.Or(in.Image, last.Image), Policy: in.Policy, Limits: in.Limits,
 	}, session)
 }
 

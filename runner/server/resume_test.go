@@ -198,7 +198,7 @@ func TestResumeSession(t *testing.T) {
 	for _, body := range []string{`{}`, `{"continue":true,"message":"x"}`} {
 		w.post("/sessions/"+id+"/turns", body).requireProblem(t, 422, "refused")
 	}
-	w.post("/sessions/"+id+"/turns", `{"continue":true}`).requireProblem(t, 409, "nothing")
+	w.post("/sessions/"+id+"/turns", `{"continue":true,"limits":{"max_rounds":1}}`).requireProblem(t, 409, "nothing")
 	w.waitForTurn(id, w.startTurn(id, "again"))
 	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
 	resumed := 0

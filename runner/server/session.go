@@ -150,12 +150,13 @@ func (s *session) startTurn(in NewTurn, from client, traceparent string) (*runne
 	case s.sandbox != nil:
 		return nil, newProblem(http.StatusConflict, "no_model", "session "+s.id+" is a sandbox without a model", "Start a session for turns")
 	}
+	o := runner.TurnOptions{Budget: in.Limits.budget(), Traceparent: traceparent}
 	var t *runner.Turn
 	var err error
 	if in.Continue {
-		t, err = runner.Continue(s.run)
+		t, err = runner.ContinueFor(s.run, from.runnerUser(), o)
 	} else {
-		t, err = s.run.StartFor(from.runnerUser(), in.Message, runner.TurnOptions{Budget: in.Limits.budget(), Traceparent: traceparent})
+		t, err = s.run.StartFor(from.runnerUser(), in.Message, o)
 	}
 	if p := limitProblem(err); p != nil {
 		return nil, p

@@ -22,16 +22,16 @@ import (
 type NewTurn struct {
 	Message  string      `json:"message,omitempty" minLength:"1" maxLength:"1000000" doc:"what the user says; required without continue"`
 	Continue bool        `json:"continue,omitempty" doc:"in place of a message, in a resumed session: go on with its last turn, which has no answer"`
-	Limits   *TurnLimits `json:"limits,omitempty" doc:"limits of this turn, below those of the session; not with continue"`
+	Limits   *TurnLimits `json:"limits,omitempty" doc:"limits of this turn, below those of the session"`
 }
 
-// check refuses a turn with neither a message nor continue, or with more than continue.
+// check refuses a turn with neither a message nor continue, or with both.
 func (t NewTurn) check() error {
 	switch {
 	case !t.Continue && t.Message == "":
 		return newProblem(http.StatusUnprocessableEntity, "refused", "a turn needs a message", "Send message, or continue in a session that was resumed")
-	case t.Continue && (t.Message != "" || t.Limits != nil):
-		return newProblem(http.StatusUnprocessableEntity, "refused", "continue goes with neither message nor limits", "Send one of them")
+	case t.Continue && t.Message != "":
+		return newProblem(http.StatusUnprocessableEntity, "refused", "continue goes without a message", "Send one of them")
 	}
 	return nil
 }

@@ -49,7 +49,7 @@ type NewSession struct {
 // mode stay, and so do its model, image and stricter policy where the client names no other.
 type ResumeSession struct {
 	Model  string         `json:"model,omitempty" maxLength:"200" doc:"a model profile of the server's configuration; without it the session's own"`
-	Policy string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy; without it the one that the session began with"`
+	Policy string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy; without it the one that was laid over it last"`
 	Image  string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem; without it the session's own"`
 	Limits *SessionLimits `json:"limits,omitempty" doc:"without them those of the server"`
 }

@@ -19,10 +19,9 @@ import (
 
 // Past is a session up to its last record.
 type Past struct {
-	// Created is the first record, CreatedID its id, and Settings the newest settings:
-	// those of the last process.
-	Created, Settings record.SessionCreated
-	CreatedID         string
+	// Created is the first record, and CreatedID its id.
+	Created   record.SessionCreated
+	CreatedID string
 	// End is the place behind the last whole record, and Torn the number of bytes there.
 	End  record.Position
 	Torn int64
@@ -181,12 +180,8 @@ func (r *reader) addRecord(rec record.Record) error {
 	defer func() { r.last = rec.Time }()
 	switch rec.Kind {
 	case record.KindSessionResumed:
-		var p record.SessionResumed
-		if err := r.decodePayload(rec, &p); err != nil {
-			return err
-		}
 		r.active, r.begun, r.last = r.activeTime(), rec.Time, rec.Time
-		r.past.Settings, r.answered, r.summarized = p.SessionCreated, "", ""
+		r.answered, r.summarized = "", ""
 		clear(r.past.Background) // its sandbox is gone
 	case record.KindMessage:
 		var p record.Message
@@ -257,7 +252,7 @@ func (r *reader) addCreated(rec record.Record) error {
 	if err := r.decodePayload(rec, &p.Created); err != nil {
 		return err
 	}
-	p.Settings, p.CreatedID, r.begun, r.last = p.Created, rec.ID, rec.Time, rec.Time
+	p.CreatedID, r.begun, r.last = rec.ID, rec.Time, rec.Time
 	from := p.Created.Parent
 	if from == nil {
 		return nil

@@ -4,7 +4,9 @@ package resumed
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -20,8 +22,9 @@ import (
 // Session is a session to go on with.
 type Session struct {
 	ID string
-	// Created is its first record.
-	Created record.SessionCreated
+	// Created is its first record, and Settings has the newest settings: those of the last
+	// process that had the session.
+	Created, Settings record.SessionCreated
 }
 
 // Find returns the session that name names: an id or the beginning of one, or
@@ -38,7 +41,11 @@ func Find(stateDir, name, workspace string) (Session, error) {
 	if found.Pruned || found.Dir != sessiondir.Path(stateDir, found.ID) {
 		return Session{}, &trace.Error{Reason: trace.NoRecords, Name: found.ID}
 	}
-	return readSession(found)
+	s, err := readSession(found)
+	if err != nil {
+		return Session{}, err
+	}
+	return s, s.readSettings(found.Path)
 }
 
 // findLast returns the newest session with a model on a workspace.
@@ -55,9 +62,10 @@ func findLast(stateDir, workspace string) (Session, error) {
 		return Session{}, &trace.Error{Reason: trace.NotListed, Name: stateDir, Err: err}
 	}
 	for _, id := range slices.Backward(names) { // ids sort by time
-		s, err := readSession(trace.Session{ID: id, Path: filepath.Join(sessiondir.Path(stateDir, id), record.TraceFile)})
+		path := filepath.Join(sessiondir.Path(stateDir, id), record.TraceFile)
+		s, err := readSession(trace.Session{ID: id, Path: path})
 		if err == nil && s.Created.Workspace == dir && s.Created.Model.Provider != "" {
-			return s, nil
+			return s, s.readSettings(path)
 		}
 	}
 	return Session{}, &trace.Error{Reason: trace.NoSession, Name: "on " + dir}
@@ -74,7 +82,36 @@ func readSession(s trace.Session) (Session, error) {
 	if err != nil {
 		return Session{}, &trace.Error{Reason: trace.Unreadable, Name: s.ID, Err: err}
 	}
-	return Session{ID: s.ID, Created: created}, nil
+	return Session{ID: s.ID, Created: created, Settings: created}, nil
+}
+
+// readSettings reads the settings of the processes behind the first. Lines that are no
+// records are left out: opening the session checks all of them.
+func (s *Session) readSettings(path string) error {
+	f, err := record.OpenRegular(path)
+	if err != nil {
+		return &trace.Error{Reason: trace.Unreadable, Name: s.ID, Err: err}
+	}
+	defer func() { _ = f.Close() }() // only read
+	kind := []byte(`"` + string(record.KindSessionResumed) + `"`)
+	in := bufio.NewReaderSize(f, record.MaxLineBytes)
+	for {
+		line, err := in.ReadSlice('\n')
+		if err != nil { // the end, a torn line, or one that is too long for a record
+			return nil
+		}
+		if !bytes.Contains(line, kind) {
+			continue
+		}
+		rec, err := record.Decode(line)
+		if err != nil || rec.Kind != record.KindSessionResumed {
+			continue
+		}
+		var p record.SessionResumed
+		if json.Unmarshal(rec.Payload, &p) == nil {
+			s.Settings = p.SessionCreated
+		}
+	}
 }
 
 // Fill sets the settings that the session keeps unless the command line has them: its
@@ -87,9 +124,9 @@ func (s Session) Fill(f *config.File) {
 	}
 	set(&f.Mode, s.Created.WorkspaceMode)
 	set(&f.Workdir, s.Created.WorkspaceTarget)
-	set(&f.Image, s.Created.Image)
-	set(&f.Backend, s.Created.Backend.Asked)
-	set(&f.Model, cmp.Or(s.Created.Profile, s.Created.Model.String()))
+	set(&f.Image, s.Settings.Image)
+	set(&f.Backend, s.Settings.Backend.Asked)
+	set(&f.Model, cmp.Or(s.Settings.Profile, s.Settings.Model.String()))
 }
 
 // Hint returns what to do about an error of a session that can't go on, "" for others.
