@@ -65,6 +65,19 @@ func TestGitHubAction(t *testing.T) {
 	if out, err := script("install.sh", "URL=file://"+file, "SHA256="+hex.EncodeToString(sum[:]), "DEST="+filepath.Dir(installed)); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
+	// A program called gh stands for GitHub's: it records its arguments and refuses on demand.
+	gh := filepath.Join(dir, "gh")
+	if err := os.WriteFile(gh, []byte("#!/bin/sh\nprintf '%s ' \"$@\"\n[ \"$GH_TOKEN\" = good ]\n"), 0o700); err != nil { //nolint:gosec // it is run
+		t.Fatal(err)
+	}
+	for token, want := range map[string]bool{"good": true, "bad": false} {
+		dest := filepath.Join(dir, "attested-"+token)
+		out, err := script("install.sh", "PATH="+dir+":"+os.Getenv("PATH"), "URL=file://"+file, "SHA256="+hex.EncodeToString(sum[:]), "DEST="+dest, "ATTESTED_BY=own er/$(touch pwned)", "GH_TOKEN="+token)
+		_, missing := os.Stat(filepath.Join(dest, "caisson"))
+		if (err == nil) != want || (missing == nil) != want || out != "attestation verify "+dest+"/caisson.download --repo own er/$(touch pwned) " {
+			t.Errorf("token %s: %v, %v: %s", token, err, missing, out)
+		}
+	}
 	const hostile = `a"; touch pwned; $(touch pwned) '--apply`
 	out, err := script("run.sh", "CAISSON="+installed, "TASK_FILE=task.md", "WORKSPACE=w", "JUNIT=j.xml", "MODEL=", "VERIFY="+hostile, "APPLY=true")
 	want := "run\n--workspace\nw\n--mode\noverlay\n-f\ntask.md\n--junit\nj.xml\n--verify\n" + hostile + "\n--apply\n"
