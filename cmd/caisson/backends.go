@@ -18,12 +18,16 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/docker"
 	"github.com/caisson-run/caisson/sandbox/pool"
 	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // sweepTime bounds the questions to all backends.
 const sweepTime = 30 * time.Second
+
+// engineTime bounds the question where an engine is.
+const engineTime = 10 * time.Second
 
 // backends are the sandbox backends of this machine, with the settings of a command.
 type backends struct {
@@ -181,6 +185,23 @@ func (l *lateBackend) chooseOnce(ctx context.Context) (_ sandbox.Creator, err er
 		l.chosen, err = l.choose(ctx)
 	}
 	return l.chosen, err
+}
+
+// mountsOverlays reports whether the backend can mount overlays of a workspace. Only an
+// engine on another machine can't, and auto chooses none. One that does not answer counts
+// as one that can: its choice fails with the reason.
+func (bs *backends) mountsOverlays(ctx context.Context) bool {
+	if *bs.conf.Backend != docker.Name {
+		return true
+	}
+	b, err := bs.host.Backend(docker.Name)
+	if err != nil {
+		return true
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, engineTime, errors.New("the engine does not answer"))
+	defer cancel()
+	info, err := b.Check(ctx)
+	return err != nil || info.Local
 }
 
 // findBackend chooses the backend of one session, and removes what dead owners

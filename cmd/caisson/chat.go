@@ -154,6 +154,9 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice 
 		return chat.End{}, err
 	}
 	defer s.close()
+	if s.conf.IsBuiltin("mode") && sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.mountsOverlays(ctx) {
+		s.conf.Mode = new(string(sandbox.ModeBind))
+	}
 	s.chat, s.resume = true, resumed
 	t.attention = *s.conf.Chat.Notify
 	o, done, err := s.sessionOptions(ctx, "", t.userInterface)

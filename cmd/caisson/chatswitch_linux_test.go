@@ -7,7 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // addScript writes another script of a replayed model into the world, and returns its name
@@ -111,5 +113,32 @@ func TestGoingBackFromADamagedSession(t *testing.T) {
 	})
 	if status != 0 || !strings.Contains(shown, "! ") {
 		t.Errorf("status %d\n%q", status, shown)
+	}
+}
+
+// A conversation works on an overlay unless its backend can't mount one: the engine is on
+// another machine. A mode that is asked for stays.
+func TestAConversationAsksItsBackendForOverlays(t *testing.T) {
+	for _, tt := range []struct {
+		backend string
+		distant bool
+		args    []string
+		want    string
+	}{
+		{"docker", true, nil, "bind"},
+		{"docker", true, []string{"--mode", "overlay"}, "overlay"},
+		{"docker", false, nil, "overlay"},
+		{"gvisor", true, nil, "overlay"},
+	} {
+		w := newWorld(t, "  - text: an answer\n")
+		w.app.backend = func(s caisson.BackendSettings) (sandbox.Backend, error) {
+			return &fakeBackend{name: s.Name, distant: tt.distant}, nil
+		}
+		w.env = append(w.env, "DOCKER_HOST=tcp://192.0.2.1:2375")
+		status, shown := chatIn(t, w, "xterm", []step{{"› ", "/quit\r"}}, append(tt.args, "--backend", tt.backend)...)
+		text, err := os.ReadFile(w.onlyTrace(t))
+		if status != 0 || err != nil || !bytes.Contains(text, []byte(`"workspace_mode":"`+tt.want+`"`)) {
+			t.Errorf("%+v: status %d, %v\n%q\n%s", tt, status, err, shown, text)
+		}
 	}
 }

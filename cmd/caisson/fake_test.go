@@ -41,6 +41,8 @@ type fakeBackend struct {
 	// network is what a command reaches, lost what the sandbox lacks; runtime is
 	// the runtime's name and version.
 	network, lost, runtime string
+	// distant is set for an engine on another machine.
+	distant bool
 	// refuses is what each Create fails with, "" where it works.
 	refuses string
 	// journal is a folder that a sweep removes; "" is none.
@@ -52,7 +54,7 @@ type fakeBackend struct {
 func (f *fakeBackend) Name() string { return f.name }
 
 func (f *fakeBackend) Check(context.Context) (sandbox.Info, error) {
-	info := sandbox.Info{Backend: f.name, Runtime: "fake", RuntimeVersion: "1", Local: true}
+	info := sandbox.Info{Backend: f.name, Runtime: "fake", RuntimeVersion: "1", Local: !f.distant}
 	if f.runtime != "" {
 		info.Runtime, info.RuntimeVersion, _ = strings.Cut(f.runtime, " ")
 	}
