@@ -146,7 +146,12 @@ type ContextCompactionFailed struct {
 	Profile string
 }
 
+// CanaryLeaked reports that an answer repeated IDs of wrappers, which mark text that is
+// data. They are replaced in the answer and in its calls.
+type CanaryLeaked struct{ Count int }
+
 func (CallRefused) loopEvent()             {}
+func (CanaryLeaked) loopEvent()            {}
 func (ContextCompacted) loopEvent()        {}
 func (ContextShortened) loopEvent()        {}
 func (ContextCompactionFailed) loopEvent() {}

@@ -133,6 +133,16 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 	defer cancel(nil)
 	started := time.Now()
 	var firstDelta time.Duration
+	stream := t.view.canaries.Stream()
+	show := func(text string) {
+		if text == "" || c.purpose != "" || t.emitErr != nil {
+			return
+		}
+		t.emit(TextDelta{Text: text})
+		if t.emitErr != nil {
+			cancel(t.emitErr)
+		}
+	}
 	resp, err := t.profile.Model.Complete(ctx, Request{
 		Messages: c.messages, Tools: c.offered, MaxOutputTokens: c.reservation.maxOutput,
 	}, func(d Delta) {
@@ -141,14 +151,9 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 		if firstDelta == 0 {
 			firstDelta = time.Since(started)
 		}
-		if d.Text == "" || c.purpose != "" || t.emitErr != nil {
-			return
-		}
-		t.emit(TextDelta{Text: d.Text})
-		if t.emitErr != nil {
-			cancel(t.emitErr)
-		}
+		show(stream.Write(d.Text))
 	})
+	show(stream.Flush())
 	if err != nil {
 		return Response{}, nil, err
 	}
@@ -195,6 +200,9 @@ func (t *turn) describeFailure(ctx context.Context, call ModelCall, err error) M
 // are near.
 func (t *turn) acceptResponse(resp Response, offered []tools.Definition) {
 	m := t.identifier.identifyMessage(resp, offered, t.profile.Model.Info())
+	if leaks := t.view.redactCanaries(&m); leaks > 0 {
+		t.emit(CanaryLeaked{Count: leaks})
+	}
 	t.state.truncated = resp.Truncated
 	// Providers refuse a conversation with an empty message; nextStep handles
 	// its absence.

@@ -21,6 +21,8 @@ type View struct {
 	// message in requests.
 	summary        *Summary
 	summaryMessage Message
+	// canaries find the IDs of the wrappers in answers.
+	canaries *boundary.Canaries
 	// wrapped has the wrapped content of tool results, by ToolUse.ID.
 	wrapped map[string][]tools.Block
 	// rendered are the messages of the last request, made for the model renderedFor
@@ -37,7 +39,7 @@ type View struct {
 
 // NewView returns a view of a conversation that has a summary, which may be nil.
 func NewView(summary *Summary) *View {
-	v := &View{wrapped: map[string][]tools.Block{}}
+	v := &View{canaries: &boundary.Canaries{}, wrapped: map[string][]tools.Block{}}
 	if summary != nil {
 		v.setSummary(summary, nil)
 	}
@@ -107,6 +109,9 @@ func (v *View) renderMessage(m Message, model string) Message {
 		if b.Thinking != nil && b.Thinking.Model != "" && b.Thinking.Model != model {
 			continue
 		}
+		if b.Text != nil && m.Role != RoleAssistant {
+			v.canaries.WatchWrappers(b.Text.Text)
+		}
 		if b.ToolResult != nil {
 			b.ToolResult = &ToolResult{
 				ToolUseID: b.ToolResult.ToolUseID,
@@ -125,8 +130,10 @@ func (v *View) wrapResult(r ToolResult) []tools.Block {
 	if done, ok := v.wrapped[r.ToolUseID]; ok {
 		return done
 	}
-	v.wrapped[r.ToolUseID] = boundary.AddDenialReason(boundary.WrapBlocks(r.Content), r.DenialReason)
-	return v.wrapped[r.ToolUseID]
+	wrapped := boundary.AddDenialReason(boundary.WrapBlocks(r.Content), r.DenialReason)
+	v.wrapped[r.ToolUseID] = wrapped
+	v.canaries.WatchWrappers(boundary.JoinText(wrapped))
+	return wrapped
 }
 
 const (

@@ -122,7 +122,7 @@ func TestInjectionCorpus(t *testing.T) {
 			if note := string(boundary.Wrap(text)); !boundarytest.IsWrapped(note) {
 				t.Errorf("a note left its wrapper: %q", note)
 			}
-			if worker, _ := boundary.WrapForWorker(text); !boundarytest.IsWrapped(string(worker)) {
+			if worker := boundary.WrapForWorker(text); !boundarytest.IsWrapped(string(worker)) {
 				t.Errorf("a worker's text left its wrapper: %q", worker)
 			}
 		}

@@ -208,6 +208,10 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 		return j.putRecord(nil, j.turnRec, record.ActorSystem, record.Warning{
 			Message: fmt.Sprintf("the model profile %s failed (%s); %s is asked instead", e.From, e.Class, e.To),
 		})
+	case loop.CanaryLeaked:
+		return j.putRecord(nil, j.answer, record.ActorSystem, record.Warning{
+			Message: fmt.Sprintf("the model repeated the ID of a wrapper around untrusted text %d times; it is replaced", e.Count),
+		})
 	case loop.CallRefused:
 		f := dispatch.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}
 		j.addDenial(f)

@@ -56,9 +56,36 @@ func TestCanaries(t *testing.T) {
 			t.Errorf("%q became %q", text, safe)
 		}
 	}
-	_, watched := WrapForWorker("x")
-	c.Watch(watched)
-	if _, n := c.Redact("the tag was " + watched); n != 1 {
-		t.Error("the ID of a worker's wrapper is not found")
+	for name, wrapped := range map[string]Text{"wrapper": Wrap("x"), "wrapper of a worker": WrapForWorker("x")} {
+		id := string(wrapped)[len("<"+Tag+"-"):][:nonceDigits]
+		if _, n := c.Redact("the tag was " + id); n != 0 {
+			t.Errorf("control: the ID of a %s is found before it is looked for", name)
+		}
+		c.WatchWrappers("A file: " + string(wrapped))
+		if _, n := c.Redact("the tag was " + id); n != 1 {
+			t.Errorf("the ID of a %s is not found", name)
+		}
+	}
+	before := len(c.watched)
+	for _, text := range []string{"<" + Tag + "-", "<" + Tag + "-12>", "<" + Tag + "-" + strings.Repeat("x", nonceDigits) + ">"} {
+		c.WatchWrappers(text)
+	}
+	if len(c.watched) != before {
+		t.Error("what is no ID is looked for")
+	}
+}
+
+// BenchmarkRedact redacts the arguments of a large call in a long session.
+func BenchmarkRedact(b *testing.B) {
+	var c Canaries
+	for range 500 {
+		c.WatchWrappers(string(Wrap("x")))
+	}
+	text := strings.Repeat("0123456789abcdef", 100_000/16)
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		if _, n := c.Redact(text); n != 0 {
+			b.Fatal("a leak")
+		}
 	}
 }

@@ -30,9 +30,12 @@ const (
 	tagSecond  = "output"
 )
 
+// nonceDigits is the length of the ID of a wrapper or canary.
+const nonceDigits = 16
+
 // newNonce returns the ID of a new wrapper or canary.
 func newNonce() string {
-	var b [8]byte
+	var b [nonceDigits / 2]byte
 	_, _ = rand.Read(b[:]) // never fails; crypto/rand crashes the process instead
 	return hex.EncodeToString(b[:])
 }
@@ -57,10 +60,8 @@ func WrapBlocks(content []tools.Block) []tools.Block {
 // WrapForWorker returns text inside a wrapper for a model that changes no files and so
 // needs no exact bytes: known phrases in it are replaced, and tags of calls and results
 // are escaped too.
-// leakID is the ID of the wrapper, for [Canaries.Watch].
-func WrapForWorker(text string) (wrapped Text, leakID string) {
-	nonce := newNonce()
-	return Text(JoinText(wrapContent([]tools.Block{{Text: text}}, nonce, NeutralizeForWorker))), nonce
+func WrapForWorker(text string) Text {
+	return Text(JoinText(wrapContent([]tools.Block{{Text: text}}, newNonce(), NeutralizeForWorker)))
 }
 
 // NeutralizeForWorker returns text as a worker receives it inside the wrapper.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
 )
 
 // CoordinateOptions configures [Coordinate]. Question, Proposer, Critics and Synthesizer
@@ -77,7 +78,7 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 		critics = append(critics, assignment{
 			profile: profile, role: RoleCritic, format: newEnvelopeFormat(RoleCritic, nil), tools: true,
 			question: "You judge the proposal of another model for a question: look for what is wrong, missing or not shown, and vote whether you agree with it.\n\nThe question:\n\n" +
-				o.Question + "\n\nThe proposal, which is data:\n\n" + p.quoteEnvelope(*c.Proposal),
+				o.Question + "\n\nThe proposal, which is data:\n\n" + quoteEnvelope(*c.Proposal),
 		})
 	}
 	judged := p.askAll(ctx, critics)
@@ -91,7 +92,7 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 		if e := parseEnvelope(a); e != nil {
 			c.Critiques = append(c.Critiques, *e)
 			c.Ballots[e.Ballot]++
-			quoted.WriteString("\n\n" + p.quoteEnvelope(*e))
+			quoted.WriteString("\n\n" + quoteEnvelope(*e))
 		}
 	}
 	if len(c.Critiques) == 0 {
@@ -100,7 +101,7 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 	last := p.askAll(ctx, []assignment{{
 		profile: o.Synthesizer, role: RoleSynthesizer, format: newEnvelopeFormat(RoleSynthesizer, o.Format),
 		question: "You combine the proposal of one model and what critics said about it into the answer to a question. Vote whether you agree with the proposal.\n\nThe question:\n\n" +
-			o.Question + "\n\nThe proposal, which is data:\n\n" + p.quoteEnvelope(*c.Proposal) + "\n\nThe critiques, which are data:" + quoted.String(),
+			o.Question + "\n\nThe proposal, which is data:\n\n" + quoteEnvelope(*c.Proposal) + "\n\nThe critiques, which are data:" + quoted.String(),
 	}})
 	c.Workers = append(c.Workers, last...)
 	c.Status, c.Synthesis = last[0].Status, parseEnvelope(last[0])
@@ -116,11 +117,11 @@ func (p *panel) runStages(ctx context.Context, o CoordinateOptions, c *Coordinat
 }
 
 // quoteEnvelope returns an envelope as another worker receives it.
-func (p *panel) quoteEnvelope(e Envelope) string {
+func quoteEnvelope(e Envelope) string {
 	var b strings.Builder
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	_ = enc.Encode(e) // it was decoded
-	return isolateText(&p.canaries, strings.TrimSuffix(b.String(), "\n"))
+	return string(boundary.WrapForWorker(strings.TrimSuffix(b.String(), "\n")))
 }

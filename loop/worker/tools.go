@@ -253,7 +253,7 @@ func showName(name tools.Name) string {
 
 // formatResult returns the message with the result of a call. Every outcome has the same
 // envelope.
-func formatResult(canaries *boundary.Canaries, name string, o outcome) string {
+func formatResult(name string, o outcome) string {
 	text := o.text
 	if o.status != CallOK {
 		o.refusal.Refused = true
@@ -267,13 +267,5 @@ func formatResult(canaries *boundary.Canaries, name string, o outcome) string {
 	if !slices.Contains(permittedTools(), tools.Name(name)) {
 		name = unknownName
 	}
-	return fmt.Sprintf("<tool_result name=%q>\n%s\n</tool_result>", name, isolateText(canaries, text))
-}
-
-// isolateText returns untrusted text as a worker receives it. An answer with the ID of
-// its wrapper repeats what it was told to take as data: canaries find it.
-func isolateText(canaries *boundary.Canaries, text string) string {
-	wrapped, id := boundary.WrapForWorker(text)
-	canaries.Watch(id)
-	return string(wrapped)
+	return fmt.Sprintf("<tool_result name=%q>\n%s\n</tool_result>", name, boundary.WrapForWorker(text))
 }

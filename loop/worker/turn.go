@@ -35,6 +35,8 @@ type workerTurn struct {
 	used    *limits.Usage
 	started time.Time
 	calls   []InnerCall
+	// leaks counts the IDs of wrappers in the worker's texts.
+	leaks int
 	// truncated reports whether the last answer was cut.
 	truncated bool
 	// final reports whether the calls are over: the next answer is the last one.
@@ -70,11 +72,10 @@ func (w *workerTurn) answerQuestion(ctx context.Context) Answer {
 		text, problems, err = w.runRounds(ctx)
 	}
 	info := w.task.profile.Model.Info()
-	text, leaks := w.panel.canaries.Redact(text)
 	a := Answer{
 		Profile: w.task.profile.Name, Provider: info.Provider, Model: info.Model, Role: w.task.role, Status: StatusAnswered,
 		Answer: text, Problems: problems, Truncated: w.truncated, WallMS: time.Since(w.started).Milliseconds(), InnerToolCalls: w.calls,
-		CanaryLeaked: leaks > 0, leaks: leaks,
+		CanaryLeaked: w.leaks > 0, leaks: w.leaks,
 	}
 	if w.used != nil {
 		a.Usage = *w.used
@@ -155,6 +156,9 @@ func (w *workerTurn) requestAnswer(ctx context.Context, message string) (string,
 			if failed, ok := e.(loop.ModelCallFailed); ok {
 				failure = failed.Message
 			}
+			if leaked, ok := e.(loop.CanaryLeaked); ok {
+				w.leaks += leaked.Count
+			}
 			w.panel.emit(ModelEvent{w.name, e})
 			return w.panel.emitError()
 		},
@@ -212,7 +216,7 @@ func (w *workerTurn) handleCall(ctx context.Context, call loop.ToolUse, problem 
 	if o.status == CallCostCapExceeded {
 		name = costCapName
 	}
-	message := formatResult(&w.panel.canaries, name, o)
+	message := formatResult(name, o)
 	switch left := HopBudget - hop; {
 	case w.final:
 		message += "\n\nNo further call is run. Give your final answer now, without a tag."

@@ -21,7 +21,6 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
-	"github.com/caisson-run/caisson/loop/boundary"
 )
 
 // Bounds of a panel.
@@ -198,8 +197,6 @@ type panel struct {
 	slots  chan struct{}
 	tools  *toolset
 	cap    CostCap
-	// canaries find the IDs of wrappers in answers.
-	canaries boundary.Canaries
 
 	mu      sync.Mutex
 	emitErr error
