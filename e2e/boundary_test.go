@@ -21,6 +21,7 @@ var boundaryConversions = map[string]int{
 	"loop.SystemPrompt":         1,
 	"loop.closeLimitMessage":    1,
 	"loop.closingStep":          1,
+	"loop.redactCanaries":       1, // the model's text, without IDs
 	"runner.forkNotice":         1,
 	"runner.instructionMessage": 1,
 	"runner.noticeOf":           1,
