@@ -175,6 +175,8 @@ func TestFailures(t *testing.T) {
 		"rate limit":                {refuse(429, "rate_limit_error", "slow down"), loop.ModelRateLimit, 429, true},
 		"overloaded":                {refuse(529, "overloaded_error", "Overloaded"), loop.ModelServer, 529, true},
 		"server":                    {refuse(500, "api_error", "oops"), loop.ModelServer, 500, true},
+		"timeout":                   {refuse(504, "timeout_error", "Request timed out"), loop.ModelServer, 504, true},
+		"invalid":                   {refuse(400, "invalid_request_error", "max_tokens: must be at least 1"), loop.ModelInvalidRequest, 400, false},
 		"model":                     {refuse(404, "not_found_error", "model: claude-x"), loop.ModelInvalidRequest, 404, false},
 		"too long":                  {refuse(400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum"), loop.ModelContextOverflow, 400, false},
 		"too large":                 {refuse(413, "request_too_large", "Request exceeds the maximum size"), loop.ModelContextOverflow, 413, false},
