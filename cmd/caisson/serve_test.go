@@ -242,7 +242,7 @@ func TestServeWorkspaces(t *testing.T) {
 // configuration.
 func TestServeOnlyTightens(t *testing.T) {
 	s := startServe(t, `
-limits: {max_rounds: 10, timeout: 1m}
+limits: {max_rounds: 10, timeout: 1m, session: {max_tokens: 5000, max_tool_calls: 20, max_cost_usd: 0.5, timeout: 1h}}
 mode: overlay
 models:
   fast: {provider: replay, model: /nowhere}
@@ -261,11 +261,26 @@ serve:
 		`{"workspace":"one","limits":{"timeout_seconds":61}}`:         "above the server's limit of 1m0s",
 		`{"workspace":"one","limits":{"memory_bytes":1099511627776}}`: "above the server's limit",
 		`{"workspace":"one","mode":"bind"}`:                           "milder",
-		`{"workspace":"one","image":"debian"}`:                        "not one that clients may name",
-		`{"workspace":"one","model":"fast"}`:                          "not one that clients may name",
-		`{"workspace":"one","model":"replay//etc/passwd"}`:            "not one that clients may name",
-		`{"workspace":"one","policy":"allow-all"}`:                    `"location":"body.policy"`,
-		`{"workspace":"one","backend":"runc"}`:                        `"location":"body`,
+
+		`{"workspace":"one","limits":{"session":{"max_tokens":5001}}}`:                "limits.session.max_tokens: 5001 is above the server's limit of 5000",
+		`{"workspace":"one","limits":{"session":{"max_tokens":9223372036854775807}}}`: "above the server's limit of 5000",
+		`{"workspace":"one","limits":{"session":{"max_tokens":9223372036854775808}}}`: "limits.session.max_tokens",
+		`{"workspace":"one","limits":{"session":{"max_tokens":-1}}}`:                  "body.limits.session.max_tokens",
+		`{"workspace":"one","limits":{"session":{"max_tokens":0}}}`:                   "body.limits.session.max_tokens",
+		`{"workspace":"one","limits":{"session":{"max_tool_calls":21}}}`:              "limits.session.max_tool_calls: 21 is above the server's limit of 20",
+		`{"workspace":"one","limits":{"session":{"max_tool_calls":1.5}}}`:             "body.limits.session.max_tool_calls",
+		`{"workspace":"one","limits":{"session":{"max_cost_usd":0.500001}}}`:          "limits.session.max_cost_usd: 0.500001 US dollars are above the server's limit of 0.5",
+		`{"workspace":"one","limits":{"session":{"max_cost_usd":1e300}}}`:             "body.limits.session.max_cost_usd",
+		`{"workspace":"one","limits":{"session":{"max_cost_usd":-0.1}}}`:              "body.limits.session.max_cost_usd",
+		`{"workspace":"one","limits":{"session":{"timeout_seconds":3601}}}`:           "limits.session.timeout_seconds: 1h0m1s is above the server's limit of 1h0m0s",
+		`{"workspace":"one","limits":{"session":{"timeout_seconds":99999999999}}}`:    "body.limits.session.timeout_seconds",
+		`{"workspace":"one","limits":{"session":{"max_rounds":1}}}`:                   "body.limits.session.max_rounds",
+		`{"workspace":"one","limits":{"session":[]}}`:                                 "body.limits.session",
+		`{"workspace":"one","image":"debian"}`:                                        "not one that clients may name",
+		`{"workspace":"one","model":"fast"}`:                                          "not one that clients may name",
+		`{"workspace":"one","model":"replay//etc/passwd"}`:                            "not one that clients may name",
+		`{"workspace":"one","policy":"allow-all"}`:                                    `"location":"body.policy"`,
+		`{"workspace":"one","backend":"runc"}`:                                        `"location":"body`,
 	} {
 		s.wants(alice, body, 422, says)
 	}
@@ -278,6 +293,14 @@ serve:
 	v := s.wants(alice, `{"workspace":"one","limits":{"max_rounds":3,"timeout_seconds":60,"pids":70,"milli_cpus":500},"policy":"readonly","mode":"overlay"}`, 201, "")
 	if *v.Budget.Rounds != 3 || *v.Budget.WallTimeMS != 60_000 || v.Resources.PIDs != 70 || v.Resources.MilliCPUs != 500 || v.Policy != "default+readonly" || v.Mode != "overlay" || v.Client != "http:alice" {
 		t.Errorf("started as %+v", v)
+	}
+	if total := v.Total; total == nil || *total.Tokens != 5000 || *total.WallTimeMS != 3_600_000 {
+		t.Errorf("started with the session's limits %+v, want those of the server", total)
+	}
+	s.do(alice, "DELETE", "/sessions/"+v.ID, "")
+	v = s.wants(alice, `{"workspace":"one","limits":{"session":{"max_tokens":10,"max_tool_calls":20,"max_cost_usd":0.25,"timeout_seconds":60}}}`, 201, "")
+	if total := v.Total; total == nil || *total.Tokens != 10 || *total.ToolCalls != 20 || *total.CostMicroUSD != 250_000 || *total.WallTimeMS != 60_000 || *v.Budget.Rounds != 10 || v.Budget.Tokens != nil {
+		t.Errorf("started with the limits %+v of a turn and %+v of the session", v.Budget, total)
 	}
 	if status, _ := s.do("x", "GET", "/sessions", ""); status != 401 {
 		t.Errorf("without a token: %d", status)
@@ -421,6 +444,7 @@ func TestServeGrantsThePolicyThatItNames(t *testing.T) {
 func TestServeNeedsAPriceForACost(t *testing.T) {
 	s := startServe(t, "models: {unknown: {provider: openai, model: x, base_url: \"http://127.0.0.1:9/v1\"}}").up()
 	s.wants(s.token(), `{"workspace":"one","model":"unknown","limits":{"max_cost_usd":1}}`, 422, "the price of the model unknown is unknown")
+	s.wants(s.token(), `{"workspace":"one","model":"unknown","limits":{"session":{"max_cost_usd":1}}}`, 422, `"code":"refused"`)
 	s.wants(s.token(), `{"workspace":"one","model":"unknown"}`, 201, "")
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -193,7 +192,7 @@ func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, res
 	o, done, err := s.sessionOptions(ctx, in.Title, h)
 	if err != nil {
 		s.close()
-		if c, ok := errors.AsType[*config.Error](err); ok && asked.Cost != nil && c.Where == "limits.max_cost_usd" {
+		if c, ok := errors.AsType[*config.Error](err); ok && (asked.Turn.CostMicroUSD != nil && c.Where == "limits.max_cost_usd" || asked.Session.CostMicroUSD != nil && c.Where == "limits.session.max_cost_usd") {
 			err = requestError(&config.Error{Where: c.Where, Message: c.Message, Hint: "leave it out, or name a model that has a price in the server's configuration", Err: c})
 		}
 		return none, nil, prepareError(err)
@@ -261,20 +260,13 @@ func askedBy(in server.NewSession) config.Asked {
 		}
 	}
 	if l := in.Limits; l != nil {
-		a.Rounds, a.ToolCalls, a.Tokens, a.MemoryBytes, a.MilliCPUs, a.PIDs = l.Rounds, l.ToolCalls, l.Tokens, l.MemoryBytes, l.MilliCPUs, l.PIDs
-		a.Timeout, a.CommandTime = toDuration(l.TimeoutSeconds), toDuration(l.CommandSeconds)
-		if l.CostUSD != nil {
-			a.Cost = new(config.Dollars(math.Round(*l.CostUSD * 1e6)))
+		a.Turn, a.Session = l.TurnLimits.Budget(), l.Session.Budget()
+		a.MemoryBytes, a.MilliCPUs, a.PIDs = l.MemoryBytes, l.MilliCPUs, l.PIDs
+		if n := l.CommandSeconds; n != nil {
+			a.CommandTime = new(time.Duration(*n) * time.Second)
 		}
 	}
 	return a
-}
-
-func toDuration(n *int64) *time.Duration {
-	if n == nil {
-		return nil
-	}
-	return new(time.Duration(*n) * time.Second)
 }
 
 // requestError is an error of what a client asked for.

@@ -44,9 +44,11 @@ type SessionCreated struct {
 	Mounts []Mount `json:"mounts,omitempty"`
 	Caches *Caches `json:"caches,omitempty"`
 	// Env are the names of the variables that commands were given.
-	Env    []string      `json:"env,omitempty"`
-	Budget Budget        `json:"budget"`
-	Tools  []OfferedTool `json:"tools"`
+	Env []string `json:"env,omitempty"`
+	// Budget bounds each turn, and SessionBudget all turns together.
+	Budget        Budget        `json:"budget"`
+	SessionBudget Budget        `json:"session_budget,omitzero"`
+	Tools         []OfferedTool `json:"tools"`
 	// Configuration lists where settings came from, lowest first; Ignored the
 	// files that do not count, and why.
 	Configuration []Source  `json:"configuration"`

@@ -34,8 +34,9 @@ func samples() []Payload {
 		Resources: NewResources(limits.DefaultResources()), Env: []string{"NODE_ENV"},
 		Service: &Service{Program: "image", HealthCheck: "configured", AsAgent: true},
 		Mounts:  []Mount{{From: "/data", To: "/data", ReadOnly: true}}, Caches: &Caches{Names: []string{"go"}, Use: "writable"},
-		Budget: NewBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
-		Tools:  []OfferedTool{{"shell", tools.ClassExecute, tools.PlaceSandbox}},
+		Budget:        NewBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
+		SessionBudget: NewBudget(limits.Budget{Tokens: new(int64(100_000))}),
+		Tools:         []OfferedTool{{"shell", tools.ClassExecute, tools.PlaceSandbox}},
 		Configuration: []Source{
 			{Name: "built-in"}, {Name: "user", Path: "/home/me/.config/caisson/config.yaml", SHA256: "ab"},
 		},

@@ -123,7 +123,7 @@ func (o operations) marshalDocument() ([]byte, error) {
 		delete(schemas, name) // huma's own, which no answer has
 	}
 	// Answers may get further fields; requests may not have any.
-	requests := []string{"Answer", "ApplyRequest", "NewExec", "NewSandbox", "NewSession", "NewTurn", "ResumeSession", "SessionLimits", "TurnLimits"}
+	requests := []string{"Answer", "ApplyRequest", "NewExec", "NewSandbox", "NewSession", "NewTurn", "ResumeSession", "SessionLimits", "TotalLimits", "TurnLimits"}
 	for name, schema := range schemas {
 		if !slices.Contains(requests, name) && schema.AdditionalProperties == false {
 			schema.AdditionalProperties = nil

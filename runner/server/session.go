@@ -150,7 +150,7 @@ func (s *session) startTurn(in NewTurn, from client, traceparent string) (*runne
 	case s.sandbox != nil:
 		return nil, newProblem(http.StatusConflict, "no_model", "session "+s.id+" is a sandbox without a model", "Start a session for turns")
 	}
-	o := runner.TurnOptions{Budget: in.Limits.budget(), Traceparent: traceparent}
+	o := runner.TurnOptions{Budget: in.Limits.Budget(), Traceparent: traceparent}
 	var t *runner.Turn
 	var err error
 	if in.Continue {

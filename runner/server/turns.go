@@ -36,12 +36,22 @@ func (t NewTurn) check() error {
 	return nil
 }
 
-// budget returns the limits as the runner has them.
-func (l *TurnLimits) budget() limits.Budget {
+// Budget returns the limits as a budget.
+func (l *TurnLimits) Budget() limits.Budget {
 	if l == nil {
 		return limits.Budget{}
 	}
-	b := limits.Budget{Rounds: l.Rounds, ToolCalls: l.ToolCalls, Tokens: l.Tokens}
+	b := (&TotalLimits{ToolCalls: l.ToolCalls, Tokens: l.Tokens, CostUSD: l.CostUSD, TimeoutSeconds: l.TimeoutSeconds}).Budget()
+	b.Rounds = l.Rounds
+	return b
+}
+
+// Budget returns the limits as a budget.
+func (l *TotalLimits) Budget() limits.Budget {
+	if l == nil {
+		return limits.Budget{}
+	}
+	b := limits.Budget{ToolCalls: l.ToolCalls, Tokens: l.Tokens}
 	if l.CostUSD != nil {
 		b.CostMicroUSD = new(int64(math.Round(*l.CostUSD * 1e6)))
 	}

@@ -64,15 +64,25 @@ type TurnLimits struct {
 	TimeoutSeconds *int64   `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of a turn"`
 }
 
-// SessionLimits are limits that a client requests for a session: of each turn, and of the
-// sandbox. A limit above the server's is refused.
+// TotalLimits are limits that a client requests for all turns of a session together. A
+// limit above the server's is refused.
+type TotalLimits struct {
+	ToolCalls      *int64   `json:"max_tool_calls,omitempty" minimum:"1" doc:"tool calls in the session"`
+	Tokens         *int64   `json:"max_tokens,omitempty" minimum:"1" doc:"input and output tokens in the session"`
+	CostUSD        *float64 `json:"max_cost_usd,omitempty" minimum:"0.000001" maximum:"1000000000" doc:"US dollars that the session may cost, by the price of its model in the server's configuration"`
+	TimeoutSeconds *int64   `json:"timeout_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of the session, from when it was opened"`
+}
+
+// SessionLimits are limits that a client requests for a session: of each turn, of all
+// turns together, and of the sandbox. A limit above the server's is refused.
 type SessionLimits struct {
 	TurnLimits
 
-	MemoryBytes    *int64 `json:"memory_bytes,omitempty" minimum:"1" doc:"memory of the sandbox"`
-	MilliCPUs      *int64 `json:"milli_cpus,omitempty" minimum:"1" doc:"processors of the sandbox, in thousandths"`
-	PIDs           *int64 `json:"pids,omitempty" minimum:"1" doc:"processes and threads in the sandbox"`
-	CommandSeconds *int64 `json:"command_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of one command"`
+	Session        *TotalLimits `json:"session,omitempty" doc:"limits of all turns together"`
+	MemoryBytes    *int64       `json:"memory_bytes,omitempty" minimum:"1" doc:"memory of the sandbox"`
+	MilliCPUs      *int64       `json:"milli_cpus,omitempty" minimum:"1" doc:"processors of the sandbox, in thousandths"`
+	PIDs           *int64       `json:"pids,omitempty" minimum:"1" doc:"processes and threads in the sandbox"`
+	CommandSeconds *int64       `json:"command_seconds,omitempty" minimum:"1" maximum:"31536000" doc:"wall time of one command"`
 }
 
 // Session is a session, live or ended.
@@ -111,7 +121,8 @@ type Session struct {
 	Attestation *sandbox.Attestation `json:"attestation,omitempty" doc:"of the container"`
 	Restarts    int                  `json:"restarts,omitempty"`
 	Resources   *record.Resources    `json:"resources,omitempty"`
-	Budget      *record.Budget       `json:"budget,omitempty"`
+	Budget      *record.Budget       `json:"budget,omitempty" doc:"limits of each turn"`
+	Total       *record.Budget       `json:"session_budget,omitempty" doc:"limits of all turns together"`
 	Left        []string             `json:"left,omitempty" nullable:"false" doc:"what could not be taken down"`
 }
 
@@ -233,6 +244,9 @@ func (v *Session) setFacts(c record.SessionCreated, whole bool) {
 	v.Model, v.Policy, v.Client = c.Model.String(), c.Policy, c.Client
 	if whole {
 		v.Resources, v.Budget = &c.Resources, &c.Budget
+		if c.SessionBudget != (record.Budget{}) {
+			v.Total = &c.SessionBudget
+		}
 	}
 }
 

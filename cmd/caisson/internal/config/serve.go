@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/caisson-run/caisson/limits"
 )
 
 // ServeTokens returns the tokens by label, from environ and, by read, from files.
@@ -38,10 +40,10 @@ func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, err
 // Asked has the requests of a client of the server. A nil field is none.
 type Asked struct {
 	Model, Image, Mode           *string
-	Rounds, ToolCalls, Tokens    *int64
-	Timeout, CommandTime         *time.Duration
+	CommandTime                  *time.Duration
 	MemoryBytes, MilliCPUs, PIDs *int64
-	Cost                         *Dollars
+	// Turn bounds each turn, and Session all turns together, whose rounds have no bound.
+	Turn, Session limits.Budget
 }
 
 // Ask returns a client's requests as settings, if none is milder than the
@@ -137,12 +139,17 @@ func chooseOffered[T any](where, name string, offered map[string]T) (T, error) {
 }
 
 func (f *File) askLimits(a Asked, c File) error {
+	turn, session := a.Turn, a.Session
 	return firstError(
-		setLimit("limits.max_rounds", a.Rounds, c.Limits.Rounds, &f.Limits.Rounds),
-		setLimit("limits.max_tool_calls", a.ToolCalls, c.Limits.ToolCalls, &f.Limits.ToolCalls),
-		setLimit("limits.max_tokens", a.Tokens, c.Limits.Tokens, &f.Limits.Tokens),
-		setLimit("limits.max_cost_usd", (*int64)(a.Cost), c.Limits.Cost, &f.Limits.Cost),
-		setLimit("limits.timeout_seconds", (*int64)(a.Timeout), c.Limits.Timeout, &f.Limits.Timeout),
+		setLimit("limits.max_rounds", turn.Rounds, c.Limits.Rounds, &f.Limits.Rounds),
+		setLimit("limits.max_tool_calls", turn.ToolCalls, c.Limits.ToolCalls, &f.Limits.ToolCalls),
+		setLimit("limits.max_tokens", turn.Tokens, c.Limits.Tokens, &f.Limits.Tokens),
+		setLimit("limits.max_cost_usd", turn.CostMicroUSD, c.Limits.Cost, &f.Limits.Cost),
+		setLimit("limits.timeout_seconds", (*int64)(turn.WallTime), c.Limits.Timeout, &f.Limits.Timeout),
+		setLimit("limits.session.max_tool_calls", session.ToolCalls, c.Limits.Session.ToolCalls, &f.Limits.Session.ToolCalls),
+		setLimit("limits.session.max_tokens", session.Tokens, c.Limits.Session.Tokens, &f.Limits.Session.Tokens),
+		setLimit("limits.session.max_cost_usd", session.CostMicroUSD, c.Limits.Session.Cost, &f.Limits.Session.Cost),
+		setLimit("limits.session.timeout_seconds", (*int64)(session.WallTime), c.Limits.Session.Timeout, &f.Limits.Session.Timeout),
 		setLimit("limits.memory_bytes", a.MemoryBytes, c.Resources.Memory, &f.Resources.Memory),
 		setLimit("limits.milli_cpus", a.MilliCPUs, c.Resources.CPUs, &f.Resources.CPUs),
 		setLimit("limits.pids", a.PIDs, c.Resources.PIDs, &f.Resources.PIDs),
