@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/chat"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
@@ -154,7 +155,7 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice 
 		return chat.End{}, err
 	}
 	defer s.close()
-	if s.conf.IsBuiltin("mode") && sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.mountsOverlays(ctx) {
+	if config.IsBuiltin(&s.conf, "mode") && sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.mountsOverlays(ctx) {
 		s.conf.Mode = new(string(sandbox.ModeBind))
 	}
 	s.chat, s.resume = true, resumed

@@ -44,8 +44,8 @@ func (c *Config) addPlace(err error) error {
 	return err
 }
 
-// IsBuiltin reports whether no layer but the built-in one has a setting.
-func (c *Config) IsBuiltin(key string) bool { return c.origins.find(key) == "built-in" }
+// IsBuiltin reports whether no layer of c but the built-in one has a setting.
+func IsBuiltin(c *Config, key string) bool { return c.origins.find(key) == "built-in" }
 
 // origins are the names of the layers that settings came from, by their keys.
 type origins map[string]string
