@@ -184,3 +184,52 @@ func TestOperatorsSkills(t *testing.T) {
 		t.Errorf("failed calls: %+v", failed)
 	}
 }
+
+// TestForksKeepTheirSkills: what the parent loaded restricts a fork, and what a fork
+// loads restricts neither the parent nor the other fork.
+func TestForksKeepTheirSkills(t *testing.T) {
+	b := newBench(t, `
+  - calls: [{tool: load_skill, input: {name: look}}]
+  - text: Loaded.
+  - calls: [{tool: write_file, input: {path: parent, content: x}}]
+  - text: Done.
+`).overlaid()
+	b.file(".agents/skills/look/SKILL.md", skillText("look", "allowed-tools: Read Skill\n", "Look only."))
+	b.file(".agents/skills/change/SKILL.md", skillText("change", "allowed-tools: Write\n", "Change."))
+	b.opts.Skills.Workspace = true
+	parent := &attentive{Model: b.opts.Profiles[0].Model}
+	b.opts.Profiles = []loop.Profile{{Model: parent}}
+	var models []*attentive
+	b.opts.OnFork = func(number int, o *Options) {
+		turns := "  - calls: [{tool: write_file, input: {path: own, content: x}}]\n  - text: Done.\n"
+		if number == 0 {
+			turns = "  - calls: [{tool: load_skill, input: {name: change}}]\n" + turns
+		}
+		m := &attentive{Model: player(t, turns)}
+		models = append(models, m)
+		o.Profiles = []loop.Profile{{Model: m}}
+	}
+	s := b.opened()
+	startTurn(t, s, "load")
+	forks, err := s.Fork(t.Context(), 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range forks {
+		startTurn(t, f, "go on")
+		f.Close()
+	}
+	startTurn(t, s, "go on")
+	s.Close()
+	for name, got := range map[string]bool{
+		"the parent": offered(parent.requests[len(parent.requests)-1])["write_file"], "the fork that loads nothing": offered(models[1].requests[1])["write_file"],
+		"the fork, before it loads": offered(models[0].requests[0])["write_file"],
+	} {
+		if got {
+			t.Errorf("%s is offered write_file", name)
+		}
+	}
+	if names := offered(models[0].requests[1]); !names["write_file"] || !names["read_file"] {
+		t.Errorf("the control, the fork that loads another skill, is offered %v", names)
+	}
+}
