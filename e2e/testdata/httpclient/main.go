@@ -82,7 +82,8 @@ func main() {
 	want(applied.StatusCode(), 200, applied.Body)
 	fmt.Println("applied", len(applied.JSON200.Applied), applied.JSON200.Changes)
 	follow(session, func(kind string) bool { return kind == "session.ended" })
-	gone, err := client.StartTurnWithResponse(ctx, session, api.NewTurn{Message: "more"})
+	more := "more"
+	gone, err := client.StartTurnWithResponse(ctx, session, nil, api.NewTurn{Message: &more})
 	check(err)
 	want(gone.StatusCode(), 410, gone.Body)
 	fmt.Println("refused", gone.ApplicationproblemJSON410.Code)
@@ -90,7 +91,7 @@ func main() {
 }
 
 func turn(session, message string) string {
-	t, err := client.StartTurnWithResponse(ctx, session, api.NewTurn{Message: message})
+	t, err := client.StartTurnWithResponse(ctx, session, nil, api.NewTurn{Message: &message})
 	check(err)
 	want(t.StatusCode(), 202, t.Body)
 	return t.JSON202.Turn
