@@ -16,10 +16,11 @@ func looking(marker string) string {
 }
 
 // beating is a command that runs until it is ended, ignores SIGTERM in a
-// daemon of its own, and grows a file of its marker's name.
+// daemon of its own, and then grows a file of its marker's name.
 func beating(marker string) string {
 	return fmt.Sprintf(`echo up-%[1]s
-setsid sh -c 'trap "" TERM; while :; do sleep 1; done' %[1]s-daemon &
+setsid sh -c 'trap "" TERM; : >ready-%[1]s; while :; do sleep 1; done' %[1]s-daemon &
+until [ -e ready-%[1]s ]; do sleep 0.01; done
 while :; do echo >>%[1]s; sleep 0.02; done; : %[1]s`, marker)
 }
 

@@ -64,6 +64,7 @@ func (v *View) estimateTokens() int64 { return v.tokens - v.saved/tokenBytes }
 // the trimmed history.
 func (v *View) setSummary(s *Summary, trimmed []Message) {
 	v.summary, v.summaryMessage, v.failedAt, v.renderedFor = s, s.renderMessage(), 0, ""
+	v.canaries = &boundary.Canaries{}
 	wrapped := make(map[string][]tools.Block, len(v.wrapped))
 	for _, m := range trimmed {
 		for _, b := range m.Blocks {
@@ -72,6 +73,7 @@ func (v *View) setSummary(s *Summary, trimmed []Message) {
 			}
 			if done, ok := v.wrapped[b.ToolResult.ToolUseID]; ok {
 				wrapped[b.ToolResult.ToolUseID] = done
+				v.canaries.WatchWrappers(boundary.JoinText(done))
 			}
 		}
 	}

@@ -266,6 +266,7 @@ func TestJournalRecordsWhatCausedWhat(t *testing.T) {
 		"message by tool below turn.started 1",
 		"budget.warning by system below turn.started 1",
 		"context.shortened by system below turn.started 1",
+		"warning by system below llm.call_completed 1",
 		"llm.call_started by agent below turn.started 1",
 		"llm.call_completed by agent below llm.call_started 1",
 		"context.compacted by system below llm.call_completed 1",

@@ -72,7 +72,7 @@ func (c *Canaries) WatchWrappers(text string) {
 	for _, rest, found := strings.Cut(text, open); found; _, rest, found = strings.Cut(rest, open) {
 		id, _, ok := strings.Cut(rest[:min(len(rest), nonceDigits+1)], ">")
 		if _, err := hex.DecodeString(id); ok && err == nil && len(id) == nonceDigits {
-			c.watchID(id)
+			c.watchID(strings.Clone(id)) // not the whole text
 		}
 	}
 }
