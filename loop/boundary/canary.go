@@ -84,12 +84,13 @@ func (c *Canaries) Redact(text string) (safe string, leaks int) {
 	if c == nil {
 		return text, 0
 	}
-	safe, leaks, _ = c.redactText(text)
+	safe, leaks, _ = c.redactText(text, false)
 	return safe, leaks
 }
 
-// redactText is Redact that also returns how much of the end of safe may begin a token.
-func (c *Canaries) redactText(text string) (safe string, leaks, held int) {
+// redactText is Redact that also returns how much of the end of safe may begin a token, if
+// more text follows.
+func (c *Canaries) redactText(text string, more bool) (safe string, leaks, held int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.forms) == 0 {
@@ -99,7 +100,7 @@ func (c *Canaries) redactText(text string) (safe string, leaks, held int) {
 	var out strings.Builder
 	done, open := 0, len(text)
 	for i := 0; i < len(f.text); {
-		length, partial := c.matchForm(f, i)
+		length, partial := c.matchForm(f, i, more)
 		switch {
 		case length > 0:
 			out.WriteString(text[done:f.starts[i]])
@@ -118,27 +119,40 @@ func (c *Canaries) redactText(text string) (safe string, leaks, held int) {
 }
 
 // matchForm returns the length of a form at index i of a folded text, or 0. partial
-// reports whether the text ends within a form. The caller holds mu.
-func (c *Canaries) matchForm(f folded, i int) (length int, partial bool) {
-	run := 1
-	for run < c.longest && i+run < len(f.text) && f.starts[i+run]-f.ends[i+run-1] <= maxGap {
-		run++
-	}
-	rest := f.text[i : i+run]
-	ends := i+run == len(f.text)
-	if len(rest) < prefixBytes {
+// reports whether the text, which more follows, ends within a form. The caller holds mu.
+func (c *Canaries) matchForm(f folded, i int, more bool) (length int, partial bool) {
+	if rest := joinedRun(f, i, prefixBytes); len(rest) < prefixBytes {
+		if !more || i+len(rest) < len(f.text) {
+			return 0, false
+		}
 		for prefix := range c.forms {
-			partial = partial || ends && strings.HasPrefix(prefix, string(rest))
+			partial = partial || strings.HasPrefix(prefix, string(rest))
 		}
 		return 0, partial
 	}
-	for _, form := range c.forms[string(rest[:prefixBytes])] {
+	forms := c.forms[string(f.text[i:i+prefixBytes])]
+	if len(forms) == 0 {
+		return 0, false
+	}
+	rest := joinedRun(f, i, c.longest)
+	ends := more && i+len(rest) == len(f.text)
+	for _, form := range forms {
 		if bytes.HasPrefix(rest, form) {
 			return len(form), false
 		}
 		partial = partial || ends && bytes.HasPrefix(form, rest)
 	}
 	return 0, partial
+}
+
+// joinedRun returns at most n characters of a folded text from index i on, up to the first
+// gap that is too wide for a token.
+func joinedRun(f folded, i, n int) []byte {
+	end := i + 1
+	for end < min(i+n, len(f.text)) && f.starts[end]-f.ends[end-1] <= maxGap {
+		end++
+	}
+	return f.text[i:end]
 }
 
 // Stream returns a filter for an answer that arrives in pieces. Without a token to look
@@ -173,7 +187,7 @@ func (s *Stream) Write(piece string) string {
 	if i := strings.LastIndexAny(text, `&\%`); i >= 0 && i >= len(text)-maxEscapeBytes {
 		text, cut = text[:i], text[i:]
 	}
-	safe, _, held := s.canaries.redactText(text)
+	safe, _, held := s.canaries.redactText(text, true)
 	s.held = safe[len(safe)-held:] + cut
 	return safe[:len(safe)-held]
 }

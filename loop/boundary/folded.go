@@ -18,6 +18,7 @@ func foldText(text string, keep func(rune) bool) folded {
 	for i := 0; i < len(text); {
 		r, n := decodeUnit(text[i:])
 		switch {
+		case ' ' < r && r < 0x7f: // plain, as nearly all are
 		case r == '\n' || r == '\r' || r == '\u2028' || r == '\u2029':
 			r = '\n'
 		case unicode.IsSpace(r):
