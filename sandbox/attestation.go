@@ -49,6 +49,9 @@ type Attestation struct {
 	// Service is the service that runs beside commands; nil if there is none.
 	Service *AttestedService `json:"service,omitempty"`
 
+	// Egress is the listeners for programs in the sandbox; nil if there are none.
+	Egress *AttestedEgress `json:"egress,omitempty"`
+
 	Limits     AttestedLimits `json:"limits"`
 	KillMethod string         `json:"kill_method"`
 	// Lost names protections that are missing, in one sentence each.

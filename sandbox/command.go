@@ -40,6 +40,10 @@ type Command struct {
 	// bytes per stream. One goroutine per stream writes. Nil discards the
 	// output. A writer that blocks delays only this stream of this command.
 	Stdout, Stderr io.Writer
+	// NotifyNumber is called before the command starts with its number, by which
+	// [EgressConn.Command] names it; nil means that it is not needed. It must
+	// return at once. A number is used again after its command.
+	NotifyNumber func(number int)
 	// Output bounds the output that is kept.
 	Output OutputLimits
 	// Timeout bounds the wall time; zero means the session's

@@ -175,6 +175,10 @@ type Spec struct {
 	// Their values may be secret: they reach the commands and nothing else, no
 	// label, log or configuration of a container.
 	Env []string
+	// Egress opens listeners through which commands can reach what an
+	// [EgressHandler] allows; nil means none. The sandbox of a Spec with one
+	// implements [EgressServer].
+	Egress *EgressPlan
 	// Grace is the time between SIGTERM and SIGKILL on cancellation; zero means
 	// [DefaultGrace].
 	Grace time.Duration

@@ -20,6 +20,7 @@ func samples() []Payload {
 		GuestCapabilities: []string{"CAP_SETUID"}, NoNewPrivileges: true, Seccomp: "filter", Network: "none",
 		RootReadOnly: true, Namespaces: []string{"pid"}, Workspace: "/home/me/p", WorkspaceMode: "bind",
 		WorkspaceOwner: "1000:1000", IDMapped: true, Git: "ro", KillMethod: "gid",
+		Egress:  &sandbox.AttestedEgress{Listening: []string{"0.0.0.0:61080"}},
 		Service: &sandbox.AttestedService{Program: "python3", ArgsSHA256: "ef", Identity: 1, Healthy: true, Tests: 2, ReadyMS: 700},
 		Limits:  sandbox.AttestedLimits{MemoryBytes: 2 << 30, PIDs: 256, MilliCPUs: 2000},
 	}

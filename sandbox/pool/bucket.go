@@ -57,7 +57,13 @@ func specKey(spec sandbox.Spec) (string, error) {
 		return "", err
 	}
 	spec.Workspace.Dir = nil
-	return fmt.Sprintf("%s %#v", dir, spec), nil
+	var egress sandbox.EgressPlan
+	if spec.Egress != nil {
+		egress = *spec.Egress
+		egress.Port = egress.ProxyPort()
+	}
+	spec.Egress = nil
+	return fmt.Sprintf("%s %#v %#v", dir, egress, spec), nil
 }
 
 // acquireBucket returns the bucket of a spec and marks it as used now. It

@@ -277,6 +277,7 @@ func TestOnlyForTheSameSpec(t *testing.T) {
 		"path":          func(s *sandbox.Spec) { s.Workspace.Path += "/" },
 		"submounts":     func(s *sandbox.Spec) { s.Workspace.Submounts = []string{"x"} },
 		"mode":          func(s *sandbox.Spec) { s.Workspace.Mode = sandbox.ModeBind },
+		"egress":        func(s *sandbox.Spec) { s.Egress = &sandbox.EgressPlan{} },
 		"the directory": func(s *sandbox.Spec) { s.Workspace.Dir, _ = os.Open(other) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -306,6 +307,8 @@ func TestKeyHasEverything(t *testing.T) {
 	var walk func(path string, of reflect.Type)
 	walk = func(path string, of reflect.Type) {
 		switch {
+		case path == ".Egress" && of.Kind() == reflect.Pointer: // compared by value
+			walk(path, of.Elem())
 		case path == ".Workspace.Dir" || path == ".Mounts.Dir" || path == ".Service" || path == ".Notify": // compared by device and inode; not pooled; not pooled; not part of the key
 		case of.Kind() == reflect.Struct:
 			for field := range of.Fields() {
@@ -318,6 +321,21 @@ func TestKeyHasEverything(t *testing.T) {
 		}
 	}
 	walk("", reflect.TypeFor[sandbox.Spec]())
+}
+
+// TestSameEgress checks that equal plans are one, wherever they are in memory.
+func TestSameEgress(t *testing.T) {
+	runWithFakeClock(t, Options{Size: 1}, func(t *testing.T, b *env) {
+		spec := b.spec(t)
+		spec.Egress = &sandbox.EgressPlan{}
+		must(t, b.pool.Prepare(spec))
+		waitUntilIdle(t)
+		spec = b.spec(t)
+		spec.Egress = &sandbox.EgressPlan{Port: sandbox.DefaultEgressPort}
+		if _, warm := b.create(t, spec); !warm {
+			t.Error("a sandbox with an equal plan was not returned")
+		}
+	})
 }
 
 func TestNotPooled(t *testing.T) {

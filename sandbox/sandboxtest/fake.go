@@ -203,7 +203,7 @@ func validateSpec(spec sandbox.Spec, stateDir string) error {
 	case spec.Git != "" && spec.Git != sandbox.GitReadOnly && spec.Git != sandbox.GitCommit:
 		return fmt.Errorf("git mode %q", spec.Git)
 	}
-	return errors.Join(checkMountsOf(spec, stateDir), sandbox.CheckVariables(spec.Env), sandbox.CheckTarget(spec.Workspace.MountPoint()), spec.Resources.Validate())
+	return errors.Join(checkMountsOf(spec, stateDir), sandbox.CheckVariables(spec.Env), spec.Egress.Validate(spec.Env), sandbox.CheckTarget(spec.Workspace.MountPoint()), spec.Resources.Validate())
 }
 
 // fakeSandbox is one sandbox of a Fake.

@@ -98,6 +98,12 @@ func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	if err := sandbox.CheckVariables(spec.Env); err != nil {
 		return err
 	}
+	if err := spec.Egress.Validate(spec.Env); err != nil {
+		return err
+	}
+	if spec.Egress != nil {
+		return fmt.Errorf("egress: %w by the %s backend", sandbox.ErrUnsupported, b.Name)
+	}
 	if err := validateService(spec); err != nil {
 		return err
 	}
