@@ -49,42 +49,70 @@ type phrase struct {
 // maxPhraseBytes is the length of the longest match that is found.
 const maxPhraseBytes = 400
 
-// findMatches returns the matches of a phrase in a folded text.
-func (p phrase) findMatches(text []byte) (matches []span) {
-	for _, near := range findNear(text, p.words) {
-		for _, m := range p.pattern.FindAllIndex(text[near.start:near.end], -1) {
+// findMatches returns the matches of a phrase in parts of a folded text.
+func (p phrase) findMatches(text []byte, parts []span) (matches []span) {
+	for _, part := range parts {
+		for _, m := range p.pattern.FindAllIndex(text[part.start:part.end], -1) {
 			if m[0] < m[1] {
-				matches = append(matches, span{near.start + m[0], near.start + m[1]})
+				matches = append(matches, span{part.start + m[0], part.start + m[1]})
 			}
 		}
 	}
 	return matches
 }
 
-// findNear returns the parts of a text in which matches with one of the words can be, in
-// their order.
-func findNear(text []byte, words [][]byte) []span {
-	var spans []span
-	for _, w := range words {
-		for at := 0; ; {
-			i := bytes.Index(text[at:], w)
-			if i < 0 {
-				break
+// wordIndex has the words of all phrases by their first two bytes, so that a text is read
+// once for all of them.
+type wordIndex struct {
+	// groups has the index in words, plus 1, for each first two bytes.
+	groups [1 << 16]uint8
+	words  [][]phraseWord
+}
+
+// phraseWord is a word and the index of its phrase.
+type phraseWord struct {
+	text   []byte
+	phrase int
+}
+
+var words = sync.OnceValue(func() *wordIndex {
+	x := &wordIndex{}
+	for i, p := range phrases() {
+		for _, text := range p.words {
+			group := &x.groups[uint16(text[0])<<8|uint16(text[1])]
+			if *group == 0 {
+				x.words = append(x.words, nil)
+				*group = uint8(len(x.words))
 			}
-			at += i + len(w)
-			spans = append(spans, span{max(at-maxPhraseBytes, 0), min(at+maxPhraseBytes, len(text))})
+			x.words[*group-1] = append(x.words[*group-1], phraseWord{text, i})
 		}
 	}
-	slices.SortFunc(spans, func(a, b span) int { return a.start - b.start })
-	var merged []span
-	for _, s := range spans {
-		if n := len(merged) - 1; n >= 0 && s.start <= merged[n].end {
-			merged[n].end = max(merged[n].end, s.end)
+	return x
+})
+
+// findParts returns the parts of a folded text in which matches of each phrase can be, in
+// their order.
+func (x *wordIndex) findParts(text []byte) [][]span {
+	parts := make([][]span, len(phrases()))
+	for i := range max(len(text)-1, 0) {
+		group := x.groups[uint16(text[i])<<8|uint16(text[i+1])]
+		if group == 0 {
 			continue
 		}
-		merged = append(merged, s)
+		for _, w := range x.words[group-1] {
+			if !bytes.HasPrefix(text[i:], w.text) {
+				continue
+			}
+			at, spans := i+len(w.text), parts[w.phrase]
+			start, end := max(at-maxPhraseBytes, 0), min(at+maxPhraseBytes, len(text))
+			if n := len(spans) - 1; n >= 0 && start <= spans[n].end {
+				spans[n] = span{min(spans[n].start, start), max(spans[n].end, end)}
+				continue
+			}
+			parts[w.phrase] = append(spans, span{start, end})
+		}
 	}
-	return merged
+	return parts
 }
 
 // span is a part of a text.
@@ -93,8 +121,9 @@ type span struct{ start, end int }
 // findSpans calls found for each known phrase in text with its place.
 func findSpans(text string, found func(what string, at span)) {
 	f := foldText(text, nil)
-	for _, p := range phrases() {
-		for _, m := range p.findMatches(f.text) {
+	parts := words().findParts(f.text)
+	for i, p := range phrases() {
+		for _, m := range p.findMatches(f.text, parts[i]) {
 			found(p.what, span{f.starts[m.start], f.ends[m.end-1]})
 		}
 	}
