@@ -15,7 +15,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools/fetch"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 // TestFetchInASession is that what a session may fetch is its options', that
@@ -26,7 +26,7 @@ func TestFetchInASession(t *testing.T) {
 		_, _ = io.WriteString(w, strings.Repeat("hello\n", 1500))
 	}))
 	t.Cleanup(u.Close)
-	rule, err := fetch.ParseRule(u.URL)
+	allowed, err := rule.ParseFetch(u.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestFetchInASession(t *testing.T) {
 				b.overlaid()
 			}
 			b.opts.Fetch = FetchOptions{
-				Allow: []fetch.Rule{rule}, Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}},
+				Allow: []rule.Rule{allowed}, Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}},
 				Egress: limits.EgressBudget{Bytes: 12_000, Hosts: 1},
 			}
 			s := b.opened()

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/fetch"
 	"github.com/caisson-run/caisson/tools/file"
 	"github.com/caisson-run/caisson/tools/memory"
@@ -157,7 +158,7 @@ const fetchedDir = "fetched"
 // FetchOptions configures what a session may fetch. The zero value allows nothing.
 type FetchOptions struct {
 	// Allow lists what may be fetched; empty turns the tool off.
-	Allow []fetch.Rule
+	Allow []rule.Rule
 	// Private are hosts that may be in networks that are not public.
 	Private map[string][]netip.Prefix
 	// MaxBytes bounds one response and Timeout one fetch; zero means the tool's

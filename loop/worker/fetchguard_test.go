@@ -16,6 +16,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/fetch"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -97,11 +98,11 @@ func guardedTools(t *testing.T, resolver *net.Resolver, urls ...string) worker.T
 	pages := []netip.Prefix{netip.MustParsePrefix(pageAddr + "/32")}
 	o := fetch.Options{Private: map[string][]netip.Prefix{pageAddr: pages, "pages.test": pages}, Resolver: resolver}
 	for _, u := range urls {
-		rule, err := fetch.ParseRule(u)
+		allowed, err := rule.ParseFetch(u)
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Allow = append(o.Allow, rule)
+		o.Allow = append(o.Allow, allowed)
 	}
 	var err error
 	if o.Egress, err = limits.NewEgress(limits.DefaultEgressBudget()); err != nil {

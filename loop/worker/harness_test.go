@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/loop/openai"
 	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/fetch"
 	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/verify"
@@ -158,7 +159,7 @@ func newWeb(t testing.TB, page string) *web {
 // toolOptions returns options with fetch, for the pages of the server alone, and verify.
 func (w *web) toolOptions(t testing.TB, budget limits.EgressBudget, names ...string) worker.ToolOptions {
 	t.Helper()
-	rule, err := fetch.ParseRule(w.URL + "/")
+	allowed, err := rule.ParseFetch(w.URL + "/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +173,7 @@ func (w *web) toolOptions(t testing.TB, budget limits.EgressBudget, names ...str
 		t.Fatal(err)
 	}
 	f, err := fetch.New(fetch.Options{
-		Allow: []fetch.Rule{rule}, Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}},
+		Allow: []rule.Rule{allowed}, Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}},
 		Egress: w.egress, Hosts: w.hosts,
 	})
 	if err != nil {

@@ -19,12 +19,14 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 // Client fetches URLs for one session, under one policy. It is safe for
 // concurrent use. It holds no connection between fetches, so it needs no Close.
 type Client struct {
 	opts  Options
+	guard *rule.Guard
 	cache *cache
 }
 
@@ -34,7 +36,11 @@ func NewClient(o Options) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make fetch client: %w", err)
 	}
-	return &Client{opts: o, cache: newCache(o.Dir, maxCacheBytes, o.Logger)}, nil
+	guard, err := rule.NewGuard(o.Private)
+	if err != nil {
+		return nil, fmt.Errorf("make fetch client: %w", err)
+	}
+	return &Client{opts: o, guard: guard, cache: newCache(o.Dir, maxCacheBytes, o.Logger)}, nil
 }
 
 // Request is one fetch.
@@ -113,8 +119,8 @@ type Denial struct {
 // ended.
 func newDenial(callID, last string, f *failure) Denial {
 	d := Denial{CallID: callID, Addr: f.addr, Reason: f.reason, Redirect: f.redirect}
-	if t, err := parseTarget(last); err == nil {
-		last, d.Host = t.String(), t.address()
+	if t, err := rule.ParseTarget(last); err == nil {
+		last, d.Host = t.String(), t.Address()
 	} else if u, err := url.Parse(last); err == nil {
 		u.User = nil
 		last, d.Host = u.String(), u.Host
@@ -141,7 +147,7 @@ func clipText(s string, n int) string {
 // followRedirects fetches a URL and follows its redirects. last is the URL at
 // which it ended, unchanged if it can't be parsed.
 func (c *Client) followRedirects(ctx context.Context, r Request) (last string, _ Response, err error) {
-	first, err := parseTarget(r.URL)
+	first, err := rule.ParseTarget(r.URL)
 	if err != nil {
 		return r.URL, Response{}, err
 	}
@@ -163,7 +169,7 @@ func (c *Client) followRedirects(ctx context.Context, r Request) (last string, _
 			}
 			return res.URL, res, nil
 		case len(passed) >= c.opts.Redirects:
-			return at.String(), Response{}, newFailure("redirects", "%s redirects more than %d times", first.origin, c.opts.Redirects)
+			return at.String(), Response{}, newFailure("redirects", "%s redirects more than %d times", first.Origin, c.opts.Redirects)
 		}
 		passed = append(passed, at.String())
 		at, err = c.resolveRedirect(at, first, next, r.Asked)
@@ -185,8 +191,8 @@ func markRedirected(ctx context.Context, passed []string, err error) error {
 }
 
 // getCached returns the cached response for a URL that the policy allows.
-func (c *Client) getCached(t target) (Response, bool) {
-	if !anyAllows(c.opts.Allow, t) {
+func (c *Client) getCached(t rule.Target) (Response, bool) {
+	if !rule.AllowsTarget(c.opts.Allow, t) {
 		return Response{}, false
 	}
 	return c.cache.get(t.String())
@@ -194,20 +200,20 @@ func (c *Client) getCached(t target) (Response, bool) {
 
 // resolveRedirect returns the target of a Location header. The allowlist is
 // checked when the target is fetched, as for any other URL.
-func (c *Client) resolveRedirect(at, first target, location string, asked bool) (target, error) {
-	next, err := at.resolveRef(location)
+func (c *Client) resolveRedirect(at, first rule.Target, location string, asked bool) (rule.Target, error) {
+	next, err := at.ResolveRef(location)
 	if err != nil {
-		return target{}, err
+		return rule.Target{}, err
 	}
-	if asked && next.origin != first.origin {
+	if asked && next.Origin != first.Origin {
 		return next, newFailure("redirect_not_shown", "%s redirects to %s, which is not what was approved; call fetch with that URL if it is needed", at, next)
 	}
 	return next, nil
 }
 
 // redirectURL returns the URL for the record of a refused redirect.
-func redirectURL(location string, t target) string {
-	if t.host != "" {
+func redirectURL(location string, t rule.Target) string {
+	if t.Host != "" {
 		return t.String()
 	}
 	return location
@@ -215,17 +221,17 @@ func redirectURL(location string, t target) string {
 
 // fetchHop makes one request if the policy allows it. For a redirect, next is
 // its Location, and its body is not read.
-func (c *Client) fetchHop(ctx context.Context, t target) (_ Response, next string, err error) {
-	if !anyAllows(c.opts.Allow, t) {
+func (c *Client) fetchHop(ctx context.Context, t rule.Target) (_ Response, next string, err error) {
+	if !rule.AllowsTarget(c.opts.Allow, t) {
 		return Response{}, "", c.notAllowedFailure(t)
 	}
-	if err := c.checkLiteral(t.origin); err != nil {
+	if err := c.guard.CheckLiteral(t.Host, t.Port); err != nil { // a proxy would dial it
+		return Response{}, "", dialFailure(err)
+	}
+	if err := errors.Join(c.opts.Egress.Left(), c.opts.Egress.Host(t.Host)); err != nil {
 		return Response{}, "", err
 	}
-	if err := errors.Join(c.opts.Egress.Left(), c.opts.Egress.Host(t.host)); err != nil {
-		return Response{}, "", err
-	}
-	done, err := c.opts.Hosts.Begin(t.address())
+	done, err := c.opts.Hosts.Begin(t.Address())
 	if err != nil {
 		f := newFailure("circuit_breaker", "%v", err)
 		f.err = err
@@ -250,7 +256,7 @@ func (c *Client) fetchHop(ctx context.Context, t target) (_ Response, next strin
 
 // notAllowedFailure returns the failure for a URL that is not on the allowlist.
 // It lists what is allowed.
-func (c *Client) notAllowedFailure(t target) error {
+func (c *Client) notAllowedFailure(t rule.Target) error {
 	if len(c.opts.Allow) == 0 {
 		return newDenied("not_allowed", "nothing may be fetched in this session")
 	}
@@ -266,12 +272,12 @@ func (c *Client) notAllowedFailure(t target) error {
 }
 
 // sendRequest sends one request on its own connection and reads the response.
-func (c *Client) sendRequest(ctx context.Context, t target) (Response, string, error) {
+func (c *Client) sendRequest(ctx context.Context, t rule.Target) (Response, string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, t.String(), nil)
 	if err != nil {
 		return Response{}, "", newDenied("invalid_url", "not a URL: %v", err)
 	}
-	req.URL = t.url()
+	req.URL = t.URL()
 	req.Header = http.Header{
 		"User-Agent":      {c.opts.Agent},
 		"Accept":          {"text/markdown, text/html;q=0.9, text/plain;q=0.9, application/json;q=0.9, */*;q=0.5"},
@@ -311,17 +317,17 @@ func isRedirect(status int) bool {
 
 // newTransport returns a transport for one request to one origin. It uses
 // HTTP/1.1 only, whose messages are bounded by the few limits set here.
-func (c *Client) newTransport(t target) *http.Transport {
+func (c *Client) newTransport(t rule.Target) *http.Transport {
 	tr := &http.Transport{
 		TLSClientConfig:        &tls.Config{RootCAs: c.opts.RootCAs, MinVersion: tls.VersionTLS12},
 		DisableKeepAlives:      true,
 		DisableCompression:     true, // decoded here, with a bound
 		MaxResponseHeaderBytes: maxHeaderBytes,
 		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
-			if address != t.address() {
-				return nil, newDenied("address", "the request would go to %s instead of %s", address, t.address())
+			if address != t.Address() {
+				return nil, newDenied("address", "the request would go to %s instead of %s", address, t.Address())
 			}
-			return c.dialOrigin(ctx, t.origin)
+			return c.dialOrigin(ctx, t.Origin)
 		},
 	}
 	if c.opts.Proxy != nil {

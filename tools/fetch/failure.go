@@ -7,6 +7,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 // failure is the error of a fetch. Its message is for the model.
@@ -53,8 +54,8 @@ func asFailure(ctx context.Context, err error) error {
 		}
 		return f
 	}
-	if bad, ok := errors.AsType[*urlError](err); ok {
-		return newDenied(bad.reason, "%s", bad.message)
+	if bad, ok := errors.AsType[*rule.Error](err); ok {
+		return newDenied(bad.Reason, "%s", bad.Message)
 	}
 	if over, ok := errors.AsType[*limits.ExceededError](err); ok {
 		return budgetFailure(over)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 func TestMain(m *testing.M) {
@@ -46,7 +47,7 @@ func newFixture(t testing.TB, o Options, rules ...string) *fixture {
 	t.Helper()
 	f := &fixture{t: t}
 	for _, s := range rules {
-		r, err := ParseRule(s)
+		r, err := rule.ParseFetch(s)
 		if err != nil {
 			t.Fatal(err)
 		}

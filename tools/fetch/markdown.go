@@ -25,6 +25,8 @@ const (
 	maxPrefixed  = 8
 	maxSpan      = 16
 	maxNodes     = 200_000
+	// maxLinkBytes is the maximum length of a link or another attribute.
+	maxLinkBytes = 8 << 10
 )
 
 // convertHTML converts a page to Markdown. Its error is a *failure.
@@ -250,7 +252,7 @@ func (t *trimmer) trimAttributes(n *html.Node) {
 				continue
 			}
 		case "alt", "title", "class", "align", "role", "type", "checked":
-			if len(a.Val) > maxURLBytes {
+			if len(a.Val) > maxLinkBytes {
 				continue
 			}
 		default:
@@ -266,7 +268,7 @@ func (t *trimmer) trimAttributes(n *html.Node) {
 // long, and javascript: URLs are useless.
 func (t *trimmer) resolveLink(ref string) string {
 	u, err := url.Parse(strings.TrimSpace(ref))
-	if err != nil || len(ref) > maxURLBytes {
+	if err != nil || len(ref) > maxLinkBytes {
 		return "#"
 	}
 	if u.IsAbs() && u.Scheme != "http" && u.Scheme != "https" && u.Scheme != "mailto" {

@@ -98,14 +98,15 @@ func runInNamespace(m *testing.M) int {
 }
 
 func prepareNamespace(dir string) error {
-	commands := [][]string{{"link", "set", "lo", "up"}, {"addr", "add", publicAddr + "/32", "dev", "lo"}, {"-6", "addr", "add", publicAddr6 + "/128", "dev", "lo", "nodad"}}
-	for _, a := range canaryAddrs {
+	// Routes, because addresses of interfaces are this machine's own and refused.
+	commands := [][]string{{"link", "set", "lo", "up"}}
+	for _, a := range append([]string{publicAddr, publicAddr6}, canaryAddrs...) {
 		switch {
 		case a == "127.0.0.1" || a == "::1":
 		case strings.Contains(a, ":"):
-			commands = append(commands, []string{"-6", "addr", "add", a + "/128", "dev", "lo", "nodad"})
+			commands = append(commands, []string{"-6", "route", "add", "local", a + "/128", "dev", "lo"})
 		default:
-			commands = append(commands, []string{"addr", "add", a + "/32", "dev", "lo"})
+			commands = append(commands, []string{"route", "add", "local", a + "/32", "dev", "lo"})
 		}
 	}
 	for _, args := range commands {

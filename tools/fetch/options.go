@@ -14,6 +14,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 // Defaults of [Options].
@@ -33,10 +34,7 @@ const (
 // Bounds that can't be configured.
 const (
 	maxHeaderBytes = 64 << 10
-	// maxDialled is the maximum number of addresses per host that are dialled.
-	// All addresses are checked.
-	maxDialled = 4
-	// connectTime is the timeout of the connection to one address.
+	// connectTime is the timeout of the connection to the proxy.
 	connectTime = 10 * time.Second
 	// maxCacheBytes is the maximum size of the cached responses of one session.
 	maxCacheBytes = 256 << 20
@@ -46,9 +44,9 @@ const (
 type Options struct {
 	// Allow is the allowlist. If it is empty, nothing may be fetched and the tool
 	// is disabled by default.
-	Allow []Rule
+	Allow []rule.Rule
 	// Private are the hosts whose addresses need not be public, with the networks
-	// of their permitted addresses.
+	// of their permitted addresses, as [rule.NewGuard] has them.
 	Private map[string][]netip.Prefix
 	// Egress counts the bytes and hosts of the session.
 	Egress *limits.Egress
@@ -99,15 +97,6 @@ func (o Options) withDefaults() (Options, error) {
 	case o.Proxy != nil && (o.Proxy.Scheme != "http" && o.Proxy.Scheme != "https" || o.Proxy.Hostname() == ""):
 		return o, fmt.Errorf("proxy %s: only http and https proxies with a host are used", o.Proxy.Redacted())
 	}
-	private := make(map[string][]netip.Prefix, len(o.Private))
-	for host, networks := range o.Private {
-		canonical, err := canonicalHost(host)
-		if err != nil {
-			return o, fmt.Errorf("private host %q: %w", host, err)
-		}
-		private[canonical] = append(private[canonical], networks...)
-	}
-	o.Private = private
 	o.MaxBytes = cmp.Or(o.MaxBytes, DefaultMaxBytes)
 	o.Timeout = cmp.Or(o.Timeout, DefaultTimeout)
 	o.Idle = cmp.Or(o.Idle, DefaultIdle)

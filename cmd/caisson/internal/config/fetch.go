@@ -11,21 +11,21 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
-	"github.com/caisson-run/caisson/tools/fetch"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// FetchRules are origins and the beginnings of paths; see [fetch.Rule].
+// FetchRules are origins and the beginnings of paths; see [rule.ParseFetch].
 type FetchRules []string
 
 // setText parses the value of a flag, with commas between the rules.
 func (r *FetchRules) setText(text string) error {
 	out := FetchRules{}
 	for s := range strings.SplitSeq(text, ",") {
-		rule, err := fetch.ParseRule(strings.TrimSpace(s))
+		allowed, err := rule.ParseFetch(strings.TrimSpace(s))
 		if err != nil {
 			return err
 		}
-		out = append(out, rule.String())
+		out = append(out, allowed.String())
 	}
 	*r = out
 	return nil
@@ -43,7 +43,7 @@ func (f *Fetch) narrowTo(where string, b FetchBounds) error {
 			return err
 		}
 		f.Allow = FetchRules{}
-		for _, r := range fetch.Intersect(own, most) {
+		for _, r := range rule.IntersectFetch(own, most) {
 			f.Allow = append(f.Allow, r.String())
 		}
 	}
@@ -60,10 +60,10 @@ func (f *Fetch) narrowTo(where string, b FetchBounds) error {
 }
 
 // parseRules reads an allowlist.
-func parseRules(where string, list []string) ([]fetch.Rule, error) {
-	out := make([]fetch.Rule, 0, len(list))
+func parseRules(where string, list []string) ([]rule.Rule, error) {
+	out := make([]rule.Rule, 0, len(list))
 	for _, s := range list {
-		r, err := fetch.ParseRule(s)
+		r, err := rule.ParseFetch(s)
 		if err != nil {
 			return nil, &Error{Where: where, Message: err.Error(), Hint: "write origins and paths, such as https://docs.example.com/guide/"}
 		}
@@ -104,11 +104,11 @@ func (c *Config) fetchOptions() (runner.FetchOptions, error) {
 
 // parseNetworks reads Private. A host that no rule allows is a mistake: its entry
 // would do nothing.
-func (f Fetch) parseNetworks(allow []fetch.Rule) (map[string][]netip.Prefix, error) {
+func (f Fetch) parseNetworks(allow []rule.Rule) (map[string][]netip.Prefix, error) {
 	out := map[string][]netip.Prefix{}
 	for _, host := range sortedKeys(f.Private) {
 		where := "fetch.private." + host
-		at := slices.IndexFunc(allow, func(r fetch.Rule) bool { return r.IsFor(host) })
+		at := slices.IndexFunc(allow, func(r rule.Rule) bool { return r.IsFor(host) })
 		if at < 0 {
 			return nil, &Error{Where: where, Message: "no entry of fetch.allow is for this host", Hint: "add one, or take this out"}
 		}

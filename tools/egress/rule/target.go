@@ -1,4 +1,4 @@
-package fetch
+package rule
 
 import (
 	"errors"
@@ -19,171 +19,166 @@ import (
 // maxURLBytes is the maximum length of a URL. Servers commonly accept 8 KiB.
 const maxURLBytes = 8 << 10
 
-// origin is the scheme, host and port of a URL. Origins can be compared with ==.
-type origin struct {
-	scheme string // http or https
-	host   string // a name in lower-case ASCII without a trailing dot, or an address
-	port   uint16
+// Origin is the scheme, host and port of a URL. Origins can be compared with ==.
+type Origin struct {
+	Scheme string // http or https
+	Host   string // canonical, as CanonicalHost returns it
+	Port   uint16
 }
 
-// address returns host:port, with brackets around an IPv6 address.
-func (o origin) address() string { return net.JoinHostPort(o.host, strconv.Itoa(int(o.port))) }
+// Address returns host:port, with brackets around an IPv6 address.
+func (o Origin) Address() string { return net.JoinHostPort(o.Host, strconv.Itoa(int(o.Port))) }
 
 // authority returns the address, without the port if it is the scheme's default.
-func (o origin) authority() string {
-	if o.port != defaultPort(o.scheme) {
-		return o.address()
+func (o Origin) authority() string {
+	if o.Port != defaultPort(o.Scheme) {
+		return o.Address()
 	}
-	if strings.Contains(o.host, ":") {
-		return "[" + o.host + "]"
+	if strings.Contains(o.Host, ":") {
+		return "[" + o.Host + "]"
 	}
-	return o.host
+	return o.Host
 }
 
 // String returns the origin as a URL without a path.
-func (o origin) String() string { return o.scheme + "://" + o.authority() }
+func (o Origin) String() string { return o.Scheme + "://" + o.authority() }
 
-// literalAddr returns the host's address, if the host is an address.
-func (o origin) literalAddr() (netip.Addr, bool) {
-	addr, err := netip.ParseAddr(o.host)
-	return addr, err == nil
-}
-
-// target is a URL in canonical form. The same form is compared with the
-// allowlist, dialled and sent. The zero value is no URL.
-type target struct {
-	origin
-	path  string // escaped, begins with /, without dot segments
-	query string // as given, with its ?
+// Target is a URL in canonical form. The same form is compared with rules, dialled
+// and sent. The zero value is no URL.
+type Target struct {
+	Origin
+	Path  string // escaped, begins with /, without dot segments
+	Query string // as given, with its ?
 	// ambiguous reports whether servers may interpret the path differently,
 	// because some take a segment for more than a name.
 	ambiguous bool
 }
 
 // String returns the URL.
-func (t target) String() string { return t.origin.String() + t.path + t.query }
+func (t Target) String() string { return t.Origin.String() + t.Path + t.Query }
 
-// url returns the URL for net/http.
-func (t target) url() *url.URL {
-	plain, err := url.PathUnescape(t.path)
+// URL returns the URL for net/http.
+func (t Target) URL() *url.URL {
+	plain, err := url.PathUnescape(t.Path)
 	if err != nil {
-		plain = t.path // can't happen: parseTarget has unescaped it before
+		plain = t.Path // can't happen: ParseTarget has unescaped it before
 	}
 	return &url.URL{
-		Scheme: t.scheme, Host: t.authority(), Path: plain, RawPath: t.path,
-		RawQuery: strings.TrimPrefix(t.query, "?"), ForceQuery: t.query == "?",
+		Scheme: t.Scheme, Host: t.authority(), Path: plain, RawPath: t.Path,
+		RawQuery: strings.TrimPrefix(t.Query, "?"), ForceQuery: t.Query == "?",
 	}
 }
 
-// urlError is the error for a URL that can't be used. Its reason is one of the
-// network.denied event.
-type urlError struct{ reason, message string }
+// Error is the error for a URL or host that can't be used. Its reason is one of
+// the records network.denied.
+type Error struct{ Reason, Message string }
 
-func (e *urlError) Error() string { return e.message }
+func (e *Error) Error() string { return e.Message }
 
-func badURL(reason, format string, args ...any) error {
-	return &urlError{reason: reason, message: fmt.Sprintf(format, args...)}
+func newError(reason, format string, args ...any) error {
+	return &Error{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// parseTarget returns the canonical form of an absolute URL, or a *urlError.
-func parseTarget(raw string) (target, error) {
+// ParseTarget returns the canonical form of an absolute http or https URL, or an
+// *Error.
+func ParseTarget(raw string) (Target, error) {
 	if err := checkText(raw); err != nil {
-		return target{}, err
+		return Target{}, err
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		return target{}, badURL("invalid_url", "not a URL: %v", errors.Unwrap(err))
+		return Target{}, newError("invalid_url", "not a URL: %v", errors.Unwrap(err))
 	}
 	return newTarget(u)
 }
 
-// resolveRef returns the canonical form of a reference, such as a Location
+// ResolveRef returns the canonical form of a reference, such as a Location
 // header, relative to t.
-func (t target) resolveRef(ref string) (target, error) {
+func (t Target) ResolveRef(ref string) (Target, error) {
 	if err := checkText(ref); err != nil {
-		return target{}, err
+		return Target{}, err
 	}
 	u, err := url.Parse(ref)
 	if err != nil {
-		return target{}, badURL("invalid_url", "not a URL: %v", errors.Unwrap(err))
+		return Target{}, newError("invalid_url", "not a URL: %v", errors.Unwrap(err))
 	}
-	return newTarget(t.url().ResolveReference(u))
+	return newTarget(t.URL().ResolveReference(u))
 }
 
 // checkText refuses URLs that parsers interpret differently.
 func checkText(raw string) error {
 	if len(raw) > maxURLBytes {
-		return badURL("invalid_url", "the URL has %d bytes, at most %d are accepted", len(raw), maxURLBytes)
+		return newError("invalid_url", "the URL has %d bytes, at most %d are accepted", len(raw), maxURLBytes)
 	}
 	for _, r := range raw {
 		if r <= ' ' || r == 0x7f || r == '\\' || r == 0xfffd || r >= 0x80 && r < 0xa0 {
-			return badURL("invalid_url", "the URL holds %q; write it escaped", r)
+			return newError("invalid_url", "the URL holds %q; write it escaped", r)
 		}
 	}
 	return nil
 }
 
-func newTarget(u *url.URL) (target, error) {
+func newTarget(u *url.URL) (Target, error) {
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https":
 		if u.Scheme == "" {
-			return target{}, badURL("scheme", "the URL has no scheme; write it from https:// on")
+			return Target{}, newError("scheme", "the URL has no scheme; write it from https:// on")
 		}
-		return target{}, badURL("scheme", "scheme %q is not fetched, only http and https", u.Scheme)
+		return Target{}, newError("scheme", "scheme %q is not supported, only http and https", u.Scheme)
 	case u.Opaque != "" || u.Host == "":
-		return target{}, badURL("invalid_url", "the URL names no host; write it like https://example.com/path")
+		return Target{}, newError("invalid_url", "the URL names no host; write it like https://example.com/path")
 	case u.User != nil:
-		return target{}, badURL("userinfo", "the URL holds a user name or password, which are not sent; leave out what stands before @")
+		return Target{}, newError("userinfo", "the URL holds a user name or password, which are not sent; leave out what stands before @")
 	}
-	t := target{origin: origin{scheme: u.Scheme}}
+	t := Target{Origin: Origin{Scheme: u.Scheme}}
 	var err error
-	t.host, err = canonicalHost(u.Hostname())
+	t.Host, err = CanonicalHost(u.Hostname())
 	if err != nil {
-		return target{}, err
+		return Target{}, err
 	}
-	t.port, err = canonicalPort(u)
+	t.Port, err = canonicalPort(u)
 	if err != nil {
-		return target{}, err
+		return Target{}, err
 	}
-	t.path, t.ambiguous, err = canonicalPath(u.EscapedPath())
+	t.Path, t.ambiguous, err = canonicalPath(u.EscapedPath())
 	if err != nil {
-		return target{}, err
+		return Target{}, err
 	}
 	if u.RawQuery != "" || u.ForceQuery {
-		t.query = "?" + escapeQuery(u.RawQuery)
+		t.Query = "?" + escapeQuery(u.RawQuery)
 	}
 	return t, nil
 }
 
-// canonicalHost returns a name in lower-case ASCII, or an address as package
-// netip formats it. It refuses hosts that are an address to some resolvers and a
+// CanonicalHost returns a name in lower-case ASCII without a trailing dot, or an
+// address as package netip formats it. Its error is an *Error. It refuses hosts that are an address to some resolvers and a
 // name to others.
-func canonicalHost(host string) (string, error) {
+func CanonicalHost(host string) (string, error) {
 	if !isASCII(host) {
 		ascii, err := idna.Lookup.ToASCII(host)
 		if err != nil {
-			return "", badURL("invalid_url", "host %q is not a name: %v", host, err)
+			return "", newError("invalid_url", "host %q is not a name: %v", host, err)
 		}
 		host = ascii
 	}
 	if addr, err := netip.ParseAddr(host); err == nil {
 		if addr.Zone() != "" || addr.Is4In6() {
-			return "", badURL("address", "address %s has a zone, or is an IPv4 address in disguise", host)
+			return "", newError("address", "address %s has a zone, or is an IPv4 address in disguise", host)
 		}
 		return addr.String(), nil
 	}
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	if len(host) > 253 || host == "" {
-		return "", badURL("invalid_url", "the host's name is empty or too long")
+		return "", newError("invalid_url", "the host's name is empty or too long")
 	}
 	labels := strings.Split(host, ".")
 	for _, label := range labels {
 		if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
-			return "", badURL("invalid_url", "host %q is not a name", host)
+			return "", newError("invalid_url", "host %q is not a name", host)
 		}
 	}
 	if last := labels[len(labels)-1]; strings.Trim(last, "0123456789") == "" || isHex(last) {
-		return "", badURL("address", "host %q is neither a name nor an address in the usual form", host)
+		return "", newError("address", "host %q is neither a name nor an address in the usual form", host)
 	}
 	return host, nil
 }
@@ -215,13 +210,13 @@ func canonicalPort(u *url.URL) (uint16, error) {
 	text := u.Port()
 	if text == "" {
 		if strings.HasSuffix(u.Host, ":") {
-			return 0, badURL("invalid_url", "the URL ends its host with a colon and no port")
+			return 0, newError("invalid_url", "the URL ends its host with a colon and no port")
 		}
 		return defaultPort(u.Scheme), nil
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
-		return 0, badURL("port", "port %s is not one of 1 to 65535", text)
+		return 0, newError("port", "port %s is not one of 1 to 65535", text)
 	}
 	return uint16(port), nil
 }
@@ -233,7 +228,7 @@ func canonicalPath(escaped string) (canonical string, ambiguous bool, err error)
 	for i, segment := range segments {
 		plain, err := url.PathUnescape(segment)
 		if err != nil {
-			return "", false, badURL("invalid_url", "the URL's path is badly escaped")
+			return "", false, newError("invalid_url", "the URL's path is badly escaped")
 		}
 		last := i == len(segments)-1
 		switch plain {

@@ -1,4 +1,4 @@
-package fetch
+package rule
 
 import (
 	"errors"
@@ -83,10 +83,10 @@ func TestTargets(t *testing.T) {
 		"http://" + strings.Repeat("a.", 127) + "example/":    "!invalid_url",
 		"http://docs.example.com/" + strings.Repeat("a", 9e3): "!invalid_url",
 	} {
-		got, err := parseTarget(raw)
+		got, err := ParseTarget(raw)
 		text := got.String()
-		if bad, ok := errors.AsType[*urlError](err); ok {
-			text = "!" + bad.reason
+		if bad, ok := errors.AsType[*Error](err); ok {
+			text = "!" + bad.Reason
 		}
 		if text != want {
 			t.Errorf("%.100q: %s (%v), want %s", raw, text, err, want)
@@ -95,7 +95,7 @@ func TestTargets(t *testing.T) {
 }
 
 func TestResolve(t *testing.T) {
-	at, err := parseTarget("https://docs.example.com/guide/a?q=1")
+	at, err := ParseTarget("https://docs.example.com/guide/a?q=1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,10 +117,10 @@ func TestResolve(t *testing.T) {
 		"\thttps://other.example":  "!invalid_url",
 		"http://127.0.0.1:22":      "http://127.0.0.1:22/",
 	} {
-		got, err := at.resolveRef(ref)
+		got, err := at.ResolveRef(ref)
 		text := got.String()
-		if bad, ok := errors.AsType[*urlError](err); ok {
-			text = "!" + bad.reason
+		if bad, ok := errors.AsType[*Error](err); ok {
+			text = "!" + bad.Reason
 		}
 		if text != want {
 			t.Errorf("%q: %s (%v), want %s", ref, text, err, want)
@@ -158,7 +158,7 @@ func TestRules(t *testing.T) {
 		},
 		{"http://127.0.0.1:8080/", []string{"http://127.0.0.1:8080/x"}, []string{"http://127.0.0.1/", "http://127.0.0.2:8080/", "http://localhost:8080/"}},
 	} {
-		rule, err := ParseRule(tt.rule)
+		rule, err := ParseFetch(tt.rule)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +184,7 @@ func TestRules(t *testing.T) {
 		t.Error("no rules, or an empty one, allow something")
 	}
 	for _, bad := range []string{"", "docs.test", "https://*.docs.test/", "https://docs.test/?q", "https://docs.test/#x", "https://u@docs.test/", "https://docs.test/a%2fb", "file:///etc"} {
-		if r, err := ParseRule(bad); err == nil {
+		if r, err := ParseFetch(bad); err == nil {
 			t.Errorf("rule %q is accepted as %s", bad, r)
 		}
 	}
@@ -193,11 +193,11 @@ func TestRules(t *testing.T) {
 // TestPathsThatServersReadDifferently checks that a rule for a directory doesn't
 // allow paths that some server may resolve outside it, and allows ordinary names.
 func TestPathsThatServersReadDifferently(t *testing.T) {
-	rule, err := ParseRule("https://docs.test/guide/")
+	rule, err := ParseFetch("https://docs.test/guide/")
 	if err != nil {
 		t.Fatal(err)
 	}
-	whole, err := ParseRule("https://docs.test/")
+	whole, err := ParseFetch("https://docs.test/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +216,7 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 		if !Allows([]Rule{whole}, u) {
 			t.Errorf("%s, a rule for all paths, doesn't allow %s", whole, u)
 		}
-		if r, err := ParseRule(u); err == nil {
+		if r, err := ParseFetch(u); err == nil {
 			t.Errorf("rule %q is accepted as %s", u, r)
 		}
 	}
@@ -234,7 +234,7 @@ func TestPathsThatServersReadDifferently(t *testing.T) {
 func TestIntersect(t *testing.T) {
 	rules := func(list ...string) (out []Rule) {
 		for _, s := range list {
-			r, err := ParseRule(s)
+			r, err := ParseFetch(s)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -259,10 +259,10 @@ func TestIntersect(t *testing.T) {
 		{rules("https://a.test/x", "http://a.test/"), rules("https://a.test/y"), ""},
 		{rules("https://a.test/x", "https://a.test/x/y"), rules("https://a.test/"), "https://a.test/x https://a.test/x/y"},
 	} {
-		if got := text(Intersect(tt.a, tt.b)); got != tt.want {
+		if got := text(IntersectFetch(tt.a, tt.b)); got != tt.want {
 			t.Errorf("%s ∩ %s = %s, want %s", text(tt.a), text(tt.b), got, tt.want)
 		}
-		if got := text(Intersect(tt.b, tt.a)); got != tt.want {
+		if got := text(IntersectFetch(tt.b, tt.a)); got != tt.want {
 			t.Errorf("%s ∩ %s = %s, want %s", text(tt.b), text(tt.a), got, tt.want)
 		}
 	}
@@ -275,19 +275,19 @@ func FuzzTarget(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
-		got, err := parseTarget(raw)
+		got, err := ParseTarget(raw)
 		if err != nil {
 			return
 		}
-		again, err := parseTarget(got.String())
+		again, err := ParseTarget(got.String())
 		if err != nil || again != got {
 			t.Fatalf("%q: %v and then %v, %v", raw, got, again, err)
 		}
 		u, err := url.Parse(got.String())
-		if err != nil || u.Host != got.url().Host || u.EscapedPath() != got.url().EscapedPath() || u.User != nil || got.url().String() != got.String() {
-			t.Fatalf("%q: %s is read as %v, sent as %v", raw, got, u, got.url())
+		if err != nil || u.Host != got.URL().Host || u.EscapedPath() != got.URL().EscapedPath() || u.User != nil || got.URL().String() != got.String() {
+			t.Fatalf("%q: %s is read as %v, sent as %v", raw, got, u, got.URL())
 		}
-		for segment := range strings.SplitSeq(got.path, "/") {
+		for segment := range strings.SplitSeq(got.Path, "/") {
 			if plain, _ := url.PathUnescape(segment); plain == ".." || plain == "." {
 				t.Fatalf("%q: dot segments in %s", raw, got)
 			}

@@ -1,0 +1,267 @@
+package rule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"code.dny.dev/ssrf"
+)
+
+// Bounds of a connection to a host.
+const (
+	// maxDialled is the maximum number of addresses per host that are dialled.
+	// All addresses are checked.
+	maxDialled = 4
+	// connectTime is the timeout of the connection to one address.
+	connectTime = 10 * time.Second
+)
+
+// metadataAddrs are addresses that clouds answer at with credentials or commands
+// for the machine that asks. Some are in public ranges.
+var metadataAddrs = []netip.Addr{
+	netip.MustParseAddr("169.254.169.254"), netip.MustParseAddr("fd00:ec2::254"), // most clouds
+	netip.MustParseAddr("169.254.170.2"), netip.MustParseAddr("169.254.170.23"), netip.MustParseAddr("fd00:ec2::23"), // containers of AWS
+	netip.MustParseAddr("fd20:ce::254"),    // Google
+	netip.MustParseAddr("100.100.100.200"), // Alibaba
+	netip.MustParseAddr("192.0.0.192"),     // Oracle
+	netip.MustParseAddr("168.63.129.16"),   // Azure's agent
+}
+
+// Guard decides which addresses of a host may be dialled: public ones that are not
+// this machine's own, and those that the configuration names for the host. It is
+// safe for concurrent use.
+type Guard struct {
+	private map[string][]netip.Prefix
+}
+
+// NewGuard returns a guard. Private has the networks of the hosts that may be at
+// addresses that are not public, by any spelling of the host. An address of this
+// machine, or of a cloud's metadata service, must be named itself.
+func NewGuard(private map[string][]netip.Prefix) (*Guard, error) {
+	g := &Guard{private: make(map[string][]netip.Prefix, len(private))}
+	for host, networks := range private {
+		canonical, err := CanonicalHost(host)
+		if err != nil {
+			return nil, fmt.Errorf("private host %q: %w", host, err)
+		}
+		g.private[canonical] = append(g.private[canonical], networks...)
+	}
+	return g, nil
+}
+
+// AddressError reports that a host is at an address that may not be dialled.
+type AddressError struct {
+	Host string
+	Addr netip.Addr
+	// Rule is the rule that denies the address, the zero value if it is not public.
+	Rule Rule
+	Err  error
+}
+
+func (e *AddressError) Error() string {
+	if e.Rule != (Rule{}) {
+		return fmt.Sprintf("%s is at an address that %s denies", e.Host, e.Rule)
+	}
+	return e.Host + " is at an address that is not public"
+}
+
+// Unwrap returns why the address is refused.
+func (e *AddressError) Unwrap() error { return e.Err }
+
+// ResolveError reports that a name could not be resolved.
+type ResolveError struct {
+	Host string
+	Err  error
+}
+
+func (e *ResolveError) Error() string { return "the name " + e.Host + " could not be resolved" }
+
+// Unwrap returns the cause.
+func (e *ResolveError) Unwrap() error { return e.Err }
+
+// ConnectError reports that no address of a host accepted a connection.
+type ConnectError struct {
+	Address string
+	Err     error
+}
+
+func (e *ConnectError) Error() string { return "no connection to " + e.Address }
+
+// Unwrap returns the cause.
+func (e *ConnectError) Unwrap() error { return e.Err }
+
+// check is the check of the addresses of one host and port.
+type check struct {
+	host     string
+	port     uint16
+	named    []netip.Prefix // that the configuration names for the host
+	own      []netip.Addr   // of this machine's interfaces
+	guardian *ssrf.Guardian
+}
+
+// newCheck returns the check for a host. PublicOnly ignores what is private.
+func (g *Guard) newCheck(host string, port uint16, publicOnly bool) (*check, error) {
+	c := &check{host: host, port: port}
+	var v4, v6 []netip.Prefix
+	networks := g.private[host]
+	if publicOnly {
+		networks = nil
+	}
+	for _, p := range networks {
+		if p.Addr().Is4() {
+			v4 = append(v4, p)
+		} else {
+			v6 = append(v6, p)
+		}
+	}
+	c.named = networks
+	c.guardian = ssrf.New(ssrf.WithPorts(port), ssrf.WithAllowedV4Prefixes(v4...), ssrf.WithAllowedV6Prefixes(v6...))
+	interfaces, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list this machine's addresses: %w", err)
+	}
+	for _, a := range interfaces {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			c.own = append(c.own, p.Addr().Unmap())
+		}
+	}
+	return c, nil
+}
+
+// errOwnAddr and errMetadata are why an address that may be public is refused.
+var (
+	errOwnAddr  = errors.New("an address of this machine")
+	errMetadata = errors.New("the address of a metadata service")
+)
+
+// isNamed reports whether the configuration names the address itself, or a network
+// of loopback that it is in.
+func (c *check) isNamed(addr netip.Addr) bool {
+	return slices.ContainsFunc(c.named, func(p netip.Prefix) bool {
+		return p.Contains(addr) && (p.IsSingleIP() || p.Addr().IsLoopback())
+	})
+}
+
+// checkAddr returns an *AddressError if an address may not be dialled.
+func (c *check) checkAddr(addr netip.Addr) error {
+	var err error
+	switch {
+	case c.isNamed(addr):
+		return nil
+	case slices.Contains(metadataAddrs, addr):
+		err = errMetadata
+	case slices.Contains(c.own, addr):
+		err = errOwnAddr
+	default:
+		err = c.guardian.SafeAddr(addr)
+	}
+	if err != nil {
+		return &AddressError{Host: c.host, Addr: addr, Err: err}
+	}
+	return nil
+}
+
+// control is the check of the address of a socket before it connects.
+func (c *check) control(network, address string, conn syscall.RawConn) error {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return fmt.Errorf("dial %s: %w", address, err)
+	}
+	if at.Port() != c.port {
+		return c.guardian.Safe(network, address, conn)
+	}
+	return c.checkAddr(at.Addr().Unmap())
+}
+
+// CheckLiteral returns an *AddressError if the host is an address that may not be
+// dialled. It allows names.
+func (g *Guard) CheckLiteral(host string, port uint16) error {
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return nil
+	}
+	c, err := g.newCheck(host, port, false)
+	if err != nil {
+		return err
+	}
+	return c.checkAddr(addr)
+}
+
+// Dialer connects to hosts. A nil field is not needed.
+type Dialer struct {
+	Guard *Guard
+	// Resolver resolves names.
+	Resolver *net.Resolver
+	// PublicOnly ignores the private networks of Guard.
+	PublicOnly bool
+	// Refuse returns an error for a further address that may not be dialled.
+	Refuse func(netip.Addr) error
+}
+
+// Dial connects to a canonical host. It resolves the name once, refuses it if any
+// of its addresses may not be dialled, and dials only checked addresses. Each
+// socket's address is checked again before it connects. Its error is an
+// *AddressError, *ResolveError or *ConnectError, or one of Refuse.
+func (d *Dialer) Dial(ctx context.Context, host string, port uint16) (net.Conn, error) {
+	c, err := d.Guard.newCheck(host, port, d.PublicOnly)
+	if err != nil {
+		return nil, err
+	}
+	addrs, err := d.lookupAddrs(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	for _, addr := range addrs {
+		if err := c.checkAddr(addr); err != nil {
+			return nil, err
+		}
+		if d.Refuse != nil {
+			if err := d.Refuse(addr); err != nil {
+				return nil, err
+			}
+		}
+	}
+	dialer := &net.Dialer{Timeout: connectTime, Control: c.control, FallbackDelay: -1}
+	var failed []error
+	for _, addr := range addrs[:min(len(addrs), maxDialled)] {
+		conn, err := dialer.DialContext(ctx, "tcp", netip.AddrPortFrom(addr, port).String())
+		if err == nil {
+			return conn, nil
+		}
+		if refused, ok := errors.AsType[*AddressError](err); ok { // can't happen: checked above
+			return nil, refused
+		}
+		failed = append(failed, err)
+	}
+	return nil, &ConnectError{Address: Origin{Host: host, Port: port}.Address(), Err: errors.Join(failed...)}
+}
+
+// lookupAddrs returns the addresses of a host, at least one. A name with a dot is
+// resolved as a full name, without the search list of the system's configuration.
+func (d *Dialer) lookupAddrs(ctx context.Context, host string) ([]netip.Addr, error) {
+	if addr, err := netip.ParseAddr(host); err == nil {
+		return []netip.Addr{addr}, nil
+	}
+	name := host
+	if strings.Contains(name, ".") {
+		name += "."
+	}
+	addrs, err := d.Resolver.LookupNetIP(ctx, "ip", name)
+	if err == nil && len(addrs) == 0 {
+		err = errors.New("no addresses")
+	}
+	if err != nil {
+		return nil, &ResolveError{Host: host, Err: err}
+	}
+	for i, addr := range addrs {
+		addrs[i] = addr.Unmap()
+	}
+	return addrs, nil
+}

@@ -1,0 +1,195 @@
+package rule
+
+import (
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// Reasons of a refusal, as records and programs get them.
+const (
+	ReasonNotAllowed = "not_allowed"
+	ReasonAddress    = "address"
+	ReasonMethod     = "method"
+	ReasonPath       = "path"
+)
+
+// Policy decides what the commands of a sandbox may connect to. The zero value
+// allows nothing. It must not be changed while it is used.
+type Policy struct {
+	// Allow lists what is allowed.
+	Allow []Rule
+	// Within are further lists, of requirements and workspaces: what is allowed must
+	// be allowed by each of them too. An empty list allows nothing.
+	Within [][]Rule
+	// Deny wins over all of them. A rule of http denies all methods unless it names
+	// some.
+	Deny []Rule
+}
+
+// Ways is a set of what may be sent to a host.
+type Ways uint8
+
+// The ways. Any includes the others.
+const (
+	WayHTTP Ways = 1 << iota // HTTP requests that the policy decides on one by one
+	WayTLS                   // TLS whose first message names the host
+	WayAny                   // any bytes
+)
+
+// Decision is what a policy decided. If Reason is "", it allows.
+type Decision struct {
+	Reason string
+	// Rule is the first entry of Allow that allows, or the entry of Deny that
+	// refuses; the zero value if there is none.
+	Rule Rule
+	// Ways are those that are left at this host and port.
+	Ways Ways
+	// PublicOnly reports that no rule names the host, so that no exception for
+	// private addresses counts.
+	PublicOnly bool
+}
+
+// Allowed reports whether the decision is to allow.
+func (d Decision) Allowed() bool { return d.Reason == "" }
+
+// DecideHost decides about connections to a canonical host and a port.
+func (p *Policy) DecideHost(host string, port uint16) Decision {
+	ways, first := waysOf(p.Allow, host, port)
+	for _, list := range p.Within {
+		within, _ := waysOf(list, host, port)
+		ways &= within
+	}
+	for _, r := range p.Deny {
+		switch {
+		case !r.coversHost(host, port):
+		case r.deniesAll():
+			return Decision{Reason: ReasonNotAllowed, Rule: r}
+		default: // what is sent can only be compared with a path if it is read
+			ways &= WayHTTP
+		}
+	}
+	if ways == 0 {
+		return Decision{Reason: ReasonNotAllowed}
+	}
+	named := slices.ContainsFunc(p.Allow, func(r Rule) bool { return r.kind != kindPublic && r.coversHost(host, port) })
+	return Decision{Rule: first, Ways: ways, PublicOnly: !named}
+}
+
+// waysOf returns what a list of rules lets be sent to a host, and the first rule
+// that covers it.
+func waysOf(list []Rule, host string, port uint16) (ways Ways, first Rule) {
+	for _, r := range list {
+		if !r.coversHost(host, port) {
+			continue
+		}
+		if first == (Rule{}) {
+			first = r
+		}
+		switch r.kind {
+		case kindTCP, kindPublic:
+			ways |= WayAny | WayTLS | WayHTTP
+		case kindTLS:
+			ways |= WayTLS
+		case kindHTTP:
+			ways |= WayHTTP
+		}
+	}
+	return ways, first
+}
+
+// DecideRequest decides about one HTTP request that is not encrypted.
+func (p *Policy) DecideRequest(t Target, method string) Decision {
+	d := p.DecideHost(t.Host, t.Port)
+	switch {
+	case !d.Allowed():
+		return d
+	case d.Ways&WayHTTP == 0:
+		return Decision{Reason: ReasonNotAllowed}
+	case !isAllowedMethod(method):
+		return Decision{Reason: ReasonMethod}
+	}
+	for _, r := range p.Deny {
+		if r.deniesRequest(t, method) {
+			return Decision{Reason: ReasonNotAllowed, Rule: r}
+		}
+	}
+	for i, list := range append([][]Rule{p.Allow}, p.Within...) {
+		r, reason := allowRequest(list, t, method)
+		if reason != "" {
+			return Decision{Reason: reason}
+		}
+		if i == 0 {
+			d.Rule = r
+		}
+	}
+	return d
+}
+
+// allowRequest returns the first rule that allows a request to a host that the list
+// covers, or why none does.
+func allowRequest(list []Rule, t Target, method string) (Rule, string) {
+	reason := ReasonPath
+	for _, r := range list {
+		switch {
+		case !r.coversHost(t.Host, t.Port) || r.kind == kindTLS:
+		case r.kind == kindTCP || r.kind == kindPublic:
+			return r, ""
+		case !r.allowsTarget(t):
+		case slices.Contains(r.listMethods(), method):
+			return r, ""
+		default:
+			reason = ReasonMethod
+		}
+	}
+	return Rule{}, reason
+}
+
+// listMethods returns the methods that a rule of http allows.
+func (r Rule) listMethods() []string {
+	if r.methods == "" {
+		return []string{"GET", "HEAD"}
+	}
+	return strings.Split(r.methods, ",")
+}
+
+// deniesAll reports whether a rule of Deny leaves nothing at the hosts and ports
+// that it covers.
+func (r Rule) deniesAll() bool { return r.kind != kindHTTP || r.path == "/" && r.methods == "" }
+
+// deniesRequest reports whether a rule of Deny refuses a request. Paths are
+// compared without what some servers ignore: case, escapes, parameters, empty
+// segments. A path that servers read differently is refused.
+func (r Rule) deniesRequest(t Target, method string) bool {
+	if !r.coversHost(t.Host, t.Port) || r.methods != "" && !slices.Contains(strings.Split(r.methods, ","), method) {
+		return false
+	}
+	prefix := foldPath(r.path)
+	return t.ambiguous || coversPath(strings.TrimSuffix(prefix, "/"), foldPath(t.Path))
+}
+
+// foldPath returns a path in the form in which denied paths are compared.
+func foldPath(path string) string {
+	var out []string
+	for segment := range strings.SplitSeq(path, "/") {
+		plain, err := url.PathUnescape(segment)
+		if err != nil {
+			plain = segment // can't happen: the path is canonical
+		}
+		name, _, _ := strings.Cut(plain, ";")
+		if name != "" {
+			out = append(out, strings.ToLower(name))
+		}
+	}
+	return "/" + strings.Join(out, "/")
+}
+
+// DeniedAddr returns the rule of Deny that covers the address of a host and a port.
+func (p *Policy) DeniedAddr(addr netip.Addr, port uint16) (Rule, bool) {
+	at := slices.IndexFunc(p.Deny, func(r Rule) bool { return r.deniesAll() && r.coversHost(addr.String(), port) })
+	if at < 0 {
+		return Rule{}, false
+	}
+	return p.Deny[at], true
+}
