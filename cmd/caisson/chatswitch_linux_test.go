@@ -46,6 +46,21 @@ func TestChoosingAModel(t *testing.T) {
 	}
 }
 
+// A command that switches while a turn runs waits for its end, as a message does.
+func TestChoosingAModelDuringATurn(t *testing.T) {
+	w := newWorld(t, "  - calls: [{tool: list_dir, input: {}}]\n  - text: the first answer\n")
+	other := w.addScript(t, "other", "  - text: the other answer\n")
+	status, shown := chatIn(t, w, "xterm", []step{
+		{"› ", "make it\r/model " + other + "\r"},
+		{"the first answer", ""},
+		{"the next turns use replay/", "again\r"},
+		{"the other answer", "/quit\r"},
+	})
+	if status != 0 {
+		t.Errorf("status %d\n%q", status, shown)
+	}
+}
+
 // A conversation goes on with another session, which /resume lists, and the first one is
 // kept. Its own id and one that is not known are refused.
 func TestGoingOnWithAnotherSession(t *testing.T) {

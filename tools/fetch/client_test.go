@@ -452,7 +452,6 @@ func TestEgressBudget(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := newLocalFixture(t, Options{Egress: egress}, u, "http://localhost/")
-	f.opts.Private["localhost"] = loopback
 	if _, err := f.get(u); reasonOf(err) != "egress_bytes" {
 		t.Errorf("a long response: %v", err)
 	}

@@ -79,10 +79,10 @@ func newFixture(t testing.TB, o Options, rules ...string) *fixture {
 	return f
 }
 
-// newLocalFixture is newFixture for servers on 127.0.0.1.
+// newLocalFixture is newFixture for servers on 127.0.0.1, also by the name localhost.
 func newLocalFixture(t testing.TB, o Options, rules ...string) *fixture {
 	t.Helper()
-	o.Private = map[string][]netip.Prefix{"127.0.0.1": loopback}
+	o.Private = map[string][]netip.Prefix{"127.0.0.1": loopback, "localhost": loopback}
 	return newFixture(t, o, rules...)
 }
 

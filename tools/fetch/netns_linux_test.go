@@ -98,7 +98,11 @@ func runInNamespace(m *testing.M) int {
 }
 
 func prepareNamespace(dir string) error {
-	// Routes, because addresses of interfaces are this machine's own and refused.
+	// Routes, because addresses of interfaces are this machine's own and refused. IPv6
+	// addresses of no interface can only be listened on with this setting.
+	if err := os.WriteFile("/proc/sys/net/ipv6/ip_nonlocal_bind", []byte("1"), 0o600); err != nil {
+		return err
+	}
 	commands := [][]string{{"link", "set", "lo", "up"}}
 	for _, a := range append([]string{publicAddr, publicAddr6}, canaryAddrs...) {
 		switch {
@@ -353,6 +357,12 @@ func (w *network) requireUntouched(what string) {
 // newOpenFixture returns a client that may fetch the given URLs.
 func newOpenFixture(t *testing.T, urls ...string) *fixture {
 	t.Helper()
+	return newFixture(t, openOptions(t), urls...)
+}
+
+// openOptions returns options whose budget and breakers refuse nothing.
+func openOptions(t *testing.T) Options {
+	t.Helper()
 	egress, err := limits.NewEgress(limits.EgressBudget{Bytes: 1 << 30, Hosts: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -361,7 +371,7 @@ func newOpenFixture(t *testing.T, urls ...string) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newFixture(t, Options{Egress: egress, Hosts: hosts}, urls...)
+	return Options{Egress: egress, Hosts: hosts}
 }
 
 // namespaceLiterals is acceptance case 59: addresses that are not public are
@@ -504,8 +514,9 @@ func namespaceAllowedByName(t *testing.T) {
 		"wiki.test":  {{addrs: []string{"10.0.0.5"}}, {addrs: []string{"169.254.169.254"}}},
 		"other.test": {{addrs: []string{"10.0.0.5"}}},
 	})
-	f := newOpenFixture(t, "http://wiki.test/", "http://other.test/", "http://10.0.0.5/")
-	f.opts.Private = map[string][]netip.Prefix{"wiki.test": {netip.MustParsePrefix("10.0.0.0/24")}}
+	o := openOptions(t)
+	o.Private = map[string][]netip.Prefix{"wiki.test": {netip.MustParsePrefix("10.0.0.0/24")}}
+	f := newFixture(t, o, "http://wiki.test/", "http://other.test/", "http://10.0.0.5/")
 	if res, err := f.get("http://wiki.test/"); err != nil || string(res.Body) != "secret" {
 		t.Errorf("the host that is allowed: %v", err)
 	}

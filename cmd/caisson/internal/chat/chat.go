@@ -284,15 +284,20 @@ func (c *chat) sendText(text string) bool {
 		return c.runCommand(name, rest)
 	}
 	if c.turn != nil {
-		c.mu.Lock()
-		c.queue = append(c.queue, text)
-		c.mu.Unlock()
-		if c.Plain {
-			c.showLines("queued, for after this turn")
-		}
+		c.queueText(text)
 		return true
 	}
 	return c.startTurn(text)
+}
+
+// queueText keeps a message or a command for after the turn that runs.
+func (c *chat) queueText(text string) {
+	c.mu.Lock()
+	c.queue = append(c.queue, text)
+	c.mu.Unlock()
+	if c.Plain {
+		c.showLines("queued, for after this turn")
+	}
 }
 
 // startTurn begins a turn.
@@ -383,7 +388,7 @@ func (c *chat) finishTurn(r runner.TurnReport) {
 		c.answer = r.Answer
 	}
 	c.showLines(ui.TurnLines(r, c.Colour)...)
-	if next != "" && c.startTurn(next) {
+	if next != "" && c.sendText(next) && (c.turn != nil || c.ended) {
 		return
 	}
 	if c.Notify != nil && c.blurred && time.Since(c.begun) > longTurn {

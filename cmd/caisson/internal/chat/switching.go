@@ -54,7 +54,7 @@ func switchModel(c *chat, name string) bool {
 		c.yourTurn()
 		return true
 	}
-	return switchTo(c, Next{Session: filepath.Base(c.Dir), Model: name})
+	return switchTo(c, "/model "+name, Next{Session: filepath.Base(c.Dir), Model: name})
 }
 
 // switchSession lists sessions, or goes on with another one.
@@ -67,7 +67,7 @@ func switchSession(c *chat, name string) bool {
 	if n, err := strconv.Atoi(name); err == nil && n >= 1 && n <= len(c.listed) {
 		name = c.listed[n-1]
 	}
-	return switchTo(c, Next{Session: name})
+	return switchTo(c, "/resume "+name, Next{Session: name})
 }
 
 // listSessions shows the sessions that the chat can go on with.
@@ -95,17 +95,18 @@ func listSessions(c *chat) {
 	c.showLines(ui.Dim("/resume NUMBER or /resume SESSION goes on with one; this session is kept", c.Colour))
 }
 
-// switchTo ends the chat in favour of another one, if that is possible.
-func switchTo(c *chat, n Next) bool {
-	if c.turn != nil {
-		c.showLines(ui.ErrorLine("a turn is running: Ctrl+C stops it", c.Colour))
-		return false
-	}
+// switchTo ends the chat in favour of another one, if that is possible. While a turn runs,
+// the command waits for its end.
+func switchTo(c *chat, command string, n Next) bool {
 	n, err := c.Switching.Prepare(n)
 	if err != nil {
 		c.showLines(ui.ErrorLine(err.Error(), c.Colour))
 		c.yourTurn()
 		return false
+	}
+	if c.turn != nil {
+		c.queueText(command)
+		return true
 	}
 	c.next, c.ended = &n, true
 	return true
