@@ -188,7 +188,7 @@ func (t *transfer) receiveFiles() *Problem {
 		}
 	}
 	p := t.runCommand(runner.UnpackCommand(dir, in))
-	err = body.finish()
+	err = body.finish(t.ctx.Err() != nil)
 	if out, ok := t.w.(*response); ok && errors.Is(err, io.EOF) && !body.forced {
 		out.unread = false
 	}
@@ -236,6 +236,9 @@ type uploadBody struct {
 	mu     sync.Mutex // held while the body is read
 	err    error      // io.EOF at the end of the body
 	forced bool       // finish ended a read
+	// failed reports that the request had ended before the command. It is set before ended
+	// is closed.
+	failed bool
 }
 
 // Read implements io.Reader.
@@ -265,7 +268,7 @@ func (b *uploadBody) readBody(p []byte) (n int, err error) {
 	case errors.Is(err, io.EOF):
 		b.err = err
 		_ = b.wire.SetReadDeadline(time.Time{}) // net/http now reads, to see the connection's end
-	case !b.hasEnded():
+	case !b.hasEnded() || b.failed: // or else finish ended the read
 		b.err = err
 	}
 	return n, err
@@ -282,8 +285,11 @@ func (b *uploadBody) hasEnded() bool {
 }
 
 // finish waits until the body is no longer read, after the end of the command, and returns
-// why: io.EOF at its end, nil if the command wanted no more.
-func (b *uploadBody) finish() error {
+// why: io.EOF at its end, nil if the command wanted no more. failed reports that the
+// request's context had ended by then: net/http ends it when a read fails, before that read
+// returns, and the command may end before it does.
+func (b *uploadBody) finish(failed bool) error {
+	b.failed = failed
 	close(b.ended)
 	if b.forced = !b.mu.TryLock(); b.forced {
 		_ = b.wire.SetReadDeadline(time.Unix(1, 0)) // the connection is closed next

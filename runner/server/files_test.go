@@ -232,7 +232,9 @@ func rawPut(id, path, kind, framing string) string {
 // TestUnfinishedUploads: a body that ends too soon, that pauses, or that is larger than the
 // bound ends the command as cancelled. The control is the same body, whole.
 func TestUnfinishedUploads(t *testing.T) {
-	w, id, dir := newFiles(t, func(o *Options) { o.MaxTransfer, o.copyTime = 64<<10, 50*time.Millisecond })
+	bounded := func(o *Options) { o.MaxTransfer = 64 << 10 }
+	w, id, dir := newFiles(t, bounded)
+	hasty, hastyID, _ := newFiles(t, bounded, func(o *Options) { o.copyTime = 50 * time.Millisecond })
 	whole := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "a"}, tar.Header{Typeflag: tar.TypeReg, Name: "b"})
 	between := whole[:1024] // an archive too, of one entry
 	chunked := func(text string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(text), text) }
@@ -246,8 +248,8 @@ func TestUnfinishedUploads(t *testing.T) {
 		"an archive cut between entries":         {rawPut(id, ".", archiveType, fmt.Sprintf("Content-Length: %d", len(whole))) + between, true, 0, ""},
 		"an archive in chunks, cut":              {rawPut(id, ".", archiveType, "Transfer-Encoding: chunked") + chunked(between), true, 0, ""},
 		"a broken chunk":                         {rawPut(id, ".", archiveType, "Transfer-Encoding: chunked") + chunked(between) + "zz\r\n", false, 400, "malformed"},
-		"a pause":                                {rawPut(id, ".", archiveType, fmt.Sprintf("Content-Length: %d", len(whole))) + between, false, 408, "too_slow"},
-		"no body at all":                         {rawPut(id, "f", fileType, "Content-Length: 5"), false, 408, "too_slow"},
+		"a pause":                                {rawPut(hastyID, ".", archiveType, fmt.Sprintf("Content-Length: %d", len(whole))) + between, false, 408, "too_slow"},
+		"no body at all":                         {rawPut(hastyID, "f", fileType, "Content-Length: 5"), false, 408, "too_slow"},
 		"more than the bound, in chunks":         {rawPut(id, ".", archiveType, "Transfer-Encoding: chunked") + chunked(whole[:2048]+strings.Repeat("\x00", 70<<10)), false, 413, "too_large"},
 		"more than the bound, in a known length": {rawPut(id, ".", archiveType, "Content-Length: 70000"), false, 413, "too_large"},
 		"a file of an unknown length":            {rawPut(id, "f", fileType, "Transfer-Encoding: chunked") + chunked("x") + "0\r\n\r\n", false, 411, "length"},
@@ -256,6 +258,10 @@ func TestUnfinishedUploads(t *testing.T) {
 		"the control, in chunks":                 {rawPut(id, ".", archiveType, "Transfer-Encoding: chunked") + chunked(between) + chunked(whole[1024:]) + "0\r\n\r\n", false, 204, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
+			w, id := w, id
+			if c.code == "too_slow" {
+				w, id = hasty, hastyID
+			}
 			before := len(w.commandsEnded(id))
 			if c.closes {
 				conn, err := net.Dial("tcp", strings.TrimPrefix(w.base, "http://"))
@@ -286,14 +292,45 @@ func TestUnfinishedUploads(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(dir, "b")); string(got) != "b" {
 		t.Errorf("the control: %q, %v", got, err)
 	}
-	for { // their streams are released
-		w.server.streams.mu.Lock()
-		open := len(w.server.streams.open)
-		w.server.streams.mu.Unlock()
-		if open == 0 {
-			break
+	for _, w := range []*testEnv{w, hasty} {
+		for open := 1; open > 0; runtime.Gosched() { // their streams are released
+			w.server.streams.mu.Lock()
+			open = len(w.server.streams.open)
+			w.server.streams.mu.Unlock()
 		}
-		runtime.Gosched()
+	}
+}
+
+// pausingBody is a request's body that pauses too long. As in net/http, the request's context
+// ends before the read fails, and the command of the request ends before the read returns.
+type pausingBody struct {
+	request context.CancelFunc
+	command <-chan struct{}
+}
+
+func (b pausingBody) Read([]byte) (int, error) {
+	b.request()
+	<-b.command
+	return 0, os.ErrDeadlineExceeded
+}
+
+// TestUploadFailsBeforeItsReadReturns: the end of a command that the failed read of its body
+// cancelled is not taken for one of its own. The control is a command that ends by itself.
+func TestUploadFailsBeforeItsReadReturns(t *testing.T) {
+	for _, cancelled := range []bool{true, false} {
+		request, cancel := context.WithCancel(t.Context())
+		if !cancelled {
+			cancel = func() {}
+		}
+		b := &uploadBody{wire: http.NewResponseController(deadlineRecorder{}), cancel: func(error) {}, ended: make(chan struct{})}
+		reading := make(chan struct{})
+		b.body = pausingBody{request: func() { cancel(); close(reading) }, command: b.ended}
+		go func() { _, _ = b.Read(nil) }()
+		<-reading
+		if err := b.finish(request.Err() != nil); isTimeout(err) != cancelled {
+			t.Errorf("cancelled %t: the upload ended with %v", cancelled, err)
+		}
+		cancel()
 	}
 }
 

@@ -4,6 +4,8 @@ package server
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -11,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/ledger"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // TestTurnLimits checks that a turn takes limits below those of its session, holds them
@@ -110,3 +113,76 @@ func TestCeilingsPerClient(t *testing.T) {
 		t.Errorf("bob in the same session: %+v", turn)
 	}
 }
+
+// TestSessionLimits checks that a limit of the whole session ends a turn with its stop reason
+// and all of its usage, and with it the session. No turn begins after it, resumed or not. The
+// control is the same session with a higher limit.
+func TestSessionLimits(t *testing.T) {
+	for name, c := range map[string]struct {
+		within, ample limits.Budget
+		limit         record.Limit // of the second turn
+		usage         limits.Usage
+	}{
+		"calls": {
+			limits.Budget{ToolCalls: new(int64(2))}, limits.Budget{ToolCalls: new(int64(3))},
+			record.Limit{Kind: limits.KindToolCalls, Limit: 1, Used: 1}, limits.Usage{Rounds: 2, ToolCalls: 1, InputTokens: 90_000, OutputTokens: 30_000},
+		},
+		"tokens": {
+			limits.Budget{Tokens: new(int64(118_000))}, limits.Budget{Tokens: new(int64(1_000_000))},
+			record.Limit{Kind: limits.KindTokens, Limit: 38_000, Used: 40_000}, limits.Usage{Rounds: 1, InputTokens: 30_000, OutputTokens: 10_000},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newTestEnv(t, "  - text: Never asked.\n")
+			within := c.within
+			w.opts = func(o *runner.Options) {
+				o.Profiles = []loop.Profile{{Name: "m", Model: &callingModel{calls: []bool{true, false, true, true, false}}}}
+				o.SessionBudget = within
+			}
+			id := w.startSession("bind")
+			if turn := w.waitForTurn(id, w.startTurn(id, "one")); turn.Reason != string(loop.StopAnswered) {
+				t.Fatalf("the first turn: %+v", turn)
+			}
+			turn := w.waitForTurn(id, w.startTurn(id, "two"))
+			if turn.Reason != string(loop.StopLimit) || !turn.Truncated || turn.Limit == nil || *turn.Limit != c.limit || *turn.Usage != c.usage {
+				t.Errorf("the turn that ends by the session's limit: %+v, limit %+v, usage %+v", turn, turn.Limit, turn.Usage)
+			}
+			turns := "/sessions/" + id + "/turns"
+			for v := (Session{}); v.State != StateEnded; { // by itself
+				v = Session{}
+				w.get("/sessions/"+id).requireStatus(t, 200).decodeInto(t, &v)
+			}
+			w.post(turns, `{"message":"three"}`).requireProblem(t, 410, "ended")
+			w.post("/sessions/"+id+"/resume", `{}`).requireStatus(t, 201)
+			for _, body := range []string{`{"message":"three"}`, `{"continue":true}`} {
+				if p := w.post(turns, body).requireProblem(t, 409, "over"); !strings.Contains(p.Detail, limits.CodeTripped) {
+					t.Errorf("%s: %s", body, p.Detail)
+				}
+			}
+
+			within = c.ample
+			id = w.startSession("bind")
+			for _, message := range []string{"one", "two"} {
+				if turn := w.waitForTurn(id, w.startTurn(id, message)); turn.Reason != string(loop.StopAnswered) {
+					t.Errorf("control: %+v", turn)
+				}
+			}
+		})
+	}
+}
+
+// callingModel counts 40,000 tokens for each of its answers, those with true in calls have a
+// tool call.
+type callingModel struct{ calls []bool }
+
+func (m *callingModel) Complete(_ context.Context, r loop.Request, _ func(loop.Delta)) (loop.Response, error) {
+	response := loop.Response{Message: loop.NewText(loop.RoleAssistant, "Done."), Usage: limits.Usage{InputTokens: 30_000, OutputTokens: 10_000}}
+	if m.calls[0] && len(r.Tools) > 0 {
+		call := &loop.ToolUse{ID: fmt.Sprint("call_", len(m.calls)), Name: "list_dir", Input: json.RawMessage(`{}`)}
+		response.Message.Blocks = append(response.Message.Blocks, loop.Block{ToolUse: call})
+	}
+	m.calls = m.calls[1:]
+	return response, nil
+}
+
+func (*callingModel) Info() loop.ModelInfo { return loop.ModelInfo{Provider: "fake", Model: "calling"} }
