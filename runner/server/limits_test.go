@@ -124,12 +124,16 @@ func TestSessionLimits(t *testing.T) {
 		usage         limits.Usage
 	}{
 		"calls": {
-			limits.Budget{ToolCalls: new(int64(2))}, limits.Budget{ToolCalls: new(int64(3))},
-			record.Limit{Kind: limits.KindToolCalls, Limit: 1, Used: 1}, limits.Usage{Rounds: 2, ToolCalls: 1, InputTokens: 90_000, OutputTokens: 30_000},
+			limits.Budget{ToolCalls: new(int64(2))},
+			limits.Budget{ToolCalls: new(int64(3))},
+			record.Limit{Kind: limits.KindToolCalls, Limit: 1, Used: 1},
+			limits.Usage{Rounds: 2, ToolCalls: 1, InputTokens: 90_000, OutputTokens: 30_000},
 		},
 		"tokens": {
-			limits.Budget{Tokens: new(int64(118_000))}, limits.Budget{Tokens: new(int64(1_000_000))},
-			record.Limit{Kind: limits.KindTokens, Limit: 38_000, Used: 40_000}, limits.Usage{Rounds: 1, InputTokens: 30_000, OutputTokens: 10_000},
+			limits.Budget{Tokens: new(int64(118_000))},
+			limits.Budget{Tokens: new(int64(1_000_000))},
+			record.Limit{Kind: limits.KindTokens, Limit: 38_000, Used: 40_000},
+			limits.Usage{Rounds: 1, InputTokens: 30_000, OutputTokens: 10_000},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
