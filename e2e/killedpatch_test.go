@@ -85,7 +85,9 @@ func TestKilledPatchIsReported(t *testing.T) {
 				}
 				run.wait(t, time.Minute)
 				session := readRecords(t, run.stdout.String())[0].Session
-				eventually(t, "the guest ends with its caisson", time.Minute, func() bool { return len(processesNaming(t, session)) == 0 })
+				eventually(t, "the guest ends with its caisson", time.Minute, func() bool {
+					return len(containersOf(t, session)) == 0 && len(processesNaming(t, session)) == 0
+				})
 				left := patchedTree(t, m)
 				mixed := eachOldOrNew(t, left, old, updated)
 				out := m.runTask(t, append([]string{"--backend", backend}, m.playing(t)...)...)

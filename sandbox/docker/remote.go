@@ -127,13 +127,14 @@ func (r *remote) inspectContainer(ctx context.Context, id string) (container.Ins
 
 // listContainers returns every container that has Caisson's labels. An engine
 // that was killed may list one as dead that it removed when it was started
-// again, until its next start: that one is left out.
+// again, until its next start, and any engine lists one as being removed for a
+// moment after it is gone: those are left out.
 func (r *remote) listContainers(ctx context.Context) ([]container.Summary, error) {
 	list, err := callWithin(ctx, r.ask, "list containers", func(ctx context.Context) ([]container.Summary, error) {
 		return r.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", ownership.LabelSchema))})
 	})
 	return slices.DeleteFunc(list, func(c container.Summary) bool {
-		if c.State != container.StateDead {
+		if c.State != container.StateDead && c.State != container.StateRemoving {
 			return false
 		}
 		_, err := r.inspectContainer(ctx, c.ID)
