@@ -278,6 +278,7 @@ func TestOnlyForTheSameSpec(t *testing.T) {
 		"submounts":     func(s *sandbox.Spec) { s.Workspace.Submounts = []string{"x"} },
 		"mode":          func(s *sandbox.Spec) { s.Workspace.Mode = sandbox.ModeBind },
 		"egress":        func(s *sandbox.Spec) { s.Egress = &sandbox.EgressPlan{} },
+		"names":         func(s *sandbox.Spec) { s.Egress = &sandbox.EgressPlan{Names: true, Capture: []int{80}} },
 		"the directory": func(s *sandbox.Spec) { s.Workspace.Dir, _ = os.Open(other) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -309,7 +310,7 @@ func TestKeyHasEverything(t *testing.T) {
 		switch {
 		case path == ".Egress" && of.Kind() == reflect.Pointer: // compared by value
 			walk(path, of.Elem())
-		case path == ".Workspace.Dir" || path == ".Mounts.Dir" || path == ".Service" || path == ".Notify": // compared by device and inode; not pooled; not pooled; not part of the key
+		case path == ".Workspace.Dir" || path == ".Mounts.Dir" || path == ".Service" || path == ".Notify" || path == ".Egress.Roots": // compared by device and inode; not pooled; not pooled; not part of the key; not pooled
 		case of.Kind() == reflect.Struct:
 			for field := range of.Fields() {
 				walk(path+"."+field.Name, field.Type)
@@ -327,11 +328,11 @@ func TestKeyHasEverything(t *testing.T) {
 func TestSameEgress(t *testing.T) {
 	runWithFakeClock(t, Options{Size: 1}, func(t *testing.T, b *env) {
 		spec := b.spec(t)
-		spec.Egress = &sandbox.EgressPlan{}
+		spec.Egress = &sandbox.EgressPlan{Names: true, Capture: []int{80, 443}, Env: []string{"A=1"}}
 		must(t, b.pool.Prepare(spec))
 		waitUntilIdle(t)
 		spec = b.spec(t)
-		spec.Egress = &sandbox.EgressPlan{Port: sandbox.DefaultEgressPort}
+		spec.Egress = &sandbox.EgressPlan{Port: sandbox.DefaultEgressPort, Names: true, Capture: []int{80, 443}, Env: []string{"A=1"}}
 		if _, warm := b.create(t, spec); !warm {
 			t.Error("a sandbox with an equal plan was not returned")
 		}
@@ -342,6 +343,7 @@ func TestNotPooled(t *testing.T) {
 	for name, change := range map[string]func(*sandbox.Spec){
 		"bind":   func(s *sandbox.Spec) { s.Mounts = []sandbox.Mount{{Target: "/x", Path: "/x", Dir: s.Workspace.Dir}} },
 		"layers": func(s *sandbox.Spec) { s.Workspace.Layers = "/x" },
+		"roots":  func(s *sandbox.Spec) { s.Egress = &sandbox.EgressPlan{Roots: []byte("x")} },
 		"build":  func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeBuild, Value: "/x"} },
 		"layout": func(s *sandbox.Spec) { s.Image = images.Reference{Scheme: images.SchemeLayout, Value: "/x"} },
 	} {

@@ -130,6 +130,13 @@ type pooledSandbox struct {
 // Destroy destroys the sandbox; see sandbox.Sandbox.
 func (s *pooledSandbox) Destroy(context.Context) error { return s.ready.destroy() }
 
+// Serve sets the handler of connections; see sandbox.EgressServer.
+func (s *pooledSandbox) Serve(h sandbox.EgressHandler) {
+	if server, ok := s.Sandbox.(sandbox.EgressServer); ok {
+		server.Serve(h)
+	}
+}
+
 // removeEmpty removes the empty directories in dir that were last modified
 // before older.
 func removeEmpty(dir string, older time.Time) error {
