@@ -23,19 +23,22 @@ type Policy struct {
 	// Within are further lists, of requirements and workspaces: what is allowed must
 	// be allowed by each of them too. An empty list allows nothing.
 	Within [][]Rule
-	// Deny wins over all of them. A rule of http denies all methods unless it names
-	// some.
+	// Deny wins over all of them. A rule of http or https denies all methods unless it
+	// names some.
 	Deny []Rule
 }
 
 // Ways is a set of what may be sent to a host.
 type Ways uint8
 
-// The ways. Any includes the others.
+// The ways. Any includes HTTP and TLS. HTTPS excludes TLS and Any: where an https rule
+// names the host and port, TLS ends in Caisson and nothing else is sent there but
+// HTTP requests.
 const (
-	WayHTTP Ways = 1 << iota // HTTP requests that the policy decides on one by one
-	WayTLS                   // TLS whose first message names the host
-	WayAny                   // any bytes
+	WayHTTP  Ways = 1 << iota // HTTP requests that the policy decides on one by one
+	WayTLS                    // TLS whose first message names the host
+	WayAny                    // any bytes
+	WayHTTPS                  // as HTTP, over TLS that ends in Caisson
 )
 
 // Decision is what a policy decided. If Reason is "", it allows.
@@ -61,14 +64,28 @@ func (p *Policy) DecideHost(host string, port uint16) Decision {
 		within, _ := waysOf(list, host, port)
 		ways &= within
 	}
+	var read Ways // what is sent can only be compared with a denied path if it is read
 	for _, r := range p.Deny {
 		switch {
 		case !r.coversHost(host, port):
 		case r.deniesAll():
 			return Decision{Reason: ReasonNotAllowed, Rule: r}
-		default: // what is sent can only be compared with a path if it is read
-			ways &= WayHTTP
+		case r.kind == kindHTTPS:
+			read |= WayHTTPS
+		default:
+			read |= WayHTTP
 		}
+	}
+	if read != 0 {
+		ways &= read
+	}
+	ends := func(r Rule) bool { return r.kind == kindHTTPS && r.coversHost(host, port) }
+	switch {
+	case ways&WayHTTPS == 0:
+	case ways&WayTLS == 0 || slices.ContainsFunc(p.Allow, ends):
+		ways &= WayHTTPS | WayHTTP
+	default:
+		ways &^= WayHTTPS
 	}
 	if ways == 0 {
 		return Decision{Reason: ReasonNotAllowed}
@@ -89,9 +106,11 @@ func waysOf(list []Rule, host string, port uint16) (ways Ways, first Rule) {
 		}
 		switch r.kind {
 		case kindTCP, kindPublic:
-			ways |= WayAny | WayTLS | WayHTTP
-		case kindTLS:
-			ways |= WayTLS
+			ways |= WayAny | WayTLS | WayHTTP | WayHTTPS
+		case kindTLS: // allows what an https rule of another list allows
+			ways |= WayTLS | WayHTTPS
+		case kindHTTPS:
+			ways |= WayHTTPS
 		case kindHTTP:
 			ways |= WayHTTP
 		}
@@ -99,13 +118,18 @@ func waysOf(list []Rule, host string, port uint16) (ways Ways, first Rule) {
 	return ways, first
 }
 
-// DecideRequest decides about one HTTP request that is not encrypted.
+// DecideRequest decides about one HTTP request that Caisson reads: one that is not
+// encrypted, or one over TLS that ends in Caisson.
 func (p *Policy) DecideRequest(t Target, method string) Decision {
 	d := p.DecideHost(t.Host, t.Port)
+	way := WayHTTP
+	if t.Scheme == string(kindHTTPS) {
+		way = WayHTTPS
+	}
 	switch {
 	case !d.Allowed():
 		return d
-	case d.Ways&WayHTTP == 0:
+	case d.Ways&way == 0:
 		return Decision{Reason: ReasonNotAllowed}
 	case !isAllowedMethod(method):
 		return Decision{Reason: ReasonMethod}
@@ -133,9 +157,13 @@ func allowRequest(list []Rule, t Target, method string) (Rule, string) {
 	reason := ReasonPath
 	for _, r := range list {
 		switch {
-		case !r.coversHost(t.Host, t.Port) || r.kind == kindTLS:
-		case r.kind == kindTCP || r.kind == kindPublic:
+		case !r.coversHost(t.Host, t.Port) || r.kind == kindTLS && t.Scheme != string(kindHTTPS):
+		case r.kind == kindTCP || r.kind == kindPublic || r.kind == kindTLS:
 			return r, ""
+		case r.git != "":
+			if r.allowsGit(t, method) {
+				return r, ""
+			}
 		case !r.allowsTarget(t):
 		case slices.Contains(r.listMethods(), method):
 			return r, ""
@@ -146,7 +174,7 @@ func allowRequest(list []Rule, t Target, method string) (Rule, string) {
 	return Rule{}, reason
 }
 
-// listMethods returns the methods that a rule of http allows.
+// listMethods returns the methods that a rule of http or https allows.
 func (r Rule) listMethods() []string {
 	if r.methods == "" {
 		return []string{"GET", "HEAD"}
@@ -156,7 +184,9 @@ func (r Rule) listMethods() []string {
 
 // deniesAll reports whether a rule of Deny leaves nothing at the hosts and ports
 // that it covers.
-func (r Rule) deniesAll() bool { return r.kind != kindHTTP || r.path == "/" && r.methods == "" }
+func (r Rule) deniesAll() bool {
+	return r.kind != kindHTTP && r.kind != kindHTTPS || r.path == "/" && r.methods == ""
+}
 
 // deniesRequest reports whether a rule of Deny refuses a request. Paths are
 // compared without what some servers ignore: case, escapes, parameters, empty

@@ -2,8 +2,11 @@ package rule
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+
+	"pgregory.net/rapid"
 )
 
 func mustParse(t testing.TB, list ...string) []Rule {
@@ -45,6 +48,11 @@ func TestEgressRules(t *testing.T) {
 		"http://*.debian.org:8080/a":      "http://*.debian.org:8080/a",
 		"http://[2606:4700::1111]:8080/x": "http://[2606:4700::1111]:8080/x",
 		"public":                          "public",
+		"https://API.example.com":         "https://api.example.com/",
+		"https://api.example.com:8443/v1": "https://api.example.com:8443/v1",
+		"https://10.1.2.3/v1/":            "https://10.1.2.3/v1/",
+		"git+https://Git.example.com/org": "git+https://git.example.com/org",
+		"git+https://g.test:8443/o/r.git": "git+https://g.test:8443/o/r",
 	} {
 		r, err := ParseEgress(s)
 		if err != nil || r.String() != want {
@@ -62,9 +70,15 @@ func TestEgressRules(t *testing.T) {
 		"PUBLIC":                             "is not a rule",
 		"ftp://example.com":                  "is not a rule",
 		"TLS://example.com":                  "is not a rule",
-		"https://api.example.com/v1/":        "allow the whole host with tls://api.example.com",
-		"https://api.example.com:8443":       "allow the whole host with tls://api.example.com:8443",
-		"https://[::1]/":                     "allow the whole host with tls:// and its name",
+		"https://*.example.com/":             "allow all requests with tls://*.example.com",
+		"https://*.[::1]/":                   "allow all requests with tls://*. and its name",
+		"https://example.com/?q":             "query",
+		"https://example.com/a%2fb":          "read differently",
+		"https://u:p@example.com/":           "user name",
+		"HTTPS://example.com/":               "is not a rule",
+		"git+https://*.example.com/":         "is not the URL of git repositories",
+		"git+https://example.com/?service=x": "query",
+		"git+http://example.com/":            "is not a rule",
 		"tls://*":                            "",
 		"tls://*.com":                        "names of everybody",
 		"tls://*.co.uk":                      "names of everybody",
@@ -113,8 +127,10 @@ func TestEgressRules(t *testing.T) {
 			t.Errorf("methods %q are accepted as %q", methods, r.methods)
 		}
 	}
-	if _, err := mustParse(t, "tls://example.com")[0].WithMethods([]string{"GET"}); err == nil {
-		t.Error("a tls rule has methods")
+	for _, s := range []string{"tls://example.com", "git+https://example.com/"} {
+		if _, err := mustParse(t, s)[0].WithMethods([]string{"GET"}); err == nil {
+			t.Errorf("%s has methods", s)
+		}
 	}
 }
 
@@ -153,6 +169,20 @@ func TestDecideHost(t *testing.T) {
 		{"within adds nothing", []string{"tls://a.test"}, nil, [][]string{{"tls://a.test", "tls://b.test"}}, "b.test", 443, 0},
 		{"within lowers the ways", []string{"public"}, nil, [][]string{{"tls://a.test"}}, "a.test", 443, WayTLS},
 		{"within two", []string{"public"}, nil, [][]string{{"tls://a.test"}, {"tls://b.test"}}, "a.test", 443, 0},
+		{"https", []string{"https://a.test/v1/"}, nil, nil, "a.test", 443, WayHTTPS},
+		{"https at another port", []string{"https://a.test/v1/"}, nil, nil, "a.test", 80, 0},
+		{"git", []string{"git+https://a.test/v1/"}, nil, nil, "a.test", 443, WayHTTPS},
+		{"https ends TLS that another rule would pass", []string{"tls://a.test", "https://a.test/v1/"}, nil, nil, "a.test", 443, WayHTTPS},
+		{"and refuses other bytes", []string{"public", "https://a.test/v1/"}, nil, nil, "a.test", 443, WayHTTPS | WayHTTP},
+		{"the names beside it stay end to end", []string{"tls://*.a.test", "https://b.a.test/v1/"}, nil, nil, "c.a.test", 443, WayTLS},
+		{"within https", []string{"tls://a.test"}, nil, [][]string{{"https://a.test/v1/"}}, "a.test", 443, WayHTTPS},
+		{"https within tls", []string{"https://a.test/v1/"}, nil, [][]string{{"tls://a.test"}}, "a.test", 443, WayHTTPS},
+		{"within both", []string{"tls://a.test"}, nil, [][]string{{"tls://a.test", "https://a.test/v1/"}}, "a.test", 443, WayTLS},
+		{"deny a path of https", []string{"tls://a.test"}, []string{"https://a.test/admin/"}, nil, "a.test", 443, WayHTTPS},
+		{"deny methods of https", []string{"public"}, []string{"https://a.test/ DELETE"}, nil, "a.test", 443, WayHTTPS},
+		{"deny all of https", []string{"public"}, []string{"https://a.test/"}, nil, "a.test", 443, 0},
+		{"deny paths of both at one port", []string{"public"}, []string{"https://a.test:80/x", "http://a.test/x"}, nil, "a.test", 80, WayHTTPS | WayHTTP},
+		{"deny a path of http where TLS ends", []string{"https://a.test:80/"}, []string{"http://a.test/x"}, nil, "a.test", 80, 0},
 		{"ways that exclude each other", []string{"tls://a.test:80"}, nil, [][]string{{"http://a.test/"}}, "a.test", 80, 0},
 	} {
 		p := Policy{Allow: mustParse(t, tt.allow...), Deny: mustParse(t, tt.deny...)}
@@ -217,6 +247,60 @@ func TestDecideRequest(t *testing.T) {
 			t.Errorf("%s %s: %q, want %q", tt.method, tt.url, d.Reason, tt.want)
 		}
 	}
+	https := Policy{
+		Allow: mustParse(t, "https://a.test/v1/", "https://a.test/v1/jobs POST", "tls://b.test", "tls://c.test", "https://c.test/x",
+			"git+https://g.test/org/", "git+https://g.test/one", "http://a.test/plain/"),
+		Deny: mustParse(t, "https://a.test/v1/admin/", "https://c.test/x DELETE"),
+	}
+	push, err := ParseGit("https://g.test/mine/repo.git", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	https.Allow = append(https.Allow, push)
+	const fetchRefs, pushRefs = "/info/refs?service=git-upload-pack", "/info/refs?service=git-receive-pack"
+	for _, tt := range []struct{ method, url, want string }{
+		{"GET", "https://a.test/v1/x", ""},
+		{"POST", "https://a.test/v1/jobs", ""},
+		{"POST", "https://a.test/v1/x", "method"},
+		{"GET", "https://a.test/v2", "path"},
+		{"GET", "https://a.test/v1/..%2fv2/", "not_allowed"}, // a denied path may be meant
+		{"GET", "https://a.test/v1/%2e%2e/v2/", "path"},
+		{"GET", "https://a.test/v1//Admin/x", "not_allowed"},
+		{"GET", "http://a.test/v1/x", "path"},
+		{"GET", "https://a.test/plain/", "path"},
+		{"GET", "https://b.test/", "not_allowed"}, // end to end: no request is seen
+		{"DELETE", "https://c.test/y", ""},
+		{"DELETE", "https://c.test/x", "not_allowed"},
+		{"TRACE", "https://c.test/y", "method"},
+		{"GET", "https://g.test/org/repo" + fetchRefs, ""},
+		{"GET", "https://g.test/org/sub/repo.git" + fetchRefs, ""},
+		{"POST", "https://g.test/org/repo.git/git-upload-pack", ""},
+		{"GET", "https://g.test/one" + fetchRefs, ""},
+		{"GET", "https://g.test/one.git" + fetchRefs, ""},
+		{"POST", "https://g.test/one.git/git-upload-pack", ""},
+		{"GET", "https://g.test/one.git.evil" + fetchRefs, "path"},
+		{"GET", "https://g.test/oneself" + fetchRefs, "path"},
+		{"GET", "https://g.test/other/repo" + fetchRefs, "path"},
+		{"GET", "https://g.test/org/repo" + pushRefs, "path"},
+		{"GET", "https://g.test/org/repo" + fetchRefs + "&x=1", "path"},
+		{"GET", "https://g.test/org/repo/info/refs", "path"},
+		{"GET", "https://g.test/org/repo/archive/main.zip", "path"},
+		{"POST", "https://g.test/org/repo.git/git-receive-pack", "path"},
+		{"POST", "https://g.test/org/repo.git/info/lfs/objects/batch", "path"},
+		{"POST", "https://g.test/org/..%2fother/repo/git-upload-pack", "path"},
+		{"POST", "https://g.test/mine/repo/git-receive-pack", ""},
+		{"GET", "https://g.test/mine/repo.git" + pushRefs, ""},
+		{"GET", "https://g.test/mine/repo.git" + fetchRefs, ""},
+		{"PUT", "https://g.test/mine/repo/git-receive-pack", "path"},
+	} {
+		target, err := ParseTarget(tt.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := https.DecideRequest(target, tt.method); d.Reason != tt.want {
+			t.Errorf("%s %s: %q, want %q", tt.method, tt.url, d.Reason, tt.want)
+		}
+	}
 	within := Policy{Allow: mustParse(t, "public"), Within: [][]Rule{mustParse(t, "http://a.test/v1/")}}
 	for url, want := range map[string]string{"http://a.test/v1/x": "", "http://a.test/v2": "path", "http://b.test/v1/": "not_allowed"} {
 		target, err := ParseTarget(url)
@@ -229,10 +313,66 @@ func TestDecideRequest(t *testing.T) {
 	}
 }
 
+// permits reports whether a policy lets a request be sent, by whatever way.
+func permits(p *Policy, t Target, method string) bool {
+	d := p.DecideHost(t.Host, t.Port)
+	ends, passes := WayHTTP, WayAny
+	if t.Scheme == "https" {
+		ends, passes = WayHTTPS, WayAny|WayTLS
+	}
+	return d.Ways&passes != 0 || d.Ways&ends != 0 && p.DecideRequest(t, method).Allowed()
+}
+
+// TestPolicyNarrows checks that lists of Within and Deny never allow more than
+// without them, and that TLS ends only where an https rule names the host.
+func TestPolicyNarrows(t *testing.T) {
+	texts := []string{
+		"public", "tcp://a.test:443", "tcp://a.test:80", "tls://a.test", "tls://*.a.test", "https://a.test/", "https://a.test/v1/", "https://a.test/v1/ POST",
+		"https://a.test:80/v1/", "http://a.test/", "http://a.test/v1/", "http://*.a.test/", "git+https://a.test/v1/", "https://b.a.test/v1/",
+	}
+	urls := []string{
+		"https://a.test/", "https://a.test/v1/", "https://a.test/v1/git-upload-pack", "https://b.a.test/v1/", "https://a.test:80/v1/", "http://a.test/v1/",
+		"http://b.a.test/", "https://a.test/v1/%2f",
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		list := func(label string) []Rule {
+			var out []Rule
+			for _, s := range rapid.SliceOfN(rapid.SampledFrom(texts), 0, 4).Draw(t, label) {
+				text, method, _ := strings.Cut(s, " ")
+				r, err := ParseEgress(text)
+				if err == nil && method != "" {
+					r, err = r.WithMethods([]string{method})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				out = append(out, r)
+			}
+			return out
+		}
+		wide := Policy{Allow: list("allow"), Deny: list("deny")}
+		narrow := Policy{Allow: wide.Allow, Within: [][]Rule{list("within")}, Deny: append(list("more"), wide.Deny...)}
+		target, err := ParseTarget(rapid.SampledFrom(urls).Draw(t, "url"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		method := rapid.SampledFrom([]string{"GET", "POST", "DELETE"}).Draw(t, "method")
+		if permits(&narrow, target, method) && !permits(&wide, target, method) {
+			t.Fatalf("%+v permits %s %s, which %+v refuses", narrow, method, target, wide)
+		}
+		d := narrow.DecideHost(target.Host, target.Port)
+		all := slices.Concat(narrow.Allow, narrow.Deny, narrow.Within[0])
+		named := slices.ContainsFunc(all, func(r Rule) bool { return r.EndsTLS() && r.IsFor(target.Host) })
+		if d.Ways&WayHTTPS != 0 && (!named || d.Ways&(WayTLS|WayAny) != 0) {
+			t.Fatalf("%+v has the ways %b at %s", narrow, d.Ways, target)
+		}
+	})
+}
+
 // FuzzEgressRule checks that a rule's text is its own canonical form, and that a rule
 // covers no host but its own.
 func FuzzEgressRule(f *testing.F) {
-	for _, s := range []string{"tls://a.b", "tls://*.example.com:1", "tcp://[::1]:*", "tcp://10.0.0.0/8:22", "http://*.a.example/b", "public", "https://a/b"} {
+	for _, s := range []string{"tls://a.b", "tls://*.example.com:1", "tcp://[::1]:*", "tcp://10.0.0.0/8:22", "http://*.a.example/b", "public", "https://a/b", "git+https://a.b:1/c.git"} {
 		f.Add(s, "a.example.com", uint16(443))
 	}
 	f.Fuzz(func(t *testing.T, s, host string, port uint16) {

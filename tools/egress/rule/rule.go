@@ -16,7 +16,8 @@ import (
 // Rule is one entry of a list of what may be connected to. Rules can be compared
 // with ==. The zero value covers nothing.
 //
-//	https://docs.example.com/guide       /guide, and what is below /guide/
+//	https://docs.example.com/guide       /guide, and what is below /guide/; commands' TLS ends in Caisson
+//	git+https://git.example.com/org/     what git sends to fetch from repositories below /org/
 //	http://wiki.lan:8080/public/         that port alone, below /public/
 //	tls://api.example.com                TLS to port 443, the name in its first message
 //	tls://*.example.com:8443             every name below example.com, not itself
@@ -32,7 +33,9 @@ type Rule struct {
 	prefix   netip.Prefix
 	port     uint16 // 0 means any
 	path     string // of http and https
-	// methods are those of http, sorted, with commas between them; "" means GET and
+	// git is the services of git below path that the rule is for, or "" for every request.
+	git gitAccess
+	// methods are those of http and https, sorted, with commas between them; "" means GET and
 	// HEAD where a rule allows, and all where it denies.
 	methods string
 }
@@ -48,8 +51,20 @@ const (
 	kindPublic kind = "public"
 )
 
+// gitAccess is what a rule for git repositories allows.
+type gitAccess string
+
+const (
+	gitFetch gitAccess = "fetch"
+	gitPush  gitAccess = "push" // and fetch
+)
+
 // syntaxHint has the forms of rules, for errors.
-const syntaxHint = "write tls://example.com, http://example.com/path/, tcp://db.lan:5432, or public"
+const syntaxHint = "write https://example.com/path/, tls://example.com, http://example.com/path/, tcp://db.lan:5432, " +
+	"git+https://example.com/org/, or public"
+
+// gitScheme is the scheme of a rule for git repositories.
+const gitScheme = "git+https"
 
 // ParseFetch parses a rule of the fetch tool, which is an http or https URL
 // without a query. Its error is for the author of the rule.
@@ -80,20 +95,43 @@ func ParseEgress(s string) (Rule, error) {
 		r.wildcard = true
 		return r, checkWildcard(s, r)
 	case kindHTTPS:
-		return Rule{}, fmt.Errorf("%q can't be enforced for commands, whose TLS Caisson does not read; allow the whole host with %s", s, suggestTLS(rest))
+		if name, ok := strings.CutPrefix(rest, "*."); ok {
+			return Rule{}, fmt.Errorf("%q: certificates are made for exact hosts only; name each host, or allow all requests with %s", s, suggestTLS(name))
+		}
+		return parseURL(s, s)
+	case gitScheme:
+		return ParseGit("https://"+rest, false)
 	case kindTLS, kindTCP:
 		return parseHostRule(s, k, rest)
 	}
 	return Rule{}, fmt.Errorf("%q is not a rule; %s", s, syntaxHint)
 }
 
-// suggestTLS returns the rule for the whole host of an https URL.
+// suggestTLS returns the rule for all names below the host of an https URL.
 func suggestTLS(rest string) string {
 	host, _, _ := strings.Cut(rest, "/")
-	if r, err := parseHostRule("", kindTLS, host); err == nil {
+	if r, err := parseHostRule("", kindTLS, "*."+host); err == nil {
 		return r.String()
 	}
-	return "tls:// and its name"
+	return "tls://*. and its name"
+}
+
+// ParseGit parses a rule for the git repositories at or below an https URL. It
+// allows the requests of git's smart HTTP protocol that fetch, and with push those
+// that push; no other request, such as one for a file of a repository's web page.
+// A repository may be written with or without .git at its end. Its error is for the
+// author of the rule.
+func ParseGit(rawURL string, push bool) (Rule, error) {
+	if !strings.HasPrefix(rawURL, "https://") || strings.Contains(rawURL, "*") {
+		return Rule{}, fmt.Errorf("%q is not the URL of git repositories; write it like https://git.example.com/org/", rawURL)
+	}
+	r, err := parseURL(rawURL, rawURL)
+	r.git = gitFetch
+	if push {
+		r.git = gitPush
+	}
+	r.path = strings.TrimSuffix(r.path, ".git")
+	return r, err
 }
 
 // parseURL parses a rule that is an http or https URL; shown is its text for errors.
@@ -188,10 +226,11 @@ func checkWildcard(shown string, r Rule) error {
 	return nil
 }
 
-// WithMethods returns a rule of http for these methods instead of GET and HEAD.
+// WithMethods returns a rule of http or https for these methods instead of GET and
+// HEAD.
 func (r Rule) WithMethods(methods []string) (Rule, error) {
-	if r.kind != kindHTTP {
-		return Rule{}, fmt.Errorf("%s has no methods; only rules of http:// have", r)
+	if r.kind != kindHTTP && r.kind != kindHTTPS || r.git != "" {
+		return Rule{}, fmt.Errorf("%s has no methods; only rules of http:// and https:// have", r)
 	}
 	list := slices.Clone(methods)
 	for i, m := range list {
@@ -222,7 +261,8 @@ func (r Rule) Warning() string {
 	return ""
 }
 
-// String returns the rule in canonical form, without its methods.
+// String returns the rule in canonical form, without its methods, and without its
+// permission to push.
 func (r Rule) String() string {
 	switch r.kind {
 	case "":
@@ -244,6 +284,9 @@ func (r Rule) String() string {
 		return "tcp://" + o.Host + ":*"
 	case r.kind == kindTCP:
 		return "tcp://" + net.JoinHostPort(o.Host, strconv.Itoa(int(r.port)))
+	}
+	if r.git != "" {
+		return gitScheme + "://" + o.authority() + r.path
 	}
 	return o.String() + r.path
 }
@@ -279,11 +322,50 @@ func (r Rule) coversHost(host string, port uint16) bool {
 // allowsTarget reports whether a rule of http or https allows a URL, whatever its
 // method. An ambiguous path is only allowed by a rule that allows every path.
 func (r Rule) allowsTarget(t Target) bool {
-	if string(r.kind) != t.Scheme || !r.coversHost(t.Host, t.Port) {
+	if string(r.kind) != t.Scheme || !r.coversHost(t.Host, t.Port) || r.git != "" {
 		return false
 	}
 	return r.path == "/" || !t.ambiguous && coversPath(r.path, t.Path)
 }
+
+// allowsGit reports whether a rule for git repositories allows a request. An
+// ambiguous path is not allowed.
+func (r Rule) allowsGit(t Target, method string) bool {
+	if string(r.kind) != t.Scheme || !r.coversHost(t.Host, t.Port) || t.ambiguous {
+		return false
+	}
+	rest, ok := strings.CutPrefix(t.Path, r.path)
+	if !ok {
+		return false
+	}
+	if !strings.HasSuffix(r.path, "/") {
+		if rest, ok = strings.CutPrefix(strings.TrimPrefix(rest, ".git"), "/"); !ok {
+			return false
+		}
+	}
+	rest = "/" + rest
+	for _, service := range []string{"git-upload-pack", "git-receive-pack"}[:r.services()] {
+		refs := method == http.MethodGet && strings.HasSuffix(rest, "/info/refs") && t.Query == "?service="+service
+		pack := method == http.MethodPost && strings.HasSuffix(rest, "/"+service) && t.Query == ""
+		if refs || pack {
+			return true
+		}
+	}
+	return false
+}
+
+// services returns how many of git's services, upload-pack and receive-pack, a rule
+// for git repositories allows.
+func (r Rule) services() int {
+	if r.git == gitPush {
+		return 2
+	}
+	return 1
+}
+
+// EndsTLS reports whether Caisson must read what is sent over TLS to the rule's
+// host in order to enforce the rule.
+func (r Rule) EndsTLS() bool { return r.kind == kindHTTPS }
 
 // coversPath reports whether a path is the prefix or below it.
 func coversPath(prefix, path string) bool {
