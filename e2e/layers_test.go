@@ -24,6 +24,7 @@ var ranks = map[string]int{
 	"limits":            0,
 	"images":            0,
 	"tools/safeurl":     0,
+	"tools/egress/ca":   0,
 	"tools/egress/rule": 0,
 	"tools/workspace":   0,
 
@@ -35,6 +36,8 @@ var ranks = map[string]int{
 
 	"images/host":  1,
 	"images/layer": 1,
+
+	"tools/egress/secret": 1,
 
 	"sandbox":         1,
 	"sandbox/guest":   1,

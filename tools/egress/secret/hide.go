@@ -1,0 +1,170 @@
+package secret
+
+import (
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// CodingError reports a response whose coding can't be searched for a secret.
+type CodingError struct{ Coding string }
+
+func (e *CodingError) Error() string {
+	return fmt.Sprintf("a host that has a secret answered in the coding %q, not as it was asked to", e.Coding)
+}
+
+// echoesFrom returns the spellings of the secrets of an origin.
+func (s *Set) echoesFrom(o rule.Origin) []echo {
+	if s == nil {
+		return nil
+	}
+	var list []echo
+	for i := range s.entries {
+		if s.entries[i].isFor(o) {
+			list = append(list, s.entries[i].echoes...)
+		}
+	}
+	return list
+}
+
+// Hide replaces the values of an origin's secrets in a response of it: in headers,
+// the body, trailers, and what follows a change of protocols. A response in gzip is
+// decoded; for another coding, Hide returns a *CodingError.
+func (s *Set) Hide(res *http.Response, o rule.Origin) error {
+	echoes := s.echoesFrom(o)
+	if echoes == nil {
+		return nil
+	}
+	hideHeader(res.Header, echoes)
+	res.Status = "" // the host chooses its text
+	coding := strings.ToLower(strings.Join(res.Header.Values("Content-Encoding"), ","))
+	hidden := &receivedBody{ReadCloser: res.Body, response: res, echoes: echoes}
+	hidden.filter.step = hidden.step
+	switch {
+	case res.StatusCode == http.StatusSwitchingProtocols:
+		if both, ok := res.Body.(io.ReadWriteCloser); ok {
+			res.Body = &switchedBody{receivedBody: hidden, Writer: both}
+			return nil
+		}
+	case coding == "gzip" || coding == "x-gzip":
+		hidden.ReadCloser = &gzipBody{ReadCloser: res.Body}
+		res.Header.Del("Content-Encoding")
+		res.Header.Del("Content-Length")
+		res.ContentLength = -1
+	case coding != "" && coding != "identity":
+		return &CodingError{Coding: coding}
+	}
+	res.Body = hidden
+	return nil
+}
+
+func hideHeader(h http.Header, echoes []echo) {
+	for name, values := range h {
+		lower := strings.ToLower(name)
+		if slices.ContainsFunc(echoes, func(e echo) bool { return strings.Contains(lower, strings.ToLower(string(e.from))) }) {
+			delete(h, name)
+			continue
+		}
+		for i, value := range values {
+			values[i] = string(replaceEchoes([]byte(value), echoes))
+		}
+	}
+}
+
+// replaceEchoes replaces values in place.
+func replaceEchoes(text []byte, echoes []echo) []byte {
+	for _, e := range echoes {
+		for rest := text; ; {
+			at := bytes.Index(rest, e.from)
+			if at < 0 {
+				break
+			}
+			copy(rest[at:], e.to)
+			rest = rest[at+len(e.to):]
+		}
+	}
+	return text
+}
+
+// receivedBody is the body of a response without values of secrets.
+type receivedBody struct {
+	io.ReadCloser
+	response *http.Response // for its trailer
+	echoes   []echo
+	filter   filter
+	held     []byte
+}
+
+func (b *receivedBody) Read(p []byte) (int, error) {
+	return b.filter.read(b.ReadCloser, p)
+}
+
+func (b *receivedBody) step(p []byte, err error) ([]byte, error) {
+	data := replaceEchoes(append(b.held, p...), b.echoes)
+	held := 0
+	if err == nil {
+		for _, e := range b.echoes {
+			held = max(held, beginning(data, e.from, 1))
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		hideHeader(b.response.Trailer, b.echoes)
+	}
+	b.held = slices.Clone(data[len(data)-held:])
+	return data[:len(data)-held], err
+}
+
+// switchedBody is both directions of a connection that changed protocols.
+type switchedBody struct {
+	*receivedBody
+	io.Writer
+}
+
+// gzipBody decodes gzip. A body without a byte, such as that of HEAD, stays empty.
+type gzipBody struct {
+	io.ReadCloser
+	gzip *gzip.Reader
+}
+
+func (b *gzipBody) Read(p []byte) (int, error) {
+	if b.gzip == nil {
+		r, err := gzip.NewReader(b.ReadCloser)
+		if err != nil {
+			return 0, err
+		}
+		b.gzip = r
+	}
+	return b.gzip.Read(p)
+}
+
+// HideWriter returns a writer of responses whose headers have no values of an
+// origin's secrets: informational responses pass a proxy on a way of their own, and
+// so do trailers. The function that it returns replaces values in the trailers; it
+// must be called before the handler returns.
+func (s *Set) HideWriter(w http.ResponseWriter, o rule.Origin) (_ http.ResponseWriter, finish func()) {
+	echoes := s.echoesFrom(o)
+	if echoes == nil {
+		return w, func() {}
+	}
+	return &hidingWriter{ResponseWriter: w, echoes: echoes}, func() { hideHeader(w.Header(), echoes) }
+}
+
+type hidingWriter struct {
+	http.ResponseWriter
+	echoes []echo
+}
+
+func (w *hidingWriter) WriteHeader(status int) {
+	hideHeader(w.Header(), w.echoes)
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap returns the writer for [http.ResponseController].
+func (w *hidingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

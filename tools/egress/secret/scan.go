@@ -1,0 +1,242 @@
+package secret
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"html"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// minHeld is the number of bytes of a spelling from which on the end of a body is
+// kept back until the next bytes show whether it is one. Fewer are sent at once:
+// requests whose body is a dialogue would wait for each other.
+const minHeld = 8
+
+// spell returns the spellings by which a text is looked for: as it is, in
+// hexadecimal, and in base64 at each offset.
+func spell(text string) [][]byte {
+	list := [][]byte{[]byte(text), []byte(hex.EncodeToString([]byte(text))), []byte(strings.ToUpper(hex.EncodeToString([]byte(text))))}
+	for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+		for before := range 3 {
+			list = append(list, base64Inner(enc, text, before))
+		}
+	}
+	return list
+}
+
+// base64Inner returns the part of the base64 of a text that is the same whatever
+// stands around it, if before bytes modulo 3 stand before it.
+func base64Inner(enc *base64.Encoding, text string, before int) []byte {
+	encoded := enc.EncodeToString([]byte(strings.Repeat("\x00", before) + text))
+	from := (before*8 + 5) / 6
+	to := (before + len(text)) * 8 / 6
+	return []byte(encoded[from:to])
+}
+
+// unescaper decodes percent-encoding and the \u escapes of JSON for ASCII, and drops
+// line breaks, in a text that arrives in pieces.
+type unescaper struct{ pending []byte }
+
+func (u *unescaper) append(dst, p []byte) []byte {
+	text := append(u.pending, p...)
+	u.pending = nil
+	for i := 0; i < len(text); i++ {
+		if plain := bytes.IndexAny(text[i:], "\r\n%\\"); plain != 0 {
+			if plain < 0 {
+				plain = len(text) - i
+			}
+			dst = append(dst, text[i:i+plain]...)
+			i += plain - 1
+			continue
+		}
+		size, prefix := 1, ""
+		switch text[i] {
+		case '\r', '\n':
+			continue
+		case '%':
+			size, prefix = 3, "%"
+		case '\\':
+			size, prefix = 6, `\u00`
+		}
+		rest := text[i:min(i+size, len(text))]
+		if len(rest) < size && strings.HasPrefix(prefix, string(rest[:min(len(rest), len(prefix))])) {
+			u.pending = slices.Clone(rest)
+			return dst
+		}
+		if len(rest) == size && size > 1 && bytes.HasPrefix(rest, []byte(prefix)) {
+			if c, err := strconv.ParseUint(string(rest[len(prefix):]), 16, 8); err == nil {
+				dst = append(dst, byte(c))
+				i += size - 1
+				continue
+			}
+		}
+		dst = append(dst, text[i])
+	}
+	return dst
+}
+
+// scanner looks for placeholders in a text that arrives in pieces.
+type scanner struct {
+	set       *Set
+	unescaper unescaper
+	raw       []byte // the end of what arrived, shorter than a spelling
+	plain     []byte // the same, unescaped
+}
+
+// feed returns the name of the secret whose placeholder ends in p, or "".
+func (s *scanner) feed(p []byte) string {
+	s.raw = append(s.raw, p...)
+	s.plain = s.unescaper.append(s.plain, p)
+	longest := 0
+	for i := range s.set.entries {
+		e := &s.set.entries[i]
+		for _, spelling := range e.misplaced {
+			if bytes.Contains(s.raw, spelling) || bytes.Contains(s.plain, spelling) {
+				return e.Name
+			}
+			longest = max(longest, len(spelling))
+		}
+	}
+	s.raw = slices.Clone(s.raw[max(0, len(s.raw)-longest+1):])
+	s.plain = slices.Clone(s.plain[max(0, len(s.plain)-longest+1):])
+	return ""
+}
+
+// held returns how many bytes at the end of what arrived may be the beginning of a
+// placeholder.
+func (s *scanner) held() int {
+	held := 0
+	for i := range s.set.entries {
+		for _, spelling := range s.set.entries[i].misplaced {
+			held = max(held, beginning(s.raw, spelling, minHeld))
+		}
+	}
+	return held
+}
+
+// beginning returns the length of the longest end of text that is a beginning of
+// want, of at least shortest bytes and not all of want; or 0.
+func beginning(text, want []byte, shortest int) int {
+	for n := min(len(text), len(want)-1); n >= shortest; n-- {
+		if bytes.HasSuffix(text, want[:n]) {
+			return n
+		}
+	}
+	return 0
+}
+
+// filter passes a stream through a function that gets bytes as they arrive and the
+// error behind them. The function returns what is ready. It keeps back the rest,
+// unless there is an error, which it may replace.
+type filter struct {
+	step  func(p []byte, err error) (ready []byte, _ error)
+	buf   [16 << 10]byte
+	ready []byte
+	err   error
+}
+
+// read reads from r through the filter.
+func (f *filter) read(r io.Reader, p []byte) (int, error) {
+	for len(f.ready) == 0 {
+		if f.err != nil {
+			return 0, f.err
+		}
+		n, err := r.Read(f.buf[:])
+		f.ready, f.err = f.step(f.buf[:n], err)
+	}
+	n := copy(p, f.ready)
+	f.ready = f.ready[n:]
+	return n, nil
+}
+
+// sentBody is the body of a request, which must not hold a placeholder.
+type sentBody struct {
+	io.ReadCloser
+	request   *http.Request // for its trailer
+	scan      scanner
+	misplaced func(*MisplacedError)
+	filter    filter
+	held      []byte
+}
+
+func newSentBody(s *Set, r *http.Request, misplaced func(*MisplacedError)) *sentBody {
+	b := &sentBody{ReadCloser: r.Body, request: r, scan: scanner{set: s}, misplaced: misplaced}
+	b.filter.step = b.step
+	return b
+}
+
+func (b *sentBody) Read(p []byte) (int, error) {
+	return b.filter.read(b.ReadCloser, p)
+}
+
+func (b *sentBody) step(p []byte, err error) ([]byte, error) {
+	if name := b.scan.feed(p); name != "" {
+		return nil, b.refuse(&MisplacedError{Secret: name, Where: "body"})
+	}
+	data := append(b.held, p...)
+	held := 0
+	if err == nil {
+		held = min(b.scan.held(), len(data))
+	}
+	if errors.Is(err, io.EOF) {
+		for name, values := range b.request.Trailer {
+			for _, value := range values {
+				if e, ok := errors.AsType[*MisplacedError](b.scan.set.check(value, "trailer "+name)); ok {
+					return nil, b.refuse(e)
+				}
+			}
+		}
+	}
+	b.held = slices.Clone(data[len(data)-held:])
+	return data[:len(data)-held], err
+}
+
+func (b *sentBody) refuse(e *MisplacedError) error {
+	if b.misplaced != nil {
+		b.misplaced(e)
+	}
+	return e
+}
+
+// echo is a spelling of a secret's value, and what replaces it: as many bytes, so
+// that lengths and frames stay valid.
+type echo struct{ from, to []byte }
+
+// echoesOf returns the spellings of a value, the longest first.
+func echoesOf(value, placeholder string) []echo {
+	var list []echo
+	add := func(from, to []byte) {
+		if len(from) < MinBytes || slices.ContainsFunc(list, func(e echo) bool { return bytes.Equal(e.from, from) }) {
+			return
+		}
+		if len(to) != len(from) {
+			to = bytes.Repeat([]byte("*"), len(from))
+		}
+		list = append(list, echo{from: from, to: to})
+	}
+	spellings := spell(placeholder)
+	for i, from := range spell(value) {
+		add(from, spellings[i])
+	}
+	quoted := strconv.Quote(value)
+	forJSON, err := json.Marshal(value) // escapes more than Quote
+	if err != nil {
+		forJSON = []byte(quoted) // can't happen
+	}
+	for _, from := range []string{
+		url.QueryEscape(value), url.PathEscape(value), html.EscapeString(value), strings.ReplaceAll(value, "/", `\/`),
+		quoted[1 : len(quoted)-1], string(forJSON[1 : len(forJSON)-1]),
+	} {
+		add([]byte(from), nil)
+	}
+	slices.SortStableFunc(list, func(a, b echo) int { return len(b.from) - len(a.from) })
+	return list
+}

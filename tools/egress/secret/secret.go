@@ -1,0 +1,329 @@
+// Package secret keeps the keys of services out of the sandbox whose programs use
+// them. A program has a placeholder. It becomes the key on the host, in requests to
+// the URLs that the key is for, and in one header only.
+//
+// A placeholder anywhere else is refused, since a program that sends it there is
+// likely to give the key away. It is also looked for in percent-encoding, base64 and
+// hexadecimal. What a key's hosts send is searched for the key, which is replaced: a
+// host can't be used to tell a program the key. A host that transforms the key in
+// another way can; a host is trusted with its own keys to that extent.
+package secret
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// Secret is a key of a service.
+type Secret struct {
+	// Name is the variable of the sandbox that has the placeholder.
+	Name string
+	// Value is the key, of [MinBytes] to [MaxBytes]. It is never in an error.
+	Value string `json:"-"`
+	// To are rules of https for the URLs that the key is sent to.
+	To []rule.Rule
+	// Header is the header that has the key, "" for Authorization.
+	Header string
+}
+
+// Bounds of a secret's value, in bytes. A shorter one occurs in texts by chance.
+const (
+	MinBytes = 8
+	MaxBytes = 4096
+)
+
+// Format writes the name of the secret, whatever the verb.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "secret "+s.Name) }
+
+// publicPrefixes are the beginnings of keys that say what kind of key it is.
+// Programs check them, and they are no secret.
+var publicPrefixes = []string{
+	"sk-ant-api03-", "sk-ant-", "sk-proj-", "sk-or-v1-", "sk_live_", "sk_test_", "rk_live_", "rk_test_", "sk-", "gsk_", "hf_", "xai-",
+	"github_pat_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "glpat-", "gldt-", "npm_", "pypi-", "cio", "dckr_pat_",
+	"xoxb-", "xoxp-", "xapp-", "AIza", "AKIA", "ya29.", "dop_v1_", "SG.", "shpat_", "lin_api_", "ntn_", "secret_", "eyJ",
+}
+
+// Set is the secrets of one session. Its methods are safe for concurrent use, and
+// for a nil Set, which has none.
+type Set struct{ entries []entry }
+
+// entry is a secret with what it is looked for by.
+type entry struct {
+	Secret
+	placeholder string
+	misplaced   [][]byte // spellings of the placeholder
+	echoes      []echo   // spellings of the value
+	to          rule.Policy
+}
+
+// New returns the secrets with new placeholders. Its errors have names only.
+func New(list []Secret) (*Set, error) {
+	s := &Set{}
+	var failed []error
+	for _, one := range list {
+		if one.Header == "" {
+			one.Header = "Authorization"
+		}
+		one.Header = http.CanonicalHeaderKey(one.Header)
+		if err := one.validate(); err != nil {
+			failed = append(failed, fmt.Errorf("secret %s: %w", one.Name, err))
+			continue
+		}
+		if slices.ContainsFunc(s.entries, func(e entry) bool { return e.Name == one.Name || e.Value == one.Value }) {
+			failed = append(failed, fmt.Errorf("secret %s: its name or value is another's too", one.Name))
+			continue
+		}
+		placeholder := newPlaceholder(one.Value)
+		s.entries = append(s.entries, entry{
+			Secret: one, placeholder: placeholder, misplaced: spell(placeholder), echoes: echoesOf(one.Value, placeholder), to: rule.Policy{Allow: one.To},
+		})
+	}
+	return s, errors.Join(failed...)
+}
+
+func (s *Secret) validate() error {
+	switch {
+	case s.Name == "" || strings.ContainsAny(s.Name, "=\x00"):
+		return errors.New("its name can't be a variable's")
+	case len(s.Value) < MinBytes || len(s.Value) > MaxBytes:
+		return fmt.Errorf("its value has %d bytes, want %d to %d", len(s.Value), MinBytes, MaxBytes)
+	case !httpguts.ValidHeaderFieldValue(s.Value) || strings.TrimSpace(s.Value) != s.Value:
+		return errors.New("its value can't be in a header: it holds a control character, or a space at an end")
+	case !httpguts.ValidHeaderFieldName(s.Header):
+		return fmt.Errorf("%q is not a header", s.Header)
+	case slices.Contains(unfitHeaders, s.Header):
+		return fmt.Errorf("header %s is one that servers echo or log, or that proxies use", s.Header)
+	case len(s.To) == 0:
+		return errors.New("it is for no URL")
+	}
+	for _, r := range s.To {
+		if !strings.HasPrefix(r.String(), "https://") {
+			return fmt.Errorf("it can't be for %s, only for https:// URLs", r)
+		}
+	}
+	return nil
+}
+
+// unfitHeaders are headers that never have a secret.
+var unfitHeaders = []string{
+	"Cookie", "User-Agent", "Referer", "Origin", "Host", "Accept", "Accept-Encoding", "Accept-Language", "Content-Type", "Content-Length",
+	"Transfer-Encoding", "Connection", "Proxy-Authorization", "Te", "Trailer", "Upgrade", "Range", "If-None-Match", "Via", "Forwarded", "X-Forwarded-For",
+}
+
+// newPlaceholder returns a placeholder: the public prefix of the value, at least 128
+// random bits as letters and digits, and the length of the value where that holds
+// them. A prefix is left out if the value is hardly longer.
+func newPlaceholder(value string) string {
+	const bits = 26 // characters of base32, 130 bits
+	prefix := ""
+	for _, p := range publicPrefixes {
+		if strings.HasPrefix(value, p) && len(value) >= len(p)+MinBytes {
+			prefix = p
+			break
+		}
+	}
+	var b strings.Builder
+	b.WriteString(prefix)
+	for b.Len() < max(len(value), len(prefix)+bits) {
+		b.WriteString(rand.Text()) // base32 digits
+	}
+	return b.String()[:max(len(value), len(prefix)+bits)]
+}
+
+// Environment returns the variables with the placeholders, as NAME=placeholder.
+func (s *Set) Environment() []string {
+	if s == nil {
+		return nil
+	}
+	var env []string
+	for i := range s.entries {
+		env = append(env, s.entries[i].Name+"="+s.entries[i].placeholder)
+	}
+	return env
+}
+
+// GitHeader returns the header for the requests of git below a URL, with a
+// placeholder, and false if no secret is for the URL. Git sends it where its setting
+// http.<url>.extraHeader has it.
+func (s *Set) GitHeader(rawURL string) (string, bool) {
+	t, err := rule.ParseTarget(rawURL)
+	if s == nil || err != nil {
+		return "", false
+	}
+	for i := range s.entries {
+		e := &s.entries[i]
+		switch {
+		case !rule.AllowsTarget(e.To, t):
+		case e.Header == "Authorization":
+			return "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte("x-access-token:"+e.placeholder)), true
+		default:
+			return e.Header + ": " + e.placeholder, true
+		}
+	}
+	return "", false
+}
+
+// MisplacedError reports a placeholder in a place that isn't its own. It has
+// neither the placeholder nor the value.
+type MisplacedError struct {
+	Secret string // its name
+	Where  string // such as "query", "header User-Agent", "body"
+}
+
+func (e *MisplacedError) Error() string {
+	return fmt.Sprintf("the placeholder of secret %s is in the %s of a request", e.Secret, e.Where)
+}
+
+// CheckHost returns a *MisplacedError if a host's name holds a placeholder.
+func (s *Set) CheckHost(host string) error { return s.check(host, "host") }
+
+// check returns a *MisplacedError if a text holds a placeholder, in upper, lower or
+// mixed case.
+func (s *Set) check(text, where string) error {
+	if s == nil {
+		return nil
+	}
+	for range 3 { // as it is, and with escapes of escapes
+		if name := s.find(text); name != "" {
+			return &MisplacedError{Secret: name, Where: where}
+		}
+		plain := string(new(unescaper).append(nil, []byte(text)))
+		if plain == text {
+			break
+		}
+		text = plain
+	}
+	return nil
+}
+
+// find returns the name of a secret whose placeholder is in a text, or "".
+func (s *Set) find(text string) string {
+	lower := strings.ToLower(text)
+	for i := range s.entries {
+		e := &s.entries[i]
+		if strings.Contains(lower, strings.ToLower(e.placeholder)) {
+			return e.Name
+		}
+		for _, spelling := range e.misplaced {
+			if strings.Contains(text, string(spelling)) {
+				return e.Name
+			}
+		}
+	}
+	return ""
+}
+
+// isFor reports whether the secret is for any URL at an origin.
+func (e *entry) isFor(o rule.Origin) bool {
+	return o.Scheme == "https" && e.to.DecideHost(o.Host, o.Port).Allowed()
+}
+
+// Covers reports whether a secret is for URLs at an origin: what it sends has to be
+// searched, and only requests for it may have a placeholder.
+func (s *Set) Covers(o rule.Origin) bool {
+	return s != nil && slices.ContainsFunc(s.entries, func(e entry) bool { return e.isFor(o) })
+}
+
+// Apply puts the values of secrets into a request for a target, and returns their
+// names. It returns a *MisplacedError if a placeholder is where it must not be. A
+// body, and a trailer, are checked while they are sent: reading r.Body then fails
+// with a *MisplacedError, which is also passed to misplaced.
+//
+// A request to an origin of a secret asks for the whole resource in identity coding,
+// so that [Set.Hide] finds values in the response.
+func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedError)) (used []string, err error) {
+	if s == nil || len(s.entries) == 0 {
+		return nil, nil
+	}
+	for _, part := range []struct{ text, where string }{{t.Host, "host"}, {r.Host, "host"}, {t.Path, "path"}, {t.Query, "query"}, {r.Method, "method"}} {
+		if err := s.check(part.text, part.where); err != nil {
+			return nil, err
+		}
+	}
+	for name, values := range r.Header {
+		if err := s.check(name, "name of a header"); err != nil {
+			return nil, err
+		}
+		for i, value := range values {
+			replaced, secret := s.substitute(name, value, t)
+			if secret == "" {
+				if err := s.check(value, "header "+name); err != nil {
+					return nil, err
+				}
+				continue
+			}
+			values[i] = replaced
+			used = append(used, secret)
+		}
+	}
+	for name := range r.Trailer {
+		if err := s.check(name, "name of a trailer"); err != nil {
+			return nil, err
+		}
+	}
+	if r.Body != nil && r.Body != http.NoBody {
+		r.Body = newSentBody(s, r, misplaced)
+	}
+	if s.Covers(t.Origin) {
+		r.Header.Set("Accept-Encoding", "identity")
+		r.Header.Del("Range")
+		r.Header.Del("If-Range")
+	}
+	slices.Sort(used)
+	return used, nil
+}
+
+// substitute returns the value of a header with a secret in place of its
+// placeholder, and the secret's name; "" if there is none that may be there.
+func (s *Set) substitute(header, value string, t rule.Target) (replaced, secret string) {
+	for i := range s.entries {
+		e := &s.entries[i]
+		if e.Header != http.CanonicalHeaderKey(header) || !rule.AllowsTarget(e.To, t) {
+			continue
+		}
+		if value == e.placeholder {
+			return e.Value, e.Name
+		}
+		scheme, rest, _ := strings.Cut(value, " ")
+		switch {
+		case (strings.EqualFold(scheme, "Bearer") || strings.EqualFold(scheme, "token")) && rest == e.placeholder:
+			return scheme + " " + e.Value, e.Name
+		case strings.EqualFold(scheme, "Basic"):
+			if credentials, ok := e.substituteBasic(s, rest); ok {
+				return scheme + " " + credentials, e.Name
+			}
+		}
+	}
+	return "", ""
+}
+
+// substituteBasic returns credentials with the value in place of the placeholder,
+// which is the user or the password.
+func (e *entry) substituteBasic(s *Set, encoded string) (string, bool) {
+	plain, err := base64.StdEncoding.DecodeString(encoded)
+	if err != nil {
+		return "", false
+	}
+	user, password, ok := strings.Cut(string(plain), ":")
+	switch {
+	case !ok:
+		return "", false
+	case password == e.placeholder && s.check(user, "") == nil:
+		password = e.Value
+	case user == e.placeholder && s.check(password, "") == nil:
+		user = e.Value
+	default:
+		return "", false
+	}
+	return base64.StdEncoding.EncodeToString([]byte(user + ":" + password)), true
+}
