@@ -45,6 +45,7 @@ var ranks = map[string]int{
 	"tools":           1,
 
 	"sandbox/internal/lifecycle": 2,
+	"tools/egress":               2,
 	"tools/policy":               2,
 	"loop/boundary":              2,
 

@@ -7,8 +7,10 @@ import (
 
 // The limits that an [Egress] can reach.
 const (
-	KindEgressBytes Kind = "egress_bytes" // bytes, both directions
-	KindEgressHosts Kind = "egress_hosts" // count
+	KindEgressBytes       Kind = "egress_bytes"       // bytes, both directions
+	KindEgressUpload      Kind = "egress_upload"      // bytes sent
+	KindEgressConnections Kind = "egress_connections" // count
+	KindEgressHosts       Kind = "egress_hosts"       // count
 )
 
 // Defaults of an [EgressBudget]. They are generous: an agent usually reads a
@@ -18,13 +20,18 @@ const (
 	DefaultEgressHosts = 50
 )
 
-// EgressBudget bounds the traffic between one session and the network. Both
-// fields must be positive: zero is invalid, not "unlimited". Start from
-// [DefaultEgressBudget].
+// EgressBudget bounds the traffic between one session and the network. Bytes and
+// Hosts must be positive: zero is invalid, not "unlimited". Start from
+// [DefaultEgressBudget] or [DefaultCommandEgressBudget].
 type EgressBudget struct {
 	// Bytes is the number of bytes in both directions, including headers and
 	// the overhead of encryption.
 	Bytes int64
+	// Upload is the number of those bytes that are sent. Zero means no bound
+	// besides Bytes.
+	Upload int64
+	// Connections is the number of connections. Zero means no bound.
+	Connections int64
 	// Hosts is the number of different hosts.
 	Hosts int64
 }
@@ -34,8 +41,18 @@ func DefaultEgressBudget() EgressBudget {
 	return EgressBudget{Bytes: DefaultEgressBytes, Hosts: DefaultEgressHosts}
 }
 
-// Validate returns an error that names the first field that is not positive.
+// DefaultCommandEgressBudget returns the budget for the commands of a session that
+// sets none: enough for the packages of large builds.
+func DefaultCommandEgressBudget() EgressBudget {
+	return EgressBudget{Bytes: 4 << 30, Upload: 64 << 20, Connections: 10_000, Hosts: DefaultEgressHosts}
+}
+
+// Validate returns an error that names the first field that is not positive, or is
+// negative where zero is valid.
 func (b EgressBudget) Validate() error {
+	if b.Upload < 0 || b.Connections < 0 {
+		return fmt.Errorf("budget %s is %d, %s is %d: must not be negative", KindEgressUpload, b.Upload, KindEgressConnections, b.Connections)
+	}
 	for _, f := range []struct {
 		kind  Kind
 		bound int64
@@ -53,9 +70,11 @@ func (b EgressBudget) Validate() error {
 type Egress struct {
 	budget EgressBudget
 
-	mu    sync.Mutex
-	bytes int64
-	hosts map[string]bool
+	mu          sync.Mutex
+	bytes       int64 // sent and received
+	upload      int64 // sent
+	connections int64
+	hosts       map[string]bool
 }
 
 // NewEgress returns an Egress that has counted nothing. Its error is that of
@@ -82,15 +101,32 @@ func (e *Egress) Host(name string) error {
 	return nil
 }
 
-// Take takes n bytes from the budget, or what is left if that is less, and
-// returns how many it took. [Egress.Return] puts unused bytes back. Take
-// returns an *[ExceededError] if nothing is left. n must be positive.
+// Connection counts a connection. It returns an *[ExceededError] if the budget has
+// none left.
+func (e *Egress) Connection() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if limit := e.budget.Connections; limit > 0 && e.connections >= limit {
+		return &ExceededError{Kind: KindEgressConnections, Limit: limit, Used: e.connections}
+	}
+	e.connections++
+	return nil
+}
+
+// Take takes n bytes that may be received from the budget, or what is left if that
+// is less, and returns how many it took. [Egress.Return] puts unused bytes back.
+// Take returns an *[ExceededError] if nothing is left. n must be positive.
 func (e *Egress) Take(n int64) (int64, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.takeBytes(n)
+}
+
+// takeBytes is Take, with the lock held.
+func (e *Egress) takeBytes(n int64) (int64, error) {
 	if n <= 0 {
 		return 0, fmt.Errorf("take %d bytes of egress: must be positive", n)
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	left := e.budget.Bytes - e.bytes
 	if left <= 0 {
 		return 0, &ExceededError{Kind: KindEgressBytes, Limit: e.budget.Bytes, Used: e.bytes}
@@ -98,6 +134,32 @@ func (e *Egress) Take(n int64) (int64, error) {
 	n = min(n, left)
 	e.bytes += n
 	return n, nil
+}
+
+// TakeUpload is [Egress.Take] for bytes that may be sent, which have a bound of
+// their own besides. [Egress.ReturnUpload] puts unused bytes back.
+func (e *Egress) TakeUpload(n int64) (int64, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if limit := e.budget.Upload; limit > 0 {
+		left := limit - e.upload
+		if left <= 0 {
+			return 0, &ExceededError{Kind: KindEgressUpload, Limit: limit, Used: e.upload}
+		}
+		n = min(n, left)
+	}
+	n, err := e.takeBytes(n)
+	e.upload += n
+	return n, err
+}
+
+// ReturnUpload puts n bytes that were taken by [Egress.TakeUpload] and not used
+// back into the budget.
+func (e *Egress) ReturnUpload(n int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.bytes = max(e.bytes-max(n, 0), 0)
+	e.upload = max(e.upload-max(n, 0), 0)
 }
 
 // Return puts n bytes that were taken and not used back into the budget.

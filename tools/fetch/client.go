@@ -225,7 +225,7 @@ func (c *Client) fetchHop(ctx context.Context, t rule.Target) (_ Response, next 
 	if !rule.AllowsTarget(c.opts.Allow, t) {
 		return Response{}, "", c.notAllowedFailure(t)
 	}
-	if err := c.guard.CheckLiteral(t.Host, t.Port); err != nil { // a proxy would dial it
+	if err := c.newDialer().CheckLiteral(t.Host, t.Port); err != nil { // a proxy would dial it
 		return Response{}, "", dialFailure(err)
 	}
 	if err := errors.Join(c.opts.Egress.Left(), c.opts.Egress.Host(t.Host)); err != nil {

@@ -10,12 +10,16 @@ import (
 
 // dialOrigin connects to an origin at an address that the guard allows.
 func (c *Client) dialOrigin(ctx context.Context, o rule.Origin) (net.Conn, error) {
-	dialer := rule.Dialer{Guard: c.guard, Resolver: c.opts.Resolver}
-	conn, err := dialer.Dial(ctx, o.Host, o.Port)
+	conn, err := c.newDialer().Dial(ctx, o.Host, o.Port)
 	if err != nil {
 		return nil, dialFailure(err)
 	}
 	return c.meterConn(conn), nil
+}
+
+// newDialer returns the dialer of the client's guard.
+func (c *Client) newDialer() *rule.Dialer {
+	return &rule.Dialer{Guard: c.guard, Resolver: c.opts.Resolver}
 }
 
 // dialFailure returns the failure for an error of a [rule.Dialer] or [rule.Guard].

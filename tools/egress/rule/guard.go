@@ -180,20 +180,6 @@ func (c *check) control(network, address string, conn syscall.RawConn) error {
 	return c.checkAddr(at.Addr().Unmap())
 }
 
-// CheckLiteral returns an *AddressError if the host is an address that may not be
-// dialled. It allows names.
-func (g *Guard) CheckLiteral(host string, port uint16) error {
-	addr, err := netip.ParseAddr(host)
-	if err != nil {
-		return nil
-	}
-	c, err := g.newCheck(host, port, false)
-	if err != nil {
-		return err
-	}
-	return c.checkAddr(addr)
-}
-
 // Dialer connects to hosts. A nil field is not needed.
 type Dialer struct {
 	Guard *Guard
@@ -203,6 +189,32 @@ type Dialer struct {
 	PublicOnly bool
 	// Refuse returns an error for a further address that may not be dialled.
 	Refuse func(netip.Addr) error
+}
+
+// CheckLiteral returns the error of Dial if the host is an address that may not be
+// dialled. It allows names.
+func (d *Dialer) CheckLiteral(host string, port uint16) error {
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return nil
+	}
+	return d.CheckAddr(host, port, addr)
+}
+
+// CheckAddr returns the error of Dial if the host may not be dialled at an address.
+func (d *Dialer) CheckAddr(host string, port uint16, addr netip.Addr) error {
+	c, err := d.Guard.newCheck(host, port, d.PublicOnly)
+	if err != nil {
+		return err
+	}
+	return d.checkAddr(c, addr)
+}
+
+func (d *Dialer) checkAddr(c *check, addr netip.Addr) error {
+	if err := c.checkAddr(addr); err != nil || d.Refuse == nil {
+		return err
+	}
+	return d.Refuse(addr)
 }
 
 // Dial connects to a canonical host. It resolves the name once, refuses it if any
@@ -219,13 +231,8 @@ func (d *Dialer) Dial(ctx context.Context, host string, port uint16) (net.Conn, 
 		return nil, err
 	}
 	for _, addr := range addrs {
-		if err := c.checkAddr(addr); err != nil {
+		if err := d.checkAddr(c, addr); err != nil {
 			return nil, err
-		}
-		if d.Refuse != nil {
-			if err := d.Refuse(addr); err != nil {
-				return nil, err
-			}
 		}
 	}
 	dialer := &net.Dialer{Timeout: connectTime, Control: c.control, FallbackDelay: -1}
@@ -243,9 +250,17 @@ func (d *Dialer) Dial(ctx context.Context, host string, port uint16) (net.Conn, 
 	return nil, &ConnectError{Address: Origin{Host: host, Port: port}.Address(), Err: errors.Join(failed...)}
 }
 
+// HostName is the name of this machine for programs in a sandbox. It is 127.0.0.1,
+// and not resolved. As an address of this machine, that must be named for it in the
+// private networks of a [Guard].
+const HostName = "host.caisson.internal"
+
 // lookupAddrs returns the addresses of a host, at least one. A name with a dot is
 // resolved as a full name, without the search list of the system's configuration.
 func (d *Dialer) lookupAddrs(ctx context.Context, host string) ([]netip.Addr, error) {
+	if host == HostName {
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})}, nil
+	}
 	if addr, err := netip.ParseAddr(host); err == nil {
 		return []netip.Addr{addr}, nil
 	}

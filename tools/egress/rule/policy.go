@@ -7,14 +7,6 @@ import (
 	"strings"
 )
 
-// Reasons of a refusal, as records and programs get them.
-const (
-	ReasonNotAllowed = "not_allowed"
-	ReasonAddress    = "address"
-	ReasonMethod     = "method"
-	ReasonPath       = "path"
-)
-
 // Policy decides what the commands of a sandbox may connect to. The zero value
 // allows nothing. It must not be changed while it is used.
 type Policy struct {
@@ -92,6 +84,59 @@ func (p *Policy) DecideHost(host string, port uint16) Decision {
 	}
 	named := slices.ContainsFunc(p.Allow, func(r Rule) bool { return r.kind != kindPublic && r.coversHost(host, port) })
 	return Decision{Rule: first, Ways: ways, PublicOnly: !named}
+}
+
+// Ports returns ports among which the policy's rules differ: each that a rule
+// names, those of HTTP and TLS, and one that stands for all others.
+func (p *Policy) Ports() []uint16 {
+	ports := []uint16{80, 443}
+	for _, list := range append([][]Rule{p.Allow, p.Deny}, p.Within...) {
+		for _, r := range list {
+			if r.port != 0 {
+				ports = append(ports, r.port)
+			}
+		}
+	}
+	slices.Sort(ports)
+	ports = slices.Compact(ports)
+	other := uint16(1)
+	for slices.Contains(ports, other) {
+		other++
+	}
+	return append(ports, other)
+}
+
+// AllowsName reports whether connections to a canonical name are allowed at any
+// port.
+func (p *Policy) AllowsName(host string) bool {
+	return slices.ContainsFunc(p.Ports(), func(port uint16) bool { return p.DecideHost(host, port).Allowed() })
+}
+
+// DeniesName reports whether a rule of Deny covers a canonical name at any port, or
+// any of its paths.
+func (p *Policy) DeniesName(host string) bool {
+	return slices.ContainsFunc(p.Deny, func(r Rule) bool { return r.coversHost(host, r.port) })
+}
+
+// WithAnswer returns a policy that also allows what a person who is asked about a
+// canonical host and port allows: that of [AnswerRule]. Everything else of p stays
+// in force. It shares its lists with p.
+func (p *Policy) WithAnswer(r Rule) *Policy {
+	out := *p
+	out.Allow = append(slices.Clip(out.Allow), r)
+	return &out
+}
+
+// AnswerRule returns the rule that allows a host and port about which a person was
+// asked: TLS at port 443, GET and HEAD of HTTP at port 80, and any bytes at others.
+func AnswerRule(host string, port uint16) Rule {
+	switch port {
+	case 443:
+		return Rule{kind: kindTLS, host: host, port: port}
+	case 80:
+		return Rule{kind: kindHTTP, host: host, port: port, path: "/"}
+	}
+	return Rule{kind: kindTCP, host: host, port: port}
 }
 
 // waysOf returns what a list of rules lets be sent to a host, and the first rule

@@ -87,7 +87,7 @@ func ParseTarget(raw string) (Target, error) {
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		return Target{}, newError("invalid_url", "not a URL: %v", errors.Unwrap(err))
+		return Target{}, newError(ReasonInvalidURL, "not a URL: %v", errors.Unwrap(err))
 	}
 	return newTarget(u)
 }
@@ -100,7 +100,7 @@ func (t Target) ResolveRef(ref string) (Target, error) {
 	}
 	u, err := url.Parse(ref)
 	if err != nil {
-		return Target{}, newError("invalid_url", "not a URL: %v", errors.Unwrap(err))
+		return Target{}, newError(ReasonInvalidURL, "not a URL: %v", errors.Unwrap(err))
 	}
 	return newTarget(t.URL().ResolveReference(u))
 }
@@ -108,11 +108,11 @@ func (t Target) ResolveRef(ref string) (Target, error) {
 // checkText refuses URLs that parsers interpret differently.
 func checkText(raw string) error {
 	if len(raw) > maxURLBytes {
-		return newError("invalid_url", "the URL has %d bytes, at most %d are accepted", len(raw), maxURLBytes)
+		return newError(ReasonInvalidURL, "the URL has %d bytes, at most %d are accepted", len(raw), maxURLBytes)
 	}
 	for _, r := range raw {
 		if r <= ' ' || r == 0x7f || r == '\\' || r == 0xfffd || r >= 0x80 && r < 0xa0 {
-			return newError("invalid_url", "the URL holds %q; write it escaped", r)
+			return newError(ReasonInvalidURL, "the URL holds %q; write it escaped", r)
 		}
 	}
 	return nil
@@ -122,13 +122,13 @@ func newTarget(u *url.URL) (Target, error) {
 	switch {
 	case u.Scheme != "http" && u.Scheme != "https":
 		if u.Scheme == "" {
-			return Target{}, newError("scheme", "the URL has no scheme; write it from https:// on")
+			return Target{}, newError(ReasonScheme, "the URL has no scheme; write it from https:// on")
 		}
-		return Target{}, newError("scheme", "scheme %q is not supported, only http and https", u.Scheme)
+		return Target{}, newError(ReasonScheme, "scheme %q is not supported, only http and https", u.Scheme)
 	case u.Opaque != "" || u.Host == "":
-		return Target{}, newError("invalid_url", "the URL names no host; write it like https://example.com/path")
+		return Target{}, newError(ReasonInvalidURL, "the URL names no host; write it like https://example.com/path")
 	case u.User != nil:
-		return Target{}, newError("userinfo", "the URL holds a user name or password, which are not sent; leave out what stands before @")
+		return Target{}, newError(ReasonUserinfo, "the URL holds a user name or password, which are not sent; leave out what stands before @")
 	}
 	t := Target{Origin: Origin{Scheme: u.Scheme}}
 	var err error
@@ -157,28 +157,28 @@ func CanonicalHost(host string) (string, error) {
 	if !isASCII(host) {
 		ascii, err := idna.Lookup.ToASCII(host)
 		if err != nil {
-			return "", newError("invalid_url", "host %q is not a name: %v", host, err)
+			return "", newError(ReasonInvalidURL, "host %q is not a name: %v", host, err)
 		}
 		host = ascii
 	}
 	if addr, err := netip.ParseAddr(host); err == nil {
 		if addr.Zone() != "" || addr.Is4In6() {
-			return "", newError("address", "address %s has a zone, or is an IPv4 address in disguise", host)
+			return "", newError(ReasonAddress, "address %s has a zone, or is an IPv4 address in disguise", host)
 		}
 		return addr.String(), nil
 	}
 	host = strings.ToLower(strings.TrimSuffix(host, "."))
 	if len(host) > 253 || host == "" {
-		return "", newError("invalid_url", "the host's name is empty or too long")
+		return "", newError(ReasonInvalidURL, "the host's name is empty or too long")
 	}
 	labels := strings.Split(host, ".")
 	for _, label := range labels {
 		if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
-			return "", newError("invalid_url", "host %q is not a name", host)
+			return "", newError(ReasonInvalidURL, "host %q is not a name", host)
 		}
 	}
 	if last := labels[len(labels)-1]; strings.Trim(last, "0123456789") == "" || isHex(last) {
-		return "", newError("address", "host %q is neither a name nor an address in the usual form", host)
+		return "", newError(ReasonAddress, "host %q is neither a name nor an address in the usual form", host)
 	}
 	return host, nil
 }
@@ -210,13 +210,13 @@ func canonicalPort(u *url.URL) (uint16, error) {
 	text := u.Port()
 	if text == "" {
 		if strings.HasSuffix(u.Host, ":") {
-			return 0, newError("invalid_url", "the URL ends its host with a colon and no port")
+			return 0, newError(ReasonInvalidURL, "the URL ends its host with a colon and no port")
 		}
 		return defaultPort(u.Scheme), nil
 	}
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
-		return 0, newError("port", "port %s is not one of 1 to 65535", text)
+		return 0, newError(ReasonPort, "port %s is not one of 1 to 65535", text)
 	}
 	return uint16(port), nil
 }
@@ -228,7 +228,7 @@ func canonicalPath(escaped string) (canonical string, ambiguous bool, err error)
 	for i, segment := range segments {
 		plain, err := url.PathUnescape(segment)
 		if err != nil {
-			return "", false, newError("invalid_url", "the URL's path is badly escaped")
+			return "", false, newError(ReasonInvalidURL, "the URL's path is badly escaped")
 		}
 		last := i == len(segments)-1
 		switch plain {

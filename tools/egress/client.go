@@ -1,0 +1,144 @@
+package egress
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"sync/atomic"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// client is one connection of a program. Everything that it sends is read from br.
+type client struct {
+	sandbox.EgressConn
+	s  *Server
+	br *bufio.Reader
+	// replied reports whether bytes were sent to the program.
+	replied atomic.Bool
+	expired atomic.Bool
+}
+
+func newClient(s *Server, conn sandbox.EgressConn) *client {
+	return &client{EgressConn: conn, s: s, br: bufio.NewReader(conn)}
+}
+
+// newRequest returns a request of the program.
+func (c *client) newRequest(way Way, host string, port uint16) request {
+	_, known := c.UID()
+	return request{way: way, host: host, port: port, command: c.Command(), userKnown: known}
+}
+
+// Read returns what the program sent.
+func (c *client) Read(p []byte) (int, error) { return c.br.Read(p) }
+
+// Write sends bytes to the program.
+func (c *client) Write(p []byte) (int, error) {
+	c.replied.Store(true)
+	return c.EgressConn.Write(p)
+}
+
+// within calls f and closes the connection if it takes longer than d. The error is
+// then a *refusal.
+func (c *client) within(d time.Duration, f func() error) error {
+	timer := time.AfterFunc(d, func() {
+		c.expired.Store(true)
+		_ = c.Close()
+	})
+	defer timer.Stop()
+	err := f()
+	if c.expired.Load() {
+		return deny(rule.ReasonTimeout, "the program sent no complete request within %s", d)
+	}
+	return err
+}
+
+// finish ends the bytes to the program, and waits for it to receive them: closing
+// the connection discards what it has not received.
+func (c *client) finish() {
+	if c.CloseWrite() != nil {
+		return
+	}
+	timer := time.AfterFunc(c.s.times.linger, func() { _ = c.Close() })
+	defer timer.Stop()
+	_, _ = io.Copy(io.Discard, c.br)
+}
+
+// alertAccessDenied is a record of TLS with the fatal alert access_denied.
+var alertAccessDenied = []byte{21, 3, 3, 0, 2, 2, 49}
+
+// The first bytes of protocols.
+const (
+	firstTLS    = 22
+	firstSOCKS4 = 4
+	firstSOCKS5 = 5
+)
+
+// refuse reports a refusal, and tells it to a program that speaks TLS or HTTP and
+// has no answer yet. The connection can't be used any more.
+func (s *Server) refuse(c *client, r request, f *refusal) {
+	if f == nil { // the command or the session has ended
+		return
+	}
+	s.report(r, f)
+	var first []byte
+	err := c.within(s.times.linger, func() (err error) {
+		first, err = c.br.Peek(1)
+		return err
+	})
+	switch {
+	case err != nil:
+		return
+	case first[0] == firstTLS:
+		_, _ = c.Write(alertAccessDenied)
+	case first[0] >= 'A' && first[0] <= 'Z':
+		w := newResponseWriter(c, nil)
+		writeRefusal(w, r, f)
+		_ = w.finish()
+	default:
+		return
+	}
+	c.finish()
+}
+
+// netConn is a client as a [net.Conn], without deadlines.
+type netConn struct{ *client }
+
+func (netConn) SetDeadline(time.Time) error      { return nil }
+func (netConn) SetReadDeadline(time.Time) error  { return nil }
+func (netConn) SetWriteDeadline(time.Time) error { return nil }
+
+// LocalAddr returns the address that the program connected to.
+func (c netConn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.EgressConn.LocalAddr()) }
+
+// RemoteAddr returns the address of the listener too: that of the program is unknown.
+func (c netConn) RemoteAddr() net.Addr { return c.LocalAddr() }
+
+// serveProxy serves a connection to the proxy.
+func (s *Server) serveProxy(ctx context.Context, c *client) {
+	var first []byte
+	err := c.within(s.times.header, func() (err error) {
+		first, err = c.br.Peek(1)
+		return err
+	})
+	r := c.newRequest(WayHTTP, "", 0)
+	switch {
+	case c.expired.Load():
+		s.report(r, asRefusal(ctx, err))
+	case err != nil: // the program has closed it
+	case first[0] == firstSOCKS5:
+		s.serveSOCKS(ctx, c)
+	case first[0] == firstSOCKS4:
+		r.way = WaySOCKS5
+		s.report(r, deny(rule.ReasonInvalidRequest, "SOCKS4 is not supported"))
+		_, _ = c.Write([]byte{0, 91, 0, 0, 0, 0, 0, 0}) // request rejected
+		c.finish()
+	case first[0] == firstTLS:
+		s.refuse(c, r, deny(rule.ReasonInvalidRequest, "the proxy is spoken to without TLS"))
+	default:
+		s.serveHTTP(ctx, c, nil)
+	}
+}

@@ -1,0 +1,90 @@
+package egress
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+)
+
+// denials are the refusals of a session that no caller has taken yet. Equal ones
+// are aggregated.
+type denials struct {
+	report func(Denied)
+
+	mu   sync.Mutex
+	next int
+	// kept are by refusal with a Count of zero.
+	kept map[Denied]*denial
+}
+
+// denial is a refusal with its count.
+type denial struct {
+	order      int // of the first occurrence
+	count      int
+	unreported int
+}
+
+// add adds a refusal with a count of 1, and reports it if it is the first of its kind.
+func (d *denials) add(x Denied) {
+	key := x
+	key.Count = 0
+	d.mu.Lock()
+	if d.kept == nil {
+		d.kept = map[Denied]*denial{}
+	}
+	seen := d.kept[key]
+	if seen == nil && len(d.kept) >= maxDenials {
+		// What differs is given up, so that a program can't fill the memory.
+		key = Denied{Command: x.Command, Reason: x.Reason}
+		x = key
+		x.Count = 1
+		seen = d.kept[key]
+	}
+	first := seen == nil
+	if first {
+		d.next++
+		seen = &denial{order: d.next}
+		d.kept[key] = seen
+	} else {
+		seen.unreported++
+	}
+	seen.count++
+	d.mu.Unlock()
+	if first {
+		d.report(x)
+	}
+}
+
+// take returns the refusals of a command, and forgets them.
+func (d *denials) take(command int) []Denied {
+	return d.takeIf(func(x Denied) bool { return x.Command == command })
+}
+
+// flush reports what is not reported yet.
+func (d *denials) flush() { d.takeIf(func(Denied) bool { return true }) }
+
+func (d *denials) takeIf(matches func(Denied) bool) []Denied {
+	type counted struct {
+		Denied
+		denial
+	}
+	var taken []counted
+	d.mu.Lock()
+	for key, x := range d.kept {
+		if matches(key) {
+			taken = append(taken, counted{key, *x})
+			delete(d.kept, key)
+		}
+	}
+	d.mu.Unlock()
+	slices.SortFunc(taken, func(a, b counted) int { return cmp.Compare(a.order, b.order) })
+	var out []Denied
+	for _, x := range taken {
+		if x.Count = x.unreported; x.Count > 0 {
+			d.report(x.Denied)
+		}
+		x.Count = x.count
+		out = append(out, x.Denied)
+	}
+	return out
+}

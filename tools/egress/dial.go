@@ -1,0 +1,252 @@
+package egress
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// connectTime is the timeout of the connection to an upstream proxy, and of its
+// answer.
+const connectTime = 10 * time.Second
+
+// hostConn is a connection to a host, metered and recorded. It ends once: the first
+// ending counts.
+type hostConn struct {
+	MeteredConn
+	s      *Server
+	opened Opened
+	start  time.Time
+	timer  *time.Timer // of the idle time
+
+	requests atomic.Int64
+
+	mu      sync.Mutex
+	onClose func()
+	sni     string
+	ending  string
+}
+
+// connect makes the connection that a flow allows, for a request. Before that, it
+// takes the connection from the budget and records it. The error is a *refusal or the
+// cause of ctx.
+func (s *Server) connect(ctx context.Context, f *flow, r request) (*hostConn, error) {
+	dialer := s.newDialer(f, r)
+	if err := dialer.CheckLiteral(r.host, r.port); err != nil { // an upstream proxy would dial it
+		return nil, asRefusal(ctx, err)
+	}
+	if err := s.takeConnection(r.host); err != nil {
+		return nil, asRefusal(ctx, err)
+	}
+	h := &hostConn{s: s, start: time.Now(), opened: Opened{
+		ID: s.lastID.Add(1), Command: r.command, Way: r.way, Host: r.host, Port: r.port,
+		Rule: f.decision.Rule.String(), Asked: f.answer != (rule.Rule{}),
+	}}
+	if err := s.opts.Opened(h.opened); err != nil {
+		failed := deny(rule.ReasonRecord, "the connection could not be recorded")
+		failed.err = err
+		return nil, failed
+	}
+	s.openConns.Add(1)
+	conn, err := s.dial(ctx, dialer, r)
+	if err != nil {
+		failed := asRefusal(ctx, err)
+		if failed == nil {
+			h.report(EndingCanceled)
+			return nil, context.Cause(ctx)
+		}
+		h.report(failed.reason)
+		return nil, failed
+	}
+	h.Conn, h.Budget = conn, s.opts.Budget
+	h.last.Store(time.Now().UnixNano())
+	h.timer = time.AfterFunc(s.times.idle, h.checkIdle)
+	return h, nil
+}
+
+// takeConnection takes a connection to a host from the budget.
+func (s *Server) takeConnection(host string) error {
+	if err := s.opts.Budget.Left(); err != nil {
+		return err
+	}
+	if err := s.opts.Budget.Host(host); err != nil {
+		return err
+	}
+	return s.opts.Budget.Connection()
+}
+
+// newDialer returns the dialer for a request that a flow allows.
+func (s *Server) newDialer(f *flow, r request) *rule.Dialer {
+	return &rule.Dialer{
+		Guard: s.opts.Guard, Resolver: s.opts.Resolver, PublicOnly: f.decision.PublicOnly,
+		Refuse: refuseDenied(s.currentPolicy(), r.host, r.port),
+	}
+}
+
+// dial connects to a host, through the upstream proxy if there is one.
+func (s *Server) dial(ctx context.Context, dialer *rule.Dialer, r request) (net.Conn, error) {
+	proxy := s.opts.Upstream
+	if proxy == nil || r.host == rule.HostName { // which is another machine to a proxy
+		return dialer.Dial(ctx, r.host, r.port)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*connectTime)
+	defer cancel()
+	conn, err := s.dialProxy(ctx, proxy)
+	if err != nil {
+		return nil, fail(err, rule.ReasonConnect, "no connection to the configured proxy")
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	tunnel, err := connectThrough(conn, proxy.User, rule.Origin{Host: r.host, Port: r.port}.Address())
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	return tunnel, nil
+}
+
+// dialProxy connects to the upstream proxy. Its address is not checked, because the
+// operator chose it.
+func (s *Server) dialProxy(ctx context.Context, proxy *url.URL) (net.Conn, error) {
+	port := cmp.Or(proxy.Port(), map[string]string{"http": "80", "https": "443"}[proxy.Scheme])
+	dialer := &net.Dialer{Timeout: connectTime, Resolver: s.opts.Resolver}
+	address := net.JoinHostPort(proxy.Hostname(), port)
+	if proxy.Scheme == "http" {
+		return dialer.DialContext(ctx, "tcp", address)
+	}
+	d := &tls.Dialer{NetDialer: dialer, Config: &tls.Config{MinVersion: tls.VersionTLS12}}
+	return d.DialContext(ctx, "tcp", address)
+}
+
+// connectThrough asks a proxy for a tunnel.
+func connectThrough(conn net.Conn, user *url.Userinfo, address string) (net.Conn, error) {
+	head := "CONNECT " + address + " HTTP/1.1\r\nHost: " + address + "\r\n"
+	if user != nil {
+		password, _ := user.Password()
+		head += "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(user.Username()+":"+password)) + "\r\n"
+	}
+	if _, err := conn.Write([]byte(head + "\r\n")); err != nil {
+		return nil, fail(err, rule.ReasonConnect, "the configured proxy failed")
+	}
+	br := bufio.NewReader(conn)
+	res, err := http.ReadResponse(br, &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		return nil, fail(err, rule.ReasonConnect, "the configured proxy failed")
+	}
+	if res.StatusCode != http.StatusOK {
+		return nil, fail(fmt.Errorf("status %d", res.StatusCode), rule.ReasonConnect, "the configured proxy answered with status %d", res.StatusCode)
+	}
+	if br.Buffered() == 0 {
+		return conn, nil
+	}
+	return &bufferedConn{Conn: conn, br: br}, nil // the host has sent something already
+}
+
+// bufferedConn is a connection of which some bytes are buffered.
+type bufferedConn struct {
+	net.Conn
+	br *bufio.Reader
+}
+
+func (c *bufferedConn) Read(p []byte) (int, error) { return c.br.Read(p) }
+
+func (c *bufferedConn) CloseWrite() error { return closeWrite(c.Conn) }
+
+// closeWrite ends the bytes to a connection's other side.
+func closeWrite(conn net.Conn) error {
+	if w, ok := conn.(interface{ CloseWrite() error }); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported // can't happen: all connections are TCP or TLS
+}
+
+// checkIdle ends the connection if no byte was moved for the idle time.
+func (h *hostConn) checkIdle() {
+	left := h.s.times.idle - time.Since(time.Unix(0, h.last.Load()))
+	if left > 0 {
+		h.timer.Reset(left)
+		return
+	}
+	h.end(EndingIdle)
+}
+
+// CloseWrite ends the bytes to the host.
+func (h *hostConn) CloseWrite() error { return closeWrite(h.Conn) }
+
+// Close ends the connection, as done if it has no ending yet.
+func (h *hostConn) Close() error {
+	h.end(EndingDone)
+	return nil
+}
+
+// end ends the connection, unless it has ended. The host sees a reset if the program
+// reset the connection.
+func (h *hostConn) end(ending string) {
+	h.mu.Lock()
+	if h.ending != "" {
+		h.mu.Unlock()
+		return
+	}
+	h.ending = ending
+	onClose := h.onClose
+	h.mu.Unlock()
+	h.timer.Stop()
+	if tcp, ok := h.Conn.(*net.TCPConn); ok && ending != EndingDone {
+		_ = tcp.SetLinger(0)
+	}
+	_ = h.Conn.Close()
+	h.report(ending)
+	if onClose != nil {
+		onClose()
+	}
+}
+
+// setOnClose sets a function that is called when the connection ends, now if it has.
+func (h *hostConn) setOnClose(f func()) {
+	h.mu.Lock()
+	h.onClose = f
+	ended := h.ending != ""
+	h.mu.Unlock()
+	if ended {
+		f()
+	}
+}
+
+// report reports that the connection is closed.
+func (h *hostConn) report(ending string) {
+	h.s.openConns.Add(-1)
+	out := Closed{Opened: h.opened, Ending: ending, Duration: time.Since(h.start), Requests: int(h.requests.Load())}
+	h.mu.Lock()
+	out.SNI = h.sni
+	h.mu.Unlock()
+	if h.Conn != nil {
+		if addr, ok := h.RemoteAddr().(*net.TCPAddr); ok {
+			out.Addr = addr.AddrPort()
+		}
+		out.Sent, out.Received = h.Sent(), h.Received()
+	}
+	h.s.sent.Add(out.Sent)
+	h.s.received.Add(out.Received)
+	h.s.opts.Closed(out)
+}
+
+// setSNI records the name in the first message of TLS.
+func (h *hostConn) setSNI(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sni = name
+}

@@ -1,0 +1,148 @@
+package egress
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// head is the head of an HTTP request, as far as it has to be read before net/http
+// parses it: net/http joins or drops what is ambiguous.
+type head struct {
+	text   string
+	method string
+	target string
+	// hosts are the values of Host.
+	hosts []string
+}
+
+// peekHead waits for the head of a request, and leaves it in the buffer for
+// [http.ReadRequest]. Its error is that of the reader, or a *refusal for a request
+// that some servers may read differently; the head then has what was understood.
+func peekHead(br *bufio.Reader) (*head, error) {
+	h := &head{}
+	for {
+		seen, _ := br.Peek(br.Buffered())
+		if end := headEnd(seen); end > 0 {
+			h.text = string(seen[:end])
+			break
+		}
+		if len(seen) >= br.Size() {
+			return h, deny(rule.ReasonInvalidRequest, "the head of the request is larger than %d bytes", br.Size())
+		}
+		if _, err := br.Peek(len(seen) + 1); err != nil {
+			return h, err
+		}
+	}
+	problem := h.check()
+	switch {
+	case problem == "":
+		return h, nil
+	case len(h.hosts) > 1:
+		return h, deny(rule.ReasonAuthority, "the request is not forwarded: %s", problem)
+	case strings.HasPrefix(problem, overrideProblem):
+		return h, deny(rule.ReasonMethod, "the request is not forwarded: %s", problem)
+	}
+	return h, deny(rule.ReasonInvalidRequest, "the request is not forwarded: %s", problem)
+}
+
+// headEnd returns the length of the head at the beginning of p, with lines that end
+// in LF or CR LF, or 0 if it is incomplete.
+func headEnd(p []byte) int {
+	for at := 0; ; {
+		n := bytes.IndexByte(p[at:], '\n')
+		if n < 0 {
+			return 0
+		}
+		line := p[at : at+n]
+		at += n + 1
+		if len(line) == 0 || len(line) == 1 && line[0] == '\r' {
+			return at
+		}
+	}
+}
+
+// overrideProblem begins the problem of a header that names another method.
+const overrideProblem = "it overrides its method"
+
+// methodOverrides are headers that make some servers use another method.
+var methodOverrides = []string{"x-http-method-override", "x-http-method", "x-method-override"}
+
+// check returns what is ambiguous in the head, or "".
+func (h *head) check() string {
+	text, whole := strings.CutSuffix(h.text, "\r\n\r\n")
+	if !whole {
+		return "a line doesn't end with CR LF"
+	}
+	lines := strings.Split(text, "\r\n")
+	for _, line := range lines {
+		if strings.ContainsFunc(line, isControl) {
+			return "a line holds a control character"
+		}
+	}
+	method, rest, _ := strings.Cut(lines[0], " ")
+	target, proto, ok := strings.Cut(rest, " ")
+	h.method, h.target = method, target
+	if !ok || !isToken(method) || target == "" || strings.ContainsAny(target, "\t") || proto != "HTTP/1.1" && proto != "HTTP/1.0" {
+		return "its first line is not one of HTTP/1.1"
+	}
+	return h.checkFields(lines[1:], proto)
+}
+
+// checkFields returns what is ambiguous in the fields of the head, or "".
+func (h *head) checkFields(lines []string, proto string) string {
+	var lengths, codings, problem int
+	override := ""
+	for _, line := range lines {
+		name, value, ok := strings.Cut(line, ":")
+		value = strings.Trim(value, " \t")
+		if !ok || !isToken(name) { // continued lines begin with white space
+			problem++
+			continue
+		}
+		name = strings.ToLower(name)
+		switch name {
+		case "host":
+			h.hosts = append(h.hosts, value)
+		case "content-length":
+			lengths++
+			if value == "" || len(value) > 18 || strings.Trim(value, "0123456789") != "" {
+				problem++
+			}
+		case "transfer-encoding":
+			codings++
+			if !strings.EqualFold(value, "chunked") || proto == "HTTP/1.0" {
+				problem++
+			}
+		}
+		for _, bad := range methodOverrides {
+			if name == bad || strings.ReplaceAll(name, "_", "-") == bad {
+				override = name
+			}
+		}
+	}
+	switch {
+	case problem > 0:
+		return "it has an invalid header field"
+	case len(h.hosts) > 1:
+		return "it has several Host fields"
+	case lengths > 1 || codings > 1 || lengths+codings > 1:
+		return "it has several lengths"
+	case override != "":
+		return fmt.Sprintf("%s with %s", overrideProblem, override)
+	}
+	return ""
+}
+
+func isControl(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }
+
+// isToken reports whether a text is a token of HTTP.
+func isToken(s string) bool {
+	const others = "!#$%&'*+-.^_`|~"
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune(others, r)
+	})
+}

@@ -1,0 +1,410 @@
+package egress
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// httpConn is a connection of a program that speaks HTTP/1: to the proxy, or in a
+// tunnel to one host.
+type httpConn struct {
+	s *Server
+	c *client
+	// tunnel is the request of the tunnel, nil for the proxy itself.
+	tunnel    *request
+	transport *http.Transport
+}
+
+// serveHTTP serves the requests of a connection, to one host if there is a tunnel.
+func (s *Server) serveHTTP(ctx context.Context, c *client, tunnel *request) {
+	x := s.newHTTPConn(c, tunnel)
+	defer x.transport.CloseIdleConnections()
+	c.br = bufio.NewReaderSize(c.br, maxHeadBytes)
+	for x.serveOne(ctx) {
+		if _, err := c.br.Peek(1); err != nil {
+			return
+		}
+	}
+}
+
+// newHTTPConn returns an httpConn with a transport of its own, so that no connection
+// to a host serves two programs.
+func (s *Server) newHTTPConn(c *client, tunnel *request) *httpConn {
+	x := &httpConn{s: s, c: c, tunnel: tunnel}
+	x.transport = &http.Transport{
+		DialContext:            x.dialContext,
+		DisableCompression:     true, // responses are passed on as they are
+		MaxResponseHeaderBytes: 256 << 10,
+		MaxIdleConnsPerHost:    1,
+		IdleConnTimeout:        time.Minute,
+		WriteBufferSize:        relayBytes,
+		ReadBufferSize:         relayBytes,
+	}
+	if proxy := s.opts.Upstream; proxy != nil {
+		x.transport.DisableKeepAlives = true // connections to it are not those to one host
+		plain := *proxy
+		plain.Scheme = "http" // dialContext speaks TLS to it, if need be
+		x.transport.Proxy = func(r *http.Request) (*url.URL, error) {
+			if r.URL.Scheme == "http" && r.URL.Hostname() != rule.HostName {
+				return &plain, nil
+			}
+			return nil, nil
+		}
+	}
+	return x
+}
+
+// serveOne serves one request, and reports whether there may be another.
+func (x *httpConn) serveOne(ctx context.Context) bool {
+	s, c := x.s, x.c
+	r := x.newRequest()
+	var h *head
+	var req *http.Request
+	err := c.within(s.times.header, func() (err error) {
+		h, err = peekHead(c.br)
+		if err != nil {
+			return err
+		}
+		req, err = http.ReadRequest(c.br)
+		if err != nil {
+			return deny(rule.ReasonInvalidRequest, "the request is not forwarded: it is invalid")
+		}
+		return nil
+	})
+	if h != nil {
+		r.method, r.url = h.method, h.target
+	}
+	if err != nil {
+		if f, ok := errors.AsType[*refusal](err); ok {
+			s.refuse(c, r, f)
+		}
+		return false
+	}
+	if req.Method == http.MethodConnect {
+		if x.tunnel != nil {
+			s.refuse(c, r, deny(rule.ReasonMethod, "CONNECT is not allowed in a tunnel"))
+			return false
+		}
+		s.serveConnect(ctx, c, h, req)
+		return false
+	}
+	return x.answer(ctx, h, req, r)
+}
+
+// newRequest returns a request of the program, to the tunnel's host if there is one.
+func (x *httpConn) newRequest() request {
+	if x.tunnel != nil {
+		return *x.tunnel
+	}
+	return x.c.newRequest(WayHTTP, "", 0)
+}
+
+// answer answers a request that was read, and reports whether there may be another.
+func (x *httpConn) answer(ctx context.Context, h *head, req *http.Request, r request) (again bool) {
+	c := x.c
+	w := newResponseWriter(c, req)
+	body := &requestBody{ReadCloser: req.Body, w: w, done: req.Body == http.NoBody}
+	if expect := req.Header.Get("Expect"); expect != "" {
+		req.Header.Del("Expect")
+		body.mustContinue = strings.EqualFold(expect, "100-continue") && req.ProtoAtLeast(1, 1)
+	}
+	if !body.done {
+		req.Body = body
+	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			if cause != http.ErrAbortHandler { //nolint:errorlint // panics have it as it is
+				panic(cause)
+			}
+			again = false // the response was cut off: the program must not take it for complete
+		}
+	}()
+	t, err := x.readTarget(h, req)
+	if err != nil {
+		x.refuse(w, r, asRefusal(ctx, err))
+	} else {
+		x.forward(ctx, w, req, t, r)
+	}
+	if w.hijacked {
+		return false
+	}
+	if !body.isDone() {
+		w.setClosing()
+	}
+	if w.finish() != nil {
+		return false
+	}
+	if !w.closing {
+		return true
+	}
+	_ = c.CloseWrite()
+	if body.isDone() {
+		c.finish()
+		return false
+	}
+	// A transport may still read the body, so it can't be drained here.
+	select {
+	case <-ctx.Done():
+	case <-time.After(x.s.times.linger):
+	}
+	return false
+}
+
+// refuse reports a refusal and answers with it.
+func (x *httpConn) refuse(w http.ResponseWriter, r request, f *refusal) {
+	if f == nil {
+		panic(http.ErrAbortHandler)
+	}
+	x.s.report(r, f)
+	writeRefusal(w, r, f)
+}
+
+// readTarget returns the canonical URL of a request. Host must be that of the URL.
+func (x *httpConn) readTarget(h *head, req *http.Request) (rule.Target, error) {
+	raw := h.target
+	switch {
+	case x.tunnel != nil && strings.HasPrefix(raw, "/"):
+		raw = rule.Origin{Scheme: "http", Host: x.tunnel.host, Port: x.tunnel.port}.String() + raw
+	case x.tunnel != nil:
+		return rule.Target{}, deny(rule.ReasonAuthority, "the target is not a path of %s", x.tunnel.host)
+	case strings.HasPrefix(raw, "/"):
+		return rule.Target{}, deny(rule.ReasonInvalidURL, "this is a proxy, and serves absolute URLs only")
+	}
+	t, err := rule.ParseTarget(raw)
+	if err != nil {
+		return rule.Target{}, err
+	}
+	if t.Scheme != "http" {
+		return rule.Target{}, deny(rule.ReasonScheme, "https URLs are reached with CONNECT")
+	}
+	return t, checkHost(h.hosts, req, t.Origin)
+}
+
+// checkHost returns a *refusal unless the Host fields of a request are one of an
+// origin, or there are none and the target names the host.
+func checkHost(hosts []string, req *http.Request, o rule.Origin) error {
+	switch {
+	case len(hosts) == 0 && (req.URL.Host != "" || !req.ProtoAtLeast(1, 1)):
+		return nil
+	case len(hosts) == 0:
+		return deny(rule.ReasonAuthority, "the request names no host")
+	}
+	host, port, ok := splitAuthority(hosts[0])
+	if port == "" {
+		port = map[string]string{"http": "80", "https": "443", "": strconv.Itoa(int(o.Port))}[o.Scheme]
+	}
+	canonical, err := rule.CanonicalHost(host)
+	if !ok || err != nil || canonical != o.Host || port != strconv.Itoa(int(o.Port)) {
+		return deny(rule.ReasonAuthority, "Host is not that of the target, %s", o.Host)
+	}
+	return nil
+}
+
+// splitAuthority splits host:port, with the port being optional.
+func splitAuthority(s string) (host, port string, ok bool) {
+	if rest, found := strings.CutPrefix(s, "["); found {
+		host, rest, found = strings.Cut(rest, "]")
+		port, colon := strings.CutPrefix(rest, ":")
+		return host, port, found && strings.Contains(host, ":") && (rest == "" || colon && port != "")
+	}
+	host, port, colon := strings.Cut(s, ":")
+	return host, port, host != "" && colon == (port != "") && !strings.Contains(port, ":")
+}
+
+// serveConnect serves a CONNECT request.
+func (s *Server) serveConnect(ctx context.Context, c *client, h *head, req *http.Request) {
+	r := c.newRequest(WayConnect, h.target, 0)
+	refuse := func(f *refusal) {
+		if f == nil {
+			return
+		}
+		s.report(r, f)
+		w := newResponseWriter(c, nil)
+		writeRefusal(w, r, f)
+		if w.finish() == nil {
+			c.finish()
+		}
+	}
+	if err := r.readAuthority(h, req); err != nil {
+		refuse(asRefusal(ctx, err))
+		return
+	}
+	s.serveTunnel(ctx, c, r, func() error {
+		_, err := io.WriteString(c, "HTTP/1.1 200 Connection established\r\n\r\n")
+		return err
+	}, refuse)
+}
+
+// readAuthority sets the host and port of a CONNECT request.
+func (r *request) readAuthority(h *head, req *http.Request) error {
+	host, port, ok := splitAuthority(h.target)
+	switch {
+	case strings.Contains(h.target, "@"):
+		return deny(rule.ReasonUserinfo, "the target of CONNECT holds a user name")
+	case !ok || port == "":
+		return deny(rule.ReasonInvalidURL, "the target of CONNECT is not a host and a port")
+	case req.ContentLength != 0:
+		return deny(rule.ReasonInvalidRequest, "CONNECT has a body")
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || strings.HasPrefix(port, "+") {
+		return deny(rule.ReasonPort, "port %s is not one of 1 to 65535", clip(port, 32))
+	}
+	r.host, r.port = host, uint16(number)
+	if err := r.canonicalize(); err != nil {
+		return err
+	}
+	if len(h.hosts) == 0 {
+		return nil
+	}
+	return checkHost(h.hosts, req, rule.Origin{Host: r.host, Port: r.port})
+}
+
+// attempt is a request that is being forwarded. Its context carries it to the dial.
+type attempt struct {
+	request
+	flow    *flow
+	target  rule.Target
+	conn    *hostConn // that carried it, if any
+	upgrade bool      // to WebSocket was asked for
+	failed  *refusal
+}
+
+// attemptKey is the key of an attempt in a context.
+type attemptKey struct{}
+
+// forward decides about one request for a canonical URL, and answers it with the
+// response of the host. It may panic with [http.ErrAbortHandler].
+func (x *httpConn) forward(ctx context.Context, w http.ResponseWriter, req *http.Request, t rule.Target, r request) {
+	r.host, r.port, r.method = t.Host, t.Port, req.Method
+	r.url = withoutQuery(t.URL())
+	f, err := x.s.admit(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, req.Method) })
+	if err != nil {
+		x.refuse(w, r, asRefusal(ctx, err))
+		return
+	}
+	defer x.s.endFlow(f)
+	a := &attempt{request: r, flow: f, target: t}
+	a.upgrade = strings.EqualFold(req.Header.Get("Upgrade"), "websocket")
+	if !a.upgrade { // a server may ignore it, and what was switched to could not be read
+		req.Header.Del("Upgrade")
+		req.Header.Del("HTTP2-Settings")
+	}
+	// The context of a request of net/http would end when its program half-closes.
+	ctx = context.WithValue(f.ctx, attemptKey{}, a)
+	ctx = context.WithValue(ctx, http.ServerContextKey, noServer) // makes ReverseProxy panic if the body is cut off
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { x.gotConn(a, got.Conn) }})
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL = t.URL()
+			p.Out.Host = p.Out.URL.Host
+		},
+		Transport:      x.transport,
+		FlushInterval:  -1,
+		BufferPool:     buffers,
+		ErrorLog:       discardLog,
+		ModifyResponse: func(res *http.Response) error { return x.readResponse(a, res) },
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			x.requested(a, nil, nil, false)
+			x.refuse(w, r, asRefusal(f.ctx, err))
+		},
+	}
+	proxy.ServeHTTP(w, req.WithContext(ctx))
+}
+
+var (
+	noServer   = &http.Server{ReadHeaderTimeout: time.Second}
+	discardLog = log.New(io.Discard, "", 0)
+)
+
+// dialContext connects to the host of the attempt in ctx.
+func (x *httpConn) dialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+	a, ok := ctx.Value(attemptKey{}).(*attempt)
+	if !ok {
+		return nil, errors.New("no request") // can't happen: transports pass the context's values on
+	}
+	return x.s.connect(ctx, a.flow, a.request)
+}
+
+// gotConn takes note of the connection that carries a request.
+func (x *httpConn) gotConn(a *attempt, conn net.Conn) {
+	h, ok := conn.(*hostConn)
+	if !ok {
+		return
+	}
+	a.conn = h
+	h.requests.Add(1)
+	x.s.restrictFlow(a.flow, a.request, h, 0)
+}
+
+// readResponse refuses a response that can't be passed on, and hashes the body of
+// others.
+func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		if !a.upgrade {
+			return fail(nil, rule.ReasonProtocol, "the host switches to a protocol that was not asked for")
+		}
+		x.requested(a, res, nil, true)
+		return nil
+	}
+	res.Body = &responseBody{ReadCloser: res.Body, sum: sha256.New(), end: func(b *responseBody, complete bool) { x.requested(a, res, b, complete) }}
+	return nil
+}
+
+// requested reports a request whose response has ended.
+func (x *httpConn) requested(a *attempt, res *http.Response, b *responseBody, complete bool) {
+	x.s.requests.Add(1)
+	out := Requested{Command: a.command, Method: a.method, URL: a.url, Complete: complete}
+	if a.conn != nil {
+		out.ID = a.conn.opened.ID
+	}
+	if res != nil {
+		out.Status = res.StatusCode
+	}
+	if b != nil {
+		out.Received, out.SHA256 = b.size, hex.EncodeToString(b.sum.Sum(nil))
+	}
+	x.s.opts.Requested(out)
+}
+
+// responseBody hashes the body of a response.
+type responseBody struct {
+	io.ReadCloser
+	sum  hash.Hash
+	size int64
+	end  func(b *responseBody, complete bool)
+	once sync.Once
+}
+
+func (b *responseBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.sum.Write(p[:n])
+	b.size += int64(n)
+	if err == io.EOF { //nolint:errorlint // readers return it as it is
+		b.once.Do(func() { b.end(b, true) })
+	}
+	return n, err
+}
+
+func (b *responseBody) Close() error {
+	err := b.ReadCloser.Close()
+	b.once.Do(func() { b.end(b, false) })
+	return err
+}

@@ -1,0 +1,111 @@
+package egress
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// names is the table of names and their numbers, from 1 on. A number is never given
+// to another name.
+type names struct {
+	mu     sync.Mutex
+	number map[string]int
+	list   []string // in the order of their numbers
+}
+
+// addrOf returns the address of a name, a new one if it has none, or false if the
+// table is full.
+func (n *names) addrOf(name string) (netip.Addr, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	number, ok := n.number[name]
+	if !ok {
+		if len(n.list) >= maxNames {
+			return netip.Addr{}, false
+		}
+		if n.number == nil {
+			n.number = map[string]int{}
+		}
+		n.list = append(n.list, name)
+		number = len(n.list)
+		n.number[name] = number
+	}
+	return sandbox.NameAddr(number), true
+}
+
+// nameOf returns the name that has an address.
+func (n *names) nameOf(addr netip.Addr) (string, bool) {
+	number := sandbox.NameNumber(addr)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if number == 0 || number > len(n.list) {
+		return "", false
+	}
+	return n.list[number-1], true
+}
+
+func (n *names) count() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.list)
+}
+
+// LookupName implements [sandbox.EgressHandler]: it returns the address of a name
+// that may be connected to at some port, or about which a person can be asked. It
+// resolves nothing.
+func (s *Server) LookupName(_ context.Context, name string) (netip.Addr, bool) {
+	r := request{way: WayName, host: name, userKnown: true}
+	host, err := rule.CanonicalHost(name)
+	if err != nil {
+		s.report(r, asRefusal(s.ctx, err))
+		return netip.Addr{}, false
+	}
+	r.host = host
+	if _, err := netip.ParseAddr(host); err == nil {
+		s.report(r, deny(rule.ReasonAddress, "%s is an address", host))
+		return netip.Addr{}, false
+	}
+	if !s.mayBeAllowed(r) {
+		s.report(r, deny(rule.ReasonNotAllowed, "%s is not allowed", host))
+		return netip.Addr{}, false
+	}
+	addr, ok := s.names.addrOf(host)
+	if !ok {
+		s.report(r, deny(rule.ReasonTooManyNames, "the session has looked up %d names", maxNames))
+	}
+	return addr, ok
+}
+
+// mayBeAllowed reports whether a name is allowed, or can be asked about, at any
+// port.
+func (s *Server) mayBeAllowed(r request) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.policy.AllowsName(r.host) || s.asked.grantedName(r.host) {
+		return true
+	}
+	for _, port := range s.policy.Ports() {
+		r.port = port
+		decide := func(p *rule.Policy) rule.Decision { return p.DecideHost(r.host, port) }
+		if s.canAsk(r, decide(s.policy), decide) {
+			return true
+		}
+	}
+	return false
+}
+
+// serveCapture serves a connection to the address of a name.
+func (s *Server) serveCapture(ctx context.Context, c *client, local netip.AddrPort) {
+	r := c.newRequest(WayCapture, local.Addr().String(), local.Port())
+	host, ok := s.names.nameOf(local.Addr())
+	if !ok {
+		s.refuse(c, r, deny(rule.ReasonAddress, "%s is not the address of a name", local.Addr()))
+		return
+	}
+	r.host = host
+	s.serveTunnel(ctx, c, r, func() error { return nil }, func(f *refusal) { s.refuse(c, r, f) })
+}

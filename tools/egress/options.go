@@ -1,0 +1,258 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// Options configure a [Server]. Budget is required. Functions are called
+// concurrently.
+type Options struct {
+	// Policy decides about hosts and requests. Nil allows nothing.
+	Policy *rule.Policy
+	// Guard decides about addresses. Nil allows public ones only.
+	Guard *rule.Guard
+	// Budget bounds the traffic. It may be shared with other users of the network.
+	Budget *limits.Egress
+	// Port is the port of the proxy in the sandbox. Zero means
+	// [sandbox.DefaultEgressPort].
+	Port int
+	// Resolver resolves names. Nil means Go's resolver with the system's
+	// configuration.
+	Resolver *net.Resolver
+	// Upstream is the http or https proxy through which connections are made. Nil
+	// means none, regardless of the environment. The proxy resolves names, so it must
+	// also check their addresses: only address literals are checked here.
+	Upstream *url.URL
+	// Ask asks a person about a host that no rule covers. It returns when ctx ends,
+	// which it does when no connection waits for the answer any more. An error
+	// refuses. Nil means that such hosts are refused.
+	Ask func(ctx context.Context, q Question) (Answer, error)
+	// Opened is called before a connection is made, and must return only when the
+	// record is on disk. An error means that the connection isn't made.
+	Opened func(Opened) error
+	// Closed is called once for each Opened that returned nil.
+	Closed func(Closed)
+	// Denied is called for what is refused. Equal refusals of one command are
+	// aggregated: the first is reported at once with a count of 1, the others
+	// together when [Server.Denials] takes those of the command, and by
+	// [Server.Close].
+	Denied func(Denied)
+	// Requested is called for each HTTP request that was forwarded, when its response
+	// has ended.
+	Requested func(Requested)
+}
+
+// Bounds of connections.
+const (
+	// maxConns is the number of connections that are served at once; further ones wait.
+	maxConns = sandbox.MaxEgressConns
+	// maxNames is the number of names per session that get an address.
+	maxNames = 4096
+	// maxOpenQuestions and maxQuestions are the numbers of questions at once and per session.
+	maxOpenQuestions = 4
+	maxQuestions     = 20
+	// maxDenials is the number of different refusals that are kept at once. Others
+	// are counted together.
+	maxDenials = 1000
+	// maxHeadBytes is the maximum size of the head of an HTTP request.
+	maxHeadBytes = 64 << 10
+)
+
+// timeouts of connections, which tests shorten.
+type timeouts struct {
+	// header bounds the wait for the head of a request, and for a ClientHello.
+	header time.Duration
+	// idle bounds the time without a byte in either direction.
+	idle time.Duration
+	// linger bounds the wait for a program that has to receive a refusal before its
+	// connection is closed.
+	linger time.Duration
+}
+
+var defaultTimeouts = timeouts{header: 10 * time.Second, idle: 10 * time.Minute, linger: time.Second}
+
+// withDefaults returns o with defaults for nil fields, or an error if o is invalid.
+func (o Options) withDefaults() (Options, error) {
+	switch {
+	case o.Budget == nil:
+		return o, errors.New("no Budget")
+	case o.Port < 0 || o.Port > 65535:
+		return o, fmt.Errorf("invalid port %d", o.Port)
+	case o.Upstream != nil && (o.Upstream.Scheme != "http" && o.Upstream.Scheme != "https" || o.Upstream.Hostname() == ""):
+		return o, fmt.Errorf("proxy %s: only http and https proxies with a host are used", o.Upstream.Redacted())
+	}
+	if o.Policy == nil {
+		o.Policy = &rule.Policy{}
+	}
+	if o.Guard == nil {
+		guard, err := rule.NewGuard(nil)
+		if err != nil {
+			return o, err
+		}
+		o.Guard = guard
+	}
+	if o.Port == 0 {
+		o.Port = sandbox.DefaultEgressPort
+	}
+	if o.Resolver == nil {
+		o.Resolver = &net.Resolver{PreferGo: true}
+	}
+	if o.Opened == nil {
+		o.Opened = func(Opened) error { return nil }
+	}
+	if o.Closed == nil {
+		o.Closed = func(Closed) {}
+	}
+	if o.Denied == nil {
+		o.Denied = func(Denied) {}
+	}
+	if o.Requested == nil {
+		o.Requested = func(Requested) {}
+	}
+	return o, nil
+}
+
+// Way is how a program asked for a connection.
+type Way string
+
+// The ways.
+const (
+	WayHTTP    Way = "http"    // a request to the proxy, for an http URL
+	WayConnect Way = "connect" // CONNECT
+	WaySOCKS5  Way = "socks5"  // SOCKS5
+	WayCapture Way = "capture" // a connection to the address of a name
+	WayName    Way = "name"    // the lookup of a name
+)
+
+// Question is a question about one host and port, which no rule covers.
+type Question struct {
+	// Host is the canonical name, Display its Unicode form for people. They are equal
+	// for names in ASCII.
+	Host, Display string
+	Port          uint16
+	// Command is the number of the command that wants to connect, or 0 if that is
+	// unknown.
+	Command int
+	// Rule is the rule that allowing amounts to, such as tls://example.com.
+	Rule string
+}
+
+// Verdict is the kind of an [Answer].
+type Verdict string
+
+// The verdicts. VerdictOnce allows the connections of the command that was asked
+// about. If it is unknown, it allows those that wait for the answer. The others
+// apply to the rest of the session.
+const (
+	VerdictOnce   Verdict = "once"
+	VerdictAlways Verdict = "always"
+	VerdictDeny   Verdict = "deny"
+)
+
+// Answer is the answer to a [Question]. It applies to the host and port of the
+// question only.
+type Answer struct {
+	Verdict Verdict
+	// Reason is a note of the person who answered, for the program and the model.
+	Reason string
+}
+
+// Opened describes a connection that is about to be made.
+type Opened struct {
+	// ID is the number of the connection in the session, from 1 on.
+	ID int64
+	// Command is the number of the command, or 0 if that is unknown.
+	Command int
+	Way     Way
+	Host    string // canonical
+	Port    uint16
+	// Rule is the rule that allows the connection. Asked reports whether it is the
+	// answer to a question.
+	Rule  string
+	Asked bool
+}
+
+// The endings of connections, besides the reasons of package rule: a connection
+// that is refused after it was opened, or fails, ends with the reason.
+const (
+	EndingDone     = "done"      // by both sides
+	EndingProgram  = "program"   // the program ended or reset it
+	EndingHost     = "host"      // the host reset it
+	EndingIdle     = "idle"      // no byte for too long
+	EndingPolicy   = "policy"    // a new policy doesn't allow it
+	EndingCanceled = "cancelled" // the command or the session ended
+)
+
+// Closed describes a connection that has ended.
+type Closed struct {
+	Opened
+	// Addr is the address that was connected to, that of the proxy if there is one;
+	// the zero value if there was no connection.
+	Addr netip.AddrPort
+	// SNI is the name in the first message of TLS, or "".
+	SNI string
+	// Sent and Received are bytes to and from the host.
+	Sent, Received int64
+	// Requests is the number of HTTP requests that were sent, or 0 if they can't be
+	// seen. Cached counts those that were answered without the host.
+	Requests, Cached int
+	// Ending is one of the endings, or a reason of package rule.
+	Ending string
+	// Duration is the time since Opened.
+	Duration time.Duration
+}
+
+// Denied describes refusals. Its texts are safe for display.
+type Denied struct {
+	Command int
+	Way     Way
+	// Host is canonical, or what the program sent if that isn't a host; "" if
+	// unknown. Port may be 0.
+	Host string
+	Port uint16
+	// Method and URL are those of a request that was refused for more than its host,
+	// or "". The URL has no query.
+	Method, URL string
+	// Reason is one of the reasons of package rule. Rule is the rule that denies, or "".
+	Reason, Rule string
+	// Addr is the address that was refused, or the zero value.
+	Addr netip.Addr
+	// Count is the number of equal refusals.
+	Count int
+}
+
+// Requested describes an HTTP request that was forwarded.
+type Requested struct {
+	// ID is the number of the connection that carried it, as in [Opened].
+	ID      int64
+	Command int
+	Method  string
+	URL     string // without its query
+	Status  int    // 0 if there was no response
+	// Received is the number of bytes of the response's body, SHA256 their hash in
+	// hexadecimal. Complete reports whether the body arrived in full.
+	Received int64
+	SHA256   string
+	Complete bool
+	Cached   bool
+}
+
+// Totals are the figures of one session so far.
+type Totals struct {
+	// Opened, Open and Denied count connections: made, open now, and refused.
+	Opened, Open, Denied int64
+	// Sent and Received are bytes to and from hosts, Requests the HTTP requests.
+	Sent, Received, Requests int64
+	// Names and Questions count names that have an address and questions that were asked.
+	Names, Questions int
+}

@@ -1,0 +1,181 @@
+package egress
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"strconv"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// refusal is why a request is not served. Its message is for the program.
+type refusal struct {
+	reason, message string
+	// denied reports whether the request was refused and not failed by the network.
+	denied bool
+	rule   rule.Rule
+	addr   netip.Addr
+	err    error
+}
+
+func (f *refusal) Error() string { return f.message }
+
+func (f *refusal) Unwrap() error { return f.err }
+
+// deny returns a refusal.
+func deny(reason, format string, args ...any) *refusal {
+	return &refusal{reason: reason, message: fmt.Sprintf(format, args...), denied: true}
+}
+
+// fail returns a failure of the network.
+func fail(err error, reason, format string, args ...any) *refusal {
+	return &refusal{reason: reason, message: fmt.Sprintf(format, args...), err: err}
+}
+
+// refuseDecision returns the refusal of a policy.
+func refuseDecision(r request, d rule.Decision) *refusal {
+	address := net.JoinHostPort(r.host, strconv.Itoa(int(r.port)))
+	f := deny(d.Reason, "%s is not allowed", address)
+	switch d.Reason {
+	case rule.ReasonMethod:
+		f.message = fmt.Sprintf("the method %s is not allowed at %s", r.method, address)
+	case rule.ReasonPath:
+		f.message = fmt.Sprintf("this path is not allowed at %s", address)
+	}
+	f.rule = d.Rule
+	return f
+}
+
+// asRefusal returns an error of a dialer, a budget or an exchange as a *refusal, or
+// nil if ctx ended.
+func asRefusal(ctx context.Context, err error) *refusal {
+	if f, ok := errors.AsType[*refusal](err); ok {
+		return f
+	}
+	if context.Cause(ctx) != nil {
+		if errors.Is(context.Cause(ctx), errPolicy) {
+			return deny(rule.ReasonNotAllowed, "the policy has changed")
+		}
+		return nil
+	}
+	if bad, ok := errors.AsType[*rule.Error](err); ok {
+		return deny(bad.Reason, "%s", bad.Message)
+	}
+	if refused, ok := errors.AsType[*rule.AddressError](err); ok {
+		f := deny(rule.ReasonAddress, "%v", refused)
+		f.rule, f.addr, f.err = refused.Rule, refused.Addr, refused.Err
+		return f
+	}
+	if over, ok := errors.AsType[*limits.ExceededError](err); ok {
+		f := deny(string(over.Kind), "the session's network budget is used up (%s: %d of %d)", over.Kind, over.Used, over.Limit)
+		f.err = over
+		return f
+	}
+	if failed, ok := errors.AsType[*rule.ResolveError](err); ok {
+		return fail(failed.Err, rule.ReasonResolve, "%v", failed)
+	}
+	if failed, ok := errors.AsType[*rule.ConnectError](err); ok {
+		return fail(failed.Err, rule.ReasonConnect, "%v", failed)
+	}
+	if timeout, ok := errors.AsType[net.Error](err); errors.Is(err, os.ErrDeadlineExceeded) || ok && timeout.Timeout() {
+		return fail(err, rule.ReasonTimeout, "the host took too long")
+	}
+	return fail(err, rule.ReasonProtocol, "the exchange with the host failed")
+}
+
+// report reports a refusal. Failures of the network are not reported: their
+// connection is.
+func (s *Server) report(r request, f *refusal) {
+	if !f.denied {
+		return
+	}
+	s.refused.Add(1)
+	d := Denied{Command: r.command, Way: r.way, Port: r.port, Method: r.method, Reason: f.reason, Addr: f.addr, Count: 1}
+	if f.rule != (rule.Rule{}) {
+		d.Rule = f.rule.String()
+	}
+	d.Host, _ = tools.Display(clip(r.host, 256))
+	d.URL, _ = tools.Display(clip(r.url, 512))
+	d.Method, _ = tools.Display(clip(r.method, 32))
+	s.denials.add(d)
+}
+
+// clip returns the first n bytes of a text.
+func clip(s string, n int) string {
+	if len(s) > n {
+		return s[:n] + "…"
+	}
+	return s
+}
+
+// proxyError returns the error type of RFC 9209 for a reason.
+func (f *refusal) proxyError() string {
+	switch f.reason {
+	case rule.ReasonAddress:
+		return "destination_ip_prohibited"
+	case rule.ReasonResolve:
+		return "dns_error"
+	case rule.ReasonConnect:
+		return "connection_refused"
+	case rule.ReasonTimeout:
+		return "connection_timeout"
+	case rule.ReasonProtocol:
+		return "http_protocol_error"
+	case rule.ReasonInvalidRequest:
+		return "http_request_error"
+	case string(limits.KindEgressConnections):
+		return "connection_limit_reached"
+	}
+	return "http_request_denied"
+}
+
+// status returns the HTTP status for a refusal.
+func (f *refusal) status() int {
+	switch {
+	case f.denied:
+		return http.StatusForbidden
+	case f.reason == rule.ReasonTimeout:
+		return http.StatusGatewayTimeout
+	}
+	return http.StatusBadGateway
+}
+
+// writeRefusal answers an HTTP request with a refusal.
+func writeRefusal(w http.ResponseWriter, r request, f *refusal) {
+	type failure struct {
+		Reason  string `json:"reason"`
+		Message string `json:"message"`
+		Host    string `json:"host,omitempty"`
+		Port    uint16 `json:"port,omitempty"`
+	}
+	host, _ := tools.Display(clip(r.host, 256))
+	body, err := json.Marshal(map[string]failure{"error": {Reason: f.reason, Message: "Caisson: " + f.message, Host: host, Port: r.port}})
+	if err != nil {
+		body = []byte("{}") // can't happen: they are texts and a number
+	}
+	body = append(body, '\n')
+	h := w.Header()
+	clear(h)
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	h.Set("Proxy-Status", fmt.Sprintf("caisson; error=%s; details=%q", f.proxyError(), f.reason))
+	h.Set("Cache-Control", "no-store")
+	w.WriteHeader(f.status())
+	_, _ = w.Write(body)
+}
+
+// withoutQuery returns a URL for reports.
+func withoutQuery(u *url.URL) string {
+	plain := *u
+	plain.User, plain.RawQuery, plain.ForceQuery, plain.Fragment = nil, "", false, ""
+	return plain.String()
+}

@@ -1,0 +1,295 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// Server is the network of one session. It is a [sandbox.EgressHandler], and safe
+// for concurrent use.
+type Server struct {
+	opts  Options
+	times timeouts
+	// slots has an element for each connection that is served.
+	slots chan struct{}
+	ctx   context.Context
+	stop  context.CancelCauseFunc
+	conns sync.WaitGroup
+
+	lastID                   atomic.Int64
+	openConns                atomic.Int64
+	sent, received, requests atomic.Int64
+	refused                  atomic.Int64
+
+	names   names
+	denials denials
+
+	mu     sync.Mutex
+	closed bool
+	policy *rule.Policy
+	flows  map[*flow]struct{}
+	asked  questions
+}
+
+var _ sandbox.EgressHandler = (*Server)(nil)
+
+// The causes of contexts that end.
+var (
+	errClosed = errors.New("the session's network is closed")
+	errPolicy = errors.New("the session's policy has changed")
+)
+
+// New returns a server for one session. It must be closed.
+func New(o Options) (*Server, error) {
+	o, err := o.withDefaults()
+	if err != nil {
+		return nil, fmt.Errorf("make egress server: %w", err)
+	}
+	s := &Server{
+		opts: o, times: defaultTimeouts, slots: make(chan struct{}, maxConns),
+		policy: o.Policy, flows: map[*flow]struct{}{}, asked: newQuestions(),
+	}
+	s.denials.report = o.Denied
+	s.ctx, s.stop = context.WithCancelCause(context.Background())
+	return s, nil
+}
+
+// SetPolicy replaces the policy. What the new one doesn't allow is closed, and
+// answers to questions are forgotten except for refusals.
+func (s *Server) SetPolicy(p *rule.Policy) {
+	if p == nil {
+		p = &rule.Policy{}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.policy = p
+	s.asked.forgetAllowed()
+	for f := range s.flows {
+		f.recheck(p)
+	}
+}
+
+// Close ends all connections and questions, waits until they are over, and reports
+// the refusals that are not reported yet. It may be called twice.
+func (s *Server) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.stop(errClosed)
+	s.conns.Wait()
+	s.denials.flush()
+}
+
+// Denials returns the refusals of a command, in the order of their first
+// occurrence, and forgets them. Those of captured connections and lookups, whose
+// command is unknown, have the number 0.
+func (s *Server) Denials(command int) []Denied { return s.denials.take(command) }
+
+// Totals returns the figures of the session so far.
+func (s *Server) Totals() Totals {
+	s.mu.Lock()
+	questions := s.asked.total
+	s.mu.Unlock()
+	return Totals{
+		Opened: s.lastID.Load(), Open: s.openConns.Load(), Denied: s.refused.Load(),
+		Sent: s.sent.Load(), Received: s.received.Load(), Requests: s.requests.Load(),
+		Names: s.names.count(), Questions: questions,
+	}
+}
+
+// ServeEgress implements [sandbox.EgressHandler].
+func (s *Server) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
+	defer func() { _ = conn.Close() }()
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	s.conns.Add(1)
+	s.mu.Unlock()
+	defer s.conns.Done()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(s.ctx, func() { cancel(errClosed) })()
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return
+	}
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	c := newClient(s, conn)
+	local := conn.LocalAddr()
+	switch {
+	case sandbox.NameNumber(local.Addr()) != 0:
+		s.serveCapture(ctx, c, local)
+	case int(local.Port()) == s.opts.Port:
+		s.serveProxy(ctx, c)
+	default:
+		r := c.newRequest(WayCapture, local.Addr().String(), local.Port())
+		s.refuse(c, r, deny(rule.ReasonAddress, "%s is not the address of a name", local.Addr()))
+	}
+}
+
+// request is what a program wants to connect to, by any way.
+type request struct {
+	way       Way
+	host      string // canonical once it is decided
+	port      uint16
+	command   int
+	userKnown bool
+	// method and url are those of an HTTP request, for reports.
+	method, url string
+}
+
+// flow is something that the policy allowed, while it lasts.
+type flow struct {
+	decision rule.Decision
+	// answer is the rule of the answer to a question that allowed the flow, or the
+	// zero value.
+	answer rule.Rule
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// decide repeats the decision for another policy.
+	decide func(*rule.Policy) rule.Decision
+	// way is what must stay allowed at the host, if it is known. The other fields are
+	// those of the connection, if there is one.
+	way    rule.Ways
+	dialer *rule.Dialer
+	host   string
+	port   uint16
+	addr   netip.Addr
+}
+
+// recheck ends the flow if a policy doesn't allow it. The server's lock is held.
+func (f *flow) recheck(p *rule.Policy) {
+	d := f.decide(p)
+	allowed := d.Allowed() && (f.way == 0 || d.Ways&(f.way|rule.WayAny) != 0)
+	if allowed && f.addr.IsValid() {
+		dialer := *f.dialer
+		dialer.PublicOnly = d.PublicOnly
+		dialer.Refuse = refuseDenied(p, f.host, f.port)
+		allowed = dialer.CheckAddr(f.host, f.port, f.addr) == nil
+	}
+	if !allowed {
+		f.cancel(errPolicy)
+	}
+}
+
+// admit decides whether a request is allowed, and asks about it if need be. The
+// flow must be ended. The error is a *refusal or the cause of ctx.
+func (s *Server) admit(ctx context.Context, r request, decide func(*rule.Policy) rule.Decision) (*flow, error) {
+	if !r.userKnown {
+		return nil, deny(rule.ReasonUser, "the user of the program is unknown")
+	}
+	forThis := false // whether a question was answered for this connection alone
+	for {
+		s.mu.Lock()
+		d := decide(s.policy)
+		var answer rule.Rule
+		if !d.Allowed() && (forThis || s.asked.isGranted(r)) {
+			answer = rule.AnswerRule(r.host, r.port)
+			d = decide(s.policy.WithAnswer(answer))
+		}
+		if d.Allowed() {
+			f := s.newFlow(ctx, d, answer, decide)
+			s.mu.Unlock()
+			return f, nil
+		}
+		canAsk := s.canAsk(r, d, decide)
+		s.mu.Unlock()
+		if !canAsk || answer != (rule.Rule{}) {
+			return nil, refuseDecision(r, d)
+		}
+		var err error
+		forThis, err = s.ask(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// newFlow adds a flow. The server's lock is held, so that no policy is set between
+// the decision and the flow.
+func (s *Server) newFlow(ctx context.Context, d rule.Decision, answer rule.Rule, decide func(*rule.Policy) rule.Decision) *flow {
+	f := &flow{decision: d, answer: answer, decide: decide}
+	f.ctx, f.cancel = context.WithCancelCause(ctx)
+	s.flows[f] = struct{}{}
+	return f
+}
+
+// endFlow removes a flow.
+func (s *Server) endFlow(f *flow) {
+	s.mu.Lock()
+	delete(s.flows, f)
+	s.mu.Unlock()
+	f.cancel(nil)
+}
+
+// restrictFlow records the connection of a flow, and which way must stay allowed,
+// and ends the flow if that is not allowed any more.
+func (s *Server) restrictFlow(f *flow, r request, h *hostConn, way rule.Ways) {
+	dialer := s.newDialer(f, r)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f.way, f.host, f.port, f.dialer = way, r.host, r.port, dialer
+	if addr, ok := h.RemoteAddr().(*net.TCPAddr); ok && s.opts.Upstream == nil {
+		f.addr = addr.AddrPort().Addr().Unmap()
+	}
+	p := s.policy
+	if f.answer != (rule.Rule{}) {
+		p = p.WithAnswer(f.answer)
+	}
+	f.recheck(p)
+}
+
+// refuseDenied returns what a dialer refuses besides its guard: addresses that the
+// policy denies.
+func refuseDenied(p *rule.Policy, host string, port uint16) func(netip.Addr) error {
+	return func(addr netip.Addr) error {
+		if r, denied := p.DeniedAddr(addr, port); denied {
+			return &rule.AddressError{Host: host, Addr: addr, Rule: r}
+		}
+		return nil
+	}
+}
+
+// currentPolicy returns the policy in force.
+func (s *Server) currentPolicy() *rule.Policy {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.policy
+}
+
+// canAsk reports whether a person can be asked about a request: about a name that
+// no rule covers, if the answer could allow the request. The server's lock is held.
+func (s *Server) canAsk(r request, d rule.Decision, decide func(*rule.Policy) rule.Decision) bool {
+	if s.opts.Ask == nil || d.Reason != rule.ReasonNotAllowed || d.Rule != (rule.Rule{}) {
+		return false
+	}
+	if _, err := netip.ParseAddr(r.host); err == nil {
+		return false
+	}
+	return !s.policy.DeniesName(r.host) && decide(s.policy.WithAnswer(rule.AnswerRule(r.host, r.port))).Allowed()
+}
+
+// canonicalize makes the host of a request canonical. Its error is a *rule.Error.
+func (r *request) canonicalize() error {
+	host, err := rule.CanonicalHost(r.host)
+	if err != nil {
+		return err
+	}
+	r.host = host
+	if r.port == 0 {
+		return &rule.Error{Reason: rule.ReasonPort, Message: "port 0 can't be connected to"}
+	}
+	return nil
+}

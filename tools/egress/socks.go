@@ -1,0 +1,149 @@
+package egress
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net/netip"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// The replies of SOCKS5 (RFC 1928).
+const (
+	socksOK             = 0
+	socksNotAllowed     = 2
+	socksHostFailed     = 4
+	socksRefused        = 5
+	socksBadCommand     = 7
+	socksBadAddressType = 8
+	socksNoMethod       = 0xff
+)
+
+// socksError is a request of SOCKS5 that is not served, with its reply.
+type socksError struct {
+	reply   byte
+	message string
+}
+
+func (e *socksError) Error() string { return e.message }
+
+// serveSOCKS serves a connection of SOCKS5. Only CONNECT without authentication is
+// supported.
+func (s *Server) serveSOCKS(ctx context.Context, c *client) {
+	r := c.newRequest(WaySOCKS5, "", 0)
+	err := c.within(s.times.header, func() error {
+		err := readSOCKSGreeting(c.br)
+		if err != nil {
+			return err
+		}
+		if _, err := c.Write([]byte{firstSOCKS5, 0}); err != nil { // no authentication
+			return err
+		}
+		r.host, r.port, err = readSOCKSRequest(c.br)
+		return err
+	})
+	bad, isBad := errors.AsType[*socksError](err)
+	switch {
+	case c.expired.Load():
+		s.report(r, asRefusal(ctx, err))
+		return
+	case isBad:
+		s.report(r, deny(rule.ReasonInvalidRequest, "%v", err))
+		if bad.reply == socksNoMethod {
+			_, _ = c.Write([]byte{firstSOCKS5, socksNoMethod})
+		} else {
+			_ = writeSOCKSReply(c, bad.reply)
+		}
+		c.finish()
+		return
+	case err != nil: // the program has closed it
+		return
+	}
+	if err := r.canonicalize(); err != nil {
+		s.refuseSOCKS(c, r, asRefusal(ctx, err))
+		return
+	}
+	s.serveTunnel(ctx, c, r, func() error { return writeSOCKSReply(c, socksOK) }, func(f *refusal) { s.refuseSOCKS(c, r, f) })
+}
+
+// refuseSOCKS reports a refusal and replies with it.
+func (s *Server) refuseSOCKS(c *client, r request, f *refusal) {
+	if f == nil {
+		return
+	}
+	s.report(r, f)
+	reply := byte(socksNotAllowed)
+	switch {
+	case f.denied:
+	case f.reason == rule.ReasonConnect:
+		reply = socksRefused
+	default:
+		reply = socksHostFailed
+	}
+	_ = writeSOCKSReply(c, reply)
+	c.finish()
+}
+
+func writeSOCKSReply(w io.Writer, reply byte) error {
+	_, err := w.Write([]byte{firstSOCKS5, reply, 0, 1, 0, 0, 0, 0, 0, 0})
+	return err
+}
+
+// readSOCKSGreeting reads the first message of a program.
+func readSOCKSGreeting(r io.Reader) error {
+	var head [2]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return err
+	}
+	methods := make([]byte, head[1])
+	if _, err := io.ReadFull(r, methods); err != nil {
+		return err
+	}
+	for _, m := range methods {
+		if m == 0 {
+			return nil
+		}
+	}
+	return &socksError{reply: socksNoMethod, message: "the program wants to authenticate, which is not supported"}
+}
+
+// readSOCKSRequest reads the second message of a program: what it wants to connect
+// to. The host is not canonical.
+func readSOCKSRequest(r io.Reader) (host string, port uint16, err error) {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return "", 0, err
+	}
+	if head[0] != firstSOCKS5 || head[2] != 0 {
+		return "", 0, &socksError{reply: socksNotAllowed, message: "invalid request of SOCKS5"}
+	}
+	size := 0
+	switch head[3] {
+	case 1:
+		size = 4
+	case 3:
+		var n [1]byte
+		if _, err := io.ReadFull(r, n[:]); err != nil {
+			return "", 0, err
+		}
+		size = int(n[0])
+	case 4:
+		size = 16
+	default:
+		return "", 0, &socksError{reply: socksBadAddressType, message: "unknown type of address of SOCKS5"}
+	}
+	rest := make([]byte, size+2)
+	if _, err := io.ReadFull(r, rest); err != nil {
+		return "", 0, err
+	}
+	host, port = string(rest[:size]), binary.BigEndian.Uint16(rest[size:])
+	if addr, ok := netip.AddrFromSlice(rest[:size]); ok && head[3] != 3 {
+		host = addr.String()
+	}
+	if head[1] != 1 {
+		return host, port, &socksError{reply: socksBadCommand, message: "only CONNECT of SOCKS5 is supported"}
+	}
+	return host, port, nil
+}

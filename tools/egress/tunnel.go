@@ -1,0 +1,175 @@
+package egress
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"slices"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// serveTunnel serves a connection whose program wants to exchange bytes with a host:
+// one of CONNECT, SOCKS5 or capture. It calls established to tell the program that it
+// may send them, or refuse.
+func (s *Server) serveTunnel(ctx context.Context, c *client, r request, established func() error, refuse func(*refusal)) {
+	h, f, err := s.openTunnel(ctx, r)
+	if f != nil {
+		defer s.endFlow(f)
+	}
+	if err != nil {
+		refuse(asRefusal(ctx, err))
+		return
+	}
+	if h == nil { // what the policy allows is decided for each request
+		if established() == nil {
+			s.serveReadable(f.ctx, c, r)
+		}
+		return
+	}
+	defer h.end(EndingProgram)
+	if established() != nil {
+		return
+	}
+	err = s.serveOpaque(c, h, f, r)
+	if err == nil {
+		return
+	}
+	if failed := asRefusal(f.ctx, err); failed != nil {
+		h.end(failed.reason)
+		s.refuse(c, r, failed)
+	}
+}
+
+// serveOpaque relays bytes that Caisson doesn't read, except for the first message
+// of TLS if nothing else is allowed.
+func (s *Server) serveOpaque(c *client, h *hostConn, f *flow, r request) error {
+	if f.decision.Ways&rule.WayAny == 0 {
+		hello, err := s.checkHello(c, h, r)
+		if err != nil {
+			return err
+		}
+		if _, err := h.Write(hello); err != nil {
+			return endRelay(h, err, EndingHost)
+		}
+	}
+	return relay(f.ctx, c, h)
+}
+
+// serveReadable serves a tunnel in which only requests of HTTP are allowed.
+func (s *Server) serveReadable(ctx context.Context, c *client, r request) {
+	var first []byte
+	err := c.within(s.times.header, func() (err error) {
+		first, err = c.br.Peek(1)
+		return err
+	})
+	switch {
+	case c.expired.Load():
+		s.report(r, asRefusal(ctx, err))
+	case err != nil: // the program has closed it
+	case first[0] == firstTLS:
+		s.refuse(c, r, deny(rule.ReasonNotAllowed, "TLS to %s is not allowed at this port", r.host))
+	default:
+		s.serveHTTP(ctx, c, &r)
+	}
+}
+
+// openTunnel decides about a tunnel and connects to its host. It returns no
+// connection if only requests of HTTP are allowed there, which are decided one by
+// one.
+func (s *Server) openTunnel(ctx context.Context, r request) (*hostConn, *flow, error) {
+	host, port := r.host, r.port
+	f, err := s.admit(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideHost(host, port) })
+	if err != nil {
+		return nil, nil, err
+	}
+	ways := f.decision.Ways
+	if ways&(rule.WayTLS|rule.WayAny) == 0 {
+		return nil, f, nil
+	}
+	h, err := s.connect(f.ctx, f, r)
+	if err != nil {
+		return nil, f, err
+	}
+	way := rule.WayAny
+	if ways&rule.WayAny == 0 {
+		way = rule.WayTLS
+	}
+	s.restrictFlow(f, r, h, way)
+	return h, f, nil
+}
+
+// extensionECH is the extension of TLS that hides the name in the first message.
+const extensionECH = 0xfe0d
+
+// errHelloRead stops a handshake when the ClientHello was read.
+var errHelloRead = errors.New("the ClientHello was read")
+
+// checkHello reads the first message of TLS, which must name the host, and returns
+// all bytes that it read. The name may not be hidden: behind an outer name could be
+// that of any host.
+func (s *Server) checkHello(c *client, h *hostConn, r request) ([]byte, error) {
+	var first []byte
+	var seen *tls.ClientHelloInfo
+	tap := &helloConn{netConn: netConn{c}}
+	err := c.within(s.times.header, func() (err error) {
+		first, err = c.br.Peek(1)
+		if err != nil || first[0] != firstTLS {
+			return err
+		}
+		config := &tls.Config{
+			MinVersion: tls.VersionTLS10, //nolint:gosec // nothing is negotiated
+			GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+				seen = hello
+				return nil, errHelloRead
+			},
+		}
+		err = tls.Server(tap, config).HandshakeContext(context.Background())
+		if errors.Is(err, errHelloRead) {
+			return nil
+		}
+		return err
+	})
+	switch {
+	case c.expired.Load():
+		return nil, err
+	case len(first) == 0:
+		return nil, fail(err, rule.ReasonProtocol, "the program has closed the connection")
+	case first[0] != firstTLS:
+		return nil, deny(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host)
+	case seen == nil && tap.failed:
+		return nil, fail(err, rule.ReasonProtocol, "the program has closed the connection")
+	case seen == nil:
+		return nil, deny(rule.ReasonSNI, "the first message of TLS is invalid, or names a host twice")
+	}
+	h.setSNI(clip(seen.ServerName, 256))
+	name, err := rule.CanonicalHost(seen.ServerName)
+	switch {
+	case seen.ServerName == "":
+		return nil, deny(rule.ReasonSNI, "the first message of TLS names no host")
+	case slices.Contains(seen.Extensions, extensionECH):
+		return nil, deny(rule.ReasonSNI, "the first message of TLS hides the name of the host (ECH)")
+	case err != nil || name != r.host:
+		return nil, deny(rule.ReasonSNI, "the first message of TLS names another host than %s", r.host)
+	}
+	return tap.read.Bytes(), nil
+}
+
+// helloConn keeps what a handshake reads, and discards what it writes.
+type helloConn struct {
+	netConn
+	read   bytes.Buffer
+	failed bool // whether reading failed
+}
+
+func (t *helloConn) Read(p []byte) (int, error) {
+	n, err := t.netConn.Read(p)
+	t.read.Write(p[:n])
+	t.failed = t.failed || err != nil
+	return n, err
+}
+
+func (*helloConn) Write(p []byte) (int, error) { return len(p), nil }
+
+func (*helloConn) Close() error { return nil }
