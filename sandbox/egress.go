@@ -68,8 +68,9 @@ const MaxEgressConns = 64
 
 // EgressConn is one connection that a program in the sandbox made to a listener
 // of the guest. Its methods are safe for concurrent use. Where it differs from a
-// TCP connection: Close discards what the program has not yet received, and a
-// program that was reset or has ended is an error of Read and Write.
+// TCP connection: Close resets it, and discards what the program has not yet
+// received, unless CloseWrite was called before. A program that reset the
+// connection or has ended is an error of Read and Write.
 type EgressConn interface {
 	io.ReadWriteCloser
 	// CloseWrite ends the bytes to the program, which may go on sending.
@@ -77,8 +78,8 @@ type EgressConn interface {
 	// LocalAddr returns the address that the program connected to, such as
 	// 127.80.0.7:61080.
 	LocalAddr() netip.AddrPort
-	// Command returns the number of the command whose environment has that
-	// address, or 0. Every program in the sandbox can use any of these
+	// Command returns the number of the running command whose environment has
+	// that address, or 0. Every program in the sandbox can use any of these
 	// addresses, so it is for people and no boundary.
 	Command() int
 	// UID returns the user of the connecting socket as the guest observed it,
@@ -88,8 +89,10 @@ type EgressConn interface {
 
 // EgressHandler serves the connections of one session. ServeEgress is called in
 // a goroutine of its own for each connection, and returns when the connection is
-// over. The connection is closed then. The context ends with the sandbox or with
-// the command whose address was used.
+// over. The connection is closed then. The context ends with the sandbox, with
+// the command whose address was used, or when the program has ended both
+// directions of the connection or reset it. A connection counts towards
+// [MaxEgressConns] until ServeEgress returns.
 type EgressHandler interface {
 	ServeEgress(ctx context.Context, c EgressConn)
 	// LookupName returns the address of a name for a program that looked it up,

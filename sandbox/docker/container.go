@@ -98,7 +98,7 @@ func (c *engineContainer) FetchImage(ctx context.Context) (fetched bool, err err
 
 // Plan chooses the seccomp profile. The engine makes the container alone.
 func (c *engineContainer) Plan(context.Context) (_ []ownership.Entry, err error) {
-	if c.seccomp, err = harden.SeccompFor(c.facts.info.Architecture); err != nil {
+	if c.seccomp, err = c.prep.Seccomp(c.facts.info.Architecture); err != nil {
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
 	}
 	return []ownership.Entry{{Kind: ownership.KindContainer, Name: c.prep.Name}}, nil

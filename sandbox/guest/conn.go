@@ -28,6 +28,10 @@ type Conn struct {
 
 	beating sync.WaitGroup // the goroutine of beat
 
+	egress  egress
+	life    context.Context // of handlers; ends with the connection
+	endLife context.CancelCauseFunc
+
 	reads   chan struct{} // one element for each read that is open
 	opening sync.Mutex    // held while a stream is opened: ids go out in order
 
@@ -70,6 +74,7 @@ func Dial(ctx context.Context, o Options) (*Conn, error) {
 		done: make(chan struct{}), read: make(chan struct{}),
 		reads: make(chan struct{}, maxReads), calls: map[uint32]call{}, nextID: 1, pings: map[uint64]chan<- struct{}{},
 	}
+	c.egress, c.life, c.endLife = newEgress()
 	stop := context.AfterFunc(ctx, func() { _ = c.hangUp() })
 	frames := wire.NewReader(bufio.NewReaderSize(o.Conn, wire.MaxData))
 	hello, err := c.exchangeHello(frames)
@@ -227,8 +232,7 @@ func (c *Conn) takeFrame(f wire.Frame) error {
 	case wire.TypePing, wire.TypeConfig, wire.TypeHello:
 		return fmt.Errorf("%w: frame type %d from a guest", wire.ErrProtocol, f.Type)
 	case wire.TypeOpen:
-		// No listener was asked for, so there is nothing that a guest could open.
-		return fmt.Errorf("%w: stream %d opened by the guest", wire.ErrProtocol, f.Stream)
+		return c.takeOpen(f)
 	}
 	c.mu.Lock()
 	stream, ok := c.calls[f.Stream]
@@ -331,6 +335,7 @@ func (c *Conn) lose(cause error) {
 		c.o.Logger.Warn("guest lost", zap.Error(cause))
 	}
 	_ = c.hangUp()
+	c.endLife(c.lostError())
 	for _, stream := range calls {
 		stream.connectionLost(c.lostError())
 	}

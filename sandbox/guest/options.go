@@ -24,6 +24,9 @@ type Options struct {
 	// Env is the environment of a command that names none, as NAME=value; nil
 	// means sandbox.DefaultEnv. PWD is each command's own.
 	Env []string
+	// NumberEnv adds the variables of the command with a number to Env; nil adds
+	// none. Commands have numbers if Config.Egress is not nil.
+	NumberEnv func(env []string, number int) []string
 	// Timeout bounds a command that names no timeout of its own; zero means
 	// that of limits.DefaultResources. Grace is for one that names no grace
 	// period; zero means sandbox.DefaultGrace.

@@ -21,6 +21,7 @@ const settleTime = 2 * time.Second
 type process struct {
 	c       *Conn
 	request wire.Exec
+	number  int      // 0 without listeners of the guest
 	out     [2]*sink // stdout, stderr
 	stdin   *wire.Credit
 
@@ -44,10 +45,24 @@ type process struct {
 // has started it or refused to. A Read of Command.Stdin that blocks when the
 // process has ended is not waited for.
 func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process, error) {
-	request, err := c.o.newRequest(cmd)
+	p := &process{c: c, stdin: wire.NewCredit(), answer: make(chan struct{}), done: make(chan struct{})}
+	if c.o.Config.Egress != nil {
+		p.number = c.egress.addCommand(p)
+	}
+	started, err := c.startProcess(ctx, cmd, p)
+	if err != nil {
+		c.egress.removeCommand(p.number)
+		return nil, err
+	}
+	return started, nil
+}
+
+func (c *Conn) startProcess(ctx context.Context, cmd sandbox.Command, p *process) (sandbox.Process, error) {
+	request, err := c.o.newRequest(cmd, p.number)
 	if err != nil {
 		return nil, err
 	}
+	p.request = request
 	if request.Identity > 0 && request.Identity >= c.hello.Identities {
 		return nil, fmt.Errorf("start command: %w: identity %d: all commands of this sandbox share one user: "+
 			"use the gvisor or the docker backend, or run as root", sandbox.ErrUnsupported, request.Identity)
@@ -55,9 +70,8 @@ func (c *Conn) Start(ctx context.Context, cmd sandbox.Command) (sandbox.Process,
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("start command: %w", context.Cause(ctx))
 	}
-	p := &process{
-		c: c, request: request, stdin: wire.NewCredit(),
-		answer: make(chan struct{}), done: make(chan struct{}),
+	if cmd.NotifyNumber != nil && p.number > 0 {
+		cmd.NotifyNumber(p.number)
 	}
 	p.out[0] = newSink(cmd.Stdout, func(n uint32) { c.grantCredit(p.id, wire.Stdout, n) })
 	p.out[1] = newSink(cmd.Stderr, func(n uint32) { c.grantCredit(p.id, wire.Stderr, n) })
@@ -283,6 +297,7 @@ func (p *process) conclude(err error) {
 	status := p.exit.Status
 	forced := err != nil || status.Cancelled || status.TimedOut
 	go func() {
+		p.c.egress.removeCommand(p.number)
 		p.stopWatching()
 		for i, s := range []*sandbox.Stream{&p.exit.Stdout, &p.exit.Stderr} {
 			if err != nil {

@@ -20,9 +20,9 @@ const (
 	maxDir       = 4096 // PATH_MAX
 )
 
-// newRequest checks a command and returns the request for it. Its error wraps
-// sandbox.ErrInvalid.
-func (o Options) newRequest(cmd sandbox.Command) (wire.Exec, error) {
+// newRequest checks a command and returns the request for it, with the
+// environment of its number. Its error wraps sandbox.ErrInvalid.
+func (o Options) newRequest(cmd sandbox.Command, number int) (wire.Exec, error) {
 	r := wire.Exec{
 		Stdin: cmd.Stdin != nil, Live: cmd.Output.Live, Tail: cmd.Output.Tail,
 		Timeout: cmd.Timeout, Grace: cmd.Grace,
@@ -43,7 +43,7 @@ func (o Options) newRequest(cmd sandbox.Command) (wire.Exec, error) {
 	r.Dir, r.NoLinks, r.Identity = []byte(rel), cmd.NoLinks, cmd.Identity
 	env := cmd.Env
 	if env == nil {
-		env = o.ownEnv(cmd)
+		env = o.ownEnv(cmd, number)
 	}
 	if len(cmd.Variables) > 0 {
 		env = sandbox.SetVariables(env, cmd.Variables)
@@ -103,8 +103,12 @@ func relativeDir(mountPoint, dir string) (string, error) {
 
 // ownEnv returns the sandbox's own environment with the variables of the
 // command's identity and the PWD that it will have.
-func (o Options) ownEnv(cmd sandbox.Command) []string {
-	env := sandbox.SetVariables(o.Env, sandbox.IdentityVariables(cmd.Identity))
+func (o Options) ownEnv(cmd sandbox.Command, number int) []string {
+	env := o.Env
+	if o.NumberEnv != nil {
+		env = o.NumberEnv(env, number)
+	}
+	env = sandbox.SetVariables(env, sandbox.IdentityVariables(cmd.Identity))
 	for i, e := range env {
 		if strings.HasPrefix(e, "PWD=") && (cmd.Dir != "" || cmd.Identity == 0) {
 			env[i] = "PWD=" + cmp.Or(cmd.Dir, o.Config.Workspace)

@@ -120,12 +120,12 @@ func TestRequest(t *testing.T) {
 			if tt.want != nil {
 				tt.want(&want)
 			}
-			got, err := o.newRequest(tt.cmd)
+			got, err := o.newRequest(tt.cmd, 0)
 			if !reflect.DeepEqual(got, want) || err != nil { // cmp takes seconds for so many bytes
 				t.Errorf("%v, request (-want +got):\n%.1000s", err, cmp.Diff(want, got))
 			}
 			tt.beyond(&tt.cmd)
-			if _, err := o.newRequest(tt.cmd); !errors.Is(err, sandbox.ErrInvalid) {
+			if _, err := o.newRequest(tt.cmd, 0); !errors.Is(err, sandbox.ErrInvalid) {
 				t.Errorf("beyond it: error is %v, want one of ErrInvalid", err)
 			}
 		})

@@ -216,7 +216,7 @@ func (c *container) writeBundle() (err error) {
 	}
 	c.plan.traits, c.plan.resources, c.plan.ceiling = b.traits, p.Spec.Resources, b.hardLimit
 	c.plan.identity, c.plan.image, c.plan.files, c.plan.workspace = b.identity(p.Mounts, c.isRoot(), p.ImageIdentity()), p.Image, p.FileBinds(), p.Mounts.Binds
-	c.plan.further = p.Mounts.Further
+	c.plan.further, c.plan.lowPorts = p.Mounts.Further, p.BindsLowPorts()
 	c.plan.tmpfs, c.plan.furtherTmpfs = p.Tmpfs()
 	if c.plan.volumes, err = p.VolumeMounts(p.Config.Volumes); err != nil {
 		return err
@@ -225,7 +225,7 @@ func (c *container) writeBundle() (err error) {
 		return err
 	}
 	if !b.traits.ownKernel {
-		if c.plan.seccomp, err = harden.SeccompFor(runtime.GOARCH); err != nil {
+		if c.plan.seccomp, err = p.Seccomp(runtime.GOARCH); err != nil {
 			return fmt.Errorf("%w: %w", sandbox.ErrUnsupported, err)
 		}
 	}

@@ -36,6 +36,9 @@ type plan struct {
 	files []images.Bind
 	// cgroup is the container's cgroup; empty if limits can't be set.
 	cgroup cgroupPlan
+	// lowPorts reports that the guest starts with the capability of ports below
+	// 1024.
+	lowPorts bool
 	// seccomp is the profile; the zero value for a runtime with a kernel of its
 	// own, see docs/design/limits.md#gvisor-does-not-load-it.
 	seccomp harden.Seccomp
@@ -91,6 +94,9 @@ func (p plan) spec() *specs.Spec {
 
 func (p plan) process() *specs.Process {
 	caps := harden.ContainerCapabilities(p.identity.root)
+	if p.lowPorts {
+		caps = append(caps, "CAP_NET_BIND_SERVICE")
+	}
 	set := &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps}
 	if p.identity.guestUID != 0 {
 		// Only ambient capabilities survive the exec of another uid than 0.

@@ -35,8 +35,18 @@
 //	                                         ◀─     eof     5.1
 //	                                         ◀─     end       5  {info, more, error}
 //
-//	                                         ◀─     open      2  {accept: listener}  the guest opens
-//	refused   2  {code, text}                ─▶
+//	                                         ◀─     open      2  {accept: local, uid}       one connection, if config.egress
+//	                                         ◀─     data    2.1  bytes of the program, also right behind it
+//	data    2.0  bytes for the program       ─▶
+//	                                         ◀─     credit  2.0
+//	                                         ◀─     eof     2.1  the program's half-close
+//	eof     2.0  the host's half-close       ─▶
+//	cancel    2  {kill: reset}               ─▶
+//	                                         ◀─     end       2  {reset}  the socket is closed
+//	end       2  {}                          ─▶                           the guest may accept another
+//
+//	                                         ◀─     open      4  {lookup: name}
+//	end       4  {address}                   ─▶
 //
 //	ping      0  8 bytes                     ─▶
 //	                                         ◀─     pong      0  the same 8 bytes
@@ -53,7 +63,10 @@
 // ones; ids of one side strictly increase and are never used again, so a late
 // frame can be distinguished from a forged one. A stream is opened by "open" and ended
 // by "end" (or "refused", if it never began), which its server sends last. The
-// server of a stream is the side that did not open it.
+// server of a stream is the side that did not open it. A relay, a stream for a
+// connection, has two ends: the guest's, after which it sends nothing more, and
+// the host's, which answers it. So the host can count what is open, and knows
+// each frame of a stream that is not as forged.
 //
 // A stream has up to three channels, each with one direction: 0 carries bytes
 // from the host to the guest, 1 and 2 from the guest to the host. Long-lived
@@ -61,7 +74,8 @@
 // their live output; a connection that the guest accepts on the container's
 // loopback is a stream that the guest opens, with channels 0 and 1.
 //
-// Each channel starts with a credit of [Window] bytes. Its sender never has
+// Each channel starts with a credit of [Window] bytes, one of a relay with
+// [RelayWindow]. Its sender never has
 // more than its credit outstanding; its receiver grants more as it consumes. So
 // neither side's reader ever waits for a consumer: a stalled one holds its own
 // channel only, and a cancel or a ping is never behind more than the frames

@@ -10,19 +10,25 @@ import (
 type Credit struct {
 	mu     sync.Mutex
 	n      int
+	most   int
 	closed bool
 	wake   chan struct{}
 }
 
 // NewCredit returns the credit of a channel that was just opened.
-func NewCredit() *Credit { return &Credit{n: Window, wake: make(chan struct{}, 1)} }
+func NewCredit() *Credit { return newCredit(Window, Window) }
 
-// Grant adds what the receiver granted. More than [Window] in all is
-// [ErrProtocol].
+// NewRelayCredit is NewCredit for a channel of a relay.
+func NewRelayCredit() *Credit { return newCredit(RelayWindow, MaxRelayWindow) }
+
+func newCredit(n, most int) *Credit { return &Credit{n: n, most: most, wake: make(chan struct{}, 1)} }
+
+// Grant adds what the receiver granted. More than the largest window of the
+// channel in all is [ErrProtocol].
 func (c *Credit) Grant(n uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if n > Window || c.n+int(n) > Window {
+	if uint64(n)+uint64(c.n) > uint64(c.most) {
 		return fmt.Errorf("%w: credit of %d on top of %d", ErrProtocol, n, c.n)
 	}
 	c.n += int(n)
@@ -73,12 +79,13 @@ func (c *Credit) takeCredit(most int) (n int, closed bool) {
 }
 
 // Queue is the receiver's side of a channel: bytes that came and have not been
-// consumed, at most [Window] of them. One goroutine reads; any may push and end.
+// consumed, at most its window. One goroutine reads; any may push and end.
 type Queue struct {
 	mu      sync.Mutex
 	ready   sync.Cond
 	pending []byte // came, not taken
 	taken   []byte // with the reader
+	window  int    // the bytes that came and were not granted again, and allowed
 	allowed int    // what the sender may still send
 	owed    int    // consumed, not yet granted again
 	ended   bool
@@ -87,8 +94,13 @@ type Queue struct {
 }
 
 // NewQueue returns the queue of a channel that was just opened.
-func NewQueue() *Queue {
-	q := &Queue{allowed: Window}
+func NewQueue() *Queue { return newQueue(Window) }
+
+// NewRelayQueue is NewQueue for a channel of a relay.
+func NewRelayQueue() *Queue { return newQueue(RelayWindow) }
+
+func newQueue(window int) *Queue {
+	q := &Queue{window: window, allowed: window}
 	q.ready.L = &q.mu
 	return q
 }
@@ -155,8 +167,22 @@ func (q *Queue) Next() []byte {
 func (q *Queue) Done(n int) (grant uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	return q.done(n)
+}
+
+// DoneWithin is Done for a window that may change: it grants what a larger one
+// has more, and does not grant again what a smaller one lacks.
+func (q *Queue) DoneWithin(window, n int) (grant uint32) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	change := max(window-q.window, -q.owed-n)
+	q.window += change
+	return q.done(n + change)
+}
+
+func (q *Queue) done(n int) (grant uint32) {
 	q.owed += n
-	if q.ended || q.broken || q.owed < Window/2 {
+	if q.ended || q.broken || q.owed < q.window/2 {
 		return 0
 	}
 	grant = uint32(q.owed)

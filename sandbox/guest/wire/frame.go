@@ -42,8 +42,8 @@ const (
 	TypeEOF     Type = 9  // sender of a channel: no more data on it
 	TypeCredit  Type = 10 // receiver of a channel: u32, that many bytes more may be sent
 	TypeStop    Type = 11 // receiver of a channel: it reads no more, what comes is dropped
-	TypeCancel  Type = 12 // opener: [Cancel], end the stream's work
-	TypeEnd     Type = 13 // server: [Exit], [Applied] or [ReadResult], the stream's last frame
+	TypeCancel  Type = 12 // host: [Cancel], end the stream's work
+	TypeEnd     Type = 13 // server: [Exit], [Applied], [ReadResult] or [LookupAnswer], the stream's last frame; either: [RelayEnd]
 )
 
 // maxPayload returns the largest payload of a type; ok is false for an unknown

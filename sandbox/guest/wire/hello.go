@@ -11,7 +11,7 @@ import (
 // Config is the host's first frame: what the guest has to know before it
 // changes anything about itself.
 //
-//	{"protocol":2,"command_uid":10001,"command_gid":10001,"gid_base":20000,"gid_count":4096,"workspace":"/workspace",…}
+//	{"protocol":3,"command_uid":10001,"command_gid":10001,"gid_base":20000,"gid_count":4096,"workspace":"/workspace",…}
 type Config struct {
 	Protocol int `json:"protocol"`
 	// CommandUID and CommandGID are the identity of commands, not 0 unless they
@@ -61,6 +61,8 @@ type Config struct {
 	// guest ends, and the container with it: for connections whose end may never
 	// be told. The host sends a ping in each third of it. 0 is never.
 	SilenceMS int64 `json:"silence_ms,omitempty"`
+	// Egress are listeners for programs in the container; nil is none.
+	Egress *Egress `json:"egress,omitempty"`
 	// Probe asks for Hello.Probe, which costs the start of one process more.
 	Probe bool `json:"probe,omitempty"`
 }
@@ -97,8 +99,8 @@ func (c Config) Validate() error {
 			return fmt.Errorf("group %d is root's or marks a command", g)
 		}
 	}
-	if c.SingleUID {
-		return nil
+	if err := c.Egress.validate(); err != nil || c.SingleUID {
+		return err
 	}
 	return c.validateIdentities()
 }
@@ -177,6 +179,8 @@ type Hello struct {
 	OOMCounter string `json:"oom_counter,omitempty"`
 	// PIDsCounter is the file that counts refused forks, or empty.
 	PIDsCounter string `json:"pids_counter,omitempty"`
+	// Egress are the listeners of Config.Egress; nil without.
+	Egress *EgressHello `json:"egress,omitempty"`
 	// Lost names protections that are missing, one sentence each.
 	Lost []string `json:"lost,omitempty"`
 	// Probe lists what a command could do that it must not be able to; nil

@@ -11,7 +11,7 @@ import (
 
 // Version is the protocol's version. Host and guest are built together and
 // must have the same.
-const Version = 2
+const Version = 3
 
 // Channels of a stream.
 const (
@@ -25,11 +25,14 @@ const (
 //	{"exec":{"argv":["c2g=","LWM="],"env":[],"dir":"c3Jj","stdin":false,"live":16777216,"tail":32768,…}}
 //	{"apply":{"size":213}}
 //	{"read":{"kind":"file","path":"YS5nbw==","most":65536}}
+//	{"accept":{"local":"127.80.0.7:61080","uid":10001}}
+//	{"lookup":{"name":"example.com"}}
 type Open struct {
 	Exec   *Exec        `json:"exec,omitempty"`   // host: run a command
 	Apply  *Apply       `json:"apply,omitempty"`  // host: change the workspace
 	Read   *ReadRequest `json:"read,omitempty"`   // host: read the workspace
-	Accept *Accept      `json:"accept,omitempty"` // guest: a connection came in
+	Accept *Accept      `json:"accept,omitempty"` // guest: a program made a connection
+	Lookup *Lookup      `json:"lookup,omitempty"` // guest: a program looked a name up
 }
 
 // Exec asks the guest to run one command. Arguments are byte strings, as they
@@ -74,13 +77,6 @@ const MaxOp = 48 << 20
 // file as it was (1 MiB) in base64, and paths.
 const MaxChange = 2 << 20
 
-// Accept announces that the guest accepted a connection for a listener. Hosts
-// do not open listeners yet and refuse it; it exists because the ids and
-// channels of the protocol are designed for it.
-type Accept struct {
-	Listener uint32 `json:"listener"`
-}
-
 // Started announces that the command runs. {"pid":7}
 type Started struct {
 	PID int `json:"pid"`
@@ -111,7 +107,8 @@ const (
 //	{}
 //	{"kill":true}
 type Cancel struct {
-	// Kill sends SIGKILL at once, without a grace period.
+	// Kill sends SIGKILL at once, without a grace period. Of a relay it resets the
+	// connection; without it the program gets what was sent before eof.
 	Kill bool `json:"kill,omitempty"`
 }
 

@@ -3,10 +3,12 @@ package wire
 import (
 	"encoding/json"
 	"errors"
+	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // messages are one of each, which are also the fuzzer's seeds.
@@ -20,7 +22,10 @@ func messages() []any {
 		},
 		&Open{Exec: &Exec{Argv: [][]byte{[]byte("sh"), []byte("\xff\x00")}, Env: [][]byte{}, Live: 1, Tail: 2, Timeout: 3}},
 		&Open{Apply: &Apply{Size: 213}},
-		&Open{Accept: &Accept{Listener: 1}},
+		&Open{Accept: &Accept{Local: netip.MustParseAddrPort("127.80.0.7:61080"), UID: new(uint32(10001))}},
+		&Open{Lookup: &Lookup{Name: "example.com"}},
+		&LookupAnswer{Address: new(netip.MustParseAddr("127.96.0.1"))},
+		&RelayEnd{Reset: true},
 		&Started{PID: 7},
 		&Refused{Code: RefusedBusy, Text: "text"},
 		&Cancel{},
@@ -40,7 +45,7 @@ func TestMessages(t *testing.T) {
 		if err := Decode(text, got); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}
-		if diff := cmp.Diff(m, got); diff != "" {
+		if diff := cmp.Diff(m, got, cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})); diff != "" {
 			t.Errorf("%T (-want +got):\n%s", m, diff)
 		}
 	}
@@ -63,6 +68,10 @@ func zero(m any) any {
 		return new(Cancel)
 	case *Exit:
 		return new(Exit)
+	case *LookupAnswer:
+		return new(LookupAnswer)
+	case *RelayEnd:
+		return new(RelayEnd)
 	}
 	return new(Applied)
 }

@@ -53,6 +53,27 @@ func SeccompFor(arch string) (Seccomp, error) {
 	if err := json.Unmarshal(data, &oci); err != nil {
 		return Seccomp{}, fmt.Errorf("read embedded seccomp profile: %w", err)
 	}
+	return newSeccomp(data, oci), nil
+}
+
+func newSeccomp(data []byte, oci specs.LinuxSeccomp) Seccomp {
 	sum := sha256.Sum256(data)
-	return Seccomp{JSON: slices.Clone(data), SHA256: hex.EncodeToString(sum[:]), OCI: &oci}, nil
+	return Seccomp{JSON: slices.Clone(data), SHA256: hex.EncodeToString(sum[:]), OCI: &oci}
+}
+
+// WithSocketDiagnosis returns the profile with sockets of NETLINK_SOCK_DIAG,
+// by which the guest finds the users of connections. The guest's own filter
+// refuses them to commands.
+func (s Seccomp) WithSocketDiagnosis() (Seccomp, error) {
+	const netlink, sockDiag = 16, 4
+	oci := *s.OCI
+	oci.Syscalls = append(slices.Clone(oci.Syscalls), specs.LinuxSyscall{
+		Names: []string{"socket"}, Action: specs.ActAllow,
+		Args: []specs.LinuxSeccompArg{{Index: 0, Value: netlink, Op: specs.OpEqualTo}, {Index: 2, Value: sockDiag, Op: specs.OpEqualTo}},
+	})
+	data, err := json.Marshal(oci)
+	if err != nil {
+		return Seccomp{}, fmt.Errorf("write seccomp profile: %w", err)
+	}
+	return newSeccomp(data, oci), nil
 }

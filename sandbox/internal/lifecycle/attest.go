@@ -40,6 +40,7 @@ func (o *observation) describeSandbox(backend, container string) sandbox.Attesta
 		a.Git = string(sandbox.GitReadOnly)
 	}
 	a.Mounts = o.listMounts()
+	a.Egress = o.describeEgress()
 	a.Lost = append(a.Lost, p.Mounts.Lost...)
 	if p.Identity.ForeignFiles {
 		a.Lost = append(a.Lost, "files that commands of another identity create in directories of the workspace which everyone may write belong to their uid on the host")
@@ -53,7 +54,7 @@ func (o *observation) verifySandbox() error {
 	if !o.prep.Remote && o.hello.Nonce != o.prep.Files.nonce {
 		return fmt.Errorf("%w: %w: the guest does not see the nonce that was written for it: use mode copy, or an engine of this machine", sandbox.ErrUnavailable, ErrNotShared)
 	}
-	if err := errors.Join(guest.VerifyHardening(o.hello, o.expectedHardening()), o.verifyMounts()); err != nil {
+	if err := errors.Join(guest.VerifyHardening(o.hello, o.expectedHardening()), o.verifyMounts(), o.verifyEgress()); err != nil {
 		return WeakError(err)
 	}
 	return nil

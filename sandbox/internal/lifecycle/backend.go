@@ -50,6 +50,9 @@ type Options struct {
 	// reports that those with a copy have nothing else of this machine: no bind,
 	// and no file of [Preparation.FileBinds]; the driver provides the guest.
 	Copies, Remote bool
+	// LowPorts reports that a listener below port 1024 needs a capability in the
+	// container.
+	LowPorts bool
 	// Probe makes the guest try what a command must not be able to do.
 	Probe bool
 	// Silence is the time after which a guest that hears nothing ends by
@@ -101,8 +104,8 @@ func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	if err := spec.Egress.Validate(spec.Env); err != nil {
 		return err
 	}
-	if spec.Egress != nil {
-		return fmt.Errorf("egress: %w by the %s backend", sandbox.ErrUnsupported, b.Name)
+	if spec.Egress != nil && len(spec.Egress.Roots) > 0 {
+		return fmt.Errorf("roots of egress: %w by the %s backend", sandbox.ErrUnsupported, b.Name)
 	}
 	if err := validateService(spec); err != nil {
 		return err

@@ -36,7 +36,7 @@ func (b *Backend) newSandbox(ctx context.Context, spec sandbox.Spec) (*Sandbox, 
 	}
 	s := &Sandbox{
 		backend: b, status: newStatus(),
-		prep: Preparation{Spec: spec, Name: ContainerName(spec.Session), Remote: b.Remote && spec.Workspace.Mode == sandbox.ModeCopy, Log: b.Logger.With(zap.String("session", spec.Session))},
+		prep: Preparation{Spec: spec, Name: ContainerName(spec.Session), Remote: b.Remote && spec.Workspace.Mode == sandbox.ModeCopy, LowPorts: b.LowPorts, Log: b.Logger.With(zap.String("session", spec.Session))},
 	}
 	s.image = sandboxImage{prep: &s.prep, store: b.Images, host: b.HostImage}
 	s.claim.prep = &s.prep
@@ -214,10 +214,15 @@ func (s *Sandbox) guestOptions() guest.Options {
 	config.Probe = b.Probe
 	config.View = p.readsThroughGuest()
 	config.SilenceMS = b.Silence.Milliseconds()
-	return guest.Options{
+	o := guest.Options{
 		Config: config, Env: sandbox.SetVariables(p.commandEnv(), p.Spec.Env), Timeout: p.Spec.Resources.CommandTime, Grace: p.Spec.Grace,
 		AnswerTime: b.AnswerTime, Logger: p.Log,
 	}
+	if plan := p.Spec.Egress; plan != nil {
+		o.Config.Egress = p.egressConfig()
+		o.NumberEnv = func(env []string, number int) []string { return plan.CommandEnv(env, p.Spec.Env, number) }
+	}
+	return o
 }
 
 // attest compares the container that runs with the one that was requested, from

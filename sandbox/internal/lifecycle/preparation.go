@@ -27,6 +27,9 @@ type Preparation struct {
 	// Remote reports that the container has nothing of this machine's file
 	// system; see Options.Remote.
 	Remote bool
+	// LowPorts reports that ports below 1024 need a capability; see
+	// Options.LowPorts.
+	LowPorts bool
 
 	// Cleanup is the session's cleanup list. Set, as Files, before Begin.
 	Cleanup *ownership.CleanupList

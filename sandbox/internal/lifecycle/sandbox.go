@@ -36,7 +36,10 @@ type Sandbox struct {
 	destroyed  bool
 }
 
-var _ sandbox.Sandbox = (*Sandbox)(nil)
+var (
+	_ sandbox.Sandbox      = (*Sandbox)(nil)
+	_ sandbox.EgressServer = (*Sandbox)(nil)
+)
 
 // Container returns the driver's part of the sandbox.
 func (s *Sandbox) Container() Container { return s.container }
@@ -75,6 +78,9 @@ func (s *Sandbox) Apply(ctx context.Context, op workspace.Op) (workspace.Change,
 	}
 	return s.link.conn.Apply(ctx, op)
 }
+
+// Serve sets the handler of programs' connections; see sandbox.EgressServer.
+func (s *Sandbox) Serve(h sandbox.EgressHandler) { s.link.conn.Serve(h) }
 
 // Ping asks the guest for an answer; see sandbox.Sandbox.
 func (s *Sandbox) Ping(ctx context.Context) error {

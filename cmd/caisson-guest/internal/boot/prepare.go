@@ -10,12 +10,15 @@ import (
 	"strconv"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/apply"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/identity"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/relay"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/serve"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/warm"
@@ -42,6 +45,9 @@ func prepare(o Options, c wire.Config, null *os.File) (serve.Options, wire.Hello
 		}
 	}
 	p := preparation{o: o, c: c, null: null, session: serve.Options{Config: c, Reaper: reap.New()}}
+	if err := p.listen(); err != nil {
+		return fail(err)
+	}
 	go p.session.Reaper.Run()
 	var all sync.WaitGroup
 	var errs [3]error
@@ -87,6 +93,25 @@ type preparation struct {
 	command   wire.Identity
 	submounts []wire.Mount
 	further   []wire.Mount
+}
+
+// listen opens the listeners for programs, before there are any and before a
+// thread has other capabilities than all.
+func (p *preparation) listen() (err error) {
+	e := p.c.Egress
+	if e == nil {
+		return nil
+	}
+	if p.session.Listeners, err = relay.Listen(*e); err != nil {
+		return err
+	}
+	if !e.LowPorts {
+		return nil
+	}
+	if err := identity.DropCapability(unix.CAP_NET_BIND_SERVICE); err != nil {
+		return fmt.Errorf("drop the capability of low ports: %w", err)
+	}
+	return nil
 }
 
 // sharesUser reports whether commands have the guest's user.
@@ -172,6 +197,9 @@ func (p *preparation) hello() wire.Hello {
 	h.Submounts, h.Further, h.Command = p.submounts, p.further, p.command
 	h.Identities = p.session.Identities
 	h.KillMethod, h.OOMCounter, h.PIDsCounter = p.session.Killer.Method(), p.session.OOM.Path(), p.session.PIDs.Path()
+	if p.session.Listeners != nil {
+		h.Egress = &p.session.Listeners.Hello
+	}
 	h.Lost = append(h.Lost, p.lost...)
 	if p.c.SingleUID {
 		h.Lost = append(h.Lost, "guest and commands share one user: a command can signal the guest's shims and escape its own kill",

@@ -105,6 +105,28 @@ func LimitCapabilities(wanted uint64) error {
 	return nil
 }
 
+// DropCapability drops one capability from all sets of all threads, for good. It
+// needs CAP_SETPCAP, and threads that have the same capabilities.
+func DropCapability(number uintptr) error {
+	_, _, _ = syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_LOWER, number, 0, 0, 0) // not in it, or no such set
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, number, 0); errno != 0 {
+		return fmt.Errorf("drop capability %d from the bounding set: %w", number, errno)
+	}
+	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if _, _, errno := unix.RawSyscall(unix.SYS_CAPGET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])), 0); errno != 0 {
+		return fmt.Errorf("read capabilities: %w", errno)
+	}
+	set, bit := &data[number/32], uint32(1)<<(number%32)
+	set.Permitted &^= bit
+	set.Effective &^= bit
+	set.Inheritable &^= bit
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])), 0); errno != 0 {
+		return fmt.Errorf("drop capability %d: %w", number, errno)
+	}
+	return nil
+}
+
 // Capabilities returns a bit mask of capability numbers.
 func Capabilities(numbers ...uint) (mask uint64) {
 	for _, n := range numbers {

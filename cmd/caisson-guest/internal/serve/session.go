@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/observe"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/output"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/reap"
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/relay"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/spawn"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -48,6 +49,7 @@ type Options struct {
 	PIDs       *observe.Counter
 	Volumes    observe.Volumes
 	Reaper     *reap.Loop
+	Listeners  *relay.Listeners // nil unless Config.Egress
 }
 
 // Launcher starts a command's process. It fails as spawn.Spawner does.
@@ -62,9 +64,10 @@ type Applier interface {
 
 // Session serves one host. Run is its one method.
 type Session struct {
-	o     Options
-	gids  *gids
-	slots output.Slots
+	o      Options
+	gids   *gids
+	slots  output.Slots
+	relays *relay.Server // nil without listeners
 
 	mu      sync.Mutex
 	streams map[uint32]stream
@@ -88,6 +91,9 @@ func New(o Options) *Session {
 		o: o, streams: map[uint32]stream{}, slots: output.NewSlots(movingStreams),
 		gids: newGIDs(o.Config.GIDBase, o.Config.GIDCount),
 	}
+	if o.Listeners != nil {
+		s.relays = relay.New(o.Listeners, o.Writer, s.slots)
+	}
 	s.idle = time.AfterFunc(idleTime, debug.FreeOSMemory)
 	return s
 }
@@ -96,6 +102,9 @@ func New(o Options) *Session {
 // session and no error. The caller then exits, and the kernel kills what is in
 // the container.
 func (s *Session) Run() error {
+	if s.relays != nil {
+		s.relays.Start()
+	}
 	for {
 		f, err := s.o.Frames.Next()
 		if errors.Is(err, io.EOF) {
@@ -111,6 +120,9 @@ func (s *Session) Run() error {
 }
 
 func (s *Session) takeFrame(f wire.Frame) error {
+	if s.relays != nil && f.Stream > 0 && f.Stream%2 == 0 {
+		return s.relays.TakeFrame(f)
+	}
 	switch f.Type {
 	case wire.TypePing:
 		return s.o.Writer.Send(wire.Frame{Type: wire.TypePong, Payload: f.Payload})

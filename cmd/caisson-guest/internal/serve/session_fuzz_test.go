@@ -104,7 +104,7 @@ func FuzzSession(f *testing.F) {
 			wire.Frame{Stream: 3, Type: wire.TypeData, Channel: wire.Stdin, Payload: []byte(`{"kind":"mkdir","path":"d"}`)},
 			wire.Frame{Stream: 3, Type: wire.TypeEOF, Channel: wire.Stdin}),
 		frames(open(5, `{"apply":{"size":50331648}}`), wire.Frame{Stream: 5, Type: wire.TypeCancel, Payload: []byte("{}")}),
-		frames(open(2, `{"accept":{"listener":1}}`)),
+		frames(open(2, `{"accept":{"local":"127.0.0.1:80"}}`)),
 		frames(open(1, `{}`)),
 	}
 	if len(seeds) < 8 {

@@ -187,7 +187,7 @@ func TestSessionRefuses(t *testing.T) {
 		"large operation":   {`{"apply":{"size":50331649}}`, wire.RefusedInvalid},
 		"largest operation": {`{"apply":{"size":50331648}}`, ""},
 		"read":              {`{"read":{"kind":"info","path":""}}`, wire.RefusedUnsupported},
-		"listener":          {`{"accept":{"listener":1}}`, wire.RefusedUnsupported},
+		"connection":        {`{"accept":{"local":"127.0.0.1:80"}}`, wire.RefusedUnsupported},
 		"nothing":           {`{}`, wire.RefusedUnsupported},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,147 @@
+//go:build linux
+
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/output"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// Server moves the connections and lookups of programs. It serves one host.
+type Server struct {
+	writer  *wire.Writer
+	slots   output.Slots
+	l       *Listeners
+	owners  *owners
+	relays  chan struct{} // one element for each relay
+	lookups chan struct{} // and for each lookup
+	blocks  chan struct{} // and for each block that is in use
+	pool    sync.Pool     // of *wire.Block
+
+	opening sync.Mutex // held while a stream is opened: ids go out in order
+	mu      sync.Mutex
+	streams map[uint32]stream
+	last    uint32
+}
+
+// stream is what the guest opened. Its methods are called by the goroutine that
+// reads frames, and must not wait.
+type stream interface {
+	takeFrame(f wire.Frame) error
+}
+
+// blockSize is the size of one read of a connection, movingBlocks the number of
+// those that are read and not yet sent.
+const (
+	blockSize    = 128 << 10
+	movingBlocks = 4
+)
+
+// New makes a server of listeners. Slots bounds the system calls that move data
+// at the same moment.
+func New(l *Listeners, w *wire.Writer, slots output.Slots) *Server {
+	return &Server{
+		writer: w, slots: slots, l: l, owners: newOwners(), streams: map[uint32]stream{},
+		relays: make(chan struct{}, wire.MaxRelays), lookups: make(chan struct{}, wire.MaxLookups), blocks: make(chan struct{}, movingBlocks),
+		pool: sync.Pool{New: func() any { return wire.NewBlock(blockSize) }},
+	}
+}
+
+// Start begins to accept connections and lookups, for good.
+func (s *Server) Start() {
+	for _, l := range s.l.streams {
+		go s.acceptAll(l, s.relays, func(c connection) { s.runRelay(c) })
+	}
+	if s.l.names != nil {
+		go s.answerDatagrams(s.l.names)
+		go s.acceptAll(s.l.queries, make(chan struct{}, maxQueryConns), s.answerQueries)
+	}
+}
+
+// TakeFrame processes a frame of the host's on a stream that the guest opened.
+// The host may not have seen the end of one yet.
+func (s *Server) TakeFrame(f wire.Frame) error {
+	s.mu.Lock()
+	st, last := s.streams[f.Stream], s.last
+	s.mu.Unlock()
+	if st == nil {
+		return fmt.Errorf("%w: stream %d of %d of the guest is not open", wire.ErrProtocol, f.Stream, last)
+	}
+	return st.takeFrame(f)
+}
+
+// open opens a stream and sends its first frames. A failure to send is met by
+// the goroutine that reads.
+func (s *Server) open(request wire.Open, make func(id uint32) stream, first []byte) {
+	s.opening.Lock()
+	defer s.opening.Unlock()
+	s.mu.Lock()
+	s.last += 2
+	id := s.last
+	s.streams[id] = make(id)
+	s.mu.Unlock()
+	open, err := wire.JSON(id, wire.TypeOpen, request)
+	if err != nil {
+		panic("caisson-guest: " + err.Error()) // plain values always encode
+	}
+	frames := []wire.Frame{open}
+	if len(first) > 0 {
+		frames = append(frames, wire.Frame{Stream: id, Type: wire.TypeData, Channel: wire.Stdout, Payload: first})
+	}
+	_ = s.writer.Send(frames...)
+}
+
+func (s *Server) remove(id uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.streams, id)
+}
+
+// window returns the window of a relay's channel.
+func (s *Server) window() int {
+	if len(s.relays) == 1 {
+		return wire.MaxRelayWindow
+	}
+	return wire.RelayWindow
+}
+
+// errorPause is how long a listener waits after an error, such as too many open
+// files.
+const errorPause = 50 * time.Millisecond
+
+// acceptAll accepts the connections of a listener, as many at once as places has
+// room for; others wait in the backlog. Serve gives its place back.
+func (s *Server) acceptAll(l *socket, places chan struct{}, serve func(connection)) {
+	for {
+		var c connection
+		var failed error
+		err := l.raw.Read(func(fd uintptr) bool {
+			places <- struct{}{}
+			s.slots.Do(func() { c, failed = accept(int(fd)) })
+			if failed != nil {
+				<-places
+			}
+			return !errors.Is(failed, unix.EAGAIN)
+		})
+		switch {
+		case err != nil:
+			return // the listener is closed, which only tests do
+		case failed != nil:
+			if !errors.Is(failed, unix.ECONNABORTED) && !errors.Is(failed, unix.EINTR) {
+				time.Sleep(errorPause)
+			}
+		default:
+			go func() {
+				defer func() { <-places }()
+				serve(c)
+			}()
+		}
+	}
+}
