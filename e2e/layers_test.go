@@ -21,12 +21,13 @@ const modulePath = "github.com/caisson-run/caisson"
 // ranks is the table of docs/architecture.md. A package imports lower ranks,
 // the packages whose folder it lies in, and nothing else of the module.
 var ranks = map[string]int{
-	"limits":            0,
-	"images":            0,
-	"tools/safeurl":     0,
-	"tools/egress/ca":   0,
-	"tools/egress/rule": 0,
-	"tools/workspace":   0,
+	"limits":             0,
+	"images":             0,
+	"tools/safeurl":      0,
+	"tools/egress/ca":    0,
+	"tools/egress/cache": 0,
+	"tools/egress/rule":  0,
+	"tools/workspace":    0,
 
 	"sandbox/guest/archive":   0,
 	"sandbox/guest/overlayfs": 0,

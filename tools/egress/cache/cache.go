@@ -1,0 +1,333 @@
+// Package cache keeps files of package registries, for all sessions of a machine or
+// for one. It is written by the host alone, from requests of its own: a URL and an
+// Accept header are all that a program decides about them, so that no other header
+// of a program reaches what others get.
+//
+// It holds whole answers with status 200 to GET requests without credentials, by URL
+// and Accept. Contents are named by their SHA-256, which is checked whenever they are
+// sent, and checked against the digest that an index of the registry has, if any.
+// Files are immutable; an index is asked for again after five minutes.
+//
+// The directory has
+//
+//	content/ab/abcd…           contents, by SHA-256
+//	entries/ab/abcd…-ef01….json  what is known of a URL and Accept, by their SHA-256
+//	tmp/                       downloads, and locks of those
+package cache
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/moby/sys/atomicwriter"
+)
+
+// Kind is what a URL has.
+type Kind string
+
+// The kinds. An index is valid for [IndexAge]; a file never changes.
+const (
+	File  Kind = "file"
+	Index Kind = "index"
+)
+
+// IndexAge is how long an index is used without asking for it again.
+const IndexAge = 5 * time.Minute
+
+// Options configure a [Cache]. Zero fields mean the defaults.
+type Options struct {
+	// MaxBytes bounds the contents on disk, by default 10 GiB. The contents that
+	// were not used for the longest time are removed.
+	MaxBytes int64
+	// MaxFileBytes bounds one content, by default 2 GiB. A larger one is not kept.
+	MaxFileBytes int64
+}
+
+// Cache is a directory of contents. It is safe for concurrent use, also by several
+// processes.
+type Cache struct {
+	dir  string
+	opts Options
+	now  func() time.Time
+	// lockTime bounds the wait for a download of another process.
+	lockTime time.Duration
+
+	mu      sync.Mutex
+	flights map[string]*flight
+	used    int64 // bytes of contents, at least
+}
+
+// Open opens the cache in a directory, and creates it if needed.
+func Open(dir string, o Options) (*Cache, error) {
+	if o.MaxBytes == 0 {
+		o.MaxBytes = 10 << 30
+	}
+	if o.MaxFileBytes == 0 {
+		o.MaxFileBytes = 2 << 30
+	}
+	if o.MaxBytes < 0 || o.MaxFileBytes < 0 {
+		return nil, errors.New("the bounds of a cache must be positive")
+	}
+	c := &Cache{dir: dir, opts: o, now: time.Now, lockTime: 10 * time.Second, flights: map[string]*flight{}}
+	for _, sub := range []string{"content", "entries", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, fmt.Errorf("create a cache: %w", err)
+		}
+	}
+	if err := c.removeOldDownloads(); err != nil {
+		return nil, err
+	}
+	return c, c.prune()
+}
+
+// Request is a request that is answered from the cache, or from the network and
+// kept.
+type Request struct {
+	URL    string
+	Accept string // the header, "" for none
+	Kind   Kind
+	// Digest is what the content of a file must have; the zero value if no index
+	// tells.
+	Digest Digest
+	// Lock pins contents, or notes them. It may be nil.
+	Lock *Lock
+	// Fetch sends a GET for URL with these headers and no others. It may be called
+	// after the request of the program has ended, while others wait for the same.
+	Fetch func(ctx context.Context, header http.Header) (*http.Response, error)
+}
+
+// Result describes an answer.
+type Result struct {
+	Status int    // 0 if nothing was sent
+	Bytes  int64  // of the body
+	SHA256 string // of the whole content, in hexadecimal; "" if unknown
+	Hit    bool   // no byte of the body was downloaded for this request
+}
+
+// DigestError reports a content that hasn't the digest that it must have.
+type DigestError struct {
+	URL       string
+	Want, Got Digest
+}
+
+func (e *DigestError) Error() string {
+	return fmt.Sprintf("%s has the digest %s, want %s", e.URL, e.Got, e.Want)
+}
+
+// NotLockedError reports a URL that a [Lock] doesn't have.
+type NotLockedError struct{ URL string }
+
+func (e *NotLockedError) Error() string { return e.URL + " is not in the lock" }
+
+// Cacheable reports whether a program's request may be answered from a cache.
+func Cacheable(r *http.Request) bool {
+	if r.Method != http.MethodGet || r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
+		return false
+	}
+	return !slices.ContainsFunc([]string{"Authorization", "Proxy-Authorization", "Cookie", "Range", "Upgrade"}, func(name string) bool { return r.Header[name] != nil })
+}
+
+// entry is what is known of a URL and Accept.
+type entry struct {
+	URL     string      `json:"url"`
+	Accept  string      `json:"accept"`
+	Header  http.Header `json:"header"`
+	SHA256  string      `json:"sha256"`
+	Size    int64       `json:"size"`
+	Checked Digest      `json:"checked"` // the digest of an index that the content has
+	Time    time.Time   `json:"time"`    // when the server was asked last
+}
+
+// key returns the name of a URL and Accept. Names of one URL have one beginning.
+func key(url, accept string) string {
+	return hashText(url) + "-" + hashText(accept)[:16]
+}
+
+func hashText(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:])
+}
+
+func (c *Cache) entryPath(key string) string {
+	return filepath.Join(c.dir, "entries", key[:2], key+".json")
+}
+
+func (c *Cache) contentPath(sum string) string {
+	return filepath.Join(c.dir, "content", sum[:2], sum)
+}
+
+// readEntry returns an entry, and its content, which the caller closes. It returns
+// false if there is none that can be used.
+func (c *Cache) readEntry(name, url, accept string) (entry, *os.File, bool) {
+	text, err := os.ReadFile(c.entryPath(name))
+	if err != nil {
+		return entry{}, nil, false
+	}
+	var e entry
+	if json.Unmarshal(text, &e) != nil || e.URL != url || e.Accept != accept || len(e.SHA256) != 2*sha256.Size || strings.Trim(e.SHA256, "0123456789abcdef") != "" {
+		return entry{}, nil, false
+	}
+	f, err := os.Open(c.contentPath(e.SHA256))
+	if err != nil {
+		return entry{}, nil, false
+	}
+	info, err := f.Stat()
+	if err != nil || info.Size() != e.Size || !info.Mode().IsRegular() {
+		_ = f.Close()
+		return entry{}, nil, false
+	}
+	if now := c.now(); now.Sub(info.ModTime()) > time.Hour {
+		_ = os.Chtimes(f.Name(), now, now) // for prune
+	}
+	return e, f, true
+}
+
+// writeEntry writes an entry under the name of its URL, and under that of its
+// content too, for locks.
+func (c *Cache) writeEntry(e entry) error {
+	text, err := json.Marshal(e)
+	if err != nil {
+		return err
+	}
+	name := key(e.URL, e.Accept)
+	if err := os.MkdirAll(filepath.Dir(c.entryPath(name)), 0o700); err != nil {
+		return err
+	}
+	for _, name := range []string{name + "-" + e.SHA256, name} {
+		if err := atomicwriter.WriteFile(c.entryPath(name), text, 0o600); err != nil {
+			return fmt.Errorf("write an entry of the cache: %w", err)
+		}
+	}
+	return nil
+}
+
+// removeEntry removes a content that is damaged.
+func (c *Cache) removeEntry(e entry) {
+	_ = os.Remove(c.entryPath(key(e.URL, e.Accept)))
+	_ = os.Remove(c.contentPath(e.SHA256))
+}
+
+// Visit calls visit with each content that the cache has for a URL, whatever the
+// Accept header and however old, until it returns false.
+func (c *Cache) Visit(url string, visit func(content io.Reader) bool) {
+	sum := hashText(url)
+	paths, err := filepath.Glob(filepath.Join(c.dir, "entries", sum[:2], sum+"-????????????????.json"))
+	if err != nil {
+		return // can't happen: the pattern is valid
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue
+		}
+		var named entry
+		if json.Unmarshal(text, &named) != nil {
+			continue
+		}
+		_, f, ok := c.readEntry(key(url, named.Accept), url, named.Accept)
+		if !ok {
+			continue
+		}
+		more := visit(f)
+		_ = f.Close()
+		if !more {
+			return
+		}
+	}
+}
+
+// content is a file of the cache, for prune.
+type content struct {
+	path string
+	size int64
+	used time.Time
+}
+
+// prune removes the contents that were not used for the longest time, if there are
+// too many, and the entries without a content.
+func (c *Cache) prune() error {
+	var list []content
+	var total int64
+	err := filepath.WalkDir(filepath.Join(c.dir, "content"), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return ignoreMissing(err)
+		}
+		info, err := d.Info()
+		if err != nil {
+			return ignoreMissing(err)
+		}
+		list = append(list, content{path: path, size: info.Size(), used: info.ModTime()})
+		total += info.Size()
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list a cache: %w", err)
+	}
+	if total > c.opts.MaxBytes {
+		slices.SortFunc(list, func(a, b content) int { return a.used.Compare(b.used) })
+		for _, one := range list {
+			if total <= c.opts.MaxBytes/10*9 {
+				break
+			}
+			if err := os.Remove(one.path); ignoreMissing(err) != nil {
+				return fmt.Errorf("remove from a cache: %w", err)
+			}
+			total -= one.size
+		}
+		err = filepath.WalkDir(filepath.Join(c.dir, "entries"), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() {
+				return ignoreMissing(err)
+			}
+			var e entry
+			text, err := os.ReadFile(path)
+			if err != nil || json.Unmarshal(text, &e) != nil || len(e.SHA256) != 2*sha256.Size {
+				return ignoreMissing(os.Remove(path))
+			}
+			if _, err := os.Lstat(c.contentPath(e.SHA256)); errors.Is(err, fs.ErrNotExist) {
+				return ignoreMissing(os.Remove(path))
+			}
+			return nil
+		})
+	}
+	c.mu.Lock()
+	c.used = total
+	c.mu.Unlock()
+	return err
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// removeOldDownloads removes what processes that were killed left behind.
+func (c *Cache) removeOldDownloads() error {
+	dir := filepath.Join(c.dir, "tmp")
+	list, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("list a cache: %w", err)
+	}
+	for _, d := range list {
+		if info, err := d.Info(); err == nil && c.now().Sub(info.ModTime()) > 24*time.Hour {
+			if err := os.Remove(filepath.Join(dir, d.Name())); ignoreMissing(err) != nil {
+				return fmt.Errorf("remove from a cache: %w", err)
+			}
+		}
+	}
+	return nil
+}

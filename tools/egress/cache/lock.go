@@ -1,0 +1,137 @@
+package cache
+
+import (
+	"bufio"
+	"crypto/sha1" //nolint:gosec // registries still have it in their indexes, beside others
+	"crypto/sha256"
+	"crypto/sha512"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// Digest is the digest of a content, as an index of a registry has it. The zero
+// value is none.
+type Digest struct {
+	Algorithm string `json:"algorithm,omitempty"` // sha256, sha512 or sha1
+	Sum       string `json:"sum,omitempty"`       // in lower-case hexadecimal
+}
+
+func (d Digest) String() string { return d.Algorithm + ":" + d.Sum }
+
+// newHash returns the hash of a digest, or nil for none that is known.
+func (d Digest) newHash() hash.Hash {
+	switch d.Algorithm {
+	case "sha256":
+		return sha256.New()
+	case "sha512":
+		return sha512.New()
+	case "sha1":
+		return sha1.New() //nolint:gosec // see the import
+	}
+	return nil
+}
+
+// Lock has the SHA-256 of contents by URL and Accept. A strict one, which
+// [ReadLock] returns, lets nothing else be served. Another, which [NewLock]
+// returns, notes what is served. It is safe for concurrent use. A nil Lock is one
+// that does neither.
+type Lock struct {
+	strict bool
+	mu     sync.Mutex
+	sums   map[lockKey]string
+}
+
+type lockKey struct{ url, accept string }
+
+// NewLock returns a lock that notes what is served.
+func NewLock() *Lock { return &Lock{sums: map[lockKey]string{}} }
+
+// lockHeader is the first line of a lock.
+const lockHeader = "# caisson egress lock, version 1: SHA-256, URL, Accept"
+
+// ReadLock reads a strict lock that [Lock.WriteTo] wrote.
+func ReadLock(r io.Reader) (*Lock, error) {
+	l := &Lock{strict: true, sums: map[lockKey]string{}}
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 64<<10)
+	for n := 1; lines.Scan(); n++ {
+		line := lines.Text()
+		if n == 1 {
+			if line != lockHeader {
+				return nil, fmt.Errorf("line 1 of a lock is %q, want %q", line, lockHeader)
+			}
+			continue
+		}
+		sum, rest, _ := strings.Cut(line, " ")
+		url, quoted, _ := strings.Cut(rest, " ")
+		accept, err := strconv.Unquote(quoted)
+		if raw, sumErr := hex.DecodeString(sum); sumErr != nil || len(raw) != sha256.Size || strings.ToLower(sum) != sum || url == "" || err != nil {
+			return nil, fmt.Errorf("line %d of a lock is not a SHA-256, a URL and a quoted Accept header", n)
+		}
+		k := lockKey{url: url, accept: accept}
+		if l.sums[k] != "" {
+			return nil, fmt.Errorf("line %d of a lock is for a URL that it has already", n)
+		}
+		l.sums[k] = sum
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read a lock: %w", err)
+	}
+	return l, nil
+}
+
+// WriteTo writes the lock in the form that [ReadLock] reads.
+func (l *Lock) WriteTo(w io.Writer) (int64, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var lines []string
+	for k, sum := range l.sums {
+		lines = append(lines, sum+" "+k.url+" "+strconv.Quote(k.accept)+"\n")
+	}
+	// By URL.
+	slices.SortFunc(lines, func(a, b string) int { return strings.Compare(a[2*sha256.Size:], b[2*sha256.Size:]) })
+	n, err := io.WriteString(w, lockHeader+"\n"+strings.Join(lines, ""))
+	return int64(n), err
+}
+
+func (l *Lock) isStrict() bool { return l != nil && l.strict }
+
+// find returns the hash that a URL must have, "" if the lock isn't strict. Its error
+// is a *[NotLockedError].
+func (l *Lock) find(url, accept string) (string, error) {
+	if !l.isStrict() {
+		return "", nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	sum, ok := l.sums[lockKey{url, accept}]
+	if !ok {
+		return "", &NotLockedError{URL: url}
+	}
+	return sum, nil
+}
+
+// check returns a *[NotLockedError] if a content that was downloaded isn't the one
+// that a strict lock has.
+func (l *Lock) check(e entry) error {
+	if sum, err := l.find(e.URL, e.Accept); err != nil || sum != "" && sum != e.SHA256 {
+		return &NotLockedError{URL: e.URL}
+	}
+	return nil
+}
+
+// note notes what was served.
+func (l *Lock) note(e entry) {
+	if l == nil || l.strict || e.SHA256 == "" {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sums[lockKey{e.URL, e.Accept}] = e.SHA256
+}
