@@ -100,7 +100,7 @@ var ranks = map[string]int{
 
 // unranked are folders whose packages no rank binds, and that nothing in the
 // table may import.
-var unranked = []string{"sandbox/sandboxtest", "loop/boundary/boundarytest", "e2e", "examples"}
+var unranked = []string{"sandbox/sandboxtest", "loop/boundary/boundarytest", "tools/egress/egresstest", "e2e", "examples"}
 
 // concrete are the packages that only the root package, cmd and tests may import.
 var concrete = []string{"sandbox/docker", "sandbox/oci", "sandbox/pool", "loop/anthropic", "loop/ollama", "loop/openai", "loop/replay"}

@@ -17,8 +17,7 @@ type client struct {
 	sandbox.EgressConn
 	s  *Server
 	br *bufio.Reader
-	// replied reports whether bytes were sent to the program.
-	replied atomic.Bool
+	// expired reports whether a wait for the program took too long.
 	expired atomic.Bool
 }
 
@@ -35,9 +34,11 @@ func (c *client) newRequest(way Way, host string, port uint16) request {
 // Read returns what the program sent.
 func (c *client) Read(p []byte) (int, error) { return c.br.Read(p) }
 
-// Write sends bytes to the program.
+// Write sends bytes to the program. It fails if none of them are received for the
+// idle time.
 func (c *client) Write(p []byte) (int, error) {
-	c.replied.Store(true)
+	timer := time.AfterFunc(c.s.times.idle, func() { _ = c.Close() })
+	defer timer.Stop()
 	return c.EgressConn.Write(p)
 }
 

@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
@@ -25,7 +26,7 @@ const connectTime = 10 * time.Second
 // hostConn is a connection to a host, metered and recorded. It ends once: the first
 // ending counts.
 type hostConn struct {
-	MeteredConn
+	limits.MeteredConn
 	s      *Server
 	opened Opened
 	start  time.Time
@@ -37,6 +38,7 @@ type hostConn struct {
 	onClose func()
 	sni     string
 	ending  string
+	over    *limits.ExceededError // the budget that ended it, if one did
 }
 
 // connect makes the connection that a flow allows, for a request. Before that, it
@@ -71,7 +73,6 @@ func (s *Server) connect(ctx context.Context, f *flow, r request) (*hostConn, er
 		return nil, failed
 	}
 	h.Conn, h.Budget = conn, s.opts.Budget
-	h.last.Store(time.Now().UnixNano())
 	h.timer = time.AfterFunc(s.times.idle, h.checkIdle)
 	return h, nil
 }
@@ -176,12 +177,51 @@ func closeWrite(conn net.Conn) error {
 
 // checkIdle ends the connection if no byte was moved for the idle time.
 func (h *hostConn) checkIdle() {
-	left := h.s.times.idle - time.Since(time.Unix(0, h.last.Load()))
+	last := h.LastMoved()
+	if last.Before(h.start) {
+		last = h.start
+	}
+	left := h.s.times.idle - time.Since(last)
 	if left > 0 {
 		h.timer.Reset(left)
 		return
 	}
 	h.end(EndingIdle)
+}
+
+// Read reads from the host. It ends the connection if the budget does.
+func (h *hostConn) Read(p []byte) (int, error) {
+	n, err := h.MeteredConn.Read(p)
+	h.checkBudget(err)
+	return n, err
+}
+
+// Write writes to the host. It ends the connection if the budget does.
+func (h *hostConn) Write(p []byte) (int, error) {
+	n, err := h.MeteredConn.Write(p)
+	h.checkBudget(err)
+	return n, err
+}
+
+func (h *hostConn) checkBudget(err error) {
+	over, ok := errors.AsType[*limits.ExceededError](err)
+	if !ok {
+		return
+	}
+	h.mu.Lock()
+	h.over = over
+	h.mu.Unlock()
+	h.end(string(over.Kind))
+}
+
+// budgetError returns the error of the budget that ended the connection, or nil.
+func (h *hostConn) budgetError() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.over == nil {
+		return nil
+	}
+	return h.over
 }
 
 // CloseWrite ends the bytes to the host.

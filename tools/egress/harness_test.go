@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,10 +19,16 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress/egresstest"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if egresstest.InNamespace() {
+		os.Exit(egresstest.Main(m))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // testConn is the host's end of a connection of a program, over TCP.
 type testConn struct {

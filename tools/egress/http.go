@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
@@ -38,7 +40,11 @@ func (s *Server) serveHTTP(ctx context.Context, c *client, tunnel *request) {
 	defer x.transport.CloseIdleConnections()
 	c.br = bufio.NewReaderSize(c.br, maxHeadBytes)
 	for x.serveOne(ctx) {
-		if _, err := c.br.Peek(1); err != nil {
+		err := c.within(s.times.idle, func() error {
+			_, err := c.br.Peek(1)
+			return err
+		})
+		if err != nil {
 			return
 		}
 	}
@@ -89,7 +95,7 @@ func (x *httpConn) serveOne(ctx context.Context) bool {
 		return nil
 	})
 	if h != nil {
-		r.method, r.url = h.method, h.target
+		r.method, r.url = h.method, shownURL(h.target)
 	}
 	if err != nil {
 		if f, ok := errors.AsType[*refusal](err); ok {
@@ -138,6 +144,9 @@ func (x *httpConn) answer(ctx context.Context, h *head, req *http.Request, r req
 	}()
 	t, err := x.readTarget(h, req)
 	if err != nil {
+		if x.tunnel == nil {
+			r.host, r.port = t.Host, t.Port
+		}
 		x.refuse(w, r, asRefusal(ctx, err))
 	} else {
 		x.forward(ctx, w, req, t, r)
@@ -189,10 +198,10 @@ func (x *httpConn) readTarget(h *head, req *http.Request) (rule.Target, error) {
 	}
 	t, err := rule.ParseTarget(raw)
 	if err != nil {
-		return rule.Target{}, err
+		return rule.Target{Origin: rule.Origin{Host: shownHost(raw)}}, err
 	}
 	if t.Scheme != "http" {
-		return rule.Target{}, deny(rule.ReasonScheme, "https URLs are reached with CONNECT")
+		return t, deny(rule.ReasonScheme, "https URLs are reached with CONNECT")
 	}
 	return t, checkHost(h.hosts, req, t.Origin)
 }
@@ -230,7 +239,7 @@ func splitAuthority(s string) (host, port string, ok bool) {
 
 // serveConnect serves a CONNECT request.
 func (s *Server) serveConnect(ctx context.Context, c *client, h *head, req *http.Request) {
-	r := c.newRequest(WayConnect, h.target, 0)
+	r := c.newRequest(WayConnect, shownHost("//"+h.target), 0)
 	refuse := func(f *refusal) {
 		if f == nil {
 			return
@@ -284,7 +293,6 @@ type attempt struct {
 	target  rule.Target
 	conn    *hostConn // that carried it, if any
 	upgrade bool      // to WebSocket was asked for
-	failed  *refusal
 }
 
 // attemptKey is the key of an attempt in a context.
@@ -323,6 +331,9 @@ func (x *httpConn) forward(ctx context.Context, w http.ResponseWriter, req *http
 		ModifyResponse: func(res *http.Response) error { return x.readResponse(a, res) },
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			x.requested(a, nil, nil, false)
+			if a.conn != nil {
+				err = cmp.Or(a.conn.budgetError(), err)
+			}
 			x.refuse(w, r, asRefusal(f.ctx, err))
 		},
 	}
@@ -364,7 +375,12 @@ func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
 		x.requested(a, res, nil, true)
 		return nil
 	}
-	res.Body = &responseBody{ReadCloser: res.Body, sum: sha256.New(), end: func(b *responseBody, complete bool) { x.requested(a, res, b, complete) }}
+	res.Body = &responseBody{ReadCloser: res.Body, sum: sha256.New(), end: func(b *responseBody, err error) {
+		x.requested(a, res, b, err == io.EOF) //nolint:errorlint // readers return it as it is
+		if _, over := errors.AsType[*limits.ExceededError](err); over {
+			x.s.report(a.request, asRefusal(a.flow.ctx, err))
+		}
+	}}
 	return nil
 }
 
@@ -389,22 +405,25 @@ type responseBody struct {
 	io.ReadCloser
 	sum  hash.Hash
 	size int64
-	end  func(b *responseBody, complete bool)
+	end  func(b *responseBody, err error)
 	once sync.Once
 }
+
+// errBodyClosed is the end of a body that was not read to its end.
+var errBodyClosed = errors.New("the body was closed")
 
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.sum.Write(p[:n])
 	b.size += int64(n)
-	if err == io.EOF { //nolint:errorlint // readers return it as it is
-		b.once.Do(func() { b.end(b, true) })
+	if err != nil {
+		b.once.Do(func() { b.end(b, err) })
 	}
 	return n, err
 }
 
 func (b *responseBody) Close() error {
 	err := b.ReadCloser.Close()
-	b.once.Do(func() { b.end(b, false) })
+	b.once.Do(func() { b.end(b, errBodyClosed) })
 	return err
 }

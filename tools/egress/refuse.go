@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
@@ -178,4 +179,21 @@ func withoutQuery(u *url.URL) string {
 	plain := *u
 	plain.User, plain.RawQuery, plain.ForceQuery, plain.Fragment = nil, "", false, ""
 	return plain.String()
+}
+
+// shownURL returns the target of a request for reports, without credentials and
+// query.
+func shownURL(raw string) string {
+	if u, err := url.Parse(raw); err == nil {
+		return withoutQuery(u)
+	}
+	raw, _, _ = strings.Cut(raw, "?")
+	return raw[strings.LastIndexByte(raw, '@')+1:]
+}
+
+// shownHost returns the host of a URL that has no canonical form, for reports.
+func shownHost(raw string) string {
+	_, rest, _ := strings.Cut(raw, "//")
+	rest, _, _ = strings.Cut(rest, "/")
+	return rest[strings.LastIndexByte(rest, '@')+1:]
 }

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io"
 	"sync"
-
-	"github.com/caisson-run/caisson/limits"
 )
 
 // relayBytes is the size of the buffer of each direction of a relay.
@@ -37,50 +35,58 @@ func relay(ctx context.Context, c *client, h *hostConn) error {
 	})
 	defer stop()
 	h.setOnClose(func() { _ = c.Close() })
-	var up, down error
 	var wg sync.WaitGroup
-	wg.Go(func() { up = relayOneWay(c, h, h, EndingProgram, EndingHost) })
-	down = relayOneWay(h, c, h, EndingHost, EndingProgram)
+	wg.Go(func() { relayUp(c, h) })
+	relayDown(c, h)
 	wg.Wait()
 	h.end(EndingDone)
-	return errors.Join(up, down)
+	return h.budgetError()
 }
 
-// relayOneWay moves bytes in one direction. If a side fails, it ends the connection
-// with that side's ending.
-func relayOneWay(from io.Reader, to interface {
-	io.Writer
-	CloseWrite() error
-}, h *hostConn, fromEnding, toEnding string,
-) error {
+// relayUp moves bytes from a program to a host.
+func relayUp(c *client, h *hostConn) {
+	read, written := copyBytes(h, c)
+	switch {
+	case written != nil:
+		// The host takes no more. What it has sent is still passed on: relayDown sees
+		// how that ends.
+	case read != nil:
+		h.end(EndingProgram)
+	default:
+		_ = h.CloseWrite()
+	}
+}
+
+// relayDown moves bytes from a host to a program.
+func relayDown(c *client, h *hostConn) {
+	read, written := copyBytes(c, h)
+	switch {
+	case written != nil:
+		h.end(EndingProgram)
+	case read != nil:
+		h.end(EndingHost)
+	case c.CloseWrite() != nil:
+		h.end(EndingProgram)
+	}
+}
+
+// copyBytes copies until the end of the source, which is no error. Errors of the
+// source and the destination are returned apart.
+func copyBytes(to io.Writer, from io.Reader) (read, written error) {
 	buf := buffers.Get()
 	defer buffers.Put(buf)
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
 			if _, failed := to.Write(buf[:n]); failed != nil {
-				return endRelay(h, failed, toEnding)
+				return nil, failed
 			}
 		}
-		switch {
-		case err == io.EOF: //nolint:errorlint // readers return it as it is
-			if failed := to.CloseWrite(); failed != nil {
-				return endRelay(h, failed, toEnding)
-			}
-			return nil
-		case err != nil:
-			return endRelay(h, err, fromEnding)
+		if err == io.EOF { //nolint:errorlint // readers return it as it is
+			return nil, nil
+		}
+		if err != nil {
+			return err, nil
 		}
 	}
-}
-
-// endRelay ends the connection of a relay that failed. It returns the error of a
-// budget.
-func endRelay(h *hostConn, err error, ending string) error {
-	if over, ok := errors.AsType[*limits.ExceededError](err); ok {
-		h.end(string(over.Kind))
-		return over
-	}
-	h.end(ending)
-	return nil
 }

@@ -153,6 +153,7 @@ type request struct {
 // flow is something that the policy allowed, while it lasts.
 type flow struct {
 	decision rule.Decision
+	policy   *rule.Policy // that allowed it
 	// answer is the rule of the answer to a question that allowed the flow, or the
 	// zero value.
 	answer rule.Rule
@@ -220,7 +221,7 @@ func (s *Server) admit(ctx context.Context, r request, decide func(*rule.Policy)
 // newFlow adds a flow. The server's lock is held, so that no policy is set between
 // the decision and the flow.
 func (s *Server) newFlow(ctx context.Context, d rule.Decision, answer rule.Rule, decide func(*rule.Policy) rule.Decision) *flow {
-	f := &flow{decision: d, answer: answer, decide: decide}
+	f := &flow{decision: d, policy: s.policy, answer: answer, decide: decide}
 	f.ctx, f.cancel = context.WithCancelCause(ctx)
 	s.flows[f] = struct{}{}
 	return f
@@ -244,11 +245,9 @@ func (s *Server) restrictFlow(f *flow, r request, h *hostConn, way rule.Ways) {
 	if addr, ok := h.RemoteAddr().(*net.TCPAddr); ok && s.opts.Upstream == nil {
 		f.addr = addr.AddrPort().Addr().Unmap()
 	}
-	p := s.policy
-	if f.answer != (rule.Rule{}) {
-		p = p.WithAnswer(f.answer)
+	if f.policy != s.policy { // SetPolicy didn't know what was recorded here
+		f.recheck(s.policy)
 	}
-	f.recheck(p)
 }
 
 // refuseDenied returns what a dialer refuses besides its guard: addresses that the

@@ -51,7 +51,8 @@ func (s *Server) serveOpaque(c *client, h *hostConn, f *flow, r request) error {
 			return err
 		}
 		if _, err := h.Write(hello); err != nil {
-			return endRelay(h, err, EndingHost)
+			h.end(EndingHost)
+			return h.budgetError()
 		}
 	}
 	return relay(f.ctx, c, h)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
@@ -50,5 +51,5 @@ func (c *Client) dialProxy(ctx context.Context, network, address string) (net.Co
 
 // meterConn returns conn with the egress budget and the idle timeout applied.
 func (c *Client) meterConn(conn net.Conn) net.Conn {
-	return &meteredConn{Conn: conn, egress: c.opts.Egress, idle: c.opts.Idle}
+	return &limits.MeteredConn{Conn: conn, Budget: c.opts.Egress, Idle: c.opts.Idle}
 }

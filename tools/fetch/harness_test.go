@@ -19,12 +19,13 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/egresstest"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(inNamespace) != "" {
-		os.Exit(runInNamespace(m))
+	if egresstest.InNamespace() {
+		os.Exit(egresstest.Main(m))
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -1,291 +1,41 @@
 package fetch
 
 import (
-	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
-	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools/egress/egresstest"
 )
 
-// inNamespace is set in a child process of the test, which runs in its own network
-// namespace. There, it can use any address.
-const inNamespace = "CAISSON_TEST_FETCH_NAMESPACE"
-
-// Addresses of the namespace; publicAddr represents the internet.
 const (
-	publicAddr  = "93.184.216.34"
-	publicAddr6 = "2606:4700::1111"
-	nameServer  = "127.0.0.53"
+	publicAddr  = egresstest.PublicAddr
+	publicAddr6 = egresstest.PublicAddr6
 )
 
-// canaryAddrs are addresses that must not be reached, one for each kind of network.
-var canaryAddrs = []string{
-	"127.0.0.1", "10.0.0.5", "172.16.0.5", "192.168.0.5", "169.254.169.254", "100.64.0.1", "198.18.0.1", "240.0.0.1", "168.63.129.16",
-	"::1", "fc00::5", "64:ff9b::a00:5", "2002:a00:5::1",
-}
+// answer is the answer of the name server to one query for a name.
+type answer = egresstest.Answer
 
 // TestPublicNetwork runs acceptance cases 59, 60, 63 and 67 in a network namespace,
 // with addresses that are public there.
 func TestPublicNetwork(t *testing.T) {
-	if os.Getenv(inNamespace) != "" {
-		t.Run("literals", namespaceLiterals)
-		t.Run("rebinding", namespaceRebinding)
-		t.Run("mixed answers", namespaceMixedAnswers)
-		t.Run("allowed by name", namespaceAllowedByName)
-		t.Run("proxy", namespaceProxy)
+	if !egresstest.InNamespace() {
+		egresstest.Run(t, 5, "HTTP_PROXY=http://"+publicAddr+":3128", "http_proxy=http://"+publicAddr+":3128")
 		return
 	}
-	dir := t.TempDir()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestPublicNetwork$", "-test.v", "-test.timeout=5m")
-	cmd.Env = append(os.Environ(), inNamespace+"="+dir, "HTTP_PROXY=http://"+publicAddr+":3128", "http_proxy=http://"+publicAddr+":3128")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	if os.Geteuid() != 0 {
-		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}}
-		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}
-	}
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Start(); err != nil {
-		skipOrFail(t, "a network namespace: %v", err)
-	}
-	err := cmd.Wait()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == noNamespace {
-		skipOrFail(t, "addresses in a network namespace: %s", out.String())
-	}
-	if err != nil || strings.Count(out.String(), "--- PASS: TestPublicNetwork/") != 5 {
-		t.Errorf("%v\n%s", err, out.String())
-	}
-}
-
-// skipOrFail skips the test, or fails it if REQUIRE_BACKENDS is set.
-func skipOrFail(t *testing.T, format string, args ...any) {
-	t.Helper()
-	if strings.TrimSpace(os.Getenv("REQUIRE_BACKENDS")) != "" {
-		t.Fatalf("REQUIRE_BACKENDS is set, and there is no "+format, args...)
-	}
-	t.Skipf("needs "+format, args...)
-}
-
-// noNamespace is the exit status of a child that can't set up its namespace.
-const noNamespace = 77
-
-// runInNamespace sets up the addresses and the name server of this process, and
-// runs the tests.
-func runInNamespace(m *testing.M) int {
-	if err := prepareNamespace(os.Getenv(inNamespace)); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return noNamespace
-	}
-	return m.Run()
-}
-
-func prepareNamespace(dir string) error {
-	// Routes, because addresses of interfaces are this machine's own and refused. IPv6
-	// addresses of no interface can only be listened on with this setting.
-	if err := os.WriteFile("/proc/sys/net/ipv6/ip_nonlocal_bind", []byte("1"), 0o600); err != nil {
-		return err
-	}
-	commands := [][]string{{"link", "set", "lo", "up"}}
-	for _, a := range append([]string{publicAddr, publicAddr6}, canaryAddrs...) {
-		switch {
-		case a == "127.0.0.1" || a == "::1":
-		case strings.Contains(a, ":"):
-			commands = append(commands, []string{"-6", "route", "add", "local", a + "/128", "dev", "lo"})
-		default:
-			commands = append(commands, []string{"route", "add", "local", a + "/32", "dev", "lo"})
-		}
-	}
-	for _, args := range commands {
-		if out, err := exec.CommandContext(context.Background(), "ip", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("ip %s: %w: %s", strings.Join(args, " "), err, out)
-		}
-	}
-	for _, a := range append([]string{publicAddr6}, canaryAddrs...) {
-		if err := awaitAddr(a); err != nil {
-			return err
-		}
-	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
-	}
-	for name, text := range map[string]string{
-		"resolv.conf": "nameserver " + nameServer + "\nsearch evil.test\noptions timeout:1 attempts:2\n",
-		"hosts":       "127.0.0.1 localhost hosts-file.test\n10.0.0.5 hosts-internal.test\n",
-	} {
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			return err
-		}
-		target, err := filepath.EvalSymlinks("/etc/" + name)
-		if err != nil {
-			return fmt.Errorf("there is no /etc/%s: %w", name, err)
-		}
-		if err := unix.Mount(file, target, "", unix.MS_BIND, ""); err != nil {
-			return fmt.Errorf("mount %s: %w", target, err)
-		}
-	}
-	return nil
-}
-
-// awaitAddr waits until an address can be connected to. On a busy machine, the
-// kernel adds the route of an IPv6 address later than the address.
-func awaitAddr(addr string) error {
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", net.JoinHostPort(addr, "0"))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = l.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	for {
-		conn, err := (&net.Dialer{Timeout: 200 * time.Millisecond}).DialContext(ctx, "tcp", l.Addr().String())
-		if err == nil {
-			return conn.Close()
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s can't be connected to: %w", addr, err)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-}
-
-// answer is the answer of the name server to one query for a name.
-type answer struct {
-	addrs []string
-	cname string
-	rcode dnsmessage.RCode
-}
-
-// dnsServer is a name server whose answers may change with every query. Queries
-// for AAAA and A are counted apart, so that both of one lookup get the same answer.
-type dnsServer struct {
-	mu      sync.Mutex
-	answers map[string][]answer // the last one stays
-	asked   map[string]int
-}
-
-// startDNS starts a name server on UDP and TCP. Answers of 500 addresses need TCP.
-func startDNS(t *testing.T, answers map[string][]answer) *dnsServer {
-	t.Helper()
-	n := &dnsServer{answers: answers, asked: map[string]int{}}
-	udp, err := new(net.ListenConfig).ListenPacket(t.Context(), "udp", nameServer+":53")
-	if err != nil {
-		t.Fatal(err)
-	}
-	tcp, err := new(net.ListenConfig).Listen(t.Context(), "tcp", nameServer+":53")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		buf := make([]byte, 4096)
-		for {
-			size, from, err := udp.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			if reply := n.answerQuery(buf[:size], 512); reply != nil {
-				_, _ = udp.WriteTo(reply, from)
-			}
-		}
-	})
-	wg.Go(func() {
-		for {
-			conn, err := tcp.Accept()
-			if err != nil {
-				return
-			}
-			buf := make([]byte, 4096)
-			if size, err := conn.Read(buf); err == nil && size > 2 {
-				reply := n.answerQuery(buf[2:size], 65535)
-				_, _ = conn.Write(append([]byte{byte(len(reply) >> 8), byte(len(reply))}, reply...))
-			}
-			_ = conn.Close()
-		}
-	})
-	t.Cleanup(func() {
-		_ = udp.Close()
-		_ = tcp.Close()
-		wg.Wait()
-	})
-	return n
-}
-
-func (n *dnsServer) answerQuery(query []byte, maxSize int) []byte {
-	var m dnsmessage.Message
-	if m.Unpack(query) != nil || len(m.Questions) != 1 {
-		return nil
-	}
-	q := m.Questions[0]
-	name := strings.ToLower(q.Name.String())
-	n.mu.Lock()
-	key := name + q.Type.String()
-	list := n.answers[strings.TrimSuffix(name, ".")]
-	at := min(n.asked[key], len(list)-1)
-	if maxSize == 512 { // a query over TCP is the same one again
-		n.asked[key]++
-	}
-	n.mu.Unlock()
-	m.Response = true
-	m.Authoritative = true
-	m.RecursionAvailable = true
-	m.Additionals = nil
-	if at < 0 {
-		m.RCode = dnsmessage.RCodeNameError
-	} else {
-		m.RCode = list[at].rcode
-		m.Answers = answerRecords(q, list[at])
-	}
-	out, err := m.Pack()
-	if err == nil && len(out) > maxSize {
-		m.Truncated, m.Answers = true, nil
-		out, err = m.Pack()
-	}
-	if err != nil {
-		return nil
-	}
-	return out
-}
-
-// answerRecords returns the records of an answer, with a TTL of zero.
-func answerRecords(q dnsmessage.Question, a answer) []dnsmessage.Resource {
-	var out []dnsmessage.Resource
-	header := dnsmessage.ResourceHeader{Name: q.Name, Class: dnsmessage.ClassINET}
-	if a.cname != "" {
-		header.Type = dnsmessage.TypeCNAME
-		out = append(out, dnsmessage.Resource{Header: header, Body: &dnsmessage.CNAMEResource{CNAME: dnsmessage.MustNewName(a.cname)}})
-		header.Name = dnsmessage.MustNewName(a.cname)
-	}
-	header.Type = q.Type
-	for _, s := range a.addrs {
-		addr := netip.MustParseAddr(s)
-		switch {
-		case q.Type == dnsmessage.TypeA && addr.Is4():
-			out = append(out, dnsmessage.Resource{Header: header, Body: &dnsmessage.AResource{A: addr.As4()}})
-		case q.Type == dnsmessage.TypeAAAA && addr.Is6():
-			out = append(out, dnsmessage.Resource{Header: header, Body: &dnsmessage.AAAAResource{AAAA: addr.As16()}})
-		}
-	}
-	return out
+	t.Run("literals", namespaceLiterals)
+	t.Run("rebinding", namespaceRebinding)
+	t.Run("mixed answers", namespaceMixedAnswers)
+	t.Run("allowed by name", namespaceAllowedByName)
+	t.Run("proxy", namespaceProxy)
 }
 
 // network is the set of servers of the namespace: a public one, and canaries at
@@ -294,12 +44,12 @@ type network struct {
 	t        *testing.T
 	public   atomic.Int64
 	canaries []*canary
-	names    *dnsServer
+	names    *egresstest.NameServer
 }
 
 func newNetwork(t *testing.T, answers map[string][]answer) *network {
 	t.Helper()
-	w := &network{t: t, names: startDNS(t, answers)}
+	w := &network{t: t, names: egresstest.StartNameServer(t, answers)}
 	for _, addr := range []string{publicAddr, publicAddr6} {
 		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(addr, "80"))
 		if err != nil {
@@ -321,7 +71,7 @@ func newNetwork(t *testing.T, answers map[string][]answer) *network {
 			wg.Wait()
 		})
 	}
-	for _, addr := range canaryAddrs {
+	for _, addr := range egresstest.CanaryAddrs {
 		w.canaries = append(w.canaries, newCanary(t, net.JoinHostPort(addr, "80")))
 	}
 	return w
@@ -378,7 +128,7 @@ func openOptions(t *testing.T) Options {
 // refused, even if they are on the allowlist and a server listens there.
 func namespaceLiterals(t *testing.T) {
 	w := newNetwork(t, nil)
-	for _, addr := range canaryAddrs {
+	for _, addr := range egresstest.CanaryAddrs {
 		u := "http://" + netip.AddrPortFrom(netip.MustParseAddr(addr), 80).String() + "/"
 		w.requireReachable(u)
 		f := newOpenFixture(t, u)
@@ -411,13 +161,13 @@ func namespaceLiterals(t *testing.T) {
 // namespaceRebinding is acceptance case 60: a name that is public when it is
 // checked and internal when it is dialled.
 func namespaceRebinding(t *testing.T) {
-	public, inner := answer{addrs: []string{publicAddr}}, answer{addrs: []string{"127.0.0.1"}}
+	public, inner := answer{Addrs: []string{publicAddr}}, answer{Addrs: []string{"127.0.0.1"}}
 	flip := []answer{}
 	for range 100 {
 		flip = append(flip, public, inner)
 	}
 	w := newNetwork(t, map[string][]answer{
-		"second.test": {public, inner}, "flip.test": flip, "control.test": {public, inner}, "hop.test": {public, inner}, "meta.test": {public, {addrs: []string{"169.254.169.254"}}},
+		"second.test": {public, inner}, "flip.test": flip, "control.test": {public, inner}, "hop.test": {public, inner}, "meta.test": {public, {Addrs: []string{"169.254.169.254"}}},
 	})
 	// The naive way: resolve, look, and then dial by name.
 	addrs, err := (&net.Resolver{PreferGo: true}).LookupNetIP(t.Context(), "ip4", "control.test.")
@@ -460,23 +210,23 @@ func namespaceMixedAnswers(t *testing.T) {
 	}
 	many[0], hidden[499] = publicAddr, "10.0.0.5"
 	w := newNetwork(t, map[string][]answer{
-		"mixed.test":              {{addrs: []string{publicAddr, "127.0.0.1"}}},
-		"inner-first.test":        {{addrs: []string{"127.0.0.1", publicAddr}}},
-		"six.test":                {{addrs: []string{publicAddr, "::1"}}},
-		"mapped.test":             {{addrs: []string{"::ffff:10.0.0.5"}}},
-		"nat64.test":              {{addrs: []string{"64:ff9b::a00:5"}}},
-		"sixtofour.test":          {{addrs: []string{"2002:a00:5::1"}}},
-		"cname.test":              {{cname: "localhost.", addrs: []string{"127.0.0.1"}}},
-		"internal.test":           {{addrs: []string{"10.0.0.5"}}},
-		"sub.internal.test":       {{addrs: []string{"10.0.0.5"}}},
-		"hidden.test":             {{addrs: hidden}},
-		"many.test":               {{addrs: many}},
+		"mixed.test":              {{Addrs: []string{publicAddr, "127.0.0.1"}}},
+		"inner-first.test":        {{Addrs: []string{"127.0.0.1", publicAddr}}},
+		"six.test":                {{Addrs: []string{publicAddr, "::1"}}},
+		"mapped.test":             {{Addrs: []string{"::ffff:10.0.0.5"}}},
+		"nat64.test":              {{Addrs: []string{"64:ff9b::a00:5"}}},
+		"sixtofour.test":          {{Addrs: []string{"2002:a00:5::1"}}},
+		"cname.test":              {{CNAME: "localhost.", Addrs: []string{"127.0.0.1"}}},
+		"internal.test":           {{Addrs: []string{"10.0.0.5"}}},
+		"sub.internal.test":       {{Addrs: []string{"10.0.0.5"}}},
+		"hidden.test":             {{Addrs: hidden}},
+		"many.test":               {{Addrs: many}},
 		"none.test":               {{}},
-		"late.test":               {{rcode: dnsmessage.RCodeNameError}, {addrs: []string{publicAddr}}},
-		"fails.test":              {{rcode: dnsmessage.RCodeServerFailure}},
-		"good.test":               {{addrs: []string{publicAddr, publicAddr6}}},
-		"searched.test.evil.test": {{addrs: []string{publicAddr}}},
-		"wiki.evil.test":          {{addrs: []string{"10.0.0.5"}}},
+		"late.test":               {{RCode: dnsmessage.RCodeNameError}, {Addrs: []string{publicAddr}}},
+		"fails.test":              {{RCode: dnsmessage.RCodeServerFailure}},
+		"good.test":               {{Addrs: []string{publicAddr, publicAddr6}}},
+		"searched.test.evil.test": {{Addrs: []string{publicAddr}}},
+		"wiki.evil.test":          {{Addrs: []string{"10.0.0.5"}}},
 	})
 	for _, name := range []string{
 		"mixed.test", "inner-first.test", "six.test", "mapped.test", "nat64.test", "sixtofour.test", "cname.test", "internal.test",
@@ -511,8 +261,8 @@ func namespaceMixedAnswers(t *testing.T) {
 // private network.
 func namespaceAllowedByName(t *testing.T) {
 	w := newNetwork(t, map[string][]answer{
-		"wiki.test":  {{addrs: []string{"10.0.0.5"}}, {addrs: []string{"169.254.169.254"}}},
-		"other.test": {{addrs: []string{"10.0.0.5"}}},
+		"wiki.test":  {{Addrs: []string{"10.0.0.5"}}, {Addrs: []string{"169.254.169.254"}}},
+		"other.test": {{Addrs: []string{"10.0.0.5"}}},
 	})
 	o := openOptions(t)
 	o.Private = map[string][]netip.Prefix{"wiki.test": {netip.MustParsePrefix("10.0.0.0/24")}}
@@ -532,7 +282,7 @@ func namespaceAllowedByName(t *testing.T) {
 // namespaceProxy is acceptance case 67 with an address that is not
 // loopback, for which net/http's own default asks the environment.
 func namespaceProxy(t *testing.T) {
-	w := newNetwork(t, map[string][]answer{"docs.test": {{addrs: []string{publicAddr}}}})
+	w := newNetwork(t, map[string][]answer{"docs.test": {{Addrs: []string{publicAddr}}}})
 	proxy := newCanary(t, publicAddr+":3128")
 	err := fetchNaively(t, &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}}, "http://docs.test/")
 	if proxy.hits.Swap(0) == 0 {

@@ -1,28 +1,36 @@
-package egress
+package limits
 
 import (
 	"net"
 	"sync/atomic"
 	"time"
-
-	"github.com/caisson-run/caisson/limits"
 )
 
 // MeteredConn is a connection that takes every byte from a budget before reading or
 // writing it.
 type MeteredConn struct {
 	net.Conn
-	Budget *limits.Egress
+	Budget *Egress
 	// Idle is the timeout of the wait for a byte. Zero means none.
 	Idle time.Duration
 
 	sent, received atomic.Int64
-	last           atomic.Int64 // when bytes were moved, in nanoseconds
+	last           atomic.Int64 // when bytes were moved, in nanoseconds since 1970
 }
 
-// Sent and Received return the number of bytes so far.
-func (c *MeteredConn) Sent() int64     { return c.sent.Load() }
+// Sent returns the number of bytes that were written.
+func (c *MeteredConn) Sent() int64 { return c.sent.Load() }
+
+// Received returns the number of bytes that were read.
 func (c *MeteredConn) Received() int64 { return c.received.Load() }
+
+// LastMoved returns when bytes were read or written, the zero time if none were.
+func (c *MeteredConn) LastMoved() time.Time {
+	if last := c.last.Load(); last != 0 {
+		return time.Unix(0, last)
+	}
+	return time.Time{}
+}
 
 // Read reads at most as many bytes as the budget allows.
 func (c *MeteredConn) Read(p []byte) (int, error) {
