@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"runtime"
@@ -18,16 +19,17 @@ import (
 	"github.com/caisson-run/caisson/sandbox/internal/workmount"
 )
 
-// findAccount looks the image's user up, if commands run as it and the engine has the
-// image: in a container without mounts that is never started. Another image was
-// examined when it was fetched.
-func (c *engineContainer) findAccount(ctx context.Context) error {
+// examineImage looks the image's user up, if commands run as it, and reads what
+// egress needs, if the engine has the image: in a container without mounts that is
+// never started. Another image was examined when it was fetched, or is later.
+func (c *engineContainer) examineImage(ctx context.Context) error {
 	p := c.prep
-	if p.Spec.User != sandbox.UserImage {
+	asUser := p.Spec.User == sandbox.UserImage
+	if c.image.id == "" || !asUser && !p.NeedsImageFiles() {
+		if asUser {
+			return c.checkAccount()
+		}
 		return nil
-	}
-	if c.image.id == "" {
-		return c.checkAccount()
 	}
 	bare := plan{spec: p.Spec, image: c.image, work: &workmount.Mounts{}, seccomp: c.seccomp, runtime: c.facts.runtime, cpus: c.facts.info.NCPU, labels: c.backend.labels(p.Spec), noSwapLimit: !c.facts.info.SwapLimit}
 	var volumes []string
@@ -39,15 +41,57 @@ func (c *engineContainer) findAccount(ctx context.Context) error {
 		return err
 	}
 	c.id = created.ID
-	err = c.readAccount(ctx)
+	if asUser {
+		err = c.readAccount(ctx)
+	}
+	if err == nil {
+		err = p.AddEgressFiles(engineFiles{ctx, c})
+	}
 	if removeErr := removeContainer(context.WithoutCancel(ctx), c.remote, created.ID); removeErr != nil {
 		return errors.Join(err, removeErr)
 	}
 	c.id = ""
-	if err != nil {
+	if err != nil || !asUser {
 		return err
 	}
 	return c.checkAccount()
+}
+
+// engineFiles are the files of a container that never ran.
+type engineFiles struct {
+	ctx context.Context
+	c   *engineContainer
+}
+
+// Lstat returns the mode of a file, or that of the first symlink on the way to it.
+func (f engineFiles) Lstat(name string) (fs.FileMode, error) {
+	for i := 1; i <= len(name); i++ {
+		if i < len(name) && name[i] != '/' {
+			continue
+		}
+		stat, err := f.c.remote.statPath(f.ctx, f.c.id, name[:i])
+		switch {
+		case errors.Is(err, sandbox.ErrNotFound):
+			return 0, fs.ErrNotExist
+		case err != nil:
+			return 0, err
+		case i == len(name) || stat.Mode&fs.ModeSymlink != 0:
+			return stat.Mode, nil
+		}
+	}
+	return 0, fs.ErrNotExist
+}
+
+// ReadFile reads a regular file.
+func (f engineFiles) ReadFile(name string, limit int64) ([]byte, error) {
+	stat, err := f.c.remote.statPath(f.ctx, f.c.id, name)
+	if err != nil {
+		return nil, err
+	}
+	if stat.Size > limit {
+		return nil, fmt.Errorf("%w: %s of image %s has more than %d bytes", sandbox.ErrUnsupported, name, f.c.image.reference, limit)
+	}
+	return f.c.remote.copyFile(f.ctx, f.c.id, name, stat.Size)
 }
 
 // checkAccount refuses an image's user whose files would belong to someone else: a
@@ -118,6 +162,11 @@ func (r *remote) readFile(ctx context.Context, id, name, user string) ([]byte, e
 	if err := images.CheckAccountFile(user, name, stat.Mode, stat.Size); err != nil {
 		return nil, err
 	}
+	return r.copyFile(ctx, id, name, stat.Size)
+}
+
+// copyFile reads a regular file of this size.
+func (r *remote) copyFile(ctx context.Context, id, name string, size int64) ([]byte, error) {
 	return callWithin(ctx, r.ask, "read "+name+" of image", func(ctx context.Context) ([]byte, error) {
 		archive, _, err := r.engine.CopyFromContainer(ctx, id, name)
 		if err != nil {
@@ -129,7 +178,7 @@ func (r *remote) readFile(ctx context.Context, id, name, user string) ([]byte, e
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", sandbox.ErrUnavailable, err)
 		}
-		if header.Typeflag != tar.TypeReg || header.Size != stat.Size {
+		if header.Typeflag != tar.TypeReg || header.Size != size {
 			return nil, fmt.Errorf("%w: the engine sends another file than it described", sandbox.ErrUnavailable)
 		}
 		return io.ReadAll(files)

@@ -111,12 +111,12 @@ const (
 	hostsText = "127.0.0.1 localhost caisson\n::1 localhost\n"
 )
 
-// Begin writes /etc/hosts, and looks up the image's user.
+// Begin writes /etc/hosts, and examines an image of the engine.
 func (c *engineContainer) Begin(ctx context.Context) error {
 	if err := c.prep.Files.Write(hostsFile, hostsText); err != nil {
 		return err
 	}
-	return c.findAccount(ctx)
+	return c.examineImage(ctx)
 }
 
 // Identity returns the identity that the workspace's mounts need.

@@ -104,8 +104,8 @@ func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	if err := spec.Egress.Validate(spec.Env); err != nil {
 		return err
 	}
-	if spec.Egress != nil && len(spec.Egress.Roots) > 0 {
-		return fmt.Errorf("roots of egress: %w by the %s backend", sandbox.ErrUnsupported, b.Name)
+	if e := spec.Egress; e != nil && len(e.Roots) > 0 && b.Remote && spec.Workspace.Mode == sandbox.ModeCopy {
+		return fmt.Errorf("roots of egress: %w: nothing of this machine can be mounted in the containers of an engine on another one", sandbox.ErrUnsupported)
 	}
 	if err := validateService(spec); err != nil {
 		return err

@@ -149,6 +149,11 @@ func (s *Sandbox) prepareMounts(ctx context.Context) error {
 			return err
 		}
 	}
+	if s.prep.Image != nil {
+		if err := s.prep.AddEgressFiles(rootFiles{s.prep.Image}); err != nil {
+			return err
+		}
+	}
 	target, writable := spec.Workspace.MountPoint(), spec.Root == sandbox.RootEphemeral
 	if s.prep.Image == nil || len(spec.Mounts) == 0 && target == sandbox.WorkspaceDir && !writable {
 		return nil // every skeleton has it

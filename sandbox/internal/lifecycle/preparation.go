@@ -50,11 +50,12 @@ type Preparation struct {
 	Env      []string
 
 	service *service.Plan // nil if the spec has none
+	egress  []images.Bind // files and a directory for names and certificates
 }
 
 // FileBinds returns the files that every container has, which are mounted
-// read-only: the guest, the nonce and those about processors. A remote one has
-// none.
+// read-only: the guest, the nonce, those about processors, and those of
+// AddEgressFiles, one of which is a directory. A remote one has none.
 func (p *Preparation) FileBinds() []images.Bind {
 	if p.Remote {
 		return nil
@@ -65,7 +66,7 @@ func (p *Preparation) FileBinds() []images.Bind {
 			list = append(list, images.Bind{Source: source, Path: path})
 		}
 	}
-	return list
+	return append(list, p.egress...)
 }
 
 // readsThroughGuest reports whether no process of this machine sees the
