@@ -113,6 +113,21 @@ func (m *Meter) LeftToolCalls() (left int64, ok bool) {
 	return max(limit-used, 0), ok
 }
 
+// Left returns what is left of the limits of tokens and cost, at least 1 of each: call it
+// only if [Meter.Exceeded] allows a step.
+func (m *Meter) Left() Budget {
+	var b Budget
+	for _, f := range []struct {
+		kind  Kind
+		bound **int64
+	}{{KindTokens, &b.Tokens}, {KindCost, &b.CostMicroUSD}} {
+		if limit, used, ok := m.readLimit(f.kind, 0); ok {
+			*f.bound = new(max(limit-used, 1))
+		}
+	}
+	return b
+}
+
 // Warnings returns each limit of which four fifths are used, once. The values
 // are warnings: nothing has been exceeded yet.
 func (m *Meter) Warnings(elapsed time.Duration) []ExceededError {

@@ -44,7 +44,8 @@ func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 			Session: t.Session, Turn: t.Turn, ResultBytes: maxBytes,
 		})
 	}
-	results, err := t.Dispatcher.Round(ctx, calls)
+	spending := t.newSpending()
+	results, err := t.Dispatcher.Round(context.WithValue(ctx, spendingKey{}, spending), calls)
 	byID := make(map[string]tools.Result, len(results))
 	for _, r := range results {
 		byID[r.CallID] = r
@@ -58,6 +59,7 @@ func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 		t.addResult(ToolResult{ToolUseID: u.ID, Content: r.Content, IsError: r.IsError, DenialReason: r.DenialReason})
 	}
 	t.meter.Add(limits.Usage{ToolCalls: int64(len(uses))})
+	t.addSpending(spending)
 	if err == nil {
 		return nil
 	}

@@ -166,7 +166,7 @@ func openVerifier(ctx context.Context, s *Session) (*Session, error) {
 	forks, err := forkSession(ctx, s, 1, reasonVerify, func(_ int, o *Options) {
 		o.Task = "verify: " + o.Task
 		o.Profiles, o.Memory, o.InstructionFiles, o.Declared, o.Tools = nil, nil, false, nil, nil
-		o.Skills = SkillOptions{}
+		o.Skills, o.Workers = SkillOptions{}, WorkerOptions{}
 		o.Caches = CacheOptions{}
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner/caches"
 	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
@@ -235,10 +236,24 @@ type ToolOptions struct {
 	Memory *memory.Store
 	// Skills configures where skills are looked for; the zero value has none.
 	Skills SkillOptions
+	// Workers configures the tools that ask models; the zero value turns them off.
+	Workers WorkerOptions
 	// Declared are the operator's own tools: commands in the sandbox.
 	Declared []shell.Declared
 	// Tools are offered after the built-in ones. They run in this process.
 	Tools []tools.Factory
+}
+
+// WorkerOptions configures confer and coordinate, by which the model asks other models.
+type WorkerOptions struct {
+	// Profiles are the models that may be asked; none turn the tools off. They are
+	// charged to the session: its limits and its ledger count what they use.
+	Profiles []loop.Profile
+	// Tools are the tools that these models may call if the model asks for it: fetch, as
+	// the session has it, and verify, on texts.
+	Tools []string
+	// CostCap bounds the cost of each model with tools.
+	CostCap worker.CostCap
 }
 
 // SkillOptions configures the skills of a session. [ModelOptions].TrustedInstructions

@@ -158,7 +158,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, Fault{Kind: FaultInvalidLimits, Err: fmt.Errorf("session %w", err)}
 	}
-	for _, p := range o.Profiles {
+	for _, p := range slices.Concat(o.Profiles, o.Workers.Profiles) {
 		if err := cmp.Or(p.CheckPrice(o.Budget), p.CheckPrice(o.SessionBudget)); err != nil {
 			return nil, Fault{Kind: FaultInvalidLimits, Err: err}
 		}

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -42,9 +43,12 @@ type toolset struct {
 	// known returns the names of the session's tools.
 	known   func() []tools.Name
 	patches *patchMarker
-	// denied and warn record what tools report beside their results.
+	// mayUse reports whether the session's tools of a definition can be used.
+	mayUse func(tools.Definition) bool
+	// denied, warn and inner record what tools report beside their results.
 	denied func(record.NetworkDenied) error
 	warn   func(message string)
+	inner  func(call string, e worker.Event) error
 	log    *zap.Logger
 }
 
@@ -52,7 +56,7 @@ type toolset struct {
 func newToolset(s *Session) toolset {
 	return toolset{
 		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.WorkspaceView(), exec: s.exec, skills: s.skills, known: func() []tools.Name { return s.tools.Names() }, patches: s.patches, log: s.log,
-		denied: s.events.recordDenied, warn: s.events.recordWarning,
+		mayUse: s.mayUse, denied: s.events.recordDenied, warn: s.events.recordWarning, inner: s.events.recordWorker,
 	}
 }
 
@@ -75,6 +79,7 @@ func (t toolset) listFactories() ([]tools.Factory, error) {
 		return nil, err
 	}
 	all = append(append(append(append(all, commands...), checks...), fetched), t.memoryTools()...)
+	all = append(all, t.workerTools(fetched)...)
 	all = append(all, skill.New(skill.ToolOptions{Skills: t.skills, Known: t.known, Warn: t.warn}))
 	for _, d := range t.opts.Declared {
 		f, err := shell.NewDeclared(t.exec, d, t.shellOptions())
@@ -116,6 +121,19 @@ func (t toolset) fetchTool() (tools.Factory, error) {
 		dir = filepath.Join(t.dir, fetchedDir)
 	}
 	return t.opts.Fetch.NewTool(t.opts.Version, dir, t.log, func(d fetch.Denial) error { return t.denied(record.NetworkDenied(d)) })
+}
+
+// workerTools returns the tools that ask models, whose own tools are the session's fetch,
+// with its budget and its breakers, and verify on texts.
+func (t toolset) workerTools(fetched tools.Factory) []tools.Factory {
+	o := t.opts.Workers
+	return worker.NewTools(worker.AgentOptions{
+		Profiles: o.Profiles, Record: t.inner, Logger: t.log,
+		Tools: worker.ToolOptions{
+			Names: o.Tools, Factories: []tools.Factory{fetched, verify.New(verify.Options{})}, Allow: t.mayUse,
+			Policy: t.opts.Policy, Workspace: t.hostRoot, CostCap: o.CostCap,
+		},
+	})
 }
 
 // memoryTools returns the tools that keep notes; without a store they are off.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -136,7 +137,7 @@ func lowerBudget(o Options, lower limits.Budget) (limits.Budget, error) {
 	if err != nil {
 		return limits.Budget{}, err
 	}
-	for _, p := range o.Profiles {
+	for _, p := range slices.Concat(o.Profiles, o.Workers.Profiles) {
 		if err := p.CheckPrice(budget); err != nil {
 			return limits.Budget{}, Fault{Kind: FaultInvalidLimits, Err: err}
 		}

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,6 +19,8 @@ import (
 	"github.com/caisson-run/caisson/loop/openai"
 	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/loop/tags"
+	"github.com/caisson-run/caisson/loop/worker"
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
 )
@@ -116,6 +119,16 @@ func (s *settings) makeProfiles(selected []config.SelectedModel, m modelSettings
 	return out, end, nil
 }
 
+// workerOptions returns the options of the tools that ask models, which are profiles; those
+// without a model have a name alone.
+func workerOptions(conf *config.Config, profiles []loop.Profile) runner.WorkerOptions {
+	o := runner.WorkerOptions{Profiles: profiles, Tools: conf.Workers.Tools}
+	if usd := conf.Workers.CostCap; usd != nil {
+		o.CostCap = worker.CostCap{USD: float64(*usd) / 1e6, Mode: worker.CostMode(*conf.Workers.CostCapMode)}
+	}
+	return o
+}
+
 // keyTime and maxKeyBytes bound a command that prints a key.
 const (
 	keyTime     = 30 * time.Second
@@ -128,6 +141,10 @@ const (
 func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, workspace string) error {
 	for i, m := range models {
 		if m.KeyCommand == nil {
+			continue
+		}
+		if read := slices.IndexFunc(models[:i], func(o config.SelectedModel) bool { return o.Profile == m.Profile }); read >= 0 {
+			models[i].APIKey = models[read].APIKey
 			continue
 		}
 		key, err := s.readKey(ctx, m.KeyCommand, resolvePath(workspace))

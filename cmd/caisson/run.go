@@ -289,6 +289,12 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 	if err != nil {
 		return runner.Options{}, nil, noModel(err)
 	}
+	asked, err := s.conf.SelectWorkers(s.environ)
+	if err != nil {
+		return runner.Options{}, nil, err
+	}
+	own := len(selected)
+	selected = append(selected, asked...)
 	if err := s.readKeys(ctx, selected, s.workspace.Path); err != nil {
 		return runner.Options{}, nil, err
 	}
@@ -328,7 +334,8 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		end()
 		return runner.Options{}, nil, err
 	}
-	o.Dir, o.Task, o.Secrets, o.Profiles, o.Ledger = dir, text, hidden, profiles, counts
+	o.Dir, o.Task, o.Secrets, o.Profiles, o.Ledger = dir, text, hidden, profiles[:own:own], counts
+	o.Workers = workerOptions(&s.conf, profiles[own:])
 	return o, end, nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/skills"
 	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -117,6 +118,11 @@ func toolsOf(conf *config.Config) ([]tools.Definition, error) {
 	if on := conf.MemoryTools; on != nil && *on {
 		o.Memory = memory.NewStore("", "") // nothing is read or written
 	}
+	var asked []loop.Profile
+	for _, name := range conf.Workers.Models {
+		asked = append(asked, loop.Profile{Name: name})
+	}
+	o.Workers = workerOptions(conf, asked)
 	return runner.DefinitionsOf(o, resources.CommandTime)
 }
 
@@ -253,6 +259,9 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return isCalled(def.Name, args[0]) })
 	if i < 0 {
 		return noTool(args[0])
+	}
+	if name := defs[i].Name; name == worker.ConferName || name == worker.CoordinateName {
+		return newUsageError("%s asks models for a session's model; without one there is caisson %s", name, name)
 	}
 	s.reads = defs[i].Runs != tools.PlaceSandbox
 	u := newInterface(a, false)

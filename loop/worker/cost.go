@@ -40,6 +40,22 @@ func (c CostCap) normalize() CostCap {
 	return c
 }
 
+// tightenTo returns the cap with what another one makes stricter: the lower amount, and
+// enforcement. Without a cap it is the other one.
+func (c CostCap) tightenTo(o CostCap) CostCap {
+	own, other := c.normalize(), o.normalize()
+	if !own.enabled() {
+		return other
+	}
+	if other.enabled() {
+		own.USD = min(own.USD, other.USD)
+	}
+	if other.Mode == CostEnforce {
+		own.Mode = CostEnforce
+	}
+	return own
+}
+
 // enabled reports whether there is a cap.
 func (c CostCap) enabled() bool { return c.USD > 0 }
 

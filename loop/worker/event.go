@@ -9,10 +9,24 @@ type Event interface {
 	Kind() string
 }
 
+// ToolStarted reports that a call of a worker is permitted and begins. A [ToolCalled]
+// follows it.
+type ToolStarted struct {
+	Worker string `json:"worker"`
+	// CallID is that of the call, which no other one of the session has.
+	CallID string `json:"inner_call_id"`
+}
+
 // ToolCalled reports a call of a worker and its result.
 type ToolCalled struct {
 	Worker string `json:"worker"`
 	InnerCall
+	// CallID is that of [ToolStarted], "" for a call that did not run.
+	CallID string `json:"inner_call_id,omitempty"`
+	// Summary is one line about the input, safe for display, and InputHash its hex
+	// SHA-256; "" for a call that did not run.
+	Summary   string `json:"summary,omitempty"`
+	InputHash string `json:"input_hash,omitempty"`
 }
 
 // InputRefused reports a call whose arguments the tool's schema refused.
@@ -36,6 +50,9 @@ type ModelEvent struct {
 	Worker string
 	Event  loop.Event
 }
+
+// Kind implements [Event].
+func (ToolStarted) Kind() string { return "worker_inner_call_started" }
 
 // Kind implements [Event].
 func (ToolCalled) Kind() string { return "worker_inner_call" }

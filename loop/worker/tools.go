@@ -23,6 +23,9 @@ import (
 // what writes, runs a command or calls a model is out of reach.
 func permittedTools() []tools.Name { return []tools.Name{fetch.Name, verify.Name} }
 
+// IsPermitted reports whether a worker can ever call a tool of this name.
+func IsPermitted(name string) bool { return slices.Contains(permittedTools(), tools.Name(name)) }
+
 // ToolOptions configures the tools of workers. The zero value has none.
 type ToolOptions struct {
 	// Names are the tools that are asked for. Those other than fetch and verify are
@@ -33,6 +36,9 @@ type ToolOptions struct {
 	Factories []tools.Factory
 	// Policy decides which calls run. One that would ask is refused.
 	Policy policy.Policy
+	// Allow reports whether a tool may be used at the moment; nil allows all that is
+	// enabled. What it refuses is rejected, and its calls are refused.
+	Allow func(tools.Definition) bool
 	// Workspace is the absolute path of the workspace, for the policy; "" is none.
 	Workspace string
 	// Scope checks the paths in calls; nil is that of [dispatch.Options].
@@ -69,7 +75,7 @@ func newToolset(o ToolOptions) (*toolset, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
-		if !slices.Contains(permittedTools(), def.Name) || !def.EnabledByDefault {
+		if !IsPermitted(string(def.Name)) || !def.EnabledByDefault || o.Allow != nil && !o.Allow(def) {
 			continue
 		}
 		if def.Class != tools.ClassRead || def.Runs != tools.PlaceHost {
@@ -125,6 +131,8 @@ Write exactly one tag in an answer, and nothing behind it: the next message has 
 type gateway struct {
 	set        *toolset
 	dispatcher *dispatch.Dispatcher
+	// started is called before a call runs.
+	started func(dispatch.Called) error
 
 	mu sync.Mutex
 	// problems are those of the last call's input.
@@ -132,10 +140,10 @@ type gateway struct {
 }
 
 // newGateway returns a gateway to the tools in use.
-func (s *toolset) newGateway(session string, log *zap.Logger) (*gateway, error) {
-	g := &gateway{set: s}
+func (s *toolset) newGateway(session string, log *zap.Logger, started func(dispatch.Called) error) (*gateway, error) {
+	g := &gateway{set: s, started: started}
 	d, err := dispatch.New(dispatch.Options{
-		Session: session, Workspace: s.opts.Workspace, Scope: s.opts.Scope, Policy: s.opts.Policy, OnPrompt: dispatch.OnPromptDeny,
+		Session: session, Workspace: s.opts.Workspace, Scope: s.opts.Scope, Allow: s.opts.Allow, Policy: s.opts.Policy, OnPrompt: dispatch.OnPromptDeny,
 		Concurrency: 1, ResultCharacters: ResultCharacters, Emit: g.receiveEvent, Logger: log,
 	})
 	if err != nil {
@@ -150,11 +158,14 @@ func (s *toolset) newGateway(session string, log *zap.Logger) (*gateway, error) 
 	return g, nil
 }
 
-// receiveEvent keeps the problems of an input.
+// receiveEvent passes on the start of a call, and keeps the problems of an input.
 func (g *gateway) receiveEvent(e dispatch.Event) error {
-	if invalid, ok := e.(dispatch.InputInvalid); ok {
+	switch e := e.(type) {
+	case dispatch.Called:
+		return g.started(e)
+	case dispatch.InputInvalid:
 		g.mu.Lock()
-		g.problems = invalid.Messages
+		g.problems = e.Messages
 		g.mu.Unlock()
 	}
 	return nil
@@ -264,7 +275,7 @@ func formatResult(name string, o outcome) string {
 		_ = e.Encode(o.refusal) // strings can be encoded
 		text = strings.TrimSuffix(b.String(), "\n")
 	}
-	if !slices.Contains(permittedTools(), tools.Name(name)) {
+	if !IsPermitted(name) {
 		name = unknownName
 	}
 	return fmt.Sprintf("<tool_result name=%q>\n%s\n</tool_result>", name, boundary.WrapForWorker(text))

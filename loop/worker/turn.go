@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/tags"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
 )
 
 // SystemPrompt is the system prompt of every worker.
@@ -35,6 +36,8 @@ type workerTurn struct {
 	used    *limits.Usage
 	started time.Time
 	calls   []InnerCall
+	// begun is the start of the call that is handled, zero if it does not run.
+	begun dispatch.Called
 	// leaks counts the IDs of wrappers in the worker's texts.
 	leaks int
 	// truncated reports whether the last answer was cut.
@@ -64,7 +67,7 @@ func (w *workerTurn) answerQuestion(ctx context.Context) Answer {
 	w.started = time.Now()
 	text, problems, err := "", []string(nil), context.Cause(ctx)
 	if err == nil && w.task.tools {
-		if w.gateway, err = w.panel.tools.newGateway(w.panel.opts.Session, w.panel.log); err == nil {
+		if w.gateway, err = w.panel.tools.newGateway(w.panel.opts.Session, w.panel.log, w.reportStart); err == nil {
 			defer w.closeGateway()
 		}
 	}
@@ -91,6 +94,13 @@ func (w *workerTurn) answerQuestion(ctx context.Context) Answer {
 		a.Status = StatusInvalid
 	}
 	return a
+}
+
+// reportStart reports that a call runs.
+func (w *workerTurn) reportStart(e dispatch.Called) error {
+	w.begun = e
+	w.panel.emit(ToolStarted{Worker: w.name, CallID: e.CallID})
+	return w.panel.emitError()
 }
 
 // closeGateway ends what calls still do.
@@ -204,12 +214,13 @@ func (w *workerTurn) warnOfCost() {
 // counts as a hop, whether or not it is a call that can run.
 func (w *workerTurn) handleCall(ctx context.Context, call loop.ToolUse, problem string) (string, error) {
 	name, hop := showName(call.Name), len(w.calls)+1
+	w.begun = dispatch.Called{}
 	o, err := w.decideCall(ctx, hop, call, problem)
 	if err != nil {
 		return "", err
 	}
 	w.calls = append(w.calls, InnerCall{Hop: hop, Name: name, Status: o.status})
-	w.panel.emit(ToolCalled{w.name, w.calls[hop-1]})
+	w.panel.emit(ToolCalled{Worker: w.name, InnerCall: w.calls[hop-1], CallID: w.begun.CallID, Summary: w.begun.Summary, InputHash: w.begun.InputHash})
 	if o.refusal.SchemaError != "" {
 		w.panel.emit(InputRefused{Worker: w.name, Hop: hop, Name: name, SchemaError: o.refusal.SchemaError})
 	}

@@ -32,6 +32,10 @@ const (
 	KindConfirmationResolved  Kind = "tool.confirmation_resolved"
 	KindConfirmationAttempted Kind = "tool.confirmation_attempted"
 	KindNetworkDenied         Kind = "network.denied"
+	KindWorkerModelCall       Kind = "worker.model_call"
+	KindWorkerToolCall        Kind = "worker.inner_call"
+	KindWorkerInputInvalid    Kind = "worker.inner_validation_fail"
+	KindWorkerCostWarning     Kind = "worker.tool_cost_warning"
 	KindVerification          Kind = "result.verified"
 	KindBudgetWarning         Kind = "budget.warning"
 	KindWarning               Kind = "warning"
@@ -67,6 +71,10 @@ func Payloads() []Payload {
 		ConfirmationResolved{},
 		ConfirmationAttempted{},
 		ToolCalled{},
+		WorkerModelCall{},
+		WorkerToolCall{},
+		WorkerInputInvalid{},
+		WorkerCostWarning{},
 		NetworkDenied{},
 		ToolCompleted{},
 		ToolFailed{},

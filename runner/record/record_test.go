@@ -29,6 +29,7 @@ const schemaFile = "../../docs/record.schema.json"
 func golden(t *testing.T) []byte {
 	t.Helper()
 	var out bytes.Buffer
+	const digits = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 	prev := strings.Repeat("0", 64)
 	for i, p := range samples() {
 		raw, err := marshalUnescaped(p)
@@ -36,7 +37,7 @@ func golden(t *testing.T) []byte {
 			t.Fatal(err)
 		}
 		text, err := Encode(Record{
-			SchemaVersion: SchemaVersion, Seq: int64(i + 1), ID: "rec_01JD000000000000000000000" + "0123456789ABCDEFGHJKMNPQRSTVWXYZ"[i:i+1],
+			SchemaVersion: SchemaVersion, Seq: int64(i + 1), ID: "rec_01JD00000000000000000000" + digits[i/32:i/32+1] + digits[i%32:i%32+1],
 			Time:    time.Date(2026, 11, 20, 10, 0, i, 1000, time.FixedZone("", 3600)),
 			Session: "ses_01JD0000000000000000000000", Actor: ActorSystem, Kind: p.Kind(), Payload: raw, Prev: prev,
 		})

@@ -92,6 +92,13 @@ func samples() []Payload {
 			Outcome: AttemptResolved, Recorded: approval.DecisionAllow, RecordedBy: "user", Omitted: 3,
 		},
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
+		WorkerModelCall{
+			CallID: "tu_1", Worker: "critic careful", ModelCall: call, LatencyMS: 812, Usage: usage, Finish: "stop",
+			Class: loop.ModelServer, Status: 500, Message: "The provider failed.", ErrorID: "err_1",
+		},
+		WorkerToolCall{CallID: "tu_1", Worker: "critic careful", Hop: 1, Name: "fetch", Status: "ok", InnerID: "tu_2", Summary: "https://example.com/", InputHash: "cd"},
+		WorkerInputInvalid{CallID: "tu_1", Worker: "critic careful", Hop: 2, Name: "fetch", Error: "/url: missing"},
+		WorkerCostWarning{CallID: "tu_1", Worker: "critic careful", CapUSD: 0.1, ObservedUSD: 0.125},
 		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true},
 		ToolCompleted{
 			CallID: "tu_1", Name: "shell", OutputBytes: 40, Truncated: true, LatencyMS: 9, FilesModified: []string{},

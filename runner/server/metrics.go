@@ -133,7 +133,7 @@ func (m *metrics) countRecord(kind record.Kind, s trace.Step) {
 	case kind == record.KindConfirmationResolved && s.Call != nil:
 		q := s.Call.Asked[len(s.Call.Asked)-1]
 		m.answers.WithLabelValues(string(q.Decision), q.By).Inc()
-	case kind == record.KindModelCallCompleted && s.Model != nil:
+	case (kind == record.KindModelCallCompleted || kind == record.KindWorkerModelCall) && s.Model != nil:
 		u := s.Model.Usage
 		m.tokens.WithLabelValues("input").Add(float64(max(0, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens)))
 		m.tokens.WithLabelValues("output").Add(float64(max(0, u.OutputTokens)))

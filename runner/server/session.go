@@ -114,7 +114,7 @@ func (s *session) observeRecord(r record.Record, _ []byte) {
 		s.recMu.Lock()
 		s.spent = nil
 		s.recMu.Unlock()
-	case record.KindModelCallCompleted:
+	case record.KindModelCallCompleted, record.KindWorkerModelCall:
 		if step.Model != nil {
 			s.addUsage(step.Model.Usage)
 		}

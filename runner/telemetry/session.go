@@ -164,9 +164,14 @@ func (s *session) observeCall(r record.Record) {
 	case record.KindToolInputInvalid:
 		p := decodePayload[record.ToolInputInvalid](r)
 		s.endCall(p.CallID, p.Name, r.Time, 0, "input_invalid")
+	case record.KindWorkerModelCall:
+		s.addWorkerChat(r)
+	case record.KindWorkerToolCall:
+		p := decodePayload[record.WorkerToolCall](r)
+		s.addEvent(r, attribute.String("caisson.worker.call_status", p.Status))
 	case record.KindBudgetWarning:
 		s.addEvent(r, attribute.String("caisson.limit.kind", string(decodePayload[record.BudgetWarning](r).What)))
-	case record.KindSandboxLost, record.KindNetworkDenied, record.KindWarning,
+	case record.KindSandboxLost, record.KindNetworkDenied, record.KindWarning, record.KindWorkerInputInvalid, record.KindWorkerCostWarning,
 		record.KindContextShortened, record.KindContextCompacted, record.KindCompactionFailed:
 		s.addEvent(r)
 	}
@@ -320,6 +325,25 @@ func (s *session) failChat(r record.Record) {
 		c.span.SetAttributes(attribute.Int("http.response.status_code", p.Status))
 	}
 	s.failChatAt(r.Parent, c, r.Time, string(p.Class))
+}
+
+// addWorkerChat makes the span of a worker's request.
+func (s *session) addWorkerChat(r record.Record) {
+	p := decodePayload[record.WorkerModelCall](r)
+	took, labels := time.Duration(p.LatencyMS)*time.Millisecond, modelAttributes(p.Model)
+	span := s.startSpan(r.Time.Add(-took), "chat "+p.Model.Model, trace.SpanKindClient, slices.Concat(labels, usageAttributes(p.Usage), []attribute.KeyValue{
+		keyConversation.String(s.id), attribute.String("caisson.profile", p.Profile), attribute.Int("caisson.attempt", p.Attempt), attribute.String("caisson.purpose", "worker"),
+	})...)
+	if p.Class != "" {
+		labels = append(labels, setError(span, string(p.Class)))
+	}
+	ctx, with := s.turnContext(), metric.WithAttributes(labels...)
+	s.metrics.operation.Record(ctx, took.Seconds(), with)
+	if p.Class == "" {
+		s.metrics.tokens.Record(ctx, inputTokens(p.Usage), with, metric.WithAttributes(keyTokenType.String("input")))
+		s.metrics.tokens.Record(ctx, p.Usage.OutputTokens, with, metric.WithAttributes(keyTokenType.String("output")))
+	}
+	span.End(trace.WithTimestamp(r.Time))
 }
 
 // failChatAt ends a model call without an answer.

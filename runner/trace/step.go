@@ -29,6 +29,7 @@ const (
 	StepBackground StepKind = "background" // a command in the background ended; Text, Failed, Start
 	StepAttempt    StepKind = "attempt"    // an answer that changed nothing; Text
 	StepContext    StepKind = "context"    // old messages are shortened, or summarized; Text, Failed, Detail
+	StepWorker     StepKind = "worker"     // a call of a worker; Text, Failed
 	StepWarning    StepKind = "warning"    // Text
 	StepTurnEnd    StepKind = "turn end"   // Text, Failed, Start, End
 	StepOmitted    StepKind = "omitted"    // retention removed records here; Count

@@ -104,7 +104,33 @@ func (s *Steps) handleRecord(r record.Record) bool {
 			s.visitStep(r, StepEnd, formatEnd(p), p.ExitStatus != runner.OutcomeDone)
 		})
 	}
-	return s.handleToolRecord(r) || s.handleSandboxRecord(r)
+	return s.handleToolRecord(r) || s.handleWorkerRecord(r) || s.handleSandboxRecord(r)
+}
+
+// handleWorkerRecord adds a record of a worker.
+func (s *Steps) handleWorkerRecord(r record.Record) bool {
+	switch r.Kind {
+	case record.KindWorkerModelCall:
+		return withPayload(r, func(p record.WorkerModelCall) {
+			step := s.newStep(r, StepModel, "", p.Class != "")
+			p.Usage.Rounds = 0 // as the turn counts it
+			step.Start = r.Time.Add(-fromMilliseconds(p.LatencyMS))
+			step.Model = &ModelCall{Round: p.Round, Purpose: loop.Purpose("worker " + p.Worker), Model: p.Model, LatencyMS: p.LatencyMS, Usage: p.Usage, Finish: p.Finish}
+			if step.Failed {
+				step.Model.Error = cutMiddle(string(p.Class)+": "+p.Message, maxText)
+			}
+			s.visit(step)
+		})
+	case record.KindWorkerToolCall:
+		return withPayload(r, func(p record.WorkerToolCall) { s.visitStep(r, StepWorker, p.String(), p.Status != "ok") })
+	case record.KindWorkerInputInvalid:
+		return withPayload(r, func(p record.WorkerInputInvalid) {
+			s.visitStep(r, StepWorker, fmt.Sprintf("%s: %s, call %d: %s", p.Worker, p.Name, p.Hop, p.Error), true)
+		})
+	case record.KindWorkerCostWarning:
+		return withPayload(r, func(p record.WorkerCostWarning) { s.visitStep(r, StepWarning, p.String(), false) })
+	}
+	return false
 }
 
 func formatEnd(p record.SessionEnded) string {

@@ -225,6 +225,13 @@ func (r *reader) addRecord(rec record.Record) error {
 			return err
 		}
 		r.endModelCall(rec, p)
+	case record.KindWorkerModelCall:
+		var p record.WorkerModelCall
+		if err := r.decodePayload(rec, &p); err != nil {
+			return err
+		}
+		p.Usage.Rounds = 0 // as the turn counts it
+		r.used.Add(p.Usage)
 	default:
 		return r.addCallRecord(rec)
 	}

@@ -52,17 +52,28 @@ func (s *Status) AddRecord(r record.Record) {
 	case record.KindModelCallCompleted:
 		var p record.ModelCallCompleted
 		if json.Unmarshal(r.Payload, &p) == nil {
-			if s.model = cmp.Or(p.Model.Model, s.model); p.Usage.CostMicroUSD == nil {
-				s.unknown = true
-			} else {
-				s.spent += *p.Usage.CostMicroUSD
-			}
+			s.model = cmp.Or(p.Model.Model, s.model)
+			s.addCost(p.Usage)
+		}
+	case record.KindWorkerModelCall:
+		var p record.WorkerModelCall
+		if json.Unmarshal(r.Payload, &p) == nil && p.Class == "" {
+			s.addCost(p.Usage)
 		}
 	case record.KindTurnStarted:
 		s.running = true
 	case record.KindTurnCompleted, record.KindTurnCancelled:
 		s.running = false
 	}
+}
+
+// addCost adds the cost of an answer. The caller holds mu.
+func (s *Status) addCost(u limits.Usage) {
+	if u.CostMicroUSD == nil {
+		s.unknown = true
+		return
+	}
+	s.spent += *u.CostMicroUSD
 }
 
 // setUsed sets what a session that goes on has used.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop/worker"
 )
 
 // defaultModels are the models that are used without a configured one: the first for
@@ -124,6 +125,40 @@ func (c *Config) selectModels(environ []string) ([]SelectedModel, error) {
 			return nil, err
 		}
 		out = append(out, m)
+	}
+	return out, nil
+}
+
+// SelectWorkers returns the models that the model may ask. environ holds the keys.
+func (c *Config) SelectWorkers(environ []string) ([]SelectedModel, error) {
+	out, err := c.selectWorkers(environ)
+	return out, c.addPlace(err)
+}
+
+func (c *Config) selectWorkers(environ []string) ([]SelectedModel, error) {
+	const where = "workers.models"
+	getenv := newLookup(environ)
+	var out []SelectedModel
+	for _, name := range c.Workers.Models {
+		if slices.ContainsFunc(out, func(m SelectedModel) bool { return m.Profile == name }) {
+			return nil, &Error{Where: where, Message: "the model " + name + " is named twice", Hint: "name each model once"}
+		}
+		m, err := c.selectModel(name, where, getenv)
+		if err != nil {
+			return nil, err
+		}
+		if c.Workers.CostCap != nil && valueOr(c.Workers.CostCapMode, "") == string(worker.CostEnforce) && m.Price == nil && m.Provider != "replay" {
+			return nil, &Error{Where: "workers.cost_cap_mode", Message: "the price of the model " + name + " is unknown, so that nothing would hold the cap", Hint: "give its profile under models: a price, or set the mode warn"}
+		}
+		out = append(out, m)
+	}
+	if len(out) >= worker.MaxWorkers {
+		return nil, &Error{Where: where, Message: fmt.Sprintf("%d models, at most %d can be named", len(out), worker.MaxWorkers-1), Hint: "take some out"}
+	}
+	for _, name := range c.Workers.Tools {
+		if !worker.IsPermitted(name) {
+			return nil, &Error{Where: "workers.tools", Message: "these models can't be given the tool " + name, Hint: "name fetch, verify or both"}
+		}
 	}
 	return out, nil
 }

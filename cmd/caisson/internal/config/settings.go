@@ -64,6 +64,7 @@ type File struct {
 	ConfirmTimeout        *Duration         `yaml:"confirm_timeout" flag:"confirm-timeout" value:"TIME" group:"Policy" doc:"wait for an answer to a confirmation"`
 	Grace                 *Duration         `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"between SIGTERM and SIGKILL when a command is cancelled"`
 	Fetch                 Fetch             `yaml:"fetch" doc:"what the fetch tool may reach; without allow it is off"`
+	Workers               Workers           `yaml:"workers" doc:"models that the model may ask by the tools confer and coordinate; without models they are off"`
 	Docker                Docker            `yaml:"docker" doc:"the Docker engine"`
 	Stream                *bool             `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
 	CallerOwnsFiles       *bool             `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
@@ -85,6 +86,14 @@ type File struct {
 	// its path; neither has any itself.
 	Profiles   map[string]File `yaml:"profiles" doc:"named sets of these settings"`
 	Workspaces map[string]File `yaml:"workspaces" doc:"settings for one workspace, by its path (from / or ~/ on); they count more than a profile"`
+}
+
+// Workers are the models that the model may ask.
+type Workers struct {
+	Models      []string `yaml:"models" doc:"model profiles, or provider/model, that may be asked; the session pays for them and its limits count them"`
+	Tools       []string `yaml:"tools" words:"fetch verify" doc:"tools that they may call if the model asks for it: fetch, as for the session, and verify, on texts"`
+	CostCap     *Dollars `yaml:"cost_cap_usd" doc:"US dollars that one of them with tools may cost in a call"`
+	CostCapMode *string  `yaml:"cost_cap_mode" default:"warn" enum:"warn enforce off" doc:"above the cap: warn, enforce (no further calls of its tools) or off"`
 }
 
 // Chat holds the settings of caisson chat.

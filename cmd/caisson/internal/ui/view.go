@@ -122,6 +122,10 @@ func (v *view) addRecord(r record.Record) []string {
 		return []string{v.style.yellow("! " + safeLine(decode[record.ContextCompactionFailed](r).String()))}
 	case record.KindVerification:
 		return v.addVerification(decode[record.Verification](r))
+	case record.KindWorkerToolCall:
+		return []string{v.style.dim("  " + safeLine(decode[record.WorkerToolCall](r).String()))}
+	case record.KindWorkerCostWarning:
+		return []string{v.style.yellow("! " + safeLine(decode[record.WorkerCostWarning](r).String()))}
 	case record.KindWarning:
 		p := decode[record.Warning](r)
 		v.warned = append(v.warned, p.Message)

@@ -1,0 +1,57 @@
+package runner
+
+import (
+	"fmt"
+
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/worker"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// recordWorker records an event of the workers that a call asks, below the call.
+func (j *eventRecorder) recordWorker(call string, e worker.Event) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	put := func(actor record.Actor, p record.Payload) error {
+		return j.putRecord(nil, j.parentRecord(call), actor, p)
+	}
+	switch e := e.(type) {
+	case worker.ToolStarted:
+		j.rememberCall(e.CallID, j.parentRecord(call)) // for what it reports while it runs
+	case worker.ToolCalled:
+		return put(record.ActorWorker, record.WorkerToolCall{
+			CallID: call, Worker: e.Worker, Hop: e.Hop, Name: e.Name, Status: string(e.Status), InnerID: e.CallID, Summary: e.Summary, InputHash: e.InputHash,
+		})
+	case worker.InputRefused:
+		return put(record.ActorWorker, record.WorkerInputInvalid{CallID: call, Worker: e.Worker, Hop: e.Hop, Name: e.Name, Error: e.SchemaError})
+	case worker.CostWarned:
+		return put(record.ActorSystem, record.WorkerCostWarning{CallID: call, Worker: e.Worker, CapUSD: e.CapUSD, ObservedUSD: e.ObservedUSD})
+	case worker.ModelEvent:
+		if actor, p := newWorkerRecord(call, e); p != nil {
+			return put(actor, p)
+		}
+	}
+	return nil
+}
+
+// newWorkerRecord returns the record of an event of the loop around a worker's request,
+// nil for one that has none.
+func newWorkerRecord(call string, e worker.ModelEvent) (record.Actor, record.Payload) {
+	switch of := e.Event.(type) {
+	case loop.ModelCallCompleted:
+		return record.ActorWorker, record.WorkerModelCall{
+			CallID: call, Worker: e.Worker, ModelCall: record.ModelCall(of.ModelCall), LatencyMS: of.Latency.Milliseconds(), Usage: of.Usage, Finish: of.Finish,
+		}
+	case loop.ModelCallFailed:
+		return record.ActorWorker, record.WorkerModelCall{
+			CallID: call, Worker: e.Worker, ModelCall: record.ModelCall(of.ModelCall), Class: of.Class, Status: of.Status, Message: of.Message, ErrorID: of.ErrorID,
+		}
+	case loop.CanaryLeaked:
+		return record.ActorSystem, record.Warning{
+			CallID: call, Message: fmt.Sprintf("%s repeated the ID of a wrapper around untrusted text %d times; it is replaced", e.Worker, of.Count),
+		}
+	case loop.BudgetWarning:
+		return record.ActorSystem, record.BudgetWarning{What: of.Kind, Limit: of.Limit, Used: of.Used, Period: of.Period, Profile: of.Profile}
+	}
+	return "", nil
+}
