@@ -275,6 +275,12 @@ func (s *settings) checkModel() doctor.Finding {
 		f.Result = doctor.Warning
 		return f
 	}
+	asked, err := s.conf.SelectWorkers(s.environ)
+	if err != nil {
+		return failedFinding(check, err)
+	}
+	own := len(models)
+	models = append(models, asked...)
 	var details []string
 	for _, m := range models {
 		name := m.Provider + "/" + m.Name
@@ -290,7 +296,11 @@ func (s *settings) checkModel() doctor.Finding {
 			return f
 		}
 	}
-	return doctor.Finding{Check: check, Result: doctor.OK, Detail: strings.Join(details, ", then ")}
+	detail := strings.Join(details[:own], ", then ")
+	if len(asked) > 0 {
+		detail += "; it may ask " + strings.Join(details[own:], ", ")
+	}
+	return doctor.Finding{Check: check, Result: doctor.OK, Detail: detail}
 }
 
 // checkOne makes one model. It does not run the command that prints its key.

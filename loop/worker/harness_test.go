@@ -52,7 +52,8 @@ type request struct {
 func (r request) last() string { return r.Messages[len(r.Messages)-1].Content }
 
 // newProvider starts a server. An answer that begins with an exclamation mark is the
-// status of a failure, and echo repeats the last message.
+// status of a failure, echo repeats the last message, and role is a valid envelope of
+// the role that it asks for.
 func newProvider(t testing.TB, answers map[string][]string) *provider {
 	t.Helper()
 	p := &provider{t: t, answers: answers, requests: map[string][]request{}}
@@ -80,6 +81,9 @@ func (p *provider) serveRequest(w http.ResponseWriter, r *http.Request) {
 	if text == "echo" {
 		text = req.last()
 	}
+	if text == "role" {
+		text = roleEnvelope(req.last())
+	}
 	if status, ok := strings.CutPrefix(text, "!"); ok {
 		code := http.StatusInternalServerError
 		_, _ = fmt.Sscan(status, &code)
@@ -93,6 +97,16 @@ func (p *provider) serveRequest(w http.ResponseWriter, r *http.Request) {
 		"choices": []any{map[string]any{"index": 0, "finish_reason": "stop", "message": map[string]any{"role": "assistant", "content": text}}},
 		"usage":   map[string]any{"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
 	})
+}
+
+// roleEnvelope returns a valid envelope of the role whose schema a message has.
+func roleEnvelope(message string) string {
+	for role, answer := range map[worker.Role]any{"proposer": nil, "critic": nil, "synthesizer": "I am the synthesizer."} {
+		if strings.Contains(message, `{"const": "`+string(role)+`"}`) {
+			return envelope(role, "agree", answer)
+		}
+	}
+	return "no role"
 }
 
 // received returns the requests of a model.

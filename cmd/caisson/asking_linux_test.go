@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+// TestRunAsksModels runs caisson run with a model that asks others, by settings that are
+// right and wrong.
+func TestRunAsksModels(t *testing.T) {
+	var asked atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		var req struct{ Model string }
+		_ = json.NewDecoder(r.Body).Decode(&req)
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(map[string]any{
+			"id": "x", "object": "chat.completion", "model": req.Model,
+			"choices": []any{map[string]any{"index": 0, "finish_reason": "stop", "message": map[string]any{"role": "assistant", "content": "So says " + req.Model + ".\u202e"}}},
+			"usage":   map[string]any{"prompt_tokens": 100, "completion_tokens": 10},
+		})
+	}))
+	defer server.Close()
+	profile := func(name, more string) string {
+		return fmt.Sprintf("  %s: {model: %s, base_url: %q, api_key_env: MY_KEY, max_retries: 0%s}\n", name, name, server.URL+"/v1", more)
+	}
+	models := "models:\n" + profile("fast", ", price: {input: 1, output: 2}") + profile("careful", ", price: {input: 1, output: 2}") + profile("free", "")
+	permitted := "policy: {preset: ci, tools: {confer: auto}}\n"
+	call := "  - calls: [{tool: confer, input: {question: so?, worker_tools: [verify, shell]}}]\n  - text: Done.\n"
+	for name, tt := range map[string]struct {
+		config string
+		args   []string
+		env    string
+		status int
+		errs   string
+		asks   int64
+	}{
+		"asked":               {config: permitted + "workers: {models: [fast, careful], tools: [verify]}\n", asks: 2, errs: "confer fast, careful (with verify, shell): so?"},
+		"limit of cost":       {config: permitted + "workers: {models: [fast]}\n", args: []string{"--max-cost-usd", "1"}, asks: 1},
+		"off":                 {config: permitted, status: exitDone, errs: "not permitted"},
+		"not permitted":       {config: "policy: {preset: ci}\nworkers: {models: [fast]}\n", errs: "The policy refuses tool"},
+		"unknown model":       {config: permitted + "workers: {models: [fats]}\n", status: exitConfig, errs: "there is no model profile fats"},
+		"named twice":         {config: permitted + "workers: {models: [fast, fast]}\n", status: exitConfig, errs: "the model fast is named twice"},
+		"too many":            {config: permitted + "workers: {models: [" + strings.TrimSuffix(many(16), ", ") + "]}\n", status: exitConfig, errs: "at most 15"},
+		"tool of an agent":    {config: permitted + "workers: {models: [fast], tools: [shell]}\n", status: exitConfig, errs: "can't be given the tool shell"},
+		"no such mode":        {config: permitted + "workers: {models: [fast], cost_cap_mode: stern}\n", status: exitConfig, errs: "stern"},
+		"cap without a price": {config: permitted + "workers: {models: [free], tools: [verify], cost_cap_usd: 1, cost_cap_mode: enforce}\n", status: exitConfig, errs: "the price of the model free is unknown"},
+		"limit, no price":     {config: permitted + "workers: {models: [free]}\n", args: []string{"--max-cost-usd", "1"}, status: exitConfig, errs: "the price of the model free is unknown"},
+		"negative cap":        {config: permitted + "workers: {models: [fast], cost_cap_usd: -1}\n", status: exitConfig, errs: "invalid amount of US dollars"},
+		"unknown key":         {config: permitted + "workers: {model: fast}\n", status: exitConfig, errs: "model"},
+		"no key":              {config: permitted + "workers: {models: [fast]}\n", env: "MY_KEY=", status: exitAuth, errs: "MY_KEY is not set"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asked.Store(0)
+			w := newWorld(t, call)
+			config := filepath.Join(t.TempDir(), "config.yaml")
+			if err := os.WriteFile(config, []byte(tt.config+models), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var errs bytes.Buffer
+			w.app.stdout, w.app.stderr = io.Discard, &errs
+			w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY=sk-test")
+			if tt.env != "" {
+				w.env = append(w.env, tt.env)
+			}
+			if status := w.run(tt.args...); status != tt.status || !strings.Contains(errs.String(), tt.errs) || asked.Load() != tt.asks {
+				t.Errorf("status %d, want %d; %d requests, want %d\n%s", status, tt.status, asked.Load(), tt.asks, errs.String())
+			}
+			if strings.ContainsAny(errs.String(), "\u202e") {
+				t.Errorf("standard error %q", errs.String())
+			}
+		})
+	}
+
+	// A workspace can't name models to ask, and a call needs a session's model.
+	w := newWorld(t, call)
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(config, []byte("workers: {models: [fast]}\n"+models), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY=sk-test")
+	var out, errs bytes.Buffer
+	w.app.stdout, w.app.stderr = &out, &errs
+	if status := run(t.Context(), []string{"tools", "ls", "confer"}, w.env, w.app); status != exitDone || !strings.Contains(out.String(), "class network") || !strings.Contains(out.String(), `"fast"`) {
+		t.Errorf("status %d: %s%s", status, out.String(), errs.String())
+	}
+	if status := run(t.Context(), []string{"tools", "call", "--workspace", w.dir, "confer", `{"question": "so?"}`}, w.env, w.app); status != exitUsage || !strings.Contains(errs.String(), "caisson confer") {
+		t.Errorf("status %d: %s", status, errs.String())
+	}
+}
+
+// many returns n names of models.
+func many(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "openai/m%d, ", i)
+	}
+	return b.String()
+}
