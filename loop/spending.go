@@ -28,7 +28,7 @@ func SpendingOf(ctx context.Context) *Spending {
 
 // newSpending returns the spending of a round, bounded by what is left of the turn's
 // limits and by its ledger.
-func (t *turn) newSpending() *Spending {
+func newSpending(t *turn) *Spending {
 	left := t.meter.Left()
 	s := &Spending{}
 	s.shared, _ = NewSharedBudget(left, t.Ledger) // what is left is positive
@@ -62,17 +62,17 @@ func (s *Spending) Add(u limits.Usage) {
 	s.used = &u
 }
 
-// addSpending counts what the calls of a round have spent. What no provider counted is
-// an estimate.
-func (t *turn) addSpending(s *Spending) {
+// chargeTo counts what the calls of the round have spent. What no provider counted is an
+// estimate.
+func (s *Spending) chargeTo(m *limits.Meter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.used == nil {
 		return
 	}
-	t.meter.Add(*s.used)
+	m.Add(*s.used)
 	settled, used := s.shared.Used(), *s.used
-	t.meter.AddEstimate(limits.Usage{
+	m.AddEstimate(limits.Usage{
 		InputTokens: settled.Tokens() - settled.OutputTokens - (used.Tokens() - used.OutputTokens), OutputTokens: settled.OutputTokens - used.OutputTokens,
 		CostMicroUSD: new(knownCost(settled) - knownCost(used)),
 	})

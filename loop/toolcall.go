@@ -44,7 +44,7 @@ func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 			Session: t.Session, Turn: t.Turn, ResultBytes: maxBytes,
 		})
 	}
-	spending := t.newSpending()
+	spending := newSpending(t)
 	results, err := t.Dispatcher.Round(context.WithValue(ctx, spendingKey{}, spending), calls)
 	byID := make(map[string]tools.Result, len(results))
 	for _, r := range results {
@@ -59,7 +59,7 @@ func (t *turn) dispatchCalls(ctx context.Context, uses []ToolUse) *ending {
 		t.addResult(ToolResult{ToolUseID: u.ID, Content: r.Content, IsError: r.IsError, DenialReason: r.DenialReason})
 	}
 	t.meter.Add(limits.Usage{ToolCalls: int64(len(uses))})
-	t.addSpending(spending)
+	spending.chargeTo(&t.meter)
 	if err == nil {
 		return nil
 	}

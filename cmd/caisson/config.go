@@ -275,7 +275,7 @@ func (s *settings) checkModel() doctor.Finding {
 		f.Result = doctor.Warning
 		return f
 	}
-	asked, err := s.conf.SelectWorkers(s.environ)
+	asked, err := config.SelectWorkers(&s.conf, s.environ)
 	if err != nil {
 		return failedFinding(check, err)
 	}

@@ -289,7 +289,7 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 	if err != nil {
 		return runner.Options{}, nil, noModel(err)
 	}
-	asked, err := s.conf.SelectWorkers(s.environ)
+	asked, err := config.SelectWorkers(&s.conf, s.environ)
 	if err != nil {
 		return runner.Options{}, nil, err
 	}

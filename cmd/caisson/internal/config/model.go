@@ -130,12 +130,12 @@ func (c *Config) selectModels(environ []string) ([]SelectedModel, error) {
 }
 
 // SelectWorkers returns the models that the model may ask. environ holds the keys.
-func (c *Config) SelectWorkers(environ []string) ([]SelectedModel, error) {
-	out, err := c.selectWorkers(environ)
+func SelectWorkers(c *Config, environ []string) ([]SelectedModel, error) {
+	out, err := selectWorkers(c, environ)
 	return out, c.addPlace(err)
 }
 
-func (c *Config) selectWorkers(environ []string) ([]SelectedModel, error) {
+func selectWorkers(c *Config, environ []string) ([]SelectedModel, error) {
 	const where = "workers.models"
 	getenv := newLookup(environ)
 	var out []SelectedModel
