@@ -172,7 +172,7 @@ func TestConferInASession(t *testing.T) {
 	if hits.Load() != 0 {
 		t.Errorf("%d connections to the canary", hits.Load())
 	}
-	if resp, err := http.Get(forbidden); err != nil || hits.Load() == 0 { //nolint:noctx // a control
+	if resp, err := http.Get(forbidden); err != nil || hits.Load() == 0 {
 		t.Fatalf("control: the canary can't be reached: %v", err)
 	} else {
 		_ = resp.Body.Close()

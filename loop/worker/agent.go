@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -74,10 +75,8 @@ func (o AgentOptions) newDefinition(name tools.Name) tools.Definition {
 		return map[string]any{"type": "array", "minItems": 1, "maxItems": most, "items": model, "description": description}
 	}
 	part := func(description string) map[string]any {
-		p := map[string]any{"description": description}
-		for k, v := range model {
-			p[k] = v
-		}
+		p := maps.Clone(model)
+		p["description"] = description
 		return p
 	}
 	properties := map[string]any{

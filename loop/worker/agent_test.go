@@ -3,6 +3,7 @@ package worker_test
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -79,9 +80,7 @@ func TestAgentToolAsConfigured(t *testing.T) {
 			o := worker.AgentOptions{Profiles: []loop.Profile{p.profile("a")}, Tools: w.toolOptions(t, limits.EgressBudget{}, tt.names...)}
 			o.Tools.CostCap = tt.cap
 			input := map[string]any{"question": "What does the page say?"}
-			for k, v := range tt.input {
-				input[k] = v
-			}
+			maps.Copy(input, tt.input)
 			var got worker.Conference
 			text, _ := callAgentTool(t, o, worker.ConferName, input)
 			if err := json.Unmarshal([]byte(text), &got); err != nil || len(got.Answers) != 1 {
@@ -202,9 +201,7 @@ func TestAgentCoordinates(t *testing.T) {
 				o.Profiles = append(o.Profiles, p.profile(model))
 			}
 			input := map[string]any{"question": "?"}
-			for k, v := range tt.input {
-				input[k] = v
-			}
+			maps.Copy(input, tt.input)
 			text, r := callAgentTool(t, o, worker.CoordinateName, input)
 			var got worker.Coordination
 			if err := json.Unmarshal([]byte(text), &got); err != nil || r.IsError || got.Answer != "I am the synthesizer." {
