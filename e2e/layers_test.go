@@ -38,6 +38,7 @@ var ranks = map[string]int{
 	"images/host":  1,
 	"images/layer": 1,
 
+	"tools/egress/preset": 1,
 	"tools/egress/secret": 1,
 
 	"sandbox":         1,

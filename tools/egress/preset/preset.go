@@ -1,0 +1,217 @@
+// Package preset has what package managers need in order to work in a sandbox: the
+// rules of their public registries, the variables and files that configure them, and
+// which of their URLs may be kept in a cache. A preset only reads: none allows to
+// publish.
+package preset
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/tools/egress/cache"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// ProxyPlaceholder stands for the URL of a command's proxy in [Preset.Env], without
+// a slash at its end.
+const ProxyPlaceholder = "{proxy}"
+
+// FilesPlaceholder stands for the directory of [Preset.Files] in [Preset.Env].
+const FilesPlaceholder = "{files}"
+
+// Preset is the network of one package manager.
+type Preset struct {
+	Name  string
+	Rules []rule.Rule
+	// Env are variables of commands, as NAME=value.
+	Env []string
+	// Files are small files, by name, that Env refers to.
+	Files map[string]string
+	// Mirrors are paths of the proxy that stand for registries.
+	Mirrors []Mirror
+	// NeedsRoots reports whether programs must trust the session's authority;
+	// NeedsJavaRoots whether Java must.
+	NeedsRoots, NeedsJavaRoots bool
+
+	sources []source
+}
+
+// Mirror is a path of the proxy itself, such as /go/, that stands for the URL of a
+// registry. Programs need no TLS, and no file has the address of the mirror.
+type Mirror struct {
+	Path string // with / at both ends
+	URL  string // with / at its end
+}
+
+// Options are what presets are made from.
+type Options struct {
+	// Registries are URLs of registries, by the name of a preset, instead of the
+	// public ones. Their servers have the same layout.
+	Registries map[string][]string
+	// Push lists the URLs of git repositories that may be pushed to, Fetch those that
+	// may be fetched from.
+	Fetch, Push []string
+	// GitHeader returns the header that git sends to a URL, and false for none. It may
+	// be nil.
+	GitHeader func(url string) (string, bool)
+}
+
+// Names returns the names of the presets, except for git, in alphabetical order.
+func Names() []string {
+	var names []string
+	for i := range table {
+		names = append(names, table[i].name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// New returns a preset by its name. Its errors are for the author of the
+// configuration.
+func New(name string, o Options) (*Preset, error) {
+	at := slices.IndexFunc(table, func(d data) bool { return d.name == name })
+	if at < 0 {
+		return nil, fmt.Errorf("unknown preset %q, want one of %s", name, strings.Join(Names(), ", "))
+	}
+	d := &table[at]
+	p := &Preset{Name: name, Env: d.env, Files: d.files, NeedsJavaRoots: d.java}
+	p.sources = slices.Clone(d.sources)
+	if own := o.Registries[name]; len(own) > 0 {
+		p.sources = slices.DeleteFunc(p.sources, func(s source) bool { return s.registry })
+		for _, s := range own {
+			base, err := registryURL(s)
+			if err != nil {
+				return nil, fmt.Errorf("preset %s: registry: %w", name, err)
+			}
+			p.sources = append(p.sources, source{url: base, kind: d.sources[0].kind, registry: true})
+		}
+	}
+	for _, s := range p.sources {
+		r, err := rule.ParseEgress(s.url)
+		if err == nil && s.methods != nil {
+			r, err = r.WithMethods(s.methods)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("preset %s: %w", name, err)
+		}
+		p.Rules = append(p.Rules, r)
+		p.NeedsRoots = p.NeedsRoots || r.EndsTLS() && d.mirror == ""
+	}
+	if d.mirror != "" {
+		p.Mirrors = []Mirror{{Path: d.mirror, URL: p.sources[slices.IndexFunc(p.sources, func(s source) bool { return s.registry })].url}}
+	}
+	p.NeedsRoots = p.NeedsRoots || d.java
+	return p, nil
+}
+
+// registryURL returns the URL of a registry with a slash at its end, and without
+// credentials: programs don't get those of the host.
+func registryURL(s string) (string, error) {
+	u, err := url.Parse(strings.TrimPrefix(s, "sparse+"))
+	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" {
+		return "", fmt.Errorf("%q is not an http or https URL", s)
+	}
+	u.User, u.RawQuery, u.Fragment = nil, "", ""
+	return strings.TrimSuffix(u.String(), "/") + "/", nil
+}
+
+// Kind returns how a URL of the preset is kept in a cache, and false if it isn't.
+func (p *Preset) Kind(t rule.Target) (cache.Kind, bool) {
+	for _, s := range p.sources {
+		base, err := rule.ParseTarget(s.url)
+		if err != nil || s.kind == nil || base.Origin != t.Origin {
+			continue
+		}
+		if path, ok := strings.CutPrefix(t.Path, strings.TrimSuffix(base.Path, "/")+"/"); ok && t.Query == "" {
+			kind := s.kind(path)
+			return kind, kind != ""
+		}
+	}
+	return "", false
+}
+
+// NewGit returns the preset of git: fetching from, and pushing to, the repositories
+// at or below the URLs of o. The ssh forms of their addresses are rewritten to
+// https.
+func NewGit(o Options) (*Preset, error) {
+	p := &Preset{Name: "git", NeedsRoots: true}
+	var config [][2]string
+	for i, raw := range slices.Concat(o.Fetch, o.Push) {
+		r, err := rule.ParseGit(raw, i >= len(o.Fetch))
+		if err != nil {
+			return nil, err
+		}
+		p.Rules = append(p.Rules, r)
+		t, err := rule.ParseTarget(raw)
+		if err != nil {
+			return nil, err
+		}
+		own := t.String()
+		path := strings.TrimPrefix(t.Path, "/")
+		if t.Port == 443 { // the port of ssh tells nothing about that of https
+			for _, form := range []string{"git@" + t.Host + ":" + path, "ssh://git@" + t.Host + "/" + path, "git://" + t.Host + "/" + path} {
+				config = append(config, [2]string{"url." + own + ".insteadOf", form})
+			}
+		}
+		if o.GitHeader != nil {
+			if header, ok := o.GitHeader(raw); ok {
+				config = append(config, [2]string{"http." + own + ".extraHeader", header})
+			}
+		}
+	}
+	p.Env = append(p.Env, "GIT_TERMINAL_PROMPT=0", fmt.Sprintf("GIT_CONFIG_COUNT=%d", len(config)))
+	for i, c := range config {
+		p.Env = append(p.Env, fmt.Sprintf("GIT_CONFIG_KEY_%d=%s", i, c[0]), fmt.Sprintf("GIT_CONFIG_VALUE_%d=%s", i, c[1]))
+	}
+	return p, nil
+}
+
+// Merge returns the sum of presets, as one. Its name is "".
+func Merge(list ...*Preset) *Preset {
+	sum := &Preset{Files: map[string]string{}}
+	for _, p := range list {
+		sum.Rules = append(sum.Rules, p.Rules...)
+		sum.Env = append(sum.Env, p.Env...)
+		sum.Mirrors = append(sum.Mirrors, p.Mirrors...)
+		sum.sources = append(sum.sources, p.sources...)
+		sum.NeedsRoots = sum.NeedsRoots || p.NeedsRoots
+		sum.NeedsJavaRoots = sum.NeedsJavaRoots || p.NeedsJavaRoots
+		for name, text := range p.Files {
+			sum.Files[name] = text
+		}
+	}
+	return sum
+}
+
+// Environment returns Env with the directory of the files in it. The variables still
+// have [ProxyPlaceholder].
+func (p *Preset) Environment(files string) []string {
+	env := slices.Clone(p.Env)
+	for i, v := range env {
+		env[i] = strings.ReplaceAll(v, FilesPlaceholder, files)
+	}
+	return env
+}
+
+// Digest returns the digest that an index in the cache has for a file of the preset;
+// the zero value if there is none.
+func (p *Preset) Digest(c *cache.Cache, t rule.Target) cache.Digest {
+	for _, find := range []func(*cache.Cache, rule.Target, []source) cache.Digest{digestNPM, digestPip, digestCargo} {
+		if d := find(c, t, p.sources); d != (cache.Digest{}) {
+			return d
+		}
+	}
+	return cache.Digest{}
+}
+
+// Facts returns what is known of a preset's program, with its source and version, for
+// documents.
+func Facts(name string) []Fact {
+	at := slices.IndexFunc(table, func(d data) bool { return d.name == name })
+	if at < 0 {
+		return nil
+	}
+	return slices.Clone(table[at].facts)
+}

@@ -1,0 +1,208 @@
+package preset
+
+import (
+	"path"
+	"strings"
+
+	"golang.org/x/mod/semver"
+
+	"github.com/caisson-run/caisson/tools/egress/cache"
+)
+
+// source is a URL below which a preset reads.
+type source struct {
+	url     string
+	methods []string // nil means GET and HEAD
+	// kind returns how a path below url is kept; "" not at all. Nil keeps nothing.
+	kind func(path string) cache.Kind
+	// registry reports whether another registry replaces it.
+	registry bool
+}
+
+// Fact is something that a preset relies on.
+type Fact struct {
+	What   string
+	Source string // where it is documented or was tried, and for which version
+}
+
+// data is the table's row for a preset. The first source is that of the registry.
+type data struct {
+	name    string
+	sources []source
+	env     []string
+	files   map[string]string
+	mirror  string // path of the proxy that stands for the registry
+	java    bool
+	facts   []Fact
+}
+
+var table = []data{
+	{
+		name:    "go",
+		sources: []source{{url: "https://proxy.golang.org/", kind: kindGo, registry: true}},
+		env:     []string{"GOPROXY=" + ProxyPlaceholder + "/go"},
+		mirror:  "/go/",
+		facts: []Fact{
+			{"a proxy serves the checksum database below /sumdb/", "Go Modules Reference, Checksum database; Go 1.26"},
+			{"go.sum and go.mod hold no address of a proxy", "Go Modules Reference, go.sum files; Go 1.26"},
+			{"requests to loopback addresses never use HTTP_PROXY", "package golang.org/x/net/http/httpproxy; Go 1.26"},
+		},
+	},
+	{
+		name: "npm",
+		sources: []source{
+			{url: "https://registry.npmjs.org/", kind: kindNPM, registry: true},
+			{url: "https://registry.npmjs.org/-/npm/v1/security/", methods: []string{"POST"}, registry: true},
+			{url: "https://registry.yarnpkg.com/", kind: kindNPM},
+		},
+		env: []string{"npm_config_update_notifier=false", "npm_config_fund=false"},
+		facts: []Fact{
+			{"npm audit posts the list of packages to /-/npm/v1/security/", "npm Docs, npm audit; npm 11"},
+			{"the setting cafile overrides NODE_EXTRA_CA_CERTS", "tried with npm 11.19"},
+			{"lock files hold the registry's address", "npm Docs, package-lock.json; npm 11"},
+		},
+	},
+	{
+		name: "pip",
+		sources: []source{
+			{url: "https://pypi.org/simple/", kind: kindIndex, registry: true},
+			{url: "https://pypi.org/pypi/", kind: kindIndex},
+			{url: "https://files.pythonhosted.org/packages/", kind: kindPyFile},
+		},
+		env: []string{"PIP_DISABLE_PIP_VERSION_CHECK=1"},
+		facts: []Fact{
+			{"links of an index have the digest of their file", "Simple repository API, PyPA specifications, version 1.1"},
+			{"PIP_CERT and REQUESTS_CA_BUNDLE name the roots", "pip documentation, HTTPS Certificates; pip 23.2"},
+		},
+	},
+	{
+		name: "cargo",
+		sources: []source{
+			{url: "https://index.crates.io/", kind: kindIndex, registry: true},
+			{url: "https://static.crates.io/crates/", kind: kindCrate},
+			{url: "https://crates.io/api/v1/crates/"},
+		},
+		env: []string{"CARGO_REGISTRIES_CRATES_IO_PROTOCOL=sparse", "CARGO_NET_GIT_FETCH_WITH_CLI=true"},
+		facts: []Fact{
+			{"the sparse protocol is the default since 1.70", "The Cargo Book, Registry Protocols; cargo 1.95"},
+			{"each line of an index has the SHA-256 of a crate", "The Cargo Book, Index Format; cargo 1.95"},
+			{"CARGO_HTTP_CAINFO names the roots", "The Cargo Book, Configuration, http.cainfo; cargo 1.95"},
+		},
+	},
+	{
+		name: "maven",
+		sources: []source{
+			{url: "https://repo.maven.apache.org/maven2/", kind: kindMaven, registry: true},
+			{url: "https://repo1.maven.org/maven2/", kind: kindMaven},
+			{url: "https://plugins.gradle.org/m2/", kind: kindMaven},
+		},
+		env:    []string{"MAVEN_ARGS=-s " + FilesPlaceholder + "/settings.xml"},
+		files:  map[string]string{"settings.xml": mavenSettings},
+		mirror: "/maven/",
+		java:   true,
+		facts: []Fact{
+			{"MAVEN_ARGS is read by 3.9 and later; older ones need -s", "Configuring Apache Maven; Maven 3.9"},
+			{"the block of http repositories is a mirror, and mirrors of the user's settings come first", "Guide to Mirror Settings; Maven 3.8"},
+			{"Java has a trust store of its own", "JSSE Reference Guide; Java 17"},
+		},
+	},
+	{
+		name: "apt",
+		sources: []source{
+			{url: "http://deb.debian.org/debian/", kind: kindApt, registry: true},
+			{url: "http://deb.debian.org/debian-security/", kind: kindApt, registry: true},
+			{url: "http://security.debian.org/", kind: kindApt, registry: true},
+			{url: "http://archive.ubuntu.com/ubuntu/", kind: kindApt, registry: true},
+			{url: "http://security.ubuntu.com/ubuntu/", kind: kindApt, registry: true},
+			{url: "http://ports.ubuntu.com/", kind: kindApt, registry: true},
+		},
+		env:   []string{"APT_CONFIG=" + FilesPlaceholder + "/apt.conf"},
+		files: map[string]string{"apt.conf": aptConfig},
+		facts: []Fact{
+			{"apt creates a state directory whose last part is apt", "tried with apt 2.6, without privileges"},
+			{"packages are signed, so that http suffices", "apt-secure(8); apt 2.6"},
+		},
+	},
+}
+
+// mavenSettings makes all repositories the mirror's.
+const mavenSettings = `<?xml version="1.0" encoding="UTF-8"?>
+<settings>
+  <mirrors>
+    <mirror>
+      <id>caisson</id>
+      <mirrorOf>*</mirrorOf>
+      <url>${env.HTTP_PROXY}/maven</url>
+    </mirror>
+  </mirrors>
+</settings>
+`
+
+// aptConfig makes apt keep its state where everybody can write: it can download and
+// unpack, but not install, as nobody is root.
+const aptConfig = `Dir::State "/tmp/apt/";
+Dir::State::status "/var/lib/dpkg/status";
+Dir::Cache "/tmp/apt/";
+APT::Sandbox::User "";
+Acquire::Languages "none";
+`
+
+// kindIndex is the kind of sources that have indexes only.
+func kindIndex(string) cache.Kind { return cache.Index }
+
+// kindGo returns the kind of a URL of the GOPROXY protocol: what has a version is
+// immutable, queries for branches and lists are not.
+func kindGo(p string) cache.Kind {
+	if rest, ok := strings.CutPrefix(p, "sumdb/"); ok {
+		_, rest, _ = strings.Cut(rest, "/")
+		if strings.HasPrefix(rest, "tile/") || strings.HasPrefix(rest, "lookup/") {
+			return cache.File
+		}
+		return cache.Index
+	}
+	_, file, ok := strings.Cut(p, "/@v/")
+	ext := path.Ext(file)
+	if ok && (ext == ".info" || ext == ".mod" || ext == ".zip") && semver.Canonical(strings.TrimSuffix(file, ext))+semver.Build(strings.TrimSuffix(file, ext)) == strings.TrimSuffix(file, ext) {
+		return cache.File
+	}
+	return cache.Index
+}
+
+// kindNPM returns the kind of a URL of a registry of npm. Nothing below /-/ is kept:
+// it is about users.
+func kindNPM(p string) cache.Kind {
+	switch {
+	case strings.HasPrefix(p, "-/"):
+		return ""
+	case strings.Contains(p, "/-/") && strings.HasSuffix(p, ".tgz"):
+		return cache.File
+	}
+	return cache.Index
+}
+
+// kindPyFile returns the kind of a file of the Python Package Index.
+func kindPyFile(string) cache.Kind { return cache.File }
+
+// kindCrate returns the kind of a URL of crates.
+func kindCrate(p string) cache.Kind {
+	if strings.HasSuffix(p, ".crate") || strings.HasSuffix(p, "/download") {
+		return cache.File
+	}
+	return ""
+}
+
+// kindMaven returns the kind of a URL of a repository of Maven.
+func kindMaven(p string) cache.Kind {
+	if strings.HasPrefix(path.Base(p), "maven-metadata") || strings.Contains(p, "-SNAPSHOT") || strings.HasSuffix(p, "/") {
+		return cache.Index
+	}
+	return cache.File
+}
+
+// kindApt returns the kind of a URL of a repository of apt.
+func kindApt(p string) cache.Kind {
+	if strings.Contains(p, "/by-hash/") || strings.HasPrefix(p, "pool/") || strings.Contains(p, "/pool/") {
+		return cache.File
+	}
+	return cache.Index
+}
