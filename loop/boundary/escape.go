@@ -1,6 +1,7 @@
 package boundary
 
 import (
+	"html"
 	"slices"
 	"strings"
 	"sync"
@@ -22,7 +23,7 @@ func escapeTags(text string, names []string) string {
 	done := 0
 	for i := 0; i < len(text); {
 		// Fast path: most bytes are plain and need no decoding.
-		if c := text[i]; c < utf8.RuneSelf && c != '<' && c != '&' && c != '\\' && c != '%' {
+		if c := text[i]; c < utf8.RuneSelf && c != '<' && c != '&' && c != '\\' && c != '%' && c != '=' {
 			i++
 			continue
 		}
@@ -69,6 +70,10 @@ func decodeUnit(s string) (r rune, n int) {
 		r, n = decodeBackslash(s)
 	case '%':
 		r, n = decodeHex(s, 1, 2)
+	case '=': // of quoted-printable text, whose other characters are few
+		if r, n = decodeHex(s, 1, 2); r != '<' && r != ' ' {
+			n = 0
+		}
 	}
 	if n == 0 {
 		r, n = utf8.DecodeRuneInString(s)
@@ -76,9 +81,12 @@ func decodeUnit(s string) (r rune, n int) {
 	return foldRune(r), n
 }
 
-// decodeEntity decodes an HTML entity: a bracket by name, or any character by
-// number. The semicolon is optional, and any number of "amp;" may precede. Like
-// the other decoders, it returns zeros if s doesn't start with one.
+// maxEntityBytes is the length of the longest name of an HTML entity.
+const maxEntityBytes = 32
+
+// decodeEntity decodes an HTML entity: any character by name or number. The semicolon is
+// optional for brackets and numbers, and any number of "amp;" may precede. Like the other
+// decoders, it returns zeros if s doesn't start with one.
 func decodeEntity(s string) (r rune, n int) {
 	rest, more := s[1:], true
 	for more {
@@ -92,7 +100,7 @@ func decodeEntity(s string) (r rune, n int) {
 	}
 	number, ok := strings.CutPrefix(rest, "#")
 	if !ok {
-		return
+		return decodeEntityName(s, rest)
 	}
 	base := rune(10)
 	if hex, ok := cutPrefixFold(number, "x"); ok {
@@ -105,12 +113,29 @@ func decodeEntity(s string) (r rune, n int) {
 	return v, len(s) - len(strings.TrimPrefix(after, ";"))
 }
 
+// decodeEntityName decodes the entity s by its name, which rest begins with.
+func decodeEntityName(s, rest string) (r rune, n int) {
+	end := 0
+	for end < min(len(rest), maxEntityBytes) && digitValue(rest[end], 36) >= 0 {
+		end++
+	}
+	if end == 0 || !strings.HasPrefix(rest[end:], ";") {
+		return
+	}
+	decoded := html.UnescapeString("&" + rest[:end+1])
+	if decoded[0] == '&' {
+		return
+	}
+	r, _ = utf8.DecodeRuneInString(decoded) // a mark may follow it
+	return r, len(s) - len(rest) + end + 1
+}
+
 // maxBackslashes is the number of backslashes before an escape, beyond which it
 // is not decoded.
 const maxBackslashes = 16
 
-// decodeBackslash decodes \x3c, \u003c, \u{3c}, \U0000003c and \74, with up to
-// [maxBackslashes] backslashes.
+// decodeBackslash decodes \x3c, \u003c, \u{3c}, \U0000003c, \74, and \3c of style
+// sheets, with up to [maxBackslashes] backslashes.
 func decodeBackslash(s string) (r rune, n int) {
 	offset := 1
 	for offset < min(len(s), maxBackslashes) && s[offset] == '\\' {
@@ -118,6 +143,9 @@ func decodeBackslash(s string) (r rune, n int) {
 	}
 	if offset == len(s) {
 		return
+	}
+	if after, ok := cutPrefixFold(strings.TrimLeft(s[offset:], "0"), "3c"); ok {
+		return '<', len(s) - len(after)
 	}
 	switch c := s[offset]; {
 	case c == 'x' || c == 'X':
@@ -176,7 +204,7 @@ func cutPrefixFold(s, prefix string) (after string, found bool) {
 	return s[n:], true
 }
 
-// digitValue returns the value of a digit in base 8, 10 or 16, or -1.
+// digitValue returns the value of a digit in base 8, 10, 16 or 36, or -1.
 func digitValue(b byte, base rune) rune {
 	v := rune(b|0x20-'a') + 10 // 16 or more unless b is a letter from a to f
 	if '0' <= b && b <= '9' {
@@ -227,8 +255,8 @@ var alphabets = []struct{ first, letters rune }{
 var lookalikes = sync.OnceValue(func() map[rune]rune {
 	folds := map[rune]rune{}
 	for ascii, alike := range map[rune]string{
-		'<': "﹤‹\u2329〈⟨˂ᐸ❮❰≺⧼《«",
-		'>': "﹥›\u232a〉⟩˃ᐳ❯❱≻⧽》»",
+		'<': "﹤‹\u2329〈⟨⟪˂ᐸ❮❬❰≺≪⧼⦑⦉《«𝈶ᚲ",
+		'>': "﹥›\u232a〉⟩⟫˃ᐳ❯❭❱≻≫⧽⦒⦊》»𝈷",
 		'a': "аАɑαΑàáâãäåāăąÀÁÂÃÄÅĀᴀªᵃ",
 		'b': "вВβΒᏏьƄʙ",
 		'c': "сСϲⅽçćčÇĆČᴄℂⅭ",

@@ -9,6 +9,37 @@ type folded struct {
 	text []byte
 	// starts and ends are the offsets in the original of each byte of text.
 	starts, ends []int
+	// joints are the offsets in text, in their order, at which invisible characters behind
+	// a letter were left out.
+	joints []int
+}
+
+// origin returns the place in the original of a part of the text that is not empty.
+func (f folded) origin(at span) span { return span{f.starts[at.start], f.ends[at.end-1]} }
+
+// isInvisible reports whether a character shows nothing, or only a mark on another one.
+func isInvisible(r rune) bool {
+	return unicode.In(r, unicode.Cf, unicode.Cc, unicode.Mn, unicode.Me, unicode.Other_Default_Ignorable_Code_Point)
+}
+
+// joins reports whether a character that shows nothing may stand for a blank: marks, which
+// belong to the letter before, may not.
+func joins(r rune) bool {
+	return !unicode.In(r, unicode.Mn, unicode.Me) || unicode.In(r, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
+}
+
+// brailleBlank shows nothing, with the width of a character.
+const brailleBlank = '\u2800'
+
+// addJoint notes that an invisible character was left out.
+func (f *folded) addJoint(r rune) {
+	at := len(f.text)
+	if at == 0 || f.text[at-1] < 'a' || f.text[at-1] > 'z' || !joins(r) {
+		return
+	}
+	if n := len(f.joints); n == 0 || f.joints[n-1] != at {
+		f.joints = append(f.joints, at)
+	}
 }
 
 // foldText folds text. keep reports whether a character is part of the result; nil keeps
@@ -21,9 +52,10 @@ func foldText(text string, keep func(rune) bool) folded {
 		case ' ' < r && r < 0x7f: // plain, as nearly all are
 		case r == '\n' || r == '\r' || r == '\u2028' || r == '\u2029':
 			r = '\n'
-		case unicode.IsSpace(r):
+		case r == brailleBlank || unicode.IsSpace(r):
 			r = ' '
-		case unicode.In(r, unicode.Cf, unicode.Cc, unicode.Mn, unicode.Me):
+		case isInvisible(r):
+			f.addJoint(r)
 			r = -1
 		case r > unicode.MaxASCII:
 			r = '?' // matches nothing

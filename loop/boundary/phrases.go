@@ -1,21 +1,21 @@
 package boundary
 
 import (
-	"bytes"
 	"regexp"
 	"slices"
 	"strings"
 	"sync"
 )
 
-// phrases are known from prompt injections, by what they try. They match folded text.
-var phrases = sync.OnceValue(func() []phrase {
+// newPhraseSet returns the phrases that are known from prompt injections, by what they
+// try. They match folded text. In the loose set no blank is needed between words.
+func newPhraseSet(loose bool) *phraseSet {
 	const (
 		instructions = `(instruction|prompt|direction|command|guideline|rule|order|context|task|message|polic(y|ie)|constraint|restriction|safeguard|safety)s?`
 		former       = `(previous|prior|above|preceding|earlier|former|foregoing|existing|original|initial|system|current|other|given|safety|these|those|such|developer|openai|anthropic)`
 		filler       = `((all|any|every|everything|the|of|my|your|its|our|and|or|to|from|in|that|you|were|was|have|been|just|said|about|with|please) )*`
 	)
-	var all []phrase
+	set := &phraseSet{}
 	for _, p := range []struct{ what, words, pattern string }{
 		{"override of instructions", "ignore,disregard,forget,overr,bypass,discard,neglect,skip,drop,violate,abandon,follow,attention to,never mind,nevermind", `\b(ignore|disregard|forget|override|overrule|bypass|discard|neglect|skip|drop|violate|abandon|don't follow|do not follow|stop following|pay no attention to|never mind|nevermind) ` + filler + `((` + former + `) ` + filler + `)*` + instructions},
 		{"override of instructions", "ignore,disregard,forget", `\b(ignore|disregard|forget) (all|any|everything|anything|what)\b( [a-z']+){0,3} (above|before|previously|so far|until now|up to now|told|said|learned|know|written)\b`},
@@ -23,84 +23,86 @@ var phrases = sync.OnceValue(func() []phrase {
 		{"claim to be another role", "prompt,message,override,instruction,notice,mode,note,alert,command", `(^|[\n .>*#"'])(system|developer|assistant|administrator|admin|root) ?(prompt|message|override|instruction|notice|command|mode|note|alert)s? ?:`},
 		{"claim to be another role", "system,developer,assistant,human", `(^|\n) ?[*#\["'(<]*(system|developer|assistant|human) ?[*\]"')>]* ?: `},
 		{"claim to be another role", "you are", `\byou are (now|no longer|from now on|going to be|going to act as|about to)\b`},
-		{"claim to be another role", "pretend,act ,act\n,behave,respond,role", `\b(pretend|act|behave|respond|roleplay|role-play) (to be|as if|as though|like|as) (you|an? (unrestricted|uncensored|unfiltered|evil|amoral|jailbroken|hacker)|dan\b)`},
-		{"claim to be another role", " mode,\nmode,anything now,anything\nnow", `\b(developer|debug|god|dan|admin|jailbreak|sudo|unrestricted|maintenance|root) mode (is )?(now )?(enabled|on|activated|active|engaged|unlocked)|\b(enable|enter|activate|switch to|unlock) (developer|debug|god|dan|admin|jailbreak|sudo|unrestricted|maintenance|root) mode|\bdo anything now\b`},
+		{"claim to be another role", "pretend,act ,behave,respond,role", `\b(pretend|act|behave|respond|roleplay|role-play) (to be|as if|as though|like|as) (you|an? (unrestricted|uncensored|unfiltered|evil|amoral|jailbroken|hacker)|dan\b)`},
+		{"claim to be another role", " mode,anything now", `\b(developer|debug|god|dan|admin|jailbreak|sudo|unrestricted|maintenance|root) mode (is )?(now )?(enabled|on|activated|active|engaged|unlocked)|\b(enable|enter|activate|switch to|unlock) (developer|debug|god|dan|admin|jailbreak|sudo|unrestricted|maintenance|root) mode|\bdo anything now\b`},
 		{"request for the prompt", "prompt,instruction,text above,words above", `\b(reveal|show|print|repeat|output|display|leak|disclose|tell me|give me|give us|write out|return|dump|expose|share|recite|spell|copy|translate|summari[sz]e) ` + filler + `((full|entire|exact|complete|hidden|secret|verbatim|initial|original|system|previous|above|internal|own) )*(system (prompt|message|instruction)|initial prompt|initial instruction|hidden prompt|secret prompt|prompt above|text above|words above|your (prompt|instructions))`},
 		{"secrecy from the user", "tell,inform,notify,alert,mention,reveal,disclos", `\b(do not|don't|never|without) (tell|inform|notify|alert|telling|informing|notifying|alerting|mention|mentioning|reveal|revealing|disclose|disclosing)( (this|it|that|anything|any of this|about this|about it|to))* (the |to the |your )?(user|human|operator|owner|anyone|anybody)\b`},
 		{"exfiltration", "send,post,upload,exfiltrate,forward,email,transmit,leak,submit", `\b(send|post|upload|exfiltrate|forward|email|transmit|leak|submit) ` + filler + `((user('s)?|private|personal|secret|sensitive|confidential|saved|conversation|chat|contents?|full|api|access|env(ironment)?) )*(data|conversation|history|credentials?|passwords?|secrets?|tokens?|api keys?|keys?|cookies|variables|information|files?|emails?)\b[^.\n]{0,60} (to|at|via) [^ ]*(https?:|www\.|@|[a-z0-9-]+\.[a-z]{2,})`},
 		{"chat template", "<|,inst],system],sys>>,_of_turn>,s>[,###", `<\|(im_start|im_end|im_sep|system|user|assistant|endoftext|eot_id|start_header_id|end_header_id|begin_of_text|end_of_text|channel|message|start|end)\|>|\[/?inst\]|<</?sys>>|<(start|end)_of_turn>|\[/?system\]|<\/?s>\[|### ?(system|instruction|human|assistant|response) ?:`},
 		{"forged call or result", "tool_,function_,invoke,untrusted_input,system", `<\/? ?(tool_call|tool_result|tool_response|tool_use|function_call|function_results?|function_calls|antml:invoke|invoke|untrusted_input|system-reminder|system_reminder|system)\b`},
 	} {
-		// Words may be in different lines.
-		all = append(all, phrase{p.what, bytes.Split([]byte(p.words), []byte(",")), regexp.MustCompile(strings.ReplaceAll(p.pattern, " ", `\s`))})
+		blanks, bounds := `\s`, `\b`
+		if loose {
+			blanks, bounds = `\s?`, ""
+		}
+		for _, word := range strings.Split(p.words, ",") {
+			set.addWord(word, len(set.phrases))
+			if spaced := strings.ReplaceAll(word, " ", "\n"); spaced != word {
+				set.addWord(spaced, len(set.phrases)) // in two lines
+			}
+			if joined := strings.ReplaceAll(word, " ", ""); loose && joined != word {
+				set.addWord(joined, len(set.phrases))
+			}
+		}
+		set.phrases = append(set.phrases, phrase{p.what, regexp.MustCompile(strings.NewReplacer(" ", blanks, `\b`, bounds).Replace(p.pattern))})
 	}
-	return all
-})
+	return set
+}
+
+// phrases and loosePhrases are the two sets. Texts with invisible characters between
+// letters are searched for the loose ones too: those characters may stand for blanks, or
+// between the letters of a word.
+var (
+	phrases      = sync.OnceValue(func() *phraseSet { return newPhraseSet(false) })
+	loosePhrases = sync.OnceValue(func() *phraseSet { return newPhraseSet(true) })
+)
 
 // phrase is a pattern and what texts that match it try.
 type phrase struct {
-	what string
-	// Each match contains one of words. The pattern, which is slow, is matched around
-	// them only.
-	words   [][]byte
+	what    string
 	pattern *regexp.Regexp
 }
 
 // maxPhraseBytes is the length of the longest match that is found.
 const maxPhraseBytes = 400
 
-// findMatches returns the matches of a phrase in parts of a folded text.
-func (p phrase) findMatches(text []byte, parts []span) (matches []span) {
-	for _, part := range parts {
-		for _, m := range p.pattern.FindAllIndex(text[part.start:part.end], -1) {
-			if m[0] < m[1] {
-				matches = append(matches, span{part.start + m[0], part.start + m[1]})
-			}
-		}
-	}
-	return matches
-}
-
-// wordIndex has the words of all phrases by their first two bytes, so that a text is read
-// once for all of them.
-type wordIndex struct {
-	// groups has the index in words, plus 1, for each first two bytes.
+// phraseSet has phrases and the words of all of them. Each match of a phrase contains one
+// of its words. The patterns, which are slow, are matched around them only.
+type phraseSet struct {
+	phrases []phrase
+	// groups has the index in words, plus 1, for each first two bytes of a word, so that
+	// a text is read once for all words.
 	groups [1 << 16]uint8
 	words  [][]phraseWord
 }
 
 // phraseWord is a word and the index of its phrase.
 type phraseWord struct {
-	text   []byte
+	text   string
 	phrase int
 }
 
-var words = sync.OnceValue(func() *wordIndex {
-	x := &wordIndex{}
-	for i, p := range phrases() {
-		for _, text := range p.words {
-			group := &x.groups[uint16(text[0])<<8|uint16(text[1])]
-			if *group == 0 {
-				x.words = append(x.words, nil)
-				*group = uint8(len(x.words))
-			}
-			x.words[*group-1] = append(x.words[*group-1], phraseWord{text, i})
-		}
+// addWord adds a word of at least two bytes.
+func (s *phraseSet) addWord(text string, phrase int) {
+	group := &s.groups[uint16(text[0])<<8|uint16(text[1])]
+	if *group == 0 {
+		s.words = append(s.words, nil)
+		*group = uint8(len(s.words))
 	}
-	return x
-})
+	s.words[*group-1] = append(s.words[*group-1], phraseWord{text, phrase})
+}
 
 // findParts returns the parts of a folded text in which matches of each phrase can be, in
 // their order.
-func (x *wordIndex) findParts(text []byte) [][]span {
-	parts := make([][]span, len(phrases()))
+func (s *phraseSet) findParts(text []byte) [][]span {
+	parts := make([][]span, len(s.phrases))
 	for i := range max(len(text)-1, 0) {
-		group := x.groups[uint16(text[i])<<8|uint16(text[i+1])]
+		group := s.groups[uint16(text[i])<<8|uint16(text[i+1])]
 		if group == 0 {
 			continue
 		}
-		for _, w := range x.words[group-1] {
-			if !bytes.HasPrefix(text[i:], w.text) {
+		for _, w := range s.words[group-1] {
+			if len(text)-i < len(w.text) || string(text[i:i+len(w.text)]) != w.text {
 				continue
 			}
 			at, spans := i+len(w.text), parts[w.phrase]
@@ -115,18 +117,34 @@ func (x *wordIndex) findParts(text []byte) [][]span {
 	return parts
 }
 
+// findMatches calls found for each match in a folded text.
+func (s *phraseSet) findMatches(text []byte, found func(what string, at span)) {
+	for i, parts := range s.findParts(text) {
+		for _, part := range parts {
+			for _, m := range s.phrases[i].pattern.FindAllIndex(text[part.start:part.end], -1) {
+				if m[0] < m[1] {
+					found(s.phrases[i].what, span{part.start + m[0], part.start + m[1]})
+				}
+			}
+		}
+	}
+}
+
 // span is a part of a text.
 type span struct{ start, end int }
 
 // findSpans calls found for each known phrase in text with its place.
 func findSpans(text string, found func(what string, at span)) {
 	f := foldText(text, nil)
-	parts := words().findParts(f.text)
-	for i, p := range phrases() {
-		for _, m := range p.findMatches(f.text, parts[i]) {
-			found(p.what, span{f.starts[m.start], f.ends[m.end-1]})
-		}
+	phrases().findMatches(f.text, func(what string, at span) { found(what, f.origin(at)) })
+	if len(f.joints) == 0 {
+		return
 	}
+	loosePhrases().findMatches(f.text, func(what string, at span) {
+		if i, _ := slices.BinarySearch(f.joints, at.start); i < len(f.joints) && f.joints[i] <= at.end {
+			found(what, f.origin(at))
+		}
+	})
 }
 
 // findPhrases returns what the known phrases in text try, once each.

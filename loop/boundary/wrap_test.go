@@ -75,7 +75,8 @@ func TestEscapeOpeners(t *testing.T) {
 		"<", "＜", "\U000E003C", "«", "&lt", "&lt;", "&LT;", "&amp;lt;", "&amp;AMP;lt;",
 		"&#60;", "&#60", "&#x3c;", "&#X3C;", "&#" + strings.Repeat("0", 40) + "60;", "&amp;#60;",
 		"%3c", "%3C", `\x3c`, `\X3C`, `\u003c`, `\u{3c}`, `\U{3C}`, `\u{` + strings.Repeat("0", 40) + `3c}`, `\U0000003c`, `\74`, `\074`,
-		`\\74`, strings.Repeat(`\`, maxBackslashes) + "74",
+		`\\74`, strings.Repeat(`\`, maxBackslashes) + "74", `\3c`, `\00003C`, "=3C", "=3c",
+		"&lsaquo;", "&laquo;", "&lang;", "&amp;Lang;", "&nvlt;",
 	} {
 		want := "a [lt]caisson-output b"
 		if got := Escape("a " + opener + "caisson-output b"); got != want {
@@ -100,7 +101,8 @@ func TestEscapeLetters(t *testing.T) {
 		"<c1aisson-output": false, "<cxaisson-output": false, "<éaisson-output": false, "<caisson>output": false,
 		"<caisson&gt;output": false, "<caisson&gtoutput": false, "<caisson-outpu": false, "<caisson&#;output": true, "<caisson&#xoutput": false,
 		`<caisson\u{}output`: false, `<caisson\u{9output`: false, `<caisson\u{g}output`: false, `<caisson\u9output`: false, `<caisson\x9zoutput`: false,
-		"<caisson&#x110041;output": true,
+		"<caisson&#x110041;output": true, "<caisson&nbsp;output": true, "<caisson&NewLine;output": true, "<&cfr;aisson-output": true, "<caisson=20output": true,
+		"<caisson&rsaquo;output": false, "<caisson&noentity;output": false, "<caisson&;output>": true,
 	} {
 		want := name
 		if escaped {
@@ -134,7 +136,7 @@ func TestFoldRune(t *testing.T) {
 }
 
 func TestDigitValue(t *testing.T) {
-	for base, digits := range map[rune]string{8: "01234567", 10: "0123456789", 16: "0123456789abcdef"} {
+	for base, digits := range map[rune]string{8: "01234567", 10: "0123456789", 16: "0123456789abcdef", 36: "0123456789abcdefghijklmnopqrstuvwxyz"} {
 		for b := range 256 {
 			want := rune(strings.IndexByte(digits, byte(unicode.ToLower(rune(b)))))
 			if b >= utf8.RuneSelf {
