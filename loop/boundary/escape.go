@@ -90,7 +90,8 @@ const maxEntityBytes = 32
 func decodeEntity(s string) (r rune, n int) {
 	rest, more := s[1:], true
 	for more {
-		rest, more = cutPrefixFold(rest, "amp;")
+		rest, more = cutPrefixFold(rest, "amp")
+		rest = strings.TrimPrefix(rest, ";")
 	}
 	if after, ok := cutPrefixFold(rest, "lt"); ok {
 		return '<', len(s) - len(strings.TrimPrefix(after, ";"))

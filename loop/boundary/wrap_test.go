@@ -76,7 +76,7 @@ func TestEscapeOpeners(t *testing.T) {
 		"&#60;", "&#60", "&#x3c;", "&#X3C;", "&#" + strings.Repeat("0", 40) + "60;", "&amp;#60;",
 		"%3c", "%3C", `\x3c`, `\X3C`, `\u003c`, `\u{3c}`, `\U{3C}`, `\u{` + strings.Repeat("0", 40) + `3c}`, `\U0000003c`, `\74`, `\074`,
 		`\\74`, strings.Repeat(`\`, maxBackslashes) + "74", `\3c`, `\00003C`, "=3C", "=3c",
-		"&lsaquo;", "&laquo;", "&lang;", "&amp;Lang;", "&nvlt;",
+		"&lsaquo;", "&laquo;", "&lang;", "&amp;Lang;", "&nvlt;", "&amplt", "&AMP#60;",
 	} {
 		want := "a [lt]caisson-output b"
 		if got := Escape("a " + opener + "caisson-output b"); got != want {
