@@ -386,12 +386,10 @@ func (s *Session) closeTools() {
 // mayUse reports whether the user of the turn may use a tool, and the loaded skills
 // leave it.
 func (s *Session) mayUse(def tools.Definition) bool {
-	if !s.skills.Allows(def.Name) {
-		return false
-	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return def.EnabledByDefault && (!def.RequiresAdmin || s.user.Admin)
+	user := s.user
+	s.mu.Unlock()
+	return user.MayUse(def) && s.skills.Allows(def.Name)
 }
 
 // newCreated returns the first record.

@@ -6,6 +6,7 @@ import (
 
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/skill"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -18,8 +19,8 @@ func findSkills(ctx context.Context, s *Session) *skill.Set {
 	if o.from != nil {
 		return o.from.skillsFor(o.Skills)
 	}
-	set, ignored := o.Skills.Find(ctx, s.original, o.Workspace.Path, o.TrustedInstructions)
-	for _, i := range ignored {
+	set := o.Skills.Find(ctx, s.original, o.Workspace.Path, o.TrustedInstructions)
+	for _, i := range set.Ignored() {
 		s.prompt.ignored = append(s.prompt.ignored, record.Ignored(i))
 	}
 	if s.past != nil {
@@ -29,8 +30,8 @@ func findSkills(ctx context.Context, s *Session) *skill.Set {
 }
 
 // Find returns the skills that a session on the workspace at root has, of which the user trusts
-// files, and those that can't be used.
-func (o SkillOptions) Find(ctx context.Context, reader *workspace.Reader, root string, trusted []approval.TrustedFile) (*skill.Set, []skill.Ignored) {
+// files.
+func (o SkillOptions) Find(ctx context.Context, reader *workspace.Reader, root string, trusted []approval.TrustedFile) *skill.Set {
 	from := skill.Options{Root: root, Dirs: o.Dirs, CheckFile: o.CheckFile}
 	if o.Workspace {
 		from.Workspace = reader
@@ -39,6 +40,26 @@ func (o SkillOptions) Find(ctx context.Context, reader *workspace.Reader, root s
 		}
 	}
 	return skill.Find(ctx, from)
+}
+
+// SkillReport describes the skills of a session to a user.
+type SkillReport struct {
+	Skills  []skill.Info    `json:"skills" nullable:"false"`
+	Ignored []skill.Ignored `json:"ignored" nullable:"false" doc:"skills that can't be used, and directories of them"`
+	// Tools are those that a turn of the user would be offered now.
+	Tools []tools.Name `json:"tools" nullable:"false" doc:"tools that a turn of the asking client would be offered now: those of its role that the loaded skills leave"`
+}
+
+// SkillsOf returns the skills of a session as it has loaded them so far, for a user.
+func SkillsOf(s *Session, u User) SkillReport {
+	known := s.tools.Names()
+	r := SkillReport{Skills: s.skills.Infos(known), Ignored: record.NonNil(s.skills.Ignored()), Tools: []tools.Name{}}
+	for _, name := range known {
+		if def, ok := s.tools.Lookup(string(name)); ok && u.MayUse(def) && s.skills.Allows(name) {
+			r.Tools = append(r.Tools, name)
+		}
+	}
+	return r
 }
 
 // skillsFor returns the skills of a fork with options: none if the options have none.

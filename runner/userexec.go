@@ -407,6 +407,11 @@ type User struct {
 	Admin bool
 }
 
+// MayUse reports whether the user may use a tool.
+func (u User) MayUse(def tools.Definition) bool {
+	return def.EnabledByDefault && (!def.RequiresAdmin || u.Admin)
+}
+
 // LocalUser returns the label of the user that this process runs as.
 func LocalUser() string { return fmt.Sprintf("uid:%d", os.Geteuid()) }
 

@@ -352,7 +352,7 @@ func (h *serverHost) resumeSession(ctx context.Context, session string, in serve
 		in.Policy = last.Policy[i+1:]
 	}
 	return h.buildSession(ctx, server.NewSession{
-		Workspace: found.Created.Workspace, Mode: found.Created.WorkspaceMode, Model: cmp.Or(in.Model, last.Profile), Image: cmp.Or(in.Image, last.Image), Policy: in.Policy, Limits: in.Limits,
+		Workspace: found.Created.Workspace, Mode: found.Created.WorkspaceMode, Model: cmp.Or(in.Model, last.Profile), Image: cmp.Or(in.Image, last.Image), Policy: in.Policy, Skills: in.Skills, Limits: in.Limits,
 	}, session)
 }
 

@@ -254,7 +254,7 @@ func askedBy(in server.NewSession) config.Asked {
 	for _, v := range []struct {
 		text string
 		to   **string
-	}{{in.Model, &a.Model}, {in.Image, &a.Image}, {in.Mode, &a.Mode}} {
+	}{{in.Model, &a.Model}, {in.Image, &a.Image}, {in.Mode, &a.Mode}, {in.Skills, &a.Skills}} {
 		if v.text != "" {
 			*v.to = new(v.text)
 		}

@@ -61,6 +61,7 @@ type listedTool struct {
 	Class       tools.Class       `json:"class"`
 	Runs        tools.Place       `json:"runs"`
 	Enabled     bool              `json:"enabled"`
+	Admin       bool              `json:"requires_admin,omitempty"`
 	Mode        policy.Mode       `json:"mode"`
 	Rule        string            `json:"rule"`
 	Declared    bool              `json:"declared"`
@@ -88,7 +89,7 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 	for _, def := range all {
 		v := policy.Decide(def, "")
 		list = append(list, listedTool{
-			Name: def.Name, Class: def.Class, Runs: def.Runs, Enabled: def.EnabledByDefault && !def.RequiresAdmin,
+			Name: def.Name, Class: def.Class, Runs: def.Runs, Enabled: conf.LocalUser().MayUse(def), Admin: def.RequiresAdmin,
 			Mode: v.Mode, Rule: v.Rule, Declared: isDeclared(&conf, def.Name), Description: def.Description,
 			InputSchema: def.InputSchema, Aliases: def.Aliases, TimeoutS: def.Timeout.Seconds(), ResultBytes: def.ResultBytes,
 		})
@@ -438,7 +439,7 @@ func newSkillsShowCommand(a *app) *cobra.Command {
 					return writeJSON(a.stdout, s)
 				}
 				if s.Name == args[0] {
-					return s.Write(a.stdout)
+					return skills.Write(a.stdout, s)
 				}
 			}
 			cause := fmt.Sprintf("there is no skill %q", args[0])
@@ -451,7 +452,7 @@ func newSkillsShowCommand(a *app) *cobra.Command {
 
 // findSkills returns the skills that a session on the workspace would have.
 func (f *skillFlags) findSkills(ctx context.Context, a *app) (skills.Found, error) {
-	found := skills.Found{Skills: []skills.Skill{}, Ignored: []record.Ignored{}}
+	found := skills.Found{Skills: []skill.Info{}, Ignored: []skill.Ignored{}}
 	s, err := loadSettings(a, config.File{}, f.profile)
 	if err != nil {
 		return found, err
@@ -483,14 +484,8 @@ func (f *skillFlags) findSkills(ctx context.Context, a *app) (skills.Found, erro
 	if err != nil {
 		return found, err
 	}
-	set, ignored := options.Find(ctx, reader, w.Path, s.instructions)
-	for _, i := range ignored {
-		found.Ignored = append(found.Ignored, record.Ignored(i))
-	}
-	for _, one := range set.Skills() {
-		found.Skills = append(found.Skills, skills.New(one, known))
-	}
-	return found, nil
+	set := options.Find(ctx, reader, w.Path, s.instructions)
+	return skills.Found{Skills: set.Infos(known), Ignored: record.NonNil(set.Ignored())}, nil
 }
 
 func listSkills(a *app, found skills.Found, asJSON bool) error {

@@ -53,6 +53,8 @@ var routeRoles = map[string]Role{
 	"POST /sessions/{id}/turns/{turn}/cancel":                  RoleRun,
 	"GET /sessions/{id}/confirmations":                         RoleRead,
 	"GET /sessions/{id}/events":                                RoleRead,
+	"GET /sessions/{id}/skills":                                RoleRead,
+	"GET /sessions/{id}/skills/{name}":                         RoleRead,
 	"GET /sessions/{id}/values/{name}":                         RoleRead,
 	"GET /sessions/{id}/diff":                                  RoleRead,
 	"GET /sessions/{id}/patch":                                 RoleRead,

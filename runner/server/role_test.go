@@ -55,6 +55,7 @@ func TestEveryRouteRequiresARole(t *testing.T) {
 		"DELETE /sessions/{id}": "runner default", "POST /sessions/{id}/resume": "runner default", "POST /sessions/{id}/turns": "runner default", "GET /sessions/{id}/turns/{turn}": "reader default",
 		"POST /sessions/{id}/turns/{turn}/cancel": "runner default", "GET /sessions/{id}/confirmations": "reader default",
 		"POST /sessions/{id}/turns/{turn}/confirmations/{request}": "approver", "GET /sessions/{id}/events": "reader default",
+		"GET /sessions/{id}/skills": "reader default", "GET /sessions/{id}/skills/{name}": "reader default",
 		"GET /sessions/{id}/values/{name}": "reader default", "GET /sessions/{id}/diff": "reader default", "GET /sessions/{id}/patch": "reader default",
 		"POST /sandboxes": "runner default", "GET /sandboxes": "reader default", "GET /sandboxes/{id}": "reader default", "DELETE /sandboxes/{id}": "runner default",
 		"PUT /sandboxes/{id}/files": "runner default", "GET /sandboxes/{id}/files": "runner default",

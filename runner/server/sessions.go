@@ -5,6 +5,9 @@ import (
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools/skill"
 )
 
 type listInput struct {
@@ -22,6 +25,7 @@ type SessionList struct {
 type sessionsAPI struct{ sessions *registry }
 
 func (a sessionsAPI) addOperations(o operations) {
+	a.addSkills(o)
 	huma.Register(o.api, o.newOperation(http.MethodPost, "/sessions", "startSession", "Start a session",
 		"Its container is made when the first turn begins.", http.StatusCreated, 422, 429, 503),
 		func(ctx context.Context, in *struct{ Body NewSession }) (*struct {
@@ -79,6 +83,46 @@ No turn begins: send a message, or continue where unfinished is true. 409: its p
 			}
 			return &body[Session]{v}, err
 		})
+}
+
+// addSkills adds the operations on the skills of a session.
+func (a sessionsAPI) addSkills(o operations) {
+	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/skills", "listSkills", "List the skills of a session",
+		"Those that the model of a live session can load, which of them it has loaded, what can't be used, and the tools that a turn of this client would be offered now.", http.StatusOK, 404, 409, 410),
+		func(ctx context.Context, in *SessionPath) (*body[runner.SkillReport], error) {
+			report, err := a.listSkills(ctx, in.ID)
+			for i := range report.Skills {
+				report.Skills[i].Body = ""
+			}
+			return &body[runner.SkillReport]{report}, err
+		})
+	huma.Register(o.api, o.newOperation(http.MethodGet, "/sessions/{id}/skills/{name}", "getSkill", "Look at a skill of a session",
+		"With its text, as it was when the session began.", http.StatusOK, 404, 409, 410),
+		func(ctx context.Context, in *struct {
+			SessionPath
+			Name string `path:"name" doc:"the name of a skill"`
+		},
+		) (*body[skill.Info], error) {
+			report, err := a.listSkills(ctx, in.ID)
+			if err != nil {
+				return nil, err
+			}
+			for _, one := range report.Skills {
+				if one.Name == in.Name {
+					return &body[skill.Info]{one}, nil
+				}
+			}
+			return nil, newProblem(http.StatusNotFound, "no_skill", "the session has no such skill", "GET …/skills lists them")
+		})
+}
+
+// listSkills returns the skills of a live session, for the client that asks.
+func (a sessionsAPI) listSkills(ctx context.Context, id string) (runner.SkillReport, error) {
+	live, err := a.sessions.requireLive(id)
+	if err != nil {
+		return runner.SkillReport{}, err
+	}
+	return runner.SkillsOf(live.run, clientOf(ctx).runnerUser()), nil
 }
 
 func (a sessionsAPI) listSessions(limit int, before string) (SessionList, error) {

@@ -42,6 +42,7 @@ type NewSession struct {
 	Policy    string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy: it can only make it stricter"`
 	Mode      string         `json:"mode,omitempty" enum:"bind,overlay,copy" doc:"how the workspace is mounted; overlay and copy leave it untouched until changes are applied"`
 	Image     string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem: the server's own, or one that its configuration lists"`
+	Skills    string         `json:"skills,omitempty" enum:"all,user,off" doc:"skills that the model can load: all; user, without those of the workspace; off. No more than the server's configuration allows"`
 	Limits    *SessionLimits `json:"limits,omitempty"`
 }
 
@@ -51,6 +52,7 @@ type ResumeSession struct {
 	Model  string         `json:"model,omitempty" maxLength:"200" doc:"a model profile of the server's configuration; without it the session's own"`
 	Policy string         `json:"policy,omitempty" enum:"strict,readonly,default,sandboxed,ci" doc:"preset that is laid over the server's policy; without it the one that was laid over it last"`
 	Image  string         `json:"image,omitempty" maxLength:"1000" doc:"root filesystem; without it the session's own"`
+	Skills string         `json:"skills,omitempty" enum:"all,user,off" doc:"as for a new session; without it those of the server"`
 	Limits *SessionLimits `json:"limits,omitempty" doc:"without them those of the server"`
 }
 

@@ -34,6 +34,8 @@ type Declared struct {
 	Paths []string
 	// Parallel reports whether calls may run in parallel with other commands.
 	Parallel bool
+	// RequiresAdmin reports whether only an administrator may use the tool.
+	RequiresAdmin bool
 }
 
 // Check returns the errors of a declaration, each with the key that it is about.
@@ -120,7 +122,7 @@ func NewDeclared(r commandRunner, d Declared, opts Options) (tools.Factory, erro
 	made, _ := base().(*shellTool)
 	def := tools.Definition{
 		Name: d.Name, Description: d.Description, InputSchema: d.InputSchema, Class: d.Class, Runs: tools.PlaceSandbox,
-		Timeout: made.def.Timeout, ResultBytes: made.opts.ResultBytes, Parallel: d.Parallel, EnabledByDefault: true,
+		Timeout: made.def.Timeout, ResultBytes: made.opts.ResultBytes, Parallel: d.Parallel, EnabledByDefault: true, RequiresAdmin: d.RequiresAdmin,
 		ActsAs: func(json.RawMessage) []tools.Name { return []tools.Name{Name} },
 	}
 	if def.Class == "" {

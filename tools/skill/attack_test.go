@@ -55,10 +55,11 @@ func TestOperatorsNameInOtherSpellings(t *testing.T) {
 	for i, name := range spellings {
 		files[fmt.Sprintf(".agents/skills/s%02d/SKILL.md", i)] = "---\nname: " + name + "\ndescription: d\n---\nEvil"
 	}
-	set, ignored := Find(t.Context(), Options{
+	set := Find(t.Context(), Options{
 		Workspace: makeWorkspace(t, files),
 		Dirs:      []Dir{operatorsDir(t, map[string]string{"deploy/SKILL.md": text("deploy")})},
 	})
+	ignored := set.Ignored()
 	var names []string
 	for _, s := range set.Skills() {
 		names = append(names, s.Name+" "+string(s.Trust))
@@ -86,7 +87,8 @@ func TestSkillsThatAreNoFiles(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(root, ".agents/skills/fifo/SKILL.md"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	set, ignored := Find(t.Context(), Options{Workspace: openWorkspace(t, root)})
+	set := Find(t.Context(), Options{Workspace: openWorkspace(t, root)})
+	ignored := set.Ignored()
 	if len(set.Skills()) != 1 || set.Skills()[0].Name != "good" {
 		t.Errorf("skills: %+v", set.Skills())
 	}
@@ -110,7 +112,8 @@ func TestManySkills(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	set, ignored := Find(t.Context(), Options{Workspace: openWorkspace(t, root)})
+	set := Find(t.Context(), Options{Workspace: openWorkspace(t, root)})
+	ignored := set.Ignored()
 	if len(set.Skills()) != MaxSkills || len(ignored) != maxEntries-MaxSkills+1 {
 		t.Errorf("%d skills, %d not used", len(set.Skills()), len(ignored))
 	}
@@ -149,13 +152,14 @@ func TestFilesOfOperatorsSkills(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	set, ignored := Find(t.Context(), Options{Dirs: []Dir{dir}, CheckFile: func(path string) error {
+	set := Find(t.Context(), Options{Dirs: []Dir{dir}, CheckFile: func(path string) error {
 		info, err := os.Stat(path)
 		if err == nil && info.Mode().Perm()&0o022 != 0 {
 			err = errors.New("others can write it")
 		}
 		return err
 	}})
+	ignored := set.Ignored()
 	if len(ignored) != 0 {
 		t.Fatalf("not used: %v", ignored)
 	}
@@ -189,13 +193,14 @@ func TestOperatorsDirInTheWorkspace(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{inside, link, root} {
-		set, ignored := Find(t.Context(), Options{Root: root, Dirs: []Dir{{Path: path, Shown: "d"}}})
+		set := Find(t.Context(), Options{Root: root, Dirs: []Dir{{Path: path, Shown: "d"}}})
+		ignored := set.Ignored()
 		if len(set.Skills()) != 0 || len(ignored) != 1 || !strings.Contains(ignored[0].Why, "commands can change it") {
 			t.Errorf("%s: %+v, not used %v", path, set.Skills(), ignored)
 		}
 	}
 	dir := operatorsDir(t, map[string]string{"own/SKILL.md": text("own")})
-	if set, _ := Find(t.Context(), Options{Root: root, Dirs: []Dir{dir}}); len(set.Skills()) != 1 {
+	if set := Find(t.Context(), Options{Root: root, Dirs: []Dir{dir}}); len(set.Skills()) != 1 {
 		t.Error("the control, a directory elsewhere, is not used")
 	}
 }
@@ -203,9 +208,10 @@ func TestOperatorsDirInTheWorkspace(t *testing.T) {
 // TestSkillThatAllowsNothing: the user learns that a skill has taken all tools.
 func TestSkillThatAllowsNothing(t *testing.T) {
 	for allowed, want := range map[string]bool{"": true, "Teleport": true, "{}": true, "Read": false, "'*'": false} {
-		set, ignored := Find(t.Context(), Options{Workspace: makeWorkspace(t, map[string]string{
+		set := Find(t.Context(), Options{Workspace: makeWorkspace(t, map[string]string{
 			".agents/skills/a/SKILL.md": "---\nname: a\ndescription: d\nallowed-tools: " + allowed + "\n---\n",
 		})})
+		ignored := set.Ignored()
 		var warned []string
 		o := ToolOptions{Skills: set, Known: func() []tools.Name { return knownTools }, Warn: func(message string) { warned = append(warned, message) }}
 		if _, reason := load(t, o, "a", ""); reason != "" || len(ignored) != 0 {
@@ -220,7 +226,7 @@ func TestSkillThatAllowsNothing(t *testing.T) {
 // TestAnotherSkillOfTheSameName: in a resumed session a loaded skill does not stand for
 // another one of its name.
 func TestAnotherSkillOfTheSameName(t *testing.T) {
-	set, _ := Find(t.Context(), Options{Dirs: []Dir{operatorsDir(t, map[string]string{"a/SKILL.md": text("a"), "a/notes.md": "NOTES"})}})
+	set := Find(t.Context(), Options{Dirs: []Dir{operatorsDir(t, map[string]string{"a/SKILL.md": text("a"), "a/notes.md": "NOTES"})}})
 	own := set.Skills()[0]
 	set.Restore([]Loaded{{Name: "a", SHA256: own.SHA256, Trust: TrustUntrusted}, {Name: "a", SHA256: "other", Trust: TrustOperator}})
 	if _, reason := load(t, ToolOptions{Skills: set}, "a", "notes.md"); reason != "not_loaded" {

@@ -61,8 +61,8 @@ type Dir struct {
 // Ignored is a skill, or a directory of skills, that is not used.
 type Ignored struct {
 	// Name is the path as [Skill] has it.
-	Name string
-	Why  string
+	Name string `json:"name"`
+	Why  string `json:"why"`
 }
 
 // finder is one call of Find.
@@ -72,9 +72,8 @@ type finder struct {
 	ignored []Ignored
 }
 
-// Find returns the skills of the known places, as they are now, and those that can't be
-// used. A skill of the workspace never takes the name of one of the operator's.
-func Find(ctx context.Context, o Options) (*Set, []Ignored) {
+// Find returns the skills of the known places, as they are now. A skill of the workspace never takes the name of one of the operator's.
+func Find(ctx context.Context, o Options) *Set {
 	ctx, cancel := context.WithTimeoutCause(ctx, findTime, errSlow)
 	defer cancel()
 	f := finder{opts: o}
@@ -86,7 +85,8 @@ func Find(ctx context.Context, o Options) (*Set, []Ignored) {
 			f.findIn(ctx, o.Workspace, dir, func(name string) string { return path.Join(dir, name) }, nil)
 		}
 	}
-	return &Set{skills: f.selectSkills()}, f.ignored
+	kept := f.selectSkills()
+	return &Set{skills: kept, ignored: f.ignored}
 }
 
 // errSlow is why a search ends.

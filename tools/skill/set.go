@@ -67,7 +67,8 @@ func newLoaded(s Skill) Loaded {
 // Set holds the skills of one session, and which of them it has loaded. It is safe for
 // concurrent use. The zero value has no skills.
 type Set struct {
-	skills []Skill
+	skills  []Skill
+	ignored []Ignored
 
 	mu     sync.Mutex
 	loaded []Loaded
@@ -79,6 +80,14 @@ func (s *Set) Skills() []Skill {
 		return nil
 	}
 	return s.skills
+}
+
+// Ignored returns what was found and can't be used. The caller must not change it.
+func (s *Set) Ignored() []Ignored {
+	if s == nil {
+		return nil
+	}
+	return s.ignored
 }
 
 // findSkill returns the skill of a name.
@@ -98,7 +107,7 @@ func (s *Set) Clone() *Set {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &Set{skills: s.skills, loaded: slices.Clone(s.loaded)}
+	return &Set{skills: s.skills, ignored: s.ignored, loaded: slices.Clone(s.loaded)}
 }
 
 // Restore adds skills that an earlier process of the session loaded: what they declared

@@ -139,7 +139,8 @@ func TestFindNamesWhatItLeavesOut(t *testing.T) {
 		".claude/skills/good":              "-> ../../.agents/skills/good",
 		".claude/skills/also/SKILL.md":     text("good") + " changed",
 	})
-	set, ignored := Find(t.Context(), Options{Workspace: r})
+	set := Find(t.Context(), Options{Workspace: r})
+	ignored := set.Ignored()
 	var names, why []string
 	for _, s := range set.Skills() {
 		names = append(names, fmt.Sprint(s.Name, " ", s.Path, " ", s.Warnings))
@@ -169,7 +170,8 @@ func TestFindIsBounded(t *testing.T) {
 		name := fmt.Sprintf("s%03d", i)
 		files[".agents/skills/"+name+"/SKILL.md"] = text(name)
 	}
-	set, ignored := Find(t.Context(), Options{Workspace: makeWorkspace(t, files)})
+	set := Find(t.Context(), Options{Workspace: makeWorkspace(t, files)})
+	ignored := set.Ignored()
 	if len(set.Skills()) != MaxSkills || len(ignored) != 2 || !strings.Contains(ignored[0].Why, "more than 100 skills") {
 		t.Errorf("%d skills, ignored %v", len(set.Skills()), ignored)
 	}
@@ -178,7 +180,8 @@ func TestFindIsBounded(t *testing.T) {
 		name := fmt.Sprintf("s%03d", i)
 		files[".agents/skills/"+name+"/SKILL.md"] = "---\nname: " + name + "\ndescription: " + strings.Repeat("d", MaxDescription) + "\n---\n"
 	}
-	set, ignored = Find(t.Context(), Options{Workspace: makeWorkspace(t, files)})
+	set = Find(t.Context(), Options{Workspace: makeWorkspace(t, files)})
+	ignored = set.Ignored()
 	if n := len(set.List(false)); n > MaxListBytes || len(set.Skills()) == 0 || len(ignored) != 40-len(set.Skills()) {
 		t.Errorf("a list of %d bytes, %d skills, %d ignored", n, len(set.Skills()), len(ignored))
 	}
@@ -194,12 +197,15 @@ func TestOperatorsDirIsChecked(t *testing.T) {
 		t.Fatal(err)
 	}
 	o := Options{Dirs: []Dir{{Path: dir, Shown: "~/s"}, {Path: filepath.Join(dir, "missing")}}}
-	set, ignored := Find(context.Background(), o)
+	set := Find(context.Background(), o)
+	ignored := set.Ignored()
 	if len(set.Skills()) != 1 || set.Skills()[0].Trust != TrustOperator || len(ignored) != 0 {
 		t.Fatalf("%+v, ignored %v", set.Skills(), ignored)
 	}
 	o.CheckFile = func(path string) error { return fmt.Errorf("others can write %s", filepath.Base(path)) }
-	if set, ignored = Find(context.Background(), o); len(set.Skills()) != 0 || len(ignored) != 1 {
+	set = Find(context.Background(), o)
+	ignored = set.Ignored()
+	if len(set.Skills()) != 0 || len(ignored) != 1 {
 		t.Errorf("%+v, ignored %v", set.Skills(), ignored)
 	}
 }

@@ -39,7 +39,7 @@ func (s Serve) ServeTokens(environ []string, read func(path string) ([]byte, err
 
 // Asked has the requests of a client of the server. A nil field is none.
 type Asked struct {
-	Model, Image, Mode           *string
+	Model, Image, Mode, Skills   *string
 	CommandTime                  *time.Duration
 	MemoryBytes, MilliCPUs, PIDs *int64
 	// Turn bounds each turn, and Session all turns together, whose rounds have no bound.
@@ -73,6 +73,12 @@ func (c *Config) Ask(a Asked) (File, error) {
 			return f, refused("mode", "mode "+*a.Mode+" is milder than the server's, "+*c.Mode, "leave it out")
 		}
 		f.Mode = a.Mode
+	}
+	if a.Skills != nil {
+		if order := []string{"off", "user", "all"}; slices.Index(order, *a.Skills) > slices.Index(order, *c.Skills) {
+			return f, refused("skills", "skills "+*a.Skills+" are more than the server's, "+*c.Skills, "leave it out")
+		}
+		f.Skills = a.Skills
 	}
 	return f, f.askLimits(a, c.File)
 }

@@ -354,6 +354,9 @@ type Tool struct {
 	Paths       []string   `yaml:"paths" doc:"arguments that are paths of the workspace"`
 	Parallel    bool       `yaml:"parallel" doc:"let calls run beside other commands"`
 
+	// RequiresAdmin withholds the tool from clients over HTTP without the role admin.
+	RequiresAdmin bool `yaml:"requires_admin" doc:"offer it to administrators alone: to clients with the role admin, and to people at the command line unless requirements refuse that"`
+
 	declared shell.Declared
 }
 

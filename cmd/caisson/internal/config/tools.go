@@ -76,7 +76,7 @@ func (t *Tool) checkDeclaration(name string, at *ast.MappingValueNode) error {
 	t.declared = shell.Declared{
 		Name: tools.Name(name), Description: strings.TrimSpace(t.Description), InputSchema: json.RawMessage(t.InputSchema),
 		Template: shell.Template{Argv: t.Command, Script: t.Script}, Class: tools.Class(t.Class),
-		Dir: t.Cwd, Timeout: time.Duration(t.Timeout), Paths: t.Paths, Parallel: t.Parallel,
+		Dir: t.Cwd, Timeout: time.Duration(t.Timeout), Paths: t.Paths, Parallel: t.Parallel, RequiresAdmin: t.RequiresAdmin,
 	}
 	for _, problem := range t.declared.Check() {
 		return errorAt(nodeOf(at, problem.Key), errors.New(problem.Message))
@@ -123,6 +123,11 @@ func nodeOf(at *ast.MappingValueNode, key string) ast.Node {
 		}
 	}
 	return at.Key
+}
+
+// LocalUser returns the user at the command line.
+func (c *Config) LocalUser() runner.User {
+	return runner.User{Name: runner.LocalUser(), Admin: !c.Requirements.RefuseLocalAdmin}
 }
 
 // Declared returns the declarations in the order of their names.

@@ -67,8 +67,8 @@ func FindInstructions(ctx context.Context, dir *os.File, hostPath string) (found
 
 // findSkills returns the skills of a workspace, each with what counts of its SKILL.md.
 func findSkills(ctx context.Context, r *workspace.Reader) (found []Instruction, notes []string) {
-	set, ignored := skill.Find(ctx, skill.Options{Workspace: r})
-	for _, i := range ignored {
+	set := skill.Find(ctx, skill.Options{Workspace: r})
+	for _, i := range set.Ignored() {
 		notes = append(notes, i.Name+" can't be trusted: "+i.Why)
 	}
 	for _, s := range set.Skills() {

@@ -1,0 +1,104 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/server"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// TestServeSkills: a client chooses no more skills than the server's configuration allows,
+// and a declared tool that requires an administrator is offered for messages of those alone.
+func TestServeSkills(t *testing.T) {
+	requests := make(chan string, 1)
+	model := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		requests <- string(text)
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"model":"m","choices":[{"message":{"content":"Done."},"finish_reason":"stop"}]}`)
+	}))
+	t.Cleanup(model.Close)
+	config := "stream: false\nmodels: {main: {provider: openai, model: m, max_retries: 0, base_url: \"" + model.URL + "/v1\"}}\n" +
+		"tools: {deploy: {description: Deploys., command: [deploy], requires_admin: true}, build: {description: Builds., command: [build]}}\n" +
+		"serve: {tokens: {alice: {env: ALICE, roles: [admin]}, bob: {env: BOB}}}\n"
+	s := startServe(t, config).up()
+	admin, other := strings.Repeat("a", 40), strings.Repeat("b", 40)
+	for path, text := range map[string]string{
+		filepath.Join(s.root, "one/.agents/skills/theirs/SKILL.md"):  "---\nname: theirs\ndescription: Describes theirs.\n---\nDo.\n",
+		filepath.Join(s.home, ".config/caisson/skills/own/SKILL.md"): "---\nname: own\ndescription: Describes own.\n---\nDo.\n",
+	} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// session returns the names of the skills of a new session and of the tools that the
+	// first turn is offered.
+	session := func(token, skills string) (names []string, offered []tools.Name) {
+		t.Helper()
+		status, text := s.do(token, "POST", "/sessions", `{"workspace":"one","model":"main"`+skills+`}`)
+		var v server.Session
+		if err := json.Unmarshal([]byte(text), &v); err != nil || status != http.StatusCreated {
+			t.Fatalf("%d %s: %v", status, text, err)
+		}
+		defer s.do(token, "DELETE", "/sessions/"+v.ID, "")
+		var report runner.SkillReport
+		if status, text = s.do(token, "GET", "/sessions/"+v.ID+"/skills", ""); status != http.StatusOK || json.Unmarshal([]byte(text), &report) != nil {
+			t.Fatalf("%d %s", status, text)
+		}
+		for _, one := range report.Skills {
+			names = append(names, one.Name)
+		}
+		if status, text := s.do(token, "POST", "/sessions/"+v.ID+"/turns", `{"message":"hello"}`); status != http.StatusAccepted {
+			t.Fatalf("%d %s", status, text)
+		}
+		var request struct {
+			Tools []struct{ Function struct{ Name tools.Name } }
+		}
+		if err := json.Unmarshal([]byte(<-requests), &request); err != nil {
+			t.Fatal(err)
+		}
+		for _, tool := range request.Tools {
+			offered = append(offered, tool.Function.Name)
+		}
+		slices.Sort(offered)
+		if !slices.Equal(offered, report.Tools) {
+			t.Errorf("offered are %v, and the server names %v", offered, report.Tools)
+		}
+		return names, offered
+	}
+	for skills, want := range map[string]string{"": "own theirs", `,"skills":"all"`: "own theirs", `,"skills":"user"`: "own", `,"skills":"off"`: ""} {
+		if names, offered := session(other, skills); strings.Join(names, " ") != want || slices.Contains(offered, "load_skill") != (want != "") {
+			t.Errorf("%s: skills %v, tools %v", skills, names, offered)
+		}
+	}
+	for token, want := range map[string]bool{admin: true, other: false} {
+		if _, offered := session(token, ""); slices.Contains(offered, "deploy") != want || !slices.Contains(offered, "build") {
+			t.Errorf("tools for an administrator %v: %v", want, offered)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(s.home, ".config/caisson/config.yaml"), []byte("skills: user\n"+config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if names, _ := session(other, ""); strings.Join(names, " ") != "own" {
+		t.Errorf("skills of the server's configuration: %v", names)
+	}
+	for skills, want := range map[string]int{"all": 422, "none": 422, "off": 201} {
+		status, text := s.do(admin, "POST", "/sessions", `{"workspace":"one","model":"main","skills":"`+skills+`"}`)
+		if status != want || skills == "all" && !strings.Contains(text, "more than the server's") {
+			t.Errorf("skills %s: %d %s", skills, status, text)
+		}
+	}
+}
