@@ -2,7 +2,9 @@ package otel
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,21 +45,34 @@ turns:
   - text: The token is ` + token + `, and all is well.
 `
 
-// run runs the built program with its telemetry sent to endpoint, and returns its notices
-// and its records.
-func run(t *testing.T, endpoint string, env ...string) (notices, records string) {
+// program is the built program with a home, a workspace and a script of the model.
+type program struct {
+	t         *testing.T
+	bin       string
+	dir       string
+	workspace string
+	model     string
+	env       []string
+}
+
+// newProgram returns a program whose telemetry is sent to endpoint.
+func newProgram(t *testing.T, endpoint, script string, env ...string) *program {
 	t.Helper()
 	bin := os.Getenv("E2E_BIN")
 	if bin == "" {
 		bin = filepath.Join("..", "..", "bin")
 	}
-	bin, err := filepath.Abs(bin)
+	bin, err := filepath.Abs(filepath.Join(bin, "caisson"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	workspace := filepath.Join(dir, "workspace")
-	if err := os.Mkdir(workspace, 0o755); err != nil {
+	p := &program{t: t, bin: bin, dir: dir, workspace: filepath.Join(dir, "workspace"), model: "replay/" + filepath.Join(dir, "script.yaml")}
+	p.env = append([]string{
+		"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "OTEL_EXPORTER_OTLP_ENDPOINT=" + endpoint, "TRACEPARENT=" + parent,
+		"OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20" + token, "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=ci",
+	}, env...)
+	if err := os.Mkdir(p.workspace, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for name, text := range map[string]string{"script.yaml": script, "workspace/" + canary + ".txt": canary + "\n"} {
@@ -65,21 +80,36 @@ func run(t *testing.T, endpoint string, env ...string) (notices, records string)
 			t.Fatal(err)
 		}
 	}
-	cmd := exec.CommandContext(t.Context(), filepath.Join(bin, "caisson"), "run", "--json", "--backend", "gvisor", "--policy", "default", "--on-prompt", "allow",
-		"--workspace", workspace, "--model", "replay/"+filepath.Join(dir, "script.yaml"))
-	cmd.Env = append([]string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "OTEL_EXPORTER_OTLP_ENDPOINT=" + endpoint, "TRACEPARENT=" + parent,
-		"OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20" + token, "OTEL_RESOURCE_ATTRIBUTES=deployment.environment.name=ci",
-	}, env...)
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		if e, ok := err.(*exec.ExitError); ok && e.ExitCode() == 44 && os.Getenv("REQUIRE_BACKENDS") == "" {
-			t.Skipf("no sandbox can start here: %s", stderr.String())
-		}
-		t.Fatalf("%v\n%s\n%s", err, out, stderr.String())
+	return p
+}
+
+// command returns a command of the program on the workspace, in a session on gVisor.
+func (p *program) command(stderr io.Writer, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(p.t.Context(), p.bin, append(args, "--backend", "gvisor")...)
+	cmd.Dir, cmd.Env, cmd.Stderr = p.workspace, p.env, stderr
+	return cmd
+}
+
+// check fails the test where a command failed with err, and skips it where no sandbox can
+// start.
+func (p *program) check(err error, output string) {
+	p.t.Helper()
+	if e, ok := errors.AsType[*exec.ExitError](err); ok && e.ExitCode() == 44 && os.Getenv("REQUIRE_BACKENDS") == "" {
+		p.t.Skipf("no sandbox can start here: %s", output)
 	}
+	if err != nil {
+		p.t.Fatalf("%v\n%s", err, output)
+	}
+}
+
+// run runs the script with its telemetry sent to endpoint, and returns the program's
+// notices and its records.
+func run(t *testing.T, endpoint string, env ...string) (notices, records string) {
+	t.Helper()
+	p := newProgram(t, endpoint, script, env...)
+	var stderr strings.Builder
+	out, err := p.command(&stderr, "run", "--json", "--policy", "default", "--on-prompt", "allow", "--model", p.model).Output()
+	p.check(err, string(out)+stderr.String())
 	return stderr.String(), string(out)
 }
 
@@ -125,8 +155,10 @@ func TestTelemetryOfARun(t *testing.T) {
 	}
 }
 
-// checkTree checks which span is below which, and how many there are.
-func checkTree(t *testing.T, got *received) {
+// treeOf returns a line per span: the span above it, or its ID, its name and its error.
+// It fails the test where a span is not within the one above it; the start of a sandbox
+// that a turn did not need may end later.
+func treeOf(t *testing.T, got *received) []string {
 	t.Helper()
 	ids := map[pcommon.SpanID]ptrace.Span{}
 	var lines []string
@@ -134,19 +166,31 @@ func checkTree(t *testing.T, got *received) {
 		ids[s.SpanID()] = s
 	}
 	for _, s := range got.spans {
-		if s.TraceID().String() != "0af7651916cd43dd8448eb211c80319c" {
-			t.Errorf("%s is of the trace %s, not of the caller's", s.Name(), s.TraceID())
-		}
 		above := s.ParentSpanID().String()
 		if p, ok := ids[s.ParentSpanID()]; ok {
 			above = p.Name()
-			if s.StartTimestamp() < p.StartTimestamp() || s.EndTimestamp() > p.EndTimestamp() {
+			if late := s.EndTimestamp() > p.EndTimestamp() && s.Name() != "start_sandbox"; s.StartTimestamp() < p.StartTimestamp() || late {
 				t.Errorf("%s is not within %s", s.Name(), above)
 			}
+			if s.TraceID() != p.TraceID() {
+				t.Errorf("%s is of another trace than %s", s.Name(), above)
+			}
 		}
-		lines = append(lines, strings.TrimSpace(fmt.Sprintf("%s > %s %s", above, s.Name(), text(s, "error.type"))))
+		lines = append(lines, strings.TrimRight(fmt.Sprintf("%s > %s %s", above, s.Name(), text(s, "error.type")), " "))
 	}
 	slices.Sort(lines)
+	return lines
+}
+
+// checkTree checks which span is below which, and how many there are.
+func checkTree(t *testing.T, got *received) {
+	t.Helper()
+	for _, s := range got.spans {
+		if s.TraceID().String() != parent[3:35] {
+			t.Errorf("%s is of the trace %s, not of the caller's", s.Name(), s.TraceID())
+		}
+	}
+	lines := treeOf(t, got)
 	want := []string{
 		"b7ad6b7169203331 > invoke_agent caisson",
 		"execute_tool shell > wait_for_approval",

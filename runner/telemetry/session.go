@@ -38,6 +38,8 @@ type session struct {
 	model   loop.ModelInfo
 	offered map[tools.Name]bool
 	turn    *turn
+	// last is the turn that ended last.
+	last *turn
 	// unfinished is the turn that had no end when the session was resumed.
 	unfinished string
 	chats      map[string]*chat // by the record of their start
@@ -126,6 +128,11 @@ func (s *session) observeRecord(r record.Record) {
 		s.addMessage(r)
 	case record.KindSandboxStarted:
 		p := decodePayload[record.SandboxStarted](r)
+		if s.turn == nil && len(s.execs) == 0 {
+			// The turn began the start, and had its answer before.
+			s.turn = s.last
+			defer func() { s.turn = nil }()
+		}
 		s.addSandbox(r.Time, p.StartMS, p.Attestation)
 	case record.KindSandboxRestarted:
 		p := decodePayload[record.SandboxRestarted](r)
@@ -253,7 +260,7 @@ func (s *session) endTurn(at time.Time, reason string, p record.TurnCompleted) {
 	s.releaseSpans(nil)
 	s.setAnswer(t)
 	clear(s.history.arguments)
-	s.turn = nil
+	s.turn, s.last = nil, t
 	if t.span == nil {
 		return
 	}
