@@ -141,8 +141,8 @@ func repeated(attempts string) []string {
 }
 
 // TestResumeAfterKill kills scripted sessions at random moments, on the first backend that
-// the machine has more often than on the others. RESUME_KILLS is the number of kills there,
-// and RESUME_SEED repeats those of another run.
+// the machine has more often than on the others, and with a copied workspace. RESUME_KILLS
+// is the number of kills there, and RESUME_SEED repeats those of another run.
 func TestResumeAfterKill(t *testing.T) {
 	most, seed := 8, uint64(time.Now().UnixNano())
 	if n, err := strconv.Atoi(os.Getenv("RESUME_KILLS")); err == nil {
@@ -156,21 +156,31 @@ func TestResumeAfterKill(t *testing.T) {
 			needBackend(t, backend)
 			kills := most
 			most = 2
-			killAndResume(t, backend, kills, seed)
+			killAndResume(t, backend, "bind", kills, seed)
 		})
 	}
+	t.Run("copy", func(t *testing.T) {
+		needBackend(t, "docker")
+		killAndResume(t, "docker", "copy", most, seed)
+	})
 }
 
 // killAndResume kills a scripted session at random moments, a process that goes on with one
 // too, and goes on until the end.
-func killAndResume(t *testing.T, backend string, most int, seed uint64) {
-	t.Logf("backend %s, RESUME_SEED=%d", backend, seed)
+func killAndResume(t *testing.T, backend, mode string, most int, seed uint64) {
+	t.Logf("backend %s, %s, RESUME_SEED=%d", backend, mode, seed)
+	apply := func(m *machine) {
+		if mode != "bind" {
+			m.run(t, "apply", "last").want(t, 0)
+		}
+	}
 	random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // moments to kill at need no secret
 	begun := time.Now()
 	calm := newMachine(t)
 	script := resumedScript(t, calm.home)
-	args := []string{"--backend", backend, "--model", "replay/" + script, "do it"}
+	args := []string{"--backend", backend, "--mode", mode, "--model", "replay/" + script, "do it"}
 	calm.runTask(t, args...).want(t, 0)
+	apply(calm)
 	took := time.Since(begun)
 	want := story(t, traceOf(t, calm), nil)
 	wanted := finalFiles(t, calm)
@@ -232,6 +242,7 @@ func killAndResume(t *testing.T, backend string, most int, seed uint64) {
 		if diff := cmp.Diff(masked, story(t, text, gone)); diff != "" {
 			t.Errorf("session %d: the conversation (-undisturbed +resumed):\n%s", session, diff)
 		}
+		apply(m)
 		if got := repeated(readFile(t, m, "attempts")); len(got) > 0 {
 			t.Errorf("session %d: calls %v ran twice", session, got)
 		}
@@ -295,6 +306,72 @@ func TestResumeKeepsTheOverlay(t *testing.T) {
 		}
 		m.wantNothingLeft(t, session)
 	})
+}
+
+// TestResumeOfACopy kills a session whose workspace is a copy in a container, behind the
+// checkpoint of its first command and in its second one. What was collected goes on in
+// another container, what was not is gone, the model is told so, and the call that was
+// under way does not run again.
+func TestResumeOfACopy(t *testing.T) {
+	needBackend(t, "docker")
+	m := newMachine(t)
+	m.write(t, "a", "before\n")
+	m.write(t, "gone", "old\n")
+	before := treeOf(t, m.workspace)
+	run := m.start(t, taskArgs(m, append([]string{"--backend", "docker", "--mode", "copy"}, m.playing(t,
+		[]scriptCall{shell("echo after > a; rm gone; mkdir d; echo new > d/new; chmod 750 d/new")},
+		[]scriptCall{shell("echo half > half; sleep 300")},
+		[]scriptCall{shell("cat a d/new; ls; stat -c %a d/new; echo more >> d/new")},
+		[]scriptCall{call("read_file", map[string]any{"path": "d/new"}), call("write_file", map[string]any{"path": "tool", "content": "by tool\n"})})...)...)...)
+	run.until(t, "the second command", func() bool { return strings.Count(run.stdout.String(), `"tool.called"`) == 2 })
+	session := readRecords(t, run.stdout.String())[0].Session
+	eventually(t, "the checkpoint", time.Minute, func() bool {
+		_, err := os.Stat(filepath.Join(m.stateDir(), "sessions", session, "overlay", "upper", "d", "new"))
+		return err == nil
+	})
+	if err := run.process.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-run.ended
+	m.run(t, "run", "--workspace", m.workspace, "--policy", "ci", "--mode", "bind", "--resume", session).want(t, 42)
+	m.run(t, "run", "--workspace", m.workspace, "--policy", "ci", "--resume", session).want(t, 0)
+	text := traceOf(t, m)
+	resumed := payloadsOf[record.SessionResumed](t, text)
+	if len(resumed) != 1 || resumed[0].Changes != "kept" || len(resumed[0].Interrupted) != 1 {
+		t.Errorf("resumed %+v", resumed)
+	}
+	var told strings.Builder
+	for _, p := range payloadsOf[record.Message](t, text) {
+		for _, b := range p.Blocks {
+			switch {
+			case b.ToolResult != nil:
+				told.WriteString(b.ToolResult.Content[0].Text)
+			case b.Text != nil && p.Role == loop.RoleUser:
+				told.WriteString(b.Text.Text)
+			}
+		}
+	}
+	for _, want := range []string{"Interrupted: it may have run", "back to what they were when changes were collected last", "after\nnew\na\nd\n750\n", "new\nmore\n"} {
+		if !strings.Contains(told.String(), want) {
+			t.Errorf("the model isn't told %q:\n%s", want, &told)
+		}
+	}
+	if diff := cmp.Diff(before, treeOf(t, m.workspace)); diff != "" {
+		t.Errorf("the workspace changed before apply (-before +after):\n%s", diff)
+	}
+	m.run(t, "trace", "verify", session).want(t, 0)
+	m.run(t, "apply", session).want(t, 0)
+	for name, want := range map[string]string{"a": "after\n", "d/new": "new\nmore\n", "tool": "by tool\n"} {
+		if got := readFile(t, m, name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	for _, name := range []string{"gone", "half"} {
+		if _, err := os.Lstat(filepath.Join(m.workspace, name)); !os.IsNotExist(err) {
+			t.Errorf("%s is there: %v", name, err)
+		}
+	}
+	m.wantNothingLeft(t, session)
 }
 
 // traceOf returns the records of the machine's only session, nil where it has none.
