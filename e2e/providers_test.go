@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // providerCommand is the command that the model servers of [TestProviders] call. It
@@ -170,6 +171,95 @@ func TestProviders(t *testing.T) {
 				t.Errorf("the session used %s", got)
 			}
 		})
+	}
+}
+
+// TestStalledProviders has servers that send half of an answer with a call, and then
+// nothing, or go on byte by byte. A run ends by the profile's timeouts, by its own time, and
+// at once by Ctrl-C; the command never runs.
+func TestStalledProviders(t *testing.T) {
+	backend := anyBackend(t)
+	for _, p := range providers {
+		for name, tt := range map[string]struct {
+			settings, timeout string
+			interrupt, drips  bool
+			status            int
+			says              string
+		}{
+			"silent":             {settings: "idle_timeout: 1s", status: 1, says: "fell silent in the middle of its answer (1s)"},
+			"drips":              {settings: "answer_timeout: 2s", drips: true, status: 1, says: "did not end its answer in time (2s)"},
+			"the run's time":     {timeout: "2s", drips: true, status: 53, says: "time"},
+			"interrupted":        {interrupt: true, status: 130},
+			"drips, interrupted": {interrupt: true, drips: true, status: 130},
+		} {
+			t.Run(p.name+"/"+name, func(t *testing.T) {
+				t.Parallel()
+				stalled := make(chan struct{})
+				server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					_, _ = io.Copy(io.Discard, r.Body)
+					w.Header().Set("Content-Type", p.mediaType)
+					half := len(p.call) * 2 / 3
+					_, _ = io.WriteString(w, p.call[:half])
+					w.(http.Flusher).Flush()
+					close(stalled) // a second request panics
+					for i := half; tt.drips && i < len(p.call); i++ {
+						if _, err := io.WriteString(w, p.call[i:i+1]); err != nil {
+							return
+						}
+						w.(http.Flusher).Flush()
+						select {
+						case <-r.Context().Done():
+						case <-time.After(time.Second):
+						}
+					}
+					<-r.Context().Done()
+				}))
+				t.Cleanup(server.Close)
+				m := newMachine(t)
+				m.env = append(m.env, "MODEL_KEY=key-of-the-profile")
+				dir := filepath.Join(m.home, ".config", "caisson")
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				config := fmt.Sprintf("models: {tested: {%s, model: answering, base_url: '%s'}}\n", strings.Trim(p.profile+", "+tt.settings, ", "), server.URL+p.base)
+				if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(config), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				args := []string{"--backend", backend, "--model", "tested", "write the file"}
+				if tt.timeout != "" {
+					args = append([]string{"--timeout", tt.timeout}, args...)
+				}
+				run := m.start(t, taskArgs(m, args...)...)
+				select {
+				case <-stalled:
+				case <-run.ended:
+				}
+				begun := time.Now()
+				if tt.interrupt {
+					time.Sleep(500 * time.Millisecond)
+					if err := run.process.Process.Signal(os.Interrupt); err != nil {
+						t.Fatal(err)
+					}
+				}
+				out := run.wait(t, deadline)
+				out.want(t, tt.status)
+				took := time.Since(begun).Round(10 * time.Millisecond)
+				t.Logf("it ended after %s", took)
+				if took > 20*time.Second || tt.interrupt && took > 5*time.Second {
+					t.Errorf("it ended after %s", took)
+				}
+				all := readRecords(t, out.stdout)
+				if !strings.Contains(out.stderr, tt.says) {
+					t.Errorf("it doesn't say %q:\n%s", tt.says, out.stderr)
+				}
+				if n := len(all.of("tool.called")); n > 0 || treeOf(t, m.workspace)["result.txt"] != "" {
+					t.Errorf("%d calls ran", n)
+				}
+				if n := len(all.of("session.ended")); n != 1 {
+					t.Errorf("%d records of the end", n)
+				}
+			})
+		}
 	}
 }
 

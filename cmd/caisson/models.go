@@ -53,7 +53,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		model, err := anthropic.New(anthropic.Options{
 			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, Temperature: m.Temperature, MaxOutputTokens: m.MaxOutputTokens,
 			ReasoningEffort: m.ReasoningEffort, ThinkingTokens: m.ThinkingTokens, Headers: m.Headers,
-			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
+			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, AnswerTimeout: m.AnswerTimeout, Logger: s.logger,
 		})
 		if err != nil {
 			return nil, nil, unusableModel(err)
@@ -64,7 +64,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 		model, err := ollama.New(ollama.Options{
 			Model: m.Name, BaseURL: m.BaseURL, APIKey: m.APIKey, ContextWindow: m.ContextWindow, Stream: s.stream, Temperature: m.Temperature,
 			MaxOutputTokens: m.MaxOutputTokens, ReasoningEffort: m.ReasoningEffort, Headers: m.Headers,
-			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
+			HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, AnswerTimeout: m.AnswerTimeout, Logger: s.logger,
 		})
 		if err != nil {
 			return nil, nil, unusableModel(err)
@@ -73,7 +73,7 @@ func makeModel(m config.SelectedModel, s modelSettings) (loop.Model, func(), err
 	}
 	o := openai.Options{
 		Model: m.Name, API: openai.API(m.API), BaseURL: m.BaseURL, APIKey: m.APIKey, Stream: s.stream, Temperature: m.Temperature,
-		MaxOutputTokens: m.MaxOutputTokens, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, Logger: s.logger,
+		MaxOutputTokens: m.MaxOutputTokens, HeaderTimeout: m.HeaderTimeout, IdleTimeout: m.IdleTimeout, AnswerTimeout: m.AnswerTimeout, Logger: s.logger,
 		Headers: m.Headers, ReasoningEffort: m.ReasoningEffort,
 	}
 	model, err := openai.New(o)

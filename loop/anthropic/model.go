@@ -36,7 +36,7 @@ func New(o Options) (*Model, error) {
 	m := &Model{options: o}
 	m.endpoint, err = modelhttp.NewEndpoint(modelhttp.Options{
 		BaseURL: o.BaseURL, APIKey: o.APIKey, Client: o.HTTPClient,
-		HeaderTimeout: o.HeaderTimeout, IdleTimeout: o.IdleTimeout, MaxResponseBytes: o.MaxResponseBytes,
+		HeaderTimeout: o.HeaderTimeout, IdleTimeout: o.IdleTimeout, AnswerTimeout: o.AnswerTimeout, MaxResponseBytes: o.MaxResponseBytes,
 	}, DefaultBaseURL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)

@@ -39,6 +39,9 @@ type Options struct {
 	HeaderTimeout time.Duration
 	// IdleTimeout is the longest pause within an answer; zero means 2 minutes.
 	IdleTimeout time.Duration
+	// AnswerTimeout is the longest time from the headers of an answer to its end; zero
+	// means an hour.
+	AnswerTimeout time.Duration
 	// MaxResponseBytes is the largest answer on the wire; zero means 64 MiB.
 	MaxResponseBytes int64
 	// HTTPClient is the HTTP client; nil means a new one for the model.

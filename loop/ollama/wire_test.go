@@ -13,8 +13,8 @@ import (
 // newAdapter returns the adapter under test.
 func newAdapter() wiretest.Adapter {
 	return wiretest.Adapter{
-		New: func(t *testing.T, url string) loop.Model {
-			m, err := ollama.New(ollama.Options{Model: "m", BaseURL: url, Stream: true})
+		New: func(t *testing.T, url string, to wiretest.Timeouts) loop.Model {
+			m, err := ollama.New(ollama.Options{Model: "m", BaseURL: url, Stream: true, HeaderTimeout: to.Header, IdleTimeout: to.Idle, AnswerTimeout: to.Answer})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -37,4 +37,10 @@ func TestFloods(t *testing.T) {
 	wiretest.TestFloods(t, newAdapter(), "application/x-ndjson", func(i int) string {
 		return fmt.Sprintf("{\"message\":{\"tool_calls\":[{\"id\":\"%d\",\"function\":{\"name\":\"x\"}}]}}\n", i)
 	}, `{"done":true,"message":{"tool_calls":[`+strings.Repeat("{},", 1_000_000)+`{}]}}`)
+}
+
+func TestSlow(t *testing.T) {
+	wiretest.TestSlow(t, newAdapter(), "application/x-ndjson", `{"message":{"role":"assistant","content":"","tool_calls":[{"function":{"name":"shell","arguments":{"command":"true"}}}]},"done":false}
+{"message":{"role":"assistant","content":""},"done_reason":"stop","done":true,"prompt_eval_count":100,"eval_count":10}
+`)
 }

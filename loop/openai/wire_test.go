@@ -14,8 +14,8 @@ import (
 // newAdapter returns the adapter under test.
 func newAdapter(api openai.API, done string) wiretest.Adapter {
 	return wiretest.Adapter{
-		New: func(t *testing.T, url string) loop.Model {
-			m, err := openai.New(openai.Options{Model: "m", API: api, BaseURL: url + "/v1", APIKey: "test", Stream: true})
+		New: func(t *testing.T, url string, to wiretest.Timeouts) loop.Model {
+			m, err := openai.New(openai.Options{Model: "m", API: api, BaseURL: url + "/v1", APIKey: "test", Stream: true, HeaderTimeout: to.Header, IdleTimeout: to.Idle, AnswerTimeout: to.Answer})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -62,5 +62,28 @@ func TestFloods(t *testing.T) {
 		wiretest.TestFloods(t, newResponsesAdapter(), "text/event-stream", func(i int) string {
 			return fmt.Sprintf("data: {\"type\":\"response.output_item.done\",\"item\":{\"id\":\"%d\",\"type\":\"function_call\"}}\n\n", i)
 		}, `{"status":"completed","output":[`+many+`]}`)
+	})
+}
+
+func TestSlow(t *testing.T) {
+	t.Run("chat", func(t *testing.T) {
+		wiretest.TestSlow(t, newChatAdapter(), "text/event-stream", `data: {"choices":[{"index":0,"delta":{"role":"assistant","tool_calls":[{"index":0,"id":"call_1","type":"function","function":{"name":"shell","arguments":"{\"command\":"}}]}}]}
+
+data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"\"true\"}"}}]}}]}
+
+data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}
+
+data: [DONE]
+
+`)
+	})
+	t.Run("responses", func(t *testing.T) {
+		wiretest.TestSlow(t, newResponsesAdapter(), "text/event-stream", `data: {"type":"response.created","response":{"id":"resp_1","status":"in_progress"}}
+
+data: {"type":"response.output_item.done","output_index":0,"item":{"type":"function_call","id":"fc_1","call_id":"call_1","name":"shell","arguments":"{\"command\":\"true\"}","status":"completed"}}
+
+data: {"type":"response.completed","response":{"id":"resp_1","status":"completed","output":[]}}
+
+`)
 	})
 }

@@ -15,6 +15,7 @@ import (
 const (
 	defaultHeaderTimeout = 10 * time.Minute // a model may have to be loaded first
 	defaultIdleTimeout   = 2 * time.Minute
+	defaultAnswerTimeout = time.Hour // 16,000 tokens of a slow model at home
 	// An answer of 128,000 tokens in one event per token has about 30 MB.
 	defaultResponseBytes = 64 << 20
 )
@@ -34,11 +35,12 @@ func NewEndpoint(o Options, defaultURL string) (Endpoint, error) {
 	if err := checkBaseURL(o.BaseURL, defaultURL); err != nil {
 		return Endpoint{}, err
 	}
-	if o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.MaxResponseBytes < 0 {
+	if o.HeaderTimeout < 0 || o.IdleTimeout < 0 || o.AnswerTimeout < 0 || o.MaxResponseBytes < 0 {
 		return Endpoint{}, errors.New("negative number")
 	}
 	o.HeaderTimeout = cmp.Or(o.HeaderTimeout, defaultHeaderTimeout)
 	o.IdleTimeout = cmp.Or(o.IdleTimeout, defaultIdleTimeout)
+	o.AnswerTimeout = cmp.Or(o.AnswerTimeout, defaultAnswerTimeout)
 	o.MaxResponseBytes = cmp.Or(o.MaxResponseBytes, defaultResponseBytes)
 	e := Endpoint{Options: o, ownsClient: o.Client == nil}
 	client := http.Client{}

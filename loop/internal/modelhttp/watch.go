@@ -18,6 +18,7 @@ import (
 var (
 	errNoHeaders = errors.New("endpoint did not begin to answer in time")
 	errSilent    = errors.New("endpoint fell silent in the middle of its answer")
+	errSlow      = errors.New("endpoint did not end its answer in time")
 	ErrTooLarge  = errors.New("answer is larger than allowed")
 	ErrCut       = errors.New("answer broke off before it was complete")
 )
@@ -29,10 +30,10 @@ const maxErrorBytes = 64 << 10
 type Options struct {
 	BaseURL, APIKey string
 	// HeaderTimeout is the longest wait for the first byte of an answer,
-	// IdleTimeout the longest pause within it, and MaxResponseBytes its largest
-	// size.
-	HeaderTimeout, IdleTimeout time.Duration
-	MaxResponseBytes           int64
+	// IdleTimeout the longest pause within it, AnswerTimeout the longest time from
+	// its headers to its end, and MaxResponseBytes its largest size.
+	HeaderTimeout, IdleTimeout, AnswerTimeout time.Duration
+	MaxResponseBytes                          int64
 	// Client is the HTTP client; nil means a new one.
 	Client *http.Client
 }
@@ -64,10 +65,16 @@ func (w *Watcher) Middleware(req *http.Request, next func(*http.Request) (*http.
 		}
 		return nil, err
 	}
-	res.Body = &boundedBody{
-		body: res.Body, left: w.MaxResponseBytes, idle: w.IdleTimeout, ctx: ctx, cancel: cancel,
+	refused := res.StatusCode >= http.StatusBadRequest
+	body := &boundedBody{
+		body: res.Body, left: w.MaxResponseBytes, idle: w.IdleTimeout, whole: w.AnswerTimeout, ctx: ctx, cancel: cancel,
 	}
-	if res.StatusCode >= http.StatusBadRequest {
+	if refused {
+		body.whole = min(body.whole, w.IdleTimeout) // the status is known; the rest explains it
+	}
+	body.end = time.AfterFunc(body.whole, func() { cancel(errSlow) })
+	res.Body = body
+	if refused {
 		w.recordRefusal(res)
 	} else {
 		w.Response = res
@@ -114,6 +121,8 @@ type boundedBody struct {
 	body   io.ReadCloser
 	left   int64
 	idle   time.Duration
+	whole  time.Duration
+	end    *time.Timer     // ends the whole answer
 	ctx    context.Context //nolint:containedctx // the body of one response is one operation
 	cancel context.CancelCauseFunc
 }
@@ -128,8 +137,11 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 	n, err := b.body.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)
 	if err != nil && !errors.Is(err, io.EOF) {
-		if errors.Is(context.Cause(b.ctx), errSilent) {
+		switch cause := context.Cause(b.ctx); {
+		case errors.Is(cause, errSilent):
 			return n, fmt.Errorf("%w (%v)", errSilent, b.idle)
+		case errors.Is(cause, errSlow):
+			return n, fmt.Errorf("%w (%v)", errSlow, b.whole)
 		}
 		return n, fmt.Errorf("%w: %w", ErrCut, err)
 	}
@@ -138,6 +150,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 
 // Close implements [io.Closer].
 func (b *boundedBody) Close() error {
+	b.end.Stop()
 	defer b.cancel(nil)
 	return b.body.Close()
 }

@@ -31,7 +31,7 @@ func TestRedirects(t *testing.T, a Adapter) {
 				http.Redirect(w, r, other.URL+"/v1?key=hunter2", status)
 			}))
 			defer server.Close()
-			_, _, err := CallModel(t, a.New(t, server.URL), NewRequest())
+			_, _, err := CallModel(t, a.New(t, server.URL, Timeouts{}), NewRequest())
 			failure, ok := errors.AsType[*loop.ModelError](err)
 			if !ok || failure.Class != loop.ModelOther || failure.Retryable || !strings.Contains(err.Error(), "redirects to "+other.URL) || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("error %v", err)
@@ -54,7 +54,7 @@ func TestRedirects(t *testing.T, a Adapter) {
 		}
 	}))
 	defer server.Close()
-	if resp, _, err := CallModel(t, a.New(t, server.URL), NewRequest()); err != nil || Summarize(resp) != "text:Done." {
+	if resp, _, err := CallModel(t, a.New(t, server.URL, Timeouts{}), NewRequest()); err != nil || Summarize(resp) != "text:Done." {
 		t.Errorf("within the server: %s, %v", Summarize(resp), err)
 	}
 }
@@ -113,7 +113,7 @@ func TestFloods(t *testing.T, a Adapter, mediaType string, call func(i int) stri
 		t.Run(name, func(t *testing.T) {
 			server := httptest.NewServer(tt.answer)
 			defer server.Close()
-			resp, _, err := CallModel(t, a.New(t, server.URL), NewRequest())
+			resp, _, err := CallModel(t, a.New(t, server.URL, Timeouts{}), NewRequest())
 			failure, ok := errors.AsType[*loop.ModelError](err)
 			if !ok || failure.Class != tt.class || !strings.Contains(err.Error(), tt.words) || len(resp.Message.Blocks) > 0 {
 				t.Errorf("error %.300v, want class %s and %q", err, tt.class, tt.words)

@@ -33,6 +33,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -43,12 +44,15 @@ import (
 // Adapter makes the models that a transcript is played to.
 type Adapter struct {
 	// New returns a model of the server at a URL. The test closes it.
-	New func(t *testing.T, url string) loop.Model
+	New func(t *testing.T, url string, o Timeouts) loop.Model
 	// Done is the body of an answer with the word Done.
 	Done string
 	// End reports whether a part of a response's body has the end of its answer.
 	End func(body string) bool
 }
+
+// Timeouts are those of an adapter; zero means its defaults.
+type Timeouts struct{ Header, Idle, Answer time.Duration }
 
 // transcript is one case of a file.
 type transcript struct {
@@ -148,7 +152,7 @@ func playCase(t *testing.T, a Adapter, responses []response, size, retries int) 
 	}))
 	defer server.Close()
 	out, err := loop.Run(t.Context(), loop.Options{
-		Profiles:   []loop.Profile{{Model: a.New(t, server.URL), MaxRetries: &retries}},
+		Profiles:   []loop.Profile{{Model: a.New(t, server.URL, Timeouts{}), MaxRetries: &retries}},
 		Dispatcher: p, Session: "ses_1", Turn: "trn_1",
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, "Go.")},
 		Emit: func(e loop.Event) error {

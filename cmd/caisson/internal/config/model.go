@@ -80,8 +80,8 @@ type SelectedModel struct {
 	MaxOutputTokens int64
 	ContextWindow   int64
 	// MaxRetries is nil where the loop's own default counts; so is a time of zero.
-	MaxRetries                                *int
-	MaxRetryDelay, HeaderTimeout, IdleTimeout time.Duration
+	MaxRetries                                               *int
+	MaxRetryDelay, HeaderTimeout, IdleTimeout, AnswerTimeout time.Duration
 	// Price is nil where it is unknown.
 	Price *limits.Price
 }
@@ -179,6 +179,7 @@ func (f *File) selectModel(name, where string, getenv func(string) (string, bool
 		MaxOutputTokens: int64(valueOr(m.MaxOutputTokens, 0)), ContextWindow: int64(valueOr(m.ContextWindow, 0)),
 		ToolProtocol: valueOr(m.ToolProtocol, ""), ReasoningEffort: valueOr(m.ReasoningEffort, ""), ThinkingTokens: int64(valueOr(m.ThinkingTokens, 0)), KeyCommand: m.APIKeyCommand,
 		MaxRetryDelay: time.Duration(valueOr(m.MaxRetryDelay, 0)), HeaderTimeout: time.Duration(valueOr(m.HeaderTimeout, 0)), IdleTimeout: time.Duration(valueOr(m.IdleTimeout, 0)),
+		AnswerTimeout: time.Duration(valueOr(m.AnswerTimeout, 0)),
 	}
 	if m.Temperature != nil {
 		out.Temperature = new(float64(*m.Temperature))

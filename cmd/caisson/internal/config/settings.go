@@ -186,6 +186,7 @@ type Model struct {
 	MaxRetryDelay   *Duration         `yaml:"max_retry_delay" doc:"longest wait before a request is sent again; 2m by default"`
 	HeaderTimeout   *Duration         `yaml:"header_timeout" doc:"longest wait for the first byte of an answer; 10m by default"`
 	IdleTimeout     *Duration         `yaml:"idle_timeout" doc:"longest silence within an answer; 2m by default"`
+	AnswerTimeout   *Duration         `yaml:"answer_timeout" doc:"longest time of an answer from its headers to its end; 1h by default"`
 }
 
 // Price is in US dollars per million tokens.
