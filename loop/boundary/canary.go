@@ -96,7 +96,7 @@ func (c *Canaries) redactText(text string, more bool) (safe string, leaks, held 
 	if len(c.forms) == 0 {
 		return text, 0, 0
 	}
-	f := foldText(text, func(r rune) bool { return 'a' <= r && r <= 'z' || '0' <= r && r <= '9' })
+	f := foldText(text, true, func(r rune) bool { return 'a' <= r && r <= 'z' || '0' <= r && r <= '9' })
 	var out strings.Builder
 	done, open := 0, len(text)
 	for i := 0; i < len(f.text); {
@@ -105,12 +105,12 @@ func (c *Canaries) redactText(text string, more bool) (safe string, leaks, held 
 		case length > 0:
 			out.WriteString(text[done:f.starts[i]])
 			out.WriteString(canaryMark)
-			done = f.ends[i+length-1]
+			done = int(f.ends[i+length-1])
 			i += length
 			leaks++
 			continue
-		case partial && f.starts[i] < open:
-			open = f.starts[i]
+		case partial && int(f.starts[i]) < open:
+			open = int(f.starts[i])
 		}
 		i++
 	}

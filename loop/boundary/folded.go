@@ -7,15 +7,22 @@ import "unicode"
 // space is one blank, or one newline if it has any.
 type folded struct {
 	text []byte
-	// starts and ends are the offsets in the original of each byte of text.
-	starts, ends []int
+	// starts and ends are the offsets in the original of each byte of text, if they were
+	// asked for.
+	starts, ends []uint32
 	// joints are the offsets in text, in their order, at which invisible characters behind
 	// a letter were left out.
 	joints []int
 }
 
-// origin returns the place in the original of a part of the text that is not empty.
-func (f folded) origin(at span) span { return span{f.starts[at.start], f.ends[at.end-1]} }
+// originIn returns the place of a part of the folded text, which is not empty, in text,
+// from which it was folded whole. The offsets are made for the first part: few texts have one.
+func (f *folded) originIn(text string, at span) span {
+	if f.starts == nil {
+		*f = foldText(text, true, nil)
+	}
+	return span{int(f.starts[at.start]), int(f.ends[at.end-1])}
+}
 
 // isInvisible reports whether a character shows nothing, or only a mark on another one.
 func isInvisible(r rune) bool {
@@ -42,10 +49,13 @@ func (f *folded) addJoint(r rune) {
 	}
 }
 
-// foldText folds text. keep reports whether a character is part of the result; nil keeps
-// all.
-func foldText(text string, keep func(rune) bool) folded {
-	f := folded{text: make([]byte, 0, len(text)), starts: make([]int, 0, len(text)), ends: make([]int, 0, len(text))}
+// foldText folds text, of less than 4 GiB, with the offsets of its parts if they are asked
+// for. keep reports whether a character is part of the result; nil keeps all.
+func foldText(text string, offsets bool, keep func(rune) bool) folded {
+	f := folded{text: make([]byte, 0, len(text))}
+	if offsets {
+		f.starts, f.ends = make([]uint32, 0, len(text)), make([]uint32, 0, len(text))
+	}
 	for i := 0; i < len(text); {
 		r, n := decodeUnit(text[i:])
 		switch {
@@ -66,7 +76,10 @@ func foldText(text string, keep func(rune) bool) folded {
 			r = -1
 		}
 		if r >= 0 && (keep == nil || keep(r)) {
-			f.text, f.starts, f.ends = append(f.text, byte(r)), append(f.starts, i), append(f.ends, i+n)
+			f.text = append(f.text, byte(r))
+			if offsets {
+				f.starts, f.ends = append(f.starts, uint32(i)), append(f.ends, uint32(i+n))
+			}
 		}
 		i += n
 	}

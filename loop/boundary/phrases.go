@@ -135,14 +135,14 @@ type span struct{ start, end int }
 
 // findSpans calls found for each known phrase in text with its place.
 func findSpans(text string, found func(what string, at span)) {
-	f := foldText(text, nil)
-	phrases().findMatches(f.text, func(what string, at span) { found(what, f.origin(at)) })
+	f := foldText(text, false, nil)
+	phrases().findMatches(f.text, func(what string, at span) { found(what, f.originIn(text, at)) })
 	if len(f.joints) == 0 {
 		return
 	}
 	loosePhrases().findMatches(f.text, func(what string, at span) {
 		if i, _ := slices.BinarySearch(f.joints, at.start); i < len(f.joints) && f.joints[i] <= at.end {
-			found(what, f.origin(at))
+			found(what, f.originIn(text, at))
 		}
 	})
 }

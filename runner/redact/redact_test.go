@@ -236,3 +236,16 @@ func TestKeysBehindOtherThings(t *testing.T) {
 		}
 	}
 }
+
+// TestUnquote compares with the decoder of JSON.
+func TestUnquote(t *testing.T) {
+	piece := rapid.SampledFrom([]string{"a", "ü", `\n`, `\"`, `\\`, `\/`, `\b`, `\f`, `\r`, `\t`, `\u0041`, `\ud83d\ude00`, `\ud83d`, `\x`, `\u00`, `\u0022`, "key"})
+	rapid.Check(t, func(t *rapid.T) {
+		quoted := []byte(`"` + strings.Join(rapid.SliceOf(piece).Draw(t, "pieces"), "") + `"`)
+		var want string
+		err := json.Unmarshal(quoted, &want)
+		if got, ok := unquote(quoted); ok != (err == nil) || ok && string(got) != want {
+			t.Errorf("%s: %q, %t, want %q, %v", quoted, got, ok, want, err)
+		}
+	})
+}
