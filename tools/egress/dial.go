@@ -129,7 +129,7 @@ func (s *Server) dialProxy(ctx context.Context, proxy *url.URL) (net.Conn, error
 	if proxy.Scheme == "http" {
 		return dialer.DialContext(ctx, "tcp", address)
 	}
-	d := &tls.Dialer{NetDialer: dialer, Config: &tls.Config{MinVersion: tls.VersionTLS12}}
+	d := &tls.Dialer{NetDialer: dialer, Config: &tls.Config{RootCAs: s.opts.Roots, MinVersion: tls.VersionTLS12}}
 	return d.DialContext(ctx, "tcp", address)
 }
 

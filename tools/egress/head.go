@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -71,6 +72,11 @@ const overrideProblem = "it overrides its method"
 // methodOverrides are headers that make some servers use another method.
 var methodOverrides = []string{"x-http-method-override", "x-http-method", "x-method-override"}
 
+// isMethodOverride reports whether some servers take the method from a header.
+func isMethodOverride(name string) bool {
+	return slices.Contains(methodOverrides, strings.ReplaceAll(strings.ToLower(name), "_", "-"))
+}
+
 // check returns what is ambiguous in the head, or "".
 func (h *head) check() string {
 	text, whole := strings.CutSuffix(h.text, "\r\n\r\n")
@@ -118,10 +124,8 @@ func (h *head) checkFields(lines []string, proto string) string {
 				problem++
 			}
 		}
-		for _, bad := range methodOverrides {
-			if name == bad || strings.ReplaceAll(name, "_", "-") == bad {
-				override = name
-			}
+		if isMethodOverride(name) {
+			override = name
 		}
 	}
 	switch {

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"errors"
 	"hash"
@@ -18,10 +19,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
 // httpConn is a connection of a program that speaks HTTP/1: to the proxy, or in a
@@ -29,14 +32,25 @@ import (
 type httpConn struct {
 	s *Server
 	c *client
-	// tunnel is the request of the tunnel, nil for the proxy itself.
-	tunnel    *request
+	// tunnel is nil for the proxy itself.
+	tunnel    *tunnel
 	transport *http.Transport
 }
 
+// tunnel is a connection to one host in which requests are read.
+type tunnel struct {
+	request
+	scheme string // http or https
+}
+
+// origin returns the origin of the requests in a tunnel.
+func (t *tunnel) origin() rule.Origin {
+	return rule.Origin{Scheme: t.scheme, Host: t.host, Port: t.port}
+}
+
 // serveHTTP serves the requests of a connection, to one host if there is a tunnel.
-func (s *Server) serveHTTP(ctx context.Context, c *client, tunnel *request) {
-	x := s.newHTTPConn(c, tunnel)
+func (s *Server) serveHTTP(ctx context.Context, c *client, t *tunnel) {
+	x := s.newHTTPConn(c, t)
 	defer x.transport.CloseIdleConnections()
 	c.br = bufio.NewReaderSize(c.br, maxHeadBytes)
 	for x.serveOne(ctx) {
@@ -52,29 +66,37 @@ func (s *Server) serveHTTP(ctx context.Context, c *client, tunnel *request) {
 
 // newHTTPConn returns an httpConn with a transport of its own, so that no connection
 // to a host serves two programs.
-func (s *Server) newHTTPConn(c *client, tunnel *request) *httpConn {
-	x := &httpConn{s: s, c: c, tunnel: tunnel}
-	x.transport = &http.Transport{
-		DialContext:            x.dialContext,
+func (s *Server) newHTTPConn(c *client, t *tunnel) *httpConn {
+	return &httpConn{s: s, c: c, tunnel: t, transport: s.newTransport(1)}
+}
+
+// newTransport returns a transport that keeps so many idle connections to a host. The
+// context of each request has its attempt.
+func (s *Server) newTransport(idle int) *http.Transport {
+	t := &http.Transport{
+		DialContext:            s.dialContext,
+		TLSClientConfig:        &tls.Config{RootCAs: s.opts.Roots, MinVersion: tls.VersionTLS12},
+		TLSHandshakeTimeout:    connectTime,
+		ForceAttemptHTTP2:      true,
 		DisableCompression:     true, // responses are passed on as they are
 		MaxResponseHeaderBytes: 256 << 10,
-		MaxIdleConnsPerHost:    1,
+		MaxIdleConnsPerHost:    idle,
 		IdleConnTimeout:        time.Minute,
 		WriteBufferSize:        relayBytes,
 		ReadBufferSize:         relayBytes,
 	}
 	if proxy := s.opts.Upstream; proxy != nil {
-		x.transport.DisableKeepAlives = true // connections to it are not those to one host
+		t.DisableKeepAlives = true // connections to it are not those to one host
 		plain := *proxy
 		plain.Scheme = "http" // dialContext speaks TLS to it, if need be
-		x.transport.Proxy = func(r *http.Request) (*url.URL, error) {
+		t.Proxy = func(r *http.Request) (*url.URL, error) {
 			if r.URL.Scheme == "http" && r.URL.Hostname() != rule.HostName {
 				return &plain, nil
 			}
 			return nil, nil
 		}
 	}
-	return x
+	return t
 }
 
 // serveOne serves one request, and reports whether there may be another.
@@ -117,7 +139,7 @@ func (x *httpConn) serveOne(ctx context.Context) bool {
 // newRequest returns a request of the program, to the tunnel's host if there is one.
 func (x *httpConn) newRequest() request {
 	if x.tunnel != nil {
-		return *x.tunnel
+		return x.tunnel.request
 	}
 	return x.c.newRequest(WayHTTP, "", 0)
 }
@@ -190,17 +212,20 @@ func (x *httpConn) readTarget(h *head, req *http.Request) (rule.Target, error) {
 	raw := h.target
 	switch {
 	case x.tunnel != nil && strings.HasPrefix(raw, "/"):
-		raw = rule.Origin{Scheme: "http", Host: x.tunnel.host, Port: x.tunnel.port}.String() + raw
+		raw = x.tunnel.origin().String() + raw
 	case x.tunnel != nil:
 		return rule.Target{}, deny(rule.ReasonAuthority, "the target is not a path of %s", x.tunnel.host)
 	case strings.HasPrefix(raw, "/"):
+		if mirrored, ok := x.s.mirrorTarget(raw); ok { // Host is that of the proxy
+			return rule.ParseTarget(mirrored)
+		}
 		return rule.Target{}, deny(rule.ReasonInvalidURL, "this is a proxy, and serves absolute URLs only")
 	}
 	t, err := rule.ParseTarget(raw)
 	if err != nil {
 		return rule.Target{Origin: rule.Origin{Host: shownHost(raw)}}, err
 	}
-	if t.Scheme != "http" {
+	if x.tunnel == nil && t.Scheme != "http" {
 		return t, deny(rule.ReasonScheme, "https URLs are reached with CONNECT")
 	}
 	return t, checkHost(h.hosts, req, t.Origin)
@@ -293,6 +318,8 @@ type attempt struct {
 	target  rule.Target
 	conn    *hostConn // that carried it, if any
 	upgrade bool      // to WebSocket was asked for
+	// misplaced is the placeholder that was found in the body, if any.
+	misplaced atomic.Pointer[secret.MisplacedError]
 }
 
 // attemptKey is the key of an attempt in a context.
@@ -310,6 +337,15 @@ func (x *httpConn) forward(ctx context.Context, w http.ResponseWriter, req *http
 	}
 	defer x.s.endFlow(f)
 	a := &attempt{request: r, flow: f, target: t}
+	if _, err := x.s.opts.Secrets.Apply(req, t, a.misplaced.Store); err != nil {
+		x.refuse(w, r, asRefusal(ctx, err))
+		return
+	}
+	w, finish := x.s.opts.Secrets.HideWriter(w, t.Origin)
+	defer finish()
+	if x.serveRegistry(f, w, req, t, r) {
+		return
+	}
 	a.upgrade = strings.EqualFold(req.Header.Get("Upgrade"), "websocket")
 	if !a.upgrade { // a server may ignore it, and what was switched to could not be read
 		req.Header.Del("Upgrade")
@@ -318,7 +354,7 @@ func (x *httpConn) forward(ctx context.Context, w http.ResponseWriter, req *http
 	// The context of a request of net/http would end when its program half-closes.
 	ctx = context.WithValue(f.ctx, attemptKey{}, a)
 	ctx = context.WithValue(ctx, http.ServerContextKey, noServer) // makes ReverseProxy panic if the body is cut off
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { x.gotConn(a, got.Conn) }})
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { x.s.gotConn(a, got.Conn) }})
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.Out.URL = t.URL()
@@ -334,9 +370,17 @@ func (x *httpConn) forward(ctx context.Context, w http.ResponseWriter, req *http
 			if a.conn != nil {
 				err = cmp.Or(a.conn.budgetError(), err)
 			}
+			if misplaced := a.misplaced.Swap(nil); misplaced != nil {
+				err = misplaced
+			}
 			x.refuse(w, r, asRefusal(f.ctx, err))
 		},
 	}
+	defer func() { // if the host answered before the body was sent
+		if misplaced := a.misplaced.Swap(nil); misplaced != nil {
+			x.s.report(r, asRefusal(f.ctx, misplaced))
+		}
+	}()
 	proxy.ServeHTTP(w, req.WithContext(ctx))
 }
 
@@ -346,28 +390,34 @@ var (
 )
 
 // dialContext connects to the host of the attempt in ctx.
-func (x *httpConn) dialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+func (s *Server) dialContext(ctx context.Context, _, _ string) (net.Conn, error) {
 	a, ok := ctx.Value(attemptKey{}).(*attempt)
 	if !ok {
 		return nil, errors.New("no request") // can't happen: transports pass the context's values on
 	}
-	return x.s.connect(ctx, a.flow, a.request)
+	return s.connect(ctx, a.flow, a.request)
 }
 
 // gotConn takes note of the connection that carries a request.
-func (x *httpConn) gotConn(a *attempt, conn net.Conn) {
+func (s *Server) gotConn(a *attempt, conn net.Conn) {
+	if secure, ok := conn.(*tls.Conn); ok {
+		conn = secure.NetConn()
+	}
 	h, ok := conn.(*hostConn)
 	if !ok {
 		return
 	}
 	a.conn = h
 	h.requests.Add(1)
-	x.s.restrictFlow(a.flow, a.request, h, 0)
+	s.restrictFlow(a.flow, a.request, h, 0)
 }
 
 // readResponse refuses a response that can't be passed on, and hashes the body of
 // others.
 func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
+	if err := x.s.opts.Secrets.Hide(res, a.target.Origin); err != nil {
+		return err
+	}
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		if !a.upgrade {
 			return fail(nil, rule.ReasonProtocol, "the host switches to a protocol that was not asked for")

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -11,7 +12,10 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress/ca"
+	"github.com/caisson-run/caisson/tools/egress/preset"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
 // Options configure a [Server]. Budget is required. Functions are called
@@ -33,6 +37,18 @@ type Options struct {
 	// means none, regardless of the environment. The proxy resolves names, so it must
 	// also check their addresses: only address literals are checked here.
 	Upstream *url.URL
+	// Authority signs the certificates for hosts whose TLS ends here: those of rules of
+	// https. Nil means that TLS to them is refused.
+	Authority *ca.Authority
+	// Roots verify hosts and the upstream proxy. Nil means those of this machine.
+	Roots *x509.CertPool
+	// Secrets are the keys that commands use without having them. It may be nil.
+	Secrets *secret.Set
+	// Mirrors are paths of the proxy itself that stand for the URLs of registries,
+	// which the policy must allow.
+	Mirrors []preset.Mirror
+	// Registries are registries whose files are kept in a cache. Nil keeps none.
+	Registries *Registries
 	// Ask asks a person about a host that no rule covers. It returns when ctx ends,
 	// which it does when no connection waits for the answer any more. An error
 	// refuses. Nil means that such hosts are refused.
@@ -56,6 +72,8 @@ type Options struct {
 const (
 	// maxConns is the number of connections that are served at once; further ones wait.
 	maxConns = sandbox.MaxEgressConns
+	// maxFileConns is the number of idle connections to one registry.
+	maxFileConns = 8
 	// maxNames is the number of names per session that get an address.
 	maxNames = 4096
 	// maxOpenQuestions and maxQuestions are the numbers of questions at once and per session.

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
 // refusal is why a request is not served. Its message is for the program.
@@ -81,6 +83,18 @@ func asRefusal(ctx context.Context, err error) *refusal {
 		f.err = over
 		return f
 	}
+	if misplaced, ok := errors.AsType[*secret.MisplacedError](err); ok {
+		return deny(rule.ReasonSecretMisplaced, "%v", misplaced)
+	}
+	if f := refuseFile(err); f != nil {
+		return f
+	}
+	if failed, ok := errors.AsType[*secret.CodingError](err); ok {
+		return fail(failed, rule.ReasonProtocol, "%v", failed)
+	}
+	if failed, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return fail(failed, rule.ReasonTLS, "the host's certificate can't be verified: %.300s", failed.Err)
+	}
 	if failed, ok := errors.AsType[*rule.ResolveError](err); ok {
 		return fail(failed.Err, rule.ReasonResolve, "%v", failed)
 	}
@@ -131,6 +145,8 @@ func (f *refusal) proxyError() string {
 		return "connection_timeout"
 	case rule.ReasonProtocol:
 		return "http_protocol_error"
+	case rule.ReasonTLS:
+		return "tls_certificate_error"
 	case rule.ReasonInvalidRequest:
 		return "http_request_error"
 	case string(limits.KindEgressConnections):

@@ -81,8 +81,8 @@ func (w *responseWriter) writeHeader(status int) {
 	w.hasBody = !w.head && status != http.StatusNoContent && status != http.StatusNotModified
 	length, err := strconv.ParseInt(h.Get("Content-Length"), 10, 64)
 	switch {
-	case err == nil && len(h["Content-Length"]) == 1 && length >= 0:
-		w.left = length
+	case err == nil && len(h["Content-Length"]) == 1 && length >= 0 && (len(w.trailers) == 0 || w.old || !w.hasBody):
+		w.left = length // trailers need chunks
 	case !w.hasBody:
 		h.Del("Content-Length")
 	case w.old:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,9 @@ type Server struct {
 	openConns                atomic.Int64
 	sent, received, requests atomic.Int64
 	refused                  atomic.Int64
+
+	// files has the connections to registries whose files are kept in a cache.
+	files *http.Transport
 
 	names   names
 	denials denials
@@ -57,6 +61,7 @@ func New(o Options) (*Server, error) {
 		opts: o, times: defaultTimeouts, slots: make(chan struct{}, maxConns),
 		policy: o.Policy, flows: map[*flow]struct{}{}, asked: newQuestions(),
 	}
+	s.files = s.newTransport(maxFileConns)
 	s.denials.report = o.Denied
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	return s, nil
@@ -85,6 +90,7 @@ func (s *Server) Close() {
 	s.mu.Unlock()
 	s.stop(errClosed)
 	s.conns.Wait()
+	s.files.CloseIdleConnections()
 	s.denials.flush()
 }
 
@@ -190,6 +196,9 @@ func (f *flow) recheck(p *rule.Policy) {
 func (s *Server) admit(ctx context.Context, r request, decide func(*rule.Policy) rule.Decision) (*flow, error) {
 	if !r.userKnown {
 		return nil, deny(rule.ReasonUser, "the user of the program is unknown")
+	}
+	if err := s.opts.Secrets.CheckHost(r.host); err != nil {
+		return nil, asRefusal(ctx, err)
 	}
 	forThis := false // whether a question was answered for this connection alone
 	for {

@@ -24,7 +24,7 @@ func (s *Server) serveTunnel(ctx context.Context, c *client, r request, establis
 	}
 	if h == nil { // what the policy allows is decided for each request
 		if established() == nil {
-			s.serveReadable(f.ctx, c, r)
+			s.serveReadable(f, c, r)
 		}
 		return
 	}
@@ -59,7 +59,8 @@ func (s *Server) serveOpaque(c *client, h *hostConn, f *flow, r request) error {
 }
 
 // serveReadable serves a tunnel in which only requests of HTTP are allowed.
-func (s *Server) serveReadable(ctx context.Context, c *client, r request) {
+func (s *Server) serveReadable(f *flow, c *client, r request) {
+	ctx, ways := f.ctx, f.decision.Ways
 	var first []byte
 	err := c.within(s.times.header, func() (err error) {
 		first, err = c.br.Peek(1)
@@ -69,10 +70,14 @@ func (s *Server) serveReadable(ctx context.Context, c *client, r request) {
 	case c.expired.Load():
 		s.report(r, asRefusal(ctx, err))
 	case err != nil: // the program has closed it
+	case first[0] == firstTLS && ways&rule.WayHTTPS != 0 && s.opts.Authority != nil:
+		s.serveEndedTLS(ctx, c, r)
 	case first[0] == firstTLS:
 		s.refuse(c, r, deny(rule.ReasonNotAllowed, "TLS to %s is not allowed at this port", r.host))
+	case ways&rule.WayHTTP == 0:
+		s.refuse(c, r, deny(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host))
 	default:
-		s.serveHTTP(ctx, c, &r)
+		s.serveHTTP(ctx, c, &tunnel{request: r, scheme: "http"})
 	}
 }
 

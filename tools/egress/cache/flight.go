@@ -384,7 +384,7 @@ func (c *Cache) Serve(w http.ResponseWriter, r *http.Request, q Request) (Result
 	direct, err := f.direct, f.err
 	f.mu.Unlock()
 	switch {
-	case errors.Is(err, errNotKept) && q.Lock.isStrict():
+	case errors.Is(err, errNotKept) && q.Lock.IsStrict():
 		if first {
 			_ = direct.Body.Close()
 		}

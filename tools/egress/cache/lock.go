@@ -100,12 +100,13 @@ func (l *Lock) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-func (l *Lock) isStrict() bool { return l != nil && l.strict }
+// IsStrict reports whether the lock lets nothing else be served.
+func (l *Lock) IsStrict() bool { return l != nil && l.strict }
 
 // find returns the hash that a URL must have, "" if the lock isn't strict. Its error
 // is a *[NotLockedError].
 func (l *Lock) find(url, accept string) (string, error) {
-	if !l.isStrict() {
+	if !l.IsStrict() {
 		return "", nil
 	}
 	l.mu.Lock()

@@ -11,11 +11,14 @@ const (
 	ReasonScheme     = "scheme"
 	ReasonUserinfo   = "userinfo" // credentials in a URL or authority
 
-	ReasonAuthority      = "authority"       // Host differs from the target, is missing, or there are several
-	ReasonInvalidRequest = "invalid_request" // of HTTP or SOCKS5, or one that servers read differently
-	ReasonSNI            = "sni"             // the first message of TLS doesn't name the host
-	ReasonNotTLS         = "not_tls"         // bytes other than TLS, where only TLS is allowed
-	ReasonUser           = "user"            // the user of the connecting program is unknown
+	ReasonAuthority       = "authority"        // Host differs from the target, is missing, or there are several
+	ReasonInvalidRequest  = "invalid_request"  // of HTTP or SOCKS5, or one that servers read differently
+	ReasonSNI             = "sni"              // the first message of TLS doesn't name the host
+	ReasonNotTLS          = "not_tls"          // bytes other than TLS, where only TLS is allowed
+	ReasonSecretMisplaced = "secret_misplaced" // the placeholder of a secret is where it must not be
+	ReasonNotLocked       = "not_locked"       // the file is not the one of a lock
+	ReasonDigest          = "digest"           // a file doesn't have the digest of its index
+	ReasonUser            = "user"             // the user of the connecting program is unknown
 
 	ReasonAskedDenied      = "asked_denied" // by a person, or there was no answer
 	ReasonTooManyQuestions = "too_many_questions"
@@ -25,5 +28,6 @@ const (
 	ReasonResolve  = "resolve" // the name could not be resolved
 	ReasonConnect  = "connect"
 	ReasonTimeout  = "timeout"
+	ReasonTLS      = "tls"      // the host's certificate can't be verified
 	ReasonProtocol = "protocol" // the exchange with the host failed
 )

@@ -1,0 +1,145 @@
+package egress
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress/ca"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// serveEndedTLS serves a tunnel whose TLS ends here, since a rule of https needs its
+// requests to be read.
+func (s *Server) serveEndedTLS(ctx context.Context, c *client, r request) {
+	conn := tls.Server(netConn{c}, s.opts.Authority.ServerConfig(r.host))
+	err := c.within(s.times.header, func() error { return conn.HandshakeContext(ctx) })
+	if err != nil {
+		if wrong, ok := errors.AsType[*ca.ServerNameError](err); ok {
+			s.report(r, deny(rule.ReasonSNI, "the first message of TLS names another host than %s", wrong.Host))
+			c.finish() // the alert was sent
+		}
+		// A program that doesn't trust the authority can't be told from one that hung up.
+		return
+	}
+	inner := newClient(s, &tlsConn{EgressConn: c, tls: conn})
+	if conn.ConnectionState().NegotiatedProtocol != "h2" {
+		s.serveHTTP(ctx, inner, &tunnel{request: r, scheme: "https"})
+		return
+	}
+	x := s.newHTTPConn(inner, &tunnel{request: r, scheme: "https"})
+	defer x.transport.CloseIdleConnections()
+	x.serveHTTP2(ctx, conn)
+}
+
+// tlsConn is a connection of a program inside its TLS.
+type tlsConn struct {
+	sandbox.EgressConn
+	tls *tls.Conn
+}
+
+func (c *tlsConn) Read(p []byte) (int, error)  { return c.tls.Read(p) }
+func (c *tlsConn) Write(p []byte) (int, error) { return c.tls.Write(p) }
+
+// CloseWrite implements [sandbox.EgressConn].
+func (c *tlsConn) CloseWrite() error {
+	return errors.Join(c.tls.CloseWrite(), c.EgressConn.CloseWrite())
+}
+
+// serveHTTP2 serves a connection of HTTP/2, until it has ended and all its requests
+// have.
+func (x *httpConn) serveHTTP2(ctx context.Context, conn *tls.Conn) {
+	var requests sync.WaitGroup
+	ended := make(chan struct{})
+	server := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			requests.Add(1)
+			defer requests.Done()
+			x.answerHTTP2(w, r)
+		}),
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ReadHeaderTimeout: x.s.times.header,
+		IdleTimeout:       x.s.times.idle,
+		MaxHeaderBytes:    maxHeadBytes,
+		ErrorLog:          discardLog,
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				close(ended)
+			}
+		},
+	}
+	l := &oneListener{conn: conn, ended: ended}
+	_ = server.Serve(l) // ends with the connection
+	requests.Wait()
+}
+
+// oneListener is a listener that has one connection, and ends with it.
+type oneListener struct {
+	conn  net.Conn
+	ended <-chan struct{}
+	once  sync.Once
+}
+
+// Accept implements [net.Listener].
+func (l *oneListener) Accept() (conn net.Conn, err error) {
+	l.once.Do(func() { conn = l.conn })
+	if conn == nil {
+		<-l.ended
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+
+// Close implements [net.Listener].
+func (*oneListener) Close() error { return nil }
+
+// Addr implements [net.Listener].
+func (l *oneListener) Addr() net.Addr { return l.conn.LocalAddr() }
+
+// answerHTTP2 answers a request of HTTP/2.
+func (x *httpConn) answerHTTP2(w http.ResponseWriter, req *http.Request) {
+	r := x.newRequest()
+	r.method, r.url = req.Method, shownURL(x.tunnel.origin().String()+req.URL.Path)
+	t, err := x.readHTTP2(req)
+	if err != nil {
+		x.refuse(w, r, asRefusal(req.Context(), err))
+		return
+	}
+	req.Header.Del("Expect") // reading the body answers it
+	x.forward(req.Context(), w, req, t, r)
+}
+
+// readHTTP2 returns the canonical URL of a request of HTTP/2, as readTarget does for
+// HTTP/1.
+func (x *httpConn) readHTTP2(req *http.Request) (rule.Target, error) {
+	if req.Method == http.MethodConnect {
+		return rule.Target{}, deny(rule.ReasonMethod, "CONNECT is not allowed in a tunnel")
+	}
+	for name := range req.Header {
+		if isMethodOverride(name) {
+			return rule.Target{}, deny(rule.ReasonMethod, "the request is not forwarded: %s with %s", overrideProblem, strings.ToLower(name))
+		}
+	}
+	if !strings.HasPrefix(req.RequestURI, "/") {
+		return rule.Target{}, deny(rule.ReasonInvalidURL, "the target is not a path of %s", x.tunnel.host)
+	}
+	t, err := rule.ParseTarget(x.tunnel.origin().String() + req.RequestURI)
+	if err != nil {
+		return rule.Target{}, err
+	}
+	if req.Host == "" {
+		return t, deny(rule.ReasonAuthority, "the request names no host")
+	}
+	for _, host := range slices.Concat([]string{req.Host}, req.Header["Host"]) {
+		if err := checkHost([]string{host}, req, t.Origin); err != nil {
+			return t, err
+		}
+	}
+	return t, nil
+}

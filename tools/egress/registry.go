@@ -1,0 +1,141 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"strings"
+	"sync"
+
+	"github.com/caisson-run/caisson/tools/egress/cache"
+	"github.com/caisson-run/caisson/tools/egress/preset"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// Registries are the package registries whose files a server keeps in a cache.
+type Registries struct {
+	Preset *preset.Preset
+	Cache  *cache.Cache
+	// Lock pins contents, or notes them. It may be nil.
+	Lock *cache.Lock
+}
+
+// mirrorTarget returns the URL that a path of the proxy itself stands for, and false
+// for none.
+func (s *Server) mirrorTarget(raw string) (string, bool) {
+	for _, m := range s.opts.Mirrors {
+		if rest, ok := strings.CutPrefix(raw, m.Path); ok {
+			return m.URL + rest, true
+		}
+	}
+	return "", false
+}
+
+// serveRegistry answers a request that the policy allows from the cache, and reports
+// whether it did: others are not for files of a registry.
+func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Request, t rule.Target, r request) bool {
+	g := x.s.opts.Registries
+	if g == nil || x.s.opts.Secrets.Covers(t.Origin) {
+		return false
+	}
+	kind, ok := g.Preset.Kind(t)
+	switch {
+	case !ok:
+		return false
+	case !cache.Cacheable(req) && g.Lock.IsStrict():
+		x.refuse(w, r, deny(rule.ReasonNotLocked, "only whole files of the lock are served"))
+		return true
+	case !cache.Cacheable(req):
+		return false
+	}
+	q := cache.Request{URL: t.String(), Accept: strings.Join(req.Header.Values("Accept"), ", "), Kind: kind, Lock: g.Lock, Fetch: x.s.fetchFile(r, t)}
+	if kind == cache.File {
+		q.Digest = g.Preset.Digest(g.Cache, t)
+	}
+	res, err := g.Cache.Serve(w, req.WithContext(f.ctx), q)
+	x.s.requests.Add(1)
+	x.s.opts.Requested(Requested{
+		Command: r.command, Method: r.method, URL: r.url, Status: res.Status, Received: res.Bytes, SHA256: res.SHA256, Complete: err == nil, Cached: res.Hit,
+	})
+	switch failed := asRefusal(f.ctx, err); {
+	case err == nil:
+	case res.Status == 0:
+		x.refuse(w, r, failed)
+	default:
+		if failed != nil {
+			x.s.report(r, failed)
+		}
+		panic(http.ErrAbortHandler)
+	}
+	return true
+}
+
+// fetchFile returns a function that gets a URL for the cache, on behalf of a request.
+// It is a request of its own, because others may wait for the same file after the
+// program has gone.
+func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.Header) (*http.Response, error) {
+	return func(ctx context.Context, header http.Header) (*http.Response, error) {
+		s.mu.Lock()
+		if s.closed {
+			s.mu.Unlock()
+			return nil, errClosed
+		}
+		s.conns.Add(1)
+		s.mu.Unlock()
+		ctx, cancel := context.WithCancelCause(ctx)
+		stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
+		f, err := s.admit(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, http.MethodGet) })
+		if err != nil {
+			stop()
+			cancel(nil)
+			s.conns.Done()
+			return nil, err
+		}
+		end := func() {
+			s.endFlow(f)
+			stop()
+			cancel(nil)
+			s.conns.Done()
+		}
+		a := &attempt{request: r, flow: f, target: t}
+		ctx = context.WithValue(f.ctx, attemptKey{}, a)
+		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { s.gotConn(a, got.Conn) }})
+		req := (&http.Request{Method: http.MethodGet, URL: t.URL(), Header: header, ProtoMajor: 1, ProtoMinor: 1}).WithContext(ctx)
+		res, err := s.files.RoundTrip(req)
+		if err != nil {
+			if failed := asRefusal(f.ctx, err); failed != nil { // the flow tells why
+				err = failed
+			}
+			end()
+			return nil, err
+		}
+		res.Body = &fileBody{ReadCloser: res.Body, end: end}
+		return res, nil
+	}
+}
+
+// fileBody is the body of a response for the cache.
+type fileBody struct {
+	io.ReadCloser
+	end  func()
+	once sync.Once
+}
+
+func (b *fileBody) Close() error {
+	err := b.ReadCloser.Close()
+	b.once.Do(b.end)
+	return err
+}
+
+// refuseFile returns an error of the cache as a *refusal, or nil for another one.
+func refuseFile(err error) *refusal {
+	if missing, ok := errors.AsType[*cache.NotLockedError](err); ok {
+		return deny(rule.ReasonNotLocked, "%v", missing)
+	}
+	if wrong, ok := errors.AsType[*cache.DigestError](err); ok {
+		return deny(rule.ReasonDigest, "%v", wrong)
+	}
+	return nil
+}
