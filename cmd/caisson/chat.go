@@ -194,14 +194,14 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice 
 // mostListed is how many sessions /resume lists.
 const mostListed = 10
 
-// listResumable returns the newest sessions with a model on a workspace.
+// listResumable returns the newest sessions with a model and a message on a workspace.
 func listResumable(a *app, workspace string) ([]trace.Entry, error) {
 	list, err := trace.List(a.environ.stateDir(), 0)
 	if err != nil {
 		return nil, describeError(err)
 	}
 	list = slices.DeleteFunc(list, func(e trace.Entry) bool {
-		return e.Workspace != workspace || e.Model == "" || e.Pruned || e.State == trace.StateDamaged
+		return e.Workspace != workspace || e.Model == "" || e.Task == "" || e.Pruned || e.State == trace.StateDamaged
 	})
 	return list[:min(len(list), mostListed)], nil
 }
@@ -211,7 +211,7 @@ func listResumable(a *app, workspace string) ([]trace.Entry, error) {
 func (f runFlags) prepareNext(a *app, n chat.Next, current string) (chat.Next, error) {
 	fail := func(err error) (chat.Next, error) {
 		p := describeError(err).Problem
-		return n, errors.New(strings.TrimSpace(p.Cause + ". " + p.Hint))
+		return n, errors.New(strings.TrimPrefix(strings.TrimSpace(p.Cause+". "+p.Hint), "--model: "))
 	}
 	next := f.continueWith(n)
 	id, err := next.findResumed(a)
@@ -269,7 +269,7 @@ func newChatTerminal(a *app, plain, interactive bool) *chatTerminal {
 	u.tell = u.out
 	t.userInterface = u
 	o := ui.Options{
-		Out: a.stderr, Live: !plain, Colour: u.colour, Reflow: breaksLinesAnew(a.environ), Chat: true, Words: plain,
+		Out: a.stderr, Live: !plain, Colour: u.colour, Reflow: breaksLinesAnew(a.environ), Parked: isScreen(a.environ), Chat: true, Words: plain,
 		Redact: t.redact, Footer: t.status.Footer,
 		OnSuspend: func(on bool) { t.keyboard.Ask(on) },
 	}
@@ -478,7 +478,7 @@ func (t *chatTerminal) close(ctx context.Context) {
 func (t *chatTerminal) finish(ctx context.Context, end chat.End) int {
 	t.finished = true
 	if t.flush(ctx) {
-		t.render.Print(ui.Summary(end.Report, t.colour)...)
+		t.render.Print(ui.EndLines(end.Report, t.colour)...)
 		if end.Report.ExitStatus != exitFatal {
 			t.render.Print(ui.Dim("to go on: caisson chat --resume "+end.Report.Session, t.colour))
 		}

@@ -76,15 +76,15 @@ func newInterface(a *app, json bool) *userInterface {
 }
 
 // breaksLinesAnew reports whether the terminal breaks its lines anew when its width changes.
-// Those that don't are told by their names; tmux, which does, may call itself screen.
+// Those that don't are told by their names.
 func breaksLinesAnew(env environ) bool {
-	switch env.get("TERM") {
-	case "xterm", "linux":
-		return false
-	case "screen":
-		return env.get("TMUX") != ""
-	}
-	return true
+	return env.get("TERM") != "xterm" && env.get("TERM") != "linux"
+}
+
+// isScreen reports whether the terminal is GNU screen, or may be. tmux may call itself
+// screen too.
+func isScreen(env environ) bool {
+	return strings.HasPrefix(env.get("TERM"), "screen") && (env.get("STY") != "" || env.get("TMUX") == "")
 }
 
 // close ends what finish has not ended: there was no session.

@@ -198,7 +198,7 @@ func TestNothingIsAskedAfterTheEndOfInput(t *testing.T) {
 	const three = "  - calls: [{tool: shell, input: {command: one}}, {tool: shell, input: {command: two}}]\n" +
 		"  - calls: [{tool: shell, input: {command: three}}]\n  - text: done\n"
 	status, shown, _, _ := onTerminal(t, "xterm", []string{"\x04", "y\n", "y\n"}, three)
-	if n := strings.Count(shown, "? shell wants to run"); status != 56 || n != 1 || strings.Count(shown, "no more questions") != 1 {
+	if n := strings.Count(shown, "shell wants to run"); status != 56 || n != 1 || strings.Count(shown, "no more questions") != 1 {
 		t.Errorf("status %d, %d questions\n%s", status, n, shown)
 	}
 	// The hint is not to use the terminal that it is on.

@@ -240,8 +240,8 @@ func (c *chat) stopTurn() {
 		return
 	}
 	c.hint = "Ctrl+C once more to end"
-	if c.Plain {
-		c.showLines(c.hint)
+	if c.Plain { // behind the ^C of the terminal
+		c.showLines("", c.hint)
 	}
 }
 
@@ -411,7 +411,7 @@ func (c *chat) finishTurn(r runner.TurnReport) {
 // showCount shows how much waits to be applied.
 func (c *chat) showCount(d changes.Differences, err error) {
 	if err == nil && c.Status.setChanged(d.Count.Files) && d.Count.Files > 0 {
-		c.showLines(d.Count.String() + ": /diff, /apply, /discard")
+		c.showLines("", d.Count.String()+": /diff, /apply, /discard")
 	}
 	if c.turn == nil {
 		c.yourTurn()

@@ -75,6 +75,9 @@ func (c *chat) runCommand(name, rest string) bool {
 		c.showLines(ui.ErrorLine("there is no command "+safe+": /help lists them", c.Colour))
 		return false
 	}
+	if !c.Plain {
+		c.showLines(ui.CommandLines(strings.TrimSpace(name+" "+rest), c.Colour)...)
+	}
 	return all[i].do(c, rest)
 }
 

@@ -85,12 +85,11 @@ func listSessions(c *chat) {
 	for i, e := range list {
 		c.listed = append(c.listed, e.Session)
 		task, _, _ := strings.Cut(e.Task, "\n")
-		task = truncateText(safeText(task), 60)
-		line := fmt.Sprintf("%2d  %s  %s  %s", i+1, e.Session, e.Begun.Local().Format("2006-01-02 15:04"), task)
+		line := fmt.Sprintf("%2d  %s  %s  ", i+1, e.Session, e.Begun.Local().Format("2006-01-02 15:04"))
 		if e.State == trace.StateLive {
-			line += " (in use)"
+			line += "(in use) "
 		}
-		c.showLines(safeText(line))
+		c.showLines(truncateText(safeText(line+task), c.Renderer.Columns()-1))
 	}
 	c.showLines(ui.Dim("/resume NUMBER or /resume SESSION goes on with one; this session is kept", c.Colour))
 }

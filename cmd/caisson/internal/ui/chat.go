@@ -2,6 +2,7 @@ package ui
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,6 +51,20 @@ func RecapLines(message, answer, session string, colour bool) []string {
 		out = append(out, Dim("… shortened; caisson trace show "+safeLine(session)+" has all of it", colour))
 	}
 	return out
+}
+
+// CommandLines returns a command of a person to the chat as it stands above what it does.
+func CommandLines(text string, colour bool) []string {
+	return []string{"", Dim("› "+safeLine(text), colour)}
+}
+
+// EndLines returns the last lines of a chat.
+func EndLines(r runner.Report, colour bool) []string {
+	lines := Summary(r, colour)
+	if r.ChangedCount.Files == 0 && !r.Incomplete {
+		lines = slices.DeleteFunc(lines, func(l string) bool { return l == " "+r.ChangedCount.String() })
+	}
+	return lines
 }
 
 // TurnLines returns what to know about the end of a turn of a chat, if there is anything.

@@ -88,8 +88,8 @@ func (p *Prompt) Approve(ctx context.Context, c approval.Confirmation) (approval
 func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, error) {
 	c := q.Confirmation
 	columns, rows := p.Out.terminalSize()
-	choiceRows := len(WrapWords(choices(c, true, true), columns-answerCells, "  "))
-	lines, seen := q.boundedLines(time.Now(), columns, rows-choiceRows)
+	room := rows - len(choiceRows(choices(c, true, true), columns))
+	lines, seen := q.boundedLines(time.Now(), columns, room)
 	p.Out.writeDirect(lines...)
 	if err := p.awaitQuiet(ctx); err != nil {
 		return approval.Answer{}, err
@@ -103,18 +103,19 @@ func (p *Prompt) askOnce(ctx context.Context, q question) (approval.Answer, erro
 		}
 		switch text {
 		case "?":
-			p.Out.writeDirect(keys(c)...)
+			p.Out.writeDirect(keys(c, columns)...)
 			continue
 		case "l":
 			p.Out.writeDirect(waitingLines(p.queue.listWaiting(p.Pending), c, columns)...)
 			continue
 		case "v":
-			whole, err := p.showPage(ctx, q, shown)
+			whole, paged, err := p.showPage(ctx, q, shown)
 			if err != nil {
 				return approval.Answer{}, err
 			}
-			seen = seen || whole
-			p.Out.writeDirect(lines...)
+			if seen = seen || whole; paged {
+				p.Out.writeDirect(lines...)
+			}
 			continue
 		}
 		answer, known := decideKey(text, c)
@@ -149,26 +150,27 @@ func (p *Prompt) awaitQuiet(ctx context.Context) error {
 	}
 }
 
-// showPage shows the whole question, a screen at a time, and reports whether all of
-// it was shown.
-func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (bool, error) {
+// showPage shows the whole question, a screen at a time. It reports whether all of it was
+// shown, and whether it had more than one screen.
+func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (whole, paged bool, err error) {
 	columns, height := p.Out.terminalSize()
 	rows := q.allLines(time.Now(), columns)
 	for size := max(height-1, 1); ; {
 		n := min(size, len(rows))
 		p.Out.writeDirect(rows[:n]...)
 		if rows = rows[n:]; len(rows) == 0 {
-			return true, nil
+			return true, paged, nil
 		}
+		paged = true
 		p.Out.choose(fmt.Sprintf("  %s more: Enter next, e to the end, q back > ", formatCount(len(rows), "row")))
 		text, err := p.readTyped(ctx, shown)
 		switch {
 		case err != nil:
-			return false, err
+			return false, paged, err
 		case text == "e":
 			size = len(rows)
 		case text != "":
-			return false, nil
+			return false, paged, nil
 		}
 	}
 }

@@ -274,3 +274,67 @@ func TestTheQuestionsThatWaitAreListed(t *testing.T) {
 		t.Errorf("the line of the second question is %q", line)
 	}
 }
+
+// A question leaves arguments to the diff where it would not fit otherwise, and only those
+// that the diff shows.
+func TestArgumentsAreLeftToTheDiff(t *testing.T) {
+	c := approval.Confirmation{
+		Name: "patch_file", Class: tools.ClassWrite, Diff: "--- a/x\n+++ b/x\n context\n-old text\n+new text\n+more\n",
+		Exact: []byte(`{"path":"x","old":"old text\n","new":"text\nmore\n","hidden":"context\n","other":"text"}`),
+	}
+	q := question{c, place{1, 1}, style{}}
+	lines, whole := q.boundedLines(time.Now(), 80, 30)
+	if text := strings.Join(lines, "\n"); !whole || strings.Contains(text, "old: see the diff") {
+		t.Errorf("whole is %t, and there is room:\n%s", whole, text)
+	}
+	lines, whole = q.boundedLines(time.Now(), 80, len(lines)-1)
+	text := strings.Join(lines, "\n")
+	for _, want := range []string{"  old: see the diff", "  path: x", "  | context", "  other: text", "  +new text"} {
+		if !whole || !strings.Contains(text, want) {
+			t.Errorf("whole is %t, without %q:\n%s", whole, want, text)
+		}
+	}
+	for name, change := range map[string]func(*question){
+		"of a command":          func(q *question) { q.Class = tools.ClassExecute },
+		"of a diff that is cut": func(q *question) { q.DiffElided = true },
+	} {
+		changed := q
+		change(&changed)
+		if lines, _ := changed.boundedLines(time.Now(), 80, 5); strings.Contains(strings.Join(lines, "\n"), "old: see the diff") {
+			t.Errorf("arguments %s are left to the diff:\n%s", name, strings.Join(lines, "\n"))
+		}
+	}
+}
+
+// What v shows on one screen is not shown twice.
+func TestAShortQuestionIsPagedOnce(t *testing.T) {
+	p := newPerson(t)
+	p.answers("v", "n")
+	if _, err := p.Approve(t.Context(), confirmation()); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(p.out.String(), "wants to run"); n != 2 {
+		t.Errorf("the question was shown %d times:\n%s", n, p.out)
+	}
+}
+
+// Choices are broken between them alone. An answer without room behind them gets a row of
+// its own, which shows its end.
+func TestALongAnswerShowsItsEnd(t *testing.T) {
+	out := &screen{t: t, columns: 40, rows: 24}
+	r := New(Options{Out: out, Size: func() (int, int) { return 40, 24 }, Chat: true})
+	defer r.Close()
+	resume := r.Suspend()
+	r.choose(choices(confirmation(), true, true))
+	reason := "n " + strings.Repeat("a long reason ", 5) + "ends"
+	for i := range reason {
+		r.Retype(reason[:i+1], false)
+	}
+	want := "  y once, a this session,\n  n no (or n and why), l list,\n  ? help > \n  > …n a long reason a long reason ends"
+	want = strings.ReplaceAll(want, " \n", "\n")
+	if got := strings.TrimRight(strings.ReplaceAll(out.String(), " \n", "\n"), " \n"); got != want {
+		t.Errorf("the screen has\n%s\nwant\n%s", got, want)
+	}
+	r.Retype(reason, true)
+	resume()
+}

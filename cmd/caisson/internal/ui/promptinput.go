@@ -19,11 +19,21 @@ const (
 	maxBlanks = 64
 )
 
+// detail is how much of the arguments a question shows.
+type detail int
+
+// The details: all arguments, all but long ones of a call with a diff, and of the rest all
+// but those of several rows of which every line stands in the diff.
+const (
+	everything detail = iota
+	longToDiff
+	shownToDiff
+)
+
 // argumentLines returns the input as a person reads it, one section an argument and
 // every one of them: a text of several lines as lines behind a bar, so that none of
-// them can pass for one of ours. What the diff shows is left to the diff, unless the
-// whole is asked for.
-func (q question) argumentLines(columns int, whole bool) []section {
+// them can pass for one of ours.
+func (q question) argumentLines(columns int, d detail) []section {
 	var input map[string]json.RawMessage
 	if json.Unmarshal(q.Exact, &input) != nil {
 		text := q.Input // which the dispatcher has cut
@@ -36,19 +46,49 @@ func (q question) argumentLines(columns int, whole bool) []section {
 		return []section{{rows: []string{"  without arguments"}}}
 	}
 	var sections []section
+	var left []string
 	for _, key := range slices.Sorted(maps.Keys(input)) {
-		sections = append(sections, section{rows: q.argumentLine(key, input[key], columns, whole)})
+		rows := q.argumentLine(key, input[key], columns, d)
+		if d == shownToDiff && len(rows) > 1 && q.isInDiff(input[key]) {
+			left = append(left, key)
+			continue
+		}
+		sections = append(sections, section{rows: rows})
+	}
+	if len(left) > 0 {
+		sections = append(sections, section{rows: wrapForeign("  ", strings.Join(left, ", ")+": see the diff", columns)})
 	}
 	return sections
 }
 
-func (q question) argumentLine(key string, value json.RawMessage, columns int, whole bool) []string {
+// isInDiff reports whether the diff of a call that executes nothing shows every line of a
+// text, as one that is added or removed or as a part of one.
+func (q question) isInDiff(value json.RawMessage) bool {
+	var text string
+	if json.Unmarshal(value, &text) != nil || text == "" || q.Class == tools.ClassExecute || q.DiffElided {
+		return false
+	}
+	var changed []string
+	for l := range strings.Lines(q.Diff) {
+		if (l[0] == '+' || l[0] == '-') && !strings.HasPrefix(l, "+++ ") && !strings.HasPrefix(l, "--- ") {
+			changed = append(changed, strings.TrimSuffix(l[1:], "\n"))
+		}
+	}
+	for l := range strings.SplitSeq(strings.TrimSuffix(text, "\n"), "\n") {
+		if !slices.ContainsFunc(changed, func(c string) bool { return strings.Contains(c, l) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func (q question) argumentLine(key string, value json.RawMessage, columns int, d detail) []string {
 	var text string
 	if json.Unmarshal(value, &text) != nil || text == "" {
 		return wrapForeign("  ", key+": "+string(value), columns)
 	}
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	if q.Diff != "" && q.Class != tools.ClassExecute && !whole && (len(text) > inDiffBytes || len(lines) > 1) {
+	if q.Diff != "" && q.Class != tools.ClassExecute && d != everything && (len(text) > inDiffBytes || len(lines) > 1) {
 		return wrapForeign("  ", fmt.Sprintf("%s: %s in %s, see the diff", key, formatCount(len(text), "byte"), formatCount(len(lines), "line")), columns)
 	}
 	if !strings.Contains(text, "\n") {

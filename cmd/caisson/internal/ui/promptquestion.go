@@ -30,7 +30,7 @@ type section struct {
 
 // allSections returns the exact bytes that would run, the class, the place, what would
 // change, what hides, and what a lasting answer would mean.
-func (q question) allSections(now time.Time, columns int, whole bool) []section {
+func (q question) allSections(now time.Time, columns int, d detail) []section {
 	ours := func(paint func(string) string, text string) section {
 		return section{wrapSentence(text, columns), paint}
 	}
@@ -38,7 +38,7 @@ func (q question) allSections(now time.Time, columns int, whole bool) []section 
 	if q.Workspace != "" {
 		all = append(all, ours(nil, "  in "+q.Workspace))
 	}
-	all = append(all, q.argumentLines(columns, whole)...)
+	all = append(all, q.argumentLines(columns, d)...)
 	if q.Hidden {
 		all = append(all, ours(q.style.red, "  it holds characters that terminals don't show; they are written as escapes"))
 	}
@@ -72,7 +72,10 @@ func (q question) allSections(now time.Time, columns int, whole bool) []section 
 // many parts for that, and reports whether it is whole. Each part that is too long
 // keeps its first and its last rows, so that the end of a command is always shown.
 func (q question) boundedLines(now time.Time, columns, rows int) (lines []string, whole bool) {
-	all := q.allSections(now, columns, false)
+	all := q.allSections(now, columns, longToDiff)
+	if totalLines(all, rows) > rows {
+		all = q.allSections(now, columns, shownToDiff)
+	}
 	share := rows
 	for share > minShare && totalLines(all, share) > rows {
 		share--
@@ -94,7 +97,7 @@ func (q question) boundedLines(now time.Time, columns, rows int) (lines []string
 // allLines returns all that there is to know about the question, in rows.
 func (q question) allLines(now time.Time, columns int) []string {
 	var rows []string
-	for _, s := range q.allSections(now, columns, true) {
+	for _, s := range q.allSections(now, columns, everything) {
 		for _, row := range s.rows {
 			rows = append(rows, s.paintedLines(row))
 		}
@@ -132,7 +135,11 @@ func elideRows(rows []string, n int) []string {
 }
 
 func (q question) headLines() string {
-	head := fmt.Sprintf("? %s wants to run, class %s", q.Name, q.Class)
+	head := "? "
+	if q.place.of > 1 {
+		head += fmt.Sprintf("[%d of %d] ", q.place.nth, q.place.of)
+	}
+	head += fmt.Sprintf("%s wants to run, class %s", q.Name, q.Class)
 	switch q.Runs {
 	case tools.PlaceSandbox:
 		head += ", in the sandbox"
@@ -141,9 +148,6 @@ func (q question) headLines() string {
 	}
 	if q.Changed {
 		head += " (again: the file has changed since)"
-	}
-	if q.place.of > 1 {
-		head += fmt.Sprintf(" [%d of %d]", q.place.nth, q.place.of)
 	}
 	return head
 }
@@ -197,7 +201,7 @@ func paintDiff(s style, row string) string {
 func offers(c approval.Confirmation, s approval.Scope) bool { return slices.Contains(c.Scopes, s) }
 
 // keys explains each key.
-func keys(c approval.Confirmation) []string {
+func keys(c approval.Confirmation, columns int) []string {
 	lines := []string{"  y  allow this call, and nothing else"}
 	if offers(c, approval.ScopeSession) {
 		lines = append(lines, "  a  allow "+safeLine(question{Confirmation: c}.sessionWords()))
@@ -206,11 +210,16 @@ func keys(c approval.Confirmation) []string {
 		q := question{Confirmation: c}
 		lines = append(lines, "  A  allow for good: "+safeLine(q.lastingLines()), "  d  refuse for good: the same; caisson approvals takes both back")
 	}
-	return append(lines,
+	lines = append(lines,
 		"  v  page the whole, with what the question leaves out",
 		"  l  list the questions that wait",
 		"  n  refuse this call; so do Enter alone and every other key",
 		"     what follows n on its line is the reason, which the model is told: n use make test")
+	var rows []string
+	for _, l := range lines {
+		rows = append(rows, WrapWords(l, columns-1, "     ")...)
+	}
+	return rows
 }
 
 // waitingLines returns a line for each question that waits; c is the one that is asked.

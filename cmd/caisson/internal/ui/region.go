@@ -98,7 +98,7 @@ func (r *Renderer) composeRegion(cells, most int) region {
 	}
 	// A region that shows calls is drawn by itself, also while the terminal becomes another
 	// size.
-	next := region{lines: append(lines, footer.Lines...), parked: len(lines) > 0}
+	next := region{lines: append(lines, footer.Lines...), parked: r.opts.Parked || len(lines) > 0}
 	switch {
 	case len(footer.Lines) == 0:
 	case next.parked:

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 )
@@ -27,6 +29,9 @@ type Options struct {
 	// Reflow is set if the terminal breaks its lines anew when its width
 	// changes; others leave or cut them.
 	Reflow bool
+	// Parked keeps the cursor in the first cell of the region at all times: rows of a
+	// terminal that joins the wrong lines can't be counted.
+	Parked bool
 	// Size returns the terminal's columns and rows. Nil is no terminal: lines are not
 	// broken, and a question has 80 columns and 24 rows.
 	Size func() (columns, rows int)
@@ -139,6 +144,11 @@ func (r *Renderer) redrawRegion() {
 func (r *Renderer) Record(rec record.Record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.opts.Size != nil {
+		if r.view.columns, _ = r.terminalSize(); r.opts.Words {
+			r.view.columns -= len("failed:") - 1 // in place of its sign
+		}
+	}
 	r.commitLines(r.view.addRecord(rec))
 }
 
@@ -196,6 +206,12 @@ func (r *Renderer) Activity() string {
 	return r.view.describeActivity(r.opts.Now())
 }
 
+// Columns returns the columns of the terminal.
+func (r *Renderer) Columns() int {
+	columns, _ := r.terminalSize()
+	return columns
+}
+
 // Rows returns the rows of the terminal.
 func (r *Renderer) Rows() int {
 	_, rows := r.terminalSize()
@@ -249,10 +265,23 @@ func (r *Renderer) choose(text string) {
 	columns, _ := r.terminalSize()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rows := WrapWords(text, columns-answerCells, "  ")
+	rows := choiceRows(text, columns)
 	r.question = rows[len(rows)-1]
 	r.write(strings.Join(rows, "\n"))
 }
+
+// choiceRows breaks choices between them, and leaves room for an answer.
+func choiceRows(text string, columns int) []string {
+	text = strings.ReplaceAll(strings.ReplaceAll(text, " ", blankInCode), ","+blankInCode, ", ")
+	rows := WrapWords(text, columns-answerCells, "  ")
+	for i, row := range rows {
+		rows[i] = strings.ReplaceAll(row, blankInCode, " ")
+	}
+	return rows
+}
+
+// answerMark begins the row of an answer that has no room behind the choices.
+const answerMark = "  > "
 
 // Retype shows what was typed so far behind the choices of a question, where the terminal
 // does not echo it. It must be safe. With done the line is complete.
@@ -263,7 +292,16 @@ func (r *Renderer) Retype(typed string, done bool) {
 	if !r.suspended {
 		return
 	}
-	text := "\r \x1b[J\r" + fitWidth(SureWidth(r.question+typed), columns-1)
+	typed = SureWidth(typed)
+	text := "\r \x1b[J\r"
+	if !done && r.question != answerMark && ansi.StringWidth(r.question+typed) >= columns {
+		text += r.question + "\n"
+		r.question = answerMark
+	}
+	if over := ansi.StringWidth(r.question+typed) - (columns - 1); over > 0 && !done { // its end is being typed
+		typed = ansi.TruncateLeft(typed, over+1, "…")
+	}
+	text += fitWidth(r.question+typed, columns-1)
 	if done {
 		text += "\n"
 	}

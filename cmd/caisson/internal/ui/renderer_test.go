@@ -86,7 +86,7 @@ sandbox gvisor (no engine answers), image host
 I run the test.
 ● sandbox started in 200 ms: runsc 1, commands as 10001:10001 with no capabilities, seccomp filter, network none, 2048 MiB, 256 pids
 ! not protected here: no cgroups
-✗ shell sh test.sh  exit code 1 1.2s
+✗ shell sh test.sh  exit code 1  1.2s
     three
     four
     five
@@ -373,6 +373,37 @@ func TestWrapWordsKeepsMarks(t *testing.T) {
 	} {
 		if got := WrapWords(l, 8, ""); !slices.Equal(got, want) {
 			t.Errorf("%q becomes %q, want %q", l, got, want)
+		}
+	}
+}
+
+// Rows of a list begin below its text.
+func TestRowsOfLists(t *testing.T) {
+	got := Wrap([]string{"1. one two three", "  10) one two three", "- one two three", "1.5 one two three"}, 12)
+	want := []string{"1. one two", "   three", "  10) one", "      two", "      three", "- one two", "  three", "1.5 one two", "three"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// The line of a call that has ended takes one row, of which its ending is never cut.
+func TestEndedCallsTakeOneRow(t *testing.T) {
+	for _, columns := range []int{60, 80, 200} {
+		out := &screen{t: t, columns: columns, rows: 24}
+		r := New(Options{Out: out, Size: func() (int, int) { return columns, 24 }})
+		r.Record(newRecord(t, record.ToolCalled{CallID: "1", Name: "shell", Summary: strings.Repeat("go test ./... ", 20)}))
+		r.Record(newRecord(t, record.ToolCompleted{CallID: "1", Name: "shell", LatencyMS: 4100, Metadata: map[string]any{"exit_code": 1}}))
+		r.Close()
+		if shown := strings.TrimSpace(out.String()); strings.Contains(shown, "\n") || !strings.HasSuffix(shown, "…  exit code 1  4.1s") {
+			t.Errorf("%d columns show\n%s", columns, shown)
+		}
+	}
+}
+
+func TestTrimCents(t *testing.T) {
+	for amount, want := range map[string]string{"0.000000": "0.00", "0.012300": "0.0123", "1.500000": "1.50", "2.000001": "2.000001", "3": "3.00"} {
+		if got := trimCents(amount); got != want {
+			t.Errorf("%s becomes %s, want %s", amount, got, want)
 		}
 	}
 }

@@ -174,13 +174,20 @@ func changeBar(sign byte, n, other int) string {
 func costLine(r runner.Report) string {
 	cost := "cost unknown"
 	if r.CostUSD != "unknown" {
-		cost = "$" + r.CostUSD
+		cost = "$" + trimCents(r.CostUSD)
 	}
 	u := r.Usage
 	return fmt.Sprintf("%s · %d tokens in, %d out · %s, %s · %s.%d s · records in %s",
 		cost, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens, u.OutputTokens,
 		formatCount(int(u.Rounds), "model call"), formatCount(int(u.ToolCalls), "tool call"),
 		fmt.Sprint(r.WallMS/1000), r.WallMS%1000/100, safeLine(r.Dir))
+}
+
+// trimCents removes zeros from the end of an amount, but for those of its cents.
+func trimCents(amount string) string {
+	whole, part, _ := strings.Cut(amount, ".")
+	part = strings.TrimRight(part, "0")
+	return whole + "." + part + strings.Repeat("0", max(2-len(part), 0))
 }
 
 func formatCount(n int, noun string) string {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/charmbracelet/x/ansi"
+
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
@@ -39,17 +41,19 @@ type view struct {
 	asking bool
 	since  time.Time
 	text   tail
-	// chat shows the answers of many turns, of which one runs if turn is set. answer is
-	// what the model says now, said reports that it has said something in this turn,
+	// chat shows the answers of many turns, of which one runs if turn is set, and began that
+	// a session did. answer is what the model says now, said reports that it has said something in this turn,
 	// and redact removes secrets.
-	chat, turn bool
-	answer     answerText
-	said       bool
-	redact     func(string) string
+	chat, turn, began bool
+	answer            answerText
+	said              bool
+	redact            func(string) string
 	// warned are the warnings that were shown.
 	warned []string
 	// sandbox is "" until the container runs, where one was chosen.
 	sandbox string
+	// columns are those of the terminal, 0 where lines may be of any width.
+	columns int
 }
 
 // call is one tool call under way.
@@ -183,11 +187,11 @@ func (v *view) addCall(r record.Record, c *trace.Call) []string {
 		return v.addCompleted(c)
 	case record.KindToolFailed:
 		ended := v.endCall(c)
-		head := fmt.Sprintf("%s %s  %s", v.style.red("✗"), ended.what, v.style.red(failedText(c)))
+		head := v.endedLine(v.style.red("✗"), ended.what, v.style.red(failedText(c)))
 		return append([]string{head}, v.tailOf(ended, tailLines)...)
 	case record.KindToolInputInvalid:
 		ended := v.endCall(c)
-		return []string{fmt.Sprintf("%s %s  %s", v.style.red("✗"), ended.what, safeLine("invalid input: "+strings.ReplaceAll(c.Error, "\n", "; ")))}
+		return []string{v.endedLine(v.style.red("✗"), ended.what, safeLine("invalid input: "+strings.ReplaceAll(c.Error, "\n", "; ")))}
 	case record.KindConfirmationResolved:
 		return v.addResolved(c)
 	}
@@ -268,13 +272,25 @@ func (v *view) addCompleted(c *trace.Call) []string {
 	ended := v.endCall(c)
 	took := v.style.dim(formatElapsed(time.Duration(c.LatencyMS) * time.Millisecond))
 	if c.Status == trace.CallDone {
-		return append([]string{fmt.Sprintf("%s %s  %s", v.style.green("✓"), ended.what, took)}, editLines(c, v.style)...)
+		return append([]string{v.endedLine(v.style.green("✓"), ended.what, took)}, editLines(c, v.style)...)
 	}
-	head := fmt.Sprintf("%s %s  ", v.style.red("✗"), ended.what)
 	if c.Ending != "" {
-		head += v.style.red(c.Ending) + " "
+		took = v.style.red(c.Ending) + "  " + took
 	}
-	return append([]string{head + took}, v.tailOf(ended, tailLines)...)
+	return append([]string{v.endedLine(v.style.red("✗"), ended.what, took)}, v.tailOf(ended, tailLines)...)
+}
+
+// leastCallCells is how much of a call its line shows on any terminal.
+const leastCallCells = 30
+
+// endedLine returns the line of a call that has ended. The call is cut so that the line
+// takes one row, but for a long ending.
+func (v *view) endedLine(sign, what, ending string) string {
+	if v.columns > 0 {
+		room := v.columns - 1 - ansi.StringWidth(sign+"   "+ending)
+		what = fitWidth(what, max(room, leastCallCells))
+	}
+	return sign + " " + what + "  " + ending
 }
 
 // endCall removes a call from those that run, and returns it. It may never have
@@ -304,7 +320,10 @@ func (v *view) addCreated(p record.SessionCreated) []string {
 			safeLine(p.Model.String()), safeLine(p.Workspace), safeLine(p.Policy), safeLine(boundsText(p)))),
 		v.style.dim(fmt.Sprintf("sandbox %s (%s), image %s", safeLine(cmp.Or(p.Backend.Chosen, "none")), safeLine(shortReason(p.Backend.Why)), safeLine(p.Image))),
 	}
-	if p.Backend.Chosen == "" {
+	if v.began { // another session of the chat
+		lines = append([]string{""}, lines...)
+	}
+	if v.began = true; p.Backend.Chosen == "" {
 		v.sandbox = "none"
 	}
 	if p.WorkspaceMode == "overlay" && !v.chat {

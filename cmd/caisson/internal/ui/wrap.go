@@ -61,13 +61,17 @@ func Wrap(lines []string, columns int) []string {
 }
 
 // hangingIndent returns what the rows of a line after its first begin with: its own
-// indentation, and room for its sign or bullet.
+// indentation, and room for its sign, bullet or number.
 func hangingIndent(l string) string {
 	plain := ansi.Strip(l)
 	body := strings.TrimLeft(plain, " ")
 	indent := plain[:len(plain)-len(body)]
 	sign, size := utf8.DecodeRuneInString(body)
-	if !unicode.IsLetter(sign) && !unicode.IsDigit(sign) && strings.HasPrefix(body[size:], " ") {
+	number := strings.TrimLeft(body, "0123456789")
+	switch digits := len(body) - len(number); {
+	case digits > 0 && (strings.HasPrefix(number, ". ") || strings.HasPrefix(number, ") ")):
+		indent += strings.Repeat(" ", digits+2)
+	case !unicode.IsLetter(sign) && !unicode.IsDigit(sign) && strings.HasPrefix(body[size:], " "):
 		indent += "  "
 	}
 	return indent
