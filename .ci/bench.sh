@@ -39,6 +39,7 @@ measure ./e2e '^BenchmarkSearch$' "$SEARCHES"
 measure ./e2e '^BenchmarkSession$' 3x
 measure ./e2e '^BenchmarkResume$' 11x
 measure ./e2e '^BenchmarkChat$' 11x
+measure ./e2e '^BenchmarkChatResizes$' 1x
 measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"
 measure ./e2e '^BenchmarkIdle$' 1x
 measure ./tools/dispatch '^BenchmarkRound$' "$BENCHTIME"

@@ -83,11 +83,12 @@ type conversation struct {
 	program  *exec.Cmd
 	mu       sync.Mutex
 	shown    strings.Builder // since the last wait
+	all      strings.Builder
 	more     chan struct{}
 }
 
 // converse starts the program on a terminal of 100 by 30 cells.
-func (m *machine) converse(b *testing.B, args ...string) *conversation {
+func (m *machine) converse(b testing.TB, args ...string) *conversation {
 	b.Helper()
 	terminal, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
@@ -122,6 +123,7 @@ func (m *machine) converse(b *testing.B, args ...string) *conversation {
 			n, err := terminal.Read(buf)
 			c.mu.Lock()
 			c.shown.Write(buf[:n])
+			c.all.Write(buf[:n])
 			c.mu.Unlock()
 			select {
 			case c.more <- struct{}{}:
@@ -136,7 +138,7 @@ func (m *machine) converse(b *testing.B, args ...string) *conversation {
 }
 
 // send types keys.
-func (c *conversation) send(b *testing.B, keys string) {
+func (c *conversation) send(b testing.TB, keys string) {
 	b.Helper()
 	if _, err := c.terminal.WriteString(keys); err != nil {
 		b.Fatal(err)
@@ -144,7 +146,7 @@ func (c *conversation) send(b *testing.B, keys string) {
 }
 
 // waitFor waits until the program shows a text that it has not shown since the last wait.
-func (c *conversation) waitFor(b *testing.B, text string) {
+func (c *conversation) waitFor(b testing.TB, text string) {
 	b.Helper()
 	timeout := time.After(deadline)
 	for {

@@ -82,7 +82,9 @@ func rows() []row {
 	list = append(list,
 		row{what: "chat, from its start to the prompt", ours: e2e("Chat", "start-"+ns), atMost: true, limit: 100, unit: "ms", by: ms},
 		row{what: "chat, from a key to the frame that shows it, p99, during output", ours: e2e("Chat", "key-p99-ns"), atMost: true, limit: 30, unit: "ms", by: ms},
-		row{what: "chat, that output in MB/s", ours: e2e("Chat", "MB/s"), limit: 10, unit: "MB/s", by: 1})
+		row{what: "chat, that output in MB/s", ours: e2e("Chat", "MB/s"), limit: 10, unit: "MB/s", by: 1},
+		row{what: "chat, rows of its live region left by 200 resizes of tmux", ours: e2e("ChatResizes", "stale-rows"), atMost: true, unit: "rows", by: 1},
+		row{what: "chat, lines not once and in order after them", ours: e2e("ChatResizes", "misplaced-lines"), atMost: true, unit: "lines", by: 1})
 	reconnect := func(unit string) metric { return metric{"runner/server", "Reconnect", unit} }
 	list = append(list,
 		row{what: "events: coming back at record 99,604 of 100,000", ours: reconnect(ns), atMost: true, limit: 20, unit: "ms", by: ms},

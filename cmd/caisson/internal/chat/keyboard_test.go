@@ -92,3 +92,49 @@ func TestAClosedKeyboardReadsNothing(t *testing.T) {
 		in.Close()
 	}
 }
+
+// Whatever bytes came before a question could be answered, and wherever they were cut, no
+// answer has any of them. Those that begin a paste keep what follows from being keys.
+func FuzzEarlyBytes(f *testing.F) {
+	for _, early := range []string{"y\r", "a\ry", "\x1b[200~y\r\x1b[201~y", "\x1b[13u", "\x1b", "\xe6\xbc", "\x1b[200~y", "\x1b[<0;1;1M\x1b]11;rgb:0/0/0\x1b\\", "\x1b[121;1:1u\x1b[13;1:1u"} {
+		f.Add([]byte(early), uint(1), uint(2))
+	}
+	f.Fuzz(func(t *testing.T, early []byte, shown, cut uint) {
+		shown = min(shown, uint(len(early)))
+		k := NewKeyboard(nil, true, func(string, bool) {})
+		k.keys = make(chan key, 4*len(early)+16)
+		var d keyDecoder
+		typeIn := func(p []byte, wait bool) {
+			for _, pressed := range d.addBytes(p) {
+				k.routeKey(pressed)
+			}
+			for wait && d.waitsForMore() {
+				for _, pressed := range d.endWait() {
+					k.routeKey(pressed)
+				}
+			}
+		}
+		typeIn(early[:shown], cut%2 == 0)
+		k.Ask(true)
+		late := early[shown:] // while the question is drawn
+		cut = min(cut, uint(len(late)))
+		typeIn(late[:cut], false)
+		typeIn(late[cut:], true)
+		none := func(context.Context, time.Duration) (bool, error) { return false, nil }
+		if _, err := k.Pressed(t.Context(), time.Second, none); err != nil {
+			t.Fatal(err)
+		}
+		typeIn([]byte("no\r"), true)
+		if d.pasting {
+			return
+		}
+		select {
+		case answer := <-k.answers:
+			if answer != "no\n" {
+				t.Errorf("the answer is %q", answer)
+			}
+		default:
+			t.Error("there is no answer")
+		}
+	})
+}
