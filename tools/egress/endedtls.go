@@ -34,7 +34,7 @@ func (s *Server) serveEndedTLS(ctx context.Context, c *client, r request) {
 		return
 	}
 	x := s.newHTTPConn(inner, &tunnel{request: r, scheme: "https"})
-	defer x.transport.CloseIdleConnections()
+	defer x.transport.close()
 	x.serveHTTP2(ctx, conn)
 }
 

@@ -11,11 +11,13 @@ import (
 	"hash"
 	"io"
 	"log"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,7 +36,7 @@ type httpConn struct {
 	c *client
 	// tunnel is nil for the proxy itself.
 	tunnel    *tunnel
-	transport *http.Transport
+	transport *transport
 }
 
 // tunnel is a connection to one host in which requests are read.
@@ -51,7 +53,7 @@ func (t *tunnel) origin() rule.Origin {
 // serveHTTP serves the requests of a connection, to one host if there is a tunnel.
 func (s *Server) serveHTTP(ctx context.Context, c *client, t *tunnel) {
 	x := s.newHTTPConn(c, t)
-	defer x.transport.CloseIdleConnections()
+	defer x.transport.close()
 	c.br = bufio.NewReaderSize(c.br, maxHeadBytes)
 	for x.serveOne(ctx) {
 		err := c.within(s.times.idle, func() error {
@@ -70,11 +72,62 @@ func (s *Server) newHTTPConn(c *client, t *tunnel) *httpConn {
 	return &httpConn{s: s, c: c, tunnel: t, transport: s.newTransport(1)}
 }
 
+// transport is an [http.Transport] that can end all of its connections.
+type transport struct {
+	http.Transport
+	s *Server
+
+	mu     sync.Mutex
+	conns  map[*hostConn]struct{}
+	closed bool
+}
+
+// dialContext connects to the host of the attempt in ctx.
+func (t *transport) dialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+	a, ok := ctx.Value(attemptKey{}).(*attempt)
+	if !ok {
+		return nil, errors.New("no request") // can't happen: transports pass the context's values on
+	}
+	h, err := t.s.connect(ctx, a.flow, a.request)
+	if err != nil {
+		return nil, err
+	}
+	h.setOnClose(func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.conns, h)
+	})
+	t.mu.Lock()
+	closed := t.closed
+	if !closed {
+		t.conns[h] = struct{}{}
+	}
+	t.mu.Unlock()
+	if closed {
+		_ = h.Close()
+	}
+	return h, nil
+}
+
+// close ends all connections. HTTP/2 takes a connection for idle only some time after
+// its last response.
+func (t *transport) close() {
+	t.CloseIdleConnections()
+	t.mu.Lock()
+	t.closed = true
+	left := slices.Collect(maps.Keys(t.conns))
+	t.mu.Unlock()
+	for _, h := range left {
+		_ = h.Close()
+	}
+}
+
 // newTransport returns a transport that keeps so many idle connections to a host. The
 // context of each request has its attempt.
-func (s *Server) newTransport(idle int) *http.Transport {
-	t := &http.Transport{
-		DialContext:            s.dialContext,
+func (s *Server) newTransport(idle int) *transport {
+	t := &transport{s: s, conns: map[*hostConn]struct{}{}}
+	t.Transport = http.Transport{
+		DialContext:            t.dialContext,
 		TLSClientConfig:        &tls.Config{RootCAs: s.opts.Roots, MinVersion: tls.VersionTLS12},
 		TLSHandshakeTimeout:    connectTime,
 		ForceAttemptHTTP2:      true,
@@ -154,7 +207,7 @@ func (x *httpConn) answer(ctx context.Context, h *head, req *http.Request, r req
 		body.mustContinue = strings.EqualFold(expect, "100-continue") && req.ProtoAtLeast(1, 1)
 	}
 	if !body.done {
-		req.Body = body
+		req.Body, w.body = body, body
 	}
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -204,7 +257,26 @@ func (x *httpConn) refuse(w http.ResponseWriter, r request, f *refusal) {
 		panic(http.ErrAbortHandler)
 	}
 	x.s.report(r, f)
+	closeUnread(w)
 	writeRefusal(w, r, f)
+}
+
+// closeUnread ends a connection of HTTP/1 after the response, if the body of the
+// request has not been read: the program must not send another behind it.
+func closeUnread(w http.ResponseWriter) {
+	for {
+		switch inner := w.(type) {
+		case *responseWriter:
+			if inner.body != nil && !inner.body.isDone() {
+				inner.setClosing()
+			}
+			return
+		case interface{ Unwrap() http.ResponseWriter }:
+			w = inner.Unwrap()
+		default:
+			return
+		}
+	}
 }
 
 // readTarget returns the canonical URL of a request. Host must be that of the URL.
@@ -388,15 +460,6 @@ var (
 	noServer   = &http.Server{ReadHeaderTimeout: time.Second}
 	discardLog = log.New(io.Discard, "", 0)
 )
-
-// dialContext connects to the host of the attempt in ctx.
-func (s *Server) dialContext(ctx context.Context, _, _ string) (net.Conn, error) {
-	a, ok := ctx.Value(attemptKey{}).(*attempt)
-	if !ok {
-		return nil, errors.New("no request") // can't happen: transports pass the context's values on
-	}
-	return s.connect(ctx, a.flow, a.request)
-}
 
 // gotConn takes note of the connection that carries a request.
 func (s *Server) gotConn(a *attempt, conn net.Conn) {

@@ -21,6 +21,8 @@ type responseWriter struct {
 	// head reports whether the response has no body, and old whether the program
 	// speaks HTTP/1.0.
 	head, old bool
+	// body is that of the request, nil for none.
+	body *requestBody
 
 	mu       sync.Mutex // guards what follows, because of interim responses
 	bw       *bufio.Writer

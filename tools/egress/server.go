@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -31,7 +30,7 @@ type Server struct {
 	refused                  atomic.Int64
 
 	// files has the connections to registries whose files are kept in a cache.
-	files *http.Transport
+	files *transport
 
 	names   names
 	denials denials
@@ -90,7 +89,7 @@ func (s *Server) Close() {
 	s.mu.Unlock()
 	s.stop(errClosed)
 	s.conns.Wait()
-	s.files.CloseIdleConnections()
+	s.files.close()
 	s.denials.flush()
 }
 
