@@ -2,6 +2,7 @@ package egress
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"io"
 	"net"
@@ -17,6 +18,8 @@ type client struct {
 	sandbox.EgressConn
 	s  *Server
 	br *bufio.Reader
+	// first is the first byte that the program sent, 0 if none was read.
+	first byte
 	// expired reports whether a wait for the program took too long.
 	expired atomic.Bool
 }
@@ -57,6 +60,27 @@ func (c *client) within(d time.Duration, f func() error) error {
 	return err
 }
 
+// awaitFirst waits at most d for the first byte of the program.
+func (c *client) awaitFirst(d time.Duration) error {
+	if c.first != 0 {
+		return nil
+	}
+	return c.within(d, func() error {
+		first, err := c.br.Peek(1)
+		if err == nil {
+			c.first = first[0]
+		}
+		return err
+	})
+}
+
+// speaksHTTP reports whether what the program sent begins like a request.
+func (c *client) speaksHTTP() bool {
+	sent, _ := c.br.Peek(min(c.br.Buffered(), 32))
+	method, _, ok := bytes.Cut(sent, []byte(" "))
+	return ok && isToken(string(method))
+}
+
 // finish ends the bytes to the program, and waits for it to receive them: closing
 // the connection discards what it has not received.
 func (c *client) finish() {
@@ -85,24 +109,23 @@ func (s *Server) refuse(c *client, r request, f *refusal) {
 		return
 	}
 	s.report(r, f)
-	var first []byte
-	err := c.within(s.times.linger, func() (err error) {
-		first, err = c.br.Peek(1)
-		return err
-	})
-	switch {
+	switch err := c.awaitFirst(s.times.linger); {
 	case err != nil:
-		return
-	case first[0] == firstTLS:
+	case c.first == firstTLS:
 		_, _ = c.Write(alertAccessDenied)
-	case first[0] >= 'A' && first[0] <= 'Z':
-		w := newResponseWriter(c, nil)
-		writeRefusal(w, r, f)
-		_ = w.finish()
-	default:
-		return
+		c.finish()
+	case c.speaksHTTP():
+		c.answerRefusal(r, f)
 	}
-	c.finish()
+}
+
+// answerRefusal answers a request of HTTP with a refusal, and ends the connection.
+func (c *client) answerRefusal(r request, f *refusal) {
+	w := newResponseWriter(c, nil)
+	writeRefusal(w, r, f)
+	if w.finish() == nil {
+		c.finish()
+	}
 }
 
 // netConn is a client as a [net.Conn], without deadlines.
@@ -120,24 +143,20 @@ func (c netConn) RemoteAddr() net.Addr { return c.LocalAddr() }
 
 // serveProxy serves a connection to the proxy.
 func (s *Server) serveProxy(ctx context.Context, c *client) {
-	var first []byte
-	err := c.within(s.times.header, func() (err error) {
-		first, err = c.br.Peek(1)
-		return err
-	})
+	err := c.awaitFirst(s.times.header)
 	r := c.newRequest(WayHTTP, "", 0)
 	switch {
 	case c.expired.Load():
 		s.report(r, asRefusal(ctx, err))
 	case err != nil: // the program has closed it
-	case first[0] == firstSOCKS5:
+	case c.first == firstSOCKS5:
 		s.serveSOCKS(ctx, c)
-	case first[0] == firstSOCKS4:
+	case c.first == firstSOCKS4:
 		r.way = WaySOCKS5
 		s.report(r, deny(rule.ReasonInvalidRequest, "SOCKS4 is not supported"))
 		_, _ = c.Write([]byte{0, 91, 0, 0, 0, 0, 0, 0}) // request rejected
 		c.finish()
-	case first[0] == firstTLS:
+	case c.first == firstTLS:
 		s.refuse(c, r, deny(rule.ReasonInvalidRequest, "the proxy is spoken to without TLS"))
 	default:
 		s.serveHTTP(ctx, c, nil)

@@ -30,7 +30,8 @@ type hostConn struct {
 	s      *Server
 	opened Opened
 	start  time.Time
-	timer  *time.Timer // of the idle time
+	timer  *time.Timer   // of the idle time
+	done   chan struct{} // closed when the end is reported
 
 	requests atomic.Int64
 
@@ -52,11 +53,15 @@ func (s *Server) connect(ctx context.Context, f *flow, r request) (*hostConn, er
 	if err := s.takeConnection(r.host); err != nil {
 		return nil, asRefusal(ctx, err)
 	}
-	h := &hostConn{s: s, start: time.Now(), opened: Opened{
+	if !s.addConn() {
+		return nil, errClosed
+	}
+	h := &hostConn{s: s, start: time.Now(), done: make(chan struct{}), opened: Opened{
 		ID: s.lastID.Add(1), Command: r.command, Way: r.way, Host: r.host, Port: r.port,
 		Rule: f.decision.Rule.String(), Asked: f.answer != (rule.Rule{}),
 	}}
 	if err := s.opts.Opened(h.opened); err != nil {
+		s.conns.Done()
 		failed := deny(rule.ReasonRecord, "the connection could not be recorded")
 		failed.err = err
 		return nil, failed
@@ -233,12 +238,13 @@ func (h *hostConn) Close() error {
 	return nil
 }
 
-// end ends the connection, unless it has ended. The host sees a reset if the program
-// reset the connection.
+// end ends the connection, and returns when that is reported. The first ending
+// counts. The host sees a reset unless the connection is done.
 func (h *hostConn) end(ending string) {
 	h.mu.Lock()
 	if h.ending != "" {
 		h.mu.Unlock()
+		<-h.done
 		return
 	}
 	h.ending = ending
@@ -282,6 +288,8 @@ func (h *hostConn) report(ending string) {
 	h.s.sent.Add(out.Sent)
 	h.s.received.Add(out.Received)
 	h.s.opts.Closed(out)
+	close(h.done)
+	h.s.conns.Done()
 }
 
 // setSNI records the name in the first message of TLS.

@@ -137,7 +137,7 @@ func (x *httpConn) readHTTP2(req *http.Request) (rule.Target, error) {
 		return t, deny(rule.ReasonAuthority, "the request names no host")
 	}
 	for _, host := range slices.Concat([]string{req.Host}, req.Header["Host"]) {
-		if err := checkHost([]string{host}, req, t.Origin); err != nil {
+		if err := checkHost(host, t.Origin); err != nil {
 			return t, err
 		}
 	}

@@ -16,8 +16,12 @@ type head struct {
 	text   string
 	method string
 	target string
+	// old reports whether the version is HTTP/1.0.
+	old bool
 	// hosts are the values of Host.
 	hosts []string
+	// hasBody reports whether there is a body, which may be empty.
+	hasBody bool
 }
 
 // peekHead waits for the head of a request, and leaves it in the buffer for
@@ -91,15 +95,15 @@ func (h *head) check() string {
 	}
 	method, rest, _ := strings.Cut(lines[0], " ")
 	target, proto, ok := strings.Cut(rest, " ")
-	h.method, h.target = method, target
+	h.method, h.target, h.old = method, target, proto == "HTTP/1.0"
 	if !ok || !isToken(method) || target == "" || strings.ContainsAny(target, "\t") || proto != "HTTP/1.1" && proto != "HTTP/1.0" {
 		return "its first line is not one of HTTP/1.1"
 	}
-	return h.checkFields(lines[1:], proto)
+	return h.checkFields(lines[1:])
 }
 
 // checkFields returns what is ambiguous in the fields of the head, or "".
-func (h *head) checkFields(lines []string, proto string) string {
+func (h *head) checkFields(lines []string) string {
 	var lengths, codings, problem int
 	override := ""
 	for _, line := range lines {
@@ -120,7 +124,7 @@ func (h *head) checkFields(lines []string, proto string) string {
 			}
 		case "transfer-encoding":
 			codings++
-			if !strings.EqualFold(value, "chunked") || proto == "HTTP/1.0" {
+			if !strings.EqualFold(value, "chunked") || h.old {
 				problem++
 			}
 		}
@@ -128,6 +132,7 @@ func (h *head) checkFields(lines []string, proto string) string {
 			override = name
 		}
 	}
+	h.hasBody = lengths+codings > 0
 	switch {
 	case problem > 0:
 		return "it has an invalid header field"

@@ -88,7 +88,7 @@ func (t *transport) dialContext(ctx context.Context, _, _ string) (net.Conn, err
 	if !ok {
 		return nil, errors.New("no request") // can't happen: transports pass the context's values on
 	}
-	h, err := t.s.connect(ctx, a.flow, a.request)
+	h, err := t.s.connect(a.flow.ctx, a.flow, a.request) // ctx outlives the request
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +160,7 @@ func (x *httpConn) serveOne(ctx context.Context) bool {
 	var req *http.Request
 	err := c.within(s.times.header, func() (err error) {
 		h, err = peekHead(c.br)
-		if err != nil {
+		if err != nil || h.method == http.MethodConnect {
 			return err
 		}
 		req, err = http.ReadRequest(c.br)
@@ -172,21 +172,22 @@ func (x *httpConn) serveOne(ctx context.Context) bool {
 	if h != nil {
 		r.method, r.url = h.method, shownURL(h.target)
 	}
-	if err != nil {
-		if f, ok := errors.AsType[*refusal](err); ok {
-			s.refuse(c, r, f)
-		}
-		return false
-	}
-	if req.Method == http.MethodConnect {
-		if x.tunnel != nil {
-			s.refuse(c, r, deny(rule.ReasonMethod, "CONNECT is not allowed in a tunnel"))
+	if err == nil && req == nil {
+		if x.tunnel == nil {
+			_, _ = c.br.Discard(len(h.text))
+			s.serveConnect(ctx, c, h)
 			return false
 		}
-		s.serveConnect(ctx, c, h, req)
-		return false
+		err = deny(rule.ReasonMethod, "CONNECT is not allowed in a tunnel")
 	}
-	return x.answer(ctx, h, req, r)
+	if err == nil {
+		return x.answer(ctx, h, req, r)
+	}
+	if f, ok := errors.AsType[*refusal](err); ok {
+		s.report(r, f)
+		c.answerRefusal(r, f)
+	}
+	return false
 }
 
 // newRequest returns a request of the program, to the tunnel's host if there is one.
@@ -217,7 +218,7 @@ func (x *httpConn) answer(ctx context.Context, h *head, req *http.Request, r req
 			again = false // the response was cut off: the program must not take it for complete
 		}
 	}()
-	t, err := x.readTarget(h, req)
+	t, err := x.readTarget(h)
 	if err != nil {
 		if x.tunnel == nil {
 			r.host, r.port = t.Host, t.Port
@@ -280,7 +281,7 @@ func closeUnread(w http.ResponseWriter) {
 }
 
 // readTarget returns the canonical URL of a request. Host must be that of the URL.
-func (x *httpConn) readTarget(h *head, req *http.Request) (rule.Target, error) {
+func (x *httpConn) readTarget(h *head) (rule.Target, error) {
 	raw := h.target
 	switch {
 	case x.tunnel != nil && strings.HasPrefix(raw, "/"):
@@ -300,19 +301,24 @@ func (x *httpConn) readTarget(h *head, req *http.Request) (rule.Target, error) {
 	if x.tunnel == nil && t.Scheme != "http" {
 		return t, deny(rule.ReasonScheme, "https URLs are reached with CONNECT")
 	}
-	return t, checkHost(h.hosts, req, t.Origin)
+	return t, h.checkHost(t.Origin)
 }
 
-// checkHost returns a *refusal unless the Host fields of a request are one of an
-// origin, or there are none and the target names the host.
-func checkHost(hosts []string, req *http.Request, o rule.Origin) error {
+// checkHost returns a *refusal unless Host is that of an origin. A target that names
+// the host, and a request of HTTP/1.0, needs none.
+func (h *head) checkHost(o rule.Origin) error {
 	switch {
-	case len(hosts) == 0 && (req.URL.Host != "" || !req.ProtoAtLeast(1, 1)):
+	case len(h.hosts) == 0 && (h.old || !strings.HasPrefix(h.target, "/")):
 		return nil
-	case len(hosts) == 0:
+	case len(h.hosts) == 0:
 		return deny(rule.ReasonAuthority, "the request names no host")
 	}
-	host, port, ok := splitAuthority(hosts[0])
+	return checkHost(h.hosts[0], o)
+}
+
+// checkHost returns a *refusal unless a value of Host is that of an origin.
+func checkHost(value string, o rule.Origin) error {
+	host, port, ok := splitAuthority(value)
 	if port == "" {
 		port = map[string]string{"http": "80", "https": "443", "": strconv.Itoa(int(o.Port))}[o.Scheme]
 	}
@@ -335,20 +341,15 @@ func splitAuthority(s string) (host, port string, ok bool) {
 }
 
 // serveConnect serves a CONNECT request.
-func (s *Server) serveConnect(ctx context.Context, c *client, h *head, req *http.Request) {
+func (s *Server) serveConnect(ctx context.Context, c *client, h *head) {
 	r := c.newRequest(WayConnect, shownHost("//"+h.target), 0)
 	refuse := func(f *refusal) {
-		if f == nil {
-			return
-		}
-		s.report(r, f)
-		w := newResponseWriter(c, nil)
-		writeRefusal(w, r, f)
-		if w.finish() == nil {
-			c.finish()
+		if f != nil {
+			s.report(r, f)
+			c.answerRefusal(r, f)
 		}
 	}
-	if err := r.readAuthority(h, req); err != nil {
+	if err := r.readAuthority(h); err != nil {
 		refuse(asRefusal(ctx, err))
 		return
 	}
@@ -359,14 +360,14 @@ func (s *Server) serveConnect(ctx context.Context, c *client, h *head, req *http
 }
 
 // readAuthority sets the host and port of a CONNECT request.
-func (r *request) readAuthority(h *head, req *http.Request) error {
+func (r *request) readAuthority(h *head) error {
 	host, port, ok := splitAuthority(h.target)
 	switch {
 	case strings.Contains(h.target, "@"):
 		return deny(rule.ReasonUserinfo, "the target of CONNECT holds a user name")
 	case !ok || port == "":
 		return deny(rule.ReasonInvalidURL, "the target of CONNECT is not a host and a port")
-	case req.ContentLength != 0:
+	case h.hasBody:
 		return deny(rule.ReasonInvalidRequest, "CONNECT has a body")
 	}
 	number, err := strconv.ParseUint(port, 10, 16)
@@ -377,10 +378,7 @@ func (r *request) readAuthority(h *head, req *http.Request) error {
 	if err := r.canonicalize(); err != nil {
 		return err
 	}
-	if len(h.hosts) == 0 {
-		return nil
-	}
-	return checkHost(h.hosts, req, rule.Origin{Host: r.host, Port: r.port})
+	return h.checkHost(rule.Origin{Host: r.host, Port: r.port})
 }
 
 // attempt is a request that is being forwarded. Its context carries it to the dial.
@@ -482,7 +480,7 @@ func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
 		return err
 	}
 	if res.StatusCode == http.StatusSwitchingProtocols {
-		if !a.upgrade {
+		if !a.upgrade || !strings.EqualFold(res.Header.Get("Upgrade"), "websocket") {
 			return fail(nil, rule.ReasonProtocol, "the host switches to a protocol that was not asked for")
 		}
 		x.requested(a, res, nil, true)

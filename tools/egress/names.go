@@ -65,12 +65,12 @@ func (s *Server) LookupName(_ context.Context, name string) (netip.Addr, bool) {
 		return netip.Addr{}, false
 	}
 	r.host = host
-	if _, err := netip.ParseAddr(host); err == nil {
-		s.report(r, deny(rule.ReasonAddress, "%s is an address", host))
-		return netip.Addr{}, false
-	}
 	if !s.mayBeAllowed(r) {
 		s.report(r, deny(rule.ReasonNotAllowed, "%s is not allowed", host))
+		return netip.Addr{}, false
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		s.report(r, deny(rule.ReasonAddress, "%s is an address", host))
 		return netip.Addr{}, false
 	}
 	addr, ok := s.names.addrOf(host)

@@ -88,8 +88,8 @@ func (s *Server) Close() {
 	s.closed = true
 	s.mu.Unlock()
 	s.stop(errClosed)
-	s.conns.Wait()
 	s.files.close()
+	s.conns.Wait()
 	s.denials.flush()
 }
 
@@ -113,13 +113,9 @@ func (s *Server) Totals() Totals {
 // ServeEgress implements [sandbox.EgressHandler].
 func (s *Server) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
 	defer func() { _ = conn.Close() }()
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
+	if !s.addConn() {
 		return
 	}
-	s.conns.Add(1)
-	s.mu.Unlock()
 	defer s.conns.Done()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -142,6 +138,16 @@ func (s *Server) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
 		r := c.newRequest(WayCapture, local.Addr().String(), local.Port())
 		s.refuse(c, r, deny(rule.ReasonAddress, "%s is not the address of a name", local.Addr()))
 	}
+}
+
+// addConn adds to the connections for which Close waits, unless it was called.
+func (s *Server) addConn() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.conns.Add(1)
+	}
+	return !s.closed
 }
 
 // request is what a program wants to connect to, by any way.

@@ -22,6 +22,7 @@ func (s *Server) serveTunnel(ctx context.Context, c *client, r request, establis
 		refuse(asRefusal(ctx, err))
 		return
 	}
+	c.first = 0   // what was read was of the way in
 	if h == nil { // what the policy allows is decided for each request
 		if established() == nil {
 			s.serveReadable(f, c, r)
@@ -61,18 +62,14 @@ func (s *Server) serveOpaque(c *client, h *hostConn, f *flow, r request) error {
 // serveReadable serves a tunnel in which only requests of HTTP are allowed.
 func (s *Server) serveReadable(f *flow, c *client, r request) {
 	ctx, ways := f.ctx, f.decision.Ways
-	var first []byte
-	err := c.within(s.times.header, func() (err error) {
-		first, err = c.br.Peek(1)
-		return err
-	})
+	err := c.awaitFirst(s.times.header)
 	switch {
 	case c.expired.Load():
 		s.report(r, asRefusal(ctx, err))
 	case err != nil: // the program has closed it
-	case first[0] == firstTLS && ways&rule.WayHTTPS != 0 && s.opts.Authority != nil:
+	case c.first == firstTLS && ways&rule.WayHTTPS != 0 && s.opts.Authority != nil:
 		s.serveEndedTLS(ctx, c, r)
-	case first[0] == firstTLS:
+	case c.first == firstTLS:
 		s.refuse(c, r, deny(rule.ReasonNotAllowed, "TLS to %s is not allowed at this port", r.host))
 	case ways&rule.WayHTTP == 0:
 		s.refuse(c, r, deny(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host))
@@ -116,14 +113,18 @@ var errHelloRead = errors.New("the ClientHello was read")
 // all bytes that it read. The name may not be hidden: behind an outer name could be
 // that of any host.
 func (s *Server) checkHello(c *client, h *hostConn, r request) ([]byte, error) {
-	var first []byte
+	if err := c.awaitFirst(s.times.header); err != nil {
+		if c.expired.Load() {
+			return nil, err
+		}
+		return nil, fail(err, rule.ReasonProtocol, "the program has closed the connection")
+	}
+	if c.first != firstTLS {
+		return nil, deny(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host)
+	}
 	var seen *tls.ClientHelloInfo
 	tap := &helloConn{netConn: netConn{c}}
-	err := c.within(s.times.header, func() (err error) {
-		first, err = c.br.Peek(1)
-		if err != nil || first[0] != firstTLS {
-			return err
-		}
+	err := c.within(s.times.header, func() error {
 		config := &tls.Config{
 			MinVersion: tls.VersionTLS10, //nolint:gosec // nothing is negotiated
 			GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
@@ -131,19 +132,11 @@ func (s *Server) checkHello(c *client, h *hostConn, r request) ([]byte, error) {
 				return nil, errHelloRead
 			},
 		}
-		err = tls.Server(tap, config).HandshakeContext(context.Background())
-		if errors.Is(err, errHelloRead) {
-			return nil
-		}
-		return err
+		return tls.Server(tap, config).HandshakeContext(context.Background())
 	})
 	switch {
 	case c.expired.Load():
 		return nil, err
-	case len(first) == 0:
-		return nil, fail(err, rule.ReasonProtocol, "the program has closed the connection")
-	case first[0] != firstTLS:
-		return nil, deny(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host)
 	case seen == nil && tap.failed:
 		return nil, fail(err, rule.ReasonProtocol, "the program has closed the connection")
 	case seen == nil:
