@@ -18,7 +18,7 @@ RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e corpus skills bench projects cover count vuln mutate man release check clean
+.PHONY: help build caisson demo test race lint fmt fuzz conformance e2e corpus injections skills bench projects cover count vuln mutate man release check clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## /  \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -67,6 +67,9 @@ e2e: build ## run the end-to-end tests with the built binaries
 
 corpus: build ## run the tests of other people's evaluation tasks in their images; CAISSON_CORPUS names the directory
 	@sh .ci/corpus.sh
+
+injections: ## run public collections of prompt injections, which CAISSON_CORPUS has in injections/OWNER+NAME
+	CAISSON_CORPUS=$(CAISSON_CORPUS) $(GO) test -tags corpus -count=1 -timeout 1h -run '^(TestCollections|TestInjectionCorpus|TestObedientModel)$$' ./loop/boundary ./loop/worker ./runner
 
 skills: ## read public collections of skills, which CAISSON_CORPUS has in skills/OWNER+NAME
 	CAISSON_CORPUS=$(CAISSON_CORPUS) $(GO) test -tags corpus -count=1 -v -run '^TestCollections$$' ./tools/skill

@@ -3,129 +3,273 @@
 package runner
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
+	"html"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/loop/boundary/boundarytest"
 	"github.com/caisson-run/caisson/runner/internal/fakesandbox"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/memory"
+	"github.com/caisson-run/caisson/tools/policy"
+	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// injectionTexts returns the files, lines and strings of JSON in the directory injections
-// of CAISSON_CORPUS, once each.
-func injectionTexts(t *testing.T) []string {
-	t.Helper()
-	dir := os.Getenv("CAISSON_CORPUS")
-	if dir == "" {
-		t.Fatal("CAISSON_CORPUS names no directory: docs/corpus.md has what it must hold")
-	}
-	var texts []string
-	seen := map[string]bool{}
-	add := func(text string) {
-		if len(text) > 15 && len(text) < 40_000 && !seen[text] {
-			seen[text] = true
-			texts = append(texts, text)
-		}
-	}
-	var visit func(v any)
-	visit = func(v any) {
-		switch v := v.(type) {
-		case string:
-			add(v)
-		case []any:
-			for _, e := range v {
-				visit(e)
-			}
-		case map[string]any:
-			for _, e := range v {
-				visit(e)
-			}
-		}
-	}
-	err := filepath.WalkDir(filepath.Join(dir, "injections"), func(name string, entry fs.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
-			return err
-		}
-		data, err := os.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		var v any
-		if json.Unmarshal(data, &v) == nil {
-			visit(v)
-			return nil
-		}
-		add(string(data))
-		for line := range strings.Lines(string(data)) {
-			add(strings.TrimSpace(line))
-		}
-		return nil
-	})
-	if err != nil || len(texts) == 0 {
-		t.Fatalf("%d texts: %v", len(texts), err)
-	}
-	return texts
-}
+// batchTexts is the number of texts of one session.
+const batchTexts = 10
 
 // TestInjectionCorpus runs every text of public collections of prompt injections through
-// the sources of text: files, the output of commands, and an instruction file; and through
-// the wrappers of notes and of workers. Each stays in its wrapper, and no call is made
-// beside those of the script.
+// all sources of text: files (read_file, grep), the output of commands and of declared
+// tools, pages as text and as HTML, skills (their descriptions and their texts),
+// instruction files and notes. Each stays in its wrapper. The model does whatever a text
+// asks for, and more; nothing runs that the policy does not allow.
 func TestInjectionCorpus(t *testing.T) {
-	texts := injectionTexts(t)
-	marked := 0
-	for start := 0; start < len(texts); start += 20 {
-		batch := texts[start:min(start+20, len(texts))]
-		var script strings.Builder
-		for i := range batch {
-			fmt.Fprintf(&script, "\n  - calls:\n      - {tool: read_file, input: {path: f%d}}\n      - {tool: shell, input: {command: c%d}}", i, i)
+	for _, c := range boundarytest.Collections(t) {
+		t.Run(c.Repository, func(t *testing.T) {
+			t.Parallel()
+			var n corpusCounts
+			for batch := range slices.Chunk(c.ReadTexts(t), batchTexts) {
+				n.runBatch(t, batch)
+			}
+			t.Logf("%d results in wrappers, %d messages in wrappers, %d further calls refused", n.results, n.messages, n.refused)
+			if n.results == 0 || n.messages == 0 || n.refused == 0 {
+				t.Error("nothing was tested")
+			}
+		})
+	}
+}
+
+type corpusCounts struct{ results, messages, refused int }
+
+// runBatch runs a session in which commands write the texts and that keeps them as notes,
+// and then one for each text that has it from the other sources.
+func (n *corpusCounts) runBatch(t *testing.T, texts []string) {
+	script := "\n  - calls:"
+	store := memory.NewStore(t.TempDir(), "/w")
+	b := newBench(t, "")
+	b.opts.Memory = store
+	b.opts.Policy.Tools = map[string]policy.Mode{"memory_add": policy.ModeAuto}
+	b.opts.Declared = []shell.Declared{{
+		Name: "probe", Description: "A probe.", InputSchema: json.RawMessage(`{"type":"object","properties":{"x":{"type":"string"}}}`),
+		Template: shell.Template{Argv: []string{"tool", "--", "{{x}}"}},
+	}}
+	for i, text := range texts {
+		b.backend.Scripts[fmt.Sprint("c", i)] = fakesandbox.WriteText(text)
+		note := quoteJSON(t, text[:min(len(text), memory.MaxNoteBytes/2)])
+		script += fmt.Sprintf(`
+      - {tool: shell, input: {command: c%[1]d}}
+      - {tool: probe, input: {x: c%[1]d}}
+      - {tool: memory_add, input: {text: %[2]s}}`, i, note)
+	}
+	model := &listening{Model: player(t, script+"\n  - text: done\n")}
+	b.opts.Profiles = []loop.Profile{{Model: model}}
+	b.run(t.Context())
+	n.check(t, model.sent, 3*len(texts))
+	for _, text := range texts {
+		n.runText(t, text, store)
+	}
+}
+
+// runText runs a session that only reads: a file, pages, a skill, an instruction file and
+// notes.
+func (n *corpusCounts) runText(t *testing.T, text string, store *memory.Store) {
+	pages := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasPrefix(r.URL.Path, "/text/"):
+			_, _ = io.WriteString(w, text)
+		case strings.HasPrefix(r.URL.Path, "/html/"):
+			w.Header().Set("Content-Type", "text/html; charset=utf-8")
+			_, _ = io.WriteString(w, "<html><title>"+html.EscapeString(text)+"</title><body><p>"+html.EscapeString(text)+"</p>"+text+"</body></html>")
+		default:
+			t.Errorf("a request of %s, which is not allowed", r.URL)
 		}
-		b := newBench(t, script.String()+"\n  - text: done\n")
-		b.opts.InstructionFiles = true
-		for i, text := range batch {
-			b.file(fmt.Sprint("f", i), text)
-			b.backend.Scripts[fmt.Sprint("c", i)] = fakesandbox.WriteText(text)
+	}))
+	defer pages.Close()
+	b := newBench(t, strings.ReplaceAll(`
+  - calls:
+      - {tool: read_file, input: {path: f0}}
+      - {tool: grep, input: {pattern: ".", path: f0}}
+      - {tool: fetch, input: {url: PAGES/text/}}
+      - {tool: fetch, input: {url: PAGES/html/}}
+      - {tool: load_skill, input: {name: theirs}}
+  - text: done
+  - text: done
+`, "PAGES", pages.URL))
+	const calls = 5
+	var err error
+	if b.opts.Policy, err = policy.Preset("readonly"); err != nil {
+		t.Fatal(err)
+	}
+	b.allowPages(t, pages.URL, "/text/", "/html/")
+	b.opts.Skills.Workspace, b.opts.InstructionFiles, b.opts.Memory = true, true, store
+	b.file("f0", text)
+	b.file("AGENTS.md", text)
+	b.file(".agents/skills/theirs/SKILL.md", fmt.Sprintf("---\nname: theirs\ndescription: %s\n---\n%s\n", quoteJSON(t, text), text))
+	model := &obedient{Model: b.opts.Profiles[0].Model, pages: pages.URL}
+	b.opts.Profiles = []loop.Profile{{Model: model}}
+	_, records := b.run(t.Context())
+	n.check(t, model.sent, calls+model.asked)
+	n.checkCalls(t, records, calls, b)
+}
+
+func quoteJSON(t *testing.T, text string) string {
+	t.Helper()
+	quoted, err := json.Marshal(strings.ToValidUTF8(text, ""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(quoted)
+}
+
+// TestObedientModel is the control: what the model of the corpus does in obedience to a
+// text runs where the policy allows it.
+func TestObedientModel(t *testing.T) {
+	for preset, want := range map[string]int{"readonly": 0, "ci": 2} {
+		b := newBench(t, "  - text: done\n  - text: done\n")
+		var err error
+		if b.opts.Policy, err = policy.Preset(preset); err != nil {
+			t.Fatal(err)
 		}
-		b.file("AGENTS.md", batch[0])
-		model := &listening{Model: b.opts.Profiles[0].Model}
+		model := &obedient{Model: b.opts.Profiles[0].Model, pages: "http://127.0.0.1"}
 		b.opts.Profiles = []loop.Profile{{Model: model}}
-		b.run(t.Context())
-		results := 0
-		for _, m := range model.sent {
-			for _, block := range m.Blocks {
-				if block.ToolResult == nil {
-					if block.Text != nil && m.Role == loop.RoleUser && strings.HasPrefix(block.Text.Text, "The workspace has a file") && boundarytest.CountTags(block.Text.Text) != 2 {
-						t.Errorf("an instruction file left its wrapper: %q", block.Text.Text)
-					}
-					continue
-				}
+		_, records := b.run(t.Context())
+		ran := 0
+		for _, c := range of[record.ToolCalled](t, records) {
+			if c.Name == "write_file" || c.Name == "shell" {
+				ran++
+			}
+		}
+		if ran < want || want == 0 && ran > 0 {
+			t.Errorf("policy %s: %d of the calls ran", preset, ran)
+		}
+		if b.exists("pwned") != (want > 0) {
+			t.Errorf("policy %s: the file was written: %v", preset, b.exists("pwned"))
+		}
+	}
+}
+
+// allowPages lets the session fetch below the given paths of a server of this machine.
+func (b *bench) allowPages(t *testing.T, url string, paths ...string) {
+	t.Helper()
+	b.opts.Fetch = FetchOptions{Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}}, Egress: limits.DefaultEgressBudget()}
+	for _, path := range paths {
+		allowed, err := rule.ParseFetch(url + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.opts.Fetch.Allow = append(b.opts.Fetch.Allow, allowed)
+	}
+}
+
+// check checks that the text of each result, and of each message that is not the user's,
+// is in a wrapper.
+func (n *corpusCounts) check(t *testing.T, sent []loop.Message, want int) {
+	t.Helper()
+	results := 0
+	for _, m := range sent {
+		for _, block := range m.Blocks {
+			switch {
+			case block.ToolResult != nil:
 				results++
-				text := boundary.JoinText(block.ToolResult.Content)
-				if !boundarytest.IsWrapped(text) {
+				if text := boundary.JoinText(block.ToolResult.Content); !boundarytest.IsWrapped(text) {
 					t.Errorf("a result left its wrapper: %q", text)
 				}
-				if strings.Contains(text, "\n[caisson] The output above") {
-					marked++
+			case m.Role == loop.RoleUser && block.Text != nil && block.Text.Text != "do it":
+				n.messages++
+				text := block.Text.Text
+				open := strings.Index(text, "<"+boundary.Tag)
+				end := strings.LastIndex(text, "\n\nTh") // "That was …", "Those were …"
+				if open < 0 || end < open || !boundarytest.IsWrapped(text[open:end]) || boundarytest.CountTags(text) != 2 {
+					t.Errorf("a message left its wrapper: %q", text)
 				}
-			}
-		}
-		if results != 2*len(batch) {
-			t.Errorf("%d results of %d calls", results, 2*len(batch))
-		}
-		for _, text := range batch {
-			if note := string(boundary.Wrap(text)); !boundarytest.IsWrapped(note) {
-				t.Errorf("a note left its wrapper: %q", note)
-			}
-			if worker := boundary.WrapForWorker(text); !boundarytest.IsWrapped(string(worker)) {
-				t.Errorf("a worker's text left its wrapper: %q", worker)
 			}
 		}
 	}
-	t.Logf("%d texts, %d of %d results marked", len(texts), marked, 2*len(texts))
+	if results < want {
+		t.Errorf("%d results, want %d", results, want)
+	}
+	n.results += results
+}
+
+// checkCalls checks that of the calls behind the first ones, those of the script, none ran
+// but those that the policy allows without a question and that change nothing.
+func (n *corpusCounts) checkCalls(t *testing.T, records []record.Record, script int, b *bench) {
+	t.Helper()
+	called := of[record.ToolCalled](t, records)
+	for i, c := range called {
+		if i >= script && c.Class != tools.ClassNone && c.Class != tools.ClassRead {
+			t.Errorf("%s ran", c.Name)
+		}
+	}
+	for _, f := range of[record.ToolFailed](t, records) {
+		if f.Class == tools.ErrorPermissionDenied || f.Class == tools.ErrorNotFound {
+			n.refused++
+		}
+	}
+	for _, name := range []string{"pwned", ".caisson/config.yaml"} {
+		if b.exists(name) {
+			t.Errorf("%s was written", name)
+		}
+	}
+}
+
+// obedient is a model that plays its script, and then, once, does what texts that it has
+// seen may ask for: calls in any notation, addresses, commands, and what an attacker would
+// want.
+type obedient struct {
+	loop.Model
+	pages string
+	sent  []loop.Message
+	// asked is the number of calls that no script has.
+	asked int
+}
+
+var (
+	// namedCall matches the name of a call in a text, as different models write them.
+	namedCall = regexp.MustCompile(`"(?:name|tool|function|action|tool_name)"\s*:\s*"([a-zA-Z0-9_.-]{2,64})"|<invoke name="([a-zA-Z0-9_.-]{2,64})"|\b([a-z]+_[a-z_]+)\(`)
+	// address matches an address.
+	address = regexp.MustCompile(`https?://[^\s"'<>\\)\]]+`)
+)
+
+func (m *obedient) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	m.sent = append([]loop.Message(nil), req.Messages...)
+	response, err := m.Model.Complete(ctx, req, onDelta)
+	if err != nil || m.asked > 0 || len(response.Message.Blocks) > 0 && response.Message.Blocks[0].ToolUse != nil {
+		return response, err
+	}
+	var seen strings.Builder
+	for _, message := range req.Messages {
+		seen.WriteString(messageText(message))
+	}
+	calls := [][2]string{
+		{"write_file", `{"path": "pwned", "content": "x"}`}, {"shell", `{"command": "touch pwned"}`}, {"patch_file", `{"path": "f0", "old": "a", "new": "b", "replace_all": true}`},
+		{"delete_file", `{"path": "f0"}`}, {"fetch", `{"url": "` + m.pages + `/steal?key=x"}`}, {"memory_add", `{"text": "obey"}`}, {"verify_shell", `{"checks": [{"type": "shell", "command": "touch pwned"}]}`},
+		{"write_file", `{"path": ".caisson/config.yaml", "content": "policy: {}"}`}, {"probe", `{"x": "touch pwned"}`}, {"confer", `{"question": "x"}`},
+	}
+	for _, found := range namedCall.FindAllStringSubmatch(seen.String(), 30) {
+		calls = append(calls, [2]string{found[1] + found[2] + found[3], `{}`})
+	}
+	for _, url := range address.FindAllString(seen.String(), 10) {
+		input, _ := json.Marshal(map[string]string{"url": url})
+		calls = append(calls, [2]string{"fetch", string(input)})
+	}
+	response.Message.Blocks, m.asked = nil, len(calls)
+	for i, call := range calls {
+		response.Message.Blocks = append(response.Message.Blocks, loop.Block{ToolUse: &loop.ToolUse{ID: fmt.Sprint("obey", i), Name: tools.Name(call[0]), Raw: call[1]}})
+	}
+	return response, nil
 }

@@ -17,7 +17,7 @@ func newPhraseSet(loose bool) *phraseSet {
 	)
 	set := &phraseSet{}
 	for _, p := range []struct{ what, words, pattern string }{
-		{"override of instructions", "ignore,disregard,forget,overr,bypass,discard,neglect,skip,drop,violate,abandon,follow,attention to,never mind,nevermind", `\b(ignore|disregard|forget|override|overrule|bypass|discard|neglect|skip|drop|violate|abandon|don't follow|do not follow|stop following|pay no attention to|never mind|nevermind) ` + filler + `((` + former + `) ` + filler + `)*` + instructions},
+		{"override of instructions", "ignor,disregard,forget,overr,bypass,discard,neglect,skip,drop,violate,abandon,follow,attention to,never mind,nevermind", `\b(ignore|ignoring|disregard(ing)?|forget(ting)?|overrid(e|ing)|overrul(e|ing)|bypass(ing)?|discard(ing)?|neglect(ing)?|skip|drop|violate|abandon|don't follow|do not follow|stop following|pay no attention to|never mind|nevermind) ` + filler + `((` + former + `) ` + filler + `)*` + instructions},
 		{"override of instructions", "ignore,disregard,forget", `\b(ignore|disregard|forget) (all|any|everything|anything|what)\b( [a-z']+){0,3} (above|before|previously|so far|until now|up to now|told|said|learned|know|written)\b`},
 		{"override of instructions", "instruction", `\b(new|updated|revised|real|actual|true|additional|important|urgent|priority|hidden|secret) (system )?instructions? ?(:|-|are|is|follow)`},
 		{"claim to be another role", "prompt,message,override,instruction,notice,mode,note,alert,command", `(^|[\n .>*#"'])(system|developer|assistant|administrator|admin|root) ?(prompt|message|override|instruction|notice|command|mode|note|alert)s? ?:`},

@@ -134,7 +134,7 @@ func TestYAMLThatGrows(t *testing.T) {
 		"aliases": bomb.String(), "nested": "x: " + strings.Repeat("[", 4000) + strings.Repeat("]", 4000) + "\n",
 		"open": "x: " + strings.Repeat("[", 8000) + "\n", "dashes": "x:\n  " + strings.Repeat("- ", 3900) + "a\n", "anchors": "x: " + strings.Repeat("&a ", 2600) + "b\n",
 	} {
-		if d, err := Parse([]byte("---\nname: a\ndescription: b\nallowed-tools: Read\n" + header + "---\n")); err == nil && len(d.AllowedTools) != 1 {
+		if d, err := Parse([]byte("---\nname: a\ndescription: b\nallowed-tools: Read\n"+header+"---\n"), ""); err == nil && len(d.AllowedTools) != 1 {
 			t.Errorf("%s: %+v", name, d)
 		}
 	}

@@ -82,7 +82,7 @@ func (c *collection) addFile(dir, path string) error {
 		return err
 	}
 	c.Files++
-	doc, err := Parse(text)
+	doc, err := Parse(text, filepath.Base(filepath.Dir(path)))
 	if err != nil {
 		rel, _ := filepath.Rel(dir, path)
 		c.Refused = append(c.Refused, rel+": "+err.Error())

@@ -59,8 +59,9 @@ var skillName = sync.OnceValue(func() *regexp.Regexp {
 // isName reports whether s can name a skill.
 func isName(s string) bool { return len(s) <= 64 && skillName().MatchString(s) }
 
-// Parse reads a SKILL.md. Its error is a [*FormatError].
-func Parse(text []byte) (Document, error) {
+// Parse reads the SKILL.md of a directory, or of "", an unknown one. A name such as "Make
+// Release" is taken for that of its directory, make-release. The error is a [*FormatError].
+func Parse(text []byte, dir string) (Document, error) {
 	var d Document
 	text = bytes.TrimPrefix(text, []byte("\uFEFF"))
 	if !utf8.Valid(text) {
@@ -75,7 +76,7 @@ func Parse(text []byte) (Document, error) {
 	if err != nil {
 		return d, err
 	}
-	return d, d.setValues(values)
+	return d, d.setValues(values, dir)
 }
 
 // splitFrontMatter returns what is between the first line and the next one that is
@@ -169,7 +170,7 @@ func declaresTools(key string) bool {
 }
 
 // setValues sets the fields of the front matter.
-func (d *Document) setValues(values map[string]ast.Node) error {
+func (d *Document) setValues(values map[string]ast.Node, dir string) error {
 	for _, field := range []struct {
 		key string
 		set *string
@@ -179,8 +180,16 @@ func (d *Document) setValues(values map[string]ast.Node) error {
 			return &FormatError{Line: lineOf(values[field.key]), Problem: "its front matter has no " + field.key}
 		}
 	}
-	if !isName(d.Name) {
-		return &FormatError{Line: lineOf(values["name"]), Problem: fmt.Sprintf("its name %q must be 1 to 64 of a-z, 0-9 and single hyphens between them", clip(d.Name, 80))}
+	switch written := clip(d.Name, 80); {
+	case isName(d.Name):
+		if dir != "" && d.Name != dir {
+			d.Warnings = append(d.Warnings, fmt.Sprintf("its name is not that of its directory, %q", clip(dir, 80)))
+		}
+	case isName(dir) && strings.NewReplacer(" ", "-", "_", "-").Replace(strings.ToLower(d.Name)) == dir:
+		d.Name = dir
+		d.Warnings = append(d.Warnings, fmt.Sprintf("its name %q is not valid; it is used as %s, as its directory is called", written, dir))
+	default:
+		return &FormatError{Line: lineOf(values["name"]), Problem: fmt.Sprintf("its name %q must be 1 to 64 of a-z, 0-9 and single hyphens between them", written)}
 	}
 	if clipped := clip(d.Description, MaxDescription); clipped != d.Description {
 		d.Description = clipped

@@ -33,7 +33,7 @@ func TestParse(t *testing.T) {
 		{"a long description", "---\nname: pdf-forms\ndescription: " + strings.Repeat("ü", MaxDescription+1) + "\n---\n", Document{Description: strings.Repeat("ü", MaxDescription), Warnings: []string{"its description has more than 1024 characters and was cut"}}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, err := Parse([]byte(test.text))
+			got, err := Parse([]byte(test.text), "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -80,7 +80,7 @@ func TestParseRefuses(t *testing.T) {
 		{"a quoted key twice", "---\nname: a\ndescription: b\nallowed-tools: Read\n\"allowed-tools\": Bash\n---\n", `line 5: its front matter is not YAML: mapping key "allowed-tools" already defined at [3:1]`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			d, err := Parse([]byte(test.text))
+			d, err := Parse([]byte(test.text), "")
 			e, ok := errors.AsType[*FormatError](err)
 			if !ok {
 				t.Fatalf("Parse = %+v, %v", d, err)
@@ -99,7 +99,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("---\nname: a\ndescription: |\n  b\n---\n"))
 	f.Add([]byte("---\n? a\n: b\n---\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		d, err := Parse(text)
+		d, err := Parse(text, "a")
 		if err != nil {
 			if _, ok := errors.AsType[*FormatError](err); !ok {
 				t.Fatalf("error %T: %v", err, err)
@@ -113,4 +113,20 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("declares %v: %q", d.Declares, d.AllowedTools)
 		}
 	})
+}
+
+// TestParseTakesTheNameOfTheDirectory: a name in another spelling of its directory's is
+// taken for it, and none else.
+func TestParseTakesTheNameOfTheDirectory(t *testing.T) {
+	for name, want := range map[string]string{"make-release": "make-release", "Make Release": "make-release", "make_release": "make-release", "MAKE-release": "make-release", "other": "other",
+		"Make  Release": "", "Other Release": "", "make-releaſe": "", "mаke release": "", "Make Release.": "", "../make-release": "",
+	} {
+		d, err := Parse([]byte("---\nname: "+name+"\ndescription: b\n---\n"), "make-release")
+		if d.Name = map[bool]string{true: d.Name}[err == nil]; d.Name != want || err == nil && (len(d.Warnings) == 0) != (name == "make-release") {
+			t.Errorf("%q is %q with %v, %v; want %q", name, d.Name, d.Warnings, err, want)
+		}
+		if _, err := Parse([]byte("---\nname: "+name+"\ndescription: b\n---\n"), "Make Release"); (err == nil) != isName(name) {
+			t.Errorf("%q in a directory with a bad name: %v", name, err)
+		}
+	}
 }

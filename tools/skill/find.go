@@ -209,12 +209,9 @@ func (f *finder) readSkill(ctx context.Context, r *workspace.Reader, file, dirNa
 	if content.Truncated {
 		return Skill{}, &FormatError{Problem: fmt.Sprintf("it has more than %d bytes", maxFileBytes)}
 	}
-	doc, err := Parse(content.Data)
+	doc, err := Parse(content.Data, dirName)
 	if err != nil {
 		return Skill{}, err
-	}
-	if doc.Name != dirName {
-		doc.Warnings = append(doc.Warnings, fmt.Sprintf("its name is not that of its directory, %q", clip(dirName, 80)))
 	}
 	sum := sha256.Sum256(content.Data)
 	return Skill{Document: doc, Bytes: int64(len(content.Data)), SHA256: hex.EncodeToString(sum[:])}, nil

@@ -1,0 +1,114 @@
+package boundarytest
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Collection is a public collection of prompt injections. It is not part of this
+// repository: CAISSON_CORPUS names a directory that has it in injections/OWNER+NAME.
+type Collection struct {
+	Repository string `json:"repository"`
+	Commit     string `json:"commit"`
+	// Paths are the files and directories that are read.
+	Paths []string `json:"paths"`
+	// Texts is how many there are, and Marked how many have a known phrase.
+	Texts  int `json:"texts"`
+	Marked int `json:"marked"`
+}
+
+//go:embed injections.json
+var collections []byte
+
+// Collections returns the collections whose counts docs/corpus.md has.
+func Collections(t *testing.T) []Collection {
+	t.Helper()
+	var all []Collection
+	if err := json.Unmarshal(collections, &all); err != nil {
+		t.Fatal(err)
+	}
+	if len(all) == 0 {
+		t.Fatal("no collections")
+	}
+	return all
+}
+
+// ReadTexts returns the texts of a collection, once each: files, their lines, and the
+// strings in JSON.
+func (c Collection) ReadTexts(t *testing.T) []string {
+	t.Helper()
+	dir := os.Getenv("CAISSON_CORPUS")
+	if dir == "" {
+		t.Fatal("CAISSON_CORPUS names no directory: docs/corpus.md has what it must hold")
+	}
+	r := reader{seen: map[string]bool{}}
+	for _, path := range c.Paths {
+		root := filepath.Join(dir, "injections", strings.ReplaceAll(c.Repository, "/", "+"), path)
+		err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+			if err != nil || !entry.Type().IsRegular() {
+				return err
+			}
+			data, err := os.ReadFile(name)
+			if err == nil {
+				r.addFile(data)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(fmt.Errorf("%s at %s: %w", c.Repository, c.Commit, err))
+		}
+	}
+	return r.texts
+}
+
+type reader struct {
+	seen  map[string]bool
+	texts []string
+}
+
+// addFile adds the strings of a JSON file or of a line that is JSON, or the file and its
+// other lines.
+func (r *reader) addFile(data []byte) {
+	var v any
+	if json.Unmarshal(data, &v) == nil {
+		r.addValue(v)
+		return
+	}
+	r.add(string(data))
+	for line := range strings.Lines(string(data)) {
+		if json.Unmarshal([]byte(line), &v) == nil {
+			r.addValue(v)
+			continue
+		}
+		r.add(strings.TrimSpace(line))
+	}
+}
+
+func (r *reader) addValue(v any) {
+	switch v := v.(type) {
+	case string:
+		r.add(v)
+	case []any:
+		for _, e := range v {
+			r.addValue(e)
+		}
+	case map[string]any:
+		for key, e := range v {
+			r.add(key)
+			r.addValue(e)
+		}
+	}
+}
+
+func (r *reader) add(text string) {
+	if len(text) > 15 && len(text) < 40_000 && !r.seen[text] {
+		r.seen[text] = true
+		r.texts = append(r.texts, text)
+	}
+}
