@@ -120,7 +120,9 @@ func (t toolset) fetchTool() (tools.Factory, error) {
 	if t.dir != "" {
 		dir = filepath.Join(t.dir, fetchedDir)
 	}
-	return t.opts.Fetch.NewTool(t.opts.Version, dir, t.log, func(d fetch.Denial) error { return t.denied(record.NetworkDenied(d)) })
+	return t.opts.Fetch.NewTool(t.opts.Version, dir, t.log, func(d fetch.Denial) error {
+		return t.denied(record.NetworkDenied{CallID: d.CallID, URL: d.URL, Host: d.Host, Addr: d.Addr, Reason: d.Reason, Redirect: d.Redirect})
+	})
 }
 
 // workerTools returns the tools that ask models, whose own tools are the session's fetch,

@@ -12,7 +12,7 @@ func AuditKinds() []Kind {
 		KindSandboxStarted, KindSandboxLost, KindSandboxRestarted,
 		KindUserCommandStarted, KindUserCommandEnded,
 		KindConfirmationRequested, KindConfirmationResolved, KindConfirmationAttempted,
-		KindNetworkDenied,
+		KindNetworkOpened, KindNetworkClosed, KindNetworkDenied,
 	}
 }
 

@@ -31,6 +31,8 @@ const (
 	KindConfirmationRequested Kind = "tool.confirmation_requested"
 	KindConfirmationResolved  Kind = "tool.confirmation_resolved"
 	KindConfirmationAttempted Kind = "tool.confirmation_attempted"
+	KindNetworkOpened         Kind = "network.opened"
+	KindNetworkClosed         Kind = "network.closed"
 	KindNetworkDenied         Kind = "network.denied"
 	KindWorkerModelCall       Kind = "worker.model_call"
 	KindWorkerToolCall        Kind = "worker.inner_call"
@@ -75,6 +77,8 @@ func Payloads() []Payload {
 		WorkerToolCall{},
 		WorkerInputInvalid{},
 		WorkerCostWarning{},
+		NetworkOpened{},
+		NetworkClosed{},
 		NetworkDenied{},
 		ToolCompleted{},
 		ToolFailed{},
@@ -160,6 +164,12 @@ func (ConfirmationResolved) Kind() Kind { return KindConfirmationResolved }
 
 // Kind implements [Payload].
 func (ConfirmationAttempted) Kind() Kind { return KindConfirmationAttempted }
+
+// Kind implements [Payload].
+func (NetworkOpened) Kind() Kind { return KindNetworkOpened }
+
+// Kind implements [Payload].
+func (NetworkClosed) Kind() Kind { return KindNetworkClosed }
 
 // Kind implements [Payload].
 func (NetworkDenied) Kind() Kind { return KindNetworkDenied }

@@ -43,6 +43,8 @@ type SessionCreated struct {
 	// tools.
 	Mounts []Mount `json:"mounts,omitempty"`
 	Caches *Caches `json:"caches,omitempty"`
+	// Egress is what commands may reach; absent where they have no network.
+	Egress *Egress `json:"egress,omitempty"`
 	// Env are the names of the variables that commands were given.
 	Env []string `json:"env,omitempty"`
 	// Budget bounds each turn, and SessionBudget all turns together.
@@ -228,6 +230,8 @@ type SessionEnded struct {
 	Differences    []Difference  `json:"differences,omitempty"`
 	// ProcessesKilled counts processes that commands left and that were killed.
 	ProcessesKilled int `json:"processes_killed"`
+	// Network counts the connections of commands; absent where they have no network.
+	Network *NetworkTotals `json:"network,omitempty"`
 	// Left lists parts of the sandbox that could not be removed.
 	Left []string `json:"left,omitempty"`
 }

@@ -313,20 +313,6 @@ const (
 	AttemptForbidden AttemptOutcome = "forbidden"
 )
 
-// NetworkDenied reports that the egress policy refused a connection, before
-// anything was sent.
-//
-//	{"tool_use_id":"tu_…","url":"http://169.254.169.254/latest","host":"169.254.169.254:80","address":"169.254.169.254","reason":"the address is link-local"}
-type NetworkDenied struct {
-	CallID string `json:"tool_use_id,omitempty"`
-	URL    string `json:"url"`               // safe to show, without user and password
-	Host   string `json:"host"`              // with a port
-	Addr   string `json:"address,omitempty"` // what the host resolved to, where that is why
-	Reason string `json:"reason"`
-	// Redirect reports that a server named it, not the model.
-	Redirect bool `json:"redirect,omitempty"`
-}
-
 // BudgetWarning reports that four fifths of a limit are used.
 type BudgetWarning struct {
 	What  limits.Kind `json:"kind"`

@@ -35,6 +35,10 @@ func samples() []Payload {
 		Resources: NewResources(limits.DefaultResources()), Env: []string{"NODE_ENV"},
 		Service: &Service{Program: "image", HealthCheck: "configured", AsAgent: true},
 		Mounts:  []Mount{{From: "/data", To: "/data", ReadOnly: true}}, Caches: &Caches{Names: []string{"go"}, Use: "writable"},
+		Egress: &Egress{
+			Allow: []string{"tls://proxy.golang.org"}, Within: [][]string{{"tls://*.golang.org"}}, Deny: []string{"tls://bad.test"}, RulesSHA256: "ab",
+			Private: []string{"db.lan"}, Unknown: "prompt", Capture: true, Proxy: "http://proxy.lan:3128",
+		},
 		Budget:        NewBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
 		SessionBudget: NewBudget(limits.Budget{Tokens: new(int64(100_000))}),
 		Tools:         []OfferedTool{{"shell", tools.ClassExecute, tools.PlaceSandbox}},
@@ -99,7 +103,12 @@ func samples() []Payload {
 		WorkerToolCall{CallID: "tu_1", Worker: "critic careful", Hop: 1, Name: "fetch", Status: "ok", InnerID: "tu_2", Summary: "https://example.com/", InputHash: "cd"},
 		WorkerInputInvalid{CallID: "tu_1", Worker: "critic careful", Hop: 2, Name: "fetch", Error: "/url: missing"},
 		WorkerCostWarning{CallID: "tu_1", Worker: "critic careful", CapUSD: 0.1, ObservedUSD: 0.125},
-		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true},
+		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true, Way: "connect", Command: 2, Rule: "tls://*.example.com", Count: 3},
+		NetworkOpened{CallID: "tu_1", Conn: 3, Command: 2, Way: "connect", Host: "proxy.golang.org:443", Rule: "tls://proxy.golang.org", By: "rule"},
+		NetworkClosed{
+			CallID: "tu_1", Conn: 3, Host: "proxy.golang.org:443", Addr: "142.250.1.1", SNI: "proxy.golang.org", Sent: 812, Received: 40211,
+			Requests: 2, Cached: 1, WallMS: 310, Ending: "done",
+		},
 		ToolCompleted{
 			CallID: "tu_1", Name: "shell", OutputBytes: 40, Truncated: true, LatencyMS: 9, FilesModified: []string{},
 			Command: new("sh test.sh"), Metadata: map[string]any{"exit_code": 1}, Diff: "--- a/f\n+++ b/f\n",
@@ -135,6 +144,7 @@ func samples() []Payload {
 			Verification: &Verification{Passed: true, Command: "make test", WallMS: 4100}, AnswerProblems: []string{"/: got string, want object"},
 			Differences: []Difference{{Turn: 1, Call: 2, Tool: "shell", What: "exit_code", Want: "0", Got: "1"}},
 			Left:        []string{"mount /x: busy"}, ProcessesKilled: 2,
+			Network: &NetworkTotals{Connections: 3, Denied: 2, Sent: 812, Received: 40211, Requests: 2, Cached: 1, Unrecorded: 4, RequestsSHA256: "ab"},
 		},
 	}
 }

@@ -178,7 +178,13 @@ func (s *session) observeCall(r record.Record) {
 		s.addEvent(r, attribute.String("caisson.worker.call_status", p.Status))
 	case record.KindBudgetWarning:
 		s.addEvent(r, attribute.String("caisson.limit.kind", string(decodePayload[record.BudgetWarning](r).What)))
-	case record.KindSandboxLost, record.KindNetworkDenied, record.KindWarning, record.KindWorkerInputInvalid, record.KindWorkerCostWarning,
+	case record.KindNetworkClosed:
+		p := decodePayload[record.NetworkClosed](r)
+		s.addEvent(r, attribute.String("server.address", p.Host), attribute.Int64("caisson.network.sent", p.Sent), attribute.Int64("caisson.network.received", p.Received))
+	case record.KindNetworkDenied:
+		p := decodePayload[record.NetworkDenied](r)
+		s.addEvent(r, attribute.String("server.address", p.Host), attribute.String("caisson.network.reason", p.Reason))
+	case record.KindSandboxLost, record.KindWarning, record.KindWorkerInputInvalid, record.KindWorkerCostWarning,
 		record.KindContextShortened, record.KindContextCompacted, record.KindCompactionFailed:
 		s.addEvent(r)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"time"
 
@@ -183,6 +184,21 @@ func (a *atif) addRecord(r record.Record) {
 		withPayload(r, func(p record.ToolFailed) {
 			e := a.callOutcome(p.CallID)
 			e["duration_ms"], e["error_class"] = p.LatencyMS, p.Class
+		})
+	case record.KindNetworkClosed:
+		withPayload(r, func(p record.NetworkClosed) {
+			e := a.callOutcome(p.CallID)
+			hosts, _ := e["network"].([]string)
+			if !slices.Contains(hosts, p.Host) && len(hosts) < maxHosts {
+				e["network"] = append(hosts, p.Host)
+			}
+		})
+	case record.KindNetworkDenied:
+		withPayload(r, func(p record.NetworkDenied) {
+			e := a.callOutcome(p.CallID)
+			if refused, _ := e["network_denied"].([]string); len(refused) < maxHosts {
+				e["network_denied"] = append(refused, p.Host+": "+p.Reason)
+			}
 		})
 	case record.KindToolInputInvalid:
 		withPayload(r, func(p record.ToolInputInvalid) { a.callOutcome(p.CallID)["error_class"] = "input_invalid" })

@@ -173,6 +173,10 @@ func newShopSession(t *testing.T, state string) Session {
 	w.result("tu_6", "The operator's policy does not permit this address.", true)
 	w.model(4, 900*time.Millisecond, "Now the tests again.", newToolUse("tu_7", "shell", `{"command":"go test ./..."}`))
 	w.called("tu_7", "shell", tools.ClassExecute, "go test ./...")
+	for n := range int64(2) {
+		w.put(0, record.ActorTool, record.NetworkOpened{CallID: "tu_7", Conn: n + 1, Way: "connect", Host: "proxy.golang.org:443", Rule: "tls://proxy.golang.org", By: "rule"})
+		w.put(0, record.ActorTool, record.NetworkClosed{CallID: "tu_7", Conn: n + 1, Host: "proxy.golang.org:443", Sent: 600, Received: 40_000, Ending: record.EndingDone})
+	}
 	w.done("tu_7", "shell", 3900*time.Millisecond, record.ToolCompleted{Success: true, OutputBytes: 58, Metadata: map[string]any{"exit_code": 0}})
 	w.result("tu_7", "exit code 0 after 3.9 s\nstdout (58 bytes):\nok  \tshop/checkout\t0.004s\nok  \tshop/cart\t0.010s\n", false)
 	w.model(5, 1400*time.Millisecond, "The tests pass. Total added the shipping at its beginning and once more above 100 €; the second addition is gone.")
@@ -220,7 +224,7 @@ func TestSamplePage(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, want := range []string{"Turn 2", "nothing for 47m0s", "deny by user at terminal", "Refused to connect to", "git push origin HEAD", "is run or obeyed by make", "−3", "changed nothing: resolved_already", "<b>2,000</b><span>files changed", sampleCount} {
+	for _, want := range []string{"Turn 2", "nothing for 47m0s", "deny by user at terminal", "refused to connect to", "2 connections to proxy.golang.org:443: 1,200 bytes sent, 80,000 received", "git push origin HEAD", "is run or obeyed by make", "−3", "changed nothing: resolved_already", "<b>2,000</b><span>files changed", sampleCount} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the page does not say %q", want)
 		}

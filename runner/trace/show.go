@@ -149,7 +149,7 @@ func (p *printer) writeStep(s Step) {
 		p.writeModelCall(at, s)
 	case StepCall:
 		p.writeCall(at, s)
-	case StepSandbox, StepCommand, StepBackground, StepWorker, StepWarning, StepAttempt:
+	case StepSandbox, StepCommand, StepBackground, StepWorker, StepNetwork, StepWarning, StepAttempt:
 		text := displayLine(s.Text)
 		if s.Failed || s.Kind == StepWarning {
 			text = p.paint("33", text)
@@ -207,7 +207,10 @@ func (p *printer) writeCall(at string, s Step) {
 		p.printf("              %s\n", p.paint("36", displayLine(q.Words())))
 	}
 	for _, d := range c.Denied {
-		p.printf("              %s\n", p.paint("33", displayLine("refused to connect to "+d.URL+": "+d.Reason)))
+		p.printf("              %s\n", p.paint("33", displayLine(d.String())))
+	}
+	for _, r := range c.Reached {
+		p.printf("              %s\n", p.dim(displayLine(r.Words())))
 	}
 	switch {
 	case c.Error != "":

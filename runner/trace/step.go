@@ -27,6 +27,7 @@ const (
 	StepSandbox    StepKind = "sandbox"    // the sandbox started, was lost, started again; Text, Failed, Start
 	StepCommand    StepKind = "command"    // a user's command in the sandbox; Text, Failed, Start
 	StepBackground StepKind = "background" // a command in the background ended; Text, Failed, Start
+	StepNetwork    StepKind = "network"    // a connection of a command of no known call has ended; Text, Start
 	StepAttempt    StepKind = "attempt"    // an answer that changed nothing; Text
 	StepContext    StepKind = "context"    // old messages are shortened, or summarized; Text, Failed, Detail
 	StepWorker     StepKind = "worker"     // a call of a worker; Text, Failed
@@ -104,14 +105,26 @@ type Call struct {
 	// The class, reason and text of a failure.
 	ErrorClass, Reason, Error string
 	// Ending is how its command ended, "" if none ran.
-	Ending      string
-	Modified    []string
-	Diff        string // of a change that no one was asked about
+	Ending   string
+	Modified []string
+	Diff     string // of a change that no one was asked about
+	// Denied and Reached are the refused connections of the call's command, and the
+	// others by host, at most maxHosts each.
 	Denied      []record.NetworkDenied
+	Reached     []Reached
 	Output      string // as the model got it
 	OutputBytes int
 	IsError     bool
 	answered    bool
+}
+
+// Reached is the connections of a call's command to one host.
+type Reached struct {
+	Host           string // with a port
+	Connections    int
+	Sent, Received int64
+	// Ending is how the last one that failed ended, "" if none did.
+	Ending string
 }
 
 // CallStatus is how a call ended.
@@ -147,6 +160,8 @@ const (
 	maxOpen = 300
 	// maxAsked bounds the confirmations of a call.
 	maxAsked = 20
+	// maxHosts bounds the hosts of a call, and its refused connections.
+	maxHosts = 20
 )
 
 // Steps makes steps from records, in order. It holds only the calls that have not

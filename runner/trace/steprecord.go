@@ -2,6 +2,7 @@ package trace
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/caisson-run/caisson/loop"
@@ -272,15 +273,59 @@ func (s *Steps) handleToolRecord(r record.Record) bool {
 	case record.KindNetworkDenied:
 		return withPayload(r, func(p record.NetworkDenied) {
 			if p.CallID == "" || s.open[p.CallID] == nil {
-				s.visitStep(r, StepWarning, "refused to connect to "+p.URL+": "+p.Reason, true)
+				s.visitStep(r, StepWarning, p.String(), true)
 				return
 			}
-			if c := s.callStep(r, p.CallID, ""); len(c.Denied) < 20 {
+			if c := s.callStep(r, p.CallID, ""); len(c.Denied) < maxHosts {
 				c.Denied = append(c.Denied, p)
 			}
 		})
+	case record.KindNetworkOpened: // what came of it is in the record of its end
+		return withPayload(r, func(record.NetworkOpened) {})
+	case record.KindNetworkClosed:
+		return withPayload(r, func(p record.NetworkClosed) {
+			if p.CallID == "" || s.open[p.CallID] == nil {
+				one := Reached{Host: p.Host}
+				one.add(p)
+				s.visitStep(r, StepNetwork, one.Words(), false)
+				return
+			}
+			s.callStep(r, p.CallID, "").addReached(p)
+		})
 	}
 	return false
+}
+
+// addReached adds a connection to a call. Hosts beyond maxHosts are counted together.
+func (c *Call) addReached(p record.NetworkClosed) {
+	at := slices.IndexFunc(c.Reached, func(r Reached) bool { return r.Host == p.Host })
+	if at < 0 && len(c.Reached) == maxHosts {
+		at = maxHosts - 1
+		c.Reached[at].Host = "other hosts"
+	} else if at < 0 {
+		at = len(c.Reached)
+		c.Reached = append(c.Reached, Reached{Host: p.Host})
+	}
+	c.Reached[at].add(p)
+}
+
+// add adds a connection.
+func (r *Reached) add(p record.NetworkClosed) {
+	r.Connections++
+	r.Sent += p.Sent
+	r.Received += p.Received
+	if p.Ending != record.EndingDone {
+		r.Ending = cutMiddle(p.Ending, 200)
+	}
+}
+
+// Words describes the connections in one line.
+func (r Reached) Words() string {
+	text := fmt.Sprintf("%s to %s: %s bytes sent, %s received", formatPlural(r.Connections, "connection"), r.Host, formatCount(r.Sent), formatCount(r.Received))
+	if r.Ending != "" {
+		text += ", ended by " + r.Ending
+	}
+	return text
 }
 
 // resolveQuestion closes the open question of a call, or adds an answer that had

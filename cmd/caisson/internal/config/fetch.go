@@ -1,11 +1,7 @@
 package config
 
 import (
-	"fmt"
-	"net/netip"
-	"net/url"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -89,39 +85,11 @@ func (c *Config) fetchOptions() (runner.FetchOptions, error) {
 	if o.Allow, err = parseRules("fetch.allow", in.Allow); err != nil {
 		return o, err
 	}
-	if o.Private, err = in.parseNetworks(o.Allow); err != nil {
+	if o.Private, err = parsePrivate("fetch", in.Private, o.Allow); err != nil {
 		return o, err
 	}
 	if in.Proxy != nil {
-		u, err := url.Parse(*in.Proxy)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
-			return o, &Error{Where: "fetch.proxy", Message: "it is not the address of an http or https proxy", Hint: "write it like http://proxy.lan:3128"}
-		}
-		o.Proxy = u
+		o.Proxy, err = parseProxy("fetch.proxy", *in.Proxy)
 	}
-	return o, nil
-}
-
-// parseNetworks reads Private. A host that no rule allows is a mistake: its entry
-// would do nothing.
-func (f Fetch) parseNetworks(allow []rule.Rule) (map[string][]netip.Prefix, error) {
-	out := map[string][]netip.Prefix{}
-	for _, host := range sortedKeys(f.Private) {
-		where := "fetch.private." + host
-		at := slices.IndexFunc(allow, func(r rule.Rule) bool { return r.IsFor(host) })
-		if at < 0 {
-			return nil, &Error{Where: where, Message: "no entry of fetch.allow is for this host", Hint: "add one, or take this out"}
-		}
-		for _, s := range f.Private[host] {
-			p, err := netip.ParsePrefix(s)
-			if addr, plain := netip.ParseAddr(s); plain == nil {
-				p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
-			}
-			if err != nil || p.Addr().Zone() != "" || p.Addr().Is4In6() || p.Masked() != p {
-				return nil, &Error{Where: where, Message: fmt.Sprintf("invalid network %q", s), Hint: "write it like 10.1.2.0/24 or 10.1.2.3"}
-			}
-			out[allow[at].Host()] = append(out[allow[at].Host()], p)
-		}
-	}
-	return out, nil
+	return o, err
 }

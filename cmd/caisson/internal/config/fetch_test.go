@@ -9,7 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// loadFetch reads files as the user's, the workspace's and the administrator's.
+// loadFetch reads files as the user's, the workspace's and the administrator's, and what
+// the fetch tool and commands may reach.
 func loadFetch(t *testing.T, user, project, requirements string) (Config, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,7 +30,9 @@ func loadFetch(t *testing.T, user, project, requirements string) (Config, error)
 	if err != nil {
 		return c, err
 	}
-	_, err = c.FetchOptions()
+	if _, err = c.FetchOptions(); err == nil {
+		_, _, err = c.EgressOptions()
+	}
 	return c, err
 }
 

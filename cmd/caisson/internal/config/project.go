@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -148,7 +149,7 @@ func (p Project) check(where string) error {
 // stricter. Its policy is kept apart: it holds whatever is laid over it.
 func (c *Config) tightenBy(p Project) error {
 	tightenValue(reflect.ValueOf(&c.Bounds).Elem(), reflect.ValueOf(p.Bounds))
-	if err := c.Fetch.narrowTo(ProjectPath, p.Fetch); err != nil {
+	if err := cmp.Or(c.Fetch.narrowTo(ProjectPath, p.Fetch), c.Egress.narrowTo(ProjectPath, p.Egress)); err != nil {
 		return err
 	}
 	c.Project = p

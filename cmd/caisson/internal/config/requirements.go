@@ -21,7 +21,7 @@ func (c *Config) applyRequirements() error {
 	if c.CacheUse == nil {
 		c.CacheUse = new("writable")
 	}
-	return c.Fetch.narrowTo("requirements", r.Fetch)
+	return cmp.Or(c.Fetch.narrowTo("requirements", r.Fetch), c.Egress.narrowTo("requirements", r.Egress))
 }
 
 // checkChoices reports a choice that the requirements don't allow.

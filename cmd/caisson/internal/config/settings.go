@@ -4,8 +4,10 @@ import (
 	"reflect"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/fetch"
 	"github.com/caisson-run/caisson/tools/shell"
 )
@@ -65,6 +67,7 @@ type File struct {
 	Grace                 *Duration         `yaml:"grace" flag:"grace" value:"TIME" group:"Sandbox" doc:"between SIGTERM and SIGKILL when a command is cancelled"`
 	Fetch                 Fetch             `yaml:"fetch" doc:"what the fetch tool may reach; without allow it is off"`
 	Workers               Workers           `yaml:"workers" doc:"models that the model may ask by the tools confer and coordinate; without models they are off"`
+	Egress                Egress            `yaml:"egress" doc:"what commands may reach; without a rule they have no network"`
 	Docker                Docker            `yaml:"docker" doc:"the Docker engine"`
 	Stream                *bool             `yaml:"stream" flag:"stream" group:"Model" default:"true" doc:"stream the model's answer"`
 	CallerOwnsFiles       *bool             `yaml:"caller_owns_files" flag:"caller-owns-files" group:"Sandbox" default:"false" doc:"let new files belong to the user who runs caisson"`
@@ -266,6 +269,43 @@ type FetchBounds struct {
 	FetchLimits   `yaml:",inline"`
 }
 
+// Egress is what commands may reach. See docs/egress.md.
+type Egress struct {
+	Allow        EgressRules         `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Policy" doc:"what commands may reach: tls://HOST, http://HOST/PATH, tcp://HOST:PORT or public; the flag has commas between them"`
+	Deny         EgressRules         `yaml:"deny" doc:"what commands and the fetch tool may not reach, whatever allows it"`
+	Private      map[string][]string `yaml:"private" doc:"networks that are not public, by the host of allow that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
+	Proxy        *string             `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's does not count"`
+	Capture      *bool               `yaml:"capture" default:"true" doc:"let programs that ignore proxies connect by name, to ports 22, 80, 443 and those of rules"`
+	EgressBounds `yaml:",inline"`
+
+	// within are the lists of requirements and workspaces, which narrow Allow.
+	within [][]rule.Rule
+}
+
+// EgressBounds are the settings of egress that a workspace's own file and requirements
+// can make stricter.
+type EgressBounds struct {
+	Unknown *string      `yaml:"unknown" default:"deny" enum:"deny prompt" tighten:"deny prompt" doc:"hosts that no rule is about: deny, or prompt, which asks once per host and port"`
+	Budget  EgressLimits `yaml:"budget" doc:"of all connections of a session's commands"`
+}
+
+// EgressLimits bound the connections of a session's commands together.
+type EgressLimits struct {
+	Bytes       *Size  `yaml:"bytes" doc:"bytes in both directions"`
+	Upload      *Size  `yaml:"upload" doc:"bytes that are sent"`
+	Connections *Count `yaml:"connections" doc:"connections"`
+	Hosts       *Count `yaml:"hosts" doc:"different hosts"`
+}
+
+// EgressRestrictions are the settings of egress in a workspace's own file and in
+// requirements.
+type EgressRestrictions struct {
+	Allow         EgressRules `yaml:"allow" doc:"what may be allowed; absent means anything, empty nothing"`
+	Deny          EgressRules `yaml:"deny" doc:"what is refused too"`
+	RefusePrivate *bool       `yaml:"refuse_private" tighten:"true false" doc:"refuse egress.private, and egress.proxy, behind which private networks can't be seen"`
+	EgressBounds  `yaml:",inline"`
+}
+
 // Sandbox holds how sandboxes are started.
 type Sandbox struct {
 	Pool *Count `yaml:"pool" doc:"sandboxes that are started ahead, for a process with many sessions"`
@@ -367,8 +407,9 @@ type Tool struct {
 // image, engine or program, and takes nothing from the environment.
 type Project struct {
 	Bounds `yaml:",inline"`
-	Policy *PolicyRules `yaml:"policy" doc:"modes that calls have at least"`
-	Fetch  FetchBounds  `yaml:"fetch" doc:"what the fetch tool may reach at most"`
+	Policy *PolicyRules       `yaml:"policy" doc:"modes that calls have at least"`
+	Fetch  FetchBounds        `yaml:"fetch" doc:"what the fetch tool may reach at most"`
+	Egress EgressRestrictions `yaml:"egress" doc:"what commands may reach at most"`
 }
 
 // Requirements is an administrator's file. It makes nothing milder: limits and
@@ -385,15 +426,16 @@ type Requirements struct {
 	RefuseWritableRoot    bool     `yaml:"refuse_writable_root" doc:"refuse writable_root"`
 	RefuseLocalAdmin      bool     `yaml:"refuse_local_admin" doc:"don't let people at the command line use tools that require an administrator"`
 	Bounds                `yaml:",inline"`
-	Policy                *Policy     `yaml:"policy" doc:"modes that calls have at least"`
-	Fetch                 FetchBounds `yaml:"fetch" doc:"what the fetch tool may reach at most"`
+	Policy                *Policy            `yaml:"policy" doc:"modes that calls have at least"`
+	Fetch                 FetchBounds        `yaml:"fetch" doc:"what the fetch tool may reach at most"`
+	Egress                EgressRestrictions `yaml:"egress" doc:"what commands may reach at most"`
 }
 
 // builtinFile returns the lowest layer: the tags default, and the defaults of
 // libraries. Every setting that has a default has it here, so that requirements
 // are compared with what would count. r are the sandbox's resources.
 func builtinFile(r limits.Resources) File {
-	e := limits.DefaultEgressBudget()
+	e, commands := limits.DefaultEgressBudget(), runner.DefaultEgressBudget()
 	f := File{
 		Concurrency: new(Count(dispatch.DefaultConcurrency)), ConfirmTimeout: new(Duration(dispatch.DefaultConfirmTimeout)), Grace: new(Duration(sandbox.DefaultGrace)),
 		Bounds: Bounds{Resources: Resources{
@@ -405,6 +447,9 @@ func builtinFile(r limits.Resources) File {
 			MaxBytes: new(Size(fetch.DefaultMaxBytes)), Timeout: new(Duration(fetch.DefaultTimeout)),
 			SessionBytes: new(Size(e.Bytes)), SessionHosts: new(Count(e.Hosts)),
 		}},
+		Egress: Egress{EgressBounds: EgressBounds{Budget: EgressLimits{
+			Bytes: new(Size(commands.Bytes)), Upload: new(Size(commands.Upload)), Connections: new(Count(commands.Connections)), Hosts: new(Count(commands.Hosts)),
+		}}},
 	}
 	for _, k := range keysOf(reflect.TypeFor[File]()) {
 		text, ok := k.tag.Lookup("default")

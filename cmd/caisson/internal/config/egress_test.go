@@ -1,0 +1,197 @@
+package config
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+const egressUser = `egress:
+  allow:
+    - tls://API.example.com
+    - {url: "http://wiki.lan:8080/public/", methods: [get, POST]}
+    - tcp://db.lan:5432
+    - tls://*.github.io
+  deny: ["tls://bad.github.io"]
+  private: {db.lan: [10.1.2.0/24, 10.9.9.9]}
+  unknown: prompt
+  budget: {upload: 1MiB}
+`
+
+func TestEgressOptions(t *testing.T) {
+	c, err := loadFetch(t, egressUser, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, warnings, err := c.EgressOptions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var allow []string
+	for _, r := range o.Policy.Allow {
+		allow = append(allow, r.String())
+	}
+	if diff := cmp.Diff([]string{"tls://api.example.com", "http://wiki.lan:8080/public/", "tcp://db.lan:5432", "tls://*.github.io"}, allow); diff != "" {
+		t.Error(diff)
+	}
+	if !decidesRequest(t, o.Policy, "http://wiki.lan:8080/public/x", "POST") || decidesRequest(t, o.Policy, "http://wiki.lan:8080/public/x", "HEAD") {
+		t.Error("the methods of a rule don't count")
+	}
+	if o.Policy.DecideHost("bad.github.io", 443).Allowed() || !o.Policy.DecideHost("good.github.io", 443).Allowed() {
+		t.Error("deny does not win")
+	}
+	if got := o.Private["db.lan"]; len(got) != 2 || got[1].String() != "10.9.9.9/32" {
+		t.Errorf("private %v", got)
+	}
+	if !o.Ask || !o.Capture || o.Budget.Upload != 1<<20 || o.Budget.Bytes != 4<<30 || o.Budget.Connections != 10_000 || o.Budget.Hosts != 50 {
+		t.Errorf("%+v", o)
+	}
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "anybody can have a name below github.io") {
+		t.Errorf("warnings %q", warnings)
+	}
+	for _, text := range []string{"", "egress: {deny: [\"tls://a.test\"]}", "egress: {allow: []}"} {
+		none, err := loadFetch(t, text, "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o, _, err := none.EgressOptions(); err != nil || o.Policy != nil {
+			t.Errorf("%q: commands have a network: %+v, %v", text, o, err)
+		}
+	}
+	asks, err := loadFetch(t, "egress: {unknown: prompt}", "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o, _, err := asks.EgressOptions(); err != nil || o.Policy == nil || !o.Ask || o.Policy.DecideHost("a.test", 443).Allowed() {
+		t.Errorf("unknown: prompt alone: %+v, %v", o, err)
+	}
+}
+
+func decidesRequest(t *testing.T, p *rule.Policy, url, method string) bool {
+	t.Helper()
+	target, err := rule.ParseTarget(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.DecideRequest(target, method).Allowed()
+}
+
+// TestEgressNarrows checks that requirements and a workspace's file only narrow.
+func TestEgressNarrows(t *testing.T) {
+	for name, tt := range map[string]struct {
+		project, requirements string
+		allowed, refused      string
+		fails                 string
+	}{
+		"nothing":                       {allowed: "api.example.com"},
+		"nothing is allowed":            {requirements: "egress: {allow: []}", refused: "api.example.com"},
+		"the host":                      {requirements: "egress: {allow: [\"tls://api.example.com\"]}", allowed: "api.example.com", refused: "x.github.io"},
+		"a wildcard":                    {requirements: "egress: {allow: [\"tls://*.example.com\", \"tls://other.test\"]}", allowed: "api.example.com", refused: "other.test"},
+		"a workspace":                   {project: "egress: {allow: [\"tls://x.github.io\", \"tls://more.test\"]}", allowed: "x.github.io", refused: "api.example.com"},
+		"a workspace does not widen":    {project: "egress: {allow: [public]}", allowed: "api.example.com", refused: "more.test"},
+		"both":                          {project: "egress: {allow: [\"tls://x.github.io\"]}", requirements: "egress: {allow: [\"tls://api.example.com\"]}", refused: "x.github.io"},
+		"a workspace denies":            {project: "egress: {deny: [\"tls://api.example.com\"]}", allowed: "x.github.io", refused: "api.example.com"},
+		"an administrator denies":       {requirements: "egress: {deny: [\"tls://*.github.io\"]}", allowed: "api.example.com", refused: "x.github.io"},
+		"private networks":              {requirements: "egress: {refuse_private: true}", fails: "egress.private and egress.proxy are not allowed"},
+		"a workspace that asks":         {project: "egress: {unknown: prompt}", fails: "would loosen"},
+		"a workspace that loosens":      {project: "egress: {refuse_private: false}", fails: "would loosen"},
+		"a workspace's private network": {project: "egress: {private: {api.example.com: [10.0.0.0/8]}}", fails: `a workspace can't set "private"`},
+		"a workspace's proxy":           {project: "egress: {proxy: \"http://p:1\"}", fails: `a workspace can't set "proxy"`},
+		"a workspace's bad rule":        {project: "egress: {allow: [nonsense]}", fails: ".caisson/config.yaml:1:18: \"nonsense\" is not a rule"},
+		"an administrator's typing":     {requirements: "egress: {alow: []}", fails: "alow"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, err := loadFetch(t, egressUser, tt.project, tt.requirements)
+			if tt.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.fails) {
+					t.Fatalf("%v, want %s", err, tt.fails)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, _, err := c.EgressOptions()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tt.allowed != "" && !o.Policy.DecideHost(tt.allowed, 443).Allowed() {
+				t.Errorf("%s is refused", tt.allowed)
+			}
+			if tt.refused != "" && o.Policy.DecideHost(tt.refused, 443).Allowed() {
+				t.Errorf("%s is allowed", tt.refused)
+			}
+		})
+	}
+	c, err := loadFetch(t, egressUser, "egress: {unknown: deny, budget: {hosts: 3, upload: 8MiB}}", "egress: {budget: {bytes: 1GiB}}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, _, err := c.EgressOptions()
+	if err != nil || o.Ask || o.Budget.Hosts != 3 || o.Budget.Upload != 1<<20 || o.Budget.Bytes != 1<<30 {
+		t.Errorf("%+v, %v", o, err)
+	}
+	// A flag replaces the user's list, and requirements and workspaces hold.
+	c.Egress.Allow = nil
+	if err := c.Egress.Allow.setText("tls://more.test, http://b.test:81/x"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Egress.Allow.setText("tls://more.test,"); err == nil {
+		t.Error("an empty entry is accepted")
+	}
+}
+
+// TestEgressFlagStaysNarrow checks that a rule of the command line is not wider than a
+// trusted workspace's file.
+func TestEgressFlagStaysNarrow(t *testing.T) {
+	var flags File
+	if err := flags.Egress.Allow.setText("tls://a.test,tls://b.test"); err != nil {
+		t.Fatal(err)
+	}
+	o := Options{Flags: flags, Project: &ProjectFile{Path: ProjectPath, Text: []byte("egress: {allow: [\"tls://a.test\"]}")}}
+	c, err := Load(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, _, err := c.EgressOptions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !e.Policy.DecideHost("a.test", 443).Allowed() || e.Policy.DecideHost("b.test", 443).Allowed() {
+		t.Error("a flag is wider than the workspace's file, or does nothing")
+	}
+}
+
+func TestEgressMistakes(t *testing.T) {
+	for text, want := range map[string]string{
+		"egress: {allow: [docs.example.com]}":                                  "is not a rule",
+		"egress: {allow: [\"*\"]}":                                             "is not a rule",
+		"egress: {allow: [\"tls://*.com\"]}":                                   "names of everybody",
+		"egress: {allow: [\"tls://10.1.2.3\"]}":                                "write tcp://",
+		"egress: {allow: [{url: \"tls://a.test\", methods: [GET]}]}":           "has no methods",
+		"egress: {allow: [{url: \"http://a.test/\", methods: [TRACE]}]}":       "not a method",
+		"egress: {allow: [{url: \"http://a.test/\", methods: []}]}":            "empty list of methods",
+		"egress: {allow: [{methods: [GET]}]}":                                  "is not a rule",
+		"egress: {allow: [{url: \"tls://a.test\", method: GET}]}":              "method",
+		"egress: {allow: [[a]]}":                                               "a rule is needed here",
+		"egress: {deny: [nonsense]}":                                           "is not a rule",
+		"egress: {private: {a.test: [10.0.0.0/8]}}":                            "no entry of egress.allow is for this host",
+		"egress: {allow: [\"tls://b.test\"], private: {a.test: [10.0.0.0/8]}}": "no entry of egress.allow is for this host",
+		"egress: {allow: [\"tls://a.test\"], private: {a.test: [nonsense]}}":   "invalid network",
+		"egress: {allow: [\"tls://a.test\"], private: {a.test: [10.1.2.3/8]}}": "invalid network",
+		"egress: {allow: [\"tls://a.test\"], proxy: \"socks5://p:1\"}":         "not the address of an http or https proxy",
+		"egress: {unknown: ask}":                                               "is none of deny, prompt",
+		"egress: {capture: 3}":                                                 "bool",
+		"egress: {budget: {upload: 0}}":                                        "invalid size",
+		"egress: {budget: {hosts: 0}}":                                         "at least 1",
+		"egress: {nonsense: 1}":                                                "nonsense",
+	} {
+		_, err := loadFetch(t, text, "", "")
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
+		}
+	}
+}

@@ -1,0 +1,114 @@
+package record
+
+import (
+	"cmp"
+	"fmt"
+)
+
+// NetworkOpened reports that a command is about to be connected to a host. It is on the
+// disk before the connection is made.
+//
+//	{"tool_use_id":"tu_…","connection":3,"command":2,"way":"connect","host":"proxy.golang.org:443","rule":"tls://proxy.golang.org","by":"rule"}
+type NetworkOpened struct {
+	// CallID is the call of the command, absent where that is unknown: of a program that
+	// ignores proxies.
+	CallID string `json:"tool_use_id,omitempty"`
+	// Conn is the number of the connection in the session, from 1.
+	Conn int64 `json:"connection"`
+	// Command is the number of the command in its sandbox, absent as CallID is.
+	Command int    `json:"command,omitempty"`
+	Way     string `json:"way"`            // http, connect, socks5, capture
+	Host    string `json:"host"`           // with a port
+	Rule    string `json:"rule,omitempty"` // that allows it
+	By      string `json:"by"`             // rule, or the scope of a user's answer: once, always
+}
+
+// NetworkClosed reports how a connection of [NetworkOpened] ended.
+//
+//	{"connection":3,"host":"proxy.golang.org:443","address":"142.250.1.1","sni":"proxy.golang.org","sent":812,"received":40211,"wall_ms":310,"ending":"done"}
+type NetworkClosed struct {
+	CallID string `json:"tool_use_id,omitempty"`
+	Conn   int64  `json:"connection"`
+	Host   string `json:"host"`
+	Addr   string `json:"address,omitempty"` // absent where none was reached
+	SNI    string `json:"sni,omitempty"`     // of the first message of TLS
+	// Sent and Received are bytes on the way to the host and from it.
+	Sent     int64 `json:"sent"`
+	Received int64 `json:"received"`
+	// Requests counts the HTTP requests that Caisson read, Cached those of them that the
+	// cache answered.
+	Requests int64  `json:"requests,omitempty"`
+	Cached   int64  `json:"cached,omitempty"`
+	WallMS   int64  `json:"wall_ms"`
+	Ending   string `json:"ending"` // [EndingDone], or why it ended
+}
+
+// EndingDone is the ending of a connection that both sides have closed.
+const EndingDone = "done"
+
+// NetworkDenied reports that the egress policy refused a connection, before
+// anything was sent.
+//
+//	{"tool_use_id":"tu_…","url":"http://169.254.169.254/latest","host":"169.254.169.254:80","address":"169.254.169.254","reason":"the address is link-local"}
+type NetworkDenied struct {
+	CallID string `json:"tool_use_id,omitempty"`
+	URL    string `json:"url,omitempty"`     // safe to show, without user and password; of a fetch, or of a request
+	Host   string `json:"host"`              // with a port; without one, a name that was looked up
+	Addr   string `json:"address,omitempty"` // what the host resolved to, where that is why
+	Reason string `json:"reason"`
+	// Redirect reports that a server named it, not the model.
+	Redirect bool `json:"redirect,omitempty"`
+	// Way, Command and Rule are those of a command's connection, as [NetworkOpened] has
+	// them; Rule is the one that denies. Way is absent for the fetch tool, and can be
+	// name, for the lookup of a name.
+	Way     string `json:"way,omitempty"`
+	Command int    `json:"command,omitempty"`
+	Rule    string `json:"rule,omitempty"`
+	// Count is the number of equal refusals that the record stands for, absent for one.
+	Count int64 `json:"count,omitempty"`
+}
+
+// String describes the refusal.
+func (d NetworkDenied) String() string {
+	text := "refused to connect to " + cmp.Or(d.URL, d.Host) + ": " + d.Reason
+	if d.Count > 1 {
+		text += fmt.Sprintf(" (%d times)", d.Count)
+	}
+	return text
+}
+
+// NetworkTotals counts the connections of a session's commands.
+type NetworkTotals struct {
+	Connections int64 `json:"connections"`
+	Denied      int64 `json:"denied"`
+	Sent        int64 `json:"sent"`
+	Received    int64 `json:"received"`
+	Requests    int64 `json:"requests,omitempty"`
+	Cached      int64 `json:"cached,omitempty"`
+	// Unrecorded counts connections and refusals beyond [MaxNetworkRecords].
+	Unrecorded int64 `json:"unrecorded,omitempty"`
+	// RequestsSHA256 is the hash of egress.jsonl in the session's directory, which has
+	// the requests; absent where there is none.
+	RequestsSHA256 string `json:"requests_sha256,omitempty"`
+}
+
+// MaxNetworkRecords bounds the records of one session about its commands' connections.
+const MaxNetworkRecords = 1000
+
+// Egress is what commands may reach.
+//
+//	{"allow":["tls://proxy.golang.org"],"unknown":"deny","capture":true,"rules_sha256":"…"}
+type Egress struct {
+	// Allow, Within and Deny are the rules, at most [MaxListed] each.
+	Allow  []string   `json:"allow"`
+	Within [][]string `json:"within,omitempty"`
+	Deny   []string   `json:"deny,omitempty"`
+	// RulesSHA256 is the hash of all rules, in this order, one per line.
+	RulesSHA256 string `json:"rules_sha256"`
+	// Private are the hosts that may be at addresses that are not public.
+	Private []string `json:"private,omitempty"`
+	Unknown string   `json:"unknown"` // deny, or prompt
+	Capture bool     `json:"capture"`
+	// Proxy makes the connections; without its credentials.
+	Proxy string `json:"proxy,omitempty"`
+}
