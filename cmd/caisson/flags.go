@@ -172,7 +172,7 @@ func addCompletion(root *cobra.Command, env environ) {
 	addBashFallback(root)
 	arguments := map[string]candidates{
 		"caisson diff": completeSessions, "caisson apply": completeSessions, "caisson sandbox exec": completeLiveSessions, "caisson sandbox rm": completeLiveSessions, "caisson sandbox cp": completeLiveSessions,
-		"caisson trace show": completeSessions, "caisson trace verify": completeSessions, "caisson trace export": completeSessions, "caisson trace html": completeSessions,
+		"caisson trace show": completeSessions, "caisson trace verify": completeSessions, "caisson trace export": completeSessions, "caisson trace html": completeSessions, "caisson egress suggest": completeSessions,
 		"caisson tools ls": completeTools, "caisson tools call": completeTools, "caisson trust": completeDirectories, "caisson untrust": completeDirectories, "caisson config schema": completeWords("user", "project", "requirements"),
 	}
 	flags := map[string]candidates{

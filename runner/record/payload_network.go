@@ -20,7 +20,7 @@ type NetworkOpened struct {
 	Way     string `json:"way"`            // http, connect, socks5, capture
 	Host    string `json:"host"`           // with a port
 	Rule    string `json:"rule,omitempty"` // that allows it
-	By      string `json:"by"`             // rule, or the scope of a user's answer: once, always
+	By      string `json:"by"`             // rule, or answer: a user was asked
 }
 
 // NetworkClosed reports how a connection of [NetworkOpened] ended.
@@ -40,7 +40,8 @@ type NetworkClosed struct {
 	Requests int64  `json:"requests,omitempty"`
 	Cached   int64  `json:"cached,omitempty"`
 	WallMS   int64  `json:"wall_ms"`
-	Ending   string `json:"ending"` // [EndingDone], or why it ended
+	Ending   string `json:"ending"` // done, program, host, idle, policy, cancelled, or the reason of a refusal
+
 }
 
 // EndingDone is the ending of a connection that both sides have closed.
@@ -64,6 +65,8 @@ type NetworkDenied struct {
 	Way     string `json:"way,omitempty"`
 	Command int    `json:"command,omitempty"`
 	Rule    string `json:"rule,omitempty"`
+	// Method is that of a request that Caisson read.
+	Method string `json:"method,omitempty"`
 	// Count is the number of equal refusals that the record stands for, absent for one.
 	Count int64 `json:"count,omitempty"`
 }

@@ -103,7 +103,7 @@ func samples() []Payload {
 		WorkerToolCall{CallID: "tu_1", Worker: "critic careful", Hop: 1, Name: "fetch", Status: "ok", InnerID: "tu_2", Summary: "https://example.com/", InputHash: "cd"},
 		WorkerInputInvalid{CallID: "tu_1", Worker: "critic careful", Hop: 2, Name: "fetch", Error: "/url: missing"},
 		WorkerCostWarning{CallID: "tu_1", Worker: "critic careful", CapUSD: 0.1, ObservedUSD: 0.125},
-		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true, Way: "connect", Command: 2, Rule: "tls://*.example.com", Count: 3},
+		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true, Way: "connect", Command: 2, Rule: "tls://*.example.com", Method: "POST", Count: 3},
 		NetworkOpened{CallID: "tu_1", Conn: 3, Command: 2, Way: "connect", Host: "proxy.golang.org:443", Rule: "tls://proxy.golang.org", By: "rule"},
 		NetworkClosed{
 			CallID: "tu_1", Conn: 3, Host: "proxy.golang.org:443", Addr: "142.250.1.1", SNI: "proxy.golang.org", Sent: 812, Received: 40211,

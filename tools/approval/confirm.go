@@ -31,6 +31,10 @@ const (
 	ScopeAlways  Scope = "always"
 )
 
+// HostTool is the name of confirmations, and of stored answers, about a host that a
+// command wants to connect to. No tool has it.
+const HostTool tools.Name = "network_connect"
+
 // Confirmation is one call that a person is asked about. The call runs as shown:
 // it is bound to the bytes by InputHash.
 type Confirmation struct {

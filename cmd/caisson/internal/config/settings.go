@@ -271,7 +271,7 @@ type FetchBounds struct {
 
 // Egress is what commands may reach. See docs/egress.md.
 type Egress struct {
-	Allow        EgressRules         `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Policy" doc:"what commands may reach: tls://HOST, http://HOST/PATH, tcp://HOST:PORT or public; the flag has commas between them"`
+	Allow        EgressRules         `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Sandbox" doc:"what commands may reach: https://HOST/PATH, http://HOST/PATH, tls://HOST, tcp://HOST:PORT or public; the flag has commas between them"`
 	Deny         EgressRules         `yaml:"deny" doc:"what commands and the fetch tool may not reach, whatever allows it"`
 	Private      map[string][]string `yaml:"private" doc:"networks that are not public, by the host of allow that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
 	Proxy        *string             `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's does not count"`

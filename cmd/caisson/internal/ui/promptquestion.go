@@ -139,6 +139,9 @@ func (q question) headLines() string {
 	if q.place.of > 1 {
 		head += fmt.Sprintf("[%d of %d] ", q.place.nth, q.place.of)
 	}
+	if q.Name == approval.HostTool {
+		return head + "a command in the sandbox wants to " + q.Summary + ", which no rule is about"
+	}
 	head += fmt.Sprintf("%s wants to run, class %s", q.Name, q.Class)
 	switch q.Runs {
 	case tools.PlaceSandbox:
@@ -169,7 +172,10 @@ func (q question) sessionWords() string {
 // lastingLines describes the scope of a lasting answer.
 func (q question) lastingLines() string {
 	what := "every call of " + string(q.Name)
-	if q.Phrase != "" {
+	switch {
+	case q.Name == approval.HostTool:
+		what = "connections to " + q.Phrase + " by every command"
+	case q.Phrase != "":
 		what = "exactly `" + q.Phrase + "`"
 	}
 	if q.Workspace != "" {
@@ -203,6 +209,9 @@ func offers(c approval.Confirmation, s approval.Scope) bool { return slices.Cont
 // keys explains each key.
 func keys(c approval.Confirmation, columns int) []string {
 	lines := []string{"  y  allow this call, and nothing else"}
+	if c.Name == approval.HostTool {
+		lines[0] = "  y  allow this command to connect to this host and port, and nothing else"
+	}
 	if offers(c, approval.ScopeSession) {
 		lines = append(lines, "  a  allow "+safeLine(question{Confirmation: c}.sessionWords()))
 	}

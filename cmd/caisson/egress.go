@@ -1,0 +1,354 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/trace"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+func newEgressCommand(a *app) *cobra.Command {
+	return newGroup(&cobra.Command{
+		Use: "egress", Short: "What commands may reach: check a URL, suggest rules for what was refused",
+		Long: "What the commands of a session may reach, by the settings egress. Without a rule they have no network.",
+	}, newEgressCheckCommand(a), newEgressSuggestCommand(a))
+}
+
+const egressCheckLong = `Print what the settings decide about a connection of a command, and the rule that decides. URL is an
+http or https URL, tls://HOST, tcp://HOST:PORT, or HOST:PORT, for which tls is assumed at port 443.
+
+Nothing is connected to and no name is resolved. Where a host is at an address that is not public, a
+command is refused when it connects, unless egress.private names the network.
+`
+
+func newEgressCheckCommand(a *app) *cobra.Command {
+	var f egressCheckFlags
+	cmd := &cobra.Command{
+		Use:   "check [flags] URL",
+		Short: "Print the decision about a connection, and its rule",
+		Long:  egressCheckLong + exitHelp(map[int]string{exitFailed: "it is refused, or asked about"}, usesConfig|usesInput),
+		Example: "  caisson egress check https://registry.npmjs.org/left-pad\n" +
+			"  caisson egress check --egress-allow tls://example.com example.com:443",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return newUsageError("%s takes one URL, got %d arguments", cmd.CommandPath(), len(args))
+			}
+			return checkEgress(a, f, args[0])
+		},
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().StringVar(&f.method, "method", http.MethodGet, "METHOD of the request, where Caisson reads requests")
+	cmd.Flags().StringVar(&f.workspace, "workspace", "", "also the own settings of this workspace")
+	cmd.Flags().StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
+	cmd.Flags().BoolVar(&f.asJSON, "json", false, "write a JSON object")
+	for _, s := range config.Settings() {
+		if strings.HasPrefix(s.Key, "egress.") {
+			cmd.Flags().Var(&settingFlag{setting: s, file: &f.settings}, s.Flag, s.Usage)
+		}
+	}
+	return cmd
+}
+
+type egressCheckFlags struct {
+	settings                   config.File
+	method, workspace, profile string
+	asJSON                     bool
+}
+
+// egressDecision is the output of caisson egress check --json.
+type egressDecision struct {
+	URL string `json:"url"`
+	// Decision is allow, deny or ask.
+	Decision string `json:"decision"`
+	Reason   string `json:"reason,omitempty"`
+	// Rule is the rule that allows or denies, absent if none is about the host.
+	Rule string `json:"rule,omitempty"`
+	// Sees is what Caisson sees of an allowed connection: requests, or names and bytes.
+	Sees string `json:"sees,omitempty"`
+}
+
+func checkEgress(a *app, f egressCheckFlags, raw string) error {
+	s, err := loadSettings(a, f.settings, f.profile)
+	if err != nil {
+		return err
+	}
+	if f.workspace != "" {
+		w, err := workspaceFor(a.environ, f.workspace)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = w.Close() }() // only read
+		if err := cmp.Or(s.loadFor(w.Path), s.useProject(w, projectOptions{})); err != nil {
+			return err
+		}
+	}
+	o, _, err := s.conf.EgressOptions()
+	if err != nil {
+		return err
+	}
+	target, err := parseEgressTarget(raw)
+	if err != nil {
+		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{
+			Cause: fmt.Sprintf("%s is not what a command can connect to: %v", raw, err), Hint: "Write https://example.com/path, or example.com:443.",
+		}}
+	}
+	d := decideEgress(o, target, strings.ToUpper(f.method))
+	d.URL = raw
+	if f.asJSON {
+		err = writeJSON(a.stdout, d)
+	} else {
+		_, err = fmt.Fprintln(a.stdout, d.describe())
+	}
+	if err == nil && d.Decision != "allow" {
+		return exitWith(exitFailed)
+	}
+	return err
+}
+
+// describe returns the decision for people.
+func (d egressDecision) describe() string {
+	text := fmt.Sprintf("%-5s  %s", d.Decision, makeSafeLine(d.URL))
+	switch {
+	case d.Reason == reasonNoNetwork:
+		return text + "  commands have no network: egress has no rule"
+	case d.Decision == "allow":
+		return text + fmt.Sprintf("  by %s; Caisson sees %s", d.Rule, d.Sees)
+	case d.Rule != "":
+		return text + fmt.Sprintf("  by %s (%s)", d.Rule, d.Reason)
+	case d.Decision == "ask":
+		return text + "  no rule is about it, and egress.unknown is prompt"
+	}
+	return text + "  " + map[string]string{
+		rule.ReasonNotAllowed: "no rule allows it", rule.ReasonMethod: "no rule allows the method",
+		rule.ReasonPath: "no rule allows the path", rule.ReasonAddress: "the address is not public, and egress.private does not name it",
+	}[d.Reason] + " (" + d.Reason + ")"
+}
+
+// reasonNoNetwork is the reason where nothing is configured.
+const reasonNoNetwork = "no_network"
+
+// egressTarget is what a command connects to. Its scheme is http, https or tcp.
+type egressTarget struct {
+	rule.Target
+}
+
+// parseEgressTarget parses the argument of caisson egress check.
+func parseEgressTarget(raw string) (egressTarget, error) {
+	scheme, _, hasScheme := strings.Cut(raw, "://")
+	switch {
+	case hasScheme && (scheme == "http" || scheme == "https"):
+		t, err := rule.ParseTarget(raw)
+		return egressTarget{t}, err
+	case !hasScheme:
+		raw = "tcp://" + raw
+	case scheme != "tls" && scheme != "tcp":
+		return egressTarget{}, fmt.Errorf("scheme %q is none of https, http, tls and tcp", scheme)
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return egressTarget{}, errors.Unwrap(err)
+	}
+	if u.Path != "" || u.RawQuery != "" || u.User != nil {
+		return egressTarget{}, errors.New("only a host and a port are needed")
+	}
+	host, err := rule.CanonicalHost(u.Hostname())
+	if err != nil {
+		return egressTarget{}, err
+	}
+	port, err := strconv.ParseUint(cmp.Or(u.Port(), "443"), 10, 16)
+	if err != nil || port == 0 {
+		return egressTarget{}, fmt.Errorf("port %q is not one of 1 to 65535", u.Port())
+	}
+	return egressTarget{rule.Target{Origin: rule.Origin{Scheme: "tcp", Host: host, Port: uint16(port)}}}, nil
+}
+
+// decideEgress returns the decision about a target and, where Caisson reads requests, a
+// method.
+func decideEgress(o runner.EgressOptions, t egressTarget, method string) egressDecision {
+	if o.Policy == nil {
+		return egressDecision{Decision: "deny", Reason: reasonNoNetwork}
+	}
+	d, sees := o.Policy.DecideHost(t.Host, t.Port), "names and bytes"
+	switch {
+	case !d.Allowed():
+	case t.Scheme == "http", t.Scheme == "https" && d.Ways&rule.WayHTTPS != 0:
+		d, sees = o.Policy.DecideRequest(t.Target, method), "requests"
+	case t.Scheme == "https" && d.Ways&(rule.WayTLS|rule.WayAny) == 0:
+		d = rule.Decision{Reason: rule.ReasonNotAllowed}
+	case d.Ways&(rule.WayTLS|rule.WayAny) == 0:
+		sees = "requests"
+	}
+	out := egressDecision{Decision: "allow", Rule: d.Rule.String(), Sees: sees}
+	if !d.Allowed() {
+		out.Decision, out.Reason, out.Sees = "deny", d.Reason, ""
+		_, err := netip.ParseAddr(t.Host)
+		if isName := err != nil; isName && o.Ask && d.Reason == rule.ReasonNotAllowed && d.Rule == (rule.Rule{}) {
+			out.Decision = "ask"
+		}
+		return out
+	}
+	guard, err := rule.NewGuard(o.Private)
+	if err == nil {
+		err = guard.CheckLiteral(t.Host, t.Port)
+	}
+	if err != nil {
+		return egressDecision{Decision: "deny", Reason: rule.ReasonAddress}
+	}
+	return out
+}
+
+const egressSuggestLong = `Print the rules that the refused connections of a session's commands lacked, as a part of the
+configuration. SESSION is as for caisson trace show.
+
+Commands chose these hosts, and what they run may be anyone's: add only rules that you expect. A rule
+for a path, https://HOST/PATH, allows less than one for a host.
+`
+
+func newEgressSuggestCommand(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "suggest [flags] SESSION",
+		Short:   "Print rules for what a session's commands were refused",
+		Long:    egressSuggestLong + exitHelp(nil, usesConfig|usesInput),
+		Example: "  caisson egress suggest last",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s, err := traceSession(a.environ, cmd, args)
+			if err != nil {
+				return err
+			}
+			return suggestEgress(a, s, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write a JSON array")
+	return cmd
+}
+
+// egressSuggestion is a rule that refused connections lacked.
+type egressSuggestion struct {
+	// Rule is "" where no rule of allow would help.
+	Rule string `json:"rule,omitempty"`
+	// Methods are those that were refused, of a rule of http or https.
+	Methods []string `json:"methods,omitempty"`
+	Host    string   `json:"host"`
+	Reason  string   `json:"reason"`
+	Count   int64    `json:"count"`
+}
+
+func suggestEgress(a *app, s trace.Session, asJSON bool) error {
+	list := []egressSuggestion{}
+	overview, err := trace.Read(s, func(r record.Record) {
+		var p record.NetworkDenied
+		if r.Kind == p.Kind() && json.Unmarshal(r.Payload, &p) == nil && p.Way != "" {
+			list = addSuggestion(list, p)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	if overview.Damage != "" {
+		if err := reportDamage(a.stderr, overview); err != nil {
+			return err
+		}
+	}
+	slices.SortStableFunc(list, func(a, b egressSuggestion) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Host, b.Host))
+	})
+	if asJSON {
+		return writeJSON(a.stdout, list)
+	}
+	if len(list) == 0 {
+		_, err := fmt.Fprintln(a.stderr, "caisson: no connection of the session's commands was refused")
+		return err
+	}
+	return printSuggestions(a, list)
+}
+
+// addSuggestion adds a refusal to a list.
+func addSuggestion(list []egressSuggestion, p record.NetworkDenied) []egressSuggestion {
+	s := egressSuggestion{Rule: suggestRule(p), Host: p.Host, Reason: p.Reason, Count: max(p.Count, 1)}
+	if p.Method != "" && s.Rule != "" && p.Method != http.MethodGet && p.Method != http.MethodHead {
+		s.Methods = []string{p.Method}
+	}
+	same := func(o egressSuggestion) bool {
+		return o.Rule == s.Rule && slices.Equal(o.Methods, s.Methods) && (s.Rule != "" || o.Host == s.Host && o.Reason == s.Reason)
+	}
+	if at := slices.IndexFunc(list, same); at >= 0 {
+		list[at].Count += s.Count
+		return list
+	}
+	return append(list, s)
+}
+
+// suggestRule returns the rule that a refused connection lacked, "" if no rule of
+// allow would help.
+func suggestRule(p record.NetworkDenied) string {
+	if p.Rule != "" { // denied by a rule
+		return ""
+	}
+	text := ""
+	switch host, port, err := net.SplitHostPort(p.Host); {
+	case !slices.Contains([]string{rule.ReasonNotAllowed, rule.ReasonMethod, rule.ReasonPath, reasonAskedDenied}, p.Reason):
+		return ""
+	case p.URL != "":
+		u, err := url.Parse(p.URL)
+		if err != nil {
+			return ""
+		}
+		u.RawQuery, u.Fragment = "", ""
+		text = u.String()
+	case err != nil: // a name that was looked up
+		text = "tls://" + p.Host
+	case port == "443":
+		text = "tls://" + host
+	case port == "80":
+		text = "http://" + host + "/"
+	default:
+		text = "tcp://" + p.Host
+	}
+	r, err := rule.ParseEgress(text)
+	if err != nil {
+		return ""
+	}
+	return r.String()
+}
+
+// reasonAskedDenied is the reason of a refusal by a user's answer.
+const reasonAskedDenied = "asked_denied"
+
+// printSuggestions writes a part of a configuration.
+func printSuggestions(a *app, list []egressSuggestion) error {
+	var lines, others []string
+	for _, s := range list {
+		safe, _ := tools.Display(cmp.Or(s.Rule, s.Host))
+		times := fmt.Sprintf("%s, %d times", s.Reason, s.Count)
+		switch {
+		case s.Rule == "":
+			others = append(others, fmt.Sprintf("# %s: refused (%s); no rule of allow changes that", safe, times))
+		case s.Methods != nil:
+			lines = append(lines, fmt.Sprintf("    - {url: %s, methods: [%s]}  # %s", strconv.Quote(safe), strings.Join(s.Methods, ", "), times))
+		default:
+			lines = append(lines, fmt.Sprintf("    - %s  # %s", safe, times))
+		}
+	}
+	if len(lines) > 0 {
+		lines = slices.Concat([]string{"egress:", "  allow:"}, lines)
+	}
+	_, err := fmt.Fprintln(a.stdout, strings.Join(slices.Concat(lines, others), "\n"))
+	return err
+}

@@ -1,0 +1,138 @@
+package dispatch
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
+)
+
+// HostQuestion is a question about a host and a port that a command wants to connect
+// to, and that no rule is about. Host is canonical.
+type HostQuestion struct {
+	// CallID is the call of the command.
+	CallID string `json:"-"`
+	Host   string `json:"host"`
+	// Display is the Unicode form of Host, "" if it is the same.
+	Display string `json:"in_unicode,omitempty"`
+	Port    uint16 `json:"port"`
+	// Command is the command that wants to connect.
+	Command string `json:"command"`
+	// Rule is the rule that allowing amounts to.
+	Rule string `json:"allowing_means"`
+}
+
+// phrase returns what a lasting answer is bound to.
+func (q HostQuestion) phrase() string { return net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port))) }
+
+// grant returns the key of a stored answer.
+func (q HostQuestion) grant(workspace string) approval.Grant {
+	return approval.Grant{Tool: approval.HostTool, Workspace: workspace, Phrase: q.phrase()}
+}
+
+// AskHost asks about a host, unless a stored answer is about it, and returns what was
+// recorded: by whom, allow or deny, once or always. It returns when ctx ends, and then
+// denies. If no one can be asked it denies, whatever OnPrompt is: a host is no call
+// that someone has seen. Its error is that of a record that could not be written.
+func (d *Dispatcher) AskHost(ctx context.Context, q HostQuestion) (approval.Resolution, error) {
+	key := q.grant(d.opts.Workspace)
+	if d.opts.Grants != nil {
+		decision, found, err := d.opts.Grants.Find(key)
+		if err != nil {
+			_ = d.out.emit(Warning{CallID: q.CallID, Message: "stored approvals could not be read and were ignored: " + err.Error()})
+		}
+		if found {
+			r := approval.Resolution{CallID: q.CallID, Decision: decision, Scope: approval.ScopeAlways, By: approval.ByGrant}
+			return r, d.emitResolution(r)
+		}
+	}
+	c, err := d.describeHost(q)
+	if err != nil {
+		return approval.Resolution{}, err
+	}
+	if d.opts.Broker == nil {
+		if err := d.out.emit(ConfirmationRequested{c}); err != nil {
+			return approval.Resolution{}, err
+		}
+		r := approval.Resolution{ConfirmationID: c.ID, CallID: q.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: approval.ByOnPrompt}
+		return r, d.emitResolution(r)
+	}
+	request := d.opts.Broker.Request(ctx, c)
+	if err := d.out.emit(ConfirmationRequested{c}); err != nil {
+		d.opts.Broker.Record(request, approval.Resolution{}, err)
+		return approval.Resolution{}, err
+	}
+	d.opts.Broker.Deliver(request)
+	none := func() (approval.Decision, bool) { return "", false }
+	r := d.resolveHost(c, d.opts.Broker.Wait(request, &d.answers, none), key)
+	err = d.emitResolution(r)
+	if err != nil && r.Scope == approval.ScopeAlways && r.Decision == approval.DecisionAllow {
+		_, _ = d.opts.Grants.AnsweredBy(r.Client).Revoke(key.SameKey) // an answer that no client learns of must not last
+	}
+	d.opts.Broker.Record(request, r, err)
+	return r, err
+}
+
+// resolveHost returns the resolution by a reply, and stores an answer of scope always.
+func (d *Dispatcher) resolveHost(c approval.Confirmation, first approval.Reply, key approval.Grant) approval.Resolution {
+	r := approval.Resolution{
+		ConfirmationID: c.ID, CallID: c.CallID, Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: first.By,
+		Client: first.Client, Reason: first.Answer.Reason,
+	}
+	switch first.By {
+	case approval.ByTimeout:
+		r.Decision = approval.DecisionTimeout
+		return r
+	case approval.ByUser:
+	default:
+		return r
+	}
+	if first.Answer.Decision == approval.DecisionAllow {
+		r.Decision = approval.DecisionAllow
+	}
+	if first.Answer.Scope == approval.ScopeAlways && d.opts.Grants != nil && d.opts.Workspace != "" {
+		key.Decision = r.Decision
+		if err := d.opts.Grants.AnsweredBy(first.Client).Add(key); err != nil {
+			_ = d.out.emit(Warning{CallID: c.CallID, Message: "the answer could not be stored and holds for this command only: " + err.Error()})
+			return r
+		}
+		r.Scope = approval.ScopeAlways
+	}
+	return r
+}
+
+// describeHost returns what a person is asked about a host.
+func (d *Dispatcher) describeHost(q HostQuestion) (approval.Confirmation, error) {
+	exact, err := json.Marshal(q)
+	if err != nil {
+		return approval.Confirmation{}, fmt.Errorf("encode the question about a host: %w", err)
+	}
+	input, hidden := inputForDisplay(exact)
+	summary, _ := tools.Display("connect to " + q.phrase())
+	dir, _ := tools.Display(d.opts.Workspace)
+	c := approval.Confirmation{
+		ID: randomHex(16), CallID: q.CallID, Seq: int(d.confirmations.Add(1)), Name: approval.HostTool, Class: tools.ClassNetwork, Runs: tools.PlaceSandbox,
+		Workspace: dir, Input: input, Summary: summary, Exact: exact, InputHash: hashInput(exact), Hidden: hidden,
+		Scopes: []approval.Scope{approval.ScopeOnce}, Expires: time.Now().Add(d.opts.ConfirmTimeout),
+	}
+	if q.Display != "" && q.Display != q.Host {
+		name, _ := tools.Display(q.Display)
+		c.Notices = append(c.Notices, "the name is not in ASCII: "+name+" is "+q.Host)
+	}
+	if d.opts.Grants != nil && d.opts.Workspace != "" {
+		c.Scopes = append(c.Scopes, approval.ScopeAlways)
+		c.Phrase, _ = tools.Display(q.phrase())
+	}
+	return c, nil
+}
+
+func (d *Dispatcher) emitResolution(r approval.Resolution) error {
+	return d.out.emit(ConfirmationResolved{
+		CallID: r.CallID, ConfirmationID: r.ConfirmationID, Decision: r.Decision, Scope: r.Scope, By: r.By, Client: r.Client, Reason: r.Reason,
+	})
+}
