@@ -36,10 +36,22 @@ type Result struct {
 	DiskReserve int64
 	DiskFiles   bool
 	DiskDir     string
+	// Refused lists connections of the command that were refused, and Allowed the rules
+	// of what it may reach; both are empty if nothing was refused. They are safe for
+	// display.
+	Refused []Refused
+	Allowed []string
 	// Notice is a sentence about the sandbox that the model was not told yet, or "".
 	Notice string
 	// Stdout and Stderr are the captured output.
 	Stdout, Stderr Capture
+}
+
+// Refused is a host that a command was not connected to.
+type Refused struct {
+	Host   string `json:"host"` // with a port, unless it is a name that was looked up
+	Reason string `json:"reason"`
+	Count  int    `json:"count"`
 }
 
 // KilledProcesses returns the number of processes that had to be killed. The

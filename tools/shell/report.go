@@ -27,7 +27,7 @@ func formatReport(r Result, timeout time.Duration, limit int) (text string, cut 
 	for _, note := range r.endNotes(timeout) {
 		b.WriteString(note + "\n")
 	}
-	room := max(limit-headerBytes, 0)
+	room := max(limit-headerBytes-len(strings.Join(r.networkNotes(), "\n")), 0)
 	stdout, stderr := splitRoom(r.Stdout.Total, r.Stderr.Total, room)
 	cut = writeStream(&b, "stdout", r.Stdout, stdout)
 	cut = writeStream(&b, "stderr", r.Stderr, stderr) || cut
@@ -63,8 +63,55 @@ func (r Result) endNotes(timeout time.Duration) []string {
 	add(r.Kill.AfterExit, "The command left %s running, which %s killed: nothing may outlive its command.", countNoun(r.KilledProcesses(), "process"), wasWere(r.KilledProcesses()))
 	add(r.KilledProcesses() > 0 && !r.Kill.AfterExit, "%s did not stop when asked and had to be killed.", countNoun(r.KilledProcesses(), "process"))
 	add(r.Kill.Left > 0, "%s could not be killed.", countNoun(r.Kill.Left, "process"))
+	notes = append(notes, r.networkNotes()...)
 	add(r.Notice != "", "%s", r.Notice)
 	return notes
+}
+
+// Bounds of the notes about refused connections.
+const (
+	maxRefusedNotes = 5
+	maxAllowedBytes = 240
+	maxHostBytes    = 100
+)
+
+// networkNotes returns lines about refused connections, and what is allowed: programs
+// often hide why a connection failed.
+func (r Result) networkNotes() []string {
+	if len(r.Refused) == 0 {
+		return nil
+	}
+	var notes []string
+	for _, one := range r.Refused[:min(len(r.Refused), maxRefusedNotes)] {
+		note := fmt.Sprintf("network refused: %s (%s", tools.Elide(one.Host, maxHostBytes), one.Reason)
+		if one.Count > 1 {
+			note += fmt.Sprintf(", %d times", one.Count)
+		}
+		notes = append(notes, note+")")
+	}
+	if over := len(r.Refused) - maxRefusedNotes; over > 0 {
+		notes = append(notes, fmt.Sprintf("network refused: and %d more", over))
+	}
+	allowed, left := "", len(r.Allowed)
+	for _, rule := range r.Allowed {
+		if len(allowed)+len(rule) > maxAllowedBytes {
+			break
+		}
+		if allowed != "" {
+			allowed += ", "
+		}
+		allowed += rule
+		left--
+	}
+	switch {
+	case len(r.Allowed) == 0:
+		return notes
+	case allowed == "":
+		return append(notes, fmt.Sprintf("network allowed: %d rules", left))
+	case left > 0:
+		allowed += fmt.Sprintf(" and %d more", left)
+	}
+	return append(notes, "network allowed: "+allowed)
 }
 
 func areIs(n int) string {
@@ -187,6 +234,10 @@ func bytesText(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
+// maxRefusedMetadata bounds the refused hosts in the metadata of a result. Each has a
+// record of its own.
+const maxRefusedMetadata = 50
+
 // resultMetadata returns the metadata of a result for records.
 func resultMetadata(r Result) map[string]any {
 	m := map[string]any{
@@ -221,6 +272,9 @@ func resultMetadata(r Result) map[string]any {
 	}
 	if len(r.Full) > 0 {
 		m["full"] = r.Full
+	}
+	if len(r.Refused) > 0 {
+		m["network"] = map[string]any{"refused": r.Refused[:min(len(r.Refused), maxRefusedMetadata)], "refused_hosts": len(r.Refused)}
 	}
 	switch {
 	case r.DiskDir != "" && r.DiskFiles:

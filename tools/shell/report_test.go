@@ -2,6 +2,7 @@ package shell
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 )
 
 func TestReport(t *testing.T) {
@@ -48,6 +50,21 @@ func TestReport(t *testing.T) {
 			Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 9}}, DiskReserve: 1500, DiskFiles: true},
 			"killed by signal 9 (SIGKILL) after 0.00 s\n" +
 				"The command was stopped: the disk that the workspace is on has room for less than 1500 more files (inodes), which the host keeps. Remove files that are not needed.\nstdout: empty\nstderr: empty\n",
+		},
+		{
+			"refused connections",
+			Result{
+				Exit:    sandbox.Exit{Status: sandbox.ExitStatus{Code: 1}},
+				Refused: []Refused{{"example.com:443", "not_allowed", 3}, {"10.1.2.3:22", "address", 1}}, Allowed: []string{"tls://proxy.golang.org", "tls://sum.golang.org"},
+			},
+			"exit code 1 after 0.00 s\nnetwork refused: example.com:443 (not_allowed, 3 times)\nnetwork refused: 10.1.2.3:22 (address)\n" +
+				"network allowed: tls://proxy.golang.org, tls://sum.golang.org\nstdout: empty\nstderr: empty\n",
+		},
+		{
+			"many refused connections",
+			Result{Refused: slices.Repeat([]Refused{{strings.Repeat("a", 300), "not_allowed", 1}}, 7), Allowed: slices.Repeat([]string{"tls://" + strings.Repeat("b", 100)}, 9)},
+			"exit code 0 after 0.00 s\n" + strings.Repeat("network refused: "+tools.Elide(strings.Repeat("a", 300), 100)+" (not_allowed)\n", 5) + "network refused: and 2 more\n" +
+				"network allowed: tls://" + strings.Repeat("b", 100) + ", tls://" + strings.Repeat("b", 100) + " and 7 more\nstdout: empty\nstderr: empty\n",
 		},
 		{"another signal", Result{Exit: sandbox.Exit{Status: sandbox.ExitStatus{Code: -1, Signal: 34}}}, "killed by signal 34 after 0.00 s\nstdout: empty\nstderr: empty\n"},
 		{

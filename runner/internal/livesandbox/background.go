@@ -74,6 +74,7 @@ type background struct {
 	begun          time.Time
 	cancel         context.CancelCauseFunc
 	log            *backgroundLog
+	refused        func(ended bool) ([]shell.Refused, []string)
 
 	done chan struct{} // closed when end is final
 	end  shell.Ended
@@ -104,8 +105,10 @@ func (b *backgrounds) Begin(ctx context.Context, cmd shell.Command) (string, err
 	start := cmd.Command
 	start.Argv, start.Timeout, start.Output = scriptArgv(program, cmd), timeout, sandbox.OutputLimits{Live: backgroundLive}
 	start.Stdout, start.Stderr = j.log.streamWriter(0), j.log.streamWriter(1)
+	j.refused = b.x.trackCommand(&start, cmd)
 	p, err := g.sandbox.Start(watched, start)
 	if err != nil {
+		j.refused(true)
 		full := diskFull(watched)
 		unwatch()
 		cancel(nil)
@@ -149,7 +152,7 @@ func (b *backgrounds) addCommand(call string, cancel context.CancelCauseFunc) (*
 	b.live++
 	b.wait.Add(1)
 	j := &background{
-		handle: fmt.Sprintf("%s%d", BackgroundPrefix, b.x.opts.Handles+b.count), callID: call, begun: time.Now(), cancel: cancel, log: log, done: make(chan struct{}),
+		handle: fmt.Sprintf("%s%d", BackgroundPrefix, b.x.opts.Handles+b.count), callID: call, begun: time.Now(), cancel: cancel, log: log, done: make(chan struct{}), refused: noneRefused,
 	}
 	b.all[j.handle] = j
 	return j, nil
@@ -178,6 +181,7 @@ func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *b
 	if full, ok := errors.AsType[*limits.ExceededError](cause); ok && exit.Status.Cancelled {
 		end.Status.Cancelled, end.DiskReserve, end.DiskFiles, end.DiskDir = false, full.Limit, full.Files, full.Dir
 	}
+	end.Refused, end.Allowed = j.refused(true)
 	b.x.addKilled(end.Result)
 	record := backgroundEnded(j, exit, end, cause)
 	if err != nil {

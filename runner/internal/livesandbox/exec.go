@@ -113,6 +113,8 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	defer stop()
 	start := cmd.Command
 	start.Argv, start.Stdout, start.Stderr = scriptArgv(program, cmd), stdout, stderr
+	refused := x.trackCommand(&start, cmd)
+	defer refused(true)
 	p, err := g.sandbox.Start(watched, start)
 	full, isFull := errors.AsType[*limits.ExceededError](context.Cause(watched))
 	if isFull && err != nil { // it ended before it began
@@ -127,6 +129,7 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	if full, ok := errors.AsType[*limits.ExceededError](context.Cause(watched)); ok && exit.Status.Cancelled {
 		result.Status.Cancelled, result.DiskReserve, result.DiskFiles, result.DiskDir = false, full.Limit, full.Files, full.Dir
 	}
+	result.Refused, result.Allowed = refused(false)
 	x.addKilled(result)
 	result.Notice = x.sandbox.takeNotice(g)
 	if err != nil {
@@ -144,6 +147,20 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	x.opts.AfterCommand(ctx)
 	return result, nil
 }
+
+// trackCommand makes the network know a command by its number. It returns the function
+// of [Network].TrackCommand that returns its refused connections.
+func (x *Executor) trackCommand(start *sandbox.Command, cmd shell.Command) func(ended bool) ([]shell.Refused, []string) {
+	if x.sandbox.opts.Network == nil {
+		return noneRefused
+	}
+	var refused func(bool) ([]shell.Refused, []string)
+	start.NotifyNumber, refused = x.sandbox.opts.Network.TrackCommand(cmd.CallID, cmd.Script)
+	return refused
+}
+
+// noneRefused is for commands without a network.
+func noneRefused(bool) ([]shell.Refused, []string) { return nil, nil }
 
 // RunProgram runs a program to its end in the sandbox that runs, or is just starting.
 func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox.Exit, error) {

@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/shell"
 )
 
 // DestroyTime bounds the destruction of a sandbox: above the 30 s after which a guest that
@@ -43,6 +44,9 @@ type Options struct {
 	Fail   func(error)
 	// Describe describes a failed start to users; nil takes the error's text.
 	Describe func(error) string
+	// Network is what commands reach the network by, nil for none. It is bound to each
+	// generation in which commands run.
+	Network Network
 	// Touched reports that the workspace shows more than the original directory
 	// before anything has run in the sandbox: it is that of a fork.
 	Touched bool
@@ -52,6 +56,17 @@ type Options struct {
 	Copy, Checkpoints bool
 	// Log is nil for no log.
 	Log *zap.Logger
+}
+
+// Network is the network of a session's commands.
+type Network interface {
+	// BindSandbox serves the connections of a sandbox that was just started, and checks
+	// that they are the only way out of it.
+	BindSandbox(ctx context.Context, box sandbox.Sandbox) error
+	// TrackCommand returns the function that gets the number of a call's command, and
+	// one that returns the connections that were refused to it since the last call.
+	// The last call of the second one is that with ended, when the command is over.
+	TrackCommand(callID, script string) (notify func(number int), refused func(ended bool) (refused []shell.Refused, allowed []string))
 }
 
 // Sandbox is the session's one sandbox through its generations. It is started in
@@ -216,6 +231,9 @@ func (c *Sandbox) startGeneration(g *generation) *generation {
 		defer close(g.ready)
 		spec := c.opts.Spec
 		spec.Workspace.Unguarded = g.unguarded
+		if g.unguarded { // no command runs in it
+			spec.Egress = nil
+		}
 		spec.Service = c.serviceSpec(g)
 		c.copy.waitCollected()
 		if c.opts.Prepare != nil {
@@ -225,7 +243,9 @@ func (c *Sandbox) startGeneration(g *generation) *generation {
 		box, err := c.opts.Backend.Create(c.making, spec)
 		if err == nil {
 			g.sandbox = box
-			err = errors.Join(c.recordStarted(g, time.Since(begun)), g.openBounds(box.Attestation()))
+			if err = c.bindNetwork(spec, box); err == nil {
+				err = errors.Join(c.recordStarted(g, time.Since(begun)), g.openBounds(box.Attestation()))
+			}
 			c.followService(g)
 		} else {
 			if g.endService != nil {
@@ -241,6 +261,17 @@ func (c *Sandbox) startGeneration(g *generation) *generation {
 		c.finishStart(g, err)
 	})
 	return g
+}
+
+// bindNetwork binds the network of commands to a sandbox that was just started.
+func (c *Sandbox) bindNetwork(spec sandbox.Spec, box sandbox.Sandbox) error {
+	if spec.Egress == nil || c.opts.Network == nil {
+		return nil
+	}
+	if err := c.opts.Network.BindSandbox(c.making, box); err != nil {
+		return &StartError{err}
+	}
+	return nil
 }
 
 // finishStart records how the start of a generation ended. A failure is reported here

@@ -18,9 +18,20 @@ type Reach struct {
 	// Interfaces are the names of the network interfaces that it has.
 	Interfaces []string `json:"interfaces"`
 	// Results maps a target, as it was given, to an errno's name: "ok" is a
-	// connection.
+	// connection. That of a target with [ByProxy] is the status of the proxy's
+	// answer, and of one with [ByName] NameUnknown for a name that does not exist.
 	Results map[string]string `json:"results"`
 }
+
+// Targets besides those of [Target]: a host:port to which the proxy of the
+// environment is asked to connect, and a name to look up.
+const (
+	ByProxy = "proxy:"
+	ByName  = "name:"
+)
+
+// NameUnknown is the result for a name that does not exist.
+const NameUnknown = "NXDOMAIN"
 
 // Target is a stream socket: an address of IPv4 (4 bytes) or IPv6 (16) with a
 // port, or the name of an abstract socket.

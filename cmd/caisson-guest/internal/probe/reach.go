@@ -22,7 +22,13 @@ const reachTime = 1000
 func Reach(targets []string) int {
 	r := wire.Reach{Interfaces: interfaceNames(), Results: map[string]string{}}
 	for _, target := range targets {
-		r.Results[target] = errnoName(tryConnect(target))
+		if authority, ok := strings.CutPrefix(target, wire.ByProxy); ok {
+			r.Results[target] = tryProxy(authority)
+		} else if name, ok := strings.CutPrefix(target, wire.ByName); ok {
+			r.Results[target] = tryName(name)
+		} else {
+			r.Results[target] = errnoName(tryConnect(target))
+		}
 	}
 	if json.NewEncoder(os.Stdout).Encode(r) != nil {
 		return 1

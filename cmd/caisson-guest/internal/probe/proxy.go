@@ -1,0 +1,111 @@
+//go:build linux
+
+package probe
+
+import (
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+)
+
+// answerTime bounds the wait for an answer of the proxy or to a name lookup, in
+// milliseconds: the host decides both, beside everything else that it does.
+const answerTime = 5000
+
+// tryProxy asks the proxy of the environment to connect to host:port, and returns
+// the status of the answer, such as "403", or the name of an error.
+func tryProxy(authority string) string {
+	proxy, ok := strings.CutPrefix(os.Getenv("HTTP_PROXY"), "http://")
+	host, portText, hasPort := strings.Cut(proxy, ":")
+	ip, isAddr := parseIPv4(host)
+	port, err := strconv.ParseUint(portText, 10, 16)
+	if !ok || !hasPort || !isAddr || err != nil {
+		return "no proxy in the environment"
+	}
+	request := "CONNECT " + authority + " HTTP/1.1\r\nHost: " + authority + "\r\n\r\n"
+	answer, errno := exchange(unix.SOCK_STREAM, &unix.SockaddrInet4{Port: int(port), Addr: ip}, []byte(request))
+	if errno != 0 {
+		return errnoName(errno)
+	}
+	words := strings.Fields(string(answer))
+	if len(words) < 2 || !strings.HasPrefix(words[0], "HTTP/1.") {
+		return "no answer of HTTP"
+	}
+	return words[1]
+}
+
+// tryName looks up the address of a name at 127.0.0.1, and returns "ok" for one that
+// exists, wire.NameUnknown, or the name of an error.
+func tryName(name string) string {
+	query := []byte{0x4a, 0x17, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0} // recursion desired, one question
+	for label := range strings.SplitSeq(name, ".") {
+		query = append(append(query, byte(len(label))), label...)
+	}
+	query = append(query, 0, 0, 1, 0, 1) // A, IN
+	answer, errno := exchange(unix.SOCK_DGRAM, &unix.SockaddrInet4{Port: 53, Addr: [4]byte{127, 0, 0, 1}}, query)
+	switch {
+	case errno != 0:
+		return errnoName(errno)
+	case len(answer) < 12 || answer[0] != query[0] || answer[1] != query[1] || answer[2]&0x80 == 0:
+		return "no answer of DNS"
+	}
+	switch code := answer[3] & 0xf; code {
+	case 0:
+		return "ok"
+	case 3:
+		return wire.NameUnknown
+	default:
+		return "response code " + strconv.Itoa(int(code))
+	}
+}
+
+// exchange sends bytes to a socket and returns what the first read has.
+func exchange(kind int, to unix.Sockaddr, request []byte) ([]byte, unix.Errno) {
+	fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, errnoOf(err)
+	}
+	defer unix.Close(fd) // everything was read
+	limit := unix.Timeval{Sec: answerTime / 1000}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit); err != nil { // of connect too
+		return nil, errnoOf(err)
+	}
+	if err := unix.Connect(fd, to); err != nil {
+		return nil, errnoOf(err)
+	}
+	if _, err := unix.Write(fd, request); err != nil {
+		return nil, errnoOf(err)
+	}
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, answerTime)
+	if err != nil {
+		return nil, errnoOf(err)
+	}
+	if n == 0 {
+		return nil, unix.ETIMEDOUT
+	}
+	answer := make([]byte, 512)
+	if n, err = unix.Read(fd, answer); err != nil {
+		return nil, errnoOf(err)
+	}
+	return answer[:n], 0
+}
+
+// parseIPv4 parses a dotted address.
+func parseIPv4(s string) (ip [4]byte, ok bool) {
+	parts := strings.Split(s, ".")
+	if len(parts) != len(ip) {
+		return ip, false
+	}
+	for i, part := range parts {
+		n, err := strconv.ParseUint(part, 10, 8)
+		if err != nil {
+			return ip, false
+		}
+		ip[i] = byte(n)
+	}
+	return ip, true
+}
