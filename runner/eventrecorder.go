@@ -118,6 +118,14 @@ func (j *eventRecorder) recordDenied(p record.NetworkDenied) error {
 	return j.putRecord(nil, j.parentRecord(p.CallID), record.ActorTool, p)
 }
 
+// recordNetwork records a connection of a command, below its call if that is known. With
+// sync it returns when the record is on the disk.
+func (j *eventRecorder) recordNetwork(call string, p record.Payload, sync bool) error {
+	return j.syncAfter(func() (bool, error) {
+		return sync, j.putRecord(nil, j.parentRecord(call), record.ActorTool, p)
+	})
+}
+
 // recordBackground records the end of a command in the background, below its call.
 func (j *eventRecorder) recordBackground(p record.BackgroundEnded) error {
 	j.mu.Lock()

@@ -108,6 +108,8 @@ type SandboxOptions struct {
 	Mounts []sandbox.Mount
 	// Caches are the caches of build tools that commands use.
 	Caches CacheOptions
+	// Egress configures what commands may reach.
+	Egress EgressOptions
 	// Env are variables of the commands, as [sandbox.Spec] has them. Records have
 	// their names. Options.Secrets must have the values that are secret.
 	Env   []string

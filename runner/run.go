@@ -80,6 +80,9 @@ func (s *Session) writeCreated() error {
 func (s *Session) abortStart(err error) error {
 	s.unforced()
 	s.end(errClosed)
+	if s.network != nil {
+		s.network.Close()
+	}
 	err = errors.Join(err, s.rec.Close())
 	s.tracker.DiscardState()
 	s.caches.End(s.past != nil)
@@ -93,12 +96,16 @@ func (s *Session) shutdown(out loop.Outcome, cause error) Report {
 	s.patches.reportLost()
 	s.tracker.CheckAtEnd()
 	s.sandbox.StopAndDestroy()
+	var reached *record.NetworkTotals
+	if s.network != nil {
+		reached = new(s.network.Close())
+	}
 	s.beside.Wait() // its warnings are recorded before the end
 	r := Report{
 		Session: s.opts.Dir.Session, Dir: s.dir, Err: out.Err,
 		SessionEnded: record.SessionEnded{
 			Turns: s.turns, Answer: answerOf(out), Client: s.closedBy, Reason: out.Reason, Truncated: out.Truncated, Limit: record.NewLimit(out.Limit), Usage: s.used,
-			CostUSD: record.CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(),
+			CostUSD: record.CostUSD(s.used.CostMicroUSD), WallMS: time.Since(s.begun).Milliseconds(), Network: reached,
 		},
 	}
 	if i, ok := errors.AsType[*Interrupted](cause); ok && out.Reason == loop.StopCancelled {

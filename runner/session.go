@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/runner/internal/diskwatch"
 	"github.com/caisson-run/caisson/runner/internal/livesandbox"
+	"github.com/caisson-run/caisson/runner/internal/network"
 	"github.com/caisson-run/caisson/runner/internal/tracker"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -60,6 +61,7 @@ type Session struct {
 	skills   *skill.Set
 	sandbox  *livesandbox.Sandbox
 	caches   *SessionCaches
+	network  *network.Network // nil if commands have none
 	tools    *dispatch.Dispatcher
 	exec     *livesandbox.Executor
 
@@ -189,6 +191,15 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	if s.caches, err = OpenCaches(o.Dir, o.Workspace, o.Mode, o.Caches); err != nil {
 		return nil, errors.Join(fmt.Errorf("open session: %w", err), s.rec.Close())
 	}
+	if s.network, err = newNetwork(s); err != nil {
+		s.caches.End(s.past != nil)
+		return nil, errors.Join(fmt.Errorf("open session: %w", err), s.rec.Close())
+	}
+	defer func() {
+		if err != nil && s.network != nil {
+			s.network.Close()
+		}
+	}()
 	images := changes.NewPreimages(s.dir)
 	s.sandbox = livesandbox.New(ctx, s.liveSandboxOptions())
 	s.exec = livesandbox.NewExecutor(s.sandbox, s.executorOptions(images))
@@ -264,6 +275,11 @@ func (o Options) checkRequired() error {
 	if err := sandbox.CheckVariables(o.Env); err != nil {
 		return fmt.Errorf("open session: Options.Env: %w", err)
 	}
+	if o.Egress.enabled() {
+		if err := (&sandbox.EgressPlan{}).Validate(o.Env); err != nil {
+			return fmt.Errorf("open session: Options.Env: %w", err)
+		}
+	}
 	if o.Service != nil {
 		if err := o.Service.Check(); err != nil {
 			return fmt.Errorf("open session: Options.Service: %w", err)
@@ -302,13 +318,14 @@ func (s *Session) sandboxSpec() sandbox.Spec {
 		Session: s.opts.Dir.Session, Image: s.opts.Image, Root: s.opts.Root, User: s.opts.UserPolicy, Workspace: s.opts.Workspace.sandboxSpec(s.opts.Target, s.opts.Submounts),
 		Git: s.opts.Git, Service: s.opts.Service, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
 		Mounts: slices.Concat(s.opts.Mounts, s.caches.Mounts), Env: slices.Concat(s.caches.Env, s.opts.Env), Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
+		Egress: s.egressPlan(),
 	}
 }
 
 // liveSandboxOptions returns the options of the session's sandbox. They need its
 // tracker when the sandbox is started.
 func (s *Session) liveSandboxOptions() livesandbox.Options {
-	return livesandbox.Options{
+	o := livesandbox.Options{
 		Backend: s.caches.Creator(s.opts.Backend, s.events.recordWarning), Spec: s.sandboxSpec(), RefuseLost: s.opts.RefuseLost,
 		Touched: s.opts.from != nil && s.opts.from.changed != nil,
 		Copy:    s.opts.Mode == sandbox.ModeCopy, Checkpoints: s.opts.Mode == sandbox.ModeCopy && !s.opts.NoCheckpoints,
@@ -316,6 +333,10 @@ func (s *Session) liveSandboxOptions() livesandbox.Options {
 		Prepare: func(ctx context.Context, spec *sandbox.Spec) { s.tracker.PrepareSpec(ctx, spec) },
 		Record:  s.events.writeRecord, Fail: func(err error) { s.end(err) }, Describe: s.opts.describeStart, Log: s.log,
 	}
+	if s.network != nil {
+		o.Network = s.network
+	}
+	return o
 }
 
 // executorOptions returns the options of the session's executor, with the files as
@@ -407,7 +428,7 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 		WorkspaceID: overlay.IdentifyDir(o.Workspace.Dir), Profile: o.profileName(),
 		Version: o.Version, Task: o.Task, Workspace: o.Workspace.Path, WorkspaceTarget: s.opts.mountPoint(), WorkspaceMode: s.opts.workspaceMode(), Git: string(git),
 		Backend: o.Choice, Image: name, Root: string(cmp.Or(o.Root, sandbox.RootReadOnly)), UserPolicy: string(cmp.Or(o.UserPolicy, sandbox.UserOwner)), Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
-		Resources: record.NewResources(o.Resources), Service: recordService(o.Service), Mounts: recordMounts(o.Mounts), Caches: recordCaches(o.Caches), Env: variableNames(o.Env), Budget: record.NewBudget(o.Budget), SessionBudget: record.NewBudget(o.SessionBudget), Tools: []record.OfferedTool{},
+		Resources: record.NewResources(o.Resources), Service: recordService(o.Service), Mounts: recordMounts(o.Mounts), Caches: recordCaches(o.Caches), Egress: o.recordEgress(), Env: variableNames(o.Env), Budget: record.NewBudget(o.Budget), SessionBudget: record.NewBudget(o.SessionBudget), Tools: []record.OfferedTool{},
 		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.prompt.ignored...),
 		FilesLoaded: record.NonNil(s.prompt.loaded), Skills: recordSkills(s.skills), MCPServers: []string{}, MCPSkipped: []record.Ignored{}, Removed: o.Removed,
 	}

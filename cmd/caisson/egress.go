@@ -205,7 +205,7 @@ func decideEgress(o runner.EgressOptions, t egressTarget, method string) egressD
 	}
 	guard, err := rule.NewGuard(o.Private)
 	if err == nil {
-		err = guard.CheckLiteral(t.Host, t.Port)
+		err = (&rule.Dialer{Guard: guard, PublicOnly: d.PublicOnly}).CheckLiteral(t.Host, t.Port)
 	}
 	if err != nil {
 		return egressDecision{Decision: "deny", Reason: rule.ReasonAddress}
@@ -303,7 +303,7 @@ func suggestRule(p record.NetworkDenied) string {
 	}
 	text := ""
 	switch host, port, err := net.SplitHostPort(p.Host); {
-	case !slices.Contains([]string{rule.ReasonNotAllowed, rule.ReasonMethod, rule.ReasonPath, reasonAskedDenied}, p.Reason):
+	case !slices.Contains([]string{rule.ReasonNotAllowed, rule.ReasonMethod, rule.ReasonPath, rule.ReasonAskedDenied}, p.Reason):
 		return ""
 	case p.URL != "":
 		u, err := url.Parse(p.URL)
@@ -327,9 +327,6 @@ func suggestRule(p record.NetworkDenied) string {
 	}
 	return r.String()
 }
-
-// reasonAskedDenied is the reason of a refusal by a user's answer.
-const reasonAskedDenied = "asked_denied"
 
 // printSuggestions writes a part of a configuration.
 func printSuggestions(a *app, list []egressSuggestion) error {

@@ -405,6 +405,10 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err != nil {
 		return o, err
 	}
+	egress, egressWarnings, err := s.conf.EgressOptions()
+	if err != nil {
+		return o, err
+	}
 	needed, err := s.mayNeedSandbox(policy)
 	if err != nil {
 		return o, err
@@ -417,9 +421,9 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err != nil {
 		return o, err
 	}
-	var warnings []string
+	warnings := egressWarnings
 	if needed && !s.orders {
-		warnings = s.absentWarnings(ctx, image)
+		warnings = append(warnings, s.absentWarnings(ctx, image)...)
 	}
 	ready := s.shared
 	var beside func(ctx context.Context) []string
@@ -446,7 +450,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 		SandboxOptions: runner.SandboxOptions{
 			Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image, Service: s.conf.UserService(), Root: s.conf.Root(), UserPolicy: sandbox.UserPolicy(*s.conf.User), Submounts: s.conf.Submounts,
 			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), CopyBytes: int64(*s.conf.CopyBytes), CopyEntries: int64(*s.conf.CopyEntries), NoCheckpoints: *s.conf.CopyCheckpoint == "never", Target: target, Resources: resources, Grace: time.Duration(*s.conf.Grace),
-			Env: variables, Mounts: s.mounts,
+			Env: variables, Mounts: s.mounts, Egress: egress,
 			Caches:          runner.CacheOptions{Store: caches.NewStore(s.environ.stateDir()), Caches: cached, Use: caches.Use(*s.conf.CacheUse)},
 			CallerOwnsFiles: *s.conf.CallerOwnsFiles, RefuseLost: *s.conf.File.RefuseLost,
 		},

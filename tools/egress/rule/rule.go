@@ -291,6 +291,18 @@ func (r Rule) String() string {
 	return o.String() + r.path
 }
 
+// Describe returns the rule with its methods, or its permission to push, such as
+// "https://api.example.com/v1/ (POST)".
+func (r Rule) Describe() string {
+	switch {
+	case r.methods != "":
+		return r.String() + " (" + r.methods + ")"
+	case r.git == gitPush:
+		return r.String() + " (push)"
+	}
+	return r.String()
+}
+
 // Host returns the name or address of the rule's host, "" for a network and for
 // public, or the name behind a wildcard.
 func (r Rule) Host() string { return r.host }

@@ -12,6 +12,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
@@ -163,8 +164,8 @@ func (c *Config) egressOptions() (runner.EgressOptions, []string, error) {
 	return o, warnings, nil
 }
 
-func (b EgressLimits) egressBudget() runner.EgressBudget {
-	return runner.EgressBudget{
+func (b EgressLimits) egressBudget() limits.EgressBudget {
+	return limits.EgressBudget{
 		Bytes: int64(*b.Bytes), Upload: int64(*b.Upload), Connections: int64(*b.Connections), Hosts: int64(*b.Hosts),
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"reflect"
 
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -435,7 +434,7 @@ type Requirements struct {
 // libraries. Every setting that has a default has it here, so that requirements
 // are compared with what would count. r are the sandbox's resources.
 func builtinFile(r limits.Resources) File {
-	e, commands := limits.DefaultEgressBudget(), runner.DefaultEgressBudget()
+	e, commands := limits.DefaultEgressBudget(), limits.DefaultCommandEgressBudget()
 	f := File{
 		Concurrency: new(Count(dispatch.DefaultConcurrency)), ConfirmTimeout: new(Duration(dispatch.DefaultConfirmTimeout)), Grace: new(Duration(sandbox.DefaultGrace)),
 		Bounds: Bounds{Resources: Resources{

@@ -1,0 +1,80 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/tools/egress"
+)
+
+// What a command tries that must fail under every policy: a connection past the proxy,
+// to an address that stands for all public ones; a connection by the proxy to a port
+// of the host's own; and a name that can't exist (RFC 6761).
+const (
+	checkHost = "127.0.0.1"
+	checkPort = 9
+	checkName = "caisson-check.invalid"
+)
+
+// publicTarget is in TEST-NET-3 (RFC 5737): a route to public addresses is one to it
+// too, and there is no one at it to receive packets.
+var publicTarget = wire.Target{IP: []byte{203, 0, 113, 1}, Port: 443}
+
+// checkTime bounds the command.
+const checkTime = 20 * time.Second
+
+// LeakError reports that a command got an answer where the network of commands must not
+// give one, or that it got none where the proxy must answer.
+type LeakError struct {
+	// Tried is what the command tried, Got what came of it, and Want what must.
+	Tried, Got, Want string
+}
+
+func (e *LeakError) Error() string {
+	return fmt.Sprintf("check the network of commands: %s had the result %s instead of %s", e.Tried, e.Got, e.Want)
+}
+
+// Check checks, by a command in a sandbox whose connections are served, that nothing but
+// the proxy leads out, that the proxy refuses, and that names which can't exist don't.
+func Check(ctx context.Context, box sandbox.Sandbox) error {
+	public, proxy, name := publicTarget.String(), wire.ByProxy+fmt.Sprintf("%s:%d", checkHost, checkPort), wire.ByName+checkName
+	var out, errs bytes.Buffer
+	p, err := box.Start(ctx, sandbox.Command{
+		Argv: []string{sandbox.GuestPath, wire.ReachWord, public, proxy, name}, Stdout: &out, Stderr: &errs, Timeout: checkTime,
+	})
+	if err != nil {
+		return fmt.Errorf("check the network of commands: %w", err)
+	}
+	exit, err := p.Wait()
+	if err != nil {
+		return fmt.Errorf("check the network of commands: %w", err)
+	}
+	var r wire.Reach
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil || !exit.Status.Success() {
+		return fmt.Errorf("check the network of commands: %s, with %q", exit.Status, errs.String())
+	}
+	if !slices.Equal(r.Interfaces, []string{"lo"}) {
+		return &LeakError{Tried: "a list of the interfaces", Got: fmt.Sprint(r.Interfaces), Want: "[lo]"}
+	}
+	for _, c := range []struct{ tried, target, want string }{
+		{"a connection to a public address", public, "ENETUNREACH"},
+		{"CONNECT to this machine", proxy, "403"},
+		{"a lookup of a name that can't exist", name, wire.NameUnknown},
+	} {
+		if got := r.Results[c.target]; got != c.want {
+			return &LeakError{Tried: c.tried, Got: got, Want: c.want}
+		}
+	}
+	return nil
+}
+
+// isCheck reports whether a refusal is one of Check's own.
+func isCheck(d egress.Denied) bool {
+	return d.Host == checkName || d.Host == checkHost && d.Port == checkPort
+}

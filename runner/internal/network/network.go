@@ -1,0 +1,345 @@
+// Package network is the network of one session's commands: it serves the connections
+// of the session's sandboxes with a tools/egress.Server, records them below the calls
+// that made them, passes questions about hosts on, and counts. It knows its session by
+// the functions in its options alone.
+package network
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/egress"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/shell"
+)
+
+// Options configures a [Network]. Policy, Dir, Record and Log are required.
+type Options struct {
+	Policy   *rule.Policy
+	Private  map[string][]netip.Prefix
+	Upstream *url.URL
+	Capture  bool
+	Budget   limits.EgressBudget
+	// Dir is the session's directory, where the requests are kept without Secrets.
+	Dir     string
+	Secrets []redact.Secret
+	// Record writes a record below a call, or below the last answer of the model if the
+	// call is "". With sync it returns when the record is on the disk.
+	Record func(call string, p record.Payload, sync bool) error
+	// Ask asks about a host; nil refuses all that no rule is about.
+	Ask func(ctx context.Context, q dispatch.HostQuestion) (approval.Resolution, error)
+	Log *zap.Logger
+}
+
+// Network is the network of one session. It is safe for concurrent use.
+type Network struct {
+	opts     Options
+	server   *egress.Server
+	allowed  []string
+	requests *requestLog
+
+	mu sync.Mutex
+	// running are the commands that run, the oldest first.
+	running []*command
+	// calls are those of open connections, by their numbers.
+	calls   map[int64]string
+	written int // records
+	totals  record.NetworkTotals
+}
+
+// command is one command that runs.
+type command struct {
+	call, script string
+	number       int // 0 until it is known
+}
+
+// New returns the network of a session. It must be closed.
+func New(o Options) (*Network, error) {
+	n := &Network{opts: o, calls: map[int64]string{}}
+	guard, err := rule.NewGuard(o.Private)
+	if err != nil {
+		return nil, fmt.Errorf("make network: %w", err)
+	}
+	budget, err := limits.NewEgress(o.Budget)
+	if err != nil {
+		return nil, fmt.Errorf("make network: %w", err)
+	}
+	for _, r := range o.Policy.Allow {
+		n.allowed = append(n.allowed, r.String())
+	}
+	n.requests = &requestLog{path: filepath.Join(o.Dir, RequestsFile), redact: redact.New(o.Secrets)}
+	server := egress.Options{
+		Policy: o.Policy, Guard: guard, Budget: budget, Upstream: o.Upstream,
+		Opened: n.recordOpened, Closed: n.recordClosed, Denied: n.recordDenied, Requested: n.keepRequest,
+	}
+	if o.Ask != nil {
+		server.Ask = n.ask
+	}
+	if n.server, err = egress.New(server); err != nil {
+		return nil, fmt.Errorf("make network: %w", err)
+	}
+	return n, nil
+}
+
+// Plan returns the listeners of a sandbox.
+func (n *Network) Plan() *sandbox.EgressPlan {
+	p := &sandbox.EgressPlan{Names: true}
+	if !n.opts.Capture {
+		return p
+	}
+	ports := n.opts.Policy.Ports() // the last one stands for all others
+	for _, port := range append([]uint16{22}, ports[:len(ports)-1]...) {
+		if port := int(port); port != 53 && port != p.ProxyPort() && len(p.Capture) < sandbox.MaxCapturePorts && !slices.Contains(p.Capture, port) {
+			p.Capture = append(p.Capture, port)
+		}
+	}
+	slices.Sort(p.Capture)
+	return p
+}
+
+// BindSandbox serves the connections of a sandbox, and checks that they are the only
+// way out of it. Its error is a *[LeakError] if they are not.
+func (n *Network) BindSandbox(ctx context.Context, box sandbox.Sandbox) error {
+	server, ok := box.(sandbox.EgressServer)
+	if !ok {
+		return fmt.Errorf("%w: the sandbox has no network for commands", sandbox.ErrUnsupported)
+	}
+	server.Serve(n.server)
+	return Check(ctx, box)
+}
+
+// TrackCommand implements livesandbox.Network.
+func (n *Network) TrackCommand(callID, script string) (notify func(number int), refused func(ended bool) ([]shell.Refused, []string)) {
+	c := &command{call: callID, script: script}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.running = append(n.running, c)
+	notify = func(number int) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		c.number = number
+	}
+	return notify, func(ended bool) ([]shell.Refused, []string) { return n.takeRefused(c, ended) }
+}
+
+// takeRefused returns what was refused to a command, and forgets the command if it has
+// ended. What was refused to unknown commands is that of the command if no other runs.
+func (n *Network) takeRefused(c *command, ended bool) ([]shell.Refused, []string) {
+	n.mu.Lock()
+	number, alone := c.number, len(n.running) == 1 && n.running[0] == c
+	if ended {
+		n.running = slices.DeleteFunc(n.running, func(o *command) bool { return o == c })
+	}
+	n.mu.Unlock()
+	var denied []egress.Denied
+	if number != 0 {
+		denied = n.server.Denials(number)
+	}
+	if alone {
+		denied = slices.Concat(denied, n.server.Denials(0))
+	}
+	var out []shell.Refused
+	for _, d := range denied {
+		if isCheck(d) {
+			continue
+		}
+		one := shell.Refused{Host: hostOf(d.Host, d.Port), Reason: d.Reason, Count: d.Count}
+		same := slices.IndexFunc(out, func(o shell.Refused) bool { return o.Host == one.Host && o.Reason == one.Reason })
+		if same >= 0 {
+			out[same].Count += one.Count
+			continue
+		}
+		out = append(out, one)
+	}
+	if out == nil {
+		return nil, nil
+	}
+	return out, n.allowed
+}
+
+// hostOf returns a host with a port, or the host alone for port 0.
+func hostOf(host string, port uint16) string {
+	host = cmp.Or(host, "unknown host")
+	if port == 0 {
+		return host
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}
+
+// commandOf returns the command with a number, or the only one that runs if it is
+// unknown; nil if there is none.
+func (n *Network) commandOf(number int) *command {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch at := slices.IndexFunc(n.running, func(c *command) bool { return number != 0 && c.number == number }); {
+	case at >= 0:
+		return n.running[at]
+	case number == 0 && len(n.running) == 1:
+		return n.running[0]
+	}
+	return nil
+}
+
+func (n *Network) callOf(number int) string {
+	if c := n.commandOf(number); c != nil {
+		return c.call
+	}
+	return ""
+}
+
+// errNoCommand is why a host can't be asked about.
+var errNoCommand = errors.New("no call of a tool is known that wants to connect")
+
+// ask asks about a host, for the call of the command, or the last one if it is unknown.
+func (n *Network) ask(ctx context.Context, q egress.Question) (egress.Answer, error) {
+	c, text := n.commandOf(q.Command), ""
+	if c != nil {
+		text = c.script
+	} else {
+		n.mu.Lock()
+		if len(n.running) > 0 && q.Command == 0 {
+			c, text = n.running[len(n.running)-1], fmt.Sprintf("one of %d commands that run", len(n.running))
+		}
+		n.mu.Unlock()
+	}
+	if c == nil || c.call == "" {
+		return egress.Answer{}, errNoCommand
+	}
+	question := dispatch.HostQuestion{CallID: c.call, Host: q.Host, Port: q.Port, Command: text, Rule: q.Rule}
+	if q.Display != q.Host {
+		question.Display = q.Display
+	}
+	r, err := n.opts.Ask(ctx, question)
+	switch {
+	case err != nil:
+		return egress.Answer{}, err
+	case r.Decision != approval.DecisionAllow:
+		if r.By == approval.ByCancel || r.Decision == approval.DecisionTimeout {
+			return egress.Answer{}, fmt.Errorf("the question was not answered (%s)", r.By)
+		}
+		return egress.Answer{Verdict: egress.VerdictDeny, Reason: r.Reason}, nil
+	case r.Scope == approval.ScopeAlways:
+		return egress.Answer{Verdict: egress.VerdictAlways}, nil
+	}
+	return egress.Answer{Verdict: egress.VerdictOnce}, nil
+}
+
+// takeRecord reports whether one more record may be written, and counts it.
+func (n *Network) takeRecord() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.written >= record.MaxNetworkRecords {
+		n.totals.Unrecorded++
+		return false
+	}
+	n.written++
+	return true
+}
+
+func (n *Network) recordOpened(o egress.Opened) error {
+	call := n.callOf(o.Command)
+	n.mu.Lock()
+	n.totals.Connections++
+	n.mu.Unlock()
+	if !n.takeRecord() {
+		return nil
+	}
+	p := record.NetworkOpened{CallID: call, Conn: o.ID, Command: o.Command, Way: string(o.Way), Host: hostOf(o.Host, o.Port), Rule: o.Rule, By: "rule"}
+	if o.Asked {
+		p.By = "answer"
+	}
+	if err := n.opts.Record(call, p, true); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.calls[o.ID] = call
+	return nil
+}
+
+func (n *Network) recordClosed(c egress.Closed) {
+	n.mu.Lock()
+	n.totals.Sent += c.Sent
+	n.totals.Received += c.Received
+	n.totals.Requests += int64(c.Requests)
+	n.totals.Cached += int64(c.Cached)
+	call, recorded := n.calls[c.ID]
+	delete(n.calls, c.ID)
+	n.mu.Unlock()
+	if !recorded { // its opening is counted as unrecorded
+		return
+	}
+	p := record.NetworkClosed{
+		CallID: call, Conn: c.ID, Host: hostOf(c.Host, c.Port), SNI: c.SNI, Sent: c.Sent, Received: c.Received,
+		Requests: int64(c.Requests), Cached: int64(c.Cached), WallMS: c.Duration.Milliseconds(), Ending: c.Ending,
+	}
+	if c.Addr.IsValid() {
+		p.Addr = c.Addr.String()
+	}
+	n.logFailure("end of a connection", n.opts.Record(call, p, false))
+}
+
+func (n *Network) recordDenied(d egress.Denied) {
+	if isCheck(d) {
+		return
+	}
+	call := n.callOf(d.Command)
+	n.mu.Lock()
+	n.totals.Denied += int64(d.Count)
+	n.mu.Unlock()
+	if !n.takeRecord() {
+		return
+	}
+	p := record.NetworkDenied{
+		CallID: call, URL: d.URL, Host: hostOf(d.Host, d.Port), Reason: d.Reason, Way: string(d.Way), Command: d.Command, Rule: d.Rule, Method: d.Method,
+	}
+	if d.Addr.IsValid() {
+		p.Addr = d.Addr.String()
+	}
+	if d.Count > 1 {
+		p.Count = int64(d.Count)
+	}
+	n.logFailure("refusal", n.opts.Record(call, p, false))
+}
+
+// logFailure logs that a record could not be written. The next record that must be on
+// the disk fails, and the session with it.
+func (n *Network) logFailure(what string, err error) {
+	if err != nil {
+		n.opts.Log.Error("record network: "+what, zap.Error(err))
+	}
+}
+
+func (n *Network) keepRequest(r egress.Requested) {
+	n.logFailure("request", n.requests.add(r))
+}
+
+// Close ends all connections, and returns the totals. Nothing uses the sandbox any more.
+func (n *Network) Close() record.NetworkTotals {
+	n.server.Close()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	t := n.totals
+	hash, omitted, err := n.requests.close()
+	n.logFailure("requests", err)
+	t.RequestsSHA256 = hash
+	t.Unrecorded += omitted
+	return t
+}

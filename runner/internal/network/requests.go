@@ -1,0 +1,106 @@
+package network
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+
+	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/tools/egress"
+)
+
+// RequestsFile is the file of a session's directory that has the HTTP requests of
+// commands that Caisson read, one a line.
+const RequestsFile = "egress.jsonl"
+
+// maxRequests bounds the lines of the file.
+const maxRequests = 100_000
+
+// requestLine is a line of the file.
+//
+//	{"connection":3,"method":"GET","url":"https://registry.npmjs.org/left-pad","status":200,"received":1024,"sha256":"…","complete":true}
+type requestLine struct {
+	Conn     int64  `json:"connection"`
+	Command  int    `json:"command,omitempty"`
+	Method   string `json:"method"`
+	URL      string `json:"url"` // without its query
+	Status   int    `json:"status"`
+	Received int64  `json:"received"`
+	SHA256   string `json:"sha256,omitempty"`
+	Complete bool   `json:"complete"`
+	Cached   bool   `json:"cached,omitempty"`
+}
+
+// requestLog writes the file, which is made with the first line. It is safe for
+// concurrent use.
+type requestLog struct {
+	path   string
+	redact *redact.Redactor
+
+	mu      sync.Mutex
+	file    *os.File
+	sum     hash.Hash
+	lines   int
+	omitted int64
+}
+
+// add writes a line.
+func (l *requestLog) add(r egress.Requested) error {
+	text, err := json.Marshal(requestLine{r.ID, r.Command, r.Method, r.URL, r.Status, r.Received, r.SHA256, r.Complete, r.Cached})
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.lines >= maxRequests {
+		l.omitted++
+		return nil
+	}
+	if err := l.open(); err != nil {
+		return err
+	}
+	l.lines++
+	_, err = io.MultiWriter(l.file, l.sum).Write(append(l.redact.JSON(text), '\n'))
+	return err
+}
+
+// open opens the file, behind what an earlier process of the session wrote. The caller
+// holds mu.
+func (l *requestLog) open() error {
+	if l.file != nil {
+		return nil
+	}
+	file, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	l.sum = sha256.New()
+	if _, err := io.Copy(l.sum, file); err != nil {
+		return errors.Join(err, file.Close())
+	}
+	l.file = file
+	return nil
+}
+
+// close ends the file, and returns its hash, "" if there is none, and how many requests
+// it lacks.
+func (l *requestLog) close() (sum string, omitted int64, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		if _, err := os.Lstat(l.path); errors.Is(err, fs.ErrNotExist) {
+			return "", l.omitted, nil
+		}
+		if err := l.open(); err != nil {
+			return "", l.omitted, err
+		}
+	}
+	sum = hex.EncodeToString(l.sum.Sum(nil))
+	return sum, l.omitted, l.file.Close()
+}
