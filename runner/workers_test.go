@@ -355,15 +355,21 @@ func TestWorkersShareTheSessionsBudgets(t *testing.T) {
 }
 
 // TestWorkersShareTheSessionsEgress has the session's model use up the budget of
-// fetches before a worker begins.
+// fetches, or open the breaker of the host, before a worker begins.
 func TestWorkersShareTheSessionsEgress(t *testing.T) {
-	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, strings.Repeat("hello\n", 1000)) }))
+	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasPrefix(r.URL.Path, "/broken") {
+			panic(http.ErrAbortHandler)
+		}
+		fmt.Fprint(w, strings.Repeat("hello\n", 1000))
+	}))
 	t.Cleanup(page.Close)
 	allowed, err := rule.ParseFetch(page.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, own := range []string{"", "{tool: fetch, input: {url: " + page.URL + "/a}}]\n  - calls: ["} {
+	own := func(path string) string { return "{tool: fetch, input: {url: " + page.URL + path + "}}]\n  - calls: [" }
+	for own, want := range map[string]string{"": "", own("/a"): "egress budget", own("/broken1") + own("/broken2") + own("/broken3"): limits.CodeTripped} {
 		m := &cannedModel{name: "m", answers: []string{`<tool_call>{"name": "fetch", "args": {"url": "` + page.URL + `/b"}}</tool_call>`, "Yes."}}
 		b := asking(t, own+`{tool: confer, input: {question: "so?", worker_tools: [fetch]}}`, m)
 		b.opts.Workers.Tools = []string{"fetch"}
@@ -372,12 +378,8 @@ func TestWorkersShareTheSessionsEgress(t *testing.T) {
 			Egress: limits.EgressBudget{Bytes: 8_000, Hosts: 1},
 		}
 		_, records := b.run(t.Context())
-		want := "ok"
-		if own != "" {
-			want = "refused"
-		}
-		if calls := of[record.WorkerToolCall](t, records); len(calls) != 1 || calls[0].Status != want {
-			t.Errorf("after %q: %+v", own, calls)
+		if calls := of[record.WorkerToolCall](t, records); len(calls) != 1 || want == "" && calls[0].Status != "ok" || !strings.Contains(m.sent(), want) {
+			t.Errorf("after %q: %+v, %s", own, calls, m.sent())
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 // TestRunAsksModels runs caisson run with a model that asks others, by settings that are
 // right and wrong.
 func TestRunAsksModels(t *testing.T) {
+	const key = "sk-of-the-model-that-is-asked"
 	var asked atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
@@ -25,7 +26,7 @@ func TestRunAsksModels(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(map[string]any{
 			"id": "x", "object": "chat.completion", "model": req.Model,
-			"choices": []any{map[string]any{"index": 0, "finish_reason": "stop", "message": map[string]any{"role": "assistant", "content": "So says " + req.Model + ".\u202e"}}},
+			"choices": []any{map[string]any{"index": 0, "finish_reason": "stop", "message": map[string]any{"role": "assistant", "content": "So says " + req.Model + ".\u202e " + r.Header.Get("Authorization")}}},
 			"usage":   map[string]any{"prompt_tokens": 100, "completion_tokens": 10},
 		})
 	}))
@@ -68,15 +69,26 @@ func TestRunAsksModels(t *testing.T) {
 			}
 			var errs bytes.Buffer
 			w.app.stdout, w.app.stderr = io.Discard, &errs
-			w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY=sk-test")
+			w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY="+key)
 			if tt.env != "" {
 				w.env = append(w.env, tt.env)
 			}
 			if status := w.run(tt.args...); status != tt.status || !strings.Contains(errs.String(), tt.errs) || asked.Load() != tt.asks {
 				t.Errorf("status %d, want %d; %d requests, want %d\n%s", status, tt.status, asked.Load(), tt.asks, errs.String())
 			}
-			if strings.ContainsAny(errs.String(), "\u202e") {
+			if strings.ContainsAny(errs.String(), "\u202e") || strings.Contains(errs.String(), key) {
 				t.Errorf("standard error %q", errs.String())
+			}
+			answers := 0
+			_ = filepath.WalkDir(strings.TrimPrefix(w.env[0], "HOME="), func(path string, _ os.DirEntry, _ error) error {
+				text, _ := os.ReadFile(path) // no text of a directory
+				if answers += bytes.Count(text, []byte("So says ")); bytes.Contains(text, []byte(key)) {
+					t.Errorf("%s has the key of a model that is asked", path)
+				}
+				return nil
+			})
+			if tt.asks > 0 && answers == 0 {
+				t.Error("control: no record has the answers, which repeat the key")
 			}
 		})
 	}
@@ -87,7 +99,7 @@ func TestRunAsksModels(t *testing.T) {
 	if err := os.WriteFile(config, []byte("workers: {models: [fast]}\n"+models), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY=sk-test")
+	w.env = append(w.env, "CAISSON_CONFIG="+config, "MY_KEY="+key)
 	var out, errs bytes.Buffer
 	w.app.stdout, w.app.stderr = &out, &errs
 	if status := run(t.Context(), []string{"tools", "ls", "confer"}, w.env, w.app); status != exitDone || !strings.Contains(out.String(), "class network") || !strings.Contains(out.String(), `"fast"`) {

@@ -120,6 +120,21 @@ func TestAllowIsAskedAgain(t *testing.T) {
 	}
 }
 
+// TestPromptsAreRefused checks that a call which a policy would ask about is refused,
+// because no one is asked. The control is a policy that permits it.
+func TestPromptsAreRefused(t *testing.T) {
+	for mode, want := range map[policy.Mode]string{policy.ModePrompt: "fetch=refused", policy.ModePromptOnce: "fetch=refused", policy.ModeDeny: "fetch=refused", policy.ModeAuto: "fetch=ok"} {
+		w := newWeb(t, "page")
+		o := w.toolOptions(t, limits.EgressBudget{}, "fetch")
+		o.Policy = policy.Policy{Classes: map[tools.Class]policy.Mode{tools.ClassRead: mode}}
+		p := newProvider(t, map[string][]string{"a": {fetchCall(w.URL), "7"}})
+		got := confer(t, worker.ConferOptions{Options: worker.Options{Tools: o}, Profiles: []loop.Profile{p.profile("a")}})
+		if s := statuses(got.Answers[0].InnerToolCalls); s != want || (w.hits.Load() > 0) != (mode == policy.ModeAuto) {
+			t.Errorf("%s: calls %s, %d pages", mode, s, w.hits.Load())
+		}
+	}
+}
+
 // TestAgentToolsAreOff checks the definitions: off without models, of the class network,
 // and with the names of the models as the only ones.
 func TestAgentToolsAreOff(t *testing.T) {

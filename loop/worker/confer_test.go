@@ -275,6 +275,9 @@ func TestForbiddenNames(t *testing.T) {
 		if c := got.Answers[0].InnerToolCalls; len(c) != 1 || c[0].Status != want {
 			t.Errorf("%q: calls %+v", name, c)
 		}
+		if last := p.received("a")[1].last(); name != "" && !strings.Contains(last, "a worker can't call this tool") {
+			t.Errorf("%q: result %s", name, last)
+		}
 	}
 	if ran != 0 || w.hits.Load() != 0 {
 		t.Errorf("%d tools ran, %d pages were fetched", ran, w.hits.Load())
