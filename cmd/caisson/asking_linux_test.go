@@ -17,7 +17,7 @@ import (
 // TestRunAsksModels runs caisson run with a model that asks others, by settings that are
 // right and wrong.
 func TestRunAsksModels(t *testing.T) {
-	const key = "sk-of-the-model-that-is-asked"
+	const key = "opaque1of2the3model4asked"
 	var asked atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
