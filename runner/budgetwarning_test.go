@@ -2,8 +2,10 @@ package runner
 
 import (
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 )
 
@@ -19,6 +21,20 @@ func TestBudgetWarningInWords(t *testing.T) {
 	} {
 		if got := tt.warning.String(); got != tt.want {
 			t.Errorf("%q, want %q", got, tt.want)
+		}
+	}
+}
+
+// TestCeilingHint checks that a user is not told to wait for the next day for what
+// requests under way hold.
+func TestCeilingHint(t *testing.T) {
+	until := time.Date(2026, 11, 28, 0, 0, 0, 0, time.UTC)
+	for want, limit := range map[string]record.Limit{
+		"It is free again at 2026-11-28 00:00 UTC. Wait until then, or raise that limit.":                                               {Used: 90, Until: &until},
+		"What those requests don't use is free when they have ended, and all of it at 2026-11-28 00:00 UTC. Wait, or raise that limit.": {Used: 90, Reserved: 40, Until: &until},
+	} {
+		if got := FaultOf("ses_1", record.SessionEnded{Reason: loop.StopLimit, Limit: &limit}).Hint(); got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }

@@ -67,6 +67,8 @@ type Fault struct {
 	Model            loop.ErrorClass
 	// Until is when the ceiling that was reached is free again; nil for other limits.
 	Until *time.Time
+	// Reserved reports that requests under way hold a part of that ceiling.
+	Reserved bool
 	// Overlay reports that the workspace is unchanged, and the changes are kept.
 	Overlay bool
 	// Stopped reports that a missing approval ended the session.
@@ -122,6 +124,9 @@ func (f Fault) Hint() string {
 	case FaultSandboxLost:
 		return "Check the engine or runtime, and run the task again. " + f.whereChangesAre()
 	case FaultLimit:
+		if f.Until != nil && f.Reserved {
+			return "What those requests don't use is free when they have ended, and all of it at " + f.Until.UTC().Format("2006-01-02 15:04 UTC") + ". Wait, or raise that limit."
+		}
 		if f.Until != nil {
 			return "It is free again at " + f.Until.UTC().Format("2006-01-02 15:04 UTC") + ". Wait until then, or raise that limit."
 		}
@@ -215,7 +220,7 @@ var faultKinds = map[loop.StopReason]FaultKind{
 func FaultOf(session string, end record.SessionEnded) Fault {
 	f := Fault{Kind: faultKinds[end.Reason], Session: session, Overlay: end.Overlay != nil, Stopped: end.Reason == loop.StopNoApprover}
 	if end.Limit != nil {
-		f.Until = end.Limit.Until
+		f.Until, f.Reserved = end.Limit.Until, end.Limit.Reserved > 0
 	}
 	if end.Reason == loop.StopAnswered || end.Reason == StopNoTurn {
 		f.Kind = faultOfDone(end)

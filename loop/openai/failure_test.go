@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"sync"
@@ -73,6 +74,7 @@ func TestRetryable(t *testing.T) {
 		"rate limit":            {status: 429, class: loop.ModelRateLimit, retryable: true},
 		"seconds":               {status: 429, header: "Retry-After", value: "3600", class: loop.ModelRateLimit, retryable: true, after: time.Hour},
 		"milliseconds":          {status: 503, header: "Retry-After-Ms", value: "5", class: loop.ModelServer, retryable: true, after: 5 * time.Millisecond},
+		"ages":                  {status: 429, header: "Retry-After", value: "99999999999999999999", class: loop.ModelRateLimit, retryable: true, after: math.MaxInt32 * time.Second},
 		"a moment that is over": {status: 503, header: "Retry-After", value: "Fri, 31 Dec 1999 23:59:59 GMT", class: loop.ModelServer, retryable: true},
 		"no delay":              {status: 503, header: "Retry-After", value: "soon", class: loop.ModelServer, retryable: true},
 		"negative":              {status: 503, header: "Retry-After", value: "-5", class: loop.ModelServer, retryable: true},

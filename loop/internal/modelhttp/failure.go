@@ -267,11 +267,11 @@ func embeddedStatus(body []byte) int {
 
 // parseRetryAfter returns the delay that the endpoint asked for, or zero.
 func parseRetryAfter(h http.Header) time.Duration {
-	if ms, err := strconv.ParseFloat(h.Get("Retry-After-Ms"), 64); err == nil && ms > 0 && ms < math.MaxInt32 {
-		return time.Duration(ms * float64(time.Millisecond))
+	if ms, err := strconv.ParseFloat(h.Get("Retry-After-Ms"), 64); err == nil && ms > 0 {
+		return time.Duration(min(ms, math.MaxInt32) * float64(time.Millisecond))
 	}
-	if s, err := strconv.ParseFloat(h.Get("Retry-After"), 64); err == nil && s > 0 && s < math.MaxInt32 {
-		return time.Duration(s * float64(time.Second))
+	if s, err := strconv.ParseFloat(h.Get("Retry-After"), 64); err == nil && s > 0 {
+		return time.Duration(min(s, math.MaxInt32) * float64(time.Second))
 	}
 	if at, err := http.ParseTime(h.Get("Retry-After")); err == nil {
 		return max(time.Until(at), 0)
