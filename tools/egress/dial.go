@@ -113,6 +113,9 @@ func (s *Server) dial(ctx context.Context, dialer *rule.Dialer, r request) (net.
 	if err != nil {
 		return nil, fail(err, rule.ReasonConnect, "no connection to the configured proxy")
 	}
+	if r.plain {
+		return conn, nil
+	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	tunnel, err := connectThrough(conn, proxy.User, rule.Origin{Host: r.host, Port: r.port}.Address())
 	if !stop() && err == nil {

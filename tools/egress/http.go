@@ -88,7 +88,9 @@ func (t *transport) dialContext(ctx context.Context, _, _ string) (net.Conn, err
 	if !ok {
 		return nil, errors.New("no request") // can't happen: transports pass the context's values on
 	}
-	h, err := t.s.connect(a.flow.ctx, a.flow, a.request) // ctx outlives the request
+	r := a.request
+	r.plain = a.target.Scheme == "http"
+	h, err := t.s.connect(a.flow.ctx, a.flow, r) // ctx outlives the request
 	if err != nil {
 		return nil, err
 	}

@@ -157,6 +157,9 @@ type request struct {
 	port      uint16
 	command   int
 	userKnown bool
+	// plain reports whether requests of HTTP are sent over the connection, which an
+	// upstream proxy serves without a tunnel.
+	plain bool
 	// method and url are those of an HTTP request, for reports.
 	method, url string
 }
