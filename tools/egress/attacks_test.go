@@ -163,6 +163,7 @@ func TestAmbiguousRequests(t *testing.T) {
 func TestBadChunks(t *testing.T) {
 	s := startHTTP(t, answerHello)
 	f := newFixture(t, func(o *Options) { o.Guard = allowLoopback(t) }, "http://"+s.addr+"/ POST")
+	f.times.linger = 50 * time.Millisecond
 	for _, body := range []string{"zz\r\nabc\r\n0\r\n\r\n", "3\nabc\n0\n\n", "-1\r\n\r\n", "3\r\nabcdef\r\n0\r\n\r\n", "ffffffffffffffffff\r\nabc", "3;a\nb\r\nabc\r\n0\r\n\r\n"} {
 		conn := f.connectProxy()
 		_, _ = fmt.Fprintf(conn, "POST http://%s/ HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n%s", s.addr, s.addr, body)

@@ -18,6 +18,8 @@ type client struct {
 	sandbox.EgressConn
 	s  *Server
 	br *bufio.Reader
+	// small is the reader from which br reads, if br has room for the head of a request.
+	small *bufio.Reader
 	// first is the first byte that the program sent, 0 if none was read.
 	first byte
 	// expired reports whether a wait for the program took too long.

@@ -54,6 +54,7 @@ func (t *tunnel) origin() rule.Origin {
 func (s *Server) serveHTTP(ctx context.Context, c *client, t *tunnel) {
 	x := s.newHTTPConn(c, t)
 	defer x.transport.close()
+	c.small = c.br
 	c.br = bufio.NewReaderSize(c.br, maxHeadBytes)
 	for x.serveOne(ctx) {
 		err := c.within(s.times.idle, func() error {
@@ -177,6 +178,9 @@ func (x *httpConn) serveOne(ctx context.Context) bool {
 	if err == nil && req == nil {
 		if x.tunnel == nil {
 			_, _ = c.br.Discard(len(h.text))
+			if c.br.Buffered() == 0 { // a tunnel needs no room for heads
+				c.br = c.small
+			}
 			s.serveConnect(ctx, c, h)
 			return false
 		}
