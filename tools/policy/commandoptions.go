@@ -6,6 +6,23 @@ import (
 	"strings"
 )
 
+// knownSubcommands returns the subcommands of a program that takes other words there too: an
+// alias of the workspace's configuration, a script, an abbreviation, a program of PATH. It
+// is "" for other programs. None of them runs a program that its further words name.
+func knownSubcommands(program string) string {
+	switch program {
+	case "cargo":
+		return "add b bench build c check clean clippy d doc fetch fmt generate-lockfile init locate-project metadata new package pkgid remove search t test tree update vendor verify-project version"
+	case "dotnet":
+		return "build clean list pack publish restore test"
+	case "git":
+		return "add am annotate apply archive bisect blame branch cat-file check-ignore checkout cherry cherry-pick clean clone commit count-objects describe diff diff-tree fetch format-patch fsck gc grep init log ls-files ls-remote ls-tree merge merge-base mv name-rev notes pull push range-diff rebase reflog remote reset restore rev-list rev-parse revert rm shortlog show show-ref sparse-checkout stash status submodule switch symbolic-ref tag version worktree"
+	case "npm", "pnpm", "yarn":
+		return "add audit ci i info install list ls outdated pack prune remove rm t test uninstall update version view why"
+	}
+	return ""
+}
+
 // isHarmlessOption reports whether an option of a program is known to name no program,
 // no file to execute and no other directory. What is not known is not harmless: lists of
 // harmful options miss abbreviations, clusters and new options.

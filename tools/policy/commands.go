@@ -117,7 +117,7 @@ func openProgram(words []string) string {
 // isLauncher reports whether a word is, in many programs, the subcommand whose arguments
 // are a command.
 func isLauncher(word string) bool {
-	return slices.Contains([]string{"dlx", "eval", "exec", "foreach", "run", "shell", "x"}, word)
+	return slices.Contains([]string{"cmd", "dlx", "eval", "exec", "foreach", "run", "runner", "shell", "x"}, word)
 }
 
 // mayLaunch reports whether a word of a program may be such a subcommand. The programs
@@ -154,6 +154,11 @@ func (r commandRule) matchesPlain(words []string) bool {
 	}
 	if runnerSubcommand(words) != "" && runnerSubcommand(r.words) == "" || setsProgram(words) {
 		return false
+	}
+	if known := knownSubcommands(r.program); known != "" && len(r.words) == 1 {
+		if at := slices.IndexFunc(rest, func(w string) bool { return !strings.HasPrefix(w, "-") }); at >= 0 && !slices.Contains(strings.Fields(known), rest[at]) {
+			return false
+		}
 	}
 	return !slices.ContainsFunc(rest, func(w string) bool {
 		return !isHarmlessWord(r.program, w) || isLauncher(w) && mayLaunch(r.program)

@@ -128,7 +128,19 @@ var attacks = []struct{ entry, harmless, attack string }{
 	{"git *", "git submodule update", "git submodule foreach evil"},
 	{"git *", "git status", "git push --force"},
 	{"git *", "git status", "git clean -f"},
+	{"git *", "git stash", "git merge-index ./evil file"},
+	{"git *", "git stash list", "git remote-ext a 'sh -c id'"},
+	{"git *", "git worktree list", "git an-alias"},
+	{"git *", "git branch --all", "git hook run pre-commit"},
 	{"npm test *", "npm test", "npm test --prefix dir"},
+	{"npm *", "npm test", "npm exe evil"},
+	{"npm *", "npm ci", "npm expl lodash -- sh"},
+	{"yarn *", "yarn test", "yarn tsx evil.ts"},
+	{"yarn *", "yarn install --offline", "yarn node evil.js"},
+	{"pnpm *", "pnpm ls", "pnpm tsx evil.ts"},
+	{"cargo *", "cargo clippy --all-targets", "cargo an-alias"},
+	{"dotnet *", "dotnet test", "dotnet evil.dll"},
+	{"mix *", "mix test", "mix cmd evil"},
 	{"npm run *", "npm run build", "npm run build --script-shell=evil"},
 	{"npm run *", "npm run build --silent", "npm run build --node-options=--require=evil"},
 	{"npm *", "npm test", "npm exec evil"},
@@ -179,7 +191,7 @@ func TestEntriesOfCommandsThatAreNone(t *testing.T) {
 	for _, entry := range []string{
 		"", "*", " *", "make*x;", "make; id", "make && x", "make > x", "make $X", "make ~", "CC=x make", "make\nid", "make\u202e",
 		"env *", "sudo *", "xargs *", "sh *", "bash -c *", "python *", "python3 *", "python3 -m *", "python3 script.py *", "find *", "tar *", "npx *",
-		"uv run *", "npm exec *", "npm x *", "git config *", "git submodule foreach *", "go run *", "go tool *", "docker run *", "docker exec x *",
+		"tsx *", "hyperfine *", "nodemon *", "uv run *", "npm exec *", "npm x *", "git config *", "git submodule foreach *", "go run *", "go tool *", "docker run *", "docker exec x *",
 		"uv run sh *", "npx env *", "timeout 60 *", "ssh host *", "sh -c 'make test'", "eval make", "python3 -m pdb *",
 	} {
 		if err := (Policy{Commands: map[string]Mode{entry: ModeAuto}}).Validate(); err == nil {

@@ -221,13 +221,13 @@ func isRunner(name string) bool {
 // somewhere else, or that change what later words mean.
 func runsOthers(name string) bool {
 	switch name {
-	case ".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "chroot", "chrt", "command", "compgen", "complete", "crontab",
+	case ".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "chroot", "chrt", "command", "compgen", "complete", "concurrently", "crontab",
 		"dash", "deno", "doas", "ed", "emacs", "enable", "entr", "env", "eval", "ex", "exec", "expect", "fakeroot", "fc", "find", "fish", "flock", "gawk", "gdb",
-		"hash", "ionice", "java", "julia", "ksh", "less", "lua", "luajit", "m4", "make", "man", "mapfile", "mawk", "more", "nawk", "nice", "ninja", "node", "nodejs",
-		"nohup", "npx", "nsenter", "nvim", "osascript", "parallel", "perl", "php", "pkexec", "prlimit", "python", "pypy", "readarray", "rlwrap", "Rscript", "ruby",
-		"run-parts", "runuser", "scp", "screen", "script", "sed", "set", "setarch", "setpriv", "setsid", "sftp", "sh", "shopt", "socat", "source", "ssh", "start-stop-daemon",
-		"stdbuf", "strace", "su", "sudo", "systemd-run", "tar", "taskset", "tcl", "tclsh", "tcsh", "csh", "time", "timeout", "tmux", "toybox", "trap", "unalias",
-		"unshare", "uvx", "vi", "view", "vim", "watch", "wish", "xargs", "xonsh", "zsh":
+		"guile", "hash", "hyperfine", "ionice", "java", "julia", "ksh", "less", "lua", "luajit", "m4", "make", "man", "mapfile", "mawk", "more", "nawk", "nice", "ninja", "node", "nodejs",
+		"nodemon", "nohup", "npx", "nsenter", "nvim", "osascript", "parallel", "perl", "php", "pkexec", "prlimit", "python", "pypy", "readarray", "rlwrap", "Rscript", "ruby",
+		"run-parts", "runghc", "runuser", "scp", "screen", "script", "sed", "set", "setarch", "setpriv", "setsid", "sftp", "sh", "shopt", "socat", "source", "ssh", "start-stop-daemon",
+		"stdbuf", "strace", "su", "sudo", "systemd-run", "tar", "taskset", "tcl", "tclsh", "tcsh", "csh", "time", "timeout", "tmux", "toybox", "trap", "ts-node", "tsx", "unalias",
+		"unshare", "uvx", "vi", "view", "vim", "watch", "watchexec", "wish", "xargs", "xonsh", "zsh":
 		return true
 	}
 	return false
