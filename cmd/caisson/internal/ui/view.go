@@ -334,7 +334,7 @@ func (v *view) addCreated(p record.SessionCreated) []string {
 		if f.Truncated {
 			part = "the beginning of "
 		}
-		lines = append(lines, v.style.dim(fmt.Sprintf("the model gets %s%s (%d bytes, as %s data)", part, safeLine(f.Path), f.Bytes, safeLine(f.Trust))))
+		lines = append(lines, v.style.dim(fmt.Sprintf("the model gets %s%s (%d bytes, as %s)", part, safeLine(f.Path), f.Bytes, trustWords(f.Trust))))
 	}
 	for _, i := range p.Ignored {
 		lines = append(lines, v.style.yellow("! "+safeLine(i.Name)+" is ignored: "+safeLine(i.Why)))
@@ -343,6 +343,17 @@ func (v *view) addCreated(p record.SessionCreated) []string {
 		lines = append(lines, v.style.yellow(safeLine(fmt.Sprintf("! removed what a dead caisson (%s) left: %s %s", l.Owner, l.Kind, l.Name))))
 	}
 	return lines
+}
+
+// trustWords returns what a file counts as for the model.
+func trustWords(trust string) string {
+	switch trust {
+	case "operator":
+		return "your instructions"
+	case "trusted":
+		return "instructions that you trust"
+	}
+	return "untrusted data"
 }
 
 // shortReason leaves the detail of an error to the records and to the doctor.
