@@ -236,6 +236,30 @@ func TestAgentCoordinates(t *testing.T) {
 	}
 }
 
+// TestAgentCoordinatesWithTools checks that tools are for the proposer and the critics.
+func TestAgentCoordinatesWithTools(t *testing.T) {
+	w := newWeb(t, "page")
+	p := newProvider(t, map[string][]string{"p": {fetchCall(w.URL), "role"}, "c": {fetchCall(w.URL), "role"}, "s": {"role"}})
+	o := worker.AgentOptions{Profiles: []loop.Profile{p.profile("p"), p.profile("c"), p.profile("s")}, Tools: w.toolOptions(t, limits.EgressBudget{}, "fetch")}
+	text, _ := callAgentTool(t, o, worker.CoordinateName, map[string]any{"question": "?", "critics": []string{"c"}, "synthesizer": "s", "worker_tools": []string{"fetch", "solve"}})
+	var got worker.Coordination
+	if err := json.Unmarshal([]byte(text), &got); err != nil || got.Answer == "" {
+		t.Fatalf("%v: %s", err, text)
+	}
+	want := &worker.ToolReport{Accepted: []string{"fetch"}, Rejected: []string{"solve"}, HopBudget: 2, AppliesTo: []worker.Role{"proposer", "critic"}}
+	if diff := cmp.Diff(want, got.Tools); diff != "" {
+		t.Errorf("report (-want +got):\n%s", diff)
+	}
+	for _, a := range got.Workers {
+		if (len(a.InnerToolCalls) == 1) != (a.Role != worker.RoleSynthesizer) {
+			t.Errorf("%s: calls %+v", a.Role, a.InnerToolCalls)
+		}
+	}
+	if strings.Contains(p.received("s")[0].Messages[0].Content, "<tool_call>") {
+		t.Error("the synthesizer's system prompt has the hint")
+	}
+}
+
 // TestAgentEventsEndTheCall checks that a call whose events can't be recorded fails.
 func TestAgentEventsEndTheCall(t *testing.T) {
 	p := newProvider(t, map[string][]string{"a": {"Yes."}})

@@ -82,7 +82,7 @@ func (p *provider) serveRequest(w http.ResponseWriter, r *http.Request) {
 		text = req.last()
 	}
 	if text == "role" {
-		text = roleEnvelope(req.last())
+		text = roleEnvelope(req.Messages[1].Content)
 	}
 	if status, ok := strings.CutPrefix(text, "!"); ok {
 		code := http.StatusInternalServerError

@@ -1,18 +1,27 @@
 package worker_test
 
 import (
+	"compress/gzip"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
+
+	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/worker"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/fetch"
 )
 
 // TestHostileAnswers checks the status of each call that a worker can twist, and that
@@ -242,4 +251,85 @@ func TestHostilePages(t *testing.T) {
 		t.Errorf("%d connections to the canary", c.hits.Load())
 	}
 	requireReached(t, c)
+}
+
+// TestHostileServers checks that a worker's fetch of a server that sends too much, too
+// slowly or elsewhere ends in time and with nothing of it. The controls are a plain
+// client, which takes the bomb, and a page of the same server.
+func TestHostileServers(t *testing.T) {
+	const bomb = 64 << 20
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/plain")
+		switch r.URL.Path {
+		case "/bomb", "/coding":
+			w.Header().Set("Content-Encoding", map[string]string{"/bomb": "gzip", "/coding": "gzip, gzip"}[r.URL.Path])
+			z := gzip.NewWriter(w)
+			block := make([]byte, 1<<20)
+			for range bomb >> 20 {
+				if _, err := z.Write(block); err != nil {
+					return
+				}
+			}
+			_ = z.Close()
+		case "/endless":
+			for block := []byte(strings.Repeat("x", 1<<16)); ; {
+				if _, err := w.Write(block); err != nil {
+					return
+				}
+			}
+		case "/slow":
+			for range 300 {
+				if _, err := w.Write([]byte("x")); err != nil {
+					return
+				}
+				w.(http.Flusher).Flush()
+				select {
+				case <-r.Context().Done():
+					return
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+		case "/loop":
+			http.Redirect(w, r, "/loop", http.StatusFound)
+		case "/file":
+			w.Header().Set("Location", "file:///etc/passwd")
+			w.WriteHeader(http.StatusFound)
+		default:
+			_, _ = fmt.Fprint(w, "The page says 7.")
+		}
+	}))
+	t.Cleanup(server.Close)
+	plain := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := plain.Get(server.URL + "/bomb")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := io.Copy(io.Discard, resp.Body)
+	_ = resp.Body.Close()
+	if n != bomb || err != nil {
+		t.Fatalf("control: a plain client decodes %d bytes: %v", n, err)
+	}
+	allowed, err := rule.ParseFetch(server.URL + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{"/bomb": "Not fetched", "/coding": "Not fetched", "/endless": "Not fetched", "/slow": "Not fetched", "/loop": "Not fetched", "/file": "Not fetched", "/page": "The page says 7."} {
+		o := newWeb(t, "").toolOptions(t, limits.EgressBudget{}, "fetch")
+		f, err := runner.FetchOptions{
+			Allow: []rule.Rule{allowed}, Private: map[string][]netip.Prefix{"127.0.0.1": {netip.MustParsePrefix("127.0.0.1/32")}}, MaxBytes: 1 << 20, Timeout: time.Second,
+		}.NewTool("", "", zap.NewNop(), func(fetch.Denial) error { return nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Factories = []tools.Factory{f}
+		p := newProvider(t, map[string][]string{"a": {fetchCall(server.URL + path), "7"}})
+		begun := time.Now()
+		got := confer(t, worker.ConferOptions{Options: worker.Options{Tools: o}, Profiles: []loop.Profile{p.profile("a")}})
+		if s := statuses(got.Answers[0].InnerToolCalls); s != "fetch=ok" && s != "fetch=refused" || time.Since(begun) > 30*time.Second {
+			t.Errorf("%s: calls %s after %v", path, s, time.Since(begun))
+		}
+		if last := p.received("a")[1].last(); !strings.Contains(last, want) || len(last) > 4600 {
+			t.Errorf("%s: %d bytes: %.500s", path, len(last), last)
+		}
+	}
 }
