@@ -420,3 +420,36 @@ func TestContinuedTurn(t *testing.T) {
 		}
 	}
 }
+
+// TestSpansOfWorkers checks that the requests of models that a call asks are spans with
+// their usage, without texts.
+func TestSpansOfWorkers(t *testing.T) {
+	c := newCollector(t, accept)
+	e, _ := open(t, map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL, "OTEL_EXPORTER_OTLP_COMPRESSION": "none"})
+	model := func(name string) record.ModelCall {
+		return record.ModelCall{Round: 1, Profile: name, Attempt: 1, Model: loop.ModelInfo{Provider: "openai", Model: name}}
+	}
+	observe(t, e, map[int]record.Payload{
+		0: record.SessionCreated{Model: loop.ModelInfo{Provider: "openai", Model: "gpt"}, Tools: []record.OfferedTool{{Name: "confer"}}},
+		1: record.TurnStarted{},
+		2: record.ToolCalled{CallID: "tu_1", Name: "confer"},
+		3: record.WorkerModelCall{CallID: "tu_1", Worker: "fast", ModelCall: model("fast"), LatencyMS: 500, Usage: limits.Usage{InputTokens: 5, OutputTokens: 3}},
+		4: record.WorkerModelCall{CallID: "tu_1", Worker: "gone", ModelCall: model("gone"), Class: "auth", Message: "secret words"},
+		5: record.ToolCompleted{CallID: "tu_1", Name: "confer", LatencyMS: 3000},
+		6: record.TurnCompleted{Reason: loop.StopAnswered},
+	}, nil)
+	e.Close(t.Context())
+	for name, want := range map[string]string{"chat fast": "", "chat gone": "auth"} {
+		s := c.spans[name]
+		if s == nil {
+			t.Errorf("no span %s", name)
+			continue
+		}
+		if attributeOf(s, "error.type") != want || attributeOf(s, "caisson.purpose") != "worker" || strings.Contains(s.String(), "secret words") {
+			t.Errorf("span %s", s)
+		}
+	}
+	if s := c.spans["chat fast"]; s != nil && (!strings.Contains(s.String(), "int_value:5") || s.EndTimeUnixNano-s.StartTimeUnixNano != uint64(500*time.Millisecond)) {
+		t.Errorf("span %s", s)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
 )
@@ -117,5 +118,46 @@ func TestRecordReturnsTheChangedStep(t *testing.T) {
 	add(record.TurnStarted{})
 	if s := add(record.TurnCancelled{Reason: "interrupted", By: "signal"}); s.End == nil || s.End.Reason != loop.StopCancelled || s.End.Answer != "" || !s.Failed {
 		t.Errorf("cancelled turn: got %+v", s)
+	}
+}
+
+// TestStepsOfWorkers checks what is shown of models that a call asks, and that totals
+// count what they use.
+func TestStepsOfWorkers(t *testing.T) {
+	var shown []string
+	var o Overview
+	steps := NewSteps(func(s Step) {
+		o.countStep(s)
+		text := fmt.Sprintf("%s %t %s", s.Kind, s.Failed, s.Text)
+		if s.Model != nil {
+			text = fmt.Sprintf("%s %t %s %s", s.Kind, s.Failed, s.Model.Label(), s.Model.Error)
+		}
+		shown = append(shown, text)
+	})
+	call := record.ModelCall{Round: 1, Profile: "careful"}
+	for i, p := range []record.Payload{
+		record.WorkerModelCall{CallID: "1", Worker: "critic careful", ModelCall: call, Usage: limits.Usage{Rounds: 1, InputTokens: 100, OutputTokens: 10, CostMicroUSD: new(int64(120))}},
+		record.WorkerModelCall{CallID: "1", Worker: "critic careful", ModelCall: call, Class: loop.ModelServer, Message: "It failed."},
+		record.WorkerToolCall{CallID: "1", Worker: "critic careful", Hop: 1, Name: "fetch", Status: "ok", InnerID: "2", Summary: "https://a/"},
+		record.WorkerToolCall{CallID: "1", Worker: "critic careful", Hop: 2, Name: "shell", Status: "refused"},
+		record.WorkerInputInvalid{CallID: "1", Worker: "critic careful", Hop: 2, Name: "fetch", Error: "no url"},
+		record.WorkerCostWarning{CallID: "1", Worker: "critic careful", CapUSD: 0.1, ObservedUSD: 0.125},
+	} {
+		raw, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps.Record(record.Record{Seq: int64(i + 1), Kind: p.Kind(), Payload: raw})
+	}
+	want := []string{
+		"model false worker critic careful ", "model true worker critic careful server_error: It failed.",
+		"worker false critic careful: fetch, call 1: ok, https://a/", "worker true critic careful: shell, call 2: refused",
+		"worker true critic careful: fetch, call 2: no url", "warning false critic careful cost 0.1250 USD, above the cap of 0.1000 USD",
+	}
+	if !slices.Equal(shown, want) {
+		t.Errorf("steps\n%s\nwant\n%s", strings.Join(shown, "\n"), strings.Join(want, "\n"))
+	}
+	if o.CostMicroUSD != 120 || o.InputTokens != 100 || o.CostUnknown {
+		t.Errorf("totals %+v", o)
 	}
 }
