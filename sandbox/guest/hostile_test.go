@@ -36,14 +36,18 @@ func play(t testing.TB) (*guest.Conn, *liar) {
 }
 
 // playOver is play over a connection with these two ends.
-func playOver(t testing.TB, host, far net.Conn) (*guest.Conn, *liar) {
+func playOver(t testing.TB, host, far net.Conn, change ...func(*guest.Options)) (*guest.Conn, *liar) {
 	t.Helper()
 	l := &liar{t: t, frames: wire.NewReader(far), writer: wire.NewWriter(far), raw: far}
 	go func() {
 		_, _ = l.frames.Next()
 		_ = l.writer.SendJSON(0, wire.TypeHello, wire.Hello{Protocol: wire.Version, Tmpfs: []wire.Mount{{Path: "/tmp"}, {Path: "/run"}}})
 	}()
-	c, err := guest.Dial(t.Context(), guest.Options{Conn: host, Config: guest.NewConfig(sandbox.Spec{})})
+	o := guest.Options{Conn: host, Config: guest.NewConfig(sandbox.Spec{})}
+	for _, f := range change {
+		f(&o)
+	}
+	c, err := guest.Dial(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +348,15 @@ func FuzzGuest(f *testing.F) {
 			frame(3, wire.TypeEnd, 0, `{}`),
 		}, nil),
 		frame(1, wire.TypeRefused, 0, `{"code":"busy","text":"x"}`),
-		frame(2, wire.TypeOpen, 0, `{"accept":{"listener":1}}`),
+		bytes.Join([][]byte{
+			frame(2, wire.TypeOpen, 0, `{"accept":{"local":"127.80.0.1:61080","uid":10001}}`),
+			frame(2, wire.TypeData, 1, "GET / HTTP/1.1\r\n\r\n"),
+			frame(2, wire.TypeCredit, 0, "\x00\x00\x00\x01"),
+			frame(2, wire.TypeEOF, 1, ""),
+			frame(2, wire.TypeEnd, 0, `{}`),
+			frame(4, wire.TypeOpen, 0, `{"lookup":{"name":"example.com"}}`),
+		}, nil),
+		frame(2, wire.TypeOpen, 0, `{"accept":{"local":"127.0.0.1:22"}}`),
 		frame(0, wire.TypePong, 0, "\x00\x00\x00\x00\x00\x00\x00\x01"),
 	}
 	if len(seeds) < 7 {
@@ -363,7 +375,9 @@ func FuzzGuest(f *testing.F) {
 				t.Errorf("%d bytes of a guest made the host allocate %d", len(data), grown)
 			}
 		}()
-		c, l := play(t)
+		host, far := net.Pipe()
+		c, l := playOver(t, host, far, withEgress)
+		c.Serve(echo{})
 		go l.drain()
 		ended := make(chan struct{}, 2)
 		go func() {
