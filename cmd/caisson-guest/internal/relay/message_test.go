@@ -173,7 +173,7 @@ func FuzzQuery(f *testing.F) {
 		}
 		var m dnsmessage.Message
 		if err := m.Unpack(answer); err != nil {
-			if q, _ := parseQuery(message); q.code == codeNotFound {
+			if name, _, _ := parseName(message[messageHeader:]); strings.Contains(name, "\x00") {
 				return // the parser refuses a label with a dot, which was asked for
 			}
 			t.Fatalf("the answer %x can't be read: %v", answer, err)
