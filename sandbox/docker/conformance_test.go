@@ -161,7 +161,7 @@ func TestConformanceRunsc(t *testing.T) {
 	_, writable := importImageInto(t, e.Host(), treeTar(t, sandboxtest.WriteOpenTree))
 	target.WritableImage = images.Reference{Scheme: images.SchemeName, Value: writable}
 	target.UserImage = userImages(t, e.Host())
-	target.CountsForks, target.Brief, target.RootRefused = false, true, false
+	target.CountsForks, target.Brief, target.RootRefused, target.EgressRefused = false, true, false, true
 	target.LimitsKillSandbox, target.PIDsSpareSandbox, target.OwnKernel, target.FloodBytes = true, true, true, 64<<20
 	sandboxtest.Run(t, target)
 	t.Run("root needs gVisor's kernel", func(t *testing.T) {

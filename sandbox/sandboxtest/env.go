@@ -45,6 +45,8 @@ type env struct {
 	image images.Reference
 	// service is the service of the sandbox.
 	service *sandbox.Service
+	// egress is the plan of the guest's listeners.
+	egress *sandbox.EgressPlan
 	// overlay asks for a copy-on-write view of the workspace.
 	overlay bool
 	// copied asks for a copy of the workspace.
@@ -109,6 +111,7 @@ func (e *env) newSpec(change func(*limits.Resources)) (sandbox.Spec, error) {
 		Mounts:    e.mounts,
 		User:      e.user,
 		Service:   e.service,
+		Egress:    e.egress,
 		Resources: r,
 		Dir:       state,
 		Env:       sessionVariables,

@@ -220,7 +220,8 @@ type fakeSandbox struct {
 	writer   *workspace.Writer
 	life     sandbox.Lifecycle
 	service  *service.Service // nil for none
-	serving  atomic.Bool      // the service listens
+	egress   fakeEgress
+	serving  atomic.Bool // the service listens
 	done     chan struct{}
 	paused   atomic.Bool // from outside
 	stopped  atomic.Bool // by a command
@@ -280,6 +281,7 @@ func (s *fakeSandbox) stop(reason error) {
 	s.err = reason
 	s.life.Advance(sandbox.StateStopped)
 	close(s.done)
+	s.egress.end(func(*fakeConn) bool { return true })
 	for _, p := range s.processes {
 		p.sendSignal(sigKill)
 	}
@@ -359,6 +361,7 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 			at.UIDMap = "0 0 4294967295"
 		}
 	}
+	at.Egress = s.attestEgress()
 	if s.service != nil {
 		at.Service = new(s.service.Attestation())
 	}

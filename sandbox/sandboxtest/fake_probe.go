@@ -48,6 +48,10 @@ func (c *fakeCommand) answer(verb string, args []string) (string, bool) {
 		return fmt.Sprintln(r.TmpBytes, "ENOSPC"), true
 	case "fill-files":
 		return "2048 ENOSPC\n", true
+	case "egress-lookup":
+		return c.lookUp(args[0]), true
+	case "egress-bind":
+		return args[len(args)-1] + " 0\n", true
 	case "processors":
 		return fmt.Sprintln(max(1, r.MilliCPUs/1000)), true
 	case "hold-files", "fork-count":
@@ -166,6 +170,9 @@ func (c *fakeCommand) readFile(root *os.Root, path string) ([]byte, error) {
 		return []byte(fault.bendAnswer("version", fakeKernel)), nil
 	case "/proc/self/mountinfo":
 		return []byte(fault.bendAnswer("mountinfo", mountTable(c))), nil
+	}
+	if name, ok := strings.CutPrefix(path, sandbox.EgressDir+"/"); ok {
+		return c.readRoots(name)
 	}
 	if path == "image-group" && fault != FaultGroupFiles {
 		return nil, os.ErrPermission

@@ -55,6 +55,7 @@ type fakeCommand struct {
 	spec           sandbox.Command
 	main           *fakeProcess
 	children       []*fakeProcess // guarded by sb.mu
+	number         int            // 0 without a plan of listeners
 	stdout, stderr *fakeStream
 	done           chan struct{}
 	exit           sandbox.Exit
@@ -89,12 +90,14 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	if s.backend.Fault == FaultHostEnvironment {
 		cmd.Env = append(slices.Clone(cmd.Env), os.Environ()...)
 	}
+	c := &fakeCommand{sb: s, done: make(chan struct{})}
+	c.addNumber(&cmd)
 	dir, err := s.resolveDir(cmd)
 	if err != nil {
 		return nil, fmt.Errorf("start command: %w: %w", sandbox.ErrInvalid, err)
 	}
 	cmd.Dir = dir
-	c := &fakeCommand{sb: s, spec: cmd, done: make(chan struct{})}
+	c.spec = cmd
 	c.stdout = newFakeStream(s, cmd.Stdout, cmd.Output)
 	c.stderr = newFakeStream(s, cmd.Stderr, cmd.Output)
 	if s.backend.Fault == FaultMergedStreams {
@@ -152,6 +155,7 @@ func (c *fakeCommand) run(ctx context.Context) {
 	case <-c.sb.done:
 		status = <-ended
 	}
+	c.endConns()
 	c.exit.Status, c.exit.Wall = status, time.Since(began)
 	c.exit.CPU = c.exit.Wall // nothing else of it can be told from the suite's own
 	c.exit.Stdout, c.exit.Stderr = c.stdout.sum(), c.stderr.sum()

@@ -100,6 +100,8 @@ func (c *fakeCommand) runVerb(verb string, args []string) (sandbox.ExitStatus, e
 		}
 		_, err := io.WriteString(c.stdout, "hello\n")
 		return sandbox.ExitStatus{}, err
+	case "egress-echo", "egress-first", "egress-hold", "egress-many":
+		return c.connect(verb, args)
 	case "daemons":
 		return c.startDaemons(args)
 	case "evade":
@@ -301,6 +303,12 @@ func (c *fakeCommand) touchFiles(verb string, args []string) error {
 			err = nil
 		}
 	case "touch":
+		if strings.HasPrefix(args[0], sandbox.EgressDir) {
+			if c.sb.backend.Fault == FaultEgressWritable {
+				return nil
+			}
+			return syscall.EROFS
+		}
 		if readOnly || strings.HasPrefix(args[0], ".git/") && c.sb.backend.Fault != FaultUnguarded {
 			return syscall.EROFS
 		}

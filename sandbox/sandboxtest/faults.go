@@ -93,6 +93,19 @@ const (
 	FaultAnyIdentity    Fault = "any number is an identity"
 	FaultServiceEarly   Fault = "the start does not wait for its service"
 	FaultServiceAsAgent Fault = "the service runs as the agent's user"
+	FaultEgressAlways   Fault = "there are listeners without a plan"
+	FaultEgressUnserved Fault = "connections without a handler are ended"
+	FaultEgressOwner    Fault = "all connections are one user's"
+	FaultEgressNumber   Fault = "connections belong to no command"
+	FaultEgressHalf     Fault = "the end of one direction ends both"
+	FaultEgressLies     Fault = "listeners are not attested"
+	FaultEgressOutlives Fault = "connections outlive their command"
+	FaultEgressAny      Fault = "any number of connections is open"
+	FaultEgressRefuses  Fault = "names that are none are refused"
+	FaultEgressAsks     Fault = "the handler is asked for every record"
+	FaultEgressTaken    Fault = "a command listens beside the guest"
+	FaultEgressRoots    Fault = "certificates are not made known"
+	FaultEgressWritable Fault = "certificates can be written"
 	FaultServiceLeft    Fault = "a sandbox with an unhealthy service is left"
 )
 
@@ -130,5 +143,6 @@ var bends = map[Fault]map[string]func(string) string{
 	FaultWritableRoot: {"writable": appendText("/etc\n")},
 	FaultZombies:      {"zombies": replaceWith("17\n")},
 	FaultProcessors:   {"processors": replaceWith("64\n")},
+	FaultEgressTaken:  {"egress-bind": appendText("127.80.0.1:61080 0\n")},
 	FaultManyFiles:    {"open-files": replaceWith("1048576\n")},
 }

@@ -86,6 +86,9 @@ type Target struct {
 	// NoLayeredMounts reports whether this backend can't mount further
 	// directories copy-on-write here, and must refuse it.
 	NoLayeredMounts bool
+	// EgressRefused reports whether the containers have no loopback, so that a plan
+	// of listeners must be refused.
+	EgressRefused bool
 	// RootRefused reports whether this backend can't run commands as root inside
 	// here, and must refuse it with a hint.
 	RootRefused bool
@@ -144,6 +147,8 @@ type check struct {
 	shared bool
 	// programs is set for checks that run programs of the image, such as tar.
 	programs bool
+	// egress is the plan of a fresh sandbox.
+	egress *sandbox.EgressPlan
 	// resources changes the limits of a fresh sandbox.
 	resources func(*limits.Resources)
 	// plant puts things into a fresh workspace before the sandbox starts.
@@ -155,7 +160,7 @@ type check struct {
 func allChecks() []check {
 	var all []check
 	for _, group := range [][]check{
-		streamChecks(), commandChecks(), cancelChecks(), fileChecks(), mountChecks(), isolationChecks(), identityChecks(), kernelChecks(), hostChecks(), setIDChecks(),
+		streamChecks(), commandChecks(), cancelChecks(), fileChecks(), mountChecks(), isolationChecks(), identityChecks(), kernelChecks(), hostChecks(), setIDChecks(), egressChecks(),
 		userChecks(), imageUserChecks(), sessionChecks(), rootChecks(), limitChecks(), loadChecks(), lifeChecks(),
 	} {
 		all = append(all, group...)
@@ -240,8 +245,12 @@ func runCheck(ctx context.Context, c check, shared *env, tempDir func() string) 
 		return c.run(ctx, shared)
 	}
 	e := newEnv(shared.target, tempDir())
-	e.plant = c.plant
-	if err := e.start(ctx, c.resources); err != nil {
+	e.plant, e.egress = c.plant, c.egress
+	err = e.start(ctx, c.resources)
+	if e.egress != nil && shared.target.EgressRefused {
+		return e.expectRefused(ctx, err)
+	}
+	if err != nil {
 		return fmt.Errorf("start sandbox: %w", err)
 	}
 	defer func() {

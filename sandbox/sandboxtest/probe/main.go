@@ -96,6 +96,12 @@ var verbs = map[string]func(args []string) error{
 	"reach":          reachOther,
 	"serve":          serveLate,
 	"request":        requestAnswer,
+	"egress-echo":    echoEgress,
+	"egress-first":   firstEgress,
+	"egress-hold":    holdEgress,
+	"egress-many":    manyEgress,
+	"egress-lookup":  lookupEgress,
+	"egress-bind":    bindEgress,
 }
 
 func main() {

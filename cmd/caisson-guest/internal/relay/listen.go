@@ -41,6 +41,9 @@ type socket struct {
 // Listen opens the listeners. None has SO_REUSEADDR, with which a command in
 // gVisor could bind an address beside a listener on all.
 func Listen(c wire.Egress) (*Listeners, error) {
+	if err := checkLoopback(); err != nil {
+		return nil, err
+	}
 	l := &Listeners{}
 	all, local := [4]byte{}, [4]byte{127, 0, 0, 1}
 	for _, port := range append([]int{c.Port}, c.Capture...) {
@@ -59,6 +62,20 @@ func Listen(c wire.Egress) (*Listeners, error) {
 	}
 	l.queries, err = l.open(unix.SOCK_STREAM, local, wire.NamePort)
 	return l, err
+}
+
+// checkLoopback returns an error if the loopback interface is down: a listener on
+// all addresses would be there, and nothing would reach it.
+func checkLoopback() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("listen on loopback: %w", err)
+	}
+	defer unix.Close(fd) // nothing was sent
+	if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: wire.NamePort}); err != nil {
+		return fmt.Errorf("listen on loopback: the container's runtime leaves the interface down: %w", err)
+	}
+	return nil
 }
 
 // open opens one listener.

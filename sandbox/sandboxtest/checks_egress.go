@@ -1,0 +1,361 @@
+//go:build linux
+
+package sandboxtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest/internal/probing"
+)
+
+// Names of checks that others name too.
+const (
+	egressConns     = "connections of programs reach their handler"
+	egressOver      = "a command's connections end with it"
+	egressBound     = "a bounded number of connections is open at once"
+	egressNames     = "names are answered by the handler"
+	egressListeners = "commands can't take the guest's listeners"
+	egressRoots     = "programs have the certificates to trust"
+	egressNone      = "nothing listens unless it was asked for"
+)
+
+// egressChecks: what the guest's listeners carry, and what they don't.
+func egressChecks() []check {
+	full := &sandbox.EgressPlan{Names: true, Capture: []int{22, 80, 443}}
+	return []check{
+		{name: egressNone, run: checkNoEgress},
+		{name: egressConns, fresh: true, egress: full, run: checkEgressConns},
+		{name: egressOver, fresh: true, egress: &sandbox.EgressPlan{}, run: checkEgressOver},
+		{name: egressBound, fresh: true, egress: &sandbox.EgressPlan{}, run: checkEgressBound},
+		{name: egressNames, fresh: true, egress: full, run: checkEgressNames},
+		{name: egressListeners, fresh: true, egress: full, run: checkEgressListeners},
+		{name: egressRoots, fresh: true, egress: &sandbox.EgressPlan{Roots: testRoots(), Env: []string{"EGRESS_VARIABLE={proxy}/x"}}, run: checkEgressRoots},
+	}
+}
+
+// testRoots returns a certificate in PEM.
+var testRoots = sync.OnceValue(func() []byte {
+	s := httptest.NewUnstartedServer(nil)
+	s.StartTLS()
+	defer s.Close()
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
+})
+
+// egressConn is what a handler saw of a connection.
+type egressConn struct {
+	local   netip.AddrPort
+	command int
+	uid     int
+	known   bool
+	ended   chan struct{} // closed when the handler's context has ended
+}
+
+// egressHandler notes connections and lookups, and sends back what comes.
+type egressHandler struct {
+	mu      sync.Mutex
+	conns   []*egressConn
+	lookups []string
+	held    chan struct{} // if not nil, connections stay open until it is closed
+	open    atomic.Int32
+	most    atomic.Int32
+}
+
+func (h *egressHandler) ServeEgress(ctx context.Context, c sandbox.EgressConn) {
+	seen := &egressConn{local: c.LocalAddr(), command: c.Command(), ended: make(chan struct{})}
+	seen.uid, seen.known = c.UID()
+	context.AfterFunc(ctx, func() { close(seen.ended) })
+	h.mu.Lock()
+	h.conns = append(h.conns, seen)
+	h.mu.Unlock()
+	n := h.open.Add(1)
+	defer h.open.Add(-1)
+	for most := h.most.Load(); n > most && !h.most.CompareAndSwap(most, n); most = h.most.Load() {
+	}
+	if h.held != nil {
+		_, _ = c.Read(make([]byte, 1))
+		_, _ = c.Write([]byte("x"))
+		select {
+		case <-h.held:
+		case <-ctx.Done():
+		}
+		_ = c.CloseWrite()
+		return
+	}
+	if _, err := io.Copy(c, c); err == nil {
+		_, _ = io.WriteString(c, probing.EchoEnd)
+		_ = c.CloseWrite()
+	}
+}
+
+func (h *egressHandler) LookupName(_ context.Context, name string) (netip.Addr, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lookups = append(h.lookups, name)
+	return sandbox.NameAddr(7), name == "known.example"
+}
+
+// last returns the newest connection.
+func (h *egressHandler) last() (egressConn, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.conns) == 0 {
+		return egressConn{}, errors.New("the handler saw no connection")
+	}
+	return *h.conns[len(h.conns)-1], nil
+}
+
+// serve sets the handler of the sandbox.
+func (e *env) serve(h sandbox.EgressHandler) error {
+	s, ok := e.sb.(sandbox.EgressServer)
+	if !ok {
+		return fmt.Errorf("%T is no EgressServer", e.sb)
+	}
+	s.Serve(h)
+	return nil
+}
+
+// ownProxy stands for the proxy of the command itself, in arguments of the probe.
+const ownProxy = "proxy"
+
+// expectRefused returns an error unless the start of a sandbox with listeners
+// failed, and left nothing.
+func (e *env) expectRefused(ctx context.Context, err error) error {
+	if err == nil {
+		return errors.Join(errors.New("a sandbox without loopback has listeners"), e.close(context.WithoutCancel(ctx)))
+	}
+	left, listErr := e.target.Leftovers(e.session)
+	if !errors.Is(err, sandbox.ErrUnavailable) || len(left) > 0 {
+		return fmt.Errorf("error %w, want ErrUnavailable; left are %q", err, left)
+	}
+	return listErr
+}
+
+// proxyOf returns the address of the proxy for a command.
+func proxyOf(number int) string {
+	return netip.AddrPortFrom(sandbox.CommandAddr(number), sandbox.DefaultEgressPort).String()
+}
+
+// checkNoEgress: without a plan there are no listeners, variables or attested
+// ones.
+func checkNoEgress(ctx context.Context, e *env) error {
+	out, err := e.expectOutput(ctx, "egress-first", proxyOf(1), "127.0.0.1:53")
+	if err != nil {
+		return err
+	}
+	if out != "refused\nrefused\n" || e.sb.Attestation().Egress != nil {
+		return fmt.Errorf("connections are %q, attested %v", out, e.sb.Attestation().Egress)
+	}
+	out, err = e.expectOutput(ctx, "env")
+	if err == nil && strings.Contains(out, "HTTP_PROXY=") {
+		err = fmt.Errorf("a command has the variables of a proxy: %q", out)
+	}
+	return err
+}
+
+// checkEgressConns: without a handler connections are reset; with one, bytes go
+// both ways, each direction ends by itself, and the connection is the command's.
+func checkEgressConns(ctx context.Context, e *env) error {
+	at := e.sb.Attestation()
+	if at.Network != "none" || at.Egress == nil || !slices.Contains(at.Egress.Listening, "tcp 0.0.0.0:61080") || !slices.Equal(at.Egress.Capture, []int{22, 80, 443}) {
+		return fmt.Errorf("attested: network %q, listeners %+v", at.Network, at.Egress)
+	}
+	if slices.Contains(at.GuestCapabilities, "CAP_NET_BIND_SERVICE") {
+		return fmt.Errorf("the guest kept the capability of low ports: %q", at.GuestCapabilities)
+	}
+	if out, err := e.expectOutput(ctx, "egress-first", proxyOf(1)); err != nil || out != "reset\n" {
+		return fmt.Errorf("without a handler: %q, %w", out, err)
+	}
+	h := &egressHandler{}
+	if err := e.serve(h); err != nil {
+		return err
+	}
+	size := strconv.Itoa(3<<20 + 1)
+	for _, identity := range []int{0, 1} {
+		if identity > 0 && at.Identities == 1 {
+			continue
+		}
+		number := 0
+		r, err := e.run(ctx, sandbox.Command{
+			Argv: probeArgv("egress-echo", ownProxy, size), Identity: identity, Dir: sandbox.WorkspaceDir, NotifyNumber: func(n int) { number = n },
+		})
+		if err != nil {
+			return err
+		}
+		c, err := h.last()
+		if err != nil || !r.Status.Success() {
+			return fmt.Errorf("identity %d: %s %q: %w", identity, r.Status, r.errOut, err)
+		}
+		want, _, _ := strings.Cut(at.User, ":")
+		if (strconv.Itoa(c.uid) == want) != (identity == 0) || !c.known {
+			return fmt.Errorf("identity %d is user %d (known %t), the agent's is %s", identity, c.uid, c.known, want)
+		}
+		if c.command != number || c.local.String() != proxyOf(number) {
+			return fmt.Errorf("command %d made a connection of command %d to %v", number, c.command, c.local)
+		}
+	}
+	if _, err := e.expectOutput(ctx, "egress-echo", "127.99.0.1:443", "10"); err != nil {
+		return err
+	}
+	c, err := h.last()
+	if err == nil && (c.command != 0 || c.local.String() != "127.99.0.1:443") {
+		err = fmt.Errorf("a captured connection is of command %d to %v", c.command, c.local)
+	}
+	return err
+}
+
+// checkEgressOver: the connections of a command end with it, and those of
+// another one don't.
+func checkEgressOver(ctx context.Context, e *env) error {
+	h := &egressHandler{held: make(chan struct{})}
+	defer close(h.held)
+	if err := e.serve(h); err != nil {
+		return err
+	}
+	var seen [2]egressConn
+	var cancels [2]context.CancelFunc
+	var processes [2]sandbox.Process
+	for i := range 2 {
+		runCtx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		p, _, err := startReady(runCtx, ctx, e, sandbox.Command{Argv: probeArgv("egress-hold", ownProxy), Grace: testGrace})
+		if err != nil {
+			return err
+		}
+		cancels[i], processes[i] = cancel, p
+		if seen[i], err = h.last(); err != nil {
+			return err
+		}
+	}
+	cancels[0]()
+	if _, err := waitProcess(ctx, processes[0]); err != nil {
+		return err
+	}
+	select {
+	case <-seen[0].ended:
+	case <-time.After(e.target.shorten(10 * time.Second)):
+		return errors.New("the connection of a command outlives it")
+	}
+	select {
+	case <-seen[1].ended:
+		return errors.New("another command's connection ended with it")
+	case <-time.After(e.target.shorten(200 * time.Millisecond)):
+	}
+	cancels[1]()
+	_, err := waitProcess(ctx, processes[1])
+	return err
+}
+
+// checkEgressBound: more connections than are open at once wait, and all are
+// served.
+func checkEgressBound(ctx context.Context, e *env) error {
+	const n = sandbox.MaxEgressConns + 16
+	h := &egressHandler{held: make(chan struct{})}
+	if err := e.serve(h); err != nil {
+		return err
+	}
+	go func() {
+		for h.open.Load() < sandbox.MaxEgressConns && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(e.target.shorten(300 * time.Millisecond)) // for one too many
+		close(h.held)
+	}()
+	out, err := e.expectOutput(ctx, "egress-many", proxyOf(1), strconv.Itoa(n))
+	if err == nil && (out != fmt.Sprintln(n) || h.most.Load() != sandbox.MaxEgressConns) {
+		err = fmt.Errorf("%q of %d connections were served, %d at once", out, n, h.most.Load())
+	}
+	return err
+}
+
+// checkEgressNames: the handler decides which names there are, and is asked for
+// nothing else; what does not exist is never refused.
+func checkEgressNames(ctx context.Context, e *env) error {
+	h := &egressHandler{}
+	if err := e.serve(h); err != nil {
+		return err
+	}
+	for name, want := range map[string]string{
+		"known.example":   "udp 1 0 127.96.0.7\nudp 28 0\nudp 65 0\nudp 16 0\ntcp 1 0 127.96.0.7\n",
+		"unknown.example": "udp 1 3\nudp 28 3\nudp 65 3\nudp 16 0\ntcp 1 3\n",
+	} {
+		out, err := e.expectOutput(ctx, "egress-lookup", name)
+		if err != nil {
+			return err
+		}
+		if out != want {
+			return fmt.Errorf("answers for %s are %q, want %q", name, out, want)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.lookups) != 8 {
+		return fmt.Errorf("the handler was asked for %q, want each name 4 times", h.lookups)
+	}
+	return nil
+}
+
+// checkEgressListeners: no command can listen at an address of the guest's, beside
+// it either.
+func checkEgressListeners(ctx context.Context, e *env) error {
+	const free = "127.0.0.1:12345"
+	out, err := e.expectOutput(ctx, "egress-bind", "0.0.0.0:61080", "127.80.0.1:61080", "127.0.0.1:53", "127.96.0.1:443", "0.0.0.0:22", free)
+	if err != nil {
+		return err
+	}
+	for _, line := range splitLines(out) {
+		if !strings.HasPrefix(line, free) {
+			return fmt.Errorf("a command listens at %s", line)
+		}
+	}
+	if out == "" {
+		return errors.New("positive control: a command can't listen at " + free)
+	}
+	return nil
+}
+
+// checkEgressRoots: the directory of certificates and its variables are there,
+// the image's own certificates are kept, and nothing can be written.
+func checkEgressRoots(ctx context.Context, e *env) error {
+	out, err := e.expectOutput(ctx, "read", sandbox.EgressDir+"/ca.pem")
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal([]byte(out), testRoots()) {
+		return fmt.Errorf("ca.pem is %q", out)
+	}
+	if out, err = e.expectOutput(ctx, "read", sandbox.EgressDir+"/bundle.pem"); err != nil {
+		return err
+	}
+	if !strings.Contains(out, strings.TrimSpace(string(testRoots()))) {
+		return fmt.Errorf("bundle.pem lacks the certificate: %q", out)
+	}
+	if r, err := e.runProbe(ctx, "touch", sandbox.EgressDir+"/ca.pem"); err != nil || r.Status.Success() {
+		return fmt.Errorf("a command writes ca.pem: %w", err)
+	}
+	number := 0
+	r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("env"), NotifyNumber: func(n int) { number = n }})
+	if err != nil {
+		return err
+	}
+	have := strings.Split(r.out, "\x00")
+	for _, want := range []string{"SSL_CERT_FILE=" + sandbox.EgressDir + "/bundle.pem", "EGRESS_VARIABLE=http://" + proxyOf(number) + "/x", "https_proxy=http://" + proxyOf(number), "PAGER=more"} {
+		if !slices.Contains(have, want) {
+			return fmt.Errorf("command %d has no %s in %q", number, want, have)
+		}
+	}
+	return nil
+}
