@@ -60,8 +60,8 @@ func isTagName(rest, name string) bool {
 }
 
 // decodeUnit decodes the first character of s, plain or escaped, and folds it to
-// the ASCII letter or bracket that it resembles, if any. n is its length in s, at
-// least one byte.
+// the ASCII letter or bracket that it resembles, if any. A control sequence of a terminal is
+// one character. n is its length in s, at least one byte.
 func decodeUnit(s string) (r rune, n int) {
 	switch s[0] {
 	case '&':
@@ -78,8 +78,28 @@ func decodeUnit(s string) (r rune, n int) {
 	if n == 0 {
 		r, n = utf8.DecodeRuneInString(s)
 	}
+	if r == '\x1b' || r == '\u009b' {
+		n += controlLength(s[n:], r)
+	}
 	return foldRune(r), n
 }
+
+// controlLength returns the length of the rest of a control sequence of a terminal, such as
+// the [31m of a color, behind the character that begins it.
+func controlLength(rest string, first rune) int {
+	parameters, ok := strings.CutPrefix(rest, "[")
+	if !ok && first == '\x1b' {
+		return 0
+	}
+	final := strings.TrimLeft(parameters[:min(len(parameters), maxControlBytes)], "0123456789;:<=>? ")
+	if final == "" || final[0] < '@' || final[0] > '~' {
+		return 0
+	}
+	return len(rest) - len(parameters) + min(len(parameters), maxControlBytes) - len(final) + 1
+}
+
+// maxControlBytes is the length of the longest control sequence that is skipped.
+const maxControlBytes = 64
 
 // maxEntityBytes is the length of the longest name of an HTML entity.
 const maxEntityBytes = 32

@@ -1,10 +1,14 @@
 package boundary
 
-import "unicode"
+import (
+	"strings"
+	"unicode"
+)
 
 // folded is a text in which spellings of the same words are equal: escapes are decoded,
 // look-alike characters are lower-case ASCII, invisible ones are left out, and white
-// space is one blank, or one newline if it has any.
+// space is one blank, or one newline if it has any. For phrases, marks of emphasis and what
+// begins the lines of a comment are left out too.
 type folded struct {
 	text []byte
 	// starts and ends are the offsets in the original of each byte of text, if they were
@@ -49,6 +53,19 @@ func (f *folded) addJoint(r rune) {
 	}
 }
 
+// leaderLength returns the length of what begins a line that continues a comment, a quotation
+// or a list: at most three characters such as // or > with the blanks before them. Three
+// number signs begin no such line.
+func leaderLength(line string) int {
+	marks := strings.TrimLeft(line, " \t")
+	rest := strings.TrimLeft(marks[:min(len(marks), 4)], "/#*>-;|%!")
+	n := min(len(marks), 4) - len(rest)
+	if n == 0 || rest == "" || rest[0] != ' ' && rest[0] != '\t' || marks[:n] == "###" {
+		return 0
+	}
+	return len(line) - len(marks) + n
+}
+
 // foldText folds text, of less than 4 GiB, with the offsets of its parts if they are asked
 // for. keep reports whether a character is part of the result; nil keeps all.
 func foldText(text string, offsets bool, keep func(rune) bool) folded {
@@ -59,9 +76,14 @@ func foldText(text string, offsets bool, keep func(rune) bool) folded {
 	for i := 0; i < len(text); {
 		r, n := decodeUnit(text[i:])
 		switch {
-		case ' ' < r && r < 0x7f: // plain, as nearly all are
+		case ' ' < r && r < 0x7f && r != '*': // plain, as nearly all are
 		case r == '\n' || r == '\r' || r == '\u2028' || r == '\u2029':
 			r = '\n'
+			if keep == nil {
+				n += leaderLength(text[i+n:])
+			}
+		case r == '*' && keep == nil: // emphasis
+			r = -1
 		case r == brailleBlank || unicode.IsSpace(r):
 			r = ' '
 		case isInvisible(r):

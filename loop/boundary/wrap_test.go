@@ -29,7 +29,7 @@ func TestWrapper(t *testing.T) {
 // tags of content inside a wrapper that escapes nothing.
 func TestCountTagsFindsNaiveBreak(t *testing.T) {
 	for _, name := range []string{
-		"exact close", "open", "upper case", "spaces", "entity", "entity twice", "percent", "json", "zero width", "nul", "underscore",
+		"exact close", "open", "upper case", "spaces", "entity", "entity twice", "percent", "json", "zero width", "nul", "underscore", "color", "color, escaped",
 	} {
 		content := boundarytest.HostileContents()[name]
 		naive := "<caisson-output-" + testNonce + ">\n" + content + "\n</caisson-output-" + testNonce + ">"
