@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
 // hostileText clears the screen, hides, sets a title and the clipboard, writes
@@ -34,6 +37,23 @@ const hostileTurns = `
       - {tool: shell, input: {command: "printf '` + hostileText + `\n' >&2; exit 3"}}
   - text: "done ` + hostileText + `"
 `
+
+// hostileSkill is a skill, in a directory with a hostile name, that has it in its
+// description, its allowed-tools and its text.
+func hostileSkill(t *testing.T, workspace string) {
+	t.Helper()
+	raw := strings.NewReplacer(`\e`, "\x1b", `\a`, "\a", `\r`, "\r", `\b`, "\b", `\x7f`, "\x7f", `\u009b`, "\u009b", `\u202e`, "\u202e", `\u200b`, "\u200b", `\u2066`, "\u2066", `\U000E0041`, "\U000E0041").Replace(hostileText)
+	text := "---\nname: theirs\ndescription: \"" + hostileText + "\"\nallowed-tools: [Read, \"" + hostileText + "\"]\n---\n" + raw + "\n"
+	for _, dir := range []string{"a" + strings.ReplaceAll(raw, "/", "") + "b", "theirs", "c\u202ed"} {
+		path := filepath.Join(workspace, ".agents/skills", dir, "SKILL.md")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(workspace, "AGENTS.md"), []byte(raw), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // controls are what a text must not bring to a dumb terminal, which gets none of
 // our own: controls but line ends and tabs, and what nobody sees.
@@ -73,7 +93,8 @@ func TestNothingHostileReachesATerminal(t *testing.T) {
 			if mode == "overlay" && os.Geteuid() != 0 {
 				t.Skip("needs root, to mount an overlay")
 			}
-			w := newWorld(t, hostileTurns)
+			w := newWorld(t, strings.Replace(hostileTurns, "  - text: \"done", "  - calls: [{tool: load_skill, input: {name: theirs}}]\n  - text: \"done", 1))
+			hostileSkill(t, w.dir)
 			args := append(w.args, "--policy", "default", "--mode", mode, "task")
 			status, shown := show(w, []string{"y\n", "y\n", "y\n"}, args...)
 			if status != 0 {
@@ -94,6 +115,8 @@ func TestNothingHostileReachesATerminal(t *testing.T) {
 				"trace ls": {"trace", "ls"}, "trace show": {"trace", "show", id}, "diff": {"diff", id}, "diff stat": {"diff", "--stat", id}, "apply": {"apply", "--dry-run", id},
 				"sandbox ls": {"sandbox", "ls"}, "approvals": {"approvals", "list"},
 				"diff json": {"diff", "--json", id}, "apply json": {"apply", "--dry-run", "--json", id}, "trace show json": {"trace", "show", "--json", id},
+				"skills": {"skills", "list", "--workspace", w.dir}, "skills json": {"skills", "list", "--json", "--workspace", w.dir},
+				"skill": {"skills", "show", "--workspace", w.dir, "theirs"}, "skill json": {"skills", "show", "--json", "--workspace", w.dir, "theirs"},
 				"trace show kind": {"trace", "show", "--kind", "tool.called", id}, "trace ls json": {"trace", "ls", "--json"},
 			} {
 				_, text := show(w, nil, args...)
@@ -102,6 +125,19 @@ func TestNothingHostileReachesATerminal(t *testing.T) {
 			if !strings.Contains(all["trace show"], "hidden") || mode == "overlay" && !strings.Contains(all["diff"], "hidden") {
 				t.Errorf("control: what was hostile is not shown at all:\n%s\n%s", all["trace show"], all["diff"])
 			}
+			if !strings.Contains(all["skill"], "hidden") || !strings.Contains(all["skills json"], "hidden") {
+				t.Errorf("control: the skill is not shown at all:\n%s\n%s", all["skill"], all["skills json"])
+			}
+			for _, name := range []string{"skills json", "skill json"} {
+				if !json.Valid([]byte(all[name])) {
+					t.Errorf("%s is no JSON: %s", name, all[name])
+				}
+			}
+			logged, err := os.ReadFile(filepath.Join(sessions[0], sessiondir.LogFile))
+			if err != nil {
+				t.Error(err)
+			}
+			all["log"] = string(logged)
 			for name, text := range all {
 				for _, found := range controls(text) {
 					t.Errorf("%s: %s", name, found)

@@ -220,7 +220,11 @@ func (r *panelRun) report(ctx context.Context, response any, text string, answer
 	}
 	r.app.printLines(panel.DescribeTools(report)...)
 	if r.flags.json {
-		if err := json.NewEncoder(r.app.stdout).Encode(response); err != nil {
+		text, err := json.Marshal(response)
+		if err == nil {
+			_, err = fmt.Fprintf(r.app.stdout, "%s\n", record.SafeJSON(text))
+		}
+		if err != nil {
 			return fmt.Errorf("write the response: %w", err)
 		}
 	} else if err := printAnswer(r.app, text); err != nil {

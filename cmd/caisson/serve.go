@@ -163,7 +163,7 @@ func serveLog(a *app, verbose bool) *zap.Logger {
 	if verbose {
 		level = zapcore.DebugLevel
 	}
-	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(zapcore.AddSync(a.stderr)), level))
+	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(zapcore.AddSync(record.LogWriter(a.stderr))), level))
 }
 
 // formatAddress is where clients reach a listener.

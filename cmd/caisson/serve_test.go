@@ -21,6 +21,8 @@ import (
 	"syscall"
 	"testing"
 
+	"go.uber.org/zap"
+
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/runner/server"
 	"github.com/caisson-run/caisson/tools/approval"
@@ -568,5 +570,17 @@ serve:
 		if status != 422 || !strings.Contains(strings.ToLower(text), strings.ToLower(says)) || strings.Contains(text, "secret") && !strings.Contains(body, "secret") || strings.Contains(text, "three\",\"") {
 			t.Errorf("%s: %d %s, want %q", body, status, text, says)
 		}
+	}
+}
+
+// TestServeLogHasNoControls: the operators' log is safe to show on a terminal.
+func TestServeLogHasNoControls(t *testing.T) {
+	var out bytes.Buffer
+	a := newApp(nil, func(int) {})
+	a.stderr = &out
+	hostile := "\x1b[2J\x7f\u009b31m\u202eevil\u200b"
+	serveLog(&a, false).Warn(hostile, zap.String("path", hostile))
+	if found := controls(out.String()); len(found) > 0 || strings.Count(out.String(), "evil") != 2 || !json.Valid(out.Bytes()) {
+		t.Errorf("the log has %q", out.String())
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"strconv"
 	"time"
 	"unicode"
@@ -73,10 +74,23 @@ func marshalUnescaped(v any) ([]byte, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
+// LogWriter returns a writer to w of a log, each of whose entries is one Write of one line
+// of JSON, which it makes safe as [SafeJSON] does.
+func LogWriter(w io.Writer) io.Writer { return logWriter{w} }
+
+type logWriter struct{ w io.Writer }
+
+func (l logWriter) Write(p []byte) (int, error) {
+	if _, err := l.w.Write(SafeJSON(p)); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
 // SafeJSON returns JSON with controls, format characters (bidirectional marks, zero
 // widths, tags) and private-use characters as escapes, as [Encode] writes them: a
 // terminal would obey them or not show them. Such characters occur only in strings,
-// where an escape has the same meaning.
+// where an escape has the same meaning; line ends, which stay, only between values.
 func SafeJSON(text []byte) []byte {
 	clean := true
 	for _, b := range text {
@@ -91,7 +105,7 @@ func SafeJSON(text []byte) []byte {
 	out := make([]byte, 0, len(text)+64)
 	copied := 0
 	for i := 0; i < len(text); {
-		if b := text[i]; b >= ' ' && b < 0x7f {
+		if b := text[i]; b >= ' ' && b < 0x7f || b == '\n' {
 			i++
 			continue
 		}

@@ -79,7 +79,7 @@ func Create(stateDir string, secrets []redact.Secret) (*Dir, error) {
 func newLog(file *os.File, secrets []redact.Secret) *zap.Logger {
 	conf := zap.NewProductionEncoderConfig()
 	conf.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	out := zapcore.AddSync(redact.New(secrets).LogWriter(file))
+	out := zapcore.AddSync(redact.New(secrets).LogWriter(record.LogWriter(file)))
 	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(conf), zapcore.Lock(out), zapcore.DebugLevel))
 }
 

@@ -1,11 +1,13 @@
 package sessiondir
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
 	"testing"
+	"unicode"
 
 	"go.uber.org/zap"
 
@@ -44,5 +46,30 @@ func TestLogHasNoSecret(t *testing.T) {
 	}
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestLogHasNoControls: a log is safe to print, whatever is logged.
+func TestLogHasNoControls(t *testing.T) {
+	state := t.TempDir()
+	if err := os.Chmod(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	f, err := Create(state, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hostile := "\x1b[2J\a\r\x7f\u009b31m\u202eevil\u200b\u2066\U000E0041"
+	f.Log.Warn(hostile, zap.String("path", hostile), zap.Error(errors.New(hostile)))
+	text, err := os.ReadFile(filepath.Join(f.Path, LogFile))
+	if err != nil || f.Close() != nil {
+		t.Fatal(err)
+	}
+	if i := bytes.IndexFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }); i >= 0 || !bytes.Contains(text, []byte("evil")) {
+		t.Errorf("the log has %q", text)
+	}
+	var entry struct{ Msg, Path, Error string }
+	if err := json.Unmarshal(text, &entry); err != nil || entry.Msg != hostile || entry.Path != hostile || entry.Error != hostile {
+		t.Errorf("the entry is %+q, %v", entry, err)
 	}
 }
