@@ -164,12 +164,21 @@ func (t *turn) attemptCompletion(ctx context.Context, call ModelCall, c *pending
 		used.Rounds = 1
 	}
 	t.meter.Add(used)
-	call.Model.Model = cmp.Or(resp.Model, call.Model.Model)
+	call.Model.Model = cmp.Or(boundName(resp.Model), call.Model.Model)
 	t.emit(ModelCallCompleted{
 		ModelCall: call, Latency: time.Since(started), FirstDelta: firstDelta, Usage: used,
-		Finish: resp.Finish, ToolCalls: len(resp.Message.toolUses()),
+		Finish: boundName(resp.Finish), ToolCalls: len(resp.Message.toolUses()),
 	})
 	return resp, &used, nil
+}
+
+// maxNameBytes bounds the names of a model and of a finish reason in events. They come from
+// the server.
+const maxNameBytes = 200
+
+// boundName returns the beginning of a name.
+func boundName(name string) string {
+	return strings.ToValidUTF8(name[:min(len(name), maxNameBytes)], "")
 }
 
 // describeFailure returns the event of a failed request and logs its cause.

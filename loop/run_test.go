@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -94,6 +95,18 @@ func TestFinishReasonIsIgnored(t *testing.T) {
 	out, _ := runTurn(t, t.Context(), newTestOptions(playResponses(stop, wrong), d))
 	if out.Reason != StopAnswered || out.Answer != "Done." || len(d.ran) != 1 {
 		t.Errorf("outcome = %+v, ran %d", out, len(d.ran))
+	}
+}
+
+// TestLongNames checks that names which a server makes up are bounded in events.
+func TestLongNames(t *testing.T) {
+	r := textResponse("Done.")
+	r.Model, r.Finish = strings.Repeat("é", 1<<20)+"x", strings.Repeat("stop", 1<<20)
+	_, events := runTurn(t, t.Context(), newTestOptions(playResponses(r), nil))
+	for _, e := range events {
+		if c, ok := e.(ModelCallCompleted); ok && (len(c.Model.Model) != maxNameBytes || len(c.Finish) != maxNameBytes || !utf8.ValidString(c.Model.Model)) {
+			t.Errorf("names of %d and %d bytes", len(c.Model.Model), len(c.Finish))
+		}
 	}
 }
 

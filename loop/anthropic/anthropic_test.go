@@ -120,6 +120,7 @@ func TestStreams(t *testing.T) {
 			}, ended("tool_use")), `x(a){"n":0} | y(b){"n":1}`,
 		},
 		"cut in a call":     {stream(text, call[:3], ended("max_tokens")), `text:Hello | shell(toolu_1){"command": "l | cut`},
+		"cut, then not":     {stream(text, call[:3], ended("max_tokens"), ended("tool_use")), `text:Hello | shell(toolu_1){"command": "l | cut`},
 		"window is full":    {stream(text, ended("model_context_window_exceeded")), "text:Hello | cut"},
 		"refusal":           {stream(text, ended("refusal")), "text:Hello | cut"},
 		"unknown kinds":     {stream([]string{`{"type":"novel","x":[]}`}, block(5, `{"type":"server_thing","x":1}`, `{"type":"novel_delta"}`), text, ended("end_turn")), "text:Hello"},

@@ -154,12 +154,20 @@ func (a *assembly) addEvent(data []byte) error {
 	case "message_delta":
 		a.addUsage(e.Usage)
 		if e.Delta.StopReason != "" {
-			a.message.StopReason, a.done = e.Delta.StopReason, true
+			if !isCut(a.message.StopReason) { // a later reason doesn't make an answer whole
+				a.message.StopReason = e.Delta.StopReason
+			}
+			a.done = true
 		}
 	case "message_stop":
 		a.done = true
 	}
 	return nil
+}
+
+// isCut reports whether a stop reason is one of an answer that was cut.
+func isCut(reason string) bool {
+	return slices.Contains([]string{"max_tokens", "model_context_window_exceeded", "refusal"}, reason)
 }
 
 // startBlock counts a block, and reports the text or the tool's name that it begins with.
@@ -235,6 +243,6 @@ func (a *assembly) buildResponse() loop.Response {
 		Usage: limits.Usage{
 			InputTokens: a.usage.Input, CachedInputTokens: a.usage.CacheRead, CacheWriteTokens: a.usage.CacheWrite, OutputTokens: a.usage.Output,
 		},
-		Truncated: slices.Contains([]string{"max_tokens", "model_context_window_exceeded", "refusal"}, a.message.StopReason),
+		Truncated: isCut(a.message.StopReason),
 	}
 }

@@ -101,6 +101,10 @@ func streamCases() map[string]struct {
 			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{\"a\":1}"}}`), finishChunk("length")),
 			want:   `x(a){"a":1} | cut`,
 		},
+		"length, then another reason": {
+			pieces: dataEvents(call(`{"index":0,"id":"a","function":{"name":"x","arguments":"{\"a\":1}"}}`), finishChunk("length"), finishChunk("tool_calls")),
+			want:   `x(a){"a":1} | cut`,
+		},
 		"filtered": {pieces: dataEvents(deltaChunk(`{"content":"Hi"}`), finishChunk("content_filter")), want: "text:Hi | cut"},
 		"null content and calls": {
 			pieces: dataEvents(deltaChunk(`{"content":null,"tool_calls":null,"function_call":null}`), deltaChunk(`{"content":"Hi."}`), finishChunk("stop")), want: "text:Hi.",

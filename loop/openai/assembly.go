@@ -46,7 +46,9 @@ func (a *assembly) addCompletion(c completion) {
 			continue
 		}
 		if choice.Finish != "" {
-			a.finish = string(choice.Finish)
+			if !isCut(a.finish) { // a later reason doesn't make an answer whole
+				a.finish = string(choice.Finish)
+			}
 			a.done = true
 		}
 		switch {
@@ -63,6 +65,11 @@ func (a *assembly) addCompletion(c completion) {
 			}
 		}
 	}
+}
+
+// isCut reports whether a finish reason is one of an answer that was cut.
+func isCut(finish string) bool {
+	return slices.Contains([]string{"length", "max_tokens", "model_length", "content_filter"}, strings.ToLower(finish))
 }
 
 // addMessage adds the text, the reasoning and the old-style call of a message.
@@ -161,7 +168,7 @@ func (a *assembly) buildResponse() loop.Response {
 	}
 	r := loop.Response{
 		Message: m, Finish: a.finish, ID: a.id, Model: a.model,
-		Truncated: slices.Contains([]string{"length", "max_tokens", "model_length", "content_filter"}, strings.ToLower(a.finish)),
+		Truncated: isCut(a.finish),
 	}
 	if a.usage != nil {
 		r.Usage = a.usage.limitsUsage()
