@@ -44,11 +44,14 @@ func escapeTags(text string, names []string) string {
 
 // isTagName reports whether rest, the text after an opening bracket, starts with the
 // name of a tag. Anything but letters, digits and brackets may precede each letter. The
-// next bracket ends the search, so all searches for a name together read a text once.
+// next bracket ends the search, also one that is escaped already, so all searches for a
+// name together read a text once.
 func isTagName(rest, name string) bool {
 	for name != "" && rest != "" {
 		r, n := decodeUnit(rest)
 		switch {
+		case r == '[' && strings.HasPrefix(rest, escapedOpener):
+			return false
 		case r == rune(name[0]):
 			name = name[1:]
 		case unicode.IsLetter(r) || unicode.IsDigit(r) || r == '<' || r == '>':

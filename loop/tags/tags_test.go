@@ -2,6 +2,7 @@ package tags
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -248,7 +249,7 @@ func TestRequestsWithoutTools(t *testing.T) {
 func FuzzAnswer(f *testing.F) {
 	for _, s := range []string{
 		"", "Hi.", "<tool_call>", "<tool_<tool_call>{}", `a <tool_call>{"name":"b","args":{"c":"</tool_call>"}}</tool_call> d`,
-		`<tool_call>{"name":"b"}`, "<TOOL_CALL>{}</TOOL_CALL>", `< / tool call>`, `<tool_call>"{}"</tool_call>`, "<tool_call>\xff",
+		`<tool_call>{"name":"b"}`, "<TOOL_CALL>{}</TOOL_CALL>", `< / tool call>`, `<tool_call>"{}"</tool_call>`, "<tool_call>\xff", "<tool cal< tool call",
 	} {
 		f.Add(s, byte(1))
 		f.Add(s, byte(4))
@@ -280,6 +281,30 @@ func FuzzAnswer(f *testing.F) {
 		}
 		if escaped := boundary.EscapeCalls(text); strings.Contains(escaped, openTag) || boundary.EscapeCalls(escaped) != escaped {
 			t.Errorf("escaped: %q", escaped)
+		}
+	})
+}
+
+// FuzzParseCall checks that a call which is reported without a problem has a name and
+// arguments that are a JSON object, if it has any.
+func FuzzParseCall(f *testing.F) {
+	for _, s := range []string{
+		"", "Hi.", "<tool_call>", `<tool_call>{"name":"b","args":{"c":"</tool_call>"}}</tool_call>`, `<tool_call>{"name":"b"}</tool_call>`, `<tool_call>{"name":"b","args":[]}</tool_call>`,
+		`<tool_call>{"name":"b","args":null,"arguments":{}}</tool_call>`, `<tool_call>{"name":"b","args":"{}"}</tool_call>`, `<tool_call>{"args":{}}</tool_call>`, `<tool_call>[[[[</tool_call>`, "<tool_call>{\"name\":\"\xff\"}</tool_call>",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		call, problem, found := ParseCall(text)
+		if found != strings.Contains(text, openTag) || !found && (problem != "" || call.Name != "" || call.Raw != "") {
+			t.Errorf("found %t, %q, %+v", found, problem, call)
+		}
+		if !found || problem != "" {
+			return
+		}
+		var args map[string]json.RawMessage
+		if call.Name == "" || call.Raw != "" && json.Unmarshal([]byte(call.Raw), &args) != nil {
+			t.Errorf("call %+v without a problem", call)
 		}
 	})
 }
