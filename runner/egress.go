@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -16,7 +17,9 @@ import (
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/egress/preset"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/egress/secret"
 	"github.com/caisson-run/caisson/tools/policy"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
@@ -36,10 +39,34 @@ type EgressOptions struct {
 	Ask bool
 	// Capture lets programs that ignore proxies connect by name.
 	Capture bool
+	// Presets are the networks of package managers, whose rules Policy has. GitFetch and
+	// GitPush are the URLs of git repositories, for which it has rules too.
+	Presets           []*preset.Preset
+	GitFetch, GitPush []string
+	// Secrets are keys that commands use without having them.
+	Secrets []secret.Secret
+	// CA are certificates in PEM that are trusted beside those of the machine, and of
+	// the image.
+	CA []byte
+	// KeepFiles tells where files of the presets' registries are kept, CacheDir is the
+	// directory of [CacheShared]. LockFile pins their content: it is obeyed if it exists,
+	// and otherwise written at the session's end; "" is none.
+	KeepFiles          FileCache
+	CacheDir, LockFile string
 	// Budget bounds all connections of the session; the zero value means
 	// [limits.DefaultCommandEgressBudget].
 	Budget limits.EgressBudget
 }
+
+// FileCache tells where files of package registries are kept.
+type FileCache string
+
+// The caches. The zero value means CacheOff.
+const (
+	CacheSession FileCache = "session"
+	CacheShared  FileCache = "shared"
+	CacheOff     FileCache = "off"
+)
 
 // enabled reports whether commands have a network.
 func (o EgressOptions) enabled() bool { return o.Policy != nil }
@@ -61,7 +88,12 @@ func newNetwork(s *Session) (*network.Network, error) {
 	}
 	o := network.Options{
 		Policy: e.Policy, Private: e.Private, Upstream: e.Upstream, Capture: e.Capture, Budget: e.Budget,
-		Dir: s.dir, Secrets: s.opts.Secrets, Record: s.events.recordNetwork, Log: s.log,
+		Presets: e.Presets, GitFetch: e.GitFetch, GitPush: e.GitPush, Secrets: e.Secrets, CA: e.CA,
+		KeepFiles: e.KeepFiles == CacheSession || e.KeepFiles == CacheShared, LockFile: e.LockFile,
+		Dir: s.dir, Hidden: s.opts.Secrets, Record: s.events.recordNetwork, Log: s.log,
+	}
+	if e.KeepFiles == CacheShared {
+		o.CacheDir = e.CacheDir
 	}
 	if s.opts.asksHosts() {
 		o.Ask = s.askHost
@@ -83,8 +115,8 @@ func (s *Session) egressPlan() *sandbox.EgressPlan {
 }
 
 // recordEgress returns what the first record has of what commands may reach.
-func (o Options) recordEgress() *record.Egress {
-	e := o.Egress
+func (s *Session) recordEgress() *record.Egress {
+	o, e := s.opts, s.opts.Egress
 	if !e.enabled() {
 		return nil
 	}
@@ -112,5 +144,16 @@ func (o Options) recordEgress() *record.Egress {
 	if e.Upstream != nil {
 		p.Proxy = safeurl.String(e.Upstream.String())
 	}
+	for _, one := range e.Presets {
+		p.Presets = append(p.Presets, one.Name)
+	}
+	for _, one := range e.Secrets {
+		to := make([]string, len(one.To))
+		for i, r := range one.To {
+			to[i] = r.String()
+		}
+		p.Secrets = append(p.Secrets, record.EgressSecret{Name: one.Name, To: to, Header: cmp.Or(one.Header, "Authorization")})
+	}
+	p.AuthoritySHA256, p.Cache, p.Lock = s.network.AuthoritySHA256(), string(e.KeepFiles), e.LockFile
 	return p
 }

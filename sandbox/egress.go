@@ -38,6 +38,9 @@ type EgressPlan struct {
 	// JavaRoots makes a trust store for Java of the same certificates. It needs
 	// Roots.
 	JavaRoots bool
+	// Files are further small files of EgressDir, by name: configuration of programs
+	// that Env refers to. A sandbox with Files is never started ahead.
+	Files map[string]string
 	// Env are more variables of commands that have no Env of their own, as
 	// NAME=value, below those of Spec.Env. Each [ProxyPlaceholder] in a value is
 	// replaced by the URL of the command's proxy, without a slash at its end.
@@ -48,8 +51,8 @@ type EgressPlan struct {
 // [EgressPlan.Env].
 const ProxyPlaceholder = "{proxy}"
 
-// EgressDir is the directory of [EgressPlan.Roots] in the container, which is
-// read-only: ca.pem has the certificates of the plan, bundle.pem those and the
+// EgressDir is the directory of [EgressPlan.Roots] and Files in the container, which
+// is read-only: ca.pem has the certificates of the plan, bundle.pem those and the
 // image's, java.p12 the same for Java.
 const EgressDir = "/.caisson/net"
 
@@ -175,13 +178,27 @@ func (p *EgressPlan) validateCapture() error {
 // namePort is the port of name lookups.
 const namePort = 53
 
-// validateRoots refuses everything but certificates, a private key above all.
+// rootNames are the files of EgressDir that are made from Roots.
+var rootNames = []string{"ca.pem", "bundle.pem", "java.p12"}
+
+// validateRoots refuses everything but certificates, a private key above all, and
+// files that can't be beside them.
 func (p *EgressPlan) validateRoots() error {
 	switch {
 	case len(p.Roots) > MaxRootsBytes:
 		return fmt.Errorf("%w: roots of %d bytes, at most %d are possible", ErrInvalid, len(p.Roots), MaxRootsBytes)
 	case p.JavaRoots && len(p.Roots) == 0:
 		return fmt.Errorf("%w: a trust store for Java without roots", ErrInvalid)
+	}
+	size := 0
+	for name, text := range p.Files {
+		size += len(text)
+		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789.-_") != "" || strings.HasPrefix(name, ".") || slices.Contains(rootNames, name) {
+			return fmt.Errorf("%w: a file can't have the name %q", ErrInvalid, name)
+		}
+	}
+	if size > MaxRootsBytes {
+		return fmt.Errorf("%w: files of %d bytes, at most %d are possible", ErrInvalid, size, MaxRootsBytes)
 	}
 	for rest := bytes.TrimSpace(p.Roots); len(rest) > 0; rest = bytes.TrimSpace(rest) {
 		var block *pem.Block
@@ -272,13 +289,15 @@ func (p *EgressPlan) proxyURL(number int) string {
 
 // CommandEnv returns an environment with the variables of the plan for the
 // command with this number, in place of those of the same name. session are the
-// variables of Spec.Env, which are above Env.
+// variables of Spec.Env, which are above Env. The defaults that make package managers
+// work offline are left out.
 func (p *EgressPlan) CommandEnv(env, session []string, number int) []string {
 	own := make([]string, len(p.Env))
 	for i, v := range p.Env {
 		name, value, _ := strings.Cut(v, "=")
 		own[i] = name + "=" + strings.ReplaceAll(value, ProxyPlaceholder, p.proxyURL(number))
 	}
+	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(offlineEnv, v) })
 	return SetVariables(env, slices.Concat(p.rootVariables(), own, session, p.ProxyVariables(number)))
 }
 

@@ -11,7 +11,7 @@ import (
 // sandbox. It contains nothing of the host's environment. PWD is for a workspace at
 // WorkspaceDir.
 func DefaultEnv() []string {
-	return []string{
+	return append([]string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME=" + HomeDir,
 		"USER=agent",
@@ -27,19 +27,22 @@ func DefaultEnv() []string {
 		"SANDBOX=caisson",
 		"IS_SANDBOX=1",
 		"AI_AGENT=caisson",
-		// There is no network: package managers fail at once and say why, where they
-		// would try again for minutes.
-		"GOPROXY=off",
 		"GOTOOLCHAIN=local",
 		// A reserved .git is no repository, and go build fails where git status does.
 		"GOFLAGS=-buildvcs=false",
-		"npm_config_offline=true",
-		"YARN_ENABLE_NETWORK=0",
-		"PIP_NO_INDEX=1",
-		"UV_OFFLINE=1",
-		"CARGO_NET_OFFLINE=true",
-		"MAVEN_ARGS=--offline",
-	}
+	}, offlineEnv...)
+}
+
+// offlineEnv are the defaults where commands have no network: package managers fail at
+// once and say why, where they would try again for minutes.
+var offlineEnv = []string{
+	"GOPROXY=off",
+	"npm_config_offline=true",
+	"YARN_ENABLE_NETWORK=0",
+	"PIP_NO_INDEX=1",
+	"UV_OFFLINE=1",
+	"CARGO_NET_OFFLINE=true",
+	"MAVEN_ARGS=--offline",
 }
 
 // Environment returns the environment of commands on an image: [DefaultEnv]

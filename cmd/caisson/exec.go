@@ -200,6 +200,9 @@ func execInFresh(ctx context.Context, a *app, f execFlags, w workspaceFlags, arg
 // by task. Closing force ends it at once. change may change its options; nil does not. The
 // caller must call done after the session.
 func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface, force <-chan struct{}, task string, change func(*runner.Options)) (_ *runner.Session, done func(), err error) {
+	if err := s.readEgressKeys(ctx, s.workspace.Path); err != nil {
+		return nil, nil, err
+	}
 	hidden := s.knownSecrets()
 	dir, err := sessiondir.Create(s.environ.stateDir(), hidden)
 	if err != nil {

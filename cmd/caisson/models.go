@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
 // makeModel makes a real model. Its errors are a *commandError.
@@ -155,6 +156,34 @@ func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, 
 			}}
 		}
 		models[i].APIKey = key
+	}
+	return nil
+}
+
+// readEgressKeys reads the keys that commands use without having them. Its errors are a
+// *commandError or a [config.Error], and hold none of them.
+func (s *settings) readEgressKeys(ctx context.Context, workspace string) error {
+	keys, err := s.conf.EgressKeys()
+	if err != nil {
+		return err
+	}
+	s.egressKeys = nil
+	for _, k := range keys {
+		where := "egress.secrets." + k.Name
+		if k.Command != nil {
+			if k.Value, err = s.readKey(ctx, k.Command, resolvePath(workspace)); err != nil {
+				return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
+					Cause: "the command for the key " + where + " failed: " + err.Error(),
+					Hint:  "Run it yourself: it has to print the key, and nothing else, to standard output.",
+				}}
+			}
+		} else if k.Value = s.environ.get(k.Env); k.Value == "" {
+			return &config.Error{Where: where, Message: "the variable " + k.Env + " is not set", Hint: "set it, or take the key out"}
+		}
+		s.egressKeys = append(s.egressKeys, k.Secret)
+	}
+	if _, err := secret.New(s.egressKeys); err != nil {
+		return &config.Error{Where: "egress.secrets", Message: err.Error(), Hint: "fix the key, or its settings"}
 	}
 	return nil
 }

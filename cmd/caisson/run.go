@@ -298,6 +298,9 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 	if err := s.readKeys(ctx, selected, s.workspace.Path); err != nil {
 		return runner.Options{}, nil, err
 	}
+	if err := s.readEgressKeys(ctx, s.workspace.Path); err != nil {
+		return runner.Options{}, nil, err
+	}
 	hidden := s.knownSecrets(selected...)
 	dir, err := s.openDir(hidden)
 	if err != nil {
@@ -409,6 +412,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err != nil {
 		return o, err
 	}
+	egress.Secrets, egress.CacheDir = s.egressKeys, joinUnder(s.environ.cacheDir(), "egress")
 	needed, err := s.mayNeedSandbox(policy)
 	if err != nil {
 		return o, err

@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/runner/telemetry"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/egress/secret"
 	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
@@ -132,6 +133,8 @@ type settings struct {
 	ignored []record.Ignored
 	// instructions are the workspace's instruction files that are trusted.
 	instructions []approval.TrustedFile
+	// egressKeys are the keys that commands use without having them, once they are read.
+	egressKeys []secret.Secret
 	// shared is set if the process has many sessions, which share the machine.
 	shared bool
 	// forClients leaves the flags of this program out of errors and facts: clients of
@@ -302,6 +305,9 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 			printed = append(printed, redact.Secret{Name: "models." + m.Profile + ".api_key_command", Value: m.APIKey})
 		}
 	}
+	for _, k := range s.egressKeys {
+		printed = append(printed, redact.Secret{Name: "egress.secrets." + k.Name, Value: k.Value})
+	}
 	return slices.Concat(environSecrets(s.environ, names...), printed, urlSecrets(s.environ, &s.conf))
 }
 
@@ -332,6 +338,7 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	add("telemetry.endpoint", conf.Telemetry.Endpoint)
 	add("docker.host", conf.Docker.Host)
 	add("fetch.proxy", conf.Fetch.Proxy)
+	add("egress.proxy", conf.Egress.Proxy)
 	for name, m := range conf.Models {
 		add("models."+name+".base_url", m.BaseURL)
 	}

@@ -113,5 +113,22 @@ type Egress struct {
 	Unknown string   `json:"unknown"` // deny, or prompt
 	Capture bool     `json:"capture"`
 	// Proxy makes the connections; without its credentials.
-	Proxy string `json:"proxy,omitempty"`
+	Proxy   string   `json:"proxy,omitempty"`
+	Presets []string `json:"presets,omitempty"`
+	// Secrets are the keys that commands use without having them.
+	Secrets []EgressSecret `json:"secrets,omitempty"`
+	// AuthoritySHA256 is the hash of the certificate of the authority that commands
+	// trust, for the hosts of rules of https, whose TLS ends in Caisson.
+	AuthoritySHA256 string `json:"authority_sha256,omitempty"`
+	// Cache is where files of registries are kept: session, shared or off; Lock the file
+	// that pins them.
+	Cache string `json:"cache,omitempty"`
+	Lock  string `json:"lock,omitempty"`
+}
+
+// EgressSecret is a key that commands use without having it.
+type EgressSecret struct {
+	Name   string   `json:"name"`
+	To     []string `json:"to"`
+	Header string   `json:"header"`
 }

@@ -38,6 +38,8 @@ func samples() []Payload {
 		Egress: &Egress{
 			Allow: []string{"tls://proxy.golang.org"}, Within: [][]string{{"tls://*.golang.org"}}, Deny: []string{"tls://bad.test"}, RulesSHA256: "ab",
 			Private: []string{"db.lan"}, Unknown: "prompt", Capture: true, Proxy: "http://proxy.lan:3128",
+			Presets: []string{"go"}, Secrets: []EgressSecret{{Name: "API_KEY", To: []string{"https://api.example.com/v1/"}, Header: "Authorization"}},
+			AuthoritySHA256: "ab", Cache: "session", Lock: "/home/me/lock",
 		},
 		Budget:        NewBudget(limits.Budget{Rounds: new(int64(50)), WallTime: new(time.Minute)}),
 		SessionBudget: NewBudget(limits.Budget{Tokens: new(int64(100_000))}),

@@ -26,7 +26,7 @@ func isPoolable(spec sandbox.Spec) bool {
 	if spec.Service != nil {
 		return false // what it does in time is the session's own
 	}
-	if spec.Egress != nil && len(spec.Egress.Roots) > 0 {
+	if spec.Egress != nil && len(spec.Egress.Roots)+len(spec.Egress.Files) > 0 {
 		return false // so is their certificate authority
 	}
 	if spec.Workspace.Dir == nil || spec.Workspace.Mode.KeepsChanges() || spec.Workspace.Layers != "" || spec.Workspace.Unguarded {

@@ -26,7 +26,9 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/egress"
+	"github.com/caisson-run/caisson/tools/egress/preset"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/egress/secret"
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
@@ -37,9 +39,17 @@ type Options struct {
 	Upstream *url.URL
 	Capture  bool
 	Budget   limits.EgressBudget
-	// Dir is the session's directory, where the requests are kept without Secrets.
-	Dir     string
-	Secrets []redact.Secret
+	// Presets, GitFetch, GitPush, Secrets and CA are those of runner.EgressOptions.
+	Presets           []*preset.Preset
+	GitFetch, GitPush []string
+	Secrets           []secret.Secret
+	CA                []byte
+	// KeepFiles keeps files of registries, in CacheDir, or for the session if that is "".
+	KeepFiles          bool
+	CacheDir, LockFile string
+	// Dir is the session's directory, where the requests are kept without Hidden.
+	Dir    string
+	Hidden []redact.Secret
 	// Record writes a record below a call, or below the last answer of the model if the
 	// call is "". With sync it returns when the record is on the disk.
 	Record func(call string, p record.Payload, sync bool) error
@@ -54,6 +64,7 @@ type Network struct {
 	server   *egress.Server
 	allowed  []string
 	requests *requestLog
+	setup    setup
 
 	mu sync.Mutex
 	// running are the commands that run, the oldest first.
@@ -84,7 +95,7 @@ func New(o Options) (*Network, error) {
 	for _, r := range o.Policy.Allow {
 		n.allowed = append(n.allowed, r.String())
 	}
-	n.requests = &requestLog{path: filepath.Join(o.Dir, RequestsFile), redact: redact.New(o.Secrets)}
+	n.requests = &requestLog{path: filepath.Join(o.Dir, RequestsFile), redact: redact.New(o.Hidden)}
 	server := egress.Options{
 		Policy: o.Policy, Guard: guard, Budget: budget, Upstream: o.Upstream,
 		Opened: n.recordOpened, Closed: n.recordClosed, Denied: n.recordDenied, Requested: n.keepRequest,
@@ -92,14 +103,20 @@ func New(o Options) (*Network, error) {
 	if o.Ask != nil {
 		server.Ask = n.ask
 	}
+	if err := n.prepare(&server); err != nil {
+		return nil, fmt.Errorf("make network: %w", err)
+	}
 	if n.server, err = egress.New(server); err != nil {
 		return nil, fmt.Errorf("make network: %w", err)
 	}
 	return n, nil
 }
 
-// Plan returns the listeners of a sandbox.
-func (n *Network) Plan() *sandbox.EgressPlan {
+// Plan returns the listeners of a sandbox, and what its programs need beside them.
+func (n *Network) Plan() *sandbox.EgressPlan { return n.setup.plan }
+
+// newPlan returns the listeners of a sandbox.
+func (n *Network) newPlan() *sandbox.EgressPlan {
 	p := &sandbox.EgressPlan{Names: true}
 	if !n.opts.Capture {
 		return p
@@ -339,6 +356,7 @@ func (n *Network) Close() record.NetworkTotals {
 	t := n.totals
 	hash, omitted, err := n.requests.close()
 	n.logFailure("requests", err)
+	n.logFailure("cache", n.closeCache())
 	t.RequestsSHA256 = hash
 	t.Unrecorded += omitted
 	return t

@@ -45,7 +45,7 @@ const netDir = "net"
 // NeedsImageFiles reports whether AddEgressFiles reads the image.
 func (p *Preparation) NeedsImageFiles() bool {
 	e := p.Spec.Egress
-	return !p.Remote && e != nil && (e.Names || len(e.Roots) > 0)
+	return !p.Remote && e != nil && (e.Names || len(e.Roots)+len(e.Files) > 0)
 }
 
 // AddEgressFiles makes the files by which programs look up names and trust
@@ -71,10 +71,34 @@ func (p *Preparation) AddEgressFiles(files ImageFiles) error {
 			}
 		}
 	}
-	if len(p.Spec.Egress.Roots) == 0 {
+	if len(p.Spec.Egress.Roots)+len(p.Spec.Egress.Files) == 0 {
 		return nil
 	}
+	if err := p.addEgressDir(); err != nil || len(p.Spec.Egress.Roots) == 0 {
+		return err
+	}
 	return p.addRoots(files)
+}
+
+// addEgressDir makes the directory of the plan's files, and plans its mount.
+func (p *Preparation) addEgressDir() error {
+	dir := p.Files.Path(netDir)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return fmt.Errorf("make session files: %w", err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask is
+		return fmt.Errorf("make session files: %w", err)
+	}
+	for name, text := range p.Spec.Egress.Files {
+		if err := p.Files.Write(netDir+"/"+name, text); err != nil {
+			return err
+		}
+	}
+	if p.hasSkeleton() {
+		p.Image.Dirs = append(p.Image.Dirs, images.Dir{Path: sandbox.EgressDir, Mode: 0o755})
+	}
+	p.egress = append(p.egress, images.Bind{Source: dir, Path: sandbox.EgressDir, IsDir: true})
+	return nil
 }
 
 // replaceFile plans the mount of one of the session's files over one of the
@@ -109,7 +133,7 @@ func (p *Preparation) hasSkeleton() bool {
 	return p.Image != nil && p.Spec.Root != sandbox.RootEphemeral
 }
 
-// addRoots makes the directory of certificates: those of the plan, and a bundle
+// addRoots adds the certificates to the directory: those of the plan, and a bundle
 // with the image's, which is mounted over the image's own.
 func (p *Preparation) addRoots(files ImageFiles) error {
 	plan := p.Spec.Egress
@@ -126,13 +150,6 @@ func (p *Preparation) addRoots(files ImageFiles) error {
 			break
 		}
 	}
-	dir := p.Files.Path(netDir)
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return fmt.Errorf("make session files: %w", err)
-	}
-	if err := os.Chmod(dir, 0o755); err != nil { // whatever the umask is
-		return fmt.Errorf("make session files: %w", err)
-	}
 	bundle := bytes.Join([][]byte{bytes.TrimSpace(own), bytes.TrimSpace(plan.Roots), nil}, []byte("\n"))
 	content := map[string][]byte{"ca.pem": plan.Roots, "bundle.pem": bundle}
 	if plan.JavaRoots {
@@ -147,10 +164,6 @@ func (p *Preparation) addRoots(files ImageFiles) error {
 			return err
 		}
 	}
-	if p.hasSkeleton() {
-		p.Image.Dirs = append(p.Image.Dirs, images.Dir{Path: sandbox.EgressDir, Mode: 0o755})
-	}
-	p.egress = append(p.egress, images.Bind{Source: dir, Path: sandbox.EgressDir, IsDir: true})
 	for _, name := range systemBundles {
 		if err := p.replaceFile(files, name, netDir+"/bundle.pem", false); err != nil {
 			return err

@@ -1,10 +1,13 @@
 package config
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/netip"
 	"net/url"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -14,7 +17,10 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools/egress/ca"
+	"github.com/caisson-run/caisson/tools/egress/preset"
 	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
 // EgressRule is one entry of a list of what commands may reach; see
@@ -99,6 +105,166 @@ func (r EgressRules) parseAll(where string) ([]rule.Rule, error) {
 	return out, nil
 }
 
+// EgressGit is the URL of git repositories. In files it is the URL alone, or a mapping
+// with push.
+type EgressGit struct {
+	URL  string `yaml:"url" json:"url"`
+	Push bool   `yaml:"push" json:"push,omitempty"`
+}
+
+// plainEgressGit is an EgressGit without its methods.
+type plainEgressGit EgressGit
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler. The URL is checked where it stands.
+func (g *EgressGit) UnmarshalYAML(n ast.Node) error {
+	if _, isMapping := n.(*ast.MappingNode); isMapping {
+		if err := yaml.NodeToValue(n, (*plainEgressGit)(g), yaml.Strict()); err != nil {
+			return err
+		}
+	} else if text, ok := scalarText(n); ok {
+		g.URL = text
+	} else {
+		return errorAt(n, errors.New("a URL is needed here, such as https://github.com/org/, or url: and push:"))
+	}
+	if _, err := rule.ParseGit(g.URL, g.Push); err != nil {
+		return errorAt(n, err)
+	}
+	return nil
+}
+
+// MarshalJSON returns the URL as files have it.
+func (g EgressGit) MarshalJSON() ([]byte, error) {
+	if !g.Push {
+		return json.Marshal(g.URL)
+	}
+	return json.Marshal(plainEgressGit(g))
+}
+
+func (EgressGit) jsonSchema() map[string]any {
+	text := map[string]any{"type": "string", "minLength": 1}
+	return map[string]any{"anyOf": []any{text, map[string]any{
+		"type": "object", "additionalProperties": false, "required": []any{"url"},
+		"properties": map[string]any{"url": text, "push": map[string]any{"type": "boolean"}},
+	}}}
+}
+
+// PresetNames are names of presets.
+type PresetNames []string
+
+// setText parses the value of a flag, with commas between the names.
+func (n *PresetNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
+
+// parsePresets returns the presets, for the registries that the user's own
+// configuration of the package managers names, and their rules.
+func (c *Config) parsePresets(o *runner.EgressOptions) error {
+	var registries map[string][]string
+	if len(c.Egress.Presets) > 0 && c.home != "" {
+		var err error
+		if registries, err = preset.ReadRegistries(c.home); err != nil {
+			return &Error{Where: "egress.presets", Message: "a configuration of a package manager can't be used: " + err.Error(), Hint: "fix that file, or write rules in egress.allow instead of the preset"}
+		}
+	}
+	for _, name := range c.Egress.Presets {
+		p, err := preset.New(name, preset.Options{Registries: registries})
+		if err != nil {
+			return &Error{Where: "egress.presets", Message: err.Error()}
+		}
+		o.Presets = append(o.Presets, p)
+		o.Policy.Allow = append(o.Policy.Allow, p.Rules...)
+	}
+	for _, g := range c.Egress.Git {
+		r, err := rule.ParseGit(g.URL, g.Push)
+		if err != nil {
+			return &Error{Where: "egress.git", Message: err.Error()}
+		}
+		o.Policy.Allow = append(o.Policy.Allow, r)
+		if g.Push {
+			o.GitPush = append(o.GitPush, g.URL)
+		} else {
+			o.GitFetch = append(o.GitFetch, g.URL)
+		}
+	}
+	return nil
+}
+
+// EgressKey is a key that commands use without having it, and where its value comes
+// from: the variable Env of this process, or the program of Command.
+type EgressKey struct {
+	secret.Secret
+	Env     string
+	Command []string
+}
+
+// EgressKeys returns the keys, without values, by their names.
+func (c *Config) EgressKeys() ([]EgressKey, error) {
+	keys, err := c.egressKeys()
+	return keys, c.addPlace(err)
+}
+
+func (c *Config) egressKeys() ([]EgressKey, error) {
+	var out []EgressKey
+	for _, name := range sortedKeys(c.Egress.Secrets) {
+		in, where := c.Egress.Secrets[name], "egress.secrets."+name
+		to, err := in.To.parseAll(where + ".to")
+		if err != nil {
+			return nil, err
+		}
+		k := EgressKey{Secret: secret.Secret{Name: name, To: to, Header: valueOr(in.Header, "")}, Command: in.Command}
+		env, isEnv := strings.CutPrefix(valueOr(in.From, ""), "env:")
+		switch {
+		case !validName(name):
+			return nil, &Error{Where: where, Message: name + " is not the name of a variable", Hint: "write letters, digits and _"}
+		case (in.From == nil) == (in.Command == nil):
+			return nil, &Error{Where: where, Message: "a key comes from one place", Hint: "write from: env:NAME, or command: with a program and its arguments"}
+		case in.From != nil && (!isEnv || !validName(env)):
+			return nil, &Error{Where: where + ".from", Message: "it is not env: and the name of a variable", Hint: "write it like env:" + name + "; the key itself does not belong here"}
+		case in.Command != nil && (len(in.Command) == 0 || in.Command[0] == ""):
+			return nil, &Error{Where: where + ".command", Message: "it names no program", Hint: "write the program and its arguments as a list, such as [pass, show, api]"}
+		case len(to) == 0:
+			return nil, &Error{Where: where + ".to", Message: "the key is for no URL", Hint: "list the https URLs that it is sent to, such as https://api.example.com/v1/"}
+		case slices.ContainsFunc(to, func(r rule.Rule) bool { return !r.EndsTLS() }):
+			return nil, &Error{Where: where + ".to", Message: "a key is only sent by rules of https://", Hint: "write https://HOST/PATH: in other connections Caisson can't put it into the request"}
+		}
+		if _, both := c.Env[name]; both || slices.Contains(c.EnvFrom, name) {
+			return nil, &Error{Where: where, Message: name + " is in env or env_from too, which would give commands another value", Hint: "keep one of them"}
+		}
+		k.Env = env
+		out = append(out, k)
+	}
+	return out, nil
+}
+
+// readFiles reads the files that the settings of egress name.
+func (c *Config) readFiles(o *runner.EgressOptions) error {
+	for _, name := range c.Egress.CA {
+		path, err := expandHome(name, c.home)
+		if err != nil {
+			return &Error{Where: "egress.ca", Message: err.Error(), Hint: "write it from / or ~/ on"}
+		}
+		text, err := os.ReadFile(path)
+		if err == nil {
+			_, err = ca.ReadRoots(text)
+		}
+		if err != nil {
+			return &Error{Where: "egress.ca", Message: path + ": " + err.Error(), Hint: "name a file of certificates in PEM, without keys"}
+		}
+		o.CA = append(append(o.CA, bytes.TrimSpace(text)...), '\n')
+	}
+	o.KeepFiles = runner.FileCache(*c.Egress.Cache)
+	if c.Egress.Lock == nil {
+		return nil
+	}
+	path, err := expandHome(*c.Egress.Lock, c.home)
+	switch {
+	case err != nil:
+		return &Error{Where: "egress.lock", Message: err.Error(), Hint: "write it from / or ~/ on"}
+	case o.KeepFiles == runner.CacheOff:
+		return &Error{Where: "egress.lock", Message: "files are pinned by the cache, which is off", Hint: "set cache to session or shared"}
+	}
+	o.LockFile = path
+	return nil
+}
+
 // narrowTo makes e no wider than the bounds of where. Its error is an [Error].
 func (e *Egress) narrowTo(where string, b EgressRestrictions) error {
 	if b.Allow != nil {
@@ -120,7 +286,9 @@ func (e *Egress) narrowTo(where string, b EgressRestrictions) error {
 }
 
 // isConfigured reports whether commands have a network.
-func (e *Egress) isConfigured() bool { return len(e.Allow) > 0 || *e.Unknown == unknownPrompt }
+func (e *Egress) isConfigured() bool {
+	return len(e.Allow)+len(e.Presets)+len(e.Git) > 0 || *e.Unknown == unknownPrompt
+}
 
 // unknownPrompt is the value of unknown that asks.
 const unknownPrompt = "prompt"
@@ -142,10 +310,6 @@ func (c *Config) egressOptions() (runner.EgressOptions, []string, error) {
 	if err != nil {
 		return runner.EgressOptions{}, nil, err
 	}
-	private, err := parsePrivate("egress", e.Private, allow)
-	if err != nil || !e.isConfigured() {
-		return runner.EgressOptions{}, nil, err
-	}
 	var warnings []string
 	for _, r := range allow {
 		if w := r.Warning(); w != "" {
@@ -154,7 +318,17 @@ func (c *Config) egressOptions() (runner.EgressOptions, []string, error) {
 	}
 	o := runner.EgressOptions{
 		Policy: &rule.Policy{Allow: allow, Within: e.within, Deny: deny}, Ask: *e.Unknown == unknownPrompt,
-		Private: private, Capture: *e.Capture, Budget: e.Budget.egressBudget(),
+		Capture: *e.Capture, Budget: e.Budget.egressBudget(),
+	}
+	if err := cmp.Or(c.parsePresets(&o), c.readFiles(&o)); err != nil {
+		return runner.EgressOptions{}, nil, err
+	}
+	o.Private, err = parsePrivate("egress", e.Private, o.Policy.Allow)
+	if err != nil || !e.isConfigured() {
+		return runner.EgressOptions{}, nil, err
+	}
+	if _, err := c.egressKeys(); err != nil {
+		return runner.EgressOptions{}, nil, err
 	}
 	if e.Proxy != nil {
 		if o.Upstream, err = parseProxy("egress.proxy", *e.Proxy); err != nil {

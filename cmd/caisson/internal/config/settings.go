@@ -270,15 +270,29 @@ type FetchBounds struct {
 
 // Egress is what commands may reach. See docs/egress.md.
 type Egress struct {
-	Allow        EgressRules         `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Sandbox" doc:"what commands may reach: https://HOST/PATH, http://HOST/PATH, tls://HOST, tcp://HOST:PORT or public; the flag has commas between them"`
-	Deny         EgressRules         `yaml:"deny" doc:"what commands and the fetch tool may not reach, whatever allows it"`
-	Private      map[string][]string `yaml:"private" doc:"networks that are not public, by the host of allow that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
-	Proxy        *string             `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's does not count"`
-	Capture      *bool               `yaml:"capture" default:"true" doc:"let programs that ignore proxies connect by name, to ports 22, 80, 443 and those of rules"`
+	Presets      PresetNames             `yaml:"presets" flag:"egress-preset" value:"NAMES" group:"Sandbox" doc:"package managers whose public registries commands may read from: apt, cargo, go, maven, npm, pip; the flag has commas between them"`
+	Git          []EgressGit             `yaml:"git" doc:"https URLs of git repositories, or of what they are below, that commands may fetch from; with url and push: true they may push too"`
+	Allow        EgressRules             `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Sandbox" doc:"what commands may reach: https://HOST/PATH, http://HOST/PATH, tls://HOST, tcp://HOST:PORT or public; the flag has commas between them"`
+	Deny         EgressRules             `yaml:"deny" doc:"what commands and the fetch tool may not reach, whatever allows it"`
+	Private      map[string][]string     `yaml:"private" doc:"networks that are not public, by the host of allow that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
+	Proxy        *string                 `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's does not count"`
+	Secrets      map[string]EgressSecret `yaml:"secrets" doc:"keys that commands use without having them, by the variable that has a placeholder" each:"one key"`
+	CA           []string                `yaml:"ca" doc:"files with certificates of authorities that are trusted too, on this machine and in the sandbox, from / or ~/ on"`
+	Cache        *string                 `yaml:"cache" default:"session" enum:"session shared off" doc:"where files of the presets' registries are kept: for the session, shared by all sessions of the user, or off"`
+	Lock         *string                 `yaml:"lock" doc:"file, from / or ~/ on, that pins the content of each file of the presets' registries; one that does not exist is written at the session's end"`
+	Capture      *bool                   `yaml:"capture" default:"true" doc:"let programs that ignore proxies connect by name, to ports 22, 80, 443 and those of rules"`
 	EgressBounds `yaml:",inline"`
 
 	// within are the lists of requirements and workspaces, which narrow Allow.
 	within [][]rule.Rule
+}
+
+// EgressSecret is a key that commands use without having it. It has From or Command.
+type EgressSecret struct {
+	From    *string     `yaml:"from" doc:"env: and the variable of caisson's own environment that holds the key"`
+	Command []string    `yaml:"command" doc:"program and arguments that print the key, run without a shell when a session begins"`
+	To      EgressRules `yaml:"to" doc:"https URLs that the key is sent to, with what is below them"`
+	Header  *string     `yaml:"header" doc:"header that has it; Authorization by default"`
 }
 
 // EgressBounds are the settings of egress that a workspace's own file and requirements

@@ -1,0 +1,139 @@
+package network
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress"
+	"github.com/caisson-run/caisson/tools/egress/ca"
+	"github.com/caisson-run/caisson/tools/egress/cache"
+	"github.com/caisson-run/caisson/tools/egress/preset"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/egress/secret"
+)
+
+// authorityTime bounds the validity of a session's authority. A chat may be open for
+// days; the key is gone with the session all the same.
+const authorityTime = 30 * 24 * time.Hour
+
+// cacheDir is the directory of a session's own cache, in that of the session. It is
+// removed at the end.
+const cacheDir = "egress-cache"
+
+// setup is what a session's network is made from, beside its policy.
+type setup struct {
+	preset    *preset.Preset
+	secrets   *secret.Set
+	authority *ca.Authority
+	lock      *cache.Lock // that is written at the end, or nil
+	plan      *sandbox.EgressPlan
+}
+
+// endsTLS reports whether the TLS of any host ends in Caisson under a policy.
+func endsTLS(p *rule.Policy) bool {
+	return slices.ContainsFunc(append([][]rule.Rule{p.Allow, p.Deny}, p.Within...), func(list []rule.Rule) bool {
+		return slices.ContainsFunc(list, rule.Rule.EndsTLS)
+	})
+}
+
+// prepare makes the authority, the secrets, the presets and the cache, and puts them into
+// the options of the server.
+func (n *Network) prepare(server *egress.Options) (err error) {
+	o, s := n.opts, &n.setup
+	if s.secrets, err = secret.New(o.Secrets); err != nil {
+		return err
+	}
+	git, err := preset.NewGit(preset.Options{Fetch: o.GitFetch, Push: o.GitPush, GitHeader: s.secrets.GitHeader})
+	if err != nil {
+		return err
+	}
+	s.preset = preset.Merge(o.Presets...)
+	if len(o.GitFetch)+len(o.GitPush) > 0 {
+		s.preset = preset.Merge(append(slices.Clone(o.Presets), git)...)
+	}
+	s.plan = n.newPlan()
+	s.plan.Roots = slices.Clone(o.CA)
+	if endsTLS(o.Policy) || s.preset.NeedsRoots {
+		if s.authority, err = ca.New(time.Now().Add(authorityTime)); err != nil {
+			return err
+		}
+		s.plan.Roots = append(s.plan.Roots, s.authority.PEM()...)
+	}
+	s.plan.JavaRoots = s.preset.NeedsJavaRoots && len(s.plan.Roots) > 0
+	s.plan.Files = s.preset.Files
+	s.plan.Env = slices.Concat(s.preset.Environment(sandbox.EgressDir), s.secrets.Environment())
+	server.Authority, server.Secrets, server.Mirrors = s.authority, s.secrets, s.preset.Mirrors
+	if len(o.CA) > 0 {
+		server.Roots, err = x509.SystemCertPool()
+		if err != nil {
+			return fmt.Errorf("read this machine's certificates: %w", err)
+		}
+		server.Roots.AppendCertsFromPEM(o.CA)
+	}
+	if len(o.Presets) == 0 || !o.KeepFiles {
+		return nil
+	}
+	return n.openCache(server)
+}
+
+// openCache opens the cache of registries' files, and the lock.
+func (n *Network) openCache(server *egress.Options) error {
+	dir := n.opts.CacheDir
+	if dir == "" {
+		dir = filepath.Join(n.opts.Dir, cacheDir)
+	}
+	kept, err := cache.Open(dir, cache.Options{})
+	if err != nil {
+		return fmt.Errorf("open the cache of registries: %w", err)
+	}
+	server.Registries = &egress.Registries{Preset: n.setup.preset, Cache: kept}
+	if n.opts.LockFile == "" {
+		return nil
+	}
+	f, err := os.Open(n.opts.LockFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		n.setup.lock = cache.NewLock()
+		server.Registries.Lock = n.setup.lock
+		return nil
+	}
+	if err == nil {
+		server.Registries.Lock, err = cache.ReadLock(f)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("read the lock of registries' files: %w", err)
+	}
+	return nil
+}
+
+// closeCache writes the lock, and removes the session's own cache.
+func (n *Network) closeCache() error {
+	var errs []error
+	if n.setup.lock != nil {
+		f, err := os.OpenFile(n.opts.LockFile, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err == nil {
+			_, err = n.setup.lock.WriteTo(f)
+			err = errors.Join(err, f.Close())
+		}
+		errs = append(errs, err)
+	}
+	if n.opts.CacheDir == "" {
+		errs = append(errs, os.RemoveAll(filepath.Join(n.opts.Dir, cacheDir)))
+	}
+	return errors.Join(errs...)
+}
+
+// AuthoritySHA256 returns the hash of the session's authority, "" if there is none.
+func (n *Network) AuthoritySHA256() string {
+	if n.setup.authority == nil {
+		return ""
+	}
+	return n.setup.authority.SHA256()
+}
