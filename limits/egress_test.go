@@ -125,3 +125,56 @@ func TestEgressRejectsInvalidCounts(t *testing.T) {
 		t.Errorf("%d bytes used, want 0", bytes)
 	}
 }
+
+// TestEgressUpload checks that bytes that are sent have a bound of their own, and
+// count towards the other too.
+func TestEgressUpload(t *testing.T) {
+	e, err := limits.NewEgress(limits.EgressBudget{Bytes: 10, Upload: 4, Hosts: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := e.TakeUpload(6); n != 4 || err != nil {
+		t.Errorf("took %d: %v", n, err)
+	}
+	var over *limits.ExceededError
+	if _, err := e.TakeUpload(1); !errors.As(err, &over) || over.Kind != limits.KindEgressUpload || over.Used != 4 {
+		t.Errorf("beyond: %v", err)
+	}
+	e.ReturnUpload(1)
+	if n, err := e.TakeUpload(6); n != 1 || err != nil {
+		t.Errorf("took %d after a return: %v", n, err)
+	}
+	if n, err := e.Take(10); n != 6 || err != nil {
+		t.Errorf("downloads took %d: %v", n, err)
+	}
+	e, err = limits.NewEgress(limits.EgressBudget{Bytes: 3, Hosts: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := e.TakeUpload(5); n != 3 || err != nil {
+		t.Errorf("without a bound of its own: took %d: %v", n, err)
+	}
+	if _, err := e.TakeUpload(1); !errors.As(err, &over) || over.Kind != limits.KindEgressBytes {
+		t.Errorf("beyond all bytes: %v", err)
+	}
+}
+
+func TestEgressConnections(t *testing.T) {
+	e, err := limits.NewEgress(limits.EgressBudget{Bytes: 1, Connections: 2, Hosts: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(e.Connection(), e.Connection()); err != nil {
+		t.Error(err)
+	}
+	var over *limits.ExceededError
+	if err := e.Connection(); !errors.As(err, &over) || over.Kind != limits.KindEgressConnections || over.Limit != 2 {
+		t.Errorf("third: %v", err)
+	}
+	if _, err := limits.NewEgress(limits.EgressBudget{Bytes: 1, Connections: -1, Hosts: 1}); err == nil {
+		t.Error("a negative bound is accepted")
+	}
+	if err := limits.DefaultCommandEgressBudget().Validate(); err != nil {
+		t.Error(err)
+	}
+}

@@ -86,6 +86,9 @@ func (s *Server) ask(ctx context.Context, r request) (forThis bool, err error) {
 		return false, context.Cause(ctx)
 	}
 	switch {
+	case s.ctx.Err() != nil:
+		<-ctx.Done() // which follows
+		return false, context.Cause(ctx)
 	case q.err != nil:
 		f := deny(rule.ReasonAskedDenied, "the question about %s was not answered", r.host)
 		f.err = q.err

@@ -14,7 +14,7 @@ import (
 )
 
 // ownAddr is a public address of the machine itself.
-const ownAddr = "203.0.113.77"
+const ownAddr = "93.184.217.77"
 
 // TestPublicNetwork runs attacks on a server in a network with public addresses.
 func TestPublicNetwork(t *testing.T) {

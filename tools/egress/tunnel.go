@@ -5,6 +5,8 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
+	"net"
 	"slices"
 
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -123,21 +125,15 @@ func (s *Server) checkHello(c *client, h *hostConn, r request) ([]byte, error) {
 		return nil, deny(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host)
 	}
 	var seen *tls.ClientHelloInfo
-	tap := &helloConn{netConn: netConn{c}}
-	err := c.within(s.times.header, func() error {
-		config := &tls.Config{
-			MinVersion: tls.VersionTLS10, //nolint:gosec // nothing is negotiated
-			GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-				seen = hello
-				return nil, errHelloRead
-			},
-		}
-		return tls.Server(tap, config).HandshakeContext(context.Background())
+	var read []byte
+	err := c.within(s.times.header, func() (err error) {
+		seen, read, err = readHello(c)
+		return err
 	})
 	switch {
 	case c.expired.Load():
 		return nil, err
-	case seen == nil && tap.failed:
+	case err != nil:
 		return nil, fail(err, rule.ReasonProtocol, "the program has closed the connection")
 	case seen == nil:
 		return nil, deny(rule.ReasonSNI, "the first message of TLS is invalid, or names a host twice")
@@ -152,20 +148,39 @@ func (s *Server) checkHello(c *client, h *hostConn, r request) ([]byte, error) {
 	case err != nil || name != r.host:
 		return nil, deny(rule.ReasonSNI, "the first message of TLS names another host than %s", r.host)
 	}
-	return tap.read.Bytes(), nil
+	return read, nil
+}
+
+// readHello reads the first message of TLS. It returns nil if it is invalid, with all
+// bytes that were read. The error is that of the reader.
+func readHello(r io.Reader) (seen *tls.ClientHelloInfo, read []byte, err error) {
+	tap := &helloConn{r: r}
+	config := &tls.Config{
+		MinVersion: tls.VersionTLS10, //nolint:gosec // nothing is negotiated
+		GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+			seen = hello
+			return nil, errHelloRead
+		},
+	}
+	_ = tls.Server(tap, config).HandshakeContext(context.Background()) // always fails
+	if seen == nil {
+		err = tap.err
+	}
+	return seen, tap.read.Bytes(), err
 }
 
 // helloConn keeps what a handshake reads, and discards what it writes.
 type helloConn struct {
-	netConn
-	read   bytes.Buffer
-	failed bool // whether reading failed
+	net.Conn // nil: a handshake without a deadline needs nothing else
+	r        io.Reader
+	read     bytes.Buffer
+	err      error
 }
 
 func (t *helloConn) Read(p []byte) (int, error) {
-	n, err := t.netConn.Read(p)
+	n, err := t.r.Read(p)
 	t.read.Write(p[:n])
-	t.failed = t.failed || err != nil
+	t.err = err
 	return n, err
 }
 

@@ -155,6 +155,9 @@ func newTarget(u *url.URL) (Target, error) {
 // name to others.
 func CanonicalHost(host string) (string, error) {
 	if !isASCII(host) {
+		if !utf8.ValidString(host) {
+			return "", newError(ReasonInvalidURL, "the host's name is not UTF-8")
+		}
 		ascii, err := idna.Lookup.ToASCII(host)
 		if err != nil {
 			return "", newError(ReasonInvalidURL, "host %q is not a name: %v", host, err)
