@@ -221,3 +221,34 @@ func TestResumeSession(t *testing.T) {
 	w.post("/sessions/"+id+"/resume", `{}`).requireProblem(t, 409, "damaged")
 	w.post("/sessions/ses_00000000000000000000000000/resume", `{}`).requireProblem(t, 404, "no_session")
 }
+
+// TestGrantsOfSessionLapse: what a client allowed for the session counts in its next turn,
+// and is asked about again once the session was resumed.
+func TestGrantsOfSessionLapse(t *testing.T) {
+	var turns strings.Builder
+	for n := range 3 {
+		fmt.Fprintf(&turns, "  - calls: [{tool: write_file, input: {path: a.txt, content: \"%d\"}}]\n  - text: Done.\n", n)
+	}
+	w := newTestEnv(t, turns.String())
+	id := w.startSession("bind")
+	allow := func(f *follower, turn, scope string) {
+		t.Helper()
+		c := w.waitForConfirmation(id, f)
+		w.post("/sessions/"+id+"/turns/"+turn+"/confirmations/"+c.ID, `{"decision":"allow","scope":"`+scope+`"}`).requireStatus(t, 200)
+		w.waitForTurn(id, turn)
+	}
+	f := w.followEvents(id, "")
+	allow(f, w.startTurn(id, "write"), "session")
+	w.waitForTurn(id, w.startTurn(id, "write again"))
+	if n := count(w.trace(id), record.KindConfirmationRequested); n != 1 {
+		t.Errorf("%d questions in the session that allowed it", n)
+	}
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
+	last := len(w.trace(id))
+	w.post("/sessions/"+id+"/resume", `{}`).requireStatus(t, 200)
+	allow(w.followEvents(id, strconv.Itoa(last)), w.startTurn(id, "and again"), "once")
+	if n := count(w.trace(id), record.KindConfirmationRequested); n != 2 {
+		t.Errorf("%d questions after it was resumed, want 2", n)
+	}
+	w.do(aliceToken, "DELETE", "/sessions/"+id, "").requireStatus(t, 200)
+}
