@@ -103,6 +103,29 @@ func TestTelemetryOfAChat(t *testing.T) {
 	checkFace(t, got, append(turnLines(above), above+" > invoke_agent caisson", "invoke_agent caisson > chat scripted-model"))
 }
 
+// TestTelemetryOfAnotherModel chooses another model in a conversation: the next turn's
+// span has it.
+func TestTelemetryOfAnotherModel(t *testing.T) {
+	endpoint, got := startCollector(t)
+	p := newProgram(t, endpoint, "version: 1\nname: one\nturns: [{text: First.}]\n")
+	other := filepath.Join(p.dir, "other.yaml")
+	if err := os.WriteFile(other, []byte("version: 1\nname: two\nturns: [{text: unused}, {text: Second.}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var stderr strings.Builder
+	cmd := p.command(&stderr, "chat", "--plain", "--mode", "bind", "--model", p.model)
+	cmd.Stdin = strings.NewReader("hello\n/model replay/" + other + "\nagain\n")
+	out, err := cmd.Output()
+	p.check(err, string(out)+stderr.String())
+	var models []string
+	for _, s := range append(got.spansNamed("invoke_agent caisson"), append(got.spansNamed("chat one"), got.spansNamed("chat two")...)...) {
+		models = append(models, text(s, "gen_ai.request.model"))
+	}
+	if want := []string{"one", "two", "one", "two"}; !slices.Equal(models, want) {
+		t.Errorf("models of the spans: %q, want %q\n%s%s", models, want, out, &stderr)
+	}
+}
+
 // server is a running `caisson serve`.
 type server struct {
 	*program
