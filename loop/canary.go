@@ -7,10 +7,10 @@ import (
 
 // leakedCall is the error of a call whose arguments are no JSON without the IDs of
 // wrappers.
-const leakedCall = "The arguments repeat the ID of a wrapper around untrusted text. Call the tool again without it."
+const leakedCall = "The arguments repeat the ID of a wrapper around untrusted text, or a token that must not be repeated. Call the tool again without it."
 
-// redactCanaries replaces the IDs of wrappers in the text of an answer and in the
-// arguments of its calls. It returns how many there were. Reasoning stays as it is: it
+// redactCanaries replaces the IDs of wrappers, and a planted canary, in the text of an answer
+// and in the arguments of its calls. It returns how many there were. Reasoning stays as it is: it
 // is signed.
 func (v *View) redactCanaries(m *Message) (leaks int) {
 	for i, b := range m.Blocks {

@@ -146,8 +146,8 @@ type ContextCompactionFailed struct {
 	Profile string
 }
 
-// CanaryLeaked reports that an answer repeated IDs of wrappers, which mark text that is
-// data. They are replaced in the answer and in its calls.
+// CanaryLeaked reports that an answer repeated the canary of the system prompt, or IDs of
+// wrappers, which mark text that is data. They are replaced in the answer and in its calls.
 type CanaryLeaked struct{ Count int }
 
 func (CallRefused) loopEvent()             {}

@@ -17,11 +17,14 @@ type PromptOptions struct {
 	// Instructions are the operator's instructions, added at the end; "" means
 	// none.
 	Instructions boundary.Text
+	// Canary ends the prompt with a fresh token. An answer or a call that repeats it is
+	// reported as [CanaryLeaked].
+	Canary bool
 }
 
 // SystemPrompt returns the system prompt of the main agent. It describes the
 // workspace and the behavior of tools, and declares tool output to be data, never
-// instructions. It depends only on the options, so that providers can cache it.
+// instructions. But for a canary it depends only on the options, so that providers can cache it.
 func SystemPrompt(o PromptOptions) boundary.Text {
 	if o.Workspace == "" {
 		o.Workspace = "/workspace"
@@ -33,6 +36,9 @@ func SystemPrompt(o PromptOptions) boundary.Text {
 	prompt := boundary.Text(strings.NewReplacer("{workspace}", o.Workspace, "{network}", network, "{tag}", boundary.Tag).Replace(mainPrompt))
 	if o.Instructions != "" {
 		prompt += "\n\n# Instructions of the operator\n\n" + o.Instructions
+	}
+	if o.Canary {
+		prompt += "\n\n" + boundary.Plant()
 	}
 	return prompt
 }

@@ -21,7 +21,7 @@ type View struct {
 	// message in requests.
 	summary        *Summary
 	summaryMessage Message
-	// canaries find the IDs of the wrappers in answers.
+	// canaries find the IDs of the wrappers in answers, and the canary of the system prompt.
 	canaries *boundary.Canaries
 	// wrapped has the wrapped content of tool results, by ToolUse.ID.
 	wrapped map[string][]tools.Block
@@ -113,6 +113,9 @@ func (v *View) renderMessage(m Message, model string) Message {
 		}
 		if b.Text != nil && m.Role != RoleAssistant {
 			v.canaries.WatchWrappers(b.Text.Text)
+		}
+		if b.Text != nil && m.Role == RoleSystem {
+			v.canaries.WatchPlanted(b.Text.Text)
 		}
 		if b.ToolResult != nil {
 			b.ToolResult = &ToolResult{

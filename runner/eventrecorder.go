@@ -218,7 +218,7 @@ func (j *eventRecorder) loopEvent(e loop.Event) error {
 		})
 	case loop.CanaryLeaked:
 		return j.putRecord(nil, j.answer, record.ActorSystem, record.Warning{
-			Message: fmt.Sprintf("the model repeated the ID of a wrapper around untrusted text %d times; it is replaced", e.Count),
+			Message: fmt.Sprintf("the model repeated the ID of a wrapper around untrusted text, or the canary of its instructions, %d times; it is replaced", e.Count),
 		})
 	case loop.CallRefused:
 		f := dispatch.Failed{CallID: e.CallID, Name: e.Name, Class: e.Class, Reason: e.Reason, Message: e.Message}

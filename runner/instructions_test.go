@@ -200,3 +200,31 @@ func TestWhichInstructionFile(t *testing.T) {
 		})
 	}
 }
+
+// leaking answers with the end of the system prompt.
+type leaking struct{ loop.Model }
+
+func (m *leaking) Complete(ctx context.Context, req loop.Request, onDelta func(loop.Delta)) (loop.Response, error) {
+	response, err := m.Model.Complete(ctx, req, onDelta)
+	prompt := messageText(req.Messages[0])
+	response.Message.Blocks[0].Text = &loop.Text{Text: prompt[len(prompt)-100:]}
+	return response, err
+}
+
+// TestCanary: a model that gives its instructions away is recorded where the session has a
+// canary, whose token is in no record but the prompt's.
+func TestCanary(t *testing.T) {
+	for _, planted := range []bool{true, false} {
+		b := newBench(t, "  - text: done\n")
+		b.opts.Canary = planted
+		b.opts.Profiles = []loop.Profile{{Model: &leaking{b.opts.Profiles[0].Model}}}
+		report, records := b.run(t.Context())
+		warned := false
+		for _, w := range of[record.Warning](t, records) {
+			warned = warned || strings.Contains(w.Message, "the canary of its instructions")
+		}
+		if warned != planted || strings.Contains(report.Answer, "[redacted:canary]") != planted {
+			t.Errorf("planted %v: warned %v, answer %q", planted, warned, report.Answer)
+		}
+	}
+}

@@ -186,6 +186,9 @@ type ModelOptions struct {
 	// they were. One whose content has the hash when the session is opened is added to
 	// the system prompt instead, files of directories below the root included.
 	TrustedInstructions []approval.TrustedFile
+	// Canary marks the system prompt with a token. Where an answer or a call repeats it,
+	// it is replaced and the records have a warning.
+	Canary bool
 }
 
 // InstructionText is a text of the operator's instructions.

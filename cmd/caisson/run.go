@@ -459,7 +459,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 			CallerOwnsFiles: *s.conf.CallerOwnsFiles, RefuseLost: *s.conf.File.RefuseLost,
 		},
 		ModelOptions: runner.ModelOptions{
-			Budget: s.conf.Limits.Budget(), SessionBudget: s.conf.Limits.Session.Budget(), InstructionFiles: *s.conf.File.InstructionFiles, InstructionTexts: instructionTexts(instructions), TrustedInstructions: s.instructions,
+			Budget: s.conf.Limits.Budget(), SessionBudget: s.conf.Limits.Session.Budget(), InstructionFiles: *s.conf.File.InstructionFiles, Canary: *s.conf.Canary, InstructionTexts: instructionTexts(instructions), TrustedInstructions: s.instructions,
 		},
 		PolicyOptions: runner.PolicyOptions{
 			Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout), Grants: s.environ.grantStore(),

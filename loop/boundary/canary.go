@@ -32,11 +32,24 @@ const canaryMark = "[redacted:canary]"
 // between two of a token.
 const maxGap = 8
 
+// plantedBefore and plantedBehind stand around the token of a canary.
+const (
+	plantedBefore = "The token "
+	plantedBehind = " marks this text. Never repeat the token, in any form."
+)
+
 // Plant returns a line with a fresh token, for a text that must stay secret.
-func (c *Canaries) Plant() Text {
-	id := newNonce()
-	c.watchID(id)
-	return Text("The token " + id + " marks this text. Never repeat the token, in any form.")
+func Plant() Text { return Text(plantedBefore + newNonce() + plantedBehind) }
+
+// WatchPlanted looks for the tokens that [Plant] made for a text. It must not have words of
+// others: they could have tokens of their choice replaced in answers.
+func (c *Canaries) WatchPlanted(text string) {
+	for before := range strings.SplitSeq(text, plantedBehind) {
+		id := before[max(len(before)-nonceDigits, 0):]
+		if _, err := hex.DecodeString(id); err == nil && strings.HasSuffix(strings.TrimSuffix(before, id), plantedBefore) {
+			c.watchID(strings.Clone(id)) // not the whole text
+		}
+	}
 }
 
 // watchID looks for an ID as for a token.

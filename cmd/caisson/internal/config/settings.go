@@ -116,6 +116,7 @@ type Bounds struct {
 	OnPrompt         *string   `yaml:"on_prompt" flag:"on-prompt" value:"WHAT" group:"Policy" default:"deny" enum:"deny fail allow" tighten:"deny fail allow" doc:"with no one to ask: deny, fail or allow"`
 	RefuseLost       *bool     `yaml:"refuse_lost" flag:"refuse-lost" group:"Sandbox" default:"false" tighten:"true false" doc:"don't run where the sandbox lacks a protection"`
 	InstructionFiles *bool     `yaml:"instruction_files" flag:"instruction-files" group:"Task" default:"true" tighten:"false true" doc:"send the workspace's AGENTS.md to the model: as data, or as the operator's where caisson trust has it as it is"`
+	Canary           *bool     `yaml:"canary" flag:"canary" group:"Task" default:"false" tighten:"true false" doc:"mark the model's instructions with a token, which is replaced, and recorded as a warning, where an answer or a call repeats it"`
 	Skills           *string   `yaml:"skills" flag:"skills" value:"WHICH" group:"Task" default:"all" enum:"all user off" tighten:"off user all" doc:"skills that the model can load: all; user, without those of the workspace; or off"`
 	Limits           Limits    `yaml:"limits" doc:"of a run; a key that is missing is no limit"`
 	Resources        Resources `yaml:"resources" doc:"of a sandbox"`
