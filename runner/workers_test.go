@@ -199,6 +199,13 @@ func checkWorkerRecords(t *testing.T, records []record.Record) {
 			t.Errorf("%s by %s is below %q", r.Kind, r.Actor, kinds[r.Parent])
 		}
 	}
+	rounds := map[int]int{}
+	for _, m := range of[record.WorkerModelCall](t, records) {
+		rounds[m.Round]++
+	}
+	if diff := cmp.Diff(map[int]int{1: 2, 2: 2, 3: 2}, rounds); diff != "" {
+		t.Errorf("rounds of requests (-want +got):\n%s", diff)
+	}
 	if n := len(of[record.WorkerModelCall](t, records)); n != 6 || called != 6+4+1+1 {
 		t.Errorf("%d requests of 6, %d records of workers", n, called)
 	}

@@ -35,7 +35,9 @@ type workerTurn struct {
 	view    *loop.View
 	used    *limits.Usage
 	started time.Time
-	calls   []InnerCall
+	// rounds counts the requests, without what the loop repeats.
+	rounds int
+	calls  []InnerCall
 	// begun is the start of the call that is handled, zero if it does not run.
 	begun dispatch.Called
 	// leaks counts the IDs of wrappers in the worker's texts.
@@ -159,6 +161,7 @@ func (e *failedTurn) Unwrap() error { return e.outcome.Err }
 // loop without tools: one completion, with its retries.
 func (w *workerTurn) requestAnswer(ctx context.Context, message string) (string, error) {
 	failure := ""
+	w.rounds++
 	out, err := loop.Run(ctx, loop.Options{
 		Profiles: []loop.Profile{w.task.profile}, Ledger: w.panel.ledger, System: boundary.Text(w.system), History: w.history, View: w.view,
 		Messages: []loop.Message{loop.NewText(loop.RoleUser, boundary.Text(message))}, Session: w.panel.opts.Session, Turn: w.panel.opts.Turn, Logger: w.panel.log,
@@ -169,7 +172,7 @@ func (w *workerTurn) requestAnswer(ctx context.Context, message string) (string,
 			if leaked, ok := e.(loop.CanaryLeaked); ok {
 				w.leaks += leaked.Count
 			}
-			w.panel.emit(ModelEvent{w.name, e})
+			w.panel.emit(ModelEvent{w.name, numberRound(e, w.rounds)})
 			return w.panel.emitError()
 		},
 	})
@@ -187,6 +190,23 @@ func (w *workerTurn) requestAnswer(ctx context.Context, message string) (string,
 		return "", &failedTurn{out, failure}
 	}
 	return out.Answer, nil
+}
+
+// numberRound returns an event with the number of the worker's round: each is a turn of
+// the loop.
+func numberRound(e loop.Event, round int) loop.Event {
+	switch e := e.(type) {
+	case loop.ModelCallStarted:
+		e.Round = round
+		return e
+	case loop.ModelCallCompleted:
+		e.Round = round
+		return e
+	case loop.ModelCallFailed:
+		e.Round = round
+		return e
+	}
+	return e
 }
 
 // observeCost returns the state of the cost cap.
