@@ -67,6 +67,7 @@ func (x *httpConn) serveHTTP2(ctx context.Context, conn *tls.Conn) {
 		ReadHeaderTimeout: x.s.times.header,
 		IdleTimeout:       x.s.times.idle,
 		MaxHeaderBytes:    maxHeadBytes,
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, MaxReceiveBufferPerConnection: maxProgramBuffer, MaxReceiveBufferPerStream: maxProgramBuffer},
 		ErrorLog:          discardLog,
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			if state == http.StateClosed {

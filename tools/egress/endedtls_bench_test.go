@@ -22,7 +22,7 @@ func BenchmarkTLS(b *testing.B) {
 	})
 	get := func(b *testing.B, c *http.Client, path string) {
 		b.Helper()
-		res, err := c.Get(server.url(path)) //nolint:noctx // of a benchmark
+		res, err := c.Get(server.url(path))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -33,8 +33,10 @@ func BenchmarkTLS(b *testing.B) {
 		}
 	}
 	for _, tt := range []struct{ name, rule, protocol string }{
-		{"end to end/http1", "tls://localhost:", "http/1.1"}, {"end to end/http2", "tls://localhost:", "h2"},
-		{"ended/http1", "https://localhost:", "http/1.1"}, {"ended/http2", "https://localhost:", "h2"},
+		{"end to end/http1", "tls://localhost:", "http/1.1"},
+		{"end to end/http2", "tls://localhost:", "h2"},
+		{"ended/http1", "https://localhost:", "http/1.1"},
+		{"ended/http2", "https://localhost:", "h2"},
 	} {
 		s := newSession(b, server, nil, tt.rule+server.port)
 		newClient := func() *http.Client {

@@ -11,13 +11,10 @@ import (
 	"hash"
 	"io"
 	"log"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/http/httputil"
-	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -70,89 +67,7 @@ func (s *Server) serveHTTP(ctx context.Context, c *client, t *tunnel) {
 // newHTTPConn returns an httpConn with a transport of its own, so that no connection
 // to a host serves two programs.
 func (s *Server) newHTTPConn(c *client, t *tunnel) *httpConn {
-	return &httpConn{s: s, c: c, tunnel: t, transport: s.newTransport(1)}
-}
-
-// transport is an [http.Transport] that can end all of its connections.
-type transport struct {
-	http.Transport
-	s *Server
-
-	mu     sync.Mutex
-	conns  map[*hostConn]struct{}
-	closed bool
-}
-
-// dialContext connects to the host of the attempt in ctx.
-func (t *transport) dialContext(ctx context.Context, _, _ string) (net.Conn, error) {
-	a, ok := ctx.Value(attemptKey{}).(*attempt)
-	if !ok {
-		return nil, errors.New("no request") // can't happen: transports pass the context's values on
-	}
-	r := a.request
-	r.plain = a.target.Scheme == "http"
-	h, err := t.s.connect(a.flow.ctx, a.flow, r) // ctx outlives the request
-	if err != nil {
-		return nil, err
-	}
-	h.setOnClose(func() {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		delete(t.conns, h)
-	})
-	t.mu.Lock()
-	closed := t.closed
-	if !closed {
-		t.conns[h] = struct{}{}
-	}
-	t.mu.Unlock()
-	if closed {
-		_ = h.Close()
-	}
-	return h, nil
-}
-
-// close ends all connections. HTTP/2 takes a connection for idle only some time after
-// its last response.
-func (t *transport) close() {
-	t.CloseIdleConnections()
-	t.mu.Lock()
-	t.closed = true
-	left := slices.Collect(maps.Keys(t.conns))
-	t.mu.Unlock()
-	for _, h := range left {
-		_ = h.Close()
-	}
-}
-
-// newTransport returns a transport that keeps so many idle connections to a host. The
-// context of each request has its attempt.
-func (s *Server) newTransport(idle int) *transport {
-	t := &transport{s: s, conns: map[*hostConn]struct{}{}}
-	t.Transport = http.Transport{
-		DialContext:            t.dialContext,
-		TLSClientConfig:        &tls.Config{RootCAs: s.opts.Roots, MinVersion: tls.VersionTLS12},
-		TLSHandshakeTimeout:    connectTime,
-		ForceAttemptHTTP2:      true,
-		DisableCompression:     true, // responses are passed on as they are
-		MaxResponseHeaderBytes: 256 << 10,
-		MaxIdleConnsPerHost:    idle,
-		IdleConnTimeout:        time.Minute,
-		WriteBufferSize:        relayBytes,
-		ReadBufferSize:         relayBytes,
-	}
-	if proxy := s.opts.Upstream; proxy != nil {
-		t.DisableKeepAlives = true // connections to it are not those to one host
-		plain := *proxy
-		plain.Scheme = "http" // dialContext speaks TLS to it, if need be
-		t.Proxy = func(r *http.Request) (*url.URL, error) {
-			if r.URL.Scheme == "http" && r.URL.Hostname() != rule.HostName {
-				return &plain, nil
-			}
-			return nil, nil
-		}
-	}
-	return t
+	return &httpConn{s: s, c: c, tunnel: t, transport: newTransport(s, 1)}
 }
 
 // serveOne serves one request, and reports whether there may be another.
@@ -295,7 +210,7 @@ func (x *httpConn) readTarget(h *head) (rule.Target, error) {
 	case x.tunnel != nil:
 		return rule.Target{}, deny(rule.ReasonAuthority, "the target is not a path of %s", x.tunnel.host)
 	case strings.HasPrefix(raw, "/"):
-		if mirrored, ok := x.s.mirrorTarget(raw); ok { // Host is that of the proxy
+		if mirrored, ok := x.s.opts.mirrorTarget(raw); ok { // Host is that of the proxy
 			return rule.ParseTarget(mirrored)
 		}
 		return rule.Target{}, deny(rule.ReasonInvalidURL, "this is a proxy, and serves absolute URLs only")

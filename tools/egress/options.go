@@ -72,6 +72,13 @@ type Options struct {
 const (
 	// maxConns is the number of connections that are served at once; further ones wait.
 	maxConns = sandbox.MaxEgressConns
+	// maxStreams is the number of requests at once of one connection of HTTP/2.
+	maxStreams = 100
+	// maxHostBuffer and maxProgramBuffer bound what is buffered for one connection of
+	// HTTP/2, in bytes: of responses that a program doesn't read, and of bodies that a
+	// host doesn't.
+	maxHostBuffer    = 2 << 20
+	maxProgramBuffer = 256 << 10
 	// maxFileConns is the number of idle connections to one registry.
 	maxFileConns = 8
 	// maxNames is the number of names per session that get an address.

@@ -24,8 +24,8 @@ type Registries struct {
 
 // mirrorTarget returns the URL that a path of the proxy itself stands for, and false
 // for none.
-func (s *Server) mirrorTarget(raw string) (string, bool) {
-	for _, m := range s.opts.Mirrors {
+func (o *Options) mirrorTarget(raw string) (string, bool) {
+	for _, m := range o.Mirrors {
 		if rest, ok := strings.CutPrefix(raw, m.Path); ok {
 			return m.URL + rest, true
 		}

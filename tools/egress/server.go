@@ -60,7 +60,7 @@ func New(o Options) (*Server, error) {
 		opts: o, times: defaultTimeouts, slots: make(chan struct{}, maxConns),
 		policy: o.Policy, flows: map[*flow]struct{}{}, asked: newQuestions(),
 	}
-	s.files = s.newTransport(maxFileConns)
+	s.files = newTransport(s, maxFileConns)
 	s.denials.report = o.Denied
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	return s, nil

@@ -11,7 +11,7 @@
 // The directory has
 //
 //	content/ab/abcd…           contents, by SHA-256
-//	entries/ab/abcd…-ef01….json  what is known of a URL and Accept, by their SHA-256
+//	entries/ab/abcd…-ef01….json  facts about a URL and Accept, by their SHA-256
 //	tmp/                       downloads, and locks of those
 package cache
 
@@ -35,7 +35,7 @@ import (
 	"github.com/moby/sys/atomicwriter"
 )
 
-// Kind is what a URL has.
+// Kind is the kind of a URL.
 type Kind string
 
 // The kinds. An index is valid for [IndexAge]; a file never changes.
@@ -90,7 +90,7 @@ func Open(dir string, o Options) (*Cache, error) {
 	if err := c.removeOldDownloads(); err != nil {
 		return nil, err
 	}
-	return c, c.prune()
+	return c, c.removeUnused()
 }
 
 // Request is a request that is answered from the cache, or from the network and
@@ -140,7 +140,7 @@ func Cacheable(r *http.Request) bool {
 	return !slices.ContainsFunc([]string{"Authorization", "Proxy-Authorization", "Cookie", "Range", "Upgrade"}, func(name string) bool { return r.Header[name] != nil })
 }
 
-// entry is what is known of a URL and Accept.
+// entry describes the content of a URL and Accept.
 type entry struct {
 	URL     string      `json:"url"`
 	Accept  string      `json:"accept"`
@@ -151,8 +151,8 @@ type entry struct {
 	Time    time.Time   `json:"time"`    // when the server was asked last
 }
 
-// key returns the name of a URL and Accept. Names of one URL have one beginning.
-func key(url, accept string) string {
+// entryKey returns the name of a URL and Accept. Names of one URL have one beginning.
+func entryKey(url, accept string) string {
 	return hashText(url) + "-" + hashText(accept)[:16]
 }
 
@@ -190,7 +190,7 @@ func (c *Cache) readEntry(name, url, accept string) (entry, *os.File, bool) {
 		return entry{}, nil, false
 	}
 	if now := c.now(); now.Sub(info.ModTime()) > time.Hour {
-		_ = os.Chtimes(f.Name(), now, now) // for prune
+		_ = os.Chtimes(f.Name(), now, now) // for removeUnused
 	}
 	return e, f, true
 }
@@ -202,7 +202,7 @@ func (c *Cache) writeEntry(e entry) error {
 	if err != nil {
 		return err
 	}
-	name := key(e.URL, e.Accept)
+	name := entryKey(e.URL, e.Accept)
 	if err := os.MkdirAll(filepath.Dir(c.entryPath(name)), 0o700); err != nil {
 		return err
 	}
@@ -216,7 +216,7 @@ func (c *Cache) writeEntry(e entry) error {
 
 // removeEntry removes a content that is damaged.
 func (c *Cache) removeEntry(e entry) {
-	_ = os.Remove(c.entryPath(key(e.URL, e.Accept)))
+	_ = os.Remove(c.entryPath(entryKey(e.URL, e.Accept)))
 	_ = os.Remove(c.contentPath(e.SHA256))
 }
 
@@ -237,7 +237,7 @@ func (c *Cache) Visit(url string, visit func(content io.Reader) bool) {
 		if json.Unmarshal(text, &named) != nil {
 			continue
 		}
-		_, f, ok := c.readEntry(key(url, named.Accept), url, named.Accept)
+		_, f, ok := c.readEntry(entryKey(url, named.Accept), url, named.Accept)
 		if !ok {
 			continue
 		}
@@ -249,16 +249,16 @@ func (c *Cache) Visit(url string, visit func(content io.Reader) bool) {
 	}
 }
 
-// content is a file of the cache, for prune.
+// content is a file of the cache, for removeUnused.
 type content struct {
 	path string
 	size int64
 	used time.Time
 }
 
-// prune removes the contents that were not used for the longest time, if there are
+// removeUnused removes the contents that were not used for the longest time, if there are
 // too many, and the entries without a content.
-func (c *Cache) prune() error {
+func (c *Cache) removeUnused() error {
 	var list []content
 	var total int64
 	err := filepath.WalkDir(filepath.Join(c.dir, "content"), func(path string, d fs.DirEntry, err error) error {

@@ -103,9 +103,9 @@ func (l *Lock) WriteTo(w io.Writer) (int64, error) {
 // IsStrict reports whether the lock lets nothing else be served.
 func (l *Lock) IsStrict() bool { return l != nil && l.strict }
 
-// find returns the hash that a URL must have, "" if the lock isn't strict. Its error
+// findSum returns the hash that a URL must have, "" if the lock isn't strict. Its error
 // is a *[NotLockedError].
-func (l *Lock) find(url, accept string) (string, error) {
+func (l *Lock) findSum(url, accept string) (string, error) {
 	if !l.IsStrict() {
 		return "", nil
 	}
@@ -118,17 +118,17 @@ func (l *Lock) find(url, accept string) (string, error) {
 	return sum, nil
 }
 
-// check returns a *[NotLockedError] if a content that was downloaded isn't the one
+// checkContent returns a *[NotLockedError] if a content that was downloaded isn't the one
 // that a strict lock has.
-func (l *Lock) check(e entry) error {
-	if sum, err := l.find(e.URL, e.Accept); err != nil || sum != "" && sum != e.SHA256 {
+func (l *Lock) checkContent(e entry) error {
+	if sum, err := l.findSum(e.URL, e.Accept); err != nil || sum != "" && sum != e.SHA256 {
 		return &NotLockedError{URL: e.URL}
 	}
 	return nil
 }
 
-// note notes what was served.
-func (l *Lock) note(e entry) {
+// noteContent notes what was served.
+func (l *Lock) noteContent(e entry) {
 	if l == nil || l.strict || e.SHA256 == "" {
 		return
 	}

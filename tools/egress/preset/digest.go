@@ -79,7 +79,7 @@ func digestNPM(c *cache.Cache, t rule.Target, _ []source) cache.Digest {
 	return findDigest(c, plain.String(), find)
 }
 
-// pySeparators are what names of Python projects are normalised by.
+// pySeparators are the separators in names of Python projects, which are equivalent.
 var pySeparators = regexp.MustCompile(`[-_.]+`)
 
 // pyLink is a link with a digest in an index in HTML.

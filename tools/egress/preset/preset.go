@@ -6,6 +6,7 @@ package preset
 
 import (
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -45,7 +46,7 @@ type Mirror struct {
 	URL  string // with / at its end
 }
 
-// Options are what presets are made from.
+// Options configure presets.
 type Options struct {
 	// Registries are URLs of registries, by the name of a preset, instead of the
 	// public ones. Their servers have the same layout.
@@ -178,9 +179,7 @@ func Merge(list ...*Preset) *Preset {
 		sum.sources = append(sum.sources, p.sources...)
 		sum.NeedsRoots = sum.NeedsRoots || p.NeedsRoots
 		sum.NeedsJavaRoots = sum.NeedsJavaRoots || p.NeedsJavaRoots
-		for name, text := range p.Files {
-			sum.Files[name] = text
-		}
+		maps.Copy(sum.Files, p.Files)
 	}
 	return sum
 }
@@ -206,7 +205,7 @@ func (p *Preset) Digest(c *cache.Cache, t rule.Target) cache.Digest {
 	return cache.Digest{}
 }
 
-// Facts returns what is known of a preset's program, with its source and version, for
+// Facts returns facts about a preset's program, with their source and version, for
 // documents.
 func Facts(name string) []Fact {
 	at := slices.IndexFunc(table, func(d data) bool { return d.name == name })

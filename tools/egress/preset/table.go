@@ -139,7 +139,7 @@ const mavenSettings = `<?xml version="1.0" encoding="UTF-8"?>
 `
 
 // aptConfig makes apt keep its state where everybody can write: it can download and
-// unpack, but not install, as nobody is root.
+// unpack, but not install, which needs root.
 const aptConfig = `Dir::State "/tmp/apt/";
 Dir::State::status "/var/lib/dpkg/status";
 Dir::Cache "/tmp/apt/";

@@ -33,7 +33,7 @@ const (
 	WayHTTPS                  // as HTTP, over TLS that ends in Caisson
 )
 
-// Decision is what a policy decided. If Reason is "", it allows.
+// Decision is the decision of a policy. If Reason is "", it allows.
 type Decision struct {
 	Reason string
 	// Rule is the first entry of Allow that allows, or the entry of Deny that

@@ -51,7 +51,7 @@ const (
 	kindPublic kind = "public"
 )
 
-// gitAccess is what a rule for git repositories allows.
+// gitAccess is the access that a rule for git repositories allows.
 type gitAccess string
 
 const (

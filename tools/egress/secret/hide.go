@@ -46,7 +46,7 @@ func (s *Set) Hide(res *http.Response, o rule.Origin) error {
 	res.Status = "" // the host chooses its text
 	coding := strings.ToLower(strings.Join(res.Header.Values("Content-Encoding"), ","))
 	hidden := &receivedBody{ReadCloser: res.Body, response: res, echoes: echoes}
-	hidden.filter.step = hidden.step
+	hidden.filter.step = hidden.filterBytes
 	switch {
 	case res.StatusCode == http.StatusSwitchingProtocols:
 		if both, ok := res.Body.(io.ReadWriteCloser); ok {
@@ -103,15 +103,15 @@ type receivedBody struct {
 }
 
 func (b *receivedBody) Read(p []byte) (int, error) {
-	return b.filter.read(b.ReadCloser, p)
+	return b.filter.readThrough(b.ReadCloser, p)
 }
 
-func (b *receivedBody) step(p []byte, err error) ([]byte, error) {
+func (b *receivedBody) filterBytes(p []byte, err error) ([]byte, error) {
 	data := replaceEchoes(append(b.held, p...), b.echoes)
 	held := 0
 	if err == nil {
 		for _, e := range b.echoes {
-			held = max(held, beginning(data, e.from, 1))
+			held = max(held, matchBeginning(data, e.from, 1))
 		}
 	}
 	if errors.Is(err, io.EOF) {

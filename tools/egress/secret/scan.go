@@ -20,9 +20,9 @@ import (
 // requests whose body is a dialogue would wait for each other.
 const minHeld = 8
 
-// spell returns the spellings by which a text is looked for: as it is, in
+// spellText returns the spellings by which a text is looked for: as it is, in
 // hexadecimal, and in base64 at each offset.
-func spell(text string) [][]byte {
+func spellText(text string) [][]byte {
 	list := [][]byte{[]byte(text), []byte(hex.EncodeToString([]byte(text))), []byte(strings.ToUpper(hex.EncodeToString([]byte(text))))}
 	for _, enc := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
 		for before := range 3 {
@@ -45,7 +45,7 @@ func base64Inner(enc *base64.Encoding, text string, before int) []byte {
 // line breaks, in a text that arrives in pieces.
 type unescaper struct{ pending []byte }
 
-func (u *unescaper) append(dst, p []byte) []byte {
+func (u *unescaper) appendPlain(dst, p []byte) []byte {
 	text := append(u.pending, p...)
 	u.pending = nil
 	for i := 0; i < len(text); i++ {
@@ -91,10 +91,10 @@ type scanner struct {
 	plain     []byte // the same, unescaped
 }
 
-// feed returns the name of the secret whose placeholder ends in p, or "".
-func (s *scanner) feed(p []byte) string {
+// scanBytes returns the name of the secret whose placeholder ends in p, or "".
+func (s *scanner) scanBytes(p []byte) string {
 	s.raw = append(s.raw, p...)
-	s.plain = s.unescaper.append(s.plain, p)
+	s.plain = s.unescaper.appendPlain(s.plain, p)
 	longest := 0
 	for i := range s.set.entries {
 		e := &s.set.entries[i]
@@ -110,21 +110,21 @@ func (s *scanner) feed(p []byte) string {
 	return ""
 }
 
-// held returns how many bytes at the end of what arrived may be the beginning of a
+// countHeld returns how many bytes at the end of what arrived may be the beginning of a
 // placeholder.
-func (s *scanner) held() int {
+func (s *scanner) countHeld() int {
 	held := 0
 	for i := range s.set.entries {
 		for _, spelling := range s.set.entries[i].misplaced {
-			held = max(held, beginning(s.raw, spelling, minHeld))
+			held = max(held, matchBeginning(s.raw, spelling, minHeld))
 		}
 	}
 	return held
 }
 
-// beginning returns the length of the longest end of text that is a beginning of
+// matchBeginning returns the length of the longest end of text that is a beginning of
 // want, of at least shortest bytes and not all of want; or 0.
-func beginning(text, want []byte, shortest int) int {
+func matchBeginning(text, want []byte, shortest int) int {
 	for n := min(len(text), len(want)-1); n >= shortest; n-- {
 		if bytes.HasSuffix(text, want[:n]) {
 			return n
@@ -143,8 +143,8 @@ type filter struct {
 	err   error
 }
 
-// read reads from r through the filter.
-func (f *filter) read(r io.Reader, p []byte) (int, error) {
+// readThrough reads from r through the filter.
+func (f *filter) readThrough(r io.Reader, p []byte) (int, error) {
 	for len(f.ready) == 0 {
 		if f.err != nil {
 			return 0, f.err
@@ -169,28 +169,28 @@ type sentBody struct {
 
 func newSentBody(s *Set, r *http.Request, misplaced func(*MisplacedError)) *sentBody {
 	b := &sentBody{ReadCloser: r.Body, request: r, scan: scanner{set: s}, misplaced: misplaced}
-	b.filter.step = b.step
+	b.filter.step = b.filterBytes
 	return b
 }
 
 func (b *sentBody) Read(p []byte) (int, error) {
-	return b.filter.read(b.ReadCloser, p)
+	return b.filter.readThrough(b.ReadCloser, p)
 }
 
-func (b *sentBody) step(p []byte, err error) ([]byte, error) {
-	if name := b.scan.feed(p); name != "" {
-		return nil, b.refuse(&MisplacedError{Secret: name, Where: "body"})
+func (b *sentBody) filterBytes(p []byte, err error) ([]byte, error) {
+	if name := b.scan.scanBytes(p); name != "" {
+		return nil, b.refuseBody(&MisplacedError{Secret: name, Where: "body"})
 	}
 	data := append(b.held, p...)
 	held := 0
 	if err == nil {
-		held = min(b.scan.held(), len(data))
+		held = min(b.scan.countHeld(), len(data))
 	}
 	if errors.Is(err, io.EOF) {
 		for name, values := range b.request.Trailer {
 			for _, value := range values {
-				if e, ok := errors.AsType[*MisplacedError](b.scan.set.check(value, "trailer "+name)); ok {
-					return nil, b.refuse(e)
+				if e, ok := errors.AsType[*MisplacedError](b.scan.set.checkText(value, "trailer "+name)); ok {
+					return nil, b.refuseBody(e)
 				}
 			}
 		}
@@ -199,7 +199,7 @@ func (b *sentBody) step(p []byte, err error) ([]byte, error) {
 	return data[:len(data)-held], err
 }
 
-func (b *sentBody) refuse(e *MisplacedError) error {
+func (b *sentBody) refuseBody(e *MisplacedError) error {
 	if b.misplaced != nil {
 		b.misplaced(e)
 	}
@@ -222,8 +222,8 @@ func echoesOf(value, placeholder string) []echo {
 		}
 		list = append(list, echo{from: from, to: to})
 	}
-	spellings := spell(placeholder)
-	for i, from := range spell(value) {
+	spellings := spellText(placeholder)
+	for i, from := range spellText(value) {
 		add(from, spellings[i])
 	}
 	quoted := strconv.Quote(value)

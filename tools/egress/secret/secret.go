@@ -3,9 +3,9 @@
 // the URLs that the key is for, and in one header only.
 //
 // A placeholder anywhere else is refused, since a program that sends it there is
-// likely to give the key away. It is also looked for in percent-encoding, base64 and
+// likely to leak the key. It is also looked for in percent-encoding, base64 and
 // hexadecimal. What a key's hosts send is searched for the key, which is replaced: a
-// host can't be used to tell a program the key. A host that transforms the key in
+// host can't be used to show a program the key. A host that transforms the key in
 // another way can; a host is trusted with its own keys to that extent.
 package secret
 
@@ -45,7 +45,7 @@ const (
 // Format writes the name of the secret, whatever the verb.
 func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "secret "+s.Name) }
 
-// publicPrefixes are the beginnings of keys that say what kind of key it is.
+// publicPrefixes are the beginnings of keys that show the kind of the key.
 // Programs check them, and they are no secret.
 var publicPrefixes = []string{
 	"sk-ant-api03-", "sk-ant-", "sk-proj-", "sk-or-v1-", "sk_live_", "sk_test_", "rk_live_", "rk_test_", "sk-", "gsk_", "hf_", "xai-",
@@ -75,7 +75,7 @@ func New(list []Secret) (*Set, error) {
 			one.Header = "Authorization"
 		}
 		one.Header = http.CanonicalHeaderKey(one.Header)
-		if err := one.validate(); err != nil {
+		if err := one.checkFields(); err != nil {
 			failed = append(failed, fmt.Errorf("secret %s: %w", one.Name, err))
 			continue
 		}
@@ -85,13 +85,13 @@ func New(list []Secret) (*Set, error) {
 		}
 		placeholder := newPlaceholder(one.Value)
 		s.entries = append(s.entries, entry{
-			Secret: one, placeholder: placeholder, misplaced: spell(placeholder), echoes: echoesOf(one.Value, placeholder), to: rule.Policy{Allow: one.To},
+			Secret: one, placeholder: placeholder, misplaced: spellText(placeholder), echoes: echoesOf(one.Value, placeholder), to: rule.Policy{Allow: one.To},
 		})
 	}
 	return s, errors.Join(failed...)
 }
 
-func (s *Secret) validate() error {
+func (s *Secret) checkFields() error {
 	switch {
 	case s.Name == "" || strings.ContainsAny(s.Name, "=\x00"):
 		return errors.New("its name can't be a variable's")
@@ -185,19 +185,19 @@ func (e *MisplacedError) Error() string {
 }
 
 // CheckHost returns a *MisplacedError if a host's name holds a placeholder.
-func (s *Set) CheckHost(host string) error { return s.check(host, "host") }
+func (s *Set) CheckHost(host string) error { return s.checkText(host, "host") }
 
-// check returns a *MisplacedError if a text holds a placeholder, in upper, lower or
+// checkText returns a *MisplacedError if a text holds a placeholder, in upper, lower or
 // mixed case.
-func (s *Set) check(text, where string) error {
+func (s *Set) checkText(text, where string) error {
 	if s == nil {
 		return nil
 	}
 	for range 3 { // as it is, and with escapes of escapes
-		if name := s.find(text); name != "" {
+		if name := s.findPlaceholder(text); name != "" {
 			return &MisplacedError{Secret: name, Where: where}
 		}
-		plain := string(new(unescaper).append(nil, []byte(text)))
+		plain := string(new(unescaper).appendPlain(nil, []byte(text)))
 		if plain == text {
 			break
 		}
@@ -206,8 +206,8 @@ func (s *Set) check(text, where string) error {
 	return nil
 }
 
-// find returns the name of a secret whose placeholder is in a text, or "".
-func (s *Set) find(text string) string {
+// findPlaceholder returns the name of a secret whose placeholder is in a text, or "".
+func (s *Set) findPlaceholder(text string) string {
 	lower := strings.ToLower(text)
 	for i := range s.entries {
 		e := &s.entries[i]
@@ -246,18 +246,18 @@ func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedErr
 		return nil, nil
 	}
 	for _, part := range []struct{ text, where string }{{t.Host, "host"}, {r.Host, "host"}, {t.Path, "path"}, {t.Query, "query"}, {r.Method, "method"}} {
-		if err := s.check(part.text, part.where); err != nil {
+		if err := s.checkText(part.text, part.where); err != nil {
 			return nil, err
 		}
 	}
 	for name, values := range r.Header {
-		if err := s.check(name, "name of a header"); err != nil {
+		if err := s.checkText(name, "name of a header"); err != nil {
 			return nil, err
 		}
 		for i, value := range values {
-			replaced, secret := s.substitute(name, value, t)
+			replaced, secret := s.substituteHeader(name, value, t)
 			if secret == "" {
-				if err := s.check(value, "header "+name); err != nil {
+				if err := s.checkText(value, "header "+name); err != nil {
 					return nil, err
 				}
 				continue
@@ -267,7 +267,7 @@ func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedErr
 		}
 	}
 	for name := range r.Trailer {
-		if err := s.check(name, "name of a trailer"); err != nil {
+		if err := s.checkText(name, "name of a trailer"); err != nil {
 			return nil, err
 		}
 	}
@@ -283,9 +283,9 @@ func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedErr
 	return used, nil
 }
 
-// substitute returns the value of a header with a secret in place of its
+// substituteHeader returns the value of a header with a secret in place of its
 // placeholder, and the secret's name; "" if there is none that may be there.
-func (s *Set) substitute(header, value string, t rule.Target) (replaced, secret string) {
+func (s *Set) substituteHeader(header, value string, t rule.Target) (replaced, secret string) {
 	for i := range s.entries {
 		e := &s.entries[i]
 		if e.Header != http.CanonicalHeaderKey(header) || !rule.AllowsTarget(e.To, t) {
@@ -318,9 +318,9 @@ func (e *entry) substituteBasic(s *Set, encoded string) (string, bool) {
 	switch {
 	case !ok:
 		return "", false
-	case password == e.placeholder && s.check(user, "") == nil:
+	case password == e.placeholder && s.checkText(user, "") == nil:
 		password = e.Value
-	case user == e.placeholder && s.check(password, "") == nil:
+	case user == e.placeholder && s.checkText(password, "") == nil:
 		user = e.Value
 	default:
 		return "", false
