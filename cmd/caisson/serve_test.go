@@ -448,6 +448,9 @@ func TestServeNeedsAPriceForACost(t *testing.T) {
 	s.wants(s.token(), `{"workspace":"one","model":"unknown","limits":{"max_cost_usd":1}}`, 422, "the price of the model unknown is unknown")
 	s.wants(s.token(), `{"workspace":"one","model":"unknown","limits":{"session":{"max_cost_usd":1}}}`, 422, `"code":"refused"`)
 	s.wants(s.token(), `{"workspace":"one","model":"unknown"}`, 201, "")
+	// The limit is the server's, and the choice of the model the client's.
+	s = startServe(t, "limits: {session: {max_cost_usd: 1}}\nmodels: {unknown: {provider: openai, model: x, base_url: \"http://127.0.0.1:9/v1\"}}").up()
+	s.wants(s.token(), `{"workspace":"one","model":"unknown"}`, 422, "model: the price of the model unknown is unknown")
 }
 
 // TestServeRefusesToStart names each bad start's status and what is said.

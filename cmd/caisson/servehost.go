@@ -192,8 +192,14 @@ func (h *serverHost) buildSession(ctx context.Context, in server.NewSession, res
 	o, done, err := s.sessionOptions(ctx, in.Title, h)
 	if err != nil {
 		s.close()
-		if c, ok := errors.AsType[*config.Error](err); ok && (asked.Turn.CostMicroUSD != nil && c.Where == "limits.max_cost_usd" || asked.Session.CostMicroUSD != nil && c.Where == "limits.session.max_cost_usd") {
-			err = requestError(&config.Error{Where: c.Where, Message: c.Message, Hint: "leave it out, or name a model that has a price in the server's configuration", Err: c})
+		if c, ok := errors.AsType[*config.Error](err); ok && errors.Is(err, config.ErrUnknownPrice) {
+			const named = "name a model that has a price in the server's configuration"
+			switch own := asked.Turn.CostMicroUSD != nil && c.Where == "limits.max_cost_usd" || asked.Session.CostMicroUSD != nil && c.Where == "limits.session.max_cost_usd"; {
+			case own:
+				err = requestError(&config.Error{Where: c.Where, Message: c.Message, Hint: "leave it out, or " + named, Err: c})
+			case in.Model != "": // the limit is the server's
+				err = requestError(&config.Error{Where: "model", Message: c.Message, Hint: named, Err: c})
+			}
 		}
 		return none, nil, prepareError(err)
 	}

@@ -309,7 +309,11 @@ func (s *SelectedModel) setHeaders(m Model, getenv func(string) (string, bool)) 
 	return nil
 }
 
-// checkPrice returns an error if a limit of costs, or one of the profile's own, can't be
+// ErrUnknownPrice reports, for errors.Is, that a limit of costs can't be held because the
+// price of a model is unknown.
+var ErrUnknownPrice = errors.New("unknown price")
+
+// checkPrice returns an error, which wraps [ErrUnknownPrice], if a limit of costs, or one of the profile's own, can't be
 // held because the price of the model is unknown.
 func (l *Limits) checkPrice(s SelectedModel, own ProfileLimits) error {
 	if s.Price != nil {
@@ -331,6 +335,7 @@ func (l *Limits) checkPrice(s SelectedModel, own ProfileLimits) error {
 				Where:   limit.where,
 				Message: fmt.Sprintf("the price of the model %s is unknown, so that nothing would hold the limit of %s US dollars", s.Profile, limit.set),
 				Hint:    "give its profile under models: a price, in US dollars per million tokens: {input: 1.25, output: 10}; 0 where it costs nothing",
+				Err:     ErrUnknownPrice,
 			}
 		}
 	}
