@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/sandboxtest"
 )
 
 // benchBed is a bed and one running session, from which the plain containers
@@ -164,4 +165,10 @@ func BenchmarkDestroy(b *testing.B) {
 		theirs = append(theirs, timed(func() { bed.remove(b, id) }))
 	}
 	report(b, ours, theirs)
+}
+
+func BenchmarkEgress(b *testing.B) {
+	bed := newBed(b, 0)
+	bed.backend = bed.open(b, Options{Logger: zap.NewNop()})
+	sandboxtest.BenchmarkEgress(b, bed.target())
 }

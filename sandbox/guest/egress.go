@@ -97,16 +97,6 @@ func (c *Conn) answerLookup(id uint32, name string, h sandbox.EgressHandler) {
 	}
 }
 
-// relayWindow returns the window of a relay's channel.
-func (e *egress) relayWindow() int {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if len(e.relays) == 1 {
-		return wire.MaxRelayWindow
-	}
-	return wire.RelayWindow
-}
-
 // removeRelay forgets a relay, before the guest may accept another one.
 func (e *egress) removeRelay(r *relay) {
 	e.mu.Lock()

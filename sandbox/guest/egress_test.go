@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -136,13 +135,9 @@ func TestForgedRelays(t *testing.T) {
 		}, false},
 		"data of the host": {func(l *liar) { l.accept(2, proxyAddr); l.frame(2, wire.TypeData, 0, "x") }, false},
 		"data on stderr":   {func(l *liar) { l.accept(2, proxyAddr); l.frame(2, wire.TypeData, 2, "x") }, false},
-		"most credit": {func(l *liar) {
-			l.accept(2, proxyAddr)
-			_ = l.writer.SendCredit(2, 0, wire.MaxRelayWindow-wire.RelayWindow)
-		}, true},
 		"too much credit": {func(l *liar) {
 			l.accept(2, proxyAddr)
-			_ = l.writer.SendCredit(2, 0, wire.MaxRelayWindow-wire.RelayWindow+1)
+			_ = l.writer.SendCredit(2, 0, 1)
 		}, false},
 		"credit for output": {func(l *liar) { l.accept(2, proxyAddr); _ = l.writer.SendCredit(2, 1, 1) }, false},
 		"starts":            {func(l *liar) { l.accept(2, proxyAddr); l.json(2, wire.TypeStarted, wire.Started{}) }, false},
@@ -423,61 +418,4 @@ func TestRelayOfCommand(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	go l.drain()
-}
-
-// TestRelayWindow: one that is alone grows, several don't, and one that is no
-// longer alone shrinks again.
-func TestRelayWindow(t *testing.T) {
-	for _, beside := range []int{0, 1} {
-		var received atomic.Int64
-		_, l := playEgress(t, handler{serve: func(ctx context.Context, c sandbox.EgressConn) {
-			if c.LocalAddr().Port() == 443 {
-				<-ctx.Done()
-				return
-			}
-			buf := make([]byte, 8<<10)
-			for {
-				n, err := c.Read(buf)
-				if received.Add(int64(n)); err != nil {
-					return
-				}
-			}
-		}})
-		l.accept(2, proxyAddr)
-		for i := range beside {
-			l.accept(uint32(4+2*i), "127.96.0.1:443")
-		}
-		granted := make(chan uint32, 100)
-		go func() {
-			for {
-				f, err := l.frames.Next()
-				if err != nil {
-					return
-				}
-				if f.Type == wire.TypeCredit {
-					granted <- wire.CreditOf(f)
-				}
-			}
-		}()
-		credit, most := wire.RelayWindow, 0
-		for sent := 0; sent < 8*wire.MaxRelayWindow; {
-			for credit >= wire.MaxData {
-				l.frame(2, wire.TypeData, 1, strings.Repeat("x", wire.MaxData))
-				sent += wire.MaxData
-				credit -= wire.MaxData
-			}
-			credit += int(<-granted)
-			for len(granted) > 0 {
-				credit += int(<-granted)
-			}
-			most = max(most, sent+credit-int(received.Load()))
-		}
-		// The reader has consumed some since the grant.
-		if want := 2 * wire.RelayWindow; beside == 0 && most < want {
-			t.Errorf("alone it had a window of %d, want %d", most, want)
-		}
-		if want := wire.RelayWindow; beside > 0 && most > want+wire.MaxData {
-			t.Errorf("beside another it had a window of %d, want %d", most, want)
-		}
-	}
 }

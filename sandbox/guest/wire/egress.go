@@ -55,12 +55,9 @@ const (
 	MaxLookups = 16
 )
 
-// The credit of a channel of a relay: RelayWindow when it is opened, MaxRelayWindow
-// at most, which one that is alone gets.
-const (
-	RelayWindow    = 256 << 10
-	MaxRelayWindow = 1 << 20
-)
+// RelayWindow is the credit of a channel of a relay. A larger one moves a little
+// more, and makes other streams wait for what is in the pipe.
+const RelayWindow = 256 << 10
 
 // Accept announces a connection that a program made to a listener of the guest.
 // Its first bytes may follow at once.

@@ -10,25 +10,27 @@ import (
 type Credit struct {
 	mu     sync.Mutex
 	n      int
-	most   int
+	window int
 	closed bool
 	wake   chan struct{}
 }
 
 // NewCredit returns the credit of a channel that was just opened.
-func NewCredit() *Credit { return newCredit(Window, Window) }
+func NewCredit() *Credit { return newCredit(Window) }
 
 // NewRelayCredit is NewCredit for a channel of a relay.
-func NewRelayCredit() *Credit { return newCredit(RelayWindow, MaxRelayWindow) }
+func NewRelayCredit() *Credit { return newCredit(RelayWindow) }
 
-func newCredit(n, most int) *Credit { return &Credit{n: n, most: most, wake: make(chan struct{}, 1)} }
+func newCredit(window int) *Credit {
+	return &Credit{n: window, window: window, wake: make(chan struct{}, 1)}
+}
 
-// Grant adds what the receiver granted. More than the largest window of the
-// channel in all is [ErrProtocol].
+// Grant adds what the receiver granted. More than the window in all is
+// [ErrProtocol].
 func (c *Credit) Grant(n uint32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if uint64(n)+uint64(c.n) > uint64(c.most) {
+	if uint64(n)+uint64(c.n) > uint64(c.window) {
 		return fmt.Errorf("%w: credit of %d on top of %d", ErrProtocol, n, c.n)
 	}
 	c.n += int(n)
@@ -85,9 +87,9 @@ type Queue struct {
 	ready   sync.Cond
 	pending []byte // came, not taken
 	taken   []byte // with the reader
-	window  int    // the bytes that came and were not granted again, and allowed
-	allowed int    // what the sender may still send
-	owed    int    // consumed, not yet granted again
+	window  int
+	allowed int // what the sender may still send
+	owed    int // consumed, not yet granted again
 	ended   bool
 	broken  bool
 	total   int64
@@ -167,20 +169,6 @@ func (q *Queue) Next() []byte {
 func (q *Queue) Done(n int) (grant uint32) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.done(n)
-}
-
-// DoneWithin is Done for a window that may change: it grants what a larger one
-// has more, and does not grant again what a smaller one lacks.
-func (q *Queue) DoneWithin(window, n int) (grant uint32) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	change := max(window-q.window, -q.owed-n)
-	q.window += change
-	return q.done(n + change)
-}
-
-func (q *Queue) done(n int) (grant uint32) {
 	q.owed += n
 	if q.ended || q.broken || q.owed < q.window/2 {
 		return 0

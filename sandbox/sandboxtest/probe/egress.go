@@ -5,11 +5,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -97,4 +100,87 @@ func bindEgress(args []string) error {
 		}
 	}
 	return nil
+}
+
+// benchEgress measures one thing and prints nanoseconds: "down" and "up" move n
+// bytes, "connect" and "name" take the median of n round trips, "stall" opens n
+// connections and reads nothing.
+func benchEgress(args []string) error {
+	n, err := strconv.Atoi(args[2])
+	if err != nil {
+		return err
+	}
+	took, err := measureEgress(args[0], args[1], n)
+	if err == nil {
+		fmt.Println(took.Nanoseconds())
+	}
+	return err
+}
+
+func measureEgress(what, addr string, n int) (time.Duration, error) {
+	switch what {
+	case "name":
+		return median(n, func() error { _, err := probing.LookupOne(addr); return err })
+	case "connect":
+		return median(n, func() error {
+			c, err := openEgress(addr, 'e')
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = io.ReadFull(c, make([]byte, 1))
+			return err
+		})
+	case "stall":
+		for range n {
+			if _, err := openEgress(addr, 'd'); err != nil {
+				return 0, err
+			}
+		}
+		return 0, sleepMarked(nil)
+	}
+	c, err := openEgress(addr, what[0])
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	began := time.Now()
+	if what == "down" {
+		_, err = io.CopyN(io.Discard, struct{ io.Reader }{c}, int64(n))
+		return time.Since(began), err
+	}
+	piece := make([]byte, 128<<10)
+	for left := n; left > 0 && err == nil; left -= len(piece) {
+		_, err = c.Write(piece)
+	}
+	_ = c.CloseWrite()
+	_, endErr := c.Read(piece) // the other end has read all
+	if err == nil && endErr != io.EOF {
+		err = endErr
+	}
+	return time.Since(began), err
+}
+
+// openEgress connects and sends the word of what is to be done.
+func openEgress(addr string, word byte) (*net.TCPConn, error) {
+	c, err := dialSandbox(addr)
+	if err != nil {
+		return nil, err
+	}
+	_, err = c.Write([]byte{word})
+	return c, err
+}
+
+// median returns the median time of n calls.
+func median(n int, f func() error) (time.Duration, error) {
+	var times []time.Duration
+	for range n {
+		began := time.Now()
+		if err := f(); err != nil {
+			return 0, err
+		}
+		times = append(times, time.Since(began))
+	}
+	slices.Sort(times)
+	return times[len(times)/2], nil
 }

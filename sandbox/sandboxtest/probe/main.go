@@ -102,6 +102,7 @@ var verbs = map[string]func(args []string) error{
 	"egress-many":    manyEgress,
 	"egress-lookup":  lookupEgress,
 	"egress-bind":    bindEgress,
+	"egress-bench":   benchEgress,
 }
 
 func main() {

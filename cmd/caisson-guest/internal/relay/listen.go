@@ -106,16 +106,24 @@ func (l *Listeners) open(kind int, addr [4]byte, port int) (*socket, error) {
 
 func prepare(fd, kind int, addr [4]byte, port int) error {
 	if kind == unix.SOCK_STREAM { // connections inherit these
-		for _, o := range []int{unix.SO_SNDBUF, unix.SO_RCVBUF} {
-			if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, o, bufferSize); err != nil {
-				return err
-			}
+		if err := boundBuffers(fd); err != nil {
+			return err
 		}
 	}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: addr, Port: port}); err != nil || kind == unix.SOCK_DGRAM {
 		return err
 	}
 	return unix.Listen(fd, backlog)
+}
+
+// boundBuffers bounds what the kernel buffers of a connection.
+func boundBuffers(fd int) error {
+	for _, o := range []int{unix.SO_SNDBUF, unix.SO_RCVBUF} {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, o, bufferSize); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // newSocket takes over a descriptor that doesn't block.

@@ -3,6 +3,7 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -42,7 +43,7 @@ func accept(listener int) (connection, error) {
 	}
 	to, err := unix.Getsockname(fd)
 	if err == nil {
-		err = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		err = errors.Join(unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1), boundBuffers(fd)) // gVisor's inherit nothing
 	}
 	if err != nil {
 		_ = unix.Close(fd)
@@ -195,7 +196,7 @@ func (r *relay) sendToProgram() {
 				r.fail()
 				return
 			}
-			if n := r.in.DoneWithin(r.s.window(), len(piece)); n > 0 {
+			if n := r.in.Done(len(piece)); n > 0 {
 				_ = r.s.writer.SendCredit(r.id, wire.Stdin, n)
 			}
 		}

@@ -104,14 +104,6 @@ func (s *Server) remove(id uint32) {
 	delete(s.streams, id)
 }
 
-// window returns the window of a relay's channel.
-func (s *Server) window() int {
-	if len(s.relays) == 1 {
-		return wire.MaxRelayWindow
-	}
-	return wire.RelayWindow
-}
-
 // errorPause is how long a listener waits after an error, such as too many open
 // files.
 const errorPause = 50 * time.Millisecond

@@ -125,12 +125,7 @@ var Lookups = []struct {
 func Lookup(name string) (string, error) {
 	var text strings.Builder
 	for i, l := range Lookups {
-		m := []byte{0, byte(i), 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}
-		for label := range strings.SplitSeq(name, ".") {
-			m = append(append(m, byte(len(label))), label...)
-		}
-		m = binary.BigEndian.AppendUint16(append(m, 0), l.Type)
-		m = binary.BigEndian.AppendUint16(m, 1)
+		m := query(name, i)
 		answer, err := exchange(l.Network, m)
 		if err != nil {
 			return "", err
@@ -145,6 +140,19 @@ func Lookup(name string) (string, error) {
 		text.WriteString("\n")
 	}
 	return text.String(), nil
+}
+
+// LookupOne asks once for the address of a name.
+func LookupOne(name string) ([]byte, error) { return exchange(Lookups[0].Network, query(name, 0)) }
+
+// query returns the question i of Lookups.
+func query(name string, i int) []byte {
+	m := []byte{0, byte(i), 1, 0, 0, 1, 0, 0, 0, 0, 0, 0}
+	for label := range strings.SplitSeq(name, ".") {
+		m = append(append(m, byte(len(label))), label...)
+	}
+	m = binary.BigEndian.AppendUint16(append(m, 0), Lookups[i].Type)
+	return binary.BigEndian.AppendUint16(m, 1)
 }
 
 func exchange(network string, message []byte) ([]byte, error) {
