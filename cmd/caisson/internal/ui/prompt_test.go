@@ -338,3 +338,25 @@ func TestALongAnswerShowsItsEnd(t *testing.T) {
 	r.Retype(reason, true)
 	resume()
 }
+
+// An answer that is typed on a screen that became narrower or wider leaves no rows of its
+// line behind.
+func TestAnAnswerOnAResizedScreen(t *testing.T) {
+	out := &screen{t: t, columns: 100, rows: 24, reflow: true}
+	r := New(Options{Out: out, Size: func() (int, int) { return out.columns, 24 }, Reflow: true, Chat: true})
+	defer r.Close()
+	defer r.Suspend()()
+	r.choose(choices(confirmation(), true, true))
+	reason := ""
+	for _, columns := range []int{50, 90, 43, 99, 60} {
+		out.resize(columns, 24)
+		reason += "because "
+		r.Retype("n "+reason, false)
+		if n := strings.Count(out.String(), "y once"); n != 1 {
+			t.Errorf("%d columns show the choices %d times:\n%s", columns, n, out)
+		}
+	}
+	if n := strings.Count(out.String(), "because"); n < 4 || n > 5 {
+		t.Errorf("the reason is\n%s", out)
+	}
+}

@@ -1,6 +1,7 @@
 package ui
 
 import (
+	"fmt"
 	"io"
 	"slices"
 	"strings"
@@ -89,6 +90,7 @@ type Renderer struct {
 	// also while there are empty rows below.
 	above     int
 	question  string // the last row of the choices of a question
+	typing    string // that row with what was typed behind it
 	frame     int
 	suspended bool
 	closed    bool
@@ -267,6 +269,7 @@ func (r *Renderer) choose(text string) {
 	defer r.mu.Unlock()
 	rows := choiceRows(text, columns)
 	r.question = rows[len(rows)-1]
+	r.typing = r.question
 	r.write(strings.Join(rows, "\n"))
 }
 
@@ -293,7 +296,11 @@ func (r *Renderer) Retype(typed string, done bool) {
 		return
 	}
 	typed = SureWidth(typed)
-	text := "\r \x1b[J\r"
+	text := "\r"
+	if up := rowsOf(r.typing, columns) - 1; up > 0 && r.opts.Reflow {
+		text += fmt.Sprintf("\x1b[%dA", up)
+	}
+	text += " \x1b[J\r"
 	if !done && r.question != answerMark && ansi.StringWidth(r.question+typed) >= columns {
 		text += r.question + "\n"
 		r.question = answerMark
@@ -301,7 +308,8 @@ func (r *Renderer) Retype(typed string, done bool) {
 	if over := ansi.StringWidth(r.question+typed) - (columns - 1); over > 0 && !done { // its end is being typed
 		typed = ansi.TruncateLeft(typed, over+1, "…")
 	}
-	text += fitWidth(r.question+typed, columns-1)
+	r.typing = fitWidth(r.question+typed, columns-1)
+	text += r.typing
 	if done {
 		text += "\n"
 	}
