@@ -102,3 +102,37 @@ func TestSequencesOfAChat(t *testing.T) {
 		t.Logf("mode %s uses %q", mode, slices.Compact(used))
 	}
 }
+
+// A draft survives the kill of its chat: it was written a second after the last key, for
+// its user alone, and comes back with the session.
+func TestDraftsSurviveKills(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t)
+	args := append([]string{"chat", "--workspace", m.workspace, "--backend", anyBackend(t)}, m.playing(t)[:2]...)
+	c := m.converse(t, args...)
+	c.waitFor(t, "› ")
+	c.send(t, "begin\r")
+	c.waitFor(t, "Done.")
+	c.send(t, "a draft\nof two lines ü")
+	var found []string
+	for end := time.Now().Add(deadline); len(found) == 0 && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		found, _ = filepath.Glob(filepath.Join(m.stateDir(), "sessions", "*", "draft.txt"))
+	}
+	if err := c.program.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.program.Wait() // it was killed
+	if len(found) != 1 {
+		t.Fatalf("drafts: %v", found)
+	}
+	if info, err := os.Stat(found[0]); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	c = m.converse(t, append(args, "--resume", "last")...)
+	c.waitFor(t, "of two lines ü")
+	c.send(t, "\x03/quit\r") // the draft is in the history
+	c.waitFor(t, "to go on:")
+	if err := c.program.Wait(); err != nil {
+		t.Error(err)
+	}
+}

@@ -367,31 +367,36 @@ type screenApprover struct {
 
 // Approve implements approval.Approver.
 func (s *screenApprover) Approve(ctx context.Context, c approval.Confirmation) (approval.Answer, error) {
-	if err := s.t.beginQuestion(ctx); err != nil {
+	first, err := s.t.beginQuestion(ctx)
+	if err != nil {
 		return approval.Answer{}, err
 	}
 	defer s.t.endQuestion()
-	s.t.notify("a question waits")
+	if first {
+		s.t.notify("a question waits")
+	}
 	return s.person.Approve(ctx, c)
 }
 
-// beginQuestion waits until no other program has the screen, and keeps others from it.
-func (t *chatTerminal) beginQuestion(ctx context.Context) error {
+// beginQuestion waits until no other program has the screen, and keeps others from it. It
+// reports whether no other question waits.
+func (t *chatTerminal) beginQuestion(ctx context.Context) (first bool, err error) {
 	for {
 		t.mu.Lock()
 		free := t.free
 		select {
 		case <-free:
 			t.asking++
+			first = t.asking == 1
 			t.mu.Unlock()
-			return nil
+			return first, nil
 		default:
 		}
 		t.mu.Unlock()
 		select {
 		case <-free:
 		case <-ctx.Done():
-			return fmt.Errorf("ask: %w", context.Cause(ctx))
+			return false, fmt.Errorf("ask: %w", context.Cause(ctx))
 		}
 	}
 }

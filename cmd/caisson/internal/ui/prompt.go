@@ -144,7 +144,10 @@ func (p *Prompt) awaitQuiet(ctx context.Context) error {
 			return err
 		}
 		if !told {
-			p.Out.writeDirect(p.Out.view.style.dim("  keys count once none was pressed for half a second"))
+			columns, _ := p.Out.terminalSize()
+			for _, row := range WrapWords("  keys count once none was pressed for half a second", columns-1, "  ") {
+				p.Out.writeDirect(p.Out.view.style.dim(row))
+			}
 			told = true
 		}
 	}
@@ -155,14 +158,17 @@ func (p *Prompt) awaitQuiet(ctx context.Context) error {
 func (p *Prompt) showPage(ctx context.Context, q question, shown time.Time) (whole, paged bool, err error) {
 	columns, height := p.Out.terminalSize()
 	rows := q.allLines(time.Now(), columns)
-	for size := max(height-1, 1); ; {
+	choice := func() string {
+		return fmt.Sprintf("  %s more: Enter next, e to the end, q back > ", formatCount(len(rows), "row"))
+	}
+	for size := max(height-len(choiceRows(choice(), columns)), 1); ; {
 		n := min(size, len(rows))
 		p.Out.writeDirect(rows[:n]...)
 		if rows = rows[n:]; len(rows) == 0 {
 			return true, paged, nil
 		}
 		paged = true
-		p.Out.choose(fmt.Sprintf("  %s more: Enter next, e to the end, q back > ", formatCount(len(rows), "row")))
+		p.Out.choose(choice())
 		text, err := p.readTyped(ctx, shown)
 		switch {
 		case err != nil:
