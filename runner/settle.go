@@ -7,6 +7,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/internal/tracker"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
 )
@@ -68,7 +69,8 @@ func settleChanges(ctx context.Context, s *Session, reason string, do func(track
 	if err != nil || done == "" {
 		return err
 	}
-	s.events.recordWarning(done)
+	// What can't be recorded ends the session at the next record.
+	_ = s.events.writeRecord(record.Warning{Message: done, Requested: true})
 	s.prompt.notice = loop.NoticePrefix + settleNotice + boundary.Text(done) + ". The session goes on in a fresh sandbox: /tmp, the home directory and running programs are gone."
 	return nil
 }

@@ -341,4 +341,6 @@ func (b BudgetWarning) String() string {
 type Warning struct {
 	CallID  string `json:"tool_use_id,omitempty"`
 	Message string `json:"message"`
+	// Requested is set for what a person asked for and what was done.
+	Requested bool `json:"requested,omitempty"`
 }

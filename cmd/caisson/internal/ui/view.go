@@ -132,6 +132,9 @@ func (v *view) addRecord(r record.Record) []string {
 		return []string{v.style.yellow("! " + safeLine(decode[record.WorkerCostWarning](r).String()))}
 	case record.KindWarning:
 		p := decode[record.Warning](r)
+		if p.Requested {
+			return []string{v.style.green("✓") + " " + safeLine(p.Message)}
+		}
 		v.warned = append(v.warned, p.Message)
 		return []string{v.style.yellow("! " + safeLine(p.Message))}
 	}
