@@ -205,10 +205,11 @@ func registries(t *testing.T) map[string]http.Handler {
 			"/config.json": []byte(`{"dl":"https://static.crates.io/crates","api":"https://crates.io"}`),
 			"/le/af/leaf":  []byte(fmt.Sprintf(`{"name":"leaf","vers":"1.0.0","deps":[],"cksum":"%s","features":{},"yanked":false}`+"\n", hex.EncodeToString(crateSum[:]))),
 		},
-		"static.crates.io": staticFiles{"/crates/leaf/1.0.0/download": crate},
-		"deb.debian.org":   debian,
-		"git.test":         gitServer(t),
-		"canary.test":      staticFiles{"/": []byte("x")},
+		"static.crates.io":      staticFiles{"/crates/leaf/1.0.0/download": crate},
+		"deb.debian.org":        debian,
+		"repo.maven.apache.org": staticFiles{},
+		"git.test":              gitServer(t),
+		"canary.test":           staticFiles{"/": []byte("x")},
 	}
 }
 

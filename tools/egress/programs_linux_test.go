@@ -131,7 +131,7 @@ func TestPrograms(t *testing.T) {
 		name string
 		run  func(t *testing.T, n *internet)
 	}{
-		{"go", programGo}, {"npm", programNPM}, {"pip", programPip}, {"cargo", programCargo}, {"apt", programApt}, {"git", programGit}, {"curl", programCurl},
+		{"go", programGo}, {"npm", programNPM}, {"pip", programPip}, {"cargo", programCargo}, {"apt", programApt}, {"git", programGit}, {"curl", programCurl}, {"maven", programMaven},
 	}
 	if !egresstest.InNamespace() {
 		egresstest.Run(t, len(tests))
@@ -305,6 +305,22 @@ func programGit(t *testing.T, n *internet) {
 		}
 	}
 	p.requireNoKey()
+}
+
+// programMaven checks that Maven asks the mirror. The registry has no plugins, so that
+// it can't do more.
+func programMaven(t *testing.T, n *internet) {
+	if !need(t, "mvn") {
+		return
+	}
+	p := n.startWith(t, nil, "maven")
+	dir := t.TempDir()
+	writeFiles(t, dir, map[string]string{"pom.xml": "<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId><version>1</version></project>\n"})
+	p.env = append(p.env, "MAVEN_OPTS=-Duser.home="+dir)
+	out, err := p.run(dir, "mvn", "-B", "-s", filepath.Join(p.dir, "settings.xml"), "compile")
+	if n.count("GET repo.maven.apache.org/maven2/org/apache/maven/plugins/") == 0 {
+		t.Errorf("no request arrived: %v\n%s", err, out)
+	}
 }
 
 // programCurl is attack 36 beside the control: a file of the workspace that names
