@@ -32,7 +32,7 @@ func TestSlow(t *testing.T, a Adapter, mediaType, answer string) {
 				if _, err := io.WriteString(c, p); err != nil {
 					return
 				}
-				time.Sleep(pause)
+				<-time.After(pause)
 			}
 		}
 	}
