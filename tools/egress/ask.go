@@ -2,13 +2,15 @@ package egress
 
 import (
 	"context"
+	"errors"
+	"sync"
 
 	"golang.org/x/net/idna"
 
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// endpoint is what a question and its answer are about.
+// endpoint is the subject of a question and its answer.
 type endpoint struct {
 	host string
 	port uint16
@@ -21,8 +23,15 @@ type grant struct {
 	command int
 }
 
-// questions are the open questions and the answers. The server's lock guards it.
+// questions are the open questions and the answers of a session.
 type questions struct {
+	// ask asks a person. It is nil if none can be asked.
+	ask func(context.Context, Question) (Answer, error)
+	// ctx ends with the session, whose connections wait for goroutines of questions.
+	ctx   context.Context
+	conns *sync.WaitGroup
+
+	mu         sync.Mutex
 	total      int // that were asked
 	open       map[endpoint]*question
 	allowed    map[grant]bool
@@ -35,7 +44,7 @@ type question struct {
 	command    int
 	generation int
 	waiters    int
-	cancel     context.CancelFunc
+	cancel     context.CancelCauseFunc
 	done       chan struct{}
 	// These are set when done is closed. Current reports whether the policy is still
 	// the one under which the question was asked.
@@ -44,53 +53,71 @@ type question struct {
 	err     error
 }
 
-func newQuestions() questions {
-	return questions{open: map[endpoint]*question{}, allowed: map[grant]bool{}, refused: map[endpoint]string{}}
+// errUnwaited is the cause of the end of a question for whose answer no connection
+// waits any more.
+var errUnwaited = errors.New("no connection waits for the answer")
+
+// newQuestions returns the questions of a session.
+func newQuestions(ctx context.Context, conns *sync.WaitGroup, ask func(context.Context, Question) (Answer, error)) *questions {
+	return &questions{ctx: ctx, conns: conns, ask: ask, open: map[endpoint]*question{}, allowed: map[grant]bool{}, refused: map[endpoint]string{}}
 }
 
 // isGranted reports whether an answer allows a request.
-func (q *questions) isGranted(r request) bool {
+func (qs *questions) isGranted(r request) bool {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
 	at := endpoint{r.host, r.port}
-	return q.allowed[grant{at, 0}] || q.allowed[grant{at, r.command}]
+	return qs.allowed[grant{at, 0}] || qs.allowed[grant{at, r.command}]
 }
 
-// grantedName reports whether an answer allows a host at some port.
-func (q *questions) grantedName(host string) bool {
-	for g := range q.allowed {
-		if g.host == host {
+// isNameGranted reports whether an answer allows a host at some port.
+func (qs *questions) isNameGranted(host string) bool {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	for g, ok := range qs.allowed {
+		if ok && g.host == host {
 			return true
 		}
 	}
 	return false
 }
 
-// forgetAllowed forgets the answers that allow.
-func (q *questions) forgetAllowed() {
-	clear(q.allowed)
-	q.generation++
+// countAsked returns the number of questions that were asked.
+func (qs *questions) countAsked() int {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	return qs.total
 }
 
-// ask waits for the answer to the question about a request, which then has to be
+// forgetAllowed forgets the answers that allow.
+func (qs *questions) forgetAllowed() {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	clear(qs.allowed)
+	qs.generation++
+}
+
+// awaitAnswer waits for the answer to the question about a request, which then has to be
 // decided again. It reports whether the answer allows it for this connection alone.
 // The error is a *refusal or the cause of ctx.
-func (s *Server) ask(ctx context.Context, r request) (forThis bool, err error) {
+func (qs *questions) awaitAnswer(ctx context.Context, r request) (forThis bool, err error) {
 	at := endpoint{r.host, r.port}
-	q, err := s.joinQuestion(at, r)
+	q, err := qs.joinQuestion(at, r)
 	if err != nil {
 		return false, err
 	}
-	defer s.leaveQuestion(at, q)
+	defer qs.leaveQuestion(at, q)
 	select {
 	case <-q.done:
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
 	}
 	switch {
-	case s.ctx.Err() != nil:
+	case qs.ctx.Err() != nil:
 		<-ctx.Done() // which follows
 		return false, context.Cause(ctx)
 	case q.err != nil:
-		f := deny(rule.ReasonAskedDenied, "the question about %s was not answered", r.host)
+		f := newRefusal(rule.ReasonAskedDenied, "the question about %s was not answered", r.host)
 		f.err = q.err
 		return false, f
 	case q.answer.Verdict == VerdictOnce:
@@ -106,48 +133,48 @@ func refuseAsked(r request, note string) *refusal {
 	if note != "" {
 		note = ": " + note
 	}
-	return deny(rule.ReasonAskedDenied, "a person was asked about %s and denied it%s", r.host, clip(note, 512))
+	return newRefusal(rule.ReasonAskedDenied, "a person was asked about %s and denied it%s", r.host, clipText(note, 512))
 }
 
 // joinQuestion returns the open question about an endpoint, and asks it if there is
 // none.
-func (s *Server) joinQuestion(at endpoint, r request) (*question, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if note, ok := s.asked.refused[at]; ok {
+func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	if note, ok := qs.refused[at]; ok {
 		return nil, refuseAsked(r, note)
 	}
-	if q := s.asked.open[at]; q != nil {
+	if q := qs.open[at]; q != nil {
 		q.waiters++
 		return q, nil
 	}
-	if len(s.asked.open) >= maxOpenQuestions || s.asked.total >= maxQuestions {
-		return nil, deny(rule.ReasonTooManyQuestions, "too many questions about hosts; %s can't be asked about", r.host)
+	if len(qs.open) >= maxOpenQuestions || qs.total >= maxQuestions {
+		return nil, newRefusal(rule.ReasonTooManyQuestions, "too many questions about hosts; %s can't be asked about", r.host)
 	}
-	ctx, cancel := context.WithCancel(s.ctx)
-	q := &question{command: r.command, generation: s.asked.generation, waiters: 1, cancel: cancel, done: make(chan struct{})}
-	s.asked.total++
-	s.asked.open[at] = q
+	ctx, cancel := context.WithCancelCause(qs.ctx)
+	q := &question{command: r.command, generation: qs.generation, waiters: 1, cancel: cancel, done: make(chan struct{})}
+	qs.total++
+	qs.open[at] = q
 	display, err := idna.Display.ToUnicode(r.host)
 	if err != nil {
 		display = r.host
 	}
 	ask := Question{Host: r.host, Display: display, Port: r.port, Command: r.command, Rule: rule.AnswerRule(r.host, r.port).String()}
-	s.conns.Go(func() {
-		answer, err := s.opts.Ask(ctx, ask)
-		s.settleQuestion(ctx, at, q, answer, err)
+	qs.conns.Go(func() {
+		answer, err := qs.ask(ctx, ask)
+		qs.settleQuestion(ctx, at, q, answer, err)
 	})
 	return q, nil
 }
 
 // settleQuestion takes the answer to a question. One that comes when no connection
 // waits any more, or when there is another policy, allows nothing.
-func (s *Server) settleQuestion(ctx context.Context, at endpoint, q *question, answer Answer, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	defer q.cancel()
-	if s.asked.open[at] == q {
-		delete(s.asked.open, at)
+func (qs *questions) settleQuestion(ctx context.Context, at endpoint, q *question, answer Answer, err error) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	defer q.cancel(nil)
+	if qs.open[at] == q {
+		delete(qs.open, at)
 	}
 	q.answer, q.err = answer, err
 	if ctx.Err() != nil {
@@ -157,26 +184,26 @@ func (s *Server) settleQuestion(ctx context.Context, at endpoint, q *question, a
 	if q.err != nil {
 		return
 	}
-	q.current = q.generation == s.asked.generation
+	q.current = q.generation == qs.generation
 	switch answer.Verdict {
 	case VerdictAlways:
-		s.asked.allowed[grant{at, 0}] = q.current
+		qs.allowed[grant{at, 0}] = q.current
 	case VerdictOnce:
 		if q.command != 0 {
-			s.asked.allowed[grant{at, q.command}] = q.current
+			qs.allowed[grant{at, q.command}] = q.current
 		}
 	default:
-		s.asked.refused[at] = answer.Reason
+		qs.refused[at] = answer.Reason
 	}
 }
 
 // leaveQuestion ends one wait. The last one cancels the question.
-func (s *Server) leaveQuestion(at endpoint, q *question) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (qs *questions) leaveQuestion(at endpoint, q *question) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
 	q.waiters--
-	if q.waiters == 0 && s.asked.open[at] == q {
-		delete(s.asked.open, at)
-		q.cancel()
+	if q.waiters == 0 && qs.open[at] == q {
+		delete(qs.open, at)
+		q.cancel(errUnwaited)
 	}
 }

@@ -47,9 +47,9 @@ func (c *client) Write(p []byte) (int, error) {
 	return c.EgressConn.Write(p)
 }
 
-// within calls f and closes the connection if it takes longer than d. The error is
+// limitTime calls f and closes the connection if it takes longer than d. The error is
 // then a *refusal.
-func (c *client) within(d time.Duration, f func() error) error {
+func (c *client) limitTime(d time.Duration, f func() error) error {
 	timer := time.AfterFunc(d, func() {
 		c.expired.Store(true)
 		_ = c.Close()
@@ -57,7 +57,7 @@ func (c *client) within(d time.Duration, f func() error) error {
 	defer timer.Stop()
 	err := f()
 	if c.expired.Load() {
-		return deny(rule.ReasonTimeout, "the program sent no complete request within %s", d)
+		return newRefusal(rule.ReasonTimeout, "the program sent no complete request within %s", d)
 	}
 	return err
 }
@@ -67,7 +67,7 @@ func (c *client) awaitFirst(d time.Duration) error {
 	if c.first != 0 {
 		return nil
 	}
-	return c.within(d, func() error {
+	return c.limitTime(d, func() error {
 		first, err := c.br.Peek(1)
 		if err == nil {
 			c.first = first[0]
@@ -76,16 +76,16 @@ func (c *client) awaitFirst(d time.Duration) error {
 	})
 }
 
-// speaksHTTP reports whether what the program sent begins like a request.
+// speaksHTTP reports whether the bytes of the program begin like a request.
 func (c *client) speaksHTTP() bool {
 	sent, _ := c.br.Peek(min(c.br.Buffered(), 32))
 	method, _, ok := bytes.Cut(sent, []byte(" "))
 	return ok && isToken(string(method))
 }
 
-// finish ends the bytes to the program, and waits for it to receive them: closing
+// finishConn ends the bytes to the program, and waits for it to receive them: closing
 // the connection discards what it has not received.
-func (c *client) finish() {
+func (c *client) finishConn() {
 	if c.CloseWrite() != nil {
 		return
 	}
@@ -104,18 +104,19 @@ const (
 	firstSOCKS5 = 5
 )
 
-// refuse reports a refusal, and tells it to a program that speaks TLS or HTTP and
+// refuseConn reports a refusal, and tells it to a program that speaks TLS or HTTP and
 // has no answer yet. The connection can't be used any more.
-func (s *Server) refuse(c *client, r request, f *refusal) {
+func (c *client) refuseConn(r request, f *refusal) {
+	s := c.s
 	if f == nil { // the command or the session has ended
 		return
 	}
-	s.report(r, f)
+	s.reportDenied(r, f)
 	switch err := c.awaitFirst(s.times.linger); {
 	case err != nil:
 	case c.first == firstTLS:
 		_, _ = c.Write(alertAccessDenied)
-		c.finish()
+		c.finishConn()
 	case c.speaksHTTP():
 		c.answerRefusal(r, f)
 	}
@@ -125,8 +126,8 @@ func (s *Server) refuse(c *client, r request, f *refusal) {
 func (c *client) answerRefusal(r request, f *refusal) {
 	w := newResponseWriter(c, nil)
 	writeRefusal(w, r, f)
-	if w.finish() == nil {
-		c.finish()
+	if w.finishResponse() == nil {
+		c.finishConn()
 	}
 }
 
@@ -144,23 +145,24 @@ func (c netConn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.EgressC
 func (c netConn) RemoteAddr() net.Addr { return c.LocalAddr() }
 
 // serveProxy serves a connection to the proxy.
-func (s *Server) serveProxy(ctx context.Context, c *client) {
+func (c *client) serveProxy(ctx context.Context) {
+	s := c.s
 	err := c.awaitFirst(s.times.header)
 	r := c.newRequest(WayHTTP, "", 0)
 	switch {
 	case c.expired.Load():
-		s.report(r, asRefusal(ctx, err))
+		s.reportDenied(r, asRefusal(ctx, err))
 	case err != nil: // the program has closed it
 	case c.first == firstSOCKS5:
-		s.serveSOCKS(ctx, c)
+		c.serveSOCKS(ctx)
 	case c.first == firstSOCKS4:
 		r.way = WaySOCKS5
-		s.report(r, deny(rule.ReasonInvalidRequest, "SOCKS4 is not supported"))
+		s.reportDenied(r, newRefusal(rule.ReasonInvalidRequest, "SOCKS4 is not supported"))
 		_, _ = c.Write([]byte{0, 91, 0, 0, 0, 0, 0, 0}) // request rejected
-		c.finish()
+		c.finishConn()
 	case c.first == firstTLS:
-		s.refuse(c, r, deny(rule.ReasonInvalidRequest, "the proxy is spoken to without TLS"))
+		c.refuseConn(r, newRefusal(rule.ReasonInvalidRequest, "the proxy is spoken to without TLS"))
 	default:
-		s.serveHTTP(ctx, c, nil)
+		c.serveHTTP(ctx, nil)
 	}
 }

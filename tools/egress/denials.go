@@ -24,8 +24,8 @@ type denial struct {
 	unreported int
 }
 
-// add adds a refusal with a count of 1, and reports it if it is the first of its kind.
-func (d *denials) add(x Denied) {
+// addDenied adds a refusal with a count of 1, and reports it if it is the first of its kind.
+func (d *denials) addDenied(x Denied) {
 	key := x
 	key.Count = 0
 	d.mu.Lock()
@@ -55,13 +55,13 @@ func (d *denials) add(x Denied) {
 	}
 }
 
-// take returns the refusals of a command, and forgets them.
-func (d *denials) take(command int) []Denied {
+// takeOf returns the refusals of a command, and forgets them.
+func (d *denials) takeOf(command int) []Denied {
 	return d.takeIf(func(x Denied) bool { return x.Command == command })
 }
 
-// flush reports what is not reported yet.
-func (d *denials) flush() { d.takeIf(func(Denied) bool { return true }) }
+// reportRest reports the refusals that are not reported yet.
+func (d *denials) reportRest() { d.takeIf(func(Denied) bool { return true }) }
 
 func (d *denials) takeIf(matches func(Denied) bool) []Denied {
 	type counted struct {

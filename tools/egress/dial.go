@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,15 +43,15 @@ type hostConn struct {
 	over    *limits.ExceededError // the budget that ended it, if one did
 }
 
-// connect makes the connection that a flow allows, for a request. Before that, it
+// connectHost makes the connection that a flow allows, for a request. Before that, it
 // takes the connection from the budget and records it. The error is a *refusal or the
 // cause of ctx.
-func (s *Server) connect(ctx context.Context, f *flow, r request) (*hostConn, error) {
+func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn, error) {
 	dialer := s.newDialer(f, r)
 	if err := dialer.CheckLiteral(r.host, r.port); err != nil { // an upstream proxy would dial it
 		return nil, asRefusal(ctx, err)
 	}
-	if err := s.takeConnection(r.host); err != nil {
+	if err := takeConnection(s.opts.Budget, r.host); err != nil {
 		return nil, asRefusal(ctx, err)
 	}
 	if !s.addConn() {
@@ -62,19 +63,19 @@ func (s *Server) connect(ctx context.Context, f *flow, r request) (*hostConn, er
 	}}
 	if err := s.opts.Opened(h.opened); err != nil {
 		s.conns.Done()
-		failed := deny(rule.ReasonRecord, "the connection could not be recorded")
+		failed := newRefusal(rule.ReasonRecord, "the connection could not be recorded")
 		failed.err = err
 		return nil, failed
 	}
 	s.openConns.Add(1)
-	conn, err := s.dial(ctx, dialer, r)
+	conn, err := s.opts.dialHost(ctx, dialer, r)
 	if err != nil {
 		failed := asRefusal(ctx, err)
 		if failed == nil {
-			h.report(EndingCanceled)
+			h.reportClosed(EndingCanceled)
 			return nil, context.Cause(ctx)
 		}
-		h.report(failed.reason)
+		h.reportClosed(failed.reason)
 		return nil, failed
 	}
 	h.Conn, h.Budget = conn, s.opts.Budget
@@ -83,14 +84,14 @@ func (s *Server) connect(ctx context.Context, f *flow, r request) (*hostConn, er
 }
 
 // takeConnection takes a connection to a host from the budget.
-func (s *Server) takeConnection(host string) error {
-	if err := s.opts.Budget.Left(); err != nil {
+func takeConnection(budget *limits.Egress, host string) error {
+	if err := budget.Left(); err != nil {
 		return err
 	}
-	if err := s.opts.Budget.Host(host); err != nil {
+	if err := budget.Host(host); err != nil {
 		return err
 	}
-	return s.opts.Budget.Connection()
+	return budget.Connection()
 }
 
 // newDialer returns the dialer for a request that a flow allows.
@@ -101,23 +102,22 @@ func (s *Server) newDialer(f *flow, r request) *rule.Dialer {
 	}
 }
 
-// dial connects to a host, through the upstream proxy if there is one.
-func (s *Server) dial(ctx context.Context, dialer *rule.Dialer, r request) (net.Conn, error) {
-	proxy := s.opts.Upstream
-	if proxy == nil || r.host == rule.HostName { // which is another machine to a proxy
+// dialHost connects to a host, through the upstream proxy if there is one.
+func (o *Options) dialHost(ctx context.Context, dialer *rule.Dialer, r request) (net.Conn, error) {
+	if o.Upstream == nil || r.host == rule.HostName { // which is another machine to a proxy
 		return dialer.Dial(ctx, r.host, r.port)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 2*connectTime)
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*connectTime, os.ErrDeadlineExceeded)
 	defer cancel()
-	conn, err := s.dialProxy(ctx, proxy)
+	conn, err := o.dialProxy(ctx)
 	if err != nil {
-		return nil, fail(err, rule.ReasonConnect, "no connection to the configured proxy")
+		return nil, newFailure(err, rule.ReasonConnect, "no connection to the configured proxy")
 	}
 	if r.plain {
 		return conn, nil
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	tunnel, err := connectThrough(conn, proxy.User, rule.Origin{Host: r.host, Port: r.port}.Address())
+	tunnel, err := connectThrough(conn, o.Upstream.User, rule.Origin{Host: r.host, Port: r.port}.Address())
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 	}
@@ -130,14 +130,14 @@ func (s *Server) dial(ctx context.Context, dialer *rule.Dialer, r request) (net.
 
 // dialProxy connects to the upstream proxy. Its address is not checked, because the
 // operator chose it.
-func (s *Server) dialProxy(ctx context.Context, proxy *url.URL) (net.Conn, error) {
-	port := cmp.Or(proxy.Port(), map[string]string{"http": "80", "https": "443"}[proxy.Scheme])
-	dialer := &net.Dialer{Timeout: connectTime, Resolver: s.opts.Resolver}
-	address := net.JoinHostPort(proxy.Hostname(), port)
-	if proxy.Scheme == "http" {
+func (o *Options) dialProxy(ctx context.Context) (net.Conn, error) {
+	port := cmp.Or(o.Upstream.Port(), map[string]string{"http": "80", "https": "443"}[o.Upstream.Scheme])
+	dialer := &net.Dialer{Timeout: connectTime, Resolver: o.Resolver}
+	address := net.JoinHostPort(o.Upstream.Hostname(), port)
+	if o.Upstream.Scheme == "http" {
 		return dialer.DialContext(ctx, "tcp", address)
 	}
-	d := &tls.Dialer{NetDialer: dialer, Config: &tls.Config{RootCAs: s.opts.Roots, MinVersion: tls.VersionTLS12}}
+	d := &tls.Dialer{NetDialer: dialer, Config: &tls.Config{RootCAs: o.Roots, MinVersion: tls.VersionTLS12}}
 	return d.DialContext(ctx, "tcp", address)
 }
 
@@ -149,15 +149,15 @@ func connectThrough(conn net.Conn, user *url.Userinfo, address string) (net.Conn
 		head += "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(user.Username()+":"+password)) + "\r\n"
 	}
 	if _, err := conn.Write([]byte(head + "\r\n")); err != nil {
-		return nil, fail(err, rule.ReasonConnect, "the configured proxy failed")
+		return nil, newFailure(err, rule.ReasonConnect, "the configured proxy failed")
 	}
 	br := bufio.NewReader(conn)
 	res, err := http.ReadResponse(br, &http.Request{Method: http.MethodConnect})
 	if err != nil {
-		return nil, fail(err, rule.ReasonConnect, "the configured proxy failed")
+		return nil, newFailure(err, rule.ReasonConnect, "the configured proxy failed")
 	}
 	if res.StatusCode != http.StatusOK {
-		return nil, fail(fmt.Errorf("status %d", res.StatusCode), rule.ReasonConnect, "the configured proxy answered with status %d", res.StatusCode)
+		return nil, newFailure(fmt.Errorf("status %d", res.StatusCode), rule.ReasonConnect, "the configured proxy answered with status %d", res.StatusCode)
 	}
 	if br.Buffered() == 0 {
 		return conn, nil
@@ -194,7 +194,7 @@ func (h *hostConn) checkIdle() {
 		h.timer.Reset(left)
 		return
 	}
-	h.end(EndingIdle)
+	h.endConn(EndingIdle)
 }
 
 // Read reads from the host. It ends the connection if the budget does.
@@ -219,7 +219,7 @@ func (h *hostConn) checkBudget(err error) {
 	h.mu.Lock()
 	h.over = over
 	h.mu.Unlock()
-	h.end(string(over.Kind))
+	h.endConn(string(over.Kind))
 }
 
 // budgetError returns the error of the budget that ended the connection, or nil.
@@ -237,13 +237,13 @@ func (h *hostConn) CloseWrite() error { return closeWrite(h.Conn) }
 
 // Close ends the connection, as done if it has no ending yet.
 func (h *hostConn) Close() error {
-	h.end(EndingDone)
+	h.endConn(EndingDone)
 	return nil
 }
 
-// end ends the connection, and returns when that is reported. The first ending
+// endConn ends the connection, and returns when that is reported. The first ending
 // counts. The host sees a reset unless the connection is done.
-func (h *hostConn) end(ending string) {
+func (h *hostConn) endConn(ending string) {
 	h.mu.Lock()
 	if h.ending != "" {
 		h.mu.Unlock()
@@ -258,7 +258,7 @@ func (h *hostConn) end(ending string) {
 		_ = tcp.SetLinger(0)
 	}
 	_ = h.Conn.Close()
-	h.report(ending)
+	h.reportClosed(ending)
 	if onClose != nil {
 		onClose()
 	}
@@ -275,8 +275,8 @@ func (h *hostConn) setOnClose(f func()) {
 	}
 }
 
-// report reports that the connection is closed.
-func (h *hostConn) report(ending string) {
+// reportClosed reports that the connection is closed.
+func (h *hostConn) reportClosed(ending string) {
 	h.s.openConns.Add(-1)
 	out := Closed{Opened: h.opened, Ending: ending, Duration: time.Since(h.start), Requests: int(h.requests.Load())}
 	h.mu.Lock()

@@ -17,20 +17,21 @@ import (
 
 // serveEndedTLS serves a tunnel whose TLS ends here, since a rule of https needs its
 // requests to be read.
-func (s *Server) serveEndedTLS(ctx context.Context, c *client, r request) {
+func (c *client) serveEndedTLS(ctx context.Context, r request) {
+	s := c.s
 	conn := tls.Server(netConn{c}, s.opts.Authority.ServerConfig(r.host))
-	err := c.within(s.times.header, func() error { return conn.HandshakeContext(ctx) })
+	err := c.limitTime(s.times.header, func() error { return conn.HandshakeContext(ctx) })
 	if err != nil {
 		if wrong, ok := errors.AsType[*ca.ServerNameError](err); ok {
-			s.report(r, deny(rule.ReasonSNI, "the first message of TLS names another host than %s", wrong.Host))
-			c.finish() // the alert was sent
+			s.reportDenied(r, newRefusal(rule.ReasonSNI, "the first message of TLS names another host than %s", wrong.Host))
+			c.finishConn() // the alert was sent
 		}
 		// A program that doesn't trust the authority can't be told from one that hung up.
 		return
 	}
 	inner := newClient(s, &tlsConn{EgressConn: c, tls: conn})
 	if conn.ConnectionState().NegotiatedProtocol != "h2" {
-		s.serveHTTP(ctx, inner, &tunnel{request: r, scheme: "https"})
+		inner.serveHTTP(ctx, &tunnel{request: r, scheme: "https"})
 		return
 	}
 	x := s.newHTTPConn(inner, &tunnel{request: r, scheme: "https"})
@@ -109,33 +110,33 @@ func (x *httpConn) answerHTTP2(w http.ResponseWriter, req *http.Request) {
 	r.method, r.url = req.Method, shownURL(x.tunnel.origin().String()+req.URL.Path)
 	t, err := x.readHTTP2(req)
 	if err != nil {
-		x.refuse(w, r, asRefusal(req.Context(), err))
+		x.answerRefused(w, r, asRefusal(req.Context(), err))
 		return
 	}
 	req.Header.Del("Expect") // reading the body answers it
-	x.forward(req.Context(), w, req, t, r)
+	x.forwardRequest(req.Context(), w, req, t, r)
 }
 
 // readHTTP2 returns the canonical URL of a request of HTTP/2, as readTarget does for
 // HTTP/1.
 func (x *httpConn) readHTTP2(req *http.Request) (rule.Target, error) {
 	if req.Method == http.MethodConnect {
-		return rule.Target{}, deny(rule.ReasonMethod, "CONNECT is not allowed in a tunnel")
+		return rule.Target{}, newRefusal(rule.ReasonMethod, "CONNECT is not allowed in a tunnel")
 	}
 	for name := range req.Header {
 		if isMethodOverride(name) {
-			return rule.Target{}, deny(rule.ReasonMethod, "the request is not forwarded: %s with %s", overrideProblem, strings.ToLower(name))
+			return rule.Target{}, newRefusal(rule.ReasonMethod, "the request is not forwarded: %s with %s", overrideProblem, strings.ToLower(name))
 		}
 	}
 	if !strings.HasPrefix(req.RequestURI, "/") {
-		return rule.Target{}, deny(rule.ReasonInvalidURL, "the target is not a path of %s", x.tunnel.host)
+		return rule.Target{}, newRefusal(rule.ReasonInvalidURL, "the target is not a path of %s", x.tunnel.host)
 	}
 	t, err := rule.ParseTarget(x.tunnel.origin().String() + req.RequestURI)
 	if err != nil {
 		return rule.Target{}, err
 	}
 	if req.Host == "" {
-		return t, deny(rule.ReasonAuthority, "the request names no host")
+		return t, newRefusal(rule.ReasonAuthority, "the request names no host")
 	}
 	for _, host := range slices.Concat([]string{req.Host}, req.Header["Host"]) {
 		if err := checkHost(host, t.Origin); err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // head is the head of an HTTP request, as far as it has to be read before net/http
-// parses it: net/http joins or drops what is ambiguous.
+// parses it: net/http joins or drops ambiguous parts.
 type head struct {
 	text   string
 	method string
@@ -26,7 +26,7 @@ type head struct {
 
 // peekHead waits for the head of a request, and leaves it in the buffer for
 // [http.ReadRequest]. Its error is that of the reader, or a *refusal for a request
-// that some servers may read differently; the head then has what was understood.
+// that some servers may read differently; the head then has the parts that were understood.
 func peekHead(br *bufio.Reader) (*head, error) {
 	h := &head{}
 	for {
@@ -36,22 +36,22 @@ func peekHead(br *bufio.Reader) (*head, error) {
 			break
 		}
 		if len(seen) >= br.Size() {
-			return h, deny(rule.ReasonInvalidRequest, "the head of the request is larger than %d bytes", br.Size())
+			return h, newRefusal(rule.ReasonInvalidRequest, "the head of the request is larger than %d bytes", br.Size())
 		}
 		if _, err := br.Peek(len(seen) + 1); err != nil {
 			return h, err
 		}
 	}
-	problem := h.check()
+	problem := h.findProblem()
 	switch {
 	case problem == "":
 		return h, nil
 	case len(h.hosts) > 1:
-		return h, deny(rule.ReasonAuthority, "the request is not forwarded: %s", problem)
+		return h, newRefusal(rule.ReasonAuthority, "the request is not forwarded: %s", problem)
 	case strings.HasPrefix(problem, overrideProblem):
-		return h, deny(rule.ReasonMethod, "the request is not forwarded: %s", problem)
+		return h, newRefusal(rule.ReasonMethod, "the request is not forwarded: %s", problem)
 	}
-	return h, deny(rule.ReasonInvalidRequest, "the request is not forwarded: %s", problem)
+	return h, newRefusal(rule.ReasonInvalidRequest, "the request is not forwarded: %s", problem)
 }
 
 // headEnd returns the length of the head at the beginning of p, with lines that end
@@ -81,8 +81,8 @@ func isMethodOverride(name string) bool {
 	return slices.Contains(methodOverrides, strings.ReplaceAll(strings.ToLower(name), "_", "-"))
 }
 
-// check returns what is ambiguous in the head, or "".
-func (h *head) check() string {
+// findProblem returns why the head is ambiguous, or "".
+func (h *head) findProblem() string {
 	text, whole := strings.CutSuffix(h.text, "\r\n\r\n")
 	if !whole {
 		return "a line doesn't end with CR LF"
@@ -102,7 +102,7 @@ func (h *head) check() string {
 	return h.checkFields(lines[1:])
 }
 
-// checkFields returns what is ambiguous in the fields of the head, or "".
+// checkFields returns why the fields of the head are ambiguous, or "".
 func (h *head) checkFields(lines []string) string {
 	var lengths, codings, problem int
 	override := ""

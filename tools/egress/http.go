@@ -48,13 +48,14 @@ func (t *tunnel) origin() rule.Origin {
 }
 
 // serveHTTP serves the requests of a connection, to one host if there is a tunnel.
-func (s *Server) serveHTTP(ctx context.Context, c *client, t *tunnel) {
+func (c *client) serveHTTP(ctx context.Context, t *tunnel) {
+	s := c.s
 	x := s.newHTTPConn(c, t)
 	defer x.transport.close()
 	c.small = c.br
 	c.br = bufio.NewReaderSize(c.br, maxHeadBytes)
 	for x.serveOne(ctx) {
-		err := c.within(s.times.idle, func() error {
+		err := c.limitTime(s.times.idle, func() error {
 			_, err := c.br.Peek(1)
 			return err
 		})
@@ -76,14 +77,14 @@ func (x *httpConn) serveOne(ctx context.Context) bool {
 	r := x.newRequest()
 	var h *head
 	var req *http.Request
-	err := c.within(s.times.header, func() (err error) {
+	err := c.limitTime(s.times.header, func() (err error) {
 		h, err = peekHead(c.br)
 		if err != nil || h.method == http.MethodConnect {
 			return err
 		}
 		req, err = http.ReadRequest(c.br)
 		if err != nil {
-			return deny(rule.ReasonInvalidRequest, "the request is not forwarded: it is invalid")
+			return newRefusal(rule.ReasonInvalidRequest, "the request is not forwarded: it is invalid")
 		}
 		return nil
 	})
@@ -96,16 +97,16 @@ func (x *httpConn) serveOne(ctx context.Context) bool {
 			if c.br.Buffered() == 0 { // a tunnel needs no room for heads
 				c.br = c.small
 			}
-			s.serveConnect(ctx, c, h)
+			c.serveConnect(ctx, h)
 			return false
 		}
-		err = deny(rule.ReasonMethod, "CONNECT is not allowed in a tunnel")
+		err = newRefusal(rule.ReasonMethod, "CONNECT is not allowed in a tunnel")
 	}
 	if err == nil {
-		return x.answer(ctx, h, req, r)
+		return x.answerRequest(ctx, h, req, r)
 	}
 	if f, ok := errors.AsType[*refusal](err); ok {
-		s.report(r, f)
+		s.reportDenied(r, f)
 		c.answerRefusal(r, f)
 	}
 	return false
@@ -119,8 +120,8 @@ func (x *httpConn) newRequest() request {
 	return x.c.newRequest(WayHTTP, "", 0)
 }
 
-// answer answers a request that was read, and reports whether there may be another.
-func (x *httpConn) answer(ctx context.Context, h *head, req *http.Request, r request) (again bool) {
+// answerRequest answers a request that was read, and reports whether there may be another.
+func (x *httpConn) answerRequest(ctx context.Context, h *head, req *http.Request, r request) (again bool) {
 	c := x.c
 	w := newResponseWriter(c, req)
 	body := &requestBody{ReadCloser: req.Body, w: w, done: req.Body == http.NoBody}
@@ -144,9 +145,9 @@ func (x *httpConn) answer(ctx context.Context, h *head, req *http.Request, r req
 		if x.tunnel == nil {
 			r.host, r.port = t.Host, t.Port
 		}
-		x.refuse(w, r, asRefusal(ctx, err))
+		x.answerRefused(w, r, asRefusal(ctx, err))
 	} else {
-		x.forward(ctx, w, req, t, r)
+		x.forwardRequest(ctx, w, req, t, r)
 	}
 	if w.hijacked {
 		return false
@@ -154,7 +155,7 @@ func (x *httpConn) answer(ctx context.Context, h *head, req *http.Request, r req
 	if !body.isDone() {
 		w.setClosing()
 	}
-	if w.finish() != nil {
+	if w.finishResponse() != nil {
 		return false
 	}
 	if !w.closing {
@@ -162,7 +163,7 @@ func (x *httpConn) answer(ctx context.Context, h *head, req *http.Request, r req
 	}
 	_ = c.CloseWrite()
 	if body.isDone() {
-		c.finish()
+		c.finishConn()
 		return false
 	}
 	// A transport may still read the body, so it can't be drained here.
@@ -173,12 +174,12 @@ func (x *httpConn) answer(ctx context.Context, h *head, req *http.Request, r req
 	return false
 }
 
-// refuse reports a refusal and answers with it.
-func (x *httpConn) refuse(w http.ResponseWriter, r request, f *refusal) {
+// answerRefused reports a refusal and answers with it.
+func (x *httpConn) answerRefused(w http.ResponseWriter, r request, f *refusal) {
 	if f == nil {
 		panic(http.ErrAbortHandler)
 	}
-	x.s.report(r, f)
+	x.s.reportDenied(r, f)
 	closeUnread(w)
 	writeRefusal(w, r, f)
 }
@@ -208,19 +209,19 @@ func (x *httpConn) readTarget(h *head) (rule.Target, error) {
 	case x.tunnel != nil && strings.HasPrefix(raw, "/"):
 		raw = x.tunnel.origin().String() + raw
 	case x.tunnel != nil:
-		return rule.Target{}, deny(rule.ReasonAuthority, "the target is not a path of %s", x.tunnel.host)
+		return rule.Target{}, newRefusal(rule.ReasonAuthority, "the target is not a path of %s", x.tunnel.host)
 	case strings.HasPrefix(raw, "/"):
 		if mirrored, ok := x.s.opts.mirrorTarget(raw); ok { // Host is that of the proxy
 			return rule.ParseTarget(mirrored)
 		}
-		return rule.Target{}, deny(rule.ReasonInvalidURL, "this is a proxy, and serves absolute URLs only")
+		return rule.Target{}, newRefusal(rule.ReasonInvalidURL, "this is a proxy, and serves absolute URLs only")
 	}
 	t, err := rule.ParseTarget(raw)
 	if err != nil {
 		return rule.Target{Origin: rule.Origin{Host: shownHost(raw)}}, err
 	}
 	if x.tunnel == nil && t.Scheme != "http" {
-		return t, deny(rule.ReasonScheme, "https URLs are reached with CONNECT")
+		return t, newRefusal(rule.ReasonScheme, "https URLs are reached with CONNECT")
 	}
 	return t, h.checkHost(t.Origin)
 }
@@ -232,7 +233,7 @@ func (h *head) checkHost(o rule.Origin) error {
 	case len(h.hosts) == 0 && (h.old || !strings.HasPrefix(h.target, "/")):
 		return nil
 	case len(h.hosts) == 0:
-		return deny(rule.ReasonAuthority, "the request names no host")
+		return newRefusal(rule.ReasonAuthority, "the request names no host")
 	}
 	return checkHost(h.hosts[0], o)
 }
@@ -245,7 +246,7 @@ func checkHost(value string, o rule.Origin) error {
 	}
 	canonical, err := rule.CanonicalHost(host)
 	if !ok || err != nil || canonical != o.Host || port != strconv.Itoa(int(o.Port)) {
-		return deny(rule.ReasonAuthority, "Host is not that of the target, %s", o.Host)
+		return newRefusal(rule.ReasonAuthority, "Host is not that of the target, %s", o.Host)
 	}
 	return nil
 }
@@ -262,11 +263,12 @@ func splitAuthority(s string) (host, port string, ok bool) {
 }
 
 // serveConnect serves a CONNECT request.
-func (s *Server) serveConnect(ctx context.Context, c *client, h *head) {
+func (c *client) serveConnect(ctx context.Context, h *head) {
+	s := c.s
 	r := c.newRequest(WayConnect, shownHost("//"+h.target), 0)
 	refuse := func(f *refusal) {
 		if f != nil {
-			s.report(r, f)
+			s.reportDenied(r, f)
 			c.answerRefusal(r, f)
 		}
 	}
@@ -274,7 +276,7 @@ func (s *Server) serveConnect(ctx context.Context, c *client, h *head) {
 		refuse(asRefusal(ctx, err))
 		return
 	}
-	s.serveTunnel(ctx, c, r, func() error {
+	c.serveTunnel(ctx, r, func() error {
 		_, err := io.WriteString(c, "HTTP/1.1 200 Connection established\r\n\r\n")
 		return err
 	}, refuse)
@@ -285,18 +287,18 @@ func (r *request) readAuthority(h *head) error {
 	host, port, ok := splitAuthority(h.target)
 	switch {
 	case strings.Contains(h.target, "@"):
-		return deny(rule.ReasonUserinfo, "the target of CONNECT holds a user name")
+		return newRefusal(rule.ReasonUserinfo, "the target of CONNECT holds a user name")
 	case !ok || port == "":
-		return deny(rule.ReasonInvalidURL, "the target of CONNECT is not a host and a port")
+		return newRefusal(rule.ReasonInvalidURL, "the target of CONNECT is not a host and a port")
 	case h.hasBody:
-		return deny(rule.ReasonInvalidRequest, "CONNECT has a body")
+		return newRefusal(rule.ReasonInvalidRequest, "CONNECT has a body")
 	}
 	number, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || strings.HasPrefix(port, "+") {
-		return deny(rule.ReasonPort, "port %s is not one of 1 to 65535", clip(port, 32))
+		return newRefusal(rule.ReasonPort, "port %s is not one of 1 to 65535", clipText(port, 32))
 	}
 	r.host, r.port = host, uint16(number)
-	if err := r.canonicalize(); err != nil {
+	if err := r.canonicalizeHost(); err != nil {
 		return err
 	}
 	return h.checkHost(rule.Origin{Host: r.host, Port: r.port})
@@ -316,20 +318,20 @@ type attempt struct {
 // attemptKey is the key of an attempt in a context.
 type attemptKey struct{}
 
-// forward decides about one request for a canonical URL, and answers it with the
+// forwardRequest decides about one request for a canonical URL, and answers it with the
 // response of the host. It may panic with [http.ErrAbortHandler].
-func (x *httpConn) forward(ctx context.Context, w http.ResponseWriter, req *http.Request, t rule.Target, r request) {
+func (x *httpConn) forwardRequest(ctx context.Context, w http.ResponseWriter, req *http.Request, t rule.Target, r request) {
 	r.host, r.port, r.method = t.Host, t.Port, req.Method
 	r.url = withoutQuery(t.URL())
-	f, err := x.s.admit(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, req.Method) })
+	f, err := x.s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, req.Method) })
 	if err != nil {
-		x.refuse(w, r, asRefusal(ctx, err))
+		x.answerRefused(w, r, asRefusal(ctx, err))
 		return
 	}
 	defer x.s.endFlow(f)
 	a := &attempt{request: r, flow: f, target: t}
 	if _, err := x.s.opts.Secrets.Apply(req, t, a.misplaced.Store); err != nil {
-		x.refuse(w, r, asRefusal(ctx, err))
+		x.answerRefused(w, r, asRefusal(ctx, err))
 		return
 	}
 	w, finish := x.s.opts.Secrets.HideWriter(w, t.Origin)
@@ -357,19 +359,19 @@ func (x *httpConn) forward(ctx context.Context, w http.ResponseWriter, req *http
 		ErrorLog:       discardLog,
 		ModifyResponse: func(res *http.Response) error { return x.readResponse(a, res) },
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			x.requested(a, nil, nil, false)
+			x.reportRequested(a, nil, nil, false)
 			if a.conn != nil {
 				err = cmp.Or(a.conn.budgetError(), err)
 			}
 			if misplaced := a.misplaced.Swap(nil); misplaced != nil {
 				err = misplaced
 			}
-			x.refuse(w, r, asRefusal(f.ctx, err))
+			x.answerRefused(w, r, asRefusal(f.ctx, err))
 		},
 	}
 	defer func() { // if the host answered before the body was sent
 		if misplaced := a.misplaced.Swap(nil); misplaced != nil {
-			x.s.report(r, asRefusal(f.ctx, misplaced))
+			x.s.reportDenied(r, asRefusal(f.ctx, misplaced))
 		}
 	}()
 	proxy.ServeHTTP(w, req.WithContext(ctx))
@@ -377,7 +379,7 @@ func (x *httpConn) forward(ctx context.Context, w http.ResponseWriter, req *http
 
 var (
 	noServer   = &http.Server{ReadHeaderTimeout: time.Second}
-	discardLog = log.New(io.Discard, "", 0)
+	discardLog = log.New(io.Discard, "", 0) //nolint:forbidigo // ReverseProxy and Server take no other
 )
 
 // gotConn takes note of the connection that carries a request.
@@ -402,22 +404,22 @@ func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
 	}
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		if !a.upgrade || !strings.EqualFold(res.Header.Get("Upgrade"), "websocket") {
-			return fail(nil, rule.ReasonProtocol, "the host switches to a protocol that was not asked for")
+			return newFailure(nil, rule.ReasonProtocol, "the host switches to a protocol that was not asked for")
 		}
-		x.requested(a, res, nil, true)
+		x.reportRequested(a, res, nil, true)
 		return nil
 	}
 	res.Body = &responseBody{ReadCloser: res.Body, sum: sha256.New(), end: func(b *responseBody, err error) {
-		x.requested(a, res, b, err == io.EOF) //nolint:errorlint // readers return it as it is
+		x.reportRequested(a, res, b, err == io.EOF) //nolint:errorlint // readers return it as it is
 		if _, over := errors.AsType[*limits.ExceededError](err); over {
-			x.s.report(a.request, asRefusal(a.flow.ctx, err))
+			x.s.reportDenied(a.request, asRefusal(a.flow.ctx, err))
 		}
 	}}
 	return nil
 }
 
-// requested reports a request whose response has ended.
-func (x *httpConn) requested(a *attempt, res *http.Response, b *responseBody, complete bool) {
+// reportRequested reports a request whose response has ended.
+func (x *httpConn) reportRequested(a *attempt, res *http.Response, b *responseBody, complete bool) {
 	x.s.requests.Add(1)
 	out := Requested{Command: a.command, Method: a.method, URL: a.url, Complete: complete}
 	if a.conn != nil {

@@ -48,7 +48,7 @@ func (n *names) nameOf(addr netip.Addr) (string, bool) {
 	return n.list[number-1], true
 }
 
-func (n *names) count() int {
+func (n *names) countNames() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.list)
@@ -61,21 +61,21 @@ func (s *Server) LookupName(_ context.Context, name string) (netip.Addr, bool) {
 	r := request{way: WayName, host: name, userKnown: true}
 	host, err := rule.CanonicalHost(name)
 	if err != nil {
-		s.report(r, asRefusal(s.ctx, err))
+		s.reportDenied(r, asRefusal(s.ctx, err))
 		return netip.Addr{}, false
 	}
 	r.host = host
 	if !s.mayBeAllowed(r) {
-		s.report(r, deny(rule.ReasonNotAllowed, "%s is not allowed", host))
+		s.reportDenied(r, newRefusal(rule.ReasonNotAllowed, "%s is not allowed", host))
 		return netip.Addr{}, false
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
-		s.report(r, deny(rule.ReasonAddress, "%s is an address", host))
+		s.reportDenied(r, newRefusal(rule.ReasonAddress, "%s is an address", host))
 		return netip.Addr{}, false
 	}
 	addr, ok := s.names.addrOf(host)
 	if !ok {
-		s.report(r, deny(rule.ReasonTooManyNames, "the session has looked up %d names", maxNames))
+		s.reportDenied(r, newRefusal(rule.ReasonTooManyNames, "the session has looked up %d names", maxNames))
 	}
 	return addr, ok
 }
@@ -85,7 +85,7 @@ func (s *Server) LookupName(_ context.Context, name string) (netip.Addr, bool) {
 func (s *Server) mayBeAllowed(r request) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.policy.AllowsName(r.host) || s.asked.grantedName(r.host) {
+	if s.policy.AllowsName(r.host) || s.asked.isNameGranted(r.host) {
 		return true
 	}
 	for _, port := range s.policy.Ports() {
@@ -99,13 +99,14 @@ func (s *Server) mayBeAllowed(r request) bool {
 }
 
 // serveCapture serves a connection to the address of a name.
-func (s *Server) serveCapture(ctx context.Context, c *client, local netip.AddrPort) {
+func (c *client) serveCapture(ctx context.Context, local netip.AddrPort) {
+	s := c.s
 	r := c.newRequest(WayCapture, local.Addr().String(), local.Port())
 	host, ok := s.names.nameOf(local.Addr())
 	if !ok {
-		s.refuse(c, r, deny(rule.ReasonAddress, "%s is not the address of a name", local.Addr()))
+		c.refuseConn(r, newRefusal(rule.ReasonAddress, "%s is not the address of a name", local.Addr()))
 		return
 	}
 	r.host = host
-	s.serveTunnel(ctx, c, r, func() error { return nil }, func(f *refusal) { s.refuse(c, r, f) })
+	c.serveTunnel(ctx, r, func() error { return nil }, func(f *refusal) { c.refuseConn(r, f) })
 }

@@ -58,7 +58,7 @@ type Options struct {
 	Opened func(Opened) error
 	// Closed is called once for each Opened that returned nil.
 	Closed func(Closed)
-	// Denied is called for what is refused. Equal refusals of one command are
+	// Denied is called for each refusal. Equal refusals of one command are
 	// aggregated: the first is reported at once with a count of 1, the others
 	// together when [Server.Denials] takes those of the command, and by
 	// [Server.Close].
@@ -215,7 +215,7 @@ const (
 	EndingHost     = "host"      // the host reset it
 	EndingIdle     = "idle"      // no byte for too long
 	EndingPolicy   = "policy"    // a new policy doesn't allow it
-	EndingCanceled = "cancelled" // the command or the session ended
+	EndingCanceled = "cancelled" // its context ended: with the command, the session, or both directions of the program
 )
 
 // Closed describes a connection that has ended.

@@ -34,20 +34,20 @@ func (f *refusal) Error() string { return f.message }
 
 func (f *refusal) Unwrap() error { return f.err }
 
-// deny returns a refusal.
-func deny(reason, format string, args ...any) *refusal {
+// newRefusal returns a refusal.
+func newRefusal(reason, format string, args ...any) *refusal {
 	return &refusal{reason: reason, message: fmt.Sprintf(format, args...), denied: true}
 }
 
-// fail returns a failure of the network.
-func fail(err error, reason, format string, args ...any) *refusal {
+// newFailure returns a failure of the network.
+func newFailure(err error, reason, format string, args ...any) *refusal {
 	return &refusal{reason: reason, message: fmt.Sprintf(format, args...), err: err}
 }
 
 // refuseDecision returns the refusal of a policy.
 func refuseDecision(r request, d rule.Decision) *refusal {
 	address := net.JoinHostPort(r.host, strconv.Itoa(int(r.port)))
-	f := deny(d.Reason, "%s is not allowed", address)
+	f := newRefusal(d.Reason, "%s is not allowed", address)
 	switch d.Reason {
 	case rule.ReasonMethod:
 		f.message = fmt.Sprintf("the method %s is not allowed at %s", r.method, address)
@@ -66,50 +66,50 @@ func asRefusal(ctx context.Context, err error) *refusal {
 	}
 	if context.Cause(ctx) != nil {
 		if errors.Is(context.Cause(ctx), errPolicy) {
-			return deny(rule.ReasonNotAllowed, "the policy has changed")
+			return newRefusal(rule.ReasonNotAllowed, "the policy has changed")
 		}
 		return nil
 	}
 	if bad, ok := errors.AsType[*rule.Error](err); ok {
-		return deny(bad.Reason, "%s", bad.Message)
+		return newRefusal(bad.Reason, "%s", bad.Message)
 	}
 	if refused, ok := errors.AsType[*rule.AddressError](err); ok {
-		f := deny(rule.ReasonAddress, "%v", refused)
+		f := newRefusal(rule.ReasonAddress, "%v", refused)
 		f.rule, f.addr, f.err = refused.Rule, refused.Addr, refused.Err
 		return f
 	}
 	if over, ok := errors.AsType[*limits.ExceededError](err); ok {
-		f := deny(string(over.Kind), "the session's network budget is used up (%s: %d of %d)", over.Kind, over.Used, over.Limit)
+		f := newRefusal(string(over.Kind), "the session's network budget is used up (%s: %d of %d)", over.Kind, over.Used, over.Limit)
 		f.err = over
 		return f
 	}
 	if misplaced, ok := errors.AsType[*secret.MisplacedError](err); ok {
-		return deny(rule.ReasonSecretMisplaced, "%v", misplaced)
+		return newRefusal(rule.ReasonSecretMisplaced, "%v", misplaced)
 	}
 	if f := refuseFile(err); f != nil {
 		return f
 	}
 	if failed, ok := errors.AsType[*secret.CodingError](err); ok {
-		return fail(failed, rule.ReasonProtocol, "%v", failed)
+		return newFailure(failed, rule.ReasonProtocol, "%v", failed)
 	}
 	if failed, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return fail(failed, rule.ReasonTLS, "the host's certificate can't be verified: %.300s", failed.Err)
+		return newFailure(failed, rule.ReasonTLS, "the host's certificate can't be verified: %.300s", failed.Err)
 	}
 	if failed, ok := errors.AsType[*rule.ResolveError](err); ok {
-		return fail(failed.Err, rule.ReasonResolve, "%v", failed)
+		return newFailure(failed.Err, rule.ReasonResolve, "%v", failed)
 	}
 	if failed, ok := errors.AsType[*rule.ConnectError](err); ok {
-		return fail(failed.Err, rule.ReasonConnect, "%v", failed)
+		return newFailure(failed.Err, rule.ReasonConnect, "%v", failed)
 	}
 	if timeout, ok := errors.AsType[net.Error](err); errors.Is(err, os.ErrDeadlineExceeded) || ok && timeout.Timeout() {
-		return fail(err, rule.ReasonTimeout, "the host took too long")
+		return newFailure(err, rule.ReasonTimeout, "the host took too long")
 	}
-	return fail(err, rule.ReasonProtocol, "the exchange with the host failed")
+	return newFailure(err, rule.ReasonProtocol, "the exchange with the host failed")
 }
 
-// report reports a refusal. Failures of the network are not reported: their
+// reportDenied reports a refusal. Failures of the network are not reported: their
 // connection is.
-func (s *Server) report(r request, f *refusal) {
+func (s *Server) reportDenied(r request, f *refusal) {
 	if !f.denied {
 		return
 	}
@@ -118,14 +118,14 @@ func (s *Server) report(r request, f *refusal) {
 	if f.rule != (rule.Rule{}) {
 		d.Rule = f.rule.String()
 	}
-	d.Host, _ = tools.Display(clip(r.host, 256))
-	d.URL, _ = tools.Display(clip(r.url, 512))
-	d.Method, _ = tools.Display(clip(r.method, 32))
-	s.denials.add(d)
+	d.Host, _ = tools.Display(clipText(r.host, 256))
+	d.URL, _ = tools.Display(clipText(r.url, 512))
+	d.Method, _ = tools.Display(clipText(r.method, 32))
+	s.denials.addDenied(d)
 }
 
-// clip returns the first n bytes of a text.
-func clip(s string, n int) string {
+// clipText returns the first n bytes of a text.
+func clipText(s string, n int) string {
 	if len(s) > n {
 		return s[:n] + "…"
 	}
@@ -155,8 +155,8 @@ func (f *refusal) proxyError() string {
 	return "http_request_denied"
 }
 
-// status returns the HTTP status for a refusal.
-func (f *refusal) status() int {
+// httpStatus returns the HTTP status for a refusal.
+func (f *refusal) httpStatus() int {
 	switch {
 	case f.denied:
 		return http.StatusForbidden
@@ -174,7 +174,7 @@ func writeRefusal(w http.ResponseWriter, r request, f *refusal) {
 		Host    string `json:"host,omitempty"`
 		Port    uint16 `json:"port,omitempty"`
 	}
-	host, _ := tools.Display(clip(r.host, 256))
+	host, _ := tools.Display(clipText(r.host, 256))
 	body, err := json.Marshal(map[string]failure{"error": {Reason: f.reason, Message: "Caisson: " + f.message, Host: host, Port: r.port}})
 	if err != nil {
 		body = []byte("{}") // can't happen: they are texts and a number
@@ -186,7 +186,7 @@ func writeRefusal(w http.ResponseWriter, r request, f *refusal) {
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	h.Set("Proxy-Status", fmt.Sprintf("caisson; error=%s; details=%q", f.proxyError(), f.reason))
 	h.Set("Cache-Control", "no-store")
-	w.WriteHeader(f.status())
+	w.WriteHeader(f.httpStatus())
 	_, _ = w.Write(body)
 }
 

@@ -45,7 +45,7 @@ func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Reque
 	case !ok:
 		return false
 	case !cache.Cacheable(req) && g.Lock.IsStrict():
-		x.refuse(w, r, deny(rule.ReasonNotLocked, "only whole files of the lock are served"))
+		x.answerRefused(w, r, newRefusal(rule.ReasonNotLocked, "only whole files of the lock are served"))
 		return true
 	case !cache.Cacheable(req):
 		return false
@@ -62,10 +62,10 @@ func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Reque
 	switch failed := asRefusal(f.ctx, err); {
 	case err == nil:
 	case res.Status == 0:
-		x.refuse(w, r, failed)
+		x.answerRefused(w, r, failed)
 	default:
 		if failed != nil {
-			x.s.report(r, failed)
+			x.s.reportDenied(r, failed)
 		}
 		panic(http.ErrAbortHandler)
 	}
@@ -86,7 +86,7 @@ func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.
 		s.mu.Unlock()
 		ctx, cancel := context.WithCancelCause(ctx)
 		stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
-		f, err := s.admit(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, http.MethodGet) })
+		f, err := s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, http.MethodGet) })
 		if err != nil {
 			stop()
 			cancel(nil)
@@ -132,10 +132,10 @@ func (b *fileBody) Close() error {
 // refuseFile returns an error of the cache as a *refusal, or nil for another one.
 func refuseFile(err error) *refusal {
 	if missing, ok := errors.AsType[*cache.NotLockedError](err); ok {
-		return deny(rule.ReasonNotLocked, "%v", missing)
+		return newRefusal(rule.ReasonNotLocked, "%v", missing)
 	}
 	if wrong, ok := errors.AsType[*cache.DigestError](err); ok {
-		return deny(rule.ReasonDigest, "%v", wrong)
+		return newRefusal(rule.ReasonDigest, "%v", wrong)
 	}
 	return nil
 }

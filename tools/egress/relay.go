@@ -22,51 +22,57 @@ func (b *bufferPool) Get() []byte { return b.pool.Get().(*[relayBytes]byte)[:] }
 // Put takes a buffer back.
 func (b *bufferPool) Put(p []byte) { b.pool.Put((*[relayBytes]byte)(p)) }
 
-// relay moves bytes between a program and a host until both have ended theirs, or
+// relayConn moves bytes between a program and a host until both have ended theirs, or
 // ctx ends. It passes half-closed and reset connections on. The error is nil or a
 // *limits.ExceededError.
-func relay(ctx context.Context, c *client, h *hostConn) error {
-	stop := context.AfterFunc(ctx, func() {
-		if errors.Is(context.Cause(ctx), errPolicy) {
-			h.end(EndingPolicy)
-		} else {
-			h.end(EndingCanceled)
-		}
-	})
+func relayConn(ctx context.Context, c *client, h *hostConn) error {
+	stop := context.AfterFunc(ctx, func() { h.endConn(endingOf(ctx, EndingCanceled)) })
 	defer stop()
 	h.setOnClose(func() { _ = c.Close() })
 	var wg sync.WaitGroup
-	wg.Go(func() { relayUp(c, h) })
-	relayDown(c, h)
+	wg.Go(func() { relayUp(ctx, c, h) })
+	relayDown(ctx, c, h)
 	wg.Wait()
-	h.end(EndingDone)
+	h.endConn(EndingDone)
 	return h.budgetError()
 }
 
+// endingOf returns the ending of a connection that fails: that of ctx if it ended,
+// because failures follow from that.
+func endingOf(ctx context.Context, failed string) string {
+	switch cause := context.Cause(ctx); {
+	case cause == nil:
+		return failed
+	case errors.Is(cause, errPolicy):
+		return EndingPolicy
+	}
+	return EndingCanceled
+}
+
 // relayUp moves bytes from a program to a host.
-func relayUp(c *client, h *hostConn) {
+func relayUp(ctx context.Context, c *client, h *hostConn) {
 	read, written := copyBytes(h, c)
 	switch {
 	case written != nil:
 		// The host takes no more. What it has sent is still passed on: relayDown sees
 		// how that ends.
 	case read != nil:
-		h.end(EndingProgram)
+		h.endConn(endingOf(ctx, EndingProgram))
 	default:
 		_ = h.CloseWrite()
 	}
 }
 
 // relayDown moves bytes from a host to a program.
-func relayDown(c *client, h *hostConn) {
+func relayDown(ctx context.Context, c *client, h *hostConn) {
 	read, written := copyBytes(c, h)
 	switch {
 	case written != nil:
-		h.end(EndingProgram)
+		h.endConn(endingOf(ctx, EndingProgram))
 	case read != nil:
-		h.end(EndingHost)
+		h.endConn(endingOf(ctx, EndingHost))
 	case c.CloseWrite() != nil:
-		h.end(EndingProgram)
+		h.endConn(endingOf(ctx, EndingProgram))
 	}
 }
 
@@ -82,7 +88,7 @@ func copyBytes(to io.Writer, from io.Reader) (read, written error) {
 				return nil, failed
 			}
 		}
-		if err == io.EOF { //nolint:errorlint // readers return it as it is
+		if err == io.EOF {
 			return nil, nil
 		}
 		if err != nil {

@@ -66,7 +66,7 @@ func (w *responseWriter) writeHeader(status int) {
 	case status < 200 && status != http.StatusSwitchingProtocols:
 		if !w.old {
 			w.writeHead(status)
-			w.flush()
+			w.flushBuffer()
 		}
 		return
 	}
@@ -115,7 +115,7 @@ func (w *responseWriter) writeHead(status int) {
 	if err == nil {
 		_, err = w.bw.WriteString("\r\n")
 	}
-	w.keep(err)
+	w.keepError(err)
 }
 
 // trailerSet returns the fields of the header that are written after the body.
@@ -146,17 +146,17 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 		return 0, http.ErrBodyNotAllowed
 	case w.chunks != nil:
 		n, err := w.chunks.Write(p)
-		w.keep(err)
+		w.keepError(err)
 		return n, err
 	case w.left >= 0 && int64(len(p)) > w.left:
-		w.keep(http.ErrContentLength)
+		w.keepError(http.ErrContentLength)
 		return 0, w.err
 	}
 	if w.left >= 0 {
 		w.left -= int64(len(p))
 	}
 	n, err := w.bw.Write(p)
-	w.keep(err)
+	w.keepError(err)
 	return n, err
 }
 
@@ -165,13 +165,13 @@ func (w *responseWriter) Flush() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.writeHeader(http.StatusOK)
-	w.flush()
+	w.flushBuffer()
 }
 
-func (w *responseWriter) flush() { w.keep(w.bw.Flush()) }
+func (w *responseWriter) flushBuffer() { w.keepError(w.bw.Flush()) }
 
-// keep keeps the first error.
-func (w *responseWriter) keep(err error) {
+// keepError keeps the first error.
+func (w *responseWriter) keepError(err error) {
 	if w.err == nil {
 		w.err = err
 	}
@@ -205,41 +205,41 @@ func (w *responseWriter) writeContinue() error {
 		return nil
 	}
 	_, err := w.bw.WriteString("HTTP/1.1 100 Continue\r\n\r\n")
-	w.keep(err)
-	w.flush()
+	w.keepError(err)
+	w.flushBuffer()
 	return w.err
 }
 
-// finish ends the response. Its error means that the program got no complete
+// finishResponse ends the response. Its error means that the program got no complete
 // response.
-func (w *responseWriter) finish() error {
+func (w *responseWriter) finishResponse() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.writeHeader(http.StatusOK)
 	if w.hasBody && w.left > 0 {
-		w.keep(io.ErrUnexpectedEOF)
+		w.keepError(io.ErrUnexpectedEOF)
 	}
 	if w.err == nil && w.chunks != nil {
 		w.writeTrailers()
 	}
 	if w.err == nil {
-		w.flush()
+		w.flushBuffer()
 	}
 	return w.err
 }
 
 // writeTrailers writes the last chunk and the trailers.
 func (w *responseWriter) writeTrailers() {
-	w.keep(w.chunks.Close())
+	w.keepError(w.chunks.Close())
 	trailers := http.Header{}
 	for name := range w.trailerSet() {
 		if values := w.header[name]; len(values) > 0 {
 			trailers[strings.TrimPrefix(name, http.TrailerPrefix)] = values
 		}
 	}
-	w.keep(trailers.Write(w.bw))
+	w.keepError(trailers.Write(w.bw))
 	_, err := w.bw.WriteString("\r\n")
-	w.keep(err)
+	w.keepError(err)
 }
 
 // requestBody is the body of a request. It asks a program that waits for that to
@@ -264,7 +264,7 @@ func (b *requestBody) Read(p []byte) (int, error) {
 		}
 	}
 	n, err := b.ReadCloser.Read(p)
-	if err == io.EOF { //nolint:errorlint // readers return it as it is
+	if err == io.EOF {
 		b.mu.Lock()
 		b.done = true
 		b.mu.Unlock()

@@ -39,7 +39,7 @@ type Server struct {
 	closed bool
 	policy *rule.Policy
 	flows  map[*flow]struct{}
-	asked  questions
+	asked  *questions
 }
 
 var _ sandbox.EgressHandler = (*Server)(nil)
@@ -58,11 +58,12 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		opts: o, times: defaultTimeouts, slots: make(chan struct{}, maxConns),
-		policy: o.Policy, flows: map[*flow]struct{}{}, asked: newQuestions(),
+		policy: o.Policy, flows: map[*flow]struct{}{},
 	}
 	s.files = newTransport(s, maxFileConns)
 	s.denials.report = o.Denied
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
+	s.asked = newQuestions(s.ctx, &s.conns, o.Ask)
 	return s, nil
 }
 
@@ -77,7 +78,7 @@ func (s *Server) SetPolicy(p *rule.Policy) {
 	s.policy = p
 	s.asked.forgetAllowed()
 	for f := range s.flows {
-		f.recheck(p)
+		f.recheckPolicy(p)
 	}
 }
 
@@ -90,23 +91,20 @@ func (s *Server) Close() {
 	s.stop(errClosed)
 	s.files.close()
 	s.conns.Wait()
-	s.denials.flush()
+	s.denials.reportRest()
 }
 
 // Denials returns the refusals of a command, in the order of their first
 // occurrence, and forgets them. Those of captured connections and lookups, whose
 // command is unknown, have the number 0.
-func (s *Server) Denials(command int) []Denied { return s.denials.take(command) }
+func (s *Server) Denials(command int) []Denied { return s.denials.takeOf(command) }
 
 // Totals returns the figures of the session so far.
 func (s *Server) Totals() Totals {
-	s.mu.Lock()
-	questions := s.asked.total
-	s.mu.Unlock()
 	return Totals{
 		Opened: s.lastID.Load(), Open: s.openConns.Load(), Denied: s.refused.Load(),
 		Sent: s.sent.Load(), Received: s.received.Load(), Requests: s.requests.Load(),
-		Names: s.names.count(), Questions: questions,
+		Names: s.names.countNames(), Questions: s.asked.countAsked(),
 	}
 }
 
@@ -131,12 +129,12 @@ func (s *Server) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
 	local := conn.LocalAddr()
 	switch {
 	case sandbox.NameNumber(local.Addr()) != 0:
-		s.serveCapture(ctx, c, local)
+		c.serveCapture(ctx, local)
 	case int(local.Port()) == s.opts.Port:
-		s.serveProxy(ctx, c)
+		c.serveProxy(ctx)
 	default:
 		r := c.newRequest(WayCapture, local.Addr().String(), local.Port())
-		s.refuse(c, r, deny(rule.ReasonAddress, "%s is not the address of a name", local.Addr()))
+		c.refuseConn(r, newRefusal(rule.ReasonAddress, "%s is not the address of a name", local.Addr()))
 	}
 }
 
@@ -150,7 +148,7 @@ func (s *Server) addConn() bool {
 	return !s.closed
 }
 
-// request is what a program wants to connect to, by any way.
+// request is a wish of a program to connect to a host, by any way.
 type request struct {
 	way       Way
 	host      string // canonical once it is decided
@@ -175,7 +173,7 @@ type flow struct {
 	cancel context.CancelCauseFunc
 	// decide repeats the decision for another policy.
 	decide func(*rule.Policy) rule.Decision
-	// way is what must stay allowed at the host, if it is known. The other fields are
+	// way must stay allowed at the host, if it is known. The other fields are
 	// those of the connection, if there is one.
 	way    rule.Ways
 	dialer *rule.Dialer
@@ -184,8 +182,8 @@ type flow struct {
 	addr   netip.Addr
 }
 
-// recheck ends the flow if a policy doesn't allow it. The server's lock is held.
-func (f *flow) recheck(p *rule.Policy) {
+// recheckPolicy ends the flow if a policy doesn't allow it. The server's lock is held.
+func (f *flow) recheckPolicy(p *rule.Policy) {
 	d := f.decide(p)
 	allowed := d.Allowed() && (f.way == 0 || d.Ways&(f.way|rule.WayAny) != 0)
 	if allowed && f.addr.IsValid() {
@@ -199,21 +197,22 @@ func (f *flow) recheck(p *rule.Policy) {
 	}
 }
 
-// admit decides whether a request is allowed, and asks about it if need be. The
+// admitRequest decides whether a request is allowed, and asks about it if need be. The
 // flow must be ended. The error is a *refusal or the cause of ctx.
-func (s *Server) admit(ctx context.Context, r request, decide func(*rule.Policy) rule.Decision) (*flow, error) {
+func (s *Server) admitRequest(ctx context.Context, r request, decide func(*rule.Policy) rule.Decision) (*flow, error) {
 	if !r.userKnown {
-		return nil, deny(rule.ReasonUser, "the user of the program is unknown")
+		return nil, newRefusal(rule.ReasonUser, "the user of the program is unknown")
 	}
 	if err := s.opts.Secrets.CheckHost(r.host); err != nil {
 		return nil, asRefusal(ctx, err)
 	}
-	forThis := false // whether a question was answered for this connection alone
+	forThis := false       // whether a question was answered for this connection alone
+	var asked *rule.Policy // under which it was asked
 	for {
 		s.mu.Lock()
 		d := decide(s.policy)
 		var answer rule.Rule
-		if !d.Allowed() && (forThis || s.asked.isGranted(r)) {
+		if !d.Allowed() && (forThis && s.policy == asked || s.asked.isGranted(r)) {
 			answer = rule.AnswerRule(r.host, r.port)
 			d = decide(s.policy.WithAnswer(answer))
 		}
@@ -223,12 +222,13 @@ func (s *Server) admit(ctx context.Context, r request, decide func(*rule.Policy)
 			return f, nil
 		}
 		canAsk := s.canAsk(r, d, decide)
+		asked = s.policy
 		s.mu.Unlock()
 		if !canAsk || answer != (rule.Rule{}) {
 			return nil, refuseDecision(r, d)
 		}
 		var err error
-		forThis, err = s.ask(ctx, r)
+		forThis, err = s.asked.awaitAnswer(ctx, r)
 		if err != nil {
 			return nil, err
 		}
@@ -262,8 +262,8 @@ func (s *Server) restrictFlow(f *flow, r request, h *hostConn, way rule.Ways) {
 	if addr, ok := h.RemoteAddr().(*net.TCPAddr); ok && s.opts.Upstream == nil {
 		f.addr = addr.AddrPort().Addr().Unmap()
 	}
-	if f.policy != s.policy { // SetPolicy didn't know what was recorded here
-		f.recheck(s.policy)
+	if f.policy != s.policy { // SetPolicy didn't know the fields that were set here
+		f.recheckPolicy(s.policy)
 	}
 }
 
@@ -288,7 +288,7 @@ func (s *Server) currentPolicy() *rule.Policy {
 // canAsk reports whether a person can be asked about a request: about a name that
 // no rule covers, if the answer could allow the request. The server's lock is held.
 func (s *Server) canAsk(r request, d rule.Decision, decide func(*rule.Policy) rule.Decision) bool {
-	if s.opts.Ask == nil || d.Reason != rule.ReasonNotAllowed || d.Rule != (rule.Rule{}) {
+	if s.asked.ask == nil || d.Reason != rule.ReasonNotAllowed || d.Rule != (rule.Rule{}) {
 		return false
 	}
 	if _, err := netip.ParseAddr(r.host); err == nil {
@@ -297,8 +297,8 @@ func (s *Server) canAsk(r request, d rule.Decision, decide func(*rule.Policy) ru
 	return !s.policy.DeniesName(r.host) && decide(s.policy.WithAnswer(rule.AnswerRule(r.host, r.port))).Allowed()
 }
 
-// canonicalize makes the host of a request canonical. Its error is a *rule.Error.
-func (r *request) canonicalize() error {
+// canonicalizeHost makes the host of a request canonical. Its error is a *rule.Error.
+func (r *request) canonicalizeHost() error {
 	host, err := rule.CanonicalHost(r.host)
 	if err != nil {
 		return err

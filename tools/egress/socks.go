@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"slices"
 
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
@@ -31,9 +32,10 @@ func (e *socksError) Error() string { return e.message }
 
 // serveSOCKS serves a connection of SOCKS5. Only CONNECT without authentication is
 // supported.
-func (s *Server) serveSOCKS(ctx context.Context, c *client) {
+func (c *client) serveSOCKS(ctx context.Context) {
+	s := c.s
 	r := c.newRequest(WaySOCKS5, "", 0)
-	err := c.within(s.times.header, func() error {
+	err := c.limitTime(s.times.header, func() error {
 		err := readSOCKSGreeting(c.br)
 		if err != nil {
 			return err
@@ -47,33 +49,34 @@ func (s *Server) serveSOCKS(ctx context.Context, c *client) {
 	bad, isBad := errors.AsType[*socksError](err)
 	switch {
 	case c.expired.Load():
-		s.report(r, asRefusal(ctx, err))
+		s.reportDenied(r, asRefusal(ctx, err))
 		return
 	case isBad:
-		s.report(r, deny(rule.ReasonInvalidRequest, "%v", err))
+		s.reportDenied(r, newRefusal(rule.ReasonInvalidRequest, "%v", err))
 		if bad.reply == socksNoMethod {
 			_, _ = c.Write([]byte{firstSOCKS5, socksNoMethod})
 		} else {
 			_ = writeSOCKSReply(c, bad.reply)
 		}
-		c.finish()
+		c.finishConn()
 		return
 	case err != nil: // the program has closed it
 		return
 	}
-	if err := r.canonicalize(); err != nil {
-		s.refuseSOCKS(c, r, asRefusal(ctx, err))
+	if err := r.canonicalizeHost(); err != nil {
+		c.refuseSOCKS(r, asRefusal(ctx, err))
 		return
 	}
-	s.serveTunnel(ctx, c, r, func() error { return writeSOCKSReply(c, socksOK) }, func(f *refusal) { s.refuseSOCKS(c, r, f) })
+	c.serveTunnel(ctx, r, func() error { return writeSOCKSReply(c, socksOK) }, func(f *refusal) { c.refuseSOCKS(r, f) })
 }
 
 // refuseSOCKS reports a refusal and replies with it.
-func (s *Server) refuseSOCKS(c *client, r request, f *refusal) {
+func (c *client) refuseSOCKS(r request, f *refusal) {
+	s := c.s
 	if f == nil {
 		return
 	}
-	s.report(r, f)
+	s.reportDenied(r, f)
 	reply := byte(socksNotAllowed)
 	switch {
 	case f.denied:
@@ -83,7 +86,7 @@ func (s *Server) refuseSOCKS(c *client, r request, f *refusal) {
 		reply = socksHostFailed
 	}
 	_ = writeSOCKSReply(c, reply)
-	c.finish()
+	c.finishConn()
 }
 
 func writeSOCKSReply(w io.Writer, reply byte) error {
@@ -101,10 +104,8 @@ func readSOCKSGreeting(r io.Reader) error {
 	if _, err := io.ReadFull(r, methods); err != nil {
 		return err
 	}
-	for _, m := range methods {
-		if m == 0 {
-			return nil
-		}
+	if slices.Contains(methods, 0) {
+		return nil
 	}
 	return &socksError{reply: socksNoMethod, message: "the program wants to authenticate, which is not supported"}
 }

@@ -33,7 +33,7 @@ func (t *transport) dialContext(ctx context.Context, _, _ string) (net.Conn, err
 	}
 	r := a.request
 	r.plain = a.target.Scheme == "http"
-	h, err := t.s.connect(a.flow.ctx, a.flow, r) // ctx outlives the request
+	h, err := t.s.connectHost(a.flow.ctx, a.flow, r) // ctx outlives the request
 	if err != nil {
 		return nil, err
 	}

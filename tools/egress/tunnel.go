@@ -13,9 +13,10 @@ import (
 )
 
 // serveTunnel serves a connection whose program wants to exchange bytes with a host:
-// one of CONNECT, SOCKS5 or capture. It calls established to tell the program that it
-// may send them, or refuse.
-func (s *Server) serveTunnel(ctx context.Context, c *client, r request, established func() error, refuse func(*refusal)) {
+// one of CONNECT, SOCKS5 or capture. It calls established to let the program send
+// them, or refuse.
+func (c *client) serveTunnel(ctx context.Context, r request, established func() error, refuse func(*refusal)) {
+	s := c.s
 	h, f, err := s.openTunnel(ctx, r)
 	if f != nil {
 		defer s.endFlow(f)
@@ -24,59 +25,60 @@ func (s *Server) serveTunnel(ctx context.Context, c *client, r request, establis
 		refuse(asRefusal(ctx, err))
 		return
 	}
-	c.first = 0   // what was read was of the way in
+	c.first = 0   // the bytes before were of the way in
 	if h == nil { // what the policy allows is decided for each request
 		if established() == nil {
-			s.serveReadable(f, c, r)
+			c.serveReadable(f, r)
 		}
 		return
 	}
-	defer h.end(EndingProgram)
+	defer h.endConn(EndingProgram)
 	if established() != nil {
 		return
 	}
-	err = s.serveOpaque(c, h, f, r)
+	err = c.serveOpaque(h, f, r)
 	if err == nil {
 		return
 	}
 	if failed := asRefusal(f.ctx, err); failed != nil {
-		h.end(failed.reason)
-		s.refuse(c, r, failed)
+		h.endConn(failed.reason)
+		c.refuseConn(r, failed)
 	}
 }
 
 // serveOpaque relays bytes that Caisson doesn't read, except for the first message
 // of TLS if nothing else is allowed.
-func (s *Server) serveOpaque(c *client, h *hostConn, f *flow, r request) error {
+func (c *client) serveOpaque(h *hostConn, f *flow, r request) error {
 	if f.decision.Ways&rule.WayAny == 0 {
-		hello, err := s.checkHello(c, h, r)
+		hello, err := c.checkHello(h, r)
 		if err != nil {
 			return err
 		}
 		if _, err := h.Write(hello); err != nil {
-			h.end(EndingHost)
+			h.endConn(EndingHost)
 			return h.budgetError()
 		}
 	}
-	return relay(f.ctx, c, h)
+	return relayConn(f.ctx, c, h)
 }
 
 // serveReadable serves a tunnel in which only requests of HTTP are allowed.
-func (s *Server) serveReadable(f *flow, c *client, r request) {
+func (c *client) serveReadable(f *flow, r request) {
+	s := c.s
 	ctx, ways := f.ctx, f.decision.Ways
 	err := c.awaitFirst(s.times.header)
 	switch {
 	case c.expired.Load():
-		s.report(r, asRefusal(ctx, err))
+		s.reportDenied(r, asRefusal(ctx, err))
 	case err != nil: // the program has closed it
 	case c.first == firstTLS && ways&rule.WayHTTPS != 0 && s.opts.Authority != nil:
-		s.serveEndedTLS(ctx, c, r)
+		c.serveEndedTLS(ctx, r)
 	case c.first == firstTLS:
-		s.refuse(c, r, deny(rule.ReasonNotAllowed, "TLS to %s is not allowed at this port", r.host))
+		c.refuseConn(r, newRefusal(rule.ReasonNotAllowed, "TLS to %s is not allowed at this port", r.host))
 	case ways&rule.WayHTTP == 0:
-		s.refuse(c, r, deny(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host))
+		c.refuseConn(r, newRefusal(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host))
 	default:
-		s.serveHTTP(ctx, c, &tunnel{request: r, scheme: "http"})
+		c.serveHTTP(ctx, &tunnel{request: r, scheme: "http"})
 	}
 }
 
@@ -85,7 +87,7 @@ func (s *Server) serveReadable(f *flow, c *client, r request) {
 // one.
 func (s *Server) openTunnel(ctx context.Context, r request) (*hostConn, *flow, error) {
 	host, port := r.host, r.port
-	f, err := s.admit(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideHost(host, port) })
+	f, err := s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideHost(host, port) })
 	if err != nil {
 		return nil, nil, err
 	}
@@ -93,7 +95,7 @@ func (s *Server) openTunnel(ctx context.Context, r request) (*hostConn, *flow, e
 	if ways&(rule.WayTLS|rule.WayAny) == 0 {
 		return nil, f, nil
 	}
-	h, err := s.connect(f.ctx, f, r)
+	h, err := s.connectHost(f.ctx, f, r)
 	if err != nil {
 		return nil, f, err
 	}
@@ -114,19 +116,20 @@ var errHelloRead = errors.New("the ClientHello was read")
 // checkHello reads the first message of TLS, which must name the host, and returns
 // all bytes that it read. The name may not be hidden: behind an outer name could be
 // that of any host.
-func (s *Server) checkHello(c *client, h *hostConn, r request) ([]byte, error) {
+func (c *client) checkHello(h *hostConn, r request) ([]byte, error) {
+	s := c.s
 	if err := c.awaitFirst(s.times.header); err != nil {
 		if c.expired.Load() {
 			return nil, err
 		}
-		return nil, fail(err, rule.ReasonProtocol, "the program has closed the connection")
+		return nil, newFailure(err, rule.ReasonProtocol, "the program has closed the connection")
 	}
 	if c.first != firstTLS {
-		return nil, deny(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host)
+		return nil, newRefusal(rule.ReasonNotTLS, "only TLS is allowed to %s", r.host)
 	}
 	var seen *tls.ClientHelloInfo
 	var read []byte
-	err := c.within(s.times.header, func() (err error) {
+	err := c.limitTime(s.times.header, func() (err error) {
 		seen, read, err = readHello(c)
 		return err
 	})
@@ -134,19 +137,19 @@ func (s *Server) checkHello(c *client, h *hostConn, r request) ([]byte, error) {
 	case c.expired.Load():
 		return nil, err
 	case err != nil:
-		return nil, fail(err, rule.ReasonProtocol, "the program has closed the connection")
+		return nil, newFailure(err, rule.ReasonProtocol, "the program has closed the connection")
 	case seen == nil:
-		return nil, deny(rule.ReasonSNI, "the first message of TLS is invalid, or names a host twice")
+		return nil, newRefusal(rule.ReasonSNI, "the first message of TLS is invalid, or names a host twice")
 	}
-	h.setSNI(clip(seen.ServerName, 256))
+	h.setSNI(clipText(seen.ServerName, 256))
 	name, err := rule.CanonicalHost(seen.ServerName)
 	switch {
 	case seen.ServerName == "":
-		return nil, deny(rule.ReasonSNI, "the first message of TLS names no host")
+		return nil, newRefusal(rule.ReasonSNI, "the first message of TLS names no host")
 	case slices.Contains(seen.Extensions, extensionECH):
-		return nil, deny(rule.ReasonSNI, "the first message of TLS hides the name of the host (ECH)")
+		return nil, newRefusal(rule.ReasonSNI, "the first message of TLS hides the name of the host (ECH)")
 	case err != nil || name != r.host:
-		return nil, deny(rule.ReasonSNI, "the first message of TLS names another host than %s", r.host)
+		return nil, newRefusal(rule.ReasonSNI, "the first message of TLS names another host than %s", r.host)
 	}
 	return read, nil
 }
