@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -42,7 +43,7 @@ func TestInjectionCorpus(t *testing.T) {
 		t.Run(c.Repository, func(t *testing.T) {
 			t.Parallel()
 			var n corpusCounts
-			for batch := range slices.Chunk(c.ReadTexts(t), batchTexts) {
+			for batch := range slices.Chunk(c.ReadTexts(t, os.Getenv("CAISSON_CORPUS")), batchTexts) {
 				n.runBatch(t, batch)
 			}
 			t.Logf("%d results in wrappers, %d messages in wrappers, %d further calls refused", n.results, n.messages, n.refused)

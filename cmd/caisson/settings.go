@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/egress/secret"
 	"github.com/caisson-run/caisson/tools/safeurl"
+	"github.com/caisson-run/caisson/tools/skill"
 )
 
 // environ is the environment as NAME=value strings.
@@ -421,4 +422,22 @@ func (x *exporter) closeExporter(ctx context.Context, a *app) {
 	if x.warning != "" && x.logger == nil {
 		a.printLines("caisson: telemetry is not exported: " + x.warning)
 	}
+}
+
+// skillOptions returns where skills are looked for.
+func skillOptions(conf *config.Config, env environ) (runner.SkillOptions, error) {
+	if *conf.Skills == "off" {
+		return runner.SkillOptions{}, nil
+	}
+	o := runner.SkillOptions{Workspace: *conf.Skills == "all", CheckFile: config.CheckPrivate}
+	dirs, err := config.OperatorSkillDirs(conf, env.configDir())
+	for _, d := range dirs {
+		o.Dirs = append(o.Dirs, skill.Dir(d))
+	}
+	return o, err
+}
+
+// localUser returns the user at the command line.
+func localUser(conf *config.Config) runner.User {
+	return runner.User{Name: runner.LocalUser(), Admin: !conf.Requirements.RefuseLocalAdmin}
 }

@@ -89,7 +89,7 @@ func listTools(a *app, profile string, names []string, asJSON bool) error {
 	for _, def := range all {
 		v := policy.Decide(def, "")
 		list = append(list, listedTool{
-			Name: def.Name, Class: def.Class, Runs: def.Runs, Enabled: conf.LocalUser().MayUse(def), Admin: def.RequiresAdmin,
+			Name: def.Name, Class: def.Class, Runs: def.Runs, Enabled: localUser(&conf).MayUse(def), Admin: def.RequiresAdmin,
 			Mode: v.Mode, Rule: v.Rule, Declared: isDeclared(&conf, def.Name), Description: def.Description,
 			InputSchema: def.InputSchema, Aliases: def.Aliases, TimeoutS: def.Timeout.Seconds(), ResultBytes: def.ResultBytes,
 		})
@@ -363,19 +363,6 @@ func printResult(w io.Writer, content []tools.Block, safe bool) error {
 		}
 	}
 	return nil
-}
-
-// skillOptions returns where skills are looked for.
-func skillOptions(conf *config.Config, env environ) (runner.SkillOptions, error) {
-	if *conf.Skills == "off" {
-		return runner.SkillOptions{}, nil
-	}
-	o := runner.SkillOptions{Workspace: *conf.Skills == "all", CheckFile: config.CheckPrivate}
-	dirs, err := config.OperatorSkillDirs(conf, env.configDir())
-	for _, d := range dirs {
-		o.Dirs = append(o.Dirs, skill.Dir(d))
-	}
-	return o, err
 }
 
 const skillsLong = "The skills that a session on the workspace can load: directories with a SKILL.md in .agents/skills and\n" +

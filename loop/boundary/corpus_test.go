@@ -3,6 +3,7 @@
 package boundary
 
 import (
+	"os"
 	"testing"
 
 	"github.com/caisson-run/caisson/loop/boundary/boundarytest"
@@ -17,7 +18,7 @@ func TestCollections(t *testing.T) {
 			t.Parallel()
 			got := want
 			got.Texts, got.Marked = 0, 0
-			for _, text := range want.ReadTexts(t) {
+			for _, text := range want.ReadTexts(t, os.Getenv("CAISSON_CORPUS")) {
 				got.Texts++
 				if wrapped := JoinText(WrapBlocks([]tools.Block{{Text: text}})); !boundarytest.IsWrapped(wrapped) {
 					t.Errorf("a text left its wrapper: %q", wrapped)

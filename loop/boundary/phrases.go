@@ -35,7 +35,7 @@ func newPhraseSet(loose bool) *phraseSet {
 		if loose {
 			blanks, bounds = `\s?`, ""
 		}
-		for _, word := range strings.Split(p.words, ",") {
+		for word := range strings.SplitSeq(p.words, ",") {
 			set.addWord(word, len(set.phrases))
 			if spaced := strings.ReplaceAll(word, " ", "\n"); spaced != word {
 				set.addWord(spaced, len(set.phrases)) // in two lines

@@ -3,6 +3,7 @@
 package worker_test
 
 import (
+	"os"
 	"strings"
 	"testing"
 
@@ -22,7 +23,7 @@ func TestInjectionCorpus(t *testing.T) {
 			w := newWeb(t, "")
 			p := newProvider(t, map[string][]string{"a": {fetchCall(w.URL), "echo"}})
 			profile := p.profile("a")
-			texts := c.ReadTexts(t)
+			texts := c.ReadTexts(t, os.Getenv("CAISSON_CORPUS"))
 			for _, text := range texts {
 				w.page = text
 				p.mu.Lock()

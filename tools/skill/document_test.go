@@ -118,7 +118,8 @@ func FuzzParse(f *testing.F) {
 // TestParseTakesTheNameOfTheDirectory: a name in another spelling of its directory's is
 // taken for it, and none else.
 func TestParseTakesTheNameOfTheDirectory(t *testing.T) {
-	for name, want := range map[string]string{"make-release": "make-release", "Make Release": "make-release", "make_release": "make-release", "MAKE-release": "make-release", "other": "other",
+	for name, want := range map[string]string{
+		"make-release": "make-release", "Make Release": "make-release", "make_release": "make-release", "MAKE-release": "make-release", "other": "other",
 		"Make  Release": "", "Other Release": "", "make-releaſe": "", "mаke release": "", "Make Release.": "", "../make-release": "",
 	} {
 		d, err := Parse([]byte("---\nname: "+name+"\ndescription: b\n---\n"), "make-release")

@@ -40,10 +40,9 @@ func Collections(t *testing.T) []Collection {
 }
 
 // ReadTexts returns the texts of a collection, once each: files, their lines, and the
-// strings in JSON.
-func (c Collection) ReadTexts(t *testing.T) []string {
+// strings in JSON. dir is the value of CAISSON_CORPUS.
+func (c Collection) ReadTexts(t *testing.T, dir string) []string {
 	t.Helper()
-	dir := os.Getenv("CAISSON_CORPUS")
 	if dir == "" {
 		t.Fatal("CAISSON_CORPUS names no directory: docs/corpus.md has what it must hold")
 	}

@@ -125,11 +125,6 @@ func nodeOf(at *ast.MappingValueNode, key string) ast.Node {
 	return at.Key
 }
 
-// LocalUser returns the user at the command line.
-func (c *Config) LocalUser() runner.User {
-	return runner.User{Name: runner.LocalUser(), Admin: !c.Requirements.RefuseLocalAdmin}
-}
-
 // Declared returns the declarations in the order of their names.
 func (t Tools) Declared() []shell.Declared {
 	var out []shell.Declared
