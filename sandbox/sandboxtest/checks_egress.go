@@ -27,6 +27,7 @@ const (
 	egressConns     = "connections of programs reach their handler"
 	egressOver      = "a command's connections end with it"
 	egressBound     = "a bounded number of connections is open at once"
+	egressStorm     = "connections that end badly leave nothing"
 	egressNames     = "names are answered by the handler"
 	egressListeners = "commands can't take the guest's listeners"
 	egressRoots     = "programs have the certificates to trust"
@@ -41,6 +42,7 @@ func egressChecks() []check {
 		{name: egressConns, fresh: true, egress: full, run: checkEgressConns},
 		{name: egressOver, fresh: true, egress: &sandbox.EgressPlan{}, run: checkEgressOver},
 		{name: egressBound, fresh: true, egress: &sandbox.EgressPlan{}, run: checkEgressBound},
+		{name: egressStorm, fresh: true, egress: &sandbox.EgressPlan{}, run: checkEgressStorm},
 		{name: egressNames, fresh: true, egress: full, run: checkEgressNames},
 		{name: egressListeners, fresh: true, egress: full, run: checkEgressListeners},
 		{name: egressRoots, fresh: true, egress: &sandbox.EgressPlan{Roots: testRoots(), Env: []string{"EGRESS_VARIABLE={proxy}/x"}}, run: checkEgressRoots},
@@ -278,6 +280,26 @@ func checkEgressBound(ctx context.Context, e *env) error {
 	if err == nil && (out != fmt.Sprintln(n) || h.most.Load() != sandbox.MaxEgressConns) {
 		err = fmt.Errorf("%q of %d connections were served, %d at once", out, n, h.most.Load())
 	}
+	return err
+}
+
+// checkEgressStorm makes many connections, most of which are reset: every handler
+// ends, and the sandbox goes on as before.
+func checkEgressStorm(ctx context.Context, e *env) error {
+	h := &egressHandler{}
+	if err := e.serve(h); err != nil {
+		return err
+	}
+	n := e.target.repeatCount(1000)
+	if _, err := e.expectOutput(ctx, "egress-storm", ownProxy, strconv.Itoa(n)); err != nil {
+		return err
+	}
+	for end := time.Now().Add(stuckTime); h.open.Load() > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			return fmt.Errorf("%d handlers of %d connections don't end", h.open.Load(), n)
+		}
+	}
+	_, err := e.expectOutput(ctx, "egress-echo", ownProxy, "100000")
 	return err
 }
 

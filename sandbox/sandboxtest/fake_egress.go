@@ -184,8 +184,17 @@ func (c *fakeCommand) dial(addr string) (*net.TCPConn, error) {
 func (s *fakeSandbox) serveConn(c *fakeConn) {
 	e := &s.egress
 	if c.fault != FaultEgressAny && e.places != nil {
-		e.places <- struct{}{}
-		defer func() { <-e.places }()
+		select {
+		case e.places <- struct{}{}:
+		case <-s.done:
+			_ = c.Close()
+			return
+		}
+		defer func() {
+			if c.fault != FaultEgressPlaces || c.ended {
+				<-e.places
+			}
+		}()
 	}
 	var ctx context.Context
 	ctx, c.cancel = context.WithCancel(context.Background())
@@ -239,6 +248,9 @@ func (c *fakeCommand) connect(verb string, args []string) (sandbox.ExitStatus, e
 	n, err := strconv.Atoi(args[1])
 	if err != nil {
 		return sandbox.ExitStatus{}, err
+	}
+	if verb == "egress-storm" {
+		return sandbox.ExitStatus{}, probing.Storm(c.dial, args[0], n)
 	}
 	count, err := probing.Many(c.dial, args[0], n)
 	fmt.Fprintln(c.stdout, count)

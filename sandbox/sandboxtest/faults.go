@@ -101,6 +101,7 @@ const (
 	FaultEgressLies     Fault = "listeners are not attested"
 	FaultEgressOutlives Fault = "connections outlive their command"
 	FaultEgressAny      Fault = "any number of connections is open"
+	FaultEgressPlaces   Fault = "the place of a reset connection is not given back"
 	FaultEgressRefuses  Fault = "names that are none are refused"
 	FaultEgressAsks     Fault = "the handler is asked for every record"
 	FaultEgressTaken    Fault = "a command listens beside the guest"

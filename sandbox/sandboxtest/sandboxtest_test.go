@@ -148,6 +148,7 @@ var found = map[Fault][]string{
 	FaultEgressLies:     {egressConns},
 	FaultEgressOutlives: {egressOver},
 	FaultEgressAny:      {egressBound},
+	FaultEgressPlaces:   {egressStorm},
 	FaultEgressRefuses:  {egressNames},
 	FaultEgressAsks:     {egressNames},
 	FaultEgressTaken:    {egressListeners},

@@ -73,6 +73,15 @@ func manyEgress(args []string) error {
 	return err
 }
 
+// stormEgress makes many connections, most of which end badly.
+func stormEgress(args []string) error {
+	n, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	return probing.Storm(dialSandbox, args[0], n)
+}
+
 func lookupEgress(args []string) error {
 	text, err := probing.Lookup(args[0])
 	fmt.Print(text)

@@ -103,6 +103,7 @@ var verbs = map[string]func(args []string) error{
 	"egress-lookup":  lookupEgress,
 	"egress-bind":    bindEgress,
 	"egress-bench":   benchEgress,
+	"egress-storm":   stormEgress,
 }
 
 func main() {

@@ -180,3 +180,46 @@ func exchange(network string, message []byte) ([]byte, error) {
 	n, err := c.Read(buf)
 	return buf[:n], err
 }
+
+// Storm makes n connections to addr, sixteen at once: some echo, some are reset
+// at once, with bytes under way, or unread, and some send nothing. It returns an
+// error for one that had to succeed.
+func Storm(dial Dial, addr string, n int) error {
+	errs := make(chan error, n)
+	slots := make(chan struct{}, 16)
+	for i := range n {
+		slots <- struct{}{}
+		go func() {
+			defer func() { <-slots }()
+			errs <- stormOnce(dial, addr, i%5)
+		}()
+	}
+	var failed error
+	for range n {
+		failed = errors.Join(failed, <-errs)
+	}
+	return failed
+}
+
+func stormOnce(dial Dial, addr string, kind int) error {
+	switch kind {
+	case 0:
+		return Echo(dial, addr, 64<<10)
+	case 1:
+		return Echo(dial, addr, 0)
+	}
+	c, err := dial(addr)
+	if err != nil {
+		return err
+	}
+	_ = c.SetDeadline(time.Now().Add(egressTime))
+	switch kind {
+	case 2:
+		_, err = c.Write(make([]byte, 1000))
+	case 3: // more than is buffered on the way
+		go func() { _, _ = c.Write(make([]byte, 8<<20)) }()
+		_, err = io.ReadFull(c, make([]byte, 64<<10))
+	}
+	_ = c.SetLinger(0)
+	return errors.Join(err, c.Close())
+}
