@@ -56,11 +56,19 @@ func (c *tlsConn) CloseWrite() error {
 // serveHTTP2 serves a connection of HTTP/2, until it has ended and all its requests
 // have.
 func (x *httpConn) serveHTTP2(ctx context.Context, conn *tls.Conn) {
+	var mu sync.Mutex // a request may begin while the connection ends
 	var requests sync.WaitGroup
+	over := false
 	ended := make(chan struct{})
 	server := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			mu.Lock()
+			if over {
+				mu.Unlock()
+				return
+			}
 			requests.Add(1)
+			mu.Unlock()
 			defer requests.Done()
 			x.answerHTTP2(w, r)
 		}),
@@ -78,6 +86,9 @@ func (x *httpConn) serveHTTP2(ctx context.Context, conn *tls.Conn) {
 	}
 	l := &oneListener{conn: conn, ended: ended}
 	_ = server.Serve(l) // ends with the connection
+	mu.Lock()
+	over = true
+	mu.Unlock()
 	requests.Wait()
 }
 

@@ -42,29 +42,7 @@ func digestNPM(c *cache.Cache, t rule.Target, _ []source) cache.Digest {
 	if !ok || !strings.HasSuffix(file, ".tgz") {
 		return cache.Digest{}
 	}
-	find := func(r io.Reader) cache.Digest {
-		var doc struct {
-			Versions map[string]struct {
-				Dist struct{ Tarball, Integrity, Shasum string }
-			}
-		}
-		if json.NewDecoder(r).Decode(&doc) != nil {
-			return cache.Digest{}
-		}
-		for _, v := range doc.Versions {
-			if tarball, err := rule.ParseTarget(v.Dist.Tarball); err != nil || tarball != t {
-				continue
-			}
-			for one := range strings.FieldsSeq(v.Dist.Integrity) {
-				encoded, ok := strings.CutPrefix(one, "sha512-")
-				if raw, err := base64.StdEncoding.DecodeString(encoded); ok && err == nil {
-					return newDigest("sha512", hex.EncodeToString(raw))
-				}
-			}
-			return newDigest("sha1", v.Dist.Shasum)
-		}
-		return cache.Digest{}
-	}
+	find := func(r io.Reader) cache.Digest { return readNPM(r, t) }
 	plain := t
 	plain.Path = name
 	if d := findDigest(c, plain.String(), find); d != (cache.Digest{}) {
@@ -77,6 +55,31 @@ func digestNPM(c *cache.Cache, t rule.Target, _ []source) cache.Digest {
 	}
 	plain.Path = "/" + scope + "%2f" + rest
 	return findDigest(c, plain.String(), find)
+}
+
+// readNPM returns the digest of a package in the document of its name.
+func readNPM(r io.Reader, t rule.Target) cache.Digest {
+	var doc struct {
+		Versions map[string]struct {
+			Dist struct{ Tarball, Integrity, Shasum string }
+		}
+	}
+	if json.NewDecoder(r).Decode(&doc) != nil {
+		return cache.Digest{}
+	}
+	for _, v := range doc.Versions {
+		if tarball, err := rule.ParseTarget(v.Dist.Tarball); err != nil || tarball != t {
+			continue
+		}
+		for one := range strings.FieldsSeq(v.Dist.Integrity) {
+			encoded, ok := strings.CutPrefix(one, "sha512-")
+			if raw, err := base64.StdEncoding.DecodeString(encoded); ok && err == nil {
+				return newDigest("sha512", hex.EncodeToString(raw))
+			}
+		}
+		return newDigest("sha1", v.Dist.Shasum)
+	}
+	return cache.Digest{}
 }
 
 // pySeparators are the separators in names of Python projects, which are equivalent.
@@ -92,32 +95,7 @@ func digestPip(c *cache.Cache, t rule.Target, sources []source) cache.Digest {
 	if !strings.Contains(t.Path, "/packages/") {
 		return cache.Digest{}
 	}
-	find := func(r io.Reader) cache.Digest {
-		text, err := io.ReadAll(r)
-		if err != nil {
-			return cache.Digest{}
-		}
-		var doc struct {
-			Files []struct {
-				URL    string
-				Hashes map[string]string
-			}
-		}
-		if json.Unmarshal(text, &doc) == nil {
-			for _, f := range doc.Files {
-				if link, err := rule.ParseTarget(f.URL); err == nil && link == t {
-					return newDigest("sha256", f.Hashes["sha256"])
-				}
-			}
-			return cache.Digest{}
-		}
-		for _, m := range pyLink.FindAllStringSubmatch(string(text), -1) {
-			if link, err := rule.ParseTarget(m[1]); err == nil && link == t {
-				return newDigest("sha256", m[2])
-			}
-		}
-		return cache.Digest{}
-	}
+	find := func(r io.Reader) cache.Digest { return readPip(r, t) }
 	name, err := url.PathUnescape(strings.TrimSuffix(file, ".metadata"))
 	if err != nil || name != file {
 		return cache.Digest{} // metadata has a digest of its own
@@ -135,6 +113,34 @@ func digestPip(c *cache.Cache, t rule.Target, sources []source) cache.Digest {
 			if d := findDigest(c, s.url+project+"/", find); d != (cache.Digest{}) {
 				return d
 			}
+		}
+	}
+	return cache.Digest{}
+}
+
+// readPip returns the digest of a file in the index of its project.
+func readPip(r io.Reader, t rule.Target) cache.Digest {
+	text, err := io.ReadAll(r)
+	if err != nil {
+		return cache.Digest{}
+	}
+	var doc struct {
+		Files []struct {
+			URL    string
+			Hashes map[string]string
+		}
+	}
+	if json.Unmarshal(text, &doc) == nil {
+		for _, f := range doc.Files {
+			if link, err := rule.ParseTarget(f.URL); err == nil && link == t {
+				return newDigest("sha256", f.Hashes["sha256"])
+			}
+		}
+		return cache.Digest{}
+	}
+	for _, m := range pyLink.FindAllStringSubmatch(string(text), -1) {
+		if link, err := rule.ParseTarget(m[1]); err == nil && link == t {
+			return newDigest("sha256", m[2])
 		}
 	}
 	return cache.Digest{}
@@ -158,19 +164,22 @@ func digestCargo(c *cache.Cache, t rule.Target, sources []source) cache.Digest {
 		if !s.registry {
 			continue
 		}
-		d := findDigest(c, s.url+cratePath(strings.ToLower(name)), func(r io.Reader) cache.Digest {
-			lines := bufio.NewScanner(r)
-			lines.Buffer(nil, 4<<20)
-			for lines.Scan() {
-				var line struct{ Vers, Cksum string }
-				if json.Unmarshal(lines.Bytes(), &line) == nil && line.Vers == version {
-					return newDigest("sha256", line.Cksum)
-				}
-			}
-			return cache.Digest{}
-		})
+		d := findDigest(c, s.url+cratePath(strings.ToLower(name)), func(r io.Reader) cache.Digest { return readCargo(r, version) })
 		if d != (cache.Digest{}) {
 			return d
+		}
+	}
+	return cache.Digest{}
+}
+
+// readCargo returns the digest of a version in the index of its crate.
+func readCargo(r io.Reader, version string) cache.Digest {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 4<<20)
+	for lines.Scan() {
+		var line struct{ Vers, Cksum string }
+		if json.Unmarshal(lines.Bytes(), &line) == nil && line.Vers == version {
+			return newDigest("sha256", line.Cksum)
 		}
 	}
 	return cache.Digest{}

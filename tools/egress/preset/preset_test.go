@@ -1,6 +1,7 @@
 package preset
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/hex"
@@ -253,4 +254,41 @@ func TestDigests(t *testing.T) {
 			t.Errorf("%s: %s, want %s", url, d, want)
 		}
 	}
+}
+
+// FuzzConfig checks that any configuration file has registries that are rules, or
+// none.
+func FuzzConfig(f *testing.F) {
+	f.Add("registry=https://a.test/\n[global]\nindex-url = https://b.test\n    https://c.test\n[source.x]\nregistry = \"sparse+https://d.test\"\nGOPROXY=https://e.test|direct")
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, parse := range []func(section, key, value string) []string{parseNPM, parsePip, parseCargo, parseGo} {
+			for _, s := range parseConfig(text, parse) {
+				base, err := registryURL(s)
+				if err != nil {
+					continue
+				}
+				if strings.Contains(base, "@") && !strings.Contains(s[strings.Index(s, "://")+3:], "/") {
+					t.Errorf("%q keeps credentials: %q", s, base)
+				}
+			}
+		}
+	})
+}
+
+// FuzzIndex checks that any index has digests of the length of their algorithm, or
+// none.
+func FuzzIndex(f *testing.F) {
+	f.Add([]byte(`{"versions":{"1":{"dist":{"tarball":"https://registry.npmjs.org/a/-/a-1.tgz","integrity":"sha512-AAAA"}}},"files":[{"url":"https://files.pythonhosted.org/packages/a-1.tar.gz","hashes":{"sha256":"00"}}]}`))
+	f.Add([]byte(`<a href="https://files.pythonhosted.org/packages/a-1.tar.gz#sha256=` + strings.Repeat("0", 64) + `">`))
+	f.Add([]byte(`{"vers":"1","cksum":"` + strings.Repeat("0", 64) + `"}`))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		for _, d := range []cache.Digest{
+			readNPM(bytes.NewReader(content), target(t, "https://registry.npmjs.org/a/-/a-1.tgz")),
+			readPip(bytes.NewReader(content), target(t, "https://files.pythonhosted.org/packages/a-1.tar.gz")), readCargo(bytes.NewReader(content), "1"),
+		} {
+			if want := map[string]int{"": 0, "sha1": 40, "sha256": 64, "sha512": 128}[d.Algorithm]; len(d.Sum) != want {
+				t.Errorf("%q has the digest %s", content, d)
+			}
+		}
+	})
 }
