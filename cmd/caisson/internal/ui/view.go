@@ -41,9 +41,9 @@ type view struct {
 	asking bool
 	since  time.Time
 	text   tail
-	// chat shows the answers of many turns, of which one runs if turn is set, and began that
-	// a session did. answer is what the model says now, said reports that it has said something in this turn,
-	// and redact removes secrets.
+	// chat shows the answers of many turns, of which one runs if turn is set; began reports
+	// that a session began before. answer is the text of the model now, said reports that
+	// it has said something in this turn, and redact removes secrets.
 	chat, turn, began bool
 	answer            answerText
 	said              bool
