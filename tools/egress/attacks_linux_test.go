@@ -174,8 +174,10 @@ func namespaceSameDecision(t *testing.T) {
 		}
 	}
 	// Spellings that not all ways can express.
-	for _, host := range []string{"::ffff:10.0.0.5", "fe80::1%25lo", "fe80::1%lo", "good.test\x00.evil.test", "good.test\r\nX: y", "user@good.test", "user:pw@good.test",
-		"good.test#.evil.test", "good.test/", "good.test\\", "good。test。evil.test", "ｇood.test evil", "1２7.0.0.1", "good.test:80", ""} {
+	for _, host := range []string{
+		"::ffff:10.0.0.5", "fe80::1%25lo", "fe80::1%lo", "good.test\x00.evil.test", "good.test\r\nX: y", "user@good.test", "user:pw@good.test",
+		"good.test#.evil.test", "good.test/", "good.test\\", "good。test。evil.test", "ｇood.test evil", "1２7.0.0.1", "good.test:80", "",
+	} {
 		for _, way := range allWays {
 			if got := f.try(way, host, 80); got.reached {
 				t.Errorf("%s %q was reached", way, host)

@@ -105,7 +105,7 @@ func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.
 		req := (&http.Request{Method: http.MethodGet, URL: t.URL(), Header: header, ProtoMajor: 1, ProtoMinor: 1}).WithContext(ctx)
 		res, err := s.files.RoundTrip(req)
 		if err != nil {
-			if failed := asRefusal(f.ctx, err); failed != nil { // the flow tells why
+			if failed := asRefusal(f.ctx, err); failed != nil { // else the flow has ended
 				err = failed
 			}
 			end()

@@ -213,7 +213,7 @@ func (r Rule) withHost(shown, host string) (Rule, error) {
 }
 
 // checkWildcard refuses wildcards for the names of strangers: *.com, *.co.uk, and
-// names directly below a suffix under which anybody can have a name.
+// names directly below a suffix under which everyone can have a name.
 func checkWildcard(shown string, r Rule) error {
 	if _, err := netip.ParseAddr(r.host); err == nil {
 		return fmt.Errorf("%q: an address has no names below it", shown)
