@@ -14,6 +14,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/caisson-run/caisson/tools/egress/egresstest"
 )
 
 // shared is the folder that holds what all tests use: the binaries and the
@@ -28,7 +30,11 @@ var shared = sync.OnceValues(func() (string, error) {
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	status := m.Run()
+	run := m.Run
+	if egresstest.InNamespace() {
+		run = func() int { return egresstest.Main(m) }
+	}
+	status := run()
 	dir, err := shared()
 	if err := errors.Join(err, os.RemoveAll(dir)); err != nil {
 		fmt.Fprintln(os.Stderr, "remove the tests' folder:", err)

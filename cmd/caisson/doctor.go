@@ -187,9 +187,10 @@ func (bs *backends) testSandbox(ctx context.Context, image doctor.Finding) []doc
 	if err := bs.host.CheckUser(ctx, ref, sandbox.UserPolicy(*bs.conf.User)); err != nil {
 		return []doctor.Finding{failedFinding("sandbox start", err)}
 	}
+	reach, _, err := bs.conf.EgressOptions() // its error is the configuration's finding
 	return doctor.SmokeTest{
 		Image: ref, Root: bs.conf.Root(), User: sandbox.UserPolicy(*bs.conf.User), ImageOK: image.Result == doctor.OK, Resources: resources, Git: sandbox.GitMode(*bs.conf.Git), Mode: sandbox.WorkspaceMode(*bs.conf.Mode), Target: target,
-		RefuseLost: *bs.conf.RefuseLost, StateDir: bs.environ.stateDir(),
+		RefuseLost: *bs.conf.RefuseLost, StateDir: bs.environ.stateDir(), Egress: err == nil && reach.Policy != nil,
 		Choose: func(ctx context.Context) (sandbox.Backend, []string, error) {
 			var notes []string
 			b, _, err := bs.host.Choose(ctx, *bs.conf.Backend, func(note string) { notes = append(notes, note) })

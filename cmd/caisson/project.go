@@ -137,7 +137,8 @@ func checkStartable(c *config.Config) error {
 	_, resources := c.SandboxResources()
 	_, policy := c.ToolPolicy("default")
 	_, fetching := c.FetchOptions()
-	return cmp.Or(resources, policy, fetching)
+	_, _, egress := c.EgressOptions()
+	return cmp.Or(resources, policy, fetching, egress)
 }
 
 // checkStartable refuses settings with which no session would start. The error is an

@@ -18,10 +18,12 @@ import (
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/network"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools/egress"
 )
 
 const (
@@ -52,6 +54,8 @@ type SmokeTest struct {
 	Target     string // as in sandbox.Workspace
 	RefuseLost bool
 	StateDir   string
+	// Egress tries the network that commands have by rules too, with none that allows.
+	Egress bool
 }
 
 // SkipSmokeTest returns the findings of a test that was not tried.
@@ -86,14 +90,17 @@ func (t SmokeTest) Run(ctx context.Context) []Finding {
 	}
 	attestation := box.Attestation()
 	started := warnOfFileSystem(t.checkAttestation(attestation, info, took, notes), attestation.Workspace, ".")
-	network := checkReach(ctx, box)
+	reached := checkReach(ctx, box)
+	if t.Egress && reached.Result == OK {
+		reached = checkEgress(ctx, box, reached)
+	}
 	if err := undo(); err != nil {
 		started = Finding{
 			Check: checkStart, Result: Failed, Fault: FaultSandbox,
 			Detail: "the sandbox can't be removed: " + err.Error(), Advice: AdviseCollectLater,
 		}
 	}
-	return []Finding{started, network}
+	return []Finding{started, reached}
 }
 
 // start makes the sandbox; undo ends it and removes what was made for it.
@@ -132,6 +139,9 @@ func (t SmokeTest) start(ctx context.Context, backend sandbox.Backend) (box sand
 	spec := sandbox.Spec{
 		Session: records.Session, Image: t.Image, Root: t.Root, User: t.User, Git: t.Git, Resources: t.Resources, Dir: filepath.Join(records.Path, "sandbox"),
 		Workspace: sandbox.Workspace{Path: path, Dir: dir, Mode: t.Mode, Target: t.Target}, CallerOwnsFiles: true,
+	}
+	if t.Egress {
+		spec.Egress = &sandbox.EgressPlan{Names: true}
 	}
 	if spec.Workspace.Mode.KeepsChanges() {
 		layers, err := overlay.Create(filepath.Join(records.Path, "overlay"), overlay.CreateOptions{Session: records.Session, Path: path, Workspace: dir})
@@ -247,6 +257,37 @@ func openListeners(ctx context.Context) []testListener {
 	socket := fmt.Sprintf("caisson-doctor-%d", os.Getpid())
 	listen("unix", "@"+socket, "an abstract socket", func(net.Addr) wire.Target { return wire.Target{Abstract: socket} })
 	return all
+}
+
+// checkEgress checks that the proxy, which allows nothing here, is the only way out of a
+// sandbox whose commands have one. It returns the finding about the network.
+func checkEgress(ctx context.Context, box sandbox.Sandbox, f Finding) Finding {
+	budget, err := limits.NewEgress(limits.DefaultCommandEgressBudget())
+	if err == nil {
+		err = tryEgress(ctx, box, budget)
+	}
+	if err != nil {
+		f = failed(checkNetwork, err)
+		f.Fault, f.Advice = FaultSandbox, AdviseOtherBackend
+		return f
+	}
+	f.Detail += "; the proxy of commands refuses what no rule allows, and is the only way out"
+	return f
+}
+
+func tryEgress(ctx context.Context, box sandbox.Sandbox, budget *limits.Egress) error {
+	proxy, err := egress.New(egress.Options{Budget: budget})
+	if err != nil {
+		return err
+	}
+	defer proxy.Close()
+	server, ok := box.(sandbox.EgressServer)
+	if !ok {
+		return fmt.Errorf("%w: the sandbox has no network for commands", sandbox.ErrUnsupported)
+	}
+	server.Serve(proxy)
+	defer server.Serve(nil)
+	return network.Check(ctx, box)
 }
 
 // maxAddresses bounds how many of the machine's addresses are tried: one a

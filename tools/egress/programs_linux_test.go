@@ -124,6 +124,9 @@ func (p *programSession) require(dir string, args ...string) string {
 	return out
 }
 
+// internet is the hosts of a namespace.
+type internet struct{ *egresstest.Internet }
+
 // TestPrograms runs package managers, as far as this machine has them, against local
 // registries through ended TLS, mirrors and the cache.
 func TestPrograms(t *testing.T) {
@@ -139,7 +142,7 @@ func TestPrograms(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			tt.run(t, startInternet(t, registries(t)))
+			tt.run(t, &internet{egresstest.StartInternet(t, egresstest.Registries(t, keyValue))})
 		})
 	}
 }
@@ -157,7 +160,7 @@ func need(t *testing.T, program string) bool {
 // startWith returns a session that trusts the hosts.
 func (n *internet) startWith(t *testing.T, keep *cache.Cache, names ...string) *programSession {
 	t.Helper()
-	return startPrograms(t, keep, func(o *Options) { o.Roots, o.Guard = poolOf(t, n.authority), nil }, names...)
+	return startPrograms(t, keep, func(o *Options) { o.Roots, o.Guard = poolOf(t, n.Authority), nil }, names...)
 }
 
 func openTestCache(t *testing.T) *cache.Cache {
@@ -178,11 +181,11 @@ func requireOnce(t *testing.T, n *internet, name, file string, install func(p *p
 	for range 2 {
 		t.Run("session", func(t *testing.T) { install(n.startWith(t, keep, name)) })
 	}
-	if got := n.count("GET " + file); got != 1 {
+	if got := n.Count("GET " + file); got != 1 {
 		t.Errorf("%s was downloaded %d times for two sessions", file, got)
 	}
 	t.Run("no cache", func(t *testing.T) { install(n.startWith(t, nil, name)) })
-	if got := n.count("GET " + file); got != 2 {
+	if got := n.Count("GET " + file); got != 2 {
 		t.Errorf("%s was downloaded %d times with a third session without a cache", file, got)
 	}
 }
@@ -223,8 +226,8 @@ func programNPM(t *testing.T, n *internet) {
 		if lock, err := os.ReadFile(filepath.Join(dir, "package-lock.json")); err != nil || !strings.Contains(string(lock), "https://registry.npmjs.org/leaf/-/leaf-1.0.0.tgz") {
 			p.t.Errorf("the lock file is %s, %v", lock, err)
 		}
-		before := n.count("PUT")
-		if out, err := p.run(filepath.Join(dir, "node_modules", "leaf"), "npm", "publish", "--//registry.npmjs.org/:_authToken=x"); err == nil || n.count("PUT") != before {
+		before := n.Count("PUT")
+		if out, err := p.run(filepath.Join(dir, "node_modules", "leaf"), "npm", "publish", "--//registry.npmjs.org/:_authToken=x"); err == nil || n.Count("PUT") != before {
 			p.t.Errorf("npm publish: %v\n%s", err, out)
 		}
 	})
@@ -287,16 +290,16 @@ func programGit(t *testing.T, n *internet) {
 	p.require(dir, "git", "clone", "-q", "git@git.test:org/r", "b") // rewritten to https
 	identity := []string{"-c", "user.name=x", "-c", "user.email=x@example.test"}
 	p.require(dir, append([]string{"git", "-C", "a"}, append(identity, "commit", "-q", "--allow-empty", "-m", "two")...)...)
-	if out, err := p.run(dir, "git", "-C", "a", "push", "-q", "origin", "main"); err == nil || n.count("POST git.test/org/r.git/git-receive-pack") != 0 {
+	if out, err := p.run(dir, "git", "-C", "a", "push", "-q", "origin", "main"); err == nil || n.Count("POST git.test/org/r.git/git-receive-pack") != 0 {
 		t.Errorf("a push to a URL that may be fetched from: %v\n%s", err, out)
 	}
-	if out, err := p.run(dir, "git", "clone", "-q", "https://git.test/other/r.git", "c"); err == nil || n.count("GET git.test/other") != 0 {
+	if out, err := p.run(dir, "git", "clone", "-q", "https://git.test/other/r.git", "c"); err == nil || n.Count("GET git.test/other") != 0 {
 		t.Errorf("another repository: %v\n%s", err, out)
 	}
 	p.require(dir, "git", "clone", "-q", "https://git.test/mine/r.git", "d") // with the key
 	p.require(dir, append([]string{"git", "-C", "d"}, append(identity, "commit", "-q", "--allow-empty", "-m", "two")...)...)
 	p.require(dir, "git", "-C", "d", "push", "-q", "origin", "main")
-	if n.count("POST git.test/mine/r.git/git-receive-pack") == 0 {
+	if n.Count("POST git.test/mine/r.git/git-receive-pack") == 0 {
 		t.Error("the push didn't arrive")
 	}
 	for _, v := range p.env {
@@ -318,7 +321,7 @@ func programMaven(t *testing.T, n *internet) {
 	writeFiles(t, dir, map[string]string{"pom.xml": "<project><modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId><version>1</version></project>\n"})
 	p.env = append(p.env, "MAVEN_OPTS=-Duser.home="+dir)
 	out, err := p.run(dir, "mvn", "-B", "-s", filepath.Join(p.dir, "settings.xml"), "compile")
-	if n.count("GET repo.maven.apache.org/maven2/org/apache/maven/plugins/") == 0 {
+	if n.Count("GET repo.maven.apache.org/maven2/org/apache/maven/plugins/") == 0 {
 		t.Errorf("no request arrived: %v\n%s", err, out)
 	}
 }
@@ -350,7 +353,7 @@ func programCurl(t *testing.T, n *internet) {
 			t.Errorf("curl %v: %s", args, out)
 		}
 	}
-	if got := n.count("GET canary.test") + n.count("PUT"); got != 0 {
+	if got := n.Count("GET canary.test") + n.Count("PUT"); got != 0 {
 		t.Errorf("%d requests arrived that are refused", got)
 	}
 }

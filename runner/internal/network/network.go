@@ -161,10 +161,14 @@ func (n *Network) TrackCommand(callID, script string) (notify func(number int), 
 func (n *Network) takeRefused(c *command, ended bool) ([]shell.Refused, []string) {
 	n.mu.Lock()
 	number, alone := c.number, len(n.running) == 1 && n.running[0] == c
-	if ended {
-		n.running = slices.DeleteFunc(n.running, func(o *command) bool { return o == c })
-	}
 	n.mu.Unlock()
+	if ended { // once its refusals are recorded
+		defer func() {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			n.running = slices.DeleteFunc(n.running, func(o *command) bool { return o == c })
+		}()
+	}
 	var denied []egress.Denied
 	if number != 0 {
 		denied = n.server.Denials(number)

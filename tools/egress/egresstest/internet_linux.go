@@ -1,4 +1,4 @@
-package egress
+package egresstest
 
 import (
 	"archive/tar"
@@ -12,6 +12,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/cgi"
@@ -25,12 +26,11 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/tools/egress/ca"
-	"github.com/caisson-run/caisson/tools/egress/egresstest"
 )
 
-// internet is the hosts of a namespace, at its public address.
-type internet struct {
-	authority *ca.Authority
+// Internet is the hosts of a namespace, at its public address.
+type Internet struct {
+	Authority *ca.Authority
 	hosts     map[string]http.Handler
 	mu        sync.Mutex
 	requests  []string
@@ -38,7 +38,7 @@ type internet struct {
 }
 
 // ServeHTTP implements [http.Handler].
-func (n *internet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (n *Internet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n.mu.Lock()
 	n.requests = append(n.requests, r.Method+" "+r.Host+r.URL.Path)
 	n.mu.Unlock()
@@ -63,23 +63,27 @@ func (w sentWriter) Write(p []byte) (int, error) {
 
 func (w sentWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// startInternet starts the hosts, with http and https.
-func startInternet(t *testing.T, hosts map[string]http.Handler) *internet {
+// StartInternet starts the hosts, with http and https.
+func StartInternet(t *testing.T, hosts map[string]http.Handler) *Internet {
 	t.Helper()
-	n := &internet{authority: newAuthority(t), hosts: hosts}
-	answers := map[string][]egresstest.Answer{}
-	for host := range hosts {
-		answers[host] = []egresstest.Answer{{Addrs: []string{egresstest.PublicAddr}}}
+	authority, err := ca.New(time.Now().Add(24 * time.Hour))
+	if err != nil {
+		t.Fatal(err)
 	}
-	egresstest.StartNameServer(t, answers)
+	n := &Internet{Authority: authority, hosts: hosts}
+	answers := map[string][]Answer{}
+	for host := range hosts {
+		answers[host] = []Answer{{Addrs: []string{PublicAddr}}}
+	}
+	StartNameServer(t, answers)
 	for _, port := range []string{"80", "443"} {
-		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", egresstest.PublicAddr+":"+port)
+		l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", PublicAddr+":"+port)
 		if err != nil {
 			t.Fatal(err)
 		}
-		server := &http.Server{Handler: n, ReadHeaderTimeout: time.Minute, ErrorLog: discardLog}
+		server := &http.Server{Handler: n, ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0)}
 		if port == "443" {
-			server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return n.authority.Leaf(h.ServerName) }}
+			server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return n.Authority.Leaf(h.ServerName) }}
 		}
 		done := make(chan struct{})
 		go func() {
@@ -98,8 +102,8 @@ func startInternet(t *testing.T, hosts map[string]http.Handler) *internet {
 	return n
 }
 
-// count returns the number of requests with a beginning.
-func (n *internet) count(prefix string) int {
+// Count returns the number of requests with a beginning.
+func (n *Internet) Count(prefix string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	sum := 0
@@ -111,11 +115,11 @@ func (n *internet) count(prefix string) int {
 	return sum
 }
 
-// staticFiles serves files by path.
-type staticFiles map[string][]byte
+// StaticFiles serves files by path.
+type StaticFiles map[string][]byte
 
 // ServeHTTP implements [http.Handler].
-func (f staticFiles) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (f StaticFiles) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	text, ok := f[r.URL.Path]
 	if !ok {
 		text, ok = f[r.URL.EscapedPath()]
@@ -162,9 +166,9 @@ func packZip(t *testing.T, files map[string]string) []byte {
 	return out.Bytes()
 }
 
-// registries returns the hosts of registries, each with one package of version 1.0.0
-// named leaf, and the repositories of git.
-func registries(t *testing.T) map[string]http.Handler {
+// Registries returns the hosts of registries, each with one package of version 1.0.0
+// named leaf, and the repositories of git. Key is the password of some of those.
+func Registries(t *testing.T, key string) map[string]http.Handler {
 	t.Helper()
 	goMod := "module example.test/leaf\n\ngo 1.20\n"
 	crate := packTar(t, map[string]string{"leaf-1.0.0/Cargo.toml": "[package]\nname = \"leaf\"\nversion = \"1.0.0\"\nedition = \"2021\"\n", "leaf-1.0.0/src/lib.rs": "pub fn leaf() {}\n"})
@@ -182,40 +186,40 @@ func registries(t *testing.T) map[string]http.Handler {
 	packagesSum := sha256.Sum256([]byte(packages))
 	release := fmt.Sprintf("Suite: stable\nCodename: stable\nDate: %s\nArchitectures: all amd64 arm64\nComponents: main\nSHA256:\n %x %d main/binary-all/Packages\n %x %d main/binary-amd64/Packages\n %x %d main/binary-arm64/Packages\n",
 		time.Now().UTC().Format(time.RFC1123), packagesSum, len(packages), packagesSum, len(packages), packagesSum, len(packages))
-	debian := staticFiles{
+	debian := StaticFiles{
 		"/debian/dists/stable/Release": []byte(release), "/debian/pool/leaf_1.0.0_all.deb": deb,
 	}
 	for _, arch := range []string{"all", "amd64", "arm64"} {
 		debian["/debian/dists/stable/main/binary-"+arch+"/Packages"] = []byte(packages)
 	}
 	return map[string]http.Handler{
-		"proxy.golang.org": staticFiles{
+		"proxy.golang.org": StaticFiles{
 			"/example.test/leaf/@v/list": []byte("v1.0.0\n"), "/example.test/leaf/@v/v1.0.0.info": []byte(`{"Version":"v1.0.0"}`), "/example.test/leaf/@v/v1.0.0.mod": []byte(goMod),
 			"/example.test/leaf/@v/v1.0.0.zip": packZip(t, map[string]string{"example.test/leaf@v1.0.0/go.mod": goMod, "example.test/leaf@v1.0.0/leaf.go": "package leaf\n\nconst X = 1\n"}),
 		},
-		"registry.npmjs.org": staticFiles{
+		"registry.npmjs.org": StaticFiles{
 			"/leaf":                  []byte(fmt.Sprintf(`{"name":"leaf","dist-tags":{"latest":"1.0.0"},"versions":{"1.0.0":{"name":"leaf","version":"1.0.0","dist":{"tarball":"https://registry.npmjs.org/leaf/-/leaf-1.0.0.tgz","integrity":"sha512-%s"}}}}`, base64.StdEncoding.EncodeToString(tarballSum[:]))),
 			"/leaf/-/leaf-1.0.0.tgz": tarball,
 		},
-		"pypi.org": staticFiles{
+		"pypi.org": StaticFiles{
 			"/simple/leaf/": []byte(fmt.Sprintf(`<!DOCTYPE html><html><body><a href="https://files.pythonhosted.org/packages/leaf-1.0.0-py3-none-any.whl#sha256=%x">leaf-1.0.0-py3-none-any.whl</a></body></html>`, wheelSum)),
 		},
-		"files.pythonhosted.org": staticFiles{"/packages/leaf-1.0.0-py3-none-any.whl": wheel},
-		"index.crates.io": staticFiles{
+		"files.pythonhosted.org": StaticFiles{"/packages/leaf-1.0.0-py3-none-any.whl": wheel},
+		"index.crates.io": StaticFiles{
 			"/config.json": []byte(`{"dl":"https://static.crates.io/crates","api":"https://crates.io"}`),
 			"/le/af/leaf":  []byte(fmt.Sprintf(`{"name":"leaf","vers":"1.0.0","deps":[],"cksum":"%s","features":{},"yanked":false}`+"\n", hex.EncodeToString(crateSum[:]))),
 		},
-		"static.crates.io":      staticFiles{"/crates/leaf/1.0.0/download": crate},
+		"static.crates.io":      StaticFiles{"/crates/leaf/1.0.0/download": crate},
 		"deb.debian.org":        debian,
-		"repo.maven.apache.org": staticFiles{},
-		"git.test":              gitServer(t),
-		"canary.test":           staticFiles{"/": []byte("x")},
+		"repo.maven.apache.org": StaticFiles{},
+		"git.test":              gitServer(t, key),
+		"canary.test":           StaticFiles{"/": []byte("x")},
 	}
 }
 
 // gitServer returns a handler with the repositories org/r.git, and mine/r.git, which
 // needs the key.
-func gitServer(t *testing.T) http.Handler {
+func gitServer(t *testing.T, key string) http.Handler {
 	t.Helper()
 	root := t.TempDir()
 	for _, args := range [][]string{
@@ -238,7 +242,7 @@ func gitServer(t *testing.T) http.Handler {
 	}
 	backend := &cgi.Handler{Path: filepath.Join(strings.TrimSpace(string(execPath)), "git-http-backend"), Env: []string{"GIT_PROJECT_ROOT=" + root, "GIT_HTTP_EXPORT_ALL=1", "HOME=" + root}, Stderr: io.Discard}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, password, _ := r.BasicAuth(); strings.HasPrefix(r.URL.Path, "/mine/") && password != keyValue {
+		if _, password, _ := r.BasicAuth(); strings.HasPrefix(r.URL.Path, "/mine/") && password != key {
 			http.Error(w, "no key", http.StatusForbidden)
 			return
 		}

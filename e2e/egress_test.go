@@ -1,0 +1,203 @@
+//go:build linux
+
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/tools/egress/egresstest"
+)
+
+// egressPrograms are what commands run, each with one line of configuration.
+var egressPrograms = []struct{ name, config, needs, command, want string }{
+	{"go", "presets: [go]", "go", `mkdir g && cd g && printf 'module x\n\ngo 1.20\n\nrequire example.test/leaf v1.0.0\n' >go.mod &&
+printf 'package x\n\nimport ("testing"; "example.test/leaf")\n\nfunc TestX(t *testing.T) { t.Log(leaf.X) }\n' >x_test.go &&
+export GOFLAGS=-mod=mod GONOSUMDB=example.test GOCACHE=/tmp/gocache && go mod download && go test ./...`, `ok  \tx`},
+	{"npm", "presets: [npm]", "npm", `mkdir n && cd n && printf '{"name":"x","version":"1.0.0","dependencies":{"leaf":"1.0.0"}}' >package.json &&
+npm install --no-audit >/dev/null && rm -r node_modules && npm ci --no-audit && cat node_modules/leaf/index.js`, "module.exports = 1"},
+	{"pip", "presets: [pip]", "pip3", `pip3 install --no-cache-dir --target p leaf && cat p/leaf.py`, "x = 1"},
+	{"cargo", "presets: [cargo]", "cargo", `mkdir -p c/src && cd c && printf '[package]\nname = "x"\nversion = "1.0.0"\nedition = "2021"\n[dependencies]\nleaf = "1.0.0"\n' >Cargo.toml &&
+: >src/lib.rs && cargo fetch && cat Cargo.lock`, `name = "leaf"`},
+	{"git", `git: ["https://git.test/org/"]`, "git", `git clone -q https://git.test/org/r r && git -C r log --format=%s`, "one"},
+	{"apt", "presets: [apt]", "apt-get", `mkdir -p /tmp/a && cd /tmp/a && echo 'deb [trusted=yes] http://deb.debian.org/debian stable main' >list &&
+o="-o Dir::Etc::sourcelist=/tmp/a/list -o Dir::Etc::sourceparts=/nonexistent" && apt-get $o update -q && apt-get $o download leaf && ls *.deb`, "leaf_1.0.0_all.deb"},
+}
+
+// egressCall runs a command by the tool shell.
+func (m *machine) egressCall(t *testing.T, backend, command string) outcome {
+	t.Helper()
+	args := []string{"tools", "call", "--json", "--backend", backend, "--workspace", m.workspace, "--policy", "sandboxed"}
+	input := mustJSON(t, map[string]any{"command": "PATH=$PATH:/usr/local/go/bin; " + command, "timeout_seconds": 240})
+	return m.run(t, append(args, "shell", input)...)
+}
+
+// TestEgress runs package managers in fresh sandboxes, with one line of configuration
+// each, against local registries in a network namespace, and tries what no line allows.
+// An engine sees no mounts of the namespace: TestEgressHost has it.
+func TestEgress(t *testing.T) {
+	if !egresstest.InNamespace() {
+		dir := binaries(t)
+		egresstest.Run(t, len(backendNames)-1, "E2E_BIN="+dir)
+		return
+	}
+	n := egresstest.StartInternet(t, egresstest.Registries(t, "not a key"))
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(ca, n.Authority.PEM(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, backend := range []string{"gvisor", "runc"} {
+		t.Run(backend, func(t *testing.T) {
+			if err := probeBackend(t, backend); err != nil {
+				if strings.Contains(os.Getenv("REQUIRE_BACKENDS"), backend) {
+					t.Fatal(err)
+				}
+				t.Logf("needs %s: %v", backend, err)
+				return
+			}
+			for _, p := range egressPrograms {
+				t.Run(p.name, func(t *testing.T) { runEgressProgram(t, n, backend, ca, p.config, p.needs, p.command, p.want) })
+			}
+			t.Run("refused", func(t *testing.T) { testEgressRefused(t, n, backend, ca) })
+		})
+	}
+}
+
+// TestEgressHost runs go and git on each backend with servers of this machine, which a
+// rule and a private network name.
+func TestEgressHost(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		hosts := egresstest.Registries(t, "not a key")
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			host, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+			http.StripPrefix("/"+host, hosts[host]).ServeHTTP(w, r)
+		}))
+		t.Cleanup(server.Close)
+		m := newMachine(t)
+		origin := strings.Replace(server.URL, "127.0.0.1", "host.caisson.internal", 1)
+		m.config(t, fmt.Sprintf("egress:\n  allow: [{url: %s/, methods: [GET, HEAD, POST]}]\n  private: {host.caisson.internal: [127.0.0.1]}\n", origin))
+		for _, p := range egressPrograms {
+			if p.name != "go" && p.name != "git" || !isInUsr(t, p.needs) {
+				continue
+			}
+			command, want := strings.ReplaceAll(p.command, "https://", origin+"/"), p.want
+			if p.name == "go" { // TestEgress compiles
+				command, want = strings.Replace(command, "go test ./...", "go list -m all", 1), "example.test/leaf v1.0.0"
+			}
+			out := m.egressCall(t, backend, "export GOPROXY="+origin+"/proxy.golang.org; "+command)
+			if !strings.Contains(out.stdout, want) {
+				t.Errorf("%s: status %d, without %q:\n%s\n%s", p.name, out.status, want, out.stdout, out.stderr)
+			}
+		}
+		out := m.egressCall(t, backend, "curl -sS -m 5 "+strings.Replace(origin, "host.caisson.internal", "127.0.0.1", 1)+"; curl -sS -m 5 https://example.com/; true")
+		for _, want := range []string{"example.com:443 (not_allowed)", "(not_allowed)"} {
+			if !strings.Contains(out.stdout, want) {
+				t.Errorf("the result lacks %q:\n%s\n%s", want, out.stdout, out.stderr)
+			}
+		}
+	})
+}
+
+// TestEgressKilled kills Caisson in the middle of a download: its connection ends, and the
+// next start leaves nothing of the sandbox.
+func TestEgressKilled(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		began, ended := make(chan struct{}, 1), make(chan struct{}, 1)
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			began <- struct{}{}
+			block := make([]byte, 64<<10)
+			for r.Context().Err() == nil {
+				if _, err := w.Write(block); err != nil {
+					break
+				}
+			}
+			ended <- struct{}{}
+		}))
+		t.Cleanup(server.Close)
+		m := newMachine(t)
+		origin := strings.Replace(server.URL, "127.0.0.1", "host.caisson.internal", 1)
+		m.config(t, fmt.Sprintf("egress:\n  allow: [%s/]\n  private: {host.caisson.internal: [127.0.0.1]}\n  budget: {bytes: 1TiB}\n", origin))
+		run := m.start(t, "tools", "call", "--backend", backend, "--workspace", m.workspace, "--policy", "sandboxed", "shell", mustJSON(t, map[string]any{"command": "curl -sS " + origin + "/ >/dev/null"}))
+		select {
+		case <-began:
+		case <-run.ended:
+			t.Fatalf("there was no download:\n%s", run.stderr)
+		case <-time.After(deadline):
+			t.Fatal("the download did not begin")
+		}
+		if err := run.process.Process.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		<-run.ended
+		select {
+		case <-ended:
+		case <-time.After(deadline):
+			t.Fatal("the connection outlives Caisson")
+		}
+		out := m.run(t, "sandbox", "gc", "--json")
+		if out.status != 0 || !strings.Contains(out.stdout, `"left": []`) {
+			t.Errorf("status %d\n%s\n%s", out.status, out.stdout, out.stderr)
+		}
+		m.wantNoTraces(t)
+	})
+}
+
+// runEgressProgram runs a command with a line of configuration, and checks its records.
+func runEgressProgram(t *testing.T, n *egresstest.Internet, backend, ca, config, needs, command, want string) {
+	if !isInUsr(t, needs) {
+		return
+	}
+	m := newMachine(t)
+	m.config(t, fmt.Sprintf("egress:\n  ca: [%s]\n  %s\n", ca, config))
+	out := m.egressCall(t, backend, command)
+	if !strings.Contains(out.stdout, want) {
+		t.Errorf("status %d, without %q:\n%s\n%s", out.status, want, out.stdout, out.stderr)
+	}
+	if n.Count("") == 0 {
+		t.Error("no request reached the registries")
+	}
+}
+
+// testEgressRefused tries what no rule allows. The hosts that must not be reached are
+// there: the same command reaches one of them by a rule.
+func testEgressRefused(t *testing.T, n *egresstest.Internet, backend, ca string) {
+	const command = `curl -sS -m 20 https://canary.test/; curl -sS -m 5 --noproxy '*' https://canary.test/; curl -sS -m 5 --noproxy '*' https://93.184.216.34/; curl -sS -m 5 -k -H 'Host: canary.test' https://git.test/; curl -sS -m 5 http://169.254.169.254/; true`
+	call := func(config string) outcome {
+		m := newMachine(t)
+		m.config(t, fmt.Sprintf("egress:\n  ca: [%s]\n  %s\n", ca, config))
+		return m.egressCall(t, backend, command)
+	}
+	before := n.Count("GET canary.test")
+	control := call(`allow: ["tls://canary.test"]`)
+	if got := n.Count("GET canary.test") - before; got != 2 {
+		t.Errorf("control: the canary was reached %d times by a rule, want by the proxy and captured\n%s\n%s", got, control.stdout, control.stderr)
+	}
+	before = n.Count("GET canary.test")
+	out := call(`allow: ["https://git.test/org/"]`)
+	if got := n.Count("GET canary.test") - before; got != 0 {
+		t.Errorf("the canary was reached %d times", got)
+	}
+	for _, want := range []string{"network refused: canary.test:443 (not_allowed", "network refused: 169.254.169.254:80 (not_allowed)", "network allowed: https://git.test/org/"} {
+		if !strings.Contains(out.stdout, want) {
+			t.Errorf("the result lacks %q:\n%s\n%s", want, out.stdout, out.stderr)
+		}
+	}
+}
+
+// isInUsr reports whether image host has a program: image host shows /usr.
+func isInUsr(t *testing.T, program string) bool {
+	t.Helper()
+	for _, dir := range []string{"/usr/bin", "/usr/local/bin", "/usr/local/go/bin"} {
+		if _, err := os.Stat(filepath.Join(dir, program)); err == nil {
+			return true
+		}
+	}
+	t.Logf("needs %s below /usr", program)
+	return false
+}

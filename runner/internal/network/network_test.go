@@ -1,0 +1,241 @@
+package network
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/wire"
+	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/egress"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// reachingBox is a sandbox in which a command finds what it is told to.
+type reachingBox struct {
+	sandbox.Sandbox
+	reach wire.Reach
+}
+
+func (b reachingBox) Serve(sandbox.EgressHandler) {}
+
+func (b reachingBox) Start(_ context.Context, cmd sandbox.Command) (sandbox.Process, error) {
+	text, err := json.Marshal(b.reach)
+	if err == nil {
+		_, err = cmd.Stdout.Write(text)
+	}
+	return endedProcess{}, err
+}
+
+type endedProcess struct{ sandbox.Process }
+
+func (endedProcess) Wait() (sandbox.Exit, error) { return sandbox.Exit{}, nil }
+
+// TestCheck checks that a sandbox is refused in which a command finds another way out,
+// or no proxy.
+func TestCheck(t *testing.T) {
+	sound := func() wire.Reach {
+		return wire.Reach{Interfaces: []string{"lo"}, Results: map[string]string{
+			publicTarget.String(): "ENETUNREACH", "proxy:127.0.0.1:9": "403", "name:" + checkName: wire.NameUnknown,
+		}}
+	}
+	if err := Check(t.Context(), reachingBox{reach: sound()}); err != nil {
+		t.Fatalf("control: a sound sandbox: %v", err)
+	}
+	for name, change := range map[string]func(*wire.Reach){
+		"a route":             func(r *wire.Reach) { r.Results[publicTarget.String()] = "ETIMEDOUT" },
+		"a connection":        func(r *wire.Reach) { r.Results[publicTarget.String()] = "ok" },
+		"an interface":        func(r *wire.Reach) { r.Interfaces = append(r.Interfaces, "eth0") },
+		"a proxy that allows": func(r *wire.Reach) { r.Results["proxy:127.0.0.1:9"] = "200" },
+		"another proxy":       func(r *wire.Reach) { r.Results["proxy:127.0.0.1:9"] = "502" },
+		"no proxy":            func(r *wire.Reach) { r.Results["proxy:127.0.0.1:9"] = "ECONNREFUSED" },
+		"a name that exists":  func(r *wire.Reach) { r.Results["name:"+checkName] = "ok" },
+		"no answer":           func(r *wire.Reach) { r.Results = nil },
+	} {
+		r := sound()
+		change(&r)
+		if err := Check(t.Context(), reachingBox{reach: r}); err == nil {
+			t.Errorf("%s is accepted", name)
+		} else if _, ok := errors.AsType[*LeakError](err); !ok {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// programConn is a connection of a program that sends a request.
+type programConn struct {
+	io.Reader
+	mu      sync.Mutex
+	answer  strings.Builder
+	command int
+}
+
+func (c *programConn) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.answer.Write(p)
+}
+func (c *programConn) Close() error      { return nil }
+func (c *programConn) CloseWrite() error { return nil }
+func (c *programConn) Command() int      { return c.command }
+func (c *programConn) UID() (int, bool)  { return 10001, true }
+func (c *programConn) LocalAddr() netip.AddrPort {
+	return netip.AddrPortFrom(sandbox.CommandAddr(c.command), sandbox.DefaultEgressPort)
+}
+
+// connect returns the answer of a network to a CONNECT of a command.
+func connect(t *testing.T, n *Network, command int, authority string) string {
+	t.Helper()
+	c := &programConn{Reader: strings.NewReader("CONNECT " + authority + " HTTP/1.1\r\nHost: " + authority + "\r\n\r\n"), command: command}
+	n.server.ServeEgress(t.Context(), c)
+	return c.answer.String()
+}
+
+// newTestNetwork returns a network with rules, and what it records.
+func newTestNetwork(t *testing.T, change func(*Options), rules ...string) (*Network, *[]record.Payload) {
+	t.Helper()
+	p := &rule.Policy{}
+	for _, s := range rules {
+		r, err := rule.ParseEgress(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Allow = append(p.Allow, r)
+	}
+	var mu sync.Mutex
+	var records []record.Payload
+	o := Options{Policy: p, Capture: true, Budget: limits.DefaultCommandEgressBudget(), Dir: t.TempDir(), Log: zap.NewNop(), Record: func(_ string, p record.Payload, _ bool) error {
+		mu.Lock()
+		defer mu.Unlock()
+		records = append(records, p)
+		return nil
+	}}
+	if change != nil {
+		change(&o)
+	}
+	n, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { n.Close() })
+	return n, &records
+}
+
+// TestRefusedLines checks that refusals belong to their command, and are counted.
+func TestRefusedLines(t *testing.T) {
+	n, records := newTestNetwork(t, nil, "tls://a.test")
+	notify, refused := n.TrackCommand("tu_1", "npm ci")
+	notify(7)
+	otherNotify, otherRefused := n.TrackCommand("tu_2", "true")
+	otherNotify(8)
+	for range 3 {
+		if got := connect(t, n, 7, "b.test:443"); !strings.HasPrefix(got, "HTTP/1.1 403") {
+			t.Fatalf("answer %q", got)
+		}
+	}
+	connect(t, n, 8, "127.0.0.1:9") // as the check of a sandbox does
+	list, allowed := refused(true)
+	if len(list) != 1 || list[0].Host != "b.test:443" || list[0].Reason != "not_allowed" || list[0].Count != 3 || len(allowed) != 1 {
+		t.Errorf("refused %+v, allowed %v", list, allowed)
+	}
+	if list, _ := otherRefused(true); list != nil {
+		t.Errorf("another command: %+v", list)
+	}
+	var count int64
+	for _, p := range *records {
+		d, ok := p.(record.NetworkDenied)
+		if !ok || d.CallID != "tu_1" || d.Host != "b.test:443" || d.Way != "connect" {
+			t.Errorf("%+v", p)
+		}
+		count += max(d.Count, 1)
+	}
+	if count != 3 {
+		t.Errorf("%d refusals are recorded", count)
+	}
+	if total := n.Close(); total.Denied != 3 || total.Connections != 0 {
+		t.Errorf("%+v", total)
+	}
+}
+
+// TestRecordFails checks that nothing is connected to without a record. The control
+// gets to the resolution of the name.
+func TestRecordFails(t *testing.T) {
+	var failing error
+	n, _ := newTestNetwork(t, func(o *Options) {
+		o.Record = func(string, record.Payload, bool) error { return failing }
+	}, "tls://a.invalid")
+	if got := connect(t, n, 1, "a.invalid:443"); !strings.HasPrefix(got, "HTTP/1.1 502") {
+		t.Errorf("control: %q", got)
+	}
+	failing = errors.New("disk full")
+	if got := connect(t, n, 1, "a.invalid:443"); !strings.HasPrefix(got, "HTTP/1.1 403") || !strings.Contains(got, `"record"`) {
+		t.Errorf("without a record: %q", got)
+	}
+}
+
+// TestAsk checks what is asked, and what answers allow.
+func TestAsk(t *testing.T) {
+	var asked []dispatch.HostQuestion
+	resolution := approval.Resolution{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce, By: approval.ByUser}
+	n, _ := newTestNetwork(t, func(o *Options) {
+		o.Ask = func(_ context.Context, q dispatch.HostQuestion) (approval.Resolution, error) {
+			asked = append(asked, q)
+			return resolution, nil
+		}
+	})
+	ask := func(command int) (egress.Answer, error) {
+		return n.ask(t.Context(), egress.Question{Host: "a.test", Display: "a.test", Port: 443, Command: command, Rule: "tls://a.test"})
+	}
+	if _, err := ask(0); !errors.Is(err, errNoCommand) || asked != nil {
+		t.Errorf("without a call: %v", err)
+	}
+	notify, refused := n.TrackCommand("tu_1", "npm ci")
+	notify(7)
+	for _, command := range []int{7, 0} {
+		if a, err := ask(command); err != nil || a.Verdict != egress.VerdictOnce {
+			t.Errorf("once: %+v, %v", a, err)
+		}
+	}
+	want := dispatch.HostQuestion{CallID: "tu_1", Host: "a.test", Port: 443, Command: "npm ci", Rule: "tls://a.test"}
+	if len(asked) != 2 || asked[0] != want || asked[1] != want {
+		t.Errorf("asked %+v", asked)
+	}
+	resolution.Scope = approval.ScopeAlways
+	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictAlways {
+		t.Errorf("always: %+v, %v", a, err)
+	}
+	resolution = approval.Resolution{Decision: approval.DecisionDeny, By: approval.ByUser, Reason: "no"}
+	if a, err := ask(7); err != nil || a.Verdict != egress.VerdictDeny || a.Reason != "no" {
+		t.Errorf("denied: %+v, %v", a, err)
+	}
+	resolution = approval.Resolution{Decision: approval.DecisionTimeout, By: approval.ByTimeout}
+	if _, err := ask(7); err == nil {
+		t.Error("a question without an answer allows")
+	}
+	refused(true)
+	if _, err := ask(7); !errors.Is(err, errNoCommand) {
+		t.Errorf("after the command: %v", err)
+	}
+}
+
+// TestRecordsAreBounded checks that a program can't fill a trace.
+func TestRecordsAreBounded(t *testing.T) {
+	n, records := newTestNetwork(t, nil)
+	for i := range record.MaxNetworkRecords + 50 {
+		n.recordDenied(egress.Denied{Way: egress.WayConnect, Host: "a.test", Port: uint16(i%60000) + 1, Reason: "not_allowed", Count: 1})
+	}
+	if total := n.Close(); len(*records) != record.MaxNetworkRecords || total.Unrecorded != 50 || total.Denied != record.MaxNetworkRecords+50 {
+		t.Errorf("%d records, %+v", len(*records), total)
+	}
+}
