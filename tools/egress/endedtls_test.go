@@ -324,6 +324,11 @@ func TestServerNames(t *testing.T) {
 	s := newSession(t, server, nil, "https://localhost:"+server.port+"/", "https://other.test:"+server.port+"/")
 	_, conn := s.tunnel("localhost:" + server.port)
 	err := tls.Client(conn, &tls.Config{ServerName: "other.test", RootCAs: poolOf(t, s.authority)}).HandshakeContext(t.Context())
+	awaitTrue(t, "the report of the refusal", func() bool { // the alert is sent before it
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return len(s.denied) > 0
+	})
 	if denied := s.takeDenied(); err == nil || len(denied) != 1 || denied[0].Reason != rule.ReasonSNI || server.hits.Load() != 0 {
 		t.Errorf("%v, %+v", err, denied)
 	}
