@@ -429,6 +429,34 @@ func TestSNI(t *testing.T) {
 	}
 }
 
+// TestTLSBesideHTTP checks a port at which rules allow TLS end to end and requests of
+// plain HTTP.
+func TestTLSBesideHTTP(t *testing.T) {
+	canary := newCanary(t, "127.0.0.1:0")
+	o := func(o *Options) {
+		o.Guard, o.Resolver = allowLoopback(t, "good.test"), newTestResolver(t, "127.0.0.1")
+	}
+	f := newFixture(t, o, fmt.Sprintf("tls://good.test:%d", canary.port), fmt.Sprintf("http://good.test:%d/", canary.port))
+	f.times.linger = 50 * time.Millisecond
+	for _, way := range allWays {
+		if got := f.try(way, "good.test", int(canary.port)); !got.reached {
+			t.Errorf("plain HTTP by %s: %+v", way, got)
+		}
+	}
+	canary.hits.Store(0)
+	for name, want := range map[string]int64{"good.test": 1, "evil.test": 0} {
+		_, conn := f.tunnel(fmt.Sprintf("good.test:%d", canary.port))
+		hello := helloOf(t, &tls.Config{ServerName: name})
+		_, _ = conn.Write(hello)
+		_ = conn.CloseWrite()
+		_, _ = io.ReadAll(conn)
+		f.wg.Wait()
+		if got := lastClosed(f); (got.Sent == int64(len(hello))) != (want == 1) || got.SNI != name {
+			t.Errorf("TLS for %s: closed %+v", name, got)
+		}
+	}
+}
+
 // newTestResolver returns a resolver that answers every name with an address.
 func newTestResolver(t testing.TB, addr string) *net.Resolver {
 	t.Helper()

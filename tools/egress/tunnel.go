@@ -33,10 +33,14 @@ func (c *client) serveTunnel(ctx context.Context, r request, established func() 
 		return
 	}
 	defer h.endConn(EndingProgram)
-	if established() != nil {
-		return
+	if established() == nil {
+		c.serveHost(h, f, r)
 	}
-	err = c.serveOpaque(h, f, r)
+}
+
+// serveHost relays bytes between the program and a host, or refuses to.
+func (c *client) serveHost(h *hostConn, f *flow, r request) {
+	err := c.serveOpaque(h, f, r)
 	if err == nil {
 		return
 	}
@@ -62,7 +66,8 @@ func (c *client) serveOpaque(h *hostConn, f *flow, r request) error {
 	return relayConn(f.ctx, c, h)
 }
 
-// serveReadable serves a tunnel in which only requests of HTTP are allowed.
+// serveReadable serves a tunnel in which requests of HTTP are allowed, and TLS at most
+// beside them.
 func (c *client) serveReadable(f *flow, r request) {
 	s := c.s
 	ctx, ways := f.ctx, f.decision.Ways
@@ -73,6 +78,14 @@ func (c *client) serveReadable(f *flow, r request) {
 	case err != nil: // the program has closed it
 	case c.first == firstTLS && ways&rule.WayHTTPS != 0 && s.opts.Authority != nil:
 		c.serveEndedTLS(ctx, r)
+	case c.first == firstTLS && ways&rule.WayTLS != 0:
+		h, err := s.connectOpaque(f, r)
+		if err != nil {
+			c.refuseConn(r, asRefusal(ctx, err))
+			return
+		}
+		defer h.endConn(EndingProgram)
+		c.serveHost(h, f, r)
 	case c.first == firstTLS:
 		c.refuseConn(r, newRefusal(rule.ReasonNotAllowed, "TLS to %s is not allowed at this port", r.host))
 	case ways&rule.WayHTTP == 0:
@@ -83,8 +96,8 @@ func (c *client) serveReadable(f *flow, r request) {
 }
 
 // openTunnel decides about a tunnel and connects to its host. It returns no
-// connection if only requests of HTTP are allowed there, which are decided one by
-// one.
+// connection if requests of HTTP are allowed there, which are decided one by one,
+// but not any bytes.
 func (s *Server) openTunnel(ctx context.Context, r request) (*hostConn, *flow, error) {
 	host, port := r.host, r.port
 	f, err := s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideHost(host, port) })
@@ -92,19 +105,25 @@ func (s *Server) openTunnel(ctx context.Context, r request) (*hostConn, *flow, e
 		return nil, nil, err
 	}
 	ways := f.decision.Ways
-	if ways&(rule.WayTLS|rule.WayAny) == 0 {
+	if ways&rule.WayAny == 0 && ways&(rule.WayHTTP|rule.WayHTTPS) != 0 {
 		return nil, f, nil
 	}
+	h, err := s.connectOpaque(f, r)
+	return h, f, err
+}
+
+// connectOpaque makes the connection for a relay.
+func (s *Server) connectOpaque(f *flow, r request) (*hostConn, error) {
 	h, err := s.connectHost(f.ctx, f, r)
 	if err != nil {
-		return nil, f, err
+		return nil, err
 	}
 	way := rule.WayAny
-	if ways&rule.WayAny == 0 {
+	if f.decision.Ways&rule.WayAny == 0 {
 		way = rule.WayTLS
 	}
 	s.restrictFlow(f, r, h, way)
-	return h, f, nil
+	return h, nil
 }
 
 // extensionECH is the extension of TLS that hides the name in the first message.

@@ -90,7 +90,7 @@ func (f *fixture) tryConnect(host string, port int) outcome {
 	case res.StatusCode != http.StatusOK:
 		return outcome{typed: detailsOf(res)}
 	}
-	return get(conn, br, host)
+	return get(conn, br, joinPort(host, port))
 }
 
 // get gets / over a tunnel.
@@ -110,7 +110,7 @@ func (f *fixture) trySOCKS(host string, port int) outcome {
 	if reply[3] != 0 {
 		return outcome{typed: fmt.Sprint("reply ", reply[3])}
 	}
-	return get(conn, conn, host)
+	return get(conn, conn, joinPort(host, port))
 }
 
 // socksConnect returns a request of SOCKS5. Addresses are sent as such.
@@ -134,7 +134,7 @@ func (f *fixture) tryCapture(host string, port int) outcome {
 	}
 	conn := f.connectTo(netip.AddrPortFrom(addr, uint16(port)).String(), nil)
 	defer func() { _ = conn.Close() }()
-	return get(conn, conn, host)
+	return get(conn, conn, joinPort(host, port))
 }
 
 // reachDirectly is the positive control: it fails the test unless a program without
