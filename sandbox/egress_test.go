@@ -33,7 +33,9 @@ func TestEgressPlan(t *testing.T) {
 	}
 	key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("x")})
 	for _, p := range []sandbox.EgressPlan{
-		{Port: -1}, {Port: 80}, {Port: 65536},
+		{Port: -1},
+		{Port: 80},
+		{Port: 65536},
 		{Capture: []int{80}},
 		{Names: true, Capture: []int{0}},
 		{Names: true, Capture: []int{65536}},
@@ -42,11 +44,14 @@ func TestEgressPlan(t *testing.T) {
 		{Names: true, Capture: []int{443, 80}},
 		{Names: true, Capture: []int{80, 80}},
 		{Names: true, Capture: make([]int, sandbox.MaxCapturePorts+1)},
-		{Roots: []byte("no certificate")}, {Roots: key}, {Roots: slices.Concat(roots(t), key)},
+		{Roots: []byte("no certificate")},
+		{Roots: key},
+		{Roots: slices.Concat(roots(t), key)},
 		{Roots: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")})},
 		{Roots: make([]byte, sandbox.MaxRootsBytes+1)},
 		{JavaRoots: true},
-		{Env: []string{"https_proxy=x"}}, {Env: []string{"PATH=x"}},
+		{Env: []string{"https_proxy=x"}},
+		{Env: []string{"PATH=x"}},
 	} {
 		if err := p.Validate(nil); !errors.Is(err, sandbox.ErrInvalid) {
 			t.Errorf("%+v: %v", p, err)

@@ -346,7 +346,12 @@ func checkEgressListeners(ctx context.Context, e *env) error {
 	if out == "" {
 		return errors.New("positive control: a command can't listen at " + free)
 	}
-	return nil
+	// The guest asks the kernel for the users of sockets, which commands may not.
+	out, err = e.expectOutput(ctx, "attempt", "socket diag")
+	if err == nil && out == "allowed" {
+		err = errors.New("a command may ask for the sockets of others")
+	}
+	return err
 }
 
 // checkEgressRoots: the directory of certificates and its variables are there,

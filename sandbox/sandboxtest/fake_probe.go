@@ -50,6 +50,8 @@ func (c *fakeCommand) answer(verb string, args []string) (string, bool) {
 		return "2048 ENOSPC\n", true
 	case "egress-lookup":
 		return c.lookUp(args[0]), true
+	case "attempt":
+		return "EPERM", true
 	case "egress-bind":
 		return args[len(args)-1] + " 0\n", true
 	case "processors":

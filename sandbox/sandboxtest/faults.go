@@ -105,6 +105,7 @@ const (
 	FaultEgressRefuses  Fault = "names that are none are refused"
 	FaultEgressAsks     Fault = "the handler is asked for every record"
 	FaultEgressTaken    Fault = "a command listens beside the guest"
+	FaultEgressDiag     Fault = "commands may ask for the sockets of others"
 	FaultEgressRoots    Fault = "certificates are not made known"
 	FaultEgressWritable Fault = "certificates can be written"
 	FaultServiceLeft    Fault = "a sandbox with an unhealthy service is left"
@@ -144,6 +145,7 @@ var bends = map[Fault]map[string]func(string) string{
 	FaultWritableRoot: {"writable": appendText("/etc\n")},
 	FaultZombies:      {"zombies": replaceWith("17\n")},
 	FaultProcessors:   {"processors": replaceWith("64\n")},
+	FaultEgressDiag:   {"attempt": replaceWith("allowed")},
 	FaultEgressTaken:  {"egress-bind": appendText("127.80.0.1:61080 0\n")},
 	FaultManyFiles:    {"open-files": replaceWith("1048576\n")},
 }

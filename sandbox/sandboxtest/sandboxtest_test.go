@@ -152,6 +152,7 @@ var found = map[Fault][]string{
 	FaultEgressRefuses:  {egressNames},
 	FaultEgressAsks:     {egressNames},
 	FaultEgressTaken:    {egressListeners},
+	FaultEgressDiag:     {egressListeners},
 	FaultEgressRoots:    {egressRoots},
 	FaultEgressWritable: {egressRoots},
 	FaultServiceEarly:   {serviceRuns, unhealthyService},

@@ -32,6 +32,21 @@ func TestSeccompFor(t *testing.T) {
 			t.Errorf("%v: digests %q and %q", pair, a.SHA256, b.SHA256)
 		}
 	}
+	plain, err := SeccompFor("amd64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	more, err := plain.WithSocketDiagnosis()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := SeccompFor("amd64")
+	if err != nil || again.SHA256 != plain.SHA256 || len(again.OCI.Syscalls) != len(plain.OCI.Syscalls) {
+		t.Errorf("the profile was changed: %v", err)
+	}
+	if more.SHA256 == plain.SHA256 || len(more.OCI.Syscalls) != len(plain.OCI.Syscalls)+1 || !json.Valid(more.JSON) {
+		t.Errorf("%d rules with socket diagnosis, %d without", len(more.OCI.Syscalls), len(plain.OCI.Syscalls))
+	}
 	if _, err := SeccompFor("riscv64"); err == nil {
 		t.Error("riscv64 has a profile")
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -164,7 +165,7 @@ func measureEgress(what, addr string, n int) (time.Duration, error) {
 	}
 	_ = c.CloseWrite()
 	_, endErr := c.Read(piece) // the other end has read all
-	if err == nil && endErr != io.EOF {
+	if err == nil && !errors.Is(endErr, io.EOF) {
 		err = endErr
 	}
 	return time.Since(began), err

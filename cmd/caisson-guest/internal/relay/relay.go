@@ -129,7 +129,7 @@ func (r *relay) sendToHost() {
 		dropped := granted == 0
 		n, err := r.moveBlock(granted)
 		switch {
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			r.ended.Store(true)
 			_ = r.s.writer.Send(wire.Frame{Stream: r.id, Type: wire.TypeEOF, Channel: wire.Stdout})
 			return

@@ -127,7 +127,7 @@ func (s *Server) acceptAll(l *socket, places chan struct{}, serve func(connectio
 			return // the listener is closed, which only tests do
 		case failed != nil:
 			if !errors.Is(failed, unix.ECONNABORTED) && !errors.Is(failed, unix.EINTR) {
-				time.Sleep(errorPause)
+				<-time.After(errorPause)
 			}
 		default:
 			go func() {

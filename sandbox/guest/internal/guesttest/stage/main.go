@@ -62,6 +62,9 @@ func run() error {
 	if err := buildRoot(p); err != nil {
 		return err
 	}
+	if err := raiseLoopback(); err != nil {
+		return err
+	}
 	if err := dropCapabilities(); err != nil {
 		return err
 	}
@@ -160,6 +163,24 @@ func bindMount(b plan.Bind, target string) error {
 func mount(source, target, kind string, flags uintptr, data string) error {
 	if err := unix.Mount(source, target, kind, flags, data); err != nil {
 		return fmt.Errorf("mount %s: %w", target, err)
+	}
+	return nil
+}
+
+// raiseLoopback brings the interface up, as runtimes do.
+func raiseLoopback() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	request, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_UP)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request); err != nil {
+		return fmt.Errorf("raise loopback: %w", err)
 	}
 	return nil
 }
