@@ -61,7 +61,7 @@ func (o *owners) find(local, remote netip.AddrPort) *uint32 {
 		if err != nil {
 			return nil
 		}
-		if uid, mine := parseDiag(answer[:n], o.seq); mine {
+		if uid, mine := parseDiag(answer[:n], o.seq, local.Port()); mine {
 			return uid
 		}
 	}
@@ -73,7 +73,8 @@ const (
 	headerSize       = 16
 	diagRequestSize  = headerSize + 56
 	sockDiagByFamily = 20
-	diagUID          = headerSize + 4 + 48 + 12
+	diagID           = headerSize + 4
+	diagUID          = diagID + 48 + 12
 	diagInode        = diagUID + 4
 	diagSize         = diagInode + 4
 )
@@ -100,13 +101,15 @@ func diagRequest(seq uint32, local, remote netip.AddrPort) []byte {
 }
 
 // parseDiag returns the user in an answer, nil if there is none, and whether it
-// is the one to a request.
-func parseDiag(b []byte, seq uint32) (uid *uint32, mine bool) {
+// is the one to a request for a socket that is connected to a port. Where that
+// socket is gone, the kernel answers with one that listens at its address.
+func parseDiag(b []byte, seq uint32, port uint16) (uid *uint32, mine bool) {
 	native := binary.NativeEndian
 	if len(b) < headerSize || native.Uint32(b[8:]) != seq {
 		return nil, false
 	}
-	if len(b) < diagSize || native.Uint16(b[4:]) != sockDiagByFamily || native.Uint32(b[diagInode:]) == 0 {
+	if len(b) < diagSize || native.Uint16(b[4:]) != sockDiagByFamily || native.Uint32(b[diagInode:]) == 0 ||
+		binary.BigEndian.Uint16(b[diagID+2:]) != port {
 		return nil, true
 	}
 	n := native.Uint32(b[diagUID:])
