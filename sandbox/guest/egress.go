@@ -89,19 +89,24 @@ func (c *Conn) answerLookup(id uint32, name string, h sandbox.EgressHandler) {
 			answer.Address = &addr
 		}
 	}
-	c.egress.mu.Lock()
-	c.egress.lookups--
-	c.egress.mu.Unlock()
-	if err := c.writer.SendJSON(id, wire.TypeEnd, answer); err != nil {
-		c.lose(err)
-	}
+	c.endStream(id, answer, func() { c.egress.lookups-- })
 }
 
-// removeRelay forgets a relay, before the guest may accept another one.
-func (e *egress) removeRelay(r *relay) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	delete(e.relays, r)
+// endStream sends the last frame of a stream that the guest opened. forget, which
+// has the lock, makes room for another one just before: a guest that reads nothing
+// can't make the host keep more answers than that.
+func (c *Conn) endStream(id uint32, answer any, forget func()) {
+	end, err := wire.JSON(id, wire.TypeEnd, answer)
+	if err == nil {
+		err = c.writer.SendAfter(func() {
+			c.egress.mu.Lock()
+			defer c.egress.mu.Unlock()
+			forget()
+		}, end)
+	}
+	if err != nil {
+		c.lose(err)
+	}
 }
 
 // addCommand returns a number for a command. Numbers are used again as late as

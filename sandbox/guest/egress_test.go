@@ -99,6 +99,7 @@ func TestForgedRelays(t *testing.T) {
 		"port of names":   {func(l *liar) { l.accept(2, "127.0.0.1:53") }, false},
 		"another address": {func(l *liar) { l.accept(2, "10.0.0.1:61080") }, false},
 		"IPv6":            {func(l *liar) { l.accept(2, "[::1]:61080") }, false},
+		"zone":            {func(l *liar) { l.accept(2, "[fe80::1%"+strings.Repeat("\x1b[2J", 1000)+"]:61080") }, false},
 		"mapped":          {func(l *liar) { l.accept(2, "[::ffff:127.80.0.1]:61080") }, false},
 		"odd id":          {func(l *liar) { l.accept(3, proxyAddr) }, false},
 		"ids with gaps":   {func(l *liar) { l.accept(4, proxyAddr); l.accept(100, proxyAddr) }, true},
@@ -418,4 +419,36 @@ func TestRelayOfCommand(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	go l.drain()
+}
+
+// TestUnreadAnswers: a guest that opens streams and reads no answer is lost before
+// the host keeps more than it counts.
+func TestUnreadAnswers(t *testing.T) {
+	for name, open := range map[string]func(l *liar, id uint32){
+		"lookups": func(l *liar, id uint32) { l.lookup(id, "example.com") },
+		"connections": func(l *liar, id uint32) {
+			l.accept(id, proxyAddr)
+			l.json(id, wire.TypeEnd, wire.RelayEnd{Reset: true})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, l := playEgress(t, handler{
+				serve:  func(ctx context.Context, _ sandbox.EgressConn) { <-ctx.Done() },
+				lookup: func(context.Context, string) (netip.Addr, bool) { return netip.Addr{}, false },
+			})
+			const most = 1000
+			n := 0
+			for ; n < most && c.Err() == nil; n++ {
+				open(l, uint32(2*n+2))
+				time.Sleep(100 * time.Microsecond) // for the handler
+			}
+			if n == most {
+				t.Fatalf("%d streams with unread answers are open", n)
+			}
+			<-c.Done()
+			if err := c.Err(); !errors.Is(err, wire.ErrProtocol) {
+				t.Errorf("error is %v", err)
+			}
+		})
+	}
 }

@@ -60,10 +60,7 @@ func (r *relay) serve(h sandbox.EgressHandler) {
 	_ = r.Close()
 	<-r.ended
 	r.cancel(net.ErrClosed)
-	r.c.egress.removeRelay(r)
-	if err := r.c.writer.SendJSON(r.id, wire.TypeEnd, wire.RelayEnd{}); err != nil {
-		r.c.lose(err)
-	}
+	r.c.endStream(r.id, wire.RelayEnd{}, func() { delete(r.c.egress.relays, r) })
 }
 
 // LocalAddr returns the address that the program connected to.

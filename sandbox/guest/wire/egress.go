@@ -75,7 +75,7 @@ type Accept struct {
 // listeners can have accepted the connection.
 func (a Accept) Check(e *Egress) error {
 	if e == nil || !slices.Contains(e.ports(), int(a.Local.Port())) || !a.Local.Addr().Is4() || !a.Local.Addr().IsLoopback() {
-		return fmt.Errorf("%w: a connection to %v, where the guest doesn't listen", ErrProtocol, a.Local)
+		return fmt.Errorf("%w: a connection to %.40q, where the guest doesn't listen", ErrProtocol, a.Local.String())
 	}
 	return nil
 }

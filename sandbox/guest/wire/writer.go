@@ -23,7 +23,11 @@ func NewWriter(dst io.Writer) *Writer { return &Writer{dst: dst} }
 // Send writes frames, together and in order, by one Write. Payloads are not
 // kept. Where one breaks the bounds it fails with [ErrProtocol] and writes
 // nothing; after the destination failed, every call fails with its error.
-func (w *Writer) Send(frames ...Frame) error {
+func (w *Writer) Send(frames ...Frame) error { return w.SendAfter(nil, frames...) }
+
+// SendAfter is Send, and calls before, unless it is nil, when it is the turn of
+// these frames, not while others are written. It must not send.
+func (w *Writer) SendAfter(before func(), frames ...Frame) error {
 	for _, f := range frames {
 		if err := checkHeader(len(f.Payload), f.Stream, f.Type, f.Channel); err != nil {
 			return err
@@ -31,6 +35,9 @@ func (w *Writer) Send(frames ...Frame) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if before != nil {
+		before()
+	}
 	w.buf = w.buf[:0]
 	for _, f := range frames {
 		h := f.encodeHeader()
