@@ -19,6 +19,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -29,6 +30,8 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/egress/preset"
+	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
@@ -53,6 +56,10 @@ type Options struct {
 	// Tools are offered to the model after the built-in ones. They run in this process,
 	// with its privileges, under Policy.
 	Tools []tools.Factory
+	// Egress lists what commands may reach: names of package managers whose public
+	// registries they may read from, such as "npm", and rules, such as
+	// "https://api.example.com/v1/". Without one they have no network.
+	Egress []string
 	// Secrets maps names to values, such as API keys, that no record or log may contain.
 	Secrets map[string]string
 }
@@ -154,6 +161,10 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
+	egress, err := newEgressOptions(o.Egress)
+	if err != nil {
+		return err
+	}
 	backend, choice, err := s.host.Choose(ctx, o.Backend, nil)
 	if err != nil {
 		return err
@@ -166,13 +177,38 @@ func (s *Session) openSession(ctx context.Context, o Options) (err error) {
 		Dir: s.dir, User: runner.User{Name: runner.LocalUser(), Admin: true}, Workspace: s.work, Secrets: secrets, Removed: removed,
 		SandboxOptions: runner.SandboxOptions{
 			Backend: backend, Choice: choice, Image: image, ImageName: o.Image, Root: o.Root, UserPolicy: o.User, Service: o.Service, Mode: o.Mode, CopyBytes: o.CopyBytes, CopyEntries: o.CopyEntries, Target: target, Resources: resources, Env: o.Env,
-			Mounts: s.mounts, Caches: caches,
+			Mounts: s.mounts, Caches: caches, Egress: egress,
 		},
 		ModelOptions:  runner.ModelOptions{Profiles: o.Profiles, Budget: o.Budget, SessionBudget: o.SessionBudget, Instructions: o.Instructions},
 		PolicyOptions: runner.PolicyOptions{Policy: o.Policy, OnPrompt: dispatch.OnPromptDeny},
 		ToolOptions:   runner.ToolOptions{Tools: o.Tools},
 	})
 	return err
+}
+
+// newEgressOptions returns what commands may reach by a list of presets and rules.
+func newEgressOptions(list []string) (runner.EgressOptions, error) {
+	if len(list) == 0 {
+		return runner.EgressOptions{}, nil
+	}
+	o := runner.EgressOptions{Policy: &rule.Policy{}, Capture: true, KeepFiles: runner.CacheSession}
+	for _, s := range list {
+		if slices.Contains(preset.Names(), s) {
+			p, err := preset.New(s, preset.Options{})
+			if err != nil {
+				return o, fmt.Errorf("open session: Options.Egress: %w", err)
+			}
+			o.Presets = append(o.Presets, p)
+			o.Policy.Allow = append(o.Policy.Allow, p.Rules...)
+			continue
+		}
+		r, err := rule.ParseEgress(s)
+		if err != nil {
+			return o, fmt.Errorf("open session: Options.Egress: %w", err)
+		}
+		o.Policy.Allow = append(o.Policy.Allow, r)
+	}
+	return o, nil
 }
 
 // Ask runs one turn with a message of the user and returns the model's answer. The

@@ -179,6 +179,8 @@ const fetchedDir = "fetched"
 type FetchOptions struct {
 	// Allow lists what may be fetched; empty turns the tool off.
 	Allow []rule.Rule
+	// Deny wins over Allow.
+	Deny []rule.Rule
 	// Private are hosts that may be in networks that are not public.
 	Private map[string][]netip.Prefix
 	// MaxBytes bounds one response and Timeout one fetch; zero means the tool's
@@ -211,7 +213,7 @@ func (o FetchOptions) NewTool(version, dir string, log *zap.Logger, denied func(
 		agent += "/" + version
 	}
 	return fetch.New(fetch.Options{
-		Allow: o.Allow, Private: o.Private, Egress: egress, Hosts: hosts, MaxBytes: o.MaxBytes, Timeout: o.Timeout, Proxy: o.Proxy,
+		Allow: o.Allow, Deny: o.Deny, Private: o.Private, Egress: egress, Hosts: hosts, MaxBytes: o.MaxBytes, Timeout: o.Timeout, Proxy: o.Proxy,
 		Dir: dir, Agent: agent, Logger: log, Denied: denied,
 	})
 }

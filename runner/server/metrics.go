@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -28,6 +29,7 @@ type metrics struct {
 	asked        prometheus.Counter
 	answers      *prometheus.CounterVec // decision, by
 	late         prometheus.Counter
+	network      *prometheus.CounterVec // event
 	tokens       *prometheus.CounterVec // direction
 	streams      prometheus.Gauge
 	dropped      prometheus.Counter
@@ -65,6 +67,7 @@ func newMetrics() *metrics {
 	m.asked = counter("confirmations_requested_total", "Confirmations that were asked for.")
 	m.answers = counters("confirmations_resolved_total", "Confirmations that were resolved.", "decision", "by")
 	m.late = counter("confirmation_attempts_total", "Answers that changed nothing.")
+	m.network = counters("network_records_total", "Recorded connections of commands and of the fetch tool: opened, closed, denied.", "event")
 	m.tokens = counters("model_tokens_total", "Tokens of model calls.", "direction")
 	m.streams = prometheus.NewGauge(prometheus.GaugeOpts{Name: "caisson_event_streams", Help: "Event streams that are open."})
 	m.dropped = counter("event_streams_dropped_total", "Event streams that were ended because their reader was too slow.")
@@ -130,6 +133,8 @@ func (m *metrics) countRecord(kind record.Kind, s trace.Step) {
 		m.asked.Inc()
 	case kind == record.KindConfirmationAttempted:
 		m.late.Inc()
+	case slices.Contains([]record.Kind{record.KindNetworkOpened, record.KindNetworkClosed, record.KindNetworkDenied}, kind):
+		m.network.WithLabelValues(strings.TrimPrefix(string(kind), "network.")).Inc()
 	case kind == record.KindConfirmationResolved && s.Call != nil:
 		q := s.Call.Asked[len(s.Call.Asked)-1]
 		m.answers.WithLabelValues(string(q.Decision), q.By).Inc()

@@ -192,10 +192,15 @@ func markRedirected(ctx context.Context, passed []string, err error) error {
 
 // getCached returns the cached response for a URL that the policy allows.
 func (c *Client) getCached(t rule.Target) (Response, bool) {
-	if !rule.AllowsTarget(c.opts.Allow, t) {
+	if !c.allows(t) {
 		return Response{}, false
 	}
 	return c.cache.get(t.String())
+}
+
+// allows reports whether the policy allows a URL.
+func (c *Client) allows(t rule.Target) bool {
+	return rule.AllowsTarget(c.opts.Allow, t) && !rule.DeniesTarget(c.opts.Deny, t, http.MethodGet)
 }
 
 // resolveRedirect returns the target of a Location header. The allowlist is
@@ -222,7 +227,7 @@ func redirectURL(location string, t rule.Target) string {
 // fetchHop makes one request if the policy allows it. For a redirect, next is
 // its Location, and its body is not read.
 func (c *Client) fetchHop(ctx context.Context, t rule.Target) (_ Response, next string, err error) {
-	if !rule.AllowsTarget(c.opts.Allow, t) {
+	if !c.allows(t) {
 		return Response{}, "", c.notAllowedFailure(t)
 	}
 	if err := c.newDialer().CheckLiteral(t.Host, t.Port); err != nil { // a proxy would dial it

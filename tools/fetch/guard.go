@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -11,7 +12,15 @@ import (
 
 // dialOrigin connects to an origin at an address that the guard allows.
 func (c *Client) dialOrigin(ctx context.Context, o rule.Origin) (net.Conn, error) {
-	conn, err := c.newDialer().Dial(ctx, o.Host, o.Port)
+	d := c.newDialer()
+	d.Refuse = func(addr netip.Addr) error {
+		policy := rule.Policy{Deny: c.opts.Deny}
+		if r, ok := policy.DeniedAddr(addr, o.Port); ok {
+			return &rule.AddressError{Host: o.Host, Addr: addr, Rule: r}
+		}
+		return nil
+	}
+	conn, err := d.Dial(ctx, o.Host, o.Port)
 	if err != nil {
 		return nil, dialFailure(err)
 	}

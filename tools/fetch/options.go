@@ -45,6 +45,8 @@ type Options struct {
 	// Allow is the allowlist. If it is empty, nothing may be fetched and the tool
 	// is disabled by default.
 	Allow []rule.Rule
+	// Deny wins over Allow; its rules are those of [rule.ParseEgress].
+	Deny []rule.Rule
 	// Private are the hosts whose addresses need not be public, with the networks
 	// of their permitted addresses, as [rule.NewGuard] has them.
 	Private map[string][]netip.Prefix

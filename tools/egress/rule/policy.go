@@ -244,6 +244,14 @@ func (r Rule) deniesRequest(t Target, method string) bool {
 	return t.ambiguous || coversPath(strings.TrimSuffix(prefix, "/"), foldPath(t.Path))
 }
 
+// DeniesTarget reports whether any of the rules, as those of [Policy].Deny, refuses a
+// request.
+func DeniesTarget(deny []Rule, t Target, method string) bool {
+	return slices.ContainsFunc(deny, func(r Rule) bool {
+		return r.coversHost(t.Host, t.Port) && (r.deniesAll() || r.deniesRequest(t, method))
+	})
+}
+
 // foldPath returns a path in the form in which denied paths are compared.
 func foldPath(path string) string {
 	var out []string

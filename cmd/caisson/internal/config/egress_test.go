@@ -144,6 +144,28 @@ func TestEgressNarrows(t *testing.T) {
 	}
 }
 
+// TestEgressDenyBindsFetch checks that what commands may not reach, by anyone's settings,
+// is refused to the fetch tool too.
+func TestEgressDenyBindsFetch(t *testing.T) {
+	c, err := loadFetch(t, "fetch: {allow: [\"https://a.test/\"]}", "egress: {deny: [\"https://a.test/x/\"]}", "egress: {deny: [\"tls://b.test\"]}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o, err := c.FetchOptions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for url, want := range map[string]bool{"https://a.test/x/y": true, "https://a.test/X/y": true, "https://b.test/": true, "https://a.test/y": false} {
+		target, err := rule.ParseTarget(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := rule.DeniesTarget(o.Deny, target, "GET"); got != want {
+			t.Errorf("%s denied: %v", url, got)
+		}
+	}
+}
+
 // TestEgressFlagStaysNarrow checks that a rule of the command line is not wider than a
 // trusted workspace's file.
 func TestEgressFlagStaysNarrow(t *testing.T) {

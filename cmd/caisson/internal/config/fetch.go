@@ -85,6 +85,9 @@ func (c *Config) fetchOptions() (runner.FetchOptions, error) {
 	if o.Allow, err = parseRules("fetch.allow", in.Allow); err != nil {
 		return o, err
 	}
+	if o.Deny, err = c.Egress.Deny.parseAll("egress.deny"); err != nil {
+		return o, err
+	}
 	if o.Private, err = parsePrivate("fetch", in.Private, o.Allow); err != nil {
 		return o, err
 	}
