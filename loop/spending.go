@@ -7,8 +7,8 @@ import (
 	"github.com/caisson-run/caisson/limits"
 )
 
-// Spending is what the tool calls of one round spend on models of their own. It is safe
-// for concurrent use.
+// Spending counts what the tool calls of one round spend on models of their own. It is
+// safe for concurrent use.
 type Spending struct {
 	shared *SharedBudget
 	ledger Ledger

@@ -34,7 +34,7 @@ func DefaultEnv() []string {
 }
 
 // offlineEnv are the defaults where commands have no network: package managers fail at
-// once and say why, where they would try again for minutes.
+// once with the reason, where they would try again for minutes.
 var offlineEnv = []string{
 	"GOPROXY=off",
 	"npm_config_offline=true",

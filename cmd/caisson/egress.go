@@ -79,7 +79,7 @@ type egressDecision struct {
 	Reason   string `json:"reason,omitempty"`
 	// Rule is the rule that allows or denies, absent if none is about the host.
 	Rule string `json:"rule,omitempty"`
-	// Sees is what Caisson sees of an allowed connection: requests, or names and bytes.
+	// Sees names what Caisson sees of an allowed connection: requests, or names and bytes.
 	Sees string `json:"sees,omitempty"`
 }
 
@@ -143,7 +143,7 @@ func (d egressDecision) describe() string {
 // reasonNoNetwork is the reason where nothing is configured.
 const reasonNoNetwork = "no_network"
 
-// egressTarget is what a command connects to. Its scheme is http, https or tcp.
+// egressTarget is the destination of a connection. Its scheme is http, https or tcp.
 type egressTarget struct {
 	rule.Target
 }

@@ -41,7 +41,6 @@ type NetworkClosed struct {
 	Cached   int64  `json:"cached,omitempty"`
 	WallMS   int64  `json:"wall_ms"`
 	Ending   string `json:"ending"` // done, program, host, idle, policy, cancelled, or the reason of a refusal
-
 }
 
 // EndingDone is the ending of a connection that both sides have closed.
@@ -98,7 +97,7 @@ type NetworkTotals struct {
 // MaxNetworkRecords bounds the records of one session about its commands' connections.
 const MaxNetworkRecords = 1000
 
-// Egress is what commands may reach.
+// Egress describes what commands may reach.
 //
 //	{"allow":["tls://proxy.golang.org"],"unknown":"deny","capture":true,"rules_sha256":"…"}
 type Egress struct {

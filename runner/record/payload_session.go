@@ -43,7 +43,7 @@ type SessionCreated struct {
 	// tools.
 	Mounts []Mount `json:"mounts,omitempty"`
 	Caches *Caches `json:"caches,omitempty"`
-	// Egress is what commands may reach; absent where they have no network.
+	// Egress describes what commands may reach; absent where they have no network.
 	Egress *Egress `json:"egress,omitempty"`
 	// Env are the names of the variables that commands were given.
 	Env []string `json:"env,omitempty"`

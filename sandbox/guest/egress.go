@@ -9,7 +9,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
 
-// egress is what the guest opened, and the commands by their numbers.
+// egress holds the streams that the guest opened, and the commands by their numbers.
 type egress struct {
 	mu       sync.Mutex
 	handler  sandbox.EgressHandler

@@ -57,7 +57,7 @@ var testRoots = sync.OnceValue(func() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 })
 
-// egressConn is what a handler saw of a connection.
+// egressConn holds what a handler saw of a connection.
 type egressConn struct {
 	local   netip.AddrPort
 	command int

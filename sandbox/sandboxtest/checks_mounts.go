@@ -267,8 +267,8 @@ func checkLayered(ctx context.Context, e *env) error {
 	return nil
 }
 
-// checkRefusedMounts asks for mounts that would give commands what they must
-// not reach. The control is checkFurtherMounts.
+// checkRefusedMounts asks for mounts with which commands would reach what
+// they must not. The control is checkFurtherMounts.
 func checkRefusedMounts(ctx context.Context, e *env) error {
 	own, err := makeHostDir(e, "refused", "x")
 	if err != nil {

@@ -33,7 +33,7 @@ const (
 // first byte of a connection demands.
 type benchHandler struct{}
 
-// benchConn is what a handler and a listener of the host have in common.
+// benchConn is a connection of a handler, or of a listener of the host.
 type benchConn interface {
 	io.ReadWriteCloser
 	CloseWrite() error
@@ -221,7 +221,7 @@ func measureIdle(b *testing.B, envs map[string]*env) map[string]int64 {
 		if _, err := e.timeExecs(b.Context()); err != nil {
 			b.Fatal(err)
 		}
-		time.Sleep(5 * time.Second) // the guest gives back what it does not need
+		time.Sleep(5 * time.Second) // the guest releases what it does not need
 		var err error
 		if idle[name], err = e.anonymousMemory(b.Context()); err != nil {
 			b.Fatal(err)

@@ -95,7 +95,7 @@ func (s *fakeSandbox) attestEgress() *sandbox.AttestedEgress {
 	return &sandbox.AttestedEgress{Listening: []string{"tcp 0.0.0.0:" + strconv.Itoa(plan.ProxyPort())}, Capture: plan.Capture}
 }
 
-// addNumber gives a command its number and the variables of its proxy.
+// addNumber adds the number of a command and the variables of its proxy.
 func (c *fakeCommand) addNumber(cmd *sandbox.Command) {
 	plan := c.sb.spec.Egress
 	if plan == nil {

@@ -27,7 +27,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// TestTwoCalls tests two calls in one round. The parameter stream tells whether the model
+// TestTwoCalls tests two calls in one round. The parameter stream reports whether the model
 // asks for a stream.
 func TestTwoCalls(t *testing.T, base string, m loop.Model, stream bool) {
 	d := &Dispatcher{}

@@ -44,7 +44,7 @@ type Options struct {
 	Fail   func(error)
 	// Describe describes a failed start to users; nil takes the error's text.
 	Describe func(error) string
-	// Network is what commands reach the network by, nil for none. It is bound to each
+	// Network connects commands to the network, nil for none. It is bound to each
 	// generation in which commands run.
 	Network Network
 	// Touched reports that the workspace shows more than the original directory
@@ -128,7 +128,7 @@ type generation struct {
 	endService     context.CancelCauseFunc
 	unwatchService func()
 	notice         string
-	// back is what the workspace is back to after the loss, if that is a copy.
+	// back names the state to which the workspace is back after the loss, if that is a copy.
 	back string
 	// bounds are the bounded directories of commands, such as the home.
 	bounds []*diskwatch.Bound

@@ -29,10 +29,10 @@ var publicTarget = wire.Target{IP: []byte{203, 0, 113, 1}, Port: 443}
 // checkTime bounds the command.
 const checkTime = 20 * time.Second
 
-// LeakError reports that a command got an answer where the network of commands must not
-// give one, or that it got none where the proxy must answer.
+// LeakError reports that a command got an answer from a network that it must not reach,
+// or that it got none where the proxy must answer.
 type LeakError struct {
-	// Tried is what the command tried, Got what came of it, and Want what must.
+	// Tried describes what the command tried, Got its result, and Want the one it must have.
 	Tried, Got, Want string
 }
 

@@ -27,7 +27,7 @@ const authorityTime = 30 * 24 * time.Hour
 // removed at the end.
 const cacheDir = "egress-cache"
 
-// setup is what a session's network is made from, beside its policy.
+// setup holds the parts of a session's network beside its policy.
 type setup struct {
 	preset    *preset.Preset
 	secrets   *secret.Set

@@ -24,8 +24,8 @@ type furtherMount struct {
 	layers *overlayLayers // nil without layers
 }
 
-// examineFurther refuses further mounts that would give commands what they must
-// not reach, and returns all of them. Scratch directories have no source yet.
+// examineFurther refuses further mounts with which commands would reach what they
+// must not, and returns all of them. Scratch directories have no source yet.
 func examineFurther(o Options, work place) ([]furtherMount, error) {
 	var list []furtherMount
 	var places []place // of writable binds

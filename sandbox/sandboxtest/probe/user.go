@@ -49,7 +49,7 @@ func rootWorks(args []string) error {
 	return nil
 }
 
-// chownAll gives files to each id that may mean something on the host.
+// chownAll changes the owner of files to each id that may mean something on the host.
 func chownAll(paths []string) error {
 	for _, path := range paths {
 		for _, id := range []int{0, 1, otherID, 1000, 4242, 10001, 65534, 0x7800_0000, 0x7801_0000, 0x7801_0000 + 1000} {

@@ -99,8 +99,8 @@ type Request struct {
 	URL    string
 	Accept string // the header, "" for none
 	Kind   Kind
-	// Digest is what the content of a file must have; the zero value if no index
-	// tells.
+	// Digest is the one that the content of a file must have; the zero value if no
+	// index has it.
 	Digest Digest
 	// Lock pins contents, or notes them. It may be nil.
 	Lock *Lock

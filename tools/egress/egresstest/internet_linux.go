@@ -12,7 +12,6 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
 	"net/http/cgi"
@@ -24,6 +23,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/tools/egress/ca"
 )
@@ -81,7 +82,7 @@ func StartInternet(t *testing.T, hosts map[string]http.Handler) *Internet {
 		if err != nil {
 			t.Fatal(err)
 		}
-		server := &http.Server{Handler: n, ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0)}
+		server := &http.Server{Handler: n, ReadHeaderTimeout: time.Minute, ErrorLog: zap.NewStdLog(zap.NewNop())}
 		if port == "443" {
 			server.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(h *tls.ClientHelloInfo) (*tls.Certificate, error) { return n.Authority.Leaf(h.ServerName) }}
 		}

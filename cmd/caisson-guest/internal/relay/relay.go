@@ -24,8 +24,8 @@ const (
 	// drainTime is how long a program has to read the rest of a connection that
 	// the host is done with: less than a host waits for the end.
 	drainTime = 15 * time.Second
-	// closeTime is how long it then has to close its end. What it sent and nobody
-	// read would make the kernel reset the connection.
+	// closeTime is how long it then has to close its end. Data that it sent and
+	// that was never read would make the kernel reset the connection.
 	closeTime = time.Second
 )
 

@@ -31,7 +31,7 @@ type Server struct {
 	last    uint32
 }
 
-// stream is what the guest opened. Its methods are called by the goroutine that
+// stream is a stream that the guest opened. Its methods are called by the goroutine that
 // reads frames, and must not wait.
 type stream interface {
 	takeFrame(f wire.Frame) error
@@ -109,7 +109,8 @@ func (s *Server) remove(id uint32) {
 const errorPause = 50 * time.Millisecond
 
 // acceptAll accepts the connections of a listener, as many at once as places has
-// room for; others wait in the backlog. Serve gives its place back.
+// room for; others wait in the backlog. A place is free again once serve
+// has returned.
 func (s *Server) acceptAll(l *socket, places chan struct{}, serve func(connection)) {
 	for {
 		var c connection

@@ -23,7 +23,7 @@ type Next struct {
 	Model string
 }
 
-// Switching is what a chat needs to go on with another session or another model.
+// Switching holds what a chat needs to go on with another session or another model.
 type Switching struct {
 	// Model is the profile of the session's turns, and Models are the names of the
 	// configured ones.

@@ -42,7 +42,7 @@ func (r *EgressRule) UnmarshalYAML(n ast.Node) error {
 	} else if text, ok := scalarText(n); ok {
 		r.URL = text
 	} else {
-		return errorAt(n, errors.New("a rule is needed here, such as tls://example.com, or url: and methods:"))
+		return errorAt(n, errors.New("a rule is needed here, such as tls://example.com, or url: with methods: beside it"))
 	}
 	if _, err := r.parse(); err != nil {
 		return errorAt(n, err)
@@ -75,7 +75,7 @@ func (r EgressRule) parse() (rule.Rule, error) {
 	return parsed.WithMethods(r.Methods)
 }
 
-// EgressRules are what commands may reach, or may not.
+// EgressRules are rules for what commands may reach, or may not.
 type EgressRules []EgressRule
 
 // setText parses the value of a flag, with commas between the rules.
@@ -124,7 +124,7 @@ func (g *EgressGit) UnmarshalYAML(n ast.Node) error {
 	} else if text, ok := scalarText(n); ok {
 		g.URL = text
 	} else {
-		return errorAt(n, errors.New("a URL is needed here, such as https://github.com/org/, or url: and push:"))
+		return errorAt(n, errors.New("a URL is needed here, such as https://github.com/org/, or url: with push: beside it"))
 	}
 	if _, err := rule.ParseGit(g.URL, g.Push); err != nil {
 		return errorAt(n, err)

@@ -269,7 +269,7 @@ type FetchBounds struct {
 	FetchLimits   `yaml:",inline"`
 }
 
-// Egress is what commands may reach. See docs/egress.md.
+// Egress bounds what commands may reach. See docs/egress.md.
 type Egress struct {
 	Presets      PresetNames             `yaml:"presets" flag:"egress-preset" value:"NAMES" group:"Sandbox" doc:"package managers whose public registries commands may read from: apt, cargo, go, maven, npm, pip; the flag has commas between them"`
 	Git          []EgressGit             `yaml:"git" doc:"https URLs of git repositories, or of what they are below, that commands may fetch from; with url and push: true they may push too"`

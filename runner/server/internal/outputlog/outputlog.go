@@ -53,7 +53,7 @@ func (s *Store) reserveBytes(n int64) int64 {
 	return n
 }
 
-// releaseBytes gives back n bytes of the room.
+// releaseBytes returns n bytes of the room.
 func (s *Store) releaseBytes(n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,7 +19,7 @@ type Dial func(addr string) (*net.TCPConn, error)
 // egressTime bounds the wait for one connection.
 const egressTime = 30 * time.Second
 
-// EchoEnd is what the other end of Echo sends when it has read all.
+// EchoEnd is sent by the other end of Echo when it has read all.
 const EchoEnd = "end"
 
 // Echo sends size bytes to addr, ends its direction, and reads until the other

@@ -11,7 +11,7 @@ import (
 // into lines, and which of them it obeys (actions/runner: ActionCommand.cs,
 // ActionCommandManager.cs, OutputManager.cs).
 type GitHub struct {
-	// Token is what resumes commands, "" where they are not stopped.
+	// Token resumes commands, "" where they are not stopped.
 	Token string
 	// Obeyed are the lines that were obeyed, stop-commands and its end aside.
 	Obeyed []string
