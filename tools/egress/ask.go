@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 
 	"golang.org/x/net/idna"
@@ -95,6 +96,13 @@ func (qs *questions) forgetAllowed() {
 	defer qs.mu.Unlock()
 	clear(qs.allowed)
 	qs.generation++
+}
+
+// forgetCommand forgets the answers that allow for one command.
+func (qs *questions) forgetCommand(command int) {
+	qs.mu.Lock()
+	defer qs.mu.Unlock()
+	maps.DeleteFunc(qs.allowed, func(g grant, _ bool) bool { return g.command != 0 && g.command == command })
 }
 
 // awaitAnswer waits for the answer to the question about a request, which then has to be

@@ -70,9 +70,12 @@ type Network struct {
 	// running are the commands that run, the oldest first.
 	running []*command
 	// calls are those of open connections, by their numbers.
-	calls   map[int64]string
-	written int // records
-	totals  record.NetworkTotals
+	calls map[int64]string
+	// written and refusals are numbers of records: of all but those of recorded, and of
+	// refusals. recorded are hosts with a record of a connection.
+	written, refusals int
+	recorded          map[string]bool
+	totals            record.NetworkTotals
 }
 
 // command is one command that runs.
@@ -83,7 +86,7 @@ type command struct {
 
 // New returns the network of a session. It must be closed.
 func New(o Options) (*Network, error) {
-	n := &Network{opts: o, calls: map[int64]string{}}
+	n := &Network{opts: o, calls: map[int64]string{}, recorded: map[string]bool{}}
 	guard, err := rule.NewGuard(o.Private)
 	if err != nil {
 		return nil, fmt.Errorf("make network: %w", err)
@@ -168,6 +171,9 @@ func (n *Network) takeRefused(c *command, ended bool) ([]shell.Refused, []string
 			defer n.mu.Unlock()
 			n.running = slices.DeleteFunc(n.running, func(o *command) bool { return o == c })
 		}()
+	}
+	if ended && number != 0 {
+		n.server.EndCommand(number)
 	}
 	var denied []egress.Denied
 	if number != 0 {
@@ -262,24 +268,48 @@ func (n *Network) ask(ctx context.Context, q egress.Question) (egress.Answer, er
 	return egress.Answer{Verdict: egress.VerdictOnce}, nil
 }
 
-// takeRecord reports whether one more record may be written, and counts it.
-func (n *Network) takeRecord() bool {
+// maxRefusals bounds the records of refusals. A program can make any number of them, and
+// must not hide its connections behind them.
+const maxRefusals = record.MaxNetworkRecords / 2
+
+// takeRefusal reports whether one more record of a refusal may be written, and counts it.
+func (n *Network) takeRefusal() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.written >= record.MaxNetworkRecords {
+	if n.refusals >= maxRefusals {
 		n.totals.Unrecorded++
 		return false
 	}
-	n.written++
+	n.refusals++
 	return true
 }
+
+// takeOpening reports whether one more record of a connection to a host may be written,
+// and counts it. The first one of each host is, whatever the program did before.
+func (n *Network) takeOpening(host string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case !n.recorded[host] && len(n.recorded) < maxHosts:
+		n.recorded[host] = true
+	case n.written < record.MaxNetworkRecords-maxRefusals-maxHosts:
+		n.written++
+	default:
+		n.totals.Unrecorded++
+		return false
+	}
+	return true
+}
+
+// maxHosts bounds the hosts whose first connection is always recorded.
+const maxHosts = 100
 
 func (n *Network) recordOpened(o egress.Opened) error {
 	call := n.callOf(o.Command)
 	n.mu.Lock()
 	n.totals.Connections++
 	n.mu.Unlock()
-	if !n.takeRecord() {
+	if !n.takeOpening(hostOf(o.Host, o.Port)) {
 		return nil
 	}
 	p := record.NetworkOpened{CallID: call, Conn: o.ID, Command: o.Command, Way: string(o.Way), Host: hostOf(o.Host, o.Port), Rule: o.Rule, By: "rule"}
@@ -325,7 +355,7 @@ func (n *Network) recordDenied(d egress.Denied) {
 	n.mu.Lock()
 	n.totals.Denied += int64(d.Count)
 	n.mu.Unlock()
-	if !n.takeRecord() {
+	if !n.takeRefusal() {
 		return
 	}
 	p := record.NetworkDenied{

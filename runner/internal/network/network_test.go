@@ -6,6 +6,8 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 	"github.com/caisson-run/caisson/tools/approval"
@@ -232,10 +235,50 @@ func TestAsk(t *testing.T) {
 // TestRecordsAreBounded checks that a program can't fill a trace.
 func TestRecordsAreBounded(t *testing.T) {
 	n, records := newTestNetwork(t, nil)
-	for i := range record.MaxNetworkRecords + 50 {
-		n.recordDenied(egress.Denied{Way: egress.WayConnect, Host: "a.test", Port: uint16(i%60000) + 1, Reason: "not_allowed", Count: 1})
+	for i := range maxRefusals + 50 {
+		n.recordDenied(egress.Denied{Way: egress.WayConnect, Host: "a.test", Port: uint16(i) + 1, Reason: "not_allowed", Count: 1})
 	}
-	if total := n.Close(); len(*records) != record.MaxNetworkRecords || total.Unrecorded != 50 || total.Denied != record.MaxNetworkRecords+50 {
-		t.Errorf("%d records, %+v", len(*records), total)
+	if len(*records) != maxRefusals {
+		t.Fatalf("%d records of refusals, want %d", len(*records), maxRefusals)
+	}
+	// Refusals, and connections to one host, must not hide one to another.
+	for id := range int64(2 * record.MaxNetworkRecords) {
+		if err := n.recordOpened(egress.Opened{ID: id + 1, Host: "a.test", Port: 443}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := len(*records)
+	if err := n.recordOpened(egress.Opened{ID: 1e6, Host: "b.test", Port: 443}); err != nil || len(*records) != before+1 {
+		t.Errorf("the first connection to another host: %v, %d records after %d", err, len(*records), before)
+	}
+	for i := range 2 * maxHosts {
+		if err := n.recordOpened(egress.Opened{ID: 1e6 + int64(i) + 2, Host: "c.test", Port: uint16(i) + 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	total := n.Close()
+	if len(*records) != record.MaxNetworkRecords || total.Denied != maxRefusals+50 {
+		t.Errorf("%d records, want %d; %+v", len(*records), record.MaxNetworkRecords, total)
+	}
+	if all := int64(maxRefusals + 50 + 2*record.MaxNetworkRecords + 1 + 2*maxHosts); total.Unrecorded != all-record.MaxNetworkRecords {
+		t.Errorf("%d are not recorded, of %d", total.Unrecorded, all)
+	}
+}
+
+// TestRequestsAreBounded checks that no line of the requests is longer than its bounds.
+func TestRequestsAreBounded(t *testing.T) {
+	l := &requestLog{path: filepath.Join(t.TempDir(), RequestsFile), redact: redact.New(nil)}
+	url := "http://a.test/" + strings.Repeat("x", 8<<10)
+	for _, r := range []egress.Requested{{Method: "GET", URL: url[:100]}, {Method: strings.Repeat("M", 60<<10), URL: url}} {
+		if err := l.add(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := l.close(); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(l.path)
+	if err != nil || !strings.Contains(string(text), url[:100]+`"`) || len(text) > 2*(maxURLBytes+256) {
+		t.Errorf("two lines have %d bytes: %v", len(text), err)
 	}
 }

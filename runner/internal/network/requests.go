@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"sync"
 
 	"github.com/caisson-run/caisson/runner/redact"
@@ -21,6 +22,18 @@ const RequestsFile = "egress.jsonl"
 
 // maxRequests bounds the lines of the file.
 const maxRequests = 100_000
+
+// maxURLBytes bounds the URL in a line, which can have 8 KiB: headers that are sent again
+// and again are compressed, so that no budget bounds them.
+const maxURLBytes = 1024
+
+// clipText returns the first n bytes of a text.
+func clipText(s string, n int) string {
+	if len(s) > n {
+		return strings.ToValidUTF8(s[:n], "") + "…"
+	}
+	return s
+}
 
 // requestLine is a line of the file.
 //
@@ -52,7 +65,7 @@ type requestLog struct {
 
 // add writes a line.
 func (l *requestLog) add(r egress.Requested) error {
-	text, err := json.Marshal(requestLine{r.ID, r.Command, r.Method, r.URL, r.Status, r.Received, r.SHA256, r.Complete, r.Cached})
+	text, err := json.Marshal(requestLine{r.ID, r.Command, clipText(r.Method, 32), clipText(r.URL, maxURLBytes), r.Status, r.Received, r.SHA256, r.Complete, r.Cached})
 	if err != nil {
 		return err
 	}
