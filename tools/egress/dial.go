@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
@@ -33,6 +34,8 @@ type hostConn struct {
 	start  time.Time
 	timer  *time.Timer   // of the idle time
 	done   chan struct{} // closed when the end is reported
+	// policy is that under which the address was allowed last. The server's lock guards it.
+	policy *rule.Policy
 
 	requests atomic.Int64
 
@@ -57,7 +60,7 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 	if !s.addConn() {
 		return nil, errClosed
 	}
-	h := &hostConn{s: s, start: time.Now(), done: make(chan struct{}), opened: Opened{
+	h := &hostConn{s: s, start: time.Now(), done: make(chan struct{}), policy: f.policy, opened: Opened{
 		ID: s.lastID.Add(1), Command: r.command, Way: r.way, Host: r.host, Port: r.port,
 		Rule: f.decision.Rule.String(), Asked: f.answer != (rule.Rule{}),
 	}}
@@ -297,6 +300,7 @@ func (h *hostConn) reportClosed(ending string) {
 
 // setSNI records the name in the first message of TLS.
 func (h *hostConn) setSNI(name string) {
+	name, _ = tools.Display(name)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.sni = name

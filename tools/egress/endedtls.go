@@ -117,6 +117,12 @@ func (l *oneListener) Addr() net.Addr { return l.conn.LocalAddr() }
 
 // answerHTTP2 answers a request of HTTP/2.
 func (x *httpConn) answerHTTP2(w http.ResponseWriter, req *http.Request) {
+	select {
+	case x.s.streams <- struct{}{}:
+		defer func() { <-x.s.streams }()
+	case <-req.Context().Done():
+		return
+	}
 	r := x.newRequest()
 	r.method, r.url = req.Method, shownURL(x.tunnel.origin().String()+req.URL.Path)
 	t, err := x.readHTTP2(req)

@@ -393,7 +393,9 @@ func (s *Server) gotConn(a *attempt, conn net.Conn) {
 	}
 	a.conn = h
 	h.requests.Add(1)
-	s.restrictFlow(a.flow, a.request, h, 0)
+	if !s.restrictFlow(a.flow, a.request, h, 0) {
+		h.endConn(EndingPolicy) // before the request is written
+	}
 }
 
 // readResponse refuses a response that can't be passed on, and hashes the body of
@@ -401,6 +403,9 @@ func (s *Server) gotConn(a *attempt, conn net.Conn) {
 func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
 	if err := x.s.opts.Secrets.Hide(res, a.target.Origin); err != nil {
 		return err
+	}
+	if isInvalidStatus(res.StatusCode) {
+		return newFailure(nil, rule.ReasonProtocol, "the host answered with the invalid status %d", res.StatusCode)
 	}
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		if !a.upgrade || !strings.EqualFold(res.Header.Get("Upgrade"), "websocket") {
@@ -416,6 +421,12 @@ func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
 		}
 	}}
 	return nil
+}
+
+// isInvalidStatus reports whether a status is none that can end a request: a program
+// would take it for another one.
+func isInvalidStatus(status int) bool {
+	return status < 200 && status != http.StatusSwitchingProtocols
 }
 
 // reportRequested reports a request whose response has ended.

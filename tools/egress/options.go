@@ -74,13 +74,16 @@ const (
 	maxConns = sandbox.MaxEgressConns
 	// maxStreams is the number of requests at once of one connection of HTTP/2.
 	maxStreams = 100
+	// maxRequests is the number of requests at once of all connections of HTTP/2;
+	// further ones wait. Each may need a connection to the host, and files of the cache.
+	maxRequests = 256
 	// maxHostBuffer and maxProgramBuffer bound what is buffered for one connection of
 	// HTTP/2, in bytes: of responses that a program doesn't read, and of bodies that a
 	// host doesn't.
 	maxHostBuffer    = 2 << 20
 	maxProgramBuffer = 256 << 10
-	// maxFileConns is the number of idle connections to one registry.
-	maxFileConns = 8
+	// maxFileConns is the number of idle connections to registries.
+	maxFileConns = 16
 	// maxNames is the number of names per session that get an address.
 	maxNames = 4096
 	// maxOpenQuestions and maxQuestions are the numbers of questions at once and per session.

@@ -112,6 +112,10 @@ func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.
 			return nil, err
 		}
 		res.Body = &fileBody{ReadCloser: res.Body, end: end}
+		if res.StatusCode < 200 {
+			_ = res.Body.Close()
+			return nil, newFailure(nil, rule.ReasonProtocol, "the host answered with status %d, which was not asked for", res.StatusCode)
+		}
 		return res, nil
 	}
 }

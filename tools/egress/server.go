@@ -20,9 +20,11 @@ type Server struct {
 	times timeouts
 	// slots has an element for each connection that is served.
 	slots chan struct{}
-	ctx   context.Context
-	stop  context.CancelCauseFunc
-	conns sync.WaitGroup
+	// streams has an element for each request of HTTP/2 that is served.
+	streams chan struct{}
+	ctx     context.Context
+	stop    context.CancelCauseFunc
+	conns   sync.WaitGroup
 
 	lastID                   atomic.Int64
 	openConns                atomic.Int64
@@ -57,7 +59,7 @@ func New(o Options) (*Server, error) {
 		return nil, fmt.Errorf("make egress server: %w", err)
 	}
 	s := &Server{
-		opts: o, times: defaultTimeouts, slots: make(chan struct{}, maxConns),
+		opts: o, times: defaultTimeouts, slots: make(chan struct{}, maxConns), streams: make(chan struct{}, maxRequests),
 		policy: o.Policy, flows: map[*flow]struct{}{},
 	}
 	s.files = newTransport(s, maxFileConns)
@@ -98,6 +100,10 @@ func (s *Server) Close() {
 // occurrence, and forgets them. Those of captured connections and lookups, whose
 // command is unknown, have the number 0.
 func (s *Server) Denials(command int) []Denied { return s.denials.takeOf(command) }
+
+// EndCommand forgets the answers that allow hosts for a command. It must be called
+// when the command is over: another sandbox of the session counts commands anew.
+func (s *Server) EndCommand(number int) { s.asked.forgetCommand(number) }
 
 // Totals returns the figures of the session so far.
 func (s *Server) Totals() Totals {
@@ -182,8 +188,9 @@ type flow struct {
 	addr   netip.Addr
 }
 
-// recheckPolicy ends the flow if a policy doesn't allow it. The server's lock is held.
-func (f *flow) recheckPolicy(p *rule.Policy) {
+// recheckPolicy ends the flow if a policy doesn't allow it, and reports whether it
+// does. The server's lock is held.
+func (f *flow) recheckPolicy(p *rule.Policy) bool {
 	d := f.decide(p)
 	allowed := d.Allowed() && (f.way == 0 || d.Ways&(f.way|rule.WayAny) != 0)
 	if allowed && f.addr.IsValid() {
@@ -195,6 +202,7 @@ func (f *flow) recheckPolicy(p *rule.Policy) {
 	if !allowed {
 		f.cancel(errPolicy)
 	}
+	return allowed
 }
 
 // admitRequest decides whether a request is allowed, and asks about it if need be. The
@@ -252,9 +260,10 @@ func (s *Server) endFlow(f *flow) {
 	f.cancel(nil)
 }
 
-// restrictFlow records the connection of a flow, and which way must stay allowed,
-// and ends the flow if that is not allowed any more.
-func (s *Server) restrictFlow(f *flow, r request, h *hostConn, way rule.Ways) {
+// restrictFlow records the connection of a flow, and which way must stay allowed. It
+// ends the flow if that is not allowed any more, and reports whether it is: the
+// connection may be one that was made under an earlier policy.
+func (s *Server) restrictFlow(f *flow, r request, h *hostConn, way rule.Ways) bool {
 	dialer := s.newDialer(f, r)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -262,9 +271,12 @@ func (s *Server) restrictFlow(f *flow, r request, h *hostConn, way rule.Ways) {
 	if addr, ok := h.RemoteAddr().(*net.TCPAddr); ok && s.opts.Upstream == nil {
 		f.addr = addr.AddrPort().Addr().Unmap()
 	}
-	if f.policy != s.policy { // SetPolicy didn't know the fields that were set here
-		f.recheckPolicy(s.policy)
+	// SetPolicy didn't know the fields that were set here.
+	if (f.policy != s.policy || h.policy != s.policy) && !f.recheckPolicy(s.policy) {
+		return false
 	}
+	h.policy = s.policy
+	return true
 }
 
 // refuseDenied returns what a dialer refuses besides its guard: addresses that the

@@ -67,8 +67,8 @@ func (t *transport) close() {
 	}
 }
 
-// newTransport returns a transport that keeps so many idle connections to a host. The
-// context of each request has its attempt.
+// newTransport returns a transport that keeps so many idle connections. The context of
+// each request has its attempt.
 func newTransport(s *Server, idle int) *transport {
 	t := &transport{s: s, conns: map[*hostConn]struct{}{}}
 	t.Transport = http.Transport{
@@ -79,6 +79,7 @@ func newTransport(s *Server, idle int) *transport {
 		HTTP2:                  &http.HTTP2Config{MaxReceiveBufferPerConnection: maxHostBuffer, MaxReceiveBufferPerStream: maxHostBuffer / 2},
 		DisableCompression:     true, // responses are passed on as they are
 		MaxResponseHeaderBytes: 256 << 10,
+		MaxIdleConns:           idle, // of all hosts: a program can name many
 		MaxIdleConnsPerHost:    idle,
 		IdleConnTimeout:        time.Minute,
 		WriteBufferSize:        relayBytes,

@@ -224,12 +224,16 @@ func (c *Cache) removeEntry(e entry) {
 // Accept header and however old, until it returns false.
 func (c *Cache) Visit(url string, visit func(content io.Reader) bool) {
 	sum := hashText(url)
-	paths, err := filepath.Glob(filepath.Join(c.dir, "entries", sum[:2], sum+"-????????????????.json"))
+	dir := filepath.Join(c.dir, "entries", sum[:2])
+	list, err := os.ReadDir(dir)
 	if err != nil {
-		return // can't happen: the pattern is valid
+		return
 	}
-	for _, path := range paths {
-		text, err := os.ReadFile(path)
+	for _, d := range list {
+		if !strings.HasPrefix(d.Name(), sum+"-") || len(d.Name()) != len(sum+"-0123456789abcdef.json") {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, d.Name()))
 		if err != nil {
 			continue
 		}

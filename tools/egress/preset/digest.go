@@ -18,8 +18,13 @@ import (
 // maxIndexBytes bounds the indexes that are read for digests.
 const maxIndexBytes = 64 << 20
 
+// slots bounds the indexes that are read at once, of which each is in memory as a whole.
+var slots = make(chan struct{}, 2)
+
 // findDigest calls find with the indexes in the cache at a URL until one has a digest.
 func findDigest(c *cache.Cache, url string, find func(io.Reader) cache.Digest) (d cache.Digest) {
+	slots <- struct{}{}
+	defer func() { <-slots }()
 	c.Visit(url, func(content io.Reader) bool {
 		d = find(io.LimitReader(content, maxIndexBytes))
 		return d == cache.Digest{}

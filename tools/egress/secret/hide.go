@@ -60,6 +60,8 @@ func (s *Set) Hide(res *http.Response, o rule.Origin) error {
 		res.ContentLength = -1
 	case coding != "" && coding != "identity":
 		return &CodingError{Coding: coding}
+	case res.StatusCode == http.StatusPartialContent: // parts of a value can't be found
+		return &CodingError{Coding: "partial content"}
 	}
 	res.Body = hidden
 	return nil

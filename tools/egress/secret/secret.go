@@ -276,8 +276,9 @@ func (s *Set) Apply(r *http.Request, t rule.Target, misplaced func(*MisplacedErr
 	}
 	if s.Covers(t.Origin) {
 		r.Header.Set("Accept-Encoding", "identity")
-		r.Header.Del("Range")
-		r.Header.Del("If-Range")
+		for _, name := range []string{"Range", "If-Range", "Request-Range", "Sec-Websocket-Extensions"} { // the last compresses
+			r.Header.Del(name)
+		}
 	}
 	slices.Sort(used)
 	return used, nil
