@@ -13,7 +13,6 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/network"
 	"github.com/caisson-run/caisson/runner/record"
-	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/dispatch"
@@ -96,27 +95,17 @@ func newNetwork(s *Session) (*network.Network, error) {
 		o.CacheDir = e.CacheDir
 	}
 	if s.opts.asksHosts() {
-		o.Ask = s.askHost
+		o.Ask = func(ctx context.Context, q dispatch.HostQuestion) (approval.Resolution, error) {
+			return s.tools.AskHost(ctx, q)
+		}
 	}
 	return network.New(o)
 }
 
-// askHost asks about a host that no rule is about.
-func (s *Session) askHost(ctx context.Context, q dispatch.HostQuestion) (approval.Resolution, error) {
-	return s.tools.AskHost(ctx, q)
-}
-
-// egressPlan returns the listeners of the session's sandboxes, nil for none.
-func (s *Session) egressPlan() *sandbox.EgressPlan {
-	if s.network == nil {
-		return nil
-	}
-	return s.network.Plan()
-}
-
-// recordEgress returns what the first record has of what commands may reach.
-func (s *Session) recordEgress() *record.Egress {
-	o, e := s.opts, s.opts.Egress
+// recordEgress returns what the first record has of what commands may reach; n is their
+// network, nil for none.
+func recordEgress(o Options, n *network.Network) *record.Egress {
+	e := o.Egress
 	if !e.enabled() {
 		return nil
 	}
@@ -154,6 +143,6 @@ func (s *Session) recordEgress() *record.Egress {
 		}
 		p.Secrets = append(p.Secrets, record.EgressSecret{Name: one.Name, To: to, Header: cmp.Or(one.Header, "Authorization")})
 	}
-	p.AuthoritySHA256, p.Cache, p.Lock = s.network.AuthoritySHA256(), string(e.KeepFiles), e.LockFile
+	p.AuthoritySHA256, p.Cache, p.Lock = n.AuthoritySHA256(), string(e.KeepFiles), e.LockFile
 	return p
 }

@@ -148,7 +148,7 @@ func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, 
 			models[i].APIKey = models[read].APIKey
 			continue
 		}
-		key, err := s.readKey(ctx, m.KeyCommand, resolvePath(workspace))
+		key, err := readKey(ctx, s.environ, m.KeyCommand, resolvePath(workspace))
 		if err != nil {
 			return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{
 				Cause: "the command for the key of the model " + m.Profile + " failed: " + err.Error(),
@@ -171,7 +171,7 @@ func (s *settings) readEgressKeys(ctx context.Context, workspace string) error {
 	for _, k := range keys {
 		where := "egress.secrets." + k.Name
 		if k.Command != nil {
-			if k.Value, err = s.readKey(ctx, k.Command, resolvePath(workspace)); err != nil {
+			if k.Value, err = readKey(ctx, s.environ, k.Command, resolvePath(workspace)); err != nil {
 				return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
 					Cause: "the command for the key " + where + " failed: " + err.Error(),
 					Hint:  "Run it yourself: it has to print the key, and nothing else, to standard output.",
@@ -188,9 +188,9 @@ func (s *settings) readEgressKeys(ctx context.Context, workspace string) error {
 	return nil
 }
 
-// readKey runs a command and returns the line that it prints. Errors hold none of its
-// output.
-func (s *settings) readKey(ctx context.Context, command []string, workspace string) (string, error) {
+// readKey runs a command in an environment and returns the line that it prints. Errors
+// hold none of its output.
+func readKey(ctx context.Context, env environ, command []string, workspace string) (string, error) {
 	program, err := exec.LookPath(command[0])
 	if err != nil {
 		return "", err
@@ -212,7 +212,7 @@ func (s *settings) readKey(ctx context.Context, command []string, workspace stri
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, command[1:]...)
 	// A relative path among the arguments must not name a file of the workspace.
-	cmd.Env, cmd.Dir, cmd.WaitDelay = s.environ, string(filepath.Separator), time.Second
+	cmd.Env, cmd.Dir, cmd.WaitDelay = env, string(filepath.Separator), time.Second
 	out := &boundedBuffer{most: maxKeyBytes + 1}
 	cmd.Stdout = out
 	if err := cmd.Run(); err != nil {

@@ -156,7 +156,7 @@ func TestKeyCommand(t *testing.T) {
 				ctx, cancel = context.WithTimeoutCause(ctx, 100*time.Millisecond, errors.New("it took longer than this test waits"))
 				defer cancel()
 			}
-			got, err := s.readKey(ctx, tc.command, w.dir)
+			got, err := readKey(ctx, s.environ, tc.command, w.dir)
 			if got != tc.want || (err == nil) != (tc.err == "") || err != nil && (!strings.Contains(err.Error(), tc.err) || strings.Contains(err.Error(), "secret")) {
 				t.Errorf("%q, %v; want %q, %s", got, err, tc.want, tc.err)
 			}

@@ -392,7 +392,7 @@ func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner
 	if err := s.openMounts(target); err != nil {
 		return o, err
 	}
-	cached, err := s.conf.CachesOf()
+	cached, err := s.conf.Caches.Parse()
 	if err != nil {
 		return o, err
 	}

@@ -243,7 +243,7 @@ func (c *Sandbox) startGeneration(g *generation) *generation {
 		box, err := c.opts.Backend.Create(c.making, spec)
 		if err == nil {
 			g.sandbox = box
-			if err = c.bindNetwork(spec, box); err == nil {
+			if err = bindNetwork(c.making, c.opts.Network, spec, box); err == nil {
 				err = errors.Join(c.recordStarted(g, time.Since(begun)), g.openBounds(box.Attestation()))
 			}
 			c.followService(g)
@@ -263,12 +263,13 @@ func (c *Sandbox) startGeneration(g *generation) *generation {
 	return g
 }
 
-// bindNetwork binds the network of commands to a sandbox that was just started.
-func (c *Sandbox) bindNetwork(spec sandbox.Spec, box sandbox.Sandbox) error {
-	if spec.Egress == nil || c.opts.Network == nil {
+// bindNetwork binds the network of commands, nil for none, to a sandbox that was just
+// started.
+func bindNetwork(ctx context.Context, n Network, spec sandbox.Spec, box sandbox.Sandbox) error {
+	if spec.Egress == nil || n == nil {
 		return nil
 	}
-	if err := c.opts.Network.BindSandbox(c.making, box); err != nil {
+	if err := n.BindSandbox(ctx, box); err != nil {
 		return &StartError{err}
 	}
 	return nil

@@ -115,8 +115,14 @@ func New(o Options) (*Network, error) {
 	return n, nil
 }
 
-// Plan returns the listeners of a sandbox, and what its programs need beside them.
-func (n *Network) Plan() *sandbox.EgressPlan { return n.setup.plan }
+// Plan returns the listeners of a sandbox, and what its programs need beside them. It is
+// nil for a nil Network.
+func (n *Network) Plan() *sandbox.EgressPlan {
+	if n == nil {
+		return nil
+	}
+	return n.setup.plan
+}
 
 // newPlan returns the listeners of a sandbox.
 func (n *Network) newPlan() *sandbox.EgressPlan {

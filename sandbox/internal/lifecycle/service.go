@@ -54,7 +54,7 @@ func (s *Sandbox) startService(ctx context.Context) error {
 		Start: s.link.conn.Start, Life: life, Identities: s.attestation.Identities, Notify: s.prep.Spec.Notify,
 	})
 	if err != nil {
-		return s.explainServiceFailure(err)
+		return s.status.explainServiceFailure(err)
 	}
 	attested := s.service.Attestation()
 	s.attestation.Service = &attested
@@ -63,10 +63,10 @@ func (s *Sandbox) startService(ctx context.Context) error {
 
 // explainServiceFailure adds the reason of a sandbox that was lost while its service
 // started. It is an error of Create, and no sandbox was in use.
-func (s *Sandbox) explainServiceFailure(err error) error {
+func (s *status) explainServiceFailure(err error) error {
 	if !errors.Is(err, sandbox.ErrLost) {
 		return err
 	}
-	<-s.status.done // the guest is watched, and its end is the sandbox's
-	return fmt.Errorf("%w: the sandbox ended while its service started: %w", sandbox.ErrUnavailable, s.status.lossError())
+	<-s.done // the guest is watched, and its end is the sandbox's
+	return fmt.Errorf("%w: the sandbox ended while its service started: %w", sandbox.ErrUnavailable, s.lossError())
 }

@@ -156,15 +156,15 @@ func (n *PresetNames) setText(text string) error { return (*VariableNames)(n).se
 
 // parsePresets returns the presets, for the registries that the user's own
 // configuration of the package managers names, and their rules.
-func (c *Config) parsePresets(o *runner.EgressOptions) error {
+func (e *Egress) parsePresets(home string, o *runner.EgressOptions) error {
 	var registries map[string][]string
-	if len(c.Egress.Presets) > 0 && c.home != "" {
+	if len(e.Presets) > 0 && home != "" {
 		var err error
-		if registries, err = preset.ReadRegistries(c.home); err != nil {
+		if registries, err = preset.ReadRegistries(home); err != nil {
 			return &Error{Where: "egress.presets", Message: "a configuration of a package manager can't be used: " + err.Error(), Hint: "fix that file, or write rules in egress.allow instead of the preset"}
 		}
 	}
-	for _, name := range c.Egress.Presets {
+	for _, name := range e.Presets {
 		p, err := preset.New(name, preset.Options{Registries: registries})
 		if err != nil {
 			return &Error{Where: "egress.presets", Message: err.Error()}
@@ -172,7 +172,7 @@ func (c *Config) parsePresets(o *runner.EgressOptions) error {
 		o.Presets = append(o.Presets, p)
 		o.Policy.Allow = append(o.Policy.Allow, p.Rules...)
 	}
-	for _, g := range c.Egress.Git {
+	for _, g := range e.Git {
 		r, err := rule.ParseGit(g.URL, g.Push)
 		if err != nil {
 			return &Error{Where: "egress.git", Message: err.Error()}
@@ -197,26 +197,28 @@ type EgressKey struct {
 
 // EgressKeys returns the keys, without values, by their names.
 func (c *Config) EgressKeys() ([]EgressKey, error) {
-	keys, err := c.egressKeys()
+	keys, err := c.Egress.parseKeys(c.Env, c.EnvFrom)
 	return keys, c.addPlace(err)
 }
 
-func (c *Config) egressKeys() ([]EgressKey, error) {
+// parseKeys returns the keys, without values; env and envFrom are the settings of other
+// variables.
+func (e *Egress) parseKeys(env map[string]string, envFrom []string) ([]EgressKey, error) {
 	var out []EgressKey
-	for _, name := range sortedKeys(c.Egress.Secrets) {
-		in, where := c.Egress.Secrets[name], "egress.secrets."+name
+	for _, name := range sortedKeys(e.Secrets) {
+		in, where := e.Secrets[name], "egress.secrets."+name
 		to, err := in.To.parseAll(where + ".to")
 		if err != nil {
 			return nil, err
 		}
 		k := EgressKey{Secret: secret.Secret{Name: name, To: to, Header: valueOr(in.Header, "")}, Command: in.Command}
-		env, isEnv := strings.CutPrefix(valueOr(in.From, ""), "env:")
+		from, isEnv := strings.CutPrefix(valueOr(in.From, ""), "env:")
 		switch {
 		case !validName(name):
 			return nil, &Error{Where: where, Message: name + " is not the name of a variable", Hint: "write letters, digits and _"}
 		case (in.From == nil) == (in.Command == nil):
 			return nil, &Error{Where: where, Message: "a key comes from one place", Hint: "write from: env:NAME, or command: with a program and its arguments"}
-		case in.From != nil && (!isEnv || !validName(env)):
+		case in.From != nil && (!isEnv || !validName(from)):
 			return nil, &Error{Where: where + ".from", Message: "it is not env: and the name of a variable", Hint: "write it like env:" + name + "; the key itself does not belong here"}
 		case in.Command != nil && (len(in.Command) == 0 || in.Command[0] == ""):
 			return nil, &Error{Where: where + ".command", Message: "it names no program", Hint: "write the program and its arguments as a list, such as [pass, show, api]"}
@@ -225,19 +227,19 @@ func (c *Config) egressKeys() ([]EgressKey, error) {
 		case slices.ContainsFunc(to, func(r rule.Rule) bool { return !r.EndsTLS() }):
 			return nil, &Error{Where: where + ".to", Message: "a key is only sent by rules of https://", Hint: "write https://HOST/PATH: in other connections Caisson can't put it into the request"}
 		}
-		if _, both := c.Env[name]; both || slices.Contains(c.EnvFrom, name) {
+		if _, both := env[name]; both || slices.Contains(envFrom, name) {
 			return nil, &Error{Where: where, Message: name + " is in env or env_from too, which would give commands another value", Hint: "keep one of them"}
 		}
-		k.Env = env
+		k.Env = from
 		out = append(out, k)
 	}
 	return out, nil
 }
 
-// readFiles reads the files that the settings of egress name.
-func (c *Config) readFiles(o *runner.EgressOptions) error {
-	for _, name := range c.Egress.CA {
-		path, err := expandHome(name, c.home)
+// readFiles reads the files that the settings name.
+func (e *Egress) readFiles(home string, o *runner.EgressOptions) error {
+	for _, name := range e.CA {
+		path, err := expandHome(name, home)
 		if err != nil {
 			return &Error{Where: "egress.ca", Message: err.Error(), Hint: "write it from / or ~/ on"}
 		}
@@ -250,11 +252,11 @@ func (c *Config) readFiles(o *runner.EgressOptions) error {
 		}
 		o.CA = append(append(o.CA, bytes.TrimSpace(text)...), '\n')
 	}
-	o.KeepFiles = runner.FileCache(*c.Egress.Cache)
-	if c.Egress.Lock == nil {
+	o.KeepFiles = runner.FileCache(*e.Cache)
+	if e.Lock == nil {
 		return nil
 	}
-	path, err := expandHome(*c.Egress.Lock, c.home)
+	path, err := expandHome(*e.Lock, home)
 	switch {
 	case err != nil:
 		return &Error{Where: "egress.lock", Message: err.Error(), Hint: "write it from / or ~/ on"}
@@ -320,14 +322,14 @@ func (c *Config) egressOptions() (runner.EgressOptions, []string, error) {
 		Policy: &rule.Policy{Allow: allow, Within: e.within, Deny: deny}, Ask: *e.Unknown == unknownPrompt,
 		Capture: *e.Capture, Budget: e.Budget.egressBudget(),
 	}
-	if err := cmp.Or(c.parsePresets(&o), c.readFiles(&o)); err != nil {
+	if err := cmp.Or(e.parsePresets(c.home, &o), e.readFiles(c.home, &o)); err != nil {
 		return runner.EgressOptions{}, nil, err
 	}
 	o.Private, err = parsePrivate("egress", e.Private, o.Policy.Allow)
 	if err != nil || !e.isConfigured() {
 		return runner.EgressOptions{}, nil, err
 	}
-	if _, err := c.egressKeys(); err != nil {
+	if _, err := e.parseKeys(c.Env, c.EnvFrom); err != nil {
 		return runner.EgressOptions{}, nil, err
 	}
 	if e.Proxy != nil {

@@ -70,29 +70,30 @@ func parseRules(where string, list []string) ([]rule.Rule, error) {
 
 // FetchOptions returns the checked options of the fetch tool.
 func (c *Config) FetchOptions() (runner.FetchOptions, error) {
-	o, err := c.fetchOptions()
+	o, err := c.Fetch.parseOptions(c.Egress.Deny)
 	return o, c.addPlace(err)
 }
 
-func (c *Config) fetchOptions() (runner.FetchOptions, error) {
-	in := c.Fetch
+// parseOptions returns the checked options; denied are the hosts that commands must not
+// reach either.
+func (f *Fetch) parseOptions(denied EgressRules) (runner.FetchOptions, error) {
 	o := runner.FetchOptions{
-		MaxBytes: int64(valueOr(in.MaxBytes, 0)), Timeout: time.Duration(valueOr(in.Timeout, 0)), Egress: limits.DefaultEgressBudget(),
+		MaxBytes: int64(valueOr(f.MaxBytes, 0)), Timeout: time.Duration(valueOr(f.Timeout, 0)), Egress: limits.DefaultEgressBudget(),
 	}
-	o.Egress.Bytes = int64(valueOr(in.SessionBytes, Size(o.Egress.Bytes)))
-	o.Egress.Hosts = int64(valueOr(in.SessionHosts, Count(o.Egress.Hosts)))
+	o.Egress.Bytes = int64(valueOr(f.SessionBytes, Size(o.Egress.Bytes)))
+	o.Egress.Hosts = int64(valueOr(f.SessionHosts, Count(o.Egress.Hosts)))
 	var err error
-	if o.Allow, err = parseRules("fetch.allow", in.Allow); err != nil {
+	if o.Allow, err = parseRules("fetch.allow", f.Allow); err != nil {
 		return o, err
 	}
-	if o.Deny, err = c.Egress.Deny.parseAll("egress.deny"); err != nil {
+	if o.Deny, err = denied.parseAll("egress.deny"); err != nil {
 		return o, err
 	}
-	if o.Private, err = parsePrivate("fetch", in.Private, o.Allow); err != nil {
+	if o.Private, err = parsePrivate("fetch", f.Private, o.Allow); err != nil {
 		return o, err
 	}
-	if in.Proxy != nil {
-		o.Proxy, err = parseProxy("fetch.proxy", *in.Proxy)
+	if f.Proxy != nil {
+		o.Proxy, err = parseProxy("fetch.proxy", *f.Proxy)
 	}
 	return o, err
 }

@@ -82,9 +82,9 @@ type CacheNames []string
 // setText parses the value of a flag, with commas between the names.
 func (n *CacheNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
 
-// CachesOf returns the caches of a workspace's sessions.
-func (c *Config) CachesOf() ([]caches.Cache, error) {
-	list, err := caches.ParseList(c.Caches)
+// Parse returns the caches of these names. Its error is an [Error].
+func (n CacheNames) Parse() ([]caches.Cache, error) {
+	list, err := caches.ParseList(n)
 	if err != nil {
 		return nil, &Error{Where: "caches", Message: err.Error()}
 	}
@@ -93,6 +93,6 @@ func (c *Config) CachesOf() ([]caches.Cache, error) {
 
 // checkCaches refuses names that no cache has.
 func checkCaches(c *Config) error {
-	_, err := c.CachesOf()
+	_, err := c.Caches.Parse()
 	return err
 }
