@@ -39,7 +39,7 @@ func TestRealRelays(t *testing.T) {
 		}
 	}})
 	// 200 at once, each of which sends 64 KiB, reads them, and then to the end; 20
-	// more are closed with bytes that nobody has read.
+	// more are closed with unread bytes.
 	script := `p=${HTTP_PROXY#http://}; a=/dev/tcp/${p%:*}/${p#*:}
 one() { exec 3<>$a; head -c 65536 /dev/zero >&3; n=$(cat <&3 | wc -c); [ $n = 65536 ] || echo $n; }
 bad() { exec 3<>$a; head -c 1000 /dev/zero >&3; exec 3>&-; }

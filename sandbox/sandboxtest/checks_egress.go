@@ -57,7 +57,7 @@ var testRoots = sync.OnceValue(func() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 })
 
-// egressConn holds what a handler saw of a connection.
+// egressConn describes a connection that a handler saw.
 type egressConn struct {
 	local   netip.AddrPort
 	command int
@@ -120,8 +120,8 @@ func (h *egressHandler) last() (egressConn, error) {
 	return *h.conns[len(h.conns)-1], nil
 }
 
-// serve sets the handler of the sandbox.
-func (e *env) serve(h sandbox.EgressHandler) error {
+// serveEgress sets the handler of the sandbox.
+func serveEgress(e *env, h sandbox.EgressHandler) error {
 	s, ok := e.sb.(sandbox.EgressServer)
 	if !ok {
 		return fmt.Errorf("%T is no EgressServer", e.sb)
@@ -133,9 +133,9 @@ func (e *env) serve(h sandbox.EgressHandler) error {
 // ownProxy stands for the proxy of the command itself, in arguments of the probe.
 const ownProxy = "proxy"
 
-// expectRefused returns an error unless the start of a sandbox with listeners
+// expectNoEgress returns an error unless the start of a sandbox with listeners
 // failed, and left nothing.
-func (e *env) expectRefused(ctx context.Context, err error) error {
+func expectNoEgress(ctx context.Context, e *env, err error) error {
 	if err == nil {
 		return errors.Join(errors.New("a sandbox without loopback has listeners"), e.close(context.WithoutCancel(ctx)))
 	}
@@ -182,7 +182,7 @@ func checkEgressConns(ctx context.Context, e *env) error {
 		return fmt.Errorf("without a handler: %q, %w", out, err)
 	}
 	h := &egressHandler{}
-	if err := e.serve(h); err != nil {
+	if err := serveEgress(e, h); err != nil {
 		return err
 	}
 	size := strconv.Itoa(3<<20 + 1)
@@ -224,7 +224,7 @@ func checkEgressConns(ctx context.Context, e *env) error {
 func checkEgressOver(ctx context.Context, e *env) error {
 	h := &egressHandler{held: make(chan struct{})}
 	defer close(h.held)
-	if err := e.serve(h); err != nil {
+	if err := serveEgress(e, h); err != nil {
 		return err
 	}
 	var seen [2]egressConn
@@ -266,7 +266,7 @@ func checkEgressOver(ctx context.Context, e *env) error {
 func checkEgressBound(ctx context.Context, e *env) error {
 	const n = sandbox.MaxEgressConns + 16
 	h := &egressHandler{held: make(chan struct{})}
-	if err := e.serve(h); err != nil {
+	if err := serveEgress(e, h); err != nil {
 		return err
 	}
 	go func() {
@@ -287,7 +287,7 @@ func checkEgressBound(ctx context.Context, e *env) error {
 // ends, and the sandbox goes on as before.
 func checkEgressStorm(ctx context.Context, e *env) error {
 	h := &egressHandler{}
-	if err := e.serve(h); err != nil {
+	if err := serveEgress(e, h); err != nil {
 		return err
 	}
 	n := e.target.repeatCount(1000)
@@ -307,7 +307,7 @@ func checkEgressStorm(ctx context.Context, e *env) error {
 // nothing else; what does not exist is never refused.
 func checkEgressNames(ctx context.Context, e *env) error {
 	h := &egressHandler{}
-	if err := e.serve(h); err != nil {
+	if err := serveEgress(e, h); err != nil {
 		return err
 	}
 	for name, want := range map[string]string{

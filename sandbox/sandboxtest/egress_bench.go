@@ -82,7 +82,7 @@ func BenchmarkEgress(b *testing.B, target Target) {
 			}
 		}()
 	}
-	if err := e.serve(benchHandler{}); err != nil {
+	if err := serveEgress(e, benchHandler{}); err != nil {
 		b.Fatal(err)
 	}
 	idle := measureIdle(b, map[string]*env{"idle-KiB": e, "idle-without-KiB": without})
@@ -97,17 +97,17 @@ func BenchmarkEgress(b *testing.B, target Target) {
 	}
 	for b.Loop() {
 		for what, n := range map[string]int{"down": benchBytes, "up": benchBytes, "connect": benchTrips} {
-			took, err := e.bench(b.Context(), what, ownProxy, n)
+			took, err := runBench(b.Context(), e, what, ownProxy, n)
 			add(what, took, err)
 			took, err = hostBench(b.Context(), target.Probe, what, host, n)
 			add("host-"+what, took, err)
 		}
-		took, err := e.bench(b.Context(), "name", "example.com", benchTrips)
+		took, err := runBench(b.Context(), e, "name", "example.com", benchTrips)
 		add("name", took, err)
-		runs, err := e.timeExecs(b.Context())
+		runs, err := timeExecs(b.Context(), e)
 		times["exec"] = append(times["exec"], runs...)
 		if err == nil {
-			runs, err = e.timeExecsBeside(b.Context())
+			runs, err = timeExecsBeside(b.Context(), e)
 			times["exec-beside"] = append(times["exec-beside"], runs...)
 		}
 		if err != nil {
@@ -132,11 +132,11 @@ func BenchmarkEgress(b *testing.B, target Target) {
 	for name, bytes := range idle {
 		b.ReportMetric(float64(bytes)/(1<<10), name)
 	}
-	e.reportStalled(b)
+	reportStalled(b, e)
 }
 
-// bench runs the probe's measurement in the sandbox.
-func (e *env) bench(ctx context.Context, what, addr string, n int) (time.Duration, error) {
+// runBench runs the probe's measurement in the sandbox.
+func runBench(ctx context.Context, e *env, what, addr string, n int) (time.Duration, error) {
 	out, err := e.expectOutput(ctx, "egress-bench", what, addr, strconv.Itoa(n))
 	if err != nil {
 		return 0, err
@@ -185,7 +185,7 @@ func hostBench(ctx context.Context, probe, what, addr string, n int) (time.Durat
 }
 
 // timeExecs returns the times of short commands.
-func (e *env) timeExecs(ctx context.Context) ([]time.Duration, error) {
+func timeExecs(ctx context.Context, e *env) ([]time.Duration, error) {
 	var times []time.Duration
 	for range benchExecs {
 		began := time.Now()
@@ -198,7 +198,7 @@ func (e *env) timeExecs(ctx context.Context) ([]time.Duration, error) {
 }
 
 // timeExecsBeside is timeExecs during a download.
-func (e *env) timeExecsBeside(ctx context.Context) ([]time.Duration, error) {
+func timeExecsBeside(ctx context.Context, e *env) ([]time.Duration, error) {
 	runCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p, err := e.sb.Start(runCtx, sandbox.Command{Argv: probeArgv("egress-bench", "down", ownProxy, strconv.Itoa(1<<40)), Grace: time.Millisecond})
@@ -206,7 +206,7 @@ func (e *env) timeExecsBeside(ctx context.Context) ([]time.Duration, error) {
 		return nil, err
 	}
 	time.Sleep(100 * time.Millisecond)
-	times, err := e.timeExecs(ctx)
+	times, err := timeExecs(ctx, e)
 	cancel()
 	_, waitErr := p.Wait()
 	return times, errors.Join(err, waitErr)
@@ -218,12 +218,12 @@ func measureIdle(b *testing.B, envs map[string]*env) map[string]int64 {
 	b.Helper()
 	idle := map[string]int64{}
 	for name, e := range envs {
-		if _, err := e.timeExecs(b.Context()); err != nil {
+		if _, err := timeExecs(b.Context(), e); err != nil {
 			b.Fatal(err)
 		}
-		time.Sleep(5 * time.Second) // the guest releases what it does not need
+		time.Sleep(5 * time.Second) // the guest returns unused memory
 		var err error
-		if idle[name], err = e.anonymousMemory(b.Context()); err != nil {
+		if idle[name], err = anonymousMemory(b.Context(), e); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -232,10 +232,10 @@ func measureIdle(b *testing.B, envs map[string]*env) map[string]int64 {
 
 // reportStalled reports by how much it grows with the most connections, none of
 // which is read.
-func (e *env) reportStalled(b *testing.B) {
+func reportStalled(b *testing.B, e *env) {
 	b.Helper()
 	time.Sleep(5 * time.Second)
-	idle, err := e.anonymousMemory(b.Context())
+	idle, err := anonymousMemory(b.Context(), e)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -247,7 +247,7 @@ func (e *env) reportStalled(b *testing.B) {
 		b.Fatal(err)
 	}
 	time.Sleep(2 * time.Second)
-	stalled, err := e.anonymousMemory(b.Context())
+	stalled, err := anonymousMemory(b.Context(), e)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func (e *env) reportStalled(b *testing.B) {
 	_, _ = p.Wait()
 }
 
-func (e *env) anonymousMemory(ctx context.Context) (int64, error) {
+func anonymousMemory(ctx context.Context, e *env) (int64, error) {
 	pid, err := e.target.HostProcess(ctx, e.sb)
 	if err != nil {
 		return 0, err

@@ -361,7 +361,7 @@ func (s *fakeSandbox) Attestation() sandbox.Attestation {
 			at.UIDMap = "0 0 4294967295"
 		}
 	}
-	at.Egress = s.attestEgress()
+	at.Egress = attestEgress(s)
 	if s.service != nil {
 		at.Service = new(s.service.Attestation())
 	}

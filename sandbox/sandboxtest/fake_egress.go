@@ -87,7 +87,7 @@ func (s *fakeSandbox) Serve(h sandbox.EgressHandler) {
 	s.egress.handler = h
 }
 
-func (s *fakeSandbox) attestEgress() *sandbox.AttestedEgress {
+func attestEgress(s *fakeSandbox) *sandbox.AttestedEgress {
 	plan := s.spec.Egress
 	if plan == nil || s.backend.Fault == FaultEgressLies {
 		return nil
@@ -95,8 +95,8 @@ func (s *fakeSandbox) attestEgress() *sandbox.AttestedEgress {
 	return &sandbox.AttestedEgress{Listening: []string{"tcp 0.0.0.0:" + strconv.Itoa(plan.ProxyPort())}, Capture: plan.Capture}
 }
 
-// addNumber adds the number of a command and the variables of its proxy.
-func (c *fakeCommand) addNumber(cmd *sandbox.Command) {
+// addNumber sets the number of a command and the variables of its proxy.
+func addNumber(c *fakeCommand, cmd *sandbox.Command) {
 	plan := c.sb.spec.Egress
 	if plan == nil {
 		return
@@ -121,7 +121,7 @@ func (c *fakeCommand) addNumber(cmd *sandbox.Command) {
 }
 
 // endConns ends the connections of a command that is over.
-func (c *fakeCommand) endConns() {
+func endConns(c *fakeCommand) {
 	e := &c.sb.egress
 	e.mu.Lock()
 	delete(e.running, c.number)
@@ -143,8 +143,12 @@ func (e *fakeEgress) end(match func(c *fakeConn) bool) {
 	}
 }
 
-// dial connects to a listener of the guest.
-func (c *fakeCommand) dial(addr string) (*net.TCPConn, error) {
+// dialerOf returns a function that connects a command to a listener of the guest.
+func dialerOf(c *fakeCommand) probing.Dial {
+	return func(addr string) (*net.TCPConn, error) { return dialFake(c, addr) }
+}
+
+func dialFake(c *fakeCommand, addr string) (*net.TCPConn, error) {
 	if addr == ownProxy {
 		addr = proxyOf(c.number)
 	}
@@ -176,12 +180,12 @@ func (c *fakeCommand) dial(addr string) (*net.TCPConn, error) {
 	if c.spec.Identity > 0 && fault != FaultEgressOwner {
 		uid = sandbox.IdentityBase(sandbox.CommandUID, sandbox.CommandGID) + c.spec.Identity
 	}
-	go c.sb.serveConn(&fakeConn{TCPConn: far, local: local, uid: uid, fault: fault})
+	go serveConn(c.sb, &fakeConn{TCPConn: far, local: local, uid: uid, fault: fault})
 	return near, nil
 }
 
 // serveConn calls the handler for a connection.
-func (s *fakeSandbox) serveConn(c *fakeConn) {
+func serveConn(s *fakeSandbox, c *fakeConn) {
 	e := &s.egress
 	if c.fault != FaultEgressAny && e.places != nil {
 		select {
@@ -217,18 +221,18 @@ func (s *fakeSandbox) serveConn(c *fakeConn) {
 	e.mu.Unlock()
 }
 
-// connect does the verbs that connect to the guest's listeners.
-func (c *fakeCommand) connect(verb string, args []string) (sandbox.ExitStatus, error) {
+// connectFake does the verbs that connect to the guest's listeners.
+func connectFake(c *fakeCommand, verb string, args []string) (sandbox.ExitStatus, error) {
 	switch verb {
 	case "egress-echo":
 		size, err := strconv.Atoi(args[1])
 		if err != nil {
 			return sandbox.ExitStatus{}, err
 		}
-		return sandbox.ExitStatus{}, probing.Echo(c.dial, args[0], size)
+		return sandbox.ExitStatus{}, probing.Echo(dialerOf(c), args[0], size)
 	case "egress-first":
 		for _, addr := range args {
-			text, err := probing.First(c.dial, addr)
+			text, err := probing.First(dialerOf(c), addr)
 			if err != nil {
 				return sandbox.ExitStatus{}, err
 			}
@@ -236,7 +240,7 @@ func (c *fakeCommand) connect(verb string, args []string) (sandbox.ExitStatus, e
 		}
 		return sandbox.ExitStatus{}, nil
 	case "egress-hold":
-		conn, err := probing.Hold(c.dial, args[0])
+		conn, err := probing.Hold(dialerOf(c), args[0])
 		if conn != nil {
 			defer conn.Close()
 		}
@@ -250,15 +254,15 @@ func (c *fakeCommand) connect(verb string, args []string) (sandbox.ExitStatus, e
 		return sandbox.ExitStatus{}, err
 	}
 	if verb == "egress-storm" {
-		return sandbox.ExitStatus{}, probing.Storm(c.dial, args[0], n)
+		return sandbox.ExitStatus{}, probing.Storm(dialerOf(c), args[0], n)
 	}
-	count, err := probing.Many(c.dial, args[0], n)
+	count, err := probing.Many(dialerOf(c), args[0], n)
 	fmt.Fprintln(c.stdout, count)
 	return sandbox.ExitStatus{}, err
 }
 
-// lookUp answers the questions of a program about a name.
-func (c *fakeCommand) lookUp(name string) string {
+// lookUpFake answers the questions of a program about a name.
+func lookUpFake(c *fakeCommand, name string) string {
 	const typeAddress, typeText = 1, 16
 	c.sb.egress.mu.Lock()
 	h := c.sb.egress.handler
@@ -286,7 +290,7 @@ func (c *fakeCommand) lookUp(name string) string {
 }
 
 // readRoots reads a file of the directory of certificates.
-func (c *fakeCommand) readRoots(name string) ([]byte, error) {
+func readRoots(c *fakeCommand, name string) ([]byte, error) {
 	plan := c.sb.spec.Egress
 	if plan == nil || len(plan.Roots) == 0 || !slices.Contains([]string{"ca.pem", "bundle.pem"}, name) {
 		return nil, syscall.ENOENT

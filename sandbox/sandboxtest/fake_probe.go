@@ -49,7 +49,7 @@ func (c *fakeCommand) answer(verb string, args []string) (string, bool) {
 	case "fill-files":
 		return "2048 ENOSPC\n", true
 	case "egress-lookup":
-		return c.lookUp(args[0]), true
+		return lookUpFake(c, args[0]), true
 	case "attempt":
 		return "EPERM", true
 	case "egress-bind":
@@ -174,7 +174,7 @@ func (c *fakeCommand) readFile(root *os.Root, path string) ([]byte, error) {
 		return []byte(fault.bendAnswer("mountinfo", mountTable(c))), nil
 	}
 	if name, ok := strings.CutPrefix(path, sandbox.EgressDir+"/"); ok {
-		return c.readRoots(name)
+		return readRoots(c, name)
 	}
 	if path == "image-group" && fault != FaultGroupFiles {
 		return nil, os.ErrPermission

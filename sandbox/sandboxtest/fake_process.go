@@ -91,7 +91,7 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 		cmd.Env = append(slices.Clone(cmd.Env), os.Environ()...)
 	}
 	c := &fakeCommand{sb: s, done: make(chan struct{})}
-	c.addNumber(&cmd)
+	addNumber(c, &cmd)
 	dir, err := s.resolveDir(cmd)
 	if err != nil {
 		return nil, fmt.Errorf("start command: %w: %w", sandbox.ErrInvalid, err)
@@ -155,7 +155,7 @@ func (c *fakeCommand) run(ctx context.Context) {
 	case <-c.sb.done:
 		status = <-ended
 	}
-	c.endConns()
+	endConns(c)
 	c.exit.Status, c.exit.Wall = status, time.Since(began)
 	c.exit.CPU = c.exit.Wall // nothing else of it can be told from the suite's own
 	c.exit.Stdout, c.exit.Stderr = c.stdout.sum(), c.stderr.sum()

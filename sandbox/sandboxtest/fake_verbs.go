@@ -101,7 +101,7 @@ func (c *fakeCommand) runVerb(verb string, args []string) (sandbox.ExitStatus, e
 		_, err := io.WriteString(c.stdout, "hello\n")
 		return sandbox.ExitStatus{}, err
 	case "egress-echo", "egress-first", "egress-hold", "egress-many", "egress-storm":
-		return c.connect(verb, args)
+		return connectFake(c, verb, args)
 	case "daemons":
 		return c.startDaemons(args)
 	case "evade":
