@@ -334,7 +334,7 @@ func checkEgressNames(ctx context.Context, e *env) error {
 // it either.
 func checkEgressListeners(ctx context.Context, e *env) error {
 	const free = "127.0.0.1:12345"
-	out, err := e.expectOutput(ctx, "egress-bind", "0.0.0.0:61080", "127.80.0.1:61080", "127.0.0.1:53", "127.96.0.1:443", "0.0.0.0:22", free)
+	out, err := e.expectOutput(ctx, "egress-bind", "0.0.0.0:61080", "127.80.0.1:61080", "127.0.0.1:53", "0.0.0.0:53", "127.96.0.1:443", "0.0.0.0:22", free)
 	if err != nil {
 		return err
 	}

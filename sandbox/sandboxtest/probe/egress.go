@@ -3,16 +3,15 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -90,26 +89,65 @@ func lookupEgress(args []string) error {
 }
 
 // bindEgress prints the addresses of the arguments at which it can listen, with
-// and without the options by which two may share one.
+// and without the options by which two may share one, and by IPv6 too.
 func bindEgress(args []string) error {
 	for _, addr := range args {
-		for _, option := range []int{0, unix.SO_REUSEADDR, unix.SO_REUSEPORT} {
-			config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-				_ = c.Control(func(fd uintptr) {
-					err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
-					if option != 0 {
-						err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, 1)
-					}
-				})
-				return err
-			}}
-			if l, err := config.Listen(context.Background(), "tcp4", addr); err == nil {
-				_ = l.Close()
-				fmt.Println(addr, option)
+		for _, network := range []string{"tcp4", "tcp6", "udp4", "udp6"} {
+			at, port := addr, addr[strings.LastIndexByte(addr, ':'):]
+			switch {
+			case strings.HasPrefix(network, "udp") && port != ":53":
+				continue
+			case strings.HasSuffix(network, "6") && strings.HasPrefix(addr, "0.0.0.0:"):
+				at = "[::]" + port
+			case strings.HasSuffix(network, "6"):
+				at = "[::ffff:" + strings.TrimSuffix(addr, port) + "]" + port
+			}
+			for _, option := range []int{0, unix.SO_REUSEADDR, unix.SO_REUSEPORT, unix.SO_BINDTODEVICE} {
+				if canBind(network, at, option) {
+					fmt.Println(addr, network, option)
+				}
 			}
 		}
 	}
 	return nil
+}
+
+// canBind reports whether it can listen at an address with an option.
+func canBind(network, addr string, option int) bool {
+	ap, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return false
+	}
+	family, kind := unix.AF_INET6, unix.SOCK_STREAM
+	var to unix.Sockaddr = &unix.SockaddrInet6{Addr: ap.Addr().As16(), Port: int(ap.Port())}
+	if strings.HasSuffix(network, "4") {
+		family, to = unix.AF_INET, &unix.SockaddrInet4{Addr: ap.Addr().As4(), Port: int(ap.Port())}
+	}
+	if strings.HasPrefix(network, "udp") {
+		kind = unix.SOCK_DGRAM
+	}
+	fd, err := unix.Socket(family, kind, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	switch option {
+	case 0:
+	case unix.SO_BINDTODEVICE:
+		err = unix.BindToDevice(fd, "lo")
+	default:
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, option, 1)
+	}
+	if family == unix.AF_INET6 && err == nil {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	}
+	if err == nil {
+		err = unix.Bind(fd, to)
+	}
+	if err == nil && kind == unix.SOCK_STREAM {
+		err = unix.Listen(fd, 1)
+	}
+	return err == nil
 }
 
 // benchEgress measures one thing and prints nanoseconds: "down" and "up" move n
