@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -197,6 +198,9 @@ func isInUsr(t *testing.T, program string) bool {
 		if _, err := os.Stat(filepath.Join(dir, program)); err == nil {
 			return true
 		}
+	}
+	if _, err := exec.LookPath(program); err != nil && os.Getenv("REQUIRE_BACKENDS") != "" {
+		t.Errorf("needs %s, and REQUIRE_BACKENDS is set", program)
 	}
 	t.Logf("needs %s below /usr", program)
 	return false

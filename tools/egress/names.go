@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"sync"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -65,7 +66,7 @@ func (s *Server) LookupName(_ context.Context, name string) (netip.Addr, bool) {
 		return netip.Addr{}, false
 	}
 	r.host = host
-	if !s.mayBeAllowed(r) {
+	if host == "invalid" || strings.HasSuffix(host, ".invalid") || !s.mayBeAllowed(r) {
 		s.reportDenied(r, newRefusal(rule.ReasonNotAllowed, "%s is not allowed", host))
 		return netip.Addr{}, false
 	}
