@@ -57,7 +57,7 @@ func (n *names) countNames() int {
 
 // LookupName implements [sandbox.EgressHandler]: it returns the address of a name
 // that may be connected to at some port, or about which a person can be asked. It
-// resolves nothing.
+// resolves nothing. Names below invalid, which can't exist (RFC 6761), have none.
 func (s *Server) LookupName(_ context.Context, name string) (netip.Addr, bool) {
 	r := request{way: WayName, host: name, userKnown: true}
 	host, err := rule.CanonicalHost(name)

@@ -203,6 +203,12 @@ func TestAsk(t *testing.T) {
 	if _, err := ask(0); !errors.Is(err, errNoCommand) || asked != nil {
 		t.Errorf("without a call: %v", err)
 	}
+	if _, ok := n.server.LookupName(t.Context(), "a.test"); !ok {
+		t.Error("control: a name that can be asked about does not exist")
+	}
+	if _, ok := n.server.LookupName(t.Context(), checkName); ok {
+		t.Error("the name of the check exists where unknown hosts are asked about")
+	}
 	notify, refused := n.TrackCommand("tu_1", "npm ci")
 	notify(7)
 	for _, command := range []int{7, 0} {
