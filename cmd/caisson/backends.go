@@ -253,6 +253,16 @@ func (s *sessionBuilder) openMounts(target string) error {
 	return nil
 }
 
+// absentWarnings returns a warning about what an image lacks, if it lacks anything. The
+// backend reports an image that can't be read.
+func (s *sessionBuilder) absentWarnings(ctx context.Context, image images.Reference) []string {
+	absent, err := s.host.FindAbsentPrograms(ctx, image, s.workspace.Path)
+	if err != nil {
+		return nil
+	}
+	return s.describeAbsent(absent)
+}
+
 // describeAbsent makes one warning of what an image lacks: people who know it are
 // told again in every run.
 func (s *sessionBuilder) describeAbsent(absent []host.Absent) []string {

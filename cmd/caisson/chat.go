@@ -191,21 +191,6 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice 
 	}), nil
 }
 
-// mostListed is how many sessions /resume lists.
-const mostListed = 10
-
-// listResumable returns the newest sessions with a model and a message on a workspace.
-func listResumable(a *app, workspace string) ([]trace.Entry, error) {
-	list, err := trace.List(a.environ.stateDir(), 0)
-	if err != nil {
-		return nil, describeError(err)
-	}
-	list = slices.DeleteFunc(list, func(e trace.Entry) bool {
-		return e.Workspace != workspace || e.Model == "" || e.Task == "" || e.Pruned || e.State == trace.StateDamaged
-	})
-	return list[:min(len(list), mostListed)], nil
-}
-
 // prepareNext finds the session that the conversation is to go on with, and checks what can
 // be checked before the current one is closed.
 func (f runFlags) prepareNext(a *app, n chat.Next, current string) (chat.Next, error) {

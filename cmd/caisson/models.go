@@ -91,6 +91,15 @@ func unusableModel(err error) error {
 	}}
 }
 
+// noModel returns the error for a missing key, if that is why there is no model.
+func noModel(err error) error {
+	e, ok := errors.AsType[*config.Error](err)
+	if !ok || !errors.Is(err, config.ErrNoModel) {
+		return err
+	}
+	return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Hint: makeSentence(e.Hint)}}
+}
+
 // makeProfiles makes the selected models. The function that comes with them ends them.
 func (s *settings) makeProfiles(selected []config.SelectedModel, m modelSettings) ([]loop.Profile, func(), error) {
 	var (

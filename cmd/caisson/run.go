@@ -494,22 +494,3 @@ func (s *sessionBuilder) mayNeedSandbox(policy policy.Policy) (bool, error) {
 	defs, err := toolsOf(&s.conf)
 	return s.orders || s.verifies || !s.reads && policy.AllowsSandboxed(defs, s.workspace.Path), err
 }
-
-// absentWarnings returns a warning about what an image lacks, if it lacks anything. The
-// backend reports an image that can't be read.
-func (s *sessionBuilder) absentWarnings(ctx context.Context, image images.Reference) []string {
-	absent, err := s.host.FindAbsentPrograms(ctx, image, s.workspace.Path)
-	if err != nil {
-		return nil
-	}
-	return s.describeAbsent(absent)
-}
-
-// noModel returns the error for a missing key, if that is why there is no model.
-func noModel(err error) error {
-	e, ok := errors.AsType[*config.Error](err)
-	if !ok || !errors.Is(err, config.ErrNoModel) {
-		return err
-	}
-	return &commandError{Status: exitAuth, Err: err, Problem: record.Problem{Cause: e.Message, Hint: makeSentence(e.Hint)}}
-}

@@ -363,3 +363,18 @@ func (s *settings) pruneSessions(ctx context.Context) []string {
 	}
 	return nil
 }
+
+// mostListed is how many sessions /resume lists.
+const mostListed = 10
+
+// listResumable returns the newest sessions with a model and a message on a workspace.
+func listResumable(a *app, workspace string) ([]trace.Entry, error) {
+	list, err := trace.List(a.environ.stateDir(), 0)
+	if err != nil {
+		return nil, describeError(err)
+	}
+	list = slices.DeleteFunc(list, func(e trace.Entry) bool {
+		return e.Workspace != workspace || e.Model == "" || e.Task == "" || e.Pruned || e.State == trace.StateDamaged
+	})
+	return list[:min(len(list), mostListed)], nil
+}

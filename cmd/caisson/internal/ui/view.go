@@ -463,52 +463,6 @@ func (v *view) addDelta(d runner.Delta) []string {
 	return nil
 }
 
-// regionLines returns at most rows lines, of about so many cells, that show what is going
-// on now: of the output of calls as much as there is room for.
-func (v *view) regionLines(now time.Time, spinner string, cells, rows int) []string {
-	var out []string
-	if v.chat && !v.turn {
-		return nil
-	}
-	for tail := tailLines; tail >= 0; tail-- {
-		if out = v.regionWith(tail, now, spinner, cells); len(out) <= rows {
-			return out
-		}
-	}
-	return append(out[:rows-1], v.style.dim(fmt.Sprintf("  … and %d more", len(out)-rows+1)))
-}
-
-func (v *view) regionWith(tail int, now time.Time, spinner string, cells int) []string {
-	head := func(what string, since time.Time) string {
-		took := formatElapsed(now.Sub(since))
-		return fmt.Sprintf("%s %s  %s", v.style.cyan(spinner), fitWidth(what, cells-len(took)-4), v.style.dim(took))
-	}
-	var out []string
-	for _, c := range v.running {
-		out = append(out, head(c.what, c.since))
-		out = append(out, v.tailOf(c, tail)...)
-	}
-	if len(v.running) == 0 {
-		what := "working"
-		switch {
-		case v.asking && len(v.answer.text) > 0:
-			what = "answering"
-		case v.asking:
-			what = "thinking"
-		case v.sandbox == "":
-			what = "starting the sandbox"
-		}
-		out = append(out, head(what, v.since))
-		if v.chat {
-			return append(out, lastRows(v.redact(v.answer.openText()), cells, tail)...)
-		}
-		for _, l := range lastLines(v.text.text, tail) {
-			out = append(out, "  "+l)
-		}
-	}
-	return out
-}
-
 func decode[T record.Payload](r record.Record) T {
 	var p T
 	// What our own encoder wrote decodes; a payload that was moved to a file
