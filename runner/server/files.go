@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"mime"
-	"net"
 	"net/http"
 	"path"
 	"strconv"
@@ -494,10 +493,4 @@ type firstBytes struct {
 func (b *firstBytes) Write(p []byte) (int, error) {
 	b.Buffer.Write(p[:min(len(p), max(0, b.most-b.Len()))])
 	return len(p), nil
-}
-
-// isTimeout reports whether an error is that of a deadline.
-func isTimeout(err error) bool {
-	var timeout net.Error
-	return errors.As(err, &timeout) && timeout.Timeout()
 }

@@ -352,3 +352,9 @@ func (r *response) Write(p []byte) (int, error) {
 
 // Unwrap lets http.ResponseController through.
 func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// isTimeout reports whether an error is that of a deadline.
+func isTimeout(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
