@@ -106,6 +106,8 @@ func TestAmbiguousRequests(t *testing.T) {
 		"method of no rule":  {head("DELETE", "/pub/") + host + "\r\n", "method"},
 		"lower case":         {head("get", "/pub/") + host + "\r\n", "method"},
 		"override":           {head("POST", "/pub/") + host + "X-HTTP-Method-Override: DELETE\r\n\r\n", "method"},
+		"path override":      {head("GET", "/pub/") + host + "X-Original-URL: /admin\r\n\r\n", "path"},
+		"path override 2":    {head("GET", "/pub/") + host + "X_Rewrite_Url: /admin\r\n\r\n", "path"},
 		"override 2":         {head("POST", "/pub/") + host + "x-http-method: DELETE\r\n\r\n", "method"},
 		"override 3":         {head("GET", "/pub/") + host + "X_Method_Override: DELETE\r\n\r\n", "method"},
 		"user":               {"GET http://u:p@" + s.addr + "/pub/ HTTP/1.1\r\n" + host + "\r\n", "userinfo"},

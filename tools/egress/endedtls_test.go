@@ -286,8 +286,8 @@ func TestSmuggling(t *testing.T) {
 		t.Errorf("a bad chunk: %s", res.Status)
 	}
 	h2 := s.client("h2")
-	for _, name := range []string{"X-Http-Method-Override", "X_method_override"} {
-		if res, _ := do(t, h2, "GET", server.url("/"), nil, http.Header{name: {"DELETE"}}); detailsOf(res) != "method" {
+	for name, want := range map[string]string{"X-Http-Method-Override": "method", "X_method_override": "method", "X-Original-Url": "path", "X_rewrite_url": "path"} {
+		if res, _ := do(t, h2, "GET", server.url("/"), nil, http.Header{name: {"DELETE"}}); detailsOf(res) != want {
 			t.Errorf("HTTP/2 with %s: %s", name, res.Status)
 		}
 	}

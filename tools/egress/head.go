@@ -3,6 +3,7 @@ package egress
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -48,6 +49,8 @@ func peekHead(br *bufio.Reader) (*head, error) {
 		return h, nil
 	case len(h.hosts) > 1:
 		return h, newRefusal(rule.ReasonAuthority, "the request is not forwarded: %s", problem)
+	case strings.HasPrefix(problem, pathProblem):
+		return h, newRefusal(rule.ReasonPath, "the request is not forwarded: %s", problem)
 	case strings.HasPrefix(problem, overrideProblem):
 		return h, newRefusal(rule.ReasonMethod, "the request is not forwarded: %s", problem)
 	}
@@ -70,15 +73,30 @@ func headEnd(p []byte) int {
 	}
 }
 
-// overrideProblem begins the problem of a header that names another method.
-const overrideProblem = "it overrides its method"
+// The problems of headers that name another method or path begin with these.
+const (
+	overrideProblem = "it overrides its method"
+	pathProblem     = "it overrides its path"
+)
 
 // methodOverrides are headers that make some servers use another method.
 var methodOverrides = []string{"x-http-method-override", "x-http-method", "x-method-override"}
 
-// isMethodOverride reports whether some servers take the method from a header.
-func isMethodOverride(name string) bool {
-	return slices.Contains(methodOverrides, strings.ReplaceAll(strings.ToLower(name), "_", "-"))
+// pathOverrides are headers that make some servers use another path, which they expect
+// from a proxy in front of them.
+var pathOverrides = []string{"x-original-url", "x-rewrite-url", "x-original-uri", "x-forwarded-uri"}
+
+// overrideOf returns the problem of a header from which some servers take the method or
+// the path, or "".
+func overrideOf(name string) string {
+	name = strings.ToLower(name)
+	switch plain := strings.ReplaceAll(name, "_", "-"); {
+	case slices.Contains(methodOverrides, plain):
+		return fmt.Sprintf("%s with %s", overrideProblem, name)
+	case slices.Contains(pathOverrides, plain):
+		return fmt.Sprintf("%s with %s", pathProblem, name)
+	}
+	return ""
 }
 
 // findProblem returns why the head is ambiguous, or "".
@@ -128,9 +146,7 @@ func (h *head) checkFields(lines []string) string {
 				problem++
 			}
 		}
-		if isMethodOverride(name) {
-			override = name
-		}
+		override = cmp.Or(override, overrideOf(name))
 	}
 	h.hasBody = lengths+codings > 0
 	switch {
@@ -141,7 +157,7 @@ func (h *head) checkFields(lines []string) string {
 	case lengths > 1 || codings > 1 || lengths+codings > 1:
 		return "it has several lengths"
 	case override != "":
-		return fmt.Sprintf("%s with %s", overrideProblem, override)
+		return override
 	}
 	return ""
 }
