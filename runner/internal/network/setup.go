@@ -4,10 +4,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/caisson-run/caisson/sandbox"
@@ -97,20 +99,36 @@ func (n *Network) openCache(server *egress.Options) error {
 	if n.opts.LockFile == "" {
 		return nil
 	}
-	f, err := os.Open(n.opts.LockFile)
+	// A program may have put something else in its place, where the workspace has it.
+	f, err := os.OpenFile(n.opts.LockFile, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		n.setup.lock = cache.NewLock()
 		server.Registries.Lock = n.setup.lock
 		return nil
 	}
 	if err == nil {
-		server.Registries.Lock, err = cache.ReadLock(f)
+		server.Registries.Lock, err = readLock(f)
 		err = errors.Join(err, f.Close())
 	}
 	if err != nil {
 		return fmt.Errorf("read the lock of registries' files: %w", err)
 	}
 	return nil
+}
+
+// maxLockBytes bounds the lock, which is in memory.
+const maxLockBytes = 64 << 20
+
+// readLock reads a lock from a file.
+func readLock(f *os.File) (*cache.Lock, error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxLockBytes {
+		return nil, fmt.Errorf("%s is not a file of at most %d bytes", f.Name(), maxLockBytes)
+	}
+	return cache.ReadLock(io.LimitReader(f, maxLockBytes))
 }
 
 // closeCache writes the lock, and removes the session's own cache.

@@ -86,6 +86,9 @@ func Open(dir string, o Options) (*Cache, error) {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, fmt.Errorf("create a cache: %w", err)
 		}
+		if err := checkOwner(filepath.Join(dir, sub)); err != nil {
+			return nil, err
+		}
 	}
 	if err := c.removeOldDownloads(); err != nil {
 		return nil, err
