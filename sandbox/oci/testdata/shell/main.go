@@ -1,7 +1,7 @@
 // Command shell is the /bin/sh of the root filesystems that tests make: a
 // static program that says what it sees of it. "sh -c env" shows its
-// environment, "sh -c volume" what is at /data, "sh -c scar" changes /opt/open
-// for as long as it lives.
+// environment, "sh -c volume" what is at /data, "sh -c names" who answers
+// name lookups, "sh -c scar" changes /opt/open for as long as it lives.
 package main
 
 import (
@@ -23,6 +23,9 @@ func main() {
 			err = os.WriteFile("/data/file", []byte("x"), 0o644)
 		}
 		fmt.Printf("/data: %d bytes, %v\n", int64(fs.Blocks)*fs.Bsize, err)
+	case "names":
+		text, _ := os.ReadFile("/etc/resolv.conf")
+		fmt.Print(string(text))
 	case "scar":
 		for i := 0; ; i++ {
 			dir := fmt.Sprintf("/opt/open/%d/closed", i)
