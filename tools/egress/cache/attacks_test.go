@@ -314,3 +314,28 @@ func TestHundredSessions(t *testing.T) {
 		t.Errorf("%d bytes were downloaded and %d served, want %d and %d", up, down, files*size, sessions*files*size)
 	}
 }
+
+// TestVariants checks that a program can't fill a disk with entries, which are as many as
+// its Accept headers.
+func TestVariants(t *testing.T) {
+	g := newRegistry(t, text("the same"))
+	dir := t.TempDir()
+	c := openCache(t, dir, Options{})
+	q := g.request("/file", File)
+	const variants = 3 * maxVariants
+	for i := range variants {
+		q.Accept = fmt.Sprintf("text/%d", i)
+		g.require(t, c, q, "the same", int64(i+1))
+	}
+	g.require(t, c, q, "the same", variants) // the control: the last one is kept
+	paths, err := filepath.Glob(filepath.Join(dir, "entries", "*", "*"))
+	if err != nil || len(paths) != 2*maxVariants {
+		t.Errorf("%d entries, want %d: %v", len(paths), 2*maxVariants, err)
+	}
+	for size, want := range map[int]bool{maxAcceptBytes: true, maxAcceptBytes + 1: false} {
+		r := &http.Request{Method: http.MethodGet, Header: http.Header{"Accept": {strings.Repeat("x", size)}}}
+		if Cacheable(r) != want {
+			t.Errorf("cacheable with an Accept header of %d bytes: %t", size, !want)
+		}
+	}
+}

@@ -96,6 +96,14 @@ func Open(dir string, o Options) (*Cache, error) {
 	return c, c.removeUnused()
 }
 
+// Bounds of what a program chooses: its Accept header is in entries, which are not
+// removed before their content.
+const (
+	maxAcceptBytes = 1024
+	// maxVariants is the number of Accept headers with which one URL is kept.
+	maxVariants = 16
+)
+
 // Request is a request that is answered from the cache, or from the network and
 // kept.
 type Request struct {
@@ -140,7 +148,11 @@ func Cacheable(r *http.Request) bool {
 	if r.Method != http.MethodGet || r.ContentLength != 0 || len(r.TransferEncoding) > 0 {
 		return false
 	}
-	return !slices.ContainsFunc([]string{"Authorization", "Proxy-Authorization", "Cookie", "Range", "Upgrade"}, func(name string) bool { return r.Header[name] != nil })
+	size := 0
+	for _, accept := range r.Header["Accept"] {
+		size += len(accept)
+	}
+	return size <= maxAcceptBytes && !slices.ContainsFunc([]string{"Authorization", "Proxy-Authorization", "Cookie", "Range", "Upgrade"}, func(name string) bool { return r.Header[name] != nil })
 }
 
 // entry describes the content of a URL and Accept.
@@ -227,16 +239,8 @@ func (c *Cache) removeEntry(e entry) {
 // Accept header and however old, until it returns false.
 func (c *Cache) Visit(url string, visit func(content io.Reader) bool) {
 	sum := hashText(url)
-	dir := filepath.Join(c.dir, "entries", sum[:2])
-	list, err := os.ReadDir(dir)
-	if err != nil {
-		return
-	}
-	for _, d := range list {
-		if !strings.HasPrefix(d.Name(), sum+"-") || len(d.Name()) != len(sum+"-0123456789abcdef.json") {
-			continue
-		}
-		text, err := os.ReadFile(filepath.Join(dir, d.Name()))
+	for _, name := range c.listVariants(sum) {
+		text, err := os.ReadFile(filepath.Join(c.dir, "entries", sum[:2], name))
 		if err != nil {
 			continue
 		}
@@ -252,6 +256,47 @@ func (c *Cache) Visit(url string, visit func(content io.Reader) bool) {
 		_ = f.Close()
 		if !more {
 			return
+		}
+	}
+}
+
+// listVariants returns the names of the entries of a URL, by its hash.
+func (c *Cache) listVariants(sum string) []string {
+	list, err := os.ReadDir(filepath.Join(c.dir, "entries", sum[:2]))
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for _, d := range list {
+		if strings.HasPrefix(d.Name(), sum+"-") && len(d.Name()) == len(sum+"-0123456789abcdef.json") {
+			names = append(names, d.Name())
+		}
+	}
+	return names
+}
+
+// limitVariants removes the oldest entries of a URL, by its hash, if there are more than
+// maxVariants.
+func (c *Cache) limitVariants(sum string) {
+	dir := filepath.Join(c.dir, "entries", sum[:2])
+	age := func(name string) time.Time {
+		info, err := os.Lstat(filepath.Join(dir, name))
+		if err != nil {
+			return time.Time{} // another process has removed it
+		}
+		return info.ModTime()
+	}
+	names := c.listVariants(sum)
+	if len(names) <= maxVariants {
+		return
+	}
+	slices.SortFunc(names, func(a, b string) int { return age(a).Compare(age(b)) })
+	list, _ := os.ReadDir(dir)
+	for _, name := range names[:len(names)-maxVariants] {
+		for _, d := range list { // with those under the name of their content
+			if strings.HasPrefix(d.Name(), strings.TrimSuffix(name, ".json")) {
+				_ = os.Remove(filepath.Join(dir, d.Name()))
+			}
 		}
 	}
 }

@@ -331,6 +331,7 @@ func (c *Cache) storeContent(e entry, file *os.File) error {
 	if err := c.writeEntry(e); err != nil {
 		return err
 	}
+	c.limitVariants(hashText(e.URL))
 	c.mu.Lock()
 	c.used += e.Size
 	full := c.used > c.opts.MaxBytes
