@@ -2,11 +2,15 @@ package oci
 
 import (
 	"context"
+	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -57,4 +61,53 @@ func TestLowPortsLeaveNothing(t *testing.T) {
 	cancel()
 	_, err = p.Wait()
 	must(t, err)
+}
+
+// TestEgressEndsWithSandbox: when the container is killed, every handler's context
+// ends, connections that wait included, and nothing is left.
+func TestEgressEndsWithSandbox(t *testing.T) {
+	both(t, func(t *testing.T, k Kind) {
+		b := newBed(t, k, os.Geteuid())
+		spec := b.spec(t, "killed")
+		spec.Egress = &sandbox.EgressPlan{}
+		sb := b.start(t, spec)
+		h := &heldHandler{full: make(chan struct{})}
+		sb.(sandbox.EgressServer).Serve(h)
+		p, err := sb.Start(t.Context(), sandbox.Command{
+			Argv: []string{"bash", "-c", "for i in $(seq 100); do exec {fd}<>/dev/tcp/127.80.0.1/61080; done; sleep 60"}, Dir: sandbox.WorkspaceDir,
+		})
+		must(t, err)
+		select {
+		case <-h.full:
+		case <-time.After(20 * time.Second):
+			t.Fatalf("%d connections are open", h.open.Load())
+		}
+		containerOf(sb).process.sendKill()
+		if _, err := p.Wait(); !errors.Is(err, sandbox.ErrLost) {
+			t.Errorf("error is %v, want ErrLost", err)
+		}
+		for end := time.Now().Add(10 * time.Second); h.open.Load() > 0; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("%d handlers don't end", h.open.Load())
+			}
+		}
+	})
+}
+
+// heldHandler holds connections until their contexts end.
+type heldHandler struct {
+	open atomic.Int32
+	full chan struct{} // closed at the most connections
+}
+
+func (h *heldHandler) ServeEgress(ctx context.Context, _ sandbox.EgressConn) {
+	defer h.open.Add(-1)
+	if h.open.Add(1) == sandbox.MaxEgressConns {
+		close(h.full)
+	}
+	<-ctx.Done()
+}
+
+func (*heldHandler) LookupName(context.Context, string) (netip.Addr, bool) {
+	return netip.Addr{}, false
 }
