@@ -73,6 +73,9 @@ type NetworkDenied struct {
 // String describes the refusal.
 func (d NetworkDenied) String() string {
 	text := "refused to connect to " + cmp.Or(d.URL, d.Host) + ": " + d.Reason
+	if d.Addr != "" {
+		text += " " + d.Addr
+	}
 	if d.Count > 1 {
 		text += fmt.Sprintf(" (%d times)", d.Count)
 	}

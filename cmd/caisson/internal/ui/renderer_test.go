@@ -72,6 +72,7 @@ func session() []any {
 		record.ToolCompleted{CallID: "tu_2", Name: "patch_file", LatencyMS: 3, Success: true, FilesModified: []string{"a.sh"}, Diff: "--- a/a.sh\n+++ b/a.sh\n@@ -1 +1,2 @@\n-echo a\n+\techo b\n+✓ done\n"},
 		record.ToolFailed{CallID: "tu_3", Name: "fetch", Class: tools.ErrorPermissionDenied, Message: "not allowed\nmore"},
 		record.ToolInputInvalid{CallID: "tu_4", Name: "glob", Errors: []string{"/pattern: missing"}},
+		record.NetworkDenied{Host: "db.lan:5432", Addr: "10.0.0.5", Reason: "address", Count: 3},
 		record.BudgetWarning{What: limits.KindTokens, Limit: 100, Used: 81},
 		record.SandboxLost{Cause: "the container reached its limit"},
 		record.ModelCallFailed{Class: loop.ModelServer, Message: "the provider failed"},
@@ -99,6 +100,7 @@ I run the test.
     +✓ done
 ✗ fetch  permission_denied: not allowed
 ✗ glob  invalid input: /pattern: missing
+! refused to connect to db.lan:5432: address 10.0.0.5 (3 times)
 ! 81 of 100 tokens used
 ! sandbox lost: the container reached its limit
 ! the model failed (server_error): the provider failed

@@ -130,6 +130,8 @@ func (v *view) addRecord(r record.Record) []string {
 		return []string{v.style.dim("  " + safeLine(decode[record.WorkerToolCall](r).String()))}
 	case record.KindWorkerCostWarning:
 		return []string{v.style.yellow("! " + safeLine(decode[record.WorkerCostWarning](r).String()))}
+	case record.KindNetworkDenied: // to a command of the user; the result of a call has its own
+		return []string{v.style.yellow("! " + safeLine(decode[record.NetworkDenied](r).String()))}
 	case record.KindWarning:
 		p := decode[record.Warning](r)
 		if p.Requested {
