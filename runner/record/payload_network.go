@@ -97,7 +97,8 @@ type NetworkTotals struct {
 	RequestsSHA256 string `json:"requests_sha256,omitempty"`
 }
 
-// MaxNetworkRecords bounds the records of one session about its commands' connections.
+// MaxNetworkRecords bounds the records of one session of [NetworkOpened] and, for commands,
+// [NetworkDenied]. Refusals have half of them at most.
 const MaxNetworkRecords = 1000
 
 // Egress describes what commands may reach.
