@@ -144,7 +144,7 @@ var found = map[Fault][]string{
 	FaultEgressUnserved: {egressConns},
 	FaultEgressOwner:    {egressConns},
 	FaultEgressNumber:   {egressConns},
-	FaultEgressHalf:     {egressConns},
+	FaultEgressHalf:     {egressConns, egressStorm},
 	FaultEgressLies:     {egressConns},
 	FaultEgressOutlives: {egressOver},
 	FaultEgressAny:      {egressBound},
