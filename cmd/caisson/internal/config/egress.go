@@ -298,12 +298,19 @@ const unknownPrompt = "prompt"
 // EgressOptions returns what the commands of a session may reach, and warnings about
 // it. Options without a policy are for commands without a network.
 func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
-	o, warnings, err := c.egressOptions()
-	return o, warnings, c.addPlace(err)
+	o, warnings, err := c.Egress.parseOptions(c.home)
+	if err == nil && o.Policy != nil {
+		_, err = c.Egress.parseKeys(c.Env, c.EnvFrom)
+	}
+	if err != nil {
+		return runner.EgressOptions{}, nil, c.addPlace(err)
+	}
+	return o, warnings, nil
 }
 
-func (c *Config) egressOptions() (runner.EgressOptions, []string, error) {
-	e := &c.Egress
+// parseOptions returns the options without keys, and warnings; home is the directory of
+// the user, "" for none.
+func (e *Egress) parseOptions(home string) (runner.EgressOptions, []string, error) {
 	deny, err := e.Deny.parseAll("egress.deny")
 	if err != nil {
 		return runner.EgressOptions{}, nil, err
@@ -322,14 +329,11 @@ func (c *Config) egressOptions() (runner.EgressOptions, []string, error) {
 		Policy: &rule.Policy{Allow: allow, Within: e.within, Deny: deny}, Ask: *e.Unknown == unknownPrompt,
 		Capture: *e.Capture, Budget: e.Budget.egressBudget(),
 	}
-	if err := cmp.Or(e.parsePresets(c.home, &o), e.readFiles(c.home, &o)); err != nil {
+	if err := cmp.Or(e.parsePresets(home, &o), e.readFiles(home, &o)); err != nil {
 		return runner.EgressOptions{}, nil, err
 	}
 	o.Private, err = parsePrivate("egress", e.Private, o.Policy.Allow)
 	if err != nil || !e.isConfigured() {
-		return runner.EgressOptions{}, nil, err
-	}
-	if _, err := e.parseKeys(c.Env, c.EnvFrom); err != nil {
 		return runner.EgressOptions{}, nil, err
 	}
 	if e.Proxy != nil {
