@@ -9,25 +9,29 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/caisson-run/caisson/tools/egress/egresstest"
 )
 
-// egressPrograms are what commands run, each with one line of configuration.
-var egressPrograms = []struct{ name, config, needs, command, want string }{
-	{"go", "presets: [go]", "go", `mkdir g && cd g && printf 'module x\n\ngo 1.20\n\nrequire example.test/leaf v1.0.0\n' >go.mod &&
+// egressPrograms are what commands run, each with one line of configuration. They use the
+// hosts, and with where those of a [hostRegistries].
+var egressPrograms = []struct{ name, config, needs, hosts, where, command, want string }{
+	{"go", "presets: [go]", "go", "proxy.golang.org", `export GOPROXY=ORIGIN/proxy.golang.org`, `mkdir g && cd g && printf 'module x\n\ngo 1.20\n\nrequire example.test/leaf v1.0.0\n' >go.mod &&
 printf 'package x\n\nimport ("testing"; "example.test/leaf")\n\nfunc TestX(t *testing.T) { t.Log(leaf.X) }\n' >x_test.go &&
 export GOFLAGS=-mod=mod GONOSUMDB=example.test GOCACHE=/tmp/gocache && go mod download && go test ./...`, `ok  \tx`},
-	{"npm", "presets: [npm]", "npm", `mkdir n && cd n && printf '{"name":"x","version":"1.0.0","dependencies":{"leaf":"1.0.0"}}' >package.json &&
+	{"npm", "presets: [npm]", "npm", "registry.npmjs.org", `export npm_config_registry=ORIGIN/registry.npmjs.org/`, `mkdir n && cd n && printf '{"name":"x","version":"1.0.0","dependencies":{"leaf":"1.0.0"}}' >package.json &&
 npm install --no-audit >/dev/null && rm -r node_modules && npm ci --no-audit && cat node_modules/leaf/index.js`, "module.exports = 1"},
-	{"pip", "presets: [pip]", "pip3", `pip3 install --no-cache-dir --target p leaf && cat p/leaf.py`, "x = 1"},
-	{"cargo", "presets: [cargo]", "cargo", `mkdir -p c/src && cd c && printf '[package]\nname = "x"\nversion = "1.0.0"\nedition = "2021"\n[dependencies]\nleaf = "1.0.0"\n' >Cargo.toml &&
-: >src/lib.rs && cargo fetch && cat Cargo.lock`, `name = "leaf"`},
-	{"git", `git: ["https://git.test/org/"]`, "git", `git clone -q https://git.test/org/r r && git -C r log --format=%s`, "one"},
-	{"apt", "presets: [apt]", "apt-get", `mkdir -p /tmp/a && cd /tmp/a && echo 'deb [trusted=yes] http://deb.debian.org/debian stable main' >list &&
+	{"pip", "presets: [pip]", "pip3", "pypi.org files.pythonhosted.org", `export PIP_INDEX_URL=ORIGIN/pypi.org/simple PIP_TRUSTED_HOST=host.caisson.internal`, `pip3 install --no-cache-dir --target p leaf && cat p/leaf.py`, "x = 1"},
+	// Debian's cargo is older than 1.68, which has the sparse protocol without the variables.
+	{"cargo", "presets: [cargo]", "cargo", "index.crates.io static.crates.io", `mkdir -p c/.cargo && printf '[source.crates-io]\nreplace-with = "x"\n[source.x]\nregistry = "sparse+ORIGIN/index.crates.io/"\n' >c/.cargo/config.toml`, `mkdir -p c/src && cd c && printf '[package]\nname = "x"\nversion = "1.0.0"\nedition = "2021"\n[dependencies]\nleaf = "1.0.0"\n' >Cargo.toml &&
+: >src/lib.rs && RUSTC_BOOTSTRAP=1 CARGO_UNSTABLE_SPARSE_REGISTRY=true cargo fetch`, "Downloaded leaf v1.0.0"},
+	{"git", `git: ["https://git.test/org/"]`, "git", "git.test", "", `git clone -q https://git.test/org/r r && git -C r log --format=%s`, "one"},
+	{"apt", "presets: [apt]", "apt-get", "deb.debian.org", "", `mkdir -p /tmp/a && cd /tmp/a && echo 'deb [trusted=yes] http://deb.debian.org/debian stable main' >list &&
 o="-o Dir::Etc::sourcelist=/tmp/a/list -o Dir::Etc::sourceparts=/nonexistent" && apt-get $o update -q && apt-get $o download leaf && ls *.deb`, "leaf_1.0.0_all.deb"},
 }
 
@@ -70,39 +74,117 @@ func TestEgress(t *testing.T) {
 	}
 }
 
-// TestEgressHost runs go and git on each backend with servers of this machine, which a
-// rule and a private network name.
+// TestEgressHost runs programs with registries of this machine, which rules and a private
+// network name: all on an engine, and go and git on the other backends, where TestEgress
+// has the rest.
 func TestEgressHost(t *testing.T) {
 	onEachBackend(t, func(t *testing.T, backend string) {
-		hosts := egresstest.Registries(t, "not a key")
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			host, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-			http.StripPrefix("/"+host, hosts[host]).ServeHTTP(w, r)
-		}))
-		t.Cleanup(server.Close)
-		m := newMachine(t)
-		origin := strings.Replace(server.URL, "127.0.0.1", "host.caisson.internal", 1)
-		m.config(t, fmt.Sprintf("egress:\n  allow: [{url: %s/, methods: [GET, HEAD, POST]}]\n  private: {host.caisson.internal: [127.0.0.1]}\n", origin))
+		r := startHostRegistries(t)
+		canary := startHostRegistries(t)
+		command, failed := "", 0
 		for _, p := range egressPrograms {
-			if p.name != "go" && p.name != "git" || !isInUsr(t, p.needs) {
+			if backend != "docker" && p.name != "go" && p.name != "git" || !isInUsr(t, p.needs) {
 				continue
 			}
-			command, want := strings.ReplaceAll(p.command, "https://", origin+"/"), p.want
-			if p.name == "go" { // TestEgress compiles
-				command, want = strings.Replace(command, "go test ./...", "go list -m all", 1), "example.test/leaf v1.0.0"
+			where, own, want := r.replaceHosts(p.where)+"\n", r.replaceHosts(p.command), p.want
+			if backend != "docker" && p.name == "go" {
+				own, want = strings.Replace(own, "go test ./...", "go list -m all", 1), "example.test/leaf v1.0.0"
 			}
-			out := m.egressCall(t, backend, "export GOPROXY="+origin+"/proxy.golang.org; "+command)
-			if !strings.Contains(out.stdout, want) {
-				t.Errorf("%s: status %d, without %q:\n%s\n%s", p.name, out.status, want, out.stdout, out.stderr)
-			}
+			t.Run(p.name, func(t *testing.T) {
+				out := r.call(t, backend, where+own, strings.Fields(p.hosts)...)
+				if !strings.Contains(out.stdout, want) {
+					t.Errorf("status %d, without %q:\n%s\n%s", out.status, want, out.stdout, out.stderr)
+				}
+			})
+			command += "(" + where + own + ") || echo without-rule " + p.name + "\n"
+			failed++
 		}
-		out := m.egressCall(t, backend, "curl -sS -m 5 "+strings.Replace(origin, "host.caisson.internal", "127.0.0.1", 1)+"; curl -sS -m 5 https://example.com/; true")
-		for _, want := range []string{"example.com:443 (not_allowed)", "(not_allowed)"} {
+		// The same programs and the canary without a rule for them, and with one.
+		before := r.count("")
+		command += "curl -sS -m 5 " + canary.origin + "/canary.test/; curl -sS -m 5 https://example.com/; curl -sS -m 5 " + r.origin + "/canary.test/; true"
+		out := r.call(t, backend, command, "canary.test")
+		if got := strings.Count(out.stdout, "without-rule "); got != failed {
+			t.Errorf("%d of %d programs failed without a rule", got, failed)
+		}
+		if got, at := r.count("")-before, r.count("canary.test"); got != 1 || at != 1 || canary.count("") != 0 {
+			t.Errorf("without a rule %d requests arrived, and %d at the canary; the control %d times", got-at, canary.count(""), at)
+		}
+		for _, want := range []string{"example.com:443 (not_allowed)", strings.TrimPrefix(canary.origin, "http://") + " (not_allowed)"} {
 			if !strings.Contains(out.stdout, want) {
 				t.Errorf("the result lacks %q:\n%s\n%s", want, out.stdout, out.stderr)
 			}
 		}
 	})
+}
+
+// hostRegistries is a server of this machine that has registries, each at its host as the
+// first part of the path. Links name the server.
+type hostRegistries struct {
+	origin string // as sandboxes name it
+	hosts  map[string]http.Handler
+	mu     sync.Mutex
+	asked  []string // the hosts of requests
+}
+
+func startHostRegistries(t *testing.T) *hostRegistries {
+	t.Helper()
+	r := &hostRegistries{hosts: egresstest.Registries(t, "not a key")}
+	server := httptest.NewServer(r)
+	t.Cleanup(server.Close)
+	r.origin = strings.Replace(server.URL, "127.0.0.1", "host.caisson.internal", 1)
+	for _, h := range r.hosts {
+		if files, ok := h.(egresstest.StaticFiles); ok {
+			for path, text := range files {
+				files[path] = []byte(r.replaceHosts(string(text)))
+			}
+		}
+	}
+	return r
+}
+
+// replaceHosts returns a text with the server's addresses instead of the registries' ones.
+func (r *hostRegistries) replaceHosts(text string) string {
+	text = strings.ReplaceAll(text, "ORIGIN", r.origin)
+	for host := range r.hosts {
+		text = strings.NewReplacer("https://"+host+"/", r.origin+"/"+host+"/", "http://"+host+"/", r.origin+"/"+host+"/").Replace(text)
+	}
+	return text
+}
+
+// ServeHTTP implements [http.Handler].
+func (r *hostRegistries) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	host, _, _ := strings.Cut(strings.TrimPrefix(req.URL.Path, "/"), "/")
+	r.mu.Lock()
+	r.asked = append(r.asked, host)
+	r.mu.Unlock()
+	if h := r.hosts[host]; h != nil {
+		http.StripPrefix("/"+host, h).ServeHTTP(w, req)
+		return
+	}
+	http.NotFound(w, req)
+}
+
+// count returns the number of requests to a host, or to all for "".
+func (r *hostRegistries) count(host string) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if host == "" {
+		return len(r.asked)
+	}
+	return len(slices.DeleteFunc(slices.Clone(r.asked), func(s string) bool { return s != host }))
+}
+
+// call runs a command in a fresh sandbox that may reach hosts of the server. The preset
+// apt is for its variables.
+func (r *hostRegistries) call(t *testing.T, backend, command string, hosts ...string) outcome {
+	t.Helper()
+	m := newMachine(t)
+	config := "egress:\n  presets: [apt]\n  private: {host.caisson.internal: [127.0.0.1]}\n  allow:\n"
+	for _, host := range hosts {
+		config += fmt.Sprintf("    - {url: %s/%s/, methods: [GET, HEAD, POST]}\n", r.origin, host)
+	}
+	m.config(t, config)
+	return m.egressCall(t, backend, command)
 }
 
 // TestEgressKilled kills Caisson in the middle of a download: its connection ends, and the
