@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -114,6 +115,92 @@ func TestEgressHost(t *testing.T) {
 				t.Errorf("the result lacks %q:\n%s\n%s", want, out.stdout, out.stderr)
 			}
 		}
+	})
+}
+
+// egressFlood makes 1,000 connections, 100 at a time, and prints how many were answered.
+const egressFlood = `
+import concurrent.futures, os, socket
+proxy = os.environ["HTTP_PROXY"].split("//")[1].strip("/").rsplit(":", 1)
+def connect(i):
+    with socket.create_connection((proxy[0], int(proxy[1])), timeout=120) as c:
+        c.sendall(b"GET ORIGIN/canary.test/ HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n\r\n")
+        answer = b""
+        while block := c.recv(65536):
+            answer += block
+        return answer.split(b" ")[1]
+with concurrent.futures.ThreadPoolExecutor(100) as pool:
+    got = list(pool.map(connect, range(1000)))
+print({s.decode(): got.count(s) for s in set(got)})
+`
+
+// TestEgressFlood makes 1,000 connections in one command of a sandbox, while others run
+// there: each is answered, and Caisson's memory stays bounded. It logs by how much the
+// others take longer, which depends on what else the machine does.
+func TestEgressFlood(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		if !isInUsr(t, "python3") {
+			return
+		}
+		r := startHostRegistries(t)
+		m := newMachine(t)
+		m.env = append(m.env, "CONTROL_TOKEN="+secret())
+		m.config(t, fmt.Sprintf("serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\negress:\n  allow: [%s/]\n  private: {host.caisson.internal: [127.0.0.1]}\n", r.origin))
+		address := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+		server := m.start(t, "serve", "--root", m.workspace, "--backend", backend, "--listen", address)
+		server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })
+		peak := watchMemory(server.process.Process.Pid, "VmHWM")
+		api := apiClient{t: t, base: "http://" + address, token: m.token()}
+		id := api.id(api.do(http.MethodPost, "/sandboxes", map[string]any{}, http.StatusCreated))
+		exec := func(argv ...string) string {
+			return string(api.do(http.MethodPost, "/sandboxes/"+id+"/exec", map[string]any{"argv": argv}, http.StatusOK))
+		}
+		// measure returns the median time of commands until done.
+		measure := func(done <-chan struct{}) time.Duration {
+			var all []time.Duration
+			for {
+				begun := time.Now()
+				if out := exec("sh", "-c", "true"); !strings.Contains(out, `"status":0`) {
+					t.Errorf("a command beside: %s", out)
+				}
+				all = append(all, time.Since(begun))
+				select {
+				case <-done:
+					slices.Sort(all)
+					return all[len(all)/2]
+				default:
+				}
+			}
+		}
+		idleDone, floodDone := make(chan struct{}), make(chan struct{})
+		time.AfterFunc(2*time.Second, func() { close(idleDone) })
+		idle := measure(idleDone)
+		script := strings.NewReplacer("ORIGIN", r.origin, "HOST", strings.TrimPrefix(r.origin, "http://")).Replace(egressFlood)
+		var flood string
+		begun := time.Now()
+		go func() {
+			defer close(floodDone)
+			flood = exec("python3", "-c", script)
+		}()
+		beside := measure(floodDone)
+		t.Logf("1,000 connections in %.1f s; sh -c true: idle %v, beside them %v, %.1f times", time.Since(begun).Seconds(), idle.Round(10*time.Microsecond), beside.Round(10*time.Microsecond), float64(beside)/float64(idle))
+		if n := r.count("canary.test"); !strings.Contains(flood, "{'200': 1000}") || n != 1000 {
+			t.Errorf("%d requests arrived: %s", n, flood)
+		}
+		if out := exec("echo", "intact"); !strings.Contains(out, "intact") {
+			t.Errorf("after it: %s", out)
+		}
+		api.do(http.MethodDelete, "/sandboxes/"+id, nil, http.StatusOK)
+		if err := server.process.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		server.wait(t, deadline).want(t, 0)
+		bytes := <-peak
+		t.Logf("peak of caisson: %d MiB", bytes>>20)
+		if bytes == 0 || bytes > 2*residentBound {
+			t.Errorf("caisson held %d MiB at its peak, want at most %d", bytes>>20, 2*residentBound>>20)
+		}
+		m.wantNothingLeft(t, id)
 	})
 }
 
