@@ -254,7 +254,8 @@ func programCargo(t *testing.T, n *internet) {
 		dir := p.t.TempDir()
 		writeFiles(p.t, dir, map[string]string{"Cargo.toml": "[package]\nname = \"x\"\nversion = \"1.0.0\"\nedition = \"2021\"\n\n[dependencies]\nleaf = \"1.0.0\"\n", "src/lib.rs": "\n"})
 		// The toolchain is the user's, the state is not.
-		p.env = append(p.env, "CARGO_HOME="+filepath.Join(dir, "cargo"), "RUSTUP_HOME="+filepath.Join(os.Getenv("HOME"), ".rustup"), "RUSTUP_TOOLCHAIN="+os.Getenv("RUSTUP_TOOLCHAIN"))
+		// Cargo before 1.68 has the sparse protocol with two more variables.
+		p.env = append(p.env, "RUSTC_BOOTSTRAP=1", "CARGO_UNSTABLE_SPARSE_REGISTRY=true", "CARGO_HOME="+filepath.Join(dir, "cargo"), "RUSTUP_HOME="+filepath.Join(os.Getenv("HOME"), ".rustup"), "RUSTUP_TOOLCHAIN="+os.Getenv("RUSTUP_TOOLCHAIN"))
 		p.env = slices.DeleteFunc(p.env, func(v string) bool { return v == "RUSTUP_TOOLCHAIN=" })
 		p.require(dir, "cargo", "fetch")
 	})
