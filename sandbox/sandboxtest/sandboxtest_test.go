@@ -60,7 +60,7 @@ var found = map[Fault][]string{
 	FaultOverlappingTail: {"a flood is counted, hashed and cut"},
 	FaultRootOwner:       {"files belong to the workspace's owner", furtherMounts, rootCheck, imageUserCheck},
 	FaultPrivileged:      {"commands have no privilege", "an exec gains nothing", "planted privilege gives none", rootCheck, otherIdentity, imageUserCheck},
-	FaultLies:            {"the attestation is complete and true", rootCheck, imageUserCheck},
+	FaultLies:            {"the attestation is complete and true", rootCheck, imageUserCheck, "connections of programs reach their handler"},
 	FaultLossIsExit: {
 		"a killed container is lost, never a result", "memory", "processes", "a fresh sandbox knows nothing of the last", "destroy during commands",
 		"a paused sandbox is lost, not waited for",

@@ -228,8 +228,13 @@ func (l *overlayLayers) release() error {
 	return l.unlock()
 }
 
+// unlock releases the lock, which a process that was just forked elsewhere in this
+// program would keep until it executes, and closes the layers.
 func (l *overlayLayers) unlock() error {
 	closeAll(l.frozen...)
+	if raw, err := l.dir.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.Flock(int(fd), unix.LOCK_UN) })
+	}
 	if err := l.dir.Close(); err != nil && !errors.Is(err, fs.ErrClosed) {
 		return fmt.Errorf("close layers: %w", err)
 	}
