@@ -18,11 +18,11 @@ trap 'rm -f "$output"; engine_stop' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 if [ "${INSTALL:-}" = 1 ]; then
-	engine_install rg:ripgrep fdfind:fd-find
+	engine_install rg:ripgrep fdfind:fd-find slirp4netns:slirp4netns
 	engine_start
 fi
 missing=
-for program in docker runc bin/runsc bin/runsc-stock rg fdfind; do
+for program in docker runc bin/runsc bin/runsc-stock rg fdfind slirp4netns; do
 	command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
 done
 "$GO" build -C .ci -o bin/benchtable ./benchtable
@@ -42,6 +42,7 @@ measure ./e2e '^BenchmarkChat$' 11x
 measure ./e2e '^BenchmarkChatResizes$' 1x
 measure ./e2e '^BenchmarkKill$/^(docker|gvisor|runc)$' "$KILLS"
 measure ./e2e '^BenchmarkIdle$' 1x
+measure ./e2e '^BenchmarkNetwork$' 5x
 measure ./tools/dispatch '^BenchmarkRound$' "$BENCHTIME"
 measure ./runner '^BenchmarkLoop$' 10x
 measure ./runner/record '^BenchmarkRecorder$' 5000x

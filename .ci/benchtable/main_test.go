@@ -19,6 +19,7 @@ BenchmarkSearch/grep-2   	      11	   0 ns/op	  90000000 cpu-ns	 500000000 rg-p5
 BenchmarkSearch/glob-2   	      11	   0 ns/op	  60000000 overlay-p50-ns	 50000000 p50-ns
 BenchmarkSession/bind-2         	       3	4399804733 ns/op	     25000 KiB-peak	     13592 empty-KiB-peak
 BenchmarkOutput/runc-2   	     10	   0 ns/op	  100000000 host-p50-ns	 200000000 p50-ns	 1.5 MiB-grown
+BenchmarkNetwork/runc-2   	      5	   0 ns/op	 -20 KiB-more	 2.5 download-Gbit/s	 200000000 download-p50-ns	 100000000 relay-download-p50-ns
 PASS
 pkg: github.com/caisson-run/caisson/sandbox/oci
 BenchmarkStart/gvisor-2 	       3	 0 ns/op	 100000000 bare-p50-ns	 125000000 p50-ns
@@ -48,6 +49,10 @@ func TestTable(t *testing.T) {
 		"grep of the same in overlay mode / in bind mode 600.000 450.000 1.33 ≤ 1.5 met",
 		"memory of a session on these files, bind mode 25.60 MB ≤ 40 MB met",
 		"fd with as many threads 50.000 ≤ 1.2 no peer: fdfind of Debian's fd-find",
+		"network, one download, runc 2.50 Gbit/s ≥ 2 Gbit/s met",
+		"network, one download, runc / a plain proxy on the host 200.000 100.000 0.50 network",
+		"network, one download, runc / slirp4netns, MTU 1500 200.000 no peer: slirp4netns",
+		"network, idle memory a session (PSS), more than without, runc -20.00 KiB ≤ 300 KiB met",
 		"READ of 4 KiB / os.ReadFile ≤ 0.9 not measured",
 	} {
 		if !strings.Contains(squeezed, want) {

@@ -19,9 +19,10 @@ type row struct {
 	needs string
 	// inverse divides the peer by ours: of two times, the ratio of the speeds.
 	inverse bool
-	// atMost says that the result must not be above limit; otherwise not below.
-	atMost bool
-	limit  float64
+	// atMost says that the result must not be above limit; otherwise not below. A row
+	// for comparison has no limit.
+	atMost, comparison bool
+	limit              float64
 	// unit is that of a row without a peer, for people; by is what one of it is
 	// in the benchmark's.
 	unit string
@@ -96,7 +97,39 @@ func rows() []row {
 	}{{"caisson version", "version-", 12}, {"caisson --help", "help-", 12}, {"caisson run until its first request to the model, more than version", "first-request-", 25}} {
 		list = append(list, row{what: b.what, ours: e2e("Startup", b.unit+ns), atMost: true, limit: b.limit, unit: "ms", by: ms})
 	}
+	list = append(list, networkRows()...)
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
+}
+
+// networkRows are those of the network of commands.
+func networkRows() []row {
+	const ns, ms = "p50-ns", 1e6
+	slirp := func(mtu string) string { return "slirp4netns, MTU " + mtu }
+	peers := []struct{ what, prefix, needs string }{
+		{"a plain proxy on the host", "relay-", ""}, {slirp("1500"), "slirp1500-", "slirp4netns"}, {slirp("65520"), "slirp65520-", "slirp4netns"},
+	}
+	var list []row
+	for _, b := range []struct {
+		name               string
+		flow, first, names float64
+	}{{"docker", 1, 1, 0.8}, {"gvisor", 1.2, 2, 1.5}, {"runc", 2, 0.6, 0.5}} {
+		network := func(unit string) metric { return metric{"e2e", "Network/" + b.name, unit} }
+		list = append(list, row{what: "network, one download, " + b.name, ours: network("download-Gbit/s"), limit: b.flow, unit: "Gbit/s", by: 1})
+		for _, p := range peers {
+			list = append(list, row{what: "network, one download, " + b.name + " / " + p.what, ours: network("download-" + ns), peer: network(p.prefix + "download-" + ns), needs: p.needs, inverse: true, comparison: true})
+		}
+		list = append(list, row{what: "network, connect and first byte, more than direct, " + b.name, ours: network("connect-more-" + ns), atMost: true, limit: b.first, unit: "ms", by: ms})
+		for _, p := range peers {
+			list = append(list, row{what: "network, connect and first byte, " + b.name + " / " + p.what, ours: network("connect-" + ns), peer: network(p.prefix + "connect-" + ns), needs: p.needs, comparison: true})
+		}
+		list = append(list,
+			row{what: "network, name lookup, " + b.name, ours: network("name-" + ns), atMost: true, limit: b.names, unit: "ms", by: ms},
+			row{what: "exec round trip during a download / idle, " + b.name, ours: network("exec-beside-" + ns), peer: network("exec-" + ns), atMost: true, limit: 2},
+			row{what: "exec round trip during a download, p99, " + b.name, ours: network("exec-beside-p99-ns"), atMost: true, limit: 30, unit: "ms", by: ms},
+			row{what: "network, idle memory a session (PSS), more than without, " + b.name, ours: network("KiB-more"), atMost: true, limit: 300, unit: "KiB", by: 1},
+			row{what: "session and its first command with a network / without, " + b.name, ours: network("start-" + ns), peer: network("start-without-" + ns), comparison: true})
+	}
+	return list
 }
 
 // line is a row with its result.
@@ -141,6 +174,9 @@ func evaluate(rows []row, measured map[metric]float64) []line {
 func milliseconds(ns float64) string { return fmt.Sprintf("%.3f", ns/1e6) }
 
 func (r row) target() string {
+	if r.comparison {
+		return ""
+	}
 	sign := "≥"
 	if r.atMost {
 		sign = "≤"
@@ -149,6 +185,9 @@ func (r row) target() string {
 }
 
 func (r row) verdict(value float64) string {
+	if r.comparison {
+		return ""
+	}
 	if r.atMost && value <= r.limit || !r.atMost && value >= r.limit {
 		return "met"
 	}

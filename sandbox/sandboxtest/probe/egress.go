@@ -193,7 +193,7 @@ func measureEgress(what, addr string, n int) (time.Duration, error) {
 	}
 	defer c.Close()
 	began := time.Now()
-	if what == "down" {
+	if what[0] == 'd' {
 		_, err = io.CopyN(io.Discard, struct{ io.Reader }{c}, int64(n))
 		return time.Since(began), err
 	}
@@ -209,14 +209,42 @@ func measureEgress(what, addr string, n int) (time.Duration, error) {
 	return time.Since(began), err
 }
 
-// openEgress connects and sends the word of what is to be done.
+// openEgress connects and sends the word of what is to be done. An address behind a
+// proxy is PROXY>HOST:PORT.
 func openEgress(addr string, word byte) (*net.TCPConn, error) {
-	c, err := dialSandbox(addr)
+	proxy, target, tunnel := strings.Cut(addr, ">")
+	c, err := dialSandbox(proxy)
 	if err != nil {
 		return nil, err
 	}
-	_, err = c.Write([]byte{word})
+	if tunnel {
+		err = connectTunnel(c, target)
+	}
+	if err == nil {
+		_, err = c.Write([]byte{word})
+	}
 	return c, err
+}
+
+// connectTunnel asks a proxy for a tunnel, whose other end sends nothing before it is
+// sent something.
+func connectTunnel(c net.Conn, target string) error {
+	if _, err := fmt.Fprintf(c, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n\r\n", target, target); err != nil {
+		return err
+	}
+	var answer []byte
+	for !strings.HasSuffix(string(answer), "\r\n\r\n") {
+		piece := make([]byte, 1024)
+		n, err := c.Read(piece)
+		if err != nil {
+			return err
+		}
+		answer = append(answer, piece[:n]...)
+	}
+	if !strings.Contains(string(answer[:min(len(answer), 16)]), " 200 ") {
+		return fmt.Errorf("the proxy answered %q", answer)
+	}
+	return nil
 }
 
 // median returns the median time of n calls.
