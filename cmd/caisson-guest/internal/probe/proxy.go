@@ -80,15 +80,12 @@ func exchange(kind int, to unix.Sockaddr, request []byte) ([]byte, unix.Errno) {
 	if _, err := unix.Write(fd, request); err != nil {
 		return nil, errnoOf(err)
 	}
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, answerTime)
-	if err != nil {
-		return nil, errnoOf(err)
-	}
-	if n == 0 {
-		return nil, unix.ETIMEDOUT
+	if errno := awaitEvent(fd, unix.POLLIN, answerTime); errno != 0 {
+		return nil, errno
 	}
 	answer := make([]byte, 512)
-	if n, err = unix.Read(fd, answer); err != nil {
+	n, err := unix.Read(fd, answer)
+	if err != nil {
 		return nil, errnoOf(err)
 	}
 	return answer[:n], 0

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"os"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -74,16 +75,31 @@ func tryConnect(target string) unix.Errno {
 	if err := unix.Connect(fd, to); err == nil || errnoOf(err) != unix.EINPROGRESS {
 		return errnoOf(err)
 	}
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, reachTime)
-	if err != nil {
-		return errnoOf(err)
-	}
-	if n == 0 {
-		return unix.ETIMEDOUT
+	if errno := awaitEvent(fd, unix.POLLOUT, reachTime); errno != 0 {
+		return errno
 	}
 	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {
 		return errnoOf(err)
 	}
 	return unix.Errno(code)
+}
+
+// awaitEvent waits until a socket is ready, at most for a time in milliseconds. Signals,
+// which the runtime sends itself, don't end the wait.
+func awaitEvent(fd int, event int16, limit int) unix.Errno {
+	until := time.Now().Add(time.Duration(limit) * time.Millisecond)
+	for {
+		left := max(time.Until(until).Milliseconds(), 0)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: event}}, int(left))
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return errnoOf(err)
+		case n == 0:
+			return unix.ETIMEDOUT
+		}
+		return 0
+	}
 }
