@@ -90,7 +90,7 @@ func libraryTexts(t *testing.T, root string) []libraryText {
 		}
 		rel = filepath.ToSlash(rel)
 		if entry.IsDir() {
-			forTests := slices.Contains([]string{"cmd", "e2e", "sandbox/sandboxtest", "sandbox/internal/worktest"}, rel)
+			forTests := slices.Contains([]string{"cmd", "e2e", "sandbox/sandboxtest", "sandbox/internal/worktest", "tools/egress/egresstest"}, rel)
 			if rel != "." && (forTests || skippedFolder(name, entry.Name())) {
 				return filepath.SkipDir
 			}

@@ -53,7 +53,7 @@ type lockKey struct{ url, accept string }
 func NewLock() *Lock { return &Lock{sums: map[lockKey]string{}} }
 
 // lockHeader is the first line of a lock.
-const lockHeader = "# caisson egress lock, version 1: SHA-256, URL, Accept"
+const lockHeader = "# lock of an egress cache, version 1: SHA-256, URL, Accept"
 
 // ReadLock reads a strict lock that [Lock.WriteTo] wrote.
 func ReadLock(r io.Reader) (*Lock, error) {
