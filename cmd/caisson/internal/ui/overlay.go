@@ -3,6 +3,8 @@ package ui
 import (
 	"fmt"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/changes"
@@ -17,19 +19,93 @@ func Stat(d changes.Differences, colour bool) []string {
 	return diffstatLines(runner.Report{SessionEnded: record.SessionEnded{Changed: d.Changed, ChangedCount: d.Count, Incomplete: d.Incomplete}}, style{colour})
 }
 
-// Diff makes a unified diff safe for a terminal, in colours.
+// changedPart is the bytes of a line of a diff that differ from the line that it
+// replaces, or that replaces it.
+type changedPart struct{ from, to int }
+
+// findChangedParts returns the changed part of each line of a unified diff. It is empty
+// for lines that were only added or removed, and where two lines have no word in common.
+func findChangedParts(lines []string) []changedPart {
+	parts := make([]changedPart, len(lines))
+	is := func(i int, sign string) bool {
+		return i < len(lines) && strings.HasPrefix(lines[i], sign) && !strings.HasPrefix(lines[i], strings.Repeat(sign, 3)+" ")
+	}
+	for i := 0; i < len(lines); {
+		removed := i
+		for is(i, "-") {
+			i++
+		}
+		added := i
+		for is(i, "+") {
+			i++
+		}
+		if n := added - removed; n == i-added {
+			for k := range n {
+				parts[removed+k], parts[added+k] = compareLines(lines[removed+k], lines[added+k])
+			}
+		}
+		i = max(i, removed+1)
+	}
+	return parts
+}
+
+// splitWords splits a line into words and the characters between them.
+func splitWords(line string) []string {
+	var words []string
+	start, inWord := 0, false
+	for at := 0; at < len(line); {
+		r, size := utf8.DecodeRuneInString(line[at:])
+		isWord := unicode.IsLetter(r) || unicode.IsDigit(r) || r == '_'
+		end := at + size
+		if isWord && inWord {
+			words[len(words)-1] = line[start:end]
+		} else {
+			start = at
+			words = append(words, line[start:end])
+		}
+		at, inWord = end, isWord
+	}
+	return words
+}
+
+// compareLines returns what is between the words that two lines have in common at
+// their ends. The first byte of each is its sign.
+func compareLines(before, after string) (old, new changedPart) {
+	a, b := splitWords(before[1:]), splitWords(after[1:])
+	start, end := 0, 0
+	for start < min(len(a), len(b)) && a[start] == b[start] {
+		start++
+	}
+	for end < min(len(a), len(b))-start && a[len(a)-1-end] == b[len(b)-1-end] {
+		end++
+	}
+	head, rest := strings.Join(a[:start], ""), strings.Join(a[len(a)-end:], "")
+	if !strings.ContainsFunc(head+rest, func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }) {
+		return changedPart{}, changedPart{}
+	}
+	from := 1 + len(head)
+	return changedPart{from, len(before) - len(rest)}, changedPart{from, len(after) - len(rest)}
+}
+
+// paintChanged paints a line of a diff, and its changed part inverted.
+func (s style) paintChanged(code, line string, part changedPart) string {
+	if part.from >= part.to {
+		return s.paint(code, line)
+	}
+	return s.paint(code, line[:part.from]) + s.paint(code+";7", line[part.from:part.to]) + s.paint(code, line[part.to:])
+}
+
+// Diff makes a unified diff safe for a terminal, in colours. Inside lines that replace
+// others, the words that differ are marked.
 func Diff(text string, colour bool) string {
 	safe, _ := tools.DisplayLines(strings.ReplaceAll(text, "\r\n", "␍\n"))
 	if !colour {
 		return safe
 	}
 	s := style{true}
-	var b strings.Builder
-	for l := range strings.Lines(safe) {
-		body, end := strings.TrimSuffix(l, "\n"), ""
-		if len(body) < len(l) {
-			end = "\n"
-		}
+	lines := strings.Split(safe, "\n")
+	parts := findChangedParts(lines)
+	for i, body := range lines {
 		switch {
 		case strings.HasPrefix(body, "diff "), strings.HasPrefix(body, "--- "), strings.HasPrefix(body, "+++ "),
 			strings.HasPrefix(body, "new file"), strings.HasPrefix(body, "deleted file"), strings.HasPrefix(body, "old mode"), strings.HasPrefix(body, "new mode"):
@@ -37,15 +113,15 @@ func Diff(text string, colour bool) string {
 		case strings.HasPrefix(body, "@@"):
 			body = s.cyan(body)
 		case strings.HasPrefix(body, "+"):
-			body = s.green(body)
+			body = s.paintChanged("32", body, parts[i])
 		case strings.HasPrefix(body, "-"):
-			body = s.red(body)
+			body = s.paintChanged("31", body, parts[i])
 		case strings.HasPrefix(body, "# "):
 			body = s.yellow(body)
 		}
-		b.WriteString(body + end)
+		lines[i] = body
 	}
-	return b.String()
+	return strings.Join(lines, "\n")
 }
 
 // maxDiffLines and maxDiffCells bound the diff of an edit below its line.

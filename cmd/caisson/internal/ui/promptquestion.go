@@ -185,21 +185,34 @@ func (q question) lastingLines() string {
 }
 
 func (q question) diffLines(columns int) section {
-	s := section{paint: func(row string) string { return paintDiff(q.style, row) }}
-	for l := range strings.Lines(q.Diff) {
-		s.rows = append(s.rows, wrapForeign("  ", replaceTabs(strings.TrimSuffix(l, "\n")), columns)...)
+	var s section
+	lines := slices.Collect(strings.Lines(q.Diff))
+	for i, l := range lines {
+		lines[i] = replaceTabs(strings.TrimSuffix(l, "\n"))
 	}
+	parts := map[string]changedPart{} // by row, of lines that fit in one
+	for i, part := range findChangedParts(lines) {
+		rows := wrapForeign("  ", lines[i], columns)
+		if len(rows) == 1 && rows[0] == "  "+lines[i] {
+			if _, twice := parts[rows[0]]; twice {
+				part = changedPart{} // two lines are equal, and differ from others in other words
+			}
+			parts[rows[0]] = changedPart{part.from + 2, part.to + 2}
+		}
+		s.rows = append(s.rows, rows...)
+	}
+	s.paint = func(row string) string { return paintDiff(q.style, row, parts[row]) }
 	return s
 }
 
-func paintDiff(s style, row string) string {
+func paintDiff(s style, row string, part changedPart) string {
 	switch {
 	case strings.HasPrefix(row, "  +++ "), strings.HasPrefix(row, "  --- "):
 		return s.bold(row)
 	case strings.HasPrefix(row, "  +"):
-		return s.green(row)
+		return s.paintChanged("32", row, part)
 	case strings.HasPrefix(row, "  -"):
-		return s.red(row)
+		return s.paintChanged("31", row, part)
 	}
 	return row
 }
