@@ -67,6 +67,10 @@ func session() []any {
 		record.ToolCalled{CallID: "tu_1", Name: "shell", Summary: "sh test.sh"},
 		runner.Delta{CallID: "tu_1", Stream: "stdout", Text: "one\ntwo\nthree\n"},
 		runner.Delta{CallID: "tu_1", Stream: "stdout", Text: "four\nfive\nprogress 1%\rprogress 99%\nsix\n"},
+		record.NetworkDenied{CallID: "tu_1", Host: "a.test:443", Way: "connect", Reason: "not_allowed"},
+		record.NetworkDenied{CallID: "tu_1", Host: "b.test:443", Reason: "not_allowed"},
+		record.NetworkDenied{CallID: "tu_1", Host: "c.test", Way: "name", Reason: "not_allowed", Count: 2},
+		record.NetworkDenied{CallID: "tu_1", Host: "d.test", Way: "name", Reason: "not_allowed"},
 		record.ToolCompleted{CallID: "tu_1", Name: "shell", LatencyMS: 1200, Metadata: map[string]any{"exit_code": 1}},
 		record.ToolCalled{CallID: "tu_2", Name: "patch_file", Summary: "a.sh"},
 		record.ToolCompleted{CallID: "tu_2", Name: "patch_file", LatencyMS: 3, Success: true, FilesModified: []string{"a.sh"}, Diff: "--- a/a.sh\n+++ b/a.sh\n@@ -1 +1,2 @@\n-echo a\n+\techo b\n+✓ done\n"},
@@ -87,6 +91,8 @@ sandbox gvisor (no engine answers), image host
 I run the test.
 ● sandbox started in 200 ms: runsc 1, commands as 10001:10001 with no capabilities, seccomp filter, network none, 2048 MiB, 256 pids
 ! not protected here: no cgroups
+! refused to connect to a.test:443: not_allowed
+! refused to connect to c.test: not_allowed (2 times)
 ✗ shell sh test.sh  exit code 1  1.2s
     three
     four

@@ -183,11 +183,20 @@ func (v *view) addBudget(p record.BudgetWarning) []string {
 	return []string{v.style.yellow("! " + p.String())}
 }
 
+// maxRefusals is the number of refused connections per call that are shown while it
+// runs; its result has all of them.
+const maxRefusals = 3
+
 // addCall adds a record of a call, which has changed by it.
 func (v *view) addCall(r record.Record, c *trace.Call) []string {
 	switch r.Kind {
 	case record.KindToolCalled:
 		v.running = append(v.running, &call{id: c.ID, what: v.callText(c), since: r.Time})
+	case record.KindNetworkDenied:
+		p := decode[record.NetworkDenied](r)
+		if p.Way != "" && len(c.Denied) <= maxRefusals { // a refused fetch is a call that failed
+			return []string{v.style.yellow("! " + safeLine(p.String()))}
+		}
 	case record.KindToolCompleted:
 		return v.addCompleted(c)
 	case record.KindToolFailed:
