@@ -19,7 +19,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/egresstest"
 )
 
-// egressPrograms are what commands run, each with one line of configuration. They use the
+// egressPrograms are the programs of commands, each with one line of configuration. They use the
 // hosts, and with where those of a [hostRegistries].
 var egressPrograms = []struct{ name, config, needs, hosts, where, command, want string }{
 	{"go", "presets: [go]", "go", "proxy.golang.org", `export GOPROXY=ORIGIN/proxy.golang.org`, `mkdir g && cd g && printf 'module x\n\ngo 1.20\n\nrequire example.test/leaf v1.0.0\n' >go.mod &&

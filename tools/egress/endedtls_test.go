@@ -373,7 +373,7 @@ func TestUpstreamCertificates(t *testing.T) {
 	}
 }
 
-// TestUpgrades is attack 21: WebSocket passes, and a change of protocols that nobody
+// TestUpgrades is attack 21: WebSocket passes, and a change of protocols that no one
 // asked for doesn't.
 func TestUpgrades(t *testing.T) {
 	server := startSecure(t, func(w http.ResponseWriter, r *http.Request) {
@@ -404,7 +404,7 @@ func TestUpgrades(t *testing.T) {
 	}
 	_ = conn.Close()
 	if res, _ := do(t, s.client("http/1.1"), "GET", server.url("/"), nil, nil); detailsOf(res) != rule.ReasonProtocol {
-		t.Errorf("101 nobody asked for: %s", res.Status)
+		t.Errorf("unrequested 101: %s", res.Status)
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// outcome is what a program saw of an attempt to get / from a host.
+// outcome describes an attempt of a program to get / from a host.
 type outcome struct {
 	reached bool
 	// reason is what was reported, typed what the program was told.

@@ -63,7 +63,7 @@ func TestAttacks(t *testing.T) {
 			w.WriteHeader(http.StatusPartialContent)
 			_, _ = io.WriteString(w, whole)
 		}},
-		{name: "304 nobody asked for", answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) }},
+		{name: "unrequested 304", answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) }},
 		{name: "404", answer: func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }},
 		{name: "redirect", answer: func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "https://evil.test/")

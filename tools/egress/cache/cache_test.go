@@ -171,7 +171,7 @@ func TestFilesAndIndexes(t *testing.T) {
 	}
 }
 
-// TestSharedDownload checks that requests at one time have one download, whoever
+// TestSharedDownload checks that requests at one time have one download, whichever of them
 // ends first, and that a body is sent as it arrives.
 func TestSharedDownload(t *testing.T) {
 	begun, finish := make(chan struct{}), make(chan struct{})
@@ -245,7 +245,7 @@ func (w *watcher) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// TestCancelledDownload checks that a download ends when nobody waits for it, and
+// TestCancelledDownload checks that a download ends when no request waits for it, and
 // that the next request begins again.
 func TestCancelledDownload(t *testing.T) {
 	ended := make(chan struct{}, 1)
