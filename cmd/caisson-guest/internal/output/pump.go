@@ -58,6 +58,30 @@ func (s Slots) Do(f func()) {
 	<-s
 }
 
+// WriteAll writes all of b. If it must wait for space, it waits without a slot.
+func (s Slots) WriteAll(to syscall.RawConn, b []byte) (err error) {
+	waited := to.Write(func(fd uintptr) bool {
+		for len(b) > 0 {
+			var n int
+			s.Do(func() { n, err = unix.Write(int(fd), b) })
+			switch err {
+			case nil:
+				b = b[n:]
+			case unix.EINTR:
+			case unix.EAGAIN:
+				return false
+			default:
+				return true
+			}
+		}
+		return true
+	})
+	if waited != nil {
+		return waited
+	}
+	return err
+}
+
 // Pump reads one stream of a command. Run it in a goroutine; the other methods
 // are safe for concurrent use.
 type Pump struct {

@@ -192,7 +192,7 @@ func (r *relay) sendToProgram() {
 		for len(b) > 0 {
 			piece := b[:min(len(b), writePiece)]
 			b = b[len(piece):]
-			if err := r.writeAll(piece); err != nil {
+			if err := r.s.slots.WriteAll(r.conn.raw, piece); err != nil {
 				r.fail()
 				return
 			}
@@ -217,30 +217,6 @@ func (r *relay) isDraining() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.draining
-}
-
-// writeAll writes all of b. If it must wait for space, it waits without a slot.
-func (r *relay) writeAll(b []byte) (err error) {
-	waited := r.conn.raw.Write(func(fd uintptr) bool {
-		for len(b) > 0 {
-			var n int
-			r.s.slots.Do(func() { n, err = unix.Write(int(fd), b) })
-			switch err {
-			case nil:
-				b = b[n:]
-			case unix.EINTR:
-			case unix.EAGAIN:
-				return false
-			default:
-				return true
-			}
-		}
-		return true
-	})
-	if waited != nil {
-		return waited
-	}
-	return err
 }
 
 // takeFrame processes a frame of the host's.

@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/kill"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/launch"
 	"github.com/caisson-run/caisson/cmd/caisson-guest/internal/output"
@@ -230,28 +228,11 @@ func (c *command) copyInput(stdin *os.File) {
 	}
 }
 
-// writeAll writes all of b. If it must wait for space, it waits without a slot.
+// writeAll writes all of b.
 func (c *command) writeAll(stdin *os.File, b []byte) error {
 	raw, err := stdin.SyscallConn()
 	if err != nil {
 		return err
 	}
-	var failed error
-	err = raw.Write(func(fd uintptr) bool {
-		for len(b) > 0 {
-			var n int
-			c.s.slots.Do(func() { n, failed = unix.Write(int(fd), b) })
-			switch failed {
-			case nil:
-				b = b[n:]
-			case unix.EINTR:
-			case unix.EAGAIN:
-				return false
-			default:
-				return true
-			}
-		}
-		return true
-	})
-	return errors.Join(err, failed)
+	return c.s.slots.WriteAll(raw, b)
 }
