@@ -15,8 +15,10 @@ const maxConfigBytes = 1 << 20
 
 // ReadRegistries returns the registries that the configuration of package managers in
 // a home directory names, by preset, for [Options.Registries]. A preset whose program
-// names none is absent. Credentials in those files are not used.
-func ReadRegistries(home string) (map[string][]string, error) {
+// names none is absent. Credentials in those files are not used. Files in the workspace,
+// an absolute path or "", are not read, because commands can change them; ignored are
+// those that exist.
+func ReadRegistries(home, workspace string) (registries map[string][]string, ignored []string, err error) {
 	out := map[string][]string{}
 	var failed []error
 	for _, f := range []struct {
@@ -30,7 +32,14 @@ func ReadRegistries(home string) (map[string][]string, error) {
 		{"cargo", ".cargo/config.toml", parseCargo},
 		{"go", ".config/go/env", parseGo},
 	} {
-		text, err := readConfig(filepath.Join(home, f.path))
+		path := filepath.Join(home, f.path)
+		if isWithin(path, workspace) {
+			if _, err := os.Lstat(path); err == nil {
+				ignored = append(ignored, path)
+			}
+			continue
+		}
+		text, err := readConfig(path)
 		if err != nil {
 			failed = append(failed, err)
 			continue
@@ -38,7 +47,7 @@ func ReadRegistries(home string) (map[string][]string, error) {
 		for _, s := range parseConfig(text, f.parse) {
 			base, err := registryURL(s)
 			if err != nil {
-				failed = append(failed, fmt.Errorf("%s: %w", filepath.Join(home, f.path), err))
+				failed = append(failed, fmt.Errorf("%s: %w", path, err))
 				continue
 			}
 			if !slices.Contains(out[f.preset], base) {
@@ -46,7 +55,22 @@ func ReadRegistries(home string) (map[string][]string, error) {
 			}
 		}
 	}
-	return out, errors.Join(failed...)
+	return out, ignored, errors.Join(failed...)
+}
+
+// isWithin reports whether a path, or what it leads to, is in the workspace.
+func isWithin(path, workspace string) bool {
+	if workspace == "" {
+		return false
+	}
+	paths := []string{path}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		paths = append(paths, real)
+	}
+	return slices.ContainsFunc(paths, func(path string) bool {
+		below, err := filepath.Rel(workspace, path)
+		return err == nil && filepath.IsLocal(below)
+	})
 }
 
 // readConfig returns the text of a file, "" if there is none.

@@ -173,13 +173,30 @@ func TestRegistries(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := ReadRegistries(home)
+	got, ignored, err := ReadRegistries(home, filepath.Join(home, "src"))
 	want := map[string][]string{
 		"npm": {"https://npm.corp.test/api/npm/", "https://npm.pkg.test/"}, "pip": {"https://pip.corp.test/simple/", "https://a.test/simple/", "https://b.test/simple/"},
 		"cargo": {"https://cargo.corp.test/index/"}, "go": {"https://go.corp.test/", "https://proxy.golang.org/"},
 	}
-	if diff := cmp.Diff(want, got); diff != "" || err != nil {
-		t.Errorf("%v\n%s", err, diff)
+	if diff := cmp.Diff(want, got); diff != "" || err != nil || len(ignored) > 0 {
+		t.Errorf("%v, ignored %v\n%s", err, ignored, diff)
+	}
+	// What commands can change must not widen what the next session reaches.
+	for _, workspace := range []string{home, filepath.Join(home, ".config")} {
+		some, ignored, err := ReadRegistries(home, workspace)
+		if err != nil || len(some["go"]) > 0 || !slices.Contains(ignored, filepath.Join(home, ".config/go/env")) {
+			t.Errorf("in the workspace %s: %v, ignored %v, %v", workspace, some, ignored, err)
+		}
+	}
+	linked := t.TempDir()
+	if err := os.Symlink(filepath.Join(home, ".npmrc"), filepath.Join(linked, ".npmrc")); err != nil {
+		t.Fatal(err)
+	}
+	if some, ignored, err := ReadRegistries(linked, home); err != nil || len(some) > 0 || len(ignored) != 1 {
+		t.Errorf("through a symlink: %v, ignored %v, %v", some, ignored, err)
+	}
+	if some, _, err := ReadRegistries(linked, t.TempDir()); err != nil || len(some) != 1 {
+		t.Errorf("the control has %v, %v", some, err)
 	}
 	p := newPreset(t, "npm", Options{Registries: got})
 	var rules []string
@@ -195,7 +212,7 @@ func TestRegistries(t *testing.T) {
 	if m := newPreset(t, "go", Options{Registries: got}).Mirrors; len(m) != 1 || m[0].URL != "https://go.corp.test/" {
 		t.Errorf("the mirrors are %v", m)
 	}
-	if empty, err := ReadRegistries(t.TempDir()); err != nil || len(empty) > 0 {
+	if empty, _, err := ReadRegistries(t.TempDir(), ""); err != nil || len(empty) > 0 {
 		t.Errorf("an empty home: %v, %v", empty, err)
 	}
 	if _, err := New("npm", Options{Registries: map[string][]string{"npm": {"ftp://x.test/"}}}); err == nil {

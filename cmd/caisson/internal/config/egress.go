@@ -155,19 +155,20 @@ type PresetNames []string
 func (n *PresetNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
 
 // parsePresets returns the presets, for the registries that the user's own
-// configuration of the package managers names, and their rules.
-func (e *Egress) parsePresets(home string, o *runner.EgressOptions) error {
+// configuration of the package managers names, and their rules. Ignored are the files of
+// that configuration which do not count.
+func (e *Egress) parsePresets(home, workspace string, o *runner.EgressOptions) (ignored []string, err error) {
 	var registries map[string][]string
 	if len(e.Presets) > 0 && home != "" {
-		var err error
-		if registries, err = preset.ReadRegistries(home); err != nil {
-			return &Error{Where: "egress.presets", Message: "a configuration of a package manager can't be used: " + err.Error(), Hint: "fix that file, or write rules in egress.allow instead of the preset"}
+		registries, ignored, err = preset.ReadRegistries(home, workspace)
+		if err != nil {
+			return nil, &Error{Where: "egress.presets", Message: "a configuration of a package manager can't be used: " + err.Error(), Hint: "fix that file, or write rules in egress.allow instead of the preset"}
 		}
 	}
 	for _, name := range e.Presets {
 		p, err := preset.New(name, preset.Options{Registries: registries})
 		if err != nil {
-			return &Error{Where: "egress.presets", Message: err.Error()}
+			return nil, &Error{Where: "egress.presets", Message: err.Error()}
 		}
 		o.Presets = append(o.Presets, p)
 		o.Policy.Allow = append(o.Policy.Allow, p.Rules...)
@@ -175,7 +176,7 @@ func (e *Egress) parsePresets(home string, o *runner.EgressOptions) error {
 	for _, g := range e.Git {
 		r, err := rule.ParseGit(g.URL, g.Push)
 		if err != nil {
-			return &Error{Where: "egress.git", Message: err.Error()}
+			return nil, &Error{Where: "egress.git", Message: err.Error()}
 		}
 		o.Policy.Allow = append(o.Policy.Allow, r)
 		if g.Push {
@@ -184,7 +185,7 @@ func (e *Egress) parsePresets(home string, o *runner.EgressOptions) error {
 			o.GitFetch = append(o.GitFetch, g.URL)
 		}
 	}
-	return nil
+	return ignored, nil
 }
 
 // EgressKey is a key that commands use without having it, and where its value comes
@@ -298,7 +299,7 @@ const unknownPrompt = "prompt"
 // EgressOptions returns what the commands of a session may reach, and warnings about
 // it. Options without a policy are for commands without a network.
 func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
-	o, warnings, err := c.Egress.parseOptions(c.home)
+	o, warnings, err := c.Egress.parseOptions(c.home, c.workspace)
 	if err == nil && o.Policy != nil {
 		_, err = c.Egress.parseKeys(c.Env, c.EnvFrom)
 	}
@@ -309,8 +310,8 @@ func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
 }
 
 // parseOptions returns the options without keys, and warnings; home is the directory of
-// the user, "" for none.
-func (e *Egress) parseOptions(home string) (runner.EgressOptions, []string, error) {
+// the user, "" for none, and workspace that of the session.
+func (e *Egress) parseOptions(home, workspace string) (runner.EgressOptions, []string, error) {
 	deny, err := e.Deny.parseAll("egress.deny")
 	if err != nil {
 		return runner.EgressOptions{}, nil, err
@@ -329,8 +330,12 @@ func (e *Egress) parseOptions(home string) (runner.EgressOptions, []string, erro
 		Policy: &rule.Policy{Allow: allow, Within: e.within, Deny: deny}, Ask: *e.Unknown == unknownPrompt,
 		Capture: *e.Capture, Budget: e.Budget.egressBudget(),
 	}
-	if err := cmp.Or(e.parsePresets(home, &o), e.readFiles(home, &o)); err != nil {
+	ignored, err := e.parsePresets(home, workspace, &o)
+	if err := cmp.Or(err, e.readFiles(home, &o)); err != nil {
 		return runner.EgressOptions{}, nil, err
+	}
+	for _, path := range ignored {
+		warnings = append(warnings, "egress.presets: "+path+" does not count: it is in the workspace, where commands can change it")
 	}
 	o.Private, err = parsePrivate("egress", e.Private, o.Policy.Allow)
 	if err != nil || !e.isConfigured() {

@@ -62,7 +62,8 @@ type Config struct {
 	origins origins
 	// user and required are the files of the user and the administrator.
 	user, required layerText
-	home           string
+	// home is the user's directory, workspace the resolved one; "" is none.
+	home, workspace string
 	// asksOnPrompt is set if a flag or the environment has on_prompt.
 	asksOnPrompt bool
 }
@@ -75,7 +76,7 @@ func (s Source) String() string { return strings.TrimSpace(s.Name + " " + s.Path
 
 // Load reads all layers. Its errors are [Error]s.
 func Load(o Options) (Config, error) {
-	c := Config{origins: origins{}}
+	c := Config{origins: origins{}, workspace: o.Workspace}
 	getenv := newLookup(o.Environ)
 	if home, _ := getenv("HOME"); filepath.IsAbs(home) {
 		c.home = home
