@@ -25,7 +25,7 @@ type WriterOptions struct {
 	MaxRemove int
 }
 
-// Writer changes files below one directory. Only the guest symlinks it: it runs
+// Writer changes files below one directory. Only the guest links it: it runs
 // in the container, as the user that commands run as, and the kernel and the
 // mounts of the container bound what it can do besides its own care.
 //

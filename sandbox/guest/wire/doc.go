@@ -1,7 +1,7 @@
 // Package wire is the protocol between Caisson and its guest, the PID 1 of
 // every container. It is spoken over the container's own standard input and
 // output: one ordered byte stream in each direction, on which frames of many
-// streams are interleaved. Both ends symlink this package; it imports the
+// streams are interleaved. Both ends link this package; it imports the
 // standard library only (rank 0).
 //
 //	host (sandbox/guest)                            guest (cmd/caisson-guest)

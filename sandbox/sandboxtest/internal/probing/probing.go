@@ -1,6 +1,6 @@
 // Package probing holds what the suite and its probe share: the bytes of a
 // flood and the facts that the probe reports about itself. It is apart from the
-// suite so that the probe does not symlink a test framework.
+// suite so that the probe does not link a test framework.
 package probing
 
 // Pattern is the endless stream that the probe's flood verb writes: byte i is
