@@ -59,6 +59,7 @@ var ranks = map[string]int{
 	"tools/shell":    3,
 	"tools/fetch":    3,
 	"tools/file":     3,
+	"tools/mcp":      3,
 	"tools/memory":   3,
 	"tools/skill":    3,
 	"tools/verify":   3,
@@ -124,6 +125,7 @@ var denials = []struct{ from, to string }{
 	{"tools/dispatch", "sandbox"},
 	{"tools/fetch", "sandbox"},
 	{"tools/file", "sandbox"},
+	{"tools/mcp", "sandbox"},
 	{"tools/memory", "sandbox"},
 	{"tools/skill", "sandbox"},
 	{"tools/workspace", "sandbox"},
@@ -131,14 +133,16 @@ var denials = []struct{ from, to string }{
 	{"tools/memory", "tools/workspace"},
 }
 
-// soleImporters are modules that one package alone may import.
-var soleImporters = map[string]string{
-	"github.com/charmbracelet/ultraviolet":   "cmd/caisson/internal/chat",
-	"github.com/yuin/goldmark":               "runner/prose",
-	"github.com/docker/docker":               "sandbox/docker",
-	"github.com/anthropics/anthropic-sdk-go": "loop/anthropic",
-	"github.com/openai/openai-go":            "loop/openai",
-	"go.opentelemetry.io":                    "runner/telemetry",
+// soleImporters are modules that only the listed packages may import.
+var soleImporters = map[string][]string{
+	"github.com/charmbracelet/ultraviolet":   {"cmd/caisson/internal/chat"},
+	"github.com/yuin/goldmark":               {"runner/prose"},
+	"github.com/docker/docker":               {"sandbox/docker"},
+	"github.com/anthropics/anthropic-sdk-go": {"loop/anthropic"},
+	"github.com/openai/openai-go":            {"loop/openai"},
+	"go.opentelemetry.io":                    {"runner/telemetry"},
+
+	"github.com/modelcontextprotocol/go-sdk": {"tools/mcp", "runner/mcpserver"},
 }
 
 // edge is one import of a file that is no test.
@@ -196,6 +200,8 @@ func TestLayersCatches(t *testing.T) {
 		{"runner", "novelty", "novelty has no rank"},
 		{"runner", "github.com/docker/docker/client", "only sandbox/docker imports github.com/docker/docker"},
 		{"loop/replay", "github.com/openai/openai-go/v3", "only loop/openai imports github.com/openai/openai-go"},
+		{"runner", "github.com/modelcontextprotocol/go-sdk/mcp", "only tools/mcp and runner/mcpserver imports github.com/modelcontextprotocol/go-sdk"},
+		{"tools/mcp", "github.com/modelcontextprotocol/go-sdk/mcp", ""},
 		{"sandbox/guest/wire", "golang.org/x/sys/unix", "sandbox/guest/wire imports golang.org/x/sys/unix: standard library only"},
 	} {
 		t.Run(test.from+" to "+test.to, func(t *testing.T) {
@@ -311,9 +317,9 @@ func violation(e edge) []string {
 		if e.from == "sandbox/guest/wire" && strings.Contains(strings.Split(e.to, "/")[0], ".") {
 			report("%s imports %s: standard library only, both ends link it", e.from, e.to)
 		}
-		for module, sole := range soleImporters {
-			if below(e.to, module) && !below(e.from, sole) {
-				report("%s imports %s: only %s imports %s", e.from, e.to, sole, module)
+		for module, importers := range soleImporters {
+			if below(e.to, module) && !slices.ContainsFunc(importers, func(o string) bool { return below(e.from, o) }) {
+				report("%s imports %s: only %s imports %s", e.from, e.to, strings.Join(importers, " and "), module)
 			}
 		}
 		return found

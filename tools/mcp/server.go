@@ -1,0 +1,111 @@
+package mcp
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Defaults of [Server].
+const (
+	// DefaultStartTimeout bounds the start of a server: its launch, the handshake
+	// and the lists of what it offers.
+	DefaultStartTimeout = 30 * time.Second
+	// DefaultCallTimeout bounds one call, from the last sign of progress.
+	DefaultCallTimeout = 2 * time.Minute
+	// MaxCallTime bounds a call whose progress extends its timeout, unless the
+	// timeout itself is longer.
+	MaxCallTime = 10 * time.Minute
+)
+
+// Server is the configuration of one server. It has a Command or a URL.
+type Server struct {
+	// Name is the part of its tools' names before the slash: letters, digits, "-"
+	// and single "_".
+	Name string
+
+	// Command and Args are what a stdio server is started with, Env its variables
+	// as NAME=value. Values may be secret.
+	Command string
+	Args    []string
+	Env     []string
+	// Dir is the working directory, absolute. "" means the default of
+	// Options.Launch.
+	Dir string
+	// OnHost lets the server run outside the sandbox: an operator's explicit choice.
+	OnHost bool
+	// Memory in bytes and Processes bound a server in the sandbox. Zero means the
+	// default of Options.Launch.
+	Memory    int64
+	Processes int
+
+	// URL is the endpoint of a server over streamable HTTP, or over the older SSE
+	// transport if SSE is set. Headers are sent with every request; values may be
+	// secret.
+	URL     string
+	SSE     bool
+	Headers map[string]string
+
+	// Include are the raw names of the tools to offer, and Exclude those not to; a
+	// "*" at the end matches any rest. An empty Include means all. Exclude wins.
+	Include, Exclude []string
+
+	// StartTimeout and CallTimeout bound a start and a call. Zero means the default.
+	StartTimeout, CallTimeout time.Duration
+
+	// Source is where the server was configured, for people: a path.
+	Source string
+}
+
+// Transport returns "stdio", "http" or "sse".
+func (s Server) Transport() string {
+	switch {
+	case s.Command != "":
+		return "stdio"
+	case s.SSE:
+		return "sse"
+	}
+	return "http"
+}
+
+// check returns what is wrong with the configuration.
+func (s Server) check() error {
+	switch {
+	case s.Command == "" && s.URL == "":
+		return &ConfigError{Server: s.Name, Problem: "neither a command nor a URL"}
+	case s.Command != "" && s.URL != "":
+		return &ConfigError{Server: s.Name, Problem: "both a command and a URL"}
+	case s.StartTimeout < 0 || s.CallTimeout < 0:
+		return &ConfigError{Server: s.Name, Problem: "negative timeout"}
+	}
+	if _, err := tools.ParseName(s.Name + "/tool"); err != nil {
+		return &ConfigError{Server: s.Name, Problem: "invalid name: want letters, digits, - and single _"}
+	}
+	return nil
+}
+
+// ConfigError reports a server that can't be part of a [Set].
+type ConfigError struct{ Server, Problem string }
+
+// Error names the server and the problem.
+func (e *ConfigError) Error() string {
+	return fmt.Sprintf("configure MCP server %q: %s", e.Server, e.Problem)
+}
+
+// Process is a stdio server that runs.
+type Process interface {
+	// Stdin and Stdout are its pipes. Stop, and the end of the process, unblock
+	// whatever reads or writes them.
+	Stdin() io.WriteCloser
+	Stdout() io.Reader
+	// Wait returns when the process has ended, with why. It may be called by
+	// several goroutines.
+	Wait() error
+	// Stop ends the process with everything it started, first by closing its
+	// standard input, and returns when it is gone or ctx ends. After it returned nil,
+	// Wait returns at once.
+	Stop(ctx context.Context) error
+}
