@@ -24,6 +24,8 @@ type client struct {
 	first byte
 	// expired reports whether a wait for the program took too long.
 	expired atomic.Bool
+	// foreign reports whether the program connected to the proxy of another identity.
+	foreign bool
 }
 
 func newClient(s *Server, conn sandbox.EgressConn) *client {
@@ -33,7 +35,11 @@ func newClient(s *Server, conn sandbox.EgressConn) *client {
 // newRequest returns a request of the program.
 func (c *client) newRequest(way Way, host string, port uint16) request {
 	_, known := c.UID()
-	return request{way: way, host: host, port: port, command: c.Command(), userKnown: known}
+	r := request{way: way, host: host, port: port, command: c.Command(), userKnown: known, foreign: c.foreign}
+	if c.foreign { // it is not the program's
+		r.command = 0
+	}
+	return r
 }
 
 // Read returns what the program sent.

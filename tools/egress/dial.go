@@ -61,7 +61,7 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 		return nil, errClosed
 	}
 	h := &hostConn{s: s, start: time.Now(), done: make(chan struct{}), policy: f.policy, opened: Opened{
-		ID: s.lastID.Add(1), Command: r.command, Way: r.way, Host: r.host, Port: r.port,
+		ID: s.opts.Numbers.Add(1), Command: r.command, Way: r.way, Host: r.host, Port: r.port,
 		Rule: f.decision.Rule.String(), Asked: f.answer != (rule.Rule{}),
 	}}
 	if err := s.opts.Opened(h.opened); err != nil {
@@ -70,6 +70,7 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 		failed.err = err
 		return nil, failed
 	}
+	s.opened.Add(1)
 	s.openConns.Add(1)
 	conn, err := s.opts.dialHost(ctx, dialer, r)
 	if err != nil {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"hash"
 	"io"
@@ -359,7 +358,7 @@ func (x *httpConn) forwardRequest(ctx context.Context, w http.ResponseWriter, re
 		ErrorLog:       discardLog,
 		ModifyResponse: func(res *http.Response) error { return x.readResponse(a, res) },
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			x.reportRequested(a, nil, nil, false)
+			x.s.reportRequested(a, nil, nil, false)
 			if a.conn != nil {
 				err = cmp.Or(a.conn.budgetError(), err)
 			}
@@ -411,11 +410,11 @@ func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
 		if !a.upgrade || !strings.EqualFold(res.Header.Get("Upgrade"), "websocket") {
 			return newFailure(nil, rule.ReasonProtocol, "the host switches to a protocol that was not asked for")
 		}
-		x.reportRequested(a, res, nil, true)
+		x.s.reportRequested(a, res, nil, true)
 		return nil
 	}
 	res.Body = &responseBody{ReadCloser: res.Body, sum: sha256.New(), end: func(b *responseBody, err error) {
-		x.reportRequested(a, res, b, err == io.EOF) //nolint:errorlint // readers return it as it is
+		x.s.reportRequested(a, res, b, err == io.EOF) //nolint:errorlint // readers return it as it is
 		if _, over := errors.AsType[*limits.ExceededError](err); over {
 			x.s.reportDenied(a.request, asRefusal(a.flow.ctx, err))
 		}
@@ -427,22 +426,6 @@ func (x *httpConn) readResponse(a *attempt, res *http.Response) error {
 // would take it for another one.
 func isInvalidStatus(status int) bool {
 	return status < 200 && status != http.StatusSwitchingProtocols
-}
-
-// reportRequested reports a request whose response has ended.
-func (x *httpConn) reportRequested(a *attempt, res *http.Response, b *responseBody, complete bool) {
-	x.s.requests.Add(1)
-	out := Requested{Command: a.command, Method: a.method, URL: a.url, Complete: complete}
-	if a.conn != nil {
-		out.ID = a.conn.opened.ID
-	}
-	if res != nil {
-		out.Status = res.StatusCode
-	}
-	if b != nil {
-		out.Received, out.SHA256 = b.size, hex.EncodeToString(b.sum.Sum(nil))
-	}
-	x.s.opts.Requested(out)
 }
 
 // responseBody hashes the body of a response.

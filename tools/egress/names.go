@@ -10,9 +10,9 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
-// names is the table of names and their numbers, from 1 on. A number is never given
-// to another name.
-type names struct {
+// Names is the table of names and their numbers, from 1 on. A number is never given
+// to another name. The zero value is an empty table. It is safe for concurrent use.
+type Names struct {
 	mu     sync.Mutex
 	number map[string]int
 	list   []string // in the order of their numbers
@@ -20,7 +20,7 @@ type names struct {
 
 // addrOf returns the address of a name, a new one if it has none, or false if the
 // table is full.
-func (n *names) addrOf(name string) (netip.Addr, bool) {
+func (n *Names) addrOf(name string) (netip.Addr, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	number, ok := n.number[name]
@@ -39,7 +39,7 @@ func (n *names) addrOf(name string) (netip.Addr, bool) {
 }
 
 // nameOf returns the name that has an address.
-func (n *names) nameOf(addr netip.Addr) (string, bool) {
+func (n *Names) nameOf(addr netip.Addr) (string, bool) {
 	number := sandbox.NameNumber(addr)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -49,7 +49,7 @@ func (n *names) nameOf(addr netip.Addr) (string, bool) {
 	return n.list[number-1], true
 }
 
-func (n *names) countNames() int {
+func (n *Names) countNames() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.list)
@@ -59,26 +59,32 @@ func (n *names) countNames() int {
 // that may be connected to at some port, or about which a person can be asked. It
 // resolves nothing. Names below invalid, which can't exist (RFC 6761), have none.
 func (s *Server) LookupName(_ context.Context, name string) (netip.Addr, bool) {
+	addr, r, f := s.lookupName(name)
+	if f != nil {
+		s.reportDenied(r, f)
+	}
+	return addr, f == nil
+}
+
+// lookupName returns the address of a name, or the refusal of the request for it.
+func (s *Server) lookupName(name string) (netip.Addr, request, *refusal) {
 	r := request{way: WayName, host: name, userKnown: true}
 	host, err := rule.CanonicalHost(name)
 	if err != nil {
-		s.reportDenied(r, asRefusal(s.ctx, err))
-		return netip.Addr{}, false
+		return netip.Addr{}, r, asRefusal(context.Background(), err)
 	}
 	r.host = host
 	if host == "invalid" || strings.HasSuffix(host, ".invalid") || !s.mayBeAllowed(r) {
-		s.reportDenied(r, newRefusal(rule.ReasonNotAllowed, "%s is not allowed", host))
-		return netip.Addr{}, false
+		return netip.Addr{}, r, newRefusal(rule.ReasonNotAllowed, "%s is not allowed", host)
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
-		s.reportDenied(r, newRefusal(rule.ReasonAddress, "%s is an address", host))
-		return netip.Addr{}, false
+		return netip.Addr{}, r, newRefusal(rule.ReasonAddress, "%s is an address", host)
 	}
 	addr, ok := s.names.addrOf(host)
 	if !ok {
-		s.reportDenied(r, newRefusal(rule.ReasonTooManyNames, "the session has looked up %d names", maxNames))
+		return netip.Addr{}, r, newRefusal(rule.ReasonTooManyNames, "the session has looked up %d names", maxNames)
 	}
-	return addr, ok
+	return addr, r, nil
 }
 
 // mayBeAllowed reports whether a name is allowed, or can be asked about, at any

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"sync/atomic"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -49,6 +50,10 @@ type Options struct {
 	Mirrors []preset.Mirror
 	// Registries are registries whose files are kept in a cache. Nil keeps none.
 	Registries *Registries
+	// Names and Numbers are the table of names and the last number of a connection. Nil
+	// means own ones; the servers of one session share them.
+	Names   *Names
+	Numbers *atomic.Int64
 	// Ask asks a person about a host that no rule covers. It returns when ctx ends,
 	// which it does when no connection waits for the answer any more. An error
 	// refuses. Nil means that such hosts are refused.
@@ -84,6 +89,8 @@ const (
 	maxProgramBuffer = 256 << 10
 	// maxFileConns is the number of idle connections to registries.
 	maxFileConns = 16
+	// maxClientConns is the number of idle connections of Caisson's own requests.
+	maxClientConns = 4
 	// maxNames is the number of names per session that get an address.
 	maxNames = 4096
 	// maxOpenQuestions and maxQuestions are the numbers of questions at once and per session.
@@ -135,6 +142,12 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Resolver == nil {
 		o.Resolver = &net.Resolver{PreferGo: true}
 	}
+	if o.Names == nil {
+		o.Names = &Names{}
+	}
+	if o.Numbers == nil {
+		o.Numbers = &atomic.Int64{}
+	}
 	if o.Opened == nil {
 		o.Opened = func(Opened) error { return nil }
 	}
@@ -160,6 +173,7 @@ const (
 	WaySOCKS5  Way = "socks5"  // SOCKS5
 	WayCapture Way = "capture" // a connection to the address of a name
 	WayName    Way = "name"    // the lookup of a name
+	WayClient  Way = "client"  // a request of Caisson's own
 )
 
 // Question is a question about one host and port, which no rule covers.

@@ -26,15 +26,17 @@ type Server struct {
 	stop    context.CancelCauseFunc
 	conns   sync.WaitGroup
 
-	lastID                   atomic.Int64
+	opened                   atomic.Int64
 	openConns                atomic.Int64
 	sent, received, requests atomic.Int64
 	refused                  atomic.Int64
 
 	// files has the connections to registries whose files are kept in a cache.
 	files *transport
+	// client has the connections of Caisson's own requests.
+	client *transport
 
-	names   names
+	names   *Names
 	denials denials
 
 	mu     sync.Mutex
@@ -60,9 +62,9 @@ func New(o Options) (*Server, error) {
 	}
 	s := &Server{
 		opts: o, times: defaultTimeouts, slots: make(chan struct{}, maxConns), streams: make(chan struct{}, maxRequests),
-		policy: o.Policy, flows: map[*flow]struct{}{},
+		policy: o.Policy, names: o.Names, flows: map[*flow]struct{}{},
 	}
-	s.files = newTransport(s, maxFileConns)
+	s.files, s.client = newTransport(s, maxFileConns), newTransport(s, maxClientConns)
 	s.denials.report = o.Denied
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	s.asked = newQuestions(s.ctx, &s.conns, o.Ask)
@@ -92,6 +94,7 @@ func (s *Server) Close() {
 	s.mu.Unlock()
 	s.stop(errClosed)
 	s.files.close()
+	s.client.close()
 	s.conns.Wait()
 	s.denials.reportRest()
 }
@@ -108,7 +111,7 @@ func (s *Server) EndCommand(number int) { s.asked.forgetCommand(number) }
 // Totals returns the figures of the session so far.
 func (s *Server) Totals() Totals {
 	return Totals{
-		Opened: s.lastID.Load(), Open: s.openConns.Load(), Denied: s.refused.Load(),
+		Opened: s.opened.Load(), Open: s.openConns.Load(), Denied: s.refused.Load(),
 		Sent: s.sent.Load(), Received: s.received.Load(), Requests: s.requests.Load(),
 		Names: s.names.countNames(), Questions: s.asked.countAsked(),
 	}
@@ -116,6 +119,12 @@ func (s *Server) Totals() Totals {
 
 // ServeEgress implements [sandbox.EgressHandler].
 func (s *Server) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
+	s.serveConn(ctx, conn, false)
+}
+
+// serveConn is ServeEgress. With foreign the proxy is that of another identity, and all
+// requests are refused.
+func (s *Server) serveConn(ctx context.Context, conn sandbox.EgressConn, foreign bool) {
 	defer func() { _ = conn.Close() }()
 	if !s.addConn() {
 		return
@@ -132,6 +141,7 @@ func (s *Server) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
 	}
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	c := newClient(s, conn)
+	c.foreign = foreign
 	local := conn.LocalAddr()
 	switch {
 	case sandbox.NameNumber(local.Addr()) != 0:
@@ -161,6 +171,7 @@ type request struct {
 	port      uint16
 	command   int
 	userKnown bool
+	foreign   bool // the proxy is that of another identity
 	// plain reports whether requests of HTTP are sent over the connection, which an
 	// upstream proxy serves without a tunnel.
 	plain bool
@@ -210,6 +221,9 @@ func (f *flow) recheckPolicy(p *rule.Policy) bool {
 func (s *Server) admitRequest(ctx context.Context, r request, decide func(*rule.Policy) rule.Decision) (*flow, error) {
 	if !r.userKnown {
 		return nil, newRefusal(rule.ReasonUser, "the user of the program is unknown")
+	}
+	if r.foreign {
+		return nil, newRefusal(rule.ReasonIdentity, "this is the proxy of another identity than the program's")
 	}
 	if err := s.opts.Secrets.CheckHost(r.host); err != nil {
 		return nil, asRefusal(ctx, err)

@@ -19,6 +19,7 @@ const (
 	ReasonNotLocked       = "not_locked"       // the file is not the one of a lock
 	ReasonDigest          = "digest"           // a file doesn't have the digest of its index
 	ReasonUser            = "user"             // the user of the connecting program is unknown
+	ReasonIdentity        = "identity"         // the proxy is that of a program of another identity
 
 	ReasonAskedDenied      = "asked_denied" // by a person, or there was no answer
 	ReasonTooManyQuestions = "too_many_questions"

@@ -146,10 +146,31 @@ func (s *Set) Environment() []string {
 		return nil
 	}
 	var env []string
-	for i := range s.entries {
-		env = append(env, s.entries[i].Name+"="+s.entries[i].placeholder)
+	for _, e := range s.entries {
+		if len(e.To) > 0 { // or it is another set's
+			env = append(env, e.Name+"="+e.placeholder)
+		}
 	}
 	return env
+}
+
+// Guarding returns the secrets of s, a set that also refuses the placeholders of others
+// wherever they are.
+func (s *Set) Guarding(others ...*Set) *Set {
+	all := &Set{}
+	if s != nil {
+		all.entries = slices.Clone(s.entries)
+	}
+	for _, other := range others {
+		if other == nil {
+			continue
+		}
+		for _, e := range other.entries {
+			e.To, e.to, e.echoes = nil, rule.Policy{}, nil
+			all.entries = append(all.entries, e)
+		}
+	}
+	return all
 }
 
 // GitHeader returns the header for the requests of git below a URL, with a

@@ -1,0 +1,170 @@
+package egress
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"hash"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"sync"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// RefusedError reports a request of Caisson's own that was refused or has failed.
+type RefusedError struct {
+	Method string
+	// URL has no query and no credentials.
+	URL string
+	// Reason is one of the reasons of package rule, or of a budget. Denied reports
+	// whether the request was refused, and not failed by the network.
+	Reason string
+	Denied bool
+	// Message describes the reason, Err is the cause, or nil.
+	Message string
+	Err     error
+}
+
+func (e *RefusedError) Error() string { return e.Method + " " + e.URL + ": " + e.Message }
+
+// Unwrap returns the cause.
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+// RoundTripper returns a transport for requests of Caisson's own, such as those to a
+// server of tools. They are decided, dialled, metered and reported as those of programs
+// are, each one of a redirect too. Its error is a *[RefusedError], or the cause of a
+// context that ended. The bodies of responses must be closed.
+func (s *Server) RoundTripper() http.RoundTripper { return roundTripper{s} }
+
+type roundTripper struct{ s *Server }
+
+// RoundTrip implements [http.RoundTripper].
+func (t roundTripper) RoundTrip(req *http.Request) (*http.Response, error) {
+	s := t.s
+	if !s.addConn() {
+		closeBody(req)
+		return nil, errClosed
+	}
+	ctx, cancel := context.WithCancelCause(req.Context())
+	var f *flow
+	end := sync.OnceFunc(func() {
+		cancel(nil)
+		if f != nil {
+			s.endFlow(f)
+		}
+		s.conns.Done()
+	})
+	r := request{way: WayClient, method: req.Method, url: withoutQuery(req.URL), userKnown: true}
+	fail := func(err error) (*http.Response, error) {
+		defer end()
+		if s.ctx.Err() != nil {
+			return nil, errClosed
+		}
+		failed := asRefusal(ctx, err)
+		if failed == nil {
+			return nil, context.Cause(ctx)
+		}
+		s.reportDenied(r, failed)
+		return nil, &RefusedError{Method: r.method, URL: r.url, Reason: failed.reason, Denied: failed.denied, Message: failed.message, Err: failed.err}
+	}
+	target, err := rule.ParseTarget(req.URL.String())
+	if err != nil {
+		closeBody(req)
+		return fail(err)
+	}
+	r.host, r.port = target.Host, target.Port
+	f, err = s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(target, req.Method) })
+	if err != nil {
+		closeBody(req)
+		return fail(err)
+	}
+	a := &attempt{request: r, flow: f, target: target}
+	out := req.Clone(httptrace.WithClientTrace(context.WithValue(f.ctx, attemptKey{}, a), &httptrace.ClientTrace{
+		GotConn: func(got httptrace.GotConnInfo) { s.gotConn(a, got.Conn) },
+	}))
+	out.URL, out.Host = target.URL(), ""
+	stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
+	res, err := s.client.RoundTrip(out)
+	if err != nil {
+		stop()
+		if a.conn != nil {
+			err = cmp.Or(a.conn.budgetError(), err)
+		}
+		s.reportRequested(a, nil, nil, false)
+		return fail(err)
+	}
+	b := &clientBody{inner: res.Body, sum: sha256.New(), end: func(b *clientBody, complete bool) {
+		stop()
+		s.reportRequested(a, res, &responseBody{size: b.size, sum: b.sum}, complete)
+		end()
+	}}
+	res.Request, res.Body = req, b
+	context.AfterFunc(f.ctx, func() { _ = b.Close() }) // the server's end does not wait for a reader
+	return res, nil
+}
+
+// clientBody is the body of a response to a request of Caisson's own. It may be closed
+// while it is read.
+type clientBody struct {
+	inner io.ReadCloser
+	end   func(b *clientBody, complete bool)
+
+	mu    sync.Mutex
+	ended bool
+	sum   hash.Hash
+	size  int64
+}
+
+func (b *clientBody) Read(p []byte) (int, error) {
+	n, err := b.inner.Read(p)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ended {
+		return n, err
+	}
+	b.sum.Write(p[:n])
+	b.size += int64(n)
+	if err != nil {
+		b.ended = true
+		b.end(b, errors.Is(err, io.EOF))
+	}
+	return n, err
+}
+
+func (b *clientBody) Close() error {
+	err := b.inner.Close()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.ended {
+		b.ended = true
+		b.end(b, false)
+	}
+	return err
+}
+
+// closeBody closes the body of a request that is not sent, as [http.RoundTripper] demands.
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		_ = req.Body.Close()
+	}
+}
+
+// reportRequested reports a request whose response has ended.
+func (s *Server) reportRequested(a *attempt, res *http.Response, b *responseBody, complete bool) {
+	s.requests.Add(1)
+	out := Requested{Command: a.command, Method: a.method, URL: a.url, Complete: complete}
+	if a.conn != nil {
+		out.ID = a.conn.opened.ID
+	}
+	if res != nil {
+		out.Status = res.StatusCode
+	}
+	if b != nil {
+		out.Received, out.SHA256 = b.size, hex.EncodeToString(b.sum.Sum(nil))
+	}
+	s.opts.Requested(out)
+}
