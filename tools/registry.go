@@ -1,6 +1,8 @@
 package tools
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"reflect"
@@ -8,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/caisson-run/caisson/tools/internal/strictjson"
 )
 
 // RegistrationError lists everything that keeps a tool from being registered.
@@ -166,7 +170,21 @@ func Inspect(f Factory) (def Definition, err error) {
 	if def.ResultBytes == 0 {
 		def.ResultBytes = DefaultResultBytes
 	}
+	if def.Hash == "" && def.Name.Server() != "" {
+		def.Hash = hashDefinition(def)
+	}
 	return def, nil
+}
+
+// hashDefinition returns the hex SHA-256 of what a model is told of a tool.
+func hashDefinition(def Definition) string {
+	var schema any = string(def.InputSchema)
+	if doc, err := strictjson.Decode(def.InputSchema, maxSchemaBytes, maxSchemaDepth); err == nil {
+		schema = doc
+	}
+	text, _ := strictjson.Canonical([]any{def.Name, def.Description, schema}) // it is JSON
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
 }
 
 var errSingleton = errors.New("factory gives a singleton")
@@ -196,6 +214,11 @@ func classTimeout(c Class) time.Duration {
 	return 60 * time.Second
 }
 
+func isHash(s string) bool {
+	b, err := hex.DecodeString(s)
+	return err == nil && len(b) == sha256.Size
+}
+
 func checkDefinition(def Definition) []string {
 	var problems []string
 	add := func(bad bool, problem string) {
@@ -211,6 +234,9 @@ func checkDefinition(def Definition) []string {
 	add(def.Runs == PlaceState && (def.Class != ClassWrite || def.Paths != nil || !slices.Contains(stateTools(), def.Name)),
 		"only the memory tools keep state on the host, and they name no path of a workspace")
 	add(def.Parallel && def.Class != ClassExecute, "only an execute tool can be parallel")
+	server := def.Name.Server() != ""
+	add(def.FullSchema && !server, "only a tool of a server can have a schema outside of the subset")
+	add(server && !isHash(def.Hash) || !server && def.Hash != "", "hash must be a hex SHA-256 for a tool of a server, and empty for others")
 	add(def.Timeout < 0, "timeout is negative")
 	add(def.ResultBytes < 0, "result bound is negative")
 	return problems

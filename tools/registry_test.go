@@ -155,3 +155,43 @@ func TestNamesCollideUnderBothForms(t *testing.T) {
 		}
 	}
 }
+
+// What a server declares has a hash, which changes with every part of it.
+func TestDefinitionHash(t *testing.T) {
+	inspect := func(change func(*Definition)) (Definition, error) {
+		def := Definition{Name: "srv/a", Description: "d", InputSchema: []byte(`{"type":"object"}`), Class: ClassNetwork, Runs: PlaceHost, FullSchema: true}
+		change(&def)
+		f := NewFunc(def, func(context.Context, struct{}) (string, error) { return "", nil })
+		def, _ = Inspect(f)
+		return def, CheckFactory(f)
+	}
+	base, err := inspect(func(*Definition) {})
+	if err != nil || !isHash(base.Hash) {
+		t.Fatalf("hash is %q: %v", base.Hash, err)
+	}
+	for what, tt := range map[string]struct {
+		change func(*Definition)
+		same   bool
+	}{
+		"space in the schema": {func(d *Definition) { d.InputSchema = []byte(`{ "type": "object" }`) }, true},
+		"timeout":             {func(d *Definition) { d.Timeout = 1 }, true},
+		"name":                {func(d *Definition) { d.Name = "srv/b" }, false},
+		"description":         {func(d *Definition) { d.Description = "e" }, false},
+		"schema":              {func(d *Definition) { d.InputSchema = []byte(`{"type":"object","title":"t"}`) }, false},
+		"its own":             {func(d *Definition) { d.Hash = strings.Repeat("ab", 32) }, false},
+	} {
+		def, err := inspect(tt.change)
+		if err != nil || (def.Hash == base.Hash) != tt.same {
+			t.Errorf("%s: hash is %q, was %q: %v", what, def.Hash, base.Hash, err)
+		}
+	}
+	for what, change := range map[string]func(*Definition){
+		"no hash":                  func(d *Definition) { d.Hash = "abc" },
+		"a hash of our own tool":   func(d *Definition) { d.Name, d.FullSchema, d.Hash = "own", false, base.Hash },
+		"a full schema of our own": func(d *Definition) { d.Name = "own" },
+	} {
+		if _, err := inspect(change); err == nil {
+			t.Errorf("%s is registered", what)
+		}
+	}
+}

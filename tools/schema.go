@@ -9,7 +9,7 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/jsonschema"
 )
 
-// Bounds of a tool's own schema.
+// Bounds of a tool's schema.
 const (
 	maxSchemaBytes      = 64 << 10
 	maxSchemaDepth      = 32
@@ -43,19 +43,58 @@ type schemaChecker struct {
 // with the path as a JSON pointer. It leaves what the keywords hold to the
 // compiler of the schema.
 func checkSubset(schema any) []string {
-	root, ok := schema.(map[string]any)
-	if !ok {
-		return []string{"/: must be a JSON object"}
-	}
 	c := &schemaChecker{}
+	if root, ok := c.checkRoot(schema); ok {
+		c.checkSchema("", root)
+		c.checkCount()
+	}
+	return c.problems
+}
+
+// checkFull returns what keeps a schema from being used that may have any keyword.
+func checkFull(schema any) []string {
+	c := &schemaChecker{}
+	if root, ok := c.checkRoot(schema); ok {
+		c.properties = countProperties(root)
+		c.checkCount()
+	}
+	return c.problems
+}
+
+// countProperties returns the number of properties in all parts of a schema.
+func countProperties(v any) int {
+	n := 0
+	switch v := v.(type) {
+	case []any:
+		for _, part := range v {
+			n += countProperties(part)
+		}
+	case map[string]any:
+		for key, part := range v {
+			if named, ok := part.(map[string]any); ok && (key == "properties" || key == "patternProperties") {
+				n += len(named)
+			}
+			n += countProperties(part)
+		}
+	}
+	return n
+}
+
+func (c *schemaChecker) checkRoot(schema any) (root map[string]any, ok bool) {
+	if root, ok = schema.(map[string]any); !ok {
+		c.addProblem("/", "must be a JSON object")
+		return nil, false
+	}
 	if root["type"] != "object" {
 		c.addProblem("/type", `must be "object": a call's input is an object`)
 	}
-	c.checkSchema("", root)
+	return root, true
+}
+
+func (c *schemaChecker) checkCount() {
 	if c.properties > maxSchemaProperties {
 		c.addProblem("/", fmt.Sprintf("%d properties, at most %d are accepted", c.properties, maxSchemaProperties))
 	}
-	return c.problems
 }
 
 func (c *schemaChecker) addProblem(path, message string) {

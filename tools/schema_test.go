@@ -102,6 +102,56 @@ func TestSchemaRoot(t *testing.T) {
 	}
 }
 
+// A tool of a server may have any schema, within the same bounds.
+func TestFullSchema(t *testing.T) {
+	object := func(rest string) string { return `{"type":"object",` + rest + `}` }
+	properties := func(n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, `,"p%d":{}`, i)
+		}
+		return `{` + strings.TrimPrefix(b.String(), ",") + `}`
+	}
+	for _, schema := range []string{
+		`{"type":"object"}`,
+		object(`"$schema":"https://json-schema.org/draft/2020-12/schema","properties":{"a":{"anyOf":[{"type":"string"},{"type":"null"}],"default":null}},"x-note":1`),
+		object(`"$schema":"http://json-schema.org/draft-07/schema#","definitions":{"n":{"type":"object","properties":{"next":{"$ref":"#/definitions/n"}}}},"properties":{"a":{"$ref":"#/definitions/n"}},"additionalProperties":{"type":"string"}`),
+		object(`"properties":` + properties(maxSchemaProperties)),
+	} {
+		if _, problems := compileSchema(Definition{InputSchema: json.RawMessage(schema), FullSchema: true}); len(problems) > 0 {
+			t.Errorf("%.200s is refused: %q", schema, problems)
+		}
+	}
+	for schema, want := range map[string]string{
+		`true`:             "/: must be a JSON object",
+		`{"type":"array"}`: `/type: must be "object": a call's input is an object`,
+		object(`"properties":` + properties(maxSchemaProperties+1)):                                     "/: 257 properties, at most 256 are accepted",
+		object(`"$defs":{"a":{"patternProperties":` + properties(maxSchemaProperties+1) + `}}`):         "/: 257 properties, at most 256 are accepted",
+		object(`"properties":` + properties(10_000)):                                                    "/: 108922 bytes, at most 65536 are accepted",
+		object(`"properties":{"p":` + strings.Repeat(`{"items":`, 40) + `{}` + strings.Repeat(`}`, 41)): "/: nested deeper than 32",
+		object(`"$ref":"#"`):                          "/: leads back to itself without going into the value",
+		object(`"$ref":"https://example.com/a.json"`): "/$ref: leads to another document, and none is loaded",
+	} {
+		_, problems := compileSchema(Definition{InputSchema: json.RawMessage(schema), FullSchema: true})
+		if diff := cmp.Diff([]string{want}, problems); diff != "" {
+			t.Errorf("%.200s: problems (-want +got):\n%s", schema, diff)
+		}
+	}
+	var wrong strings.Builder
+	for i := range 100 {
+		fmt.Fprintf(&wrong, `"p%d":1,`, i)
+	}
+	_, problems := compileSchema(Definition{InputSchema: json.RawMessage(object(`"properties":{` + strings.TrimSuffix(wrong.String(), ",") + `}`)), FullSchema: true})
+	if len(problems) != maxProblems+1 || problems[maxProblems] != "and 80 more" {
+		t.Errorf("%d problems, the last is %q", len(problems), problems[len(problems)-1])
+	}
+	// Objects stay open, as their author means them.
+	s, _ := compileSchema(Definition{InputSchema: json.RawMessage(object(`"properties":{"a":{"type":"string"}}`)), FullSchema: true})
+	if canonical, problems := s.acceptInput([]byte(`{"b":1, "a":"x"}`)); string(canonical) != `{"a":"x","b":1}` {
+		t.Errorf("input is %s, %q", canonical, problems)
+	}
+}
+
 // Fuzzed schemas never panic, and what passes can be compiled and validates
 // without a panic either.
 func FuzzSchema(f *testing.F) {
@@ -122,6 +172,9 @@ func FuzzSchema(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, schema, input []byte) {
+		if full, problems := compileSchema(Definition{InputSchema: schema, FullSchema: true}); len(problems) == 0 {
+			full.acceptInput(input)
+		}
 		s, problems := compileSchema(Definition{InputSchema: schema})
 		if len(problems) > 0 {
 			return

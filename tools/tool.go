@@ -28,10 +28,19 @@ type Definition struct {
 	// Name is canonical: snake_case, or server/tool.
 	Name        Name
 	Description string
-	// InputSchema is a JSON Schema object in the subset of docs/tools.md.
+	// InputSchema is a JSON Schema object in the subset of docs/tools.md. It may have
+	// any other keyword if FullSchema is set, which only tools of a server can set:
+	// providers get such a schema as it is, and inputs are validated as
+	// jsonschema.CompileForeign has it.
 	InputSchema json.RawMessage
-	Class       Class
-	Runs        Place
+	FullSchema  bool
+	// Hash identifies what the server of a tool declares: the hex SHA-256 of it as
+	// canonical JSON. Answers that hold longer than a call are bound to it. "" means
+	// the hash of the name, the description and the schema for a tool of a server; one
+	// of our own has none.
+	Hash  string
+	Class Class
+	Runs  Place
 	// Timeout bounds one execution from the moment it holds a slot; zero
 	// means 60 s, or 600 s for execute and network (docs/specification.md §4).
 	Timeout time.Duration

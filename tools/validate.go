@@ -27,18 +27,29 @@ type inputSchema struct {
 	aliases map[string]string
 }
 
-// compileSchema checks a definition's schema against the subset and compiles
-// it. The problems list everything that is wrong with it.
+// compileSchema checks a definition's schema, against the subset unless it may be any
+// schema, and compiles it. The problems list everything that is wrong with it.
 func compileSchema(def Definition) (*inputSchema, []string) {
 	doc, err := strictjson.Decode(def.InputSchema, maxSchemaBytes, maxSchemaDepth)
 	if err != nil {
 		return nil, []string{"/: " + err.Error()}
 	}
-	problems := checkSubset(doc)
+	var problems, more []string
+	var compiled *jsonschema.Schema
+	if def.FullSchema {
+		if problems = checkFull(doc); len(problems) == 0 {
+			compiled, more = jsonschema.CompileForeign(doc)
+		}
+	} else {
+		problems = checkSubset(doc)
+		compiled, more = jsonschema.Compile(closeObjects(doc))
+	}
 	problems = append(problems, checkAliases(def.Aliases, doc)...)
-	compiled, more := jsonschema.Compile(closeObjects(doc))
 	if problems = append(problems, more...); len(problems) > 0 {
 		slices.Sort(problems)
+		if over := len(problems) - maxProblems; over > 0 && def.FullSchema {
+			problems = append(problems[:maxProblems], fmt.Sprintf("and %d more", over))
+		}
 		return nil, problems
 	}
 	return &inputSchema{root: compiled, aliases: maps.Clone(def.Aliases)}, nil

@@ -1,8 +1,11 @@
 // Package jsonschema validates JSON values with schemas of JSON Schema, draft
 // 2020-12 (https://json-schema.org/draft/2020-12/json-schema-validation), and
-// returns every problem of a value with its place. It refuses references, the
-// unevaluated keywords, and keywords that other drafts know. Numbers are exact,
-// patterns are those of package regexp, format is an annotation.
+// returns every problem of a value with its place. Numbers are exact, patterns are
+// those of package regexp, format is an annotation.
+//
+// [Compile] is for schemas of our own: it refuses references, the unevaluated
+// keywords, and keywords that other drafts know. [CompileForeign] is for schemas
+// that others wrote.
 //
 // Every command of the program waits for the initialization of what it links, so
 // this package imports nothing that initializes much: a library that compiles the
@@ -15,7 +18,6 @@ import (
 	"maps"
 	"math"
 	"math/big"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,10 +25,14 @@ import (
 	"github.com/caisson-run/caisson/tools/internal/utf8text"
 )
 
-// Schema is a compiled schema, for any number of goroutines. It is a tree: each
-// part of it is applied at most once to each part of a value.
+// Schema is a compiled schema, for any number of goroutines. That of [Compile] is a
+// tree: each part of it is applied at most once to each part of a value. That of
+// [CompileForeign] is a graph, and the work of one validation is bounded.
 type Schema struct {
 	never bool // the schema false
+	// ref is what $ref leads to, and foreign reports that the work has to be bounded.
+	ref     *Schema
+	foreign bool
 
 	types   []string   // none accepts every type
 	allowed []valueSet // enum and const: each must hold the value
@@ -34,7 +40,7 @@ type Schema struct {
 	bounds     []numberBound
 	multipleOf *big.Rat
 	length     countRange
-	pattern    *regexp.Regexp
+	pattern    *pattern
 
 	prefixItems   []*Schema
 	items         *Schema
@@ -79,7 +85,7 @@ type namedSchema struct {
 }
 
 type patternSchema struct {
-	pattern *regexp.Regexp
+	pattern *pattern
 	schema  *Schema
 }
 
@@ -106,6 +112,8 @@ func Compile(doc any) (*Schema, []string) {
 type compiler struct {
 	path     []string
 	problems []string
+	// foreign is set by [CompileForeign], nil otherwise.
+	foreign *foreignCompiler
 }
 
 func (c *compiler) addProblem(format string, args ...any) {
@@ -119,14 +127,28 @@ func (c *compiler) within(key string, compile func()) {
 	c.path = c.path[:len(c.path)-1]
 }
 
-func (c *compiler) compileSchema(doc any) *Schema {
-	s := &Schema{
+// newSchema returns a schema that accepts every value.
+func newSchema() *Schema {
+	return &Schema{
 		length: countRange{0, -1}, itemCount: countRange{0, -1}, propertyCount: countRange{0, -1}, containsCount: countRange{1, -1},
+	}
+}
+
+func (c *compiler) compileSchema(doc any) *Schema {
+	s := newSchema()
+	if c.foreign != nil {
+		if known := c.foreign.remember(c.path, s); known != nil {
+			return known
+		}
 	}
 	switch doc := doc.(type) {
 	case bool:
 		s.never = !doc
 	case map[string]any:
+		if c.foreign != nil {
+			c.compileForeignObject(s, doc)
+			return s
+		}
 		for _, key := range slices.Sorted(maps.Keys(doc)) {
 			c.within(key, func() { c.compileKeyword(s, key, doc[key]) })
 		}
@@ -260,8 +282,8 @@ func (c *compiler) compileNamed(v any) []namedSchema {
 	return schemas
 }
 
-func (c *compiler) compilePattern(text string) *regexp.Regexp {
-	p, err := regexp.Compile(text)
+func (c *compiler) compilePattern(text string) *pattern {
+	p, err := newPattern(text)
 	if err != nil {
 		c.addProblem("%v", err)
 	}

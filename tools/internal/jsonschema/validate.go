@@ -21,8 +21,23 @@ const maxProblemBytes = 400
 // Validate returns the problems of a value whose numbers are json.Number, each as
 // "path: message" with the path as a JSON pointer, at most so many and then the
 // number of the others.
-func (s *Schema) Validate(v any, most int) []string {
+//
+// For a schema of [CompileForeign], a value that takes more than [MaxSteps] has that
+// problem alone.
+func (s *Schema) Validate(v any, most int) (problems []string) {
 	r := result{most: most}
+	if s.foreign {
+		r.work = &work{left: MaxSteps}
+		defer func() {
+			switch p := recover().(type) {
+			case nil:
+			case workExceeded:
+				problems = []string{fmt.Sprintf("/: the schema takes more than %d steps to check", MaxSteps)}
+			default:
+				panic(p)
+			}
+		}()
+	}
 	r.applySchema(s, v)
 	if over := r.count - len(r.problems); over > 0 {
 		return append(r.problems, fmt.Sprintf("and %d more", over))
@@ -30,12 +45,45 @@ func (s *Schema) Validate(v any, most int) []string {
 	return r.problems
 }
 
+// MaxSteps bounds the work of checking one value with a schema that others wrote. A
+// step is about a microsecond: one schema applied to one value, or a part of a pattern
+// or of a comparison.
+const MaxSteps = 500_000
+
+// maxApplied bounds how deep schemas are nested while they are applied to a value: 64
+// levels of the value with as many schemas each.
+const maxApplied = 4096
+
+// work is what is left of the bounds of one validation.
+type work struct{ left, depth int }
+
+// workExceeded is the panic that ends a validation.
+type workExceeded struct{}
+
 // result collects the problems of a value, depth first.
 type result struct {
 	most     int
 	path     []string
 	problems []string
 	count    int
+	// work is shared with the results of parts, nil without a bound.
+	work *work
+}
+
+// spend takes steps. It panics with workExceeded if none are left.
+func (r *result) spend(steps int) {
+	if r.work == nil {
+		return
+	}
+	if r.work.left -= steps; r.work.left < 0 || r.work.depth > maxApplied {
+		panic(workExceeded{})
+	}
+}
+
+// matches reports whether a pattern matches a text.
+func (r *result) matches(p *pattern, text string) bool {
+	r.spend(1 + (len(text)+1)*p.size/256)
+	return p.MatchString(text)
 }
 
 func (r *result) addProblem(format string, args ...any) {
@@ -44,16 +92,21 @@ func (r *result) addProblem(format string, args ...any) {
 	}
 }
 
-// accepts reports whether a schema accepts a value, and adds no problem.
-func (s *Schema) accepts(v any) bool {
-	var r result
-	r.applySchema(s, v)
-	return r.count == 0
+// accepts reports whether a schema accepts a value, and adds no problem to r.
+func (r *result) accepts(s *Schema, v any) bool {
+	part := result{work: r.work}
+	part.applySchema(s, v)
+	return part.count == 0
 }
 
 // applySchema applies a schema to a value. The parts of the value are looked at only if
 // its type is accepted and it is one of the allowed values.
 func (r *result) applySchema(s *Schema, v any) {
+	if r.work != nil {
+		r.work.depth++
+		defer func() { r.work.depth-- }()
+	}
+	r.spend(1 + (len(s.properties)+len(s.required)+len(s.dependentRequired)+len(s.dependentSchemas))/8)
 	if s.never {
 		r.addProblem("no value is accepted here")
 		return
@@ -63,7 +116,9 @@ func (r *result) applySchema(s *Schema, v any) {
 		return
 	}
 	for _, set := range s.allowed {
-		if !slices.Contains(set.keys, keyOf(v)) {
+		key := keyOf(v)
+		r.spend(len(key)/4 + len(set.keys)/16)
+		if !slices.Contains(set.keys, key) {
 			r.addProblem("value must be %s", set.text)
 			return
 		}
@@ -98,7 +153,7 @@ func (r *result) applyToNumber(s *Schema, n json.Number) {
 
 func (r *result) applyToString(s *Schema, text string) {
 	r.checkCount("Length", utf8.RuneCountInString(text), s.length)
-	if s.pattern != nil && !s.pattern.MatchString(text) {
+	if s.pattern != nil && !r.matches(s.pattern, text) {
 		r.addProblem("%q does not match pattern %q", utf8text.Clip(text, maxProblemBytes/4), s.pattern)
 	}
 }
@@ -106,14 +161,14 @@ func (r *result) applyToString(s *Schema, text string) {
 func (r *result) applyToArray(s *Schema, list []any) {
 	r.checkCount("Items", len(list), s.itemCount)
 	if s.unique {
-		if first, second := findEqual(list); second > 0 {
+		if first, second := r.findEqual(list); second > 0 {
 			r.addProblem("items %d and %d are equal", first, second)
 		}
 	}
 	if s.contains != nil {
 		n := 0
 		for _, v := range list {
-			if s.contains.accepts(v) {
+			if r.accepts(s.contains, v) {
 				n++
 			}
 		}
@@ -155,13 +210,14 @@ func (r *result) applyToNames(s *Schema, object map[string]any) {
 	if s.additional == nil && s.propertyNames == nil && len(s.patternProperties) == 0 {
 		return
 	}
+	r.spend(len(object) / 4)
 	for _, name := range slices.Sorted(maps.Keys(object)) {
-		if s.propertyNames != nil && !s.propertyNames.accepts(name) {
+		if s.propertyNames != nil && !r.accepts(s.propertyNames, name) {
 			r.addProblem("property name %q is not accepted", utf8text.Clip(name, maxProblemBytes/4))
 		}
 		_, known := slices.BinarySearchFunc(s.properties, name, func(p namedSchema, name string) int { return strings.Compare(p.name, name) })
 		for _, p := range s.patternProperties {
-			if p.pattern.MatchString(name) {
+			if r.matches(p.pattern, name) {
 				known = true
 				r.applyToPart(p.schema, name, object[name])
 			}
@@ -178,10 +234,13 @@ func (r *result) applyToNames(s *Schema, object map[string]any) {
 
 // applyLogic applies the keywords that hold for a value of any type.
 func (r *result) applyLogic(s *Schema, v any) {
+	if s.ref != nil {
+		r.applySchema(s.ref, v)
+	}
 	for _, part := range s.allOf {
 		r.applySchema(part, v)
 	}
-	accepts := func(part *Schema) bool { return part.accepts(v) }
+	accepts := func(part *Schema) bool { return r.accepts(part, v) }
 	if len(s.anyOf) > 0 && !slices.ContainsFunc(s.anyOf, accepts) {
 		r.addProblem("anyOf: none of the %d schemas accepts the value", len(s.anyOf))
 	}
@@ -311,10 +370,11 @@ func normalizeNumbers(v any) any {
 
 // findEqual returns the places of two items that are equal, the second being 0 if
 // there are none.
-func findEqual(list []any) (first, second int) {
+func (r *result) findEqual(list []any) (first, second int) {
 	places := make(map[string]int, len(list))
 	for i, v := range list {
 		key := keyOf(v)
+		r.spend(len(key) / 4)
 		if first, found := places[key]; found {
 			return first, i
 		}
