@@ -1,0 +1,129 @@
+package stats
+
+import (
+	"fmt"
+	"math"
+)
+
+// Pair is one task that both sides of a comparison have attempted.
+type Pair struct {
+	Task string
+	// A and B are the shares of the judged attempts that passed.
+	A, B float64
+	// AttemptsA and AttemptsB are the numbers of judged attempts, at least one.
+	AttemptsA, AttemptsB int
+}
+
+// Comparison is the result of [Compare].
+type Comparison struct {
+	// Tasks is the number of pairs. On Better of them A has the higher share, on
+	// Worse the lower one, and on Same of them both are equal.
+	Tasks, Better, Worse, Same int
+	// RateA and RateB are the means over tasks, and Difference is RateA-RateB. They
+	// are NaN without pairs.
+	RateA, RateB, Difference float64
+	// Interval is that of Difference, by Student's distribution over tasks.
+	Interval Interval
+	// P is the exact p-value of McNemar's test on Better and Worse.
+	P float64
+	// ByTest reports that P and not Interval decides: each task has one attempt a
+	// side, or the differences do not vary.
+	ByTest bool
+	// Verdict is [BetterA], [BetterB], [Equal] or [CannotTell].
+	Verdict Verdict
+}
+
+// Verdict is what a comparison shows.
+type Verdict string
+
+// The verdicts. Equal means that no task differs, which does not prove that none would.
+const (
+	BetterA    Verdict = "a"
+	BetterB    Verdict = "b"
+	Equal      Verdict = "equal"
+	CannotTell Verdict = "cannot tell"
+)
+
+// Compare compares two sides on the tasks that both have.
+func Compare(pairs []Pair) Comparison {
+	c := Comparison{Tasks: len(pairs), P: 1, Interval: unknown}
+	var a, b, differences []float64
+	one := true
+	for _, p := range pairs {
+		a, b, differences = append(a, p.A), append(b, p.B), append(differences, p.A-p.B)
+		one = one && p.AttemptsA == 1 && p.AttemptsB == 1
+		switch {
+		case p.A > p.B:
+			c.Better++
+		case p.A < p.B:
+			c.Worse++
+		default:
+			c.Same++
+		}
+	}
+	c.RateA, c.RateB, c.Difference = Mean(a), Mean(b), Mean(differences)
+	c.P, c.Interval = McNemar(c.Better, c.Worse), TInterval(differences)
+	c.ByTest = one || len(pairs) < 2 || deviation(differences) == 0
+	c.Verdict = c.decide()
+	return c
+}
+
+func (c Comparison) decide() Verdict {
+	differs := c.P < 1-Level
+	if !c.ByTest {
+		differs = c.Interval.Low > 0 || c.Interval.High < 0
+	}
+	switch {
+	case c.Tasks > 0 && c.Same == c.Tasks:
+		return Equal
+	case !differs:
+		return CannotTell
+	case c.Difference > 0:
+		return BetterA
+	}
+	return BetterB
+}
+
+// Sentence returns the verdict as a sentence, with the names of both sides.
+func (c Comparison) Sentence(a, b string) string {
+	switch {
+	case c.Tasks == 0:
+		return fmt.Sprintf("Can't tell: %s and %s have no task in common that was judged on both sides.", a, b)
+	case c.Verdict == Equal:
+		return fmt.Sprintf("Can't tell %s from %s: %s with the same result.", a, b, countTasks(c.Tasks))
+	case c.Verdict == CannotTell:
+		return fmt.Sprintf("Can't tell: the difference of %s on %s is within what chance makes (%s).", points(c.Difference), countTasks(c.Tasks), c.evidence())
+	case c.Verdict == BetterA:
+		return fmt.Sprintf("%s is better than %s by %s on %s (%s).", a, b, points(c.Difference), countTasks(c.Tasks), c.evidence())
+	}
+	return fmt.Sprintf("%s is better than %s by %s on %s (%s).", b, a, points(-c.Difference), countTasks(c.Tasks), c.flipped().evidence())
+}
+
+// flipped returns the comparison of b with a, as far as evidence needs it.
+func (c Comparison) flipped() Comparison {
+	c.Better, c.Worse = c.Worse, c.Better
+	c.Interval = Interval{-c.Interval.High, -c.Interval.Low}
+	return c
+}
+
+// evidence returns what the verdict rests on.
+func (c Comparison) evidence() string {
+	if c.ByTest {
+		return fmt.Sprintf("better on %d, worse on %d; McNemar's exact p = %.2g", c.Better, c.Worse, c.P)
+	}
+	return fmt.Sprintf("95 %% CI %.1f to %.1f", 100*c.Interval.Low, 100*c.Interval.High)
+}
+
+func points(difference float64) string {
+	if math.Abs(math.Round(10*100*difference)/10) == 1 {
+		return fmt.Sprintf("%.1f point", 100*difference)
+	}
+	return fmt.Sprintf("%.1f points", 100*difference)
+}
+
+func countTasks(n int) string {
+	if n == 1 {
+		return "1 task"
+	}
+	return fmt.Sprintf("%d tasks", n)
+}

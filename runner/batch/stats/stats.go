@@ -1,0 +1,142 @@
+// Package stats computes the figures of a batch: rates of passed trials, their
+// intervals, and whether one of two batches is better.
+//
+// All functions are pure. Intervals and tests are two-sided, at [Level].
+package stats
+
+import (
+	"math"
+	"slices"
+)
+
+// Level is the confidence of all intervals; a p-value below 1-Level is significant.
+const Level = 0.95
+
+// Interval is a confidence interval at [Level]. A bound that is unknown is NaN.
+type Interval struct{ Low, High float64 }
+
+// unknown is the interval of too few observations.
+var unknown = Interval{math.NaN(), math.NaN()}
+
+// Known reports whether both bounds are known.
+func (i Interval) Known() bool { return !math.IsNaN(i.Low) && !math.IsNaN(i.High) }
+
+// clamp returns i within [0, 1].
+func (i Interval) clamp() Interval { return Interval{max(0, i.Low), min(1, i.High)} }
+
+// PassAtK returns the unbiased estimate of the probability that at least one of k
+// attempts passes, from n attempts of which passed did: 1 - C(n-passed, k)/C(n, k), as in
+// Chen et al., Evaluating Large Language Models Trained on Code (2021), equation 1. It is
+// NaN unless 1 ≤ k ≤ n and 0 ≤ passed ≤ n.
+func PassAtK(n, passed, k int) float64 {
+	if k < 1 || k > n || passed < 0 || passed > n {
+		return math.NaN()
+	}
+	if n-passed < k {
+		return 1
+	}
+	miss := 1.0
+	for i := n - passed + 1; i <= n; i++ {
+		miss *= 1 - float64(k)/float64(i)
+	}
+	return 1 - miss
+}
+
+// Mean returns the arithmetic mean, NaN of no values.
+func Mean(values []float64) float64 {
+	sum := 0.0
+	for _, v := range values {
+		sum += v
+	}
+	return sum / float64(len(values))
+}
+
+// Median returns the median, NaN of no values. It does not change values.
+func Median(values []float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	half := len(sorted) / 2
+	if len(sorted)%2 == 1 {
+		return sorted[half]
+	}
+	return (sorted[half-1] + sorted[half]) / 2
+}
+
+// deviation returns the sample standard deviation of at least two values.
+func deviation(values []float64) float64 {
+	mean, sum := Mean(values), 0.0
+	for _, v := range values {
+		sum += (v - mean) * (v - mean)
+	}
+	return math.Sqrt(sum / float64(len(values)-1))
+}
+
+// Wilson returns the score interval of Wilson (1927) for a rate of passed of n, without
+// a correction of continuity. It is unknown if n is 0.
+func Wilson(passed float64, n int) Interval {
+	if n <= 0 {
+		return unknown
+	}
+	const z = 1.959963984540054 // the 0.975 quantile of the normal distribution
+	size := float64(n)
+	rate := passed / size
+	center := (rate + z*z/(2*size)) / (1 + z*z/size)
+	half := z / (1 + z*z/size) * math.Sqrt(rate*(1-rate)/size+z*z/(4*size*size))
+	return Interval{center - half, center + half}.clamp()
+}
+
+// TInterval returns the interval of the mean of values by Student's distribution. It is
+// unknown of fewer than two values.
+func TInterval(values []float64) Interval {
+	if len(values) < 2 {
+		return unknown
+	}
+	half := TQuantile((1+Level)/2, float64(len(values)-1)) * deviation(values) / math.Sqrt(float64(len(values)))
+	mean := Mean(values)
+	return Interval{mean - half, mean + half}
+}
+
+// RateInterval returns the interval of the mean of rates, each the share of attempts at
+// one task that passed. Attempts at one task are not independent, so the tasks are what
+// varies: the interval is Student's over tasks, and Wilson's where each task has one
+// attempt or all rates are equal.
+func RateInterval(rates []float64, oneAttempt bool) Interval {
+	if len(rates) == 0 {
+		return unknown
+	}
+	if oneAttempt || len(rates) < 2 || deviation(rates) == 0 {
+		sum := 0.0
+		for _, r := range rates {
+			sum += r
+		}
+		return Wilson(sum, len(rates))
+	}
+	return TInterval(rates).clamp()
+}
+
+// McNemar returns the exact p-value of McNemar's test: of as unequal a split, or a more
+// unequal one, of the discordant pairs better and worse if both were equally likely. It
+// is 1 without such pairs.
+func McNemar(better, worse int) float64 {
+	n, less := better+worse, min(better, worse)
+	if n == 0 {
+		return 1
+	}
+	p := 0.0
+	for i := 0; i <= less; i++ {
+		p += math.Exp(logChoose(n, i) - float64(n)*math.Ln2)
+	}
+	return min(1, 2*p)
+}
+
+// logChoose returns the logarithm of the binomial coefficient.
+func logChoose(n, k int) float64 {
+	return logGamma(float64(n+1)) - logGamma(float64(k+1)) - logGamma(float64(n-k+1))
+}
+
+func logGamma(x float64) float64 {
+	v, _ := math.Lgamma(x)
+	return v
+}
