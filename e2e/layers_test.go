@@ -91,6 +91,10 @@ var ranks = map[string]int{
 
 	"runner/telemetry": 9,
 
+	"runner/batch":       10,
+	"runner/batch/stats": 0,
+	"runner/batch/task":  1,
+
 	"runner/server":                    10,
 	"runner/server/internal/outputlog": 0,
 
@@ -135,6 +139,7 @@ var denials = []struct{ from, to string }{
 
 // soleImporters are modules that only the listed packages may import.
 var soleImporters = map[string][]string{
+	"github.com/BurntSushi/toml":             {"runner/batch/task"},
 	"github.com/charmbracelet/ultraviolet":   {"cmd/caisson/internal/chat"},
 	"github.com/yuin/goldmark":               {"runner/prose"},
 	"github.com/docker/docker":               {"sandbox/docker"},

@@ -1,0 +1,436 @@
+package task
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/BurntSushi/toml"
+	"github.com/goccy/go-yaml"
+
+	"github.com/caisson-run/caisson/images"
+)
+
+// maxTaskFile bounds task.toml and an instruction in bytes.
+const maxTaskFile = 4 << 20
+
+// The defaults of Harbor tasks.
+const (
+	defaultVerifierTime = 600 * time.Second
+	defaultBuildTime    = 600 * time.Second
+	defaultCollectTime  = 60 * time.Second
+	oldAgentTime        = 600 * time.Second // of schema 1.0
+	oldMemoryBytes      = 2048 << 20        // and 1 CPU, of schema 1.0 to 1.2
+	oldStorageBytes     = 10240 << 20
+)
+
+// harborReader reads one Harbor task and collects why it is unsupported.
+type harborReader struct {
+	dir   string
+	minor int // of the schema version 1.minor
+	o     Options
+	task  *Task
+}
+
+// loadHarbor reads a Harbor task directory. What is wrong with it is in Unsupported.
+func loadHarbor(dir string, o Options) Task {
+	t := Task{ID: filepath.Base(dir), Source: dir, Strategy: Mean}
+	r := &harborReader{dir: dir, o: o, task: &t}
+	if err := r.read(); err != nil {
+		r.unsupported("invalid: %v", err)
+	}
+	return t
+}
+
+func (r *harborReader) unsupported(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if !slices.Contains(r.task.Unsupported, text) {
+		r.task.Unsupported = append(r.task.Unsupported, text)
+	}
+}
+
+func (r *harborReader) read() (err error) {
+	if r.task.Checksum, err = hashTree(r.dir); err != nil {
+		return err
+	}
+	if !isFile(filepath.Join(r.dir, "task.toml")) {
+		r.unsupported("the directory has the older form of terminal-bench (task.yaml): convert it with harbor tasks migrate")
+		return nil
+	}
+	text, err := readBounded(filepath.Join(r.dir, "task.toml"))
+	if err != nil {
+		return err
+	}
+	var f harborFile
+	if _, err := toml.NewDecoder(bytes.NewReader(text)).Decode(&f); err != nil {
+		if parse, ok := errors.AsType[toml.ParseError](err); ok {
+			return fmt.Errorf("task.toml:%d: %s", parse.Position.Line, parse.Message)
+		}
+		return fmt.Errorf("task.toml: %w", err)
+	}
+	if err := r.readVersion(f); err != nil {
+		return err
+	}
+	return r.convert(f)
+}
+
+// readVersion sets the minor version, from which defaults depend.
+func (r *harborReader) readVersion(f harborFile) error {
+	version := f.SchemaVersion
+	if version == "" {
+		version = f.Version
+	}
+	if version == "" {
+		version = "1.0"
+	}
+	major, minor, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(minor)
+	if major != "1" || err != nil || n < 0 {
+		return fmt.Errorf("schema version %q: want 1.0 to 1.4", version)
+	}
+	if n > 4 {
+		r.unsupported("schema version %s is newer than 1.4", version)
+	}
+	r.minor = n
+	return nil
+}
+
+func (r *harborReader) convert(f harborFile) (err error) {
+	t := r.task
+	t.Metadata = f.Metadata
+	if t.Environment, err = r.environment(f.Environment, filepath.Join(r.dir, "environment")); err != nil {
+		return err
+	}
+	if len(f.Verifier.Continuous) > 0 {
+		r.unsupported("a continuous verifier")
+	}
+	if t.SolutionEnv, err = r.o.variables(f.Solution.Env); err != nil {
+		r.unsupported("%v", err)
+	}
+	if dir := filepath.Join(r.dir, "solution"); isDir(dir) {
+		t.Solution = dir
+	}
+	switch Strategy(f.Strategy) {
+	case "", Mean, Final:
+		if f.Strategy != "" {
+			t.Strategy = Strategy(f.Strategy)
+		}
+	default:
+		return fmt.Errorf("multi_step_reward_strategy %q: want mean or final", f.Strategy)
+	}
+	if len(f.Steps) == 0 {
+		step, err := r.step(f, harborStep{Agent: f.Agent, Verifier: f.Verifier}, r.dir)
+		t.Steps = []Step{step}
+		return err
+	}
+	t.MultiStep = true
+	return r.readSteps(f)
+}
+
+func (r *harborReader) readSteps(f harborFile) error {
+	seen := map[string]bool{}
+	for _, s := range f.Steps {
+		if s.Name == "" || s.Name != filepath.Base(s.Name) || s.Name == "." || s.Name == ".." || seen[s.Name] {
+			return fmt.Errorf("step %q: want the name of a directory in steps, once", s.Name)
+		}
+		seen[s.Name] = true
+		dir := filepath.Join(r.dir, "steps", s.Name)
+		s.inherit(f)
+		step, err := r.step(f, s, dir)
+		if err != nil {
+			return fmt.Errorf("step %s: %w", s.Name, err)
+		}
+		step.Name = s.Name
+		if files := filepath.Join(dir, "workdir"); isDir(files) {
+			step.Files = files
+		}
+		if own := filepath.Join(dir, "solution"); isDir(own) {
+			step.Solution = own
+		}
+		if step.MinReward, err = minReward(s.MinReward); err != nil {
+			return fmt.Errorf("step %s: %w", s.Name, err)
+		}
+		r.task.Steps = append(r.task.Steps, step)
+	}
+	return nil
+}
+
+// step converts a step whose files are in dir.
+func (r *harborReader) step(f harborFile, s harborStep, dir string) (Step, error) {
+	instruction, err := readBounded(filepath.Join(dir, "instruction.md"))
+	if err != nil {
+		return Step{}, err
+	}
+	step := Step{Instruction: string(instruction)}
+	if step.HealthCheck, err = healthCheck(s.Healthcheck); err != nil {
+		return step, err
+	}
+	if step.Agent, err = r.agent(s.Agent); err != nil {
+		return step, err
+	}
+	if step.Verifier, err = r.verifier(s.Verifier, dir); err != nil {
+		return step, err
+	}
+	step.Artifacts, err = r.artifacts(append(slices.Clone(f.Artifacts), s.Artifacts...))
+	return step, err
+}
+
+func (r *harborReader) agent(a harborAgent) (Agent, error) {
+	out := Agent{Network: r.task.Environment.Network}
+	r.checkUser("agent", a.User)
+	var err error
+	if out.Time, err = seconds("agent.timeout_sec", a.TimeoutSec, 0); err != nil {
+		return out, err
+	}
+	if a.TimeoutSec == nil && r.minor == 0 {
+		out.Time = oldAgentTime
+	}
+	if a.NetworkMode != "" {
+		out.Network, err = network("agent", a.NetworkMode, a.AllowedHosts)
+	}
+	return out, err
+}
+
+func (r *harborReader) verifier(v harborVerifier, dir string) (Verifier, error) {
+	out := Verifier{Network: r.task.Environment.Network, Environment: r.task.Environment}
+	r.checkUser("verifier", v.User)
+	var err error
+	if out.Time, err = seconds("verifier.timeout_sec", v.TimeoutSec, defaultVerifierTime); err != nil {
+		return out, err
+	}
+	if out.Env, err = r.o.variables(v.Env); err != nil {
+		r.unsupported("%v", err)
+	}
+	switch v.EnvironmentMode {
+	case "":
+		out.Separate = v.Environment != nil
+	case "shared":
+		if v.Environment != nil {
+			return out, errors.New("verifier.environment_mode is shared, and there is a verifier.environment")
+		}
+	case "separate":
+		out.Separate = true
+	default:
+		return out, fmt.Errorf("verifier.environment_mode %q: want shared or separate", v.EnvironmentMode)
+	}
+	if err := r.readTests(&out, dir); err != nil {
+		return out, err
+	}
+	if v.Environment != nil {
+		if out.Environment, err = r.environment(*v.Environment, out.Tests); err != nil {
+			return out, fmt.Errorf("verifier: %w", err)
+		}
+		out.Network = out.Environment.Network
+	} else if out.Separate && isFile(filepath.Join(out.Tests, "Dockerfile")) {
+		out.Environment.Image = "build:" + out.Tests
+	}
+	if v.NetworkMode != "" {
+		if out.Network, err = network("verifier", v.NetworkMode, v.AllowedHosts); err != nil {
+			return out, err
+		}
+	}
+	for _, c := range v.Collect {
+		r.checkUser("verifier.collect", c.User)
+		r.checkService(c.Service)
+		limit, err := seconds("collect.timeout_sec", c.TimeoutSec, defaultCollectTime)
+		if err != nil {
+			return out, err
+		}
+		out.Collect = append(out.Collect, Collect{Command: c.Command, Time: limit})
+	}
+	return out, nil
+}
+
+// readTests sets the tests: those of a step, or of the task.
+func (r *harborReader) readTests(v *Verifier, dir string) error {
+	for _, d := range []string{dir, r.dir} {
+		v.Tests = filepath.Join(d, "tests")
+		if isFile(filepath.Join(v.Tests, "test.sh")) {
+			return nil
+		}
+	}
+	if isFile(filepath.Join(v.Tests, "test.bat")) {
+		r.unsupported("tests for Windows")
+		return nil
+	}
+	return errors.New("tests/test.sh is missing")
+}
+
+// environment converts [environment], whose Dockerfile is in dir.
+func (r *harborReader) environment(e harborEnvironment, dir string) (Environment, error) {
+	out := Environment{Root: true, Workdir: e.Workdir}
+	var err error
+	switch {
+	case e.DockerImage != "":
+		ref, err := images.ParseReference(e.DockerImage)
+		if err != nil || ref.Scheme != images.SchemeName { // no directory of this machine
+			return out, fmt.Errorf("docker_image %q: want the name of an image", e.DockerImage)
+		}
+		out.Image = e.DockerImage
+	case isFile(filepath.Join(dir, "Dockerfile")):
+		out.Image = "build:" + dir
+	default:
+		r.unsupported("neither a Dockerfile nor docker_image")
+	}
+	if out.BuildTime, err = seconds("build_timeout_sec", e.BuildTimeoutSec, defaultBuildTime); err != nil {
+		return out, err
+	}
+	if err := r.resources(e, &out); err != nil {
+		return out, err
+	}
+	r.refuseHardware(e)
+	if err := r.refuseCompose(dir); err != nil {
+		return out, err
+	}
+	if out.Env, err = r.o.variables(e.Env); err != nil {
+		r.unsupported("%v", err)
+	}
+	if out.HealthCheck, err = healthCheck(e.Healthcheck); err != nil {
+		return out, err
+	}
+	mode := e.NetworkMode
+	if mode == "" && e.AllowInternet != nil && !*e.AllowInternet {
+		mode = string(NoNetwork)
+	}
+	if mode == "" {
+		mode = string(Public)
+	}
+	out.Network, err = network("environment", mode, e.AllowedHosts)
+	if out.Workdir != "" && (!path.IsAbs(out.Workdir) || path.Clean(out.Workdir) != out.Workdir) {
+		return out, fmt.Errorf("environment.workdir %q: want an absolute path in its shortest form", out.Workdir)
+	}
+	return out, err
+}
+
+// resources sets what the environment needs.
+func (r *harborReader) resources(e harborEnvironment, out *Environment) error {
+	if r.minor < 3 {
+		out.MilliCPUs, out.MemoryBytes, out.StorageBytes = 1000, oldMemoryBytes, oldStorageBytes
+	}
+	for _, s := range []struct {
+		key  string
+		text string
+		mega *int64
+		to   *int64
+	}{{"memory", e.Memory, e.MemoryMB, &out.MemoryBytes}, {"storage", e.Storage, e.StorageMB, &out.StorageBytes}} {
+		if s.text != "" {
+			n, err := parseSize(s.text)
+			if err != nil {
+				return fmt.Errorf("environment.%s: %w", s.key, err)
+			}
+			*s.to = n
+		}
+		if s.mega != nil {
+			if *s.mega <= 0 || *s.mega > 1<<30 {
+				return fmt.Errorf("environment.%s_mb is %d", s.key, *s.mega)
+			}
+			*s.to = *s.mega << 20
+		}
+	}
+	if e.CPUs != nil {
+		if !(*e.CPUs > 0 && *e.CPUs < 1e6) {
+			return fmt.Errorf("environment.cpus is %v", *e.CPUs)
+		}
+		out.MilliCPUs = int64(*e.CPUs * 1000)
+	}
+	return nil
+}
+
+// refuseHardware lists what no sandbox has.
+func (r *harborReader) refuseHardware(e harborEnvironment) {
+	if e.OS != "" && e.OS != "linux" {
+		r.unsupported("the operating system %s", e.OS)
+	}
+	if e.GPUs > 0 {
+		r.unsupported("%d GPUs", e.GPUs)
+	}
+	if len(e.TPU) > 0 {
+		r.unsupported("a TPU")
+	}
+	if len(e.MCPServers) > 0 {
+		r.unsupported("MCP servers of the task")
+	}
+	if e.SkillsDir != "" {
+		r.unsupported("skills of the task")
+	}
+}
+
+// composeFiles are the names of a file of services.
+var composeFiles = []string{"docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml"}
+
+// composeKeys are keys of the service main that the sandbox fulfils otherwise: by its image,
+// its command that waits, its mounts of logs and its limits.
+var composeKeys = []string{"build", "image", "command", "container_name", "volumes", "environment", "deploy", "pull_policy"}
+
+// refuseCompose lists what a file of services asks for beyond the one of the agent.
+func (r *harborReader) refuseCompose(dir string) error {
+	for _, name := range composeFiles {
+		text, err := readBounded(filepath.Join(dir, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		var f struct {
+			Services map[string]map[string]any `yaml:"services"`
+		}
+		if err := yaml.Unmarshal(text, &f); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		for service, keys := range f.Services {
+			if service != "main" && service != "client" {
+				r.unsupported("several services (%s)", name)
+			}
+			for key := range keys {
+				if !slices.Contains(composeKeys, key) {
+					r.unsupported("%s: %s of service %s", name, key, service)
+				}
+			}
+		}
+		slices.Sort(r.task.Unsupported)
+	}
+	return nil
+}
+
+// checkUser lists a user other than root, who all commands of a Harbor task are.
+func (r *harborReader) checkUser(of string, user any) {
+	switch u := user.(type) {
+	case nil:
+	case string:
+		if u != "" && u != "root" && u != "0" {
+			r.unsupported("%s.user %q", of, u)
+		}
+	case int64:
+		if u != 0 {
+			r.unsupported("%s.user %d", of, u)
+		}
+	default:
+		r.unsupported("%s.user %v", of, u)
+	}
+}
+
+func (r *harborReader) checkService(name string) {
+	if name != "" && name != "main" {
+		r.unsupported("service %s", name)
+	}
+}
+
+// readBounded reads a file of at most maxTaskFile bytes.
+func readBounded(path string) ([]byte, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxTaskFile {
+		return nil, fmt.Errorf("%s is no file of at most %d bytes", path, maxTaskFile)
+	}
+	return os.ReadFile(path)
+}

@@ -1,0 +1,189 @@
+package task
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Options configures [Load].
+type Options struct {
+	// Lookup returns variables of the host, which tasks name as ${NAME}. Nil has none.
+	Lookup func(name string) (value string, found bool)
+}
+
+// ErrNoTask is the error for a path that is neither a task, nor contains any.
+var ErrNoTask = errors.New("no tasks: want a directory with task.toml, a directory of such directories, or a .jsonl file")
+
+// Load reads the tasks at the paths: each a Harbor task directory, a directory of such
+// directories, or a file of JSON lines. They are in the order of the paths, and those of a
+// directory in the order of their names. Two tasks of one id are an error. An
+// invalid task of a directory is unsupported, with the reason; an invalid line is an
+// error of type [*Error].
+func Load(paths []string, o Options) ([]Task, error) {
+	if o.Lookup == nil {
+		o.Lookup = func(string) (string, bool) { return "", false }
+	}
+	var all []Task
+	seen := map[string]string{}
+	for _, path := range paths {
+		list, err := loadPath(path, o)
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range list {
+			if other, ok := seen[t.ID]; ok {
+				return nil, &Error{t.Source, fmt.Errorf("another task is also called %q: %s", t.ID, other)}
+			}
+			seen[t.ID] = t.Source
+		}
+		all = append(all, list...)
+	}
+	return all, nil
+}
+
+func loadPath(path string, o Options) ([]Task, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, &Error{path, err}
+	}
+	if !info.IsDir() {
+		if filepath.Ext(path) != ".jsonl" {
+			return nil, &Error{path, ErrNoTask}
+		}
+		return loadLines(path)
+	}
+	if isTask(path) {
+		return []Task{loadHarbor(path, o)}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, &Error{path, err}
+	}
+	var list []Task
+	for _, e := range entries {
+		if dir := filepath.Join(path, e.Name()); isTask(dir) {
+			list = append(list, loadHarbor(dir, o))
+		}
+	}
+	if len(list) == 0 {
+		return nil, &Error{path, ErrNoTask}
+	}
+	return list, nil
+}
+
+func isTask(dir string) bool {
+	return isFile(filepath.Join(dir, "task.toml")) || isFile(filepath.Join(dir, "task.yaml"))
+}
+
+func isFile(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.Mode().IsRegular()
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// hashTree returns the hash of the names, kinds, executable bits and contents below a
+// directory.
+func hashTree(dir string) (string, error) {
+	sum := sha256.New()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		return hashEntry(sum, path, filepath.ToSlash(name), d)
+	})
+	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), err
+}
+
+func hashEntry(sum hash.Hash, path, name string, d fs.DirEntry) error {
+	info, err := d.Info()
+	if err != nil {
+		return err
+	}
+	switch info.Mode().Type() {
+	case fs.ModeDir:
+		fmt.Fprintf(sum, "d %q\n", name)
+	case fs.ModeSymlink:
+		target, err := os.Readlink(path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(sum, "l %q %q\n", name, target)
+	case 0:
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }() // only read
+		content := sha256.New()
+		if _, err := io.Copy(content, f); err != nil {
+			return err
+		}
+		fmt.Fprintf(sum, "f %q %v %x\n", name, info.Mode()&0o111 != 0, content.Sum(nil))
+	default:
+		return fmt.Errorf("%s is a special file", name)
+	}
+	return nil
+}
+
+// expand replaces ${NAME} and ${NAME:-default} in a value. Any other $ stays. It
+// returns an error that names the first variable that is not set and has no default.
+func (o Options) expand(value string) (string, error) {
+	var b strings.Builder
+	for {
+		before, rest, found := strings.Cut(value, "${")
+		b.WriteString(before)
+		if !found {
+			return b.String(), nil
+		}
+		name, after, closed := strings.Cut(rest, "}")
+		if !closed {
+			b.WriteString("${" + rest)
+			return b.String(), nil
+		}
+		name, def, hasDefault := strings.Cut(name, ":-")
+		v, set := o.Lookup(name)
+		switch {
+		case hasDefault && v == "":
+			v = def
+		case !set && !hasDefault:
+			return "", fmt.Errorf("the variable %s is not set", name)
+		}
+		b.WriteString(v)
+		value = after
+	}
+}
+
+// variables returns a table of variables as NAME=value, in the order of the names.
+func (o Options) variables(table map[string]string) ([]string, error) {
+	var list []string
+	for name, value := range table {
+		value, err := o.expand(value)
+		if err != nil {
+			return nil, fmt.Errorf("env %s: %w", name, err)
+		}
+		list = append(list, name+"="+value)
+	}
+	slices.Sort(list)
+	return list, nil
+}
