@@ -37,6 +37,9 @@ type Options struct {
 	// Project is the file of a trusted workspace, nil where there is none or it
 	// does not count.
 	Project *ProjectFile
+	// ProjectServers is the .mcp.json of a trusted workspace, nil where there is none or
+	// it does not count.
+	ProjectServers *ProjectFile
 	// Requirements is the administrator's file, which may be absent, and
 	// RequirementsUID the user who must own it and its folder: 0 outside tests.
 	Requirements    string
@@ -56,6 +59,8 @@ type Config struct {
 	// Project is the file of a trusted workspace. All but its policy is in File
 	// already.
 	Project Project
+	// SkippedServers are servers of a trusted workspace's .mcp.json that can't be used.
+	SkippedServers []SkippedServer
 	// Sources lists what was read, the weakest first.
 	Sources []Source
 
@@ -97,6 +102,9 @@ func Load(o Options) (Config, error) {
 		return Config{}, err
 	}
 	if err := c.loadProject(o); err != nil {
+		return Config{}, err
+	}
+	if err := c.loadProjectServers(o, getenv); err != nil {
 		return Config{}, err
 	}
 	env, found, err := FromEnviron(o.Environ, o.Others)
@@ -265,7 +273,7 @@ func (c *Config) checkValues() error {
 			return &Error{Where: v.Key, Message: v.Text + " is not an absolute path"}
 		}
 	}
-	for _, check := range []func(*Config) error{checkVariables, checkMounts, checkCaches, checkRoot, checkService} {
+	for _, check := range []func(*Config) error{checkVariables, checkMounts, checkCaches, checkRoot, checkService, (*Config).checkServers} {
 		if err := check(c); err != nil {
 			return err
 		}

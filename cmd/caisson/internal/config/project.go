@@ -47,11 +47,8 @@ func (p ProjectFile) SHA256() string { return hashHex(p.Text) }
 // something, or that is not known, is an [Error] with its place.
 func ParseProject(f ProjectFile) (Project, error) {
 	var p Project
-	switch {
-	case len(f.Text) > MaxProjectBytes:
-		return p, &Error{Where: f.Path, Message: fmt.Sprintf("larger than %d bytes", MaxProjectBytes)}
-	case bytes.Count(f.Text, []byte("["))+bytes.Count(f.Text, []byte("{")) > maxProjectBrackets, nestedOnOneLine().Match(f.Text):
-		return p, &Error{Where: f.Path, Message: "nested too deeply, or too many brackets, for a file of settings"}
+	if err := checkNesting(f); err != nil {
+		return p, err
 	}
 	err := parseWith(f.Path, f.Text, onlyPlain, &p)
 	if e, ok := errors.AsType[*Error](err); ok {
@@ -61,6 +58,17 @@ func ParseProject(f ProjectFile) (Project, error) {
 		return p, err
 	}
 	return p, p.check(f.Path)
+}
+
+// checkNesting refuses a file that the YAML library would need too much memory for.
+func checkNesting(f ProjectFile) error {
+	switch {
+	case len(f.Text) > MaxProjectBytes:
+		return &Error{Where: f.Path, Message: fmt.Sprintf("larger than %d bytes", MaxProjectBytes)}
+	case bytes.Count(f.Text, []byte("["))+bytes.Count(f.Text, []byte("{")) > maxProjectBrackets, nestedOnOneLine().Match(f.Text):
+		return &Error{Where: f.Path, Message: "nested too deeply, or too many brackets, for a file of settings"}
+	}
+	return nil
 }
 
 // onlyPlain refuses what a plain file of settings does not need, and what would

@@ -62,7 +62,7 @@ func TestProjectTakesNothingThatLoosens(t *testing.T) {
 		"environment":        {"policy: {tools: {x: '${HOME:-deny}'}}", "takes no values from the environment", false},
 		"alias":              {"limits: &a {max_rounds: 3}\nresources: *a", "anchors, aliases, merges and tags", true},
 		"tag":                {"git: !!str ro", "anchors, aliases, merges and tags", false},
-		"unknown key":        {"mcpServers: {}", `unknown field "mcpServers"`, true},
+		"servers":            {"mcpServers: {}", `can't set "mcpServers"`, false},
 		"hooks":              {"hooks: {start: evil}", `unknown field "hooks"`, true},
 		"two documents":      {"git: ro\n---\ngit: ro", "a second document", true},
 		"unknown mode":       {"policy: {tools: {shell: never}}", `tool shell has the mode "never"`, true},

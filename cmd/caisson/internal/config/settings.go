@@ -78,6 +78,9 @@ type File struct {
 	Chat                  Chat              `yaml:"chat" doc:"how caisson chat behaves"`
 	Serve                 Serve             `yaml:"serve" doc:"how caisson serve serves; its sessions have the rest of the file"`
 	Telemetry             Telemetry         `yaml:"telemetry" doc:"export of spans and metrics by OTLP; the variables of OpenTelemetry win over it"`
+	MCP                   MCPServers        `yaml:"mcpServers" doc:"MCP servers whose tools the model can load, by name; their tools prompt until policy.tools names them" each:"one server"`
+	MCPUse                MCPNames          `yaml:"mcp_use" flag:"mcp" value:"NAMES" group:"Task" doc:"MCP servers that a session has, or none; by default all; the flag has commas between them"`
+	MCPEnv                VariableNames     `yaml:"mcp_env" doc:"variables of caisson's own environment that the .mcp.json of a trusted workspace may refer to"`
 	Tools                 Tools             `yaml:"tools" doc:"commands that the model is offered as tools of their own, by name; they run in the sandbox" each:"one tool"`
 	Instructions          *string           `yaml:"instructions" doc:"instructions for the model, which count as the operator's; so does AGENTS.md beside the configuration"`
 	InstructionsFile      *string           `yaml:"instructions_file" flag:"instructions" value:"FILE" group:"Task" doc:"file with further instructions of the operator"`
@@ -430,15 +433,16 @@ type Project struct {
 // resources are lowered to it, the policy's modes raised to it, and a choice
 // that it does not allow is an error.
 type Requirements struct {
-	Backends              []string `yaml:"backends" doc:"backends that may be chosen; absent means any"`
-	Images                []string `yaml:"images" doc:"images that may be chosen; one ending in * allows what begins like it"`
-	Mounts                []string `yaml:"mounts" doc:"directories that may be mounted, with what is in them; absent means any, empty none"`
-	WritableMounts        []string `yaml:"writable_mounts" doc:"those of them that commands may change; absent means all"`
-	EnvFrom               []string `yaml:"env_from" doc:"variables that env_from may name; one ending in * allows what begins like it, empty none"`
-	RefuseCallerOwnsFiles bool     `yaml:"refuse_caller_owns_files" doc:"refuse caller_owns_files"`
-	RefuseSystemWorkspace bool     `yaml:"refuse_system_workspace" doc:"refuse accept_system_workspace"`
-	RefuseWritableRoot    bool     `yaml:"refuse_writable_root" doc:"refuse writable_root"`
-	RefuseLocalAdmin      bool     `yaml:"refuse_local_admin" doc:"don't let people at the command line use tools that require an administrator"`
+	Backends              []string        `yaml:"backends" doc:"backends that may be chosen; absent means any"`
+	Images                []string        `yaml:"images" doc:"images that may be chosen; one ending in * allows what begins like it"`
+	Mounts                []string        `yaml:"mounts" doc:"directories that may be mounted, with what is in them; absent means any, empty none"`
+	WritableMounts        []string        `yaml:"writable_mounts" doc:"those of them that commands may change; absent means all"`
+	EnvFrom               []string        `yaml:"env_from" doc:"variables that env_from may name; one ending in * allows what begins like it, empty none"`
+	RefuseCallerOwnsFiles bool            `yaml:"refuse_caller_owns_files" doc:"refuse caller_owns_files"`
+	RefuseSystemWorkspace bool            `yaml:"refuse_system_workspace" doc:"refuse accept_system_workspace"`
+	RefuseWritableRoot    bool            `yaml:"refuse_writable_root" doc:"refuse writable_root"`
+	MCP                   MCPRestrictions `yaml:"mcp" doc:"what MCP servers may be"`
+	RefuseLocalAdmin      bool            `yaml:"refuse_local_admin" doc:"don't let people at the command line use tools that require an administrator"`
 	Bounds                `yaml:",inline"`
 	Policy                *Policy            `yaml:"policy" doc:"modes that calls have at least"`
 	Fetch                 FetchBounds        `yaml:"fetch" doc:"what the fetch tool may reach at most"`

@@ -1,0 +1,360 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"path"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Secret is a value that no output, record or log may hold.
+type Secret string
+
+// String implements fmt.Stringer. It never returns the value.
+func (Secret) String() string { return "[hidden]" }
+
+// MarshalJSON never writes the value.
+func (Secret) MarshalJSON() ([]byte, error) { return []byte(`"[hidden]"`), nil }
+
+func (Secret) jsonSchema() map[string]any { return map[string]any{"type": "string"} }
+
+// Transports of MCP servers, as the key type has them.
+const (
+	MCPStdio = "stdio"
+	MCPHTTP  = "http"
+	MCPSSE   = "sse"
+)
+
+// mcpStreamable is the specification's own word for [MCPHTTP].
+const mcpStreamable = "streamable-http"
+
+// MCPBase holds the keys of an MCP server that other clients have too, and those that
+// only narrow. A trusted workspace's .mcp.json can have them.
+type MCPBase struct {
+	Type         string            `yaml:"type" words:"stdio http streamable-http sse" doc:"transport: stdio, http (streamable-http is the same) or sse, its predecessor; by default stdio with command, and http with url"`
+	Command      string            `yaml:"command" doc:"program of a stdio server; it runs in the session's sandbox"`
+	Args         []string          `yaml:"args" doc:"arguments of the program"`
+	Env          map[string]Secret `yaml:"env" doc:"variables of the program, by name; the values are kept out of all output and records" each:"value of a variable"`
+	Cwd          string            `yaml:"cwd" doc:"working directory in the sandbox, from / on or relative to the workspace; by default a home of the server's own"`
+	URL          string            `yaml:"url" doc:"address of a server that is reached over HTTP"`
+	Headers      map[string]Secret `yaml:"headers" doc:"headers of each request to url, by name; the values are kept out of all output and records" each:"value of a header"`
+	Timeout      *Count            `yaml:"timeout" doc:"milliseconds of one call, as other clients write call_timeout"`
+	Include      []string          `yaml:"include" doc:"tools that are offered, by their names at the server; * at the end of one stands for the rest; by default all"`
+	Exclude      []string          `yaml:"exclude" doc:"tools that are not offered, written like include"`
+	StartTimeout *Duration         `yaml:"start_timeout" doc:"longest time until the server has listed its tools"`
+	CallTimeout  *Duration         `yaml:"call_timeout" doc:"longest time of one call"`
+	Disabled     bool              `yaml:"disabled" doc:"leave the server out"`
+}
+
+// MCPServer is one MCP server. It has either Command or URL.
+type MCPServer struct {
+	MCPBase   `yaml:",inline"`
+	OnHost    bool      `yaml:"on_host" doc:"run the program on this machine, as you and outside the sandbox; it can do whatever you can"`
+	Memory    *Size     `yaml:"memory" doc:"memory of the program beside the sandbox's own"`
+	Processes *Count    `yaml:"processes" doc:"processes and threads of the program beside the sandbox's own"`
+	Egress    MCPEgress `yaml:"egress" doc:"what the program may reach, with no other server and no command; without a rule it has no network; for a url, hosts that it names for signing in"`
+
+	// project is set if the workspace's file has the server.
+	project bool
+}
+
+// MCPEgress bounds what one server may reach.
+type MCPEgress struct {
+	Presets PresetNames             `yaml:"presets" doc:"package managers whose public registries the server may read from, such as npm for npx"`
+	Allow   EgressRules             `yaml:"allow" doc:"what the server may reach, written like egress.allow"`
+	Deny    EgressRules             `yaml:"deny" doc:"what the server may not reach; egress.deny counts too"`
+	Private map[string][]string     `yaml:"private" doc:"networks that are not public, by the host of allow or url that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
+	Secrets map[string]EgressSecret `yaml:"secrets" doc:"keys that the server uses without having them, written like egress.secrets" each:"one key"`
+}
+
+// MCPNames are names of servers, or none alone.
+type MCPNames []string
+
+// setText parses the value of a flag, with commas between the names.
+func (n *MCPNames) setText(text string) error { return (*VariableNames)(n).setText(text) }
+
+// noServers is the value of mcp_use that leaves all servers out.
+const noServers = "none"
+
+// MCPServers are servers by their names.
+type MCPServers map[string]MCPServer
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler. Each server is checked where it
+// stands.
+func (s *MCPServers) UnmarshalYAML(n ast.Node) error {
+	*s = MCPServers{}
+	return eachServer(n, func(name string, at *ast.MappingValueNode) error {
+		var one MCPServer
+		if err := decodeServer(at, &one); err != nil {
+			return err
+		}
+		if key, err := one.check(name); err != nil {
+			return errorAt(nodeOf(at, key), err)
+		}
+		(*s)[name] = one
+		return nil
+	})
+}
+
+// eachServer calls f for each entry of a mapping of servers.
+func eachServer(n ast.Node, f func(name string, at *ast.MappingValueNode) error) error {
+	m, ok := n.(*ast.MappingNode)
+	if !ok {
+		if _, isNull := n.(*ast.NullNode); isNull {
+			return nil
+		}
+		return errorAt(n, errors.New("servers are listed by their names: NAME, then the keys of the server"))
+	}
+	seen := map[string]bool{}
+	for _, v := range m.Values {
+		name := keyText(v.Key)
+		if seen[name] {
+			return errorAt(v.Key, fmt.Errorf("the server %s is listed twice", name))
+		}
+		seen[name] = true
+		if err := f(name, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keyText returns a key without the quotes around it.
+func keyText(n ast.MapKeyNode) string {
+	if s, ok := n.(*ast.StringNode); ok {
+		return s.Value
+	}
+	return n.GetToken().Value
+}
+
+// decodeServer decodes the keys of one server into dst.
+func decodeServer(at *ast.MappingValueNode, dst any) error {
+	if _, ok := at.Value.(*ast.MappingNode); !ok {
+		return errorAt(at.Key, errors.New("the keys of a server are needed here, such as command: or url:"))
+	}
+	err := yaml.NodeToValue(at.Value, dst, yaml.Strict())
+	if y, ok := errors.AsType[yaml.Error](err); ok {
+		return explainServerKey(y)
+	}
+	return err
+}
+
+// foreignKeys are keys of other clients, with what is written instead.
+var foreignKeys = map[string]string{
+	"httpUrl":              "write url, and type: http",
+	"serverUrl":            "write url",
+	"environment":          "write env",
+	"includeTools":         "write include",
+	"excludeTools":         "write exclude",
+	"tools":                "write include",
+	"trust":                "calls are asked about unless policy.tools names them, such as NAME/*: auto",
+	"autoApprove":          "write policy.tools with NAME/TOOL: auto",
+	"alwaysAllow":          "write policy.tools with NAME/TOOL: auto",
+	"enabled":              "write disabled: true for a server that is left out",
+	"bearer_token_env_var": `write headers with Authorization: "Bearer ${NAME}"`,
+	"http_headers":         "write headers",
+	"startup_timeout_sec":  "write start_timeout, such as 30s",
+	"tool_timeout_sec":     "write call_timeout, such as 60s",
+	"envFile":              "write env, with values such as ${NAME}",
+	"oauth":                "signing in is not supported; write headers with a token",
+}
+
+// explainServerKey adds to the error about an unknown key what Caisson calls it.
+func explainServerKey(y yaml.Error) error {
+	e := &Error{Message: y.GetMessage()}
+	if t := y.GetToken(); t != nil && t.Position != nil {
+		e.Line, e.Column = t.Position.Line, t.Position.Column
+	}
+	if m := unknownField().FindStringSubmatch(e.Message); m != nil {
+		e.Hint = foreignKeys[m[1]]
+	}
+	return e
+}
+
+// Transport returns the transport: [MCPStdio], [MCPHTTP] or [MCPSSE].
+func (s *MCPBase) Transport() string {
+	switch {
+	case s.Type == mcpStreamable, s.Type == "" && s.URL != "":
+		return MCPHTTP
+	case s.Type == "":
+		return MCPStdio
+	}
+	return s.Type
+}
+
+// Source returns where the server is configured: "workspace" for .mcp.json, else "user".
+func (s *MCPServer) Source() string {
+	if s.project {
+		return "workspace"
+	}
+	return "user"
+}
+
+// callTimeout returns the longest time of a call, zero for the default.
+func (s *MCPBase) callTimeout() time.Duration {
+	if s.Timeout != nil {
+		return time.Duration(*s.Timeout) * time.Millisecond
+	}
+	return time.Duration(valueOr(s.CallTimeout, 0))
+}
+
+// maxMCPTimeout bounds the times of a server.
+const maxMCPTimeout = 24 * time.Hour
+
+// check reports what is wrong with a server, and the key that it is about.
+func (s *MCPServer) check(name string) (key string, err error) {
+	if _, err := tools.ParseName(name + "/tool"); err != nil || strings.Contains(name, "/") || name == noServers {
+		return "", fmt.Errorf("%q can't be the name of a server: want letters, digits, - and single _, and not %s", name, noServers)
+	}
+	if key, err := s.MCPBase.check(); err != nil {
+		return key, err
+	}
+	if s.Transport() == MCPStdio {
+		if s.OnHost && !reflect.ValueOf(s.Egress).IsZero() {
+			return "egress", errors.New("rules of egress don't bind a program on this machine")
+		}
+		if s.OnHost && (s.Memory != nil || s.Processes != nil) {
+			return "on_host", errors.New("memory and processes don't bind a program on this machine")
+		}
+	} else {
+		for key, set := range map[string]bool{"on_host": s.OnHost, "memory": s.Memory != nil, "processes": s.Processes != nil, "egress": len(s.Egress.Presets)+len(s.Egress.Secrets) > 0} {
+			if set {
+				return key, errors.New("a server with url is no program of Caisson's: presets, secrets, memory, processes and on_host are for one with command")
+			}
+		}
+	}
+	e := Egress{Secrets: s.Egress.Secrets}
+	env := map[string]string{}
+	for name := range s.Env {
+		env[name] = ""
+	}
+	_, err = e.parseKeys(env, nil)
+	return "egress", err
+}
+
+// check reports what is wrong with the keys that all clients have.
+func (s *MCPBase) check() (key string, err error) {
+	transport := s.Transport()
+	stdio := transport == MCPStdio
+	switch {
+	case !slices.Contains([]string{MCPStdio, MCPHTTP, MCPSSE}, transport):
+		return "type", fmt.Errorf("%q is none of stdio, http, streamable-http, sse", s.Type)
+	case s.Command != "" && s.URL != "":
+		return "url", errors.New("a server has command or url, not both")
+	case stdio && s.Command == "":
+		return "type", errors.New("a server needs command, or url for one that is reached over HTTP")
+	case !stdio && s.URL == "":
+		return "type", fmt.Errorf("a server of type %s needs url", s.Type)
+	case stdio && s.Headers != nil:
+		return "headers", errors.New("headers are for a server with url")
+	case !stdio && (s.Args != nil || s.Env != nil || s.Cwd != ""):
+		return "type", errors.New("args, env and cwd are for a server with command")
+	case s.Timeout != nil && s.CallTimeout != nil:
+		return "timeout", errors.New("timeout, in milliseconds, and call_timeout mean the same; keep one of them")
+	case s.callTimeout() > maxMCPTimeout || time.Duration(valueOr(s.StartTimeout, 0)) > maxMCPTimeout:
+		return "call_timeout", fmt.Errorf("a time is longer than %v", maxMCPTimeout)
+	}
+	if stdio {
+		return s.checkProgram()
+	}
+	if _, err := parseServerURL(s.URL); err != nil {
+		return "url", err
+	}
+	for _, name := range sortedKeys(s.Headers) {
+		if err := checkServerHeader(name, string(s.Headers[name])); err != nil {
+			return "headers", err
+		}
+	}
+	return s.checkFilters()
+}
+
+func (s *MCPBase) checkProgram() (key string, err error) {
+	if strings.ContainsRune(s.Command+strings.Join(s.Args, ""), 0) {
+		return "command", errors.New("a program and its arguments have no NUL")
+	}
+	for _, name := range sortedKeys(s.Env) {
+		if !validName(name) {
+			return "env", fmt.Errorf("%q is not the name of a variable; write letters, digits and _", name)
+		}
+		if err := sandbox.CheckVariables([]string{name + "=" + string(s.Env[name])}); err != nil {
+			return "env", errors.New(name + ": " + strings.TrimPrefix(err.Error(), sandbox.ErrInvalid.Error()+": "))
+		}
+	}
+	if s.Cwd != "" && !path.IsAbs(s.Cwd) && !isLocal(s.Cwd) {
+		return "cwd", fmt.Errorf("%q leaves the workspace", s.Cwd)
+	}
+	return s.checkFilters()
+}
+
+func isLocal(p string) bool {
+	clean := path.Clean(p)
+	return clean != ".." && !strings.HasPrefix(clean, "../")
+}
+
+func (s *MCPBase) checkFilters() (key string, err error) {
+	for key, list := range map[string][]string{"include": s.Include, "exclude": s.Exclude} {
+		for _, pattern := range list {
+			if strings.Contains(strings.TrimSuffix(pattern, "*"), "*") || pattern == "" {
+				return key, fmt.Errorf("invalid tool %q: want its name at the server, with * only at the end", pattern)
+			}
+		}
+	}
+	return "", nil
+}
+
+// parseServerURL parses the address of a server.
+func parseServerURL(raw string) (*url.URL, error) {
+	u, err := url.Parse(raw)
+	switch {
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "":
+		return nil, errors.New("the address of a server is http:// or https://, a host and a path")
+	case u.User != nil:
+		return nil, errors.New("credentials in the address end up in logs of servers; write headers with Authorization")
+	case u.Fragment != "":
+		return nil, errors.New("the address has a fragment, which is never sent")
+	}
+	return u, nil
+}
+
+// reservedHeaders belong to the transport.
+var reservedHeaders = []string{
+	"accept", "connection", "content-length", "content-type", "expect", "host", "keep-alive", "last-event-id", "mcp-protocol-version", "mcp-session-id",
+	"proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
+}
+
+func checkServerHeader(name, value string) error {
+	switch {
+	case !httpguts.ValidHeaderFieldName(name):
+		return fmt.Errorf("%q can't be the name of a header", name)
+	case slices.Contains(reservedHeaders, strings.ToLower(name)):
+		return fmt.Errorf("%s belongs to the transport", name)
+	case !httpguts.ValidHeaderFieldValue(value):
+		return fmt.Errorf("the value of %s can't be that of a header", name)
+	}
+	return nil
+}
+
+// isNearby reports whether a host is written as an address that is not public, or as
+// localhost: it is exactly what the operator wants to reach.
+func isNearby(host string) (netip.Prefix, bool) {
+	if host == "localhost" {
+		return netip.MustParsePrefix("127.0.0.0/8"), true
+	}
+	ip, err := netip.ParseAddr(host)
+	if err != nil || ip.Zone() != "" {
+		return netip.Prefix{}, false
+	}
+	return netip.PrefixFrom(ip, ip.BitLen()), true
+}

@@ -1,0 +1,276 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+)
+
+// MCPPath is where a workspace lists MCP servers, in the form that other clients read
+// too.
+const MCPPath = ".mcp.json"
+
+// MCPRestrictions are an administrator's bounds for MCP servers.
+type MCPRestrictions struct {
+	Servers         []string `yaml:"servers" doc:"names of servers that there may be; one ending in * allows what begins like it; absent means any, empty none"`
+	Commands        []string `yaml:"commands" doc:"programs of servers with their arguments, one space between them; one ending in * allows what begins like it; absent means any, empty none"`
+	Hosts           []string `yaml:"hosts" doc:"hosts that servers with url may be at; *.example.com allows those below it; absent means any, empty none"`
+	RefuseOnHost    bool     `yaml:"refuse_on_host" doc:"refuse on_host"`
+	RefuseWorkspace bool     `yaml:"refuse_workspace" doc:"let no .mcp.json of a workspace count"`
+}
+
+// refuses returns why a server is not allowed, "" if it is.
+func (r *MCPRestrictions) refuses(name string, s *MCPServer) string {
+	switch {
+	case s.project && r.RefuseWorkspace:
+		return "servers of a workspace are not allowed on this machine"
+	case s.OnHost && r.RefuseOnHost:
+		return "on_host is not allowed on this machine"
+	case !allows(r.Servers, name):
+		return "a server of this name is not allowed on this machine"
+	case s.Transport() == MCPStdio && !allows(r.Commands, strings.Join(append([]string{s.Command}, s.Args...), " ")):
+		return "its command is not allowed on this machine"
+	case s.Transport() != MCPStdio && !allowsHost(r.Hosts, s.URL):
+		return "its host is not allowed on this machine"
+	}
+	return ""
+}
+
+// allowsHost reports whether a list has the host of an address. No list allows any.
+func allowsHost(patterns []string, address string) bool {
+	u, err := url.Parse(address)
+	return patterns == nil || err == nil && slices.ContainsFunc(patterns, func(p string) bool {
+		host := strings.ToLower(u.Hostname())
+		if below, ok := strings.CutPrefix(p, "*."); ok {
+			return strings.HasSuffix(host, "."+strings.ToLower(below))
+		}
+		return host == strings.ToLower(p)
+	})
+}
+
+// SkippedServer is a server of a workspace that a session does not have.
+type SkippedServer struct{ Name, Why string }
+
+// ProjectServers are the servers of a workspace's .mcp.json as they stand there.
+type ProjectServers map[string]MCPBase
+
+// ParseProjectServers reads a .mcp.json. It is strict: a key that would give a server
+// more than the operator did, or that is not known, is an [Error] with its place.
+// References to variables stay as they are written.
+func ParseProjectServers(f ProjectFile) (ProjectServers, error) {
+	if err := checkNesting(f); err != nil {
+		return nil, err
+	}
+	if !json.Valid(f.Text) {
+		return nil, jsonError(f)
+	}
+	var file struct {
+		Servers projectServers `yaml:"mcpServers"`
+	}
+	// JSON has tabs between its tokens alone, and YAML takes none there.
+	text := bytes.ReplaceAll(f.Text, []byte("\t"), []byte(" "))
+	if err := parseWith(f.Path, text, func(ast.Node) error { return nil }, &file); err != nil {
+		return nil, err
+	}
+	return ProjectServers(file.Servers), nil
+}
+
+// jsonError returns the place of a mistake in a text that is not JSON.
+func jsonError(f ProjectFile) error {
+	e := &Error{Where: f.Path, Message: "it is not JSON"}
+	var v any
+	if at, ok := errors.AsType[*json.SyntaxError](json.Unmarshal(f.Text, &v)); ok {
+		before := f.Text[:min(int(at.Offset), len(f.Text))]
+		e.Message += ": " + at.Error()
+		e.Line = bytes.Count(before, []byte("\n")) + 1
+		e.Column = max(1, len(before)-1-bytes.LastIndexByte(before, '\n'))
+	}
+	return e
+}
+
+// projectServers decodes the servers of a workspace.
+type projectServers ProjectServers
+
+// operatorKeys are keys that only the operator's own configuration can have.
+var operatorKeys = []string{"on_host", "memory", "processes", "egress"}
+
+// UnmarshalYAML implements yaml.NodeUnmarshaler.
+func (s *projectServers) UnmarshalYAML(n ast.Node) error {
+	*s = projectServers{}
+	return eachServer(n, func(name string, at *ast.MappingValueNode) error {
+		for _, key := range operatorKeys {
+			if node := nodeOf(at, key); node != at.Key {
+				e := errorAt(node, fmt.Errorf("a workspace can't set %q for a server", key)).(*Error) //nolint:errorlint // errorAt returns no other
+				e.Hint = "list the server in your own configuration, under mcpServers; it replaces that of the workspace"
+				return e
+			}
+		}
+		var one MCPBase
+		if err := decodeServer(at, &one); err != nil {
+			return err
+		}
+		whole := MCPServer{MCPBase: one}
+		if key, err := whole.check(name); err != nil && !one.hasReferences() {
+			return errorAt(nodeOf(at, key), err)
+		}
+		(*s)[name] = one
+		return nil
+	})
+}
+
+// texts calls f for each text of the server that may refer to variables, and stores
+// what it returns.
+func (s *MCPBase) texts(f func(string) (string, error)) error {
+	set := func(to *string) error {
+		text, err := f(*to)
+		if err == nil {
+			*to = text
+		}
+		return err
+	}
+	for _, to := range []*string{&s.Command, &s.Cwd, &s.URL} {
+		if err := set(to); err != nil {
+			return err
+		}
+	}
+	s.Args = slices.Clone(s.Args)
+	for i := range s.Args {
+		if err := set(&s.Args[i]); err != nil {
+			return err
+		}
+	}
+	for _, m := range []*map[string]Secret{&s.Env, &s.Headers} {
+		out := make(map[string]Secret, len(*m))
+		for _, name := range sortedKeys(*m) {
+			text, err := f(string((*m)[name]))
+			if err != nil {
+				return err
+			}
+			out[name] = Secret(text)
+		}
+		if *m != nil {
+			*m = out
+		}
+	}
+	return nil
+}
+
+// hasReferences reports whether a text of the server refers to a variable.
+func (s MCPBase) hasReferences() bool {
+	found := false
+	_ = s.texts(func(text string) (string, error) { // f does not fail
+		found = found || strings.Contains(text, "${")
+		return text, nil
+	})
+	return found
+}
+
+// expand replaces references to the variables of allowed. Others count as not set.
+func (s MCPBase) expand(allowed []string, getenv func(string) (string, bool)) (MCPBase, error) {
+	var refused string
+	err := s.texts(func(text string) (string, error) {
+		return expandText(text, func(name string) (string, bool) {
+			if slices.Contains(allowed, name) {
+				return getenv(name)
+			}
+			refused = name
+			return "", false
+		})
+	})
+	if err != nil && refused != "" {
+		err = fmt.Errorf("it refers to ${%s}, and mcp_env of your configuration does not have %s", refused, refused)
+	}
+	return s, err
+}
+
+// loadProjectServers adds the servers of a trusted workspace to those of the operator,
+// which win. A server that can't be used is skipped.
+func (c *Config) loadProjectServers(o Options, getenv func(string) (string, bool)) error {
+	if o.ProjectServers == nil {
+		return nil
+	}
+	servers, err := ParseProjectServers(*o.ProjectServers)
+	if err != nil {
+		return err
+	}
+	layer := File{MCP: MCPServers{}}
+	skip := func(name, why string) { c.SkippedServers = append(c.SkippedServers, SkippedServer{name, why}) }
+	for _, name := range sortedKeys(servers) {
+		if _, own := c.MCP[name]; own {
+			skip(name, "your own configuration has a server of this name")
+			continue
+		}
+		base, err := servers[name].expand(c.MCPEnv, getenv)
+		one := MCPServer{MCPBase: base, project: true}
+		if err == nil {
+			_, err = one.check(name)
+		}
+		if err != nil {
+			skip(name, err.Error())
+			continue
+		}
+		layer.MCP[name] = one
+	}
+	c.addLayer(layer, Source{Name: "project", Path: o.ProjectServers.Path, SHA256: o.ProjectServers.SHA256()})
+	return nil
+}
+
+// checkServers applies the requirements to the servers: one of the operator's own that
+// they don't allow is an error, one of a workspace is skipped.
+func (c *Config) checkServers() error {
+	for _, name := range sortedKeys(c.MCP) {
+		s := c.MCP[name]
+		why := c.Requirements.MCP.refuses(name, &s)
+		switch {
+		case why == "" || s.Disabled:
+		case s.project:
+			c.SkippedServers = append(c.SkippedServers, SkippedServer{name, why})
+			c.MCP = withoutServer(c.MCP, name)
+		default:
+			return &Error{Where: "mcpServers." + name, Message: why, Hint: "choose what the administrator's file allows, or set disabled: true"}
+		}
+	}
+	if slices.Contains(c.MCPUse, noServers) && len(c.MCPUse) > 1 {
+		return &Error{Where: "mcp_use", Message: "none goes with no other name"}
+	}
+	return nil
+}
+
+func withoutServer(servers MCPServers, name string) MCPServers {
+	out := MCPServers{}
+	for other, s := range servers {
+		if other != name {
+			out[other] = s
+		}
+	}
+	return out
+}
+
+// UsedServers returns the names of the servers that a session has. It fails for a name
+// of mcp_use that no server has.
+func (c *Config) UsedServers() ([]string, error) {
+	for _, name := range c.MCPUse {
+		if _, known := c.MCP[name]; !known && name != noServers {
+			hint := "name servers of mcpServers, or none"
+			for _, s := range c.SkippedServers {
+				if s.Name == name {
+					hint = "it is skipped: " + s.Why
+				}
+			}
+			return nil, c.addPlace(&Error{Where: "mcp_use", Message: fmt.Sprintf("there is no server %q", name), Hint: hint})
+		}
+	}
+	var names []string
+	for _, name := range sortedKeys(c.MCP) {
+		if !c.MCP[name].Disabled && (len(c.MCPUse) == 0 || slices.Contains(c.MCPUse, name)) {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
