@@ -49,12 +49,12 @@ func (e environ) grantStore() *approval.Grants {
 
 // projectFiles returns the files of a workspace that are in effect once it is trusted.
 // A file that joins the list ends the trust in workspaces that have it.
-func projectFiles() []string { return []string{config.ProjectPath} }
+func projectFiles() []string { return []string{config.ProjectPath, config.MCPPath} }
 
 // ownSettings are a workspace's own settings as they were read once.
 type ownSettings struct {
-	// config is nil where there is none.
-	config *config.ProjectFile
+	// config and servers are nil where there is none.
+	config, servers *config.ProjectFile
 	// files are all that are there, in the order of their names.
 	files []approval.TrustedFile
 }
@@ -78,6 +78,8 @@ func readOwn(w *runner.Workspace) (ownSettings, error) {
 		own.files = append(own.files, approval.TrustedFile{Path: name, SHA256: f.SHA256()})
 		if name == config.ProjectPath {
 			own.config = &f
+		} else {
+			own.servers = &f
 		}
 	}
 	return own, nil
@@ -163,7 +165,7 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 		return err
 	}
 	if err != nil {
-		s.ignoreProject(err.Error())
+		s.ignoreProject("the workspace's own settings", err.Error())
 		return nil
 	}
 	if err := needState(s.environ); err != nil {
@@ -184,36 +186,47 @@ func (s *settings) useProject(w *runner.Workspace, o projectOptions) error {
 	if trusted && !o.ignore {
 		s.instructions = entry.Instructions
 	}
+	whyNot := ""
 	switch {
-	case own.config == nil && (trusted || !known || len(entry.Files) == 0):
-		return nil
-	case own.config == nil:
-		s.ignoreProject("it was there when the workspace was trusted, and is gone: what it tightened is not tightened now")
-		return nil
+	case !trusted && s.forClients:
+		whyNot = why
 	case !trusted:
-		if !s.forClients {
-			why += "; caisson trust --dry-run shows what it would do"
-		}
-		s.ignoreProject(why)
-		return nil
+		whyNot = why + "; caisson trust --dry-run shows what it would do"
+	case o.ignore && s.forClients:
+		whyNot = "this server does not use them"
 	case o.ignore:
-		why = "--ignore-project-config"
-		if s.forClients {
-			why = "this server does not use them"
-		}
-		s.ignoreProject(why)
+		whyNot = "--ignore-project-config"
+	}
+	s.ignoreFile(config.ProjectPath, own.config, whyNot, entry, "what it tightened is not tightened now")
+	s.ignoreFile(config.MCPPath, own.servers, whyNot, entry, "its servers are not there now")
+	if whyNot != "" || len(own.files) == 0 {
 		return nil
 	}
-	s.project = own.config
+	s.project, s.projectServers = own.config, own.servers
 	if err := s.load(config.File{}); err != nil {
 		return &ownError{err}
+	}
+	for _, skipped := range s.conf.SkippedServers {
+		s.ignoreProject(config.MCPPath+": server "+skipped.Name, skipped.Why)
 	}
 	return nil
 }
 
-// ignoreProject notes that the own settings of the workspace do not count.
-func (s *settings) ignoreProject(why string) {
-	s.ignored = append(s.ignored, record.Ignored{Name: config.ProjectPath, Why: why})
+// ignoreFile notes why one of the workspace's own files does not count: because of why,
+// or because it is gone since the workspace was trusted, with what that means.
+func (s *settings) ignoreFile(name string, file *config.ProjectFile, why string, trusted approval.TrustedWorkspace, gone string) {
+	wasThere := slices.ContainsFunc(trusted.Files, func(f approval.TrustedFile) bool { return f.Path == name })
+	switch {
+	case file == nil && wasThere:
+		s.ignoreProject(name, "it was there when the workspace was trusted, and is gone: "+gone)
+	case file != nil && why != "":
+		s.ignoreProject(name, why)
+	}
+}
+
+// ignoreProject notes that something of the workspace's own does not count.
+func (s *settings) ignoreProject(name, why string) {
+	s.ignored = append(s.ignored, record.Ignored{Name: name, Why: why})
 }
 
 // workspaceFor opens the directory that a command is about; "" is the working
@@ -239,10 +252,14 @@ func needState(env environ) error {
 	return errNoStateDir()
 }
 
-const trustLong = `Let a workspace's own settings (.caisson/config.yaml) count, as they are now: the workspace is
-bound to the hash of the file, and is untrusted again when it changes, comes or goes. They can only
-tighten. A file that would loosen anything, or with which no session would start, is an error and
-can't be trusted.
+const trustLong = `Let a workspace's own settings (.caisson/config.yaml) and its MCP servers (.mcp.json) count, as they
+are now: the workspace is bound to the hashes of the files, and is untrusted again when one changes,
+comes or goes. Settings can only tighten. A file that would loosen anything, or with which no session
+would start, is an error and can't be trusted.
+
+A server of .mcp.json with a command runs in the sandbox, without network and never on this machine.
+It gets no variable of your environment but those that mcp_env of your configuration names. Its tools
+prompt until policy.tools names them. Its command is shown here.
 
 Instruction files (AGENTS.md in the root, or CLAUDE.md there without one; AGENTS.md in directories
 below) count as your own instructions to the model, each as it is now. One that comes or changes is
@@ -259,6 +276,7 @@ type trustedAnswer struct {
 	Trusted      bool                    `json:"trusted"`
 	Files        []approval.TrustedFile  `json:"files"`
 	Settings     []config.ProjectSetting `json:"settings"`
+	Servers      []config.ProjectServer  `json:"servers,omitempty"`
 	Instructions []project.Instruction   `json:"instructions"`
 	Notes        []string                `json:"notes,omitempty"`
 }
@@ -326,7 +344,7 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	s := &settings{deps: a.deps, environ: a.environ, project: own.config, workspaceDir: resolvePath(w.Path)}
+	s := &settings{deps: a.deps, environ: a.environ, project: own.config, projectServers: own.servers, workspaceDir: resolvePath(w.Path)}
 	if err := s.load(config.File{}); err != nil {
 		return err
 	}
@@ -334,6 +352,11 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 		return err
 	}
 	answer := trustedAnswer{Workspace: w.Path, Trusted: !dryRun, Files: own.files, Settings: s.conf.ProjectSettings()}
+	if own.servers != nil {
+		if answer.Servers, err = s.conf.DescribeProjectServers(*own.servers); err != nil {
+			return err
+		}
+	}
 	answer.Instructions, answer.Notes, err = project.FindInstructions(context.Background(), w.Dir, w.Path)
 	if err != nil {
 		return projectError(w, err)
@@ -396,6 +419,11 @@ func showTrust(out io.Writer, a trustedAnswer, dryRun bool) error {
 			say("    %s: %s", s.Key, s.Value)
 		} else {
 			say("    %s: %s (changes nothing: yours is %s)", s.Key, s.Value, s.Effective)
+		}
+	}
+	for _, server := range a.Servers {
+		for _, line := range server.Lines() {
+			say("    %s", line)
 		}
 	}
 	for _, line := range project.DescribeInstructions(a.Instructions, a.Notes) {

@@ -128,10 +128,10 @@ type settings struct {
 	// workspaceDir is the resolved path of the workspace if the user's file has settings
 	// for it, "" if not.
 	workspaceDir string
-	// project has the workspace's own settings if they are in effect; ignored
-	// lists those that are not.
-	project *config.ProjectFile
-	ignored []record.Ignored
+	// project and projectServers have the workspace's own settings and servers if they are
+	// in effect; ignored lists what is not.
+	project, projectServers *config.ProjectFile
+	ignored                 []record.Ignored
 	// instructions are the workspace's instruction files that are trusted.
 	instructions []approval.TrustedFile
 	// egressKeys are the keys that commands use without having them, once they are read.
@@ -176,7 +176,7 @@ func loadClientSettings(a *app, flags config.File, profile string) (*settings, e
 func (s *settings) load(asked config.File) (err error) {
 	o := config.Options{
 		Environ: s.environ, Others: []string{configEnv, "CAISSON_PROFILE", plainEnv}, Profile: cmp.Or(s.profile, s.environ.get("CAISSON_PROFILE")),
-		Workspace: s.workspaceDir, Project: s.project, Builtin: s.builtin, Flags: s.flags, Asked: asked, Requirements: s.deps.requirements, RequirementsUID: s.deps.requirementsUID,
+		Workspace: s.workspaceDir, Project: s.project, ProjectServers: s.projectServers, Builtin: s.builtin, Flags: s.flags, Asked: asked, Requirements: s.deps.requirements, RequirementsUID: s.deps.requirementsUID,
 		NameKeys: s.forClients,
 	}
 	if !s.shared && s.deps.resources != nil {
@@ -309,6 +309,9 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 	for _, k := range s.egressKeys {
 		printed = append(printed, redact.Secret{Name: "egress.secrets." + k.Name, Value: k.Value})
 	}
+	for name, value := range s.conf.ServerSecrets() {
+		printed = append(printed, redact.Secret{Name: name, Value: value})
+	}
 	return slices.Concat(environSecrets(s.environ, names...), printed, urlSecrets(s.environ, &s.conf))
 }
 
@@ -340,6 +343,9 @@ func urlSecrets(env environ, conf *config.Config) []redact.Secret {
 	add("docker.host", conf.Docker.Host)
 	add("fetch.proxy", conf.Fetch.Proxy)
 	add("egress.proxy", conf.Egress.Proxy)
+	for name, server := range conf.MCP {
+		add("mcpServers."+name+".url", &server.URL)
+	}
 	for name, m := range conf.Models {
 		add("models."+name+".base_url", m.BaseURL)
 	}

@@ -293,8 +293,11 @@ func (e *Egress) isConfigured() bool {
 	return len(e.Allow)+len(e.Presets)+len(e.Git) > 0 || *e.Unknown == unknownPrompt
 }
 
-// unknownPrompt is the value of unknown that asks.
-const unknownPrompt = "prompt"
+// Values of unknown.
+const (
+	unknownDeny   = "deny"
+	unknownPrompt = "prompt"
+)
 
 // EgressOptions returns what the commands of a session may reach, and warnings about
 // it. Options without a policy are for commands without a network.

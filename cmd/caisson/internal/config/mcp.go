@@ -3,6 +3,8 @@ package config
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"path"
@@ -15,6 +17,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"golang.org/x/net/http/httpguts"
 
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 )
@@ -194,12 +197,58 @@ func (s *MCPBase) Transport() string {
 	return s.Type
 }
 
-// Source returns where the server is configured: "workspace" for .mcp.json, else "user".
-func (s *MCPServer) Source() string {
-	if s.project {
-		return "workspace"
+// ServerSource returns the file that has a server.
+func (c *Config) ServerSource(name string) string {
+	if c.MCP[name].project {
+		return MCPPath
 	}
-	return "user"
+	return c.user.path
+}
+
+// ServerEgress returns what a server may reach, and nothing else of the session's own
+// rules. Options without a policy are for a server without a network. For a server with
+// url the policy allows its host.
+func (c *Config) ServerEgress(name string) (runner.EgressOptions, error) {
+	s, where := c.MCP[name], "mcpServers."+name+".egress"
+	e := Egress{
+		Presets: s.Egress.Presets, Allow: s.Egress.Allow, Deny: slices.Concat(s.Egress.Deny, c.Egress.Deny), Private: s.Egress.Private,
+		Proxy: c.Egress.Proxy, CA: c.Egress.CA, Cache: c.Egress.Cache, Capture: c.Egress.Capture, EgressBounds: c.Egress.EgressBounds, within: c.Egress.within,
+	}
+	e.Unknown = new(unknownDeny)
+	if s.URL != "" {
+		u, err := parseServerURL(s.URL)
+		if err != nil {
+			return runner.EgressOptions{}, &Error{Where: "mcpServers." + name + ".url", Message: err.Error()}
+		}
+		e.Allow = append(EgressRules{{URL: u.Scheme + "://" + u.Host + "/", Methods: serverMethods}}, e.Allow...)
+		if near := nearbyNetworks(u.Hostname()); near != nil && !s.project && e.Private[u.Hostname()] == nil {
+			e.Private = map[string][]string{u.Hostname(): near}
+			maps.Copy(e.Private, s.Egress.Private)
+		}
+	}
+	o, _, err := e.parseOptions(c.home, c.workspace)
+	if at, ok := errors.AsType[*Error](err); ok {
+		at.Where = where + strings.TrimPrefix(at.Where, "egress")
+	}
+	return o, c.addPlace(err)
+}
+
+// serverMethods are the methods of the transports over HTTP.
+var serverMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete}
+
+// ServerKeys returns the keys that a server uses without having them, without values.
+func (c *Config) ServerKeys(name string) ([]EgressKey, error) {
+	s := c.MCP[name]
+	e := Egress{Secrets: s.Egress.Secrets}
+	env := map[string]string{}
+	for variable := range s.Env {
+		env[variable] = ""
+	}
+	keys, err := e.parseKeys(env, nil)
+	if at, ok := errors.AsType[*Error](err); ok {
+		at.Where = "mcpServers." + name + "." + at.Where
+	}
+	return keys, c.addPlace(err)
 }
 
 // callTimeout returns the longest time of a call, zero for the default.
@@ -346,15 +395,16 @@ func checkServerHeader(name, value string) error {
 	return nil
 }
 
-// isNearby reports whether a host is written as an address that is not public, or as
-// localhost: it is exactly what the operator wants to reach.
-func isNearby(host string) (netip.Prefix, bool) {
+// nearbyNetworks returns the addresses of a host that is written as an address of this
+// machine or of a private network, or as localhost: it is exactly what the operator
+// wants to reach. It returns nil for others.
+func nearbyNetworks(host string) []string {
 	if host == "localhost" {
-		return netip.MustParsePrefix("127.0.0.0/8"), true
+		return []string{"127.0.0.0/8", "::1"}
 	}
 	ip, err := netip.ParseAddr(host)
-	if err != nil || ip.Zone() != "" {
-		return netip.Prefix{}, false
+	if err != nil || ip.Zone() != "" || !ip.IsLoopback() && !ip.IsPrivate() {
+		return nil
 	}
-	return netip.PrefixFrom(ip, ip.BitLen()), true
+	return []string{ip.String()}
 }

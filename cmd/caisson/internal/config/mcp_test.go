@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // loadMCP reads files as the user's, the workspace's .mcp.json and the administrator's.
@@ -47,8 +48,8 @@ mcpServers:
 		t.Error(diff)
 	}
 	files, remote := c.MCP["files"], c.MCP["remote"]
-	if files.Transport() != MCPStdio || remote.Transport() != MCPHTTP || files.Source() != "user" {
-		t.Errorf("%s, %s, %s", files.Transport(), remote.Transport(), files.Source())
+	if files.Transport() != MCPStdio || remote.Transport() != MCPHTTP || !strings.HasSuffix(c.ServerSource("files"), "config.yaml") {
+		t.Errorf("%s, %s, %s", files.Transport(), remote.Transport(), c.ServerSource("files"))
 	}
 	if got := string(files.Env["TOKEN"]); got != "secret-value" {
 		t.Errorf("TOKEN is %q", got)
@@ -137,8 +138,8 @@ func TestProjectServers(t *testing.T) {
 	if diff := cmp.Diff([]string{"-y", "db/server", "--name", "\U0001F600\t"}, db.Args); diff != "" {
 		t.Error(diff)
 	}
-	if db.Env["A"] != "a-value" || fallback.Env["A"] != "none" || mine.Command != "mine" || db.Source() != "workspace" {
-		t.Errorf("%s, %s, %s, %s", string(db.Env["A"]), string(fallback.Env["A"]), mine.Command, db.Source())
+	if db.Env["A"] != "a-value" || fallback.Env["A"] != "none" || mine.Command != "mine" || c.ServerSource("db") != MCPPath {
+		t.Errorf("%s, %s, %s, %s", string(db.Env["A"]), string(fallback.Env["A"]), mine.Command, c.ServerSource("db"))
 	}
 	if got := c.origins["mcpServers.db.command"]; got != "project .mcp.json" {
 		t.Errorf("origin %s", got)
@@ -261,4 +262,65 @@ func FuzzParseProjectServers(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestServerEgress: a server has its own rules alone, the denials and bounds of all,
+// and the address that the operator wrote. A workspace's server reaches no address that
+// is not public.
+func TestServerEgress(t *testing.T) {
+	const user = `
+egress: {allow: ["tls://session.example"], deny: ["https://api.example/admin/"]}
+mcpServers:
+  api: {command: x, egress: {allow: ["https://api.example/", "tls://outside.example"]}}
+  quiet: {command: x}
+  near: {url: "http://localhost:3000/mcp"}
+  lan: {url: "http://10.1.2.3:3000/mcp", egress: {private: {10.1.2.3: [10.1.2.3]}}}
+  meta: {url: "http://169.254.169.254/mcp"}
+  remote: {url: "https://x.example/mcp"}
+`
+	c, err := loadMCP(t, user, `{"mcpServers": {"theirs": {"type": "http", "url": "http://127.0.0.1:3000/mcp"}}}`,
+		"egress: {allow: ['https://api.example/', {url: 'http://localhost:3000/', methods: [POST]}, {url: 'https://x.example/', methods: [GET, POST, DELETE]}]}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		url, method string
+		allowed     bool
+		private     []string
+	}{
+		"api":     {"https://api.example/v1", "GET", true, nil},
+		"api ":    {"https://api.example/admin/x", "GET", false, nil},
+		"api  ":   {"https://outside.example/", "GET", false, nil},
+		"api   ":  {"https://session.example/", "GET", false, nil},
+		"quiet":   {"https://session.example/", "GET", false, nil},
+		"near":    {"http://localhost:3000/mcp", "POST", true, []string{"localhost"}},
+		"near ":   {"http://localhost:3001/mcp", "POST", false, []string{"localhost"}},
+		"lan":     {"http://10.1.2.3:3000/mcp", "POST", false, []string{"10.1.2.3"}}, // not within the requirements
+		"meta":    {"http://169.254.169.254/mcp", "POST", false, nil},
+		"remote":  {"https://x.example/mcp", "DELETE", true, nil},
+		"remote ": {"https://x.example/mcp", "PUT", false, nil},
+		"theirs":  {"http://127.0.0.1:3000/mcp", "POST", false, nil},
+	} {
+		o, err := c.ServerEgress(strings.TrimSpace(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := o.Policy != nil && decidesRequest(t, o.Policy, tc.url, tc.method); got != tc.allowed {
+			t.Errorf("%s: %s %s is %v", name, tc.method, tc.url, got)
+		}
+		if diff := cmp.Diff(tc.private, sortedKeys(o.Private), cmpopts.EquateEmpty()); diff != "" {
+			t.Error(name, diff)
+		}
+	}
+	if _, err := loadMCP(t, "mcpServers: {a: {command: x, egress: {allow: ['ftp://x']}}}", "", ""); err == nil {
+		t.Error("a rule that is none is taken")
+	}
+	c, err = loadMCP(t, "mcpServers:\n  a: {command: x, egress: {private: {db.lan: [10.1.2.3]}}}", "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.ServerEgress("a")
+	if e, ok := errors.AsType[*Error](err); !ok || e.Where != "mcpServers.a.egress.private.db.lan" {
+		t.Error(err)
+	}
 }

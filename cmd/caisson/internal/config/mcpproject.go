@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/goccy/go-yaml/ast"
+	"mvdan.cc/sh/v3/syntax"
 )
 
 // MCPPath is where a workspace lists MCP servers, in the form that other clients read
@@ -273,4 +274,103 @@ func (c *Config) UsedServers() ([]string, error) {
 		}
 	}
 	return names, nil
+}
+
+// ProjectServer is a server of a workspace as a person must see it before it counts: as
+// it is written, with references to variables and not their values.
+type ProjectServer struct {
+	Name    string            `json:"name"`
+	Type    string            `json:"type"`
+	Command []string          `json:"command,omitempty"`
+	Cwd     string            `json:"cwd,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	URL     string            `json:"url,omitempty"`
+	Headers map[string]string `json:"headers,omitempty"`
+	// Skipped is why it would not be there though the workspace is trusted.
+	Skipped string `json:"skipped,omitempty"`
+}
+
+// Lines describes the server in lines that may hold control characters.
+func (s ProjectServer) Lines() []string {
+	what := s.URL
+	if s.URL == "" {
+		what = joinCommand(s.Command)
+	}
+	lines := []string{"MCP server " + s.Name + ", " + s.Type + ": " + what}
+	for _, name := range sortedKeys(s.Env) {
+		lines = append(lines, "  env "+name+"="+s.Env[name])
+	}
+	for _, name := range sortedKeys(s.Headers) {
+		lines = append(lines, "  header "+name+": "+s.Headers[name])
+	}
+	if s.Cwd != "" {
+		lines = append(lines, "  cwd "+s.Cwd)
+	}
+	if s.Skipped != "" {
+		lines = append(lines, "  it is left out: "+s.Skipped)
+	}
+	return lines
+}
+
+// joinCommand writes a program and its arguments on one line, quoted where that is
+// needed to tell them apart.
+func joinCommand(argv []string) string {
+	words := slices.Clone(argv)
+	for i, w := range words {
+		if quoted, err := syntax.Quote(w, syntax.LangBash); err == nil {
+			words[i] = quoted
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+// DescribeProjectServers returns the servers of a workspace's .mcp.json, which has been
+// loaded.
+func (c *Config) DescribeProjectServers(f ProjectFile) ([]ProjectServer, error) {
+	servers, err := ParseProjectServers(f)
+	if err != nil {
+		return nil, err
+	}
+	plain := func(m map[string]Secret) map[string]string {
+		out := map[string]string{}
+		for name, v := range m {
+			out[name] = string(v)
+		}
+		return out
+	}
+	var out []ProjectServer
+	for _, name := range sortedKeys(servers) {
+		s := servers[name]
+		one := ProjectServer{Name: name, Type: s.Transport(), Cwd: s.Cwd, Env: plain(s.Env), URL: s.URL, Headers: plain(s.Headers)}
+		if s.URL == "" {
+			one.Command = append([]string{s.Command}, s.Args...)
+		}
+		for _, skipped := range c.SkippedServers {
+			if skipped.Name == name {
+				one.Skipped = skipped.Why
+			}
+		}
+		out = append(out, one)
+	}
+	return out, nil
+}
+
+// ServerSecrets returns the values of the variables and headers of servers, by the keys
+// of their settings.
+func (c *Config) ServerSecrets() map[string]string {
+	out := map[string]string{}
+	for name, s := range c.MCP {
+		for kind, values := range map[string]map[string]Secret{"env": s.Env, "headers": s.Headers} {
+			for key, v := range values {
+				where := "mcpServers." + name + "." + kind + "." + key
+				if v != "" {
+					out[where] = string(v)
+				}
+				if _, credentials, ok := strings.Cut(string(v), " "); ok && kind == "headers" { // Bearer and the like
+					out[where+" without its scheme"] = credentials
+				}
+			}
+		}
+	}
+	return out
 }
