@@ -430,7 +430,7 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 		Backend: o.Choice, Image: name, Root: string(cmp.Or(o.Root, sandbox.RootReadOnly)), UserPolicy: string(cmp.Or(o.UserPolicy, sandbox.UserOwner)), Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: record.NewResources(o.Resources), Service: recordService(o.Service), Mounts: recordMounts(o.Mounts), Caches: recordCaches(o.Caches), Egress: recordEgress(o, s.network), Env: variableNames(o.Env), Budget: record.NewBudget(o.Budget), SessionBudget: record.NewBudget(o.SessionBudget), Tools: []record.OfferedTool{},
 		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.prompt.ignored...),
-		FilesLoaded: record.NonNil(s.prompt.loaded), Skills: recordSkills(s.skills), MCPServers: []string{}, MCPSkipped: []record.Ignored{}, Removed: o.Removed,
+		FilesLoaded: record.NonNil(s.prompt.loaded), Skills: recordSkills(s.skills), MCPServers: []record.MCPServer{}, MCPSkipped: []record.Ignored{}, Removed: o.Removed,
 	}
 	if o.from != nil {
 		p.Parent = &o.from.parent

@@ -255,7 +255,7 @@ func (u *userInterface) showEnd(ctx context.Context, r runner.Report) {
 // know though the call succeeds.
 func isWarning(r record.Record) bool {
 	switch r.Kind {
-	case record.KindWarning, record.KindSandboxLost, record.KindNetworkDenied:
+	case record.KindWarning, record.KindSandboxLost, record.KindNetworkDenied, record.KindMCPServerFailed:
 		return true
 	case record.KindSandboxStarted:
 		var p record.SandboxStarted

@@ -12,6 +12,7 @@ func AuditKinds() []Kind {
 		KindSandboxStarted, KindSandboxLost, KindSandboxRestarted,
 		KindUserCommandStarted, KindUserCommandEnded,
 		KindConfirmationRequested, KindConfirmationResolved, KindConfirmationAttempted,
+		KindMCPServerStarted, KindMCPServerFailed, KindMCPServerStopped, KindMCPToolsChanged, KindMCPRequestRefused,
 		KindNetworkOpened, KindNetworkClosed, KindNetworkDenied,
 	}
 }

@@ -38,6 +38,11 @@ const (
 	KindWorkerToolCall        Kind = "worker.inner_call"
 	KindWorkerInputInvalid    Kind = "worker.inner_validation_fail"
 	KindWorkerCostWarning     Kind = "worker.tool_cost_warning"
+	KindMCPServerStarted      Kind = "mcp.server_started"
+	KindMCPServerFailed       Kind = "mcp.server_failed"
+	KindMCPServerStopped      Kind = "mcp.server_stopped"
+	KindMCPToolsChanged       Kind = "mcp.tools_changed"
+	KindMCPRequestRefused     Kind = "mcp.request_refused"
 	KindVerification          Kind = "result.verified"
 	KindBudgetWarning         Kind = "budget.warning"
 	KindWarning               Kind = "warning"
@@ -69,6 +74,11 @@ func Payloads() []Payload {
 		UserCommandStarted{},
 		UserCommandEnded{},
 		BackgroundEnded{},
+		MCPServerStarted{},
+		MCPServerFailed{},
+		MCPServerStopped{},
+		MCPToolsChanged{},
+		MCPRequestRefused{},
 		ConfirmationRequested{},
 		ConfirmationResolved{},
 		ConfirmationAttempted{},

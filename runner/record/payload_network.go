@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// NetworkOpened reports that a command is about to be connected to a host. It is on the
+// NetworkOpened reports that a command, or a server of tools, is about to be connected to a host. It is on the
 // disk before the connection is made.
 //
 //	{"tool_use_id":"tu_…","connection":3,"command":2,"way":"connect","host":"proxy.golang.org:443","rule":"tls://proxy.golang.org","by":"rule"}
@@ -13,11 +13,14 @@ type NetworkOpened struct {
 	// CallID is the call of the command, absent where that is unknown: of a program that
 	// ignores proxies.
 	CallID string `json:"tool_use_id,omitempty"`
+	// Server is the name of the server of tools that the connection is for, absent for
+	// commands of the agent.
+	Server string `json:"server,omitempty"`
 	// Conn is the number of the connection in the session, from 1.
 	Conn int64 `json:"connection"`
 	// Command is the number of the command in its sandbox, absent as CallID is.
 	Command int    `json:"command,omitempty"`
-	Way     string `json:"way"`            // http, connect, socks5, capture
+	Way     string `json:"way"`            // http, connect, socks5, capture, or client: a request of Caisson's own for the server
 	Host    string `json:"host"`           // with a port
 	Rule    string `json:"rule,omitempty"` // that allows it
 	By      string `json:"by"`             // rule, or answer: a user was asked
@@ -28,6 +31,7 @@ type NetworkOpened struct {
 //	{"connection":3,"host":"proxy.golang.org:443","address":"142.250.1.1","sni":"proxy.golang.org","sent":812,"received":40211,"wall_ms":310,"ending":"done"}
 type NetworkClosed struct {
 	CallID string `json:"tool_use_id,omitempty"`
+	Server string `json:"server,omitempty"` // as [NetworkOpened] has it
 	Conn   int64  `json:"connection"`
 	Host   string `json:"host"`
 	Addr   string `json:"address,omitempty"` // absent where none was reached
@@ -52,6 +56,7 @@ const EndingDone = "done"
 //	{"tool_use_id":"tu_…","url":"http://169.254.169.254/latest","host":"169.254.169.254:80","address":"169.254.169.254","reason":"the address is link-local"}
 type NetworkDenied struct {
 	CallID string `json:"tool_use_id,omitempty"`
+	Server string `json:"server,omitempty"`  // as [NetworkOpened] has it: whose connection was refused
 	URL    string `json:"url,omitempty"`     // safe to show, without user and password; of a fetch, or of a request
 	Host   string `json:"host"`              // with a port; without one, a name that was looked up
 	Addr   string `json:"address,omitempty"` // what the host resolved to, where that is why
@@ -73,6 +78,9 @@ type NetworkDenied struct {
 // String describes the refusal.
 func (d NetworkDenied) String() string {
 	text := "refused to connect to " + cmp.Or(d.URL, d.Host) + ": " + d.Reason
+	if d.Server != "" {
+		text = "MCP server " + d.Server + " was " + text
+	}
 	if d.Addr != "" {
 		text += " " + d.Addr
 	}

@@ -56,12 +56,13 @@ type SessionCreated struct {
 	Configuration []Source  `json:"configuration"`
 	Ignored       []Ignored `json:"ignored,omitempty"`
 	// FilesLoaded are the workspace's files that reached the model unasked;
-	// MCPServers and MCPSkipped the servers of the session.
+	// MCPServers are the configured servers, MCPSkipped those that the session does
+	// without, and why.
 	FilesLoaded []LoadedFile `json:"files_loaded"`
 	// Skills are those that the model can load.
-	Skills     []Skill   `json:"skills,omitempty"`
-	MCPServers []string  `json:"mcp_servers"`
-	MCPSkipped []Ignored `json:"mcp_skipped"`
+	Skills     []Skill     `json:"skills,omitempty"`
+	MCPServers []MCPServer `json:"mcp_servers"`
+	MCPSkipped []Ignored   `json:"mcp_skipped"`
 	// Removed lists orphans of dead owners on this machine that were removed.
 	Removed []sandbox.Orphan `json:"removed,omitempty"`
 	// Parent is the session that this one is a fork of.

@@ -48,7 +48,7 @@ func samples() []Payload {
 			{Name: "built-in"}, {Name: "user", Path: "/home/me/.config/caisson/config.yaml", SHA256: "ab"},
 		},
 		Ignored:     []Ignored{{Name: ".caisson/config.yaml", Why: "the workspace is not trusted"}},
-		FilesLoaded: []LoadedFile{{Path: "AGENTS.md", Bytes: 40_000, SHA256: "9f86", Truncated: true, Trust: "untrusted"}}, Skills: []Skill{{Name: "release", Path: ".agents/skills/release/SKILL.md", SHA256: "9f86", Bytes: 1200, Trust: "untrusted"}}, MCPServers: []string{}, MCPSkipped: []Ignored{},
+		FilesLoaded: []LoadedFile{{Path: "AGENTS.md", Bytes: 40_000, SHA256: "9f86", Truncated: true, Trust: "untrusted"}}, Skills: []Skill{{Name: "release", Path: ".agents/skills/release/SKILL.md", SHA256: "9f86", Bytes: 1200, Trust: "untrusted"}}, MCPServers: []MCPServer{{Name: "github", Transport: "stdio", Runs: "sandbox", Identity: 1, Command: "npx", Env: []string{"LOG"}, Egress: []string{"https://api.github.com/"}, Secrets: []EgressSecret{{Name: "TOKEN", To: []string{"https://api.github.com/"}, Header: "Authorization"}}, Processes: 64, MemoryBytes: 256 << 20, Source: "config.yaml"}, {Name: "remote", Transport: "http", Runs: "remote", URL: "https://mcp.example.com/", Headers: []string{"Authorization"}}}, MCPSkipped: []Ignored{{Name: "old", Why: "its name is invalid"}},
 		Removed: []sandbox.Orphan{{Kind: "container", Name: "caisson-ses_0", Owner: "pid 12"}},
 		Parent:  &Parent{Session: "ses_01JD0000000000000000000001", Turn: "trn_1", Seq: 7, SHA256: "ab12"},
 	}
@@ -86,6 +86,18 @@ func samples() []Payload {
 			Stdout: UserStream{Bytes: 3, SHA256: "ab"}, Stderr: UserStream{SHA256: "cd"}, WallMS: 7, CPUMS: 2,
 			Kill: sandbox.KillReport{Method: "gid", Terminated: 1},
 		},
+		MCPServerStarted{
+			Server: "github", Transport: "stdio", Runs: "sandbox", Identity: 1, Protocol: "2025-06-18", Title: "GitHub", Version: "1.0.0",
+			Tools: []MCPTool{{Name: "github/search_code", Raw: "search.code", SHA256: "ab"}}, ToolCount: 1, Skipped: []Ignored{{Name: "bad name", Why: "its name is invalid"}},
+			Resources: true, Prompts: true, Restarts: 1, WallMS: 412,
+		},
+		MCPServerFailed{Server: "github", Transport: "stdio", Cause: "exit code 1", Stderr: "no token", GivenUp: true, WallMS: 80},
+		MCPServerStopped{Server: "github", Transport: "stdio", Cause: "signal 9", Calls: 1, Stderr: "killed", StderrBytes: 6, GivenUp: true, WallMS: 8123},
+		MCPToolsChanged{
+			Server: "github", Added: []MCPTool{}, Changed: []MCPTool{{Name: "github/search_code", SHA256: "cd"}}, Removed: []MCPTool{{Name: "github/old", SHA256: "ef"}},
+			Skipped: []Ignored{},
+		},
+		MCPRequestRefused{Server: "github", Method: "sampling/createMessage", Reason: "not allowed", Count: 2},
 		ConfirmationRequested{
 			CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, RequestID: "00ff", Summary: "rm -r build", Command: new("rm -r build"),
 			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, Diff: "-a\n+b\n", ExpiresAt: "2026-11-20T10:05:00Z",
@@ -105,10 +117,10 @@ func samples() []Payload {
 		WorkerToolCall{CallID: "tu_1", Worker: "critic careful", Hop: 1, Name: "fetch", Status: "ok", InnerID: "tu_2", Summary: "https://example.com/", InputHash: "cd"},
 		WorkerInputInvalid{CallID: "tu_1", Worker: "critic careful", Hop: 2, Name: "fetch", Error: "/url: missing"},
 		WorkerCostWarning{CallID: "tu_1", Worker: "critic careful", CapUSD: 0.1, ObservedUSD: 0.125},
-		NetworkDenied{CallID: "tu_1", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true, Way: "connect", Command: 2, Rule: "tls://*.example.com", Method: "POST", Count: 3},
-		NetworkOpened{CallID: "tu_1", Conn: 3, Command: 2, Way: "connect", Host: "proxy.golang.org:443", Rule: "tls://proxy.golang.org", By: "rule"},
+		NetworkDenied{CallID: "tu_1", Server: "github", URL: "http://169.254.169.254/latest", Host: "169.254.169.254:80", Addr: "169.254.169.254", Reason: "the address is link-local", Redirect: true, Way: "connect", Command: 2, Rule: "tls://*.example.com", Method: "POST", Count: 3},
+		NetworkOpened{CallID: "tu_1", Server: "github", Conn: 3, Command: 2, Way: "connect", Host: "proxy.golang.org:443", Rule: "tls://proxy.golang.org", By: "rule"},
 		NetworkClosed{
-			CallID: "tu_1", Conn: 3, Host: "proxy.golang.org:443", Addr: "142.250.1.1", SNI: "proxy.golang.org", Sent: 812, Received: 40211,
+			CallID: "tu_1", Server: "github", Conn: 3, Host: "proxy.golang.org:443", Addr: "142.250.1.1", SNI: "proxy.golang.org", Sent: 812, Received: 40211,
 			Requests: 2, Cached: 1, WallMS: 310, Ending: "done",
 		},
 		ToolCompleted{

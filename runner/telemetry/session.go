@@ -184,6 +184,18 @@ func (s *session) observeCall(r record.Record) {
 	case record.KindNetworkDenied:
 		p := decodePayload[record.NetworkDenied](r)
 		s.addEvent(r, attribute.String("server.address", p.Host), attribute.String("caisson.network.reason", p.Reason))
+	case record.KindMCPServerStarted:
+		p := decodePayload[record.MCPServerStarted](r)
+		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server), attribute.Int("caisson.mcp.tools", p.ToolCount), attribute.Int64("caisson.mcp.start_ms", p.WallMS))
+	case record.KindMCPServerFailed:
+		s.addEvent(r, attribute.String("caisson.mcp.server", decodePayload[record.MCPServerFailed](r).Server))
+	case record.KindMCPServerStopped:
+		s.addEvent(r, attribute.String("caisson.mcp.server", decodePayload[record.MCPServerStopped](r).Server))
+	case record.KindMCPToolsChanged:
+		s.addEvent(r, attribute.String("caisson.mcp.server", decodePayload[record.MCPToolsChanged](r).Server))
+	case record.KindMCPRequestRefused:
+		p := decodePayload[record.MCPRequestRefused](r)
+		s.addEvent(r, attribute.String("caisson.mcp.server", p.Server), attribute.String("mcp.method.name", p.Method))
 	case record.KindSandboxLost, record.KindWarning, record.KindWorkerInputInvalid, record.KindWorkerCostWarning,
 		record.KindContextShortened, record.KindContextCompacted, record.KindCompactionFailed:
 		s.addEvent(r)

@@ -149,7 +149,7 @@ func (p *printer) writeStep(s Step) {
 		p.writeModelCall(at, s)
 	case StepCall:
 		p.writeCall(at, s)
-	case StepSandbox, StepCommand, StepBackground, StepWorker, StepNetwork, StepWarning, StepAttempt:
+	case StepSandbox, StepCommand, StepBackground, StepWorker, StepNetwork, StepServer, StepWarning, StepAttempt:
 		text := displayLine(s.Text)
 		if s.Failed || s.Kind == StepWarning {
 			text = p.paint("33", text)

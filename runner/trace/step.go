@@ -28,6 +28,7 @@ const (
 	StepCommand    StepKind = "command"    // a user's command in the sandbox; Text, Failed, Start
 	StepBackground StepKind = "background" // a command in the background ended; Text, Failed, Start
 	StepNetwork    StepKind = "network"    // a connection of a command of no known call has ended; Text, Start
+	StepServer     StepKind = "mcp"        // a server of tools started, failed, changed, was refused something, stopped; Text, Failed, Start
 	StepAttempt    StepKind = "attempt"    // an answer that changed nothing; Text
 	StepContext    StepKind = "context"    // old messages are shortened, or summarized; Text, Failed, Detail
 	StepWorker     StepKind = "worker"     // a call of a worker; Text, Failed

@@ -348,6 +348,13 @@ func (c *Call) addQuestion(q Question) {
 	c.Asked = append(c.Asked[:min(len(c.Asked), maxAsked-1)], q)
 }
 
+// visitServer visits a step of a server of tools that took so many milliseconds.
+func (s *Steps) visitServer(r record.Record, text string, failed bool, ms int64) {
+	step := s.newStep(r, StepServer, cutMiddle(text, maxText), failed)
+	step.Start = r.Time.Add(-fromMilliseconds(ms))
+	s.visit(step)
+}
+
 // handleSandboxRecord adds a record of the sandbox, or of a user's command in it.
 func (s *Steps) handleSandboxRecord(r record.Record) bool {
 	switch r.Kind {
@@ -365,6 +372,16 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
 			s.visit(step)
 		})
+	case record.KindMCPServerStarted:
+		return withPayload(r, func(p record.MCPServerStarted) { s.visitServer(r, p.String(), false, p.WallMS) })
+	case record.KindMCPServerFailed:
+		return withPayload(r, func(p record.MCPServerFailed) { s.visitServer(r, p.String(), true, p.WallMS) })
+	case record.KindMCPServerStopped:
+		return withPayload(r, func(p record.MCPServerStopped) { s.visitServer(r, p.String(), p.Cause != "", 0) })
+	case record.KindMCPToolsChanged:
+		return withPayload(r, func(p record.MCPToolsChanged) { s.visitServer(r, p.String(), false, 0) })
+	case record.KindMCPRequestRefused:
+		return withPayload(r, func(p record.MCPRequestRefused) { s.visitServer(r, p.String(), true, 0) })
 	case record.KindUserCommandStarted:
 		return withPayload(r, func(p record.UserCommandStarted) {
 			if len(s.exec) < maxOpen {

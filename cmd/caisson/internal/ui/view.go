@@ -132,6 +132,18 @@ func (v *view) addRecord(r record.Record) []string {
 		return []string{v.style.yellow("! " + safeLine(decode[record.WorkerCostWarning](r).String()))}
 	case record.KindNetworkDenied: // to a command of the user; the result of a call has its own
 		return []string{v.style.yellow("! " + safeLine(decode[record.NetworkDenied](r).String()))}
+	case record.KindMCPServerStarted:
+		return []string{v.style.dim(safeLine(decode[record.MCPServerStarted](r).String()))}
+	case record.KindMCPServerFailed:
+		return []string{v.style.yellow("! " + safeLine(decode[record.MCPServerFailed](r).String()))}
+	case record.KindMCPServerStopped:
+		if p := decode[record.MCPServerStopped](r); p.Cause != "" {
+			return []string{v.style.yellow("! " + safeLine(p.String()))}
+		}
+	case record.KindMCPToolsChanged:
+		return []string{v.style.yellow("! " + safeLine(decode[record.MCPToolsChanged](r).String()))}
+	case record.KindMCPRequestRefused:
+		return []string{v.style.yellow("! " + safeLine(decode[record.MCPRequestRefused](r).String()))}
 	case record.KindWarning:
 		p := decode[record.Warning](r)
 		if p.Requested {

@@ -1,0 +1,165 @@
+package record
+
+import (
+	"fmt"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// MCPServer describes a configured server of [SessionCreated].
+//
+//	{"name":"github","transport":"stdio","runs":"sandbox","identity":1,"command":"npx","env":["GITHUB_TOKEN"],"egress":["https://api.github.com/"],"processes":64,"memory_bytes":268435456,"source":"/home/me/.config/caisson/config.yaml"}
+type MCPServer struct {
+	Name      string `json:"name"`
+	Transport string `json:"transport"` // stdio, http or sse
+	// Runs is where it runs: sandbox, host, or remote for one that is reached over HTTP.
+	Runs string `json:"runs"`
+	// Identity is that of its commands in the sandbox; absent where it is the agent's.
+	Identity int `json:"identity,omitempty"`
+	// Command is the program of a stdio server, whose arguments may be secret; URL is the
+	// endpoint of another one, without credentials and query.
+	Command string `json:"command,omitempty"`
+	URL     string `json:"url,omitempty"`
+	// Env and Headers are the names of its variables and headers.
+	Env     []string `json:"env,omitempty"`
+	Headers []string `json:"headers,omitempty"`
+	// Egress are the rules of what it may reach, at most [MaxListed], and Secrets the keys
+	// that it uses without having them.
+	Egress  []string       `json:"egress,omitempty"`
+	Secrets []EgressSecret `json:"secrets,omitempty"`
+	// Processes and MemoryBytes are its budget in the sandbox.
+	Processes   int    `json:"processes,omitempty"`
+	MemoryBytes int64  `json:"memory_bytes,omitempty"`
+	Source      string `json:"source,omitempty"`
+}
+
+// MCPTool is one tool of a server.
+type MCPTool struct {
+	Name tools.Name `json:"name"`
+	// Raw is the server's own name for it, absent where that is the part of Name behind
+	// the slash.
+	Raw string `json:"raw,omitempty"`
+	// SHA256 is the hash of its definition.
+	SHA256 string `json:"sha256"`
+}
+
+// MCPServerStarted reports a server that is ready, after a restart too. Texts are the
+// server's own, safe to show and bounded.
+//
+//	{"server":"github","transport":"stdio","runs":"sandbox","identity":1,"protocol":"2025-06-18","title":"GitHub","version":"1.0.0","tools":[{"name":"github/search","sha256":"…"}],"skipped":[],"wall_ms":412}
+type MCPServerStarted struct {
+	Server    string `json:"server"`
+	Transport string `json:"transport"`
+	Runs      string `json:"runs"`
+	Identity  int    `json:"identity,omitempty"`
+	Protocol  string `json:"protocol"`
+	Title     string `json:"title,omitempty"`
+	Version   string `json:"version,omitempty"`
+	// Tools are at most [MaxListed] of ToolCount; Skipped is what is not offered, and why.
+	Tools     []MCPTool `json:"tools"`
+	ToolCount int       `json:"tool_count"`
+	Skipped   []Ignored `json:"skipped"`
+	Resources bool      `json:"resources,omitempty"`
+	Prompts   bool      `json:"prompts,omitempty"`
+	Restarts  int       `json:"restarts,omitempty"`
+	WallMS    int64     `json:"wall_ms"`
+}
+
+// MCPServerFailed reports a start that failed. Its tools are not offered.
+//
+//	{"server":"github","transport":"stdio","cause":"the server ended: exit code 1","stderr":"Error: no token","given_up":true,"wall_ms":80}
+type MCPServerFailed struct {
+	Server    string `json:"server"`
+	Transport string `json:"transport"`
+	Cause     string `json:"cause"`
+	// Stderr is the end of what it wrote to its standard error.
+	Stderr  string `json:"stderr,omitempty"`
+	GivenUp bool   `json:"given_up,omitempty"` // no other start is tried
+	WallMS  int64  `json:"wall_ms"`
+}
+
+// MCPServerStopped reports the end of a server that had started.
+//
+//	{"server":"github","transport":"stdio","cause":"the server ended: signal 9","calls":1,"stderr":"","stderr_bytes":0,"wall_ms":8123}
+type MCPServerStopped struct {
+	Server    string `json:"server"`
+	Transport string `json:"transport"`
+	// Cause is absent at the session's end.
+	Cause string `json:"cause,omitempty"`
+	// Calls counts the calls that failed with it.
+	Calls       int    `json:"calls,omitempty"`
+	Stderr      string `json:"stderr,omitempty"`
+	StderrBytes int64  `json:"stderr_bytes,omitempty"`
+	GivenUp     bool   `json:"given_up,omitempty"`
+	WallMS      int64  `json:"wall_ms"`
+}
+
+// MCPToolsChanged reports that a running server offers other tools than before. Each list
+// has at most [MaxListed].
+//
+//	{"server":"github","added":[],"changed":[{"name":"github/search","sha256":"…"}],"removed":[],"skipped":[]}
+type MCPToolsChanged struct {
+	Server  string    `json:"server"`
+	Added   []MCPTool `json:"added"`
+	Changed []MCPTool `json:"changed"`
+	Removed []MCPTool `json:"removed"`
+	Skipped []Ignored `json:"skipped"`
+}
+
+// MCPRequestRefused reports requests of a server that were refused, such as for sampling
+// or elicitation.
+//
+//	{"server":"github","method":"sampling/createMessage","reason":"not allowed","count":1}
+type MCPRequestRefused struct {
+	Server string `json:"server"`
+	Method string `json:"method"`
+	Reason string `json:"reason"`
+	Count  int    `json:"count"`
+}
+
+// Kind implements [Payload].
+func (MCPServerStarted) Kind() Kind { return KindMCPServerStarted }
+
+// Kind implements [Payload].
+func (MCPServerFailed) Kind() Kind { return KindMCPServerFailed }
+
+// Kind implements [Payload].
+func (MCPServerStopped) Kind() Kind { return KindMCPServerStopped }
+
+// Kind implements [Payload].
+func (MCPToolsChanged) Kind() Kind { return KindMCPToolsChanged }
+
+// Kind implements [Payload].
+func (MCPRequestRefused) Kind() Kind { return KindMCPRequestRefused }
+
+// String describes the start.
+func (p MCPServerStarted) String() string {
+	text := fmt.Sprintf("MCP server %s started with %d tools", p.Server, p.ToolCount)
+	if n := len(p.Skipped); n > 0 {
+		text += fmt.Sprintf(", %d skipped", n)
+	}
+	return text
+}
+
+// String describes the failure.
+func (p MCPServerFailed) String() string {
+	return fmt.Sprintf("MCP server %s did not start: %s", p.Server, p.Cause)
+}
+
+// String describes the end.
+func (p MCPServerStopped) String() string {
+	if p.Cause == "" {
+		return fmt.Sprintf("MCP server %s stopped", p.Server)
+	}
+	return fmt.Sprintf("MCP server %s stopped: %s", p.Server, p.Cause)
+}
+
+// String describes the change.
+func (p MCPToolsChanged) String() string {
+	return fmt.Sprintf("MCP server %s: %d tools added, %d changed, %d removed", p.Server, len(p.Added), len(p.Changed), len(p.Removed))
+}
+
+// String describes the refusal.
+func (p MCPRequestRefused) String() string {
+	return fmt.Sprintf("MCP server %s: %s refused: %s", p.Server, p.Method, p.Reason)
+}
