@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -51,11 +52,7 @@ func BenchmarkNetwork(b *testing.B) {
 }
 
 func benchmarkNetwork(b *testing.B, name string) {
-	s := &networkBench{bench: benchSandbox(b, name), server: serveNetwork(b)}
-	s.probe = filepath.Join(s.dir.Name(), "probe")
-	if err := copyIfThere(sandboxtest.BuildProbe(b), s.probe); err != nil {
-		b.Fatal(err)
-	}
+	s := newNetworkBench(b, name, new(atomic.Int64))
 	box, memory := s.startBoth(b)
 	peers := s.startPeers(b)
 	times := map[string][]time.Duration{}
@@ -121,6 +118,18 @@ type networkBench struct {
 	starts        map[string][]time.Duration
 }
 
+// newNetworkBench serves the measurements of the probe, counting the connections that are
+// made.
+func newNetworkBench(b *testing.B, name string, made *atomic.Int64) *networkBench {
+	b.Helper()
+	s := &networkBench{bench: benchSandbox(b, name), server: serveNetwork(b, made)}
+	s.probe = filepath.Join(s.dir.Name(), "probe")
+	if err := copyIfThere(sandboxtest.BuildProbe(b), s.probe); err != nil {
+		b.Fatal(err)
+	}
+	return s
+}
+
 // caughtBackend remembers the sandbox that it made last.
 type caughtBackend struct {
 	sandbox.Backend
@@ -137,16 +146,7 @@ func (c *caughtBackend) Create(ctx context.Context, spec sandbox.Spec) (box sand
 // with a network, and the memory of one session of each kind, in KiB.
 func (s *networkBench) startBoth(b *testing.B) (box sandbox.Sandbox, memory map[string]float64) {
 	b.Helper()
-	r, err := rule.ParseEgress("tcp://" + strings.Replace(s.server, "127.0.0.1", rule.HostName, 1))
-	if err != nil {
-		b.Fatal(err)
-	}
-	budget := limits.DefaultCommandEgressBudget()
-	budget.Bytes = 1 << 40 // a download beside commands has no end
-	with := runner.EgressOptions{
-		Policy: &rule.Policy{Allow: []rule.Rule{r}}, Capture: true, Budget: budget,
-		Private: map[string][]netip.Prefix{rule.HostName: {netip.MustParsePrefix("127.0.0.1/32")}},
-	}
+	with := s.egressOptions(b)
 	s.starts = map[string][]time.Duration{}
 	ids := map[string][]string{}
 	for range networkStarts {
@@ -170,6 +170,21 @@ func (s *networkBench) startBoth(b *testing.B) (box sandbox.Sandbox, memory map[
 		memory[kind] = float64(total) / networkStarts / 1024
 	}
 	return box, memory
+}
+
+// egressOptions are those of a session that may connect to the server of this machine.
+func (s *networkBench) egressOptions(b *testing.B) runner.EgressOptions {
+	b.Helper()
+	r, err := rule.ParseEgress("tcp://" + strings.Replace(s.server, "127.0.0.1", rule.HostName, 1))
+	if err != nil {
+		b.Fatal(err)
+	}
+	budget := limits.DefaultCommandEgressBudget()
+	budget.Bytes, budget.Connections = 1<<40, 1<<20 // what runs beside commands has no end
+	return runner.EgressOptions{
+		Policy: &rule.Policy{Allow: []rule.Rule{r}}, Capture: true, Budget: budget,
+		Private: map[string][]netip.Prefix{rule.HostName: {netip.MustParsePrefix("127.0.0.1/32")}},
+	}
 }
 
 // startSession opens a session, runs a first command and returns the sandbox.
@@ -328,8 +343,9 @@ func startSlirp(b *testing.B, mtu string) ([]string, error) {
 }
 
 // serveNetwork serves what the probe's measurements need, and returns its address.
-func serveNetwork(b *testing.B) string {
+func serveNetwork(b *testing.B, made *atomic.Int64) string {
 	return serveConns(b, func(c *net.TCPConn) {
+		made.Add(1)
 		buf := make([]byte, 256<<10)
 		if _, err := io.ReadFull(c, buf[:1]); err != nil {
 			return

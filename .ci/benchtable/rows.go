@@ -128,6 +128,11 @@ func networkRows() []row {
 			row{what: "exec round trip during a download, p99, " + b.name, ours: network("exec-beside-p99-ns"), atMost: true, limit: 30, unit: "ms", by: ms},
 			row{what: "network, idle memory a session (PSS), more than without, " + b.name, ours: network("KiB-more"), atMost: true, limit: 300, unit: "KiB", by: 1},
 			row{what: "session and its first command with a network / without, " + b.name, ours: network("start-" + ns), peer: network("start-without-" + ns), comparison: true})
+		flood := func(unit string) metric { return metric{"e2e", "Flood/" + b.name, unit} }
+		list = append(list,
+			row{what: "exec round trip beside 1,000 connections that wait / idle, " + b.name, ours: flood("held-" + ns), peer: flood("idle-" + ns), atMost: true, limit: 2},
+			row{what: "exec round trip beside connections without end / idle, " + b.name, ours: flood("churn-" + ns), peer: flood("idle-" + ns), atMost: true, limit: 2},
+			row{what: "exec round trip beside the same by a plain proxy on the host / idle, " + b.name, ours: flood("relay-churn-" + ns), peer: flood("idle-" + ns), comparison: true})
 	}
 	return list
 }

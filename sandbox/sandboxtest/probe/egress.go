@@ -152,7 +152,8 @@ func canBind(network, addr string, option int) bool {
 
 // benchEgress measures one thing and prints nanoseconds: "down" and "up" move n
 // bytes, "connect" and "name" take the median of n round trips, "stall" opens n
-// connections and reads nothing.
+// connections and reads nothing. "hold" and "churn" go on until SIGTERM: n
+// connections that wait, or n at once that end as soon as they have a byte.
 func benchEgress(args []string) error {
 	n, err := strconv.Atoi(args[2])
 	if err != nil {
@@ -179,6 +180,11 @@ func measureEgress(what, addr string, n int) (time.Duration, error) {
 			_, err = io.ReadFull(c, make([]byte, 1))
 			return err
 		})
+	case "hold", "churn":
+		for i := range n {
+			go repeatEgress(what, addr, i)
+		}
+		return 0, sleepMarked(nil)
 	case "stall":
 		for range n {
 			if _, err := openEgress(addr, 'd'); err != nil {
@@ -207,6 +213,43 @@ func measureEgress(what, addr string, n int) (time.Duration, error) {
 		err = endErr
 	}
 	return time.Since(began), err
+}
+
+// repeatEgress makes one connection after another. Of those that are held one in
+// fifty reads nothing and one slowly, for good; the others last a second. Half of
+// these, and of those that are not held, are half-closed and then read to the end.
+// The other half are reset.
+func repeatEgress(what, addr string, i int) {
+	if what == "hold" && i%50 < 2 {
+		c, err := openEgress(addr, 'd')
+		for err == nil && i%50 == 1 {
+			time.Sleep(20 * time.Millisecond)
+			_, err = c.Read(make([]byte, 4<<10))
+		}
+		if err == nil {
+			_ = hangForever()
+		}
+		return
+	}
+	for {
+		c, err := openEgress(addr, 'e')
+		if err == nil {
+			_, err = c.Read(make([]byte, 1))
+		}
+		if what == "hold" {
+			time.Sleep(time.Second)
+		}
+		if err != nil {
+			continue
+		}
+		if i%2 == 0 {
+			_ = c.CloseWrite()
+			_, _ = io.Copy(io.Discard, c)
+		} else {
+			_ = c.SetLinger(0)
+		}
+		_ = c.Close()
+	}
 }
 
 // openEgress connects and sends the word of what is to be done. An address behind a

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strconv"
@@ -27,11 +28,12 @@ func reportReady() { fmt.Println("ready") }
 // hangForever blocks without the runtime noticing that nothing will ever
 // happen.
 func hangForever() error {
-	never, _, err := os.Pipe()
+	never, end, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	_, err = never.Read(make([]byte, 1))
+	runtime.KeepAlive(end) // a file that is not used is closed
 	return err
 }
 

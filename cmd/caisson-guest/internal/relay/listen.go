@@ -14,8 +14,9 @@ import (
 )
 
 const (
-	// backlog is how many connections wait at a listener.
-	backlog = 128
+	// backlog is how many connections wait at a listener. Beyond it the kernel drops
+	// requests to connect, which programs repeat after 1, 3, 7 and more seconds.
+	backlog = 1024
 	// bufferSize bounds what the kernel buffers of a connection in each
 	// direction, in bytes; it doubles that. Its own choice is up to 6 MiB, which
 	// no limit of the container counts.

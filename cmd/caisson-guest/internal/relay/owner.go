@@ -31,10 +31,13 @@ func newOwners() *owners {
 	return &owners{fd: fd}
 }
 
+// useDiag reports whether NETLINK_SOCK_DIAG is used.
+func (o *owners) useDiag() bool { return o.fd >= 0 }
+
 // find returns the user of the socket at the far end of a connection, nil if it
 // is unknown: a socket that was closed shows user 0 on Linux.
 func (o *owners) find(local, remote netip.AddrPort) *uint32 {
-	if o.fd < 0 {
+	if !o.useDiag() {
 		for _, file := range []struct {
 			name   string
 			mapped bool

@@ -35,11 +35,12 @@ type connection struct {
 	local, remote netip.AddrPort
 }
 
-// accept accepts a connection.
-func accept(listener int) (connection, error) {
+// accept accepts a connection, and reports whether the program has ended its
+// direction already.
+func accept(listener int) (c connection, ended bool, err error) {
 	fd, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 	if err != nil {
-		return connection{}, err
+		return connection{}, false, err
 	}
 	to, err := unix.Getsockname(fd)
 	if err == nil {
@@ -47,10 +48,12 @@ func accept(listener int) (connection, error) {
 	}
 	if err != nil {
 		_ = unix.Close(fd)
-		return connection{}, err
+		return connection{}, false, err
 	}
+	state := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+	n, _ := unix.Poll(state, 0)
 	s, err := newSocket(fd, "connection")
-	return connection{socket: s, local: addrPort(to), remote: addrPort(from)}, err
+	return connection{socket: s, local: addrPort(to), remote: addrPort(from)}, n > 0, err
 }
 
 // relay moves one connection.

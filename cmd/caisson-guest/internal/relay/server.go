@@ -5,6 +5,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -24,6 +25,7 @@ type Server struct {
 	lookups chan struct{} // and for each lookup
 	blocks  chan struct{} // and for each block that is in use
 	pool    sync.Pool     // of *wire.Block
+	pace    pace
 
 	opening sync.Mutex // held while a stream is opened: ids go out in order
 	mu      sync.Mutex
@@ -47,10 +49,16 @@ const (
 // New makes a server of listeners. Slots bounds the system calls that move data
 // at the same moment.
 func New(l *Listeners, w *wire.Writer, slots output.Slots) *Server {
+	owners := newOwners()
+	rate := connRate
+	if !owners.useDiag() { // gVisor
+		rate = slowConnRate
+	}
 	return &Server{
-		writer: w, slots: slots, l: l, owners: newOwners(), streams: map[uint32]stream{},
+		writer: w, slots: slots, l: l, owners: owners, streams: map[uint32]stream{},
 		relays: make(chan struct{}, wire.MaxRelays), lookups: make(chan struct{}, wire.MaxLookups), blocks: make(chan struct{}, movingBlocks),
 		pool: sync.Pool{New: func() any { return wire.NewBlock(blockSize) }},
+		pace: pace{interval: time.Second / time.Duration(rate*runtime.NumCPU())},
 	}
 }
 
@@ -108,6 +116,41 @@ func (s *Server) remove(id uint32) {
 // files.
 const errorPause = 50 * time.Millisecond
 
+// connRate is how many connections a second are accepted for each processor, and
+// slowConnRate the same in gVisor, after the first connBurst. A connection takes 0.8
+// ms of processor time in all processes on its way, and 4 ms in gVisor: without a
+// bound, programs that make them without end leave the other commands of the sandbox
+// and the host no processor. Those of a program that ended in the meantime don't
+// count: a thousand of them may wait.
+const (
+	connRate     = 100
+	slowConnRate = 40
+	connBurst    = 128
+)
+
+// pace spreads what happens by an interval. connBurst may happen at once when nothing
+// did before.
+type pace struct {
+	interval time.Duration
+	mu       sync.Mutex
+	next     time.Time
+}
+
+// wait waits until the next may happen.
+func (p *pace) wait() {
+	p.mu.Lock()
+	now := time.Now()
+	if first := now.Add(-connBurst * p.interval); p.next.Before(first) {
+		p.next = first
+	}
+	p.next = p.next.Add(p.interval)
+	until := p.next.Sub(now)
+	p.mu.Unlock()
+	if until > 0 {
+		<-time.After(until)
+	}
+}
+
 // acceptAll accepts the connections of a listener, as many at once as places has
 // room for; others wait in the backlog. A place is free again once serve
 // has returned.
@@ -115,9 +158,10 @@ func (s *Server) acceptAll(l *socket, places chan struct{}, serve func(connectio
 	for {
 		var c connection
 		var failed error
+		gone := false // the program has ended its direction while it waited, or is dead
 		err := l.raw.Read(func(fd uintptr) bool {
 			places <- struct{}{}
-			s.slots.Do(func() { c, failed = accept(int(fd)) })
+			s.slots.Do(func() { c, gone, failed = accept(int(fd)) })
 			if failed != nil {
 				<-places
 			}
@@ -135,6 +179,9 @@ func (s *Server) acceptAll(l *socket, places chan struct{}, serve func(connectio
 				defer func() { <-places }()
 				serve(c)
 			}()
+			if !gone {
+				s.pace.wait()
+			}
 		}
 	}
 }

@@ -1,0 +1,36 @@
+//go:build linux
+
+package relay
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := pace{interval: 10 * time.Millisecond}
+		takeTurns := func(n int) time.Duration {
+			began := time.Now()
+			for range n {
+				p.wait()
+			}
+			return time.Since(began)
+		}
+		if took := takeTurns(connBurst); took != 0 {
+			t.Errorf("the first %d took %v", connBurst, took)
+		}
+		if took := takeTurns(100); took != 100*p.interval {
+			t.Errorf("100 more took %v, want %v", took, 100*p.interval)
+		}
+		time.Sleep(50 * p.interval)
+		if took := takeTurns(60); took != 10*p.interval {
+			t.Errorf("60 after a rest of 50 took %v, want %v", took, 10*p.interval)
+		}
+		time.Sleep(time.Hour)
+		if took := takeTurns(connBurst + 1); took != p.interval {
+			t.Errorf("%d after a long rest took %v, want %v", connBurst+1, took, p.interval)
+		}
+	})
+}
