@@ -14,6 +14,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/internal/picture"
 	"github.com/caisson-run/caisson/tools/workspace"
 )
 
@@ -68,7 +69,7 @@ func (f *fileReader) run(ctx context.Context, in readFileInput) (tools.Output, e
 	switch {
 	case len(head.Data) == 0:
 		return textOutput("[the file is empty]"), nil
-	case pictureType(head.Data) != "":
+	case picture.Type(head.Data) != "":
 		return f.readPicture(ctx, head)
 	case bytes.HasPrefix(head.Data, []byte{0xff, 0xfe}), bytes.HasPrefix(head.Data, []byte{0xfe, 0xff}):
 		return f.showUTF16(ctx, head, w)

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/internal/picture"
 )
 
 func lines(from, to int) string {
@@ -208,7 +209,7 @@ func TestReadFilePictures(t *testing.T) {
 		{name: "png bomb", content: pngHeader(60000, 60000), reason: "too_large"},
 		{name: "png too wide", content: pngHeader(8001, 1), reason: "too_large"},
 		{name: "webp bomb", content: strings.Replace(extended, "\x3f\x1f\x00", "\xff\xff\xff", 1), reason: "too_large"},
-		{name: "png, too many bytes", content: p.String() + strings.Repeat("x", maxPictureBytes), reason: "too_large"},
+		{name: "png, too many bytes", content: p.String() + strings.Repeat("x", picture.MaxBytes), reason: "too_large"},
 		{name: "png, cut off", content: p.String()[:20], text: "it looks like image/png but is not a picture"},
 		{name: "jpeg, only the start", content: "\xff\xd8\xff", text: "it looks like image/jpeg"},
 		{name: "webp, no chunk", content: "RIFF\x1e\x00\x00\x00WEBPVP8Z" + strings.Repeat("\x00", 20), text: "[binary file"},

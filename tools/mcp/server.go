@@ -1,9 +1,11 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/tools"
@@ -71,6 +73,28 @@ func (s Server) Transport() string {
 	return "http"
 }
 
+func (s Server) startTimeout() time.Duration { return cmp.Or(s.StartTimeout, DefaultStartTimeout) }
+
+func (s Server) callTimeout() time.Duration { return cmp.Or(s.CallTimeout, DefaultCallTimeout) }
+
+// maxCallTime bounds a call, however much progress it makes.
+func (s Server) maxCallTime() time.Duration { return max(s.callTimeout(), MaxCallTime) }
+
+// inSandbox reports whether the server runs in the session's sandbox.
+func (s Server) inSandbox() bool { return s.Command != "" && !s.OnHost }
+
+// offers reports whether the operator lets a tool be offered.
+func (s Server) offers(raw string) bool {
+	matches := func(pattern string) bool {
+		prefix, any := strings.CutSuffix(pattern, "*")
+		return pattern == raw || any && strings.HasPrefix(raw, prefix)
+	}
+	if slices.ContainsFunc(s.Exclude, matches) {
+		return false
+	}
+	return len(s.Include) == 0 || slices.ContainsFunc(s.Include, matches)
+}
+
 // check returns what is wrong with the configuration.
 func (s Server) check() error {
 	switch {
@@ -87,14 +111,6 @@ func (s Server) check() error {
 	return nil
 }
 
-// ConfigError reports a server that can't be part of a [Set].
-type ConfigError struct{ Server, Problem string }
-
-// Error names the server and the problem.
-func (e *ConfigError) Error() string {
-	return fmt.Sprintf("configure MCP server %q: %s", e.Server, e.Problem)
-}
-
 // Process is a stdio server that runs.
 type Process interface {
 	// Stdin and Stdout are its pipes. Stop, and the end of the process, unblock
@@ -106,6 +122,6 @@ type Process interface {
 	Wait() error
 	// Stop ends the process with everything it started, first by closing its
 	// standard input, and returns when it is gone or ctx ends. After it returned nil,
-	// Wait returns at once.
+	// Wait returns at once. It may be called repeatedly, by several goroutines.
 	Stop(ctx context.Context) error
 }

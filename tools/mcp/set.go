@@ -4,6 +4,10 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -16,60 +20,176 @@ type Options struct {
 	Servers []Server
 	// Launch starts a stdio server and returns once it runs; ctx bounds only the
 	// start. What the server writes to its standard error goes to stderr, which
-	// never blocks for long.
+	// never blocks. An error of the first Launch of a server is final.
 	Launch func(ctx context.Context, s Server, stderr io.Writer) (Process, error)
 	// HTTPClient makes the client for a server over HTTP, under the session's policy.
 	HTTPClient func(s Server) (*http.Client, error)
 	// Register and Unregister change the session's tools. Nil: what the servers
-	// offer is only reported.
+	// offer is only checked and reported.
 	Register   func(tools.Factory) error
 	Unregister func(tools.Name)
-	// Report gets every event, one at a time and in order for each server. It
+	// Report gets every event, one at a time, those of one server in order. It
 	// must not call the Set. Nil: none is reported.
 	Report func(Event)
 	// Roots is the only root that servers are told: file:///workspace. "": none.
 	Roots string
-	// Redact removes secrets from texts of servers that are reported. Nil: none.
+	// Redact removes secrets from texts of servers that are reported or logged. Nil:
+	// none.
 	Redact func(string) string
 	// StartParallel bounds the servers that start at the same time. Zero means 8.
 	StartParallel int
+	// Version is what servers are told as the version of Caisson.
+	Version string
 	// Log gets what is no event. Nil: nothing is logged.
 	Log *zap.Logger
 }
 
+const (
+	defaultStartParallel = 8
+	// startTurn bounds how long a server that starts keeps others from it.
+	startTurn = 3 * time.Second
+)
+
 // Set is the servers of one session. Its methods are safe for concurrent use.
 type Set struct {
-	opts Options
+	opts    Options
+	servers []*server
+	// turns has a token per server that may start now.
+	turns chan struct{}
+	// features registers the tools for resources and prompts once.
+	features sync.Once
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelCauseFunc
+
+	mu        sync.Mutex // guards the next two
+	started   bool
+	running   sync.WaitGroup
+	reporting sync.Mutex
 }
 
 // NewSet checks the configuration and returns a Set in which no server runs yet. Its
 // error is a [*ConfigError].
 func NewSet(o Options) (*Set, error) {
+	if o.StartParallel <= 0 {
+		o.StartParallel = defaultStartParallel
+	}
+	if o.Log == nil {
+		o.Log = zap.NewNop()
+	}
+	s := &Set{opts: o, turns: make(chan struct{}, o.StartParallel)}
 	seen := map[string]bool{}
-	for _, s := range o.Servers {
-		switch err := s.check(); {
+	for _, cfg := range o.Servers {
+		switch err := cfg.check(); {
 		case err != nil:
 			return nil, err
-		case seen[s.Name]:
-			return nil, &ConfigError{Server: s.Name, Problem: "configured twice"}
-		case s.Command != "" && o.Launch == nil || s.URL != "" && o.HTTPClient == nil:
-			return nil, &ConfigError{Server: s.Name, Problem: "transport is not available"}
+		case seen[cfg.Name]:
+			return nil, &ConfigError{Server: cfg.Name, Problem: "configured twice"}
+		case cfg.Command != "" && o.Launch == nil || cfg.URL != "" && o.HTTPClient == nil:
+			return nil, &ConfigError{Server: cfg.Name, Problem: "transport is not available"}
 		}
-		seen[s.Name] = true
+		seen[cfg.Name] = true
+		s.servers = append(s.servers, newServer(s, cfg))
 	}
-	return &Set{opts: o}, nil
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	return s, nil
 }
 
-// Start starts all servers and returns when each has started, failed or run into its
-// timeout. Servers keep running after ctx ends; only starts are bounded by it.
-func (s *Set) Start(ctx context.Context) { <-ctx.Done() }
+// Start starts all servers, unless they were started, and returns when the first start
+// of each has succeeded or failed, or ctx ends; they start and run on then.
+func (s *Set) Start(ctx context.Context) {
+	s.mu.Lock()
+	if !s.started && s.ctx.Err() == nil {
+		s.started = true
+		for _, srv := range s.servers {
+			s.running.Go(srv.run)
+		}
+	}
+	s.mu.Unlock()
+	for _, srv := range s.servers {
+		select {
+		case <-srv.tried:
+		case <-ctx.Done():
+			return
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
 
-// WaitServer waits for the first start of a server to succeed or fail. Its error is
-// why calls of the server's tools can't work now, or that ctx ended.
-func (s *Set) WaitServer(ctx context.Context, name string) error { return context.Cause(ctx) }
+// WaitServer returns when a server can be called, or can't: its error is a
+// [*ServerError], or why ctx ended.
+func (s *Set) WaitServer(ctx context.Context, name string) error {
+	srv := s.server(name)
+	if srv == nil {
+		return &ConfigError{Server: name, Problem: "no such server"}
+	}
+	_, err := srv.ready(ctx)
+	return err
+}
 
-// Tools returns the tools of all servers that run, by server and name.
-func (s *Set) Tools() []Tool { return nil }
+func (s *Set) server(name string) *server {
+	i := slices.IndexFunc(s.servers, func(srv *server) bool { return srv.cfg.Name == name })
+	if i < 0 {
+		return nil
+	}
+	return s.servers[i]
+}
 
-// Close stops every server and returns when nothing of them is left, or ctx ends.
-func (s *Set) Close(ctx context.Context) error { return nil }
+// Tools returns the tools that the servers offer, by name.
+func (s *Set) Tools() []Tool {
+	var list []Tool
+	for _, srv := range s.servers {
+		srv.mu.Lock()
+		for _, t := range srv.offered {
+			list = append(list, t.Tool)
+		}
+		srv.mu.Unlock()
+	}
+	slices.SortFunc(list, func(a, b Tool) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	return list
+}
+
+// Close stops every server and returns when nothing of them is left. Its error is why
+// ctx ended.
+func (s *Set) Close(ctx context.Context) error {
+	s.mu.Lock()
+	s.cancel(ErrClosed)
+	s.mu.Unlock()
+	finished := make(chan struct{})
+	go func() {
+		s.running.Wait()
+		close(finished)
+	}()
+	select {
+	case <-finished:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *Set) report(e Event) {
+	if s.opts.Report == nil {
+		return
+	}
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
+	s.opts.Report(e)
+}
+
+// takeTurn waits until the server may start and returns the function that lets another
+// one. A server that takes long to start loses its turn, and starts on.
+func (s *Set) takeTurn(ctx context.Context) (release func(), err error) {
+	select {
+	case s.turns <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	release = sync.OnceFunc(func() { <-s.turns })
+	timer := time.AfterFunc(startTurn, release)
+	return func() {
+		timer.Stop()
+		release()
+	}, nil
+}

@@ -1,0 +1,219 @@
+package mcp
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/internal/strictjson"
+)
+
+// Bounds of what a server may offer. Its schemas are bounded by their registration.
+const (
+	maxTools            = 1000
+	maxPages            = 100
+	maxDescriptionBytes = 8 << 10
+	// maxSchemaTextBytes bounds one text inside a schema.
+	maxSchemaTextBytes = 2 << 10
+	// maxDefinitionBytes bounds the JSON of a definition, and maxDefinitionDepth its
+	// nesting.
+	maxDefinitionBytes = 1 << 20
+	maxDefinitionDepth = 64
+	// maxShownName bounds a raw name where it is shown.
+	maxShownName = 80
+	// maxSkipped bounds the list of what is skipped.
+	maxSkipped = 100
+)
+
+// toolList is what a server offers, checked.
+type toolList struct {
+	tools   []offeredTool // by name
+	skipped []Skipped
+}
+
+// offeredTool is one tool of a server.
+type offeredTool struct {
+	Tool
+	def tools.Definition
+}
+
+// skip adds a tool that is not offered, up to a bound.
+func (t *toolList) skip(raw, format string, args ...any) {
+	switch len(t.skipped) {
+	case maxSkipped + 1:
+	case maxSkipped:
+		t.skipped = append(t.skipped, Skipped{Name: "…", Reason: "and more"})
+	default:
+		t.skipped = append(t.skipped, Skipped{Name: oneLine(raw, maxShownName), Reason: oneLine(fmt.Sprintf(format, args...), maxLogBytes)})
+	}
+}
+
+// listTools returns the tools of the server that can be offered.
+func (l *life) listTools(ctx context.Context) (toolList, error) {
+	var list toolList
+	if caps := l.session.InitializeResult().Capabilities; caps == nil || caps.Tools == nil {
+		return list, nil
+	}
+	var found []*mcp.Tool
+	err := eachPage(func(cursor string) (next string, full bool, err error) {
+		page, err := l.session.ListTools(ctx, &mcp.ListToolsParams{Cursor: cursor})
+		if err != nil {
+			return "", false, err
+		}
+		found = append(found, page.Tools...)
+		return page.NextCursor, len(found) > maxTools, nil
+	})
+	if err != nil {
+		return list, fmt.Errorf("list tools: %w", l.explain(ctx, err))
+	}
+	if len(found) > maxTools {
+		list.skip("…", "the server has more than %d tools", maxTools)
+		found = found[:maxTools]
+	}
+	count := map[string]int{}
+	for _, t := range found {
+		count[t.Name]++
+	}
+	for _, t := range found {
+		switch {
+		case !l.server.cfg.offers(t.Name):
+			list.skip(t.Name, "excluded by the configuration")
+		case count[t.Name] > 1:
+			list.skip(t.Name, "the server has several tools of this name")
+		default:
+			offered, err := l.server.newOfferedTool(t)
+			if err != nil {
+				list.skip(t.Name, "%v", err)
+				continue
+			}
+			list.tools = append(list.tools, offered)
+		}
+	}
+	slices.SortFunc(list.tools, func(a, b offeredTool) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	return list, nil
+}
+
+// eachPage calls list with the cursor of each page, until there is no other or it is
+// full. A server that pages for ever is cut off.
+func eachPage(list func(cursor string) (next string, full bool, err error)) error {
+	cursor, seen := "", map[string]bool{}
+	for range maxPages {
+		next, full, err := list(cursor)
+		switch {
+		case err != nil:
+			return err
+		case full || next == "":
+			return nil
+		case seen[next]:
+			return &ProtocolError{"a list whose pages repeat"}
+		}
+		seen[next], cursor = true, next
+	}
+	return &ProtocolError{fmt.Sprintf("a list of more than %d pages", maxPages)}
+}
+
+// newOfferedTool checks a definition and cleans its texts. The error is a phrase.
+func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
+	var o offeredTool
+	name, err := tools.ParseName(s.cfg.Name + "/" + t.Name)
+	if err != nil {
+		return o, errors.New("the name is invalid: want 1 or more letters, digits, _ and -, and a short one")
+	}
+	// Icons and _meta are left out: no model and no person sees them.
+	canonical, err := json.Marshal(mcp.Tool{
+		Name: t.Name, Title: t.Title, Description: t.Description,
+		InputSchema: t.InputSchema, OutputSchema: t.OutputSchema, Annotations: t.Annotations,
+	})
+	if err != nil {
+		return o, fmt.Errorf("the definition can't be encoded: %w", err)
+	}
+	decoded, err := strictjson.Decode(canonical, maxDefinitionBytes, maxDefinitionDepth)
+	if err != nil {
+		return o, fmt.Errorf("the definition is refused: %w", err)
+	}
+	document, _ := decoded.(map[string]any)
+	schema, ok := document["inputSchema"].(map[string]any)
+	if !ok {
+		return o, errors.New("the input schema is no object")
+	}
+	if err := cleanSchema(schema); err != nil {
+		return o, err
+	}
+	text, err := strictjson.Canonical(schema)
+	if err != nil {
+		return o, err
+	}
+	sum := sha256.Sum256(canonical)
+	description := t.Description
+	if strings.TrimSpace(description) == "" {
+		description = t.Title
+	}
+	if strings.TrimSpace(description) == "" {
+		description = "(The server describes this tool with nothing.)"
+	}
+	o.Tool = Tool{Name: name, Raw: t.Name, Hash: hex.EncodeToString(sum[:])}
+	o.def = tools.Definition{
+		Name: name, Description: cleanText(description, maxDescriptionBytes), InputSchema: text,
+		Class: s.class(), Runs: s.place(), Timeout: s.cfg.maxCallTime(), EnabledByDefault: true,
+	}
+	return o, nil
+}
+
+// class returns the class of the server's tools. What a server says about it counts
+// for nothing.
+func (s *server) class() tools.Class {
+	if s.cfg.inSandbox() {
+		return tools.ClassExecute
+	}
+	return tools.ClassNetwork
+}
+
+// place returns where the server's tools run.
+func (s *server) place() tools.Place {
+	if s.cfg.inSandbox() {
+		return tools.PlaceSandbox
+	}
+	return tools.PlaceHost
+}
+
+// schemaTexts are the keywords whose strings only describe.
+var schemaTexts = []string{"title", "description", "$comment"}
+
+// cleanSchema cleans the descriptions of a schema in place. Hidden characters anywhere
+// else are an error: there, they can't be removed without changing what is valid.
+func cleanSchema(schema any) error {
+	switch v := schema.(type) {
+	case map[string]any:
+		for key, value := range v {
+			if strings.ContainsFunc(key, isHidden) {
+				return errors.New("the schema has a key with hidden characters")
+			}
+			if text, ok := value.(string); ok && slices.Contains(schemaTexts, key) {
+				v[key] = cleanText(text, maxSchemaTextBytes)
+				continue
+			}
+			if err := cleanSchema(value); err != nil {
+				return err
+			}
+		}
+	case []any:
+		for _, value := range v {
+			if err := cleanSchema(value); err != nil {
+				return err
+			}
+		}
+	case string:
+		if strings.ContainsFunc(v, isHidden) {
+			return errors.New("the schema has a value with hidden characters")
+		}
+	}
+	return nil
+}

@@ -1,0 +1,235 @@
+package mcp
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+)
+
+// frameLimits bound what a stdio server may send.
+type frameLimits struct {
+	// lineBytes bounds one line, and depth the nesting of its JSON.
+	lineBytes, depth int
+	// noiseLines and noiseBytes bound what is no message, in a row.
+	noiseLines, noiseBytes int
+	// lines and bytes bound the rates, per second, after a burst.
+	lines, linesBurst, bytes, bytesBurst float64
+	// unanswered bounds the requests of the server that wait for a response.
+	unanswered int
+}
+
+// defaultFrameLimits are far above what servers need. Other clients skip lines that
+// are no message, without a bound: many servers print a banner or log there.
+var defaultFrameLimits = frameLimits{
+	lineBytes: 8 << 20, depth: 128,
+	noiseLines: 1000, noiseBytes: 1 << 20,
+	lines: 1000, linesBurst: 10_000, bytes: 32 << 20, bytesBurst: 256 << 20,
+	unanswered: 64,
+}
+
+// framer reads messages from lines and enforces the limits. Reading is for one
+// goroutine; the other methods are safe beside it.
+type framer struct {
+	limits frameLimits
+	in     *bufio.Reader
+	// noise gets lines that are no message.
+	noise                  io.Writer
+	noiseLines, noiseBytes int
+	lines, bytes           bucket
+
+	mu sync.Mutex
+	// sent holds the ids of requests that have no response yet. An answer to a
+	// request that was cancelled since is no violation.
+	sent       map[int64]struct{}
+	unanswered int
+}
+
+func newFramer(r io.Reader, noise io.Writer, limits frameLimits) *framer {
+	return &framer{
+		limits: limits, in: bufio.NewReaderSize(r, 64<<10), noise: noise,
+		lines: bucket{rate: limits.lines, burst: limits.linesBurst},
+		bytes: bucket{rate: limits.bytes, burst: limits.bytesBurst},
+		sent:  map[int64]struct{}{},
+	}
+}
+
+// readMessage returns the next message. Its error is a [*ProtocolError], or the
+// reader's.
+func (f *framer) readMessage() (jsonrpc.Message, error) {
+	for {
+		line, err := f.readLine()
+		if err != nil {
+			return nil, err
+		}
+		msg, err := f.parseLine(line)
+		if err != nil || msg != nil {
+			return msg, err
+		}
+	}
+}
+
+// readLine returns the next line without its end. A last line without one counts too.
+// The line belongs to the caller.
+func (f *framer) readLine() ([]byte, error) {
+	var line []byte
+	for {
+		part, err := f.in.ReadSlice('\n')
+		if len(line)+len(part) > f.limits.lineBytes {
+			return nil, &ProtocolError{fmt.Sprintf("a line of more than %d bytes", f.limits.lineBytes)}
+		}
+		line = append(line, part...)
+		switch {
+		case err == nil, errors.Is(err, io.EOF) && len(line) > 0:
+			return bytes.TrimSpace(line), nil
+		case !errors.Is(err, bufio.ErrBufferFull):
+			return nil, err
+		}
+	}
+}
+
+// parseLine returns the message of a line, or nil where there is none.
+func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
+	now := time.Now()
+	if !f.lines.take(1, now) || !f.bytes.take(float64(len(line)), now) {
+		return nil, &ProtocolError{"messages faster than the limit"}
+	}
+	if len(line) == 0 || line[0] != '{' && line[0] != '[' {
+		return nil, f.addNoise(line)
+	}
+	// Without the member's name, a line is a log record or the like.
+	if !bytes.Contains(line, []byte(`"jsonrpc"`)) {
+		return nil, f.addNoise(line)
+	}
+	switch {
+	case !utf8.Valid(line):
+		return nil, &ProtocolError{"a message that is not valid UTF-8"}
+	case jsonDepth(line) > f.limits.depth:
+		return nil, &ProtocolError{fmt.Sprintf("a message nested deeper than %d", f.limits.depth)}
+	case !json.Valid(line):
+		return nil, &ProtocolError{"a message that is not valid JSON"}
+	case line[0] == '[':
+		return nil, &ProtocolError{"a batch of messages"}
+	}
+	msg, err := jsonrpc.DecodeMessage(line)
+	if err != nil {
+		return nil, f.acceptMalformed(line)
+	}
+	f.noiseLines, f.noiseBytes = 0, 0
+	return msg, f.checkMessage(msg)
+}
+
+// acceptMalformed tolerates an object that is no message at its top level, and an
+// error response without an id, as JSON-RPC wants it where a request couldn't be read.
+func (f *framer) acceptMalformed(line []byte) error {
+	var head struct {
+		Version json.RawMessage `json:"jsonrpc"`
+		ID      json.RawMessage `json:"id"`
+		Error   json.RawMessage `json:"error"`
+	}
+	if err := json.Unmarshal(line, &head); err != nil {
+		return &ProtocolError{"a malformed message"}
+	}
+	if head.Version == nil || head.Error != nil && (head.ID == nil || string(head.ID) == "null") {
+		return f.addNoise(line)
+	}
+	return &ProtocolError{"a malformed message"}
+}
+
+// addNoise keeps a line that is no message.
+func (f *framer) addNoise(line []byte) error {
+	f.noiseLines++
+	f.noiseBytes += len(line) + 1
+	if f.noiseLines > f.limits.noiseLines || f.noiseBytes > f.limits.noiseBytes {
+		return &ProtocolError{fmt.Sprintf("more than %d lines or %d bytes in a row that are no message", f.limits.noiseLines, f.limits.noiseBytes)}
+	}
+	_, err := f.noise.Write(append(line, '\n'))
+	return err
+}
+
+// checkMessage matches a response with its request, and counts requests of the server.
+func (f *framer) checkMessage(msg jsonrpc.Message) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch msg := msg.(type) {
+	case *jsonrpc.Response:
+		id, ok := msg.ID.Raw().(int64)
+		if _, sent := f.sent[id]; !ok || !sent {
+			return &ProtocolError{"a response to no open request"}
+		}
+		delete(f.sent, id)
+	case *jsonrpc.Request:
+		if !msg.IsCall() {
+			return nil
+		}
+		if f.unanswered++; f.unanswered > f.limits.unanswered {
+			return &ProtocolError{fmt.Sprintf("more than %d requests without taking the responses", f.limits.unanswered)}
+		}
+	}
+	return nil
+}
+
+// noteSent notes a message that is about to be written.
+func (f *framer) noteSent(msg jsonrpc.Message) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if req, ok := msg.(*jsonrpc.Request); ok && req.IsCall() {
+		if id, ok := req.ID.Raw().(int64); ok {
+			f.sent[id] = struct{}{}
+		}
+	}
+}
+
+// noteWritten notes a message that was written.
+func (f *framer) noteWritten(msg jsonrpc.Message) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := msg.(*jsonrpc.Response); ok {
+		f.unanswered--
+	}
+}
+
+// jsonDepth returns how deeply objects and arrays nest. The text need not be valid.
+func jsonDepth(text []byte) int {
+	depth, deepest := 0, 0
+	for i := 0; i < len(text); i++ {
+		switch text[i] {
+		case '"':
+			for i++; i < len(text) && text[i] != '"'; i++ {
+				if text[i] == '\\' {
+					i++
+				}
+			}
+		case '{', '[':
+			depth++
+			deepest = max(deepest, depth)
+		case '}', ']':
+			depth--
+		}
+	}
+	return deepest
+}
+
+// bucket limits a rate. It is for one goroutine.
+type bucket struct {
+	rate, burst float64
+	used        float64
+	last        time.Time
+}
+
+// take reports whether n more are within the rate.
+func (b *bucket) take(n float64, now time.Time) bool {
+	if !b.last.IsZero() {
+		b.used = max(0, b.used-now.Sub(b.last).Seconds()*b.rate)
+	}
+	b.last = now
+	b.used += n
+	return b.used <= b.burst
+}

@@ -1,0 +1,150 @@
+package mcp
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.uber.org/zap"
+)
+
+// Methods that a server may send. The SDK has no constants for them.
+const (
+	methodPing        = "ping"
+	methodRoots       = "roots/list"
+	methodSampling    = "sampling/createMessage"
+	methodElicitation = "elicitation/create"
+
+	notifyProgress         = "notifications/progress"
+	notifyMessage          = "notifications/message"
+	notifyToolsChanged     = "notifications/tools/list_changed"
+	notifyPromptsChanged   = "notifications/prompts/list_changed"
+	notifyResourcesChanged = "notifications/resources/list_changed"
+	notifyResourceUpdated  = "notifications/resources/updated"
+)
+
+// maxLogBytes bounds one log message of a server.
+const maxLogBytes = 1 << 10
+
+// filterIncoming is the middleware for what a server sends. Whatever is not listed is
+// refused before the SDK handles it: the SDK answers more than is wanted here, and
+// some of its handlers trust what a notification holds.
+func (l *life) filterIncoming(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+		if !l.incoming.take(time.Now()) {
+			l.fail(&ProtocolError{"messages faster than the limit"})
+			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "too many messages"}
+		}
+		switch method {
+		case methodPing, notifyPromptsChanged, notifyResourcesChanged, notifyResourceUpdated:
+			return next(ctx, method, req)
+		case methodRoots:
+			if l.server.set.opts.Roots != "" {
+				return next(ctx, method, req)
+			}
+		case notifyToolsChanged:
+			result, err := next(ctx, method, req) // drops what is cached
+			select {
+			case l.changed <- struct{}{}:
+			default: // is to be listed anyway
+			}
+			return result, err
+		case notifyProgress:
+			if params, ok := req.GetParams().(*mcp.ProgressNotificationParams); ok && params != nil {
+				l.noteProgress(params)
+			}
+			return nil, nil
+		case notifyMessage:
+			if params, ok := req.GetParams().(*mcp.LoggingMessageParams); ok && params != nil {
+				l.log(params)
+			}
+			return nil, nil
+		}
+		if _, isCall := incomingCalls[method]; !isCall {
+			return nil, nil
+		}
+		l.refuse(method, "not allowed")
+		return nil, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: fmt.Sprintf("%s is not supported", method)}
+	}
+}
+
+// incomingCalls are the requests, as opposed to notifications, that the SDK knows.
+var incomingCalls = map[string]struct{}{
+	methodPing: {}, methodRoots: {}, methodSampling: {}, methodElicitation: {}, "completion/complete": {},
+}
+
+// refuse reports a refused request, once per method.
+func (l *life) refuse(method, reason string) {
+	l.mu.Lock()
+	seen := l.refused[method]
+	l.refused[method] = true
+	l.mu.Unlock()
+	if !seen {
+		l.server.report(RequestRefused{Server: l.server.cfg.Name, Method: method, Reason: reason})
+	}
+}
+
+// log writes a log message of the server to the log.
+func (l *life) log(params *mcp.LoggingMessageParams) {
+	check := l.server.logger().Check(zap.DebugLevel, "message of MCP server")
+	if check == nil {
+		return
+	}
+	data, ok := params.Data.(string)
+	if !ok {
+		encoded, _ := json.Marshal(params.Data)
+		data = string(encoded)
+	}
+	check.Write(zap.String("level", oneLine(string(params.Level), 20)), zap.String("text", l.server.redact(oneLine(data, maxLogBytes))))
+}
+
+// progressGap is the least time between two reports of one call's progress.
+const progressGap = 50 * time.Millisecond
+
+// progress is the progress of one call.
+type progress struct {
+	// extend postpones the call's timeout; show reports a text.
+	extend func()
+	show   func(text string)
+
+	value float64
+	shown time.Time
+}
+
+// noteProgress passes progress on to the call that it is of. Progress that doesn't
+// advance is no sign of life.
+func (l *life) noteProgress(params *mcp.ProgressNotificationParams) {
+	token, _ := params.ProgressToken.(string)
+	l.mu.Lock()
+	p := l.progress[token]
+	if p == nil || !(params.Progress > p.value) { // NaN is none either
+		l.mu.Unlock()
+		return
+	}
+	p.value = params.Progress
+	now := time.Now()
+	due := now.Sub(p.shown) >= progressGap
+	if due {
+		p.shown = now
+	}
+	l.mu.Unlock()
+	p.extend()
+	if due {
+		p.show(progressText(params))
+	}
+}
+
+// progressText returns one line.
+func progressText(params *mcp.ProgressNotificationParams) string {
+	text := fmt.Sprintf("%g", params.Progress)
+	if params.Total > 0 {
+		text += fmt.Sprintf("/%g", params.Total)
+	}
+	if params.Message != "" {
+		text += " " + oneLine(params.Message, maxLogBytes)
+	}
+	return text + "\n"
+}

@@ -1,0 +1,276 @@
+package mcp
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.uber.org/zap"
+)
+
+// legacyProtocol is offered to stdio servers first. With a newer one, the SDK begins
+// with a request that is none of the handshake of old, and some servers end when
+// they get it. A server that refuses this handshake is started again with the newest.
+const legacyProtocol = "2025-11-25"
+
+// stopTime bounds the end of one server.
+const stopTime = 15 * time.Second
+
+// life is one life of a server, from its start to its end.
+type life struct {
+	server  *server
+	link    link
+	session *mcp.ClientSession
+	began   time.Time
+
+	// ctx ends with the life; its cause is why.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// changed has room for one: the tools are to be listed again.
+	changed  chan struct{}
+	incoming sharedBucket
+
+	mu       sync.Mutex
+	calls    int
+	tokens   int
+	progress map[string]*progress
+	refused  map[string]bool
+}
+
+// sharedBucket is a bucket for several goroutines.
+type sharedBucket struct {
+	mu sync.Mutex
+	b  bucket
+}
+
+func (s *sharedBucket) take(now time.Time) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.take(1, now)
+}
+
+// startLife starts the server, does the handshake, and lists its tools. ctx bounds
+// all of it. If it fails, nothing of the server is left.
+func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err error) {
+	l := &life{
+		server: s, began: time.Now(), changed: make(chan struct{}, 1),
+		progress: map[string]*progress{}, refused: map[string]bool{},
+	}
+	l.incoming.b = bucket{rate: defaultFrameLimits.lines, burst: defaultFrameLimits.linesBurst}
+	l.ctx, l.cancel = context.WithCancelCause(context.Background())
+	if l.link, err = s.open(ctx); err != nil {
+		return nil, offer, err
+	}
+	// The SDK waits for messages under way when a handshake fails.
+	abort := context.AfterFunc(ctx, func() { _ = l.stopLink() })
+	defer func() {
+		abort()
+		if err != nil {
+			err = l.explain(ctx, err)
+			s.noteStderr(l.link)
+			_ = l.stop(err)
+		}
+	}()
+	defer recoverAsError(&err)
+	if l.session, err = l.connect(ctx); err != nil {
+		return nil, offer, err
+	}
+	go func() {
+		err := l.session.Wait()
+		l.cancel(cmp.Or(err, error(&EndedError{})))
+	}()
+	offer, err = l.listTools(ctx)
+	return l, offer, err
+}
+
+// connect does the handshake.
+func (l *life) connect(ctx context.Context) (*mcp.ClientSession, error) {
+	opts := &mcp.ClientOptions{
+		Capabilities: &mcp.ClientCapabilities{},
+		// Without a handler, the SDK subscribes to no changes.
+		ToolListChangedHandler: func(context.Context, *mcp.ToolListChangedRequest) {},
+		MultiRoundTrip:         &mcp.MultiRoundTripOptions{Disabled: true},
+	}
+	roots := l.server.set.opts.Roots
+	if roots != "" {
+		opts.Capabilities.RootsV2 = &mcp.RootCapabilities{}
+	}
+	client := mcp.NewClient(&mcp.Implementation{Name: "caisson", Version: l.server.set.opts.Version}, opts)
+	client.AddReceivingMiddleware(l.filterIncoming)
+	if roots != "" {
+		client.AddRoots(&mcp.Root{URI: roots, Name: "workspace"})
+	}
+	var session mcp.ClientSessionOptions
+	if l.server.cfg.Command != "" && !l.server.modern {
+		session.ProtocolVersion = legacyProtocol
+	}
+	return client.Connect(ctx, l.link, &session)
+}
+
+// refusedHandshake reports whether a server answered the handshake with an error, so
+// that another version of the protocol may do.
+func refusedHandshake(err error) bool {
+	var rpc *jsonrpc.Error
+	return errors.As(err, &rpc)
+}
+
+// recoverAsError makes an error of a panic.
+func recoverAsError(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+	}
+}
+
+// watch returns when the life has ended, with why. Meanwhile it lists the tools again
+// when they changed.
+func (l *life) watch(ctx context.Context) error {
+	wait := relistPause
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-l.ctx.Done():
+			return l.explain(l.ctx, nil)
+		case <-l.link.done():
+			return l.link.err()
+		case <-l.changed:
+		}
+		// Changes come in bursts, and a server may report them for ever.
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			continue
+		case <-l.ctx.Done():
+			continue
+		case <-l.link.done():
+			continue
+		}
+		select {
+		case <-l.changed:
+		default:
+		}
+		wait = min(2*wait, maxRelistPause)
+		if err := l.relist(ctx); err != nil {
+			l.server.logger().Debug("list tools of MCP server again", zap.Error(err))
+		}
+	}
+}
+
+const (
+	// relistPause is the time from a change of the tools to their listing. It doubles
+	// with each, up to maxRelistPause.
+	relistPause    = 100 * time.Millisecond
+	maxRelistPause = time.Minute
+)
+
+// relist lists the tools and registers what changed.
+func (l *life) relist(ctx context.Context) (err error) {
+	defer recoverAsError(&err)
+	ctx, cancel := context.WithTimeoutCause(ctx, l.server.cfg.startTimeout(), &TimeoutError{Op: "list of tools", After: l.server.cfg.startTimeout().String()})
+	defer cancel()
+	ctx, stop := l.bind(ctx)
+	defer stop()
+	offer, err := l.listTools(ctx)
+	if err != nil {
+		return err
+	}
+	l.server.applyChanges(offer)
+	return nil
+}
+
+// fail ends the life.
+func (l *life) fail(err error) { l.cancel(err) }
+
+// bind returns a context that ends with ctx and with the life.
+func (l *life) bind(ctx context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
+	return ctx, func() {
+		stop()
+		cancel(nil)
+	}
+}
+
+// explain returns the reason behind err: why ctx or the life ended, if they did.
+func (l *life) explain(ctx context.Context, err error) error {
+	select {
+	case <-l.link.done():
+		if cause := l.link.err(); cause != nil && !errors.Is(cause, ErrClosed) {
+			return cause
+		}
+	default:
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// stop ends the life and waits until nothing of it is left, or stopTime. Calls under
+// way fail with the cause.
+func (l *life) stop(cause error) error {
+	l.cancel(cause)
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		if l.session != nil {
+			_ = l.session.Close() // the link reports why it ended
+		}
+	}()
+	err := l.stopLink()
+	select {
+	case <-closed:
+	case <-time.After(stopTime):
+		err = errors.Join(err, &TimeoutError{Op: "close of the session", After: stopTime.String()})
+	}
+	return err
+}
+
+// stopLink ends the link and waits for it, at most for stopTime.
+func (l *life) stopLink() error {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), stopTime, &TimeoutError{Op: "stop", After: stopTime.String()})
+	defer cancel()
+	return l.link.stop(ctx)
+}
+
+// beginCall returns the context of one call, bounded by the timeouts and the life's
+// end, with the token of its progress. The caller must call end.
+func (l *life) beginCall(ctx context.Context, show func(text string)) (_ context.Context, token string, end func()) {
+	timeout := l.server.cfg.callTimeout()
+	total := l.server.cfg.maxCallTime()
+	ctx, unbind := l.bind(ctx)
+	ctx, cancelTotal := context.WithTimeoutCause(ctx, total, &TimeoutError{Op: "call", After: total.String()})
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(timeout, func() { cancel(&TimeoutError{Op: "call", After: timeout.String()}) })
+	p := &progress{extend: func() { timer.Reset(timeout) }, show: show}
+	l.mu.Lock()
+	l.calls++
+	l.tokens++
+	token = strconv.Itoa(l.tokens)
+	l.progress[token] = p
+	l.mu.Unlock()
+	return ctx, token, func() {
+		l.mu.Lock()
+		l.calls--
+		delete(l.progress, token)
+		l.mu.Unlock()
+		timer.Stop()
+		cancel(nil)
+		cancelTotal()
+		unbind()
+	}
+}
+
+// callsUnderWay returns the number of calls that have begun and not ended.
+func (l *life) callsUnderWay() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.calls
+}

@@ -1,0 +1,350 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// Restarts of a server that ended.
+const (
+	firstRestart = time.Second
+	maxRestart   = time.Minute
+	// maxRestarts is the number of starts in a row, without a good run, that are
+	// tried after the first.
+	maxRestarts = 5
+	// goodRun is how long a server must run for its restarts to count anew.
+	goodRun = time.Minute
+	// shownStderr bounds the standard error in an event.
+	shownStderr = 4 << 10
+)
+
+// server is one server of a [Set]: its lives, and what it offers.
+type server struct {
+	set *Set
+	cfg Server
+	// tried is closed when the first start has succeeded or failed.
+	tried chan struct{}
+	// modern: the server refused the handshake of old. Only run uses it, as the next.
+	modern     bool
+	lastStderr string
+	restarts   int
+
+	mu sync.Mutex
+	// life is the one that can be called, or nil. gaveUp is why there will be none.
+	life   *life
+	gaveUp error
+	// turned is closed, and made anew, when either changes.
+	turned chan struct{}
+	// offered holds the registered tools.
+	offered map[tools.Name]offeredTool
+}
+
+func newServer(set *Set, cfg Server) *server {
+	return &server{set: set, cfg: cfg, tried: make(chan struct{}), turned: make(chan struct{}), offered: map[tools.Name]offeredTool{}}
+}
+
+// open starts the server, or connects to it.
+func (s *server) open(ctx context.Context) (link, error) {
+	if s.cfg.Command == "" {
+		return s.openHTTP()
+	}
+	var stderr tail
+	proc, err := s.set.opts.Launch(ctx, s.cfg, &stderr)
+	if err != nil {
+		return nil, &launchError{err}
+	}
+	return newStdioLink(proc, &stderr, defaultFrameLimits), nil
+}
+
+// launchError marks an error of Options.Launch or Options.HTTPClient.
+type launchError struct{ err error }
+
+func (e *launchError) Error() string { return e.err.Error() }
+func (e *launchError) Unwrap() error { return e.err }
+
+// run starts the server, and starts it again when it ended, until the set is closed or
+// it failed too often.
+func (s *server) run() {
+	ctx := s.set.ctx
+	var firstTried = sync.OnceFunc(func() { close(s.tried) })
+	defer firstTried()
+	for failures := 0; ; {
+		began := time.Now()
+		l, err := s.start(ctx)
+		var final bool
+		if err == nil {
+			firstTried()
+			err = l.watch(ctx)
+			if time.Since(began) >= goodRun {
+				failures = 0
+			}
+			failures++
+			final = failures > maxRestarts
+			s.endLife(l, err, final)
+		} else {
+			var launch *launchError
+			failures++
+			final = failures > maxRestarts || s.restarts == 0 && errors.As(err, &launch)
+			s.failStart(err, time.Since(began), final)
+			firstTried()
+		}
+		if final || ctx.Err() != nil {
+			return
+		}
+		wait := min(firstRestart<<(failures-1), maxRestart)
+		s.report(ServerRestarting{Server: s.cfg.Name, Attempt: failures, Wait: wait})
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			s.giveUp(ErrClosed)
+			return
+		}
+	}
+}
+
+// start starts the server once its turn has come, registers its tools and lets it be
+// called.
+func (s *server) start(ctx context.Context) (*life, error) {
+	release, err := s.set.takeTurn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	timeout := s.cfg.startTimeout()
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, &TimeoutError{Op: "start", After: timeout.String()})
+	defer cancel()
+	began := time.Now()
+	l, offer, err := s.startLife(ctx)
+	if s.cfg.Command != "" && !s.modern && refusedHandshake(err) {
+		s.modern = true
+		l, offer, err = s.startLife(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	changes := s.register(offer)
+	handshake := l.session.InitializeResult()
+	event := ServerStarted{
+		Server: s.cfg.Name, Transport: s.cfg.Transport(), Protocol: oneLine(handshake.ProtocolVersion, maxShownName),
+		Tools: s.offeredTools(), Skipped: s.redactSkipped(changes.Skipped), Restarts: s.restarts, Took: time.Since(began),
+	}
+	if info := handshake.ServerInfo; info != nil {
+		event.Title, event.Version = oneLine(info.Name, maxShownName), oneLine(info.Version, maxShownName)
+	}
+	if caps := handshake.Capabilities; caps != nil {
+		event.Resources, event.Prompts = caps.Resources != nil, caps.Prompts != nil
+	}
+	if event.Resources || event.Prompts {
+		s.set.registerFeatures()
+	}
+	s.report(event)
+	if s.restarts > 0 && changes.any() {
+		s.report(changes)
+	}
+	s.restarts++
+	s.setLife(l, nil)
+	return l, nil
+}
+
+// endLife stops a life whose end has come.
+func (s *server) endLife(l *life, err error, final bool) {
+	s.setLife(nil, nil)
+	calls := l.callsUnderWay()
+	if stopErr := l.stop(err); stopErr != nil {
+		s.logger().Warn("stop MCP server", zap.Error(stopErr))
+	}
+	stderr, total := l.link.stderr()
+	event := ServerStopped{
+		Server: s.cfg.Name, Transport: s.cfg.Transport(), Err: err, Calls: calls,
+		Stderr: s.redact(lines(stderr, shownStderr)), StderrBytes: total, GivenUp: final, Ran: time.Since(l.began),
+	}
+	if errors.Is(err, ErrClosed) {
+		event.Err, event.GivenUp = nil, false
+		s.giveUp(ErrClosed)
+	} else if final {
+		s.giveUp(err)
+	}
+	s.report(event)
+}
+
+// failStart reports a start that failed.
+func (s *server) failStart(err error, took time.Duration, final bool) {
+	closed := errors.Is(err, ErrClosed)
+	if final || closed {
+		s.giveUp(err)
+	}
+	if !closed {
+		s.report(ServerFailed{
+			Server: s.cfg.Name, Transport: s.cfg.Transport(), Err: err,
+			Stderr: s.redact(lines(s.lastStderr, shownStderr)), GivenUp: final, Took: took,
+		})
+	}
+	s.lastStderr = ""
+}
+
+func (s *server) noteStderr(l link) { s.lastStderr, _ = l.stderr() }
+
+func (s *server) giveUp(err error) {
+	s.setLife(nil, &ServerError{Server: s.cfg.Name, GivenUp: !errors.Is(err, ErrClosed), Err: err})
+}
+
+func (s *server) setLife(l *life, gaveUp error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.life, s.gaveUp = l, gaveUp
+	close(s.turned)
+	s.turned = make(chan struct{})
+}
+
+// ready returns the life that can be called. It waits for a start that is under way or
+// to come. Its error is a [*ServerError], or why ctx ended.
+func (s *server) ready(ctx context.Context) (*life, error) {
+	for {
+		s.mu.Lock()
+		l, gaveUp, turned := s.life, s.gaveUp, s.turned
+		s.mu.Unlock()
+		switch {
+		case gaveUp != nil:
+			return nil, gaveUp
+		case l != nil:
+			return l, nil
+		}
+		select {
+		case <-turned:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-s.set.ctx.Done():
+			return nil, &ServerError{Server: s.cfg.Name, Err: ErrClosed}
+		}
+	}
+}
+
+// register makes the registered tools those that are offered, and returns what that
+// changed. A tool that can't be registered is skipped.
+func (s *server) register(offer toolList) ToolsChanged {
+	s.mu.Lock()
+	before := maps.Clone(s.offered)
+	s.mu.Unlock()
+	changes := ToolsChanged{Server: s.cfg.Name}
+	after := map[tools.Name]offeredTool{}
+	wanted := map[tools.Name]bool{}
+	for _, t := range offer.tools {
+		wanted[t.Name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if !wanted[name] {
+			s.unregister(name)
+			changes.Removed = append(changes.Removed, before[name].Tool)
+		}
+	}
+	for _, t := range offer.tools {
+		old, had := before[t.Name]
+		if had && old.Hash == t.Hash {
+			after[t.Name] = old
+			continue
+		}
+		if had {
+			s.unregister(t.Name)
+		}
+		switch err := s.registerTool(t); {
+		case err != nil:
+			offer.skip(t.Raw, "%s", registrationProblem(err))
+			if had {
+				changes.Removed = append(changes.Removed, old.Tool)
+			}
+			continue
+		case had:
+			changes.Changed = append(changes.Changed, t.Tool)
+		default:
+			changes.Added = append(changes.Added, t.Tool)
+		}
+		after[t.Name] = t
+	}
+	changes.Skipped = offer.skipped
+	s.mu.Lock()
+	s.offered = after
+	s.mu.Unlock()
+	return changes
+}
+
+func (c ToolsChanged) any() bool { return len(c.Added)+len(c.Changed)+len(c.Removed) > 0 }
+
+// applyChanges registers what a running server offers now.
+func (s *server) applyChanges(offer toolList) {
+	changes := s.register(offer)
+	changes.Skipped = s.redactSkipped(changes.Skipped)
+	if changes.any() {
+		s.report(changes)
+	}
+}
+
+func (s *server) registerTool(t offeredTool) error {
+	factory := func() tools.Tool { return &tool{server: s, offered: t} }
+	if s.set.opts.Register == nil {
+		return tools.CheckFactory(factory)
+	}
+	return s.set.opts.Register(factory)
+}
+
+func (s *server) unregister(name tools.Name) {
+	if s.set.opts.Unregister != nil {
+		s.set.opts.Unregister(name)
+	}
+}
+
+// registrationProblem returns one phrase.
+func registrationProblem(err error) string {
+	var registration *tools.RegistrationError
+	if !errors.As(err, &registration) || len(registration.Problems) == 0 {
+		return err.Error()
+	}
+	if n := len(registration.Problems); n > 1 {
+		return fmt.Sprintf("%s (and %d more)", registration.Problems[0], n-1)
+	}
+	return registration.Problems[0]
+}
+
+// offeredTools returns the registered tools, by name.
+func (s *server) offeredTools() []Tool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]Tool, 0, len(s.offered))
+	for _, name := range slices.Sorted(maps.Keys(s.offered)) {
+		list = append(list, s.offered[name].Tool)
+	}
+	return list
+}
+
+// offersNow reports whether the server still offers exactly this definition.
+func (s *server) offersNow(t Tool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.offered[t.Name].Hash == t.Hash
+}
+
+func (s *server) report(e Event) { s.set.report(e) }
+
+func (s *server) logger() *zap.Logger { return s.set.opts.Log.With(zap.String("server", s.cfg.Name)) }
+
+func (s *server) redact(text string) string {
+	if s.set.opts.Redact == nil {
+		return text
+	}
+	return s.set.opts.Redact(text)
+}
+
+func (s *server) redactSkipped(list []Skipped) []Skipped {
+	for i := range list {
+		list[i].Name, list[i].Reason = s.redact(list[i].Name), s.redact(list[i].Reason)
+	}
+	return list
+}

@@ -1,0 +1,124 @@
+package mcp
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/internal/picture"
+)
+
+// Bounds of what a result shows beside its text, which the dispatcher bounds.
+const (
+	maxURIBytes  = 2 << 10
+	maxLinkBytes = 500
+	// maxContent bounds the blocks of a result.
+	maxContent = 256
+)
+
+// callOutput returns the result of a call as a tool's output.
+func callOutput(result *mcp.CallToolResult) tools.Output {
+	out := tools.Output{Success: !result.IsError, Content: contentBlocks(result.Content)}
+	hasText := false
+	for _, c := range result.Content {
+		if text, ok := c.(*mcp.TextContent); ok && text.Text != "" {
+			hasText = true
+		}
+	}
+	// Servers repeat structured content as text, for clients of old.
+	if result.StructuredContent != nil && !hasText {
+		if text, err := json.Marshal(result.StructuredContent); err == nil {
+			out.Content = append(out.Content, tools.Block{Text: string(text)})
+		}
+	}
+	if len(out.Content) == 0 {
+		out.Content = []tools.Block{{Text: "(The result is empty.)"}}
+	}
+	return out
+}
+
+// contentBlocks returns content as blocks. Nothing that content names is read.
+func contentBlocks(content []mcp.Content) []tools.Block {
+	var blocks []tools.Block
+	for i, c := range content {
+		if i == maxContent {
+			return append(blocks, tools.Block{Text: fmt.Sprintf("[… %d more blocks left out …]", len(content)-i)})
+		}
+		blocks = append(blocks, contentBlock(c))
+	}
+	return blocks
+}
+
+func contentBlock(content mcp.Content) tools.Block {
+	switch c := content.(type) {
+	case *mcp.TextContent:
+		return tools.Block{Text: c.Text}
+	case *mcp.ImageContent:
+		return pictureBlock(c.Data)
+	case *mcp.AudioContent:
+		return noteBlock("audio of type %s, %d bytes: not shown", oneLine(c.MIMEType, maxShownName), len(c.Data))
+	case *mcp.ResourceLink:
+		return linkBlock(c)
+	case *mcp.EmbeddedResource:
+		return resourceBlock(c.Resource)
+	}
+	return noteBlock("content of an unknown type: not shown")
+}
+
+func noteBlock(format string, args ...any) tools.Block {
+	return tools.Block{Text: "[" + fmt.Sprintf(format, args...) + "]"}
+}
+
+// pictureBlock returns a picture whose type and size providers accept, or a note. The
+// bytes decide about the type, not the server.
+func pictureBlock(data []byte) tools.Block {
+	media := picture.Type(data)
+	if media == "" {
+		return noteBlock("a picture of %d bytes that is no PNG, JPEG, GIF or WebP: not shown", len(data))
+	}
+	if len(data) > picture.MaxBytes {
+		return noteBlock("a picture of %d bytes: not shown, at most %d can be", len(data), picture.MaxBytes)
+	}
+	size, err := picture.Size(media, data)
+	switch {
+	case err != nil:
+		return noteBlock("a picture of type %s that can't be read: not shown", media)
+	case size.X > picture.MaxSide || size.Y > picture.MaxSide:
+		return noteBlock("a picture of %d × %d pixels: not shown, at most %d a side can be", size.X, size.Y, picture.MaxSide)
+	}
+	return tools.Block{Image: data, MediaType: media}
+}
+
+// linkBlock returns what a link tells about the resource.
+func linkBlock(link *mcp.ResourceLink) tools.Block {
+	details := []string{"resource " + oneLine(link.URI, maxURIBytes)}
+	add := func(text string) {
+		if text != "" {
+			details = append(details, oneLine(text, maxLinkBytes))
+		}
+	}
+	add(link.Name)
+	add(link.MIMEType)
+	if link.Size != nil {
+		details = append(details, fmt.Sprintf("%d bytes", *link.Size))
+	}
+	add(link.Description)
+	return noteBlock("%s: not read, read_mcp_resource can", strings.Join(details, ", "))
+}
+
+// resourceBlock returns the text of a resource, or a note.
+func resourceBlock(resource *mcp.ResourceContents) tools.Block {
+	switch {
+	case resource == nil:
+		return noteBlock("a resource without contents")
+	case resource.Text != "" || len(resource.Blob) == 0:
+		return tools.Block{Text: fmt.Sprintf("[resource %s]\n%s", oneLine(resource.URI, maxURIBytes), resource.Text)}
+	case picture.Type(resource.Blob) != "":
+		return pictureBlock(resource.Blob)
+	}
+	return noteBlock("resource %s of type %s, %d bytes that are no text: not shown",
+		oneLine(resource.URI, maxURIBytes), oneLine(resource.MIMEType, maxShownName), len(resource.Blob))
+}

@@ -1,0 +1,202 @@
+package mcp
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+)
+
+const (
+	// writeTime bounds the wait for a server to read what was sent to it.
+	writeTime = 30 * time.Second
+	// drainTime bounds the wait for what an ended process has written last.
+	drainTime = time.Second
+)
+
+// stdioLink is a [link] to a process, and its [mcp.Connection]: messages are lines of
+// JSON on its standard input and output.
+type stdioLink struct {
+	proc   Process
+	framer *framer
+	errors *tail
+
+	messages chan jsonrpc.Message
+	writes   chan stdioWrite
+	drained  chan struct{} // closed when standard output ended
+	ended    chan struct{}
+	endOnce  sync.Once
+	cause    error // set before ended is closed
+	running  sync.WaitGroup
+}
+
+// stdioWrite is one line to write.
+type stdioWrite struct {
+	line []byte
+	done chan<- error // buffered
+}
+
+// newStdioLink returns the link to a process that runs. The caller must stop it.
+func newStdioLink(proc Process, errors *tail, limits frameLimits) *stdioLink {
+	l := &stdioLink{
+		proc: proc, framer: newFramer(proc.Stdout(), errors, limits), errors: errors,
+		messages: make(chan jsonrpc.Message), writes: make(chan stdioWrite),
+		drained: make(chan struct{}), ended: make(chan struct{}),
+	}
+	l.running.Go(l.readMessages)
+	l.running.Go(l.writeLines)
+	l.running.Go(l.watchProcess)
+	return l
+}
+
+// Connect implements [mcp.Transport].
+func (l *stdioLink) Connect(context.Context) (mcp.Connection, error) { return l, nil }
+
+// SessionID implements [mcp.Connection].
+func (l *stdioLink) SessionID() string { return "" }
+
+// Read implements [mcp.Connection].
+func (l *stdioLink) Read(ctx context.Context) (jsonrpc.Message, error) {
+	select {
+	case msg := <-l.messages:
+		return msg, nil
+	case <-l.ended:
+		return nil, l.cause
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Write implements [mcp.Connection]. It returns when the server has read the message,
+// or ctx has ended; the message may be read then all the same.
+func (l *stdioLink) Write(ctx context.Context, msg jsonrpc.Message) error {
+	line, err := jsonrpc.EncodeMessage(msg)
+	if err != nil {
+		return err
+	}
+	l.framer.noteSent(msg)
+	done := make(chan error, 1)
+	select {
+	case l.writes <- stdioWrite{append(line, '\n'), done}:
+	case <-l.ended:
+		return l.cause
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	select {
+	case err := <-done:
+		l.framer.noteWritten(msg)
+		return err
+	case <-l.ended:
+		return l.cause
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Close implements [mcp.Connection]. The process is stopped by stop.
+func (l *stdioLink) Close() error {
+	l.end(ErrClosed)
+	return nil
+}
+
+func (l *stdioLink) done() <-chan struct{} { return l.ended }
+
+func (l *stdioLink) err() error { return l.cause }
+
+func (l *stdioLink) stderr() (string, int64) { return l.errors.end() }
+
+// stop implements [link].
+func (l *stdioLink) stop(ctx context.Context) error {
+	l.end(ErrClosed)
+	if err := l.proc.Stop(ctx); err != nil {
+		return err
+	}
+	finished := make(chan struct{})
+	go func() {
+		l.running.Wait()
+		close(finished)
+	}()
+	select {
+	case <-finished:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// end ends the connection; the first cause counts.
+func (l *stdioLink) end(cause error) {
+	l.endOnce.Do(func() {
+		l.cause = cause
+		close(l.ended)
+	})
+}
+
+func (l *stdioLink) readMessages() {
+	defer close(l.drained)
+	for {
+		msg, err := l.framer.readMessage()
+		if err != nil {
+			l.endReading(err)
+			return
+		}
+		select {
+		case l.messages <- msg:
+		case <-l.ended:
+			return
+		}
+	}
+}
+
+// endReading ends the connection unless the process is what ended: its reason is the
+// better one.
+func (l *stdioLink) endReading(err error) {
+	var violation *ProtocolError
+	if errors.As(err, &violation) {
+		l.end(err)
+		return
+	}
+	exited := make(chan struct{})
+	l.running.Go(func() {
+		_ = l.proc.Wait() // watchProcess reports it
+		close(exited)
+	})
+	select {
+	case <-exited:
+	case <-l.ended:
+	case <-time.After(drainTime):
+		l.end(&EndedError{Open: true})
+	}
+}
+
+func (l *stdioLink) writeLines() {
+	stdin := l.proc.Stdin()
+	for {
+		select {
+		case <-l.ended:
+			return
+		case w := <-l.writes:
+			stuck := time.AfterFunc(writeTime, func() {
+				l.end(&TimeoutError{Op: "reading of its input", After: writeTime.String()})
+			})
+			_, err := io.Writer(stdin).Write(w.line)
+			stuck.Stop()
+			w.done <- err
+		}
+	}
+}
+
+func (l *stdioLink) watchProcess() {
+	err := l.proc.Wait()
+	select {
+	case <-l.drained:
+	case <-l.ended:
+	case <-time.After(drainTime): // something it started holds the pipe
+	}
+	l.end(&EndedError{Err: err})
+}
