@@ -161,7 +161,7 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	}
 	o.Tool = Tool{Name: name, Raw: t.Name, Hash: hex.EncodeToString(sum[:])}
 	o.def = tools.Definition{
-		Name: name, Description: cleanText(description, maxDescriptionBytes), InputSchema: text,
+		Name: name, Description: cleanText(description, maxDescriptionBytes), InputSchema: text, FullSchema: true, Hash: o.Hash,
 		Class: s.class(), Runs: s.place(), Timeout: s.cfg.maxCallTime(), EnabledByDefault: true,
 	}
 	return o, nil

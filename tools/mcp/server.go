@@ -105,7 +105,7 @@ func (s Server) check() error {
 	case s.StartTimeout < 0 || s.CallTimeout < 0:
 		return &ConfigError{Server: s.Name, Problem: "negative timeout"}
 	}
-	if _, err := tools.ParseName(s.Name + "/tool"); err != nil {
+	if _, err := tools.ParseName(s.Name + "/tool"); err != nil || strings.Contains(s.Name, "/") {
 		return &ConfigError{Server: s.Name, Problem: "invalid name: want letters, digits, - and single _"}
 	}
 	return nil

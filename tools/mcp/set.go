@@ -178,15 +178,15 @@ func (s *Set) report(e Event) {
 	s.opts.Report(e)
 }
 
-// takeTurn waits until the server may start and returns the function that lets another
+// takeTurn waits until a server may start and returns the function that lets another
 // one. A server that takes long to start loses its turn, and starts on.
-func (s *Set) takeTurn(ctx context.Context) (release func(), err error) {
+func (s *Set) takeTurn(ctx context.Context) (func(), error) {
 	select {
 	case s.turns <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	release = sync.OnceFunc(func() { <-s.turns })
+	release := sync.OnceFunc(func() { <-s.turns })
 	timer := time.AfterFunc(startTurn, release)
 	return func() {
 		timer.Stop()
