@@ -26,19 +26,19 @@ type ProtocolError struct {
 // Error returns the problem.
 func (e *ProtocolError) Error() string { return "protocol violation: " + e.Problem }
 
-// EndedError reports that the process of a server ended, or closed its output.
+// EndedError reports that the process of a server ended, or closed one of its pipes.
 type EndedError struct {
 	// Err is why, as [Process].Wait returned it. Nil: it exited with success.
 	Err error
-	// Open reports that the process still ran and had closed its standard output.
-	Open bool
+	// Closed is "input" or "output" if the process ran on and had closed that.
+	Closed string
 }
 
 // Error returns how the server ended.
 func (e *EndedError) Error() string {
 	switch {
-	case e.Open:
-		return "server closed its standard output"
+	case e.Closed != "":
+		return "server closed its standard " + e.Closed
 	case e.Err == nil:
 		return "server exited"
 	}

@@ -298,3 +298,10 @@ func (h *harness) names() []string {
 	}
 	return names
 }
+
+// startsOf returns how often a server was launched.
+func (h *harness) startsOf(name string) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.starts[name]
+}

@@ -63,7 +63,7 @@ func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err er
 		server: s, began: time.Now(), changed: make(chan struct{}, 1),
 		progress: map[string]*progress{}, refused: map[string]bool{},
 	}
-	l.incoming.b = bucket{rate: defaultFrameLimits.lines, burst: defaultFrameLimits.linesBurst}
+	l.incoming.b = bucket{rate: s.set.limits.lines, burst: s.set.limits.linesBurst}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	if l.link, err = s.open(ctx); err != nil {
 		return nil, offer, err
@@ -131,7 +131,7 @@ func recoverAsError(err *error) {
 // watch returns when the life has ended, with why. Meanwhile it lists the tools again
 // when they changed.
 func (l *life) watch(ctx context.Context) error {
-	wait := relistPause
+	wait, listed := relistPause, time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -156,16 +156,19 @@ func (l *life) watch(ctx context.Context) error {
 		case <-l.changed:
 		default:
 		}
-		wait = min(2*wait, maxRelistPause)
+		if wait = min(2*wait, maxRelistPause); time.Since(listed) > 2*maxRelistPause {
+			wait = relistPause
+		}
 		if err := l.relist(ctx); err != nil {
 			l.server.logger().Debug("list tools of MCP server again", zap.Error(err))
 		}
+		listed = time.Now()
 	}
 }
 
 const (
 	// relistPause is the time from a change of the tools to their listing. It doubles
-	// with each, up to maxRelistPause.
+	// with each, up to maxRelistPause, until the tools stay the same for longer.
 	relistPause    = 100 * time.Millisecond
 	maxRelistPause = time.Minute
 )

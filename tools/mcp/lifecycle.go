@@ -62,7 +62,7 @@ func (s *server) open(ctx context.Context) (link, error) {
 	if err != nil {
 		return nil, &launchError{err}
 	}
-	return newStdioLink(proc, &stderr, defaultFrameLimits), nil
+	return newStdioLink(proc, &stderr, s.set.limits), nil
 }
 
 // launchError marks an error of Options.Launch or Options.HTTPClient.

@@ -53,6 +53,7 @@ const (
 // Set is the servers of one session. Its methods are safe for concurrent use.
 type Set struct {
 	opts    Options
+	limits  frameLimits
 	servers []*server
 	// turns has a token per server that may start now.
 	turns chan struct{}
@@ -77,7 +78,7 @@ func NewSet(o Options) (*Set, error) {
 	if o.Log == nil {
 		o.Log = zap.NewNop()
 	}
-	s := &Set{opts: o, turns: make(chan struct{}, o.StartParallel)}
+	s := &Set{opts: o, limits: defaultFrameLimits, turns: make(chan struct{}, o.StartParallel)}
 	seen := map[string]bool{}
 	for _, cfg := range o.Servers {
 		switch err := cfg.check(); {

@@ -27,7 +27,8 @@ type stdioLink struct {
 
 	messages chan jsonrpc.Message
 	writes   chan stdioWrite
-	drained  chan struct{} // closed when standard output ended
+	drained  chan struct{} // closed when standard output has ended
+	exited   chan struct{} // closed when the process has ended
 	ended    chan struct{}
 	endOnce  sync.Once
 	cause    error // set before ended is closed
@@ -37,7 +38,7 @@ type stdioLink struct {
 // stdioWrite is one line to write.
 type stdioWrite struct {
 	line []byte
-	done chan<- error // buffered
+	done chan<- struct{}
 }
 
 // newStdioLink returns the link to a process that runs. The caller must stop it.
@@ -45,7 +46,7 @@ func newStdioLink(proc Process, errors *tail, limits frameLimits) *stdioLink {
 	l := &stdioLink{
 		proc: proc, framer: newFramer(proc.Stdout(), errors, limits), errors: errors,
 		messages: make(chan jsonrpc.Message), writes: make(chan stdioWrite),
-		drained: make(chan struct{}), ended: make(chan struct{}),
+		drained: make(chan struct{}), exited: make(chan struct{}), ended: make(chan struct{}),
 	}
 	l.running.Go(l.readMessages)
 	l.running.Go(l.writeLines)
@@ -79,7 +80,7 @@ func (l *stdioLink) Write(ctx context.Context, msg jsonrpc.Message) error {
 		return err
 	}
 	l.framer.noteSent(msg)
-	done := make(chan error, 1)
+	done := make(chan struct{})
 	select {
 	case l.writes <- stdioWrite{append(line, '\n'), done}:
 	case <-l.ended:
@@ -88,9 +89,9 @@ func (l *stdioLink) Write(ctx context.Context, msg jsonrpc.Message) error {
 		return context.Cause(ctx)
 	}
 	select {
-	case err := <-done:
+	case <-done:
 		l.framer.noteWritten(msg)
-		return err
+		return nil
 	case <-l.ended:
 		return l.cause
 	case <-ctx.Done():
@@ -142,7 +143,12 @@ func (l *stdioLink) readMessages() {
 	for {
 		msg, err := l.framer.readMessage()
 		if err != nil {
-			l.endReading(err)
+			var violation *ProtocolError
+			if errors.As(err, &violation) {
+				l.end(err)
+			} else {
+				l.endBroken("output")
+			}
 			return
 		}
 		select {
@@ -153,24 +159,14 @@ func (l *stdioLink) readMessages() {
 	}
 }
 
-// endReading ends the connection unless the process is what ended: its reason is the
-// better one.
-func (l *stdioLink) endReading(err error) {
-	var violation *ProtocolError
-	if errors.As(err, &violation) {
-		l.end(err)
-		return
-	}
-	exited := make(chan struct{})
-	l.running.Go(func() {
-		_ = l.proc.Wait() // watchProcess reports it
-		close(exited)
-	})
+// endBroken ends the connection because a pipe broke. If the process has ended, as it
+// mostly has, watchProcess ends the connection instead: its reason is the better one.
+func (l *stdioLink) endBroken(pipe string) {
 	select {
-	case <-exited:
+	case <-l.exited:
 	case <-l.ended:
 	case <-time.After(drainTime):
-		l.end(&EndedError{Open: true})
+		l.end(&EndedError{Closed: pipe})
 	}
 }
 
@@ -186,13 +182,19 @@ func (l *stdioLink) writeLines() {
 			})
 			_, err := io.Writer(stdin).Write(w.line)
 			stuck.Stop()
-			w.done <- err
+			if err != nil {
+				l.endBroken("input")
+				<-l.ended
+				return
+			}
+			close(w.done)
 		}
 	}
 }
 
 func (l *stdioLink) watchProcess() {
 	err := l.proc.Wait()
+	close(l.exited)
 	select {
 	case <-l.drained:
 	case <-l.ended:
