@@ -291,6 +291,20 @@ func UnpackCommand(dir string, r io.Reader) UserCommand {
 	return UserCommand{Argv: []string{sandbox.GuestPath, archive.UnpackWord, dir}, Stdin: r}
 }
 
+// PackChangesCommand returns a command that writes what has changed in directories of the
+// sandbox since a time to w, for [UnpackChangesCommand]; see [archive.PackChanges]. Its
+// exit status and the trust in it are as for [PackCommand].
+func PackChangesCommand(since time.Time, dirs []string, w io.Writer) UserCommand {
+	argv := []string{sandbox.GuestPath, archive.PackChangesWord, strconv.FormatInt(since.UnixNano(), 10)}
+	return UserCommand{Argv: append(argv, dirs...), Stdout: w}
+}
+
+// UnpackChangesCommand returns a command that makes such changes below a directory of
+// another sandbox. Its exit status is as for [UnpackCommand].
+func UnpackChangesCommand(dir string, r io.Reader) UserCommand {
+	return UserCommand{Argv: []string{sandbox.GuestPath, archive.UnpackChangesWord, dir}, Stdin: r}
+}
+
 // UserResult is how a user's command ended.
 type UserResult struct {
 	Status sandbox.ExitStatus

@@ -44,7 +44,11 @@ func runMode(args []string) int {
 	case archive.PackWord:
 		return transfer.Pack(args[1:])
 	case archive.UnpackWord:
-		return transfer.Unpack(args[1:])
+		return transfer.Unpack(args[1:], archive.Unpack)
+	case archive.PackChangesWord:
+		return transfer.PackChanges(args[1:])
+	case archive.UnpackChangesWord:
+		return transfer.Unpack(args[1:], archive.UnpackChanges)
 	case probe.IdleWord:
 		return probe.Idle()
 	case "version":

@@ -3,6 +3,7 @@ package archive
 import (
 	"io/fs"
 	"syscall"
+	"time"
 )
 
 // openFlags open a file without following a symlink at its end, and without
@@ -17,4 +18,11 @@ func identifyFile(info fs.FileInfo) (fileID, bool) {
 		return fileID{}, false
 	}
 	return fileID{st.Dev, st.Ino, uint64(st.Nlink)}, true //nolint:unconvert // its type differs between architectures
+}
+
+// changedSince reports whether a file, or what the kernel keeps about it, has changed
+// since a time.
+func changedSince(info fs.FileInfo, since time.Time) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return !ok || !time.Unix(int64(st.Ctim.Sec), int64(st.Ctim.Nsec)).Before(since) //nolint:unconvert // their types differ between architectures
 }

@@ -2,9 +2,15 @@
 
 package archive
 
-import "io/fs"
+import (
+	"io/fs"
+	"time"
+)
 
 const openFlags = 0
 
 // identifyFile returns false: files with several names become several files.
 func identifyFile(fs.FileInfo) (fileID, bool) { return fileID{}, false }
+
+// changedSince reports whether the content of a file has changed since a time.
+func changedSince(info fs.FileInfo, since time.Time) bool { return !info.ModTime().Before(since) }

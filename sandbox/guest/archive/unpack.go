@@ -39,6 +39,10 @@ import (
 // between two entries counts as complete, so the caller must learn from its
 // source whether it is.
 func Unpack(r io.Reader, dir string, bounds Bounds) error {
+	return unpack(r, dir, unpacker{budget: budget{Bounds: bounds}})
+}
+
+func unpack(r io.Reader, dir string, u unpacker) error {
 	info, err := os.Stat(dir) // opening a pipe would wait
 	if err == nil && !info.IsDir() {
 		err = &fs.PathError{Op: "open", Path: dir, Err: syscall.ENOTDIR}
@@ -53,8 +57,7 @@ func Unpack(r io.Reader, dir string, bounds Bounds) error {
 	if err != nil {
 		return fmt.Errorf("unpack: %w", err)
 	}
-	u := unpacker{root: root, budget: budget{Bounds: bounds}, at: "."}
-	u.dir = root
+	u.root, u.dir, u.at = root, root, "."
 	err = u.unpackAll(tar.NewReader(r))
 	if err == nil {
 		_, err = io.CopyN(io.Discard, r, maxPadding) // so that the sender can write it
@@ -83,6 +86,7 @@ type unpacker struct {
 	directories []directory
 	files       map[string]struct{} // that the archive contains
 	block       []byte
+	changes     bool // the archive is one of PackChanges
 }
 
 type directory struct {
@@ -121,6 +125,9 @@ func (u *unpacker) addEntry(h *tar.Header, content io.Reader) error {
 	}
 	if err := u.budget.takeEntry(size); err != nil {
 		return err
+	}
+	if u.changes && h.Typeflag == tar.TypeReg && strings.HasPrefix(name, namesDir+"/") {
+		return u.removeOthers(name, h.Size, content)
 	}
 	if name == "." {
 		if h.Typeflag != tar.TypeDir {

@@ -12,7 +12,9 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
@@ -29,6 +31,31 @@ func Pack(args []string) int {
 	if len(args) < 1 || len(args) > 2 {
 		return report(wrongUsage, errors.New("usage: pack PATH [NAME]"))
 	}
+	return pack(func(w io.Writer, o archive.PackOptions) error {
+		if len(args) == 2 {
+			o.Name = args[1]
+		}
+		return archive.Pack(w, args[0], o)
+	})
+}
+
+// PackChanges writes what has changed in the directories that the arguments name, since
+// the time of the first, to standard output. It returns an exit status.
+func PackChanges(args []string) int {
+	if len(args) < 2 {
+		return report(wrongUsage, errors.New("usage: pack-changes SINCE DIRECTORY..."))
+	}
+	nanoseconds, err := strconv.ParseInt(args[0], 10, 64)
+	if err != nil {
+		return report(wrongUsage, err)
+	}
+	return pack(func(w io.Writer, o archive.PackOptions) error {
+		return archive.PackChanges(w, args[1:], time.Unix(0, nanoseconds), o)
+	})
+}
+
+// pack writes an archive to standard output and returns an exit status.
+func pack(write func(w io.Writer, o archive.PackOptions) error) int {
 	status := 0
 	o := archive.PackOptions{LeaveOut: func(_ string, err error) error {
 		if !errors.Is(err, archive.ErrSpecial) {
@@ -37,11 +64,8 @@ func Pack(args []string) int {
 		report(status, fmt.Errorf("left out: %w", err))
 		return nil
 	}}
-	if len(args) == 2 {
-		o.Name = args[1]
-	}
 	out := bufio.NewWriterSize(os.Stdout, 64<<10)
-	err := archive.Pack(out, args[0], o)
+	err := write(out, o)
 	if err == nil {
 		err = out.Flush()
 	}
@@ -57,8 +81,8 @@ func Pack(args []string) int {
 }
 
 // Unpack writes the archive from standard input below the directory that the
-// argument names. It returns an exit status.
-func Unpack(args []string) int {
+// argument names, by [archive.Unpack] or [archive.UnpackChanges]. It returns an exit status.
+func Unpack(args []string, unpack func(r io.Reader, dir string, bounds archive.Bounds) error) int {
 	if len(args) != 1 {
 		return report(wrongUsage, errors.New("usage: unpack DIRECTORY"))
 	}
@@ -74,7 +98,7 @@ func Unpack(args []string) int {
 		_, err := io.CopyBuffer(w, struct{ io.Reader }{os.Stdin}, make([]byte, 64<<10))
 		w.CloseWithError(err)
 	}()
-	err := archive.Unpack(bufio.NewReaderSize(in, 64<<10), args[0], archive.Bounds{})
+	err := unpack(bufio.NewReaderSize(in, 64<<10), args[0], archive.Bounds{})
 	switch {
 	case errors.Is(err, archive.ErrNoDirectory):
 		return report(archive.StatusNoDirectory, err)

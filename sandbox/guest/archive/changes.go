@@ -1,0 +1,171 @@
+package archive
+
+import (
+	"archive/tar"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// namesDir is the directory in an archive of [PackChanges] whose files are the names that
+// changed directories had: each name is followed by a NUL, those of directories by a
+// slash and a NUL.
+const namesDir = ".caisson-names"
+
+// PackChanges writes what has changed since a time in the directories to w, as an archive
+// for [UnpackChanges]. The names of the entries are absolute paths without the first
+// slash. A file has changed if the kernel has touched its inode since (st_ctime), which
+// programs without the right to set the clock can't fake. The kernel's time of a change may
+// be 10 ms early, so since must be so much before the first one. A directory that has changed is
+// added with the names in it, by which removed ones are found. No directory is left for
+// another file system; one that is mounted below another must be named itself. Directories
+// that do not exist are left out. Of PackOptions, Name is unused.
+func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) error {
+	p := packer{tar: tar.NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}}
+	p.budget.entries = 1 // no first entry ends it
+	for _, dir := range dirs {
+		dir = filepath.Clean(dir)
+		info, err := os.Lstat(dir)
+		if os.IsNotExist(err) {
+			continue
+		}
+		if err == nil && !info.IsDir() {
+			err = &fs.PathError{Op: "pack", Path: dir, Err: ErrNoDirectory}
+		}
+		if err == nil {
+			p.top, _ = identifyFile(info)
+			err = p.addChanges(dir, info, since)
+		}
+		if err != nil {
+			return fmt.Errorf("pack changes: %w", err)
+		}
+	}
+	if err := p.tar.Close(); err != nil {
+		return fmt.Errorf("pack changes: %w", err)
+	}
+	return nil
+}
+
+// addChanges adds a directory, if it has changed, and what has changed below it.
+func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error {
+	name := changeName(dir)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		if err := p.leaveOut(name, err); err != nil {
+			return err
+		}
+		return nil
+	}
+	if changedSince(info, since) {
+		if err := p.addNames(name, info, entries); err != nil {
+			return err
+		}
+	}
+	for _, e := range entries {
+		file := filepath.Join(dir, e.Name())
+		info, err := os.Lstat(file)
+		switch {
+		case os.IsNotExist(err):
+		case err != nil:
+			err = p.leaveOut(changeName(file), err)
+		case info.IsDir():
+			if id, ok := identifyFile(info); !ok || id.device == p.top.device {
+				err = p.addChanges(file, info, since)
+			}
+		case changedSince(info, since):
+			err = p.addEntry(file, changeName(file), info)
+		}
+		if err != nil && !os.IsNotExist(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// addNames adds a directory without its content, and the names in it.
+func (p *packer) addNames(name string, info fs.FileInfo, entries []fs.DirEntry) error {
+	err := p.addHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX})
+	if err != nil {
+		return err
+	}
+	var names strings.Builder
+	for _, e := range entries {
+		names.WriteString(e.Name())
+		if e.IsDir() {
+			names.WriteByte('/')
+		}
+		names.WriteByte(0)
+	}
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: path.Join(namesDir, name, "names"), Mode: 0o644, Size: int64(names.Len()), Format: tar.FormatPAX}
+	if err := p.addHeader(h); err != nil {
+		return err
+	}
+	_, err = io.WriteString(p.tar, names.String())
+	return err
+}
+
+// changeName returns the name in an archive of changes of a clean absolute path.
+func changeName(file string) string {
+	name := strings.TrimPrefix(filepath.ToSlash(file), "/")
+	if name == "" {
+		return "."
+	}
+	return name
+}
+
+// UnpackChanges is [Unpack] for an archive of [PackChanges]: it also removes what a
+// changed directory did not contain any more, and what was a directory and is none any
+// more, or the other way around. Modification times of directories are not restored where
+// only a file in them has changed. The archive is as untrusted as any, and nothing outside dir
+// is removed.
+func UnpackChanges(r io.Reader, dir string, bounds Bounds) error {
+	return unpack(r, dir, unpacker{budget: budget{Bounds: bounds}, changes: true})
+}
+
+// maxNames bounds the names of one directory in bytes.
+const maxNames = 64 << 20
+
+// removeOthers removes what a directory contains beside the names that are read from
+// content, which belong to the entry called name.
+func (u *unpacker) removeOthers(name string, size int64, content io.Reader) error {
+	dir := path.Dir(strings.TrimPrefix(name, namesDir+"/"))
+	if size > maxNames {
+		return fmt.Errorf("%w: %.60q has %d bytes of names", ErrEntry, dir, size)
+	}
+	text, err := io.ReadAll(content)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrMalformed, err)
+	}
+	isDir := map[string]bool{}
+	for n := range strings.SplitSeq(string(text), "\x00") {
+		base, slash := strings.CutSuffix(n, "/")
+		isDir[base] = slash
+	}
+	if err := u.enterDirectory(dir); err != nil {
+		return err
+	}
+	f, err := u.dir.Open(".")
+	if err != nil {
+		return err
+	}
+	entries, err := f.ReadDir(-1)
+	_ = f.Close() // only read
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if wantDir, kept := isDir[e.Name()]; kept && wantDir == e.IsDir() {
+			continue
+		}
+		if err := u.dir.RemoveAll(e.Name()); err != nil {
+			return err
+		}
+		clear(u.files) // some may be gone, and no hard link may name them
+	}
+	return nil
+}

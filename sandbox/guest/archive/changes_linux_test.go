@@ -1,0 +1,147 @@
+package archive
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+)
+
+// copyTree makes a second tree like the first.
+func copyTree(t testing.TB, from, to string) {
+	t.Helper()
+	must(t, os.MkdirAll(to, 0o755))
+	if out, err := exec.Command("cp", "-a", from+"/.", to).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// settle returns a time that separates what was written from what will be: times of files
+// are those of the kernel's last tick, up to 10 ms before.
+func settle() time.Time {
+	time.Sleep(20 * time.Millisecond)
+	now := time.Now()
+	time.Sleep(20 * time.Millisecond)
+	return now
+}
+
+// withoutTimes returns lines of describe without the times of directories: making a file
+// anew changes them.
+func withoutTimes(lines []string) []string {
+	for i, l := range lines {
+		if before, _, ok := strings.Cut(l, " drwx"); ok {
+			lines[i] = before + " " + strings.Fields(l)[1]
+		}
+	}
+	return lines
+}
+
+// TestChanges: any changes of a tree make its copy the same.
+func TestChanges(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		top := t.TempDir()
+		from, to := filepath.Join(top, "from"), filepath.Join(top, "copies", strings.TrimPrefix(filepath.Join(top, "from"), "/"))
+		must(t, os.Mkdir(from, 0o755))
+		names := rapid.SampledFrom([]string{"a", "b", "c", "d/a", "d/b", "d/e/a", "d/e", "f/g/h"})
+		change := func() {
+			name := filepath.Join(from, names.Draw(rt, "name"))
+			switch rapid.IntRange(0, 4).Draw(rt, "change") {
+			case 0:
+				_ = os.RemoveAll(name)
+			case 1:
+				_ = os.MkdirAll(name, 0o755)
+			case 2:
+				_ = os.Symlink("a", name)
+			case 3:
+				_ = os.Chmod(name, 0o700)
+			default:
+				if os.MkdirAll(filepath.Dir(name), 0o755) == nil {
+					_ = os.WriteFile(name, []byte(rapid.SampledFrom([]string{"", "x", "yy"}).Draw(rt, "content")), 0o644)
+				}
+			}
+		}
+		for range rapid.IntRange(0, 8).Draw(rt, "before") {
+			change()
+		}
+		copyTree(t, from, to)
+		since := settle()
+		for range rapid.IntRange(0, 8).Draw(rt, "after") {
+			change()
+		}
+		var b bytes.Buffer
+		must(t, PackChanges(&b, []string{from}, since, PackOptions{}))
+		must(t, UnpackChanges(&b, filepath.Join(top, "copies"), Bounds{}))
+		if d := gocmp.Diff(withoutTimes(describe(t, from)), withoutTimes(describe(t, to))); d != "" {
+			rt.Errorf("changed (-from +to):\n%s", d)
+		}
+	})
+}
+
+// TestPackChangesLeavesOut: what has not changed is not in the archive, even if its
+// modification time is set to now, or forward.
+func TestPackChangesLeavesOut(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"old", "new", "touched", "forged"} {
+		must(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o644))
+	}
+	must(t, os.Chtimes(filepath.Join(dir, "old"), time.Time{}, time.Now().Add(time.Hour)))
+	since := settle()
+	must(t, os.WriteFile(filepath.Join(dir, "new"), []byte("changed"), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "forged"), []byte("forged!"), 0o644))
+	must(t, os.Chtimes(filepath.Join(dir, "forged"), time.Unix(1, 0), time.Unix(1, 0))) // hides nothing
+	var b bytes.Buffer
+	must(t, PackChanges(&b, []string{dir, filepath.Join(dir, "absent")}, since, PackOptions{}))
+	var got []string
+	in := tar.NewReader(&b)
+	for h, err := in.Next(); err == nil; h, err = in.Next() {
+		got = append(got, filepath.Base(h.Name))
+	}
+	if want := []string{"forged", "new"}; !gocmp.Equal(got, want) {
+		t.Errorf("packed %q, want %q", got, want)
+	}
+	if err := PackChanges(&b, []string{filepath.Join(dir, "old")}, since, PackOptions{}); !errors.Is(err, ErrNoDirectory) {
+		t.Errorf("of a file: %v", err)
+	}
+}
+
+// TestUnpackChangesRefuses: hostile names remove nothing outside.
+func TestUnpackChangesRefuses(t *testing.T) {
+	names := func(name, content string) tar.Header {
+		return tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(content))}
+	}
+	for name, text := range map[string][]byte{
+		"dots":      write(t, names(namesDir+"/../outside/names", "y")),
+		"a symlink": write(t, names(namesDir+"/existing/names", "y")),
+		"its own":   write(t, link("l", "../outside"), names(namesDir+"/l/names", "y")),
+		"a file":    write(t, names(namesDir+"/mine/names", "y")),
+	} {
+		top, to := place(t)
+		before := describe(t, filepath.Join(top, "outside"))
+		if err := UnpackChanges(bytes.NewReader(text), to, Bounds{}); !errors.Is(err, ErrEntry) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if d := gocmp.Diff(before, describe(t, filepath.Join(top, "outside"))); d != "" {
+			t.Errorf("%s changed what is outside:\n%s", name, d)
+		}
+	}
+	top, to := place(t) // a symlink that goes is not followed
+	must(t, UnpackChanges(bytes.NewReader(write(t, names(namesDir+"/names", "y"))), to, Bounds{}))
+	if n := len(describe(t, filepath.Join(top, "outside"))); n != 2 || len(describe(t, to)) != 1 {
+		t.Errorf("%d names outside, and inside %q", n, describe(t, to))
+	}
+	// Unpack knows no such entries: they are files.
+	_, to = place(t)
+	must(t, Unpack(bytes.NewReader(write(t, names(namesDir+"/names", "y"))), to, Bounds{}))
+	if len(describe(t, to)) != 5 {
+		t.Error(fmt.Sprint(describe(t, to)))
+	}
+}
