@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -156,6 +157,9 @@ func (r *harborReader) readSteps(f harborFile) error {
 		}
 		if step.MinReward, err = minReward(s.MinReward); err != nil {
 			return fmt.Errorf("step %s: %w", s.Name, err)
+		}
+		if first := r.task.Steps; len(first) > 0 && !reflect.DeepEqual(first[0].Agent.Network, step.Agent.Network) {
+			r.unsupported("steps whose agents have different networks")
 		}
 		r.task.Steps = append(r.task.Steps, step)
 	}

@@ -2,6 +2,7 @@ package archive
 
 import (
 	"archive/tar"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -68,6 +70,9 @@ func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error
 	}
 	for _, e := range entries {
 		file := filepath.Join(dir, e.Name())
+		if p.o.Skip != nil && p.o.Skip(file) {
+			continue
+		}
 		info, err := os.Lstat(file)
 		switch {
 		case os.IsNotExist(err):
@@ -162,7 +167,8 @@ func (u *unpacker) removeOthers(name string, size int64, content io.Reader) erro
 		if wantDir, kept := isDir[e.Name()]; kept && wantDir == e.IsDir() {
 			continue
 		}
-		if err := u.dir.RemoveAll(e.Name()); err != nil {
+		err := u.dir.RemoveAll(e.Name())
+		if err != nil && !errors.Is(err, syscall.EBUSY) { // a mount point, which only this sandbox has
 			return err
 		}
 		clear(u.files) // some may be gone, and no hard link may name them

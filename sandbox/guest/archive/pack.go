@@ -25,6 +25,9 @@ type PackOptions struct {
 	// returns its error; if it is nil, Pack goes on without the entry. Without
 	// LeaveOut every such error ends Pack, and so does that of the first entry.
 	LeaveOut func(name string, err error) error
+	// Skip reports whether [PackChanges] leaves out the file or directory at a path.
+	// Nil skips none.
+	Skip func(path string) bool
 }
 
 // Pack writes the file, directory or symlink at name, and everything below it,

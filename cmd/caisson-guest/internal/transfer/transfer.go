@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -49,9 +50,45 @@ func PackChanges(args []string) int {
 	if err != nil {
 		return report(wrongUsage, err)
 	}
+	mounted, err := mountPoints()
+	if err != nil {
+		return report(failed, err)
+	}
 	return pack(func(w io.Writer, o archive.PackOptions) error {
+		o.Skip = func(path string) bool { return mounted[path] }
 		return archive.PackChanges(w, args[1:], time.Unix(0, nanoseconds), o)
 	})
+}
+
+// mountPoints returns the mount points of this sandbox, files among them.
+func mountPoints() (map[string]bool, error) {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	points := map[string]bool{}
+	for line := range strings.Lines(string(text)) {
+		if fields := strings.Fields(line); len(fields) > 4 {
+			points[unescapeOctal(fields[4])] = true
+		}
+	}
+	return points, nil
+}
+
+// unescapeOctal replaces \NNN, by which the kernel writes spaces and backslashes (proc(5)).
+func unescapeOctal(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if i+3 < len(s) && s[i] == '\\' {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
 }
 
 // pack writes an archive to standard output and returns an exit status.

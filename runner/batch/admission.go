@@ -1,0 +1,97 @@
+package batch
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/caisson-run/caisson/runner/batch/task"
+)
+
+// Capacity is what all trials of a process may use together. A zero field is no bound.
+type Capacity struct {
+	// Trials is the number of trials at a time.
+	Trials                               int
+	MemoryBytes, MilliCPUs, StorageBytes int64
+}
+
+// CapacityError reports a task that needs more than there is.
+type CapacityError struct {
+	// Kind is memory or storage.
+	Kind       string
+	Need, Have int64 // bytes
+}
+
+// Error returns both amounts.
+func (e *CapacityError) Error() string {
+	return fmt.Sprintf("it needs %d MiB of %s, and there are %d MiB", e.Need>>20, e.Kind, e.Have>>20)
+}
+
+// Check returns a [CapacityError] if an environment can never be admitted. One that wants
+// more processors than there are gets all of them.
+func (c Capacity) Check(e task.Environment) error {
+	switch {
+	case c.MemoryBytes > 0 && e.MemoryBytes > c.MemoryBytes:
+		return &CapacityError{"memory", e.MemoryBytes, c.MemoryBytes}
+	case c.StorageBytes > 0 && e.StorageBytes > c.StorageBytes:
+		return &CapacityError{"storage", e.StorageBytes, c.StorageBytes}
+	}
+	return nil
+}
+
+// admission admits trials as long as all fit. The zero value is not usable.
+type admission struct {
+	capacity Capacity
+
+	mu   sync.Mutex
+	used Capacity
+	// freed is closed, and made anew, when a trial ends.
+	freed chan struct{}
+}
+
+func newAdmission(c Capacity) *admission { return &admission{capacity: c, freed: make(chan struct{})} }
+
+// acquire waits until a trial in an environment fits, and returns the function that ends
+// its use. One caller waits at a time, so that none is overtaken.
+func (a *admission) acquire(ctx context.Context, e task.Environment) (release func(), err error) {
+	need := Capacity{Trials: 1, MemoryBytes: e.MemoryBytes, MilliCPUs: e.MilliCPUs, StorageBytes: e.StorageBytes}
+	if a.capacity.MilliCPUs > 0 {
+		need.MilliCPUs = min(need.MilliCPUs, a.capacity.MilliCPUs)
+	}
+	for {
+		a.mu.Lock()
+		wait := a.freed
+		fits := a.fits(need)
+		if fits {
+			a.add(need, 1)
+		}
+		a.mu.Unlock()
+		if fits {
+			return sync.OnceFunc(func() {
+				a.mu.Lock()
+				defer a.mu.Unlock()
+				a.add(need, -1)
+				close(a.freed)
+				a.freed = make(chan struct{})
+			}), nil
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+func (a *admission) fits(need Capacity) bool {
+	within := func(used, need, bound int64) bool { return bound <= 0 || used+need <= bound }
+	return within(int64(a.used.Trials), 1, int64(a.capacity.Trials)) && within(a.used.MemoryBytes, need.MemoryBytes, a.capacity.MemoryBytes) &&
+		within(a.used.MilliCPUs, need.MilliCPUs, a.capacity.MilliCPUs) && within(a.used.StorageBytes, need.StorageBytes, a.capacity.StorageBytes)
+}
+
+func (a *admission) add(need Capacity, sign int64) {
+	a.used.Trials += int(sign)
+	a.used.MemoryBytes += sign * need.MemoryBytes
+	a.used.MilliCPUs += sign * need.MilliCPUs
+	a.used.StorageBytes += sign * need.StorageBytes
+}
