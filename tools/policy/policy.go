@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -47,6 +48,10 @@ type Policy struct {
 	// Sandboxed replaces Classes for tools that run in the sandbox. A class
 	// that is missing keeps its mode of Classes.
 	Sandboxed map[tools.Class]Mode
+	// Servers is the least strict mode of a tool of a server that Tools does not name, nor
+	// its server, whatever the modes of classes are: what a server declares of its tool
+	// makes nothing milder. "" means ModePrompt.
+	Servers Mode
 	// Tools overrides single tools. A key is a canonical name, its wire form,
 	// or "server/*" (also "server__*") for all tools of one server. A canonical
 	// key wins over its wire form, and both over the server's. A prompt or a
@@ -106,6 +111,9 @@ func (p Policy) Validate() error {
 				return fmt.Errorf("check policy: %s %s has the mode %q; modes are auto, prompt, prompt_once, deny", group.name, class, mode)
 			}
 		}
+	}
+	if p.Servers != "" && !p.Servers.isValid() {
+		return fmt.Errorf("check policy: servers has the mode %q; modes are auto, prompt, prompt_once, deny", p.Servers)
 	}
 	for key, mode := range p.Tools {
 		if !mode.isValid() {
@@ -178,17 +186,14 @@ type situation struct {
 
 func (p Policy) decideSituation(s situation) Verdict {
 	def, workspace, acts := s.def, s.workspace, s.acts
-	rules := p.rulesFor(def, workspace)
-	verdict := rules[0]
-	for _, rule := range rules {
-		if rule.Mode == ModeDeny {
-			verdict = rule
-			break
-		}
-	}
+	verdict := decisiveRule(p.rulesFor(def, workspace))
 	for _, name := range acts {
-		if mode, ok := p.Tools[string(name)]; ok && mode.rank() > verdict.Mode.rank() {
-			verdict = Verdict{Mode: mode, Rule: "tool " + string(name) + ", whose work this call does", As: name}
+		rules := p.rulesByName(name)
+		if len(rules) == 0 && name.Server() != "" {
+			rules = append(rules, p.serverRule())
+		}
+		if v := decisiveRule(rules); v.Mode != "" && v.Mode.rank() > verdict.Mode.rank() {
+			verdict = Verdict{Mode: v.Mode, Rule: v.Rule + ", whose work this call does", As: name}
 		}
 	}
 	verdict = p.decideCommands(verdict, s.commands, s.danger)
@@ -204,6 +209,18 @@ func (p Policy) decideSituation(s situation) Verdict {
 		verdict.Mode, verdict.Rule = ModeDeny, "no prompts, "+verdict.Rule
 	}
 	return verdict
+}
+
+// decisiveRule returns the first deny among rules, otherwise the first rule; the zero
+// Verdict for none.
+func decisiveRule(rules []Verdict) Verdict {
+	if i := slices.IndexFunc(rules, func(v Verdict) bool { return v.Mode == ModeDeny }); i >= 0 {
+		return rules[i]
+	}
+	if len(rules) == 0 {
+		return Verdict{}
+	}
+	return rules[0]
 }
 
 // dangerousPatterns are the patterns of all layers.
@@ -224,18 +241,19 @@ func (p Policy) DangerousIn(script string) (string, error) {
 }
 
 // Unmatched are the keys of per-tool modes, of all layers, that name none of
-// the tools, sorted.
-func (p Policy) Unmatched(defs []tools.Definition) []string {
+// the tools, sorted. A key about one of the servers, whose tools are not known, is none
+// of them.
+func (p Policy) Unmatched(defs []tools.Definition, servers ...string) []string {
 	var keys []string
 	for _, key := range slices.Sorted(maps.Keys(p.Tools)) {
-		if !slices.ContainsFunc(defs, func(def tools.Definition) bool {
-			return slices.Contains(ruleKeys(def), key) || def.ActsAs != nil && slices.Contains(def.ActsAs(nil), tools.Name(key))
+		if !slices.Contains(servers, serverOf(key)) && !slices.ContainsFunc(defs, func(def tools.Definition) bool {
+			return slices.Contains(ruleKeys(def.Name), key) || def.ActsAs != nil && slices.Contains(def.ActsAs(nil), tools.Name(key))
 		}) {
 			keys = append(keys, key)
 		}
 	}
 	for _, stricter := range p.Tighten {
-		keys = append(keys, stricter.Unmatched(defs)...)
+		keys = append(keys, stricter.Unmatched(defs, servers...)...)
 	}
 	slices.Sort(keys)
 	return slices.Compact(keys)
@@ -274,6 +292,25 @@ func (p Policy) AllowsSandboxed(defs []tools.Definition, workspace string) bool 
 	})
 }
 
+// AllowsServer reports whether the policy lets a call of some tool of a server run,
+// perhaps after a prompt. Its tools have the class and the place, and need not be known.
+func (p Policy) AllowsServer(server string, class tools.Class, runs tools.Place, workspace string) bool {
+	names := []tools.Name{tools.Name(server + "/any")}
+	for key := range p.Tools {
+		if tool, ok := strings.CutPrefix(strings.Replace(key, "__", "/", 1), server+"/"); ok && tool != "*" {
+			names = append(names, tools.Name(server+"/"+tool))
+		}
+	}
+	return slices.ContainsFunc(names, func(name tools.Name) bool {
+		return p.Decide(tools.Definition{Name: name, Class: class, Runs: runs}, workspace).Mode != ModeDeny
+	})
+}
+
+// serverOf returns the server of a key of per-tool modes, "" for a tool of our own.
+func serverOf(key string) string {
+	return tools.Name(strings.Replace(key, "__", "/", 1)).Server()
+}
+
 // restrictsTool reports whether a rule of any layer restricts the tool by its name.
 func (p Policy) restrictsTool(name tools.Name) bool {
 	mode, ok := p.Tools[string(name)]
@@ -282,15 +319,32 @@ func (p Policy) restrictsTool(name tools.Name) bool {
 
 // ruleKeys are the keys of Policy.Tools that are about a tool, the most exact
 // first.
-func ruleKeys(def tools.Definition) []string {
-	keys := []string{string(def.Name)}
-	if alias, err := def.Name.LLM(); err == nil { // for tools of our own the same key again
-		keys = append(keys, string(alias))
-	}
-	if server := def.Name.Server(); server != "" {
-		keys = append(keys, server+"/*", server+"__*")
+func ruleKeys(name tools.Name) []string {
+	keys := []string{string(name)}
+	if server := name.Server(); server != "" {
+		keys = append(keys, strings.ReplaceAll(string(name), "/", "__"), server+"/*", server+"__*")
 	}
 	return keys
+}
+
+// rulesByName are the rules about a tool by its name, the most exact first.
+func (p Policy) rulesByName(name tools.Name) []Verdict {
+	var rules []Verdict
+	for _, key := range ruleKeys(name) {
+		kind := "tool "
+		if strings.HasSuffix(key, "*") {
+			kind = "server "
+		}
+		if mode, ok := p.Tools[key]; ok {
+			rules = append(rules, Verdict{Mode: mode, Rule: kind + key})
+		}
+	}
+	return rules
+}
+
+// serverRule is the rule about tools of servers that no other rule names.
+func (p Policy) serverRule() Verdict {
+	return Verdict{Mode: cmp.Or(p.Servers, ModePrompt), Rule: "tools of servers"}
 }
 
 // rulesFor are all rules that apply to a tool, the most exact first; never empty.
@@ -300,14 +354,6 @@ func (p Policy) rulesFor(def tools.Definition, workspace string) []Verdict {
 		if ok {
 			rules = append(rules, Verdict{Mode: mode, Rule: rule})
 		}
-	}
-	for _, key := range ruleKeys(def) {
-		mode, ok := p.Tools[key]
-		kind := "tool "
-		if strings.HasSuffix(key, "*") {
-			kind = "server "
-		}
-		add(mode, ok, kind+key)
 	}
 	if p.relaxesWorkspace(workspace) {
 		mode, ok := p.RelaxedModes[def.Class]
@@ -321,8 +367,12 @@ func (p Policy) rulesFor(def tools.Definition, workspace string) []Verdict {
 	}
 	mode, ok := p.Classes[def.Class]
 	add(mode, ok, "class "+string(def.Class))
-	add(ModePrompt, len(rules) == 0, "class "+string(def.Class)+" (no rule)")
-	return rules
+	named := p.rulesByName(def.Name)
+	add(ModePrompt, len(rules)+len(named) == 0, "class "+string(def.Class)+" (no rule)")
+	if def.Name.Server() != "" && len(named) == 0 && (len(rules) == 0 || p.serverRule().Mode.rank() >= rules[0].Mode.rank()) {
+		named = append(named, p.serverRule())
+	}
+	return append(named, rules...)
 }
 
 // classMode is the mode of a class outside of the sandbox.

@@ -103,7 +103,7 @@ func TestPolicyLookup(t *testing.T) {
 		{"no prompts", Policy{Classes: modes, NoPrompts: true, Tools: map[string]Mode{"shell": ModePromptOnce}}, shell, "", Verdict{Mode: ModeDeny, Rule: "no prompts, tool shell"}},
 		{"no prompts holds for what a layer asks", Policy{Classes: map[tools.Class]Mode{tools.ClassExecute: ModeAuto}, NoPrompts: true, Tighten: []Policy{{Name: "project", Classes: modes}}}, shell, "", Verdict{Mode: ModeDeny, Rule: "no prompts, project: class execute"}},
 		{"server in the wire form", Policy{Classes: modes, Tools: map[string]Mode{"srv__*": ModeDeny}}, mcp, "", Verdict{Mode: ModeDeny, Rule: "server srv__*"}},
-		{"a server whose name begins alike", Policy{Classes: modes, Tools: map[string]Mode{"sr/*": ModeDeny, "srv_/*": ModeDeny, "s*": ModeDeny}}, mcp, "", Verdict{Mode: ModePrompt, Rule: "class network"}},
+		{"a server whose name begins alike", Policy{Classes: modes, Tools: map[string]Mode{"sr/*": ModeDeny, "srv_/*": ModeDeny, "s*": ModeDeny}}, mcp, "", Verdict{Mode: ModePrompt, Rule: "tools of servers"}},
 		{"no prompts leaves auto", Policy{Classes: modes, NoPrompts: true}, classTool("r", tools.ClassRead, tools.PlaceHost), "", Verdict{Mode: ModeAuto, Rule: "class read"}},
 		{"tightened", Policy{Classes: modes, Tools: map[string]Mode{"shell": ModeAuto}, Tighten: []Policy{{Classes: modes}}}, shell, "", Verdict{Mode: ModePrompt, Rule: "class execute"}},
 		{"a layer that is as strict is not named", Policy{Classes: modes, Tighten: []Policy{{Name: "project", Classes: modes}}}, shell, "", Verdict{Mode: ModePrompt, Rule: "class execute"}},

@@ -103,7 +103,7 @@ func (p *Policy) tighteningLayers(name string) []policy.Policy {
 		}
 	}
 	stricter := p.ownRules()
-	stricter.Name = name
+	stricter.Name, stricter.Servers = name, policy.ModeAuto
 	for _, class := range []tools.Class{tools.ClassNone, tools.ClassRead, tools.ClassWrite, tools.ClassExecute, tools.ClassNetwork} {
 		if _, ok := stricter.Classes[class]; !ok {
 			stricter.Classes[class] = policy.ModeAuto
