@@ -437,7 +437,7 @@ func newConfirmationRequested(c approval.Confirmation) record.ConfirmationReques
 	return record.ConfirmationRequested{
 		CallID: c.CallID, Name: c.Name, Class: c.Class, RequestID: c.ID, Summary: c.Summary, Command: command,
 		InputHash: c.InputHash, Display: c.Input, Hidden: c.Hidden, Projected: record.NonNil(c.Projected), Diff: tools.Elide(c.Diff, maxRecordedDiff),
-		Runs: c.Runs, Dangerous: c.Dangerous, Notices: c.Notices, Covers: c.Covers, Changed: c.Changed, Scopes: c.Scopes, Phrase: c.Phrase,
+		Runs: c.Runs, Dangerous: c.Dangerous, Notices: c.Notices, Covers: c.Covers, Changed: c.Changed, Scopes: c.Scopes, Phrase: c.Phrase, Definition: c.Definition, Redefined: c.Redefined,
 		ExpiresAt: c.Expires.UTC().Format(record.TimeLayout),
 	}
 }

@@ -40,11 +40,14 @@ func (p Place) isValid() bool { return p == PlaceHost || p == PlaceSandbox || p 
 // Names of the tools whose restrictions also bind the tools that do their work;
 // see [Definition].ActsAs.
 const (
-	NameShell      Name = "shell"
-	NameReadFile   Name = "read_file"
-	NameWriteFile  Name = "write_file"
-	NamePatchFile  Name = "patch_file"
-	NameDeleteFile Name = "delete_file"
+	NameShell Name = "shell"
+
+	NameSearchTools Name = "search_tools"
+	NameLoadTool    Name = "load_tool"
+	NameReadFile    Name = "read_file"
+	NameWriteFile   Name = "write_file"
+	NamePatchFile   Name = "patch_file"
+	NameDeleteFile  Name = "delete_file"
 )
 
 // stateTools are the tools that keep state of ours on the host. None of them can

@@ -1,8 +1,11 @@
 package tools
 
 import (
+	"cmp"
 	"slices"
 	"strings"
+
+	"github.com/agext/levenshtein"
 )
 
 // foreignTools maps names that models and skills know from other programs, as
@@ -37,4 +40,38 @@ func plainName(name string) string {
 func IsSpelling(written string, of Name) bool {
 	plain := plainName(written)
 	return plain == plainName(string(of)) || slices.Contains(foreignTools[plain], of)
+}
+
+// NearestNames returns at most most of the names, those first that are most like what was
+// written in either form: whole, or without their servers. Likeness is from 0 to 1, by
+// Levenshtein distance, and at least least.
+func NearestNames(written string, names []Name, least float64, most int) []Name {
+	const compared = 64 // bytes: the time grows with their square
+	plain := func(s string) string {
+		s = strings.ReplaceAll(strings.ToLower(s), "__", "/")
+		return s[:min(len(s), compared)]
+	}
+	type near struct {
+		name     Name
+		likeness float64
+	}
+	want := plain(written)
+	_, wantTool, _ := strings.Cut(want, "/")
+	var all []near
+	for _, name := range names {
+		have := plain(string(name))
+		likeness := levenshtein.Similarity(want, have, nil)
+		if _, tool, ok := strings.Cut(have, "/"); ok {
+			likeness = max(likeness, levenshtein.Similarity(cmp.Or(wantTool, want), tool, nil))
+		}
+		if likeness >= least {
+			all = append(all, near{name, likeness})
+		}
+	}
+	slices.SortStableFunc(all, func(a, b near) int { return cmp.Compare(b.likeness, a.likeness) })
+	nearest := make([]Name, 0, min(len(all), most))
+	for _, n := range all[:min(len(all), most)] {
+		nearest = append(nearest, n.name)
+	}
+	return nearest
 }

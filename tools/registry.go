@@ -40,10 +40,14 @@ type RegisteredTool struct {
 	Wire    LLMName
 	factory Factory
 	schema  *inputSchema
+	removed chan struct{}
 }
 
 // New makes a fresh instance of the tool, for one call.
 func (t *RegisteredTool) New() Tool { return t.factory() }
+
+// Removed returns a channel that is closed once the tool is not registered any more.
+func (t *RegisteredTool) Removed() <-chan struct{} { return t.removed }
 
 // AcceptInput returns a model's input as canonical JSON, aliases rewritten, or
 // everything that is wrong with it.
@@ -75,7 +79,7 @@ func (r *Registry) Register(f Factory) error {
 		return &RegistrationError{Name: def.Name, Problems: problems}
 	}
 	wire, _ := name.LLM() // ParseName has checked it
-	return r.insertTool(&RegisteredTool{Definition: def, Wire: wire, factory: f, schema: schema})
+	return r.insertTool(&RegisteredTool{Definition: def, Wire: wire, factory: f, schema: schema, removed: make(chan struct{})})
 }
 
 // CheckFactory reports what would keep a tool from being registered in an empty
@@ -123,6 +127,7 @@ func (r *Registry) Unregister(name string) bool {
 	}
 	delete(r.byName, t.Definition.Name)
 	delete(r.byWire, t.Wire)
+	close(t.removed)
 	return true
 }
 

@@ -189,7 +189,11 @@ func printGrants(a *app, list []approval.Grant) error {
 			workspace = g.Workspace
 			say(workspace)
 		}
-		say(fmt.Sprintf("  %-5s %s  %s  %s", g.Decision, g.Created.Format("2006-01-02"), g.Tool, g.Phrase))
+		bound := g.Phrase
+		if g.Definition != "" {
+			bound += " (definition " + g.Definition[:min(len(g.Definition), 12)] + ")"
+		}
+		say(fmt.Sprintf("  %-5s %s  %s  %s", g.Decision, g.Created.Format("2006-01-02"), g.Tool, strings.TrimSpace(bound)))
 	}
 	return errors.Join(errs...)
 }
@@ -286,7 +290,8 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 	if err != nil {
 		return err
 	}
-	if err := takesPhrases(&conf, name); err != nil {
+	definition, err := findPhraseTool(&conf, name)
+	if err != nil {
 		return err
 	}
 	if err := needState(a.environ); err != nil {
@@ -301,7 +306,7 @@ func trustPhrase(a *app, f approvalFlags, text string) error {
 		return err
 	}
 	defer func() { _ = w.Close() }()
-	answer := trustedPhrase{Grant: approval.Grant{Tool: name, Workspace: w.Path, Phrase: phrase, Decision: approval.DecisionAllow}}
+	answer := trustedPhrase{Grant: approval.Grant{Tool: name, Workspace: w.Path, Phrase: phrase, Definition: definition, Decision: approval.DecisionAllow}}
 	store := a.environ.grantStore()
 	decision, known, err := store.Find(answer.Grant)
 	if err := warnCorrupt(a, err); err != nil {
@@ -358,22 +363,24 @@ func trustablePhrase(conf *config.Config, text string) (string, error) {
 	return phrase, nil
 }
 
-// takesPhrases refuses tools that run no commands, and names of ours that are no
-// tool: an approval of a phrase would never be found. A server's tools are not
-// known here.
-func takesPhrases(conf *config.Config, name tools.Name) error {
+// findPhraseTool returns the hash of the definition of a tool, "" for our own. It refuses
+// tools that run no commands, and what is no tool that is known without a session: an
+// approval of a phrase would never be found.
+func findPhraseTool(conf *config.Config, name tools.Name) (definition string, err error) {
 	defs, err := toolsOf(conf)
 	if err != nil {
-		return err
+		return "", err
 	}
 	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return def.Name == name })
 	switch {
 	case i < 0 && name.Server() == "":
-		return noTool(string(name))
-	case i >= 0 && defs[i].Commands == nil:
-		return newUsageError("%s runs no commands of a shell: it has no phrase to approve; answer with \"always\" when it is asked about, or set its mode in policy.tools", name)
+		return "", noTool(string(name))
+	case i < 0:
+		return "", newUsageError("%s is a tool of a server, and approved with its definition: answer with \"always\" when it is asked about, or set its mode in policy.tools", name)
+	case defs[i].Commands == nil:
+		return "", newUsageError("%s runs no commands of a shell: it has no phrase to approve; answer with \"always\" when it is asked about, or set its mode in policy.tools", name)
 	}
-	return nil
+	return defs[i].Hash, nil
 }
 
 // newAuthor is on whose behalf a command changes what is decided for good.

@@ -263,6 +263,11 @@ type ConfirmationRequested struct {
 	Scopes    []approval.Scope `json:"scopes,omitempty"`
 	Phrase    string           `json:"phrase,omitempty"`
 	ExpiresAt string           `json:"expires_at"` // RFC 3339
+	// Definition is the hash of the definition of a server's tool, to which answers for
+	// longer than the call are bound. Redefined reports that the tool was allowed before,
+	// with another definition.
+	Definition string `json:"definition,omitempty"`
+	Redefined  bool   `json:"redefined,omitempty"`
 }
 
 // ConfirmationResolved is the answer to a question.

@@ -103,6 +103,7 @@ func samples() []Payload {
 			InputHash: "cd", Display: `{"command":"rm -r build"}`, Projected: []string{}, Diff: "-a\n+b\n", ExpiresAt: "2026-11-20T10:05:00Z",
 			Runs: tools.PlaceSandbox, Dangerous: "rm -r build", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Changed: true,
 			Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways}, Phrase: "rm -r build",
+			Definition: "ef", Redefined: true,
 		},
 		ConfirmationResolved{CallID: "tu_1", RequestID: "00ff", Decision: approval.DecisionDeny, Scope: approval.ScopeOnce, By: "user", Client: "terminal", Reason: "use make test"},
 		ConfirmationAttempted{

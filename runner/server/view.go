@@ -171,22 +171,26 @@ type Confirmation struct {
 	Runs   tools.Place `json:"runs" enum:"host,sandbox" doc:"where it would run"`
 	// Summary, Display, Projected and Diff are safe to show anywhere; Exact is
 	// the input itself.
-	Summary   string           `json:"summary" doc:"the call in one line, safe to show"`
-	Display   string           `json:"display" doc:"the input, safe to show, elided in the middle where it is long"`
-	Exact     any              `json:"input" doc:"the input itself: never for a terminal as it is"`
-	InputHash string           `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
-	Projected []string         `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
-	Diff      string           `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
-	Dangerous string           `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
-	Phrase    string           `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
-	Elided    bool             `json:"diff_elided,omitempty" doc:"the middle of the diff is left out; input is whole"`
-	Notices   []string         `json:"notices,omitempty" doc:"facts about the input that might be overlooked, such as letters that pass for others; safe to show"`
-	Covers    []string         `json:"covers,omitempty" doc:"workspace files whose content the answer covers; what else a command reads is not covered"`
-	Hidden    bool             `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
-	Changed   bool             `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
-	Admin     bool             `json:"requires_admin,omitempty" doc:"only the role admin may allow it"`
-	Scopes    []approval.Scope `json:"scopes" nullable:"false" doc:"how long an answer may hold"`
-	Expires   time.Time        `json:"expires_at" doc:"when it is refused by itself"`
+	Summary   string   `json:"summary" doc:"the call in one line, safe to show"`
+	Display   string   `json:"display" doc:"the input, safe to show, elided in the middle where it is long"`
+	Exact     any      `json:"input" doc:"the input itself: never for a terminal as it is"`
+	InputHash string   `json:"input_hash" doc:"hex SHA-256 of the canonical JSON of the input"`
+	Projected []string `json:"projected_modifications" nullable:"false" doc:"paths that would change, safe to show"`
+	Diff      string   `json:"diff,omitempty" doc:"what would change, as a unified diff, safe to show"`
+	Dangerous string   `json:"dangerous,omitempty" doc:"what of the command the policy finds dangerous, safe to show"`
+	Phrase    string   `json:"phrase,omitempty" doc:"the exact command that an answer of scope always would be bound to, safe to show"`
+	Elided    bool     `json:"diff_elided,omitempty" doc:"the middle of the diff is left out; input is whole"`
+	Notices   []string `json:"notices,omitempty" doc:"facts about the input that might be overlooked, such as letters that pass for others; safe to show"`
+	Covers    []string `json:"covers,omitempty" doc:"workspace files whose content the answer covers; what else a command reads is not covered"`
+	Hidden    bool     `json:"hidden_characters,omitempty" doc:"the input, a path or the diff holds characters that are not seen; they are shown as escapes"`
+	Changed   bool     `json:"changed,omitempty" doc:"it was asked before, and what the diff was made from has changed since"`
+	// Description, Definition and Redefined are about the tool of a server.
+	Description string           `json:"description,omitempty" doc:"what the server says of its tool, safe to show; not to be believed"`
+	Definition  string           `json:"definition,omitempty" doc:"hex SHA-256 of what the server declares of its tool, which an answer for longer than the call is bound to"`
+	Redefined   bool             `json:"redefined,omitempty" doc:"the tool was allowed before, with another definition"`
+	Admin       bool             `json:"requires_admin,omitempty" doc:"only the role admin may allow it"`
+	Scopes      []approval.Scope `json:"scopes" nullable:"false" doc:"how long an answer may hold"`
+	Expires     time.Time        `json:"expires_at" doc:"when it is refused by itself"`
 }
 
 // ConfirmationList lists the open confirmations of a session, the oldest first.

@@ -45,6 +45,13 @@ type Confirmation struct {
 	Seq   int
 	Name  tools.Name
 	Class tools.Class
+	// Description is what the server of a tool says of it, safe for display and bounded,
+	// and Definition the hash that answers for longer than this call are bound to; "" for
+	// our own tools. Redefined reports that the tool was allowed before, with another
+	// definition.
+	Description string
+	Definition  string
+	Redefined   bool
 	// Runs is where it would run, and Workspace the directory on the host, safe
 	// for display, that a lasting answer is for.
 	Runs      tools.Place

@@ -21,13 +21,17 @@ type Grant struct {
 	// Phrase is the exact command of an execute tool, as [policy.StaticPhrase] returns
 	// it; "" for other classes.
 	Phrase string `json:"phrase,omitempty"`
+	// Definition is [tools.Definition].Hash of a server's tool, "" for others. An allow
+	// holds for that definition alone, a deny for every later one too.
+	Definition string `json:"definition,omitempty"`
 	// Decision is DecisionAllow or DecisionDeny.
 	Decision Decision `json:"decision"`
 	// Created is when it was stored, UTC.
 	Created time.Time `json:"created"`
 }
 
-// SameKey reports whether two grants are about the same calls.
+// SameKey reports whether two grants are about the same calls, whatever the definition
+// of the tool was.
 func (g Grant) SameKey(o Grant) bool {
 	return g.Tool.Same(o.Tool) && g.Workspace == o.Workspace && g.Phrase == o.Phrase
 }
@@ -86,20 +90,30 @@ func anyOf[E any](list []E) []any {
 	return all
 }
 
-// Find looks for the stored answer to a tool, workspace and phrase. A deny
+// Find looks for the stored answer to a tool, workspace, phrase and definition. A deny
 // beats an allow. With an error there is no answer.
 func (g *Grants) Find(key Grant) (Decision, bool, error) {
 	list, err := g.List()
 	decision := Decision("")
 	for _, grant := range list {
-		if !grant.SameKey(key) {
-			continue
-		}
-		if decision = grant.Decision; decision == DecisionDeny {
-			break
+		switch {
+		case !grant.SameKey(key):
+		case grant.Decision == DecisionDeny:
+			return DecisionDeny, true, err
+		case grant.Definition == key.Definition:
+			decision = grant.Decision
 		}
 	}
 	return decision, decision != "", err
+}
+
+// IsOutdated reports whether an allow of the same calls is stored for another definition
+// of the tool.
+func (g *Grants) IsOutdated(key Grant) bool {
+	list, _ := g.List() // [Grants.Find] returns the error
+	return slices.ContainsFunc(list, func(grant Grant) bool {
+		return grant.SameKey(key) && grant.Decision == DecisionAllow && grant.Definition != key.Definition
+	})
 }
 
 // List returns all grants in the order in which they were stored.

@@ -9,10 +9,17 @@ import (
 // AnswerKey identifies the confirmations that one answer for the session covers: a
 // tool, and the other tool whose rule asked. An answer to an apply_patch that only
 // adds files does not cover one that deletes, if deletes are asked about. Command is the
-// policy's entry about commands that asked, "" for none.
+// policy's entry about commands that asked, "" for none. Definition is as in [Grant].
 type AnswerKey struct {
-	Tool, As tools.Name
-	Command  string
+	Tool, As   tools.Name
+	Command    string
+	Definition string
+}
+
+// withoutDefinition returns the key that answers have whatever the definition was.
+func (k AnswerKey) withoutDefinition() AnswerKey {
+	k.Definition = ""
+	return k
 }
 
 // SessionAnswers are the answers that hold for a session, one per key. The last one
@@ -21,16 +28,32 @@ type AnswerKey struct {
 type SessionAnswers struct {
 	keeping sync.Mutex // one answer at a time is recorded and kept
 	mu      sync.Mutex
-	answers map[AnswerKey]Decision
+	answers map[AnswerKey]sessionAnswer // by keys without a definition
 	changed chan struct{}
+}
+
+type sessionAnswer struct {
+	decision   Decision
+	definition string
 }
 
 // Find returns the answer for a key, and reports whether there is one.
 func (m *SessionAnswers) Find(key AnswerKey) (Decision, bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	d, ok := m.answers[key]
-	return d, ok
+	a, ok := m.answers[key.withoutDefinition()]
+	if !ok || a.decision == DecisionAllow && a.definition != key.Definition {
+		return "", false
+	}
+	return a.decision, true
+}
+
+// IsOutdated reports whether there is an allow for another definition of the tool.
+func (m *SessionAnswers) IsOutdated(key AnswerKey) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a := m.answers[key.withoutDefinition()]
+	return a.decision == DecisionAllow && a.definition != key.Definition
 }
 
 // Keep stores an answer if record returns true. Its argument is the scope that the
@@ -51,9 +74,9 @@ func (m *SessionAnswers) setAnswer(key AnswerKey, d Decision) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.answers == nil {
-		m.answers = map[AnswerKey]Decision{}
+		m.answers = map[AnswerKey]sessionAnswer{}
 	}
-	m.answers[key] = d
+	m.answers[key.withoutDefinition()] = sessionAnswer{d, key.Definition}
 	if m.changed != nil {
 		close(m.changed)
 		m.changed = nil

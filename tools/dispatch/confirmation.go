@@ -127,18 +127,19 @@ func (r confirmer) storedAnswer(p *pending) (approval.Decision, bool) {
 // grantKey returns the key of a stored answer to this call, and reports whether it can
 // have one.
 func grantKey(p *pending, workspace string) (approval.Grant, bool) {
-	key := approval.Grant{Tool: p.call.Name, Workspace: workspace}
+	def := p.tool.Definition
+	key := approval.Grant{Tool: p.call.Name, Workspace: workspace, Definition: def.Hash}
 	if workspace == "" {
 		return key, false
 	}
-	if p.tool.Definition.Class != tools.ClassExecute {
+	if def.Class != tools.ClassExecute || def.Name.Server() != "" && def.Commands == nil {
 		// A stored answer can't name the part of the tool that was asked about.
 		return key, p.verdict.As == ""
 	}
-	if p.tool.Definition.Commands == nil {
+	if def.Commands == nil {
 		return key, false
 	}
-	commands := p.tool.Definition.Commands(p.call.Input)
+	commands := def.Commands(p.call.Input)
 	if len(commands) != 1 {
 		return key, false
 	}
@@ -187,7 +188,22 @@ func (r confirmer) describeCall(p *pending) approval.Confirmation {
 		c.Scopes = append(c.Scopes, approval.ScopeAlways)
 		c.Phrase, _ = tools.Display(key.Phrase)
 	}
+	if p.call.Name.Server() != "" {
+		r.describeDefinition(p, &c)
+	}
 	return c
+}
+
+// describeDefinition adds what the server of a tool declares.
+func (r confirmer) describeDefinition(p *pending, c *approval.Confirmation) {
+	def := p.tool.Definition
+	text, hidden := tools.DisplayLines(utf8text.Repair(def.Description))
+	c.Description, c.Definition = tools.Elide(text, maxShownDescription), def.Hash
+	if hidden {
+		c.Notices = append(c.Notices, "the server's description holds characters that terminals don't show")
+	}
+	key, lasts := grantKey(p, r.d.opts.Workspace)
+	c.Redefined = r.d.answers.IsOutdated(p.remember) || lasts && r.d.opts.Grants != nil && r.d.opts.Grants.IsOutdated(key)
 }
 
 // requestConfirmations requests the unresolved confirmations of a round together: all

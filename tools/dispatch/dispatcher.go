@@ -183,7 +183,9 @@ func withDefaults(o Options) Options {
 func (d *Dispatcher) Register(f tools.Factory) error { return d.tools.Register(f) }
 
 // Unregister removes a tool by either form of its name and reports whether
-// it was there. Running calls are not affected.
+// it was there. Calls that run are not affected. Those that wait for an answer or a slot
+// end with tool.failed{execution_error}, reason "tool_removed": what was checked and shown
+// is not there any more, also if another tool gets the name.
 func (d *Dispatcher) Unregister(name string) bool { return d.tools.Unregister(name) }
 
 // Definitions are the tools that this session may use, sorted by name. The
@@ -219,14 +221,14 @@ func (d *Dispatcher) Lookup(name string) (tools.Definition, bool) {
 }
 
 // UnmatchedRules are the keys of the policy's per-tool modes that match no
-// registered tool, sorted: a misspelt deny protects nothing, and the user
-// should know. Ask once all tools are registered.
-func (d *Dispatcher) UnmatchedRules() []string {
+// registered tool, nor one of the servers, whose tools come later; sorted. A misspelt deny
+// protects nothing, and the user should know.
+func (d *Dispatcher) UnmatchedRules(servers ...string) []string {
 	var defs []tools.Definition
 	for _, t := range d.tools.All() {
 		defs = append(defs, t.Definition)
 	}
-	return d.opts.Policy.Unmatched(defs)
+	return d.opts.Policy.Unmatched(defs, servers...)
 }
 
 // Unapproved returns the number of calls that were refused because no one could be

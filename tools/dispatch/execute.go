@@ -65,6 +65,10 @@ func (r *round) executeCall(p *pending) {
 		r.refuseCall(p, r.tamperedError(p))
 		return
 	}
+	if p.isRemoved() {
+		r.refuseCall(p, removedError(p))
+		return
+	}
 	called := Called{
 		CallID: p.call.ID, Name: p.call.Name, InputHash: p.hash, InputBytes: len(p.call.Input),
 		Class: p.tool.Definition.Class, Rule: p.verdict.Rule, Summary: p.summary,
@@ -89,6 +93,24 @@ func (r *round) executeCall(p *pending) {
 		r.failCall(p, classifyError(err), out, took)
 	default:
 		r.completeCall(p, out, diff, took)
+	}
+}
+
+// removedError is the failure of a call whose tool is not registered any more.
+func removedError(p *pending) *tools.Error {
+	return &tools.Error{
+		Class: tools.ErrorExecution, Reason: "tool_removed", Visible: true,
+		Message: fmt.Sprintf("Tool %q was removed or changed before the call began.", p.tool.Wire),
+	}
+}
+
+// isRemoved reports whether a call's tool is not registered any more.
+func (p *pending) isRemoved() bool {
+	select {
+	case <-p.tool.Removed():
+		return true
+	default:
+		return false
 	}
 }
 

@@ -270,6 +270,38 @@ func TestUnregisterWhileRunning(t *testing.T) {
 	})
 }
 
+// A call that waits for an answer while its tool is taken away does not run, also if
+// the name is that of another tool by then.
+func TestUnregisterWhileWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, change := range []bool{false, true} {
+			rec := &recorder{}
+			var d *Dispatcher
+			asked := approver(func(context.Context, approval.Confirmation) (approval.Answer, error) {
+				if change {
+					d.Unregister("probe")
+					if err := d.Register(readTool("probe", nil).factory()); err != nil {
+						t.Error(err)
+					}
+				}
+				return approval.Answer{Decision: approval.DecisionAllow, Scope: approval.ScopeOnce}, nil
+			})
+			ran := false
+			d = newDispatcher(t, rec, Options{Broker: brokerOf(asked)}, readTool("probe", func(context.Context, *tools.Call) (tools.Output, error) {
+				ran = true
+				return textOutput("ran"), nil
+			}))
+			r := roundOK(t, d, call("a", "probe", `{}`))[0]
+			if ran == change || (r.Class == tools.ErrorExecution) != change {
+				t.Errorf("changed %t: ran %t, %+v", change, ran, r)
+			}
+			if failed := find[Failed](rec); change && (len(failed) != 1 || failed[0].Reason != "tool_removed" || failed[0].Ran) {
+				t.Errorf("failed: %+v", failed)
+			}
+		}
+	})
+}
+
 // Cancel ends what is under way, however often it is called, and nothing later.
 func TestCancelIsIdempotent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

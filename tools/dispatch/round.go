@@ -139,7 +139,7 @@ func (r *round) checkCall(p *pending) *tools.Error {
 	if !found {
 		name := tools.Name(utf8text.Clip(utf8text.Repair(string(p.call.Name)), tools.MaxNameBytes)) // it goes into records
 		p.call.Name, p.result.Name = name, name
-		return r.unknownTool(name)
+		return unknownTool(name, r.d.Definitions())
 	}
 	p.tool = tool
 	p.call.Name, p.result.Name = tool.Definition.Name, tool.Definition.Name
@@ -177,19 +177,6 @@ func (r *round) notPermitted(tool *tools.RegisteredTool) *tools.Error {
 	return fail
 }
 
-func (r *round) unknownTool(name tools.Name) *tools.Error {
-	offered := r.d.Definitions()
-	var known []string
-	for _, def := range offered {
-		if wire, err := def.Name.LLM(); err == nil {
-			known = append(known, string(wire))
-		}
-	}
-	shown, _ := tools.Display(string(name))
-	message := fmt.Sprintf("There is no tool %q.%s The tools are: %s.", shown, hintAtTools(name, offered), strings.Join(known, ", "))
-	return &tools.Error{Class: tools.ErrorNotFound, Reason: "unknown_tool", Message: message, Visible: true}
-}
-
 func (r *round) checkPaths(p *pending) *tools.Error {
 	if p.tool.Definition.Paths == nil {
 		return nil
@@ -210,7 +197,7 @@ func (r *round) checkPolicy(p *pending) *tools.Error {
 	case policy.ModeAuto:
 		return nil
 	case policy.ModePrompt, policy.ModePromptOnce:
-		p.remember = approval.AnswerKey{Tool: p.call.Name, As: p.verdict.As, Command: p.verdict.Command}
+		p.remember = approval.AnswerKey{Tool: p.call.Name, As: p.verdict.As, Command: p.verdict.Command, Definition: p.tool.Definition.Hash}
 		p.confirm = newConfirmation(p)
 		return nil
 	}

@@ -14,6 +14,8 @@ const (
 	maxShownInput   = 8 << 10
 	maxShownDiff    = 256 << 10
 	maxUnaskedDiff  = 16 << 10
+
+	maxShownDescription = 2 << 10
 )
 
 // summaryLine is one line for people, safe for display.

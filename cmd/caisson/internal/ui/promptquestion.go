@@ -38,6 +38,12 @@ func (q question) allSections(now time.Time, columns int, d detail) []section {
 	if q.Workspace != "" {
 		all = append(all, ours(nil, "  in "+q.Workspace))
 	}
+	if q.Redefined {
+		all = append(all, ours(q.style.red, "  its server has changed the definition of this tool since it was allowed"))
+	}
+	if q.Description != "" {
+		all = append(all, ours(q.style.dim, "  the server "+q.Name.Server()+" says of it: "+strings.ReplaceAll(q.Description, "\n", " ")))
+	}
 	all = append(all, q.argumentLines(columns, d)...)
 	if q.Hidden {
 		all = append(all, ours(q.style.red, "  it holds characters that terminals don't show; they are written as escapes"))
@@ -177,6 +183,9 @@ func (q question) lastingLines() string {
 		what = "connections to " + q.Phrase + " by every command"
 	case q.Phrase != "":
 		what = "exactly `" + q.Phrase + "`"
+	}
+	if q.Definition != "" {
+		what += " as its server defines it now"
 	}
 	if q.Workspace != "" {
 		what += " in this folder"
