@@ -1,0 +1,113 @@
+package mcp
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+)
+
+// FuzzFrames reads what a server may write, in pieces of any size. Whatever it is, the
+// reader ends, keeps its bounds, and takes the same messages whole or in pieces.
+func FuzzFrames(f *testing.F) {
+	for _, text := range []string{
+		"", "\n", "{}\n", "hello\n", `{"jsonrpc":"2.0","id":1,"result":{}}` + "\n", `{"jsonrpc":"2.0","id":1,"result":{}}` + "\r\n" + `{"jsonrpc":"2.0","id":2,"result":{}}`,
+		`[{"jsonrpc":"2.0","id":1,"result":{}}]`, `{"jsonrpc":"2.0","method":"x"}` + "\n" + strings.Repeat("n\n", 10),
+		`{"jsonrpc":"2.0","id":"1","method":"ping","params":{"a":[[[[[[[[[1]]]]]]]]]}}`, "\xff\xfe{\"jsonrpc\"", `{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"m"}}`,
+	} {
+		f.Add([]byte(text))
+	}
+	limits := frameLimits{
+		lineBytes: 4096, depth: 8, noiseLines: 5, noiseBytes: 2048,
+		lines: 0, linesBurst: 100, bytes: 0, bytesBurst: 1 << 20, unanswered: 4,
+	}
+	read := func(r io.Reader) (messages []string, noise int, err error) {
+		var kept bytes.Buffer
+		framer := newFramer(r, &kept, limits)
+		for id := range int64(3) {
+			request, _ := jsonrpc.MakeID(float64(id))
+			framer.noteSent(&jsonrpc.Request{ID: request, Method: "x"})
+		}
+		for {
+			msg, err := framer.readMessage()
+			if err != nil {
+				return messages, kept.Len(), err
+			}
+			encoded, encodeErr := jsonrpc.EncodeMessage(msg)
+			if encodeErr != nil {
+				return messages, kept.Len(), encodeErr
+			}
+			messages = append(messages, string(encoded))
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		whole, noise, err := read(bytes.NewReader(text))
+		var violation *ProtocolError
+		if !errors.Is(err, io.EOF) && !errors.As(err, &violation) {
+			t.Fatalf("error %v", err)
+		}
+		if len(whole) > int(limits.linesBurst) {
+			t.Fatalf("%d messages", len(whole))
+		}
+		if noise > len(text)+limits.noiseLines+len(whole) {
+			t.Fatalf("%d bytes of noise from %d bytes", noise, len(text))
+		}
+		for _, m := range whole {
+			if !json.Valid([]byte(m)) || jsonDepth([]byte(m)) > limits.depth {
+				t.Fatalf("message %q", m)
+			}
+		}
+		pieces, _, pieceErr := read(iotest.OneByteReader(bytes.NewReader(text)))
+		if strings.Join(whole, "\n") != strings.Join(pieces, "\n") || err.Error() != pieceErr.Error() {
+			t.Fatalf("whole: %q, %v; in pieces: %q, %v", whole, err, pieces, pieceErr)
+		}
+	})
+}
+
+func TestJSONDepth(t *testing.T) {
+	for text, want := range map[string]int{
+		`{}`: 1, `1`: 0, `[[{}]]`: 3, `{"a":"[[[[","b":[]}`: 2, `{"a\"[[":{}}`: 2, `"\\"`: 0, `{"a":"\\\"{{"}`: 1, `]]]]{`: 0, `{"unfinished`: 1, `"\`: 0,
+	} {
+		if got := jsonDepth([]byte(text)); got != want {
+			t.Errorf("jsonDepth(%s) = %d, want %d", text, got, want)
+		}
+	}
+}
+
+func TestBucket(t *testing.T) {
+	b := bucket{rate: 10, burst: 5}
+	now := time.Now()
+	for i := range 5 {
+		if !b.take(1, now) {
+			t.Fatalf("take %d failed within the burst", i)
+		}
+	}
+	if b.take(1, now) {
+		t.Error("take beyond the burst")
+	}
+	if !b.take(1, now.Add(time.Second)) {
+		t.Error("take failed after the rate refilled it")
+	}
+}
+
+func TestTail(t *testing.T) {
+	var tl tail
+	for i := range 1000 {
+		_, _ = io.WriteString(&tl, strings.Repeat(string(rune('a'+i%26)), 997))
+	}
+	_, _ = tl.Write(bytes.Repeat([]byte("z"), 3))
+	kept, total := tl.end()
+	if total != 997_003 || len(kept) != tailBytes || !strings.HasSuffix(kept, "zzz") || len(tl.kept) > 2*tailBytes {
+		t.Errorf("kept %d of %d, ends %q", len(kept), total, kept[len(kept)-5:])
+	}
+	_, _ = tl.Write(bytes.Repeat([]byte("y"), 1<<20))
+	if kept, _ := tl.end(); len(kept) != tailBytes || strings.Trim(kept, "y") != "" {
+		t.Errorf("after a long write: kept %d", len(kept))
+	}
+}
