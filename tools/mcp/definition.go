@@ -113,11 +113,11 @@ func eachPage(list func(cursor string) (next string, full bool, err error)) erro
 		case full || next == "":
 			return nil
 		case seen[next]:
-			return &ProtocolError{"a list whose pages repeat"}
+			return &AnswerError{"a list whose pages repeat"}
 		}
 		seen[next], cursor = true, next
 	}
-	return &ProtocolError{fmt.Sprintf("a list of more than %d pages", maxPages)}
+	return &AnswerError{fmt.Sprintf("a list of more than %d pages", maxPages)}
 }
 
 // newOfferedTool checks a definition and cleans its texts. The error is a phrase.

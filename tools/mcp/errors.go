@@ -26,6 +26,16 @@ type ProtocolError struct {
 // Error returns the problem.
 func (e *ProtocolError) Error() string { return "protocol violation: " + e.Problem }
 
+// AnswerError reports a response that is a message and holds nothing that can be used.
+// Other requests may still work.
+type AnswerError struct {
+	// Problem is a phrase without anything that the server sent.
+	Problem string
+}
+
+// Error returns the problem.
+func (e *AnswerError) Error() string { return "bad answer: " + e.Problem }
+
 // EndedError reports that the process of a server ended, or closed one of its pipes.
 type EndedError struct {
 	// Err is why, as [Process].Wait returned it. Nil: it exited with success.

@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
-	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
@@ -78,7 +76,7 @@ func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err er
 			_ = l.stop(err)
 		}
 	}()
-	defer recoverAsError(&err)
+	defer s.recoverPanic(&err)
 	if l.session, err = l.connect(ctx); err != nil {
 		return nil, offer, err
 	}
@@ -121,10 +119,12 @@ func refusedHandshake(err error) bool {
 	return errors.As(err, &rpc)
 }
 
-// recoverAsError makes an error of a panic.
-func recoverAsError(err *error) {
+// recoverPanic makes an error of a panic. The SDK panics where it decodes some results
+// that are not what it expects.
+func (s *server) recoverPanic(err *error) {
 	if p := recover(); p != nil {
-		*err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		s.logger().Error("panic while an MCP server was asked", zap.Any("panic", p), zap.Stack("stack"))
+		*err = &AnswerError{"a result that can't be decoded"}
 	}
 }
 
@@ -175,7 +175,7 @@ const (
 
 // relist lists the tools and registers what changed.
 func (l *life) relist(ctx context.Context) (err error) {
-	defer recoverAsError(&err)
+	defer l.server.recoverPanic(&err)
 	ctx, cancel := context.WithTimeoutCause(ctx, l.server.cfg.startTimeout(), &TimeoutError{Op: "list of tools", After: l.server.cfg.startTimeout().String()})
 	defer cancel()
 	ctx, stop := l.bind(ctx)

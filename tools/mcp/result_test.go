@@ -63,6 +63,7 @@ func TestResults(t *testing.T) {
 		{name: "embedded nothing", result: `{"content":[{"type":"resource"}]}`, text: "without contents"},
 		{name: "null content", result: `{"content":[null]}`, reason: reasonAnswer},
 		{name: "unknown content", result: `{"content":[{"type":"hologram"}]}`, reason: reasonAnswer},
+		{name: "SDK panics", result: `{"content":[],"inputRequests":{"a":null}}`, reason: reasonAnswer},
 		{name: "no object", result: `[]`, reason: reasonAnswer},
 		{name: "null", result: `null`, text: "empty"},
 		{name: "many blocks", result: `{"content":[` + strings.Repeat(`{"type":"text","text":"x"},`, 1000) + `{"type":"text","text":"y"}]}`, text: "745 more blocks left out"},

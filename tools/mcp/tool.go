@@ -65,7 +65,10 @@ func (s *server) request(ctx context.Context, delta func(stream, text string), d
 	}
 	callCtx, token, end := l.beginCall(ctx, func(text string) { delta(progressStream, text) })
 	defer end()
-	out, err := do(callCtx, l, token)
+	out, err := func() (_ tools.Output, err error) {
+		defer s.recoverPanic(&err)
+		return do(callCtx, l, token)
+	}()
 	var answered *jsonrpc.Error
 	switch {
 	case err == nil:
@@ -100,7 +103,7 @@ func (s *server) callError(ctx context.Context, err error) error {
 		failed.Message = fmt.Sprintf("the MCP server %s ended during the call: %s. It may have done part of the work", s.cfg.Name, oneLine(err.Error(), maxLogBytes))
 	default:
 		failed.Reason = reasonAnswer
-		failed.Message = fmt.Sprintf("the MCP server %s did not answer as the protocol wants: %s", s.cfg.Name, oneLine(err.Error(), maxLogBytes))
+		failed.Message = fmt.Sprintf("the MCP server %s did not answer as the protocol requires: %s", s.cfg.Name, oneLine(err.Error(), maxLogBytes))
 	}
 	failed.Message = s.redact(failed.Message)
 	return failed
