@@ -18,11 +18,11 @@ trap 'rm -f "$output"; engine_stop' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 if [ "${INSTALL:-}" = 1 ]; then
-	engine_install rg:ripgrep fdfind:fd-find slirp4netns:slirp4netns
+	engine_install rg:ripgrep fdfind:fd-find slirp4netns:slirp4netns pasta:passt
 	engine_start
 fi
 missing=
-for program in docker runc bin/runsc bin/runsc-stock rg fdfind slirp4netns; do
+for program in docker runc bin/runsc bin/runsc-stock rg fdfind slirp4netns pasta; do
 	command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
 done
 "$GO" build -C .ci -o bin/benchtable ./benchtable

@@ -44,7 +44,7 @@ const (
 
 // BenchmarkNetwork measures the network of commands from a program in the sandbox through
 // all of Caisson (guest, decision, synced record, dial, metering) to a server of this
-// machine. Direct connections, a plain proxy and slirp4netns take turns with it.
+// machine. Direct connections, a plain proxy, slirp4netns and pasta take turns with it.
 func BenchmarkNetwork(b *testing.B) {
 	for _, name := range backendNames {
 		b.Run(name, func(b *testing.B) { benchmarkNetwork(b, name) })
@@ -283,21 +283,25 @@ func (s *networkBench) startPeers(b *testing.B) map[string][]string {
 		"direct-": {s.server},
 		"relay-":  {startRelay(b) + ">" + s.server},
 	}
-	for _, mtu := range []string{"1500", "65520"} {
-		namespace, err := startSlirp(b, mtu)
+	for name, argv := range map[string][]string{
+		"slirp1500-":  {"slirp4netns", "--configure", "--mtu=1500", "PID", "tap0"},
+		"slirp65520-": {"slirp4netns", "--configure", "--mtu=65520", "PID", "tap0"},
+		"pasta-":      {"pasta", "--config-net", "--address", "10.0.2.15", "--netmask", "24", "--gateway", "10.0.2.2", "--foreground", "--quiet", "PID"},
+	} {
+		namespace, err := startNamespace(b, argv)
 		if err != nil {
-			b.Logf("the peer is missing: slirp4netns, MTU %s: %v", mtu, err)
+			b.Logf("the peer is missing: %s: %v", strings.Join(argv, " "), err)
 			continue
 		}
-		peers["slirp"+mtu+"-"] = append(namespace, strings.Replace(s.server, "127.0.0.1", "10.0.2.2", 1))
+		peers[name] = append(namespace, strings.Replace(s.server, "127.0.0.1", "10.0.2.2", 1))
 	}
 	return peers
 }
 
-// startSlirp makes a network namespace that slirp4netns connects, and returns the command
-// that runs another in it.
-func startSlirp(b *testing.B, mtu string) ([]string, error) {
-	if _, err := exec.LookPath("slirp4netns"); err != nil {
+// startNamespace makes a network namespace that a program connects, with the namespace's
+// process for the argument PID. It returns the command that runs another in it.
+func startNamespace(b *testing.B, argv []string) ([]string, error) {
+	if _, err := exec.LookPath(argv[0]); err != nil {
 		return nil, err
 	}
 	start := func(c *exec.Cmd) error {
@@ -329,17 +333,22 @@ func startSlirp(b *testing.B, mtu string) ([]string, error) {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	if err := start(exec.Command("slirp4netns", "--configure", "--mtu="+mtu, pid, "tap0")); err != nil {
+	argv = slices.Clone(argv)
+	argv[slices.Index(argv, "PID")] = pid
+	if argv[0] == "pasta" && os.Getuid() == 0 { // or it becomes a user that may not enter
+		argv = slices.Insert(argv, 1, "--runas", "0:0")
+	}
+	if err := start(exec.Command(argv[0], argv[1:]...)); err != nil {
 		return nil, err
 	}
 	for time.Now().Before(until) {
 		out, _ := exec.Command(enter[0], append(slices.Clone(enter[1:]), "cat", "/proc/net/route")...).Output()
-		if strings.Contains(string(out), "tap0\t00000000") {
+		if strings.Contains(string(out), "\t00000000\t") {
 			return enter, nil
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	return nil, errors.New("slirp4netns made no route in 10 s")
+	return nil, errors.New("no route was made in 10 s")
 }
 
 // serveNetwork serves what the probe's measurements need, and returns its address.

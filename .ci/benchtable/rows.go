@@ -107,6 +107,7 @@ func networkRows() []row {
 	slirp := func(mtu string) string { return "slirp4netns, MTU " + mtu }
 	peers := []struct{ what, prefix, needs string }{
 		{"a plain proxy on the host", "relay-", ""}, {slirp("1500"), "slirp1500-", "slirp4netns"}, {slirp("65520"), "slirp65520-", "slirp4netns"},
+		{"pasta, MTU 65520", "pasta-", "pasta"},
 	}
 	var list []row
 	for _, b := range []struct {

@@ -18,7 +18,7 @@ func TestOwnerIsConnected(t *testing.T) {
 	for _, proc := range []bool{false, true} {
 		o := newOwners()
 		if proc {
-			o = &owners{fd: -1}
+			o = &owners{fd: -1, files: openProc(), buf: make([]byte, procRead)}
 		} else if o.fd < 0 {
 			continue
 		}

@@ -35,12 +35,11 @@ type connection struct {
 	local, remote netip.AddrPort
 }
 
-// accept accepts a connection, and reports whether the program has ended its
-// direction already.
-func accept(listener int) (c connection, ended bool, err error) {
+// accept accepts a connection.
+func accept(listener int) (connection, error) {
 	fd, from, err := unix.Accept4(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 	if err != nil {
-		return connection{}, false, err
+		return connection{}, err
 	}
 	to, err := unix.Getsockname(fd)
 	if err == nil {
@@ -48,12 +47,19 @@ func accept(listener int) (c connection, ended bool, err error) {
 	}
 	if err != nil {
 		_ = unix.Close(fd)
-		return connection{}, false, err
+		return connection{}, err
 	}
-	state := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
-	n, _ := unix.Poll(state, 0)
 	s, err := newSocket(fd, "connection")
-	return connection{socket: s, local: addrPort(to), remote: addrPort(from)}, n > 0, err
+	return connection{socket: s, local: addrPort(to), remote: addrPort(from)}, err
+}
+
+// hasEnded reports whether the program has ended its direction, or the connection.
+func (c connection) hasEnded() bool {
+	n := 0
+	_ = c.raw.Control(func(fd uintptr) {
+		n, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}, 0)
+	})
+	return n > 0
 }
 
 // relay moves one connection.

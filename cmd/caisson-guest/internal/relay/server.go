@@ -133,22 +133,26 @@ const (
 type pace struct {
 	interval time.Duration
 	mu       sync.Mutex
-	next     time.Time
+	due      time.Time
 }
 
-// wait waits until the next may happen.
-func (p *pace) wait() {
+// next counts one, and returns how long to wait before the next one.
+func (p *pace) next() time.Duration {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	now := time.Now()
-	if first := now.Add(-connBurst * p.interval); p.next.Before(first) {
-		p.next = first
+	if first := now.Add(-connBurst * p.interval); p.due.Before(first) {
+		p.due = first
 	}
-	p.next = p.next.Add(p.interval)
-	until := p.next.Sub(now)
-	p.mu.Unlock()
-	if until > 0 {
-		<-time.After(until)
-	}
+	p.due = p.due.Add(p.interval)
+	return p.due.Sub(now)
+}
+
+// skip takes back a call of next.
+func (p *pace) skip() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.due = p.due.Add(-p.interval)
 }
 
 // acceptAll accepts the connections of a listener, as many at once as places has
@@ -158,10 +162,9 @@ func (s *Server) acceptAll(l *socket, places chan struct{}, serve func(connectio
 	for {
 		var c connection
 		var failed error
-		gone := false // the program has ended its direction while it waited, or is dead
 		err := l.raw.Read(func(fd uintptr) bool {
 			places <- struct{}{}
-			s.slots.Do(func() { c, gone, failed = accept(int(fd)) })
+			s.slots.Do(func() { c, failed = accept(int(fd)) })
 			if failed != nil {
 				<-places
 			}
@@ -175,12 +178,17 @@ func (s *Server) acceptAll(l *socket, places chan struct{}, serve func(connectio
 				<-time.After(errorPause)
 			}
 		default:
+			pause := s.pace.next()
+			if pause > 0 && c.hasEnded() {
+				pause = 0
+				s.pace.skip()
+			}
 			go func() {
 				defer func() { <-places }()
 				serve(c)
 			}()
-			if !gone {
-				s.pace.wait()
+			if pause > 0 {
+				<-time.After(pause)
 			}
 		}
 	}

@@ -14,7 +14,7 @@ func TestPace(t *testing.T) {
 		takeTurns := func(n int) time.Duration {
 			began := time.Now()
 			for range n {
-				p.wait()
+				time.Sleep(p.next()) // which a negative time doesn't
 			}
 			return time.Since(began)
 		}
@@ -31,6 +31,11 @@ func TestPace(t *testing.T) {
 		time.Sleep(time.Hour)
 		if took := takeTurns(connBurst + 1); took != p.interval {
 			t.Errorf("%d after a long rest took %v, want %v", connBurst+1, took, p.interval)
+		}
+		p.next()
+		p.skip()
+		if took := takeTurns(1); took != p.interval {
+			t.Errorf("one after one that did not count took %v, want %v", took, p.interval)
 		}
 	})
 }
