@@ -4,16 +4,26 @@ import (
 	"context"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// httpLink is a [link] to a server over HTTP.
+// closeTime bounds the request that ends a session at the server.
+const closeTime = 6 * time.Second
+
+// httpLink is a [link] to a server over HTTP: what all its requests have in common.
 type httpLink struct {
-	mcp.Transport
-	client  *http.Client
-	ended   chan struct{}
-	endOnce sync.Once
+	transport mcp.Transport
+	guard     *guardTransport
+	// ctx bounds every request. Its cause is why the link ended.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	ended  chan struct{}
+	once   sync.Once
+
+	mu   sync.Mutex
+	conn mcp.Connection
 }
 
 // openHTTP returns the link to a server over HTTP. Nothing is sent before Connect.
@@ -22,45 +32,102 @@ func (s *server) openHTTP() (link, error) {
 	if err != nil {
 		return nil, &launchError{err}
 	}
-	own := *client
-	own.Transport = &headerTransport{next: client.Transport, headers: s.cfg.Headers}
-	l := &httpLink{client: &own, ended: make(chan struct{})}
-	if s.cfg.SSE {
-		l.Transport = &mcp.SSEClientTransport{Endpoint: s.cfg.URL, HTTPClient: l.client}
+	l := &httpLink{ended: make(chan struct{})}
+	l.ctx, l.cancel = context.WithCancelCause(context.Background())
+	sse := s.cfg.SSE || s.oldSSE
+	if l.guard, err = newGuardTransport(l.ctx, client.Transport, s.cfg, sse, l.end); err != nil {
+		return nil, &launchError{err}
+	}
+	own := &http.Client{Transport: l.guard, CheckRedirect: checkRedirect}
+	limit := l.guard.limits.messageBytes
+	if sse {
+		l.transport = &mcp.SSEClientTransport{Endpoint: s.cfg.URL, HTTPClient: own, MaxEventSize: limit}
 	} else {
-		l.Transport = &mcp.StreamableClientTransport{Endpoint: s.cfg.URL, HTTPClient: l.client}
+		l.transport = &mcp.StreamableClientTransport{
+			Endpoint: s.cfg.URL, HTTPClient: own, MaxEventSize: limit,
+			// Each reconnection without news counts, and idle streams are closed by
+			// proxies. Calls have their own bounds.
+			MaxRetries: 1000,
+		}
 	}
 	return l, nil
 }
 
+// Connect implements [mcp.Transport].
+func (l *httpLink) Connect(ctx context.Context) (mcp.Connection, error) {
+	// The stream of the SSE transport lives as long as the context that opens it.
+	stop := context.AfterFunc(ctx, func() { l.cancel(context.Cause(ctx)) })
+	conn, err := l.transport.Connect(l.ctx)
+	if !stop() && err == nil {
+		_ = conn.Close() // ctx has ended
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.conn = conn
+	return conn, nil
+}
+
 func (l *httpLink) done() <-chan struct{} { return l.ended }
 
-func (l *httpLink) err() error { return ErrClosed }
+func (l *httpLink) err() error {
+	return context.Cause(l.ctx)
+}
 
 func (l *httpLink) stderr() (string, int64) { return "", 0 }
 
-// stop implements [link]. The session closes its connections itself.
-func (l *httpLink) stop(context.Context) error {
-	l.endOnce.Do(func() { close(l.ended) })
-	l.client.CloseIdleConnections()
+// end ends the link and its requests; the first cause counts.
+func (l *httpLink) end(cause error) {
+	l.once.Do(func() {
+		l.cancel(cause)
+		close(l.ended)
+	})
+}
+
+// stop implements [link]. It ends the session at the server.
+func (l *httpLink) stop(ctx context.Context) error {
+	l.mu.Lock()
+	conn := l.conn
+	l.mu.Unlock()
+	if conn != nil {
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			_ = conn.Close() // a server that does not take it ends the session by itself
+		}()
+		select {
+		case <-closed:
+		case <-ctx.Done():
+		case <-time.After(closeTime):
+		}
+	}
+	l.end(ErrClosed)
+	l.guard.wait(ctx)
+	l.guard.CloseIdleConnections()
 	return nil
 }
 
-// headerTransport adds headers to every request.
-type headerTransport struct {
-	next    http.RoundTripper
-	headers map[string]string
+// maxRedirects bounds the redirects of one request.
+const maxRedirects = 5
+
+// checkRedirect refuses redirects that change the method, which would lose the message.
+// Those to another host are refused by [guardTransport].
+func checkRedirect(req *http.Request, via []*http.Request) error {
+	switch {
+	case req.Method != via[0].Method:
+		return &ProtocolError{"a redirect that turns a message into a request for a page"}
+	case len(via) > maxRedirects:
+		return &ProtocolError{"too many redirects"}
+	}
+	return nil
 }
 
-// RoundTrip implements [http.RoundTripper].
-func (t *headerTransport) RoundTrip(req *http.Request) (*http.Response, error) {
-	req = req.Clone(req.Context())
-	for name, value := range t.headers {
-		req.Header.Set(name, value)
-	}
-	next := t.next
-	if next == nil {
-		next = http.DefaultTransport
-	}
-	return next.RoundTrip(req)
+// refusesStreamable reports whether a server refused the first message over streamable
+// HTTP in the way of one that only has the older transport, so that it is worth a try.
+func refusesStreamable(l link) bool {
+	h, ok := l.(*httpLink)
+	return ok && h.guard.refusedFirst()
 }

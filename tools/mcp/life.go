@@ -66,12 +66,15 @@ func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err er
 	if l.link, err = s.open(ctx); err != nil {
 		return nil, offer, err
 	}
+	ctx, unbind := l.bind(ctx)
+	defer unbind()
 	// The SDK waits for messages under way when a handshake fails.
 	abort := context.AfterFunc(ctx, func() { _ = l.stopLink() })
 	defer func() {
 		abort()
 		if err != nil {
 			err = l.explain(ctx, err)
+			s.refusedStreamable = refusesStreamable(l.link)
 			s.noteStderr(l.link)
 			_ = l.stop(err)
 		}

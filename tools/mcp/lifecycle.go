@@ -37,6 +37,9 @@ type server struct {
 	modern     bool
 	lastStderr string
 	restarts   int
+	// oldSSE: the server has the older transport over HTTP alone. refusedStreamable is
+	// set if the last start failed in a way that suggests so.
+	oldSSE, refusedStreamable bool
 
 	mu sync.Mutex
 	// life is the one that can be called, or nil. gaveUp is why there will be none.
@@ -128,13 +131,20 @@ func (s *server) start(ctx context.Context) (*life, error) {
 		s.modern = true
 		l, offer, err = s.startLife(ctx)
 	}
+	if err != nil && s.refusedStreamable && !s.cfg.SSE && s.restarts == 0 {
+		s.oldSSE, s.refusedStreamable = true, false
+		first := err
+		if l, offer, err = s.startLife(ctx); err != nil {
+			s.oldSSE, err = false, first
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	changes := s.register(offer)
 	handshake := l.session.InitializeResult()
 	event := ServerStarted{
-		Server: s.cfg.Name, Transport: s.cfg.Transport(), Protocol: oneLine(handshake.ProtocolVersion, maxShownName),
+		Server: s.cfg.Name, Transport: s.transport(), Protocol: oneLine(handshake.ProtocolVersion, maxShownName),
 		Tools: s.offeredTools(), Skipped: s.redactSkipped(changes.Skipped), Restarts: s.restarts, Took: time.Since(began),
 	}
 	if info := handshake.ServerInfo; info != nil {
@@ -164,7 +174,7 @@ func (s *server) endLife(l *life, err error, final bool) {
 	}
 	stderr, total := l.link.stderr()
 	event := ServerStopped{
-		Server: s.cfg.Name, Transport: s.cfg.Transport(), Err: err, Calls: calls,
+		Server: s.cfg.Name, Transport: s.transport(), Err: err, Calls: calls,
 		Stderr: s.redact(lines(stderr, shownStderr)), StderrBytes: total, GivenUp: final, Ran: time.Since(l.began),
 	}
 	if errors.Is(err, ErrClosed) {
@@ -184,7 +194,7 @@ func (s *server) failStart(err error, took time.Duration, final bool) {
 	}
 	if !closed {
 		s.report(ServerFailed{
-			Server: s.cfg.Name, Transport: s.cfg.Transport(), Err: err,
+			Server: s.cfg.Name, Transport: s.transport(), Err: err,
 			Stderr: s.redact(lines(s.lastStderr, shownStderr)), GivenUp: final, Took: took,
 		})
 	}
@@ -329,6 +339,14 @@ func (s *server) offersNow(t Tool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.offered[t.Name].Hash == t.Hash
+}
+
+// transport returns the transport that is in use. Only run uses it.
+func (s *server) transport() string {
+	if s.oldSSE {
+		return Server{SSE: true}.Transport()
+	}
+	return s.cfg.Transport()
 }
 
 func (s *server) report(e Event) { s.set.report(e) }

@@ -1,0 +1,327 @@
+package mcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// httpLimits bound what a server over HTTP may send.
+type httpLimits struct {
+	// messageBytes bounds a message and an event, and depth the nesting of its JSON.
+	messageBytes, depth int
+	// errorBytes bounds the body of a response that is none of success.
+	errorBytes int
+	// lines and bytes bound the rates of all streams together, per second, after a
+	// burst.
+	lines, linesBurst, bytes, bytesBurst float64
+	// streamWait is how long the stream for messages that answer no request may take
+	// to begin.
+	streamWait time.Duration
+	// streams is the pace of requests that open streams, and streamsBurst their burst.
+	streams      rate.Limit
+	streamsBurst int
+}
+
+// defaultHTTPLimits are those of stdio servers, where both have them.
+var defaultHTTPLimits = httpLimits{
+	messageBytes: defaultFrameLimits.lineBytes, depth: defaultFrameLimits.depth, errorBytes: 64 << 10,
+	lines: 4 * defaultFrameLimits.lines, linesBurst: 4 * defaultFrameLimits.linesBurst, // an event has up to four
+	bytes: defaultFrameLimits.bytes, bytesBurst: defaultFrameLimits.bytesBurst,
+	streamWait: 3 * time.Second, streams: 2, streamsBurst: 16,
+}
+
+// guardTransport sends the requests to one server: to its own origin alone, with the
+// configured headers, and with bounds on all that comes back.
+type guardTransport struct {
+	next    http.RoundTripper
+	ctx     context.Context // of the link
+	origin  string
+	headers map[string]string
+	limits  httpLimits
+	// oldSSE: the stream is the connection, and nothing stands in for it.
+	oldSSE bool
+	// violate ends the link.
+	violate func(error)
+	streams *rate.Limiter
+	running sync.WaitGroup
+
+	mu           sync.Mutex
+	lines, bytes bucket
+	firstStatus  int
+}
+
+// newGuardTransport returns the transport of a link to a server; ctx is the link's.
+func newGuardTransport(ctx context.Context, next http.RoundTripper, s Server, oldSSE bool, violate func(error)) (*guardTransport, error) {
+	if next == nil {
+		return nil, errors.New("HTTP client without a transport")
+	}
+	u, err := url.Parse(s.URL)
+	if err != nil {
+		return nil, err
+	}
+	limits := defaultHTTPLimits
+	return &guardTransport{
+		next: next, ctx: ctx, origin: originOf(u), headers: s.Headers, limits: limits, oldSSE: oldSSE, violate: violate,
+		streams: rate.NewLimiter(limits.streams, limits.streamsBurst),
+		lines:   bucket{rate: limits.lines, burst: limits.linesBurst}, bytes: bucket{rate: limits.bytes, burst: limits.bytesBurst},
+	}, nil
+}
+
+// originOf returns the scheme, host and port of an address.
+func originOf(u *url.URL) string {
+	port := u.Port()
+	if port == "" && u.Scheme == "https" {
+		port = "443"
+	} else if port == "" {
+		port = "80"
+	}
+	return u.Scheme + "://" + net.JoinHostPort(strings.ToLower(u.Hostname()), port)
+}
+
+// CloseIdleConnections closes connections that are kept for other requests.
+func (t *guardTransport) CloseIdleConnections() {
+	if c, ok := t.next.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// wait returns when no request is left, or ctx ends.
+func (t *guardTransport) wait(ctx context.Context) {
+	left := make(chan struct{})
+	go func() {
+		t.running.Wait()
+		close(left)
+	}()
+	select {
+	case <-left:
+	case <-ctx.Done():
+	}
+}
+
+// refusedFirst reports whether the first message was answered with a status that servers
+// of the older transport have for it.
+func (t *guardTransport) refusedFirst() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch t.firstStatus {
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed:
+		return true
+	}
+	return false
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (t *guardTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	res, err := t.send(req)
+	var violation *ProtocolError
+	if errors.As(err, &violation) {
+		t.violate(violation)
+	}
+	return res, err
+}
+
+func (t *guardTransport) send(req *http.Request) (*http.Response, error) {
+	fail := func(err error) (*http.Response, error) {
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return nil, err
+	}
+	if origin := originOf(req.URL); origin != t.origin {
+		return fail(&ProtocolError{"a redirect, or an endpoint, at another host than its own"})
+	}
+	if req.Method == http.MethodGet {
+		if err := t.streams.Wait(req.Context()); err != nil {
+			return fail(err)
+		}
+	}
+	if t.ctx.Err() != nil {
+		return fail(context.Cause(t.ctx))
+	}
+	t.running.Add(1)
+	ctx, cancel := context.WithCancelCause(req.Context())
+	unbind := context.AfterFunc(t.ctx, func() { cancel(context.Cause(t.ctx)) })
+	release := sync.OnceFunc(func() {
+		unbind()
+		cancel(nil)
+		t.running.Done()
+	})
+	out := req.Clone(ctx)
+	for name, value := range t.headers {
+		out.Header.Set(name, value)
+	}
+	out.Header.Set("User-Agent", "caisson")
+	res, err := t.roundTrip(out, cancel)
+	if err != nil {
+		release()
+		if cause := context.Cause(ctx); cause != nil && req.Context().Err() == nil {
+			err = cause
+		}
+		return nil, err
+	}
+	t.noteStatus(req, res)
+	body := &guardedBody{inner: res.Body, t: t, release: release, left: t.limits.errorBytes}
+	switch mediaType, _, err := mime.ParseMediaType(res.Header.Get("Content-Type")); {
+	case res.StatusCode < 200 || res.StatusCode > 299:
+	case err == nil && mediaType == "text/event-stream":
+		body.stream = true
+	default:
+		body.left = t.limits.messageBytes
+	}
+	res.Body = body
+	if err := checkResponse(res); err != nil {
+		_ = body.Close()
+		return nil, err
+	}
+	return res, nil
+}
+
+// roundTrip sends the request. A stream that does not begin in time counts as one that the
+// server does not have: the client would wait for it before anything else.
+func (t *guardTransport) roundTrip(req *http.Request, cancel context.CancelCauseFunc) (*http.Response, error) {
+	if t.oldSSE || req.Method != http.MethodGet || req.Header.Get("Last-Event-ID") != "" {
+		return t.next.RoundTrip(req)
+	}
+	late := &TimeoutError{Op: "begin of a stream", After: t.limits.streamWait.String()}
+	timer := time.AfterFunc(t.limits.streamWait, func() { cancel(late) })
+	res, err := t.next.RoundTrip(req)
+	if timer.Stop() || !errors.Is(context.Cause(req.Context()), late) {
+		return res, err
+	}
+	if err == nil {
+		_ = res.Body.Close()
+	}
+	return &http.Response{
+		Status: "405 Method Not Allowed", StatusCode: http.StatusMethodNotAllowed, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{}, Body: http.NoBody, Request: req,
+	}, nil
+}
+
+// noteStatus keeps the status of the first message, or that one was taken.
+func (t *guardTransport) noteStatus(req *http.Request, res *http.Response) {
+	if req.Method != http.MethodPost {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.firstStatus == 0 || res.StatusCode < 300 {
+		t.firstStatus = res.StatusCode
+	}
+}
+
+// maxSessionID bounds the identifier of a session.
+const maxSessionID = 1024
+
+// checkResponse refuses heads that no server should send.
+func checkResponse(res *http.Response) error {
+	id := res.Header.Get("Mcp-Session-Id")
+	if len(id) > maxSessionID || strings.ContainsFunc(id, func(r rune) bool { return r < 0x21 || r > 0x7e }) {
+		return &ProtocolError{"an invalid identifier of the session"}
+	}
+	if c := res.Header.Get("Content-Encoding"); c != "" && !strings.EqualFold(c, "identity") {
+		return &ProtocolError{"a content coding that was not asked for"}
+	}
+	return nil
+}
+
+// takeStream reports whether more of a stream is within the rates.
+func (t *guardTransport) takeStream(lines, bytes int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	return t.lines.take(float64(lines), now) && t.bytes.take(float64(bytes), now)
+}
+
+// guardedBody is the body of a response with its bounds.
+type guardedBody struct {
+	inner   io.ReadCloser
+	t       *guardTransport
+	release func()
+	// stream is set for events, left is what else is left of the bound.
+	stream bool
+	left   int
+	nesting
+}
+
+// Read implements [io.Reader]. Its error is a [*ProtocolError] for a bound that is
+// broken, which ends the link too.
+func (b *guardedBody) Read(p []byte) (int, error) {
+	n, err := b.inner.Read(p)
+	if violation := b.check(p[:n]); violation != nil {
+		b.t.violate(violation)
+		_ = b.Close()
+		return 0, violation
+	}
+	return n, err
+}
+
+func (b *guardedBody) check(p []byte) error {
+	if b.scan(p, b.stream) > b.t.limits.depth {
+		return &ProtocolError{fmt.Sprintf("a message nested deeper than %d", b.t.limits.depth)}
+	}
+	if b.stream {
+		if !b.t.takeStream(bytes.Count(p, []byte{'\n'}), len(p)) {
+			return &ProtocolError{"messages faster than the limit"}
+		}
+		return nil
+	}
+	if b.left -= len(p); b.left < 0 {
+		return &ProtocolError{"a response larger than the limit"}
+	}
+	return nil
+}
+
+// Close implements [io.Closer].
+func (b *guardedBody) Close() error {
+	b.release()
+	return b.inner.Close()
+}
+
+// nesting follows how deeply JSON nests in a text that comes in parts.
+type nesting struct {
+	depth             int
+	inString, escaped bool
+	lineBegun         bool
+}
+
+// scan returns how deeply the text has nested so far since the last message. In a stream
+// of events each line is a text of its own, and an empty line ends a message.
+func (n *nesting) scan(p []byte, stream bool) (deepest int) {
+	for _, c := range p {
+		if c == '\n' && stream {
+			if !n.lineBegun {
+				n.depth = 0
+			}
+			n.inString, n.escaped, n.lineBegun = false, false, false
+			continue
+		}
+		n.lineBegun = n.lineBegun || c != '\r'
+		switch {
+		case n.escaped:
+			n.escaped = false
+		case n.inString && c == '\\':
+			n.escaped = true
+		case c == '"':
+			n.inString = !n.inString
+		case n.inString:
+		case c == '{' || c == '[':
+			n.depth++
+			deepest = max(deepest, n.depth)
+		case c == '}' || c == ']':
+			n.depth = max(0, n.depth-1)
+		}
+	}
+	return deepest
+}
