@@ -55,20 +55,25 @@ func (s *recordingServer) count(f func(seenRequest) bool) int {
 }
 
 // sdkHTTPServer returns a server of the SDK with two tools.
-func sdkHTTPServer() *mcp.Server {
+func sdkHTTPServer(t testing.TB) *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "fake", Version: "1"}, nil)
 	addTool(s, "one")
 	addTool(s, "two")
+	t.Cleanup(func() {
+		for session := range s.Sessions() {
+			_ = session.Close() // those that a client has lost
+		}
+	})
 	return s
 }
 
-func streamableHandler(o *mcp.StreamableHTTPOptions) http.Handler {
-	s := sdkHTTPServer()
+func streamableHandler(t testing.TB, o *mcp.StreamableHTTPOptions) http.Handler {
+	s := sdkHTTPServer(t)
 	return mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s }, o)
 }
 
-func sseHandler() http.Handler {
-	s := sdkHTTPServer()
+func sseHandler(t testing.TB) http.Handler {
+	s := sdkHTTPServer(t)
 	return mcp.NewSSEHandler(func(*http.Request) *mcp.Server { return s }, nil)
 }
 
@@ -88,11 +93,11 @@ func TestHTTPServers(t *testing.T) {
 		transport string
 		session   bool
 	}{
-		"streamable":           {streamableHandler(nil), false, "http", true},
-		"streamable with JSON": {streamableHandler(&mcp.StreamableHTTPOptions{JSONResponse: true}), false, "http", true},
-		"stateless":            {streamableHandler(&mcp.StreamableHTTPOptions{Stateless: true}), false, "http", false},
-		"sse":                  {sseHandler(), true, "sse", false},
-		"sse, not configured":  {sseHandler(), false, "sse", false},
+		"streamable":           {streamableHandler(t, nil), false, "http", true},
+		"streamable with JSON": {streamableHandler(t, &mcp.StreamableHTTPOptions{JSONResponse: true}), false, "http", true},
+		"stateless":            {streamableHandler(t, &mcp.StreamableHTTPOptions{Stateless: true}), false, "http", false},
+		"sse":                  {sseHandler(t), true, "sse", false},
+		"sse, not configured":  {sseHandler(t), false, "sse", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := serveHTTP(t, tc.handler)
@@ -148,7 +153,7 @@ func legacy(handler http.Handler) http.Handler {
 
 // TestHTTPSessionEnds: a session is ended at the server.
 func TestHTTPSessionEnds(t *testing.T) {
-	s := serveHTTP(t, legacy(streamableHandler(nil)))
+	s := serveHTTP(t, legacy(streamableHandler(t, nil)))
 	h := startHTTP(t, Server{Name: "a", URL: s.URL})
 	if out, err := h.call(t.Context(), "a/one", `{}`); err != nil || outputText(out) != "one" {
 		t.Fatalf("%q, %v; %+v", outputText(out), err, eventsOf[ServerFailed](h))
@@ -165,7 +170,7 @@ func TestHTTPSessionEnds(t *testing.T) {
 func TestHTTPSessionIsLost(t *testing.T) {
 	var lost atomic.Value
 	lost.Store("")
-	inner := streamableHandler(nil)
+	inner := streamableHandler(t, nil)
 	s := serveHTTP(t, legacy(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if id := r.Header.Get("Mcp-Session-Id"); id != "" && id == lost.Load() {
 			http.Error(w, "no such session", http.StatusNotFound)
@@ -202,7 +207,7 @@ func TestHTTPSessionIsLost(t *testing.T) {
 
 // TestHTTPStreamIsResumed: the answer to a call whose stream was cut comes by another one.
 func TestHTTPStreamIsResumed(t *testing.T) {
-	server := sdkHTTPServer()
+	server := sdkHTTPServer(t)
 	started, goOn := make(chan struct{}), make(chan struct{})
 	server.AddTool(&mcp.Tool{Name: "slow", InputSchema: map[string]any{"type": "object"}}, func(ctx context.Context, r *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		_ = r.Session.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: r.Params.GetProgressToken(), Progress: 1})
@@ -365,7 +370,7 @@ func TestHostileHTTPServers(t *testing.T) {
 			if tc.want == "timed out" {
 				timeout = 3 * time.Second
 			}
-			hostile, good := serveHTTP(t, read), serveHTTP(t, streamableHandler(nil))
+			hostile, good := serveHTTP(t, read), serveHTTP(t, streamableHandler(t, nil))
 			began := time.Now()
 			h := startHTTP(t, Server{Name: "bad", URL: hostile.URL, SSE: tc.sse, StartTimeout: timeout}, Server{Name: "good", URL: good.URL})
 			failed := eventsOf[ServerFailed](h)
@@ -408,7 +413,7 @@ func TestRedirectControl(t *testing.T) {
 // TestStreamsArePaced: a server that ends its streams at once, with news each time, is
 // not asked as fast as it likes.
 func TestStreamsArePaced(t *testing.T) {
-	inner := streamableHandler(nil)
+	inner := streamableHandler(t, nil)
 	var id atomic.Int64
 	s := serveHTTP(t, legacy(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
@@ -430,7 +435,7 @@ func TestStreamsArePaced(t *testing.T) {
 
 // TestSilentStream: a server whose stream does not begin is used without it.
 func TestSilentStream(t *testing.T) {
-	inner := streamableHandler(nil)
+	inner := streamableHandler(t, nil)
 	s := serveHTTP(t, legacy(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
 			<-r.Context().Done()
