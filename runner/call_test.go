@@ -164,7 +164,7 @@ func TestCallThatEndsBadly(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	go func() {
 		<-started
-		if _, err := s.Call(t.Context(), "panics", nil); !errors.Is(err, ErrBusy) {
+		if _, err := s.Call(t.Context(), "panics", nil); err != nil {
 			t.Errorf("a second call at the same time: %v", err)
 		}
 		cancel(cause)
@@ -191,7 +191,7 @@ func TestCallThatEndsBadly(t *testing.T) {
 			for {
 				if _, err := s.Call(t.Context(), "panics", nil); errors.Is(err, ErrOver) {
 					return
-				} else if !errors.Is(err, ErrBusy) {
+				} else if err != nil && !errors.Is(err, errClosed) {
 					t.Errorf("a call beside the one that waits: %v", err)
 				}
 			}
@@ -203,6 +203,84 @@ func TestCallThatEndsBadly(t *testing.T) {
 	if b.checkSession(r); r.Reason != loop.StopCancelled || r.Turns != 6 {
 		t.Errorf("%d turns, ended %s: %v", r.Turns, r.Reason, r.Err)
 	}
+}
+
+// TestCallsAtTheSameTime tests that calls run beside each other in one turn, that one which
+// is cancelled ends alone, and that the limit of calls counts those that run.
+func TestCallsAtTheSameTime(t *testing.T) {
+	b := newBench(t, "")
+	const n = 4
+	started, release := make(chan struct{}, n), make(chan struct{})
+	def := tools.Definition{
+		Name: "waits", Description: "A tool of a test.", Class: tools.ClassRead, Runs: tools.PlaceHost, EnabledByDefault: true, InputSchema: json.RawMessage(`{"type": "object", "properties": {"x": {"type": "string"}}}`),
+	}
+	b.opts.Tools = []tools.Factory{func() tools.Tool {
+		return outputTool{def, func(ctx context.Context, call *tools.Call) error {
+			call.Delta("stdout", "output of "+call.ID)
+			started <- struct{}{}
+			select {
+			case <-release:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}}
+	}}
+	b.opts.SessionBudget.ToolCalls = new(int64(n))
+	s := b.opened()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cause := errors.New("this one only")
+	var all sync.WaitGroup
+	var outputs sync.Map
+	ended := make(chan struct{})
+	for i := range n {
+		all.Go(func() {
+			callCtx := t.Context()
+			if i == 0 {
+				callCtx = ctx
+			}
+			r, err := CallTool(callCtx, s, ToolCall{Name: "waits", Output: func(_, text string) { outputs.Store(i, text) }})
+			if i == 0 {
+				if !errors.Is(err, cause) {
+					t.Errorf("the cancelled call: %v", err)
+				}
+				close(ended)
+				return
+			}
+			if got, _ := outputs.Load(i); err != nil || r.IsError || got != "output of "+r.ToolUseID {
+				t.Errorf("call %d: %+v, %v; output %v", i, r, err, got)
+			}
+		})
+	}
+	for range n {
+		<-started
+	}
+	if _, err := s.Call(t.Context(), "waits", nil); !errors.Is(err, ErrOver) {
+		t.Errorf("one more than the limit: %v", err)
+	}
+	cancel(cause)
+	<-ended
+	close(release)
+	all.Wait()
+	r := s.Close()
+	if b.checkSession(r); r.ExitStatus != OutcomeDone || r.Turns != 1 || r.Usage.ToolCalls != n {
+		t.Errorf("%d turns, %+v, ended %s: %v", r.Turns, r.Usage, r.Reason, r.Err)
+	}
+	if got := of[record.ToolFailed](t, b.records(r)); len(got) != 1 || got[0].Class != tools.ErrorCancelled {
+		t.Errorf("failed calls: %+v", got)
+	}
+}
+
+// outputTool is a tool that has its call.
+type outputTool struct {
+	def tools.Definition
+	run func(ctx context.Context, call *tools.Call) error
+}
+
+func (o outputTool) Definition() tools.Definition { return o.def }
+
+func (o outputTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	return tools.Output{Success: true}, o.run(ctx, call)
 }
 
 // TestToolsOfThisProcessAreRecordedFirst tests that a call of a tool which needs no sandbox, though its class is that of one, is on the disk

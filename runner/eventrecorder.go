@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -26,6 +25,8 @@ type eventRecorder struct {
 	cancelled           func() record.TurnCancelled
 	client, traceparent string
 	caller              record.Actor // who makes the calls of the turn
+	// outputs has ToolCall.Output of the calls that run, by their ids.
+	outputs sync.Map
 
 	mu      sync.Mutex
 	created string // record ids, "" where there is none yet
@@ -57,7 +58,7 @@ func newEventRecorder(rec *record.Recorder, live func(Delta)) *eventRecorder {
 	if live == nil {
 		live = func(Delta) {}
 	}
-	return &eventRecorder{rec: rec, live: live, calls: map[string]string{}, caller: record.ActorAgent, cancelled: func() record.TurnCancelled { return cancellationRecord(context.Background()) }}
+	return &eventRecorder{rec: rec, live: live, calls: map[string]string{}, caller: record.ActorAgent, cancelled: func() record.TurnCancelled { return cancellationRecord(nil) }}
 }
 
 // syncAfter does something with mu held, and syncs what it wrote to the disk if
@@ -316,6 +317,9 @@ func (j *eventRecorder) rememberCall(call, id string) {
 func (j *eventRecorder) toolEvent(e dispatch.Event) error {
 	if d, ok := e.(dispatch.OutputDelta); ok {
 		j.live(Delta{CallID: d.CallID, Stream: d.Stream, Text: d.Text})
+		if show, ok := j.outputs.Load(d.CallID); ok {
+			show.(func(stream, text string))(d.Stream, d.Text)
+		}
 		return nil
 	}
 	return j.syncAfter(func() (due bool, err error) {

@@ -397,7 +397,7 @@ func continueTurn(s *Session, user User, lower limits.Budget) (*Turn, error) {
 	}
 	s.past.unfinished = nil
 	t := &Turn{ID: was.ID, begun: time.Now().Add(-was.Elapsed)}
-	launchTurn(s, t, user, record.ActorAgent, func(o *loop.Options) {
+	launchTurn(s, t, user, func(o *loop.Options) {
 		configureModel(s, o)
 		o.Budget = s.breaker.Turn(budget)
 		o.Messages = s.past.restOfOpening(&s.prompt)

@@ -2,7 +2,6 @@ package runner
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	"github.com/caisson-run/caisson/loop/boundary"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/sandbox"
-	"github.com/caisson-run/caisson/tools"
 )
 
 // Errors of [Session.Start], for errors.Is.
@@ -48,8 +46,8 @@ type Turn struct {
 	done   chan struct{}
 	report TurnReport
 	cause  error
-	// result is that of a turn of [Session.Call], nil if it has none.
-	result *loop.ToolResult
+	// calls is set in a turn of [CallTool].
+	calls *callTurn
 }
 
 // TurnReport is how a turn ended.
@@ -124,11 +122,20 @@ func (s *Session) StartFor(user User, message string, o TurnOptions) (*Turn, err
 		return nil, errors.New("start turn: the message is empty")
 	}
 	t := &Turn{traceparent: record.ParseTraceparent(o.Traceparent)}
-	return s.startTurn(t, user, record.ActorAgent, func(o *loop.Options) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := admitTurn(s, t); err != nil {
+		return nil, err
+	}
+	if s.turns == 1 {
+		t.begun = s.begun // its time is that of the session
+	}
+	launchTurn(s, t, user, func(o *loop.Options) {
 		configureModel(s, o)
 		o.Budget = s.breaker.Turn(budget)
 		o.Messages = s.prompt.openingMessages(message, len(s.history) == 0)
 	})
+	return t, nil
 }
 
 // lowerBudget returns the limits of a turn of which some are lower than the options'.
@@ -151,24 +158,6 @@ func configureModel(s *Session, o *loop.Options) {
 	o.System = loop.SystemPrompt(loop.PromptOptions{Workspace: s.opts.mountPoint(), Instructions: boundary.Join(s.prompt.operator, "\n\n"), Canary: s.opts.Canary})
 }
 
-// Call runs one tool call of [Options].User without the model, as a turn of its own,
-// and returns its result. Policy, approvals, sandbox and records are those of every
-// call; the sandbox starts when the call needs it, and the model is not told of the
-// call. If ctx ends, the call is cancelled. The error is why there is no result; that
-// of a call which can't begin wraps [ErrBusy] or [ErrOver].
-func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessage) (loop.ToolResult, error) {
-	t, err := s.startTurn(&Turn{}, s.opts.User, record.ActorUser, func(o *loop.Options) {
-		o.Calls = []loop.ToolUse{{Name: name, Raw: string(input)}}
-	})
-	if err != nil {
-		return loop.ToolResult{}, err
-	}
-	if _, err := t.Wait(ctx); err != nil {
-		return loop.ToolResult{}, fmt.Errorf("call %s: %w", name, err)
-	}
-	return *t.result, nil
-}
-
 // checkIdle returns an error that wraps [ErrBusy] or [ErrOver] unless a turn could
 // begin. The caller holds its mu.
 func checkIdle(s *Session) error {
@@ -185,62 +174,65 @@ func checkIdle(s *Session) error {
 	return nil
 }
 
-// startTurn begins t as a turn of the given user, whose tool calls are made by caller;
-// configure sets what it consists of.
-func (s *Session) startTurn(t *Turn, user User, caller record.Actor, configure func(*loop.Options)) (*Turn, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// admitTurn begins t as the next turn if the session takes one. The caller holds s.mu.
+func admitTurn(s *Session, t *Turn) error {
 	if err := checkIdle(s); err != nil {
-		return nil, fmt.Errorf("start turn: %w", err)
+		return fmt.Errorf("start turn: %w", err)
 	}
 	if err := abandonUnfinished(s); err != nil {
-		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, err)
+		return fmt.Errorf("start turn: %w: %w", ErrOver, err)
 	}
 	// Nothing left of any limit is nothing left for a turn.
 	if err := s.breaker.Check(limits.StepToolCall); err != nil {
-		return nil, fmt.Errorf("start turn: %w: %w", ErrOver, err)
+		return fmt.Errorf("start turn: %w: %w", ErrOver, err)
 	}
 	t.ID, t.begun = record.NewID("trn"), time.Now()
-	if s.turns++; s.turns == 1 {
-		t.begun = s.begun // its time is that of the session
-	}
-	launchTurn(s, t, user, caller, configure)
-	return t, nil
+	s.turns++
+	return nil
 }
 
 // launchTurn runs a turn in the background. The caller holds s.mu.
-func launchTurn(s *Session, t *Turn, user User, caller record.Actor, configure func(*loop.Options)) {
+func launchTurn(s *Session, t *Turn, user User, configure func(*loop.Options)) {
 	ctx, cancel := context.WithCancelCause(s.ctx)
 	t.cancel, t.done = cancel, make(chan struct{})
 	s.turn = t
 	s.user = user
-	s.events.beginTurn(user.Name, t.traceparent, caller, func() record.TurnCancelled { return cancellationRecord(ctx) })
+	s.events.beginTurn(user.Name, t.traceparent, record.ActorAgent, func() record.TurnCancelled { return cancellationRecord(context.Cause(ctx)) })
 	go func() {
-		out := s.runTurn(ctx, t, func(o *loop.Options) {
-			if s.opts.Ledger != nil {
-				o.Ledger = s.opts.Ledger.ForUser(user.Name)
-			}
-			configure(o)
-		})
+		out := s.runTurn(ctx, t, user, configure)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.breaker.Add(out.Usage)
+		s.breaker.AddEstimate(out.Estimate)
 		s.finishTurn(t, out, context.Cause(ctx))
 		cancel(nil)
 	}()
 }
 
-// runTurn runs one turn.
-func (s *Session) runTurn(ctx context.Context, t *Turn, configure func(*loop.Options)) loop.Outcome {
+// turnOptions returns what the turns of a user have in common.
+func turnOptions(s *Session, t *Turn, user User) loop.Options {
 	o := loop.Options{
-		Dispatcher: s.tools, Budget: s.breaker.Turn(s.opts.Budget), Session: s.opts.Dir.Session, Turn: t.ID,
-		Started: t.begun, Logger: s.log,
-		Emit: func(e loop.Event) error {
-			if _, ok := e.(loop.ModelCallStarted); ok {
-				s.exec.StartCheckpoint()
-			}
-			return s.events.loopEvent(e)
-		},
+		Dispatcher: s.tools, Session: s.opts.Dir.Session, Turn: t.ID, Logger: s.log,
+		Emit: func(e loop.Event) error { return s.events.loopEvent(e) },
+	}
+	if s.opts.Ledger != nil {
+		o.Ledger = s.opts.Ledger.ForUser(user.Name)
+	}
+	return o
+}
+
+// runTurn runs one turn of the model.
+func (s *Session) runTurn(ctx context.Context, t *Turn, user User, configure func(*loop.Options)) loop.Outcome {
+	o := turnOptions(s, t, user)
+	o.Started, o.Budget = t.begun, s.breaker.Turn(s.opts.Budget)
+	o.Emit = func(e loop.Event) error {
+		if _, ok := e.(loop.ModelCallStarted); ok {
+			s.exec.StartCheckpoint()
+		}
+		return s.events.loopEvent(e)
 	}
 	configure(&o)
-	if len(o.Profiles) > 0 && s.mayNeedSandbox() {
+	if s.mayNeedSandbox() {
 		s.sandbox.EnsureStarted()
 	}
 	s.startServices()
@@ -250,10 +242,6 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, configure func(*loop.Opt
 	}
 	if out.Reason == loop.StopAnswered {
 		s.sandbox.WaitStarted(ctx)
-	}
-	if len(o.Profiles) == 0 {
-		last := out.History[len(out.History)-1]
-		t.result, out.History = last.Blocks[0].ToolResult, s.history
 	}
 	return out
 }
@@ -287,13 +275,10 @@ func (v *services) endAll() {
 	}
 }
 
-// finishTurn keeps the outcome of a turn and closes its Done channel.
+// finishTurn keeps the outcome of a turn and closes its Done channel. The caller holds
+// s.mu.
 func (s *Session) finishTurn(t *Turn, out loop.Outcome, cause error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.last, s.history = out, out.History
-	s.breaker.Add(out.Usage)
-	s.breaker.AddEstimate(out.Estimate)
 	if s.turns == 1 {
 		s.used = out.Usage
 	} else {

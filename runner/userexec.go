@@ -436,8 +436,7 @@ type CancelledByUser struct{ Client string }
 func (c *CancelledByUser) Error() string { return "cancelled by " + c.Client }
 
 // cancellationRecord returns what the record of a cancelled turn contains about its cause.
-func cancellationRecord(ctx context.Context) record.TurnCancelled {
-	cause := context.Cause(ctx)
+func cancellationRecord(cause error) record.TurnCancelled {
 	if i, ok := errors.AsType[*Interrupted](cause); ok {
 		return record.TurnCancelled{Reason: i.Error(), By: "signal"}
 	}

@@ -1,0 +1,183 @@
+package runner
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// ToolCall is a tool call that a user makes without the model.
+type ToolCall struct {
+	// Name is in either form. Input is a JSON object; nil is an empty one.
+	Name  tools.Name
+	Input json.RawMessage
+	// Output receives the output of the call while it runs, in pieces and possibly from
+	// several goroutines at once. It must return at once. It is not made safe for a
+	// terminal, and secrets are not removed. Nil discards it.
+	Output func(stream, text string)
+}
+
+// Call is [CallTool] without live output.
+func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessage) (loop.ToolResult, error) {
+	return CallTool(ctx, s, ToolCall{Name: name, Input: input})
+}
+
+// CallTool runs one tool call of [Options].User without the model, and returns its result.
+// Policy, approvals, sandbox and records are those of every call; the sandbox starts when
+// the call needs it, and the model is not told of the call. Calls may be made at the same
+// time, and are then ordered and bounded as those of one answer of a model; together they
+// are a turn, which ends with the last of them. If ctx ends, the call alone is cancelled.
+// The error is why there is no result; that of a call which can't begin wraps [ErrBusy],
+// if a turn of the model runs, or [ErrOver].
+func CallTool(ctx context.Context, s *Session, c ToolCall) (loop.ToolResult, error) {
+	t, budget, err := joinCalls(s)
+	if err != nil {
+		return loop.ToolResult{}, err
+	}
+	callCtx, cancel := context.WithCancelCause(t.calls.ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+	s.startServices()
+	o := turnOptions(s, t, s.opts.User)
+	o.Budget, o.Calls = budget, []loop.ToolUse{{Name: c.Name, Raw: string(c.Input)}}
+	o.Emit = func(e loop.Event) error { // the beginning and the end of the turn are those of all calls
+		switch e.(type) {
+		case loop.TurnStarted:
+			return t.calls.startErr
+		case loop.TurnEnded:
+			return nil
+		}
+		return s.events.loopEvent(e)
+	}
+	o.NewID = func(prefix string) string {
+		id := record.NewID(prefix)
+		if prefix == "tu" && c.Output != nil {
+			s.events.outputs.Store(id, c.Output)
+		}
+		return id
+	}
+	out, err := loop.Run(callCtx, o)
+	if err != nil { // options of ours that make no sense
+		out = loop.Outcome{Reason: loop.StopProviderFailed, Err: err}
+	}
+	var result *loop.ToolResult
+	if n := len(out.History); n > 0 {
+		result = out.History[n-1].Blocks[0].ToolResult
+	}
+	if result != nil {
+		s.events.outputs.Delete(result.ToolUseID)
+	}
+	leaveCalls(s, t, out, context.Cause(callCtx))
+	switch {
+	case out.Err != nil:
+		return loop.ToolResult{}, fmt.Errorf("call %s: %w", c.Name, out.Err)
+	case out.Reason != loop.StopAnswered || result == nil:
+		return loop.ToolResult{}, fmt.Errorf("call %s: it ended without a result: %s", c.Name, out.Reason)
+	}
+	return *result, nil
+}
+
+// OfferedTools returns the tools that [Options].User may use, sorted by name. The caller
+// must not change what they point to.
+func OfferedTools(s *Session) []tools.Definition { return s.tools.Definitions() }
+
+// callTurn is the turn of calls that are made at the same time. Session.mu guards all but
+// ctx and startErr, which don't change.
+type callTurn struct {
+	ctx context.Context //nolint:containedctx // the contexts of the calls derive from it
+	// startErr is why the turn's beginning can't be recorded.
+	startErr error
+	open     int // calls that run
+	// outcome is that of the turn so far, and cause that of its cancellation.
+	outcome loop.Outcome
+	cause   error
+}
+
+// joinCalls begins a call: in the turn of the calls that run, or in a new one. It returns
+// the call's budget.
+func joinCalls(s *Session) (*Turn, limits.Budget, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.turn
+	switch {
+	case t == nil || t.calls == nil:
+		t = &Turn{calls: &callTurn{}}
+		if err := admitTurn(s, t); err != nil {
+			return nil, limits.Budget{}, err
+		}
+	case s.closing || s.ctx.Err() != nil:
+		return nil, limits.Budget{}, fmt.Errorf("start call: %w: it is closed", ErrOver)
+	default:
+		if err := s.breaker.Check(limits.StepToolCall); err != nil {
+			return nil, limits.Budget{}, fmt.Errorf("start call: %w: %w", ErrOver, err)
+		}
+	}
+	budget := s.breaker.Turn(s.opts.Budget)
+	s.breaker.Add(limits.Usage{ToolCalls: 1}) // before the next one begins
+	if s.turn == nil {
+		ctx, cancel := context.WithCancelCause(s.ctx)
+		t.calls.ctx, t.cancel, t.done = ctx, cancel, make(chan struct{})
+		s.turn, s.user = t, s.opts.User
+		s.events.beginTurn(s.user.Name, "", record.ActorUser, func() record.TurnCancelled { return cancellationRecord(t.calls.cause) })
+		t.calls.startErr = s.events.loopEvent(loop.TurnStarted{Turn: t.ID, Budget: budget})
+	}
+	t.calls.open++
+	return t, budget, nil
+}
+
+// leaveCalls ends a call, and with the last one the turn.
+func leaveCalls(s *Session, t *Turn, out loop.Outcome, cause error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	charge := out.Usage
+	charge.ToolCalls = max(charge.ToolCalls-1, 0) // joinCalls has counted one
+	s.breaker.Add(charge)
+	s.breaker.AddEstimate(out.Estimate)
+	t.calls.addOutcome(out, cause)
+	if t.calls.open--; t.calls.open > 0 {
+		return
+	}
+	all := t.calls.outcome
+	if err := cmp.Or(t.calls.startErr, s.events.loopEvent(loop.TurnEnded{
+		Turn: t.ID, Reason: all.Reason, Truncated: all.Truncated, Usage: all.Usage, Wall: time.Since(t.begun),
+	})); err != nil && all.Reason != loop.StopTraceUnwritable {
+		all.Reason, all.Err = loop.StopTraceUnwritable, err
+	}
+	all.History = s.history
+	t.cancel(nil)
+	s.finishTurn(t, all, t.calls.cause)
+}
+
+// addOutcome adds the outcome of one call, and the cause with which its context ended. The
+// turn ends as the first call that ended the run, otherwise as one that was answered. With
+// the turn itself cancelled, it is cancelled.
+func (c *callTurn) addOutcome(out loop.Outcome, cause error) {
+	used, estimate := out.Usage, out.Estimate
+	if c.outcome.Reason != "" {
+		used, estimate = c.outcome.Usage.Plus(used), c.outcome.Estimate.Plus(estimate)
+	}
+	weight := func(r loop.StopReason) int {
+		switch {
+		case r == "":
+			return 0
+		case r == loop.StopCancelled && c.ctx.Err() == nil:
+			return 1
+		case r == loop.StopAnswered:
+			return 2
+		case r == loop.StopCancelled:
+			return 3
+		}
+		return 4
+	}
+	if weight(out.Reason) > weight(c.outcome.Reason) {
+		c.outcome, c.cause = out, cause
+	}
+	c.outcome.Usage, c.outcome.Estimate = used, estimate
+}
