@@ -95,6 +95,7 @@ var ranks = map[string]int{
 	"runner/batch/stats": 0,
 	"runner/batch/task":  1,
 
+	"runner/mcpserver":                 10,
 	"runner/server":                    10,
 	"runner/server/internal/outputlog": 0,
 

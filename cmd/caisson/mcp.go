@@ -15,11 +15,11 @@ import (
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
+// newMCPCommand returns the command that serves clients, with those about servers below it.
 func newMCPCommand(a *app) *cobra.Command {
-	return newGroup(&cobra.Command{
-		Use: "mcp", Short: "List and test the MCP servers whose tools the model can load",
-		Long: "The MCP servers of mcpServers in your configuration, and of the .mcp.json of a trusted workspace.",
-	}, newMCPListCommand(a))
+	cmd := newMCPServeCommand(a)
+	cmd.AddCommand(newMCPListCommand(a))
+	return cmd
 }
 
 // mcpFlags are the flags of the commands about servers.

@@ -314,7 +314,7 @@ func makeToken(path string) (_ *tokens, err error) {
 		return nil, refused(err)
 	}
 	if !held {
-		return nil, refused(errors.New("another caisson serve uses it"))
+		return nil, refused(errors.New("another server uses it"))
 	}
 	defer func() {
 		if err != nil {

@@ -92,9 +92,7 @@ func (g *guard) guardRequests(next http.Handler) http.Handler {
 			from, ok := g.keys.findClient(r)
 			if !ok {
 				g.metrics.unauthorized.Inc()
-				out.Header().Set("WWW-Authenticate", `Bearer realm="caisson"`)
-				g.writeProblem(out, r, newProblem(http.StatusUnauthorized, "unauthorized", "there is no token that is known here",
-					"Send it as the header Authorization: Bearer TOKEN; one in the URL does not count"))
+				g.writeProblem(out, r, unauthorized(out))
 				return
 			}
 			r = r.WithContext(context.WithValue(context.WithValue(r.Context(), clientKey{}, from), responseKey{}, out))

@@ -1,0 +1,341 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/mcpserver"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/server"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const mcpLong = `Offer the sandboxed tools to another agent: a server of the Model Context Protocol (MCP). The agent reads
+and writes files and runs commands in a container of its own, under the policy and with records as in
+caisson run. docs/mcp.md describes it. The subcommands are about MCP servers whose tools Caisson's own
+model can load.
+
+It serves one client on standard input and output, until that closes its input. With --listen it serves
+many over streamable HTTP, at the path /mcp; every request needs a bearer token, as for caisson serve.
+
+Clients work on --workspace. With --root, a client that names roots of its own works on the first one
+that is at or below a --root; one outside is refused. Without a policy, that is ci: calls are never asked
+about, and what would need an answer is refused. The client can't answer.
+
+SIGINT or SIGTERM ends the sessions and removes their containers; a second one kills running commands.
+Standard error has the log, one JSON object per line.
+`
+
+// mcpServeFlags are the flags of caisson mcp.
+type mcpServeFlags struct {
+	serveFlags
+
+	workspace string
+	named     bool // the command line has --workspace
+}
+
+func newMCPServeCommand(a *app) *cobra.Command {
+	var f mcpServeFlags
+	cmd := &cobra.Command{
+		Use:   "mcp [flags]",
+		Short: "Offer the sandboxed tools to another agent by MCP, and list MCP servers",
+		Long:  mcpLong + exitHelp(map[int]string{exitFailed: "the client sent what is no message of the protocol, or something was left behind"}, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|interruptible),
+		Example: `  caisson mcp --workspace ~/src/project
+  caisson mcp --root ~/src --mode overlay --egress-preset npm
+  caisson mcp --listen 127.0.0.1:8718 --workspace ~/src/project`,
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return noCommand(cmd, args[0])
+			}
+			f.named = cmd.Flags().Changed("workspace")
+			return runMCPServer(cmd.Context(), a, f)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.StringVar(&f.workspace, "workspace", ".", "directory that is worked on")
+	flags.StringArrayVar(&f.roots, "root", nil, "directory at or below which a client's own roots may be (repeatable)")
+	flags.StringArrayVar(&f.listen, "listen", nil, "serve over HTTP on this address: HOST:PORT or unix:PATH (repeatable)")
+	flags.BoolVar(&f.remote, "allow-remote", false, "accept addresses that other machines reach; only with tokens in the configuration")
+	flags.StringVar(&f.tokenFile, "token-file", "", "file for the token that is made at start (default: mcp.token in the state directory)")
+	flags.BoolVarP(&f.verbose, "verbose", "v", false, "log more")
+	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
+	flags.BoolVar(&f.project.require, "require-trust", false, "refuse a workspace that is not trusted (caisson trust)")
+	flags.BoolVar(&f.project.ignore, "ignore-project-config", false, "leave out the workspace's own settings, though it is trusted")
+	addSettings(cmd, &f.settings, "Policy", "Sandbox", "Limits", "Output")
+	return cmd
+}
+
+// mcpHost makes the sessions of clients of MCP. Its methods are safe for concurrent use.
+type mcpHost struct {
+	serverHost
+
+	flags mcpServeFlags
+	force <-chan struct{}
+
+	mu    sync.Mutex
+	worst int // exit status of the sessions
+}
+
+var _ reporter = (*mcpHost)(nil)
+
+// defaultPreset never asks: no one could answer but the client's agent.
+func (h *mcpHost) defaultPreset(bool) string { return "ci" }
+
+// runMCPServer serves clients until the only one is gone or ctx ends.
+func runMCPServer(ctx context.Context, a *app, f mcpServeFlags) (err error) {
+	f.settings.Serve.Listen = f.listen
+	if f.remote {
+		f.settings.Serve.AllowRemote = new(true)
+	}
+	if f.tokenFile == "" {
+		f.tokenFile = filepath.Join(a.environ.stateDir(), "mcp.token")
+	}
+	s, err := loadServerSettings(a, f.settings, f.profile)
+	if err != nil {
+		return err
+	}
+	base, err := openBackends(s, nil)
+	if err != nil {
+		return err
+	}
+	defer base.close()
+	log := serveLog(a, f.verbose)
+	base.setLogger(log)
+	say := func(text string) { fmt.Fprintln(a.stderr, "caisson: "+makeSafe(text)) }
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
+	defer stop()
+	if _, err := base.openObserver(); err != nil {
+		return err
+	}
+	a.telemetry.logWarning(log)
+	h := &mcpHost{serverHost: serverHost{app: a, flags: f.serveFlags, base: base, log: log}, flags: f, force: force}
+	if err := h.openRoots(); err != nil {
+		return err
+	}
+	defer func() { _ = h.roots.close() }()
+	unusable, err := h.shareBackend(ctx)
+	if err != nil {
+		return cmp.Or(interruption(ctx), err)
+	}
+	if unusable != nil {
+		say("backend none: calls can only read until one can be used: " + unusable.Cause + ". " + unusable.Hint)
+	}
+	o := mcpserver.Options{
+		Open: h.openClient, AsksRoots: len(f.roots) > 0, Describe: describeToClient, Ended: h.noteEnd, Version: programVersion(), Logger: log,
+	}
+	keepTidy := h.cleanPeriodically(ctx)
+	defer keepTidy()
+	if len(f.listen) > 0 {
+		return h.serveHTTP(ctx, o, say)
+	}
+	srv, err := mcpserver.New(o)
+	if err != nil {
+		return err
+	}
+	if err := srv.ServeStdio(ctx, a.stdin, a.stdout); err != nil {
+		log.Error("the connection to the client ended", zap.Error(err))
+		h.worst = max(h.worst, exitFailed)
+	}
+	return cmp.Or(interruption(ctx), exitWith(h.worst))
+}
+
+// openRoots opens the roots, or the workspace as the only one.
+func (h *mcpHost) openRoots() (err error) {
+	paths := h.flags.roots
+	if len(paths) == 0 {
+		w, err := h.base.openWorkspace(h.flags.workspace)
+		if err != nil {
+			return err
+		}
+		h.flags.workspace, paths = w.Path, []string{w.Path}
+		_ = w.Close() // it was only looked for
+	}
+	if h.roots, err = openRoots(paths); err != nil || len(h.flags.listen) == 0 {
+		return err
+	}
+	return h.checkPlaces()
+}
+
+// serveHTTP serves clients over HTTP until ctx ends.
+func (h *mcpHost) serveHTTP(ctx context.Context, o mcpserver.Options, say func(string)) (err error) {
+	keys, err := h.loadTokens()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, keys.close()) }()
+	h.secrets = keys.list
+	conf := h.base.conf.Serve
+	gate, err := server.NewGate(keys.list, conf.Hosts, h.log)
+	if err != nil {
+		return &config.Error{Where: "serve", Message: err.Error(), Hint: "change serve in the configuration", Err: err}
+	}
+	o.Admit = gate.Admit
+	if conf.MaxSessions != nil {
+		o.MaxSessions = int(*conf.MaxSessions)
+	}
+	if conf.IdleTime != nil {
+		o.IdleTime = time.Duration(*conf.IdleTime)
+	}
+	srv, err := mcpserver.New(o)
+	if err != nil {
+		return err
+	}
+	listeners, err := h.openListeners(ctx)
+	if err != nil {
+		return err
+	}
+	for _, l := range listeners {
+		say("listening on " + formatAddress(l.Addr()) + mcpserver.Path)
+	}
+	if keys.path != "" {
+		say("the token is in " + keys.path)
+	}
+	if err := srv.Serve(ctx, listeners...); err != nil {
+		return err
+	}
+	return exitWith(h.worst)
+}
+
+// openClient opens the session of a client.
+func (h *mcpHost) openClient(ctx context.Context, c mcpserver.Client) (_ *mcpserver.Session, err error) {
+	path, err := h.chooseWorkspace(c)
+	if err != nil {
+		return nil, err
+	}
+	s, w, err := h.openWorkspace(path)
+	if err != nil {
+		return nil, err
+	}
+	b, err := h.newBuilder(s, w, config.File{})
+	if err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	ends := []func(){b.close}
+	done := func() {
+		for _, end := range slices.Backward(ends) {
+			end()
+		}
+	}
+	defer func() {
+		if err != nil {
+			done()
+		}
+	}()
+	if err := b.readEgressKeys(ctx, w.Path); err != nil {
+		return nil, err
+	}
+	hidden := append(b.knownSecrets(), h.tokenSecrets()...)
+	dir, err := sessiondir.Create(h.app.environ.stateDir(), hidden)
+	if err != nil {
+		return nil, err
+	}
+	ends = append(ends, func() { _ = dir.Close() }) // an empty directory that stays does no harm
+	b.setLogger(dir.Log)
+	o, err := b.sandboxOptions(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	o.Dir, o.Task, o.Secrets, o.Force = dir, tools.Elide(strings.TrimSpace("caisson mcp "+c.Name+" "+c.Version), maxTaskText), hidden, h.force
+	o.InstructionFiles, o.InstructionTexts, o.Skills = false, nil, runner.SkillOptions{} // the client's model has its own
+	o.Mirror = h.logWarning
+	if c.User.Name != "" {
+		o.User = c.User
+	}
+	session, err := runner.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	h.log.Info("session begins", zap.String("session", dir.Session), zap.String("workspace", w.Path), zap.String("policy", o.Policy.Name))
+	return &mcpserver.Session{Runner: session, Redact: redact.New(hidden), Done: done}, nil
+}
+
+// logWarning logs the warnings of a session.
+func (h *mcpHost) logWarning(r record.Record, _ []byte) {
+	if isWarning(r) {
+		h.log.Warn(string(r.Kind), zap.String("session", r.Session), zap.Any("payload", json.RawMessage(r.Payload)))
+	}
+}
+
+// chooseWorkspace returns the workspace of a client.
+func (h *mcpHost) chooseWorkspace(c mcpserver.Client) (string, error) {
+	if len(h.flags.roots) == 0 || len(c.Roots) == 0 && h.flags.named {
+		return h.flags.workspace, nil
+	}
+	for _, uri := range c.Roots {
+		path, ok := pathOfURI(uri)
+		if !ok {
+			continue
+		}
+		if real := resolvePath(path); real != "" && h.roots.containsPath(real) {
+			return real, nil
+		}
+	}
+	problem := record.Problem{Cause: "the client names no root, and the server has no workspace of its own", Hint: "Start caisson mcp with --workspace too, or use a client with roots."}
+	if len(c.Roots) > 0 {
+		named := tools.Elide(strings.Join(c.Roots, ", "), maxTaskText)
+		problem = record.Problem{
+			Cause: "no root of the client is an existing directory at or below one of this server: " + named,
+			Hint:  "Open a directory below " + strings.Join(h.flags.roots, ", ") + ", or start caisson mcp with another --root.",
+		}
+	}
+	return "", &commandError{Status: exitInput, Problem: problem}
+}
+
+// pathOfURI returns the absolute path of a file URI of this machine.
+func pathOfURI(uri string) (string, bool) {
+	u, err := url.Parse(uri)
+	if err != nil || u.Scheme != "file" || u.Host != "" && u.Host != "localhost" || !filepath.IsAbs(u.Path) {
+		return "", false
+	}
+	return u.Path, true
+}
+
+// describeToClient puts an error into words for a client.
+func describeToClient(err error) string {
+	problem := record.Problem{}
+	if p, ok := errors.AsType[*server.PrepareError](err); ok && p.Cause != "" {
+		problem = p.Problem
+	} else {
+		problem = describeError(err).Problem
+	}
+	text := strings.TrimSuffix(problem.Cause, ".") + "."
+	if problem.Hint != "" {
+		text += " " + problem.Hint
+	}
+	safe, _ := tools.DisplayLines(text)
+	return safe
+}
+
+// noteEnd keeps the worst status of the sessions. That a client went away while a call ran
+// is no failure.
+func (h *mcpHost) noteEnd(r runner.Report) {
+	status := r.ExitStatus
+	if r.Reason == loop.StopCancelled && r.Signal == 0 && len(r.Left) == 0 {
+		status = exitDone
+	}
+	if r.Problem != nil && status != exitDone {
+		h.log.Warn("the session ended with a problem", zap.String("session", r.Session), zap.Int("status", status), zap.String("cause", r.Problem.Cause), zap.String("hint", r.Problem.Hint))
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.worst = max(h.worst, status)
+}

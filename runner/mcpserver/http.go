@@ -1,0 +1,170 @@
+package mcpserver
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"time"
+
+	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// headerTime and bodyTime bound the time in which the headers and the body of a
+	// request arrive.
+	headerTime = 10 * time.Second
+	bodyTime   = 30 * time.Second
+	// writeTime bounds one write of a response: a client that reads nothing is gone.
+	writeTime = time.Minute
+	// connectionIdleTime is how long a connection without a request is kept.
+	connectionIdleTime = 2 * time.Minute
+	// maxRequests bounds the requests that are served at once, streams among them.
+	maxRequests = 256
+	// sessionHeader has the id of a session.
+	sessionHeader = "Mcp-Session-Id"
+)
+
+// Path is the path of the streamable HTTP transport.
+const Path = "/mcp"
+
+// Handler returns the handler of the streamable HTTP transport, at [Path]. The caller must
+// call [Server.Close] in the end.
+func (s *Server) Handler() http.Handler {
+	slots := make(chan struct{}, maxRequests)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		user, ok := s.opts.Admit(w, r)
+		if !ok {
+			return
+		}
+		if r.URL.Path != Path {
+			http.NotFound(w, r)
+			return
+		}
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		default:
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "too many requests are under way", http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		control := http.NewResponseController(w)
+		if !readBody(w, r, control) {
+			return
+		}
+		r = r.WithContext(context.WithValue(r.Context(), userKey{}, user))
+		if id := r.Header.Get(sessionHeader); id != "" {
+			c := s.findClient(id)
+			if c == nil || c.user.Name != user.Name {
+				http.Error(w, "session not found", http.StatusNotFound)
+				return
+			}
+			defer c.beginRequest()()
+			if r.Method == http.MethodDelete {
+				c.close(errGone)
+			}
+		}
+		out := &patientResponse{ResponseWriter: w, control: control}
+		s.web.ServeHTTP(out, r)
+		if id := w.Header().Get(sessionHeader); id != "" && r.Header.Get(sessionHeader) == "" {
+			if c := s.findClient(id); c != nil {
+				c.beginRequest()() // its time begins
+			}
+		}
+	})
+}
+
+// readBody reads the body of a request within bodyTime, or writes the response that
+// refuses it.
+func readBody(w http.ResponseWriter, r *http.Request, control *http.ResponseController) bool {
+	if err := control.SetReadDeadline(time.Now().Add(bodyTime)); err != nil {
+		http.Error(w, "the connection takes no deadline", http.StatusInternalServerError)
+		return false
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxMessageBytes))
+	if err != nil {
+		status := http.StatusBadRequest
+		if errors.As(err, new(*http.MaxBytesError)) {
+			status = http.StatusRequestEntityTooLarge
+		}
+		http.Error(w, "the body can't be read: "+err.Error(), status)
+		return false
+	}
+	_ = control.SetReadDeadline(time.Time{}) // as above
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return true
+}
+
+// patientResponse is a response of which each write has its time.
+type patientResponse struct {
+	http.ResponseWriter
+	control *http.ResponseController
+}
+
+// Write implements io.Writer.
+func (p *patientResponse) Write(b []byte) (int, error) {
+	_ = p.control.SetWriteDeadline(time.Now().Add(writeTime)) // readBody has found that it takes some
+	return p.ResponseWriter.Write(b)
+}
+
+// Unwrap lets http.ResponseController through.
+func (p *patientResponse) Unwrap() http.ResponseWriter { return p.ResponseWriter }
+
+// Flush implements http.Flusher.
+func (p *patientResponse) Flush() { _ = p.control.Flush() }
+
+// Serve answers on listeners until ctx ends, then closes the sessions of all clients, and
+// returns. It closes the listeners.
+func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
+	if s.opts.Admit == nil {
+		return errors.New("serve MCP: Options.Admit is missing")
+	}
+	h := &http.Server{
+		Handler: s.Handler(), ReadHeaderTimeout: headerTime, IdleTimeout: connectionIdleTime, MaxHeaderBytes: 16 << 10,
+		ErrorLog: zap.NewStdLog(s.log),
+	}
+	var group errgroup.Group
+	failed := make(chan struct{}, len(listeners))
+	for _, l := range listeners {
+		group.Go(func() error {
+			err := h.Serve(l)
+			failed <- struct{}{}
+			if errors.Is(err, http.ErrServerClosed) {
+				return nil
+			}
+			return fmt.Errorf("serve on %s: %w", l.Addr(), err)
+		})
+	}
+	select {
+	case <-ctx.Done():
+	case <-failed:
+	}
+	for _, l := range listeners {
+		_ = l.Close() // Shutdown returns the error again
+	}
+	s.Close()
+	late, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), drainTime, errors.New("answers take too long"))
+	defer cancel()
+	if h.Shutdown(late) != nil {
+		_ = h.Close() // closes their connections
+	}
+	if err := group.Wait(); ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// Close closes the sessions of all clients and waits for it. No client is admitted any
+// more.
+func (s *Server) Close() {
+	s.closeClients(errStopping)
+	for ss := range s.mcp.Sessions() {
+		_ = ss.Close() // ends its streams
+	}
+}

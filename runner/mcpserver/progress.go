@@ -1,0 +1,133 @@
+package mcpserver
+
+import (
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/runner/redact"
+)
+
+const (
+	// progressEvery is the shortest time between two notifications of a call.
+	progressEvery = 500 * time.Millisecond
+	// silenceTime is the time without output after which a notification says that the
+	// call runs: clients give up on calls that say nothing.
+	silenceTime = 10 * time.Second
+	// maxProgressBytes bounds the output in one notification. The end is kept.
+	maxProgressBytes = 4 << 10
+)
+
+// progress sends the output of one call as it comes, at a bounded rate. Its number is the
+// time since the call began, in seconds.
+type progress struct {
+	begun time.Time
+	send  func(elapsed float64, message string) error
+	done  chan struct{}
+	ended chan struct{}
+
+	mu      sync.Mutex
+	closed  bool
+	streams map[string]*redact.Writer // nil without secrets
+	redact  *redact.Redactor
+	pending []byte
+	last    time.Time // of the last notification
+}
+
+// newProgress returns the progress of a call that begins. The caller must call stop before
+// the call's result is sent.
+func newProgress(r *redact.Redactor, send func(elapsed float64, message string) error) *progress {
+	p := &progress{begun: time.Now(), send: send, done: make(chan struct{}), ended: make(chan struct{}), redact: r, streams: map[string]*redact.Writer{}}
+	p.last = p.begun
+	go p.run()
+	return p
+}
+
+// add takes a piece of output.
+func (p *progress) add(stream, text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	if p.redact == nil {
+		p.keep([]byte(text))
+		return
+	}
+	w := p.streams[stream]
+	if w == nil {
+		w = p.redact.NewWriter(keeper{p})
+		p.streams[stream] = w
+	}
+	_, _ = w.Write([]byte(text)) // keeper does not fail
+}
+
+// keeper is an io.Writer to what is pending.
+type keeper struct{ p *progress }
+
+// Write implements io.Writer.
+func (k keeper) Write(b []byte) (int, error) {
+	k.p.keep(b)
+	return len(b), nil
+}
+
+// keep adds output to what is pending, of which the end is kept.
+func (p *progress) keep(b []byte) {
+	p.pending = append(p.pending, b...)
+	if over := len(p.pending) - maxProgressBytes; over > 0 {
+		p.pending = append(p.pending[:0], p.pending[over:]...)
+	}
+}
+
+// run sends notifications until stop is called or one fails.
+func (p *progress) run() {
+	defer close(p.ended)
+	ticker := time.NewTicker(progressEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-p.done:
+			return
+		case <-ticker.C:
+			if !p.notify() {
+				return
+			}
+		}
+	}
+}
+
+// notify sends what is pending, or after a silence that the call runs, and reports whether
+// there is anyone to send to.
+func (p *progress) notify() bool {
+	p.mu.Lock()
+	for _, w := range p.streams {
+		_ = w.Flush() // keeper does not fail
+	}
+	text := string(p.pending)
+	p.pending = p.pending[:0]
+	now := time.Now()
+	if text == "" && now.Sub(p.last) < silenceTime {
+		p.mu.Unlock()
+		return true
+	}
+	p.last = now
+	p.mu.Unlock()
+	return p.send(now.Sub(p.begun).Seconds(), strings.ToValidUTF8(text, "\uFFFD")) == nil
+}
+
+// stop ends the notifications; none is sent afterwards.
+func (p *progress) stop() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	close(p.done)
+	<-p.ended
+}
+
+// redactText returns a text without secrets.
+func redactText(r *redact.Redactor, text string) string {
+	if r == nil {
+		return text
+	}
+	return string(r.Bytes([]byte(text)))
+}

@@ -1,0 +1,219 @@
+package mcpserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/runner"
+)
+
+// instructions are what a client may show to its model.
+const instructions = `The files and commands of these tools are those of a sandbox, which lasts as long as this connection. ` +
+	`Paths are relative to the workspace; commands start there. Nothing else of the user's machine is visible, ` +
+	`and commands have no network unless the operator allowed hosts. A command that runs on, such as a server, takes "background": true in shell; ` +
+	`shell_output and shell_kill take its handle. A call that is refused by the policy stays refused: do not repeat it.`
+
+// Server offers tools to clients. It is safe for concurrent use.
+type Server struct {
+	opts Options
+	log  *zap.Logger
+	mcp  *mcp.Server
+	web  *mcp.StreamableHTTPHandler
+
+	mu      sync.Mutex
+	clients map[*mcp.ServerSession]*client
+	closed  bool
+}
+
+// New returns a server that serves no client yet.
+func New(o Options) (*Server, error) {
+	if o.Open == nil {
+		return nil, errors.New("new MCP server: Options.Open is missing")
+	}
+	o.setDefaults()
+	s := &Server{opts: o, log: o.Logger, clients: map[*mcp.ServerSession]*client{}}
+	s.mcp = mcp.NewServer(&mcp.Implementation{Name: "caisson", Title: "Caisson sandbox", Version: o.Version}, &mcp.ServerOptions{
+		Instructions: instructions, Capabilities: &mcp.ServerCapabilities{Tools: &mcp.ToolCapabilities{}},
+	})
+	s.mcp.AddReceivingMiddleware(s.handleTools)
+	s.web = mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s.mcp }, &mcp.StreamableHTTPOptions{
+		MaxRequestBodyBytes: maxMessageBytes, DisableLocalhostProtection: true, // Options.Admit has checked Host
+	})
+	return s, nil
+}
+
+// errGone and errStopping end what a client runs.
+var (
+	errGone     = errors.New("the client is gone")
+	errStopping = errors.New("the server stops")
+)
+
+// ServeStdio serves one client, which writes to in and reads from out, until in ends or
+// ctx does, and closes its session. It closes neither in nor out, and may leave a read of
+// in behind. The error is why the client could not be served any longer, such as a message
+// that is not valid.
+func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) error {
+	ended := make(chan struct{})
+	input := &endReader{r: in, ended: ended}
+	ss, err := s.mcp.Connect(ctx, &mcp.IOTransport{Reader: input, Writer: keepOpen{out}, MaxLineLength: maxMessageBytes}, nil)
+	if err != nil {
+		return fmt.Errorf("serve client: %w", err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- ss.Wait() }()
+	select {
+	case <-ctx.Done():
+		s.closeClients(context.Cause(ctx))
+		return nil
+	case err = <-done:
+		s.closeClients(errGone)
+	case <-ended:
+		s.closeClients(errGone)
+		select {
+		case err = <-done:
+		case <-time.After(drainTime): // nobody reads the responses
+		}
+	}
+	if err != nil && !errors.Is(err, mcp.ErrConnectionClosed) && !input.isAtEnd() {
+		return fmt.Errorf("serve client: %w", err)
+	}
+	return nil
+}
+
+// endReader reports the end of what it reads.
+type endReader struct {
+	r     io.Reader
+	ended chan struct{}
+	once  sync.Once
+}
+
+// Read implements io.Reader.
+func (e *endReader) Read(p []byte) (int, error) {
+	n, err := e.r.Read(p)
+	if err != nil {
+		e.once.Do(func() { close(e.ended) })
+	}
+	return n, err
+}
+
+// isAtEnd reports whether there is no more to read.
+func (e *endReader) isAtEnd() bool {
+	select {
+	case <-e.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// Close implements io.Closer.
+func (e *endReader) Close() error { return nil }
+
+// keepOpen is a writer whose Close does nothing.
+type keepOpen struct{ io.Writer }
+
+// Close implements io.Closer.
+func (keepOpen) Close() error { return nil }
+
+// userKey is the context key of the user whom Options.Admit returned.
+type userKey struct{}
+
+// handleTools serves the methods about tools, and admits clients.
+func (s *Server) handleTools(next mcp.MethodHandler) mcp.MethodHandler {
+	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
+		ss, ok := req.GetSession().(*mcp.ServerSession)
+		if !ok {
+			return next(ctx, method, req)
+		}
+		switch r := req.(type) {
+		case *mcp.ServerRequest[*mcp.InitializeParams]:
+			if _, err := s.clientOf(ctx, ss); err != nil {
+				return nil, err
+			}
+		case *mcp.ListToolsRequest:
+			c, err := s.clientOf(ctx, ss)
+			if err != nil {
+				return nil, err
+			}
+			return c.listTools(ctx)
+		case *mcp.CallToolRequest:
+			c, err := s.clientOf(ctx, ss)
+			if err != nil {
+				return nil, err
+			}
+			return c.callTool(ctx, r.Params)
+		}
+		return next(ctx, method, req)
+	}
+}
+
+// Codes of errors of the protocol that are ours.
+const codeUnavailable = -32001
+
+// clientOf returns the client of a connection, which is admitted by its first request.
+func (s *Server) clientOf(ctx context.Context, ss *mcp.ServerSession) (*client, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c := s.clients[ss]; c != nil {
+		return c, nil
+	}
+	switch {
+	case s.closed:
+		return nil, &jsonrpc.Error{Code: codeUnavailable, Message: "The server stops."}
+	case ss.ID() != "" && len(s.clients) >= s.opts.MaxSessions:
+		return nil, &jsonrpc.Error{Code: codeUnavailable, Message: fmt.Sprintf("There are %d sessions already, as many as this server takes. Try again later, or end one.", len(s.clients))}
+	}
+	c := &client{server: s, conn: ss, slots: make(chan struct{}, maxCalls)}
+	c.user, _ = ctx.Value(userKey{}).(runner.User)
+	c.ctx, c.cancel = context.WithCancelCause(context.Background())
+	s.clients[ss] = c
+	go func() {
+		_ = ss.Wait() // why does not matter
+		c.close(errGone)
+	}()
+	return c, nil
+}
+
+// findClient returns the client with the id of a session over HTTP, nil if there is none.
+func (s *Server) findClient(id string) *client {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for ss, c := range s.clients {
+		if ss.ID() == id {
+			return c
+		}
+	}
+	return nil
+}
+
+// forget removes a client that has ended.
+func (s *Server) forget(c *client) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.clients, c.conn)
+}
+
+// closeClients ends all clients, and waits for it. No other is admitted.
+func (s *Server) closeClients(cause error) {
+	s.mu.Lock()
+	s.closed = true
+	var all []*client
+	for _, c := range s.clients {
+		all = append(all, c)
+	}
+	s.mu.Unlock()
+	var group sync.WaitGroup
+	for _, c := range all {
+		group.Go(func() { c.close(cause) })
+	}
+	group.Wait()
+}
