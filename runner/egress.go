@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/internal/network"
@@ -90,6 +91,9 @@ func newNetwork(s *Session) (*network.Network, error) {
 		Presets: e.Presets, GitFetch: e.GitFetch, GitPush: e.GitPush, Secrets: e.Secrets, CA: e.CA,
 		KeepFiles: e.KeepFiles == CacheSession || e.KeepFiles == CacheShared, LockFile: e.LockFile,
 		Dir: s.dir, Hidden: s.opts.Secrets, Record: s.events.recordNetwork, Log: s.log,
+	}
+	if wall := s.opts.SessionBudget.WallTime; wall != nil && len(s.opts.Profiles) > 0 { // else there are no turns
+		o.End = time.Now().Add(*wall)
 	}
 	if e.KeepFiles == CacheShared {
 		o.CacheDir = e.CacheDir

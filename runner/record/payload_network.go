@@ -100,10 +100,13 @@ type NetworkTotals struct {
 	Cached      int64 `json:"cached,omitempty"`
 	// Unrecorded counts connections and refusals beyond [MaxNetworkRecords].
 	Unrecorded int64 `json:"unrecorded,omitempty"`
-	// RequestsSHA256 is the hash of egress.jsonl in the session's directory, which has
-	// the requests; absent where there is none.
+	// RequestsSHA256 is the hash of [RequestsFile]; absent where there is none.
 	RequestsSHA256 string `json:"requests_sha256,omitempty"`
 }
+
+// RequestsFile is the file of a session's directory that has the HTTP requests of
+// commands that Caisson read, one a line.
+const RequestsFile = "egress.jsonl"
 
 // MaxNetworkRecords bounds the records of one session of [NetworkOpened] and, for commands,
 // [NetworkDenied]. Refusals have half of them at most.

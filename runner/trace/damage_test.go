@@ -4,6 +4,8 @@ package trace
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -146,6 +148,52 @@ func TestVerifyComparesValues(t *testing.T) {
 			}
 			v, err := Verify(s)
 			if err != nil || v.Values != 1 || v.OK != (tc.want == "") || !strings.Contains(v.Damage, tc.want) {
+				t.Errorf("verdict %+v, %v, want %q", v, err, tc.want)
+			}
+		})
+	}
+}
+
+// TestVerifyComparesRequests checks that a change of the file of HTTP requests is damage.
+func TestVerifyComparesRequests(t *testing.T) {
+	const lines = `{"connection":1,"method":"GET","url":"https://a.test/","status":200,"received":1,"complete":true}` + "\n"
+	for name, tc := range map[string]struct {
+		hashed, has string // what session.ended has the hash of, and the file; "" for none
+		ended       bool
+		pruned      bool
+		want        string
+	}{
+		"whole":            {lines, lines, true, false, ""},
+		"none":             {"", "", true, false, ""},
+		"changed":          {lines, strings.Replace(lines, "GET", "PUT", 1), true, false, "were changed"},
+		"a line is added":  {lines, lines + lines, true, false, "were changed"},
+		"emptied":          {lines, "\n", true, false, "were changed"},
+		"removed":          {lines, "", true, false, "can't be read"},
+		"forged":           {"", lines, true, false, "were changed"},
+		"pruned":           {lines, "", true, true, ""},
+		"pruned and there": {lines, lines + lines, true, true, "were changed"},
+		"not ended":        {"", lines, false, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWriter(t, t.TempDir())
+			w.created("a task")
+			if tc.ended {
+				ended := record.SessionEnded{Reason: loop.StopAnswered, CostUSD: "unknown", Network: &record.NetworkTotals{Requests: 1}}
+				if tc.hashed != "" {
+					sum := sha256.Sum256([]byte(tc.hashed))
+					ended.Network.RequestsSHA256 = hex.EncodeToString(sum[:])
+				}
+				w.put(0, record.ActorSystem, ended)
+			}
+			if tc.has != "" {
+				if err := os.WriteFile(filepath.Join(w.dir, record.RequestsFile), []byte(tc.has), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := w.close()
+			s.Pruned = tc.pruned
+			v, err := Verify(s)
+			if err != nil || v.OK != (tc.want == "") || !strings.Contains(v.Damage, tc.want) {
 				t.Errorf("verdict %+v, %v, want %q", v, err, tc.want)
 			}
 		})

@@ -2,7 +2,13 @@ package trace
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"path/filepath"
 
 	"github.com/caisson-run/caisson/runner/record"
 )
@@ -32,8 +38,8 @@ type Verdict struct {
 	Damage string `json:"damage,omitempty"`
 }
 
-// Verify verifies the hash chain of a session's lines, and the values in files
-// that they refer to. Its errors are of type [*Error]: the records can't
+// Verify verifies the hash chain of a session's lines, the values in files that they
+// refer to, and, once the session has ended, the file of HTTP requests. Its errors are of type [*Error]: the records can't
 // be read at all.
 func Verify(s Session) (Verdict, error) {
 	o, v := newOverview(s), Verdict{Session: s.ID}
@@ -48,6 +54,36 @@ func Verify(s Session) (Verdict, error) {
 	})
 	v.Records, v.Omitted, v.Hash, v.Torn, v.Live = o.Records, o.Omitted, o.Hash, o.Torn, o.Live
 	v.Damage = cmp.Or(v.Damage, o.Damage)
+	if err == nil && v.Damage == "" && v.Ended && !v.Live {
+		if changed := verifyRequests(s, o.Ended); changed != nil {
+			v.Damage = changed.Error()
+		}
+	}
 	v.OK = err == nil && v.Damage == ""
 	return v, err
+}
+
+// verifyRequests compares the file of HTTP requests with its hash in the session's last
+// record. Retention removes the file.
+func verifyRequests(s Session, ended *record.SessionEnded) error {
+	want := ""
+	if ended != nil && ended.Network != nil {
+		want = ended.Network.RequestsSHA256
+	}
+	f, err := record.OpenRegular(filepath.Join(s.Dir, record.RequestsFile))
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && (want == "" || s.Pruned):
+		return nil
+	case err != nil:
+		return fmt.Errorf("the requests in %s can't be read: %w", record.RequestsFile, err)
+	}
+	defer func() { _ = f.Close() }() // only read
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return fmt.Errorf("the requests in %s can't be read: %w", record.RequestsFile, err)
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
+		return fmt.Errorf("the requests in %s were changed: session.ended has another hash", record.RequestsFile)
+	}
+	return nil
 }

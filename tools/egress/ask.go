@@ -38,6 +38,7 @@ type questions struct {
 	allowed    map[grant]bool
 	refused    map[endpoint]string // the notes of people who denied
 	generation int                 // counts policies, so that no answer outlives its own
+	guard      func(func(error))   // recovers from a panic of ask, when it is deferred
 }
 
 // question is one open question.
@@ -169,7 +170,12 @@ func (qs *questions) joinQuestion(at endpoint, r request) (*question, error) {
 	}
 	ask := Question{Host: r.host, Display: display, Port: r.port, Command: r.command, Rule: rule.AnswerRule(r.host, r.port).String()}
 	qs.conns.Go(func() {
-		answer, err := qs.ask(ctx, ask)
+		var answer Answer
+		var err error
+		func() {
+			defer qs.guard(func(failed error) { err = failed })
+			answer, err = qs.ask(ctx, ask)
+		}()
 		qs.settleQuestion(ctx, at, q, answer, err)
 	})
 	return q, nil

@@ -60,26 +60,38 @@ func (s *Server) connectHost(ctx context.Context, f *flow, r request) (*hostConn
 	if !s.addConn() {
 		return nil, errClosed
 	}
+	reported := false // when the end of the connection is
+	defer func() {
+		if !reported {
+			s.conns.Done()
+		}
+	}()
 	h := &hostConn{s: s, start: time.Now(), done: make(chan struct{}), policy: f.policy, opened: Opened{
 		ID: s.opts.Numbers.Add(1), Command: r.command, Way: r.way, Host: r.host, Port: r.port,
 		Rule: f.decision.Rule.String(), Asked: f.answer != (rule.Rule{}),
 	}}
 	if err := s.opts.Opened(h.opened); err != nil {
-		s.conns.Done()
 		failed := newRefusal(rule.ReasonRecord, "the connection could not be recorded")
 		failed.err = err
 		return nil, failed
 	}
 	s.opened.Add(1)
 	s.openConns.Add(1)
+	reported = true
+	ending := EndingFailed // if the dial panics
+	defer func() {
+		if h.Conn == nil {
+			h.reportClosed(ending)
+		}
+	}()
 	conn, err := s.opts.dialHost(ctx, dialer, r)
 	if err != nil {
 		failed := asRefusal(ctx, err)
 		if failed == nil {
-			h.reportClosed(EndingCanceled)
+			ending = EndingCanceled
 			return nil, context.Cause(ctx)
 		}
-		h.reportClosed(failed.reason)
+		ending = failed.reason
 		return nil, failed
 	}
 	h.Conn, h.Budget = conn, s.opts.Budget
@@ -281,6 +293,8 @@ func (h *hostConn) setOnClose(f func()) {
 
 // reportClosed reports that the connection is closed.
 func (h *hostConn) reportClosed(ending string) {
+	defer h.s.conns.Done()
+	defer close(h.done)
 	h.s.openConns.Add(-1)
 	out := Closed{Opened: h.opened, Ending: ending, Duration: time.Since(h.start), Requests: int(h.requests.Load())}
 	h.mu.Lock()
@@ -295,8 +309,6 @@ func (h *hostConn) reportClosed(ending string) {
 	h.s.sent.Add(out.Sent)
 	h.s.received.Add(out.Received)
 	h.s.opts.Closed(out)
-	close(h.done)
-	h.s.conns.Done()
 }
 
 // setSNI records the name in the first message of TLS.

@@ -70,6 +70,7 @@ func (x *httpConn) serveHTTP2(ctx context.Context, conn *tls.Conn) {
 			requests.Add(1)
 			mu.Unlock()
 			defer requests.Done()
+			defer x.s.abortOnPanic()
 			x.answerHTTP2(w, r)
 		}),
 		BaseContext:       func(net.Listener) context.Context { return ctx },

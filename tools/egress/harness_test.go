@@ -37,6 +37,15 @@ type testConn struct {
 	command int
 	uid     int
 	unknown bool
+	panicAt string // what makes Read panic when it arrives
+}
+
+func (c *testConn) Read(p []byte) (int, error) {
+	n, err := c.TCPConn.Read(p)
+	if c.panicAt != "" && strings.Contains(string(p[:n]), c.panicAt) {
+		panic("injected")
+	}
+	return n, err
 }
 
 func (c *testConn) LocalAddr() netip.AddrPort { return c.local }

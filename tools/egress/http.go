@@ -134,7 +134,7 @@ func (x *httpConn) answerRequest(ctx context.Context, h *head, req *http.Request
 	defer func() {
 		if cause := recover(); cause != nil {
 			if cause != http.ErrAbortHandler { //nolint:errorlint // panics have it as it is
-				panic(cause)
+				panic(cause) // ends the connection
 			}
 			again = false // the response was cut off: the program must not take it for complete
 		}
@@ -332,6 +332,9 @@ func (x *httpConn) forwardRequest(ctx context.Context, w http.ResponseWriter, re
 	if _, err := x.s.opts.Secrets.Apply(req, t, a.misplaced.Store); err != nil {
 		x.answerRefused(w, r, asRefusal(ctx, err))
 		return
+	}
+	if req.Body != nil && req.Body != http.NoBody {
+		req.Body = &guardedBody{req.Body, x.s}
 	}
 	w, finish := x.s.opts.Secrets.HideWriter(w, t.Origin)
 	defer finish()

@@ -58,7 +58,8 @@ func (n *Names) countNames() int {
 // LookupName implements [sandbox.EgressHandler]: it returns the address of a name
 // that may be connected to at some port, or about which a person can be asked. It
 // resolves nothing. Names below invalid, which can't exist (RFC 6761), have none.
-func (s *Server) LookupName(_ context.Context, name string) (netip.Addr, bool) {
+func (s *Server) LookupName(_ context.Context, name string) (addr netip.Addr, ok bool) {
+	defer s.recoverPanic(func(error) { addr, ok = netip.Addr{}, false })
 	addr, r, f := s.lookupName(name)
 	if f != nil {
 		s.reportDenied(r, f)

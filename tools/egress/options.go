@@ -71,6 +71,8 @@ type Options struct {
 	// Requested is called for each HTTP request that was forwarded, when its response
 	// has ended.
 	Requested func(Requested)
+	// Failed is called with each [*PanicError]. It must not panic itself.
+	Failed func(error)
 }
 
 // Bounds of connections.
@@ -160,6 +162,9 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Requested == nil {
 		o.Requested = func(Requested) {}
 	}
+	if o.Failed == nil {
+		o.Failed = func(error) {}
+	}
 	return o, nil
 }
 
@@ -232,6 +237,7 @@ const (
 	EndingHost     = "host"      // the host reset it
 	EndingIdle     = "idle"      // no byte for too long
 	EndingPolicy   = "policy"    // a new policy doesn't allow it
+	EndingFailed   = "failed"    // an error of Caisson itself
 	EndingCanceled = "cancelled" // its context ended: with the command, the session, or both directions of the program
 )
 

@@ -55,6 +55,9 @@ func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Reque
 		q.Digest = g.Preset.Digest(g.Cache, t)
 	}
 	res, err := g.Cache.Serve(w, req.WithContext(f.ctx), q)
+	if failed, ok := errors.AsType[*cache.PanicError](err); ok {
+		x.s.opts.Failed(&PanicError{Value: failed.Value, Stack: failed.Stack})
+	}
 	x.s.requests.Add(1)
 	x.s.opts.Requested(Requested{
 		Command: r.command, Method: r.method, URL: r.url, Status: res.Status, Received: res.Bytes, SHA256: res.SHA256, Complete: err == nil, Cached: res.Hit,
@@ -76,46 +79,47 @@ func (x *httpConn) serveRegistry(f *flow, w http.ResponseWriter, req *http.Reque
 // It is a request of its own, because others may wait for the same file after the
 // program has gone.
 func (s *Server) fetchFile(r request, t rule.Target) func(context.Context, http.Header) (*http.Response, error) {
-	return func(ctx context.Context, header http.Header) (*http.Response, error) {
-		s.mu.Lock()
-		if s.closed {
-			s.mu.Unlock()
+	return func(ctx context.Context, header http.Header) (res *http.Response, err error) {
+		if !s.addConn() {
 			return nil, errClosed
 		}
-		s.conns.Add(1)
-		s.mu.Unlock()
 		ctx, cancel := context.WithCancelCause(ctx)
 		stop := context.AfterFunc(s.ctx, func() { cancel(errClosed) })
-		f, err := s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, http.MethodGet) })
-		if err != nil {
-			stop()
-			cancel(nil)
-			s.conns.Done()
-			return nil, err
-		}
+		var f *flow
 		end := func() {
-			s.endFlow(f)
+			if f != nil {
+				s.endFlow(f)
+			}
 			stop()
 			cancel(nil)
 			s.conns.Done()
+		}
+		defer func() {
+			if err != nil { // otherwise the end of the body is that of all
+				end()
+			}
+		}()
+		defer s.recoverPanic(func(failed error) { res, err = nil, failed })
+		f, err = s.admitRequest(ctx, r, func(p *rule.Policy) rule.Decision { return p.DecideRequest(t, http.MethodGet) })
+		if err != nil {
+			return nil, err
 		}
 		a := &attempt{request: r, flow: f, target: t}
 		ctx = context.WithValue(f.ctx, attemptKey{}, a)
 		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(got httptrace.GotConnInfo) { s.gotConn(a, got.Conn) }})
 		req := (&http.Request{Method: http.MethodGet, URL: t.URL(), Header: header, ProtoMajor: 1, ProtoMinor: 1}).WithContext(ctx)
-		res, err := s.files.RoundTrip(req)
+		res, err = s.files.RoundTrip(req)
 		if err != nil {
 			if failed := asRefusal(f.ctx, err); failed != nil { // else the flow has ended
 				err = failed
 			}
-			end()
 			return nil, err
 		}
-		res.Body = &fileBody{ReadCloser: res.Body, end: end}
 		if res.StatusCode < 200 {
 			_ = res.Body.Close()
 			return nil, newFailure(nil, rule.ReasonProtocol, "the host answered with status %d, which was not asked for", res.StatusCode)
 		}
+		res.Body = &fileBody{ReadCloser: res.Body, end: end}
 		return res, nil
 	}
 }

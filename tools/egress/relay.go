@@ -30,8 +30,15 @@ func relayConn(ctx context.Context, c *client, h *hostConn) error {
 	defer stop()
 	h.setOnClose(func() { _ = c.Close() })
 	var wg sync.WaitGroup
-	wg.Go(func() { relayUp(ctx, c, h) })
-	relayDown(ctx, c, h)
+	fail := func(error) { h.endConn(EndingFailed) } // which closes the program's connection
+	wg.Go(func() {
+		defer c.s.recoverPanic(fail)
+		relayUp(ctx, c, h)
+	})
+	func() {
+		defer c.s.recoverPanic(fail)
+		relayDown(ctx, c, h)
+	}()
 	wg.Wait()
 	h.endConn(EndingDone)
 	return h.budgetError()

@@ -64,10 +64,12 @@ func New(o Options) (*Server, error) {
 		opts: o, times: defaultTimeouts, slots: make(chan struct{}, maxConns), streams: make(chan struct{}, maxRequests),
 		policy: o.Policy, names: o.Names, flows: map[*flow]struct{}{},
 	}
+	s.guardCallbacks()
 	s.files, s.client = newTransport(s, maxFileConns), newTransport(s, maxClientConns)
-	s.denials.report = o.Denied
+	s.denials.report = s.opts.Denied
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
 	s.asked = newQuestions(s.ctx, &s.conns, o.Ask)
+	s.asked.guard = s.recoverPanic
 	return s, nil
 }
 
@@ -130,6 +132,7 @@ func (s *Server) serveConn(ctx context.Context, conn sandbox.EgressConn, foreign
 		return
 	}
 	defer s.conns.Done()
+	defer s.recoverPanic(nil)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.ctx, func() { cancel(errClosed) })()
@@ -231,30 +234,38 @@ func (s *Server) admitRequest(ctx context.Context, r request, decide func(*rule.
 	forThis := false       // whether a question was answered for this connection alone
 	var asked *rule.Policy // under which it was asked
 	for {
-		s.mu.Lock()
-		d := decide(s.policy)
-		var answer rule.Rule
-		if !d.Allowed() && (forThis && s.policy == asked || s.asked.isGranted(r)) {
-			answer = rule.AnswerRule(r.host, r.port)
-			d = decide(s.policy.WithAnswer(answer))
-		}
-		if d.Allowed() {
-			f := s.newFlow(ctx, d, answer, decide)
-			s.mu.Unlock()
+		f, d, canAsk, under := s.decideRequest(ctx, r, decide, func(p *rule.Policy) bool { return forThis && p == asked })
+		if f != nil {
 			return f, nil
 		}
-		canAsk := s.canAsk(r, d, decide)
-		asked = s.policy
-		s.mu.Unlock()
-		if !canAsk || answer != (rule.Rule{}) {
+		if !canAsk {
 			return nil, refuseDecision(r, d)
 		}
+		asked = under
 		var err error
 		forThis, err = s.asked.awaitAnswer(ctx, r)
 		if err != nil {
 			return nil, err
 		}
 	}
+}
+
+// decideRequest decides whether a request is allowed, by the policy in force or by an
+// answer: one that allows it in general, or if isAnswered reports so for the policy. It
+// returns a flow if it is. Otherwise it reports whether a person can be asked.
+func (s *Server) decideRequest(ctx context.Context, r request, decide func(*rule.Policy) rule.Decision, isAnswered func(*rule.Policy) bool) (f *flow, d rule.Decision, canAsk bool, under *rule.Policy) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	d = decide(s.policy)
+	var answer rule.Rule
+	if !d.Allowed() && (isAnswered(s.policy) || s.asked.isGranted(r)) {
+		answer = rule.AnswerRule(r.host, r.port)
+		d = decide(s.policy.WithAnswer(answer))
+	}
+	if d.Allowed() {
+		return s.newFlow(ctx, d, answer, decide), d, false, s.policy
+	}
+	return nil, d, answer == (rule.Rule{}) && s.canAsk(r, d, decide), s.policy
 }
 
 // newFlow adds a flow. The server's lock is held, so that no policy is set between

@@ -26,7 +26,8 @@ type transport struct {
 }
 
 // dialContext connects to the host of the attempt in ctx.
-func (t *transport) dialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+func (t *transport) dialContext(ctx context.Context, _, _ string) (conn net.Conn, err error) {
+	defer t.s.recoverPanic(func(failed error) { conn, err = nil, failed })
 	a, ok := ctx.Value(attemptKey{}).(*attempt)
 	if !ok {
 		return nil, errors.New("no request") // can't happen: transports pass the context's values on

@@ -16,7 +16,9 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
+	"github.com/oklog/ulid/v2"
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/limits"
@@ -47,6 +49,9 @@ type Options struct {
 	// KeepFiles keeps files of registries, in CacheDir, or for the session if that is "".
 	KeepFiles          bool
 	CacheDir, LockFile string
+	// End is when the session's last turn ends at the latest; the zero value if that is
+	// unknown.
+	End time.Time
 	// Dir is the session's directory, where the requests are kept without Hidden.
 	Dir    string
 	Hidden []redact.Secret
@@ -98,10 +103,10 @@ func New(o Options) (*Network, error) {
 	for _, r := range o.Policy.Allow {
 		n.allowed = append(n.allowed, r.String())
 	}
-	n.requests = &requestLog{path: filepath.Join(o.Dir, RequestsFile), redact: redact.New(o.Hidden)}
+	n.requests = &requestLog{path: filepath.Join(o.Dir, record.RequestsFile), redact: redact.New(o.Hidden)}
 	server := egress.Options{
 		Policy: o.Policy, Guard: guard, Budget: budget, Upstream: o.Upstream,
-		Opened: n.recordOpened, Closed: n.recordClosed, Denied: n.recordDenied, Requested: n.keepRequest,
+		Opened: n.recordOpened, Closed: n.recordClosed, Denied: n.recordDenied, Requested: n.keepRequest, Failed: n.logPanic,
 	}
 	if o.Ask != nil {
 		server.Ask = n.ask
@@ -382,6 +387,15 @@ func (n *Network) logFailure(what string, err error) {
 	if err != nil {
 		n.opts.Log.Error("record network: "+what, zap.Error(err))
 	}
+}
+
+// logPanic logs a panic under an ID. A stack has no values of programs or keys.
+func (n *Network) logPanic(err error) {
+	fields := []zap.Field{zap.String("error_id", "err_"+ulid.Make().String()), zap.Error(err)}
+	if p, ok := errors.AsType[*egress.PanicError](err); ok {
+		fields = append(fields, zap.ByteString("stack", p.Stack))
+	}
+	n.opts.Log.Error("a connection of a command panicked", fields...)
 }
 
 func (n *Network) keepRequest(r egress.Requested) {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/tools/approval"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/egress"
+	"github.com/caisson-run/caisson/tools/egress/ca"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
@@ -271,9 +273,35 @@ func TestRecordsAreBounded(t *testing.T) {
 	}
 }
 
+// TestAuthorityEnd checks that the certificate of a session whose end is known is not valid
+// for long after it.
+func TestAuthorityEnd(t *testing.T) {
+	end := time.Now().Add(20 * time.Minute)
+	for name, want := range map[string]time.Time{"a bound": end.Add(endingTime), "no bound": time.Now().Add(authorityTime)} {
+		n, _ := newTestNetwork(t, func(o *Options) {
+			if name == "a bound" {
+				o.End = end
+			}
+		}, "https://a.test/")
+		roots, err := ca.ReadRoots(n.setup.authority.PEM())
+		if err != nil {
+			t.Fatal(err)
+		}
+		leaf, err := n.setup.authority.Leaf("a.test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, cert := range append(roots, leaf.Leaf) {
+			if off := cert.NotAfter.Sub(want).Abs(); off > time.Minute {
+				t.Errorf("%s: %s is valid until %s, want %s", name, cert.Subject, cert.NotAfter, want)
+			}
+		}
+	}
+}
+
 // TestRequestsAreBounded checks that no line of the requests is longer than its bounds.
 func TestRequestsAreBounded(t *testing.T) {
-	l := &requestLog{path: filepath.Join(t.TempDir(), RequestsFile), redact: redact.New(nil)}
+	l := &requestLog{path: filepath.Join(t.TempDir(), record.RequestsFile), redact: redact.New(nil)}
 	url := "http://a.test/" + strings.Repeat("x", 8<<10)
 	for _, r := range []egress.Requested{{Method: "GET", URL: url[:100]}, {Method: strings.Repeat("M", 60<<10), URL: url}} {
 		if err := l.add(r); err != nil {

@@ -16,11 +16,7 @@ import (
 	"github.com/caisson-run/caisson/tools/egress"
 )
 
-// RequestsFile is the file of a session's directory that has the HTTP requests of
-// commands that Caisson read, one a line.
-const RequestsFile = "egress.jsonl"
-
-// maxRequests bounds the lines of the file.
+// maxRequests bounds the lines of [record.RequestsFile].
 const maxRequests = 100_000
 
 // maxURLBytes bounds the URL in a line, which can have 8 KiB: headers that are sent again

@@ -21,9 +21,22 @@ import (
 	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
-// authorityTime bounds the validity of a session's authority. A chat may be open for
-// days; the key is gone with the session all the same.
+// authorityTime bounds the validity of the authority of a session whose end is unknown:
+// a chat may be open for days. The key is gone with the session all the same.
 const authorityTime = 30 * 24 * time.Hour
+
+// endingTime is how long an authority is valid after the last turn: commands that run
+// then, and clocks that are behind.
+const endingTime = time.Hour
+
+// authorityEnd returns until when the session's authority is valid.
+func (o *Options) authorityEnd(now time.Time) time.Time {
+	end := now.Add(authorityTime)
+	if !o.End.IsZero() && o.End.Add(endingTime).Before(end) {
+		end = o.End.Add(endingTime)
+	}
+	return end
+}
 
 // cacheDir is the directory of a session's own cache, in that of the session. It is
 // removed at the end.
@@ -63,7 +76,7 @@ func (n *Network) prepare(server *egress.Options) (err error) {
 	s.plan = n.newPlan()
 	s.plan.Roots = slices.Clone(o.CA)
 	if endsTLS(o.Policy) || s.preset.NeedsRoots {
-		if s.authority, err = ca.New(time.Now().Add(authorityTime)); err != nil {
+		if s.authority, err = ca.New(o.authorityEnd(time.Now())); err != nil {
 			return err
 		}
 		s.plan.Roots = append(s.plan.Roots, s.authority.PEM()...)
@@ -91,7 +104,7 @@ func (n *Network) openCache(server *egress.Options) error {
 	if dir == "" {
 		dir = filepath.Join(n.opts.Dir, cacheDir)
 	}
-	kept, err := cache.Open(dir, cache.Options{})
+	kept, err := cache.Open(dir, cache.Options{Temporary: n.opts.CacheDir == ""})
 	if err != nil {
 		return fmt.Errorf("open the cache of registries: %w", err)
 	}

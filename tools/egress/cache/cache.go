@@ -54,6 +54,9 @@ type Options struct {
 	MaxBytes int64
 	// MaxFileBytes bounds one content, by default 2 GiB. A larger one is not kept.
 	MaxFileBytes int64
+	// Temporary caches are removed with their session, so that nothing is synced to the
+	// disk.
+	Temporary bool
 }
 
 // Cache is a directory of contents. It is safe for concurrent use, also by several
@@ -222,11 +225,30 @@ func (c *Cache) writeEntry(e entry) error {
 		return err
 	}
 	for _, name := range []string{name + "-" + e.SHA256, name} {
-		if err := atomicwriter.WriteFile(c.entryPath(name), text, 0o600); err != nil {
+		if err := c.replaceFile(c.entryPath(name), text); err != nil {
 			return fmt.Errorf("write an entry of the cache: %w", err)
 		}
 	}
 	return nil
+}
+
+// replaceFile writes a file in one step.
+func (c *Cache) replaceFile(path string, text []byte) error {
+	if !c.opts.Temporary {
+		return atomicwriter.WriteFile(path, text, 0o600)
+	}
+	f, err := os.CreateTemp(filepath.Join(c.dir, "tmp"), "entry-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
 }
 
 // removeEntry removes a content that is damaged.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -93,7 +94,7 @@ func (c *Cache) joinFlight(q Request, pin string) (*flight, bool) {
 	f := &flight{cancel: cancel, ready: make(chan struct{}), readers: 2, changed: make(chan struct{})}
 	c.flights[name] = f
 	go func() {
-		if !c.runFlight(ctx, f, q, pin) {
+		if !c.guardFlight(ctx, f, q, pin) {
 			cancel(nil)
 		}
 		c.mu.Lock()
@@ -149,6 +150,25 @@ func (f *flight) endFailed(err error) {
 	default:
 		close(f.ready)
 	}
+}
+
+// PanicError reports a panic during a download, which ended that alone.
+type PanicError struct {
+	Value any
+	Stack []byte
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
+
+// guardFlight is runFlight, except that a panic fails the flight.
+func (c *Cache) guardFlight(ctx context.Context, f *flight, q Request, pin string) (inUse bool) {
+	defer func() {
+		if v := recover(); v != nil {
+			inUse = false
+			f.endFailed(&PanicError{Value: v, Stack: debug.Stack()})
+		}
+	}()
+	return c.runFlight(ctx, f, q, pin)
 }
 
 // runFlight runs a flight. It reports whether its context is still needed, by the
@@ -325,7 +345,11 @@ func (c *Cache) storeContent(e entry, file *os.File) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("create a directory of the cache: %w", err)
 	}
-	if err := errors.Join(file.Sync(), os.Rename(file.Name(), path)); err != nil {
+	var err error
+	if !c.opts.Temporary {
+		err = file.Sync()
+	}
+	if err := errors.Join(err, os.Rename(file.Name(), path)); err != nil {
 		return fmt.Errorf("write a file of the cache: %w", err)
 	}
 	if err := c.writeEntry(e); err != nil {
