@@ -31,8 +31,8 @@ type Key struct {
 	Attempt int `json:"attempt"`
 }
 
-// String returns the key for messages.
-func (k Key) String() string { return fmt.Sprintf("%s, %s, attempt %d", k.Task, k.Agent, k.Attempt) }
+// Describe returns the key for messages.
+func (k Key) Describe() string { return fmt.Sprintf("%s, %s, attempt %d", k.Task, k.Agent, k.Attempt) }
 
 // Name returns the name of the trial's directory: a part of the task's id, the agent
 // and the attempt, and a hash by which it is unique.

@@ -73,7 +73,7 @@ func TestLedgerAfterAnyDeath(t *testing.T) {
 		got := map[Key]bool{}
 		for _, r := range l.Results() {
 			if got[r.Key] {
-				rt.Errorf("%s twice", r.Key)
+				rt.Errorf("%v twice", r.Key)
 			}
 			got[r.Key] = true
 			if _, err := os.Stat(filepath.Join(dir, TrialsDir, r.Name, "file")); err != nil {

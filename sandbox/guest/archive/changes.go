@@ -114,6 +114,15 @@ func (p *packer) addNames(name string, info fs.FileInfo, entries []fs.DirEntry) 
 	return err
 }
 
+// ChangedDirectory returns the directory whose names an entry of an archive of [PackChanges]
+// has, and "" for other entries.
+func ChangedDirectory(entry string) string {
+	if rest, ok := strings.CutPrefix(entry, namesDir+"/"); ok {
+		return path.Dir(rest)
+	}
+	return ""
+}
+
 // changeName returns the name in an archive of changes of a clean absolute path.
 func changeName(file string) string {
 	name := strings.TrimPrefix(filepath.ToSlash(file), "/")
@@ -138,7 +147,7 @@ const maxNames = 64 << 20
 // removeOthers removes what a directory contains beside the names that are read from
 // content, which belong to the entry called name.
 func (u *unpacker) removeOthers(name string, size int64, content io.Reader) error {
-	dir := path.Dir(strings.TrimPrefix(name, namesDir+"/"))
+	dir := ChangedDirectory(name)
 	if size > maxNames {
 		return fmt.Errorf("%w: %.60q has %d bytes of names", ErrEntry, dir, size)
 	}

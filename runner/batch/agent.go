@@ -1,0 +1,327 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/trace"
+)
+
+// maxAgentTime bounds a solution without a limit of its own.
+const maxAgentTime = 24 * time.Hour
+
+// openAgent opens the session of the agent, and puts its sandbox up.
+func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
+	definition := r.trial.Definition
+	r.since = time.Now().Add(-20 * time.Millisecond)
+	profiles, done, err := r.newModel(ctx)
+	if err != nil {
+		return &infraError{Provider, err}
+	}
+	s, o, err := r.openSession(ctx, r.place, definition.Environment, definition.Steps[0].Agent.Network, func(o *runner.Options) {
+		o.Task, o.Profiles = definition.Steps[0].Instruction, profiles
+		if r.trial.Agent == Oracle {
+			o.Resources.CommandTime = maxAgentTime
+		}
+		if len(profiles) > 0 {
+			o.Budget = lowerBudget(o.Budget, limits.Budget{CostMicroUSD: r.budget})
+			o.SessionBudget = lowerBudget(o.SessionBudget, limits.Budget{CostMicroUSD: o.Budget.CostMicroUSD})
+		}
+	})
+	if err != nil {
+		done()
+		return &infraError{classify(err), err}
+	}
+	r.session, r.agent, r.doneModel = s, o, done
+	if len(o.Profiles) > 0 {
+		r.result.Model = o.Profiles[0].Model.Info().String()
+	}
+	r.result.Sessions = append(r.result.Sessions, o.Dir.Session)
+	if r.place.root {
+		err = uploadAll(ctx, s, upload{to: logsDir + "/agent"}, upload{to: logsDir + "/verifier"}, upload{to: logsDir + "/artifacts"})
+	}
+	if err == nil {
+		err = r.awaitHealth(ctx, definition.Environment.HealthCheck)
+	}
+	r.result.Times["environment"] += time.Since(began).Milliseconds()
+	return environmentError(err)
+}
+
+// newModel makes the models of the trial, none for an agent that is no model.
+func (r *trialRun) newModel(ctx context.Context) (profiles []loop.Profile, done func(), err error) {
+	switch {
+	case r.trial.Agent == Nop, r.trial.Agent == Oracle:
+		return nil, func() {}, nil
+	case r.o.NewModel == nil:
+		return nil, nil, fmt.Errorf("%w: %s", loop.ErrNoModel, r.trial.Agent)
+	}
+	return r.o.NewModel(ctx, r.trial.Agent)
+}
+
+// environmentError returns the error of setting an environment up.
+func environmentError(err error) error {
+	if err == nil || errors.As(err, new(*infraError)) {
+		return err
+	}
+	if class := classify(err); class != Machine {
+		return &infraError{class, err}
+	}
+	return &infraError{Environment, err}
+}
+
+// closeAgent ends the agent's session. It may be called again.
+func (r *trialRun) closeAgent() error {
+	if r.session == nil {
+		return nil
+	}
+	to := filepath.Join(r.dir, SessionDir)
+	report, err := closeSession(r.session, r.agent, to)
+	r.session = nil
+	r.doneModel()
+	if r.result.Model != "" {
+		r.result.setUsage(report.Usage)
+	}
+	if err != nil {
+		return err
+	}
+	if patch := filepath.Join(to, PatchFile); exists(patch) {
+		err = os.Link(patch, filepath.Join(r.dir, PatchFile))
+	}
+	return errors.Join(err, writeTrajectory(to, filepath.Join(r.dir, AgentDir)))
+}
+
+// writeTrajectory writes the trajectory of the session in a directory.
+func writeTrajectory(session, to string) (err error) {
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	s, err := trace.Find("", session+string(filepath.Separator))
+	if err != nil {
+		return &infraError{RecordsUnwritable, err}
+	}
+	name := filepath.Join(to, TrajectoryFile)
+	if err := os.RemoveAll(name); err != nil { // the agent can have made one, and a symlink too
+		return err
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if _, err := trace.ATIF(f, s); err != nil {
+		return &infraError{RecordsUnwritable, err}
+	}
+	return nil
+}
+
+// command returns a command of the harness that runs in the working directory of the
+// task.
+func (p place) command(argv ...string) runner.UserCommand {
+	if p.workdir != "" {
+		argv = append([]string{"/bin/sh", "-c", `cd "$0" && exec "$@"`, p.workdir}, argv...)
+	}
+	return runner.UserCommand{Argv: argv}
+}
+
+// dirOf returns the working directory of the task in the sandbox.
+func (p place) dirOf() string {
+	if p.workdir != "" {
+		return p.workdir
+	}
+	return p.target
+}
+
+// awaitHealth runs a health check until it succeeds. Nil succeeds at once.
+func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
+	if h == nil {
+		return nil
+	}
+	began, failed := time.Now(), 0
+	for {
+		var output tail
+		c := r.place.command("/bin/sh", "-c", h.Command)
+		c.Timeout, c.Stdout, c.Stderr = h.Timeout, &output, &output
+		result, err := r.session.Exec(ctx, c)
+		switch {
+		case err != nil:
+			return err
+		case result.Status.Success():
+			return nil
+		}
+		interval := h.Interval
+		if time.Since(began) < h.StartPeriod {
+			interval = h.StartInterval
+		} else {
+			failed++
+		}
+		if failed > h.Retries {
+			return fmt.Errorf("the health check %q failed %d times: %s: %s", h.Command, failed, result.Status, output.String())
+		}
+		select {
+		case <-time.After(interval):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// runAgent runs the agent on one step, and sets its limit in the result.
+func (r *trialRun) runAgent(ctx context.Context, step *task.Step, result *StepResult, dir string) error {
+	if err := r.beginStep(ctx, step); err != nil {
+		return environmentError(err)
+	}
+	began := time.Now()
+	defer func() { r.result.Times["agent"] += time.Since(began).Milliseconds() }()
+	switch r.trial.Agent {
+	case Nop:
+		return nil
+	case Oracle:
+		return r.runSolution(ctx, step, result, dir)
+	}
+	return r.runModel(ctx, step, result)
+}
+
+// beginStep brings the files of a step, and waits until the environment is healthy.
+func (r *trialRun) beginStep(ctx context.Context, step *task.Step) error {
+	if step.Files != "" {
+		if err := uploadAll(ctx, r.session, upload{to: r.place.dirOf(), from: step.Files, executable: "setup.sh"}); err != nil {
+			return err
+		}
+		if exists(filepath.Join(step.Files, "setup.sh")) {
+			if err := execute(ctx, r.session, "setup.sh", r.place.command("./setup.sh")); err != nil {
+				return err
+			}
+		}
+	}
+	return r.awaitHealth(ctx, step.HealthCheck)
+}
+
+// runSolution runs the task's own solution.
+func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *StepResult, dir string) error {
+	definition := r.trial.Definition
+	solution := definition.Solution
+	if step.Solution != "" {
+		solution = step.Solution
+	}
+	if !exists(filepath.Join(solution, "solve.sh")) || !r.place.root {
+		return &failure{SolutionFailed, errors.New("the task has no solution")}
+	}
+	if err := uploadAll(ctx, r.session, upload{to: solutionDir, from: solution, executable: "solve.sh"}); err != nil {
+		return environmentError(err)
+	}
+	output, err := createCapped(filepath.Join(dir, AgentOutputFile))
+	if err != nil {
+		return &infraError{Machine, err}
+	}
+	defer func() { _ = output.f.Close() }() // a result needs none of it
+	c := r.place.command("/bin/sh", "-c", "exec "+solutionDir+"/solve.sh 2>&1")
+	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, definition.SolutionEnv, step.Agent.Time
+	if c.Timeout == 0 {
+		c.Timeout = maxAgentTime
+	}
+	ended, err := r.session.Exec(ctx, c)
+	switch {
+	case err != nil:
+		return agentLost(err)
+	case ended.Status.TimedOut:
+		result.Limit = string(limits.KindWallTime)
+	case !ended.Status.Success():
+		result.Class, result.Cause = SolutionFailed, "solve.sh: "+ended.Status.String()
+	}
+	return nil
+}
+
+// agentLost returns the error of a sandbox that ended while the agent worked: a limit that
+// ended it is the agent's.
+func agentLost(err error) error {
+	if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
+		return &failure{AgentFailed, limit}
+	}
+	return &infraError{classify(err), err}
+}
+
+// runModel runs one turn of the model.
+func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepResult) error {
+	budget := lowerBudget(r.agent.Budget, step.Agent.Budget)
+	if step.Agent.Time > 0 {
+		budget = lowerBudget(budget, limits.Budget{WallTime: &step.Agent.Time})
+	}
+	t, err := r.session.StartFor(r.agent.User, step.Instruction, runner.TurnOptions{Budget: budget})
+	if errors.Is(err, runner.ErrOver) {
+		result.Limit = string(limits.KindCost) // an earlier step has used what all may
+		return nil
+	}
+	if err != nil {
+		return &infraError{Machine, err}
+	}
+	report, _ := t.Wait(ctx) // its reason says more than the error
+	switch report.Reason {
+	case loop.StopAnswered:
+		return nil
+	case loop.StopLimit:
+		result.Limit = limitName(report.Limit)
+		return nil
+	case loop.StopStuck, loop.StopNoApprover:
+		result.Class, result.Cause = AgentFailed, string(report.Reason)
+		return nil
+	}
+	class, ok := map[loop.StopReason]Class{
+		loop.StopProviderFailed: Provider, loop.StopAuth: ProviderAuth, loop.StopSandboxStart: SandboxStart,
+		loop.StopSandboxLost: SandboxLost, loop.StopTraceUnwritable: RecordsUnwritable,
+	}[report.Reason]
+	if !ok {
+		class = Machine
+	}
+	if report.Err == nil {
+		report.Err = errors.New(string(report.Reason))
+	}
+	return &infraError{class, report.Err}
+}
+
+// collect brings out what the agent left: the state that the verifier starts from, logs
+// and artifacts. What fails by what the agent did is its failure.
+func (r *trialRun) collect(ctx context.Context, step *task.Step, dir string) error {
+	for _, c := range step.Verifier.Collect {
+		run := r.place.command("/bin/sh", "-c", c.Command)
+		run.Timeout = c.Time
+		if _, err := r.session.Exec(ctx, run); err != nil {
+			return agentLost(err)
+		}
+	}
+	err := saveState(ctx, r.session, r.since, r.place.dirs(), filepath.Join(dir, StateFile))
+	if err == nil && r.place.root {
+		_, err = download(ctx, r.session, logsDir+"/agent", ".", filepath.Join(dir, AgentDir), nil)
+		if err == nil {
+			_, err = download(ctx, r.session, logsDir+"/artifacts", ".", filepath.Join(dir, ArtifactsDir), nil)
+		}
+	}
+	for _, a := range step.Artifacts {
+		if err != nil {
+			break
+		}
+		source := a.Source
+		if !path.IsAbs(source) {
+			source = path.Join(r.place.dirOf(), source)
+		}
+		_, err = download(ctx, r.session, source, a.Name(), filepath.Join(dir, ArtifactsDir), a.Exclude)
+	}
+	if err != nil {
+		if cause := agentLost(err); classify(err) != Machine || errors.As(cause, new(*failure)) {
+			return cause
+		}
+		return &failure{StateUnreadable, err}
+	}
+	if r.trial.Definition.MultiStep { // the session goes on
+		return writeTrajectory(r.agent.Dir.Path, filepath.Join(dir, AgentDir))
+	}
+	return nil
+}

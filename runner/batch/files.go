@@ -1,0 +1,323 @@
+package batch
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/archive"
+)
+
+// Bounds of what is brought out of a sandbox.
+const (
+	maxStateBytes    = 4 << 30 // of an archive of changes
+	maxCollected     = 1 << 30 // of the files of one directory
+	maxCollectedFile = 100_000
+	transferTime     = 10 * time.Minute
+)
+
+// errTransferTime is why moving files to or from a sandbox ends.
+var errTransferTime = fmt.Errorf("moving files took longer than %s", transferTime)
+
+// statusError is a command of the harness in a sandbox that did not succeed.
+type statusError struct {
+	what   string
+	status sandbox.ExitStatus
+	output string
+}
+
+func (e *statusError) Error() string {
+	text := e.what + ": " + e.status.String()
+	if out := strings.TrimSpace(e.output); out != "" {
+		text += ": " + out
+	}
+	return text
+}
+
+// execute runs a command of the harness and returns a [statusError] unless its exit status is
+// 0.
+func execute(ctx context.Context, s *runner.Session, what string, c runner.UserCommand) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, transferTime, errTransferTime)
+	defer cancel()
+	var stderr tail
+	if c.Stderr == nil {
+		c.Stderr = &stderr
+	}
+	r, err := s.Exec(ctx, c)
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return fmt.Errorf("%s: %w", what, cause)
+	}
+	if !r.Status.Success() {
+		return &statusError{what, r.Status, stderr.String()}
+	}
+	return nil
+}
+
+// hasCode reports whether an error is a command that ended with an exit status.
+func hasCode(err error, code int) bool {
+	e, ok := errors.AsType[*statusError](err)
+	return ok && e.status == sandbox.ExitStatus{Code: code}
+}
+
+// tail keeps the end of what is written.
+type tail struct{ text []byte }
+
+// maxTail bounds what a tail keeps, in bytes.
+const maxTail = 1000
+
+// Write keeps the end of p.
+func (t *tail) Write(p []byte) (int, error) {
+	t.text = append(t.text, p[max(0, len(p)-maxTail):]...)
+	t.text = t.text[max(0, len(t.text)-maxTail):]
+	return len(p), nil
+}
+
+func (t *tail) String() string { return strings.ToValidUTF8(string(t.text), "�") }
+
+// upload is a directory of this machine that is brought into a sandbox.
+type upload struct {
+	// to is where its content appears, an absolute path.
+	to string
+	// from is the directory, "" for an empty one.
+	from string
+	// executable is a file in it that can be executed there, "" for none.
+	executable string
+}
+
+// uploadAll writes directories to a sandbox in which the user is root.
+func uploadAll(ctx context.Context, s *runner.Session, list ...upload) error {
+	read, write := io.Pipe()
+	go func() {
+		w := tar.NewWriter(write)
+		var err error
+		for _, u := range list {
+			err = errors.Join(err, u.writeTo(w))
+		}
+		write.CloseWithError(errors.Join(err, w.Close()))
+	}()
+	err := execute(ctx, s, "bring files into the sandbox", runner.UnpackCommand("/", read))
+	return errors.Join(err, read.Close())
+}
+
+// writeTo adds the directory to an archive. Symlinks are added as they are; special files
+// are an error.
+func (u upload) writeTo(w *tar.Writer) error {
+	top := strings.TrimPrefix(u.to, "/")
+	if u.from == "" {
+		return w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: top + "/", Mode: 0o755, Format: tar.FormatPAX})
+	}
+	return filepath.WalkDir(u.from, func(file string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(u.from, file)
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		rel = filepath.ToSlash(rel)
+		h := &tar.Header{Name: path.Join(top, rel), Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
+		if u.executable != "" && rel == u.executable {
+			h.Mode |= 0o111
+		}
+		switch info.Mode().Type() {
+		case fs.ModeDir:
+			h.Typeflag, h.Name = tar.TypeDir, h.Name+"/"
+			return w.WriteHeader(h)
+		case fs.ModeSymlink:
+			h.Typeflag = tar.TypeSymlink
+			if h.Linkname, err = os.Readlink(file); err != nil {
+				return err
+			}
+			return w.WriteHeader(h)
+		case 0:
+			h.Typeflag, h.Size = tar.TypeReg, info.Size()
+			return addContent(w, h, file)
+		}
+		return fmt.Errorf("%s is a special file", file)
+	})
+}
+
+func addContent(w *tar.Writer, h *tar.Header, file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // only read
+	if err := w.WriteHeader(h); err != nil {
+		return err
+	}
+	_, err = io.CopyN(w, f, h.Size)
+	return err
+}
+
+// download brings a file or directory of a sandbox into a directory of this machine, which
+// is made, under a name. It reports whether there is such a file. What can't be read is left
+// out.
+func download(ctx context.Context, s *runner.Session, from, name, to string, exclude []string) (found bool, err error) {
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return false, err
+	}
+	read, write := io.Pipe()
+	unpacked := make(chan error, 1)
+	go func() {
+		filtered, filter := io.Pipe()
+		go func() {
+			filter.CloseWithError(filterArchive(read, filter, func(h *tar.Header) bool { return !excludes(exclude, h.Name) }))
+		}()
+		err := archive.Unpack(filtered, to, archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected})
+		_ = read.CloseWithError(err) // what else comes is not wanted
+		_ = filtered.CloseWithError(err)
+		unpacked <- err
+	}()
+	err = execute(ctx, s, "bring "+from+" out of the sandbox", runner.PackCommand(from, name, write))
+	_ = write.CloseWithError(err)
+	unpackErr := <-unpacked
+	if hasCode(err, archive.StatusNoFile) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return true, unpackErr
+}
+
+// excludes reports whether a name or one of its last elements matches a pattern.
+func excludes(patterns []string, name string) bool {
+	name = strings.TrimSuffix(name, "/")
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		for n := name; n != "." && n != "/" && n != ""; n = path.Dir(n) {
+			if ok, _ := path.Match(pattern, path.Base(n)); ok {
+				return true
+			}
+			if ok, _ := path.Match(pattern, n); ok {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// filterArchive copies the entries of an archive that keep accepts.
+func filterArchive(r io.Reader, w io.Writer, keep func(h *tar.Header) bool) error {
+	in, out := tar.NewReader(r), tar.NewWriter(w)
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			_, _ = io.Copy(io.Discard, r) // so that the sender can write the rest
+			return out.Close()
+		}
+		if err != nil {
+			return err
+		}
+		if !keep(h) {
+			continue
+		}
+		h.Format = tar.FormatPAX
+		if err := out.WriteHeader(h); err != nil {
+			return err
+		}
+		if _, err := io.Copy(out, in); err != nil {
+			return err
+		}
+	}
+}
+
+// saveState writes what has changed in directories of a sandbox to a file.
+func saveState(ctx context.Context, s *runner.Session, since time.Time, dirs []string, file string) error {
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	w := &boundedWriter{w: f, left: maxStateBytes}
+	err = execute(ctx, s, "collect what the agent changed", runner.PackChangesCommand(since, dirs, w))
+	if hasCode(err, 1) { // some files can't be read, even by who made them
+		err = nil
+	}
+	if w.left < 0 {
+		err = errors.Join(fmt.Errorf("collect what the agent changed: it is more than %d MiB", maxStateBytes>>20), err)
+	}
+	return errors.Join(err, f.Close())
+}
+
+// boundedWriter fails once more than left bytes are written.
+type boundedWriter struct {
+	w    io.Writer
+	left int64
+}
+
+func (b *boundedWriter) Write(p []byte) (int, error) {
+	b.left -= int64(len(p))
+	if b.left < 0 {
+		return 0, errors.New("too large")
+	}
+	return b.w.Write(p)
+}
+
+// restoreState makes the changes in a file in another sandbox of the same environment. What
+// the harness itself puts at the hidden paths is left out.
+func restoreState(ctx context.Context, s *runner.Session, file string, hidden []string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // only read
+	read, write := io.Pipe()
+	go func() {
+		write.CloseWithError(filterArchive(f, write, func(h *tar.Header) bool { return !isHidden(h, hidden) }))
+	}()
+	err = execute(ctx, s, "restore what the agent changed", runner.UnpackChangesCommand("/", read))
+	return errors.Join(err, read.Close())
+}
+
+// isHidden reports whether an entry of an archive of changes, or a file that it is a hard
+// link to, is at or below one of the paths.
+func isHidden(h *tar.Header, hidden []string) bool {
+	below := func(name string) bool {
+		name = path.Clean("/" + name)
+		return slices.ContainsFunc(hidden, func(dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") })
+	}
+	return below(h.Name) || below(archive.ChangedDirectory(h.Name)) || h.Typeflag == tar.TypeLink && below(h.Linkname)
+}
+
+// cappedFile is the beginning of a stream in a file.
+type cappedFile struct {
+	f    *os.File
+	left int64
+}
+
+// maxOutput bounds the output of a verifier or an agent that is kept, in bytes.
+const maxOutput = 16 << 20
+
+func createCapped(path string) (*cappedFile, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	return &cappedFile{f, maxOutput}, err
+}
+
+// Write keeps p as far as there is room.
+func (c *cappedFile) Write(p []byte) (int, error) {
+	n := min(int64(len(p)), c.left)
+	c.left -= n
+	if _, err := io.Copy(c.f, bytes.NewReader(p[:n])); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}

@@ -1,0 +1,145 @@
+package batch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/runner/batch/task"
+)
+
+// maxReward bounds the file of a reward in bytes.
+const maxReward = 1 << 20
+
+// RewardError is why a verifier's files have no reward. Its class is one of
+// [RewardMissing], [RewardEmpty] and [RewardUnparsable].
+type RewardError struct {
+	Class Class
+	Cause string
+}
+
+// Error returns the cause.
+func (e *RewardError) Error() string { return e.Cause }
+
+// ReadRewards returns the rewards that a verifier wrote to a directory: the numbers of the
+// object in reward.json or, without that file, the number in reward.txt. Values of
+// reward.json that are no numbers are left out. Its error is a [RewardError] or one of
+// reading.
+func ReadRewards(dir string) (map[string]float64, error) {
+	text, err := readReward(filepath.Join(dir, "reward.json"))
+	if err == nil {
+		return parseRewards(text)
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	text, err = readReward(filepath.Join(dir, "reward.txt"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, &RewardError{RewardMissing, "the verifier wrote neither reward.json nor reward.txt"}
+	}
+	if err != nil {
+		return nil, err
+	}
+	n, err := strconv.ParseFloat(strings.TrimSpace(text), 64)
+	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
+		return nil, &RewardError{RewardUnparsable, fmt.Sprintf("reward.txt is %.40q: want a number", text)}
+	}
+	return map[string]float64{task.RewardKey: n}, nil
+}
+
+// readReward returns the content of a regular file that is not empty.
+func readReward(path string) (string, error) {
+	name := filepath.Base(path)
+	info, err := os.Lstat(path)
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxReward {
+		return "", &RewardError{RewardUnparsable, name + " is no file of at most 1 MiB"}
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = f.Close() }() // only read
+	text, err := io.ReadAll(io.LimitReader(f, maxReward))
+	if err == nil && strings.TrimSpace(string(text)) == "" {
+		err = &RewardError{RewardEmpty, name + " is empty"}
+	}
+	return string(text), err
+}
+
+func parseRewards(text string) (map[string]float64, error) {
+	var values map[string]any
+	if err := json.Unmarshal([]byte(text), &values); err != nil || values == nil {
+		return nil, &RewardError{RewardUnparsable, fmt.Sprintf("reward.json is %.40q: want an object of numbers", text)}
+	}
+	rewards := map[string]float64{}
+	for key, v := range values {
+		if n, ok := v.(float64); ok {
+			rewards[key] = n
+		}
+	}
+	if len(rewards) == 0 {
+		return nil, &RewardError{RewardUnparsable, "reward.json has no numbers"}
+	}
+	return rewards, nil
+}
+
+// mainReward returns the reward that decides: that called reward or, without one, the mean
+// of all.
+func mainReward(rewards map[string]float64) float64 {
+	if r, ok := rewards[task.RewardKey]; ok {
+		return r
+	}
+	sum := 0.0
+	for _, r := range rewards {
+		sum += r
+	}
+	return sum / float64(len(rewards))
+}
+
+// combineRewards returns the rewards of a task with steps, nil if no step that counts has
+// any.
+func combineRewards(s task.Strategy, steps []StepResult) map[string]float64 {
+	if s == task.Final {
+		if len(steps) == 0 {
+			return nil
+		}
+		return steps[len(steps)-1].Rewards
+	}
+	n, sums := 0, map[string]float64{}
+	for _, step := range steps {
+		if step.Rewards == nil {
+			continue
+		}
+		n++
+		for key, r := range step.Rewards {
+			sums[key] += r
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	for key := range sums {
+		sums[key] /= float64(n)
+	}
+	return sums
+}
+
+// meetsMinimum reports whether rewards reach the bounds; one that is missing does not.
+func meetsMinimum(rewards, bounds map[string]float64) bool {
+	for key, bound := range bounds {
+		if r, ok := rewards[key]; !ok || r < bound {
+			return false
+		}
+	}
+	return true
+}

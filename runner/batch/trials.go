@@ -1,0 +1,381 @@
+package batch
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+)
+
+// Paths in the sandboxes of tasks with an image of their own.
+const (
+	logsDir     = "/logs"
+	testsDir    = "/tests"
+	solutionDir = "/solution"
+)
+
+// Files and directories of a trial, below its directory.
+const (
+	AgentDir     = "agent"     // what the agent left in /logs/agent, with TrajectoryFile
+	VerifierDir  = "verifier"  // what the verifier left in /logs/verifier, with its output
+	ArtifactsDir = "artifacts" // /logs/artifacts, and the artifacts of the task
+	// SessionDir has the records of the agent's session, VerifierSessionDir those of the
+	// verifier's.
+	SessionDir         = "session"
+	VerifierSessionDir = "verifier-session"
+	TrajectoryFile     = "trajectory.json" // ATIF
+	PatchFile          = "workspace.patch" // unified diff of the working directory
+	StateFile          = "state.tar"       // what the agent changed, for the verifier
+	OutputFile         = "test-stdout.txt"
+	AgentOutputFile    = "output.txt" // of the oracle's solution
+	// StepsDir has a directory for each step of a task with steps, with its VerifierDir
+	// and StateFile.
+	StepsDir = "steps"
+)
+
+// TrialOptions configures [NewTrials]. StateDir, WorkDir, Session, Images and
+// DefaultImage are required.
+type TrialOptions struct {
+	// StateDir is the state directory of the backend, in which sessions live until
+	// their trial has ended. WorkDir is for the workspaces of tasks, which no trial
+	// changes.
+	StateDir, WorkDir string
+	// Session has what all sessions have in common: the backend and its choice, default
+	// resources, the policy, tools, instructions, the budget of each trial, the version,
+	// secrets. Other fields are set for each.
+	Session runner.Options
+	Images  ImageStore
+	// DefaultImage is for tasks that name none.
+	DefaultImage images.Reference
+	// NewModel makes the models of an agent, which its trial closes. Nil has none.
+	NewModel func(ctx context.Context, agent string) (profiles []loop.Profile, done func(), err error)
+}
+
+// Trials runs trials in sandboxes. It is safe for concurrent use.
+type Trials struct {
+	o      TrialOptions
+	places places
+}
+
+// NewTrials returns a Trials. It starts nothing.
+func NewTrials(o TrialOptions) *Trials {
+	return &Trials{o: o, places: places{images: o.Images, def: o.DefaultImage, dir: o.WorkDir, made: map[string]*preparation{}}}
+}
+
+// Prepare makes the environments of a task, or finds that they are there. It returns the
+// reason if the task can't be run on what it finds, such as an image with a user other than
+// root, and an error if an environment can't be made now.
+func (t *Trials) Prepare(ctx context.Context, definition *task.Task) (reason string, err error) {
+	for _, e := range environments(definition) {
+		p, err := t.places.prepare(ctx, e)
+		if err != nil {
+			return "", err
+		}
+		if !e.Root || p.image.Scheme == images.SchemeHost {
+			continue
+		}
+		im, err := t.o.Images.Resolve(ctx, p.image)
+		if err != nil {
+			return "", err
+		}
+		if user, _, _ := strings.Cut(im.Config.User, ":"); user != "" && user != "root" && user != "0" {
+			return fmt.Sprintf("its image runs as user %q", im.Config.User), nil
+		}
+	}
+	return "", nil
+}
+
+// environments returns the environments of a task, the agent's first.
+func environments(definition *task.Task) []task.Environment {
+	list := []task.Environment{definition.Environment}
+	for _, s := range definition.Steps {
+		if s.Verifier.Separate {
+			list = append(list, s.Verifier.Environment)
+		}
+	}
+	return list
+}
+
+// Run runs one trial; it is a [RunTrial].
+func (t *Trials) Run(ctx context.Context, trial Trial, dir string, budget *int64) Result {
+	r := &trialRun{Trials: t, trial: trial, dir: dir, budget: budget, result: Result{Times: map[string]int64{}}}
+	err := r.run(ctx)
+	if ctx.Err() != nil {
+		r.result.Outcome = Cancelled
+		return r.result
+	}
+	r.judge(err)
+	return r.result
+}
+
+// trialRun is one try of a trial.
+type trialRun struct {
+	*Trials
+	trial  Trial
+	dir    string
+	budget *int64
+	result Result
+
+	place place
+	// since is a time before the sandbox began.
+	since   time.Time
+	session *runner.Session
+	agent   *runner.Options
+	// doneModel closes the models of the agent.
+	doneModel func()
+	steps     []StepResult
+}
+
+// infraError is a fault of the infrastructure.
+type infraError struct {
+	class Class
+	err   error
+}
+
+func (e *infraError) Error() string { return e.err.Error() }
+func (e *infraError) Unwrap() error { return e.err }
+
+// failure is a reason why a trial fails that is the agent's or the task's.
+type failure struct {
+	class Class
+	err   error
+}
+
+func (e *failure) Error() string { return e.err.Error() }
+func (e *failure) Unwrap() error { return e.err }
+
+// judge sets the outcome by the rewards, and by the error that ended the trial.
+func (r *trialRun) judge(err error) {
+	out := &r.result
+	var infra *infraError
+	var failed *failure
+	switch {
+	case errors.As(err, &infra):
+		out.Outcome, out.Class, out.Cause = Infrastructure, infra.class, infra.Error()
+		return
+	case errors.As(err, &failed):
+		out.Class, out.Cause = failed.class, failed.Error()
+		if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
+			out.Limit = string(limit.Kind)
+		}
+	case err != nil:
+		out.Outcome, out.Class, out.Cause = Infrastructure, classify(err), err.Error()
+		return
+	}
+	definition := r.trial.Definition
+	if definition.MultiStep {
+		out.Steps, out.Rewards = r.steps, combineRewards(definition.Strategy, r.steps)
+	} else if len(r.steps) > 0 {
+		out.Rewards = r.steps[0].Rewards
+	}
+	for _, s := range r.steps {
+		out.Limit = cmp.Or(out.Limit, s.Limit)
+		if out.Class == "" && s.Class != "" {
+			out.Class, out.Cause = s.Class, s.Cause
+		}
+	}
+	if out.Rewards != nil {
+		out.Reward = new(mainReward(out.Rewards))
+	}
+	switch {
+	case out.Reward != nil && *out.Reward >= 1:
+		out.Outcome = Passed
+	case out.Limit != "":
+		out.Outcome = Limit
+	default:
+		out.Outcome = Failed
+	}
+}
+
+// classify returns the class of an error of sandboxes and sessions.
+func classify(err error) Class {
+	command, _ := errors.AsType[*runner.UserCommandError](err)
+	switch {
+	case command != nil && command.Kind == runner.FaultSandboxStart:
+		return SandboxStart
+	case errors.Is(err, sandbox.ErrLost), command != nil && slices.Contains([]runner.FaultKind{runner.FaultCommandLost, runner.FaultReplaced, runner.FaultSandboxLost}, command.Kind):
+		return SandboxLost
+	case errors.As(err, new(*sessiondir.StateError)):
+		return RecordsUnwritable
+	}
+	return Machine
+}
+
+// run runs the steps.
+func (r *trialRun) run(ctx context.Context) error {
+	definition := r.trial.Definition
+	r.result.Backend = r.o.Session.Choice.Chosen
+	began := time.Now()
+	var err error
+	if r.place, err = r.places.prepare(ctx, definition.Environment); err != nil {
+		return &infraError{ImageUnavailable, err}
+	}
+	r.result.Image = r.place.id
+	err = r.openAgent(ctx, began)
+	for i := range definition.Steps {
+		if err != nil {
+			break
+		}
+		var more bool
+		if more, err = r.runStep(ctx, i); !more {
+			break
+		}
+	}
+	return errors.Join(err, r.closeAgent())
+}
+
+// stepDir returns the directory of the files of a step.
+func (r *trialRun) stepDir(i int) string {
+	if !r.trial.Definition.MultiStep {
+		return r.dir
+	}
+	return filepath.Join(r.dir, StepsDir, safeName(r.trial.Definition.Steps[i].Name, 100))
+}
+
+// runStep runs the agent and the verifier of a step, and reports whether the next one
+// begins.
+func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
+	definition := r.trial.Definition
+	step, last := &definition.Steps[i], i+1 == len(definition.Steps)
+	result := StepResult{Name: step.Name}
+	dir := r.stepDir(i)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return false, &infraError{Machine, err}
+	}
+	err = r.runAgent(ctx, step, &result, dir)
+	if err == nil {
+		err = r.collect(ctx, step, dir)
+	}
+	if err == nil && last {
+		err = r.closeAgent() // its memory is free while the verifier runs
+	}
+	if err != nil {
+		r.steps = append(r.steps, result)
+		return false, err
+	}
+	began := time.Now()
+	v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, place: r.place}
+	err = v.run(ctx)
+	r.result.Times["verifier"] += time.Since(began).Milliseconds()
+	r.result.Sessions = append(r.result.Sessions, v.sessions...)
+	result.Rewards = v.rewards
+	if failed, ok := errors.AsType[*failure](err); ok {
+		result.Class, result.Cause, err = failed.class, failed.Error(), nil
+	}
+	if err == nil && len(step.MinReward) > 0 && !last && !meetsMinimum(v.rewards, step.MinReward) {
+		result.Class, result.Cause, last = MinRewardNotMet, fmt.Sprintf("step %s stayed below its least reward", step.Name), true
+	}
+	r.steps = append(r.steps, result)
+	return err == nil && !last, err
+}
+
+// openSession makes a session in a place.
+func (t *Trials) openSession(ctx context.Context, p place, e task.Environment, n task.Network, change func(o *runner.Options)) (*runner.Session, *runner.Options, error) {
+	o := t.o.Session
+	dir, err := sessiondir.Create(t.o.StateDir, o.Secrets)
+	if err != nil {
+		return nil, nil, err
+	}
+	work, err := runner.OpenWorkspace(p.workspace, runner.Protected{AcceptSystem: true})
+	if err != nil {
+		return nil, nil, errors.Join(err, dir.Close())
+	}
+	o.Dir, o.Workspace, o.Image, o.ImageName, o.Target, o.Mode = dir, work, p.image, p.name, p.target, sandbox.ModeOverlay
+	o.Apply, o.Env, o.Egress = false, slices.Concat(o.Env, e.Env), egressOptions(n)
+	if p.root {
+		o.Root, o.UserPolicy = sandbox.RootEphemeral, sandbox.UserRoot
+	}
+	if e.MemoryBytes > 0 {
+		o.Resources.MemoryBytes = max(e.MemoryBytes, limits.MinMemoryBytes)
+	}
+	if e.MilliCPUs > 0 {
+		o.Resources.MilliCPUs = e.MilliCPUs
+	}
+	change(&o)
+	s, err := runner.Open(ctx, o)
+	if err != nil {
+		return nil, nil, errors.Join(err, work.Close(), dir.Close())
+	}
+	return s, &o, nil
+}
+
+// closeSession ends a session and moves its records to a directory.
+func closeSession(s *runner.Session, o *runner.Options, to string) (runner.Report, error) {
+	report := s.Close()
+	err := errors.Join(o.Workspace.Close(), sessiondir.DiscardChanges(report.Dir), o.Dir.Close())
+	if err == nil {
+		err = os.RemoveAll(to)
+	}
+	if err == nil {
+		err = os.Rename(report.Dir, to)
+	}
+	if err != nil {
+		return report, &infraError{Machine, fmt.Errorf("keep the records of a session: %w", err)}
+	}
+	if report.Problem != nil && len(report.Left) > 0 {
+		return report, &infraError{Machine, fmt.Errorf("%s", report.Problem.Cause)}
+	}
+	return report, nil
+}
+
+// egressOptions returns what commands may reach.
+func egressOptions(n task.Network) runner.EgressOptions {
+	o := runner.EgressOptions{Policy: &rule.Policy{Allow: n.Rules}, Capture: true, KeepFiles: runner.CacheSession}
+	switch n.Mode {
+	case task.Public:
+		public, err := rule.ParseEgress("public")
+		if err != nil {
+			panic(err) // the rule has no parts
+		}
+		o.Policy.Allow = []rule.Rule{public}
+	case task.AllowList:
+	default:
+		return runner.EgressOptions{}
+	}
+	return o
+}
+
+// lowerBudget returns the lower limit of two budgets, field by field.
+func lowerBudget(a, b limits.Budget) limits.Budget {
+	return limits.Budget{
+		Rounds: lower(a.Rounds, b.Rounds), ToolCalls: lower(a.ToolCalls, b.ToolCalls), Tokens: lower(a.Tokens, b.Tokens),
+		CostMicroUSD: lower(a.CostMicroUSD, b.CostMicroUSD), WallTime: lower(a.WallTime, b.WallTime),
+	}
+}
+
+func lower[T cmp.Ordered](a, b *T) *T {
+	if a == nil || b != nil && *b < *a {
+		return b
+	}
+	return a
+}
+
+// limitName returns the limit of a turn as results have it.
+func limitName(l *record.Limit) string {
+	if l == nil {
+		return "unknown"
+	}
+	return string(l.Kind)
+}
+
+// exists reports whether there is a file.
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return !errors.Is(err, fs.ErrNotExist)
+}

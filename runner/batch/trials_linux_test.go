@@ -1,0 +1,572 @@
+package batch_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/caisson-run/caisson"
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/archive"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/policy"
+)
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// write makes files below a directory. Those called .sh can be executed.
+func write(t testing.TB, dir string, files map[string]string) string {
+	t.Helper()
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		mode := os.FileMode(0o644)
+		if strings.HasSuffix(name, ".sh") {
+			mode = 0o755
+		}
+		must(t, os.WriteFile(path, []byte(text), mode))
+	}
+	return dir
+}
+
+// machine runs trials on one backend.
+type machine struct {
+	t       testing.TB
+	backend string
+	top     string
+	// root is a root file system with busybox, and image the archive of an image with it.
+	root, image string
+	state       string
+	host        *caisson.Host
+	o           batch.TrialOptions
+}
+
+// newMachine returns a machine, or skips the test where its backend is missing.
+func newMachine(t testing.TB, backend string) *machine {
+	t.Helper()
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Skip("busybox is missing")
+	}
+	top := t.TempDir()
+	m := &machine{t: t, backend: backend, top: top, root: filepath.Join(top, "root"), state: filepath.Join(top, "state")}
+	write(t, m.root, map[string]string{"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "etc/group": "root:x:0:\n", "app/given": "given\n", "var/removed": "x", "opt/old": "old"})
+	for _, dir := range []string{"bin", "root", "tmp", "proc", "dev", "sys"} {
+		must(t, os.MkdirAll(filepath.Join(m.root, dir), 0o755))
+	}
+	program, err := os.ReadFile(busybox)
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(m.root, "bin/busybox"), program, 0o755))
+	libraries, err := exec.Command("ldd", busybox).Output() // none where it is static
+	if err == nil {
+		for word := range strings.FieldsSeq(string(libraries)) {
+			if filepath.IsAbs(word) {
+				text, err := os.ReadFile(word)
+				must(t, err)
+				must(t, os.MkdirAll(filepath.Join(m.root, filepath.Dir(word)), 0o755))
+				must(t, os.WriteFile(filepath.Join(m.root, word), text, 0o755))
+			}
+		}
+	}
+	list, err := exec.Command(busybox, "--list").Output()
+	must(t, err)
+	for name := range strings.FieldsSeq(string(list)) {
+		if name != "busybox" {
+			must(t, os.Symlink("busybox", filepath.Join(m.root, "bin", name)))
+		}
+	}
+	m.image = filepath.Join(top, "image.tar")
+	writeImage(t, m.root, m.image, v1.Config{WorkingDir: "/app", Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}})
+	o := caisson.HostOptions{StateDir: m.state, CacheDir: filepath.Join(top, "cache"), Guest: builtProgram(t, "caisson-guest")}
+	if backend == "gvisor" {
+		o.Runsc = builtProgram(t, "runsc")
+	}
+	m.host, err = caisson.NewHost(o)
+	must(t, err)
+	t.Cleanup(func() { must(t, m.host.Close()) })
+	chosen, choice, err := m.host.Choose(t.Context(), backend, nil)
+	if err != nil {
+		t.Skipf("%s: %v", backend, err)
+	}
+	store, err := m.host.Images(t.Context())
+	must(t, err)
+	p, err := policy.Preset("ci")
+	must(t, err)
+	host, err := images.ParseReference("host")
+	must(t, err)
+	resources := limits.DefaultResources()
+	resources.MemoryBytes = 512 << 20
+	m.o = batch.TrialOptions{
+		StateDir: m.state, WorkDir: filepath.Join(top, "work"), Images: store, DefaultImage: host,
+		Session: runner.Options{
+			User:           runner.User{Name: runner.LocalUser(), Admin: true},
+			SandboxOptions: runner.SandboxOptions{Backend: chosen, Choice: choice, Resources: resources},
+			PolicyOptions:  runner.PolicyOptions{Policy: p, OnPrompt: dispatch.OnPromptDeny},
+		},
+	}
+	return m
+}
+
+// writeImage writes an image of a root file system, as docker save does.
+func writeImage(t testing.TB, root, file string, c v1.Config) {
+	t.Helper()
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		read, write := io.Pipe()
+		go func() { write.CloseWithError(archive.Pack(write, root, archive.PackOptions{Name: "."})) }()
+		return read, nil
+	})
+	must(t, err)
+	made, err := mutate.AppendLayers(empty.Image, layer)
+	must(t, err)
+	config, err := made.ConfigFile()
+	must(t, err)
+	config = config.DeepCopy()
+	config.OS, config.Architecture, config.Config = "linux", runtime.GOARCH, c
+	made, err = mutate.ConfigFile(made, config)
+	must(t, err)
+	tag, err := name.NewTag("batch.test/busybox:1")
+	must(t, err)
+	must(t, tarball.WriteToFile(file, tag, made))
+}
+
+// builtProgram returns a program of this repository, which make builds.
+func builtProgram(t testing.TB, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("../../bin", name))
+	must(t, err)
+	if _, err := os.Stat(path); err != nil {
+		t.Skipf("%s is not built: make caisson", name)
+	}
+	return path
+}
+
+// backends runs a test on each backend that starts sandboxes whose commands are root.
+func backends(t *testing.T, test func(t *testing.T, m *machine)) {
+	for _, name := range []string{"gvisor", "runc"} {
+		t.Run(name, func(t *testing.T) { test(t, newMachine(t, name)) })
+	}
+}
+
+// task returns a Harbor task on the machine's image, read from a directory with these
+// files.
+func (m *machine) task(toml string, files map[string]string) task.Task {
+	m.t.Helper()
+	dir := filepath.Join(m.t.TempDir(), "task")
+	write(m.t, dir, map[string]string{"task.toml": toml, "instruction.md": "Do it.", "environment/Dockerfile": "FROM scratch\n"})
+	write(m.t, dir, files)
+	list, err := task.Load([]string{dir}, task.Options{})
+	must(m.t, err)
+	got := list[0]
+	if len(got.Unsupported) > 0 {
+		m.t.Fatal(got.Unsupported)
+	}
+	m.place(&got.Environment)
+	for i := range got.Steps {
+		m.place(&got.Steps[i].Verifier.Environment)
+	}
+	return got
+}
+
+// place makes an environment use the machine's image in place of a build.
+func (m *machine) place(e *task.Environment) { e.Image = "docker-archive:" + m.image }
+
+// run runs a trial and returns its result and its directory.
+func (m *machine) run(definition task.Task, agent string) (batch.Result, string) {
+	m.t.Helper()
+	dir := m.t.TempDir()
+	defer func() {
+		if text, err := os.ReadFile(filepath.Join(dir, batch.VerifierDir, batch.OutputFile)); m.t.Failed() && err == nil {
+			m.t.Logf("output of the verifier: %s", text)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(m.t.Context(), 3*time.Minute)
+	defer cancel()
+	r := batch.NewTrials(m.o).Run(ctx, batch.Trial{Key: batch.Key{Task: definition.ID, Agent: agent, Attempt: 1}, Definition: &definition}, dir, nil)
+	m.nothingLeft()
+	return r, dir
+}
+
+// nothingLeft fails the test if a sandbox or a session is left.
+func (m *machine) nothingLeft() {
+	m.t.Helper()
+	left, err := m.host.Sweep(context.Background())
+	if err != nil || len(left) > 0 {
+		m.t.Errorf("left behind: %v, %v", left, err)
+	}
+	for _, pattern := range []string{"sessions/*", "layers/*"} {
+		if names, _ := filepath.Glob(filepath.Join(m.state, pattern)); len(names) > 0 {
+			m.t.Errorf("left behind: %v", names)
+		}
+	}
+}
+
+func read(t testing.TB, elem ...string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(elem...))
+	must(t, err)
+	return string(text)
+}
+
+// hello is a task that asks for a file, and changes of the image outside of the working
+// directory.
+var hello = map[string]string{
+	"solution/solve.sh": "#!/bin/sh\nset -e\n[ -e /tests ] && exit 3\n[ \"$(cat given)\" = given ]\necho hello > hello.txt\nrm /var/removed\necho new > /opt/new\necho kept > /tmp/kept\nmkdir /logs/agent/sub\necho log > /logs/agent/sub/log\necho art > /logs/artifacts/art\n",
+	"tests/test.sh":     "#!/bin/sh\necho checking\n[ \"$(cat /app/hello.txt)\" = hello ] && [ ! -e /var/removed ] && [ \"$(cat /opt/new)\" = new ] && [ \"$(cat /opt/old)\" = old ] && [ \"$(cat /tmp/kept)\" = kept ] && [ -e /app/given ] && [ -s /logs/agent/trajectory.json ] && [ -e /logs/agent/sub/log ] && [ -e /logs/artifacts/art ] && [ ! -e /solution ] && reward=1\necho ${reward:-0} > /logs/verifier/reward.txt\n",
+}
+
+// TestOracleAndNop is acceptance check 9, and 6 as far as the oracle sees tests.
+func TestOracleAndNop(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		definition := m.task(`version = "1.0"`, hello)
+		r, dir := m.run(definition, batch.Oracle)
+		if r.Outcome != batch.Passed || r.Reward == nil || *r.Reward != 1 {
+			t.Errorf("oracle: %+v", r)
+		}
+		if got := read(t, dir, batch.VerifierDir, batch.OutputFile); got != "checking\n" {
+			t.Errorf("output of the verifier: %q", got)
+		}
+		for _, file := range []string{"agent/sub/log", "artifacts/art", "agent/trajectory.json", "workspace.patch", "session/trace.jsonl", "verifier-session/trace.jsonl", "verifier/reward.txt"} {
+			info, err := os.Lstat(filepath.Join(dir, file))
+			if err != nil || ownerOf(info) != os.Geteuid() { // acceptance check 11
+				t.Errorf("%s: %v", file, err)
+			}
+		}
+		r, _ = m.run(definition, batch.Nop)
+		if r.Outcome != batch.Failed || r.Reward == nil || *r.Reward != 0 {
+			t.Errorf("nop: %+v", r)
+		}
+	})
+}
+
+// script makes the model "model" play turns of a script.
+func (m *machine) script(turns string) {
+	m.t.Helper()
+	file := filepath.Join(m.t.TempDir(), "script.yaml")
+	must(m.t, os.WriteFile(file, []byte("version: 1\nname: scripted\nturns:\n"+turns), 0o644))
+	m.o.NewModel = func(_ context.Context, agent string) ([]loop.Profile, func(), error) {
+		if agent != "model" {
+			return nil, nil, fmt.Errorf("no model %s", agent)
+		}
+		model, err := replay.Open(file, replay.Options{})
+		if err != nil {
+			return nil, nil, err
+		}
+		return []loop.Profile{{Name: agent, Model: model}}, func() {}, nil
+	}
+}
+
+// check is a test.sh that gives the reward 1 if a condition holds.
+func check(condition string) string {
+	return "#!/bin/sh\nset -x\nif " + condition + "; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+}
+
+func solve(script string) string { return "#!/bin/sh\nset -e\n" + script + "\n" }
+
+// expect fails the test unless a result has this outcome, class and limit.
+func expect(t testing.TB, name string, r batch.Result, outcome batch.Outcome, class batch.Class, limit string) {
+	t.Helper()
+	if r.Outcome != outcome || r.Class != class || r.Limit != limit {
+		t.Errorf("%s: %s %q (%s), limit %q; want %s %q, limit %q", name, r.Outcome, r.Class, r.Cause, r.Limit, outcome, class, limit)
+	}
+}
+
+// TestRewards is acceptance checks 2 and 3, as far as files in the sandbox matter.
+func TestRewards(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		for _, c := range []struct {
+			name, test string
+			outcome    batch.Outcome
+			class      batch.Class
+			reward     float64
+		}{
+			{"exit status 1", "echo 1 > /logs/verifier/reward.txt\nexit 1\n", batch.Passed, "", 1},
+			{"json wins", "echo 1 > /logs/verifier/reward.txt\necho '{\"reward\": 0.25, \"note\": \"x\"}' > /logs/verifier/reward.json\n", batch.Failed, "", 0.25},
+			{"missing", "exit 0\n", batch.Failed, batch.RewardMissing, -1},
+			{"empty", ": > /logs/verifier/reward.txt\n", batch.Failed, batch.RewardEmpty, -1},
+			{"unparsable", "echo yes > /logs/verifier/reward.txt\n", batch.Failed, batch.RewardUnparsable, -1},
+			{"a symlink to the host", "ln -s /etc/passwd /logs/verifier/reward.txt\nln -s /etc/passwd /logs/verifier/test-stdout.txt\n", batch.Failed, batch.RewardUnparsable, -1},
+		} {
+			r, dir := m.run(m.task("", map[string]string{"tests/test.sh": c.test}), batch.Nop)
+			expect(t, c.name, r, c.outcome, c.class, "")
+			if c.reward >= 0 && (r.Reward == nil || *r.Reward != c.reward) {
+				t.Errorf("%s: %+v", c.name, r)
+			}
+			if info, err := os.Lstat(filepath.Join(dir, batch.VerifierDir, batch.OutputFile)); err != nil || !info.Mode().IsRegular() {
+				t.Errorf("%s: output of the verifier: %v, %v", c.name, info, err)
+			}
+		}
+	})
+}
+
+// TestAgentTimeout is acceptance check 4: the verifier runs all the same.
+func TestAgentTimeout(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		files := map[string]string{"solution/solve.sh": solve("echo x > done; sleep 60; echo y > done"), "tests/test.sh": check("[ \"$(cat done)\" = x ]")}
+		r, _ := m.run(m.task("[agent]\ntimeout_sec = 1.5\n", files), batch.Oracle)
+		expect(t, "passed", r, batch.Passed, "", "wall_time")
+		files["tests/test.sh"] = check("[ \"$(cat done)\" = y ]")
+		r, _ = m.run(m.task("[agent]\ntimeout_sec = 1.5\n", files), batch.Oracle)
+		expect(t, "not passed", r, batch.Limit, "", "wall_time")
+	})
+}
+
+func TestVerifierTimeout(t *testing.T) {
+	m := newMachine(t, "runc")
+	r, dir := m.run(m.task("[verifier]\ntimeout_sec = 0.5\n", map[string]string{"tests/test.sh": "echo 1 > /logs/verifier/reward.txt; echo begun; sleep 60\n"}), batch.Nop)
+	expect(t, "timeout", r, batch.Failed, batch.VerifierTimeout, "")
+	if len(r.Sessions) != 3 || read(t, dir, "verifier/test-stdout.txt") != "begun\n" {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestAgentCannotForge is acceptance check 5, and a daemon that goes on rewriting.
+func TestAgentCannotForge(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		for name, forged := range map[string]string{
+			"files":                "mkdir /tests; echo 1 > /logs/verifier/reward.txt; echo '{\"reward\":1}' > /logs/verifier/reward.json; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; touch /tests/planted",
+			"symlink tests":        "ln -s /app /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /app/test.sh; touch /app/planted",
+			"symlink logs":         "rm -r /logs; mkdir /app/l /app/l/verifier; ln -s /app/l /logs; echo 1 > /logs/verifier/reward.txt",
+			"file tests":           "rm -rf /logs; echo 1 > /logs; echo 1 > /tests",
+			"a daemon":             "(trap '' TERM HUP; while :; do mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; done) > /dev/null 2>&1 &",
+			"a daemon with setsid": "setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; sleep 0.01; done' > /dev/null 2>&1 &",
+			"hard links":           "mkdir /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; ln /tests/test.sh /app/other",
+		} {
+			definition := m.task("", map[string]string{"solution/solve.sh": solve(forged), "tests/test.sh": "[ -e /tests/planted ] && echo 1 > /logs/verifier/reward.txt\nsleep 0.3\n"})
+			r, _ := m.run(definition, batch.Oracle)
+			if r.Outcome != batch.Failed || r.Reward != nil {
+				t.Errorf("%s: %+v", name, r)
+			}
+			if r.Class != batch.RewardMissing && r.Class != batch.StateUnreadable {
+				t.Errorf("%s: class %q: %s", name, r.Class, r.Cause)
+			}
+		}
+	})
+}
+
+// TestModelSeesNoTests is acceptance check 6.
+func TestModelSeesNoTests(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		m.script("  - text: I look.\n    calls:\n      - tool: shell\n        input: {command: \"ls /tests /solution /app/tests; id -u; touch /opt/from-model\"}\n        expect: {not_contains: [test.sh, solve.sh], contains: \"0\"}\n      - tool: write_file\n        input: {path: hello.txt, content: \"hi\\n\"}\n  - text: Done.\n")
+		r, dir := m.run(m.task("", map[string]string{"tests/test.sh": check("[ -e /opt/from-model ] && [ \"$(cat hello.txt)\" = hi ]"), "solution/solve.sh": "true"}), "model")
+		expect(t, "model", r, batch.Passed, "", "")
+		if r.Model != "replay/scripted" || r.Usage.Rounds != 2 || r.Usage.ToolCalls != 2 {
+			t.Errorf("%+v", r)
+		}
+		for _, hidden := range []string{"test.sh", "solve.sh"} {
+			if strings.Contains(strings.ReplaceAll(read(t, dir, "session/trace.jsonl"), "ls /tests /solution /app/tests", ""), hidden+"\\n") {
+				t.Errorf("the agent has seen %s", hidden)
+			}
+		}
+		if !strings.Contains(read(t, dir, "agent/trajectory.json"), `"ATIF-v1.7"`) || !strings.Contains(read(t, dir, batch.PatchFile), "+hi") {
+			t.Error("the trajectory or the patch is missing")
+		}
+	})
+}
+
+// TestSeparateVerifier is acceptance check 7.
+func TestSeparateVerifier(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		toml := "artifacts = [\"/app/out.txt\", \"rel\", { source = \"/app/tree\", destination = \"t\", exclude = [\"*.tmp\"] }, \"/app/absent\"]\n[verifier]\nenvironment_mode = \"separate\"\n"
+		r, dir := m.run(m.task(toml, map[string]string{
+			"solution/solve.sh": solve("echo o > out.txt; echo r > rel; mkdir tree; echo a > tree/a; echo b > tree/b.tmp; echo s > secret; echo l > /logs/artifacts/l; echo g > /logs/agent/g; echo 1 > /logs/verifier/reward.txt; echo x > /opt/other"),
+			"tests/test.sh":     check("[ \"$(cat /app/out.txt /app/rel /app/tree/a /logs/artifacts/l /logs/artifacts/t/a /logs/artifacts/app/out.txt | tr -d '\\n')\" = oralao ] && [ ! -e /app/tree/b.tmp ] && [ ! -e /app/secret ] && [ ! -e /logs/agent/g ] && [ ! -e /opt/other ] && [ ! -s /logs/verifier/reward.txt ] && [ -e /app/given ]"),
+		}), batch.Oracle)
+		expect(t, "separate", r, batch.Passed, "", "")
+		if read(t, dir, "artifacts/t/a") != "a\n" {
+			t.Error("the artifact is missing")
+		}
+	})
+}
+
+// TestNetworks is acceptance check 8, and the rest of 1: commands of an agent without
+// network have no proxy, those of its verifier with one have.
+func TestNetworks(t *testing.T) {
+	m := newMachine(t, "gvisor")
+	files := map[string]string{"solution/solve.sh": solve("env > env.txt"), "tests/test.sh": check("! grep -q HTTPS_PROXY env.txt && env | grep -q HTTPS_PROXY")}
+	definition := m.task("[agent]\nnetwork_mode = \"no-network\"\n[verifier]\nnetwork_mode = \"public\"\n", files)
+	r, _ := m.run(definition, batch.Oracle)
+	expect(t, "networks", r, batch.Passed, "", "")
+
+	files["tests/test.sh"] = check("! env | grep -q HTTPS_PROXY")
+	r, dir := m.run(m.task("version = \"1.0\"\n[environment]\nmemory = \"256M\"\nallow_internet = false\n", files), batch.Oracle)
+	expect(t, "no internet", r, batch.Passed, "", "")
+	if !strings.Contains(read(t, dir, "session/trace.jsonl"), "268435456") {
+		t.Error("the limit of memory is not in the records")
+	}
+}
+
+func TestSteps(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		toml := "[[steps]]\nname = \"one\"\n[[steps]]\nname = \"two\"\nmin_reward = %s\n[[steps]]\nname = \"three\"\n"
+		files := map[string]string{
+			"steps/one/instruction.md": "1", "steps/one/tests/test.sh": check("[ -e one ] && [ ! -e two ]"), "steps/one/solution/solve.sh": solve("touch one"),
+			"steps/two/instruction.md": "2", "steps/two/tests/test.sh": "[ -e one ] && [ -e two ] && [ -e set-up ] && [ ! -e /tests/planted ] && echo 0.5 > /logs/verifier/reward.txt\n", "steps/two/solution/solve.sh": solve("[ ! -e /tests ]; touch two"),
+			"steps/two/workdir/setup.sh": "#!/bin/sh\ntouch set-up\n",
+			"steps/three/instruction.md": "3", "steps/three/tests/test.sh": check("[ -e three ]"), "steps/three/solution/solve.sh": solve("touch three"),
+		}
+		r, dir := m.run(m.task(fmt.Sprintf(toml, "0.5"), files), batch.Oracle)
+		if r.Outcome != batch.Failed || r.Reward == nil || *r.Reward < 0.83 || *r.Reward > 0.84 || len(r.Steps) != 3 || r.Class != "" {
+			t.Errorf("%+v", r)
+		}
+		if read(t, dir, "steps/two/verifier/reward.txt") != "0.5\n" {
+			t.Error("the reward of step two is missing")
+		}
+		r, _ = m.run(m.task(fmt.Sprintf(toml, "0.6"), files), batch.Oracle)
+		if len(r.Steps) != 2 || r.Class != batch.MinRewardNotMet {
+			t.Errorf("%+v", r)
+		}
+		final, _ := m.run(m.task("multi_step_reward_strategy = \"final\"\n"+fmt.Sprintf(toml, "0"), files), batch.Oracle)
+		expect(t, "final", final, batch.Passed, "", "")
+	})
+}
+
+func TestHealthCheck(t *testing.T) {
+	m := newMachine(t, "runc")
+	toml := "[environment.healthcheck]\ncommand = \"echo x >> n; [ $(wc -l < n) -ge %d ]\"\ninterval_sec = 0.01\nretries = 3\n"
+	files := map[string]string{"tests/test.sh": check("[ $(wc -l < n) = 3 ]")}
+	r, _ := m.run(m.task(fmt.Sprintf(toml, 3), files), batch.Nop)
+	expect(t, "healthy", r, batch.Passed, "", "")
+	r, _ = m.run(m.task(fmt.Sprintf(toml, 9), files), batch.Nop)
+	expect(t, "unhealthy", r, batch.Infrastructure, batch.Environment, "")
+}
+
+// TestCollect: hooks run in the agent's sandbox, which shows in the artifacts.
+func TestCollect(t *testing.T) {
+	m := newMachine(t, "runc")
+	r, _ := m.run(m.task("[verifier]\nenvironment_mode = \"separate\"\n[[verifier.collect]]\ncommand = \"cp made /logs/artifacts/collected\"\n", map[string]string{
+		"solution/solve.sh": solve("touch made"), "tests/test.sh": check("[ -e /logs/artifacts/collected ]"),
+	}), batch.Oracle)
+	expect(t, "collected", r, batch.Passed, "", "")
+}
+
+// TestVerifyAgain: verifying a finished trial again from its directory has the same
+// verdict, and another verifier may disagree.
+func TestVerifyAgain(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		definition := m.task("", hello)
+		r, dir := m.run(definition, batch.Oracle)
+		trials := batch.NewTrials(m.o)
+		trial := batch.Trial{Key: batch.Key{Task: "task", Agent: batch.Oracle, Attempt: 1}, Definition: &definition}
+		again := trials.Verify(t.Context(), trial, r, dir, filepath.Join(m.top, "again"))
+		expect(t, "again", again, batch.Passed, "", "")
+		must(t, os.WriteFile(filepath.Join(definition.Steps[0].Verifier.Tests, "test.sh"), []byte(check("false")), 0o755))
+		other := trials.Verify(t.Context(), trial, r, dir, filepath.Join(m.top, "other"))
+		expect(t, "another verifier", other, batch.Failed, "", "")
+		if read(t, dir, "verifier/reward.txt") != "1\n" {
+			t.Error("the first verdict is gone")
+		}
+		m.nothingLeft()
+	})
+}
+
+// TestLines runs tasks that are lines of JSON, on the programs of this machine.
+func TestLines(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		dir := write(t, t.TempDir(), map[string]string{
+			"work/file": "before", "work/gone": "x", "tests/test.sh": "[ \"$(cat file)\" = after ] && [ ! -e gone ] && [ -e more/x ]\n",
+			"tasks.jsonl": `{"id":"command","prompt":"Do it.","workspace":"work","verify":"sh -c '[ \"$(cat file)\" = after ] && [ ! -e gone ]'"}
+{"id":"tests","prompt":"Do it.","workspace":"work","verify":{"tests":"tests"}}
+{"id":"wrong","prompt":"Do it.","workspace":"work","verify":"false"}
+{"id":"none","prompt":"Do it."}
+`,
+		})
+		list, err := task.Load([]string{filepath.Join(dir, "tasks.jsonl")}, task.Options{})
+		must(t, err)
+		m.script("  - text: I do.\n    calls:\n      - tool: shell\n        input: {command: \"echo after > file; rm -f gone; mkdir more; touch more/x\"}\n  - text: Done.\n")
+		for i, want := range []batch.Outcome{batch.Passed, batch.Passed, batch.Failed, batch.Failed} {
+			r, _ := m.run(list[i], "model")
+			class := batch.Class("")
+			if list[i].ID == "none" {
+				class = batch.UnverifiedOutcome
+			}
+			expect(t, list[i].ID, r, want, class, "")
+		}
+		if read(t, dir, "work/file") != "before" {
+			t.Error("a trial changed the workspace of its task")
+		}
+	})
+}
+
+// TestGit checks a commit out of a repository.
+func TestGit(t *testing.T) {
+	m := newMachine(t, "runc")
+	repository := write(t, filepath.Join(m.top, "repository"), map[string]string{"file": "in git"})
+	for _, args := range [][]string{{"init", "-q"}, {"add", "."}, {"-c", "user.name=x", "-c", "user.email=x@example.com", "commit", "-qm", "x"}, {"config", "uploadpack.allowAnySHA1InWant", "true"}} {
+		cmd := exec.Command("git", append([]string{"-C", repository}, args...)...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	head, err := exec.Command("git", "-C", repository, "rev-parse", "HEAD").Output()
+	must(t, err)
+	file := filepath.Join(m.top, "t.jsonl")
+	must(t, os.WriteFile(file, fmt.Appendf(nil, `{"id":"x","prompt":"x","workspace":"git+file://%s@%s","verify":"grep -q 'in git' file"}`, repository, strings.TrimSpace(string(head))), 0o644))
+	list, err := task.Load([]string{file}, task.Options{})
+	must(t, err)
+	r, _ := m.run(list[0], batch.Nop)
+	expect(t, "git", r, batch.Passed, "", "")
+}
+
+// TestInfrastructure: what the machine can't do is not the agent's.
+func TestInfrastructure(t *testing.T) {
+	m := newMachine(t, "runc")
+	definition := m.task("", hello)
+	definition.Environment.Image = "docker-archive:" + filepath.Join(m.top, "absent.tar")
+	r, _ := m.run(definition, batch.Oracle)
+	expect(t, "image", r, batch.Infrastructure, batch.ImageUnavailable, "")
+
+	fails := m.task("", map[string]string{"tests/test.sh": check("false"), "solution/solve.sh": "exit 7\n"})
+	r, _ = m.run(fails, batch.Oracle)
+	expect(t, "solution", r, batch.Failed, batch.SolutionFailed, "")
+	r, _ = m.run(m.task("", map[string]string{"tests/test.sh": check("true")}), batch.Oracle)
+	expect(t, "no solution", r, batch.Failed, batch.SolutionFailed, "")
+	r, _ = m.run(fails, "model")
+	expect(t, "no model", r, batch.Infrastructure, batch.Provider, "")
+
+	m.o.Session.Backend = failing{}
+	r, _ = m.run(fails, batch.Oracle)
+	expect(t, "sandbox", r, batch.Infrastructure, batch.SandboxStart, "")
+}
+
+// failing is a backend that starts no sandbox.
+type failing struct{}
+
+func (failing) Create(context.Context, sandbox.Spec) (sandbox.Sandbox, error) {
+	return nil, fmt.Errorf("create: %w", sandbox.ErrUnavailable)
+}
+
+// TestCancelTrial: a trial that is stopped leaves nothing.
+func TestCancelTrial(t *testing.T) {
+	m := newMachine(t, "gvisor")
+	definition := m.task("", map[string]string{"tests/test.sh": check("true"), "solution/solve.sh": "sleep 100\n"})
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	r := batch.NewTrials(m.o).Run(ctx, batch.Trial{Key: batch.Key{Task: "task", Agent: batch.Oracle, Attempt: 1}, Definition: &definition}, t.TempDir(), nil)
+	expect(t, "cancelled", r, batch.Cancelled, "", "")
+	m.nothingLeft()
+}

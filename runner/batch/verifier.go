@@ -1,0 +1,278 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/sandbox"
+)
+
+// verifierTries is how often a verifier that reaches its time is run.
+const verifierTries = 2
+
+// verification is one verification of what a step left in a directory.
+type verification struct {
+	*Trials
+	trial Trial
+	step  *task.Step
+	// dir has the files of the step, and gets those of the verifier, unless out is
+	// another directory.
+	dir, out string
+	place    place // of the agent
+
+	rewards  map[string]float64
+	sessions []string
+}
+
+// errVerifierTime is the error of a verifier that reached its time.
+var errVerifierTime = errors.New("the verifier reached its time")
+
+// run verifies the step in a fresh sandbox.
+func (v *verification) run(ctx context.Context) error {
+	if v.out == "" {
+		v.out = v.dir
+	}
+	if v.step.Verifier.Tests == "" && v.step.Verifier.Command == "" {
+		return &failure{UnverifiedOutcome, errors.New("the task has no verifier")}
+	}
+	var err error
+	for range verifierTries {
+		if err = v.runOnce(ctx); !errors.Is(err, errVerifierTime) {
+			return err
+		}
+	}
+	return &failure{VerifierTimeout, fmt.Errorf("%w of %s, twice", err, v.step.Verifier.Time)}
+}
+
+func (v *verification) runOnce(ctx context.Context) (err error) {
+	verifier := v.step.Verifier
+	environment, p := v.trial.Definition.Environment, v.place
+	if verifier.Separate {
+		environment = verifier.Environment
+		if p, err = v.places.prepare(ctx, environment); err != nil {
+			return &infraError{ImageUnavailable, err}
+		}
+	}
+	dir := filepath.Join(v.out, VerifierDir)
+	if err := errors.Join(os.RemoveAll(dir), os.MkdirAll(dir, 0o755)); err != nil {
+		return &infraError{Machine, err}
+	}
+	var mounts []sandbox.Mount
+	var mountErr error
+	s, o, err := v.openSession(ctx, p, environment, verifier.Network, func(o *runner.Options) {
+		o.Task, o.Profiles = "verify: "+v.trial.Task, nil
+		o.Resources.CommandTime = max(o.Resources.CommandTime, verifier.Time)
+		o.Memory, o.Declared, o.Tools, o.Skills, o.Workers = nil, nil, nil, runner.SkillOptions{}, runner.WorkerOptions{}
+		o.Caches = runner.CacheOptions{}
+		if !p.root && verifier.Tests != "" {
+			mounts, mountErr = runner.OpenMounts([]runner.UserMount{{From: verifier.Tests, To: testsDir, ReadOnly: true}}, o.Workspace, p.target, o.Mode, runner.Protected{})
+			o.Mounts = mounts
+		}
+	})
+	if err != nil {
+		return &infraError{classify(err), errors.Join(err, runner.CloseMounts(mounts))}
+	}
+	v.sessions = append(v.sessions, o.Dir.Session)
+	defer func() {
+		_, closed := closeSession(s, o, filepath.Join(v.out, VerifierSessionDir))
+		err = errors.Join(err, closed, runner.CloseMounts(mounts))
+	}()
+	if mountErr != nil {
+		return &infraError{Environment, mountErr}
+	}
+	if err := v.bringFiles(ctx, s, p); err != nil {
+		return err
+	}
+	if p.root && verifier.Command == "" {
+		return v.runTests(ctx, s, p, dir)
+	}
+	return v.runCommand(ctx, s, p, dir)
+}
+
+// bringFiles brings what the agent left, and then what it must not have seen or changed:
+// a fresh directory for the reward, and the tests.
+func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p place) error {
+	if !p.root {
+		return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), nil))
+	}
+	uploads := []upload{{to: logsDir + "/verifier"}, {to: logsDir + "/agent"}, {to: logsDir + "/artifacts"}}
+	if artifacts := filepath.Join(v.dir, ArtifactsDir); exists(artifacts) {
+		uploads = append(uploads, upload{to: logsDir + "/artifacts", from: artifacts})
+	}
+	if v.step.Verifier.Separate {
+		uploads = append(uploads, v.declaredArtifacts(p)...)
+	} else {
+		err := restoreState(ctx, s, filepath.Join(v.dir, StateFile), []string{testsDir, logsDir, solutionDir})
+		if err != nil {
+			return v.stateError(err)
+		}
+		if agent := filepath.Join(v.dir, AgentDir); exists(agent) {
+			uploads = append(uploads, upload{to: logsDir + "/agent", from: agent})
+		}
+	}
+	if tests := v.step.Verifier.Tests; tests != "" {
+		uploads = append(uploads, upload{to: testsDir, from: tests, executable: "test.sh"})
+	}
+	return environmentError(uploadAll(ctx, s, uploads...))
+}
+
+// declaredArtifacts returns the artifacts of the task that the agent made, for where they
+// were.
+func (v *verification) declaredArtifacts(p place) []upload {
+	dir := filepath.Join(v.dir, ArtifactsDir)
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil // there are none
+	}
+	defer func() { _ = root.Close() }() // only read
+	var list []upload
+	for _, a := range v.step.Artifacts {
+		name := filepath.FromSlash(a.Name())
+		if _, err := root.Lstat(name); err != nil { // also what is reached by a symlink that leads out
+			continue
+		}
+		to := a.Source
+		if !path.IsAbs(to) {
+			to = path.Join(p.dirOf(), to)
+		}
+		list = append(list, upload{to: to, from: filepath.Join(dir, name)})
+	}
+	return list
+}
+
+// stateError returns the error of restoring what the agent left.
+func (v *verification) stateError(err error) error {
+	if _, ok := errors.AsType[*statusError](err); ok {
+		return &failure{StateUnreadable, err}
+	}
+	return environmentError(err)
+}
+
+// runTests runs test.sh and reads its reward. Its exit status does not count.
+func (v *verification) runTests(ctx context.Context, s *runner.Session, p place, dir string) error {
+	if _, err := v.execVerifier(ctx, s, p, dir, "/bin/sh", "-c", "exec "+testsDir+"/test.sh"); err != nil {
+		return err
+	}
+	output := filepath.Join(dir, OutputFile)
+	kept, err := os.ReadFile(output)
+	if err == nil {
+		_, err = download(ctx, s, logsDir+"/verifier", ".", dir, nil)
+	}
+	if err == nil { // a file of this name is the harness's
+		err = errors.Join(os.RemoveAll(output), os.WriteFile(output, kept, 0o644))
+	}
+	if err != nil {
+		return environmentError(err)
+	}
+	v.rewards, err = ReadRewards(dir)
+	if reward, ok := errors.AsType[*RewardError](err); ok {
+		return &failure{reward.Class, reward}
+	}
+	if err != nil {
+		return &infraError{Machine, err}
+	}
+	return nil
+}
+
+// runCommand runs a command, or test.sh, whose exit status is the reward.
+func (v *verification) runCommand(ctx context.Context, s *runner.Session, p place, dir string) error {
+	script := v.step.Verifier.Command
+	if script == "" {
+		script = "sh " + testsDir + "/test.sh"
+	}
+	status, err := v.execVerifier(ctx, s, p, dir, "/bin/sh", "-c", script)
+	if err != nil {
+		return err
+	}
+	reward := 0.0
+	if status.Success() {
+		reward = 1
+	}
+	v.rewards = map[string]float64{task.RewardKey: reward}
+	return nil
+}
+
+// execVerifier runs the verifier; its output goes to a file.
+func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p place, dir string, argv ...string) (sandbox.ExitStatus, error) {
+	output, err := createCapped(filepath.Join(dir, OutputFile))
+	if err != nil {
+		return sandbox.ExitStatus{}, &infraError{Machine, err}
+	}
+	defer func() { _ = output.f.Close() }() // it is for people
+	c := p.command(argv...)
+	// One script redirects, so that both streams are in order.
+	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, v.step.Verifier.Env, v.step.Verifier.Time
+	c.Argv = append([]string{"/bin/sh", "-c", `exec "$@" 2>&1`, "sh"}, c.Argv...)
+	ended, err := s.Exec(ctx, c)
+	switch {
+	case err != nil:
+		if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
+			return ended.Status, &failure{VerifierCrashed, limit}
+		}
+		return ended.Status, environmentError(err)
+	case ended.Status.TimedOut:
+		return ended.Status, errVerifierTime
+	}
+	return ended.Status, nil
+}
+
+// Verify verifies a finished trial again, from what is in its directory, and writes what
+// the verifier leaves to another one. It returns the result with new rewards, outcome and
+// class; an outcome of the infrastructure is that of this verification.
+func (t *Trials) Verify(ctx context.Context, trial Trial, was Result, dir, out string) Result {
+	r := &trialRun{Trials: t, trial: trial, dir: dir, result: was}
+	r.result.Reward, r.result.Rewards, r.result.Class, r.result.Cause, r.result.Steps, r.result.Faults, r.result.Sessions = nil, nil, "", "", nil, nil, nil
+	r.result.Started = time.Now().UTC()
+	err := r.verifyAgain(ctx, was, out)
+	if ctx.Err() != nil {
+		r.result.Outcome = Cancelled
+		return r.result
+	}
+	r.judge(err)
+	r.result.Finished = time.Now().UTC()
+	return r.result
+}
+
+func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) error {
+	definition := r.trial.Definition
+	var err error
+	if r.place, err = r.places.prepare(ctx, definition.Environment); err != nil {
+		return &infraError{ImageUnavailable, err}
+	}
+	for i := range definition.Steps {
+		step, dir := &definition.Steps[i], r.stepDir(i)
+		if !exists(filepath.Join(dir, StateFile)) {
+			return nil // the agent did not come so far
+		}
+		to := out
+		if definition.MultiStep {
+			to = filepath.Join(out, StepsDir, filepath.Base(dir))
+		}
+		if err := os.MkdirAll(to, 0o755); err != nil {
+			return &infraError{Machine, err}
+		}
+		v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, out: to, place: r.place}
+		err := v.run(ctx)
+		result := StepResult{Name: step.Name, Rewards: v.rewards, Limit: was.Limit}
+		if definition.MultiStep && i < len(was.Steps) {
+			result.Limit = was.Steps[i].Limit
+		}
+		r.result.Sessions = append(r.result.Sessions, v.sessions...)
+		if failed, ok := errors.AsType[*failure](err); ok {
+			result.Class, result.Cause, err = failed.class, failed.Error(), nil
+		}
+		r.steps = append(r.steps, result)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
