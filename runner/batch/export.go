@@ -1,0 +1,151 @@
+package batch
+
+import (
+	"bufio"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// Prediction is a line of a file of SWE-bench predictions.
+type Prediction struct {
+	InstanceID string `json:"instance_id"`
+	Model      string `json:"model_name_or_path"`
+	// Patch is a unified diff, "" for an agent that changed nothing.
+	Patch string `json:"model_patch"`
+}
+
+// WritePredictions writes the predictions of an agent's first attempts in a batch. Trials
+// that the infrastructure failed are left out.
+func WritePredictions(w io.Writer, dir, agent string, results []Result) error {
+	out := bufio.NewWriter(w)
+	lines := json.NewEncoder(out)
+	lines.SetEscapeHTML(false)
+	for _, r := range results {
+		if r.Agent != agent || r.Attempt != 1 || !r.Outcome.Judged() {
+			continue
+		}
+		patch, err := os.ReadFile(filepath.Join(dir, TrialsDir, r.Key.Name(), PatchFile))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		p := Prediction{InstanceID: r.Task, Model: r.Model, Patch: string(patch)}
+		if p.Model == "" {
+			p.Model = r.Agent
+		}
+		if err := lines.Encode(p); err != nil {
+			return err
+		}
+	}
+	return out.Flush()
+}
+
+type junitSuites struct {
+	XMLName xml.Name     `xml:"testsuites"`
+	Suites  []junitSuite `xml:"testsuite"`
+}
+
+type junitSuite struct {
+	Name      string      `xml:"name,attr"`
+	Tests     int         `xml:"tests,attr"`
+	Failures  int         `xml:"failures,attr"`
+	Errors    int         `xml:"errors,attr"`
+	Skipped   int         `xml:"skipped,attr"`
+	Time      string      `xml:"time,attr"`
+	Timestamp string      `xml:"timestamp,attr,omitempty"`
+	Cases     []junitCase `xml:"testcase"`
+}
+
+type junitCase struct {
+	Name      string        `xml:"name,attr"`
+	ClassName string        `xml:"classname,attr"`
+	Time      string        `xml:"time,attr"`
+	Skipped   *junitProblem `xml:"skipped"`
+	Error     *junitProblem `xml:"error"`
+	Failure   *junitProblem `xml:"failure"`
+}
+
+type junitProblem struct {
+	Type    string `xml:"type,attr,omitempty"`
+	Message string `xml:"message,attr"`
+	Text    string `xml:",chardata"`
+}
+
+// WriteJUnit writes results as a report in the form of JUnit: a suite for each agent, in
+// which a trial that did not pass is a failure, one that the infrastructure failed an
+// error, and an unsupported task skipped.
+func WriteJUnit(w io.Writer, s Spec, results []Result) error {
+	var all junitSuites
+	for _, agent := range s.Agents {
+		suite := junitSuite{Name: xmlText(agent), Timestamp: s.Created.UTC().Format("2006-01-02T15:04:05")}
+		var total time.Duration
+		for _, r := range results {
+			if r.Agent == agent {
+				suite.add(r)
+				total += r.Finished.Sub(r.Started)
+			}
+		}
+		for _, t := range s.Tasks {
+			if len(t.Unsupported) > 0 {
+				suite.Tests++
+				suite.Skipped++
+				suite.Cases = append(suite.Cases, junitCase{Name: xmlText(t.ID), ClassName: xmlText(agent), Time: "0.000", Skipped: &junitProblem{Message: xmlText(strings.Join(t.Unsupported, "; "))}})
+			}
+		}
+		suite.Time = junitTime(total)
+		all.Suites = append(all.Suites, suite)
+	}
+	text, err := xml.MarshalIndent(all, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s%s\n", xml.Header, text)
+	return err
+}
+
+func (s *junitSuite) add(r Result) {
+	c := junitCase{Name: xmlText(fmt.Sprintf("%s, attempt %d", r.Task, r.Attempt)), ClassName: xmlText(r.Agent), Time: junitTime(r.Finished.Sub(r.Started))}
+	kind, message := string(r.Class), r.Cause
+	if kind == "" {
+		kind = string(r.Outcome)
+	}
+	if message == "" && r.Limit != "" {
+		message = "the limit " + r.Limit + " ended the agent"
+	}
+	if message == "" && r.Reward != nil {
+		message = fmt.Sprintf("reward %g", *r.Reward)
+	}
+	p := &junitProblem{Type: xmlText(kind), Message: xmlText(message), Text: xmlText(message)}
+	s.Tests++
+	switch r.Outcome {
+	case Passed:
+	case Infrastructure:
+		s.Errors++
+		c.Error = p
+	default:
+		s.Failures++
+		c.Failure = p
+	}
+	s.Cases = append(s.Cases, c)
+}
+
+func junitTime(d time.Duration) string { return fmt.Sprintf("%.3f", max(0, d.Seconds())) }
+
+// xmlText returns a text without what XML 1.0 can't have.
+func xmlText(s string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == '\t', r == '\n', r == '\r', r >= ' ' && r != utf8.RuneError && r != 0xfffe && r != 0xffff:
+			return r
+		}
+		return '�'
+	}, s)
+}

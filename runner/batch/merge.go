@@ -1,0 +1,127 @@
+package batch
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// Merge makes the ledger in a directory that of all batches in other directories, with
+// the directories of their trials, as hard links where that is possible. A trial that
+// several have keeps its first result, and is in the list that is returned. Batches that
+// differ in their tasks, backend or settings are a [MismatchError].
+func Merge(dir string, from []string) (twice []Key, err error) {
+	var all Spec
+	for i, d := range from {
+		s, err := ReadSpec(d)
+		if err != nil {
+			return nil, err
+		}
+		if i == 0 {
+			all, all.Shard = s, Shard{}
+			continue
+		}
+		if err := errors.Join(s.check(all), all.check(s)); err != nil {
+			return nil, fmt.Errorf("%s: %w", d, err)
+		}
+		all.join(s)
+	}
+	l, err := OpenLedger(dir, all)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, l.Close()) }()
+	for _, d := range from {
+		results, err := ReadResults(d)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range results {
+			if _, known := l.Result(r.Key); known {
+				twice = append(twice, r.Key)
+				continue
+			}
+			if err := l.adopt(r, filepath.Join(d, TrialsDir, r.Key.Name())); err != nil {
+				return nil, fmt.Errorf("trial %s: %w", r.Name, err)
+			}
+		}
+	}
+	return twice, nil
+}
+
+// join adds the tasks, agents and attempts of another spec.
+func (s *Spec) join(o Spec) {
+	for _, t := range o.Tasks {
+		if !slices.ContainsFunc(s.Tasks, func(have SpecTask) bool { return have.ID == t.ID }) {
+			s.Tasks = append(s.Tasks, t)
+		}
+	}
+	for _, a := range o.Agents {
+		if !slices.Contains(s.Agents, a) {
+			s.Agents = append(s.Agents, a)
+		}
+	}
+	s.Attempts = max(s.Attempts, o.Attempts)
+}
+
+// adopt finishes a trial with the files of another batch.
+func (l *Ledger) adopt(r Result, from string) error {
+	to, err := l.Begin(r.Key)
+	if err != nil {
+		return err
+	}
+	if err := linkTree(from, to); err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(to, ResultFile)); err != nil { // a link must not be written to
+		return err
+	}
+	return l.Finish(r)
+}
+
+// linkTree makes the files below a directory appear in another one. Symlinks are copied
+// as they are, and never followed.
+func linkTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(from, path)
+		if err != nil || name == "." {
+			return err
+		}
+		target := filepath.Join(to, name)
+		switch {
+		case d.IsDir():
+			return os.Mkdir(target, 0o755)
+		case d.Type() == fs.ModeSymlink:
+			link, err := os.Readlink(path)
+			if err != nil {
+				return err
+			}
+			return os.Symlink(link, target)
+		}
+		if os.Link(path, target) == nil {
+			return nil
+		}
+		return copyFile(path, target)
+	})
+}
+
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }() // only read
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}

@@ -1,0 +1,239 @@
+package batch
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/batch/stats"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// Summary is what the results of a batch come to, as summary.json has it.
+type Summary struct {
+	SchemaVersion int       `json:"schema_version"` // 1
+	Created       time.Time `json:"created_at"`
+	Backend       string    `json:"backend"`
+	Attempts      int       `json:"attempts"`
+	Shard         Shard     `json:"shard,omitzero"`
+	// Tasks is the number of tasks, Unsupported are those that have no trials, in no
+	// denominator.
+	Tasks       int               `json:"tasks"`
+	Unsupported []UnsupportedTask `json:"unsupported"`
+	Agents      []AgentSummary    `json:"agents"`
+}
+
+// UnsupportedTask is a task that can't be run, with the reasons.
+type UnsupportedTask struct {
+	Task    string   `json:"task"`
+	Reasons []string `json:"reasons"`
+}
+
+// AgentSummary is what one agent did.
+type AgentSummary struct {
+	Agent string `json:"agent"`
+	Model string `json:"model,omitempty"`
+	// Planned is the number of trials of supported tasks, NotRun of those that have no
+	// result. The rest have: Judged = Passed + Failed + Limit are what rates
+	// count, Infrastructure are in no rate.
+	Planned        int `json:"planned"`
+	NotRun         int `json:"not_run"`
+	Judged         int `json:"judged"`
+	Passed         int `json:"passed"`
+	Failed         int `json:"failed"`
+	Limit          int `json:"limit"`
+	Infrastructure int `json:"infrastructure"`
+	// Classes counts the judged trials by why they have no reward or a lower one, and
+	// Faults the tries that the infrastructure failed, those that were tried again
+	// included.
+	Classes map[Class]int `json:"classes,omitempty"`
+	Faults  map[Class]int `json:"faults,omitempty"`
+	// JudgedTasks is the number of tasks with a judged trial. PassAt1 is the mean over
+	// them of the share that passed, and PassAt has the unbiased estimates for more
+	// attempts, each over the tasks with at least so many judged attempts.
+	JudgedTasks int             `json:"judged_tasks"`
+	PassAt1     Rate            `json:"pass@1"`
+	PassAt      map[string]Rate `json:"pass@k,omitempty"`
+	// MeanReward is over judged trials; one without a reward counts as 0.
+	MeanReward *float64 `json:"mean_reward,omitempty"`
+
+	Usage limits.Usage `json:"usage,omitzero"`
+	// CostUSD is decimal: the sum of what is known. CostUnknown is the number of trials
+	// whose cost is not.
+	CostUSD     string `json:"cost_usd,omitempty"`
+	CostUnknown int    `json:"cost_unknown,omitempty"`
+	// MedianMS is the median time of judged trials, TotalMS the sum of all.
+	MedianMS int64 `json:"median_ms"`
+	TotalMS  int64 `json:"total_ms"`
+}
+
+// Rate is a mean over tasks with its 95 % interval. All are absent without tasks.
+type Rate struct {
+	Value *float64 `json:"value,omitempty"`
+	Low   *float64 `json:"low,omitempty"`
+	High  *float64 `json:"high,omitempty"`
+	Tasks int      `json:"tasks"`
+}
+
+// newRate returns the rate of values, one for each task.
+func newRate(values []float64, interval stats.Interval) Rate {
+	r := Rate{Tasks: len(values)}
+	if len(values) > 0 {
+		r.Value = new(stats.Mean(values))
+	}
+	if interval.Known() {
+		r.Low, r.High = &interval.Low, &interval.High
+	}
+	return r
+}
+
+// Summarize returns the summary of results.
+func Summarize(s Spec, results []Result) Summary {
+	out := Summary{SchemaVersion: 1, Created: s.Created, Backend: s.Backend, Attempts: s.Attempts, Shard: s.Shard, Tasks: len(s.Tasks), Unsupported: []UnsupportedTask{}, Agents: []AgentSummary{}}
+	for _, t := range s.Tasks {
+		if len(t.Unsupported) > 0 {
+			out.Unsupported = append(out.Unsupported, UnsupportedTask{t.ID, t.Unsupported})
+		}
+	}
+	for _, agent := range s.Agents {
+		out.Agents = append(out.Agents, summarizeAgent(s, agent, results))
+	}
+	return out
+}
+
+func summarizeAgent(s Spec, agent string, results []Result) AgentSummary {
+	a := AgentSummary{Agent: agent, Planned: plannedTrials(s, agent), Classes: map[Class]int{}, Faults: map[Class]int{}}
+	var times, rewards []float64
+	var cost int64
+	byTask := map[string][]Result{}
+	for _, r := range results {
+		if r.Agent != agent {
+			continue
+		}
+		a.Model = r.Model
+		a.add(r)
+		took := r.Finished.Sub(r.Started)
+		a.TotalMS += took.Milliseconds()
+		if micro, known := r.costMicroUSD(); known {
+			cost += micro
+		} else {
+			a.CostUnknown++
+		}
+		if !r.Outcome.Judged() {
+			continue
+		}
+		times = append(times, float64(took.Milliseconds()))
+		reward := 0.0
+		if r.Reward != nil {
+			reward = *r.Reward
+		}
+		rewards = append(rewards, reward)
+		byTask[r.Task] = append(byTask[r.Task], r)
+	}
+	a.NotRun = max(0, a.Planned-a.Judged-a.Infrastructure)
+	a.Usage.CostMicroUSD = nil // CostUSD has it, with what is unknown
+	if a.Model != "" {
+		a.CostUSD = record.CostUSD(&cost)
+	}
+	if len(times) > 0 {
+		a.MedianMS, a.MeanReward = int64(math.Round(stats.Median(times))), new(stats.Mean(rewards))
+	}
+	a.JudgedTasks = len(byTask)
+	a.setRates(byTask)
+	return a
+}
+
+// plannedTrials returns how many trials an agent should have.
+func plannedTrials(s Spec, agent string) int {
+	n := 0
+	for _, t := range s.Tasks {
+		for attempt := 1; attempt <= s.Attempts && len(t.Unsupported) == 0; attempt++ {
+			if s.Shard.Contains(Key{t.ID, agent, attempt}) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// add counts one result.
+func (a *AgentSummary) add(r Result) {
+	switch r.Outcome {
+	case Passed:
+		a.Passed++
+	case Failed:
+		a.Failed++
+	case Limit:
+		a.Limit++
+	case Infrastructure:
+		a.Infrastructure++
+	}
+	if r.Outcome.Judged() {
+		a.Judged++
+		if r.Class != "" {
+			a.Classes[r.Class]++
+		}
+	}
+	for _, f := range r.Faults {
+		a.Faults[f.Class]++
+	}
+	u := r.Usage
+	a.Usage.Rounds += u.Rounds
+	a.Usage.ToolCalls += u.ToolCalls
+	a.Usage.InputTokens += u.InputTokens
+	a.Usage.CachedInputTokens += u.CachedInputTokens
+	a.Usage.CacheWriteTokens += u.CacheWriteTokens
+	a.Usage.OutputTokens += u.OutputTokens
+}
+
+// setRates sets pass@1 and pass@k for powers of two, and for the most attempts.
+func (a *AgentSummary) setRates(byTask map[string][]Result) {
+	most, one := 0, true
+	for _, list := range byTask {
+		most = max(most, len(list))
+		one = one && len(list) == 1
+	}
+	rates := func(k int) []float64 {
+		var values []float64
+		for _, list := range byTask {
+			if len(list) >= k {
+				values = append(values, stats.PassAtK(len(list), countPassed(list), k))
+			}
+		}
+		slices.Sort(values) // the sum is the same whatever the order of the map
+		return values
+	}
+	first := rates(1)
+	a.PassAt1 = newRate(first, stats.RateInterval(first, one))
+	for k := 2; k <= most; k *= 2 {
+		a.setPassAt(k, rates(k))
+	}
+	if most > 1 {
+		a.setPassAt(most, rates(most))
+	}
+}
+
+func (a *AgentSummary) setPassAt(k int, values []float64) {
+	if a.PassAt == nil {
+		a.PassAt = map[string]Rate{}
+	}
+	a.PassAt[strconv.Itoa(k)] = newRate(values, stats.RateInterval(values, false))
+}
+
+func countPassed(list []Result) int {
+	n := 0
+	for _, r := range list {
+		if r.Outcome == Passed {
+			n++
+		}
+	}
+	return n
+}
+
+// WriteSummary writes summary.json of the batch in a directory and returns it.
+func WriteSummary(l *Ledger, s Spec) (Summary, error) {
+	out := Summarize(s, l.Results())
+	return out, writeJSON(l.path(SummaryFile), out)
+}

@@ -1,0 +1,187 @@
+package batch
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/batch/stats"
+)
+
+// result returns a result of a trial that took a second.
+func result(id, agent string, attempt int, o Outcome) Result {
+	began := time.Unix(1_800_000_000, 0)
+	r := Result{Key: Key{id, agent, attempt}, Outcome: o, Started: began, Finished: began.Add(time.Second)}
+	if o == Passed {
+		r.Reward = new(1.0)
+	}
+	return r
+}
+
+func TestSummarize(t *testing.T) {
+	s := spec(tasks(4))
+	s.Agents, s.Attempts = []string{"m"}, 2
+	s.Tasks[3].Unsupported = []string{"2 GPUs"}
+	list := []Result{
+		result("task-0", "m", 1, Passed), result("task-0", "m", 2, Failed), result("task-1", "m", 1, Passed), result("task-1", "m", 2, Passed),
+		result("task-2", "m", 1, Infrastructure), result("task-2", "other", 1, Passed),
+	}
+	for i := range list {
+		list[i].Model, list[i].Usage = "p/m", limits.Usage{Rounds: 1, InputTokens: 10, CostMicroUSD: new(int64(500_000))}
+	}
+	list[1].Class = RewardMissing
+	list[3].Usage.CostMicroUSD = nil
+	list[0].Faults = []Fault{{SandboxStart, "x"}}
+	list[4].Faults = []Fault{{SandboxStart, "x"}, {SandboxLost, "y"}}
+	got := Summarize(s, list)
+	if d := cmp.Diff([]UnsupportedTask{{"task-3", []string{"2 GPUs"}}}, got.Unsupported); d != "" {
+		t.Error(d)
+	}
+	a := got.Agents[0]
+	if a.Planned != 6 || a.NotRun != 1 || a.Judged != 4 || a.Passed != 3 || a.Failed != 1 || a.Infrastructure != 1 || a.JudgedTasks != 2 {
+		t.Errorf("%+v", a)
+	}
+	if a.CostUSD != "2.000000" || a.CostUnknown != 1 || a.Usage.InputTokens != 50 || a.MedianMS != 1000 || a.TotalMS != 5000 || *a.MeanReward != 0.75 {
+		t.Errorf("%+v", a)
+	}
+	if d := cmp.Diff(map[Class]int{SandboxStart: 2, SandboxLost: 1}, a.Faults); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff(map[Class]int{RewardMissing: 1}, a.Classes); d != "" {
+		t.Error(d)
+	}
+	if *a.PassAt1.Value != 0.75 || a.PassAt1.Tasks != 2 || *a.PassAt["2"].Value != 1 || a.PassAt1.Low == nil {
+		t.Errorf("%+v, %+v", a.PassAt1, a.PassAt)
+	}
+	if text, err := json.Marshal(Summarize(s, nil)); err != nil || !strings.Contains(string(text), `"pass@1":{"tasks":0}`) { // NaN is no JSON
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
+// TestSummaryAddsUp: each planned trial is in one count, whatever the results.
+func TestSummaryAddsUp(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		s := spec(tasks(rapid.IntRange(1, 10).Draw(rt, "tasks")))
+		s.Agents, s.Attempts = []string{Nop}, rapid.IntRange(1, 4).Draw(rt, "attempts")
+		var list []Result
+		for _, task := range s.Tasks {
+			for attempt := 1; attempt <= s.Attempts; attempt++ {
+				if o := rapid.SampledFrom([]Outcome{"", Passed, Failed, Limit, Infrastructure}).Draw(rt, "outcome"); o != "" {
+					list = append(list, result(task.ID, Nop, attempt, o))
+				}
+			}
+		}
+		a := Summarize(s, list).Agents[0]
+		if a.Planned != len(s.Tasks)*s.Attempts || a.Planned != a.NotRun+a.Judged+a.Infrastructure || a.Judged != a.Passed+a.Failed+a.Limit {
+			rt.Errorf("%+v", a)
+		}
+		if r := a.PassAt1; r.Value != nil && (*r.Value < 0 || *r.Value > 1 || r.Low != nil && (*r.Low > *r.Value+1e-9 || *r.High < *r.Value-1e-9)) {
+			rt.Errorf("%v in %v to %v", *r.Value, *r.Low, *r.High)
+		}
+		if _, err := json.Marshal(a); err != nil {
+			rt.Error(err)
+		}
+	})
+}
+
+func TestCompareSides(t *testing.T) {
+	list := tasks(5)
+	a := Side{Name: "x", Agent: "x", Spec: spec(list[:4])}
+	changed := tasks(5)
+	changed[1].Checksum = "sha256:changed"
+	b := Side{Name: "y", Agent: "y", Spec: spec(changed)}
+	for i := range 4 {
+		a.Results = append(a.Results, result(fmt.Sprintf("task-%d", i), "x", 1, Passed), result(fmt.Sprintf("task-%d", i), "x", 2, Failed))
+		b.Results = append(b.Results, result(fmt.Sprintf("task-%d", i), "y", 1, Failed))
+	}
+	b.Results[3].Outcome = Infrastructure
+	c := Compare(a, b)
+	want := []stats.Pair{{Task: "task-0", A: 0.5, AttemptsA: 2, AttemptsB: 1}, {Task: "task-2", A: 0.5, AttemptsA: 2, AttemptsB: 1}}
+	if d := cmp.Diff(want, c.Pairs); d != "" {
+		t.Error(d)
+	}
+	left := []LeftOut{{"task-1", "it differs between the two"}, {"task-3", "no trial of y was judged"}, {"task-4", "only y has it"}}
+	if d := cmp.Diff(left, c.LeftOut); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestExports(t *testing.T) {
+	dir := t.TempDir()
+	s := spec(tasks(3))
+	s.Tasks[2].Unsupported = []string{"a\x00 <GPU>"}
+	passed, failed, infra := result("task-0", Nop, 1, Passed), result("task-1", Nop, 1, Failed), result("task-1", Nop, 2, Infrastructure)
+	failed.Class, failed.Cause = RewardMissing, "no & \x1b reward"
+	list := []Result{passed, failed, infra}
+	must(t, os.MkdirAll(filepath.Join(dir, TrialsDir, passed.Key.Name()), 0o755))
+	must(t, os.WriteFile(filepath.Join(dir, TrialsDir, passed.Key.Name(), PatchFile), []byte("--- a\n+++ <b>\n"), 0o644))
+	var b bytes.Buffer
+	must(t, WritePredictions(&b, dir, Nop, list))
+	if want := "{\"instance_id\":\"task-0\",\"model_name_or_path\":\"nop\",\"model_patch\":\"--- a\\n+++ <b>\\n\"}\n{\"instance_id\":\"task-1\",\"model_name_or_path\":\"nop\",\"model_patch\":\"\"}\n"; b.String() != want {
+		t.Errorf("predictions: %s", b.String())
+	}
+	b.Reset()
+	must(t, WriteJUnit(&b, s, list))
+	var suites junitSuites
+	must(t, xml.Unmarshal(b.Bytes(), &suites))
+	suite := suites.Suites[0]
+	if suite.Tests != 4 || suite.Failures != 1 || suite.Errors != 1 || suite.Skipped != 1 || suite.Time != "3.000" || len(suite.Cases) != 4 {
+		t.Errorf("%+v", suite)
+	}
+	if f := suite.Cases[1].Failure; f == nil || f.Type != "reward_missing" || f.Message != "no & � reward" {
+		t.Errorf("%+v", f)
+	}
+}
+
+func TestReadRewards(t *testing.T) {
+	for _, c := range []struct {
+		files string
+		want  map[string]float64
+		class Class
+	}{
+		{files: "reward.txt=1\n", want: map[string]float64{"reward": 1}},
+		{files: "reward.txt= 0.25 \n", want: map[string]float64{"reward": 0.25}},
+		{files: `reward.txt=1|reward.json={"reward":0.5,"b":2,"c":true,"d":"x","e":null}`, want: map[string]float64{"reward": 0.5, "b": 2}},
+		{files: "reward.txt=1|reward.json=", class: RewardEmpty},
+		{files: "reward.txt=1|reward.json=[1]", class: RewardUnparsable},
+		{files: "reward.txt=1|reward.json=null", class: RewardUnparsable},
+		{files: `reward.json={"x":"y"}`, class: RewardUnparsable},
+		{files: "reward.txt=NaN", class: RewardUnparsable},
+		{files: "reward.txt=inf", class: RewardUnparsable},
+		{files: "reward.txt=1 2", class: RewardUnparsable},
+		{files: "reward.txt=\n \n", class: RewardEmpty},
+		{files: "other=1", class: RewardMissing},
+	} {
+		dir := t.TempDir()
+		for f := range strings.SplitSeq(c.files, "|") {
+			name, text, _ := strings.Cut(f, "=")
+			must(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+		}
+		got, err := ReadRewards(dir)
+		class := Class("")
+		if e, ok := err.(*RewardError); ok {
+			class, err = e.Class, nil
+		}
+		if d := cmp.Diff(c.want, got); d != "" || class != c.class || err != nil {
+			t.Errorf("%s: %v, %s, %v", c.files, got, class, err)
+		}
+	}
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "reward.txt"), 0o755))
+	if _, err := ReadRewards(dir); err == nil || err.(*RewardError).Class != RewardUnparsable {
+		t.Errorf("a directory: %v", err)
+	}
+	if r := mainReward(map[string]float64{"a": 1, "b": 0}); r != 0.5 {
+		t.Errorf("mean without the key: %v", r)
+	}
+}
