@@ -92,7 +92,8 @@ func (s *Set) featureTools() []tools.Factory {
 	} {
 		def := tools.Definition{
 			Name: f.name, Description: f.description, InputSchema: json.RawMessage(f.schema),
-			Class: tools.ClassExecute, Runs: tools.PlaceSandbox, EnabledByDefault: true, ActsAs: s.actsAs,
+			Class: tools.ClassExecute, Runs: tools.PlaceSandbox, EnabledByDefault: true,
+			ActsAs: func(input json.RawMessage) []tools.Name { return s.actsAs(f.name, input) },
 		}
 		if slices.ContainsFunc(s.servers, func(srv *server) bool { return !srv.cfg.inSandbox() }) {
 			def.Class, def.Runs = tools.ClassNetwork, tools.PlaceHost
@@ -102,9 +103,9 @@ func (s *Set) featureTools() []tools.Factory {
 	return factories
 }
 
-// actsAs returns the servers that a call asks, as the key that a policy has for all
-// tools of one.
-func (s *Set) actsAs(input json.RawMessage) []tools.Name {
+// actsAs returns a call of one of our tools as a tool of each server that it asks, such
+// as server/read_mcp_resource, so that what a policy has for the server binds it.
+func (s *Set) actsAs(name tools.Name, input json.RawMessage) []tools.Name {
 	var in featureInput
 	if input == nil || json.Unmarshal(input, &in) != nil {
 		return nil
@@ -112,7 +113,7 @@ func (s *Set) actsAs(input json.RawMessage) []tools.Name {
 	var names []tools.Name
 	for _, srv := range s.servers {
 		if in.Server == "" || in.Server == srv.cfg.Name {
-			names = append(names, tools.Name(srv.cfg.Name+"/*"))
+			names = append(names, tools.Name(srv.cfg.Name+"/"+string(name)))
 		}
 	}
 	return names

@@ -11,6 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // featureServer has two resources, a template and a prompt.
@@ -63,11 +64,21 @@ func TestFeatureToolsActAsServers(t *testing.T) {
 	h := startHarness(t, map[string]serverFunc{"f": sdkServer(featureServer), "g": rawServer(nil)}, nil)
 	found, _ := h.registry.Find("read_mcp_resource")
 	def := found.Definition
-	if got := def.ActsAs([]byte(`{"server":"f","uri":"x"}`)); !slices.Equal(got, []tools.Name{"f/*"}) {
+	if got := def.ActsAs([]byte(`{"server":"f","uri":"x"}`)); !slices.Equal(got, []tools.Name{"f/read_mcp_resource"}) {
 		t.Errorf("ActsAs of one server: %q", got)
 	}
-	if got := def.ActsAs([]byte(`{}`)); !slices.Equal(got, []tools.Name{"f/*", "g/*"}) {
+	if got := def.ActsAs([]byte(`{}`)); !slices.Equal(got, []tools.Name{"f/read_mcp_resource", "g/read_mcp_resource"}) {
 		t.Errorf("ActsAs of all servers: %q", got)
+	}
+	for mode, rule := range map[policy.Mode]map[string]policy.Mode{policy.ModeDeny: {"f/*": policy.ModeDeny}, policy.ModePrompt: nil, policy.ModeAuto: {"f__*": policy.ModeAuto}} {
+		p, err := policy.Preset("sandboxed")
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Tools = rule
+		if v := p.DecideCall(def, "/workspace", []byte(`{"server":"f","uri":"x"}`)); v.Mode != mode {
+			t.Errorf("with the rules %v the call has mode %s (%s), want %s", rule, v.Mode, v.Rule, mode)
+		}
 	}
 	if def.Class != tools.ClassExecute || def.Runs != tools.PlaceSandbox {
 		t.Errorf("class %s, place %s", def.Class, def.Runs)
