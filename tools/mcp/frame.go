@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
+	"golang.org/x/time/rate"
 )
 
 // frameLimits bound what a stdio server may send.
@@ -20,18 +21,26 @@ type frameLimits struct {
 	lineBytes, depth int
 	// noiseLines and noiseBytes bound what is no message, in a row.
 	noiseLines, noiseBytes int
-	// lines and bytes bound the rates, per second, after a burst.
-	lines, linesBurst, bytes, bytesBurst float64
+	// lines and bytes bound the rates.
+	lines, bytes pace
 	// unanswered bounds the requests of the server that wait for a response.
 	unanswered int
 }
+
+// pace is a rate per second, after a burst.
+type pace struct {
+	limit rate.Limit
+	burst int
+}
+
+func (p pace) limiter() *rate.Limiter { return rate.NewLimiter(p.limit, p.burst) }
 
 // defaultFrameLimits are far above what servers need. Other clients skip lines that
 // are no message, without a bound: many servers print a banner or log there.
 var defaultFrameLimits = frameLimits{
 	lineBytes: 8 << 20, depth: 128,
 	noiseLines: 1000, noiseBytes: 1 << 20,
-	lines: 1000, linesBurst: 10_000, bytes: 32 << 20, bytesBurst: 256 << 20,
+	lines: pace{1000, 10_000}, bytes: pace{32 << 20, 256 << 20},
 	unanswered: 64,
 }
 
@@ -43,7 +52,7 @@ type framer struct {
 	// noise gets lines that are no message.
 	noise                  io.Writer
 	noiseLines, noiseBytes int
-	lines, bytes           bucket
+	lines, bytes           *rate.Limiter
 
 	mu sync.Mutex
 	// sent holds the ids of requests that have no response yet. An answer to a
@@ -55,9 +64,8 @@ type framer struct {
 func newFramer(r io.Reader, noise io.Writer, limits frameLimits) *framer {
 	return &framer{
 		limits: limits, in: bufio.NewReaderSize(r, 64<<10), noise: noise,
-		lines: bucket{rate: limits.lines, burst: limits.linesBurst},
-		bytes: bucket{rate: limits.bytes, burst: limits.bytesBurst},
-		sent:  map[int64]struct{}{},
+		lines: limits.lines.limiter(), bytes: limits.bytes.limiter(),
+		sent: map[int64]struct{}{},
 	}
 }
 
@@ -98,7 +106,7 @@ func (f *framer) readLine() ([]byte, error) {
 // parseLine returns the message of a line, or nil where there is none.
 func (f *framer) parseLine(line []byte) (jsonrpc.Message, error) {
 	now := time.Now()
-	if !f.lines.take(1, now) || !f.bytes.take(float64(len(line)), now) {
+	if !f.lines.AllowN(now, 1) || !f.bytes.AllowN(now, len(line)) {
 		return nil, &ProtocolError{"messages faster than the limit"}
 	}
 	if len(line) == 0 || line[0] != '{' && line[0] != '[' {
@@ -215,21 +223,4 @@ func jsonDepth(text []byte) int {
 		}
 	}
 	return deepest
-}
-
-// bucket limits a rate. It is for one goroutine.
-type bucket struct {
-	rate, burst float64
-	used        float64
-	last        time.Time
-}
-
-// take reports whether n more are within the rate.
-func (b *bucket) take(n float64, now time.Time) bool {
-	if !b.last.IsZero() {
-		b.used = max(0, b.used-now.Sub(b.last).Seconds()*b.rate)
-	}
-	b.last = now
-	b.used += n
-	return b.used <= b.burst
 }

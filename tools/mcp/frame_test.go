@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
-	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 )
@@ -25,7 +24,7 @@ func FuzzFrames(f *testing.F) {
 	}
 	limits := frameLimits{
 		lineBytes: 4096, depth: 8, noiseLines: 5, noiseBytes: 2048,
-		lines: 0, linesBurst: 100, bytes: 0, bytesBurst: 1 << 20, unanswered: 4,
+		lines: pace{0, 100}, bytes: pace{0, 1 << 20}, unanswered: 4,
 	}
 	read := func(r io.Reader) (messages []string, noise int, err error) {
 		var kept bytes.Buffer
@@ -52,7 +51,7 @@ func FuzzFrames(f *testing.F) {
 		if !errors.Is(err, io.EOF) && !errors.As(err, &violation) {
 			t.Fatalf("error %v", err)
 		}
-		if len(whole) > int(limits.linesBurst) {
+		if len(whole) > limits.lines.burst {
 			t.Fatalf("%d messages", len(whole))
 		}
 		if noise > len(text)+limits.noiseLines+len(whole) {
@@ -77,22 +76,6 @@ func TestJSONDepth(t *testing.T) {
 		if got := jsonDepth([]byte(text)); got != want {
 			t.Errorf("jsonDepth(%s) = %d, want %d", text, got, want)
 		}
-	}
-}
-
-func TestBucket(t *testing.T) {
-	b := bucket{rate: 10, burst: 5}
-	now := time.Now()
-	for i := range 5 {
-		if !b.take(1, now) {
-			t.Fatalf("take %d failed within the burst", i)
-		}
-	}
-	if b.take(1, now) {
-		t.Error("take beyond the burst")
-	}
-	if !b.take(1, now.Add(time.Second)) {
-		t.Error("take failed after the rate refilled it")
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/caisson-run/caisson/tools"
 )
 
@@ -17,7 +19,7 @@ import (
 // and not something else, stopped a server.
 var unlimited = frameLimits{
 	lineBytes: 1 << 30, depth: 1 << 30, noiseLines: 1 << 30, noiseBytes: 1 << 30,
-	lines: 1e12, linesBurst: 1e12, bytes: 1e12, bytesBurst: 1e12, unanswered: 1 << 30,
+	lines: pace{rate.Inf, 0}, bytes: pace{rate.Inf, 0}, unanswered: 1 << 30,
 }
 
 const doneResult = `{"content":[{"type":"text","text":"done"}]}`

@@ -425,7 +425,7 @@ func TestStreamsArePaced(t *testing.T) {
 	})))
 	h := startHTTP(t, Server{Name: "a", URL: s.URL})
 	time.Sleep(3 * time.Second)
-	if n, most := int(id.Load()), defaultHTTPLimits.streamsBurst+2*4; n < 2 || n > most {
+	if n, most := int(id.Load()), defaultHTTPLimits.streams.burst+2*4; n < 2 || n > most {
 		t.Errorf("%d streams in 3 s, want 2 to %d", n, most)
 	}
 	if out, err := h.call(t.Context(), "a/one", `{}`); err != nil || outputText(out) != "one" {

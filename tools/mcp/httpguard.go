@@ -23,23 +23,20 @@ type httpLimits struct {
 	messageBytes, depth int
 	// errorBytes bounds the body of a response that is none of success.
 	errorBytes int
-	// lines and bytes bound the rates of all streams together, per second, after a
-	// burst.
-	lines, linesBurst, bytes, bytesBurst float64
+	// lines and bytes bound the rates of all streams together.
+	lines, bytes pace
 	// streamWait is how long the stream for messages that answer no request may take
 	// to begin.
 	streamWait time.Duration
-	// streams is the pace of requests that open streams, and streamsBurst their burst.
-	streams      rate.Limit
-	streamsBurst int
+	// streams bounds the rate of requests that open streams.
+	streams pace
 }
 
 // defaultHTTPLimits are those of stdio servers, where both have them.
 var defaultHTTPLimits = httpLimits{
 	messageBytes: defaultFrameLimits.lineBytes, depth: defaultFrameLimits.depth, errorBytes: 64 << 10,
-	lines: 4 * defaultFrameLimits.lines, linesBurst: 4 * defaultFrameLimits.linesBurst, // an event has up to four
-	bytes: defaultFrameLimits.bytes, bytesBurst: defaultFrameLimits.bytesBurst,
-	streamWait: 3 * time.Second, streams: 2, streamsBurst: 16,
+	lines: pace{4 * defaultFrameLimits.lines.limit, 4 * defaultFrameLimits.lines.burst}, // an event has up to four
+	bytes: defaultFrameLimits.bytes, streamWait: 3 * time.Second, streams: pace{2, 16},
 }
 
 // guardTransport sends the requests to one server: to its own origin alone, with the
@@ -54,12 +51,12 @@ type guardTransport struct {
 	oldSSE bool
 	// violate ends the link.
 	violate func(error)
-	streams *rate.Limiter
 	running sync.WaitGroup
 
-	mu           sync.Mutex
-	lines, bytes bucket
-	firstStatus  int
+	streams, lines, bytes *rate.Limiter
+
+	mu          sync.Mutex
+	firstStatus int
 }
 
 // newGuardTransport returns the transport of a link to a server; ctx is the link's.
@@ -74,8 +71,7 @@ func newGuardTransport(ctx context.Context, next http.RoundTripper, s Server, ol
 	limits := defaultHTTPLimits
 	return &guardTransport{
 		next: next, ctx: ctx, origin: originOf(u), headers: s.Headers, limits: limits, oldSSE: oldSSE, violate: violate,
-		streams: rate.NewLimiter(limits.streams, limits.streamsBurst),
-		lines:   bucket{rate: limits.lines, burst: limits.linesBurst}, bytes: bucket{rate: limits.bytes, burst: limits.bytesBurst},
+		streams: limits.streams.limiter(), lines: limits.lines.limiter(), bytes: limits.bytes.limiter(),
 	}, nil
 }
 
@@ -238,10 +234,8 @@ func checkResponse(res *http.Response) error {
 
 // takeStream reports whether more of a stream is within the rates.
 func (t *guardTransport) takeStream(lines, bytes int) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	now := time.Now()
-	return t.lines.take(float64(lines), now) && t.bytes.take(float64(bytes), now)
+	return t.lines.AllowN(now, lines) && t.bytes.AllowN(now, bytes)
 }
 
 // guardedBody is the body of a response with its bounds.

@@ -34,7 +34,7 @@ const maxLogBytes = 1 << 10
 // some of its handlers trust what a notification holds.
 func (l *life) filterIncoming(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
-		if !l.incoming.take(time.Now()) {
+		if !l.incoming.Allow() {
 			l.fail(&ProtocolError{"messages faster than the limit"})
 			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "too many messages"}
 		}

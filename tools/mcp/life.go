@@ -11,6 +11,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/jsonrpc"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 )
 
 // legacyProtocol is offered to stdio servers first. With a newer one, the SDK begins
@@ -33,7 +34,7 @@ type life struct {
 	cancel context.CancelCauseFunc
 	// changed has room for one: the tools are to be listed again.
 	changed  chan struct{}
-	incoming sharedBucket
+	incoming *rate.Limiter
 
 	mu       sync.Mutex
 	calls    int
@@ -42,26 +43,13 @@ type life struct {
 	refused  map[string]bool
 }
 
-// sharedBucket is a bucket for several goroutines.
-type sharedBucket struct {
-	mu sync.Mutex
-	b  bucket
-}
-
-func (s *sharedBucket) take(now time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.take(1, now)
-}
-
 // startLife starts the server, does the handshake, and lists its tools. ctx bounds
 // all of it. If it fails, nothing of the server is left.
 func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err error) {
 	l := &life{
-		server: s, began: time.Now(), changed: make(chan struct{}, 1),
+		server: s, began: time.Now(), changed: make(chan struct{}, 1), incoming: s.set.limits.lines.limiter(),
 		progress: map[string]*progress{}, refused: map[string]bool{},
 	}
-	l.incoming.b = bucket{rate: s.set.limits.lines, burst: s.set.limits.linesBurst}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	if l.link, err = s.open(ctx); err != nil {
 		return nil, offer, err
