@@ -130,13 +130,15 @@ func (r *relay) fail() {
 // sendToHost moves what the program sends, to its end or the relay's. Once the
 // host wants no more, it is dropped.
 func (r *relay) sendToHost() {
-	granted := 0
+	granted, moved := 0, 0
 	for {
+		r.s.pause.wait(moved)
 		if granted == 0 {
 			granted = r.out.Take(blockSize, nil)
 		}
 		dropped := granted == 0
 		n, err := r.moveBlock(granted)
+		moved += n
 		switch {
 		case errors.Is(err, io.EOF):
 			r.ended.Store(true)
@@ -197,14 +199,17 @@ func (r *relay) putBlock(b *wire.Block) {
 
 // sendToProgram moves what the host sends.
 func (r *relay) sendToProgram() {
+	moved := 0
 	for b := r.in.Next(); b != nil; b = r.in.Next() {
 		for len(b) > 0 {
+			r.s.pause.wait(moved)
 			piece := b[:min(len(b), writePiece)]
 			b = b[len(piece):]
 			if err := r.s.slots.WriteAll(r.conn.raw, piece); err != nil {
 				r.fail()
 				return
 			}
+			moved += len(piece)
 			if n := r.in.Done(len(piece)); n > 0 {
 				_ = r.s.writer.SendCredit(r.id, wire.Stdin, n)
 			}

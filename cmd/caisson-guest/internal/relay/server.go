@@ -26,6 +26,7 @@ type Server struct {
 	blocks  chan struct{} // and for each block that is in use
 	pool    sync.Pool     // of *wire.Block
 	pace    pace
+	pause   pause
 
 	opening sync.Mutex // held while a stream is opened: ids go out in order
 	mu      sync.Mutex
@@ -115,45 +116,6 @@ func (s *Server) remove(id uint32) {
 // errorPause is how long a listener waits after an error, such as too many open
 // files.
 const errorPause = 50 * time.Millisecond
-
-// connRate is how many connections a second are accepted for each processor, and
-// slowConnRate the same in gVisor, after the first connBurst. A connection takes 0.8
-// ms of processor time in all processes on its way, and 4 ms in gVisor: without a
-// bound, programs that make them without end leave the other commands of the sandbox
-// and the host no processor. Those of a program that ended in the meantime don't
-// count: a thousand of them may wait.
-const (
-	connRate     = 100
-	slowConnRate = 40
-	connBurst    = 128
-)
-
-// pace spreads what happens by an interval. connBurst may happen at once when nothing
-// did before.
-type pace struct {
-	interval time.Duration
-	mu       sync.Mutex
-	due      time.Time
-}
-
-// next counts one, and returns how long to wait before the next one.
-func (p *pace) next() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := time.Now()
-	if first := now.Add(-connBurst * p.interval); p.due.Before(first) {
-		p.due = first
-	}
-	p.due = p.due.Add(p.interval)
-	return p.due.Sub(now)
-}
-
-// skip takes back a call of next.
-func (p *pace) skip() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.due = p.due.Add(-p.interval)
-}
 
 // acceptAll accepts the connections of a listener, as many at once as places has
 // room for; others wait in the backlog. A place is free again once serve

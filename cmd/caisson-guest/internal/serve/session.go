@@ -185,6 +185,9 @@ func (s *Session) openStream(f wire.Frame) error {
 	s.last = f.Stream
 	busy := len(s.streams) >= maxStreams
 	s.mu.Unlock()
+	if s.relays != nil {
+		s.relays.Pause()
+	}
 	switch {
 	case busy:
 		return s.refuseStream(f.Stream, wire.RefusedBusy, fmt.Sprintf("%d streams are open", maxStreams))

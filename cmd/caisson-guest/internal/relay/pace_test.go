@@ -39,3 +39,30 @@ func TestPace(t *testing.T) {
 		}
 	})
 }
+
+func TestPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var p pause
+		began := time.Now()
+		wantWait := func(moved int, want time.Duration) {
+			t.Helper()
+			at := time.Now()
+			p.wait(moved)
+			if took := time.Since(at); took != want {
+				t.Errorf("after %v, %d bytes: waited %v, want %v", at.Sub(began), moved, took, want)
+			}
+		}
+		const bulk = bulkBytes + 1
+		wantWait(bulk, 0)
+		p.begin()
+		wantWait(bulkBytes, 0)
+		time.Sleep(pauseTime / 2)
+		p.begin() // changes nothing
+		wantWait(bulk, pauseTime/2)
+		p.begin() // comes too early
+		wantWait(bulk, 0)
+		time.Sleep(pauseGap)
+		p.begin()
+		wantWait(bulk, pauseTime)
+	})
+}

@@ -1,0 +1,87 @@
+//go:build linux
+
+package relay
+
+import (
+	"sync"
+	"time"
+)
+
+// connRate is how many connections a second are accepted for each processor, and
+// slowConnRate the same in gVisor, after the first connBurst. A connection takes 0.8
+// ms of processor time in all processes on its way, and 4 ms in gVisor: without a
+// bound, programs that make them without end leave the other commands of the sandbox
+// and the host no processor. Those of a program that ended in the meantime don't
+// count: a thousand of them may wait.
+const (
+	connRate     = 100
+	slowConnRate = 40
+	connBurst    = 128
+)
+
+// pace spreads what happens by an interval. connBurst may happen at once when nothing
+// did before.
+type pace struct {
+	interval time.Duration
+	mu       sync.Mutex
+	due      time.Time
+}
+
+// next counts one, and returns how long to wait before the next one.
+func (p *pace) next() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if first := now.Add(-connBurst * p.interval); p.due.Before(first) {
+		p.due = first
+	}
+	p.due = p.due.Add(p.interval)
+	return p.due.Sub(now)
+}
+
+// skip takes back a call of next.
+func (p *pace) skip() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.due = p.due.Add(-p.interval)
+}
+
+// A pause gives a request of the host the processors: what a transfer of more than
+// bulkBytes has under way would be moved first, and then more of it beside the
+// command. Between two pauses is a gap, so that transfers go on whatever the host
+// does.
+const (
+	bulkBytes = 1 << 20
+	pauseTime = 20 * time.Millisecond
+	pauseGap  = 10 * time.Millisecond
+)
+
+type pause struct {
+	mu    sync.Mutex
+	until time.Time
+}
+
+// begin begins a pause, unless there is one, or was one a moment ago.
+func (p *pause) begin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now := time.Now(); now.Sub(p.until) >= pauseGap {
+		p.until = now.Add(pauseTime)
+	}
+}
+
+// wait waits for the end of a pause, if there is one and moved is bulk.
+func (p *pause) wait(moved int) {
+	if moved <= bulkBytes {
+		return
+	}
+	p.mu.Lock()
+	left := time.Until(p.until)
+	p.mu.Unlock()
+	if left > 0 {
+		<-time.After(left)
+	}
+}
+
+// Pause keeps transfers back for a moment, for a request of the host.
+func (s *Server) Pause() { s.pause.begin() }
