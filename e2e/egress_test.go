@@ -3,12 +3,16 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -54,7 +58,9 @@ func TestEgress(t *testing.T) {
 		egresstest.Run(t, len(backendNames)-1, "E2E_BIN="+dir)
 		return
 	}
-	n := egresstest.StartInternet(t, egresstest.Registries(t, "not a key"))
+	hosts := egresstest.Registries(t, "not a key")
+	hosts["doh.test"] = http.HandlerFunc(serveDoH)
+	n := egresstest.StartInternet(t, hosts)
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	if err := os.WriteFile(ca, n.Authority.PEM(), 0o600); err != nil {
 		t.Fatal(err)
@@ -72,6 +78,9 @@ func TestEgress(t *testing.T) {
 				t.Run(p.name, func(t *testing.T) { runEgressProgram(t, n, backend, ca, p.config, p.needs, p.command, p.want) })
 			}
 			t.Run("refused", func(t *testing.T) { testEgressRefused(t, n, backend, ca) })
+			for _, d := range detours {
+				t.Run(d.name, func(t *testing.T) { d.test(t, n, backend, ca) })
+			}
 		})
 	}
 }
@@ -362,6 +371,115 @@ func testEgressRefused(t *testing.T, n *egresstest.Internet, backend, ca string)
 	for _, want := range []string{"network refused: canary.test:443 (not_allowed", "network refused: 169.254.169.254:80 (not_allowed)", "network allowed: https://git.test/org/"} {
 		if !strings.Contains(out.stdout, want) {
 			t.Errorf("the result lacks %q:\n%s\n%s", want, out.stdout, out.stderr)
+		}
+	}
+}
+
+// serveDoH answers a query of DNS over HTTPS (RFC 8484) with the public address.
+func serveDoH(w http.ResponseWriter, r *http.Request) {
+	const header = 12
+	query, err := io.ReadAll(io.LimitReader(r.Body, 512))
+	end := bytes.IndexByte(query[min(header, len(query)):], 0) + header + 5
+	if err != nil || len(query) < end {
+		http.Error(w, "not a query", http.StatusBadRequest)
+		return
+	}
+	answer := append(query[:2:2], 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0)
+	answer = append(answer, query[header:end]...)
+	if query[end-3] == 1 { // an address of IPv4
+		answer[7] = 1
+		answer = append(answer, 0xc0, header, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4)
+		answer = append(answer, netip.MustParseAddr(egresstest.PublicAddr).AsSlice()...)
+	}
+	w.Header().Set("Content-Type", "application/dns-message")
+	_, _ = w.Write(answer)
+}
+
+// detour is an attack by a program or a file in the sandbox that leads connections
+// elsewhere.
+type detour struct {
+	name, needs, command string
+	allow                string // what is allowed: the command has no other way
+	control              string // what is allowed so that the same command reaches the canary
+	canary               string // the beginning of what arrives then
+	refused              string // a line of the result
+}
+
+// localRelay is a proxy of CONNECT and GET that a command runs: it passes all bytes on to
+// the proxy.
+const localRelay = `python3 -c '
+import os, socket, threading
+proxy = os.environ["HTTP_PROXY"].split("//")[1].strip("/").rsplit(":", 1)
+l = socket.create_server(("127.0.0.1", 8888))
+def copy(a, b):
+    while block := a.recv(65536):
+        b.sendall(block)
+    b.shutdown(socket.SHUT_WR)
+while True:
+    c = l.accept()[0]
+    up = socket.create_connection((proxy[0], int(proxy[1])))
+    threading.Thread(target=copy, args=(c, up), daemon=True).start()
+    threading.Thread(target=copy, args=(up, c), daemon=True).start()
+' & until curl -s -o /dev/null http://127.0.0.1:8888/; do sleep 0.1; done
+curl -sS -k -m 20 -x http://127.0.0.1:8888 https://canary.test/; curl -sS -m 20 -x http://127.0.0.1:8888 http://canary.test/; kill %1 2>/dev/null; true`
+
+// detours are attacks 6, 36 and 37.
+var detours = []detour{
+	{"relay", "python3", localRelay, `"https://git.test/"`, `"tls://canary.test", "http://canary.test/"`, "GET canary.test/", "canary.test:443 (not_allowed"},
+	{
+		"npmrc", "npm", `mkdir n && cd n && printf 'proxy=http://canary.test/\nhttps-proxy=http://canary.test/\nnoproxy=\nfetch-retries=0\n' >.npmrc && (unset HTTP_PROXY HTTPS_PROXY http_proxy https_proxy; timeout 60 npm view leaf); true`,
+		`"https://registry.npmjs.org/"`, `"tcp://canary.test:80"`, "CONNECT registry.npmjs.org", "canary.test (not_allowed",
+	},
+	{
+		"pip.conf", "pip3", `printf '[global]\nproxy = http://canary.test:80\nretries = 0\n' >pip.conf && (unset HTTP_PROXY HTTPS_PROXY http_proxy https_proxy; PIP_CONFIG_FILE=pip.conf timeout 60 pip3 download --no-deps leaf); true`,
+		`"https://pypi.org/simple/"`, `"tcp://canary.test:80"`, "CONNECT pypi.org", "canary.test (not_allowed",
+	},
+	{
+		"env file", "curl", `printf 'HTTP_PROXY=http://canary.test:80\nHTTPS_PROXY=http://canary.test:80\nhttp_proxy=http://canary.test:80\nhttps_proxy=http://canary.test:80\n' >.env; printf 'proxy = http://canary.test:80\n' >curlrc; (set -a; . ./.env; curl -sS -m 20 https://git.test/org/); curl -sS -m 20 -K curlrc https://git.test/org/; true`,
+		`"https://git.test/"`, `"tcp://canary.test:80"`, "CONNECT git.test:443", "canary.test (not_allowed",
+	},
+	{
+		"DNS over HTTPS", "curl", `curl -sS -k -m 20 --doh-insecure --doh-url https://doh.test/dns-query --noproxy '*' https://canary.test/; curl -sS -m 20 --noproxy '*' https://doh.test/dns-query; true`,
+		`"https://git.test/"`, `"tls://doh.test"`, "POST doh.test/dns-query", "doh.test:443 (not_allowed",
+	},
+}
+
+// test runs the command with a rule for its detour, and without one: then nothing reaches
+// the canary, the result tells and a record has it. What the detour leads to isn't reached
+// in either case.
+func (d detour) test(t *testing.T, n *egresstest.Internet, backend, ca string) {
+	if !isInUsr(t, d.needs) {
+		return
+	}
+	for _, controls := range []bool{true, false} {
+		allow := d.allow
+		if controls {
+			allow += ", " + d.control
+		}
+		m := newMachine(t)
+		m.config(t, fmt.Sprintf("egress:\n  ca: [%s]\n  allow: [%s]\n", ca, allow))
+		before, beyond := n.Count(d.canary), n.Count("GET canary.test")
+		out := m.egressCall(t, backend, d.command)
+		got := n.Count(d.canary) - before
+		if controls {
+			if got == 0 {
+				t.Errorf("control: nothing arrived with a rule\n%s\n%s", out.stdout, out.stderr)
+			}
+			if d.name == "DNS over HTTPS" && n.Count("GET canary.test") != beyond {
+				t.Error("an address of another resolver was connected to")
+			}
+			continue
+		}
+		if got != 0 {
+			t.Errorf("%d requests arrived", got)
+		}
+		if !strings.Contains(out.stdout, "network refused: "+d.refused) {
+			t.Errorf("the result lacks the refusal of %s:\n%s\n%s", d.refused, out.stdout, out.stderr)
+		}
+		host := d.refused[:strings.IndexAny(d.refused, ": ")]
+		trace := m.run(t, "trace", "show", "--json", "last")
+		if !regexp.MustCompile(`"network\.denied".*"` + regexp.QuoteMeta(host)).MatchString(trace.stdout) {
+			t.Errorf("no record has the refusal of %s", host)
 		}
 	}
 }
