@@ -19,6 +19,10 @@ type Command struct {
 	// Variables are added to Env, or to the sandbox's own environment, in place of those
 	// of the same name.
 	Variables []string
+	// Proxy adds the variables of the command's proxy and of its certificates to Env, in a
+	// sandbox with an [EgressPlan]. The sandbox's own environment has them anyway, unless
+	// the plan is Reserved.
+	Proxy bool
 	// Dir is the working directory, an absolute path in the container at or
 	// below the workspace's mount point, which empty means, or the home of another
 	// Identity than 0. Symlinks that leave the workspace are not followed.

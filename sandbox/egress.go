@@ -45,6 +45,9 @@ type EgressPlan struct {
 	// NAME=value, below those of Spec.Env. Each [ProxyPlaceholder] in a value is
 	// replaced by the URL of the command's proxy, without a slash at its end.
 	Env []string
+	// Reserved leaves all variables of the plan out of the sandbox's own environment: only
+	// commands with [Command].Proxy use the proxy.
+	Reserved bool
 }
 
 // ProxyPlaceholder stands for a URL such as http://127.80.0.7:61080 in
@@ -290,8 +293,11 @@ func (p *EgressPlan) proxyURL(number int) string {
 // CommandEnv returns an environment with the variables of the plan for the
 // command with this number, in place of those of the same name. session are the
 // variables of Spec.Env, which are above Env. The defaults that make package managers
-// work offline are left out.
+// work offline are left out. A Reserved plan adds session alone.
 func (p *EgressPlan) CommandEnv(env, session []string, number int) []string {
+	if p.Reserved {
+		return SetVariables(env, session)
+	}
 	own := make([]string, len(p.Env))
 	for i, v := range p.Env {
 		name, value, _ := strings.Cut(v, "=")
@@ -299,6 +305,12 @@ func (p *EgressPlan) CommandEnv(env, session []string, number int) []string {
 	}
 	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(offlineEnv, v) })
 	return SetVariables(env, slices.Concat(p.rootVariables(), own, session, p.ProxyVariables(number)))
+}
+
+// AccessVariables returns the variables of the plan that [Command].Proxy adds for the
+// command with this number: those of its proxy, and of the certificates to trust.
+func (p *EgressPlan) AccessVariables(number int) []string {
+	return append(p.rootVariables(), p.ProxyVariables(number)...)
 }
 
 // rootVariables returns the variables by which programs find the roots.

@@ -45,6 +45,9 @@ func (o Options) newRequest(cmd sandbox.Command, number int) (wire.Exec, error) 
 	if env == nil {
 		env = o.ownEnv(cmd, number)
 	}
+	if cmd.Proxy && o.AccessEnv != nil {
+		env = sandbox.SetVariables(env, o.AccessEnv(number))
+	}
 	if len(cmd.Variables) > 0 {
 		env = sandbox.SetVariables(env, cmd.Variables)
 	}

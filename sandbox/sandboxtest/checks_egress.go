@@ -31,6 +31,7 @@ const (
 	egressNames     = "names are answered by the handler"
 	egressListeners = "commands can't take the guest's listeners"
 	egressRoots     = "programs have the certificates to trust"
+	egressReserved  = "only commands that ask for it have the proxy of a reserved plan"
 	egressNone      = "nothing listens unless it was asked for"
 )
 
@@ -46,6 +47,7 @@ func egressChecks() []check {
 		{name: egressNames, fresh: true, egress: full, run: checkEgressNames},
 		{name: egressListeners, fresh: true, egress: full, run: checkEgressListeners},
 		{name: egressRoots, fresh: true, egress: &sandbox.EgressPlan{Roots: testRoots(), Env: []string{"EGRESS_VARIABLE={proxy}/x"}}, run: checkEgressRoots},
+		{name: egressReserved, fresh: true, egress: &sandbox.EgressPlan{Reserved: true, Env: []string{"EGRESS_VARIABLE=x"}}, run: checkEgressReserved},
 	}
 }
 
@@ -382,6 +384,36 @@ func checkEgressRoots(ctx context.Context, e *env) error {
 	for _, want := range []string{"SSL_CERT_FILE=" + sandbox.EgressDir + "/bundle.pem", "EGRESS_VARIABLE=http://" + proxyOf(number) + "/x", "https_proxy=http://" + proxyOf(number), "PAGER=more"} {
 		if !slices.Contains(have, want) {
 			return fmt.Errorf("command %d has no %s in %q", number, want, have)
+		}
+	}
+	return nil
+}
+
+// checkEgressReserved: commands have the variables of a reserved plan only if they ask
+// for them, and then those of the proxy beside their own environment.
+func checkEgressReserved(ctx context.Context, e *env) error {
+	number := 0
+	own := []string{"PATH=/usr/bin:/bin", "OWN=1"}
+	for _, tt := range []struct {
+		name string
+		cmd  sandbox.Command
+		want bool
+	}{
+		{"the sandbox's environment", sandbox.Command{}, false},
+		{"its own environment", sandbox.Command{Env: own}, false},
+		{"its own environment and Proxy", sandbox.Command{Env: own, Proxy: true}, true},
+	} {
+		tt.cmd.Argv, tt.cmd.NotifyNumber = probeArgv("env"), func(n int) { number = n }
+		r, err := e.run(ctx, tt.cmd)
+		if err != nil {
+			return err
+		}
+		have := strings.Split(r.out, "\x00")
+		if got := slices.Contains(have, "https_proxy=http://"+proxyOf(number)); got != tt.want || !tt.want && strings.Contains(r.out, "_proxy=") {
+			return fmt.Errorf("a command with %s has the proxy: %t, in %q", tt.name, got, have)
+		}
+		if slices.Contains(have, "EGRESS_VARIABLE=x") || (tt.cmd.Env != nil) != slices.Contains(have, "OWN=1") {
+			return fmt.Errorf("a command with %s has %q", tt.name, have)
 		}
 	}
 	return nil

@@ -95,8 +95,9 @@ func attestEgress(s *fakeSandbox) *sandbox.AttestedEgress {
 	return &sandbox.AttestedEgress{Listening: []string{"tcp 0.0.0.0:" + strconv.Itoa(plan.ProxyPort())}, Capture: plan.Capture}
 }
 
-// addNumber sets the number of a command and the variables of its proxy.
-func addNumber(c *fakeCommand, cmd *sandbox.Command) {
+// addNumber sets the number of a command and the variables of its proxy. The environment
+// of the command is the sandbox's own, or another one.
+func addNumber(c *fakeCommand, cmd *sandbox.Command, own bool) {
 	plan := c.sb.spec.Egress
 	if plan == nil {
 		return
@@ -117,7 +118,15 @@ func addNumber(c *fakeCommand, cmd *sandbox.Command) {
 	if c.sb.backend.Fault == FaultEgressRoots {
 		shown.Roots = nil
 	}
-	cmd.Env = shown.CommandEnv(cmd.Env, c.sb.spec.Env, c.number)
+	if c.sb.backend.Fault == FaultEgressReserved {
+		shown.Reserved = false
+	}
+	switch {
+	case own:
+		cmd.Env = shown.CommandEnv(cmd.Env, c.sb.spec.Env, c.number)
+	case cmd.Proxy || c.sb.backend.Fault == FaultEgressReserved:
+		cmd.Env = sandbox.SetVariables(cmd.Env, shown.AccessVariables(c.number))
+	}
 }
 
 // endConns ends the connections of a command that is over.

@@ -424,6 +424,7 @@ const (
 	FaultEgressTaken    Fault = "a command listens beside the guest"
 	FaultEgressDiag     Fault = "commands may ask for the sockets of others"
 	FaultEgressRoots    Fault = "certificates are not made known"
+	FaultEgressReserved Fault = "commands have the proxy of others"
 	FaultEgressWritable Fault = "certificates can be written"
 	FaultServiceLeft    Fault = "a sandbox with an unhealthy service is left"
 )

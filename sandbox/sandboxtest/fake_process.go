@@ -78,6 +78,7 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 	} else if err != nil {
 		return nil, fmt.Errorf("start command: %w", err)
 	}
+	own := cmd.Env == nil
 	if cmd.Env == nil && s.backend.Fault == FaultNoVariables {
 		cmd.Env = sandbox.DefaultEnv()
 	} else if cmd.Env == nil {
@@ -91,7 +92,7 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 		cmd.Env = append(slices.Clone(cmd.Env), os.Environ()...)
 	}
 	c := &fakeCommand{sb: s, done: make(chan struct{})}
-	addNumber(c, &cmd)
+	addNumber(c, &cmd, own)
 	dir, err := s.resolveDir(cmd)
 	if err != nil {
 		return nil, fmt.Errorf("start command: %w: %w", sandbox.ErrInvalid, err)

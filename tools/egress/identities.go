@@ -41,7 +41,8 @@ func (m *Identities) ServeEgress(ctx context.Context, conn sandbox.EgressConn) {
 // LookupName implements [sandbox.EgressHandler]. Nothing tells which program looks a
 // name up, so there is an address if any of the identities may connect to the name;
 // the connection is decided by its own.
-func (m *Identities) LookupName(ctx context.Context, name string) (netip.Addr, bool) {
+func (m *Identities) LookupName(ctx context.Context, name string) (addr netip.Addr, ok bool) {
+	defer m.Servers[0].recoverPanic(func(error) { addr, ok = netip.Addr{}, false })
 	for identity, s := range m.Servers {
 		if identity == 0 {
 			continue

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -34,8 +35,9 @@ import (
 	"github.com/caisson-run/caisson/tools/shell"
 )
 
-// Options configures a [Network]. Policy, Dir, Record and Log are required.
+// Options configures a [Network]. Dir, Record and Log are required.
 type Options struct {
+	// Policy is that of commands; nil is no network, and then only Servers have one.
 	Policy   *rule.Policy
 	Private  map[string][]netip.Prefix
 	Upstream *url.URL
@@ -46,6 +48,8 @@ type Options struct {
 	GitFetch, GitPush []string
 	Secrets           []secret.Secret
 	CA                []byte
+	// Servers are the servers of tools that have a network of their own.
+	Servers []Server
 	// KeepFiles keeps files of registries, in CacheDir, or for the session if that is "".
 	KeepFiles          bool
 	CacheDir, LockFile string
@@ -65,15 +69,21 @@ type Options struct {
 
 // Network is the network of one session. It is safe for concurrent use.
 type Network struct {
-	opts     Options
+	opts Options
+	// reserved reports whether only servers have a network.
+	reserved bool
 	server   *egress.Server
 	allowed  []string
 	requests *requestLog
 	setup    setup
+	// servers are those of Options.Servers, by name.
+	servers map[string]*member
 
 	mu sync.Mutex
 	// running are the commands that run, the oldest first.
 	running []*command
+	// owners are the identities of servers' running commands, by their numbers.
+	owners map[int]int
 	// calls are those of open connections, by their numbers.
 	calls map[int64]string
 	// written and refusals are numbers of records: of all but those of recorded, and of
@@ -91,7 +101,10 @@ type command struct {
 
 // New returns the network of a session. It must be closed.
 func New(o Options) (*Network, error) {
-	n := &Network{opts: o, calls: map[int64]string{}, recorded: map[string]bool{}}
+	n := &Network{opts: o, servers: map[string]*member{}, owners: map[int]int{}, calls: map[int64]string{}, recorded: map[string]bool{}}
+	if o.Policy == nil {
+		n.opts.Policy, n.reserved = &rule.Policy{}, true
+	}
 	guard, err := rule.NewGuard(o.Private)
 	if err != nil {
 		return nil, fmt.Errorf("make network: %w", err)
@@ -100,14 +113,15 @@ func New(o Options) (*Network, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make network: %w", err)
 	}
-	for _, r := range o.Policy.Allow {
+	for _, r := range n.opts.Policy.Allow {
 		n.allowed = append(n.allowed, r.String())
 	}
 	n.requests = &requestLog{path: filepath.Join(o.Dir, record.RequestsFile), redact: redact.New(o.Hidden)}
 	server := egress.Options{
-		Policy: o.Policy, Guard: guard, Budget: budget, Upstream: o.Upstream,
-		Opened: n.recordOpened, Closed: n.recordClosed, Denied: n.recordDenied, Requested: n.keepRequest, Failed: n.logPanic,
+		Policy: n.opts.Policy, Guard: guard, Budget: budget, Upstream: o.Upstream, Names: &egress.Names{}, Numbers: &atomic.Int64{}, Failed: n.logPanic,
 	}
+	agent := &member{n: n}
+	agent.report(&server)
 	if o.Ask != nil {
 		server.Ask = n.ask
 	}
@@ -117,13 +131,19 @@ func New(o Options) (*Network, error) {
 	if n.server, err = egress.New(server); err != nil {
 		return nil, fmt.Errorf("make network: %w", err)
 	}
+	for _, m := range n.servers {
+		if err := m.start(server); err != nil {
+			n.Close()
+			return nil, fmt.Errorf("make network of %s: %w", m.Name, err)
+		}
+	}
 	return n, nil
 }
 
 // Plan returns the listeners of a sandbox, and what its programs need beside them. It is
-// nil for a nil Network.
+// nil for a nil Network, and for one in which no programs of a sandbox have a network.
 func (n *Network) Plan() *sandbox.EgressPlan {
-	if n == nil {
+	if n == nil || !n.needsSandbox() {
 		return nil
 	}
 	return n.setup.plan
@@ -131,12 +151,16 @@ func (n *Network) Plan() *sandbox.EgressPlan {
 
 // newPlan returns the listeners of a sandbox.
 func (n *Network) newPlan() *sandbox.EgressPlan {
-	p := &sandbox.EgressPlan{Names: true}
-	if !n.opts.Capture {
+	p := &sandbox.EgressPlan{Names: true, Reserved: n.reserved}
+	ports := []uint16{22}
+	for _, policy := range n.policies() {
+		all := policy.Ports() // the last one stands for all others
+		ports = append(ports, all[:len(all)-1]...)
+	}
+	if !n.opts.Capture && !p.Reserved {
 		return p
 	}
-	ports := n.opts.Policy.Ports() // the last one stands for all others
-	for _, port := range append([]uint16{22}, ports[:len(ports)-1]...) {
+	for _, port := range ports {
 		if port := int(port); port != 53 && port != p.ProxyPort() && len(p.Capture) < sandbox.MaxCapturePorts && !slices.Contains(p.Capture, port) {
 			p.Capture = append(p.Capture, port)
 		}
@@ -152,7 +176,11 @@ func (n *Network) BindSandbox(ctx context.Context, box sandbox.Sandbox) error {
 	if !ok {
 		return fmt.Errorf("%w: the sandbox has no network for commands", sandbox.ErrUnsupported)
 	}
-	server.Serve(n.server)
+	handler, err := n.newHandler(box.Attestation())
+	if err != nil {
+		return err
+	}
+	server.Serve(handler)
 	return Check(ctx, box)
 }
 
@@ -235,7 +263,11 @@ func (n *Network) commandOf(number int) *command {
 	return nil
 }
 
-func (n *Network) callOf(number int) string {
+// callOf returns the call of a command, "" if it is unknown or a server's.
+func (n *Network) callOf(server string, number int) string {
+	if server != "" {
+		return ""
+	}
 	if c := n.commandOf(number); c != nil {
 		return c.call
 	}
@@ -315,15 +347,17 @@ func (n *Network) takeOpening(host string) bool {
 // maxHosts bounds the hosts whose first connection is always recorded.
 const maxHosts = 100
 
-func (n *Network) recordOpened(o egress.Opened) error {
-	call := n.callOf(o.Command)
+// recordOpened records that a connection is about to be made: one of the server with a
+// name, or of the agent's commands if that is "".
+func (n *Network) recordOpened(server string, o egress.Opened) error {
+	call := n.callOf(server, o.Command)
 	n.mu.Lock()
 	n.totals.Connections++
 	n.mu.Unlock()
 	if !n.takeOpening(hostOf(o.Host, o.Port)) {
 		return nil
 	}
-	p := record.NetworkOpened{CallID: call, Conn: o.ID, Command: o.Command, Way: string(o.Way), Host: hostOf(o.Host, o.Port), Rule: o.Rule, By: "rule"}
+	p := record.NetworkOpened{CallID: call, Server: server, Conn: o.ID, Command: o.Command, Way: string(o.Way), Host: hostOf(o.Host, o.Port), Rule: o.Rule, By: "rule"}
 	if o.Asked {
 		p.By = "answer"
 	}
@@ -336,7 +370,7 @@ func (n *Network) recordOpened(o egress.Opened) error {
 	return nil
 }
 
-func (n *Network) recordClosed(c egress.Closed) {
+func (n *Network) recordClosed(server string, c egress.Closed) {
 	n.mu.Lock()
 	n.totals.Sent += c.Sent
 	n.totals.Received += c.Received
@@ -349,7 +383,7 @@ func (n *Network) recordClosed(c egress.Closed) {
 		return
 	}
 	p := record.NetworkClosed{
-		CallID: call, Conn: c.ID, Host: hostOf(c.Host, c.Port), SNI: c.SNI, Sent: c.Sent, Received: c.Received,
+		CallID: call, Server: server, Conn: c.ID, Host: hostOf(c.Host, c.Port), SNI: c.SNI, Sent: c.Sent, Received: c.Received,
 		Requests: int64(c.Requests), Cached: int64(c.Cached), WallMS: c.Duration.Milliseconds(), Ending: c.Ending,
 	}
 	if c.Addr.IsValid() {
@@ -358,11 +392,11 @@ func (n *Network) recordClosed(c egress.Closed) {
 	n.logFailure("end of a connection", n.opts.Record(call, p, false))
 }
 
-func (n *Network) recordDenied(d egress.Denied) {
+func (n *Network) recordDenied(server string, d egress.Denied) {
 	if isCheck(d) {
 		return
 	}
-	call := n.callOf(d.Command)
+	call := n.callOf(server, d.Command)
 	n.mu.Lock()
 	n.totals.Denied += int64(d.Count)
 	n.mu.Unlock()
@@ -370,7 +404,7 @@ func (n *Network) recordDenied(d egress.Denied) {
 		return
 	}
 	p := record.NetworkDenied{
-		CallID: call, URL: d.URL, Host: hostOf(d.Host, d.Port), Reason: d.Reason, Way: string(d.Way), Command: d.Command, Rule: d.Rule, Method: d.Method,
+		CallID: call, Server: server, URL: d.URL, Host: hostOf(d.Host, d.Port), Reason: d.Reason, Way: string(d.Way), Command: d.Command, Rule: d.Rule, Method: d.Method,
 	}
 	if d.Addr.IsValid() {
 		p.Addr = d.Addr.String()
@@ -398,13 +432,20 @@ func (n *Network) logPanic(err error) {
 	n.opts.Log.Error("a connection of a command panicked", fields...)
 }
 
-func (n *Network) keepRequest(r egress.Requested) {
-	n.logFailure("request", n.requests.add(r))
+func (n *Network) keepRequest(server string, r egress.Requested) {
+	n.logFailure("request", n.requests.add(server, r))
 }
 
 // Close ends all connections, and returns the totals. Nothing uses the sandbox any more.
 func (n *Network) Close() record.NetworkTotals {
-	n.server.Close()
+	if n.server != nil {
+		n.server.Close()
+	}
+	for _, m := range n.servers {
+		if m.server != nil {
+			m.server.Close()
+		}
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	t := n.totals

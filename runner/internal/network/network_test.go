@@ -244,23 +244,23 @@ func TestAsk(t *testing.T) {
 func TestRecordsAreBounded(t *testing.T) {
 	n, records := newTestNetwork(t, nil)
 	for i := range maxRefusals + 50 {
-		n.recordDenied(egress.Denied{Way: egress.WayConnect, Host: "a.test", Port: uint16(i) + 1, Reason: "not_allowed", Count: 1})
+		n.recordDenied("", egress.Denied{Way: egress.WayConnect, Host: "a.test", Port: uint16(i) + 1, Reason: "not_allowed", Count: 1})
 	}
 	if len(*records) != maxRefusals {
 		t.Fatalf("%d records of refusals, want %d", len(*records), maxRefusals)
 	}
 	// Refusals, and connections to one host, must not hide one to another.
 	for id := range int64(2 * record.MaxNetworkRecords) {
-		if err := n.recordOpened(egress.Opened{ID: id + 1, Host: "a.test", Port: 443}); err != nil {
+		if err := n.recordOpened("", egress.Opened{ID: id + 1, Host: "a.test", Port: 443}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	before := len(*records)
-	if err := n.recordOpened(egress.Opened{ID: 1e6, Host: "b.test", Port: 443}); err != nil || len(*records) != before+1 {
+	if err := n.recordOpened("", egress.Opened{ID: 1e6, Host: "b.test", Port: 443}); err != nil || len(*records) != before+1 {
 		t.Errorf("the first connection to another host: %v, %d records after %d", err, len(*records), before)
 	}
 	for i := range 2 * maxHosts {
-		if err := n.recordOpened(egress.Opened{ID: 1e6 + int64(i) + 2, Host: "c.test", Port: uint16(i) + 1}); err != nil {
+		if err := n.recordOpened("", egress.Opened{ID: 1e6 + int64(i) + 2, Host: "c.test", Port: uint16(i) + 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -304,7 +304,7 @@ func TestRequestsAreBounded(t *testing.T) {
 	l := &requestLog{path: filepath.Join(t.TempDir(), record.RequestsFile), redact: redact.New(nil)}
 	url := "http://a.test/" + strings.Repeat("x", 8<<10)
 	for _, r := range []egress.Requested{{Method: "GET", URL: url[:100]}, {Method: strings.Repeat("M", 60<<10), URL: url}} {
-		if err := l.add(r); err != nil {
+		if err := l.add("", r); err != nil {
 			t.Fatal(err)
 		}
 	}

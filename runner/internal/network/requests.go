@@ -36,6 +36,7 @@ func clipText(s string, n int) string {
 //	{"connection":3,"method":"GET","url":"https://registry.npmjs.org/left-pad","status":200,"received":1024,"sha256":"…","complete":true}
 type requestLine struct {
 	Conn     int64  `json:"connection"`
+	Server   string `json:"server,omitempty"` // of tools, that made it
 	Command  int    `json:"command,omitempty"`
 	Method   string `json:"method"`
 	URL      string `json:"url"` // without its query
@@ -60,8 +61,8 @@ type requestLog struct {
 }
 
 // add writes a line.
-func (l *requestLog) add(r egress.Requested) error {
-	text, err := json.Marshal(requestLine{r.ID, r.Command, clipText(r.Method, 32), clipText(r.URL, maxURLBytes), r.Status, r.Received, r.SHA256, r.Complete, r.Cached})
+func (l *requestLog) add(server string, r egress.Requested) error {
+	text, err := json.Marshal(requestLine{r.ID, server, r.Command, clipText(r.Method, 32), clipText(r.URL, maxURLBytes), r.Status, r.Received, r.SHA256, r.Complete, r.Cached})
 	if err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ const cacheDir = "egress-cache"
 // setup holds the parts of a session's network beside its policy.
 type setup struct {
 	preset    *preset.Preset
-	secrets   *secret.Set
+	secrets   *secret.Set // of the agent's commands
 	authority *ca.Authority
 	lock      *cache.Lock // that is written at the end, or nil
 	plan      *sandbox.EgressPlan
@@ -73,9 +73,12 @@ func (n *Network) prepare(server *egress.Options) (err error) {
 	if len(o.GitFetch)+len(o.GitPush) > 0 {
 		s.preset = preset.Merge(append(slices.Clone(o.Presets), git)...)
 	}
+	if err := n.addServers(); err != nil {
+		return err
+	}
 	s.plan = n.newPlan()
 	s.plan.Roots = slices.Clone(o.CA)
-	if endsTLS(o.Policy) || s.preset.NeedsRoots {
+	if slices.ContainsFunc(n.policies(), endsTLS) || s.preset.NeedsRoots {
 		if s.authority, err = ca.New(o.authorityEnd(time.Now())); err != nil {
 			return err
 		}
@@ -84,7 +87,7 @@ func (n *Network) prepare(server *egress.Options) (err error) {
 	s.plan.JavaRoots = s.preset.NeedsJavaRoots && len(s.plan.Roots) > 0
 	s.plan.Files = s.preset.Files
 	s.plan.Env = slices.Concat(s.preset.Environment(sandbox.EgressDir), s.secrets.Environment())
-	server.Authority, server.Secrets, server.Mirrors = s.authority, s.secrets, s.preset.Mirrors
+	server.Authority, server.Secrets, server.Mirrors = s.authority, n.guardedSecrets(""), s.preset.Mirrors
 	if len(o.CA) > 0 {
 		server.Roots, err = x509.SystemCertPool()
 		if err != nil {

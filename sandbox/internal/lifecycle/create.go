@@ -225,6 +225,7 @@ func (s *Sandbox) guestOptions() guest.Options {
 	}
 	if plan := p.Spec.Egress; plan != nil {
 		o.Config.Egress = p.egressConfig()
+		o.AccessEnv = plan.AccessVariables
 		o.NumberEnv = func(env []string, number int) []string { return plan.CommandEnv(env, p.Spec.Env, number) }
 	}
 	return o

@@ -1,0 +1,167 @@
+package network
+
+import (
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools/egress"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/egress/secret"
+)
+
+// Server is a server of tools that has a network of its own: its rules, which are not
+// those of the agent's commands, and its secrets.
+type Server struct {
+	Name string
+	// Identity is that of its programs in the sandbox; 0 is for one that this process
+	// itself connects to, see [Network.RoundTripper].
+	Identity int
+	// Policy decides; nil allows nothing.
+	Policy  *rule.Policy
+	Secrets []secret.Secret
+}
+
+// member is a server of tools in a network, or the agent's commands, without a name.
+type member struct {
+	Server
+	n       *Network
+	server  *egress.Server
+	secrets *secret.Set
+}
+
+// addServers adds the servers of the options, which don't serve yet.
+func (n *Network) addServers() error {
+	for _, one := range n.opts.Servers {
+		m := &member{Server: one, n: n}
+		if m.Policy == nil {
+			m.Policy = &rule.Policy{}
+		}
+		var err error
+		if m.secrets, err = secret.New(one.Secrets); err != nil {
+			return fmt.Errorf("server %s: %w", one.Name, err)
+		}
+		n.servers[one.Name] = m
+	}
+	return nil
+}
+
+// report makes the options of a server report to the network.
+func (m *member) report(o *egress.Options) {
+	o.Opened = func(x egress.Opened) error { return m.n.recordOpened(m.Name, x) }
+	o.Closed = func(x egress.Closed) { m.n.recordClosed(m.Name, x) }
+	o.Denied = func(x egress.Denied) { m.n.recordDenied(m.Name, x) }
+	o.Requested = func(x egress.Requested) { m.n.keepRequest(m.Name, x) }
+}
+
+// start makes the server of a member, from the options of that of the agent's commands.
+func (m *member) start(o egress.Options) (err error) {
+	o.Policy, o.Secrets = m.Policy, m.n.guardedSecrets(m.Name)
+	o.Ask, o.Mirrors, o.Registries = nil, nil, nil
+	m.report(&o)
+	m.server, err = egress.New(o)
+	return err
+}
+
+// guardedSecrets returns the secrets of a server, of the agent's commands if the name is
+// "", which refuse the placeholders of all others.
+func (n *Network) guardedSecrets(name string) *secret.Set {
+	own, others := n.setup.secrets, []*secret.Set{}
+	if name != "" {
+		own, others = n.servers[name].secrets, append(others, n.setup.secrets)
+	}
+	for _, m := range n.servers {
+		if m.Name != name {
+			others = append(others, m.secrets)
+		}
+	}
+	return own.Guarding(others...)
+}
+
+// policies returns the policies of the programs in the sandbox.
+func (n *Network) policies() []*rule.Policy {
+	list := []*rule.Policy{n.opts.Policy}
+	for _, m := range n.servers {
+		if m.Identity > 0 {
+			list = append(list, m.Policy)
+		}
+	}
+	return list
+}
+
+// needsSandbox reports whether programs in the sandbox have a network.
+func (n *Network) needsSandbox() bool { return !n.reserved || len(n.policies()) > 1 }
+
+// newHandler returns the handler of the connections in a sandbox.
+func (n *Network) newHandler(a sandbox.Attestation) (sandbox.EgressHandler, error) {
+	servers := map[int]*egress.Server{}
+	for _, m := range n.servers {
+		if m.Identity > 0 {
+			servers[m.Identity] = m.server
+		}
+	}
+	if len(servers) == 0 {
+		return n.server, nil
+	}
+	servers[0] = n.server
+	user, group, _ := strings.Cut(a.User, ":")
+	uid, err := strconv.Atoi(user)
+	if err != nil {
+		return nil, fmt.Errorf("bind network: the attested user is %q", a.User)
+	}
+	gid, err := strconv.Atoi(group)
+	if err != nil {
+		return nil, fmt.Errorf("bind network: the attested user is %q", a.User)
+	}
+	return &egress.Identities{Base: sandbox.IdentityBase(uid, gid), Servers: servers, Owner: n.ownerOf}, nil
+}
+
+// ownerOf returns the identity of a server's running command.
+func (n *Network) ownerOf(number int) (int, bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	identity, ok := n.owners[number]
+	return identity, ok
+}
+
+// TrackServer makes the network know the command of a server in the sandbox by its
+// number. The first function gets the number, the second one is called when the command
+// is over. Both do nothing for a nil Network.
+func (n *Network) TrackServer(name string) (notify func(number int), ended func()) {
+	if n == nil || n.servers[name] == nil {
+		return func(int) {}, func() {}
+	}
+	identity, own := n.servers[name].Identity, 0
+	notify = func(number int) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		own, n.owners[number] = number, identity
+	}
+	return notify, func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		if n.owners[own] == identity {
+			delete(n.owners, own)
+		}
+	}
+}
+
+// ServerEnv returns the variables with the placeholders of a server's secrets; none for
+// a nil Network.
+func (n *Network) ServerEnv(name string) []string {
+	if n == nil || n.servers[name] == nil {
+		return nil
+	}
+	return n.servers[name].secrets.Environment()
+}
+
+// RoundTripper returns the transport of requests to a server that this process connects
+// to, and false if the network has no such server.
+func (n *Network) RoundTripper(name string) (http.RoundTripper, bool) {
+	if n == nil || n.servers[name] == nil {
+		return nil, false
+	}
+	return n.servers[name].server.RoundTripper(), true
+}
