@@ -19,9 +19,12 @@ type Command struct {
 	// Variables are added to Env, or to the sandbox's own environment, in place of those
 	// of the same name.
 	Variables []string
-	// Proxy adds the variables of the command's proxy and of its certificates to Env, in a
-	// sandbox with an [EgressPlan]. The sandbox's own environment has them anyway, unless
-	// the plan is Reserved.
+	// Separate leaves the variables of Spec.Env and of the [EgressPlan] out of the
+	// sandbox's own environment: those of the agent's commands.
+	Separate bool
+	// Proxy adds the variables of the command's proxy, and of the certificates to trust,
+	// to the environment in a sandbox with an EgressPlan, and replaces each
+	// [ProxyPlaceholder] in Variables.
 	Proxy bool
 	// Dir is the working directory, an absolute path in the container at or
 	// below the workspace's mount point, which empty means, or the home of another

@@ -307,10 +307,16 @@ func (p *EgressPlan) CommandEnv(env, session []string, number int) []string {
 	return SetVariables(env, slices.Concat(p.rootVariables(), own, session, p.ProxyVariables(number)))
 }
 
-// AccessVariables returns the variables of the plan that [Command].Proxy adds for the
-// command with this number: those of its proxy, and of the certificates to trust.
-func (p *EgressPlan) AccessVariables(number int) []string {
-	return append(p.rootVariables(), p.ProxyVariables(number)...)
+// AccessEnv returns an environment with what [Command].Proxy adds for the command with
+// this number, and with the command's own variables. The defaults that make package
+// managers work offline are left out.
+func (p *EgressPlan) AccessEnv(env, variables []string, number int) []string {
+	env = slices.DeleteFunc(slices.Clone(env), func(v string) bool { return slices.Contains(offlineEnv, v) })
+	own := slices.Clone(variables)
+	for i, v := range own {
+		own[i] = strings.ReplaceAll(v, ProxyPlaceholder, p.proxyURL(number))
+	}
+	return SetVariables(env, slices.Concat(p.rootVariables(), p.ProxyVariables(number), own))
 }
 
 // rootVariables returns the variables by which programs find the roots.

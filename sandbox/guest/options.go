@@ -27,9 +27,11 @@ type Options struct {
 	// NumberEnv adds the variables of the command with a number to Env; nil adds
 	// none. Commands have numbers if Config.Egress is not nil.
 	NumberEnv func(env []string, number int) []string
-	// AccessEnv returns the variables of a command with a number and sandbox.Command.Proxy.
-	// Nil means none.
-	AccessEnv func(number int) []string
+	// BaseEnv is the environment of a command that is Separate; see sandbox.Command.
+	BaseEnv []string
+	// AccessEnv returns the environment of the command with a number and Proxy, and with
+	// these variables. Nil adds nothing else.
+	AccessEnv func(env, variables []string, number int) []string
 	// Timeout bounds a command that names no timeout of its own; zero means
 	// that of limits.DefaultResources. Grace is for one that names no grace
 	// period; zero means sandbox.DefaultGrace.

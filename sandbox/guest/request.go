@@ -46,9 +46,8 @@ func (o Options) newRequest(cmd sandbox.Command, number int) (wire.Exec, error) 
 		env = o.ownEnv(cmd, number)
 	}
 	if cmd.Proxy && o.AccessEnv != nil {
-		env = sandbox.SetVariables(env, o.AccessEnv(number))
-	}
-	if len(cmd.Variables) > 0 {
+		env = o.AccessEnv(env, cmd.Variables, number)
+	} else if len(cmd.Variables) > 0 {
 		env = sandbox.SetVariables(env, cmd.Variables)
 	}
 	total := 0
@@ -108,7 +107,10 @@ func relativeDir(mountPoint, dir string) (string, error) {
 // command's identity and the PWD that it will have.
 func (o Options) ownEnv(cmd sandbox.Command, number int) []string {
 	env := o.Env
-	if o.NumberEnv != nil {
+	switch {
+	case cmd.Separate:
+		env = o.BaseEnv
+	case o.NumberEnv != nil:
 		env = o.NumberEnv(env, number)
 	}
 	env = sandbox.SetVariables(env, sandbox.IdentityVariables(cmd.Identity))

@@ -402,6 +402,8 @@ func checkEgressReserved(ctx context.Context, e *env) error {
 		{"the sandbox's environment", sandbox.Command{}, false},
 		{"its own environment", sandbox.Command{Env: own}, false},
 		{"its own environment and Proxy", sandbox.Command{Env: own, Proxy: true}, true},
+		{"a separate environment", sandbox.Command{Separate: true}, false},
+		{"a separate environment and Proxy", sandbox.Command{Separate: true, Proxy: true, Variables: []string{"REPLACED={proxy}/x"}}, true},
 	} {
 		tt.cmd.Argv, tt.cmd.NotifyNumber = probeArgv("env"), func(n int) { number = n }
 		r, err := e.run(ctx, tt.cmd)
@@ -411,6 +413,12 @@ func checkEgressReserved(ctx context.Context, e *env) error {
 		have := strings.Split(r.out, "\x00")
 		if got := slices.Contains(have, "https_proxy=http://"+proxyOf(number)); got != tt.want || !tt.want && strings.Contains(r.out, "_proxy=") {
 			return fmt.Errorf("a command with %s has the proxy: %t, in %q", tt.name, got, have)
+		}
+		if tt.cmd.Variables != nil && !slices.Contains(have, "REPLACED=http://"+proxyOf(number)+"/x") {
+			return fmt.Errorf("a command with %s has no replaced variable in %q", tt.name, have)
+		}
+		if session := slices.Contains(have, "PAGER=more"); session != (tt.cmd.Env == nil && !tt.cmd.Separate) {
+			return fmt.Errorf("a command with %s has the variable of the session: %t", tt.name, session)
 		}
 		if slices.Contains(have, "EGRESS_VARIABLE=x") || (tt.cmd.Env != nil) != slices.Contains(have, "OWN=1") {
 			return fmt.Errorf("a command with %s has %q", tt.name, have)

@@ -122,10 +122,10 @@ func addNumber(c *fakeCommand, cmd *sandbox.Command, own bool) {
 		shown.Reserved = false
 	}
 	switch {
-	case own:
+	case own && !cmd.Separate:
 		cmd.Env = shown.CommandEnv(cmd.Env, c.sb.spec.Env, c.number)
 	case cmd.Proxy || c.sb.backend.Fault == FaultEgressReserved:
-		cmd.Env = sandbox.SetVariables(cmd.Env, shown.AccessVariables(c.number))
+		cmd.Env = shown.AccessEnv(cmd.Env, cmd.Variables, c.number)
 	}
 }
 

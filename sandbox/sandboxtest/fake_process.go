@@ -83,7 +83,10 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 		cmd.Env = sandbox.DefaultEnv()
 	} else if cmd.Env == nil {
 		env := sandbox.SetVariables(nil, append(s.accountVariables(), "PWD="+cmp.Or(cmd.Dir, s.mountPoint())))
-		cmd.Env = sandbox.SetVariables(sandbox.SetVariables(env, s.spec.Env), sandbox.IdentityVariables(cmd.Identity))
+		if !cmd.Separate {
+			env = sandbox.SetVariables(env, s.spec.Env)
+		}
+		cmd.Env = sandbox.SetVariables(env, sandbox.IdentityVariables(cmd.Identity))
 	}
 	if len(cmd.Variables) > 0 {
 		cmd.Env = sandbox.SetVariables(cmd.Env, cmd.Variables)

@@ -30,6 +30,7 @@ type Executor struct {
 	disk *diskwatch.Watch
 	// background are the commands that outlive their calls.
 	background *backgrounds
+	servers    sync.WaitGroup
 
 	mu     sync.Mutex
 	shell  string

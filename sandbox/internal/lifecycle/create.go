@@ -221,11 +221,11 @@ func (s *Sandbox) guestOptions() guest.Options {
 	config.SilenceMS = b.Silence.Milliseconds()
 	o := guest.Options{
 		Config: config, Env: sandbox.SetVariables(p.commandEnv(), p.Spec.Env), Timeout: p.Spec.Resources.CommandTime, Grace: p.Spec.Grace,
-		AnswerTime: b.AnswerTime, Logger: p.Log,
+		AnswerTime: b.AnswerTime, Logger: p.Log, BaseEnv: p.commandEnv(),
 	}
 	if plan := p.Spec.Egress; plan != nil {
 		o.Config.Egress = p.egressConfig()
-		o.AccessEnv = plan.AccessVariables
+		o.AccessEnv = plan.AccessEnv
 		o.NumberEnv = func(env []string, number int) []string { return plan.CommandEnv(env, p.Spec.Env, number) }
 	}
 	return o
