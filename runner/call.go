@@ -37,6 +37,7 @@ func (s *Session) Call(ctx context.Context, name tools.Name, input json.RawMessa
 // The error is why there is no result; that of a call which can't begin wraps [ErrBusy],
 // if a turn of the model runs, or [ErrOver].
 func CallTool(ctx context.Context, s *Session, c ToolCall) (loop.ToolResult, error) {
+	s.mcp.waitTool(ctx, c.Name)
 	t, budget, err := joinCalls(s)
 	if err != nil {
 		return loop.ToolResult{}, err

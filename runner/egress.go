@@ -80,15 +80,27 @@ func (o Options) asksHosts() bool {
 // newNetwork returns the network of the session's commands, nil for none.
 func newNetwork(s *Session) (*network.Network, error) {
 	e := s.opts.Egress
-	if !e.enabled() {
+	servers, err := networkServers(s.opts, s.servers)
+	if err != nil {
+		return nil, err
+	}
+	if !e.enabled() && !slices.ContainsFunc(servers, func(one network.Server) bool { return one.Policy != nil }) {
 		return nil, nil
+	}
+	for _, one := range s.servers { // the same for all, where the session itself has none
+		if len(e.CA) == 0 {
+			e.CA = one.Egress.CA
+		}
+		if e.Upstream == nil && !e.enabled() {
+			e.Upstream = one.Egress.Upstream
+		}
 	}
 	if e.Budget == (limits.EgressBudget{}) {
 		e.Budget = limits.DefaultCommandEgressBudget()
 	}
 	o := network.Options{
 		Policy: e.Policy, Private: e.Private, Upstream: e.Upstream, Capture: e.Capture, Budget: e.Budget,
-		Presets: e.Presets, GitFetch: e.GitFetch, GitPush: e.GitPush, Secrets: e.Secrets, CA: e.CA,
+		Presets: e.Presets, GitFetch: e.GitFetch, GitPush: e.GitPush, Secrets: e.Secrets, CA: e.CA, Servers: servers,
 		KeepFiles: e.KeepFiles == CacheSession || e.KeepFiles == CacheShared, LockFile: e.LockFile,
 		Dir: s.dir, Hidden: s.opts.Secrets, Record: s.events.recordNetwork, Log: s.log,
 	}
@@ -140,13 +152,20 @@ func recordEgress(o Options, n *network.Network) *record.Egress {
 	for _, one := range e.Presets {
 		p.Presets = append(p.Presets, one.Name)
 	}
-	for _, one := range e.Secrets {
+	p.Secrets = recordSecrets(e.Secrets)
+	p.AuthoritySHA256, p.Cache, p.Lock = n.AuthoritySHA256(), string(e.KeepFiles), e.LockFile
+	return p
+}
+
+// recordSecrets returns what records have of keys that programs use without having them.
+func recordSecrets(list []secret.Secret) []record.EgressSecret {
+	var out []record.EgressSecret
+	for _, one := range list {
 		to := make([]string, len(one.To))
 		for i, r := range one.To {
 			to[i] = r.String()
 		}
-		p.Secrets = append(p.Secrets, record.EgressSecret{Name: one.Name, To: to, Header: cmp.Or(one.Header, "Authorization")})
+		out = append(out, record.EgressSecret{Name: one.Name, To: to, Header: cmp.Or(one.Header, "Authorization")})
 	}
-	p.AuthoritySHA256, p.Cache, p.Lock = n.AuthoritySHA256(), string(e.KeepFiles), e.LockFile
-	return p
+	return out
 }

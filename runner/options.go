@@ -243,6 +243,8 @@ type ToolOptions struct {
 	Skills SkillOptions
 	// Workers configures the tools that ask models; the zero value turns them off.
 	Workers WorkerOptions
+	// MCP configures the servers of tools.
+	MCP MCPOptions
 	// Declared are the operator's own tools: commands in the sandbox.
 	Declared []shell.Declared
 	// Tools are offered after the built-in ones. They run in this process.

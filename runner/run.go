@@ -80,6 +80,7 @@ func (s *Session) writeCreated() error {
 func (s *Session) abortStart(err error) error {
 	s.unforced()
 	s.end(errClosed)
+	s.mcp.close()
 	if s.network != nil {
 		s.network.Close()
 	}
@@ -91,6 +92,7 @@ func (s *Session) abortStart(err error) error {
 
 // shutdown takes everything down, writes the last record and the report.
 func (s *Session) shutdown(out loop.Outcome, cause error) Report {
+	s.mcp.close()
 	s.services.endAll()
 	s.closeTools()
 	s.patches.reportLost()

@@ -61,7 +61,9 @@ type Session struct {
 	skills   *skill.Set
 	sandbox  *livesandbox.Sandbox
 	caches   *SessionCaches
-	network  *network.Network // nil if commands have none
+	network  *network.Network // nil if neither commands nor servers have one
+	servers  []*mcpServer
+	mcp      *mcpServers
 	tools    *dispatch.Dispatcher
 	exec     *livesandbox.Executor
 
@@ -157,6 +159,9 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		s.view = o.from.view.Clone()
 		s.history, s.prompt.notice = o.from.history, o.from.notice
 	}
+	if s.servers, err = assignServers(o); err != nil {
+		return nil, Fault{Kind: FaultSandboxStart, Err: err}
+	}
 	if s.breaker, err = limits.NewSessionBreaker(o.SessionBudget, nil); err != nil {
 		return nil, Fault{Kind: FaultInvalidLimits, Err: fmt.Errorf("session %w", err)}
 	}
@@ -211,6 +216,12 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 	}
 	s.skills = findSkills(ctx, s)
 	if s.tools, err = s.newDispatcher(); err != nil {
+		_ = s.rec.Close() // nothing is in it
+		s.tracker.DiscardState()
+		s.caches.End(s.past != nil)
+		return nil, fmt.Errorf("open session: %w", err)
+	}
+	if s.mcp, err = newMCPServers(s); err != nil {
 		_ = s.rec.Close() // nothing is in it
 		s.tracker.DiscardState()
 		s.caches.End(s.past != nil)
@@ -316,7 +327,7 @@ func variableNames(env []string) []string {
 func (s *Session) sandboxSpec() sandbox.Spec {
 	return sandbox.Spec{
 		Session: s.opts.Dir.Session, Image: s.opts.Image, Root: s.opts.Root, User: s.opts.UserPolicy, Workspace: s.opts.Workspace.sandboxSpec(s.opts.Target, s.opts.Submounts),
-		Git: s.opts.Git, Service: s.opts.Service, Resources: s.opts.Resources, Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
+		Git: s.opts.Git, Service: s.opts.Service, Resources: sandboxResources(s.opts.Resources, s.servers), Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
 		Mounts: slices.Concat(s.opts.Mounts, s.caches.Mounts), Env: slices.Concat(s.caches.Env, s.opts.Env), Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
 		Egress: s.network.Plan(),
 	}
@@ -430,7 +441,7 @@ func (s *Session) newCreated(defs []tools.Definition) record.SessionCreated {
 		Backend: o.Choice, Image: name, Root: string(cmp.Or(o.Root, sandbox.RootReadOnly)), UserPolicy: string(cmp.Or(o.UserPolicy, sandbox.UserOwner)), Model: o.modelInfo(), Policy: o.Policy.Name, OnPrompt: string(o.OnPrompt), Client: o.User.Name,
 		Resources: record.NewResources(o.Resources), Service: recordService(o.Service), Mounts: recordMounts(o.Mounts), Caches: recordCaches(o.Caches), Egress: recordEgress(o, s.network), Env: variableNames(o.Env), Budget: record.NewBudget(o.Budget), SessionBudget: record.NewBudget(o.SessionBudget), Tools: []record.OfferedTool{},
 		Configuration: record.NonNil(o.Sources), Ignored: append(o.Ignored, s.prompt.ignored...),
-		FilesLoaded: record.NonNil(s.prompt.loaded), Skills: recordSkills(s.skills), MCPServers: []record.MCPServer{}, MCPSkipped: []record.Ignored{}, Removed: o.Removed,
+		FilesLoaded: record.NonNil(s.prompt.loaded), Skills: recordSkills(s.skills), MCPServers: recordMCPServers(s.servers), MCPSkipped: record.NonNil(o.MCP.Skipped), Removed: o.Removed,
 	}
 	if o.from != nil {
 		p.Parent = &o.from.parent

@@ -236,6 +236,9 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, user User, configure fun
 		s.sandbox.EnsureStarted()
 	}
 	s.startServices()
+	if len(o.Profiles) > 0 {
+		s.mcp.start()
+	}
 	out, err := loop.Run(ctx, o)
 	if err != nil { // options of ours that make no sense
 		return loop.Outcome{Reason: loop.StopProviderFailed, Err: err, History: s.history}

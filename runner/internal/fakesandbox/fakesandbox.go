@@ -5,6 +5,7 @@
 package fakesandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,6 +40,8 @@ type Backend struct {
 	// Lost lists the lost protections of the attestation, Unkillable the number of
 	// processes that could not be killed after a script.
 	Lost       []string
+	// Identities is that of the attestation; zero is all.
+	Identities int
 	Unkillable map[string]int
 	// DestroyErr is the error of Destroy.
 	DestroyErr error
@@ -221,7 +224,7 @@ func (b *Sandbox) Attestation() sandbox.Attestation {
 	return sandbox.Attestation{
 		Backend: "fake", Container: b.ID(), Network: "none", User: "10001:10001", Capabilities: []string{},
 		GuestCapabilities: []string{}, Namespaces: []string{"pid"}, Workspace: b.Spec.Workspace.Path, WorkspaceTarget: b.Spec.Workspace.MountPoint(), WorkspaceMode: string(b.Spec.Workspace.Mode),
-		Lost: b.backend.Lost, Service: b.attestService(),
+		Identities: cmp.Or(b.backend.Identities, sandbox.MaxIdentity+1), Lost: b.backend.Lost, Service: b.attestService(),
 	}
 }
 

@@ -40,17 +40,19 @@ type Server struct {
 // StartServer starts a server in the sandbox that runs, or is just starting, and returns
 // once it runs. ctx bounds the start alone. Configure returns the command for a sandbox
 // with an attestation, without input and output. What the server writes to its standard
-// error goes to stderr. ended is called when it is over.
+// error goes to stderr. ended is called when it is over, or was not started.
 func (x *Executor) StartServer(ctx context.Context, configure func(sandbox.Attestation) (sandbox.Command, error), stderr io.Writer, ended func()) (*Server, error) {
 	g, err := x.waitReady(ctx)
 	if e, ok := errors.AsType[*tools.Error](err); ok && e.Reason == ReplacedReason {
 		g, err = x.waitReady(ctx) // the first one to meet the end of the sandbox before
 	}
 	if err != nil {
+		ended()
 		return nil, err
 	}
 	cmd, err := configure(g.sandbox.Attestation())
 	if err != nil {
+		ended()
 		return nil, err
 	}
 	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -91,6 +93,13 @@ func (x *Executor) StartServer(ctx context.Context, configure func(sandbox.Attes
 		}
 	})
 	return s, nil
+}
+
+// WaitReady starts the sandbox unless that has begun, and waits until servers can start in
+// it.
+func (x *Executor) WaitReady(ctx context.Context) error {
+	_, err := x.waitReady(ctx)
+	return err
 }
 
 // Stdin returns the standard input.

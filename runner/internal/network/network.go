@@ -143,7 +143,7 @@ func New(o Options) (*Network, error) {
 // Plan returns the listeners of a sandbox, and what its programs need beside them. It is
 // nil for a nil Network, and for one in which no programs of a sandbox have a network.
 func (n *Network) Plan() *sandbox.EgressPlan {
-	if n == nil || !n.needsSandbox() {
+	if n == nil || len(n.policies()) == 0 {
 		return nil
 	}
 	return n.setup.plan

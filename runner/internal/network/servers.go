@@ -3,11 +3,13 @@ package network
 import (
 	"fmt"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
 
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/egress"
+	"github.com/caisson-run/caisson/tools/egress/preset"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/egress/secret"
 )
@@ -22,6 +24,9 @@ type Server struct {
 	// Policy decides; nil allows nothing.
 	Policy  *rule.Policy
 	Secrets []secret.Secret
+	// Private and Presets are as those of [Options].
+	Private map[string][]netip.Prefix
+	Presets []*preset.Preset
 }
 
 // member is a server of tools in a network, or the agent's commands, without a name.
@@ -30,12 +35,13 @@ type member struct {
 	n       *Network
 	server  *egress.Server
 	secrets *secret.Set
+	preset  *preset.Preset
 }
 
 // addServers adds the servers of the options, which don't serve yet.
 func (n *Network) addServers() error {
 	for _, one := range n.opts.Servers {
-		m := &member{Server: one, n: n}
+		m := &member{Server: one, n: n, preset: preset.Merge(one.Presets...)}
 		if m.Policy == nil {
 			m.Policy = &rule.Policy{}
 		}
@@ -59,7 +65,10 @@ func (m *member) report(o *egress.Options) {
 // start makes the server of a member, from the options of that of the agent's commands.
 func (m *member) start(o egress.Options) (err error) {
 	o.Policy, o.Secrets = m.Policy, m.n.guardedSecrets(m.Name)
-	o.Ask, o.Mirrors, o.Registries = nil, nil, nil
+	o.Ask, o.Mirrors, o.Registries = nil, m.preset.Mirrors, nil
+	if o.Guard, err = rule.NewGuard(m.Private); err != nil {
+		return err
+	}
 	m.report(&o)
 	m.server, err = egress.New(o)
 	return err
@@ -80,19 +89,19 @@ func (n *Network) guardedSecrets(name string) *secret.Set {
 	return own.Guarding(others...)
 }
 
-// policies returns the policies of the programs in the sandbox.
+// policies returns the policies of the programs in the sandbox that have a network.
 func (n *Network) policies() []*rule.Policy {
-	list := []*rule.Policy{n.opts.Policy}
-	for _, m := range n.servers {
-		if m.Identity > 0 {
-			list = append(list, m.Policy)
+	var list []*rule.Policy
+	if !n.reserved {
+		list = append(list, n.opts.Policy)
+	}
+	for _, one := range n.opts.Servers {
+		if one.Identity > 0 && one.Policy != nil {
+			list = append(list, one.Policy)
 		}
 	}
 	return list
 }
-
-// needsSandbox reports whether programs in the sandbox have a network.
-func (n *Network) needsSandbox() bool { return !n.reserved || len(n.policies()) > 1 }
 
 // newHandler returns the handler of the connections in a sandbox.
 func (n *Network) newHandler(a sandbox.Attestation) (sandbox.EgressHandler, error) {
@@ -148,13 +157,15 @@ func (n *Network) TrackServer(name string) (notify func(number int), ended func(
 	}
 }
 
-// ServerEnv returns the variables with the placeholders of a server's secrets; none for
-// a nil Network.
+// ServerEnv returns the variables of a server's presets, which still have
+// [sandbox.ProxyPlaceholder], and those with the placeholders of its secrets. It has none
+// for a nil Network.
 func (n *Network) ServerEnv(name string) []string {
 	if n == nil || n.servers[name] == nil {
 		return nil
 	}
-	return n.servers[name].secrets.Environment()
+	m := n.servers[name]
+	return append(m.preset.Environment(sandbox.EgressDir), m.secrets.Environment()...)
 }
 
 // RoundTripper returns the transport of requests to a server that this process connects

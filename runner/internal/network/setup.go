@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -78,14 +79,19 @@ func (n *Network) prepare(server *egress.Options) (err error) {
 	}
 	s.plan = n.newPlan()
 	s.plan.Roots = slices.Clone(o.CA)
-	if slices.ContainsFunc(n.policies(), endsTLS) || s.preset.NeedsRoots {
+	needsRoots, files := s.preset.NeedsRoots, maps.Clone(s.preset.Files)
+	for _, m := range n.servers {
+		needsRoots = needsRoots || m.preset.NeedsRoots
+		maps.Copy(files, m.preset.Files)
+	}
+	if slices.ContainsFunc(n.policies(), endsTLS) || needsRoots {
 		if s.authority, err = ca.New(o.authorityEnd(time.Now())); err != nil {
 			return err
 		}
 		s.plan.Roots = append(s.plan.Roots, s.authority.PEM()...)
 	}
 	s.plan.JavaRoots = s.preset.NeedsJavaRoots && len(s.plan.Roots) > 0
-	s.plan.Files = s.preset.Files
+	s.plan.Files = files
 	s.plan.Env = slices.Concat(s.preset.Environment(sandbox.EgressDir), s.secrets.Environment())
 	server.Authority, server.Secrets, server.Mirrors = s.authority, n.guardedSecrets(""), s.preset.Mirrors
 	if len(o.CA) > 0 {

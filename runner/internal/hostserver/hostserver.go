@@ -1,0 +1,112 @@
+// Package hostserver runs a server of tools on the host, outside of any sandbox: where an
+// operator has chosen that. Its standard input and output are pipes.
+package hostserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+)
+
+const (
+	// inputGrace is how long a server may take to end once its standard input has, and
+	// termGrace how long after SIGTERM.
+	inputGrace = 2 * time.Second
+	termGrace  = 3 * time.Second
+)
+
+// passed are the variables of this process that a server gets.
+var passed = []string{"PATH", "HOME", "TMPDIR", "LANG"}
+
+// Process is a server that runs. It is safe for concurrent use.
+type Process struct {
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout io.ReadCloser
+	done   chan struct{}
+	err    error
+}
+
+// Start starts a program with these variables, beside PATH, HOME, TMPDIR and LANG of this
+// process. What it writes to its standard error goes to stderr.
+func Start(argv, env []string, dir string, stderr io.Writer) (*Process, error) {
+	p := &Process{cmd: exec.Command(argv[0], argv[1:]...), done: make(chan struct{})} //nolint:noctx // it outlives its start
+	p.cmd.Dir, p.cmd.Stderr = dir, stderr
+	for _, name := range passed {
+		if value, ok := os.LookupEnv(name); ok && !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, name+"=") }) {
+			p.cmd.Env = append(p.cmd.Env, name+"="+value)
+		}
+	}
+	p.cmd.Env = append(p.cmd.Env, env...)
+	setGroup(p.cmd)
+	p.cmd.WaitDelay = termGrace // or what it started could hold the pipes
+	var err error
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		return nil, fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	output, write, err := os.Pipe() // Wait would close one of StdoutPipe before all is read
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	p.stdout, p.cmd.Stdout = output, write
+	err = p.cmd.Start()
+	_ = write.Close()
+	if err != nil {
+		_ = output.Close()
+		return nil, fmt.Errorf("start %s: %w", argv[0], err)
+	}
+	go func() {
+		defer close(p.done)
+		p.err = p.cmd.Wait()
+		killGroup(p.cmd, true) // what it has started
+		if p.err == nil {
+			p.err = errors.New("exit code 0")
+		}
+	}()
+	return p, nil
+}
+
+// Stdin returns the standard input.
+func (p *Process) Stdin() io.WriteCloser { return p.stdin }
+
+// Stdout returns the standard output.
+func (p *Process) Stdout() io.Reader { return p.stdout }
+
+// Wait waits for the end of the server, and returns why it ended.
+func (p *Process) Wait() error {
+	<-p.done
+	return p.err
+}
+
+// Stop ends the server and its process group: by the end of its standard input, SIGTERM
+// and SIGKILL, in this order. It returns when the server is gone, or ctx ends.
+func (p *Process) Stop(ctx context.Context) error {
+	defer func() { _ = p.stdout.Close() }()
+	_ = p.stdin.Close()
+	for i, grace := range []time.Duration{inputGrace, termGrace} {
+		timer := time.NewTimer(grace)
+		select {
+		case <-p.done:
+			timer.Stop()
+			return nil
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			killGroup(p.cmd, true)
+			return fmt.Errorf("stop server: %w", context.Cause(ctx))
+		}
+		killGroup(p.cmd, i > 0)
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("stop server: %w", context.Cause(ctx))
+	}
+}

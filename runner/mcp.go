@@ -1,0 +1,466 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/internal/hostserver"
+	"github.com/caisson-run/caisson/runner/internal/livesandbox"
+	"github.com/caisson-run/caisson/runner/internal/network"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/mcp"
+	"github.com/caisson-run/caisson/tools/safeurl"
+)
+
+// MCPOptions configures the servers of tools of a session, which speak the Model Context
+// Protocol. They start with the first turn that may call one of their tools.
+type MCPOptions struct {
+	Servers []MCPServer
+	// Skipped are servers that the session does without, and why.
+	Skipped []record.Ignored
+	// MachineMemory is the memory of the machine that runs sandboxes, in bytes; zero is
+	// unknown.
+	MachineMemory int64
+}
+
+// MCPServer is a server of tools. One with a command runs in the session's sandbox, as an
+// identity of its own, unless it is OnHost.
+type MCPServer struct {
+	mcp.Server
+	// Egress is what the server may reach, with none of the session's own rules: its
+	// Policy, Private, Presets and Secrets. Nil is no Policy, and no network. It has no
+	// effect on a server that runs on the host. The Policy of a server with a URL has to
+	// allow that; without one its origin is allowed.
+	Egress EgressOptions
+}
+
+// The budget of a server in the sandbox that names none. A server that npx starts has some
+// 40 threads in three processes.
+const (
+	DefaultMCPMemory    = 512 << 20
+	DefaultMCPProcesses = 96
+)
+
+// MCPFitError reports that not all servers fit into the sandbox.
+type MCPFitError struct {
+	// Servers is the number of servers in the sandbox, Fit how many of them fit.
+	Servers, Fit int
+	// Resource is identities or memory. Need and Have are numbers of identities, or bytes
+	// with the session's own.
+	Resource   string
+	Need, Have int64
+}
+
+func (e *MCPFitError) Error() string {
+	need, have := fmt.Sprint(e.Need), fmt.Sprint(e.Have)
+	if e.Resource == "memory" {
+		need, have = limits.FormatSize(e.Need), limits.FormatSize(e.Have)
+	}
+	return fmt.Sprintf("%d of %d MCP servers fit into the sandbox: %s of %s are needed, there are %s", e.Fit, e.Servers, need, e.Resource, have)
+}
+
+// MCPIdentityError reports a server that needs an identity of its own in a sandbox whose
+// commands share one user.
+type MCPIdentityError struct{ Server string }
+
+func (e *MCPIdentityError) Error() string {
+	return fmt.Sprintf("MCP server %s has variables, secrets or rules of its own, and all commands of this sandbox share one user, which could read and use them", e.Server)
+}
+
+// mcpServers are the servers of a session: the set, and where each runs.
+type mcpServers struct {
+	s       *Session
+	set     *mcp.Set
+	servers map[string]*mcpServer
+	once    sync.Once
+	// ctx ends with close.
+	ctx    context.Context //nolint:containedctx // it outlives turns
+	cancel context.CancelCauseFunc
+	// started is closed when the first start of all servers is over.
+	started chan struct{}
+}
+
+// mcpServer is a server and where it runs.
+type mcpServer struct {
+	MCPServer
+	identity int // in the sandbox; 0 elsewhere
+
+	mu     sync.Mutex
+	shared bool // it runs as the agent's user, which was recorded
+}
+
+// runsInSandbox reports whether a server runs in the session's sandbox.
+func (s MCPServer) runsInSandbox() bool { return s.Command != "" && !s.OnHost }
+
+// place returns where a server runs, as records have it.
+func (s MCPServer) place() string {
+	switch {
+	case s.Command == "":
+		return "remote"
+	case s.OnHost:
+		return "host"
+	}
+	return "sandbox"
+}
+
+// withDefaults returns the server with its budget.
+func (s MCPServer) withDefaults() MCPServer {
+	if s.runsInSandbox() {
+		if s.Memory == 0 {
+			s.Memory = DefaultMCPMemory
+		}
+		if s.Processes == 0 {
+			s.Processes = DefaultMCPProcesses
+		}
+	}
+	return s
+}
+
+// assignServers returns the servers with their identities and budgets. Its error is a
+// *[MCPFitError].
+func assignServers(o Options) ([]*mcpServer, error) {
+	identity := 1
+	if o.Service != nil && !o.Service.AsAgent {
+		identity = sandbox.ServiceIdentity + 1
+	}
+	most := sandbox.MaxIdentity + 1 - identity
+	fit := MCPFitError{Resource: "identities", Have: int64(most)}
+	memory, fits := o.Resources.MemoryBytes, 0
+	var list []*mcpServer
+	for _, one := range o.MCP.Servers {
+		s := &mcpServer{MCPServer: one.withDefaults()}
+		if s.runsInSandbox() {
+			s.identity = identity
+			identity++
+			fit.Servers++
+			memory += s.Memory
+			if o.MCP.MachineMemory == 0 || memory <= o.MCP.MachineMemory {
+				fits++
+			}
+		}
+		list = append(list, s)
+	}
+	switch {
+	case fit.Servers > most:
+		fit.Need, fit.Fit = int64(fit.Servers), min(most, fits)
+		return nil, &fit
+	case fits < fit.Servers:
+		return nil, &MCPFitError{Servers: fit.Servers, Fit: fits, Resource: "memory", Need: memory, Have: o.MCP.MachineMemory}
+	}
+	return list, nil
+}
+
+// sandboxResources returns the limits of the sandbox: those of the session, and the
+// budgets of the servers in it.
+func sandboxResources(r limits.Resources, servers []*mcpServer) limits.Resources {
+	for _, s := range servers {
+		if s.runsInSandbox() {
+			r.MemoryBytes += s.Memory
+			r.PIDs += int64(s.Processes)
+		}
+	}
+	return r
+}
+
+// networkServers returns the servers that have a network of their own. Of those in the
+// sandbox, one without rules has none either way.
+func networkServers(o Options, servers []*mcpServer) ([]network.Server, error) {
+	var list []network.Server
+	for _, s := range servers {
+		one := network.Server{Name: s.Name, Identity: s.identity, Policy: s.Egress.Policy, Secrets: s.Egress.Secrets, Private: s.Egress.Private, Presets: s.Egress.Presets}
+		switch s.place() {
+		case "host":
+			continue
+		case "remote":
+			if one.Policy == nil {
+				p, err := originPolicy(o, s.URL)
+				if err != nil {
+					return nil, err
+				}
+				one.Policy = p
+			}
+		}
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// originPolicy returns the policy of a server at a URL: all of its origin, as far as the
+// session's policy doesn't narrow that.
+func originPolicy(o Options, rawURL string) (*rule.Policy, error) {
+	t, err := rule.ParseTarget(rawURL)
+	if err != nil {
+		return nil, err
+	}
+	r, err := rule.ParseEgress(t.Origin.String() + "/")
+	if err == nil {
+		r, err = r.WithMethods([]string{http.MethodGet, http.MethodPost, http.MethodDelete})
+	}
+	if err != nil {
+		return nil, err
+	}
+	p := &rule.Policy{Allow: []rule.Rule{r}}
+	if own := o.Egress.Policy; own != nil {
+		p.Within, p.Deny = own.Within, own.Deny
+	}
+	return p, nil
+}
+
+// newMCPServers returns the servers of a session, none of which runs yet. It needs the
+// session's dispatcher.
+func newMCPServers(s *Session) (*mcpServers, error) {
+	m := &mcpServers{s: s, servers: map[string]*mcpServer{}, started: make(chan struct{})}
+	m.ctx, m.cancel = context.WithCancelCause(context.Background())
+	redactor := redact.New(s.opts.Secrets)
+	o := mcp.Options{
+		Launch: m.launch, HTTPClient: m.httpClient, Register: s.tools.Register, Unregister: func(name tools.Name) { s.tools.Unregister(string(name)) },
+		Report: m.report, Roots: "file://" + s.opts.mountPoint(), Redact: func(text string) string { return string(redactor.Bytes([]byte(text))) },
+		Version: s.opts.Version, Log: s.log,
+	}
+	for _, one := range s.servers {
+		m.servers[one.Name] = one
+		o.Servers = append(o.Servers, one.Server)
+	}
+	var err error
+	m.set, err = mcp.NewSet(o)
+	return m, err
+}
+
+// mayCall reports whether the policy lets a call of some tool of a server run.
+func (m *mcpServers) mayCall(s *mcpServer) bool {
+	class, runs := tools.ClassExecute, tools.PlaceSandbox
+	if !s.runsInSandbox() {
+		class, runs = tools.ClassNetwork, tools.PlaceHost
+	}
+	return m.s.opts.Policy.AllowsServer(s.Name, class, runs, m.s.opts.Workspace.Path)
+}
+
+// start starts the servers beside everything else, once, if the policy lets a call of one
+// of their tools run. It reports whether it does.
+func (m *mcpServers) start() bool {
+	if len(m.servers) == 0 || !slices.ContainsFunc(slices.Collect(maps.Values(m.servers)), m.mayCall) {
+		return false
+	}
+	m.once.Do(func() {
+		go func() {
+			defer close(m.started)
+			// The time that a server may take is not the sandbox's.
+			if slices.ContainsFunc(slices.Collect(maps.Values(m.servers)), func(s *mcpServer) bool { return s.runsInSandbox() }) {
+				_ = m.s.exec.WaitReady(m.ctx) // the start of each server reports it
+			}
+			m.set.Start(m.ctx)
+		}()
+	})
+	return true
+}
+
+// waitTool starts the servers and waits for that of a tool, if it is one of a server's.
+func (m *mcpServers) waitTool(ctx context.Context, name tools.Name) {
+	if len(m.servers) == 0 {
+		return
+	}
+	one := m.servers[name.Server()]
+	if one == nil && name.Server() == "" { // servers can have tools in common
+		if _, known := m.s.tools.Lookup(string(name)); !known && m.start() {
+			select {
+			case <-m.started:
+			case <-ctx.Done():
+			}
+		}
+		return
+	}
+	if one == nil || !m.mayCall(one) {
+		return // the call is refused, by its name or by policy
+	}
+	m.start()
+	if err := m.set.WaitServer(ctx, one.Name); err != nil {
+		m.s.log.Info("wait for MCP server", zap.String("server", one.Name), zap.Error(err))
+	}
+}
+
+// close ends all servers.
+func (m *mcpServers) close() {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), m.s.opts.abandonTime(), errSlow)
+	defer cancel()
+	m.cancel(errClosed)
+	if err := m.set.Close(ctx); err != nil {
+		m.s.log.Error("close MCP servers", zap.Error(err))
+	}
+	m.once.Do(func() { close(m.started) })
+	select {
+	case <-m.started:
+	case <-ctx.Done():
+	}
+}
+
+// launch implements [mcp.Options].Launch.
+func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer) (mcp.Process, error) {
+	one := m.servers[s.Name]
+	if s.OnHost {
+		dir := s.Dir
+		if dir == "" {
+			dir = m.s.opts.Workspace.Path
+		}
+		p, err := hostserver.Start(append([]string{s.Command}, s.Args...), s.Env, dir, stderr)
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
+	notify, ended := m.s.network.TrackServer(s.Name)
+	p, err := m.s.exec.StartServer(ctx, func(a sandbox.Attestation) (sandbox.Command, error) {
+		cmd, err := m.command(one, a)
+		cmd.NotifyNumber = notify
+		return cmd, err
+	}, stderr, ended)
+	if err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// command returns the command of a server for a sandbox. Its error is an
+// *[MCPIdentityError].
+func (m *mcpServers) command(s *mcpServer, a sandbox.Attestation) (sandbox.Command, error) {
+	cmd := sandbox.Command{
+		Argv: append([]string{s.Command}, s.Args...), Dir: s.Dir, Separate: true,
+		Variables: append(m.s.network.ServerEnv(s.Name), s.Env...), Proxy: s.Egress.Policy != nil,
+	}
+	if s.identity < a.Identities {
+		cmd.Identity = s.identity
+		return cmd, nil
+	}
+	if len(s.Env) > 0 || s.Egress.Policy != nil || len(s.Egress.Secrets) > 0 {
+		return cmd, &MCPIdentityError{s.Name}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.shared {
+		s.shared = true
+		m.s.events.recordWarning(fmt.Sprintf("MCP server %s runs as the agent's user, since all commands of this sandbox share one: the agent's commands can read and stop it, and it may reach what they may", s.Name))
+	}
+	return cmd, nil
+}
+
+// httpClient implements [mcp.Options].HTTPClient.
+func (m *mcpServers) httpClient(s mcp.Server) (*http.Client, error) {
+	transport, ok := m.s.network.RoundTripper(s.Name)
+	if !ok {
+		return nil, errors.New("no network")
+	}
+	return &http.Client{Transport: transport}, nil
+}
+
+// report records an event. A record that can't be written ends the session at the next
+// one.
+func (m *mcpServers) report(e mcp.Event) {
+	var p record.Payload
+	switch e := e.(type) {
+	case mcp.ServerStarted:
+		one := m.servers[e.Server]
+		p = record.MCPServerStarted{
+			Server: e.Server, Transport: e.Transport, Runs: one.place(), Identity: m.identityOf(one), Protocol: e.Protocol, Title: e.Title, Version: e.Version,
+			Tools: recordMCPTools(e.Tools), ToolCount: len(e.Tools), Skipped: recordMCPSkipped(e.Skipped), Resources: e.Resources, Prompts: e.Prompts,
+			Restarts: e.Restarts, WallMS: e.Took.Milliseconds(),
+		}
+	case mcp.ServerFailed:
+		p = record.MCPServerFailed{Server: e.Server, Transport: e.Transport, Cause: errorText(e.Err), Stderr: e.Stderr, GivenUp: e.GivenUp, WallMS: e.Took.Milliseconds()}
+	case mcp.ServerStopped:
+		p = record.MCPServerStopped{
+			Server: e.Server, Transport: e.Transport, Cause: errorText(e.Err), Calls: e.Calls, Stderr: e.Stderr, StderrBytes: e.StderrBytes, GivenUp: e.GivenUp,
+			WallMS: e.Ran.Milliseconds(),
+		}
+	case mcp.ToolsChanged:
+		p = record.MCPToolsChanged{
+			Server: e.Server, Added: recordMCPTools(e.Added), Changed: recordMCPTools(e.Changed), Removed: recordMCPTools(e.Removed), Skipped: recordMCPSkipped(e.Skipped),
+		}
+	case mcp.RequestRefused:
+		p = record.MCPRequestRefused{Server: e.Server, Method: e.Method, Reason: e.Reason, Count: e.Count}
+	case mcp.ServerRestarting:
+		m.s.log.Info("MCP server starts again", zap.String("server", e.Server), zap.Int("attempt", e.Attempt), zap.Duration("wait", e.Wait))
+		return
+	default:
+		return
+	}
+	if err := m.s.events.writeRecord(p); err != nil {
+		m.s.log.Error("record MCP server", zap.Error(err))
+	}
+}
+
+// identityOf returns the identity as which a server runs.
+func (m *mcpServers) identityOf(s *mcpServer) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shared {
+		return 0
+	}
+	return s.identity
+}
+
+// errorText returns the text of an error, "" for nil.
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func recordMCPTools(list []mcp.Tool) []record.MCPTool {
+	out := []record.MCPTool{}
+	for _, t := range list[:min(len(list), record.MaxListed)] {
+		one := record.MCPTool{Name: t.Name, SHA256: t.Hash}
+		if _, rest, _ := strings.Cut(string(t.Name), "/"); rest != t.Raw {
+			one.Raw = t.Raw
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+func recordMCPSkipped(list []mcp.Skipped) []record.Ignored {
+	out := []record.Ignored{}
+	for _, s := range list[:min(len(list), record.MaxListed)] {
+		out = append(out, record.Ignored{Name: s.Name, Why: s.Reason})
+	}
+	return out
+}
+
+// recordMCPServers returns what the first record has of the servers.
+func recordMCPServers(servers []*mcpServer) []record.MCPServer {
+	out := []record.MCPServer{}
+	for _, s := range servers {
+		one := record.MCPServer{
+			Name: s.Name, Transport: s.Transport(), Runs: s.place(), Identity: s.identity, Command: s.Command, Env: variableNames(s.Env),
+			Headers: slices.Sorted(maps.Keys(s.Headers)), Source: s.Source, Secrets: recordSecrets(s.Egress.Secrets),
+		}
+		if s.URL != "" {
+			one.URL, _, _ = strings.Cut(safeurl.String(s.URL), "?")
+		}
+		if s.runsInSandbox() {
+			one.Processes, one.MemoryBytes = s.Processes, s.Memory
+		}
+		if p := s.Egress.Policy; p != nil {
+			for _, r := range p.Allow[:min(len(p.Allow), record.MaxListed)] {
+				one.Egress = append(one.Egress, r.Describe())
+			}
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+var _ mcp.Process = (*livesandbox.Server)(nil)
