@@ -39,7 +39,7 @@ type Backend struct {
 	OnCollect func(b *Sandbox, do func() error) error
 	// Lost lists the lost protections of the attestation, Unkillable the number of
 	// processes that could not be killed after a script.
-	Lost       []string
+	Lost []string
 	// Identities is that of the attestation; zero is all.
 	Identities int
 	Unkillable map[string]int
