@@ -1,0 +1,252 @@
+package discovery
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/agext/levenshtein"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/internal/utf8text"
+)
+
+// Bounds of what the model gets, as the specification has them.
+const (
+	maxMatches     = 10
+	maxListed      = 30
+	maxSuggestions = 3
+	maxParameters  = 4
+	maxDescription = 80  // characters
+	maxServers     = 100 // of the catalogue
+	maxParameter   = 40  // bytes of a name
+	maxTokens      = 16
+	// minSimilarity is the least similarity of a suggestion.
+	minSimilarity = 0.40
+)
+
+// catalogue is what the calls of a session share.
+type catalogue struct {
+	Options
+
+	mu sync.Mutex
+	// texts are names and descriptions in lower case, by the hashes of definitions.
+	texts map[string]string
+}
+
+// lowerText returns what is searched of a tool.
+func (c *catalogue) lowerText(def *tools.Definition) string {
+	key := cmp.Or(def.Hash, string(def.Name)) // our own tools don't change
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	text, ok := c.texts[key]
+	if !ok {
+		text = strings.ToLower(string(def.Name) + "\n" + def.Description)
+		c.texts[key] = text
+	}
+	return text
+}
+
+// keepTexts drops the texts of definitions that are gone.
+func (c *catalogue) keepTexts(defs []tools.Definition) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.texts) <= 2*len(defs)+100 {
+		return
+	}
+	clear(c.texts)
+}
+
+// ofServer returns the tools of a server, or all for "".
+func ofServer(defs []tools.Definition, server string) []tools.Definition {
+	if server == "" {
+		return defs
+	}
+	var list []tools.Definition
+	for _, def := range defs {
+		if def.Name.Server() == server {
+			list = append(list, def)
+		}
+	}
+	return list
+}
+
+// firstUsable returns at most most of the tools that the session may use.
+func (c *catalogue) firstUsable(defs []tools.Definition, most int) []tools.Definition {
+	var list []tools.Definition
+	for _, def := range defs {
+		if len(list) == most {
+			break
+		}
+		if c.IsUsable(def) {
+			list = append(list, def)
+		}
+	}
+	return list
+}
+
+// ranked is a tool by its index, which are cheaper to sort than definitions.
+type ranked struct {
+	index int
+	rank  float64
+}
+
+// sortRanked returns the tools in order: the highest rank first, and those of one rank in
+// the order that they had.
+func sortRanked(defs []tools.Definition, found []ranked) []tools.Definition {
+	slices.SortFunc(found, func(a, b ranked) int { return cmp.Or(cmp.Compare(b.rank, a.rank), cmp.Compare(a.index, b.index)) })
+	list := make([]tools.Definition, len(found))
+	for i, r := range found {
+		list[i] = defs[r.index]
+	}
+	return list
+}
+
+// match returns the tools in whose name or description any of the words is: those with
+// most words first, and of these those with most words in the name.
+func (c *catalogue) match(defs []tools.Definition, words []string) []tools.Definition {
+	var found []ranked
+	for i := range defs {
+		text := c.lowerText(&defs[i])
+		rank := 0
+		for _, word := range words {
+			switch at := strings.Index(text, word); {
+			case at < 0:
+			case at < len(defs[i].Name):
+				rank += maxTokens + 2
+			default:
+				rank += maxTokens + 1
+			}
+		}
+		if rank > 0 {
+			found = append(found, ranked{i, float64(rank)})
+		}
+	}
+	return sortRanked(defs, found)
+}
+
+// suggest returns the tools that are most like what was written: in the name, whole or
+// without the server, or in the description.
+func (c *catalogue) suggest(defs []tools.Definition, written string) []tools.Definition {
+	written = strings.ReplaceAll(strings.ToLower(utf8text.Clip(written, 64)), "__", "/")
+	var found []ranked
+	for i := range defs {
+		name, text, _ := strings.Cut(c.lowerText(&defs[i]), "\n")
+		_, short, _ := strings.Cut(name, "/")
+		best := 0.0
+		for _, part := range []string{name, short, text} {
+			if n, m := len(written), len(part); float64(min(n, m)) >= minSimilarity*float64(max(n, m)) && m > 0 {
+				best = max(best, levenshtein.Similarity(written, part, nil))
+			}
+		}
+		if best >= minSimilarity {
+			found = append(found, ranked{i, best})
+		}
+	}
+	return c.firstUsable(sortRanked(defs, found), maxSuggestions)
+}
+
+// quoteNames returns the names of tools as the model calls them.
+func (c *catalogue) quoteNames(defs []tools.Definition) string {
+	var names []string
+	for _, def := range defs {
+		names = append(names, string(c.Wire(def.Name)))
+	}
+	return strings.Join(names, ", ")
+}
+
+// describe returns the line about a tool.
+func (c *catalogue) describe(def tools.Definition) string {
+	text, _ := tools.Display(strings.Join(strings.Fields(utf8text.Repair(utf8text.Clip(def.Description, 8*maxDescription))), " "))
+	if characters := []rune(text); len(characters) > maxDescription {
+		text = string(characters[:maxDescription-1]) + "…"
+	}
+	line := fmt.Sprintf("- %s: %s", c.Wire(def.Name), text)
+	if names := parameterNames(def.InputSchema); len(names) > 0 {
+		shown := names[:min(len(names), maxParameters)]
+		if more := len(names) - len(shown); more > 0 {
+			shown = append(slices.Clone(shown), fmt.Sprintf("+%d more", more))
+		}
+		line += " (" + strings.Join(shown, ", ") + ")"
+	}
+	return line
+}
+
+// parameterNames returns the names of parameters, the required ones first, safe for
+// display.
+func parameterNames(schema json.RawMessage) []string {
+	var s struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+		Required   []string                   `json:"required"`
+	}
+	_ = json.Unmarshal(schema, &s) // a registered schema is an object
+	names := slices.Sorted(maps.Keys(s.Properties))
+	slices.SortStableFunc(names, func(a, b string) int {
+		return cmp.Compare(boolInt(!slices.Contains(s.Required, a)), boolInt(!slices.Contains(s.Required, b)))
+	})
+	for i, name := range names {
+		names[i], _ = tools.Display(utf8text.Clip(name, maxParameter))
+	}
+	return names
+}
+
+func boolInt(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// listServers returns the text about all servers.
+func (c *catalogue) listServers(defs []tools.Definition) string {
+	count := map[string]int{}
+	for _, def := range defs {
+		if server := def.Name.Server(); server != "" && c.IsUsable(def) {
+			count[server]++
+		}
+	}
+	var servers []Server
+	if c.Servers != nil {
+		servers = c.Servers()
+	} else {
+		for _, name := range slices.Sorted(maps.Keys(count)) {
+			servers = append(servers, Server{Name: name})
+		}
+	}
+	if len(servers) == 0 {
+		return "There are no servers with tools that this session may use."
+	}
+	lines := []string{"Servers:"}
+	for _, s := range servers[:min(len(servers), maxServers)] {
+		line := fmt.Sprintf("- %s: %d tools", s.Name, count[s.Name])
+		if s.Problem != "" {
+			problem, _ := tools.Display(utf8text.Clip(s.Problem, 200))
+			line += " (" + problem + ")"
+		}
+		lines = append(lines, line)
+	}
+	if more := len(servers) - maxServers; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// activate loads tools of servers that are not loaded yet, as far as that is recorded.
+func (c *catalogue) activate(callID, by string, defs []tools.Definition) error {
+	for _, def := range defs {
+		if c.Loaded.Has(def.Name) {
+			continue
+		}
+		if c.Activated != nil {
+			if err := c.Activated(Activation{CallID: callID, Name: def.Name, Definition: def.Hash, By: by}); err != nil {
+				return fmt.Errorf("load tool %s: %w", def.Name, err)
+			}
+		}
+		c.Loaded.Add(def.Name)
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+// Package discovery has the tools with which a model finds tools of servers:
+// search_tools and load_tool. Servers may offer thousands; a model is offered
+// those alone that it has loaded.
+//
+// The model sees names as it calls them ([tools.LLMName]); what is reported has
+// canonical ones. What servers say of their tools is not trusted: it is cleaned and
+// bounded.
+package discovery
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// MaxLoaded bounds the loaded tools of a session: providers take 128 tools at most, and
+// every definition takes room in the model's context. Loading another one unloads the one
+// that was loaded first.
+const MaxLoaded = 80
+
+// How a tool was activated.
+const (
+	BySearch = "search"
+	ByLoad   = "load"
+)
+
+// Activation is a tool that was loaded.
+type Activation struct {
+	CallID string
+	Name   tools.Name
+	// Definition is [tools.Definition].Hash, By BySearch or ByLoad.
+	Definition string
+	By         string
+}
+
+// Server is one server of the session.
+type Server struct {
+	Name string
+	// Problem is why none of its tools can be used now, safe for display; "" for none.
+	Problem string
+}
+
+// Options configure the tools.
+type Options struct {
+	// Enabled offers the tools: the session has servers.
+	Enabled bool
+	// Tools returns all tools of the session, our own too, whether loaded or not.
+	Tools func() []tools.Definition
+	// IsUsable reports whether the session may use a tool once it is loaded.
+	IsUsable func(tools.Definition) bool
+	// Servers returns the servers of the session. Nil: those that the tools name.
+	Servers func() []Server
+	// Wait waits until a server's tools are known, or those of all servers for "", or
+	// that they won't be. It returns an error if ctx ends. Nil does not wait.
+	Wait func(ctx context.Context, server string) error
+	// Wire returns a name as the model calls it. Nil means [tools.Name.LLM].
+	Wire func(tools.Name) tools.LLMName
+	// Loaded gets the tools that are loaded.
+	Loaded *Loaded
+	// Activated records an activation. Without it the tool is not loaded. Nil records
+	// none.
+	Activated func(Activation) error
+}
+
+// Factories returns search_tools and load_tool.
+func Factories(o Options) []tools.Factory {
+	if o.Wire == nil {
+		o.Wire = func(n tools.Name) tools.LLMName {
+			wire, _ := n.LLM() // it is registered
+			return wire
+		}
+	}
+	shared := &catalogue{Options: o, texts: map[string]string{}}
+	return []tools.Factory{
+		func() tools.Tool { return &searchTool{shared} },
+		func() tools.Tool { return &loadTool{shared} },
+	}
+}
+
+// Loaded is the set of tools that a session has loaded, the oldest first. It is safe for
+// concurrent use. The zero value is empty, and nil has every tool.
+type Loaded struct {
+	mu    sync.Mutex
+	names []tools.Name
+}
+
+// Has reports whether a tool can be called: it is our own, or loaded.
+func (l *Loaded) Has(name tools.Name) bool {
+	if l == nil || name.Server() == "" {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Contains(l.names, name)
+}
+
+// Add loads tools, of which only the last [MaxLoaded] stay.
+func (l *Loaded) Add(names ...tools.Name) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, name := range names {
+		if !slices.Contains(l.names, name) {
+			l.names = append(l.names, name)
+		}
+	}
+	l.names = slices.Delete(l.names, 0, max(len(l.names)-MaxLoaded, 0))
+}
+
+// Names returns the loaded tools, the oldest first.
+func (l *Loaded) Names() []tools.Name {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.names)
+}
+
+// Refusal returns the reason and the message of a call of a tool that is not loaded. The
+// model has not seen its parameters, so the call is not tried.
+func (l *Loaded) Refusal(name tools.Name) (reason, message string) {
+	if l.Has(name) {
+		return "", ""
+	}
+	wire, _ := name.LLM() // it is registered
+	return "not_loaded", fmt.Sprintf("Tool %q is not loaded. Load it with %s, look at its parameters, then call it.", wire, tools.NameLoadTool)
+}

@@ -1,0 +1,140 @@
+package discovery
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/caisson-run/caisson/tools"
+)
+
+// searchTool is one execution of search_tools.
+type searchTool struct{ *catalogue }
+
+// Definition implements [tools.Tool].
+func (t *searchTool) Definition() tools.Definition {
+	return tools.Definition{
+		Name: tools.NameSearchTools,
+		Description: "Finds tools of servers (MCP) by words, in their names and descriptions, and loads those that it finds: they can be called from the next answer on. " +
+			`Query "servers" lists the servers; "all" with a server lists its tools, without loading them.`,
+		InputSchema: json.RawMessage(`{
+  "type": "object",
+  "properties": {
+    "query": {"type": "string", "maxLength": 500, "description": "Words of which any may match, such as: create issue."},
+    "server": {"type": "string", "maxLength": 128, "description": "Only tools of this server."}
+  },
+  "additionalProperties": false
+}`),
+		Class: tools.ClassNone, Runs: tools.PlaceHost,
+		Summary: func(input json.RawMessage) string {
+			var in searchInput
+			_ = json.Unmarshal(input, &in) // it passed the schema
+			return strings.TrimSpace(in.Query + " " + in.Server)
+		},
+		EnabledByDefault: t.Enabled,
+	}
+}
+
+type searchInput struct {
+	Query  string `json:"query"`
+	Server string `json:"server"`
+}
+
+// Execute implements [tools.Tool].
+func (t *searchTool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
+	var in searchInput
+	if err := json.Unmarshal(call.Input, &in); err != nil {
+		return tools.Output{}, fmt.Errorf("decode %s input: %w", tools.NameSearchTools, err)
+	}
+	server := strings.TrimPrefix(strings.TrimSpace(in.Server), "mcp:")
+	if slices.Contains([]string{"default", "all", "any", "*"}, server) {
+		server = ""
+	}
+	if t.Wait != nil {
+		if err := t.Wait(ctx, server); err != nil {
+			return tools.Output{}, fmt.Errorf("wait for servers: %w", err)
+		}
+	}
+	text, matches := t.search(strings.ToLower(strings.TrimSpace(in.Query)), server)
+	if err := t.activate(call.ID, BySearch, matches); err != nil {
+		return tools.Output{}, err
+	}
+	return tools.Output{Content: []tools.Block{{Text: text}}, Success: true}, nil
+}
+
+// search returns the answer to a query, and the tools that it loads.
+func (t *searchTool) search(query, server string) (text string, matches []tools.Definition) {
+	all := t.Tools()
+	t.keepTexts(all)
+	defs := ofServer(all, server)
+	switch query {
+	case "", "servers", "mcp", "capabilities":
+		return t.listServers(all), nil
+	case "all", "list", "*":
+		if server == "" {
+			return t.listServers(all) + "\nName a server to list its tools.", nil
+		}
+		return t.listTools(defs, server), nil
+	}
+	words := splitWords(query)
+	if matches = t.firstUsable(t.match(defs, words), maxMatches); len(matches) == 0 {
+		return t.noMatch(defs, query, server), nil
+	}
+	lines := []string{"These tools can be called from your next answer on:"}
+	for _, def := range matches {
+		lines = append(lines, t.describe(def))
+	}
+	return strings.Join(lines, "\n"), matches
+}
+
+// listTools returns the first tools of a server by their names.
+func (t *searchTool) listTools(defs []tools.Definition, server string) string {
+	usable := t.firstUsable(defs, len(defs))
+	if len(usable) == 0 {
+		return t.noServer(server)
+	}
+	slices.SortFunc(usable, func(a, b tools.Definition) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	lines := []string{fmt.Sprintf("Tools of %s. %s loads one.", server, tools.NameLoadTool)}
+	for _, def := range usable[:min(len(usable), maxListed)] {
+		lines = append(lines, t.describe(def))
+	}
+	if more := len(usable) - maxListed; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more, which a search by words finds", more))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// noServer returns the answer about a server without tools.
+func (t *searchTool) noServer(server string) string {
+	shown, _ := tools.Display(server)
+	return fmt.Sprintf("No server %q has tools that this session may use.\n%s", shown, t.listServers(t.Tools()))
+}
+
+// noMatch returns the answer to words that no tool has. Its names are in no line of a
+// match: nothing is loaded.
+func (t *searchTool) noMatch(defs []tools.Definition, query, server string) string {
+	if len(defs) == 0 {
+		return t.noServer(server)
+	}
+	shown, _ := tools.Display(query)
+	text := fmt.Sprintf("No tool matches %q.", shown)
+	if near := t.suggest(defs, query); len(near) > 0 {
+		return text + fmt.Sprintf(" Did you mean: %s? %s loads one.", t.quoteNames(near), tools.NameLoadTool)
+	}
+	return text + " Query \"servers\" lists the servers."
+}
+
+// splitWords returns the different words of a query.
+func splitWords(query string) []string {
+	words := strings.FieldsFunc(query, func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+	var list []string
+	for _, word := range words {
+		if len(list) < maxTokens && !slices.Contains(list, word) {
+			list = append(list, word)
+		}
+	}
+	return list
+}
