@@ -19,12 +19,23 @@ type callIdentifier struct {
 	newID func(prefix string) string
 	// seen has the provider's IDs of the session.
 	seen map[string]bool
+	// lookup finds a tool by either form of its name, whether it is offered or not. Nil
+	// finds none.
+	lookup func(name string) (tools.Definition, bool)
+}
+
+// toolFinder is implemented by a dispatcher that knows tools which it does not offer.
+type toolFinder interface {
+	Lookup(name string) (tools.Definition, bool)
 }
 
 // newCallIdentifier returns a callIdentifier that knows the provider's IDs in
-// history.
-func newCallIdentifier(newID func(string) string, history []Message) callIdentifier {
+// history, and the tools of d if it is a toolFinder.
+func newCallIdentifier(newID func(string) string, history []Message, d dispatcher) callIdentifier {
 	id := callIdentifier{newID: newID, seen: map[string]bool{}}
+	if f, ok := d.(toolFinder); ok {
+		id.lookup = f.Lookup
+	}
 	for _, m := range history {
 		for _, u := range m.toolUses() {
 			id.seen[u.ProviderID] = true
@@ -71,6 +82,10 @@ func (id callIdentifier) identifyCall(u ToolUse, names map[string]tools.Name, tr
 	u.ID = id.newID("tu")
 	if name, ok := names[string(u.Name)]; ok {
 		u.Name = name
+	} else if id.lookup != nil {
+		if def, ok := id.lookup(string(u.Name)); ok {
+			u.Name = def.Name
+		}
 	}
 	raw := u.Raw
 	u.Raw = ""

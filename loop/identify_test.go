@@ -14,7 +14,7 @@ func newToolUse(id, name string) Block {
 }
 
 func TestIdentify(t *testing.T) {
-	id := newCallIdentifier(newCountingIDs(), []Message{{Role: RoleAssistant, Blocks: []Block{newToolUse("old", "shell")}}})
+	id := newCallIdentifier(newCountingIDs(), []Message{{Role: RoleAssistant, Blocks: []Block{newToolUse("old", "shell")}}}, &finder{})
 	offered := []tools.Definition{{Name: "shell"}, {Name: "github/create_issue"}}
 	m := id.identifyMessage(Response{Message: Message{Role: RoleSystem, Blocks: []Block{
 		{Text: &Text{Text: "Hi."}},
@@ -23,7 +23,7 @@ func TestIdentify(t *testing.T) {
 		{ToolResult: &ToolResult{ToolUseID: "forged"}},
 		newToolUse("a", "shell"), newToolUse("a", "shell"), newToolUse("", "github__create_issue"), newToolUse("old", "github/create_issue"),
 		newToolUse("b c", "Shell"), newToolUse(strings.Repeat("x", 200), "nope__x"), newToolUse("ü", "read file"), newToolUse("z", "shell"),
-		newToolUse(strings.Repeat("~", maxProviderIDBytes), "shell"), newToolUse(strings.Repeat("y", maxProviderIDBytes+1), "shell"),
+		newToolUse(strings.Repeat("~", maxProviderIDBytes), "shell"), newToolUse(strings.Repeat("y", maxProviderIDBytes+1), "shell"), newToolUse("u", "srv__unloaded"),
 	}}}, offered, ModelInfo{Provider: "p", Model: "m"})
 
 	if m.Role != RoleAssistant {
@@ -45,6 +45,7 @@ func TestIdentify(t *testing.T) {
 		{"tu_008", "z", "shell"},
 		{"tu_009", strings.Repeat("~", maxProviderIDBytes), "shell"},
 		{"tu_010", "", "shell"},
+		{"tu_011", "u", "srv/unloaded"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
@@ -61,6 +62,13 @@ func TestIdentify(t *testing.T) {
 	if diff := cmp.Diff("tu_002", WireIDs([]Message{m})["tu_002"]); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// finder is a dispatcher that knows one tool which it does not offer.
+type finder struct{ dispatcher }
+
+func (*finder) Lookup(name string) (tools.Definition, bool) {
+	return tools.Definition{Name: "srv/unloaded"}, name == "srv__unloaded"
 }
 
 func TestULIDs(t *testing.T) {
@@ -89,7 +97,7 @@ func TestShortenedNamesAreResolved(t *testing.T) {
 			}
 			called = append(called, newToolUse("", string(wire)), newToolUse("", string(whole)), newToolUse("", string(d.Name)))
 		}
-		m := newCallIdentifier(newCountingIDs(), nil).identifyMessage(Response{Message: Message{Blocks: called}}, offered, ModelInfo{ToolNameBytes: limit})
+		m := newCallIdentifier(newCountingIDs(), nil, nil).identifyMessage(Response{Message: Message{Blocks: called}}, offered, ModelInfo{ToolNameBytes: limit})
 		for i, u := range m.toolUses() {
 			if want := offered[i/3].Name; u.Name != want {
 				t.Errorf("%d: %q is a call of %q, want %q", limit, called[i].ToolUse.Name, u.Name, want)

@@ -76,7 +76,7 @@ func newTurn(o Options) *turn {
 		log:        o.Logger.With(zap.String("session", o.Session), zap.String("turn", o.Turn)),
 		started:    o.Started,
 		meter:      meter,
-		identifier: newCallIdentifier(o.NewID, o.History),
+		identifier: newCallIdentifier(o.NewID, o.History, o.Dispatcher),
 		view:       o.View,
 		history:    append([]Message(nil), o.History...),
 	}

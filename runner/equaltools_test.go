@@ -87,7 +87,8 @@ func TestToolsFromGoAndDeclaredToolsAreEquals(t *testing.T) {
 		rules map[string]policy.Mode
 		calls int
 	}{
-		"by class":           {calls: 1},
+		"allowed":            {rules: map[string]policy.Mode{"srv__*": policy.ModeAuto}, calls: 1},
+		"by default":         {},
 		"by name":            {rules: map[string]policy.Mode{"srv/do_it": policy.ModeDeny}},
 		"by server":          {rules: map[string]policy.Mode{"srv/*": policy.ModeDeny}},
 		"as what it acts":    {rules: map[string]policy.Mode{"shell": policy.ModeDeny}},

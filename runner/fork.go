@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/skill"
 )
 
@@ -27,6 +28,8 @@ type forkPoint struct {
 	notice  boundary.Text
 	// skills are those of the parent, as it has loaded them.
 	skills *skill.Set
+	// loaded are the tools of servers that the parent has loaded.
+	loaded []tools.Name
 	// changed is the parent's tracker with the frozen changes, nil if there can be
 	// none.
 	changed tracker.Forker
@@ -92,7 +95,7 @@ func forkSession(ctx context.Context, s *Session, n int, reason string, configur
 	if !ok { // there is nothing to share but the workspace
 		changed = nil
 	}
-	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.history)), view: s.view.Clone(), skills: s.skills.Clone(), changed: changed, notice: s.prompt.notice}
+	point := &forkPoint{parent: parentOf(s), history: slices.Clip(slices.Clone(s.history)), view: s.view.Clone(), skills: s.skills.Clone(), loaded: s.loaded.Names(), changed: changed, notice: s.prompt.notice}
 	if !s.sandbox.IsUntouched() && len(s.history) > 0 {
 		point.notice = forkNotice(ended)
 		s.prompt.notice = point.notice

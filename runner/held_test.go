@@ -23,34 +23,38 @@ import (
 // TestAToolOfAServer: a tool with a server's name is offered under its wire name,
 // and everything that is recorded and reported says its canonical one.
 func TestAToolOfAServer(t *testing.T) {
-	b := newBench(t, `  - calls: [{tool: srv__do_it, input: {}}, {tool: srv__do_it, input: {nope: 1}}, {tool: srv__refused, input: {}}]
+	b := newBench(t, `  - calls: [{tool: load_tool, input: {name: srv__do_it}}, {tool: load_tool, input: {name: srv__refused}}]
+  - calls: [{tool: srv__do_it, input: {}}, {tool: srv__do_it, input: {nope: 1}}, {tool: srv__refused, input: {}}]
   - text: Done.
 `)
 	declare := func(name tools.Name, script string) shell.Declared {
 		return shell.Declared{Name: name, Description: "Does it.", InputSchema: json.RawMessage(`{"type":"object","properties":{}}`), Template: shell.Template{Script: script}}
 	}
 	b.opts.Declared = []shell.Declared{declare("srv/do_it", "do it"), declare("srv/refused", "refused")}
-	b.opts.Policy.Tools = map[string]policy.Mode{"srv/refused": policy.ModeDeny}
+	b.opts.Policy.Tools = map[string]policy.Mode{"srv/*": policy.ModeAuto, "srv/refused": policy.ModeDeny}
 	b.backend.Scripts["do it"] = func(context.Context, *fakesandbox.Sandbox, sandbox.Command) sandbox.ExitStatus {
 		return sandbox.ExitStatus{}
 	}
 	report, records := b.run(t.Context())
 	called, completed := of[record.ToolCalled](t, records), of[record.ToolCompleted](t, records)
 	invalid, failed := of[record.ToolInputInvalid](t, records), of[record.ToolFailed](t, records)
-	if len(called) != 1 || called[0].Name != "srv/do_it" || len(completed) != 1 || completed[0].Name != "srv/do_it" || !completed[0].Success {
+	if len(called) != 3 || called[2].Name != "srv/do_it" || len(completed) != 2 || completed[1].Name != "srv/do_it" || !completed[1].Success {
 		t.Errorf("called %+v, completed %+v", called, completed)
 	}
-	if len(invalid) != 1 || invalid[0].Name != "srv/do_it" || len(failed) != 1 || failed[0].Name != "srv/refused" || failed[0].Reason != "mode_deny" {
+	if len(invalid) != 1 || invalid[0].Name != "srv/do_it" || len(failed) != 2 || failed[0].Reason != "not_permitted" || failed[1].Name != "srv/refused" || failed[1].Reason != "not_loaded" {
 		t.Errorf("invalid %+v, failed %+v", invalid, failed)
 	}
 	text, err := os.ReadFile(filepath.Join(report.Dir, record.TraceFile))
 	if err != nil {
 		t.Fatal(err)
 	}
+	if activated := of[record.ToolActivated](t, records); len(activated) != 1 || activated[0].Name != "srv/do_it" || activated[0].By != "load" || len(activated[0].Definition) != 64 {
+		t.Errorf("activated %+v", activated)
+	}
 	if n := strings.Count(string(text), `"srv/do_it"`); n < 5 {
 		t.Errorf("the records name the tool %d times", n)
 	}
-	for _, key := range []string{`"tool_name":"srv__`, `"name":"srv__`} {
+	for _, key := range []string{`"tool_name":"srv__`} {
 		if strings.Contains(string(text), key) {
 			t.Errorf("a record says %s…, the wire name", key)
 		}

@@ -32,6 +32,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox/overlay"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/discovery"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/skill"
 	"github.com/caisson-run/caisson/tools/workspace"
@@ -59,6 +60,7 @@ type Session struct {
 	patches  *patchMarker
 	prompt   promptContext
 	skills   *skill.Set
+	loaded   discovery.Loaded
 	sandbox  *livesandbox.Sandbox
 	caches   *SessionCaches
 	network  *network.Network // nil if neither commands nor servers have one
@@ -215,6 +217,7 @@ func newSession(ctx context.Context, o Options) (_ *Session, err error) {
 		return nil, errors.Join(err, s.rec.Close())
 	}
 	s.skills = findSkills(ctx, s)
+	restoreLoaded(s)
 	if s.tools, err = s.newDispatcher(); err != nil {
 		_ = s.rec.Close() // nothing is in it
 		s.tracker.DiscardState()
@@ -367,7 +370,7 @@ func (s *Session) dispatcherOptions() dispatch.Options {
 	return dispatch.Options{
 		Session: s.opts.Dir.Session, Workspace: s.opts.Workspace.Path, Mount: s.opts.mountPoint(),
 		Policy: s.opts.Policy, Broker: s.opts.Broker, OnPrompt: s.opts.OnPrompt, ConfirmTimeout: s.opts.ConfirmTimeout, Concurrency: s.opts.Concurrency,
-		Allow: s.mayUse, Refusal: func(def tools.Definition) (reason, message string) { return s.skills.Refusal(def.Name) },
+		Allow: s.mayUse, Refusal: func(def tools.Definition) (reason, message string) { return refuseTool(s, def) },
 		Grants: s.opts.Grants.As(approval.Author{By: "session " + s.opts.Dir.Session, Redact: redact.New(s.opts.Secrets).JSON}),
 		Emit:   s.events.toolEvent, Abandon: s.opts.abandonTime(),
 		Scope: func(path string) error {
@@ -415,9 +418,18 @@ func (s *Session) closeTools() {
 	}
 }
 
-// mayUse reports whether the user of the turn may use a tool, and the loaded skills
-// leave it.
+// mayUse reports whether the turn may use a tool: it is permitted, and our own or loaded.
+// A user needs nothing loaded.
 func (s *Session) mayUse(def tools.Definition) bool {
+	s.mu.Lock()
+	direct := len(s.opts.Profiles) == 0 || s.turn != nil && s.turn.calls != nil
+	s.mu.Unlock()
+	return s.permits(def) && (direct || s.loaded.Has(def.Name))
+}
+
+// permits reports whether the user of the turn may use a tool, and the loaded skills
+// leave it.
+func (s *Session) permits(def tools.Definition) bool {
 	s.mu.Lock()
 	user := s.user
 	s.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/discovery"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/fetch"
 	"github.com/caisson-run/caisson/tools/file"
@@ -43,8 +44,12 @@ type toolset struct {
 	// known returns the names of the session's tools.
 	known   func() []tools.Name
 	patches *patchMarker
-	// mayUse reports whether the session's tools of a definition can be used.
-	mayUse func(tools.Definition) bool
+	// mayUse reports whether the session's tools of a definition can be used, and permits
+	// whether they could once they are loaded; registered returns all of them.
+	mayUse, permits func(tools.Definition) bool
+	registered      func() []tools.Definition
+	loaded          *discovery.Loaded
+	activated       func(discovery.Activation) error
 	// denied, warn and inner record what tools report beside their results.
 	denied func(record.NetworkDenied) error
 	warn   func(message string)
@@ -56,7 +61,8 @@ type toolset struct {
 func newToolset(s *Session) toolset {
 	return toolset{
 		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.WorkspaceView(), exec: s.exec, skills: s.skills, known: func() []tools.Name { return s.tools.Names() }, patches: s.patches, log: s.log,
-		mayUse: s.mayUse, denied: s.events.recordDenied, warn: s.events.recordWarning, inner: s.events.recordWorker,
+		mayUse: s.mayUse, permits: s.permits, registered: func() []tools.Definition { return s.tools.Registered() }, loaded: &s.loaded, activated: s.events.recordActivated,
+		denied: s.events.recordDenied, warn: s.events.recordWarning, inner: s.events.recordWorker,
 	}
 }
 
@@ -81,6 +87,7 @@ func (t toolset) listFactories() ([]tools.Factory, error) {
 	all = append(append(append(append(all, commands...), checks...), fetched), t.memoryTools()...)
 	all = append(all, t.workerTools(fetched)...)
 	all = append(all, skill.New(skill.ToolOptions{Skills: t.skills, Known: t.known, Warn: t.warn}))
+	all = append(all, t.discoveryTools()...)
 	for _, d := range t.opts.Declared {
 		f, err := shell.NewDeclared(t.exec, d, t.shellOptions())
 		if err != nil {

@@ -21,7 +21,7 @@ func TestRecordsSayWhatWasShown(t *testing.T) {
 	shown := newConfirmationRequested(approval.Confirmation{
 		ID: "00ff", CallID: "tu_1", Name: "shell", Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Dangerous: "rm -rf /", Input: "{}", Summary: "rm -rf /",
 		Exact: json.RawMessage(`{}`), InputHash: "cd", Projected: []string{"a"}, Diff: "+a", Notices: []string{"60 blanks in a row"}, Covers: []string{"run.sh"}, Hidden: true, Changed: true,
-		Scopes: []approval.Scope{approval.ScopeOnce}, Phrase: "rm -rf /", Expires: time.Unix(1, 0),
+		Scopes: []approval.Scope{approval.ScopeOnce}, Phrase: "rm -rf /", Definition: "ef", Redefined: true, Expires: time.Unix(1, 0),
 	})
 	ended := newToolCompleted(dispatch.Completed{
 		CallID: "tu_1", Name: "shell", Success: true, OutputBytes: 1, Truncated: true, Latency: time.Second, FilesModified: []string{"a"}, Command: "ls", Metadata: map[string]any{"a": 1}, Diff: "+a",

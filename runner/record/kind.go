@@ -28,6 +28,7 @@ const (
 	KindToolCompleted         Kind = "tool.completed"
 	KindToolFailed            Kind = "tool.failed"
 	KindToolInputInvalid      Kind = "tool.input_invalid"
+	KindToolActivated         Kind = "tool.activated"
 	KindConfirmationRequested Kind = "tool.confirmation_requested"
 	KindConfirmationResolved  Kind = "tool.confirmation_resolved"
 	KindConfirmationAttempted Kind = "tool.confirmation_attempted"
@@ -93,6 +94,7 @@ func Payloads() []Payload {
 		ToolCompleted{},
 		ToolFailed{},
 		ToolInputInvalid{},
+		ToolActivated{},
 		BudgetWarning{},
 		Warning{},
 		TurnCompleted{},
@@ -165,6 +167,9 @@ func (ToolFailed) Kind() Kind { return KindToolFailed }
 
 // Kind implements [Payload].
 func (ToolInputInvalid) Kind() Kind { return KindToolInputInvalid }
+
+// Kind implements [Payload].
+func (ToolActivated) Kind() Kind { return KindToolActivated }
 
 // Kind implements [Payload].
 func (ConfirmationRequested) Kind() Kind { return KindConfirmationRequested }

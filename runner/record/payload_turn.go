@@ -270,6 +270,18 @@ type ConfirmationRequested struct {
 	Redefined  bool   `json:"redefined,omitempty"`
 }
 
+// ToolActivated is a tool of a server that the model has loaded, and is offered from then
+// on. A session that goes on has the tools that were loaded before.
+//
+//	{"tool_use_id":"tu_1","tool_name":"github/search","definition":"…","by":"search"}
+type ToolActivated struct {
+	CallID string     `json:"tool_use_id"` // of search_tools or load_tool
+	Name   tools.Name `json:"tool_name"`   // of the tool that was loaded
+	// Definition is the hash of its definition.
+	Definition string `json:"definition"`
+	By         string `json:"by"` // search or load
+}
+
 // ConfirmationResolved is the answer to a question.
 type ConfirmationResolved struct {
 	CallID    string            `json:"tool_use_id"`

@@ -110,6 +110,7 @@ func samples() []Payload {
 			RequestID: "00ff", CallID: "tu_1", Decision: approval.DecisionDeny, Scope: approval.ScopeSession, By: "http",
 			Outcome: AttemptResolved, Recorded: approval.DecisionAllow, RecordedBy: "user", Omitted: 3,
 		},
+		ToolActivated{CallID: "tu_1", Name: "github/search", Definition: "ef", By: "search"},
 		ToolCalled{CallID: "tu_1", Name: "shell", InputHash: "cd", InputBytes: 24, Class: tools.ClassExecute, Rule: "sandboxed execute", Summary: "sh test.sh"},
 		WorkerModelCall{
 			CallID: "tu_1", Worker: "critic careful", ModelCall: call, LatencyMS: 812, Usage: usage, Finish: "stop",

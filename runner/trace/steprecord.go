@@ -372,6 +372,10 @@ func (s *Steps) handleSandboxRecord(r record.Record) bool {
 			step.Start = r.Time.Add(-fromMilliseconds(p.WallMS))
 			s.visit(step)
 		})
+	case record.KindToolActivated:
+		return withPayload(r, func(p record.ToolActivated) {
+			s.visitServer(r, fmt.Sprintf("tool %s loaded by %s", p.Name, p.By), false, 0)
+		})
 	case record.KindMCPServerStarted:
 		return withPayload(r, func(p record.MCPServerStarted) { s.visitServer(r, p.String(), false, p.WallMS) })
 	case record.KindMCPServerFailed:

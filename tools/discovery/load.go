@@ -30,6 +30,9 @@ func (t *loadTool) Definition() tools.Definition {
 		Summary: func(input json.RawMessage) string {
 			var in loadInput
 			_ = json.Unmarshal(input, &in) // it passed the schema
+			if name, err := tools.OperatorName(in.Name); err == nil {
+				return string(name) // people and records see the canonical form
+			}
 			return in.Name
 		},
 		EnabledByDefault: t.Enabled,

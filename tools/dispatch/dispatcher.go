@@ -200,12 +200,23 @@ func (d *Dispatcher) Definitions() []tools.Definition {
 	return defs
 }
 
+// Registered returns the definitions of all tools, sorted by name, those included that this
+// session may not use. The caller must not change what they point to.
+func (d *Dispatcher) Registered() []tools.Definition {
+	all := d.tools.All()
+	defs := make([]tools.Definition, len(all))
+	for i, t := range all {
+		defs[i] = t.Definition
+	}
+	return defs
+}
+
 // Names returns the names of all tools, sorted, those included that this session may not
 // use.
 func (d *Dispatcher) Names() []tools.Name {
 	var names []tools.Name
-	for _, t := range d.tools.All() {
-		names = append(names, t.Definition.Name)
+	for _, def := range d.Registered() {
+		names = append(names, def.Name)
 	}
 	return names
 }
@@ -224,11 +235,7 @@ func (d *Dispatcher) Lookup(name string) (tools.Definition, bool) {
 // registered tool, nor one of the servers, whose tools come later; sorted. A misspelt deny
 // protects nothing, and the user should know.
 func (d *Dispatcher) UnmatchedRules(servers ...string) []string {
-	var defs []tools.Definition
-	for _, t := range d.tools.All() {
-		defs = append(defs, t.Definition)
-	}
-	return d.opts.Policy.Unmatched(defs, servers...)
+	return d.opts.Policy.Unmatched(d.Registered(), servers...)
 }
 
 // Unapproved returns the number of calls that were refused because no one could be

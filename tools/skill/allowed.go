@@ -26,7 +26,7 @@ func parseEntry(written string) entry {
 }
 
 // allows reports whether the entry names a tool. What only serves the commands of
-// shell goes with it.
+// shell goes with it, and what loads tools of servers with these.
 func (e entry) allows(name tools.Name) bool {
 	if e.name == allTools {
 		return true
@@ -37,7 +37,15 @@ func (e entry) allows(name tools.Name) bool {
 	if server := name.Server(); server != "" {
 		return e.allowsRemote(server, name)
 	}
+	if (name == tools.NameSearchTools || name == tools.NameLoadTool) && e.isRemote() {
+		return true
+	}
 	return tools.IsSpelling(e.name, name)
+}
+
+// isRemote reports whether the entry names a tool of a server, or a server.
+func (e entry) isRemote() bool {
+	return strings.Contains(e.name, "/") || strings.Contains(e.name, "__")
 }
 
 // allowsRemote reports whether the entry names a tool of a server, or the server.

@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/skill"
 )
 
@@ -46,8 +47,9 @@ type Past struct {
 	Background map[string]bool
 	Handles    int
 	Denials    []record.Denial
-	// Skills are those that the session loaded, in order.
-	Skills []skill.Loaded
+	// Skills are those that the session loaded, and Activated the tools of servers, in order.
+	Skills    []skill.Loaded
+	Activated []tools.Name
 }
 
 // Turn is the last turn of a session.
@@ -195,6 +197,12 @@ func (r *reader) addRecord(rec record.Record) error {
 			return err
 		}
 		r.beginTurn(rec, p)
+	case record.KindToolActivated:
+		var p record.ToolActivated
+		if err := r.decodePayload(rec, &p); err != nil {
+			return err
+		}
+		r.past.Activated = append(r.past.Activated, p.Name)
 	case record.KindTurnCompleted:
 		var p record.TurnCompleted
 		if err := r.decodePayload(rec, &p); err != nil {
@@ -271,6 +279,6 @@ func (r *reader) addCreated(rec record.Record) error {
 	if err != nil {
 		return fmt.Errorf("it is a fork: %w", err)
 	}
-	p.Messages, p.Summary, p.Skills = parent.Messages, parent.Summary, parent.Skills
+	p.Messages, p.Summary, p.Skills, p.Activated = parent.Messages, parent.Summary, parent.Skills, parent.Activated
 	return nil
 }
