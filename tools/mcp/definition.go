@@ -29,11 +29,11 @@ const (
 	maxDefinitionDepth = 64
 	// maxShownName bounds a raw name where it is shown.
 	maxShownName = 80
-	// maxSkipped bounds the list of what is skipped.
+	// maxSkipped bounds the list of skipped tools.
 	maxSkipped = 100
 )
 
-// toolList is what a server offers, checked.
+// toolList holds the tools of a server that passed the checks.
 type toolList struct {
 	tools   []offeredTool // by name
 	skipped []Skipped
@@ -45,8 +45,8 @@ type offeredTool struct {
 	def tools.Definition
 }
 
-// skip adds a tool that is not offered, up to a bound.
-func (t *toolList) skip(raw, format string, args ...any) {
+// skipTool adds a tool that is not offered, up to a bound.
+func (t *toolList) skipTool(raw, format string, args ...any) {
 	switch len(t.skipped) {
 	case maxSkipped + 1:
 	case maxSkipped:
@@ -72,10 +72,10 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 		return page.NextCursor, len(found) > maxTools, nil
 	})
 	if err != nil {
-		return list, fmt.Errorf("list tools: %w", l.explain(ctx, err))
+		return list, fmt.Errorf("list tools: %w", l.explainError(ctx, err))
 	}
 	if len(found) > maxTools {
-		list.skip("…", "the server has more than %d tools", maxTools)
+		list.skipTool("…", "the server has more than %d tools", maxTools)
 		found = found[:maxTools]
 	}
 	count := map[string]int{}
@@ -84,14 +84,14 @@ func (l *life) listTools(ctx context.Context) (toolList, error) {
 	}
 	for _, t := range found {
 		switch {
-		case !l.server.cfg.offers(t.Name):
-			list.skip(t.Name, "excluded by the configuration")
+		case !l.server.cfg.offersTool(t.Name):
+			list.skipTool(t.Name, "excluded by the configuration")
 		case count[t.Name] > 1:
-			list.skip(t.Name, "the server has several tools of this name")
+			list.skipTool(t.Name, "the server has several tools of this name")
 		default:
 			offered, err := l.server.newOfferedTool(t)
 			if err != nil {
-				list.skip(t.Name, "%v", err)
+				list.skipTool(t.Name, "%v", err)
 				continue
 			}
 			list.tools = append(list.tools, offered)
@@ -162,22 +162,22 @@ func (s *server) newOfferedTool(t *mcp.Tool) (offeredTool, error) {
 	o.Tool = Tool{Name: name, Raw: t.Name, Hash: hex.EncodeToString(sum[:])}
 	o.def = tools.Definition{
 		Name: name, Description: cleanText(description, maxDescriptionBytes), InputSchema: text, FullSchema: true, Hash: o.Hash,
-		Class: s.class(), Runs: s.place(), Timeout: s.cfg.maxCallTime(), EnabledByDefault: true,
+		Class: s.toolClass(), Runs: s.toolPlace(), Timeout: s.cfg.maxCallTime(), EnabledByDefault: true,
 	}
 	return o, nil
 }
 
-// class returns the class of the server's tools. What a server says about it counts
+// toolClass returns the class of the server's tools. What a server says about it counts
 // for nothing.
-func (s *server) class() tools.Class {
+func (s *server) toolClass() tools.Class {
 	if s.cfg.inSandbox() {
 		return tools.ClassExecute
 	}
 	return tools.ClassNetwork
 }
 
-// place returns where the server's tools run.
-func (s *server) place() tools.Place {
+// toolPlace returns where the server's tools run.
+func (s *server) toolPlace() tools.Place {
 	if s.cfg.inSandbox() {
 		return tools.PlaceSandbox
 	}
@@ -188,7 +188,7 @@ func (s *server) place() tools.Place {
 var schemaTexts = []string{"title", "description", "$comment"}
 
 // cleanSchema cleans the descriptions of a schema in place. Hidden characters anywhere
-// else are an error: there, they can't be removed without changing what is valid.
+// else are an error: there, they can't be removed without changing which inputs are valid.
 func cleanSchema(schema any) error {
 	switch v := schema.(type) {
 	case map[string]any:

@@ -60,7 +60,7 @@ func (e *EndedError) Unwrap() error { return e.Err }
 
 // TimeoutError reports what took a server too long.
 type TimeoutError struct {
-	// Op is what it did: "start", "call", "read its input".
+	// Op is the operation: "start", "call", "read its input".
 	Op string
 	// After is the timeout.
 	After string

@@ -6,7 +6,7 @@ import (
 	"github.com/caisson-run/caisson/tools"
 )
 
-// Event is what [Options].Report gets: a [ServerStarted], [ServerFailed],
+// Event is passed to [Options].Report: a [ServerStarted], [ServerFailed],
 // [ServerStopped], [ServerRestarting], [ToolsChanged] or [RequestRefused]. Texts that
 // come from a server are cleaned of control characters and bounded.
 type Event interface{ isEvent() }

@@ -119,9 +119,9 @@ func (s *Set) actsAs(name tools.Name, input json.RawMessage) []tools.Name {
 	return names
 }
 
-// find returns a configured server by name.
-func (s *Set) find(name string) (*server, error) {
-	if srv := s.server(name); srv != nil {
+// findServer returns a configured server by name.
+func (s *Set) findServer(name string) (*server, error) {
+	if srv := s.serverNamed(name); srv != nil {
 		return srv, nil
 	}
 	var names []string
@@ -137,11 +137,11 @@ func (s *Set) find(name string) (*server, error) {
 // listResources lists what one server offers, or all that run.
 func (s *Set) listResources(ctx context.Context, call *tools.Call, in featureInput) (tools.Output, error) {
 	if in.Server != "" {
-		srv, err := s.find(in.Server)
+		srv, err := s.findServer(in.Server)
 		if err != nil {
 			return tools.Output{}, err
 		}
-		return srv.request(ctx, call.Delta, listFeatures)
+		return srv.askServer(ctx, call.Delta, listFeatures)
 	}
 	var out tools.Output
 	for _, srv := range s.servers {
@@ -151,7 +151,7 @@ func (s *Set) listResources(ctx context.Context, call *tools.Call, in featureInp
 		if !runs {
 			continue
 		}
-		one, err := srv.request(ctx, call.Delta, listFeatures)
+		one, err := srv.askServer(ctx, call.Delta, listFeatures)
 		switch {
 		case ctx.Err() != nil:
 			return out, err
@@ -271,11 +271,11 @@ func promptArguments(p *mcp.Prompt) string {
 }
 
 func (s *Set) readResource(ctx context.Context, call *tools.Call, in featureInput) (tools.Output, error) {
-	srv, err := s.find(in.Server)
+	srv, err := s.findServer(in.Server)
 	if err != nil {
 		return tools.Output{}, err
 	}
-	return srv.request(ctx, call.Delta, func(ctx context.Context, l *life, token string) (tools.Output, error) {
+	return srv.askServer(ctx, call.Delta, func(ctx context.Context, l *life, token string) (tools.Output, error) {
 		params := &mcp.ReadResourceParams{URI: in.URI}
 		params.SetProgressToken(token)
 		result, err := l.session.ReadResource(ctx, params)
@@ -297,11 +297,11 @@ func (s *Set) readResource(ctx context.Context, call *tools.Call, in featureInpu
 }
 
 func (s *Set) getPrompt(ctx context.Context, call *tools.Call, in featureInput) (tools.Output, error) {
-	srv, err := s.find(in.Server)
+	srv, err := s.findServer(in.Server)
 	if err != nil {
 		return tools.Output{}, err
 	}
-	return srv.request(ctx, call.Delta, func(ctx context.Context, l *life, token string) (tools.Output, error) {
+	return srv.askServer(ctx, call.Delta, func(ctx context.Context, l *life, token string) (tools.Output, error) {
 		params := &mcp.GetPromptParams{Name: in.Name, Arguments: in.Arguments}
 		params.SetProgressToken(token)
 		result, err := l.session.GetPrompt(ctx, params)

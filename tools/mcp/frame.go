@@ -19,7 +19,7 @@ import (
 type frameLimits struct {
 	// lineBytes bounds one line, and depth the nesting of its JSON.
 	lineBytes, depth int
-	// noiseLines and noiseBytes bound what is no message, in a row.
+	// noiseLines and noiseBytes bound lines that hold no message, in a row.
 	noiseLines, noiseBytes int
 	// lines and bytes bound the rates.
 	lines, bytes pace
@@ -33,10 +33,10 @@ type pace struct {
 	burst int
 }
 
-func (p pace) limiter() *rate.Limiter { return rate.NewLimiter(p.limit, p.burst) }
+func (p pace) newLimiter() *rate.Limiter { return rate.NewLimiter(p.limit, p.burst) }
 
 // defaultFrameLimits are far above what servers need. Other clients skip lines that
-// are no message, without a bound: many servers print a banner or log there.
+// hold no message, without a bound: many servers print a banner or log there.
 var defaultFrameLimits = frameLimits{
 	lineBytes: 8 << 20, depth: 128,
 	noiseLines: 1000, noiseBytes: 1 << 20,
@@ -64,7 +64,7 @@ type framer struct {
 func newFramer(r io.Reader, noise io.Writer, limits frameLimits) *framer {
 	return &framer{
 		limits: limits, in: bufio.NewReaderSize(r, 64<<10), noise: noise,
-		lines: limits.lines.limiter(), bytes: limits.bytes.limiter(),
+		lines: limits.lines.newLimiter(), bytes: limits.bytes.newLimiter(),
 		sent: map[int64]struct{}{},
 	}
 }

@@ -28,8 +28,6 @@ type fakeProcess struct {
 	cancel context.CancelFunc
 	exited chan struct{}
 	err    error
-	// deaf: the server goes on when its standard input ends.
-	deaf bool
 }
 
 func (p *fakeProcess) Stdin() io.WriteCloser { return p.stdin }

@@ -35,7 +35,7 @@ func (s *server) openHTTP() (link, error) {
 	l := &httpLink{ended: make(chan struct{})}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	sse := s.cfg.SSE || s.oldSSE
-	if l.guard, err = newGuardTransport(l.ctx, client.Transport, s.cfg, sse, l.end); err != nil {
+	if l.guard, err = newGuardTransport(l.ctx, client.Transport, s.cfg, sse, l.endLink); err != nil {
 		return nil, &launchError{err}
 	}
 	own := &http.Client{Transport: l.guard, CheckRedirect: checkRedirect}
@@ -71,24 +71,24 @@ func (l *httpLink) Connect(ctx context.Context) (mcp.Connection, error) {
 	return conn, nil
 }
 
-func (l *httpLink) done() <-chan struct{} { return l.ended }
+func (l *httpLink) endSignal() <-chan struct{} { return l.ended }
 
-func (l *httpLink) err() error {
+func (l *httpLink) endCause() error {
 	return context.Cause(l.ctx)
 }
 
-func (l *httpLink) stderr() (string, int64) { return "", 0 }
+func (l *httpLink) stderrTail() (string, int64) { return "", 0 }
 
-// end ends the link and its requests; the first cause counts.
-func (l *httpLink) end(cause error) {
+// endLink ends the link and its requests; the first cause counts.
+func (l *httpLink) endLink(cause error) {
 	l.once.Do(func() {
 		l.cancel(cause)
 		close(l.ended)
 	})
 }
 
-// stop implements [link]. It ends the session at the server.
-func (l *httpLink) stop(ctx context.Context) error {
+// stopServer implements [link]. It ends the session at the server.
+func (l *httpLink) stopServer(ctx context.Context) error {
 	l.mu.Lock()
 	conn := l.conn
 	l.mu.Unlock()
@@ -104,8 +104,8 @@ func (l *httpLink) stop(ctx context.Context) error {
 		case <-time.After(closeTime):
 		}
 	}
-	l.end(ErrClosed)
-	l.guard.wait(ctx)
+	l.endLink(ErrClosed)
+	l.guard.waitRunning(ctx)
 	l.guard.CloseIdleConnections()
 	return nil
 }

@@ -453,9 +453,9 @@ func FuzzNesting(f *testing.F) {
 	f.Add("data: {\"a\":[1,\"]}\\\"\"]}\n\n", 3)
 	f.Fuzz(func(t *testing.T, text string, cut int) {
 		var whole, parts nesting
-		want := whole.scan([]byte(text), true)
+		want := whole.scanBytes([]byte(text), true)
 		cut = min(max(cut, 0), len(text))
-		got := max(parts.scan([]byte(text[:cut]), true), parts.scan([]byte(text[cut:]), true))
+		got := max(parts.scanBytes([]byte(text[:cut]), true), parts.scanBytes([]byte(text[cut:]), true))
 		if got != want || parts.depth != whole.depth {
 			t.Errorf("%q cut at %d: %d, want %d", text, cut, got, want)
 		}

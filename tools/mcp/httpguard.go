@@ -71,7 +71,7 @@ func newGuardTransport(ctx context.Context, next http.RoundTripper, s Server, ol
 	limits := defaultHTTPLimits
 	return &guardTransport{
 		next: next, ctx: ctx, origin: originOf(u), headers: s.Headers, limits: limits, oldSSE: oldSSE, violate: violate,
-		streams: limits.streams.limiter(), lines: limits.lines.limiter(), bytes: limits.bytes.limiter(),
+		streams: limits.streams.newLimiter(), lines: limits.lines.newLimiter(), bytes: limits.bytes.newLimiter(),
 	}, nil
 }
 
@@ -93,8 +93,8 @@ func (t *guardTransport) CloseIdleConnections() {
 	}
 }
 
-// wait returns when no request is left, or ctx ends.
-func (t *guardTransport) wait(ctx context.Context) {
+// waitRunning returns when no request is left, or ctx ends.
+func (t *guardTransport) waitRunning(ctx context.Context) {
 	left := make(chan struct{})
 	go func() {
 		t.running.Wait()
@@ -121,8 +121,7 @@ func (t *guardTransport) refusedFirst() bool {
 // RoundTrip implements [http.RoundTripper].
 func (t *guardTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	res, err := t.send(req)
-	var violation *ProtocolError
-	if errors.As(err, &violation) {
+	if violation, ok := errors.AsType[*ProtocolError](err); ok {
 		t.violate(violation)
 	}
 	return res, err
@@ -243,7 +242,7 @@ type guardedBody struct {
 	inner   io.ReadCloser
 	t       *guardTransport
 	release func()
-	// stream is set for events, left is what else is left of the bound.
+	// stream is set for events, left is the rest of the bound.
 	stream bool
 	left   int
 	nesting
@@ -262,7 +261,7 @@ func (b *guardedBody) Read(p []byte) (int, error) {
 }
 
 func (b *guardedBody) check(p []byte) error {
-	if b.scan(p, b.stream) > b.t.limits.depth {
+	if b.scanBytes(p, b.stream) > b.t.limits.depth {
 		return &ProtocolError{fmt.Sprintf("a message nested deeper than %d", b.t.limits.depth)}
 	}
 	if b.stream {
@@ -290,9 +289,9 @@ type nesting struct {
 	lineBegun         bool
 }
 
-// scan returns how deeply the text has nested so far since the last message. In a stream
+// scanBytes returns how deeply the text has nested so far since the last message. In a stream
 // of events each line is a text of its own, and an empty line ends a message.
-func (n *nesting) scan(p []byte, stream bool) (deepest int) {
+func (n *nesting) scanBytes(p []byte, stream bool) (deepest int) {
 	for _, c := range p {
 		if c == '\n' && stream {
 			if !n.lineBegun {

@@ -35,7 +35,7 @@ const maxLogBytes = 1 << 10
 func (l *life) filterIncoming(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
 		if !l.incoming.Allow() {
-			l.fail(&ProtocolError{"messages faster than the limit"})
+			l.failLife(&ProtocolError{"messages faster than the limit"})
 			return nil, &jsonrpc.Error{Code: jsonrpc.CodeInvalidRequest, Message: "too many messages"}
 		}
 		switch method {
@@ -46,7 +46,7 @@ func (l *life) filterIncoming(next mcp.MethodHandler) mcp.MethodHandler {
 				return next(ctx, method, req)
 			}
 		case notifyToolsChanged:
-			result, err := next(ctx, method, req) // drops what is cached
+			result, err := next(ctx, method, req) // drops the cached list
 			select {
 			case l.changed <- struct{}{}:
 			default: // is to be listed anyway
@@ -58,15 +58,13 @@ func (l *life) filterIncoming(next mcp.MethodHandler) mcp.MethodHandler {
 			}
 			return nil, nil
 		case notifyMessage:
-			if params, ok := req.GetParams().(*mcp.LoggingMessageParams); ok && params != nil {
-				l.log(params)
-			}
+			l.logMessage(req.GetParams())
 			return nil, nil
 		}
 		if _, isCall := incomingCalls[method]; !isCall {
 			return nil, nil
 		}
-		l.refuse(method, "not allowed")
+		l.refuseRequest(method, "not allowed")
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeMethodNotFound, Message: fmt.Sprintf("%s is not supported", method)}
 	}
 }
@@ -76,29 +74,25 @@ var incomingCalls = map[string]struct{}{
 	methodPing: {}, methodRoots: {}, methodSampling: {}, methodElicitation: {}, "completion/complete": {},
 }
 
-// refuse reports a refused request, once per method.
-func (l *life) refuse(method, reason string) {
+// refuseRequest reports a refused request, once per method.
+func (l *life) refuseRequest(method, reason string) {
 	l.mu.Lock()
 	seen := l.refused[method]
 	l.refused[method] = true
 	l.mu.Unlock()
 	if !seen {
-		l.server.report(RequestRefused{Server: l.server.cfg.Name, Method: method, Reason: reason})
+		l.server.reportEvent(RequestRefused{Server: l.server.cfg.Name, Method: method, Reason: reason})
 	}
 }
 
-// log writes a log message of the server to the log.
-func (l *life) log(params *mcp.LoggingMessageParams) {
-	check := l.server.logger().Check(zap.DebugLevel, "message of MCP server")
+// logMessage writes a log message of the server to the log.
+func (l *life) logMessage(params mcp.Params) {
+	check := l.server.serverLog().Check(zap.DebugLevel, "message of MCP server")
 	if check == nil {
 		return
 	}
-	data, ok := params.Data.(string)
-	if !ok {
-		encoded, _ := json.Marshal(params.Data)
-		data = string(encoded)
-	}
-	check.Write(zap.String("level", oneLine(string(params.Level), 20)), zap.String("text", l.server.redact(oneLine(data, maxLogBytes))))
+	encoded, _ := json.Marshal(params)
+	check.Write(zap.String("text", l.server.redactText(oneLine(string(encoded), maxLogBytes))))
 }
 
 // progressGap is the least time between two reports of one call's progress.

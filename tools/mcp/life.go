@@ -47,28 +47,28 @@ type life struct {
 // all of it. If it fails, nothing of the server is left.
 func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err error) {
 	l := &life{
-		server: s, began: time.Now(), changed: make(chan struct{}, 1), incoming: s.set.limits.lines.limiter(),
+		server: s, began: time.Now(), changed: make(chan struct{}, 1), incoming: s.set.limits.lines.newLimiter(),
 		progress: map[string]*progress{}, refused: map[string]bool{},
 	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
-	if l.link, err = s.open(ctx); err != nil {
+	if l.link, err = s.openLink(ctx); err != nil {
 		return nil, offer, err
 	}
-	ctx, unbind := l.bind(ctx)
+	ctx, unbind := l.bindContext(ctx)
 	defer unbind()
 	// The SDK waits for messages under way when a handshake fails.
 	abort := context.AfterFunc(ctx, func() { _ = l.stopLink() })
 	defer func() {
 		abort()
 		if err != nil {
-			err = l.explain(ctx, err)
+			err = l.explainError(ctx, err)
 			s.refusedStreamable = refusesStreamable(l.link)
 			s.noteStderr(l.link)
-			_ = l.stop(err)
+			_ = l.stopLife(err)
 		}
 	}()
 	defer s.recoverPanic(&err)
-	if l.session, err = l.connect(ctx); err != nil {
+	if l.session, err = l.openSession(ctx); err != nil {
 		return nil, offer, err
 	}
 	go func() {
@@ -79,8 +79,8 @@ func (s *server) startLife(ctx context.Context) (_ *life, offer toolList, err er
 	return l, offer, err
 }
 
-// connect does the handshake.
-func (l *life) connect(ctx context.Context) (*mcp.ClientSession, error) {
+// openSession does the handshake.
+func (l *life) openSession(ctx context.Context) (*mcp.ClientSession, error) {
 	opts := &mcp.ClientOptions{
 		Capabilities: &mcp.ClientCapabilities{},
 		// Without a handler, the SDK subscribes to no changes.
@@ -89,12 +89,12 @@ func (l *life) connect(ctx context.Context) (*mcp.ClientSession, error) {
 	}
 	roots := l.server.set.opts.Roots
 	if roots != "" {
-		opts.Capabilities.RootsV2 = &mcp.RootCapabilities{}
+		opts.Capabilities.RootsV2 = &mcp.RootCapabilities{} //nolint:staticcheck // deprecated by the newest protocol; servers ask for them
 	}
 	client := mcp.NewClient(&mcp.Implementation{Name: "caisson", Version: l.server.set.opts.Version}, opts)
 	client.AddReceivingMiddleware(l.filterIncoming)
 	if roots != "" {
-		client.AddRoots(&mcp.Root{URI: roots, Name: "workspace"})
+		client.AddRoots(&mcp.Root{URI: roots, Name: "workspace"}) //nolint:staticcheck // as above
 	}
 	var session mcp.ClientSessionOptions
 	if l.server.cfg.Command != "" && !l.server.modern {
@@ -114,23 +114,23 @@ func refusedHandshake(err error) bool {
 // that are not what it expects.
 func (s *server) recoverPanic(err *error) {
 	if p := recover(); p != nil {
-		s.logger().Error("panic while an MCP server was asked", zap.Any("panic", p), zap.Stack("stack"))
+		s.serverLog().Error("panic while an MCP server was asked", zap.Any("panic", p), zap.Stack("stack"))
 		*err = &AnswerError{"a result that can't be decoded"}
 	}
 }
 
-// watch returns when the life has ended, with why. Meanwhile it lists the tools again
+// watchLife returns when the life has ended, with why. Meanwhile it lists the tools again
 // when they changed.
-func (l *life) watch(ctx context.Context) error {
+func (l *life) watchLife(ctx context.Context) error {
 	wait, listed := relistPause, time.Now()
 	for {
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-l.ctx.Done():
-			return l.explain(l.ctx, nil)
-		case <-l.link.done():
-			return l.link.err()
+			return l.explainError(l.ctx, nil)
+		case <-l.link.endSignal():
+			return l.link.endCause()
 		case <-l.changed:
 		}
 		// Changes come in bursts, and a server may report them for ever.
@@ -140,7 +140,7 @@ func (l *life) watch(ctx context.Context) error {
 			continue
 		case <-l.ctx.Done():
 			continue
-		case <-l.link.done():
+		case <-l.link.endSignal():
 			continue
 		}
 		select {
@@ -150,8 +150,8 @@ func (l *life) watch(ctx context.Context) error {
 		if wait = min(2*wait, maxRelistPause); time.Since(listed) > 2*maxRelistPause {
 			wait = relistPause
 		}
-		if err := l.relist(ctx); err != nil {
-			l.server.logger().Debug("list tools of MCP server again", zap.Error(err))
+		if err := l.listAgain(ctx); err != nil {
+			l.server.serverLog().Debug("list tools of MCP server again", zap.Error(err))
 		}
 		listed = time.Now()
 	}
@@ -164,12 +164,12 @@ const (
 	maxRelistPause = time.Minute
 )
 
-// relist lists the tools and registers what changed.
-func (l *life) relist(ctx context.Context) (err error) {
+// listAgain lists the tools and registers what changed.
+func (l *life) listAgain(ctx context.Context) (err error) {
 	defer l.server.recoverPanic(&err)
 	ctx, cancel := context.WithTimeoutCause(ctx, l.server.cfg.startTimeout(), &TimeoutError{Op: "list of tools", After: l.server.cfg.startTimeout().String()})
 	defer cancel()
-	ctx, stop := l.bind(ctx)
+	ctx, stop := l.bindContext(ctx)
 	defer stop()
 	offer, err := l.listTools(ctx)
 	if err != nil {
@@ -179,11 +179,11 @@ func (l *life) relist(ctx context.Context) (err error) {
 	return nil
 }
 
-// fail ends the life.
-func (l *life) fail(err error) { l.cancel(err) }
+// failLife ends the life.
+func (l *life) failLife(err error) { l.cancel(err) }
 
-// bind returns a context that ends with ctx and with the life.
-func (l *life) bind(ctx context.Context) (context.Context, func()) {
+// bindContext returns a context that ends with ctx and with the life.
+func (l *life) bindContext(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(l.ctx, func() { cancel(context.Cause(l.ctx)) })
 	return ctx, func() {
@@ -192,11 +192,11 @@ func (l *life) bind(ctx context.Context) (context.Context, func()) {
 	}
 }
 
-// explain returns the reason behind err: why ctx or the life ended, if they did.
-func (l *life) explain(ctx context.Context, err error) error {
+// explainError returns the reason behind err: why ctx or the life ended, if they did.
+func (l *life) explainError(ctx context.Context, err error) error {
 	select {
-	case <-l.link.done():
-		if cause := l.link.err(); cause != nil && !errors.Is(cause, ErrClosed) {
+	case <-l.link.endSignal():
+		if cause := l.link.endCause(); cause != nil && !errors.Is(cause, ErrClosed) {
 			return cause
 		}
 	default:
@@ -207,9 +207,9 @@ func (l *life) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// stop ends the life and waits until nothing of it is left, or stopTime. Calls under
+// stopLife ends the life and waits until nothing of it is left, or stopTime. Calls under
 // way fail with the cause.
-func (l *life) stop(cause error) error {
+func (l *life) stopLife(cause error) error {
 	l.cancel(cause)
 	closed := make(chan struct{})
 	go func() {
@@ -231,7 +231,7 @@ func (l *life) stop(cause error) error {
 func (l *life) stopLink() error {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), stopTime, &TimeoutError{Op: "stop", After: stopTime.String()})
 	defer cancel()
-	return l.link.stop(ctx)
+	return l.link.stopServer(ctx)
 }
 
 // beginCall returns the context of one call, bounded by the timeouts and the life's
@@ -239,7 +239,7 @@ func (l *life) stopLink() error {
 func (l *life) beginCall(ctx context.Context, show func(text string)) (_ context.Context, token string, end func()) {
 	timeout := l.server.cfg.callTimeout()
 	total := l.server.cfg.maxCallTime()
-	ctx, unbind := l.bind(ctx)
+	ctx, unbind := l.bindContext(ctx)
 	ctx, cancelTotal := context.WithTimeoutCause(ctx, total, &TimeoutError{Op: "call", After: total.String()})
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(timeout, func() { cancel(&TimeoutError{Op: "call", After: timeout.String()}) })

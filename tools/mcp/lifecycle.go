@@ -55,8 +55,8 @@ func newServer(set *Set, cfg Server) *server {
 	return &server{set: set, cfg: cfg, tried: make(chan struct{}), turned: make(chan struct{}), offered: map[tools.Name]offeredTool{}}
 }
 
-// open starts the server, or connects to it.
-func (s *server) open(ctx context.Context) (link, error) {
+// openLink starts the server, or connects to it.
+func (s *server) openLink(ctx context.Context) (link, error) {
 	if s.cfg.Command == "" {
 		return s.openHTTP()
 	}
@@ -74,19 +74,19 @@ type launchError struct{ err error }
 func (e *launchError) Error() string { return e.err.Error() }
 func (e *launchError) Unwrap() error { return e.err }
 
-// run starts the server, and starts it again when it ended, until the set is closed or
+// runLives starts the server, and starts it again when it ended, until the set is closed or
 // it failed too often.
-func (s *server) run() {
+func (s *server) runLives() {
 	ctx := s.set.ctx
-	var firstTried = sync.OnceFunc(func() { close(s.tried) })
+	firstTried := sync.OnceFunc(func() { close(s.tried) })
 	defer firstTried()
 	for failures := 0; ; {
 		began := time.Now()
-		l, err := s.start(ctx)
+		l, err := s.startServer(ctx)
 		var final bool
 		if err == nil {
 			firstTried()
-			err = l.watch(ctx)
+			err = l.watchLife(ctx)
 			if time.Since(began) >= goodRun {
 				failures = 0
 			}
@@ -104,7 +104,7 @@ func (s *server) run() {
 			return
 		}
 		wait := min(firstRestart<<(failures-1), maxRestart)
-		s.report(ServerRestarting{Server: s.cfg.Name, Attempt: failures, Wait: wait})
+		s.reportEvent(ServerRestarting{Server: s.cfg.Name, Attempt: failures, Wait: wait})
 		select {
 		case <-time.After(wait):
 		case <-ctx.Done():
@@ -114,9 +114,9 @@ func (s *server) run() {
 	}
 }
 
-// start starts the server once its turn has come, registers its tools and lets it be
+// startServer starts the server once its turn has come, registers its tools and lets it be
 // called.
-func (s *server) start(ctx context.Context) (*life, error) {
+func (s *server) startServer(ctx context.Context) (*life, error) {
 	release, err := s.set.takeTurn(ctx)
 	if err != nil {
 		return nil, err
@@ -141,10 +141,10 @@ func (s *server) start(ctx context.Context) (*life, error) {
 	if err != nil {
 		return nil, err
 	}
-	changes := s.register(offer)
+	changes := s.registerTools(offer)
 	handshake := l.session.InitializeResult()
 	event := ServerStarted{
-		Server: s.cfg.Name, Transport: s.transport(), Protocol: oneLine(handshake.ProtocolVersion, maxShownName),
+		Server: s.cfg.Name, Transport: s.usedTransport(), Protocol: oneLine(handshake.ProtocolVersion, maxShownName),
 		Tools: s.offeredTools(), Skipped: s.redactSkipped(changes.Skipped), Restarts: s.restarts, Took: time.Since(began),
 	}
 	if info := handshake.ServerInfo; info != nil {
@@ -156,9 +156,9 @@ func (s *server) start(ctx context.Context) (*life, error) {
 	if event.Resources || event.Prompts {
 		s.set.registerFeatures()
 	}
-	s.report(event)
-	if s.restarts > 0 && changes.any() {
-		s.report(changes)
+	s.reportEvent(event)
+	if s.restarts > 0 && changes.hasChanges() {
+		s.reportEvent(changes)
 	}
 	s.restarts++
 	s.setLife(l, nil)
@@ -169,13 +169,13 @@ func (s *server) start(ctx context.Context) (*life, error) {
 func (s *server) endLife(l *life, err error, final bool) {
 	s.setLife(nil, nil)
 	calls := l.callsUnderWay()
-	if stopErr := l.stop(err); stopErr != nil {
-		s.logger().Warn("stop MCP server", zap.Error(stopErr))
+	if stopErr := l.stopLife(err); stopErr != nil {
+		s.serverLog().Warn("stop MCP server", zap.Error(stopErr))
 	}
-	stderr, total := l.link.stderr()
+	stderr, total := l.link.stderrTail()
 	event := ServerStopped{
-		Server: s.cfg.Name, Transport: s.transport(), Err: err, Calls: calls,
-		Stderr: s.redact(lines(stderr, shownStderr)), StderrBytes: total, GivenUp: final, Ran: time.Since(l.began),
+		Server: s.cfg.Name, Transport: s.usedTransport(), Err: err, Calls: calls,
+		Stderr: s.redactText(lastLines(stderr, shownStderr)), StderrBytes: total, GivenUp: final, Ran: time.Since(l.began),
 	}
 	if errors.Is(err, ErrClosed) {
 		event.Err, event.GivenUp = nil, false
@@ -183,7 +183,7 @@ func (s *server) endLife(l *life, err error, final bool) {
 	} else if final {
 		s.giveUp(err)
 	}
-	s.report(event)
+	s.reportEvent(event)
 }
 
 // failStart reports a start that failed.
@@ -193,15 +193,15 @@ func (s *server) failStart(err error, took time.Duration, final bool) {
 		s.giveUp(err)
 	}
 	if !closed {
-		s.report(ServerFailed{
-			Server: s.cfg.Name, Transport: s.transport(), Err: err,
-			Stderr: s.redact(lines(s.lastStderr, shownStderr)), GivenUp: final, Took: took,
+		s.reportEvent(ServerFailed{
+			Server: s.cfg.Name, Transport: s.usedTransport(), Err: err,
+			Stderr: s.redactText(lastLines(s.lastStderr, shownStderr)), GivenUp: final, Took: took,
 		})
 	}
 	s.lastStderr = ""
 }
 
-func (s *server) noteStderr(l link) { s.lastStderr, _ = l.stderr() }
+func (s *server) noteStderr(l link) { s.lastStderr, _ = l.stderrTail() }
 
 func (s *server) giveUp(err error) {
 	s.setLife(nil, &ServerError{Server: s.cfg.Name, GivenUp: !errors.Is(err, ErrClosed), Err: err})
@@ -215,9 +215,9 @@ func (s *server) setLife(l *life, gaveUp error) {
 	s.turned = make(chan struct{})
 }
 
-// ready returns the life that can be called. It waits for a start that is under way or
+// waitReady returns the life that can be called. It waits for a start that is under way or
 // to come. Its error is a [*ServerError], or why ctx ended.
-func (s *server) ready(ctx context.Context) (*life, error) {
+func (s *server) waitReady(ctx context.Context) (*life, error) {
 	for {
 		s.mu.Lock()
 		l, gaveUp, turned := s.life, s.gaveUp, s.turned
@@ -238,9 +238,9 @@ func (s *server) ready(ctx context.Context) (*life, error) {
 	}
 }
 
-// register makes the registered tools those that are offered, and returns what that
+// registerTools makes the registered tools those that are offered, and returns what that
 // changed. A tool that can't be registered is skipped.
-func (s *server) register(offer toolList) ToolsChanged {
+func (s *server) registerTools(offer toolList) ToolsChanged {
 	s.mu.Lock()
 	before := maps.Clone(s.offered)
 	s.mu.Unlock()
@@ -252,7 +252,7 @@ func (s *server) register(offer toolList) ToolsChanged {
 	}
 	for _, name := range slices.Sorted(maps.Keys(before)) {
 		if !wanted[name] {
-			s.unregister(name)
+			s.unregisterTool(name)
 			changes.Removed = append(changes.Removed, before[name].Tool)
 		}
 	}
@@ -263,11 +263,11 @@ func (s *server) register(offer toolList) ToolsChanged {
 			continue
 		}
 		if had {
-			s.unregister(t.Name)
+			s.unregisterTool(t.Name)
 		}
 		switch err := s.registerTool(t); {
 		case err != nil:
-			offer.skip(t.Raw, "%s", registrationProblem(err))
+			offer.skipTool(t.Raw, "%s", registrationProblem(err))
 			if had {
 				changes.Removed = append(changes.Removed, old.Tool)
 			}
@@ -286,14 +286,14 @@ func (s *server) register(offer toolList) ToolsChanged {
 	return changes
 }
 
-func (c ToolsChanged) any() bool { return len(c.Added)+len(c.Changed)+len(c.Removed) > 0 }
+func (c ToolsChanged) hasChanges() bool { return len(c.Added)+len(c.Changed)+len(c.Removed) > 0 }
 
 // applyChanges registers what a running server offers now.
 func (s *server) applyChanges(offer toolList) {
-	changes := s.register(offer)
+	changes := s.registerTools(offer)
 	changes.Skipped = s.redactSkipped(changes.Skipped)
-	if changes.any() {
-		s.report(changes)
+	if changes.hasChanges() {
+		s.reportEvent(changes)
 	}
 }
 
@@ -305,7 +305,7 @@ func (s *server) registerTool(t offeredTool) error {
 	return s.set.opts.Register(factory)
 }
 
-func (s *server) unregister(name tools.Name) {
+func (s *server) unregisterTool(name tools.Name) {
 	if s.set.opts.Unregister != nil {
 		s.set.opts.Unregister(name)
 	}
@@ -341,19 +341,21 @@ func (s *server) offersNow(t Tool) bool {
 	return s.offered[t.Name].Hash == t.Hash
 }
 
-// transport returns the transport that is in use. Only run uses it.
-func (s *server) transport() string {
+// usedTransport returns the transport that is in use. Only run uses it.
+func (s *server) usedTransport() string {
 	if s.oldSSE {
 		return Server{SSE: true}.Transport()
 	}
 	return s.cfg.Transport()
 }
 
-func (s *server) report(e Event) { s.set.report(e) }
+func (s *server) reportEvent(e Event) { s.set.reportEvent(e) }
 
-func (s *server) logger() *zap.Logger { return s.set.opts.Log.With(zap.String("server", s.cfg.Name)) }
+func (s *server) serverLog() *zap.Logger {
+	return s.set.opts.Log.With(zap.String("server", s.cfg.Name))
+}
 
-func (s *server) redact(text string) string {
+func (s *server) redactText(text string) string {
 	if s.set.opts.Redact == nil {
 		return text
 	}
@@ -362,7 +364,7 @@ func (s *server) redact(text string) string {
 
 func (s *server) redactSkipped(list []Skipped) []Skipped {
 	for i := range list {
-		list[i].Name, list[i].Reason = s.redact(list[i].Name), s.redact(list[i].Reason)
+		list[i].Name, list[i].Reason = s.redactText(list[i].Name), s.redactText(list[i].Reason)
 	}
 	return list
 }

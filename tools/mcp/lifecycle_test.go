@@ -218,7 +218,8 @@ func TestCancel(t *testing.T) {
 // while it advances.
 func TestProgress(t *testing.T) {
 	send := func(c *rawConn, m message, progress int, text string) error {
-		token := strings.Split(strings.Split(string(m.Params), `"progressToken":`)[1], "}")[0]
+		_, rest, _ := strings.Cut(string(m.Params), `"progressToken":`)
+		token, _, _ := strings.Cut(rest, "}")
 		quoted, _ := json.Marshal(text)
 		return c.send(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d,"total":9,"message":%s}}`, token, progress, quoted))
 	}

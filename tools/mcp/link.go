@@ -11,14 +11,14 @@ import (
 type link interface {
 	// Connect returns the connection. It is called once, and bounded by ctx.
 	mcp.Transport
-	// done is closed when the server or the connection to it has ended.
-	done() <-chan struct{}
-	// err returns why it ended, once done is closed.
-	err() error
-	// stop ends it and returns when nothing of it is left, or when ctx ends. It may
+	// endSignal is closed when the server or the connection to it has ended.
+	endSignal() <-chan struct{}
+	// endCause returns why it ended, once endSignal is closed.
+	endCause() error
+	// stopServer ends it and returns when nothing of it is left, or when ctx ends. It may
 	// be called at any time, repeatedly.
-	stop(ctx context.Context) error
-	// stderr returns the end of what the server wrote to its standard error, and
+	stopServer(ctx context.Context) error
+	// stderrTail returns the end of what the server wrote to its standard error, and
 	// the number of bytes it wrote in all.
-	stderr() (tail string, total int64)
+	stderrTail() (tail string, total int64)
 }

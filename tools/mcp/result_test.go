@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"image"
 	"image/png"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,7 +51,7 @@ func TestResults(t *testing.T) {
 		{name: "structured and text", result: `{"content":[{"type":"text","text":"{\"n\":1}"}],"structuredContent":{"n":1}}`, text: `{"n":1}`},
 		{name: "image", result: img(small), images: 1},
 		{name: "image of too many pixels", result: img(pngOfSize(t, 60_000, 60_000)), text: "60000 × 60000 pixels: not shown"},
-		{name: "image of too many bytes", result: img(append(small[:len(small):len(small)], make([]byte, 5<<20)...)), text: "not shown, at most 5242880"},
+		{name: "image of too many bytes", result: img(append(slices.Clip(small), make([]byte, 5<<20)...)), text: "not shown, at most 5242880"},
 		{name: "image of another type", result: img([]byte("<svg/>")), text: "no PNG"},
 		{name: "image of 7 MB", result: img(make([]byte, 7<<20)), reason: reasonServer},
 		{name: "bad base64", result: `{"content":[{"type":"image","mimeType":"image/png","data":"!"}]}`, reason: reasonAnswer},

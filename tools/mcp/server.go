@@ -83,8 +83,8 @@ func (s Server) maxCallTime() time.Duration { return max(s.callTimeout(), MaxCal
 // inSandbox reports whether the server runs in the session's sandbox.
 func (s Server) inSandbox() bool { return s.Command != "" && !s.OnHost }
 
-// offers reports whether the operator lets a tool be offered.
-func (s Server) offers(raw string) bool {
+// offersTool reports whether the operator lets a tool be offered.
+func (s Server) offersTool(raw string) bool {
 	matches := func(pattern string) bool {
 		prefix, any := strings.CutSuffix(pattern, "*")
 		return pattern == raw || any && strings.HasPrefix(raw, prefix)
@@ -95,8 +95,8 @@ func (s Server) offers(raw string) bool {
 	return len(s.Include) == 0 || slices.ContainsFunc(s.Include, matches)
 }
 
-// check returns what is wrong with the configuration.
-func (s Server) check() error {
+// checkConfig returns the first problem of the configuration.
+func (s Server) checkConfig() error {
 	switch {
 	case s.Command == "" && s.URL == "":
 		return &ConfigError{Server: s.Name, Problem: "neither a command nor a URL"}

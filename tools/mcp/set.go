@@ -38,9 +38,9 @@ type Options struct {
 	Redact func(string) string
 	// StartParallel bounds the servers that start at the same time. Zero means 8.
 	StartParallel int
-	// Version is what servers are told as the version of Caisson.
+	// Version is the version of Caisson, for servers.
 	Version string
-	// Log gets what is no event. Nil: nothing is logged.
+	// Log gets details beside the events. Nil: nothing is logged.
 	Log *zap.Logger
 }
 
@@ -81,7 +81,7 @@ func NewSet(o Options) (*Set, error) {
 	s := &Set{opts: o, limits: defaultFrameLimits, turns: make(chan struct{}, o.StartParallel)}
 	seen := map[string]bool{}
 	for _, cfg := range o.Servers {
-		switch err := cfg.check(); {
+		switch err := cfg.checkConfig(); {
 		case err != nil:
 			return nil, err
 		case seen[cfg.Name]:
@@ -103,7 +103,7 @@ func (s *Set) Start(ctx context.Context) {
 	if !s.started && s.ctx.Err() == nil {
 		s.started = true
 		for _, srv := range s.servers {
-			s.running.Go(srv.run)
+			s.running.Go(srv.runLives)
 		}
 	}
 	s.mu.Unlock()
@@ -121,15 +121,15 @@ func (s *Set) Start(ctx context.Context) {
 // WaitServer returns when a server can be called, or can't: its error is a
 // [*ServerError], or why ctx ended.
 func (s *Set) WaitServer(ctx context.Context, name string) error {
-	srv := s.server(name)
+	srv := s.serverNamed(name)
 	if srv == nil {
 		return &ConfigError{Server: name, Problem: "no such server"}
 	}
-	_, err := srv.ready(ctx)
+	_, err := srv.waitReady(ctx)
 	return err
 }
 
-func (s *Set) server(name string) *server {
+func (s *Set) serverNamed(name string) *server {
 	i := slices.IndexFunc(s.servers, func(srv *server) bool { return srv.cfg.Name == name })
 	if i < 0 {
 		return nil
@@ -170,7 +170,7 @@ func (s *Set) Close(ctx context.Context) error {
 	}
 }
 
-func (s *Set) report(e Event) {
+func (s *Set) reportEvent(e Event) {
 	if s.opts.Report == nil {
 		return
 	}

@@ -99,21 +99,21 @@ func (l *stdioLink) Write(ctx context.Context, msg jsonrpc.Message) error {
 	}
 }
 
-// Close implements [mcp.Connection]. The process is stopped by stop.
+// Close implements [mcp.Connection]. The process is stopped by stopServer.
 func (l *stdioLink) Close() error {
-	l.end(ErrClosed)
+	l.endLink(ErrClosed)
 	return nil
 }
 
-func (l *stdioLink) done() <-chan struct{} { return l.ended }
+func (l *stdioLink) endSignal() <-chan struct{} { return l.ended }
 
-func (l *stdioLink) err() error { return l.cause }
+func (l *stdioLink) endCause() error { return l.cause }
 
-func (l *stdioLink) stderr() (string, int64) { return l.errors.end() }
+func (l *stdioLink) stderrTail() (string, int64) { return l.errors.lastBytes() }
 
-// stop implements [link].
-func (l *stdioLink) stop(ctx context.Context) error {
-	l.end(ErrClosed)
+// stopServer implements [link].
+func (l *stdioLink) stopServer(ctx context.Context) error {
+	l.endLink(ErrClosed)
 	if err := l.proc.Stop(ctx); err != nil {
 		return err
 	}
@@ -130,8 +130,8 @@ func (l *stdioLink) stop(ctx context.Context) error {
 	}
 }
 
-// end ends the connection; the first cause counts.
-func (l *stdioLink) end(cause error) {
+// endLink ends the connection; the first cause counts.
+func (l *stdioLink) endLink(cause error) {
 	l.endOnce.Do(func() {
 		l.cause = cause
 		close(l.ended)
@@ -143,9 +143,8 @@ func (l *stdioLink) readMessages() {
 	for {
 		msg, err := l.framer.readMessage()
 		if err != nil {
-			var violation *ProtocolError
-			if errors.As(err, &violation) {
-				l.end(err)
+			if _, violation := errors.AsType[*ProtocolError](err); violation {
+				l.endLink(err)
 			} else {
 				l.endBroken("output")
 			}
@@ -166,7 +165,7 @@ func (l *stdioLink) endBroken(pipe string) {
 	case <-l.exited:
 	case <-l.ended:
 	case <-time.After(drainTime):
-		l.end(&EndedError{Closed: pipe})
+		l.endLink(&EndedError{Closed: pipe})
 	}
 }
 
@@ -178,7 +177,7 @@ func (l *stdioLink) writeLines() {
 			return
 		case w := <-l.writes:
 			stuck := time.AfterFunc(writeTime, func() {
-				l.end(&TimeoutError{Op: "reading of its input", After: writeTime.String()})
+				l.endLink(&TimeoutError{Op: "reading of its input", After: writeTime.String()})
 			})
 			_, err := io.Writer(stdin).Write(w.line)
 			stuck.Stop()
@@ -200,5 +199,5 @@ func (l *stdioLink) watchProcess() {
 	case <-l.ended:
 	case <-time.After(drainTime): // something it started holds the pipe
 	}
-	l.end(&EndedError{Err: err})
+	l.endLink(&EndedError{Err: err})
 }

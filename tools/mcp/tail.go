@@ -5,7 +5,7 @@ import "sync"
 // tailBytes is how much is kept of what a server writes to its standard error.
 const tailBytes = 64 << 10
 
-// tail keeps the end of what is written to it. It never blocks.
+// tail keeps the end of the text written to it. It never blocks.
 type tail struct {
 	mu    sync.Mutex
 	kept  []byte
@@ -26,8 +26,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// end returns the last bytes, and the number of all.
-func (t *tail) end() (string, int64) {
+// lastBytes returns the last bytes, and the number of all.
+func (t *tail) lastBytes() (string, int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return string(t.kept[max(0, len(t.kept)-tailBytes):]), t.total

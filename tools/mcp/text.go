@@ -17,8 +17,8 @@ func oneLine(s string, limit int) string {
 	return safe
 }
 
-// lines is [oneLine] for text of several lines, of which the end is kept.
-func lines(s string, limit int) string {
+// lastLines is [oneLine] for text of several lines, of which the end is kept.
+func lastLines(s string, limit int) string {
 	s = strings.ToValidUTF8(s, "\ufffd")
 	if len(s) > limit {
 		s = s[len(s)-limit:]

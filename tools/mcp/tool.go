@@ -2,7 +2,6 @@ package mcp
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -35,7 +34,7 @@ func (t *tool) Definition() tools.Definition { return t.offered.def }
 
 // Execute implements [tools.Tool].
 func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, error) {
-	return t.server.request(ctx, call.Delta, func(ctx context.Context, l *life, token string) (tools.Output, error) {
+	return t.server.askServer(ctx, call.Delta, func(ctx context.Context, l *life, token string) (tools.Output, error) {
 		// What was approved is this definition, and no later one.
 		if !t.server.offersNow(t.offered.Tool) {
 			return tools.Output{}, &tools.Error{
@@ -43,7 +42,7 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 				Message: fmt.Sprintf("the server changed or removed %s; look it up again", t.offered.Name),
 			}
 		}
-		params := &mcp.CallToolParams{Name: t.offered.Raw, Arguments: json.RawMessage(call.Input)}
+		params := &mcp.CallToolParams{Name: t.offered.Raw, Arguments: call.Input}
 		params.SetProgressToken(token)
 		result, err := l.session.CallTool(ctx, params)
 		if err != nil {
@@ -56,10 +55,10 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 	})
 }
 
-// request waits for the server, runs do with a call's bounds, and turns its error into
+// askServer waits for the server, runs do with a call's bounds, and turns its error into
 // one for the model. show gets progress.
-func (s *server) request(ctx context.Context, delta func(stream, text string), do func(ctx context.Context, l *life, token string) (tools.Output, error)) (tools.Output, error) {
-	l, err := s.ready(ctx)
+func (s *server) askServer(ctx context.Context, delta func(stream, text string), do func(ctx context.Context, l *life, token string) (tools.Output, error)) (tools.Output, error) {
+	l, err := s.waitReady(ctx)
 	if err != nil {
 		return tools.Output{}, s.callError(ctx, err)
 	}
@@ -79,7 +78,7 @@ func (s *server) request(ctx context.Context, delta func(stream, text string), d
 		text := fmt.Sprintf("The server answered with error %d: %s", answered.Code, answered.Message)
 		return tools.Output{Content: []tools.Block{{Text: text}}}, nil
 	}
-	return tools.Output{}, s.callError(ctx, l.explain(callCtx, err))
+	return tools.Output{}, s.callError(ctx, l.explainError(callCtx, err))
 }
 
 // callError returns the error of a call in words for the model.
@@ -105,7 +104,7 @@ func (s *server) callError(ctx context.Context, err error) error {
 		failed.Reason = reasonAnswer
 		failed.Message = fmt.Sprintf("the MCP server %s did not answer as the protocol requires: %s", s.cfg.Name, oneLine(err.Error(), maxLogBytes))
 	}
-	failed.Message = s.redact(failed.Message)
+	failed.Message = s.redactText(failed.Message)
 	return failed
 }
 
@@ -113,14 +112,11 @@ func (s *server) callError(ctx context.Context, err error) error {
 // before it goes on.
 func (l *life) refuseInput(requests mcp.InputRequestMap) error {
 	for _, request := range requests {
-		switch request.(type) {
-		case *mcp.ElicitParams:
-			l.refuse(methodElicitation, "not allowed")
-		case *mcp.ListRootsParams:
-			l.refuse(methodRoots, "only as a request of its own")
-		default:
-			l.refuse(methodSampling, "not allowed")
+		method := methodSampling
+		if _, ok := request.(*mcp.ElicitParams); ok {
+			method = methodElicitation
 		}
+		l.refuseRequest(method, "not allowed")
 	}
 	return &tools.Error{
 		Class: tools.ErrorPermissionDenied, Reason: reasonInput, Visible: true,
