@@ -4,8 +4,10 @@ package docker
 
 import (
 	"context"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -85,5 +87,28 @@ func TestOverlayOfARemoteEngine(t *testing.T) {
 	b.overlaid(t, &spec)
 	if _, err := b.backend.Create(t.Context(), spec); !errors.Is(err, sandbox.ErrUnsupported) || !strings.Contains(err.Error(), "not on this machine") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// An engine on another machine has no certificates and files of the network of commands:
+// a sandbox that needs them is refused, not started without them.
+func TestEgressOfARemoteEngine(t *testing.T) {
+	base := t.TempDir()
+	b := &bed{state: filepath.Join(base, "state"), workspace: filepath.Join(base, "workspace")}
+	must(t, os.MkdirAll(b.state, 0o700))
+	must(t, os.Mkdir(b.workspace, 0o755))
+	b.backend = b.open(t, Options{Host: "tcp://127.0.0.1:1"})
+	server := httptest.NewTLSServer(nil)
+	t.Cleanup(server.Close)
+	roots := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	for name, egress := range map[string]*sandbox.EgressPlan{
+		"roots": {Roots: roots}, "files": {Files: map[string]string{"apt.conf": "x"}}, "control": {Names: true},
+	} {
+		spec := b.spec(t, newSession())
+		spec.Workspace.Mode, spec.Egress = sandbox.ModeCopy, egress
+		_, err := b.backend.Create(t.Context(), spec)
+		if refused := errors.Is(err, sandbox.ErrUnsupported) && strings.Contains(err.Error(), "use tls:// rules"); refused != (name != "control") || err == nil {
+			t.Errorf("%s: error %v", name, err)
+		}
 	}
 }

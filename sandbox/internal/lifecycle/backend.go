@@ -104,8 +104,9 @@ func (b *Backend) validateSpec(spec sandbox.Spec) error {
 	if err := spec.Egress.Validate(spec.Env); err != nil {
 		return err
 	}
-	if e := spec.Egress; e != nil && len(e.Roots) > 0 && b.Remote && spec.Workspace.Mode == sandbox.ModeCopy {
-		return fmt.Errorf("roots of egress: %w: nothing of this machine can be mounted in the containers of an engine on another one", sandbox.ErrUnsupported)
+	if e := spec.Egress; e != nil && len(e.Roots)+len(e.Files) > 0 && b.Remote && spec.Workspace.Mode == sandbox.ModeCopy {
+		return fmt.Errorf("network of commands: %w: rules of https://, presets, git and keys need certificates or files in the sandbox, and nothing of this machine "+
+			"can be mounted in the containers of an engine on another one: use tls:// rules, or an engine here", sandbox.ErrUnsupported)
 	}
 	if err := validateService(spec); err != nil {
 		return err
