@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,35 +70,100 @@ func (s *Server) answerQuery(message []byte) []byte {
 	return q.respond(true, answer.Address.As4())
 }
 
-// answerDatagrams answers the queries that come by UDP, for good. While the most
-// lookups wait for the host, others wait in the socket, and are dropped by the
-// kernel when that is full.
-func (s *Server) answerDatagrams(names *socket) {
-	places := make(chan struct{}, wire.MaxLookups)
+// datagram is a query that came by UDP.
+type datagram struct {
+	message []byte
+	from    unix.Sockaddr
+}
+
+const (
+	// maxPortQueries bounds the queries of one port that wait for their turn, and
+	// maxWaiting those of all; further ones are dropped.
+	maxPortQueries = 16
+	maxWaiting     = 1024
+)
+
+// turns holds datagrams until it is their turn. Ports take turns: most programs have one
+// for each lookup, so that one which asks without end from a port doesn't keep others
+// from being answered. Which command a datagram is of can't be found out.
+type turns struct {
+	mu      sync.Mutex
+	waiting map[int][]datagram // by port
+	ports   []int              // of waiting, in their order
+	total   int
+	added   chan struct{} // has an element for each datagram
+}
+
+func newTurns() *turns {
+	return &turns{waiting: map[int][]datagram{}, added: make(chan struct{}, maxWaiting)}
+}
+
+// add adds a datagram of a port, or drops it.
+func (q *turns) add(port int, d datagram) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	before := q.waiting[port]
+	if q.total >= maxWaiting || len(before) >= maxPortQueries {
+		return
+	}
+	if len(before) == 0 {
+		q.ports = append(q.ports, port)
+	}
+	q.waiting[port] = append(before, d)
+	q.total++
+	q.added <- struct{}{}
+}
+
+// next waits for the next datagram, and removes it.
+func (q *turns) next() datagram {
+	<-q.added
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	port := q.ports[0]
+	q.ports = q.ports[1:]
+	list := q.waiting[port]
+	if len(list) > 1 {
+		q.waiting[port] = list[1:]
+		q.ports = append(q.ports, port)
+	} else {
+		delete(q.waiting, port)
+	}
+	q.total--
+	return list[0]
+}
+
+// readDatagrams adds the queries that come by UDP to the turns, for good. It waits for
+// nothing else: in the queue of a socket, one program's queries would drop those of all.
+func (s *Server) readDatagrams(names *socket, q *turns) {
+	var message [maxQuery]byte
 	for {
-		var message [maxQuery]byte
 		var n int
 		var from unix.Sockaddr
 		var failed error
 		err := names.raw.Read(func(fd uintptr) bool {
-			places <- struct{}{}
-			s.slots.Do(func() { n, from, failed = unix.Recvfrom(int(fd), message[:], 0) })
-			if failed != nil {
-				<-places
-			}
+			n, from, failed = unix.Recvfrom(int(fd), message[:], unix.MSG_DONTWAIT)
 			return !errors.Is(failed, unix.EAGAIN)
 		})
 		if err != nil {
 			return // the socket is closed, which only tests do
 		}
-		if failed != nil {
-			continue
+		if in, ok := from.(*unix.SockaddrInet4); ok && failed == nil {
+			q.add(in.Port, datagram{slices.Clone(message[:n]), from})
 		}
+	}
+}
+
+// answerDatagrams answers queries that came by UDP, for good.
+func (s *Server) answerDatagrams(names *socket, q *turns) {
+	places := make(chan struct{}, wire.MaxLookups)
+	for {
+		places <- struct{}{}
+		d := q.next()
 		go func() {
 			defer func() { <-places }()
-			if answer := s.answerQuery(message[:n]); answer != nil {
+			if answer := s.answerQuery(d.message); answer != nil {
 				_ = names.raw.Control(func(fd uintptr) {
-					s.slots.Do(func() { _ = unix.Sendto(int(fd), answer, 0, from) }) // lost answers are asked for again
+					s.slots.Do(func() { _ = unix.Sendto(int(fd), answer, 0, d.from) }) // lost answers are asked for again
 				})
 			}
 		}()

@@ -69,7 +69,9 @@ func (s *Server) Start() {
 		go s.acceptAll(l, s.relays, func(c connection) { s.runRelay(c) })
 	}
 	if s.l.names != nil {
-		go s.answerDatagrams(s.l.names)
+		q := newTurns()
+		go s.readDatagrams(s.l.names, q)
+		go s.answerDatagrams(s.l.names, q)
 		go s.acceptAll(s.l.queries, make(chan struct{}, maxQueryConns), s.answerQueries)
 	}
 }
