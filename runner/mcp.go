@@ -255,6 +255,12 @@ func (m *mcpServers) start() bool {
 	if len(m.servers) == 0 || !slices.ContainsFunc(slices.Collect(maps.Values(m.servers)), m.mayCall) {
 		return false
 	}
+	m.startAll()
+	return true
+}
+
+// startAll starts the servers beside everything else, once.
+func (m *mcpServers) startAll() {
 	m.once.Do(func() {
 		go func() {
 			defer close(m.started)
@@ -265,7 +271,27 @@ func (m *mcpServers) start() bool {
 			m.set.Start(m.ctx)
 		}()
 	})
-	return true
+}
+
+// StartServers starts the servers of tools, whatever the policy says of them, and returns
+// when each has started or failed, or ctx ends. Records have how each start went.
+func (s *Session) StartServers(ctx context.Context) error {
+	if s.ctx.Err() != nil {
+		return fmt.Errorf("start servers: %w: %w", ErrOver, context.Cause(s.ctx))
+	}
+	if slices.ContainsFunc(s.servers, func(one *mcpServer) bool { return one.runsInSandbox() }) {
+		s.sandbox.EnsureStarted()
+	}
+	s.startServices()
+	s.mcp.startAll()
+	select {
+	case <-s.mcp.started:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-s.ctx.Done():
+		return context.Cause(s.ctx)
+	}
 }
 
 // waitTool starts the servers and waits for that of a tool, if it is one of a server's.

@@ -203,6 +203,11 @@ func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface,
 	if err := s.readEgressKeys(ctx, s.workspace.Path); err != nil {
 		return nil, nil, err
 	}
+	if s.servers {
+		if err := s.readServerKeys(ctx, s.workspace.Path); err != nil {
+			return nil, nil, err
+		}
+	}
 	hidden := s.knownSecrets()
 	dir, err := sessiondir.Create(s.environ.stateDir(), hidden)
 	if err != nil {
@@ -211,6 +216,9 @@ func (s *sessionBuilder) openWithoutModel(ctx context.Context, u *userInterface,
 	done = func() { _ = dir.Close() } // an empty directory that stays does no harm
 	s.setLogger(dir.Log)
 	o, err := s.sandboxOptions(ctx, u)
+	if err == nil && s.servers {
+		o.MCP, err = s.serverOptions(o)
+	}
 	if err == nil {
 		o.Dir, o.Task, o.Secrets = dir, task, hidden
 		o.InstructionFiles, o.InstructionTexts = false, nil

@@ -2,15 +2,22 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/policy"
 )
@@ -18,7 +25,7 @@ import (
 // newMCPCommand returns the command that serves clients, with those about servers below it.
 func newMCPCommand(a *app) *cobra.Command {
 	cmd := newMCPServeCommand(a)
-	cmd.AddCommand(newMCPListCommand(a))
+	cmd.AddCommand(newMCPListCommand(a), newMCPTestCommand(a))
 	return cmd
 }
 
@@ -205,4 +212,270 @@ func sortedNames[V any](m map[string]V) []string {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// serverOptions returns the MCP servers of a session with these options. Their keys have
+// been read.
+func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, error) {
+	var o runner.MCPOptions
+	names, err := s.conf.UsedServers()
+	if err != nil {
+		return o, err
+	}
+	target := cmp.Or(of.Target, sandbox.WorkspaceDir)
+	for _, name := range names {
+		one, err := s.conf.ServerOptions(name, target, s.workspace.Path)
+		if err != nil {
+			return o, err
+		}
+		one.Egress.Secrets = s.serverKeys[name]
+		o.Servers = append(o.Servers, one)
+	}
+	for _, skipped := range s.conf.SkippedServers {
+		o.Skipped = append(o.Skipped, record.Ignored(skipped))
+	}
+	if of.Choice.Chosen != "docker" { // an engine may be on another machine
+		o.MachineMemory = machineMemory()
+	}
+	return o, nil
+}
+
+const mcpTestLong = `Start the MCP servers in a fresh sandbox, as a session on the workspace would, list what each offers, and
+end them. With a NAME only that one is started. No tool is called, and no model is asked anything.
+
+A server that a session would not have, because mcp_use or disabled leaves it out, can be named too.
+The policy does not count: a server starts though no call of its tools would run.
+`
+
+func newMCPTestCommand(a *app) *cobra.Command {
+	var f mcpFlags
+	cmd := &cobra.Command{
+		Use:     "test [flags] [NAME]",
+		Short:   "Start the MCP servers in a fresh sandbox, and list their tools",
+		Long:    mcpTestLong + exitHelp(map[int]string{exitFailed: "a server did not start, or something was left behind"}, usesConfig|usesInput|startsSandbox|runsCommands|interruptible),
+		Example: "  caisson mcp test\n  caisson mcp test github --json",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return newUsageError("mcp test takes the name of one server, got %d arguments", len(args))
+			}
+			return testServers(cmd.Context(), a, f, firstArgument(args))
+		},
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().BoolVar(&f.json, "json", false, "write JSON")
+	f.addTo(cmd, "Task", "Sandbox")
+	return cmd
+}
+
+// testedServer is a server as caisson mcp test tells it.
+type testedServer struct {
+	Name      string           `json:"name"`
+	Transport string           `json:"transport"`
+	Runs      string           `json:"runs,omitempty"`
+	Started   bool             `json:"started"`
+	Protocol  string           `json:"protocol,omitempty"`
+	Title     string           `json:"title,omitempty"`
+	Version   string           `json:"version,omitempty"`
+	Tools     []testedTool     `json:"tools"`
+	Skipped   []record.Ignored `json:"skipped"`
+	Resources bool             `json:"resources"`
+	Prompts   bool             `json:"prompts"`
+	// Cause is why it did not start, Stderr the end of its standard error.
+	Cause  string `json:"cause,omitempty"`
+	Stderr string `json:"stderr,omitempty"`
+	WallMS int64  `json:"wall_ms"`
+}
+
+// testedTool is one tool of a server.
+type testedTool struct {
+	Name   tools.Name  `json:"name"`
+	Class  tools.Class `json:"class"`
+	SHA256 string      `json:"sha256"`
+}
+
+// testServers starts the servers, or the named one, and shows how that went.
+func testServers(ctx context.Context, a *app, f mcpFlags, name string) error {
+	s, err := openSessionBuilder(a, f.settings, f.profile, f.workspace, f.project)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := s.selectServer(name); err != nil {
+		return err
+	}
+	used, err := s.conf.UsedServers()
+	if err != nil {
+		return err
+	}
+	if len(used) == 0 {
+		return &commandError{Status: exitInput, Problem: record.Problem{Cause: "there is no MCP server to test", Hint: "caisson mcp ls lists those of the configuration."}}
+	}
+	s.orders = slices.ContainsFunc(used, func(name string) bool {
+		server := s.conf.MCP[name]
+		return server.RunsInSandbox()
+	})
+	u := newInterface(a, false)
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
+	defer stop()
+	defer u.close(ctx)
+	tested, r, err := s.startServers(ctx, u, force, used)
+	if err != nil {
+		return cmp.Or(interruption(ctx), err)
+	}
+	u.reportEnd(r)
+	status := r.ExitStatus
+	for _, one := range tested {
+		if !one.Started {
+			status = max(status, exitFailed)
+		}
+	}
+	if f.json {
+		return cmp.Or(writeJSON(a.stdout, tested), exitWith(status))
+	}
+	return cmp.Or(showTested(a, tested), exitWith(status))
+}
+
+// selectServer leaves one server alone; "" leaves those of a session.
+func (s *settings) selectServer(name string) error {
+	if name == "" {
+		return nil
+	}
+	server, known := s.conf.MCP[name]
+	if !known {
+		return &commandError{Status: exitInput, Problem: record.Problem{
+			Cause: fmt.Sprintf("there is no MCP server %q", name), Hint: "caisson mcp ls lists those of the configuration, and why one of the workspace does not count.",
+		}}
+	}
+	server.Disabled = false
+	s.conf.MCP, s.conf.MCPUse = config.MCPServers{name: server}, nil
+	return nil
+}
+
+// startServers opens a session without a model, starts its servers, and closes it. It
+// returns how each start went, in the order of names.
+func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, force <-chan struct{}, names []string) ([]testedServer, runner.Report, error) {
+	s.servers = true
+	list := &serverList{tested: map[string]testedServer{}}
+	session, done, err := s.openWithoutModel(ctx, u, force, "caisson mcp test", func(o *runner.Options) {
+		mirror := o.Mirror
+		o.Mirror = func(r record.Record, line []byte) {
+			if !list.add(r) { // the result has it
+				mirror(r, line)
+			}
+		}
+	})
+	if err != nil {
+		return nil, runner.Report{}, err
+	}
+	defer done()
+	err = session.StartServers(ctx)
+	r := session.Close()
+	if err != nil {
+		return nil, r, err
+	}
+	var out []testedServer
+	for _, name := range names {
+		one, known := list.tested[name]
+		if !known {
+			server := s.conf.MCP[name]
+			one = testedServer{Name: name, Transport: server.Transport(), Tools: []testedTool{}, Skipped: []record.Ignored{}, Cause: "it was not started"}
+		}
+		out = append(out, one)
+	}
+	return out, r, nil
+}
+
+// serverList collects the first start of each server from records.
+type serverList struct {
+	mu     sync.Mutex
+	tested map[string]testedServer
+}
+
+// add reports whether a record is about a server.
+func (l *serverList) add(r record.Record) bool {
+	var one testedServer
+	switch r.Kind {
+	case record.KindMCPServerStarted:
+		var p record.MCPServerStarted
+		if json.Unmarshal(r.Payload, &p) != nil {
+			return false
+		}
+		one = testedServer{
+			Name: p.Server, Transport: p.Transport, Runs: p.Runs, Started: true, Protocol: p.Protocol, Title: p.Title, Version: p.Version,
+			Skipped: record.NonNil(p.Skipped), Resources: p.Resources, Prompts: p.Prompts, WallMS: p.WallMS, Tools: []testedTool{},
+		}
+		class := tools.ClassNetwork
+		if p.Runs == runsInSandbox {
+			class = tools.ClassExecute
+		}
+		for _, t := range p.Tools {
+			one.Tools = append(one.Tools, testedTool{t.Name, class, t.SHA256})
+		}
+	case record.KindMCPServerFailed:
+		var p record.MCPServerFailed
+		if json.Unmarshal(r.Payload, &p) != nil {
+			return false
+		}
+		one = testedServer{Name: p.Server, Transport: p.Transport, Cause: p.Cause, Stderr: p.Stderr, WallMS: p.WallMS, Tools: []testedTool{}, Skipped: []record.Ignored{}}
+	case record.KindMCPServerStopped:
+		return true
+	default:
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if _, seen := l.tested[one.Name]; !seen {
+		l.tested[one.Name] = one
+	}
+	return true
+}
+
+// hint returns what may help a server that did not start, "" for nothing.
+func (t testedServer) hint() string {
+	switch {
+	case strings.Contains(t.Cause, "exit code 127"):
+		return "Name a program of the image. With image host, host_image.toolchains in the configuration adds yours; caisson doctor prints the line."
+	case strings.Contains(t.Stderr, "ENOTFOUND") || strings.Contains(t.Stderr, "EAI_AGAIN"):
+		return "It has no network but its own: add egress to the server, such as {presets: [npm]} for npx."
+	}
+	return ""
+}
+
+// hashPrefix is the length of the shown beginning of a hash.
+const hashPrefix = 12
+
+func showTested(a *app, list []testedServer) error {
+	var errs []error
+	say := func(format string, args ...any) {
+		text, _ := tools.Display(fmt.Sprintf(format, args...))
+		_, err := fmt.Fprintln(a.stdout, text)
+		errs = append(errs, err)
+	}
+	for _, one := range list {
+		took := (time.Duration(one.WallMS) * time.Millisecond).String()
+		if !one.Started {
+			say("%s: did not start, after %s: %s", one.Name, took, one.Cause)
+			for line := range strings.Lines(one.Stderr) {
+				say("    | %s", strings.TrimRight(line, "\n"))
+			}
+			if hint := one.hint(); hint != "" {
+				say("    %s", hint)
+			}
+			continue
+		}
+		say("%s: %s %s, by %s in the protocol of %s, after %s: %d tools", one.Name, one.Title, one.Version, one.Transport, one.Protocol, took, len(one.Tools))
+		for _, t := range one.Tools {
+			say("    %s  %s  sha256 %.*s", t.Name, t.Class, hashPrefix, t.SHA256)
+		}
+		for _, i := range one.Skipped {
+			say("    skipped: %s: %s", i.Name, i.Why)
+		}
+		if one.Resources {
+			say("    It has resources.")
+		}
+		if one.Prompts {
+			say("    It has prompts.")
+		}
+	}
+	return errors.Join(errs...)
 }

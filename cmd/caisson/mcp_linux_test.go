@@ -4,6 +4,10 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -136,6 +140,69 @@ mcpServers:
 		_, out, stderr := h.run(t, []string{"KEY=not-to-be-shown"}, args...)
 		if strings.Contains(out+stderr, "not-to-be-shown") {
 			t.Errorf("%v:\n%s%s", args, out, stderr)
+		}
+	}
+}
+
+// serveMCP is a server over HTTP with one tool, which answers calls with the text of want
+// and of the header X.
+func serveMCP(t *testing.T) string {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var m struct {
+			ID     json.RawMessage `json:"id"`
+			Method string          `json:"method"`
+		}
+		if r.Method != http.MethodPost || json.NewDecoder(r.Body).Decode(&m) != nil {
+			w.WriteHeader(http.StatusMethodNotAllowed)
+			return
+		}
+		results := map[string]string{
+			"initialize": `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"tiny","version":"1"}}`,
+			"tools/list": `{"tools":[{"name":"hello","description":"Says hello.","inputSchema":{"type":"object"}},{"name":"bad name!","inputSchema":{"type":"object"}}]}`,
+		}
+		result, ok := results[m.Method]
+		switch {
+		case m.ID == nil:
+			w.WriteHeader(http.StatusAccepted)
+		case !ok:
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"error":{"code":-32601,"message":"method not found"}}`, m.ID)
+		default:
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, result)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+// TestMCPTest: each server is started, what it offers is listed, and one that does not
+// start is the exit status.
+func TestMCPTest(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nothing := "http://" + free.Addr().String()
+	free.Close()
+	h := newServerWorkspace(t, `{}`, "mcpServers:\n  good: {url: '"+serveMCP(t)+"/mcp', headers: {X: a-secret-value}}\n  bad: {url: '"+nothing+"/mcp'}\n")
+	status, out, stderr := h.run(t, nil, "mcp", "test", "--json")
+	var tested []testedServer
+	if err := json.Unmarshal([]byte(out), &tested); err != nil {
+		t.Fatalf("%v: %s%s", err, out, stderr)
+	}
+	if status != exitFailed || len(tested) != 2 || tested[0].Started || tested[0].Cause == "" {
+		t.Errorf("status %d, %+v, %s", status, tested, stderr)
+	}
+	good := tested[1]
+	if !good.Started || good.Title != "tiny" || len(good.Tools) != 1 || good.Tools[0].Name != "good/hello" || len(good.Tools[0].SHA256) != 64 || len(good.Skipped) != 1 {
+		t.Errorf("%+v", good)
+	}
+	for name, want := range map[string]int{"good": exitDone, "bad": exitFailed, "other": exitInput} {
+		status, out, stderr := h.run(t, nil, "mcp", "test", name)
+		if status != want || name == "good" && !strings.Contains(out, "good/hello  network  sha256 "+good.Tools[0].SHA256[:hashPrefix]+"\n") {
+			t.Errorf("%s: status %d, %s%s", name, status, out, stderr)
 		}
 	}
 }

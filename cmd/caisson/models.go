@@ -173,28 +173,53 @@ func (s *settings) readKeys(ctx context.Context, models []config.SelectedModel, 
 // *commandError or a [config.Error], and hold none of them.
 func (s *settings) readEgressKeys(ctx context.Context, workspace string) error {
 	keys, err := s.conf.EgressKeys()
+	if err == nil {
+		s.egressKeys, err = s.readKeysOf(ctx, "egress.secrets", keys, workspace)
+	}
+	return err
+}
+
+// readServerKeys is readEgressKeys for the keys of the MCP servers of a session.
+func (s *settings) readServerKeys(ctx context.Context, workspace string) error {
+	names, err := s.conf.UsedServers()
 	if err != nil {
 		return err
 	}
-	s.egressKeys = nil
+	s.serverKeys = map[string][]secret.Secret{}
+	for _, name := range names {
+		keys, err := s.conf.ServerKeys(name)
+		if err != nil {
+			return err
+		}
+		if s.serverKeys[name], err = s.readKeysOf(ctx, "mcpServers."+name+".egress.secrets", keys, workspace); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readKeysOf reads the keys of a setting.
+func (s *settings) readKeysOf(ctx context.Context, setting string, keys []config.EgressKey, workspace string) ([]secret.Secret, error) {
+	var out []secret.Secret
 	for _, k := range keys {
-		where := "egress.secrets." + k.Name
+		where := setting + "." + k.Name
 		if k.Command != nil {
+			var err error
 			if k.Value, err = readKey(ctx, s.environ, k.Command, resolvePath(workspace)); err != nil {
-				return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
+				return nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
 					Cause: "the command for the key " + where + " failed: " + err.Error(),
 					Hint:  "Run it yourself: it has to print the key, and nothing else, to standard output.",
 				}}
 			}
 		} else if k.Value = s.environ.get(k.Env); k.Value == "" {
-			return &config.Error{Where: where, Message: "the variable " + k.Env + " is not set", Hint: "set it, or take the key out"}
+			return nil, &config.Error{Where: where, Message: "the variable " + k.Env + " is not set", Hint: "set it, or take the key out"}
 		}
-		s.egressKeys = append(s.egressKeys, k.Secret)
+		out = append(out, k.Secret)
 	}
-	if _, err := secret.New(s.egressKeys); err != nil {
-		return &config.Error{Where: "egress.secrets", Message: err.Error(), Hint: "fix the key, or its settings"}
+	if _, err := secret.New(out); err != nil {
+		return nil, &config.Error{Where: setting, Message: err.Error(), Hint: "fix the key, or its settings"}
 	}
-	return nil
+	return out, nil
 }
 
 // readKey runs a command in an environment and returns the line that it prints. Errors

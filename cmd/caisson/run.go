@@ -22,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/dispatch"
 	"github.com/caisson-run/caisson/tools/memory"
 	"github.com/caisson-run/caisson/tools/policy"
@@ -242,6 +243,8 @@ type sessionBuilder struct {
 	// reads is set if the command, as far as is known, needs no sandbox, and orders if it
 	// needs one whatever the policy, and reports what the image lacks by itself.
 	reads, orders bool
+	// servers is set if a session without a model has the MCP servers too.
+	servers bool
 	// resume is the id of the session to go on with, "" for a new one.
 	resume string
 	// chat is set if messages come later, so that no task is needed.
@@ -298,7 +301,7 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 	if err := s.readKeys(ctx, selected, s.workspace.Path); err != nil {
 		return runner.Options{}, nil, err
 	}
-	if err := s.readEgressKeys(ctx, s.workspace.Path); err != nil {
+	if err := cmp.Or(s.readEgressKeys(ctx, s.workspace.Path), s.readServerKeys(ctx, s.workspace.Path)); err != nil {
 		return runner.Options{}, nil, err
 	}
 	hidden := s.knownSecrets(selected...)
@@ -332,6 +335,9 @@ func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u repo
 		err = newUsageError("a task is needed: as the argument, by -f FILE, or - for standard input")
 	} else {
 		o, err = s.sandboxOptions(ctx, u)
+	}
+	if err == nil {
+		o.MCP, err = s.serverOptions(o)
 	}
 	if err != nil {
 		end()
@@ -492,5 +498,13 @@ func (s *sessionBuilder) openMemory() *memory.Store {
 // anything else asks for one.
 func (s *sessionBuilder) mayNeedSandbox(policy policy.Policy) (bool, error) {
 	defs, err := toolsOf(&s.conf)
-	return s.orders || s.verifies || !s.reads && policy.AllowsSandboxed(defs, s.workspace.Path), err
+	if err != nil {
+		return false, err
+	}
+	used, err := s.conf.UsedServers()
+	inServers := slices.ContainsFunc(used, func(name string) bool {
+		server := s.conf.MCP[name]
+		return server.RunsInSandbox() && policy.AllowsServer(name, tools.ClassExecute, tools.PlaceSandbox, s.workspace.Path)
+	})
+	return s.orders || s.verifies || !s.reads && (inServers || policy.AllowsSandboxed(defs, s.workspace.Path)), err
 }

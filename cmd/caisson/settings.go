@@ -136,6 +136,8 @@ type settings struct {
 	instructions []approval.TrustedFile
 	// egressKeys are the keys that commands use without having them, once they are read.
 	egressKeys []secret.Secret
+	// serverKeys are those of MCP servers, by their names.
+	serverKeys map[string][]secret.Secret
 	// shared is set if the process has many sessions, which share the machine.
 	shared bool
 	// forClients leaves the flags of this program out of errors and facts: clients of
@@ -308,6 +310,11 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 	}
 	for _, k := range s.egressKeys {
 		printed = append(printed, redact.Secret{Name: "egress.secrets." + k.Name, Value: k.Value})
+	}
+	for name, keys := range s.serverKeys {
+		for _, k := range keys {
+			printed = append(printed, redact.Secret{Name: "mcpServers." + name + ".egress.secrets." + k.Name, Value: k.Value})
+		}
 	}
 	for name, value := range s.conf.ServerSecrets() {
 		printed = append(printed, redact.Secret{Name: name, Value: value})

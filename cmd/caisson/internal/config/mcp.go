@@ -20,6 +20,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/mcp"
 )
 
 // Secret is a value that no output, record or log may hold.
@@ -196,6 +197,9 @@ func (s *MCPBase) Transport() string {
 	}
 	return s.Type
 }
+
+// RunsInSandbox reports whether the server is a program in the sandbox of its session.
+func (s *MCPServer) RunsInSandbox() bool { return s.Command != "" && !s.OnHost }
 
 // ServerSource returns the file that has a server.
 func (c *Config) ServerSource(name string) string {
@@ -407,4 +411,33 @@ func nearbyNetworks(host string) []string {
 		return nil
 	}
 	return []string{ip.String()}
+}
+
+// ServerOptions returns a server for a session, without the keys of its egress. Target is
+// where the workspace is mounted in the sandbox, and workspace its path on this machine.
+func (c *Config) ServerOptions(name, target, workspace string) (runner.MCPServer, error) {
+	s := c.MCP[name]
+	out := runner.MCPServer{Server: mcp.Server{
+		Name: name, Command: s.Command, Args: s.Args, OnHost: s.OnHost, Memory: int64(valueOr(s.Memory, 0)), Processes: int(valueOr(s.Processes, 0)),
+		URL: s.URL, SSE: s.Transport() == MCPSSE, Include: s.Include, Exclude: s.Exclude,
+		StartTimeout: time.Duration(valueOr(s.StartTimeout, 0)), CallTimeout: s.callTimeout(), Source: c.ServerSource(name),
+	}}
+	for _, variable := range sortedKeys(s.Env) {
+		out.Env = append(out.Env, variable+"="+string(s.Env[variable]))
+	}
+	if len(s.Headers) > 0 {
+		out.Headers = map[string]string{}
+	}
+	for header, value := range s.Headers {
+		out.Headers[header] = string(value)
+	}
+	if out.Dir = s.Cwd; s.Cwd != "" && !path.IsAbs(s.Cwd) {
+		if s.OnHost {
+			target = workspace
+		}
+		out.Dir = path.Join(target, s.Cwd)
+	}
+	var err error
+	out.Egress, err = c.ServerEgress(name)
+	return out, err
 }
