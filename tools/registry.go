@@ -34,7 +34,8 @@ func (e *RegistrationError) Unwrap() error { return e.Err }
 
 // RegisteredTool is one tool that passed registration.
 type RegisteredTool struct {
-	// Definition has its defaults filled in.
+	// Definition has its defaults filled in. Its schema is the one that models are offered:
+	// a full one is rewritten to what providers accept.
 	Definition Definition
 	// Wire is the name under which models see the tool.
 	Wire    LLMName
@@ -78,6 +79,7 @@ func (r *Registry) Register(f Factory) error {
 	if len(problems) > 0 {
 		return &RegistrationError{Name: def.Name, Problems: problems}
 	}
+	def.InputSchema = schema.offered
 	wire, _ := name.LLM() // ParseName has checked it
 	return r.insertTool(&RegisteredTool{Definition: def, Wire: wire, factory: f, schema: schema, removed: make(chan struct{})})
 }

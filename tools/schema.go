@@ -57,6 +57,7 @@ func checkFull(schema any) []string {
 	if root, ok := c.checkRoot(schema); ok {
 		c.properties = countProperties(root)
 		c.checkCount()
+		c.problems = append(c.problems, checkNumbers(root, "")...)
 	}
 	return c.problems
 }

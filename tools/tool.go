@@ -30,8 +30,8 @@ type Definition struct {
 	Description string
 	// InputSchema is a JSON Schema object in the subset of docs/tools.md. It may have
 	// any other keyword if FullSchema is set, which only tools of a server can set:
-	// providers get such a schema as it is, and inputs are validated as
-	// jsonschema.CompileForeign has it.
+	// registration rewrites what providers would refuse in it, and inputs are validated
+	// with all of it.
 	InputSchema json.RawMessage
 	FullSchema  bool
 	// Hash identifies what the server of a tool declares: the hex SHA-256 of it as

@@ -1,6 +1,7 @@
 package tools
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -25,6 +26,8 @@ const (
 type inputSchema struct {
 	root    *jsonschema.Schema
 	aliases map[string]string
+	// offered is the schema that models are offered.
+	offered json.RawMessage
 }
 
 // compileSchema checks a definition's schema, against the subset unless it may be any
@@ -52,7 +55,11 @@ func compileSchema(def Definition) (*inputSchema, []string) {
 		}
 		return nil, problems
 	}
-	return &inputSchema{root: compiled, aliases: maps.Clone(def.Aliases)}, nil
+	offered := def.InputSchema
+	if def.FullSchema {
+		offered = offeredSchema(doc)
+	}
+	return &inputSchema{root: compiled, aliases: maps.Clone(def.Aliases), offered: offered}, nil
 }
 
 // checkAliases wants every alias to lead to a property, and to be none itself.

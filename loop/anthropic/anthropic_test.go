@@ -371,3 +371,23 @@ func TestInvalidOptions(t *testing.T) {
 		}
 	}
 }
+
+// A schema of a server's tool arrives as it is, without the properties that the API
+// refuses: the request would fail for all tools.
+func TestSchemasOfServers(t *testing.T) {
+	e := newEndpoint(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
+		sendEvents(w, stream(block(0, `{"type":"text","text":"Hi."}`), ended("end_turn"))...)
+	})
+	req := newRequest()
+	req.Tools[0].InputSchema = []byte(`{"type":"object","properties":{"$filter":{"type":"string"},"a.b-c":{"$ref":"#/$defs/d"},"properties":{"type":"object","properties":{"ü":{},"e":{"enum":[{"properties":{"$f":1}}]}}}},
+		"required":["$filter","a.b-c"],"$defs":{"d":{"anyOf":[{"type":"string"},{"type":"null"}]}},"additionalProperties":{"type":"string"}}`)
+	if _, err := e.newModel(t, nil).Complete(t.Context(), req, nil); err != nil {
+		t.Fatal(err)
+	}
+	want := `{"type":"object","properties":{"a.b-c":{"$ref":"#/$defs/d"},"properties":{"type":"object","properties":{"e":{"enum":[{"properties":{"$f":1}}]}}}},
+		"required":["a.b-c"],"$defs":{"d":{"anyOf":[{"type":"string"},{"type":"null"}]}},"additionalProperties":{"type":"string"}}`
+	got := e.Request(t, 0).Body["tools"].([]any)[0].(map[string]any)["input_schema"]
+	if diff := cmp.Diff(decode(t, want), got); diff != "" {
+		t.Errorf("schema (-want +got):\n%s", diff)
+	}
+}

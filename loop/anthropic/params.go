@@ -5,7 +5,10 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/anthropics/anthropic-sdk-go"
 
@@ -87,12 +90,56 @@ func buildTools(definitions []tools.Definition) ([]anthropic.ToolUnionParam, err
 		if err := json.Unmarshal(d.InputSchema, &schema); err != nil {
 			return nil, fmt.Errorf("offer tool %s: schema: %w", d.Name, err)
 		}
+		dropProperties(schema)
 		delete(schema, "type") // the library writes it
 		out = append(out, anthropic.ToolUnionParam{OfTool: &anthropic.ToolParam{
 			Name: string(name), Description: anthropic.String(d.Description), InputSchema: anthropic.ToolInputSchemaParam{ExtraFields: schema},
 		}})
 	}
 	return out, nil
+}
+
+// maxPropertyBytes bounds the name of a property; see acceptsProperty.
+const maxPropertyBytes = 64
+
+// acceptsProperty reports whether the API takes a property of this name in the schema of a
+// tool. It refuses the whole request for another one.
+func acceptsProperty(name string) bool {
+	for _, r := range name {
+		if r > unicode.MaxASCII || !unicode.IsLetter(r) && !unicode.IsDigit(r) && !strings.ContainsRune("_.-", r) {
+			return false
+		}
+	}
+	return name != "" && len(name) <= maxPropertyBytes
+}
+
+// dropProperties removes the properties that the API does not take from a schema and its
+// parts: the tool of a server may have some, such as $filter.
+func dropProperties(v any) {
+	switch v := v.(type) {
+	case []any:
+		for _, part := range v {
+			dropProperties(part)
+		}
+	case map[string]any:
+		if named, ok := v["properties"].(map[string]any); ok {
+			maps.DeleteFunc(named, func(name string, _ any) bool { return !acceptsProperty(name) })
+			if required, ok := v["required"].([]any); ok {
+				v["required"] = slices.DeleteFunc(required, func(name any) bool { text, _ := name.(string); return !acceptsProperty(text) })
+			}
+		}
+		for key, part := range v {
+			switch named, _ := part.(map[string]any); key {
+			case "properties", "patternProperties", "$defs", "definitions", "dependentSchemas":
+				for _, schema := range named {
+					dropProperties(schema)
+				}
+			case "enum", "const", "default", "examples":
+			default:
+				dropProperties(part)
+			}
+		}
+	}
 }
 
 // calledTools returns a definition for each tool that the messages call.

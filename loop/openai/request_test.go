@@ -235,3 +235,23 @@ func TestLongToolNames(t *testing.T) {
 		t.Errorf("control: the whole name %q is sent, or short: %v", whole, err)
 	}
 }
+
+// A schema of a server's tool arrives as it is, and no tool is strict:
+// strict schemas are a small subset.
+func TestSchemasOfServers(t *testing.T) {
+	const schema = `{"type":"object","properties":{"$filter":{"$ref":"#/$defs/d"}},"patternProperties":{"^x":{"not":{"const":null}}},"$defs":{"d":{"oneOf":[{"type":"string"},{"type":"null"}]}},"additionalProperties":{"type":"string"}}`
+	var want any
+	if err := json.Unmarshal([]byte(schema), &want); err != nil {
+		t.Fatal(err)
+	}
+	req := wiretest.NewRequest()
+	req.Tools[0].InputSchema = []byte(schema)
+	chat := newEndpoint(t, wiretest.RespondJSON(http.StatusOK, doneResponse))
+	if _, _, err := wiretest.CallModel(t, chat.newModel(t, nil), req); err != nil {
+		t.Fatal(err)
+	}
+	tool := chat.Request(t, 0).Body["tools"].([]any)[0].(map[string]any)["function"].(map[string]any)
+	if diff := cmp.Diff(want, tool["parameters"]); diff != "" || tool["strict"] == true {
+		t.Errorf("strict %v, schema (-want +got):\n%s", tool["strict"], diff)
+	}
+}

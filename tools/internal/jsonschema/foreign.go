@@ -89,7 +89,7 @@ func (c *compiler) compileForeignObject(s *Schema, doc map[string]any) {
 	if ref, ok := doc["$ref"]; ok {
 		c.within("$ref", func() { s.ref = c.resolveRef(ref) })
 		if f.old {
-			return
+			s = newSchema() // what is beside it is checked, and does not count
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(doc)) {
@@ -107,6 +107,8 @@ func (c *compiler) compileForeignKeyword(s *Schema, key string, doc map[string]a
 	case slices.Contains([]string{"$ref", "$schema", "title", "description", "format", "additionalItems"}, key):
 	case slices.Contains([]string{"$dynamicRef", "$recursiveRef", "unevaluatedItems", "unevaluatedProperties"}, key):
 		f.inexact = true
+	case key == "$defs" || key == "definitions": // providers check them too
+		c.compileNamed(v)
 	case key == "items" && isList:
 		c.compileItemList(s, list, doc)
 	case key == "dependencies":
@@ -206,8 +208,10 @@ func (c *compiler) resolveRef(v any) *Schema {
 		for token := range strings.SplitSeq(fragment[1:], "/") {
 			path = append(path, strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~"))
 		}
-	default:
+	case IsAnchor(fragment):
 		path, found = findAnchor(f.root, fragment, nil)
+	default:
+		found = false
 	}
 	target, there := find(f.root, path)
 	if !found || !there {
@@ -219,6 +223,17 @@ func (c *compiler) resolveRef(v any) *Schema {
 	s := c.compileSchema(target)
 	c.path = from
 	return s
+}
+
+// IsAnchor reports whether a plain name can be that of a schema.
+func IsAnchor(s string) bool {
+	for i, r := range s {
+		letter := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r == '_'
+		if !letter && (i == 0 || !(r >= '0' && r <= '9' || r == '-' || r == '.')) {
+			return false
+		}
+	}
+	return s != ""
 }
 
 // find returns the part of a document at a path.
