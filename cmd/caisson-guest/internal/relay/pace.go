@@ -48,15 +48,17 @@ func (p *pace) skip() {
 
 // A pause gives a request of the host the processors: what a transfer of more than
 // bulkBytes has under way would be moved first, and then more of it beside the
-// command. Between two pauses is a gap, so that transfers go on whatever the host
-// does.
+// command. A short command takes 1 to 2 ms, and 5 to 10 in gVisor. Between two pauses
+// is a gap, so that transfers go on whatever the host does.
 const (
-	bulkBytes = 1 << 20
-	pauseTime = 20 * time.Millisecond
-	pauseGap  = 10 * time.Millisecond
+	bulkBytes     = 4 << 20
+	pauseTime     = 20 * time.Millisecond
+	slowPauseTime = 40 * time.Millisecond // in gVisor
+	pauseGap      = 10 * time.Millisecond
 )
 
 type pause struct {
+	time  time.Duration
 	mu    sync.Mutex
 	until time.Time
 }
@@ -66,7 +68,7 @@ func (p *pause) begin() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if now := time.Now(); now.Sub(p.until) >= pauseGap {
-		p.until = now.Add(pauseTime)
+		p.until = now.Add(p.time)
 	}
 }
 

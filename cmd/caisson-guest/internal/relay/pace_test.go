@@ -42,7 +42,7 @@ func TestPace(t *testing.T) {
 
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var p pause
+		p := pause{time: pauseTime}
 		began := time.Now()
 		wantWait := func(moved int, want time.Duration) {
 			t.Helper()

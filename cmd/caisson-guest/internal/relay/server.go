@@ -51,15 +51,15 @@ const (
 // at the same moment.
 func New(l *Listeners, w *wire.Writer, slots output.Slots) *Server {
 	owners := newOwners()
-	rate := connRate
+	rate, pausing := connRate, pauseTime
 	if !owners.useDiag() { // gVisor
-		rate = slowConnRate
+		rate, pausing = slowConnRate, slowPauseTime
 	}
 	return &Server{
 		writer: w, slots: slots, l: l, owners: owners, streams: map[uint32]stream{},
 		relays: make(chan struct{}, wire.MaxRelays), lookups: make(chan struct{}, wire.MaxLookups), blocks: make(chan struct{}, movingBlocks),
 		pool: sync.Pool{New: func() any { return wire.NewBlock(blockSize) }},
-		pace: pace{interval: time.Second / time.Duration(rate*runtime.NumCPU())},
+		pace: pace{interval: time.Second / time.Duration(rate*runtime.NumCPU())}, pause: pause{time: pausing},
 	}
 }
 
