@@ -54,8 +54,8 @@ type Options struct {
 	MaxBytes int64
 	// MaxFileBytes bounds one content, by default 2 GiB. A larger one is not kept.
 	MaxFileBytes int64
-	// Temporary caches are removed with their session, so that nothing is synced to the
-	// disk.
+	// Temporary caches are those of one process, and removed with it: nothing is synced to
+	// the disk, and downloads are not locked.
 	Temporary bool
 }
 

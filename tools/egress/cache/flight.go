@@ -257,6 +257,9 @@ func (f *flight) serveEntry(e entry, content *os.File) {
 
 // lockDownload waits until no other process downloads the same, or for lockTime.
 func (c *Cache) lockDownload(ctx context.Context, name string) (unlock func()) {
+	if c.opts.Temporary { // no other process uses it
+		return func() {}
+	}
 	lock := flock.New(filepath.Join(c.dir, "tmp", name+".lock"))
 	ctx, cancel := context.WithTimeoutCause(ctx, c.lockTime, errLockBusy)
 	defer cancel()
