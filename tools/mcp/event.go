@@ -29,8 +29,8 @@ type Skipped struct {
 // ServerStarted reports a server that is ready, after a restart too.
 type ServerStarted struct {
 	Server, Transport string
-	// Protocol is the version that was negotiated; Title and Version are what the
-	// server calls itself.
+	// Protocol is the negotiated version; Title and Version are the name and the
+	// version that the server declares.
 	Protocol, Title, Version string
 	Tools                    []Tool
 	Skipped                  []Skipped

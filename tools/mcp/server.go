@@ -29,8 +29,8 @@ type Server struct {
 	// and single "_".
 	Name string
 
-	// Command and Args are what a stdio server is started with, Env its variables
-	// as NAME=value. Values may be secret.
+	// Command and Args start a stdio server, with the variables Env as NAME=value.
+	// Values may be secret.
 	Command string
 	Args    []string
 	Env     []string
