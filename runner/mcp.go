@@ -363,7 +363,7 @@ func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer)
 // *[MCPIdentityError].
 func (m *mcpServers) command(s *mcpServer, a sandbox.Attestation) (sandbox.Command, error) {
 	cmd := sandbox.Command{
-		Argv: append([]string{s.Command}, s.Args...), Dir: s.Dir, Separate: true,
+		Argv: append([]string{s.Command}, s.Args...), Dir: s.Dir, Separate: true, MaxTasks: s.Processes, MaxMemory: s.Memory,
 		Variables: append(m.s.network.ServerEnv(s.Name), s.Env...), Proxy: s.Egress.Policy != nil,
 	}
 	if s.identity < a.Identities {

@@ -53,6 +53,12 @@ type Command struct {
 	NotifyNumber func(number int)
 	// Output bounds the output that is kept.
 	Output OutputLimits
+	// MaxTasks and MaxMemory bound the processes and threads of the command, and what they
+	// have in memory without what they share with files, in bytes. Zero is no bound beside
+	// that of the sandbox. The guest measures about twice per second, and kills a command
+	// that exceeds one: what grows faster can use the sandbox's own limit until then.
+	MaxTasks  int
+	MaxMemory int64
 	// Timeout bounds the wall time; zero means the session's
 	// Resources.CommandTime. It ends the command like a cancellation, and sets
 	// TimedOut of the status.

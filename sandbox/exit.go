@@ -3,6 +3,8 @@ package sandbox
 import (
 	"fmt"
 	"time"
+
+	"github.com/caisson-run/caisson/limits"
 )
 
 // ExitStatus describes how a command ended. It is a value, never an error.
@@ -63,7 +65,10 @@ type Exit struct {
 	// Full lists the in-memory file systems (/tmp, the home directory,
 	// /dev/shm) that had no space left at the end of a command that failed.
 	Full []string
-	Kill KillReport
+	// Exceeded is set if the command was killed because it exceeded its
+	// [Command].MaxTasks (limits.KindPIDs) or MaxMemory (limits.KindMemory).
+	Exceeded *limits.ExceededError
+	Kill     KillReport
 }
 
 // Stream is one output stream of a command that has ended.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/wire"
 )
@@ -37,6 +38,10 @@ func (p *process) checkExit(x wire.Exit) (sandbox.Exit, error) {
 	if err := checkKill(x.Kill); err != nil {
 		return sandbox.Exit{}, err
 	}
+	exceeded, err := p.checkExceeded(x.Exceeded)
+	if err != nil {
+		return sandbox.Exit{}, err
+	}
 	for i, path := range x.Full {
 		if !p.c.isTmpfs(path) || slices.Contains(x.Full[:i], path) {
 			return sandbox.Exit{}, fmt.Errorf("%w: a file system that there is not is full", wire.ErrProtocol)
@@ -52,12 +57,27 @@ func (p *process) checkExit(x wire.Exit) (sandbox.Exit, error) {
 	}
 	return sandbox.Exit{
 		Status: status, Stdout: stdout, Stderr: stderr,
-		Wall: x.Wall, CPU: x.CPU, PeakMemory: x.PeakMemory, PIDsLimitHit: x.PIDsLimitHit, Full: x.Full,
+		Wall: x.Wall, CPU: x.CPU, PeakMemory: x.PeakMemory, PIDsLimitHit: x.PIDsLimitHit, Full: x.Full, Exceeded: exceeded,
 		Kill: sandbox.KillReport{
 			Method: x.Kill.Method, Terminated: x.Kill.Terminated, Killed: x.Kill.Killed,
 			AfterExit: x.Kill.AfterExit, Left: x.Kill.Left, KillTime: x.Kill.KillTime,
 		},
 	}, nil
+}
+
+// checkExceeded returns the error of a command that exceeded its budget, nil for one that
+// did not.
+func (p *process) checkExceeded(x *wire.Exceeded) (*limits.ExceededError, error) {
+	b := p.request.Budget
+	switch {
+	case x == nil:
+		return nil, nil
+	case b != nil && b.Tasks > 0 && x.Tasks > int64(b.Tasks) && x.Memory == 0:
+		return &limits.ExceededError{Kind: limits.KindPIDs, Limit: int64(b.Tasks), Used: x.Tasks}, nil
+	case b != nil && b.Memory > 0 && x.Memory > b.Memory && x.Tasks == 0:
+		return &limits.ExceededError{Kind: limits.KindMemory, Limit: b.Memory, Used: x.Memory}, nil
+	}
+	return nil, fmt.Errorf("%w: a budget exceeded that the command has not", wire.ErrProtocol)
 }
 
 // isTmpfs reports whether the guest listed path as a file system in memory when

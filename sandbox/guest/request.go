@@ -27,6 +27,12 @@ func (o Options) newRequest(cmd sandbox.Command, number int) (wire.Exec, error) 
 		Stdin: cmd.Stdin != nil, Live: cmd.Output.Live, Tail: cmd.Output.Tail,
 		Timeout: cmd.Timeout, Grace: cmd.Grace,
 	}
+	if cmd.MaxTasks < 0 || cmd.MaxMemory < 0 {
+		return r, invalidError("a budget is negative")
+	}
+	if cmd.MaxTasks > 0 || cmd.MaxMemory > 0 {
+		r.Budget = &wire.Budget{Tasks: cmd.MaxTasks, Memory: cmd.MaxMemory}
+	}
 	if len(cmd.Argv) == 0 || cmd.Argv[0] == "" {
 		return r, invalidError("no program is named")
 	}

@@ -219,6 +219,7 @@ func limitChecks() []check {
 	return []check{
 		{name: "memory", fresh: true, run: checkMemory, resources: small},
 		{name: "processes", fresh: true, run: checkPIDs, resources: small},
+		{name: ownBudget, fresh: true, run: checkOwnBudget},
 		{name: "temporary files", fresh: true, run: checkTmp, resources: func(r *limits.Resources) { r.TmpBytes = 8 << 20 }},
 		{name: "open files", run: checkOpenFiles},
 		{name: "a full place is reported", fresh: true, run: checkFull, resources: smallPlaces},
@@ -316,6 +317,39 @@ func checkPIDs(ctx context.Context, e *env) error {
 		return fmt.Errorf("a command that met no limit: %+v, %w", r.Exit, err)
 	}
 	return e.expectWorking(ctx)
+}
+
+const ownBudget = "a command has a budget of its own"
+
+// checkOwnBudget: a command that exceeds its own number of processes is killed, and
+// nothing else is.
+func checkOwnBudget(ctx context.Context, e *env) error {
+	const most = 30
+	other, _, err := startReady(ctx, ctx, e, sandbox.Command{Argv: probeArgv("sleep", newMarker()), MaxTasks: most, MaxMemory: 256 << 20, Grace: testGrace})
+	if err != nil {
+		return err
+	}
+	r, err := e.run(ctx, sandbox.Command{Argv: probeArgv("fork-bomb", newMarker()), MaxTasks: most, Grace: testGrace})
+	if err != nil {
+		return err
+	}
+	if x := r.Exceeded; x == nil || x.Kind != limits.KindPIDs || x.Limit != most || x.Used <= most {
+		return fmt.Errorf("a command with %d processes too many ended with %+v, exceeded %v", most, r.Status, x)
+	}
+	if r.Kill.Left != 0 {
+		return fmt.Errorf("kill %+v", r.Kill)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = other.Wait()
+	}()
+	select {
+	case <-ended:
+		return errors.New("another command was ended with it")
+	case <-time.After(e.target.shorten(time.Second)):
+	}
+	return nil
 }
 
 func checkTmp(ctx context.Context, e *env) error {

@@ -316,6 +316,10 @@ func (c *fakeCommand) endLate(args []string) (sandbox.ExitStatus, error) {
 
 // exceedLimit ends the sandbox as gVisor does at a limit of its own.
 func (c *fakeCommand) exceedLimit(kind limits.Kind, limit int64) {
+	if own := int64(c.spec.MaxTasks); kind == limits.KindPIDs && own > 0 && own < limit && c.sb.backend.Fault != FaultNoBudget {
+		c.exit.Exceeded = &limits.ExceededError{Kind: kind, Limit: own, Used: own + 1}
+		return
+	}
 	c.sb.stop(errors.Join(sandbox.ErrLost, &limits.ExceededError{Kind: kind, Limit: limit, Used: limit}))
 }
 
@@ -407,6 +411,7 @@ const (
 	FaultOneUser        Fault = "all identities are one user"
 	FaultOthersLeft     Fault = "daemons of another identity survive a kill"
 	FaultForeignFiles   Fault = "another identity creates files in the workspace"
+	FaultNoBudget       Fault = "a command's own budget is none"
 	FaultAnyIdentity    Fault = "any number is an identity"
 	FaultServiceEarly   Fault = "the start does not wait for its service"
 	FaultServiceAsAgent Fault = "the service runs as the agent's user"

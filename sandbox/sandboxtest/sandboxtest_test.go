@@ -154,6 +154,7 @@ var found = map[Fault][]string{
 	FaultEgressTaken:    {egressListeners},
 	FaultEgressDiag:     {egressListeners},
 	FaultEgressRoots:    {egressRoots},
+	FaultNoBudget:       {ownBudget},
 	FaultEgressReserved: {egressReserved},
 	FaultEgressWritable: {egressRoots},
 	FaultServiceEarly:   {serviceRuns, unhealthyService},

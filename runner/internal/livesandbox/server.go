@@ -115,6 +115,9 @@ func (s *Server) Wait() error {
 	if s.err != nil {
 		return s.err
 	}
+	if s.exit.Exceeded != nil {
+		return s.exit.Exceeded
+	}
 	return &ExitError{s.exit.Status}
 }
 

@@ -58,6 +58,8 @@ type Exec struct {
 	// Timeout and Grace are in nanoseconds and positive.
 	Timeout time.Duration `json:"timeout"`
 	Grace   time.Duration `json:"grace"`
+	// Budget bounds what the command uses; nil is no bound of its own.
+	Budget *Budget `json:"budget,omitempty"`
 }
 
 // MaxTail bounds Exec.Tail, so that an [Exit] with two tails fits a frame.
@@ -101,6 +103,21 @@ const (
 	RefusedInternal    RefusalCode = "internal"    // the guest's own trouble
 )
 
+// Budget bounds what the processes of one command use together. The guest looks at it
+// from time to time and kills the command that exceeds it. Zero is no bound.
+//
+//	{"tasks":64,"memory":268435456}
+type Budget struct {
+	Tasks  int   `json:"tasks,omitempty"` // processes and threads
+	Memory int64 `json:"memory,omitempty"`
+}
+
+// Exceeded is the use by which a command exceeded its [Budget]. One field is set.
+type Exceeded struct {
+	Tasks  int64 `json:"tasks,omitempty"`
+	Memory int64 `json:"memory,omitempty"`
+}
+
 // Cancel asks the server to end a stream's work: for a command SIGTERM, the
 // grace period, SIGKILL. A second one changes nothing.
 //
@@ -131,6 +148,8 @@ type Exit struct {
 
 	PIDsLimitHit bool     `json:"pids_limit_hit,omitempty"`
 	Full         []string `json:"full,omitempty"`
+	// Exceeded is why the guest killed the command, nil unless it did.
+	Exceeded *Exceeded `json:"exceeded,omitempty"`
 }
 
 // Output is one output stream of a command that ended; see sandbox.Stream.

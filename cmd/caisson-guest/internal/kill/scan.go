@@ -24,6 +24,10 @@ type process struct {
 	// gVisor doesn't report it (runsc 20260905), and it is false there.
 	mortal bool
 	groups []byte // the text of its supplementary groups
+	// threads is the number of its threads, memory what it has in memory and shares with
+	// no file, in bytes; all that it has in memory where the kernel doesn't tell.
+	threads int
+	memory  int64
 }
 
 // hasGroup reports whether the process has the supplementary group gid.
@@ -125,8 +129,9 @@ func readStatus(dir, pid int, name string, text []byte) (process, bool) {
 
 // parseStatus parses the fields of a status file that are needed.
 func parseStatus(pid int, status []byte) process {
-	p := process{pid: pid}
-	zombie, threads := false, 1
+	p := process{pid: pid, threads: 1}
+	zombie := false
+	resident, own := int64(0), int64(-1)
 	masks, spared := 0, false
 	for line := range bytes.Lines(status) {
 		key, value, _ := bytes.Cut(line, []byte(":"))
@@ -140,7 +145,11 @@ func parseStatus(pid int, status []byte) process {
 		case "Groups":
 			p.groups = value
 		case "Threads":
-			threads, _ = strconv.Atoi(string(value))
+			p.threads, _ = strconv.Atoi(string(value))
+		case "VmRSS":
+			resident = parseKilobytes(value)
+		case "RssAnon", "RssShmem":
+			own = max(own, 0) + parseKilobytes(value)
 		case "SigBlk", "SigIgn", "SigCgt":
 			mask, err := strconv.ParseUint(string(value), 16, 64)
 			masks++
@@ -148,6 +157,17 @@ func parseStatus(pid int, status []byte) process {
 		}
 	}
 	p.mortal = masks == 3 && !spared
-	p.dead = zombie && threads <= 1
+	p.dead = zombie && p.threads <= 1
+	p.memory = resident
+	if own >= 0 {
+		p.memory = own
+	}
 	return p
+}
+
+// parseKilobytes returns a value such as "12 kB" in bytes.
+func parseKilobytes(value []byte) int64 {
+	number, _, _ := bytes.Cut(value, []byte(" "))
+	n, _ := strconv.ParseInt(string(number), 10, 64)
+	return n << 10
 }

@@ -51,6 +51,8 @@ func newCommand(s *Session, id uint32, r wire.Exec) (*command, error) {
 		return nil, errors.New("a timeout must be positive and a grace period not negative")
 	case r.Identity < 0 || r.Identity > 0 && r.Identity >= s.o.Identities:
 		return nil, errors.New("there is no such identity")
+	case r.Budget != nil && (r.Budget.Tasks < 0 || r.Budget.Memory < 0):
+		return nil, errors.New("a negative budget")
 	case r.Live < 0 || r.Tail < 0 || r.Tail > wire.MaxTail:
 		return nil, errors.New("bad output limits")
 	}
@@ -127,7 +129,9 @@ func (c *command) runToEnd() (*wire.Exit, *wire.Refused) {
 	_ = c.s.o.Writer.SendJSON(c.id, wire.TypeStarted, wire.Started{PID: p.PID})
 
 	ended := c.startStreams(p)
-	e := c.awaitEnd(p, clock.expired)
+	over, unwatch := c.s.budgets.watch(p.Mark, c.request.Budget)
+	e := c.awaitEnd(p, clock.expired, over)
+	unwatch()
 	wall := time.Since(began)
 	after := c.s.readCounters() // before another command counts
 	if e.report.Left() == 0 {

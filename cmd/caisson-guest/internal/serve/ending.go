@@ -16,7 +16,7 @@ import (
 )
 
 // awaitEnd waits for the end of the command and of everything that it started.
-func (c *command) awaitEnd(p launch.Process, timeout <-chan struct{}) ending {
+func (c *command) awaitEnd(p launch.Process, timeout <-chan struct{}, over <-chan wire.Exceeded) ending {
 	e := ending{}
 	select {
 	case e.exit = <-p.Exit:
@@ -30,6 +30,9 @@ func (c *command) awaitEnd(p launch.Process, timeout <-chan struct{}) ending {
 		e.cancelled = true
 	case <-timeout:
 		e.timedOut = true
+	case x := <-over:
+		e.exceeded = &x
+		c.killOnce.Do(func() { close(c.killed) }) // it may go on to grow
 	}
 	select {
 	case <-c.killed:
@@ -86,13 +89,14 @@ type ending struct {
 	exit                        reap.Exit
 	reaped, cancelled, timedOut bool
 	report                      kill.Report
+	exceeded                    *wire.Exceeded
 }
 
-func (e *ending) isForced() bool { return e.cancelled || e.timedOut }
+func (e *ending) isForced() bool { return e.cancelled || e.timedOut || e.exceeded != nil }
 
 func (e *ending) toWire(wall time.Duration, method string) *wire.Exit {
 	x := &wire.Exit{
-		Code: -1, Cancelled: e.cancelled, TimedOut: e.timedOut,
+		Code: -1, Cancelled: e.cancelled, TimedOut: e.timedOut, Exceeded: e.exceeded,
 		Wall: wall, Kill: e.report.Wire(method),
 	}
 	status := e.exit.Status

@@ -285,7 +285,7 @@ func TestAwait(t *testing.T) {
 			if tt.end != nil {
 				tt.end(c, timeout)
 			}
-			got := c.awaitEnd(p, timeout)
+			got := c.awaitEnd(p, timeout, nil)
 			if got.exit.Status != tt.want.exit.Status || got.cancelled != tt.want.cancelled || got.timedOut != tt.want.timedOut || !got.reaped {
 				t.Errorf("it ends with %+v, want %+v", got, tt.want)
 			}

@@ -69,6 +69,8 @@ type Session struct {
 	slots  output.Slots
 	relays *relay.Server // nil without listeners
 
+	budgets budgets
+
 	mu      sync.Mutex
 	streams map[uint32]stream
 	last    uint32 // the highest id that was opened
@@ -88,7 +90,7 @@ type stream interface {
 // New makes a session.
 func New(o Options) *Session {
 	s := &Session{
-		o: o, streams: map[uint32]stream{}, slots: output.NewSlots(movingStreams),
+		o: o, budgets: budgets{killer: o.Killer}, streams: map[uint32]stream{}, slots: output.NewSlots(movingStreams),
 		gids: newGIDs(o.Config.GIDBase, o.Config.GIDCount),
 	}
 	if o.Listeners != nil {
