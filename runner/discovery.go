@@ -11,6 +11,9 @@ import (
 
 // hasServers reports whether the session has tools of servers, now or later.
 func (o ToolOptions) hasServers() bool {
+	if len(o.MCP.Servers) > 0 {
+		return true
+	}
 	for _, d := range o.Declared {
 		if d.Name.Server() != "" {
 			return true
@@ -37,7 +40,7 @@ func (o Options) wireName(name tools.Name) tools.LLMName {
 // discoveryTools returns search_tools and load_tool.
 func (t toolset) discoveryTools() []tools.Factory {
 	return discovery.Factories(discovery.Options{
-		Enabled: t.opts.hasServers(), Tools: t.registered, Wire: t.opts.wireName, Loaded: t.loaded, Activated: t.activated,
+		Enabled: t.opts.hasServers(), Tools: t.registered, Servers: t.servers, Wait: t.waitServer, Wire: t.opts.wireName, Loaded: t.loaded, Activated: t.activated,
 		IsUsable: func(def tools.Definition) bool {
 			// Without an input no command can be dangerous.
 			v := t.opts.Policy.DecideCallWith(policy.DangerMatcher{}, def, t.hostRoot, nil)

@@ -21,6 +21,7 @@ import (
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/discovery"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/mcp"
 	"github.com/caisson-run/caisson/tools/safeurl"
@@ -101,6 +102,8 @@ type mcpServer struct {
 
 	mu     sync.Mutex
 	shared bool // it runs as the agent's user, which was recorded
+	// problem is why its tools can't be used now, "" for none.
+	problem string
 }
 
 // runsInSandbox reports whether a server runs in the session's sandbox.
@@ -301,21 +304,64 @@ func (m *mcpServers) waitTool(ctx context.Context, name tools.Name) {
 	}
 	one := m.servers[name.Server()]
 	if one == nil && name.Server() == "" { // servers can have tools in common
-		if _, known := m.s.tools.Lookup(string(name)); !known && m.start() {
-			select {
-			case <-m.started:
-			case <-ctx.Done():
-			}
+		if _, known := m.s.tools.Lookup(string(name)); !known {
+			_ = m.wait(ctx, "") // the call meets the end of ctx
 		}
 		return
 	}
+	if one != nil {
+		_ = m.wait(ctx, one.Name)
+	}
+}
+
+// wait starts the servers and waits until the first start of one, or of all for "", has
+// succeeded or failed. Its error is why ctx ended. It does not wait for a server of which
+// the policy lets no call run.
+func (m *mcpServers) wait(ctx context.Context, server string) error {
+	if server == "" {
+		if m.start() {
+			select {
+			case <-m.started:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		return nil
+	}
+	one := m.servers[server]
 	if one == nil || !m.mayCall(one) {
-		return // the call is refused, by its name or by policy
+		return nil
 	}
 	m.start()
 	if err := m.set.WaitServer(ctx, one.Name); err != nil {
 		m.s.log.Info("wait for MCP server", zap.String("server", one.Name), zap.Error(err))
 	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// list returns the servers that the policy lets calls to, and what is wrong with them.
+func (m *mcpServers) list() []discovery.Server {
+	var list []discovery.Server
+	for _, one := range m.s.servers {
+		if !m.mayCall(one) {
+			continue
+		}
+		one.mu.Lock()
+		list = append(list, discovery.Server{Name: one.Name, Problem: one.problem})
+		one.mu.Unlock()
+	}
+	return list
+}
+
+// setProblem sets why the tools of a server can't be used now, "" for none.
+func (m *mcpServers) setProblem(server, problem string) {
+	one := m.servers[server]
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	one.problem, _ = tools.Display(problem)
 }
 
 // close ends all servers.
@@ -398,14 +444,17 @@ func (m *mcpServers) report(e mcp.Event) {
 	switch e := e.(type) {
 	case mcp.ServerStarted:
 		one := m.servers[e.Server]
+		m.setProblem(e.Server, "")
 		p = record.MCPServerStarted{
 			Server: e.Server, Transport: e.Transport, Runs: one.place(), Identity: m.identityOf(one), Protocol: e.Protocol, Title: e.Title, Version: e.Version,
 			Tools: recordMCPTools(e.Tools), ToolCount: len(e.Tools), Skipped: recordMCPSkipped(e.Skipped), Resources: e.Resources, Prompts: e.Prompts,
 			Restarts: e.Restarts, WallMS: e.Took.Milliseconds(),
 		}
 	case mcp.ServerFailed:
+		m.setProblem(e.Server, "it did not start: "+errorText(e.Err))
 		p = record.MCPServerFailed{Server: e.Server, Transport: e.Transport, Cause: errorText(e.Err), Stderr: e.Stderr, GivenUp: e.GivenUp, WallMS: e.Took.Milliseconds()}
 	case mcp.ServerStopped:
+		m.setProblem(e.Server, "it has stopped")
 		p = record.MCPServerStopped{
 			Server: e.Server, Transport: e.Transport, Cause: errorText(e.Err), Calls: e.Calls, Stderr: e.Stderr, StderrBytes: e.StderrBytes, GivenUp: e.GivenUp,
 			WallMS: e.Ran.Milliseconds(),

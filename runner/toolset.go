@@ -48,8 +48,11 @@ type toolset struct {
 	// whether they could once they are loaded; registered returns all of them.
 	mayUse, permits func(tools.Definition) bool
 	registered      func() []tools.Definition
-	loaded          *discovery.Loaded
-	activated       func(discovery.Activation) error
+	// servers returns the session's servers, waitServer waits for one, or for all for "".
+	servers    func() []discovery.Server
+	waitServer func(ctx context.Context, server string) error
+	loaded     *discovery.Loaded
+	activated  func(discovery.Activation) error
 	// denied, warn and inner record what tools report beside their results.
 	denied func(record.NetworkDenied) error
 	warn   func(message string)
@@ -61,7 +64,7 @@ type toolset struct {
 func newToolset(s *Session) toolset {
 	return toolset{
 		opts: s.opts, hostRoot: s.opts.Workspace.Path, dir: s.dir, reader: s.tracker.WorkspaceView(), exec: s.exec, skills: s.skills, known: func() []tools.Name { return s.tools.Names() }, patches: s.patches, log: s.log,
-		mayUse: s.mayUse, permits: s.permits, registered: func() []tools.Definition { return s.tools.Registered() }, loaded: &s.loaded, activated: s.events.recordActivated,
+		mayUse: s.mayUse, permits: s.permits, registered: func() []tools.Definition { return s.tools.Registered() }, servers: func() []discovery.Server { return s.mcp.list() }, waitServer: func(ctx context.Context, server string) error { return s.mcp.wait(ctx, server) }, loaded: &s.loaded, activated: s.events.recordActivated,
 		denied: s.events.recordDenied, warn: s.events.recordWarning, inner: s.events.recordWorker,
 	}
 }

@@ -46,7 +46,7 @@ func Check(ctx context.Context, box sandbox.Sandbox) error {
 	public, proxy, name := publicTarget.String(), wire.ByProxy+fmt.Sprintf("%s:%d", checkHost, checkPort), wire.ByName+checkName
 	var out, errs bytes.Buffer
 	p, err := box.Start(ctx, sandbox.Command{
-		Argv: []string{sandbox.GuestPath, wire.ReachWord, public, proxy, name}, Stdout: &out, Stderr: &errs, Timeout: checkTime,
+		Argv: []string{sandbox.GuestPath, wire.ReachWord, public, proxy, name}, Stdout: &out, Stderr: &errs, Timeout: checkTime, Proxy: true,
 	})
 	if err != nil {
 		return fmt.Errorf("check the network of commands: %w", err)

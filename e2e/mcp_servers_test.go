@@ -1,0 +1,521 @@
+//go:build linux
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/loop"
+	"github.com/caisson-run/caisson/loop/boundary"
+	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/mcp"
+	"github.com/caisson-run/caisson/tools/policy"
+)
+
+// referenceServers are the official servers, by version.
+const referenceServers = "2026.8.31"
+
+// installServers installs the reference servers, once, and returns the directory of the
+// packages. It is readable by all, as a server in the sandbox is another user.
+func installServers(t testing.TB) string {
+	t.Helper()
+	for _, program := range []string{"npm", "node"} {
+		if _, err := exec.LookPath(program); err != nil {
+			t.Skipf("needs %s", program)
+		}
+	}
+	dir, err := installedServers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+var installedServers = sync.OnceValues(func() (string, error) {
+	root, err := shared()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(root, "mcp")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return "", err
+	}
+	ctx, cancel := context.WithTimeoutCause(context.Background(), 5*time.Minute, errors.New("npm install takes too long"))
+	defer cancel()
+	args := []string{"install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", dir}
+	for _, name := range []string{"everything", "filesystem", "memory"} {
+		args = append(args, "@modelcontextprotocol/server-"+name+"@"+referenceServers)
+	}
+	install := exec.CommandContext(ctx, "npm", args...)
+	if out, err := install.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("npm install: %w: %s", err, out)
+	}
+	return dir, nil
+})
+
+// serversDir is where the packages are in the sandbox.
+const serversDir = "/srv/mcp"
+
+// reference is a reference server in the sandbox.
+func reference(name string, args ...string) runner.MCPServer {
+	path := serversDir + "/node_modules/@modelcontextprotocol/server-" + name + "/dist/index.js"
+	return runner.MCPServer{Server: mcp.Server{Name: name, Command: "node", Args: append([]string{path}, args...)}}
+}
+
+// serverSession is a session with servers, whose calls its policy allows.
+type serverSession struct {
+	*runner.Session
+	t testing.TB
+	// workspace is the directory of the files, dir that of the records.
+	workspace, dir string
+	closed         bool
+	report         runner.Report
+}
+
+// openServers opens a session on a backend. change may change its options.
+func openServers(t testing.TB, backend string, change func(o *runner.Options), servers ...runner.MCPServer) *serverSession {
+	t.Helper()
+	s := &serverSession{t: t}
+	b := benchSandbox(t, backend)
+	s.workspace = filepath.Join(filepath.Dir(b.state), "files")
+	if err := os.Mkdir(s.workspace, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(s.workspace, "a.txt"), []byte("text of a\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	protected := runner.Protected{State: b.state}
+	w, err := runner.OpenWorkspace(s.workspace, protected)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = w.Close() })
+	folder, err := sessiondir.Create(b.state, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = folder.Close() })
+	s.dir = folder.Path
+	rules, err := policy.Preset("ci")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules.Tools = map[string]policy.Mode{}
+	for _, one := range servers {
+		rules.Tools[one.Name+"/*"] = policy.ModeAuto
+	}
+	o := runner.Options{
+		Dir: folder, Task: "use servers", Workspace: w,
+		SandboxOptions: runner.SandboxOptions{Backend: b.backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
+		ModelOptions:   runner.ModelOptions{Budget: limits.Budget{Rounds: new(int64(50))}},
+		PolicyOptions:  runner.PolicyOptions{Policy: rules},
+		ToolOptions:    runner.ToolOptions{MCP: runner.MCPOptions{Servers: servers}},
+	}
+	if slices.ContainsFunc(servers, func(one runner.MCPServer) bool { return strings.HasPrefix(strings.Join(one.Args, " "), serversDir) }) {
+		o.Mounts, err = runner.OpenMounts([]runner.UserMount{{From: installServers(t), To: serversDir, ReadOnly: true}}, w, "", "", protected)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if change != nil {
+		change(&o)
+	}
+	if s.Session, err = runner.Open(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.end() })
+	return s
+}
+
+// end closes the session, once, and returns its report.
+func (s *serverSession) end() runner.Report {
+	if !s.closed {
+		s.closed, s.report = true, s.Close()
+	}
+	return s.report
+}
+
+// call calls a tool, and returns the text of its result.
+func (s *serverSession) call(name string, input string) (text string, failed bool) {
+	s.t.Helper()
+	r, err := s.Call(s.t.Context(), tools.Name(name), json.RawMessage(input))
+	if err != nil {
+		s.t.Fatalf("%s: %v", name, err)
+	}
+	return boundary.ResultText(r.Content), r.IsError
+}
+
+// mustCall is call of a tool that must succeed.
+func (s *serverSession) mustCall(name, input string) string {
+	s.t.Helper()
+	text, failed := s.call(name, input)
+	if failed {
+		s.t.Errorf("%s %s failed: %s", name, input, text)
+	}
+	return text
+}
+
+// payloads returns the payloads of one kind in the records of the session, which it ends.
+func payloads[P record.Payload](s *serverSession) []P {
+	s.t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.end().Dir, record.TraceFile))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	trace, err := record.ReadTrace(bytes.NewReader(text))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var list []P
+	var kind P
+	for _, r := range trace.Records {
+		if r.Kind != kind.Kind() {
+			continue
+		}
+		var p P
+		if err := json.Unmarshal(r.Payload, &p); err != nil {
+			s.t.Fatal(err)
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+// everythingInputs are the arguments of the tools of the server everything that need some.
+var everythingInputs = map[string]string{
+	"echo": `{"message":"hello"}`, "get-sum": `{"a":2,"b":3}`, "trigger-long-running-operation": `{"duration":1,"steps":2}`,
+	"get-structured-content": `{"location":"New York"}`, "get-annotated-message": `{"messageType":"success","includeImage":true}`,
+	"get-resource-links": `{"count":2}`, "simulate-research-query": `{"topic":"caissons"}`, "get-resource-reference": `{"resourceType":"Text","resourceId":1}`,
+	"gzip-file-as-resource": `{"name":"a.gz","data":"data:text/plain;base64,aGVsbG8=","outputType":"resource"}`,
+}
+
+// TestReferenceServers runs the official servers in a sandbox, from a scripted session, and
+// calls every tool of one of them.
+func TestReferenceServers(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		memory := reference("memory")
+		memory.Env = []string{"MEMORY_FILE_PATH=" + sandbox.IdentityHome(3) + "/memory.json"}
+		s := openServers(t, backend, func(o *runner.Options) {
+			script := filepath.Join(t.TempDir(), "script.yaml")
+			turns := `version: 1
+name: test
+turns:
+  - calls: [{tool: search_tools, input: {query: "echo"}}]
+  - calls: [{tool: load_tool, input: {name: "everything/echo"}}]
+  - calls: [{tool: everything__echo, input: {message: "from the model"}}]
+  - text: Done.
+`
+			if err := os.WriteFile(script, []byte(turns), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			model, err := replay.Open(script, replay.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Profiles = []loop.Profile{{Model: model}}
+		}, reference("everything"), reference("filesystem", sandbox.WorkspaceDir), memory)
+		turn, err := s.Start("echo something")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := turn.Wait(t.Context()); err != nil || r.Answer != "Done." {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		if text := s.mustCall("filesystem/read_text_file", `{"path":"/workspace/a.txt"}`); !strings.Contains(text, "text of a") {
+			t.Errorf("filesystem: %s", text)
+		}
+		s.mustCall("memory/create_entities", `{"entities":[{"name":"ada","entityType":"person","observations":["counts"]}]}`)
+		if text := s.mustCall("memory/read_graph", `{}`); !strings.Contains(text, "ada") {
+			t.Errorf("memory: %s", text)
+		}
+		if text := s.mustCall("everything/get-sum", everythingInputs["get-sum"]); !strings.Contains(text, "5") {
+			t.Errorf("get-sum: %s", text)
+		}
+		for _, name := range offeredTools(s, "everything") {
+			input := everythingInputs[strings.TrimPrefix(string(name), "everything/")]
+			if input == "" {
+				input = "{}"
+			}
+			text, failed := s.call(string(name), input)
+			if failed && !strings.Contains(text, "requires task augmentation") { // which clients may lack
+				t.Errorf("%s %s failed: %s", name, input, text)
+			}
+		}
+		started := payloads[record.MCPServerStarted](s)
+		for _, p := range started {
+			if p.Runs != "sandbox" || p.Identity == 0 || p.ToolCount == 0 {
+				t.Errorf("%+v", p)
+			}
+			t.Logf("%s: %d tools, %d skipped %v, %d ms", p.Server, p.ToolCount, len(p.Skipped), p.Skipped, p.WallMS)
+		}
+		if failed := payloads[record.MCPServerFailed](s); len(started) != 3 || len(failed) > 0 {
+			t.Errorf("%d started, failed %+v", len(started), failed)
+		}
+		var echoed bool
+		for _, p := range payloads[record.ToolCompleted](s) {
+			echoed = echoed || p.Name == "everything/echo"
+		}
+		if r := s.end(); !echoed || r.ExitStatus != 0 || len(r.Left) > 0 {
+			t.Errorf("status %d, left %v, echoed %t", r.ExitStatus, r.Left, echoed)
+		}
+	})
+}
+
+// offeredTools returns the names of a server's tools, from the records so far.
+func offeredTools(s *serverSession, server string) []tools.Name {
+	s.t.Helper()
+	text, err := os.ReadFile(filepath.Join(s.dir, record.TraceFile))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	trace, err := record.ReadTrace(bytes.NewReader(text))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var names []tools.Name
+	for _, r := range trace.Records {
+		var p record.MCPServerStarted
+		if r.Kind != p.Kind() || json.Unmarshal(r.Payload, &p) != nil || p.Server != server {
+			continue
+		}
+		for _, tool := range p.Tools {
+			names = append(names, tool.Name)
+		}
+	}
+	if len(names) == 0 {
+		s.t.Fatalf("no tools of %s", server)
+	}
+	return names
+}
+
+// TestFilesystemServerIsConfined checks that a server that may read everything in the
+// sandbox doesn't see a file of the host. The control is the same server on the host.
+func TestFilesystemServerIsConfined(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret.txt")
+	if err := os.WriteFile(secret, []byte("of the host\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	onEachBackend(t, func(t *testing.T, backend string) {
+		inside, outside := reference("filesystem", "/"), reference("filesystem", "/")
+		outside.Name, outside.OnHost = "control", true
+		outside.Args[0] = filepath.Join(installServers(t), strings.TrimPrefix(outside.Args[0], serversDir))
+		s := openServers(t, backend, nil, inside, outside)
+		input := fmt.Sprintf(`{"path":%q}`, secret)
+		if text := s.mustCall("control/read_text_file", input); !strings.Contains(text, "of the host") {
+			t.Errorf("control: %s", text)
+		}
+		s.mustCall("filesystem/read_text_file", `{"path":"/workspace/a.txt"}`)
+		if text, failed := s.call("filesystem/read_text_file", input); !failed || strings.Contains(text, "of the host") {
+			t.Errorf("the server read a file of the host: %s", text)
+		}
+		if text, failed := s.call("filesystem/write_file", `{"path":"/workspace/b.txt","content":"x"}`); !failed {
+			t.Errorf("a server of another identity wrote to the workspace: %s", text)
+		}
+	})
+}
+
+// pythonServer speaks the protocol with the standard library alone. Its tools tell what it
+// reaches by a proxy, and what it has in its environment.
+const pythonServer = `
+import json, os, sys, urllib.request
+def answer(call):
+    name, args = call["name"], call.get("arguments") or {}
+    if name == "token":
+        return os.environ.get("TOKEN", "none")
+    if name == "variables":
+        return " ".join(sorted(os.environ))
+    try:
+        return "got " + urllib.request.urlopen(args["url"], timeout=20).read().decode()
+    except Exception as e:
+        return "failed: %s" % e
+for line in sys.stdin:
+    m = json.loads(line)
+    if "id" not in m:
+        continue
+    if m["method"] == "initialize":
+        r = {"protocolVersion": m["params"]["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": {"name": "small", "version": "1"}}
+    elif m["method"] == "tools/list":
+        r = {"tools": [{"name": n, "description": n, "inputSchema": {"type": "object", "properties": {"url": {"type": "string"}}}} for n in ("get", "token", "variables")]}
+    elif m["method"] == "tools/call":
+        r = {"content": [{"type": "text", "text": answer(m["params"])}]}
+    else:
+        r = {}
+    print(json.dumps({"jsonrpc": "2.0", "id": m["id"], "result": r}), flush=True)
+`
+
+// python is a server of pythonServer in the sandbox.
+func python(name string) runner.MCPServer {
+	return runner.MCPServer{Server: mcp.Server{Name: name, Command: "/usr/bin/python3", Args: []string{"-c", pythonServer}}}
+}
+
+// serverRules returns the network of a server that may send requests to these addresses of
+// this machine.
+func serverRules(t *testing.T, urls ...string) runner.EgressOptions {
+	t.Helper()
+	o := runner.EgressOptions{Policy: &rule.Policy{}, Private: map[string][]netip.Prefix{rule.HostName: {netip.MustParsePrefix("127.0.0.1/32")}}}
+	for _, u := range urls {
+		r, err := rule.ParseEgress(u)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.Policy.Allow = append(o.Policy.Allow, r)
+	}
+	return o
+}
+
+// TestServerNetwork checks that a server reaches what its rules allow and nothing else,
+// that the agent's commands get nothing of it by the server's proxy, and that records tell
+// both apart.
+func TestServerNetwork(t *testing.T) {
+	serve := func(text string) string {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, text) }))
+		t.Cleanup(s.Close)
+		_, port, _ := strings.Cut(strings.TrimPrefix(s.URL, "http://"), ":")
+		return "http://" + rule.HostName + ":" + port + "/"
+	}
+	ofServer, ofAgent := serve("for the server"), serve("for the agent")
+	onEachBackend(t, func(t *testing.T, backend string) {
+		for _, agentHasNetwork := range []bool{true, false} {
+			one := python("one")
+			one.Egress = serverRules(t, ofServer)
+			s := openServers(t, backend, func(o *runner.Options) {
+				if agentHasNetwork {
+					o.Egress = serverRules(t, ofAgent)
+				}
+			}, one, python("none"))
+			get := func(server, url string) string { return s.mustCall(server+"/get", fmt.Sprintf(`{"url":%q}`, url)) }
+			if got := get("one", ofServer); !strings.Contains(got, "for the server") {
+				t.Errorf("the server's host: %s", got)
+			}
+			for server, url := range map[string]string{"one": ofAgent, "none": ofServer} {
+				if got := get(server, url); !strings.Contains(got, "failed") {
+					t.Errorf("server %s reached %s: %s", server, url, got)
+				}
+			}
+			// The agent's command tries the proxies of all commands.
+			script := fmt.Sprintf(`for n in 1 2 3 4 5 6; do curl -s -m 10 -x http://127.80.0.$n:61080 %s; echo; done; curl -s -m 10 %s`, ofServer, ofAgent)
+			text, _ := s.call("shell", fmt.Sprintf(`{"command":%q}`, script))
+			if strings.Contains(text, "for the server") || strings.Contains(text, "for the agent") != agentHasNetwork {
+				t.Errorf("the agent's command, network %t: %s", agentHasNetwork, text)
+			}
+			opened, denied := map[string]int{}, map[string]int{}
+			for _, p := range payloads[record.NetworkOpened](s) {
+				opened[p.Server]++
+			}
+			for _, p := range payloads[record.NetworkDenied](s) {
+				denied[p.Server+" "+p.Reason]++
+			}
+			if opened["one"] != 1 || opened["none"] != 0 || (opened[""] > 0) != agentHasNetwork || denied["one not_allowed"] == 0 || denied[" identity"] == 0 {
+				t.Errorf("network of the agent %t: opened %v, denied %v", agentHasNetwork, opened, denied)
+			}
+		}
+	})
+}
+
+// TestServerSecretIsKept checks that the agent's commands can't read what a server has in
+// its environment. The control is a process of the agent's own.
+func TestServerSecretIsKept(t *testing.T) {
+	const token = "token-of-the-server"
+	onEachBackend(t, func(t *testing.T, backend string) {
+		one := python("one")
+		one.Env = []string{"TOKEN=" + token}
+		s := openServers(t, backend, func(o *runner.Options) { o.Env = []string{"OF_AGENT=1"} }, one)
+		if got := s.mustCall("one/token", "{}"); !strings.Contains(got, token) {
+			t.Errorf("the server has %s", got)
+		}
+		if got := s.mustCall("one/variables", "{}"); strings.Contains(got, "OF_AGENT") || !strings.Contains(got, "PATH") || !strings.Contains(got, "HOME") {
+			t.Errorf("the server has the variables %s", got)
+		}
+		read := `cat /proc/[0-9]*/environ 2>/dev/null | tr '\0' '\n' | grep -ac "^TOKEN=token-of" ; true`
+		if text, _ := s.call("shell", fmt.Sprintf(`{"command":%q}`, read)); !strings.Contains(text, "0") || strings.Contains(text, "1\n") {
+			t.Errorf("the agent's command found the variable: %s", text)
+		}
+		control := `TOKEN=token-of-mine sleep 30 & sleep 0.3; ` + read
+		if text, _ := s.call("shell", fmt.Sprintf(`{"command":%q}`, control)); !strings.Contains(text, "1") {
+			t.Errorf("control: %s", text)
+		}
+		text, err := os.ReadFile(filepath.Join(s.end().Dir, record.TraceFile))
+		if err != nil || bytes.Contains(text, []byte("TOKEN="+token)) {
+			t.Errorf("the records have the value, %v", err)
+		}
+	})
+}
+
+// TestServerBudget checks that a server that forks without end is ended by itself, and that
+// the agent's commands and another server go on, and the other way round.
+func TestServerBudget(t *testing.T) {
+	onEachBackend(t, func(t *testing.T, backend string) {
+		bomb := python("bomb")
+		bomb.Processes = 20
+		bomb.Args = []string{"-c", strings.Replace(pythonServer, `return os.environ.get("TOKEN", "none")`, `[os.fork() or __import__("time").sleep(1000) for _ in range(100)]; return ""`, 1)}
+		s := openServers(t, backend, nil, bomb, python("one"))
+		s.mustCall("one/token", "{}")
+		s.mustCall("bomb/variables", "{}")
+		_, _ = s.call("bomb/token", "{}")
+		s.mustCall("one/token", "{}")
+		if text := s.mustCall("shell", `{"command":"echo works"}`); !strings.Contains(text, "works") {
+			t.Error(text)
+		}
+		// The agent's own bomb takes its place for a while, not the server's life.
+		_, _ = s.call("shell", `{"command":"for i in $(seq 1 300); do sleep 30 & done; wait","timeout_seconds":3}`)
+		s.mustCall("one/token", "{}")
+		stopped := payloads[record.MCPServerStopped](s)
+		if !slices.ContainsFunc(stopped, func(p record.MCPServerStopped) bool { return p.Server == "bomb" && strings.Contains(p.Cause, "pids") }) {
+			t.Errorf("stopped %+v", stopped)
+		}
+		if slices.ContainsFunc(stopped, func(p record.MCPServerStopped) bool { return p.Server == "one" && p.Cause != "" }) {
+			t.Errorf("another server ended: %+v", stopped)
+		}
+	})
+}
+
+// BenchmarkServerCall compares a call of a tool of a server in the sandbox with the same
+// one of a server on the host, in one run.
+func BenchmarkServerCall(b *testing.B) {
+	for _, backend := range backendNames {
+		b.Run(backend, func(b *testing.B) {
+			inside, outside := python("inside"), python("outside")
+			outside.OnHost = true
+			s := openServers(b, backend, nil, inside, outside)
+			times := map[string][]time.Duration{}
+			for range b.N {
+				for _, name := range []string{"inside", "outside"} {
+					begun := time.Now()
+					s.mustCall(name+"/token", "{}")
+					times[name] = append(times[name], time.Since(begun))
+				}
+			}
+			median := func(name string) time.Duration {
+				slices.Sort(times[name])
+				return times[name][len(times[name])/2]
+			}
+			b.ReportMetric(float64(median("inside").Microseconds()), "inside-µs")
+			b.ReportMetric(float64(median("outside").Microseconds()), "outside-µs")
+			b.ReportMetric(float64(median("inside"))/float64(median("outside")), "ratio")
+		})
+	}
+}
