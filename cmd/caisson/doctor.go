@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -30,7 +32,8 @@ type describedFinding struct {
 
 const doctorLong = `Check the machine, the configuration, the policy, the backends, the image and the model. Then start one
 sandbox on an empty directory, as caisson run would: it must start, and a command in it may reach neither
-the network nor this machine. --quick starts none.
+the network nor this machine. The configured MCP servers are started on such a directory too. --quick
+starts none of them.
 
 A warning is something to know; a failure would stop caisson run. Both have a hint with the fix. No model
 is asked anything, and nothing is fetched.
@@ -89,7 +92,11 @@ func runChecks(ctx context.Context, a *app, flags config.File, profile string, q
 	defer bs.close()
 	findings = append(findings, s.checkConfig()...)
 	findings = append(findings, doctor.CheckState(s.environ.stateDir(), s.environ.temporaryDirs()))
-	findings = append(findings, s.checkPolicy()...)
+	servers := s.findServers()
+	if !quick {
+		startDoctorServers(ctx, a, s, servers)
+	}
+	findings = append(findings, s.checkPolicy(servers)...)
 	image := bs.checkImage(ctx)
 	findings = append(findings, s.checkModel(), image, doctor.CheckImageStore(s.environ.imageDir()))
 	findings = append(findings, bs.host.CheckBackends(ctx, *s.conf.Backend)...)
@@ -105,7 +112,7 @@ func failedFinding(check string, err error) doctor.Finding {
 }
 
 // checkPolicy checks the policy, and what was approved and trusted for good.
-func (s *settings) checkPolicy() []doctor.Finding {
+func (s *settings) checkPolicy(servers []doctor.Server) []doctor.Finding {
 	const check = "policy"
 	p, err := s.conf.ToolPolicy("ci")
 	if err != nil {
@@ -125,8 +132,75 @@ func (s *settings) checkPolicy() []doctor.Finding {
 	}
 	return append(findings, doctor.CheckPolicy(doctor.Policy{
 		Policy: p, Tools: defs, OnPrompt: *s.conf.OnPrompt, Trusted: s.environ.trustStore(), Covered: s.coversSettings, Grants: s.environ.grantStore(),
-		Home: s.environ.home(), Temporary: s.environ.temporaryDirs(),
+		Servers: servers, Home: s.environ.home(), Temporary: s.environ.temporaryDirs(),
 	})...)
+}
+
+// findServers returns the MCP servers of a session, none of which is started.
+func (s *settings) findServers() []doctor.Server {
+	used, err := s.conf.UsedServers()
+	if err != nil {
+		return nil // the configuration's own checks report it
+	}
+	var out []doctor.Server
+	for _, name := range used {
+		in := s.conf.MCP[name]
+		one := doctor.Server{Name: name, OnHost: in.OnHost, File: s.conf.ServerSource(name)}
+		if u, err := url.Parse(in.URL); err == nil && u.Scheme == "http" && !isLoopback(u.Host) {
+			one.Address = safeurl.String(in.URL)
+		}
+		if info, err := os.Stat(one.File); err == nil && info.Mode().Perm()&0o044 != 0 {
+			one.Readable = s.conf.PlainSecrets(name)
+		}
+		out = append(out, one)
+	}
+	return out
+}
+
+// startDoctorServers starts the servers on an empty directory, and notes what they offer.
+func startDoctorServers(ctx context.Context, a *app, s *settings, servers []doctor.Server) {
+	if len(servers) == 0 {
+		return
+	}
+	fail := func(err error) {
+		for i := range servers {
+			servers[i].Failure = err.Error()
+		}
+	}
+	dir, err := os.MkdirTemp("", "caisson-doctor-")
+	if err != nil {
+		fail(err)
+		return
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // it is empty
+	own := *s
+	b, err := openBuilder(&own, dir, projectOptions{ignore: true})
+	if err != nil {
+		fail(err)
+		return
+	}
+	defer b.close()
+	var names []string
+	for _, one := range servers {
+		names = append(names, one.Name)
+	}
+	u := newInterface(a, false)
+	defer u.close(ctx)
+	tested, _, err := b.startServers(ctx, u, nil, names)
+	if err != nil {
+		fail(err)
+		return
+	}
+	for i, one := range tested {
+		if !one.Started {
+			servers[i].Failure = strings.TrimSpace(one.Cause + ". " + one.hint())
+			continue
+		}
+		servers[i].Offered = map[tools.Name]string{}
+		for _, t := range one.Tools {
+			servers[i].Offered[t.Name] = t.SHA256
+		}
+	}
 }
 
 // coversSettings reports whether a workspace's own settings are the trusted ones.

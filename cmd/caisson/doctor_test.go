@@ -107,10 +107,10 @@ func TestDoctorPolicy(t *testing.T) {
 		{"a good relaxed directory", "policy: {relaxed_workspaces: [/usr]}", "", "/usr (policy.relaxed_workspaces)"},
 	} {
 		s := openTestBackends(t, tt.text, "TMPDIR="+here)
-		requireFinding(t, tt.name, s.checkPolicy(), tt.result, tt.words)
+		requireFinding(t, tt.name, s.checkPolicy(nil), tt.result, tt.words)
 	}
 	s := openTestBackends(t, "policy: {tools: {shel: deny}}")
-	for _, f := range s.checkPolicy() {
+	for _, f := range s.checkPolicy(nil) {
 		if strings.Contains(f.Detail, "shel") && !strings.Contains(f.Hint, "Write shell,") {
 			t.Errorf("what is meant by shel: %s", f.Hint)
 		}
@@ -137,13 +137,13 @@ func TestDoctorApprovals(t *testing.T) {
 		if err := s.environ.grantStore().Add(tt.grant); err != nil {
 			t.Fatal(err)
 		}
-		requireFinding(t, tt.name, s.checkPolicy(), tt.result, tt.words)
+		requireFinding(t, tt.name, s.checkPolicy(nil), tt.result, tt.words)
 	}
 	s := openTestBackends(t, "{}")
 	if err := os.WriteFile(filepath.Join(s.environ.stateDir(), "approvals.json"), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	requireFinding(t, "damaged", s.checkPolicy(), doctor.Warning, "was damaged and counts as empty")
+	requireFinding(t, "damaged", s.checkPolicy(nil), doctor.Warning, "was damaged and counts as empty")
 }
 
 func TestDoctorTrust(t *testing.T) {
@@ -177,7 +177,7 @@ func TestDoctorTrust(t *testing.T) {
 		}
 		tt.change()
 		// The folder is below one for temporary files, which is said of its own.
-		found := slices.DeleteFunc(s.checkPolicy(), func(f doctor.Finding) bool { return strings.Contains(f.Detail, "make directories") })
+		found := slices.DeleteFunc(s.checkPolicy(nil), func(f doctor.Finding) bool { return strings.Contains(f.Detail, "make directories") })
 		if tt.result == doctor.Warning && tt.name == "changed" {
 			if s.coversSettings(approval.TrustedWorkspace{Workspace: work, Files: own.files}) {
 				t.Error("changed settings are covered")

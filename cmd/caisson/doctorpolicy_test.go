@@ -25,7 +25,7 @@ func TestDoctorMemory(t *testing.T) {
 		{"in the sandbox alone", "memory_tools: true\npolicy: {preset: sandboxed}", "", "memory_add, whose notes"},
 		{"asked about", "memory_tools: true\npolicy: {preset: default}", "", "memory_add, whose notes"},
 	} {
-		requireFinding(t, tt.name, openTestBackends(t, tt.text).checkPolicy(), tt.result, tt.words)
+		requireFinding(t, tt.name, openTestBackends(t, tt.text).checkPolicy(nil), tt.result, tt.words)
 	}
 }
 
@@ -47,7 +47,7 @@ func TestDoctorNotBinding(t *testing.T) {
 		{"readonly", "policy: {preset: readonly}", "", said},
 		{"nothing is restricted", "policy: {preset: sandboxed, tools: {delete_file: auto}}", "", said},
 	} {
-		findings := openTestBackends(t, tt.text).checkPolicy()
+		findings := openTestBackends(t, tt.text).checkPolicy(nil)
 		requireFinding(t, tt.name, findings, tt.result, tt.words)
 		for _, f := range findings {
 			if strings.Contains(f.Detail, said) && !strings.Contains(f.Hint, "execute: deny") {

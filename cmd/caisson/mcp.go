@@ -310,10 +310,6 @@ func testServers(ctx context.Context, a *app, f mcpFlags, name string) error {
 	if len(used) == 0 {
 		return &commandError{Status: exitInput, Problem: record.Problem{Cause: "there is no MCP server to test", Hint: "caisson mcp ls lists those of the configuration."}}
 	}
-	s.orders = slices.ContainsFunc(used, func(name string) bool {
-		server := s.conf.MCP[name]
-		return server.RunsInSandbox()
-	})
 	u := newInterface(a, false)
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
 	defer stop()
@@ -355,6 +351,10 @@ func (s *settings) selectServer(name string) error {
 // returns how each start went, in the order of names.
 func (s *sessionBuilder) startServers(ctx context.Context, u *userInterface, force <-chan struct{}, names []string) ([]testedServer, runner.Report, error) {
 	s.servers = true
+	s.orders = slices.ContainsFunc(names, func(name string) bool {
+		server := s.conf.MCP[name]
+		return server.RunsInSandbox()
+	})
 	list := &serverList{tested: map[string]testedServer{}}
 	session, done, err := s.openWithoutModel(ctx, u, force, "caisson mcp test", func(o *runner.Options) {
 		mirror := o.Mirror

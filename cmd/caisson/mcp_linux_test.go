@@ -13,6 +13,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/approval"
 )
 
 // serversOf returns the servers that caisson mcp ls lists, and its standard error.
@@ -203,6 +206,57 @@ func TestMCPTest(t *testing.T) {
 		status, out, stderr := h.run(t, nil, "mcp", "test", name)
 		if status != want || name == "good" && !strings.Contains(out, "good/hello  network  sha256 "+good.Tools[0].SHA256[:hashPrefix]+"\n") {
 			t.Errorf("%s: status %d, %s%s", name, status, out, stderr)
+		}
+	}
+}
+
+// TestDoctorServers: each has what it warns of, and the control has none of them.
+func TestDoctorServers(t *testing.T) {
+	address := serveMCP(t)
+	h := newServerWorkspace(t, `{}`, "mcpServers:\n"+
+		"  good: {url: '"+address+"/mcp', headers: {Authorization: 'Bearer ${TOKEN}'}}\n"+
+		"  quiet: {url: '"+address+"/mcp'}\n"+
+		"  plain: {url: '"+address+"/mcp', headers: {Authorization: 'Bearer in-plain-text'}}\n"+
+		"  broken: {url: 'http://127.0.0.1:9/mcp'}\n"+
+		"policy: {tools: {good/*: prompt, good__hello: auto, plain__*: auto, broken/*: prompt, broken/hello: auto}}\n")
+	file := filepath.Join(h.home, ".config", "caisson", "config.yaml")
+	if err := os.Chmod(file, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(h.home, ".local", "state", "caisson")
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	grants := approval.NewGrants(filepath.Join(state, approvalsFile))
+	for _, tool := range []tools.Name{"good/hello", "quiet/gone"} {
+		g := approval.Grant{Tool: tool, Workspace: h.dir, Definition: strings.Repeat("0", 64), Decision: approval.DecisionAllow}
+		if err := grants.Add(g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, out, stderr := h.run(t, []string{"TOKEN=not-in-plain-text"}, "doctor", "--json")
+	var findings []struct{ Check, Result, Detail, Hint string }
+	if err := json.Unmarshal([]byte(out), &findings); err != nil {
+		t.Fatalf("%v: %s%s", err, out, stderr)
+	}
+	var text strings.Builder
+	for _, f := range findings {
+		if f.Check == "mcp" || f.Check == "policy" || f.Check == "approvals" {
+			fmt.Fprintf(&text, "%s %s: %s (%s)\n", f.Check, f.Result, f.Detail, f.Hint)
+		}
+	}
+	for _, want := range []string{
+		"mcp ok: broken, good, plain, quiet", "no rule is for the tools of quiet", "every tool of plain runs without asking",
+		"other users can read mcpServers.plain.headers.Authorization in " + file, "broken does not start", "the definition of good/hello has changed since it was approved",
+		"quiet/gone was approved in " + h.dir + ", and its server does not offer it",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("no %q in\n%s", want, text.String())
+		}
+	}
+	for _, other := range []string{"of good:", "of good runs", "mcpServers.good", "good does not start", "matches no tool", "not a tool", "in-plain-text"} {
+		if strings.Contains(text.String(), other) {
+			t.Errorf("%q in\n%s", other, text.String())
 		}
 	}
 }

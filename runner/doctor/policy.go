@@ -34,6 +34,8 @@ type Policy struct {
 	Trusted *approval.Trust
 	Covered func(approval.TrustedWorkspace) bool
 	Grants  *approval.Grants
+	// Servers are the configured servers of tools.
+	Servers []Server
 	// Home is the user's home directory, Temporary the directories for temporary
 	// files.
 	Home      string
@@ -44,14 +46,15 @@ type Policy struct {
 // workspaces and approvals have no effect.
 func CheckPolicy(p Policy) []Finding {
 	findings := []Finding{checkTools(p.Tools)}
-	findings = append(findings, checkRules(p.Policy, p.Tools)...)
+	findings = append(findings, checkRules(p.Policy, p.Tools, p.serverNames())...)
 	if note := DescribeNotBinding(p.Policy, p.Tools); note != "" {
 		findings = append(findings, Finding{Check: checkPolicy, Result: Warning, Detail: note, Hint: NotBindingHint})
 	}
 	findings = append(findings, checkUnasked(p.Policy, p.Tools)...)
 	findings = append(findings, checkPrompts(p.OnPrompt))
 	findings = append(findings, p.checkTrusted()...)
-	return append(findings, p.checkGrants()...)
+	findings = append(findings, p.checkGrants()...)
+	return append(findings, p.checkServers()...)
 }
 
 func checkTools(defs []tools.Definition) Finding {
@@ -69,9 +72,9 @@ func checkTools(defs []tools.Definition) Finding {
 }
 
 // checkRules returns a warning for each rule without effect, such as a misspelt deny.
-func checkRules(p policy.Policy, defs []tools.Definition) []Finding {
+func checkRules(p policy.Policy, defs []tools.Definition, servers []string) []Finding {
 	var findings []Finding
-	for _, key := range p.Unmatched(defs) {
+	for _, key := range p.Unmatched(defs, servers...) {
 		f := Finding{Check: checkPolicy, Result: Warning, Detail: fmt.Sprintf("the rule for %q matches no tool and does nothing", key), Hint: "Take it out of policy.tools; the tools are " + listNames(defs) + "."}
 		if near := NearestWord(key, namesOf(defs)); near != "" {
 			f.Hint = fmt.Sprintf("Write %s, if that is meant; otherwise take it out of policy.tools.", near)
@@ -293,6 +296,7 @@ func (c Policy) checkGrants() []Finding {
 	for _, g := range list {
 		i := slices.IndexFunc(defs, func(d tools.Definition) bool { return d.Name.Same(g.Tool) })
 		switch {
+		case i < 0 && slices.Contains(c.serverNames(), g.Tool.Server()): // see checkDefinitions
 		case i < 0:
 			warn(fmt.Sprintf("one is stored for %s, which is not a tool", g.Tool), AdviseRevokeTool, string(g.Tool))
 		case g.Decision == approval.DecisionAllow && p.Decide(defs[i], g.Workspace).Mode == policy.ModeDeny && !p.NoPrompts:

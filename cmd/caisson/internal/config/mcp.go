@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -207,6 +208,23 @@ func (c *Config) ServerSource(name string) string {
 		return MCPPath
 	}
 	return c.user.path
+}
+
+// PlainSecrets returns the keys of a server's variables and headers that look like secrets
+// and stand in the configuration file in plain text.
+func (c *Config) PlainSecrets(name string) []string {
+	var keys []string
+	s := c.MCP[name]
+	for kind, values := range map[string]map[string]Secret{"env": s.Env, "headers": s.Headers} {
+		for key, v := range values {
+			secret := strings.EqualFold(key, "Authorization") || secretName().MatchString(key)
+			if secret && len(v) >= minHiddenBytes && bytes.Contains(c.user.text, []byte(v)) {
+				keys = append(keys, "mcpServers."+name+"."+kind+"."+key)
+			}
+		}
+	}
+	slices.Sort(keys)
+	return keys
 }
 
 // ServerEgress returns what a server may reach, and nothing else of the session's own
