@@ -216,7 +216,7 @@ func newRoot(a *app) *cobra.Command {
 			"executes runs in one container a session, without network, and nothing is left of it afterwards.",
 		SilenceUsage: true, SilenceErrors: true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
-	}, newRunCommand(a), newChatCommand(a), newConferCommand(a), newCoordinateCommand(a), newExecCommand(a), newInitCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newCachesCommand(a), newEgressCommand(a), newMCPCommand(a), newServeCommand(a), newApprovalsCommand(a),
+	}, newRunCommand(a), newChatCommand(a), newBatchCommand(a), newConferCommand(a), newCoordinateCommand(a), newExecCommand(a), newInitCommand(a), newDiffCommand(a), newApplyCommand(a), newSandboxCommand(a), newImagesCommand(a), newCachesCommand(a), newEgressCommand(a), newMCPCommand(a), newServeCommand(a), newApprovalsCommand(a),
 		newTrustCommand(a), newUntrustCommand(a), newConfigCommand(a), newTraceCommand(a), newToolsCommand(a), newSkillsCommand(a), newDoctorCommand(a), newVersionCommand(a))
 	root.Version = programVersion()
 	root.SetVersionTemplate(versionLine() + "\n")

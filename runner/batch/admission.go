@@ -61,16 +61,16 @@ func (a *admission) acquire(ctx context.Context, e task.Environment) (release fu
 	for {
 		a.mu.Lock()
 		wait := a.freed
-		fits := a.fits(need)
+		fits := a.isFree(need)
 		if fits {
-			a.add(need, 1)
+			a.addUse(need, 1)
 		}
 		a.mu.Unlock()
 		if fits {
 			return sync.OnceFunc(func() {
 				a.mu.Lock()
 				defer a.mu.Unlock()
-				a.add(need, -1)
+				a.addUse(need, -1)
 				close(a.freed)
 				a.freed = make(chan struct{})
 			}), nil
@@ -83,13 +83,13 @@ func (a *admission) acquire(ctx context.Context, e task.Environment) (release fu
 	}
 }
 
-func (a *admission) fits(need Capacity) bool {
+func (a *admission) isFree(need Capacity) bool {
 	within := func(used, need, bound int64) bool { return bound <= 0 || used+need <= bound }
 	return within(int64(a.used.Trials), 1, int64(a.capacity.Trials)) && within(a.used.MemoryBytes, need.MemoryBytes, a.capacity.MemoryBytes) &&
 		within(a.used.MilliCPUs, need.MilliCPUs, a.capacity.MilliCPUs) && within(a.used.StorageBytes, need.StorageBytes, a.capacity.StorageBytes)
 }
 
-func (a *admission) add(need Capacity, sign int64) {
+func (a *admission) addUse(need Capacity, sign int64) {
 	a.used.Trials += int(sign)
 	a.used.MemoryBytes += sign * need.MemoryBytes
 	a.used.MilliCPUs += sign * need.MilliCPUs

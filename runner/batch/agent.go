@@ -23,25 +23,25 @@ const maxAgentTime = 24 * time.Hour
 func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	definition := r.trial.Definition
 	r.since = time.Now().Add(-20 * time.Millisecond)
-	profiles, done, err := r.newModel(ctx)
+	model, err := r.newModel(ctx)
 	if err != nil {
 		return &infraError{Provider, err}
 	}
 	s, o, err := r.openSession(ctx, r.place, definition.Environment, definition.Steps[0].Agent.Network, func(o *runner.Options) {
-		o.Task, o.Profiles = definition.Steps[0].Instruction, profiles
+		o.Task, o.Profiles, o.Ledger = definition.Steps[0].Instruction, model.Profiles, model.Ledger
 		if r.trial.Agent == Oracle {
 			o.Resources.CommandTime = maxAgentTime
 		}
-		if len(profiles) > 0 {
+		if len(model.Profiles) > 0 {
 			o.Budget = lowerBudget(o.Budget, limits.Budget{CostMicroUSD: r.budget})
 			o.SessionBudget = lowerBudget(o.SessionBudget, limits.Budget{CostMicroUSD: o.Budget.CostMicroUSD})
 		}
 	})
 	if err != nil {
-		done()
-		return &infraError{classify(err), err}
+		model.Close()
+		return &infraError{classOf(err), err}
 	}
-	r.session, r.agent, r.doneModel = s, o, done
+	r.session, r.agent, r.model = s, o, model
 	if len(o.Profiles) > 0 {
 		r.result.Model = o.Profiles[0].Model.Info().String()
 	}
@@ -56,13 +56,13 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	return environmentError(err)
 }
 
-// newModel makes the models of the trial, none for an agent that is no model.
-func (r *trialRun) newModel(ctx context.Context) (profiles []loop.Profile, done func(), err error) {
+// newModel makes the model of the trial, none for an agent that is no model.
+func (r *trialRun) newModel(ctx context.Context) (Model, error) {
 	switch {
 	case r.trial.Agent == Nop, r.trial.Agent == Oracle:
-		return nil, func() {}, nil
+		return Model{Close: func() {}}, nil
 	case r.o.NewModel == nil:
-		return nil, nil, fmt.Errorf("%w: %s", loop.ErrNoModel, r.trial.Agent)
+		return Model{}, fmt.Errorf("%w: %s", loop.ErrNoModel, r.trial.Agent)
 	}
 	return r.o.NewModel(ctx, r.trial.Agent)
 }
@@ -72,7 +72,7 @@ func environmentError(err error) error {
 	if err == nil || errors.As(err, new(*infraError)) {
 		return err
 	}
-	if class := classify(err); class != Machine {
+	if class := classOf(err); class != Machine {
 		return &infraError{class, err}
 	}
 	return &infraError{Environment, err}
@@ -86,14 +86,14 @@ func (r *trialRun) closeAgent() error {
 	to := filepath.Join(r.dir, SessionDir)
 	report, err := closeSession(r.session, r.agent, to)
 	r.session = nil
-	r.doneModel()
+	r.model.Close()
 	if r.result.Model != "" {
 		r.result.setUsage(report.Usage)
 	}
 	if err != nil {
 		return err
 	}
-	if patch := filepath.Join(to, PatchFile); exists(patch) {
+	if patch := filepath.Join(to, PatchFile); fileExists(patch) {
 		err = os.Link(patch, filepath.Join(r.dir, PatchFile))
 	}
 	return errors.Join(err, writeTrajectory(to, filepath.Join(r.dir, AgentDir)))
@@ -123,9 +123,9 @@ func writeTrajectory(session, to string) (err error) {
 	return nil
 }
 
-// command returns a command of the harness that runs in the working directory of the
+// newCommand returns a command of the harness that runs in the working directory of the
 // task.
-func (p place) command(argv ...string) runner.UserCommand {
+func (p place) newCommand(argv ...string) runner.UserCommand {
 	if p.workdir != "" {
 		argv = append([]string{"/bin/sh", "-c", `cd "$0" && exec "$@"`, p.workdir}, argv...)
 	}
@@ -148,7 +148,7 @@ func (r *trialRun) awaitHealth(ctx context.Context, h *task.HealthCheck) error {
 	began, failed := time.Now(), 0
 	for {
 		var output tail
-		c := r.place.command("/bin/sh", "-c", h.Command)
+		c := r.place.newCommand("/bin/sh", "-c", h.Command)
 		c.Timeout, c.Stdout, c.Stderr = h.Timeout, &output, &output
 		result, err := r.session.Exec(ctx, c)
 		switch {
@@ -196,8 +196,8 @@ func (r *trialRun) beginStep(ctx context.Context, step *task.Step) error {
 		if err := uploadAll(ctx, r.session, upload{to: r.place.dirOf(), from: step.Files, executable: "setup.sh"}); err != nil {
 			return err
 		}
-		if exists(filepath.Join(step.Files, "setup.sh")) {
-			if err := execute(ctx, r.session, "setup.sh", r.place.command("./setup.sh")); err != nil {
+		if fileExists(filepath.Join(step.Files, "setup.sh")) {
+			if err := executeCommand(ctx, r.session, "setup.sh", r.place.newCommand("./setup.sh")); err != nil {
 				return err
 			}
 		}
@@ -212,7 +212,7 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 	if step.Solution != "" {
 		solution = step.Solution
 	}
-	if !exists(filepath.Join(solution, "solve.sh")) || !r.place.root {
+	if !fileExists(filepath.Join(solution, "solve.sh")) || !r.place.root {
 		return &failure{SolutionFailed, errors.New("the task has no solution")}
 	}
 	if err := uploadAll(ctx, r.session, upload{to: solutionDir, from: solution, executable: "solve.sh"}); err != nil {
@@ -223,7 +223,7 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 		return &infraError{Machine, err}
 	}
 	defer func() { _ = output.f.Close() }() // a result needs none of it
-	c := r.place.command("/bin/sh", "-c", "exec "+solutionDir+"/solve.sh 2>&1")
+	c := r.place.newCommand("/bin/sh", "-c", "exec "+solutionDir+"/solve.sh 2>&1")
 	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, definition.SolutionEnv, step.Agent.Time
 	if c.Timeout == 0 {
 		c.Timeout = maxAgentTime
@@ -246,7 +246,7 @@ func agentLost(err error) error {
 	if limit, ok := errors.AsType[*limits.ExceededError](err); ok {
 		return &failure{AgentFailed, limit}
 	}
-	return &infraError{classify(err), err}
+	return &infraError{classOf(err), err}
 }
 
 // runModel runs one turn of the model.
@@ -263,7 +263,7 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	if err != nil {
 		return &infraError{Machine, err}
 	}
-	report, _ := t.Wait(ctx) // its reason says more than the error
+	report, _ := t.Wait(ctx) // its reason is more exact than the error
 	switch report.Reason {
 	case loop.StopAnswered:
 		return nil
@@ -287,21 +287,21 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	return &infraError{class, report.Err}
 }
 
-// collect brings out what the agent left: the state that the verifier starts from, logs
+// collectState brings out what the agent left: the state that the verifier starts from, logs
 // and artifacts. What fails by what the agent did is its failure.
-func (r *trialRun) collect(ctx context.Context, step *task.Step, dir string) error {
+func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string) error {
 	for _, c := range step.Verifier.Collect {
-		run := r.place.command("/bin/sh", "-c", c.Command)
+		run := r.place.newCommand("/bin/sh", "-c", c.Command)
 		run.Timeout = c.Time
 		if _, err := r.session.Exec(ctx, run); err != nil {
 			return agentLost(err)
 		}
 	}
-	err := saveState(ctx, r.session, r.since, r.place.dirs(), filepath.Join(dir, StateFile))
+	err := saveState(ctx, r.session, r.since, r.place.changedDirs(), filepath.Join(dir, StateFile))
 	if err == nil && r.place.root {
-		_, err = download(ctx, r.session, logsDir+"/agent", ".", filepath.Join(dir, AgentDir), nil)
+		err = downloadPath(ctx, r.session, logsDir+"/agent", ".", filepath.Join(dir, AgentDir), nil)
 		if err == nil {
-			_, err = download(ctx, r.session, logsDir+"/artifacts", ".", filepath.Join(dir, ArtifactsDir), nil)
+			err = downloadPath(ctx, r.session, logsDir+"/artifacts", ".", filepath.Join(dir, ArtifactsDir), nil)
 		}
 	}
 	for _, a := range step.Artifacts {
@@ -312,10 +312,10 @@ func (r *trialRun) collect(ctx context.Context, step *task.Step, dir string) err
 		if !path.IsAbs(source) {
 			source = path.Join(r.place.dirOf(), source)
 		}
-		_, err = download(ctx, r.session, source, a.Name(), filepath.Join(dir, ArtifactsDir), a.Exclude)
+		err = downloadPath(ctx, r.session, source, a.Name(), filepath.Join(dir, ArtifactsDir), a.Exclude)
 	}
 	if err != nil {
-		if cause := agentLost(err); classify(err) != Machine || errors.As(cause, new(*failure)) {
+		if cause := agentLost(err); classOf(err) != Machine || errors.As(cause, new(*failure)) {
 			return cause
 		}
 		return &failure{StateUnreadable, err}

@@ -34,7 +34,7 @@ func Compare(a, b Side) Comparison {
 	for _, t := range b.Spec.Tasks {
 		inB[t.ID] = t
 	}
-	judgedA, judgedB := a.judged(), b.judged()
+	judgedA, judgedB := a.judgedResults(), b.judgedResults()
 	leave := func(id, format string, args ...any) {
 		c.LeftOut = append(c.LeftOut, LeftOut{id, fmt.Sprintf(format, args...)})
 	}
@@ -51,7 +51,7 @@ func Compare(a, b Side) Comparison {
 		case len(y) == 0:
 			leave(t.ID, "no trial of %s was judged", b.Name)
 		default:
-			c.Pairs = append(c.Pairs, stats.Pair{Task: t.ID, A: share(x), B: share(y), AttemptsA: len(x), AttemptsB: len(y)})
+			c.Pairs = append(c.Pairs, stats.Pair{Task: t.ID, A: passedShare(x), B: passedShare(y), AttemptsA: len(x), AttemptsB: len(y)})
 		}
 	}
 	for _, t := range b.Spec.Tasks {
@@ -63,8 +63,8 @@ func Compare(a, b Side) Comparison {
 	return c
 }
 
-// judged returns the judged results of the side by task.
-func (s Side) judged() map[string][]Result {
+// judgedResults returns the judged results of the side by task.
+func (s Side) judgedResults() map[string][]Result {
 	out := map[string][]Result{}
 	for _, r := range s.Results {
 		if r.Agent == s.Agent && r.Outcome.Judged() {
@@ -74,5 +74,5 @@ func (s Side) judged() map[string][]Result {
 	return out
 }
 
-// share returns the share of results that passed.
-func share(list []Result) float64 { return float64(countPassed(list)) / float64(len(list)) }
+// passedShare returns the share of results that passed.
+func passedShare(list []Result) float64 { return float64(countPassed(list)) / float64(len(list)) }

@@ -89,7 +89,7 @@ func WriteJUnit(w io.Writer, s Spec, results []Result) error {
 		var total time.Duration
 		for _, r := range results {
 			if r.Agent == agent {
-				suite.add(r)
+				suite.addResult(r)
 				total += r.Finished.Sub(r.Started)
 			}
 		}
@@ -111,7 +111,7 @@ func WriteJUnit(w io.Writer, s Spec, results []Result) error {
 	return err
 }
 
-func (s *junitSuite) add(r Result) {
+func (s *junitSuite) addResult(r Result) {
 	c := junitCase{Name: xmlText(fmt.Sprintf("%s, attempt %d", r.Task, r.Attempt)), ClassName: xmlText(r.Agent), Time: junitTime(r.Finished.Sub(r.Started))}
 	kind, message := string(r.Class), r.Cause
 	if kind == "" {

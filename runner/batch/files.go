@@ -46,9 +46,9 @@ func (e *statusError) Error() string {
 	return text
 }
 
-// execute runs a command of the harness and returns a [statusError] unless its exit status is
+// executeCommand runs a command of the harness and returns a [statusError] unless its exit status is
 // 0.
-func execute(ctx context.Context, s *runner.Session, what string, c runner.UserCommand) error {
+func executeCommand(ctx context.Context, s *runner.Session, what string, c runner.UserCommand) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, transferTime, errTransferTime)
 	defer cancel()
 	var stderr tail
@@ -110,7 +110,7 @@ func uploadAll(ctx context.Context, s *runner.Session, list ...upload) error {
 		}
 		write.CloseWithError(errors.Join(err, w.Close()))
 	}()
-	err := execute(ctx, s, "bring files into the sandbox", runner.UnpackCommand("/", read))
+	err := executeCommand(ctx, s, "bring files into the sandbox", runner.UnpackCommand("/", read))
 	return errors.Join(err, read.Close())
 }
 
@@ -169,39 +169,38 @@ func addContent(w *tar.Writer, h *tar.Header, file string) error {
 	return err
 }
 
-// download brings a file or directory of a sandbox into a directory of this machine, which
-// is made, under a name. It reports whether there is such a file. What can't be read is left
-// out.
-func download(ctx context.Context, s *runner.Session, from, name, to string, exclude []string) (found bool, err error) {
+// downloadPath brings a file or directory of a sandbox into a directory of this machine, which
+// is made, under a name. Nothing is done if there is none.
+func downloadPath(ctx context.Context, s *runner.Session, from, name, to string, exclude []string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
-		return false, err
+		return err
 	}
 	read, write := io.Pipe()
 	unpacked := make(chan error, 1)
 	go func() {
 		filtered, filter := io.Pipe()
 		go func() {
-			filter.CloseWithError(filterArchive(read, filter, func(h *tar.Header) bool { return !excludes(exclude, h.Name) }))
+			filter.CloseWithError(filterArchive(read, filter, func(h *tar.Header) bool { return !isExcluded(exclude, h.Name) }))
 		}()
 		err := archive.Unpack(filtered, to, archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected})
 		_ = read.CloseWithError(err) // what else comes is not wanted
 		_ = filtered.CloseWithError(err)
 		unpacked <- err
 	}()
-	err = execute(ctx, s, "bring "+from+" out of the sandbox", runner.PackCommand(from, name, write))
+	err := executeCommand(ctx, s, "bring "+from+" out of the sandbox", runner.PackCommand(from, name, write))
 	_ = write.CloseWithError(err)
 	unpackErr := <-unpacked
 	if hasCode(err, archive.StatusNoFile) {
-		return false, nil
+		return nil
 	}
 	if err != nil {
-		return false, err
+		return err
 	}
-	return true, unpackErr
+	return unpackErr
 }
 
-// excludes reports whether a name or one of its last elements matches a pattern.
-func excludes(patterns []string, name string) bool {
+// isExcluded reports whether a name or one of its last elements matches a pattern.
+func isExcluded(patterns []string, name string) bool {
 	name = strings.TrimSuffix(name, "/")
 	return slices.ContainsFunc(patterns, func(pattern string) bool {
 		for n := name; n != "." && n != "/" && n != ""; n = path.Dir(n) {
@@ -248,7 +247,7 @@ func saveState(ctx context.Context, s *runner.Session, since time.Time, dirs []s
 		return err
 	}
 	w := &boundedWriter{w: f, left: maxStateBytes}
-	err = execute(ctx, s, "collect what the agent changed", runner.PackChangesCommand(since, dirs, w))
+	err = executeCommand(ctx, s, "collect what the agent changed", runner.PackChangesCommand(since, dirs, w))
 	if hasCode(err, 1) { // some files can't be read, even by who made them
 		err = nil
 	}
@@ -284,7 +283,7 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden []
 	go func() {
 		write.CloseWithError(filterArchive(f, write, func(h *tar.Header) bool { return !isHidden(h, hidden) }))
 	}()
-	err = execute(ctx, s, "restore what the agent changed", runner.UnpackChangesCommand("/", read))
+	err = executeCommand(ctx, s, "restore what the agent changed", runner.UnpackChangesCommand("/", read))
 	return errors.Join(err, read.Close())
 }
 

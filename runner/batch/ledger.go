@@ -31,14 +31,14 @@ const (
 	lockFile   = "lock"
 )
 
-// Spec is what a batch is about, as batch.json has it.
+// Spec describes a batch, as batch.json has it.
 type Spec struct {
 	SchemaVersion int       `json:"schema_version"` // 1
 	Created       time.Time `json:"created_at"`
 	// Version is that of the program, Backend the name of the sandboxes' backend.
 	Version string `json:"version"`
 	Backend string `json:"backend"`
-	// Settings are what else results depend on, for people; those of a batch can't
+	// Settings have what else results depend on, for people; those of a batch can't
 	// change.
 	Settings map[string]string `json:"settings,omitempty"`
 	Tasks    []SpecTask        `json:"tasks"`
@@ -65,8 +65,8 @@ func NewSpecTasks(tasks []task.Task) []SpecTask {
 	return list
 }
 
-// check returns an error if a batch with results by old can't go on as s.
-func (s Spec) check(old Spec) error {
+// checkSpec returns an error if a batch with results by old can't go on as s.
+func (s Spec) checkSpec(old Spec) error {
 	sums := map[string]string{}
 	for _, t := range old.Tasks {
 		sums[t.ID] = t.Checksum
@@ -110,7 +110,7 @@ var ErrNoBatch = errors.New("no batch in this directory")
 // A trial works in a directory of its own below running. When it has a result, that is
 // written to result.json there, the directory is moved to trials, and the result is
 // appended to results.jsonl; each step is on disk before the next. The directories of
-// trials are what counts: opening the ledger removes those below running, and
+// trials count: opening the ledger removes those below running, and
 // appends results that results.jsonl lacks.
 type Ledger struct {
 	dir  string
@@ -122,11 +122,22 @@ type Ledger struct {
 	order   []Key
 }
 
-// OpenLedger opens the ledger in a directory, which is made if it is missing, for a batch.
-// Its error wraps [ErrInUse], or a [MismatchError] if the directory has the results of
-// another batch. Agents, attempts and tasks may be other ones than before: what was
-// finished stays.
-func OpenLedger(dir string, s Spec) (_ *Ledger, err error) {
+// OpenLedger opens the ledger in a directory for a batch: [LockLedger] and
+// [Ledger.Load].
+func OpenLedger(dir string, s Spec) (*Ledger, error) {
+	l, err := LockLedger(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.Load(s); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// LockLedger makes a directory the one of this process alone until Close. The directory is
+// made if it is missing. Its error wraps [ErrInUse]. Only Load and Close may be called then.
+func LockLedger(dir string) (*Ledger, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -138,23 +149,25 @@ func OpenLedger(dir string, s Spec) (_ *Ledger, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, l.Close())
-		}
-	}()
+	return l, nil
+}
+
+// Load reads what the directory has of a batch. Its error wraps a [MismatchError] if that
+// is another batch. Agents, attempts and tasks may be other ones than before: what was
+// finished stays.
+func (l *Ledger) Load(s Spec) error {
 	if err := l.writeSpec(s); err != nil {
-		return nil, err
+		return err
 	}
-	if err := os.RemoveAll(filepath.Join(dir, runningDir)); err != nil {
-		return nil, fmt.Errorf("remove what a killed batch left: %w", err)
+	if err := os.RemoveAll(filepath.Join(l.dir, runningDir)); err != nil {
+		return fmt.Errorf("remove what a killed batch left: %w", err)
 	}
 	for _, name := range []string{runningDir, TrialsDir} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			return nil, err
+		if err := os.Mkdir(filepath.Join(l.dir, name), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
 		}
 	}
-	return l, l.recover()
+	return l.recoverResults()
 }
 
 // writeSpec writes batch.json, unless it is of another batch.
@@ -165,18 +178,21 @@ func (l *Ledger) writeSpec(s Spec) error {
 	case err != nil:
 		return err
 	default:
-		if err := s.check(old); err != nil {
+		if err := s.checkSpec(old); err != nil {
 			return fmt.Errorf("%s: %w", l.dir, err)
 		}
 		s.Created = old.Created
+	}
+	if s.Created.IsZero() {
+		s.Created = time.Now().UTC()
 	}
 	s.SchemaVersion = 1
 	return writeJSON(filepath.Join(l.dir, SpecFile), s)
 }
 
-// recover reads results.jsonl, cuts off a line that was not written whole, and appends
+// recoverResults reads results.jsonl, cuts off a line that was not written whole, and appends
 // results of finished trials that it lacks.
-func (l *Ledger) recover() error {
+func (l *Ledger) recoverResults() error {
 	path := filepath.Join(l.dir, ResultsFile)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -236,13 +252,13 @@ func (l *Ledger) readResults(f *os.File) (whole int64, err error) {
 			}
 			return whole, fmt.Errorf("%s: a line after byte %d is damaged: %w", f.Name(), whole, err)
 		}
-		l.keep(r)
+		l.keepResult(r)
 		whole += int64(len(line))
 	}
 }
 
-// keep keeps the first result of a trial.
-func (l *Ledger) keep(r Result) {
+// keepResult keeps the first result of a trial.
+func (l *Ledger) keepResult(r Result) {
 	if _, known := l.results[r.Key]; !known {
 		l.results[r.Key] = r
 		l.order = append(l.order, r.Key)
@@ -294,7 +310,7 @@ func (l *Ledger) appendResult(r Result) error {
 	if err := l.file.Sync(); err != nil {
 		return fmt.Errorf("write result: %w", err)
 	}
-	l.keep(r)
+	l.keepResult(r)
 	return nil
 }
 
@@ -320,8 +336,8 @@ func (l *Ledger) Results() []Result {
 // Dir returns the directory of the batch.
 func (l *Ledger) Dir() string { return l.dir }
 
-// path returns the path of a file of the batch.
-func (l *Ledger) path(name string) string { return filepath.Join(l.dir, name) }
+// filePath returns the path of a file of the batch.
+func (l *Ledger) filePath(name string) string { return filepath.Join(l.dir, name) }
 
 // Close ends the use of the directory.
 func (l *Ledger) Close() error {
@@ -329,6 +345,7 @@ func (l *Ledger) Close() error {
 	if l.file != nil {
 		err = l.file.Close()
 	}
+	_ = os.Remove(filepath.Join(l.dir, runningDir)) // it stays if a trial is in it
 	return errors.Join(err, l.lock.Unlock())
 }
 

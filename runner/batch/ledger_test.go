@@ -69,7 +69,7 @@ func TestLedgerAfterAnyDeath(t *testing.T) {
 			must(t, os.Truncate(results, int64(cut)))
 		}
 		l := open(t, dir, spec(list))
-		defer l.Close() //nolint:errcheck // read only
+		defer l.Close()
 		got := map[Key]bool{}
 		for _, r := range l.Results() {
 			if got[r.Key] {
@@ -125,7 +125,7 @@ func TestLedgerRefuses(t *testing.T) {
 // TestFinishTwice: the first result of a trial counts.
 func TestFinishTwice(t *testing.T) {
 	l := open(t, t.TempDir(), spec(tasks(1)))
-	defer l.Close() //nolint:errcheck // nothing is lost
+	defer l.Close()
 	k := Key{"task-0", Nop, 1}
 	for _, o := range []Outcome{Passed, Failed} {
 		_, err := l.Begin(k)

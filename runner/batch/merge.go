@@ -25,10 +25,10 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 			all, all.Shard = s, Shard{}
 			continue
 		}
-		if err := errors.Join(s.check(all), all.check(s)); err != nil {
+		if err := errors.Join(s.checkSpec(all), all.checkSpec(s)); err != nil {
 			return nil, fmt.Errorf("%s: %w", d, err)
 		}
-		all.join(s)
+		all.addSpec(s)
 	}
 	l, err := OpenLedger(dir, all)
 	if err != nil {
@@ -45,7 +45,7 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 				twice = append(twice, r.Key)
 				continue
 			}
-			if err := l.adopt(r, filepath.Join(d, TrialsDir, r.Key.Name())); err != nil {
+			if err := l.adoptTrial(r, filepath.Join(d, TrialsDir, r.Key.Name())); err != nil {
 				return nil, fmt.Errorf("trial %s: %w", r.Name, err)
 			}
 		}
@@ -53,8 +53,8 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 	return twice, nil
 }
 
-// join adds the tasks, agents and attempts of another spec.
-func (s *Spec) join(o Spec) {
+// addSpec adds the tasks, agents and attempts of another spec.
+func (s *Spec) addSpec(o Spec) {
 	for _, t := range o.Tasks {
 		if !slices.ContainsFunc(s.Tasks, func(have SpecTask) bool { return have.ID == t.ID }) {
 			s.Tasks = append(s.Tasks, t)
@@ -68,8 +68,8 @@ func (s *Spec) join(o Spec) {
 	s.Attempts = max(s.Attempts, o.Attempts)
 }
 
-// adopt finishes a trial with the files of another batch.
-func (l *Ledger) adopt(r Result, from string) error {
+// adoptTrial finishes a trial with the files of another batch.
+func (l *Ledger) adoptTrial(r Result, from string) error {
 	to, err := l.Begin(r.Key)
 	if err != nil {
 		return err

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -42,8 +43,8 @@ type place struct {
 	root    bool
 }
 
-// dirs returns the directories of which changes are kept.
-func (p place) dirs() []string {
+// changedDirs returns the directories of which changes are kept.
+func (p place) changedDirs() []string {
 	if !p.root {
 		return []string{p.target}
 	}
@@ -54,8 +55,9 @@ func (p place) dirs() []string {
 type places struct {
 	images ImageStore
 	def    images.Reference
-	// dir has the workspaces.
-	dir string
+	// dir has the workspaces, gitEnv is the environment of git.
+	dir    string
+	gitEnv []string
 
 	mu   sync.Mutex
 	made map[string]*preparation
@@ -67,9 +69,9 @@ type preparation struct {
 	err   error
 }
 
-// prepare returns the place of an environment. A failure is not kept: the next call tries
+// preparePlace returns the place of an environment. A failure is not kept: the next call tries
 // again.
-func (p *places) prepare(ctx context.Context, e task.Environment) (place, error) {
+func (p *places) preparePlace(ctx context.Context, e task.Environment) (place, error) {
 	git := task.Git{}
 	if e.Git != nil {
 		git = *e.Git
@@ -84,7 +86,7 @@ func (p *places) prepare(ctx context.Context, e task.Environment) (place, error)
 	}
 	p.mu.Unlock()
 	made.once.Do(func() {
-		made.place, made.err = p.make(ctx, e, filepath.Join(p.dir, key))
+		made.place, made.err = p.makePlace(ctx, e, filepath.Join(p.dir, key))
 	})
 	if made.err != nil {
 		p.mu.Lock()
@@ -96,7 +98,7 @@ func (p *places) prepare(ctx context.Context, e task.Environment) (place, error)
 	return made.place, made.err
 }
 
-func (p *places) make(ctx context.Context, e task.Environment, dir string) (_ place, err error) {
+func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) (_ place, err error) {
 	out := place{image: p.def, name: e.Image, workspace: dir, target: e.Workdir, root: e.Root}
 	if e.BuildTime > 0 {
 		var cancel context.CancelFunc
@@ -131,7 +133,7 @@ func (p *places) make(ctx context.Context, e task.Environment, dir string) (_ pl
 	}
 	if !e.Root {
 		out.target = cmp.Or(out.target, sandbox.WorkspaceDir)
-		return out, fillWorkspace(ctx, e, dir)
+		return out, p.fillWorkspace(ctx, e, dir)
 	}
 	if out.target == "" {
 		out.target = workdir
@@ -152,13 +154,13 @@ func (p *places) make(ctx context.Context, e task.Environment, dir string) (_ pl
 
 // fillWorkspace makes the workspace of a task that has one: a copy, so that nothing of a
 // trial depends on what happens to the original meanwhile.
-func fillWorkspace(ctx context.Context, e task.Environment, dir string) error {
+func (p *places) fillWorkspace(ctx context.Context, e task.Environment, dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
 	switch {
 	case e.Git != nil:
-		return checkOut(ctx, *e.Git, dir)
+		return checkOut(ctx, *e.Git, p.gitEnv, dir)
 	case e.Workspace == "":
 		return nil
 	}
@@ -198,7 +200,7 @@ func unpackFile(file, dir string) error {
 
 // checkOut fetches one commit of a repository. Nothing that the repository contains is
 // executed, and no submodule is fetched.
-func checkOut(ctx context.Context, g task.Git, dir string) error {
+func checkOut(ctx context.Context, g task.Git, env []string, dir string) error {
 	for _, args := range [][]string{
 		{"init", "--quiet", "--template="},
 		{"fetch", "--quiet", "--depth=1", "--no-tags", "--", g.URL, g.Commit},
@@ -208,7 +210,7 @@ func checkOut(ctx context.Context, g task.Git, dir string) error {
 			"-C", dir, "-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.ssh.allow=always", "-c", "protocol.file.allow=always",
 			"-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.symlinks=true",
 		}, args...)...)
-		cmd.Env = append(os.Environ(), "GIT_TERMINAL_PROMPT=0", "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_LFS_SKIP_SMUDGE=1")
+		cmd.Env = append(slices.Clone(env), "GIT_TERMINAL_PROMPT=0", "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_LFS_SKIP_SMUDGE=1")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("git %s %s: %w: %s", args[0], g.URL, err, strings.TrimSpace(string(out)))
 		}

@@ -36,7 +36,7 @@ type Options struct {
 	OnResult func(r Result)
 }
 
-// Totals is what [Run] did.
+// Totals counts the trials of one call of [Run].
 type Totals struct {
 	// Kept is the number of trials that had a result before, Ran of those that got
 	// one.
@@ -136,12 +136,12 @@ func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
 	for try := 0; ; try++ {
 		dir, err := r.Ledger.Begin(t.Key)
 		if err != nil {
-			r.fail(err)
+			r.stopBatch(err)
 			return
 		}
 		result := r.Run(ctx, t, dir, budget)
 		if ctx.Err() != nil || result.Outcome == Cancelled {
-			r.cancel(t.Key)
+			r.dropTrial(t.Key)
 			return
 		}
 		if result.Outcome == Infrastructure {
@@ -153,7 +153,7 @@ func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
 			case <-time.After(delay << try):
 				continue
 			case <-ctx.Done():
-				r.cancel(t.Key)
+				r.dropTrial(t.Key)
 				return
 			}
 		}
@@ -162,7 +162,7 @@ func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
 		if try > 0 {
 			result.setUsage(addUsage(spent, result.Usage))
 		}
-		r.finish(result)
+		r.finishTrial(result)
 		return
 	}
 }
@@ -179,9 +179,9 @@ func addUsage(a, b limits.Usage) limits.Usage {
 	return a.Plus(b)
 }
 
-func (r *run) finish(result Result) {
+func (r *run) finishTrial(result Result) {
 	if err := r.Ledger.Finish(result); err != nil {
-		r.fail(err)
+		r.stopBatch(err)
 		return
 	}
 	r.addCost(result)
@@ -193,19 +193,19 @@ func (r *run) finish(result Result) {
 	}
 }
 
-// cancel drops a trial that was stopped.
-func (r *run) cancel(k Key) {
+// dropTrial drops a trial that was stopped.
+func (r *run) dropTrial(k Key) {
 	err := r.Ledger.Drop(k)
 	r.mu.Lock()
 	r.cancelled = append(r.cancelled, k)
 	r.mu.Unlock()
 	if err != nil {
-		r.fail(err)
+		r.stopBatch(err)
 	}
 }
 
-// fail ends the batch.
-func (r *run) fail(err error) {
+// stopBatch ends the batch.
+func (r *run) stopBatch(err error) {
 	r.mu.Lock()
 	r.err = errors.Join(r.err, err)
 	r.mu.Unlock()

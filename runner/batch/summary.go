@@ -11,7 +11,7 @@ import (
 	"github.com/caisson-run/caisson/runner/record"
 )
 
-// Summary is what the results of a batch come to, as summary.json has it.
+// Summary sums up the results of a batch, as summary.json has it.
 type Summary struct {
 	SchemaVersion int       `json:"schema_version"` // 1
 	Created       time.Time `json:"created_at"`
@@ -31,13 +31,13 @@ type UnsupportedTask struct {
 	Reasons []string `json:"reasons"`
 }
 
-// AgentSummary is what one agent did.
+// AgentSummary sums up the results of one agent.
 type AgentSummary struct {
 	Agent string `json:"agent"`
 	Model string `json:"model,omitempty"`
 	// Planned is the number of trials of supported tasks, NotRun of those that have no
-	// result. The rest have: Judged = Passed + Failed + Limit are what rates
-	// count, Infrastructure are in no rate.
+	// result. The rest have: rates count
+	// Judged = Passed + Failed + Limit, Infrastructure are in no rate.
 	Planned        int `json:"planned"`
 	NotRun         int `json:"not_run"`
 	Judged         int `json:"judged"`
@@ -113,7 +113,7 @@ func summarizeAgent(s Spec, agent string, results []Result) AgentSummary {
 			continue
 		}
 		a.Model = r.Model
-		a.add(r)
+		a.countResult(r)
 		took := r.Finished.Sub(r.Started)
 		a.TotalMS += took.Milliseconds()
 		if micro, known := r.costMicroUSD(); known {
@@ -158,8 +158,8 @@ func plannedTrials(s Spec, agent string) int {
 	return n
 }
 
-// add counts one result.
-func (a *AgentSummary) add(r Result) {
+// countResult counts one result.
+func (a *AgentSummary) countResult(r Result) {
 	switch r.Outcome {
 	case Passed:
 		a.Passed++
@@ -235,5 +235,5 @@ func countPassed(list []Result) int {
 // WriteSummary writes summary.json of the batch in a directory and returns it.
 func WriteSummary(l *Ledger, s Spec) (Summary, error) {
 	out := Summarize(s, l.Results())
-	return out, writeJSON(l.path(SummaryFile), out)
+	return out, writeJSON(l.filePath(SummaryFile), out)
 }

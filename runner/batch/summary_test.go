@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -169,7 +170,7 @@ func TestReadRewards(t *testing.T) {
 		}
 		got, err := ReadRewards(dir)
 		class := Class("")
-		if e, ok := err.(*RewardError); ok {
+		if e, ok := errors.AsType[*RewardError](err); ok {
 			class, err = e.Class, nil
 		}
 		if d := cmp.Diff(c.want, got); d != "" || class != c.class || err != nil {
@@ -178,7 +179,8 @@ func TestReadRewards(t *testing.T) {
 	}
 	dir := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(dir, "reward.txt"), 0o755))
-	if _, err := ReadRewards(dir); err == nil || err.(*RewardError).Class != RewardUnparsable {
+	_, err := ReadRewards(dir)
+	if e, ok := errors.AsType[*RewardError](err); !ok || e.Class != RewardUnparsable {
 		t.Errorf("a directory: %v", err)
 	}
 	if r := mainReward(map[string]float64{"a": 1, "b": 0}); r != 0.5 {

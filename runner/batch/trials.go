@@ -17,6 +17,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -63,8 +64,19 @@ type TrialOptions struct {
 	Images  ImageStore
 	// DefaultImage is for tasks that name none.
 	DefaultImage images.Reference
-	// NewModel makes the models of an agent, which its trial closes. Nil has none.
-	NewModel func(ctx context.Context, agent string) (profiles []loop.Profile, done func(), err error)
+	// GitEnv is the environment of git, which fetches workspaces, as NAME=value.
+	GitEnv []string
+	// NewModel makes the model of an agent for one trial. Nil has none.
+	NewModel func(ctx context.Context, agent string) (Model, error)
+}
+
+// Model is the model of one trial.
+type Model struct {
+	Profiles []loop.Profile
+	// Ledger has ceilings per day and month; nil has none.
+	Ledger *ledger.Ledger
+	// Close ends both after the trial.
+	Close func()
 }
 
 // Trials runs trials in sandboxes. It is safe for concurrent use.
@@ -75,15 +87,15 @@ type Trials struct {
 
 // NewTrials returns a Trials. It starts nothing.
 func NewTrials(o TrialOptions) *Trials {
-	return &Trials{o: o, places: places{images: o.Images, def: o.DefaultImage, dir: o.WorkDir, made: map[string]*preparation{}}}
+	return &Trials{o: o, places: places{images: o.Images, def: o.DefaultImage, dir: o.WorkDir, gitEnv: o.GitEnv, made: map[string]*preparation{}}}
 }
 
 // Prepare makes the environments of a task, or finds that they are there. It returns the
 // reason if the task can't be run on what it finds, such as an image with a user other than
 // root, and an error if an environment can't be made now.
 func (t *Trials) Prepare(ctx context.Context, definition *task.Task) (reason string, err error) {
-	for _, e := range environments(definition) {
-		p, err := t.places.prepare(ctx, e)
+	for _, e := range environmentsOf(definition) {
+		p, err := t.places.preparePlace(ctx, e)
 		if err != nil {
 			return "", err
 		}
@@ -101,8 +113,8 @@ func (t *Trials) Prepare(ctx context.Context, definition *task.Task) (reason str
 	return "", nil
 }
 
-// environments returns the environments of a task, the agent's first.
-func environments(definition *task.Task) []task.Environment {
+// environmentsOf returns the environments of a task, the agent's first.
+func environmentsOf(definition *task.Task) []task.Environment {
 	list := []task.Environment{definition.Environment}
 	for _, s := range definition.Steps {
 		if s.Verifier.Separate {
@@ -115,12 +127,12 @@ func environments(definition *task.Task) []task.Environment {
 // Run runs one trial; it is a [RunTrial].
 func (t *Trials) Run(ctx context.Context, trial Trial, dir string, budget *int64) Result {
 	r := &trialRun{Trials: t, trial: trial, dir: dir, budget: budget, result: Result{Times: map[string]int64{}}}
-	err := r.run(ctx)
+	err := r.runSteps(ctx)
 	if ctx.Err() != nil {
 		r.result.Outcome = Cancelled
 		return r.result
 	}
-	r.judge(err)
+	r.setOutcome(err)
 	return r.result
 }
 
@@ -137,9 +149,8 @@ type trialRun struct {
 	since   time.Time
 	session *runner.Session
 	agent   *runner.Options
-	// doneModel closes the models of the agent.
-	doneModel func()
-	steps     []StepResult
+	model   Model
+	steps   []StepResult
 }
 
 // infraError is a fault of the infrastructure.
@@ -160,8 +171,8 @@ type failure struct {
 func (e *failure) Error() string { return e.err.Error() }
 func (e *failure) Unwrap() error { return e.err }
 
-// judge sets the outcome by the rewards, and by the error that ended the trial.
-func (r *trialRun) judge(err error) {
+// setOutcome sets the outcome by the rewards, and by the error that ended the trial.
+func (r *trialRun) setOutcome(err error) {
 	out := &r.result
 	var infra *infraError
 	var failed *failure
@@ -175,7 +186,7 @@ func (r *trialRun) judge(err error) {
 			out.Limit = string(limit.Kind)
 		}
 	case err != nil:
-		out.Outcome, out.Class, out.Cause = Infrastructure, classify(err), err.Error()
+		out.Outcome, out.Class, out.Cause = Infrastructure, classOf(err), err.Error()
 		return
 	}
 	definition := r.trial.Definition
@@ -203,8 +214,8 @@ func (r *trialRun) judge(err error) {
 	}
 }
 
-// classify returns the class of an error of sandboxes and sessions.
-func classify(err error) Class {
+// classOf returns the class of an error of sandboxes and sessions.
+func classOf(err error) Class {
 	command, _ := errors.AsType[*runner.UserCommandError](err)
 	switch {
 	case command != nil && command.Kind == runner.FaultSandboxStart:
@@ -217,13 +228,13 @@ func classify(err error) Class {
 	return Machine
 }
 
-// run runs the steps.
-func (r *trialRun) run(ctx context.Context) error {
+// runSteps runs the steps.
+func (r *trialRun) runSteps(ctx context.Context) error {
 	definition := r.trial.Definition
 	r.result.Backend = r.o.Session.Choice.Chosen
 	began := time.Now()
 	var err error
-	if r.place, err = r.places.prepare(ctx, definition.Environment); err != nil {
+	if r.place, err = r.places.preparePlace(ctx, definition.Environment); err != nil {
 		return &infraError{ImageUnavailable, err}
 	}
 	r.result.Image = r.place.id
@@ -260,7 +271,7 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	}
 	err = r.runAgent(ctx, step, &result, dir)
 	if err == nil {
-		err = r.collect(ctx, step, dir)
+		err = r.collectState(ctx, step, dir)
 	}
 	if err == nil && last {
 		err = r.closeAgent() // its memory is free while the verifier runs
@@ -271,7 +282,7 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	}
 	began := time.Now()
 	v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, place: r.place}
-	err = v.run(ctx)
+	err = v.verifyStep(ctx)
 	r.result.Times["verifier"] += time.Since(began).Milliseconds()
 	r.result.Sessions = append(r.result.Sessions, v.sessions...)
 	result.Rewards = v.rewards
@@ -354,12 +365,12 @@ func egressOptions(n task.Network) runner.EgressOptions {
 // lowerBudget returns the lower limit of two budgets, field by field.
 func lowerBudget(a, b limits.Budget) limits.Budget {
 	return limits.Budget{
-		Rounds: lower(a.Rounds, b.Rounds), ToolCalls: lower(a.ToolCalls, b.ToolCalls), Tokens: lower(a.Tokens, b.Tokens),
-		CostMicroUSD: lower(a.CostMicroUSD, b.CostMicroUSD), WallTime: lower(a.WallTime, b.WallTime),
+		Rounds: lowerOf(a.Rounds, b.Rounds), ToolCalls: lowerOf(a.ToolCalls, b.ToolCalls), Tokens: lowerOf(a.Tokens, b.Tokens),
+		CostMicroUSD: lowerOf(a.CostMicroUSD, b.CostMicroUSD), WallTime: lowerOf(a.WallTime, b.WallTime),
 	}
 }
 
-func lower[T cmp.Ordered](a, b *T) *T {
+func lowerOf[T cmp.Ordered](a, b *T) *T {
 	if a == nil || b != nil && *b < *a {
 		return b
 	}
@@ -374,8 +385,8 @@ func limitName(l *record.Limit) string {
 	return string(l.Kind)
 }
 
-// exists reports whether there is a file.
-func exists(path string) bool {
+// fileExists reports whether there is a file.
+func fileExists(path string) bool {
 	_, err := os.Lstat(path)
 	return !errors.Is(err, fs.ErrNotExist)
 }

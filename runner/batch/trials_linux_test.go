@@ -122,7 +122,7 @@ func newMachine(t testing.TB, backend string) *machine {
 	resources := limits.DefaultResources()
 	resources.MemoryBytes = 512 << 20
 	m.o = batch.TrialOptions{
-		StateDir: m.state, WorkDir: filepath.Join(top, "work"), Images: store, DefaultImage: host,
+		StateDir: m.state, WorkDir: filepath.Join(top, "work"), Images: store, DefaultImage: host, GitEnv: []string{"PATH=" + os.Getenv("PATH")},
 		Session: runner.Options{
 			User:           runner.User{Name: runner.LocalUser(), Admin: true},
 			SandboxOptions: runner.SandboxOptions{Backend: chosen, Choice: choice, Resources: resources},
@@ -268,15 +268,12 @@ func (m *machine) script(turns string) {
 	m.t.Helper()
 	file := filepath.Join(m.t.TempDir(), "script.yaml")
 	must(m.t, os.WriteFile(file, []byte("version: 1\nname: scripted\nturns:\n"+turns), 0o644))
-	m.o.NewModel = func(_ context.Context, agent string) ([]loop.Profile, func(), error) {
+	m.o.NewModel = func(_ context.Context, agent string) (batch.Model, error) {
 		if agent != "model" {
-			return nil, nil, fmt.Errorf("no model %s", agent)
+			return batch.Model{}, fmt.Errorf("no model %s", agent)
 		}
 		model, err := replay.Open(file, replay.Options{})
-		if err != nil {
-			return nil, nil, err
-		}
-		return []loop.Profile{{Name: agent, Model: model}}, func() {}, nil
+		return batch.Model{Profiles: []loop.Profile{{Name: agent, Model: model}}, Close: func() {}}, err
 	}
 }
 

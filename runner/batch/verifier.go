@@ -35,8 +35,8 @@ type verification struct {
 // errVerifierTime is the error of a verifier that reached its time.
 var errVerifierTime = errors.New("the verifier reached its time")
 
-// run verifies the step in a fresh sandbox.
-func (v *verification) run(ctx context.Context) error {
+// verifyStep verifies the step in a fresh sandbox.
+func (v *verification) verifyStep(ctx context.Context) error {
 	if v.out == "" {
 		v.out = v.dir
 	}
@@ -57,7 +57,7 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 	environment, p := v.trial.Definition.Environment, v.place
 	if verifier.Separate {
 		environment = verifier.Environment
-		if p, err = v.places.prepare(ctx, environment); err != nil {
+		if p, err = v.places.preparePlace(ctx, environment); err != nil {
 			return &infraError{ImageUnavailable, err}
 		}
 	}
@@ -78,7 +78,7 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 		}
 	})
 	if err != nil {
-		return &infraError{classify(err), errors.Join(err, runner.CloseMounts(mounts))}
+		return &infraError{classOf(err), errors.Join(err, runner.CloseMounts(mounts))}
 	}
 	v.sessions = append(v.sessions, o.Dir.Session)
 	defer func() {
@@ -104,7 +104,7 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 		return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), nil))
 	}
 	uploads := []upload{{to: logsDir + "/verifier"}, {to: logsDir + "/agent"}, {to: logsDir + "/artifacts"}}
-	if artifacts := filepath.Join(v.dir, ArtifactsDir); exists(artifacts) {
+	if artifacts := filepath.Join(v.dir, ArtifactsDir); fileExists(artifacts) {
 		uploads = append(uploads, upload{to: logsDir + "/artifacts", from: artifacts})
 	}
 	if v.step.Verifier.Separate {
@@ -114,7 +114,7 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 		if err != nil {
 			return v.stateError(err)
 		}
-		if agent := filepath.Join(v.dir, AgentDir); exists(agent) {
+		if agent := filepath.Join(v.dir, AgentDir); fileExists(agent) {
 			uploads = append(uploads, upload{to: logsDir + "/agent", from: agent})
 		}
 	}
@@ -164,7 +164,7 @@ func (v *verification) runTests(ctx context.Context, s *runner.Session, p place,
 	output := filepath.Join(dir, OutputFile)
 	kept, err := os.ReadFile(output)
 	if err == nil {
-		_, err = download(ctx, s, logsDir+"/verifier", ".", dir, nil)
+		err = downloadPath(ctx, s, logsDir+"/verifier", ".", dir, nil)
 	}
 	if err == nil { // a file of this name is the harness's
 		err = errors.Join(os.RemoveAll(output), os.WriteFile(output, kept, 0o644))
@@ -207,7 +207,7 @@ func (v *verification) execVerifier(ctx context.Context, s *runner.Session, p pl
 		return sandbox.ExitStatus{}, &infraError{Machine, err}
 	}
 	defer func() { _ = output.f.Close() }() // it is for people
-	c := p.command(argv...)
+	c := p.newCommand(argv...)
 	// One script redirects, so that both streams are in order.
 	c.Stdout, c.Stderr, c.Env, c.Timeout = output, output, v.step.Verifier.Env, v.step.Verifier.Time
 	c.Argv = append([]string{"/bin/sh", "-c", `exec "$@" 2>&1`, "sh"}, c.Argv...)
@@ -236,7 +236,7 @@ func (t *Trials) Verify(ctx context.Context, trial Trial, was Result, dir, out s
 		r.result.Outcome = Cancelled
 		return r.result
 	}
-	r.judge(err)
+	r.setOutcome(err)
 	r.result.Finished = time.Now().UTC()
 	return r.result
 }
@@ -244,12 +244,12 @@ func (t *Trials) Verify(ctx context.Context, trial Trial, was Result, dir, out s
 func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) error {
 	definition := r.trial.Definition
 	var err error
-	if r.place, err = r.places.prepare(ctx, definition.Environment); err != nil {
+	if r.place, err = r.places.preparePlace(ctx, definition.Environment); err != nil {
 		return &infraError{ImageUnavailable, err}
 	}
 	for i := range definition.Steps {
 		step, dir := &definition.Steps[i], r.stepDir(i)
-		if !exists(filepath.Join(dir, StateFile)) {
+		if !fileExists(filepath.Join(dir, StateFile)) {
 			return nil // the agent did not come so far
 		}
 		to := out
@@ -260,7 +260,7 @@ func (r *trialRun) verifyAgain(ctx context.Context, was Result, out string) erro
 			return &infraError{Machine, err}
 		}
 		v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, out: to, place: r.place}
-		err := v.run(ctx)
+		err := v.verifyStep(ctx)
 		result := StepResult{Name: step.Name, Rewards: v.rewards, Limit: was.Limit}
 		if definition.MultiStep && i < len(was.Steps) {
 			result.Limit = was.Steps[i].Limit

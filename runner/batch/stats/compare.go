@@ -33,7 +33,7 @@ type Comparison struct {
 	Verdict Verdict
 }
 
-// Verdict is what a comparison shows.
+// Verdict is the result of a comparison.
 type Verdict string
 
 // The verdicts. Equal means that no task differs, which does not prove that none would.
@@ -63,12 +63,12 @@ func Compare(pairs []Pair) Comparison {
 	}
 	c.RateA, c.RateB, c.Difference = Mean(a), Mean(b), Mean(differences)
 	c.P, c.Interval = McNemar(c.Better, c.Worse), TInterval(differences)
-	c.ByTest = one || len(pairs) < 2 || deviation(differences) == 0
-	c.Verdict = c.decide()
+	c.ByTest = one || len(pairs) < 2 || sampleDeviation(differences) == 0
+	c.Verdict = c.findVerdict()
 	return c
 }
 
-func (c Comparison) decide() Verdict {
+func (c Comparison) findVerdict() Verdict {
 	differs := c.P < 1-Level
 	if !c.ByTest {
 		differs = c.Interval.Low > 0 || c.Interval.High < 0
@@ -92,29 +92,29 @@ func (c Comparison) Sentence(a, b string) string {
 	case c.Verdict == Equal:
 		return fmt.Sprintf("Can't tell %s from %s: %s with the same result.", a, b, countTasks(c.Tasks))
 	case c.Verdict == CannotTell:
-		return fmt.Sprintf("Can't tell: the difference of %s on %s is within what chance makes (%s).", points(c.Difference), countTasks(c.Tasks), c.evidence())
+		return fmt.Sprintf("Can't tell: the difference of %s on %s is within what chance makes (%s).", formatPoints(c.Difference), countTasks(c.Tasks), c.describeEvidence())
 	case c.Verdict == BetterA:
-		return fmt.Sprintf("%s is better than %s by %s on %s (%s).", a, b, points(c.Difference), countTasks(c.Tasks), c.evidence())
+		return fmt.Sprintf("%s is better than %s by %s on %s (%s).", a, b, formatPoints(c.Difference), countTasks(c.Tasks), c.describeEvidence())
 	}
-	return fmt.Sprintf("%s is better than %s by %s on %s (%s).", b, a, points(-c.Difference), countTasks(c.Tasks), c.flipped().evidence())
+	return fmt.Sprintf("%s is better than %s by %s on %s (%s).", b, a, formatPoints(-c.Difference), countTasks(c.Tasks), c.swapSides().describeEvidence())
 }
 
-// flipped returns the comparison of b with a, as far as evidence needs it.
-func (c Comparison) flipped() Comparison {
+// swapSides returns the comparison of b with a, as far as describeEvidence needs it.
+func (c Comparison) swapSides() Comparison {
 	c.Better, c.Worse = c.Worse, c.Better
 	c.Interval = Interval{-c.Interval.High, -c.Interval.Low}
 	return c
 }
 
-// evidence returns what the verdict rests on.
-func (c Comparison) evidence() string {
+// describeEvidence returns what the verdict rests on.
+func (c Comparison) describeEvidence() string {
 	if c.ByTest {
 		return fmt.Sprintf("better on %d, worse on %d; McNemar's exact p = %.2g", c.Better, c.Worse, c.P)
 	}
 	return fmt.Sprintf("95 %% CI %.1f to %.1f", 100*c.Interval.Low, 100*c.Interval.High)
 }
 
-func points(difference float64) string {
+func formatPoints(difference float64) string {
 	if math.Abs(math.Round(10*100*difference)/10) == 1 {
 		return fmt.Sprintf("%.1f point", 100*difference)
 	}

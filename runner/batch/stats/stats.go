@@ -21,8 +21,8 @@ var unknown = Interval{math.NaN(), math.NaN()}
 // Known reports whether both bounds are known.
 func (i Interval) Known() bool { return !math.IsNaN(i.Low) && !math.IsNaN(i.High) }
 
-// clamp returns i within [0, 1].
-func (i Interval) clamp() Interval { return Interval{max(0, i.Low), min(1, i.High)} }
+// clampToRate returns i within [0, 1].
+func (i Interval) clampToRate() Interval { return Interval{max(0, i.Low), min(1, i.High)} }
 
 // PassAtK returns the unbiased estimate of the probability that at least one of k
 // attempts passes, from n attempts of which passed did: 1 - C(n-passed, k)/C(n, k), as in
@@ -64,8 +64,8 @@ func Median(values []float64) float64 {
 	return (sorted[half-1] + sorted[half]) / 2
 }
 
-// deviation returns the sample standard deviation of at least two values.
-func deviation(values []float64) float64 {
+// sampleDeviation returns the sample standard deviation of at least two values.
+func sampleDeviation(values []float64) float64 {
 	mean, sum := Mean(values), 0.0
 	for _, v := range values {
 		sum += (v - mean) * (v - mean)
@@ -84,7 +84,7 @@ func Wilson(passed float64, n int) Interval {
 	rate := passed / size
 	center := (rate + z*z/(2*size)) / (1 + z*z/size)
 	half := z / (1 + z*z/size) * math.Sqrt(rate*(1-rate)/size+z*z/(4*size*size))
-	return Interval{center - half, center + half}.clamp()
+	return Interval{center - half, center + half}.clampToRate()
 }
 
 // TInterval returns the interval of the mean of values by Student's distribution. It is
@@ -93,27 +93,27 @@ func TInterval(values []float64) Interval {
 	if len(values) < 2 {
 		return unknown
 	}
-	half := TQuantile((1+Level)/2, float64(len(values)-1)) * deviation(values) / math.Sqrt(float64(len(values)))
+	half := TQuantile((1+Level)/2, float64(len(values)-1)) * sampleDeviation(values) / math.Sqrt(float64(len(values)))
 	mean := Mean(values)
 	return Interval{mean - half, mean + half}
 }
 
 // RateInterval returns the interval of the mean of rates, each the share of attempts at
-// one task that passed. Attempts at one task are not independent, so the tasks are what
-// varies: the interval is Student's over tasks, and Wilson's where each task has one
+// one task that passed. Attempts at one task are not independent, so the tasks
+// vary: the interval is Student's over tasks, and Wilson's where each task has one
 // attempt or all rates are equal.
 func RateInterval(rates []float64, oneAttempt bool) Interval {
 	if len(rates) == 0 {
 		return unknown
 	}
-	if oneAttempt || len(rates) < 2 || deviation(rates) == 0 {
+	if oneAttempt || len(rates) < 2 || sampleDeviation(rates) == 0 {
 		sum := 0.0
 		for _, r := range rates {
 			sum += r
 		}
 		return Wilson(sum, len(rates))
 	}
-	return TInterval(rates).clamp()
+	return TInterval(rates).clampToRate()
 }
 
 // McNemar returns the exact p-value of McNemar's test: of as unequal a split, or a more

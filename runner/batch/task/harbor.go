@@ -44,25 +44,25 @@ type harborReader struct {
 func loadHarbor(dir string, o Options) Task {
 	t := Task{ID: filepath.Base(dir), Source: dir, Strategy: Mean}
 	r := &harborReader{dir: dir, o: o, task: &t}
-	if err := r.read(); err != nil {
-		r.unsupported("invalid: %v", err)
+	if err := r.readTask(); err != nil {
+		r.addUnsupported("invalid: %v", err)
 	}
 	return t
 }
 
-func (r *harborReader) unsupported(format string, args ...any) {
+func (r *harborReader) addUnsupported(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if !slices.Contains(r.task.Unsupported, text) {
 		r.task.Unsupported = append(r.task.Unsupported, text)
 	}
 }
 
-func (r *harborReader) read() (err error) {
+func (r *harborReader) readTask() (err error) {
 	if r.task.Checksum, err = hashTree(r.dir); err != nil {
 		return err
 	}
 	if !isFile(filepath.Join(r.dir, "task.toml")) {
-		r.unsupported("the directory has the older form of terminal-bench (task.yaml): convert it with harbor tasks migrate")
+		r.addUnsupported("the directory has the older form of terminal-bench (task.yaml): convert it with harbor tasks migrate")
 		return nil
 	}
 	text, err := readBounded(filepath.Join(r.dir, "task.toml"))
@@ -79,7 +79,7 @@ func (r *harborReader) read() (err error) {
 	if err := r.readVersion(f); err != nil {
 		return err
 	}
-	return r.convert(f)
+	return r.convertFile(f)
 }
 
 // readVersion sets the minor version, from which defaults depend.
@@ -97,23 +97,23 @@ func (r *harborReader) readVersion(f harborFile) error {
 		return fmt.Errorf("schema version %q: want 1.0 to 1.4", version)
 	}
 	if n > 4 {
-		r.unsupported("schema version %s is newer than 1.4", version)
+		r.addUnsupported("schema version %s is newer than 1.4", version)
 	}
 	r.minor = n
 	return nil
 }
 
-func (r *harborReader) convert(f harborFile) (err error) {
+func (r *harborReader) convertFile(f harborFile) (err error) {
 	t := r.task
 	t.Metadata = f.Metadata
-	if t.Environment, err = r.environment(f.Environment, filepath.Join(r.dir, "environment")); err != nil {
+	if t.Environment, err = r.readEnvironment(f.Environment, filepath.Join(r.dir, "environment")); err != nil {
 		return err
 	}
 	if len(f.Verifier.Continuous) > 0 {
-		r.unsupported("a continuous verifier")
+		r.addUnsupported("a continuous verifier")
 	}
-	if t.SolutionEnv, err = r.o.variables(f.Solution.Env); err != nil {
-		r.unsupported("%v", err)
+	if t.SolutionEnv, err = r.o.expandVariables(f.Solution.Env); err != nil {
+		r.addUnsupported("%v", err)
 	}
 	if dir := filepath.Join(r.dir, "solution"); isDir(dir) {
 		t.Solution = dir
@@ -127,7 +127,7 @@ func (r *harborReader) convert(f harborFile) (err error) {
 		return fmt.Errorf("multi_step_reward_strategy %q: want mean or final", f.Strategy)
 	}
 	if len(f.Steps) == 0 {
-		step, err := r.step(f, harborStep{Agent: f.Agent, Verifier: f.Verifier}, r.dir)
+		step, err := r.readStep(f, harborStep{Agent: f.Agent, Verifier: f.Verifier}, r.dir)
 		t.Steps = []Step{step}
 		return err
 	}
@@ -143,8 +143,8 @@ func (r *harborReader) readSteps(f harborFile) error {
 		}
 		seen[s.Name] = true
 		dir := filepath.Join(r.dir, "steps", s.Name)
-		s.inherit(f)
-		step, err := r.step(f, s, dir)
+		s.inheritFrom(f)
+		step, err := r.readStep(f, s, dir)
 		if err != nil {
 			return fmt.Errorf("step %s: %w", s.Name, err)
 		}
@@ -159,58 +159,58 @@ func (r *harborReader) readSteps(f harborFile) error {
 			return fmt.Errorf("step %s: %w", s.Name, err)
 		}
 		if first := r.task.Steps; len(first) > 0 && !reflect.DeepEqual(first[0].Agent.Network, step.Agent.Network) {
-			r.unsupported("steps whose agents have different networks")
+			r.addUnsupported("steps whose agents have different networks")
 		}
 		r.task.Steps = append(r.task.Steps, step)
 	}
 	return nil
 }
 
-// step converts a step whose files are in dir.
-func (r *harborReader) step(f harborFile, s harborStep, dir string) (Step, error) {
+// readStep converts a step whose files are in dir.
+func (r *harborReader) readStep(f harborFile, s harborStep, dir string) (Step, error) {
 	instruction, err := readBounded(filepath.Join(dir, "instruction.md"))
 	if err != nil {
 		return Step{}, err
 	}
 	step := Step{Instruction: string(instruction)}
-	if step.HealthCheck, err = healthCheck(s.Healthcheck); err != nil {
+	if step.HealthCheck, err = parseHealthCheck(s.Healthcheck); err != nil {
 		return step, err
 	}
-	if step.Agent, err = r.agent(s.Agent); err != nil {
+	if step.Agent, err = r.readAgent(s.Agent); err != nil {
 		return step, err
 	}
-	if step.Verifier, err = r.verifier(s.Verifier, dir); err != nil {
+	if step.Verifier, err = r.readVerifier(s.Verifier, dir); err != nil {
 		return step, err
 	}
-	step.Artifacts, err = r.artifacts(append(slices.Clone(f.Artifacts), s.Artifacts...))
+	step.Artifacts, err = r.readArtifacts(append(slices.Clone(f.Artifacts), s.Artifacts...))
 	return step, err
 }
 
-func (r *harborReader) agent(a harborAgent) (Agent, error) {
+func (r *harborReader) readAgent(a harborAgent) (Agent, error) {
 	out := Agent{Network: r.task.Environment.Network}
 	r.checkUser("agent", a.User)
 	var err error
-	if out.Time, err = seconds("agent.timeout_sec", a.TimeoutSec, 0); err != nil {
+	if out.Time, err = parseSeconds("agent.timeout_sec", a.TimeoutSec, 0); err != nil {
 		return out, err
 	}
 	if a.TimeoutSec == nil && r.minor == 0 {
 		out.Time = oldAgentTime
 	}
 	if a.NetworkMode != "" {
-		out.Network, err = network("agent", a.NetworkMode, a.AllowedHosts)
+		out.Network, err = parseNetwork("agent", a.NetworkMode, a.AllowedHosts)
 	}
 	return out, err
 }
 
-func (r *harborReader) verifier(v harborVerifier, dir string) (Verifier, error) {
+func (r *harborReader) readVerifier(v harborVerifier, dir string) (Verifier, error) {
 	out := Verifier{Network: r.task.Environment.Network, Environment: r.task.Environment}
 	r.checkUser("verifier", v.User)
 	var err error
-	if out.Time, err = seconds("verifier.timeout_sec", v.TimeoutSec, defaultVerifierTime); err != nil {
+	if out.Time, err = parseSeconds("verifier.timeout_sec", v.TimeoutSec, defaultVerifierTime); err != nil {
 		return out, err
 	}
-	if out.Env, err = r.o.variables(v.Env); err != nil {
-		r.unsupported("%v", err)
+	if out.Env, err = r.o.expandVariables(v.Env); err != nil {
+		r.addUnsupported("%v", err)
 	}
 	switch v.EnvironmentMode {
 	case "":
@@ -228,7 +228,7 @@ func (r *harborReader) verifier(v harborVerifier, dir string) (Verifier, error) 
 		return out, err
 	}
 	if v.Environment != nil {
-		if out.Environment, err = r.environment(*v.Environment, out.Tests); err != nil {
+		if out.Environment, err = r.readEnvironment(*v.Environment, out.Tests); err != nil {
 			return out, fmt.Errorf("verifier: %w", err)
 		}
 		out.Network = out.Environment.Network
@@ -236,14 +236,14 @@ func (r *harborReader) verifier(v harborVerifier, dir string) (Verifier, error) 
 		out.Environment.Image = "build:" + out.Tests
 	}
 	if v.NetworkMode != "" {
-		if out.Network, err = network("verifier", v.NetworkMode, v.AllowedHosts); err != nil {
+		if out.Network, err = parseNetwork("verifier", v.NetworkMode, v.AllowedHosts); err != nil {
 			return out, err
 		}
 	}
 	for _, c := range v.Collect {
 		r.checkUser("verifier.collect", c.User)
 		r.checkService(c.Service)
-		limit, err := seconds("collect.timeout_sec", c.TimeoutSec, defaultCollectTime)
+		limit, err := parseSeconds("collect.timeout_sec", c.TimeoutSec, defaultCollectTime)
 		if err != nil {
 			return out, err
 		}
@@ -261,14 +261,14 @@ func (r *harborReader) readTests(v *Verifier, dir string) error {
 		}
 	}
 	if isFile(filepath.Join(v.Tests, "test.bat")) {
-		r.unsupported("tests for Windows")
+		r.addUnsupported("tests for Windows")
 		return nil
 	}
 	return errors.New("tests/test.sh is missing")
 }
 
-// environment converts [environment], whose Dockerfile is in dir.
-func (r *harborReader) environment(e harborEnvironment, dir string) (Environment, error) {
+// readEnvironment converts [environment], whose Dockerfile is in dir.
+func (r *harborReader) readEnvironment(e harborEnvironment, dir string) (Environment, error) {
 	out := Environment{Root: true, Workdir: e.Workdir}
 	var err error
 	switch {
@@ -281,22 +281,22 @@ func (r *harborReader) environment(e harborEnvironment, dir string) (Environment
 	case isFile(filepath.Join(dir, "Dockerfile")):
 		out.Image = "build:" + dir
 	default:
-		r.unsupported("neither a Dockerfile nor docker_image")
+		r.addUnsupported("neither a Dockerfile nor docker_image")
 	}
-	if out.BuildTime, err = seconds("build_timeout_sec", e.BuildTimeoutSec, defaultBuildTime); err != nil {
+	if out.BuildTime, err = parseSeconds("build_timeout_sec", e.BuildTimeoutSec, defaultBuildTime); err != nil {
 		return out, err
 	}
-	if err := r.resources(e, &out); err != nil {
+	if err := r.readResources(e, &out); err != nil {
 		return out, err
 	}
 	r.refuseHardware(e)
 	if err := r.refuseCompose(dir); err != nil {
 		return out, err
 	}
-	if out.Env, err = r.o.variables(e.Env); err != nil {
-		r.unsupported("%v", err)
+	if out.Env, err = r.o.expandVariables(e.Env); err != nil {
+		r.addUnsupported("%v", err)
 	}
-	if out.HealthCheck, err = healthCheck(e.Healthcheck); err != nil {
+	if out.HealthCheck, err = parseHealthCheck(e.Healthcheck); err != nil {
 		return out, err
 	}
 	mode := e.NetworkMode
@@ -306,15 +306,15 @@ func (r *harborReader) environment(e harborEnvironment, dir string) (Environment
 	if mode == "" {
 		mode = string(Public)
 	}
-	out.Network, err = network("environment", mode, e.AllowedHosts)
+	out.Network, err = parseNetwork("environment", mode, e.AllowedHosts)
 	if out.Workdir != "" && (!path.IsAbs(out.Workdir) || path.Clean(out.Workdir) != out.Workdir) {
 		return out, fmt.Errorf("environment.workdir %q: want an absolute path in its shortest form", out.Workdir)
 	}
 	return out, err
 }
 
-// resources sets what the environment needs.
-func (r *harborReader) resources(e harborEnvironment, out *Environment) error {
+// readResources sets what the environment needs.
+func (r *harborReader) readResources(e harborEnvironment, out *Environment) error {
 	if r.minor < 3 {
 		out.MilliCPUs, out.MemoryBytes, out.StorageBytes = 1000, oldMemoryBytes, oldStorageBytes
 	}
@@ -350,19 +350,19 @@ func (r *harborReader) resources(e harborEnvironment, out *Environment) error {
 // refuseHardware lists what no sandbox has.
 func (r *harborReader) refuseHardware(e harborEnvironment) {
 	if e.OS != "" && e.OS != "linux" {
-		r.unsupported("the operating system %s", e.OS)
+		r.addUnsupported("the operating system %s", e.OS)
 	}
 	if e.GPUs > 0 {
-		r.unsupported("%d GPUs", e.GPUs)
+		r.addUnsupported("GPUs (%d)", e.GPUs)
 	}
 	if len(e.TPU) > 0 {
-		r.unsupported("a TPU")
+		r.addUnsupported("a TPU")
 	}
 	if len(e.MCPServers) > 0 {
-		r.unsupported("MCP servers of the task")
+		r.addUnsupported("MCP servers of the task")
 	}
 	if e.SkillsDir != "" {
-		r.unsupported("skills of the task")
+		r.addUnsupported("skills of the task")
 	}
 }
 
@@ -391,11 +391,11 @@ func (r *harborReader) refuseCompose(dir string) error {
 		}
 		for service, keys := range f.Services {
 			if service != "main" && service != "client" {
-				r.unsupported("several services (%s)", name)
+				r.addUnsupported("several services (%s)", name)
 			}
 			for key := range keys {
 				if !slices.Contains(composeKeys, key) {
-					r.unsupported("%s: %s of service %s", name, key, service)
+					r.addUnsupported("%s: %s of service %s", name, key, service)
 				}
 			}
 		}
@@ -410,20 +410,20 @@ func (r *harborReader) checkUser(of string, user any) {
 	case nil:
 	case string:
 		if u != "" && u != "root" && u != "0" {
-			r.unsupported("%s.user %q", of, u)
+			r.addUnsupported("%s.user %q", of, u)
 		}
 	case int64:
 		if u != 0 {
-			r.unsupported("%s.user %d", of, u)
+			r.addUnsupported("%s.user %d", of, u)
 		}
 	default:
-		r.unsupported("%s.user %v", of, u)
+		r.addUnsupported("%s.user %v", of, u)
 	}
 }
 
 func (r *harborReader) checkService(name string) {
 	if name != "" && name != "main" {
-		r.unsupported("service %s", name)
+		r.addUnsupported("service %s", name)
 	}
 }
 

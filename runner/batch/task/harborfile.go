@@ -92,8 +92,8 @@ type harborStep struct {
 	Artifacts   []any              `toml:"artifacts"`
 }
 
-// inherit takes from the task what the step leaves out.
-func (s *harborStep) inherit(f harborFile) {
+// inheritFrom takes from the task what the step leaves out.
+func (s *harborStep) inheritFrom(f harborFile) {
 	if s.Agent.TimeoutSec == nil {
 		s.Agent.TimeoutSec = f.Agent.TimeoutSec
 	}
@@ -124,8 +124,8 @@ func (s *harborStep) inherit(f harborFile) {
 	}
 }
 
-// seconds converts a number of seconds; nil is def.
-func seconds(key string, n *float64, def time.Duration) (time.Duration, error) {
+// parseSeconds converts a number of seconds; nil is def.
+func parseSeconds(key string, n *float64, def time.Duration) (time.Duration, error) {
 	if n == nil {
 		return def, nil
 	}
@@ -135,7 +135,7 @@ func seconds(key string, n *float64, def time.Duration) (time.Duration, error) {
 	return time.Duration(*n * float64(time.Second)), nil
 }
 
-func healthCheck(h *harborHealthcheck) (*HealthCheck, error) {
+func parseHealthCheck(h *harborHealthcheck) (*HealthCheck, error) {
 	if h == nil {
 		return nil, nil
 	}
@@ -152,10 +152,12 @@ func healthCheck(h *harborHealthcheck) (*HealthCheck, error) {
 		def time.Duration
 		to  *time.Duration
 	}{
-		{"interval_sec", h.IntervalSec, 5 * time.Second, &out.Interval}, {"timeout_sec", h.TimeoutSec, 30 * time.Second, &out.Timeout},
-		{"start_period_sec", h.StartPeriodSec, 0, &out.StartPeriod}, {"start_interval_sec", h.StartIntervalSec, 5 * time.Second, &out.StartInterval},
+		{"interval_sec", h.IntervalSec, 5 * time.Second, &out.Interval},
+		{"timeout_sec", h.TimeoutSec, 30 * time.Second, &out.Timeout},
+		{"start_period_sec", h.StartPeriodSec, 0, &out.StartPeriod},
+		{"start_interval_sec", h.StartIntervalSec, 5 * time.Second, &out.StartInterval},
 	} {
-		d, err := seconds("healthcheck."+s.key, s.n, s.def)
+		d, err := parseSeconds("healthcheck."+s.key, s.n, s.def)
 		if err != nil {
 			return nil, err
 		}
@@ -181,9 +183,9 @@ func parseSize(text string) (int64, error) {
 	return int64(bytes), nil
 }
 
-// network converts a mode with its hosts: allowed_hosts means TCP to each of them on
+// parseNetwork converts a mode with its hosts: allowed_hosts means TCP to each of them on
 // any port.
-func network(of, mode string, hosts []string) (Network, error) {
+func parseNetwork(of, mode string, hosts []string) (Network, error) {
 	n := Network{Mode: NetworkMode(mode)}
 	switch n.Mode {
 	case NoNetwork, Public:
@@ -246,8 +248,8 @@ func minReward(v any) (map[string]float64, error) {
 // RewardKey is the name of the reward that decides whether a trial has passed.
 const RewardKey = "reward"
 
-// artifacts converts the artifacts of a step.
-func (r *harborReader) artifacts(list []any) ([]Artifact, error) {
+// readArtifacts converts the artifacts of a step.
+func (r *harborReader) readArtifacts(list []any) ([]Artifact, error) {
 	var out []Artifact
 	for _, v := range list {
 		var a Artifact
@@ -269,11 +271,11 @@ func (r *harborReader) artifacts(list []any) ([]Artifact, error) {
 			service, _ := v["service"].(string)
 			r.checkService(service)
 		}
-		if err := a.check(); err != nil {
+		if err := a.checkPaths(); err != nil {
 			return nil, err
 		}
 		for _, other := range out {
-			if a.overlaps(other) {
+			if a.overlapsWith(other) {
 				return nil, fmt.Errorf("artifacts: %s and %s overlap", other.Source, a.Source)
 			}
 		}
@@ -282,14 +284,14 @@ func (r *harborReader) artifacts(list []any) ([]Artifact, error) {
 	return out, nil
 }
 
-func (a Artifact) check() error {
+func (a Artifact) checkPaths() error {
 	hasDots := func(name string) bool { return strings.Contains("/"+name+"/", "/../") }
 	dest := a.Name()
 	switch {
 	case a.Source == "" || hasDots(a.Source) || path.Clean(a.Source) == "/" || path.Clean(a.Source) == ".":
-		return fmt.Errorf("artifacts: source %q: want a path without ..", a.Source)
+		return fmt.Errorf("artifacts: source %q: want a path that does not lead up", a.Source)
 	case path.IsAbs(a.Destination) || hasDots(dest) || dest == "." || dest == "manifest.json":
-		return fmt.Errorf("artifacts: destination %q: want a relative path without .., and not manifest.json", a.Destination)
+		return fmt.Errorf("artifacts: destination %q: want a relative path that does not lead up, and not manifest.json", a.Destination)
 	}
 	return nil
 }
@@ -302,7 +304,7 @@ func (a Artifact) Name() string {
 	return strings.TrimPrefix(path.Clean(a.Source), "/")
 }
 
-func (a Artifact) overlaps(b Artifact) bool {
+func (a Artifact) overlapsWith(b Artifact) bool {
 	within := func(x, y string) bool { return x == y || strings.HasPrefix(x, y+"/") }
 	x, y := a.Name(), b.Name()
 	return within(x, y) || within(y, x)

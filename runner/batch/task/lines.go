@@ -107,22 +107,22 @@ func parseLine(text []byte, dir string) (Task, error) {
 	t := Task{ID: l.ID, Metadata: l.Metadata, Strategy: Mean}
 	step := Step{Instruction: l.Prompt}
 	var err error
-	if t.Environment, err = l.environment(dir); err != nil {
+	if t.Environment, err = l.newEnvironment(dir); err != nil {
 		return t, err
 	}
-	if step.Agent, err = l.agent(t.Environment.Network); err != nil {
+	if step.Agent, err = l.newAgent(t.Environment.Network); err != nil {
 		return t, err
 	}
-	if step.Verifier, err = l.verifier(dir, t.Environment); err != nil {
+	if step.Verifier, err = l.newVerifier(dir, t.Environment); err != nil {
 		return t, err
 	}
 	t.Steps = []Step{step}
-	t.Checksum, err = l.checksum(text, t)
+	t.Checksum, err = l.hashLine(text, t)
 	return t, err
 }
 
-// checksum hashes the line and the files that it names.
-func (l Line) checksum(text []byte, t Task) (string, error) {
+// hashLine hashes the line and the files that it names.
+func (l Line) hashLine(text []byte, t Task) (string, error) {
 	sum := sha256.New()
 	sum.Write(text)
 	for _, path := range []string{t.Environment.Workspace, t.Steps[0].Verifier.Tests} {
@@ -141,7 +141,7 @@ func (l Line) checksum(text []byte, t Task) (string, error) {
 // commit matches the name of a commit in full.
 var commit = regexp.MustCompile(`^[0-9a-f]{40}$`)
 
-func (l Line) environment(dir string) (Environment, error) {
+func (l Line) newEnvironment(dir string) (Environment, error) {
 	e := Environment{Image: l.Image, MemoryBytes: l.Limits.MemoryMB << 20, StorageBytes: l.Limits.StorageMB << 20, BuildTime: defaultBuildTime}
 	if l.Limits.MemoryMB < 0 || l.Limits.MemoryMB > 1<<30 || l.Limits.StorageMB < 0 || l.Limits.StorageMB > 1<<30 {
 		return e, errors.New("limits: memory_mb and storage_mb can't be negative or so large")
@@ -166,11 +166,11 @@ func (l Line) environment(dir string) (Environment, error) {
 		}
 	}
 	var err error
-	e.Network, err = l.network()
+	e.Network, err = l.parseLineNetwork()
 	return e, err
 }
 
-func (l Line) network() (Network, error) {
+func (l Line) parseLineNetwork() (Network, error) {
 	if len(l.Network) == 0 {
 		return Network{Mode: NoNetwork}, nil
 	}
@@ -179,26 +179,28 @@ func (l Line) network() (Network, error) {
 		if mode == string(AllowList) {
 			return Network{}, errors.New("network: want a list of hosts in place of allowlist")
 		}
-		return network("task", mode, nil)
+		return parseNetwork("task", mode, nil)
 	}
 	var hosts []string
 	if err := json.Unmarshal(l.Network, &hosts); err != nil {
 		return Network{}, errors.New("network: want no-network, public, or a list of hosts")
 	}
-	return network("task", string(AllowList), hosts)
+	return parseNetwork("task", string(AllowList), hosts)
 }
 
-func (l Line) agent(n Network) (Agent, error) {
+func (l Line) newAgent(n Network) (Agent, error) {
 	a := Agent{Network: n}
 	var err error
-	if a.Time, err = seconds("limits.timeout_sec", &l.Limits.TimeoutSec, 0); err != nil {
+	if a.Time, err = parseSeconds("limits.timeout_sec", &l.Limits.TimeoutSec, 0); err != nil {
 		return a, err
 	}
 	for _, b := range []struct {
 		n  int64
 		to **int64
 	}{
-		{l.Limits.MaxRounds, &a.Budget.Rounds}, {l.Limits.MaxToolCalls, &a.Budget.ToolCalls}, {l.Limits.MaxTokens, &a.Budget.Tokens},
+		{l.Limits.MaxRounds, &a.Budget.Rounds},
+		{l.Limits.MaxToolCalls, &a.Budget.ToolCalls},
+		{l.Limits.MaxTokens, &a.Budget.Tokens},
 		{int64(math.Ceil(l.Limits.MaxCostUSD * 1e6)), &a.Budget.CostMicroUSD},
 	} {
 		if b.n != 0 {
@@ -211,11 +213,11 @@ func (l Line) agent(n Network) (Agent, error) {
 	return a, nil
 }
 
-func (l Line) verifier(dir string, e Environment) (Verifier, error) {
+func (l Line) newVerifier(dir string, e Environment) (Verifier, error) {
 	v := Verifier{Network: e.Network, Environment: e}
 	limit := l.Limits.VerifyTimeoutSec
 	var err error
-	if v.Time, err = seconds("limits.verify_timeout_sec", &limit, 0); err != nil {
+	if v.Time, err = parseSeconds("limits.verify_timeout_sec", &limit, 0); err != nil {
 		return v, err
 	}
 	if v.Time == 0 {

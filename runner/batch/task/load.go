@@ -146,9 +146,9 @@ func hashEntry(sum hash.Hash, path, name string, d fs.DirEntry) error {
 	return nil
 }
 
-// expand replaces ${NAME} and ${NAME:-default} in a value. Any other $ stays. It
+// expandValue replaces ${NAME} and ${NAME:-default} in a value. Any other $ stays. It
 // returns an error that names the first variable that is not set and has no default.
-func (o Options) expand(value string) (string, error) {
+func (o Options) expandValue(value string) (string, error) {
 	var b strings.Builder
 	for {
 		before, rest, found := strings.Cut(value, "${")
@@ -174,11 +174,11 @@ func (o Options) expand(value string) (string, error) {
 	}
 }
 
-// variables returns a table of variables as NAME=value, in the order of the names.
-func (o Options) variables(table map[string]string) ([]string, error) {
+// expandVariables returns a table of variables as NAME=value, in the order of the names.
+func (o Options) expandVariables(table map[string]string) ([]string, error) {
 	var list []string
 	for name, value := range table {
-		value, err := o.expand(value)
+		value, err := o.expandValue(value)
 		if err != nil {
 			return nil, fmt.Errorf("env %s: %w", name, err)
 		}

@@ -66,7 +66,7 @@ type Environment struct {
 	// Root reports that commands run as root inside, on a writable root: the task
 	// comes with an image of its own, as Harbor tasks do.
 	Root bool
-	// MilliCPUs, MemoryBytes and StorageBytes are what a trial needs and may use.
+	// MilliCPUs, MemoryBytes and StorageBytes are the needs and the limits of a trial.
 	MilliCPUs, MemoryBytes, StorageBytes int64
 	// Env are variables of all commands, as NAME=value.
 	Env         []string
@@ -77,7 +77,7 @@ type Environment struct {
 // Git names a commit of a repository.
 type Git struct{ URL, Commit string }
 
-// NetworkMode is what commands may reach.
+// NetworkMode is a kind of network.
 type NetworkMode string
 
 // The modes.
@@ -87,7 +87,7 @@ const (
 	AllowList NetworkMode = "allowlist"
 )
 
-// Network is what commands may reach. Rules are those of [AllowList].
+// Network limits the hosts that commands may reach. Rules are those of [AllowList].
 type Network struct {
 	Mode  NetworkMode
 	Rules []rule.Rule

@@ -172,7 +172,7 @@ func TestUnsupported(t *testing.T) {
 		toml, want string
 		change     func(files map[string]string)
 	}{
-		{toml: "[environment]\ngpus = 2\n", want: "2 GPUs"},
+		{toml: "[environment]\ngpus = 2\n", want: "GPUs (2)"},
 		{toml: "[environment]\nos = \"windows\"\n", want: "the operating system windows"},
 		{toml: "[environment]\ntpu = { type = \"v5\" }\n", want: "a TPU"},
 		{toml: "[[environment.mcp_servers]]\nname = \"x\"\n", want: "MCP servers of the task"},
@@ -191,8 +191,8 @@ func TestUnsupported(t *testing.T) {
 		{toml: "[agent]\nnetwork_mode = \"some\"\n", want: `invalid: agent.network_mode "some": want public, no-network or allowlist`},
 		{toml: "[agent]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"https://x.example\"]\n", want: `invalid: agent.allowed_hosts: "https://x.example": want a host or an address, without a port`},
 		{toml: "[verifier]\nenvironment_mode = \"shared\"\n[verifier.environment]\ndocker_image = \"x\"\n", want: "invalid: verifier.environment_mode is shared, and there is a verifier.environment"},
-		{toml: "artifacts = [\"/a/../b\"]\n", want: `invalid: artifacts: source "/a/../b": want a path without ..`},
-		{toml: "artifacts = [{ source = \"/a\", destination = \"manifest.json\" }]\n", want: `invalid: artifacts: destination "manifest.json": want a relative path without .., and not manifest.json`},
+		{toml: "artifacts = [\"/a/../b\"]\n", want: `invalid: artifacts: source "/a/../b": want a path that does not lead up`},
+		{toml: "artifacts = [{ source = \"/a\", destination = \"manifest.json\" }]\n", want: `invalid: artifacts: destination "manifest.json": want a relative path that does not lead up, and not manifest.json`},
 		{toml: "artifacts = [\"/a\", \"/a/b\"]\n", want: "invalid: artifacts: /a and /a/b overlap"},
 		{toml: "[[steps]]\nname = \"../x\"\n", want: `invalid: step "../x": want the name of a directory in steps, once`},
 		{want: "several services (docker-compose.yaml)", change: func(f map[string]string) {

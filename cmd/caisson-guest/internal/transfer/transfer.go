@@ -44,7 +44,7 @@ func Pack(args []string) int {
 // the time of the first, to standard output. It returns an exit status.
 func PackChanges(args []string) int {
 	if len(args) < 2 {
-		return report(wrongUsage, errors.New("usage: pack-changes SINCE DIRECTORY..."))
+		return report(wrongUsage, errors.New("usage: pack-changes SINCE DIRECTORY"))
 	}
 	nanoseconds, err := strconv.ParseInt(args[0], 10, 64)
 	if err != nil {

@@ -1,0 +1,341 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// readBatch reads the batch in a directory.
+func readBatch(dir string) (batch.Spec, []batch.Result, error) {
+	spec, err := batch.ReadSpec(dir)
+	if err == nil {
+		var results []batch.Result
+		if results, err = batch.ReadResults(dir); err == nil {
+			return spec, results, nil
+		}
+	}
+	return spec, nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Name a directory that caisson batch --out has written."}}
+}
+
+// describeLedger returns the error of a directory that can't be used.
+func describeLedger(err error) error {
+	hint := "Choose another directory with --out."
+	if errors.Is(err, batch.ErrInUse) {
+		hint = "Wait for its end, or choose another directory with --out."
+	}
+	if errors.Is(err, batch.ErrInUse) || errors.As(err, new(*batch.MismatchError)) {
+		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: hint}}
+	}
+	return err
+}
+
+// batchStatus returns the exit status of a batch.
+func batchStatus(t batch.Totals, s batch.Summary) int {
+	infrastructure, judged, passed := 0, 0, 0
+	for _, a := range s.Agents {
+		infrastructure += a.Infrastructure
+		judged += a.Judged
+		passed += a.Passed
+	}
+	switch {
+	case t.CostReached:
+		return exitLimit
+	case infrastructure > 0 || len(t.NotRun) > 0:
+		return exitFailed
+	case passed < judged:
+		return exitUnverified
+	}
+	return exitDone
+}
+
+func newBatchListCommand(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "ls [flags] DIR", Short: "List the trials of a batch",
+		Example: `  caisson batch ls results`,
+		Long:    "List the trials of a batch that have a result, by task, agent and attempt.\n" + exitHelp(nil, usesInput),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return newUsageError("name one directory of results")
+			}
+			_, results, err := readBatch(args[0])
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return writeDocument(a.stdout, results)
+			}
+			return batchui.WriteResults(a.stdout, results)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write the results as one JSON document")
+	return cmd
+}
+
+func newBatchShowCommand(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use: "show [flags] DIR [TRIAL]", Short: "Show the summary of a batch, or one trial",
+		Example: `  caisson batch show results
+  caisson batch show results hello__oracle__1`,
+		Long: "Show what the results of a batch come to, also while it runs, or one trial: its result and its files.\nTRIAL is the last column of caisson batch ls, or the beginning of it.\n" + exitHelp(nil, usesInput),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) < 1 || len(args) > 2 {
+				return newUsageError("name one directory of results, and a trial or none")
+			}
+			spec, results, err := readBatch(args[0])
+			if err != nil {
+				return err
+			}
+			if len(args) == 2 {
+				return showTrial(a, args[0], args[1], results)
+			}
+			summary := batch.Summarize(spec, results)
+			if asJSON {
+				return writeDocument(a.stdout, summary)
+			}
+			return batchui.WriteSummary(a.stdout, summary)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write the summary as one JSON document")
+	return cmd
+}
+
+// showTrial writes the result of a trial as JSON, and where its files are.
+func showTrial(a *app, dir, name string, results []batch.Result) error {
+	var found []batch.Result
+	for _, r := range results {
+		if strings.HasPrefix(r.Key.Name(), name) {
+			found = append(found, r)
+		}
+	}
+	if len(found) != 1 {
+		return &commandError{Status: exitInput, Problem: record.Problem{Cause: fmt.Sprintf("%d trials have a name that begins with %q", len(found), name), Hint: "caisson batch ls lists them."}}
+	}
+	return writeDocument(a.stdout, struct {
+		batch.Result
+		Dir string `json:"dir"`
+	}{found[0], filepath.Join(dir, batch.TrialsDir, found[0].Key.Name())})
+}
+
+func newBatchMergeCommand(a *app) *cobra.Command {
+	var out string
+	cmd := &cobra.Command{
+		Use: "merge --out DIR DIR...", Short: "Make one batch of several, such as shards",
+		Example: `  caisson batch merge --out merged shard1 shard2 shard3`,
+		Long:    "Make one batch of several that have the same tasks, such as the shards of a job. The files of trials are\nhard links where that is possible. A trial that several have keeps its first result.\n" + exitHelp(nil, usesInput),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if out == "" || len(args) == 0 {
+				return newUsageError("name --out and the directories to merge")
+			}
+			twice, err := batch.Merge(out, args)
+			if err != nil {
+				return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Merge batches of the same tasks into a directory of their own."}}
+			}
+			for _, k := range twice {
+				fmt.Fprintf(a.stderr, "caisson: %q, %s, attempt %d has several results; the first one is kept\n", k.Task, k.Agent, k.Attempt)
+			}
+			spec, results, err := readBatch(out)
+			if err != nil {
+				return err
+			}
+			return batchui.WriteSummary(a.stdout, batch.Summarize(spec, results))
+		},
+	}
+	cmd.Flags().StringVarP(&out, "out", "o", "", "directory of the merged batch")
+	return cmd
+}
+
+func newBatchCompareCommand(a *app) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "compare A B", Short: "Compare two agents on the tasks that both have attempted",
+		Example: `  caisson batch compare results:openai/gpt-5 results:ollama/qwen3
+  caisson batch compare before after`,
+		Long: `Compare two agents, paired by task: tasks in both batches with equal checksums and at least one judged
+trial a side. Attempts at one task are averaged. With several attempts the 95 % t-interval over tasks
+decides, with one attempt McNemar's exact test. What is left out is listed.
+
+A and B are directories of results with one agent, or DIR:AGENT.
+` + exitHelp(nil, usesInput),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return newUsageError("name two directories of results, or DIR:AGENT")
+			}
+			x, err := readSide(args[0])
+			if err != nil {
+				return err
+			}
+			y, err := readSide(args[1])
+			if err != nil {
+				return err
+			}
+			if x.Agent != y.Agent {
+				x.Name, y.Name = x.Agent, y.Agent
+			}
+			return batchui.WriteComparison(a.stdout, batch.Compare(x, y), x.Name, y.Name)
+		},
+	}
+	return cmd
+}
+
+// readSide reads one side of a comparison.
+func readSide(arg string) (batch.Side, error) {
+	dir, agent := arg, ""
+	if _, err := os.Stat(dir); err != nil {
+		if i := strings.LastIndex(arg, ":"); i > 0 { // an agent may contain one too
+			for ; i > 0; i = strings.LastIndex(arg[:i], ":") {
+				if _, err := os.Stat(arg[:i]); err == nil {
+					dir, agent = arg[:i], arg[i+1:]
+				}
+			}
+		}
+	}
+	spec, results, err := readBatch(dir)
+	if err != nil {
+		return batch.Side{}, err
+	}
+	if agent == "" && len(spec.Agents) == 1 {
+		agent = spec.Agents[0]
+	}
+	if !slices.Contains(spec.Agents, agent) {
+		return batch.Side{}, &commandError{Status: exitInput, Problem: record.Problem{
+			Cause: fmt.Sprintf("%s has the agents %s", dir, strings.Join(spec.Agents, ", ")), Hint: "Name one of them as DIR:AGENT.",
+		}}
+	}
+	return batch.Side{Name: arg, Agent: agent, Spec: spec, Results: results}, nil
+}
+
+func newBatchGradeCommand(a *app) *cobra.Command {
+	var f batchFlags
+	cmd := &cobra.Command{
+		Use: "grade [flags] DIR", Short: "Verify finished trials again, from what is on disk",
+		Example: `  caisson batch grade results`,
+		Long: `Verify finished trials again, from what is on disk, with the tests as they are now. No agent runs.
+
+The verdicts go to DIR/grades and a directory of its own there. The results of the batch stay as they
+are: both verdicts are kept, and those that differ are listed.
+` + exitHelp(map[int]string{exitDone: "every verdict is the same", exitUnverified: "verdicts differ", exitFailed: "the infrastructure failed a verification"}, usesConfig|usesInput|startsSandbox|interruptible),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return newUsageError("name one directory of results")
+			}
+			return gradeBatch(cmd.Context(), a, f, args[0])
+		},
+	}
+	cmd.Flags().IntVar(&f.parallel, "parallel", 0, "verifications at a time at most (default: the number of processors)")
+	addSettings(cmd, &f.settings, "Sandbox")
+	return cmd
+}
+
+// gradeBatch verifies the trials of a batch again.
+func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err error) {
+	spec, results, err := readBatch(dir)
+	if err != nil {
+		return err
+	}
+	tasks, err := loadTasks(a.environ, sourcesOf(spec))
+	if err != nil {
+		return err
+	}
+	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
+	defer stop()
+	grades := filepath.Join(dir, "grades", time.Now().UTC().Format("20060102T150405.000000000"))
+	f.attempts = spec.Attempts
+	b, err := openBatch(ctx, a, &f, tasks, grades)
+	if err != nil {
+		return cmp.Or(interruption(ctx), err)
+	}
+	defer func() { err = errors.Join(err, b.closeBatch()) }()
+	b.prepareTasks(ctx)
+	was := map[batch.Key]batch.Result{}
+	var trials []batch.Trial
+	for _, r := range results {
+		i := slices.IndexFunc(b.tasks, func(t task.Task) bool { return t.ID == r.Task })
+		if i >= 0 && len(b.tasks[i].Unsupported) == 0 && r.Outcome.Judged() {
+			trials = append(trials, batch.Trial{Key: r.Key, Definition: &b.tasks[i]})
+			was[r.Key] = r
+		}
+	}
+	spec.Tasks, spec.Backend = batch.NewSpecTasks(b.tasks), b.choice.Chosen
+	ledger := b.ledger
+	if err := ledger.Load(spec); err != nil {
+		return describeLedger(err)
+	}
+	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials)})
+	_, err = batch.Run(ctx, batch.Options{
+		Ledger: ledger, Trials: trials, Capacity: b.findCapacity(), Retries: 1, OnStart: p.Start, OnResult: p.Result,
+		Run: func(ctx context.Context, t batch.Trial, out string, _ *int64) batch.Result {
+			return b.trials.Verify(ctx, t, was[t.Key], filepath.Join(dir, batch.TrialsDir, t.Key.Name()), out)
+		},
+	})
+	p.Close()
+	if err := cmp.Or(interruption(ctx), err); err != nil {
+		return err
+	}
+	return reportGrades(a, ledger.Results(), was, grades)
+}
+
+// sourcesOf returns the paths from which the tasks of a batch were read.
+func sourcesOf(spec batch.Spec) []string {
+	var paths []string
+	for _, t := range spec.Tasks {
+		path := t.Source
+		if i := strings.LastIndex(path, ".jsonl:"); i >= 0 {
+			path = path[:i+len(".jsonl")]
+		}
+		if !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// reportGrades lists the verdicts that differ.
+func reportGrades(a *app, graded []batch.Result, was map[batch.Key]batch.Result, dir string) error {
+	same, differs, failed := 0, 0, 0
+	for _, r := range graded {
+		before := was[r.Key]
+		switch {
+		case r.Outcome == batch.Infrastructure:
+			failed++
+			fmt.Fprintf(a.stdout, "%s: not verified: %s: %q\n", r.Key.Name(), r.Class, r.Cause)
+		case r.Outcome == before.Outcome && r.Class == before.Class && equalRewards(r.Reward, before.Reward):
+			same++
+		default:
+			differs++
+			fmt.Fprintf(a.stdout, "%s: was %s, is %s\n", r.Key.Name(), formatVerdict(before), formatVerdict(r))
+		}
+	}
+	fmt.Fprintf(a.stdout, "%d verdicts are the same, %d differ, %d could not be had: %s\n", same, differs, failed, dir)
+	switch {
+	case failed > 0:
+		return exitWith(exitFailed)
+	case differs > 0:
+		return exitWith(exitUnverified)
+	}
+	return nil
+}
+
+func equalRewards(a, b *float64) bool { return a == b || a != nil && b != nil && *a == *b }
+
+// formatVerdict returns an outcome with its reward or its class.
+func formatVerdict(r batch.Result) string {
+	if r.Reward != nil {
+		return fmt.Sprintf("%s (%g)", r.Outcome, *r.Reward)
+	}
+	return fmt.Sprintf("%s (%s)", r.Outcome, r.Class)
+}

@@ -1,0 +1,169 @@
+// Package batchui shows batches to people: their progress while they run, and tables of
+// results.
+package batchui
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// Progress shows how far a batch is: on a terminal one line that is drawn again, elsewhere a
+// line a minute. Its methods are safe for concurrent use.
+type Progress struct {
+	o ProgressOptions
+
+	mu            sync.Mutex
+	done, running int
+	began         time.Time
+	ended         int // since the start, for the rate
+	counts        map[batch.Outcome]int
+	cost          int64
+	drawn         bool
+	lastLine      time.Time
+	stop          chan struct{}
+	wait          sync.WaitGroup
+}
+
+// ProgressOptions configures [NewProgress].
+type ProgressOptions struct {
+	Out io.Writer
+	// Columns returns the width of the terminal; nil is for other outputs.
+	Columns func() int
+	// Total is the number of trials, Kept the results that were there before.
+	Total int
+	Kept  []batch.Result
+	// MaxCostMicroUSD is the cost that bounds the batch, 0 for none.
+	MaxCostMicroUSD int64
+	// Now returns the time; nil is time.Now.
+	Now func() time.Time
+}
+
+// The times between two lines, on a terminal and elsewhere.
+const (
+	drawTime = 500 * time.Millisecond
+	lineTime = time.Minute
+)
+
+// NewProgress returns a progress that is shown until Close.
+func NewProgress(o ProgressOptions) *Progress {
+	if o.Now == nil {
+		o.Now = time.Now
+	}
+	p := &Progress{o: o, began: o.Now(), counts: map[batch.Outcome]int{}, stop: make(chan struct{})}
+	for _, r := range o.Kept {
+		p.countResult(r)
+	}
+	p.lastLine = p.began
+	p.wait.Go(p.drawLines)
+	return p
+}
+
+func (p *Progress) drawLines() {
+	tick := time.NewTicker(drawTime)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			p.mu.Lock()
+			p.showLine(false)
+			p.mu.Unlock()
+		case <-p.stop:
+			return
+		}
+	}
+}
+
+// showLine writes the line if it is time, or if it is the last one. The caller holds mu.
+func (p *Progress) showLine(last bool) {
+	now := p.o.Now()
+	if p.o.Columns != nil {
+		line := []rune(p.formatLine(now))
+		line = line[:min(len(line), max(1, p.o.Columns()-1))]
+		fmt.Fprintf(p.o.Out, "\r\x1b[K%s", string(line))
+		p.drawn = true
+		if last {
+			fmt.Fprintln(p.o.Out)
+		}
+		return
+	}
+	if last || now.Sub(p.lastLine) >= lineTime {
+		p.lastLine = now
+		fmt.Fprintln(p.o.Out, p.formatLine(now))
+	}
+}
+
+// formatLine returns the state of the batch: what is done, the outcomes, the rate of trials, the
+// time that is left at this rate, and the cost.
+func (p *Progress) formatLine(now time.Time) string {
+	parts := []string{fmt.Sprintf("%d/%d done, %d running", p.done, p.o.Total, p.running), fmt.Sprintf("%d passed, %d failed, %d limit, %d infrastructure", p.counts[batch.Passed], p.counts[batch.Failed], p.counts[batch.Limit], p.counts[batch.Infrastructure])}
+	if minutes := now.Sub(p.began).Minutes(); p.ended > 0 && minutes > 0 {
+		rate := float64(p.ended) / minutes
+		left := time.Duration(float64(p.o.Total-p.done) / rate * float64(time.Minute))
+		parts = append(parts, fmt.Sprintf("%.1f/min", rate), "ETA "+left.Round(time.Second).String())
+	}
+	if cost := "$" + shortCost(p.cost); p.o.MaxCostMicroUSD > 0 {
+		parts = append(parts, cost+" of $"+shortCost(p.o.MaxCostMicroUSD))
+	} else if p.cost > 0 {
+		parts = append(parts, cost)
+	}
+	return strings.Join(parts, " · ")
+}
+
+// shortCost returns a cost in dollars with two decimals at least.
+func shortCost(micro int64) string {
+	text := strings.TrimRight(record.CostUSD(&micro), "0")
+	if at := strings.IndexByte(text, '.'); len(text)-at < 3 {
+		text += strings.Repeat("0", 3-len(text)+at)
+	}
+	return text
+}
+
+// countResult adds a result. The caller holds mu, or is alone.
+func (p *Progress) countResult(r batch.Result) {
+	p.done++
+	p.counts[r.Outcome]++
+	if r.Usage.CostMicroUSD != nil {
+		p.cost += *r.Usage.CostMicroUSD
+	}
+}
+
+// Start counts a trial that starts.
+func (p *Progress) Start(batch.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running++
+}
+
+// Result counts the result of a trial that ran.
+func (p *Progress) Result(r batch.Result) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.running--
+	p.ended++
+	p.countResult(r)
+}
+
+// Print writes a line between those of the progress; it must be safe for a terminal.
+func (p *Progress) Print(line string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.drawn {
+		fmt.Fprint(p.o.Out, "\r\x1b[K")
+	}
+	fmt.Fprintln(p.o.Out, line)
+}
+
+// Close writes the last line.
+func (p *Progress) Close() {
+	close(p.stop)
+	p.wait.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.showLine(true)
+}

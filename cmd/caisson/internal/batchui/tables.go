@@ -1,0 +1,131 @@
+package batchui
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// WriteSummary writes the table of a summary: a line for each agent with its denominators,
+// and what was left out.
+func WriteSummary(w io.Writer, s batch.Summary) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "AGENT\tPASSED / JUDGED\tPASS@1\t95 % CI\tFAILED\tLIMIT\tINFRASTRUCTURE\tNOT RUN\tCOST\tMEDIAN")
+	for _, a := range s.Agents {
+		fmt.Fprintf(t, "%s\t%d / %d\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\n", safeText(a.Agent), a.Passed, a.Judged, formatRate(a.PassAt1.Value), formatInterval(a.PassAt1),
+			a.Failed, a.Limit, a.Infrastructure, a.NotRun, formatCost(a), time.Duration(a.MedianMS)*time.Millisecond)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, a := range s.Agents {
+		for _, k := range slices.Sorted(maps.Keys(a.PassAt)) {
+			r := a.PassAt[k]
+			fmt.Fprintf(w, "%s: pass@%s %s on %d tasks\n", safeText(a.Agent), k, formatRate(r.Value), r.Tasks)
+		}
+		writeClasses(w, safeText(a.Agent)+": tries that the infrastructure failed", a.Faults)
+		writeClasses(w, safeText(a.Agent)+": judged trials with a reason", a.Classes)
+	}
+	for _, u := range s.Unsupported {
+		fmt.Fprintf(w, "unsupported: %s: %s\n", safeText(u.Task), safeText(strings.Join(u.Reasons, "; ")))
+	}
+	return nil
+}
+
+func writeClasses(w io.Writer, title string, counts map[batch.Class]int) {
+	if len(counts) == 0 {
+		return
+	}
+	var parts []string
+	for _, c := range slices.Sorted(maps.Keys(counts)) {
+		parts = append(parts, fmt.Sprintf("%s %d", c, counts[c]))
+	}
+	fmt.Fprintf(w, "%s: %s\n", title, strings.Join(parts, ", "))
+}
+
+func formatRate(v *float64) string {
+	if v == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.3f", *v)
+}
+
+func formatInterval(r batch.Rate) string {
+	if r.Low == nil || r.High == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f - %.2f", *r.Low, *r.High)
+}
+
+func formatCost(a batch.AgentSummary) string {
+	switch {
+	case a.CostUSD == "":
+		return "-"
+	case a.CostUnknown > 0:
+		return fmt.Sprintf("$%s and %d unknown", a.CostUSD, a.CostUnknown)
+	}
+	return "$" + a.CostUSD
+}
+
+// WriteResults writes a table of results, by task, agent and attempt.
+func WriteResults(w io.Writer, results []batch.Result) error {
+	results = slices.Clone(results)
+	slices.SortFunc(results, func(a, b batch.Result) int {
+		return cmp.Or(cmp.Compare(a.Task, b.Task), cmp.Compare(a.Agent, b.Agent), cmp.Compare(a.Attempt, b.Attempt))
+	})
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "TASK\tAGENT\tATTEMPT\tOUTCOME\tREWARD\tREASON\tTIME\tTRIAL")
+	for _, r := range results {
+		reward := "-"
+		if r.Reward != nil {
+			reward = fmt.Sprintf("%g", *r.Reward)
+		}
+		reason := string(r.Class)
+		if r.Limit != "" {
+			reason = strings.TrimPrefix(reason+", limit "+r.Limit, ", ")
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", safeText(r.Task), safeText(r.Agent), r.Attempt, r.Outcome, reward, cmp.Or(reason, "-"), r.Finished.Sub(r.Started).Round(time.Millisecond), r.Key.Name())
+	}
+	return t.Flush()
+}
+
+// WriteComparison writes the verdict of a comparison and what it rests on.
+func WriteComparison(w io.Writer, c batch.Comparison, a, b string) error {
+	fmt.Fprintf(w, "%s\n", safeText(c.Sentence(a, b)))
+	fmt.Fprintf(w, "%d tasks in both, %d left out: %s passed %.3f, %s passed %.3f; better on %d, worse on %d, same on %d\n", c.Tasks, len(c.LeftOut), safeText(a), orZero(c.RateA), safeText(b), orZero(c.RateB), c.Better, c.Worse, c.Same)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, p := range c.Pairs {
+		if p.A != p.B {
+			fmt.Fprintf(t, "%s\t%.2f of %d\t%.2f of %d\n", safeText(p.Task), p.A, p.AttemptsA, p.B, p.AttemptsB)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, l := range c.LeftOut {
+		fmt.Fprintf(w, "left out: %s: %s\n", safeText(l.Task), safeText(l.Reason))
+	}
+	return nil
+}
+
+// orZero returns v, or 0 if it is no number.
+func orZero(v float64) float64 {
+	if v != v { //nolint:gocritic // only NaN differs from itself
+		return 0
+	}
+	return v
+}
+
+// safeText returns a text that can be shown on a terminal.
+func safeText(text string) string {
+	shown, _ := tools.Display(text)
+	return shown
+}

@@ -1,0 +1,231 @@
+//go:build linux
+
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caisson-run/caisson/runner/batch"
+)
+
+// batchImage makes an image on the engine for tasks of batches.
+func batchImage(t *testing.T) string {
+	return engineImage(t, userland(t, "sleep", "rm", "chmod"), "ENV PATH=/bin")
+}
+
+// harborTask writes a Harbor task that asks for hello.txt.
+func (m *machine) harborTask(t *testing.T, name, image, toml, solution string) {
+	t.Helper()
+	for file, text := range map[string]string{
+		"task.toml": toml, "instruction.md": "Write hello to hello.txt.\n", "environment/Dockerfile": "FROM " + image + "\nWORKDIR /app\nRUN echo given > given\n",
+		"solution/solve.sh": "#!/bin/sh\n" + solution + "\n",
+		"tests/test.sh":     "#!/bin/sh\nread a < hello.txt; read b < given\nif [ \"$a$b\" = hellogiven ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
+	} {
+		m.write(t, filepath.Join("tasks", name, file), text)
+	}
+}
+
+const smallTask = "version = \"1.0\"\n[environment]\nmemory = \"256M\"\n"
+
+// batch runs a batch of the machine's tasks into out.
+func (m *machine) batch(t *testing.T, args ...string) outcome {
+	t.Helper()
+	return m.run(t, m.batchArgs("out", args...)...)
+}
+
+func (m *machine) batchArgs(out string, args ...string) []string {
+	return slices.Concat([]string{"batch", "--out", m.batchDir(out)}, args, []string{filepath.Join(m.workspace, "tasks")})
+}
+
+func (m *machine) batchDir(out string) string { return filepath.Join(m.home, out) }
+
+// results returns the outcomes of a batch by the name of the trial, and the sessions.
+func (m *machine) results(t *testing.T, out string) (outcomes map[string]string, sessions []string) {
+	t.Helper()
+	list, err := batch.ReadResults(m.batchDir(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	outcomes = map[string]string{}
+	for _, r := range list {
+		name := fmt.Sprintf("%s %s %d", r.Task, r.Agent, r.Attempt)
+		if _, twice := outcomes[name]; twice {
+			t.Errorf("%s has two results", name)
+		}
+		outcomes[name] = string(r.Outcome)
+		sessions = append(sessions, r.Sessions...)
+	}
+	return outcomes, sessions
+}
+
+// TestBatch runs Harbor tasks from their Dockerfiles: the oracle passes, nop does not, a
+// second run does nothing, a second verification has the same verdicts, and what can't be
+// run is found before anything is.
+func TestBatch(t *testing.T) {
+	needBackend(t, "docker")
+	image := batchImage(t)
+	forgetBuilds(t)
+	for _, backend := range []string{"gvisor", "runc"} {
+		t.Run(backend, func(t *testing.T) {
+			needBackend(t, backend)
+			m := newMachine(t)
+			m.harborTask(t, "hello", image, smallTask, "echo hello > hello.txt")
+			m.harborTask(t, "gpu", image, "[environment]\ngpus = 1\n", "true")
+			args := []string{"--backend", backend, "--agent", "oracle", "--agent", "nop"}
+			refused := m.batch(t, args...)
+			refused.want(t, 42)
+			if !strings.Contains(refused.stderr, "unsupported: gpu: GPUs (1)") {
+				t.Error(refused.stderr)
+			}
+			if _, err := os.Stat(filepath.Join(m.batchDir("out"), batch.ResultsFile)); err == nil {
+				t.Error("a refused batch has results")
+			}
+			args = append(args, "--skip-unsupported")
+			m.batch(t, args...).want(t, 60)
+			want := map[string]string{"hello oracle 1": "passed", "hello nop 1": "failed"}
+			got, sessions := m.results(t, "out")
+			if fmt.Sprint(got) != fmt.Sprint(want) || len(sessions) != 4 {
+				t.Errorf("%v, sessions %v", got, sessions)
+			}
+			m.wantNothingLeft(t, sessions...)
+			before, err := os.ReadFile(filepath.Join(m.batchDir("out"), batch.ResultsFile))
+			if err != nil {
+				t.Fatal(err)
+			}
+			m.batch(t, args...).want(t, 60)
+			if after, err := os.ReadFile(filepath.Join(m.batchDir("out"), batch.ResultsFile)); err != nil || string(after) != string(before) {
+				t.Errorf("the second run changed the results: %v", err)
+			}
+			graded := m.run(t, "batch", "grade", "--backend", backend, m.batchDir("out"))
+			graded.want(t, 0)
+			if !strings.Contains(graded.stdout, "2 verdicts are the same, 0 differ") {
+				t.Error(graded.stdout)
+			}
+			m.write(t, "tasks/hello/tests/test.sh", "echo 0.5 > /logs/verifier/reward.txt\n")
+			graded = m.run(t, "batch", "grade", "--backend", backend, m.batchDir("out"))
+			graded.want(t, 60)
+			if !strings.Contains(graded.stdout, "was passed (1), is failed (0.5)") || !strings.Contains(graded.stdout, "was failed (0), is failed (0.5)") {
+				t.Error(graded.stdout)
+			}
+			m.batch(t, args...).want(t, 42) // the task is another one
+			var summary batch.Summary
+			if err := json.Unmarshal([]byte(m.run(t, "batch", "show", "--json", m.batchDir("out")).stdout), &summary); err != nil || len(summary.Agents) != 2 || len(summary.Unsupported) != 1 || summary.Created.IsZero() {
+				t.Errorf("%+v, %v", summary, err)
+			}
+			entries, err := os.ReadDir(m.batchDir("out"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				if !slices.Contains([]string{"batch.json", "grades", "junit.xml", "lock", "results.jsonl", "summary.json", "trials"}, e.Name()) {
+					t.Errorf("%s is left", e.Name())
+				}
+			}
+		})
+	}
+}
+
+// TestBatchLines runs lines of JSON with models, in shards, merges them, and compares the
+// models.
+func TestBatchLines(t *testing.T) {
+	needBackend(t, "gvisor")
+	m := newMachine(t)
+	m.write(t, "tasks/repo/file", "before\n")
+	var lines strings.Builder
+	for i := range 7 {
+		fmt.Fprintf(&lines, `{"id":"fix-%d","prompt":"Fix it.","workspace":"repo","verify":"grep -q after file"}`+"\n", i)
+	}
+	m.write(t, "tasks/tasks.jsonl", lines.String())
+	m.write(t, "good.yaml", "version: 1\nname: good\nturns:\n  - text: I fix it.\n    calls:\n      - tool: shell\n        input: {command: echo after > file}\n  - text: Done.\n")
+	m.write(t, "bad.yaml", "version: 1\nname: bad\nturns:\n  - text: Done.\n")
+	good, bad := "replay/"+filepath.Join(m.workspace, "good.yaml"), "replay/"+filepath.Join(m.workspace, "bad.yaml")
+	var dirs []string
+	for i := 1; i <= 2; i++ {
+		dir := m.batchDir(fmt.Sprint("shard", i))
+		m.run(t, "batch", "--backend", "gvisor", "--model", good, "--model", bad, "--out", dir, "--shard", fmt.Sprintf("%d/2", i), filepath.Join(m.workspace, "tasks/tasks.jsonl")).want(t, 60)
+		dirs = append(dirs, dir)
+	}
+	m.run(t, append([]string{"batch", "merge", "--out", m.batchDir("merged")}, dirs...)...).want(t, 0)
+	got, sessions := m.results(t, "merged")
+	if len(got) != 14 {
+		t.Errorf("%d results: %v", len(got), got)
+	}
+	for name, outcome := range got {
+		if want := map[bool]string{true: "passed", false: "failed"}[strings.Contains(name, "good")]; outcome != want {
+			t.Errorf("%s: %s", name, outcome)
+		}
+	}
+	m.wantNothingLeft(t, sessions...)
+	compared := m.run(t, "batch", "compare", m.batchDir("merged")+":"+bad, m.batchDir("merged")+":"+good)
+	compared.want(t, 0)
+	if !strings.HasPrefix(compared.stdout, good+" is better than "+bad+" by 100.0 points on 7 tasks") {
+		t.Error(compared.stdout)
+	}
+	predictions, err := filepath.Glob(filepath.Join(m.batchDir("shard1"), "predictions-*good.yaml.jsonl"))
+	if err != nil || len(predictions) != 1 {
+		t.Fatalf("%v, %v", predictions, err)
+	}
+	if text, err := os.ReadFile(predictions[0]); err != nil || !strings.Contains(string(text), `+after\n`) {
+		t.Errorf("%s, %v", text, err)
+	}
+}
+
+// TestBatchKilled kills a batch again and again: its results are those of one that was
+// not, nothing of it is left, and another batch beside it is not touched.
+func TestBatchKilled(t *testing.T) {
+	needBackend(t, "docker")
+	needBackend(t, "gvisor")
+	image := batchImage(t)
+	forgetBuilds(t)
+	m := newMachine(t)
+	m.harborTask(t, "hello", image, smallTask, "echo hello > hello.txt")
+	m.harborTask(t, "other", image, smallTask, "true")
+	other := newMachine(t)
+	other.harborTask(t, "long", image, smallTask, "sleep 25; echo hello > hello.txt")
+	beside := other.start(t, other.batchArgs("beside", "--backend", "gvisor", "--agent", "oracle")...)
+
+	args := m.batchArgs("out", "--backend", "gvisor", "--agent", "oracle", "--agent", "nop", "--attempts", "3", "--parallel", "2")
+	kills := 0
+	for {
+		r := m.start(t, args...)
+		select {
+		case <-r.ended:
+			r.wait(t, time.Second).want(t, 60)
+		case <-time.After(time.Duration(4+kills) * time.Second):
+			if err := r.process.Process.Signal(syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			<-r.ended
+			kills++
+			continue
+		}
+		break
+	}
+	if kills == 0 {
+		t.Error("the batch was never killed")
+	}
+	t.Logf("killed %d times", kills)
+	want := map[string]string{}
+	for attempt := 1; attempt <= 3; attempt++ {
+		for name, outcome := range map[string]string{"hello oracle": "passed", "hello nop": "failed", "other oracle": "failed", "other nop": "failed"} {
+			want[fmt.Sprint(name, " ", attempt)] = outcome
+		}
+	}
+	got, sessions := m.results(t, "out")
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+	m.wantNothingLeft(t, sessions...)
+	beside.wait(t, deadline).want(t, 0)
+	if got, _ := other.results(t, "beside"); got["long oracle 1"] != "passed" {
+		t.Errorf("the batch beside it: %v", got)
+	}
+}
