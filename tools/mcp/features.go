@@ -145,10 +145,7 @@ func (s *Set) listResources(ctx context.Context, call *tools.Call, in featureInp
 	}
 	var out tools.Output
 	for _, srv := range s.servers {
-		srv.mu.Lock()
-		runs := srv.life != nil
-		srv.mu.Unlock()
-		if !runs {
+		if !srv.hasFeatures() {
 			continue
 		}
 		one, err := srv.askServer(ctx, call.Delta, listFeatures)
@@ -166,6 +163,17 @@ func (s *Set) listResources(ctx context.Context, call *tools.Call, in featureInp
 		out.Content = []tools.Block{{Text: "No MCP server runs that offers resources or prompts."}}
 	}
 	return out, nil
+}
+
+// hasFeatures reports whether the server runs and offers resources or prompts.
+func (s *server) hasFeatures() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.life == nil {
+		return false
+	}
+	caps := s.life.session.InitializeResult().Capabilities
+	return caps != nil && (caps.Resources != nil || caps.Prompts != nil)
 }
 
 // listFeatures lists the resources, templates and prompts of a server.

@@ -37,7 +37,7 @@ func TestResourcesAndPrompts(t *testing.T) {
 	list := "MCP server f:\n- resource test://a; a; evil\\x1b[2J;\n- resource test://b; b;\n- resource template test://x/{n}; x;\n- prompt greet; (who, how?);\n"
 	for _, test := range []struct{ name, input, want string }{
 		{"list_mcp_resources", `{"server":"f"}`, list},
-		{"list_mcp_resources", `{}`, list + "\nMCP server plain:\nnothing\n"},
+		{"list_mcp_resources", `{}`, list},
 		{"read_mcp_resource", `{"server":"f","uri":"test://b"}`, "[resource test://b]\ntext of test://b"},
 		{"read_mcp_resource", `{"server":"f","uri":"test://x/7"}`, "[resource test://x/7]\ntext of test://x/7"},
 		{"get_mcp_prompt", `{"server":"f","name":"greet","arguments":{"who":"Ann"}}`, "user:\nGreet Ann"},

@@ -1,6 +1,7 @@
 package mcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -114,9 +115,7 @@ func (l *stdioLink) stderrTail() (string, int64) { return l.errors.lastBytes() }
 // stopServer implements [link].
 func (l *stdioLink) stopServer(ctx context.Context) error {
 	l.endLink(ErrClosed)
-	if err := l.proc.Stop(ctx); err != nil {
-		return err
-	}
+	err := l.proc.Stop(ctx)
 	finished := make(chan struct{})
 	go func() {
 		l.running.Wait()
@@ -124,9 +123,9 @@ func (l *stdioLink) stopServer(ctx context.Context) error {
 	}()
 	select {
 	case <-finished:
-		return nil
+		return err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return cmp.Or(err, context.Cause(ctx))
 	}
 }
 
