@@ -25,7 +25,7 @@ import (
 // newMCPCommand returns the command that serves clients, with those about servers below it.
 func newMCPCommand(a *app) *cobra.Command {
 	cmd := newMCPServeCommand(a)
-	cmd.AddCommand(newMCPListCommand(a), newMCPTestCommand(a))
+	cmd.AddCommand(newMCPListCommand(a), newMCPTestCommand(a), newMCPAddCommand(a))
 	return cmd
 }
 

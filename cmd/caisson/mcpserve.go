@@ -29,8 +29,8 @@ import (
 
 const mcpLong = `Offer the sandboxed tools to another agent: a server of the Model Context Protocol (MCP). The agent reads
 and writes files and runs commands in a container of its own, under the policy and with records as in
-caisson run. docs/mcp.md describes it. The subcommands are about MCP servers whose tools Caisson's own
-model can load.
+caisson run. docs/mcp.md describes it, and caisson mcp add-to registers it with an agent. The other
+subcommands are about MCP servers whose tools Caisson's own model can load.
 
 It serves one client on standard input and output, until that closes its input. With --listen it serves
 many over streamable HTTP, at the path /mcp; every request needs a bearer token, as for caisson serve.
@@ -59,7 +59,8 @@ func newMCPServeCommand(a *app) *cobra.Command {
 		Long:  mcpLong + exitHelp(map[int]string{exitFailed: "the client sent what is no message of the protocol, or something was left behind"}, usesConfig|usesInput|startsSandbox|runsCommands|decidesCalls|interruptible),
 		Example: `  caisson mcp --workspace ~/src/project
   caisson mcp --root ~/src --mode overlay --egress-preset npm
-  caisson mcp --listen 127.0.0.1:8718 --workspace ~/src/project`,
+  caisson mcp --listen 127.0.0.1:8718 --workspace ~/src/project
+  caisson mcp add-to claude-code --write`,
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {

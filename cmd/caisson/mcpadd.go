@@ -1,0 +1,242 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+
+	"github.com/aymanbagabas/go-udiff"
+	"github.com/moby/sys/atomicwriter"
+	"github.com/spf13/cobra"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/mcpclients"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/tools"
+)
+
+const mcpAddLong = `Print the configuration with which an MCP client starts caisson mcp on a workspace, and the file where it
+belongs. ARGUMENTS are further flags of caisson mcp.
+
+With --write the file is extended: the change is shown, on a terminal you are asked, and the old file is
+kept beside it with .bak at its end. Nothing else of the file changes. A file with comments in JSON, and
+one where the name has another server, is not changed.
+`
+
+// mcpAddFlags are the flags of caisson mcp add-to.
+type mcpAddFlags struct {
+	workspace, name   string
+	list, write, json bool
+}
+
+func newMCPAddCommand(a *app) *cobra.Command {
+	var f mcpAddFlags
+	cmd := &cobra.Command{
+		Use:   "add-to CLIENT [flags] [-- ARGUMENTS...]",
+		Short: "Print or write the configuration of a client for caisson mcp",
+		Long:  mcpAddLong + exitHelp(map[int]string{exitFailed: "the file was not written: it can't be extended, or the answer was no"}, usesInput),
+		Example: `  caisson mcp add-to --list
+  caisson mcp add-to claude-code
+  caisson mcp add-to cursor --workspace ~/src/project --write -- --mode overlay --egress-preset npm`,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if f.list {
+				return listMCPClients(a, f)
+			}
+			if len(args) == 0 {
+				return newUsageError("name a client: %s", strings.Join(clientNames(), ", "))
+			}
+			return addToClient(a, f, args[0], args[1:])
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.BoolVar(&f.list, "list", false, "list the clients and their files")
+	flags.StringVar(&f.workspace, "workspace", ".", "directory that is worked on; the project of clients that are configured in it")
+	flags.StringVar(&f.name, "name", "caisson", "name of the server in the client")
+	flags.BoolVar(&f.write, "write", false, "write the file")
+	flags.BoolVar(&f.json, "json", false, "with --list: write JSON")
+	return cmd
+}
+
+func clientNames() []string {
+	var names []string
+	for _, c := range mcpclients.All() {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
+// clientPlaces returns where clients are configured.
+func clientPlaces(a *app, project string) (mcpclients.Places, error) {
+	home := a.environ.home()
+	if home == "" {
+		return mcpclients.Places{}, &commandError{Status: exitInput, Problem: record.Problem{Cause: "HOME is not an absolute path", Hint: "Set HOME."}}
+	}
+	return mcpclients.Places{
+		Home: home, Project: project, OS: runtime.GOOS,
+		ConfigHome: cmp.Or(absoluteOrEmpty(a.environ.get("XDG_CONFIG_HOME")), filepath.Join(home, ".config")),
+		CodexHome:  cmp.Or(absoluteOrEmpty(a.environ.get("CODEX_HOME")), filepath.Join(home, ".codex")),
+	}, nil
+}
+
+// listMCPClients lists the clients and their files.
+func listMCPClients(a *app, f mcpAddFlags) error {
+	project, err := filepath.Abs(f.workspace)
+	if err != nil {
+		return err
+	}
+	places, err := clientPlaces(a, project)
+	if err != nil {
+		return err
+	}
+	type listed struct {
+		Name   string `json:"name"`
+		Title  string `json:"title"`
+		File   string `json:"file"`
+		Exists bool   `json:"exists"`
+	}
+	list := []listed{}
+	rows := [][]string{{"CLIENT", "FILE", "IS THERE"}}
+	for _, c := range mcpclients.All() {
+		l := listed{Name: c.Name, Title: c.Title, File: c.File(places)}
+		_, err := os.Stat(l.File)
+		l.Exists = err == nil
+		list = append(list, l)
+		there := "no"
+		if l.Exists {
+			there = "yes"
+		}
+		shown, _ := tools.Display(l.File)
+		rows = append(rows, []string{l.Name, shown, there})
+	}
+	if f.json {
+		return writeJSON(a.stdout, list)
+	}
+	return a.writeTable(rows)
+}
+
+// maxClientFile bounds the configuration of a client.
+const maxClientFile = 4 << 20
+
+// addToClient prints the configuration of a client, or writes it.
+func addToClient(a *app, f mcpAddFlags, client string, more []string) error {
+	c, ok := mcpclients.Find(client)
+	if !ok {
+		return newUsageError("there is no client %q; there are %s", client, strings.Join(clientNames(), ", "))
+	}
+	w, err := workspaceFor(a.environ, f.workspace)
+	if err != nil {
+		return err
+	}
+	project := w.Path
+	_ = w.Close() // it was only looked for
+	places, err := clientPlaces(a, project)
+	if err != nil {
+		return err
+	}
+	program, err := a.executable()
+	if err != nil {
+		return fmt.Errorf("find the program: %w", err)
+	}
+	server := mcpclients.Server{Name: f.name, Command: program, Args: []string{"mcp"}}
+	if named := c.Workspace(project); named != "" {
+		server.Args = append(server.Args, "--workspace", named)
+	}
+	server.Args = append(server.Args, more...)
+	path := c.File(places)
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real // the symlink stays
+	}
+	if !f.write {
+		text, err := c.Snippet(server)
+		if err != nil {
+			return err
+		}
+		shown, _ := tools.Display(path)
+		fmt.Fprintf(a.stderr, "%s reads this from %s, where it goes beside what is there:\n", c.Title, shown)
+		if c.Note != "" {
+			fmt.Fprintln(a.stderr, c.Note)
+		}
+		_, err = fmt.Fprint(a.stdout, withNewline(text))
+		return err
+	}
+	return writeToClient(a, c, server, path)
+}
+
+// writeToClient extends the file of a client, once that was shown and is wanted.
+func writeToClient(a *app, c mcpclients.Client, server mcpclients.Server, path string) error {
+	refused := func(cause, hint string, err error) error {
+		return &commandError{Status: exitFailed, Err: err, Problem: record.Problem{Cause: cause, Hint: hint}}
+	}
+	info, err := os.Stat(path)
+	mode := fs.FileMode(0o644)
+	var before []byte
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return refused("the file can't be read: "+err.Error(), "Add the server by hand.", err)
+	case !info.Mode().IsRegular() || info.Size() > maxClientFile:
+		return refused(path+" is no regular file of at most 4 MiB", "Add the server by hand.", nil)
+	default:
+		mode = info.Mode().Perm()
+		if before, err = os.ReadFile(path); err != nil {
+			return refused("the file can't be read: "+err.Error(), "Add the server by hand.", err)
+		}
+	}
+	after, err := c.Add(before, server)
+	switch {
+	case errors.Is(err, mcpclients.ErrPresent):
+		fmt.Fprintln(a.stderr, "caisson: nothing to do: it is in "+makeSafe(path))
+		return nil
+	case errors.Is(err, mcpclients.ErrOther):
+		return refused(fmt.Sprintf("%s has another server %q", path, server.Name), "Choose another --name, or change that server by hand.", err)
+	case err != nil:
+		return refused(path+": "+err.Error(), "Add by hand what caisson mcp add-to prints without --write.", err)
+	}
+	diff, _ := tools.DisplayLines(udiff.Unified(path, path, string(before), string(after)))
+	fmt.Fprint(a.stderr, diff)
+	if a.terminal(a.stdin) && a.terminal(a.stderr) && !askToWrite(a, path) {
+		return refused("nothing was written", "", nil)
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return refused("the directory can't be made: "+err.Error(), "Add the server by hand.", err)
+	}
+	if before != nil {
+		if err := backUp(path, before, mode); err != nil {
+			return refused("the old file can't be kept: "+err.Error(), "Add the server by hand.", err)
+		}
+	}
+	if err := atomicwriter.WriteFile(path, after, mode); err != nil {
+		return refused("the file can't be written: "+err.Error(), "Add the server by hand.", err)
+	}
+	fmt.Fprintln(a.stderr, "caisson: written to "+makeSafe(path))
+	if c.Note != "" {
+		fmt.Fprintln(a.stderr, c.Note)
+	}
+	return nil
+}
+
+// backUp writes the old text of a file beside it, under a name that is free.
+func backUp(path string, text []byte, mode fs.FileMode) error {
+	for i := range 1000 {
+		name := path + ".bak"
+		if i > 0 {
+			name = fmt.Sprintf("%s.bak.%d", path, i)
+		}
+		f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+		if errors.Is(err, fs.ErrExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		_, err = f.Write(text)
+		return errors.Join(err, f.Close())
+	}
+	return errors.New("there are too many old ones")
+}
+
