@@ -141,7 +141,7 @@ var denials = []struct{ from, to string }{
 
 // soleImporters are modules that only the listed packages may import.
 var soleImporters = map[string][]string{
-	"github.com/BurntSushi/toml":             {"runner/batch/task"},
+	"github.com/BurntSushi/toml":             {"runner/batch/task", "cmd/caisson/internal/mcpclients"},
 	"github.com/charmbracelet/ultraviolet":   {"cmd/caisson/internal/chat"},
 	"github.com/yuin/goldmark":               {"runner/prose"},
 	"github.com/docker/docker":               {"sandbox/docker"},

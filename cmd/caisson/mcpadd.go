@@ -239,4 +239,3 @@ func backUp(path string, text []byte, mode fs.FileMode) error {
 	}
 	return errors.New("there are too many old ones")
 }
-

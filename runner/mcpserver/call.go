@@ -17,7 +17,7 @@ import (
 
 // listTools returns the tools of the client's session.
 func (c *client) listTools(ctx context.Context) (*mcp.ListToolsResult, error) {
-	s, err := c.open(ctx)
+	s, err := c.openSession(ctx)
 	if err != nil {
 		c.server.log.Warn("no session", zap.String("user", c.user.Name), zap.Error(err))
 		return nil, &jsonrpc.Error{Code: codeUnavailable, Message: c.server.opts.Describe(err)}
@@ -29,14 +29,14 @@ func (c *client) listTools(ctx context.Context) (*mcp.ListToolsResult, error) {
 			continue // no registered tool has such a name
 		}
 		out.Tools = append(out.Tools, &mcp.Tool{
-			Name: string(name), Description: def.Description, InputSchema: def.InputSchema, Annotations: annotate(def),
+			Name: string(name), Description: def.Description, InputSchema: def.InputSchema, Annotations: annotateTool(def),
 		})
 	}
 	return out, nil
 }
 
-// annotate returns the hints about a tool that follow from its class.
-func annotate(def tools.Definition) *mcp.ToolAnnotations {
+// annotateTool returns the hints about a tool that follow from its class.
+func annotateTool(def tools.Definition) *mcp.ToolAnnotations {
 	a := &mcp.ToolAnnotations{}
 	switch def.Class {
 	case tools.ClassNone, tools.ClassRead:
@@ -55,12 +55,12 @@ func (c *client) callTool(ctx context.Context, p *mcp.CallToolParamsRaw) (*mcp.C
 	case c.slots <- struct{}{}:
 		defer func() { <-c.slots }()
 	default:
-		return failure(fmt.Sprintf("Too many calls are under way: at most %d at once. Wait for one to end.", cap(c.slots))), nil
+		return newFailure(fmt.Sprintf("Too many calls are under way: at most %d at once. Wait for one to end.", cap(c.slots))), nil
 	}
-	s, err := c.open(ctx)
+	s, err := c.openSession(ctx)
 	if err != nil {
 		c.server.log.Warn("no session", zap.String("user", c.user.Name), zap.Error(err))
-		return failure(c.server.opts.Describe(err)), nil
+		return newFailure(c.server.opts.Describe(err)), nil
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -70,15 +70,15 @@ func (c *client) callTool(ctx context.Context, p *mcp.CallToolParamsRaw) (*mcp.C
 		progress := newProgress(s.Redact, func(elapsed float64, message string) error {
 			return c.conn.NotifyProgress(ctx, &mcp.ProgressNotificationParams{ProgressToken: token, Progress: elapsed, Message: message})
 		})
-		defer progress.stop()
-		call.Output = progress.add
+		defer progress.stopSending()
+		call.Output = progress.addOutput
 	}
 	result, err := runner.CallTool(ctx, s.Runner, call)
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil && !errors.Is(err, runner.ErrOver) {
 			err = cmp.Or(context.Cause(c.ctx), cause)
 		}
-		return failure(c.server.opts.Describe(err)), nil
+		return newFailure(c.server.opts.Describe(err)), nil
 	}
 	out := &mcp.CallToolResult{Content: []mcp.Content{}, IsError: result.IsError}
 	for _, b := range result.Content {
@@ -100,8 +100,8 @@ func isCalled(name tools.Name, asked string) bool {
 	return string(name) == asked || err == nil && string(wire) == asked
 }
 
-// failure returns the result of a call that has none of its own.
-func failure(text string) *mcp.CallToolResult {
+// newFailure returns the result of a call that has none of its own.
+func newFailure(text string) *mcp.CallToolResult {
 	return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: text}}, IsError: true}
 }
 

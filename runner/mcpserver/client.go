@@ -34,9 +34,9 @@ type client struct {
 	idle     *time.Timer
 }
 
-// open returns the session of the client, and opens it first if need be. What waits for
+// openSession returns the session of the client, and opens it first if need be. What waits for
 // that ends with ctx; the session does not.
-func (c *client) open(ctx context.Context) (*Session, error) {
+func (c *client) openSession(ctx context.Context) (*Session, error) {
 	c.opening.Lock()
 	defer c.opening.Unlock()
 	switch {
@@ -91,9 +91,9 @@ func (c *client) askRoots(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// close cancels the calls of the client and closes its session. Further calls wait for the
+// closeSession cancels the calls of the client and closes its session. Further calls wait for the
 // first.
-func (c *client) close(cause error) {
+func (c *client) closeSession(cause error) {
 	c.cancel(cause)
 	c.opening.Lock()
 	defer c.opening.Unlock()
@@ -101,7 +101,7 @@ func (c *client) close(cause error) {
 		return
 	}
 	c.ended = true
-	defer c.server.forget(c)
+	defer c.server.forgetClient(c)
 	c.stopIdle()
 	if c.session == nil {
 		return
@@ -147,7 +147,7 @@ func (c *client) endIdle() {
 	if busy {
 		return
 	}
-	c.close(errIdle)
+	c.closeSession(errIdle)
 	_ = c.conn.Close() // forgets its id
 }
 

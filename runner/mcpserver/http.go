@@ -67,7 +67,7 @@ func (s *Server) Handler() http.Handler {
 			}
 			defer c.beginRequest()()
 			if r.Method == http.MethodDelete {
-				c.close(errGone)
+				c.closeSession(errGone)
 			}
 		}
 		out := &patientResponse{ResponseWriter: w, control: control}

@@ -65,7 +65,7 @@ type Options struct {
 type Client struct {
 	// User is who Admit returned; it is zero over standard input and output.
 	User runner.User
-	// Name and Version are what the client calls itself. It may lie.
+	// Name and Version are those that the client names. It may lie.
 	Name, Version string
 	// Roots are the URIs of its roots, if [Options].AsksRoots is set; nil if it has none.
 	Roots []string

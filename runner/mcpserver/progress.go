@@ -11,8 +11,8 @@ import (
 const (
 	// progressEvery is the shortest time between two notifications of a call.
 	progressEvery = 500 * time.Millisecond
-	// silenceTime is the time without output after which a notification says that the
-	// call runs: clients give up on calls that say nothing.
+	// silenceTime is the time without output after which a notification is sent all the
+	// same: clients end calls that are silent for long.
 	silenceTime = 10 * time.Second
 	// maxProgressBytes bounds the output in one notification. The end is kept.
 	maxProgressBytes = 4 << 10
@@ -34,24 +34,24 @@ type progress struct {
 	last    time.Time // of the last notification
 }
 
-// newProgress returns the progress of a call that begins. The caller must call stop before
+// newProgress returns the progress of a call that begins. The caller must call stopSending before
 // the call's result is sent.
 func newProgress(r *redact.Redactor, send func(elapsed float64, message string) error) *progress {
 	p := &progress{begun: time.Now(), send: send, done: make(chan struct{}), ended: make(chan struct{}), redact: r, streams: map[string]*redact.Writer{}}
 	p.last = p.begun
-	go p.run()
+	go p.sendAll()
 	return p
 }
 
-// add takes a piece of output.
-func (p *progress) add(stream, text string) {
+// addOutput takes a piece of output.
+func (p *progress) addOutput(stream, text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return
 	}
 	if p.redact == nil {
-		p.keep([]byte(text))
+		p.keepOutput([]byte(text))
 		return
 	}
 	w := p.streams[stream]
@@ -67,20 +67,20 @@ type keeper struct{ p *progress }
 
 // Write implements io.Writer.
 func (k keeper) Write(b []byte) (int, error) {
-	k.p.keep(b)
+	k.p.keepOutput(b)
 	return len(b), nil
 }
 
-// keep adds output to what is pending, of which the end is kept.
-func (p *progress) keep(b []byte) {
+// keepOutput adds output to what is pending, of which the end is kept.
+func (p *progress) keepOutput(b []byte) {
 	p.pending = append(p.pending, b...)
 	if over := len(p.pending) - maxProgressBytes; over > 0 {
 		p.pending = append(p.pending[:0], p.pending[over:]...)
 	}
 }
 
-// run sends notifications until stop is called or one fails.
-func (p *progress) run() {
+// sendAll sends notifications until stopSending is called or one fails.
+func (p *progress) sendAll() {
 	defer close(p.ended)
 	ticker := time.NewTicker(progressEvery)
 	defer ticker.Stop()
@@ -89,16 +89,16 @@ func (p *progress) run() {
 		case <-p.done:
 			return
 		case <-ticker.C:
-			if !p.notify() {
+			if !p.sendPending() {
 				return
 			}
 		}
 	}
 }
 
-// notify sends what is pending, or after a silence that the call runs, and reports whether
+// sendPending sends what is pending, or after a silence that the call runs, and reports whether
 // there is anyone to send to.
-func (p *progress) notify() bool {
+func (p *progress) sendPending() bool {
 	p.mu.Lock()
 	for _, w := range p.streams {
 		_ = w.Flush() // keeper does not fail
@@ -115,8 +115,8 @@ func (p *progress) notify() bool {
 	return p.send(now.Sub(p.begun).Seconds(), strings.ToValidUTF8(text, "\uFFFD")) == nil
 }
 
-// stop ends the notifications; none is sent afterwards.
-func (p *progress) stop() {
+// stopSending ends the notifications; none is sent afterwards.
+func (p *progress) stopSending() {
 	p.mu.Lock()
 	p.closed = true
 	p.mu.Unlock()

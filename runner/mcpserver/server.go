@@ -16,7 +16,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 )
 
-// instructions are what a client may show to its model.
+// instructions are the text that a client may show to its model.
 const instructions = `The files and commands of these tools are those of a sandbox, which lasts as long as this connection. ` +
 	`Paths are relative to the workspace; commands start there. Nothing else of the user's machine is visible, ` +
 	`and commands have no network unless the operator allowed hosts. A command that runs on, such as a server, takes "background": true in shell; ` +
@@ -80,7 +80,7 @@ func (s *Server) ServeStdio(ctx context.Context, in io.Reader, out io.Writer) er
 		s.closeClients(errGone)
 		select {
 		case err = <-done:
-		case <-time.After(drainTime): // nobody reads the responses
+		case <-time.After(drainTime): // no one reads the responses
 		}
 	}
 	if err != nil && !errors.Is(err, mcp.ErrConnectionClosed) && !input.isAtEnd() {
@@ -178,7 +178,7 @@ func (s *Server) clientOf(ctx context.Context, ss *mcp.ServerSession) (*client, 
 	s.clients[ss] = c
 	go func() {
 		_ = ss.Wait() // why does not matter
-		c.close(errGone)
+		c.closeSession(errGone)
 	}()
 	return c, nil
 }
@@ -195,8 +195,8 @@ func (s *Server) findClient(id string) *client {
 	return nil
 }
 
-// forget removes a client that has ended.
-func (s *Server) forget(c *client) {
+// forgetClient removes a client that has ended.
+func (s *Server) forgetClient(c *client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.clients, c.conn)
@@ -213,7 +213,7 @@ func (s *Server) closeClients(cause error) {
 	s.mu.Unlock()
 	var group sync.WaitGroup
 	for _, c := range all {
-		group.Go(func() { c.close(cause) })
+		group.Go(func() { c.closeSession(cause) })
 	}
 	group.Wait()
 }

@@ -103,7 +103,7 @@ func TestHintsOfClasses(t *testing.T) {
 		tools.ClassNone: "true <nil> false", tools.ClassRead: "true <nil> false", tools.ClassWrite: "false true false",
 		tools.ClassExecute: "false true true", tools.ClassNetwork: "false true true",
 	} {
-		a := annotate(tools.Definition{Class: class})
+		a := annotateTool(tools.Definition{Class: class})
 		show := func(b *bool) string {
 			if b == nil {
 				return "<nil>"
@@ -187,10 +187,10 @@ func TestProgressIsBounded(t *testing.T) {
 	})
 	piece := strings.Repeat("x", 1000)
 	for until := time.Now().Add(3 * progressEvery); time.Now().Before(until); {
-		p.add("stdout", piece)
+		p.addOutput("stdout", piece)
 	}
-	p.stop()
-	p.add("stdout", "late")
+	p.stopSending()
+	p.addOutput("stdout", "late")
 	mu.Lock()
 	defer mu.Unlock()
 	if len(sent) < 1 || len(sent) > 4 {

@@ -19,7 +19,7 @@ import (
 // Client is an MCP client.
 type Client struct {
 	Name, Title string
-	// Note is what a user should know besides the file, "" for nothing.
+	// Note is a fact for the user besides the file, "" for none.
 	Note string
 	// InProject reports that the file belongs to a project, whose directory the client
 	// starts servers in.
@@ -30,7 +30,7 @@ type Client struct {
 	file func(p Places) string
 	// entry returns the value of one server.
 	entry func(command string, args []string) map[string]any
-	// workspace is what the client replaces by the project's directory; "" means that it
+	// workspace is the variable that the client replaces by the project's directory; "" means that it
 	// replaces nothing.
 	workspace string
 }
@@ -216,7 +216,7 @@ func (c Client) addJSON(text []byte, s Server) ([]byte, error) {
 	if !json.Valid(text) {
 		return nil, fmt.Errorf("%w: it is no JSON, or has comments", ErrFormat)
 	}
-	at, missing, found, err := locate(text, append(slices.Clone(c.keys), s.Name))
+	at, missing, found, err := findMember(text, append(slices.Clone(c.keys), s.Name))
 	switch {
 	case err != nil:
 		return nil, err
@@ -230,10 +230,10 @@ func (c Client) addJSON(text []byte, s Server) ([]byte, error) {
 	depth := len(c.keys) + 1 - len(missing)
 	value := string(entry)
 	for i := len(missing) - 1; i > 0; i-- {
-		value = fmt.Sprintf("{\n  %s: %s\n}", quoted(missing[i]), strings.ReplaceAll(value, "\n", "\n  "))
+		value = fmt.Sprintf("{\n  %s: %s\n}", quoteString(missing[i]), strings.ReplaceAll(value, "\n", "\n  "))
 	}
 	indent := strings.Repeat("  ", depth+1)
-	member := "\n" + indent + quoted(missing[0]) + ": " + strings.ReplaceAll(value, "\n", "\n"+indent)
+	member := "\n" + indent + quoteString(missing[0]) + ": " + strings.ReplaceAll(value, "\n", "\n"+indent)
 	rest := bytes.TrimLeft(text[at:], " \t\r\n")
 	if rest[0] == '}' {
 		member += "\n" + strings.Repeat("  ", depth)
@@ -242,15 +242,15 @@ func (c Client) addJSON(text []byte, s Server) ([]byte, error) {
 	return slices.Concat(text[:at], []byte(member+","), text[at:]), nil
 }
 
-func quoted(s string) string {
+func quoteString(s string) string {
 	text, _ := json.Marshal(s) // a string always has one
 	return string(text)
 }
 
-// locate follows keys through the objects of valid JSON. missing are the keys that are not
+// findMember follows keys through the objects of valid JSON. missing are the keys that are not
 // there, of which the first belongs into the object that begins before the offset at. found
 // is the value if none is missing. A key that is given twice is an error.
-func locate(text []byte, keys []string) (at int, missing []string, found []byte, err error) {
+func findMember(text []byte, keys []string) (at int, missing []string, found []byte, err error) {
 	rest, base := text, 0
 	for i, key := range keys {
 		dec := json.NewDecoder(bytes.NewReader(rest))
