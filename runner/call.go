@@ -153,7 +153,7 @@ func leaveCalls(s *Session, t *Turn, out loop.Outcome, cause error) {
 	}
 	all.History = s.history
 	t.cancel(nil)
-	s.finishTurn(t, all, t.calls.cause)
+	finishTurn(s, t, all, t.calls.cause)
 }
 
 // addOutcome adds the outcome of one call, and the cause with which its context ended. The

@@ -204,7 +204,7 @@ func launchTurn(s *Session, t *Turn, user User, configure func(*loop.Options)) {
 		defer s.mu.Unlock()
 		s.breaker.Add(out.Usage)
 		s.breaker.AddEstimate(out.Estimate)
-		s.finishTurn(t, out, context.Cause(ctx))
+		finishTurn(s, t, out, context.Cause(ctx))
 		cancel(nil)
 	}()
 }
@@ -280,7 +280,7 @@ func (v *services) endAll() {
 
 // finishTurn keeps the outcome of a turn and closes its Done channel. The caller holds
 // s.mu.
-func (s *Session) finishTurn(t *Turn, out loop.Outcome, cause error) {
+func finishTurn(s *Session, t *Turn, out loop.Outcome, cause error) {
 	s.last, s.history = out, out.History
 	if s.turns == 1 {
 		s.used = out.Usage
