@@ -1,7 +1,11 @@
 package runner
 
 import (
+	"context"
+	"errors"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools"
@@ -49,6 +53,49 @@ func (t toolset) discoveryTools() []tools.Factory {
 	})
 }
 
+// searchWait bounds the wait of a search for servers that are starting: one that hangs must
+// not keep the tools of the others.
+const searchWait = 10 * time.Second
+
+// waitSearch is [mcpServers.wait] for at most searchWait.
+func (m *mcpServers) waitSearch(ctx context.Context, server string) error {
+	waiting, cancel := context.WithTimeout(ctx, searchWait)
+	defer cancel()
+	_ = m.wait(waiting, server)
+	return context.Cause(ctx)
+}
+
+// waitLoaded waits for the servers of tools that the session has loaded before: the model
+// was told that it can call them.
+func (m *mcpServers) waitLoaded(ctx context.Context) {
+	for _, name := range m.s.loaded.Names() {
+		if _, known := m.s.tools.Lookup(string(name)); !known {
+			_ = m.waitSearch(ctx, name.Server()) // the turn finds that ctx ended
+		}
+	}
+}
+
+// listForSearch returns the servers that the policy lets calls to, and those that other
+// tools of the session name, by name.
+func (m *mcpServers) listForSearch() []discovery.Server {
+	now, cancel := context.WithCancel(context.Background())
+	cancel()
+	list := m.list()
+	for i, one := range list {
+		if one.Problem == "" && errors.Is(m.set.WaitServer(now, one.Name), context.Canceled) {
+			list[i].Problem = "it is starting"
+		}
+	}
+	known := serverNames(m.s.opts.MCP)
+	for _, def := range m.s.tools.Registered() {
+		if server := def.Name.Server(); server != "" && !slices.Contains(known, server) {
+			known, list = append(known, server), append(list, discovery.Server{Name: server})
+		}
+	}
+	slices.SortFunc(list, func(a, b discovery.Server) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
 // recordActivated records a tool that a call has loaded.
 func (j *eventRecorder) recordActivated(a discovery.Activation) error {
 	j.mu.Lock()
@@ -74,4 +121,13 @@ func restoreLoaded(s *Session) {
 	if s.opts.from != nil {
 		s.loaded.Add(s.opts.from.loaded...)
 	}
+}
+
+// serverNames returns the names of the configured servers.
+func serverNames(o MCPOptions) []string {
+	var names []string
+	for _, one := range o.Servers {
+		names = append(names, one.Name)
+	}
+	return names
 }

@@ -65,7 +65,7 @@ func (s *Session) writeCreated() error {
 	if s.opts.Warner != nil {
 		s.opts.Warner(s.events.recordWarning)
 	}
-	for _, key := range s.tools.UnmatchedRules() {
+	for _, key := range s.tools.UnmatchedRules(serverNames(s.opts.MCP)...) {
 		s.opts.Warnings = append(s.opts.Warnings, fmt.Sprintf("the policy's rule for %q matches no tool", key))
 	}
 	for _, w := range s.opts.Warnings {

@@ -238,6 +238,7 @@ func (s *Session) runTurn(ctx context.Context, t *Turn, user User, configure fun
 	s.startServices()
 	if len(o.Profiles) > 0 {
 		s.mcp.start()
+		s.mcp.waitLoaded(ctx)
 	}
 	out, err := loop.Run(ctx, o)
 	if err != nil { // options of ours that make no sense
