@@ -278,3 +278,49 @@ func TestServersFit(t *testing.T) {
 		t.Errorf("open: %v", err)
 	}
 }
+
+// TestServersOfContinuedSession checks that servers start anew in a session that another
+// process goes on with, and in forks, and that neither starts them before it needs them.
+func TestServersOfContinuedSession(t *testing.T) {
+	b, server := newServerBench(t, inSandbox("one"))
+	b = b.overlaid()
+	call := func(s *Session) {
+		t.Helper()
+		for range 100 { // a server that lost its sandbox starts again
+			r, err := s.Call(t.Context(), "one/echo", json.RawMessage(`{"text":"x"}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.IsError {
+				return
+			}
+		}
+		t.Error("no call succeeds")
+	}
+	s := b.opened()
+	call(s)
+	forks, err := s.Fork(t.Context(), 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := len(b.backend.Sandboxes)
+	call(forks[0])
+	if n := len(b.backend.Sandboxes); n <= before {
+		t.Errorf("%d sandboxes before the call of a fork, %d after", before, n)
+	}
+	if r := forks[0].Close(); len(of[record.MCPServerStarted](t, b.records(r))) != 1 {
+		t.Error("the server of the fork did not start once")
+	}
+	call(s)
+	s.Close()
+	c := b.reopen("  - text: Unused.\n")
+	c.opts.Profiles = nil
+	s = c.opened()
+	started := len(server.commands)
+	call(s)
+	if len(server.commands) != started+1 {
+		t.Errorf("%d servers in the resumed session", len(server.commands)-started)
+	}
+	s.Close()
+	c.backend.RequireGone(t)
+}
