@@ -36,7 +36,7 @@ var acceptanceCases = map[string][]int{
 	"B. What a host might run or trust": {25, 26, 28, 29, 31, 32},
 	"C. Confirmations":                  {33, 34, 35, 37, 39, 40, 41, 42, 43, 44},
 	"D. Prompt, transcript, secrets":    {45, 47, 48, 49, 50},
-	"E. Servers of tools":               {51, 52, 54, 55, 56, 57},
+	"E. Servers of tools":               {51, 52, 54, 55, 56, 57, 58},
 	"F. Fetch and egress":               {59, 60, 61, 63, 65, 66, 67, 68, 69, 70},
 	"G. Found by attack and use":        {101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 121, 131, 132, 133, 134, 135, 136, 138, 139, 140, 141, 144, 147, 151, 152, 157, 158, 161, 162, 163, 164, 171, 172, 181, 182},
 }

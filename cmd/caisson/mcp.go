@@ -141,11 +141,11 @@ func loadWorkspaceSettings(a *app, f workspaceFlags) (*settings, func(), error) 
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := s.loadFor(w.Path); err == nil {
+	if err = s.loadFor(w.Path); err == nil {
 		err = s.useProject(w, f.project)
 	}
 	if err != nil {
-		return nil, nil, cmp.Or(err, w.Close())
+		return nil, nil, errors.Join(err, w.Close())
 	}
 	return s, func() { _ = w.Close() }, nil // only read
 }

@@ -14,13 +14,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
-// serversOf returns the servers that caisson mcp ls lists, and its standard error.
-func serversOf(t *testing.T, h *hostile, env ...string) (list listedServers, stderr string) {
+// serversOf returns the servers that caisson mcp ls lists.
+func serversOf(t *testing.T, h *hostile, env ...string) listedServers {
 	t.Helper()
+	var list listedServers
 	status, out, stderr := h.run(t, env, "mcp", "ls", "--json")
 	if status != exitDone {
 		t.Fatalf("status %d: %s", status, stderr)
@@ -28,7 +30,7 @@ func serversOf(t *testing.T, h *hostile, env ...string) (list listedServers, std
 	if err := json.Unmarshal([]byte(out), &list); err != nil {
 		t.Fatal(err)
 	}
-	return list, stderr
+	return list
 }
 
 // newServerWorkspace returns a workspace that has nothing of its own but a .mcp.json.
@@ -62,7 +64,7 @@ func TestWorkspaceServersNeedTrust(t *testing.T) {
 	h := newServerWorkspace(t, servers, "mcp_env: [GIVEN]\n")
 	env := []string{"GIVEN=a-given-value", "OPENAI_API_KEY=a-secret-value"}
 
-	before, _ := serversOf(t, h, env...)
+	before := serversOf(t, h, env...)
 	if len(before.Servers) != 0 || len(before.Ignored) != 1 || !strings.Contains(before.Ignored[0].Why, "not trusted") {
 		t.Fatalf("untrusted: %+v", before)
 	}
@@ -79,7 +81,7 @@ func TestWorkspaceServersNeedTrust(t *testing.T) {
 		t.Fatalf("trust: %d, %s", status, stderr)
 	}
 
-	trusted, _ := serversOf(t, h, env...)
+	trusted := serversOf(t, h, env...)
 	i := slices.IndexFunc(trusted.Servers, func(s listedServer) bool { return s.Name == "db" })
 	if len(trusted.Servers) != 1 || i < 0 || trusted.Servers[i].Runs != runsInSandbox || trusted.Servers[i].Source != ".mcp.json" || len(trusted.Servers[i].Egress) != 0 {
 		t.Fatalf("trusted: %+v", trusted)
@@ -107,7 +109,7 @@ func TestWorkspaceServersNeedTrust(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			list, _ := serversOf(t, h, env...)
+			list := serversOf(t, h, env...)
 			if len(list.Servers) != 0 || len(list.Ignored) != 1 || !strings.Contains(list.Ignored[0].Why, tc.want) {
 				t.Errorf("%+v", list)
 			}
@@ -126,7 +128,7 @@ func TestWorkspaceServersCannotLoosen(t *testing.T) {
 		t.Errorf("status %d: %s", status, stderr)
 	}
 	own := newServerWorkspace(t, `{}`, server)
-	list, _ := serversOf(t, own)
+	list := serversOf(t, own)
 	if len(list.Servers) != 1 || list.Servers[0].Runs != runsOnHost {
 		t.Errorf("control: %+v", list)
 	}
@@ -147,8 +149,7 @@ mcpServers:
 	}
 }
 
-// serveMCP is a server over HTTP with one tool, which answers calls with the text of want
-// and of the header X.
+// serveMCP is a server over HTTP with one tool, which answers with its header X.
 func serveMCP(t *testing.T) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -162,6 +163,7 @@ func serveMCP(t *testing.T) string {
 		}
 		results := map[string]string{
 			"initialize": `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"tiny","version":"1"}}`,
+			"tools/call": `{"content":[{"type":"text","text":"hello, ` + r.Header.Get("X") + `"}]}`,
 			"tools/list": `{"tools":[{"name":"hello","description":"Says hello.","inputSchema":{"type":"object"}},{"name":"bad name!","inputSchema":{"type":"object"}}]}`,
 		}
 		result, ok := results[m.Method]
@@ -258,5 +260,39 @@ func TestDoctorServers(t *testing.T) {
 		if strings.Contains(text.String(), other) {
 			t.Errorf("%q in\n%s", other, text.String())
 		}
+	}
+}
+
+// TestCallOfServerTool: a tool of a server is called under the policy, and what it returns
+// of a secret is not shown.
+func TestCallOfServerTool(t *testing.T) {
+	h := newServerWorkspace(t, `{}`, "mcpServers: {good: {url: '"+serveMCP(t)+"/mcp', headers: {X: a-secret-value}}}\npolicy: {tools: {good/hello: auto}}\n")
+	for _, name := range []string{"good/hello", "good__hello"} {
+		status, out, stderr := h.run(t, nil, "tools", "call", name, "{}")
+		if status != exitDone || !strings.Contains(out, "hello, ") || strings.Contains(out+stderr, "a-secret-value") {
+			t.Errorf("%s: status %d, %s%s", name, status, out, stderr)
+		}
+	}
+	for name, want := range map[string]int{"good/other": exitFailed, "other/hello": exitInput} {
+		if status, out, stderr := h.run(t, nil, "tools", "call", name, "{}"); status != want && !(name == "good/other" && status == exitNoApprover) {
+			t.Errorf("%s: status %d, %s%s", name, status, out, stderr)
+		}
+	}
+}
+
+// TestListOfABrokenProject: a trusted file that can't be read is an error of the list.
+func TestListOfABrokenProject(t *testing.T) {
+	h := newServerWorkspace(t, `{"mcpServers": {"a": {"command": "x", "hooks": {}}}}`, "")
+	f := config.ProjectFile{Path: config.MCPPath, Text: []byte(`{"mcpServers": {"a": {"command": "x", "hooks": {}}}}`)}
+	trust := approval.NewTrust(filepath.Join(h.home, ".local", "state", "caisson", trustFile))
+	if err := os.MkdirAll(filepath.Join(h.home, ".local", "state", "caisson"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := trust.Add(h.dir, []approval.TrustedFile{{Path: config.MCPPath, SHA256: f.SHA256()}}); err != nil {
+		t.Fatal(err)
+	}
+	status, _, stderr := h.run(t, nil, "mcp", "ls")
+	if status != exitConfig || !strings.Contains(stderr, `unknown field "hooks"`) {
+		t.Errorf("status %d: %s", status, stderr)
 	}
 }

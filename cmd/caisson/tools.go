@@ -209,7 +209,8 @@ func describePlace(p tools.Place) string {
 }
 
 const callLong = `Call one tool as a session would, without a model: under the same policy, in the same sandbox, with
-records of its own (caisson trace show). A tool that only reads starts no sandbox.
+records of its own (caisson trace show). A tool that only reads starts no sandbox. SERVER/TOOL is a tool of
+an MCP server, which is started for the call.
 
 ARGUMENTS is the JSON object of the call, as a model writes it; "-" reads it from standard input, and
 none is {}. Standard output has the text for the model, --json the result as one JSON object.
@@ -257,19 +258,14 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 	if err != nil {
 		return err
 	}
-	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return isCalled(def.Name, args[0]) })
-	if i < 0 {
-		return noTool(args[0])
+	name, err := s.selectTool(defs, args[0])
+	if err != nil {
+		return err
 	}
-	if name := defs[i].Name; name == worker.ConferName || name == worker.CoordinateName {
-		return newUsageError("%s asks models for a session's model; without one there is caisson %s", name, name)
-	}
-	s.reads = defs[i].Runs != tools.PlaceSandbox
 	u := newInterface(a, false)
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), u.printNotice, a.exit)
 	defer stop()
 	defer u.close(ctx)
-	name := defs[i].Name
 	session, done, err := s.openWithoutModel(ctx, u, force, "caisson tools call "+string(name), nil)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
@@ -285,6 +281,33 @@ func callTool(ctx context.Context, a *app, f callFlags, args []string) error {
 		result.Content[i].Text = string(redact.Bytes([]byte(b.Text)))
 	}
 	return u.finishCall(ctx, r, name, &result, f.json)
+}
+
+// selectTool returns the name of a tool, one of the session's own or of an MCP server, and
+// prepares the session for a call of it.
+func (s *sessionBuilder) selectTool(defs []tools.Definition, asked string) (tools.Name, error) {
+	i := slices.IndexFunc(defs, func(def tools.Definition) bool { return isCalled(def.Name, asked) })
+	if i >= 0 {
+		name := defs[i].Name
+		if name == worker.ConferName || name == worker.CoordinateName {
+			return "", newUsageError("%s asks models for a session's model; without one there is caisson %s", name, name)
+		}
+		s.reads = defs[i].Runs != tools.PlaceSandbox
+		return name, nil
+	}
+	name, err := tools.OperatorName(asked)
+	if err != nil || name.Server() == "" {
+		return "", noTool(asked)
+	}
+	if _, known := s.conf.MCP[name.Server()]; !known {
+		return "", noTool(asked)
+	}
+	if err := s.selectServer(name.Server()); err != nil {
+		return "", err
+	}
+	server := s.conf.MCP[name.Server()]
+	s.servers, s.reads, s.orders = true, !server.RunsInSandbox(), server.RunsInSandbox()
+	return name, nil
 }
 
 // readArguments returns the JSON object of a call.

@@ -147,7 +147,7 @@ func keyText(n ast.MapKeyNode) string {
 // decodeServer decodes the keys of one server into dst.
 func decodeServer(at *ast.MappingValueNode, dst any) error {
 	if _, ok := at.Value.(*ast.MappingNode); !ok {
-		return errorAt(at.Key, errors.New("the keys of a server are needed here, such as command: or url:"))
+		return errorAt(at.Key, errors.New("the keys of a server are needed here, such as command or url"))
 	}
 	err := yaml.NodeToValue(at.Value, dst, yaml.Strict())
 	if y, ok := errors.AsType[yaml.Error](err); ok {
