@@ -126,20 +126,20 @@ func (b *bench) open(ctx context.Context, c Client) (*Session, error) {
 	return &Session{Runner: s, Redact: redact.New(secrets), Done: func() { _ = errors.Join(dir.Close(), w.Close()) }}, nil
 }
 
-// ended waits for the reports of n sessions.
-func (b *bench) ended(n int) []runner.Report {
+// endedSession waits for the report of the only session.
+func (b *bench) endedSession() runner.Report {
 	b.t.Helper()
 	for range 500 {
 		b.mu.Lock()
 		got := slices.Clone(b.reports)
 		b.mu.Unlock()
-		if len(got) >= n {
-			return got
+		if len(got) > 0 {
+			return got[0]
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	b.t.Fatalf("%d sessions have not ended", n)
-	return nil
+	b.t.Fatal("the session has not ended")
+	return runner.Report{}
 }
 
 // stdio serves one connection. end closes the server's input, and done has the error of
@@ -222,9 +222,9 @@ func (a bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// overHTTP connects the client of a user.
-func (b *bench) overHTTP(url, user string, o *mcp.ClientOptions) *mcp.ClientSession {
-	return b.connect(&mcp.StreamableClientTransport{Endpoint: url, HTTPClient: &http.Client{Transport: bearer(user)}, MaxRetries: -1}, o)
+// overHTTP connects a client of alice.
+func (b *bench) overHTTP(url string, o *mcp.ClientOptions) *mcp.ClientSession {
+	return b.connect(&mcp.StreamableClientTransport{Endpoint: url, HTTPClient: &http.Client{Transport: bearer("alice")}, MaxRetries: -1}, o)
 }
 
 func call(t *testing.T, s *mcp.ClientSession, name string, arguments map[string]any) (string, *mcp.CallToolResult) {

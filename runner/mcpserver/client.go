@@ -51,7 +51,7 @@ func (c *client) openSession(ctx context.Context) (*Session, error) {
 		if p.ClientInfo != nil {
 			from.Name, from.Version = p.ClientInfo.Name, p.ClientInfo.Version
 		}
-		roots = p.Capabilities != nil && p.Capabilities.RootsV2 != nil && p.ProtocolVersion < withoutRoots
+		roots = p.Capabilities != nil && p.Capabilities.RootsV2 != nil && p.ProtocolVersion < withoutRoots //nolint:staticcheck // as in askRoots
 	}
 	if roots && c.server.opts.AsksRoots {
 		var err error

@@ -131,7 +131,7 @@ func TestFloodOfCalls(t *testing.T) {
 	if err := pipe.end(t); err != nil {
 		t.Error(err)
 	}
-	r := b.ended(1)[0]
+	r := b.endedSession()
 	if r.Usage.ToolCalls > maxCalls || len(b.backend.Sandboxes) != 1 {
 		t.Errorf("%d calls, %d sandboxes", r.Usage.ToolCalls, len(b.backend.Sandboxes))
 	}

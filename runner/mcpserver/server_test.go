@@ -29,7 +29,7 @@ const onePixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M
 func TestTools(t *testing.T) {
 	for name, connect := range map[string]func(b *bench) *mcp.ClientSession{
 		"stdio": func(b *bench) *mcp.ClientSession { s, _ := b.overStdio(nil); return s },
-		"http":  func(b *bench) *mcp.ClientSession { return b.overHTTP(b.listen(), "alice", nil) },
+		"http":  func(b *bench) *mcp.ClientSession { return b.overHTTP(b.listen(), nil) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, func(o *Options) { o.Admit = admitByName })
@@ -89,7 +89,7 @@ func TestTools(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
-			r := b.ended(1)[0]
+			r := b.endedSession()
 			if len(b.clients) != 1 || b.clients[0].Name != "tester" || r.Usage.ToolCalls != 7 || r.ExitStatus != 0 {
 				t.Errorf("%+v, %+v", b.clients, r)
 			}
@@ -121,7 +121,7 @@ func TestHintsOfClasses(t *testing.T) {
 func TestCallsAtOnce(t *testing.T) {
 	for name, connect := range map[string]func(b *bench, o *mcp.ClientOptions) *mcp.ClientSession{
 		"stdio": func(b *bench, o *mcp.ClientOptions) *mcp.ClientSession { s, _ := b.overStdio(o); return s },
-		"http":  func(b *bench, o *mcp.ClientOptions) *mcp.ClientSession { return b.overHTTP(b.listen(), "alice", o) },
+		"http":  func(b *bench, o *mcp.ClientOptions) *mcp.ClientSession { return b.overHTTP(b.listen(), o) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, func(o *Options) { o.Admit = admitByName })
@@ -163,7 +163,7 @@ func TestCallsAtOnce(t *testing.T) {
 				t.Errorf("a command after a cancelled one: %q", text)
 			}
 			_ = s.Close()
-			if r := b.ended(1)[0]; r.Usage.ToolCalls != 3 || r.ExitStatus != 0 {
+			if r := b.endedSession(); r.Usage.ToolCalls != 3 || r.ExitStatus != 0 {
 				t.Errorf("%+v", r)
 			}
 		})
@@ -219,7 +219,7 @@ func TestClientGone(t *testing.T) {
 		case <-time.After(20 * time.Second):
 			b.t.Fatal("the command runs on")
 		}
-		if r := b.ended(1)[0]; r.Reason != loop.StopCancelled || len(r.Left) > 0 {
+		if r := b.endedSession(); r.Reason != loop.StopCancelled || len(r.Left) > 0 {
 			b.t.Errorf("%+v", r)
 		}
 		b.backend.RequireGone(b.t)
@@ -244,7 +244,7 @@ func TestClientGone(t *testing.T) {
 	t.Run("DELETE", func(t *testing.T) {
 		b := newBench(t, func(o *Options) { o.Admit = admitByName })
 		url := b.listen()
-		s := b.overHTTP(url, "alice", nil)
+		s := b.overHTTP(url, nil)
 		hang(b, s)
 		if status := endSession(t, url, "alice", s.ID()); status != http.StatusNoContent {
 			t.Errorf("status %d", status)
@@ -253,7 +253,7 @@ func TestClientGone(t *testing.T) {
 	})
 	t.Run("server stops", func(t *testing.T) {
 		b := newBench(t, func(o *Options) { o.Admit = admitByName })
-		s := b.overHTTP(b.listen(), "alice", nil)
+		s := b.overHTTP(b.listen(), nil)
 		hang(b, s)
 		b.server.Close()
 		gone(b)
@@ -265,7 +265,7 @@ func TestClientGone(t *testing.T) {
 		if text, r := call(t, s, "shell", map[string]any{"command": "say"}); r.IsError {
 			t.Error(text)
 		}
-		b.ended(1)
+		b.endedSession()
 		b.backend.RequireGone(t)
 		if _, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "shell"}); err == nil {
 			t.Error("the id of a session that has ended is taken")
@@ -294,14 +294,14 @@ func TestRoots(t *testing.T) {
 				transport = &mcp.IOTransport{Reader: pipe.out, Writer: pipe.in}
 			}
 			c := mcp.NewClient(&mcp.Implementation{Name: "rooted", Version: "1"}, nil)
-			c.AddRoots(&mcp.Root{URI: "file:///src/project"})
+			c.AddRoots(&mcp.Root{URI: "file:///src/project"}) //nolint:staticcheck // clients of earlier versions have them
 			s, err := c.Connect(t.Context(), transport, &mcp.ClientSessionOptions{ProtocolVersion: tt.version})
 			if err != nil {
 				t.Fatal(err)
 			}
 			call(t, s, "read_file", map[string]any{"path": "a.txt"})
 			_ = s.Close()
-			b.ended(1)
+			b.endedSession()
 			if !slices.Equal(b.clients[0].Roots, tt.want) {
 				t.Errorf("roots %q", b.clients[0].Roots)
 			}

@@ -54,33 +54,45 @@ func All() []Client {
 		return func(p Places) string { return filepath.Join(append([]string{p.Home}, parts...)...) }
 	}
 	return []Client{
-		{Name: "claude-code", Title: "Claude Code", InProject: true, keys: []string{"mcpServers"}, entry: plainEntry,
+		{
+			Name: "claude-code", Title: "Claude Code", InProject: true, keys: []string{"mcpServers"}, entry: plainEntry,
 			Note: "The file is shared with the project. For yourself alone: claude mcp add NAME -- COMMAND.",
-			file: func(p Places) string { return filepath.Join(p.Project, ".mcp.json") }},
-		{Name: "claude-desktop", Title: "Claude Desktop", keys: []string{"mcpServers"}, entry: plainEntry, Note: "Quit and start it again afterwards.",
+			file: func(p Places) string { return filepath.Join(p.Project, ".mcp.json") },
+		},
+		{
+			Name: "claude-desktop", Title: "Claude Desktop", keys: []string{"mcpServers"}, entry: plainEntry, Note: "Quit and start it again afterwards.",
 			file: func(p Places) string {
 				if p.OS == "darwin" {
 					return filepath.Join(p.Home, "Library", "Application Support", "Claude", "claude_desktop_config.json")
 				}
 				return filepath.Join(p.ConfigHome, "Claude", "claude_desktop_config.json")
-			}},
-		{Name: "codex", Title: "Codex", keys: []string{"mcp_servers"}, toml: true, entry: plainEntry,
-			file: func(p Places) string { return filepath.Join(p.CodexHome, "config.toml") }},
+			},
+		},
+		{
+			Name: "codex", Title: "Codex", keys: []string{"mcp_servers"}, toml: true, entry: plainEntry,
+			file: func(p Places) string { return filepath.Join(p.CodexHome, "config.toml") },
+		},
 		{Name: "cursor", Title: "Cursor", keys: []string{"mcpServers"}, entry: plainEntry, file: below(".cursor", "mcp.json")},
 		{Name: "gemini-cli", Title: "Gemini CLI", keys: []string{"mcpServers"}, entry: plainEntry, file: below(".gemini", "settings.json")},
-		{Name: "opencode", Title: "opencode", keys: []string{"mcp", "servers"}, Note: "opencode 1 has servers directly below mcp.",
+		{
+			Name: "opencode", Title: "opencode", keys: []string{"mcp", "servers"}, Note: "opencode 1 has servers directly below mcp.",
 			file: func(p Places) string { return filepath.Join(p.ConfigHome, "opencode", "opencode.json") },
 			entry: func(command string, args []string) map[string]any {
 				return map[string]any{"type": "local", "command": append([]string{command}, args...)}
-			}},
-		{Name: "vscode", Title: "Visual Studio Code", InProject: true, keys: []string{"servers"}, workspace: "${workspaceFolder}",
+			},
+		},
+		{
+			Name: "vscode", Title: "Visual Studio Code", InProject: true, keys: []string{"servers"}, workspace: "${workspaceFolder}",
 			file: func(p Places) string { return filepath.Join(p.Project, ".vscode", "mcp.json") },
 			entry: func(command string, args []string) map[string]any {
 				return map[string]any{"type": "stdio", "command": command, "args": args}
-			}},
+			},
+		},
 		{Name: "windsurf", Title: "Windsurf", keys: []string{"mcpServers"}, entry: plainEntry, file: below(".codeium", "windsurf", "mcp_config.json")},
-		{Name: "zed", Title: "Zed", keys: []string{"context_servers"}, entry: plainEntry,
-			file: func(p Places) string { return filepath.Join(p.ConfigHome, "zed", "settings.json") }},
+		{
+			Name: "zed", Title: "Zed", keys: []string{"context_servers"}, entry: plainEntry,
+			file: func(p Places) string { return filepath.Join(p.ConfigHome, "zed", "settings.json") },
+		},
 	}
 }
 
