@@ -2,6 +2,7 @@ package tools
 
 import (
 	"encoding/json"
+	"errors"
 	"testing"
 
 	oracle "github.com/santhosh-tekuri/jsonschema/v6"
@@ -72,7 +73,7 @@ func FuzzOfferedSchema(f *testing.F) {
 			return // an identifier that is no URL
 		}
 		if _, err := c.Compile("schema:///s.json"); err != nil {
-			if invalid, ok := err.(*oracle.SchemaValidationError); ok {
+			if invalid, ok := errors.AsType[*oracle.SchemaValidationError](err); ok {
 				t.Fatalf("%s becomes %s: %v", schema, s.offered, invalid)
 			}
 		}

@@ -56,7 +56,7 @@ func compileForeign(doc any, loose bool) (s *Schema, problems []string, inexact 
 	s = c.compileSchema(doc)
 	s.foreign = true
 	if len(c.problems) == 0 {
-		c.checkLoops(s)
+		c.checkLoops()
 	}
 	return s, c.problems, f.inexact
 }
@@ -283,7 +283,7 @@ func findAnchor(doc any, name string, path []string) ([]string, bool) {
 
 // checkLoops adds a problem for each schema that leads back to itself at the same
 // value: no value would ever be accepted.
-func (c *compiler) checkLoops(root *Schema) {
+func (c *compiler) checkLoops() {
 	const open, done = 1, 2
 	state := map[*Schema]int{}
 	var visit func(s *Schema)

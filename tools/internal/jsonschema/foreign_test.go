@@ -149,8 +149,10 @@ func TestForeignWorkIsBounded(t *testing.T) {
 		"patterns":        {`{"allOf":[` + strings.TrimSuffix(strings.Repeat(`{"pattern":"(a?){90}(b|aa)$"},`, 50), ",") + `]}`, long},
 		"enums of arrays": {`{"allOf":[` + enums + `]}`, many},
 		"unique":          {`{"allOf":[` + strings.TrimSuffix(strings.Repeat(`{"uniqueItems":true},`, 200), ",") + `]}`, many},
-		"nested": {`{"anyOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/b"}],"$defs":{"a":{"items":{"$ref":"#"},"minItems":2},"b":{"items":{"$ref":"#"},"minItems":3}}}`,
-			strings.Repeat("[", 30) + strings.Repeat("]", 30)},
+		"nested": {
+			`{"anyOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/b"}],"$defs":{"a":{"items":{"$ref":"#"},"minItems":2},"b":{"items":{"$ref":"#"},"minItems":3}}}`,
+			strings.Repeat("[", 30) + strings.Repeat("]", 30),
+		},
 	} {
 		doc, err := strictjson.Decode([]byte(tt.value), 4<<20, 64)
 		if err != nil {
