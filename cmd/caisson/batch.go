@@ -18,7 +18,6 @@ import (
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/limits"
-	"github.com/caisson-run/caisson/loop/replay"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/task"
@@ -308,48 +307,6 @@ func (b *batchSession) newTrials(ctx context.Context) (*batch.Trials, error) {
 	session.PolicyOptions = runner.PolicyOptions{Policy: policy, OnPrompt: dispatch.OnPrompt(*b.conf.OnPrompt), Concurrency: int(*b.conf.Concurrency)}
 	session.ToolOptions = runner.ToolOptions{Fetch: fetching, Declared: b.conf.Tools.Declared()}
 	return batch.NewTrials(o), nil
-}
-
-// gitEnviron returns what git gets of the environment to fetch the workspaces of tasks: no
-// key of a model.
-func gitEnviron(env environ) []string {
-	var out []string
-	for _, name := range []string{"PATH", "HOME", "SSH_AUTH_SOCK", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"} {
-		if v, ok := env.lookup(name); ok {
-			out = append(out, name+"="+v)
-		}
-	}
-	return out
-}
-
-// newModel makes the model of one trial.
-func (b *batchSession) newModel(ctx context.Context, agent string) (batch.Model, error) {
-	conf := b.conf
-	conf.Model = &agent
-	selected, err := conf.SelectModels(b.user)
-	if err != nil {
-		return batch.Model{}, noModel(err)
-	}
-	if err := b.readKeys(ctx, selected, ""); err != nil {
-		return batch.Model{}, err
-	}
-	profiles, closeModels, err := b.makeProfiles(selected, modelSettings{stream: false, differs: func(replay.Difference) {}, logger: zap.NewNop()})
-	if err != nil {
-		return batch.Model{}, err
-	}
-	own := *b.settings
-	own.environ = b.user
-	counts, err := own.openLedger(ctx, selected)
-	if err != nil {
-		closeModels()
-		return batch.Model{}, err
-	}
-	return batch.Model{Profiles: profiles, Ledger: counts, Close: func() {
-		closeModels()
-		if counts != nil {
-			_ = counts.Close() // what stays is removed by the next one
-		}
-	}}, nil
 }
 
 // findAgents returns the agents of the batch: those that are named, or the model of the

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop"
@@ -21,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/loop/tags"
 	"github.com/caisson-run/caisson/loop/worker"
 	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/tools/egress/secret"
@@ -288,4 +291,46 @@ func (s *settings) openLedger(ctx context.Context, selected []config.SelectedMod
 		return nil, nil
 	}
 	return ledger.Open(ctx, o)
+}
+
+// gitEnviron returns what git gets of the environment to fetch the workspaces of tasks: no
+// key of a model.
+func gitEnviron(env environ) []string {
+	var out []string
+	for _, name := range []string{"PATH", "HOME", "SSH_AUTH_SOCK", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"} {
+		if v, ok := env.lookup(name); ok {
+			out = append(out, name+"="+v)
+		}
+	}
+	return out
+}
+
+// newModel makes the model of one trial.
+func (b *batchSession) newModel(ctx context.Context, agent string) (batch.Model, error) {
+	conf := b.conf
+	conf.Model = &agent
+	selected, err := conf.SelectModels(b.user)
+	if err != nil {
+		return batch.Model{}, noModel(err)
+	}
+	if err := b.readKeys(ctx, selected, ""); err != nil {
+		return batch.Model{}, err
+	}
+	profiles, closeModels, err := b.makeProfiles(selected, modelSettings{stream: false, differs: func(replay.Difference) {}, logger: zap.NewNop()})
+	if err != nil {
+		return batch.Model{}, err
+	}
+	own := *b.settings
+	own.environ = b.user
+	counts, err := own.openLedger(ctx, selected)
+	if err != nil {
+		closeModels()
+		return batch.Model{}, err
+	}
+	return batch.Model{Profiles: profiles, Ledger: counts, Close: func() {
+		closeModels()
+		if counts != nil {
+			_ = counts.Close() // what stays is removed by the next one
+		}
+	}}, nil
 }

@@ -299,10 +299,8 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 	}
 	err := saveState(ctx, r.session, r.since, r.place.changedDirs(), filepath.Join(dir, StateFile))
 	if err == nil && r.place.root {
-		err = downloadPath(ctx, r.session, logsDir+"/agent", ".", filepath.Join(dir, AgentDir), nil)
-		if err == nil {
-			err = downloadPath(ctx, r.session, logsDir+"/artifacts", ".", filepath.Join(dir, ArtifactsDir), nil)
-		}
+		state := filepath.Join(dir, StateFile)
+		err = errors.Join(extractState(state, logsDir+"/agent", filepath.Join(dir, AgentDir)), extractState(state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir)))
 	}
 	for _, a := range step.Artifacts {
 		if err != nil {

@@ -217,12 +217,19 @@ func isExcluded(patterns []string, name string) bool {
 
 // filterArchive copies the entries of an archive that keep accepts.
 func filterArchive(r io.Reader, w io.Writer, keep func(h *tar.Header) bool) error {
-	in, out := tar.NewReader(r), tar.NewWriter(w)
+	out := tar.NewWriter(w)
+	return errors.Join(copyEntries(out, r, keep), out.Close())
+}
+
+// copyEntries adds the entries of an archive that keep accepts, which may change them, to
+// another one.
+func copyEntries(out *tar.Writer, r io.Reader, keep func(h *tar.Header) bool) error {
+	in := tar.NewReader(r)
 	for {
 		h, err := in.Next()
 		if errors.Is(err, io.EOF) {
 			_, _ = io.Copy(io.Discard, r) // so that the sender can write the rest
-			return out.Close()
+			return nil
 		}
 		if err != nil {
 			return err
@@ -271,9 +278,39 @@ func (b *boundedWriter) Write(p []byte) (int, error) {
 	return b.w.Write(p)
 }
 
-// restoreState makes the changes in a file in another sandbox of the same environment. What
-// the harness itself puts at the hidden paths is left out.
-func restoreState(ctx context.Context, s *runner.Session, file string, hidden []string) error {
+// extractState writes what an archive of changes has below a directory of the sandbox to a
+// directory of this machine, which is made.
+func extractState(file, from, to string) error {
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // only read
+	below := strings.TrimPrefix(from, "/") + "/"
+	read, write := io.Pipe()
+	go func() {
+		write.CloseWithError(filterArchive(f, write, func(h *tar.Header) bool {
+			name, inside := strings.CutPrefix(h.Name, below)
+			if h.Typeflag == tar.TypeLink {
+				var ok bool
+				h.Linkname, ok = strings.CutPrefix(h.Linkname, below)
+				inside = inside && ok
+			}
+			h.Name = name
+			return inside && name != ""
+		}))
+	}()
+	err = archive.Unpack(read, to, archive.Bounds{Entries: maxCollectedFile, Bytes: maxCollected})
+	return errors.Join(err, read.Close())
+}
+
+// restoreState makes the changes in a file in another sandbox of the same environment, and
+// then brings directories there. What the harness itself puts at the hidden paths is left out
+// of the changes.
+func restoreState(ctx context.Context, s *runner.Session, file string, hidden []string, list ...upload) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
@@ -281,7 +318,12 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden []
 	defer func() { _ = f.Close() }() // only read
 	read, write := io.Pipe()
 	go func() {
-		write.CloseWithError(filterArchive(f, write, func(h *tar.Header) bool { return !isHidden(h, hidden) }))
+		w := tar.NewWriter(write)
+		err := copyEntries(w, f, func(h *tar.Header) bool { return !isHidden(h, hidden) })
+		for _, u := range list {
+			err = errors.Join(err, u.writeTo(w))
+		}
+		write.CloseWithError(errors.Join(err, w.Close()))
 	}()
 	err = executeCommand(ctx, s, "restore what the agent changed", runner.UnpackChangesCommand("/", read))
 	return errors.Join(err, read.Close())

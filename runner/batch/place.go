@@ -138,18 +138,19 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 	if out.target == "" {
 		out.target = workdir
 	}
-	if out.target == "" || sandbox.CheckTarget(out.target) != nil {
-		out.workdir, out.target = out.target, sandbox.WorkspaceDir
-		if out.workdir == "" {
-			out.workdir = "/"
+	if out.target != "" && sandbox.CheckTarget(out.target) == nil {
+		_, err = p.images.Export(ctx, out.image, out.target, dir)
+		if errors.Is(err, images.ErrNotFound) { // the directory is made
+			err = os.MkdirAll(dir, 0o755)
 		}
-		return out, os.Mkdir(dir, 0o755)
+		if !errors.Is(err, images.ErrInvalid) {
+			return out, err
+		}
 	}
-	_, err = p.images.Export(ctx, out.image, out.target, dir)
-	if errors.Is(err, images.ErrNotFound) { // the directory is made
-		err = os.MkdirAll(dir, 0o755)
-	}
-	return out, err
+	// Nothing can be mounted there, such as at / or at a symlink: the directory is part of
+	// the root, and the workspace is an empty one elsewhere.
+	out.workdir, out.target = cmp.Or(out.target, "/"), sandbox.WorkspaceDir
+	return out, errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o755))
 }
 
 // fillWorkspace makes the workspace of a task that has one: a copy, so that nothing of a

@@ -147,7 +147,7 @@ func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
 		if result.Outcome == Infrastructure {
 			faults = append(faults, Fault{result.Class, result.Cause})
 		}
-		if result.Outcome == Infrastructure && try < r.Retries {
+		if result.Outcome == Infrastructure && result.Class != ProviderAuth && try < r.Retries { // a key does not get better
 			spent = addUsage(spent, result.Usage)
 			select {
 			case <-time.After(delay << try):

@@ -529,6 +529,21 @@ func TestGit(t *testing.T) {
 	expect(t, "git", r, batch.Passed, "", "")
 }
 
+// TestWorkdirs: a working directory at which nothing can be mounted is part of the root,
+// and one that the image lacks is made.
+func TestWorkdirs(t *testing.T) {
+	m := newMachine(t, "runc")
+	must(t, os.Symlink("/app", filepath.Join(m.root, "linked")))
+	writeImage(t, m.root, m.image, v1.Config{WorkingDir: "/app", Env: []string{"PATH=/bin"}})
+	for workdir, want := range map[string]string{"/": "/", "/linked": "/app", "/root": "/root", "/new/dir": "/new/dir"} {
+		definition := m.task("[environment]\nworkdir = \""+workdir+"\"\n", map[string]string{
+			"solution/solve.sh": solve("pwd -P > here; ls / > listing"), "tests/test.sh": check("[ \"$(cat here)\" = " + want + " ] && [ \"$(pwd -P)\" = " + want + " ] && grep -q app listing"),
+		})
+		r, _ := m.run(definition, batch.Oracle)
+		expect(t, workdir, r, batch.Passed, "", "")
+	}
+}
+
 // TestInfrastructure: what the machine can't do is not the agent's.
 func TestInfrastructure(t *testing.T) {
 	m := newMachine(t, "runc")

@@ -110,10 +110,6 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 	if v.step.Verifier.Separate {
 		uploads = append(uploads, v.declaredArtifacts(p)...)
 	} else {
-		err := restoreState(ctx, s, filepath.Join(v.dir, StateFile), []string{testsDir, logsDir, solutionDir})
-		if err != nil {
-			return v.stateError(err)
-		}
 		if agent := filepath.Join(v.dir, AgentDir); fileExists(agent) {
 			uploads = append(uploads, upload{to: logsDir + "/agent", from: agent})
 		}
@@ -121,7 +117,10 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 	if tests := v.step.Verifier.Tests; tests != "" {
 		uploads = append(uploads, upload{to: testsDir, from: tests, executable: "test.sh"})
 	}
-	return environmentError(uploadAll(ctx, s, uploads...))
+	if v.step.Verifier.Separate {
+		return environmentError(uploadAll(ctx, s, uploads...))
+	}
+	return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), []string{testsDir, logsDir, solutionDir}, uploads...))
 }
 
 // declaredArtifacts returns the artifacts of the task that the agent made, for where they
