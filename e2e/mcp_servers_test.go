@@ -133,7 +133,7 @@ func openServers(t testing.TB, backend string, change func(o *runner.Options), s
 		SandboxOptions: runner.SandboxOptions{Backend: b.backend, Image: images.Reference{Scheme: images.SchemeHost}, Resources: limits.DefaultResources()},
 		ModelOptions:   runner.ModelOptions{Budget: limits.Budget{Rounds: new(int64(50))}},
 		PolicyOptions:  runner.PolicyOptions{Policy: rules},
-		ToolOptions:    runner.ToolOptions{MCP: runner.MCPOptions{Servers: servers}},
+		ToolOptions:    runner.ToolOptions{MCP: runner.MCPOptions{Servers: servers, HostEnv: []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()}}},
 	}
 	if slices.ContainsFunc(servers, func(one runner.MCPServer) bool { return strings.HasPrefix(strings.Join(one.Args, " "), serversDir) }) {
 		o.Mounts, err = runner.OpenMounts([]runner.UserMount{{From: installServers(t), To: serversDir, ReadOnly: true}}, w, "", "", protected)

@@ -33,6 +33,9 @@ type MCPOptions struct {
 	Servers []MCPServer
 	// Skipped are servers that the session does without, and why.
 	Skipped []record.Ignored
+	// HostEnv is the environment of servers on the host, as NAME=value: PATH, HOME, TMPDIR
+	// and LANG. Each has its own variables beside them.
+	HostEnv []string
 	// MachineMemory is the memory of the machine that runs sandboxes, in bytes; zero is
 	// unknown.
 	MachineMemory int64
@@ -387,7 +390,7 @@ func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer)
 		if dir == "" {
 			dir = m.s.opts.Workspace.Path
 		}
-		p, err := hostserver.Start(append([]string{s.Command}, s.Args...), s.Env, dir, stderr)
+		p, err := hostserver.Start(append([]string{s.Command}, s.Args...), sandbox.SetVariables(append([]string{}, m.s.opts.MCP.HostEnv...), s.Env), dir, stderr)
 		if err != nil {
 			return nil, err
 		}

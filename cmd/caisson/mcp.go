@@ -234,6 +234,11 @@ func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, er
 	for _, skipped := range s.conf.SkippedServers {
 		o.Skipped = append(o.Skipped, record.Ignored(skipped))
 	}
+	for _, name := range []string{"PATH", "HOME", "TMPDIR", "LANG"} {
+		if value, ok := s.environ.lookup(name); ok {
+			o.HostEnv = append(o.HostEnv, name+"="+value)
+		}
+	}
 	if of.Choice.Chosen != "docker" { // an engine may be on another machine
 		o.MachineMemory = machineMemory()
 	}

@@ -9,8 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"slices"
-	"strings"
 	"time"
 )
 
@@ -21,9 +19,6 @@ const (
 	termGrace  = 3 * time.Second
 )
 
-// passed are the variables of this process that a server gets.
-var passed = []string{"PATH", "HOME", "TMPDIR", "LANG"}
-
 // Process is a server that runs. It is safe for concurrent use.
 type Process struct {
 	cmd    *exec.Cmd
@@ -33,17 +28,15 @@ type Process struct {
 	err    error
 }
 
-// Start starts a program with these variables, beside PATH, HOME, TMPDIR and LANG of this
-// process. What it writes to its standard error goes to stderr.
+// Start starts a program with this environment and nothing of that of this process, whose
+// PATH finds it.
+// What it writes to its standard error goes to stderr.
 func Start(argv, env []string, dir string, stderr io.Writer) (*Process, error) {
 	p := &Process{cmd: exec.Command(argv[0], argv[1:]...), done: make(chan struct{})} //nolint:noctx // it outlives its start
-	p.cmd.Dir, p.cmd.Stderr = dir, stderr
-	for _, name := range passed {
-		if value, ok := os.LookupEnv(name); ok && !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, name+"=") }) {
-			p.cmd.Env = append(p.cmd.Env, name+"="+value)
-		}
+	if len(env) == 0 {
+		env = []string{} // nil is the environment of this process
 	}
-	p.cmd.Env = append(p.cmd.Env, env...)
+	p.cmd.Dir, p.cmd.Env, p.cmd.Stderr = dir, env, stderr
 	setGroup(p.cmd)
 	p.cmd.WaitDelay = termGrace // or what it started could hold the pipes
 	var err error

@@ -50,7 +50,8 @@ func TestServers(t *testing.T) {
 				o.Policy = nil
 			}
 			o.Servers = []Server{
-				{Name: "one", Identity: 1, Policy: allow(t, "tls://one.invalid")}, {Name: "none", Identity: 2},
+				{Name: "one", Identity: 1, Policy: allow(t, "tls://one.invalid")},
+				{Name: "none", Identity: 2},
 				{Name: "remote", Policy: allow(t, "https://remote.invalid/", "POST")},
 			}
 		}, "tls://agent.invalid")
