@@ -28,8 +28,8 @@ type Process struct {
 	err    error
 }
 
-// Start starts a program with this environment and nothing of that of this process, whose
-// PATH finds it.
+// Start starts a program, which is looked up in the PATH of this process, with this
+// environment and nothing else of this process's.
 // What it writes to its standard error goes to stderr.
 func Start(argv, env []string, dir string, stderr io.Writer) (*Process, error) {
 	p := &Process{cmd: exec.Command(argv[0], argv[1:]...), done: make(chan struct{})} //nolint:noctx // it outlives its start

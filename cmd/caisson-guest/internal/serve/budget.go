@@ -15,7 +15,7 @@ const (
 	// A scan of 200 processes takes 6 ms, in gVisor 150.
 	budgetInterval = 500 * time.Millisecond
 	// budgetShare bounds the time of scans: the pause after one is so many times as long.
-	budgetShare = 20
+	budgetShare = 5
 )
 
 // budgets watches the commands that have a budget. One goroutine does, while there are any.
