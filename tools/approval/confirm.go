@@ -45,7 +45,7 @@ type Confirmation struct {
 	Seq   int
 	Name  tools.Name
 	Class tools.Class
-	// Description is what the server of a tool says of it, safe for display and bounded,
+	// Description is the text of the server about its tool, safe for display and bounded,
 	// and Definition the hash that answers for longer than this call are bound to; "" for
 	// our own tools. Redefined reports that the tool was allowed before, with another
 	// definition.

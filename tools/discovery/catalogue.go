@@ -29,7 +29,7 @@ const (
 	minSimilarity = 0.40
 )
 
-// catalogue is what the calls of a session share.
+// catalogue is shared by the calls of a session.
 type catalogue struct {
 	Options
 
@@ -38,7 +38,7 @@ type catalogue struct {
 	texts map[string]string
 }
 
-// lowerText returns what is searched of a tool.
+// lowerText returns the text of a tool in which words are searched.
 func (c *catalogue) lowerText(def *tools.Definition) string {
 	key := cmp.Or(def.Hash, string(def.Name)) // our own tools don't change
 	c.mu.Lock()
@@ -106,9 +106,9 @@ func sortRanked(defs []tools.Definition, found []ranked) []tools.Definition {
 	return list
 }
 
-// match returns the tools in whose name or description any of the words is: those with
+// matchWords returns the tools in whose name or description any of the words is: those with
 // most words first, and of these those with most words in the name.
-func (c *catalogue) match(defs []tools.Definition, words []string) []tools.Definition {
+func (c *catalogue) matchWords(defs []tools.Definition, words []string) []tools.Definition {
 	var found []ranked
 	for i := range defs {
 		text := c.lowerText(&defs[i])
@@ -129,9 +129,9 @@ func (c *catalogue) match(defs []tools.Definition, words []string) []tools.Defin
 	return sortRanked(defs, found)
 }
 
-// suggest returns the tools that are most like what was written: in the name, whole or
+// suggestTools returns the tools that are most like what was written: in the name, whole or
 // without the server, or in the description.
-func (c *catalogue) suggest(defs []tools.Definition, written string) []tools.Definition {
+func (c *catalogue) suggestTools(defs []tools.Definition, written string) []tools.Definition {
 	written = strings.ReplaceAll(strings.ToLower(utf8text.Clip(written, 64)), "__", "/")
 	var found []ranked
 	for i := range defs {
@@ -159,8 +159,8 @@ func (c *catalogue) quoteNames(defs []tools.Definition) string {
 	return strings.Join(names, ", ")
 }
 
-// describe returns the line about a tool.
-func (c *catalogue) describe(def tools.Definition) string {
+// describeTool returns the line about a tool.
+func (c *catalogue) describeTool(def tools.Definition) string {
 	text, _ := tools.Display(strings.Join(strings.Fields(utf8text.Repair(utf8text.Clip(def.Description, 8*maxDescription))), " "))
 	if characters := []rune(text); len(characters) > maxDescription {
 		text = string(characters[:maxDescription-1]) + "…"
@@ -235,8 +235,8 @@ func (c *catalogue) listServers(defs []tools.Definition) string {
 	return strings.Join(lines, "\n")
 }
 
-// activate loads tools of servers that are not loaded yet, as far as that is recorded.
-func (c *catalogue) activate(callID, by string, defs []tools.Definition) error {
+// activateTools loads tools of servers that are not loaded yet, as far as that is recorded.
+func (c *catalogue) activateTools(callID, by string, defs []tools.Definition) error {
 	for _, def := range defs {
 		if c.Loaded.Has(def.Name) {
 			continue

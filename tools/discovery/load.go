@@ -56,7 +56,7 @@ func (t *loadTool) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 		}
 	}
 	defs := t.Tools()
-	def, ok := t.find(defs, in.Name)
+	def, ok := t.findTool(defs, in.Name)
 	switch {
 	case !ok:
 		return tools.Output{}, t.noTool(defs, in.Name)
@@ -64,14 +64,14 @@ func (t *loadTool) Execute(ctx context.Context, call *tools.Call) (tools.Output,
 		message := fmt.Sprintf("Tool %q is not available in this session.", t.Wire(def.Name))
 		return tools.Output{}, &tools.Error{Class: tools.ErrorPermissionDenied, Reason: "not_permitted", Message: message, Visible: true}
 	}
-	if err := t.activate(call.ID, ByLoad, []tools.Definition{def}); err != nil {
+	if err := t.activateTools(call.ID, ByLoad, []tools.Definition{def}); err != nil {
 		return tools.Output{}, err
 	}
 	return tools.Output{Content: []tools.Block{{Text: string(t.Wire(def.Name))}}, Success: true}, nil
 }
 
-// find looks a tool up by any form of its name, the canonical one first.
-func (c *catalogue) find(defs []tools.Definition, name string) (found tools.Definition, ok bool) {
+// findTool looks a tool up by any form of its name, the canonical one first.
+func (c *catalogue) findTool(defs []tools.Definition, name string) (found tools.Definition, ok bool) {
 	for _, def := range defs {
 		if string(def.Name) == name {
 			return def, true
@@ -87,7 +87,7 @@ func (c *catalogue) find(defs []tools.Definition, name string) (found tools.Defi
 func (c *catalogue) noTool(defs []tools.Definition, name string) error {
 	shown, _ := tools.Display(name)
 	message := fmt.Sprintf("There is no tool %q.", shown)
-	if near := c.suggest(defs, name); len(near) > 0 {
+	if near := c.suggestTools(defs, name); len(near) > 0 {
 		message += fmt.Sprintf(" Did you mean: %s?", c.quoteNames(near))
 	} else {
 		message += fmt.Sprintf(" %s finds tools.", tools.NameSearchTools)

@@ -58,15 +58,15 @@ func (t *searchTool) Execute(ctx context.Context, call *tools.Call) (tools.Outpu
 			return tools.Output{}, fmt.Errorf("wait for servers: %w", err)
 		}
 	}
-	text, matches := t.search(strings.ToLower(strings.TrimSpace(in.Query)), server)
-	if err := t.activate(call.ID, BySearch, matches); err != nil {
+	text, matches := t.searchTools(strings.ToLower(strings.TrimSpace(in.Query)), server)
+	if err := t.activateTools(call.ID, BySearch, matches); err != nil {
 		return tools.Output{}, err
 	}
 	return tools.Output{Content: []tools.Block{{Text: text}}, Success: true}, nil
 }
 
-// search returns the answer to a query, and the tools that it loads.
-func (t *searchTool) search(query, server string) (text string, matches []tools.Definition) {
+// searchTools returns the answer to a query, and the tools that it loads.
+func (t *searchTool) searchTools(query, server string) (text string, matches []tools.Definition) {
 	all := t.Tools()
 	t.keepTexts(all)
 	defs := ofServer(all, server)
@@ -80,12 +80,12 @@ func (t *searchTool) search(query, server string) (text string, matches []tools.
 		return t.listTools(defs, server), nil
 	}
 	words := splitWords(query)
-	if matches = t.firstUsable(t.match(defs, words), maxMatches); len(matches) == 0 {
+	if matches = t.firstUsable(t.matchWords(defs, words), maxMatches); len(matches) == 0 {
 		return t.noMatch(defs, query, server), nil
 	}
 	lines := []string{"These tools can be called from your next answer on:"}
 	for _, def := range matches {
-		lines = append(lines, t.describe(def))
+		lines = append(lines, t.describeTool(def))
 	}
 	return strings.Join(lines, "\n"), matches
 }
@@ -99,7 +99,7 @@ func (t *searchTool) listTools(defs []tools.Definition, server string) string {
 	slices.SortFunc(usable, func(a, b tools.Definition) int { return strings.Compare(string(a.Name), string(b.Name)) })
 	lines := []string{fmt.Sprintf("Tools of %s. %s loads one.", server, tools.NameLoadTool)}
 	for _, def := range usable[:min(len(usable), maxListed)] {
-		lines = append(lines, t.describe(def))
+		lines = append(lines, t.describeTool(def))
 	}
 	if more := len(usable) - maxListed; more > 0 {
 		lines = append(lines, fmt.Sprintf("and %d more, which a search by words finds", more))
@@ -121,7 +121,7 @@ func (t *searchTool) noMatch(defs []tools.Definition, query, server string) stri
 	}
 	shown, _ := tools.Display(query)
 	text := fmt.Sprintf("No tool matches %q.", shown)
-	if near := t.suggest(defs, query); len(near) > 0 {
+	if near := t.suggestTools(defs, query); len(near) > 0 {
 		return text + fmt.Sprintf(" Did you mean: %s? %s loads one.", t.quoteNames(near), tools.NameLoadTool)
 	}
 	return text + " Query \"servers\" lists the servers."

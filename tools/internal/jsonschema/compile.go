@@ -30,7 +30,7 @@ import (
 // [CompileForeign] is a graph, and the work of one validation is bounded.
 type Schema struct {
 	never bool // the schema false
-	// ref is what $ref leads to, and foreign reports that the work has to be bounded.
+	// ref is the target of $ref, and foreign reports that the work has to be bounded.
 	ref     *Schema
 	foreign bool
 

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// foreignCompiler is what a compiler knows about a schema that others wrote.
+// foreignCompiler holds the state of compiling a schema that others wrote.
 type foreignCompiler struct {
 	root any
 	// id is the identifier of the whole schema, "" for none.
@@ -213,7 +213,7 @@ func (c *compiler) resolveRef(v any) *Schema {
 	default:
 		found = false
 	}
-	target, there := find(f.root, path)
+	target, there := findPart(f.root, path)
 	if !found || !there {
 		c.addProblem("leads to nothing")
 		return nil
@@ -236,8 +236,8 @@ func IsAnchor(s string) bool {
 	return s != ""
 }
 
-// find returns the part of a document at a path.
-func find(doc any, path []string) (any, bool) {
+// findPart returns the part of a document at a path.
+func findPart(doc any, path []string) (any, bool) {
 	for _, key := range path {
 		switch part := doc.(type) {
 		case map[string]any:

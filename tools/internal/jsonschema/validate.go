@@ -54,7 +54,7 @@ const MaxSteps = 500_000
 // levels of the value with as many schemas each.
 const maxApplied = 4096
 
-// work is what is left of the bounds of one validation.
+// work counts down the bounds of one validation.
 type work struct{ left, depth int }
 
 // workExceeded is the panic that ends a validation.
@@ -70,8 +70,8 @@ type result struct {
 	work *work
 }
 
-// spend takes steps. It panics with workExceeded if none are left.
-func (r *result) spend(steps int) {
+// spendSteps takes steps. It panics with workExceeded if none are left.
+func (r *result) spendSteps(steps int) {
 	if r.work == nil {
 		return
 	}
@@ -80,9 +80,9 @@ func (r *result) spend(steps int) {
 	}
 }
 
-// matches reports whether a pattern matches a text.
-func (r *result) matches(p *pattern, text string) bool {
-	r.spend(1 + (len(text)+1)*p.size/256)
+// matchPattern reports whether a pattern matches a text.
+func (r *result) matchPattern(p *pattern, text string) bool {
+	r.spendSteps(1 + (len(text)+1)*p.size/256)
 	return p.MatchString(text)
 }
 
@@ -106,7 +106,7 @@ func (r *result) applySchema(s *Schema, v any) {
 		r.work.depth++
 		defer func() { r.work.depth-- }()
 	}
-	r.spend(1 + (len(s.properties)+len(s.required)+len(s.dependentRequired)+len(s.dependentSchemas))/8)
+	r.spendSteps(1 + (len(s.properties)+len(s.required)+len(s.dependentRequired)+len(s.dependentSchemas))/8)
 	if s.never {
 		r.addProblem("no value is accepted here")
 		return
@@ -117,7 +117,7 @@ func (r *result) applySchema(s *Schema, v any) {
 	}
 	for _, set := range s.allowed {
 		key := keyOf(v)
-		r.spend(len(key)/4 + len(set.keys)/16)
+		r.spendSteps(len(key)/4 + len(set.keys)/16)
 		if !slices.Contains(set.keys, key) {
 			r.addProblem("value must be %s", set.text)
 			return
@@ -153,7 +153,7 @@ func (r *result) applyToNumber(s *Schema, n json.Number) {
 
 func (r *result) applyToString(s *Schema, text string) {
 	r.checkCount("Length", utf8.RuneCountInString(text), s.length)
-	if s.pattern != nil && !r.matches(s.pattern, text) {
+	if s.pattern != nil && !r.matchPattern(s.pattern, text) {
 		r.addProblem("%q does not match pattern %q", utf8text.Clip(text, maxProblemBytes/4), s.pattern)
 	}
 }
@@ -210,14 +210,14 @@ func (r *result) applyToNames(s *Schema, object map[string]any) {
 	if s.additional == nil && s.propertyNames == nil && len(s.patternProperties) == 0 {
 		return
 	}
-	r.spend(len(object) / 4)
+	r.spendSteps(len(object) / 4)
 	for _, name := range slices.Sorted(maps.Keys(object)) {
 		if s.propertyNames != nil && !r.accepts(s.propertyNames, name) {
 			r.addProblem("property name %q is not accepted", utf8text.Clip(name, maxProblemBytes/4))
 		}
 		_, known := slices.BinarySearchFunc(s.properties, name, func(p namedSchema, name string) int { return strings.Compare(p.name, name) })
 		for _, p := range s.patternProperties {
-			if r.matches(p.pattern, name) {
+			if r.matchPattern(p.pattern, name) {
 				known = true
 				r.applyToPart(p.schema, name, object[name])
 			}
@@ -374,7 +374,7 @@ func (r *result) findEqual(list []any) (first, second int) {
 	places := make(map[string]int, len(list))
 	for i, v := range list {
 		key := keyOf(v)
-		r.spend(len(key) / 4)
+		r.spendSteps(len(key) / 4)
 		if first, found := places[key]; found {
 			return first, i
 		}

@@ -519,3 +519,25 @@ func TestEveryFieldIsMadeSafe(t *testing.T) {
 		}
 	}
 }
+
+// A question about a tool of a server has what the server says of it, and reports that
+// this has changed since it was allowed.
+func TestQuestionAboutAServersTool(t *testing.T) {
+	c := approval.Confirmation{
+		Name: "srv/do_it", Class: tools.ClassNetwork, Exact: []byte(`{"a":1}`), Description: "Does it.", Definition: "ef", Redefined: true,
+		Workspace: "/p", Scopes: []approval.Scope{approval.ScopeOnce, approval.ScopeAlways},
+	}
+	shown := strings.Join(question{c, place{1, 1}, style{}}.allLines(time.Now(), 120), "\n")
+	for _, want := range []string{
+		"srv/do_it wants to run", "  the server srv says of it: Does it.", "has changed the definition of this tool since it was allowed",
+		"are kept for every call of srv/do_it in this folder as its server defines it now",
+	} {
+		if !strings.Contains(shown, want) {
+			t.Errorf("%q lacks %q", shown, want)
+		}
+	}
+	c.Redefined = false
+	if shown := strings.Join(question{c, place{1, 1}, style{}}.allLines(time.Now(), 120), "\n"); strings.Contains(shown, "has changed") {
+		t.Errorf("an unchanged tool is shown as changed: %q", shown)
+	}
+}
