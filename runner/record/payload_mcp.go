@@ -55,7 +55,7 @@ type MCPServerStarted struct {
 	Protocol  string `json:"protocol"`
 	Title     string `json:"title,omitempty"`
 	Version   string `json:"version,omitempty"`
-	// Tools are at most [MaxListed] of ToolCount; Skipped is what is not offered, and why.
+	// Tools are at most [MaxListed] of ToolCount; Skipped names those left out, and why.
 	Tools     []MCPTool `json:"tools"`
 	ToolCount int       `json:"tool_count"`
 	Skipped   []Ignored `json:"skipped"`

@@ -2,7 +2,7 @@
 
 package kill
 
-// Usage is what the processes of a command use at a moment.
+// Usage is the use of a command's processes at a moment.
 type Usage struct {
 	// Tasks is the number of processes and threads, Memory what they have in memory,
 	// in bytes, without what they share with files.
