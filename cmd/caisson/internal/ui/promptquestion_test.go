@@ -530,7 +530,7 @@ func TestQuestionAboutAServersTool(t *testing.T) {
 	shown := strings.Join(question{c, place{1, 1}, style{}}.allLines(time.Now(), 120), "\n")
 	for _, want := range []string{
 		"srv/do_it wants to run", "  the server srv says of it: Does it.", "has changed the definition of this tool since it was allowed",
-		"are kept for every call of srv/do_it in this folder as its server defines it now",
+		"are kept for every call of srv/do_it as its server defines it now in this folder",
 	} {
 		if !strings.Contains(shown, want) {
 			t.Errorf("%q lacks %q", shown, want)
