@@ -69,8 +69,12 @@ const (
 const DefaultEgressPort = 61080
 
 // MaxEgressConns is the number of connections of one sandbox that are open at
-// once. Further ones wait in the backlog of the listener.
-const MaxEgressConns = 64
+// once, and MaxCommandConns that of connections to one address, such as the proxy
+// of a command: some are left for others. Further ones wait.
+const (
+	MaxEgressConns  = 64
+	MaxCommandConns = 48
+)
 
 // EgressConn is one connection that a program in the sandbox made to a listener
 // of the guest. Its methods are safe for concurrent use. Where it differs from a

@@ -102,7 +102,7 @@ type heldHandler struct {
 
 func (h *heldHandler) ServeEgress(ctx context.Context, _ sandbox.EgressConn) {
 	defer h.open.Add(-1)
-	if h.open.Add(1) == sandbox.MaxEgressConns {
+	if h.open.Add(1) == sandbox.MaxCommandConns {
 		close(h.full)
 	}
 	<-ctx.Done()

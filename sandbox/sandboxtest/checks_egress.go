@@ -73,7 +73,8 @@ type egressHandler struct {
 	mu      sync.Mutex
 	conns   []*egressConn
 	lookups []string
-	held    chan struct{} // if not nil, connections stay open until it is closed
+	held    chan struct{} // if not nil, connections stay open until it is closed,
+	other   netip.Addr    // but those to other
 	open    atomic.Int32
 	most    atomic.Int32
 }
@@ -89,7 +90,7 @@ func (h *egressHandler) ServeEgress(ctx context.Context, c sandbox.EgressConn) {
 	defer h.open.Add(-1)
 	for most := h.most.Load(); n > most && !h.most.CompareAndSwap(most, n); most = h.most.Load() {
 	}
-	if h.held != nil {
+	if h.held != nil && c.LocalAddr().Addr() != h.other {
 		_, _ = c.Read(make([]byte, 1))
 		_, _ = c.Write([]byte("x"))
 		select {
@@ -263,24 +264,32 @@ func checkEgressOver(ctx context.Context, e *env) error {
 	return err
 }
 
-// checkEgressBound: more connections than are open at once wait, and all are
-// served.
+// checkEgressBound: more connections to one address than are open at once wait, all
+// are served, and a connection to another address doesn't wait for them.
 func checkEgressBound(ctx context.Context, e *env) error {
-	const n = sandbox.MaxEgressConns + 16
-	h := &egressHandler{held: make(chan struct{})}
+	const n = sandbox.MaxCommandConns + 32
+	h := &egressHandler{held: make(chan struct{}), other: sandbox.CommandAddr(2)}
 	if err := serveEgress(e, h); err != nil {
 		return err
 	}
+	other := make(chan error, 1)
 	go func() {
-		for h.open.Load() < sandbox.MaxEgressConns && ctx.Err() == nil {
+		defer close(h.held)
+		for h.open.Load() < sandbox.MaxCommandConns && ctx.Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(e.target.shorten(300 * time.Millisecond)) // for one too many
-		close(h.held)
+		soon, cancel := context.WithTimeout(ctx, stuckTime)
+		defer cancel()
+		_, err := e.expectOutput(soon, "egress-echo", proxyOf(2), "10")
+		other <- err
 	}()
 	out, err := e.expectOutput(ctx, "egress-many", proxyOf(1), strconv.Itoa(n))
-	if err == nil && (out != fmt.Sprintln(n) || h.most.Load() != sandbox.MaxEgressConns) {
+	if err == nil && (out != fmt.Sprintln(n) || h.most.Load() != sandbox.MaxCommandConns+1) {
 		err = fmt.Errorf("%q of %d connections were served, %d at once", out, n, h.most.Load())
+	}
+	if otherErr := <-other; otherErr != nil && err == nil {
+		err = fmt.Errorf("a connection beside those of another command: %w", otherErr)
 	}
 	return err
 }

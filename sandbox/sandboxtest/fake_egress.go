@@ -27,7 +27,7 @@ type fakeEgress struct {
 	number  int
 	running map[int]*fakeCommand
 	open    map[*fakeConn]struct{}
-	places  chan struct{}
+	places  map[netip.AddrPort]chan struct{} // by the address that was connected to
 }
 
 // fakeConn is a sandbox.EgressConn.
@@ -107,7 +107,7 @@ func addNumber(c *fakeCommand, cmd *sandbox.Command, own bool) {
 	e.number++
 	c.number = e.number
 	if e.running == nil {
-		e.running, e.open, e.places = map[int]*fakeCommand{}, map[*fakeConn]struct{}{}, make(chan struct{}, sandbox.MaxEgressConns)
+		e.running, e.open, e.places = map[int]*fakeCommand{}, map[*fakeConn]struct{}{}, map[netip.AddrPort]chan struct{}{}
 	}
 	e.running[c.number] = c
 	e.mu.Unlock()
@@ -193,19 +193,29 @@ func dialFake(c *fakeCommand, addr string) (*net.TCPConn, error) {
 	return near, nil
 }
 
+// placesOf returns a channel that has room for the connections to an address.
+func (e *fakeEgress) placesOf(local netip.AddrPort) chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.places != nil && e.places[local] == nil {
+		e.places[local] = make(chan struct{}, sandbox.MaxCommandConns)
+	}
+	return e.places[local]
+}
+
 // serveConn calls the handler for a connection.
 func serveConn(s *fakeSandbox, c *fakeConn) {
 	e := &s.egress
-	if c.fault != FaultEgressAny && e.places != nil {
+	if places := e.placesOf(c.local); c.fault != FaultEgressAny && places != nil {
 		select {
-		case e.places <- struct{}{}:
+		case places <- struct{}{}:
 		case <-s.done:
 			_ = c.Close()
 			return
 		}
 		defer func() {
 			if c.fault != FaultEgressPlaces || c.ended {
-				<-e.places
+				<-places
 			}
 		}()
 	}

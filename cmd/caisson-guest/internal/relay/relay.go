@@ -80,14 +80,18 @@ type relay struct {
 	draining bool // the host is done
 }
 
-// runRelay moves a connection from its open to the host's end.
+// runRelay moves a connection from its open to the host's end, once its owner may have
+// a relay for it.
 func (s *Server) runRelay(c connection) {
-	r := &relay{s: s, conn: c, in: wire.NewRelayQueue(), out: wire.NewRelayCredit(), answered: make(chan struct{})}
 	request := wire.Accept{Local: c.local}
+	s.slots.Do(func() { request.UID = s.owners.find(c.local, c.remote) })
+	o := ownerOf(request)
+	s.shares.take(o)
+	defer s.shares.put(o)
+	r := &relay{s: s, conn: c, in: wire.NewRelayQueue(), out: wire.NewRelayCredit(), answered: make(chan struct{})}
 	var first [firstRead]byte
 	n := 0
 	s.slots.Do(func() {
-		request.UID = s.owners.find(c.local, c.remote)
 		_ = c.raw.Control(func(fd uintptr) { n, _ = unix.Read(int(fd), first[:]) })
 	})
 	if n > 0 {

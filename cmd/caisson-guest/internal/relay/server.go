@@ -21,8 +21,9 @@ type Server struct {
 	slots   output.Slots
 	l       *Listeners
 	owners  *owners
-	relays  chan struct{} // one element for each relay
-	lookups chan struct{} // and for each lookup
+	places  chan struct{} // one element for each connection that is accepted
+	shares  *shares
+	lookups chan struct{} // one element for each lookup
 	blocks  chan struct{} // and for each block that is in use
 	pool    sync.Pool     // of *wire.Block
 	pace    pace
@@ -57,7 +58,7 @@ func New(l *Listeners, w *wire.Writer, slots output.Slots) *Server {
 	}
 	return &Server{
 		writer: w, slots: slots, l: l, owners: owners, streams: map[uint32]stream{},
-		relays: make(chan struct{}, wire.MaxRelays), lookups: make(chan struct{}, wire.MaxLookups), blocks: make(chan struct{}, movingBlocks),
+		places: make(chan struct{}, maxAccepted), shares: newShares(wire.MaxRelays), lookups: make(chan struct{}, wire.MaxLookups), blocks: make(chan struct{}, movingBlocks),
 		pool: sync.Pool{New: func() any { return wire.NewBlock(blockSize) }},
 		pace: pace{interval: time.Second / time.Duration(rate*runtime.NumCPU())}, pause: pause{time: pausing},
 	}
@@ -66,7 +67,7 @@ func New(l *Listeners, w *wire.Writer, slots output.Slots) *Server {
 // Start begins to accept connections and lookups, for good.
 func (s *Server) Start() {
 	for _, l := range s.l.streams {
-		go s.acceptAll(l, s.relays, func(c connection) { s.runRelay(c) })
+		go s.acceptAll(l, s.places, s.runRelay)
 	}
 	if s.l.names != nil {
 		q := newTurns()
