@@ -2,6 +2,7 @@ package task
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -106,7 +107,7 @@ func (r *harborReader) readVersion(f harborFile) error {
 func (r *harborReader) convertFile(f harborFile) (err error) {
 	t := r.task
 	t.Metadata = f.Metadata
-	if t.Environment, err = r.readEnvironment(f.Environment, filepath.Join(r.dir, "environment")); err != nil {
+	if t.Environment, err = r.readEnvironment(f.Environment, filepath.Join(r.dir, "environment"), nil); err != nil {
 		return err
 	}
 	if len(f.Verifier.Continuous) > 0 {
@@ -228,7 +229,7 @@ func (r *harborReader) readVerifier(v harborVerifier, dir string) (Verifier, err
 		return out, err
 	}
 	if v.Environment != nil {
-		if out.Environment, err = r.readEnvironment(*v.Environment, out.Tests); err != nil {
+		if out.Environment, err = r.readEnvironment(*v.Environment, out.Tests, &r.task.Environment); err != nil {
 			return out, fmt.Errorf("verifier: %w", err)
 		}
 		out.Network = out.Environment.Network
@@ -267,8 +268,9 @@ func (r *harborReader) readTests(v *Verifier, dir string) error {
 	return errors.New("tests/test.sh is missing")
 }
 
-// readEnvironment converts [environment], whose Dockerfile is in dir.
-func (r *harborReader) readEnvironment(e harborEnvironment, dir string) (Environment, error) {
+// readEnvironment converts [environment], whose Dockerfile is in dir. Without one, and
+// without docker_image, the image is that of def, unless it is nil.
+func (r *harborReader) readEnvironment(e harborEnvironment, dir string, def *Environment) (Environment, error) {
 	out := Environment{Root: true, Workdir: e.Workdir}
 	var err error
 	switch {
@@ -280,6 +282,8 @@ func (r *harborReader) readEnvironment(e harborEnvironment, dir string) (Environ
 		out.Image = e.DockerImage
 	case isFile(filepath.Join(dir, "Dockerfile")):
 		out.Image = "build:" + dir
+	case def != nil:
+		out.Image, out.Workdir = def.Image, cmp.Or(out.Workdir, def.Workdir)
 	default:
 		r.addUnsupported("neither a Dockerfile nor docker_image")
 	}

@@ -133,6 +133,31 @@ retries = 1
 	}
 }
 
+// TestVerifierEnvironment: the image of a separate verifier is its own, that of
+// tests/Dockerfile, or the agent's, in this order.
+func TestVerifierEnvironment(t *testing.T) {
+	for _, c := range []struct {
+		toml, image string
+		dockerfile  bool
+	}{
+		{toml: "[verifier.environment]\ndocker_image = \"other\"\n", image: "other", dockerfile: true},
+		{toml: "[verifier.environment]\nmemory_mb = 64\n", image: "tests", dockerfile: true},
+		{toml: "[verifier.environment]\nmemory_mb = 64\nnetwork_mode = \"no-network\"\n", image: "environment"},
+		{toml: "[verifier]\nenvironment_mode = \"separate\"\n", image: "environment"},
+		{toml: "[verifier]\nenvironment_mode = \"separate\"\n", image: "tests", dockerfile: true},
+	} {
+		files := single("[environment]\nworkdir = \"/w\"\n" + c.toml)
+		if c.dockerfile {
+			files["tests/Dockerfile"] = "FROM x\n"
+		}
+		got := load(t, files)
+		v := got.Steps[0].Verifier
+		if len(got.Unsupported) > 0 || !v.Separate || !strings.HasSuffix(v.Environment.Image, c.image) || c.image == "environment" && v.Environment.Workdir != "/w" {
+			t.Errorf("%q: %+v, %v", c.toml, v.Environment, got.Unsupported)
+		}
+	}
+}
+
 func TestSteps(t *testing.T) {
 	files := map[string]string{
 		"task.toml": `schema_version = "1.3"
