@@ -92,9 +92,10 @@ var ranks = map[string]int{
 
 	"runner/telemetry": 9,
 
-	"runner/batch":       10,
-	"runner/batch/stats": 0,
-	"runner/batch/task":  1,
+	"runner/batch":        10,
+	"runner/batch/report": 11,
+	"runner/batch/stats":  0,
+	"runner/batch/task":   1,
 
 	"runner/mcpserver":                 10,
 	"runner/server":                    10,

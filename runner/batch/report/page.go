@@ -1,0 +1,342 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"html/template"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/batch/stats"
+)
+
+// page is what the template shows.
+type page struct {
+	Title     string
+	Style     template.CSS
+	StyleHash string
+
+	batch.Summary
+	Version                                 string
+	Agents                                  []agentRow
+	Planned, Judged, Infrastructure, NotRun int
+	Foreign                                 int // results of agents that the batch does not have
+	Faults                                  []faultRow
+	FaultsLeft, AgentsLeft                  int
+	UnsupportedTotal, UnsupportedLeft       int
+	Comparisons                             []comparison
+	Trials                                  []trialRow
+	TrialsLeft                              int
+	Outcomes                                []batch.Outcome
+}
+
+// agentRow is an agent of the leaderboard.
+type agentRow struct {
+	batch.AgentSummary
+	Index           int
+	Rate, Interval  string
+	Chart           *intervalChart
+	Bars            []bar
+	PerTrial, Cost  string // "" for an agent without a model
+	Median          time.Duration
+	PassAtK         []passAtK
+	Reasons, Faults []classCount
+}
+
+type passAtK struct {
+	K              string
+	Rate, Interval string
+	Tasks          int
+}
+
+type classCount struct {
+	Class batch.Class
+	Count int
+}
+
+// intervalChart places an interval and its middle on a scale from 0 to chartWidth.
+type intervalChart struct{ Low, Width, At float64 }
+
+// chartWidth is the width of charts, in units of their view box.
+const chartWidth = 200
+
+// bar is the part of an agent's trials with one outcome.
+type bar struct {
+	Outcome  string
+	Count    int
+	X, Width float64
+}
+
+// faultRow counts tries that the infrastructure failed for one cause.
+type faultRow struct {
+	Class       batch.Class
+	Cause       string
+	Tries, Lost int
+}
+
+// comparison compares two agents of the batch.
+type comparison struct {
+	A, B, Sentence, Decided string
+	stats.Comparison
+	Chart                *intervalChart
+	Pairs                []pairRow
+	LeftOut              []batch.LeftOut
+	LeftOutTotal, Differ int
+	PairsLeft, TasksLeft int
+}
+
+// pairRow is a task on which two agents differ.
+type pairRow struct {
+	Task, A, B string
+	Row        int // of the first trial of the task, -1 without one
+}
+
+// trialRow is a trial of the list.
+type trialRow struct {
+	batch.Result
+	Index                         int // of the agent
+	Dir, Reason, RewardText, Cost string
+	Took                          time.Duration
+}
+
+func newPage(title string, s batch.Spec, results []batch.Result) *page {
+	p := &page{Title: title, Summary: batch.Summarize(s, results), Version: s.Version, Outcomes: outcomes}
+	index := map[string]int{}
+	for i, a := range p.Summary.Agents {
+		index[a.Agent] = i
+		p.Agents = append(p.Agents, newAgentRow(i, a))
+		p.Planned += a.Planned
+		p.Judged += a.Judged
+		p.Infrastructure += a.Infrastructure
+		p.NotRun += a.NotRun
+	}
+	slices.SortStableFunc(p.Agents, func(a, b agentRow) int {
+		return cmp.Compare(valueOr(b.PassAt1.Value, -1), valueOr(a.PassAt1.Value, -1))
+	})
+	own := make([]batch.Result, 0, len(results))
+	for _, r := range results {
+		if _, known := index[r.Agent]; known {
+			own = append(own, r)
+		}
+	}
+	p.Foreign = len(results) - len(own)
+	slices.SortFunc(own, func(a, b batch.Result) int {
+		return cmp.Or(cmp.Compare(a.Task, b.Task), cmp.Compare(index[a.Agent], index[b.Agent]), cmp.Compare(a.Attempt, b.Attempt))
+	})
+	p.Faults, p.FaultsLeft = cut(countFaults(own), maxFaults)
+	p.UnsupportedTotal = len(p.Unsupported)
+	p.Unsupported, p.UnsupportedLeft = cut(p.Unsupported, maxUnsupported)
+	shown, left := cut(own, maxTrials)
+	p.TrialsLeft = left
+	first := map[string]int{}
+	for i, r := range shown {
+		if _, ok := first[r.Task]; !ok {
+			first[r.Task] = i
+		}
+		p.Trials = append(p.Trials, newTrialRow(r, index[r.Agent]))
+	}
+	p.compareAgents(s, own, first)
+	return p
+}
+
+// cut returns the first n of a list, and how many are left.
+func cut[T any](list []T, n int) ([]T, int) {
+	if len(list) <= n {
+		return list, 0
+	}
+	return list[:n], len(list) - n
+}
+
+func newAgentRow(i int, a batch.AgentSummary) agentRow {
+	row := agentRow{
+		AgentSummary: a, Index: i, Rate: formatRate(a.PassAt1.Value), Interval: formatInterval(a.PassAt1), Chart: newRateChart(a.PassAt1),
+		Median: roundTime(time.Duration(a.MedianMS) * time.Millisecond), Reasons: sortClasses(a.Classes), Faults: sortClasses(a.Faults),
+	}
+	if a.CostUSD != "" {
+		total, _ := strconv.ParseFloat(a.CostUSD, 64) // 0 for what is no number
+		row.Cost, row.PerTrial = formatDollars(total), "unknown"
+		if known := a.Judged + a.Infrastructure - a.CostUnknown; known > 0 {
+			row.PerTrial = formatDollars(total / float64(known))
+		}
+	}
+	x := 0.0
+	for _, part := range []bar{{Outcome: "passed", Count: a.Passed}, {Outcome: "failed", Count: a.Failed}, {Outcome: "limit", Count: a.Limit}, {Outcome: "infrastructure", Count: a.Infrastructure}, {Outcome: "not-run", Count: a.NotRun}} {
+		if part.Count > 0 {
+			part.X, part.Width = x, chartWidth*float64(part.Count)/float64(a.Judged+a.Infrastructure+a.NotRun)
+			x += part.Width
+			row.Bars = append(row.Bars, part)
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(a.PassAt), func(x, y string) int { return cmp.Or(cmp.Compare(len(x), len(y)), cmp.Compare(x, y)) }) {
+		r := a.PassAt[k]
+		row.PassAtK = append(row.PassAtK, passAtK{k, formatRate(r.Value), formatInterval(r), r.Tasks})
+	}
+	return row
+}
+
+// newRateChart returns the chart of a rate on a scale from 0 to 1, nil without one.
+func newRateChart(r batch.Rate) *intervalChart {
+	if r.Value == nil || r.Low == nil || r.High == nil {
+		return nil
+	}
+	return &intervalChart{chartWidth * *r.Low, chartWidth * (*r.High - *r.Low), chartWidth * *r.Value}
+}
+
+// newDifferenceChart returns the chart of a difference on a scale from -1 to 1, nil without
+// an interval.
+func newDifferenceChart(c stats.Comparison) *intervalChart {
+	if !c.Interval.Known() || math.IsNaN(c.Difference) {
+		return nil
+	}
+	place := func(v float64) float64 { return chartWidth * (min(max(v, -1), 1) + 1) / 2 }
+	low, high := place(c.Interval.Low), place(c.Interval.High)
+	return &intervalChart{low, high - low, place(c.Difference)}
+}
+
+func sortClasses(counts map[batch.Class]int) []classCount {
+	var list []classCount
+	for _, c := range slices.Sorted(maps.Keys(counts)) {
+		list = append(list, classCount{c, counts[c]})
+	}
+	return list
+}
+
+// countFaults counts the tries that the infrastructure failed by class and cause, the most
+// frequent first.
+func countFaults(results []batch.Result) []faultRow {
+	rows := map[batch.Fault]*faultRow{}
+	add := func(f batch.Fault, tries, lost int) {
+		if rows[f] == nil {
+			rows[f] = &faultRow{Class: f.Class, Cause: f.Cause}
+		}
+		rows[f].Tries += tries
+		rows[f].Lost += lost
+	}
+	for _, r := range results {
+		for _, f := range r.Faults {
+			add(f, 1, 0)
+		}
+		switch n := len(r.Faults); {
+		case r.Outcome != batch.Infrastructure:
+		case n > 0:
+			add(r.Faults[n-1], 0, 1)
+		default:
+			add(batch.Fault{Class: r.Class, Cause: r.Cause}, 1, 1)
+		}
+	}
+	list := make([]faultRow, 0, len(rows))
+	for _, row := range rows {
+		list = append(list, *row)
+	}
+	slices.SortFunc(list, func(a, b faultRow) int {
+		return cmp.Or(cmp.Compare(b.Lost, a.Lost), cmp.Compare(b.Tries, a.Tries), cmp.Compare(a.Class, b.Class), cmp.Compare(a.Cause, b.Cause))
+	})
+	return list
+}
+
+func newTrialRow(r batch.Result, agent int) trialRow {
+	row := trialRow{Result: r, Index: agent, Dir: batch.TrialsDir + "/" + r.Key.Name() + "/", Reason: string(r.Class), Took: roundTime(r.Finished.Sub(r.Started))}
+	if r.Limit != "" {
+		row.Reason = strings.TrimPrefix(row.Reason+", limit "+r.Limit, ", ")
+	}
+	if r.Reward != nil {
+		row.RewardText = strconv.FormatFloat(*r.Reward, 'g', 4, 64)
+	}
+	switch {
+	case r.Model == "":
+	case r.Usage.CostMicroUSD == nil:
+		row.Cost = "unknown"
+	default:
+		row.Cost = formatDollars(float64(*r.Usage.CostMicroUSD) / 1e6)
+	}
+	return row
+}
+
+// compareAgents compares the models of the batch with each other, those with the highest
+// rates if there are many.
+func (p *page) compareAgents(s batch.Spec, results []batch.Result, first map[string]int) {
+	var models []batch.AgentSummary
+	for _, a := range p.Summary.Agents {
+		if a.Agent != batch.Nop && a.Agent != batch.Oracle {
+			models = append(models, a)
+		}
+	}
+	slices.SortStableFunc(models, func(a, b batch.AgentSummary) int {
+		return cmp.Compare(valueOr(b.PassAt1.Value, -1), valueOr(a.PassAt1.Value, -1))
+	})
+	models, p.AgentsLeft = cut(models, maxAgents)
+	for i, a := range models {
+		for _, b := range models[i+1:] {
+			side := func(agent string) batch.Side { return batch.Side{Name: agent, Agent: agent, Spec: s, Results: results} }
+			p.Comparisons = append(p.Comparisons, newComparison(a.Agent, b.Agent, batch.Compare(side(a.Agent), side(b.Agent)), first))
+		}
+	}
+}
+
+func newComparison(a, b string, c batch.Comparison, first map[string]int) comparison {
+	out := comparison{A: a, B: b, Sentence: c.Sentence(a, b), Comparison: c.Comparison, Chart: newDifferenceChart(c.Comparison), LeftOutTotal: len(c.LeftOut)}
+	out.Decided = "the 95 % t-interval over tasks decides"
+	if c.ByTest {
+		out.Decided = "McNemar's exact test decides"
+	}
+	differ := slices.DeleteFunc(slices.Clone(c.Pairs), func(p stats.Pair) bool { return p.A == p.B })
+	slices.SortStableFunc(differ, func(x, y stats.Pair) int { return cmp.Compare(math.Abs(y.A-y.B), math.Abs(x.A-x.B)) })
+	out.Differ = len(differ)
+	differ, out.PairsLeft = cut(differ, maxPairs)
+	for _, p := range differ {
+		row, ok := first[p.Task]
+		if !ok {
+			row = -1
+		}
+		out.Pairs = append(out.Pairs, pairRow{p.Task, formatPassed(p.A, p.AttemptsA), formatPassed(p.B, p.AttemptsB), row})
+	}
+	out.LeftOut, out.TasksLeft = cut(c.LeftOut, maxPairs)
+	return out
+}
+
+func valueOr(v *float64, or float64) float64 {
+	if v == nil {
+		return or
+	}
+	return *v
+}
+
+// formatPassed returns how many of n attempts passed, of which share is the share.
+func formatPassed(share float64, n int) string {
+	return fmt.Sprintf("%.0f/%d", share*float64(n), n)
+}
+
+func formatRate(v *float64) string {
+	if v == nil {
+		return "–"
+	}
+	return fmt.Sprintf("%.3f", *v)
+}
+
+func formatInterval(r batch.Rate) string {
+	if r.Low == nil || r.High == nil {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f – %.2f", *r.Low, *r.High)
+}
+
+// formatDollars returns an amount with cents, or with more digits below ten cents.
+func formatDollars(v float64) string {
+	if v != 0 && v < 0.1 {
+		return fmt.Sprintf("$%.4f", v)
+	}
+	return fmt.Sprintf("$%.2f", v)
+}
+
+// roundTime rounds to seconds, and to milliseconds below ten of them.
+func roundTime(d time.Duration) time.Duration {
+	if d < 10*time.Second {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(time.Second)
+}

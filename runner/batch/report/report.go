@@ -1,0 +1,89 @@
+// Package report writes report.html: the results of a batch as one page, which runs no
+// script and loads nothing.
+//
+// All figures are those of package batch. Texts of tasks, models and sandboxes are
+// escaped, and characters that are not seen are written out.
+package report
+
+import (
+	"bufio"
+	"crypto/sha256"
+	_ "embed" // the page's template and style
+	"encoding/base64"
+	"fmt"
+	"html/template"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// File is the name of the page in the directory of a batch, relative to which it links to
+// the directories of trials.
+const File = "report.html"
+
+// The bounds of a page. What is left out for one of them is counted on the page.
+const (
+	maxTrials      = 10_000 // rows of trials
+	maxFaults      = 100    // rows of failures of the infrastructure
+	maxAgents      = 6      // agents that are compared with each other
+	maxPairs       = 200    // tasks on which two agents differ, and tasks left out, for each comparison
+	maxUnsupported = 1_000  // rows of tasks that can't be run
+)
+
+//go:embed page.html.tmpl
+var pageText string
+
+//go:embed page.css
+var pageStyle string
+
+// pageTemplate returns the template, which is parsed once.
+var pageTemplate = sync.OnceValue(func() *template.Template {
+	return template.Must(template.New("page").Funcs(template.FuncMap{
+		"line": func(v any) string {
+			safe, _ := tools.Display(fmt.Sprint(v))
+			return safe
+		},
+		"count": func(n int, what string) string {
+			if n != 1 {
+				what += "s"
+			}
+			return fmt.Sprintf("%d %s", n, what)
+		},
+		"date":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") },
+		"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+	}).Parse(pageText))
+})
+
+// Write writes the page of a batch that is called title.
+func Write(w io.Writer, title string, s batch.Spec, results []batch.Result) error {
+	p := newPage(title, s, results)
+	style := pageStyle + filterRules(len(p.Agents))
+	sum := sha256.Sum256([]byte(style))
+	p.Style = template.CSS(style) //nolint:gosec // a file of ours, and numbers
+	p.StyleHash = base64.StdEncoding.EncodeToString(sum[:])
+	out := bufio.NewWriterSize(w, 64<<10)
+	if err := pageTemplate().Execute(out, p); err != nil {
+		return fmt.Errorf("write report: %w", err)
+	}
+	return out.Flush()
+}
+
+// outcomes are those that trials are listed by.
+var outcomes = []batch.Outcome{batch.Passed, batch.Failed, batch.Limit, batch.Infrastructure}
+
+// filterRules returns the rules of style that hide the rows of trials whose outcome or agent
+// is not checked.
+func filterRules(agents int) string {
+	var b strings.Builder
+	for _, o := range outcomes {
+		fmt.Fprintf(&b, "body:has(#show-%s:not(:checked)) .trial.%s{display:none}\n", o, o)
+	}
+	for i := range agents {
+		fmt.Fprintf(&b, "body:has(#show-a%d:not(:checked)) .trial.a%d{display:none}\n", i, i)
+	}
+	return b.String()
+}

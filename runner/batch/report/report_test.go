@@ -1,0 +1,333 @@
+package report
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/net/html"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/tools"
+)
+
+// newSample returns a batch of two models at tasks, with all outcomes if there are enough.
+func newSample(tasks, attempts int) (batch.Spec, []batch.Result) {
+	began := time.Unix(1_800_000_000, 0).UTC()
+	s := batch.Spec{Created: began, Version: "1.0", Backend: "gvisor", Agents: []string{"openai/gpt-5", "ollama/fast"}, Attempts: attempts}
+	var results []batch.Result
+	for i := range tasks {
+		id := fmt.Sprintf("shop-%03d", i)
+		s.Tasks = append(s.Tasks, batch.SpecTask{ID: id, Checksum: "sha256:" + id})
+		if i > 0 && i%50 == 0 {
+			s.Tasks[i].Unsupported = []string{"needs 2 GPUs"}
+			continue
+		}
+		for a, agent := range s.Agents {
+			for attempt := 1; attempt <= attempts; attempt++ {
+				results = append(results, newSampleResult(batch.Key{Task: id, Agent: agent, Attempt: attempt}, began, i*7+a*3+attempt*(i+a)))
+			}
+		}
+	}
+	return s, results
+}
+
+// newSampleResult returns a result that depends on n.
+func newSampleResult(k batch.Key, began time.Time, n int) batch.Result {
+	r := batch.Result{Key: k, Model: k.Agent, Outcome: batch.Passed, Reward: new(1.0), Started: began, Finished: began.Add(time.Duration(30+n%400) * time.Second)}
+	r.Usage = limits.Usage{CostMicroUSD: new(int64(20_000 + 1000*(n%500)))}
+	switch {
+	case n%97 == 1:
+		r.Outcome, r.Class, r.Cause, r.Reward = batch.Infrastructure, batch.Provider, "the provider answered 503", nil
+		r.Faults = []batch.Fault{{Class: batch.SandboxStart, Cause: "no space left on device"}, {Class: batch.Provider, Cause: "the provider answered 503"}}
+	case n%11 == 2:
+		r.Outcome, r.Limit, r.Reward = batch.Limit, "max_rounds", new(0.0)
+	case n%13 == 3:
+		r.Outcome, r.Class, r.Cause, r.Reward = batch.Failed, batch.RewardMissing, "the verifier wrote no reward", nil
+	case n%3 == 0:
+		r.Outcome, r.Reward = batch.Failed, new(0.25)
+	}
+	return r
+}
+
+func render(t testing.TB, title string, s batch.Spec, results []batch.Result) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Write(&out, title, s, results); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// textOf returns the text of a page, each run of space as one.
+func textOf(t testing.TB, page string) string {
+	t.Helper()
+	var b strings.Builder
+	for n := range parse(t, page).Descendants() {
+		if n.Type == html.TextNode && n.Parent.Data != "style" {
+			b.WriteString(n.Data + " ")
+		}
+	}
+	return strings.Join(strings.Fields(b.String()), " ")
+}
+
+func parse(t testing.TB, page string) *html.Node {
+	t.Helper()
+	doc, err := html.Parse(strings.NewReader(page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
+// TestSamples writes pages with 1 and with 2,000 trials where a person can look at them.
+func TestSamples(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		tasks, attempts int
+		rows            int
+	}{{"one", 1, 1, 1}, {"many", 255, 4, 2000}} {
+		s, results := newSample(c.tasks, c.attempts)
+		if c.rows == 1 {
+			s.Agents, results = s.Agents[:1], results[:1]
+		}
+		page := render(t, "shop-48", s, results)
+		if rows := strings.Count(page, `<tr class="trial `); rows != c.rows {
+			t.Errorf("%d rows of trials, want %d", rows, c.rows)
+		}
+		if dir := os.Getenv("CAISSON_SAMPLE_REPORTS"); dir != "" {
+			if err := os.WriteFile(dir+"/"+c.name+".html", []byte(page), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestFigures: each figure stands with its denominator, and what is in none is named.
+func TestFigures(t *testing.T) {
+	s, _ := newSample(1, 1)
+	s.Attempts, s.Tasks = 2, nil
+	began := s.Created
+	var results []batch.Result
+	for i := range 8 {
+		id := fmt.Sprintf("t%d", i)
+		s.Tasks = append(s.Tasks, batch.SpecTask{ID: id, Checksum: id})
+		for attempt := 1; attempt <= 2; attempt++ {
+			a := newSampleResult(batch.Key{Task: id, Agent: s.Agents[0], Attempt: attempt}, began, 22) // passes
+			b := newSampleResult(batch.Key{Task: id, Agent: s.Agents[1], Attempt: attempt}, began, 21) // fails
+			a.Usage.CostMicroUSD, b.Usage.CostMicroUSD = new(int64(250_000)), nil
+			results = append(results, a, b)
+		}
+	}
+	s.Tasks = append(s.Tasks, batch.SpecTask{ID: "huge", Unsupported: []string{"needs 2 GPUs"}})
+	lost := newSampleResult(results[0].Key, began, 98) // the infrastructure fails it
+	lost.Usage.CostMicroUSD = new(int64(250_000))
+	results[0] = lost
+	results[3].Faults = []batch.Fault{{Class: batch.SandboxStart, Cause: "no space left on device"}}
+	results = results[:len(results)-1]
+	results = append(results, batch.Result{Key: batch.Key{Task: "t0", Agent: "nop", Attempt: 1}, Outcome: batch.Failed})
+	text := textOf(t, render(t, "x", s, results))
+	for _, want := range []string{
+		"2 agents × 9 tasks × 2 attempts",
+		"32 trials: 30 judged , 1 failed by the infrastructure, 1 cancelled or not run; 1 task unsupported",
+		"1 trial without a result", "1 result of agents that the last command did not name",
+		"openai/gpt-5 15 / 15 1.000", "ollama/fast 0 / 15 0.000", "$0.25 $4.00 in all", "unknown $0.00 in all, 15 unknown",
+		"15 passed · 1 infrastructure", "15 failed · 1 not run",
+		"openai/gpt-5 is better than ollama/fast by 100.0 points on 8 tasks", "8 tasks in both, 1 left out. openai/gpt-5 is better on 8, worse on 0, same on 0; McNemar's exact test decides",
+		"t0 1/1 0/2", "t7 2/2 0/1", "huge no trial of openai/gpt-5 was judged",
+		"provider the provider answered 503 1 1", "sandbox_start no space left on device 2 0",
+		"Unsupported tasks They can't be run here, and are in no denominator. huge needs 2 GPUs",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if t.Failed() {
+		t.Log(text)
+	}
+}
+
+// hostile are texts that would be elements, attributes, styles or rules, or not be seen.
+var hostile = []string{
+	`<script>alert(1)</script>`,
+	`<img src=x onerror=alert(1)>`,
+	`"><svg/onload=alert(1)>`,
+	`' onmouseover='alert(1)`,
+	`</td></tr></table></details></style></title><iframe src="https://evil.example/"></iframe>`,
+	`--><base href="https://evil.example/"><!--`,
+	`javascript:alert(1)//{{.}}`,
+	`../../../etc/passwd`,
+	`;background:url(https://evil.example/)}body{display:none}`,
+	"\x1b]0;owned\x07\x1b[2J",
+	"\u202etxt.exe\u2066 \u200b\u2028 \U000e0041 \ufeff",
+	"\xff\xfe not UTF-8 \x00",
+}
+
+// newHostileBatch returns a batch with a text in every place that tasks, models,
+// sandboxes and commands write.
+func newHostileBatch(text string) (batch.Spec, []batch.Result) {
+	s := batch.Spec{Version: text, Backend: text, Agents: []string{text, text + "2"}, Attempts: 2, Tasks: []batch.SpecTask{{ID: text, Checksum: text, Source: text}, {ID: text + "!", Unsupported: []string{text, text}}}}
+	var results []batch.Result
+	for i, o := range []batch.Outcome{batch.Passed, batch.Failed, batch.Limit, batch.Infrastructure} {
+		results = append(results, batch.Result{
+			Key: batch.Key{Task: text, Agent: s.Agents[i/2], Attempt: 1 + i%2}, Name: text, Checksum: text, Model: text, Outcome: o, Class: batch.Class(text), Cause: text,
+			Limit: text, Faults: []batch.Fault{{Class: batch.Class(text), Cause: text}}, Rewards: map[string]float64{text: 1}, Image: text, Backend: text, CostUSD: text,
+		})
+	}
+	return s, results
+}
+
+// shapeOf is a page without its texts: elements, the names of their attributes, and the
+// values of those that could load, run or hide something.
+func shapeOf(t *testing.T, page string) []string {
+	t.Helper()
+	var out []string
+	for n := range parse(t, page).Descendants() {
+		switch n.Type {
+		case html.CommentNode:
+			out = append(out, "comment")
+		case html.ElementNode:
+			shape := n.Data
+			for _, a := range n.Attr {
+				switch a.Key {
+				case "href":
+					a.Val, _, _ = strings.Cut(a.Val, "/")
+					shape += " href=" + a.Val
+				default:
+					shape += " " + a.Key + "=" + a.Val
+				}
+			}
+			out = append(out, shape)
+		case html.TextNode:
+			if n.Parent.Data == "style" {
+				out = append(out, n.Data)
+			}
+		}
+	}
+	return out
+}
+
+// TestHostileTextIsText: but for texts and names of directories, a page full of hostile
+// text is that of a harmless word. The control is the text without escapes.
+func TestHostileTextIsText(t *testing.T) {
+	pageOf := func(text string) string {
+		s, results := newHostileBatch(text)
+		return render(t, text, s, results)
+	}
+	word := pageOf("word")
+	want := shapeOf(t, word)
+	if len(want) < 150 || strings.Count(word, "word") < 30 {
+		t.Fatalf("%d elements, the word %d times: something is missing", len(want), strings.Count(word, "word"))
+	}
+	for _, text := range hostile {
+		t.Run(fmt.Sprintf("%q", text), func(t *testing.T) {
+			page := pageOf(text)
+			if diff := cmp.Diff(want, shapeOf(t, page)); diff != "" {
+				t.Errorf("the page has something of the text (-word +hostile):\n%s", diff)
+			}
+			if _, hidden := tools.DisplayLines(page); hidden {
+				t.Error("characters that are not seen are in the page")
+			}
+			if strings.Contains(page, "ZgotmplZ") {
+				t.Error("a text is where a browser could obey it, and was replaced")
+			}
+			naive := strings.ReplaceAll(word, "word", text)
+			if strings.ContainsAny(text, "<") && cmp.Equal(want, shapeOf(t, naive)) {
+				t.Error("the test does not see this text where it is not escaped")
+			}
+		})
+	}
+}
+
+// TestPageLoadsNothing looks at all that a page could ask a browser for, and at links.
+func TestPageLoadsNothing(t *testing.T) {
+	s, results := newSample(60, 2)
+	page := render(t, "x", s, results)
+	ids, policy := map[string]bool{}, ""
+	var local, dirs []string
+	for n := range parse(t, page).Descendants() {
+		if n.Type != html.ElementNode {
+			continue
+		}
+		if slices.Contains([]string{"script", "link", "img", "image", "iframe", "object", "embed", "form", "base", "audio", "video", "source", "template", "use"}, n.Data) {
+			t.Errorf("there is a <%s>", n.Data)
+		}
+		for _, a := range n.Attr {
+			switch {
+			case strings.HasPrefix(a.Key, "on"), a.Key == "src", a.Key == "srcset", a.Key == "style", a.Key == "action":
+				t.Errorf("<%s %s=%q>", n.Data, a.Key, a.Val)
+			case a.Key == "href" && strings.HasPrefix(a.Val, "#"):
+				local = append(local, a.Val[1:])
+			case a.Key == "href":
+				dirs = append(dirs, a.Val)
+			case a.Key == "id":
+				if ids[a.Val] {
+					t.Errorf("two elements with id %s", a.Val)
+				}
+				ids[a.Val] = true
+			case a.Key == "content" && strings.Contains(a.Val, "default-src"):
+				policy = a.Val
+			}
+		}
+	}
+	if !strings.HasPrefix(policy, "default-src 'none'; style-src 'sha256-") || strings.Contains(policy, "script-src") || strings.Contains(policy, "unsafe") {
+		t.Errorf("policy %q", policy)
+	}
+	for _, id := range local {
+		if !ids[id] {
+			t.Errorf("a link to #%s, which is not on the page", id)
+		}
+	}
+	var want []string
+	for _, r := range results {
+		want = append(want, "trials/"+r.Key.Name()+"/")
+	}
+	slices.Sort(want)
+	slices.Sort(dirs)
+	if diff := cmp.Diff(want, dirs); diff != "" || len(local) < 10 {
+		t.Errorf("%d links on the page, and to trials (-want +got):\n%s", len(local), diff)
+	}
+	for _, word := range []string{"url(", "@import", "expression("} {
+		if strings.Contains(pageStyle, word) {
+			t.Errorf("the style has %s", word)
+		}
+	}
+	for _, id := range []string{"show-passed", "show-failed", "show-limit", "show-infrastructure", "show-a0", "show-a1"} {
+		if !ids[id] || !strings.Contains(page, "body:has(#"+id+":not(:checked))") {
+			t.Errorf("the filter %s has no box or no rule", id)
+		}
+	}
+}
+
+// TestBounds: a page of more trials than it lists counts those that are left.
+func TestBounds(t *testing.T) {
+	s, results := newSample(maxTrials/2+300, 1)
+	s.Agents = append(s.Agents, "c", "d", "e", "f", "g")
+	for i := range results {
+		results[i].Faults = []batch.Fault{{Class: batch.Machine, Cause: fmt.Sprint(i)}}
+	}
+	if len(results) <= maxTrials {
+		t.Fatalf("%d trials", len(results))
+	}
+	page := render(t, "x", s, results)
+	text := textOf(t, page)
+	for _, want := range []string{
+		fmt.Sprintf("%d more trials are in results.jsonl", len(results)-maxTrials), "more causes are in results.jsonl", "Not compared here: 1 model with lower rates",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	if n := strings.Count(page, `<tr class="trial `); n != maxTrials {
+		t.Errorf("%d rows", n)
+	}
+	if text := textOf(t, render(t, "x", batch.Spec{}, nil)); !strings.Contains(text, "0 trials: 0 judged") {
+		t.Errorf("an empty batch: %s", text)
+	}
+}
