@@ -94,7 +94,7 @@ func newBatchCommand(a *app) *cobra.Command {
   caisson batch --model openai/gpt-5 --attempts 4 --out results ./tasks
   caisson batch --shard 1/3 --out shard1 ./tasks
   caisson batch show results`,
-	}, newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a))
+	}, newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a), newBatchReportCommand(a))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return newUsageError("name the tasks: directories or .jsonl files")
@@ -423,7 +423,7 @@ func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 		Ledger: ledger, Trials: trials, Run: b.trials.Run, Capacity: b.findCapacity(), MaxCostMicroUSD: maxCost, Retries: b.flags.retries, OnStart: p.Start, OnResult: p.Result,
 	})
 	p.Close()
-	summary, writeErr := batchui.WriteReports(ledger)
+	summary, writeErr := batchui.WriteReports(ledger.Dir())
 	if err := errors.Join(err, writeErr); err != nil {
 		return err
 	}

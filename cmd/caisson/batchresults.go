@@ -15,6 +15,7 @@ import (
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
 	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/batch/report"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/runner/record"
 )
@@ -149,20 +150,45 @@ func newBatchMergeCommand(a *app) *cobra.Command {
 			for _, k := range twice {
 				fmt.Fprintf(a.stderr, "caisson: %q, %s, attempt %d has several results; the first one is kept\n", k.Task, k.Agent, k.Attempt)
 			}
-			spec, results, err := readBatch(out)
+			summary, err := batchui.WriteReports(out)
 			if err != nil {
 				return err
 			}
-			return batchui.WriteSummary(a.stdout, batch.Summarize(spec, results))
+			return batchui.WriteSummary(a.stdout, summary)
 		},
 	}
 	cmd.Flags().StringVarP(&out, "out", "o", "", "directory of the merged batch")
 	return cmd
 }
 
+func newBatchReportCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use: "report DIR", Short: "Write the reports of a batch again",
+		Example: `  caisson batch report results`,
+		Long: `Write the files that are made of the results of a batch again, also while it runs: report.html,
+summary.json, junit.xml and the predictions. caisson batch and caisson batch merge write them at their
+end. report.html is one file that runs no script; it links to the directories of trials beside it.
+` + exitHelp(nil, usesInput),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return newUsageError("name one directory of results")
+			}
+			if _, _, err := readBatch(args[0]); err != nil {
+				return err
+			}
+			if _, err := batchui.WriteReports(args[0]); err != nil {
+				return err
+			}
+			fmt.Fprintln(a.stdout, filepath.Join(args[0], report.File))
+			return nil
+		},
+	}
+}
+
 func newBatchCompareCommand(a *app) *cobra.Command {
+	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "compare A B", Short: "Compare two agents on the tasks that both have attempted",
+		Use: "compare [flags] A B", Short: "Compare two agents on the tasks that both have attempted",
 		Example: `  caisson batch compare results:openai/gpt-5 results:ollama/qwen3
   caisson batch compare before after`,
 		Long: `Compare two agents, paired by task: tasks in both batches with equal checksums and at least one judged
@@ -186,9 +212,14 @@ A and B are directories of results with one agent, or DIR:AGENT.
 			if x.Agent != y.Agent {
 				x.Name, y.Name = x.Agent, y.Agent
 			}
-			return batchui.WriteComparison(a.stdout, batch.Compare(x, y), x.Name, y.Name)
+			c := batch.Compare(x, y)
+			if asJSON {
+				return writeDocument(a.stdout, batchui.NewComparisonDocument(c, x.Name, y.Name))
+			}
+			return batchui.WriteComparison(a.stdout, c, x.Name, y.Name)
 		},
 	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "write the comparison as one JSON document")
 	return cmd
 }
 

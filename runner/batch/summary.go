@@ -2,6 +2,7 @@ package batch
 
 import (
 	"math"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"time"
@@ -233,7 +234,7 @@ func countPassed(list []Result) int {
 }
 
 // WriteSummary writes summary.json of the batch in a directory and returns it.
-func WriteSummary(l *Ledger, s Spec) (Summary, error) {
-	out := Summarize(s, l.Results())
-	return out, writeJSON(l.filePath(SummaryFile), out)
+func WriteSummary(dir string, s Spec, results []Result) (Summary, error) {
+	out := Summarize(s, results)
+	return out, writeJSON(filepath.Join(dir, SummaryFile), out)
 }

@@ -2,10 +2,16 @@ package batchui
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/batch"
@@ -84,5 +90,113 @@ func TestTables(t *testing.T) {
 	}
 	if strings.ContainsAny(out.String(), "\x1b\x07") || !strings.Contains(out.String(), "agent_failed, limit wall_time") || !strings.Contains(out.String(), "0 / 1") {
 		t.Errorf("%q", out.String())
+	}
+}
+
+// newSide returns a side whose first passed of n tasks pass, with attempts each.
+func newSide(agent string, n, passed, attempts int) batch.Side {
+	s := batch.Side{Agent: agent, Spec: batch.Spec{SchemaVersion: 1, Agents: []string{agent}, Attempts: attempts}}
+	for i := range n {
+		id := fmt.Sprintf("t%02d", i)
+		s.Spec.Tasks = append(s.Spec.Tasks, batch.SpecTask{ID: id, Checksum: id})
+		for attempt := 1; attempt <= attempts; attempt++ {
+			r := batch.Result{Key: batch.Key{Task: id, Agent: agent, Attempt: attempt}, Model: agent, Outcome: batch.Failed}
+			if i < passed {
+				r.Outcome = batch.Passed
+			}
+			s.Results = append(s.Results, r)
+		}
+	}
+	return s
+}
+
+// TestComparison: the sentence is the verdict, on a terminal and in JSON, also where there
+// is nothing to compare and figures are no numbers.
+func TestComparison(t *testing.T) {
+	for _, c := range []struct {
+		a, b     batch.Side
+		sentence string
+		json     string
+	}{
+		{newSide("x", 20, 18, 1), newSide("y", 20, 4, 1), "x is better than y by 70.0 points on 20 tasks (better on 14, worse on 0; McNemar's exact p = 0.00012).", `"verdict":"a",`},
+		{newSide("x", 20, 4, 2), newSide("y", 20, 18, 2), "y is better than x by 70.0 points on 20 tasks (95 % CI 48.0 to 92.0).", `"decided_by":"interval"`},
+		{newSide("x", 20, 4, 1), newSide("y", 20, 6, 1), "Can't tell: the difference of -10.0 points on 20 tasks is within what chance makes (better on 0, worse on 2; McNemar's exact p = 0.5).", `"verdict":"cannot tell"`},
+		{newSide("x", 3, 1, 1), newSide("y", 3, 1, 1), "Can't tell x from y: 3 tasks with the same result.", `"verdict":"equal"`},
+		{newSide("x", 0, 0, 1), newSide("y", 1, 1, 1), "Can't tell: x and y have no task in common that was judged on both sides.", `"p":1,"decided_by":"mcnemar","pairs":[],"left_out":[{"task":"t00","reason":"only y has it"}]}`},
+	} {
+		c.a.Name, c.b.Name = "x", "y"
+		compared := batch.Compare(c.a, c.b)
+		var out bytes.Buffer
+		if err := WriteComparison(&out, compared, "x", "y"); err != nil || !strings.HasPrefix(out.String(), c.sentence+"\n") {
+			t.Errorf("%v, %s, want %s", err, out.String(), c.sentence)
+		}
+		text, err := json.Marshal(NewComparisonDocument(compared, "x", "y"))
+		sentence, _ := json.Marshal(c.sentence)
+		if err != nil || !bytes.Contains(text, sentence) || !strings.Contains(string(text), c.json) {
+			t.Errorf("%v, %s, want %s", err, text, c.json)
+		}
+	}
+}
+
+// TestWriteReports: all files are written from what is on disk, none is left half, and each
+// line of predictions has the three fields that SWE-bench reads, with texts in them.
+func TestWriteReports(t *testing.T) {
+	dir := t.TempDir()
+	side := newSide("p/m", 3, 2, 2)
+	write := func(name string, values ...any) {
+		t.Helper()
+		var b bytes.Buffer
+		for _, v := range values {
+			if err := json.NewEncoder(&b).Encode(v); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), b.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var lines []any
+	for _, r := range side.Results {
+		lines = append(lines, r)
+	}
+	write(batch.SpecFile, side.Spec)
+	write(batch.ResultsFile, lines...)
+	for range 2 {
+		if s, err := WriteReports(dir); err != nil || s.Agents[0].Passed != 4 {
+			t.Fatalf("%+v, %v", s, err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	if d := cmp.Diff([]string{"batch.json", "junit.xml", "predictions-p_m.jsonl", "report.html", "results.jsonl", "summary.json"}, names); d != "" {
+		t.Error(d)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "predictions-p_m.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for line := range strings.Lines(string(text)) {
+		var p map[string]any
+		if err := json.Unmarshal([]byte(line), &p); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(map[string]any{"instance_id": fmt.Sprintf("t%02d", count), "model_name_or_path": "p/m", "model_patch": ""}, p); d != "" {
+			t.Error(d)
+		}
+		count++
+	}
+	if count != 3 {
+		t.Errorf("%d predictions", count)
+	}
+	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
+	if err != nil || !bytes.Contains(page, []byte("<h1>"+filepath.Base(dir)+"</h1>")) {
+		t.Errorf("%v, no title", err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/batch/report"
 )
 
 // Files of a batch that are made of its results, besides its summary.
@@ -17,25 +18,35 @@ const (
 	predictionsFile = "predictions-%s.jsonl" // of each model
 )
 
-// WriteReports writes the files that are made of the results of a batch, and returns its
-// summary.
-func WriteReports(l *batch.Ledger) (batch.Summary, error) {
-	spec, err := batch.ReadSpec(l.Dir())
+// WriteReports writes the files that are made of the results of the batch in a directory,
+// and returns its summary.
+func WriteReports(dir string) (batch.Summary, error) {
+	spec, err := batch.ReadSpec(dir)
 	if err != nil {
 		return batch.Summary{}, err
 	}
-	summary, err := batch.WriteSummary(l, spec)
+	results, err := batch.ReadResults(dir)
+	if err != nil {
+		return batch.Summary{}, err
+	}
+	summary, err := batch.WriteSummary(dir, spec, results)
 	if err != nil {
 		return summary, err
 	}
-	results := l.Results()
-	err = writeReport(filepath.Join(l.Dir(), JUnitFile), func(w io.Writer) error { return batch.WriteJUnit(w, spec, results) })
+	title := filepath.Base(dir)
+	if absolute, err := filepath.Abs(dir); err == nil {
+		title = filepath.Base(absolute)
+	}
+	err = errors.Join(
+		writeReport(filepath.Join(dir, JUnitFile), func(w io.Writer) error { return batch.WriteJUnit(w, spec, results) }),
+		writeReport(filepath.Join(dir, report.File), func(w io.Writer) error { return report.Write(w, title, spec, results) }),
+	)
 	for _, agent := range spec.Agents {
 		if agent == batch.Oracle || agent == batch.Nop {
 			continue
 		}
 		name := fmt.Sprintf(predictionsFile, strings.ReplaceAll(agent, string(filepath.Separator), "_"))
-		err = errors.Join(err, writeReport(filepath.Join(l.Dir(), name), func(w io.Writer) error { return batch.WritePredictions(w, l.Dir(), agent, results) }))
+		err = errors.Join(err, writeReport(filepath.Join(dir, name), func(w io.Writer) error { return batch.WritePredictions(w, dir, agent, results) }))
 	}
 	return summary, err
 }

@@ -27,7 +27,7 @@ func WriteSummary(w io.Writer, s batch.Summary) error {
 		return err
 	}
 	for _, a := range s.Agents {
-		for _, k := range slices.Sorted(maps.Keys(a.PassAt)) {
+		for _, k := range slices.SortedFunc(maps.Keys(a.PassAt), func(x, y string) int { return cmp.Or(cmp.Compare(len(x), len(y)), cmp.Compare(x, y)) }) {
 			r := a.PassAt[k]
 			fmt.Fprintf(w, "%s: pass@%s %s on %d tasks\n", safeText(a.Agent), k, formatRate(r.Value), r.Tasks)
 		}
