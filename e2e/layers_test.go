@@ -134,7 +134,8 @@ var denials = []struct{ from, to string }{
 	{"tools/file", "sandbox"},
 	{"tools/mcp", "sandbox"},
 	{"tools/memory", "sandbox"},
-	{"tools/skill", "sandbox"}, {"tools/discovery", "sandbox"},
+	{"tools/skill", "sandbox"},
+	{"tools/discovery", "sandbox"},
 	{"tools/workspace", "sandbox"},
 	// What keeps state on the host can't reach a workspace.
 	{"tools/memory", "tools/workspace"},

@@ -22,6 +22,7 @@ var commandLineText = regexp.MustCompile(`(^|[\s("'])--[a-z][a-z-]*|(^|[\s("'])c
 var textExceptions = []struct{ file, literal, why string }{
 	{"images/store/", `^--[a-z-]+$`, "arguments of buildctl and buildah"},
 	{"loop/internal/aimocktest/", `^--[a-z-]+(=\S*)?$`, "arguments of npm and llmock, in a package for tests"},
+	{"runner/batch/place.go", `^--[a-z-]+=?1?$`, "arguments of git"},
 	{"sandbox/docker/", `^--version$`, "an argument of docker"},
 	{"sandbox/oci/", `^--[a-z0-9-]+(=\S*)?$`, "arguments of runsc and runc"},
 	{"sandbox/oci/options.go", `neither beside caisson nor on PATH`, "the name of the program's file"},

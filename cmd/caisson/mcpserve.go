@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/url"
@@ -272,7 +271,7 @@ func (h *mcpHost) openClient(ctx context.Context, c mcpserver.Client) (_ *mcpser
 // logWarning logs the warnings of a session.
 func (h *mcpHost) logWarning(r record.Record, _ []byte) {
 	if isWarning(r) {
-		h.log.Warn(string(r.Kind), zap.String("session", r.Session), zap.Any("payload", json.RawMessage(r.Payload)))
+		h.log.Warn(string(r.Kind), zap.String("session", r.Session), zap.Any("payload", r.Payload))
 	}
 }
 

@@ -119,9 +119,9 @@ func newTraceHTMLCommand(a *app) *cobra.Command {
 	return cmd
 }
 
-const traceVerifyLong = `Verify that a session's records are as they were written: seq without gaps, each record's hash in
-the next one, the long values that are kept in files as their records say, and the requests of
-commands in egress.jsonl as session.ended says.
+const traceVerifyLong = `Verify that a session's records are as they were written: seq without gaps, and each record's hash in
+the next one. The long values in files must have the hashes that their records name, and so must the
+requests of commands in egress.jsonl, whose hash is in session.ended.
 
 The chain can't show that records are missing at the end: a session without session.ended is reported
 as cut short, which a kill causes too. Nor can it show that a whole chain was forged: keep the hash of

@@ -75,8 +75,14 @@ func TestServers(t *testing.T) {
 			uid, command int
 			host, want   string
 		}{
-			{agent, 8, "agent.invalid:443", agentWant}, {agent, 8, "one.invalid:443", "403"}, {agent, 7, "one.invalid:443", "403"}, {agent, 7, "agent.invalid:443", "403"},
-			{one, 7, "one.invalid:443", "502"}, {one, 7, "agent.invalid:443", "403"}, {none, 9, "one.invalid:443", "403"}, {none, 9, "agent.invalid:443", "403"},
+			{agent, 8, "agent.invalid:443", agentWant},
+			{agent, 8, "one.invalid:443", "403"},
+			{agent, 7, "one.invalid:443", "403"},
+			{agent, 7, "agent.invalid:443", "403"},
+			{one, 7, "one.invalid:443", "502"},
+			{one, 7, "agent.invalid:443", "403"},
+			{none, 9, "one.invalid:443", "403"},
+			{none, 9, "agent.invalid:443", "403"},
 		} {
 			if got := connectAs(t, h, tt.uid, tt.command, tt.host); !strings.HasPrefix(got, "HTTP/1.1 "+tt.want) {
 				t.Errorf("reserved %t: user %d by the proxy of command %d to %s: %.40q, want %s", reserved, tt.uid, tt.command, tt.host, got, tt.want)
