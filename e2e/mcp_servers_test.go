@@ -493,6 +493,36 @@ func TestServerBudget(t *testing.T) {
 	})
 }
 
+// TestServerHome checks that a server which fills its home leaves the others theirs, and
+// that programs run there: npx and uvx install what they start below the home.
+func TestServerHome(t *testing.T) {
+	home := strings.Replace(pythonServer, `return os.environ.get("TOKEN", "none")`, `
+        try:
+            with open(os.environ["HOME"] + "/fill", "wb") as f:
+                for _ in range(int(args["url"])):
+                    f.write(bytes(1 << 20))
+            with open(os.environ["HOME"] + "/program", "w") as f:
+                f.write("#!/bin/sh\necho runs")
+            os.chmod(os.environ["HOME"] + "/program", 0o700)
+            return os.popen("$HOME/program 2>&1").read()
+        except OSError as e:
+            return str(e)`, 1)
+	onEachBackend(t, func(t *testing.T, backend string) {
+		one, two := python("one"), python("two")
+		one.Args, two.Args = []string{"-c", home}, []string{"-c", home}
+		s := openServers(t, backend, nil, one, two)
+		if text := s.mustCall("one/token", `{"url":"4096"}`); !strings.Contains(text, "No space") {
+			t.Errorf("a home has no bound: %s", text)
+		}
+		if text := s.mustCall("two/token", `{"url":"64"}`); !strings.Contains(text, "runs") {
+			t.Errorf("another server after that: %s", text)
+		}
+		if text, _ := s.call("shell", `{"command":"df /run | tail -1; ls /run/identity/* 2>&1; false"}`); strings.Contains(text, "100%") || strings.Contains(text, "fill") || strings.Contains(text, "No space") {
+			t.Errorf("the agent has %s", text)
+		}
+	})
+}
+
 // BenchmarkServerCall compares a call of a tool of a server in the sandbox with the same
 // one of a server on the host, in one run.
 func BenchmarkServerCall(b *testing.B) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"maps"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"sync"
 
@@ -178,6 +179,19 @@ func sandboxResources(r limits.Resources, servers []*mcpServer) limits.Resources
 		}
 	}
 	return r
+}
+
+// serverHomes returns the sizes of the homes of the servers' identities: half of what each
+// may have of memory, because files there take memory.
+func serverHomes(servers []*mcpServer) []int64 {
+	var homes []int64
+	for _, s := range servers {
+		if s.runsInSandbox() {
+			homes = append(homes, make([]int64, s.identity-len(homes))...)
+			homes[s.identity-1] = s.Memory / 2
+		}
+	}
+	return homes
 }
 
 // networkServers returns the servers that have a network of their own. Of those in the
@@ -386,7 +400,8 @@ func (m *mcpServers) launch(ctx context.Context, s mcp.Server, stderr io.Writer)
 	if s.OnHost {
 		dir := s.Dir
 		if dir == "" {
-			dir = m.s.opts.Workspace.Path
+			// In the workspace, npx and python would load what the agent put there.
+			dir = filepath.VolumeName(m.s.opts.Workspace.Path) + string(filepath.Separator)
 		}
 		p, err := hostserver.Start(append([]string{s.Command}, s.Args...), sandbox.SetVariables(append([]string{}, m.s.opts.MCP.HostEnv...), s.Env), dir, stderr)
 		if err != nil {

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -145,6 +147,9 @@ func TestServerInSandbox(t *testing.T) {
 	if spec.Egress != nil || spec.Resources.PIDs != b.opts.Resources.PIDs+10+DefaultMCPProcesses || spec.Resources.MemoryBytes != b.opts.Resources.MemoryBytes+100<<20+DefaultMCPMemory {
 		t.Errorf("the sandbox has %+v, %+v", spec.Resources, spec.Egress)
 	}
+	if want := []int64{50 << 20, DefaultMCPMemory / 2}; !slices.Equal(spec.Homes, want) {
+		t.Errorf("homes of %d bytes, not %d", spec.Homes, want)
+	}
 	records := b.records(r)
 	created := of[record.SessionCreated](t, records)[0]
 	if len(created.MCPServers) != 2 || created.MCPServers[0].Identity != 1 || !slices.Equal(created.MCPServers[0].Env, []string{"TOKEN"}) || created.MCPServers[0].Runs != "sandbox" {
@@ -158,6 +163,21 @@ func TestServerInSandbox(t *testing.T) {
 		if p.Cause != "" {
 			t.Errorf("stopped %+v", p)
 		}
+	}
+}
+
+// TestServerOnHostDirectory checks that a server on the host does not start in the
+// workspace, where it would load what the agent's commands put there.
+func TestServerOnHostDirectory(t *testing.T) {
+	out := filepath.Join(t.TempDir(), "directory")
+	b, _ := newServerBench(t, MCPServer{Server: mcp.Server{Name: "one", Command: "sh", Args: []string{"-c", `pwd > "$0"`, out}, OnHost: true}})
+	s := b.opened()
+	if err := s.StartServers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s.Close()
+	if got, err := os.ReadFile(out); err != nil || string(got) != "/\n" {
+		t.Errorf("a server on the host starts in %q, %v", got, err)
 	}
 }
 

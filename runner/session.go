@@ -330,7 +330,7 @@ func variableNames(env []string) []string {
 func (s *Session) sandboxSpec() sandbox.Spec {
 	return sandbox.Spec{
 		Session: s.opts.Dir.Session, Image: s.opts.Image, Root: s.opts.Root, User: s.opts.UserPolicy, Workspace: s.opts.Workspace.sandboxSpec(s.opts.Target, s.opts.Submounts),
-		Git: s.opts.Git, Service: s.opts.Service, Resources: sandboxResources(s.opts.Resources, s.servers), Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
+		Git: s.opts.Git, Service: s.opts.Service, Resources: sandboxResources(s.opts.Resources, s.servers), Homes: serverHomes(s.servers), Dir: filepath.Join(s.dir, sessiondir.SandboxDir),
 		Mounts: slices.Concat(s.opts.Mounts, s.caches.Mounts), Env: slices.Concat(s.caches.Env, s.opts.Env), Grace: s.opts.Grace, CallerOwnsFiles: s.opts.CallerOwnsFiles, Notify: s.opts.Notify,
 		Egress: s.network.Plan(),
 	}

@@ -36,8 +36,12 @@ func IdentityHome(identity int) string {
 	if identity == 0 {
 		return HomeDir
 	}
-	return IdentityDir + "/" + strconv.Itoa(identity) + "/home"
+	return IdentityRoot(identity) + "/home"
 }
+
+// IdentityRoot returns the directory of an identity other than 0, with its home and its
+// temporary files.
+func IdentityRoot(identity int) string { return IdentityDir + "/" + strconv.Itoa(identity) }
 
 // IdentityTmp returns the directory for temporary files of an identity: /tmp of
 // 0, and otherwise a directory beside its home.
@@ -45,7 +49,7 @@ func IdentityTmp(identity int) string {
 	if identity == 0 {
 		return "/tmp"
 	}
-	return IdentityDir + "/" + strconv.Itoa(identity) + "/tmp"
+	return IdentityRoot(identity) + "/tmp"
 }
 
 // IdentityAccounts returns the users of the identities other than 0, in a container

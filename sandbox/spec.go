@@ -166,6 +166,11 @@ type Spec struct {
 	Service *Service
 	// Resources are the limits; they must be valid, see limits.Resources.
 	Resources limits.Resources
+	// Homes are the sizes in bytes of the homes of identities 1, 2 and so on, each
+	// with its directory for temporary files. A home with a size is a file system
+	// in memory of its own, which counts against Resources.MemoryBytes; the others
+	// share /run. It has no effect where all commands share one user.
+	Homes []int64
 	// Dir is a directory of this session alone, below the state directory, for
 	// the backend's bundles and mount points. The backend removes what it put
 	// there. The caller creates and removes the directory.

@@ -440,7 +440,7 @@ func (t testedServer) hint() string {
 	switch {
 	case strings.Contains(t.Cause, "exit code 127"):
 		return "Name a program of the image. With image host, host_image.toolchains in the configuration adds yours; caisson doctor prints the line."
-	case strings.Contains(t.Stderr, "ENOTFOUND") || strings.Contains(t.Stderr, "EAI_AGAIN"):
+	case slices.ContainsFunc([]string{"ENOTFOUND", "EAI_AGAIN", "ENOTCACHED", "not found in the cache", "Network connectivity is disabled"}, func(text string) bool { return strings.Contains(t.Stderr, text) }):
 		return "It has no network but its own: add egress to the server, such as {presets: [npm]} for npx."
 	}
 	return ""

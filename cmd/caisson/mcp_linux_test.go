@@ -296,3 +296,18 @@ func TestListOfABrokenProject(t *testing.T) {
 		t.Errorf("status %d: %s", status, stderr)
 	}
 }
+
+// TestServerHint checks that a package manager without a network is told apart from other
+// failures.
+func TestServerHint(t *testing.T) {
+	for stderr, network := range map[string]bool{
+		"npm error code ENOTCACHED\nnpm error request to https://registry.npmjs.org/x failed: cache mode is 'only-if-cached'": true,
+		"getaddrinfo EAI_AGAIN registry.npmjs.org":                                                    true,
+		"Because x was not found in the cache and you require x, your requirements are unsatisfiable": true,
+		"TypeError: undefined is not a function":                                                      false,
+	} {
+		if hint := (testedServer{Stderr: stderr}).hint(); strings.Contains(hint, "egress") != network {
+			t.Errorf("%q has the hint %q", stderr, hint)
+		}
+	}
+}

@@ -55,7 +55,8 @@ func TestSeccompFor(t *testing.T) {
 func TestTmpfsMounts(t *testing.T) {
 	r := limits.DefaultResources()
 	got := map[string]string{}
-	for _, m := range TmpfsMounts(r, 1000, 1001, Tmpfs{Path: "/further", Bytes: 256 << 20}) {
+	home := Tmpfs{Path: "/run/identity/1", Bytes: 64 << 20, Mode: 0o750, GID: 50001, Exec: true}
+	for _, m := range TmpfsMounts(r, 1000, 1001, Tmpfs{Path: "/further", Bytes: 256 << 20}, home) {
 		got[m.Path] = strings.Join(m.Options(), ",")
 	}
 	want := map[string]string{
@@ -63,6 +64,7 @@ func TestTmpfsMounts(t *testing.T) {
 		"/further": "rw,nosuid,nodev,exec,size=268435456,nr_inodes=65536,mode=0700,uid=1000,gid=1001",
 		"/run":     "rw,nosuid,nodev,noexec,size=16777216,nr_inodes=4096,mode=0755,uid=0,gid=0",
 		"/dev/shm": "rw,nosuid,nodev,noexec,size=67108864,nr_inodes=16384,mode=1777,uid=0,gid=0",
+		home.Path:  "rw,nosuid,nodev,exec,size=67108864,nr_inodes=16384,mode=0750,uid=0,gid=50001",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("tmpfs mounts (-want +got):\n%s", diff)

@@ -9,7 +9,7 @@ import (
 
 // RunBytes is the size of the tmpfs at /run, which only the guest's UID can
 // write. Programs expect the directory to exist, and the homes of identities
-// other than the agent's are in it.
+// other than the agent's are in it, unless they have a size of their own.
 const RunBytes = 16 << 20
 
 // Tmpfs is one in-memory file system of a container. It is always nosuid and
@@ -25,8 +25,8 @@ type Tmpfs struct {
 }
 
 // TmpfsMounts returns the tmpfs mounts of a session whose commands run as uid
-// and gid: those of every container, then the further ones. The mount at /tmp
-// allows exec, because compilers, test runners and package managers run
+// and gid: those of every container, then the further ones. A further one without a
+// Mode is the commands' own. The mount at /tmp allows exec, because compilers, test runners and package managers run
 // programs there.
 func TmpfsMounts(r limits.Resources, uid, gid int, further ...Tmpfs) []Tmpfs {
 	list := []Tmpfs{
@@ -34,7 +34,9 @@ func TmpfsMounts(r limits.Resources, uid, gid int, further ...Tmpfs) []Tmpfs {
 		{Path: "/dev/shm", Bytes: r.ShmBytes, Mode: 0o1777},
 	}
 	for _, t := range further {
-		t.Mode, t.UID, t.GID, t.Exec = 0o700, uid, gid, true
+		if t.Mode == 0 {
+			t.Mode, t.UID, t.GID, t.Exec = 0o700, uid, gid, true
+		}
 		list = append(list, t)
 	}
 	shrinkTo(r.MemoryBytes/4*3, list)

@@ -108,6 +108,9 @@ func (b *Backend) validateSpec(spec sandbox.Spec) error {
 		return fmt.Errorf("network of commands: %w: rules of https://, presets, git and keys need certificates or files in the sandbox, and nothing of this machine "+
 			"can be mounted in the containers of an engine on another one: use tls:// rules, or an engine here", sandbox.ErrUnsupported)
 	}
+	if len(spec.Homes) > sandbox.MaxIdentity {
+		return fmt.Errorf("%w: %d homes: there are %d identities", sandbox.ErrInvalid, len(spec.Homes), sandbox.MaxIdentity)
+	}
 	if err := validateService(spec); err != nil {
 		return err
 	}

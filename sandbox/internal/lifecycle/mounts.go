@@ -119,6 +119,7 @@ func (p *Preparation) Tmpfs() (own, further []harden.Tmpfs) {
 	if p.Spec.Workspace.Mode == sandbox.ModeCopy {
 		asked = append(asked, harden.Tmpfs{Path: p.Spec.Workspace.MountPoint(), Bytes: copyGrowth * p.copyBounds().Bytes})
 	}
+	asked = append(asked, p.identityHomes()...)
 	count := 0
 	for _, m := range p.Spec.Mounts {
 		if m.Type == sandbox.MountTmpfs {
@@ -128,6 +129,24 @@ func (p *Preparation) Tmpfs() (own, further []harden.Tmpfs) {
 	}
 	all := harden.TmpfsMounts(p.Spec.Resources, p.Identity.CommandUID, p.Identity.CommandGID, asked...)
 	return all[:len(all)-count], all[len(all)-count:]
+}
+
+// identityHomes returns the tmpfs mounts of the homes of identities that have a size. The
+// guest makes the directories in them. Programs may run there, since npx and uvx install
+// what they start below the home.
+func (p *Preparation) identityHomes() []harden.Tmpfs {
+	if p.Identity.SingleUID || p.Identity.Root {
+		return nil
+	}
+	var list []harden.Tmpfs
+	for i, size := range p.Spec.Homes {
+		if size > 0 {
+			n := i + 1
+			gid := sandbox.IdentityBase(p.Identity.CommandUID, p.Identity.CommandGID) + n
+			list = append(list, harden.Tmpfs{Path: sandbox.IdentityRoot(n), Bytes: size, Mode: 0o750, GID: gid, Exec: true})
+		}
+	}
+	return list
 }
 
 // addMountPoints returns an image with the mount points of the workspace and of

@@ -14,16 +14,17 @@ import (
 // hangs when it is asked.
 type Volumes []string
 
-// OpenVolumes finds them.
-func OpenVolumes() Volumes { return readMounts().volumes() }
+// OpenVolumes finds them, but not those in homes, the directory of the homes of
+// identities: that one of them is full concerns no other command.
+func OpenVolumes(homes string) Volumes { return readMounts().volumes(homes) }
 
 // volumes returns the file systems in memory, without those that a runtime
 // mounts for itself: /dev, the directory of cgroups, the masks over files of
 // /proc and /sys.
-func (t mountinfo) volumes() Volumes {
+func (t mountinfo) volumes(homes string) Volumes {
 	var out Volumes
 	for _, m := range t {
-		own := m.path == "/dev" || strings.HasPrefix(m.path, "/proc/") || strings.HasPrefix(m.path, "/sys/")
+		own := m.path == "/dev" || strings.HasPrefix(m.path, "/proc/") || strings.HasPrefix(m.path, "/sys/") || strings.HasPrefix(m.path, homes+"/")
 		if m.kind == "tmpfs" && m.root == "/" && !own && m.options[0] == "rw" && !slices.Contains(out, m.path) {
 			out = append(out, m.path)
 		}

@@ -52,7 +52,7 @@ type MCPBase struct {
 	Command      string            `yaml:"command" doc:"program of a stdio server; it runs in the session's sandbox"`
 	Args         []string          `yaml:"args" doc:"arguments of the program"`
 	Env          map[string]Secret `yaml:"env" doc:"variables of the program, by name; the values are kept out of all output and records" each:"value of a variable"`
-	Cwd          string            `yaml:"cwd" doc:"working directory in the sandbox, from / on or relative to the workspace; by default a home of the server's own"`
+	Cwd          string            `yaml:"cwd" doc:"working directory in the sandbox, from / on or relative to the workspace; by default a home of the server's own, and / with on_host"`
 	URL          string            `yaml:"url" doc:"address of a server that is reached over HTTP"`
 	Headers      map[string]Secret `yaml:"headers" doc:"headers of each request to url, by name; the values are kept out of all output and records" each:"value of a header"`
 	Timeout      *Count            `yaml:"timeout" doc:"milliseconds of one call, as other clients write call_timeout"`
@@ -67,7 +67,7 @@ type MCPBase struct {
 type MCPServer struct {
 	MCPBase   `yaml:",inline"`
 	OnHost    bool      `yaml:"on_host" doc:"run the program on this machine, as you and outside the sandbox; it can do whatever you can"`
-	Memory    *Size     `yaml:"memory" doc:"memory of the program beside the sandbox's own"`
+	Memory    *Size     `yaml:"memory" doc:"memory of the program beside the sandbox's own; half of it is the size of its home"`
 	Processes *Count    `yaml:"processes" doc:"processes and threads of the program beside the sandbox's own"`
 	Egress    MCPEgress `yaml:"egress" doc:"what the program may reach, with no other server and no command; without a rule it has no network; for a url, hosts that it names for signing in"`
 
