@@ -233,6 +233,7 @@ func TestNestedConnect(t *testing.T) {
 	if canary.hits.Load() != 0 || len(s.takeSeen()) != 0 {
 		t.Error("a request went out")
 	}
+	f.requireDenied(rule.ReasonMethod, rule.ReasonAuthority)
 	br, conn = f.tunnel(s.addr)
 	if got := get(conn, br, s.addr); got.typed != "" || len(s.takeSeen()) != 1 {
 		t.Errorf("control: %+v", got)
@@ -636,6 +637,7 @@ func TestPublish(t *testing.T) {
 	if seen := s.takeSeen(); len(seen) != 0 {
 		t.Errorf("the host got %q", seen)
 	}
+	f.requireDenied(rule.ReasonMethod)
 	open := newFixture(t, func(o *Options) { o.Guard = allowLoopback(t) }, "http://"+s.addr+"/ PUT")
 	res, _, _ := open.send("PUT http://" + s.addr + "/left-pad HTTP/1.1\r\nHost: " + s.addr + "\r\nContent-Length: 2\r\n\r\n{}")
 	if seen := s.takeSeen(); res.StatusCode != 200 || len(seen) != 1 {
@@ -659,6 +661,7 @@ func TestRedirect(t *testing.T) {
 	if res := follow(f); detailsOf(res) != rule.ReasonNotAllowed || canary.hits.Load() != 0 {
 		t.Errorf("%s %v, %d hits", res.Status, res.Header, canary.hits.Load())
 	}
+	f.requireDenied(rule.ReasonNotAllowed)
 	open := newFixture(t, func(o *Options) { o.Guard = allowLoopback(t) }, "http://"+s.addr+"/", "http://"+canary.addr+"/")
 	if res := follow(open); res.StatusCode != 200 || canary.hits.Load() != 1 {
 		t.Errorf("control: %s", res.Status)
@@ -676,7 +679,7 @@ func TestOtherSession(t *testing.T) {
 		t.Errorf("session A: %+v", got)
 	}
 	for _, way := range allWays {
-		if got := b.try(way, "localhost", int(canary.port)); got.reached {
+		if got := b.try(way, "localhost", int(canary.port)); got.reached || got.reason != rule.ReasonNotAllowed {
 			t.Errorf("session B, %s: %+v", way, got)
 		}
 	}
@@ -686,6 +689,7 @@ func TestOtherSession(t *testing.T) {
 		t.Error("session B reached the host by an address of session A")
 	}
 	b.wg.Wait()
+	b.requireDenied(rule.ReasonAddress)
 	if canary.hits.Load() != 1 || len(a.Denials(0)) != 0 {
 		t.Errorf("%d connections", canary.hits.Load())
 	}

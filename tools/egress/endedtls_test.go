@@ -272,12 +272,19 @@ func TestSmuggling(t *testing.T) {
 		conn := s.dialTLS("localhost:" + server.port)
 		_, _ = io.WriteString(conn, tt.text)
 		_ = conn.SetReadDeadline(time.Now().Add(2 * time.Second))
-		_, _ = http.ReadResponse(bufio.NewReader(conn), nil)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || (detailsOf(res) == "") != (tt.hits == 1) {
+			t.Errorf("%s: %v, %v", name, res, err)
+		}
 		_ = conn.Close()
 		time.Sleep(20 * time.Millisecond)
 		if n := server.hits.Load() - before; n != tt.hits {
 			t.Errorf("%s: %d requests arrived, want %d", name, n, tt.hits)
 		}
+		if denied := s.takeDenied(); tt.hits == 0 && (len(denied) != 1 || res != nil && denied[0].Reason != detailsOf(res)) {
+			t.Errorf("%s: reported %+v", name, denied)
+		}
+		_ = s.Denials(7) // so that the next equal one is reported again
 	}
 	// A bad chunk is only found while the body is sent: no complete request arrives.
 	conn := s.dialTLS("localhost:" + server.port)
@@ -315,6 +322,9 @@ func TestNotTLS(t *testing.T) {
 	_, conn := s.tunnel("localhost:" + server.port)
 	if err := tls.Client(conn, &tls.Config{ServerName: "localhost", RootCAs: poolOf(t, server.authority)}).HandshakeContext(t.Context()); err == nil {
 		t.Error("TLS passes end to end where requests have to be read")
+	}
+	if server.hits.Load() != 0 {
+		t.Error("a request arrived without an authority")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -246,6 +247,21 @@ func (f *fixture) takeDenied() []Denied {
 	out := f.denied
 	f.denied = nil
 	return out
+}
+
+// requireDenied waits until what was denied has these reasons, in any order.
+func (f *fixture) requireDenied(reasons ...string) {
+	f.t.Helper()
+	awaitTrue(f.t, fmt.Sprintf("reports of %q", reasons), func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		for _, reason := range reasons {
+			if !slices.ContainsFunc(f.denied, func(d Denied) bool { return d.Reason == reason }) {
+				return false
+			}
+		}
+		return !slices.ContainsFunc(f.denied, func(d Denied) bool { return !slices.Contains(reasons, d.Reason) })
+	})
 }
 
 // canary is a server that counts connections. It answers requests of HTTP.

@@ -3,6 +3,7 @@ package egress
 import (
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -34,6 +35,12 @@ func TestGitServices(t *testing.T) {
 		if n := server.hits.Load() - before; n != tt.hits || (res.StatusCode == http.StatusForbidden) != (tt.hits == 0) {
 			t.Errorf("%s %s: %s, %d hits", tt.method, tt.path, res.Status, n)
 		}
+		if reason := detailsOf(res); (reason == "") != (tt.hits == 1) {
+			t.Errorf("%s %s: reason %q", tt.method, tt.path, reason)
+		} else if reason != "" && !slices.ContainsFunc(s.takeDenied(), func(d Denied) bool { return d.Reason == reason }) {
+			t.Errorf("%s %s: no report has %q", tt.method, tt.path, reason)
+		}
+		_ = s.Denials(7) // so that the next equal one is reported again
 	}
 }
 

@@ -100,6 +100,7 @@ func TestSecrets(t *testing.T) {
 			t.Errorf("%s: %d requests with a misplaced placeholder arrived", protocol, n)
 		}
 		_ = s.Denials(7)
+		s.requireDenied(rule.ReasonSecretMisplaced)
 		s.requireNoKey()
 	}
 }
@@ -117,6 +118,9 @@ func TestSplitPlaceholder(t *testing.T) {
 		whole.Store(err == nil)
 	})
 	s, p := newSecretSession(t, server, "https://localhost:"+server.port+"/ POST")
+	if res, _ := do(t, s.client("http/1.1"), "POST", server.url("/v1/"), onlyReader{strings.NewReader("body")}, nil); res.StatusCode != http.StatusOK || got.String() != "body" || !whole.Swap(false) {
+		t.Errorf("control: %s, the host got %q", res.Status, got.String())
+	}
 	conn := s.dialTLS("localhost:" + server.port)
 	_, _ = fmt.Fprintf(conn, "POST /v1/ HTTP/1.1\r\nHost: localhost:%s\r\nTransfer-Encoding: chunked\r\n\r\n", server.port)
 	for i := range len(p) {
@@ -127,6 +131,7 @@ func TestSplitPlaceholder(t *testing.T) {
 	if err != nil || detailsOf(res) != rule.ReasonSecretMisplaced {
 		t.Errorf("%v, %v", res, err)
 	}
+	s.requireDenied(rule.ReasonSecretMisplaced)
 	s.Close()
 	server.Close()
 	if whole.Load() || strings.Contains(got.String(), p) {
@@ -182,6 +187,16 @@ func TestPlaceholderInHPACK(t *testing.T) {
 	if server.hits.Load() != 0 {
 		t.Error("a request arrived")
 	}
+	s.requireDenied(rule.ReasonSecretMisplaced)
+	// The control: the same with another value arrives.
+	block.Reset()
+	for _, f := range [][2]string{{":method", "GET"}, {":scheme", "https"}, {":authority", "localhost:" + server.port}, {":path", "/v1/"}, {"x-debug", "x"}} {
+		_ = enc.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+	}
+	if err := framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 7, BlockFragment: block.Bytes(), EndStream: true, EndHeaders: true}); err != nil {
+		t.Fatal(err)
+	}
+	awaitTrue(t, "the control", func() bool { return server.hits.Load() == 1 })
 }
 
 // TestEchoedSecrets is attack 30: what the host sends back has no key.
