@@ -77,10 +77,11 @@ type datagram struct {
 }
 
 const (
-	// maxPortQueries bounds the queries of one port that wait for their turn, and
-	// maxWaiting those of all; further ones are dropped.
-	maxPortQueries = 16
-	maxWaiting     = 1024
+	// maxWaiting bounds the queries that wait for their turn. A port has at most one
+	// for portShare that are free, 16 of 1,024 while no others wait: a program with
+	// fewer ports than there is room for leaves some to others.
+	maxWaiting = 1024
+	portShare  = 64
 )
 
 // turns holds datagrams until it is their turn. Ports take turns: most programs have one
@@ -103,7 +104,7 @@ func (q *turns) add(port int, d datagram) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	before := q.waiting[port]
-	if q.total >= maxWaiting || len(before) >= maxPortQueries {
+	if len(before)*portShare >= maxWaiting-q.total {
 		return
 	}
 	if len(before) == 0 {

@@ -5,16 +5,17 @@ package relay
 import "testing"
 
 // TestTurns checks that a port with many queries delays those of others by one at most,
-// and that what waits is bounded.
+// that many with many leave room for more, and that what waits is bounded.
 func TestTurns(t *testing.T) {
+	const most = maxWaiting / portShare
 	q := newTurns()
-	for i := range 10 * maxPortQueries {
+	for i := range 10 * most {
 		q.add(1, datagram{message: []byte{1, byte(i)}})
 	}
 	q.add(2, datagram{message: []byte{2}})
 	q.add(3, datagram{message: []byte{3}})
 	var got []byte
-	for range maxPortQueries + 2 {
+	for range most + 2 {
 		got = append(got, q.next().message[0])
 	}
 	if string(got[:4]) != "\x01\x02\x03\x01" {
@@ -22,6 +23,16 @@ func TestTurns(t *testing.T) {
 	}
 	if q.total != 0 || len(q.waiting) != 0 || len(q.ports) != 0 {
 		t.Errorf("%d are left", q.total)
+	}
+	for i := range 100 * portShare {
+		q.add(i%portShare+1, datagram{})
+	}
+	q.add(portShare+1, datagram{})
+	if len(q.waiting[portShare+1]) != 1 {
+		t.Errorf("%d queries of %d ports keep out another's", q.total, portShare)
+	}
+	for q.total > 0 {
+		q.next()
 	}
 	for port := range 2 * maxWaiting {
 		q.add(port, datagram{})
