@@ -182,9 +182,9 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	if err != nil {
 		return err
 	}
-	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
 	defer stop()
-	b, err := openBatch(ctx, a, &f, tasks, f.out)
+	b, err := openBatch(ctx, a, force, &f, tasks, f.out)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
@@ -211,8 +211,8 @@ func loadTasks(env environ, paths []string) ([]task.Task, error) {
 
 // openBatch makes what trials need. The state of their sandboxes is in the directory of
 // the batch, so that what a killed batch left is found there, and nothing else is
-// touched.
-func openBatch(ctx context.Context, a *app, f *batchFlags, tasks []task.Task, out string) (_ *batchSession, err error) {
+// touched. When force is closed, sandboxes are killed at once.
+func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags, tasks []task.Task, out string) (_ *batchSession, err error) {
 	out, err = filepath.Abs(out)
 	if err != nil {
 		return nil, err
@@ -243,7 +243,7 @@ func openBatch(ctx context.Context, a *app, f *batchFlags, tasks []task.Task, ou
 		}
 	}()
 	b.setLogger(zap.NewNop())
-	if b.trials, err = b.newTrials(ctx); err != nil {
+	if b.trials, err = b.newTrials(ctx, force); err != nil {
 		return nil, err
 	}
 	return b, nil
@@ -264,7 +264,7 @@ func (b *batchSession) chooseBackend(ctx context.Context) (batch.TrialOptions, e
 }
 
 // newTrials makes what runs trials, from the settings.
-func (b *batchSession) newTrials(ctx context.Context) (*batch.Trials, error) {
+func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*batch.Trials, error) {
 	image, err := images.ParseLocalReference(*b.conf.Image)
 	if err != nil {
 		return nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{Cause: "the image can't be used: " + err.Error(), Hint: "Change --image, or image in the configuration."}}
@@ -302,7 +302,7 @@ func (b *batchSession) newTrials(ctx context.Context) (*batch.Trials, error) {
 	o.GitEnv = gitEnviron(b.user)
 	session := &o.Session
 	session.User, session.Secrets, session.Version = localUser(&b.conf), b.knownSecrets(), programVersion()
-	session.Resources, session.Env, session.Grace = resources, variables, 0
+	session.Resources, session.Env, session.Force = resources, variables, force
 	session.ModelOptions = runner.ModelOptions{Budget: b.conf.Limits.Budget(), Canary: *b.conf.Canary, InstructionTexts: instructionTexts(instructions)}
 	session.PolicyOptions = runner.PolicyOptions{Policy: policy, OnPrompt: dispatch.OnPrompt(*b.conf.OnPrompt), Concurrency: int(*b.conf.Concurrency)}
 	session.ToolOptions = runner.ToolOptions{Fetch: fetching, Declared: b.conf.Tools.Declared()}

@@ -282,11 +282,11 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 	if err != nil {
 		return err
 	}
-	ctx, _, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
 	defer stop()
 	grades := filepath.Join(dir, "grades", time.Now().UTC().Format("20060102T150405.000000000"))
 	f.attempts = spec.Attempts
-	b, err := openBatch(ctx, a, &f, tasks, grades)
+	b, err := openBatch(ctx, a, force, &f, tasks, grades)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
