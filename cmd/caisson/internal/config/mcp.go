@@ -163,6 +163,7 @@ var foreignKeys = map[string]string{
 	"environment":          "write env",
 	"includeTools":         "write include",
 	"excludeTools":         "write exclude",
+	"disabledTools":        "write exclude",
 	"tools":                "write include",
 	"trust":                "calls are asked about unless policy.tools names them, such as NAME/*: auto",
 	"autoApprove":          "write policy.tools with NAME/TOOL: auto",
@@ -352,6 +353,9 @@ func (s *MCPBase) check() (key string, err error) {
 }
 
 func (s *MCPBase) checkProgram() (key string, err error) {
+	if s.Args == nil && strings.Contains(s.Command, " ") && !strings.Contains(s.Command, "/") {
+		return "command", fmt.Errorf("%q is a program with its arguments: write the program in command, and the others in args", s.Command)
+	}
 	if strings.ContainsRune(s.Command+strings.Join(s.Args, ""), 0) {
 		return "command", errors.New("a program and its arguments have no NUL")
 	}

@@ -76,6 +76,8 @@ func TestMCPMistakes(t *testing.T) {
 		"neither":        {"mcpServers:\n  a: {args: [x]}", "a server needs command", "", 2, 3},
 		"no url":         {"mcpServers:\n  a: {type: http}", "a server of type http needs url", "", 2, 7},
 		"type":           {"mcpServers:\n  a: {type: local, command: x}", "is none of stdio, http", "", 2, 7},
+		"one text":       {"mcpServers:\n  a: {command: npx -y x}", "the others in args", "", 2, 7},
+		"cline":          {"mcpServers:\n  a: {command: x, disabledTools: [y]}", `unknown field "disabledTools"`, "write exclude", 2, 19},
 		"name":           {"mcpServers:\n  a__b: {command: x}", "can't be the name of a server", "", 2, 3},
 		"slash":          {"mcpServers:\n  a/b: {command: x}", "can't be the name of a server", "", 2, 3},
 		"none":           {"mcpServers:\n  none: {command: x}", "can't be the name of a server", "", 2, 3},
