@@ -57,9 +57,11 @@ func (t toolset) discoveryTools() []tools.Factory {
 // not keep the tools of the others.
 const searchWait = 10 * time.Second
 
+var errSearchWait = errors.New("the search waits no longer")
+
 // waitSearch is [mcpServers.wait] for at most searchWait.
 func (m *mcpServers) waitSearch(ctx context.Context, server string) error {
-	waiting, cancel := context.WithTimeout(ctx, searchWait)
+	waiting, cancel := context.WithTimeoutCause(ctx, searchWait, errSearchWait)
 	defer cancel()
 	_ = m.wait(waiting, server)
 	return context.Cause(ctx)
@@ -78,8 +80,8 @@ func (m *mcpServers) waitLoaded(ctx context.Context) {
 // listForSearch returns the servers that the policy lets calls to, and those that other
 // tools of the session name, by name.
 func (m *mcpServers) listForSearch() []discovery.Server {
-	now, cancel := context.WithCancel(context.Background())
-	cancel()
+	now, cancel := context.WithCancelCause(context.Background())
+	cancel(nil)
 	list := m.list()
 	for i, one := range list {
 		if one.Problem == "" && errors.Is(m.set.WaitServer(now, one.Name), context.Canceled) {

@@ -138,19 +138,19 @@ func (s *settings) checkPolicy(servers []doctor.Server) []doctor.Finding {
 
 // findServers returns the MCP servers of a session, none of which is started.
 func (s *settings) findServers() []doctor.Server {
-	used, err := s.conf.UsedServers()
+	used, err := s.conf.Servers().Used()
 	if err != nil {
 		return nil // the configuration's own checks report it
 	}
 	var out []doctor.Server
 	for _, name := range used {
 		in := s.conf.MCP[name]
-		one := doctor.Server{Name: name, OnHost: in.OnHost, File: s.conf.ServerSource(name)}
+		one := doctor.Server{Name: name, OnHost: in.OnHost, File: s.conf.Servers().Source(name)}
 		if u, err := url.Parse(in.URL); err == nil && u.Scheme == "http" && !isLoopback(u.Host) {
 			one.Address = safeurl.String(in.URL)
 		}
 		if info, err := os.Stat(one.File); err == nil && info.Mode().Perm()&0o044 != 0 {
-			one.Readable = s.conf.PlainSecrets(name)
+			one.Readable = s.conf.Servers().PlainSecrets(name)
 		}
 		out = append(out, one)
 	}

@@ -159,7 +159,7 @@ const (
 
 // describeServers returns all servers of the configuration, in the order of their names.
 func (s *settings) describeServers() ([]listedServer, error) {
-	used, err := s.conf.UsedServers()
+	used, err := s.conf.Servers().Used()
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func (s *settings) describeServers() ([]listedServer, error) {
 	for _, name := range sortedNames(s.conf.MCP) {
 		in := s.conf.MCP[name]
 		one := listedServer{
-			Name: name, Source: s.conf.ServerSource(name), Transport: in.Transport(), Runs: runsInSandbox, Used: slices.Contains(used, name),
+			Name: name, Source: s.conf.Servers().Source(name), Transport: in.Transport(), Runs: runsInSandbox, Used: slices.Contains(used, name),
 			URL: clean(in.URL), Env: sortedNames(in.Env), Headers: sortedNames(in.Headers), Secrets: sortedNames(in.Egress.Secrets),
 			Include: in.Include, Exclude: in.Exclude, Egress: []string{},
 		}
@@ -189,7 +189,7 @@ func (s *settings) describeServers() ([]listedServer, error) {
 				one.Command = append(one.Command, clean(word))
 			}
 		}
-		egress, err := s.conf.ServerEgress(name)
+		egress, err := s.conf.Servers().Egress(name)
 		if err != nil {
 			return nil, err
 		}
@@ -218,13 +218,13 @@ func sortedNames[V any](m map[string]V) []string {
 // been read.
 func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, error) {
 	var o runner.MCPOptions
-	names, err := s.conf.UsedServers()
+	names, err := s.conf.Servers().Used()
 	if err != nil {
 		return o, err
 	}
 	target := cmp.Or(of.Target, sandbox.WorkspaceDir)
 	for _, name := range names {
-		one, err := s.conf.ServerOptions(name, target, s.workspace.Path)
+		one, err := s.conf.Servers().Options(name, target, s.workspace.Path)
 		if err != nil {
 			return o, err
 		}
@@ -308,7 +308,7 @@ func testServers(ctx context.Context, a *app, f mcpFlags, name string) error {
 	if err := s.selectServer(name); err != nil {
 		return err
 	}
-	used, err := s.conf.UsedServers()
+	used, err := s.conf.Servers().Used()
 	if err != nil {
 		return err
 	}

@@ -184,13 +184,13 @@ func (s *settings) readEgressKeys(ctx context.Context, workspace string) error {
 
 // readServerKeys is readEgressKeys for the keys of the MCP servers of a session.
 func (s *settings) readServerKeys(ctx context.Context, workspace string) error {
-	names, err := s.conf.UsedServers()
+	names, err := s.conf.Servers().Used()
 	if err != nil {
 		return err
 	}
 	s.serverKeys = map[string][]secret.Secret{}
 	for _, name := range names {
-		keys, err := s.conf.ServerKeys(name)
+		keys, err := s.conf.Servers().Keys(name)
 		if err != nil {
 			return err
 		}

@@ -353,7 +353,7 @@ func trustWorkspace(a *app, folder string, dryRun, asJSON bool) error {
 	}
 	answer := trustedAnswer{Workspace: w.Path, Trusted: !dryRun, Files: own.files, Settings: s.conf.ProjectSettings()}
 	if own.servers != nil {
-		if answer.Servers, err = s.conf.DescribeProjectServers(*own.servers); err != nil {
+		if answer.Servers, err = s.conf.Servers().DescribeProject(*own.servers); err != nil {
 			return err
 		}
 	}

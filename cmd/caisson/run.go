@@ -501,7 +501,7 @@ func (s *sessionBuilder) mayNeedSandbox(policy policy.Policy) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	used, err := s.conf.UsedServers()
+	used, err := s.conf.Servers().Used()
 	inServers := slices.ContainsFunc(used, func(name string) bool {
 		server := s.conf.MCP[name]
 		return server.RunsInSandbox() && policy.AllowsServer(name, tools.ClassExecute, tools.PlaceSandbox, s.workspace.Path)

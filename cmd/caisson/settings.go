@@ -316,7 +316,7 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 			printed = append(printed, redact.Secret{Name: "mcpServers." + name + ".egress.secrets." + k.Name, Value: k.Value})
 		}
 	}
-	for name, value := range s.conf.ServerSecrets() {
+	for name, value := range s.conf.Servers().Secrets() {
 		printed = append(printed, redact.Secret{Name: name, Value: value})
 	}
 	return slices.Concat(environSecrets(s.environ, names...), printed, urlSecrets(s.environ, &s.conf))

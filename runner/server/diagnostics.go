@@ -3,10 +3,20 @@ package server
 import (
 	"errors"
 	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/trace"
 )
 
 // diagnostics is the log and the metrics of a server, which its parts share.
@@ -44,3 +54,155 @@ func (d *diagnostics) writeBytes(w io.Writer, text []byte) {
 
 // errStopping ends what runs when the server stops.
 var errStopping = errors.New("the server stops")
+
+// metrics are the server's metrics, in a registry of its own. Labels are from
+// small sets: never an ID, a path or a name chosen by a client.
+type metrics struct {
+	registry *prometheus.Registry
+
+	started      prometheus.Counter
+	ended        *prometheus.CounterVec // reason
+	turns        *prometheus.CounterVec // reason
+	turnTime     prometheus.Histogram
+	calls        *prometheus.CounterVec // class, outcome
+	callTime     *prometheus.HistogramVec
+	asked        prometheus.Counter
+	answers      *prometheus.CounterVec // decision, by
+	late         prometheus.Counter
+	network      *prometheus.CounterVec // event
+	tokens       *prometheus.CounterVec // direction
+	streams      prometheus.Gauge
+	dropped      prometheus.Counter
+	unauthorized prometheus.Counter
+	forbidden    prometheus.Counter
+	requests     *prometheus.CounterVec // route, method, status
+	requestTime  *prometheus.HistogramVec
+}
+
+func newMetrics() *metrics {
+	m := &metrics{registry: prometheus.NewRegistry()}
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Name: "caisson_" + name, Help: help})
+		m.registry.MustRegister(c)
+		return c
+	}
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "caisson_" + name, Help: help}, labels)
+		m.registry.MustRegister(c)
+		return c
+	}
+	times := func(name, help string, buckets []float64, labels ...string) *prometheus.HistogramVec {
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "caisson_" + name, Help: help, Buckets: buckets}, labels)
+		m.registry.MustRegister(h)
+		return h
+	}
+	// Commands take from milliseconds to their limit of minutes, turns to hours.
+	long := []float64{.01, .05, .25, 1, 5, 15, 60, 300, 900, 3600}
+	m.started = counter("sessions_started_total", "Sessions that were started.")
+	m.ended = counters("sessions_ended_total", "Sessions that have ended.", "reason")
+	m.turns = counters("turns_total", "Turns that have ended.", "reason")
+	m.turnTime = times("turn_seconds", "Wall time of turns.", long).WithLabelValues().(prometheus.Histogram)
+	m.calls = counters("tool_calls_total", "Tool calls that have ended.", "class", "outcome")
+	m.callTime = times("tool_call_seconds", "Latency of tool calls.", long, "class")
+	m.asked = counter("confirmations_requested_total", "Confirmations that were asked for.")
+	m.answers = counters("confirmations_resolved_total", "Confirmations that were resolved.", "decision", "by")
+	m.late = counter("confirmation_attempts_total", "Answers that changed nothing.")
+	m.network = counters("network_records_total", "Recorded connections of commands and of the fetch tool: opened, closed, denied.", "event")
+	m.tokens = counters("model_tokens_total", "Tokens of model calls.", "direction")
+	m.streams = prometheus.NewGauge(prometheus.GaugeOpts{Name: "caisson_event_streams", Help: "Event streams that are open."})
+	m.dropped = counter("event_streams_dropped_total", "Event streams that were ended because their reader was too slow.")
+	m.forbidden = counter("http_forbidden_total", "Requests that the roles of their token do not allow.")
+	m.unauthorized = counter("http_unauthorized_total", "Requests without a token that is known.")
+	m.requests = counters("http_requests_total", "HTTP requests.", "route", "method", "status")
+	m.requestTime = times("http_request_seconds", "Time of HTTP requests, streams included.", []float64{.001, .005, .025, .1, .5, 2.5, 10, 60}, "route")
+	m.registry.MustRegister(m.streams, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// collectStates adds the count of live sessions by state.
+func (m *metrics) collectStates(count func() map[State]int) {
+	m.registry.MustRegister(liveSessions{count})
+}
+
+func (m *metrics) httpHandler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+}
+
+// liveSessions counts the live sessions by state when it is asked.
+type liveSessions struct{ count func() map[State]int }
+
+func liveDesc() *prometheus.Desc {
+	return prometheus.NewDesc("caisson_sessions", "Live sessions.", []string{"state"}, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (l liveSessions) Describe(c chan<- *prometheus.Desc) { c <- liveDesc() }
+
+// Collect implements prometheus.Collector.
+func (l liveSessions) Collect(c chan<- prometheus.Metric) {
+	n := l.count()
+	for _, state := range []State{StateIdle, StateRunning, StateClosing} {
+		c <- prometheus.MustNewConstMetric(liveDesc(), prometheus.GaugeValue, float64(n[state]), string(state))
+	}
+}
+
+// countRequest counts a request and its duration.
+func (m *metrics) countRequest(r *http.Request, status int, took time.Duration) {
+	route := r.Pattern
+	if route == "" {
+		route = "none"
+	}
+	m.requests.WithLabelValues(route, methodName(r), strconv.Itoa(status)).Inc()
+	m.requestTime.WithLabelValues(route).Observe(took.Seconds())
+}
+
+// methodName returns a request's method if it is a standard one.
+func methodName(r *http.Request) string {
+	known := []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodOptions}
+	if slices.Contains(known, r.Method) {
+		return r.Method
+	}
+	return "such method"
+}
+
+// countRecord counts a record of a session, and the step that it changed.
+func (m *metrics) countRecord(kind record.Kind, s trace.Step) {
+	switch {
+	case kind == record.KindConfirmationRequested:
+		m.asked.Inc()
+	case kind == record.KindConfirmationAttempted:
+		m.late.Inc()
+	case slices.Contains([]record.Kind{record.KindNetworkOpened, record.KindNetworkClosed, record.KindNetworkDenied}, kind):
+		m.network.WithLabelValues(strings.TrimPrefix(string(kind), "network.")).Inc()
+	case kind == record.KindConfirmationResolved && s.Call != nil:
+		q := s.Call.Asked[len(s.Call.Asked)-1]
+		m.answers.WithLabelValues(string(q.Decision), q.By).Inc()
+	case (kind == record.KindModelCallCompleted || kind == record.KindWorkerModelCall) && s.Model != nil:
+		u := s.Model.Usage
+		m.tokens.WithLabelValues("input").Add(float64(max(0, u.InputTokens+u.CachedInputTokens+u.CacheWriteTokens)))
+		m.tokens.WithLabelValues("output").Add(float64(max(0, u.OutputTokens)))
+	case s.End != nil:
+		m.turns.WithLabelValues(string(s.End.Reason)).Inc()
+		m.turnTime.Observe(float64(s.End.WallMS) / 1000)
+	case s.Call != nil && (kind == record.KindToolCompleted || kind == record.KindToolFailed || kind == record.KindToolInputInvalid):
+		m.countCall(*s.Call)
+	}
+}
+
+// countCall counts a call that has ended; its class is "unknown" if it never ran.
+func (m *metrics) countCall(c trace.Call) {
+	class, outcome := string(c.Class), c.ErrorClass
+	switch c.Status {
+	case trace.CallDone:
+		outcome = "success"
+	case trace.CallUnsuccess:
+		outcome = "failure"
+	}
+	if c.Started.IsZero() {
+		m.calls.WithLabelValues("unknown", outcome).Inc()
+		return
+	}
+	m.calls.WithLabelValues(class, outcome).Inc()
+	m.callTime.WithLabelValues(class).Observe(float64(c.LatencyMS) / 1000)
+}

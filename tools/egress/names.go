@@ -99,7 +99,7 @@ func (s *Server) mayBeAllowed(r request) bool {
 	for _, port := range s.policy.Ports() {
 		r.port = port
 		decide := func(p *rule.Policy) rule.Decision { return p.DecideHost(r.host, port) }
-		if s.canAsk(r, decide(s.policy), decide) {
+		if s.asked.canAsk(r, decide(s.policy), s.policy, decide) {
 			return true
 		}
 	}

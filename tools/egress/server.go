@@ -265,7 +265,7 @@ func (s *Server) decideRequest(ctx context.Context, r request, decide func(*rule
 	if d.Allowed() {
 		return s.newFlow(ctx, d, answer, decide), d, false, s.policy
 	}
-	return nil, d, answer == (rule.Rule{}) && s.canAsk(r, d, decide), s.policy
+	return nil, d, answer == (rule.Rule{}) && s.asked.canAsk(r, d, s.policy, decide), s.policy
 }
 
 // newFlow adds a flow. The server's lock is held, so that no policy is set between
@@ -323,15 +323,15 @@ func (s *Server) currentPolicy() *rule.Policy {
 }
 
 // canAsk reports whether a person can be asked about a request: about a name that
-// no rule covers, if the answer could allow the request. The server's lock is held.
-func (s *Server) canAsk(r request, d rule.Decision, decide func(*rule.Policy) rule.Decision) bool {
-	if s.asked.ask == nil || d.Reason != rule.ReasonNotAllowed || d.Rule != (rule.Rule{}) {
+// no rule of p covers, if the answer could allow the request. d is decide's decision under p.
+func (q *questions) canAsk(r request, d rule.Decision, p *rule.Policy, decide func(*rule.Policy) rule.Decision) bool {
+	if q.ask == nil || d.Reason != rule.ReasonNotAllowed || d.Rule != (rule.Rule{}) {
 		return false
 	}
 	if _, err := netip.ParseAddr(r.host); err == nil {
 		return false
 	}
-	return !s.policy.DeniesName(r.host) && decide(s.policy.WithAnswer(rule.AnswerRule(r.host, r.port))).Allowed()
+	return !p.DeniesName(r.host) && decide(p.WithAnswer(rule.AnswerRule(r.host, r.port))).Allowed()
 }
 
 // canonicalizeHost makes the host of a request canonical. Its error is a *rule.Error.

@@ -104,7 +104,7 @@ func Load(o Options) (Config, error) {
 	if err := c.loadProject(o); err != nil {
 		return Config{}, err
 	}
-	if err := c.loadProjectServers(o, getenv); err != nil {
+	if err := loadProjectServers(&c, o, getenv); err != nil {
 		return Config{}, err
 	}
 	env, found, err := FromEnviron(o.Environ, o.Others)
@@ -273,7 +273,7 @@ func (c *Config) checkValues() error {
 			return &Error{Where: v.Key, Message: v.Text + " is not an absolute path"}
 		}
 	}
-	for _, check := range []func(*Config) error{checkVariables, checkMounts, checkCaches, checkRoot, checkService, (*Config).checkServers} {
+	for _, check := range []func(*Config) error{checkVariables, checkMounts, checkCaches, checkRoot, checkService, checkServers} {
 		if err := check(c); err != nil {
 			return err
 		}

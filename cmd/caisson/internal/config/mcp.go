@@ -203,23 +203,30 @@ func (s *MCPBase) Transport() string {
 // RunsInSandbox reports whether the server is a program in the sandbox of its session.
 func (s *MCPServer) RunsInSandbox() bool { return s.Command != "" && !s.OnHost }
 
-// ServerSource returns the file that has a server.
-func (c *Config) ServerSource(name string) string {
-	if c.MCP[name].project {
+// Servers are the MCP servers of a configuration, by their names. The methods expect the
+// name of one that there is.
+type Servers struct{ conf *Config }
+
+// Servers returns the MCP servers. The value follows changes of c.
+func (c *Config) Servers() Servers { return Servers{c} }
+
+// Source returns the file that has a server.
+func (r Servers) Source(name string) string {
+	if r.conf.MCP[name].project {
 		return MCPPath
 	}
-	return c.user.path
+	return r.conf.user.path
 }
 
 // PlainSecrets returns the keys of a server's variables and headers that look like secrets
 // and stand in the configuration file in plain text.
-func (c *Config) PlainSecrets(name string) []string {
+func (r Servers) PlainSecrets(name string) []string {
 	var keys []string
-	s := c.MCP[name]
+	s := r.conf.MCP[name]
 	for kind, values := range map[string]map[string]Secret{"env": s.Env, "headers": s.Headers} {
 		for key, v := range values {
 			secret := strings.EqualFold(key, "Authorization") || secretName().MatchString(key)
-			if secret && len(v) >= minHiddenBytes && bytes.Contains(c.user.text, []byte(v)) {
+			if secret && len(v) >= minHiddenBytes && bytes.Contains(r.conf.user.text, []byte(v)) {
 				keys = append(keys, "mcpServers."+name+"."+kind+"."+key)
 			}
 		}
@@ -228,14 +235,14 @@ func (c *Config) PlainSecrets(name string) []string {
 	return keys
 }
 
-// ServerEgress returns what a server may reach, and nothing else of the session's own
+// Egress returns what a server may reach, and nothing else of the session's own
 // rules. Options without a policy are for a server without a network. For a server with
 // url the policy allows its host.
-func (c *Config) ServerEgress(name string) (runner.EgressOptions, error) {
-	s, where := c.MCP[name], "mcpServers."+name+".egress"
+func (r Servers) Egress(name string) (runner.EgressOptions, error) {
+	s, where := r.conf.MCP[name], "mcpServers."+name+".egress"
 	e := Egress{
-		Presets: s.Egress.Presets, Allow: s.Egress.Allow, Deny: slices.Concat(s.Egress.Deny, c.Egress.Deny), Private: s.Egress.Private,
-		Proxy: c.Egress.Proxy, CA: c.Egress.CA, Cache: c.Egress.Cache, Capture: c.Egress.Capture, EgressBounds: c.Egress.EgressBounds, within: c.Egress.within,
+		Presets: s.Egress.Presets, Allow: s.Egress.Allow, Deny: slices.Concat(s.Egress.Deny, r.conf.Egress.Deny), Private: s.Egress.Private,
+		Proxy: r.conf.Egress.Proxy, CA: r.conf.Egress.CA, Cache: r.conf.Egress.Cache, Capture: r.conf.Egress.Capture, EgressBounds: r.conf.Egress.EgressBounds, within: r.conf.Egress.within,
 	}
 	e.Unknown = new(unknownDeny)
 	if s.URL != "" {
@@ -249,19 +256,19 @@ func (c *Config) ServerEgress(name string) (runner.EgressOptions, error) {
 			maps.Copy(e.Private, s.Egress.Private)
 		}
 	}
-	o, _, err := e.parseOptions(c.home, c.workspace)
+	o, _, err := e.parseOptions(r.conf.home, r.conf.workspace)
 	if at, ok := errors.AsType[*Error](err); ok {
 		at.Where = where + strings.TrimPrefix(at.Where, "egress")
 	}
-	return o, c.addPlace(err)
+	return o, r.conf.addPlace(err)
 }
 
 // serverMethods are the methods of the transports over HTTP.
 var serverMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete}
 
-// ServerKeys returns the keys that a server uses without having them, without values.
-func (c *Config) ServerKeys(name string) ([]EgressKey, error) {
-	s := c.MCP[name]
+// Keys returns the keys that a server uses without having them, without values.
+func (r Servers) Keys(name string) ([]EgressKey, error) {
+	s := r.conf.MCP[name]
 	e := Egress{Secrets: s.Egress.Secrets}
 	env := map[string]string{}
 	for variable := range s.Env {
@@ -271,7 +278,7 @@ func (c *Config) ServerKeys(name string) ([]EgressKey, error) {
 	if at, ok := errors.AsType[*Error](err); ok {
 		at.Where = "mcpServers." + name + "." + at.Where
 	}
-	return keys, c.addPlace(err)
+	return keys, r.conf.addPlace(err)
 }
 
 // callTimeout returns the longest time of a call, zero for the default.
@@ -435,14 +442,14 @@ func nearbyNetworks(host string) []string {
 	return []string{ip.String()}
 }
 
-// ServerOptions returns a server for a session, without the keys of its egress. Target is
+// Options returns a server for a session, without the keys of its egress. Target is
 // where the workspace is mounted in the sandbox, and workspace its path on this machine.
-func (c *Config) ServerOptions(name, target, workspace string) (runner.MCPServer, error) {
-	s := c.MCP[name]
+func (r Servers) Options(name, target, workspace string) (runner.MCPServer, error) {
+	s := r.conf.MCP[name]
 	out := runner.MCPServer{Server: mcp.Server{
 		Name: name, Command: s.Command, Args: s.Args, OnHost: s.OnHost, Memory: int64(valueOr(s.Memory, 0)), Processes: int(valueOr(s.Processes, 0)),
 		URL: s.URL, SSE: s.Transport() == MCPSSE, Include: s.Include, Exclude: s.Exclude,
-		StartTimeout: time.Duration(valueOr(s.StartTimeout, 0)), CallTimeout: s.callTimeout(), Source: c.ServerSource(name),
+		StartTimeout: time.Duration(valueOr(s.StartTimeout, 0)), CallTimeout: s.callTimeout(), Source: r.Source(name),
 	}}
 	for _, variable := range sortedKeys(s.Env) {
 		out.Env = append(out.Env, variable+"="+string(s.Env[variable]))
@@ -460,6 +467,6 @@ func (c *Config) ServerOptions(name, target, workspace string) (runner.MCPServer
 		out.Dir = path.Join(target, s.Cwd)
 	}
 	var err error
-	out.Egress, err = c.ServerEgress(name)
+	out.Egress, err = r.Egress(name)
 	return out, err
 }

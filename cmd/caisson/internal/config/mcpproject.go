@@ -192,7 +192,7 @@ func (s MCPBase) expand(allowed []string, getenv func(string) (string, bool)) (M
 
 // loadProjectServers adds the servers of a trusted workspace to those of the operator,
 // which win. A server that can't be used is skipped.
-func (c *Config) loadProjectServers(o Options, getenv func(string) (string, bool)) error {
+func loadProjectServers(c *Config, o Options, getenv func(string) (string, bool)) error {
 	if o.ProjectServers == nil {
 		return nil
 	}
@@ -224,7 +224,7 @@ func (c *Config) loadProjectServers(o Options, getenv func(string) (string, bool
 
 // checkServers applies the requirements to the servers: one of the operator's own that
 // they don't allow is an error, one of a workspace is skipped.
-func (c *Config) checkServers() error {
+func checkServers(c *Config) error {
 	for _, name := range sortedKeys(c.MCP) {
 		s := c.MCP[name]
 		why := c.Requirements.MCP.refuses(name, &s)
@@ -253,23 +253,23 @@ func withoutServer(servers MCPServers, name string) MCPServers {
 	return out
 }
 
-// UsedServers returns the names of the servers that a session has. It fails for a name
+// Used returns the names of the servers that a session has. It fails for a name
 // of mcp_use that no server has.
-func (c *Config) UsedServers() ([]string, error) {
-	for _, name := range c.MCPUse {
-		if _, known := c.MCP[name]; !known && name != noServers {
+func (r Servers) Used() ([]string, error) {
+	for _, name := range r.conf.MCPUse {
+		if _, known := r.conf.MCP[name]; !known && name != noServers {
 			hint := "name servers of mcpServers, or none"
-			for _, s := range c.SkippedServers {
+			for _, s := range r.conf.SkippedServers {
 				if s.Name == name {
 					hint = "it is skipped: " + s.Why
 				}
 			}
-			return nil, c.addPlace(&Error{Where: "mcp_use", Message: fmt.Sprintf("there is no server %q", name), Hint: hint})
+			return nil, r.conf.addPlace(&Error{Where: "mcp_use", Message: fmt.Sprintf("there is no server %q", name), Hint: hint})
 		}
 	}
 	var names []string
-	for _, name := range sortedKeys(c.MCP) {
-		if !c.MCP[name].Disabled && (len(c.MCPUse) == 0 || slices.Contains(c.MCPUse, name)) {
+	for _, name := range sortedKeys(r.conf.MCP) {
+		if !r.conf.MCP[name].Disabled && (len(r.conf.MCPUse) == 0 || slices.Contains(r.conf.MCPUse, name)) {
 			names = append(names, name)
 		}
 	}
@@ -324,9 +324,9 @@ func joinCommand(argv []string) string {
 	return strings.Join(words, " ")
 }
 
-// DescribeProjectServers returns the servers of a workspace's .mcp.json, which has been
+// DescribeProject returns the servers of a workspace's .mcp.json, which has been
 // loaded.
-func (c *Config) DescribeProjectServers(f ProjectFile) ([]ProjectServer, error) {
+func (r Servers) DescribeProject(f ProjectFile) ([]ProjectServer, error) {
 	servers, err := ParseProjectServers(f)
 	if err != nil {
 		return nil, err
@@ -345,7 +345,7 @@ func (c *Config) DescribeProjectServers(f ProjectFile) ([]ProjectServer, error) 
 		if s.URL == "" {
 			one.Command = append([]string{s.Command}, s.Args...)
 		}
-		for _, skipped := range c.SkippedServers {
+		for _, skipped := range r.conf.SkippedServers {
 			if skipped.Name == name {
 				one.Skipped = skipped.Why
 			}
@@ -355,11 +355,11 @@ func (c *Config) DescribeProjectServers(f ProjectFile) ([]ProjectServer, error) 
 	return out, nil
 }
 
-// ServerSecrets returns the values of the variables and headers of servers, by the keys
+// Secrets returns the values of the variables and headers of servers, by the keys
 // of their settings.
-func (c *Config) ServerSecrets() map[string]string {
+func (r Servers) Secrets() map[string]string {
 	out := map[string]string{}
-	for name, s := range c.MCP {
+	for name, s := range r.conf.MCP {
 		for kind, values := range map[string]map[string]Secret{"env": s.Env, "headers": s.Headers} {
 			for key, v := range values {
 				where := "mcpServers." + name + "." + kind + "." + key

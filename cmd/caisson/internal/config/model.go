@@ -89,11 +89,11 @@ type SelectedModel struct {
 // SelectModels returns the model that the settings name, and then the fallbacks of its
 // profile. environ holds the keys.
 func (c *Config) SelectModels(environ []string) ([]SelectedModel, error) {
-	out, err := c.selectModels(environ)
+	out, err := selectModels(c, environ)
 	return out, c.addPlace(err)
 }
 
-func (c *Config) selectModels(environ []string) ([]SelectedModel, error) {
+func selectModels(c *Config, environ []string) ([]SelectedModel, error) {
 	getenv := newLookup(environ)
 	name := valueOr(c.Model, "")
 	if name == "" {
