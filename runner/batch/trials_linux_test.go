@@ -256,6 +256,7 @@ func TestOracleAndNop(t *testing.T) {
 				t.Errorf("%s: %v", file, err)
 			}
 		}
+		checkTrajectory(t, dir)
 		r, _ = m.run(definition, batch.Nop)
 		if r.Outcome != batch.Failed || r.Reward == nil || *r.Reward != 0 {
 			t.Errorf("nop: %+v", r)
@@ -379,6 +380,7 @@ func TestModelSeesNoTests(t *testing.T) {
 				t.Errorf("the agent has seen %s", hidden)
 			}
 		}
+		checkTrajectory(t, dir)
 		if !strings.Contains(read(t, dir, "agent/trajectory.json"), `"ATIF-v1.7"`) || !strings.Contains(read(t, dir, batch.PatchFile), "+hi") {
 			t.Error("the trajectory or the patch is missing")
 		}

@@ -5,14 +5,17 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/loop/replay"
@@ -149,111 +152,92 @@ func TestATIFReplays(t *testing.T) {
 	}
 }
 
-// allowed are the fields of ATIF v1.7, whose readers refuse others; a field
-// that ends in ! is required.
-var allowed = map[string][]string{
-	"root":        {"schema_version!", "session_id!", "trajectory_id", "agent!", "steps!", "notes", "final_metrics", "continued_trajectory_ref", "extra", "subagent_trajectories"},
-	"agent":       {"name!", "version!", "model_name", "tool_definitions", "extra"},
-	"step":        {"step_id!", "timestamp", "source!", "message!", "observation", "is_copied_context", "extra", "llm_call_count"},
-	"agent step":  {"model_name", "reasoning_effort", "reasoning_content", "tool_calls", "metrics"},
-	"call":        {"tool_call_id!", "function_name!", "arguments!", "extra"},
-	"observation": {"results!"},
-	"result":      {"source_call_id", "content", "subagent_trajectory_ref", "extra"},
-	"metrics":     {"prompt_tokens", "completion_tokens", "cached_tokens", "cost_usd", "prompt_token_ids", "completion_token_ids", "logprobs", "extra"},
-	"final":       {"total_prompt_tokens", "total_completion_tokens", "total_cached_tokens", "total_cost_usd", "total_steps", "extra"},
+// atifSchema returns the schema of ATIF v1.7.
+var atifSchema = sync.OnceValues(func() (*jsonschema.Schema, error) {
+	c := jsonschema.NewCompiler()
+	c.AssertFormat()
+	return c.Compile("testdata/atif-v1.7.schema.json")
+})
+
+// atifProblems returns how a document violates ATIF v1.7: the schema, and what no schema can
+// express.
+func atifProblems(t *testing.T, text []byte) []string {
+	t.Helper()
+	schema, err := atifSchema()
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
+	if err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	if err := schema.Validate(doc); err != nil {
+		return []string{err.Error()}
+	}
+	return referenceProblems(t, text)
 }
 
-// atifProblems returns how a document violates ATIF v1.7.
-func atifProblems(doc map[string]any) []string {
+// referenceProblems returns steps that do not count 1, 2, 3, results of calls of other
+// steps, and subagents with the same id, in a document that the schema accepts.
+func referenceProblems(t *testing.T, text []byte) []string {
+	t.Helper()
+	var doc struct {
+		Steps []struct {
+			ID    int64 `json:"step_id"`
+			Calls []struct {
+				ID string `json:"tool_call_id"`
+			} `json:"tool_calls"`
+			Observed struct {
+				Results []struct {
+					Call *string `json:"source_call_id"`
+				}
+			} `json:"observation"`
+		}
+		Subagents []json.RawMessage `json:"subagent_trajectories"`
+	}
+	if err := json.Unmarshal(text, &doc); err != nil {
+		t.Fatal(err)
+	}
 	var found []string
-	say := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
-	fields := func(what string, v any, sets ...string) map[string]any {
-		m, ok := v.(map[string]any)
-		if !ok {
-			say("%s is no object", what)
-			return map[string]any{}
+	for i, step := range doc.Steps {
+		if step.ID != int64(i+1) {
+			found = append(found, fmt.Sprintf("step %d has id %d", i+1, step.ID))
 		}
-		var names []string
-		for _, set := range sets {
-			names = append(names, allowed[set]...)
-		}
-		for k, v := range m {
-			if !slices.Contains(names, k) && !slices.Contains(names, k+"!") {
-				say("%s has %s", what, k)
-			}
-			if v == nil {
-				say("%s: %s is null", what, k)
+		for _, r := range step.Observed.Results {
+			if r.Call != nil && !slices.ContainsFunc(step.Calls, func(c struct {
+				ID string `json:"tool_call_id"`
+			}) bool { return c.ID == *r.Call }) {
+				found = append(found, fmt.Sprintf("step %d: a result of no call of it: %s", i+1, *r.Call))
 			}
 		}
-		for _, name := range names {
-			if k, required := strings.CutSuffix(name, "!"); required && m[k] == nil {
-				say("%s has no %s", what, k)
-			}
-		}
-		return m
 	}
-	root := fields("the document", doc, "root")
-	fields("agent", root["agent"], "agent")
-	fields("final_metrics", root["final_metrics"], "final")
-	steps, _ := root["steps"].([]any)
-	if len(steps) == 0 {
-		say("no steps")
-	}
-	for i, v := range steps {
-		what, sets := fmt.Sprintf("step %d", i+1), []string{"step"}
-		if m, _ := v.(map[string]any); m["source"] == "agent" {
-			sets = append(sets, "agent step")
+	ids := map[string]bool{}
+	for _, raw := range doc.Subagents {
+		var sub struct {
+			ID string `json:"trajectory_id"`
 		}
-		step := fields(what, v, sets...)
-		if step["step_id"] != float64(i+1) {
-			say("%s has id %v", what, step["step_id"])
+		if err := json.Unmarshal(raw, &sub); err != nil {
+			t.Fatal(err)
 		}
-		if at, _ := step["timestamp"].(string); at != "" {
-			if _, err := time.Parse(time.RFC3339Nano, at); err != nil {
-				say("%s: %v", what, err)
-			}
+		if ids[sub.ID] {
+			found = append(found, "two subagents are "+sub.ID)
 		}
-		ids := map[any]bool{}
-		calls, _ := step["tool_calls"].([]any)
-		for _, c := range calls {
-			call := fields(what+": a call", c, "call")
-			if _, object := call["arguments"].(map[string]any); !object {
-				say("%s: arguments are no object", what)
-			}
-			ids[call["tool_call_id"]] = true
-		}
-		if step["metrics"] != nil {
-			fields(what+": metrics", step["metrics"], "metrics")
-		}
-		if step["observation"] == nil {
-			continue
-		}
-		results, _ := fields(what+": observation", step["observation"], "observation")["results"].([]any)
-		for _, r := range results {
-			if result := fields(what+": a result", r, "result"); !ids[result["source_call_id"]] {
-				say("%s: a result of no call of it: %v", what, result["source_call_id"])
-			}
-		}
+		ids[sub.ID] = true
+		found = append(found, referenceProblems(t, raw)...)
 	}
 	return found
 }
 
 func TestATIFIsValid(t *testing.T) {
-	var last []byte
-	for name, make := range map[string]func(*testing.T, string) Session{"ordinary": newShopSession, "strange": newStrangeSession} {
+	for name, make := range map[string]func(*testing.T, string) Session{"ordinary": newShopSession, "strange": newStrangeSession, "hidden": newHiddenSession} {
 		t.Run(name, func(t *testing.T) {
 			text, err := os.ReadFile(exportATIF(t, make(t, t.TempDir())))
 			if err != nil {
 				t.Fatal(err)
 			}
-			var doc map[string]any
-			if err := json.Unmarshal(text, &doc); err != nil {
-				t.Fatal(err)
-			}
-			for _, problem := range atifProblems(doc) {
+			for _, problem := range atifProblems(t, text) {
 				t.Error(problem)
 			}
-			last = text
 			if name != "strange" {
 				return
 			}
@@ -265,21 +249,115 @@ func TestATIFIsValid(t *testing.T) {
 			}
 		})
 	}
-	// The rules see what breaks them.
+}
+
+// fullATIF has every field of ATIF v1.7.
+const fullATIF = `{"schema_version":"ATIF-v1.7","session_id":"run-1","trajectory_id":"t-1",
+"agent":{"name":"a","version":"1","model_name":"m","tool_definitions":[{"type":"function","function":{"name":"f"}}],"extra":{"x":null}},
+"steps":[
+{"step_id":1,"timestamp":"2026-11-20T10:00:00Z","source":"system","message":"You are"},
+{"step_id":2,"source":"user","message":[{"type":"text","text":"Fix it"},{"type":"image","source":{"media_type":"image/png","path":"a.png"}}],"is_copied_context":true,"extra":{}},
+{"step_id":3,"source":"agent","model_name":"m","reasoning_effort":"high","reasoning_content":"hm","message":"","llm_call_count":1,
+"tool_calls":[{"tool_call_id":"c1","function_name":"f","arguments":{},"extra":{"rule":"r"}}],
+"observation":{"results":[{"source_call_id":"c1","content":"ok","extra":{"exit_code":0}},{"content":[{"type":"text","text":"t"}],"subagent_trajectory_ref":[{"trajectory_id":"t-2","trajectory_path":"b.json","session_id":"run-1","extra":{}}]}]},
+"metrics":{"prompt_tokens":9,"completion_tokens":4,"cached_tokens":8,"cost_usd":0.1,"prompt_token_ids":[1],"completion_token_ids":[2],"logprobs":[-0.5],"extra":{}}},
+{"step_id":4,"source":"agent","message":"x","tool_calls":[{"tool_call_id":"c2","function_name":"f","arguments":{"a":1}}],"observation":{"results":[]}}],
+"notes":"n","final_metrics":{"total_prompt_tokens":9,"total_completion_tokens":4,"total_cached_tokens":8,"total_cost_usd":0.1,"total_steps":4,"extra":{}},
+"continued_trajectory_ref":"c.json","extra":{},
+"subagent_trajectories":[{"schema_version":"ATIF-v1.7","trajectory_id":"t-2","agent":{"name":"s","version":"1"},"steps":[{"step_id":1,"source":"user","message":""}]},
+{"schema_version":"ATIF-v1.7","trajectory_id":"t-3","agent":{"name":"s","version":"1"},"steps":[{"step_id":1,"source":"user","message":""}]}]}`
+
+// TestATIFSchemaRejects: the schema and the rules beside it refuse each fault that readers of
+// ATIF refuse, and accept the document without it.
+func TestATIFSchemaRejects(t *testing.T) {
+	if found := atifProblems(t, []byte(fullATIF)); found != nil {
+		t.Fatal(found)
+	}
 	for name, edit := range map[string][2]string{
-		"calls of a user": {`"source":"agent"`, `"source":"user"`},
-		"a gap":           {`"step_id":2`, `"step_id":7`},
-		"an unknown":      {`"session_id"`, `"session"`},
-		"a stranger":      {`"source_call_id":"tu_1"`, `"source_call_id":"tu_0"`},
+		"calls of a user":            {`"source":"agent","model_name":"m","reasoning_effort":"high","reasoning_content":"hm",`, `"source":"user",`},
+		"a model of a user":          {`"is_copied_context":true`, `"model_name":"m"`},
+		"an effort of a user":        {`"is_copied_context":true`, `"reasoning_effort":1`},
+		"reasoning of a user":        {`"is_copied_context":true`, `"reasoning_content":""`},
+		"metrics of a user":          {`"is_copied_context":true`, `"metrics":{}`},
+		"calls of the system":        {`"message":"You are"`, `"message":"You are","tool_calls":[]`},
+		"another version":            {`"ATIF-v1.7","session_id"`, `"ATIF-v1.8","session_id"`},
+		"another source":             {`"source":"system"`, `"source":"tool"`},
+		"no steps":                   {`"steps":[{"step_id":1,"source":"user","message":""}]},`, `"steps":[]},`},
+		"no message":                 {`"message":"You are"`, `"extra":{}`},
+		"no agent's version":         {`"name":"a","version":"1"`, `"name":"a"`},
+		"no agent's name":            {`"name":"a","version":"1"`, `"version":"1"`},
+		"a gap":                      {`"step_id":2`, `"step_id":7`},
+		"from zero":                  {`"step_id":1,"timestamp"`, `"step_id":0,"timestamp"`},
+		"no time":                    {`2026-11-20T10:00:00Z`, `yesterday`},
+		"no arguments":               {`"arguments":{},`, ``},
+		"arguments as text":          {`"arguments":{}`, `"arguments":"{}"`},
+		"no call's id":               {`"tool_call_id":"c2",`, ``},
+		"no function":                {`"tool_call_id":"c2","function_name":"f"`, `"tool_call_id":"c2"`},
+		"a result of no call":        {`"source_call_id":"c1"`, `"source_call_id":"c0"`},
+		"a result of another step":   {`"source_call_id":"c1"`, `"source_call_id":"c2"`},
+		"text and image":             {`"type":"text","text":"Fix it"`, `"type":"text","text":"Fix it","source":{"media_type":"image/png","path":"a"}`},
+		"text without text":          {`"type":"text","text":"Fix it"`, `"type":"text"`},
+		"an image without a source":  {`"type":"image","source":{"media_type":"image/png","path":"a.png"}`, `"type":"image"`},
+		"another kind of image":      {`image/png`, `image/tiff`},
+		"another part":               {`"type":"text","text":"t"`, `"type":"audio","text":"t"`},
+		"a reference to nothing":     {`"trajectory_id":"t-2","trajectory_path":"b.json",`, ``},
+		"a subagent without an id":   {`"trajectory_id":"t-3",`, ``},
+		"two subagents with one id":  {`"trajectory_id":"t-3"`, `"trajectory_id":"t-2"`},
+		"fewer than no model calls":  {`"llm_call_count":1`, `"llm_call_count":-1`},
+		"fewer than no steps in all": {`"total_steps":4`, `"total_steps":-1`},
+		"half a token":               {`"prompt_tokens":9`, `"prompt_tokens":9.5`},
+		"a cost as text":             {`"cost_usd":0.1,"prompt_token_ids"`, `"cost_usd":"0.1","prompt_token_ids"`},
 	} {
-		var doc map[string]any
-		bad := bytes.Replace(last, []byte(edit[0]), []byte(edit[1]), 1)
-		if err := json.Unmarshal(bad, &doc); err != nil || bytes.Equal(bad, last) {
-			t.Fatalf("%s: %v", name, err)
+		bad := strings.Replace(fullATIF, edit[0], edit[1], 1)
+		if bad == fullATIF {
+			t.Fatalf("%s: nothing was edited", name)
 		}
-		if len(atifProblems(doc)) == 0 {
-			t.Errorf("%s is not seen", name)
+		if len(atifProblems(t, []byte(bad))) == 0 {
+			t.Errorf("%s is accepted", name)
 		}
+	}
+	// No object takes another field, and no field is null.
+	var doc any
+	if err := json.Unmarshal([]byte(fullATIF), &doc); err != nil {
+		t.Fatal(err)
+	}
+	objects, fields := 0, 0
+	var walk func(v any, path string)
+	refused := func(what string) {
+		t.Helper()
+		text, err := json.Marshal(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(atifProblems(t, text)) == 0 {
+			t.Errorf("%s is accepted", what)
+		}
+	}
+	walk = func(v any, path string) {
+		switch v := v.(type) {
+		case []any:
+			for i := range v {
+				walk(v[i], fmt.Sprintf("%s/%d", path, i))
+			}
+		case map[string]any:
+			objects++
+			v["stranger"] = 1
+			refused(path + "/stranger")
+			delete(v, "stranger")
+			for _, key := range slices.Sorted(maps.Keys(v)) {
+				fields++
+				was := v[key]
+				v[key] = nil
+				refused(path + "/" + key + " that is null")
+				if v[key] = was; key != "extra" && key != "arguments" && key != "tool_definitions" {
+					walk(was, path+"/"+key)
+				}
+			}
+		}
+	}
+	walk(doc, "")
+	if objects < 20 || fields < 70 {
+		t.Errorf("%d objects, %d fields", objects, fields)
 	}
 }
 
