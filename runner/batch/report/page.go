@@ -241,7 +241,10 @@ func countFaults(results []batch.Result) []faultRow {
 
 func newTrialRow(r batch.Result, agent int) trialRow {
 	row := trialRow{Result: r, Index: agent, Dir: batch.TrialsDir + "/" + r.Key.Name() + "/", Reason: string(r.Class), Took: roundTime(r.Finished.Sub(r.Started))}
-	if r.Limit != "" {
+	switch {
+	case r.Outcome == batch.Limit && row.Reason == "":
+		row.Reason = r.Limit
+	case r.Limit != "":
 		row.Reason = strings.TrimPrefix(row.Reason+", limit "+r.Limit, ", ")
 	}
 	if r.Reward != nil {
