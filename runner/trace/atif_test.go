@@ -181,18 +181,20 @@ func atifProblems(t *testing.T, text []byte) []string {
 // steps, and subagents with the same id, in a document that the schema accepts.
 func referenceProblems(t *testing.T, text []byte) []string {
 	t.Helper()
+	type call struct {
+		ID string `json:"tool_call_id"`
+	}
+	type result struct {
+		Call *string `json:"source_call_id"`
+	}
 	var doc struct {
 		Steps []struct {
-			ID    int64 `json:"step_id"`
-			Calls []struct {
-				ID string `json:"tool_call_id"`
-			} `json:"tool_calls"`
+			ID       int64  `json:"step_id"`
+			Calls    []call `json:"tool_calls"`
 			Observed struct {
-				Results []struct {
-					Call *string `json:"source_call_id"`
-				}
+				Results []result `json:"results"`
 			} `json:"observation"`
-		}
+		} `json:"steps"`
 		Subagents []json.RawMessage `json:"subagent_trajectories"`
 	}
 	if err := json.Unmarshal(text, &doc); err != nil {
@@ -204,9 +206,7 @@ func referenceProblems(t *testing.T, text []byte) []string {
 			found = append(found, fmt.Sprintf("step %d has id %d", i+1, step.ID))
 		}
 		for _, r := range step.Observed.Results {
-			if r.Call != nil && !slices.ContainsFunc(step.Calls, func(c struct {
-				ID string `json:"tool_call_id"`
-			}) bool { return c.ID == *r.Call }) {
+			if r.Call != nil && !slices.Contains(step.Calls, call{*r.Call}) {
 				found = append(found, fmt.Sprintf("step %d: a result of no call of it: %s", i+1, *r.Call))
 			}
 		}

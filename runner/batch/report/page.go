@@ -115,9 +115,7 @@ func newPage(title string, s batch.Spec, results []batch.Result) *page {
 		p.Infrastructure += a.Infrastructure
 		p.NotRun += a.NotRun
 	}
-	slices.SortStableFunc(p.Agents, func(a, b agentRow) int {
-		return cmp.Compare(valueOr(b.PassAt1.Value, -1), valueOr(a.PassAt1.Value, -1))
-	})
+	slices.SortStableFunc(p.Agents, func(a, b agentRow) int { return compareRates(a.AgentSummary, b.AgentSummary) })
 	own := make([]batch.Result, 0, len(results))
 	for _, r := range results {
 		if _, known := index[r.Agent]; known {
@@ -269,9 +267,7 @@ func (p *page) compareAgents(s batch.Spec, results []batch.Result, first map[str
 			models = append(models, a)
 		}
 	}
-	slices.SortStableFunc(models, func(a, b batch.AgentSummary) int {
-		return cmp.Compare(valueOr(b.PassAt1.Value, -1), valueOr(a.PassAt1.Value, -1))
-	})
+	slices.SortStableFunc(models, compareRates)
 	models, p.AgentsLeft = cut(models, maxAgents)
 	for i, a := range models {
 		for _, b := range models[i+1:] {
@@ -302,11 +298,15 @@ func newComparison(a, b string, c batch.Comparison, first map[string]int) compar
 	return out
 }
 
-func valueOr(v *float64, or float64) float64 {
-	if v == nil {
-		return or
+// compareRates orders agents by pass@1, those without one last.
+func compareRates(a, b batch.AgentSummary) int {
+	value := func(r batch.Rate) float64 {
+		if r.Value == nil {
+			return -1
+		}
+		return *r.Value
 	}
-	return *v
+	return cmp.Compare(value(b.PassAt1), value(a.PassAt1))
 }
 
 // formatPassed returns how many of n attempts passed, of which share is the share.
