@@ -101,6 +101,9 @@ func TestSamples(t *testing.T) {
 		if rows := strings.Count(page, `<tr class="trial `); rows != c.rows {
 			t.Errorf("%d rows of trials, want %d", rows, c.rows)
 		}
+		if text := textOf(t, page); c.rows > 1 && !strings.Contains(text, "All trials ollama/fast 636 / 990 0.643 0.61 – 0.67 250 tasks") {
+			t.Error("the better agent is not the first one of the leaderboard")
+		}
 		if dir := os.Getenv("CAISSON_SAMPLE_REPORTS"); dir != "" {
 			if err := os.WriteFile(dir+"/"+c.name+".html", []byte(page), 0o600); err != nil {
 				t.Fatal(err)
