@@ -60,6 +60,7 @@ var ranks = map[string]int{
 	"tools/fetch":     3,
 	"tools/file":      3,
 	"tools/mcp":       3,
+	"tools/mcp/oauth": 2,
 	"tools/memory":    3,
 	"tools/discovery": 3,
 	"tools/skill":     3,

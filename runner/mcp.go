@@ -24,6 +24,7 @@ import (
 	"github.com/caisson-run/caisson/tools/discovery"
 	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/mcp"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
 // MCPOptions configures the servers of tools of a session, which speak the Model Context
@@ -35,6 +36,8 @@ type MCPOptions struct {
 	// HostEnv is the environment of servers on the host, as NAME=value: PATH, HOME, TMPDIR
 	// and LANG. Each has its own variables beside them.
 	HostEnv []string
+	// Tokens has the tokens of servers that people have signed in to. Nil: none is used.
+	Tokens *oauth.Store
 	// MachineMemory is the memory of the machine that runs sandboxes, in bytes; zero is
 	// unknown.
 	MachineMemory int64
@@ -245,7 +248,7 @@ func newMCPServers(s *Session) (*mcpServers, error) {
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	redactor := redact.New(s.opts.Secrets)
 	o := mcp.Options{
-		Launch: m.launch, HTTPClient: m.httpClient, Register: s.tools.Register, Unregister: func(name tools.Name) { s.tools.Unregister(string(name)) },
+		Launch: m.launch, HTTPClient: m.httpClient, Tokens: s.opts.MCP.Tokens, Register: s.tools.Register, Unregister: func(name tools.Name) { s.tools.Unregister(string(name)) },
 		Report: m.report, Roots: "file://" + s.opts.mountPoint(), Redact: func(text string) string { return string(redactor.Bytes([]byte(text))) },
 		Version: s.opts.Version, Log: s.log,
 	}

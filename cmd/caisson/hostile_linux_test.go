@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -111,10 +112,18 @@ func (h *hostile) marked(t *testing.T) []string {
 // backends that start nothing.
 func (h *hostile) run(t *testing.T, env []string, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
+	var out bytes.Buffer
+	status, stderr = h.runTo(t, env, &out, args...)
+	return status, out.String(), stderr
+}
+
+// runTo is run with standard output as it is written.
+func (h *hostile) runTo(t *testing.T, env []string, stdout io.Writer, args ...string) (status int, stderr string) {
+	t.Helper()
 	t.Chdir(h.dir)
-	var out, errs bytes.Buffer
+	var errs bytes.Buffer
 	d := newApp(make(chan os.Signal), func(int) {})
-	d.stdin, d.stdout, d.stderr = strings.NewReader(""), &out, &errs
+	d.stdin, d.stdout, d.stderr = strings.NewReader(""), stdout, &errs
 	d.terminal = func(any) bool { return false }
 	d.requirements = filepath.Join(h.home, "requirements.yaml")
 	d.executable = func() (string, error) { return filepath.Join(h.home, "bin", "caisson"), nil }
@@ -128,7 +137,7 @@ func (h *hostile) run(t *testing.T, env []string, args ...string) (status int, s
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	status = run(ctx, args, env, d)
-	return status, out.String(), errs.String()
+	return status, errs.String()
 }
 
 // beside puts what Caisson starts where it looks first.

@@ -14,18 +14,20 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/mcplogin"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 	"github.com/caisson-run/caisson/tools/policy"
 )
 
 // newMCPCommand returns the command that serves clients, with those about servers below it.
 func newMCPCommand(a *app) *cobra.Command {
 	cmd := newMCPServeCommand(a)
-	cmd.AddCommand(newMCPListCommand(a), newMCPTestCommand(a), newMCPAddCommand(a))
+	cmd.AddCommand(newMCPListCommand(a), newMCPTestCommand(a), newMCPLoginCommand(a), newMCPLogoutCommand(a), newMCPAddCommand(a))
 	return cmd
 }
 
@@ -217,7 +219,7 @@ func sortedNames[V any](m map[string]V) []string {
 // serverOptions returns the MCP servers of a session with these options. Their keys have
 // been read.
 func (s *sessionBuilder) serverOptions(of runner.Options) (runner.MCPOptions, error) {
-	var o runner.MCPOptions
+	o := runner.MCPOptions{Tokens: mcplogin.Store(s.environ.stateDir())}
 	names, err := s.conf.Servers().Used()
 	if err != nil {
 		return o, err
@@ -438,6 +440,8 @@ func (l *serverList) add(r record.Record) bool {
 // hint returns what may help a server that did not start, "" for nothing.
 func (t testedServer) hint() string {
 	switch {
+	case strings.Contains(t.Cause, oauth.ErrSignIn.Error()):
+		return "caisson mcp login " + t.Name + " does that."
 	case strings.Contains(t.Cause, "exit code 127"):
 		return "Name a program of the image. With image host, host_image.toolchains in the configuration adds yours; caisson doctor prints the line."
 	case slices.ContainsFunc([]string{"ENOTFOUND", "EAI_AGAIN", "ENOTCACHED", "not found in the cache", "Network connectivity is disabled"}, func(text string) bool { return strings.Contains(t.Stderr, text) }):

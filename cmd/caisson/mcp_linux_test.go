@@ -8,10 +8,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
@@ -308,6 +311,138 @@ func TestServerHint(t *testing.T) {
 	} {
 		if hint := (testedServer{Stderr: stderr}).hint(); strings.Contains(hint, "egress") != network {
 			t.Errorf("%q has the hint %q", stderr, hint)
+		}
+	}
+}
+
+// browser is the standard output of caisson mcp login, and the person who reads it: it opens the address and signs in.
+type browser struct{ text strings.Builder }
+
+func (b *browser) Write(p []byte) (int, error) {
+	b.text.Write(p)
+	for word := range strings.FieldsSeq(string(p)) {
+		u, err := url.Parse(word)
+		if err != nil || !strings.HasSuffix(u.Path, "/authorize") {
+			continue
+		}
+		go func() {
+			if res, err := http.Get(u.Query().Get("redirect_uri") + "?code=c&state=" + u.Query().Get("state")); err == nil {
+				_ = res.Body.Close()
+			}
+		}()
+	}
+	return len(p), nil
+}
+
+// serveOAuth is a server over HTTP that wants a token, and its authorization server. The access token is new with each
+// request, as is the refresh token, and has expired at once, so that each use is a refresh.
+func serveOAuth(t *testing.T) (address string) {
+	inner, err := url.Parse(serveMCP(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(inner)
+	var mu sync.Mutex
+	issued := 0
+	var origin string
+	answer := func(w http.ResponseWriter, v any) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(v)
+	}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch r.URL.Path {
+		case "/mcp":
+			if r.Header.Get("Authorization") != fmt.Sprintf("Bearer secret-access-%d", issued) {
+				w.WriteHeader(http.StatusUnauthorized)
+				return
+			}
+			r.Header.Set("X", r.Header.Get("Authorization"))
+			proxy.ServeHTTP(w, r)
+		case "/.well-known/oauth-authorization-server":
+			answer(w, map[string]any{
+				"issuer": origin, "authorization_endpoint": origin + "/authorize", "token_endpoint": origin + "/token", "registration_endpoint": origin + "/register",
+				"response_types_supported": []string{"code"}, "code_challenge_methods_supported": []string{"S256"},
+			})
+		case "/register":
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusCreated)
+			fmt.Fprint(w, `{"client_id":"new","token_endpoint_auth_method":"none"}`)
+		case "/token":
+			if r.FormValue("grant_type") == "refresh_token" && r.FormValue("refresh_token") != fmt.Sprintf("secret-refresh-%d", issued) {
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(http.StatusBadRequest)
+				fmt.Fprint(w, `{"error":"invalid_grant"}`)
+				return
+			}
+			issued++
+			answer(w, map[string]any{
+				"access_token": fmt.Sprintf("secret-access-%d", issued), "refresh_token": fmt.Sprintf("secret-refresh-%d", issued), "token_type": "Bearer", "expires_in": 5,
+			})
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(s.Close)
+	origin = s.URL
+	return origin + "/mcp"
+}
+
+// TestMCPLogin: a server that wants a token fails with the command that obtains one, runs once a person has signed in,
+// and fails again after logout. No output, record or log has a token.
+func TestMCPLogin(t *testing.T) {
+	h := newServerWorkspace(t, `{}`, "mcpServers:\n  a: {url: '"+serveOAuth(t)+"'}\n  c: {command: prog}\n"+
+		"  ci: {url: 'https://x.example/mcp', oauth: {grant: client_credentials, client_id: ci, client_secret: secret-of-ci}}\n")
+	shown := ""
+	test := func(want int, texts ...string) {
+		t.Helper()
+		status, out, stderr := h.run(t, nil, "mcp", "test", "a")
+		shown += out + stderr
+		for _, text := range texts {
+			if status != want || !strings.Contains(out, text) {
+				t.Errorf("status %d, want %d with %q:\n%s%s", status, want, text, out, stderr)
+			}
+		}
+	}
+	test(exitFailed, "caisson mcp login a")
+	var b browser
+	if status, stderr := h.runTo(t, nil, &b, "mcp", "login", "a"); status != exitDone || !strings.Contains(b.text.String(), "Signed in to a") {
+		t.Fatalf("login: status %d\n%s%s", status, b.text.String(), stderr)
+	}
+	shown += b.text.String()
+	test(exitDone, "a/hello")
+	for _, args := range [][]string{{"mcp", "ls", "--json"}, {"config", "show"}, {"doctor"}} {
+		_, out, stderr := h.run(t, nil, args...)
+		shown += out + stderr
+	}
+	kept := 0
+	err := filepath.WalkDir(h.home, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() || filepath.Base(path) == "config.yaml" {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if strings.Contains(string(text), "secret-access") {
+			kept++
+			if info, err := d.Info(); err != nil || info.Mode().Perm() != 0o600 || filepath.Base(filepath.Dir(path)) != "mcp-tokens" {
+				t.Errorf("%s has a token, %v", path, info)
+			}
+		}
+		return err
+	})
+	if err != nil || kept != 1 {
+		t.Errorf("%d files with tokens, %v", kept, err)
+	}
+	if strings.Contains(shown, "secret-") {
+		t.Errorf("a secret is shown:\n%s", shown)
+	}
+	if status, out, _ := h.run(t, nil, "mcp", "logout", "a"); status != exitDone || !strings.Contains(out, "removed") {
+		t.Errorf("logout: %d, %s", status, out)
+	}
+	test(exitFailed, "caisson mcp login a")
+	for name, want := range map[string]string{"c": "no server of type http", "ci": "need no signing in", "x": "there is no MCP server"} {
+		if status, _, stderr := h.run(t, nil, "mcp", "login", name); status != exitInput || !strings.Contains(stderr, want) {
+			t.Errorf("login %s: status %d, %s", name, status, stderr)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,14 +10,19 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/aymanbagabas/go-udiff"
 	"github.com/moby/sys/atomicwriter"
 	"github.com/spf13/cobra"
 
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
 	"github.com/caisson-run/caisson/cmd/caisson/internal/mcpclients"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/mcplogin"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
 const mcpAddLong = `Print the configuration with which an MCP client starts caisson mcp on a workspace, and the file where it
@@ -238,4 +244,127 @@ func backUp(path string, text []byte, mode fs.FileMode) error {
 		return errors.Join(err, f.Close())
 	}
 	return errors.New("there are too many old ones")
+}
+
+const mcpLoginLong = `Sign in to an MCP server over HTTP (OAuth), so that sessions can use it. The address of the page is printed:
+open it in a browser on this machine. The browser comes back to a port of 127.0.0.1, and the token is
+stored in the state directory, for this server and its url alone. Sessions use and refresh it.
+
+Requests are under the rules of the server: its authorization server must be at the origin of url, or
+in egress.allow of the server. On another machine, forward the port to it: ssh -L 8719:127.0.0.1:8719,
+and --port 8719.
+`
+
+// loginTime bounds how long a person may take to sign in.
+const loginTime = 10 * time.Minute
+
+func newMCPLoginCommand(a *app) *cobra.Command {
+	var f mcpFlags
+	var port int
+	cmd := &cobra.Command{
+		Use:     "login NAME [flags]",
+		Short:   "Sign in to an MCP server over HTTP",
+		Long:    mcpLoginLong + exitHelp(map[int]string{exitFailed: "there is no token: the server or its authorization server refused, or nobody signed in"}, usesConfig|usesInput|interruptible),
+		Example: "  caisson mcp login tracker",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 || port < 0 || port > 65535 {
+				return newUsageError("mcp login takes the name of a server, and a port up to 65535")
+			}
+			return loginToServer(cmd.Context(), a, f, args[0], port)
+		},
+	}
+	cmd.Flags().SortFlags = false
+	cmd.Flags().IntVar(&port, "port", 0, "port of 127.0.0.1 that the browser comes back to (default: any)")
+	f.addTo(cmd, "Task")
+	return cmd
+}
+
+func loginToServer(ctx context.Context, a *app, f mcpFlags, name string, port int) error {
+	s, done, err := loadWorkspaceSettings(a, f.workspaceFlags)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := s.selectServer(name); err != nil {
+		return err
+	}
+	server, err := s.conf.Servers().Options(name, sandbox.WorkspaceDir, "")
+	if err != nil {
+		return err
+	}
+	in := s.conf.MCP[name]
+	problem := record.Problem{}
+	switch {
+	case in.Transport() != config.MCPHTTP:
+		problem = record.Problem{Cause: name + " is no server of type http", Hint: "Servers with a command get keys by env or egress.secrets, servers of type sse by headers."}
+	case in.HasAuthorization():
+		problem = record.Problem{Cause: name + " has Authorization in headers, which is used as it is", Hint: "Take it out of the configuration to sign in."}
+	case server.OAuth.Grant == oauth.GrantClient:
+		problem = record.Problem{Cause: name + " uses client_credentials, which need no signing in", Hint: "caisson mcp test " + name + " shows whether they work."}
+	case a.environ.stateDir() == "":
+		return errNoStateDir()
+	}
+	if problem.Cause != "" {
+		return &commandError{Status: exitInput, Problem: problem}
+	}
+	ctx, stop := stopOnSignal(ctx, a)
+	defer stop()
+	ctx, cancel := context.WithTimeoutCause(ctx, loginTime, errors.New("nobody signed in within "+loginTime.String()))
+	defer cancel()
+	err = mcplogin.Run(ctx, oauth.LoginOptions{
+		Server: oauth.Server{Name: name, URL: server.URL, Config: server.OAuth, Store: mcplogin.Store(a.environ.stateDir())}, Port: port,
+		Show: func(address string) {
+			shown, _ := tools.Display(address)
+			_, _ = fmt.Fprintf(a.stdout, "Open this address in a browser on this machine, and sign in:\n\n  %s\n\n", shown)
+		},
+	}, server.Egress)
+	switch {
+	case err == nil:
+		_, err = fmt.Fprintf(a.stdout, "Signed in to %s. caisson mcp test %s lists its tools.\n", name, name)
+		return err
+	case errors.Is(err, oauth.ErrNotNeeded):
+		_, err = fmt.Fprintf(a.stdout, "%s asks for no token: there is no need to sign in.\n", name)
+		return err
+	}
+	return cmp.Or(interruption(ctx), loginError(name, err))
+}
+
+// loginError returns a login that failed in words.
+func loginError(name string, err error) error {
+	cause, _ := tools.Display(err.Error())
+	problem := record.Problem{Cause: "can't sign in to " + name + ": " + cause}
+	if denied, ok := errors.AsType[*mcplogin.DeniedError](err); ok {
+		problem.Hint = fmt.Sprintf("If %s is right, add it to the server: egress: {allow: [{url: \"https://%s/\", methods: [GET, POST]}]}.", denied.Host, denied.Host)
+	}
+	return &commandError{Status: exitFailed, Problem: problem, Err: err}
+}
+
+func newMCPLogoutCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "logout NAME",
+		Short: "Remove the token of an MCP server",
+		Long: `Remove the tokens of an MCP server from this machine. The authorization server is not told: withdraw the
+access there too if the tokens may be known to others.
+` + exitHelp(nil, usesInput),
+		Example: "  caisson mcp logout tracker",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return newUsageError("mcp logout takes the name of a server")
+			}
+			store := mcplogin.Store(a.environ.stateDir())
+			if store == nil {
+				return errNoStateDir()
+			}
+			had, err := store.Remove(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			text := "There is no token of %s.\n"
+			if had {
+				text = "The token of %s is removed.\n"
+			}
+			_, err = fmt.Fprintf(a.stdout, text, makeSafeLine(args[0]))
+			return err
+		},
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/mcplogin"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/redact"
@@ -318,6 +319,13 @@ func (s *settings) knownSecrets(models ...config.SelectedModel) []redact.Secret 
 	}
 	for name, value := range s.conf.Servers().Secrets() {
 		printed = append(printed, redact.Secret{Name: name, Value: value})
+	}
+	if store := mcplogin.Store(s.environ.stateDir()); store != nil {
+		for name, server := range s.conf.MCP {
+			for _, value := range store.Secrets(name, server.URL) {
+				printed = append(printed, redact.Secret{Name: "token of MCP server " + name, Value: value})
+			}
+		}
 	}
 	return slices.Concat(environSecrets(s.environ, names...), printed, urlSecrets(s.environ, &s.conf))
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
 // closeTime bounds the request that ends a session at the server.
@@ -43,14 +45,47 @@ func (s *server) openHTTP() (link, error) {
 	if sse {
 		l.transport = &mcp.SSEClientTransport{Endpoint: s.cfg.URL, HTTPClient: own, MaxEventSize: limit}
 	} else {
-		l.transport = &mcp.StreamableClientTransport{
+		transport := &mcp.StreamableClientTransport{
 			Endpoint: s.cfg.URL, HTTPClient: own, MaxEventSize: limit,
 			// Each reconnection without news counts, and idle streams are closed by
 			// proxies. Calls have their own bounds.
 			MaxRetries: 1000,
 		}
+		handler, err := s.openOAuth(client.Transport)
+		if err != nil {
+			return nil, &launchError{err}
+		}
+		if handler != nil {
+			transport.OAuthHandler = handler
+		}
+		l.transport = transport
 	}
 	return l, nil
+}
+
+// openOAuth returns what authorizes the requests of all links, with tokens that are
+// obtained through next. It returns nil for a server whose headers do that, and where
+// there are no tokens.
+func (s *server) openOAuth(next http.RoundTripper) (*oauth.Handler, error) {
+	if h := s.oauth.Load(); h != nil {
+		return h, nil
+	}
+	for name := range s.cfg.Headers {
+		if http.CanonicalHeaderKey(name) == "Authorization" {
+			return nil, nil
+		}
+	}
+	if s.set.opts.Tokens == nil && s.cfg.OAuth.Grant != oauth.GrantClient {
+		return nil, nil
+	}
+	h, err := oauth.NewHandler(oauth.Server{
+		Name: s.cfg.Name, URL: s.cfg.URL, Config: s.cfg.OAuth, Store: s.set.opts.Tokens, Client: oauth.NewClient(next),
+	})
+	if err != nil {
+		return nil, err
+	}
+	s.oauth.Store(h)
+	return h, nil
 }
 
 // Connect implements [mcp.Transport].

@@ -7,11 +7,13 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
 // Restarts of a server that ended.
@@ -40,6 +42,8 @@ type server struct {
 	// oldSSE: the server has the older transport over HTTP alone. refusedStreamable is
 	// set if the last start failed in a way that suggests so.
 	oldSSE, refusedStreamable bool
+	// oauth authorizes requests over HTTP, nil for none. It is made with the first link.
+	oauth atomic.Pointer[oauth.Handler]
 
 	mu sync.Mutex
 	// life is the one that can be called, or nil. gaveUp is why there will be none.
@@ -96,7 +100,7 @@ func (s *server) runLives() {
 		} else {
 			var launch *launchError
 			failures++
-			final = failures > maxRestarts || s.restarts == 0 && errors.As(err, &launch)
+			final = failures > maxRestarts || s.restarts == 0 && errors.As(err, &launch) || errors.Is(err, oauth.ErrSignIn)
 			s.failStart(err, time.Since(began), final)
 			firstTried()
 		}
@@ -356,6 +360,7 @@ func (s *server) serverLog() *zap.Logger {
 }
 
 func (s *server) redactText(text string) string {
+	text = s.oauth.Load().Redact(text)
 	if s.set.opts.Redact == nil {
 		return text
 	}

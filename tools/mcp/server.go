@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
 // Defaults of [Server].
@@ -50,6 +51,9 @@ type Server struct {
 	URL     string
 	SSE     bool
 	Headers map[string]string
+	// OAuth is how Caisson obtains tokens for a server over streamable HTTP, unless
+	// Headers has Authorization.
+	OAuth oauth.Config
 
 	// Include are the raw names of the tools to offer, and Exclude those not to; a
 	// "*" at the end matches any rest. An empty Include means all. Exclude wins.

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
 // Options configure a [Set]. Launch is required for stdio servers and HTTPClient for
@@ -24,6 +25,8 @@ type Options struct {
 	Launch func(ctx context.Context, s Server, stderr io.Writer) (Process, error)
 	// HTTPClient makes the client for a server over HTTP, under the session's policy.
 	HTTPClient func(s Server) (*http.Client, error)
+	// Tokens has the tokens of servers that people have signed in to. Nil: none is used.
+	Tokens *oauth.Store
 	// Register and Unregister change the session's tools. Nil: what the servers
 	// offer is only checked and reported.
 	Register   func(tools.Factory) error

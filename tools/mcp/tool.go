@@ -9,6 +9,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
 // Reasons of a failed call, for the record.
@@ -55,6 +56,10 @@ func (t *tool) Execute(ctx context.Context, call *tools.Call) (tools.Output, err
 	})
 }
 
+// codeNotSent is the code of the SDK's own error for a request that its transport did not
+// send.
+const codeNotSent = -32005
+
 // askServer waits for the server, runs do with a call's bounds, and turns its error into
 // one for the model. show gets progress.
 func (s *server) askServer(ctx context.Context, delta func(stream, text string), do func(ctx context.Context, l *life, token string) (tools.Output, error)) (tools.Output, error) {
@@ -62,7 +67,7 @@ func (s *server) askServer(ctx context.Context, delta func(stream, text string),
 	if err != nil {
 		return tools.Output{}, s.callError(ctx, err)
 	}
-	callCtx, token, end := l.beginCall(ctx, func(text string) { delta(progressStream, text) })
+	callCtx, token, end := l.beginCall(ctx, func(text string) { delta(progressStream, s.oauth.Load().Redact(text)) })
 	defer end()
 	out, err := func() (_ tools.Output, err error) {
 		defer s.recoverPanic(&err)
@@ -71,14 +76,22 @@ func (s *server) askServer(ctx context.Context, delta func(stream, text string),
 	var answered *jsonrpc.Error
 	switch {
 	case err == nil:
-		return out, nil
+		return redactOutput(s.oauth.Load(), out), nil
 	case ctx.Err() != nil:
 		return tools.Output{}, s.callError(ctx, context.Cause(ctx))
-	case errors.As(err, &answered):
+	case errors.As(err, &answered) && answered.Code != codeNotSent:
 		text := fmt.Sprintf("The server answered with error %d: %s", answered.Code, answered.Message)
-		return tools.Output{Content: []tools.Block{{Text: text}}}, nil
+		return redactOutput(s.oauth.Load(), tools.Output{Content: []tools.Block{{Text: text}}}), nil
 	}
 	return tools.Output{}, s.callError(ctx, l.explainError(callCtx, err))
+}
+
+// redactOutput returns a result without the tokens that the server was sent.
+func redactOutput(h *oauth.Handler, out tools.Output) tools.Output {
+	for i := range out.Content {
+		out.Content[i].Text = h.Redact(out.Content[i].Text)
+	}
+	return out
 }
 
 // callError returns the error of a call in words for the model.
@@ -93,6 +106,8 @@ func (s *server) callError(ctx context.Context, err error) error {
 	var protocol *ProtocolError
 	var ended *EndedError
 	switch {
+	case errors.Is(err, oauth.ErrSignIn):
+		failed.Message = fmt.Sprintf("the MCP server %s refuses the call: %s", s.cfg.Name, oauth.ErrSignIn)
 	case errors.As(err, &timeout):
 		failed.Class, failed.Reason = tools.ErrorTimeout, reasonTimeout
 		failed.Message = fmt.Sprintf("the %s timed out after %s without progress", timeout.Op, timeout.After)

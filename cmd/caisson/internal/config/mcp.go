@@ -1,7 +1,6 @@
 package config
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -10,8 +9,10 @@ import (
 	"net/url"
 	"path"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/goccy/go-yaml"
@@ -22,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/mcp"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
 // Secret is a value that no output, record or log may hold.
@@ -55,6 +57,7 @@ type MCPBase struct {
 	Cwd          string            `yaml:"cwd" doc:"working directory in the sandbox, from / on or relative to the workspace; by default a home of the server's own, and / with on_host"`
 	URL          string            `yaml:"url" doc:"address of a server that is reached over HTTP"`
 	Headers      map[string]Secret `yaml:"headers" doc:"headers of each request to url, by name; the values are kept out of all output and records" each:"value of a header"`
+	OAuth        MCPOAuth          `yaml:"oauth" doc:"how Caisson signs in to a server with url, unless headers has Authorization"`
 	Timeout      *Count            `yaml:"timeout" doc:"milliseconds of one call, as other clients write call_timeout"`
 	Include      []string          `yaml:"include" doc:"tools that are offered, by their names at the server; * at the end of one stands for the rest; by default all"`
 	Exclude      []string          `yaml:"exclude" doc:"tools that are not offered, written like include"`
@@ -74,6 +77,38 @@ type MCPServer struct {
 	// project is set if the workspace's file has the server.
 	project bool
 }
+
+// MCPOAuth is the client that Caisson is at the authorization server of an MCP server.
+type MCPOAuth struct {
+	ClientID     string   `yaml:"client_id" doc:"identifier of a registered client; without it one is registered when you sign in"`
+	ClientSecret Secret   `yaml:"client_secret" doc:"secret of the client; it is kept out of all output and records, and goes to the authorization server that the server names"`
+	Scopes       []string `yaml:"scopes" doc:"scopes to ask for, in place of those that the server names"`
+	Grant        string   `yaml:"grant" words:"authorization_code client_credentials" doc:"authorization_code (the default), with caisson mcp login, or client_credentials, which needs client_id and client_secret"`
+}
+
+// isZero reports whether nothing is set.
+func (o MCPOAuth) isZero() bool { return reflect.ValueOf(o).IsZero() }
+
+// check reports what is wrong.
+func (o MCPOAuth) check() error {
+	switch {
+	case o.Grant != "" && o.Grant != string(oauth.GrantCode) && o.Grant != string(oauth.GrantClient):
+		return fmt.Errorf("grant %q is none of authorization_code, client_credentials", o.Grant)
+	case o.ClientSecret != "" && o.ClientID == "":
+		return errors.New("client_secret needs client_id")
+	case o.Grant == string(oauth.GrantClient) && o.ClientSecret == "":
+		return errors.New("client_credentials needs client_id and client_secret")
+	}
+	for _, scope := range o.Scopes {
+		if !scopeToken().MatchString(scope) {
+			return fmt.Errorf("invalid scope %q: want visible characters without quotes and backslashes", scope)
+		}
+	}
+	return nil
+}
+
+// scopeToken matches a scope of RFC 6749, section 3.3.
+var scopeToken = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[!#-\[\]-~]+$`) })
 
 // MCPEgress bounds what one server may reach.
 type MCPEgress struct {
@@ -174,7 +209,8 @@ var foreignKeys = map[string]string{
 	"startup_timeout_sec":  "write start_timeout, such as 30s",
 	"tool_timeout_sec":     "write call_timeout, such as 60s",
 	"envFile":              "write env, with values such as ${NAME}",
-	"oauth":                "signing in is not supported; write headers with a token",
+	"clientId":             "write client_id",
+	"clientSecret":         "write client_secret",
 }
 
 // explainServerKey adds to the error about an unknown key what Caisson calls it.
@@ -216,23 +252,6 @@ func (r Servers) Source(name string) string {
 		return MCPPath
 	}
 	return r.conf.user.path
-}
-
-// PlainSecrets returns the keys of a server's variables and headers that look like secrets
-// and stand in the configuration file in plain text.
-func (r Servers) PlainSecrets(name string) []string {
-	var keys []string
-	s := r.conf.MCP[name]
-	for kind, values := range map[string]map[string]Secret{"env": s.Env, "headers": s.Headers} {
-		for key, v := range values {
-			secret := strings.EqualFold(key, "Authorization") || secretName().MatchString(key)
-			if secret && len(v) >= minHiddenBytes && bytes.Contains(r.conf.user.text, []byte(v)) {
-				keys = append(keys, "mcpServers."+name+"."+kind+"."+key)
-			}
-		}
-	}
-	slices.Sort(keys)
-	return keys
 }
 
 // Egress returns what a server may reach, and nothing else of the session's own
@@ -345,8 +364,14 @@ func (s *MCPBase) check() (key string, err error) {
 	case s.callTimeout() > maxMCPTimeout || time.Duration(valueOr(s.StartTimeout, 0)) > maxMCPTimeout:
 		return "call_timeout", fmt.Errorf("a time is longer than %v", maxMCPTimeout)
 	}
+	if (stdio || transport == MCPSSE || s.HasAuthorization()) && !s.OAuth.isZero() {
+		return "oauth", errors.New("oauth is for a server of type http without Authorization in headers")
+	}
 	if stdio {
 		return s.checkProgram()
+	}
+	if err := s.OAuth.check(); err != nil {
+		return "oauth", err
 	}
 	if _, err := parseServerURL(s.URL); err != nil {
 		return "url", err
@@ -449,6 +474,7 @@ func (r Servers) Options(name, target, workspace string) (runner.MCPServer, erro
 	out := runner.MCPServer{Server: mcp.Server{
 		Name: name, Command: s.Command, Args: s.Args, OnHost: s.OnHost, Memory: int64(valueOr(s.Memory, 0)), Processes: int(valueOr(s.Processes, 0)),
 		URL: s.URL, SSE: s.Transport() == MCPSSE, Include: s.Include, Exclude: s.Exclude,
+		OAuth:        oauth.Config{Grant: oauth.Grant(s.OAuth.Grant), ClientID: s.OAuth.ClientID, ClientSecret: string(s.OAuth.ClientSecret), Scopes: s.OAuth.Scopes},
 		StartTimeout: time.Duration(valueOr(s.StartTimeout, 0)), CallTimeout: s.callTimeout(), Source: r.Source(name),
 	}}
 	for _, variable := range sortedKeys(s.Env) {

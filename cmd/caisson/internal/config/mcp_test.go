@@ -96,6 +96,14 @@ func TestMCPMistakes(t *testing.T) {
 		"two times":      {"mcpServers:\n  a: {command: x, timeout: 5, call_timeout: 5s}", "mean the same", "", 2, 19},
 		"secrets of url": {"mcpServers:\n  a: {url: 'https://x.example/', egress: {secrets: {K: {from: 'env:K', to: ['https://x.example/']}}}}", "are for one with command", "", 2, 34},
 		"a key":          {"mcpServers:\n  a: {command: x, egress: {secrets: {K: {from: secret}}}}", "env: and the name of a variable", "", 2, 19},
+		"oauth of stdio": {"mcpServers:\n  a: {command: x, oauth: {client_id: c}}", "oauth is for a server of type http", "", 2, 19},
+		"oauth of sse":   {"mcpServers:\n  a: {type: sse, url: 'https://x.example/', oauth: {client_id: c}}", "oauth is for a server of type http", "", 2, 45},
+		"oauth beside":   {"mcpServers:\n  a: {url: 'https://x.example/', headers: {authorization: b}, oauth: {client_id: c}}", "without Authorization in headers", "", 2, 63},
+		"grant":          {"mcpServers:\n  a: {url: 'https://x.example/', oauth: {grant: password}}", "is none of authorization_code, client_credentials", "", 2, 34},
+		"only a secret":  {"mcpServers:\n  a: {url: 'https://x.example/', oauth: {client_secret: s}}", "client_secret needs client_id", "", 2, 34},
+		"no secret":      {"mcpServers:\n  a: {url: 'https://x.example/', oauth: {grant: client_credentials, client_id: c}}", "needs client_id and client_secret", "", 2, 34},
+		"scope":          {"mcpServers:\n  a: {url: 'https://x.example/', oauth: {scopes: ['a b']}}", "invalid scope", "", 2, 34},
+		"oauth key":      {"mcpServers:\n  a: {url: 'https://x.example/', oauth: {clientId: c}}", `unknown field "clientId"`, "write client_id", 2, 42},
 		"not a map":      {"mcpServers: [x]", "servers are listed by their names", "", 1, 13},
 		"a text":         {"mcpServers: {a: x}", "the keys of a server are needed", "", 1, 14},
 	} {
@@ -173,6 +181,8 @@ func TestProjectServersTakeNothingThatLoosens(t *testing.T) {
 		"a comment":  {"{\n  // x\n  \"mcpServers\": {}}", "it is not JSON", true},
 		"twice":      {`{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}`, "already defined", true},
 		"deep":       {`{"mcpServers": ` + strings.Repeat("[", 300) + strings.Repeat("]", 300) + `}`, "nested too deeply", true},
+		"secret":     {`{"mcpServers": {"a": {"url": "https://x.example/", "oauth": {"client_id": "c", "client_secret": "s"}}}}`, "can't set client_secret and grant", false},
+		"grant":      {`{"mcpServers": {"a": {"url": "https://x.example/", "oauth": {"grant": "authorization_code"}}}}`, "can't set client_secret and grant", false},
 		"own egress": {`{"mcpServers": {"a": {"command": "x"}}, "egress": {"allow": ["public"]}}`, `unknown field "egress"`, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -116,6 +116,9 @@ func (s *projectServers) UnmarshalYAML(n ast.Node) error {
 		if err := decodeServer(at, &one); err != nil {
 			return err
 		}
+		if one.OAuth.ClientSecret != "" || one.OAuth.Grant != "" {
+			return errorAt(nodeOf(at, "oauth"), errors.New("a workspace can't set client_secret and grant of oauth"))
+		}
 		whole := MCPServer{MCPBase: one}
 		if key, err := whole.check(name); err != nil && !one.hasReferences() {
 			return errorAt(nodeOf(at, key), err)
@@ -286,6 +289,9 @@ type ProjectServer struct {
 	Env     map[string]string `json:"env,omitempty"`
 	URL     string            `json:"url,omitempty"`
 	Headers map[string]string `json:"headers,omitempty"`
+	// ClientID and Scopes are those of oauth.
+	ClientID string   `json:"client_id,omitempty"`
+	Scopes   []string `json:"scopes,omitempty"`
 	// Skipped is why it would not be there though the workspace is trusted.
 	Skipped string `json:"skipped,omitempty"`
 }
@@ -305,6 +311,9 @@ func (s ProjectServer) Lines() []string {
 	}
 	if s.Cwd != "" {
 		lines = append(lines, "  cwd "+s.Cwd)
+	}
+	if s.ClientID != "" || len(s.Scopes) > 0 {
+		lines = append(lines, strings.TrimRight("  oauth client "+s.ClientID+" "+strings.Join(s.Scopes, " "), " "))
 	}
 	if s.Skipped != "" {
 		lines = append(lines, "  it is left out: "+s.Skipped)
@@ -341,7 +350,7 @@ func (r Servers) DescribeProject(f ProjectFile) ([]ProjectServer, error) {
 	var out []ProjectServer
 	for _, name := range sortedKeys(servers) {
 		s := servers[name]
-		one := ProjectServer{Name: name, Type: s.Transport(), Cwd: s.Cwd, Env: plain(s.Env), URL: s.URL, Headers: plain(s.Headers)}
+		one := ProjectServer{Name: name, Type: s.Transport(), Cwd: s.Cwd, Env: plain(s.Env), URL: s.URL, Headers: plain(s.Headers), ClientID: s.OAuth.ClientID, Scopes: s.OAuth.Scopes}
 		if s.URL == "" {
 			one.Command = append([]string{s.Command}, s.Args...)
 		}
@@ -371,6 +380,39 @@ func (r Servers) Secrets() map[string]string {
 				}
 			}
 		}
+		if s.OAuth.ClientSecret != "" {
+			out["mcpServers."+name+".oauth.client_secret"] = string(s.OAuth.ClientSecret)
+		}
 	}
 	return out
+}
+
+// PlainSecrets returns the keys of a server's variables and headers that look like secrets
+// and stand in the configuration file in plain text.
+func (r Servers) PlainSecrets(name string) []string {
+	var keys []string
+	s := r.conf.MCP[name]
+	for kind, values := range map[string]map[string]Secret{"env": s.Env, "headers": s.Headers} {
+		for key, v := range values {
+			secret := strings.EqualFold(key, "Authorization") || secretName().MatchString(key)
+			if secret && len(v) >= minHiddenBytes && bytes.Contains(r.conf.user.text, []byte(v)) {
+				keys = append(keys, "mcpServers."+name+"."+kind+"."+key)
+			}
+		}
+	}
+	if v := s.OAuth.ClientSecret; len(v) >= minHiddenBytes && bytes.Contains(r.conf.user.text, []byte(v)) {
+		keys = append(keys, "mcpServers."+name+".oauth.client_secret")
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// HasAuthorization reports whether the server's headers have Authorization.
+func (s *MCPBase) HasAuthorization() bool {
+	for name := range s.Headers {
+		if strings.EqualFold(name, "Authorization") {
+			return true
+		}
+	}
+	return false
 }

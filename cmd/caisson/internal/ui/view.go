@@ -18,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/approval"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
 const (
@@ -135,7 +136,12 @@ func (v *view) addRecord(r record.Record) []string {
 	case record.KindMCPServerStarted:
 		return []string{v.style.dim(safeLine(decode[record.MCPServerStarted](r).String()))}
 	case record.KindMCPServerFailed:
-		return []string{v.style.yellow("! " + safeLine(decode[record.MCPServerFailed](r).String()))}
+		p := decode[record.MCPServerFailed](r)
+		text := p.String()
+		if strings.Contains(p.Cause, oauth.ErrSignIn.Error()) {
+			text += ": caisson mcp login " + p.Server
+		}
+		return []string{v.style.yellow("! " + safeLine(text))}
 	case record.KindMCPServerStopped:
 		if p := decode[record.MCPServerStopped](r); p.Cause != "" {
 			return []string{v.style.yellow("! " + safeLine(p.String()))}

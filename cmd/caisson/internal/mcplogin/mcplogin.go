@@ -1,0 +1,83 @@
+// Package mcplogin signs in to MCP servers, outside of any session.
+package mcplogin
+
+import (
+	"context"
+	"errors"
+	"net"
+	"path/filepath"
+	"strconv"
+	"sync"
+
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/tools/egress"
+	"github.com/caisson-run/caisson/tools/egress/rule"
+	"github.com/caisson-run/caisson/tools/mcp/oauth"
+)
+
+// Store returns the store of tokens in a state directory, nil for "".
+func Store(stateDir string) *oauth.Store {
+	if stateDir == "" {
+		return nil
+	}
+	return oauth.NewStore(filepath.Join(stateDir, "mcp-tokens"))
+}
+
+// DeniedError reports that the server named a host that the rules for it don't allow.
+type DeniedError struct {
+	// Host is the refused host, with a port other than 443; Reason one of the reasons of package rule.
+	Host, Reason string
+	Err          error
+}
+
+// Error returns the host and what followed.
+func (e *DeniedError) Error() string {
+	return "the server names " + e.Host + " for signing in, which is refused (" + e.Reason + "): " + e.Err.Error()
+}
+
+// Unwrap returns what followed.
+func (e *DeniedError) Unwrap() error { return e.Err }
+
+// Run obtains a token for a server and stores it, see [oauth.Login]. All requests are under the rules of the server, as
+// those of a session are. Its error is a *[DeniedError] if one of them was refused.
+func Run(ctx context.Context, o oauth.LoginOptions, rules runner.EgressOptions) error {
+	guard, err := rule.NewGuard(rules.Private)
+	if err != nil {
+		return err
+	}
+	budget, err := limits.NewEgress(rules.Budget)
+	if err != nil {
+		return err
+	}
+	var mu sync.Mutex
+	var denied *DeniedError
+	network, err := egress.New(egress.Options{
+		Policy: rules.Policy, Guard: guard, Budget: budget, Upstream: rules.Upstream,
+		Opened: func(egress.Opened) error { return nil }, Closed: func(egress.Closed) {}, Requested: func(egress.Requested) {}, Failed: func(error) {},
+		Denied: func(d egress.Denied) {
+			mu.Lock()
+			defer mu.Unlock()
+			if denied == nil {
+				denied = &DeniedError{Host: d.Host, Reason: d.Reason}
+				if d.Port != 0 && d.Port != 443 {
+					denied.Host = net.JoinHostPort(d.Host, strconv.Itoa(int(d.Port)))
+				}
+			}
+		},
+	})
+	if err != nil {
+		return err
+	}
+	defer network.Close()
+	o.Client = oauth.NewClient(network.RoundTripper())
+	err = oauth.Login(ctx, o)
+	o.Client.CloseIdleConnections()
+	mu.Lock()
+	defer mu.Unlock()
+	if err == nil || denied == nil || ctx.Err() != nil || errors.Is(err, oauth.ErrNotNeeded) {
+		return err
+	}
+	denied.Err = err
+	return denied
+}

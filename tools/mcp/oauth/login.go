@@ -1,0 +1,227 @@
+package oauth
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/auth"
+	"github.com/modelcontextprotocol/go-sdk/oauthex"
+	"golang.org/x/oauth2"
+)
+
+// ErrNotNeeded reports that a server takes requests without a token.
+var ErrNotNeeded = errors.New("the server asks for no token")
+
+// callbackPath is the path of the redirect URI.
+const callbackPath = "/callback"
+
+// LoginOptions are the options of [Login].
+type LoginOptions struct {
+	Server
+	// Port is that of the redirect on 127.0.0.1. Zero is any.
+	Port int
+	// Show is called with the address that the person opens in a browser.
+	Show func(address string)
+}
+
+// Login obtains a token for a server from its authorization server, where a person signs in, and stores it. It returns
+// when the browser has come back to a listener on 127.0.0.1, or ctx ends. Its error is [ErrNotNeeded] for a server that
+// needs none.
+func Login(ctx context.Context, o LoginOptions) error {
+	req, res, err := o.probeServer(ctx, "")
+	if err != nil {
+		return explainError(err)
+	}
+	if res.StatusCode != http.StatusUnauthorized {
+		_ = res.Body.Close()
+		if res.StatusCode < 300 {
+			return ErrNotNeeded
+		}
+		return fmt.Errorf("the server answers with status %d and does not ask for a token", res.StatusCode)
+	}
+	l, err := newRedirect(ctx, o.Port)
+	if err != nil {
+		_ = res.Body.Close()
+		return err
+	}
+	defer l.closeListener()
+	t := &storedToken{Server: o.Name, URL: o.URL}
+	h, err := auth.NewAuthorizationCodeHandler(o.handlerConfig(l, t))
+	if err != nil {
+		_ = res.Body.Close()
+		return err
+	}
+	if err := h.Authorize(ctx, req, res); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return explainError(err)
+	}
+	if _, res, err = o.probeServer(ctx, t.AccessToken); err != nil {
+		return explainError(err)
+	}
+	_ = res.Body.Close()
+	if res.StatusCode == http.StatusUnauthorized || res.StatusCode == http.StatusForbidden {
+		return fmt.Errorf("the server refuses the token of its authorization server with status %d", res.StatusCode)
+	}
+	return o.Store.withLock(ctx, o.Name, o.URL, func() error { return o.Store.saveToken(t) })
+}
+
+// handlerConfig returns the configuration of the flow, which leaves its result in t.
+func (o LoginOptions) handlerConfig(l *redirect, t *storedToken) *auth.AuthorizationCodeHandlerConfig {
+	cfg := &auth.AuthorizationCodeHandlerConfig{
+		PreregisteredClient: newCredentials(o.Config), RedirectURL: l.url, RequestRefreshToken: true, AcceptUnadvertisedIss: true, Client: o.Client,
+		AuthorizationCodeFetcher: func(ctx context.Context, args *auth.AuthorizationArgs) (*auth.AuthorizationResult, error) {
+			return l.fetchCode(ctx, args.URL, o.Show)
+		},
+		NewTokenSource: func(_ context.Context, c *oauth2.Config, answer *oauth2.Token) (oauth2.TokenSource, error) {
+			if !strings.EqualFold(answer.Type(), "bearer") {
+				return nil, errors.New("the authorization server issued a token that is no bearer token")
+			}
+			t.TokenURL, t.AuthStyle, t.ClientID, t.ClientSecret = c.Endpoint.TokenURL, c.Endpoint.AuthStyle, c.ClientID, c.ClientSecret
+			t.takeAnswer(answer)
+			return oauth2.StaticTokenSource(answer), nil
+		},
+	}
+	if cfg.PreregisteredClient == nil {
+		cfg.DynamicClientRegistrationConfig = &auth.DynamicClientRegistrationConfig{Metadata: &oauthex.ClientRegistrationMetadata{
+			RedirectURIs: []string{l.url}, TokenEndpointAuthMethod: "none", GrantTypes: []string{"authorization_code", "refresh_token"},
+			ResponseTypes: []string{"code"}, ClientName: "Caisson",
+		}}
+	}
+	if len(o.Config.Scopes) > 0 {
+		cfg.ScopeFilter = func([]string) []string { return o.Config.Scopes }
+	}
+	return cfg
+}
+
+// initialize is the first message to a server.
+const initialize = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"caisson","version":"0"}}}`
+
+// probeServer sends the first message to the server, and ends the session that it may begin. The caller closes the body.
+func (o LoginOptions) probeServer(ctx context.Context, token string) (*http.Request, *http.Response, error) {
+	newRequest := func(method, body string) (*http.Request, error) {
+		req, err := http.NewRequestWithContext(ctx, method, o.URL, strings.NewReader(body))
+		if err == nil && token != "" {
+			req.Header.Set("Authorization", "Bearer "+token)
+		}
+		return req, err
+	}
+	req, err := newRequest(http.MethodPost, initialize)
+	if err != nil {
+		return nil, nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	req.Header.Set("Accept", "application/json, text/event-stream")
+	res, err := o.Client.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	if session := res.Header.Get("Mcp-Session-Id"); session != "" {
+		if end, err := newRequest(http.MethodDelete, ""); err == nil {
+			end.Header.Set("Mcp-Session-Id", session)
+			if ended, err := o.Client.Do(end); err == nil { // a server may refuse it
+				_ = ended.Body.Close()
+			}
+		}
+	}
+	return req, res, nil
+}
+
+// redirect is the listener that a browser comes back to.
+type redirect struct {
+	url, host string
+	server    *http.Server
+	state     string
+	results   chan *auth.AuthorizationResult
+	begin     chan struct{}
+	failures  chan error
+}
+
+// newRedirect listens on 127.0.0.1 alone.
+func newRedirect(ctx context.Context, port int) (*redirect, error) {
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", loopbackAddress(port))
+	if err != nil {
+		return nil, fmt.Errorf("listen for the browser: %w", err)
+	}
+	r := &redirect{
+		host: l.Addr().String(), url: "http://" + l.Addr().String() + callbackPath,
+		results: make(chan *auth.AuthorizationResult, 1), failures: make(chan error, 1), begin: make(chan struct{}),
+	}
+	r.server = &http.Server{Handler: r, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 32 << 10}
+	go func() { _ = r.server.Serve(l) }() // until closeListener
+	return r, nil
+}
+
+func (r *redirect) closeListener() {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), time.Second, errors.New("the browser is slow"))
+	defer cancel()
+	_ = r.server.Shutdown(ctx) // lets the page that the browser waits for go out
+	_ = r.server.Close()
+}
+
+// fetchCode shows an authorization URL and returns what the browser comes back with.
+func (r *redirect) fetchCode(ctx context.Context, address string, show func(string)) (*auth.AuthorizationResult, error) {
+	u, err := url.Parse(address)
+	if err != nil {
+		return nil, err
+	}
+	if u.Scheme != "https" && !isLoopback(u) {
+		return nil, errNoTLS
+	}
+	r.state = u.Query().Get("state")
+	close(r.begin)
+	show(u.String())
+	select {
+	case result := <-r.results:
+		return result, nil
+	case err := <-r.failures:
+		return nil, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// ServeHTTP implements [http.Handler]. A request without the state of this login is refused and changes nothing: any
+// page in a browser can send one.
+func (r *redirect) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("Referrer-Policy", "no-referrer")
+	q := req.URL.Query()
+	begun := false
+	select {
+	case <-r.begin:
+		begun = true
+	default:
+	}
+	switch {
+	case req.Method != http.MethodGet || req.URL.Path != callbackPath || req.Host != r.host:
+		http.Error(w, "not found", http.StatusNotFound)
+	case !begun || r.state == "" || q.Get("state") != r.state:
+		http.Error(w, "This is not the answer to the request of caisson.", http.StatusBadRequest)
+	case q.Get("code") == "":
+		reason := "without a code"
+		if code := q.Get("error"); errorCode.MatchString(code) {
+			reason = "with " + code
+		}
+		select {
+		case r.failures <- errors.New("the authorization server came back " + reason):
+		default: // it has answered
+		}
+		_, _ = fmt.Fprintln(w, "Signing in failed. You can close this page.")
+	default:
+		select {
+		case r.results <- &auth.AuthorizationResult{Code: q.Get("code"), State: q.Get("state"), Iss: q.Get("iss")}:
+		default: // it has answered
+		}
+		_, _ = fmt.Fprintln(w, "The browser's part is done: caisson shows how it went. You can close this page.")
+	}
+}

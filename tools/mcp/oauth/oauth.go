@@ -1,0 +1,166 @@
+// Package oauth obtains, keeps and refreshes the OAuth tokens of MCP servers over HTTP. It is built on the official Go
+// SDK, which implements discovery, registration and the flows.
+package oauth
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"regexp"
+	"strconv"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/oauth2"
+)
+
+// Grant is how a token is obtained.
+type Grant string
+
+const (
+	// GrantCode is the authorization code of a person who signs in with a browser.
+	GrantCode Grant = "authorization_code"
+	// GrantClient is the client's own credentials.
+	GrantClient Grant = "client_credentials"
+)
+
+// Config is how Caisson identifies itself at the authorization server of one MCP server.
+type Config struct {
+	// Grant is [GrantCode] if it is "".
+	Grant Grant
+	// ClientID and ClientSecret are those of a registered client. [GrantClient] needs both. Without a ClientID, a
+	// client is registered when a person signs in.
+	ClientID, ClientSecret string
+	// Scopes replace those that the server asks for. Nil replaces none.
+	Scopes []string
+}
+
+// ErrSignIn reports that a server needs a token and that there is none that it accepts, so that a person has to sign in.
+var ErrSignIn = errors.New("a person has to sign in to the server")
+
+// signInError is an [ErrSignIn] with the reason.
+type signInError struct{ reason string }
+
+func (e *signInError) Error() string { return e.reason + ": " + ErrSignIn.Error() }
+
+func (e *signInError) Is(target error) bool { return target == ErrSignIn }
+
+// Bounds of requests to authorization servers.
+const (
+	requestTime  = 30 * time.Second
+	maxBodyBytes = 1 << 20
+	maxTextBytes = 400
+)
+
+// Errors of requests to authorization servers.
+var (
+	errRedirect = errors.New("redirects of an authorization server are not followed")
+	errTooLarge = errors.New("the response is larger than the limit")
+	errNoTLS    = errors.New("https is required, except at a loopback address")
+)
+
+// NewClient returns the client for requests to authorization servers, which are sent with next. It follows no redirect,
+// requires TLS except at loopback addresses, and bounds the body of a response to 1 MiB and a request to 30 s.
+func NewClient(next http.RoundTripper) *http.Client {
+	return &http.Client{
+		Transport: guard{next}, Timeout: requestTime,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return errRedirect },
+	}
+}
+
+type guard struct{ next http.RoundTripper }
+
+// RoundTrip implements [http.RoundTripper].
+func (g guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.URL.Scheme != "https" && !isLoopback(req.URL) {
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return nil, errNoTLS
+	}
+	res, err := g.next.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	res.Body = &boundedBody{res.Body, maxBodyBytes}
+	return res, nil
+}
+
+func isLoopback(u *url.URL) bool {
+	ip, err := netip.ParseAddr(u.Hostname())
+	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
+}
+
+// boundedBody fails after a number of bytes, where [io.LimitReader] would end.
+type boundedBody struct {
+	io.ReadCloser
+	left int
+}
+
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left < 0 {
+		return 0, errTooLarge
+	}
+	n, err := b.ReadCloser.Read(p)
+	if b.left -= n; b.left < 0 {
+		return 0, errTooLarge
+	}
+	return n, err
+}
+
+// errorCode matches the codes of RFC 6749, section 5.2, and others like them.
+var errorCode = regexp.MustCompile(`^[a-zA-Z_]{1,40}$`)
+
+// explainError returns err without what an authorization server wrote into a refusal, which may repeat secrets, and with a
+// bounded text on one line.
+func explainError(err error) error {
+	if err == nil || errors.Is(err, ErrSignIn) {
+		return err
+	}
+	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
+		code := "no known code"
+		if errorCode.MatchString(refused.ErrorCode) {
+			code = refused.ErrorCode
+		}
+		status := 0
+		if refused.Response != nil {
+			status = refused.Response.StatusCode
+		}
+		return fmt.Errorf("the authorization server refused the request for a token: status %d, %s", status, code)
+	}
+	return &shortError{err}
+}
+
+// shortError shows the beginning of an error.
+type shortError struct{ err error }
+
+func (e *shortError) Error() string { return oneLine(e.err.Error()) }
+func (e *shortError) Unwrap() error { return e.err }
+
+func oneLine(text string) string {
+	line := make([]byte, 0, maxTextBytes)
+	for _, r := range text {
+		if len(line) >= maxTextBytes {
+			return string(line) + "…"
+		}
+		if !unicode.IsPrint(r) {
+			r = ' '
+		}
+		line = utf8.AppendRune(line, r)
+	}
+	return string(line)
+}
+
+// isInvalidGrant reports whether an authorization server refuses a refresh token for good.
+func isInvalidGrant(err error) bool {
+	refused, ok := errors.AsType[*oauth2.RetrieveError](err)
+	return ok && refused.ErrorCode == "invalid_grant"
+}
+
+// loopbackAddress returns the address of a listener on this machine; port 0 is any.
+func loopbackAddress(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

@@ -1,0 +1,167 @@
+package oauth
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gofrs/flock"
+	"github.com/moby/sys/atomicwriter"
+	"golang.org/x/oauth2"
+)
+
+// Store keeps the tokens of servers, each in a file of its own that only its owner can read. It is safe for concurrent
+// use, by several processes too.
+type Store struct{ dir string }
+
+// NewStore returns the store in a directory, which is made with the first token.
+func NewStore(dir string) *Store { return &Store{dir} }
+
+// lockTime bounds the wait for another process that refreshes the same token.
+const lockTime = requestTime + 10*time.Second
+
+// maxFileBytes bounds the file of a token.
+const maxFileBytes = 256 << 10
+
+// storedToken is a token with what it takes to refresh it. It was issued for one server at one URL by the
+// authorization server that TokenURL belongs to, and is used with no other.
+type storedToken struct {
+	Server       string           `json:"server"`
+	URL          string           `json:"url"`
+	TokenURL     string           `json:"token_url"`
+	AuthStyle    oauth2.AuthStyle `json:"auth_style"`
+	ClientID     string           `json:"client_id"`
+	ClientSecret string           `json:"client_secret,omitempty"`
+	AccessToken  string           `json:"access_token"`
+	RefreshToken string           `json:"refresh_token,omitempty"`
+	Expiry       time.Time        `json:"expiry,omitzero"`
+}
+
+// expiryMargin is how long before its end a token counts as expired.
+const expiryMargin = 10 * time.Second
+
+func (t *storedToken) isValid() bool {
+	return t.AccessToken != "" && (t.Expiry.IsZero() || time.Now().Add(expiryMargin).Before(t.Expiry))
+}
+
+// takeAnswer makes t hold what an authorization server answered. A refresh token that is not replaced stays.
+func (t *storedToken) takeAnswer(answer *oauth2.Token) {
+	t.AccessToken, t.Expiry = answer.AccessToken, answer.Expiry
+	if answer.RefreshToken != "" {
+		t.RefreshToken = answer.RefreshToken
+	}
+}
+
+// tokenPath returns the file of a token. The name of a server has letters, digits, "-" and "_" alone.
+func (s *Store) tokenPath(server, url string) string {
+	sum := sha256.Sum256([]byte(url))
+	return filepath.Join(s.dir, server+"."+hex.EncodeToString(sum[:8])+".json")
+}
+
+// loadToken returns a token, nil if there is none.
+func (s *Store) loadToken(server, url string) (*storedToken, error) {
+	path := s.tokenPath(server, url)
+	info, err := os.Lstat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read token: %w", err)
+	case !info.Mode().IsRegular() || info.Size() > maxFileBytes:
+		return nil, fmt.Errorf("read token: %s is not a regular file of at most %d bytes", path, maxFileBytes)
+	case info.Mode().Perm()&0o077 != 0:
+		return nil, fmt.Errorf("read token: others than its owner have rights to %s", path)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read token: %w", err)
+	}
+	var t storedToken
+	if json.Unmarshal(text, &t) != nil || t.Server != server || t.URL != url { // the error could quote it
+		return nil, fmt.Errorf("read token: %s does not hold the token of the server", path)
+	}
+	return &t, nil
+}
+
+// saveToken replaces a token, whole or not at all. The caller holds its lock.
+func (s *Store) saveToken(t *storedToken) error {
+	text, err := json.MarshalIndent(t, "", "  ")
+	if err == nil {
+		err = atomicwriter.WriteFile(s.tokenPath(t.Server, t.URL), append(text, '\n'), 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("store token: %w", err)
+	}
+	return nil
+}
+
+// withLock calls f while it holds the lock of a token.
+func (s *Store) withLock(ctx context.Context, server, url string, f func() error) error {
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+		return fmt.Errorf("make directory of tokens: %w", err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, lockTime, errors.New("another process holds it"))
+	defer cancel()
+	lock := flock.New(s.tokenPath(server, url)+".lock", flock.SetPermissions(0o600))
+	if _, err := lock.TryLockContext(ctx, 20*time.Millisecond); err != nil {
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return fmt.Errorf("lock token: %w", err)
+	}
+	return errors.Join(f(), lock.Close())
+}
+
+// listFiles returns the files of a server's tokens, at any URL.
+func (s *Store) listFiles(server string) ([]string, error) {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("read tokens: %w", err)
+	}
+	var list []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), server+".") && strings.HasSuffix(e.Name(), ".json") {
+			list = append(list, filepath.Join(s.dir, e.Name()))
+		}
+	}
+	return list, nil
+}
+
+// Remove removes the tokens of a server, at any URL, and reports whether there were some.
+func (s *Store) Remove(ctx context.Context, server string) (bool, error) {
+	files, err := s.listFiles(server)
+	for _, path := range files {
+		lock := flock.New(path+".lock", flock.SetPermissions(0o600))
+		wait, cancel := context.WithTimeoutCause(ctx, lockTime, errors.New("another process holds it"))
+		_, lockErr := lock.TryLockContext(wait, 20*time.Millisecond)
+		cancel()
+		if lockErr != nil {
+			err = errors.Join(err, fmt.Errorf("lock token: %w", lockErr))
+			continue
+		}
+		err = errors.Join(err, os.Remove(path), lock.Close())
+	}
+	return len(files) > 0, err
+}
+
+// Secrets returns the values that no output may hold: the tokens of the server at a URL.
+func (s *Store) Secrets(server, url string) []string {
+	t, err := s.loadToken(server, url)
+	if err != nil || t == nil {
+		return nil
+	}
+	return t.secretValues()
+}
+
+func (t *storedToken) secretValues() []string {
+	return slices.DeleteFunc([]string{t.AccessToken, t.RefreshToken, t.ClientSecret}, func(v string) bool { return v == "" })
+}
