@@ -45,12 +45,14 @@ func (o Options) wireName(name tools.Name) tools.LLMName {
 func (t toolset) discoveryTools() []tools.Factory {
 	return discovery.Factories(discovery.Options{
 		Enabled: t.opts.hasServers(), Tools: t.registered, Servers: t.servers, Wait: t.waitServer, Wire: t.opts.wireName, Loaded: t.loaded, Activated: t.activated,
-		IsUsable: func(def tools.Definition) bool {
-			// Without an input no command can be dangerous.
-			v := t.opts.Policy.DecideCallWith(policy.DangerMatcher{}, def, t.hostRoot, nil)
-			return v.Mode != policy.ModeDeny && t.permits(def)
-		},
+		IsUsable: func(def tools.Definition) bool { return !t.opts.deniesAll(def) && t.permits(def) },
 	})
+}
+
+// deniesAll reports whether the policy denies all calls of a tool.
+func (o Options) deniesAll(def tools.Definition) bool {
+	// Without an input no command can be dangerous.
+	return o.Policy.DecideCallWith(policy.DangerMatcher{}, def, o.Workspace.Path, nil).Mode == policy.ModeDeny
 }
 
 // searchWait bounds the wait of a search for servers that are starting: one that hangs must
@@ -106,9 +108,10 @@ func (j *eventRecorder) recordActivated(a discovery.Activation) error {
 }
 
 // refuseTool returns the reason and the message of a call of a tool that the session may
-// not use, "" for none.
+// not use, "" for none. One that the policy denies can't be loaded: its refusal is the
+// policy's.
 func refuseTool(s *Session, def tools.Definition) (reason, message string) {
-	if reason, message = s.skills.Refusal(def.Name); reason == "" && s.permits(def) {
+	if reason, message = s.skills.Refusal(def.Name); reason == "" && s.permits(def) && !s.opts.deniesAll(def) {
 		return s.loaded.Refusal(def.Name)
 	}
 	return reason, message

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 
 	"go.uber.org/zap"
@@ -290,8 +291,38 @@ func (m *mcpServers) startAll() {
 				_ = m.s.exec.WaitReady(m.ctx) // the start of each server reports it
 			}
 			m.set.Start(m.ctx)
+			m.warnUnmatchedRules()
 		}()
 	})
+}
+
+// warnUnmatchedRules records the rules for tools that servers don't have, of those that
+// have started.
+func (m *mcpServers) warnUnmatchedRules() {
+	if m.ctx.Err() != nil {
+		return
+	}
+	var unknown []string
+	for _, one := range m.s.servers {
+		one.mu.Lock()
+		if one.problem != "" {
+			unknown = append(unknown, one.Name)
+		}
+		one.mu.Unlock()
+	}
+	reported := m.s.tools.UnmatchedRules(serverNames(m.s.opts.MCP)...) // when the session began
+	for _, key := range m.s.tools.UnmatchedRules(unknown...) {
+		_, tool, _ := strings.Cut(strings.Replace(key, "__", "/", 1), "/")
+		_, reads := m.s.tools.Lookup(tool) // a tool of ours for resources or prompts
+		if !reads && !slices.Contains(reported, key) {
+			m.s.events.recordWarning(unmatchedRule(key))
+		}
+	}
+}
+
+// unmatchedRule returns the warning about a rule for no tool.
+func unmatchedRule(key string) string {
+	return fmt.Sprintf("the policy's rule for %q matches no tool", key)
 }
 
 // StartServers starts the servers of tools, whatever the policy says of them, and returns

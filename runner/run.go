@@ -66,7 +66,7 @@ func (s *Session) writeCreated() error {
 		s.opts.Warner(s.events.recordWarning)
 	}
 	for _, key := range s.tools.UnmatchedRules(serverNames(s.opts.MCP)...) {
-		s.opts.Warnings = append(s.opts.Warnings, fmt.Sprintf("the policy's rule for %q matches no tool", key))
+		s.opts.Warnings = append(s.opts.Warnings, unmatchedRule(key))
 	}
 	for _, w := range s.opts.Warnings {
 		if err := s.events.writeRecord(record.Warning{Message: w}); err != nil {

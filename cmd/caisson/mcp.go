@@ -444,6 +444,8 @@ func (t testedServer) hint() string {
 		return "caisson mcp login " + t.Name + " does that."
 	case strings.Contains(t.Cause, "exit code 127"):
 		return "Name a program of the image. With image host, host_image.toolchains in the configuration adds yours; caisson doctor prints the line."
+	case strings.Contains(t.Cause, "start timed out"):
+		return "Give it a longer start_timeout. One that npx or uvx starts is fetched anew in each sandbox: a program of the image, or of a directory under mounts, starts faster."
 	case slices.ContainsFunc([]string{"ENOTFOUND", "EAI_AGAIN", "ENOTCACHED", "not found in the cache", "Network connectivity is disabled"}, func(text string) bool { return strings.Contains(t.Stderr, text) }):
 		return "It has no network but its own: add egress to the server, such as {presets: [npm]} for npx."
 	}
