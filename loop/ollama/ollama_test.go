@@ -94,6 +94,20 @@ func TestRequest(t *testing.T) {
 	}
 }
 
+// A schema of a server's tool arrives as it is.
+func TestSchemasOfServers(t *testing.T) {
+	e := newEndpoint(t, respondLines(done))
+	req := wiretest.NewRequest()
+	req.Tools[0].InputSchema = []byte(wiretest.ServerSchema)
+	if _, _, err := wiretest.CallModel(t, e.newModel(t, nil), req); err != nil {
+		t.Fatal(err)
+	}
+	tool := e.Request(t, 0).Body["tools"].([]any)[0].(map[string]any)["function"].(map[string]any)
+	if diff := cmp.Diff(wiretest.DecodeServerSchema(t), tool["parameters"]); diff != "" {
+		t.Errorf("schema (-want +got):\n%s", diff)
+	}
+}
+
 func TestAnswers(t *testing.T) {
 	say := func(message string) string { return `{"model":"m:8b","message":` + message + `,"done":false}` }
 	call := func(calls string) string {

@@ -239,19 +239,23 @@ func TestLongToolNames(t *testing.T) {
 // A schema of a server's tool arrives as it is, and no tool is strict:
 // strict schemas are a small subset.
 func TestSchemasOfServers(t *testing.T) {
-	const schema = `{"type":"object","properties":{"$filter":{"$ref":"#/$defs/d"}},"patternProperties":{"^x":{"not":{"const":null}}},"$defs":{"d":{"oneOf":[{"type":"string"},{"type":"null"}]}},"additionalProperties":{"type":"string"}}`
-	var want any
-	if err := json.Unmarshal([]byte(schema), &want); err != nil {
-		t.Fatal(err)
-	}
 	req := wiretest.NewRequest()
-	req.Tools[0].InputSchema = []byte(schema)
+	req.Tools[0].InputSchema = []byte(wiretest.ServerSchema)
 	chat := newEndpoint(t, wiretest.RespondJSON(http.StatusOK, doneResponse))
 	if _, _, err := wiretest.CallModel(t, chat.newModel(t, nil), req); err != nil {
 		t.Fatal(err)
 	}
-	tool := chat.Request(t, 0).Body["tools"].([]any)[0].(map[string]any)["function"].(map[string]any)
-	if diff := cmp.Diff(want, tool["parameters"]); diff != "" || tool["strict"] == true {
-		t.Errorf("strict %v, schema (-want +got):\n%s", tool["strict"], diff)
+	responses, m := newResponses(t, wiretest.RespondJSON(http.StatusOK, completed(wireText)), nil)
+	if _, _, err := wiretest.CallModel(t, m, req); err != nil {
+		t.Fatal(err)
+	}
+	for api, tool := range map[openai.API]any{
+		openai.Chat:      chat.Request(t, 0).Body["tools"].([]any)[0].(map[string]any)["function"],
+		openai.Responses: responses.Request(t, 0).Body["tools"].([]any)[0],
+	} {
+		fields := tool.(map[string]any)
+		if diff := cmp.Diff(wiretest.DecodeServerSchema(t), fields["parameters"]); diff != "" || fields["strict"] == true {
+			t.Errorf("%v: strict %v, schema (-want +got):\n%s", api, fields["strict"], diff)
+		}
 	}
 }

@@ -106,6 +106,20 @@ func NewRequest() loop.Request {
 	}
 }
 
+// ServerSchema is a schema as an MCP server may have it: with references, alternatives and
+// patterns.
+const ServerSchema = `{"type":"object","properties":{"$filter":{"$ref":"#/$defs/d"}},"patternProperties":{"^x":{"not":{"const":null}}},"$defs":{"d":{"oneOf":[{"type":"string"},{"type":"null"}]}},"additionalProperties":{"type":"string"}}`
+
+// DecodeServerSchema returns [ServerSchema] as a request has to have it.
+func DecodeServerSchema(t *testing.T) any {
+	t.Helper()
+	var schema any
+	if err := json.Unmarshal([]byte(ServerSchema), &schema); err != nil {
+		t.Fatal(err)
+	}
+	return schema
+}
+
 // NewConversation returns a request with one round of calls. One call is of a name that the
 // model made up and has malformed arguments; the other one's result has an image. The round
 // begins with reasoning.
