@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -108,13 +109,17 @@ func (j *eventRecorder) recordActivated(a discovery.Activation) error {
 }
 
 // refuseTool returns the reason and the message of a call of a tool that the session may
-// not use, "" for none. One that the policy denies can't be loaded: its refusal is the
-// policy's.
+// not use, "" for none. One that the policy denies can't be loaded: its refusal is as the
+// policy's of other tools.
 func refuseTool(s *Session, def tools.Definition) (reason, message string) {
-	if reason, message = s.skills.Refusal(def.Name); reason == "" && s.permits(def) && !s.opts.deniesAll(def) {
-		return s.loaded.Refusal(def.Name)
+	reason, message = s.skills.Refusal(def.Name)
+	switch {
+	case reason != "" || !s.permits(def):
+		return reason, message
+	case s.opts.deniesAll(def):
+		return "mode_deny", fmt.Sprintf("The policy refuses tool %q (class %s); don't try it again in this session.", s.opts.wireName(def.Name), def.Class)
 	}
-	return reason, message
+	return s.loaded.Refusal(def.Name)
 }
 
 // restoreLoaded loads the tools of servers that the session, or the one that it is a fork

@@ -83,7 +83,7 @@ func TestDeniedToolIsNotCalledUnloaded(t *testing.T) {
 `)}}
 	_, records := b.run(t.Context())
 	failed, completed := of[record.ToolFailed](t, records), of[record.ToolCompleted](t, records)
-	if len(failed) != 1 || failed[0].Name != "one/echo" || failed[0].Reason == "not_loaded" || !strings.Contains(failed[0].Message, "policy") {
+	if len(failed) != 1 || failed[0].Name != "one/echo" || failed[0].Reason != "mode_deny" {
 		t.Errorf("failed %+v", failed)
 	}
 	if len(completed) != 2 || completed[1].Name != "two/echo" {
