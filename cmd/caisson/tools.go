@@ -115,7 +115,9 @@ func toolsOf(conf *config.Config) ([]tools.Definition, error) {
 	if err != nil {
 		return nil, err
 	}
+	used, _ := conf.Servers().Used() // a session reports its error
 	o := runner.ToolOptions{Fetch: fetching, Declared: conf.Tools.Declared()}
+	o.MCP.Servers = make([]runner.MCPServer, len(used)) // search_tools is on if there are any
 	if on := conf.MemoryTools; on != nil && *on {
 		o.Memory = memory.NewStore("", "") // nothing is read or written
 	}
@@ -156,7 +158,7 @@ func isDeclared(conf *config.Config, name tools.Name) bool {
 
 func noTool(name string) error {
 	return &commandError{Status: exitInput, Problem: record.Problem{
-		Cause: fmt.Sprintf("there is no tool %q", name), Hint: "caisson tools ls lists them.",
+		Cause: fmt.Sprintf("there is no tool %q", name), Hint: "caisson tools ls lists them, and caisson mcp test those of MCP servers.",
 	}}
 }
 
