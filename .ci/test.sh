@@ -51,6 +51,7 @@ packages="$(echo "$packages" | grep -E "$longest") $(echo "$packages" | grep -vE
 	-C .ci/otel -count=1 ./... -- \
 	-C .ci/ollamawire -count=1 ./... -- \
 	-C .ci/junit -count=1 ./... -- \
+	-C .ci/s3 -count=1 ./... -- \
 	-C sandbox/oci/runsc -count=1 ./... -- \
 	-count=1 -timeout=25m -p=3 -parallel=4 $race $packages -- \
 	-count=1 -timeout=30m -parallel=6 $race ./e2e/...

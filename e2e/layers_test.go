@@ -93,10 +93,12 @@ var ranks = map[string]int{
 
 	"runner/telemetry": 9,
 
-	"runner/batch":        10,
-	"runner/batch/report": 11,
-	"runner/batch/stats":  0,
-	"runner/batch/task":   1,
+	"runner/batch":         10,
+	"runner/batch/fleet":   11,
+	"runner/batch/report":  11,
+	"runner/batch/results": 0,
+	"runner/batch/stats":   0,
+	"runner/batch/task":    1,
 
 	"runner/mcpserver":                 10,
 	"runner/server":                    10,
@@ -150,6 +152,8 @@ var soleImporters = map[string][]string{
 	"github.com/docker/docker":               {"sandbox/docker"},
 	"github.com/anthropics/anthropic-sdk-go": {"loop/anthropic"},
 	"github.com/openai/openai-go":            {"loop/openai"},
+	"github.com/minio/minio-go":              {"runner/batch/results"},
+	"github.com/nats-io":                     {"runner/batch/fleet"},
 	"go.opentelemetry.io":                    {"runner/telemetry"},
 
 	"github.com/modelcontextprotocol/go-sdk": {"tools/mcp", "runner/mcpserver"},

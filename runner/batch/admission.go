@@ -39,8 +39,9 @@ func (c Capacity) Check(e task.Environment) error {
 	return nil
 }
 
-// admission admits trials as long as all fit. The zero value is not usable.
-type admission struct {
+// Admission admits trials as long as all fit. The zero value is not usable. It is safe for
+// concurrent use.
+type Admission struct {
 	capacity Capacity
 
 	mu   sync.Mutex
@@ -49,11 +50,14 @@ type admission struct {
 	freed chan struct{}
 }
 
-func newAdmission(c Capacity) *admission { return &admission{capacity: c, freed: make(chan struct{})} }
+// NewAdmission returns an Admission that has admitted nothing.
+func NewAdmission(c Capacity) *Admission {
+	return &Admission{capacity: c, freed: make(chan struct{})}
+}
 
-// acquire waits until a trial in an environment fits, and returns the function that ends
-// its use. One caller waits at a time, so that none is overtaken.
-func (a *admission) acquire(ctx context.Context, e task.Environment) (release func(), err error) {
+// Acquire waits until a trial in an environment fits, and returns the function that ends
+// its use. Only one caller may wait at a time, so that none is overtaken.
+func (a *Admission) Acquire(ctx context.Context, e task.Environment) (release func(), err error) {
 	need := Capacity{Trials: 1, MemoryBytes: e.MemoryBytes, MilliCPUs: e.MilliCPUs, StorageBytes: e.StorageBytes}
 	if a.capacity.MilliCPUs > 0 {
 		need.MilliCPUs = min(need.MilliCPUs, a.capacity.MilliCPUs)
@@ -83,13 +87,13 @@ func (a *admission) acquire(ctx context.Context, e task.Environment) (release fu
 	}
 }
 
-func (a *admission) isFree(need Capacity) bool {
+func (a *Admission) isFree(need Capacity) bool {
 	within := func(used, need, bound int64) bool { return bound <= 0 || used+need <= bound }
 	return within(int64(a.used.Trials), 1, int64(a.capacity.Trials)) && within(a.used.MemoryBytes, need.MemoryBytes, a.capacity.MemoryBytes) &&
 		within(a.used.MilliCPUs, need.MilliCPUs, a.capacity.MilliCPUs) && within(a.used.StorageBytes, need.StorageBytes, a.capacity.StorageBytes)
 }
 
-func (a *admission) addUse(need Capacity, sign int64) {
+func (a *Admission) addUse(need Capacity, sign int64) {
 	a.used.Trials += int(sign)
 	a.used.MemoryBytes += sign * need.MemoryBytes
 	a.used.MilliCPUs += sign * need.MilliCPUs

@@ -65,8 +65,8 @@ func NewSpecTasks(tasks []task.Task) []SpecTask {
 	return list
 }
 
-// checkSpec returns an error if a batch with results by old can't go on as s.
-func (s Spec) checkSpec(old Spec) error {
+// CheckSpec returns an error if a batch with results by old can't go on as s.
+func (s Spec) CheckSpec(old Spec) error {
 	sums := map[string]string{}
 	for _, t := range old.Tasks {
 		sums[t.ID] = t.Checksum
@@ -178,7 +178,7 @@ func (l *Ledger) writeSpec(s Spec) error {
 	case err != nil:
 		return err
 	default:
-		if err := s.checkSpec(old); err != nil {
+		if err := s.CheckSpec(old); err != nil {
 			return fmt.Errorf("%s: %w", l.dir, err)
 		}
 		s.Created = old.Created

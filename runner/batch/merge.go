@@ -25,7 +25,7 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 			all, all.Shard = s, Shard{}
 			continue
 		}
-		if err := errors.Join(s.checkSpec(all), all.checkSpec(s)); err != nil {
+		if err := errors.Join(s.CheckSpec(all), all.CheckSpec(s)); err != nil {
 			return nil, fmt.Errorf("%s: %w", d, err)
 		}
 		all.addSpec(s)

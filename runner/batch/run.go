@@ -53,7 +53,7 @@ type Totals struct {
 func Run(ctx context.Context, o Options) (Totals, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	r := &run{Options: o, admission: newAdmission(o.Capacity), stop: stop}
+	r := &run{Options: o, admission: NewAdmission(o.Capacity), stop: stop}
 	for _, result := range o.Ledger.Results() {
 		r.addCost(result)
 	}
@@ -63,7 +63,7 @@ func Run(ctx context.Context, o Options) (Totals, error) {
 			totals.Kept++
 			continue
 		}
-		release, err := r.admission.acquire(ctx, t.Definition.Environment)
+		release, err := r.admission.Acquire(ctx, t.Definition.Environment)
 		left, some := r.costLeft()
 		if err == nil && !some {
 			release()
@@ -90,7 +90,7 @@ func Run(ctx context.Context, o Options) (Totals, error) {
 // run is the state of one call of Run.
 type run struct {
 	Options
-	admission *admission
+	admission *Admission
 	stop      context.CancelCauseFunc
 	running   sync.WaitGroup
 

@@ -1,0 +1,540 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/batch/results"
+	"github.com/caisson-run/caisson/runner/batch/task"
+)
+
+// The variables of a process that is a worker until it is killed.
+const (
+	workerServers = "CAISSON_TEST_WORKER_SERVERS"
+	workerStore   = "CAISSON_TEST_WORKER_STORE"
+	workerDir     = "CAISSON_TEST_WORKER_DIR"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(workerServers) != "" {
+		if err := runWorkerProcess(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// testTasks returns n tasks that have images of a number.
+func testTasks(n, images int) []task.Task {
+	var list []task.Task
+	for i := range n {
+		list = append(list, task.Task{
+			ID: fmt.Sprintf("task-%d", i), Checksum: fmt.Sprintf("sha256:%d", i), Steps: []task.Step{{}},
+			Environment: task.Environment{Image: fmt.Sprintf("image-%d", i%images)},
+		})
+	}
+	return list
+}
+
+func testSpec(list []task.Task) batch.Spec {
+	return batch.Spec{Backend: "fake", Tasks: batch.NewSpecTasks(list), Agents: []string{batch.Nop}, Attempts: 1}
+}
+
+// trialOf returns a trial that takes a time, appends its name to the file at log, and has an
+// outcome that depends on its key alone.
+func trialOf(d time.Duration, log string) batch.RunTrial {
+	return func(ctx context.Context, t batch.Trial, dir string, _ *int64) batch.Result {
+		select {
+		case <-time.After(d):
+		case <-ctx.Done():
+			return batch.Result{Outcome: batch.Cancelled}
+		}
+		err := os.WriteFile(filepath.Join(dir, "file"), []byte(t.Task), 0o644)
+		if log != "" {
+			f, openErr := os.OpenFile(log, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+			must := errors.Join(err, openErr)
+			if must == nil {
+				_, must = fmt.Fprintln(f, t.Key.Name(), t.Definition.Environment.Image)
+				must = errors.Join(must, f.Close())
+			}
+			err = must
+		}
+		if err != nil {
+			return batch.Result{Outcome: batch.Infrastructure, Class: batch.Machine, Cause: err.Error()}
+		}
+		h := fnv.New32()
+		fmt.Fprint(h, t.Key)
+		return batch.Result{Outcome: []batch.Outcome{batch.Passed, batch.Failed, batch.Limit}[h.Sum32()%3]}
+	}
+}
+
+// startServer starts a NATS server with JetStream, one of a cluster if routes is not empty.
+func startServer(t testing.TB, name string, cluster int, routes string) *server.Server {
+	t.Helper()
+	o := &server.Options{
+		ServerName: name, Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), SyncAlways: true, NoSigs: true, NoLog: true,
+	}
+	if routes != "" {
+		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: cluster}
+		o.Routes = server.RoutesFromStr(routes)
+	}
+	s, err := server.NewServer(o)
+	must(t, err)
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	return s
+}
+
+// startCluster starts three servers and returns them with their URLs.
+func startCluster(t testing.TB) (list []*server.Server, urls string) {
+	t.Helper()
+	var ports []int
+	var routes []string
+	for range 3 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		must(t, err)
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+		routes = append(routes, fmt.Sprintf("nats://127.0.0.1:%d", ports[len(ports)-1]))
+		must(t, l.Close())
+	}
+	var clients []string
+	for i, port := range ports {
+		s := startServer(t, fmt.Sprintf("n%d", i), port, strings.Join(routes, ","))
+		list = append(list, s)
+		clients = append(clients, s.ClientURL())
+	}
+	deadline := time.Now().Add(time.Minute)
+	ready := func(s *server.Server) bool { return s.JetStreamIsCurrent() && len(s.JetStreamClusterPeers()) >= 0 }
+	for !slices.ContainsFunc(list, func(s *server.Server) bool { return s.JetStreamIsLeader() && len(s.JetStreamClusterPeers()) == 3 }) || !ready(list[0]) {
+		if time.Now().After(deadline) {
+			t.Fatal("the cluster has no leader with three peers")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return list, strings.Join(clients, ",")
+}
+
+func connect(t testing.TB, urls string) *nats.Conn {
+	t.Helper()
+	c, err := Connect(urls, "", "test", func(string) {})
+	must(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// testBatch is a batch with a coordinator.
+type testBatch struct {
+	t      testing.TB
+	urls   string
+	store  results.Store
+	tasks  []task.Task
+	ledger *batch.Ledger
+	log    string
+	trial  time.Duration
+	// results counts what the coordinator has collected.
+	results atomic.Int64
+	maxCost int64
+}
+
+func newBatch(t testing.TB, urls string, list []task.Task) *testBatch {
+	t.Helper()
+	s, err := results.Open(t.Context(), filepath.Join(t.TempDir(), "store"), os.LookupEnv)
+	must(t, err)
+	b := &testBatch{t: t, urls: urls, store: s, tasks: list, log: filepath.Join(t.TempDir(), "log"), trial: 50 * time.Millisecond}
+	b.ledger, err = batch.OpenLedger(filepath.Join(t.TempDir(), "out"), testSpec(list))
+	must(t, err)
+	t.Cleanup(func() { _ = b.ledger.Close() })
+	return b
+}
+
+// coordinate runs the coordinator to its end.
+func (b *testBatch) coordinate(ctx context.Context) (batch.Totals, error) {
+	return Coordinate(ctx, CoordinatorOptions{
+		Conn: connect(b.t, b.urls), Store: b.store, Ledger: b.ledger, Spec: testSpec(b.tasks), Paths: []string{"/tasks"},
+		Trials: batch.Plan(b.tasks, []string{batch.Nop}, 1, batch.Shard{}), Interval: 50 * time.Millisecond, AckWait: 2 * time.Second,
+		MaxCostMicroUSD: b.maxCost, OnResult: func(batch.Result) { b.results.Add(1) }, Report: func(text string) { b.t.Log(text) },
+	})
+}
+
+// waitRun waits for a run in a store.
+func waitRun(ctx context.Context, s results.Store) (Run, error) {
+	for {
+		r, _, err := LatestRun(ctx, s)
+		if !errors.Is(err, ErrNoRun) {
+			return r, err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// work runs a worker until the run has ended.
+func (b *testBatch) work(ctx context.Context, name string, width int, run batch.RunTrial) error {
+	r, err := waitRun(ctx, b.store)
+	if err != nil {
+		return err
+	}
+	return Work(ctx, WorkerOptions{
+		Conn: connect(b.t, b.urls), Store: b.store, Run: r, Tasks: b.tasks, RunTrial: run, Name: name, Dir: filepath.Join(b.t.TempDir(), name),
+		Capacity: batch.Capacity{Trials: width}, Idle: 50 * time.Millisecond, Report: func(text string) { b.t.Log(name + ": " + text) },
+	})
+}
+
+// runWorkerProcess is a worker in a process of its own.
+func runWorkerProcess() error {
+	ctx := context.Background()
+	s, err := results.Open(ctx, os.Getenv(workerStore), os.LookupEnv)
+	if err != nil {
+		return err
+	}
+	c, err := Connect(os.Getenv(workerServers), "", "test", func(string) {})
+	if err != nil {
+		return err
+	}
+	r, err := waitRun(ctx, s)
+	if err != nil {
+		return err
+	}
+	dir := os.Getenv(workerDir)
+	return Work(ctx, WorkerOptions{
+		Conn: c, Store: s, Run: r, Tasks: testTasks(len(r.Spec.Tasks), 4), RunTrial: trialOf(200*time.Millisecond, filepath.Join(dir, "log")), Name: dir,
+		Dir: filepath.Join(dir, "trials"), Capacity: batch.Capacity{Trials: 2}, Idle: 50 * time.Millisecond, Report: func(string) {},
+	})
+}
+
+// startWorkerProcess starts a worker and returns the function that kills it.
+func (b *testBatch) startWorkerProcess() (kill func(), log string) {
+	dir := b.t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerServers+"="+b.urls, workerStore+"="+b.store.String(), workerDir+"="+dir)
+	cmd.Stderr = os.Stderr
+	must(b.t, cmd.Start())
+	kill = sync.OnceFunc(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	b.t.Cleanup(kill)
+	return kill, filepath.Join(dir, "log")
+}
+
+// check holds the results against those of one machine, and each trial's files.
+func (b *testBatch) check() {
+	b.t.Helper()
+	trials := batch.Plan(b.tasks, []string{batch.Nop}, 1, batch.Shard{})
+	l, err := batch.OpenLedger(filepath.Join(b.t.TempDir(), "one"), testSpec(b.tasks))
+	must(b.t, err)
+	_, err = batch.Run(b.t.Context(), batch.Options{Ledger: l, Trials: trials, Capacity: batch.Capacity{Trials: 50}, Run: trialOf(0, "")})
+	must(b.t, err)
+	want, got := map[batch.Key]batch.Outcome{}, map[batch.Key]batch.Outcome{}
+	for _, r := range l.Results() {
+		want[r.Key] = r.Outcome
+	}
+	must(b.t, l.Close())
+	list, err := batch.ReadResults(b.ledger.Dir())
+	must(b.t, err)
+	for _, r := range list {
+		got[r.Key] = r.Outcome
+		text, err := os.ReadFile(filepath.Join(b.ledger.Dir(), batch.TrialsDir, r.Key.Name(), "file"))
+		if err != nil || string(text) != r.Task {
+			b.t.Errorf("%s: %q, %v", r.Key.Describe(), text, err)
+		}
+	}
+	if d := cmp.Diff(want, got); d != "" || len(list) != len(trials) {
+		b.t.Errorf("%d results (-one machine +fleet):\n%s", len(list), d)
+	}
+}
+
+// runs returns how often each trial ran.
+func readLog(t testing.TB, paths ...string) map[string]int {
+	t.Helper()
+	n := map[string]int{}
+	for _, p := range paths {
+		text, err := os.ReadFile(p)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			n[strings.Fields(line)[0]]++
+		}
+	}
+	return n
+}
+
+// TestFleet: three workers have the results of one machine, each trial runs once, the workers
+// end with the run, and a run of what is finished does nothing.
+func TestFleet(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	b := newBatch(t, s.ClientURL(), testTasks(60, 4))
+	var workers sync.WaitGroup
+	for i := range 3 {
+		workers.Go(func() {
+			if err := b.work(t.Context(), fmt.Sprint("w", i), 2, trialOf(b.trial, b.log)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	totals, err := b.coordinate(t.Context())
+	must(t, err)
+	workers.Wait()
+	if totals.Ran != 60 || len(totals.NotRun) > 0 {
+		t.Errorf("%+v", totals)
+	}
+	b.check()
+	for name, n := range readLog(t, b.log) {
+		if n != 1 {
+			t.Errorf("%s ran %d times", name, n)
+		}
+	}
+	if totals, err = b.coordinate(t.Context()); err != nil || totals.Kept != 60 || totals.Ran != 0 {
+		t.Errorf("again: %+v, %v", totals, err)
+	}
+}
+
+// TestFleetSurvives: three workers on a cluster of three servers have the results of one
+// machine though a worker and a server are killed and the queue is deleted meanwhile.
+func TestFleetSurvives(t *testing.T) {
+	servers, urls := startCluster(t)
+	b := newBatch(t, urls, testTasks(150, 4))
+	var logs []string
+	var kill func()
+	for range 3 {
+		var log string
+		kill, log = b.startWorkerProcess()
+		logs = append(logs, log)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := b.coordinate(t.Context())
+		done <- err
+	}()
+	reach := func(n int64) {
+		t.Helper()
+		for start := time.Now(); b.results.Load() < n; time.Sleep(5 * time.Millisecond) {
+			if time.Since(start) > 2*time.Minute {
+				t.Fatalf("%d results, waiting for %d", b.results.Load(), n)
+			}
+		}
+	}
+	reach(10)
+	run, _, err := LatestRun(t.Context(), b.store)
+	must(t, err)
+	js, err := jetstream.New(connect(t, urls))
+	must(t, err)
+	stream, err := js.Stream(t.Context(), run.stream())
+	must(t, err)
+	if config := stream.CachedInfo().Config; config.Replicas != 3 || config.Retention != jetstream.WorkQueuePolicy {
+		t.Errorf("%+v", config)
+	}
+	reach(30)
+	kill()
+	atKill := b.results.Load()
+	reach(60)
+	must(t, js.DeleteStream(t.Context(), run.stream()))
+	atDelete := b.results.Load()
+	reach(90)
+	leader := slices.IndexFunc(servers, (*server.Server).JetStreamIsLeader)
+	servers[max(leader, 0)].Shutdown()
+	atShutdown := b.results.Load()
+	select {
+	case err := <-done:
+		must(t, err)
+	case <-time.After(4 * time.Minute):
+		t.Fatalf("no end after 4 minutes: %d results", b.results.Load())
+	}
+	b.check()
+	ran := readLog(t, logs...)
+	extra := -150
+	for n := range maps.Values(ran) {
+		extra += n
+	}
+	t.Logf("a worker killed at %d results, the queue deleted at %d, a server stopped at %d; %d trials ran twice", atKill, atDelete, atShutdown, extra)
+	if atShutdown >= 150 {
+		t.Error("the batch ended before the faults")
+	}
+}
+
+// TestTrialOfADeadWorker: a trial that was taken by a worker which sends no heartbeats is
+// delivered to another one.
+func TestTrialOfADeadWorker(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	b := newBatch(t, s.ClientURL(), testTasks(1, 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { _, err := b.coordinate(ctx); done <- err }()
+	run, err := waitRun(ctx, b.store)
+	must(t, err)
+	js, err := jetstream.New(connect(t, b.urls))
+	must(t, err)
+	for taken := false; !taken; time.Sleep(10 * time.Millisecond) {
+		if c, err := js.Consumer(ctx, run.stream(), consumerName(bucketOf(batch.Trial{Definition: &b.tasks[0]}))); err == nil {
+			taken = firstMessage(ctx)(c.Fetch(1, jetstream.FetchMaxWait(time.Second))) != nil
+		}
+	}
+	begun := time.Now()
+	var workers sync.WaitGroup
+	workers.Go(func() { _ = b.work(ctx, "w", 1, trialOf(0, b.log)) })
+	must(t, <-done)
+	if d := time.Since(begun); d < 1500*time.Millisecond || d > 10*time.Second {
+		t.Errorf("delivered again after %s, want 2 s", d)
+	}
+	workers.Wait()
+	b.check()
+}
+
+// TestHeartbeat: a trial that takes longer than the time to acknowledge it runs once.
+func TestHeartbeat(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	b := newBatch(t, s.ClientURL(), testTasks(2, 1))
+	var workers sync.WaitGroup
+	for i := range 2 {
+		workers.Go(func() { _ = b.work(t.Context(), fmt.Sprint(i), 2, trialOf(5*time.Second, b.log)) })
+	}
+	_, err := b.coordinate(t.Context())
+	must(t, err)
+	workers.Wait()
+	b.check()
+	for name, n := range readLog(t, b.log) {
+		if n != 1 {
+			t.Errorf("%s ran %d times", name, n)
+		}
+	}
+}
+
+// TestInterruptedWorker: what a worker drops when it is interrupted runs elsewhere at once.
+func TestInterruptedWorker(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	b := newBatch(t, s.ClientURL(), testTasks(2, 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	started := make(chan struct{}, 2)
+	var workers sync.WaitGroup
+	workers.Go(func() {
+		_ = b.work(ctx, "slow", 2, func(ctx context.Context, _ batch.Trial, _ string, _ *int64) batch.Result {
+			started <- struct{}{}
+			<-ctx.Done()
+			return batch.Result{Outcome: batch.Passed}
+		})
+	})
+	done := make(chan error, 1)
+	go func() { _, err := b.coordinate(t.Context()); done <- err }()
+	<-started
+	<-started
+	cancel()
+	workers.Wait()
+	workers.Go(func() { _ = b.work(t.Context(), "fast", 2, trialOf(0, b.log)) })
+	must(t, <-done)
+	workers.Wait()
+	b.check()
+}
+
+// TestFatalTrial: a trial whose workers all die gets a result after a number of tries.
+func TestFatalTrial(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	b := newBatch(t, s.ClientURL(), testTasks(1, 1))
+	k := batch.Key{Task: "task-0", Agent: batch.Nop, Attempt: 1}
+	for try := 1; try <= maxTries; try++ {
+		must(t, putBytes(t.Context(), b.store, fmt.Sprintf("%s/%s-%d", claimsDir, k.Name(), try), nil))
+	}
+	var workers sync.WaitGroup
+	workers.Go(func() { _ = b.work(t.Context(), "w", 1, trialOf(0, b.log)) })
+	_, err := b.coordinate(t.Context())
+	must(t, err)
+	workers.Wait()
+	if r, _ := b.ledger.Result(k); r.Outcome != batch.Infrastructure || r.Class != batch.Machine || len(readLog(t, b.log)) > 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestMaxCost: the queue is emptied when the cost is used up.
+func TestMaxCost(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	b := newBatch(t, s.ClientURL(), testTasks(100, 1))
+	b.maxCost = 100
+	var workers sync.WaitGroup
+	workers.Go(func() {
+		_ = b.work(t.Context(), "w", 1, func(context.Context, batch.Trial, string, *int64) batch.Result {
+			time.Sleep(100 * time.Millisecond)
+			r := batch.Result{Outcome: batch.Passed, Model: "m"}
+			r.Usage.CostMicroUSD = new(int64(30))
+			return r
+		})
+	})
+	totals, err := b.coordinate(t.Context())
+	must(t, err)
+	workers.Wait()
+	if !totals.CostReached || totals.Ran < 4 || totals.Ran > 20 || totals.Ran+len(totals.NotRun) != 100 {
+		t.Errorf("ran %d, %d not, %v", totals.Ran, len(totals.NotRun), totals.CostReached)
+	}
+}
+
+// TestOtherTasks: a worker whose tasks are not those of the coordinator runs none.
+func TestOtherTasks(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	b := newBatch(t, s.ClientURL(), testTasks(2, 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	all.Go(func() { _, _ = b.coordinate(ctx) })
+	defer all.Wait()
+	defer cancel()
+	_, err := waitRun(ctx, b.store)
+	must(t, err)
+	other := &testBatch{t: t, urls: b.urls, store: b.store, tasks: slices.Clone(b.tasks)}
+	other.tasks[1].Checksum = "sha256:other"
+	want := &TaskError{}
+	if err := other.work(ctx, "w", 1, trialOf(0, "")); !errors.As(err, &want) || want.ID != "task-1" {
+		t.Errorf("%v", err)
+	}
+	other.tasks = b.tasks[:1]
+	if err := other.work(ctx, "w", 1, trialOf(0, "")); !errors.As(err, &want) || want.Have != "" {
+		t.Errorf("%v", err)
+	}
+}
+
+// BenchmarkWorkers measures trials that sleep for 200 ms, four at a time on each worker.
+func BenchmarkWorkers(b *testing.B) {
+	for n := 1; n <= 3; n++ {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			_, urls := startCluster(b)
+			batch := newBatch(b, urls, testTasks(40*n, 4))
+			b.ResetTimer()
+			for range b.N {
+				var workers sync.WaitGroup
+				for i := range n {
+					workers.Go(func() { _ = batch.work(b.Context(), fmt.Sprint(i), 4, trialOf(200*time.Millisecond, "")) })
+				}
+				start := time.Now()
+				if _, err := batch.coordinate(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+				b.ReportMetric(float64(40*n)/time.Since(start).Seconds(), "trials/s")
+				workers.Wait()
+				b.StopTimer()
+				break // the store has all results now
+			}
+		})
+	}
+}

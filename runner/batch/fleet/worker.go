@@ -1,0 +1,429 @@
+package fleet
+
+import (
+	"cmp"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/batch/results"
+	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/sandbox/guest/archive"
+)
+
+// WorkerOptions configures [Work]. Conn, Store, Run, Tasks, RunTrial, Name and Dir are
+// required.
+type WorkerOptions struct {
+	Conn  *nats.Conn
+	Store results.Store
+	Run   Run
+	// Tasks are the tasks of the run as this machine has them.
+	Tasks    []task.Task
+	RunTrial batch.RunTrial
+	// Name tells the worker from others.
+	Name string
+	// Dir is a directory of this process alone, for trials that run.
+	Dir string
+	// Capacity is what all trials of the worker may use together. Its Trials must be
+	// positive.
+	Capacity batch.Capacity
+	// Retries is that of [batch.Options].
+	Retries    int
+	RetryDelay time.Duration
+	// Idle is the time between two looks into an empty queue; zero is a second.
+	Idle time.Duration
+	// OnStart and OnResult are those of [batch.Options]: OnResult is called when the result
+	// is stored. Report is called with what went wrong and is tried again. All may be nil.
+	OnStart  func(k batch.Key)
+	OnResult func(r batch.Result)
+	Report   func(text string)
+}
+
+// maxTries is how many times workers may begin a trial. One that ends its worker each time
+// must not end all of them.
+const maxTries = 10
+
+// TaskError reports a task that this machine has not as the coordinator has it.
+type TaskError struct {
+	ID string
+	// Want and Have are the checksums; Have is "" if the task is missing.
+	Want, Have string
+}
+
+// Error names the task.
+func (e *TaskError) Error() string {
+	if e.Have == "" {
+		return fmt.Sprintf("task %q of the run is missing here", e.ID)
+	}
+	return fmt.Sprintf("task %q has checksum %s here: want %s", e.ID, e.Have, e.Want)
+}
+
+// Work runs trials of a run until the run has ended or another one has begun, or ctx ends. A
+// trial that is stopped by ctx goes back to the queue. The error is a [TaskError] if the tasks
+// are not those of the run. Faults of NATS and of the store are tried again for as long as it
+// takes.
+func Work(ctx context.Context, o WorkerOptions) error {
+	w := &worker{
+		WorkerOptions: o, admission: batch.NewAdmission(o.Capacity), slots: make(chan struct{}, o.Capacity.Trials),
+		tasks: map[string]*task.Task{}, consumers: map[int]jetstream.Consumer{}, running: map[string]bool{},
+	}
+	w.Idle = cmp.Or(w.Idle, time.Second)
+	if w.Report == nil {
+		w.Report = func(string) {}
+	}
+	for i := range o.Tasks {
+		w.tasks[o.Tasks[i].ID] = &o.Tasks[i]
+	}
+	if err := w.checkTasks(); err != nil {
+		return err
+	}
+	var err error
+	if w.js, err = jetstream.New(o.Conn); err != nil {
+		return err
+	}
+	w.orderBuckets()
+	w.takeAll(ctx)
+	w.handlers.Wait()
+	return nil
+}
+
+// worker is one call of Work.
+type worker struct {
+	WorkerOptions
+	js        jetstream.JetStream
+	admission *batch.Admission
+	slots     chan struct{}
+	handlers  sync.WaitGroup
+	tasks     map[string]*task.Task
+	// buckets are in the order in which the worker looks for trials.
+	buckets   []int
+	consumers map[int]jetstream.Consumer
+
+	mu      sync.Mutex
+	running map[string]bool
+}
+
+func (w *worker) checkTasks() error {
+	for _, want := range w.Run.Spec.Tasks {
+		if len(want.Unsupported) > 0 {
+			continue
+		}
+		have, ok := w.tasks[want.ID]
+		if !ok {
+			return &TaskError{want.ID, want.Checksum, ""}
+		}
+		if have.Checksum != want.Checksum {
+			return &TaskError{want.ID, want.Checksum, have.Checksum}
+		}
+	}
+	return nil
+}
+
+// orderBuckets makes workers begin at different buckets.
+func (w *worker) orderBuckets() {
+	seen := map[int]bool{}
+	for _, t := range w.tasks {
+		seen[bucketOf(batch.Trial{Definition: t})] = true
+	}
+	for b := range seen {
+		w.buckets = append(w.buckets, b)
+	}
+	weight := func(b int) uint32 {
+		h := fnv.New32a()
+		fmt.Fprint(h, w.Name, b)
+		return h.Sum32()
+	}
+	slices.SortFunc(w.buckets, func(a, b int) int { return cmp.Or(cmp.Compare(weight(a), weight(b)), cmp.Compare(a, b)) })
+}
+
+// takeAll takes trials and starts them until the run has ended.
+func (w *worker) takeAll(ctx context.Context) {
+	for {
+		select {
+		case w.slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		m, wait := w.takeMessage(ctx)
+		if m == nil {
+			<-w.slots
+			if ctx.Err() != nil || w.hasEnded(ctx) {
+				return
+			}
+			continue
+		}
+		stop := keepAlive(m, wait)
+		t, release, err := w.admit(ctx, m)
+		if err != nil {
+			stop()
+			<-w.slots
+			if ctx.Err() == nil {
+				w.Report(err.Error())
+			}
+			_ = m.NakWithDelay(wait) // it is delivered again anyhow
+			continue
+		}
+		w.handlers.Go(func() {
+			defer func() { <-w.slots }()
+			defer release()
+			defer stop()
+			if err := w.runMessage(ctx, m, t); err != nil {
+				if ctx.Err() == nil {
+					w.Report(fmt.Sprintf("%s goes back to the queue: %v", t.Key.Describe(), err))
+				}
+				_ = m.NakWithDelay(w.Idle)
+			}
+		})
+	}
+}
+
+// hasEnded reports whether no more trials are to come from the run.
+func (w *worker) hasEnded(ctx context.Context) bool {
+	last, ended, err := LatestRun(ctx, w.Store)
+	if err != nil {
+		if ctx.Err() == nil {
+			w.Report(fmt.Sprintf("the run can't be read, which is tried again: %v", err))
+		}
+		return false
+	}
+	return ended || last.number != w.Run.number
+}
+
+// takeMessage returns the next trial of the queue and the time in which it must be
+// acknowledged, or nil if there is none now. A bucket with work is looked at first the next
+// time, since its image is there.
+func (w *worker) takeMessage(ctx context.Context) (jetstream.Msg, time.Duration) {
+	for i, b := range w.buckets {
+		c, err := w.consumer(ctx, b)
+		if err != nil {
+			continue
+		}
+		m := firstMessage(ctx)(c.FetchNoWait(1))
+		if m == nil && i == len(w.buckets)-1 {
+			m = firstMessage(ctx)(c.Fetch(1, jetstream.FetchMaxWait(max(w.Idle, time.Millisecond))))
+		}
+		if m != nil {
+			w.buckets = slices.Insert(slices.Delete(w.buckets, i, i+1), 0, b)
+			return m, c.CachedInfo().Config.AckWait
+		}
+	}
+	select {
+	case <-time.After(w.Idle):
+	case <-ctx.Done():
+	}
+	return nil, 0
+}
+
+// firstMessage returns a function that returns the message of a batch, nil for an empty one.
+func firstMessage(ctx context.Context) func(jetstream.MessageBatch, error) jetstream.Msg {
+	return func(b jetstream.MessageBatch, err error) jetstream.Msg {
+		if err != nil {
+			return nil
+		}
+		select {
+		case m := <-b.Messages():
+			return m
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// consumer returns the consumer of a bucket.
+func (w *worker) consumer(ctx context.Context, bucket int) (jetstream.Consumer, error) {
+	if c, ok := w.consumers[bucket]; ok {
+		return c, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
+	c, err := w.js.Consumer(ctx, w.Run.stream(), consumerName(bucket))
+	if err == nil {
+		w.consumers[bucket] = c
+	}
+	return c, err
+}
+
+// keepAlive sends heartbeats for a trial until the function that it returns is called.
+func keepAlive(m jetstream.Msg, wait time.Duration) (stop func()) {
+	done := make(chan struct{})
+	go func() {
+		tick := time.NewTicker(max(wait/3, time.Millisecond))
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				_ = m.InProgress() // the next one may arrive
+			case <-done:
+				return
+			}
+		}
+	}()
+	return sync.OnceFunc(func() { close(done) })
+}
+
+// admit waits until the trial of a message fits on this machine.
+func (w *worker) admit(ctx context.Context, m jetstream.Msg) (t batch.Trial, release func(), err error) {
+	if err := json.Unmarshal(m.Data(), &t.Key); err != nil {
+		return t, nil, fmt.Errorf("the queue has an invalid message: %w", err)
+	}
+	if t.Definition = w.tasks[t.Task]; t.Definition == nil {
+		return t, nil, &TaskError{ID: t.Task}
+	}
+	if err := w.Capacity.Check(t.Definition.Environment); err != nil {
+		return t, nil, fmt.Errorf("%s is left to other workers: %w", t.Key.Describe(), err)
+	}
+	release, err = w.admission.Acquire(ctx, t.Definition.Environment)
+	return t, release, err
+}
+
+// runMessage runs a trial unless it has a result, and acknowledges it once the result is
+// stored.
+func (w *worker) runMessage(ctx context.Context, m jetstream.Msg, t batch.Trial) error {
+	name := t.Key.Name()
+	w.mu.Lock()
+	again := w.running[name]
+	w.running[name] = true
+	w.mu.Unlock()
+	if again { // its heartbeats were lost; the next delivery finds the result
+		return nil
+	}
+	defer func() {
+		w.mu.Lock()
+		delete(w.running, name)
+		w.mu.Unlock()
+	}()
+	has, err := w.Store.Has(ctx, objectOf(t.Key))
+	if err != nil {
+		return err
+	}
+	if !has {
+		if err := w.runTrial(ctx, t); err != nil {
+			return err
+		}
+	}
+	ackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
+	defer cancel()
+	if err := m.DoubleAck(ackCtx); err != nil && ctx.Err() == nil { // the next delivery finds the result
+		w.Report(fmt.Sprintf("%s is stored and not acknowledged: %v", t.Key.Describe(), err))
+	}
+	return nil
+}
+
+// runTrial runs a trial and stores its result. If ctx ends there is none.
+func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
+	dir := filepath.Join(w.Dir, t.Key.Name())
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	run := w.RunTrial
+	claimed, err := w.claim(ctx, t.Key)
+	if err != nil {
+		return err
+	}
+	if !claimed {
+		run = func(context.Context, batch.Trial, string, *int64) batch.Result {
+			return batch.Result{Outcome: batch.Infrastructure, Class: batch.Machine, Cause: fmt.Sprintf("%d workers began the trial, and none of them finished it", maxTries)}
+		}
+	}
+	ledger, err := batch.OpenLedger(dir, w.Run.Spec)
+	if err != nil {
+		return err
+	}
+	_, err = batch.Run(ctx, batch.Options{Ledger: ledger, Trials: []batch.Trial{t}, Run: run, Retries: w.Retries, RetryDelay: w.RetryDelay, OnStart: w.OnStart})
+	r, ok := ledger.Result(t.Key)
+	if err = errors.Join(err, ledger.Close()); err != nil {
+		return err
+	}
+	if !ok {
+		return context.Cause(ctx)
+	}
+	if err := w.storeTrial(ctx, t.Key, dir); err != nil {
+		return err
+	}
+	if w.OnResult != nil {
+		w.OnResult(r)
+	}
+	return nil
+}
+
+// claim records a try of a trial and reports whether there may be one more. The deliveries
+// that NATS counts are not used: they are wrong after a server has crashed.
+func (w *worker) claim(ctx context.Context, k batch.Key) (bool, error) {
+	text, err := json.Marshal(struct {
+		Worker string    `json:"worker"`
+		Time   time.Time `json:"time"`
+	}{w.Name, time.Now().UTC()})
+	if err != nil {
+		return false, err
+	}
+	for try := 1; try <= maxTries; try++ {
+		err := putBytes(ctx, w.Store, fmt.Sprintf("%s/%s-%d", claimsDir, k.Name(), try), text)
+		if !errors.Is(err, results.ErrExists) {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
+// storeTrial stores the directory of a finished trial. The first result of a trial that is
+// stored counts, so one that is there already is no error. Faults of the store are tried
+// again, as the trial may have cost much.
+func (w *worker) storeTrial(ctx context.Context, k batch.Key, dir string) error {
+	f, err := os.Create(filepath.Join(dir, "archive"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // it is removed
+	if err := pack(f, filepath.Join(dir, batch.TrialsDir, k.Name())); err != nil {
+		return err
+	}
+	size, err := f.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return err
+	}
+	for delay := time.Second; ; delay = min(2*delay, 30*time.Second) {
+		if _, err := f.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		err := w.Store.Put(ctx, objectOf(k), f, size)
+		if err == nil || errors.Is(err, results.ErrExists) {
+			return nil
+		}
+		if ctx.Err() == nil {
+			w.Report(fmt.Sprintf("the result of %s can't be stored, which is tried again: %v", k.Describe(), err))
+		}
+		select {
+		case <-time.After(delay):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// pack writes a directory as a compressed archive. Special files are left out.
+func pack(out io.Writer, dir string) error {
+	z, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	return errors.Join(archive.Pack(z, dir, archive.PackOptions{Name: ".", LeaveOut: func(_ string, err error) error {
+		if errors.Is(err, archive.ErrSpecial) {
+			return nil
+		}
+		return err
+	}}), z.Close())
+}
