@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	natsserver "github.com/nats-io/nats-server/v2/server"
+
 	"github.com/caisson-run/caisson/runner/batch"
 )
 
@@ -227,5 +229,60 @@ func TestBatchKilled(t *testing.T) {
 	beside.wait(t, deadline).want(t, 0)
 	if got, _ := other.results(t, "beside"); got["long oracle 1"] != "passed" {
 		t.Errorf("the batch beside it: %v", got)
+	}
+}
+
+// TestBatchWorkers runs a batch on two workers: the results are in the coordinator's
+// directory with all files, the workers end with the batch, and nothing is left.
+func TestBatchWorkers(t *testing.T) {
+	needBackend(t, "gvisor")
+	queue, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), SyncAlways: true, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	queue.Start()
+	t.Cleanup(func() { queue.Shutdown(); queue.WaitForShutdown() })
+	m := newMachine(t)
+	m.write(t, "tasks/repo/file", "before\n")
+	var lines strings.Builder
+	for i := range 4 {
+		fmt.Fprintf(&lines, `{"id":"fix-%d","prompt":"Fix it.","workspace":"repo","verify":"grep -q after file"}`+"\n", i)
+	}
+	m.write(t, "tasks/tasks.jsonl", lines.String())
+	m.write(t, "good.yaml", "version: 1\nname: good\nturns:\n  - text: I fix it.\n    calls:\n      - tool: shell\n        input: {command: echo after > file}\n  - text: Done.\n")
+	good, tasks := "replay/"+filepath.Join(m.workspace, "good.yaml"), filepath.Join(m.workspace, "tasks/tasks.jsonl")
+
+	refused := m.run(t, "batch", "--nats", queue.ClientURL(), "--model", good, "--out", m.batchDir("refused"), tasks)
+	refused.want(t, 2)
+	if !strings.Contains(refused.stderr, "only names of trials go through NATS") {
+		t.Error(refused.stderr)
+	}
+	place := []string{"--nats", queue.ClientURL(), "--results", filepath.Join(m.home, "store")}
+	var workers []*running
+	for i := range 2 {
+		workers = append(workers, m.start(t, slices.Concat([]string{"batch", "worker", "--out", m.batchDir(fmt.Sprint("worker", i)), "--parallel", "1"}, place)...))
+	}
+	m.run(t, slices.Concat([]string{"batch", "--backend", "gvisor", "--model", good, "--out", m.batchDir("out")}, place, []string{tasks})...).want(t, 0)
+	for _, w := range workers {
+		w.wait(t, time.Minute).want(t, 0)
+	}
+	got, sessions := m.results(t, "out")
+	if len(got) != 4 || len(sessions) < 4 {
+		t.Errorf("%v, sessions %v", got, sessions)
+	}
+	for name, outcome := range got {
+		if outcome != "passed" {
+			t.Errorf("%s: %s", name, outcome)
+		}
+	}
+	trials, err := filepath.Glob(filepath.Join(m.batchDir("out"), batch.TrialsDir, "*", batch.AgentDir, batch.TrajectoryFile))
+	if err != nil || len(trials) != 4 {
+		t.Errorf("trajectories: %v, %v", trials, err)
+	}
+	m.wantNothingLeft(t, sessions...)
+	for i := range 2 {
+		if entries, err := os.ReadDir(m.batchDir(fmt.Sprint("worker", i))); err != nil || len(entries) > 1 { // the lock
+			t.Errorf("worker %d leaves %v, %v", i, entries, err)
+		}
 	}
 }

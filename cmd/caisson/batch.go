@@ -65,6 +65,7 @@ type batchFlags struct {
 	skip     bool
 	maxCost  string
 	models   repeatedFlag
+	fleet    fleetFlags
 }
 
 // repeatedFlag is a flag of one value that may be given several times.
@@ -93,8 +94,9 @@ func newBatchCommand(a *app) *cobra.Command {
 		Example: `  caisson batch --agent oracle --agent nop ./tasks
   caisson batch --model openai/gpt-5 --attempts 4 --out results ./tasks
   caisson batch --shard 1/3 --out shard1 ./tasks
+  caisson batch --nats nats://queue:4222 --results s3://bucket/run1 /tasks
   caisson batch show results`,
-	}, newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a), newBatchReportCommand(a))
+	}, newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a), newBatchReportCommand(a), newBatchWorkerCommand(a))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return newUsageError("name the tasks: directories or .jsonl files")
@@ -109,6 +111,7 @@ func newBatchCommand(a *app) *cobra.Command {
 	flags.IntVar(&f.parallel, "parallel", 0, "trials at a time at most (default: the number of processors); memory, processors and disk must suffice too")
 	flags.IntVar(&f.retries, "retries", 2, "how often a trial is tried again after a failure of the infrastructure")
 	flags.StringVar(&f.shard, "shard", "", "run part I of N alone, as I/N (default: from SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX with their counts)")
+	f.fleet.addFlags(flags)
 	flags.BoolVar(&f.skip, "skip-unsupported", false, "leave out tasks that can't be run here")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
 	addSettings(cmd, &f.settings, "Model", "Policy", "Sandbox", "Limits")
@@ -178,12 +181,18 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	if err != nil {
 		return err
 	}
+	if err := f.fleet.check(); err != nil {
+		return err
+	}
 	tasks, err := loadTasks(a.environ, paths)
 	if err != nil {
 		return err
 	}
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
 	defer stop()
+	if f.fleet.servers != "" {
+		return coordinateBatch(ctx, a, &f, paths, tasks, shard, maxCost)
+	}
 	b, err := openBatch(ctx, a, force, &f, tasks, f.out)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
@@ -357,12 +366,7 @@ func (b *batchSession) prepareTasks(ctx context.Context) {
 		if len(t.Unsupported) > 0 || len(batch.Plan(b.tasks[i:i+1], []string{batch.Nop}, b.flags.attempts, b.shard)) == 0 {
 			continue
 		}
-		if t.Environment.MemoryBytes == 0 {
-			t.Environment.MemoryBytes = b.resources.MemoryBytes
-		}
-		if t.Environment.MilliCPUs == 0 {
-			t.Environment.MilliCPUs = min(b.resources.MilliCPUs, 1000)
-		}
+		b.setNeeds(t)
 		if err := capacity.Check(t.Environment); err != nil {
 			t.Unsupported = append(t.Unsupported, err.Error())
 			continue
@@ -375,6 +379,16 @@ func (b *batchSession) prepareTasks(ctx context.Context) {
 		if reason != "" {
 			t.Unsupported = append(t.Unsupported, reason)
 		}
+	}
+}
+
+// setNeeds sets what trials of a task need where the task does not name it.
+func (b *batchSession) setNeeds(t *task.Task) {
+	if t.Environment.MemoryBytes == 0 {
+		t.Environment.MemoryBytes = b.resources.MemoryBytes
+	}
+	if t.Environment.MilliCPUs == 0 {
+		t.Environment.MilliCPUs = min(b.resources.MilliCPUs, 1000)
 	}
 }
 
@@ -423,6 +437,11 @@ func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 		Ledger: ledger, Trials: trials, Run: b.trials.Run, Capacity: b.findCapacity(), MaxCostMicroUSD: maxCost, Retries: b.flags.retries, OnStart: p.Start, OnResult: p.Result,
 	})
 	p.Close()
+	return finishBatch(ctx, b.app, ledger, totals, err)
+}
+
+// finishBatch writes the reports of a batch after its trials have ended with an error or nil.
+func finishBatch(ctx context.Context, a *app, ledger *batch.Ledger, totals batch.Totals, err error) error {
 	summary, writeErr := batchui.WriteReports(ledger.Dir())
 	if err := errors.Join(err, writeErr); err != nil {
 		return err
@@ -430,7 +449,7 @@ func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 	if err := interruption(ctx); err != nil {
 		return err
 	}
-	if err := batchui.WriteSummary(b.app.stdout, summary); err != nil {
+	if err := batchui.WriteSummary(a.stdout, summary); err != nil {
 		return err
 	}
 	return exitWith(batchStatus(totals, summary))

@@ -445,8 +445,12 @@ func TestInterruptedWorker(t *testing.T) {
 	<-started
 	cancel()
 	workers.Wait()
+	interrupted := time.Now()
 	workers.Go(func() { _ = b.work(t.Context(), "fast", 2, trialOf(0, b.log)) })
 	must(t, <-done)
+	if d := time.Since(interrupted); d > 1500*time.Millisecond { // and not after the time to acknowledge
+		t.Errorf("they ran %s later", d)
+	}
 	workers.Wait()
 	b.check()
 }
