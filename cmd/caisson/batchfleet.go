@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -48,7 +47,7 @@ func (f *fleetFlags) check() error {
 
 // open opens the store and connects to NATS; report is called when the connection is lost
 // or made again.
-func (f *fleetFlags) open(ctx context.Context, env environ, report func(string)) (results.Store, *nats.Conn, error) {
+func (f *fleetFlags) open(ctx context.Context, env environ, report func(string)) (results.Store, *fleet.Conn, error) {
 	store, err := results.Open(ctx, f.results, env.lookup)
 	if err != nil {
 		return nil, nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
@@ -238,7 +237,7 @@ func runBatchWorker(ctx context.Context, a *app, f *batchFlags, paths []string) 
 }
 
 // workOnRun runs trials of one run of the coordinator.
-func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags, paths []string, store results.Store, conn *nats.Conn, run fleet.Run) (err error) {
+func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags, paths []string, store results.Store, conn *fleet.Conn, run fleet.Run) (err error) {
 	if len(paths) == 0 {
 		paths = run.Paths
 	}

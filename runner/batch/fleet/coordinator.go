@@ -12,7 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/caisson-run/caisson/runner/batch"
@@ -22,7 +21,7 @@ import (
 
 // CoordinatorOptions configures [Coordinate].
 type CoordinatorOptions struct {
-	Conn  *nats.Conn
+	Conn  *Conn
 	Store results.Store
 	// Ledger gets the results, with the files of the trials. It is loaded with Spec.
 	Ledger *batch.Ledger

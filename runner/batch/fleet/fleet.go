@@ -92,10 +92,13 @@ func consumerName(bucket int) string { return fmt.Sprintf("bucket-%d", bucket) }
 // objectOf returns the name of the object with a trial's result.
 func objectOf(k batch.Key) string { return trialsDir + "/" + k.Name() + suffix }
 
+// Conn is a connection to NATS. The caller of [Connect] closes it.
+type Conn = nats.Conn
+
 // Connect connects to a NATS server or one of a cluster, whose URLs are separated by commas.
 // Credentials is the path of a credentials file, "" for none. A connection that is lost
 // later is made again until it is closed; report is called for both, by other goroutines.
-func Connect(urls, credentials, name string, report func(text string)) (*nats.Conn, error) {
+func Connect(urls, credentials, name string, report func(text string)) (*Conn, error) {
 	o := []nats.Option{
 		nats.Name(name), nats.MaxReconnects(-1), nats.ReconnectWait(time.Second), nats.Timeout(requestTime),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {

@@ -15,7 +15,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/caisson-run/caisson/runner/batch"
@@ -27,7 +26,7 @@ import (
 // WorkerOptions configures [Work]. Conn, Store, Run, Tasks, RunTrial, Name and Dir are
 // required.
 type WorkerOptions struct {
-	Conn  *nats.Conn
+	Conn  *Conn
 	Store results.Store
 	Run   Run
 	// Tasks are the tasks of the run as this machine has them.
