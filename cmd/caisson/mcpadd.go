@@ -334,7 +334,7 @@ func loginError(name string, err error) error {
 	cause, _ := tools.Display(err.Error())
 	problem := record.Problem{Cause: "can't sign in to " + name + ": " + cause}
 	if denied, ok := errors.AsType[*mcplogin.DeniedError](err); ok {
-		problem.Hint = fmt.Sprintf("If %s is right, add it to the server: egress: {allow: [{url: \"https://%s/\", methods: [GET, POST]}]}.", denied.Host, denied.Host)
+		problem.Hint = fmt.Sprintf("If %s is right, add it to the server: egress: {allow: [{url: \"%s/\", methods: [GET, POST]}]}.", denied.Host, denied.Origin())
 	}
 	return &commandError{Status: exitFailed, Problem: problem, Err: err}
 }

@@ -3,6 +3,7 @@ package oauth
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -377,6 +378,31 @@ func TestPlainHTTP(t *testing.T) {
 			t.Errorf("%s: %v, %d calls", address, err, calls)
 		}
 	}
+}
+
+// TestBodyBound: a body that does not end is read up to the bound, whoever reads it. The control is one below it.
+func TestBodyBound(t *testing.T) {
+	for size, want := range map[int]error{maxBodyBytes: nil, maxBodyBytes + 1: errTooLarge, 1 << 40: errTooLarge} {
+		client := NewClient(roundTripper(func(r *http.Request) (*http.Response, error) {
+			return &http.Response{StatusCode: 200, Body: io.NopCloser(io.LimitReader(zeros{}, int64(size))), Request: r}, nil
+		}))
+		res, err := client.Get("https://auth.example/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := io.Copy(io.Discard, res.Body)
+		_ = res.Body.Close()
+		if !errors.Is(err, want) || n > maxBodyBytes {
+			t.Errorf("%d bytes: read %d, %v", size, n, err)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/caisson-run/caisson/limits"
@@ -29,6 +30,16 @@ type DeniedError struct {
 	// Host is the refused host, with a port other than 443; Reason one of the reasons of package rule.
 	Host, Reason string
 	Err          error
+}
+
+// Origin returns the origin of the host, which has TLS unless it is this machine.
+func (e *DeniedError) Origin() string {
+	for _, local := range []string{"localhost", "127.", "[::1]"} {
+		if strings.HasPrefix(e.Host, local) {
+			return "http://" + e.Host
+		}
+	}
+	return "https://" + e.Host
 }
 
 // Error returns the host and what followed.

@@ -91,7 +91,7 @@ func TestRules(t *testing.T) {
 	named = issuer
 	err := login(rulesFor(t, origin))
 	denied, ok := errors.AsType[*DeniedError](err)
-	if !ok || requests.Load() > 0 || !strings.HasSuffix(issuer, denied.Host) {
+	if !ok || requests.Load() > 0 || denied.Origin() != issuer {
 		t.Errorf("without a rule: %v, %d requests", err, requests.Load())
 	}
 	if err := login(rulesFor(t, origin, issuer)); err != nil || requests.Load() == 0 {
