@@ -288,7 +288,7 @@ func (s *settings) checkModel() doctor.Finding {
 			name += " at " + safeurl.String(m.BaseURL)
 		}
 		details = append(details, name)
-		if f := s.checkOne(m); f.Result != doctor.OK {
+		if f := checkOne(s, m); f.Result != doctor.OK {
 			f.Check = check
 			if f.Err == nil {
 				f.Detail = name + ": " + f.Detail
@@ -304,7 +304,7 @@ func (s *settings) checkModel() doctor.Finding {
 }
 
 // checkOne makes one model. It does not run the command that prints its key.
-func (s *settings) checkOne(m config.SelectedModel) doctor.Finding {
+func checkOne(s *settings, m config.SelectedModel) doctor.Finding {
 	warn := func(text, hint string) doctor.Finding {
 		return doctor.Finding{Result: doctor.Warning, Detail: text, Hint: hint}
 	}

@@ -100,22 +100,23 @@ func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON 
 	for _, f := range found {
 		answer.Tools = append(answer.Tools, foundTool{f.Name, f.File})
 	}
-	if answer.Programs, err = s.findPrograms(ctx, w, found); err != nil {
+	needed := missingSettings{s}
+	if answer.Programs, err = needed.findPrograms(ctx, w, found); err != nil {
 		return err
 	}
-	additions := s.suggestSettings(found, answer.Programs)
+	additions := needed.suggestSettings(found, answer.Programs)
 	for _, add := range additions {
 		answer.Settings = append(answer.Settings, initSetting{add.Key(), add.Value(), add.Comment})
 	}
 	var edit *config.Edit
 	if len(additions) > 0 {
-		if edit, err = s.editFor(w, additions); err != nil {
+		if edit, err = needed.editFor(w, additions); err != nil {
 			return err
 		}
 		answer.File = edit.Path
 	}
 	if !asJSON {
-		if err := s.showInit(a, answer, additions); err != nil {
+		if err := needed.showInit(a, answer, additions); err != nil {
 			return err
 		}
 		if edit != nil && !write {
@@ -139,9 +140,12 @@ func initWorkspace(ctx context.Context, a *app, directory string, write, asJSON 
 	return nil
 }
 
+// missingSettings finds the settings that a workspace needs beside those that it has.
+type missingSettings struct{ *settings }
+
 // editFor returns the user's file with the additions. It refuses a file in the workspace,
 // where commands could change it.
-func (s *settings) editFor(w *runner.Workspace, additions []config.Addition) (*config.Edit, error) {
+func (s missingSettings) editFor(w *runner.Workspace, additions []config.Addition) (*config.Edit, error) {
 	path, _ := s.environ.configPath()
 	if path == "" {
 		return nil, &commandError{Status: exitConfig, Problem: record.Problem{
@@ -211,13 +215,13 @@ type initProgram struct {
 
 // findPrograms looks for the programs of tools on PATH, and whether image host has them. Of
 // other images nothing is known before they run.
-func (s *settings) findPrograms(ctx context.Context, w *runner.Workspace, found []project.Found) ([]initProgram, error) {
+func (s missingSettings) findPrograms(ctx context.Context, w *runner.Workspace, found []project.Found) ([]initProgram, error) {
 	out := []initProgram{}
 	ref, err := images.ParseLocalReference(*s.conf.Image)
 	if err != nil || ref.Scheme != images.SchemeHost {
 		return out, nil
 	}
-	bs, err := openBackends(s, w)
+	bs, err := openBackends(s.settings, w)
 	if err != nil {
 		return nil, err
 	}
@@ -273,7 +277,7 @@ func findProgram(path, name, workspace string) string {
 
 // showInit writes what was found and the settings as text. Nothing in it is as the
 // workspace has it: names are escaped.
-func (s *settings) showInit(a *app, answer initAnswer, additions []config.Addition) error {
+func (s missingSettings) showInit(a *app, answer initAnswer, additions []config.Addition) error {
 	var errs []error
 	say := func(format string, args ...any) {
 		text, _ := tools.Display(fmt.Sprintf(format, args...))
@@ -327,7 +331,7 @@ const goProxy = sandbox.HomeDir + "/.goproxy"
 
 // suggestSettings returns the settings that the tools of a workspace need, without those that
 // count already.
-func (s *settings) suggestSettings(found []project.Found, programs []initProgram) []config.Addition {
+func (s missingSettings) suggestSettings(found []project.Found, programs []initProgram) []config.Addition {
 	caches := config.Addition{Keys: []string{"caches"}, Inherited: flowScalars(s.conf.Caches), Comment: "kept between the sessions of this workspace"}
 	mounts := config.Addition{Keys: []string{"mounts"}, Comment: "what this machine has downloaded, other projects' too"}
 	for _, m := range s.conf.Mounts {
@@ -385,7 +389,7 @@ func flowScalars(words []string) []string {
 }
 
 // suggestToolchains returns the directories that image host lacks.
-func (s *settings) suggestToolchains(programs []initProgram) config.Addition {
+func (s missingSettings) suggestToolchains(programs []initProgram) config.Addition {
 	a := config.Addition{Keys: []string{"host_image", "toolchains"}, Inherited: flowScalars(s.conf.HostImage.Toolchains), Comment: "shown read-only in the sandbox, with all that is in them"}
 	for _, p := range programs {
 		for _, dir := range p.Toolchains {

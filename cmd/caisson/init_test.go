@@ -14,7 +14,7 @@ import (
 func TestSuggestToolchains(t *testing.T) {
 	s := &settings{environ: environ{"HOME=/home/me"}}
 	s.conf.HostImage.Toolchains = []string{"/opt/mine"}
-	got := s.suggestSettings(nil, []initProgram{
+	got := (missingSettings{s}).suggestSettings(nil, []initProgram{
 		{Name: "cargo", Toolchains: []string{"/home/me/.cargo/bin", "/home/me/.rustup"}},
 		{Name: "rustc", Toolchains: []string{"/home/me/.cargo/bin", "/home/me/.rustup"}},
 		{Name: "go"},
@@ -23,7 +23,7 @@ func TestSuggestToolchains(t *testing.T) {
 	if text := config.LinesFor("~/src/app", got); text != want {
 		t.Errorf("settings:\n%s\nwant:\n%s", text, want)
 	}
-	if got := s.suggestSettings(nil, []initProgram{{Name: "go", Path: "/usr/bin/go"}}); len(got) != 0 {
+	if got := (missingSettings{s}).suggestSettings(nil, []initProgram{{Name: "go", Path: "/usr/bin/go"}}); len(got) != 0 {
 		t.Errorf("settings for programs that are there: %v", got)
 	}
 }
@@ -44,7 +44,7 @@ func TestSuggest(t *testing.T) {
     mounts: [{from: ~/mod/cache/download, to: /home/agent/.goproxy, read_only: true}]  # what this machine has downloaded, other projects' too
     env: {GOPROXY: "file:///home/agent/.goproxy"}  # modules come from there; go.sum verifies them
 `
-	additions := s.suggestSettings(found, nil)
+	additions := (missingSettings{s}).suggestSettings(found, nil)
 	if text := config.LinesFor("~/app", additions); text != want {
 		t.Fatalf("settings:\n%s\nwant:\n%s", text, want)
 	}
@@ -60,17 +60,17 @@ func TestSuggest(t *testing.T) {
 	if s.conf, err = config.Load(config.Options{Environ: s.environ, Path: file, Workspace: resolvePath(filepath.Join(home, "app"))}); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.suggestSettings(found, nil); len(got) != 0 {
+	if got := (missingSettings{s}).suggestSettings(found, nil); len(got) != 0 {
 		t.Errorf("settings that are there are suggested: %v", got)
 	}
 	// Vendored modules, or a proxy of the user's, need no mount.
 	s.conf = config.Config{}
 	golang.Vendored = true
-	if got := s.suggestSettings([]project.Found{golang}, nil); len(got) != 1 || got[0].Key() != "caches" {
+	if got := (missingSettings{s}).suggestSettings([]project.Found{golang}, nil); len(got) != 1 || got[0].Key() != "caches" {
 		t.Errorf("settings for vendored modules: %v", got)
 	}
 	s.conf.Env, golang.Vendored = map[string]string{"GOPROXY": "direct"}, false
-	if got := s.suggestSettings([]project.Found{golang}, nil); len(got) != 1 || got[0].Key() != "caches" {
+	if got := (missingSettings{s}).suggestSettings([]project.Found{golang}, nil); len(got) != 1 || got[0].Key() != "caches" {
 		t.Errorf("settings with a proxy: %v", got)
 	}
 }
