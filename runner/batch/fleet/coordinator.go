@@ -125,7 +125,7 @@ func (c *coordinator) collectAll(ctx context.Context) error {
 // fillQueue queues each open trial that has no result and is not in the queue. The queue is
 // read first: a trial that leaves it later has its result by then.
 func (c *coordinator) fillQueue(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("the queue was not filled within 2 minutes"))
 	defer cancel()
 	stream, err := c.openStream(ctx)
 	if err != nil {
@@ -312,7 +312,7 @@ func (c *coordinator) addCost(r batch.Result) {
 
 // close ends the run and removes the queue, also after ctx has ended.
 func (c *coordinator) close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), requestTime, errRequestTime)
 	defer cancel()
 	err := endRun(ctx, c.Store, c.run)
 	if removeErr := c.js.DeleteStream(ctx, c.run.stream()); removeErr != nil && !errors.Is(removeErr, jetstream.ErrStreamNotFound) {

@@ -26,6 +26,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,6 +55,9 @@ const (
 	// requestTime bounds a request to NATS.
 	requestTime = 10 * time.Second
 )
+
+// errRequestTime is why a request to NATS ends.
+var errRequestTime = fmt.Errorf("NATS did not answer within %s", requestTime)
 
 // Run describes a run of a coordinator to its workers.
 type Run struct {
@@ -200,12 +204,7 @@ func hasCode(err error, codes ...jetstream.ErrorCode) bool {
 	if !ok {
 		return false
 	}
-	for _, c := range codes {
-		if api.ErrorCode == c {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(codes, api.ErrorCode)
 }
 
 // trialName returns the name of the trial whose object is called name.

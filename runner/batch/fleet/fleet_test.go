@@ -522,10 +522,11 @@ func TestOtherTasks(t *testing.T) {
 func BenchmarkWorkers(b *testing.B) {
 	for n := 1; n <= 3; n++ {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			_, urls := startCluster(b)
-			batch := newBatch(b, urls, testTasks(80*n, 4))
-			b.ResetTimer()
 			for range b.N {
+				b.StopTimer()
+				_, urls := startCluster(b)
+				batch := newBatch(b, urls, testTasks(80*n, 4))
+				b.StartTimer()
 				var workers sync.WaitGroup
 				for i := range n {
 					workers.Go(func() { _ = batch.work(b.Context(), fmt.Sprint(i), 8, trialOf(time.Second, "")) })
@@ -536,8 +537,6 @@ func BenchmarkWorkers(b *testing.B) {
 				}
 				b.ReportMetric(float64(80*n)/time.Since(start).Seconds(), "trials/s")
 				workers.Wait()
-				b.StopTimer()
-				break // the store has all results now
 			}
 		})
 	}

@@ -246,7 +246,7 @@ func (w *worker) consumer(ctx context.Context, bucket int) (jetstream.Consumer, 
 	if c, ok := w.consumers[bucket]; ok {
 		return c, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errRequestTime)
 	defer cancel()
 	c, err := w.js.Consumer(ctx, w.Run.stream(), consumerName(bucket))
 	if err == nil {
@@ -313,7 +313,7 @@ func (w *worker) runMessage(ctx context.Context, m jetstream.Msg, t batch.Trial)
 			return err
 		}
 	}
-	ackCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), requestTime)
+	ackCtx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), requestTime, errRequestTime)
 	defer cancel()
 	if err := m.DoubleAck(ackCtx); err != nil && ctx.Err() == nil { // the next delivery finds the result
 		w.Report(fmt.Sprintf("%s is stored and not acknowledged: %v", t.Key.Describe(), err))
