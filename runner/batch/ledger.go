@@ -336,9 +336,6 @@ func (l *Ledger) Results() []Result {
 // Dir returns the directory of the batch.
 func (l *Ledger) Dir() string { return l.dir }
 
-// filePath returns the path of a file of the batch.
-func (l *Ledger) filePath(name string) string { return filepath.Join(l.dir, name) }
-
 // Close ends the use of the directory.
 func (l *Ledger) Close() error {
 	var err error

@@ -334,7 +334,7 @@ func checkOwnBudget(ctx context.Context, e *env) error {
 		return err
 	}
 	if x := r.Exceeded; x == nil || x.Kind != limits.KindPIDs || x.Limit != most || x.Used <= most {
-		return fmt.Errorf("a command with %d processes too many ended with %+v, exceeded %v", most, r.Status, x)
+		return fmt.Errorf("a command with %d processes too many ended with %+v, exceeded %w", most, r.Status, x)
 	}
 	if r.Kill.Left != 0 {
 		return fmt.Errorf("kill %+v", r.Kill)

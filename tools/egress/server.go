@@ -324,8 +324,8 @@ func (s *Server) currentPolicy() *rule.Policy {
 
 // canAsk reports whether a person can be asked about a request: about a name that
 // no rule of p covers, if the answer could allow the request. d is decide's decision under p.
-func (q *questions) canAsk(r request, d rule.Decision, p *rule.Policy, decide func(*rule.Policy) rule.Decision) bool {
-	if q.ask == nil || d.Reason != rule.ReasonNotAllowed || d.Rule != (rule.Rule{}) {
+func (qs *questions) canAsk(r request, d rule.Decision, p *rule.Policy, decide func(*rule.Policy) rule.Decision) bool {
+	if qs.ask == nil || d.Reason != rule.ReasonNotAllowed || d.Rule != (rule.Rule{}) {
 		return false
 	}
 	if _, err := netip.ParseAddr(r.host); err == nil {
