@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 )
 
 // maxLine bounds a line of a file of tasks in bytes.
@@ -139,7 +140,7 @@ func (l Line) hashLine(text []byte, t Task) (string, error) {
 }
 
 // commit matches the name of a commit in full.
-var commit = regexp.MustCompile(`^[0-9a-f]{40}$`)
+var commit = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{40}$`) })
 
 func (l Line) newEnvironment(dir string) (Environment, error) {
 	e := Environment{Image: l.Image, MemoryBytes: l.Limits.MemoryMB << 20, StorageBytes: l.Limits.StorageMB << 20, BuildTime: defaultBuildTime}
@@ -152,7 +153,7 @@ func (l Line) newEnvironment(dir string) (Environment, error) {
 	e.MilliCPUs = int64(l.Limits.CPUs * 1000)
 	if repository, ok := strings.CutPrefix(l.Workspace, "git+"); ok {
 		at := strings.LastIndex(repository, "@")
-		if at < 0 || !commit.MatchString(repository[at+1:]) || !strings.Contains(repository[:at], "://") {
+		if at < 0 || !commit().MatchString(repository[at+1:]) || !strings.Contains(repository[:at], "://") {
 			return e, fmt.Errorf("workspace %q: want git+URL@COMMIT with the 40 digits of a commit", l.Workspace)
 		}
 		e.Git = &Git{URL: repository[:at], Commit: repository[at+1:]}

@@ -209,7 +209,7 @@ func (r *redirect) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		http.Error(w, "This is not the answer to the request of caisson.", http.StatusBadRequest)
 	case q.Get("code") == "":
 		reason := "without a code"
-		if code := q.Get("error"); errorCode.MatchString(code) {
+		if code := q.Get("error"); errorCode().MatchString(code) {
 			reason = "with " + code
 		}
 		select {

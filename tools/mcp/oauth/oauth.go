@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"regexp"
 	"strconv"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -114,7 +115,7 @@ func (b *boundedBody) Read(p []byte) (int, error) {
 }
 
 // errorCode matches the codes of RFC 6749, section 5.2, and others like them.
-var errorCode = regexp.MustCompile(`^[a-zA-Z_]{1,40}$`)
+var errorCode = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-zA-Z_]{1,40}$`) })
 
 // explainError returns err without what an authorization server wrote into a refusal, which may repeat secrets, and with a
 // bounded text on one line.
@@ -124,7 +125,7 @@ func explainError(err error) error {
 	}
 	if refused, ok := errors.AsType[*oauth2.RetrieveError](err); ok {
 		code := "no known code"
-		if errorCode.MatchString(refused.ErrorCode) {
+		if errorCode().MatchString(refused.ErrorCode) {
 			code = refused.ErrorCode
 		}
 		status := 0
