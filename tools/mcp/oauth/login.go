@@ -222,6 +222,6 @@ func (r *redirect) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		case r.results <- &auth.AuthorizationResult{Code: q.Get("code"), State: q.Get("state"), Iss: q.Get("iss")}:
 		default: // it has answered
 		}
-		_, _ = fmt.Fprintln(w, "The browser's part is done: caisson shows how it went. You can close this page.")
+		_, _ = fmt.Fprintln(w, "The browser's part is done: your terminal shows the outcome. You can close this page.")
 	}
 }
