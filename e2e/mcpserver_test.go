@@ -272,6 +272,38 @@ func TestMCPClientsFromNPM(t *testing.T) {
 			t.Errorf("control: %s", out)
 		}
 	})
+	t.Run("conformance of the client", func(t *testing.T) {
+		conform := func(t *testing.T, scenario string, args ...string) (string, error) {
+			m := newMachine(t)
+			script := filepath.Join(m.home, "client.sh") // the suite adds the URL of its server
+			write := func(name, text string) {
+				if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
+			write(config, "policy: {tools: {suite/*: auto}}\n")
+			write(script, "printf 'mcpServers: {suite: {url: \"%s\"}}\\n' \"$2\" >>"+config+"\n"+
+				"cd "+m.workspace+" && exec "+filepath.Join(binaries(t), "caisson")+" $1\n")
+			return run(t, m, filepath.Join("node_modules", ".bin", "conformance"), "client", "--scenario", scenario,
+				"--command", "sh "+script+" '"+strings.Join(args, " ")+"'")
+		}
+		for scenario, args := range map[string][]string{
+			"initialize": {"mcp", "test", "suite"},
+			"tools_call": {"tools", "call", "suite/add_numbers", `{"a":2,"b":3}`},
+			"sse-retry":  {"tools", "call", "suite__test_reconnection", `{}`},
+		} {
+			if _, err := conform(t, scenario, args...); err != nil {
+				t.Errorf("%s: %v", scenario, err)
+			}
+		}
+		if out, err := conform(t, "tools_call", "mcp", "test", "suite"); err == nil { // which calls nothing
+			t.Errorf("control: %s", out)
+		}
+	})
 }
 
 // TestMCPServerRefusesOthers tests that the endpoint takes no request without a token, nor
