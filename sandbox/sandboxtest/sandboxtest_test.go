@@ -144,7 +144,7 @@ var found = map[Fault][]string{
 	FaultEgressUnserved: {egressConns},
 	FaultEgressOwner:    {egressConns},
 	FaultEgressNumber:   {egressConns},
-	FaultEgressHalf:     {egressConns, egressStorm},
+	FaultEgressHalf:     {egressConns, egressBound, egressStorm},
 	FaultEgressLies:     {egressConns},
 	FaultEgressOutlives: {egressOver},
 	FaultEgressAny:      {egressBound},
