@@ -41,7 +41,7 @@ func TestAToolOfAServer(t *testing.T) {
 	if len(called) != 3 || called[2].Name != "srv/do_it" || len(completed) != 2 || completed[1].Name != "srv/do_it" || !completed[1].Success {
 		t.Errorf("called %+v, completed %+v", called, completed)
 	}
-	if len(invalid) != 1 || invalid[0].Name != "srv/do_it" || len(failed) != 2 || failed[0].Reason != "not_permitted" || failed[1].Name != "srv/refused" || failed[1].Reason != "not_loaded" {
+	if len(invalid) != 1 || invalid[0].Name != "srv/do_it" || len(failed) != 2 || failed[0].Reason != "not_permitted" || failed[1].Name != "srv/refused" || failed[1].Reason != "mode_deny" {
 		t.Errorf("invalid %+v, failed %+v", invalid, failed)
 	}
 	text, err := os.ReadFile(filepath.Join(report.Dir, record.TraceFile))
