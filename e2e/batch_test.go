@@ -127,7 +127,7 @@ func TestBatch(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, e := range entries {
-				if !slices.Contains([]string{"batch.json", "grades", "junit.xml", "lock", "results.jsonl", "summary.json", "trials"}, e.Name()) {
+				if !slices.Contains([]string{"batch.json", "grades", "junit.xml", "lock", "report.html", "results.jsonl", "summary.json", "trials"}, e.Name()) {
 					t.Errorf("%s is left", e.Name())
 				}
 			}
