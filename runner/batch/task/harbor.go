@@ -5,6 +5,8 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -62,11 +64,14 @@ func (r *harborReader) readTask() (err error) {
 	if r.task.Checksum, err = hashTree(r.dir); err != nil {
 		return err
 	}
+	if err := r.checkDirectories(); err != nil {
+		return err
+	}
 	if !isFile(filepath.Join(r.dir, "task.toml")) {
 		r.addUnsupported("the directory has the older form of terminal-bench (task.yaml): convert it with harbor tasks migrate")
 		return nil
 	}
-	text, err := readBounded(filepath.Join(r.dir, "task.toml"))
+	text, err := r.readBounded(filepath.Join(r.dir, "task.toml"))
 	if err != nil {
 		return err
 	}
@@ -169,7 +174,7 @@ func (r *harborReader) readSteps(f harborFile) error {
 
 // readStep converts a step whose files are in dir.
 func (r *harborReader) readStep(f harborFile, s harborStep, dir string) (Step, error) {
-	instruction, err := readBounded(filepath.Join(dir, "instruction.md"))
+	instruction, err := r.readBounded(filepath.Join(dir, "instruction.md"))
 	if err != nil {
 		return Step{}, err
 	}
@@ -380,7 +385,7 @@ var composeKeys = []string{"build", "image", "command", "container_name", "volum
 // refuseCompose lists what a file of services asks for beyond the one of the agent.
 func (r *harborReader) refuseCompose(dir string) error {
 	for _, name := range composeFiles {
-		text, err := readBounded(filepath.Join(dir, name))
+		text, err := r.readBounded(filepath.Join(dir, name))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}
@@ -431,14 +436,49 @@ func (r *harborReader) checkService(name string) {
 	}
 }
 
-// readBounded reads a file of at most maxTaskFile bytes.
-func readBounded(path string) ([]byte, error) {
-	info, err := os.Stat(path)
+// checkDirectories returns an error if a directory of the task is a symlink, which could lead
+// to any other directory of this machine.
+func (r *harborReader) checkDirectories() error {
+	for _, pattern := range []string{"environment", "tests", "solution", "steps", "steps/*", "steps/*/tests", "steps/*/solution", "steps/*/workdir"} {
+		names, err := fs.Glob(os.DirFS(r.dir), pattern)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			info, err := os.Lstat(filepath.Join(r.dir, name))
+			if err != nil {
+				return err
+			}
+			if info.Mode().Type() == fs.ModeSymlink {
+				return fmt.Errorf("%s is a symlink: want a directory of the task", name)
+			}
+		}
+	}
+	return nil
+}
+
+// readBounded reads a file below the task's directory of at most maxTaskFile bytes. A
+// symlink that leads out of the directory is an error: the file goes to the model.
+func (r *harborReader) readBounded(path string) ([]byte, error) {
+	name, err := filepath.Rel(r.dir, path)
 	if err != nil {
 		return nil, err
 	}
-	if !info.Mode().IsRegular() || info.Size() > maxTaskFile {
-		return nil, fmt.Errorf("%s is no file of at most %d bytes", path, maxTaskFile)
+	info, err := os.Stat(path) // opening a pipe would wait
+	if err != nil {
+		return nil, err
 	}
-	return os.ReadFile(path)
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is no regular file", name)
+	}
+	f, err := os.OpenInRoot(r.dir, name)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // only read
+	text, err := io.ReadAll(io.LimitReader(f, maxTaskFile+1))
+	if err == nil && len(text) > maxTaskFile {
+		err = fmt.Errorf("%s is larger than %d bytes", name, maxTaskFile)
+	}
+	return text, err
 }
