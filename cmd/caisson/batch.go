@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
@@ -65,6 +66,7 @@ type batchFlags struct {
 	skip     bool
 	maxCost  string
 	models   repeatedFlag
+	taskEnv  []string
 	fleet    fleetFlags
 }
 
@@ -112,6 +114,7 @@ func newBatchCommand(a *app) *cobra.Command {
 	flags.IntVar(&f.retries, "retries", 2, "how often a trial is tried again after a failure of the infrastructure")
 	flags.StringVar(&f.shard, "shard", "", "run part I of N alone, as I/N (default: from SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX with their counts)")
 	f.fleet.addFlags(flags)
+	f.addTaskEnv(flags)
 	flags.BoolVar(&f.skip, "skip-unsupported", false, "leave out tasks that can't be run here")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
 	addSettings(cmd, &f.settings, "Model", "Policy", "Sandbox", "Limits")
@@ -184,7 +187,7 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	if err := f.fleet.check(); err != nil {
 		return err
 	}
-	tasks, err := loadTasks(a.environ, paths)
+	tasks, err := loadTasks(a.environ, paths, f.taskEnv)
 	if err != nil {
 		return err
 	}
@@ -209,9 +212,20 @@ func runBatch(ctx context.Context, a *app, f batchFlags, paths []string) (err er
 	return b.runTrials(ctx, maxCost)
 }
 
-// loadTasks reads tasks.
-func loadTasks(env environ, paths []string) ([]task.Task, error) {
-	tasks, err := task.Load(paths, task.Options{Lookup: env.lookup})
+// addTaskEnv adds the flag that names the variables of tasks.
+func (f *batchFlags) addTaskEnv(flags *pflag.FlagSet) {
+	flags.StringArrayVar(&f.taskEnv, "task-env", nil, "variable of this machine that tasks get where they refer to it as ${NAME} (repeatable)")
+}
+
+// loadTasks reads tasks. They get no variables of the machine but the named ones: who wrote
+// a task may want the user's keys.
+func loadTasks(env environ, paths, variables []string) ([]task.Task, error) {
+	tasks, err := task.Load(paths, task.Options{Lookup: func(name string) (string, bool) {
+		if !slices.Contains(variables, name) {
+			return "", false
+		}
+		return env.lookup(name)
+	}})
 	if err != nil {
 		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "docs/batch.md describes tasks."}}
 	}
@@ -310,7 +324,7 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	o.StateDir, o.WorkDir, o.Images, o.DefaultImage, o.NewModel = b.environ.stateDir(), filepath.Join(b.out, workDir), store, image, b.newModel
 	o.GitEnv = gitEnviron(b.user)
 	session := &o.Session
-	session.User, session.Secrets, session.Version = localUser(&b.conf), b.knownSecrets(), programVersion()
+	session.User, session.Secrets, session.Version = localUser(&b.conf), slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.taskEnv...)), programVersion()
 	session.Resources, session.Env, session.Force = resources, variables, force
 	session.ModelOptions = runner.ModelOptions{Budget: b.conf.Limits.Budget(), Canary: *b.conf.Canary, InstructionTexts: instructionTexts(instructions)}
 	session.PolicyOptions = runner.PolicyOptions{Policy: policy, OnPrompt: dispatch.OnPrompt(*b.conf.OnPrompt), Concurrency: int(*b.conf.Concurrency)}

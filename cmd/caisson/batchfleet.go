@@ -194,6 +194,7 @@ func newBatchWorkerCommand(a *app) *cobra.Command {
 	flags.StringVarP(&f.out, "out", "o", "caisson-worker", "directory of this worker alone, on a local disk, for trials that run")
 	flags.IntVar(&f.parallel, "parallel", 0, "trials at a time at most (default: the number of processors); memory, processors and disk must suffice too")
 	flags.IntVar(&f.retries, "retries", 2, "how often a trial is tried again after a failure of the infrastructure")
+	f.addTaskEnv(flags)
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")
 	addSettings(cmd, &f.settings, "Policy", "Sandbox", "Limits")
 	return cmd
@@ -241,7 +242,7 @@ func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	if len(paths) == 0 {
 		paths = run.Paths
 	}
-	tasks, err := loadTasks(a.environ, paths)
+	tasks, err := loadTasks(a.environ, paths, f.taskEnv)
 	if err != nil {
 		return err
 	}

@@ -268,6 +268,7 @@ are: both verdicts are kept, and those that differ are listed.
 		},
 	}
 	cmd.Flags().IntVar(&f.parallel, "parallel", 0, "verifications at a time at most (default: the number of processors)")
+	f.addTaskEnv(cmd.Flags())
 	addSettings(cmd, &f.settings, "Sandbox")
 	return cmd
 }
@@ -278,7 +279,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 	if err != nil {
 		return err
 	}
-	tasks, err := loadTasks(a.environ, sourcesOf(spec))
+	tasks, err := loadTasks(a.environ, sourcesOf(spec), f.taskEnv)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,8 @@ import (
 
 // Options configures [Load].
 type Options struct {
-	// Lookup returns variables of the host, which tasks name as ${NAME}. Nil has none.
+	// Lookup returns the variables of the host that tasks may have, which they name as
+	// ${NAME}. A task is not trusted: it can send what it gets anywhere. Nil has none.
 	Lookup func(name string) (value string, found bool)
 }
 
@@ -167,7 +168,7 @@ func (o Options) expandValue(value string) (string, error) {
 		case hasDefault && v == "":
 			v = def
 		case !set && !hasDefault:
-			return "", fmt.Errorf("the variable %s is not set", name)
+			return "", fmt.Errorf("the variable %s is not set, or not given to tasks", name)
 		}
 		b.WriteString(v)
 		value = after

@@ -2,6 +2,7 @@ package task
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -204,7 +205,7 @@ func TestUnsupported(t *testing.T) {
 		{toml: "[environment]\nskills_dir = \"/skills\"\n", want: "skills of the task"},
 		{toml: "[agent]\nuser = \"bob\"\n", want: `agent.user "bob"`},
 		{toml: "[verifier]\nuser = 1000\n", want: "verifier.user 1000"},
-		{toml: "[verifier]\nenv = { K = \"${ABSENT}\" }\n", want: "env K: the variable ABSENT is not set"},
+		{toml: "[verifier]\nenv = { K = \"${ABSENT}\" }\n", want: "env K: the variable ABSENT is not set, or not given to tasks"},
 		{toml: "schema_version = \"1.9\"\n", want: "schema version 1.9 is newer than 1.4"},
 		{toml: "schema_version = \"2.0\"\n", want: `invalid: schema version "2.0": want 1.0 to 1.4`},
 		{toml: "[verifier.continuous]\ncommand = \"x\"\n", want: "a continuous verifier"},
@@ -376,4 +377,30 @@ func FuzzLine(f *testing.F) {
 			t.Errorf("%q: %+v", text, got)
 		}
 	})
+}
+
+// TestTasksStayInTheirDirectory: symlinks of a task can't make a file of this machine its
+// instruction, nor another directory one of its own. The control leads to a file of the task.
+func TestTasksStayInTheirDirectory(t *testing.T) {
+	outside := write(t, t.TempDir(), map[string]string{"key": "a private key\n", "dir/test.sh": "true\n", "dir/Dockerfile": "FROM debian\n"})
+	for name, target := range map[string]string{
+		"instruction.md": filepath.Join(outside, "key"), "environment": filepath.Join(outside, "dir"), "tests": filepath.Join(outside, "dir"), "solution": outside,
+	} {
+		dir := write(t, filepath.Join(t.TempDir(), "hello"), single(`version = "1.0"`))
+		must(t, os.RemoveAll(filepath.Join(dir, name)))
+		must(t, os.Symlink(target, filepath.Join(dir, name)))
+		list, err := Load([]string{dir}, Options{})
+		must(t, err)
+		if len(list) != 1 || len(list[0].Unsupported) != 1 || strings.Contains(fmt.Sprintf("%+v", list[0]), "private") {
+			t.Errorf("%s: %+v", name, list)
+		}
+	}
+	dir := write(t, filepath.Join(t.TempDir(), "hello"), single(`version = "1.0"`))
+	must(t, os.Rename(filepath.Join(dir, "instruction.md"), filepath.Join(dir, "text")))
+	must(t, os.Symlink("text", filepath.Join(dir, "instruction.md")))
+	list, err := Load([]string{dir}, Options{})
+	must(t, err)
+	if len(list) != 1 || len(list[0].Unsupported) > 0 || list[0].Steps[0].Instruction != "Write hello.\n" {
+		t.Errorf("control: %+v", list)
+	}
 }
