@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -89,7 +88,6 @@ type mcpHost struct {
 	serverHost
 
 	flags mcpServeFlags
-	force <-chan struct{}
 
 	mu    sync.Mutex
 	worst int // exit status of the sessions
@@ -109,25 +107,12 @@ func runMCPServer(ctx context.Context, a *app, f mcpServeFlags) (err error) {
 	if f.tokenFile == "" {
 		f.tokenFile = filepath.Join(a.environ.stateDir(), "mcp.token")
 	}
-	s, err := loadServerSettings(a, f.settings, f.profile)
+	h := &mcpHost{flags: f}
+	ctx, err = h.open(ctx, a, f.serveFlags)
 	if err != nil {
 		return err
 	}
-	base, err := openBackends(s, nil)
-	if err != nil {
-		return err
-	}
-	defer base.close()
-	log := serveLog(a, f.verbose)
-	base.setLogger(log)
-	say := func(text string) { fmt.Fprintln(a.stderr, "caisson: "+makeSafe(text)) }
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
-	defer stop()
-	if _, err := base.openObserver(); err != nil {
-		return err
-	}
-	a.telemetry.logWarning(log)
-	h := &mcpHost{serverHost: serverHost{app: a, flags: f.serveFlags, base: base, log: log}, flags: f, force: force}
+	defer h.close()
 	if err := h.openRoots(); err != nil {
 		return err
 	}
@@ -137,22 +122,22 @@ func runMCPServer(ctx context.Context, a *app, f mcpServeFlags) (err error) {
 		return cmp.Or(interruption(ctx), err)
 	}
 	if unusable != nil {
-		say("backend none: calls can only read until one can be used: " + unusable.Cause + ". " + unusable.Hint)
+		h.say("backend none: calls can only read until one can be used: " + unusable.Cause + ". " + unusable.Hint)
 	}
 	o := mcpserver.Options{
-		Open: h.openClient, AsksRoots: len(f.roots) > 0, Describe: describeToClient, Ended: h.noteEnd, Version: programVersion(), Logger: log,
+		Open: h.openClient, AsksRoots: len(f.roots) > 0, Describe: describeToClient, Ended: h.noteEnd, Version: programVersion(), Logger: h.log,
 	}
 	keepTidy := h.cleanPeriodically(ctx)
 	defer keepTidy()
 	if len(f.listen) > 0 {
-		return h.serveHTTP(ctx, o, say)
+		return h.serveHTTP(ctx, o)
 	}
 	srv, err := mcpserver.New(o)
 	if err != nil {
 		return err
 	}
 	if err := srv.ServeStdio(ctx, a.stdin, a.stdout); err != nil {
-		log.Error("the connection to the client ended", zap.Error(err))
+		h.log.Error("the connection to the client ended", zap.Error(err))
 		h.worst = max(h.worst, exitFailed)
 	}
 	return cmp.Or(interruption(ctx), exitWith(h.worst))
@@ -176,7 +161,7 @@ func (h *mcpHost) openRoots() (err error) {
 }
 
 // serveHTTP serves clients over HTTP until ctx ends.
-func (h *mcpHost) serveHTTP(ctx context.Context, o mcpserver.Options, say func(string)) (err error) {
+func (h *mcpHost) serveHTTP(ctx context.Context, o mcpserver.Options) (err error) {
 	keys, err := h.loadTokens()
 	if err != nil {
 		return err
@@ -204,10 +189,10 @@ func (h *mcpHost) serveHTTP(ctx context.Context, o mcpserver.Options, say func(s
 		return err
 	}
 	for _, l := range listeners {
-		say("listening on " + formatAddress(l.Addr()) + mcpserver.Path)
+		h.say("listening on " + formatAddress(l.Addr()) + mcpserver.Path)
 	}
 	if keys.path != "" {
-		say("the token is in " + keys.path)
+		h.say("the token is in " + keys.path)
 	}
 	if err := srv.Serve(ctx, listeners...); err != nil {
 		return err

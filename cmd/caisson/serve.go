@@ -89,26 +89,13 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	if f.remote {
 		f.settings.Serve.AllowRemote = new(true)
 	}
-	s, err := loadServerSettings(a, f.settings, f.profile)
+	h := &serverHost{}
+	ctx, err = h.open(ctx, a, f)
 	if err != nil {
 		return err
 	}
-	base, err := openBackends(s, nil)
-	if err != nil {
-		return err
-	}
-	defer base.close()
-	log := serveLog(a, f.verbose)
-	base.setLogger(log)
-	say := func(text string) { fmt.Fprintln(a.stderr, "caisson: "+makeSafe(text)) }
-	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), say, a.exit)
-	defer stop()
-	if _, err := base.openObserver(); err != nil {
-		return err
-	}
-	a.telemetry.logWarning(log)
-	h := &serverHost{app: a, flags: f, base: base, log: log}
-	if h.roots, err = openRoots(base.conf.Serve.Roots); err != nil {
+	defer h.close()
+	if h.roots, err = openRoots(h.base.conf.Serve.Roots); err != nil {
 		return err
 	}
 	defer func() { _ = h.roots.close() }()
@@ -129,7 +116,7 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 		return err
 	}
 	o := h.serverOptions(keys.list)
-	o.Force, o.Logger = force, log
+	o.Force, o.Logger = h.force, h.log
 	srv, err := server.New(o)
 	if err != nil {
 		return &config.Error{Where: "serve", Message: err.Error(), Hint: "change serve in the configuration", Err: err}
@@ -141,19 +128,50 @@ func runServer(ctx context.Context, a *app, f serveFlags) (err error) {
 	keepTidy := h.cleanPeriodically(ctx)
 	defer keepTidy()
 	for _, l := range listeners {
-		say("listening on " + formatAddress(l.Addr()))
+		h.say("listening on " + formatAddress(l.Addr()))
 	}
 	if keys.path != "" {
-		say("the token is in " + keys.path)
+		h.say("the token is in " + keys.path)
 	}
 	if unusable != nil {
-		say("backend none: sessions can only read until one can be used: " + unusable.Cause + ". " + unusable.Hint)
+		h.say("backend none: sessions can only read until one can be used: " + unusable.Cause + ". " + unusable.Hint)
 	} else {
 		choice := h.shared.Load().choice
-		say("backend " + choice.Chosen + " (" + choice.Why + ")")
+		h.say("backend " + choice.Chosen + " (" + choice.Why + ")")
 	}
 	return srv.Serve(ctx, listeners...)
 }
+
+// open opens what a server of many sessions needs: its settings, backends and log. The
+// context that it returns ends at the first interrupt. Unless there is an error, the host
+// must be closed.
+func (h *serverHost) open(ctx context.Context, a *app, f serveFlags) (context.Context, error) {
+	s, err := loadServerSettings(a, f.settings, f.profile)
+	if err != nil {
+		return ctx, err
+	}
+	base, err := openBackends(s, nil)
+	if err != nil {
+		return ctx, err
+	}
+	h.app, h.flags, h.base, h.log = a, f, base, serveLog(a, f.verbose)
+	base.setLogger(h.log)
+	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), h.say, a.exit)
+	h.force = force
+	h.close = func() {
+		stop()
+		base.close()
+	}
+	if _, err := base.openObserver(); err != nil {
+		h.close()
+		return ctx, err
+	}
+	a.telemetry.logWarning(h.log)
+	return ctx, nil
+}
+
+// say prints a line for the operator.
+func (h *serverHost) say(text string) { fmt.Fprintln(h.app.stderr, "caisson: "+makeSafe(text)) }
 
 // serveLog is the operators' log, on standard error.
 func serveLog(a *app, verbose bool) *zap.Logger {

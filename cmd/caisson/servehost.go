@@ -36,6 +36,9 @@ type serverHost struct {
 	roots   roots
 	log     *zap.Logger
 	secrets []server.Token
+	// force is closed at the second interrupt. close undoes open.
+	force <-chan struct{}
+	close func()
 }
 
 var _ reporter = (*serverHost)(nil)
