@@ -187,7 +187,7 @@ func TestShards(t *testing.T) {
 	}
 }
 
-// TestMerge: shards merged are what one run had.
+// TestMerge: the merged shards equal one run.
 func TestMerge(t *testing.T) {
 	list, top := tasks(20), t.TempDir()
 	var from []string

@@ -4,14 +4,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
+
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
 )
 
 const (
@@ -21,8 +21,6 @@ const (
 	bodyTime   = 30 * time.Second
 	// writeTime bounds one write of a response: a client that reads nothing is gone.
 	writeTime = time.Minute
-	// connectionIdleTime is how long a connection without a request is kept.
-	connectionIdleTime = 2 * time.Minute
 	// maxRequests bounds the requests that are served at once, streams among them.
 	maxRequests = 256
 	// sessionHeader has the id of a session.
@@ -125,39 +123,11 @@ func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
 	if s.opts.Admit == nil {
 		return errors.New("serve MCP: Options.Admit is missing")
 	}
-	h := &http.Server{
-		Handler: s.Handler(), ReadHeaderTimeout: headerTime, IdleTimeout: connectionIdleTime, MaxHeaderBytes: 16 << 10,
-		ErrorLog: zap.NewStdLog(s.log),
-	}
-	var group errgroup.Group
-	failed := make(chan struct{}, len(listeners))
-	for _, l := range listeners {
-		group.Go(func() error {
-			err := h.Serve(l)
-			failed <- struct{}{}
-			if errors.Is(err, http.ErrServerClosed) {
-				return nil
-			}
-			return fmt.Errorf("serve on %s: %w", l.Addr(), err)
-		})
-	}
-	select {
-	case <-ctx.Done():
-	case <-failed:
-	}
-	for _, l := range listeners {
-		_ = l.Close() // Shutdown returns the error again
-	}
-	s.Close()
-	late, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), drainTime, errors.New("answers take too long"))
-	defer cancel()
-	if h.Shutdown(late) != nil {
-		_ = h.Close() // closes their connections
-	}
-	if err := group.Wait(); ctx.Err() == nil {
-		return err
-	}
-	return nil
+	h := &http.Server{Handler: s.Handler(), ReadHeaderTimeout: headerTime, ErrorLog: zap.NewStdLog(s.log)}
+	return httpserver.Serve(ctx, h, func() error {
+		s.Close()
+		return nil
+	}, listeners...)
 }
 
 // Close closes the sessions of all clients and waits for it. No client is admitted any

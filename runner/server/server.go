@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sync/errgroup"
+
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
 )
 
 // Server is the HTTP API. [Server.Serve] runs it and closes what it started. It
@@ -58,51 +58,12 @@ func (s *Server) Handler() http.Handler { return s.handler }
 // OpenAPI returns the document that describes the API, as /openapi.json does.
 func (s *Server) OpenAPI() []byte { return s.openAPI }
 
-const (
-	// connectionIdleTime is how long a connection without a request is kept.
-	connectionIdleTime = 2 * time.Minute
-	// shutdownTime bounds the responses that are still being written once the
-	// sessions have ended.
-	shutdownTime = 5 * time.Second
-)
-
 // Serve answers on listeners until ctx ends, then ends the sessions, their
 // containers and the streams, and returns. It closes the listeners. A nil error
 // means that nothing is left.
 func (s *Server) Serve(ctx context.Context, listeners ...net.Listener) error {
-	h := &http.Server{
-		Handler: s.handler, ReadHeaderTimeout: s.opts.headerTime, IdleTimeout: connectionIdleTime, MaxHeaderBytes: 16 << 10,
-		ErrorLog: zap.NewStdLog(s.log.WithOptions(zap.AddCallerSkip(1))),
-	}
-	var group errgroup.Group
-	failed := make(chan struct{}, len(listeners))
-	for _, l := range listeners {
-		group.Go(func() error {
-			err := h.Serve(l)
-			failed <- struct{}{}
-			if errors.Is(err, http.ErrServerClosed) {
-				return nil
-			}
-			return fmt.Errorf("serve on %s: %w", l.Addr(), err)
-		})
-	}
-	select {
-	case <-ctx.Done():
-	case <-failed: // a listener failed: stop serving on the others
-	}
-	for _, l := range listeners {
-		_ = l.Close() // Shutdown returns the error again
-	}
-	err := s.Close(context.Cause(ctx))
-	late, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), shutdownTime, errors.New("answers take too long"))
-	defer cancel()
-	if h.Shutdown(late) != nil {
-		_ = h.Close() // closes their connections
-	}
-	if serr := group.Wait(); ctx.Err() == nil {
-		err = errors.Join(err, serr)
-	}
-	return err
+	h := &http.Server{Handler: s.handler, ReadHeaderTimeout: s.opts.headerTime, ErrorLog: zap.NewStdLog(s.log.WithOptions(zap.AddCallerSkip(1)))}
+	return httpserver.Serve(ctx, h, func() error { return s.Close(context.Cause(ctx)) }, listeners...)
 }
 
 // Close ends all sessions with a cause, and waits until they have ended. Its error
