@@ -421,7 +421,7 @@ func (b *batchSession) refuseUnsupported() error {
 		return nil
 	}
 	return &commandError{Status: exitInput, Problem: record.Problem{
-		Cause: fmt.Sprintf("%d of %d tasks can't be run here", n, len(b.tasks)), Hint: "Leave them out with --skip-unsupported: they stand in every report, and in no rate.",
+		Cause: fmt.Sprintf("%d of %d tasks can't be run here", n, len(b.tasks)), Hint: "Give them a variable with --task-env NAME, or leave them out with --skip-unsupported: they stand in every report, and in no rate.",
 	}}
 }
 
