@@ -98,7 +98,7 @@ func newBatchCommand(a *app) *cobra.Command {
   caisson batch --shard 1/3 --out shard1 ./tasks
   caisson batch --nats nats://queue:4222 --results s3://bucket/run1 /tasks
   caisson batch show results`,
-	}, newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a), newBatchReportCommand(a), newBatchWorkerCommand(a))
+	}, newBatchListCommand(a), newBatchShowCommand(a), newBatchMergeCommand(a), newBatchGradeCommand(a), newBatchCompareCommand(a), newBatchReportCommand(a), newBatchViewCommand(a), newBatchWorkerCommand(a))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return newUsageError("name the tasks: directories or .jsonl files")

@@ -3,11 +3,15 @@ package main
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -18,6 +22,7 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/report"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/trace"
 )
 
 // readBatch reads the batch in a directory.
@@ -183,6 +188,46 @@ end. report.html is one file that runs no script; it links to the directories of
 			return nil
 		},
 	}
+}
+
+func newBatchViewCommand(a *app) *cobra.Command {
+	var port uint16
+	cmd := &cobra.Command{
+		Use: "view [flags] DIR", Short: "Show a batch in a browser, with a page for each trial",
+		Example: `  caisson batch view results`,
+		Long: `Serve report.html and a page for each trial on this machine's loopback, also while the batch runs, until
+an interrupt. A trial's page has its verdict, the patch, the verifier's output, its other attempts, its files
+and what happened in its sessions. The address has a key: only who knows it can read the pages.
+` + exitHelp(nil, usesInput),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return newUsageError("name one directory of results")
+			}
+			if _, _, err := readBatch(args[0]); err != nil {
+				return err
+			}
+			ctx, _, _, stop := handleInterrupts(cmd.Context(), a.takeSignals(), func(string) {}, a.exit)
+			defer stop()
+			l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(port))))
+			if err != nil {
+				return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Choose another --port."}}
+			}
+			key := rand.Text()
+			fmt.Fprintf(a.stdout, "http://%s/%s/\n", l.Addr(), key)
+			return report.Serve(ctx, l, key, report.ViewOptions{Dir: args[0], Title: batchui.Title(args[0]), Story: writeStory})
+		},
+	}
+	cmd.Flags().Uint16Var(&port, "port", 0, "port to listen on (default: any that is free)")
+	return cmd
+}
+
+// writeStory writes the page of the session in a directory.
+func writeStory(w io.Writer, dir string) error {
+	s, err := trace.Find("", dir+string(filepath.Separator))
+	if err == nil {
+		_, err = trace.HTML(w, s)
+	}
+	return err
 }
 
 func newBatchCompareCommand(a *app) *cobra.Command {

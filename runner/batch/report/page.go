@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"html/template"
 	"maps"
 	"math"
 	"slices"
@@ -17,9 +16,8 @@ import (
 
 // page is what the template shows.
 type page struct {
-	Title     string
-	Style     template.CSS
-	StyleHash string
+	Title string
+	style
 
 	batch.Summary
 	Version                                 string

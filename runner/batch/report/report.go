@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -40,13 +41,26 @@ var pageText string
 //go:embed page.css
 var pageStyle string
 
+// style is the style of a page, and the hash by which its policy allows it.
+type style struct {
+	Style     template.CSS
+	StyleHash string
+}
+
+func newStyle(text string) style {
+	sum := sha256.Sum256([]byte(text))
+	return style{template.CSS(text), base64.StdEncoding.EncodeToString(sum[:])} //nolint:gosec // a file of ours, and numbers
+}
+
 // pageTemplate returns the template, which is parsed once.
 var pageTemplate = sync.OnceValue(func() *template.Template {
 	return template.Must(template.New("page").Funcs(template.FuncMap{
-		"line": func(v any) string {
-			safe, _ := tools.Display(fmt.Sprint(v))
+		"line": showLine,
+		"lines": func(text string) string {
+			safe, _ := tools.DisplayLines(strings.ToValidUTF8(text, "\ufffd"))
 			return safe
 		},
+		"href": func(name string) string { return (&url.URL{Path: "./" + name}).EscapedPath() },
 		"count": func(n int, what string) string {
 			if n != 1 {
 				what += "s"
@@ -55,16 +69,19 @@ var pageTemplate = sync.OnceValue(func() *template.Template {
 		},
 		"date":    func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04 MST") },
 		"machine": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-	}).Parse(pageText))
+	}).Parse(pageText + trialText))
 })
+
+// showLine returns a text of which every character is seen.
+func showLine(v any) string {
+	safe, _ := tools.Display(fmt.Sprint(v))
+	return safe
+}
 
 // Write writes the page of a batch that is called title.
 func Write(w io.Writer, title string, s batch.Spec, results []batch.Result) error {
 	p := newPage(title, s, results)
-	style := pageStyle + filterRules(len(p.Agents))
-	sum := sha256.Sum256([]byte(style))
-	p.Style = template.CSS(style) //nolint:gosec // a file of ours, and numbers
-	p.StyleHash = base64.StdEncoding.EncodeToString(sum[:])
+	p.style = newStyle(pageStyle + filterRules(len(p.Agents)))
 	out := bufio.NewWriterSize(w, 64<<10)
 	if err := pageTemplate().Execute(out, p); err != nil {
 		return fmt.Errorf("write report: %w", err)

@@ -33,13 +33,9 @@ func WriteReports(dir string) (batch.Summary, error) {
 	if err != nil {
 		return summary, err
 	}
-	title := filepath.Base(dir)
-	if absolute, err := filepath.Abs(dir); err == nil {
-		title = filepath.Base(absolute)
-	}
 	err = errors.Join(
 		writeReport(filepath.Join(dir, JUnitFile), func(w io.Writer) error { return batch.WriteJUnit(w, spec, results) }),
-		writeReport(filepath.Join(dir, report.File), func(w io.Writer) error { return report.Write(w, title, spec, results) }),
+		writeReport(filepath.Join(dir, report.File), func(w io.Writer) error { return report.Write(w, Title(dir), spec, results) }),
 	)
 	for _, agent := range spec.Agents {
 		if agent == batch.Oracle || agent == batch.Nop {
@@ -49,6 +45,14 @@ func WriteReports(dir string) (batch.Summary, error) {
 		err = errors.Join(err, writeReport(filepath.Join(dir, name), func(w io.Writer) error { return batch.WritePredictions(w, dir, agent, results) }))
 	}
 	return summary, err
+}
+
+// Title returns the heading of the report of the batch in a directory.
+func Title(dir string) string {
+	if absolute, err := filepath.Abs(dir); err == nil {
+		dir = absolute
+	}
+	return filepath.Base(dir)
 }
 
 // writeReport writes a file that others read only when it is whole.

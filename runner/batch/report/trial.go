@@ -1,0 +1,161 @@
+package report
+
+import (
+	_ "embed" // the page's template
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// The bounds of the page of a trial.
+const (
+	maxText   = 256 << 10 // bytes of a text that is shown on the page
+	maxFiles  = 1_000     // files in the list
+	maxOthers = 200       // other trials of the task in the list
+)
+
+//go:embed trial.html.tmpl
+var trialText string
+
+// trialPage is what the template "trial" shows.
+type trialPage struct {
+	style
+
+	trialRow
+	Rewards    []namedReward
+	Sessions   []string // directories with records
+	Texts      []shownText
+	Files      []listedFile
+	FilesLeft  int
+	Others     []trialRow // of the same task
+	OthersLeft int
+}
+
+type namedReward struct {
+	Name  string
+	Value float64
+}
+
+// shownText is a file of text that is on the page, as much of it as fits.
+type shownText struct {
+	Name, Text string
+	// Left is the number of bytes that are left out: the beginning of an output, or the
+	// end of a patch.
+	Left int64
+}
+
+type listedFile struct {
+	Name string
+	Size int64
+}
+
+// shownFiles are the files whose text is on the page, as patterns of [fs.Glob].
+var shownFiles = []string{
+	batch.PatchFile,
+	batch.AgentOutputFile, batch.StepsDir + "/*/" + batch.AgentOutputFile,
+	batch.VerifierDir + "/" + batch.OutputFile, batch.StepsDir + "/*/" + batch.VerifierDir + "/" + batch.OutputFile,
+}
+
+// readTrialPage returns the page of the trial of results[i].
+func readTrialPage(dir string, results []batch.Result, i int) (*trialPage, error) {
+	r := results[i]
+	root, err := openTrial(dir, r.Key.Name())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = root.Close() }() // only read
+	p := &trialPage{style: newStyle(pageStyle), trialRow: newTrialRow(r, 0), Sessions: findSessions(root)}
+	for name, value := range r.Rewards {
+		p.Rewards = append(p.Rewards, namedReward{name, value})
+	}
+	slices.SortFunc(p.Rewards, func(a, b namedReward) int { return strings.Compare(a.Name, b.Name) })
+	for _, pattern := range shownFiles {
+		names, _ := fs.Glob(root.FS(), pattern) // the patterns are ours
+		for _, name := range names {
+			if text, ok := readText(root, name); ok {
+				p.Texts = append(p.Texts, text)
+			}
+		}
+	}
+	if p.Files, p.FilesLeft, err = listFiles(root); err != nil {
+		return nil, err
+	}
+	for _, other := range results {
+		if other.Task == r.Task && other.Key != r.Key {
+			p.Others = append(p.Others, newTrialRow(other, 0))
+		}
+	}
+	p.Others, p.OthersLeft = cut(p.Others, maxOthers)
+	return p, nil
+}
+
+// writeTrialPage writes the page of a trial.
+func writeTrialPage(w io.Writer, p *trialPage) error {
+	if err := pageTemplate().ExecuteTemplate(w, "trial", p); err != nil {
+		return fmt.Errorf("write the page of a trial: %w", err)
+	}
+	return nil
+}
+
+// findSessions returns the directories of a trial that have the records of a session, with
+// slashes.
+func findSessions(root *os.Root) []string {
+	var dirs []string
+	for _, pattern := range []string{batch.SessionDir, batch.VerifierSessionDir, batch.StepsDir + "/*/" + batch.VerifierSessionDir} {
+		for _, name := range []string{record.TraceFile, record.AuditFile} {
+			found, _ := fs.Glob(root.FS(), pattern+"/"+name) // the patterns are ours
+			for _, f := range found {
+				if dir := path.Dir(f); !slices.Contains(dirs, dir) {
+					dirs = append(dirs, dir)
+				}
+			}
+		}
+	}
+	return dirs
+}
+
+// readText returns the text of a file of a trial, if there is one.
+func readText(root *os.Root, name string) (shownText, bool) {
+	f, err := openFile(root, name)
+	if err != nil {
+		return shownText{}, false
+	}
+	defer func() { _ = f.Close() }() // only read
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return shownText{}, false
+	}
+	left := max(0, info.Size()-maxText)
+	from := left // the end of an output has its result
+	if path.Base(name) == batch.PatchFile {
+		from = 0
+	}
+	text, err := io.ReadAll(io.NewSectionReader(f, from, maxText))
+	return shownText{name, string(text), left}, err == nil
+}
+
+// listFiles returns the regular files of a trial that fit on the page, and how many don't.
+func listFiles(root *os.Root) (list []listedFile, left int, err error) {
+	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		if len(list) == maxFiles {
+			left++
+			return nil
+		}
+		info, err := d.Info()
+		if err == nil {
+			list = append(list, listedFile{name, info.Size()})
+		}
+		return err
+	})
+	return list, left, err
+}

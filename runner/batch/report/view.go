@@ -1,0 +1,191 @@
+package report
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"mime"
+	"net"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/internal/httpserver"
+)
+
+// filePolicy is the policy of what agents and verifiers wrote: it is shown, and does
+// nothing.
+const filePolicy = "default-src 'none'; sandbox"
+
+// How long a request's headers and a response may take.
+const (
+	requestTime  = 10 * time.Second
+	responseTime = 10 * time.Minute
+)
+
+// ViewOptions configures [Serve]. All fields are required.
+type ViewOptions struct {
+	// Dir is the directory of a batch, which may be running.
+	Dir string
+	// Title is the heading of the report.
+	Title string
+	// Story writes the page of a session whose records are in a directory.
+	Story func(w io.Writer, dir string) error
+}
+
+// Serve shows a batch as it is now, on a listener, until ctx ends: the report at /KEY/, a
+// page for each trial where the report links to its directory, the story of its sessions,
+// and its files as text. Who does not know the key finds nothing. Serve only reads, and
+// follows no symlink out of a trial's directory. It closes the listener.
+func Serve(ctx context.Context, l net.Listener, key string, o ViewOptions) error {
+	h := &http.Server{Handler: http.StripPrefix("/"+key, newHandler(o)), ReadHeaderTimeout: requestTime, WriteTimeout: responseTime}
+	return httpserver.Serve(ctx, h, func() error { return nil }, l)
+}
+
+// newHandler returns what [Serve] shows below the key.
+func newHandler(o ViewOptions) http.Handler {
+	v := &viewer{o}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /{$}", v.serveReport)
+	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{$}", v.serveTrial)
+	mux.HandleFunc("GET /"+batch.TrialsDir+"/{trial}/{file...}", v.serveFile)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		h.Set("Referrer-Policy", "no-referrer")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("X-Frame-Options", "DENY")
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// viewer serves the pages of a batch.
+type viewer struct{ ViewOptions }
+
+// serveReport writes the report of the results that there are.
+func (v *viewer) serveReport(w http.ResponseWriter, _ *http.Request) {
+	spec, err := batch.ReadSpec(v.Dir)
+	var results []batch.Result
+	if err == nil {
+		results, err = batch.ReadResults(v.Dir)
+	}
+	writePage(w, err, func(out io.Writer) error { return Write(out, v.Title, spec, results) })
+}
+
+// serveTrial writes the page of a finished trial.
+func (v *viewer) serveTrial(w http.ResponseWriter, r *http.Request) {
+	results, err := batch.ReadResults(v.Dir)
+	i := slices.IndexFunc(results, func(result batch.Result) bool { return result.Key.Name() == r.PathValue("trial") })
+	if err == nil && i < 0 {
+		err = fs.ErrNotExist
+	}
+	var p *trialPage
+	if err == nil {
+		p, err = readTrialPage(v.Dir, results, i)
+	}
+	writePage(w, err, func(out io.Writer) error { return writeTrialPage(out, p) })
+}
+
+// serveFile writes a file of a trial, or the story of a session if its directory is named.
+func (v *viewer) serveFile(w http.ResponseWriter, r *http.Request) {
+	name, isDir := strings.CutSuffix(r.PathValue("file"), "/")
+	root, err := openTrial(v.Dir, r.PathValue("trial"))
+	if err != nil {
+		writePage(w, err, nil)
+		return
+	}
+	defer func() { _ = root.Close() }() // only read
+	if isDir {
+		if !slices.Contains(findSessions(root), name) {
+			err = fs.ErrNotExist
+		}
+		writePage(w, err, func(out io.Writer) error { return v.Story(out, filepath.Join(root.Name(), filepath.FromSlash(name))) })
+		return
+	}
+	f, err := openFile(root, name)
+	if err != nil {
+		writePage(w, err, nil)
+		return
+	}
+	defer func() { _ = f.Close() }() // only read
+	info, err := f.Stat()
+	if err != nil {
+		writePage(w, err, nil)
+		return
+	}
+	w.Header().Set("Content-Security-Policy", filePolicy)
+	if isText(f) {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	} else {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Content-Disposition", mime.FormatMediaType("attachment", map[string]string{"filename": path.Base(name)}))
+	}
+	http.ServeContent(w, r, "", info.ModTime(), f)
+}
+
+// writePage writes a page, or the error of making it.
+func writePage(w http.ResponseWriter, err error, write func(out io.Writer) error) {
+	var page bytes.Buffer // so that an error has its status
+	if err == nil {
+		err = write(&page)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		http.Error(w, "there is no such page", http.StatusNotFound)
+	case err != nil:
+		http.Error(w, showLine(err), http.StatusInternalServerError)
+	default:
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		_, _ = page.WriteTo(w) // the browser is gone
+	}
+}
+
+// openTrial opens the directory of a finished trial. The name is one element of a path.
+func openTrial(dir, name string) (*os.Root, error) {
+	if !fs.ValidPath(name) || strings.Contains(name, "/") {
+		return nil, fs.ErrNotExist
+	}
+	dir = filepath.Join(dir, batch.TrialsDir, name)
+	info, err := os.Lstat(dir)
+	if err == nil && !info.IsDir() {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, err
+	}
+	return os.OpenRoot(dir)
+}
+
+// openFile opens a regular file of a trial. A symlink is no file.
+func openFile(root *os.Root, name string) (*os.File, error) {
+	if !fs.ValidPath(name) {
+		return nil, fs.ErrNotExist
+	}
+	info, err := root.Lstat(filepath.FromSlash(name))
+	if err == nil && !info.Mode().IsRegular() {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return nil, err
+	}
+	return root.Open(filepath.FromSlash(name))
+}
+
+// isText reports whether a file begins with text.
+func isText(f io.ReaderAt) bool {
+	head := make([]byte, 1024)
+	n, _ := f.ReadAt(head, 0) // as much as there is
+	head = head[:n]
+	for i := 0; i < utf8.UTFMax && len(head) > 0 && !utf8.Valid(head); i++ { // a character that was cut
+		head = head[:len(head)-1]
+	}
+	return utf8.Valid(head) && !bytes.ContainsRune(head, 0)
+}
