@@ -97,6 +97,8 @@ type upload struct {
 	from string
 	// executable is a file in it that can be executed there, "" for none.
 	executable string
+	// skip reports whether a file or directory in it is left out; nil leaves out none.
+	skip func(name string) bool
 }
 
 // uploadAll writes directories to a sandbox in which the user is root.
@@ -134,6 +136,13 @@ func (u upload) writeTo(w *tar.Writer) error {
 			return err
 		}
 		rel = filepath.ToSlash(rel)
+		switch {
+		case u.skip == nil || !u.skip(rel):
+		case d.IsDir():
+			return filepath.SkipDir
+		default:
+			return nil
+		}
 		h := &tar.Header{Name: path.Join(top, rel), Mode: int64(info.Mode().Perm()), ModTime: info.ModTime(), Format: tar.FormatPAX}
 		if u.executable != "" && rel == u.executable {
 			h.Mode |= 0o111
@@ -308,35 +317,67 @@ func extractState(file, from, to string) error {
 }
 
 // restoreState makes the changes in a file in another sandbox of the same environment, and
-// then brings directories there. What the harness itself puts at the hidden paths is left out
-// of the changes.
-func restoreState(ctx context.Context, s *runner.Session, file string, hidden []string, list ...upload) error {
+// then brings directories there. Entries that hidden accepts are left out of the changes: what
+// the harness itself puts there, and caches.
+func restoreState(ctx context.Context, s *runner.Session, file string, hidden func(h *tar.Header) bool, list ...upload) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }() // only read
 	read, write := io.Pipe()
+	copied := make(chan struct{}) // f is read until then
 	go func() {
+		defer close(copied)
 		w := tar.NewWriter(write)
-		err := copyEntries(w, f, func(h *tar.Header) bool { return !isHidden(h, hidden) })
+		err := copyVisible(w, f, hidden)
 		for _, u := range list {
 			err = errors.Join(err, u.writeTo(w))
 		}
 		write.CloseWithError(errors.Join(err, w.Close()))
 	}()
 	err = executeCommand(ctx, s, "restore what the agent changed", runner.UnpackChangesCommand("/", read))
-	return errors.Join(err, read.Close())
+	err = errors.Join(err, read.Close())
+	<-copied
+	return err
 }
 
-// isHidden reports whether an entry of an archive of changes, or a file that it is a hard
-// link to, is at or below one of the paths.
-func isHidden(h *tar.Header, hidden []string) bool {
-	below := func(name string) bool {
-		name = path.Clean("/" + name)
-		return slices.ContainsFunc(hidden, func(dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") })
-	}
-	return below(h.Name) || below(archive.ChangedDirectory(h.Name)) || h.Typeflag == tar.TypeLink && below(h.Linkname)
+// copyVisible adds the entries of an archive of changes that hidden does not accept to another
+// one. A file of which only some names are hidden, such as one that a package manager linked
+// from its cache, gets the others.
+func copyVisible(out *tar.Writer, f *os.File, hidden func(h *tar.Header) bool) error {
+	type content struct{ offset, size int64 }
+	left := map[string]content{} // by the name of a hidden file
+	added := map[string]string{} // another name of it
+	var failed error
+	err := copyEntries(out, f, func(h *tar.Header) bool {
+		if hidden(h) {
+			if h.Typeflag == tar.TypeReg {
+				offset, err := f.Seek(0, io.SeekCurrent)
+				failed = errors.Join(failed, err)
+				left[h.Name] = content{offset, h.Size}
+			}
+			return false
+		}
+		c, linked := left[h.Linkname]
+		if h.Typeflag != tar.TypeLink || !linked {
+			return true
+		}
+		if name, again := added[h.Linkname]; again {
+			h.Linkname = name
+			return true
+		}
+		added[h.Linkname] = h.Name
+		file := *h
+		file.Typeflag, file.Linkname, file.Size, file.Format = tar.TypeReg, "", c.size, tar.FormatPAX
+		err := out.WriteHeader(&file)
+		if err == nil {
+			_, err = io.Copy(out, io.NewSectionReader(f, c.offset, c.size))
+		}
+		failed = errors.Join(failed, err)
+		return false
+	})
+	return errors.Join(failed, err)
 }
 
 // cappedFile is the beginning of a stream in a file.

@@ -41,6 +41,7 @@ type place struct {
 	// workdir is where commands run, if it is not target.
 	workdir string
 	root    bool
+	env     []string // of the image, as NAME=value
 }
 
 // changedDirs returns the directories of which changes are kept.
@@ -116,7 +117,7 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 		if err != nil {
 			return out, errors.Join(err, context.Cause(ctx))
 		}
-		out.id, workdir = im.ID, im.Config.WorkingDir
+		out.id, out.env, workdir = im.ID, im.Config.Env, im.Config.WorkingDir
 		if out.image.Scheme == images.SchemeBuild && im.ID != "" { // built once, whatever changes in the directory
 			if pinned, err := images.ParseReference(im.ID); err == nil {
 				if _, err := p.images.Resolve(ctx, pinned); err == nil {

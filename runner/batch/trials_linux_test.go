@@ -366,6 +366,55 @@ func TestAgentCannotForge(t *testing.T) {
 	})
 }
 
+// forgedCaches are files of caches, to which a solution writes "forged". The image has the
+// first ones.
+var forgedCaches = []string{
+	"/root/.cache/go-build/00/0-a", "/app/__pycache__/work.pyc", "/go/pkg/mod/m/m.go", "/pyc/work.pyc",
+	"/app/.pytest_cache/v/cache/lastfailed", "/app/node_modules/.cache/babel/x", "/app/target/debug/.fingerprint/x", "/root/.npm/_cacache/x",
+	"/app/tsconfig.tsbuildinfo", "/tmp/jest_rs/x", "/root/.cargo/registry/src/x", "/root/.m2/repository/x", "/app/.gradle/x", "/var/cache/apt/x",
+}
+
+// TestForgedCaches: of what an agent writes to caches the verifier has nothing; it has what the
+// image has there. It has the files that a package manager linked from its cache, and what is
+// no cache, which is the control.
+func TestForgedCaches(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		for _, file := range forgedCaches[:4] {
+			write(t, m.root, map[string]string{file: "given\n"})
+		}
+		writeImage(t, m.root, m.image, v1.Config{WorkingDir: "/app", Env: []string{"PATH=/bin", "GOPATH=/go", "PYTHONPYCACHEPREFIX=/pyc"}})
+		all := strings.Join(forgedCaches, " ")
+		forge := "for f in " + all + " /opt/control; do mkdir -p ${f%/*}; echo forged > $f; done\nln /root/.cache/go-build/00/0-a /srv; ln /srv /usr1\n"
+		judge := "ls -d " + strings.Join(forgedCaches[4:], " ") + " 2> /dev/null\ncat " + strings.Join(forgedCaches[:4], " ") + " 2> /dev/null\nenv | grep '^GO.*CACHE=' | sort\n"
+		const env = "GOCACHE=/root/.cache/go-build\nGOMODCACHE=/go/pkg/mod\n"
+		for _, c := range []struct{ name, forge, want string }{
+			{"files", forge, "given\ngiven\ngiven\ngiven\n" + env},
+			// The caches are moved, and symlinks lead there.
+			{"symlinks", forge + "mkdir /app/moved; for d in /root/.cache /go/pkg /root/.npm /root/.cargo /root/.m2; do mv $d /app/moved/${d##*/}; ln -s /app/moved/${d##*/} $d; done\n", "given\ngiven\n" + env},
+			{"the home", forge + "mv /root /app/home; ln -s /app/home /root\n", "given\ngiven\ngiven\n" + env},
+		} {
+			if m.backend == "gvisor" && c.name != "files" {
+				continue // the filter is the host's
+			}
+			definition := m.task("", map[string]string{
+				"solution/solve.sh": solve(c.forge + "[ \"$(cat " + all + " | sort -u)\" = forged ]"),
+				"tests/test.sh":     "#!/bin/sh\n[ \"$(cat /opt/control)\" = forged ] && echo 1 > /logs/verifier/reward.txt\n(" + judge + ") > /logs/verifier/found\ncat /srv /usr1\n",
+			})
+			r, dir := m.run(definition, batch.Oracle)
+			expect(t, c.name, r, batch.Passed, "", "")
+			if found := read(t, dir, batch.VerifierDir, "found"); found != c.want {
+				t.Errorf("%s: the verifier finds\n%s", c.name, found)
+			}
+			if output := read(t, dir, batch.VerifierDir, batch.OutputFile); output != "forged\nforged\n" {
+				t.Errorf("%s: files that were linked from a cache: %q", c.name, output)
+			}
+		}
+		// Other trials of the task have none of it.
+		r, _ := m.run(m.task("", map[string]string{"tests/test.sh": check("[ ! -e /opt/control ] && [ \"$(cat " + strings.Join(forgedCaches[:4], " ") + " | sort -u)\" = given ]")}), batch.Nop)
+		expect(t, "another trial", r, batch.Passed, "", "")
+	})
+}
+
 // TestModelSeesNoTests is acceptance check 6.
 func TestModelSeesNoTests(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
@@ -509,6 +558,32 @@ func TestLines(t *testing.T) {
 			t.Error("a trial changed the workspace of its task")
 		}
 	})
+}
+
+// TestForgedBytecode: the agent leaves bytecode that Python runs in place of the source, as it
+// shows there. The verifier runs the source.
+func TestForgedBytecode(t *testing.T) {
+	if _, err := os.Stat("/usr/bin/python3"); err != nil {
+		t.Skip("python3 is missing")
+	}
+	m := newMachine(t, "runc")
+	dir := write(t, t.TempDir(), map[string]string{
+		"work/work.py": "def right(): return False\n", "work/check.py": "import work\nprint('PASS' if work.right() else 'FAIL')\n",
+		"work/forge.py": "import importlib._bootstrap_external as b, importlib.util as u, os\nos.makedirs('__pycache__')\n" +
+			"code = compile('def right(): return True', 'work.py', 'exec')\nopen(u.cache_from_source('work.py'), 'wb').write(b._code_to_hash_pyc(code, b'12345678', False))\n",
+		"tasks.jsonl": `{"id":"forged","prompt":"Do it.","workspace":"work","verify":"/usr/bin/python3 check.py && /usr/bin/python3 check.py | grep -q PASS"}`,
+	})
+	list, err := task.Load([]string{filepath.Join(dir, "tasks.jsonl")}, task.Options{})
+	must(t, err)
+	m.script("  - text: I forge.\n    calls:\n      - tool: shell\n        input: {command: \"/usr/bin/python3 forge.py; /usr/bin/python3 check.py > believed\"}\n  - text: Done.\n")
+	r, trial := m.run(list[0], "model")
+	expect(t, "forged", r, batch.Failed, "", "")
+	if patch := read(t, trial, batch.PatchFile); !strings.Contains(patch, "+PASS") {
+		t.Errorf("the forgery is not believed where it is: %s", patch)
+	}
+	if output := read(t, trial, batch.VerifierDir, batch.OutputFile); output != "FAIL\n" {
+		t.Errorf("the verifier finds %q", output)
+	}
 }
 
 // TestGit checks a commit out of a repository.

@@ -1,18 +1,22 @@
 package batch
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
 // verifierTries is how often a verifier that reaches its time is run.
@@ -72,6 +76,7 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 		o.Resources.CommandTime = max(o.Resources.CommandTime, verifier.Time)
 		o.Memory, o.Declared, o.Tools, o.Skills, o.Workers = nil, nil, nil, runner.SkillOptions{}, runner.WorkerOptions{}
 		o.Caches = runner.CacheOptions{}
+		o.Env = slices.Concat(o.Env, p.caches(o.Env).env)
 		if !p.root && verifier.Tests != "" {
 			mounts, mountErr = runner.OpenMounts([]runner.UserMount{{From: verifier.Tests, To: testsDir, ReadOnly: true}}, o.Workspace, p.target, o.Mode, runner.Protected{})
 			o.Mounts = mounts
@@ -100,12 +105,13 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 // bringFiles brings what the agent left, and then what it must not have seen or changed:
 // a fresh directory for the reward, and the tests.
 func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p place) error {
+	caches := p.caches(slices.Concat(v.o.Session.Env, v.trial.Definition.Environment.Env))
 	if !p.root {
-		return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), nil))
+		return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), caches.contains))
 	}
 	uploads := []upload{{to: logsDir + "/verifier"}, {to: logsDir + "/agent"}, {to: logsDir + "/artifacts"}}
 	if artifacts := filepath.Join(v.dir, ArtifactsDir); fileExists(artifacts) {
-		uploads = append(uploads, upload{to: logsDir + "/artifacts", from: artifacts})
+		uploads = append(uploads, upload{to: logsDir + "/artifacts", from: artifacts, skip: v.isCacheOfArtifact})
 	}
 	if v.step.Verifier.Separate {
 		uploads = append(uploads, v.declaredArtifacts(p)...)
@@ -120,7 +126,8 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 	if v.step.Verifier.Separate {
 		return environmentError(uploadAll(ctx, s, uploads...))
 	}
-	return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), []string{testsDir, logsDir, solutionDir}, uploads...))
+	hidden := func(h *tar.Header) bool { return isHarness(h) || caches.contains(h) }
+	return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), hidden, uploads...))
 }
 
 // declaredArtifacts returns the artifacts of the task that the agent made, for where they
@@ -142,9 +149,34 @@ func (v *verification) declaredArtifacts(p place) []upload {
 		if !path.IsAbs(to) {
 			to = path.Join(p.dirOf(), to)
 		}
-		list = append(list, upload{to: to, from: filepath.Join(dir, name)})
+		list = append(list, upload{to: to, from: filepath.Join(dir, name), skip: isCacheBelow})
 	}
 	return list
+}
+
+// isCacheBelow reports whether a relative path in what a task asks for is that of a cache,
+// wherever that lies.
+func isCacheBelow(name string) bool { return isCache("/./" + name) }
+
+// isCacheOfArtifact reports whether a relative path in the artifacts is that of a cache. An
+// artifact that the task declares is none, whatever its name.
+func (v *verification) isCacheOfArtifact(name string) bool {
+	for _, a := range v.step.Artifacts {
+		if rest, ok := strings.CutPrefix(name, a.Name()); ok && (rest == "" || rest[0] == '/') {
+			name = strings.TrimPrefix(rest, "/")
+		}
+	}
+	return isCacheBelow(name)
+}
+
+// isHarness reports whether an entry of an archive of changes is where the harness puts its
+// own files.
+func isHarness(h *tar.Header) bool {
+	name := path.Clean("/" + h.Name)
+	if dir := archive.ChangedDirectory(h.Name); dir != "" {
+		name = path.Clean("/" + dir)
+	}
+	return slices.ContainsFunc([]string{testsDir, logsDir, solutionDir}, func(dir string) bool { return isWithin(name, dir) })
 }
 
 // stateError returns the error of restoring what the agent left.
