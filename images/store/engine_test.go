@@ -120,6 +120,39 @@ func TestEngine(t *testing.T) {
 	noHalves(t, s)
 }
 
+// TestEngineSavesOnce: an image of which one tree is wanted is exported from the engine
+// once, whichever of its trees that is, and the other tree is made when it is wanted.
+func TestEngineSavesOnce(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: files of other owners")
+	}
+	im := simple(t, imagetest.File("which", "local"))
+	e := &fakeEngine{images: map[string]v1.Image{"x:1": im}}
+	s := openStore(t, storeDir(t), func(o *Options) { o.Engine = e })
+	ref := mustParse(t, "x:1")
+	for range 3 {
+		_, release, err := s.OwnedRootFS(t.Context(), ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		release()
+	}
+	if e.saves != 1 {
+		t.Errorf("exported %d times for one tree", e.saves)
+	}
+	for range 2 {
+		root, release := rootfs(t, s, ref)
+		if read(t, root, "which") != "local" {
+			t.Error("the other tree is not the image")
+		}
+		release()
+	}
+	if e.saves != 2 {
+		t.Errorf("exported %d times for two trees", e.saves)
+	}
+	noHalves(t, s)
+}
+
 func TestBuildByEngine(t *testing.T) {
 	dir := t.TempDir()
 	var said []string

@@ -172,15 +172,15 @@ func (s *Store) openCached(ctx context.Context, ref images.Reference, r *record)
 	return reader.FromManifest(ctx, ref, raw, d, &s.reading, get, s.blobs.openDescriptor)
 }
 
-// findInEngine finds an image in the engine by its id. If its tree is intact,
-// nothing is exported.
+// findInEngine finds an image in the engine by its id. If one of its trees is intact,
+// nothing is exported, unless the other one is wanted.
 func (s *Store) findInEngine(ctx context.Context, ref images.Reference, from origin, id string) (*foundImage, error) {
 	r, err := s.records.loadRecord(from, ref.String())
 	if err != nil {
 		return nil, err
 	}
 	save := func(ctx context.Context) (*reader.Image, error) { return s.saveFromEngine(ctx, ref, id) }
-	if r != nil && r.EngineID == id && s.trees.isIntact(r.Tree) {
+	if r != nil && r.EngineID == id && (s.trees.isIntact(r.Tree) || s.trees.isIntact(ownedKey(r.Tree))) {
 		f := &foundImage{record: r, name: ref.String()}
 		var im *reader.Image
 		f.close = func() {
