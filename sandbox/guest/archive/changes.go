@@ -24,9 +24,11 @@ const namesDir = ".caisson-names"
 // slash. A file has changed if the kernel has touched its inode since (st_ctime), which
 // programs without the right to set the clock can't fake. The kernel's time of a change may
 // be 10 ms early, so since must be so much before the first one. A directory that has changed is
-// added with the names in it, by which removed ones are found. No directory is left for
-// another file system; one that is mounted below another must be named itself. Directories
-// that do not exist are left out. Of PackOptions, Name is unused.
+// added with the names in it, by which removed ones are found. In an overlay a change
+// copies the directories above it to the upper layer first, where their inodes are new. So
+// a directory of an overlay that has not changed is not entered; the upper layer must be
+// younger than since. No directory is left for another file system; one that is mounted
+// below another must be named itself. Directories that do not exist are left out. Of PackOptions, Name is unused.
 func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) error {
 	p := packer{tar: tar.NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}}
 	p.budget.entries = 1 // no first entry ends it
@@ -41,6 +43,7 @@ func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) err
 		}
 		if err == nil {
 			p.top, _ = identifyFile(info)
+			p.pruned = isOverlay(dir)
 			err = p.addChanges(dir, info, since)
 		}
 		if err != nil {
@@ -55,6 +58,10 @@ func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) err
 
 // addChanges adds a directory, if it has changed, and what has changed below it.
 func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error {
+	changed := changedSince(info, since)
+	if p.pruned && !changed {
+		return nil
+	}
 	name := changeName(dir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -63,7 +70,7 @@ func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error
 		}
 		return nil
 	}
-	if changedSince(info, since) {
+	if changed {
 		if err := p.addNames(name, info, entries); err != nil {
 			return err
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 )
 
@@ -84,6 +85,83 @@ func TestChanges(t *testing.T) {
 			rt.Errorf("changed (-from +to):\n%s", d)
 		}
 	})
+}
+
+// mountOverlay mounts an overlay of a directory, with a layer of its own, until the test
+// ends, or skips the test.
+func mountOverlay(t testing.TB, lower string) (merged string) {
+	t.Helper()
+	top := t.TempDir()
+	merged = filepath.Join(top, "merged")
+	for _, name := range []string{"upper", "work", "merged"} {
+		must(t, os.Mkdir(filepath.Join(top, name), 0o755))
+	}
+	options := fmt.Sprintf("userxattr,index=off,metacopy=off,lowerdir=%s,upperdir=%s/upper,workdir=%s/work", lower, top, top)
+	if err := unix.Mount("overlay", merged, "overlay", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		t.Skipf("needs an overlay: %v", err)
+	}
+	t.Cleanup(func() { must(t, unix.Unmount(merged, 0)) })
+	return merged
+}
+
+// TestChangesOfOverlay: whatever changes in an overlay is packed, though only directories
+// that have changed are entered.
+func TestChangesOfOverlay(t *testing.T) {
+	lower := t.TempDir()
+	for _, name := range []string{"written", "appended", "shrunk", "mode", "owner", "times", "attribute", "removed", "renamed", "replaced", "linked", "swapped", "mapped", "kept"} {
+		must(t, os.MkdirAll(filepath.Join(lower, "in", name, "deep/down"), 0o755))
+		must(t, os.WriteFile(filepath.Join(lower, "in", name, "deep/down/file"), []byte(name), 0o644))
+		must(t, os.WriteFile(filepath.Join(lower, "in", name, "deep/down/other"), []byte(name), 0o644))
+	}
+	must(t, os.Link(filepath.Join(lower, "in/linked/deep/down/file"), filepath.Join(lower, "in/linked/deep/second")))
+	copies := t.TempDir()
+	since := settle()
+	merged := mountOverlay(t, lower)
+	to := filepath.Join(copies, strings.TrimPrefix(merged, "/"))
+	copyTree(t, lower, to)
+	script := `set -e
+echo x > written/deep/down/file
+echo x >> appended/deep/down/file
+: > shrunk/deep/down/file
+chmod 600 mode/deep/down/file
+chown 7:7 owner/deep/down/file
+touch -d @1 times/deep/down/file
+rm removed/deep/down/file
+mv renamed/deep/down/file renamed/deep/down/new
+mv renamed renamed-away
+rm -r replaced/deep; mkdir -p replaced/deep/down; echo new > replaced/deep/down/file
+echo x > linked/deep/second
+rm -r swapped/deep/down; ln -s / swapped/deep/down
+dd if=/dev/zero of=mapped/deep/down/file bs=1 count=1 seek=2 conv=notrunc 2>/dev/null
+mkdir -p made/a/b/c; echo x > made/a/b/c/file
+`
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Dir = filepath.Join(merged, "in")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var b bytes.Buffer
+	entered := map[string]bool{}
+	must(t, PackChanges(&b, []string{merged}, since, PackOptions{Skip: func(path string) bool {
+		entered[filepath.Dir(path)] = true
+		return false
+	}}))
+	must(t, UnpackChanges(&b, copies, Bounds{}))
+	lines := func(dir string) []string { // without other names of a file: a copy-up makes them two files, of which one keeps the count
+		list := withoutTimes(describe(t, dir))
+		for i, l := range list {
+			list[i], _, _ = strings.Cut(l, " = ")
+		}
+		return list
+	}
+	if d := gocmp.Diff(lines(merged), lines(to)); d != "" {
+		t.Errorf("changed (-from +to):\n%s", d)
+	}
+	for dir, want := range map[string]bool{"in": true, "in/written/deep/down": true, "in/kept": false, "in/kept/deep/down": false} {
+		if got := entered[filepath.Join(merged, dir)]; got != want {
+			t.Errorf("%s was entered: %t", dir, got)
+		}
+	}
 }
 
 // TestPackChangesLeavesOut: what has not changed is not in the archive, even if its

@@ -4,6 +4,8 @@ import (
 	"io/fs"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // openFlags open a file without following a symlink at its end, and without
@@ -25,4 +27,10 @@ func identifyFile(info fs.FileInfo) (fileID, bool) {
 func changedSince(info fs.FileInfo, since time.Time) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	return !ok || !time.Unix(int64(st.Ctim.Sec), int64(st.Ctim.Nsec)).Before(since) //nolint:unconvert // their types differ between architectures
+}
+
+// isOverlay reports whether a directory is in an overlay, the kernel's or gVisor's.
+func isOverlay(dir string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(dir, &st) == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC
 }

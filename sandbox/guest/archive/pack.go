@@ -64,6 +64,7 @@ type packer struct {
 	o      PackOptions
 	budget budget
 	top    fileID // of the file system that is not left
+	pruned bool   // nothing has changed below a directory that has not
 	linked map[fileID]string
 }
 
