@@ -42,6 +42,8 @@ type side struct {
 	// every says that it takes its turn in each n-th round only, because it
 	// takes so much longer; zero means 1.
 	every int
+	// used is the processor time so far, [processorTime] if it is nil.
+	used func() time.Duration
 }
 
 // compare runs the sides in turns until the benchmark has enough, and reports
@@ -57,6 +59,10 @@ func compare(b *testing.B, sides ...side) {
 			}
 			if s.before != nil {
 				s.before()
+			}
+			processorTime := processorTime
+			if s.used != nil {
+				processorTime = s.used
 			}
 			start, startUsed := time.Now(), processorTime()
 			if err := s.op(); err != nil {

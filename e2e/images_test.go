@@ -51,7 +51,7 @@ var imagePrograms = []string{"sh", "cat", "id", "ls", "mkdir", "touch"}
 
 // userland gives the files of a small root filesystem, by their path in it, with
 // further programs and their libraries.
-func userland(t *testing.T, further ...string) map[string][]byte {
+func userland(t testing.TB, further ...string) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{"marker": []byte("from the image\n"), "data/inside": []byte("of the image\n")}
 	add := func(inside, host string) {
@@ -78,7 +78,7 @@ func userland(t *testing.T, further ...string) map[string][]byte {
 }
 
 // libraries are those that a program needs, its loader included.
-func libraries(t *testing.T, program string) []string {
+func libraries(t testing.TB, program string) []string {
 	t.Helper()
 	binary, err := elf.Open(program)
 	if err != nil {
@@ -107,7 +107,7 @@ func without(files map[string][]byte, names ...string) map[string][]byte {
 }
 
 // pack writes files as a tar archive, always the same way.
-func pack(t *testing.T, files map[string][]byte) []byte {
+func pack(t testing.TB, files map[string][]byte) []byte {
 	t.Helper()
 	var buffer bytes.Buffer
 	w := tar.NewWriter(&buffer)
@@ -482,7 +482,7 @@ func TestImageInUseStays(t *testing.T) {
 }
 
 // engineImage puts files on the engine as an image and gives its name.
-func engineImage(t *testing.T, files map[string][]byte, changes ...string) string {
+func engineImage(t testing.TB, files map[string][]byte, changes ...string) string {
 	t.Helper()
 	c := engine(t)
 	ref := fmt.Sprintf("caisson-test/e2e:%d", time.Now().UnixNano())

@@ -81,7 +81,7 @@ func (m *machine) become(t *testing.T, uid, gid uint32, groups ...uint32) {
 }
 
 // write puts a file into the workspace.
-func (m *machine) write(t *testing.T, name, content string) {
+func (m *machine) write(t testing.TB, name, content string) {
 	t.Helper()
 	path := filepath.Join(m.workspace, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

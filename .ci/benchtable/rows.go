@@ -97,6 +97,15 @@ func rows() []row {
 	}{{"caisson version", "version-", 12}, {"caisson --help", "help-", 12}, {"caisson run until its first request to the model, more than version", "first-request-", 25}} {
 		list = append(list, row{what: b.what, ours: e2e("Startup", b.unit+ns), atMost: true, limit: b.limit, unit: "ms", by: ms})
 	}
+	for _, b := range []struct {
+		name  string
+		limit float64
+	}{{"runc", 3}, {"gvisor", 1.5}, {"docker", 1.5}} {
+		trials := func(unit string) metric { return e2e("Trials", unit) }
+		list = append(list,
+			row{what: "20 trials that do nothing, " + b.name + " / by hand, docker run twice a trial", ours: trials(b.name + "-" + ns), peer: trials("hand-" + ns), inverse: true, limit: b.limit},
+			row{what: "processor time of them, " + b.name + " / by hand", ours: trials(b.name + "-cpu-ns"), peer: trials("hand-cpu-ns"), inverse: true, comparison: true})
+	}
 	list = append(list, networkRows()...)
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
 }
