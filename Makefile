@@ -10,9 +10,10 @@ BACKEND  ?=
 PKG      ?= ./...
 FUZZTIME ?= 10s
 # INSTALL=1 lets `make test` and `make bench` install an engine; REQUIRE_BACKENDS turns skips
-# into failures. Both are read by the tests and scripts.
+# into failures; VET=off leaves vet to `make lint`. The tests and scripts read them.
 INSTALL ?=
-export GO VERSION BACKEND PKG FUZZTIME INSTALL REQUIRE_BACKENDS
+VET     ?=
+export GO VERSION BACKEND PKG FUZZTIME INSTALL REQUIRE_BACKENDS VET
 
 RUNSC_MODULE := sandbox/oci/runsc
 TOOL := $(GO) tool -modfile=.ci/tools/go.mod

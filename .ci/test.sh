@@ -3,6 +3,7 @@
 #
 #   INSTALL=1            bring an engine and runc first; stop what was started
 #   REQUIRE_BACKENDS=…   every skip is a failure (CI sets docker,gvisor,runc)
+#   VET=off              don't vet the packages that make lint vets
 #   RACE=1               under the race detector, which needs cgo
 set -eu
 cd "$(dirname "$0")/.."
@@ -29,6 +30,8 @@ else
 	export CGO_ENABLED=0
 fi
 
+vet=
+[ -z "${VET:-}" ] || vet=-vet=$VET
 strict=
 [ -z "${REQUIRE_BACKENDS:-}" ] || strict=-strict
 export E2E_BIN="$PWD/bin"
@@ -53,5 +56,5 @@ packages="$(echo "$packages" | grep -E "$longest") $(echo "$packages" | grep -vE
 	-C .ci/junit -count=1 ./... -- \
 	-C .ci/s3 -count=1 ./... -- \
 	-C sandbox/oci/runsc -count=1 ./... -- \
-	-count=1 -timeout=25m -p=3 -parallel=4 $race $packages -- \
-	-count=1 -timeout=30m -parallel=6 $race ./e2e/...
+	-count=1 -timeout=25m -p=3 -parallel=4 $vet $race $packages -- \
+	-count=1 -timeout=30m -parallel=6 $vet $race ./e2e/...
