@@ -149,18 +149,22 @@ func waysOf(list []Rule, host string, port uint16) (ways Ways, first Rule) {
 		if first == (Rule{}) {
 			first = r
 		}
-		switch r.kind {
-		case kindTCP, kindPublic:
-			ways |= WayAny | WayTLS | WayHTTP | WayHTTPS
-		case kindTLS: // allows what an https rule of another list allows
-			ways |= WayTLS | WayHTTPS
-		case kindHTTPS:
-			ways |= WayHTTPS
-		case kindHTTP:
-			ways |= WayHTTP
-		}
+		ways |= r.waysAt(port)
 	}
 	return ways, first
+}
+
+// waysAt returns what a rule lets be sent to a host and port that it covers.
+func (r Rule) waysAt(port uint16) Ways {
+	switch {
+	case r.kind == kindHTTP, r.kind == kindHost && port == 80:
+		return WayHTTP
+	case r.kind == kindTLS, r.kind == kindHost && port == 443:
+		return WayTLS | WayHTTPS // what an https rule of another list allows
+	case r.kind == kindHTTPS:
+		return WayHTTPS
+	}
+	return WayAny | WayTLS | WayHTTP | WayHTTPS
 }
 
 // DecideRequest decides about one HTTP request that Caisson reads: one that is not
@@ -185,7 +189,7 @@ func (p *Policy) DecideRequest(t Target, method string) Decision {
 		}
 	}
 	for i, list := range append([][]Rule{p.Allow}, p.Within...) {
-		r, reason := allowRequest(list, t, method)
+		r, reason := allowRequest(list, t, method, way)
 		if reason != "" {
 			return Decision{Reason: reason}
 		}
@@ -196,14 +200,14 @@ func (p *Policy) DecideRequest(t Target, method string) Decision {
 	return d
 }
 
-// allowRequest returns the first rule that allows a request to a host that the list
-// covers, or why none does.
-func allowRequest(list []Rule, t Target, method string) (Rule, string) {
+// allowRequest returns the first rule that allows a request by a way to a host that the
+// list covers, or why none does.
+func allowRequest(list []Rule, t Target, method string, way Ways) (Rule, string) {
 	reason := ReasonPath
 	for _, r := range list {
 		switch {
-		case !r.coversHost(t.Host, t.Port) || r.kind == kindTLS && t.Scheme != string(kindHTTPS):
-		case r.kind == kindTCP || r.kind == kindPublic || r.kind == kindTLS:
+		case !r.coversHost(t.Host, t.Port) || r.waysAt(t.Port)&way == 0:
+		case r.kind != kindHTTP && r.kind != kindHTTPS: // allows all requests
 			return r, ""
 		case r.git != "":
 			if r.allowsGit(t, method) {

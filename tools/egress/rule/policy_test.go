@@ -53,6 +53,8 @@ func TestEgressRules(t *testing.T) {
 		"https://10.1.2.3/v1/":            "https://10.1.2.3/v1/",
 		"git+https://Git.example.com/org": "git+https://git.example.com/org",
 		"git+https://g.test:8443/o/r.git": "git+https://g.test:8443/o/r",
+		"host://API.Example.com.":         "host://api.example.com",
+		"host://*.bücher.example":         "host://*.xn--bcher-kva.example",
 	} {
 		r, err := ParseEgress(s)
 		if err != nil || r.String() != want {
@@ -107,6 +109,16 @@ func TestEgressRules(t *testing.T) {
 		"tcp://::1:22":                       "brackets",
 		"tcp://[10.1.2.3]:22":                "brackets",
 		"tcp://[::ffff:10.1.2.3]:22":         "in disguise",
+		"host://example.com:443":             "for all ports",
+		"host://example.com:*":               "for all ports",
+		"host://example.com:":                "for all ports",
+		"host://example.com/":                "without a path",
+		"host://*":                           "not a name",
+		"host://*.com":                       "names of everybody",
+		"host://10.1.2.3":                    "write tcp://",
+		"host://[::1]":                       "write tcp://",
+		"host://10.1.0.0/16":                 "without a path",
+		"host://":                            "empty",
 		"http://example.com/?q":              "query",
 		"http://example.com/a%2fb":           "read differently",
 		"http://u:p@example.com/":            "user name",
@@ -156,6 +168,17 @@ func TestDecideHost(t *testing.T) {
 		{"a network covers addresses", []string{"tcp://10.1.0.0/16:22"}, nil, nil, "10.1.2.3", 22, all},
 		{"and no names", []string{"tcp://10.1.0.0/16:22"}, nil, nil, "db.lan", 22, 0},
 		{"public", []string{"public"}, nil, nil, "example.com", 25, all},
+		{"a host at 443", []string{"host://a.test"}, nil, nil, "a.test", 443, WayTLS},
+		{"a host at 80", []string{"host://a.test"}, nil, nil, "a.test", 80, WayHTTP},
+		{"a host at another port", []string{"host://a.test"}, nil, nil, "a.test", 22, all},
+		{"a host and no other", []string{"host://a.test"}, nil, nil, "b.a.test", 22, 0},
+		{"all hosts below", []string{"host://*.a.test"}, nil, nil, "c.b.a.test", 80, WayHTTP},
+		{"all hosts below and not itself", []string{"host://*.a.test"}, nil, nil, "a.test", 80, 0},
+		{"a host and no address", []string{"host://a.test"}, nil, nil, "93.184.216.34", 443, 0},
+		{"a host within tcp", []string{"host://a.test"}, nil, [][]string{{"tcp://a.test:443"}}, "a.test", 443, WayTLS},
+		{"tcp within a host", []string{"tcp://a.test:443"}, nil, [][]string{{"host://a.test"}}, "a.test", 443, WayTLS},
+		{"deny a host", []string{"public"}, []string{"host://a.test"}, nil, "a.test", 8080, 0},
+		{"deny a path of a host", []string{"host://a.test"}, []string{"https://a.test/admin/"}, nil, "a.test", 443, WayHTTPS},
 		{"deny wins", []string{"public"}, []string{"tls://example.com"}, nil, "example.com", 443, 0},
 		{"another port is left", []string{"public"}, []string{"tls://example.com"}, nil, "example.com", 80, all},
 		{"any port", []string{"public"}, []string{"tcp://example.com:*"}, nil, "example.com", 80, 0},
@@ -301,6 +324,24 @@ func TestDecideRequest(t *testing.T) {
 			t.Errorf("%s %s: %q, want %q", tt.method, tt.url, d.Reason, tt.want)
 		}
 	}
+	hosts := Policy{Allow: mustParse(t, "host://a.test", "http://a.test:443/x/")}
+	for _, tt := range []struct{ method, url, want string }{
+		{"DELETE", "http://a.test/v1/..%2f", ""},
+		{"TRACE", "http://a.test/", "method"},
+		{"POST", "http://a.test:8080/", ""},
+		{"GET", "http://a.test:443/x/", ""}, // by the other rule
+		{"GET", "http://a.test:443/y/", "path"},
+		{"GET", "https://a.test:80/", "not_allowed"},
+		{"GET", "http://b.test/", "not_allowed"},
+	} {
+		target, err := ParseTarget(tt.url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := hosts.DecideRequest(target, tt.method); d.Reason != tt.want {
+			t.Errorf("%s %s: %q, want %q", tt.method, tt.url, d.Reason, tt.want)
+		}
+	}
 	within := Policy{Allow: mustParse(t, "public"), Within: [][]Rule{mustParse(t, "http://a.test/v1/")}}
 	for url, want := range map[string]string{"http://a.test/v1/x": "", "http://a.test/v2": "path", "http://b.test/v1/": "not_allowed"} {
 		target, err := ParseTarget(url)
@@ -329,10 +370,11 @@ func TestPolicyNarrows(t *testing.T) {
 	texts := []string{
 		"public", "tcp://a.test:443", "tcp://a.test:80", "tls://a.test", "tls://*.a.test", "https://a.test/", "https://a.test/v1/", "https://a.test/v1/ POST",
 		"https://a.test:80/v1/", "http://a.test/", "http://a.test/v1/", "http://*.a.test/", "git+https://a.test/v1/", "https://b.a.test/v1/",
+		"host://a.test", "host://*.a.test",
 	}
 	urls := []string{
 		"https://a.test/", "https://a.test/v1/", "https://a.test/v1/git-upload-pack", "https://b.a.test/v1/", "https://a.test:80/v1/", "http://a.test/v1/",
-		"http://b.a.test/", "https://a.test/v1/%2f",
+		"http://b.a.test/", "https://a.test/v1/%2f", "http://a.test:443/v1/", "http://a.test:8080/",
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		list := func(label string) []Rule {
@@ -372,7 +414,7 @@ func TestPolicyNarrows(t *testing.T) {
 // FuzzEgressRule checks that a rule's text is its own canonical form, and that a rule
 // covers no host but its own.
 func FuzzEgressRule(f *testing.F) {
-	for _, s := range []string{"tls://a.b", "tls://*.example.com:1", "tcp://[::1]:*", "tcp://10.0.0.0/8:22", "http://*.a.example/b", "public", "https://a/b", "git+https://a.b:1/c.git"} {
+	for _, s := range []string{"tls://a.b", "tls://*.example.com:1", "tcp://[::1]:*", "tcp://10.0.0.0/8:22", "http://*.a.example/b", "public", "https://a/b", "git+https://a.b:1/c.git", "host://*.a.b"} {
 		f.Add(s, "a.example.com", uint16(443))
 	}
 	f.Fuzz(func(t *testing.T, s, host string, port uint16) {

@@ -23,6 +23,7 @@ import (
 //	tls://*.example.com:8443             every name below example.com, not itself
 //	tcp://db.lan:5432                    any bytes; the host may be an address
 //	tcp://10.1.0.0/16:*                  addresses of a network, any port
+//	host://*.example.com                 every port: as tls:// at 443, HTTP with all methods at 80, any bytes at others
 //	public                               any bytes to any host at public addresses
 type Rule struct {
 	kind kind
@@ -48,6 +49,7 @@ const (
 	kindHTTP   kind = "http"
 	kindTLS    kind = "tls"
 	kindTCP    kind = "tcp"
+	kindHost   kind = "host"
 	kindPublic kind = "public"
 )
 
@@ -61,7 +63,7 @@ const (
 
 // syntaxHint has the forms of rules, for errors.
 const syntaxHint = "write https://example.com/path/, tls://example.com, http://example.com/path/, tcp://db.lan:5432, " +
-	"git+https://example.com/org/, or public"
+	"host://example.com, git+https://example.com/org/, or public"
 
 // gitScheme is the scheme of a rule for git repositories.
 const gitScheme = "git+https"
@@ -101,7 +103,7 @@ func ParseEgress(s string) (Rule, error) {
 		return parseURL(s, s)
 	case gitScheme:
 		return ParseGit("https://"+rest, false)
-	case kindTLS, kindTCP:
+	case kindTLS, kindTCP, kindHost:
 		return parseHostRule(s, k, rest)
 	}
 	return Rule{}, fmt.Errorf("%q is not a rule; %s", s, syntaxHint)
@@ -170,7 +172,9 @@ func parseHostRule(shown string, k kind, rest string) (Rule, error) {
 	switch {
 	case port == "" && k == kindTLS && at != len(rest)-1:
 		r.port = 443
-	case port == "*" && k == kindTCP:
+	case port == "*" && k == kindTCP, k == kindHost && at < 0:
+	case k == kindHost:
+		return Rule{}, fmt.Errorf("%q: a rule of host:// is a name, for all ports; write tcp:// or tls:// for one port", shown)
 	case port == "":
 		return Rule{}, fmt.Errorf("%q has no port; write it behind the host, such as :5432", shown)
 	default:
@@ -203,7 +207,7 @@ func (r Rule) withHost(shown, host string) (Rule, error) {
 	}
 	r.host, r.wildcard = canonical, wildcard
 	_, err = netip.ParseAddr(canonical)
-	if isAddr := err == nil; isAddr && r.kind == kindTLS {
+	if isAddr := err == nil; isAddr && (r.kind == kindTLS || r.kind == kindHost) {
 		return Rule{}, fmt.Errorf("%q: TLS names no address to the server; write tcp:// for an address", shown)
 	}
 	if wildcard {
@@ -278,6 +282,8 @@ func (r Rule) String() string {
 		o.Host = r.prefix.String()
 	}
 	switch {
+	case r.kind == kindHost:
+		return "host://" + o.Host
 	case r.port == 0 && strings.Contains(o.Host, ":"):
 		return "tcp://[" + o.Host + "]:*"
 	case r.port == 0:

@@ -276,7 +276,7 @@ type FetchBounds struct {
 type Egress struct {
 	Presets      PresetNames             `yaml:"presets" flag:"egress-preset" value:"NAMES" group:"Sandbox" doc:"package managers whose public registries commands may read from: apt, cargo, go, maven, npm, pip; the flag has commas between them"`
 	Git          []EgressGit             `yaml:"git" doc:"https URLs of git repositories, or of what they are below, that commands may fetch from; with url and push: true they may push too"`
-	Allow        EgressRules             `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Sandbox" doc:"what commands may reach: https://HOST/PATH, http://HOST/PATH, tls://HOST, tcp://HOST:PORT or public; the flag has commas between them"`
+	Allow        EgressRules             `yaml:"allow" flag:"egress-allow" value:"RULES" group:"Sandbox" doc:"what commands may reach: https://HOST/PATH, http://HOST/PATH, tls://HOST, tcp://HOST:PORT, host://HOST or public; the flag has commas between them"`
 	Deny         EgressRules             `yaml:"deny" doc:"what commands and the fetch tool may not reach, whatever allows it"`
 	Private      map[string][]string     `yaml:"private" doc:"networks that are not public, by the host of allow that may be there" each:"networks or addresses, such as 10.1.2.0/24"`
 	Proxy        *string                 `yaml:"proxy" doc:"http or https proxy that makes the connections; the environment's does not count"`
