@@ -5,6 +5,9 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +19,7 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 
 	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/tools/egress/egresstest"
 )
 
 // batchImage makes an image on the engine for tasks of batches.
@@ -284,5 +288,134 @@ func TestBatchWorkers(t *testing.T) {
 		if entries, err := os.ReadDir(m.batchDir(fmt.Sprint("worker", i))); err != nil || len(entries) > 1 { // the lock
 			t.Errorf("worker %d leaves %v, %v", i, entries, err)
 		}
+	}
+}
+
+// hostProbes asks hosts by curl in all ways, and prints the answers. Those called fronted
+// reach for evil.test by a connection to good.test.
+const hostProbes = `
+probe() { name=$1; shift; if out=$(curl -fsSk -m 20 "$@" 2>/dev/null); then echo "$name: $out"; else echo "$name: failed"; fi; }
+probe tls https://good.test/
+probe tls-captured --noproxy '*' https://good.test/
+probe tls-below https://a.wild.test/
+probe tls-not-below https://wild.test/
+probe denied https://denied.wild.test/
+probe http http://good.test/
+probe http-captured --noproxy '*' http://good.test/
+probe http-post -d x http://good.test/
+probe evil https://evil.test/
+probe evil-http http://evil.test/
+probe address https://93.184.216.34/
+probe fronted-tls --connect-to evil.test:443:good.test:443 https://evil.test/
+probe fronted-tls-captured --noproxy '*' --connect-to evil.test:443:good.test:443 https://evil.test/
+probe fronted-http -H 'Host: evil.test' http://good.test/
+probe fronted-http-tunnel -p -H 'Host: evil.test' http://good.test/
+probe fronted-http-captured --noproxy '*' -H 'Host: evil.test' http://good.test/
+probe fronted-http-kept --noproxy '*' http://good.test/ --next -fsSk -m 20 --noproxy '*' -H 'Host: evil.test' http://good.test/
+probe no-name --connect-to 93.184.216.34:443:good.test:443 https://93.184.216.34/
+probe fronted-other-port -p -H 'Host: evil.test' http://good.test:8081/
+`
+
+// TestBatchHosts: of allowed hosts, TLS at port 443 and requests at port 80 must name the
+// host that is connected to, in the agent's and in the verifier's phase. The control is a
+// task with a public network, in which each name reaches its server by another's connection.
+func TestBatchHosts(t *testing.T) {
+	if !egresstest.InNamespace() {
+		needBackend(t, "docker")
+		egresstest.Run(t, len(backendNames)-1, "E2E_BIN="+binaries(t))
+		return
+	}
+	hosts := map[string]http.Handler{}
+	for _, name := range []string{"good.test", "a.wild.test", "denied.wild.test", "wild.test", "evil.test", egresstest.PublicAddr} {
+		hosts[name] = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, name+" ") })
+	}
+	n := egresstest.StartInternet(t, hosts)
+	other, err := net.Listen("tcp", net.JoinHostPort(egresstest.PublicAddr, "8081"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := &http.Server{Handler: n}
+	go func() { _ = plain.Serve(other) }()
+	t.Cleanup(func() { _ = plain.Close() })
+	image := engineImage(t, userland(t, "curl", "chmod"), "ENV PATH=/bin")
+	forgetBuilds(t)
+	agent := `tls: good.test 
+tls-captured: good.test 
+tls-below: a.wild.test 
+tls-not-below: failed
+denied: failed
+http: good.test 
+http-captured: good.test 
+http-post: good.test 
+evil: failed
+evil-http: failed
+address: failed
+fronted-tls: failed
+fronted-tls-captured: failed
+fronted-http: failed
+fronted-http-tunnel: failed
+fronted-http-captured: failed
+fronted-http-kept: failed
+no-name: failed
+fronted-other-port: evil.test 
+`
+	for _, backend := range []string{"gvisor", "runc"} {
+		t.Run(backend, func(t *testing.T) {
+			if err := probeBackend(t, backend); err != nil {
+				if strings.Contains(os.Getenv("REQUIRE_BACKENDS"), backend) {
+					t.Fatal(err)
+				}
+				t.Logf("needs %s: %v", backend, err)
+				return
+			}
+			m := newMachine(t)
+			m.config(t, "egress: {deny: [\"host://denied.wild.test\"]}\n") // of the operator
+			tasks := map[string]string{
+				"hosts": "[agent]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"good.test\", \"*.wild.test\"]\n[verifier]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"evil.test\"]\n",
+			}
+			if backend == "runc" {
+				tasks["public"] = ""
+			}
+			for name, toml := range tasks {
+				m.harborTask(t, name, image, smallTask+toml, "")
+				m.write(t, filepath.Join("tasks", name, "solution/solve.sh"), "#!/bin/sh\n{"+hostProbes+"} > /logs/agent/answers\n")
+				m.write(t, filepath.Join("tasks", name, "tests/test.sh"), "#!/bin/sh\n"+hostProbes+"echo 1 > /logs/verifier/reward.txt\n")
+			}
+			m.batch(t, "--backend", backend, "--agent", "oracle").want(t, 0)
+			list, err := batch.ReadResults(m.batchDir("out"))
+			if err != nil || len(list) != len(tasks) {
+				t.Fatalf("%+v, %v", list, err)
+			}
+			for _, r := range list {
+				read := func(elem ...string) string {
+					text, err := os.ReadFile(filepath.Join(append([]string{m.batchDir("out"), "trials", r.Key.Name()}, elem...)...))
+					if err != nil {
+						t.Error(err)
+					}
+					return string(text)
+				}
+				answers, verified := read("agent", "answers"), read("verifier", "test-stdout.txt")
+				if r.Task == "public" {
+					if !strings.Contains(answers, "denied: failed\n") || !strings.Contains(answers, "tls-below: a.wild.test ") {
+						t.Errorf("what the operator denies\n%s", answers)
+					}
+					for _, reached := range []string{"fronted-tls", "fronted-tls-captured", "fronted-http-tunnel", "fronted-http-captured"} {
+						if !strings.Contains(answers, reached+": evil.test ") || !strings.Contains(verified, reached+": evil.test ") {
+							t.Errorf("control: %s is refused\n%s\n%s", reached, answers, verified)
+						}
+					}
+					continue
+				}
+				if answers != agent {
+					t.Errorf("the agent got\n%s", answers)
+				}
+				if strings.Count(verified, "failed") != len(strings.Split(agent, "\n"))-1-2 || !strings.Contains(verified, "evil: evil.test ") || !strings.Contains(verified, "evil-http: evil.test ") {
+					t.Errorf("the verifier got\n%s", verified)
+				}
+				if records := read("session", "trace.jsonl"); !strings.Contains(records, `"host://*.wild.test"`) {
+					t.Error("the rules of the agent are not in its records")
+				}
+			}
+		})
 	}
 }

@@ -313,6 +313,10 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	if err != nil {
 		return nil, err
 	}
+	egress, err := b.conf.TaskEgress()
+	if err != nil {
+		return nil, err
+	}
 	store, err := b.openImages(ctx)
 	if err != nil {
 		return nil, err
@@ -325,7 +329,7 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	o.GitEnv = gitEnviron(b.user)
 	session := &o.Session
 	session.User, session.Secrets, session.Version = localUser(&b.conf), slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.taskEnv...)), programVersion()
-	session.Resources, session.Env, session.Force = resources, variables, force
+	session.Resources, session.Env, session.Egress, session.Force = resources, variables, egress, force
 	session.ModelOptions = runner.ModelOptions{Budget: b.conf.Limits.Budget(), Canary: *b.conf.Canary, InstructionTexts: instructionTexts(instructions)}
 	session.PolicyOptions = runner.PolicyOptions{Policy: policy, OnPrompt: dispatch.OnPrompt(*b.conf.OnPrompt), Concurrency: int(*b.conf.Concurrency)}
 	session.ToolOptions = runner.ToolOptions{Fetch: fetching, Declared: b.conf.Tools.Declared()}

@@ -58,8 +58,9 @@ type TrialOptions struct {
 	// changes.
 	StateDir, WorkDir string
 	// Session has what all sessions have in common: the backend and its choice, default
-	// resources, the policy, tools, instructions, the budget of each trial, the version,
-	// secrets. Other fields are set for each.
+	// resources, what bounds the network, the policy, tools, instructions, the budget of each
+	// trial, the version, secrets. Other fields are set for each. Tasks allow what may be
+	// reached.
 	Session runner.Options
 	Images  ImageStore
 	// DefaultImage is for tasks that name none.
@@ -308,7 +309,7 @@ func (t *Trials) openSession(ctx context.Context, p place, e task.Environment, n
 		return nil, nil, errors.Join(err, dir.Close())
 	}
 	o.Dir, o.Workspace, o.Image, o.ImageName, o.Target, o.Mode = dir, work, p.image, p.name, p.target, sandbox.ModeOverlay
-	o.Apply, o.Env, o.Egress = false, slices.Concat(o.Env, e.Env), egressOptions(n)
+	o.Apply, o.Env, o.Egress = false, slices.Concat(o.Env, e.Env), egressOptions(o.Egress, n)
 	if p.root {
 		o.Root, o.UserPolicy = sandbox.RootEphemeral, sandbox.UserRoot
 	}
@@ -345,20 +346,25 @@ func closeSession(s *runner.Session, o *runner.Options, to string) (runner.Repor
 	return report, nil
 }
 
-// egressOptions returns what commands may reach.
-func egressOptions(n task.Network) runner.EgressOptions {
-	o := runner.EgressOptions{Policy: &rule.Policy{Allow: n.Rules}, Capture: true, KeepFiles: runner.CacheSession}
-	switch n.Mode {
-	case task.Public:
+// egressOptions returns what commands may reach: what the network of a task allows, and
+// the options of all sessions let through.
+func egressOptions(o runner.EgressOptions, n task.Network) runner.EgressOptions {
+	if n.Mode != task.Public && n.Mode != task.AllowList {
+		return runner.EgressOptions{}
+	}
+	if o.Policy == nil {
+		o = runner.EgressOptions{Policy: &rule.Policy{}, Capture: true}
+	}
+	p := *o.Policy
+	p.Allow = n.Rules
+	if n.Mode == task.Public {
 		public, err := rule.ParseEgress("public")
 		if err != nil {
 			panic(err) // the rule has no parts
 		}
-		o.Policy.Allow = []rule.Rule{public}
-	case task.AllowList:
-	default:
-		return runner.EgressOptions{}
+		p.Allow = []rule.Rule{public}
 	}
+	o.Policy = &p
 	return o
 }
 

@@ -183,8 +183,9 @@ func parseSize(text string) (int64, error) {
 	return int64(bytes), nil
 }
 
-// parseNetwork converts a mode with its hosts: allowed_hosts means TCP to each of them on
-// any port.
+// parseNetwork converts a mode with its hosts. A name may be reached at any port: at 443 by
+// TLS that names it, at 80 by requests for it, and at others by any bytes. Addresses and
+// networks may be reached by any bytes: TLS does not name them.
 func parseNetwork(of, mode string, hosts []string) (Network, error) {
 	n := Network{Mode: NetworkMode(mode)}
 	switch n.Mode {
@@ -198,15 +199,18 @@ func parseNetwork(of, mode string, hosts []string) (Network, error) {
 		return n, fmt.Errorf("%s.network_mode %q: want public, no-network or allowlist", of, mode)
 	}
 	for _, h := range hosts {
-		target := h
-		if a, err := netip.ParseAddr(h); err == nil && a.Is6() {
-			target = "[" + h + "]"
-		} else if p, err := netip.ParsePrefix(h); err == nil && p.Addr().Is6() {
-			target = "[" + p.Addr().String() + "]/" + strconv.Itoa(p.Bits())
-		} else if strings.ContainsAny(h, ":@") || strings.Contains(h, "//") {
-			return n, fmt.Errorf("%s.allowed_hosts: %q: want a host or an address, without a port", of, h)
+		text := "host://" + h
+		a, addrErr := netip.ParseAddr(h)
+		p, prefixErr := netip.ParsePrefix(h)
+		switch isAddr := addrErr == nil || prefixErr == nil; {
+		case isAddr && (a.Is4() || p.Addr().Is4()):
+			text = "tcp://" + h + ":*"
+		case isAddr:
+			text = "tcp://[" + h + "]:*"
+		case h == "" || strings.ContainsAny(h, ":@/"):
+			return n, fmt.Errorf("%s.allowed_hosts: %q: want a host or an address, without a scheme, a port or a path", of, h)
 		}
-		r, err := rule.ParseEgress("tcp://" + target + ":*")
+		r, err := rule.ParseEgress(text)
 		if err != nil {
 			return n, fmt.Errorf("%s.allowed_hosts: %w", of, err)
 		}

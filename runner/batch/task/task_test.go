@@ -117,7 +117,7 @@ retries = 1
 	for _, r := range s.Verifier.Network.Rules {
 		rules = append(rules, r.String())
 	}
-	if d := cmp.Diff([]string{"tcp://example.com:*", "tcp://*.example.org:*", "tcp://10.0.0.0/8:*", "tcp://[2001:db8::1]:*"}, rules); d != "" {
+	if d := cmp.Diff([]string{"host://example.com", "host://*.example.org", "tcp://10.0.0.0/8:*", "tcp://[2001:db8::1]:*"}, rules); d != "" {
 		t.Error(d)
 	}
 	if d := cmp.Diff([]Artifact{{Source: "/app/out.txt"}, {Source: "/x", Destination: "rel/path", Exclude: []string{"*.tmp"}}}, s.Artifacts); d != "" {
@@ -131,6 +131,52 @@ retries = 1
 	}
 	if e := got.Environment; e.MilliCPUs != 500 || e.MemoryBytes != 100<<20 || e.StorageBytes != 0 {
 		t.Errorf("%+v", e)
+	}
+}
+
+// TestAllowedHosts: names are checked in TLS and HTTP, addresses and networks can't be.
+func TestAllowedHosts(t *testing.T) {
+	for host, want := range map[string]string{
+		"example.com":         "host://example.com",
+		"EXAMPLE.com.":        "host://example.com",
+		"bücher.example":      "host://xn--bcher-kva.example",
+		"db":                  "host://db",
+		"*.example.com":       "host://*.example.com",
+		"93.184.216.34":       "tcp://93.184.216.34:*",
+		"93.184.0.0/16":       "tcp://93.184.0.0/16:*",
+		"2606:4700::1111":     "tcp://[2606:4700::1111]:*",
+		"2606:4700::/32":      "tcp://[2606:4700::/32]:*",
+		"":                    `allowed_hosts: "": want a host`,
+		"example.com:443":     "without a scheme, a port or a path",
+		"https://x.example":   "without a scheme, a port or a path",
+		"example.com/path":    "without a scheme, a port or a path",
+		"user@example.com":    "without a scheme, a port or a path",
+		"[2606:4700::1111]":   "without a scheme, a port or a path",
+		"93.184.216.34/16":    "invalid network",
+		"::ffff:10.1.2.3":     "in disguise",
+		"fe80::1%eth0":        "zone",
+		"2130706433":          "neither a name nor an address",
+		"0x7f.1":              "neither a name nor an address",
+		"*":                   "not a name",
+		"*.com":               "names of everybody",
+		"a.*.example.com":     "not a name",
+		"*.93.184.216.34":     "write tcp:// for an address",
+		"exa mple.com":        "write it escaped",
+		`a\r\nHost: b.test`:   "without a scheme, a port or a path",
+		`example.com\u0000.x`: "write it escaped",
+	} {
+		got := load(t, single(fmt.Sprintf("[agent]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"%s\"]\n", host)))
+		text := strings.Join(got.Unsupported, "; ")
+		if len(got.Unsupported) == 0 {
+			text = got.Steps[0].Agent.Network.Rules[0].String()
+		}
+		if text != want && (len(got.Unsupported) != 1 || !strings.Contains(text, want)) {
+			t.Errorf("%q: %s, want %s", host, text, want)
+		}
+	}
+	none := load(t, single("[agent]\nnetwork_mode = \"allowlist\"\n")).Steps[0].Agent.Network
+	if none.Mode != AllowList || len(none.Rules) != 0 {
+		t.Errorf("an empty list: %+v", none)
 	}
 }
 
@@ -215,7 +261,7 @@ func TestUnsupported(t *testing.T) {
 		{toml: "x = [\n", want: "invalid: task.toml:1: unexpected EOF; expected value"},
 		{toml: "[agent]\ntimeout_sec = -1\n", want: "invalid: agent.timeout_sec is -1: want a number of seconds"},
 		{toml: "[agent]\nnetwork_mode = \"some\"\n", want: `invalid: agent.network_mode "some": want public, no-network or allowlist`},
-		{toml: "[agent]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"https://x.example\"]\n", want: `invalid: agent.allowed_hosts: "https://x.example": want a host or an address, without a port`},
+		{toml: "[agent]\nnetwork_mode = \"allowlist\"\nallowed_hosts = [\"https://x.example\"]\n", want: `invalid: agent.allowed_hosts: "https://x.example": want a host or an address, without a scheme, a port or a path`},
 		{toml: "[verifier]\nenvironment_mode = \"shared\"\n[verifier.environment]\ndocker_image = \"x\"\n", want: "invalid: verifier.environment_mode is shared, and there is a verifier.environment"},
 		{toml: "artifacts = [\"/a/../b\"]\n", want: `invalid: artifacts: source "/a/../b": want a path that does not lead up`},
 		{toml: "artifacts = [{ source = \"/a\", destination = \"manifest.json\" }]\n", want: `invalid: artifacts: destination "manifest.json": want a relative path that does not lead up, and not manifest.json`},

@@ -312,6 +312,17 @@ func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
 	return o, warnings, nil
 }
 
+// TaskEgress returns what bounds tasks that name their hosts themselves: what is denied,
+// the lists of requirements, the proxy, the certificates and the budget. Its policy allows
+// nothing.
+func (c *Config) TaskEgress() (runner.EgressOptions, error) {
+	e := c.Egress
+	e.Allow, e.Presets, e.Git, e.Private, e.Lock, e.Unknown = nil, nil, nil, nil, nil, new(unknownPrompt)
+	o, _, err := e.parseOptions(c.home, "")
+	o.Ask = false
+	return o, c.addPlace(err)
+}
+
 // parseOptions returns the options without keys, and warnings; home is the directory of
 // the user, "" for none, and workspace that of the session.
 func (e *Egress) parseOptions(home, workspace string) (runner.EgressOptions, []string, error) {

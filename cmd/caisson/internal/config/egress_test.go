@@ -124,6 +124,20 @@ func TestEgressNarrows(t *testing.T) {
 			if tt.refused != "" && o.Policy.DecideHost(tt.refused, 443).Allowed() {
 				t.Errorf("%s is allowed", tt.refused)
 			}
+			tasks, err := c.TaskEgress() // whatever a task allows
+			if err != nil || len(tasks.Policy.Allow) > 0 || tasks.Ask || len(tasks.Private) > 0 || tasks.Budget.Upload != 1<<20 {
+				t.Fatalf("%+v, %v", tasks, err)
+			}
+			public, err := rule.ParseEgress("public")
+			if err != nil {
+				t.Fatal(err)
+			}
+			o.Policy.Allow, tasks.Policy.Allow = []rule.Rule{public}, []rule.Rule{public}
+			for _, host := range []string{tt.allowed, tt.refused} {
+				if got, want := tasks.Policy.DecideHost(host, 443), o.Policy.DecideHost(host, 443); got != want {
+					t.Errorf("a task that allows all gets %+v to %s, want %+v", got, host, want)
+				}
+			}
 		})
 	}
 	c, err := loadFetch(t, egressUser, "egress: {unknown: deny, budget: {hosts: 3, upload: 8MiB}}", "egress: {budget: {bytes: 1GiB}}")
