@@ -35,6 +35,9 @@ const (
 	workDir  = "work"
 )
 
+// gradesDir has a directory for each time that trials of a batch were verified again.
+const gradesDir = "grades"
+
 const batchLong = `Run many trials of tasks, and keep their results.
 
 A PATH is a Harbor task directory (schema 1.0 to 1.4), a directory of them, or a file of JSON lines. A
@@ -436,26 +439,49 @@ func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 		Settings: map[string]string{"image": *b.conf.Image},
 	}
 	ledger := b.ledger
-	if err := ledger.Load(spec); err != nil {
-		return describeLedger(err)
-	}
-	if err := b.sweepDead(ctx); err != nil {
+	if err := b.load(ctx, spec); err != nil {
 		return err
 	}
 	trials := batch.Plan(b.tasks, b.agents, b.flags.attempts, b.shard)
-	var kept []batch.Result
-	for _, t := range trials {
-		if r, ok := ledger.Result(t.Key); ok {
-			kept = append(kept, r)
-		}
-	}
-	p := batchui.NewProgress(batchui.ProgressOptions{Out: b.app.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: kept, MaxCostMicroUSD: maxCost})
+	p := batchui.NewProgress(batchui.ProgressOptions{Out: b.app.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: endings(ledger, trials), MaxCostMicroUSD: maxCost})
 	b.say = p.Print
 	totals, err := batch.Run(ctx, batch.Options{
 		Ledger: ledger, Trials: trials, Run: b.trials.Run, Capacity: b.findCapacity(), MaxCostMicroUSD: maxCost, Retries: b.flags.retries, OnStart: p.Start, OnResult: p.Result,
 	})
 	p.Close()
 	return finishBatch(ctx, b.app, ledger, totals, err)
+}
+
+// load loads the ledger, reports what had to be repaired, and removes what a batch that was
+// killed left.
+func (b *batchSession) load(ctx context.Context, spec batch.Spec) error {
+	if err := b.ledger.Load(spec); err != nil {
+		return describeLedger(err)
+	}
+	reportRepairs(b.ledger, b.say)
+	return b.sweepDead(ctx)
+}
+
+// reportRepairs reports what was wrong in the directory of a ledger.
+func reportRepairs(ledger *batch.Ledger, say func(text string)) {
+	r := ledger.Repairs()
+	if r.Damaged > 0 {
+		say(fmt.Sprintf("%s had %d damaged lines: it is written again from the directories of trials", batch.ResultsFile, r.Damaged))
+	}
+	for _, k := range r.Missing {
+		say(displayText(fmt.Sprintf("%s runs again: its directory %s is gone", k.Describe(), filepath.Join(batch.TrialsDir, k.Name()))))
+	}
+}
+
+// endings returns how those of the trials ended that have a result.
+func endings(ledger *batch.Ledger, trials []batch.Trial) []batch.Ending {
+	var list []batch.Ending
+	for _, t := range trials {
+		if e, ok := ledger.Ending(t.Key); ok {
+			list = append(list, e)
+		}
+	}
+	return list
 }
 
 // finishBatch writes the reports of a batch after its trials have ended with an error or nil.

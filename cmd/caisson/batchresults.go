@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -40,13 +41,16 @@ func readBatch(dir string) (batch.Spec, []batch.Result, error) {
 // describeLedger returns the error of a directory that can't be used.
 func describeLedger(err error) error {
 	hint := "Choose another directory with --out."
-	if errors.Is(err, batch.ErrInUse) {
+	switch {
+	case errors.Is(err, batch.ErrInUse):
 		hint = "Wait for its end, or choose another directory with --out."
+	case errors.As(err, new(*batch.TrialError)):
+		hint = "Bring back what is missing; or remove the directory of that trial, and it runs again."
+	case errors.Is(err, batch.ErrForeign), errors.As(err, new(*batch.MismatchError)):
+	default:
+		return err
 	}
-	if errors.Is(err, batch.ErrInUse) || errors.As(err, new(*batch.MismatchError)) {
-		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: hint}}
-	}
-	return err
+	return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: hint}}
 }
 
 // batchStatus returns the exit status of a batch.
@@ -330,31 +334,29 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 	}
 	ctx, force, _, stop := handleInterrupts(ctx, a.takeSignals(), func(text string) { a.printLines("caisson: " + text) }, a.exit)
 	defer stop()
-	grades := filepath.Join(dir, "grades", time.Now().UTC().Format("20060102T150405.000000000"))
 	f.attempts = spec.Attempts
-	b, err := openBatch(ctx, a, force, &f, tasks, grades)
+	b, err := openGrade(ctx, a, force, &f, tasks, dir, spec)
 	if err != nil {
 		return cmp.Or(interruption(ctx), err)
 	}
 	defer func() { err = errors.Join(err, b.closeBatch()) }()
-	b.prepareTasks(ctx)
 	was := map[batch.Key]batch.Result{}
+	definitions := map[string]*task.Task{}
+	for i := range b.tasks {
+		if len(b.tasks[i].Unsupported) == 0 {
+			definitions[b.tasks[i].ID] = &b.tasks[i]
+		}
+	}
 	var trials []batch.Trial
 	for _, r := range results {
-		i := slices.IndexFunc(b.tasks, func(t task.Task) bool { return t.ID == r.Task })
-		if i >= 0 && len(b.tasks[i].Unsupported) == 0 && r.Outcome.Judged() {
-			trials = append(trials, batch.Trial{Key: r.Key, Definition: &b.tasks[i]})
+		if definition := definitions[r.Task]; definition != nil && r.Outcome.Judged() {
+			trials = append(trials, batch.Trial{Key: r.Key, Definition: definition})
 			was[r.Key] = r
 		}
 	}
-	spec.Tasks, spec.Backend = batch.NewSpecTasks(b.tasks), b.choice.Chosen
-	ledger := b.ledger
-	if err := ledger.Load(spec); err != nil {
-		return describeLedger(err)
-	}
-	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials)})
+	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: endings(b.ledger, trials)})
 	_, err = batch.Run(ctx, batch.Options{
-		Ledger: ledger, Trials: trials, Capacity: b.findCapacity(), Retries: 1, OnStart: p.Start, OnResult: p.Result,
+		Ledger: b.ledger, Trials: trials, Capacity: b.findCapacity(), Retries: 1, OnStart: p.Start, OnResult: p.Result,
 		Run: func(ctx context.Context, t batch.Trial, out string, _ *int64) batch.Result {
 			return b.trials.Verify(ctx, t, was[t.Key], filepath.Join(dir, batch.TrialsDir, t.Key.Name()), out)
 		},
@@ -363,7 +365,55 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 	if err := cmp.Or(interruption(ctx), err); err != nil {
 		return err
 	}
-	return reportGrades(a, ledger.Results(), was, grades)
+	graded, err := batch.ReadResults(b.out)
+	if err != nil {
+		return err
+	}
+	return reportGrades(a, graded, was, b.out)
+}
+
+// openGrade opens the ledger of a verification: that of one which was killed, if tasks are
+// as they were then, or else a new one. What others left that were killed is removed.
+func openGrade(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags, tasks []task.Task, dir string, spec batch.Spec) (*batchSession, error) {
+	entries, err := os.ReadDir(filepath.Join(dir, gradesDir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	names := []string{time.Now().UTC().Format("20060102T150405.000000000")}
+	for _, e := range entries {
+		if _, err := os.Stat(filepath.Join(dir, gradesDir, e.Name(), stateDir)); err == nil { // it runs, or was killed
+			names = append(names, e.Name())
+		}
+	}
+	var opened *batchSession
+	for _, name := range slices.Backward(names) {
+		if opened != nil && name == names[0] {
+			break
+		}
+		b, err := openBatch(ctx, a, force, f, slices.Clone(tasks), filepath.Join(dir, gradesDir, name))
+		if err == nil {
+			err = b.loadGrade(ctx, spec)
+			if err == nil && opened == nil {
+				opened = b
+				continue
+			}
+			err = errors.Join(err, b.closeBatch())
+		}
+		if err != nil && (name == names[0] || !errors.Is(err, batch.ErrInUse) && !errors.As(err, new(*batch.MismatchError))) {
+			if opened != nil {
+				err = errors.Join(err, opened.closeBatch())
+			}
+			return nil, err
+		}
+	}
+	return opened, nil
+}
+
+// loadGrade loads the ledger of a verification of the batch that spec describes.
+func (b *batchSession) loadGrade(ctx context.Context, spec batch.Spec) error {
+	b.prepareTasks(ctx)
+	spec.Tasks, spec.Backend = batch.NewSpecTasks(b.tasks), b.choice.Chosen
+	return b.load(ctx, spec)
 }
 
 // sourcesOf returns the paths from which the tasks of a batch were read.

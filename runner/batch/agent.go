@@ -19,10 +19,14 @@ import (
 // maxAgentTime bounds a solution without a limit of its own.
 const maxAgentTime = 24 * time.Hour
 
+// sinceSlack is how long before a session the time is since which files have changed: the
+// kernel's times of changes are those of its last tick.
+const sinceSlack = 20 * time.Millisecond
+
 // openAgent opens the session of the agent, and puts its sandbox up.
 func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	definition := r.trial.Definition
-	r.since = time.Now().Add(-20 * time.Millisecond)
+	r.since = time.Now().Add(-sinceSlack)
 	model, err := r.newModel(ctx)
 	if err != nil {
 		return &infraError{Provider, err}
@@ -287,6 +291,16 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	return &infraError{class, report.Err}
 }
 
+// clockSetBack returns by how much a clock was set back that advanced by wall in the time that
+// elapsed, 0 if it was not: files that changed after it was have change times before the
+// session, if that is more than the session's reference time allows for.
+func clockSetBack(wall, elapsed time.Duration) time.Duration {
+	if elapsed-wall < sinceSlack {
+		return 0
+	}
+	return (elapsed - wall).Round(time.Millisecond)
+}
+
 // collectState brings out what the agent left: the state that the verifier starts from, logs
 // and artifacts. What fails by what the agent did is its failure.
 func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string) error {
@@ -296,6 +310,10 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 		if _, err := r.session.Exec(ctx, run); err != nil {
 			return agentLost(err)
 		}
+	}
+	now := time.Now()
+	if back := clockSetBack(now.Round(0).Sub(r.since.Round(0)), now.Sub(r.since)); back > 0 {
+		return &infraError{Machine, fmt.Errorf("the machine's clock was set back by %s while the agent worked, so that what it changed can't be found", back)}
 	}
 	err := saveState(ctx, r.session, r.since, r.place.changedDirs(), filepath.Join(dir, StateFile))
 	if err == nil && r.place.root {

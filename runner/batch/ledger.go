@@ -1,8 +1,6 @@
 package batch
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -101,8 +100,36 @@ func (e *MismatchError) Error() string {
 // ErrInUse is the error for a directory in which another process runs a batch.
 var ErrInUse = errors.New("another process runs a batch in this directory")
 
+// ErrForeign is the error for a directory that has files and never was one of a batch.
+var ErrForeign = errors.New("the directory has files that are not a batch's")
+
 // ErrNoBatch is the error for a directory without a batch.
 var ErrNoBatch = errors.New("no batch in this directory")
+
+// TrialError reports the directory of a finished trial whose result can't be read.
+type TrialError struct {
+	Dir string
+	Err error
+}
+
+// Error names the directory.
+func (e *TrialError) Error() string { return fmt.Sprintf("%s has no result: %v", e.Dir, e.Err) }
+
+// Unwrap returns the cause.
+func (e *TrialError) Unwrap() error { return e.Err }
+
+// Ending is what a [Ledger] keeps in memory of a result.
+type Ending struct {
+	Outcome Outcome
+	// CostMicroUSD is the cost in millionths of a dollar, 0 if it is unknown.
+	CostMicroUSD int64
+}
+
+// Ending returns what a ledger keeps of the result.
+func (r Result) Ending() Ending {
+	micro, _ := r.costMicroUSD()
+	return Ending{r.Outcome, micro}
+}
 
 // Ledger is the state of a batch on disk. It is safe for concurrent use. The caller of
 // [OpenLedger] closes it.
@@ -110,16 +137,17 @@ var ErrNoBatch = errors.New("no batch in this directory")
 // A trial works in a directory of its own below running. When it has a result, that is
 // written to result.json there, the directory is moved to trials, and the result is
 // appended to results.jsonl; each step is on disk before the next. The directories of
-// trials count: opening the ledger removes those below running, and
-// appends results that results.jsonl lacks.
+// trials count: opening the ledger removes those below running, appends results that
+// results.jsonl lacks, and drops those of trials that have no directory.
 type Ledger struct {
 	dir  string
 	lock *flock.Flock
 
 	mu      sync.Mutex
 	file    *os.File // results.jsonl
-	results map[Key]Result
-	order   []Key
+	failed  error    // of the first result that could not be appended
+	endings map[Key]Ending
+	repairs Repairs
 }
 
 // OpenLedger opens the ledger in a directory for a batch: [LockLedger] and
@@ -136,10 +164,18 @@ func OpenLedger(dir string, s Spec) (*Ledger, error) {
 }
 
 // LockLedger makes a directory the one of this process alone until Close. The directory is
-// made if it is missing. Its error wraps [ErrInUse]. Only Load and Close may be called then.
+// made if it is missing. Its error wraps [ErrInUse], or [ErrForeign]: what a batch removes in
+// its directory must not be another's. Only Load and Close may be called then.
 func LockLedger(dir string) (*Ledger, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	if len(entries) > 0 && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == lockFile || e.Name() == SpecFile }) {
+		return nil, fmt.Errorf("%s: %w", dir, ErrForeign)
 	}
 	l := &Ledger{dir: dir, lock: flock.New(filepath.Join(dir, lockFile))}
 	held, err := l.lock.TryLock()
@@ -152,22 +188,26 @@ func LockLedger(dir string) (*Ledger, error) {
 	return l, nil
 }
 
-// Load reads what the directory has of a batch. Its error wraps a [MismatchError] if that
-// is another batch. Agents, attempts and tasks may be other ones than before: what was
-// finished stays.
+// Load reads what the directory has of a batch, and repairs it: [Ledger.Repairs] returns
+// what was wrong. Its error wraps a [MismatchError] if that is another batch, and a
+// [TrialError] if a trial has neither a line nor a file with its result. Agents, attempts and
+// tasks may be other ones than before: what was finished stays.
 func (l *Ledger) Load(s Spec) error {
-	if err := l.writeSpec(s); err != nil {
+	if err := l.removeUnfinished(); err != nil {
+		return fmt.Errorf("remove what a killed batch left: %w", err)
+	}
+	if err := l.checkTrialsDir(); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(filepath.Join(l.dir, runningDir)); err != nil {
-		return fmt.Errorf("remove what a killed batch left: %w", err)
+	if err := l.writeSpec(s); err != nil {
+		return err
 	}
 	for _, name := range []string{runningDir, TrialsDir} {
 		if err := os.Mkdir(filepath.Join(l.dir, name), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
 	}
-	return l.recoverResults()
+	return l.recoverResults(s)
 }
 
 // writeSpec writes batch.json, unless it is of another batch.
@@ -190,81 +230,6 @@ func (l *Ledger) writeSpec(s Spec) error {
 	return writeJSON(filepath.Join(l.dir, SpecFile), s)
 }
 
-// recoverResults reads results.jsonl, cuts off a line that was not written whole, and appends
-// results of finished trials that it lacks.
-func (l *Ledger) recoverResults() error {
-	path := filepath.Join(l.dir, ResultsFile)
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return err
-	}
-	l.file = f
-	whole, err := l.readResults(f)
-	if err != nil {
-		return err
-	}
-	if err := f.Truncate(whole); err != nil {
-		return err
-	}
-	if _, err := f.Seek(whole, io.SeekStart); err != nil {
-		return err
-	}
-	entries, err := os.ReadDir(filepath.Join(l.dir, TrialsDir))
-	if err != nil {
-		return err
-	}
-	known := map[string]bool{}
-	for k := range l.results {
-		known[k.Name()] = true
-	}
-	for _, e := range entries {
-		if known[e.Name()] {
-			continue
-		}
-		r, err := ReadResult(filepath.Join(l.dir, TrialsDir, e.Name()))
-		if err != nil {
-			return fmt.Errorf("trial %s: %w", e.Name(), err)
-		}
-		if err := l.appendResult(r); err != nil {
-			return err
-		}
-	}
-	return syncDir(l.dir)
-}
-
-// readResults reads the lines of results.jsonl and returns the length of those that are
-// whole. A line that is not the last must be.
-func (l *Ledger) readResults(f *os.File) (whole int64, err error) {
-	l.results = map[Key]Result{}
-	in := bufio.NewReaderSize(f, 64<<10)
-	for {
-		line, err := in.ReadBytes('\n')
-		if errors.Is(err, io.EOF) {
-			return whole, nil // what is without an end was cut off
-		}
-		if err != nil {
-			return whole, err
-		}
-		var r Result
-		if err := json.Unmarshal(line, &r); err != nil {
-			if _, err := in.Peek(1); errors.Is(err, io.EOF) {
-				return whole, nil
-			}
-			return whole, fmt.Errorf("%s: a line after byte %d is damaged: %w", f.Name(), whole, err)
-		}
-		l.keepResult(r)
-		whole += int64(len(line))
-	}
-}
-
-// keepResult keeps the first result of a trial.
-func (l *Ledger) keepResult(r Result) {
-	if _, known := l.results[r.Key]; !known {
-		l.results[r.Key] = r
-		l.order = append(l.order, r.Key)
-	}
-}
-
 // Begin makes the empty directory of a trial that starts, or starts again.
 func (l *Ledger) Begin(k Key) (dir string, err error) {
 	dir = filepath.Join(l.dir, runningDir, k.Name())
@@ -279,7 +244,7 @@ func (l *Ledger) Begin(k Key) (dir string, err error) {
 func (l *Ledger) Finish(r Result) error {
 	r.SchemaVersion, r.Name = 1, r.Key.Name()
 	from, to := filepath.Join(l.dir, runningDir, r.Name), filepath.Join(l.dir, TrialsDir, r.Name)
-	if _, known := l.Result(r.Key); known {
+	if _, known := l.Ending(r.Key); known {
 		return os.RemoveAll(from)
 	}
 	if err := writeJSON(filepath.Join(from, ResultFile), r); err != nil {
@@ -298,39 +263,48 @@ func (l *Ledger) Drop(k Key) error {
 	return os.RemoveAll(filepath.Join(l.dir, runningDir, k.Name()))
 }
 
-// appendResult appends a line. The caller holds mu, or is alone.
+// appendResult appends a line. The caller holds mu, or is alone. Once it has failed, no line
+// is appended, since a part of one may be there.
 func (l *Ledger) appendResult(r Result) error {
+	if l.failed != nil {
+		return l.failed
+	}
 	line, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	if _, err := l.file.Write(append(line, '\n')); err != nil {
-		return fmt.Errorf("write result: %w", err)
+	_, err = l.file.Write(append(line, '\n'))
+	if err == nil {
+		err = l.file.Sync()
 	}
-	if err := l.file.Sync(); err != nil {
-		return fmt.Errorf("write result: %w", err)
+	if err != nil {
+		l.failed = fmt.Errorf("write result: %w", err)
+		return l.failed
 	}
-	l.keepResult(r)
+	if _, known := l.endings[r.Key]; !known {
+		l.endings[r.Key] = r.Ending()
+	}
 	return nil
 }
 
-// Result returns the result of a trial, if it has one.
-func (l *Ledger) Result(k Key) (Result, bool) {
+// Ending returns how a trial ended, if it has a result.
+func (l *Ledger) Ending(k Key) (Ending, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r, ok := l.results[k]
-	return r, ok
+	e, ok := l.endings[k]
+	return e, ok
 }
 
-// Results returns all results in the order in which the trials ended.
-func (l *Ledger) Results() []Result {
+// CostMicroUSD returns what all trials with a result have cost, in millionths of a dollar.
+// The part that is unknown counts as nothing.
+func (l *Ledger) CostMicroUSD() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	list := make([]Result, 0, len(l.order))
-	for _, k := range l.order {
-		list = append(list, l.results[k])
+	var sum int64
+	for _, e := range l.endings {
+		sum += e.CostMicroUSD
 	}
-	return list
+	return sum
 }
 
 // Dir returns the directory of the batch.
@@ -366,56 +340,34 @@ func ReadSpec(dir string) (Spec, error) {
 	return s, nil
 }
 
-// ReadResults returns the results of the batch in a directory, also while it runs.
-func ReadResults(dir string) ([]Result, error) {
-	f, err := os.Open(filepath.Join(dir, ResultsFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = f.Close() }() // only read
-	var l Ledger
-	if _, err := l.readResults(f); err != nil {
-		return nil, err
-	}
-	return l.Results(), nil
-}
-
-// ReadResult returns the result in the directory of a finished trial.
-func ReadResult(dir string) (Result, error) {
-	var r Result
-	text, err := os.ReadFile(filepath.Join(dir, ResultFile))
-	if err == nil {
-		err = json.Unmarshal(text, &r)
-	}
-	return r, err
-}
-
 // writeJSON replaces a file by an indented document, which is on disk afterwards.
 func writeJSON(path string, v any) error {
 	text, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {
 		return err
 	}
-	return writeWhole(path, append(text, '\n'))
+	return WriteFile(path, func(w io.Writer) error {
+		_, err := w.Write(append(text, '\n'))
+		return err
+	})
 }
 
-// writeWhole replaces a file, which is on disk afterwards.
-func writeWhole(path string, text []byte) error {
-	part := path + ".part"
-	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+// partPrefix begins the names of files that are not written whole.
+const partPrefix = ".part-"
+
+// WriteFile replaces a file of a batch by what write writes, which is on disk afterwards.
+// Others see the old file or the new one, whole.
+func WriteFile(path string, write func(w io.Writer) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), partPrefix+filepath.Base(path)+"-*")
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, bytes.NewReader(text))
-	err = errors.Join(err, f.Sync(), f.Close())
+	err = errors.Join(write(f), f.Chmod(0o644), f.Sync(), f.Close())
 	if err == nil {
-		err = os.Rename(part, path)
+		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
+		return errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(f.Name()))
 	}
 	return syncDir(filepath.Dir(path))
 }

@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -41,8 +42,17 @@ func open(t testing.TB, dir string, s Spec) *Ledger {
 	return l
 }
 
+// readAll returns the results on disk.
+func readAll(t testing.TB, l *Ledger) []Result {
+	t.Helper()
+	list, err := ReadResults(l.Dir())
+	must(t, err)
+	return list
+}
+
 // TestLedgerAfterAnyDeath: wherever a process dies while it keeps a result, the next one
-// has each finished trial once, and nothing of those that were not finished.
+// has each finished trial once, and nothing of those that were not finished. Lines that were
+// damaged are restored, and trials whose directories were removed have no result.
 func TestLedgerAfterAnyDeath(t *testing.T) {
 	list := tasks(6)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -65,13 +75,23 @@ func TestLedgerAfterAnyDeath(t *testing.T) {
 			text, err := os.ReadFile(results)
 			must(t, err)
 			// The rest of the file, or all of it, did not reach the disk.
-			cut := len(text) - rapid.IntRange(0, len(text)).Draw(rt, "lost")
-			must(t, os.Truncate(results, int64(cut)))
+			text = text[:len(text)-rapid.IntRange(0, len(text)).Draw(rt, "lost")]
+			if len(text) > 0 && rapid.Bool().Draw(rt, "damaged") {
+				text[rapid.IntRange(0, len(text)-1).Draw(rt, "place")] = '{'
+			}
+			must(t, os.WriteFile(results, text, 0o644))
+			for k := range want {
+				if rapid.IntRange(0, 9).Draw(rt, "removed") == 0 {
+					must(t, os.RemoveAll(filepath.Join(dir, TrialsDir, k.Name())))
+					delete(want, k)
+				}
+			}
+			must(t, os.WriteFile(filepath.Join(dir, partPrefix+"summary.json-1"), nil, 0o644))
 		}
 		l := open(t, dir, spec(list))
 		defer l.Close()
 		got := map[Key]bool{}
-		for _, r := range l.Results() {
+		for _, r := range readAll(t, l) {
 			if got[r.Key] {
 				rt.Errorf("%v twice", r.Key)
 			}
@@ -83,12 +103,14 @@ func TestLedgerAfterAnyDeath(t *testing.T) {
 		if d := cmp.Diff(want, got); d != "" {
 			rt.Errorf("results (-want +got):\n%s", d)
 		}
-		onDisk, err := ReadResults(dir)
+		text, err := os.ReadFile(filepath.Join(dir, ResultsFile))
 		must(t, err)
 		left, err := os.ReadDir(filepath.Join(dir, runningDir))
 		must(t, err)
-		if len(onDisk) != len(want) || len(left) > 0 {
-			rt.Errorf("%d lines for %d trials, %d directories left", len(onDisk), len(want), len(left))
+		parts, err := filepath.Glob(filepath.Join(dir, partPrefix+"*"))
+		must(t, err)
+		if lines := bytes.Count(text, []byte{'\n'}); lines != len(want) || len(left) > 0 || len(parts) > 0 {
+			rt.Errorf("%d lines for %d trials, left %v, %v", lines, len(want), left, parts)
 		}
 	})
 }
@@ -113,13 +135,96 @@ func TestLedgerRefuses(t *testing.T) {
 		}
 	}
 	must(t, open(t, dir, spec(tasks(3))).Close()) // more tasks go on
-	must(t, os.WriteFile(filepath.Join(dir, ResultsFile), []byte("{\n{}\n"), 0o644))
-	if _, err := OpenLedger(dir, spec(list)); err == nil {
-		t.Error("a damaged line that is not the last is accepted")
+	must(t, os.RemoveAll(filepath.Join(dir, SpecFile)))
+	must(t, os.WriteFile(filepath.Join(dir, ResultsFile), []byte(`{"task":"task-1","agent":"nop","attempt":1,"task_checksum":"sha256:other"}`+"\n"), 0o644))
+	if _, err := OpenLedger(dir, spec(list)); !errors.As(err, new(*MismatchError)) {
+		t.Errorf("without batch.json: %v", err)
+	}
+	must(t, os.RemoveAll(filepath.Join(dir, TrialsDir)))
+	if _, err := OpenLedger(dir, spec(list)); !errors.As(err, new(*TrialError)) {
+		t.Errorf("without trials: %v", err)
+	}
+	for name, text := range map[string]string{"empty": "", "of another": `{"task":"a","agent":"nop","attempt":2}`} {
+		bad := filepath.Join(t.TempDir(), "batch")
+		must(t, open(t, bad, spec(list)).Close())
+		trial := filepath.Join(bad, TrialsDir, "trial")
+		must(t, errors.Join(os.Mkdir(trial, 0o755), os.WriteFile(filepath.Join(trial, ResultFile), []byte(text), 0o644)))
+		failed := new(TrialError)
+		if _, err := OpenLedger(bad, spec(list)); !errors.As(err, &failed) || failed.Dir != trial {
+			t.Errorf("a result that is %s: %v", name, err)
+		}
+	}
+	foreign := t.TempDir()
+	mine := filepath.Join(foreign, "state", "mine")
+	must(t, errors.Join(os.Mkdir(filepath.Dir(mine), 0o755), os.WriteFile(mine, nil, 0o644)))
+	if _, err := OpenLedger(foreign, spec(list)); !errors.Is(err, ErrForeign) {
+		t.Errorf("a directory of another program: %v", err)
 	}
 	if _, err := ReadSpec(t.TempDir()); !errors.Is(err, ErrNoBatch) {
 		t.Errorf("no batch: %v", err)
 	}
+}
+
+// TestLedgerRepairs: what was wrong is reported, and readers find results whose lines are
+// damaged, but no results that no directory has.
+func TestLedgerRepairs(t *testing.T) {
+	dir, list := t.TempDir(), tasks(3)
+	l := open(t, dir, spec(list))
+	var keys []Key
+	for _, d := range list {
+		k := Key{d.ID, Nop, 1}
+		_, err := l.Begin(k)
+		must(t, errors.Join(err, l.Finish(Result{Key: k, Outcome: Passed})))
+		keys = append(keys, k)
+	}
+	must(t, l.Close())
+	results := filepath.Join(dir, ResultsFile)
+	text, err := os.ReadFile(results)
+	must(t, err)
+	must(t, os.WriteFile(results, append([]byte("x"), text...), 0o644))
+	if list := readAll(t, l); len(list) != 3 {
+		t.Errorf("readers find %d results", len(list))
+	}
+	must(t, os.RemoveAll(filepath.Join(dir, TrialsDir, keys[2].Name())))
+	l = open(t, dir, spec(list))
+	if d := cmp.Diff(Repairs{Damaged: 1, Missing: keys[2:]}, l.Repairs()); d != "" {
+		t.Error(d)
+	}
+	_, err = l.Begin(keys[2])
+	must(t, errors.Join(err, l.Finish(Result{Key: keys[2], Outcome: Failed}), l.Close()))
+	if list := readAll(t, l); len(list) != 3 || list[2].Outcome != Failed || l.CostMicroUSD() != 0 {
+		t.Errorf("%+v", list)
+	}
+	must(t, errors.Join(os.WriteFile(results, append(text, "x\n"...), 0o644)))
+	if _, err := ReadResults(dir); err == nil {
+		t.Error("a damaged line whose result is nowhere is left out")
+	}
+}
+
+// TestFailedAppend: after a part of a line was written, no other one follows it.
+func TestFailedAppend(t *testing.T) {
+	dir, list := t.TempDir(), tasks(2)
+	l := open(t, dir, spec(list))
+	file := l.file
+	var err error
+	l.file, err = os.Open(filepath.Join(dir, ResultsFile)) // can't be written to
+	must(t, err)
+	finish := func(i int) error {
+		k := Key{list[i].ID, Nop, 1}
+		_, err := l.Begin(k)
+		return errors.Join(err, l.Finish(Result{Key: k, Outcome: Passed}))
+	}
+	first := finish(0)
+	must(t, l.file.Close())
+	l.file = file
+	if second := finish(1); first == nil || second == nil {
+		t.Errorf("%v, %v", first, second)
+	}
+	must(t, l.Close())
+	if l = open(t, dir, spec(list)); len(readAll(t, l)) != 2 {
+		t.Errorf("%+v", readAll(t, l))
+	}
+	must(t, l.Close())
 }
 
 // TestFinishTwice: the first result of a trial counts.
@@ -132,7 +237,7 @@ func TestFinishTwice(t *testing.T) {
 		must(t, err)
 		must(t, l.Finish(Result{Key: k, Outcome: o}))
 	}
-	if r := l.Results(); len(r) != 1 || r[0].Outcome != Passed {
+	if r := readAll(t, l); len(r) != 1 || r[0].Outcome != Passed {
 		t.Errorf("%+v", r)
 	}
 }
@@ -214,6 +319,11 @@ func TestMerge(t *testing.T) {
 	must(t, err)
 	if len(results) != 20 || len(twice) != len(first) {
 		t.Errorf("%d results, %d twice", len(results), len(twice))
+	}
+	// A merge that was killed goes on, and reports no trial as one that several have.
+	must(t, os.RemoveAll(filepath.Join(out, TrialsDir, results[3].Name)))
+	if twice, err := Merge(out, from); err != nil || len(twice) != 0 {
+		t.Errorf("merged again: %v, %v", twice, err)
 	}
 	for _, r := range results {
 		text, err := os.ReadFile(filepath.Join(out, TrialsDir, r.Name, "agent", "x"))

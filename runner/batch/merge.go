@@ -35,14 +35,18 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.Close()) }()
+	seen := map[Key]bool{}
 	for _, d := range from {
 		results, err := ReadResults(d)
 		if err != nil {
 			return nil, err
 		}
 		for _, r := range results {
-			if _, known := l.Result(r.Key); known {
+			if seen[r.Key] {
 				twice = append(twice, r.Key)
+			}
+			seen[r.Key] = true
+			if _, known := l.Ending(r.Key); known { // also of a merge that was killed
 				continue
 			}
 			if err := l.adoptTrial(r, filepath.Join(d, TrialsDir, r.Key.Name())); err != nil {
@@ -55,8 +59,12 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 
 // addSpec adds the tasks, agents and attempts of another spec.
 func (s *Spec) addSpec(o Spec) {
+	known := map[string]bool{}
+	for _, t := range s.Tasks {
+		known[t.ID] = true
+	}
 	for _, t := range o.Tasks {
-		if !slices.ContainsFunc(s.Tasks, func(have SpecTask) bool { return have.ID == t.ID }) {
+		if !known[t.ID] {
 			s.Tasks = append(s.Tasks, t)
 		}
 	}

@@ -100,6 +100,9 @@ type Result struct {
 	Sessions []string `json:"sessions,omitempty"`
 	Image    string   `json:"image,omitempty"` // the id of the environment's image
 	Backend  string   `json:"backend,omitempty"`
+
+	// fault is the error of an outcome of the infrastructure.
+	fault error
 }
 
 // StepResult is the result of one step of a task with steps.

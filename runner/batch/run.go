@@ -3,7 +3,9 @@ package batch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
@@ -48,18 +50,15 @@ type Totals struct {
 }
 
 // Run runs the trials that have no result. It returns when all have one, the cost is used up,
-// or ctx has ended and what ran was stopped. The error is that of the ledger: no trial starts
-// once a result can't be kept.
+// or ctx has ended and what ran was stopped. The error is that of the ledger, or of a trial
+// for which the disk was full: no trial starts once a result can't be kept.
 func Run(ctx context.Context, o Options) (Totals, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	r := &run{Options: o, admission: NewAdmission(o.Capacity), stop: stop}
-	for _, result := range o.Ledger.Results() {
-		r.addCost(result)
-	}
+	r := &run{Options: o, admission: NewAdmission(o.Capacity), stop: stop, cost: o.Ledger.CostMicroUSD()}
 	var totals Totals
 	for i, t := range o.Trials {
-		if _, done := o.Ledger.Result(t.Key); done {
+		if _, done := o.Ledger.Ending(t.Key); done {
 			totals.Kept++
 			continue
 		}
@@ -71,7 +70,7 @@ func Run(ctx context.Context, o Options) (Totals, error) {
 		}
 		if err != nil || !some {
 			for _, other := range o.Trials[i:] {
-				if _, done := o.Ledger.Result(other.Key); !done {
+				if _, done := o.Ledger.Ending(other.Key); !done {
 					totals.NotRun = append(totals.NotRun, other.Key)
 				}
 			}
@@ -99,14 +98,6 @@ type run struct {
 	ran       int
 	cancelled []Key
 	err       error
-}
-
-// addCost adds what a trial has cost; the part that is unknown counts as nothing.
-func (r *run) addCost(result Result) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	micro, _ := result.costMicroUSD()
-	r.cost += micro
 }
 
 // costLeft returns what the next trial may cost, nil for any, and whether it may
@@ -144,6 +135,11 @@ func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
 			r.dropTrial(t.Key)
 			return
 		}
+		if isDiskFault(result.fault) {
+			r.dropTrial(t.Key)
+			r.stopBatch(fmt.Errorf("%s: %w", t.Key.Describe(), result.fault))
+			return
+		}
 		if result.Outcome == Infrastructure {
 			faults = append(faults, Fault{result.Class, result.Cause})
 		}
@@ -158,13 +154,19 @@ func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
 			}
 		}
 		result.Key, result.Checksum, result.Faults = t.Key, t.Definition.Checksum, faults
-		result.Started, result.Finished = began.UTC(), time.Now().UTC()
+		result.Started, result.Finished = began.UTC(), began.Add(time.Since(began)).UTC() // whatever the clock did meanwhile
 		if try > 0 {
 			result.setUsage(addUsage(spent, result.Usage))
 		}
 		r.finishTrial(result)
 		return
 	}
+}
+
+// isDiskFault reports whether an error is a disk that takes no more data. It is no fault of
+// one trial: each would fail, and be counted as if it had been tried.
+func isDiskFault(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS)
 }
 
 // addUsage adds what two tries used. An unknown cost counts as nothing where the other one
@@ -184,8 +186,8 @@ func (r *run) finishTrial(result Result) {
 		r.stopBatch(err)
 		return
 	}
-	r.addCost(result)
 	r.mu.Lock()
+	r.cost += result.Ending().CostMicroUSD
 	r.ran++
 	r.mu.Unlock()
 	if r.OnResult != nil {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/sandbox"
 )
 
 // killedDir is set in a process that runs a batch until it is killed.
@@ -117,7 +119,7 @@ func runAll(t testing.TB, list []task.Task, o Options) []Result {
 	}
 	_, err := Run(t.Context(), o)
 	must(t, err)
-	results := l.Results()
+	results := readAll(t, l)
 	must(t, l.Close())
 	return results
 }
@@ -224,6 +226,19 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
+// TestClockSetBack: the reference time allows for what the kernel's times lag behind, and for
+// a clock that is set forward.
+func TestClockSetBack(t *testing.T) {
+	for _, c := range []struct{ wall, elapsed, want time.Duration }{
+		{time.Minute, time.Minute, 0}, {time.Minute - 19*time.Millisecond, time.Minute, 0}, {time.Hour, time.Minute, 0},
+		{time.Minute - 20*time.Millisecond, time.Minute, 20 * time.Millisecond}, {-time.Hour, time.Minute, time.Hour + time.Minute},
+	} {
+		if got := clockSetBack(c.wall, c.elapsed); got != c.want {
+			t.Errorf("%s in %s: %s, want %s", c.wall, c.elapsed, got, c.want)
+		}
+	}
+}
+
 // TestCancel: trials that are stopped have no result, and run again.
 func TestCancel(t *testing.T) {
 	dir, list := t.TempDir(), tasks(10)
@@ -238,15 +253,38 @@ func TestCancel(t *testing.T) {
 		return Result{Outcome: Passed}
 	}})
 	must(t, err)
-	if n := len(l.Results()); totals.Ran != n || n < 3 || n > 4 || n+len(totals.NotRun) != 10 {
+	if n := len(readAll(t, l)); totals.Ran != n || n < 3 || n > 4 || n+len(totals.NotRun) != 10 {
 		t.Errorf("%d results, %+v", n, totals)
 	}
 	must(t, l.Close())
 	l = open(t, dir, spec(list))
 	defer l.Close()
 	totals, err = Run(t.Context(), Options{Ledger: l, Trials: Plan(list, []string{Nop}, 1, Shard{}), Run: func(context.Context, Trial, string, *int64) Result { return Result{Outcome: Passed} }})
-	if err != nil || len(l.Results()) != 10 || totals.Kept+totals.Ran != 10 {
+	if err != nil || len(readAll(t, l)) != 10 || totals.Kept+totals.Ran != 10 {
 		t.Errorf("%+v, %v", totals, err)
+	}
+}
+
+// TestFullDisk: a trial for which the disk was full has no result, is not tried again, and no
+// other one starts. What the sandbox reports itself is a failure of the trial.
+func TestFullDisk(t *testing.T) {
+	for _, fault := range []error{&infraError{Machine, &os.PathError{Op: "write", Path: "state.tar", Err: syscall.ENOSPC}}, fmt.Errorf("records: %w", syscall.EROFS)} {
+		list := tasks(5)
+		l := open(t, t.TempDir(), spec(list))
+		ran := 0
+		totals, err := Run(t.Context(), Options{Ledger: l, Trials: Plan(list, []string{Nop}, 1, Shard{}), Capacity: Capacity{Trials: 1}, Retries: 2, Run: func(context.Context, Trial, string, *int64) Result {
+			ran++
+			r := trialRun{}
+			r.setOutcome(fault)
+			return r.result
+		}})
+		if !errors.Is(err, errors.Unwrap(errors.Unwrap(fault))) && !errors.Is(err, errors.Unwrap(fault)) || ran != 1 || len(readAll(t, l)) != 0 || len(totals.NotRun) != 5 {
+			t.Errorf("%v after %d trials, %+v", err, ran, totals)
+		}
+		must(t, l.Close())
+	}
+	if isDiskFault(&statusError{"bring files into the sandbox", sandbox.ExitStatus{Code: 1}, "no space left on device"}) {
+		t.Error("a full disk in a sandbox ends the batch")
 	}
 }
 

@@ -179,7 +179,7 @@ func (r *trialRun) setOutcome(err error) {
 	var failed *failure
 	switch {
 	case errors.As(err, &infra):
-		out.Outcome, out.Class, out.Cause = Infrastructure, infra.class, infra.Error()
+		out.Outcome, out.Class, out.Cause, out.fault = Infrastructure, infra.class, infra.Error(), err
 		return
 	case errors.As(err, &failed):
 		out.Class, out.Cause = failed.class, failed.Error()
@@ -187,7 +187,7 @@ func (r *trialRun) setOutcome(err error) {
 			out.Limit = string(limit.Kind)
 		}
 	case err != nil:
-		out.Outcome, out.Class, out.Cause = Infrastructure, classOf(err), err.Error()
+		out.Outcome, out.Class, out.Cause, out.fault = Infrastructure, classOf(err), err.Error(), err
 		return
 	}
 	definition := r.trial.Definition

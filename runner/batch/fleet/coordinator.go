@@ -60,15 +60,13 @@ func Coordinate(ctx context.Context, o CoordinatorOptions) (batch.Totals, error)
 	}
 	c := &coordinator{CoordinatorOptions: o, js: js, open: map[string]batch.Trial{}, failures: map[string]int{}}
 	for _, t := range o.Trials {
-		if _, done := o.Ledger.Result(t.Key); done {
+		if _, done := o.Ledger.Ending(t.Key); done {
 			c.totals.Kept++
 		} else {
 			c.open[t.Key.Name()] = t
 		}
 	}
-	for _, r := range o.Ledger.Results() {
-		c.addCost(r)
-	}
+	c.cost = o.Ledger.CostMicroUSD()
 	if len(c.open) == 0 {
 		return c.totals, nil
 	}
@@ -260,7 +258,7 @@ func (c *coordinator) collectResults(ctx context.Context) error {
 		}
 		delete(c.open, name)
 		c.totals.Ran++
-		c.addCost(r)
+		c.cost += r.Ending().CostMicroUSD
 		if c.OnResult != nil {
 			c.OnResult(r)
 		}
@@ -301,13 +299,6 @@ func (c *coordinator) collectResult(ctx context.Context, t batch.Trial) (r batch
 		return r, fmt.Errorf("the result is of %s with checksum %s: want %s with %s", r.Key.Describe(), r.Checksum, t.Key.Describe(), t.Definition.Checksum)
 	}
 	return r, nil
-}
-
-// addCost adds what a trial has cost; an unknown part counts as nothing.
-func (c *coordinator) addCost(r batch.Result) {
-	if r.Usage.CostMicroUSD != nil {
-		c.cost += *r.Usage.CostMicroUSD
-	}
 }
 
 // close ends the run and removes the queue, also after ctx has ended.

@@ -249,7 +249,9 @@ func (b *testBatch) check() {
 	_, err = batch.Run(b.t.Context(), batch.Options{Ledger: l, Trials: trials, Capacity: batch.Capacity{Trials: 50}, Run: trialOf(0, "")})
 	must(b.t, err)
 	want, got := map[batch.Key]batch.Outcome{}, map[batch.Key]batch.Outcome{}
-	for _, r := range l.Results() {
+	one, err := batch.ReadResults(l.Dir())
+	must(b.t, err)
+	for _, r := range one {
 		want[r.Key] = r.Outcome
 	}
 	must(b.t, l.Close())
@@ -467,7 +469,8 @@ func TestFatalTrial(t *testing.T) {
 	_, err := b.coordinate(t.Context())
 	must(t, err)
 	workers.Wait()
-	if r, _ := b.ledger.Result(k); r.Outcome != batch.Infrastructure || r.Class != batch.Machine || len(readLog(t, b.log)) > 0 {
+	r, err := batch.ReadResult(filepath.Join(b.ledger.Dir(), batch.TrialsDir, k.Name()))
+	if must(t, err); r.Outcome != batch.Infrastructure || r.Class != batch.Machine || len(readLog(t, b.log)) > 0 {
 		t.Errorf("%+v", r)
 	}
 }

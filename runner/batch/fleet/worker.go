@@ -343,12 +343,16 @@ func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 		return err
 	}
 	_, err = batch.Run(ctx, batch.Options{Ledger: ledger, Trials: []batch.Trial{t}, Run: run, Retries: w.Retries, RetryDelay: w.RetryDelay, OnStart: w.OnStart})
-	r, ok := ledger.Result(t.Key)
+	_, ok := ledger.Ending(t.Key)
 	if err = errors.Join(err, ledger.Close()); err != nil {
 		return err
 	}
 	if !ok {
 		return context.Cause(ctx)
+	}
+	r, err := batch.ReadResult(filepath.Join(dir, batch.TrialsDir, t.Key.Name()))
+	if err != nil {
+		return err
 	}
 	if err := w.storeTrial(ctx, t.Key, dir); err != nil {
 		return err

@@ -57,7 +57,7 @@ func TestProgress(t *testing.T) {
 	for _, columns := range []func() int{nil, func() int { return 40 }} {
 		synctest.Test(t, func(t *testing.T) {
 			var out bytes.Buffer
-			p := NewProgress(ProgressOptions{Out: &out, Columns: columns, Total: 100, Kept: []batch.Result{{Outcome: batch.Passed}}, MaxCostMicroUSD: 5_000_000})
+			p := NewProgress(ProgressOptions{Out: &out, Columns: columns, Total: 100, Kept: []batch.Ending{{Outcome: batch.Passed}}, MaxCostMicroUSD: 5_000_000})
 			for range 9 {
 				p.Start(batch.Key{})
 				time.Sleep(20 * time.Second)

@@ -35,9 +35,9 @@ type ProgressOptions struct {
 	Out io.Writer
 	// Columns returns the width of the terminal; nil is for other outputs.
 	Columns func() int
-	// Total is the number of trials, Kept the results that were there before.
+	// Total is the number of trials, Kept are the ends of those that had a result before.
 	Total int
-	Kept  []batch.Result
+	Kept  []batch.Ending
 	// MaxCostMicroUSD is the cost that bounds the batch, 0 for none.
 	MaxCostMicroUSD int64
 	// Now returns the time; nil is time.Now.
@@ -56,8 +56,8 @@ func NewProgress(o ProgressOptions) *Progress {
 		o.Now = time.Now
 	}
 	p := &Progress{o: o, began: o.Now(), counts: map[batch.Outcome]int{}, stop: make(chan struct{})}
-	for _, r := range o.Kept {
-		p.countResult(r)
+	for _, e := range o.Kept {
+		p.countEnding(e)
 	}
 	p.lastLine = p.began
 	p.wait.Go(p.drawLines)
@@ -124,13 +124,11 @@ func shortCost(micro int64) string {
 	return text
 }
 
-// countResult adds a result. The caller holds mu, or is alone.
-func (p *Progress) countResult(r batch.Result) {
+// countEnding adds a trial. The caller holds mu, or is alone.
+func (p *Progress) countEnding(e batch.Ending) {
 	p.done++
-	p.counts[r.Outcome]++
-	if r.Usage.CostMicroUSD != nil {
-		p.cost += *r.Usage.CostMicroUSD
-	}
+	p.counts[e.Outcome]++
+	p.cost += e.CostMicroUSD
 }
 
 // Start counts a trial that starts.
@@ -146,7 +144,7 @@ func (p *Progress) Result(r batch.Result) {
 	defer p.mu.Unlock()
 	p.running--
 	p.ended++
-	p.countResult(r)
+	p.countEnding(r.Ending())
 }
 
 // Print writes a line between those of the progress; it must be safe for a terminal.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -34,15 +33,15 @@ func WriteReports(dir string) (batch.Summary, error) {
 		return summary, err
 	}
 	err = errors.Join(
-		writeReport(filepath.Join(dir, JUnitFile), func(w io.Writer) error { return batch.WriteJUnit(w, spec, results) }),
-		writeReport(filepath.Join(dir, report.File), func(w io.Writer) error { return report.Write(w, Title(dir), spec, results) }),
+		batch.WriteFile(filepath.Join(dir, JUnitFile), func(w io.Writer) error { return batch.WriteJUnit(w, spec, results) }),
+		batch.WriteFile(filepath.Join(dir, report.File), func(w io.Writer) error { return report.Write(w, Title(dir), spec, results) }),
 	)
 	for _, agent := range spec.Agents {
 		if agent == batch.Oracle || agent == batch.Nop {
 			continue
 		}
 		name := fmt.Sprintf(predictionsFile, strings.ReplaceAll(agent, string(filepath.Separator), "_"))
-		err = errors.Join(err, writeReport(filepath.Join(dir, name), func(w io.Writer) error { return batch.WritePredictions(w, dir, agent, results) }))
+		err = errors.Join(err, batch.WriteFile(filepath.Join(dir, name), func(w io.Writer) error { return batch.WritePredictions(w, dir, agent, results) }))
 	}
 	return summary, err
 }
@@ -53,20 +52,4 @@ func Title(dir string) string {
 		dir = absolute
 	}
 	return filepath.Base(dir)
-}
-
-// writeReport writes a file that others read only when it is whole.
-func writeReport(path string, write func(w io.Writer) error) error {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	err = errors.Join(write(f), f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }
