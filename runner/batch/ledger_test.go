@@ -92,11 +92,11 @@ func TestLedgerAfterAnyDeath(t *testing.T) {
 		defer l.Close()
 		got := map[Key]bool{}
 		for _, r := range readAll(t, l) {
-			if got[r.Key] {
+			if _, twice := got[r.Key]; twice {
 				rt.Errorf("%v twice", r.Key)
 			}
-			got[r.Key] = true
-			if _, err := os.Stat(filepath.Join(dir, TrialsDir, r.Name, "file")); err != nil {
+			got[r.Key] = r.Outcome == Passed
+			if _, err := os.Stat(filepath.Join(dir, TrialsDir, r.Key.Name(), "file")); err != nil {
 				rt.Error(err)
 			}
 		}
@@ -136,7 +136,7 @@ func TestLedgerRefuses(t *testing.T) {
 	}
 	must(t, open(t, dir, spec(tasks(3))).Close()) // more tasks go on
 	must(t, os.RemoveAll(filepath.Join(dir, SpecFile)))
-	must(t, os.WriteFile(filepath.Join(dir, ResultsFile), []byte(`{"task":"task-1","agent":"nop","attempt":1,"task_checksum":"sha256:other"}`+"\n"), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, ResultsFile), []byte(`{"task":"task-1","agent":"nop","attempt":1,"outcome":"passed","task_checksum":"sha256:other"}`+"\n"), 0o644))
 	if _, err := OpenLedger(dir, spec(list)); !errors.As(err, new(*MismatchError)) {
 		t.Errorf("without batch.json: %v", err)
 	}

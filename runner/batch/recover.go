@@ -143,8 +143,8 @@ func trialDirs(dir string) (map[string]bool, error) {
 func readTrial(dir, name string) (Result, error) {
 	path := filepath.Join(dir, TrialsDir, name)
 	r, err := ReadResult(path)
-	if err == nil && r.Key.Name() != name {
-		err = fmt.Errorf("%s is that of %s", ResultFile, r.Key.Describe())
+	if err == nil && (!r.isSound() || r.Key.Name() != name) {
+		err = fmt.Errorf("%s is not that of the trial", ResultFile)
 	}
 	if err != nil {
 		return r, &TrialError{path, err}
@@ -165,13 +165,20 @@ func scanResults(r io.Reader, f func(r Result, line []byte) error) (whole int64,
 			return whole, damaged, err
 		}
 		var r Result
-		if json.Unmarshal(line, &r) != nil || r.Task == "" || r.Agent == "" {
+		if json.Unmarshal(line, &r) != nil || !r.isSound() {
 			damaged = append(damaged, whole)
 		} else if err := f(r, line); err != nil {
 			return whole, damaged, err
 		}
 		whole += int64(len(line))
 	}
+}
+
+// isSound reports whether a result that was read can be one of a trial: its name is that of
+// its key, unless it has none.
+func (r Result) isSound() bool {
+	known := r.Outcome.Judged() || r.Outcome == Infrastructure
+	return known && r.Task != "" && r.Agent != "" && (r.Name == "" || r.Name == r.Key.Name())
 }
 
 // ReadResults returns the results of the batch in a directory in the order in which the
