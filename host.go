@@ -14,6 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
@@ -60,6 +61,11 @@ type HostOptions struct {
 	Toolchains, Mask []string
 	// PlainHTTP are registries that are reached without TLS.
 	PlainHTTP []string
+	// BuildNetwork is what the commands of Dockerfiles may reach when images are built;
+	// nil means nothing. See buildnetwork.Options. BuildRecords is the directory of the
+	// records about it; "" means builds in StateDir.
+	BuildNetwork *runner.EgressOptions
+	BuildRecords string
 	// Logger gets what operators want to know; nil logs to the session's directory.
 	Logger *zap.Logger
 }

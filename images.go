@@ -1,6 +1,7 @@
 package caisson
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/images/host"
 	"github.com/caisson-run/caisson/images/store"
+	"github.com/caisson-run/caisson/runner/buildnetwork"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/docker"
 )
@@ -71,9 +73,24 @@ func (h *Host) Images(ctx context.Context) (*store.Store, error) {
 	if s.engine != nil {
 		o.Engine = s.engine
 	}
+	if h.o.BuildNetwork != nil {
+		o.BuildNetwork = h.openBuildNetwork
+	}
 	var err error
 	s.opened, err = store.New(o)
 	return s.opened, err
+}
+
+// openBuildNetwork opens the network of the commands of a build.
+func (h *Host) openBuildNetwork(ctx context.Context, dir string) (*images.BuildNetwork, error) {
+	backend, err := h.Backend(docker.Name)
+	if err != nil {
+		return nil, err
+	}
+	records := cmp.Or(h.o.BuildRecords, filepath.Join(h.o.StateDir, "builds"))
+	return buildnetwork.Open(ctx, buildnetwork.Options{
+		Egress: *h.o.BuildNetwork, Backend: backend, StateDir: h.o.StateDir, Records: records, Log: h.currentLogger(),
+	}, dir)
 }
 
 func (s *imageStore) reportProgress(p store.Progress) {

@@ -88,8 +88,9 @@ var ranks = map[string]int{
 
 	"runner": 8,
 
-	"runner/doctor": 9,
-	"runner/trace":  9,
+	"runner/buildnetwork": 9,
+	"runner/doctor":       9,
+	"runner/trace":        9,
 
 	"runner/telemetry": 9,
 

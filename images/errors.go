@@ -1,6 +1,9 @@
 package images
 
-import "errors"
+import (
+	"errors"
+	"strings"
+)
 
 // The classes of errors of this package and its parts; test with errors.Is.
 var (
@@ -23,3 +26,30 @@ var (
 	// ErrInUse is an image that a live session uses.
 	ErrInUse = errors.New("image in use")
 )
+
+// BuildError is the error of a build that failed. It wraps the reason, of which
+// [ErrInvalid] is a failed step.
+type BuildError struct {
+	Err error
+	// Output has the last lines of the builder's output.
+	Output []string
+	// Network reports whether commands of the build had a network.
+	Network bool
+	// Refused are the hosts that the build's commands were refused, each with the
+	// reason.
+	Refused []string
+}
+
+func (e *BuildError) Error() string {
+	text := e.Err.Error()
+	if len(e.Refused) > 0 {
+		text += "; the network refused " + strings.Join(e.Refused, ", ")
+	}
+	if len(e.Output) > 0 {
+		text += "; the last lines of its output: " + strings.Join(e.Output, " | ")
+	}
+	return text
+}
+
+// Unwrap returns the reason.
+func (e *BuildError) Unwrap() error { return e.Err }

@@ -36,10 +36,30 @@ type Engine interface {
 	ImageID(ctx context.Context, name string) (id string, err error)
 	// Save returns an image as a docker archive. The caller closes it.
 	Save(ctx context.Context, id string) (io.ReadCloser, error)
-	// Build builds the Dockerfile in dir and returns the image's id. The build
-	// has no network unless the engine's configuration allows it. The builder's
-	// output is written to progress; nil discards it.
-	Build(ctx context.Context, dir string, progress io.Writer) (id string, err error)
+	// Build builds the Dockerfile in dir and returns the image's id. An error of
+	// the builder is a [*BuildError].
+	Build(ctx context.Context, dir string, o BuildOptions) (id string, err error)
+}
+
+// BuildOptions configure one build.
+type BuildOptions struct {
+	// Progress gets the builder's output; nil discards it.
+	Progress io.Writer
+	// Network opens a network for the commands of the build in dir, if it has any;
+	// nil means none.
+	Network func(ctx context.Context, dir string) (*BuildNetwork, error)
+}
+
+// BuildNetwork is an open network for the commands of one build.
+type BuildNetwork struct {
+	// Container is the id of a container of the engine, whose network namespace the
+	// commands share.
+	Container string
+	// Proxy has the variables of the proxy in it by their names, such as HTTP_PROXY.
+	Proxy map[string]string
+	// Close ends the network, removes what was made for it, and returns what was
+	// refused, such as "example.com:443 (not_allowed)". It is called once.
+	Close func() (refused []string, err error)
 }
 
 // Image describes an image that a store knows.

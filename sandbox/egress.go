@@ -48,6 +48,10 @@ type EgressPlan struct {
 	// Reserved leaves all variables of the plan out of the sandbox's own environment: only
 	// commands with [Command].Proxy use the proxy.
 	Reserved bool
+	// Shared prepares the sandbox for containers of the same engine that share its
+	// network namespace: they get an /etc/hosts and an /etc/resolv.conf. Backends other
+	// than docker ignore it.
+	Shared bool
 }
 
 // ProxyPlaceholder stands for a URL such as http://127.80.0.7:61080 in

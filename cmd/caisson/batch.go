@@ -243,7 +243,7 @@ func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 	if err != nil {
 		return nil, err
 	}
-	s, err := loadServerSettings(a, f.settings, f.profile) // trials share the machine
+	s, err := loadBatchSettings(a, f.settings, f.profile, out)
 	if err != nil {
 		return nil, err
 	}

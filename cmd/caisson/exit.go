@@ -334,6 +334,17 @@ func explainError(err error) *commandError {
 	return &commandError{Status: status, Problem: record.Problem{Cause: text.Error(), Hint: hint}, Err: err}
 }
 
+// buildHint returns what to do about a build that failed.
+func buildHint(e *images.BuildError) string {
+	switch {
+	case len(e.Refused) > 0:
+		return "Allow the hosts in egress.allow, and name their networks in egress.private if they are not public; or fix the Dockerfile."
+	case !e.Network:
+		return "Fix the Dockerfile, or give its commands a network: --build-network public (images.build_network)."
+	}
+	return "Fix the Dockerfile."
+}
+
 // namespacesHint is the hint for [sandbox.ErrNoNamespaces].
 const namespacesHint = "In a container, start it with docker run --security-opt seccomp=unconfined (and apparmor=unconfined, where AppArmor confines it) " +
 	"and run Caisson as an ordinary user; runc needs --security-opt systempaths=unconfined too. Elsewhere allow this user to make user namespaces, or use the docker backend."
@@ -380,6 +391,9 @@ func startHint(err error) string {
 		return "Choose another user (user, --user), or another image."
 	case errors.Is(err, sandbox.ErrNoNamespaces):
 		return namespacesHint
+	}
+	if e, ok := errors.AsType[*images.BuildError](err); ok {
+		return buildHint(e)
 	}
 	if errors.Is(err, sandbox.ErrUnhealthy) {
 		return "Fix the service or its health check, give it longer with service.start_time, or run without it: --service none."

@@ -366,6 +366,9 @@ func imageFailure(err error) error {
 	if _, ok := errors.AsType[*commandError](err); ok || explainError(err) != nil {
 		return err
 	}
+	if e, ok := errors.AsType[*images.BuildError](err); ok {
+		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: buildHint(e)}}
+	}
 	for _, class := range []struct {
 		err    error
 		status int

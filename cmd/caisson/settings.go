@@ -123,6 +123,9 @@ type settings struct {
 	environ environ
 	flags   config.File
 	profile string
+	// buildRecords is the directory of records about builds of images, "" for that of the
+	// state directory.
+	buildRecords string
 	// builtin are the built-in values of the command that differ from those of others.
 	builtin config.File
 	conf    config.Config
@@ -165,6 +168,14 @@ func loadChatSettings(a *app, flags config.File, profile string) (*settings, err
 // loadServerSettings is loadSettings for a process with many sessions.
 func loadServerSettings(a *app, flags config.File, profile string) (*settings, error) {
 	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile, shared: true}
+	return s, s.load(config.File{})
+}
+
+// loadBatchSettings is loadServerSettings for trials of tasks, whose Dockerfiles expect a
+// network.
+func loadBatchSettings(a *app, flags config.File, profile, out string) (*settings, error) {
+	s := &settings{deps: a.deps, environ: a.environ, flags: flags, profile: profile, shared: true, buildRecords: filepath.Join(out, "builds")}
+	s.builtin.Images.BuildNetwork = new("public")
 	return s, s.load(config.File{})
 }
 

@@ -61,8 +61,8 @@ func (e *fakeEngine) Save(_ context.Context, id string) (io.ReadCloser, error) {
 	return nil, fmt.Errorf("%w: %s", images.ErrNotFound, id)
 }
 
-func (e *fakeEngine) Build(_ context.Context, dir string, progress io.Writer) (string, error) {
-	im, err := e.build(dir, progress)
+func (e *fakeEngine) Build(_ context.Context, dir string, o images.BuildOptions) (string, error) {
+	im, err := e.build(dir, o.Progress)
 	if err != nil {
 		return "", err
 	}

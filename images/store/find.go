@@ -256,11 +256,14 @@ func (s *Store) buildImage(ctx context.Context, ref images.Reference) (*foundIma
 	}
 	words := &lineWriter{line: func(text string) { s.reports.sendReport(Progress{Reference: ref, Phase: PhaseBuild, Text: text}) }}
 	if s.o.Engine != nil {
-		id, err := s.o.Engine.Build(ctx, ref.Path(), words)
+		id, err := s.o.Engine.Build(ctx, ref.Path(), images.BuildOptions{Progress: words, Network: s.o.BuildNetwork})
 		if err != nil {
 			return nil, fmt.Errorf("image %s: %w", ref, err)
 		}
 		return s.findInEngine(ctx, ref, originBuild, id)
+	}
+	if s.o.BuildNetwork != nil {
+		return nil, fmt.Errorf("image %s: %w: only a Docker engine can build it with a network that is confined to rules", ref, images.ErrUnsupported)
 	}
 	temp, remove, err := s.locks.makeTemp(ctx)
 	if err != nil {

@@ -52,6 +52,9 @@ type Options struct {
 	// absolute paths outside any workspace; empty means none. The first that is
 	// set is used.
 	Buildctl, Buildah string
+	// BuildNetwork opens a network for the commands of builds, which only Engine can
+	// have; nil means that they have none. See [images.BuildOptions].
+	BuildNetwork func(ctx context.Context, dir string) (*images.BuildNetwork, error)
 	// BuilderEnv is the complete environment of such a builder, as NAME=value.
 	BuilderEnv []string
 	// Accounts are written before the entries of /etc/passwd and /etc/group of

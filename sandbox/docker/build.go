@@ -12,9 +12,11 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/build"
+	"github.com/docker/docker/api/types/image"
 
 	"github.com/caisson-run/caisson/images"
 	"github.com/caisson-run/caisson/sandbox"
+	dockerfiles "github.com/caisson-run/caisson/sandbox/docker/internal/dockerfile"
 )
 
 // The label and name of images that were built for build:DIR. The tag names the
@@ -26,10 +28,12 @@ const (
 )
 
 // Build is [images.Engine]'s, with the engine's classic builder, which every
-// engine from Docker 20.10 on has: RUN steps have no network and the base image
-// is pulled only if the engine lacks it. The image is named after dir, so that
-// the next build finds its steps done; [ImageEngine.Prune] and sweeps remove it.
-func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer) (string, error) {
+// engine from Docker 20.10 on has. RUN steps have no network but that of the
+// options; base images are pulled only if the engine lacks them. ADD of a URL,
+// which the engine would download itself, is refused, also in the triggers of base
+// images. The image is named after dir, so that the next build finds its steps done;
+// [ImageEngine.Prune] and sweeps remove it.
+func (e *ImageEngine) Build(ctx context.Context, dir string, o images.BuildOptions) (string, error) {
 	r, err := e.connect(ctx)
 	if err != nil {
 		return "", err
@@ -44,9 +48,10 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer)
 	if err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return "", err
 	}
-	output := &buildOutput{progress: progress}
-	if err := r.buildImage(ctx, source, name, output); err != nil {
-		return "", errors.Join(err, r.removeUnfinished(ctx, output.made))
+	output := &buildOutput{progress: o.Progress}
+	refused, err := r.buildWithin(ctx, source, buildPlan{dir: dir, name: name, open: o.Network}, output)
+	if err != nil {
+		return "", &images.BuildError{Err: errors.Join(err, r.removeUnfinished(ctx, output.made)), Output: output.last, Network: o.Network != nil, Refused: refused}
 	}
 	if before.ID != "" && before.ID != output.id {
 		// Refused by the engine if it has another name, or a container uses it.
@@ -57,6 +62,96 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, progress io.Writer)
 	return output.id, nil
 }
 
+// buildPlan is the input of one build.
+type buildPlan struct {
+	dir, name string
+	// open opens the network of RUN steps; nil is none.
+	open func(ctx context.Context, dir string) (*images.BuildNetwork, error)
+}
+
+// buildWithin checks the Dockerfile, opens the network for RUN steps, and builds. It
+// returns what the network refused.
+func (r *remote) buildWithin(ctx context.Context, source *buildContext, p buildPlan, output *buildOutput) (refused []string, err error) {
+	ctx, cancel := withDeadline(ctx, r.transfer)
+	defer cancel()
+	runs, err := r.checkDockerfile(ctx, source.dockerfile, output)
+	if err != nil {
+		return nil, err
+	}
+	o := build.ImageBuildOptions{
+		Version: build.BuilderV1, Tags: []string{p.name}, Dockerfile: dockerfile, NetworkMode: noNetwork,
+		Remove: true, ForceRemove: true, Labels: map[string]string{labelBuilt: "true"},
+	}
+	if p.open == nil || !runs {
+		return nil, r.buildImage(ctx, source, o, output)
+	}
+	if !r.endpoint.isLocal() {
+		return nil, fmt.Errorf("%w: an engine on another machine can't build with a network that is confined to rules", images.ErrUnsupported)
+	}
+	network, err := p.open(ctx, p.dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the network of the build: %w", err)
+	}
+	o.NetworkMode = "container:" + network.Container
+	o.BuildArgs = map[string]*string{}
+	for name, value := range network.Proxy { // known to every builder: neither kept in the image nor part of the cache's keys
+		o.BuildArgs[name] = &value
+	}
+	err = r.buildImage(ctx, source, o, output)
+	refused, closeErr := network.Close()
+	return refused, errors.Join(err, closeErr)
+}
+
+// checkDockerfile returns an error if the builder would download something itself, and
+// reports whether a step runs a command. It pulls base images that the engine lacks,
+// whose triggers may do both.
+func (r *remote) checkDockerfile(ctx context.Context, text []byte, output *buildOutput) (runs bool, err error) {
+	version, err := r.version(ctx)
+	if err != nil {
+		return false, err
+	}
+	f, err := dockerfiles.Read(text, "linux/"+version.Arch)
+	if err != nil {
+		return false, fmt.Errorf("%w: its %s: %w", images.ErrUnsupported, dockerfile, err)
+	}
+	for _, base := range f.Bases {
+		found, err := r.findImage(ctx, base)
+		if errors.Is(err, sandbox.ErrNotFound) {
+			if err = r.pullImage(ctx, base, output); err == nil {
+				found, err = r.findImage(ctx, base)
+			}
+		}
+		if err != nil {
+			return false, fmt.Errorf("base image %s: %w", base, err)
+		}
+		if found.Config == nil {
+			continue
+		}
+		for _, trigger := range found.Config.OnBuild {
+			f.Runs = true
+			if err := dockerfiles.CheckInstruction(trigger); err != nil {
+				return false, fmt.Errorf("%w: a trigger of its base image %s: %w", images.ErrUnsupported, base, err)
+			}
+		}
+	}
+	return f.Runs, nil
+}
+
+// pullImage makes the engine fetch a base image.
+func (r *remote) pullImage(ctx context.Context, name string, output *buildOutput) error {
+	answer, err := r.engine.ImagePull(ctx, name, image.PullOptions{})
+	if err == nil {
+		err = errors.Join(eachLine(answer, images.ErrInvalid, output.addLine), closeBody(answer))
+	}
+	switch {
+	case context.Cause(ctx) != nil:
+		return classifyError(ctx, "pull image "+name, err)
+	case err != nil && !errors.Is(err, images.ErrInvalid):
+		return fmt.Errorf("%w: the engine can't pull it: %w", images.ErrInvalid, err)
+	}
+	return err
+}
+
 // builtTag is the name of what is built of a directory.
 func builtTag(dir string) string {
 	sum := sha256.Sum256([]byte(dir))
@@ -64,9 +159,7 @@ func builtTag(dir string) string {
 }
 
 // buildImage sends the directory and follows the builder to its end.
-func (r *remote) buildImage(ctx context.Context, source *buildContext, name string, output *buildOutput) error {
-	ctx, cancel := withDeadline(ctx, r.transfer)
-	defer cancel()
+func (r *remote) buildImage(ctx context.Context, source *buildContext, o build.ImageBuildOptions, output *buildOutput) error {
 	read, write := io.Pipe()
 	sent := make(chan error, 1)
 	go func() {
@@ -74,10 +167,7 @@ func (r *remote) buildImage(ctx context.Context, source *buildContext, name stri
 		write.CloseWithError(err)
 		sent <- err
 	}()
-	answer, err := r.engine.ImageBuild(ctx, read, build.ImageBuildOptions{
-		Version: build.BuilderV1, Tags: []string{name}, Dockerfile: dockerfile, NetworkMode: noNetwork,
-		Remove: true, ForceRemove: true, Labels: map[string]string{labelBuilt: "true"},
-	})
+	answer, err := r.engine.ImageBuild(ctx, read, o)
 	read.CloseWithError(errUnread)
 	if ours := <-sent; ours != nil && !errors.Is(ours, errUnread) && context.Cause(ctx) == nil {
 		err = errors.Join(ours, closeBody(answer.Body))
@@ -112,7 +202,7 @@ var errUnread = errors.New("the engine reads no more")
 // container of a step that was broken off holds them until the engine has
 // removed it. What something else uses by then stays.
 func (r *remote) removeUnfinished(ctx context.Context, made []string) error {
-	ctx, cancel := withDeadline(context.WithoutCancel(ctx), r.ask)
+	ctx, cancel := withDeadline(context.WithoutCancel(ctx), r.load) // large layers take long
 	defer cancel()
 	var errs []error
 	for _, id := range slices.Backward(made) {

@@ -47,7 +47,7 @@ func TestBuild(t *testing.T) {
 	before := engineState(t, c)
 	dir := dockerfileIn(t, e, "FROM "+base, "COPY file /file", "RUN read -r x </file; echo \"built of $x\"", "VOLUME /data", "ENV A=b")
 	var said strings.Builder
-	id, err := e.Build(t.Context(), dir, &said)
+	id, err := e.Build(t.Context(), dir, images.BuildOptions{Progress: &said})
 	must(t, err)
 	if !strings.Contains(said.String(), "built of content") || !strings.Contains(said.String(), "Step 3/") {
 		t.Errorf("the builder's words: %s", said.String())
@@ -56,12 +56,12 @@ func TestBuild(t *testing.T) {
 		t.Errorf("the image %s is %s, %v", id, got, err)
 	}
 	// Control: the steps are kept, so the same directory results in the same image.
-	if again, err := e.Build(t.Context(), dir, nil); err != nil || again != id {
+	if again, err := e.Build(t.Context(), dir, images.BuildOptions{}); err != nil || again != id {
 		t.Errorf("built again: %s %v, want %s", again, err, id)
 	}
 	// Another Dockerfile takes the name, and the image before goes.
 	must(t, os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM "+base+"\nENV A=c\n"), 0o644))
-	other, err := e.Build(t.Context(), dir, nil)
+	other, err := e.Build(t.Context(), dir, images.BuildOptions{})
 	must(t, err)
 	if _, err := e.ImageID(t.Context(), id); !errors.Is(err, images.ErrNotFound) || other == id {
 		t.Errorf("the image before is still there: %v", err)
@@ -84,7 +84,7 @@ func TestBuildHasNoNetwork(t *testing.T) {
 	_, base := importImage(t, shellTar(t), "CMD x")
 	dir := dockerfileIn(t, e, "FROM "+base, `RUN n=0; while read -r line; do n=$((n+1)); done </proc/net/dev; echo "interfaces: $((n-2))"`)
 	var said strings.Builder
-	_, err := e.Build(t.Context(), dir, &said)
+	_, err := e.Build(t.Context(), dir, images.BuildOptions{Progress: &said})
 	must(t, err)
 	if !strings.Contains(said.String(), "interfaces: 1\n") {
 		t.Errorf("not loopback alone:\n%s", said.String())
@@ -112,7 +112,7 @@ func TestBuildThatFails(t *testing.T) {
 		"an empty file": {nil, "no instructions"},
 	} {
 		dir := dockerfileIn(t, e, tt.lines...)
-		_, err := e.Build(t.Context(), dir, nil)
+		_, err := e.Build(t.Context(), dir, images.BuildOptions{})
 		if !errors.Is(err, images.ErrInvalid) || !strings.Contains(err.Error(), tt.says) {
 			t.Errorf("%s: %v, want ErrInvalid that says %q", name, err, tt.says)
 		}
@@ -130,11 +130,11 @@ func TestBuildCancelled(t *testing.T) {
 	dir := dockerfileIn(t, e, "FROM "+base, "ENV A="+newSession(), "RUN echo waiting; read -r x </dev/zero")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	stop := errors.New("the user changed their mind")
-	_, err := e.Build(ctx, dir, writerFunc(func(p []byte) {
+	_, err := e.Build(ctx, dir, images.BuildOptions{Progress: writerFunc(func(p []byte) {
 		if strings.Contains(string(p), "waiting\n") {
 			cancel(stop)
 		}
-	}))
+	})})
 	cancel(nil)
 	if !errors.Is(err, stop) {
 		t.Errorf("error %v, want the cause", err)
@@ -168,7 +168,7 @@ func TestPruneImages(t *testing.T) {
 	e := newImageEngine(t)
 	c, base := importImage(t, shellTar(t), "CMD x")
 	dir := dockerfileIn(t, e, "FROM "+base, "ENV A="+newSession())
-	id, err := e.Build(t.Context(), dir, nil)
+	id, err := e.Build(t.Context(), dir, images.BuildOptions{})
 	must(t, err)
 	must(t, c.ImageTag(t.Context(), id, "caisson-test/kept:1"))
 	t.Cleanup(func() {

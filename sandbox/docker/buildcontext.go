@@ -2,6 +2,7 @@ package docker
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"github.com/moby/patternmatcher/ignorefile"
 
 	"github.com/caisson-run/caisson/images"
+	dockerfiles "github.com/caisson-run/caisson/sandbox/docker/internal/dockerfile"
 )
 
 // Bounds of a build's context. What is larger is a mistake more often than a
@@ -39,6 +41,8 @@ type buildContext struct {
 	root   *os.Root
 	ignore *patternmatcher.PatternMatcher
 	left   int64 // bytes that may still be sent
+	// dockerfile is the content of the Dockerfile, which is sent as it was checked.
+	dockerfile []byte
 }
 
 // openContext opens the directory and reads what it leaves out. The caller closes
@@ -66,6 +70,9 @@ func (c *buildContext) openDir(dir string) error {
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%w: its %s is no file", images.ErrInvalid, dockerfile)
 	}
+	if c.dockerfile, err = c.readSmall(dockerfile, dockerfiles.MaxBytes); err != nil {
+		return fmt.Errorf("%w: its %s: %w", images.ErrInvalid, dockerfile, err)
+	}
 	patterns, err := c.readPatterns()
 	if err == nil {
 		c.ignore, err = patternmatcher.New(patterns)
@@ -77,17 +84,26 @@ func (c *buildContext) openDir(dir string) error {
 }
 
 func (c *buildContext) readPatterns() ([]string, error) {
-	f, err := c.root.OpenFile(ignoreFile, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	text, err := c.readSmall(ignoreFile, maxIgnoreBytes)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
 		return nil, err
 	}
-	defer func() { _ = f.Close() }()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > maxIgnoreBytes {
-		return nil, errors.Join(err, fmt.Errorf("it is no file of at most %d bytes", maxIgnoreBytes))
+	return ignorefile.ReadAll(bytes.NewReader(text))
+}
+
+// readSmall reads a file of at most limit bytes.
+func (c *buildContext) readSmall(name string, limit int64) ([]byte, error) {
+	f, err := c.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
 	}
-	return ignorefile.ReadAll(io.LimitReader(f, maxIgnoreBytes))
+	defer func() { _ = f.Close() }() // only read
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() > limit {
+		return nil, errors.Join(err, fmt.Errorf("it is no file of at most %d bytes", limit))
+	}
+	return io.ReadAll(io.LimitReader(f, limit))
 }
 
 func (c *buildContext) close() { _ = c.root.Close() } // it was only read
@@ -144,6 +160,9 @@ func (c *buildContext) isIgnored(name string) (bool, error) {
 
 // addEntry sends one entry as it is now.
 func (c *buildContext) addEntry(tw *tar.Writer, name string) error {
+	if name == dockerfile {
+		return c.addDockerfile(tw)
+	}
 	info, err := c.root.Lstat(name)
 	if err != nil {
 		return err
@@ -165,6 +184,20 @@ func (c *buildContext) addEntry(tw *tar.Writer, name string) error {
 		return err
 	}
 	return tw.WriteHeader(h)
+}
+
+// addDockerfile sends the Dockerfile that was checked, whatever is there now.
+func (c *buildContext) addDockerfile(tw *tar.Writer) error {
+	info, err := c.root.Stat(dockerfile)
+	if err != nil {
+		return err
+	}
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: dockerfile, Mode: int64(info.Mode().Perm()), Size: int64(len(c.dockerfile)), ModTime: info.ModTime(), Format: tar.FormatPAX}
+	if err := tw.WriteHeader(h); err != nil {
+		return err
+	}
+	_, err = tw.Write(c.dockerfile)
+	return err
 }
 
 // addFile sends a file. One that is replaced while it is read is an error, not

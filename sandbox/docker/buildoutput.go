@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 
@@ -25,7 +26,14 @@ type buildOutput struct {
 	made     []string  // images that steps of this build made, in order
 	from     bool      // the step takes a base image
 	cached   bool      // the step's image was there before
+	last     []string  // the last lines
 }
+
+// Bounds of the last lines of a builder's output that an error has.
+const (
+	maxLastLines = 12
+	maxLineBytes = 300
+)
 
 // line is one object of the stream.
 type line struct {
@@ -40,6 +48,14 @@ type line struct {
 var (
 	buildStep = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^Step \d+/\d+ : (\w+)`)
+	})
+	// colour matches what the builder puts around standard error, and builderNote its
+	// notes about images and containers.
+	colour = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`\x1b\[[0-9;]*m`)
+	})
+	builderNote = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^( ---> |Removing intermediate container )`)
 	})
 	stepImage = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^ ---> ([0-9a-f]{12,64})\n?$`)
@@ -83,10 +99,11 @@ func (b *buildOutput) addLine(l line) {
 	if l.Aux.ID != "" {
 		b.id = l.Aux.ID
 	}
-	text := l.Stream
+	text := colour().ReplaceAllString(l.Stream, "")
 	if text == "" && l.Status != "" {
 		text = l.Status + "\n"
 	}
+	b.keepLast(text)
 	if b.progress != nil && text != "" {
 		_, _ = io.WriteString(b.progress, text) // progress is for information only
 	}
@@ -97,4 +114,17 @@ func (b *buildOutput) addLine(l line) {
 	} else if m := stepImage().FindStringSubmatch(l.Stream); m != nil && !b.from && !b.cached {
 		b.made = append(b.made, m[1])
 	}
+}
+
+// keepLast keeps the last lines of what commands wrote.
+func (b *buildOutput) keepLast(text string) {
+	for one := range strings.SplitSeq(text, "\n") {
+		if builderNote().MatchString(one) {
+			continue
+		}
+		if one = strings.TrimSpace(one); one != "" {
+			b.last = append(b.last, strings.ToValidUTF8(one[:min(len(one), maxLineBytes)], ""))
+		}
+	}
+	b.last = slices.Clone(b.last[max(0, len(b.last)-maxLastLines):])
 }

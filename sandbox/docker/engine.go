@@ -29,7 +29,7 @@ import (
 const minAPI = "1.41"
 
 // engine contains every call of the Docker API that this package makes. No
-// other call can be made: no exec, no pull.
+// other call can be made: no exec. Only base images of builds are pulled.
 type engine interface {
 	Ping(ctx context.Context) (types.Ping, error)
 	Info(ctx context.Context) (system.Info, error)
@@ -41,6 +41,7 @@ type engine interface {
 	ImageImport(ctx context.Context, source image.ImportSource, ref string, o image.ImportOptions) (io.ReadCloser, error)
 	ImageLoad(ctx context.Context, archive io.Reader, o ...client.ImageLoadOption) (image.LoadResponse, error)
 	ImageSave(ctx context.Context, ids []string, o ...client.ImageSaveOption) (io.ReadCloser, error)
+	ImagePull(ctx context.Context, ref string, o image.PullOptions) (io.ReadCloser, error)
 	ImageTag(ctx context.Context, source, target string) error
 	ImageBuild(ctx context.Context, context io.Reader, o build.ImageBuildOptions) (build.ImageBuildResponse, error)
 	ContainerCreate(ctx context.Context, config *container.Config, host *container.HostConfig, net *network.NetworkingConfig,

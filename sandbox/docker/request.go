@@ -67,8 +67,9 @@ func (p plan) buildRequest() request {
 			// to attach it to no network, which takes longer than the container
 			// (docs/design/backends.md#no-network-without-the-engines-hook).
 			// Only then does it write an /etc/hosts, though, which it empties in
-			// every image, and a remote container can have no other.
-			NetworkDisabled: !p.remote,
+			// every image, and a remote container can have no other. Containers that
+			// share the namespace get that one, too.
+			NetworkDisabled: !p.remote && !p.sharesNetwork(),
 			Labels:          p.labels,
 			AttachStdin:     true,
 			AttachStdout:    true,
@@ -82,6 +83,9 @@ func (p plan) buildRequest() request {
 		host: p.hostConfig(),
 	}
 }
+
+// sharesNetwork reports whether other containers share the network namespace.
+func (p plan) sharesNetwork() bool { return p.spec.Egress != nil && p.spec.Egress.Shared }
 
 func (p plan) hostConfig() *container.HostConfig {
 	r := p.spec.Resources

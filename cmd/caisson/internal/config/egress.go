@@ -323,6 +323,27 @@ func (c *Config) TaskEgress() (runner.EgressOptions, error) {
 	return o, c.addPlace(err)
 }
 
+// BuildNetwork returns what the commands of Dockerfiles may reach, nil for nothing: public
+// addresses, and what the rules for commands allow that end no TLS, within the same
+// bounds.
+func (c *Config) BuildNetwork() (*runner.EgressOptions, error) {
+	if *c.Images.BuildNetwork == buildNone {
+		return nil, nil
+	}
+	e := c.Egress
+	e.CA, e.Lock = nil, nil
+	e.Allow = append(EgressRules{{URL: "public"}}, e.Allow...)
+	o, _, err := e.parseOptions(c.home, "")
+	if err != nil {
+		return nil, c.addPlace(err)
+	}
+	o.Policy.Allow = slices.DeleteFunc(o.Policy.Allow, rule.Rule.EndsTLS)
+	return &o, nil
+}
+
+// buildNone is the value of build_network for none.
+const buildNone = "none"
+
 // parseOptions returns the options without keys, and warnings; home is the directory of
 // the user, "" for none, and workspace that of the session.
 func (e *Egress) parseOptions(home, workspace string) (runner.EgressOptions, []string, error) {

@@ -342,7 +342,8 @@ type HostImage struct {
 
 // Images holds how images are fetched.
 type Images struct {
-	PlainHTTP []string `yaml:"plain_http" doc:"registries, as host or host:port, that are spoken to without TLS; loopback needs no entry"`
+	BuildNetwork *string  `yaml:"build_network" flag:"build-network" value:"WHAT" group:"Sandbox" default:"none" enum:"none public" doc:"network of the commands of a Dockerfile (build:DIR): none; or public, public addresses and what egress.allow has (default of batch)"`
+	PlainHTTP    []string `yaml:"plain_http" doc:"registries, as host or host:port, that are spoken to without TLS; loopback needs no entry"`
 }
 
 // Mount is a directory of this machine that commands see.

@@ -1,0 +1,300 @@
+//go:build linux
+
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	dockerbuild "github.com/docker/docker/api/types/build"
+	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/api/types/network"
+
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/buildnetwork"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+)
+
+// buildWorld is what builds of a test can reach: an allowed server of this machine, and
+// one that only a private address leads to, at which nothing may arrive.
+type buildWorld struct {
+	base, allowed, forbidden string
+	served, hits             atomic.Int64
+}
+
+func newBuildWorld(t *testing.T) *buildWorld {
+	t.Helper()
+	needBackend(t, "docker")
+	w := &buildWorld{}
+	server := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, _ *http.Request) {
+		w.served.Add(1)
+		_, _ = io.WriteString(out, "from the network\n")
+	}))
+	t.Cleanup(server.Close)
+	w.allowed = strings.Replace(server.URL, "127.0.0.1", "host.caisson.internal", 1)
+	bridge, err := engine(t).NetworkInspect(t.Context(), "bridge", network.InspectOptions{})
+	if err != nil || len(bridge.IPAM.Config) == 0 {
+		t.Fatalf("the engine's bridge: %v", err)
+	}
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(bridge.IPAM.Config[0].Gateway, "0"))
+	if err != nil {
+		lacking(t, "", fmt.Sprintf("needs the engine's bridge: %v", err))
+	}
+	canary := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.HandlerFunc(func(http.ResponseWriter, *http.Request) { w.hits.Add(1) })}}
+	canary.Start()
+	t.Cleanup(canary.Close)
+	w.forbidden = canary.URL
+	w.base = engineImage(t, userland(t, "curl", "sleep", "rm", "chmod"), "ENV PATH=/bin")
+	forgetBuilds(t)
+	return w
+}
+
+// config allows builds and commands the one server.
+func (w *buildWorld) config(t *testing.T, m *machine) {
+	m.config(t, fmt.Sprintf("egress:\n  allow: [\"tcp%s\"]\n  private: {host.caisson.internal: [127.0.0.1]}\n", strings.TrimPrefix(w.allowed, "http")))
+}
+
+// attacks is a command of a Dockerfile that tries to reach what it must not: by the proxy
+// in its three ways and past it, also under another spelling of the address.
+func (w *buildWorld) attacks() string {
+	host, port, _ := strings.Cut(strings.TrimPrefix(w.forbidden, "http://"), ":")
+	var out strings.Builder
+	for _, url := range []string{w.forbidden, "http://[::ffff:" + host + "]:" + port} {
+		for _, way := range []string{"", "--noproxy '*'", "-p", "-x socks5h://127.80.0.0:61080", "-x http://127.80.0.7:61080"} {
+			fmt.Fprintf(&out, "curl -sS -g -f -m 2 %s '%s' && echo REACHED; ", way, url)
+		}
+	}
+	return "RUN " + out.String() + "true\n"
+}
+
+// metadata asks for the credentials of a cloud's machine.
+const metadata = "RUN curl -sS -f -m 5 http://169.254.169.254/latest; curl -sS -f -m 5 --noproxy '*' http://169.254.169.254/latest; true\n"
+
+// build builds with caisson, and runs a command on the image.
+func (w *buildWorld) build(t *testing.T, m *machine, dockerfile string, args ...string) outcome {
+	t.Helper()
+	dir := filepath.Join(m.home, "build")
+	m.writeDockerfile(t, dir, dockerfile)
+	return m.run(t, slices.Concat([]string{"exec", "--backend", "docker", "--workspace", m.workspace, "--image", "build:" + dir}, args, []string{"--", "cat", "/file"})...)
+}
+
+func (m *machine) writeDockerfile(t *testing.T, dir, text string) {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// plainBuild builds on the engine's own network, without Caisson.
+func (w *buildWorld) plainBuild(t *testing.T, dockerfile string) string {
+	t.Helper()
+	c := engine(t)
+	name := fmt.Sprintf("caisson-test/plain:%d", time.Now().UnixNano())
+	answer, err := c.ImageBuild(t.Context(), bytes.NewReader(pack(t, map[string][]byte{"Dockerfile": []byte(dockerfile)})), dockerbuild.ImageBuildOptions{
+		Version: dockerbuild.BuilderV1, Tags: []string{name}, Remove: true, ForceRemove: true, NetworkMode: "bridge", NoCache: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(answer.Body)
+	_ = answer.Body.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := c.ImageRemove(context.Background(), name, image.RemoveOptions{PruneChildren: true}); err != nil {
+			t.Errorf("remove the control's image: %v", err)
+		}
+	})
+	return string(text)
+}
+
+// buildRecords returns the records of all builds below a directory.
+func buildRecords(t *testing.T, dir string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "builds", "*", buildnetwork.RecordsFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []byte
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, text...)
+	}
+	return string(all)
+}
+
+// TestBuildNetwork builds a Dockerfile whose commands reach the allowed server, with the
+// proxy and without it, and nothing else. The same commands reach the canary when the
+// engine builds them on its own network.
+func TestBuildNetwork(t *testing.T) {
+	w := newBuildWorld(t)
+	text := w.plainBuild(t, "FROM "+w.base+"\n"+w.attacks()+"ADD "+w.forbidden+"/added /added\n")
+	if w.hits.Swap(0) < 2 {
+		t.Fatalf("control: nothing arrived at the canary:\n%s", text)
+	}
+	m := newMachine(t)
+	w.config(t, m)
+	dockerfile := "FROM " + w.base + "\nRUN curl -sS -f -m 20 " + w.allowed + "/a -o /file && curl -sS -f -m 20 --noproxy '*' " + w.allowed + "/b\n" + w.attacks() + metadata
+	out := w.build(t, m, dockerfile, "--build-network", "public")
+	out.want(t, 0)
+	if out.stdout != "from the network\n" || w.served.Load() != 2 {
+		t.Errorf("%q, served %d times\n%s", out.stdout, w.served.Load(), out.stderr)
+	}
+	if n := w.hits.Load(); n != 0 || strings.Contains(out.stderr, "REACHED") {
+		t.Errorf("the canary was reached %d times:\n%s", n, out.stderr)
+	}
+	records := buildRecords(t, m.stateDir())
+	for _, want := range []string{
+		`"kind":"build.network"`, `"allow":["public","tcp://host.caisson.internal:`, `"kind":"network.opened","data":{"tool_use_id":"build","connection":1,"way":"http"`,
+		`"way":"capture","host":"host.caisson.internal:`, `"host":"` + strings.TrimPrefix(w.forbidden, "http://") + `","address":`, `"host":"169.254.169.254:80"`, `"reason":"address"`,
+	} {
+		if !strings.Contains(records, want) {
+			t.Errorf("the records lack %s:\n%s", want, records)
+		}
+	}
+	// The steps are in the engine's cache, and the image has nothing of the network.
+	if again := w.build(t, m, dockerfile, "--build-network", "public"); again.stdout != out.stdout || w.served.Load() != 2 {
+		t.Errorf("built again: %q, served %d times\n%s", again.stdout, w.served.Load(), again.stderr)
+	}
+	for _, name := range builds(t) {
+		found, err := engine(t).ImageInspect(t.Context(), name)
+		if err == nil && strings.Contains(fmt.Sprintf("%+v", found.Config), "61080") {
+			t.Errorf("%s has the proxy: %+v", name, found.Config)
+		}
+	}
+	m.wantNothingLeft(t)
+	m.wantNoRemains(t)
+}
+
+// wantNoRemains checks that the state directory has nothing of the sandboxes of builds but
+// the log of one that was killed, which a sweep removes a minute later.
+func (m *machine) wantNoRemains(t *testing.T) {
+	t.Helper()
+	kept, err := os.ReadDir(filepath.Join(m.stateDir(), "builds"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	for _, e := range kept {
+		inside, _ := os.ReadDir(sessiondir.Path(m.stateDir(), e.Name()))
+		_, workErr := os.Lstat(sessiondir.WorkspacePath(m.stateDir(), e.Name()))
+		if len(inside) > 1 || len(inside) == 1 && inside[0].Name() != sessiondir.LogFile || workErr == nil {
+			t.Errorf("%s is left with %v, workspace: %v", e.Name(), inside, workErr)
+		}
+	}
+}
+
+// TestBuildNetworkRefused checks what a build without a network, a refused host, and ADD
+// of a URL are told.
+func TestBuildNetworkRefused(t *testing.T) {
+	w := newBuildWorld(t)
+	m := newMachine(t)
+	w.config(t, m)
+	none := w.build(t, m, "FROM "+w.base+"\nRUN curl -sS -f -m 5 "+w.allowed+"\n")
+	if none.status == 0 || w.served.Load() != 0 || !strings.Contains(none.stderr, "--build-network public") {
+		t.Errorf("without a network: status %d, served %d times\n%s", none.status, w.served.Load(), none.stderr)
+	}
+	refused := w.build(t, m, "FROM "+w.base+"\nRUN echo before; curl -sS -f -m 5 "+w.forbidden+"\n", "--build-network", "public")
+	for _, want := range []string{"the network refused " + strings.TrimPrefix(w.forbidden, "http://") + " (address)", "before | curl: (22)", "Allow the hosts in egress.allow"} {
+		if refused.status == 0 || !strings.Contains(refused.stderr, want) {
+			t.Errorf("a refused host: status %d without %q\n%s", refused.status, want, refused.stderr)
+		}
+	}
+	trigger := w.plainBuild(t, "FROM "+w.base+"\nONBUILD ADD "+w.forbidden+"/trigger /file\n")
+	_, name, ok := strings.Cut(trigger, "Successfully tagged ")
+	if !ok {
+		t.Fatal(trigger)
+	}
+	name, _, _ = strings.Cut(name, `\n`)
+	for _, dockerfile := range []string{"FROM " + w.base + "\nADD " + w.forbidden + "/added /file\n", "FROM " + name + "\n"} {
+		for _, network := range []string{"public", "none"} {
+			out := w.build(t, m, dockerfile, "--build-network", network)
+			if out.status == 0 || !strings.Contains(out.stderr, "would download it with its own network") {
+				t.Errorf("ADD of a URL: status %d\n%s", out.status, out.stderr)
+			}
+		}
+	}
+	if n := w.hits.Load(); n != 0 {
+		t.Errorf("the canary was reached %d times", n)
+	}
+	m.wantNothingLeft(t)
+	m.wantNoRemains(t)
+}
+
+// TestBuildNetworkKilled kills Caisson in the middle of a build: the next command that
+// sweeps leaves nothing of it.
+func TestBuildNetworkKilled(t *testing.T) {
+	w := newBuildWorld(t)
+	m := newMachine(t)
+	w.config(t, m)
+	dir := filepath.Join(m.home, "build")
+	m.writeDockerfile(t, dir, "FROM "+w.base+"\nRUN curl -sS -f -m 5 "+w.allowed+" && sleep 300\n")
+	r := m.start(t, "exec", "--backend", "docker", "--workspace", m.workspace, "--image", "build:"+dir, "--build-network", "public", "--", "true")
+	eventually(t, "the build runs", time.Minute, func() bool { return w.served.Load() > 0 })
+	sessions, err := filepath.Glob(filepath.Join(m.stateDir(), "builds", "*"))
+	if err != nil || len(sessions) != 1 {
+		t.Fatalf("%v, %v", sessions, err)
+	}
+	session := filepath.Base(sessions[0])
+	if len(containersOf(t, session)) == 0 {
+		t.Error("control: no container of the build's network")
+	}
+	if err := r.process.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	r.wait(t, time.Minute)
+	eventually(t, "the engine has no such container any more", time.Minute, func() bool { return len(containersOf(t, session)) == 0 })
+	m.run(t, "exec", "--backend", "docker", "--workspace", m.workspace, "--", "true").want(t, 0)
+	m.wantNothingLeft(t, session)
+	m.wantNoRemains(t)
+	eventually(t, "the step's container is gone", time.Minute, func() bool { return len(processesNaming(t, "sleep\x00300")) == 0 })
+}
+
+// TestBatchBuildNetwork runs a Harbor task whose Dockerfile needs a network: it has one
+// unless the settings refuse it, and a build that fails is a failure of the
+// infrastructure.
+func TestBatchBuildNetwork(t *testing.T) {
+	needBackend(t, "runc")
+	w := newBuildWorld(t)
+	m := newMachine(t)
+	w.config(t, m)
+	m.harborTask(t, "hello", w.base, smallTask, "echo hello > hello.txt")
+	m.write(t, "tasks/hello/environment/Dockerfile", "FROM "+w.base+"\nWORKDIR /app\nRUN curl -sS -f -m 20 "+w.allowed+" && echo given > given\n")
+	args := []string{"--backend", "runc", "--agent", "oracle", "--attempts", "2", "--parallel", "2", "--retries", "0"}
+	m.batch(t, append(args, "--build-network", "none")...)
+	list, err := batch.ReadResults(m.batchDir("out"))
+	if err != nil || len(list) != 2 || list[0].Class != batch.ImageUnavailable || !strings.Contains(list[0].Cause, "curl: (") {
+		t.Errorf("without a network: %+v, %v", list, err)
+	}
+	if err := os.RemoveAll(m.batchDir("out")); err != nil {
+		t.Fatal(err)
+	}
+	m.batch(t, args...).want(t, 0)
+	if n := w.served.Load(); n != 1 {
+		t.Errorf("built %d times", n)
+	}
+	if records := buildRecords(t, m.batchDir("out")); !strings.Contains(records, "network.closed") {
+		t.Errorf("records of the build: %s", records)
+	}
+}

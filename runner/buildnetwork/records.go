@@ -1,0 +1,102 @@
+package buildnetwork
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/caisson-run/caisson/runner/record"
+)
+
+// Begun is the data of the first record of a build.
+type Begun struct {
+	Dir     string   `json:"dir"`     // of the Dockerfile
+	Session string   `json:"session"` // of the sandbox whose network the build shared
+	Allow   []string `json:"allow"`
+	Deny    []string `json:"deny,omitempty"`
+}
+
+// KindBegun is the kind of [Begun].
+const KindBegun record.Kind = "build.network"
+
+// recordFile is the file of a build's records. It is made with the first one, and safe
+// for concurrent use.
+type recordFile struct {
+	dir   string
+	first Begun
+
+	mu   sync.Mutex
+	file *os.File
+}
+
+// line is one record in a file.
+type line struct {
+	Time time.Time   `json:"time"`
+	Kind record.Kind `json:"kind"`
+	Data any         `json:"data"`
+}
+
+// write writes a record. With sync it returns when the record is on the disk.
+func (f *recordFile) write(kind record.Kind, data any, sync bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.file == nil {
+		if err := f.create(); err != nil {
+			return err
+		}
+	}
+	err := f.encode(kind, data)
+	if err == nil && sync {
+		err = f.file.Sync()
+	}
+	return err
+}
+
+func (f *recordFile) create() (err error) {
+	if err := os.MkdirAll(f.dir, 0o700); err != nil {
+		return err
+	}
+	if f.file, err = os.OpenFile(filepath.Join(f.dir, RecordsFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
+		return err
+	}
+	return f.encode(KindBegun, f.first)
+}
+
+func (f *recordFile) encode(kind record.Kind, data any) error {
+	text, err := json.Marshal(line{time.Now().UTC(), kind, data})
+	if err != nil {
+		return err
+	}
+	_, err = f.file.Write(append(text, '\n'))
+	return err
+}
+
+// close ends the file, and removes those of old builds beside it.
+func (f *recordFile) close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.file == nil {
+		return nil
+	}
+	return errors.Join(f.file.Close(), removeOld(filepath.Dir(f.dir)))
+}
+
+// keepTime is how long the records of a build are kept.
+const keepTime = 90 * 24 * time.Hour
+
+func removeOld(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > keepTime {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}

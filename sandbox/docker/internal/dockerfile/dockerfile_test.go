@@ -1,0 +1,87 @@
+package dockerfile
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const platform = "linux/amd64"
+
+// TestURLs checks that no spelling of an ADD of a URL passes, and that ordinary ones do.
+func TestURLs(t *testing.T) {
+	for _, text := range []string{
+		"ADD http://h/f /f", "add HTTPS://h/f /f", "\t ADD\thttp://h/f /f", "ADD --chown=1:1 local http://h/f /", `ADD ["http://h/f", "/f"]`,
+		`ADD ["\u0068ttp://h/f", "/f"]`, `ADD "http://h/f" /f`, `ADD h"tt"p://h/f /f`, `ADD h\ttp://h/f /f`, "ADD \\\nhttp://h/f /f", "A\\\nDD http://h/f /f",
+		"ADD ht\\\n# comment\n\ntp://h/f /f", "ADD $URL /f", "ADD ht${X}tp://h /f", "ADD https:$X /f", "ONBUILD ADD http://h/f /f", "onbuild\tADD http://h/f /f",
+		"RUN true \\\\\nADD http://h/f /f", "RUN <<E\nADD http://h/f /f\nE", "ADD http://h/f /f\r", "\u00a0ADD http://h/f /f", "COPY a b\nADD a\\\n http://h/f b",
+	} {
+		_, err := Read([]byte("FROM a\n"+text+"\n"), platform)
+		if e, ok := errors.AsType[*URLError](err); !ok {
+			t.Errorf("%q passes: %v", text, err)
+		} else if e.Variable != strings.Contains(text, "$") {
+			t.Errorf("%q: %+v", text, e)
+		}
+	}
+	for _, text := range []string{
+		"ADD a.tar.gz /", "ADD v$VERSION.tar /", "ADD ./$DIR /", "COPY $X /f", "RUN curl http://h/f", "# ADD http://h/f /f", "RUN a \\\n  && add-user http://h", `ADD ["a", "/b"]`,
+		"ADD httpd.conf /", "LABEL add=http://h/f",
+	} {
+		if _, err := Read([]byte("FROM a\n"+text+"\n"), platform); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	for _, text := range []string{strings.Repeat("a\\\n", MaxBytes/4), strings.Repeat("\n", MaxBytes+1)} {
+		if _, err := Read([]byte("ARG A=a\n"+text), platform); err == nil {
+			t.Errorf("%.20q passes", text)
+		}
+	}
+	if _, err := Read([]byte("# escape=`\nFROM a\n"), platform); err == nil {
+		t.Error("another escape character passes")
+	}
+}
+
+func TestBases(t *testing.T) {
+	for _, test := range []struct {
+		text  string
+		bases []string
+		runs  bool
+	}{
+		{"FROM a", []string{"a"}, false},
+		{"\ufefffrom a:1 as One\nFROM scratch\nFROM ONE\nRUN x", []string{"a:1"}, true},
+		{"ARG V=3\nARG B=\"py:$V\"\nFROM ${B}\nFROM x${C:-y}", []string{"py:3", "xy"}, false},
+		{"FROM --platform=linux/amd64 a@sha256:0", []string{"a@sha256:0"}, false},
+		{"FROM a\nRUN psql \"SELECT x \\\nFROM table\"", []string{"a"}, true},
+		{"FROM a\nENV X=1 \\\\\nFROM b", []string{"a", "b"}, false},
+		{"FROM \\\n b", []string{"b"}, false},
+		{"FROM a\nONBUILD RUN x", []string{"a"}, true},
+		{"ARG A=a\n" + strings.Repeat("ARG A=$A$A\n", 1000) + "FROM $A", []string{strings.Repeat("a", maxValue)}, false},
+	} {
+		f, err := Read([]byte(test.text), platform)
+		if err != nil || !slices.Equal(f.Bases, test.bases) || f.Runs != test.runs {
+			t.Errorf("%q: %+v, %v", test.text, f, err)
+		}
+	}
+	for _, text := range []string{"FROM $X", "FROM ${X:+y}", "FROM --platform=linux/arm64 a", "FROM --platform=$BUILDPLATFORM a", "FROM", `FROM a\b`} {
+		if f, err := Read([]byte(text), platform); err == nil {
+			t.Errorf("%q: %+v", text, f)
+		}
+	}
+}
+
+// FuzzRead checks that whatever a Dockerfile has, an instruction on a line of its own that adds
+// a URL is found.
+func FuzzRead(f *testing.F) {
+	f.Add("FROM a\nRUN b \\\n c\n", "COPY x y")
+	f.Add("# escape=\\\nARG X=1\nFROM $X\n", "RUN <<E")
+	f.Fuzz(func(t *testing.T, before, after string) {
+		if len(before)+len(after) > 4096 {
+			t.Skip()
+		}
+		_, err := Read([]byte(before+"\nADD http://h/f /f\n"+after), platform)
+		if err == nil {
+			t.Errorf("%q, %q: it passes", before, after)
+		}
+	})
+}
