@@ -117,6 +117,7 @@ func newBatchCommand(a *app) *cobra.Command {
 	flags.IntVar(&f.retries, "retries", 2, "how often a trial is tried again after a failure of the infrastructure")
 	flags.StringVar(&f.shard, "shard", "", "run part I of N alone, as I/N (default: from SLURM_ARRAY_TASK_ID or JOB_COMPLETION_INDEX with their counts)")
 	f.fleet.addFlags(flags)
+	f.fleet.addTimeout(flags)
 	f.addTaskEnv(flags)
 	flags.BoolVar(&f.skip, "skip-unsupported", false, "leave out tasks that can't be run here")
 	flags.StringVar(&f.profile, "profile", "", "settings of profiles.NAME in the configuration")

@@ -6,11 +6,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,15 +25,26 @@ import (
 )
 
 // fleetFlags are the flags of a batch that several machines run.
-type fleetFlags struct{ servers, credentials, results string }
+type fleetFlags struct {
+	servers, credentials, results string
+	timeout                       time.Duration // of a silent worker; zero for a worker
+}
 
 func (f *fleetFlags) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&f.servers, "nats", "", "NATS servers with JetStream through which workers get trials, as URLs separated by commas")
-	flags.StringVar(&f.credentials, "nats-credentials", "", "credentials file for NATS")
+	flags.StringVar(&f.credentials, "nats-credentials", "", "file with credentials for NATS: of a user, or the seed of a user's key")
 	flags.StringVar(&f.results, "results", "", "where workers store results: a directory that all of them share, or s3://BUCKET/PREFIX")
 }
 
+// addTimeout adds the flag of the coordinator alone.
+func (f *fleetFlags) addTimeout(flags *pflag.FlagSet) {
+	flags.DurationVar(&f.timeout, "worker-timeout", fleet.AckWait, "time after which the trials of a worker that sends no heartbeat are given to others")
+}
+
 func (f *fleetFlags) check() error {
+	if f.timeout != 0 && (f.timeout < time.Second || f.timeout > time.Hour) {
+		return newUsageError("--worker-timeout %s: want 1s to 1h", f.timeout)
+	}
 	if f.servers != "" && f.results == "" {
 		return newUsageError("--nats needs --results: only names of trials go through NATS, so name where workers store results, a directory that all of them share or s3://BUCKET/PREFIX")
 	}
@@ -56,26 +65,9 @@ func (f *fleetFlags) open(ctx context.Context, env environ, report func(string))
 	}
 	conn, err := fleet.Connect(f.servers, f.credentials, "caisson batch", report)
 	if err != nil {
-		return nil, nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{Cause: fmt.Sprintf("%s: %v", redactServers(f.servers), err), Hint: "Check --nats, and that the servers run with JetStream."}}
+		return nil, nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Check --nats and --nats-credentials, and that the servers run with JetStream."}}
 	}
 	return store, conn, nil
-}
-
-// redactServers returns URLs without their passwords.
-func redactServers(servers string) string {
-	list := strings.Split(servers, ",")
-	for i, s := range list {
-		u, err := url.Parse(s)
-		if err != nil {
-			list[i] = "an invalid URL"
-			continue
-		}
-		if u.User != nil {
-			u.User = url.User("…")
-		}
-		list[i] = u.String()
-	}
-	return strings.Join(list, ",")
 }
 
 // coordinateBatch runs a batch on workers. Nothing of a trial runs here, so neither a backend
@@ -132,7 +124,7 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 	trials := batch.Plan(tasks, agents, f.attempts, batch.Shard{})
 	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: endings(ledger, trials), MaxCostMicroUSD: maxCost})
 	totals, err := fleet.Coordinate(ctx, fleet.CoordinatorOptions{
-		Conn: conn, Store: store, Ledger: ledger, Spec: spec, Paths: paths, Trials: trials, MaxCostMicroUSD: maxCost,
+		Conn: conn, Store: store, Ledger: ledger, Spec: spec, Paths: paths, Trials: trials, MaxCostMicroUSD: maxCost, AckWait: f.fleet.timeout,
 		OnResult: func(r batch.Result) { p.Start(r.Key); p.Result(r) }, Report: func(text string) { p.Print(displayText(text)) },
 	})
 	p.Close()
@@ -148,6 +140,9 @@ func displayText(text string) string {
 func describeRun(err error) error {
 	if errors.As(err, new(*batch.MismatchError)) {
 		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Choose another place with --results."}}
+	}
+	if errors.As(err, new(*fleet.DamagedError)) {
+		return &commandError{Status: exitFailed, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Remove these objects from --results and run the same command again, which runs their trials again."}}
 	}
 	if errors.As(err, new(*fleet.TaskError)) {
 		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Workers need the tasks of the coordinator: share its directory, or name a copy of it as PATH."}}
@@ -285,6 +280,9 @@ func workOnRun(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags
 // checkRun returns an error if this machine's results would not be comparable to others' of
 // the run.
 func (b *batchSession) checkRun(run fleet.Run) error {
+	if version := programVersion(); version != run.Spec.Version {
+		return &commandError{Status: exitConfig, Problem: record.Problem{Cause: fmt.Sprintf("this is caisson %s, and the coordinator is caisson %s", version, run.Spec.Version), Hint: "Start the same version on all machines."}}
+	}
 	for _, c := range []struct{ what, want, have string }{{"backend", run.Spec.Backend, b.choice.Chosen}, {"image", run.Spec.Settings["image"], valueOf(b.conf.Image)}} {
 		if c.want != c.have {
 			return &commandError{Status: exitConfig, Problem: record.Problem{Cause: fmt.Sprintf("the %s is %q here, and %q for the coordinator", c.what, c.have, c.want), Hint: fmt.Sprintf("Set --%s.", c.what)}}

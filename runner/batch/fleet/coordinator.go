@@ -2,21 +2,22 @@ package fleet
 
 import (
 	"cmp"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/results"
-	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
 // CoordinatorOptions configures [Coordinate].
@@ -29,8 +30,9 @@ type CoordinatorOptions struct {
 	// Paths are where the tasks are.
 	Paths  []string
 	Trials []batch.Trial
-	// MaxCostMicroUSD bounds the cost of all trials of the ledger: the queue is emptied
-	// when it is used up, and trials that run then are not waited for. 0 is no bound.
+	// MaxCostMicroUSD bounds the cost of all trials of the ledger, in millionths of a dollar:
+	// each may cost what is left when it starts. The queue is emptied when nothing is, and
+	// trials that run then are not waited for. 0 is no bound.
 	MaxCostMicroUSD int64
 	// Interval is the time between two looks for results; zero is two seconds. The queue is
 	// compared with what has no result every fifth time.
@@ -43,17 +45,32 @@ type CoordinatorOptions struct {
 	Report   func(text string)
 }
 
-// maxFailures is how often one result can't be read in succession before the run ends.
+// maxFailures is how often a result is read that is damaged, or can't be kept here.
 const maxFailures = 5
+
+// DamagedError reports results in a store that can't be read. Results never change, so their
+// trials have none until the objects are removed.
+type DamagedError struct {
+	// Objects are the names of the objects, and Err is the reason of the first.
+	Objects []string
+	Err     error
+}
+
+// Error names the objects.
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("%d results are damaged: %s: %v", len(e.Objects), strings.Join(e.Objects, ", "), e.Err)
+}
+
+// Unwrap returns the reason.
+func (e *DamagedError) Unwrap() error { return e.Err }
 
 // Coordinate queues the trials that have no result and collects results until all have one,
 // the cost is used up, or ctx ends; then it ends the run, so that workers stop. Faults of
-// NATS and of the store are tried again for as long as it takes.
+// NATS and of the store are tried again for as long as it takes. The error wraps a
+// [DamagedError] if results are damaged: all others are collected first.
 func Coordinate(ctx context.Context, o CoordinatorOptions) (batch.Totals, error) {
 	o.Interval, o.AckWait = cmp.Or(o.Interval, 2*time.Second), cmp.Or(o.AckWait, AckWait)
-	if o.Report == nil {
-		o.Report = func(string) {}
-	}
+	o.Report = limitReports(o.Report)
 	js, err := jetstream.New(o.Conn, jetstream.WithPublishAsyncMaxPending(256))
 	if err != nil {
 		return batch.Totals{}, err
@@ -66,14 +83,26 @@ func Coordinate(ctx context.Context, o CoordinatorOptions) (batch.Totals, error)
 			c.open[t.Key.Name()] = t
 		}
 	}
-	c.cost = o.Ledger.CostMicroUSD()
+	c.cost.Store(o.Ledger.CostMicroUSD())
 	if len(c.open) == 0 {
 		return c.totals, nil
 	}
-	if c.run, err = beginRun(ctx, o.Store, o.Spec, o.Paths); err != nil {
+	if c.run, err = beginRun(ctx, o.Store, Run{Spec: o.Spec, Paths: o.Paths, Buckets: bucketsOf(o.Trials), MaxCostMicroUSD: o.MaxCostMicroUSD}); err != nil {
 		return c.totals, err
 	}
+	if o.MaxCostMicroUSD > 0 {
+		answers, err := o.Conn.Subscribe(c.run.costSubject(), func(m *nats.Msg) {
+			_ = m.Respond(strconv.AppendInt(nil, o.MaxCostMicroUSD-c.cost.Load(), 10)) // a worker asks again
+		})
+		if err != nil {
+			return c.totals, err
+		}
+		defer func() { _ = answers.Unsubscribe() }() // the connection may be closed
+	}
 	err = c.collectAll(ctx)
+	if err == nil && len(c.damaged.Objects) > 0 {
+		err = &c.damaged
+	}
 	for _, t := range o.Trials {
 		if _, left := c.open[t.Key.Name()]; left {
 			c.totals.NotRun = append(c.totals.NotRun, t.Key)
@@ -88,16 +117,18 @@ type coordinator struct {
 	js     jetstream.JetStream
 	run    Run
 	totals batch.Totals
-	cost   int64
-	// open are the trials without a result, by their names.
+	cost   atomic.Int64 // of all results, in millionths of a dollar
+	// open are the trials without a result, by their names. Those whose result is damaged
+	// are among them.
 	open     map[string]batch.Trial
 	failures map[string]int
+	damaged  DamagedError
 }
 
 // collectAll returns when no trial is open, the cost is used up or ctx has ended.
 func (c *coordinator) collectAll(ctx context.Context) error {
 	for round := 0; ; round++ {
-		if c.MaxCostMicroUSD > 0 && c.cost >= c.MaxCostMicroUSD {
+		if c.MaxCostMicroUSD > 0 && c.cost.Load() >= c.MaxCostMicroUSD {
 			c.totals.CostReached = true
 			return nil
 		}
@@ -109,7 +140,7 @@ func (c *coordinator) collectAll(ctx context.Context) error {
 		if err := c.collectResults(ctx); err != nil {
 			return err
 		}
-		if len(c.open) == 0 {
+		if len(c.open) == len(c.damaged.Objects) {
 			return nil
 		}
 		select {
@@ -144,14 +175,14 @@ func (c *coordinator) fillQueue(ctx context.Context) error {
 	}
 	var futures []jetstream.PubAckFuture
 	for _, t := range c.Trials { // in their order
-		if _, ok := missing[t.Key.Name()]; !ok || info.State.Subjects[c.run.subject(t)] > 0 {
+		if _, ok := missing[t.Key.Name()]; !ok || info.State.Subjects[c.run.subject(t.Key)] > 0 {
 			continue
 		}
 		text, err := json.Marshal(t.Key)
 		if err != nil {
 			return err
 		}
-		f, err := c.js.PublishAsync(c.run.subject(t), text)
+		f, err := c.js.PublishAsync(c.run.subject(t.Key), text)
 		if err != nil {
 			return err
 		}
@@ -189,11 +220,7 @@ func (c *coordinator) openStream(ctx context.Context) (jetstream.Stream, error) 
 	if err != nil {
 		return nil, err
 	}
-	buckets := map[int]bool{}
-	for _, t := range c.Trials {
-		buckets[bucketOf(t)] = true
-	}
-	for _, b := range slices.Sorted(maps.Keys(buckets)) {
+	for _, b := range c.run.list() {
 		_, err := stream.CreateOrUpdateConsumer(ctx, jetstream.ConsumerConfig{
 			Durable: consumerName(b), FilterSubject: fmt.Sprintf("caisson.%s.%d.*", c.run.Batch, b), AckPolicy: jetstream.AckExplicitPolicy,
 			AckWait: c.AckWait, MaxAckPending: maxAckPending, MaxDeliver: -1,
@@ -216,7 +243,7 @@ func (c *coordinator) createStream(ctx context.Context) (jetstream.Stream, error
 	config := jetstream.StreamConfig{
 		Name: c.run.stream(), Subjects: []string{"caisson." + c.run.Batch + ".*.*"}, Description: "trials of a batch of Caisson",
 		Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage, Replicas: 3,
-		MaxMsgsPerSubject: 1, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true,
+		MaxMsgsPerSubject: 1, MaxMsgSize: maxMessage, Discard: jetstream.DiscardNew, DiscardNewPerSubject: true,
 	}
 	stream, err := c.js.CreateStream(ctx, config)
 	if hasCode(err, noPeers, insufficientServers, replicasNotSupported) {
@@ -227,7 +254,7 @@ func (c *coordinator) createStream(ctx context.Context) (jetstream.Stream, error
 }
 
 // collectResults brings results that are new in the store to the ledger. The error is that
-// of the ledger, or of a result that is damaged.
+// of the ledger, or of keeping a result here.
 func (c *coordinator) collectResults(ctx context.Context) error {
 	names, err := c.Store.List(ctx, trialsDir)
 	if err != nil {
@@ -239,7 +266,7 @@ func (c *coordinator) collectResults(ctx context.Context) error {
 	for _, n := range names {
 		name, _ := trialName(n)
 		t, ok := c.open[name]
-		if !ok {
+		if !ok || slices.Contains(c.damaged.Objects, objectOf(t.Key)) {
 			continue
 		}
 		r, err := c.collectResult(ctx, t)
@@ -247,10 +274,9 @@ func (c *coordinator) collectResults(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			if c.failures[name]++; c.failures[name] >= maxFailures {
-				return fmt.Errorf("%s in %s: %w", objectOf(t.Key), c.Store, err)
+			if err := c.noteFailure(t.Key, err); err != nil {
+				return err
 			}
-			c.Report(fmt.Sprintf("%s can't be read, which is tried again: %v", objectOf(t.Key), err))
 			continue
 		}
 		if err := c.Ledger.Finish(r); err != nil {
@@ -258,10 +284,31 @@ func (c *coordinator) collectResults(ctx context.Context) error {
 		}
 		delete(c.open, name)
 		c.totals.Ran++
-		c.cost += r.Ending().CostMicroUSD
+		c.cost.Add(r.Ending().CostMicroUSD)
 		if c.OnResult != nil {
 			c.OnResult(r)
 		}
+	}
+	return nil
+}
+
+// noteFailure decides what follows when a result was not collected. Faults of the store
+// don't count; a result that is damaged is left out in the end; the disk here is the
+// reason of other errors, which are returned.
+func (c *coordinator) noteFailure(k batch.Key, err error) error {
+	if _, ok := errors.AsType[*storeError](err); !ok {
+		c.failures[k.Name()]++
+	}
+	_, damaged := errors.AsType[*damageError](err)
+	switch {
+	case c.failures[k.Name()] < maxFailures:
+		c.Report(fmt.Sprintf("%s can't be read, which is tried again: %v", objectOf(k), err))
+	case damaged:
+		c.Report(fmt.Sprintf("%s is damaged, and left out: %v", objectOf(k), err))
+		c.damaged.Objects = append(c.damaged.Objects, objectOf(k))
+		c.damaged.Err = cmp.Or(c.damaged.Err, err)
+	default:
+		return fmt.Errorf("%s in %s: %w", objectOf(k), c.Store, err)
 	}
 	return nil
 }
@@ -277,26 +324,18 @@ func (c *coordinator) collectResult(ctx context.Context, t batch.Trial) (r batch
 			err = errors.Join(err, c.Ledger.Drop(t.Key))
 		}
 	}()
+	ctx, cancel := context.WithTimeoutCause(ctx, transferTime, errTransferTime)
+	defer cancel()
 	in, err := c.Store.Get(ctx, objectOf(t.Key))
 	if err != nil {
-		return r, err
+		return r, &storeError{err}
 	}
 	defer func() { err = errors.Join(err, in.Close()) }()
-	z, err := gzip.NewReader(in)
-	if err != nil {
-		return r, err
-	}
-	if err := archive.Unpack(z, dir, archive.Bounds{}); err != nil {
-		return r, err
-	}
-	if _, err := io.Copy(io.Discard, z); err != nil { // the checksum of gzip is at the end
-		return r, err
-	}
-	if r, err = batch.ReadResult(dir); err != nil {
+	if r, err = readTrial(in, dir, bounds); err != nil {
 		return r, err
 	}
 	if r.Key != t.Key || r.Checksum != t.Definition.Checksum {
-		return r, fmt.Errorf("the result is of %s with checksum %s: want %s with %s", r.Key.Describe(), r.Checksum, t.Key.Describe(), t.Definition.Checksum)
+		return r, &damageError{fmt.Errorf("the result is of %s with checksum %s: want %s with %s", r.Key.Describe(), r.Checksum, t.Key.Describe(), t.Definition.Checksum)}
 	}
 	return r, nil
 }

@@ -17,6 +17,7 @@ package fleet
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -26,12 +27,12 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/caisson-run/caisson/runner/batch"
@@ -52,6 +53,10 @@ const (
 	AckWait = time.Minute
 	// maxAckPending bounds the trials that run at a time, for each subject.
 	maxAckPending = 20_000
+	// maxMessage bounds a message of the queue, in bytes: the key of a trial.
+	maxMessage = 64 << 10
+	// maxRun bounds a description of a run, in bytes.
+	maxRun = 64 << 20
 	// requestTime bounds a request to NATS.
 	requestTime = 10 * time.Second
 )
@@ -67,6 +72,13 @@ type Run struct {
 	Spec  batch.Spec `json:"spec"`
 	// Paths are absolute paths of tasks on the machine of the coordinator.
 	Paths []string `json:"paths"`
+	// Buckets are the subjects of the tasks that have trials, by their ids: tasks with one
+	// image have the same, from 0 to [Buckets]-1. The coordinator chooses them, since images
+	// may be named by paths, which differ between machines.
+	Buckets map[string]int `json:"buckets"`
+	// MaxCostMicroUSD bounds the cost of all trials together, in millionths of a dollar: a
+	// worker asks the coordinator what is left before each trial. 0 is no bound.
+	MaxCostMicroUSD int64 `json:"max_cost_micro_usd,omitempty"`
 
 	number int
 }
@@ -78,16 +90,29 @@ func (r Run) name() string { return fmt.Sprintf("%06d", r.number) }
 func (r Run) stream() string { return "caisson-" + r.Batch }
 
 // subject returns where the queue has a trial.
-func (r Run) subject(t batch.Trial) string {
-	sum := sha256.Sum256([]byte(t.Key.Name()))
-	return fmt.Sprintf("caisson.%s.%d.%s", r.Batch, bucketOf(t), hex.EncodeToString(sum[:16]))
+func (r Run) subject(k batch.Key) string {
+	sum := sha256.Sum256([]byte(k.Name()))
+	return fmt.Sprintf("caisson.%s.%d.%s", r.Batch, r.Buckets[k.Task], hex.EncodeToString(sum[:16]))
 }
 
-// bucketOf returns the bucket of a trial's image.
-func bucketOf(t batch.Trial) int {
-	h := fnv.New32a()
-	_, _ = io.WriteString(h, t.Definition.Environment.Image) // never fails
-	return int(h.Sum32() % Buckets)
+// costSubject returns where the coordinator of the run answers what trials may still cost, as
+// a decimal number of millionths of a dollar. It has fewer parts than those of the queue.
+func (r Run) costSubject() string { return fmt.Sprintf("caisson.%s.cost-%s", r.Batch, r.name()) }
+
+// bucketsOf returns the buckets of the tasks of trials, by their images.
+func bucketsOf(trials []batch.Trial) map[string]int {
+	buckets := map[string]int{}
+	for _, t := range trials {
+		h := fnv.New32a()
+		_, _ = io.WriteString(h, t.Definition.Environment.Image) // never fails
+		buckets[t.Task] = int(h.Sum32() % Buckets)
+	}
+	return buckets
+}
+
+// list returns the buckets that have trials, in their order.
+func (r Run) list() []int {
+	return slices.Compact(slices.Sorted(maps.Values(r.Buckets)))
 }
 
 // consumerName returns the name of the consumer of a bucket.
@@ -95,33 +120,6 @@ func consumerName(bucket int) string { return fmt.Sprintf("bucket-%d", bucket) }
 
 // objectOf returns the name of the object with a trial's result.
 func objectOf(k batch.Key) string { return trialsDir + "/" + k.Name() + suffix }
-
-// Conn is a connection to NATS. The caller of [Connect] closes it.
-type Conn = nats.Conn
-
-// Connect connects to a NATS server or one of a cluster, whose URLs are separated by commas.
-// Credentials is the path of a credentials file, "" for none. A connection that is lost
-// later is made again until it is closed; report is called for both, by other goroutines.
-func Connect(urls, credentials, name string, report func(text string)) (*Conn, error) {
-	o := []nats.Option{
-		nats.Name(name), nats.MaxReconnects(-1), nats.ReconnectWait(time.Second), nats.Timeout(requestTime),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			if err != nil {
-				report(fmt.Sprintf("the connection to NATS is lost: %v", err))
-			}
-		}),
-		nats.ReconnectHandler(func(*nats.Conn) { report("connected to NATS again") }),
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // those of requests are returned
-	}
-	if credentials != "" {
-		o = append(o, nats.UserCredentials(credentials))
-	}
-	c, err := nats.Connect(urls, o...)
-	if err != nil {
-		return nil, fmt.Errorf("connect to NATS: %w", err)
-	}
-	return c, nil
-}
 
 // LatestRun returns the latest run in a store and whether it has ended. Its error wraps
 // [ErrNoRun] if there is none.
@@ -138,7 +136,7 @@ func LatestRun(ctx context.Context, s results.Store) (r Run, ended bool, err err
 	if err != nil {
 		return r, false, err
 	}
-	text, err := io.ReadAll(in)
+	text, err := io.ReadAll(io.LimitReader(in, maxRun))
 	if err = errors.Join(err, in.Close()); err == nil {
 		err = json.Unmarshal(text, &r)
 	}
@@ -147,6 +145,11 @@ func LatestRun(ctx context.Context, s results.Store) (r Run, ended bool, err err
 	}
 	if err == nil {
 		r.number, err = strconv.Atoi(last)
+	}
+	for id, b := range r.Buckets {
+		if err == nil && (b < 0 || b >= Buckets) {
+			err = fmt.Errorf("task %q has bucket %d: want 0 to %d", id, b, Buckets-1)
+		}
 	}
 	if err != nil {
 		return r, false, fmt.Errorf("read run %s: %w", last, err)
@@ -158,23 +161,21 @@ func LatestRun(ctx context.Context, s results.Store) (r Run, ended bool, err err
 // ErrNoRun is the error for a store without a run.
 var ErrNoRun = errors.New("no coordinator has begun a run in the store")
 
-// beginRun creates the next run in a store. A store has one batch: its error wraps a
-// [batch.MismatchError] for another one.
-func beginRun(ctx context.Context, s results.Store, spec batch.Spec, paths []string) (Run, error) {
+// beginRun creates the next run in a store and returns it with its number and the name of the
+// batch. A store has one batch: its error wraps a [batch.MismatchError] for another one.
+func beginRun(ctx context.Context, s results.Store, next Run) (Run, error) {
 	for {
 		last, _, err := LatestRun(ctx, s)
 		if err != nil && !errors.Is(err, ErrNoRun) {
 			return last, err
 		}
 		if err == nil {
-			if err := spec.CheckSpec(last.Spec); err != nil {
+			if err := next.Spec.CheckSpec(last.Spec); err != nil {
 				return last, fmt.Errorf("%s: %w", s, err)
 			}
 		}
-		next := Run{SchemaVersion: 1, Batch: last.Batch, Spec: spec, Paths: paths, number: last.number + 1}
-		if next.Batch == "" {
-			next.Batch = rand.Text()
-		}
+		next.SchemaVersion, next.number = 1, last.number+1
+		next.Batch = cmp.Or(last.Batch, rand.Text())
 		text, err := json.Marshal(next)
 		if err != nil {
 			return next, err

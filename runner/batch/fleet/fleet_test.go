@@ -5,10 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"maps"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,30 +18,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/results"
 	"github.com/caisson-run/caisson/runner/batch/task"
 )
-
-// The variables of a process that is a worker until it is killed.
-const (
-	workerServers = "CAISSON_TEST_WORKER_SERVERS"
-	workerStore   = "CAISSON_TEST_WORKER_STORE"
-	workerDir     = "CAISSON_TEST_WORKER_DIR"
-)
-
-func TestMain(m *testing.M) {
-	if os.Getenv(workerServers) != "" {
-		if err := runWorkerProcess(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
 
 func must(t testing.TB, err error) {
 	t.Helper()
@@ -161,6 +140,7 @@ type testBatch struct {
 	// results counts what the coordinator has collected.
 	results atomic.Int64
 	maxCost int64
+	report  func(text string) // of workers; nil logs
 }
 
 func newBatch(t testing.TB, urls string, list []task.Task) *testBatch {
@@ -200,44 +180,14 @@ func (b *testBatch) work(ctx context.Context, name string, width int, run batch.
 	if err != nil {
 		return err
 	}
+	report := b.report
+	if report == nil {
+		report = func(text string) { b.t.Log(name + ": " + text) }
+	}
 	return Work(ctx, WorkerOptions{
 		Conn: connect(b.t, b.urls), Store: b.store, Run: r, Tasks: b.tasks, RunTrial: run, Name: name, Dir: filepath.Join(b.t.TempDir(), name),
-		Capacity: batch.Capacity{Trials: width}, Idle: 50 * time.Millisecond, Report: func(text string) { b.t.Log(name + ": " + text) },
+		Capacity: batch.Capacity{Trials: width}, Idle: 50 * time.Millisecond, Report: report,
 	})
-}
-
-// runWorkerProcess is a worker in a process of its own.
-func runWorkerProcess() error {
-	ctx := context.Background()
-	s, err := results.Open(ctx, os.Getenv(workerStore), os.LookupEnv)
-	if err != nil {
-		return err
-	}
-	c, err := Connect(os.Getenv(workerServers), "", "test", func(string) {})
-	if err != nil {
-		return err
-	}
-	r, err := waitRun(ctx, s)
-	if err != nil {
-		return err
-	}
-	dir := os.Getenv(workerDir)
-	return Work(ctx, WorkerOptions{
-		Conn: c, Store: s, Run: r, Tasks: testTasks(len(r.Spec.Tasks), 4), RunTrial: trialOf(200*time.Millisecond, filepath.Join(dir, "log")), Name: dir,
-		Dir: filepath.Join(dir, "trials"), Capacity: batch.Capacity{Trials: 2}, Idle: 50 * time.Millisecond, Report: func(string) {},
-	})
-}
-
-// startWorkerProcess starts a worker and returns the function that kills it.
-func (b *testBatch) startWorkerProcess() (kill func(), log string) {
-	dir := b.t.TempDir()
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), workerServers+"="+b.urls, workerStore+"="+b.store.String(), workerDir+"="+dir)
-	cmd.Stderr = os.Stderr
-	must(b.t, cmd.Start())
-	kill = sync.OnceFunc(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	b.t.Cleanup(kill)
-	return kill, filepath.Join(dir, "log")
 }
 
 // check holds the results against those of one machine, and each trial's files.
@@ -315,175 +265,20 @@ func TestFleet(t *testing.T) {
 	}
 }
 
-// TestFleetSurvives: three workers on a cluster of three servers have the results of one
-// machine though a worker and a server are killed and the queue is deleted meanwhile.
-func TestFleetSurvives(t *testing.T) {
-	servers, urls := startCluster(t)
-	b := newBatch(t, urls, testTasks(150, 4))
-	var logs []string
-	var kill func()
-	for range 3 {
-		var log string
-		kill, log = b.startWorkerProcess()
-		logs = append(logs, log)
-	}
-	done := make(chan error, 1)
-	go func() {
-		_, err := b.coordinate(t.Context())
-		done <- err
-	}()
-	reach := func(n int64) {
-		t.Helper()
-		for start := time.Now(); b.results.Load() < n; time.Sleep(5 * time.Millisecond) {
-			if time.Since(start) > 2*time.Minute {
-				t.Fatalf("%d results, waiting for %d", b.results.Load(), n)
-			}
-		}
-	}
-	reach(10)
-	run, _, err := LatestRun(t.Context(), b.store)
-	must(t, err)
-	js, err := jetstream.New(connect(t, urls))
-	must(t, err)
-	stream, err := js.Stream(t.Context(), run.stream())
-	must(t, err)
-	if config := stream.CachedInfo().Config; config.Replicas != 3 || config.Retention != jetstream.WorkQueuePolicy {
-		t.Errorf("%+v", config)
-	}
-	reach(30)
-	kill()
-	atKill := b.results.Load()
-	reach(60)
-	must(t, js.DeleteStream(t.Context(), run.stream()))
-	atDelete := b.results.Load()
-	reach(90)
-	leader := slices.IndexFunc(servers, (*server.Server).JetStreamIsLeader)
-	servers[max(leader, 0)].Shutdown()
-	atShutdown := b.results.Load()
-	select {
-	case err := <-done:
-		must(t, err)
-	case <-time.After(4 * time.Minute):
-		t.Fatalf("no end after 4 minutes: %d results", b.results.Load())
-	}
-	b.check()
-	ran := readLog(t, logs...)
-	extra := -150
-	for n := range maps.Values(ran) {
-		extra += n
-	}
-	t.Logf("a worker killed at %d results, the queue deleted at %d, a server stopped at %d; %d trials ran twice", atKill, atDelete, atShutdown, extra)
-	if atShutdown >= 150 {
-		t.Error("the batch ended before the faults")
-	}
-}
-
-// TestTrialOfADeadWorker: a trial that was taken by a worker which sends no heartbeats is
-// delivered to another one.
-func TestTrialOfADeadWorker(t *testing.T) {
-	s := startServer(t, "one", 0, "")
-	b := newBatch(t, s.ClientURL(), testTasks(1, 1))
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { _, err := b.coordinate(ctx); done <- err }()
-	run, err := waitRun(ctx, b.store)
-	must(t, err)
-	js, err := jetstream.New(connect(t, b.urls))
-	must(t, err)
-	for taken := false; !taken; time.Sleep(10 * time.Millisecond) {
-		if c, err := js.Consumer(ctx, run.stream(), consumerName(bucketOf(batch.Trial{Definition: &b.tasks[0]}))); err == nil {
-			taken = firstMessage(ctx)(c.Fetch(1, jetstream.FetchMaxWait(time.Second))) != nil
-		}
-	}
-	begun := time.Now()
-	var workers sync.WaitGroup
-	workers.Go(func() { _ = b.work(ctx, "w", 1, trialOf(0, b.log)) })
-	must(t, <-done)
-	if d := time.Since(begun); d < 1500*time.Millisecond || d > 10*time.Second {
-		t.Errorf("delivered again after %s, want 2 s", d)
-	}
-	workers.Wait()
-	b.check()
-}
-
-// TestHeartbeat: a trial that takes longer than the time to acknowledge it runs once.
-func TestHeartbeat(t *testing.T) {
-	s := startServer(t, "one", 0, "")
-	b := newBatch(t, s.ClientURL(), testTasks(2, 1))
-	var workers sync.WaitGroup
-	for i := range 2 {
-		workers.Go(func() { _ = b.work(t.Context(), fmt.Sprint(i), 2, trialOf(5*time.Second, b.log)) })
-	}
-	_, err := b.coordinate(t.Context())
-	must(t, err)
-	workers.Wait()
-	b.check()
-	for name, n := range readLog(t, b.log) {
-		if n != 1 {
-			t.Errorf("%s ran %d times", name, n)
-		}
-	}
-}
-
-// TestInterruptedWorker: what a worker drops when it is interrupted runs elsewhere at once.
-func TestInterruptedWorker(t *testing.T) {
-	s := startServer(t, "one", 0, "")
-	b := newBatch(t, s.ClientURL(), testTasks(2, 1))
-	ctx, cancel := context.WithCancel(t.Context())
-	started := make(chan struct{}, 2)
-	var workers sync.WaitGroup
-	workers.Go(func() {
-		_ = b.work(ctx, "slow", 2, func(ctx context.Context, _ batch.Trial, _ string, _ *int64) batch.Result {
-			started <- struct{}{}
-			<-ctx.Done()
-			return batch.Result{Outcome: batch.Passed}
-		})
-	})
-	done := make(chan error, 1)
-	go func() { _, err := b.coordinate(t.Context()); done <- err }()
-	<-started
-	<-started
-	cancel()
-	workers.Wait()
-	interrupted := time.Now()
-	workers.Go(func() { _ = b.work(t.Context(), "fast", 2, trialOf(0, b.log)) })
-	must(t, <-done)
-	if d := time.Since(interrupted); d > 1500*time.Millisecond { // and not after the time to acknowledge
-		t.Errorf("they ran %s later", d)
-	}
-	workers.Wait()
-	b.check()
-}
-
-// TestFatalTrial: a trial whose workers all die gets a result after a number of tries.
-func TestFatalTrial(t *testing.T) {
-	s := startServer(t, "one", 0, "")
-	b := newBatch(t, s.ClientURL(), testTasks(1, 1))
-	k := batch.Key{Task: "task-0", Agent: batch.Nop, Attempt: 1}
-	for try := 1; try <= maxTries; try++ {
-		must(t, putBytes(t.Context(), b.store, fmt.Sprintf("%s/%s-%d", claimsDir, k.Name(), try), nil))
-	}
-	var workers sync.WaitGroup
-	workers.Go(func() { _ = b.work(t.Context(), "w", 1, trialOf(0, b.log)) })
-	_, err := b.coordinate(t.Context())
-	must(t, err)
-	workers.Wait()
-	r, err := batch.ReadResult(filepath.Join(b.ledger.Dir(), batch.TrialsDir, k.Name()))
-	if must(t, err); r.Outcome != batch.Infrastructure || r.Class != batch.Machine || len(readLog(t, b.log)) > 0 {
-		t.Errorf("%+v", r)
-	}
-}
-
-// TestMaxCost: the queue is emptied when the cost is used up.
+// TestMaxCost: each trial may cost what is left when it starts, and the queue is emptied when
+// nothing is.
 func TestMaxCost(t *testing.T) {
 	s := startServer(t, "one", 0, "")
 	b := newBatch(t, s.ClientURL(), testTasks(100, 1))
 	b.maxCost = 100
+	var budgets []int64
 	var workers sync.WaitGroup
 	workers.Go(func() {
-		_ = b.work(t.Context(), "w", 1, func(context.Context, batch.Trial, string, *int64) batch.Result {
-			time.Sleep(100 * time.Millisecond)
+		_ = b.work(t.Context(), "w", 1, func(_ context.Context, _ batch.Trial, _ string, budget *int64) batch.Result {
+			budgets = append(budgets, *budget)
+			before := b.results.Load()
+			for start := time.Now(); len(budgets) > 1 && b.results.Load() == before && time.Since(start) < 200*time.Millisecond; time.Sleep(10 * time.Millisecond) {
+			}
 			r := batch.Result{Outcome: batch.Passed, Model: "m"}
 			r.Usage.CostMicroUSD = new(int64(30))
 			return r
@@ -492,31 +287,34 @@ func TestMaxCost(t *testing.T) {
 	totals, err := b.coordinate(t.Context())
 	must(t, err)
 	workers.Wait()
-	if !totals.CostReached || totals.Ran < 4 || totals.Ran > 20 || totals.Ran+len(totals.NotRun) != 100 {
+	if !totals.CostReached || totals.Ran < 4 || totals.Ran > 8 || totals.Ran+len(totals.NotRun) != 100 {
 		t.Errorf("ran %d, %d not, %v", totals.Ran, len(totals.NotRun), totals.CostReached)
+	}
+	if !slices.IsSortedFunc(budgets, func(a, b int64) int { return int(b - a) }) || budgets[0] != 100 || slices.Min(budgets) > 40 || slices.Min(budgets) <= 0 {
+		t.Errorf("budgets %v", budgets)
 	}
 }
 
-// TestOtherTasks: a worker whose tasks are not those of the coordinator runs none.
-func TestOtherTasks(t *testing.T) {
+// TestCostWithoutCoordinator: where the cost is bounded, no trial starts while the coordinator
+// does not answer.
+func TestCostWithoutCoordinator(t *testing.T) {
 	s := startServer(t, "one", 0, "")
-	b := newBatch(t, s.ClientURL(), testTasks(2, 1))
-	ctx, cancel := context.WithCancel(t.Context())
-	var all sync.WaitGroup
-	all.Go(func() { _, _ = b.coordinate(ctx) })
-	defer all.Wait()
-	defer cancel()
-	_, err := waitRun(ctx, b.store)
-	must(t, err)
-	other := &testBatch{t: t, urls: b.urls, store: b.store, tasks: slices.Clone(b.tasks)}
-	other.tasks[1].Checksum = "sha256:other"
-	want := &TaskError{}
-	if err := other.work(ctx, "w", 1, trialOf(0, "")); !errors.As(err, &want) || want.ID != "task-1" {
-		t.Errorf("%v", err)
+	w := worker{WorkerOptions: WorkerOptions{Conn: connect(t, s.ClientURL()), Run: Run{Batch: "B", MaxCostMicroUSD: 5}}}
+	if left, err := w.askCost(t.Context()); !errors.Is(err, nats.ErrNoResponders) {
+		t.Errorf("no coordinator: %d, %v", left, err)
 	}
-	other.tasks = b.tasks[:1]
-	if err := other.work(ctx, "w", 1, trialOf(0, "")); !errors.As(err, &want) || want.Have != "" {
-		t.Errorf("%v", err)
+	for answer, want := range map[string]int64{"3": 3, "5": 5, "7": 5, "0": 0, "-1": 0, "": 0, "1e9": 0, "99999999999999999999": 0} {
+		conn := connect(t, s.ClientURL())
+		c, err := conn.Subscribe(w.Run.costSubject(), func(m *nats.Msg) { _ = m.Respond([]byte(answer)) })
+		must(t, errors.Join(err, conn.Flush()))
+		if left, err := w.askCost(t.Context()); left != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v", answer, left, err)
+		}
+		must(t, errors.Join(c.Unsubscribe(), conn.Flush()))
+	}
+	w.Run.MaxCostMicroUSD = 0
+	if left, err := w.askCost(t.Context()); left != 0 || err != nil {
+		t.Errorf("no bound: %d, %v", left, err)
 	}
 }
 

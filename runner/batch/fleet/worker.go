@@ -2,16 +2,17 @@ package fleet
 
 import (
 	"cmp"
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
+	"math/bits"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -20,7 +21,6 @@ import (
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/batch/results"
 	"github.com/caisson-run/caisson/runner/batch/task"
-	"github.com/caisson-run/caisson/sandbox/guest/archive"
 )
 
 // WorkerOptions configures [Work]. Conn, Store, Run, Tasks, RunTrial, Name and Dir are
@@ -80,13 +80,8 @@ func Work(ctx context.Context, o WorkerOptions) error {
 		tasks: map[string]*task.Task{}, consumers: map[int]jetstream.Consumer{}, running: map[string]bool{},
 	}
 	w.Idle = cmp.Or(w.Idle, time.Second)
-	if w.Report == nil {
-		w.Report = func(string) {}
-	}
-	for i := range o.Tasks {
-		w.tasks[o.Tasks[i].ID] = &o.Tasks[i]
-	}
-	if err := w.checkTasks(); err != nil {
+	w.Report = limitReports(w.Report)
+	if err := w.findTasks(); err != nil {
 		return err
 	}
 	var err error
@@ -110,36 +105,37 @@ type worker struct {
 	// buckets are in the order in which the worker looks for trials.
 	buckets   []int
 	consumers map[int]jetstream.Consumer
+	refused   int // messages that are no trials
 
 	mu      sync.Mutex
 	running map[string]bool
 }
 
-func (w *worker) checkTasks() error {
+// findTasks finds the tasks of the run among those of this machine, which may have more.
+func (w *worker) findTasks() error {
+	here := map[string]*task.Task{}
+	for i := range w.Tasks {
+		here[w.Tasks[i].ID] = &w.Tasks[i]
+	}
 	for _, want := range w.Run.Spec.Tasks {
 		if len(want.Unsupported) > 0 {
 			continue
 		}
-		have, ok := w.tasks[want.ID]
+		have, ok := here[want.ID]
 		if !ok {
 			return &TaskError{want.ID, want.Checksum, ""}
 		}
 		if have.Checksum != want.Checksum {
 			return &TaskError{want.ID, want.Checksum, have.Checksum}
 		}
+		w.tasks[want.ID] = have
 	}
 	return nil
 }
 
 // orderBuckets makes workers begin at different buckets.
 func (w *worker) orderBuckets() {
-	seen := map[int]bool{}
-	for _, t := range w.tasks {
-		seen[bucketOf(batch.Trial{Definition: t})] = true
-	}
-	for b := range seen {
-		w.buckets = append(w.buckets, b)
-	}
+	w.buckets = w.Run.list()
 	weight := func(b int) uint32 {
 		h := fnv.New32a()
 		fmt.Fprint(h, w.Name, b)
@@ -156,7 +152,14 @@ func (w *worker) takeAll(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		m, wait := w.takeMessage(ctx)
+		var m jetstream.Msg
+		var wait time.Duration
+		if _, err := w.askCost(ctx); err == nil {
+			m, wait = w.takeMessage(ctx)
+		} else if ctx.Err() == nil {
+			w.Report(err.Error())
+			w.pause(ctx)
+		}
 		if m == nil {
 			<-w.slots
 			if ctx.Err() != nil || w.hasEnded(ctx) {
@@ -164,8 +167,14 @@ func (w *worker) takeAll(ctx context.Context) {
 			}
 			continue
 		}
+		t, err := w.readMessage(m)
+		if err != nil {
+			<-w.slots
+			w.refuse(m, err)
+			continue
+		}
 		stop := keepAlive(m, wait)
-		t, release, err := w.admit(ctx, m)
+		release, err := w.admit(ctx, t)
 		if err != nil {
 			stop()
 			<-w.slots
@@ -219,11 +228,16 @@ func (w *worker) takeMessage(ctx context.Context) (jetstream.Msg, time.Duration)
 			return m, c.CachedInfo().Config.AckWait
 		}
 	}
+	w.pause(ctx)
+	return nil, 0
+}
+
+// pause waits before the worker looks again.
+func (w *worker) pause(ctx context.Context) {
 	select {
 	case <-time.After(w.Idle):
 	case <-ctx.Done():
 	}
-	return nil, 0
 }
 
 // firstMessage returns a function that returns the message of a batch, nil for an empty one.
@@ -273,19 +287,37 @@ func keepAlive(m jetstream.Msg, wait time.Duration) (stop func()) {
 	return sync.OnceFunc(func() { close(done) })
 }
 
-// admit waits until the trial of a message fits on this machine.
-func (w *worker) admit(ctx context.Context, m jetstream.Msg) (t batch.Trial, release func(), err error) {
+// readMessage returns the trial of a message of the queue. Others than the coordinator may
+// be able to write to the queue, so the trial must be one of the run, at its own subject.
+func (w *worker) readMessage(m jetstream.Msg) (t batch.Trial, err error) {
 	if err := json.Unmarshal(m.Data(), &t.Key); err != nil {
-		return t, nil, fmt.Errorf("the queue has an invalid message: %w", err)
+		return t, err
 	}
-	if t.Definition = w.tasks[t.Task]; t.Definition == nil {
-		return t, nil, &TaskError{ID: t.Task}
+	t.Definition = w.tasks[t.Task]
+	switch {
+	case t.Definition == nil, !slices.Contains(w.Run.Spec.Agents, t.Agent), t.Attempt < 1, t.Attempt > w.Run.Spec.Attempts:
+		return t, fmt.Errorf("%.200s is no trial of the run", t.Key.Describe())
+	case m.Subject() != w.Run.subject(t.Key):
+		return t, fmt.Errorf("%.200s is at the subject of another trial", t.Key.Describe())
 	}
+	return t, nil
+}
+
+// refuse removes a message from the queue that is no trial. The number of such messages is
+// reported when it is a power of two.
+func (w *worker) refuse(m jetstream.Msg, err error) {
+	_ = m.Term() // it is delivered again otherwise
+	if w.refused++; bits.OnesCount(uint(w.refused)) == 1 {
+		w.Report(fmt.Sprintf("removed what is no trial from the queue, for the %d. time: %v", w.refused, err))
+	}
+}
+
+// admit waits until a trial fits on this machine.
+func (w *worker) admit(ctx context.Context, t batch.Trial) (release func(), err error) {
 	if err := w.Capacity.Check(t.Definition.Environment); err != nil {
-		return t, nil, fmt.Errorf("%s is left to other workers: %w", t.Key.Describe(), err)
+		return nil, fmt.Errorf("%s is left to other workers: %w", t.Key.Describe(), err)
 	}
-	release, err = w.admission.Acquire(ctx, t.Definition.Environment)
-	return t, release, err
+	return w.admission.Acquire(ctx, t.Definition.Environment)
 }
 
 // runMessage runs a trial unless it has a result, and acknowledges it once the result is
@@ -328,6 +360,10 @@ func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	left, err := w.askCost(ctx)
+	if err != nil {
+		return err
+	}
 	run := w.RunTrial
 	claimed, err := w.claim(ctx, t.Key)
 	if err != nil {
@@ -342,7 +378,7 @@ func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 	if err != nil {
 		return err
 	}
-	_, err = batch.Run(ctx, batch.Options{Ledger: ledger, Trials: []batch.Trial{t}, Run: run, Retries: w.Retries, RetryDelay: w.RetryDelay, OnStart: w.OnStart})
+	_, err = batch.Run(ctx, batch.Options{Ledger: ledger, Trials: []batch.Trial{t}, Run: run, MaxCostMicroUSD: left, Retries: w.Retries, RetryDelay: w.RetryDelay, OnStart: w.OnStart})
 	_, ok := ledger.Ending(t.Key)
 	if err = errors.Join(err, ledger.Close()); err != nil {
 		return err
@@ -354,13 +390,40 @@ func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := w.storeTrial(ctx, t.Key, dir); err != nil {
-		return err
+	err = w.storeTrial(ctx, t.Key, dir)
+	if errors.Is(err, results.ErrExists) {
+		w.Report(fmt.Sprintf("%s has a result already, which counts", t.Key.Describe()))
+		return nil
 	}
-	if w.OnResult != nil {
+	if err == nil && w.OnResult != nil {
 		w.OnResult(r)
 	}
-	return nil
+	return err
+}
+
+// errCost is the error for a trial that must not start.
+var errCost = errors.New("all trials together have cost what they may")
+
+// askCost returns what a trial may cost that starts now, in millionths of a dollar, or 0 if
+// nothing bounds it. Only the coordinator knows, so none starts without its answer.
+func (w *worker) askCost(ctx context.Context) (int64, error) {
+	if w.Run.MaxCostMicroUSD == 0 {
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errRequestTime)
+	defer cancel()
+	m, err := w.Conn.RequestWithContext(ctx, w.Run.costSubject(), nil)
+	if err != nil {
+		return 0, fmt.Errorf("the coordinator does not answer what trials may still cost: %w", err)
+	}
+	left, err := strconv.ParseInt(string(m.Data), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("what trials may still cost: %w", err)
+	}
+	if left <= 0 {
+		return 0, errCost
+	}
+	return min(left, w.Run.MaxCostMicroUSD), nil
 }
 
 // claim records a try of a trial and reports whether there may be one more. The deliveries
@@ -383,28 +446,28 @@ func (w *worker) claim(ctx context.Context, k batch.Key) (bool, error) {
 }
 
 // storeTrial stores the directory of a finished trial. The first result of a trial that is
-// stored counts, so one that is there already is no error. Faults of the store are tried
-// again, as the trial may have cost much.
+// stored counts: the error wraps [results.ErrExists] if there is one. Faults of the store are
+// tried again, as the trial may have cost much.
 func (w *worker) storeTrial(ctx context.Context, k batch.Key, dir string) error {
 	f, err := os.Create(filepath.Join(dir, "archive"))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }() // it is removed
-	if err := pack(f, filepath.Join(dir, batch.TrialsDir, k.Name())); err != nil {
-		return err
-	}
-	size, err := f.Seek(0, io.SeekCurrent)
+	size, whole, err := packTrial(f, filepath.Join(dir, batch.TrialsDir, k.Name()), bounds)
 	if err != nil {
 		return err
+	}
+	if !whole {
+		w.Report(fmt.Sprintf("%s has left more than is stored; only its result is", k.Describe()))
 	}
 	for delay := time.Second; ; delay = min(2*delay, 30*time.Second) {
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return err
 		}
-		err := w.Store.Put(ctx, objectOf(k), f, size)
+		err := w.putArchive(ctx, k, f, size)
 		if err == nil || errors.Is(err, results.ErrExists) {
-			return nil
+			return err
 		}
 		if ctx.Err() == nil {
 			w.Report(fmt.Sprintf("the result of %s can't be stored, which is tried again: %v", k.Describe(), err))
@@ -417,16 +480,9 @@ func (w *worker) storeTrial(ctx context.Context, k batch.Key, dir string) error 
 	}
 }
 
-// pack writes a directory as a compressed archive. Special files are left out.
-func pack(out io.Writer, dir string) error {
-	z, err := gzip.NewWriterLevel(out, gzip.BestSpeed)
-	if err != nil {
-		return err
-	}
-	return errors.Join(archive.Pack(z, dir, archive.PackOptions{Name: ".", LeaveOut: func(_ string, err error) error {
-		if errors.Is(err, archive.ErrSpecial) {
-			return nil
-		}
-		return err
-	}}), z.Close())
+// putArchive stores an archive, unless it takes too long.
+func (w *worker) putArchive(ctx context.Context, k batch.Key, f *os.File, size int64) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, transferTime, errTransferTime)
+	defer cancel()
+	return w.Store.Put(ctx, objectOf(k), f, size)
 }

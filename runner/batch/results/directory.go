@@ -2,26 +2,60 @@ package results
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
+	"path"
 	"strings"
+	"syscall"
+	"time"
 )
 
 // partPrefix begins the names of files that are being written.
 const partPrefix = ".part-"
 
+// partAge is the age at which such a file is one that a machine left which died. It is more
+// than writing takes, whatever clocks differ by.
+const partAge = 7 * 24 * time.Hour
+
 // directory is a store in a directory, which may be on a file system that machines share.
-type directory struct{ dir string }
+// Others may be able to write there, so nothing is read or written outside it, where a
+// symlink may lead.
+type directory struct {
+	dir  string
+	root *os.Root
+}
 
 func openDirectory(dir string) (Store, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	return directory{dir}, nil
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	d := directory{dir, root}
+	return d, d.removeParts()
+}
+
+// removeParts removes what machines left that died while they wrote an object.
+func (d directory) removeParts() error {
+	return fs.WalkDir(d.root.FS(), ".", func(name string, e fs.DirEntry, err error) error {
+		if err != nil || !strings.HasPrefix(e.Name(), partPrefix) {
+			return err
+		}
+		info, err := e.Info()
+		if err == nil && time.Since(info.ModTime()) > partAge {
+			err = d.root.Remove(name)
+		}
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // another machine removes it, or another user's
+			return nil
+		}
+		return err
+	})
 }
 
 // Put implements [Store]. The object appears by a hard link, which is atomic on network
@@ -30,45 +64,46 @@ func (d directory) Put(ctx context.Context, name string, content io.ReadSeeker, 
 	if err := errors.Join(checkName(name), ctx.Err()); err != nil {
 		return err
 	}
-	path := filepath.Join(d.dir, filepath.FromSlash(name))
-	if _, err := os.Lstat(path); err == nil {
+	if _, err := d.root.Lstat(name); err == nil {
 		return fmt.Errorf("%s: %w", name, ErrExists)
 	}
-	if err := d.makeParent(path); err != nil {
+	dir := path.Dir(name)
+	if err := d.makeParent(dir); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), partPrefix)
+	part := path.Join(dir, partPrefix+rand.Text())
+	f, err := d.root.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, os.Remove(f.Name())) }()
+	defer func() { err = errors.Join(err, d.root.Remove(part)) }()
 	n, err := io.Copy(f, content)
 	if err == nil && n != size {
 		err = fmt.Errorf("%s: %d bytes: want %d", name, n, size)
 	}
-	if err := errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	err = os.Link(f.Name(), path)
+	err = d.root.Link(part, name)
 	if errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("%s: %w", name, ErrExists)
 	}
 	if err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return d.syncDir(dir)
 }
 
-// makeParent makes the directory of a file, which lasts.
-func (d directory) makeParent(path string) error {
-	err := os.Mkdir(filepath.Dir(path), 0o755)
+// makeParent makes a directory, which lasts.
+func (d directory) makeParent(dir string) error {
+	err := d.root.Mkdir(dir, 0o755)
 	if errors.Is(err, fs.ErrExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return syncDir(d.dir)
+	return d.syncDir(".")
 }
 
 // Get implements [Store].
@@ -76,7 +111,18 @@ func (d directory) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	if err := checkName(name); err != nil {
 		return nil, err
 	}
-	return os.Open(filepath.Join(d.dir, filepath.FromSlash(name)))
+	f, err := d.root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // opening a pipe would wait
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file", name)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // Has implements [Store].
@@ -84,7 +130,7 @@ func (d directory) Has(_ context.Context, name string) (bool, error) {
 	if err := checkName(name); err != nil {
 		return false, err
 	}
-	_, err := os.Lstat(filepath.Join(d.dir, filepath.FromSlash(name)))
+	_, err := d.root.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -93,7 +139,7 @@ func (d directory) Has(_ context.Context, name string) (bool, error) {
 
 // List implements [Store].
 func (d directory) List(_ context.Context, dir string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(d.dir, dir))
+	entries, err := fs.ReadDir(d.root.FS(), dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -110,8 +156,8 @@ func (d directory) List(_ context.Context, dir string) ([]string, error) {
 func (d directory) String() string { return d.dir }
 
 // syncDir makes new names in a directory last.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
+func (d directory) syncDir(dir string) error {
+	f, err := d.root.Open(dir)
 	if err != nil {
 		return err
 	}

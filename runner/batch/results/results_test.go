@@ -12,7 +12,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // serviceVariable names a bucket on a running service for tests, such as s3://test; the
@@ -163,5 +165,69 @@ func TestOpenInvalid(t *testing.T) {
 	}
 	if _, err := openBucket("b", "", func(string) (string, bool) { return "ftp://host", true }); err == nil || bytes.Contains([]byte(err.Error()), []byte("secret")) {
 		t.Error(err)
+	}
+}
+
+// openTestDirectory opens a store in a directory and returns both.
+func openTestDirectory(t *testing.T) (s Store, dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "store")
+	s, err := Open(t.Context(), dir, os.LookupEnv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, dir
+}
+
+// TestPlanted: what another user of the directory puts where objects belong leads nowhere
+// outside, and nothing waits for it.
+func TestPlanted(t *testing.T) {
+	s, dir := openTestDirectory(t)
+	outside := filepath.Join(t.TempDir(), "outside")
+	err := errors.Join(
+		os.Mkdir(outside, 0o755), os.WriteFile(filepath.Join(outside, "a"), []byte("secret"), 0o600),
+		os.Symlink(outside, filepath.Join(dir, "claims")), os.Mkdir(filepath.Join(dir, "trials"), 0o755),
+		os.Symlink(filepath.Join(outside, "a"), filepath.Join(dir, "trials", "a")), os.Symlink(filepath.Join(outside, "new"), filepath.Join(dir, "trials", "new")),
+		syscall.Mkfifo(filepath.Join(dir, "trials", "pipe"), 0o644), os.Mkdir(filepath.Join(dir, "trials", "dir"), 0o755),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := put(t.Context(), s, "claims/b", "x"); err == nil {
+		t.Error("an object was created outside")
+	}
+	if err := put(t.Context(), s, "trials/new", "x"); !errors.Is(err, ErrExists) {
+		t.Errorf("at a symlink: %v", err)
+	}
+	if entries, err := os.ReadDir(outside); err != nil || len(entries) != 1 {
+		t.Errorf("outside: %v, %v", entries, err)
+	}
+	for _, name := range []string{"claims/a", "trials/a", "trials/pipe", "trials/dir"} {
+		if r, err := s.Get(t.Context(), name); err == nil {
+			text, _ := io.ReadAll(r)
+			t.Errorf("%s: %q", name, text)
+		}
+	}
+	if _, err := s.List(t.Context(), "claims"); err == nil {
+		t.Error("a directory outside was listed")
+	}
+}
+
+// TestLeftParts: what a machine left that died while it wrote is no object, and goes in the end.
+func TestLeftParts(t *testing.T) {
+	s, dir := openTestDirectory(t)
+	old, young := filepath.Join(dir, "store", partPrefix+"old"), filepath.Join(dir, "store", partPrefix+"young")
+	err := errors.Join(os.WriteFile(old, nil, 0o600), os.WriteFile(young, nil, 0o600), os.Chtimes(old, time.Time{}, time.Now().Add(-2*partAge)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names, err := s.List(t.Context(), "store"); err != nil || fmt.Sprint(names) != "[version-1]" {
+		t.Errorf("%v, %v", names, err)
+	}
+	if _, err := Open(t.Context(), dir, os.LookupEnv); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "store", partPrefix+"*")); err != nil || fmt.Sprint(left) != fmt.Sprint([]string{young}) {
+		t.Errorf("%v, %v", left, err)
 	}
 }

@@ -59,7 +59,8 @@ var (
 
 // Bounds are bounds of one archive; a zero means none.
 type Bounds struct {
-	// Entries is the largest number of entries.
+	// Entries is the largest number of entries, together with the directories that are
+	// made because no entry is one.
 	Entries int64
 	// Bytes is the largest number of bytes that all files have together.
 	Bytes int64

@@ -168,9 +168,15 @@ func (u *unpacker) enterDirectory(name string) error {
 		return nil
 	}
 	for part := range strings.SplitSeq(name, "/") {
-		below, err := openPlain(u.dir, part, 0o755)
+		below, made, err := openPlain(u.dir, part, 0o755)
 		if err != nil {
 			return errors.Join(err, u.leaveDirectory())
+		}
+		if made {
+			err = u.budget.takeEntry(0)
+		}
+		if err != nil {
+			return errors.Join(err, below.Close(), u.leaveDirectory())
 		}
 		at := path.Join(u.at, part)
 		if err := u.leaveDirectory(); err != nil {
@@ -192,27 +198,29 @@ func (u *unpacker) leaveDirectory() error {
 }
 
 // openPlain opens a directory below in, or makes it. It refuses a symlink.
-func openPlain(in *os.Root, name string, mode fs.FileMode) (*os.Root, error) {
+func openPlain(in *os.Root, name string, mode fs.FileMode) (dir *os.Root, made bool, err error) {
 	info, err := in.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = in.Mkdir(name, mode); err == nil {
+			made = true
 			info, err = in.Lstat(name)
 		}
 	}
 	switch {
 	case err != nil:
-		return nil, err
+		return nil, made, err
 	case info.Mode()&fs.ModeSymlink != 0:
-		return nil, fmt.Errorf("%w: %.60q is a symlink, and nothing is written through one", ErrEntry, name)
+		return nil, made, fmt.Errorf("%w: %.60q is a symlink, and nothing is written through one", ErrEntry, name)
 	case !info.IsDir():
-		return nil, fmt.Errorf("%w: %.60q is not a directory", ErrEntry, name)
+		return nil, made, fmt.Errorf("%w: %.60q is not a directory", ErrEntry, name)
 	}
-	return in.OpenRoot(name)
+	dir, err = in.OpenRoot(name)
+	return dir, made, err
 }
 
 // addDirectory makes a directory that its owner can write to until the end.
 func (u *unpacker) addDirectory(name string, h *tar.Header) error {
-	dir, err := openPlain(u.dir, path.Base(name), 0o700)
+	dir, _, err := openPlain(u.dir, path.Base(name), 0o700)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,126 @@
+package fleet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Conn is a connection to NATS. The caller of [Connect] closes it.
+type Conn = nats.Conn
+
+// ErrServer is the error for a server whose URL is none. It has no part of the URL, in which
+// a password may be.
+var ErrServer = errors.New("invalid URL of a NATS server: want nats://HOST:PORT or tls://HOST:PORT, after which nothing follows; what is special in a password must be percent-encoded")
+
+// Connect connects to a NATS server or one of a cluster, whose URLs are separated by commas.
+// They may have a user and a password, or a token as the user. Credentials is the path of a
+// file, "" for none: a credentials file, or the seed of a key (nkey) of a user. Certificates
+// of servers are checked with the system's roots. No error and no report has a secret.
+//
+// A connection that is lost later is made again until it is closed, also while the servers
+// refuse the user. Report is called with what happens to it, by other goroutines.
+func Connect(urls, credentials, name string, report func(text string)) (*Conn, error) {
+	if err := checkServers(urls); err != nil {
+		return nil, err
+	}
+	report = limitReports(report)
+	o := []nats.Option{
+		nats.Name(name), nats.MaxReconnects(-1), nats.ReconnectWait(time.Second), nats.Timeout(requestTime), nats.IgnoreAuthErrorAbort(),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				report(fmt.Sprintf("the connection to NATS is lost: %v", err))
+			}
+		}),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
+			report(fmt.Sprintf("NATS can't be reached, which is tried again: %v", err))
+		}),
+		nats.ReconnectHandler(func(*nats.Conn) { report("connected to NATS again") }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { // other errors are those of requests, which return them
+			for _, refusal := range []error{nats.ErrPermissionViolation, nats.ErrAuthorization, nats.ErrAuthExpired, nats.ErrAuthRevoked, nats.ErrAccountAuthExpired} {
+				if errors.Is(err, refusal) {
+					report(fmt.Sprintf("NATS refuses: %v", err))
+				}
+			}
+		}),
+	}
+	if credentials != "" {
+		option, err := useCredentials(credentials)
+		if err != nil {
+			return nil, err
+		}
+		o = append(o, option)
+	}
+	c, err := nats.Connect(urls, o...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to NATS: %w", err)
+	}
+	return c, nil
+}
+
+// checkServers returns an error unless all URLs can be used.
+func checkServers(urls string) error {
+	for s := range strings.SplitSeq(urls, ",") {
+		s = strings.TrimSpace(s)
+		if !strings.Contains(s, "://") {
+			s = "nats://" + s
+		}
+		u, err := url.Parse(s)
+		if err != nil || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "" {
+			return ErrServer
+		}
+	}
+	return nil
+}
+
+// useCredentials returns the option for what is in a file.
+func useCredentials(path string) (nats.Option, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	if bytes.Contains(text, []byte("NATS USER JWT")) {
+		return nats.UserCredentials(path), nil // it is read again for each connection, so that it can be replaced
+	}
+	option, err := nats.NkeyOptionFromSeed(path)
+	if err != nil {
+		return nil, fmt.Errorf("%s has neither credentials of a user nor the seed of a key: %w", path, err)
+	}
+	return option, nil
+}
+
+// reportAgain is the time after which a text is reported again, and maxReported the number of
+// texts that are known.
+const (
+	reportAgain = time.Minute
+	maxReported = 100
+)
+
+// limitReports returns a function that passes texts to report, but none again within a
+// minute: what is tried again every second must not fill a log. It is safe for concurrent use.
+func limitReports(report func(text string)) func(text string) {
+	var mu sync.Mutex
+	last := map[string]time.Time{}
+	return func(text string) {
+		mu.Lock()
+		at, known := last[text]
+		again := known && time.Since(at) < reportAgain
+		if !again {
+			if len(last) >= maxReported {
+				clear(last)
+			}
+			last[text] = time.Now()
+		}
+		mu.Unlock()
+		if !again && report != nil {
+			report(text)
+		}
+	}
+}

@@ -1,0 +1,5 @@
+package fleet
+
+import "syscall"
+
+func makePipe(path string) error { return syscall.Mkfifo(path, 0o600) }
