@@ -29,6 +29,13 @@ var shared = sync.OnceValues(func() (string, error) {
 })
 
 func TestMain(m *testing.M) {
+	if config := os.Getenv(natsConfig); config != "" {
+		if err := runNATS(config); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	flag.Parse()
 	run := m.Run
 	if egresstest.InNamespace() {

@@ -71,7 +71,7 @@ func (e *DamagedError) Unwrap() error { return e.Err }
 func Coordinate(ctx context.Context, o CoordinatorOptions) (batch.Totals, error) {
 	o.Interval, o.AckWait = cmp.Or(o.Interval, 2*time.Second), cmp.Or(o.AckWait, AckWait)
 	o.Report = limitReports(o.Report)
-	js, err := jetstream.New(o.Conn, jetstream.WithPublishAsyncMaxPending(256))
+	js, err := jetstream.New(o.Conn, jetstream.WithDefaultTimeout(requestTime), jetstream.WithPublishAsyncMaxPending(256), jetstream.WithPublishAsyncTimeout(requestTime))
 	if err != nil {
 		return batch.Totals{}, err
 	}
@@ -127,14 +127,15 @@ type coordinator struct {
 
 // collectAll returns when no trial is open, the cost is used up or ctx has ended.
 func (c *coordinator) collectAll(ctx context.Context) error {
+	var fillErr error
 	for round := 0; ; round++ {
 		if c.MaxCostMicroUSD > 0 && c.cost.Load() >= c.MaxCostMicroUSD {
 			c.totals.CostReached = true
 			return nil
 		}
-		if round%5 == 0 {
-			if err := c.fillQueue(ctx); err != nil && ctx.Err() == nil {
-				c.Report(fmt.Sprintf("the queue can't be filled, which is tried again: %v", err))
+		if round%5 == 0 || fillErr != nil {
+			if fillErr = c.fillQueue(ctx); fillErr != nil && ctx.Err() == nil {
+				c.Report(fmt.Sprintf("the queue can't be filled, which is tried again: %v", fillErr))
 			}
 		}
 		if err := c.collectResults(ctx); err != nil {
@@ -154,9 +155,7 @@ func (c *coordinator) collectAll(ctx context.Context) error {
 // fillQueue queues each open trial that has no result and is not in the queue. The queue is
 // read first: a trial that leaves it later has its result by then.
 func (c *coordinator) fillQueue(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Minute, errors.New("the queue was not filled within 2 minutes"))
-	defer cancel()
-	stream, err := c.openStream(ctx)
+	stream, err := c.openStream(ctx) // ctx has no deadline, so that each request has its own
 	if err != nil {
 		return err
 	}

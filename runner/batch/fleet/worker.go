@@ -85,7 +85,7 @@ func Work(ctx context.Context, o WorkerOptions) error {
 		return err
 	}
 	var err error
-	if w.js, err = jetstream.New(o.Conn); err != nil {
+	if w.js, err = jetstream.New(o.Conn, jetstream.WithDefaultTimeout(requestTime)); err != nil {
 		return err
 	}
 	w.orderBuckets()
