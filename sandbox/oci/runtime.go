@@ -111,15 +111,17 @@ func (r *runtimeClient) removeFiles(_ context.Context, id string) (removed bool,
 	return len(files) > 0, errors.Join(errs...)
 }
 
-// keepsFilesOnly reports whether the runtime is known to be runc. Once the first process
-// of a container's PID namespace has ended, `runc delete` removes the container's
-// cgroups and its files, and runs hooks, of which ours have none (libcontainer,
-// state_linux.go, as of runc 1.0 to 1.4). To remove both without it saves the start of a
-// process, 5 ms.
+// keepsFilesOnly reports whether the runtime is known to be runc or runsc, of whose
+// containers only files and cgroups are left once their first process, or the sandbox,
+// has ended. `runc delete` then removes both and runs hooks, of which ours have none
+// (libcontainer, state_linux.go, as of runc 1.0 to 1.4); `runsc delete` removes the files
+// and waits for the gofer, which is in the cgroups, until it has ended
+// (runsc/container/container.go, Destroy). To remove both without them saves the start of a
+// process: 5 ms of processor time with runc, 20 with runsc.
 func (r *runtimeClient) keepsFilesOnly() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.known.name == "runc"
+	return r.known.name == "runc" || r.known.name == "runsc"
 }
 
 // listFiles returns the files of a container in the runtime's directory: runc
