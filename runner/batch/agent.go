@@ -51,7 +51,7 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	}
 	r.result.Sessions = append(r.result.Sessions, o.Dir.Session)
 	if r.place.root {
-		err = uploadAll(ctx, s, upload{to: logsDir + "/agent"}, upload{to: logsDir + "/verifier"}, upload{to: logsDir + "/artifacts"})
+		err = uploadAll(ctx, s, uploads(upload{to: logsDir + "/agent"}, upload{to: logsDir + "/verifier"}, upload{to: logsDir + "/artifacts"}))
 	}
 	if err == nil {
 		err = r.awaitHealth(ctx, definition.Environment.HealthCheck)
@@ -197,7 +197,7 @@ func (r *trialRun) runAgent(ctx context.Context, step *task.Step, result *StepRe
 // beginStep brings the files of a step, and waits until the environment is healthy.
 func (r *trialRun) beginStep(ctx context.Context, step *task.Step) error {
 	if step.Files != "" {
-		if err := uploadAll(ctx, r.session, upload{to: r.place.dirOf(), from: step.Files, executable: "setup.sh"}); err != nil {
+		if err := uploadAll(ctx, r.session, uploads(upload{to: r.place.dirOf(), from: step.Files, executable: "setup.sh"})); err != nil {
 			return err
 		}
 		if fileExists(filepath.Join(step.Files, "setup.sh")) {
@@ -219,7 +219,7 @@ func (r *trialRun) runSolution(ctx context.Context, step *task.Step, result *Ste
 	if !fileExists(filepath.Join(solution, "solve.sh")) || !r.place.root {
 		return &failure{SolutionFailed, errors.New("the task has no solution")}
 	}
-	if err := uploadAll(ctx, r.session, upload{to: solutionDir, from: solution, executable: "solve.sh"}); err != nil {
+	if err := uploadAll(ctx, r.session, uploads(upload{to: solutionDir, from: solution, executable: "solve.sh"})); err != nil {
 		return environmentError(err)
 	}
 	output, err := createCapped(filepath.Join(dir, AgentOutputFile))

@@ -101,15 +101,33 @@ type upload struct {
 	skip func(name string) bool
 }
 
+// uploadList returns directories that are brought into a sandbox. It is called once the sandbox
+// takes them, and may wait. Nil returns none.
+type uploadList func() ([]upload, error)
+
+// uploads returns the list of directories that are known.
+func uploads(list ...upload) uploadList {
+	return func() ([]upload, error) { return list, nil }
+}
+
+// writeTo adds the directories to an archive.
+func (l uploadList) writeTo(w *tar.Writer) error {
+	if l == nil {
+		return nil
+	}
+	list, err := l()
+	for _, u := range list {
+		err = errors.Join(err, u.writeTo(w))
+	}
+	return err
+}
+
 // uploadAll writes directories to a sandbox in which the user is root.
-func uploadAll(ctx context.Context, s *runner.Session, list ...upload) error {
+func uploadAll(ctx context.Context, s *runner.Session, list uploadList) error {
 	read, write := io.Pipe()
 	go func() {
 		w := tar.NewWriter(write)
-		var err error
-		for _, u := range list {
-			err = errors.Join(err, u.writeTo(w))
-		}
+		err := list.writeTo(w)
 		write.CloseWithError(errors.Join(err, w.Close()))
 	}()
 	err := executeCommand(ctx, s, "bring files into the sandbox", runner.UnpackCommand("/", read))
@@ -319,7 +337,7 @@ func extractState(file, from, to string) error {
 // restoreState makes the changes in a file in another sandbox of the same environment, and
 // then brings directories there. Entries that hidden accepts are left out of the changes: what
 // the harness itself puts there, and caches.
-func restoreState(ctx context.Context, s *runner.Session, file string, hidden func(h *tar.Header) bool, list ...upload) error {
+func restoreState(ctx context.Context, s *runner.Session, file string, hidden func(h *tar.Header) bool, list uploadList) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
@@ -331,9 +349,7 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 		defer close(copied)
 		w := tar.NewWriter(write)
 		err := copyVisible(w, f, hidden)
-		for _, u := range list {
-			err = errors.Join(err, u.writeTo(w))
-		}
+		err = errors.Join(err, list.writeTo(w))
 		write.CloseWithError(errors.Join(err, w.Close()))
 	}()
 	err = executeCommand(ctx, s, "restore what the agent changed", runner.UnpackChangesCommand("/", read))

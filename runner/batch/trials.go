@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caisson-run/caisson/images"
@@ -274,16 +275,23 @@ func (r *trialRun) runStep(ctx context.Context, i int) (more bool, err error) {
 	if err == nil {
 		err = r.collectState(ctx, step, dir)
 	}
-	if err == nil && last {
-		err = r.closeAgent() // its memory is free while the verifier runs
-	}
 	if err != nil {
 		r.steps = append(r.steps, result)
 		return false, err
 	}
 	began := time.Now()
 	v := verification{Trials: r.Trials, trial: r.trial, step: step, dir: dir, place: r.place}
+	if last { // its sandbox ends while the verifier's starts
+		closed := make(chan error, 1)
+		v.agentClosed = sync.OnceValue(func() error { return <-closed })
+		go func() { closed <- r.closeAgent() }()
+	}
 	err = v.verifyStep(ctx)
+	if last {
+		if closeErr := v.agentClosed(); closeErr != nil {
+			err = closeErr
+		}
+	}
 	r.result.Times["verifier"] += time.Since(began).Milliseconds()
 	r.result.Sessions = append(r.result.Sessions, v.sessions...)
 	result.Rewards = v.rewards

@@ -77,7 +77,7 @@ func newMachine(t testing.TB, backend string) *machine {
 	m := &machine{t: t, backend: backend, top: top, root: filepath.Join(top, "root"), state: filepath.Join(top, "state")}
 	write(t, m.root, map[string]string{"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n", "etc/group": "root:x:0:\n", "app/given": "given\n", "var/removed": "x", "opt/old": "old"})
 	for _, name := range []string{"appended", "mode", "removed", "renamed", "replaced", "link", "kept"} {
-		write(t, m.root, map[string]string{"srv/" + name + "/deep/file": name + "\n"})
+		write(t, m.root, map[string]string{"data/" + name + "/deep/file": name + "\n"})
 	}
 	for _, dir := range []string{"bin", "root", "tmp", "proc", "dev", "sys"} {
 		must(t, os.MkdirAll(filepath.Join(m.root, dir), 0o755))
@@ -272,8 +272,8 @@ func TestOracleAndNop(t *testing.T) {
 func TestDeepChanges(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {
 		files := map[string]string{
-			"solution/solve.sh": solve("cd /srv\necho more >> appended/deep/file\nchmod 700 mode/deep/file\nrm removed/deep/file\nmv renamed away\nrm -r replaced/deep\nmkdir replaced/deep\necho new > replaced/deep/other\nrm -r link/deep\nln -s /opt link/deep\nmkdir -p made/a/b\necho new > made/a/b/file\ntouch -d @1 appended/deep/file appended/deep appended made/a/b/file made/a made"),
-			"tests/test.sh":     check(`cd /srv && [ "$(cat appended/deep/file)" = "$(printf 'appended\nmore')" ] && [ -x mode/deep/file ] && [ -d removed/deep ] && [ ! -e removed/deep/file ] && [ ! -e renamed ] && [ "$(cat away/deep/file)" = renamed ] && [ "$(ls replaced/deep)" = other ] && [ "$(cat link/deep/old)" = old ] && [ "$(cat made/a/b/file)" = new ] && [ "$(cat kept/deep/file)" = kept ]`),
+			"solution/solve.sh": solve("cd /data\necho more >> appended/deep/file\nchmod 700 mode/deep/file\nrm removed/deep/file\nmv renamed away\nrm -r replaced/deep\nmkdir replaced/deep\necho new > replaced/deep/other\nrm -r link/deep\nln -s /opt link/deep\nmkdir -p made/a/b\necho new > made/a/b/file\ntouch -d @1 appended/deep/file appended/deep appended made/a/b/file made/a made"),
+			"tests/test.sh":     check(`cd /data && [ "$(cat appended/deep/file)" = "$(printf 'appended\nmore')" ] && [ -x mode/deep/file ] && [ -d removed/deep ] && [ ! -e removed/deep/file ] && [ ! -e renamed ] && [ "$(cat away/deep/file)" = renamed ] && [ "$(ls replaced/deep)" = other ] && [ "$(cat link/deep/old)" = old ] && [ "$(cat made/a/b/file)" = new ] && [ "$(cat kept/deep/file)" = kept ]`),
 		}
 		r, _ := m.run(m.task("", files), batch.Oracle)
 		expect(t, "changes", r, batch.Passed, "", "")

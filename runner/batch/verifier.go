@@ -31,6 +31,9 @@ type verification struct {
 	// another directory.
 	dir, out string
 	place    place // of the agent
+	// agentClosed waits until the agent's session has ended and its files are in dir, and
+	// returns its error. Nil means that it has.
+	agentClosed func() error
 
 	rewards  map[string]float64
 	sessions []string
@@ -107,8 +110,25 @@ func (v *verification) runOnce(ctx context.Context) (err error) {
 func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p place) error {
 	caches := p.caches(slices.Concat(v.o.Session.Env, v.trial.Definition.Environment.Env))
 	if !p.root {
-		return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), caches.contains))
+		return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), caches.contains, nil))
 	}
+	list := func() ([]upload, error) {
+		if v.agentClosed != nil {
+			if err := v.agentClosed(); err != nil {
+				return nil, err
+			}
+		}
+		return v.listUploads(p), nil
+	}
+	if v.step.Verifier.Separate {
+		return environmentError(uploadAll(ctx, s, list))
+	}
+	hidden := func(h *tar.Header) bool { return isHarness(h) || caches.contains(h) }
+	return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), hidden, list))
+}
+
+// listUploads returns what is brought to the verifier beside what the agent changed.
+func (v *verification) listUploads(p place) []upload {
 	uploads := []upload{{to: logsDir + "/verifier"}, {to: logsDir + "/agent"}, {to: logsDir + "/artifacts"}}
 	if artifacts := filepath.Join(v.dir, ArtifactsDir); fileExists(artifacts) {
 		uploads = append(uploads, upload{to: logsDir + "/artifacts", from: artifacts, skip: v.isCacheOfArtifact})
@@ -123,11 +143,7 @@ func (v *verification) bringFiles(ctx context.Context, s *runner.Session, p plac
 	if tests := v.step.Verifier.Tests; tests != "" {
 		uploads = append(uploads, upload{to: testsDir, from: tests, executable: "test.sh"})
 	}
-	if v.step.Verifier.Separate {
-		return environmentError(uploadAll(ctx, s, uploads...))
-	}
-	hidden := func(h *tar.Header) bool { return isHarness(h) || caches.contains(h) }
-	return v.stateError(restoreState(ctx, s, filepath.Join(v.dir, StateFile), hidden, uploads...))
+	return uploads
 }
 
 // declaredArtifacts returns the artifacts of the task that the agent made, for where they
