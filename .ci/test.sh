@@ -55,6 +55,7 @@ packages="$(echo "$packages" | grep -E "$longest") $(echo "$packages" | grep -vE
 	-C .ci/ollamawire -count=1 ./... -- \
 	-C .ci/junit -count=1 ./... -- \
 	-C .ci/s3 -count=1 ./... -- \
+	-C .ci/deploy -count=1 ./... -- \
 	-C sandbox/oci/runsc -count=1 ./... -- \
 	-count=1 -timeout=25m -p=3 -parallel=4 $vet $race $packages -- \
 	-count=1 -timeout=30m -parallel=6 $vet $race ./e2e/...
