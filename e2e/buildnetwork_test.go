@@ -14,6 +14,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -156,7 +157,8 @@ func TestBuildNetwork(t *testing.T) {
 	}
 	m := newMachine(t)
 	w.config(t, m)
-	dockerfile := "FROM " + w.base + "\nRUN curl -sS -f -m 20 " + w.allowed + "/a -o /file && curl -sS -f -m 20 --noproxy '*' " + w.allowed + "/b\n" + w.attacks() + metadata
+	dockerfile := "FROM " + w.base + "\nRUN curl -sS -f -m 20 " + w.allowed + "/a -o /file && curl -sS -f -m 20 --noproxy '*' " + w.allowed + "/b\n" + w.attacks() + metadata +
+		"RUN ls /proc | cat > /seen; cat /proc/net/unix >> /seen\n"
 	out := w.build(t, m, dockerfile, "--build-network", "public")
 	out.want(t, 0)
 	if out.stdout != "from the network\n" || w.served.Load() != 2 {
@@ -173,6 +175,13 @@ func TestBuildNetwork(t *testing.T) {
 		if !strings.Contains(records, want) {
 			t.Errorf("the records lack %s:\n%s", want, records)
 		}
+	}
+	// Nothing of the sandbox whose network it is can be talked to, traced or killed.
+	dir := "build:" + filepath.Join(m.home, "build")
+	seen := m.run(t, "exec", "--backend", "docker", "--workspace", m.workspace, "--image", dir, "--build-network", "public", "--", "cat", "/seen").stdout
+	processes, sockets, _ := strings.Cut(seen, "Num ")
+	if list := regexp.MustCompile(`(?m)^\d+$`).FindAllString(processes, -1); len(list) != 3 || strings.Count(sockets, "\n") != 1 {
+		t.Errorf("a step sees processes %v and sockets\n%s", list, sockets)
 	}
 	// The steps are in the engine's cache, and the image has nothing of the network.
 	if again := w.build(t, m, dockerfile, "--build-network", "public"); again.stdout != out.stdout || w.served.Load() != 2 {

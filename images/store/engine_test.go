@@ -29,6 +29,7 @@ type fakeEngine struct {
 	saves  int
 	build  func(dir string, progress io.Writer) (v1.Image, error)
 	ill    error
+	built  images.BuildOptions // of the last build
 }
 
 func (e *fakeEngine) ImageID(_ context.Context, name string) (string, error) {
@@ -62,6 +63,7 @@ func (e *fakeEngine) Save(_ context.Context, id string) (io.ReadCloser, error) {
 }
 
 func (e *fakeEngine) Build(_ context.Context, dir string, o images.BuildOptions) (string, error) {
+	e.built = o
 	im, err := e.build(dir, o.Progress)
 	if err != nil {
 		return "", err
@@ -273,4 +275,20 @@ esac`)
 		t.Errorf("a build that is cancelled: %v", err)
 	}
 	noHalves(t, s)
+}
+
+// TestBuildNetworkNeedsEngine checks that no other builder builds where a network was asked
+// for, and that an engine gets it.
+func TestBuildNetworkNeedsEngine(t *testing.T) {
+	dir := t.TempDir()
+	open := func(context.Context, string) (*images.BuildNetwork, error) { return nil, nil }
+	s := openStore(t, storeDir(t), func(o *Options) { o.Buildah, o.BuildNetwork = "/no/such/buildah", open })
+	if _, err := s.Resolve(t.Context(), mustParse(t, "build:"+dir)); !errors.Is(err, images.ErrUnsupported) {
+		t.Errorf("without an engine: %v", err)
+	}
+	e := &fakeEngine{images: map[string]v1.Image{}, build: func(string, io.Writer) (v1.Image, error) { return simple(t), nil }}
+	s = openStore(t, storeDir(t), func(o *Options) { o.Engine, o.BuildNetwork = e, open })
+	if _, err := s.Resolve(t.Context(), mustParse(t, "build:"+dir)); err != nil || e.built.Network == nil {
+		t.Errorf("with an engine: %v, %+v", err, e.built)
+	}
 }

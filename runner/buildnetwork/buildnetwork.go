@@ -27,7 +27,7 @@ import (
 
 // Options configure the networks of builds. All but Log are required.
 type Options struct {
-	// Egress is what commands may reach. Of its fields Policy, Private, Upstream and
+	// Egress describes the hosts that commands may reach. Of its fields Policy, Private, Upstream and
 	// Budget count: an image of a build trusts no certificates of Caisson's, so that
 	// rules of https refuse.
 	Egress runner.EgressOptions
@@ -59,7 +59,7 @@ func Open(ctx context.Context, o Options, dir string) (_ *images.BuildNetwork, e
 	b := &build{opts: o, dir: dir}
 	defer func() {
 		if err != nil {
-			_, closeErr := b.close()
+			_, closeErr := b.closeNetwork()
 			err = errors.Join(err, closeErr)
 		}
 	}()
@@ -81,7 +81,7 @@ func Open(ctx context.Context, o Options, dir string) (_ *images.BuildNetwork, e
 	}
 	b.network, err = network.New(network.Options{
 		Policy: o.Egress.Policy, Private: o.Egress.Private, Upstream: o.Egress.Upstream, Budget: o.Egress.Budget, Capture: true,
-		Dir: b.records.dir, Record: func(_ string, p record.Payload, sync bool) error { return b.records.write(p.Kind(), p, sync) }, Log: b.opts.Log,
+		Dir: b.records.dir, Record: func(_ string, p record.Payload, sync bool) error { return b.records.writeRecord(p.Kind(), p, sync) }, Log: b.opts.Log,
 	})
 	if err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func Open(ctx context.Context, o Options, dir string) (_ *images.BuildNetwork, e
 			proxy[name] = value
 		}
 	}
-	return &images.BuildNetwork{Container: b.sandbox.Attestation().Container, Proxy: proxy, Close: b.close}, nil
+	return &images.BuildNetwork{Container: b.sandbox.Attestation().Container, Proxy: proxy, Close: b.closeNetwork}, nil
 }
 
 // build is the network of one build.
@@ -125,9 +125,9 @@ type build struct {
 // closeTime bounds the removal of the sandbox.
 const closeTime = time.Minute
 
-// close implements images.BuildNetwork, also for a network that was opened in part.
-func (b *build) close() (refused []string, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
+// closeNetwork is Close of images.BuildNetwork, also for a network that was opened in part.
+func (b *build) closeNetwork() (refused []string, err error) {
+	ctx, cancel := context.WithTimeoutCause(context.Background(), closeTime, errors.New("the network of a build was not removed in time"))
 	defer cancel()
 	var errs []error
 	if b.sandbox != nil {
@@ -141,7 +141,7 @@ func (b *build) close() (refused []string, err error) {
 	}
 	if b.network != nil {
 		b.network.Close()
-		errs = append(errs, b.records.close())
+		errs = append(errs, b.records.closeFile())
 	}
 	if b.work != nil {
 		errs = append(errs, b.work.Close(), sessiondir.RemoveWorkspace(b.opts.StateDir, b.session.Session))

@@ -39,33 +39,33 @@ type line struct {
 	Data any         `json:"data"`
 }
 
-// write writes a record. With sync it returns when the record is on the disk.
-func (f *recordFile) write(kind record.Kind, data any, sync bool) error {
+// writeRecord writes a record. With sync it returns when the record is on the disk.
+func (f *recordFile) writeRecord(kind record.Kind, data any, sync bool) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.file == nil {
-		if err := f.create(); err != nil {
+		if err := f.createFile(); err != nil {
 			return err
 		}
 	}
-	err := f.encode(kind, data)
+	err := f.appendLine(kind, data)
 	if err == nil && sync {
 		err = f.file.Sync()
 	}
 	return err
 }
 
-func (f *recordFile) create() (err error) {
+func (f *recordFile) createFile() (err error) {
 	if err := os.MkdirAll(f.dir, 0o700); err != nil {
 		return err
 	}
 	if f.file, err = os.OpenFile(filepath.Join(f.dir, RecordsFile), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 		return err
 	}
-	return f.encode(KindBegun, f.first)
+	return f.appendLine(KindBegun, f.first)
 }
 
-func (f *recordFile) encode(kind record.Kind, data any) error {
+func (f *recordFile) appendLine(kind record.Kind, data any) error {
 	text, err := json.Marshal(line{time.Now().UTC(), kind, data})
 	if err != nil {
 		return err
@@ -74,8 +74,8 @@ func (f *recordFile) encode(kind record.Kind, data any) error {
 	return err
 }
 
-// close ends the file, and removes those of old builds beside it.
-func (f *recordFile) close() error {
+// closeFile ends the file, and removes those of old builds beside it.
+func (f *recordFile) closeFile() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.file == nil {

@@ -51,7 +51,7 @@ func (e *ImageEngine) Build(ctx context.Context, dir string, o images.BuildOptio
 	output := &buildOutput{progress: o.Progress}
 	refused, err := r.buildWithin(ctx, source, buildPlan{dir: dir, name: name, open: o.Network}, output)
 	if err != nil {
-		return "", &images.BuildError{Err: errors.Join(err, r.removeUnfinished(ctx, output.made)), Output: output.last, Network: o.Network != nil, Refused: refused}
+		return "", &images.BuildError{Err: errors.Join(err, r.removeUnfinished(ctx, output.made)), Output: output.lastLines(), Network: o.Network != nil, Refused: refused}
 	}
 	if before.ID != "" && before.ID != output.id {
 		// Refused by the engine if it has another name, or a container uses it.
@@ -74,13 +74,20 @@ type buildPlan struct {
 func (r *remote) buildWithin(ctx context.Context, source *buildContext, p buildPlan, output *buildOutput) (refused []string, err error) {
 	ctx, cancel := withDeadline(ctx, r.transfer)
 	defer cancel()
-	runs, err := r.checkDockerfile(ctx, source.dockerfile, output)
+	info, err := r.info(ctx)
+	if err != nil {
+		return nil, err
+	}
+	runs, err := r.checkDockerfile(ctx, source.dockerfile, "linux/"+goArchitecture(info.Architecture), output)
 	if err != nil {
 		return nil, err
 	}
 	o := build.ImageBuildOptions{
 		Version: build.BuilderV1, Tags: []string{p.name}, Dockerfile: dockerfile, NetworkMode: noNetwork,
 		Remove: true, ForceRemove: true, Labels: map[string]string{labelBuilt: "true"},
+	}
+	if memory := info.MemTotal / 4 * 3; info.MemoryLimit && memory > 0 {
+		o.Memory = memory // of each step, so that none takes all of the machine's
 	}
 	if p.open == nil || !runs {
 		return nil, r.buildImage(ctx, source, o, output)
@@ -105,12 +112,8 @@ func (r *remote) buildWithin(ctx context.Context, source *buildContext, p buildP
 // checkDockerfile returns an error if the builder would download something itself, and
 // reports whether a step runs a command. It pulls base images that the engine lacks,
 // whose triggers may do both.
-func (r *remote) checkDockerfile(ctx context.Context, text []byte, output *buildOutput) (runs bool, err error) {
-	version, err := r.version(ctx)
-	if err != nil {
-		return false, err
-	}
-	f, err := dockerfiles.Read(text, "linux/"+version.Arch)
+func (r *remote) checkDockerfile(ctx context.Context, text []byte, platform string, output *buildOutput) (runs bool, err error) {
+	f, err := dockerfiles.Read(text, platform)
 	if err != nil {
 		return false, fmt.Errorf("%w: its %s: %w", images.ErrUnsupported, dockerfile, err)
 	}

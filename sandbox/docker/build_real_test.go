@@ -6,9 +6,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,6 +20,7 @@ import (
 	"github.com/docker/docker/api/types/filters"
 	"github.com/docker/docker/api/types/image"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/caisson-run/caisson/images"
 )
@@ -201,5 +206,40 @@ func TestImageEngineWithoutImage(t *testing.T) {
 	must(t, err)
 	if err := gone.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "/no/such.sock") {
 		t.Errorf("check: %v", err)
+	}
+}
+
+// A base image that the engine lacks is pulled, and its triggers are read before they are
+// executed: control: without one that adds a URL the same base is built on.
+func TestBuildPullsBase(t *testing.T) {
+	e := newImageEngine(t)
+	var added atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { added.Add(1) }))
+	t.Cleanup(server.Close)
+	host := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(host.Close)
+	for _, trigger := range []string{"ENV A=b", "ADD " + server.URL + "/f /f"} {
+		name := strings.TrimPrefix(host.URL, "http://") + "/base:1"
+		c, made := importImage(t, shellTar(t), "ONBUILD "+trigger)
+		must(t, c.ImageTag(t.Context(), made, name))
+		answer, err := c.ImagePush(t.Context(), name, image.PushOptions{RegistryAuth: "e30="})
+		must(t, err)
+		_, err = io.Copy(io.Discard, answer)
+		must(t, errors.Join(err, answer.Close()))
+		remove := func() {
+			if _, err := c.ImageRemove(context.Background(), name, image.RemoveOptions{Force: true}); err != nil {
+				t.Errorf("remove: %v", err)
+			}
+		}
+		remove()
+		var said strings.Builder
+		_, err = e.Build(t.Context(), dockerfileIn(t, e, "FROM "+name), images.BuildOptions{Progress: &said})
+		if refused := errors.Is(err, images.ErrUnsupported); refused != strings.HasPrefix(trigger, "ADD") || !refused && err != nil {
+			t.Errorf("%s: %v", trigger, err)
+		}
+		if !strings.Contains(said.String(), "Pull") || added.Load() != 0 {
+			t.Errorf("%s: downloaded %d times; %s", trigger, added.Load(), said.String())
+		}
+		remove()
 	}
 }

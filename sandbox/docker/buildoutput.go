@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 
@@ -26,13 +25,14 @@ type buildOutput struct {
 	made     []string  // images that steps of this build made, in order
 	from     bool      // the step takes a base image
 	cached   bool      // the step's image was there before
-	last     []string  // the last lines
+	tail     []byte    // the end of what commands wrote; the engine splits lines
 }
 
 // Bounds of the last lines of a builder's output that an error has.
 const (
 	maxLastLines = 12
 	maxLineBytes = 300
+	maxTailBytes = 8 << 10
 )
 
 // line is one object of the stream.
@@ -55,7 +55,7 @@ var (
 		return regexp.MustCompile(`\x1b\[[0-9;]*m`)
 	})
 	builderNote = sync.OnceValue(func() *regexp.Regexp {
-		return regexp.MustCompile(`^( ---> |Removing intermediate container )`)
+		return regexp.MustCompile(`^(---> |Removing intermediate container )`)
 	})
 	stepImage = sync.OnceValue(func() *regexp.Regexp {
 		return regexp.MustCompile(`^ ---> ([0-9a-f]{12,64})\n?$`)
@@ -103,7 +103,10 @@ func (b *buildOutput) addLine(l line) {
 	if text == "" && l.Status != "" {
 		text = l.Status + "\n"
 	}
-	b.keepLast(text)
+	b.tail = append(b.tail, text...)
+	if len(b.tail) > 2*maxTailBytes {
+		b.tail = append(b.tail[:0], b.tail[len(b.tail)-maxTailBytes:]...)
+	}
 	if b.progress != nil && text != "" {
 		_, _ = io.WriteString(b.progress, text) // progress is for information only
 	}
@@ -116,15 +119,13 @@ func (b *buildOutput) addLine(l line) {
 	}
 }
 
-// keepLast keeps the last lines of what commands wrote.
-func (b *buildOutput) keepLast(text string) {
-	for one := range strings.SplitSeq(text, "\n") {
-		if builderNote().MatchString(one) {
-			continue
-		}
-		if one = strings.TrimSpace(one); one != "" {
-			b.last = append(b.last, strings.ToValidUTF8(one[:min(len(one), maxLineBytes)], ""))
+// lastLines returns the last lines of what commands wrote.
+func (b *buildOutput) lastLines() []string {
+	var list []string
+	for one := range strings.SplitSeq(string(b.tail), "\n") {
+		if one = strings.TrimSpace(one); one != "" && !builderNote().MatchString(one) {
+			list = append(list, strings.ToValidUTF8(one[:min(len(one), maxLineBytes)], ""))
 		}
 	}
-	b.last = slices.Clone(b.last[max(0, len(b.last)-maxLastLines):])
+	return list[max(0, len(list)-maxLastLines):]
 }

@@ -79,3 +79,21 @@ func TestLoadedID(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// TestLastLines checks that lines which the engine splits, and colours, are whole.
+func TestLastLines(t *testing.T) {
+	b := &buildOutput{}
+	for _, chunk := range append([]string{"Step 1/1 : RUN x", "\n", " ---> Running in 1\n", "before\n\n", "\x1b[91mc\x1b[0m", "\x1b[91murl: \x1b[0m", "\x1b[91mrefused\n\x1b[0m"}, "Removing intermediate container 1\n") {
+		b.addLine(line{Stream: chunk})
+	}
+	if diff := cmp.Diff([]string{"Step 1/1 : RUN x", "before", "curl: refused"}, b.lastLines()); diff != "" {
+		t.Error(diff)
+	}
+	for range 3 * maxTailBytes {
+		b.addLine(line{Stream: "ä\n"})
+	}
+	b.addLine(line{Stream: strings.Repeat("ä", maxTailBytes)})
+	if got := b.lastLines(); len(got) > maxLastLines || len(got[len(got)-1]) > maxLineBytes || cap(b.tail) > 10*maxTailBytes {
+		t.Errorf("%d lines, %d bytes", len(got), cap(b.tail))
+	}
+}

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -103,12 +104,12 @@ func convertConfig(c *dockerspec.DockerOCIImageConfig) (images.Config, error) {
 
 // sameArchitecture compares an image's architecture (amd64) with an engine's
 // (x86_64).
-func sameArchitecture(image, engine string) bool {
+func sameArchitecture(image, engine string) bool { return image == goArchitecture(engine) }
+
+// goArchitecture returns an engine's architecture in the words of images.
+func goArchitecture(engine string) string {
 	words := map[string]string{"x86_64": "amd64", "aarch64": "arm64"}
-	if w, ok := words[engine]; ok {
-		engine = w
-	}
-	return image == engine
+	return cmp.Or(words[engine], engine)
 }
 
 // skeletonImage imports the skeleton of a root that consists of binds into the

@@ -231,3 +231,46 @@ func TestEgressMistakes(t *testing.T) {
 		}
 	}
 }
+
+func TestBuildNetwork(t *testing.T) {
+	const user = `egress:
+  allow: ["tcp://db.lan:*", "https://api.example.com/v1/", "tls://b.example.com"]
+  deny: ["tls://bad.example.com"]
+  private: {db.lan: [10.1.2.0/24]}
+  presets: [npm]
+`
+	for _, test := range []struct {
+		images, requirements string
+		allow                []string
+	}{
+		{"", "", nil},
+		{"images: {build_network: none}", "", nil},
+		{"images: {build_network: public}", "", []string{"public", "tcp://db.lan:*", "tls://b.example.com"}},
+		{"images: {build_network: public}", "egress: {allow: [\"tls://b.example.com\"]}", []string{"public", "tcp://db.lan:*", "tls://b.example.com"}},
+	} {
+		c, err := loadFetch(t, user+test.images+"\n", "", test.requirements)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := c.BuildNetwork()
+		if err != nil || (o == nil) != (test.allow == nil) {
+			t.Fatalf("%+v: %+v, %v", test, o, err)
+		}
+		if o == nil {
+			continue
+		}
+		var allow []string
+		for _, r := range o.Policy.Allow {
+			allow = append(allow, r.String())
+		}
+		if diff := cmp.Diff(test.allow, allow); diff != "" {
+			t.Error(diff)
+		}
+		if got := o.Policy.DecideHost("a.example.com", 443).Allowed(); got != (test.requirements == "") {
+			t.Errorf("%q: a public host is allowed: %v", test.requirements, got)
+		}
+		if !o.Policy.DecideHost("b.example.com", 443).Allowed() || o.Policy.DecideHost("bad.example.com", 443).Allowed() || len(o.Private["db.lan"]) != 1 || o.Budget.Bytes == 0 {
+			t.Errorf("%+v", o)
+		}
+	}
+}

@@ -27,7 +27,7 @@ const (
 	maxValue = 4096
 )
 
-// File is what is known of a Dockerfile.
+// File describes a Dockerfile.
 type File struct {
 	// Bases are the images that its stages begin with, each once, without scratch and
 	// its own stages.
@@ -213,15 +213,15 @@ func (f *File) readStages(instructions []string, platform string) error {
 
 // readArgs adds the values of an ARG instruction.
 func readArgs(text string, args map[string]string) {
-	for _, one := range strings.Fields(text) {
+	for one := range strings.FieldsSeq(text) {
 		name, value, _ := strings.Cut(one, "=")
-		if expanded, err := expand(unquote(value), args); err == nil && len(expanded) <= maxValue {
+		if expanded, err := expandVariables(removeQuotes(value), args); err == nil && len(expanded) <= maxValue {
 			args[name] = expanded
 		}
 	}
 }
 
-func unquote(s string) string { return strings.NewReplacer(`"`, "", `'`, "").Replace(s) }
+func removeQuotes(s string) string { return strings.NewReplacer(`"`, "", `'`, "").Replace(s) }
 
 // parseFrom returns the image of a FROM instruction, and the name of the stage in lower
 // case, "" without one.
@@ -236,7 +236,7 @@ func parseFrom(text string, args map[string]string, platform string) (base, name
 	if len(fields) == 0 {
 		return "", "", fmt.Errorf("FROM %s: it names no image", text)
 	}
-	base, err = expand(unquote(fields[0]), args)
+	base, err = expandVariables(removeQuotes(fields[0]), args)
 	if err != nil || base == "" {
 		return "", "", fmt.Errorf("FROM %s: the base image can't be determined", text)
 	}
@@ -253,8 +253,8 @@ var (
 	errVariable = errors.New("unknown form of a variable")
 )
 
-// expand replaces the variables of a text: $NAME, ${NAME} and ${NAME:-default}.
-func expand(text string, args map[string]string) (string, error) {
+// expandVariables replaces the variables of a text: $NAME, ${NAME} and ${NAME:-default}.
+func expandVariables(text string, args map[string]string) (string, error) {
 	out := variable().ReplaceAllStringFunc(text, func(m string) string {
 		parts := variable().FindStringSubmatch(m)
 		if value := args[parts[1]+parts[2]]; value != "" {
