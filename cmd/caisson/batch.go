@@ -231,7 +231,7 @@ func loadTasks(env environ, paths, variables []string) ([]task.Task, error) {
 		return env.lookup(name)
 	}})
 	if err != nil {
-		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "docs/batch.md describes tasks."}}
+		return nil, &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "caisson batch --help and docs/batch.md describe tasks."}}
 	}
 	return tasks, nil
 }
@@ -417,10 +417,13 @@ func (b *batchSession) setNeeds(t *task.Task) {
 // refuseUnsupported lists the tasks that can't be run, and returns an error unless they may be
 // left out.
 func (b *batchSession) refuseUnsupported() error {
-	n := 0
+	n, hint := 0, ""
 	for _, t := range b.tasks {
 		if len(t.Unsupported) > 0 {
 			n++
+			if slices.ContainsFunc(t.Unsupported, func(why string) bool { return strings.Contains(why, task.NotGiven) }) {
+				hint = "Give them variables with --task-env NAME, or "
+			}
 			text, _ := tools.Display(fmt.Sprintf("unsupported: %s: %s", t.ID, strings.Join(t.Unsupported, "; ")))
 			b.app.printLines(text)
 		}
@@ -429,7 +432,7 @@ func (b *batchSession) refuseUnsupported() error {
 		return nil
 	}
 	return &commandError{Status: exitInput, Problem: record.Problem{
-		Cause: fmt.Sprintf("%d of %d tasks can't be run here", n, len(b.tasks)), Hint: "Give them a variable with --task-env NAME, or leave them out with --skip-unsupported: they stand in every report, and in no rate.",
+		Cause: fmt.Sprintf("%d of %s can't be run here", n, formatCount(len(b.tasks), "task", "tasks")), Hint: cmp.Or(hint, "Fix what is invalid, or ") + "leave them out with --skip-unsupported: they stand in every report, and in no rate.",
 	}}
 }
 
@@ -497,6 +500,14 @@ func finishBatch(ctx context.Context, a *app, ledger *batch.Ledger, totals batch
 	if err := batchui.WriteSummary(a.stdout, summary); err != nil {
 		return err
 	}
+	dir := ledger.Dir()
+	if here, err := os.Getwd(); err == nil {
+		if near, err := filepath.Rel(here, dir); err == nil && filepath.IsLocal(near) {
+			dir = near
+		}
+	}
+	text, _ := tools.Display(fmt.Sprintf("caisson: the report is %s; caisson batch ls %s lists the trials", filepath.Join(dir, "report.html"), dir))
+	a.printLines(text)
 	return exitWith(batchStatus(totals, summary))
 }
 
@@ -519,7 +530,7 @@ func (b *batchSession) sweepDead(ctx context.Context) error {
 		return fmt.Errorf("remove what a killed batch left: %w", err)
 	}
 	if len(removed) > 0 {
-		b.say(fmt.Sprintf("removed what a killed batch left: %d of its sandboxes' parts", len(removed)))
+		b.say(fmt.Sprintf("removed what killed processes left of their sandboxes (%d)", len(removed)))
 	}
 	state := b.environ.stateDir()
 	for _, name := range []string{"sessions", "layers"} {

@@ -159,7 +159,7 @@ func describeError(err error) *commandError {
 		return e
 	}
 	if u, ok := errors.AsType[*usageError](err); ok {
-		return &commandError{Status: exitUsage, Problem: record.Problem{Cause: u.Error(), Hint: "caisson --help and caisson run --help list what there is."}}
+		return &commandError{Status: exitUsage, Problem: record.Problem{Cause: u.Error()}}
 	}
 	if c, ok := errors.AsType[*config.Error](err); ok {
 		status := exitConfig

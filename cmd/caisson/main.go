@@ -195,12 +195,15 @@ func execute(ctx context.Context, a *app, guard *ci.Guard, args []string) int {
 	root.SetIn(a.stdin)
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if e, ok := errors.AsType[*exitError](err); ok {
 		return e.status
 	}
 	if err != nil {
 		e := describeError(err)
+		if e.Status == exitUsage && e.Hint == "" {
+			e.Hint = cmd.CommandPath() + " --help lists what there is."
+		}
 		reportError(a, e)
 		return e.Status
 	}

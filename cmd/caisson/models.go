@@ -309,6 +309,9 @@ func gitEnviron(env environ) []string {
 func (b *batchSession) newModel(ctx context.Context, agent string) (batch.Model, error) {
 	conf := b.conf
 	conf.Model = &agent
+	if bound, err := config.ParseDollars(b.flags.maxCost); err == nil {
+		conf.Limits.Cost = &bound // which needs the price
+	}
 	selected, err := conf.SelectModels(b.user)
 	if err != nil {
 		return batch.Model{}, noModel(err)

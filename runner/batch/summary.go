@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"cmp"
 	"math"
 	"path/filepath"
 	"slices"
@@ -51,6 +52,8 @@ type AgentSummary struct {
 	// included.
 	Classes map[Class]int `json:"classes,omitempty"`
 	Faults  map[Class]int `json:"faults,omitempty"`
+	// FaultCauses has the cause of a fault of each class.
+	FaultCauses map[Class]string `json:"fault_causes,omitempty"`
 	// JudgedTasks is the number of tasks with a judged trial. PassAt1 is the mean over
 	// them of the share that passed, and PassAt has the unbiased estimates for more
 	// attempts, each over the tasks with at least so many judged attempts.
@@ -105,7 +108,7 @@ func Summarize(s Spec, results []Result) Summary {
 }
 
 func summarizeAgent(s Spec, agent string, results []Result) AgentSummary {
-	a := AgentSummary{Agent: agent, Planned: plannedTrials(s, agent), Classes: map[Class]int{}, Faults: map[Class]int{}}
+	a := AgentSummary{Agent: agent, Planned: plannedTrials(s, agent), Classes: map[Class]int{}, Faults: map[Class]int{}, FaultCauses: map[Class]string{}}
 	var times, rewards []float64
 	var cost int64
 	byTask := map[string][]Result{}
@@ -179,6 +182,7 @@ func (a *AgentSummary) countResult(r Result) {
 	}
 	for _, f := range r.Faults {
 		a.Faults[f.Class]++
+		a.FaultCauses[f.Class] = cmp.Or(a.FaultCauses[f.Class], f.Cause)
 	}
 	u := r.Usage
 	a.Usage.Rounds += u.Rounds

@@ -175,6 +175,9 @@ func (r *harborReader) readSteps(f harborFile) error {
 // readStep converts a step whose files are in dir.
 func (r *harborReader) readStep(f harborFile, s harborStep, dir string) (Step, error) {
 	instruction, err := r.readBounded(filepath.Join(dir, "instruction.md"))
+	if errors.Is(err, os.ErrNotExist) {
+		return Step{}, errors.New("instruction.md is missing")
+	}
 	if err != nil {
 		return Step{}, err
 	}

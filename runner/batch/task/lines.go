@@ -93,7 +93,10 @@ func parseLine(text []byte, dir string) (Task, error) {
 	var l Line
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&l); err != nil {
+	switch err := d.Decode(&l); {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return Task{}, errors.New("the line ends within a JSON value: want one object on each line")
+	case err != nil:
 		return Task{}, err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {

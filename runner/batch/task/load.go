@@ -21,6 +21,9 @@ type Options struct {
 	Lookup func(name string) (value string, found bool)
 }
 
+// NotGiven is part of the reason why a task that names a variable is unsupported.
+const NotGiven = "not given to tasks"
+
 // ErrNoTask is the error for a path that is neither a task, nor contains any.
 var ErrNoTask = errors.New("no tasks: want a directory with task.toml, a directory of such directories, or a .jsonl file")
 
@@ -57,6 +60,9 @@ func loadPath(path string, o Options) ([]Task, error) {
 		return nil, err
 	}
 	info, err := os.Stat(path)
+	if failed, ok := errors.AsType[*fs.PathError](err); ok {
+		return nil, &Error{path, failed.Err}
+	}
 	if err != nil {
 		return nil, &Error{path, err}
 	}
@@ -168,7 +174,7 @@ func (o Options) expandValue(value string) (string, error) {
 		case hasDefault && v == "":
 			v = def
 		case !set && !hasDefault:
-			return "", fmt.Errorf("the variable %s is not set, or not given to tasks", name)
+			return "", fmt.Errorf("the variable %s is not set, or %s", name, NotGiven)
 		}
 		b.WriteString(v)
 		value = after

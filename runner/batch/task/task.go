@@ -167,8 +167,8 @@ type Error struct {
 	Err    error
 }
 
-// Error names the task and the reason.
-func (e *Error) Error() string { return fmt.Sprintf("task %s: %v", e.Source, e.Err) }
+// Error names the source and the reason.
+func (e *Error) Error() string { return fmt.Sprintf("%s: %v", e.Source, e.Err) }
 
 // Unwrap returns the reason.
 func (e *Error) Unwrap() error { return e.Err }

@@ -88,7 +88,7 @@ func TestTables(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if strings.ContainsAny(out.String(), "\x1b\x07") || !strings.Contains(out.String(), "agent_failed, limit wall_time") || !strings.Contains(out.String(), "0 / 1") {
+	if strings.ContainsAny(out.String(), "\x1b\x07") || !strings.Contains(out.String(), "agent_failed, limit wall_time") || !strings.Contains(out.String(), "0/1") {
 		t.Errorf("%q", out.String())
 	}
 }

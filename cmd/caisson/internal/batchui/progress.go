@@ -105,7 +105,10 @@ func (p *Progress) formatLine(now time.Time) string {
 	if minutes := now.Sub(p.began).Minutes(); p.ended > 0 && minutes > 0 {
 		rate := float64(p.ended) / minutes
 		left := time.Duration(float64(p.o.Total-p.done) / rate * float64(time.Minute))
-		parts = append(parts, fmt.Sprintf("%.1f/min", rate), "ETA "+left.Round(time.Second).String())
+		parts = append(parts, fmt.Sprintf("%.1f/min", rate))
+		if p.done < p.o.Total {
+			parts = append(parts, "ETA "+left.Round(time.Second).String())
+		}
 	}
 	if cost := "$" + shortCost(p.cost); p.o.MaxCostMicroUSD > 0 {
 		parts = append(parts, cost+" of $"+shortCost(p.o.MaxCostMicroUSD))

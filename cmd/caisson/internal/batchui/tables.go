@@ -18,9 +18,9 @@ import (
 // and what was left out.
 func WriteSummary(w io.Writer, s batch.Summary) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "AGENT\tPASSED / JUDGED\tPASS@1\t95 % CI\tFAILED\tLIMIT\tINFRASTRUCTURE\tNOT RUN\tCOST\tMEDIAN")
+	fmt.Fprintln(t, "AGENT\tPASSED\tPASS@1\t95 % CI\tFAILED\tLIMIT\tINFRA\tNOT RUN\tCOST\tMEDIAN")
 	for _, a := range s.Agents {
-		fmt.Fprintf(t, "%s\t%d / %d\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\n", safeText(a.Agent), a.Passed, a.Judged, formatRate(a.PassAt1.Value), formatInterval(a.PassAt1),
+		fmt.Fprintf(t, "%s\t%d/%d\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\n", safeText(a.Agent), a.Passed, a.Judged, formatRate(a.PassAt1.Value), formatInterval(a.PassAt1),
 			a.Failed, a.Limit, a.Infrastructure, a.NotRun, formatCost(a), time.Duration(a.MedianMS)*time.Millisecond)
 	}
 	if err := t.Flush(); err != nil {
@@ -32,6 +32,9 @@ func WriteSummary(w io.Writer, s batch.Summary) error {
 			fmt.Fprintf(w, "%s: pass@%s %s on %d tasks\n", safeText(a.Agent), k, formatRate(r.Value), r.Tasks)
 		}
 		writeClasses(w, safeText(a.Agent)+": tries that the infrastructure failed", a.Faults)
+		for _, c := range slices.Sorted(maps.Keys(a.FaultCauses)) {
+			fmt.Fprintf(w, "  %s: %s\n", c, clipText(a.FaultCauses[c], maxCause))
+		}
 		writeClasses(w, safeText(a.Agent)+": judged trials with a reason", a.Classes)
 	}
 	for _, u := range s.Unsupported {
@@ -51,6 +54,21 @@ func writeClasses(w io.Writer, title string, counts map[batch.Class]int) {
 	fmt.Fprintf(w, "%s: %s\n", title, strings.Join(parts, ", "))
 }
 
+// Bounds of what is shown of a cause and of a task's id, in characters.
+const (
+	maxCause = 300
+	maxTask  = 48
+)
+
+// clipText returns the beginning of a text in safe form.
+func clipText(text string, most int) string {
+	runes := []rune(safeText(text))
+	if len(runes) <= most {
+		return string(runes)
+	}
+	return string(runes[:most-1]) + "…"
+}
+
 func formatRate(v *float64) string {
 	if v == nil {
 		return "-"
@@ -62,7 +80,7 @@ func formatInterval(r batch.Rate) string {
 	if r.Low == nil || r.High == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%.2f - %.2f", *r.Low, *r.High)
+	return fmt.Sprintf("%.2f-%.2f", *r.Low, *r.High)
 }
 
 func formatCost(a batch.AgentSummary) string {
@@ -92,7 +110,7 @@ func WriteResults(w io.Writer, results []batch.Result) error {
 		if r.Limit != "" {
 			reason = strings.TrimPrefix(reason+", limit "+r.Limit, ", ")
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", safeText(r.Task), safeText(r.Agent), r.Attempt, r.Outcome, reward, cmp.Or(reason, "-"), r.Finished.Sub(r.Started).Round(time.Millisecond), r.Key.Name())
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s\n", clipText(r.Task, maxTask), safeText(r.Agent), r.Attempt, r.Outcome, reward, cmp.Or(reason, "-"), r.Finished.Sub(r.Started).Round(time.Millisecond), r.Key.Name())
 	}
 	return t.Flush()
 }
