@@ -1,0 +1,303 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/loop/replay"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/caches"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/runner/redact"
+	"github.com/caisson-run/caisson/runner/sessiondir"
+	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+	"github.com/caisson-run/caisson/tools/memory"
+	"github.com/caisson-run/caisson/tools/policy"
+)
+
+// sessionBuilder makes the options of sessions on a workspace.
+type sessionBuilder struct {
+	*backends
+	workspace *runner.Workspace
+	mounts    []sandbox.Mount // opened for the session
+	// apply is set if the run applies its changes by itself.
+	apply bool
+	// verifies is set if the run verifies its result in a sandbox.
+	verifies bool
+	// reads is set if the command, as far as is known, needs no sandbox, and orders if it
+	// needs one whatever the policy, and reports what the image lacks by itself.
+	reads, orders bool
+	// servers is set if a session without a model has the MCP servers too.
+	servers bool
+	// resume is the id of the session to go on with, "" for a new one.
+	resume string
+	// chat is set if messages come later, so that no task is needed.
+	chat bool
+	// shared is the backend that the sessions of a server share; nil lets each
+	// run choose its own, and clean up before it.
+	shared *readyBackend
+}
+
+// openSessionBuilder reads the settings and opens the workspace, in this order, so that
+// a mistake in either is reported before anything is started.
+func openSessionBuilder(a *app, flags config.File, profile, workspace string, project projectOptions) (*sessionBuilder, error) {
+	s, err := loadSettings(a, flags, profile)
+	if err != nil {
+		return nil, err
+	}
+	return openBuilder(s, workspace, project)
+}
+
+// openBuilder is [openSessionBuilder] with settings that were read.
+func openBuilder(s *settings, workspace string, project projectOptions) (_ *sessionBuilder, err error) {
+	w, err := s.openWorkspace(workspace)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.useProject(w, project); err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	bs, err := openBackends(s, w)
+	if err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	return &sessionBuilder{backends: bs, workspace: w}, nil
+}
+
+func (s *sessionBuilder) close() {
+	s.backends.close()
+	_ = errors.Join(runner.CloseMounts(s.mounts), s.workspace.Close())
+}
+
+// sessionOptions puts a session together: its directory, the model, then the backend.
+// done ends what was made; it is called where there is no error.
+func (s *sessionBuilder) sessionOptions(ctx context.Context, text string, u reporter) (_ runner.Options, done func(), err error) {
+	selected, err := s.conf.SelectModels(s.environ)
+	if err != nil {
+		return runner.Options{}, nil, noModel(err)
+	}
+	asked, err := config.SelectWorkers(&s.conf, s.environ)
+	if err != nil {
+		return runner.Options{}, nil, err
+	}
+	own := len(selected)
+	selected = append(selected, asked...)
+	if err := s.readKeys(ctx, selected, s.workspace.Path); err != nil {
+		return runner.Options{}, nil, err
+	}
+	if err := cmp.Or(s.readEgressKeys(ctx, s.workspace.Path), s.readServerKeys(ctx, s.workspace.Path)); err != nil {
+		return runner.Options{}, nil, err
+	}
+	hidden := s.knownSecrets(selected...)
+	dir, err := s.openDir(hidden)
+	if err != nil {
+		return runner.Options{}, nil, err
+	}
+	s.setLogger(dir.Log)
+	profiles, closeModels, err := s.makeProfiles(selected, modelSettings{stream: *s.conf.Stream, differs: u.reportDifference, logger: dir.Log})
+	if err != nil {
+		return runner.Options{}, nil, errors.Join(err, dir.Close())
+	}
+	counts, err := s.openLedger(ctx, selected)
+	if err != nil {
+		closeModels()
+		return runner.Options{}, nil, errors.Join(err, dir.Close())
+	}
+	end := func() {
+		closeModels()
+		if counts != nil {
+			_ = counts.Close() // what stays is removed by the next one
+		}
+		_ = dir.Close() // an empty directory that stays does no harm
+	}
+	needed := s.shared == nil && !s.chat && s.resume == ""
+	if text == "" && needed {
+		text = recordedTask(profiles[0].Model)
+	}
+	var o runner.Options
+	if text == "" && needed {
+		err = newUsageError("a task is needed: as the argument, by -f FILE, or - for standard input")
+	} else {
+		o, err = s.sandboxOptions(ctx, u)
+	}
+	if err == nil {
+		o.MCP, err = s.serverOptions(o)
+	}
+	if err != nil {
+		end()
+		return runner.Options{}, nil, err
+	}
+	o.Dir, o.Task, o.Secrets, o.Profiles, o.Ledger = dir, text, hidden, profiles[:own:own], counts
+	o.Workers = workerOptions(&s.conf, profiles[own:])
+	return o, end, nil
+}
+
+// openDir makes the directory of a new session, or opens that of the one to go on with.
+func (s *sessionBuilder) openDir(hidden []redact.Secret) (*sessiondir.Dir, error) {
+	if s.resume == "" {
+		return sessiondir.Create(s.environ.stateDir(), hidden)
+	}
+	return sessiondir.Reopen(s.environ.stateDir(), s.resume, hidden)
+}
+
+// reporter receives notices while a session is made.
+type reporter interface {
+	// printNotice tells the user; recordWarning and reportDifference also record
+	// the text, once there are records.
+	printNotice(text string)
+	recordWarning(text string)
+	reportDifference(d replay.Difference)
+	// defaultPreset returns the policy if none is named.
+	defaultPreset(appliedLater bool) string
+}
+
+// sandboxOptions is everything of a session but its model and its user.
+func (s *sessionBuilder) sandboxOptions(ctx context.Context, u reporter) (runner.Options, error) {
+	var o runner.Options
+	image, err := images.ParseLocalReference(*s.conf.Image)
+	if err != nil {
+		return o, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{
+			Cause: "the image can't be used: " + err.Error(), Hint: "Change --image, or image in the configuration.",
+		}}
+	}
+	if !s.conf.Requirements.AllowsImage(image.String()) {
+		return o, &config.Error{Where: "requirements", Message: "image " + image.String() + " is not allowed on this machine", Hint: "choose what the administrator's file allows"}
+	}
+	s.host.ReportPulls((&ui.PullProgress{Say: u.printNotice, Now: time.Now, Pause: ui.LinePause}).Report)
+	resources, err := s.conf.SandboxResources()
+	if err != nil {
+		return o, err
+	}
+	variables, err := s.conf.Variables(s.environ.lookup)
+	if err != nil {
+		return o, err
+	}
+	target, err := s.mountPoint(ctx, image)
+	if err != nil {
+		return o, err
+	}
+	if err := s.host.CheckUser(ctx, image, sandbox.UserPolicy(*s.conf.User)); err != nil {
+		return o, err
+	}
+	if err := s.openMounts(target); err != nil {
+		return o, err
+	}
+	cached, err := s.conf.Caches.Parse()
+	if err != nil {
+		return o, err
+	}
+	observe, err := s.openObserver()
+	if err != nil {
+		return o, err
+	}
+	policy, err := s.conf.ToolPolicy(u.defaultPreset(sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges() && !s.apply))
+	if err != nil {
+		return o, err
+	}
+	fetching, err := s.conf.FetchOptions()
+	if err != nil {
+		return o, err
+	}
+	egress, egressWarnings, err := s.conf.EgressOptions()
+	if err != nil {
+		return o, err
+	}
+	egress.Secrets, egress.CacheDir = s.egressKeys, joinUnder(s.environ.cacheDir(), "egress")
+	needed, err := s.mayNeedSandbox(policy)
+	if err != nil {
+		return o, err
+	}
+	instructions, err := s.conf.OperatorInstructions(s.environ.configDir())
+	if err != nil {
+		return o, err
+	}
+	skills, err := skillOptions(&s.conf, s.environ)
+	if err != nil {
+		return o, err
+	}
+	warnings := egressWarnings
+	if needed && !s.orders {
+		warnings = append(warnings, s.absentWarnings(ctx, image)...)
+	}
+	ready := s.shared
+	var beside func(ctx context.Context) []string
+	if ready == nil {
+		if ready, err = s.findBackend(ctx, u, needed); err != nil {
+			return o, err
+		}
+		beside = func(ctx context.Context) []string {
+			return slices.Concat(s.expireChanges(), s.expireCaches(), s.pruneSessions(ctx))
+		}
+	}
+	removed := ready.removed
+	if s.resume != "" {
+		left := ready.left
+		if s.shared != nil || !needed { // or else it has just been done
+			removed, left = s.host.Sweep(ctx)
+		}
+		if err := s.checkRemains(ctx, s.resume, left); err != nil {
+			return o, err
+		}
+	}
+	return runner.Options{
+		User: localUser(&s.conf), Workspace: s.workspace,
+		SandboxOptions: runner.SandboxOptions{
+			Backend: ready.backend, Choice: ready.choice, Image: image, ImageName: *s.conf.Image, Service: s.conf.UserService(), Root: s.conf.Root(), UserPolicy: sandbox.UserPolicy(*s.conf.User), Submounts: s.conf.Submounts,
+			Git: sandbox.GitMode(*s.conf.Git), Mode: sandbox.WorkspaceMode(*s.conf.Mode), CopyBytes: int64(*s.conf.CopyBytes), CopyEntries: int64(*s.conf.CopyEntries), NoCheckpoints: *s.conf.CopyCheckpoint == "never", Target: target, Resources: resources, Grace: time.Duration(*s.conf.Grace),
+			Env: variables, Mounts: s.mounts, Egress: egress,
+			Caches:          runner.CacheOptions{Store: caches.NewStore(s.environ.stateDir()), Caches: cached, Use: caches.Use(*s.conf.CacheUse)},
+			CallerOwnsFiles: *s.conf.CallerOwnsFiles, RefuseLost: *s.conf.File.RefuseLost,
+		},
+		ModelOptions: runner.ModelOptions{
+			Budget: s.conf.Limits.Budget(), SessionBudget: s.conf.Limits.Session.Budget(), InstructionFiles: *s.conf.File.InstructionFiles, Canary: *s.conf.Canary, InstructionTexts: instructionTexts(instructions), TrustedInstructions: s.instructions,
+		},
+		PolicyOptions: runner.PolicyOptions{
+			Policy: policy, OnPrompt: dispatch.OnPrompt(*s.conf.OnPrompt), ConfirmTimeout: time.Duration(*s.conf.ConfirmTimeout), Grants: s.environ.grantStore(),
+			Concurrency: int(*s.conf.Concurrency),
+		},
+		ToolOptions: runner.ToolOptions{Fetch: fetching, Memory: s.openMemory(), Skills: skills, Declared: s.conf.Tools.Declared()},
+		Hooks:       runner.Hooks{Observe: observe, Hint: sessionHint, Notify: func(waiting string) { u.printNotice("the sandbox is " + waiting) }, Beside: beside},
+		Version:     programVersion(), Sources: s.recordSources(), Ignored: s.ignored, Removed: removed, Warnings: warnings,
+	}, nil
+}
+
+// instructionTexts returns the operator's instructions for a session.
+func instructionTexts(list []config.Instructions) []runner.InstructionText {
+	texts := make([]runner.InstructionText, 0, len(list))
+	for _, i := range list {
+		texts = append(texts, runner.InstructionText(i))
+	}
+	return texts
+}
+
+// openMemory returns where notes about the workspace are kept, nil where they are off.
+func (s *sessionBuilder) openMemory() *memory.Store {
+	if on := s.conf.MemoryTools; on == nil || !*on {
+		return nil
+	}
+	return memory.NewStore(filepath.Join(s.environ.stateDir(), "memory"), s.workspace.Path)
+}
+
+// mayNeedSandbox reports whether a call of a session may need a sandbox before
+// anything else asks for one.
+func (s *sessionBuilder) mayNeedSandbox(policy policy.Policy) (bool, error) {
+	defs, err := toolsOf(&s.conf)
+	if err != nil {
+		return false, err
+	}
+	used, err := s.conf.Servers().Used()
+	inServers := slices.ContainsFunc(used, func(name string) bool {
+		server := s.conf.MCP[name]
+		return server.RunsInSandbox() && policy.AllowsServer(name, tools.ClassExecute, tools.PlaceSandbox, s.workspace.Path)
+	})
+	return s.orders || s.verifies || !s.reads && (inServers || policy.AllowsSandboxed(defs, s.workspace.Path)), err
+}
