@@ -30,7 +30,11 @@ func commandChecks() []check {
 }
 
 func checkExitCodes(ctx context.Context, e *env) error {
-	for code := range 256 {
+	step := 1
+	if e.target.Brief {
+		step = 15 // 0 and 255 are among them
+	}
+	for code := 0; code < 256; code += step {
 		r, err := e.runProbe(ctx, "exit", strconv.Itoa(code))
 		if err != nil {
 			return err

@@ -254,6 +254,9 @@ func one(t *testing.T, target Target, c check, most time.Duration) error {
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
 	shared := newEnv(target, t.TempDir())
+	if c.fresh { // it has a sandbox of its own
+		return runCheck(ctx, c, shared, t.TempDir)
+	}
 	if err := shared.start(ctx, nil); err != nil {
 		return err
 	}
