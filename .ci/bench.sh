@@ -45,6 +45,7 @@ measure ./e2e '^BenchmarkIdle$' 1x
 measure ./e2e '^BenchmarkNetwork$' 5x
 measure ./e2e '^BenchmarkFlood$' 3x
 measure ./e2e '^BenchmarkTrials$' 3x
+measure ./e2e '^BenchmarkTrialMemory$' 1x
 measure ./tools/dispatch '^BenchmarkRound$' "$BENCHTIME"
 measure ./runner '^BenchmarkLoop$' 10x
 measure ./runner/record '^BenchmarkRecorder$' 5000x

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -69,6 +70,57 @@ func BenchmarkTrials(b *testing.B) {
 		sides[i].used = func() time.Duration { return groupTime(b, group) }
 	}
 	compare(b, sides...)
+}
+
+// Numbers of trials that run at once in [BenchmarkTrialMemory].
+const fewTrials, manyTrials = 2, 26
+
+// BenchmarkTrialMemory measures by how much the memory of `caisson batch` grows with each
+// trial that runs: the peak of what is resident with many trials less that with few. Each
+// waits for a command of its model when it is stopped; the harness has no other process for a trial than its sandbox.
+func BenchmarkTrialMemory(b *testing.B) {
+	needBackend(b, "runc")
+	m := newMachine(b)
+	command := fmt.Sprintf("sleep 900.%d", os.Getpid())
+	m.write(b, "sleep.yaml", "version: 1\nname: sleep\nturns:\n  - text: I sleep.\n    calls:\n      - tool: shell\n        input: {command: "+command+"}\n  - text: Done.\n")
+	m.write(b, "tasks.jsonl", `{"id":"sleep","prompt":"Sleep.","verify":"true","limits":{"cpus":0.01,"memory_mb":64}}`+"\n")
+	measure := func(n int) (resident int64) {
+		out := filepath.Join(m.home, strconv.Itoa(n))
+		r := m.start(b, "batch", "--backend", "runc", "--command-time", "20m", "--model", "replay/"+filepath.Join(m.workspace, "sleep.yaml"),
+			"--attempts", strconv.Itoa(n), "--parallel", strconv.Itoa(n), "--out", out, filepath.Join(m.workspace, "tasks.jsonl"))
+		watched := watchMemory(r.process.Process.Pid, "VmRSS")
+		for deadline := time.Now().Add(5 * time.Minute); countCommands(b, command) < n; time.Sleep(100 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				b.Fatalf("%d of %d trials run: %s", countCommands(b, command), n, r.stderr)
+			}
+		}
+		if err := r.process.Process.Signal(os.Interrupt); err != nil {
+			b.Fatal(err)
+		}
+		r.wait(b, 5*time.Minute)
+		return <-watched
+	}
+	var growth []int64
+	for b.Loop() {
+		few := measure(fewTrials)
+		growth = append(growth, (measure(manyTrials)-few)/(manyTrials-fewTrials))
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(float64(slices.Max(growth))/1024, "KiB-a-trial")
+}
+
+// countCommands counts the processes with a command line.
+func countCommands(b *testing.B, command string) (n int) {
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, file := range files {
+		if line, err := os.ReadFile(file); err == nil && strings.ReplaceAll(strings.TrimSuffix(string(line), "\x00"), "\x00", " ") == command {
+			n++
+		}
+	}
+	return n
 }
 
 // runByHand runs trials by the command line of the engine.

@@ -106,6 +106,7 @@ func rows() []row {
 			row{what: "20 trials that do nothing, " + b.name + " / by hand, docker run twice a trial", ours: trials(b.name + "-" + ns), peer: trials("hand-" + ns), inverse: true, limit: b.limit},
 			row{what: "processor time of them, " + b.name + " / by hand", ours: trials(b.name + "-cpu-ns"), peer: trials("hand-cpu-ns"), inverse: true, comparison: true})
 	}
+	list = append(list, row{what: "memory of caisson batch for each trial that runs", ours: e2e("TrialMemory", "KiB-a-trial"), atMost: true, limit: 2, unit: "MB", by: 1e6 / 1024})
 	list = append(list, networkRows()...)
 	return append(list, row{what: "READ of 4 KiB / os.ReadFile", ours: e2e("Read", ns), peer: e2e("Read", "os-"+ns), atMost: true, limit: 0.9})
 }
