@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -181,58 +180,6 @@ func TestBatchLines(t *testing.T) {
 	}
 	if text, err := os.ReadFile(predictions[0]); err != nil || !strings.Contains(string(text), `+after\n`) {
 		t.Errorf("%s, %v", text, err)
-	}
-}
-
-// TestBatchKilled kills a batch again and again: its results are those of one that was
-// not, nothing of it is left, and another batch beside it is not touched.
-func TestBatchKilled(t *testing.T) {
-	needBackend(t, "docker")
-	needBackend(t, "gvisor")
-	image := batchImage(t)
-	forgetBuilds(t)
-	m := newMachine(t)
-	m.harborTask(t, "hello", image, smallTask, "echo hello > hello.txt")
-	m.harborTask(t, "other", image, smallTask, "true")
-	other := newMachine(t)
-	other.harborTask(t, "long", image, smallTask, "sleep 25; echo hello > hello.txt")
-	beside := other.start(t, other.batchArgs("beside", "--backend", "gvisor", "--agent", "oracle")...)
-
-	args := m.batchArgs("out", "--backend", "gvisor", "--agent", "oracle", "--agent", "nop", "--attempts", "3", "--parallel", "2")
-	kills := 0
-	for {
-		r := m.start(t, args...)
-		select {
-		case <-r.ended:
-			r.wait(t, time.Second).want(t, 60)
-		case <-time.After(time.Duration(4+kills) * time.Second):
-			if err := r.process.Process.Signal(syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			<-r.ended
-			kills++
-			continue
-		}
-		break
-	}
-	if kills == 0 {
-		t.Error("the batch was never killed")
-	}
-	t.Logf("killed %d times", kills)
-	want := map[string]string{}
-	for attempt := 1; attempt <= 3; attempt++ {
-		for name, outcome := range map[string]string{"hello oracle": "passed", "hello nop": "failed", "other oracle": "failed", "other nop": "failed"} {
-			want[fmt.Sprint(name, " ", attempt)] = outcome
-		}
-	}
-	got, sessions := m.results(t, "out")
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("got  %v\nwant %v", got, want)
-	}
-	m.wantNothingLeft(t, sessions...)
-	beside.wait(t, deadline).want(t, 0)
-	if got, _ := other.results(t, "beside"); got["long oracle 1"] != "passed" {
-		t.Errorf("the batch beside it: %v", got)
 	}
 }
 

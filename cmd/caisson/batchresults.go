@@ -46,6 +46,8 @@ func describeLedger(err error) error {
 		hint = "Wait for its end, or choose another directory with --out."
 	case errors.As(err, new(*batch.TrialError)):
 		hint = "Bring back what is missing; or remove the directory of that trial, and it runs again."
+	case errors.Is(err, batch.ErrDamagedSpec):
+		hint = "Bring back " + batch.SpecFile + ", or remove it: the finished trials stay, and the same command goes on."
 	case errors.Is(err, batch.ErrForeign), errors.As(err, new(*batch.MismatchError)):
 	default:
 		return err

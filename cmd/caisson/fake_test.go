@@ -47,6 +47,8 @@ type fakeBackend struct {
 	refuses string
 	// journal is a folder that a sweep removes; "" is none.
 	journal string
+	// mounts is a pattern of mounts of dead processes that a sweep removes.
+	mounts string
 	// started is told of each command; nil is nobody.
 	started func(argv []string)
 }
@@ -70,6 +72,15 @@ func (f *fakeBackend) unavailable() error {
 
 // Sweep forgets the sessions in journal, if there is one.
 func (f *fakeBackend) Sweep(context.Context) ([]sandbox.Orphan, error) {
+	mounts, err := filepath.Glob(f.mounts)
+	for _, path := range mounts {
+		if failed := unix.Unmount(path, unix.MNT_DETACH); !errors.Is(failed, unix.EINVAL) { // not mounted yet
+			err = errors.Join(err, failed)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
 	if f.journal != "" {
 		return f.leftovers, os.RemoveAll(f.journal)
 	}
@@ -233,6 +244,14 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 			return nil, err
 		}
 		cmd.Argv = []string{"echo", string(text)}
+	}
+	if len(cmd.Argv) > 1 && cmd.Argv[0] == sandbox.GuestPath {
+		switch cmd.Argv[1] {
+		case archive.PackChangesWord: // nothing has changed
+			cmd.Argv = []string{"head", "-c", "1024", "/dev/zero"}
+		case archive.UnpackChangesWord:
+			cmd.Argv = []string{"sh", "-c", "cat > /dev/null"}
+		}
 	}
 	c := exec.CommandContext(ctx, cmd.Argv[0], cmd.Argv[1:]...)
 	if cmd.Env == nil {

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 // with them is said by FAKE_DOCKER and FAKE_GVISOR, FAKE_NETWORK, FAKE_LOST and FAKE_RUNTIME
 // say what a command reaches, what is not protected and which runtime it is,
 // FAKE_REFUSES is what no sandbox starts for, FAKE_LEFT
-// names a thing that a dead owner left, FAKE_SWEEPS lets a sweep remove all that is noted, and FAKE_LISTED a session that runs beside one that is dead
+// names a thing that a dead owner left, FAKE_SWEEPS lets a sweep remove all that is noted, FAKE_UNMOUNTS lets it unmount workspaces, and FAKE_LISTED a session that runs beside one that is dead
 // and another user's.
 func fakeMain() {
 	signal.Ignore(syscall.SIGPIPE)
@@ -57,6 +57,13 @@ func fakeMain() {
 			env[i] = "PATH=" + os.Getenv("FAKE_PATH") // what the machine has must not matter
 		}
 	}
+	if to := os.Getenv("FAKE_MEMORY"); to != "" {
+		every, err := strconv.Atoi(os.Getenv("FAKE_MEMORY_EVERY"))
+		if err != nil {
+			panic(err)
+		}
+		go sampleMemory(os.Getenv("FAKE_MEMORY_OF"), to, every)
+	}
 	os.Exit(run(context.Background(), os.Args[1:], env, d))
 }
 
@@ -66,6 +73,9 @@ func fakeBackends(s caisson.BackendSettings) (sandbox.Backend, error) {
 	b.refuses = os.Getenv("FAKE_REFUSES")
 	if os.Getenv("FAKE_SWEEPS") != "" {
 		b.journal = filepath.Join(s.StateDir, "cleanup")
+	}
+	if os.Getenv("FAKE_UNMOUNTS") != "" {
+		b.mounts = filepath.Join(s.StateDir, "sessions", "*", "sandbox", "merged")
 	}
 	if left := os.Getenv("FAKE_LEFT"); left != "" && s.Name == "gvisor" {
 		b.leftovers = []sandbox.Orphan{{Kind: "container", Name: left, Owner: "pid 7"}}

@@ -106,6 +106,9 @@ var ErrForeign = errors.New("the directory has files that are not a batch's")
 // ErrNoBatch is the error for a directory without a batch.
 var ErrNoBatch = errors.New("no batch in this directory")
 
+// ErrDamagedSpec is the error for a batch.json that can't be read.
+var ErrDamagedSpec = errors.New(SpecFile + " is damaged")
+
 // TrialError reports the directory of a finished trial whose result can't be read.
 type TrialError struct {
 	Dir string
@@ -328,14 +331,15 @@ func ReadSpec(dir string) (Spec, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, fmt.Errorf("%s: %w", dir, ErrNoBatch)
 	}
-	if err == nil {
-		err = json.Unmarshal(text, &s)
+	if err != nil {
+		return s, fmt.Errorf("read batch: %w", err)
 	}
+	err = json.Unmarshal(text, &s)
 	if err == nil && s.SchemaVersion != 1 {
 		err = fmt.Errorf("schema version %d: want 1", s.SchemaVersion)
 	}
 	if err != nil {
-		return s, fmt.Errorf("read batch: %w", err)
+		return s, fmt.Errorf("%s: %w: %w", dir, ErrDamagedSpec, err)
 	}
 	return s, nil
 }

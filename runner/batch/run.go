@@ -166,7 +166,7 @@ func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
 // isDiskFault reports whether an error is a disk that takes no more data. It is no fault of
 // one trial: each would fail, and be counted as if it had been tried.
 func isDiskFault(err error) bool {
-	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS)
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EIO)
 }
 
 // addUsage adds what two tries used. An unknown cost counts as nothing where the other one
