@@ -74,11 +74,14 @@ func TestBatchKilled(t *testing.T) {
 	kills, sessions, began := 0, map[string]bool{}, time.Now()
 	for ended := false; !ended; {
 		run := m.start(t, m.batchArgs("out", args...)...)
+		if kills%3 > 0 { // one of three dies at any moment of its start, on a busy machine too
+			m.awaitTrial(t, run)
+		}
 		select {
 		case <-run.ended:
 			run.wait(t, time.Second).want(t, 60)
 			ended = true
-		case <-time.After(time.Second + time.Duration(r.IntN(3000))*time.Millisecond + time.Duration(kills%10)*100*time.Millisecond):
+		case <-time.After(time.Duration(500+r.IntN(3500)) * time.Millisecond):
 			if err := run.process.Process.Signal(syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
@@ -119,6 +122,25 @@ func TestBatchKilled(t *testing.T) {
 		t.Errorf("temporary files are left: %v", temporary)
 	}
 	m.wantNothingLeft(t)
+}
+
+// awaitTrial waits until a batch that goes on runs a trial, or has ended.
+func (m *machine) awaitTrial(t *testing.T, run *running) {
+	t.Helper()
+	began := time.Now()
+	eventually(t, "a trial runs", time.Minute, func() bool {
+		select {
+		case <-run.ended:
+			return true
+		default:
+		}
+		entries, err := os.ReadDir(filepath.Join(m.batchDir("out"), "running"))
+		if err != nil || len(entries) == 0 {
+			return false
+		}
+		info, err := entries[0].Info()
+		return err == nil && info.ModTime().After(began) // not one of the process that was killed
+	})
 }
 
 // normalBatch returns the files of a batch by their names, without what differs from run to
