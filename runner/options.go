@@ -269,6 +269,8 @@ type SkillOptions struct {
 	// Workspace looks for skills in the workspace, Dirs are the operator's directories.
 	Workspace bool
 	Dirs      []skill.Dir
+	// Untrusted are directories of strangers: their skills reach the model as data.
+	Untrusted []skill.Dir
 	// CheckFile refuses a file of Dirs that others could have written; nil accepts all.
 	CheckFile func(path string) error
 }

@@ -32,7 +32,7 @@ func findSkills(ctx context.Context, s *Session) *skill.Set {
 // Find returns the skills that a session on the workspace at root has, of which the user trusts
 // files.
 func (o SkillOptions) Find(ctx context.Context, reader *workspace.Reader, root string, trusted []approval.TrustedFile) *skill.Set {
-	from := skill.Options{Root: root, Dirs: o.Dirs, CheckFile: o.CheckFile}
+	from := skill.Options{Root: root, Dirs: o.Dirs, Untrusted: o.Untrusted, CheckFile: o.CheckFile}
 	if o.Workspace {
 		from.Workspace = reader
 		from.IsTrusted = func(path, sha256 string) bool {
@@ -64,7 +64,7 @@ func SkillsOf(s *Session, u User) SkillReport {
 
 // skillsFor returns the skills of a fork with options: none if the options have none.
 func (p *forkPoint) skillsFor(o SkillOptions) *skill.Set {
-	if !o.Workspace && len(o.Dirs) == 0 {
+	if !o.Workspace && len(o.Dirs)+len(o.Untrusted) == 0 {
 		return &skill.Set{}
 	}
 	return p.skills.Clone()

@@ -14,6 +14,7 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/runner/trace"
+	"github.com/caisson-run/caisson/tools/skill"
 )
 
 // maxAgentTime bounds a solution without a limit of its own.
@@ -33,6 +34,9 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	}
 	s, o, err := r.openSession(ctx, r.place, definition.Environment, definition.Steps[0].Agent.Network, func(o *runner.Options) {
 		o.Task, o.Profiles, o.Ledger = definition.Steps[0].Instruction, model.Profiles, model.Ledger
+		if r.place.skills != "" {
+			o.Skills.Untrusted = []skill.Dir{{Path: r.place.skills, Shown: definition.Environment.SkillsDir}}
+		}
 		if r.trial.Agent == Oracle {
 			o.Resources.CommandTime = maxAgentTime
 		}

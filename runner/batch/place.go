@@ -38,6 +38,8 @@ type place struct {
 	// workspace is a directory of this machine that no trial changes, and target where
 	// it is mounted.
 	workspace, target string
+	// skills is a directory of this machine with the skills of the image, "" for none.
+	skills string
 	// workdir is where commands run, if it is not target.
 	workdir string
 	root    bool
@@ -77,7 +79,7 @@ func (p *places) preparePlace(ctx context.Context, e task.Environment) (place, e
 	if e.Git != nil {
 		git = *e.Git
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %q %v", e.Image, e.Workdir, e.Workspace, git, e.Root))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %q %q %v", e.Image, e.Workdir, e.Workspace, e.SkillsDir, git, e.Root))
 	key := hex.EncodeToString(sum[:8])
 	p.mu.Lock()
 	made, ok := p.made[key]
@@ -135,6 +137,16 @@ func (p *places) makePlace(ctx context.Context, e task.Environment, dir string) 
 	if !e.Root {
 		out.target = cmp.Or(out.target, sandbox.WorkspaceDir)
 		return out, p.fillWorkspace(ctx, e, dir)
+	}
+	if e.SkillsDir != "" {
+		out.skills = dir + "-skills"
+		err := os.RemoveAll(out.skills)
+		if err == nil {
+			_, err = p.images.Export(ctx, out.image, e.SkillsDir, out.skills)
+		}
+		if err != nil {
+			return out, fmt.Errorf("skills_dir %s: %w", e.SkillsDir, err)
+		}
 	}
 	if out.target == "" {
 		out.target = workdir

@@ -675,3 +675,29 @@ func TestCancelTrial(t *testing.T) {
 	expect(t, "cancelled", r, batch.Cancelled, "", "")
 	m.nothingLeft()
 }
+
+// TestSkillsOfTask: skills of the image reach the model as data, and a symlink in their
+// directory leads to no file of this machine.
+func TestSkillsOfTask(t *testing.T) {
+	backends(t, func(t *testing.T, m *machine) {
+		secret := filepath.Join(m.top, "secret")
+		skill := func(name, text string) string {
+			return "---\nname: " + name + "\ndescription: About " + name + ".\n---\n" + text + "\n"
+		}
+		must(t, os.WriteFile(secret, []byte(skill("stolen", "of this machine")), 0o644))
+		write(t, m.root, map[string]string{"skills/greet/SKILL.md": skill("greet", "Write hi."), "skills/greet/more": "more\n"})
+		must(t, os.MkdirAll(filepath.Join(m.root, "skills/stolen"), 0o755))
+		must(t, os.Symlink(secret, filepath.Join(m.root, "skills/stolen/SKILL.md")))
+		must(t, os.Symlink(m.top, filepath.Join(m.root, "linked")))
+		writeImage(t, m.root, m.image, v1.Config{WorkingDir: "/app", Env: []string{"PATH=/bin"}})
+		m.script("  - text: I load.\n    calls:\n      - tool: load_skill\n        input: {name: greet}\n        expect: {contains: Write hi.}\n      - tool: load_skill\n        input: {name: stolen}\n        expect: {not_contains: of this machine}\n      - tool: shell\n        input: {command: cat /skills/greet/more > copied}\n  - text: Done.\n")
+		r, dir := m.run(m.task("[environment]\nskills_dir = \"/skills\"\n", map[string]string{"tests/test.sh": check("[ \"$(cat copied)\" = more ]")}), "model")
+		expect(t, "skills", r, batch.Passed, "", "")
+		records := read(t, dir, "session/trace.jsonl")
+		if !strings.Contains(records, `"trust":"untrusted"`) || strings.Contains(records, `"trust":"operator"`) || strings.Contains(records, "of this machine") {
+			t.Error("skills of the task count as the operator's, or have a file of this machine")
+		}
+		r, _ = m.run(m.task("[environment]\nskills_dir = \"/linked\"\n", map[string]string{"tests/test.sh": check("true")}), batch.Nop)
+		expect(t, "a symlink", r, batch.Infrastructure, batch.ImageUnavailable, "")
+	})
+}

@@ -47,12 +47,15 @@ type Options struct {
 	// Dirs are the operator's directories of skills; the first that has a skill of a
 	// name counts.
 	Dirs []Dir
+	// Untrusted are directories of strangers, which count as those of a workspace whose
+	// files the user does not trust. Sandboxes have them at Shown.
+	Untrusted []Dir
 	// CheckFile refuses a file of the operator's directories that others could have
 	// written; nil accepts all.
 	CheckFile func(path string) error
 }
 
-// Dir is a directory of the operator's skills.
+// Dir is a directory of skills outside of the workspace.
 type Dir struct {
 	// Path is absolute, Shown is for display.
 	Path, Shown string
@@ -78,7 +81,10 @@ func Find(ctx context.Context, o Options) *Set {
 	defer cancel()
 	f := finder{opts: o}
 	for _, dir := range o.Dirs {
-		f.findOperators(ctx, dir)
+		f.findOutside(ctx, dir, &dir)
+	}
+	for _, dir := range o.Untrusted {
+		f.findOutside(ctx, dir, nil)
 	}
 	if o.Workspace != nil {
 		for _, dir := range WorkspaceDirs() {
@@ -104,8 +110,9 @@ func describeError(err error) string {
 	return err.Error()
 }
 
-// findOperators looks for skills in one of the operator's directories.
-func (f *finder) findOperators(ctx context.Context, dir Dir) {
+// findOutside looks for skills in a directory outside of the workspace. operators is dir if
+// it is one of the operator's.
+func (f *finder) findOutside(ctx context.Context, dir Dir, operators *Dir) {
 	root, err := os.Open(dir.Path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return
@@ -124,7 +131,7 @@ func (f *finder) findOperators(ctx context.Context, dir Dir) {
 		f.ignore(dir.Shown, err)
 		return
 	}
-	f.findIn(ctx, r, ".", func(name string) string { return filepath.Join(dir.Shown, name) }, &dir)
+	f.findIn(ctx, r, ".", func(name string) string { return filepath.Join(dir.Shown, name) }, operators)
 }
 
 // errChangeable is why skills of the operator's in the workspace don't count.

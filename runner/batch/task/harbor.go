@@ -319,6 +319,10 @@ func (r *harborReader) readEnvironment(e harborEnvironment, dir string, def *Env
 		mode = string(Public)
 	}
 	out.Network, err = parseNetwork("environment", mode, e.AllowedHosts)
+	out.SkillsDir = e.SkillsDir
+	if out.SkillsDir != "" && (!path.IsAbs(out.SkillsDir) || path.Clean(out.SkillsDir) != out.SkillsDir || out.SkillsDir == "/") {
+		return out, fmt.Errorf("environment.skills_dir %q: want an absolute path in its shortest form", out.SkillsDir)
+	}
 	if out.Workdir != "" && (!path.IsAbs(out.Workdir) || path.Clean(out.Workdir) != out.Workdir) {
 		return out, fmt.Errorf("environment.workdir %q: want an absolute path in its shortest form", out.Workdir)
 	}
@@ -372,9 +376,6 @@ func (r *harborReader) refuseHardware(e harborEnvironment) {
 	}
 	if len(e.MCPServers) > 0 {
 		r.addUnsupported("MCP servers of the task")
-	}
-	if e.SkillsDir != "" {
-		r.addUnsupported("skills of the task")
 	}
 }
 

@@ -59,6 +59,8 @@ type Environment struct {
 	BuildTime time.Duration
 	// Workdir is the directory that the agent works in, "" for the image's WORKDIR.
 	Workdir string
+	// SkillsDir is the directory of the image that has skills for the agent, "" for none.
+	SkillsDir string
 	// Workspace is the directory or the tar archive whose content the agent works on,
 	// "" for what the image has in Workdir. Git is a repository instead.
 	Workspace string

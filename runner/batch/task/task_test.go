@@ -248,7 +248,7 @@ func TestUnsupported(t *testing.T) {
 		{toml: "[environment]\nos = \"windows\"\n", want: "the operating system windows"},
 		{toml: "[environment]\ntpu = { type = \"v5\" }\n", want: "a TPU"},
 		{toml: "[[environment.mcp_servers]]\nname = \"x\"\n", want: "MCP servers of the task"},
-		{toml: "[environment]\nskills_dir = \"/skills\"\n", want: "skills of the task"},
+		{toml: "[environment]\nskills_dir = \"../skills\"\n", want: `invalid: environment.skills_dir "../skills": want an absolute path in its shortest form`},
 		{toml: "[agent]\nuser = \"bob\"\n", want: `agent.user "bob"`},
 		{toml: "[verifier]\nuser = 1000\n", want: "verifier.user 1000"},
 		{toml: "[verifier]\nenv = { K = \"${ABSENT}\" }\n", want: "env K: the variable ABSENT is not set, or not given to tasks"},
