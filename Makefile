@@ -77,7 +77,7 @@ skills: ## read public collections of skills, which CAISSON_CORPUS has in skills
 
 # It takes 10 minutes and 3 GB of Go's build cache the first time.
 deploy-test: build ## apply the manifests of examples/deploy to a Kubernetes API server, built from its module
-	E2E_BIN=$(CURDIR)/$(BIN) $(GO) test -C .ci/deploy -tags apiserver -count=1 -timeout 2h -v -run '^TestAPIServer$$' .
+	CGO_ENABLED=0 E2E_BIN=$(CURDIR)/$(BIN) $(GO) test -C .ci/deploy -tags apiserver -count=1 -timeout 2h -v -run '^TestAPIServer$$' .
 
 bench: build $(BIN)/runsc-stock ## measure against host, engine and runtimes in one run; WRITE=1 writes docs/benchmarks.md
 	@sh .ci/bench.sh
