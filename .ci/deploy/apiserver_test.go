@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -113,6 +114,11 @@ func (c *client) createPod(t *testing.T, p pod) (status int, message string, war
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{GenerateName: p.name + "-", Namespace: p.namespace, Labels: p.Labels, Annotations: p.Annotations}, Spec: p.Spec,
 	}
+	for _, v := range p.Spec.Containers[0].VolumeMounts { // that of a claim is the controller's
+		if !slices.ContainsFunc(object.Spec.Volumes, func(have corev1.Volume) bool { return have.Name == v.Name }) {
+			object.Spec.Volumes = append(object.Spec.Volumes, corev1.Volume{Name: v.Name})
+		}
+	}
 	text, err := json.Marshal(object)
 	if err != nil {
 		t.Fatal(err)
@@ -206,11 +212,11 @@ func writeKey(t *testing.T, file string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
+	der, err := x509.MarshalECPrivateKey(key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600); err != nil {
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
