@@ -155,7 +155,7 @@ func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
 		}
 		result.Key, result.Checksum, result.Faults = t.Key, t.Definition.Checksum, faults
 		result.Started, result.Finished = began.UTC(), began.Add(time.Since(began)).UTC() // whatever the clock did meanwhile
-		if try > 0 {
+		if try > 0 && result.Model != "" {
 			result.setUsage(addUsage(spent, result.Usage))
 		}
 		r.finishTrial(result)

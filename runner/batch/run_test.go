@@ -128,14 +128,17 @@ func runAll(t testing.TB, list []task.Task, o Options) []Result {
 // its class, and what the tries have cost is added.
 func TestRetries(t *testing.T) {
 	var tries sync.Map
-	results := runAll(t, tasks(3), Options{Retries: 2, Capacity: Capacity{Trials: 3}, Run: func(_ context.Context, trial Trial, _ string, _ *int64) Result {
+	results := runAll(t, tasks(4), Options{Retries: 2, Capacity: Capacity{Trials: 3}, Run: func(_ context.Context, trial Trial, _ string, _ *int64) Result {
 		n, _ := tries.LoadOrStore(trial.Task, new(atomic.Int64))
 		try := n.(*atomic.Int64).Add(1)
 		r := Result{Model: "m", Usage: limits.Usage{CostMicroUSD: new(int64(10))}}
+		if trial.Task == "task-3" {
+			r = Result{} // an agent that is no model has no cost
+		}
 		switch {
 		case trial.Task == "task-0":
 			r.Outcome = Failed
-		case trial.Task == "task-1" && try == 3:
+		case trial.Task == "task-1" && try == 3, trial.Task == "task-3" && try == 2:
 			r.Outcome = Passed
 		default:
 			r.Outcome, r.Class, r.Cause = Infrastructure, SandboxStart, fmt.Sprint("try ", try)
@@ -148,6 +151,12 @@ func TestRetries(t *testing.T) {
 		"task-2": "infrastructure [{sandbox_start try 1} {sandbox_start try 2} {sandbox_start try 3}] 30",
 	}
 	for _, r := range results {
+		if r.Task == "task-3" {
+			if r.Outcome != Passed || len(r.Faults) != 1 || r.CostUSD != "" {
+				t.Errorf("%+v", r)
+			}
+			continue
+		}
 		if got := fmt.Sprintf("%s %v %d", r.Outcome, r.Faults, *r.Usage.CostMicroUSD); got != want[r.Task] {
 			t.Errorf("%s: %s, want %s", r.Task, got, want[r.Task])
 		}

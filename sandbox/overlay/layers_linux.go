@@ -184,7 +184,9 @@ func (l *Layers) Close() error {
 	}
 	lock := l.lock
 	l.lock = nil
-	return lock.Close()
+	// A process that is being started may have a copy of the descriptor, with which a file
+	// that is only closed stays locked until that process executes its program.
+	return errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_UN), lock.Close())
 }
 
 // Same returns [ErrOther] unless dir is the directory of the session.
