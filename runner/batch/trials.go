@@ -147,7 +147,7 @@ type trialRun struct {
 	result Result
 
 	place place
-	// since is a time before the sandbox began.
+	// since is a time before the first command of the agent.
 	since   time.Time
 	session *runner.Session
 	agent   *runner.Options

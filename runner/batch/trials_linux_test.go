@@ -260,6 +260,11 @@ func TestOracleAndNop(t *testing.T) {
 			}
 		}
 		checkTrajectory(t, dir)
+		// The root was made for this trial, and nothing of it is a change of the agent.
+		state := read(t, dir, batch.StateFile)
+		if !strings.Contains(state, "app/hello.txt") || strings.Contains(state, "bin/busybox") || len(state) > 100_000 {
+			t.Errorf("the state has %d bytes", len(state))
+		}
 		r, _ = m.run(definition, batch.Nop)
 		if r.Outcome != batch.Failed || r.Reward == nil || *r.Reward != 0 {
 			t.Errorf("nop: %+v", r)

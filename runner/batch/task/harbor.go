@@ -379,8 +379,9 @@ func (r *harborReader) refuseHardware(e harborEnvironment) {
 	}
 }
 
-// composeFiles are the names of a file of services.
-var composeFiles = []string{"docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml"}
+// composeFile is the name of a file of services. Harbor reads no other one: files that Docker
+// would find too are data of tasks about Docker.
+const composeFile = "docker-compose.yaml"
 
 // composeKeys are keys of the service main that the sandbox fulfils otherwise: by its image,
 // its command that waits, its mounts of logs and its limits.
@@ -388,32 +389,30 @@ var composeKeys = []string{"build", "image", "command", "container_name", "volum
 
 // refuseCompose lists what a file of services asks for beyond the one of the agent.
 func (r *harborReader) refuseCompose(dir string) error {
-	for _, name := range composeFiles {
-		text, err := r.readBounded(filepath.Join(dir, name))
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		var f struct {
-			Services map[string]map[string]any `yaml:"services"`
-		}
-		if err := yaml.Unmarshal(text, &f); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		for service, keys := range f.Services {
-			if service != "main" && service != "client" {
-				r.addUnsupported("several services (%s)", name)
-			}
-			for key := range keys {
-				if !slices.Contains(composeKeys, key) {
-					r.addUnsupported("%s: %s of service %s", name, key, service)
-				}
-			}
-		}
-		slices.Sort(r.task.Unsupported)
+	text, err := r.readBounded(filepath.Join(dir, composeFile))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
+	if err != nil {
+		return err
+	}
+	var f struct {
+		Services map[string]map[string]any `yaml:"services"`
+	}
+	if err := yaml.Unmarshal(text, &f); err != nil {
+		return fmt.Errorf("%s: %w", composeFile, err)
+	}
+	for service, keys := range f.Services {
+		if service != "main" && service != "client" {
+			r.addUnsupported("several services (%s)", composeFile)
+		}
+		for key := range keys {
+			if !slices.Contains(composeKeys, key) {
+				r.addUnsupported("%s: %s of service %s", composeFile, key, service)
+			}
+		}
+	}
+	slices.Sort(r.task.Unsupported)
 	return nil
 }
 

@@ -294,6 +294,7 @@ func TestUnsupported(t *testing.T) {
 // TestComposeOfOne: a file with the agent's service alone asks for nothing else.
 func TestComposeOfOne(t *testing.T) {
 	files := single("")
+	files["environment/docker-compose.yml"] = "services:\n  web:\n    build: .\n" // data, which Harbor does not read
 	files["environment/docker-compose.yaml"] = "services:\n  main:\n    build: {context: \"${CONTEXT_DIR}\"}\n    image: ${MAIN_IMAGE_NAME}\n    command: [sh, -c, sleep infinity]\n    volumes: [\"a:b\"]\n"
 	if got := load(t, files).Unsupported; len(got) > 0 {
 		t.Error(got)
