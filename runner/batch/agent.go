@@ -20,14 +20,14 @@ import (
 // maxAgentTime bounds a solution without a limit of its own.
 const maxAgentTime = 24 * time.Hour
 
-// sinceMargin is how much earlier than the first command of the agent changes count: clocks of
-// sandboxes and times of files are not exact.
-const sinceMargin = 50 * time.Millisecond
+// sinceSlack is how long before the first command the time is since which files have changed:
+// the kernel's times of changes are those of its last tick.
+const sinceSlack = 20 * time.Millisecond
 
 // openAgent opens the session of the agent, and puts its sandbox up.
 func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	definition := r.trial.Definition
-	r.since = time.Now().Add(-sinceMargin)
+	r.since = time.Now().Add(-sinceSlack)
 	model, err := r.newModel(ctx)
 	if err != nil {
 		return &infraError{Provider, err}
@@ -58,7 +58,7 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 		err = uploadAll(ctx, s, uploads(upload{to: logsDir + "/agent"}, upload{to: logsDir + "/verifier"}, upload{to: logsDir + "/artifacts"}))
 		// The sandbox runs. Its root may have been made since the session began, so all
 		// of it would have changed.
-		r.since = time.Now().Add(-sinceMargin)
+		r.since = time.Now().Add(-sinceSlack)
 	}
 	if err == nil {
 		err = r.awaitHealth(ctx, definition.Environment.HealthCheck)
@@ -302,7 +302,7 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 // elapsed, 0 if it was not: files that changed after it was have change times before the
 // session, if that is more than the session's reference time allows for.
 func clockSetBack(wall, elapsed time.Duration) time.Duration {
-	if elapsed-wall < sinceMargin {
+	if elapsed-wall < sinceSlack {
 		return 0
 	}
 	return (elapsed - wall).Round(time.Millisecond)

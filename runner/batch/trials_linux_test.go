@@ -405,7 +405,7 @@ func TestForgedCaches(t *testing.T) {
 		}
 		writeImage(t, m.root, m.image, v1.Config{WorkingDir: "/app", Env: []string{"PATH=/bin", "GOPATH=/go", "PYTHONPYCACHEPREFIX=/pyc"}})
 		all := strings.Join(forgedCaches, " ")
-		forge := "for f in " + all + " /opt/control; do mkdir -p ${f%/*}; echo forged > $f; done\nln /root/.cache/go-build/00/0-a /srv; ln /srv /usr1\n"
+		forge := "for f in " + all + " /opt/control; do mkdir -p ${f%/*}; echo forged > $f; done\nln /root/.cache/go-build/00/0-a /linked; ln /linked /again\n"
 		judge := "ls -d " + strings.Join(forgedCaches[4:], " ") + " 2> /dev/null\ncat " + strings.Join(forgedCaches[:4], " ") + " 2> /dev/null\nenv | grep '^GO.*CACHE=' | sort\n"
 		const env = "GOCACHE=/root/.cache/go-build\nGOMODCACHE=/go/pkg/mod\n"
 		for _, c := range []struct{ name, forge, want string }{
@@ -419,7 +419,7 @@ func TestForgedCaches(t *testing.T) {
 			}
 			definition := m.task("", map[string]string{
 				"solution/solve.sh": solve(c.forge + "[ \"$(cat " + all + " | sort -u)\" = forged ]"),
-				"tests/test.sh":     "#!/bin/sh\n[ \"$(cat /opt/control)\" = forged ] && echo 1 > /logs/verifier/reward.txt\n(" + judge + ") > /logs/verifier/found\ncat /srv /usr1\n",
+				"tests/test.sh":     "#!/bin/sh\n[ \"$(cat /opt/control)\" = forged ] && echo 1 > /logs/verifier/reward.txt\n(" + judge + ") > /logs/verifier/found\ncat /linked /again\n",
 			})
 			r, dir := m.run(definition, batch.Oracle)
 			expect(t, c.name, r, batch.Passed, "", "")

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -179,6 +181,7 @@ func (u *unpacker) removeOthers(name string, size int64, content io.Reader) erro
 	if err != nil {
 		return err
 	}
+	var removed []string
 	for _, e := range entries {
 		if wantDir, kept := isDir[e.Name()]; kept && wantDir == e.IsDir() {
 			continue
@@ -187,7 +190,12 @@ func (u *unpacker) removeOthers(name string, size int64, content io.Reader) erro
 		if err != nil && !errors.Is(err, syscall.EBUSY) { // a mount point, which only this sandbox has
 			return err
 		}
-		clear(u.files) // some may be gone, and no hard link may name them
+		removed = append(removed, path.Join(dir, e.Name()))
+	}
+	if len(removed) > 0 { // no hard link may name what is gone
+		maps.DeleteFunc(u.files, func(name string, _ struct{}) bool {
+			return slices.ContainsFunc(removed, func(gone string) bool { return name == gone || strings.HasPrefix(name, gone+"/") })
+		})
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func TestChanges(t *testing.T) {
 		names := rapid.SampledFrom([]string{"a", "b", "c", "d/a", "d/b", "d/e/a", "d/e", "f/g/h"})
 		change := func() {
 			name := filepath.Join(from, names.Draw(rt, "name"))
-			switch rapid.IntRange(0, 4).Draw(rt, "change") {
+			switch rapid.IntRange(0, 5).Draw(rt, "change") {
 			case 0:
 				_ = os.RemoveAll(name)
 			case 1:
@@ -64,6 +64,10 @@ func TestChanges(t *testing.T) {
 				_ = os.Symlink("a", name)
 			case 3:
 				_ = os.Chmod(name, 0o700)
+			case 4:
+				if info, err := os.Lstat(filepath.Join(from, "b")); err == nil && info.Mode().IsRegular() {
+					_ = os.Link(filepath.Join(from, "b"), name)
+				}
 			default:
 				if os.MkdirAll(filepath.Dir(name), 0o755) == nil {
 					_ = os.WriteFile(name, []byte(rapid.SampledFrom([]string{"", "x", "yy"}).Draw(rt, "content")), 0o644)
