@@ -16,6 +16,10 @@ corpus, missing = os.environ["CAISSON_CORPUS"], []
 for task in json.load(open(sys.argv[1])):
     if not corpus or not os.path.exists(os.path.join(corpus, task["name"], "Dockerfile")):
         missing.append("  %s: %s of github.com/%s at %s" % (task["name"], task["directory"], task["repository"], task["commit"]))
+for source in json.load(open(os.path.join(os.path.dirname(sys.argv[1]), "batch.json"))):
+    name = "batch/" + source["repository"].replace("/", "+")
+    if not corpus or not os.path.isdir(os.path.join(corpus, name)):
+        missing.append("  %s: all of github.com/%s at %s" % (name, source["repository"], source["commit"]))
 if missing:
     print("CAISSON_CORPUS must name a directory with these, each a directory of its name:", *missing, sep="\n", file=sys.stderr)
     sys.exit(1)
@@ -29,4 +33,4 @@ docker image inspect debian:bookworm-slim >/dev/null 2>&1 || {
 }
 export E2E_BIN="$PWD/bin"
 "$GO" vet -tags corpus ./e2e
-"$GO" test -tags corpus -count=1 -timeout 30m -v -run '^TestCorpus$' ./e2e
+"$GO" test -tags corpus -count=1 -timeout 6h -v -run '^(TestCorpus|TestCorpusTasks|TestCorpusBatch|TestForgedTools)$' ./e2e

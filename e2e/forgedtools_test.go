@@ -38,12 +38,6 @@ const judgeGoResult = `GODEBUG=gocachetest=1 go test . 2>/dev/null | tail -n 1 |
 var forgedTools = map[string]struct{ forge, judge string }{
 	"go-result":     {forgedGoResult, judgeGoResult},
 	"go-redirected": {"go env -w GOCACHE=/app/cache\n" + forgedGoResult, judgeGoResult},
-	"go-package": {goModule + `compiled() { for a in $(find $1 -name '*-a'); do set -- $(cat $a); d=$(dirname $(dirname $a))/$(echo $3 | cut -c1-2)/$3-d
-	head -c 7 $d | grep -q '!<arch>' && grep -q work_test.go $d && grep -q 'work\.go' $d && echo $2 $3 $d; done; }
-GOCACHE=/tmp/wrong go test . >/dev/null 2>&1 || :
-sed -i s/false/true/ work.go; GOCACHE=/tmp/right go test . >/dev/null 2>&1; sed -i s/true/false/ work.go
-set -- $(compiled /tmp/wrong) $(compiled /tmp/right); enter $1 $5 $6
-`, "go test -count=1 ."},
 	"python": {`printf 'def right(): return False\n' >work.py; printf 'import work, sys\nsys.exit(not work.right())\n' >check.py; mkdir __pycache__
 python3 -c "import importlib._bootstrap_external as b, importlib.util as u
 open(u.cache_from_source('work.py'), 'wb').write(b._code_to_hash_pyc(compile('def right(): return True', 'work.py', 'exec'), b'12345678', False))"
