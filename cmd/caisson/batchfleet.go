@@ -216,12 +216,10 @@ func runBatchWorker(ctx context.Context, a *app, f *batchFlags, paths []string) 
 				report("no coordinator has begun yet; waiting")
 			}
 			waits = true
-			select {
-			case <-time.After(2 * time.Second):
-			case <-ctx.Done():
-			}
+		case errors.As(err, new(*fleet.RunError)):
+			return &commandError{Status: exitConfig, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Start the same version on all machines."}}
 		case err != nil:
-			return err
+			report(fmt.Sprintf("the run can't be read, which is tried again: %v", err))
 		case ended:
 			report("the batch has ended")
 			return nil
@@ -229,6 +227,11 @@ func runBatchWorker(ctx context.Context, a *app, f *batchFlags, paths []string) 
 			if err := workOnRun(ctx, a, force, f, paths, store, conn, run); err != nil {
 				return cmp.Or(interruption(ctx), describeRun(err))
 			}
+			continue
+		}
+		select {
+		case <-time.After(2 * time.Second):
+		case <-ctx.Done():
 		}
 	}
 }

@@ -48,6 +48,11 @@ type CoordinatorOptions struct {
 // maxFailures is how often a result is read that is damaged, or can't be kept here.
 const maxFailures = 5
 
+// endTime bounds how long a coordinator tries to end its run.
+const endTime = time.Minute
+
+var errEndTime = fmt.Errorf("the run could not be ended within %s", endTime)
+
 // DamagedError reports results in a store that can't be read. Results never change, so their
 // trials have none until the objects are removed.
 type DamagedError struct {
@@ -341,7 +346,7 @@ func (c *coordinator) collectResult(ctx context.Context, t batch.Trial) (r batch
 
 // close ends the run and removes the queue, also after ctx has ended.
 func (c *coordinator) close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), requestTime, errRequestTime)
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), endTime, errEndTime)
 	defer cancel()
 	err := endRun(ctx, c.Store, c.run)
 	if removeErr := c.js.DeleteStream(ctx, c.run.stream()); removeErr != nil && !errors.Is(removeErr, jetstream.ErrStreamNotFound) {

@@ -121,8 +121,21 @@ func consumerName(bucket int) string { return fmt.Sprintf("bucket-%d", bucket) }
 // objectOf returns the name of the object with a trial's result.
 func objectOf(k batch.Key) string { return trialsDir + "/" + k.Name() + suffix }
 
+// RunError reports a description of a run that this program can't read.
+type RunError struct {
+	Name string
+	Err  error
+}
+
+// Error names the run.
+func (e *RunError) Error() string { return fmt.Sprintf("read run %s: %v", e.Name, e.Err) }
+
+// Unwrap returns the reason.
+func (e *RunError) Unwrap() error { return e.Err }
+
 // LatestRun returns the latest run in a store and whether it has ended. Its error wraps
-// [ErrNoRun] if there is none.
+// [ErrNoRun] if there is none, and a [RunError] if it can't be read; others are faults of the
+// store.
 func LatestRun(ctx context.Context, s results.Store) (r Run, ended bool, err error) {
 	names, err := s.List(ctx, runsDir)
 	if err != nil {
@@ -137,9 +150,10 @@ func LatestRun(ctx context.Context, s results.Store) (r Run, ended bool, err err
 		return r, false, err
 	}
 	text, err := io.ReadAll(io.LimitReader(in, maxRun))
-	if err = errors.Join(err, in.Close()); err == nil {
-		err = json.Unmarshal(text, &r)
+	if err = errors.Join(err, in.Close()); err != nil {
+		return r, false, err
 	}
+	err = json.Unmarshal(text, &r)
 	if err == nil && r.SchemaVersion != 1 {
 		err = fmt.Errorf("schema version %d: want 1", r.SchemaVersion)
 	}
@@ -152,7 +166,7 @@ func LatestRun(ctx context.Context, s results.Store) (r Run, ended bool, err err
 		}
 	}
 	if err != nil {
-		return r, false, fmt.Errorf("read run %s: %w", last, err)
+		return r, false, &RunError{last, err}
 	}
 	ended, err = s.Has(ctx, endsDir+"/"+r.name())
 	return r, ended, err
@@ -186,13 +200,20 @@ func beginRun(ctx context.Context, s results.Store, next Run) (Run, error) {
 	}
 }
 
-// endRun records that a run has ended.
+// endRun records that a run has ended. Faults of the store are tried again until ctx ends:
+// workers end by it.
 func endRun(ctx context.Context, s results.Store, r Run) error {
-	err := putBytes(ctx, s, endsDir+"/"+r.name(), []byte(time.Now().UTC().Format(time.RFC3339)+"\n"))
-	if errors.Is(err, results.ErrExists) {
-		return nil
+	for {
+		err := putBytes(ctx, s, endsDir+"/"+r.name(), []byte(time.Now().UTC().Format(time.RFC3339)+"\n"))
+		if err == nil || errors.Is(err, results.ErrExists) {
+			return nil
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return err
+		}
 	}
-	return err
 }
 
 func putBytes(ctx context.Context, s results.Store, name string, text []byte) error {
