@@ -187,12 +187,7 @@ func TestBatchLines(t *testing.T) {
 // directory with all files, the workers end with the batch, and nothing is left.
 func TestBatchWorkers(t *testing.T) {
 	needBackend(t, "gvisor")
-	queue, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), SyncAlways: true, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	queue.Start()
-	t.Cleanup(func() { queue.Shutdown(); queue.WaitForShutdown() })
+	queue := startQueue(t, &natsserver.Options{})
 	m := newMachine(t)
 	m.write(t, "tasks/repo/file", "before\n")
 	var lines strings.Builder

@@ -130,12 +130,7 @@ func (b *bucketService) kill() {
 // of one machine, each once. A bucket that would lose results is refused.
 func TestBatchBucket(t *testing.T) {
 	needBackend(t, "gvisor")
-	queue, err := natsserver.NewServer(&natsserver.Options{Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, Username: "user", Password: "queue-secret", JetStream: true, StoreDir: t.TempDir(), SyncAlways: true, NoSigs: true, NoLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	queue.Start()
-	t.Cleanup(func() { queue.Shutdown(); queue.WaitForShutdown() })
+	queue := startQueue(t, &natsserver.Options{Username: "user", Password: "queue-secret"})
 	b := startBucket(t)
 	m := newMachine(t)
 	m.env = append(m.env, "AWS_ENDPOINT_URL="+b.proxy.URL, "AWS_ACCESS_KEY_ID=test", "AWS_SECRET_ACCESS_KEY=very-secret", "AWS_REGION=us-east-1")

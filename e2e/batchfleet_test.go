@@ -9,12 +9,14 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -185,6 +187,64 @@ func (m *machine) compareWithOne(t *testing.T, tasks, model string, want map[str
 	}
 	m.run(t, merge...).want(t, 0)
 	m.wantResults(t, "merged", want)
+}
+
+// TestBatchWorkerRefuses: a worker whose results could not be compared with those of others
+// ends before its first trial, and names what differs.
+func TestBatchWorkerRefuses(t *testing.T) {
+	needBackend(t, "gvisor")
+	queue := startQueue(t, &natsserver.Options{})
+	m := newMachine(t)
+	tasks, model, _ := m.fleetTasks(t, 2)
+	store := filepath.Join(m.home, "store")
+	coordinator := m.start(t, "batch", "--backend", "gvisor", "--model", model, "--out", m.batchDir("out"), "--nats", queue.ClientURL(), "--results", store, tasks)
+	described := filepath.Join(store, "runs", "000001")
+	eventually(t, "the run has begun", time.Minute, func() bool {
+		_, err := os.Stat(described)
+		return err == nil
+	})
+	coordinator.cancel()
+	<-coordinator.ended
+	text, err := os.ReadFile(described)
+	if err != nil {
+		t.Fatal(err)
+	}
+	version := regexp.MustCompile(`"version":"[^"]*"`).FindString(string(text))
+	for name, c := range map[string]struct {
+		old, replacement string
+		status           int
+		want             string
+	}{
+		"another version":         {version, `"version":"v0.0.1"`, 52, "the coordinator is caisson v0.0.1"},
+		"another backend":         {`"backend":"gvisor"`, `"backend":"docker"`, 52, `the backend is "gvisor" here, and "docker" for the coordinator`},
+		"another image":           {`"image":"host"`, `"image":"debian:12"`, 52, `the image is "host" here, and "debian:12" for the coordinator`},
+		"another task":            {`"checksum":"sha256:`, `"checksum":"sha256:0`, 42, "has checksum"},
+		"a task that is not here": {`"id":"fix-1"`, `"id":"fix-9"`, 42, `task "fix-9" of the run is missing here`},
+		"a path that is not here": {`tasks.jsonl"]`, `none.jsonl"]`, 42, "none.jsonl"},
+		"another model":           {`"agents":["replay/`, `"agents":["nowhere/`, 52, "no provider nowhere"},
+		"another schema":          {`"schema_version":1`, `"schema_version":2`, 52, "schema version 2: want 1"},
+		"a bucket that is none":   {`"buckets":{"fix-0":`, `"buckets":{"fix-0":9`, 52, "has bucket 9"},
+		"text":                    {`{"schema_version"`, `{schema_version`, 52, "read run 000001"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			other := filepath.Join(t.TempDir(), "store")
+			changed := strings.Replace(string(text), c.old, c.replacement, 1)
+			if changed == string(text) {
+				t.Fatalf("%s has no %s", text, c.old)
+			}
+			if err := errors.Join(os.MkdirAll(filepath.Join(other, "runs"), 0o755), os.WriteFile(filepath.Join(other, "runs", "000001"), []byte(changed), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+			out := m.run(t, "batch", "worker", "--backend", "gvisor", "--out", m.batchDir("worker"), "--nats", queue.ClientURL(), "--results", other)
+			out.want(t, c.status)
+			if !strings.Contains(out.stderr, c.want) {
+				t.Errorf("want %q:\n%s", c.want, out.stderr)
+			}
+			if claims, err := os.ReadDir(filepath.Join(other, "claims")); err == nil {
+				t.Errorf("claims %v", claims)
+			}
+		})
+	}
 }
 
 // awaitNATS connects from a host to a cluster, and waits until it keeps three replicas.

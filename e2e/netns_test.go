@@ -178,3 +178,16 @@ func startNATS(t *testing.T, hosts ...*host) (servers map[string]*exec.Cmd, urls
 	}
 	return servers, strings.Join(clients, ",")
 }
+
+// startQueue starts a NATS server in this process.
+func startQueue(t *testing.T, o *natsserver.Options) *natsserver.Server {
+	t.Helper()
+	o.Host, o.Port, o.JetStream, o.StoreDir, o.SyncAlways, o.NoSigs, o.NoLog = "127.0.0.1", natsserver.RANDOM_PORT, true, t.TempDir(), true, true, true
+	s, err := natsserver.NewServer(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(func() { s.Shutdown(); s.WaitForShutdown() })
+	return s
+}
