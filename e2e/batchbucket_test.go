@@ -20,6 +20,8 @@ import (
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
+
+	"github.com/caisson-run/caisson/runner/batch"
 )
 
 // s3Program names the versitygw that the test starts.
@@ -123,6 +125,15 @@ func (b *bucketService) start() {
 func (b *bucketService) kill() {
 	_ = b.process.Process.Kill()
 	_ = b.process.Wait()
+}
+
+// awaitResults waits until a batch has n results.
+func (m *machine) awaitResults(t *testing.T, out string, n int) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%d results", n), 2*time.Minute, func() bool {
+		list, err := batch.ReadResults(m.batchDir(out))
+		return err == nil && len(list) >= n
+	})
 }
 
 // TestBatchBucket runs a batch whose results are in a bucket that fails at times. The

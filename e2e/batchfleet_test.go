@@ -57,15 +57,6 @@ func (m *machine) wantResults(t *testing.T, out string, want map[string]string) 
 	m.wantNothingLeft(t, sessions...)
 }
 
-// awaitResults waits until a batch has n results.
-func (m *machine) awaitResults(t *testing.T, out string, n int) {
-	t.Helper()
-	eventually(t, fmt.Sprintf("%d results", n), 2*time.Minute, func() bool {
-		list, err := batch.ReadResults(m.batchDir(out))
-		return err == nil && len(list) >= n
-	})
-}
-
 // TestBatchFleet runs a batch on three workers and three NATS servers, each in a network
 // namespace of its own. A worker and a server are killed, the whole queue is deleted, and a
 // worker is cut off until others have run its trial. The results are those of one machine,
