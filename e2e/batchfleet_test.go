@@ -19,8 +19,6 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-
-	"github.com/caisson-run/caisson/runner/batch"
 )
 
 // fleetTrials names the number of trials of TestBatchFleet, to run it for longer, against a
