@@ -5,6 +5,8 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +24,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/errdefs"
 	dockerbuild "github.com/docker/docker/api/types/build"
 	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/network"
@@ -61,8 +64,21 @@ func newBuildWorld(t *testing.T) *buildWorld {
 	t.Cleanup(canary.Close)
 	w.forbidden = canary.URL
 	w.base = engineImage(t, userland(t, "curl", "sleep", "rm", "chmod"), "ENV PATH=/bin")
-	forgetBuilds(t)
 	return w
+}
+
+// builtName returns the name that the engine has for what Caisson builds of a directory,
+// which is removed with the test.
+func builtName(t *testing.T, dir string) string {
+	t.Helper()
+	sum := sha256.Sum256([]byte(dir))
+	name := "caisson/build:" + hex.EncodeToString(sum[:16])
+	t.Cleanup(func() {
+		if _, err := engine(t).ImageRemove(context.Background(), name, image.RemoveOptions{PruneChildren: true}); err != nil && !errdefs.IsNotFound(err) {
+			t.Errorf("remove %s: %v", name, err)
+		}
+	})
+	return name
 }
 
 // config allows builds and commands the one server.
@@ -90,6 +106,7 @@ const metadata = "RUN curl -sS -f -m 5 http://169.254.169.254/latest; curl -sS -
 func (w *buildWorld) build(t *testing.T, m *machine, dockerfile string, args ...string) outcome {
 	t.Helper()
 	dir := filepath.Join(m.home, "build")
+	builtName(t, dir)
 	m.writeDockerfile(t, dir, dockerfile)
 	return m.run(t, slices.Concat([]string{"exec", "--backend", "docker", "--workspace", m.workspace, "--image", "build:" + dir}, args, []string{"--", "cat", "/file"})...)
 }
@@ -187,11 +204,9 @@ func TestBuildNetwork(t *testing.T) {
 	if again := w.build(t, m, dockerfile, "--build-network", "public"); again.stdout != out.stdout || w.served.Load() != 2 {
 		t.Errorf("built again: %q, served %d times\n%s", again.stdout, w.served.Load(), again.stderr)
 	}
-	for _, name := range builds(t) {
-		found, err := engine(t).ImageInspect(t.Context(), name)
-		if err == nil && strings.Contains(fmt.Sprintf("%+v", found.Config), "61080") {
-			t.Errorf("%s has the proxy: %+v", name, found.Config)
-		}
+	found, err := engine(t).ImageInspect(t.Context(), builtName(t, filepath.Join(m.home, "build")))
+	if err != nil || strings.Contains(fmt.Sprintf("%+v", found.Config), "61080") {
+		t.Errorf("the image has the proxy: %+v, %v", found.Config, err)
 	}
 	m.wantNothingLeft(t)
 	m.wantNoRemains(t)
@@ -258,6 +273,7 @@ func TestBuildNetworkKilled(t *testing.T) {
 	m := newMachine(t)
 	w.config(t, m)
 	dir := filepath.Join(m.home, "build")
+	builtName(t, dir)
 	m.writeDockerfile(t, dir, "FROM "+w.base+"\nRUN curl -sS -f -m 5 "+w.allowed+" && sleep 300\n")
 	r := m.start(t, "exec", "--backend", "docker", "--workspace", m.workspace, "--image", "build:"+dir, "--build-network", "public", "--", "true")
 	eventually(t, "the build runs", time.Minute, func() bool { return w.served.Load() > 0 })
@@ -290,6 +306,7 @@ func TestBatchBuildNetwork(t *testing.T) {
 	w.config(t, m)
 	m.harborTask(t, "hello", w.base, smallTask, "echo hello > hello.txt")
 	m.write(t, "tasks/hello/environment/Dockerfile", "FROM "+w.base+"\nWORKDIR /app\nRUN curl -sS -f -m 20 "+w.allowed+" && echo given > given\n")
+	builtName(t, filepath.Join(m.workspace, "tasks", "hello", "environment"))
 	args := []string{"--backend", "runc", "--agent", "oracle", "--attempts", "2", "--parallel", "2", "--retries", "0"}
 	m.batch(t, append(args, "--build-network", "none")...)
 	list, err := batch.ReadResults(m.batchDir("out"))

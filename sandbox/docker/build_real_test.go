@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -21,6 +20,7 @@ import (
 	"github.com/docker/docker/api/types/image"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-containerregistry/pkg/registry"
+	"go.uber.org/zap"
 
 	"github.com/caisson-run/caisson/images"
 )
@@ -216,7 +216,7 @@ func TestBuildPullsBase(t *testing.T) {
 	var added atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { added.Add(1) }))
 	t.Cleanup(server.Close)
-	host := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	host := httptest.NewServer(registry.New(registry.Logger(zap.NewStdLog(zap.NewNop()))))
 	t.Cleanup(host.Close)
 	for _, trigger := range []string{"ENV A=b", "ADD " + server.URL + "/f /f"} {
 		name := strings.TrimPrefix(host.URL, "http://") + "/base:1"
