@@ -62,3 +62,19 @@ func TestAutoFallsBack(t *testing.T) {
 		})
 	}
 }
+
+// TestSweepWithoutEngine: an engine that was looked for and is absent leaves nothing to
+// sweep, unless a session of the state directory has noted something there.
+func TestSweepWithoutEngine(t *testing.T) {
+	state := t.TempDir()
+	h, err := NewHost(HostOptions{StateDir: state, Environ: []string{"HOME=" + t.TempDir()}, Backends: []string{"docker"}, Guest: "/bin/sh", DockerHost: "unix:///nonexistent"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Backend("docker"); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := h.Sweep(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
+	}
+}

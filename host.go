@@ -370,14 +370,18 @@ func (h *Host) Sweep(ctx context.Context) ([]sandbox.Orphan, error) {
 		h.mu.Lock()
 		_, used := h.backends[name]
 		h.mu.Unlock()
-		if !used && name == docker.Name && !docker.Pending(h.o.StateDir) {
-			continue // no session of this state directory needs the engine
+		idle := name == docker.Name && !docker.Pending(h.o.StateDir) // no session of this state directory needs the engine
+		if idle && !used {
+			continue
 		}
 		b, err := h.Backend(name)
 		if err != nil {
 			continue // its runtime is not here
 		}
 		left, err := b.Sweep(ctx)
+		if idle && errors.Is(err, sandbox.ErrUnavailable) {
+			continue
+		}
 		all = append(all, left...)
 		errs = append(errs, err)
 		if err != nil && !errors.Is(err, sandbox.ErrUnavailable) {
