@@ -49,7 +49,7 @@ func (b *manyBatch) awaitResults(n int) {
 // wantEnd waits for the end of a process with a status and a text on standard error.
 func (b *manyBatch) wantEnd(cmd *exec.Cmd, stderr *bytes.Buffer, status int, text string) {
 	b.t.Helper()
-	_ = cmd.Wait() // the status is what counts
+	_ = cmd.Wait() // the status counts
 	if got := cmd.ProcessState.ExitCode(); got != status || !strings.Contains(stderr.String(), text) {
 		b.t.Errorf("status %d, want %d with %q\n%s", got, status, text, stderr)
 	}

@@ -154,8 +154,11 @@ func TestManyTrials(t *testing.T) {
 		name string
 		args []string
 	}{
-		{"the same command again", args}, {"show", []string{"batch", "show", b.out}}, {"ls", []string{"batch", "ls", b.out}},
-		{"compare", []string{"batch", "compare", b.out + ":" + args[8], b.out + ":" + args[10]}}, {"report", []string{"batch", "report", b.out}},
+		{"the same command again", args},
+		{"show", []string{"batch", "show", b.out}},
+		{"ls", []string{"batch", "ls", b.out}},
+		{"compare", []string{"batch", "compare", b.out + ":" + args[8], b.out + ":" + args[10]}},
+		{"report", []string{"batch", "report", b.out}},
 	} {
 		status := 0
 		if c.name == "the same command again" {

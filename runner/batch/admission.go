@@ -8,7 +8,7 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/task"
 )
 
-// Capacity is what all trials of a process may use together. A zero field is no bound.
+// Capacity bounds what all trials of a process use together. A zero field is no bound.
 type Capacity struct {
 	// Trials is the number of trials at a time.
 	Trials                               int

@@ -15,7 +15,7 @@ import (
 // without comparing it with what it was made from: an agent that forges it would decide what
 // the tests find. A pattern matches elements of a path that follow each other, anywhere, or
 // from the root on if it begins with a slash. Installed programs, dependencies in the
-// workspace and build outputs are none of them: they are what agents are asked for.
+// workspace and build outputs are none of them: agents are asked for those.
 var cachePatterns = splitPatterns(
 	".cache", // XDG: Go's builds and test results, pip, uv, ccache, sccache, Bazel, node_modules/.cache
 	"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".numba_cache",

@@ -121,7 +121,7 @@ func (e *TrialError) Error() string { return fmt.Sprintf("%s has no result: %v",
 // Unwrap returns the cause.
 func (e *TrialError) Unwrap() error { return e.Err }
 
-// Ending is what a [Ledger] keeps in memory of a result.
+// Ending is the part of a result that a [Ledger] keeps in memory.
 type Ending struct {
 	Outcome Outcome
 	// CostMicroUSD is the cost in millionths of a dollar, 0 if it is unknown.

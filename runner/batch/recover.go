@@ -13,7 +13,7 @@ import (
 	"slices"
 )
 
-// Repairs are what [Ledger.Load] found wrong in a directory, and what it did about that.
+// Repairs lists the faults that [Ledger.Load] found in a directory and repaired.
 type Repairs struct {
 	// Damaged is the number of lines of results.jsonl that could not be read. They are
 	// gone, and results of finished trials among them were appended again.

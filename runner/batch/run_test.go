@@ -239,8 +239,11 @@ func TestAdmission(t *testing.T) {
 // a clock that is set forward.
 func TestClockSetBack(t *testing.T) {
 	for _, c := range []struct{ wall, elapsed, want time.Duration }{
-		{time.Minute, time.Minute, 0}, {time.Minute - 19*time.Millisecond, time.Minute, 0}, {time.Hour, time.Minute, 0},
-		{time.Minute - 20*time.Millisecond, time.Minute, 20 * time.Millisecond}, {-time.Hour, time.Minute, time.Hour + time.Minute},
+		{time.Minute, time.Minute, 0},
+		{time.Minute - 19*time.Millisecond, time.Minute, 0},
+		{time.Hour, time.Minute, 0},
+		{time.Minute - 20*time.Millisecond, time.Minute, 20 * time.Millisecond},
+		{-time.Hour, time.Minute, time.Hour + time.Minute},
 	} {
 		if got := clockSetBack(c.wall, c.elapsed); got != c.want {
 			t.Errorf("%s in %s: %s, want %s", c.wall, c.elapsed, got, c.want)
