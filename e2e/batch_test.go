@@ -279,8 +279,8 @@ func TestBatchHosts(t *testing.T) {
 	plain := &http.Server{Handler: n}
 	go func() { _ = plain.Serve(other) }()
 	t.Cleanup(func() { _ = plain.Close() })
-	image := engineImage(t, userland(t, "curl", "chmod"), "ENV PATH=/bin")
-	forgetBuilds(t)
+	// Nothing is built: an engine sees no mounts of the namespace.
+	image := engineImage(t, userland(t, "curl", "chmod"), "ENV PATH=/bin", "WORKDIR /app")
 	agent := `tls: good.test 
 tls-captured: good.test 
 tls-below: a.wild.test 
@@ -319,7 +319,8 @@ fronted-other-port: evil.test
 				tasks["public"] = ""
 			}
 			for name, toml := range tasks {
-				m.harborTask(t, name, image, smallTask+toml, "")
+				m.harborTask(t, name, image, "", "")
+				m.write(t, filepath.Join("tasks", name, "task.toml"), smallTask+"docker_image = \""+image+"\"\n"+toml)
 				m.write(t, filepath.Join("tasks", name, "solution/solve.sh"), "#!/bin/sh\n{"+hostProbes+"} > /logs/agent/answers\n")
 				m.write(t, filepath.Join("tasks", name, "tests/test.sh"), "#!/bin/sh\n"+hostProbes+"echo 1 > /logs/verifier/reward.txt\n")
 			}
