@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/caisson-run/caisson/limits"
 	"github.com/caisson-run/caisson/loop/boundary"
@@ -203,7 +204,7 @@ func TestServerStartsAgain(t *testing.T) {
 	s := b.opened()
 	call := func() {
 		t.Helper()
-		for range 100 {
+		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
 			r, err := s.Call(t.Context(), "one/echo", json.RawMessage(`{"text":"x"}`))
 			if err != nil {
 				t.Fatal(err)
