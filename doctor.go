@@ -83,7 +83,7 @@ func CheckMachine() []doctor.Finding {
 // CheckBackends checks all backends; asked is the one to use, or auto.
 func (h *Host) CheckBackends(ctx context.Context, asked string) []doctor.Finding {
 	return doctor.CheckBackends(ctx, doctor.Backends{
-		Names: []string{docker.Name, string(oci.GVisor), string(oci.Runc)}, Asked: asked, Allowed: h.allowsBackend, Open: h.Backend,
+		Names: []string{docker.Name, string(oci.GVisor), string(oci.Runc)}, Asked: asked, Allowed: h.o.allowsBackend, Open: h.Backend,
 	})
 }
 

@@ -206,8 +206,8 @@ func (b unpackedBackend) Create(ctx context.Context, spec sandbox.Spec) (sandbox
 	return b.Backend.Create(ctx, spec) // it reports what else is missing
 }
 
-func (h *Host) allowsBackend(name string) bool {
-	return h.o.Backends == nil || slices.Contains(h.o.Backends, name)
+func (o *HostOptions) allowsBackend(name string) bool {
+	return o.Backends == nil || slices.Contains(o.Backends, name)
 }
 
 // findPrograms returns the settings of a backend, with the programs that it needs.
@@ -271,7 +271,7 @@ func optional(path string) *string {
 // later start proves the choice impossible and gvisor takes its place.
 func (h *Host) Choose(ctx context.Context, name string, notify func(text string)) (sandbox.Backend, record.BackendChoice, error) {
 	if name != "" && name != "auto" {
-		if !h.allowsBackend(name) {
+		if !h.o.allowsBackend(name) {
 			return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %w: %s is not allowed here", sandbox.ErrUnavailable, name)
 		}
 		b, err := h.Backend(name)
@@ -285,7 +285,7 @@ func (h *Host) Choose(ctx context.Context, name string, notify func(text string)
 		choice := record.BackendChoice{Asked: "auto", Chosen: docker.Name, Why: "a local Docker engine answers"}
 		return &fallback{Backend: engine, host: h, notify: notify}, choice, nil
 	}
-	if !h.allowsBackend(string(oci.GVisor)) {
+	if !h.o.allowsBackend(string(oci.GVisor)) {
 		return nil, record.BackendChoice{}, fmt.Errorf("choose backend: %w: %s, and gvisor is not allowed here", sandbox.ErrUnavailable, why)
 	}
 	b, err := h.Backend(string(oci.GVisor))
@@ -301,7 +301,7 @@ func (h *Host) Choose(ctx context.Context, name string, notify func(text string)
 // findEngine returns the docker backend if a local engine answers, or why it can't be
 // used.
 func (h *Host) findEngine(ctx context.Context) (engine sandbox.Backend, why string) {
-	if !h.allowsBackend(docker.Name) {
+	if !h.o.allowsBackend(docker.Name) {
 		return nil, "docker is not allowed here"
 	}
 	b, err := h.Backend(docker.Name)
@@ -340,7 +340,7 @@ func (f *fallback) Create(ctx context.Context, spec sandbox.Spec) (sandbox.Sandb
 		return b, err
 	}
 	for _, name := range []string{string(oci.GVisor), string(oci.Runc)} {
-		if !f.host.allowsBackend(name) {
+		if !f.host.o.allowsBackend(name) {
 			continue
 		}
 		other, otherErr := f.host.Backend(name)

@@ -209,7 +209,7 @@ func imageAccounts(uid, gid int) []images.Account {
 // ImageEngine returns the engine as a source of images, nil if none answers or docker
 // is not allowed. The caller closes it.
 func (h *Host) ImageEngine(ctx context.Context) *docker.ImageEngine {
-	if !h.allowsBackend(docker.Name) {
+	if !h.o.allowsBackend(docker.Name) {
 		return nil
 	}
 	e, err := docker.NewImageEngine(h.o.DockerHost, h.getenv)

@@ -55,7 +55,7 @@ func openBackends(s *settings, w *runner.Workspace) (*backends, error) {
 	if err != nil {
 		return nil, err
 	}
-	buildNetwork, err := c.BuildNetwork()
+	buildNetwork, err := config.BuildNetwork(c)
 	if err != nil {
 		return nil, err
 	}

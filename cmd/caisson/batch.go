@@ -317,7 +317,7 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 	if err != nil {
 		return nil, err
 	}
-	egress, err := b.conf.TaskEgress()
+	egress, err := config.TaskEgress(&b.conf)
 	if err != nil {
 		return nil, err
 	}

@@ -315,7 +315,7 @@ func (c *Config) EgressOptions() (runner.EgressOptions, []string, error) {
 // TaskEgress returns what bounds tasks that name their hosts themselves: what is denied,
 // the lists of requirements, the proxy, the certificates and the budget. Its policy allows
 // nothing.
-func (c *Config) TaskEgress() (runner.EgressOptions, error) {
+func TaskEgress(c *Config) (runner.EgressOptions, error) {
 	e := c.Egress
 	e.Allow, e.Presets, e.Git, e.Private, e.Lock, e.Unknown = nil, nil, nil, nil, nil, new(unknownPrompt)
 	o, _, err := e.parseOptions(c.home, "")
@@ -326,7 +326,7 @@ func (c *Config) TaskEgress() (runner.EgressOptions, error) {
 // BuildNetwork returns what the commands of Dockerfiles may reach, nil for nothing: public
 // addresses, and what the rules for commands allow that end no TLS, within the same
 // bounds.
-func (c *Config) BuildNetwork() (*runner.EgressOptions, error) {
+func BuildNetwork(c *Config) (*runner.EgressOptions, error) {
 	if *c.Images.BuildNetwork == buildNone {
 		return nil, nil
 	}

@@ -124,7 +124,7 @@ func TestEgressNarrows(t *testing.T) {
 			if tt.refused != "" && o.Policy.DecideHost(tt.refused, 443).Allowed() {
 				t.Errorf("%s is allowed", tt.refused)
 			}
-			tasks, err := c.TaskEgress() // whatever a task allows
+			tasks, err := TaskEgress(&c) // whatever a task allows
 			if err != nil || len(tasks.Policy.Allow) > 0 || tasks.Ask || len(tasks.Private) > 0 || tasks.Budget.Upload != 1<<20 {
 				t.Fatalf("%+v, %v", tasks, err)
 			}
@@ -252,7 +252,7 @@ func TestBuildNetwork(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, err := c.BuildNetwork()
+		o, err := BuildNetwork(&c)
 		if err != nil || (o == nil) != (test.allow == nil) {
 			t.Fatalf("%+v: %+v, %v", test, o, err)
 		}
