@@ -292,10 +292,11 @@ func UnpackCommand(dir string, r io.Reader) UserCommand {
 }
 
 // PackChangesCommand returns a command that writes what has changed in directories of the
-// sandbox since a time to w, for [UnpackChangesCommand]; see [archive.PackChanges]. Its
-// exit status and the trust in it are as for [PackCommand].
-func PackChangesCommand(since time.Time, dirs []string, w io.Writer) UserCommand {
-	argv := []string{sandbox.GuestPath, archive.PackChangesWord, strconv.FormatInt(since.UnixNano(), 10)}
+// sandbox since a time to w, for [UnpackChangesCommand]; see [archive.PackChanges]. Layer is
+// a time before the sandbox was made. The exit status and the trust in it are as for
+// [PackCommand].
+func PackChangesCommand(since, layer time.Time, dirs []string, w io.Writer) UserCommand {
+	argv := []string{sandbox.GuestPath, archive.PackChangesWord, strconv.FormatInt(since.UnixNano(), 10), strconv.FormatInt(layer.UnixNano(), 10)}
 	return UserCommand{Argv: append(argv, dirs...), Stdout: w}
 }
 

@@ -27,7 +27,8 @@ const sinceSlack = 20 * time.Millisecond
 // openAgent opens the session of the agent, and puts its sandbox up.
 func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 	definition := r.trial.Definition
-	r.since = time.Now().Add(-sinceSlack)
+	r.layer = time.Now().Add(-sinceSlack)
+	r.since = r.layer
 	model, err := r.newModel(ctx)
 	if err != nil {
 		return &infraError{Provider, err}
@@ -322,7 +323,7 @@ func (r *trialRun) collectState(ctx context.Context, step *task.Step, dir string
 	if back := clockSetBack(now.Round(0).Sub(r.since.Round(0)), now.Sub(r.since)); back > 0 {
 		return &infraError{Machine, fmt.Errorf("the machine's clock was set back by %s while the agent worked, so that what it changed can't be found", back)}
 	}
-	err := saveState(ctx, r.session, r.since, r.place.changedDirs(), filepath.Join(dir, StateFile))
+	err := saveState(ctx, r.session, r.since, r.layer, r.place.changedDirs(), filepath.Join(dir, StateFile))
 	if err == nil && r.place.root {
 		state := filepath.Join(dir, StateFile)
 		err = errors.Join(extractState(state, logsDir+"/agent", filepath.Join(dir, AgentDir)), extractState(state, logsDir+"/artifacts", filepath.Join(dir, ArtifactsDir)))

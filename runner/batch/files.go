@@ -275,13 +275,13 @@ func copyEntries(out *tar.Writer, r io.Reader, keep func(h *tar.Header) bool) er
 }
 
 // saveState writes what has changed in directories of a sandbox to a file.
-func saveState(ctx context.Context, s *runner.Session, since time.Time, dirs []string, file string) error {
+func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, dirs []string, file string) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	w := &boundedWriter{w: f, left: maxStateBytes}
-	err = executeCommand(ctx, s, "collect what the agent changed", runner.PackChangesCommand(since, dirs, w))
+	err = executeCommand(ctx, s, "collect what the agent changed", runner.PackChangesCommand(since, layer, dirs, w))
 	if hasCode(err, 1) { // some files can't be read, even by who made them
 		err = nil
 	}

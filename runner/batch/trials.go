@@ -147,12 +147,13 @@ type trialRun struct {
 	result Result
 
 	place place
-	// since is a time before the first command of the agent.
-	since   time.Time
-	session *runner.Session
-	agent   *runner.Options
-	model   Model
-	steps   []StepResult
+	// since is a time before the first command of the agent, and layer one before its
+	// sandbox was made.
+	since, layer time.Time
+	session      *runner.Session
+	agent        *runner.Options
+	model        Model
+	steps        []StepResult
 }
 
 // infraError is a fault of the infrastructure.

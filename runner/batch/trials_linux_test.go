@@ -238,7 +238,7 @@ func read(t testing.TB, elem ...string) string {
 // hello is a task that asks for a file, and changes of the image outside of the working
 // directory.
 var hello = map[string]string{
-	"solution/solve.sh": "#!/bin/sh\nset -e\n[ -e /tests ] && exit 3\n[ \"$(cat given)\" = given ]\necho hello > hello.txt\nrm /var/removed\necho new > /opt/new\necho kept > /tmp/kept\nmkdir /logs/agent/sub\necho log > /logs/agent/sub/log\necho art > /logs/artifacts/art\n",
+	"solution/solve.sh": "#!/bin/sh\nset -e\nsleep 0.1\n[ -e /tests ] && exit 3\n[ \"$(cat given)\" = given ]\necho hello > hello.txt\nrm /var/removed\necho new > /opt/new\necho kept > /tmp/kept\nmkdir /logs/agent/sub\necho log > /logs/agent/sub/log\necho art > /logs/artifacts/art\n",
 	"tests/test.sh":     "#!/bin/sh\necho checking\n[ \"$(cat /app/hello.txt)\" = hello ] && [ ! -e /var/removed ] && [ \"$(cat /opt/new)\" = new ] && [ \"$(cat /opt/old)\" = old ] && [ \"$(cat /tmp/kept)\" = kept ] && [ -e /app/given ] && [ -s /logs/agent/trajectory.json ] && [ -e /logs/agent/sub/log ] && [ -e /logs/artifacts/art ] && [ ! -e /solution ] && reward=1\necho ${reward:-0} > /logs/verifier/reward.txt\n",
 }
 

@@ -28,8 +28,8 @@ const namesDir = ".caisson-names"
 // be 10 ms early, so since must be so much before the first one. A directory that has changed is
 // added with the names in it, by which removed ones are found. In an overlay a change
 // copies the directories above it to the upper layer first, where their inodes are new. So
-// a directory of an overlay that has not changed is not entered; the upper layer must be
-// younger than since. No directory is left for another file system; one that is mounted
+// a directory of an overlay that has not changed is not entered, since the time that
+// PackOptions has for it. No directory is left for another file system; one that is mounted
 // below another must be named itself. Directories that do not exist are left out. Of PackOptions, Name is unused.
 func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) error {
 	p := packer{tar: tar.NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}}
@@ -61,7 +61,7 @@ func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) err
 // addChanges adds a directory, if it has changed, and what has changed below it.
 func (p *packer) addChanges(dir string, info fs.FileInfo, since time.Time) error {
 	changed := changedSince(info, since)
-	if p.pruned && !changed {
+	if p.pruned && !changed && (p.o.LayerSince.IsZero() || !changedSince(info, p.o.LayerSince)) {
 		return nil
 	}
 	name := changeName(dir)

@@ -108,6 +108,28 @@ func mountOverlay(t testing.TB, lower string) (merged string) {
 	return merged
 }
 
+// TestChangesInEarlyDirectories: a directory of the upper layer that was made before the time
+// that counts is entered.
+func TestChangesInEarlyDirectories(t *testing.T) {
+	lower := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(lower, "old"), 0o755))
+	layer := settle()
+	merged := mountOverlay(t, lower)
+	must(t, os.MkdirAll(filepath.Join(merged, "early/in"), 0o755))
+	since := settle()
+	must(t, os.WriteFile(filepath.Join(merged, "early/in/file"), nil, 0o644))
+	for _, c := range []struct {
+		layer time.Time
+		found bool
+	}{{layer, true}, {since, false}} {
+		var b bytes.Buffer
+		must(t, PackChanges(&b, []string{merged}, since, PackOptions{LayerSince: c.layer}))
+		if found := bytes.Contains(b.Bytes(), []byte("early/in/file")); found != c.found || bytes.Contains(b.Bytes(), []byte("early/names")) {
+			t.Errorf("layer since %s: %t\n%s", c.layer, found, &b)
+		}
+	}
+}
+
 // TestChangesOfOverlay: whatever changes in an overlay is packed, though only directories
 // that have changed are entered.
 func TestChangesOfOverlay(t *testing.T) {

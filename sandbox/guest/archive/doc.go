@@ -19,12 +19,12 @@ import (
 //	/.caisson/guest pack PATH [NAME]   writes PATH as an archive to standard output
 //	/.caisson/guest unpack DIRECTORY   writes the archive from standard input below DIRECTORY
 //
-//	/.caisson/guest pack-changes SINCE DIRECTORY...   writes what has changed in them since a time to standard output
-//	/.caisson/guest unpack-changes DIRECTORY          makes these changes below DIRECTORY
+//	/.caisson/guest pack-changes SINCE LAYER DIRECTORY...   writes what has changed in them since a time to standard output
+//	/.caisson/guest unpack-changes DIRECTORY                makes these changes below DIRECTORY
 //
-// NAME is the name of PATH in the archive; see [PackOptions.Name]. SINCE is the number of
-// nanoseconds since 1970; see [PackChanges]. The exit
-// status is 0; 1 if something could not be read or written, which standard
+// NAME is the name of PATH in the archive; see [PackOptions.Name]. SINCE and
+// LAYER, for [PackOptions.LayerSince], are numbers of nanoseconds since 1970; see
+// [PackChanges]. The exit status is 0; 1 if something could not be read or written, which standard
 // error names; 2 for wrong arguments; or one of the constants.
 const (
 	PackWord   = "pack"

@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // PackOptions configures [Pack].
@@ -28,6 +29,9 @@ type PackOptions struct {
 	// Skip reports whether [PackChanges] leaves out the file or directory at a path.
 	// Nil skips none.
 	Skip func(path string) bool
+	// LayerSince is a time before the upper layer of an overlay was made, for
+	// [PackChanges]. Zero is the time since which changes are packed.
+	LayerSince time.Time
 }
 
 // Pack writes the file, directory or symlink at name, and everything below it,

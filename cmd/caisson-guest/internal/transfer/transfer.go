@@ -43,11 +43,12 @@ func Pack(args []string) int {
 // PackChanges writes what has changed in the directories that the arguments name, since
 // the time of the first, to standard output. It returns an exit status.
 func PackChanges(args []string) int {
-	if len(args) < 2 {
-		return report(wrongUsage, errors.New("usage: pack-changes SINCE DIRECTORY"))
+	if len(args) < 3 {
+		return report(wrongUsage, errors.New("usage: pack-changes SINCE LAYER DIRECTORY"))
 	}
-	nanoseconds, err := strconv.ParseInt(args[0], 10, 64)
-	if err != nil {
+	since, err := strconv.ParseInt(args[0], 10, 64)
+	layer, layerErr := strconv.ParseInt(args[1], 10, 64)
+	if err := errors.Join(err, layerErr); err != nil {
 		return report(wrongUsage, err)
 	}
 	mounted, err := mountPoints()
@@ -55,8 +56,8 @@ func PackChanges(args []string) int {
 		return report(failed, err)
 	}
 	return pack(func(w io.Writer, o archive.PackOptions) error {
-		o.Skip = func(path string) bool { return mounted[path] }
-		return archive.PackChanges(w, args[1:], time.Unix(0, nanoseconds), o)
+		o.Skip, o.LayerSince = func(path string) bool { return mounted[path] }, time.Unix(0, layer)
+		return archive.PackChanges(w, args[2:], time.Unix(0, since), o)
 	})
 }
 
