@@ -2,14 +2,29 @@ package junit
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/joshdk/go-junit"
 )
+
+// trialName returns the name of a trial's directory, without which a result is damaged.
+func trialName(task, agent string, attempt int) string {
+	safe := func(text string, n int) string {
+		return strings.TrimLeft(unsafeCharacter.ReplaceAllString(text, "_")[:min(n, len([]rune(text)))], ".-")
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %d", task, agent, attempt))
+	return fmt.Sprintf("%s__%s__%d-%x", safe(task, 64), safe(agent, 32), attempt, sum[:4])
+}
+
+var unsafeCharacter = regexp.MustCompile(`[^A-Za-z0-9._-]`)
 
 // The report of a batch is read as what it is: a suite for each agent, a test for each
 // trial with its outcome, and hostile text as text.
@@ -32,7 +47,7 @@ func TestFileOfABatch(t *testing.T) {
 	lines := json.NewEncoder(&results)
 	for i, outcome := range []string{"passed", "failed", "limit", "infrastructure"} {
 		r := object{
-			"schema_version": 1, "task": "task " + hostile, "agent": agents[i/2], "attempt": 1 + i%2, "trial": hostile, "task_checksum": "1", "outcome": outcome,
+			"schema_version": 1, "task": "task " + hostile, "agent": agents[i/2], "attempt": 1 + i%2, "trial": trialName("task "+hostile, agents[i/2], 1+i%2), "task_checksum": "1", "outcome": outcome,
 			"started_at": created, "finished_at": "2026-11-20T10:00:02Z", "class": hostile, "cause": hostile, "limit": hostile,
 		}
 		if err := lines.Encode(r); err != nil {
