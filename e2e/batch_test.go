@@ -38,7 +38,7 @@ func (m *machine) harborTask(t *testing.T, name, image, toml, solution string) {
 	}
 }
 
-const smallTask = "version = \"1.0\"\n[environment]\nmemory = \"256M\"\n"
+const smallTask = "version = \"1.0\"\n[environment]\nmemory = \"256M\"\nstorage = \"1G\"\n"
 
 // batch runs a batch of the machine's tasks into out.
 func (m *machine) batch(t *testing.T, args ...string) outcome {
