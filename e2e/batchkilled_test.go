@@ -202,7 +202,8 @@ func (m *machine) normalBatch(t *testing.T, out string, attempts int) map[string
 var volatile = regexp.MustCompile(`"(created_at|median_ms|total_ms)": [^,\n]*|(time|timestamp)="[^"]*"`)
 
 // normalArchive returns the entries of an archive of changes without their times, and without
-// those of the image: the first trial has what was unpacked for it.
+// those of the image: the first trial has what was unpacked for it. The directories of /logs
+// are made just before changes count, and are in it where that took little time.
 func normalArchive(t *testing.T, content string) string {
 	t.Helper()
 	var list []string
@@ -222,6 +223,9 @@ func normalArchive(t *testing.T, content string) string {
 		}
 		name := strings.TrimPrefix(h.Name, ".caisson-names/")
 		if !slices.ContainsFunc([]string{"app/", "logs/", "new", "tmp/"}, func(made string) bool { return strings.HasPrefix(name, made) }) {
+			continue
+		}
+		if strings.HasPrefix(name, "logs/") && (name != h.Name || h.Typeflag == tar.TypeDir) {
 			continue
 		}
 		list = append(list, fmt.Sprintf("%s %c %o %s %q", h.Name, h.Typeflag, h.Mode, h.Linkname, text))
