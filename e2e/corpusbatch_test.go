@@ -27,6 +27,9 @@ type corpusSource struct {
 	Base map[string]string
 	// Run is a pattern of directories of tasks that are run, "" for none.
 	Run string
+	// Staged are tasks that are not run: their tests leave files for those of the next
+	// step, which a fresh verifier does not keep.
+	Staged []string
 }
 
 func readSources(t *testing.T) []corpusSource {
@@ -86,6 +89,7 @@ func TestCorpusBatch(t *testing.T) {
 			runDocker(t, "build", "--quiet", "--tag", name, "--file", filepath.Join("testdata", "corpus", file), filepath.Join("testdata", "corpus"))
 		}
 		dirs, err := filepath.Glob(filepath.Join(s.dir(), s.Run))
+		dirs = slices.DeleteFunc(dirs, func(dir string) bool { return slices.Contains(s.Staged, filepath.Base(dir)) })
 		if err != nil || len(dirs) == 0 {
 			t.Fatalf("%s: no tasks, %v", s.Repository, err)
 		}
