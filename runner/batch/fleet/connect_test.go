@@ -179,8 +179,13 @@ func TestReconnect(t *testing.T) {
 	})
 	must(t, err)
 	defer c.Close()
-	s.Shutdown()
-	s.WaitForShutdown()
+	end := func(s *server.Server) { // until the client has noticed
+		s.Shutdown()
+		s.WaitForShutdown()
+		for start := time.Now(); c.IsConnected() && time.Since(start) < 10*time.Second; time.Sleep(time.Millisecond) {
+		}
+	}
+	end(s)
 	for _, password := range []string{"another", "pa/ss-word"} {
 		next, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: port, Username: "user", Password: password, NoSigs: true, NoLog: true})
 		must(t, err)
@@ -195,8 +200,7 @@ func TestReconnect(t *testing.T) {
 		if c.IsConnected() != (password == o.Password) || !refused() {
 			t.Errorf("password %q: connected: %v, refused: %v", password, c.IsConnected(), refused())
 		}
-		next.Shutdown()
-		next.WaitForShutdown()
+		end(next)
 	}
 	mu.Lock()
 	defer mu.Unlock()
