@@ -280,29 +280,15 @@ func saveState(ctx context.Context, s *runner.Session, since, layer time.Time, d
 	if err != nil {
 		return err
 	}
-	w := &boundedWriter{w: f, left: maxStateBytes}
+	w := &archive.BoundedWriter{W: f, Left: maxStateBytes}
 	err = executeCommand(ctx, s, "collect what the agent changed", runner.PackChangesCommand(since, layer, dirs, w))
 	if hasCode(err, 1) { // some files can't be read, even by who made them
 		err = nil
 	}
-	if w.left < 0 {
+	if w.Left < 0 {
 		err = errors.Join(fmt.Errorf("collect what the agent changed: it is more than %d MiB", maxStateBytes>>20), err)
 	}
 	return errors.Join(err, f.Close())
-}
-
-// boundedWriter fails once more than left bytes are written.
-type boundedWriter struct {
-	w    io.Writer
-	left int64
-}
-
-func (b *boundedWriter) Write(p []byte) (int, error) {
-	b.left -= int64(len(p))
-	if b.left < 0 {
-		return 0, errors.New("too large")
-	}
-	return b.w.Write(p)
 }
 
 // extractState writes what an archive of changes has below a directory of the sandbox to a

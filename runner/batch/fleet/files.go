@@ -67,7 +67,7 @@ func (f *faultReader) Read(p []byte) (int, error) {
 // the files, the archive has the result alone, and whole is false: what an agent leaves must
 // not take its result away.
 func packTrial(out *os.File, dir string, b archiveBounds) (size int64, whole bool, err error) {
-	err = pack(&boundedWriter{w: out, left: b.packed}, dir, ".", b.Bounds)
+	err = pack(&archive.BoundedWriter{W: out, Left: b.packed}, dir, ".", b.Bounds)
 	if err == nil {
 		err = errors.Join(checkSymlinks(dir), checkSizes(dir, b))
 	}
@@ -100,22 +100,6 @@ func pack(out io.Writer, path, name string, b archive.Bounds) error {
 		return err
 	}
 	return errors.Join(archive.Pack(z, path, archive.PackOptions{Name: name, Bounds: b, LeaveOut: leaveOut}), z.Close())
-}
-
-// boundedWriter fails with [archive.ErrBound] before more than left bytes are written.
-type boundedWriter struct {
-	w    io.Writer
-	left int64
-}
-
-// Write writes p.
-func (b *boundedWriter) Write(p []byte) (int, error) {
-	if int64(len(p)) > b.left {
-		return 0, fmt.Errorf("%w: the archive of a trial", archive.ErrBound)
-	}
-	n, err := b.w.Write(p)
-	b.left -= int64(n)
-	return n, err
 }
 
 // readTrial unpacks the archive of a trial into an empty directory and returns its result. The

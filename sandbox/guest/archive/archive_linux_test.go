@@ -194,6 +194,19 @@ func TestBounds(t *testing.T) {
 }
 
 // TestPackGrowingAndShrinking: the size of the header holds.
+func TestBoundedWriter(t *testing.T) {
+	var out bytes.Buffer
+	w := &BoundedWriter{W: &out, Left: 5}
+	for i, want := range []error{nil, nil, ErrBound, ErrBound} {
+		if _, err := w.Write([]byte("ab")); !errors.Is(err, want) {
+			t.Errorf("write %d: %v", i, err)
+		}
+	}
+	if out.String() != "abab" || w.Left >= 0 {
+		t.Errorf("%q, %d left", out.String(), w.Left)
+	}
+}
+
 func TestPackGrowingAndShrinking(t *testing.T) {
 	for _, size := range []int64{3, 3000} {
 		dir := t.TempDir()

@@ -28,9 +28,10 @@ const namesDir = ".caisson-names"
 // be 10 ms early, so since must be so much before the first one. A directory that has changed is
 // added with the names in it, by which removed ones are found. In an overlay a change
 // copies the directories above it to the upper layer first, where their inodes are new. So
-// a directory of an overlay that has not changed is not entered, since the time that
-// PackOptions has for it. No directory is left for another file system; one that is mounted
-// below another must be named itself. Directories that do not exist are left out. Of PackOptions, Name is unused.
+// a directory of an overlay that has not changed since PackOptions.LayerSince is not
+// entered. No directory is left for another file system; one that is mounted below another
+// must be named itself. Directories that do not exist are left out. Of PackOptions, Name is
+// unused.
 func PackChanges(w io.Writer, dirs []string, since time.Time, o PackOptions) error {
 	p := packer{tar: tar.NewWriter(w), o: o, budget: budget{Bounds: o.Bounds}, linked: map[fileID]string{}}
 	p.budget.entries = 1 // no first entry ends it

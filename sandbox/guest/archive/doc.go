@@ -12,6 +12,7 @@ package archive
 import (
 	"errors"
 	"fmt"
+	"io"
 )
 
 // The words that make the guest's binary transfer files:
@@ -64,6 +65,21 @@ type Bounds struct {
 	Entries int64
 	// Bytes is the largest number of bytes that all files have together.
 	Bytes int64
+}
+
+// BoundedWriter passes on what is written until Left bytes are used up: the write that has
+// more fails with [ErrBound], and nothing of it is passed on. Left is negative then.
+type BoundedWriter struct {
+	W    io.Writer
+	Left int64
+}
+
+// Write implements io.Writer.
+func (b *BoundedWriter) Write(p []byte) (int, error) {
+	if b.Left -= int64(len(p)); b.Left < 0 {
+		return 0, ErrBound
+	}
+	return b.W.Write(p)
 }
 
 // takeEntry counts one more entry with a file of size bytes.
