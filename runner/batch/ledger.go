@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -84,6 +85,21 @@ func (s Spec) CheckSpec(old Spec) error {
 		}
 	}
 	return nil
+}
+
+// Sources returns the paths from which the tasks were read, each once.
+func (s Spec) Sources() []string {
+	var paths []string
+	for _, t := range s.Tasks {
+		path := t.Source
+		if i := strings.LastIndex(path, ".jsonl:"); i >= 0 { // a line
+			path = path[:i+len(".jsonl")]
+		}
+		if !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	return paths
 }
 
 // MismatchError reports that the results of a directory are of another batch.
@@ -177,6 +193,7 @@ func LockLedger(dir string) (*Ledger, error) {
 	if err != nil {
 		return nil, err
 	}
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "lost+found" }) // of a file system that is mounted there
 	if len(entries) > 0 && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == lockFile || e.Name() == SpecFile }) {
 		return nil, fmt.Errorf("%s: %w", dir, ErrForeign)
 	}
@@ -296,6 +313,17 @@ func (l *Ledger) Ending(k Key) (Ending, bool) {
 	defer l.mu.Unlock()
 	e, ok := l.endings[k]
 	return e, ok
+}
+
+// Endings returns how those of some trials ended that have a result.
+func (l *Ledger) Endings(trials []Trial) []Ending {
+	var list []Ending
+	for _, t := range trials {
+		if e, ok := l.Ending(t.Key); ok {
+			list = append(list, e)
+		}
+	}
+	return list
 }
 
 // CostMicroUSD returns what all trials with a result have cost, in millionths of a dollar.

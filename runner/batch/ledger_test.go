@@ -160,6 +160,13 @@ func TestLedgerRefuses(t *testing.T) {
 	if _, err := OpenLedger(foreign, spec(list)); !errors.Is(err, ErrForeign) {
 		t.Errorf("a directory of another program: %v", err)
 	}
+	volume := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(volume, "lost+found"), 0o700))
+	if l, err := OpenLedger(volume, spec(list)); err != nil {
+		t.Errorf("a new file system: %v", err)
+	} else {
+		must(t, l.Close())
+	}
 	if _, err := ReadSpec(t.TempDir()); !errors.Is(err, ErrNoBatch) {
 		t.Errorf("no batch: %v", err)
 	}
