@@ -114,7 +114,9 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 		return describeLedger(err)
 	}
 	say := func(text string) { a.printLines("caisson: " + text) }
-	reportRepairs(ledger, say)
+	for _, text := range batchui.DescribeRepairs(ledger.Repairs()) {
+		say(text)
+	}
 	report := func(text string) { say(displayText(text)) }
 	store, conn, err := f.fleet.open(ctx, a.environ, report)
 	if err != nil {
@@ -122,7 +124,7 @@ func coordinateBatch(ctx context.Context, a *app, f *batchFlags, paths []string,
 	}
 	defer conn.Close()
 	trials := batch.Plan(tasks, agents, f.attempts, batch.Shard{})
-	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: endings(ledger, trials), MaxCostMicroUSD: maxCost})
+	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: ledger.Endings(trials), MaxCostMicroUSD: maxCost})
 	totals, err := fleet.Coordinate(ctx, fleet.CoordinatorOptions{
 		Conn: conn, Store: store, Ledger: ledger, Spec: spec, Paths: paths, Trials: trials, MaxCostMicroUSD: maxCost, AckWait: f.fleet.timeout,
 		OnResult: func(r batch.Result) { p.Start(r.Key); p.Result(r) }, Report: func(text string) { p.Print(displayText(text)) },

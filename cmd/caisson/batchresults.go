@@ -26,6 +26,9 @@ import (
 	"github.com/caisson-run/caisson/runner/trace"
 )
 
+// gradesDir has a directory for each time that trials of a batch were verified again.
+const gradesDir = "grades"
+
 // readBatch reads the batch in a directory.
 func readBatch(dir string) (batch.Spec, []batch.Result, error) {
 	spec, err := batch.ReadSpec(dir)
@@ -330,7 +333,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 	if err != nil {
 		return err
 	}
-	tasks, err := loadTasks(a.environ, sourcesOf(spec), f.taskEnv)
+	tasks, err := loadTasks(a.environ, spec.Sources(), f.taskEnv)
 	if err != nil {
 		return err
 	}
@@ -356,7 +359,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 			was[r.Key] = r
 		}
 	}
-	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: endings(b.ledger, trials)})
+	p := batchui.NewProgress(batchui.ProgressOptions{Out: a.stderr, Columns: b.columnsFunc(), Total: len(trials), Kept: b.ledger.Endings(trials)})
 	_, err = batch.Run(ctx, batch.Options{
 		Ledger: b.ledger, Trials: trials, Capacity: b.findCapacity(), Retries: 1, OnStart: p.Start, OnResult: p.Result,
 		Run: func(ctx context.Context, t batch.Trial, out string, _ *int64) batch.Result {
@@ -371,44 +374,58 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 	if err != nil {
 		return err
 	}
-	return reportGrades(a, graded, was, b.out)
+	switch g := batchui.WriteGrades(a.stdout, graded, was, b.out); {
+	case g.Failed > 0:
+		return exitWith(exitFailed)
+	case g.Differ > 0:
+		return exitWith(exitUnverified)
+	}
+	return nil
 }
 
-// openGrade opens the ledger of a verification: that of one which was killed, if tasks are
-// as they were then, or else a new one. What others left that were killed is removed.
+// openGrade opens the ledger of a verification: the latest that was killed, if tasks are as
+// they were then, or else a new one. What the others left that were killed is removed.
 func openGrade(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags, tasks []task.Task, dir string, spec batch.Spec) (*batchSession, error) {
-	entries, err := os.ReadDir(filepath.Join(dir, gradesDir))
+	grades := filepath.Join(dir, gradesDir)
+	entries, err := os.ReadDir(grades)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	names := []string{time.Now().UTC().Format("20060102T150405.000000000")}
-	for _, e := range entries {
-		if _, err := os.Stat(filepath.Join(dir, gradesDir, e.Name(), stateDir)); err == nil { // it runs, or was killed
-			names = append(names, e.Name())
+	open := func(name string) (*batchSession, error) {
+		b, err := openBatch(ctx, a, force, f, slices.Clone(tasks), filepath.Join(grades, name))
+		if err != nil {
+			return nil, err
 		}
+		if err := b.loadGrade(ctx, spec); err != nil {
+			return nil, errors.Join(err, b.closeBatch())
+		}
+		return b, nil
 	}
 	var opened *batchSession
-	for _, name := range slices.Backward(names) {
-		if opened != nil && name == names[0] {
-			break
+	for _, e := range slices.Backward(entries) { // the names are times
+		if _, err := os.Stat(filepath.Join(grades, e.Name(), stateDir)); err != nil {
+			continue // it has ended
 		}
-		b, err := openBatch(ctx, a, force, f, slices.Clone(tasks), filepath.Join(dir, gradesDir, name))
-		if err == nil {
-			err = b.loadGrade(ctx, spec)
-			if err == nil && opened == nil {
-				opened = b
-				continue
-			}
-			err = errors.Join(err, b.closeBatch())
+		b, err := open(e.Name())
+		switch {
+		case errors.Is(err, batch.ErrInUse), errors.As(err, new(*batch.MismatchError)):
+			err = nil
+		case err == nil && opened == nil:
+			opened = b
+		case err == nil:
+			err = b.closeBatch()
 		}
-		if err != nil && (name == names[0] || !errors.Is(err, batch.ErrInUse) && !errors.As(err, new(*batch.MismatchError))) {
+		if err != nil {
 			if opened != nil {
 				err = errors.Join(err, opened.closeBatch())
 			}
 			return nil, err
 		}
 	}
-	return opened, nil
+	if opened != nil {
+		return opened, nil
+	}
+	return open(time.Now().UTC().Format("20060102T150405.000000000"))
 }
 
 // loadGrade loads the ledger of a verification of the batch that spec describes.
@@ -416,55 +433,4 @@ func (b *batchSession) loadGrade(ctx context.Context, spec batch.Spec) error {
 	b.prepareTasks(ctx)
 	spec.Tasks, spec.Backend = batch.NewSpecTasks(b.tasks), b.choice.Chosen
 	return b.load(ctx, spec)
-}
-
-// sourcesOf returns the paths from which the tasks of a batch were read.
-func sourcesOf(spec batch.Spec) []string {
-	var paths []string
-	for _, t := range spec.Tasks {
-		path := t.Source
-		if i := strings.LastIndex(path, ".jsonl:"); i >= 0 {
-			path = path[:i+len(".jsonl")]
-		}
-		if !slices.Contains(paths, path) {
-			paths = append(paths, path)
-		}
-	}
-	return paths
-}
-
-// reportGrades lists the verdicts that differ.
-func reportGrades(a *app, graded []batch.Result, was map[batch.Key]batch.Result, dir string) error {
-	same, differs, failed := 0, 0, 0
-	for _, r := range graded {
-		before := was[r.Key]
-		switch {
-		case r.Outcome == batch.Infrastructure:
-			failed++
-			fmt.Fprintf(a.stdout, "%s: not verified: %s: %q\n", r.Key.Name(), r.Class, r.Cause)
-		case r.Outcome == before.Outcome && r.Class == before.Class && equalRewards(r.Reward, before.Reward):
-			same++
-		default:
-			differs++
-			fmt.Fprintf(a.stdout, "%s: was %s, is %s\n", r.Key.Name(), formatVerdict(before), formatVerdict(r))
-		}
-	}
-	fmt.Fprintf(a.stdout, "%d verdicts are the same, %d differ, %d could not be had: %s\n", same, differs, failed, dir)
-	switch {
-	case failed > 0:
-		return exitWith(exitFailed)
-	case differs > 0:
-		return exitWith(exitUnverified)
-	}
-	return nil
-}
-
-func equalRewards(a, b *float64) bool { return a == b || a != nil && b != nil && *a == *b }
-
-// formatVerdict returns an outcome with its reward or its class.
-func formatVerdict(r batch.Result) string {
-	if r.Reward != nil {
-		return fmt.Sprintf("%s (%g)", r.Outcome, *r.Reward)
-	}
-	return fmt.Sprintf("%s (%s)", r.Outcome, r.Class)
 }

@@ -49,6 +49,30 @@ func (f *settingFlag) Type() string {
 
 var _ pflag.Value = (*settingFlag)(nil)
 
+// repeatedFlag is a flag of one value that may be given several times.
+type repeatedFlag struct {
+	settingFlag
+	values []string
+}
+
+// Set implements pflag.Value.
+func (f *repeatedFlag) Set(v string) error {
+	if !slices.Contains(f.values, v) {
+		f.values = append(f.values, v)
+	}
+	return f.settingFlag.Set(v)
+}
+
+// textFlag is a flag whose text is read later.
+type textFlag struct {
+	text *string
+	kind string
+}
+
+func (f *textFlag) Set(v string) error { *f.text = v; return nil }
+func (f *textFlag) String() string     { return *f.text }
+func (f *textFlag) Type() string       { return f.kind }
+
 // addSettings adds the flags of the settings of some groups, or of all, which write to
 // file.
 func addSettings(cmd *cobra.Command, file *config.File, groups ...string) {

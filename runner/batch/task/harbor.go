@@ -119,7 +119,7 @@ func (r *harborReader) convertFile(f harborFile) (err error) {
 		r.addUnsupported("a continuous verifier")
 	}
 	if t.SolutionEnv, err = r.o.expandVariables(f.Solution.Env); err != nil {
-		r.addUnsupported("%v", err)
+		r.refuseVariables(err)
 	}
 	if dir := filepath.Join(r.dir, "solution"); isDir(dir) {
 		t.Solution = dir
@@ -219,7 +219,7 @@ func (r *harborReader) readVerifier(v harborVerifier, dir string) (Verifier, err
 		return out, err
 	}
 	if out.Env, err = r.o.expandVariables(v.Env); err != nil {
-		r.addUnsupported("%v", err)
+		r.refuseVariables(err)
 	}
 	switch v.EnvironmentMode {
 	case "":
@@ -306,7 +306,7 @@ func (r *harborReader) readEnvironment(e harborEnvironment, dir string, def *Env
 		return out, err
 	}
 	if out.Env, err = r.o.expandVariables(e.Env); err != nil {
-		r.addUnsupported("%v", err)
+		r.refuseVariables(err)
 	}
 	if out.HealthCheck, err = parseHealthCheck(e.Healthcheck); err != nil {
 		return out, err
@@ -376,6 +376,14 @@ func (r *harborReader) refuseHardware(e harborEnvironment) {
 	}
 	if len(e.MCPServers) > 0 {
 		r.addUnsupported("MCP servers of the task")
+	}
+}
+
+// refuseVariables adds the reason why variables of the task have no values.
+func (r *harborReader) refuseVariables(err error) {
+	r.addUnsupported("%v", err)
+	if missing, ok := errors.AsType[*variableError](err); ok {
+		r.task.Variables = append(r.task.Variables, missing.name)
 	}
 }
 

@@ -21,9 +21,6 @@ type Options struct {
 	Lookup func(name string) (value string, found bool)
 }
 
-// NotGiven is part of the reason why a task that names a variable is unsupported.
-const NotGiven = "not given to tasks"
-
 // ErrNoTask is the error for a path that is neither a task, nor contains any.
 var ErrNoTask = errors.New("no tasks: want a directory with task.toml, a directory of such directories, or a .jsonl file")
 
@@ -153,6 +150,13 @@ func hashEntry(sum hash.Hash, path, name string, d fs.DirEntry) error {
 	return nil
 }
 
+// variableError is a variable that a task refers to and is not given.
+type variableError struct{ name string }
+
+func (e *variableError) Error() string {
+	return fmt.Sprintf("the variable %s is not set, or not given to tasks", e.name)
+}
+
 // expandValue replaces ${NAME} and ${NAME:-default} in a value. Any other $ stays. It
 // returns an error that names the first variable that is not set and has no default.
 func (o Options) expandValue(value string) (string, error) {
@@ -174,7 +178,7 @@ func (o Options) expandValue(value string) (string, error) {
 		case hasDefault && v == "":
 			v = def
 		case !set && !hasDefault:
-			return "", fmt.Errorf("the variable %s is not set, or %s", name, NotGiven)
+			return "", &variableError{name}
 		}
 		b.WriteString(v)
 		value = after

@@ -25,7 +25,10 @@ type Task struct {
 	Checksum string
 	// Unsupported are the reasons why no trial of the task is possible; empty is none.
 	Unsupported []string
-	Metadata    map[string]any
+	// Variables are the names of variables that the task refers to and is not given. Each
+	// is a reason in Unsupported as well.
+	Variables []string
+	Metadata  map[string]any
 
 	Environment Environment
 	// Solution is the directory with solve.sh that the oracle runs, "" for none.

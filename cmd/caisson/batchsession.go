@@ -1,0 +1,283 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"go.uber.org/zap"
+
+	"github.com/caisson-run/caisson/cmd/caisson/internal/batchui"
+	"github.com/caisson-run/caisson/cmd/caisson/internal/config"
+	"github.com/caisson-run/caisson/images"
+	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner"
+	"github.com/caisson-run/caisson/runner/batch"
+	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox/oci"
+	"github.com/caisson-run/caisson/tools"
+	"github.com/caisson-run/caisson/tools/dispatch"
+)
+
+// Directories of a batch while it runs: the state of its sandboxes, and the workspaces of its
+// tasks.
+const (
+	stateDir = "state"
+	workDir  = "work"
+)
+
+// batchSession is a batch that is put together.
+type batchSession struct {
+	*backends
+	app    *app
+	flags  *batchFlags
+	user   environ // with the user's own state directory, where ceilings are counted
+	out    string
+	ledger *batch.Ledger
+	tasks  []task.Task
+	agents []string
+	shard  batch.Shard
+	trials *batch.Trials
+	// resources are those of a trial whose task names none.
+	resources limits.Resources
+	choice    record.BackendChoice
+	say       func(text string)
+}
+
+// openBatch makes what trials need. The state of their sandboxes is in the directory of
+// the batch, so that what a killed batch left is found there, and nothing else is
+// touched. When force is closed, sandboxes are killed at once.
+func openBatch(ctx context.Context, a *app, force <-chan struct{}, f *batchFlags, tasks []task.Task, out string) (_ *batchSession, err error) {
+	out, err = filepath.Abs(out)
+	if err != nil {
+		return nil, err
+	}
+	s, err := loadBatchSettings(a, f.settings, f.profile, out)
+	if err != nil {
+		return nil, err
+	}
+	ledger, err := batch.LockLedger(out)
+	if err != nil {
+		return nil, describeLedger(err)
+	}
+	defer func() {
+		if err != nil {
+			_ = ledger.Close() // nothing is in it
+		}
+	}()
+	user := s.environ
+	s.environ = append(slices.Clip(slices.Clone(user)), "XDG_STATE_HOME="+filepath.Join(out, stateDir))
+	bs, err := openBackends(s, nil)
+	if err != nil {
+		return nil, err
+	}
+	b := &batchSession{backends: bs, ledger: ledger, app: a, flags: f, user: user, out: out, tasks: tasks, say: func(text string) { a.printLines("caisson: " + text) }}
+	defer func() {
+		if err != nil {
+			bs.close()
+		}
+	}()
+	b.setLogger(zap.NewNop())
+	if b.trials, err = b.newTrials(ctx, force); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// chooseBackend chooses the backend of all trials.
+func (b *batchSession) chooseBackend(ctx context.Context) (batch.TrialOptions, error) {
+	name := *b.conf.Backend
+	if (name == "" || name == "auto") && slices.ContainsFunc(b.tasks, func(t task.Task) bool { return t.Environment.Root }) {
+		name = string(oci.GVisor)
+	}
+	backend, choice, err := b.host.Choose(ctx, name, b.say)
+	if err != nil {
+		return batch.TrialOptions{}, err
+	}
+	b.choice = choice
+	return batch.TrialOptions{Session: runner.Options{SandboxOptions: runner.SandboxOptions{Backend: backend, Choice: choice}}}, nil
+}
+
+// newTrials makes what runs trials, from the settings.
+func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*batch.Trials, error) {
+	image, err := images.ParseLocalReference(*b.conf.Image)
+	if err != nil {
+		return nil, &commandError{Status: exitConfig, Err: err, Problem: record.Problem{Cause: "the image can't be used: " + err.Error(), Hint: "Change --image, or image in the configuration."}}
+	}
+	resources, err := b.conf.SandboxResources()
+	if err != nil {
+		return nil, err
+	}
+	b.resources = resources
+	variables, err := b.conf.Variables(b.environ.lookup)
+	if err != nil {
+		return nil, err
+	}
+	policy, err := b.conf.ToolPolicy("ci")
+	if err != nil {
+		return nil, err
+	}
+	fetching, err := b.conf.FetchOptions()
+	if err != nil {
+		return nil, err
+	}
+	instructions, err := b.conf.OperatorInstructions(b.environ.configDir())
+	if err != nil {
+		return nil, err
+	}
+	egress, err := config.TaskEgress(&b.conf)
+	if err != nil {
+		return nil, err
+	}
+	store, err := b.openImages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o, err := b.chooseBackend(ctx)
+	if err != nil {
+		return nil, err
+	}
+	o.StateDir, o.WorkDir, o.Images, o.DefaultImage, o.NewModel = b.environ.stateDir(), filepath.Join(b.out, workDir), store, image, b.newModel
+	o.GitEnv = gitEnviron(b.user)
+	session := &o.Session
+	session.User, session.Secrets, session.Version = localUser(&b.conf), slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.taskEnv...)), programVersion()
+	session.Resources, session.Env, session.Egress, session.Force = resources, variables, egress, force
+	session.ModelOptions = runner.ModelOptions{Budget: b.conf.Limits.Budget(), Canary: *b.conf.Canary, InstructionTexts: instructionTexts(instructions)}
+	session.PolicyOptions = runner.PolicyOptions{Policy: policy, OnPrompt: dispatch.OnPrompt(*b.conf.OnPrompt), Concurrency: int(*b.conf.Concurrency)}
+	session.ToolOptions = runner.ToolOptions{Fetch: fetching, Declared: b.conf.Tools.Declared()}
+	return batch.NewTrials(o), nil
+}
+
+// findAgents returns the agents of the batch: those that are named, or the model of the
+// configuration. A model that can't be made is an error now.
+func (b *batchSession) findAgents(f batchFlags) ([]string, error) {
+	agents := slices.Concat(f.agents, f.models.values)
+	if len(agents) == 0 {
+		selected, err := b.conf.SelectModels(b.user)
+		if err != nil {
+			return nil, noModel(err)
+		}
+		agents = []string{cmp.Or(valueOf(b.conf.Model), selected[0].Profile)}
+	}
+	slices.Sort(agents)
+	agents = slices.Compact(agents)
+	for _, agent := range agents {
+		if agent == batch.Oracle || agent == batch.Nop {
+			continue
+		}
+		m, err := b.newModel(context.Background(), agent)
+		if err != nil {
+			return nil, err
+		}
+		m.Close()
+	}
+	return agents, nil
+}
+
+// findCapacity returns what all trials may use together: nine tenths of the memory, and of the
+// disk that is free.
+func (b *batchSession) findCapacity() batch.Capacity {
+	c := batch.Capacity{Trials: cmp.Or(b.flags.parallel, runtime.GOMAXPROCS(0)), MilliCPUs: int64(runtime.GOMAXPROCS(0)) * 1000, MemoryBytes: machineMemory() / 10 * 9}
+	if free := batchui.FreeDisk(b.out); free > 0 {
+		c.StorageBytes = free / 10 * 9
+	}
+	return c
+}
+
+// prepareTasks makes the environments of tasks that have trials in this shard, and finds what
+// can't be run here. An environment that can't be made now fails its trials.
+func (b *batchSession) prepareTasks(ctx context.Context) {
+	capacity := b.findCapacity()
+	for i := range b.tasks {
+		t := &b.tasks[i]
+		if ctx.Err() != nil {
+			return
+		}
+		if len(t.Unsupported) > 0 || len(batch.Plan(b.tasks[i:i+1], []string{batch.Nop}, b.flags.attempts, b.shard)) == 0 {
+			continue
+		}
+		b.setNeeds(t)
+		if err := capacity.Check(t.Environment); err != nil {
+			t.Unsupported = append(t.Unsupported, err.Error())
+			continue
+		}
+		reason, err := b.trials.Prepare(ctx, t)
+		if err != nil {
+			text, _ := tools.Display(fmt.Sprintf("%s: the environment is not ready: %v", t.ID, err))
+			b.say(text)
+		}
+		if reason != "" {
+			t.Unsupported = append(t.Unsupported, reason)
+		}
+	}
+}
+
+// setNeeds sets what trials of a task need where the task does not name it.
+func (b *batchSession) setNeeds(t *task.Task) {
+	if t.Environment.MemoryBytes == 0 {
+		t.Environment.MemoryBytes = b.resources.MemoryBytes
+	}
+	if t.Environment.MilliCPUs == 0 {
+		t.Environment.MilliCPUs = min(b.resources.MilliCPUs, 1000)
+	}
+}
+
+// load loads the ledger, reports what had to be repaired, and removes what a batch that was
+// killed left.
+func (b *batchSession) load(ctx context.Context, spec batch.Spec) error {
+	if err := b.ledger.Load(spec); err != nil {
+		return describeLedger(err)
+	}
+	for _, text := range batchui.DescribeRepairs(b.ledger.Repairs()) {
+		b.say(text)
+	}
+	return b.sweepDead(ctx)
+}
+
+// columnsFunc returns the width of the terminal, nil if the progress goes elsewhere.
+func (b *batchSession) columnsFunc() func() int {
+	if !b.app.terminal(b.app.stderr) {
+		return nil
+	}
+	return func() int {
+		columns, _ := b.app.size()
+		return columns
+	}
+}
+
+// sweepDead removes what a batch that was killed left: its sandboxes and their sessions. No
+// other process uses the directory.
+func (b *batchSession) sweepDead(ctx context.Context) error {
+	removed, err := b.host.Sweep(ctx)
+	if err != nil {
+		return fmt.Errorf("remove what a killed batch left: %w", err)
+	}
+	if len(removed) > 0 {
+		b.say(fmt.Sprintf("removed what killed processes left of their sandboxes (%d)", len(removed)))
+	}
+	state := b.environ.stateDir()
+	for _, name := range []string{"sessions", "layers"} {
+		if err := os.RemoveAll(filepath.Join(state, name)); err != nil {
+			return fmt.Errorf("remove what a killed batch left: %w", err)
+		}
+	}
+	return nil
+}
+
+// closeBatch removes what no later command needs, closes the backends, and ends the use of
+// the directory. The state directory stays if something of a sandbox could not be removed.
+func (b *batchSession) closeBatch() error {
+	err := os.RemoveAll(filepath.Join(b.out, workDir))
+	ctx := context.Background() // also after an interruption
+	if _, left := b.host.Sweep(ctx); left == nil {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(b.out, stateDir)))
+	}
+	b.backends.close()
+	return errors.Join(err, b.ledger.Close())
+}
