@@ -61,8 +61,8 @@ type HostOptions struct {
 	Toolchains, Mask []string
 	// PlainHTTP are registries that are reached without TLS.
 	PlainHTTP []string
-	// BuildNetwork is what the commands of Dockerfiles may reach when images are built;
-	// nil means nothing. See buildnetwork.Options. BuildRecords is the directory of the
+	// BuildNetwork bounds what the commands of Dockerfiles may reach when images are
+	// built; nil allows nothing. See buildnetwork.Options. BuildRecords is the directory of the
 	// records about it; "" means builds in StateDir.
 	BuildNetwork *runner.EgressOptions
 	BuildRecords string

@@ -34,7 +34,7 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 )
 
-// buildWorld is what builds of a test can reach: an allowed server of this machine, and
+// buildWorld has the servers that builds of a test try to reach: an allowed server of this machine, and
 // one that only a private address leads to, at which nothing may arrive.
 type buildWorld struct {
 	base, allowed, forbidden string

@@ -40,6 +40,7 @@ type BuildError struct {
 	Refused []string
 }
 
+// Error has the reason, the refused hosts and the last lines of output.
 func (e *BuildError) Error() string {
 	text := e.Err.Error()
 	if len(e.Refused) > 0 {

@@ -16,9 +16,9 @@ import (
 // Conn is a connection to NATS. The caller of [Connect] closes it.
 type Conn = nats.Conn
 
-// ErrServer is the error for a server whose URL is none. It has no part of the URL, in which
-// a password may be.
-var ErrServer = errors.New("invalid URL of a NATS server: want nats://HOST:PORT or tls://HOST:PORT, after which nothing follows; what is special in a password must be percent-encoded")
+// ErrServer is the error for an invalid URL of a server. It has no part of the URL, which may
+// contain a password.
+var ErrServer = errors.New("invalid URL of a NATS server: want nats://HOST:PORT or tls://HOST:PORT and nothing after it; special characters in a password must be percent-encoded")
 
 // Connect connects to a NATS server or one of a cluster, whose URLs are separated by commas.
 // They may have a user and a password, or a token as the user. Credentials is the path of a

@@ -308,7 +308,7 @@ func (w *worker) readMessage(m jetstream.Msg) (t batch.Trial, err error) {
 func (w *worker) refuse(m jetstream.Msg, err error) {
 	_ = m.Term() // it is delivered again otherwise
 	if w.refused++; bits.OnesCount(uint(w.refused)) == 1 {
-		w.Report(fmt.Sprintf("removed what is no trial from the queue, for the %d. time: %v", w.refused, err))
+		w.Report(fmt.Sprintf("removed a message from the queue that is not a trial (%d so far): %v", w.refused, err))
 	}
 }
 

@@ -203,7 +203,7 @@ func TestForeignMessages(t *testing.T) {
 	if len(ran) != 4 {
 		t.Errorf("ran %v", ran)
 	}
-	if all := strings.Join(texts, "\n"); !strings.Contains(all, "for the 8. time") {
+	if all := strings.Join(texts, "\n"); !strings.Contains(all, "(8 so far)") {
 		t.Errorf("reported:\n%s", all)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/stats"
 )
 
-// page is what the template shows.
+// page is the data of the template of the report.
 type page struct {
 	Title string
 	style

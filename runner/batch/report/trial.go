@@ -24,7 +24,7 @@ const (
 //go:embed trial.html.tmpl
 var trialText string
 
-// trialPage is what the template "trial" shows.
+// trialPage is the data of the template "trial".
 type trialPage struct {
 	style
 

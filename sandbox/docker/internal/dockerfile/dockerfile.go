@@ -43,6 +43,7 @@ type URLError struct {
 	Variable bool
 }
 
+// Error quotes the instruction.
 func (e *URLError) Error() string {
 	if e.Variable {
 		return fmt.Sprintf("%q: the variable may be a URL, which the engine would download with its own network", e.Instruction)
