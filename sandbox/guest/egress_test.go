@@ -365,6 +365,26 @@ func TestRelayClose(t *testing.T) {
 	}
 }
 
+// TestRelayEndIsLast: the host's end of a relay is its last frame, whoever closes the
+// connection while the guest ends it. The guest takes a later one for forged, and is lost.
+func TestRelayEndIsLast(t *testing.T) {
+	_, l := playEgress(t, handler{serve: func(ctx context.Context, conn sandbox.EgressConn) {
+		go func() { _ = conn.Close() }() // as at the end of a command
+		<-ctx.Done()
+	}})
+	for i := range uint32(2000) {
+		stream := 2*i + 2
+		l.accept(stream, proxyAddr)
+		l.json(stream, wire.TypeEnd, wire.RelayEnd{Reset: true})
+		for f := l.next(); f.Type != wire.TypeEnd; f = l.next() {
+			if f.Stream != stream {
+				go l.drain()
+				t.Fatalf("frame type %d of stream %d after its end", f.Type, f.Stream)
+			}
+		}
+	}
+}
+
 // TestRelayOfCommand: a connection to a running command's address belongs to it,
 // and ends with it.
 func TestRelayOfCommand(t *testing.T) {

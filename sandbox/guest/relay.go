@@ -34,6 +34,7 @@ type relay struct {
 	reading sync.Mutex // held by Read; guards rest
 	rest    []byte
 	writing sync.Mutex // held while bytes are sent
+	ending  sync.Mutex // held while the guest is asked to close the connection
 
 	mu     sync.Mutex
 	err    error // of Read and Write once the relay is over
@@ -60,6 +61,8 @@ func (r *relay) serve(h sandbox.EgressHandler) {
 	_ = r.Close()
 	<-r.ended
 	r.cancel(net.ErrClosed)
+	r.ending.Lock() // a request that another goroutine sends goes first: the end is the last frame
+	defer r.ending.Unlock()
 	r.c.endStream(r.id, wire.RelayEnd{}, func() { delete(r.c.egress.relays, r) })
 }
 
@@ -164,6 +167,8 @@ func (r *relay) abort(cause error) {
 
 // end asks the guest to close the connection, once.
 func (r *relay) end(err error) {
+	r.ending.Lock()
+	defer r.ending.Unlock()
 	r.mu.Lock()
 	if r.closed || r.over {
 		r.mu.Unlock()
