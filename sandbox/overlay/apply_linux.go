@@ -277,5 +277,8 @@ func lockDirectory(dir *os.File) (release func(), err error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("lock %s: %w", dir.Name(), err)
 	}
-	return func() { unix.Close(fd) }, nil
+	return func() {
+		_ = unlockFile(fd) // closing it does the same, later
+		unix.Close(fd)
+	}, nil
 }

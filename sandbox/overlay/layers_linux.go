@@ -184,10 +184,13 @@ func (l *Layers) Close() error {
 	}
 	lock := l.lock
 	l.lock = nil
-	// A process that is being started may have a copy of the descriptor, with which a file
-	// that is only closed stays locked until that process executes its program.
-	return errors.Join(unix.Flock(int(lock.Fd()), unix.LOCK_UN), lock.Close())
+	return errors.Join(unlockFile(int(lock.Fd())), lock.Close())
 }
+
+// unlockFile releases the lock of a file that is about to be closed. A process that is being
+// started may have a copy of the descriptor, with which a file that is only closed stays
+// locked until that process executes its program.
+func unlockFile(fd int) error { return unix.Flock(fd, unix.LOCK_UN) }
 
 // Same returns [ErrOther] unless dir is the directory of the session.
 func (l *Layers) Same(dir *os.File) error {

@@ -1,7 +1,10 @@
 package overlay
 
 import (
+	"errors"
+	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -36,4 +39,44 @@ func TestCloseUnlocks(t *testing.T) {
 		}
 		_ = next.Close() // it has no lock in the control
 	}
+}
+
+// TestReleaseUnlocks is TestCloseUnlocks for the lock of a directory.
+func TestReleaseUnlocks(t *testing.T) {
+	dir := t.TempDir()
+	release, err := lockLayers(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fds, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	copies := 0
+	for _, fd := range fds {
+		if to, err := os.Readlink("/proc/self/fd/" + fd.Name()); err != nil || to != dir {
+			continue
+		}
+		n, err := strconv.Atoi(fd.Name())
+		if err == nil {
+			n, err = unix.Dup(n) // as a process has it that is being started
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		copies++
+		defer func() { _ = unix.Close(n) }()
+	}
+	if copies == 0 {
+		t.Fatal("the lock has no descriptor")
+	}
+	if _, err := lockLayers(dir); !errors.Is(err, ErrBusy) {
+		t.Errorf("control: %v", err)
+	}
+	release()
+	release, err = lockLayers(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
 }
