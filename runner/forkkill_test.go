@@ -65,7 +65,7 @@ func TestForkLoop(t *testing.T) {
 func killInFork(t *testing.T, root string, number int, after time.Duration) (session string, took time.Duration) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestForkLoop$")
-	cmd.Env = append(os.Environ(), forkRoot+"="+root, forkLast+"="+strconv.Itoa(number))
+	cmd.Env = append(os.Environ(), forkRoot+"="+root, forkLast+"="+strconv.Itoa(number), "TMPDIR="+t.TempDir()) // killed, it removes nothing
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: unix.SIGKILL}
 	cmd.Stderr = os.Stderr
 	pipe, err := cmd.StdoutPipe()
