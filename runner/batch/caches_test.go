@@ -2,6 +2,12 @@ package batch
 
 import (
 	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 )
@@ -35,5 +41,50 @@ func TestCachePaths(t *testing.T) {
 	}
 	if isCacheBelow("var/cache/apt/x") || !isCacheBelow("x/.cache/y") || isCacheBelow(".") {
 		t.Error("paths below artifacts")
+	}
+}
+
+// TestHiddenFiles: a hidden file keeps its other names, and no more of them are remembered
+// than the bound.
+func TestHiddenFiles(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "state.tar"))
+	must(t, err)
+	defer f.Close()
+	w := tar.NewWriter(f)
+	for _, h := range []tar.Header{
+		{Name: "a/.cache/one", Typeflag: tar.TypeReg, Size: 3}, {Name: "a/.cache/two", Typeflag: tar.TypeReg, Size: 3},
+		{Name: "a/linked", Typeflag: tar.TypeLink, Linkname: "a/.cache/one"}, {Name: "a/again", Typeflag: tar.TypeLink, Linkname: "a/.cache/one"},
+	} {
+		must(t, w.WriteHeader(&h))
+		_, err := w.Write([]byte("one")[:h.Size])
+		must(t, err)
+	}
+	must(t, w.Close())
+	hidden := func(h *tar.Header) bool { return isCache("/" + h.Name) }
+	for _, most := range []int{2, 1} {
+		_, err := f.Seek(0, io.SeekStart)
+		must(t, err)
+		var out bytes.Buffer
+		to := tar.NewWriter(&out)
+		if err := errors.Join(copyVisible(to, f, hidden, most), to.Close()); (err != nil) != (most == 1) {
+			t.Errorf("at most %d: %v", most, err)
+		}
+		if most == 1 {
+			continue
+		}
+		var got []string
+		for in := tar.NewReader(&out); ; {
+			h, err := in.Next()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			must(t, err)
+			text, err := io.ReadAll(in)
+			must(t, err)
+			got = append(got, fmt.Sprintf("%s %s %s", h.Name, h.Linkname, text))
+		}
+		if want := []string{"a/linked  one", "a/again a/linked "}; !slices.Equal(got, want) {
+			t.Errorf("%q", got)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package batch
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ const (
 	maxStateBytes    = 4 << 30 // of an archive of changes
 	maxCollected     = 1 << 30 // of the files of one directory
 	maxCollectedFile = 100_000
+	maxHidden        = 500_000 // files in caches
 	transferTime     = 10 * time.Minute
 )
 
@@ -334,7 +336,7 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 	go func() {
 		defer close(copied)
 		w := tar.NewWriter(write)
-		err := copyVisible(w, f, hidden)
+		err := copyVisible(w, f, hidden, maxHidden)
 		err = errors.Join(err, list.writeTo(w))
 		write.CloseWithError(errors.Join(err, w.Close()))
 	}()
@@ -346,8 +348,8 @@ func restoreState(ctx context.Context, s *runner.Session, file string, hidden fu
 
 // copyVisible adds the entries of an archive of changes that hidden does not accept to another
 // one. A file of which only some names are hidden, such as one that a package manager linked
-// from its cache, gets the others.
-func copyVisible(out *tar.Writer, f *os.File, hidden func(h *tar.Header) bool) error {
+// from its cache, gets the others; at most so many hidden files are remembered for that.
+func copyVisible(out *tar.Writer, f *os.File, hidden func(h *tar.Header) bool, most int) error {
 	type content struct{ offset, size int64 }
 	left := map[string]content{} // by the name of a hidden file
 	added := map[string]string{} // another name of it
@@ -356,7 +358,13 @@ func copyVisible(out *tar.Writer, f *os.File, hidden func(h *tar.Header) bool) e
 		if hidden(h) {
 			if h.Typeflag == tar.TypeReg {
 				offset, err := f.Seek(0, io.SeekCurrent)
-				failed = errors.Join(failed, err)
+				if len(left) == most {
+					err = fmt.Errorf("the agent left more than %d files in caches", most)
+				}
+				if err != nil {
+					failed = cmp.Or(failed, err)
+					return false
+				}
 				left[h.Name] = content{offset, h.Size}
 			}
 			return false
