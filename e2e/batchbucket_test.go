@@ -176,16 +176,18 @@ func TestBatchBucket(t *testing.T) {
 	b.mode.Store(faulty)
 	kill(workers[1])
 	kill(first)
-	workers[1] = work(1)
-	for started := false; !started; { // the service may refuse the first of its requests
-		second := m.start(t, coordinate...)
-		select {
-		case <-second.ended:
-		case <-time.After(3 * time.Second):
-			started = true
-			first = second
+	restart := func(start func() *running) *running {
+		for { // the service may refuse the first of its requests
+			r := start()
+			select {
+			case <-r.ended:
+			case <-time.After(3 * time.Second):
+				return r
+			}
 		}
 	}
+	workers[1] = restart(func() *running { return work(1) })
+	first = restart(func() *running { return m.start(t, coordinate...) })
 	m.awaitResults(t, "out", 3)
 	b.kill()
 	time.Sleep(time.Second)
