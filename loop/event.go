@@ -93,8 +93,10 @@ type TurnEnded struct {
 	Turn      string
 	Reason    StopReason
 	Truncated bool
-	Usage     limits.Usage
-	Wall      time.Duration
+	// Limit is what ended it, if Reason is [StopLimit].
+	Limit *limits.ExceededError
+	Usage limits.Usage
+	Wall  time.Duration
 }
 
 // BudgetWarning reports that four fifths of a limit are used, once per limit.

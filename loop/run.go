@@ -188,7 +188,7 @@ func (t *turn) finishTurn(e ending) Outcome {
 		Limit: e.limit, Usage: t.meter.Used(), Estimate: t.meter.Estimate(), History: t.history, Err: e.err,
 	}
 	t.emit(TurnEnded{
-		Turn: t.Turn, Reason: out.Reason, Truncated: out.Truncated,
+		Turn: t.Turn, Reason: out.Reason, Truncated: out.Truncated, Limit: out.Limit,
 		Usage: out.Usage, Wall: time.Since(t.started),
 	})
 	if t.emitErr != nil && out.Reason != StopTraceUnwritable {

@@ -51,6 +51,7 @@ func ParseTraceparent(header string) string {
 type TurnCompleted struct {
 	Reason     loop.StopReason `json:"stop_reason"`
 	Truncated  bool            `json:"truncated"`
+	Limit      *Limit          `json:"limit,omitempty"`
 	ModelCalls int             `json:"llm_call_count"`
 	ToolCalls  int             `json:"tool_call_count"`
 	Usage      limits.Usage    `json:"usage"`

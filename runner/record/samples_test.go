@@ -136,7 +136,7 @@ func samples() []Payload {
 		ToolInputInvalid{CallID: "tu_1", Name: "shell", Errors: []string{"/command: missing"}},
 		BudgetWarning{What: limits.KindTokens, Limit: 1000, Used: 810, Period: limits.PeriodDay, Profile: "main"},
 		Warning{CallID: "tu_1", Message: "left-to-right \u202e mark, C1 \u009b, tag \U000e0041", Requested: true},
-		TurnCompleted{Reason: loop.StopAnswered, ModelCalls: 2, ToolCalls: 1, Usage: usage, WallMS: 4000},
+		TurnCompleted{Reason: loop.StopAnswered, Limit: &Limit{Kind: limits.KindTokens, Limit: 100, Used: 120}, ModelCalls: 2, ToolCalls: 1, Usage: usage, WallMS: 4000},
 		TurnCancelled{Reason: "interrupted", By: "user", Client: "http:alice", ModelCalls: 1, ToolCalls: 1, Usage: usage, WallMS: 4000},
 		Verification{
 			Passed: false, Command: "make test", Session: "ses_01JD0000000000000000000003", ExitCode: 2, Signal: 9, TimedOut: true, OOMKilled: true,

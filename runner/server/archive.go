@@ -153,7 +153,7 @@ func readTurn(dir, id string) (*Turn, error) {
 		}
 		if end := steps.Record(rec).End; end != nil {
 			*turn = Turn{
-				ID: id, State: TurnEnded, Reason: string(end.Reason), Answer: end.Answer, Truncated: end.Truncated,
+				ID: id, State: TurnEnded, Reason: string(end.Reason), Answer: end.Answer, Truncated: end.Truncated, Limit: end.Limit,
 				Usage: &end.Usage, CostUSD: record.CostUSD(end.Usage.CostMicroUSD), WallMS: end.WallMS,
 			}
 		}

@@ -156,6 +156,11 @@ func TestSessionLimits(t *testing.T) {
 				v = Session{}
 				w.get("/sessions/"+id).requireStatus(t, 200).decodeInto(t, &v)
 			}
+			var past Turn
+			w.get(turns+"/"+turn.ID).requireStatus(t, 200).decodeInto(t, &past)
+			if past.Limit == nil || *past.Limit != c.limit {
+				t.Errorf("the same turn from its records: limit %+v", past.Limit)
+			}
 			w.post(turns, `{"message":"three"}`).requireProblem(t, 410, "ended")
 			w.post("/sessions/"+id+"/resume", `{}`).requireStatus(t, 200)
 			for _, body := range []string{`{"message":"three"}`, `{"continue":true}`} {

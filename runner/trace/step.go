@@ -65,8 +65,10 @@ type TurnEnd struct {
 	// Answer is the last text of the model, whole, if Reason is loop.StopAnswered.
 	Answer    string
 	Truncated bool
-	Usage     limits.Usage
-	WallMS    int64
+	// Limit is what ended it, if Reason is loop.StopLimit.
+	Limit  *record.Limit
+	Usage  limits.Usage
+	WallMS int64
 }
 
 // ModelCall is one call of the model.

@@ -63,7 +63,7 @@ func (s *Steps) handleRecord(r record.Record) bool {
 		})
 	case record.KindTurnCompleted:
 		return withPayload(r, func(p record.TurnCompleted) {
-			e := TurnEnd{Reason: p.Reason, Truncated: p.Truncated, Usage: p.Usage, WallMS: p.WallMS}
+			e := TurnEnd{Reason: p.Reason, Truncated: p.Truncated, Limit: p.Limit, Usage: p.Usage, WallMS: p.WallMS}
 			if p.Reason == loop.StopAnswered {
 				e.Answer = s.answer
 			}
