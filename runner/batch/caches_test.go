@@ -52,8 +52,10 @@ func TestHiddenFiles(t *testing.T) {
 	defer f.Close()
 	w := tar.NewWriter(f)
 	for _, h := range []tar.Header{
-		{Name: "a/.cache/one", Typeflag: tar.TypeReg, Size: 3}, {Name: "a/.cache/two", Typeflag: tar.TypeReg, Size: 3},
-		{Name: "a/linked", Typeflag: tar.TypeLink, Linkname: "a/.cache/one"}, {Name: "a/again", Typeflag: tar.TypeLink, Linkname: "a/.cache/one"},
+		{Name: "a/.cache/one", Typeflag: tar.TypeReg, Size: 3},
+		{Name: "a/.cache/two", Typeflag: tar.TypeReg, Size: 3},
+		{Name: "a/linked", Typeflag: tar.TypeLink, Linkname: "a/.cache/one"},
+		{Name: "a/again", Typeflag: tar.TypeLink, Linkname: "a/.cache/one"},
 	} {
 		must(t, w.WriteHeader(&h))
 		_, err := w.Write([]byte("one")[:h.Size])
