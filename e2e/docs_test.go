@@ -1,12 +1,6 @@
 package e2e
 
 import (
-	"bufio"
-	"bytes"
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"go/types"
 	"io/fs"
 	"maps"
 	"os"
@@ -197,7 +191,7 @@ func TestDesignNames(t *testing.T) {
 	}
 	found := 0
 	for _, page := range documents(t) {
-		if page != "CONTRIBUTING.md" && page != "docs/architecture.md" && (!strings.HasPrefix(page, "docs/design/") || strings.HasSuffix(page, "counts.md")) {
+		if page != "CONTRIBUTING.md" && page != "docs/architecture.md" && !strings.HasPrefix(page, "docs/design/") {
 			continue
 		}
 		text := readDocument(t, page)
@@ -226,159 +220,5 @@ func TestDesignNames(t *testing.T) {
 	}
 	if found < 60 {
 		t.Errorf("%d names found: the patterns match too little", found)
-	}
-}
-
-// explainedMutant is the key of a survivor on docs/mutation.md: file, function, change.
-var explainedMutant = regexp.MustCompile("(?m)^- `` (\\S+\\.go): ([^:]+): ")
-
-// TestMutationKeys holds the files and functions that docs/mutation.md names against
-// the code: a key that is stale explains nothing.
-func TestMutationKeys(t *testing.T) {
-	keys := explainedMutant.FindAllStringSubmatch(readDocument(t, "docs/mutation.md"), -1)
-	declared := map[string]map[string]bool{}
-	for _, key := range keys {
-		name, function := key[1], key[2]
-		if declared[name] == nil {
-			file, err := parser.ParseFile(token.NewFileSet(), filepath.Join("..", filepath.FromSlash(name)), nil, parser.SkipObjectResolution)
-			if err != nil {
-				t.Errorf("docs/mutation.md: %v: name the file that has %s now", err, function)
-				continue
-			}
-			declared[name] = map[string]bool{}
-			for _, d := range file.Decls {
-				f, ok := d.(*ast.FuncDecl)
-				if !ok {
-					continue
-				}
-				full := f.Name.Name
-				if f.Recv != nil {
-					full = types.ExprString(f.Recv.List[0].Type) + "." + full
-				}
-				declared[name][full] = true
-			}
-		}
-		if !declared[name][function] {
-			t.Errorf("docs/mutation.md: %s has no function %s: name it as it is now, or drop the key", name, function)
-		}
-	}
-	if len(keys) < 100 {
-		t.Errorf("%d keys found: the pattern matches too little", len(keys))
-	}
-}
-
-// The phrases of .ci/count, which the documents avoid as the code does.
-var dialect = regexp.MustCompile(`(?i)\b(say|says|said|saying|tells?|told) (that|whether|what|how|which|why)\b|\bgives?\b|\b(is|are|was|were) what\b|\b(nobody|somebody|whoever|anybody)\b`)
-
-// Names of checks and messages are quoted as the code has them.
-var quotation = regexp.MustCompile(`"[^"\n]*"`)
-
-const (
-	maxDialect  = 2   // phrases per 1,000 lines
-	maxAverage  = 22  // words of a sentence, on average
-	maxSentence = 40  // words of any sentence
-	maxColumns  = 120 // of a line that is no table and no JSON
-)
-
-// unrevised lists the documents that TestProse does not hold: tables of figures and
-// lists of code.
-var unrevised = []string{"docs/design/counts.md", "docs/mutation.md"}
-
-// TestProse holds the language of the documents: no phrase of the old dialect,
-// sentences of 22 words on average and 40 at most, lines of 120 columns.
-func TestProse(t *testing.T) {
-	for _, page := range documents(t) {
-		if slices.Contains(unrevised, page) {
-			continue
-		}
-		text := readDocument(t, page)
-		lines := strings.Count(text, "\n")
-		if found := dialect.FindAllString(quotation.ReplaceAllString(text, "quotation"), -1); len(found)*1000 > maxDialect*lines {
-			t.Errorf("%s: %q", page, found)
-		}
-		words, all := 0, sentences(text)
-		for _, s := range all {
-			n := len(strings.Fields(s))
-			words += n
-			if n > maxSentence {
-				t.Errorf("%s: %d words, at most %d: %s", page, n, maxSentence, s)
-			}
-		}
-		if len(all) > 0 && words > maxAverage*len(all) {
-			t.Errorf("%s: %.1f words in a sentence on average, at most %d", page, float64(words)/float64(len(all)), maxAverage)
-		}
-		for n, line := range strings.Split(text, "\n") {
-			if columns := len([]rune(line)); columns > maxColumns && !strings.HasPrefix(line, "|") && !strings.HasPrefix(line, "{") {
-				t.Errorf("%s:%d: %d columns, at most %d", page, n+1, columns, maxColumns)
-			}
-		}
-		t.Logf("%-28s %4d lines %4d sentences %5.1f words on average", page, lines, len(all), float64(words)/float64(max(len(all), 1)))
-	}
-}
-
-var (
-	listMarker  = regexp.MustCompile(`^\s*(?:[-*]|[0-9]+\.)\s+`)
-	linkText    = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
-	sentenceEnd = regexp.MustCompile("[.!?]+[)\"'*_]*\\s+(\\S)")
-)
-
-// sentences returns the sentences of the prose of a page: without code blocks,
-// tables, headings and the markup of lists. Code in a sentence is one word, and
-// an item of a list begins a sentence.
-func sentences(text string) []string {
-	var found []string
-	var paragraph strings.Builder
-	flush := func() {
-		p := plainText(strings.TrimSpace(paragraph.String()))
-		paragraph.Reset()
-		for p != "" {
-			cut := sentenceEnd.FindStringSubmatchIndex(p)
-			if cut == nil {
-				break
-			}
-			found = append(found, strings.TrimSpace(p[:cut[2]]))
-			p = p[cut[2]:]
-		}
-		if p != "" {
-			found = append(found, p)
-		}
-	}
-	fenced := false
-	for scanner := bufio.NewScanner(bytes.NewReader([]byte(text))); scanner.Scan(); {
-		line := scanner.Text()
-		trimmed := strings.TrimSpace(line)
-		if strings.HasPrefix(trimmed, "```") {
-			fenced = !fenced
-			flush()
-			continue
-		}
-		if fenced || trimmed == "" || strings.HasPrefix(trimmed, "|") || strings.HasPrefix(trimmed, "#") || strings.HasPrefix(line, "    ") && paragraph.Len() == 0 {
-			flush()
-			continue
-		}
-		if marker := listMarker.FindString(line); marker != "" {
-			flush()
-			trimmed = line[len(marker):]
-		}
-		paragraph.WriteString(trimmed + " ")
-	}
-	flush()
-	return found
-}
-
-// plainText returns a paragraph with each code span as one word and links as their text.
-func plainText(p string) string {
-	return linkText.ReplaceAllString(markdownCode.ReplaceAllString(p, "Code"), "$1")
-}
-
-// TestSentences is the control of TestProse.
-func TestSentences(t *testing.T) {
-	got := sentences("# Head one. Two.\n\nA b. C `d e. F` g [h\ni](x.md). It (is\nso.) Next 1.5 x\n\n| a | b. C |\n- item one:\n- item two. More.\n\n```\ncode. Code.\n```\n")
-	want := []string{"A b.", "C Code g h i.", "It (is so.)", "Next 1.5 x", "item one:", "item two.", "More."}
-	if !slices.Equal(got, want) {
-		t.Errorf("sentences are\n%q, want\n%q", got, want)
-	}
-	if len(dialect.FindAllString("It says what it gives. That is what nobody told us.", -1)) != 4 {
-		t.Error("phrases are missed")
 	}
 }
