@@ -155,7 +155,7 @@ func TestEgressFlood(t *testing.T) {
 		r := startHostRegistries(t)
 		m := newMachine(t)
 		m.env = append(m.env, "CONTROL_TOKEN="+secret())
-		m.config(t, fmt.Sprintf("serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\negress:\n  allow: [%s/]\n  private: {host.caisson.internal: [127.0.0.1]}\n", r.origin))
+		m.config(t, fmt.Sprintf("serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\n  sandboxes: {enabled: true}\negress:\n  allow: [%s/]\n  private: {host.caisson.internal: [127.0.0.1]}\n", r.origin))
 		address := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 		server := m.start(t, "serve", "--root", m.workspace, "--backend", backend, "--listen", address)
 		server.until(t, "it listens", func() bool { return strings.Contains(server.stderr.String(), "caisson: backend ") })

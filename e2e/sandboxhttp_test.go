@@ -130,7 +130,7 @@ func (m *machine) servingSandboxes(t *testing.T, backend string) (r *running, ad
 	t.Helper()
 	m.env = append(m.env, "CONTROL_TOKEN="+secret())
 	config := filepath.Join(m.home, ".config", "caisson", "config.yaml")
-	text := "serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\n  max_sessions: 200\n  max_streams: 256\n"
+	text := "serve:\n  tokens: {test: {env: CONTROL_TOKEN}}\n  max_sessions: 200\n  max_streams: 256\n  sandboxes: {enabled: true}\n"
 	if err := errors.Join(os.MkdirAll(filepath.Dir(config), 0o700), os.WriteFile(config, []byte(text), 0o600)); err != nil {
 		t.Fatal(err)
 	}

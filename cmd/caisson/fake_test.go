@@ -251,6 +251,8 @@ func (s *fakeSandbox) Start(ctx context.Context, cmd sandbox.Command) (sandbox.P
 			cmd.Argv = []string{"head", "-c", "1024", "/dev/zero"}
 		case archive.UnpackChangesWord:
 			cmd.Argv = []string{"sh", "-c", "cat > /dev/null"}
+		case "version":
+			cmd.Argv = []string{"true"}
 		}
 	}
 	c := exec.CommandContext(ctx, cmd.Argv[0], cmd.Argv[1:]...)

@@ -399,6 +399,9 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	if err != nil {
 		return o, nil, err
 	}
+	if err := h.checkSandboxPolicy(s, w); err != nil {
+		return o, nil, err
+	}
 	hidden := append(s.knownSecrets(config.SelectedModel{}), h.tokenSecrets()...)
 	dir, err := sessiondir.Create(h.app.environ.stateDir(), hidden)
 	if err != nil {
@@ -436,4 +439,31 @@ func (h *serverHost) prepareSandbox(ctx context.Context, in server.NewSandbox) (
 	o.Dir, o.Secrets, o.InstructionFiles, o.InstructionTexts = dir, hidden, false, nil
 	o.Skills = runner.SkillOptions{}
 	return o, done, nil
+}
+
+// checkSandboxPolicy refuses a sandbox without a model if the policy denies or asks about
+// what its commands do. w is nil for a sandbox with a directory of its own.
+func (h *serverHost) checkSandboxPolicy(s *settings, w *runner.Workspace) error {
+	p, err := s.conf.ToolPolicy(h.defaultPreset(false))
+	if err != nil {
+		return err
+	}
+	workspace, enabled := "", s.conf.Serve.Sandboxes.Enabled
+	if w != nil {
+		workspace = w.Path
+	}
+	v := p.DecideSandbox(workspace, enabled != nil && *enabled)
+	problem := record.Problem{Hint: "Start a session in place of a sandbox, or ask the server's operator."}
+	switch {
+	case enabled != nil && !*enabled:
+		problem.Cause = "this server starts no sandboxes without a model"
+	case v.Mode == policy.ModeAuto:
+		return nil
+	case v.Mode == policy.ModeDeny:
+		problem.Cause = "the policy denies what commands of a sandbox without a model may do (" + v.Rule + ")"
+	default:
+		problem.Cause = "the policy asks about what commands of a sandbox without a model may do (" + v.Rule + "), and nothing asks in such a sandbox"
+		problem.Hint = "Start a session in place of a sandbox, or ask the server's operator to set serve.sandboxes.enabled."
+	}
+	return &server.PrepareError{Code: "policy", Problem: problem}
 }

@@ -68,15 +68,17 @@ func startServe(t *testing.T, config string, args ...string) *served {
 	dir := t.TempDir()
 	s := &served{t: t, home: filepath.Join(dir, "home"), root: filepath.Join(dir, "work"), log: &syncBuffer{written: make(chan struct{}, 1)}, signals: make(chan os.Signal, 4), ended: make(chan int, 1)}
 	script := filepath.Join(dir, "script.yaml")
+	config, requirements, _ := strings.Cut(config, "\n# requirements\n")
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "ROOT", s.root)
 	}
 	for path, text := range map[string]string{
 		filepath.Join(s.home, ".config/caisson/config.yaml"): strings.ReplaceAll(config, "ROOT", s.root),
-		script:                                  "version: 1\nname: t\nturns:\n  - calls: [{tool: shell, input: {command: \"echo made > out.txt\"}}]\n  - text: Done.\n",
-		filepath.Join(s.root, "one/readme"):     "",
-		filepath.Join(dir, "outside/secret"):    "",
-		filepath.Join(s.root, "two/three/file"): "",
+		filepath.Join(dir, "requirements.yaml"):              requirements,
+		script:                                               "version: 1\nname: t\nturns:\n  - calls: [{tool: shell, input: {command: \"echo made > out.txt\"}}]\n  - text: Done.\n",
+		filepath.Join(s.root, "one/readme"):                  "",
+		filepath.Join(dir, "outside/secret"):                 "",
+		filepath.Join(s.root, "two/three/file"):              "",
 	} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
@@ -91,7 +93,7 @@ func startServe(t *testing.T, config string, args ...string) *served {
 		}
 	}
 	d := newApp(s.signals, func(int) {})
-	d.stderr, d.stdout, d.requirements = s.log, io.Discard, ""
+	d.stderr, d.stdout, d.requirements, d.requirementsUID = s.log, io.Discard, filepath.Join(dir, "requirements.yaml"), os.Getuid()
 	d.executable = func() (string, error) { return filepath.Join(dir, "bin/caisson"), nil }
 	d.backend = fakeBackends
 	for _, name := range []string{"caisson", "caisson-guest", "runsc"} {
@@ -552,6 +554,7 @@ mode: overlay
 serve:
   roots: [ROOT/two]
   sandboxes:
+    enabled: true
     images: {base: "rootfs:/srv/secret"}
     mounts: {three: {from: ROOT/two/three, to: /three, read_only: true}}
     resources: {tiny: {memory: 256MiB, pids: 70}}
@@ -573,6 +576,38 @@ serve:
 		if status != 422 || !strings.Contains(strings.ToLower(text), strings.ToLower(says)) || strings.Contains(text, "secret") && !strings.Contains(body, "secret") || strings.Contains(text, "three\",\"") {
 			t.Errorf("%s: %d %s, want %q", body, status, text, says)
 		}
+	}
+}
+
+// TestServeSandboxPolicy: a sandbox without a model starts only if the policy lets commands
+// and writing run. serve.sandboxes.enabled answers questions of the server's own policy.
+func TestServeSandboxPolicy(t *testing.T) {
+	const enabled = "serve: {sandboxes: {enabled: true}}\n"
+	for name, tt := range map[string]struct {
+		config string
+		says   string // "" if it starts
+	}{
+		"default":                 {"", "set serve.sandboxes.enabled"},
+		"default, enabled":        {enabled, ""},
+		"sandboxed":               {"policy: {preset: sandboxed}", ""},
+		"sandboxed, disabled":     {"policy: {preset: sandboxed}\nserve: {sandboxes: {enabled: false}}", "no sandboxes"},
+		"readonly":                {"policy: {preset: readonly}", "denies"},
+		"readonly, enabled":       {enabled + "policy: {preset: readonly}", "denies"},
+		"requirements, sandboxed": {"policy: {preset: sandboxed}\n# requirements\npolicy: {default: {execute: deny}}", "requirements: class execute"},
+		"requirements, enabled":   {enabled + "\n# requirements\npolicy: {default: {write: prompt}}", "requirements: class write"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startServe(t, tt.config).up()
+			for _, body := range []string{`{}`, `{"workspace":"one"}`} {
+				want := 201
+				if tt.says != "" {
+					want = 403
+				}
+				if status, text := s.do(s.token(), "POST", "/sandboxes", body); status != want || !strings.Contains(text, tt.says) {
+					t.Errorf("%s: %d %s, want %d with %q", body, status, text, want, tt.says)
+				}
+			}
+		})
 	}
 }
 

@@ -101,7 +101,7 @@ func (e *PrepareError) Unwrap() error { return e.Err }
 var prepareStatuses = map[string]int{
 	"input": http.StatusUnprocessableEntity, "refused": http.StatusUnprocessableEntity,
 	"workspace": http.StatusUnprocessableEntity, "workspace_configuration": http.StatusUnprocessableEntity,
-	"untrusted":     http.StatusForbidden,
+	"untrusted": http.StatusForbidden, "policy": http.StatusForbidden,
 	"configuration": http.StatusServiceUnavailable, "model": http.StatusServiceUnavailable,
 	"sandbox": http.StatusServiceUnavailable, "records": http.StatusServiceUnavailable,
 

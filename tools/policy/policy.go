@@ -211,6 +211,29 @@ func (p Policy) decideSituation(s situation) Verdict {
 	return verdict
 }
 
+// anyCommand stands for commands that are not known when the policy decides.
+const anyCommand = `"$@"`
+
+// DecideSandbox returns the strictest verdict on a sandbox without a model, whose commands
+// write and execute without a call. If enabled, the operator has answered what p itself asks
+// about. A denial holds, and so does each policy of Tighten.
+func (p Policy) DecideSandbox(workspace string, enabled bool) Verdict {
+	strictest := Verdict{Mode: ModeAuto}
+	for _, def := range []tools.Definition{
+		{Name: tools.NameShell, Class: tools.ClassExecute, Runs: tools.PlaceSandbox, Commands: func(json.RawMessage) []string { return []string{anyCommand} }},
+		{Class: tools.ClassWrite, Runs: tools.PlaceSandbox},
+	} {
+		v := p.DecideCall(def, workspace, json.RawMessage("{}"))
+		if enabled && v.Mode != ModeDeny {
+			v = Policy{Classes: classModes(ModeAuto, ModeAuto), Tighten: p.Tighten}.DecideCall(def, workspace, json.RawMessage("{}"))
+		}
+		if v.Mode.rank() > strictest.Mode.rank() {
+			strictest = v
+		}
+	}
+	return strictest
+}
+
 // decisiveRule returns the first deny among rules, otherwise the first rule; the zero
 // Verdict for none.
 func decisiveRule(rules []Verdict) Verdict {

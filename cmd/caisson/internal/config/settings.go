@@ -380,12 +380,13 @@ type Serve struct {
 	MaxStreams  *Count                 `yaml:"max_streams" doc:"event streams and copies of files that one token may have open"`
 	MaxTransfer *Size                  `yaml:"max_transfer" doc:"size of one copy of files into a sandbox or out of it; without it 1GiB"`
 	IdleTime    *Duration              `yaml:"idle_time" doc:"how long a session without a turn is kept"`
-	Sandboxes   ServeSandboxes         `yaml:"sandboxes" doc:"what clients may choose for sandboxes without a model, by name; their other settings are those of the file"`
+	Sandboxes   ServeSandboxes         `yaml:"sandboxes" doc:"sandboxes without a model: if they start, and what clients may choose for them, by name; their other settings are those of the file"`
 	OpenMetrics *bool                  `yaml:"open_metrics" doc:"serve /metrics without a token"`
 }
 
 // ServeSandboxes are the choices of clients for sandboxes without a model.
 type ServeSandboxes struct {
+	Enabled   *bool                `yaml:"enabled" doc:"true starts them although the server's own policy asks about writing or executing, false starts none; by default they start only if the policy lets both run"`
 	Images    map[string]string    `yaml:"images" doc:"images, by the name that clients use" each:"an image, as for image"`
 	Mounts    map[string]Mount     `yaml:"mounts" doc:"directories of this machine, by the name that clients use" each:"one directory"`
 	Resources map[string]Resources `yaml:"resources" doc:"sizes, by the name that clients use; what one leaves out is that of resources" each:"one size"`
