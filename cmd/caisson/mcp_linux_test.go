@@ -407,7 +407,7 @@ func TestMCPLogin(t *testing.T) {
 	}
 	test(exitFailed, "caisson mcp login a")
 	var b browser
-	if status, stderr := h.runTo(t, nil, &b, "mcp", "login", "a"); status != exitDone || !strings.Contains(b.text.String(), "Signed in to a") {
+	if status, stderr := h.runTo(t, nil, &b, "mcp", "login", "a"); status != exitDone || !strings.Contains(b.text.String(), "Signed in to a") || !strings.Contains(b.text.String(), " will issue a token, and a (http://127.0.0.1:") {
 		t.Fatalf("login: status %d\n%s%s", status, b.text.String(), stderr)
 	}
 	shown += b.text.String()

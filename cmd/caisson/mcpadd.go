@@ -23,6 +23,7 @@ import (
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
+	"github.com/caisson-run/caisson/tools/safeurl"
 )
 
 const mcpAddLong = `Print the configuration with which an MCP client starts caisson mcp on a workspace, and the file where it
@@ -313,9 +314,10 @@ func loginToServer(ctx context.Context, a *app, f mcpFlags, name string, port in
 	defer cancel()
 	err = mcplogin.Run(ctx, oauth.LoginOptions{
 		Server: oauth.Server{Name: name, URL: server.URL, Config: server.OAuth, Store: mcplogin.Store(a.environ.stateDir())}, Port: port,
-		Show: func(address string) {
+		Show: func(address, issuer string) {
 			shown, _ := tools.Display(address)
-			_, _ = fmt.Fprintf(a.stdout, "Open this address in a browser on this machine, and sign in:\n\n  %s\n\n", shown)
+			_, _ = fmt.Fprintf(a.stdout, "%s will issue a token, and %s (%s) will get it.\nOpen this address in a browser on this machine, and sign in:\n\n  %s\n\n",
+				issuer, name, safeurl.String(server.URL), shown)
 		},
 	}, server.Egress)
 	switch {

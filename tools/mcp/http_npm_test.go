@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caisson-run/caisson/tools/egress/rule"
 	"github.com/caisson-run/caisson/tools/mcp/oauth"
 )
 
@@ -140,7 +141,8 @@ func TestSDKExampleWithOAuth(t *testing.T) {
 	var browser sync.WaitGroup
 	err := oauth.Login(t.Context(), oauth.LoginOptions{
 		Server: oauth.Server{Name: server.Name, URL: server.URL, Store: store, Client: oauth.NewClient(transport)},
-		Show: func(address string) {
+		Allow: func(rule.Target, string) error { return nil },
+		Show: func(address, _ string) {
 			browser.Go(func() {
 				if res, err := (&http.Client{Transport: transport}).Get(address); err == nil { // the example signs anyone in
 					_ = res.Body.Close()

@@ -102,7 +102,7 @@ func TestOAuthStoredToken(t *testing.T) {
 	var browser sync.WaitGroup
 	err := oauth.Login(t.Context(), oauth.LoginOptions{
 		Server: oauth.Server{Name: server.Name, URL: server.URL, Config: server.OAuth, Store: store, Client: oauth.NewClient(transport)},
-		Show: func(address string) {
+		Show: func(address, _ string) {
 			u, _ := url.Parse(address)
 			browser.Go(func() {
 				res, err := (&http.Client{Transport: transport}).Get(u.Query().Get("redirect_uri") + "?code=c&state=" + u.Query().Get("state"))

@@ -1,9 +1,12 @@
 package oauth
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -13,6 +16,8 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/oauthex"
 	"golang.org/x/oauth2"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 // ErrNotNeeded reports that a server takes requests without a token.
@@ -26,8 +31,11 @@ type LoginOptions struct {
 	Server
 	// Port is that of the redirect on 127.0.0.1. Zero is any.
 	Port int
-	// Show is called with the address that the person opens in a browser.
-	Show func(address string)
+	// Allow decides about a request to an endpoint of the authorization server. Nil allows the server's own origin alone.
+	// The rules of Client must decide likewise.
+	Allow func(endpoint rule.Target, method string) error
+	// Show is called with the address that the person opens in a browser, and the origin that issues the token.
+	Show func(address, issuer string)
 }
 
 // Login obtains a token for a server from its authorization server, where a person signs in, and stores it. It returns
@@ -52,6 +60,10 @@ func Login(ctx context.Context, o LoginOptions) error {
 	}
 	defer l.closeListener()
 	t := &storedToken{Server: o.Name, URL: o.URL}
+	metadata := &metadataReader{next: o.Client.Transport, server: o.URL}
+	client := *o.Client
+	client.Transport = metadata
+	o.Client, l.metadata = &client, metadata
 	h, err := auth.NewAuthorizationCodeHandler(o.handlerConfig(l, t))
 	if err != nil {
 		_ = res.Body.Close()
@@ -78,7 +90,7 @@ func (o LoginOptions) handlerConfig(l *redirect, t *storedToken) *auth.Authoriza
 	cfg := &auth.AuthorizationCodeHandlerConfig{
 		PreregisteredClient: newCredentials(o.Config), RedirectURL: l.url, RequestRefreshToken: true, AcceptUnadvertisedIss: true, Client: o.Client,
 		AuthorizationCodeFetcher: func(ctx context.Context, args *auth.AuthorizationArgs) (*auth.AuthorizationResult, error) {
-			return l.fetchCode(ctx, args.URL, o.Show)
+			return l.fetchCode(ctx, args.URL, o)
 		},
 		NewTokenSource: func(_ context.Context, c *oauth2.Config, answer *oauth2.Token) (oauth2.TokenSource, error) {
 			if !strings.EqualFold(answer.Type(), "bearer") {
@@ -134,9 +146,77 @@ func (o LoginOptions) probeServer(ctx context.Context, token string) (*http.Requ
 	return req, res, nil
 }
 
+// metadataReader is a transport that reads the metadata of the authorization server. The SDK, which doesn't pass it on,
+// gets what was read in a new encoding, so that nothing in it is understood in two ways.
+type metadataReader struct {
+	next   http.RoundTripper
+	server string // URL of the MCP server
+	// found is nil if there is no metadata. The SDK then guesses endpoints at one origin.
+	found *oauthex.AuthServerMeta
+}
+
+// RoundTrip implements [http.RoundTripper].
+func (m *metadataReader) RoundTrip(req *http.Request) (*http.Response, error) {
+	res, err := m.next.RoundTrip(req)
+	if !strings.Contains(req.URL.Path, "/.well-known/oauth-authorization-server") && !strings.Contains(req.URL.Path, "/.well-known/openid-configuration") {
+		return res, err
+	}
+	m.found = nil
+	if err != nil || res.StatusCode != http.StatusOK {
+		return res, err
+	}
+	defer func() { _ = res.Body.Close() }()
+	var found oauthex.AuthServerMeta
+	if err := json.NewDecoder(res.Body).Decode(&found); err != nil {
+		return nil, fmt.Errorf("read metadata of the authorization server: %w", err)
+	}
+	// The server itself would get a code of another origin. The issuer that comes with the code tells if the code is for it.
+	if token := originOf(found.TokenEndpoint); token == originOf(m.server) && token != originOf(found.AuthorizationEndpoint) {
+		found.AuthorizationResponseIssParameterSupported = true
+	}
+	text, err := json.Marshal(found)
+	if err != nil {
+		return nil, err
+	}
+	m.found, res.Body, res.ContentLength = &found, io.NopCloser(bytes.NewReader(text)), int64(len(text))
+	return res, nil
+}
+
+// originOf returns the origin of a URL, the zero Origin for a text that is none.
+func originOf(address string) rule.Origin {
+	t, _ := rule.ParseTarget(address)
+	return t.Origin
+}
+
+// checkEndpoints decides about the endpoints of a login, and returns the origin that issues the token.
+func (o LoginOptions) checkEndpoints(authorization string, found *oauthex.AuthServerMeta) (issuer string, err error) {
+	token := authorization
+	if found != nil {
+		token = found.TokenEndpoint
+	}
+	for _, e := range []struct{ address, method string }{{authorization, http.MethodGet}, {token, http.MethodPost}} {
+		t, err := rule.ParseTarget(e.address)
+		switch {
+		case err != nil:
+		case t.Scheme != "https" && !isLoopback(t.URL()):
+			err = errNoTLS
+		case o.Allow != nil:
+			err = o.Allow(t, e.method)
+		case t.Origin != originOf(o.URL):
+			err = errors.New(t.Origin.String() + " is another origin than the server's")
+		}
+		if err != nil {
+			return "", fmt.Errorf("endpoint of the authorization server: %w", err)
+		}
+		issuer = t.Origin.String()
+	}
+	return issuer, nil
+}
+
 // redirect is the listener that a browser comes back to.
 type redirect struct {
 	url, host string
+	metadata  *metadataReader
 	server    *http.Server
 	state     string
 	results   chan *auth.AuthorizationResult
@@ -168,17 +248,18 @@ func (r *redirect) closeListener() {
 }
 
 // fetchCode shows an authorization URL and returns what the browser comes back with.
-func (r *redirect) fetchCode(ctx context.Context, address string, show func(string)) (*auth.AuthorizationResult, error) {
+func (r *redirect) fetchCode(ctx context.Context, address string, o LoginOptions) (*auth.AuthorizationResult, error) {
+	issuer, err := o.checkEndpoints(address, r.metadata.found)
+	if err != nil {
+		return nil, err
+	}
 	u, err := url.Parse(address)
 	if err != nil {
 		return nil, err
 	}
-	if u.Scheme != "https" && !isLoopback(u) {
-		return nil, errNoTLS
-	}
 	r.state = u.Query().Get("state")
 	close(r.begin)
-	show(u.String())
+	o.Show(u.String(), issuer)
 	select {
 	case result := <-r.results:
 		return result, nil

@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/caisson-run/caisson/tools/egress/rule"
 )
 
 func newHandler(t testing.TB, s Server) *Handler {
@@ -228,10 +230,10 @@ func TestRedirectListener(t *testing.T) {
 			t.Errorf("right answer: status %d", status)
 		}
 	}
-	if err := Login(t.Context(), LoginOptions{Server: f.server(t, store), Show: func(address string) { go show(address) }}); err != nil {
+	if err := Login(t.Context(), LoginOptions{Server: f.server(t, store), Show: func(address, _ string) { go show(address) }}); err != nil {
 		t.Fatal(err)
 	}
-	denied := func(address string) {
+	denied := func(address, _ string) {
 		go f.signIn(t, address, func(q url.Values) { q.Del("code"); q.Set("error", "access_denied") })
 	}
 	if err := Login(t.Context(), LoginOptions{Server: f.server(t, store), Show: denied}); err == nil || !strings.Contains(err.Error(), "access_denied") {
@@ -239,7 +241,7 @@ func TestRedirectListener(t *testing.T) {
 	}
 	late, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, errors.New("nobody signed in"))
 	defer cancel()
-	if err := Login(late, LoginOptions{Server: f.server(t, store), Show: func(string) {}}); err == nil || err.Error() != "nobody signed in" {
+	if err := Login(late, LoginOptions{Server: f.server(t, store), Show: func(string, string) {}}); err == nil || err.Error() != "nobody signed in" {
 		t.Errorf("no answer: %v", err)
 	}
 }
@@ -295,6 +297,20 @@ func TestHostileServers(t *testing.T) {
 			f.override[asMetadata] = http.NotFound
 			f.override["/register"] = http.NotFound
 		}, "register", false},
+		"authorization endpoint of another origin": {func(f *fakeServer) {
+			f.override[asMetadata] = func(w http.ResponseWriter, _ *http.Request) {
+				m := f.metadata()
+				m["authorization_endpoint"] = "https://bank.example/authorize"
+				writeJSON(w, 200, m)
+			}
+		}, "https://bank.example is another origin", false},
+		"token endpoint of another origin": {func(f *fakeServer) {
+			f.override[asMetadata] = func(w http.ResponseWriter, _ *http.Request) {
+				m := f.metadata()
+				m["token_endpoint"] = thief.URL
+				writeJSON(w, 200, m)
+			}
+		}, "another origin", false},
 		"script as the authorization endpoint": {func(f *fakeServer) {
 			f.override[asMetadata] = func(w http.ResponseWriter, _ *http.Request) {
 				m := f.metadata()
@@ -331,7 +347,7 @@ func TestHostileServers(t *testing.T) {
 			var shown atomic.Bool
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			err := Login(ctx, LoginOptions{Server: f.server(t, NewStore(dir)), Show: func(address string) {
+			err := Login(ctx, LoginOptions{Server: f.server(t, NewStore(dir)), Show: func(address, _ string) {
 				shown.Store(true)
 				go f.signIn(t, address, nil)
 			}})
@@ -343,6 +359,56 @@ func TestHostileServers(t *testing.T) {
 			}
 			if files, _ := filepath.Glob(filepath.Join(dir, "*.json")); len(files) > 0 || stolen.Load() > 0 {
 				t.Errorf("stored %q, %d requests elsewhere", files, stolen.Load())
+			}
+		})
+	}
+}
+
+// TestIssuer: the issuer that comes with a code is the one of the metadata. It has to come if the metadata says so, or if
+// the MCP server would get a code of another origin.
+func TestIssuer(t *testing.T) {
+	for name, tc := range map[string]struct {
+		promised, elsewhere bool
+		issuer              string // "own" is that of the metadata
+		ok                  bool
+	}{
+		"none, not promised":          {false, false, "", true},
+		"right, not promised":         {false, false, "own", true},
+		"right, promised":             {true, false, "own", true},
+		"none, promised":              {true, false, "", false},
+		"wrong, promised":             {true, false, "https://bank.example", false},
+		"wrong, not promised":         {false, false, "https://bank.example", false},
+		"none, of another origin":     {false, true, "", false},
+		"wrong, of another origin":    {false, true, "https://bank.example", false},
+		"right, of an allowed origin": {false, true, "own", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeServer(t)
+			f.override["/.well-known/oauth-authorization-server"] = func(w http.ResponseWriter, _ *http.Request) {
+				m := f.metadata()
+				if tc.promised {
+					m["authorization_response_iss_parameter_supported"] = true
+				}
+				if tc.elsewhere {
+					m["authorization_endpoint"] = "https://bank.example/authorize"
+				}
+				writeJSON(w, 200, m)
+			}
+			err := Login(t.Context(), LoginOptions{
+				Server: f.server(t, NewStore(t.TempDir())), Allow: func(rule.Target, string) error { return nil },
+				Show: func(address, issuer string) {
+					if issuer != f.URL {
+						t.Errorf("issuer of the token: %s, want %s", issuer, f.URL)
+					}
+					go f.signIn(t, address, func(q url.Values) {
+						if tc.issuer != "" {
+							q.Set("iss", strings.Replace(tc.issuer, "own", f.URL, 1))
+						}
+					})
+				},
+			})
+			if ok := err == nil; ok != tc.ok || f.count("/token") > 0 != tc.ok {
+				t.Errorf("%v, %d requests for a token", err, f.count("/token"))
 			}
 		})
 	}

@@ -205,7 +205,7 @@ func (f *fakeServer) server(t testing.TB, store *Store) Server {
 
 // login signs in to the server.
 func (f *fakeServer) login(t testing.TB, s Server) error {
-	return Login(t.Context(), LoginOptions{Server: s, Show: func(address string) { go f.signIn(t, address, nil) }})
+	return Login(t.Context(), LoginOptions{Server: s, Show: func(address, _ string) { go f.signIn(t, address, nil) }})
 }
 
 // use sends a request as the SDK's transport does, and returns the last status.

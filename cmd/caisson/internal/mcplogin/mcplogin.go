@@ -63,25 +63,33 @@ func Run(ctx context.Context, o oauth.LoginOptions, rules runner.EgressOptions) 
 	}
 	var mu sync.Mutex
 	var denied *DeniedError
+	deny := func(host string, port uint16, reason string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if denied == nil {
+			denied = &DeniedError{Host: host, Reason: reason}
+			if port != 0 && port != 443 {
+				denied.Host = net.JoinHostPort(host, strconv.Itoa(int(port)))
+			}
+		}
+	}
 	network, err := egress.New(egress.Options{
 		Policy: rules.Policy, Guard: guard, Budget: budget, Upstream: rules.Upstream,
 		Opened: func(egress.Opened) error { return nil }, Closed: func(egress.Closed) {}, Requested: func(egress.Requested) {}, Failed: func(error) {},
-		Denied: func(d egress.Denied) {
-			mu.Lock()
-			defer mu.Unlock()
-			if denied == nil {
-				denied = &DeniedError{Host: d.Host, Reason: d.Reason}
-				if d.Port != 0 && d.Port != 443 {
-					denied.Host = net.JoinHostPort(d.Host, strconv.Itoa(int(d.Port)))
-				}
-			}
-		},
+		Denied: func(d egress.Denied) { deny(d.Host, d.Port, d.Reason) },
 	})
 	if err != nil {
 		return err
 	}
 	defer network.Close()
 	o.Client = oauth.NewClient(network.RoundTripper())
+	o.Allow = func(endpoint rule.Target, method string) error {
+		if d := rules.Policy.DecideRequest(endpoint, method); !d.Allowed() {
+			deny(endpoint.Host, endpoint.Port, d.Reason)
+			return errors.New("the rules of the server don't allow " + endpoint.Origin.String())
+		}
+		return nil
+	}
 	err = oauth.Login(ctx, o)
 	o.Client.CloseIdleConnections()
 	mu.Lock()

@@ -1,6 +1,7 @@
 package mcplogin
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -40,7 +41,7 @@ func rulesFor(t *testing.T, origins ...string) runner.EgressOptions {
 // TestRules: an authorization server at another origin than the server's own gets requests only where the rules of the
 // server allow that, and a metadata service never does.
 func TestRules(t *testing.T) {
-	var issuer, named string
+	var issuer, named, authorize string
 	var requests atomic.Int32
 	answer := func(w http.ResponseWriter, v any) {
 		w.Header().Set("Content-Type", "application/json")
@@ -51,7 +52,7 @@ func TestRules(t *testing.T) {
 		switch r.URL.Path {
 		case "/.well-known/oauth-authorization-server":
 			answer(w, map[string]any{
-				"issuer": issuer, "authorization_endpoint": issuer + "/authorize", "token_endpoint": issuer + "/token",
+				"issuer": issuer, "authorization_endpoint": cmp.Or(authorize, issuer) + "/authorize", "token_endpoint": issuer + "/token",
 				"response_types_supported": []string{"code"}, "code_challenge_methods_supported": []string{"S256"},
 			})
 		case "/token":
@@ -77,7 +78,7 @@ func TestRules(t *testing.T) {
 	login := func(rules runner.EgressOptions) error {
 		return Run(t.Context(), oauth.LoginOptions{
 			Server: oauth.Server{Name: "s", URL: origin + "/mcp", Config: oauth.Config{ClientID: "c"}, Store: Store(t.TempDir())},
-			Show: func(address string) {
+			Show: func(address, _ string) {
 				u, _ := url.Parse(address)
 				go func() {
 					if res, err := http.Get(u.Query().Get("redirect_uri") + "?code=c&state=" + u.Query().Get("state")); err == nil {
@@ -97,6 +98,16 @@ func TestRules(t *testing.T) {
 	if err := login(rulesFor(t, origin, issuer)); err != nil || requests.Load() == 0 {
 		t.Errorf("control, with a rule: %v, %d requests", err, requests.Load())
 	}
+	// The browser's requests are decided on like those of this process.
+	authorize = "https://bank.example"
+	requests.Store(0)
+	if err := login(rulesFor(t, origin, issuer)); !errors.As(err, &denied) || denied.Origin() != authorize || requests.Load() != 1 {
+		t.Errorf("authorization endpoint without a rule: %v, %d requests", err, requests.Load())
+	}
+	if err := login(rulesFor(t, origin, issuer, authorize)); err != nil {
+		t.Errorf("control, with a rule: %v", err)
+	}
+	authorize = ""
 	// The address of the server has no rule for others, even if a name stands for them.
 	requests.Store(0)
 	named = "https://169.254.169.254"
