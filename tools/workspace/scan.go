@@ -25,7 +25,38 @@ type ScanOptions struct {
 	Leave func(dir string, marks uint8)
 	// Unread is called for each directory that could not be read whole.
 	Unread func(dir string, err error)
+	// Since, unless it is nil, holds the directories that earlier scans have read. A
+	// directory that has not changed since then is not read again: the scan only
+	// enters the directories in it, and Leave gets the marks that it had.
+	Since *SeenDirs
 }
+
+// SeenDirs holds the directories that scans have read. The zero value holds none. It
+// must not be used by two scans at a time.
+type SeenDirs struct{ top seenDir }
+
+// seenDir is a directory as it was read. Below it are the directories that were entered.
+type seenDir struct {
+	state dirState
+	marks uint8
+	below map[string]*seenDir
+}
+
+// dirState tells whether a directory still has the same entries: its change time
+// advances with each of them, and no program can set it. The zero value is not known.
+type dirState struct {
+	inode   uint64
+	changed int64
+}
+
+// Bounds of a SeenDirs, which tests set.
+var (
+	// maxSeen bounds the directories that are held, at some 150 bytes each.
+	maxSeen = 200_000
+	// changeTick is longer than the steps in which change times advance, on any file
+	// system. A change within one step leaves the time as it is.
+	changeTick = 3 * time.Second
+)
 
 // ScanEntry is one entry that a scan visits. It is valid during that visit.
 type ScanEntry struct {
@@ -85,7 +116,11 @@ func (r *Reader) Scan(ctx context.Context, path string, o ScanOptions) error {
 	if rel == "." {
 		s.path = s.path[:0]
 	}
-	return s.scanDirectory(ctx, nil, rel)
+	seen := &seenDir{}
+	if o.Since != nil {
+		seen = &o.Since.top
+	}
+	return s.scanDirectory(ctx, nil, rel, seen)
 }
 
 // StatEntry returns what the file system knows of path, a symlink itself if it
@@ -110,6 +145,7 @@ type scan struct {
 	reader *Reader
 	o      ScanOptions
 	path   []byte // of the directory that is read; empty for the workspace
+	count  int    // of the directories that were opened
 }
 
 // currentPath returns the path of the directory that is read.
@@ -121,42 +157,76 @@ func (s *scan) currentPath() string {
 }
 
 // scanDirectory scans one directory: name in parent, or, where parent is nil, the
-// path name of the workspace.
-func (s *scan) scanDirectory(ctx context.Context, parent *scanDir, name string) error {
+// path name of the workspace. It updates seen.
+func (s *scan) scanDirectory(ctx context.Context, parent *scanDir, name string, seen *seenDir) error {
+	began := time.Now()
 	dir, restore, err := s.openDirectory(ctx, parent, name)
 	defer restore()
 	if err != nil {
+		*seen = seenDir{}
 		return s.reportUnread(ctx, err)
 	}
 	defer dir.close()
-	var marks uint8
-	length := len(s.path)
+	var now dirState
+	if s.count++; s.o.Since != nil && s.count <= maxSeen {
+		now = dir.state
+	}
+	if now != (dirState{}) && now == seen.state {
+		for name, below := range seen.below {
+			if err := s.scanBelow(ctx, dir, name, below); err != nil {
+				return err
+			}
+		}
+	} else if err := s.readDirectory(ctx, dir, now, seen); err != nil {
+		return err
+	} else if seen.state.changed > began.Add(-changeTick).UnixNano() {
+		seen.state = dirState{}
+	}
+	if s.o.Leave != nil {
+		s.o.Leave(s.currentPath(), seen.marks)
+	}
+	return nil
+}
+
+// readDirectory visits the entries of a directory in the state now, scans the
+// directories that are to be entered, and updates seen.
+func (s *scan) readDirectory(ctx context.Context, dir *scanDir, now dirState, seen *seenDir) error {
+	was := seen.below
+	*seen = seenDir{state: now, below: map[string]*seenDir{}}
 	for {
 		names, err := runGuarded(ctx, s.reader.guard, s.currentPath(), dir.nextNames)
 		if err != nil {
-			if err := s.reportUnread(ctx, err); err != nil {
-				return err
-			}
-			break
+			seen.state = dirState{}
+			return s.reportUnread(ctx, err)
 		}
 		if len(names) == 0 {
-			break
+			return nil
 		}
 		mark, enter := s.visitBatch(ctx, dir, names)
-		marks |= mark
+		seen.marks |= mark
 		for _, name := range enter {
-			s.pushName(name)
-			err := s.scanDirectory(ctx, dir, name)
-			s.path = s.path[:length]
-			if err != nil {
+			below := was[name]
+			if below == nil {
+				below = &seenDir{}
+			}
+			if now != (dirState{}) {
+				seen.below[name] = below
+			}
+			if err := s.scanBelow(ctx, dir, name, below); err != nil {
+				seen.state = dirState{}
 				return err
 			}
 		}
 	}
-	if s.o.Leave != nil {
-		s.o.Leave(s.currentPath(), marks)
-	}
-	return nil
+}
+
+// scanBelow scans the directory name in dir.
+func (s *scan) scanBelow(ctx context.Context, dir *scanDir, name string, seen *seenDir) error {
+	length := len(s.path)
+	s.pushName(name)
+	err := s.scanDirectory(ctx, dir, name, seen)
+	s.path = s.path[:length]
+	return err
 }
 
 // pushName makes name the last one of the path.

@@ -14,7 +14,10 @@ import (
 const inDir = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
 // scanDir is an open directory of a scan.
-type scanDir struct{ fd int }
+type scanDir struct {
+	fd    int
+	state dirState
+}
 
 // openScan opens name in parent, or, if that is nil, the path name of the
 // workspace. It enters another mount only where cross says so.
@@ -34,7 +37,11 @@ func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, err
 	if err != nil {
 		return nil, err
 	}
-	return &scanDir{fd}, nil
+	d := &scanDir{fd: fd}
+	if st, err := statx(fd, "", unix.AT_EMPTY_PATH); err == nil {
+		d.state = dirState{st.Ino, time.Unix(st.Ctim.Unix()).UnixNano()}
+	}
+	return d, nil
 }
 
 func (t *tree) openScanAt(parent *scanDir, name string, cross bool) (int, error) {
@@ -123,5 +130,5 @@ func (t *tree) statEntry(rel string) (ScanStat, error) {
 		return ScanStat{}, err
 	}
 	defer func() { _ = unix.Close(fd) }()
-	return (&scanDir{fd}).stat(name)
+	return (&scanDir{fd: fd}).stat(name)
 }

@@ -3,12 +3,15 @@ package workspace
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // TestScan: it visits what a walk with bounds does not, keeps to the workspace,
@@ -95,6 +98,103 @@ func TestScan(t *testing.T) {
 	make(r.Scan(t.Context(), "out", ScanOptions{Visit: func(*ScanEntry) (uint8, string) { visited = true; return 0, "" }, Unread: func(string, error) {}}))
 	if visited {
 		t.Error("a symlink was followed")
+	}
+}
+
+// TestScanSince: a scan that knows an earlier one reads the directories that changed,
+// however they came to their place, and no other one.
+func TestScanSince(t *testing.T) {
+	tick, most := changeTick, maxSeen
+	t.Cleanup(func() { changeTick, maxSeen = tick, most })
+	changeTick = 0
+	root := t.TempDir()
+	held, err := os.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	r, err := NewReader(held, ReaderOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Between a scan and a change, the time of the file system has to advance.
+	change := func(script string) {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), "sh", "-ec", `cd "$0"; was=$(mktemp "$0.XXXX"); until now=$(mktemp "$0.XXXX"); test "$now" -nt "$was"; do rm "$now"; done; rm "$was" "$now"; `+script, root).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", script, err, out)
+		}
+	}
+	var since SeenDirs
+	scan := func(since *SeenDirs) (visited string, marks map[string]uint8) {
+		t.Helper()
+		var all []string
+		marks = map[string]uint8{}
+		err := r.Scan(t.Context(), ".", ScanOptions{
+			Since: since,
+			Visit: func(e *ScanEntry) (uint8, string) {
+				all = append(all, e.Path())
+				mark := uint8(0)
+				if string(e.Name()) == "mark" {
+					mark = 1
+				}
+				if e.Type == TypeDir {
+					return mark, e.Path()
+				}
+				return mark, ""
+			},
+			Leave:  func(dir string, mark uint8) { marks[dir] = mark },
+			Unread: func(dir string, err error) { t.Errorf("%q: %v", dir, err) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(all)
+		return strings.Join(all, " "), marks
+	}
+	change("mkdir -p a/b/c d/e; touch a/b/mark d/e/f x")
+	change("")
+	if visited, _ := scan(&since); visited != "a a/b a/b/c a/b/mark d d/e d/e/f x" {
+		t.Fatalf("at first visited %q", visited)
+	}
+	for _, c := range []struct{ script, want string }{
+		{"", ""},
+		{"echo x >x; echo x >d/e/f; chmod 600 x", ""},
+		{"mkdir -p a/b/c/new/.git", "a/b/c/new a/b/c/new/.git"},
+		{"mkdir -p d/e/.git; rmdir d/e/.git; mkdir d/e/.git; touch -d @1 d/e", "d/e/.git d/e/f"},
+		{"mv a z; mkdir z/b/g; mv d a", "a a/e a/e/.git a/e/f x z z/b z/b/c z/b/c/new z/b/c/new/.git z/b/g z/b/mark"},
+		{"mv a q; mv z a; mv q z; mv a/b/c/new a/b/new", "a a/b a/b/c a/b/g a/b/mark a/b/new a/b/new/.git x z z/e z/e/.git z/e/f"},
+		{"mv z/e/.git .; ln -s a/b l; rm -r a/b/g; ln -s c a/b/g", ".git a a/b/c a/b/g a/b/mark a/b/new l x z z/e/f"},
+	} {
+		change(c.script)
+		visited, marks := scan(&since)
+		all, want := scan(nil)
+		for _, must := range strings.Fields(c.want) {
+			if !slices.Contains(strings.Fields(visited), must) {
+				t.Errorf("%s: visited %q, not %s", c.script, visited, must)
+			}
+		}
+		if !maps.Equal(marks, want) || c.want == "" && visited != "" {
+			t.Errorf("%s: visited %q, marks %v, want %v; all is %q", c.script, visited, marks, want, all)
+		}
+	}
+	change("")
+	scan(&since)
+	if visited, _ := scan(&since); visited != "" {
+		t.Errorf("control: visited %q where nothing changed", visited)
+	}
+	for name, set := range map[string]func(){
+		"where a change may leave the time as it is": func() { changeTick = time.Hour },
+		"beyond the bound":                           func() { maxSeen = 0 },
+	} {
+		changeTick, maxSeen = 0, most
+		set()
+		var since SeenDirs
+		scan(&since)
+		visited, _ := scan(&since)
+		if all, _ := scan(nil); visited != all {
+			t.Errorf("%s: visited %q of %q", name, visited, all)
+		}
 	}
 }
 

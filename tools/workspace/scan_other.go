@@ -17,6 +17,8 @@ type scanDir struct {
 	tree *tree
 	file *os.File
 	rel  string
+
+	state dirState // not known: Go tells no change time
 }
 
 // openScan opens name in parent, or, if that is nil, the path name of the
@@ -35,7 +37,7 @@ func (t *tree) openScan(parent *scanDir, name string, cross bool) (*scanDir, err
 	case err != nil:
 		return nil, err
 	}
-	return &scanDir{t, f, rel}, nil
+	return &scanDir{tree: t, file: f, rel: rel}, nil
 }
 
 func (t *tree) openScanFile(rel string, cross bool) (*os.File, error) {
