@@ -171,7 +171,7 @@ func (b *backgrounds) dropCommand(j *background) {
 // finishCommand waits for the end of one, and records it. The loss of the sandbox is
 // left to the call that meets it next, which the model hears of it by.
 func (b *backgrounds) finishCommand(watched context.Context, g *generation, j *background, p sandbox.Process) {
-	exit, err := p.Wait()
+	exit, err := b.x.waitWatched(p)
 	cause := context.Cause(watched)
 	j.log.addEnd(exit)
 	end := shell.Ended{Result: shell.Result{Exit: exit}, Lost: err != nil, Bytes: j.log.closeFile()}

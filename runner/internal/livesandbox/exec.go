@@ -133,20 +133,58 @@ func (x *Executor) Run(ctx context.Context, cmd shell.Command) (shell.Result, er
 	result.Refused, result.Allowed = refused(false)
 	x.addKilled(result)
 	result.Notice = x.sandbox.takeNotice(g)
-	if err != nil {
-		return result, fmt.Errorf("wait for command: %w", x.sandbox.checkLoss(g, err))
+	if err = x.settle(ctx, g, exit, err); err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
 	}
-	if left := exit.Kill.Left; left > 0 {
+	if err != nil {
+		return result, fmt.Errorf("run command: %w", err)
+	}
+	return result, nil
+}
+
+// settle handles the end of a command: a sandbox that it lost, or in which it left
+// processes, and what it left in the workspace, even if it was cancelled. It returns
+// what is an error for the call; err is the error of the command.
+func (x *Executor) settle(ctx context.Context, g *generation, exit sandbox.Exit, err error) error {
+	if err != nil {
+		err = x.sandbox.checkLoss(g, err)
+	} else if left := exit.Kill.Left; left > 0 {
 		// The result is the command's; only a loss for good is this call's.
-		if err := x.sandbox.retireSandbox(g, left); errors.Is(err, tools.ErrSandboxLost) {
-			return result, fmt.Errorf("run command: %w", err)
+		if lost := x.sandbox.retireSandbox(g, left); errors.Is(lost, tools.ErrSandboxLost) {
+			err = lost
 		}
 	}
-	if ctx.Err() != nil {
-		return result, fmt.Errorf("run command: %w", context.Cause(ctx))
+	if !errors.Is(err, tools.ErrSandboxLost) { // else the session ends
+		x.opts.AfterCommand(context.WithoutCancel(ctx))
 	}
-	x.opts.AfterCommand(ctx)
-	return result, nil
+	return err
+}
+
+// lookEvery is the time between two looks at the workspace while a program runs that
+// outlives its call.
+const lookEvery = 5 * time.Second
+
+// waitWatched waits for the end of a program that outlives its call. What it leaves in
+// the workspace meanwhile is looked at as after a command.
+func (x *Executor) waitWatched(p sandbox.Process) (sandbox.Exit, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var looks sync.WaitGroup
+	looks.Go(func() {
+		pause := lookEvery
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+			began := time.Now()
+			x.opts.AfterCommand(ctx)
+			pause = max(lookEvery, 20*time.Since(began)) // 5 % of a processor at most
+		}
+	})
+	defer looks.Wait()
+	defer cancel()
+	return p.Wait()
 }
 
 // trackCommand makes the network know a command by its number. It returns the function
@@ -184,17 +222,13 @@ func (x *Executor) RunProgram(ctx context.Context, cmd sandbox.Command) (sandbox
 	}
 	exit, err := p.Wait()
 	done()
-	if err != nil {
-		err = x.sandbox.checkLoss(g, err)
+	lost := err != nil
+	if err = x.settle(ctx, g, exit, err); lost {
 		x.sandbox.tellBack(g)
+	}
+	if err != nil {
 		return exit, err
 	}
-	if left := exit.Kill.Left; left > 0 {
-		if err := x.sandbox.retireSandbox(g, left); errors.Is(err, tools.ErrSandboxLost) {
-			return exit, err
-		}
-	}
-	x.opts.AfterCommand(ctx)
 	if full := diskFull(watched); full != nil && exit.Status.Cancelled {
 		return exit, full
 	}

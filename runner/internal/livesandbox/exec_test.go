@@ -128,7 +128,7 @@ func TestExecutorReportsHowACommandEnded(t *testing.T) {
 	}{
 		"by itself":               {after: 1},
 		"with its sandbox":        {err: sandbox.ErrLost, want: tools.ErrSandboxLost},
-		"cancelled":               {exit: sandbox.Exit{Status: sandbox.ExitStatus{Cancelled: true}}, cancels: true, want: user},
+		"cancelled":               {exit: sandbox.Exit{Status: sandbox.ExitStatus{Cancelled: true}}, cancels: true, want: user, after: 1},
 		"with a process left":     {exit: sandbox.Exit{Kill: sandbox.KillReport{Left: 1}}, after: 1, replaced: true},
 		"with one left too often": {exit: sandbox.Exit{Kill: sandbox.KillReport{Left: 1}}, restarts: maxRestarts, want: tools.ErrSandboxLost},
 	} {

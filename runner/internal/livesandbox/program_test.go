@@ -52,7 +52,7 @@ func TestProgramsThatDoNotRun(t *testing.T) {
 		"one that leaves one":         {script: fakesandbox.WriteText("x"), left: 1, after: 1},
 		"one that leaves one at last": {script: fakesandbox.WriteText("x"), left: 1, last: true, want: tools.ErrSandboxLost},
 		"one without a workspace":     {script: fakesandbox.WriteText("x"), unready: sandbox.ErrState, want: sandbox.ErrState},
-		"one that is lost":            {script: fakesandbox.EndSandbox(true), want: &tools.Error{}},
+		"one that is lost":            {script: fakesandbox.EndSandbox(true), want: &tools.Error{}, after: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, _ := startedBackgrounds(t, map[string]fakesandbox.Script{"run": c.script})

@@ -77,7 +77,7 @@ func (x *Executor) StartServer(ctx context.Context, configure func(sandbox.Attes
 	s := &Server{stdin: stdin, stdout: stdout, cancel: cancel, done: make(chan struct{})}
 	x.servers.Go(func() {
 		defer close(s.done)
-		s.exit, s.err = p.Wait()
+		s.exit, s.err = x.waitWatched(p)
 		cause := context.Cause(watched)
 		unwatch()
 		cancel(nil)

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -20,10 +21,14 @@ import (
 )
 
 const (
-	// cheapEntries is the size up to which a workspace is scanned after
-	// each command: 1 µs an entry on two quiet cores and 10 on busy ones
-	// (BenchmarkSnapshot), so less than what a command costs.
+	// cheapEntries is the size up to which a workspace is compared whole after each
+	// command: 1 µs an entry on two quiet cores and 10 on busy ones
+	// (BenchmarkSnapshot), so less than what a command costs. In a larger one only
+	// the directories that changed are read.
 	cheapEntries = 1000
+	// afterCommandTime bounds the look after a command. The look at the end finds
+	// what is beyond it.
+	afterCommandTime = 5 * time.Second
 	// maxNoted bounds the renames that are listed, and those that failed; beyond
 	// it they are counted.
 	maxNoted = 1000
@@ -70,6 +75,8 @@ type Quarantine struct {
 	found *repositories
 
 	mu sync.Mutex
+	// seen are the directories of a large workspace as the last look found them.
+	seen workspace.SeenDirs
 	// moves are the renames by new path, failed those that failed, and the
 	// directories that could not be read, by path.
 	moves, failed         map[string]record.Quarantined
@@ -92,7 +99,7 @@ func New(o Options) *Quarantine {
 func (q *Quarantine) Record(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
 	defer cancel()
-	found, err := findRepositories(ctx, q.newScanner(), q.opts.Git)
+	found, err := findRepositories(ctx, q.newScanner(), q.opts.Git, &q.seen)
 	if err != nil {
 		q.opts.Log.Warn("scan for repositories", zap.Error(err))
 		found = &repositories{} // nothing is known
@@ -105,23 +112,19 @@ func (q *Quarantine) Record(ctx context.Context) []string {
 // their own, those nearest to the top first.
 func (q *Quarantine) Nested() []string { return q.found.listNested() }
 
-// CheckAfterCommand renames repositories that a command made, where finding them is
-// cheap; the others are found when the session ends. At the top they are found at
-// once.
+// CheckAfterCommand renames repositories that a command made. In a small workspace it
+// also renames those that the command changed.
 func (q *Quarantine) CheckAfterCommand(ctx context.Context) {
-	ctx, cancel := context.WithTimeoutCause(ctx, repositoriesTime, errSlow)
+	ctx, cancel := context.WithTimeoutCause(ctx, afterCommandTime, errSlow)
 	defer cancel()
 	q.mu.Lock() // one opens and closes directories at a time
 	defer q.mu.Unlock()
-	if q.found.entries <= cheapEntries && q.found.whole {
-		q.renameNew(ctx, false)
-		return
-	}
-	for _, name := range []string{".hg", ".caisson"} {
-		st, err := q.opts.Reader.StatEntry(ctx, name)
-		if _, known := q.found.known[name]; err == nil && !known && q.found.coversPath(name) && (name == ".hg" || st.Type == workspace.TypeSymlink) {
-			q.renamePath(ctx, name, "", nil)
-		}
+	switch {
+	case !q.found.whole: // what is new is not known
+	case q.found.entries <= cheapEntries:
+		q.renameNew(ctx, false, nil)
+	default:
+		q.renameNew(ctx, false, &q.seen)
 	}
 }
 
@@ -134,7 +137,7 @@ func (q *Quarantine) CheckAtEnd() {
 	// An interruption of the session ends the renames that are under way, and
 	// all that follow: they are tried once more.
 	q.failed, q.moreFailed, q.pinned = nil, 0, nil
-	q.renameNew(ctx, true)
+	q.renameNew(ctx, true, nil)
 	q.movePinned(ctx)
 }
 
@@ -144,23 +147,30 @@ func (q *Quarantine) CheckAtEnd() {
 // would run what its configuration says as soon as a user enters the
 // directory, or at one above it that has it as a submodule. A repository that
 // the first scan may have missed could be the user's own, and is only reported. The
-// last call also checks the files that ordinary work may change.
-func (q *Quarantine) renameNew(ctx context.Context, last bool) {
+// last call also checks the files that ordinary work may change. With since, only
+// what appeared in directories that changed is renamed.
+func (q *Quarantine) renameNew(ctx context.Context, last bool, since *workspace.SeenDirs) {
 	doors := q.closedDirectories()
 	s := q.newScanner()
 	s.open = func(dir string) (func(), error) { return q.openDirectory(ctx, doors, dir) }
+	check := func(p string, typ workspace.Type) (enter string) {
+		if _, known := q.found.known[p]; known && since != nil {
+			return ""
+		}
+		return q.checkEntry(ctx, s, p, typ, doors)
+	}
 	err := s.reader.Scan(ctx, ".", workspace.ScanOptions{
-		Mounts: s.mounts, Open: s.open,
+		Mounts: s.mounts, Open: s.open, Since: since,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
-			if kind := kindOfEntry(e); kind != noRepository {
+			if kindOfEntry(e) != noRepository {
 				// In it may lie what is a bare repository under any name.
-				return 0, q.checkEntry(ctx, s, e.Path(), e.Type, doors)
+				return 0, check(e.Path(), e.Type)
 			}
 			return markOf(e.Name()), enterDirectory(e)
 		},
 		Leave: func(dir string, marks uint8) {
 			if isBare(marks) {
-				q.checkEntry(ctx, s, dir, workspace.TypeDir, doors)
+				check(dir, workspace.TypeDir)
 			}
 		},
 		Unread: func(dir string, err error) { q.noteUnread(ctx, dir, err) },
@@ -186,8 +196,8 @@ func (q *Quarantine) newScanner() *scanner {
 	return s
 }
 
-// checkEntry renames a repository that is new, or was changed, and returns
-// its new path, "" where it was not renamed.
+// checkEntry renames a repository that is new, or was changed. It returns the path of
+// the directory that is to be scanned: the new one, or a placeholder's.
 func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ workspace.Type, doors *closedDirectories) string {
 	was, known := q.found.known[p]
 	name := entryToRename(p)
@@ -195,7 +205,7 @@ func (q *Quarantine) checkEntry(ctx context.Context, s *scanner, p string, typ w
 	case known && isGuarded(p) && !q.opts.Unguarded && (p != ".git" || q.opts.Git != sandbox.GitCommit):
 		return "" // its mount protects it
 	case !known && p == ".git" && typ == workspace.TypeDir && q.isEmpty(ctx, p):
-		return "" // the sandbox's own placeholder, and nothing to git
+		return p // the sandbox's own placeholder, and nothing to git as long as it is empty
 	case !known && !q.found.coversPath(name):
 		q.addFailure(record.Quarantined{Path: name, Why: whyUnsure})
 		return ""

@@ -130,8 +130,8 @@ func (q *Quarantine) failures() map[string]string {
 	return out
 }
 
-// TestQuarantineAfterACommand: in a large workspace only what is at the top is
-// looked for after each command.
+// TestQuarantineAfterACommand: in a large workspace too, what is new is found after
+// each command. Only in a small one is what changed.
 func TestQuarantineAfterACommand(t *testing.T) {
 	for name, c := range map[string]struct {
 		before  string
@@ -141,7 +141,10 @@ func TestQuarantineAfterACommand(t *testing.T) {
 		want    []string
 	}{
 		"a small workspace":      {"", cheapEntries, false, "mkdir .hg sub sub/.hg; ln -s x .caisson", []string{".caisson", ".hg", "sub/.hg"}},
-		"a large workspace":      {"", cheapEntries + 1, false, "mkdir .hg sub sub/.hg; ln -s x .caisson", []string{".caisson", ".hg"}},
+		"a large workspace":      {"", cheapEntries + 1, false, "mkdir .hg sub sub/.hg; ln -s x .caisson", []string{".caisson", ".hg", "sub/.hg"}},
+		"a bare one":             {"mkdir -p b/refs", cheapEntries + 1, false, "mkdir b/objects; : >b/HEAD", []string{"b/HEAD"}},
+		"a change":               {"mkdir -p sub/.git", cheapEntries, false, ": >sub/.git/config", []string{"sub/.git"}},
+		"a change in a large":    {"mkdir -p sub/.git", cheapEntries + 1, false, ": >sub/.git/config", nil},
 		"nothing new":            {"mkdir .hg", cheapEntries + 1, false, "mkdir .caisson", nil},
 		"nothing":                {"", cheapEntries + 1, false, "", nil},
 		"not looked at at first": {"", cheapEntries, true, "mkdir .hg", nil},
@@ -151,12 +154,29 @@ func TestQuarantineAfterACommand(t *testing.T) {
 			b.change(c.before)
 			q := b.recorded()
 			q.found.entries, q.found.whole = c.entries, !c.partial
+			q.CheckAfterCommand(t.Context())
 			b.change(c.during)
 			q.CheckAfterCommand(t.Context())
 			if diff := cmp.Diff(c.want, q.renamed()); diff != "" || len(q.failed) > 0 {
 				t.Errorf("failed %v, renamed (-want +got):\n%s", q.failures(), diff)
 			}
 		})
+	}
+}
+
+// TestAPlaceholderThatFills: an empty .git is nothing until it is filled.
+func TestAPlaceholderThatFills(t *testing.T) {
+	for _, entries := range []int{cheapEntries, cheapEntries + 1} {
+		b := newBench(t)
+		q := b.recorded()
+		q.found.entries = entries
+		for i, step := range []string{"mkdir .git", "mkdir .git/objects .git/refs; : >.git/HEAD"} {
+			b.change(step)
+			q.CheckAfterCommand(t.Context())
+			if got := b.exists(".git"); got != (i == 0) {
+				t.Errorf("%d entries: after %q .git is there: %t", entries, step, got)
+			}
+		}
 	}
 }
 
@@ -194,7 +214,7 @@ func TestWhatIsQuarantined(t *testing.T) {
 				c.found(q.found)
 			}
 			b.change(c.during)
-			q.renameNew(t.Context(), true)
+			q.renameNew(t.Context(), true, nil)
 			if diff := cmp.Diff(c.renamed, q.renamed()); diff != "" {
 				t.Errorf("renamed (-want +got):\n%s", diff)
 			}
@@ -211,7 +231,7 @@ func TestARenamedRepositoryIsNoBareOne(t *testing.T) {
 	b := newBench(t)
 	q := b.recorded()
 	b.change("mkdir -p sub/.git/objects sub/.git/refs; echo 'ref: refs/heads/main' >sub/.git/HEAD")
-	q.renameNew(t.Context(), false)
+	q.renameNew(t.Context(), false, nil)
 	list := q.List(t.Context())
 	if len(list) != 1 || !regexp.MustCompile(`^sub/\.git\.quarantined-[0-9A-Z]{26}$`).MatchString(list[0].To) {
 		t.Fatalf("renamed %+v", list)
@@ -250,7 +270,7 @@ func TestALookThatDoesNotEndIsReported(t *testing.T) {
 	b.file("hooks/pre-commit", "touch FIRED\n")
 	want := map[string]string{".": "the look for repositories did not end: " + errSlow.Error()}
 	for _, when := range []string{"behind the scan", "before it"} {
-		q.renameNew(ctx, true)
+		q.renameNew(ctx, true, nil)
 		if got := q.failures(); !maps.Equal(got, want) {
 			t.Errorf("%s: failed %q", when, got)
 		}

@@ -121,11 +121,12 @@ func kindOfEntry(e *workspace.ScanEntry) repositoryKind {
 	return noRepository
 }
 
-// findRepositories finds the repositories of a workspace as it is.
-func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode) (*repositories, error) {
+// findRepositories finds the repositories of a workspace as it is, and keeps its
+// directories in seen.
+func findRepositories(ctx context.Context, s *scanner, git sandbox.GitMode, seen *workspace.SeenDirs) (*repositories, error) {
 	r := &repositories{known: map[string]string{}, obeyed: map[string]obeyedFile{}, closed: map[string]closedDirectory{}, unfinished: map[string]bool{}, whole: true}
 	err := s.reader.Scan(ctx, ".", workspace.ScanOptions{
-		Mounts: s.mounts,
+		Mounts: s.mounts, Since: seen,
 		Visit: func(e *workspace.ScanEntry) (uint8, string) {
 			s.entries++
 			if kindOfEntry(e) != noRepository {

@@ -131,7 +131,7 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 	if err := os.Symlink("nowhere", filepath.Join(dir, "n/.caisson")); err != nil {
 		t.Fatal(err)
 	}
-	r, err := findRepositories(t.Context(), l, sandbox.GitReadOnly)
+	r, err := findRepositories(t.Context(), l, sandbox.GitReadOnly, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func TestFilesThatConfigurationNames(t *testing.T) {
 			t.Errorf("%v: skips hooks: %t", git, got)
 		}
 	}
-	commit, err := findRepositories(t.Context(), &scanner{reader: l.reader}, sandbox.GitCommit)
+	commit, err := findRepositories(t.Context(), &scanner{reader: l.reader}, sandbox.GitCommit, nil)
 	if err != nil || !maps.Equal(commit.obeyed, r.obeyed) {
 		t.Errorf("where commands may commit, other files are obeyed: %v, %v", commit, err)
 	}
@@ -335,7 +335,7 @@ func TestALookThatEnds(t *testing.T) {
 	failed := 0
 	for left := 0; ; left++ {
 		inner, cancel := context.WithCancel(t.Context())
-		r, err := findRepositories(&endingContext{inner, cancel, left, new(sync.Mutex)}, l, sandbox.GitReadOnly)
+		r, err := findRepositories(&endingContext{inner, cancel, left, new(sync.Mutex)}, l, sandbox.GitReadOnly, nil)
 		ended := inner.Err() != nil
 		cancel()
 		if (r == nil) != (err != nil) {
