@@ -63,7 +63,7 @@ func newBatchCommand(a *app) *cobra.Command {
 		Short: "Run many trials of tasks, and keep their results",
 		Long: batchLong + exitHelp(map[int]string{
 			exitDone: "every trial passed", exitFailed: "the infrastructure failed trials, or a result could not be kept", exitInput: "a task can't be read or is unsupported, or the results in --out are of another batch",
-			exitLimit: "--max-cost-usd kept trials from starting", exitUnverified: "trials did not pass", exitFatal: "", exitConflict: "", exitUnvouched: "", exitUntrusted: "", exitNoApprover: "",
+			exitAuth: "a provider refused the key", exitLimit: "--max-cost-usd or a ceiling kept trials from running", exitUnverified: "trials did not pass", exitFatal: "", exitConflict: "", exitUnvouched: "", exitUntrusted: "", exitNoApprover: "",
 		}, usesConfig|usesInput|startsSandbox|asksModel|interruptible),
 		Example: `  caisson batch --agent oracle --agent nop ./tasks
   caisson batch --model openai/gpt-5 --attempts 4 --out results ./tasks
@@ -222,7 +222,7 @@ func (b *batchSession) runTrials(ctx context.Context, maxCost int64) error {
 // finishBatch writes the reports of a batch after its trials have ended with an error or nil.
 func finishBatch(ctx context.Context, a *app, ledger *batch.Ledger, totals batch.Totals, err error) error {
 	summary, writeErr := batchui.WriteReports(ledger.Dir())
-	if err := errors.Join(err, writeErr); err != nil {
+	if err := errors.Join(describeEnd(err), writeErr); err != nil {
 		return err
 	}
 	if err := interruption(ctx); err != nil {
@@ -239,5 +239,8 @@ func finishBatch(ctx context.Context, a *app, ledger *batch.Ledger, totals batch
 	}
 	text, _ := tools.Display(fmt.Sprintf("caisson: the report is %s; caisson batch ls %s lists the trials", filepath.Join(dir, "report.html"), dir))
 	a.printLines(text)
+	if totals.Reached != "" {
+		a.printLines(displayText(fmt.Sprintf("caisson: %s not run: %s; the same command with a higher --max-cost-usd runs them", formatCount(len(totals.NotRun), "trial was", "trials were"), totals.Reached)))
+	}
 	return exitWith(batchStatus(totals, summary))
 }

@@ -149,7 +149,7 @@ func describeRun(err error) error {
 	if errors.As(err, new(*fleet.TaskError)) {
 		return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: "Workers need the tasks of the coordinator: share its directory, or name a copy of it as PATH."}}
 	}
-	return err
+	return describeEnd(err)
 }
 
 const workerLong = `Run trials of a batch that caisson batch --nats coordinates.

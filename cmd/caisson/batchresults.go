@@ -58,6 +58,22 @@ func describeLedger(err error) error {
 	return &commandError{Status: exitInput, Err: err, Problem: record.Problem{Cause: err.Error(), Hint: hint}}
 }
 
+// describeEnd returns the error of a fault that ended a batch.
+func describeEnd(err error) error {
+	end, ok := errors.AsType[*batch.EndError](err)
+	if !ok {
+		return err
+	}
+	status, hint := exitFailed, "Make room, or choose another directory with --out."
+	switch end.Class {
+	case batch.ProviderAuth:
+		status, hint = exitAuth, "Give a key that the provider accepts."
+	case batch.Ceiling:
+		status, hint = exitLimit, "Raise the ceiling in the configuration, or wait for the end of its period."
+	}
+	return &commandError{Status: status, Err: err, Problem: record.Problem{Cause: end.Error(), Hint: hint + " The same command then goes on with the trials that have no result."}}
+}
+
 // batchStatus returns the exit status of a batch.
 func batchStatus(t batch.Totals, s batch.Summary) int {
 	infrastructure, judged, passed := 0, 0, 0
@@ -67,7 +83,7 @@ func batchStatus(t batch.Totals, s batch.Summary) int {
 		passed += a.Passed
 	}
 	switch {
-	case t.CostReached:
+	case t.Reached != "":
 		return exitLimit
 	case infrastructure > 0 || len(t.NotRun) > 0:
 		return exitFailed
@@ -367,7 +383,7 @@ func gradeBatch(ctx context.Context, a *app, f batchFlags, dir string) (err erro
 		},
 	})
 	p.Close()
-	if err := cmp.Or(interruption(ctx), err); err != nil {
+	if err := cmp.Or(interruption(ctx), describeEnd(err)); err != nil {
 		return err
 	}
 	graded, err := batch.ReadResults(b.out)

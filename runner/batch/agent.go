@@ -13,6 +13,7 @@ import (
 	"github.com/caisson-run/caisson/loop"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
+	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/tools/skill"
 )
@@ -42,6 +43,9 @@ func (r *trialRun) openAgent(ctx context.Context, began time.Time) error {
 			o.Resources.CommandTime = maxAgentTime
 		}
 		if len(model.Profiles) > 0 {
+			if own := lowerOf(o.Budget.CostMicroUSD, o.SessionBudget.CostMicroUSD); lowerOf(own, r.budget) == own {
+				r.budget = nil
+			}
 			o.Budget = lowerBudget(o.Budget, limits.Budget{CostMicroUSD: r.budget})
 			o.SessionBudget = lowerBudget(o.SessionBudget, limits.Budget{CostMicroUSD: o.Budget.CostMicroUSD})
 		}
@@ -249,9 +253,8 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 		budget = lowerBudget(budget, limits.Budget{WallTime: &step.Agent.Time})
 	}
 	t, err := r.session.StartFor(r.agent.User, step.Instruction, runner.TurnOptions{Budget: budget})
-	if errors.Is(err, runner.ErrOver) {
-		result.Limit = string(limits.KindCost) // an earlier step has used what all may
-		return nil
+	if limit, ok := errors.AsType[*limits.ExceededError](err); ok { // an earlier step has used what all may
+		return r.noteLimit(result, record.NewLimit(limit), nil)
 	}
 	if err != nil {
 		return &infraError{Machine, err}
@@ -262,8 +265,7 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 	case loop.StopAnswered:
 		return nil
 	case loop.StopLimit:
-		result.Limit = limitName(report.Limit)
-		return nil
+		return r.noteLimit(result, report.Limit, step.Agent.Budget.CostMicroUSD)
 	case loop.StopStuck, loop.StopNoApprover:
 		result.Class, result.Cause = AgentFailed, string(report.Reason)
 		return nil
@@ -284,6 +286,22 @@ func (r *trialRun) runModel(ctx context.Context, step *task.Step, result *StepRe
 		return &infraError{RecordsUnwritable, report.Err}
 	}
 	return &infraError{Machine, report.Err}
+}
+
+// noteLimit notes the limit that ended a turn of the agent. It returns an error if the limit is
+// not the trial's own. Bound is what the turn may cost by the task, nil for anything.
+func (r *trialRun) noteLimit(result *StepResult, l *record.Limit, bound *int64) error {
+	switch {
+	case l == nil:
+		result.Limit = "unknown"
+	case l.Period != "":
+		return &infraError{Ceiling, errors.New(l.String())}
+	case l.Kind == limits.KindCost && r.budget != nil && (bound == nil || l.Limit != *bound):
+		return &quotaError{"too little was left of what all trials together may cost: " + l.String()}
+	default:
+		result.Limit = string(l.Kind)
+	}
+	return nil
 }
 
 // clockSetBack returns by how much a clock was set back that advanced by wall in the time that

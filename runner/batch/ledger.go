@@ -45,6 +45,8 @@ type Spec struct {
 	Agents   []string          `json:"agents"`
 	Attempts int               `json:"attempts"`
 	Shard    Shard             `json:"shard,omitzero"`
+	// DroppedMicroUSD is the cost of tries that have no result, in millionths of a dollar.
+	DroppedMicroUSD int64 `json:"dropped_cost_micro_usd,omitempty"`
 }
 
 // SpecTask is one task of a batch.
@@ -163,6 +165,7 @@ type Ledger struct {
 	lock *flock.Flock
 
 	mu      sync.Mutex
+	spec    Spec
 	file    *os.File // results.jsonl
 	failed  error    // of the first result that could not be appended
 	endings map[Key]Ending
@@ -241,12 +244,13 @@ func (l *Ledger) writeSpec(s Spec) error {
 		if err := s.CheckSpec(old); err != nil {
 			return fmt.Errorf("%s: %w", l.dir, err)
 		}
-		s.Created = old.Created
+		s.Created, s.DroppedMicroUSD = old.Created, max(s.DroppedMicroUSD, old.DroppedMicroUSD)
 	}
 	if s.Created.IsZero() {
 		s.Created = time.Now().UTC()
 	}
 	s.SchemaVersion = 1
+	l.spec = s
 	return writeJSON(filepath.Join(l.dir, SpecFile), s)
 }
 
@@ -278,9 +282,21 @@ func (l *Ledger) Finish(r Result) error {
 	return l.appendResult(r)
 }
 
-// Drop removes the directory of a trial that ended without a result.
-func (l *Ledger) Drop(k Key) error {
-	return os.RemoveAll(filepath.Join(l.dir, runningDir, k.Name()))
+// Drop removes the directory of a trial that ended without a result. What it has cost, in
+// millionths of a dollar, stays in the cost of the batch.
+func (l *Ledger) Drop(k Key, microUSD int64) error {
+	return errors.Join(os.RemoveAll(filepath.Join(l.dir, runningDir, k.Name())), l.AddCost(microUSD))
+}
+
+// AddCost adds the cost of a try that has no result.
+func (l *Ledger) AddCost(microUSD int64) error {
+	if microUSD == 0 {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.spec.DroppedMicroUSD += microUSD
+	return writeJSON(filepath.Join(l.dir, SpecFile), l.spec)
 }
 
 // appendResult appends a line. The caller holds mu, or is alone. Once it has failed, no line
@@ -326,12 +342,12 @@ func (l *Ledger) Endings(trials []Trial) []Ending {
 	return list
 }
 
-// CostMicroUSD returns what all trials with a result have cost, in millionths of a dollar.
-// The part that is unknown counts as nothing.
+// CostMicroUSD returns what all trials have cost, in millionths of a dollar. The part that is
+// unknown counts as nothing.
 func (l *Ledger) CostMicroUSD() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var sum int64
+	sum := l.spec.DroppedMicroUSD
 	for _, e := range l.endings {
 		sum += e.CostMicroUSD
 	}

@@ -57,7 +57,7 @@ func Merge(dir string, from []string) (twice []Key, err error) {
 	return twice, nil
 }
 
-// addSpec adds the tasks, agents and attempts of another spec.
+// addSpec adds the tasks, agents, attempts and cost of another spec.
 func (s *Spec) addSpec(o Spec) {
 	known := map[string]bool{}
 	for _, t := range s.Tasks {
@@ -73,7 +73,7 @@ func (s *Spec) addSpec(o Spec) {
 			s.Agents = append(s.Agents, a)
 		}
 	}
-	s.Attempts = max(s.Attempts, o.Attempts)
+	s.Attempts, s.DroppedMicroUSD = max(s.Attempts, o.Attempts), s.DroppedMicroUSD+o.DroppedMicroUSD
 }
 
 // adoptTrial finishes a trial with the files of another batch.

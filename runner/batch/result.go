@@ -12,14 +12,16 @@ type Outcome string
 
 // The outcomes. Passed, Failed and Limit are the agent's, and what rates count. The others
 // are in no denominator: Infrastructure is a fault of the machine, the sandbox or the
-// provider, Cancelled a trial that was interrupted, which has no result and runs again,
-// and Unsupported one of a task that can't be run here.
+// provider, and Unsupported a task that can't be run here. Cancelled is a trial that was
+// interrupted, and NotRun one that a limit of all trials together ended: they have no result
+// and run again.
 const (
 	Passed         Outcome = "passed"
 	Failed         Outcome = "failed"
 	Limit          Outcome = "limit" // a limit ended the agent, and the verifier did not pass
 	Infrastructure Outcome = "infrastructure"
 	Cancelled      Outcome = "cancelled"
+	NotRun         Outcome = "not_run"
 	Unsupported    Outcome = "unsupported"
 )
 
@@ -36,7 +38,8 @@ const (
 	SandboxStart      Class = "sandbox_start" // a sandbox could not start
 	SandboxLost       Class = "sandbox_lost"  // a sandbox disappeared
 	Provider          Class = "provider"      // the model's provider failed
-	ProviderAuth      Class = "provider_auth" // the provider refused the key
+	ProviderAuth      Class = "provider_auth" // the provider refused the key, which ends the batch
+	Ceiling           Class = "ceiling"       // the use of a day or month reached its bound, which ends the batch
 	RecordsUnwritable Class = "records"       // what happened could not be written
 	Environment       Class = "environment"   // the task's environment did not become healthy, or could not be set up
 	Machine           Class = "machine"       // anything else that the machine did not do

@@ -1,6 +1,7 @@
 package batch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caisson-run/caisson/limits"
+	"github.com/caisson-run/caisson/runner/record"
 )
 
 // RunTrial runs one trial, whose files it writes to a directory of its own, and returns
@@ -25,7 +27,7 @@ type Options struct {
 	Run      RunTrial
 	Capacity Capacity
 	// MaxCostMicroUSD bounds the cost of all trials of the ledger: none starts when it
-	// is used up, and each may cost what is left when it starts. 0 is no bound.
+	// is used up, and each try may cost what is left when it starts. 0 is no bound.
 	MaxCostMicroUSD int64
 	// Retries is how often a trial is tried again after a fault of the infrastructure.
 	Retries int
@@ -43,15 +45,16 @@ type Totals struct {
 	// Kept is the number of trials that had a result before, Ran of those that got
 	// one.
 	Kept, Ran int
-	// NotRun are trials without a result, because the cost was used up or ctx ended.
+	// NotRun are trials without a result, because of Reached or because ctx ended.
 	NotRun []Key
-	// CostReached reports that MaxCostMicroUSD kept trials from starting.
-	CostReached bool
+	// Reached describes the limit of all trials together that kept trials from starting or
+	// ended one; "" if none did.
+	Reached string
 }
 
-// Run runs the trials that have no result. It returns when all have one, the cost is used up,
-// or ctx has ended and what ran was stopped. The error is that of the ledger, or of a trial
-// for which the disk was full: no trial starts once a result can't be kept.
+// Run runs the trials that have no result. It returns when all have one, a limit of all trials
+// together is reached, or ctx has ended and what ran was stopped. The error is that of the
+// ledger, or an [EndError].
 func Run(ctx context.Context, o Options) (Totals, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -63,10 +66,9 @@ func Run(ctx context.Context, o Options) (Totals, error) {
 			continue
 		}
 		release, err := r.admission.Acquire(ctx, t.Definition.Environment)
-		left, some := r.costLeft()
+		_, some := r.costLeft()
 		if err == nil && !some {
 			release()
-			totals.CostReached = true
 		}
 		if err != nil || !some {
 			for _, other := range o.Trials[i:] {
@@ -78,11 +80,11 @@ func Run(ctx context.Context, o Options) (Totals, error) {
 		}
 		r.running.Go(func() {
 			defer release()
-			r.runTrial(ctx, t, left)
+			r.runTrial(ctx, t)
 		})
 	}
 	r.running.Wait()
-	totals.Ran, totals.NotRun = r.ran, append(r.cancelled, totals.NotRun...)
+	totals.Ran, totals.NotRun, totals.Reached = r.ran, append(r.cancelled, totals.NotRun...), r.reached
 	return totals, r.err
 }
 
@@ -94,27 +96,35 @@ type run struct {
 	running   sync.WaitGroup
 
 	mu        sync.Mutex
-	cost      int64 // of all trials with a result, in millionths of a dollar
+	cost      int64 // of all tries, in millionths of a dollar
+	reached   string
 	ran       int
 	cancelled []Key
 	err       error
 }
 
-// costLeft returns what the next trial may cost, nil for any, and whether it may
-// start.
+// costLeft returns what the next try may cost, nil for any, and whether it may start.
 func (r *run) costLeft() (*int64, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.MaxCostMicroUSD == 0 {
-		return nil, true
+		return nil, r.reached == ""
 	}
 	left := r.MaxCostMicroUSD - r.cost
-	return &left, left > 0
+	if left <= 0 {
+		r.reached = cmp.Or(r.reached, DescribeCost(r.MaxCostMicroUSD))
+	}
+	return &left, r.reached == ""
+}
+
+// DescribeCost returns [Totals].Reached for a bound of the cost.
+func DescribeCost(maxMicroUSD int64) string {
+	return fmt.Sprintf("all trials together may cost %s US dollars", record.CostUSD(&maxMicroUSD))
 }
 
 // runTrial runs a trial until it has a result that is not the infrastructure's fault, or
 // no try is left.
-func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
+func (r *run) runTrial(ctx context.Context, t Trial) {
 	if r.OnStart != nil {
 		r.OnStart(t.Key)
 	}
@@ -125,46 +135,81 @@ func (r *run) runTrial(ctx context.Context, t Trial, budget *int64) {
 	var faults []Fault
 	var spent limits.Usage
 	for try := 0; ; try++ {
+		budget, some := r.costLeft()
+		if !some {
+			r.dropTrial(t.Key, spent)
+			return
+		}
 		dir, err := r.Ledger.Begin(t.Key)
 		if err != nil {
 			r.stopBatch(err)
 			return
 		}
 		result := r.Run(ctx, t, dir, budget)
-		if ctx.Err() != nil || result.Outcome == Cancelled {
-			r.dropTrial(t.Key)
+		r.addTry(result)
+		spent = addUsage(spent, result.Usage)
+		if ctx.Err() != nil || result.Outcome == Cancelled || result.Outcome == NotRun {
+			r.dropTrial(t.Key, spent)
 			return
 		}
-		if isDiskFault(result.fault) {
-			r.dropTrial(t.Key)
-			r.stopBatch(fmt.Errorf("%s: %w", t.Key.Describe(), result.fault))
+		if result.endsBatch() {
+			r.dropTrial(t.Key, spent)
+			r.stopBatch(&EndError{t.Key, result.Class, cmp.Or(result.fault, errors.New(result.Cause))})
 			return
 		}
 		if result.Outcome == Infrastructure {
 			faults = append(faults, Fault{result.Class, result.Cause})
 		}
-		if result.Outcome == Infrastructure && result.Class != ProviderAuth && try < r.Retries { // a key does not get better
-			spent = addUsage(spent, result.Usage)
+		if result.Outcome == Infrastructure && try < r.Retries {
 			select {
 			case <-time.After(delay << try):
 				continue
 			case <-ctx.Done():
-				r.dropTrial(t.Key)
+				r.dropTrial(t.Key, spent)
 				return
 			}
 		}
 		result.Key, result.Checksum, result.Faults = t.Key, t.Definition.Checksum, faults
 		result.Started, result.Finished = began.UTC(), began.Add(time.Since(began)).UTC() // whatever the clock did meanwhile
 		if try > 0 && result.Model != "" {
-			result.setUsage(addUsage(spent, result.Usage))
+			result.setUsage(spent)
 		}
 		r.finishTrial(result)
 		return
 	}
 }
 
-// isDiskFault reports whether an error is a disk that takes no more data. It is no fault of
-// one trial: each would fail, and be counted as if it had been tried.
+// addTry counts what a try has cost, and keeps other trials from starting if a limit of all
+// trials ended it.
+func (r *run) addTry(result Result) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.cost += result.Ending().CostMicroUSD
+	if result.Outcome == NotRun {
+		r.reached = cmp.Or(r.reached, result.Cause)
+	}
+}
+
+// EndError is a fault of one trial that every other trial would meet too: the disk is full, the
+// provider refuses the key, or a ceiling is reached. It ends the batch. The trial has no result.
+type EndError struct {
+	Key   Key
+	Class Class
+	Err   error
+}
+
+// Error names the trial.
+func (e *EndError) Error() string { return e.Key.Describe() + ": " + e.Err.Error() }
+
+// Unwrap returns the fault.
+func (e *EndError) Unwrap() error { return e.Err }
+
+// endsBatch reports whether every other trial would fail as this one did.
+func (r Result) endsBatch() bool {
+	return r.Class == ProviderAuth || r.Class == Ceiling || isDiskFault(r.fault)
+}
+
+// isDiskFault reports whether an error is a disk that takes no more data.
 func isDiskFault(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EIO)
 }
@@ -187,7 +232,6 @@ func (r *run) finishTrial(result Result) {
 		return
 	}
 	r.mu.Lock()
-	r.cost += result.Ending().CostMicroUSD
 	r.ran++
 	r.mu.Unlock()
 	if r.OnResult != nil {
@@ -195,9 +239,9 @@ func (r *run) finishTrial(result Result) {
 	}
 }
 
-// dropTrial drops a trial that was stopped.
-func (r *run) dropTrial(k Key) {
-	err := r.Ledger.Drop(k)
+// dropTrial drops a trial that was stopped, and keeps what it has used.
+func (r *run) dropTrial(k Key, spent limits.Usage) {
+	err := r.Ledger.Drop(k, Result{Usage: spent}.Ending().CostMicroUSD)
 	r.mu.Lock()
 	r.cancelled = append(r.cancelled, k)
 	r.mu.Unlock()

@@ -166,35 +166,55 @@ func TestRetries(t *testing.T) {
 	}
 }
 
-// TestMaxCost: nothing starts once the cost is used up, also in a batch that goes on, and
-// each trial is bounded by what is left.
+// TestMaxCost: nothing starts once the cost is used up, also in a batch that goes on, and each
+// try is bounded by what is left. A trial that too little is left for has no result and runs
+// again; what it has cost counts.
 func TestMaxCost(t *testing.T) {
 	dir, list := t.TempDir(), tasks(10)
 	var budgets []int64
+	var short, faults int
 	run := func(maxCost int64) Totals {
 		l := open(t, dir, spec(list))
 		defer l.Close()
 		totals, err := Run(t.Context(), Options{
-			Ledger: l, Trials: Plan(list, []string{Nop}, 1, Shard{}), Capacity: Capacity{Trials: 1}, MaxCostMicroUSD: maxCost,
+			Ledger: l, Trials: Plan(list, []string{Nop}, 1, Shard{}), Capacity: Capacity{Trials: 1}, MaxCostMicroUSD: maxCost, Retries: 1, RetryDelay: 1,
 			Run: func(_ context.Context, _ Trial, _ string, budget *int64) Result {
 				budgets = append(budgets, *budget)
+				if *budget < 30 && short > 0 {
+					short--
+					return Result{Outcome: NotRun, Cause: "too little", Model: "m", Usage: limits.Usage{CostMicroUSD: new(int64(4))}}
+				}
+				if faults > 0 {
+					faults--
+					return Result{Outcome: Infrastructure, Class: SandboxLost, Model: "m", Usage: limits.Usage{CostMicroUSD: new(int64(20))}}
+				}
 				return Result{Outcome: Passed, Model: "m", Usage: limits.Usage{CostMicroUSD: new(int64(30))}}
 			},
 		})
 		must(t, err)
 		return totals
 	}
-	if got := run(100); got.Ran != 4 || !got.CostReached || len(got.NotRun) != 6 {
+	if got := run(100); got.Ran != 4 || got.Reached == "" || len(got.NotRun) != 6 {
 		t.Errorf("%+v", got)
 	}
 	if d := cmp.Diff([]int64{100, 70, 40, 10}, budgets); d != "" {
 		t.Error(d)
 	}
-	if got := run(100); got.Ran != 0 || got.Kept != 4 || !got.CostReached {
+	if got := run(100); got.Ran != 0 || got.Kept != 4 || got.Reached == "" {
 		t.Errorf("again: %+v", got)
 	}
-	if got := run(1000); got.Ran != 6 || got.CostReached || len(got.NotRun) != 0 {
+	if got := run(1000); got.Ran != 6 || got.Reached != "" || len(got.NotRun) != 0 {
 		t.Errorf("with more: %+v", got)
+	}
+	dir, budgets, short, faults = t.TempDir(), nil, 1, 1
+	if got := run(100); got.Ran != 2 || got.Reached != "too little" || len(got.NotRun) != 8 {
+		t.Errorf("too little: %+v", got)
+	}
+	if got := run(100); got.Ran != 1 || got.Kept != 2 || len(got.NotRun) != 7 {
+		t.Errorf("too little, again: %+v", got)
+	}
+	if d := cmp.Diff([]int64{100, 80, 50, 20, 16}, budgets); d != "" {
+		t.Error(d)
 	}
 }
 
@@ -277,10 +297,14 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestFullDisk: a trial for which the disk was full has no result, is not tried again, and no
-// other one starts. What the sandbox reports itself is a failure of the trial.
-func TestFullDisk(t *testing.T) {
-	for _, fault := range []error{&infraError{Machine, &os.PathError{Op: "write", Path: "state.tar", Err: syscall.ENOSPC}}, fmt.Errorf("records: %w", syscall.EROFS)} {
+// TestEndingFaults: a trial for which the disk was full, the key refused or a ceiling reached
+// has no result, is not tried again, and no other one starts. What the sandbox reports itself is
+// a failure of the trial.
+func TestEndingFaults(t *testing.T) {
+	for _, fault := range []error{
+		&infraError{Machine, &os.PathError{Op: "write", Path: "state.tar", Err: syscall.ENOSPC}}, fmt.Errorf("records: %w", syscall.EROFS),
+		&infraError{ProviderAuth, errors.New("refused")}, &infraError{Ceiling, errors.New("reached")},
+	} {
 		list := tasks(5)
 		l := open(t, t.TempDir(), spec(list))
 		ran := 0
@@ -290,7 +314,7 @@ func TestFullDisk(t *testing.T) {
 			r.setOutcome(fault)
 			return r.result
 		}})
-		if !errors.Is(err, errors.Unwrap(errors.Unwrap(fault))) && !errors.Is(err, errors.Unwrap(fault)) || ran != 1 || len(readAll(t, l)) != 0 || len(totals.NotRun) != 5 {
+		if end, ok := errors.AsType[*EndError](err); !ok || !errors.Is(end, fault) || ran != 1 || len(readAll(t, l)) != 0 || len(totals.NotRun) != 5 {
 			t.Errorf("%v after %d trials, %+v", err, ran, totals)
 		}
 		must(t, l.Close())

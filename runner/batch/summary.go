@@ -25,6 +25,8 @@ type Summary struct {
 	Tasks       int               `json:"tasks"`
 	Unsupported []UnsupportedTask `json:"unsupported"`
 	Agents      []AgentSummary    `json:"agents"`
+	// DroppedCostUSD is decimal: the cost of tries without a result, "" for none.
+	DroppedCostUSD string `json:"dropped_cost_usd,omitempty"`
 }
 
 // UnsupportedTask is a task that can't be run, with the reasons.
@@ -100,6 +102,9 @@ func Summarize(s Spec, results []Result) Summary {
 		if len(t.Unsupported) > 0 {
 			out.Unsupported = append(out.Unsupported, UnsupportedTask{t.ID, t.Unsupported})
 		}
+	}
+	if s.DroppedMicroUSD > 0 {
+		out.DroppedCostUSD = record.CostUSD(&s.DroppedMicroUSD)
 	}
 	for _, agent := range s.Agents {
 		out.Agents = append(out.Agents, summarizeAgent(s, agent, results))

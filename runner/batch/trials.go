@@ -19,7 +19,6 @@ import (
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/runner/ledger"
-	"github.com/caisson-run/caisson/runner/record"
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/tools/egress/rule"
@@ -141,8 +140,10 @@ func (t *Trials) Run(ctx context.Context, trial Trial, dir string, budget *int64
 // trialRun is one try of a trial.
 type trialRun struct {
 	*Trials
-	trial  Trial
-	dir    string
+	trial Trial
+	dir   string
+	// budget is what all trials together may still cost, nil if that has no bound, or if
+	// the trial's own bound is lower.
 	budget *int64
 	result Result
 
@@ -166,6 +167,12 @@ type infraError struct {
 
 func (e *infraError) Error() string { return e.err.Error() }
 func (e *infraError) Unwrap() error { return e.err }
+
+// quotaError is a limit of all trials together that ended a trial. It says nothing about the
+// agent.
+type quotaError struct{ limit string }
+
+func (e *quotaError) Error() string { return e.limit }
 
 // failure is a reason why a trial fails that is the agent's or the task's.
 type failure struct {
@@ -202,7 +209,11 @@ func (r *trialRun) setOutcome(err error) {
 	out := &r.result
 	var infra *infraError
 	var failed *failure
+	var quota *quotaError
 	switch {
+	case errors.As(err, &quota):
+		out.Outcome, out.Cause = NotRun, quota.limit
+		return
 	case errors.As(err, &infra):
 		out.Outcome, out.Class, out.Cause, out.fault = Infrastructure, infra.class, infra.Error(), err
 		return
@@ -418,14 +429,6 @@ func lowerOf[T cmp.Ordered](a, b *T) *T {
 		return b
 	}
 	return a
-}
-
-// limitName returns the limit of a turn as results have it.
-func limitName(l *record.Limit) string {
-	if l == nil {
-		return "unknown"
-	}
-	return string(l.Kind)
 }
 
 // fileExists reports whether there is a file.

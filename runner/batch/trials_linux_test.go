@@ -342,6 +342,48 @@ func TestRewards(t *testing.T) {
 	})
 }
 
+// priced is a model that is no recording, so that its requests are reserved.
+type priced struct{ loop.Model }
+
+func (priced) Info() loop.ModelInfo { return loop.ModelInfo{Provider: "replay", Model: "priced"} }
+
+// TestCostOfAll: a trial has no verdict if too little is left of what all trials may cost. The
+// controls are a trial that reaches its own bound, and one that has enough.
+func TestCostOfAll(t *testing.T) {
+	m := newMachine(t, "runc")
+	m.script("  - text: Done.\n")
+	scripted := m.o.NewModel
+	m.o.NewModel = func(ctx context.Context, agent string) (batch.Model, error) {
+		model, err := scripted(ctx, agent)
+		if err == nil {
+			model.Profiles[0].Model, model.Profiles[0].Price = priced{model.Profiles[0].Model}, &limits.Price{Input: 1, Output: 1}
+		}
+		return model, err
+	}
+	definition := m.task("", map[string]string{"tests/test.sh": check("true")})
+	little, much := new(int64(1000)), new(int64(1_000_000_000))
+	for _, c := range []struct {
+		name                string
+		all, settings, task *int64
+		outcome             batch.Outcome
+		limit               string
+	}{
+		{"all", little, much, much, batch.NotRun, ""},
+		{"all alone", little, nil, nil, batch.NotRun, ""},
+		{"settings", much, little, nil, batch.Passed, "cost_usd"},
+		{"settings as well", little, little, nil, batch.Passed, "cost_usd"},
+		{"task", much, nil, little, batch.Passed, "cost_usd"},
+		{"enough", much, nil, nil, batch.Passed, ""},
+	} {
+		m.o.Session.Budget.CostMicroUSD, definition.Steps[0].Agent.Budget.CostMicroUSD = c.settings, c.task
+		r := batch.NewTrials(m.o).Run(t.Context(), batch.Trial{Key: batch.Key{Task: "task", Agent: "model", Attempt: 1}, Definition: &definition}, t.TempDir(), c.all)
+		expect(t, c.name, r, c.outcome, "", c.limit)
+		if asked := c.limit == "" && c.outcome == batch.Passed; (r.Usage.Rounds > 0) != asked || c.outcome == batch.NotRun && r.Cause == "" {
+			t.Errorf("%s: %+v", c.name, r)
+		}
+	}
+}
+
 // TestAgentTimeout is acceptance check 4: the verifier runs all the same.
 func TestAgentTimeout(t *testing.T) {
 	backends(t, func(t *testing.T, m *machine) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -96,9 +97,7 @@ func Coordinate(ctx context.Context, o CoordinatorOptions) (batch.Totals, error)
 		return c.totals, err
 	}
 	if o.MaxCostMicroUSD > 0 {
-		answers, err := o.Conn.Subscribe(c.run.costSubject(), func(m *nats.Msg) {
-			_ = m.Respond(strconv.AppendInt(nil, o.MaxCostMicroUSD-c.cost.Load(), 10)) // a worker asks again
-		})
+		answers, err := o.Conn.Subscribe(c.run.costSubject(), c.answerCost)
 		if err != nil {
 			return c.totals, err
 		}
@@ -122,7 +121,9 @@ type coordinator struct {
 	js     jetstream.JetStream
 	run    Run
 	totals batch.Totals
-	cost   atomic.Int64 // of all results, in millionths of a dollar
+	cost   atomic.Int64 // of all tries, in millionths of a dollar
+	// short is set when a trial ended because too little was left of the cost.
+	short atomic.Bool
 	// open are the trials without a result, by their names. Those whose result is damaged
 	// are among them.
 	open     map[string]batch.Trial
@@ -134,8 +135,8 @@ type coordinator struct {
 func (c *coordinator) collectAll(ctx context.Context) error {
 	var fillErr error
 	for round := 0; ; round++ {
-		if c.MaxCostMicroUSD > 0 && c.cost.Load() >= c.MaxCostMicroUSD {
-			c.totals.CostReached = true
+		if c.costLeft() <= 0 {
+			c.totals.Reached = batch.DescribeCost(c.MaxCostMicroUSD)
 			return nil
 		}
 		if round%5 == 0 || fillErr != nil {
@@ -155,6 +156,31 @@ func (c *coordinator) collectAll(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// costLeft returns what a trial may cost that starts now, in millionths of a dollar.
+func (c *coordinator) costLeft() int64 {
+	switch {
+	case c.MaxCostMicroUSD == 0:
+		return math.MaxInt64
+	case c.short.Load():
+		return 0
+	}
+	return c.MaxCostMicroUSD - c.cost.Load()
+}
+
+// answerCost answers a worker what trials may still cost. The message is empty, or has what a
+// trial has cost that has no result.
+func (c *coordinator) answerCost(m *nats.Msg) {
+	var dropped droppedTrial
+	if len(m.Data) > 0 && json.Unmarshal(m.Data, &dropped) == nil && dropped.MicroUSD >= 0 {
+		if err := c.Ledger.AddCost(dropped.MicroUSD); err != nil {
+			c.Report(err.Error())
+		}
+		c.cost.Add(dropped.MicroUSD)
+		c.short.Store(c.short.Load() || dropped.Short)
+	}
+	_ = m.Respond(strconv.AppendInt(nil, c.costLeft(), 10)) // a worker asks again
 }
 
 // fillQueue queues each open trial that has no result and is not in the queue. The queue is
@@ -325,7 +351,7 @@ func (c *coordinator) collectResult(ctx context.Context, t batch.Trial) (r batch
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, c.Ledger.Drop(t.Key))
+			err = errors.Join(err, c.Ledger.Drop(t.Key, 0))
 		}
 	}()
 	ctx, cancel := context.WithTimeoutCause(ctx, transferTime, errTransferTime)

@@ -287,11 +287,38 @@ func TestMaxCost(t *testing.T) {
 	totals, err := b.coordinate(t.Context())
 	must(t, err)
 	workers.Wait()
-	if !totals.CostReached || totals.Ran < 4 || totals.Ran > 8 || totals.Ran+len(totals.NotRun) != 100 {
-		t.Errorf("ran %d, %d not, %v", totals.Ran, len(totals.NotRun), totals.CostReached)
+	if totals.Reached == "" || totals.Ran < 4 || totals.Ran > 8 || totals.Ran+len(totals.NotRun) != 100 {
+		t.Errorf("ran %d, %d not, %v", totals.Ran, len(totals.NotRun), totals.Reached)
 	}
 	if !slices.IsSortedFunc(budgets, func(a, b int64) int { return int(b - a) }) || budgets[0] != 100 || slices.Min(budgets) > 40 || slices.Min(budgets) <= 0 {
 		t.Errorf("budgets %v", budgets)
+	}
+}
+
+// TestTooLittleLeft: a trial that too little is left for ends the run, and what it has cost
+// counts. It has no result.
+func TestTooLittleLeft(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	b := newBatch(t, s.ClientURL(), testTasks(5, 1))
+	b.maxCost = 100
+	var workers sync.WaitGroup
+	ran := 0
+	workers.Go(func() {
+		_ = b.work(t.Context(), "w", 1, func(context.Context, batch.Trial, string, *int64) batch.Result {
+			for ran++; ran > 1 && b.results.Load() == 0; time.Sleep(time.Millisecond) { // the first is collected
+			}
+			r := batch.Result{Outcome: batch.Passed, Model: "m"}
+			if r.Usage.CostMicroUSD = new(int64(30)); ran > 1 {
+				r.Outcome, r.Cause = batch.NotRun, "too little"
+			}
+			return r
+		})
+	})
+	totals, err := b.coordinate(t.Context())
+	must(t, err)
+	workers.Wait()
+	if cost := b.ledger.CostMicroUSD(); totals.Reached == "" || totals.Ran != 1 || len(totals.NotRun) != 4 || ran != 2 || cost != 60 {
+		t.Errorf("%+v, ran %d, cost %d", totals, ran, cost)
 	}
 }
 

@@ -72,8 +72,8 @@ func (e *TaskError) Error() string {
 
 // Work runs trials of a run until the run has ended or another one has begun, or ctx ends. A
 // trial that is stopped by ctx goes back to the queue. The error is a [TaskError] if the tasks
-// are not those of the run. Faults of NATS and of the store are tried again for as long as it
-// takes.
+// are not those of the run, and a [batch.EndError] if no trial can run here any more. Faults of
+// NATS and of the store are tried again for as long as it takes.
 func Work(ctx context.Context, o WorkerOptions) error {
 	w := &worker{
 		WorkerOptions: o, admission: batch.NewAdmission(o.Capacity), slots: make(chan struct{}, o.Capacity.Trials),
@@ -89,15 +89,22 @@ func Work(ctx context.Context, o WorkerOptions) error {
 		return err
 	}
 	w.orderBuckets()
-	w.takeAll(ctx)
+	own, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	w.stop = stop
+	w.takeAll(own)
 	w.handlers.Wait()
-	return nil
+	if ctx.Err() != nil {
+		return nil
+	}
+	return context.Cause(own)
 }
 
 // worker is one call of Work.
 type worker struct {
 	WorkerOptions
 	js        jetstream.JetStream
+	stop      context.CancelCauseFunc // ends the worker
 	admission *batch.Admission
 	slots     chan struct{}
 	handlers  sync.WaitGroup
@@ -378,13 +385,17 @@ func (w *worker) runTrial(ctx context.Context, t batch.Trial) (err error) {
 	if err != nil {
 		return err
 	}
-	_, err = batch.Run(ctx, batch.Options{Ledger: ledger, Trials: []batch.Trial{t}, Run: run, MaxCostMicroUSD: left, Retries: w.Retries, RetryDelay: w.RetryDelay, OnStart: w.OnStart})
+	totals, err := batch.Run(ctx, batch.Options{Ledger: ledger, Trials: []batch.Trial{t}, Run: run, MaxCostMicroUSD: left, Retries: w.Retries, RetryDelay: w.RetryDelay, OnStart: w.OnStart})
 	_, ok := ledger.Ending(t.Key)
+	if !ok && left > 0 {
+		w.reportDropped(ctx, droppedTrial{ledger.CostMicroUSD(), totals.Reached != ""})
+	}
 	if err = errors.Join(err, ledger.Close()); err != nil {
+		w.stop(err) // the next trial would meet it too
 		return err
 	}
 	if !ok {
-		return context.Cause(ctx)
+		return cmp.Or(context.Cause(ctx), errCost)
 	}
 	r, err := batch.ReadResult(filepath.Join(dir, batch.TrialsDir, t.Key.Name()))
 	if err != nil {
@@ -410,9 +421,33 @@ func (w *worker) askCost(ctx context.Context) (int64, error) {
 	if w.Run.MaxCostMicroUSD == 0 {
 		return 0, nil
 	}
+	return w.requestCost(ctx, nil)
+}
+
+// droppedTrial tells the coordinator about a trial that ended without a result.
+type droppedTrial struct {
+	// MicroUSD is what it has cost, in millionths of a dollar.
+	MicroUSD int64 `json:"micro_usd"`
+	// Short reports that it ended because too little was left of what all trials may cost.
+	Short bool `json:"short"`
+}
+
+// reportDropped tells the coordinator about a trial without a result, also after ctx has ended.
+func (w *worker) reportDropped(ctx context.Context, d droppedTrial) {
+	text, err := json.Marshal(d)
+	if err == nil && d != (droppedTrial{}) {
+		_, err = w.requestCost(context.WithoutCancel(ctx), text)
+	}
+	if err != nil && !errors.Is(err, errCost) {
+		w.Report(fmt.Sprintf("the coordinator does not know that a trial without a result has cost %d millionths of a dollar: %v", d.MicroUSD, err))
+	}
+}
+
+// requestCost sends a message to the coordinator, which answers what trials may still cost.
+func (w *worker) requestCost(ctx context.Context, message []byte) (int64, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, requestTime, errRequestTime)
 	defer cancel()
-	m, err := w.Conn.RequestWithContext(ctx, w.Run.costSubject(), nil)
+	m, err := w.Conn.RequestWithContext(ctx, w.Run.costSubject(), message)
 	if err != nil {
 		return 0, fmt.Errorf("the coordinator does not answer what trials may still cost: %w", err)
 	}

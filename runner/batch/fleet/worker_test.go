@@ -46,6 +46,26 @@ func TestTrialOfADeadWorker(t *testing.T) {
 	b.check()
 }
 
+// TestRefusedKey: a worker whose key is refused ends, and others run its trials.
+func TestRefusedKey(t *testing.T) {
+	s := startServer(t, "one", 0, "")
+	b := newBatch(t, s.ClientURL(), testTasks(3, 1))
+	var workers sync.WaitGroup
+	workers.Go(func() {
+		err := b.work(t.Context(), "refused", 1, func(context.Context, batch.Trial, string, *int64) batch.Result {
+			return batch.Result{Outcome: batch.Infrastructure, Class: batch.ProviderAuth, Cause: "401"}
+		})
+		if end, ok := errors.AsType[*batch.EndError](err); !ok || end.Class != batch.ProviderAuth {
+			t.Errorf("the worker ends with %v", err)
+		}
+		_ = b.work(t.Context(), "w", 1, trialOf(0, b.log))
+	})
+	_, err := b.coordinate(t.Context())
+	must(t, err)
+	workers.Wait()
+	b.check()
+}
+
 // TestHeartbeat: a trial that takes longer than the time to acknowledge it runs once.
 func TestHeartbeat(t *testing.T) {
 	s := startServer(t, "one", 0, "")

@@ -37,6 +37,9 @@ func WriteSummary(w io.Writer, s batch.Summary) error {
 		}
 		writeClasses(w, safeText(a.Agent)+": judged trials with a reason", a.Classes)
 	}
+	if s.DroppedCostUSD != "" {
+		fmt.Fprintf(w, "tries without a result have cost $%s\n", s.DroppedCostUSD)
+	}
 	for _, u := range s.Unsupported {
 		fmt.Fprintf(w, "unsupported: %s: %s\n", safeText(u.Task), safeText(strings.Join(u.Reasons, "; ")))
 	}
