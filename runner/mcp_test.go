@@ -169,10 +169,16 @@ func TestServerInSandbox(t *testing.T) {
 }
 
 // TestServerOnHostDirectory checks that a server on the host does not start in the
-// workspace, where it would load what the agent's commands put there.
+// workspace, where it would load what the agent's commands put there, and is no program of
+// the workspace.
 func TestServerOnHostDirectory(t *testing.T) {
 	out := filepath.Join(t.TempDir(), "directory")
 	b, _ := newServerBench(t, MCPServer{Server: mcp.Server{Name: "one", Command: "sh", Args: []string{"-c", `pwd > "$0"`, out}, OnHost: true}})
+	bin := filepath.Join(b.opts.Workspace.Path, "bin")
+	if err := errors.Join(os.Mkdir(bin, 0o755), os.WriteFile(filepath.Join(bin, "sh"), []byte("#!/bin/sh\necho own > "+out+"\n"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	b.opts.MCP.HostEnv = []string{"PATH=" + bin + ":/usr/bin:/bin"}
 	s := b.opened()
 	if _, err := s.StartServers(t.Context()); err != nil {
 		t.Fatal(err)

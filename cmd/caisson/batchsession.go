@@ -144,7 +144,7 @@ func (b *batchSession) newTrials(ctx context.Context, force <-chan struct{}) (*b
 		return nil, err
 	}
 	o.StateDir, o.WorkDir, o.Images, o.DefaultImage, o.NewModel = b.environ.stateDir(), filepath.Join(b.out, workDir), store, image, b.newModel
-	o.GitEnv = gitEnviron(b.user)
+	o.GitEnv = gitEnviron(b.environ)
 	session := &o.Session
 	session.User, session.Secrets, session.Version = localUser(&b.conf), slices.Concat(b.knownSecrets(), environSecrets(b.user, b.flags.taskEnv...)), programVersion()
 	session.Resources, session.Env, session.Egress, session.Force = resources, variables, egress, force

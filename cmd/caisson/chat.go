@@ -25,6 +25,7 @@ import (
 	"github.com/caisson-run/caisson/runner/sessiondir"
 	"github.com/caisson-run/caisson/runner/trace"
 	"github.com/caisson-run/caisson/sandbox"
+	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools/approval"
 )
 
@@ -182,7 +183,10 @@ func (t *chatTerminal) holdConversation(ctx context.Context, f runFlags, notice 
 		Renderer: t.render, Keyboard: t.keyboard, Status: &t.status, Queue: func(size int, do func()) { t.out.Queue(size, do) },
 		Session: session, Dir: o.Dir.Path, Signals: a.takeSignals(), Stop: cancel, Force: sync.OnceFunc(func() { close(force) }), Exit: t.exitProgram,
 		Plain: t.plain, Echo: t.plain && !t.interactive, Colour: t.colour, Notify: t.notify,
-		Overlay: sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges(), External: t.programRunner(ctx), Getenv: a.environ.get,
+		Overlay: sandbox.WorkspaceMode(*s.conf.Mode).KeepsChanges(), External: t.programRunner(), Getenv: a.environ.get,
+		Command: func(name string, args ...string) (*exec.Cmd, error) {
+			return programs.Command(ctx, s.environ, s.workspace.Path, name, args...)
+		},
 		Switching: chat.Switching{
 			Model: cmp.Or(o.Profiles[0].Name, o.Profiles[0].Model.Info().String()), Models: slices.Sorted(maps.Keys(s.conf.Models)), Notice: notice,
 			List:    func() ([]trace.Entry, error) { return listResumable(a, s.workspace.Path) },
@@ -407,12 +411,12 @@ func (t *chatTerminal) takeScreen() (release func(), err error) {
 	return func() { close(free) }, nil
 }
 
-// programRunner returns a function that runs a program on the terminal, nil for a plain chat.
-func (t *chatTerminal) programRunner(ctx context.Context) func(name string, args ...string) error {
+// programRunner returns a function that runs a command on the terminal, nil for a plain chat.
+func (t *chatTerminal) programRunner() func(cmd *exec.Cmd) error {
 	if t.plain {
 		return nil
 	}
-	return func(name string, args ...string) error {
+	return func(cmd *exec.Cmd) error {
 		release, err := t.takeScreen()
 		if err != nil {
 			return err
@@ -421,8 +425,7 @@ func (t *chatTerminal) programRunner(ctx context.Context) func(name string, args
 		defer t.keyboard.Pause()()
 		defer t.render.Suspend()()
 		t.giveTerminal()
-		cmd := exec.CommandContext(ctx, name, args...)
-		cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = t.app.stdin, t.app.stderr, t.app.stderr, t.app.environ
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = t.app.stdin, t.app.stderr, t.app.stderr
 		err = cmd.Run()
 		if takeErr := t.takeTerminal(); err == nil {
 			err = takeErr

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,6 +25,7 @@ import (
 	"github.com/caisson-run/caisson/runner/batch"
 	"github.com/caisson-run/caisson/runner/ledger"
 	"github.com/caisson-run/caisson/runner/record"
+	"github.com/caisson-run/caisson/sandbox/programs"
 	"github.com/caisson-run/caisson/tools/egress/secret"
 )
 
@@ -228,14 +228,7 @@ func (s *settings) readKeysOf(ctx context.Context, setting string, keys []config
 // readKey runs a command in an environment and returns the line that it prints. Errors
 // hold none of its output.
 func readKey(ctx context.Context, env environ, command []string, workspace string) (string, error) {
-	program, err := exec.LookPath(command[0])
-	if err != nil {
-		return "", err
-	}
-	if program, err = filepath.Abs(program); err != nil {
-		return "", err
-	}
-	for _, path := range append([]string{program}, command[1:]...) {
+	for _, path := range command[1:] {
 		if !filepath.IsAbs(path) {
 			continue
 		}
@@ -247,9 +240,12 @@ func readKey(ctx context.Context, env environ, command []string, workspace strin
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, keyTime, fmt.Errorf("it took longer than %v", keyTime))
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, command[1:]...)
+	cmd, err := programs.Command(ctx, env, workspace, command[0], command[1:]...)
+	if err != nil {
+		return "", err
+	}
 	// A relative path among the arguments must not name a file of the workspace.
-	cmd.Env, cmd.Dir, cmd.WaitDelay = env, string(filepath.Separator), time.Second
+	cmd.Dir, cmd.WaitDelay = string(filepath.Separator), time.Second
 	out := &boundedBuffer{most: maxKeyBytes + 1}
 	cmd.Stdout = out
 	if err := cmd.Run(); err != nil {

@@ -137,7 +137,8 @@ func TestKeyCommand(t *testing.T) {
 		"printed":           {command: []string{filepath.Join(outside, "key")}, want: "secret-key"},
 		"no shell":          {command: []string{"echo", "$HOME;id"}, want: "$HOME;id"},
 		"in the workspace":  {command: []string{filepath.Join(w.dir, "key")}, err: "lies in the workspace"},
-		"relative":          {command: []string{"./key"}, err: "lies in the workspace"},
+		"relative":          {command: []string{"./key"}, err: "not an absolute path"},
+		"on PATH":           {command: []string{"key"}, want: "secret-key"},
 		"by a symlink":      {command: []string{filepath.Join(outside, "link")}, err: "lies in the workspace"},
 		"as an argument":    {command: []string{"sh", filepath.Join(w.dir, "key")}, err: "lies in the workspace"},
 		"relative argument": {command: []string{"sh", "key"}, err: "exit status"},
@@ -146,10 +147,10 @@ func TestKeyCommand(t *testing.T) {
 		"two lines":         {command: []string{"printf", `secret-key\nsecond\n`}, err: "printed more than a key"},
 		"too much":          {command: []string{"head", "-c", "20000", "/dev/zero"}, err: "printed more than 16384 bytes"},
 		"endless":           {command: []string{"yes"}, err: "it took longer than"},
-		"not there":         {command: []string{"no-such-program"}, err: "not found"},
+		"not there":         {command: []string{"no-such-program"}, err: "it is not there"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := &settings{environ: environ{"PATH=" + os.Getenv("PATH")}}
+			s := &settings{environ: environ{"PATH=" + w.dir + ":" + outside + ":" + os.Getenv("PATH")}}
 			ctx := t.Context()
 			if name == "endless" {
 				var cancel context.CancelFunc

@@ -10,9 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 
@@ -21,6 +19,7 @@ import (
 	"github.com/caisson-run/caisson/runner/batch/task"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/guest/archive"
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 // ImageStore resolves the images of tasks and copies directories out of them. A
@@ -220,11 +219,14 @@ func checkOut(ctx context.Context, g task.Git, env []string, dir string) error {
 		{"fetch", "--quiet", "--depth=1", "--no-tags", "--", g.URL, g.Commit},
 		{"checkout", "--quiet", "--detach", g.Commit},
 	} {
-		cmd := exec.CommandContext(ctx, "git", append([]string{
+		cmd, err := programs.Command(ctx, env, "", "git", append([]string{
 			"-C", dir, "-c", "protocol.allow=never", "-c", "protocol.https.allow=always", "-c", "protocol.ssh.allow=always", "-c", "protocol.file.allow=always",
 			"-c", "core.hooksPath=/dev/null", "-c", "core.fsmonitor=false", "-c", "core.symlinks=true",
 		}, args...)...)
-		cmd.Env = append(slices.Clone(env), "GIT_TERMINAL_PROMPT=0", "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_LFS_SKIP_SMUDGE=1")
+		if err != nil {
+			return err
+		}
+		cmd.Env = append(cmd.Env, "GIT_TERMINAL_PROMPT=0", "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null", "GIT_LFS_SKIP_SMUDGE=1")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("git %s %s: %w: %s", args[0], g.URL, err, strings.TrimSpace(string(out)))
 		}

@@ -5,6 +5,7 @@ package programs
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,9 +22,6 @@ type Finder struct {
 	Path string
 	// Workspace holds no program that may be started; "" if there is none.
 	Workspace string
-	// WorkingDir is the working directory of a command without a workspace. It may
-	// well be one, so its programs on PATH don't count either; "" excludes none.
-	WorkingDir string
 	// Cache is the directory to which embedded programs are unpacked, once per
 	// version; "" means that they can't be used.
 	Cache string
@@ -35,14 +33,12 @@ type Finder struct {
 func (f *Finder) Find(configured *string, names ...string) (string, error) {
 	var tried []string
 	try := func(candidate string) string {
-		path, err := filepath.EvalSymlinks(candidate)
-		if err != nil {
+		path, err := f.resolve(candidate)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			tried = append(tried, candidate)
-			return ""
-		}
-		if err := f.checkUsable(path); err != nil {
+		case err != nil:
 			tried = append(tried, fmt.Sprintf("%s (%v)", candidate, err))
-			return ""
 		}
 		return path
 	}
@@ -98,13 +94,7 @@ func (f *Finder) listPreferred(configured *string, names []string) []string {
 
 func (f *Finder) listOnPath(names []string) []string {
 	var candidates []string
-	for _, dir := range filepath.SplitList(f.Path) {
-		if !filepath.IsAbs(dir) {
-			continue
-		}
-		if path, err := filepath.EvalSymlinks(dir); err == nil && liesIn(f.WorkingDir, path) {
-			continue
-		}
+	for _, dir := range filepath.SplitList(CleanPath(f.Path, "")) {
 		for _, name := range names {
 			candidates = append(candidates, filepath.Join(dir, name))
 		}
@@ -112,21 +102,27 @@ func (f *Finder) listOnPath(names []string) []string {
 	return candidates
 }
 
-// checkUsable returns why a program must not be started, or nil.
-func (f *Finder) checkUsable(path string) error {
+// resolve returns the path of a program with symlinks resolved, or why it must not be
+// started.
+func (f *Finder) resolve(candidate string) (string, error) {
+	path, err := filepath.EvalSymlinks(candidate)
+	if err != nil {
+		return "", err
+	}
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:
-		return err
+		return "", err
+	case !filepath.IsAbs(path):
+		return "", errors.New("not an absolute path")
 	case !info.Mode().IsRegular() || info.Mode().Perm()&0o111 == 0:
-		return errors.New("not an executable file")
+		return "", errors.New("not an executable file")
 	case info.Mode().Perm()&0o002 != 0:
-		return errors.New("every user can write it")
+		return "", errors.New("every user can write it")
+	case liesIn(f.Workspace, filepath.Dir(path)):
+		return "", errors.New("it lies in the workspace")
 	}
-	if liesIn(f.Workspace, filepath.Dir(path)) {
-		return errors.New("it lies in the workspace")
-	}
-	return nil
+	return path, nil
 }
 
 // liesIn reports whether dir is root or lies below it; nothing lies in "".

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"time"
+
+	"github.com/caisson-run/caisson/sandbox/programs"
 )
 
 const (
@@ -28,18 +30,18 @@ type Process struct {
 	err    error
 }
 
-// Start starts a program, which is looked up in the PATH of this process, with this
+// Start starts a program, which [programs.Command] finds outside of the workspace, with this
 // environment and nothing else of this process's.
 // What it writes to its standard error goes to stderr.
-func Start(argv, env []string, dir string, stderr io.Writer) (*Process, error) {
-	p := &Process{cmd: exec.Command(argv[0], argv[1:]...), done: make(chan struct{})} //nolint:noctx // it outlives its start
-	if len(env) == 0 {
-		env = []string{} // nil is the environment of this process
+func Start(argv, env []string, workspace, dir string, stderr io.Writer) (*Process, error) {
+	cmd, err := programs.Command(context.Background(), env, workspace, argv[0], argv[1:]...) // it outlives its start
+	if err != nil {
+		return nil, err
 	}
-	p.cmd.Dir, p.cmd.Env, p.cmd.Stderr = dir, env, stderr
+	p := &Process{cmd: cmd, done: make(chan struct{})}
+	p.cmd.Dir, p.cmd.Stderr = dir, stderr
 	setGroup(p.cmd)
 	p.cmd.WaitDelay = termGrace // or what it started could hold the pipes
-	var err error
 	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", argv[0], err)
 	}

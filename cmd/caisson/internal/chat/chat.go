@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -53,9 +54,11 @@ type Options struct {
 	Notify func(text string)
 	// Overlay reports that changes wait for /apply.
 	Overlay bool
-	// External runs a program on the terminal, which the chat leaves alone meanwhile;
+	// Command returns the command of a program on this machine, which is none of the workspace.
+	Command func(name string, args ...string) (*exec.Cmd, error)
+	// External runs a command on the terminal, which the chat leaves alone meanwhile;
 	// nil where there is none.
-	External func(name string, args ...string) error
+	External func(cmd *exec.Cmd) error
 	// Getenv returns a variable of the environment.
 	Getenv func(name string) string
 	// Switching is required.

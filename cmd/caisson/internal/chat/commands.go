@@ -1,20 +1,23 @@
 package chat
 
 import (
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"mvdan.cc/sh/v3/expand"
+	"mvdan.cc/sh/v3/syntax"
 
 	"github.com/caisson-run/caisson/cmd/caisson/internal/ui"
 	"github.com/caisson-run/caisson/runner"
 	"github.com/caisson-run/caisson/runner/changes"
 	"github.com/caisson-run/caisson/sandbox"
 	"github.com/caisson-run/caisson/sandbox/overlay"
+	"github.com/caisson-run/caisson/tools"
 )
 
 // command is a request to the chat itself.
@@ -201,11 +204,27 @@ func (c *chat) showPage(text string) error {
 		return err
 	}
 	defer func() { _ = os.Remove(path) }()
-	pager := c.Getenv("PAGER")
-	if pager == "" {
-		pager = "less -R"
+	return c.openFile(cmp.Or(c.Getenv("PAGER"), "less -R"), path)
+}
+
+// openFile opens a file with a program on the terminal, which text names as a shell would read it, with options.
+func (c *chat) openFile(text, path string) error {
+	var argv []string
+	plain := true
+	err := syntax.NewParser().Words(strings.NewReader(text), func(w *syntax.Word) bool {
+		word, err := expand.Literal(&expand.Config{Env: expand.FuncEnviron(c.Getenv)}, w)
+		argv = append(argv, word)
+		plain = plain && err == nil
+		return plain
+	})
+	if err != nil || !plain || len(argv) == 0 {
+		return fmt.Errorf("%q is not a program with options", text)
 	}
-	return c.External("/bin/sh", "-c", pager+` "$1"`, "sh", path)
+	cmd, err := c.Command(argv[0], append(argv[1:], path)...)
+	if err != nil {
+		return err
+	}
+	return c.External(cmd)
 }
 
 // editDraft opens the draft in $EDITOR.
@@ -217,17 +236,10 @@ func (c *chat) editDraft() {
 	c.mu.Lock()
 	text := c.composer.text
 	c.mu.Unlock()
-	editor := c.Getenv("VISUAL")
-	if editor == "" {
-		editor = c.Getenv("EDITOR")
-	}
-	if editor == "" {
-		editor = "vi"
-	}
 	err := os.WriteFile(path, []byte(text), 0o600)
 	if err == nil {
 		defer func() { _ = os.Remove(path) }()
-		err = c.External("/bin/sh", "-c", editor+` "$1"`, "sh", path)
+		err = c.openFile(cmp.Or(c.Getenv("VISUAL"), c.Getenv("EDITOR"), "vi"), path)
 	}
 	var edited []byte
 	if err == nil {
@@ -259,39 +271,43 @@ var clipboards = []struct {
 // errNoClipboard reports that no program fills a clipboard here.
 var errNoClipboard = errors.New("no clipboard was found")
 
-// copyAnswer copies the last answer, as the model wrote it.
+// copyAnswer copies the last answer, in which what a terminal would obey is written out.
 func (c *chat) copyAnswer(string) bool {
 	defer c.yourTurn()
 	if c.answer == "" {
 		c.showLines("there is no answer to copy")
 		return true
 	}
-	name, err := fillClipboard(c.ctx, c.Getenv, c.answer)
+	text, hidden := tools.DisplayLines(c.answer)
+	note := ""
+	if hidden {
+		note = "; characters that would not be seen are written out"
+	}
+	name, err := c.fillClipboard(text)
 	if err == nil {
-		c.showLines("copied with " + name)
+		c.showLines("copied with " + name + note)
 		return true
 	}
 	path := filepath.Join(c.Dir, "answer.md")
-	if err := os.WriteFile(path, []byte(c.answer), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		c.showLines(ui.ErrorLine("the answer can't be copied: "+err.Error(), c.Colour))
 		return true
 	}
 	safe, _ := displayText(path)
-	c.showLines(err.Error() + ": the answer is in " + safe)
+	c.showLines(err.Error() + ": the answer is in " + safe + note)
 	return true
 }
 
-func fillClipboard(ctx context.Context, getenv func(string) string, text string) (program string, err error) {
+func (c *chat) fillClipboard(text string) (program string, err error) {
 	err = errNoClipboard
 	for _, b := range clipboards {
-		if getenv(b.variable) == "" {
+		if c.Getenv(b.variable) == "" {
 			continue
 		}
-		path, lookErr := exec.LookPath(b.argv[0])
-		if lookErr != nil {
+		cmd, missing := c.Command(b.argv[0], b.argv[1:]...)
+		if missing != nil {
 			continue
 		}
-		cmd := exec.CommandContext(ctx, path, b.argv[1:]...)
 		cmd.Stdin = strings.NewReader(text)
 		if err = cmd.Run(); err == nil {
 			return b.argv[0], nil

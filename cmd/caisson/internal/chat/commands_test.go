@@ -1,0 +1,89 @@
+package chat
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caisson-run/caisson/sandbox/programs"
+)
+
+// newHostChat returns a chat with programs on PATH, of which those in own are in the workspace. Each writes its name and
+// its standard input to a file.
+func newHostChat(t *testing.T, names, own []string, env map[string]string) (c *chat, written func() string) {
+	t.Helper()
+	dir := t.TempDir()
+	out := filepath.Join(dir, "out")
+	for _, name := range append(names, own...) {
+		bin := filepath.Join(dir, "bin")
+		if slices.Contains(own, name) {
+			bin = filepath.Join(dir, "work")
+		}
+		if err := os.MkdirAll(bin, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n{ echo \"$0 $*\"; /bin/cat; } > "+out+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	environ := []string{"PATH=" + dir + "/work:" + dir + "/bin"}
+	c = &chat{Options: Options{
+		Dir: dir, Getenv: func(name string) string { return env[name] }, Queue: func(int, func()) {},
+		Command: func(name string, args ...string) (*exec.Cmd, error) {
+			return programs.Command(t.Context(), environ, dir+"/work", name, args...)
+		},
+		External: (*exec.Cmd).Run,
+	}}
+	return c, func() string {
+		text, _ := os.ReadFile(out)
+		_ = os.Remove(out)
+		return strings.ReplaceAll(string(text), dir, "DIR")
+	}
+}
+
+// TestCopy: the clipboard gets no escapes, by no program of the workspace.
+func TestCopy(t *testing.T) {
+	c, written := newHostChat(t, []string{"xsel"}, []string{"xclip", "wl-copy"}, map[string]string{"DISPLAY": ":0", "WAYLAND_DISPLAY": "w"})
+	c.answer = "run\tthis:\nls\x1b[201~\nrm -rf \u202e~"
+	c.copyAnswer("")
+	if got, want := written(), "DIR/bin/xsel --clipboard --input\nrun\tthis:\nls\\x1b[201~\nrm -rf \\u202e~"; got != want {
+		t.Errorf("copied %q, want %q", got, want)
+	}
+	if c, written = newHostChat(t, nil, []string{"xclip"}, map[string]string{"DISPLAY": ":0"}); true {
+		c.answer = "\x1b[201~"
+		c.copyAnswer("")
+	}
+	if text, err := os.ReadFile(filepath.Join(c.Dir, "answer.md")); err != nil || string(text) != `\x1b[201~` || written() != "" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+}
+
+// TestOpenFile: $PAGER and $EDITOR name a program with options, which is none of the workspace.
+func TestOpenFile(t *testing.T) {
+	c, written := newHostChat(t, []string{"less", "code"}, []string{"vi", "own"}, map[string]string{"OPTION": "a b"})
+	for text, want := range map[string]string{
+		"less -R":                   "DIR/bin/less -R /f\n",
+		`code --wait "$OPTION"`:     "DIR/bin/code --wait a b /f\n",
+		"own -R":                    "",
+		"./own":                     "",
+		c.Dir + "/work/own":         "",
+		c.Dir + "/bin/less":         "DIR/bin/less /f\n",
+		"less | own":                "",
+		"less; own":                 "",
+		"less $(own)":               "",
+		"'":                         "",
+		"vi":                        "",
+		c.Dir + "/work/../work/vi":  "",
+		c.Dir + "/work/../bin/less": "DIR/work/../bin/less /f\n",
+	} {
+		if err := c.openFile(text, "/f"); (err == nil) != (want != "") {
+			t.Errorf("%s: %v", text, err)
+		}
+		if got := written(); got != want {
+			t.Errorf("%s ran %q, want %q", text, got, want)
+		}
+	}
+}

@@ -1,0 +1,71 @@
+package programs
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Command returns a command for a program that runs on this machine, outside of any sandbox. name is an absolute path, or
+// the name of a program on the PATH of environ. A program in the workspace doesn't count, and the command's PATH has no
+// directory of the workspace. "" is no workspace. The error is a [*NotFoundError].
+func Command(ctx context.Context, environ []string, workspace, name string, args ...string) (*exec.Cmd, error) {
+	environ = CleanEnviron(environ, workspace)
+	candidates := []string{name}
+	if !strings.Contains(name, "/") {
+		candidates = nil
+		for _, v := range environ {
+			if path, ok := strings.CutPrefix(v, "PATH="); ok {
+				candidates = joinAll(filepath.SplitList(path), name)
+			}
+		}
+	}
+	finder := &Finder{Workspace: workspace}
+	missing := &NotFoundError{Name: name}
+	for _, candidate := range candidates {
+		if _, err := finder.resolve(candidate); err != nil {
+			missing.Tried = append(missing.Tried, fmt.Sprintf("%s (%v)", candidate, err))
+			continue
+		}
+		cmd := exec.CommandContext(ctx, candidate, args...)
+		cmd.Args[0], cmd.Env = name, environ
+		return cmd, nil
+	}
+	return nil, missing
+}
+
+// CleanEnviron returns an environment whose PATH is that of [CleanPath].
+func CleanEnviron(environ []string, workspace string) []string {
+	out := make([]string, len(environ))
+	for i, v := range environ {
+		if path, ok := strings.CutPrefix(v, "PATH="); ok {
+			v = "PATH=" + CleanPath(path, workspace)
+		}
+		out[i] = v
+	}
+	return out
+}
+
+// CleanPath returns a value of PATH without directories in the workspace, and without relative and missing ones: they could
+// become directories of the workspace.
+func CleanPath(path, workspace string) string {
+	var kept []string
+	for _, dir := range filepath.SplitList(path) {
+		if real, err := filepath.EvalSymlinks(dir); err == nil && filepath.IsAbs(dir) && !liesIn(workspace, real) {
+			kept = append(kept, dir)
+		}
+	}
+	return strings.Join(kept, string(os.PathListSeparator))
+}
+
+// joinAll returns the path of a program in each of the directories.
+func joinAll(dirs []string, name string) []string {
+	paths := make([]string, len(dirs))
+	for i, dir := range dirs {
+		paths[i] = filepath.Join(dir, name)
+	}
+	return paths
+}
