@@ -190,7 +190,17 @@ func (r commandRule) matchesCommand(name string, args []string) bool {
 	}
 	own := slices.Clone(r.words)
 	own[0] = path.Base(own[0])
-	return len(words) >= len(own) && slices.Equal(words[:len(own)], own) && (r.open || len(words) == len(own))
+	for i, word := range words {
+		switch {
+		case i == len(own):
+			return r.open || strings.ContainsAny(word, "$`{")
+		case i > 0 && strings.ContainsAny(word, "$`{"):
+			return true // it may be any words, or none
+		case word != own[i]:
+			return false
+		}
+	}
+	return len(words) == len(own)
 }
 
 // decideCommand returns the rule about one command; ok is false if there is none. A rule
@@ -226,7 +236,7 @@ func decideCommand(rules []commandRule, command string, danger DangerMatcher) (d
 }
 
 // restrictionsIn returns the rules that restrict a command in a script, all of them
-// where the script can't be searched whole.
+// if the script can't be searched whole or computes what it runs.
 func restrictionsIn(rules []commandRule, script string) []commandRule {
 	var restricting, found []commandRule
 	for _, r := range rules {
@@ -245,6 +255,10 @@ func restrictionsIn(rules []commandRule, script string) []commandRule {
 		}
 		return ""
 	}}
+	var all scriptSearch
+	if all.searchScript(script, 0); all.computed {
+		return restricting
+	}
 	if s.searchScript(script, 0); s.found != "" {
 		return restricting
 	}

@@ -192,7 +192,7 @@ func TestEntriesOfCommandsThatAreNone(t *testing.T) {
 		"", "*", " *", "make*x;", "make; id", "make && x", "make > x", "make $X", "make ~", "CC=x make", "make\nid", "make\u202e",
 		"env *", "sudo *", "xargs *", "sh *", "bash -c *", "python *", "python3 *", "python3 -m *", "python3 script.py *", "find *", "tar *", "npx *",
 		"tsx *", "hyperfine *", "nodemon *", "uv run *", "npm exec *", "npm x *", "git config *", "git submodule foreach *", "go run *", "go tool *", "docker run *", "docker exec x *",
-		"uv run sh *", "npx env *", "timeout 60 *", "ssh host *", "sh -c 'make test'", "eval make", "python3 -m pdb *",
+		"sqlite3 *", "psql *", "logsave *", "ldd *", "mysql *", "valgrind *", "uv run sh *", "npx env *", "timeout 60 *", "ssh host *", "sh -c 'make test'", "eval make", "python3 -m pdb *",
 	} {
 		if err := (Policy{Commands: map[string]Mode{entry: ModeAuto}}).Validate(); err == nil {
 			t.Errorf("%q is taken", entry)
@@ -258,6 +258,37 @@ func TestPrecedenceOfEntriesOfCommands(t *testing.T) {
 		if got := decideCommandsOf(t, p, tt.commands...); got.Mode != tt.want || got.Command != tt.entry {
 			t.Errorf("%s: %+v, want %s by %q", tt.name, got, tt.want, tt.entry)
 		}
+	}
+}
+
+// A restriction also counts if a command doesn't tell which program it runs. Commands
+// that do are not about it.
+func TestRestrictionsOfComputedCommands(t *testing.T) {
+	p := promptingPolicy(t, map[string]Mode{"rm *": ModeDeny, "npm run deploy": ModeDeny, "git push *": ModePrompt})
+	p.Classes[tools.ClassExecute] = ModeAuto
+	for _, command := range []string{
+		"rm a", "npm run deploy", "x=rm; $x a", "x=rm; ${x} a", `x=rm; "$x" a`, "{rm,a}", "/bin/r? a", "/bin/r[m] a", "$(echo rm) a", "`echo rm` a", `$'\x72m' a`, "rm\\\n a",
+		"trap 'rm a' EXIT", "trap '$x a' EXIT", "eval $x", "eval '$x'", "eval 'x=rm; $x a'", `sh -c "$x"`, "bash -lc '$x a'", "sh <<E\nrm a\nE", "sh <<E\n$x a\nE", "sh <<<'rm a'", "sudo sh <<E\nrm a\nE",
+		"cat <<E | sh\nrm a\nE", "echo rm a | bash", "echo rm a | sudo bash -s", "cat x | parallel", "bash <(echo rm a)", ". <(echo rm a)", "source <(cat)",
+		"sudo $x a", "env A=b $x a", "timeout 5 $x", "xargs $x", "find . -exec $x {} +", "find . -exec rm {} +", "alias x=rm\nx a", "hash -p /bin/rm ls; ls a",
+		`f() { "$@"; }; f rm a`, "mapfile -C 'rm a' -c 1 x", "env " + strings.Repeat("A=b ", 70) + "rm a", "x; (",
+		"npm run $x", "npm $x", "npm run deploy $x", "npm {run,deploy}",
+	} {
+		if got := decideCommandsOf(t, p, command); got.Mode != ModeDeny {
+			t.Errorf("%q: %+v", command, got)
+		}
+	}
+	for _, command := range []string{
+		"[ -f a ] && cat $x", `git log "$x"`, "make CC=$CC", "for f in *.o; do cp $f ..; done", "ls | xargs -I{} cp {} ..", "find . -name '*.o' -exec cp {} .. ';'",
+		"sh run.sh $x", "sh $x", `. "$HOME/.cargo/env"`, "awk '{print $1}' $x", "python3 - <<E\nprint(1)\nE", "cat a | python3 -m json.tool", "npm run build $x", "npm ci", "trap 'echo $x' EXIT",
+		"bash -c 'echo $x'", "sed -i s/a/$x/ f", "echo $(date)", "hash -r", "~/bin/x $x", "cat a | sh run.sh", "command -v ls",
+	} {
+		if got := decideCommandsOf(t, p, command); got.Mode != ModeAuto {
+			t.Errorf("control: %q: %+v", command, got)
+		}
+	}
+	if got := decideCommandsOf(t, p, "$x a", "git push"); got.Mode != ModeDeny || got.Command == "git push *" {
+		t.Errorf("the strictest does not decide: %+v", got)
 	}
 }
 

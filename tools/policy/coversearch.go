@@ -18,6 +18,9 @@ type scriptSearch struct {
 	// moved reports that a command changes the directory, so that relative names may
 	// be those of other files.
 	moved bool
+	// computed reports that the shell, or what it pipes into, computes what a command
+	// runs, so that its text doesn't tell.
+	computed bool
 }
 
 // tooDeep is the gap of a script that is not searched.
@@ -27,16 +30,18 @@ const tooDeep = "the scripts that it runs: one is too long, or nested too deeply
 func (s *scriptSearch) searchScript(text string, depth int) {
 	if depth > maxDangerousDepth || len(text) > maxDangerousBytes {
 		s.addGap(tooDeep)
+		s.computed = true
 		return
 	}
 	file, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(strings.NewReader(markControls(text)), "")
 	if depth == 0 && err != nil {
+		s.computed = true
 		s.addGap("the scripts that it runs: it can't be parsed whole")
 	}
 	syntax.Walk(file, func(n syntax.Node) bool { // of what was parsed until an error
 		switch n := n.(type) {
 		case *syntax.Stmt:
-			s.searchInput(n)
+			s.searchInput(n, depth)
 		case *syntax.BinaryCmd:
 			if n.Op == syntax.Pipe || n.Op == syntax.PipeAll {
 				s.searchPipe(n.Y)
@@ -63,8 +68,12 @@ func (s *scriptSearch) addName(word string) {
 	}
 }
 
-// searchInput adds the file that a shell or an interpreter reads: sh <run.sh.
-func (s *scriptSearch) searchInput(stmt *syntax.Stmt) {
+// searchInput adds the file that a shell or an interpreter reads: sh <run.sh. It
+// searches a here-document that a shell reads.
+func (s *scriptSearch) searchInput(stmt *syntax.Stmt, depth int) {
+	for _, script := range inputScripts(stmt) {
+		s.searchScript(script, depth+1)
+	}
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
 	if !ok || len(call.Args) == 0 || !isRunner(wordText(call.Args[0])) {
 		return
@@ -83,6 +92,7 @@ func (s *scriptSearch) searchPipe(stmt *syntax.Stmt) {
 		if call, ok := n.(*syntax.CallExpr); ok {
 			if name := readsProgram(wordTexts(call.Args)); name != "" {
 				s.addGap("what " + name + " reads from a pipe")
+				s.computed = s.computed || isShell(name) || name == "parallel"
 			}
 		}
 		return true
@@ -93,7 +103,9 @@ func (s *scriptSearch) searchPipe(stmt *syntax.Stmt) {
 func (s *scriptSearch) searchCall(args []*syntax.Word, depth int) {
 	words := wordTexts(args)
 	name := path.Base(words[0])
-	s.searchExpansion(args[0])
+	// An alias is another name of a program.
+	s.computed = s.searchExpansion(args[0]) && strings.ContainsAny(words[0], "$`*?[{<\\") || name == "alias" || name == "hash" && slices.Contains(words, "-p") ||
+		isRunner(words[0]) && len(words) > maxRunnerWords || s.computed
 	if strings.Contains(words[0], "/") {
 		s.addName(words[0])
 	}
@@ -112,7 +124,7 @@ func (s *scriptSearch) searchCall(args []*syntax.Word, depth int) {
 		if buildsProjects(word) && !takesNames(name) {
 			s.addGap("the files that " + word + " runs")
 		}
-		if takesScripts(name) && strings.ContainsAny(word, " \n;&|") || words[i] == "-c" {
+		if takesScripts(name) && strings.ContainsAny(word, " \n;&|") || name == "eval" || name == "trap" || words[i] == "-c" {
 			s.searchScript(word, depth+1)
 		}
 	}
@@ -121,12 +133,16 @@ func (s *scriptSearch) searchCall(args []*syntax.Word, depth int) {
 // searchRunner adds what can't be named of a command that runs others: expansions up to
 // the script that it runs, and the modules of an interpreter.
 func (s *scriptSearch) searchRunner(args []*syntax.Word, words []string) {
-	if takesData(path.Base(words[0])) {
-		return
-	}
 	program := ""
 	for i, word := range words[:min(len(words), maxRunnerWords)] {
-		s.searchExpansion(args[i])
+		behind := words[max(i-1, 0)]
+		if takesData(path.Base(words[0])) {
+			s.computed = strings.HasPrefix(behind, "-exec") && s.searchExpansion(args[i]) || s.computed // of find
+			continue
+		}
+		if s.searchExpansion(args[i]) && (program == "" || strings.HasPrefix(word, "<(") || isCluster(behind) && strings.Contains(behind, "c")) {
+			s.computed = true // what is no file for the program
+		}
 		switch base := path.Base(word); {
 		case program != "" && !strings.HasPrefix(word, "-"):
 			return // the rest is for the script
@@ -141,13 +157,17 @@ func (s *scriptSearch) searchRunner(args []*syntax.Word, words []string) {
 	}
 }
 
-// searchExpansion adds a word that stands for something else than its text.
-func (s *scriptSearch) searchExpansion(w *syntax.Word) {
+// searchExpansion adds a word that stands for something else than its text, and reports
+// whether it does.
+func (s *scriptSearch) searchExpansion(w *syntax.Word) bool {
+	if wordText(w) == "[" {
+		return false
+	}
 	for i, part := range w.Parts {
 		static := false
 		switch part := part.(type) {
 		case *syntax.Lit:
-			static = !strings.ContainsAny(part.Value, "*?[{") && (i > 0 || !strings.HasPrefix(part.Value, "~"))
+			static = !strings.ContainsAny(strings.ReplaceAll(part.Value, "{}", ""), "*?[{") && (i > 0 || !strings.HasPrefix(part.Value, "~"))
 		case *syntax.SglQuoted:
 			static = !part.Dollar
 		case *syntax.DblQuoted:
@@ -157,9 +177,10 @@ func (s *scriptSearch) searchExpansion(w *syntax.Word) {
 			var text strings.Builder
 			_ = syntax.NewPrinter().Print(&text, w) // into memory
 			s.addGap("what " + text.String() + " stands for")
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // readsProgram returns the shell or interpreter among the words of a command that

@@ -46,7 +46,7 @@ func DangerousCommands() []string {
 	inside := strings.ReplaceAll(system, "|", `/\*|`) + `/\*`
 	inside = `/\*` + strings.TrimPrefix(inside, `//\*`)
 	return []string{
-		`rm -r|-R|--r* ` + system + `|` + inside + `|$HOME/|.|./|..|../|../..|../../..|\*|.\*|./\*|../\*|$PWD|$PWD/\*|$(pwd)|$(pwd)/\*|.git|.git/\*`,
+		`rm -r|-R|--r* ` + system + `|` + inside + `|$HOME/|.|./|..|../|../..|../../..|\*|.\*|./\*|../\*|$PWD|$PWD/\*|$(pwd)|$(pwd)/\*|.git|.git\*|.git/\*|*/.git|*/.git\*|*/.git/\*`,
 		`rm --no*`,
 		`find -delete`,
 		`mkfs*`, `mke2fs`, `mkswap`, `wipefs`, `shred`, `blkdiscard`,

@@ -96,7 +96,7 @@ func TestDangerousSpellings(t *testing.T) {
 		"rm of what is not a project's": {
 			[]string{
 				"rm -rf /usr", "rm -rf /etc/", "rm -rf /home/*", "rm -r --force /var", "rm --recurs /", "rm -rf -- /", "rm -rf / tmp", "rm -rf ../..", "rm -rf ../../", "rm -rf ../*", "rm -rf .*", "rm -rf $PWD", `rm -rf "$PWD"/*`,
-				"rm -rf $(pwd)", "rm -rf `pwd`", "rm -rf ${HOME}/", `rm -rf "$HOME"/*`, "rm -rf .git/*", "rm -rf */", "rm --no-pres x", "bash <<EOF\nrm -rf /\nEOF", "sh -s <<'X'\nrm -rf /\nX", "bash <<< 'rm -rf /'", "sudo bash -c 'rm -rf /'",
+				"rm -rf $(pwd)", "rm -rf `pwd`", "rm -rf ${HOME}/", `rm -rf "$HOME"/*`, "rm -rf .git/*", "rm -rf .git*", "rm -rf /workspace/.git", "rm -rf /workspace//./.git/", "rm -r -f -- ./.git", "rm -rf $PWD/.git", `rm -rf "$(pwd)"/.git/*`, "rm -rf sub/../.git", "rm -rf */", "rm --no-pres x", "bash <<EOF\nrm -rf /\nEOF", "sh -s <<'X'\nrm -rf /\nX", "bash <<< 'rm -rf /'", "sudo bash -c 'rm -rf /'",
 				"env -S 'rm -rf /'", "flock x -c 'rm -rf /'", "watch 'rm -rf /'", "nohup sh -c 'cd x; rm -rf /' &", "timeout 5 bash -lc 'rm -rf ~'",
 			},
 			[]string{

@@ -99,18 +99,34 @@ func markControls(text string) string {
 
 // searchInput looks at a script that a shell gets in a here-document.
 func (s *dangerSearch) searchInput(stmt *syntax.Stmt, depth int) {
+	for _, script := range inputScripts(stmt) {
+		s.searchScript(script, depth+1)
+	}
+}
+
+// inputScripts returns the scripts that a command gets in here-documents, if a shell is
+// among its words.
+func inputScripts(stmt *syntax.Stmt) (scripts []string) {
 	call, ok := stmt.Cmd.(*syntax.CallExpr)
-	if !ok || len(call.Args) == 0 || !takesScripts(path.Base(wordText(call.Args[0]))) {
-		return
+	if !ok || len(call.Args) == 0 {
+		return nil
+	}
+	words := wordTexts(call.Args)
+	if !isRunner(words[0]) {
+		words = words[:1]
+	}
+	if !slices.ContainsFunc(words, func(w string) bool { return takesScripts(path.Base(w)) }) {
+		return nil
 	}
 	for _, r := range stmt.Redirs {
 		switch {
 		case r.Hdoc != nil:
-			s.searchScript(wordText(r.Hdoc), depth+1)
+			scripts = append(scripts, wordText(r.Hdoc))
 		case r.Op == syntax.WordHdoc:
-			s.searchScript(wordText(r.Word), depth+1)
+			scripts = append(scripts, wordText(r.Word))
 		}
 	}
+	return scripts
 }
 
 func wordTexts(args []*syntax.Word) []string {
@@ -163,7 +179,7 @@ func takesNames(name string) bool {
 // takesScripts are commands whose arguments are scripts of a shell, or whose
 // input is one.
 func takesScripts(name string) bool {
-	return slices.Contains([]string{"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox", "eval", "su", "ssh", "env", "watch", "flock", "script", "parallel"}, name)
+	return slices.Contains([]string{"sh", "bash", "dash", "ash", "zsh", "ksh", "fish", "busybox", "eval", "su", "ssh", "env", "watch", "flock", "script", "parallel", "trap", "compgen", "complete", "mapfile", "readarray"}, name)
 }
 
 // gitSubcommand returns the words of git from the subcommand on: git(1) has its

@@ -221,13 +221,16 @@ func isRunner(name string) bool {
 // somewhere else, or that change what later words mean.
 func runsOthers(name string) bool {
 	switch name {
-	case ".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "chroot", "chrt", "command", "compgen", "complete", "concurrently", "crontab",
-		"dash", "deno", "doas", "ed", "emacs", "enable", "entr", "env", "eval", "ex", "exec", "expect", "fakeroot", "fc", "find", "fish", "flock", "gawk", "gdb",
-		"guile", "hash", "hyperfine", "ionice", "java", "julia", "ksh", "less", "lua", "luajit", "m4", "make", "man", "mapfile", "mawk", "more", "nawk", "nice", "ninja", "node", "nodejs",
-		"nodemon", "nohup", "npx", "nsenter", "nvim", "osascript", "parallel", "perl", "php", "pkexec", "prlimit", "python", "pypy", "readarray", "rlwrap", "Rscript", "ruby",
-		"run-parts", "runghc", "runuser", "scp", "screen", "script", "sed", "set", "setarch", "setpriv", "setsid", "sftp", "sh", "shopt", "socat", "source", "ssh", "start-stop-daemon",
-		"stdbuf", "strace", "su", "sudo", "systemd-run", "tar", "taskset", "tcl", "tclsh", "tcsh", "csh", "time", "timeout", "tmux", "toybox", "trap", "ts-node", "tsx", "unalias",
-		"unshare", "uvx", "vi", "view", "vim", "watch", "watchexec", "wish", "xargs", "xonsh", "zsh":
+	case ".", "alias", "ansible", "ash", "at", "awk", "bash", "batch", "bind", "builtin", "bun", "bunx", "busybox", "capsh", "catchsegv", "chronic", "chroot", "chrt",
+		"command", "compgen", "complete", "concurrently", "cpulimit", "crontab", "csh", "dash", "dbus-run-session", "dc", "deno", "doas", "duckdb", "ed", "emacs",
+		"enable", "entr", "env", "eval", "ex", "exec", "expect", "fakeroot", "fc", "find", "fish", "flock", "gawk", "gdb", "ghci", "gnuplot", "guile", "hash",
+		"hyperfine", "ifne", "ionice", "ipython", "irb", "java", "julia", "just", "ksh", "ldd", "less", "linux32", "linux64", "lldb", "logsave", "ltrace", "lua",
+		"luajit", "m4", "make", "man", "mapfile", "mariadb", "mawk", "mksh", "more", "mysql", "nawk", "nice", "ninja", "node", "nodejs", "nodemon", "nohup", "npx",
+		"nsenter", "numactl", "nvim", "octave", "osascript", "parallel", "pee", "perf", "perl", "php", "pkexec", "prlimit", "proot", "psql", "pwsh", "pypy", "python",
+		"rake", "readarray", "rlwrap", "Rscript", "ruby", "run-parts", "runcon", "runghc", "runuser", "scp", "screen", "script", "sed", "set", "setarch", "setpriv",
+		"setsid", "sftp", "sg", "sh", "shopt", "socat", "source", "sqlite", "sqlite3", "ssh", "sshpass", "start-stop-daemon", "stdbuf", "strace", "su", "sudo",
+		"systemd-run", "tar", "taskset", "tcl", "tclsh", "tcsh", "time", "timeout", "tmux", "toybox", "trap", "ts-node", "tsx", "unalias", "unbuffer", "unshare", "uvx",
+		"valgrind", "vi", "view", "vim", "watch", "watchexec", "wish", "xargs", "xonsh", "xvfb-run", "yash", "zsh":
 		return true
 	}
 	return false
